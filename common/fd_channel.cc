@@ -1,0 +1,144 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "common/fd_channel.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+
+#include "common/errno_status.h"
+#include "common/status_macros.h"
+
+namespace crumb {
+namespace {
+
+absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (path.empty() || path.size() >= sizeof(address.sun_path)) {
+    return absl::InvalidArgumentError("socket path '" + path + "' is empty or longer than " +
+                                      std::to_string(sizeof(address.sun_path) - 1) + " bytes");
+  }
+  std::memcpy(address.sun_path, path.data(), path.size());
+  return address;
+}
+
+absl::StatusOr<UniqueFd> NewSocket() {
+  UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
+  if (!fd.valid()) return ErrnoStatus(errno, "socket");
+  return fd;
+}
+
+const sockaddr* Generic(const sockaddr_un& address) {
+  return reinterpret_cast<const sockaddr*>(&address);
+}
+
+// Moves the descriptors out of a received message, so that none leaks whatever else is wrong.
+std::vector<UniqueFd> TakeFds(msghdr& message) {
+  std::vector<UniqueFd> fds;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
+       part = CMSG_NXTHDR(&message, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      fds.emplace_back(fd);
+    }
+  }
+  return fds;
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> ListenFdChannel(const std::string& path) {
+  CRUMB_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  if (ConnectFdChannel(path).ok()) {
+    return absl::AlreadyExistsError("another process answers at " + path);
+  }
+  struct stat found;
+  if (::lstat(path.c_str(), &found) == 0) {
+    if (!S_ISSOCK(found.st_mode)) {
+      return absl::FailedPreconditionError(path + " exists and is not a socket");
+    }
+    ::unlink(path.c_str());
+  }
+  CRUMB_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
+  if (::bind(fd.get(), Generic(address), sizeof(address)) != 0) {
+    return ErrnoStatus(errno, "binding socket " + path);
+  }
+  if (::chmod(path.c_str(), 0660) != 0) return ErrnoStatus(errno, "setting the mode of " + path);
+  if (::listen(fd.get(), 128) != 0) return ErrnoStatus(errno, "listening at " + path);
+  return fd;
+}
+
+absl::StatusOr<UniqueFd> ConnectFdChannel(const std::string& path) {
+  CRUMB_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
+  CRUMB_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
+  if (::connect(fd.get(), Generic(address), sizeof(address)) != 0) {
+    return ErrnoStatus(errno, "connecting to " + path);
+  }
+  return fd;
+}
+
+absl::StatusOr<PeerCredentials> CredentialsOf(int socket) {
+  ucred credentials{};
+  socklen_t size = sizeof(credentials);
+  if (::getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &credentials, &size) != 0) {
+    return ErrnoStatus(errno, "reading the peer's credentials");
+  }
+  return PeerCredentials{credentials.pid, credentials.uid, credentials.gid};
+}
+
+absl::Status SendFdMessage(int socket, const std::string& bytes, std::span<const int> fds) {
+  if (fds.size() > kFdsPerMessageMax || bytes.size() > kFdMessageBytesMax || bytes.empty()) {
+    return absl::InvalidArgumentError("descriptor message out of bounds");
+  }
+  iovec part{const_cast<char*>(bytes.data()), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kFdsPerMessageMax * sizeof(int))> control{};
+  if (!fds.empty()) {
+    message.msg_control = control.data();
+    message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(rights), fds.data(), fds.size_bytes());
+  }
+  while (::sendmsg(socket, &message, MSG_NOSIGNAL) < 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, "sending descriptors");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FdMessage> ReceiveFdMessage(int socket) {
+  FdMessage received;
+  received.bytes.resize(kFdMessageBytesMax);
+  iovec part{received.bytes.data(), received.bytes.size()};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(kFdsPerMessageMax * sizeof(int))> control{};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  ssize_t size;
+  while ((size = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, "receiving descriptors");
+  }
+  received.fds = TakeFds(message);
+  if (size == 0) return absl::UnavailableError("closed by the peer");
+  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    return absl::InvalidArgumentError("message larger than the protocol allows");
+  }
+  received.bytes.resize(static_cast<size_t>(size));
+  return received;
+}
+
+}  // namespace crumb

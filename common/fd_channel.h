@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/unique_fd.h"
+
+// Messages with descriptors over a SOCK_SEQPACKET Unix socket: how a process and crumbd exchange
+// memory. Blocking unless the socket is not.
+namespace crumb {
+
+inline constexpr size_t kFdMessageBytesMax = 64 << 10;
+inline constexpr size_t kFdsPerMessageMax = 200;  // the kernel passes at most 253
+
+struct FdMessage {
+  std::string bytes;
+  std::vector<UniqueFd> fds;
+};
+
+struct PeerCredentials {
+  int pid = 0;  // 0: the peer lives in another PID namespace
+  unsigned uid = 0;
+  unsigned gid = 0;
+};
+
+// Listens at `path` (mode 0660), replacing a socket file nobody answers at. kAlreadyExists: somebody
+// does answer; kNotFound: the folder is missing; kInvalidArgument: the path is too long.
+absl::StatusOr<UniqueFd> ListenFdChannel(const std::string& path);
+
+absl::StatusOr<UniqueFd> ConnectFdChannel(const std::string& path);
+
+absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
+
+// `fds` are not closed; at most kFdsPerMessageMax.
+absl::Status SendFdMessage(int socket, const std::string& bytes, std::span<const int> fds);
+
+// kUnavailable "closed by the peer" at the end; kInvalidArgument for a message that is too large.
+absl::StatusOr<FdMessage> ReceiveFdMessage(int socket);
+
+}  // namespace crumb

@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "common/page_key.h"
+
+#include <algorithm>
+
+#include "common/hex.h"
+
+namespace crumb {
+namespace {
+
+constexpr std::string_view kPageDomain = "crumb/page/1";
+constexpr std::string_view kForeignDomain = "crumb/foreign/1";
+
+uint8_t* Put(uint8_t* out, std::span<const uint8_t> bytes) {
+  return std::copy(bytes.begin(), bytes.end(), out);
+}
+
+uint8_t* Put(uint8_t* out, std::string_view text) {
+  return std::copy(text.begin(), text.end(), out);
+}
+
+}  // namespace
+
+template <typename Tag>
+absl::StatusOr<DigestId<Tag>> DigestId<Tag>::FromBytes(std::string_view bytes) {
+  DigestId id;
+  if (bytes.size() != id.bytes.size()) {
+    return absl::InvalidArgumentError("a key or keyspace id has 32 bytes, got " +
+                                      std::to_string(bytes.size()));
+  }
+  std::memcpy(id.bytes.data(), bytes.data(), bytes.size());
+  return id;
+}
+
+template <typename Tag>
+absl::StatusOr<DigestId<Tag>> DigestId<Tag>::FromHex(std::string_view hex) {
+  DigestId id;
+  if (!HexDecode(hex, id.bytes)) {
+    return absl::InvalidArgumentError("a key or keyspace id is written as 64 hexadecimal digits");
+  }
+  return id;
+}
+
+template <typename Tag>
+std::string DigestId<Tag>::ToHex() const {
+  return HexEncode(bytes);
+}
+
+template struct DigestId<PageKeyTag>;
+template struct DigestId<KeyspaceIdTag>;
+
+PageKey PageKeyChain::Next(std::span<const int32_t> tokens, const Digest& extra) {
+  std::array<uint8_t, kPageDomain.size() + 3 * sizeof(Digest) + 4 * kPageTokens> buffer;
+  uint8_t* out = Put(buffer.data(), kPageDomain);
+  out = Put(out, keyspace_.bytes);
+  out = Put(out, previous_.bytes);
+  out = Put(out, extra);
+  for (const int32_t token : tokens.first(kPageTokens)) {
+    const auto value = static_cast<uint32_t>(token);
+    for (int shift = 0; shift < 32; shift += 8) *out++ = static_cast<uint8_t>(value >> shift);
+  }
+  previous_ = PageKey{Sha256(buffer)};
+  return previous_;
+}
+
+std::vector<PageKey> PageKeysOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens) {
+  PageKeyChain chain(keyspace);
+  std::vector<PageKey> keys;
+  keys.reserve(tokens.size() / kPageTokens);
+  for (size_t begin = 0; begin + kPageTokens <= tokens.size(); begin += kPageTokens) {
+    keys.push_back(chain.Next(tokens.subspan(begin, kPageTokens)));
+  }
+  return keys;
+}
+
+PageKey ForeignPageKey(const KeyspaceId& keyspace, std::span<const uint8_t> bytes) {
+  std::vector<uint8_t> buffer(kForeignDomain.begin(), kForeignDomain.end());
+  buffer.insert(buffer.end(), keyspace.bytes.begin(), keyspace.bytes.end());
+  buffer.insert(buffer.end(), bytes.begin(), bytes.end());
+  return PageKey{Sha256(buffer)};
+}
+
+}  // namespace crumb

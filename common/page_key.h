@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <compare>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/sha256.h"
+
+namespace crumb {
+
+inline constexpr int kPageTokens = 64;
+
+// 32 bytes that name a page (or a keyspace): a SHA-256 digest, compared by value.
+template <typename Tag>
+struct DigestId {
+  Digest bytes{};
+
+  static absl::StatusOr<DigestId> FromBytes(std::string_view bytes);
+  static absl::StatusOr<DigestId> FromHex(std::string_view hex);
+  std::string_view view() const {
+    return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
+  }
+  std::string ToHex() const;
+
+  friend auto operator<=>(const DigestId&, const DigestId&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const DigestId& id) {
+    uint64_t word;  // the digest is uniform already
+    std::memcpy(&word, id.bytes.data(), sizeof(word));
+    return H::combine(std::move(h), word);
+  }
+};
+
+// Names a page by all that its bytes depend on: docs/formats/page-key.md.
+using PageKey = DigestId<struct PageKeyTag>;
+// Names a keyspace: docs/formats/keyspace.md.
+using KeyspaceId = DigestId<struct KeyspaceIdTag>;
+
+extern template struct DigestId<PageKeyTag>;
+extern template struct DigestId<KeyspaceIdTag>;
+
+// Makes the keys of one sequence's pages in order.
+class PageKeyChain {
+ public:
+  explicit PageKeyChain(const KeyspaceId& keyspace) : keyspace_(keyspace) {}
+
+  // The key of the next page. `tokens` holds kPageTokens ids. `extra` is the digest of whatever
+  // else the page depends on (cache salt, images), zeros for nothing.
+  PageKey Next(std::span<const int32_t> tokens, const Digest& extra = {});
+
+ private:
+  KeyspaceId keyspace_;
+  PageKey previous_{};
+};
+
+// Keys of all full pages of `tokens`.
+std::vector<PageKey> PageKeysOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens);
+
+// The key of a page that an engine names by bytes of its own.
+PageKey ForeignPageKey(const KeyspaceId& keyspace, std::span<const uint8_t> bytes);
+
+}  // namespace crumb
+
+template <typename Tag>
+struct std::hash<crumb::DigestId<Tag>> {
+  size_t operator()(const crumb::DigestId<Tag>& id) const {
+    size_t word;
+    std::memcpy(&word, id.bytes.data(), sizeof(word));
+    return word;
+  }
+};

@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/config_visitor.h"
+
+namespace crumb::storage {
+
+struct HostOptions {
+  ByteSize bytes_max{uint64_t{1} << 30};   // all slabs together
+  ByteSize slab_bytes{uint64_t{1} << 28};  // one memory file
+  bool huge_pages = false;
+  std::string policy = "default";
+
+  void Visit(ConfigVisitor& visitor);
+};
+
+struct SsdOptions {
+  std::string path;                       // empty: no SSD tier
+  ByteSize bytes_max{uint64_t{8} << 30};  // all files in the folder together, at every moment
+  std::string policy = "default";
+  std::string admission = "all";          // or second_hit
+  int64_t io_threads = 4;
+  int64_t write_queue_pages_max = 4096;
+  bool direct_io = true;
+
+  void Visit(ConfigVisitor& visitor);
+};
+
+struct StoreOptions {
+  HostOptions host;
+  SsdOptions ssd;
+  Duration pending_for = std::chrono::seconds(10);
+
+  void Visit(ConfigVisitor& visitor);
+};
+
+}  // namespace crumb::storage

@@ -1,0 +1,62 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace crumb::storage {
+
+// A copy of a Histogram's state.
+struct HistogramSnapshot {
+  std::vector<double> bounds;
+  std::vector<uint64_t> counts;  // bounds.size() + 1
+  double sum = 0;
+};
+
+// Evicted pages by reason.
+struct EvictionCounts {
+  uint64_t capacity = 0;   // room was needed
+  uint64_t ancestor = 0;   // its parent went
+  uint64_t deleted = 0;    // asked for
+  uint64_t corrupt = 0;
+};
+
+struct TierStats {
+  uint64_t capacity_bytes = 0;
+  uint64_t resident_bytes = 0;          // slots in use
+  uint64_t resident_logical_bytes = 0;  // what the same tiles would take in BF16
+  uint64_t pages = 0;
+  uint64_t waste_bytes = 0;             // rounding and unusable ends of slabs
+  uint64_t logical_put_bytes = 0;
+  uint64_t stored_put_bytes = 0;
+  uint64_t logical_get_bytes = 0;
+  uint64_t stored_get_bytes = 0;
+  EvictionCounts evicted;
+  HistogramSnapshot page_lifetime_seconds;
+  HistogramSnapshot reuse_gap_seconds;
+  std::string state = "active";         // or "off: <why>", "read-only: <why>"
+};
+
+struct StoreStats {
+  TierStats host;
+  TierStats ssd;
+  uint64_t leases = 0;
+  uint64_t leased_slots = 0;
+  double oldest_lease_seconds = 0;
+  uint64_t durable_pages = 0;
+  uint64_t dedup_bytes = 0;
+  uint64_t write_queue_pages = 0;
+  uint64_t write_queue_dropped = 0;
+  uint64_t admission_rejected = 0;
+  uint64_t promoted_pages = 0;
+  uint64_t demoted_pages = 0;
+  uint64_t verify_failures_commit = 0;
+  uint64_t verify_failures_ssd = 0;
+  uint64_t recovered_pages = 0;
+  uint64_t discarded_pages = 0;  // at recovery
+  double recovery_seconds = 0;
+};
+
+}  // namespace crumb::storage

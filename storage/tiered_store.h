@@ -1,0 +1,159 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/config_visitor.h"
+#include "common/fragment_header.h"
+#include "common/page_key.h"
+#include "storage/store_options.h"
+#include "storage/store_stats.h"
+
+namespace crumb::storage {
+
+// Where a page was found.
+enum class Tier : uint8_t { kHost = 2, kSsd = 3 };
+
+// Why the first page that is not a hit was none.
+enum class MissReason : uint8_t {
+  kNone,        // every page was a hit
+  kAbsent,
+  kPending,     // somebody is committing it
+  kDeadline,    // it could not be brought up in time
+  kCorrupt,     // a checksum differed; the copy was dropped
+  kGeneration,  // it belongs to a dropped generation
+  kNotCovered,  // fragments are there, but not for all layers and heads wanted
+  kBusy,        // no room to bring it up
+};
+
+// One leased fragment in host memory: `tiles_bytes` of tiles and then the encoded header, at
+// `offset` of slab `slab`.
+struct FragmentRef {
+  uint32_t page = 0;  // index into the request's keys
+  uint32_t slab = 0;
+  uint64_t offset = 0;
+  uint32_t tiles_bytes = 0;
+};
+
+using LeaseId = uint64_t;  // 0: none
+
+struct AcquireRequest {
+  KeyspaceId keyspace;
+  uint64_t generation = 0;     // copies of older generations are misses
+  std::vector<PageKey> keys;   // in prefix order
+  TileRange range;
+  TimePoint deadline;          // for lower tiers; host hits are served whatever the time
+};
+
+struct AcquireResult {
+  LeaseId lease = 0;  // 0 when hit_pages is 0
+  uint32_t hit_pages = 0;
+  std::vector<Tier> page_tiers;        // [hit_pages] where each was found
+  std::vector<FragmentRef> fragments;  // ascending by page
+  MissReason miss_reason = MissReason::kNone;
+};
+
+struct LookupResult {
+  uint32_t hit_pages = 0;
+  std::vector<Tier> page_tiers;
+  MissReason miss_reason = MissReason::kNone;
+};
+
+enum class CommitOutcome : uint8_t { kStored, kDeduplicated };
+
+// A memory slab that readers map: the descriptor is sealed against new writable mappings.
+struct Slab {
+  int fd = -1;  // owned by the store
+  uint64_t bytes = 0;
+};
+
+// What watchers are told.
+struct PageEvent {
+  enum class Kind : uint8_t { kAdded, kRemoved };
+  Kind kind = Kind::kAdded;
+  KeyspaceId keyspace;
+  PageKey key;
+  Tier tier = Tier::kHost;
+};
+
+// Callbacks run on the store's threads or inside a call, never under a lock; they must not block.
+struct StoreEvents {
+  // Index and bytes of this page are synced to the SSD tier.
+  std::function<void(const KeyspaceId&, const PageKey&)> durable;
+  std::function<void(const PageEvent&)> page;
+};
+
+// All tiers of one node as one store of fragments: what is committed is visible at once in host
+// memory, written through to the SSD tier in the background, and brought up again when asked for.
+// docs/architecture.md, "Life of a page". Thread-safe.
+class TieredStore {
+ public:
+  // Takes the memory, opens or creates the SSD folder and recovers its index. Errors name the
+  // setting or file: kInvalidArgument options, kFailedPrecondition a read-only or foreign folder,
+  // kResourceExhausted no memory or disk.
+  static absl::StatusOr<std::unique_ptr<TieredStore>> Open(const StoreOptions& options,
+                                                           Clock& clock, StoreEvents events);
+  virtual ~TieredStore() = default;
+
+  // Copies a fragment (tiles, then encoded header at `tiles_bytes`) from memory that others may be
+  // writing to, checks the copy's header and tile sums, and makes it visible. `keyspace` and
+  // `generation` are what the header must name. Pure CPU work. kDataLoss: header or sums are wrong;
+  // kInvalidArgument: keyspace, size or ranges are; kResourceExhausted: every slot is leased.
+  virtual absl::StatusOr<CommitOutcome> Commit(const KeyspaceId& keyspace, uint64_t generation,
+                                               std::span<const std::byte> fragment,
+                                               uint32_t tiles_bytes) = 0;
+
+  // Leases the longest covered prefix. `done` is called exactly once: before this returns when host
+  // memory has everything, else from a store thread.
+  virtual void Acquire(AcquireRequest request,
+                       std::function<void(absl::StatusOr<AcquireResult>)> done) = 0;
+
+  virtual LookupResult Lookup(const AcquireRequest& request) = 0;
+
+  // Ends a lease. False: unknown.
+  virtual bool Release(LeaseId lease) = 0;
+
+  // The bytes of a leased fragment, tiles and header. Valid until the lease ends.
+  virtual std::span<const std::byte> Bytes(const FragmentRef& fragment) const = 0;
+
+  // Calls `done` once all that was committed before is durable; kUnavailable when the SSD tier is
+  // off or read-only, kOk with 0 when there is none configured.
+  virtual void Flush(std::function<void(absl::StatusOr<uint64_t> durable_pages)> done) = 0;
+
+  // Marks pages as being committed by somebody for a while; answers of Lookup only.
+  virtual void SetPending(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
+
+  virtual uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                       TimePoint until) = 0;
+  virtual uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
+  // Removes pages from every tier; leased slots are reused when their leases end.
+  virtual uint32_t Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
+  // Removes every page of the keyspace whose generation is below `generation`.
+  virtual uint64_t DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) = 0;
+
+  // Small persistent records of the server beside the index (node id, keyspaces, states). Empty
+  // when there is no SSD tier: then they live as long as the process.
+  virtual absl::Status PutRecord(const std::string& name, const std::string& value) = 0;
+  virtual absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() = 0;
+
+  // Every page there is, for snapshots.
+  virtual void ForEachPage(const KeyspaceId& keyspace,
+                           const std::function<void(const PageKey&, Tier)>& visit) = 0;
+
+  virtual std::vector<Slab> slabs() const = 0;
+  virtual StoreStats Stats() const = 0;
+
+  // Refuses new work, writes what is queued for the SSD within `grace`, syncs. Idempotent.
+  virtual absl::Status Stop(Duration grace) = 0;
+};
+
+}  // namespace crumb::storage
