@@ -70,6 +70,14 @@ struct LookupResult {
 
 enum class CommitOutcome : uint8_t { kStored, kDeduplicated };
 
+struct CommitRequest {
+  KeyspaceId keyspace;  // what the header must name
+  uint64_t generation = 0;
+  std::span<const std::byte> fragment;  // tiles, then the encoded header
+  uint32_t tiles_bytes = 0;             // where the header begins
+  uint32_t logical_tile_bytes = 0;      // of the same tile in BF16, for the bytes-saved counters
+};
+
 // A memory slab that readers map: the descriptor is sealed against new writable mappings.
 struct Slab {
   int fd = -1;  // owned by the store
@@ -104,13 +112,11 @@ class TieredStore {
                                                            Clock& clock, StoreEvents events);
   virtual ~TieredStore() = default;
 
-  // Copies a fragment (tiles, then encoded header at `tiles_bytes`) from memory that others may be
-  // writing to, checks the copy's header and tile sums, and makes it visible. `keyspace` and
-  // `generation` are what the header must name. Pure CPU work. kDataLoss: header or sums are wrong;
-  // kInvalidArgument: keyspace, size or ranges are; kResourceExhausted: every slot is leased.
-  virtual absl::StatusOr<CommitOutcome> Commit(const KeyspaceId& keyspace, uint64_t generation,
-                                               std::span<const std::byte> fragment,
-                                               uint32_t tiles_bytes) = 0;
+  // Copies a fragment from memory that others may be writing to, checks the copy's header and tile
+  // sums, and makes it visible. Pure CPU work. kDataLoss: header or sums are wrong;
+  // kInvalidArgument: keyspace, generation, size or ranges are; kResourceExhausted: every slot is
+  // leased.
+  virtual absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) = 0;
 
   // Leases the longest covered prefix. `done` is called exactly once: before this returns when host
   // memory has everything, else from a store thread.
