@@ -29,8 +29,8 @@ struct PeerCredentials {
   unsigned gid = 0;
 };
 
-// Listens at `path` (mode 0660), replacing a socket file nobody answers at. kAlreadyExists: somebody
-// does answer; kNotFound: the folder is missing; kInvalidArgument: the path is too long.
+// Listens at `path` (mode 0660), replacing a socket file nobody answers at. kAlreadyExists:
+// somebody does answer; kNotFound: the folder is missing; kInvalidArgument: the path is too long.
 absl::StatusOr<UniqueFd> ListenFdChannel(const std::string& path);
 
 absl::StatusOr<UniqueFd> ConnectFdChannel(const std::string& path);

@@ -30,7 +30,8 @@ void LoadId(const std::byte* from, Id& id) {
 }
 
 absl::Status CheckEnvelope(std::span<const std::byte> bytes) {
-  if (bytes.size() < FragmentHeaderBytes(0)) return absl::DataLossError("fragment header truncated");
+  if (bytes.size() < FragmentHeaderBytes(0))
+    return absl::DataLossError("fragment header truncated");
   if (LoadLittle<uint32_t>(bytes.data()) != kMagic) {
     return absl::DataLossError("no fragment header: wrong magic");
   }
@@ -120,10 +121,9 @@ absl::StatusOr<FragmentHeader> DecodeFragmentHeader(std::span<const std::byte> b
 
 absl::Status VerifyTileSums(const FragmentHeader& header, std::span<const std::byte> tiles) {
   if (tiles.size() != FragmentTilesBytes(header.range.tiles(), header.tile_bytes)) {
-    return absl::DataLossError("fragment has " + std::to_string(tiles.size()) +
-                               " bytes of tiles, its header says " +
-                               std::to_string(header.range.tiles()) + " tiles of " +
-                               std::to_string(header.tile_bytes));
+    return absl::DataLossError(
+        "fragment has " + std::to_string(tiles.size()) + " bytes of tiles, its header says " +
+        std::to_string(header.range.tiles()) + " tiles of " + std::to_string(header.tile_bytes));
   }
   for (size_t i = 0; i < header.tile_sums.size(); ++i) {
     if (Crc32c(tiles.subspan(i * header.tile_bytes, header.tile_bytes)) != header.tile_sums[i]) {

@@ -11,8 +11,8 @@
 
 namespace crumb {
 
-// Everything two pages must share to be interchangeable, as name=value pairs: docs/formats/keyspace.md
-// lists the names. Copyable.
+// Everything two pages must share to be interchangeable, as name=value pairs:
+// docs/formats/keyspace.md lists the names. Copyable.
 class KeyspaceDescription {
  public:
   // kInvalidArgument: an empty name, a '=' or line break in a name, a line break in a value, or a

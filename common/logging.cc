@@ -58,8 +58,6 @@ absl::Status SetLogSeverity(const std::string& name) {
 
 bool LogEnabled(Severity severity) { return Logger().should_log(LevelOf(severity)); }
 
-void LogLine(Severity severity, const std::string& text) {
-  Logger().log(LevelOf(severity), text);
-}
+void LogLine(Severity severity, const std::string& text) { Logger().log(LevelOf(severity), text); }
 
 }  // namespace crumb

@@ -19,14 +19,14 @@ void Histogram::Observe(double value) {
 }
 
 std::span<const double> LatencyBounds() {
-  static constexpr double kBounds[] = {50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3,
-                                       25e-3, 50e-3,  0.1,    0.25,   0.5,  1,      2.5,  5,
-                                       10,    30};
+  static constexpr double kBounds[] = {50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3,
+                                       5e-3,  10e-3,  25e-3,  50e-3,  0.1,  0.25,
+                                       0.5,   1,      2.5,    5,      10,   30};
   return kBounds;
 }
 
 std::span<const double> LifetimeBounds() {
-  static constexpr double kBounds[] = {1,    5,    15,   60,    300,   900,
+  static constexpr double kBounds[] = {1,    5,     15,    60,    300,    900,
                                        3600, 10800, 43200, 86400, 259200, 604800};
   return kBounds;
 }

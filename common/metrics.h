@@ -28,7 +28,8 @@ class Histogram {
 
   void Observe(double value);
   std::span<const double> bounds() const { return bounds_; }
-  // Observations in bucket `i`: above bounds[i-1], at most bounds[i]; i == bounds().size(): the rest.
+  // Observations in bucket `i`: above bounds[i-1], at most bounds[i]; i == bounds().size(): the
+  // rest.
   uint64_t bucket(size_t i) const { return buckets_[i].load(std::memory_order_relaxed); }
   double sum() const { return sum_.load(std::memory_order_relaxed); }
 

@@ -8,11 +8,11 @@
 #include "absl/status/statusor.h"
 
 // Returns from the enclosing function when `expr`, an absl::Status, is not OK.
-#define CRUMB_RETURN_IF_ERROR(expr)                                   \
-  do {                                                                \
-    if (::absl::Status crumb_status = (expr); !crumb_status.ok()) {   \
-      return crumb_status;                                            \
-    }                                                                 \
+#define CRUMB_RETURN_IF_ERROR(expr)                                 \
+  do {                                                              \
+    if (::absl::Status crumb_status = (expr); !crumb_status.ok()) { \
+      return crumb_status;                                          \
+    }                                                               \
   } while (false)
 
 // Declares or assigns `lhs` from `expr`, an absl::StatusOr, or returns its status.

@@ -22,7 +22,7 @@ struct SsdOptions {
   std::string path;                       // empty: no SSD tier
   ByteSize bytes_max{uint64_t{8} << 30};  // all files in the folder together, at every moment
   std::string policy = "default";
-  std::string admission = "all";          // or second_hit
+  std::string admission = "all";  // or second_hit
   int64_t io_threads = 4;
   int64_t write_queue_pages_max = 4096;
   bool direct_io = true;

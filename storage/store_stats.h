@@ -17,9 +17,9 @@ struct HistogramSnapshot {
 
 // Evicted pages by reason.
 struct EvictionCounts {
-  uint64_t capacity = 0;   // room was needed
-  uint64_t ancestor = 0;   // its parent went
-  uint64_t deleted = 0;    // asked for
+  uint64_t capacity = 0;  // room was needed
+  uint64_t ancestor = 0;  // its parent went
+  uint64_t deleted = 0;   // asked for
   uint64_t corrupt = 0;
 };
 
@@ -28,7 +28,7 @@ struct TierStats {
   uint64_t resident_bytes = 0;          // slots in use
   uint64_t resident_logical_bytes = 0;  // what the same tiles would take in BF16
   uint64_t pages = 0;
-  uint64_t waste_bytes = 0;             // rounding and unusable ends of slabs
+  uint64_t waste_bytes = 0;  // rounding and unusable ends of slabs
   uint64_t logical_put_bytes = 0;
   uint64_t stored_put_bytes = 0;
   uint64_t logical_get_bytes = 0;
@@ -36,7 +36,7 @@ struct TierStats {
   EvictionCounts evicted;
   HistogramSnapshot page_lifetime_seconds;
   HistogramSnapshot reuse_gap_seconds;
-  std::string state = "active";         // or "off: <why>", "read-only: <why>"
+  std::string state = "active";  // or "off: <why>", "read-only: <why>"
 };
 
 struct StoreStats {

@@ -25,7 +25,7 @@ enum class Tier : uint8_t { kHost = 2, kSsd = 3 };
 
 // Why the first page that is not a hit was none.
 enum class MissReason : uint8_t {
-  kNone,        // every page was a hit
+  kNone,  // every page was a hit
   kAbsent,
   kPending,     // somebody is committing it
   kDeadline,    // it could not be brought up in time
@@ -48,10 +48,10 @@ using LeaseId = uint64_t;  // 0: none
 
 struct AcquireRequest {
   KeyspaceId keyspace;
-  uint64_t generation = 0;     // copies of older generations are misses
-  std::vector<PageKey> keys;   // in prefix order
+  uint64_t generation = 0;    // copies of older generations are misses
+  std::vector<PageKey> keys;  // in prefix order
   TileRange range;
-  TimePoint deadline;          // for lower tiers; host hits are served whatever the time
+  TimePoint deadline;  // for lower tiers; host hits are served whatever the time
 };
 
 struct AcquireResult {

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+# Installs the Debian packages that Crumb is built from. Does nothing when all are there.
+set -euo pipefail
+
+packages=(
+  g++ cmake ninja-build pkg-config ccache git python3
+  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
+  librocksdb-dev prometheus-cpp-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libcli11-dev
+  libssl-dev libeigen3-dev libcpp-httplib-dev nlohmann-json3-dev
+  libgtest-dev libgmock-dev libbenchmark-dev
+)
+# What only the checks need, not a build.
+if [[ "${1:-}" == "--checks" ]]; then
+  packages+=(clang-format-14)
+fi
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f='${Status}' "$package" 2>/dev/null || true)
+  [[ "$status" == "install ok installed" ]] || missing+=("$package")
+done
+if [[ ${#missing[@]} -eq 0 ]]; then
+  echo "packages: all ${#packages[@]} are installed"
+  exit 0
+fi
+
+root=()
+if [[ $EUID -ne 0 ]]; then
+  command -v sudo >/dev/null || {
+    echo "packages: need root to install ${missing[*]}; run this as root or install sudo" >&2
+    exit 1
+  }
+  root=(sudo)
+fi
+echo "packages: installing ${#missing[@]} with ${root[*]:-root}: ${missing[*]}"
+export DEBIAN_FRONTEND=noninteractive
+"${root[@]}" apt-get update -qq
+"${root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null

@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""The arrow check itself: it must see what it is there to see."""
+
+import unittest
+
+import check_arrows
+
+
+class CheckArrowsTest(unittest.TestCase):
+    def offences(self, path, text):
+        return list(check_arrows.check_file(path, text))
+
+    def test_allowed_include(self):
+        self.assertEqual(self.offences("storage/a.cc", '#include "common/page_key.h"\n'), [])
+
+    def test_forbidden_include(self):
+        found = self.offences("kernels/a.cc", '#include "common/page_key.h"\n')
+        self.assertEqual(found, ["kernels/a.cc: kernels may not know common"])
+
+    def test_examples_may_use_models_but_client_may_not(self):
+        text = '#include "models/engine.h"\n'
+        self.assertEqual(self.offences("client/examples/tiny_lm/main.cc", text), [])
+        self.assertEqual(len(self.offences("client/worker.cc", text)), 1)
+
+    def test_nobody_knows_the_server(self):
+        self.assertEqual(len(self.offences("tools/a.cc", '#include "server/daemon.h"\n')), 1)
+
+    def test_public_headers_belong_to_the_client(self):
+        self.assertEqual(len(self.offences("server/a.cc", '#include "crumb/client.h"\n')), 1)
+        self.assertEqual(self.offences("server/a.cc", '#include "crumb/v1/page.pb.h"\n'), [])
+
+    def test_third_party_is_confined(self):
+        text = "#include <rocksdb/db.h>\n"
+        self.assertEqual(self.offences("storage/ssd/index.cc", text), [])
+        self.assertEqual(len(self.offences("storage/tiered_store.cc", text)), 1)
+
+    def test_links_follow_the_arrows(self):
+        text = "crumb_library(storage DEPS crumb::common crumb::server)"
+        found = self.offences("storage/CMakeLists.txt", text)
+        self.assertEqual(found, ["storage/CMakeLists.txt: storage may not know server"])
+
+    def test_cycles_are_found(self):
+        self.assertIsNone(check_arrows.find_cycle(check_arrows.ARROWS))
+        self.assertEqual(check_arrows.find_cycle({"a": {"b"}, "b": {"a"}}), ["a", "b", "a"])
+
+
+if __name__ == "__main__":
+    unittest.main()
