@@ -42,8 +42,8 @@ struct AttentionParams {
   int64_t page_head_stride = 0;            // bytes between the tiles of two KV heads
 
   int recent_tokens = 0;
-  int recent_begin = 0;           // ring slot of the oldest recent token
-  int recent_capacity = 0;        // slots in the ring; token j lies in slot (begin + j) % capacity
+  int recent_begin = 0;     // ring slot of the oldest recent token
+  int recent_capacity = 0;  // slots in the ring; token j lies in slot (begin + j) % capacity
   const Bf16* recent_k = nullptr;
   const Bf16* recent_v = nullptr;
   int64_t recent_head_stride = 0;   // elements between KV heads
@@ -57,9 +57,9 @@ struct AttentionParams {
   int pages_per_position_block = 1;   // history page p uses block min(p / this, position_blocks-1)
   const float* shift = nullptr;       // [q_heads] INT2 mass shift in nats, or null
 
-  float scale = 0.0f;               // 0: 1 / sqrt(head_dim)
-  float soft_cap = 0.0f;            // > 0: cap * tanh(logit / cap)
-  int window = 0;                   // > 0: attend the last `window` positions only
+  float scale = 0.0f;                 // 0: 1 / sqrt(head_dim)
+  float soft_cap = 0.0f;              // > 0: cap * tanh(logit / cap)
+  int window = 0;                     // > 0: attend the last `window` positions only
   const float* sink_logit = nullptr;  // [q_heads] learned logit added to the softmax sum, or null
 };
 

@@ -23,19 +23,20 @@ struct RowTransform {
 };
 
 // Bits of the status word a quantize call returns.
-inline constexpr uint32_t kStatusNonFinite = 1;  // a row held NaN or infinity; its dequantized row is 0 (+ mean)
+inline constexpr uint32_t kStatusNonFinite =
+    1;  // a row held NaN or infinity; its dequantized row is 0 (+ mean)
 inline constexpr uint32_t kStatusSaturated = 2;  // a scale or minimum was limited to +-65504
 
 struct QuantizeParams {
   TileShape shape;
   Method method = Method::kOscar;
-  const Bf16* k = nullptr;   // [tokens, head_dim], rows k_stride elements apart
-  const Bf16* v = nullptr;   // [tokens, head_dim], rows v_stride elements apart
+  const Bf16* k = nullptr;  // [tokens, head_dim], rows k_stride elements apart
+  const Bf16* v = nullptr;  // [tokens, head_dim], rows v_stride elements apart
   int64_t k_stride = 0;
   int64_t v_stride = 0;
   RowTransform k_transform;
   RowTransform v_transform;
-  uint8_t* tile = nullptr;   // out: shape.int2_bytes() bytes, 128-byte aligned
+  uint8_t* tile = nullptr;  // out: shape.int2_bytes() bytes, 128-byte aligned
 };
 
 // Quantizes one window into one tile. Never writes a non-finite scale or minimum. Returns status

@@ -1,0 +1,108 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cpu/softmax.h"
+
+// Attention of a block of rows over up to kBf16PieceTokens BF16 rows that lie at one stride: part
+// of the sink, of a BF16 page or of the recent window.
+namespace crumb::kernels {
+
+struct Bf16Piece {
+  const Bf16* k = nullptr;  // [tokens, head_dim], rows k_stride elements apart
+  const Bf16* v = nullptr;
+  int64_t stride = 0;
+  int tokens = 0;
+  int64_t first_position = 0;
+};
+
+// Raw scores of kRows rows from `row` for four tokens from `token`.
+template <typename V, int kRows>
+void KeyBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int row, int token) {
+  typename V::F sum[kRows][4];
+  for (int n = 0; n < kRows; ++n) {
+    for (int t = 0; t < 4; ++t) sum[n][t] = V::Set(0.0f);
+  }
+  const Bf16* k[4];
+  for (int t = 0; t < 4; ++t) {
+    // Beyond the end the last token is read again; those scores are masked afterwards.
+    const int clamped = token + t < piece.tokens ? token + t : piece.tokens - 1;
+    k[t] = piece.k + clamped * piece.stride;
+  }
+  const typename V::QueryElement* q = V::QueryOf(scratch.q + row * dim, scratch.q_bf16 + row * dim);
+  for (int i = 0; i < dim; i += V::kKeyChannels) {
+    typename V::Key key[4];
+    for (int t = 0; t < 4; ++t) key[t] = V::LoadKey(k[t] + i);
+    for (int n = 0; n < kRows; ++n) {
+      for (int t = 0; t < 4; ++t) sum[n][t] = V::DotKey(sum[n][t], key[t], q + n * dim + i);
+    }
+  }
+  for (int n = 0; n < kRows; ++n) {
+    V::ReduceAdd4(sum[n][0], sum[n][1], sum[n][2], sum[n][3],
+                  scratch.scores + (row + n) * scratch.score_stride + token);
+  }
+}
+
+// Raw scores of rows [begin, end); those beyond the piece's tokens up to a multiple of 4 hold
+// something finite or not, to be masked.
+template <typename V>
+void KeyRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
+  for (int token = 0; token < piece.tokens; token += 4) {
+    int row = begin;
+    for (; row + V::kKeyRows <= end; row += V::kKeyRows) {
+      KeyBlock<V, V::kKeyRows>(piece, dim, scratch, row, token);
+    }
+    for (; row < end; ++row) KeyBlock<V, 1>(piece, dim, scratch, row, token);
+  }
+}
+
+// Adds kRows rows' weighted values to kVectors vectors of channels from channel `first`.
+template <typename V, int kRows, int kVectors>
+void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int row, int first) {
+  typename V::F sum[kRows][kVectors];
+  for (int n = 0; n < kRows; ++n) {
+    const typename V::F rescale = V::Set(scratch.rescale[row + n]);
+    for (int v = 0; v < kVectors; ++v) {
+      sum[n][v] =
+          V::Mul(V::Load(scratch.bf16.out + (row + n) * dim + first + v * V::kLanes), rescale);
+    }
+  }
+  const float* p = scratch.scores + row * scratch.score_stride;
+  const Bf16* values = piece.v + first;
+  for (int t = 0; t < piece.tokens; ++t) {
+    typename V::F value[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      value[v] = V::LoadBf16(values + t * piece.stride + v * V::kLanes);
+    }
+    for (int n = 0; n < kRows; ++n) {
+      const typename V::F weight = V::Set(p[n * scratch.score_stride + t]);
+      for (int v = 0; v < kVectors; ++v) sum[n][v] = V::Fma(value[v], weight, sum[n][v]);
+    }
+  }
+  for (int n = 0; n < kRows; ++n) {
+    for (int v = 0; v < kVectors; ++v) {
+      V::Store(scratch.bf16.out + (row + n) * dim + first + v * V::kLanes, sum[n][v]);
+    }
+  }
+}
+
+// Adds the weighted values of the piece to rows [begin, end).
+template <typename V>
+void MixRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
+  constexpr int kStep = V::kMixVectors * V::kLanes;
+  int row = begin;
+  for (; row + V::kMixRows <= end; row += V::kMixRows) {
+    for (int i = 0; i < dim; i += kStep) {
+      MixBlock<V, V::kMixRows, V::kMixVectors>(piece, dim, scratch, row, i);
+    }
+  }
+  for (; row < end; ++row) {
+    for (int i = 0; i < dim; i += kStep) {
+      MixBlock<V, 1, V::kMixVectors>(piece, dim, scratch, row, i);
+    }
+  }
+}
+
+}  // namespace crumb::kernels

@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/reference/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/bf16.h"
+#include "kernels/fp16.h"
+
+namespace crumb::kernels::reference {
+namespace {
+
+// One attended position: its logit and its value in the model's basis.
+struct Attended {
+  double logit = 0.0;
+  std::vector<double> value;
+};
+
+class RowReader {
+ public:
+  RowReader(const AttentionParams& params, int q_token, int q_head)
+      : p_(params), token_(q_token), head_(q_head), dim_(params.shape.head_dim) {
+    kv_head_ = q_head / (p_.q_heads / p_.kv_heads);
+    scale_ = p_.scale != 0.0f ? static_cast<double>(p_.scale) : 1.0 / std::sqrt(dim_);
+    const Bf16* q = p_.q + (static_cast<int64_t>(q_token) * p_.q_heads + q_head) * dim_;
+    for (int i = 0; i < dim_; ++i) q_.push_back(Bf16ToFloat(q[i]));
+    rotated_q_.assign(dim_, 0.0);
+    for (int j = 0; j < dim_; ++j) {
+      for (int i = 0; i < dim_; ++i) rotated_q_[j] += q_[i] * Rotation(p_.rotation_k, i, j);
+    }
+  }
+
+  Attended At(int64_t position) const {
+    const int64_t history = static_cast<int64_t>(p_.pages) * p_.shape.tokens;
+    if (position < p_.sink_tokens) {
+      const int64_t at = kv_head_ * p_.sink_head_stride + position * p_.sink_token_stride;
+      return FromBf16(p_.sink_k + at, p_.sink_v + at);
+    }
+    position -= p_.sink_tokens;
+    if (position < history) return FromPage(position / p_.shape.tokens, position % p_.shape.tokens);
+    const int64_t slot = (p_.recent_begin + position - history) % p_.recent_capacity;
+    const int64_t at = kv_head_ * p_.recent_head_stride + slot * p_.recent_token_stride;
+    return FromBf16(p_.recent_k + at, p_.recent_v + at);
+  }
+
+ private:
+  double Rotation(const float* matrices, int i, int j) const {
+    if (matrices == nullptr) return i == j ? 1.0 : 0.0;
+    return matrices[(static_cast<int64_t>(kv_head_) * dim_ + i) * dim_ + j];
+  }
+
+  double Cap(double logit) const {
+    return p_.soft_cap > 0.0f ? p_.soft_cap * std::tanh(logit / p_.soft_cap) : logit;
+  }
+
+  Attended FromBf16(const Bf16* k, const Bf16* v) const {
+    Attended result;
+    double dot = 0.0;
+    for (int i = 0; i < dim_; ++i) {
+      dot += q_[i] * Bf16ToFloat(k[i]);
+      result.value.push_back(Bf16ToFloat(v[i]));
+    }
+    result.logit = Cap(dot * scale_);
+    return result;
+  }
+
+  Attended FromPage(int64_t page, int64_t t) const {
+    const auto* tile =
+        reinterpret_cast<const uint8_t*>(p_.page_address[page]) + kv_head_ * p_.page_head_stride;
+    if (p_.history_format == PageFormat::kBf16) {
+      const Bf16* k = reinterpret_cast<const Bf16*>(tile) + t * dim_;
+      return FromBf16(k, k + static_cast<int64_t>(p_.shape.tokens) * dim_);
+    }
+    double dot = 0.0;
+    std::vector<double> z(dim_);
+    for (int j = 0; j < dim_; ++j) {
+      const int token = static_cast<int>(t);
+      dot += rotated_q_[j] * Dequantize(p_.shape, tile, TilePart::kKey, token, j);
+      z[j] = Dequantize(p_.shape, tile, TilePart::kValue, token, j);
+      if (p_.mean_v != nullptr) z[j] += p_.mean_v[kv_head_ * dim_ + j];
+    }
+    if (p_.offset != nullptr) {
+      const int64_t block =
+          std::min<int64_t>(page / p_.pages_per_position_block, p_.position_blocks - 1);
+      const int64_t row = static_cast<int64_t>(token_) * p_.q_heads + head_;
+      dot += p_.offset[row * p_.position_blocks + block];
+    }
+    Attended result;
+    result.logit = Cap(dot * scale_) - (p_.shift != nullptr ? p_.shift[head_] : 0.0f);
+    result.value.assign(dim_, 0.0);
+    for (int i = 0; i < dim_; ++i) {
+      for (int j = 0; j < dim_; ++j) result.value[i] += z[j] * Rotation(p_.rotation_v, i, j);
+    }
+    return result;
+  }
+
+  const AttentionParams& p_;
+  const int token_;
+  const int head_;
+  const int dim_;
+  int64_t kv_head_ = 0;
+  double scale_ = 0.0;
+  std::vector<double> q_;
+  std::vector<double> rotated_q_;
+};
+
+}  // namespace
+
+double Dequantize(const TileShape& shape, const uint8_t* tile, TilePart part, int token,
+                  int channel) {
+  const RowMeta meta = ReadMeta(shape, tile, part, token, channel / shape.group_size);
+  const double scale = Fp16ToFloat(meta.scale), minimum = Fp16ToFloat(meta.minimum);
+  return minimum + scale * ReadCode(shape, tile, part, token, channel);
+}
+
+Row QuantizeRow(const TileShape& shape, const Bf16* x, const RowTransform& transform) {
+  const int d = shape.head_dim;
+  Row row;
+  row.y.assign(d, 0.0);
+  for (int j = 0; j < d; ++j) {
+    for (int i = 0; i < d; ++i) {
+      const double r =
+          transform.rotation == nullptr ? (i == j ? 1.0 : 0.0) : transform.rotation[i * d + j];
+      if (r != 0.0) row.y[j] += Bf16ToFloat(x[i]) * r;
+    }
+    if (transform.mean != nullptr) row.y[j] -= transform.mean[j];
+    row.finite = row.finite && std::isfinite(row.y[j]);
+  }
+  if (!row.finite) return row;
+  double threshold = std::numeric_limits<double>::max();
+  if (transform.clip > 0.0f) {
+    std::vector<double> magnitudes;
+    for (const double y : row.y) magnitudes.push_back(std::abs(y));
+    std::sort(magnitudes.begin(), magnitudes.end());
+    threshold =
+        magnitudes[std::min(static_cast<int>(transform.clip * static_cast<float>(d)), d - 1)];
+  }
+  for (int first = 0; first < d; first += shape.group_size) {
+    std::vector<double> clipped;
+    for (int i = 0; i < shape.group_size; ++i) {
+      clipped.push_back(std::clamp(row.y[first + i], -threshold, threshold));
+    }
+    const auto [least, most] = std::minmax_element(clipped.begin(), clipped.end());
+    row.minimum.push_back(*least);
+    row.scale.push_back(std::max(*most - *least, 1e-8) / 3.0);
+    for (const double y : clipped) row.steps.push_back((y - *least) / row.scale.back());
+  }
+  return row;
+}
+
+AttentionRow Attend(const AttentionParams& params, int q_token, int q_head) {
+  const int64_t total = params.sink_tokens +
+                        static_cast<int64_t>(params.pages) * params.shape.tokens +
+                        params.recent_tokens;
+  const int64_t last = total - params.q_tokens + q_token;
+  const int64_t first = params.window > 0 ? std::max<int64_t>(0, last - params.window + 1) : 0;
+  const RowReader reader(params, q_token, q_head);
+  std::vector<Attended> attended;
+  for (int64_t position = first; position <= last; ++position) {
+    attended.push_back(reader.At(position));
+  }
+  double maximum = -std::numeric_limits<double>::infinity();
+  if (params.sink_logit != nullptr) maximum = params.sink_logit[q_head];
+  for (const Attended& a : attended) maximum = std::max(maximum, a.logit);
+  double sum = params.sink_logit != nullptr ? std::exp(params.sink_logit[q_head] - maximum) : 0.0;
+  AttentionRow row;
+  row.out.assign(params.shape.head_dim, 0.0);
+  for (const Attended& a : attended) {
+    const double p = std::exp(a.logit - maximum);
+    sum += p;
+    for (size_t i = 0; i < row.out.size(); ++i) row.out[i] += p * a.value[i];
+  }
+  for (double& value : row.out) value = sum > 0.0 ? value / sum : 0.0;
+  row.lse = maximum + std::log(sum);
+  return row;
+}
+
+}  // namespace crumb::kernels::reference
