@@ -84,8 +84,7 @@ TEST(ConfigTest, UnknownKeysNameLineAndPath) {
 
 TEST(ConfigTest, RepeatedKeysAreErrors) {
   EXPECT_EQ(ErrorOf("count: 1\nflag: true\ncount: 2\n"), "test.yaml:3: key count is repeated");
-  EXPECT_EQ(ErrorOf("inner:\n  wait: 1s\n  wait: 2s\n"),
-            "test.yaml:3: key inner.wait is repeated");
+  EXPECT_EQ(ErrorOf("inner:\n  wait: 1s\n  wait: 2s\n"), "test.yaml:3: key inner.wait is repeated");
 }
 
 TEST(ConfigTest, WrongKindsAreErrors) {
