@@ -1,0 +1,195 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/command_line.h"
+
+#include <memory>
+#include <sstream>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+
+namespace crumb::tools {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  crumb status
+  crumb --address 127.0.0.1:7070 stats --watch 2
+  crumb lookup KEYSPACE KEY0 KEY1 KEY2
+  crumb get KEYSPACE KEY --out page.crumb && crumb page inspect page.crumb
+  crumb page inspect page.crumb --tile 3,0
+  crumb keyspace state KEYSPACE bf16 --reason "attention error rose"
+
+Keyspaces and keys are 64 hexadecimal digits. Exit code: 0 done, 1 failed, 2 wrong arguments.)";
+
+// Adds one subcommand per member function. What a subcommand parsed lands in a field here, and the
+// one that was called is picked afterwards.
+class Grammar {
+ public:
+  Grammar() : app_("Looks into and steers a running crumbd, and reads fragment files.", "crumb") {
+    app_.require_subcommand(1);
+    app_.set_version_flag("--version", std::string("crumb ") + CRUMB_VERSION);
+    app_.add_option("--socket-dir", line_.socket_dir, "folder of crumbd's sockets")
+        ->capture_default_str();
+    app_.add_option("--address", line_.address,
+                    "crumbd's TCP address HOST:PORT, instead of a socket");
+    app_.add_option("--timeout", line_.timeout_seconds, "seconds to wait for crumbd's answer")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    app_.add_flag("--json", line_.json, "print one JSON object instead of tables");
+    // `crumb status --json` and `crumb --json status` are the same.
+    app_.fallthrough();
+    AddObservers();
+    AddPageTransfers();
+    AddDrop();
+    AddPins();
+    AddKeyspaceState();
+    AddPageInspect();
+    app_.footer(kExamples);  // last: subcommands inherit what is set before them
+  }
+
+  std::variant<CommandLine, EarlyExit> Parse(int argc, const char* const* argv) {
+    try {
+      app_.parse(argc, argv);
+      return std::move(line_);
+    } catch (const CLI::ParseError& error) {
+      return ExitOf(error);
+    }
+  }
+
+ private:
+  EarlyExit ExitOf(const CLI::ParseError& error) {
+    std::ostringstream out, err;
+    if (app_.exit(error, out, err) == 0) return {0, out.str(), ""};
+    return {kExitUsage, "", std::string("crumb: ") + error.what() + " (see crumb --help)\n"};
+  }
+
+  // A subcommand that sets line_.command to what `options` holds after parsing.
+  template <typename Options>
+  CLI::App* Add(CLI::App* parent, const std::string& name, const std::string& description,
+                std::shared_ptr<Options> options) {
+    CLI::App* sub = parent->add_subcommand(name, description);
+    sub->fallthrough();
+    sub->callback([this, options] { line_.command = *options; });
+    return sub;
+  }
+
+  static CLI::Option* AddKeyspace(CLI::App* sub, std::string& keyspace) {
+    return sub->add_option("keyspace", keyspace, "keyspace id")->required()->check(HexId());
+  }
+  static CLI::Option* AddKeys(CLI::App* sub, std::vector<std::string>& keys) {
+    return sub->add_option("keys", keys, "page keys, in prefix order")->check(HexId());
+  }
+
+  static CLI::Validator HexId() {
+    return CLI::Validator(
+        [](const std::string& text) {
+          const bool hex = text.find_first_not_of("0123456789abcdefABCDEF") == std::string::npos;
+          return hex && text.size() == 64 ? std::string()
+                                          : "'" + text + "' is not 64 hexadecimal digits";
+        },
+        "HEX");
+  }
+
+  void AddObservers() {
+    Add(&app_, "status", "health, version, tiers, keyspaces and sessions",
+        std::make_shared<StatusCommand>());
+    Add(&app_, "flush", "wait until everything committed is durable",
+        std::make_shared<FlushCommand>());
+    auto stats = std::make_shared<StatsCommand>();
+    Add(&app_, "stats", "all counters, hit rate by tier, bytes saved", stats)
+        ->add_option("--watch", stats->watch_seconds, "show again every so many seconds")
+        ->check(CLI::Range(0.1, 3600.0));
+    auto lookup = std::make_shared<LookupCommand>();
+    CLI::App* sub = Add(&app_, "lookup", "how much of a prefix is cached, and where", lookup);
+    AddKeyspace(sub, lookup->keyspace);
+    CLI::Option* keys = AddKeys(sub, lookup->keys);
+    CLI::Option* tokens =
+        sub->add_option("--tokens-file", lookup->tokens_file,
+                        "token ids in decimal, divided by blanks or commas, instead of keys")
+            ->check(CLI::ExistingFile)
+            ->excludes(keys);
+    sub->callback([this, lookup, keys, tokens] {
+      if (keys->count() + tokens->count() == 0) {
+        throw CLI::RequiredError("lookup: keys or --tokens-file");
+      }
+      line_.command = *lookup;
+    });
+  }
+
+  void AddPageTransfers() {
+    auto get = std::make_shared<GetCommand>();
+    CLI::App* sub = Add(&app_, "get", "write a page's fragments to files", get);
+    AddKeyspace(sub, get->keyspace);
+    sub->add_option("key", get->key, "page key")->required()->check(HexId());
+    sub->add_option("--out", get->out, "file to write; further fragments go to FILE.1, FILE.2...")
+        ->required();
+    auto put = std::make_shared<PutCommand>();
+    sub = Add(&app_, "put", "store fragment files", put);
+    AddKeyspace(sub, put->keyspace);
+    sub->add_option("files", put->files, "fragment files")->required()->check(CLI::ExistingFile);
+  }
+
+  void AddDrop() {
+    auto drop = std::make_shared<DropCommand>();
+    CLI::App* sub =
+        Add(&app_, "drop", "delete pages, or all of a keyspace when no key is named", drop);
+    AddKeyspace(sub, drop->keyspace);
+    AddKeys(sub, drop->keys);
+    sub->add_flag("--yes", drop->confirmed, "really delete")->required();
+  }
+
+  void AddPins() {
+    auto pin = std::make_shared<PinCommand>();
+    CLI::App* sub = Add(&app_, "pin", "keep pages from being evicted for a time", pin);
+    AddKeyspace(sub, pin->keyspace);
+    AddKeys(sub, pin->keys)->required();
+    sub->add_option("--ttl", pin->ttl_seconds, "seconds")
+        ->check(CLI::PositiveNumber)
+        ->capture_default_str();
+    auto unpin = std::make_shared<UnpinCommand>();
+    sub = Add(&app_, "unpin", "let pages be evicted again", unpin);
+    AddKeyspace(sub, unpin->keyspace);
+    AddKeys(sub, unpin->keys)->required();
+  }
+
+  void AddKeyspaceState() {
+    auto state = std::make_shared<KeyspaceStateCommand>();
+    CLI::App* keyspace = app_.add_subcommand("keyspace", "keyspace settings");
+    keyspace->require_subcommand(1);
+    keyspace->fallthrough();
+    CLI::App* sub = Add(keyspace, "state", "serve INT2 pages (active) or not (bf16)", state);
+    AddKeyspace(sub, state->keyspace);
+    sub->add_option("state", state->state, "active or bf16")
+        ->required()
+        ->check(CLI::IsMember({"active", "bf16"}));
+    sub->add_option("--reason", state->reason, "why; kept with the state")->required();
+  }
+
+  void AddPageInspect() {
+    auto inspect = std::make_shared<PageInspectCommand>();
+    CLI::App* page = app_.add_subcommand("page", "fragment files");
+    page->require_subcommand(1);
+    page->fallthrough();
+    CLI::App* sub = Add(page, "inspect", "check a fragment file and show what it holds", inspect);
+    sub->add_option("file", inspect->file, "fragment file")->required()->check(CLI::ExistingFile);
+    sub->add_option_function<std::pair<int, int>>(
+           "--tile",
+           [inspect](const std::pair<int, int>& tile) {
+             inspect->tile = PageInspectCommand::Tile{tile.first, tile.second};
+           },
+           "show the rows of one tile")
+        ->delimiter(',')
+        ->type_name("LAYER,HEAD");
+  }
+
+  CommandLine line_;
+  CLI::App app_;
+};
+
+}  // namespace
+
+std::variant<CommandLine, EarlyExit> ParseCommandLine(int argc, const char* const* argv) {
+  return Grammar().Parse(argc, argv);
+}
+
+}  // namespace crumb::tools

@@ -1,0 +1,97 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+// The arguments of `crumb`, as data.
+namespace crumb::tools {
+
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+
+struct StatusCommand {};
+
+struct StatsCommand {
+  double watch_seconds = 0;  // above 0: again after so many seconds, until interrupted
+};
+
+struct LookupCommand {
+  std::string keyspace;           // hexadecimal
+  std::vector<std::string> keys;  // hexadecimal; or none and
+  std::string tokens_file;        // token ids, from which the keys follow
+};
+
+struct GetCommand {
+  std::string keyspace;
+  std::string key;
+  std::string out;  // a page of several fragments is written to OUT, OUT.1, OUT.2...
+};
+
+struct PutCommand {
+  std::string keyspace;
+  std::vector<std::string> files;
+};
+
+// Deletes pages, or the whole keyspace when `keys` is empty.
+struct DropCommand {
+  std::string keyspace;
+  std::vector<std::string> keys;
+  bool confirmed = false;
+};
+
+struct FlushCommand {};
+
+struct PinCommand {
+  std::string keyspace;
+  std::vector<std::string> keys;
+  double ttl_seconds = 3600;
+};
+
+struct UnpinCommand {
+  std::string keyspace;
+  std::vector<std::string> keys;
+};
+
+struct KeyspaceStateCommand {
+  std::string keyspace;
+  std::string state;  // active or bf16
+  std::string reason;
+};
+
+struct PageInspectCommand {
+  struct Tile {
+    int layer = 0;
+    int head = 0;
+  };
+  std::string file;
+  std::optional<Tile> tile;  // show the rows of this one
+};
+
+using Command =
+    std::variant<StatusCommand, StatsCommand, LookupCommand, GetCommand, PutCommand, DropCommand,
+                 FlushCommand, PinCommand, UnpinCommand, KeyspaceStateCommand, PageInspectCommand>;
+
+struct CommandLine {
+  std::string socket_dir = "/run/crumb";  // of crumbd; used when `address` is empty
+  std::string address;                    // HOST:PORT
+  double timeout_seconds = 10;            // for each of crumbd's answers
+  bool json = false;
+  Command command;
+};
+
+// Nothing is to be run: help or version was asked for (code 0), or the arguments are wrong.
+struct EarlyExit {
+  int code = 0;
+  std::string out;
+  std::string error;
+};
+
+// Never throws. `argv` as main gets it.
+std::variant<CommandLine, EarlyExit> ParseCommandLine(int argc, const char* const* argv);
+
+}  // namespace crumb::tools

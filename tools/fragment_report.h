@@ -1,0 +1,76 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "kernels/tile.h"
+#include "kernels/tile_codec.h"
+#include "tools/fragment_file.h"
+
+// What `crumb page inspect` knows about a fragment.
+namespace crumb::tools {
+
+// Least, mean and greatest of the finite values seen; all 0 when there were none.
+struct Spread {
+  float least = 0;
+  double mean = 0;
+  float greatest = 0;
+};
+
+// K or V of one INT2 tile.
+struct Int2PartStatistics {
+  Spread scale;
+  Spread minimum;
+  std::array<uint64_t, 4> codes{};  // how often each code occurs
+  uint64_t non_finite = 0;          // scales and minima that are not numbers
+};
+
+// K or V of one BF16 tile.
+struct Bf16PartStatistics {
+  Spread value;
+  uint64_t non_finite = 0;
+};
+
+struct TileReport {
+  int layer = 0;
+  int head = 0;
+  uint32_t sum_expected = 0;               // as the header says
+  uint32_t sum_found = 0;                  // CRC-32C of the bytes
+  std::array<Int2PartStatistics, 2> int2;  // K, V; set for INT2 fragments of a known shape
+  std::array<Bf16PartStatistics, 2> bf16;  // K, V; set for BF16 fragments of a known shape
+
+  bool intact() const { return sum_expected == sum_found; }
+};
+
+struct FragmentReport {
+  FragmentHeader header;
+  // Follows from tile size and format; empty when no shape has that size or the layout is unknown.
+  std::optional<kernels::TileShape> shape;
+  std::vector<TileReport> tiles;  // layer by layer, head by head
+  int damaged_tiles = 0;
+};
+
+// One row of an INT2 tile and one of its groups of channels.
+struct TileRow {
+  kernels::TilePart part = kernels::TilePart::kKey;
+  int token = 0;
+  int group = 0;
+  float scale = 0;
+  float minimum = 0;
+  std::vector<uint8_t> codes;  // [group_size] in channel order
+};
+
+// The shape of this fragment's tiles, if there is one that kernels know.
+std::optional<kernels::TileShape> ShapeOf(const FragmentHeader& header);
+
+FragmentReport InspectFragment(const FragmentFile& file);
+
+// Rows of one INT2 tile: K's tokens, then V's. kInvalidArgument: the fragment does not hold the
+// tile, is not INT2, or has an unknown shape.
+absl::StatusOr<std::vector<TileRow>> RowsOfTile(const FragmentFile& file, int layer, int head);
+
+}  // namespace crumb::tools
