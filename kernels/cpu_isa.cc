@@ -9,7 +9,28 @@
 namespace crumb::kernels {
 namespace {
 
+#if defined(__x86_64__)
+bool MachineHas(CpuIsa isa) {
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                    __builtin_cpu_supports("f16c");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq");
+  switch (isa) {
+    case CpuIsa::kPortable:
+      return true;
+    case CpuIsa::kAvx2:
+      return avx2;
+    case CpuIsa::kAvx512:
+      return avx512;
+    case CpuIsa::kAvx512Vnni:
+      return avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16");
+  }
+  return false;
+}
+#else
 bool MachineHas(CpuIsa isa) { return isa == CpuIsa::kPortable; }
+#endif
 
 std::atomic<CpuIsa>& Active() {
   static std::atomic<CpuIsa> active{BestCpuIsa()};
@@ -18,7 +39,12 @@ std::atomic<CpuIsa>& Active() {
 
 }  // namespace
 
-CpuIsa BestCpuIsa() { return CpuIsa::kPortable; }
+CpuIsa BestCpuIsa() {
+  for (const CpuIsa isa : {CpuIsa::kAvx512Vnni, CpuIsa::kAvx512, CpuIsa::kAvx2}) {
+    if (MachineHas(isa)) return isa;
+  }
+  return CpuIsa::kPortable;
+}
 
 CpuIsa ActiveCpuIsa() { return Active().load(std::memory_order_relaxed); }
 
@@ -36,10 +62,26 @@ std::string_view CpuIsaName(CpuIsa isa) {
       return "avx2";
     case CpuIsa::kAvx512:
       return "avx512";
+    case CpuIsa::kAvx512Vnni:
+      return "avx512_vnni";
   }
   return "unknown";
 }
 
-const KernelTable& ActiveKernels() { return PortableKernels(); }
+const KernelTable& ActiveKernels() {
+#if defined(__x86_64__)
+  switch (ActiveCpuIsa()) {
+    case CpuIsa::kPortable:
+      break;
+    case CpuIsa::kAvx2:
+      return Avx2Kernels();
+    case CpuIsa::kAvx512:
+      return Avx512Kernels();
+    case CpuIsa::kAvx512Vnni:
+      return Avx512VnniKernels();
+  }
+#endif
+  return PortableKernels();
+}
 
 }  // namespace crumb::kernels

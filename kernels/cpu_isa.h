@@ -7,7 +7,12 @@
 // Which CPU instructions the kernels use. Chosen once at start: the best the machine has.
 namespace crumb::kernels {
 
-enum class CpuIsa { kPortable = 0, kAvx2 = 1, kAvx512 = 2 };
+enum class CpuIsa {
+  kPortable = 0,
+  kAvx2 = 1,        // AVX2, FMA, F16C
+  kAvx512 = 2,      // AVX-512 F, BW, VL, DQ
+  kAvx512Vnni = 3,  // and VNNI, BF16
+};
 
 // The best instruction set this machine can run.
 CpuIsa BestCpuIsa();

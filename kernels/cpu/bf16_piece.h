@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/softmax.h"
 
 // Attention of a block of rows over up to kBf16PieceTokens BF16 rows that lie at one stride: part
@@ -50,11 +51,9 @@ void KeyBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int
 template <typename V>
 void KeyRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
   for (int token = 0; token < piece.tokens; token += 4) {
-    int row = begin;
-    for (; row + V::kKeyRows <= end; row += V::kKeyRows) {
-      KeyBlock<V, V::kKeyRows>(piece, dim, scratch, row, token);
-    }
-    for (; row < end; ++row) KeyBlock<V, 1>(piece, dim, scratch, row, token);
+    ForRowBlocks<V::kKeyRows>(begin, end, [&](auto rows, int row) {
+      KeyBlock<V, rows>(piece, dim, scratch, row, token);
+    });
   }
 }
 
@@ -91,18 +90,11 @@ void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int
 // Adds the weighted values of the piece to rows [begin, end).
 template <typename V>
 void MixRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
-  constexpr int kStep = V::kMixVectors * V::kLanes;
-  int row = begin;
-  for (; row + V::kMixRows <= end; row += V::kMixRows) {
-    for (int i = 0; i < dim; i += kStep) {
-      MixBlock<V, V::kMixRows, V::kMixVectors>(piece, dim, scratch, row, i);
+  ForRowBlocks<V::kMixRows>(begin, end, [&](auto rows, int row) {
+    for (int i = 0; i < dim; i += V::kMixVectors * V::kLanes) {
+      MixBlock<V, rows, V::kMixVectors>(piece, dim, scratch, row, i);
     }
-  }
-  for (; row < end; ++row) {
-    for (int i = 0; i < dim; i += kStep) {
-      MixBlock<V, 1, V::kMixVectors>(piece, dim, scratch, row, i);
-    }
-  }
+  });
 }
 
 }  // namespace crumb::kernels

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/panel.h"
+#include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/softmax.h"
 
 // Attention of a block of rows over one INT2 tile. Scores and values are integer dot products of
@@ -111,27 +112,22 @@ void ScoreBlock(const TileShape& shape, const AttendScratch& scratch, int row, i
   }
 }
 
-// Raw scores of rows [begin, end) for a whole tile. A single row takes more vectors of tokens at a
-// time instead, so that enough sums are under way.
+// Raw scores of rows [begin, end) for a whole tile. Few rows take more vectors of tokens at a time
+// instead, so that enough sums are under way.
 template <typename V>
 void ScoreRows(const TileShape& shape, const AttendScratch& scratch, int begin, int end) {
-  constexpr int kSingle = V::kScoreVectors * 2;
   const int vectors = shape.tokens / V::kLanes;
-  int row = begin;
-  for (; row + V::kScoreRows <= end; row += V::kScoreRows) {
-    for (int v = 0; v < vectors; v += V::kScoreVectors) {
-      ScoreBlock<V, V::kScoreRows, V::kScoreVectors>(shape, scratch, row, v);
-    }
-  }
-  for (; row < end; ++row) {
+  ForRowBlocks<V::kScoreRows>(begin, end, [&](auto rows, int row) {
+    constexpr int kRows = rows;
+    constexpr int kMore = kRows < V::kScoreRows ? 2 * V::kScoreVectors : V::kScoreVectors;
     int v = 0;
-    for (; v + kSingle <= vectors; v += kSingle) {
-      ScoreBlock<V, 1, kSingle>(shape, scratch, row, v);
+    for (; v + kMore <= vectors; v += kMore) {
+      ScoreBlock<V, kRows, kMore>(shape, scratch, row, v);
     }
     for (; v < vectors; v += V::kScoreVectors) {
-      ScoreBlock<V, 1, V::kScoreVectors>(shape, scratch, row, v);
+      ScoreBlock<V, kRows, V::kScoreVectors>(shape, scratch, row, v);
     }
-  }
+  });
 }
 
 // Brings p * v_scale of one row to fixed point for the value kernel and adds up p * v_minimum.
@@ -217,18 +213,11 @@ void ValueBlock(const TileShape& shape, const AttendScratch& scratch, int row, i
 // Adds the weighted values of a whole tile to rows [begin, end).
 template <typename V>
 void ValueRows(const TileShape& shape, const AttendScratch& scratch, int begin, int end) {
-  const int vectors = shape.head_dim / V::kLanes;
-  int row = begin;
-  for (; row + V::kValueRows <= end; row += V::kValueRows) {
-    for (int v = 0; v < vectors; v += V::kValueVectors) {
-      ValueBlock<V, V::kValueRows, V::kValueVectors>(shape, scratch, row, v);
+  ForRowBlocks<V::kValueRows>(begin, end, [&](auto rows, int row) {
+    for (int v = 0; v < shape.head_dim / V::kLanes; v += V::kValueVectors) {
+      ValueBlock<V, rows, V::kValueVectors>(shape, scratch, row, v);
     }
-  }
-  for (; row < end; ++row) {
-    for (int v = 0; v < vectors; v += V::kValueVectors) {
-      ValueBlock<V, 1, V::kValueVectors>(shape, scratch, row, v);
-    }
-  }
+  });
 }
 
 }  // namespace crumb::kernels

@@ -63,7 +63,6 @@ struct Simd {
   static void StoreI(void* p, I x) { std::memcpy(p, &x, sizeof(x)); }
   static I SetI(int32_t x) { return I{x, x, x, x}; }
   static I AddI(I a, I b) { return a + b; }
-  static I SubI(I a, I b) { return a - b; }
   static I AndI(I a, I b) { return a & b; }
   static I MinI(I a, I b) { return SelectI(a < b, a, b); }
   static I MaxI(I a, I b) { return SelectI(a > b, a, b); }
