@@ -15,7 +15,6 @@ ItemHandle ChainTable::Add(const ItemInfo& info, uint64_t access) {
     items_[handle] = Item();
   }
   items_[handle].fingerprint = info.fingerprint;
-  items_[handle].bytes = info.bytes;
   items_[handle].last_access = access;
   if (info.parent != kNoItem) Link(handle, info.parent);
   return handle;

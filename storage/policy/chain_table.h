@@ -16,7 +16,6 @@ class ChainTable {
  public:
   struct Item {
     uint64_t fingerprint = 0;
-    uint64_t bytes = 0;
     uint64_t last_access = 0;
     ItemHandle parent = kNoItem;
     ItemHandle first_child = kNoItem;

@@ -9,6 +9,8 @@
 #include "absl/strings/str_join.h"
 #include "storage/policy/fifo_policy.h"
 #include "storage/policy/lru_policy.h"
+#include "storage/policy/reuse_policy.h"
+#include "storage/policy/s3fifo_policy.h"
 
 namespace crumb::storage {
 namespace {
@@ -19,8 +21,9 @@ struct KnownPolicy {
 };
 
 constexpr std::array kKnownPolicies = {
-    KnownPolicy{"default", [](size_t) { return MakeLruPolicy(); }},
+    KnownPolicy{"default", MakeReusePolicy},
     KnownPolicy{"lru", [](size_t) { return MakeLruPolicy(); }},
+    KnownPolicy{"s3fifo", MakeS3FifoPolicy},
     KnownPolicy{"fifo", [](size_t) { return MakeFifoPolicy(); }},
 };
 

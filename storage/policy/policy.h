@@ -30,7 +30,6 @@ struct ItemInfo {
   // The resident item whose absence makes this one unreachable; kNoItem when it begins a sequence
   // or the parent is not resident.
   ItemHandle parent = kNoItem;
-  uint64_t bytes = 0;
 };
 
 enum class Removal {

@@ -1,0 +1,140 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/policy/s3fifo_policy.h"
+
+#include <algorithm>
+
+#include "storage/policy/chain_table.h"
+#include "storage/policy/ghost_list.h"
+#include "storage/policy/item_queue.h"
+
+namespace crumb::storage {
+namespace {
+
+constexpr size_t kSmallQueueShare = 10;  // the small queue holds one item in ten
+constexpr uint8_t kUsesMax = 3;
+constexpr uint8_t kUsesToStay = 2;  // in the small queue, to move on to the main one
+// The original remembers as many as the main queue holds; chains of pages come back later.
+constexpr size_t kGhostsPerItem = 4;
+
+class S3FifoPolicy final : public EvictionPolicy {
+ public:
+  explicit S3FifoPolicy(size_t capacity_items) : ghosts_(kGhostsPerItem * capacity_items) {}
+
+  std::string_view name() const override { return "s3fifo"; }
+
+  void BeginAccess() override { ++access_; }
+
+  ItemHandle Insert(const ItemInfo& info) override {
+    const ItemHandle item = table_.Add(info, access_);
+    states_.resize(table_.handle_end());
+    states_[item] = State();
+    states_[item].in_main = ghosts_.Take(info.fingerprint).has_value();
+    const bool behind_parent = info.parent != kNoItem &&
+                               table_[info.parent].last_access == access_ &&
+                               states_[info.parent].in_main == states_[item].in_main;
+    if (behind_parent) {
+      QueueOf(item).PushBehind(item, info.parent);
+    } else {
+      QueueOf(item).PushNewest(item);
+    }
+    return item;
+  }
+
+  void Link(ItemHandle child, ItemHandle parent) override { table_.Link(child, parent); }
+
+  void Hit(ItemHandle item) override {
+    uint8_t& uses = states_[item].uses;
+    uses = std::min<uint8_t>(uses + 1, kUsesMax);
+  }
+
+  void Remove(ItemHandle item, Removal reason) override {
+    const ItemHandle parent = table_[item].parent;
+    if (reason == Removal::kEvicted && !states_[item].in_main) {
+      ghosts_.Add({.fingerprint = table_[item].fingerprint, .epoch = 0, .uses = 0});
+    }
+    QueueOf(item).Remove(item);
+    table_.Remove(item);
+    // A parent that was passed over for its children's sake is as old as the last of them.
+    if (parent != kNoItem && states_[parent].passed_over && table_.IsLeaf(parent)) {
+      QueueOf(parent).Remove(parent);
+      QueueOf(parent).PushOldest(parent);
+      states_[parent].passed_over = false;
+    }
+  }
+
+  std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) override {
+    // Every item is seen at most once per round it can be given, and once more in the main queue.
+    const size_t tries_max = (kUsesMax + 2) * table_.size();
+    for (size_t tried = 0; tried < tries_max; ++tried) {
+      const bool from_small =
+          main_.size() == 0 ||
+          (small_.size() > 0 && small_.size() * kSmallQueueShare >= table_.size());
+      const ItemHandle item = from_small ? small_.oldest() : main_.oldest();
+      State& state = states_[item];
+      if (!state.in_main && state.uses >= kUsesToStay) {
+        small_.Remove(item);
+        state.in_main = true;
+        state.uses = 0;
+        main_.PushNewest(item);
+      } else if (state.in_main && state.uses > 0) {
+        --state.uses;
+        GiveAnotherRound(item);
+      } else if (!table_.IsLeaf(item) || is_pinned(item)) {
+        state.passed_over = !table_.IsLeaf(item);
+        GiveAnotherRound(item);
+      } else {
+        return item;
+      }
+    }
+    return AnyUnpinnedLeaf(is_pinned);
+  }
+
+  PolicyUsage Usage() const override {
+    return {.items = table_.size(),
+            .ghosts = ghosts_.size(),
+            .memory_bytes = table_.MemoryBytes() + links_.MemoryBytes() + ghosts_.MemoryBytes() +
+                            states_.capacity() * sizeof(State)};
+  }
+
+ private:
+  struct State {
+    uint8_t uses = 0;  // hits since it was queued
+    bool in_main = false;
+    bool passed_over = false;  // was oldest while it had children
+  };
+
+  ItemQueue& QueueOf(ItemHandle item) { return states_[item].in_main ? main_ : small_; }
+
+  void GiveAnotherRound(ItemHandle item) {
+    ItemQueue& queue = QueueOf(item);
+    queue.Remove(item);
+    queue.PushNewest(item);
+  }
+
+  // Pinned items and parents can keep one queue at its share while the other has a victim.
+  std::optional<ItemHandle> AnyUnpinnedLeaf(absl::FunctionRef<bool(ItemHandle)> is_pinned) {
+    for (const ItemQueue* queue : {&small_, &main_}) {
+      for (ItemHandle item = queue->oldest(); item != kNoItem; item = queue->NewerThan(item)) {
+        if (table_.IsLeaf(item) && !is_pinned(item)) return item;
+      }
+    }
+    return std::nullopt;
+  }
+
+  uint64_t access_ = 0;
+  ChainTable table_;
+  ItemLinks links_;
+  ItemQueue small_{links_};
+  ItemQueue main_{links_};
+  std::vector<State> states_;  // by handle
+  GhostList ghosts_;
+};
+
+}  // namespace
+
+std::unique_ptr<EvictionPolicy> MakeS3FifoPolicy(size_t capacity_items) {
+  return std::make_unique<S3FifoPolicy>(capacity_items);
+}
+
+}  // namespace crumb::storage
