@@ -1,0 +1,45 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+
+namespace crumb::models {
+
+// Byte-pair encoding: a piece of text starts as its bytes' tokens, then the adjacent pair whose
+// merge was learned first is joined until no pair can be. Immutable, so thread-safe.
+class BytePairs {
+ public:
+  // Tokens by their bytes, and pairs of tokens in the order they were learned. With `whole_first` a
+  // piece that is a token by itself is not merged. kInvalidArgument: a byte has no token, or a
+  // merge names a token that does not exist; the message names it.
+  static absl::StatusOr<BytePairs> Build(
+      absl::flat_hash_map<std::string, int32_t> tokens,
+      const std::vector<std::pair<std::string, std::string>>& merges, bool whole_first);
+
+  // Appends the ids of `piece`. O(n log n) in its bytes.
+  void Encode(std::string_view piece, std::vector<int32_t>* ids) const;
+
+ private:
+  struct Merge {
+    int32_t rank;  // lower is joined earlier
+    int32_t id;    // of the joined token
+  };
+
+  const Merge* FindMerge(int32_t left, int32_t right) const;
+
+  absl::flat_hash_map<std::string, int32_t> tokens_;
+  absl::flat_hash_map<uint64_t, Merge> merges_;  // by left id << 32 | right id
+  std::array<int32_t, 256> byte_ids_{};
+  bool whole_first_ = false;
+};
+
+}  // namespace crumb::models

@@ -1,0 +1,32 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace crumb::models {
+
+// Element types that weights may have.
+enum class DType { kBf16, kF16, kF32 };
+
+constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
+// As safetensors files spell it: "BF16", "F16", "F32".
+constexpr std::string_view DTypeName(DType dtype) {
+  return dtype == DType::kBf16 ? "BF16" : dtype == DType::kF16 ? "F16" : "F32";
+}
+
+// A tensor inside a mapped file. Borrows the file's bytes, which need not be aligned.
+struct Tensor {
+  std::string name;
+  std::string file;
+  DType dtype = DType::kF32;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;  // row-major, little-endian
+};
+
+}  // namespace crumb::models

@@ -1,0 +1,51 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/thread.h"
+
+namespace crumb::models {
+
+// A fixed number of named threads that share loops. Idle threads sleep. Thread-safe: loops of
+// different callers run one after the other.
+class ThreadPool {
+ public:
+  // `threads` counts the caller's own, so 1 starts none; 0 and below mean one per CPU that this
+  // process may run on. At most 256.
+  explicit ThreadPool(int threads, const std::string& name = "crumb-compute");
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+  ~ThreadPool();
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Runs body(0) … body(count - 1), each once, on the pool's threads and the caller's; returns when
+  // all are done. Which thread runs which is not fixed. `body` must not call ParallelFor.
+  void ParallelFor(int count, const std::function<void(int)>& body);
+
+ private:
+  void Work();
+  void RunShare(const std::function<void(int)>& body, int count);
+
+  Mutex callers_;  // held for the length of a loop
+
+  Mutex mutex_;
+  CondVar wake_;
+  CondVar done_;
+  const std::function<void(int)>* body_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  int count_ ABSL_GUARDED_BY(mutex_) = 0;
+  int busy_ ABSL_GUARDED_BY(mutex_) = 0;      // workers inside the current loop
+  int64_t loop_ ABSL_GUARDED_BY(mutex_) = 0;  // number of the current loop
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::atomic<int> next_{0};  // first index of the current loop that nobody took yet
+
+  std::vector<Thread> workers_;
+};
+
+}  // namespace crumb::models

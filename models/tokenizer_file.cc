@@ -1,0 +1,251 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "models/tokenizer_file.h"
+
+#include <array>
+#include <optional>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "models/json_file.h"
+#include "models/unicode.h"
+
+namespace crumb::models {
+
+namespace {
+
+// Several times the largest published vocabulary.
+constexpr int64_t kTokenIdMax = (int64_t{1} << 22) - 1;
+
+absl::Status Unsupported(const std::string& where, const std::string& what,
+                         const std::string& found, const std::string& supported) {
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, ": ", what, " ", found, " is not supported, only ", supported));
+}
+
+// The "type" of a component that may be null; "null" then.
+absl::StatusOr<std::string> TypeOf(const nlohmann::json& json, const std::string& key,
+                                   const std::string& where) {
+  if (!HasField(json, key)) return "null";
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* component, ObjectField(json, key, where));
+  return StringField(*component, "type", absl::StrCat(where, ": ", key));
+}
+
+// Byte-level files spell every byte as one visible character: printable Latin-1 as itself, the
+// others as U+0100 and on, in order.
+std::array<char32_t, 256> SpellingOfBytes() {
+  std::array<char32_t, 256> spelling{};
+  char32_t next = 0x100;
+  for (int byte = 0; byte < 256; ++byte) {
+    const bool printable = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
+    spelling[byte] = printable ? static_cast<char32_t>(byte) : next++;
+  }
+  return spelling;
+}
+
+// Reverses the spelling.
+class ByteAlphabet {
+ public:
+  ByteAlphabet() {
+    const std::array<char32_t, 256> spelling = SpellingOfBytes();
+    for (int byte = 0; byte < 256; ++byte) bytes_[spelling[byte]] = static_cast<char>(byte);
+  }
+
+  // Nothing when a character stands for no byte.
+  std::optional<std::string> ToBytes(std::string_view spelled) const {
+    std::string bytes;
+    for (size_t at = 0; at < spelled.size();) {
+      const Char c = CharAt(spelled, at);
+      const auto it = bytes_.find(c.code_point);
+      if (it == bytes_.end()) return std::nullopt;
+      bytes.push_back(it->second);
+      at += c.length;
+    }
+    return bytes;
+  }
+
+ private:
+  absl::flat_hash_map<char32_t, char> bytes_;
+};
+
+absl::Status CheckByteLevel(const nlohmann::json& component, const std::string& where) {
+  CRUMB_ASSIGN_OR_RETURN(const bool prefix, BoolField(component, "add_prefix_space", true, where));
+  if (prefix) return Unsupported(where, "add_prefix_space", "true", "false");
+  return absl::OkStatus();
+}
+
+// The Split that comes before a ByteLevel without a pattern of its own.
+absl::StatusOr<SplitPattern> ReadSplit(const nlohmann::json& split, const std::string& where) {
+  CRUMB_ASSIGN_OR_RETURN(const bool invert, BoolField(split, "invert", false, where));
+  CRUMB_ASSIGN_OR_RETURN(const std::string behavior, StringField(split, "behavior", where));
+  if (invert || behavior != "Isolated") {
+    return Unsupported(where, "Split with behavior",
+                       absl::StrCat("\"", behavior, "\"", invert ? " and invert" : ""),
+                       "\"Isolated\" without invert");
+  }
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* pattern, ObjectField(split, "pattern", where));
+  CRUMB_ASSIGN_OR_RETURN(const std::string regex, StringField(*pattern, "Regex", where));
+  const std::optional<SplitPattern> known = PatternOf(regex);
+  if (!known.has_value()) {
+    return Unsupported(where, "Split pattern", regex, "those of GPT-2 and of Qwen2 and Qwen3");
+  }
+  return *known;
+}
+
+absl::StatusOr<SplitPattern> ReadPreTokenizer(const nlohmann::json& json, const std::string& file) {
+  const std::string where = file + ": pre_tokenizer";
+  constexpr char kSupported[] = "ByteLevel, or a Sequence of Split and ByteLevel";
+  CRUMB_ASSIGN_OR_RETURN(const std::string type, TypeOf(json, "pre_tokenizer", file));
+  if (type == "ByteLevel") {
+    const nlohmann::json& component = json["pre_tokenizer"];
+    CRUMB_RETURN_IF_ERROR(CheckByteLevel(component, where));
+    CRUMB_ASSIGN_OR_RETURN(const bool regex, BoolField(component, "use_regex", true, where));
+    return regex ? SplitPattern::kGpt2 : SplitPattern::kNone;
+  }
+  if (type != "Sequence") return Unsupported(where, "type", "\"" + type + "\"", kSupported);
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* steps,
+                         ArrayField(json["pre_tokenizer"], "pretokenizers", where));
+  std::vector<std::string> types;
+  for (const nlohmann::json& step : *steps) {
+    if (!step.is_object()) return absl::InvalidArgumentError(where + ": a step is no object");
+    CRUMB_ASSIGN_OR_RETURN(types.emplace_back(), StringField(step, "type", where));
+  }
+  if (types != std::vector<std::string>{"Split", "ByteLevel"}) {
+    return Unsupported(where, "Sequence of", nlohmann::json(types).dump(), kSupported);
+  }
+  const nlohmann::json& byte_level = (*steps)[1];
+  CRUMB_RETURN_IF_ERROR(CheckByteLevel(byte_level, where));
+  CRUMB_ASSIGN_OR_RETURN(const bool regex, BoolField(byte_level, "use_regex", true, where));
+  if (regex) return Unsupported(where, "ByteLevel with use_regex", "true", "false after a Split");
+  return ReadSplit((*steps)[0], where);
+}
+
+absl::Status CheckModel(const nlohmann::json& model, const std::string& where) {
+  CRUMB_ASSIGN_OR_RETURN(const std::string type, StringField(model, "type", where));
+  if (type != "BPE") return Unsupported(where, "type", "\"" + type + "\"", "\"BPE\"");
+  if (HasField(model, "dropout")) return Unsupported(where, "dropout", "", "null");
+  for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
+    if (HasField(model, key) && model[key] != "") {
+      return Unsupported(where, key, model[key].dump(), "null");
+    }
+  }
+  CRUMB_ASSIGN_OR_RETURN(const bool fallback, BoolField(model, "byte_fallback", false, where));
+  if (fallback) return Unsupported(where, "byte_fallback", "true", "false");
+  return absl::OkStatus();
+}
+
+absl::Status SetBytes(const std::string& where, int64_t id, const std::string& bytes,
+                      TokenizerDefinition* definition) {
+  if (static_cast<size_t>(id) >= definition->bytes_of.size()) {
+    definition->bytes_of.resize(static_cast<size_t>(id) + 1);
+  }
+  std::string& held = definition->bytes_of[static_cast<size_t>(id)];
+  if (!held.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat(where, ": two tokens have id ", id));
+  }
+  held = bytes;
+  return absl::OkStatus();
+}
+
+absl::Status ReadVocabulary(const nlohmann::json& model, const std::string& where,
+                            const ByteAlphabet& alphabet, TokenizerDefinition* definition) {
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* vocab, ObjectField(model, "vocab", where));
+  definition->tokens.reserve(vocab->size());
+  for (const auto& [spelled, value] : vocab->items()) {
+    CRUMB_ASSIGN_OR_RETURN(const int64_t id, IntField(*vocab, spelled, 0, kTokenIdMax, where));
+    const std::optional<std::string> bytes = alphabet.ToBytes(spelled);
+    // A token that spells no bytes can only be an added one: it stands for its own text.
+    CRUMB_RETURN_IF_ERROR(SetBytes(where, id, bytes.value_or(spelled), definition));
+    if (bytes.has_value()) definition->tokens[*bytes] = static_cast<int32_t>(id);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadMerges(const nlohmann::json& model, const std::string& where,
+                        const ByteAlphabet& alphabet, TokenizerDefinition* definition) {
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* merges, ArrayField(model, "merges", where));
+  definition->merges.reserve(merges->size());
+  for (const nlohmann::json& merge : *merges) {
+    std::string left;
+    std::string right;
+    if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
+      left = merge[0].get<std::string>();
+      right = merge[1].get<std::string>();
+    } else if (merge.is_string()) {  // the older form, the two separated by a blank
+      const std::string both = merge.get<std::string>();
+      const size_t blank = both.find(' ');
+      left = both.substr(0, blank);
+      if (blank != std::string::npos) right = both.substr(blank + 1);
+    }
+    std::optional<std::string> left_bytes = alphabet.ToBytes(left);
+    std::optional<std::string> right_bytes = alphabet.ToBytes(right);
+    if (left.empty() || right.empty() || !left_bytes.has_value() || !right_bytes.has_value()) {
+      return absl::InvalidArgumentError(absl::StrCat(where, ": merge ", definition->merges.size(),
+                                                     ", ", merge.dump(),
+                                                     ", is no pair of byte-level tokens"));
+    }
+    definition->merges.emplace_back(*std::move(left_bytes), *std::move(right_bytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadAddedToken(const nlohmann::json& token, const std::string& where,
+                            TokenizerDefinition* definition) {
+  if (!token.is_object()) return absl::InvalidArgumentError(where + ": an element is no object");
+  AddedToken added;
+  CRUMB_ASSIGN_OR_RETURN(added.text, StringField(token, "content", where));
+  CRUMB_ASSIGN_OR_RETURN(const int64_t id, IntField(token, "id", 0, kTokenIdMax, where));
+  added.id = static_cast<int32_t>(id);
+  CRUMB_ASSIGN_OR_RETURN(added.normalized, BoolField(token, "normalized", false, where));
+  for (const char* key : {"single_word", "lstrip", "rstrip"}) {
+    CRUMB_ASSIGN_OR_RETURN(const bool set, BoolField(token, key, false, where));
+    if (set)
+      return Unsupported(where, absl::StrCat(key, " of token ", added.text), "true", "false");
+  }
+  if (added.text.empty()) return absl::InvalidArgumentError(where + ": a token without text");
+  // Usual files repeat in the vocabulary what they add, or add above it.
+  const size_t index = static_cast<size_t>(id);
+  const bool repeated =
+      index < definition->bytes_of.size() && definition->bytes_of[index] == added.text;
+  if (!repeated) CRUMB_RETURN_IF_ERROR(SetBytes(where, id, added.text, definition));
+  definition->added.push_back(std::move(added));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TokenizerDefinition> ReadTokenizerFile(const std::string& path) {
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonObject(path));
+  TokenizerDefinition definition;
+  CRUMB_ASSIGN_OR_RETURN(const std::string normalizer, TypeOf(json, "normalizer", path));
+  if (normalizer != "null" && normalizer != "NFC") {
+    return Unsupported(path, "normalizer", "\"" + normalizer + "\"", "null and \"NFC\"");
+  }
+  definition.nfc = normalizer == "NFC";
+  CRUMB_ASSIGN_OR_RETURN(definition.pattern, ReadPreTokenizer(json, path));
+  CRUMB_ASSIGN_OR_RETURN(const std::string post, TypeOf(json, "post_processor", path));
+  if (post != "null" && post != "ByteLevel") {
+    return Unsupported(path, "post_processor", "\"" + post + "\"", "null and \"ByteLevel\"");
+  }
+  CRUMB_ASSIGN_OR_RETURN(const std::string decoder, TypeOf(json, "decoder", path));
+  if (decoder != "ByteLevel") {
+    return Unsupported(path, "decoder", "\"" + decoder + "\"", "\"ByteLevel\"");
+  }
+  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* model, ObjectField(json, "model", path));
+  const std::string where = path + ": model";
+  const ByteAlphabet alphabet;
+  CRUMB_RETURN_IF_ERROR(CheckModel(*model, where));
+  CRUMB_ASSIGN_OR_RETURN(definition.whole_first, BoolField(*model, "ignore_merges", false, where));
+  CRUMB_RETURN_IF_ERROR(ReadVocabulary(*model, where, alphabet, &definition));
+  CRUMB_RETURN_IF_ERROR(ReadMerges(*model, where, alphabet, &definition));
+  if (HasField(json, "added_tokens")) {
+    CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* added, ArrayField(json, "added_tokens", path));
+    for (const nlohmann::json& token : *added) {
+      CRUMB_RETURN_IF_ERROR(ReadAddedToken(token, path + ": added_tokens", &definition));
+    }
+  }
+  return definition;
+}
+
+}  // namespace crumb::models

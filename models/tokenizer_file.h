@@ -1,0 +1,37 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/statusor.h"
+#include "models/pre_tokenizer.h"
+
+namespace crumb::models {
+
+// A token that is found in the text as a whole, before any other step.
+struct AddedToken {
+  std::string text;
+  int32_t id = 0;
+  bool normalized = false;  // searched in the normalized text, otherwise in the text as given
+};
+
+// What a tokenizer.json says, with tokens as the bytes they stand for.
+struct TokenizerDefinition {
+  bool nfc = false;
+  SplitPattern pattern = SplitPattern::kNone;
+  bool whole_first = false;  // a piece that is a token is not merged
+  absl::flat_hash_map<std::string, int32_t> tokens;
+  std::vector<std::pair<std::string, std::string>> merges;  // first learned first
+  std::vector<AddedToken> added;
+  std::vector<std::string> bytes_of;  // by id, added tokens included; empty: no such token
+};
+
+// Errors as Tokenizer::Load.
+absl::StatusOr<TokenizerDefinition> ReadTokenizerFile(const std::string& path);
+
+}  // namespace crumb::models
