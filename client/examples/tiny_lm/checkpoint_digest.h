@@ -1,0 +1,15 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+
+namespace crumb::tiny_lm {
+
+// SHA-256 over names and contents of the files that decide a model's keys and values: config.json
+// and every *.safetensors of `dir`, in order of their names. Hexadecimal. Reads all of them.
+absl::StatusOr<std::string> CheckpointDigest(const std::string& dir);
+
+}  // namespace crumb::tiny_lm

@@ -1,0 +1,196 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/examples/tiny_lm/inference.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "client/examples/tiny_lm/checkpoint_digest.h"
+#include "client/examples/tiny_lm/sequence_cache.h"
+#include "common/sha256.h"
+#include "common/status_macros.h"
+#include "models/dense_kv_cache.h"
+#include "models/sampler.h"
+
+namespace crumb::tiny_lm {
+namespace {
+
+constexpr int kDefaultGroupSizeMax = 128;
+constexpr Duration kPublishTimeout = std::chrono::seconds(30);
+
+double SecondsSince(TimePoint start) {
+  return std::chrono::duration<double>(Clock::Real().Now() - start).count();
+}
+
+// The part of the configuration that positions depend on, for the keyspace.
+std::string RopeText(const models::RopeConfig& rope) {
+  return fmt::format("kind={} theta={} factor={} original={} fast={} slow={} attention={}",
+                     static_cast<int>(rope.kind), rope.theta, rope.factor,
+                     rope.original_max_positions, rope.beta_fast, rope.beta_slow,
+                     rope.attention_factor);
+}
+
+std::string FolderName(const std::string& path) {
+  const size_t end = path.find_last_not_of('/');
+  const size_t begin = path.find_last_of('/', end);
+  return path.substr(begin == std::string::npos ? 0 : begin + 1,
+                     end - (begin == std::string::npos ? -1 : begin));
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Inference>> Inference::Open(const RunOptions& options) {
+  auto inference = std::unique_ptr<Inference>(new Inference(options));
+  CRUMB_RETURN_IF_ERROR(inference->OpenModel());
+  CRUMB_RETURN_IF_ERROR(inference->OpenStore());
+  return inference;
+}
+
+absl::Status Inference::OpenModel() {
+  CRUMB_ASSIGN_OR_RETURN(tokenizer_, models::Tokenizer::Load(options_.model));
+  CRUMB_ASSIGN_OR_RETURN(engine_,
+                         models::Engine::Load(options_.model, {.threads = options_.threads}));
+  return absl::OkStatus();
+}
+
+absl::Status Inference::OpenStore() {
+  if (options_.store != "none") {
+    CRUMB_ASSIGN_OR_RETURN(client_, client::Client::Open({.socket_dir = options_.store,
+                                                          .process_name = "crumb-tiny-lm"}));
+  }
+  CRUMB_ASSIGN_OR_RETURN(const client::WorkerOptions worker_options, MakeWorkerOptions());
+  CRUMB_ASSIGN_OR_RETURN(worker_, client::Worker::Open(worker_options, client_.get()));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<client::WorkerOptions> Inference::MakeWorkerOptions() const {
+  const models::ModelConfig& config = engine_->config();
+  client::WorkerOptions worker;
+  worker.model = FolderName(options_.model);
+  worker.weights = options_.weights_version;
+  if (worker.weights.empty()) {
+    CRUMB_ASSIGN_OR_RETURN(worker.weights, CheckpointDigest(options_.model));
+  }
+  worker.layers = config.layers;
+  worker.kv_heads = config.kv_heads;
+  worker.q_heads = config.q_heads;
+  worker.head_dim = config.head_dim;
+  worker.group_size = options_.group_size > 0 ? options_.group_size
+                                              : std::min(config.head_dim, kDefaultGroupSizeMax);
+  worker.history_format =
+      options_.kv == "int2" ? kernels::PageFormat::kInt2 : kernels::PageFormat::kBf16;
+  if (options_.rotation == "hadamard") {
+    CRUMB_ASSIGN_OR_RETURN(worker.rotations, client::RotationSet::Hadamard(config.head_dim));
+  }
+  worker.rope = RopeText(config.rope);
+  worker.parallel_for = [this](int count, const std::function<void(int)>& body) {
+    engine_->pool().ParallelFor(count, body);
+  };
+  return worker;
+}
+
+client::SequenceOptions Inference::MakeSequenceOptions(client::Publish publish) const {
+  client::SequenceOptions sequence;
+  if (!options_.salt.empty()) sequence.extra.push_back(Sha256(options_.salt));
+  sequence.publish = publish;
+  return sequence;
+}
+
+absl::StatusOr<RunReport> Inference::Run(std::span<const int32_t> prompt) {
+  const int room = engine_->config().max_positions - static_cast<int>(prompt.size());
+  if (prompt.empty() || room < options_.generate) {
+    return absl::InvalidArgumentError(fmt::format(
+        "the prompt has {} tokens and {} are to be generated; the model has {} positions",
+        prompt.size(), options_.generate, engine_->config().max_positions));
+  }
+  RunReport report;
+  const TimePoint start = Clock::Real().Now();
+  CRUMB_ASSIGN_OR_RETURN(auto sequence,
+                         worker_->Begin(prompt, MakeSequenceOptions(client::Publish::kAll)));
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<int32_t> generated, Generate(*sequence, prompt, report));
+  report.decode_seconds = SecondsSince(start) - report.ttft_seconds;
+  report.text = tokenizer_->Decode(generated);
+  report.generated_tokens = static_cast<int>(generated.size());
+  report.stats = sequence->stats();
+  const kernels::TileShape shape = worker_->options().tile_shape();
+  report.history_bits_per_element =
+      16.0 * static_cast<double>(shape.bytes(worker_->options().history_format)) /
+      static_cast<double>(shape.bf16_bytes());
+  CRUMB_RETURN_IF_ERROR(sequence->Finish());
+  if (options_.compare) {
+    CRUMB_ASSIGN_OR_RETURN(report.comparison, Compare(prompt, generated));
+  }
+  CRUMB_RETURN_IF_ERROR(Publish(report));
+  return report;
+}
+
+absl::StatusOr<std::vector<int32_t>> Inference::Generate(client::Sequence& sequence,
+                                                         std::span<const int32_t> prompt,
+                                                         RunReport& report) {
+  const TimePoint start = Clock::Real().Now();
+  const std::vector<int32_t>& stops = engine_->config().eos_ids;
+  SequenceCache cache(sequence);
+  std::vector<int32_t> generated;
+  auto fresh = prompt.subspan(static_cast<size_t>(sequence.cached_tokens()));
+  do {
+    CRUMB_ASSIGN_OR_RETURN(const models::Logits logits,
+                           engine_->Forward(cache, fresh, models::LogitRows::kLast));
+    if (generated.empty()) report.ttft_seconds = SecondsSince(start);
+    const int32_t token = models::GreedyToken(logits.last());
+    if (std::binary_search(stops.begin(), stops.end(), token)) break;
+    generated.push_back(token);
+    fresh = std::span(generated).last(1);
+  } while (static_cast<int>(generated.size()) < options_.generate);
+  return generated;
+}
+
+// Both runs read the same tokens. The worker's prompt goes in as it does when it is served, and the
+// generated tokens one by one, as they were made.
+absl::StatusOr<Comparison> Inference::Compare(std::span<const int32_t> prompt,
+                                              std::span<const int32_t> generated) {
+  CRUMB_ASSIGN_OR_RETURN(auto sequence,
+                         worker_->Begin(prompt, MakeSequenceOptions(client::Publish::kNone)));
+  const auto cached = static_cast<size_t>(sequence->cached_tokens());
+  SequenceCache cache(*sequence);
+  CRUMB_ASSIGN_OR_RETURN(models::Logits ours,
+                         engine_->Forward(cache, prompt.subspan(cached), models::LogitRows::kAll));
+  models::DenseKvCache dense(engine_->config(), engine_->pool());
+  if (cached > 0) {
+    CRUMB_RETURN_IF_ERROR(
+        engine_->Forward(dense, prompt.first(cached), models::LogitRows::kLast).status());
+  }
+  CRUMB_ASSIGN_OR_RETURN(models::Logits exact,
+                         engine_->Forward(dense, prompt.subspan(cached), models::LogitRows::kAll));
+  for (size_t i = 0; i < generated.size(); ++i) {
+    const auto token = generated.subspan(i, 1);
+    CRUMB_ASSIGN_OR_RETURN(const models::Logits our_row,
+                           engine_->Forward(cache, token, models::LogitRows::kLast));
+    CRUMB_ASSIGN_OR_RETURN(const models::Logits exact_row,
+                           engine_->Forward(dense, token, models::LogitRows::kLast));
+    ours.values.insert(ours.values.end(), our_row.values.begin(), our_row.values.end());
+    exact.values.insert(exact.values.end(), exact_row.values.begin(), exact_row.values.end());
+    ++ours.rows;
+    ++exact.rows;
+  }
+  return Comparison{static_cast<int>(cached), models::CompareLogits(exact, ours)};
+}
+
+absl::Status Inference::Publish(RunReport& report) {
+  report.store_state = "off";
+  if (client_ != nullptr) {
+    CRUMB_RETURN_IF_ERROR(worker_->WaitPublished(kPublishTimeout));
+    report.store_state = client_->connected() ? "connected" : "unavailable";
+    if (options_.flush && client_->connected()) {
+      CRUMB_RETURN_IF_ERROR(client_->Flush(kPublishTimeout).status());
+    }
+  }
+  const client::WorkerCounters counters = worker_->counters();
+  report.published_pages = counters.published_pages + counters.deduplicated_pages;
+  report.dropped_pages = counters.publish_dropped_queue + counters.publish_dropped_room +
+                         counters.publish_dropped_unavailable + counters.publish_refused;
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::tiny_lm

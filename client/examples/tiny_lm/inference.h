@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/examples/tiny_lm/run_options.h"
+#include "client/examples/tiny_lm/run_report.h"
+#include "crumb/client.h"
+#include "crumb/worker.h"
+#include "models/engine.h"
+#include "models/tokenizer.h"
+
+namespace crumb::tiny_lm {
+
+// A model, its tokenizer, and a Crumb worker for its KV cache. Not thread-safe.
+class Inference {
+ public:
+  // Loads the model and connects to the store. Errors name file and field; a crumbd that is not
+  // there is none: the run then goes without cache.
+  static absl::StatusOr<std::unique_ptr<Inference>> Open(const RunOptions& options);
+
+  std::vector<int32_t> Encode(const std::string& prompt) const {
+    return tokenizer_->Encode(prompt);
+  }
+
+  // Answers one prompt. kInvalidArgument: no tokens, or more than the model has positions for.
+  absl::StatusOr<RunReport> Run(std::span<const int32_t> prompt);
+
+ private:
+  explicit Inference(const RunOptions& options) : options_(options) {}
+
+  absl::Status OpenModel();
+  absl::Status OpenStore();
+  absl::StatusOr<client::WorkerOptions> MakeWorkerOptions() const;
+  client::SequenceOptions MakeSequenceOptions(client::Publish publish) const;
+  absl::StatusOr<std::vector<int32_t>> Generate(client::Sequence& sequence,
+                                                std::span<const int32_t> prompt, RunReport& report);
+  absl::StatusOr<Comparison> Compare(std::span<const int32_t> prompt,
+                                     std::span<const int32_t> generated);
+  absl::Status Publish(RunReport& report);
+
+  const RunOptions options_;
+  std::unique_ptr<models::Tokenizer> tokenizer_;
+  std::unique_ptr<models::Engine> engine_;
+  std::unique_ptr<client::Client> client_;  // null: works alone
+  std::unique_ptr<client::Worker> worker_;
+};
+
+}  // namespace crumb::tiny_lm

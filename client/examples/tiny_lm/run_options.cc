@@ -1,0 +1,61 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/examples/tiny_lm/run_options.h"
+
+#include <CLI/CLI.hpp>
+
+namespace crumb::tiny_lm {
+
+std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
+  CLI::App app{
+      "An inference worker: runs a Qwen3-architecture model on this machine's CPU and keeps its KV "
+      "cache in Crumb.",
+      "crumb-tiny-lm"};
+  app.set_version_flag("--version", std::string(CRUMB_VERSION));
+  app.add_option("--model", options.model, "HF directory: config.json, safetensors, tokenizer.json")
+      ->capture_default_str();
+  app.add_option("--prompt-file", options.prompt_file,
+                 "file with the prompt, or - for standard input")
+      ->required();
+  app.add_option("--generate", options.generate, "tokens to generate at most")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app.add_option("--store", options.store, "folder of crumbd's sockets, or none to work alone")
+      ->capture_default_str();
+  app.add_option("--kv", options.kv, "format of history pages")
+      ->check(CLI::IsMember({"int2", "bf16"}))
+      ->capture_default_str();
+  app.add_option("--method", options.method, "how INT2 codes are chosen")
+      ->check(CLI::IsMember({"oscar"}))
+      ->capture_default_str();
+  app.add_option("--rotation", options.rotation, "basis that INT2 pages are quantized in")
+      ->check(CLI::IsMember({"hadamard", "identity"}))
+      ->capture_default_str();
+  app.add_option("--group-size", options.group_size,
+                 "channels that share a scale; 0: head_dim, at most 128")
+      ->check(CLI::IsMember({0, 32, 64, 128}))
+      ->capture_default_str();
+  app.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
+      ->check(CLI::Range(0, 256))
+      ->capture_default_str();
+  app.add_option("--weights-version", options.weights_version,
+                 "names the weights in page keys; default: a digest of the checkpoint's files");
+  app.add_option("--salt", options.salt, "share pages only with requests of the same salt");
+  app.add_flag("--compare", options.compare,
+               "run prompt and answer again and report KL and top-1 agreement against BF16");
+  app.add_flag("--flush", options.flush, "return when the published pages are durable on SSD");
+  app.add_flag("--count-tokens", options.count_tokens,
+               "print the prompt's length in tokens and stop");
+  app.add_flag("--json", options.json, "print one JSON object");
+  app.footer(
+      "Example:\n  crumb-tiny-lm --prompt-file question.txt --store /run/crumb --generate 32");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    const int code = app.exit(error);
+    return code == 0 ? 0 : 2;
+  }
+  return std::nullopt;
+}
+
+}  // namespace crumb::tiny_lm
