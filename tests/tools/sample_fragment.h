@@ -1,0 +1,22 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/tile.h"
+#include "tools/fragment_file.h"
+
+namespace crumb::tools {
+
+// Layers 2 to 4 and KV heads 1 to 3 of a page, filled with noise from `seed`; scales and minima are
+// finite and the sums are right. The same seed gives the same bytes.
+FragmentFile SampleInt2Fragment(const kernels::TileShape& shape, uint32_t seed);
+
+// The same in BF16; the values lie in [-2, 2].
+FragmentFile SampleBf16Fragment(int head_dim, uint32_t seed);
+
+// Tiles, then header.
+std::vector<std::byte> EncodeFragment(const FragmentFile& fragment);
+
+}  // namespace crumb::tools
