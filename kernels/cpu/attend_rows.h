@@ -140,9 +140,13 @@ class RowAttention {
   void AddBf16Page(int page) {
     const Bf16* k = reinterpret_cast<const Bf16*>(Tile(page));
     const Bf16* v = k + params_.shape.tokens * dim_;
+    const Bf16* next =
+        page + 1 < params_.pages ? reinterpret_cast<const Bf16*>(Tile(page + 1)) : nullptr;
     for (int t = 0; t < params_.shape.tokens; t += kBf16PieceTokens) {
-      AddBf16({k + t * dim_, v + t * dim_, dim_, PieceTokens(params_.shape.tokens - t),
-               PagePosition(page) + t});
+      const int tokens = PieceTokens(params_.shape.tokens - t);
+      const bool last = t + tokens == params_.shape.tokens;
+      AddBf16({k + t * dim_, v + t * dim_, dim_, tokens, PagePosition(page) + t,
+               last ? next : k + (t + tokens) * dim_});
     }
   }
 

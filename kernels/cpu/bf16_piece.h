@@ -17,7 +17,15 @@ struct Bf16Piece {
   int64_t stride = 0;
   int tokens = 0;
   int64_t first_position = 0;
+  const Bf16* next_k = nullptr;  // K of the piece after this one, at the same stride, or null
 };
+
+// Asks for one row of `dim` elements. Pages lie anywhere, so the machine's own prefetch starts anew
+// in each; asking a piece ahead keeps the memory busy.
+template <typename V>
+void PrefetchRow(const Bf16* row, int dim) {
+  for (int i = 0; i < dim; i += 32) __builtin_prefetch(row + i);
+}
 
 // Raw scores of kRows rows from `row` for four tokens from `token`.
 template <typename V, int kRows>
@@ -51,15 +59,19 @@ void KeyBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int
 template <typename V>
 void KeyRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
   for (int token = 0; token < piece.tokens; token += 4) {
+    const int last = token + 4 < piece.tokens ? token + 4 : piece.tokens;
+    for (int t = token; t < last; ++t) PrefetchRow<V>(piece.v + t * piece.stride, dim);
     ForRowBlocks<V::kKeyRows>(begin, end, [&](auto rows, int row) {
       KeyBlock<V, rows>(piece, dim, scratch, row, token);
     });
   }
 }
 
-// Adds kRows rows' weighted values to kVectors vectors of channels from channel `first`.
+// Adds kRows rows' weighted values to kVectors vectors of channels from channel `first`. Asks for
+// the rows at `next` on the way unless it is null.
 template <typename V, int kRows, int kVectors>
-void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int row, int first) {
+void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int row, int first,
+              const Bf16* next) {
   typename V::F sum[kRows][kVectors];
   for (int n = 0; n < kRows; ++n) {
     const typename V::F rescale = V::Set(scratch.rescale[row + n]);
@@ -71,6 +83,7 @@ void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int
   const float* p = scratch.scores + row * scratch.score_stride;
   const Bf16* values = piece.v + first;
   for (int t = 0; t < piece.tokens; ++t) {
+    if (next != nullptr) PrefetchRow<V>(next + t * piece.stride, dim);
     typename V::F value[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       value[v] = V::LoadBf16(values + t * piece.stride + v * V::kLanes);
@@ -90,9 +103,11 @@ void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int
 // Adds the weighted values of the piece to rows [begin, end).
 template <typename V>
 void MixRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
+  const Bf16* next = piece.next_k;
   ForRowBlocks<V::kMixRows>(begin, end, [&](auto rows, int row) {
     for (int i = 0; i < dim; i += V::kMixVectors * V::kLanes) {
-      MixBlock<V, rows, V::kMixVectors>(piece, dim, scratch, row, i);
+      MixBlock<V, rows, V::kMixVectors>(piece, dim, scratch, row, i, next);
+      next = nullptr;
     }
   });
 }
