@@ -1,0 +1,65 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/page.h"
+#include "client/recent_rows.h"
+#include "client/scratch_pool.h"
+#include "crumb/worker_options.h"
+#include "kernels/attention.h"
+
+namespace crumb::client {
+
+// What the fresh tokens of one layer attend: sink_tokens rows of `sink`, the pages, then
+// recent_tokens rows from position recent_begin on, the last q_tokens of which are the fresh ones'.
+struct AttentionCall {
+  int layer = 0;
+  int q_tokens = 0;
+  const kernels::Bf16* q = nullptr;  // [q_tokens, q_heads, head_dim]
+  float* out = nullptr;              // [q_tokens, q_heads, head_dim]
+  const Page* sink = nullptr;        // BF16; null when sink_tokens is 0
+  int sink_tokens = 0;
+  std::span<const uint64_t> pages;  // address of this layer's first tile of each
+  kernels::PageFormat history_format = kernels::PageFormat::kInt2;
+  const RecentRows* rows = nullptr;
+  int recent_begin = 0;
+  int recent_tokens = 0;
+};
+
+// Stores windows and computes attention on the CPU. Thread-safe; shares work through
+// WorkerOptions::parallel_for.
+class CpuBackend {
+ public:
+  // `options` is borrowed.
+  explicit CpuBackend(const WorkerOptions& options);
+
+  // Fills the tiles of layers [layer_begin, layer_end) of `page`, which covers positions
+  // [position, position + 64), from `rows`. Returns kernels::kStatus bits of all tiles together.
+  uint32_t StoreWindow(const RecentRows& rows, int position, int layer_begin, int layer_end,
+                       const Page& page) const;
+
+  // kResourceExhausted: no work memory.
+  absl::Status Attend(const AttentionCall& call) const;
+
+ private:
+  void Parallel(int count, const std::function<void(int)>& body) const;
+  uint32_t StoreTile(const RecentRows& rows, int position, int layer, int head,
+                     const Page& page) const;
+  kernels::AttentionParams ParamsOf(const AttentionCall& call) const;
+  std::vector<float> OffsetsOf(const AttentionCall& call) const;
+
+  const WorkerOptions& options_;
+  const std::vector<std::shared_ptr<const RotationSet::Layer>> layers_;
+  mutable ScratchPool scratch_;
+};
+
+// Whether a BF16 row block holds NaN or infinity.
+bool AllFinite(const kernels::Bf16* values, size_t count);
+
+}  // namespace crumb::client

@@ -1,0 +1,34 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace crumb::client {
+
+// What a Worker has counted since it was opened.
+struct WorkerCounters {
+  uint64_t sequences = 0;
+  uint64_t prompt_tokens = 0;
+  uint64_t hit_tokens_worker = 0;  // pages of this worker's live sequences
+  uint64_t hit_tokens_host = 0;    // pages leased from crumbd, by the tier they were found in
+  uint64_t hit_tokens_ssd = 0;
+  uint64_t hit_tokens_remote = 0;
+  uint64_t verify_failures = 0;    // fetched fragments whose header or sums differed: misses
+  uint64_t deadline_exceeded = 0;  // hits given up because crumbd answered too late
+  uint64_t unavailable = 0;        // hits given up because crumbd was not there or refused
+
+  uint64_t windows_evicted = 0;    // pages made from BF16 rows
+  uint64_t windows_refused = 0;    // of those: held a non-finite key or value, never published
+  uint64_t windows_saturated = 0;  // of those: a scale or minimum was limited
+
+  uint64_t published_pages = 0;              // stored by crumbd
+  uint64_t deduplicated_pages = 0;           // crumbd had them already
+  uint64_t publish_refused = 0;              // crumbd refused them
+  uint64_t publish_dropped_queue = 0;        // the queue was full
+  uint64_t publish_dropped_room = 0;         // no staging memory or no room in any tier
+  uint64_t publish_dropped_unavailable = 0;  // no crumbd, or it did not answer in time
+  uint64_t published_bytes = 0;              // tiles and headers of published_pages
+};
+
+}  // namespace crumb::client

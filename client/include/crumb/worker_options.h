@@ -1,0 +1,61 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "crumb/rotation_set.h"
+#include "kernels/tile.h"
+
+namespace crumb::client {
+
+// Runs body(0) .. body(count - 1), in any order and on any threads, and returns when all are done.
+using ParallelFor = std::function<void(int count, const std::function<void(int)>& body)>;
+
+// What a Worker is opened with. Fields up to `fields` decide what pages are interchangeable and go
+// into the keyspace; the rest is this process's business.
+struct WorkerOptions {
+  std::string model;    // a name for people and metrics
+  std::string weights;  // digest of the checkpoint, or the engine's weight version
+  int layers = 0;
+  int kv_heads = 0;
+  int q_heads = 0;  // a multiple of kv_heads
+  int head_dim = 0;
+  int group_size = 128;  // elements that share a scale; at most head_dim
+  kernels::PageFormat history_format = kernels::PageFormat::kInt2;
+  RotationSet rotations = RotationSet::Identity();
+  float clip_k = 0.96f;  // fraction of |k| kept; <= 0: all
+  float clip_v = 0.92f;
+  std::string rope;          // effective RoPE configuration, as the engine writes it
+  int prefill_block = 8192;  // absolute positions; a multiple of 64, at least 320
+  std::string tenant;        // empty: the default tenant
+  std::map<std::string, std::string> fields;  // further keyspace fields: LoRA id, weight format...
+
+  int recent_tokens = 256;  // least length of the BF16 window; a multiple of 64
+  int draft_slots = 8;      // fresh tokens of a decode step beyond the first
+  float scale = 0.0f;       // of q.k; 0: 1 / sqrt(head_dim)
+  float soft_cap = 0.0f;    // > 0: cap * tanh(logit / cap)
+
+  size_t page_bytes_max = size_t{16} << 30;  // private memory for pages; beyond it Append fails
+  size_t publish_queue_max = 1024;           // pages waiting to be published; more are dropped
+  int publish_batch = 32;                    // pages per Reserve and Commit
+  Duration publish_deadline = std::chrono::seconds(2);       // of one such call
+  Duration begin_deadline = std::chrono::milliseconds(200);  // default of SequenceOptions
+
+  // Shares the work of one call over KV heads; empty: all on the calling thread.
+  ParallelFor parallel_for;
+
+  // kInvalidArgument naming the field that is wrong.
+  absl::Status Validate() const;
+
+  kernels::TileShape tile_shape() const {
+    return {.tokens = 64, .head_dim = head_dim, .group_size = group_size};
+  }
+};
+
+}  // namespace crumb::client

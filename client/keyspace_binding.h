@@ -1,0 +1,21 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "common/page_key.h"
+#include "kernels/tile.h"
+
+namespace crumb::client {
+
+// The keyspace that sequences begun at one time use.
+struct KeyspaceBinding {
+  KeyspaceId id;
+  kernels::PageFormat history_format = kernels::PageFormat::kInt2;
+  bool known_to_crumbd = false;  // false: the id is this process's own, for sharing in the worker
+  uint64_t generation = 0;
+  uint64_t epoch = 0;  // of crumbd when it answered the id
+};
+
+}  // namespace crumb::client

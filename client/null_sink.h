@@ -1,0 +1,24 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "client/page_sink.h"
+#include "client/worker_tally.h"
+
+namespace crumb::client {
+
+// Drops every page, for a worker without crumbd.
+class NullSink final : public PageSink {
+ public:
+  // `tally` is borrowed.
+  explicit NullSink(WorkerTally& tally) : tally_(tally) {}
+
+  void Publish(std::shared_ptr<const KeyspaceBinding>, std::shared_ptr<const Page>) override {
+    tally_.publish_dropped_unavailable.Add();
+  }
+
+ private:
+  WorkerTally& tally_;
+};
+
+}  // namespace crumb::client

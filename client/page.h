@@ -1,0 +1,31 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "common/page_key.h"
+#include "kernels/tile.h"
+
+namespace crumb::client {
+
+// 64 tokens of one sequence, all layers and KV heads, where attention reads them: in memory of this
+// process or in crumbd's slabs under a lease. Immutable once its last tile is written.
+struct Page {
+  PageKey key;
+  PageKey parent;  // zeros: the first page of a sequence
+  kernels::PageFormat format = kernels::PageFormat::kInt2;
+  bool over_int2_prefix = false;  // its rows were computed while INT2 pages were attended
+  bool finite = true;             // false: held a non-finite row; never leaves the sequence
+  std::byte* tiles = nullptr;     // layer by layer, in each layer head by head
+  size_t tile_bytes = 0;
+  size_t layer_bytes = 0;        // of all heads' tiles of one layer
+  size_t bytes = 0;              // of all tiles
+  std::shared_ptr<void> memory;  // keeps `tiles` where they are
+
+  std::byte* layer(int index) const { return tiles + layer_bytes * index; }
+};
+
+}  // namespace crumb::client

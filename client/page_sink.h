@@ -1,0 +1,22 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "client/keyspace_binding.h"
+#include "client/page.h"
+
+namespace crumb::client {
+
+// Where complete pages go to become visible to others.
+class PageSink {
+ public:
+  virtual ~PageSink() = default;
+
+  // Takes a page to publish, or drops and counts it. Never blocks. Thread-safe.
+  virtual void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
+                       std::shared_ptr<const Page> page) = 0;
+};
+
+}  // namespace crumb::client

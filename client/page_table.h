@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <unordered_map>
+
+#include "client/page.h"
+#include "common/mutex.h"
+
+namespace crumb::client {
+
+// The pages that live sequences of one worker hold, by key, so that equal prefixes share them.
+// Holds no page itself. Pages may outlive the table. Thread-safe.
+class PageTable {
+ public:
+  PageTable() : state_(std::make_shared<State>()) {}
+
+  // Null when no live sequence holds the page.
+  std::shared_ptr<const Page> Find(const PageKey& key) const;
+
+  // Makes a complete page findable while somebody holds the result, which owns `page` from now on.
+  // The first page of a key stays; a later one of the same key is just wrapped.
+  std::shared_ptr<const Page> Share(std::shared_ptr<const Page> page);
+
+  size_t size() const;
+
+ private:
+  struct State {
+    mutable Mutex mutex;
+    std::unordered_map<PageKey, std::weak_ptr<const Page>> pages ABSL_GUARDED_BY(mutex);
+  };
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace crumb::client

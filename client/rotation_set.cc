@@ -1,0 +1,177 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/rotation_set.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "common/status_macros.h"
+
+namespace crumb::client {
+namespace {
+
+constexpr double kOrthogonalTolerance = 1e-3;  // bf16 rounding of a rotation stays below
+
+absl::Status CheckArray(const char* name, const std::vector<float>& values, size_t expected) {
+  if (!values.empty() && values.size() != expected) {
+    return absl::InvalidArgumentError(std::string(name) + " has " + std::to_string(values.size()) +
+                                      " values, its shape needs " + std::to_string(expected));
+  }
+  for (const float value : values) {
+    if (!std::isfinite(value)) {
+      return absl::InvalidArgumentError(std::string(name) + " holds a value that is not finite");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOrthogonal(const char* name, const float* matrix, int dim) {
+  for (int i = 0; i < dim; ++i) {
+    for (int j = 0; j <= i; ++j) {
+      double dot = 0.0;
+      for (int c = 0; c < dim; ++c) dot += double{matrix[i * dim + c]} * matrix[j * dim + c];
+      if (std::abs(dot - (i == j ? 1.0 : 0.0)) > kOrthogonalTolerance) {
+        return absl::InvalidArgumentError(std::string(name) + " is not orthogonal at rows " +
+                                          std::to_string(i) + ", " + std::to_string(j));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// mean [heads, dim] times rotation [heads, dim, dim].
+std::vector<float> Rotate(const std::vector<float>& mean, const std::vector<float>& rotation,
+                          int heads, int dim) {
+  if (mean.empty() || rotation.empty()) return mean;
+  std::vector<float> out(mean.size());
+  for (int h = 0; h < heads; ++h) {
+    for (int c = 0; c < dim; ++c) {
+      double sum = 0.0;
+      for (int i = 0; i < dim; ++i) {
+        sum += double{mean[h * dim + i]} * rotation[(int64_t{h} * dim + i) * dim + c];
+      }
+      out[h * dim + c] = static_cast<float>(sum);
+    }
+  }
+  return out;
+}
+
+// One layer of [layers, heads, item], repeated for `kv_heads`.
+std::vector<float> LayerOf(const std::vector<float>& values, int layer, int heads, int kv_heads,
+                           size_t item) {
+  if (values.empty()) return {};
+  const float* begin = values.data() + layer * heads * item;
+  if (heads == kv_heads) return {begin, begin + heads * item};
+  std::vector<float> out;
+  for (int h = 0; h < kv_heads; ++h) out.insert(out.end(), begin, begin + item);
+  return out;
+}
+
+Digest DigestOf(const std::string& name, const RotationSet::Arrays& arrays) {
+  std::string bytes = "crumb/rotation/1\n" + name;
+  for (const int size : {arrays.layers, arrays.kv_heads, arrays.head_dim}) {
+    bytes += "\n" + std::to_string(size);
+  }
+  for (const auto* values :
+       {&arrays.rotation_k, &arrays.rotation_v, &arrays.mean_k, &arrays.mean_v}) {
+    bytes += "\n" + std::to_string(values->size()) + "\n";
+    bytes.append(reinterpret_cast<const char*>(values->data()), values->size() * sizeof(float));
+  }
+  return Sha256(bytes);
+}
+
+}  // namespace
+
+RotationSet RotationSet::Make(std::string name, Arrays arrays) {
+  auto data = std::make_shared<Data>();
+  data->digest = DigestOf(name, arrays);
+  data->name = std::move(name);
+  data->arrays = std::move(arrays);
+  return RotationSet(std::move(data));
+}
+
+RotationSet RotationSet::Identity() { return Make("identity", {}); }
+
+absl::StatusOr<RotationSet> RotationSet::Hadamard(int head_dim) {
+  if (head_dim < 1 || !std::has_single_bit(static_cast<unsigned>(head_dim))) {
+    return absl::InvalidArgumentError("a Hadamard rotation needs a power of two, head_dim is " +
+                                      std::to_string(head_dim));
+  }
+  Arrays arrays;
+  arrays.head_dim = head_dim;
+  arrays.rotation_k.resize(static_cast<size_t>(head_dim) * head_dim);
+  const float value = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  for (int i = 0; i < head_dim; ++i) {
+    for (int c = 0; c < head_dim; ++c) {
+      const bool odd = std::popcount(static_cast<unsigned>(i & c)) % 2 == 1;
+      arrays.rotation_k[static_cast<size_t>(i) * head_dim + c] = odd ? -value : value;
+    }
+  }
+  arrays.rotation_v = arrays.rotation_k;
+  return Make("hadamard", std::move(arrays));
+}
+
+absl::StatusOr<RotationSet> RotationSet::Of(const std::string& name, Arrays arrays) {
+  if (arrays.layers < 1 || arrays.kv_heads < 1 || arrays.head_dim < 1) {
+    return absl::InvalidArgumentError("a rotation set needs layers, kv_heads and head_dim");
+  }
+  const size_t matrices = static_cast<size_t>(arrays.layers) * arrays.kv_heads;
+  const size_t dim = arrays.head_dim;
+  CRUMB_RETURN_IF_ERROR(CheckArray("rotation_k", arrays.rotation_k, matrices * dim * dim));
+  CRUMB_RETURN_IF_ERROR(CheckArray("rotation_v", arrays.rotation_v, matrices * dim * dim));
+  CRUMB_RETURN_IF_ERROR(CheckArray("mean_k", arrays.mean_k, matrices * dim));
+  CRUMB_RETURN_IF_ERROR(CheckArray("mean_v", arrays.mean_v, matrices * dim));
+  for (size_t i = 0; i < matrices; ++i) {
+    if (!arrays.rotation_k.empty()) {
+      CRUMB_RETURN_IF_ERROR(
+          CheckOrthogonal("rotation_k", &arrays.rotation_k[i * dim * dim], arrays.head_dim));
+    }
+    if (!arrays.rotation_v.empty()) {
+      CRUMB_RETURN_IF_ERROR(
+          CheckOrthogonal("rotation_v", &arrays.rotation_v[i * dim * dim], arrays.head_dim));
+    }
+  }
+  return Make(name, std::move(arrays));
+}
+
+absl::Status RotationSet::CheckFits(int layers, int kv_heads, int head_dim) const {
+  const Arrays& arrays = data_->arrays;
+  if ((arrays.head_dim != 0 && arrays.head_dim != head_dim) ||
+      (arrays.layers != 1 && arrays.layers != layers) ||
+      (arrays.kv_heads != 1 && arrays.kv_heads != kv_heads)) {
+    return absl::InvalidArgumentError(
+        "rotations '" + name() + "' are for " + std::to_string(arrays.layers) + " layers, " +
+        std::to_string(arrays.kv_heads) + " KV heads, head_dim " + std::to_string(arrays.head_dim));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<std::shared_ptr<const RotationSet::Layer>> RotationSet::Expand(int layers,
+                                                                           int kv_heads) const {
+  const Arrays& arrays = data_->arrays;
+  const size_t dim = arrays.head_dim;
+  std::vector<std::shared_ptr<const Layer>> out;
+  for (int i = 0; i < layers; ++i) {
+    if (i >= arrays.layers) {
+      out.push_back(out.front());
+      continue;
+    }
+    auto layer = std::make_shared<Layer>();
+    const auto take = [&](const std::vector<float>& values, size_t item) {
+      return LayerOf(values, i, arrays.kv_heads, kv_heads, item);
+    };
+    layer->rotation_k_ = take(arrays.rotation_k, dim * dim);
+    layer->rotation_v_ = take(arrays.rotation_v, dim * dim);
+    layer->mean_k_ = take(arrays.mean_k, dim);
+    layer->rotated_mean_k_ = Rotate(layer->mean_k_, layer->rotation_k_, kv_heads, arrays.head_dim);
+    layer->rotated_mean_v_ =
+        Rotate(take(arrays.mean_v, dim), layer->rotation_v_, kv_heads, arrays.head_dim);
+    out.push_back(std::move(layer));
+  }
+  return out;
+}
+
+}  // namespace crumb::client

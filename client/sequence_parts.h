@@ -1,0 +1,26 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "client/cpu_backend.h"
+#include "client/page_pool.h"
+#include "client/page_sink.h"
+#include "client/page_table.h"
+#include "client/segment_rule.h"
+#include "client/worker_tally.h"
+#include "crumb/worker_options.h"
+
+namespace crumb::client {
+
+// What the sequences of one worker share. Everything is borrowed from the worker.
+struct SequenceParts {
+  const WorkerOptions& options;
+  SegmentRule rule;
+  const CpuBackend& backend;
+  PagePool& pool;
+  PageTable& table;
+  PageSink& sink;
+  WorkerTally& tally;
+};
+
+}  // namespace crumb::client

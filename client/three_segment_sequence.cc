@@ -1,0 +1,385 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/three_segment_sequence.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "common/status_macros.h"
+#include "kernels/quantize.h"
+
+namespace crumb::client {
+namespace {
+
+using kernels::Bf16;
+using kernels::PageFormat;
+
+}  // namespace
+
+ThreeSegmentSequence::ThreeSegmentSequence(const SequenceParts& parts,
+                                           const SequenceOptions& options, SequenceStart start)
+    : parts_(parts),
+      options_(options),
+      keyspace_(std::move(start.keyspace)),
+      prompt_(static_cast<int>(start.prompt.size())),
+      hit_(static_cast<int>(start.pages.size()) * kPageTokens),
+      tokens_(std::move(start.prompt)),
+      keys_(std::move(start.prompt_keys)),
+      chain_(start.chain),
+      pages_(std::move(start.pages)),
+      own_(pages_.size()),
+      rows_(parts.options.layers, parts.options.kv_heads, parts.options.head_dim),
+      layers_(parts.options.layers, LayerState{false, std::max(1, hit_ / kPageTokens)}),
+      length_(hit_),
+      complete_pages_(hit_ / kPageTokens),
+      published_pages_(complete_pages_),
+      stats_(std::move(start.stats)) {
+  stats_.prompt_tokens = prompt_;
+}
+
+ThreeSegmentSequence::ThreeSegmentSequence(const ThreeSegmentSequence& other, RecentRows rows)
+    : parts_(other.parts_),
+      options_(other.options_),
+      keyspace_(other.keyspace_),
+      prompt_(other.prompt_),
+      hit_(other.hit_),
+      tokens_(other.tokens_),
+      keys_(other.keys_),
+      chain_(other.chain_),
+      pages_(other.pages_.begin(), other.pages_.begin() + other.complete_pages_),
+      own_(pages_.size()),
+      rows_(std::move(rows)),
+      layers_(other.layers_),
+      length_(other.length_),
+      complete_pages_(other.complete_pages_),
+      published_pages_(other.published_pages_),
+      damaged_page_(other.damaged_page_),
+      stats_(other.stats_) {}
+
+absl::StatusOr<std::unique_ptr<Sequence>> ThreeSegmentSequence::Fork() const {
+  if (fresh_ > 0 || finished_) {
+    return absl::FailedPreconditionError("Fork inside a pass or after Finish");
+  }
+  CRUMB_ASSIGN_OR_RETURN(RecentRows rows, rows_.Copy(RowsBegin(), length_));
+  auto fork =
+      std::unique_ptr<ThreeSegmentSequence>(new ThreeSegmentSequence(*this, std::move(rows)));
+  if (complete_pages_ == 0 && length_ > 0) {
+    // The sink is not full yet: both go on writing their own.
+    CRUMB_RETURN_IF_ERROR(fork->ReservePages(1));
+    std::memcpy(fork->own_[0]->tiles, pages_[0]->tiles, pages_[0]->bytes);
+  }
+  return std::unique_ptr<Sequence>(std::move(fork));
+}
+
+absl::Status ThreeSegmentSequence::CheckAppend(int layer, int tokens) const {
+  if (finished_) return absl::FailedPreconditionError("the sequence was finished");
+  if (layer < 0 || layer >= parts_.options.layers) {
+    return absl::InvalidArgumentError("layer " + std::to_string(layer) + " of " +
+                                      std::to_string(parts_.options.layers));
+  }
+  const int room = InPrompt() ? prompt_ - length_ : 1 + parts_.options.draft_slots;
+  if (tokens < 1 || tokens > room) {
+    return absl::InvalidArgumentError(std::to_string(tokens) + " fresh tokens at position " +
+                                      std::to_string(length_) + ": a pass takes 1 to " +
+                                      std::to_string(room) + " here");
+  }
+  if (fresh_ > 0 && tokens != fresh_) {
+    return absl::InvalidArgumentError("the pass has " + std::to_string(fresh_) +
+                                      " fresh tokens, layer " + std::to_string(layer) + " got " +
+                                      std::to_string(tokens));
+  }
+  if (layers_[layer].appended) {
+    return absl::FailedPreconditionError("layer " + std::to_string(layer) +
+                                         " has its rows already: Advance ends a pass");
+  }
+  return absl::OkStatus();
+}
+
+// A prompt's rows get room up to the end of their prefill block at once; afterwards the ring has
+// room for a full window and the drafts.
+absl::Status ThreeSegmentSequence::ResizeRows(int tokens) {
+  const int begin = RowsBegin();
+  const int end = length_ + tokens;
+  if (!InPrompt()) {
+    const int window = parts_.options.recent_tokens + kPageTokens + parts_.options.draft_slots;
+    return rows_.Resize(window, begin, length_);
+  }
+  if (end - begin <= rows_.capacity()) return absl::OkStatus();
+  const int block_end = parts_.rule.BlockBegin(length_) + parts_.rule.prefill_block;
+  const int wanted = std::max(end, std::min(prompt_, block_end)) - begin;
+  return rows_.Resize(std::max(wanted, kPageTokens), begin, length_);
+}
+
+// The first position whose row is attended or stored later.
+int ThreeSegmentSequence::RowsBegin() const {
+  int stored = layers_.front().stored_pages;
+  for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
+  return std::min(parts_.rule.RowsBegin(length_, prompt_, hit_), stored * kPageTokens);
+}
+
+absl::Status ThreeSegmentSequence::BeginPass(int tokens) {
+  const int stored_end =
+      InPrompt() ? parts_.rule.BlockBegin(length_ + tokens) : parts_.rule.HistoryEnd(length_ + 1);
+  CRUMB_RETURN_IF_ERROR(ReservePages(std::max(1, stored_end / kPageTokens)));
+  // Windows that found no memory when they were due leave before the ring shrinks.
+  if (!InPrompt()) {
+    StoreLayers(0, parts_.options.layers, parts_.rule.HistoryEnd(length_) / kPageTokens);
+  }
+  CRUMB_RETURN_IF_ERROR(ResizeRows(tokens));
+  fresh_ = tokens;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<Page>> ThreeSegmentSequence::NewPage(int index) const {
+  auto page = std::make_shared<Page>();
+  page->format = index == 0 ? PageFormat::kBf16 : keyspace_->history_format;
+  page->tile_bytes = parts_.options.tile_shape().bytes(page->format);
+  page->layer_bytes = page->tile_bytes * parts_.options.kv_heads;
+  page->bytes = page->layer_bytes * parts_.options.layers;
+  CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, parts_.pool.Allocate(page->bytes));
+  page->tiles = memory.get();
+  page->memory = std::move(memory);
+  return page;
+}
+
+absl::Status ThreeSegmentSequence::ReservePages(int page_end) {
+  while (static_cast<int>(pages_.size()) < page_end) {
+    CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<Page> page, NewPage(static_cast<int>(pages_.size())));
+    pages_.push_back(page);
+    own_.push_back(std::move(page));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ThreeSegmentSequence::Append(int layer, int tokens, const Bf16* k, const Bf16* v) {
+  CRUMB_RETURN_IF_ERROR(CheckAppend(layer, tokens));
+  if (fresh_ == 0) CRUMB_RETURN_IF_ERROR(BeginPass(tokens));
+  layers_[layer].appended = true;
+  // After the prompt the oldest window leaves before the attention of the step that fills the
+  // ring. The step's first token is certain, drafts behind it may be rejected: they do not count.
+  if (!InPrompt()) {
+    StoreLayers(layer, layer + 1, parts_.rule.HistoryEnd(length_ + 1) / kPageTokens);
+  }
+  const int in_sink = std::clamp(kPageTokens - length_, 0, tokens);
+  if (in_sink > 0) WriteSink(layer, in_sink, k, v);
+  const int64_t skip = int64_t{in_sink} * parts_.options.kv_heads * parts_.options.head_dim;
+  rows_.Write(layer, length_ + in_sink, tokens - in_sink, k + skip, v + skip);
+  // Tokens behind a block's end attend the block as stored, in this very pass if they are here.
+  if (InPrompt()) {
+    StoreLayers(layer, layer + 1, parts_.rule.BlockBegin(length_ + tokens) / kPageTokens);
+  }
+  return absl::OkStatus();
+}
+
+void ThreeSegmentSequence::WriteSink(int layer, int tokens, const Bf16* k, const Bf16* v) {
+  const Page& sink = *pages_[0];
+  const int64_t dim = parts_.options.head_dim;
+  const int heads = parts_.options.kv_heads;
+  for (int head = 0; head < heads; ++head) {
+    Bf16* tile_k = reinterpret_cast<Bf16*>(sink.layer(layer) + sink.tile_bytes * head);
+    Bf16* tile_v = tile_k + kPageTokens * dim;
+    for (int t = 0; t < tokens; ++t) {
+      const int64_t from = (int64_t{t} * heads + head) * dim;
+      const int64_t to = (length_ + t) * dim;
+      std::memcpy(tile_k + to, k + from, dim * sizeof(Bf16));
+      std::memcpy(tile_v + to, v + from, dim * sizeof(Bf16));
+    }
+  }
+}
+
+void ThreeSegmentSequence::StoreLayers(int layer_begin, int layer_end, int page_end) {
+  int first = page_end;
+  for (int layer = layer_begin; layer < layer_end; ++layer) {
+    first = std::min(first, layers_[layer].stored_pages);
+  }
+  for (int page = first; page < page_end; ++page) {
+    // Layers may differ by a pass that was given up: storing a window again gives the same bytes.
+    const uint32_t status =
+        parts_.backend.StoreWindow(rows_, page * kPageTokens, layer_begin, layer_end, *own_[page]);
+    if ((status & kernels::kStatusNonFinite) != 0) own_[page]->finite = false;
+    if ((status & kernels::kStatusSaturated) != 0) parts_.tally.windows_saturated.Add();
+  }
+  for (int layer = layer_begin; layer < layer_end; ++layer) {
+    layers_[layer].stored_pages = std::max(layers_[layer].stored_pages, page_end);
+  }
+}
+
+absl::Status ThreeSegmentSequence::Attend(int layer, int tokens, const Bf16* q, float* out) {
+  if (layer < 0 || layer >= parts_.options.layers || tokens != fresh_ || fresh_ == 0 ||
+      !layers_[layer].appended) {
+    return absl::FailedPreconditionError("Attend of " + std::to_string(tokens) +
+                                         " tokens of layer " + std::to_string(layer) +
+                                         " without their Append");
+  }
+  if (!InPrompt()) {
+    return AttendPart(layer, 0, tokens, parts_.rule.HistoryEnd(length_ + 1), q, out);
+  }
+  for (int first = 0; first < tokens;) {
+    const int position = length_ + first;
+    const int block_end = parts_.rule.BlockBegin(position) + parts_.rule.prefill_block;
+    const int last = std::min(tokens, block_end - length_);
+    CRUMB_RETURN_IF_ERROR(
+        AttendPart(layer, first, last, parts_.rule.PromptHistoryEnd(position, hit_), q, out));
+    first = last;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ThreeSegmentSequence::AttendPart(int layer, int first, int last, int history_end,
+                                              const Bf16* q, float* out) {
+  const int64_t skip = int64_t{first} * parts_.options.q_heads * parts_.options.head_dim;
+  const int end = length_ + last;
+  addresses_.clear();
+  for (int page = 1; page < history_end / kPageTokens; ++page) {
+    addresses_.push_back(reinterpret_cast<uint64_t>(pages_[page]->layer(layer)));
+  }
+  AttentionCall call;
+  call.layer = layer;
+  call.q_tokens = last - first;
+  call.q = q + skip;
+  call.out = out + skip;
+  call.sink = pages_[0].get();
+  call.sink_tokens = std::min(kPageTokens, end);
+  call.pages = addresses_;
+  call.history_format = keyspace_->history_format;
+  call.rows = &rows_;
+  call.recent_begin = history_end;
+  call.recent_tokens = std::max(0, end - history_end);
+  return parts_.backend.Attend(call);
+}
+
+absl::Status ThreeSegmentSequence::CheckAdvance(std::span<const int32_t> tokens) const {
+  if (finished_) return absl::FailedPreconditionError("the sequence was finished");
+  if (static_cast<int>(tokens.size()) > fresh_) {
+    return absl::InvalidArgumentError(std::to_string(tokens.size()) + " tokens accepted of " +
+                                      std::to_string(fresh_) + " fresh ones");
+  }
+  if (tokens.empty()) return absl::OkStatus();
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    if (!layers_[layer].appended) {
+      return absl::FailedPreconditionError("layer " + std::to_string(layer) +
+                                           " has no rows of this pass");
+    }
+  }
+  if (InPrompt() && !std::equal(tokens.begin(), tokens.end(), tokens_.begin() + length_)) {
+    return absl::InvalidArgumentError("the tokens from position " + std::to_string(length_) +
+                                      " on differ from the prompt given to Begin");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ThreeSegmentSequence::Advance(std::span<const int32_t> tokens) {
+  CRUMB_RETURN_IF_ERROR(CheckAdvance(tokens));
+  if (!InPrompt()) tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  DropFresh(static_cast<int>(tokens.size()));
+  const int page_end = InPrompt() ? 0 : parts_.rule.HistoryEnd(length_) / kPageTokens;
+  return StoreAndComplete(page_end);
+}
+
+// Ends the pass with `accepted` of its tokens. Pages that were stored beyond them are void.
+void ThreeSegmentSequence::DropFresh(int accepted) {
+  const bool all = accepted == fresh_;
+  length_ += accepted;
+  fresh_ = 0;
+  const int full = std::max(1, length_ / kPageTokens);
+  for (LayerState& layer : layers_) {
+    layer.appended = false;
+    layer.stored_pages = std::min(layer.stored_pages, full);
+  }
+  if (all) return;
+  for (size_t page = full; page < own_.size(); ++page) own_[page]->finite = true;
+}
+
+absl::Status ThreeSegmentSequence::StoreAndComplete(int page_end) {
+  // A page that finds no memory now is stored by a later call: its rows stay.
+  const absl::Status reserved = ReservePages(page_end);
+  const int store_end = std::min(page_end, static_cast<int>(pages_.size()));
+  StoreLayers(0, parts_.options.layers, store_end);
+  CompletePages();
+  PublishPages();
+  return reserved;
+}
+
+void ThreeSegmentSequence::CompletePages() {
+  int stored = layers_.front().stored_pages;
+  for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
+  const int end = std::min(stored, length_ / kPageTokens);
+  for (; complete_pages_ < end; ++complete_pages_) CompletePage(complete_pages_);
+}
+
+void ThreeSegmentSequence::CompletePage(int index) {
+  std::shared_ptr<Page> page = std::move(own_[index]);
+  page->key = KeyOf(index);
+  if (index > 0) page->parent = KeyOf(index - 1);
+  page->over_int2_prefix = OverInt2Prefix(index);
+  if (index == 0) {
+    page->finite =
+        AllFinite(reinterpret_cast<const Bf16*>(page->tiles), page->bytes / sizeof(Bf16));
+  }
+  parts_.tally.windows_evicted.Add();
+  stats_.stored_bytes += page->bytes;
+  if (!page->finite) {
+    parts_.tally.windows_refused.Add();
+    damaged_page_ = std::min(damaged_page_, index);
+  }
+  pages_[index] = index >= damaged_page_ ? std::move(page) : parts_.table.Share(std::move(page));
+}
+
+// Whether a token of the page had INT2 pages before it when it was computed.
+bool ThreeSegmentSequence::OverInt2Prefix(int index) const {
+  if (keyspace_->history_format != PageFormat::kInt2) return false;
+  const int last = (index + 1) * kPageTokens - 1;
+  const int history =
+      last < prompt_ ? parts_.rule.PromptHistoryEnd(last, hit_) : parts_.rule.HistoryEnd(last + 1);
+  return history > kPageTokens;
+}
+
+PageKey ThreeSegmentSequence::KeyOf(int index) {
+  while (static_cast<int>(keys_.size()) <= index) {
+    const size_t page = keys_.size();
+    const std::span<const int32_t> tokens(tokens_.data() + page * kPageTokens, kPageTokens);
+    const Digest extra = page < options_.extra.size() ? options_.extra[page] : Digest{};
+    keys_.push_back(chain_.Next(tokens, extra));
+  }
+  return keys_[index];
+}
+
+void ThreeSegmentSequence::PublishPages() {
+  if (options_.publish == Publish::kNone) return;
+  int end = std::min(complete_pages_, damaged_page_);
+  if (options_.publish == Publish::kPrompt) end = std::min(end, prompt_ / kPageTokens);
+  for (; published_pages_ < end; ++published_pages_) {
+    parts_.sink.Publish(keyspace_, pages_[published_pages_]);
+  }
+}
+
+absl::Status ThreeSegmentSequence::Finish() {
+  if (finished_) return absl::FailedPreconditionError("the sequence was finished");
+  DropFresh(0);
+  const int page_end = options_.publish == Publish::kNone ? 0 : length_ / kPageTokens;
+  const absl::Status status = StoreAndComplete(page_end);
+  finished_ = true;
+  pages_.clear();
+  own_.clear();
+  rows_ = RecentRows(parts_.options.layers, parts_.options.kv_heads, parts_.options.head_dim);
+  return status;
+}
+
+int ThreeSegmentSequence::HistoryEndNow() const {
+  return InPrompt() ? parts_.rule.PromptHistoryEnd(length_, hit_) : parts_.rule.HistoryEnd(length_);
+}
+
+SequenceStats ThreeSegmentSequence::stats() const {
+  SequenceStats stats = stats_;
+  if (finished_) return stats;
+  const size_t row_bytes = rows_.bytes_per_token();
+  const int paged = std::min(HistoryEndNow(), length_ / kPageTokens * kPageTokens);
+  for (int page = 0; page < paged / kPageTokens; ++page) stats.held_bytes += pages_[page]->bytes;
+  stats.held_bytes += row_bytes * (length_ - paged);
+  stats.held_bytes_bf16 = row_bytes * length_;
+  return stats;
+}
+
+}  // namespace crumb::client

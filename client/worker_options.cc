@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/worker_options.h"
+
+#include <string>
+
+#include "common/page_key.h"
+
+namespace crumb::client {
+namespace {
+
+absl::Status Wrong(const std::string& field, const std::string& rule) {
+  return absl::InvalidArgumentError("WorkerOptions." + field + " " + rule);
+}
+
+}  // namespace
+
+absl::Status WorkerOptions::Validate() const {
+  if (model.empty()) return Wrong("model", "is empty");
+  if (weights.empty()) return Wrong("weights", "is empty: pages of other weights would be used");
+  if (layers < 1 || layers > 4096) return Wrong("layers", "must be 1 to 4,096");
+  if (kv_heads < 1 || kv_heads > 4096) return Wrong("kv_heads", "must be 1 to 4,096");
+  if (q_heads < kv_heads || q_heads % kv_heads != 0 ||
+      q_heads / kv_heads > kernels::kMaxQueryHeadsPerKvHead) {
+    return Wrong("q_heads",
+                 "must be kv_heads times 1 to " + std::to_string(kernels::kMaxQueryHeadsPerKvHead));
+  }
+  if (!tile_shape().Valid()) {
+    return Wrong("head_dim", "must be 64, 128 or 256, group_size 32, 64 or 128 and at most that");
+  }
+  if (history_format != kernels::PageFormat::kInt2 &&
+      history_format != kernels::PageFormat::kBf16) {
+    return Wrong("history_format", "must be kInt2 or kBf16");
+  }
+  if (clip_k > 1.0f || clip_v > 1.0f) return Wrong("clip_k, clip_v", "must be at most 1");
+  if (recent_tokens < kPageTokens || recent_tokens % kPageTokens != 0) {
+    return Wrong("recent_tokens", "must be a multiple of 64");
+  }
+  if (prefill_block % kPageTokens != 0 || prefill_block < recent_tokens + kPageTokens) {
+    return Wrong("prefill_block", "must be a multiple of 64 and hold a full window");
+  }
+  if (draft_slots < 0 || draft_slots >= kPageTokens) return Wrong("draft_slots", "must be 0 to 63");
+  if (publish_queue_max < 1) return Wrong("publish_queue_max", "must be at least 1");
+  if (publish_batch < 1) return Wrong("publish_batch", "must be at least 1");
+  return rotations.CheckFits(layers, kv_heads, head_dim);
+}
+
+}  // namespace crumb::client
