@@ -12,9 +12,10 @@
 namespace crumb::kernels::reference {
 namespace {
 
-// One attended position: its logit and its value in the model's basis.
+// One attended position: its logit and its value, in the model's basis or in R_V's.
 struct Attended {
   double logit = 0.0;
+  bool rotated = false;
   std::vector<double> value;
 };
 
@@ -43,6 +44,15 @@ class RowReader {
     const int64_t slot = (p_.recent_begin + position - history) % p_.recent_capacity;
     const int64_t at = kv_head_ * p_.recent_head_stride + slot * p_.recent_token_stride;
     return FromBf16(p_.recent_k + at, p_.recent_v + at);
+  }
+
+  // z R_V'.
+  std::vector<double> Unrotate(const std::vector<double>& z) const {
+    std::vector<double> x(dim_, 0.0);
+    for (int i = 0; i < dim_; ++i) {
+      for (int j = 0; j < dim_; ++j) x[i] += z[j] * Rotation(p_.rotation_v, i, j);
+    }
+    return x;
   }
 
  private:
@@ -89,10 +99,8 @@ class RowReader {
     }
     Attended result;
     result.logit = Cap(dot * scale_) - (p_.shift != nullptr ? p_.shift[head_] : 0.0f);
-    result.value.assign(dim_, 0.0);
-    for (int i = 0; i < dim_; ++i) {
-      for (int j = 0; j < dim_; ++j) result.value[i] += z[j] * Rotation(p_.rotation_v, i, j);
-    }
+    result.rotated = true;
+    result.value = z;
     return result;
   }
 
@@ -167,12 +175,17 @@ AttentionRow Attend(const AttentionParams& params, int q_token, int q_head) {
   double sum = params.sink_logit != nullptr ? std::exp(params.sink_logit[q_head] - maximum) : 0.0;
   AttentionRow row;
   row.out.assign(params.shape.head_dim, 0.0);
+  std::vector<double> rotated(params.shape.head_dim, 0.0);
   for (const Attended& a : attended) {
     const double p = std::exp(a.logit - maximum);
     sum += p;
-    for (size_t i = 0; i < row.out.size(); ++i) row.out[i] += p * a.value[i];
+    std::vector<double>& into = a.rotated ? rotated : row.out;
+    for (size_t i = 0; i < into.size(); ++i) into[i] += p * a.value[i];
   }
-  for (double& value : row.out) value = sum > 0.0 ? value / sum : 0.0;
+  const std::vector<double> unrotated = reader.Unrotate(rotated);
+  for (size_t i = 0; i < row.out.size(); ++i) {
+    row.out[i] = sum > 0.0 ? (row.out[i] + unrotated[i]) / sum : 0.0;
+  }
   row.lse = maximum + std::log(sum);
   return row;
 }

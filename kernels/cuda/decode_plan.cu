@@ -1,0 +1,301 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/decode_plan.h"
+
+#include <algorithm>
+
+namespace crumb::kernels::cuda {
+namespace {
+
+constexpr int kPlanThreads = 512;
+
+// What a sequence costs one KV head. A page moves about as many bytes as 8 BF16 tokens, so a page
+// costs 1 and a chunk of 16 tokens costs 2.
+struct SequenceCost {
+  int first_page;
+  int pages;   // attended pages
+  int chunks;  // BF16 chunks
+  __device__ int cost() const { return pages + 2 * chunks; }
+};
+
+struct PlanArguments {
+  DecodeLengths lengths;
+  PlanView plan;
+  int batch;
+  int kv_heads;
+  int q_tokens;
+  int page_tokens;
+  int window;
+  int blocks;
+  bool batch_invariant;
+};
+
+__device__ SequenceCost CostOf(const PlanArguments& a, int sequence) {
+  const int sink = a.lengths.sink_tokens[sequence];
+  const int pages = a.lengths.pages[sequence];
+  const int recent = a.lengths.recent_tokens[sequence];
+  SequenceCost cost;
+  cost.first_page = 0;
+  if (a.window > 0) {
+    const int total = sink + pages * a.page_tokens + recent;
+    const int oldest = total - a.q_tokens - a.window + 1;  // of the first query token
+    cost.first_page = min(max(oldest - sink, 0) / a.page_tokens, pages);
+  }
+  cost.pages = pages - cost.first_page;
+  cost.chunks = (sink + kChunkTokens - 1) / kChunkTokens +
+                (recent + kChunkTokens - 1) / kChunkTokens;
+  return cost;
+}
+
+__device__ int SplitsOf(const PlanArguments& a, const SequenceCost& cost) {
+  const int int2 = a.batch_invariant ? (cost.pages + kInvariantSplitPages - 1) / kInvariantSplitPages
+                                     : min(cost.pages, 1);
+  return int2 + min(cost.chunks, 1);
+}
+
+// The last index i of `count` ascending values with value[i] <= x; value[0] <= x.
+__device__ int LastNotAbove(const int32_t* value, int count, int x) {
+  int low = 0, high = count;
+  while (high - low > 1) {
+    const int middle = (low + high) / 2;
+    if (value[middle] <= x) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+// Exclusive sums over the block of two values a thread.
+__device__ int2 ScanBlock(int2 mine, int2* total) {
+  __shared__ int2 warp_sum[kPlanThreads / 32];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int2 sum = mine;
+  for (int step = 1; step < 32; step *= 2) {
+    const int x = __shfl_up_sync(~0u, sum.x, step), y = __shfl_up_sync(~0u, sum.y, step);
+    if (lane >= step) sum = make_int2(sum.x + x, sum.y + y);
+  }
+  if (lane == 31) warp_sum[warp] = sum;
+  __syncthreads();
+  int2 before = make_int2(sum.x - mine.x, sum.y - mine.y);
+  *total = make_int2(0, 0);
+  for (int w = 0; w < kPlanThreads / 32; ++w) {
+    if (w < warp) before = make_int2(before.x + warp_sum[w].x, before.y + warp_sum[w].y);
+    *total = make_int2(total->x + warp_sum[w].x, total->y + warp_sum[w].y);
+  }
+  return before;
+}
+
+// Where block `index` of `active` begins: an equal share of the cost, moved down to a place where
+// a cut is allowed.
+__device__ int BoundaryOf(const PlanArguments& a, int index, int active, int head_cost) {
+  const int raw = static_cast<int>(static_cast<int64_t>(index) * a.kv_heads * head_cost / active);
+  if (index == active) return raw;
+  const int head = raw / head_cost, rest = raw % head_cost;
+  const int sequence = LastNotAbove(a.plan.cost_before, a.batch, rest);
+  const int pages = CostOf(a, sequence).pages;
+  int at = rest - a.plan.cost_before[sequence];
+  if (at > pages) at = a.batch_invariant ? pages : pages + ((at - pages) & ~1);
+  if (at < pages && a.batch_invariant) at -= at % kInvariantSplitPages;
+  return head * head_cost + a.plan.cost_before[sequence] + at;
+}
+
+// Writes the segments of one item: `count` pieces of [from, to) on the cost line. `first` is the
+// index of its first segment.
+__device__ void WriteSegments(const PlanArguments& a, Segment segment, int active, int from, int to,
+                              int unit_cost, int first, int count, int first_block) {
+  const int first_unit = segment.begin;
+  for (int i = 0; i < count; ++i) {
+    int begin = from, end = to;
+    if (a.batch_invariant) {
+      if (segment.kind == kSegmentInt2) {
+        begin = from + i * kInvariantSplitPages;
+        end = min(to, begin + kInvariantSplitPages);
+      }
+    } else {
+      begin = max(from, a.plan.boundary[first_block + i]);
+      end = min(to, a.plan.boundary[first_block + i + 1]);
+    }
+    segment.begin = first_unit + (begin - from) / unit_cost;
+    segment.end = first_unit + (end - from) / unit_cost;
+    a.plan.segments[first + i] = segment;
+    const int block = a.batch_invariant ? LastNotAbove(a.plan.boundary, active, begin)
+                                        : first_block + i;
+    if (begin == a.plan.boundary[block]) a.plan.blocks[block].begin = first + i;
+    if (end == a.plan.boundary[block + 1]) a.plan.blocks[block].end = first + i + 1;
+  }
+}
+
+// Both items (history, windows) of one pair.
+__device__ void WritePair(const PlanArguments& a, int head, int sequence, int active, int head_cost,
+                          int head_segments) {
+  const SequenceCost cost = CostOf(a, sequence);
+  if (cost.cost() == 0) return;
+  const int from = head * head_cost + a.plan.cost_before[sequence];
+  const int middle = from + cost.pages, to = from + cost.cost();
+  const int base = head * head_segments + a.plan.segment_before[sequence];
+  // The index of a segment is the number of items before its own plus, where blocks cut items, the
+  // number of its block: it grows from segment to segment, whatever is cut where.
+  int first[2] = {base, base}, count[2] = {0, 0}, block[2] = {0, 0};
+  const int bounds[3] = {from, middle, to};
+  for (int kind = 0; kind < 2; ++kind) {
+    if (bounds[kind] == bounds[kind + 1]) continue;
+    if (a.batch_invariant) {
+      count[kind] = kind == kSegmentInt2
+                        ? (cost.pages + kInvariantSplitPages - 1) / kInvariantSplitPages
+                        : 1;
+      first[kind] = base + (kind == kSegmentInt2 ? 0 : count[0]);
+    } else {
+      block[kind] = LastNotAbove(a.plan.boundary, active, bounds[kind]);
+      count[kind] = LastNotAbove(a.plan.boundary, active, bounds[kind + 1] - 1) - block[kind] + 1;
+      first[kind] = base + (kind == kSegmentBf16 && cost.pages > 0) + block[kind];
+    }
+  }
+  Segment segment = {};
+  segment.sequence = sequence;
+  segment.head = head;
+  segment.pair = head * a.batch + sequence;
+  segment.int2_first = first[0];
+  segment.int2_count = count[0];
+  segment.bf16_first = first[1];
+  segment.bf16_count = count[1];
+  for (int kind = 0; kind < 2; ++kind) {
+    segment.kind = kind;
+    segment.begin = kind == kSegmentInt2 ? cost.first_page : 0;
+    WriteSegments(a, segment, active, bounds[kind], bounds[kind + 1],
+                  kind == kSegmentInt2 ? 1 : 2, first[kind], count[kind], block[kind]);
+  }
+}
+
+__global__ void __launch_bounds__(kPlanThreads) PlanKernel(const __grid_constant__ PlanArguments a) {
+  const int per_thread = (a.batch + kPlanThreads - 1) / kPlanThreads;
+  const int begin = min(a.batch, static_cast<int>(threadIdx.x) * per_thread);
+  const int end = min(a.batch, begin + per_thread);
+  int2 mine = make_int2(0, 0);
+  for (int s = begin; s < end; ++s) {
+    const SequenceCost cost = CostOf(a, s);
+    mine = make_int2(mine.x + cost.cost(), mine.y + SplitsOf(a, cost));
+  }
+  int2 total;
+  int2 before = ScanBlock(mine, &total);
+  for (int s = begin; s < end; ++s) {
+    const SequenceCost cost = CostOf(a, s);
+    a.plan.cost_before[s] = before.x;
+    a.plan.segment_before[s] = before.y;
+    before = make_int2(before.x + cost.cost(), before.y + SplitsOf(a, cost));
+  }
+  __syncthreads();
+
+  const int all = total.x * a.kv_heads;
+  const int active = max(1, min(a.blocks, all / kUnitsPerBlockMin));
+  for (int i = threadIdx.x; i <= a.blocks; i += kPlanThreads) {
+    a.plan.boundary[i] = i < active && all > 0 ? BoundaryOf(a, i, active, total.x) : all;
+    if (i < a.blocks) a.plan.blocks[i] = {0, 0};
+  }
+  __syncthreads();
+  for (int pair = threadIdx.x; pair < a.batch * a.kv_heads; pair += kPlanThreads) {
+    WritePair(a, pair / a.batch, pair % a.batch, active, total.x, total.y);
+  }
+}
+
+// Takes the next part of a buffer: `count` elements at a 256-byte boundary.
+template <typename T>
+size_t Take(void* base, size_t offset, size_t count, T** part) {
+  *part = base == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<char*>(base) + offset);
+  return (offset + count * sizeof(T) + 255) / 256 * 256;
+}
+
+}  // namespace
+
+cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
+  if (!DecodeSupported(shape)) return cudaErrorInvalidValue;
+  int device = 0, processors = 0, shared_max = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error != cudaSuccess) return error;
+  const int dim = shape.tile.head_dim, columns = shape.columns();
+  launch->pair = columns <= 4;
+  launch->column_tiles = columns <= 8 ? 1 : columns <= 16 ? 2 : 4;
+  launch->blocks = processors;
+  launch->slot_bytes = shape.tile.int2_bytes();
+  const int registers_rank = launch->column_tiles * dim / 128;
+  launch->warps = registers_rank <= 1 ? 16 : registers_rank == 2 ? 12 : 8;
+  const size_t fixed = 16 * (dim + 4) * sizeof(float);
+  for (; launch->warps >= 4; launch->warps -= 4) {
+    const size_t states = static_cast<size_t>(launch->warps) * 8 * launch->column_tiles * 8;
+    const size_t per_stage = launch->warps * (launch->slot_bytes + 8);
+    const size_t room = static_cast<size_t>(shared_max) - fixed - states;
+    launch->stages = static_cast<int>(std::min<size_t>(3, room / per_stage));
+    launch->shared_bytes = launch->stages * per_stage + fixed + states;
+    if (launch->stages >= 2) return cudaSuccess;
+  }
+  return cudaErrorInvalidValue;
+}
+
+int SegmentsMax(const DecodeShape& shape, const DecodeLaunch& launch) {
+  const int pairs = shape.batch * shape.kv_heads;
+  if (!shape.batch_invariant) return 2 * pairs + launch.blocks;
+  return pairs * ((shape.max_pages + kInvariantSplitPages - 1) / kInvariantSplitPages + 1);
+}
+
+size_t LayOutPlan(const DecodeShape& shape, const DecodeLaunch& launch, void* base,
+                  PlanView* view) {
+  size_t at = 0;
+  at = Take(base, at, launch.blocks, &view->blocks);
+  at = Take(base, at, launch.blocks + 1, &view->boundary);
+  at = Take(base, at, shape.batch + 1, &view->cost_before);
+  at = Take(base, at, shape.batch + 1, &view->segment_before);
+  return Take(base, at, SegmentsMax(shape, launch), &view->segments);
+}
+
+size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, void* base,
+                       WorkspaceView* view) {
+  const size_t segments = SegmentsMax(shape, launch);
+  const size_t dim = shape.tile.head_dim, rows = launch.rows();
+  size_t at = 0;
+  at = Take(base, at, static_cast<size_t>(shape.batch) * shape.kv_heads, &view->arrivals);
+  at = Take(base, at, segments * launch.column_tiles * dim * 4, &view->q_fragment);
+  at = Take(base, at, segments * rows * (1 + shape.tile.groups()), &view->row_constant);
+  at = Take(base, at, segments * rows * 2, &view->row_state);
+  return Take(base, at, segments * rows * dim, &view->partial);
+}
+
+size_t DecodePlanBytes(const DecodeShape& shape) {
+  DecodeLaunch launch;
+  PlanView view;
+  return LaunchOf(shape, &launch) == cudaSuccess ? LayOutPlan(shape, launch, nullptr, &view) : 0;
+}
+
+size_t DecodeWorkspaceBytes(const DecodeShape& shape) {
+  DecodeLaunch launch;
+  WorkspaceView view;
+  return LaunchOf(shape, &launch) == cudaSuccess ? LayOutWorkspace(shape, launch, nullptr, &view)
+                                                 : 0;
+}
+
+cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, int window,
+                       void* plan, cudaStream_t stream) {
+  DecodeLaunch launch;
+  const cudaError_t error = LaunchOf(shape, &launch);
+  if (error != cudaSuccess) return error;
+  PlanArguments a;
+  a.lengths = lengths;
+  LayOutPlan(shape, launch, plan, &a.plan);
+  a.batch = shape.batch;
+  a.kv_heads = shape.kv_heads;
+  a.q_tokens = shape.q_tokens;
+  a.page_tokens = shape.tile.tokens;
+  a.window = window;
+  a.blocks = launch.blocks;
+  a.batch_invariant = shape.batch_invariant;
+  PlanKernel<<<1, kPlanThreads, 0, stream>>>(a);
+  return cudaGetLastError();
+}
+
+}  // namespace crumb::kernels::cuda

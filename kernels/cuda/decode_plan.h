@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/cuda/decode_attention.h"
+
+// The plan PlanDecode leaves in device memory, and the workspace of DecodeAttention. Inside the
+// CUDA back end only.
+namespace crumb::kernels::cuda {
+
+inline constexpr int kChunkTokens = 16;        // BF16 rows a warp takes at a time
+inline constexpr int kInvariantSplitPages = 128;  // split size of DecodeShape::batch_invariant
+inline constexpr int kUnitsPerBlockMin = 16;   // a block is given at least this much work
+
+enum SegmentKind : int32_t { kSegmentInt2 = 0, kSegmentBf16 = 1 };
+
+// A run of pages, or of BF16 chunks, of one (sequence, KV head): what one block sums up without
+// interruption. Its partial result has the segment's index.
+struct alignas(16) Segment {
+  int32_t sequence;
+  int32_t head;
+  int32_t begin;  // first page, or first chunk (sink chunks, then recent chunks)
+  int32_t end;
+  int32_t kind;
+  int32_t pair;  // head * batch + sequence
+  int32_t int2_first;  // the pair's segments, in split order
+  int32_t int2_count;
+  int32_t bf16_first;
+  int32_t bf16_count;
+  int32_t pad[2];
+};
+static_assert(sizeof(Segment) == 48);
+
+// Segments [begin, end) belong to one block.
+struct SegmentRange {
+  int32_t begin;
+  int32_t end;
+};
+
+// Where the parts of the plan lie.
+struct PlanView {
+  SegmentRange* blocks;    // [blocks]
+  int32_t* boundary;       // [blocks + 1] position where a block's share begins
+  int32_t* cost_before;    // [batch + 1] cost of earlier sequences, one head
+  int32_t* segment_before;  // [batch + 1] segments, or items, of earlier sequences, one head
+  Segment* segments;       // [SegmentsMax]
+};
+
+// Where the parts of the workspace lie.
+struct WorkspaceView {
+  int32_t* arrivals;     // [kv_heads * batch] segments done; zero between calls
+  uint32_t* q_fragment;  // [segments, column_tiles, head_dim / 32, 32, 4] fp16 pairs of q R_K
+  float* row_constant;   // [segments, rows, 1 + groups] factor to log2 units, sums of q'
+  float* row_state;      // [segments, rows, 2] maximum (log2 units) and softmax sum
+  float* partial;        // [segments, rows, head_dim] values, scaled to the maximum
+};
+
+// How the attention kernel is launched on a device.
+struct DecodeLaunch {
+  int blocks = 0;
+  int warps = 0;
+  int stages = 0;  // tiles a warp has in shared memory
+  bool pair = false;    // a query row takes two columns: hi and lo halves
+  int column_tiles = 1;  // of 8 columns
+  size_t slot_bytes = 0;
+  size_t shared_bytes = 0;
+
+  int rows() const { return pair ? 4 : 8 * column_tiles; }
+};
+
+// On the current device. cudaErrorInvalidValue: sizes not supported.
+cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch);
+
+int SegmentsMax(const DecodeShape& shape, const DecodeLaunch& launch);
+// Sets the view's pointers from `base` (may be null) and returns the bytes.
+size_t LayOutPlan(const DecodeShape& shape, const DecodeLaunch& launch, void* base,
+                  PlanView* view);
+size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, void* base,
+                       WorkspaceView* view);
+
+}  // namespace crumb::kernels::cuda
