@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace crumb::models {
+
+inline constexpr char kTinyLm[] = "models/data/tiny-lm";
+
+// Reads a file of this repository whole; the tests run in its root.
+std::string ReadText(const std::string& path);
+nlohmann::json ReadJson(const std::string& path);
+
+// A tensor as a safetensors file has it.
+struct RawTensor {
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::string bytes;
+};
+using RawTensors = std::map<std::string, RawTensor>;
+
+// The bytes of a safetensors file, read and written apart from the code under test.
+RawTensors ParseSafetensors(const std::string& file);
+std::string FormatSafetensors(const RawTensors& tensors);
+// A whole file from header text and data, right or wrong.
+std::string JoinSafetensors(const std::string& header, const std::string& data);
+
+// bf16 tensors as f32.
+RawTensor WidenToF32(const RawTensor& tensor);
+
+// A temporary model directory that goes with this object.
+class ModelFolder {
+ public:
+  ModelFolder();
+  ~ModelFolder();
+  ModelFolder(const ModelFolder&) = delete;
+  ModelFolder& operator=(const ModelFolder&) = delete;
+
+  std::string path() const { return path_.string(); }
+  void Write(const std::string& name, const std::string& text) const;
+  void Write(const std::string& name, const nlohmann::json& json) const;
+  // Writes tiny-lm's own file of that name.
+  void CopyTiny(const std::string& name) const;
+
+ private:
+  std::filesystem::path path_;
+};
+
+}  // namespace crumb::models
