@@ -55,6 +55,7 @@ void ReuseModel::AdvanceEpoch() {
     // Periods that reach the last age leave their slot of the ring to the epoch that begins.
     double& reaches_last_age = item_class.open[(epoch_ + 1) % kAges];
     item_class.open_oldest += reaches_last_age;
+    item_class.oldest_epochs = item_class.oldest_epochs * kFading + item_class.open_oldest;
     reaches_last_age = 0;
   };
   for (Class& item_class : classes_) grow_older(item_class);
@@ -78,7 +79,8 @@ void ReuseModel::Estimate(Class& item_class, const ByAge& prior) const {
     if (age < kAges - 1) open = age <= epoch_ ? item_class.open[(epoch_ - age) % kAges] : 0;
     reached += item_class.used[age] + item_class.given_up[age] + open;
     // Periods that are open or were given up at this age saw half of it on average.
-    const double at_risk = reached - (open + item_class.given_up[age]) / 2;
+    double at_risk = reached - (open + item_class.given_up[age]) / 2;
+    if (age == kAges - 1) at_risk = std::max(at_risk, item_class.oldest_epochs);
     item_class.hazard[age] = std::min(
         1.0, (item_class.used[age] + kPriorPeriods * prior[age]) / (at_risk + kPriorPeriods));
   }

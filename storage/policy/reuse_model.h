@@ -48,11 +48,12 @@ class ReuseModel {
   using ByAge = std::array<double, kAges>;
 
   struct Class {
-    ByAge used{};            // periods that ended so at that age, faded
-    ByAge given_up{};        // likewise
-    ByAge open{};            // periods not ended, by begin epoch modulo kAges
-    double open_oldest = 0;  // periods not ended and of the last age
-    ByAge hazard{};          // estimated chance of a use at an age, given none before
+    ByAge used{};              // periods that ended so at that age, faded
+    ByAge given_up{};          // likewise
+    ByAge open{};              // periods not ended, by begin epoch modulo kAges
+    double open_oldest = 0;    // periods not ended and of the last age
+    double oldest_epochs = 0;  // that periods spent at the last age, faded
+    ByAge hazard{};            // estimated chance of a use at an age, given none before
     ByAge worth{};
   };
 

@@ -66,22 +66,24 @@ class S3FifoPolicy final : public EvictionPolicy {
   std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) override {
     // Every item is seen at most once per round it can be given, and once more in the main queue.
     const size_t tries_max = (kUsesMax + 2) * table_.size();
+    bool blocked = false;  // the queue whose turn it is has a parent or pinned item at its end
     for (size_t tried = 0; tried < tries_max; ++tried) {
-      const bool from_small =
-          main_.size() == 0 ||
-          (small_.size() > 0 && small_.size() * kSmallQueueShare >= table_.size());
-      const ItemHandle item = from_small ? small_.oldest() : main_.oldest();
+      const bool from_small = SmallIsNext() != blocked && small_.size() > 0;
+      const ItemHandle item = from_small || main_.size() == 0 ? small_.oldest() : main_.oldest();
       State& state = states_[item];
+      blocked = false;
       if (!state.in_main && state.uses >= kUsesToStay) {
-        small_.Remove(item);
-        state.in_main = true;
-        state.uses = 0;
-        main_.PushNewest(item);
+        MoveToMain(item);
       } else if (state.in_main && state.uses > 0) {
         --state.uses;
         GiveAnotherRound(item);
-      } else if (!table_.IsLeaf(item) || is_pinned(item)) {
-        state.passed_over = !table_.IsLeaf(item);
+      } else if (!table_.IsLeaf(item)) {
+        // It stays for its children's sake, and is on probation no longer.
+        state.passed_over = true;
+        blocked = true;
+        MoveToMain(item);
+      } else if (is_pinned(item)) {
+        blocked = true;
         GiveAnotherRound(item);
       } else {
         return item;
@@ -105,6 +107,18 @@ class S3FifoPolicy final : public EvictionPolicy {
   };
 
   ItemQueue& QueueOf(ItemHandle item) { return states_[item].in_main ? main_ : small_; }
+
+  bool SmallIsNext() const {
+    return main_.size() == 0 ||
+           (small_.size() > 0 && small_.size() * kSmallQueueShare >= table_.size());
+  }
+
+  void MoveToMain(ItemHandle item) {
+    QueueOf(item).Remove(item);
+    states_[item].in_main = true;
+    states_[item].uses = 0;
+    main_.PushNewest(item);
+  }
 
   void GiveAnotherRound(ItemHandle item) {
     ItemQueue& queue = QueueOf(item);

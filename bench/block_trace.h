@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <istream>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+
+namespace crumb::bench {
+
+// Requests as lists of block ids, a prompt's first block first. Ids are dense: 0 to distinct() - 1
+// in order of appearance.
+class BlockTrace {
+ public:
+  // Appends a request. `names` are any numbers that stand for blocks.
+  void Add(std::span<const uint64_t> names);
+
+  size_t requests() const { return ends_.size(); }
+  size_t blocks() const { return ids_.size(); }  // of all requests together
+  size_t distinct() const { return dense_.size(); }
+  std::span<const uint32_t> request(size_t index) const;
+
+ private:
+  std::vector<uint32_t> ids_;
+  std::vector<size_t> ends_;  // of request i in ids_
+  absl::flat_hash_map<uint64_t, uint32_t> dense_;
+};
+
+// Reads one line of a trace: a JSON object whose member "hash_ids" is an array of non-negative
+// integers; other members are passed over. kInvalidArgument says what is wrong with the line.
+absl::StatusOr<std::vector<uint64_t>> ParseTraceLine(std::string_view line);
+
+// Reads a trace of one such object per line; empty lines are passed over. kInvalidArgument names
+// the line; `name` is what messages call the stream.
+absl::StatusOr<BlockTrace> ReadTrace(std::istream& in, std::string_view name);
+
+// As above from a file; kNotFound when it cannot be opened.
+absl::StatusOr<BlockTrace> ReadTraceFile(const std::string& path);
+
+}  // namespace crumb::bench

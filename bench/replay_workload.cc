@@ -1,0 +1,202 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/replay_workload.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <memory>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "bench/belady_policy.h"
+#include "bench/synthetic_traces.h"
+#include "common/status_macros.h"
+#include "storage/policy/policy.h"
+
+namespace crumb::bench {
+namespace {
+
+using storage::EvictionPolicy;
+using storage::ItemHandle;
+using storage::kNoItem;
+
+constexpr std::string_view kBelady = "belady";
+
+struct ModelGeometry {
+  const char* name;
+  int layers;
+  int kv_heads;
+  int head_dim;
+};
+
+// From the models' published config.json.
+constexpr std::array kModels = {
+    ModelGeometry{"qwen3-0.6b", 28, 8, 128},   ModelGeometry{"qwen3-1.7b", 28, 8, 128},
+    ModelGeometry{"qwen3-4b", 36, 8, 128},     ModelGeometry{"qwen3-8b", 36, 8, 128},
+    ModelGeometry{"qwen3-14b", 40, 8, 128},    ModelGeometry{"qwen3-32b", 64, 8, 128},
+    ModelGeometry{"llama-3.1-8b", 32, 8, 128}, ModelGeometry{"llama-3.1-70b", 80, 8, 128},
+};
+
+// A cache of blocks that a policy empties.
+class ReplayCache {
+ public:
+  ReplayCache(size_t distinct_blocks, size_t capacity_blocks,
+              std::unique_ptr<EvictionPolicy> policy)
+      : policy_(std::move(policy)), capacity_(capacity_blocks), handles_(distinct_blocks, kNoItem) {
+    blocks_.reserve(std::min(distinct_blocks, capacity_blocks) + 1);
+  }
+
+  // Returns how many of `request`'s blocks were served.
+  size_t Access(std::span<const uint32_t> request) {
+    size_t hits = 0;
+    while (hits < request.size() && handles_[request[hits]] != kNoItem) ++hits;
+    policy_->BeginAccess();
+    for (size_t i = request.size(); i-- > 0;) {
+      const ItemHandle item = handles_[request[i]];
+      if (item != kNoItem) policy_->Hit(item);
+    }
+    ItemHandle parent = kNoItem;
+    for (const uint32_t block : request) {
+      if (handles_[block] == kNoItem) Insert(block, parent);
+      parent = handles_[block];
+    }
+    while (resident_ > capacity_) EvictOne();
+    return hits;
+  }
+
+  size_t evictions() const { return evictions_; }
+  size_t policy_bytes() const { return policy_->Usage().memory_bytes; }
+
+ private:
+  void Insert(uint32_t block, ItemHandle parent) {
+    const ItemHandle item = policy_->Insert({.fingerprint = block, .parent = parent});
+    handles_[block] = item;
+    if (item >= blocks_.size()) blocks_.resize(item + 1);
+    blocks_[item] = block;
+    ++resident_;
+  }
+
+  void EvictOne() {
+    const auto nothing_pinned = [](ItemHandle) { return false; };
+    const ItemHandle victim = *policy_->Victim(nothing_pinned);
+    handles_[blocks_[victim]] = kNoItem;
+    policy_->Remove(victim, storage::Removal::kEvicted);
+    --resident_;
+    ++evictions_;
+  }
+
+  std::unique_ptr<EvictionPolicy> policy_;
+  size_t capacity_;
+  size_t resident_ = 0;
+  size_t evictions_ = 0;
+  std::vector<ItemHandle> handles_;  // by block, kNoItem when absent
+  std::vector<uint32_t> blocks_;     // by handle
+};
+
+absl::StatusOr<std::unique_ptr<EvictionPolicy>> MakeReplayPolicy(const BlockTrace& trace,
+                                                                 std::string_view name,
+                                                                 size_t capacity_blocks) {
+  if (name == kBelady) return MakeBeladyPolicy(trace);
+  absl::StatusOr<std::unique_ptr<EvictionPolicy>> policy =
+      storage::MakePolicy(name, capacity_blocks);
+  if (policy.ok()) return policy;
+  return absl::InvalidArgumentError(absl::StrCat("unknown replay policy '", std::string(name),
+                                                 "'; known are ",
+                                                 absl::StrJoin(ReplayPolicyNames(), ", ")));
+}
+
+absl::StatusOr<BlockTrace> LoadTrace(const ReplayOptions& options) {
+  if (options.trace_path.empty() == options.synthetic.empty()) {
+    return absl::InvalidArgumentError("replay takes either a trace or a synthetic family");
+  }
+  if (!options.trace_path.empty()) return ReadTraceFile(options.trace_path);
+  return MakeSyntheticTrace(options.synthetic, options.seed);
+}
+
+}  // namespace
+
+std::vector<std::string> ReplayModelNames() {
+  std::vector<std::string> names;
+  for (const ModelGeometry& model : kModels) names.emplace_back(model.name);
+  return names;
+}
+
+absl::StatusOr<uint64_t> BytesPerToken(std::string_view model, kernels::PageFormat format) {
+  for (const ModelGeometry& known : kModels) {
+    if (model != known.name) continue;
+    const kernels::TileShape tile{
+        .tokens = 64, .head_dim = known.head_dim, .group_size = std::min(known.head_dim, 128)};
+    return known.layers * known.kv_heads * tile.bytes(format) / tile.tokens;
+  }
+  return absl::InvalidArgumentError(absl::StrCat("unknown model '", std::string(model),
+                                                 "'; known are ",
+                                                 absl::StrJoin(ReplayModelNames(), ", ")));
+}
+
+absl::StatusOr<kernels::PageFormat> ParseReplayFormat(std::string_view format) {
+  if (format == "bf16") return kernels::PageFormat::kBf16;
+  if (format == "int2") return kernels::PageFormat::kInt2;
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown format '", std::string(format), "'; known are bf16, int2"));
+}
+
+absl::StatusOr<size_t> CapacityBlocks(double capacity_gb, uint64_t bytes_per_token) {
+  const double blocks =
+      std::floor(capacity_gb * 1e9 / static_cast<double>(kTraceBlockTokens * bytes_per_token));
+  if (!(blocks >= 1 && blocks < static_cast<double>(kNoItem))) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a capacity of ", capacity_gb, " GB holds not one block of ",
+        kTraceBlockTokens * bytes_per_token, " bytes, or more than ", kNoItem, " of them"));
+  }
+  return static_cast<size_t>(blocks);
+}
+
+std::vector<std::string> ReplayPolicyNames() {
+  std::vector<std::string> names = storage::PolicyNames();
+  names.emplace_back(kBelady);
+  return names;
+}
+
+absl::StatusOr<ReplayRow> Replay(const BlockTrace& trace, std::string_view policy,
+                                 size_t capacity_blocks) {
+  if (capacity_blocks == 0) return absl::InvalidArgumentError("replay needs room for a block");
+  CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<EvictionPolicy> made,
+                         MakeReplayPolicy(trace, policy, capacity_blocks));
+  const auto start = std::chrono::steady_clock::now();
+  ReplayCache cache(trace.distinct(), capacity_blocks, std::move(made));
+  ReplayRow row;
+  row.policy = std::string(policy);
+  row.capacity_blocks = capacity_blocks;
+  row.requests = trace.requests();
+  row.blocks = trace.blocks();
+  for (size_t i = 0; i < trace.requests(); ++i) {
+    row.hits += cache.Access(trace.request(i));
+  }
+  row.hit_rate =
+      static_cast<double>(row.hits) / static_cast<double>(std::max<size_t>(row.blocks, 1));
+  row.evictions = cache.evictions();
+  row.policy_bytes = cache.policy_bytes();
+  row.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  return row;
+}
+
+absl::StatusOr<std::vector<ReplayRow>> RunReplayWorkload(const ReplayOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t bytes_per_token,
+                         BytesPerToken(options.model, options.format));
+  CRUMB_ASSIGN_OR_RETURN(const BlockTrace trace, LoadTrace(options));
+  std::vector<ReplayRow> rows;
+  for (const double capacity_gb : options.capacities_gb) {
+    CRUMB_ASSIGN_OR_RETURN(const size_t capacity_blocks,
+                           CapacityBlocks(capacity_gb, bytes_per_token));
+    for (const std::string& policy : options.policies) {
+      CRUMB_ASSIGN_OR_RETURN(ReplayRow row, Replay(trace, policy, capacity_blocks));
+      row.capacity_gb = capacity_gb;
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+}  // namespace crumb::bench
