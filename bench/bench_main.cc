@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// crumb-bench: one program for all measurements of Crumb. Workloads:
+//
+//   codec   the CPU kernels against memory bandwidth     bench/codec_workload.h
+//   store   crumbd's planes, Redis beside them           bench/store_workload.h
+//   replay  hit rate of traces under eviction policies   bench/replay_workload.h
+
+#include <filesystem>
+#include <iostream>
+#include <utility>
+
+#include "absl/status/statusor.h"
+#include "bench/command_line.h"
+#include "bench/interrupt.h"
+#include "bench/run_info.h"
+#include "bench/workload_output.h"
+#include "common/status_macros.h"
+
+namespace crumb::bench {
+namespace {
+
+struct Output {
+  std::string text;
+  nlohmann::json json;
+};
+
+absl::StatusOr<Output> Run(const CodecOptions& options) {
+  const std::vector<CodecRow> rows = RunCodecWorkload(options);
+  return Output{CodecText(rows), CodecJson(rows)};
+}
+
+absl::StatusOr<Output> Run(const StoreWorkloadOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(const StoreResult result, RunStoreWorkload(options));
+  return Output{StoreText(result), StoreJson(result)};
+}
+
+absl::StatusOr<Output> Run(const ReplayOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<ReplayRow> rows, RunReplayWorkload(options));
+  return Output{ReplayText(rows), ReplayJson(options, rows)};
+}
+
+// Where this program lies; crumbd lies beside it.
+std::string ProgramFolder() {
+  std::error_code error;
+  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path().string();
+}
+
+int Main(int argc, char** argv) {
+  const auto parsed = ParseCommandLine(argc, argv, ProgramFolder());
+  if (const auto* exit = std::get_if<EarlyExit>(&parsed)) {
+    std::cout << exit->out;
+    std::cerr << exit->error;
+    return exit->code;
+  }
+  CatchInterrupts();
+  const auto& line = std::get<CommandLine>(parsed);
+  auto output = std::visit([](const auto& options) { return Run(options); }, line.workload);
+  if (!output.ok()) {
+    std::cerr << "crumb-bench: " << std::string(output.status().message()) << "\n";
+    return kExitFailure;
+  }
+  if (line.json) {
+    output->json.update(RunInfo(argc, argv));
+    std::cout << output->json.dump(2) << "\n";
+  } else {
+    std::cout << output->text;
+  }
+  return Interrupted() ? kExitFailure : 0;
+}
+
+}  // namespace
+}  // namespace crumb::bench
+
+int main(int argc, char** argv) { return crumb::bench::Main(argc, argv); }

@@ -1,0 +1,171 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/command_line.h"
+
+#include <memory>
+#include <sstream>
+#include <utility>
+
+#include "CLI/CLI.hpp"
+#include "bench/synthetic_traces.h"
+#include "common/config.h"
+
+namespace crumb::bench {
+namespace {
+
+constexpr const char* kExamples = R"(Examples:
+  crumb-bench codec --json
+  crumb-bench store --planes shm,grpc --sizes 128KiB,1MiB --redis auto
+  crumb-bench store --planes shm --ops acquire --socket-dir /run/crumb
+  crumb-bench replay --trace trace.jsonl --capacity-gb 64 --format int2 --policy default --json
+  crumb-bench replay --synthetic chats --capacity-gb 16,64 --policy lru,default,belady
+
+GB are 1e9 bytes. --json prints one object: the figures (rows, where there are several), machine,
+commit and command. Progress goes to standard error. Exit code: 0 done, 1 failed, 2 wrong arguments.)";
+
+// "64MiB" as bytes, for CLI11.
+CLI::Validator ByteSizeText() {
+  return CLI::Validator(
+      [](std::string& text) {
+        const auto size = ParseByteSize(text);
+        if (!size.ok() || size->value == 0) return "'" + text + "' is no size like 128KiB";
+        text = std::to_string(size->value);
+        return std::string();
+      },
+      "SIZE");
+}
+
+class Grammar {
+ public:
+  explicit Grammar(const std::string& program_folder)
+      : app_("Measures Crumb on this machine.", "crumb-bench") {
+    app_.require_subcommand(1);
+    app_.set_version_flag("--version", std::string("crumb-bench ") + CRUMB_VERSION);
+    app_.add_flag("--json", line_.json, "print one JSON object instead of a table");
+    app_.fallthrough();
+    store_->crumbd = program_folder + "/crumbd";
+    AddCodec();
+    AddStore();
+    AddReplay();
+    app_.footer(kExamples);  // last: subcommands inherit what is set before them
+  }
+
+  std::variant<CommandLine, EarlyExit> Parse(int argc, const char* const* argv) {
+    try {
+      app_.parse(argc, argv);
+      return std::move(line_);
+    } catch (const CLI::ParseError& error) {
+      return ExitOf(error);
+    }
+  }
+
+ private:
+  EarlyExit ExitOf(const CLI::ParseError& error) {
+    std::ostringstream out, err;
+    if (app_.exit(error, out, err) == 0) return {0, out.str(), ""};
+    return {kExitUsage, "",
+            std::string("crumb-bench: ") + error.what() + " (see crumb-bench --help)\n"};
+  }
+
+  template <typename Options>
+  CLI::App* Add(const std::string& name, const std::string& description,
+                std::shared_ptr<Options> options) {
+    CLI::App* sub = app_.add_subcommand(name, description);
+    sub->fallthrough();
+    sub->callback([this, options] { line_.workload = *options; });
+    return sub;
+  }
+
+  void AddCodec() {
+    CLI::App* sub =
+        Add("codec", "quantize, dequantize and attention per instruction set, one core", codec_);
+    sub->add_option("--contexts", codec_->contexts, "tokens attended")
+        ->delimiter(',')
+        ->check(CLI::Range(64, 1 << 20));
+    sub->add_option("--rounds", codec_->rounds, "the median of so many is reported")
+        ->check(CLI::Range(1, 1000))
+        ->capture_default_str();
+  }
+
+  void AddStore() {
+    CLI::App* sub = Add("store", "put, get and acquire over each plane of a crumbd", store_);
+    sub->add_option("--planes", store_->planes, "shm, grpc, ssd")->delimiter(',');
+    sub->add_option("--ops", store_->operations, "acquire, put, get, idle")->delimiter(',');
+    sub->add_option("--sizes", store_->fragment_bytes, "fragment sizes")
+        ->delimiter(',')
+        ->transform(ByteSizeText());
+    sub->add_option("--seconds", store_->seconds, "of each figure")
+        ->check(CLI::Range(0.05, 600.0))
+        ->capture_default_str();
+    sub->add_option("--idle-seconds", store_->idle_seconds, "of the operation idle")
+        ->check(CLI::Range(1.0, 600.0))
+        ->capture_default_str();
+    CLI::Option* socket_dir = sub->add_option("--socket-dir", store_->socket_dir,
+                                              "folder of a running crumbd's sockets; without it "
+                                              "one is started in a temporary folder");
+    sub->add_option("--crumbd", store_->crumbd, "the crumbd to start; default: beside this program")
+        ->excludes(socket_dir);
+    sub->add_option("--host-bytes", store_->host_bytes.value, "host memory of that crumbd")
+        ->transform(ByteSizeText());
+    sub->add_option("--ssd-set-bytes", store_->ssd_set_bytes.value, "what plane ssd reads a pass")
+        ->transform(ByteSizeText());
+    sub->add_option("--redis", store_->redis,
+                    "compare with the Redis at HOST:PORT; auto starts redis-server");
+    sub->callback([this] {
+      const absl::Status status = store_->Validate();
+      if (!status.ok()) throw CLI::ValidationError("store", std::string(status.message()));
+      line_.workload = *store_;
+    });
+  }
+
+  void AddReplay() {
+    CLI::App* sub =
+        Add("replay", "hit rate of a trace of prompts in a cache of so many bytes", replay_);
+    CLI::Option* trace = sub->add_option("--trace", replay_->trace_path,
+                                         "JSON lines with hash_ids of 512-token blocks");
+    trace->check(CLI::ExistingFile);
+    sub->add_option("--synthetic", replay_->synthetic, "a made-up family instead of a trace")
+        ->check(CLI::IsMember(SyntheticFamilyNames()))
+        ->excludes(trace);
+    sub->add_option("--seed", replay_->seed, "of the family")->capture_default_str();
+    sub->add_option("--capacity-gb", replay_->capacities_gb, "bytes of the cache in GB")
+        ->delimiter(',')
+        ->check(CLI::Range(0.001, 1e9));
+    sub->add_option("--policy", replay_->policies, "eviction policies")
+        ->delimiter(',')
+        ->check(CLI::IsMember(ReplayPolicyNames()));
+    sub->add_option("--model", replay_->model, "whose pages")
+        ->check(CLI::IsMember(ReplayModelNames()))
+        ->capture_default_str();
+    sub->add_option("--format", format_, "bf16 or int2")
+        ->check(CLI::IsMember({"bf16", "int2"}))
+        ->capture_default_str();
+    sub->add_flag(
+        "--simulate", simulate_,
+        "decide on block ids alone, without storing bytes; the only mode, and the default");
+    sub->callback([this, trace] {
+      if (trace->count() == 0 && replay_->synthetic.empty()) {
+        throw CLI::RequiredError("replay: --trace or --synthetic");
+      }
+      replay_->format = *ParseReplayFormat(format_);  // checked above
+      line_.workload = *replay_;
+    });
+  }
+
+  CommandLine line_;
+  std::shared_ptr<CodecOptions> codec_ = std::make_shared<CodecOptions>();
+  std::shared_ptr<StoreWorkloadOptions> store_ = std::make_shared<StoreWorkloadOptions>();
+  std::shared_ptr<ReplayOptions> replay_ = std::make_shared<ReplayOptions>();
+  std::string format_ = "int2";
+  bool simulate_ = true;
+  CLI::App app_;
+};
+
+}  // namespace
+
+std::variant<CommandLine, EarlyExit> ParseCommandLine(int argc, const char* const* argv,
+                                                      const std::string& program_folder) {
+  return Grammar(program_folder).Parse(argc, argv);
+}
+
+}  // namespace crumb::bench

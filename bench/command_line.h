@@ -1,0 +1,35 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "bench/codec_workload.h"
+#include "bench/replay_workload.h"
+#include "bench/store_workload.h"
+
+// The arguments of `crumb-bench`, as data.
+namespace crumb::bench {
+
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitUsage = 2;
+
+struct CommandLine {
+  bool json = false;
+  std::variant<CodecOptions, StoreWorkloadOptions, ReplayOptions> workload;
+};
+
+// Nothing is to be run: help or version was asked for (code 0), or the arguments are wrong.
+struct EarlyExit {
+  int code = 0;
+  std::string out;
+  std::string error;
+};
+
+// Never throws. `argv` as main gets it; `program_folder` is where crumbd is looked for.
+std::variant<CommandLine, EarlyExit> ParseCommandLine(int argc, const char* const* argv,
+                                                      const std::string& program_folder);
+
+}  // namespace crumb::bench

@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "common/fragment_header.h"
+#include "crumb/keyspace_info.h"
+
+namespace crumb::bench {
+
+// INT2 fragments of one size, numbered from 0 as the pages of one long sequence. Keys and bytes
+// follow from the number; there are few different bodies, more than caches hold together. Immutable
+// after BindKeyspace.
+class FragmentSet {
+ public:
+  // Tiles of 4,608 bytes, as many as come closest to `fragment_bytes`; the body count follows from
+  // `bodies_bytes`. `name` makes this set's keys its own.
+  FragmentSet(std::string name, size_t fragment_bytes, size_t bodies_bytes);
+
+  // What headers and keys name. Call once, before anything is asked for.
+  void BindKeyspace(const KeyspaceId& keyspace, uint64_t generation);
+
+  // The keyspace: one KV head and as many layers as the fragments have tiles.
+  client::KeyspaceSpec Spec() const;
+
+  const KeyspaceId& keyspace() const { return keyspace_; }
+  uint64_t generation() const { return generation_; }
+  TileRange range() const { return {{0, static_cast<uint16_t>(tiles_)}, {0, 1}}; }
+  size_t tiles_bytes() const { return FragmentTilesBytes(tiles_, kTileBytes); }
+  size_t fragment_bytes() const { return FragmentBytes(tiles_, kTileBytes); }
+
+  PageKey Key(size_t page) const;
+  std::span<const std::byte> Tiles(size_t page) const;
+  FragmentHeader Header(size_t page) const;
+
+  static constexpr uint32_t kTileBytes = 4608;
+
+ private:
+  const std::string name_;
+  const int tiles_;
+  KeyspaceId keyspace_;
+  uint64_t generation_ = 0;
+  std::vector<std::vector<std::byte>> bodies_;
+  std::vector<std::vector<uint32_t>> sums_;  // of each body's tiles
+};
+
+}  // namespace crumb::bench

@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/ssd_pairs.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "bench/crumbd_client.h"
+#include "bench/fragment_set.h"
+#include "bench/interrupt.h"
+#include "bench/latencies.h"
+#include "bench/raw_limits.h"
+#include "bench/servers_under_test.h"
+#include "bench/shm_plane.h"
+#include "common/status_macros.h"
+#include "fmt/format.h"
+#include "tools/text_table.h"
+
+namespace crumb::bench {
+namespace {
+
+constexpr int kPairs = 5;
+constexpr int kDepth = 8;
+constexpr size_t kBodiesBytes = 64 << 20;
+// Of one lease call: enough reads for crumbd to keep kDepth in flight, and a part of host memory.
+constexpr size_t kCallBytes = 32 << 20;
+constexpr uint64_t kHostBytes = 128 << 20;
+constexpr Duration kWait = std::chrono::seconds(20);
+constexpr size_t kReadAlignment = 4096;
+
+// Bytes over wall time, and where they came from.
+class SsdPairs {
+ public:
+  SsdPairs(const CrumbdUnderTest& crumbd, const FragmentSet& fragments, ShmPlane& shm, size_t pages)
+      : crumbd_(crumbd), fragments_(fragments), shm_(shm), pages_(pages) {
+    for (size_t page = 0; page < pages; ++page) keys_.push_back(fragments.Key(page));
+  }
+
+  absl::Status Run(StoreResult& result);
+
+ private:
+  absl::StatusOr<double> ReadRaw() const;
+  absl::StatusOr<TimedCalls> ReadPages();
+  StoreRow Row(const char* operation, size_t pages_per_call) const;
+
+  size_t PagesPerCall() const {
+    return std::clamp<size_t>(kCallBytes / fragments_.fragment_bytes(), 1, pages_);
+  }
+
+  const CrumbdUnderTest& crumbd_;
+  const FragmentSet& fragments_;
+  ShmPlane& shm_;
+  const size_t pages_;
+  std::vector<PageKey> keys_;
+};
+
+absl::StatusOr<double> SsdPairs::ReadRaw() const {
+  DirectReadOptions raw;
+  raw.folder = crumbd_.ssd_path();
+  raw.piece_bytes =
+      (fragments_.fragment_bytes() + kReadAlignment - 1) / kReadAlignment * kReadAlignment;
+  raw.bytes_max = pages_ * raw.piece_bytes;
+  raw.depth = kDepth;
+  return DirectReadGbPerS(raw);
+}
+
+absl::StatusOr<TimedCalls> SsdPairs::ReadPages() {
+  const size_t step = PagesPerCall();
+  TimedCallsOptions timed;
+  timed.seconds = 3600;  // the number of calls ends it
+  timed.rounds = 1;
+  timed.calls_max = pages_ / step;
+  timed.bytes_per_call = step * fragments_.tiles_bytes();
+  timed.other_pids = {crumbd_.pid()};
+  return RunTimedCalls(timed, [&](size_t index) {
+    return shm_.Acquire(index * step, std::span(keys_).subspan(index * step, step), kWait);
+  });
+}
+
+StoreRow SsdPairs::Row(const char* operation, size_t pages_per_call) const {
+  StoreRow row;
+  row.plane = "ssd";
+  row.operation = operation;
+  row.fragment_bytes = fragments_.tiles_bytes();
+  row.pages_per_call = pages_per_call;
+  return row;
+}
+
+absl::Status SsdPairs::Run(StoreResult& result) {
+  std::vector<double> raw_rates, rates, ratios;
+  StoreRow get = Row("get", PagesPerCall());
+  for (int pair = 0; pair < kPairs && !Interrupted(); ++pair) {
+    CRUMB_ASSIGN_OR_RETURN(const double raw, ReadRaw());
+    CRUMB_ASSIGN_OR_RETURN(get.timed, ReadPages());
+    raw_rates.push_back(raw);
+    rates.push_back(get.timed.gb_per_s);
+    ratios.push_back(get.timed.gb_per_s / raw);
+  }
+  if (ratios.empty()) return absl::OkStatus();
+  StoreRow read = Row("raw-read", 1);
+  read.timed.gb_per_s = Median(raw_rates);
+  get.timed.gb_per_s = Median(rates);
+  get.limit = "raw O_DIRECT";
+  get.limit_gb_per_s = read.timed.gb_per_s;
+  get.ratio_to_raw = Median(ratios);
+  result.rows.push_back(std::move(read));
+  result.rows.push_back(std::move(get));
+  return absl::OkStatus();
+}
+
+absl::Status RunOneSize(const StoreWorkloadOptions& options, size_t bytes, StoreResult& result) {
+  CrumbdSettings settings;
+  settings.program = options.crumbd;
+  settings.host_bytes.value = kHostBytes;
+  settings.slab_bytes.value = kHostBytes / 4;
+  settings.ssd_bytes.value = 3 * options.ssd_set_bytes.value;
+  settings.ssd_threads = kDepth;
+  settings.host_policy = "lru";  // going round a set larger than memory then never hits in it
+  CRUMB_ASSIGN_OR_RETURN(const auto crumbd, CrumbdUnderTest::Start(settings));
+  FragmentSet fragments(fmt::format("ssd-{}-{}", bytes, ::getpid()), bytes, kBodiesBytes);
+  CRUMB_ASSIGN_OR_RETURN(const auto client, ConnectTo(crumbd->socket_dir()));
+  CRUMB_RETURN_IF_ERROR(BindKeyspace(*client, fragments));
+  ShmPlane shm(*client, fragments);
+  const size_t pages = options.ssd_set_bytes.value / fragments.fragment_bytes();
+  fmt::print(stderr, "store: ssd {}, writing {} pages\n", tools::FormatBytes(bytes), pages);
+  const size_t step = std::max<size_t>(1, (8 << 20) / fragments.fragment_bytes());
+  for (size_t page = 0; page < pages && !Interrupted(); page += step) {
+    CRUMB_RETURN_IF_ERROR(shm.Put(page, std::min(step, pages - page)));
+    // Write-through drops what the disk is too slow for: give it time.
+    CRUMB_RETURN_IF_ERROR(client->Flush(kWait).status());
+  }
+  return SsdPairs(*crumbd, fragments, shm, pages).Run(result);
+}
+
+}  // namespace
+
+absl::Status RunSsdPairs(const StoreWorkloadOptions& options, StoreResult& result) {
+  for (const size_t bytes : options.fragment_bytes) {
+    if (!Interrupted()) CRUMB_RETURN_IF_ERROR(RunOneSize(options, bytes, result));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::bench

@@ -1,0 +1,283 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/store_workload.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "bench/cpu_seconds.h"
+#include "bench/crumbd_client.h"
+#include "bench/fragment_set.h"
+#include "bench/grpc_plane.h"
+#include "bench/interrupt.h"
+#include "bench/raw_limits.h"
+#include "bench/redis_plane.h"
+#include "bench/servers_under_test.h"
+#include "bench/shm_plane.h"
+#include "bench/ssd_pairs.h"
+#include "common/fd_channel.h"
+#include "common/status_macros.h"
+#include "fmt/format.h"
+#include "tools/text_table.h"
+
+namespace crumb::bench {
+namespace {
+
+// Different bodies together exceed the last cache.
+constexpr size_t kBodiesBytes = 128 << 20;
+constexpr size_t kLimitBytes = 256 << 20;
+constexpr Duration kLimitDuration = std::chrono::seconds(1);
+constexpr size_t kManyPages = 1600;
+// Pages that get reads round and round; with the largest fragments a quarter of host memory.
+constexpr size_t kResidentBytes = 384 << 20;
+constexpr size_t kStreamPages = 16;
+
+bool Contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+absl::Status CheckNames(const char* what, const std::vector<std::string>& given,
+                        const std::vector<std::string>& known) {
+  for (const std::string& name : given) {
+    if (!Contains(known, name)) {
+      return absl::InvalidArgumentError(
+          fmt::format("unknown {} '{}': one of {}", what, name, fmt::join(known, ", ")));
+    }
+  }
+  return absl::OkStatus();
+}
+
+// One figure after the other against one crumbd or Redis.
+class Session {
+ public:
+  Session(const StoreWorkloadOptions& options, std::vector<int> pids, StoreResult& result)
+      : options_(options), pids_(std::move(pids)), result_(result) {}
+
+  absl::Status RunShm(client::Client& client, const FragmentSet& fragments);
+  absl::Status RunPlane(const std::string& plane, StorePlane& store, const FragmentSet& fragments,
+                        size_t pages_per_call);
+  absl::Status RunAcquire(ShmPlane& shm, const FragmentSet& fragments);
+  absl::Status RunIdle();
+
+ private:
+  struct Figure {
+    std::string plane;
+    std::string operation;
+    size_t fragment_bytes = 0;
+    size_t pages_per_call = 0;
+    bool moves_bytes = true;
+    std::string limit;
+  };
+
+  absl::Status Measure(const Figure& figure, const TimedCall& call);
+  double LimitOf(const std::string& name) const;
+  absl::Status Fill(StorePlane& store, size_t pages);
+  // Pages [0, n) that get goes round in; puts use numbers behind them.
+  static size_t ResidentPages(const FragmentSet& fragments) {
+    return std::max<size_t>(kStreamPages, kResidentBytes / fragments.fragment_bytes());
+  }
+
+  const StoreWorkloadOptions& options_;
+  const std::vector<int> pids_;
+  StoreResult& result_;
+};
+
+double Session::LimitOf(const std::string& name) const {
+  if (name == "memory read") return result_.memory_read_gb_per_s;
+  if (name == "memory copy") return result_.memory_copy_gb_per_s;
+  return name == "loopback TCP" ? result_.loopback_tcp_gb_per_s : 0;
+}
+
+absl::Status Session::Measure(const Figure& figure, const TimedCall& call) {
+  if (Interrupted()) return absl::OkStatus();
+  fmt::print(stderr, "store: {} {} {}, {} a call\n", figure.plane, figure.operation,
+             tools::FormatBytes(figure.fragment_bytes), figure.pages_per_call);
+  TimedCallsOptions timed;
+  timed.seconds = options_.seconds;
+  timed.other_pids = pids_;
+  if (figure.moves_bytes) timed.bytes_per_call = figure.fragment_bytes * figure.pages_per_call;
+  StoreRow row;
+  row.plane = figure.plane;
+  row.operation = figure.operation;
+  row.fragment_bytes = figure.fragment_bytes;
+  row.pages_per_call = figure.pages_per_call;
+  row.limit = figure.limit;
+  row.limit_gb_per_s = LimitOf(figure.limit);
+  CRUMB_ASSIGN_OR_RETURN(row.timed, RunTimedCalls(timed, call));
+  if (row.timed.calls > 0) result_.rows.push_back(std::move(row));
+  return absl::OkStatus();
+}
+
+absl::Status Session::Fill(StorePlane& store, size_t pages) {
+  for (size_t page = 0; page < pages && !Interrupted(); page += kStreamPages) {
+    CRUMB_RETURN_IF_ERROR(store.Put(page, std::min(kStreamPages, pages - page)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::RunPlane(const std::string& plane, StorePlane& store,
+                               const FragmentSet& fragments, size_t pages_per_call) {
+  const size_t resident = ResidentPages(fragments) / pages_per_call * pages_per_call;
+  const bool shm = plane == "shm";
+  if (Contains(options_.operations, "get")) {
+    CRUMB_RETURN_IF_ERROR(Fill(store, resident));
+    CRUMB_RETURN_IF_ERROR(Measure({plane, "get", fragments.tiles_bytes(), pages_per_call, true,
+                                   shm ? "memory read" : "loopback TCP"},
+                                  Whole([&](size_t index) {
+                                    return store.Get(index * pages_per_call % resident,
+                                                     pages_per_call);
+                                  })));
+  }
+  if (!Contains(options_.operations, "put")) return absl::OkStatus();
+  // Another place for each figure: a page that is there already would not be written.
+  static size_t next_page = 1'000'000;
+  const size_t base = next_page;
+  next_page += 10'000'000;
+  return Measure({plane, "put", fragments.tiles_bytes(), pages_per_call, true,
+                  shm ? "memory copy" : "loopback TCP"},
+                 Whole([&, base](size_t index) {
+                   return store.Put(base + index * pages_per_call, pages_per_call);
+                 }));
+}
+
+absl::Status Session::RunAcquire(ShmPlane& shm, const FragmentSet& fragments) {
+  CRUMB_RETURN_IF_ERROR(Fill(shm, kManyPages));
+  for (const size_t pages : {size_t{1}, kManyPages}) {
+    std::vector<PageKey> keys;
+    for (size_t page = 0; page < pages; ++page) keys.push_back(fragments.Key(page));
+    CRUMB_RETURN_IF_ERROR(Measure({"shm", "acquire", fragments.tiles_bytes(), pages, false, ""},
+                                  [&](size_t) { return shm.Acquire(0, keys, Duration::zero()); }));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Session::RunShm(client::Client& client, const FragmentSet& fragments) {
+  ShmPlane shm(client, fragments);
+  const bool smallest = fragments.tiles_bytes() * kManyPages < options_.host_bytes.value / 2;
+  if (Contains(options_.operations, "acquire") && smallest) {
+    CRUMB_RETURN_IF_ERROR(RunAcquire(shm, fragments));
+  }
+  CRUMB_RETURN_IF_ERROR(RunPlane("shm", shm, fragments, 1));
+  if (!Contains(options_.operations, "get")) return absl::OkStatus();
+  const size_t resident = ResidentPages(fragments);
+  CRUMB_RETURN_IF_ERROR(Fill(shm, resident));
+  return Measure({"shm", "get-copy", fragments.tiles_bytes(), 1, true, "memory copy"},
+                 Whole([&](size_t index) { return shm.GetCopy(index % resident, 1); }));
+}
+
+// Only the others' time counts: this process sleeps.
+absl::Status Session::RunIdle() {
+  fmt::print(stderr, "store: idle for {} s\n", options_.idle_seconds);
+  const double own_before = CpuSeconds({}), before = CpuSeconds(pids_);
+  const TimePoint begin = Clock::Real().Now();
+  const auto length =
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options_.idle_seconds));
+  while (Clock::Real().Now() - begin < length && !Interrupted()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  StoreRow row;
+  row.plane = "none";
+  row.operation = "idle";
+  row.timed.seconds = std::chrono::duration<double>(Clock::Real().Now() - begin).count();
+  row.core_percent =
+      100 * ((CpuSeconds(pids_) - before) - (CpuSeconds({}) - own_before)) / row.timed.seconds;
+  result_.rows.push_back(std::move(row));
+  return absl::OkStatus();
+}
+
+absl::Status RunCrumbdPlanes(const StoreWorkloadOptions& options, StoreResult& result) {
+  std::unique_ptr<CrumbdUnderTest> own;
+  std::string socket_dir = options.socket_dir;
+  int pid = 0;
+  if (socket_dir.empty()) {
+    CRUMB_ASSIGN_OR_RETURN(own, CrumbdUnderTest::Start({options.crumbd, options.host_bytes}));
+    socket_dir = own->socket_dir();
+    pid = own->pid();
+  } else {
+    CRUMB_ASSIGN_OR_RETURN(const UniqueFd socket, ConnectFdChannel(socket_dir + "/crumbd.fd.sock"));
+    CRUMB_ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket.get()));
+    pid = peer.pid;
+  }
+  CRUMB_ASSIGN_OR_RETURN(const auto client, ConnectTo(socket_dir));
+  Session session(options, {pid}, result);
+  for (const size_t bytes : options.fragment_bytes) {
+    FragmentSet fragments(fmt::format("{}-{}", bytes, ::getpid()), bytes, kBodiesBytes);
+    CRUMB_RETURN_IF_ERROR(BindKeyspace(*client, fragments));
+    if (Contains(options.planes, "shm")) {
+      CRUMB_RETURN_IF_ERROR(session.RunShm(*client, fragments));
+    }
+    if (Contains(options.planes, "grpc")) {
+      GrpcPlane plane(*client, fragments);
+      CRUMB_RETURN_IF_ERROR(session.RunPlane("grpc", plane, fragments, 1));
+      CRUMB_RETURN_IF_ERROR(session.RunPlane("grpc", plane, fragments, kStreamPages));
+    }
+  }
+  if (!Contains(options.operations, "idle")) return absl::OkStatus();
+  return session.RunIdle();
+}
+
+absl::Status RunRedis(const StoreWorkloadOptions& options, StoreResult& result) {
+  std::unique_ptr<RedisUnderTest> own;
+  std::string host = "127.0.0.1";
+  int port = 0;
+  std::vector<int> pids;
+  if (options.redis == "auto") {
+    CRUMB_ASSIGN_OR_RETURN(own, RedisUnderTest::Start());
+    port = own->port();
+    pids.push_back(own->pid());
+  } else {
+    const size_t colon = options.redis.rfind(':');
+    host = options.redis.substr(0, colon);
+    std::from_chars(options.redis.data() + colon + 1, options.redis.data() + options.redis.size(),
+                    port);
+  }
+  Session session(options, pids, result);
+  for (const size_t bytes : options.fragment_bytes) {
+    FragmentSet fragments("redis", bytes, kBodiesBytes);
+    CRUMB_ASSIGN_OR_RETURN(const auto plane, OpenRedisPlane(host, port, fragments));
+    CRUMB_RETURN_IF_ERROR(session.RunPlane("redis", *plane, fragments, 1));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status StoreWorkloadOptions::Validate() const {
+  CRUMB_RETURN_IF_ERROR(CheckNames("plane", planes, {"shm", "grpc", "ssd"}));
+  CRUMB_RETURN_IF_ERROR(CheckNames("operation", operations, {"acquire", "put", "get", "idle"}));
+  if (!socket_dir.empty() && Contains(planes, "ssd")) {
+    return absl::InvalidArgumentError(
+        "plane ssd needs a crumbd with little host memory: leave --socket-dir out");
+  }
+  const size_t colon = redis.rfind(':');
+  if (!redis.empty() && redis != "auto" && (colon == std::string::npos || colon == 0)) {
+    return absl::InvalidArgumentError("--redis is HOST:PORT or auto, not '" + redis + "'");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<StoreResult> RunStoreWorkload(const StoreWorkloadOptions& options) {
+  CRUMB_RETURN_IF_ERROR(options.Validate());
+  StoreResult result;
+  fmt::print(stderr, "store: limits of this machine\n");
+  result.memory_read_gb_per_s = MemoryReadGbPerS(kLimitBytes, kLimitDuration);
+  result.memory_copy_gb_per_s = MemoryCopyGbPerS(kLimitBytes, kLimitDuration);
+  CRUMB_ASSIGN_OR_RETURN(result.loopback_tcp_gb_per_s, LoopbackTcpGbPerS(kLimitDuration));
+  if (Contains(options.planes, "shm") || Contains(options.planes, "grpc")) {
+    CRUMB_RETURN_IF_ERROR(RunCrumbdPlanes(options, result));
+  }
+  if (Contains(options.planes, "ssd") && !Interrupted()) {
+    CRUMB_RETURN_IF_ERROR(RunSsdPairs(options, result));
+  }
+  if (!options.redis.empty() && !Interrupted()) CRUMB_RETURN_IF_ERROR(RunRedis(options, result));
+  return result;
+}
+
+}  // namespace crumb::bench

@@ -1,0 +1,93 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/workload_output.h"
+
+#include "fmt/format.h"
+#include "tools/text_table.h"
+
+namespace crumb::bench {
+namespace {
+
+using nlohmann::json;
+
+std::string OrDash(double value, int decimals) {
+  return value == 0 ? "-" : fmt::format("{:.{}f}", value, decimals);
+}
+
+json ReplayRowJson(const ReplayRow& row) {
+  return {{"policy", row.policy},
+          {"capacity_gb", row.capacity_gb},
+          {"capacity_blocks", row.capacity_blocks},
+          {"requests", row.requests},
+          {"blocks", row.blocks},
+          {"hits", row.hits},
+          {"hit_rate", row.hit_rate},
+          {"evictions", row.evictions},
+          {"seconds", row.seconds},
+          {"policy_bytes", row.policy_bytes}};
+}
+
+}  // namespace
+
+json CodecJson(const std::vector<CodecRow>& rows) {
+  json out = {{"workload", "codec"}, {"limit", "memory read, one core"}, {"rows", json::array()}};
+  for (const CodecRow& row : rows) {
+    json each = {{"isa", row.isa},
+                 {"operation", row.operation},
+                 {"gb_per_s", row.gb_per_s},
+                 {"percent_of_limit", 100 * row.read_fraction}};
+    if (row.microseconds > 0) each["us"] = row.microseconds;
+    if (row.context > 0) {
+      each.update({{"format", row.format},
+                   {"context", row.context},
+                   {"heads_per_kv_head", row.heads_per_kv_head}});
+    }
+    if (row.time_over_bf16 > 0) each["time_over_bf16"] = row.time_over_bf16;
+    out["rows"].push_back(std::move(each));
+  }
+  return out;
+}
+
+std::string CodecText(const std::vector<CodecRow>& rows) {
+  tools::TextTable table({"isa", "operation", "format", "context", "heads/KV", "us", "GB/s",
+                          "% of read", "time/BF16"});
+  for (const CodecRow& row : rows) {
+    table.AddRow({row.isa, row.operation, row.format, OrDash(row.context, 0),
+                  OrDash(row.heads_per_kv_head, 0), OrDash(row.microseconds, 2),
+                  OrDash(row.gb_per_s, 2), OrDash(100 * row.read_fraction, 0),
+                  OrDash(row.time_over_bf16, 2)});
+  }
+  return table.ToString();
+}
+
+json ReplayJson(const ReplayOptions& options, const std::vector<ReplayRow>& rows) {
+  json out = {{"workload", "replay"},
+              {"model", options.model},
+              {"format", options.format == kernels::PageFormat::kInt2 ? "int2" : "bf16"}};
+  if (options.trace_path.empty()) {
+    out["synthetic"] = options.synthetic;
+    out["seed"] = options.seed;
+  }
+  if (rows.size() == 1) {
+    out.update(ReplayRowJson(rows.front()));
+    return out;
+  }
+  out["rows"] = json::array();
+  for (const ReplayRow& row : rows) out["rows"].push_back(ReplayRowJson(row));
+  return out;
+}
+
+std::string ReplayText(const std::vector<ReplayRow>& rows) {
+  tools::TextTable table({"policy", "GB", "blocks of cache", "requests", "blocks", "hits",
+                          "hit rate", "evictions", "seconds"});
+  for (const ReplayRow& row : rows) {
+    table.AddRow({row.policy, fmt::format("{}", row.capacity_gb),
+                  fmt::format("{}", row.capacity_blocks), fmt::format("{}", row.requests),
+                  fmt::format("{}", row.blocks), fmt::format("{}", row.hits),
+                  fmt::format("{:.4f}", row.hit_rate), fmt::format("{}", row.evictions),
+                  fmt::format("{:.2f}", row.seconds)});
+  }
+  return table.ToString();
+}
+
+}  // namespace crumb::bench
