@@ -29,6 +29,7 @@ struct Simd {
   static constexpr int kKeyRows = 2;
   static constexpr int kMixRows = 2;
   static constexpr int kMixVectors = 4;
+  static constexpr int kProductVectors = 2;
 
   static F Load(const float* p) { return _mm256_loadu_ps(p); }
   static void Store(float* p, F x) { _mm256_storeu_ps(p, x); }

@@ -32,6 +32,7 @@ struct Simd {
   static constexpr int kKeyRows = 4;
   static constexpr int kMixRows = 4;
   static constexpr int kMixVectors = 4;
+  static constexpr int kProductVectors = 4;
 
   static F Load(const float* p) { return _mm512_loadu_ps(p); }
   static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }

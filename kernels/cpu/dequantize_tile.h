@@ -78,15 +78,16 @@ void DequantizeWholeTile(const TileShape& shape, const uint8_t* tile, float* k, 
 
 template <typename V>
 void RowsToModel(const RowTransform& transform, int dim, int count, float* rows) {
-  for (int row = 0; row < count; ++row) {
-    float* y = rows + static_cast<int64_t>(row) * dim;
+  constexpr int kBlock = 8;  // a tile's rows are a multiple of it
+  for (int first = 0; first < count; first += kBlock) {
+    float* block = rows + static_cast<int64_t>(first) * dim;
     if (transform.mean != nullptr) {
-      for (int i = 0; i < dim; ++i) y[i] += transform.mean[i];
+      for (int i = 0; i < kBlock * dim; ++i) block[i] += transform.mean[i % dim];
     }
     if (transform.rotation == nullptr) continue;
-    alignas(64) float out[256];
-    UnrotateRow<V>(y, dim, transform.rotation, out);
-    std::memcpy(y, out, dim * sizeof(float));
+    alignas(64) float out[kBlock * 256];
+    UnrotateRows<V>(block, kBlock, dim, transform.rotation, out);
+    std::memcpy(block, out, kBlock * dim * sizeof(float));
   }
 }
 

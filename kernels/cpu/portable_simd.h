@@ -30,6 +30,7 @@ struct Simd {
   static constexpr int kKeyRows = 2;  // rows by the BF16 score kernel,
   static constexpr int kMixRows = 2;  // rows and vectors by the BF16 value kernel
   static constexpr int kMixVectors = 2;
+  static constexpr int kProductVectors = 2;  // vectors of columns by the rotation
 
   static F Load(const float* p) { return LoadAs<F>(p); }
   static void Store(float* p, F x) { std::memcpy(p, &x, sizeof(x)); }

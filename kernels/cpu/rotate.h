@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <cstdint>
+#include "kernels/cpu/row_blocks.h"
 
 // Products of rows with a d x d matrix. V is one of the Simd types.
 namespace crumb::kernels {
@@ -11,7 +11,7 @@ namespace crumb::kernels {
 // order of the inner index with separate multiplication and addition: the same bits everywhere.
 template <typename V, int kRows>
 void MultiplyRows(const float* in, int dim, const float* matrix, float* out) {
-  constexpr int kVectors = 2;
+  constexpr int kVectors = V::kProductVectors;
   for (int j = 0; j < dim; j += kVectors * V::kLanes) {
     typename V::F sum[kRows][kVectors];
     for (int row = 0; row < kRows; ++row) {
@@ -36,24 +36,39 @@ void MultiplyRows(const float* in, int dim, const float* matrix, float* out) {
 // out[row] = in[row] M for any number of rows; `in` and `out` do not overlap.
 template <typename V>
 void RotateRows(const float* in, int rows, int dim, const float* matrix, float* out) {
-  int row = 0;
-  for (; row + 4 <= rows; row += 4)
-    MultiplyRows<V, 4>(in + row * dim, dim, matrix, out + row * dim);
-  for (; row < rows; ++row) MultiplyRows<V, 1>(in + row * dim, dim, matrix, out + row * dim);
+  ForRowBlocks<4>(0, rows, [&](auto count, int row) {
+    MultiplyRows<V, count>(in + row * dim, dim, matrix, out + row * dim);
+  });
 }
 
-// out = in M', one row: four dot products with rows of M at a time.
-template <typename V>
-void UnrotateRow(const float* in, int dim, const float* matrix, float* out) {
+// out[row] = in[row] M' for `kRows` rows: dot products with four rows of M at a time.
+template <typename V, int kRows>
+void MultiplyRowsTransposed(const float* in, int dim, const float* matrix, float* out) {
   for (int i = 0; i < dim; i += 4) {
-    typename V::F sum[4];
-    for (int k = 0; k < 4; ++k) sum[k] = V::Set(0.0f);
-    for (int j = 0; j < dim; j += V::kLanes) {
-      const typename V::F x = V::Load(in + j);
-      for (int k = 0; k < 4; ++k) sum[k] = V::Fma(x, V::Load(matrix + (i + k) * dim + j), sum[k]);
+    typename V::F sum[kRows][4];
+    for (int row = 0; row < kRows; ++row) {
+      for (int k = 0; k < 4; ++k) sum[row][k] = V::Set(0.0f);
     }
-    V::ReduceAdd4(sum[0], sum[1], sum[2], sum[3], out + i);
+    for (int j = 0; j < dim; j += V::kLanes) {
+      typename V::F m[4];
+      for (int k = 0; k < 4; ++k) m[k] = V::Load(matrix + (i + k) * dim + j);
+      for (int row = 0; row < kRows; ++row) {
+        const typename V::F x = V::Load(in + row * dim + j);
+        for (int k = 0; k < 4; ++k) sum[row][k] = V::Fma(x, m[k], sum[row][k]);
+      }
+    }
+    for (int row = 0; row < kRows; ++row) {
+      V::ReduceAdd4(sum[row][0], sum[row][1], sum[row][2], sum[row][3], out + row * dim + i);
+    }
   }
+}
+
+// out[row] = in[row] M' for any number of rows; `in` and `out` do not overlap.
+template <typename V>
+void UnrotateRows(const float* in, int rows, int dim, const float* matrix, float* out) {
+  ForRowBlocks<V::kKeyRows>(0, rows, [&](auto count, int row) {
+    MultiplyRowsTransposed<V, count>(in + row * dim, dim, matrix, out + row * dim);
+  });
 }
 
 }  // namespace crumb::kernels

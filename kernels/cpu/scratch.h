@@ -34,14 +34,13 @@ struct PartialSoftmax {
 
 struct AttendScratch {
   // Queries.
-  float* q = nullptr;      // [rows, head_dim] model's basis
-  Bf16* q_bf16 = nullptr;  // [rows, head_dim] the same
-  float* q_rotated =
-      nullptr;                // [rows, head_dim] q R_K; at the end the INT2 output in model's basis
-  uint8_t* q_high = nullptr;  // [rows, quad_slots, 4] q' as 16-bit fixed point: upper bytes
-  uint8_t* q_low = nullptr;   // [rows, quad_slots, 4] lower bytes, signed
-  float* q_unit = nullptr;    // [rows] value of one fixed-point step
-  float* q_sum = nullptr;     // [rows, groups] sum of the fixed-point q' of a group, as value
+  float* q = nullptr;          // [rows, head_dim] model's basis
+  Bf16* q_bf16 = nullptr;      // [rows, head_dim] the same
+  float* q_rotated = nullptr;  // [rows, head_dim] q R_K; at the end the INT2 output
+  uint8_t* q_high = nullptr;   // [rows, quad_slots, 4] q' as 16-bit fixed point: upper bytes
+  uint8_t* q_low = nullptr;    // [rows, quad_slots, 4] lower bytes, signed
+  float* q_unit = nullptr;     // [rows] value of one fixed-point step
+  float* q_sum = nullptr;      // [rows, groups] sum of the fixed-point q' of a group, as value
 
   // One piece of the sequence.
   float* scores = nullptr;     // [rows, score_stride] logits in base 2, then probabilities

@@ -228,11 +228,9 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
   launch->warps = registers_rank <= 1 ? 16 : registers_rank == 2 ? 12 : 8;
   const size_t fixed = 16 * (dim + 4) * sizeof(float);
   for (; launch->warps >= 4; launch->warps -= 4) {
-    const size_t states = static_cast<size_t>(launch->warps) * 8 * launch->column_tiles * 8;
     const size_t per_stage = launch->warps * (launch->slot_bytes + 8);
-    const size_t room = static_cast<size_t>(shared_max) - fixed - states;
-    launch->stages = static_cast<int>(std::min<size_t>(3, room / per_stage));
-    launch->shared_bytes = launch->stages * per_stage + fixed + states;
+    launch->stages = static_cast<int>(std::min<size_t>(3, (shared_max - fixed) / per_stage));
+    launch->shared_bytes = launch->stages * per_stage + fixed;
     if (launch->stages >= 2) return cudaSuccess;
   }
   return cudaErrorInvalidValue;

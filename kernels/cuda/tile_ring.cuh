@@ -4,22 +4,12 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/decode_plan.h"
+#include "kernels/cuda/decode_params.h"
 #include "kernels/cuda/ptx.cuh"
 
 // What a warp keeps in flight: a ring of slots in shared memory, filled ahead with the warp's next
 // tiles and BF16 chunks, across segment ends. No synchronisation beyond the warp.
 namespace crumb::kernels::cuda {
-
-// The parameters as the kernel sees them: pointers of plan and workspace resolved.
-struct DecodeKernelParams {
-  DecodeAttentionParams p;
-  PlanView plan;
-  WorkspaceView workspace;
-  DecodeLaunch launch;
-  float scale;
-  float log2_scale;  // scale * log2(e)
-};
 
 // A BF16 chunk fills two slots, its K rows and then its V rows. Rows are padded by 16 bytes, so
 // that the eight rows of a matrix fragment lie in different banks.
@@ -96,6 +86,12 @@ class TileRing {
       use_slot_ = 0;
       phase_ ^= 1;
     }
+  }
+
+  // The slot released last.
+  __device__ __forceinline__ uint32_t LastSlot(const DecodeKernelParams& k) const {
+    const int slot = use_slot_ == 0 ? k.launch.stages - 1 : use_slot_ - 1;
+    return slots_ + slot * static_cast<uint32_t>(k.launch.slot_bytes);
   }
 
   // Orders ordinary writes to a slot before the copy that fills it next.

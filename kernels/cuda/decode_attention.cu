@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/decode_attention.h"
+
+#include <cmath>
+
+#include "kernels/cuda/decode_dispatch.h"
+#include "kernels/cuda/decode_plan.h"
+
+namespace crumb::kernels::cuda {
+
+bool DecodeSupported(const DecodeShape& shape) {
+  return shape.tile.Valid() && shape.tile.tokens == 64 && shape.batch >= 1 &&
+         shape.max_pages >= 1 && shape.q_tokens >= 1 && shape.kv_heads >= 1 &&
+         shape.q_heads >= shape.kv_heads && shape.q_heads % shape.kv_heads == 0 &&
+         FindDecodeKernel(shape.tile, shape.columns(), true) != nullptr;
+}
+
+cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream) {
+  DecodeKernelParams k;
+  cudaError_t error = LaunchOf(params.shape, &k.launch);
+  if (error != cudaSuccess) return error;
+  int device = 0, major = 0;
+  error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error != cudaSuccess) return error;
+  k.p = params;
+  k.p.overlap_previous = params.overlap_previous && major >= 9;
+  k.scale = params.scale != 0.0f
+                ? params.scale
+                : 1.0f / std::sqrt(static_cast<float>(params.shape.tile.head_dim));
+  k.log2_scale = k.scale * 1.4426950408889634f;
+  LayOutPlan(params.shape, k.launch, const_cast<void*>(params.plan), &k.plan);
+  LayOutWorkspace(params.shape, k.launch, params.workspace, &k.workspace);
+  const bool bulk = params.copy_path == CopyPath::kAuto && major >= 9;
+  return FindDecodeKernel(params.shape.tile, params.shape.columns(), bulk)(k, stream);
+}
+
+}  // namespace crumb::kernels::cuda

@@ -1,0 +1,183 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode_traits.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+// Attention of a few query rows over BF16 rows (sink and recent window), one warp, 16 tokens at a
+// time. Same fragments as over INT2 tiles; the query is exact, probabilities are split in two.
+namespace crumb::kernels::cuda {
+
+// The query rows as they are, one fragment per 16 channels. Rows that do not exist are zero.
+template <class T>
+__device__ __forceinline__ void LoadPlainQuery(const DecodeKernelParams& k, const Segment& segment,
+                                               int lane,
+                                               uint32_t (&q)[T::kColumnTiles][T::kSteps][2]) {
+  const QueryRows rows(k);
+#pragma unroll
+  for (int n = 0; n < T::kColumnTiles; ++n) {
+    const int column = lane / 4;
+    const int row = T::kPair ? column / 2 : 8 * n + column;
+    const bool exists = row < rows.columns && (!T::kPair || column % 2 == 0);
+    const uint32_t* from =
+        exists ? reinterpret_cast<const uint32_t*>(
+                     k.p.q + rows.IndexOf(k, segment.sequence, segment.head, row) * T::kDim) +
+                     lane % 4
+               : nullptr;
+#pragma unroll
+    for (int s = 0; s < T::kSteps; ++s) {
+      q[n][s][0] = exists ? from[8 * s] : 0;
+      q[n][s][1] = exists ? from[8 * s + 4] : 0;
+    }
+  }
+}
+
+// Scores of the 16 tokens of a chunk, before scaling.
+template <class T>
+__device__ __forceinline__ void ScoreChunk(const uint32_t (&q)[T::kColumnTiles][T::kSteps][2],
+                                           uint32_t slot, int lane,
+                                           float (&score)[2][T::kLaneRows]) {
+  float acc[T::kColumnTiles][4] = {};
+  const uint32_t address = slot + lane % 16 * kRowBytes<T::kDim> + lane / 16 * 16;
+#pragma unroll
+  for (int s = 0; s < T::kSteps; ++s) {
+    uint32_t a[4];
+    ptx::LoadMatrices(a, address + 32 * s);
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) ptx::MmaBf16(acc[n], a, q[n][s][0], q[n][s][1]);
+  }
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+#pragma unroll
+    for (int i = 0; i < T::kLaneRows; ++i) {
+      score[a][i] = acc[i / 2][2 * a + (T::kPair ? 0 : i % 2)];
+    }
+  }
+}
+
+// Scales and caps scores to log2 units; -infinity where a row may not attend.
+template <class T>
+__device__ __forceinline__ void FinishScores(const DecodeKernelParams& k, const Segment& segment,
+                                             const ChunkSource& source, int lane,
+                                             float (&score)[2][T::kLaneRows]) {
+  const QueryRows rows(k);
+  const int sink = k.p.lengths.sink_tokens[segment.sequence];
+  const int before_recent = sink + k.p.lengths.pages[segment.sequence] * T::kTokens;
+  const int total = before_recent + k.p.lengths.recent_tokens[segment.sequence];
+  const int first = source.first + (source.sink ? 0 : before_recent);
+#pragma unroll
+  for (int i = 0; i < T::kLaneRows; ++i) {
+    const RowSpan span =
+        SpanOf(k, total, rows.TokenOf(min(T::RowOf(lane, i), rows.columns - 1)));
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      const int row = 8 * a + lane / 4, position = first + row;
+      const bool attends =
+          row < source.rows && position >= span.first && position <= span.last;
+      const float logit = k.p.soft_cap > 0.0f
+                              ? SoftCap(score[a][i] * k.scale, k.p.soft_cap) * kLog2E
+                              : score[a][i] * k.log2_scale;
+      score[a][i] = attends ? logit : -INFINITY;
+    }
+  }
+}
+
+// Rows of a chunk's V slot that no token filled hold old bytes; 0 * NaN must not spread.
+template <class T>
+__device__ __forceinline__ void ClearMissingRows(uint32_t slot, int rows, int lane) {
+  constexpr int kPieces = T::kDim / 8;
+  for (int i = rows * kPieces + lane; i < kChunkTokens * kPieces; i += 32) {
+    ptx::StoreShared128(slot + i / kPieces * kRowBytes<T::kDim> + i % kPieces * 16,
+                        make_uint4(0, 0, 0, 0));
+  }
+  __syncwarp();
+}
+
+template <class T>
+__device__ __forceinline__ void AddChunkValues(uint32_t slot, int lane,
+                                               const float (&p)[2][T::kLaneRows],
+                                               SegmentState<T>& state) {
+  constexpr int kParts = T::kPair ? 1 : 2;  // in a pair, hi and lo sit in neighbouring columns
+  uint32_t b[T::kColumnTiles][kParts][2];
+#pragma unroll
+  for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      if constexpr (T::kPair) {
+        const float high = ptx::LowBf16(ptx::PackBf16(p[a][0], 0.0f));
+        b[n][0][a] = ptx::TransposeMatrix(ptx::PackBf16(high, p[a][0] - high));
+      } else {
+        uint32_t high, low;
+        ptx::SplitBf16(p[a][2 * n], p[a][2 * n + 1], &high, &low);
+        b[n][0][a] = ptx::TransposeMatrix(high);
+        b[n][1][a] = ptx::TransposeMatrix(low);
+      }
+    }
+  }
+  const uint32_t address = slot + (lane % 8 + lane / 16 * 8) * kRowBytes<T::kDim> +
+                           lane / 8 % 2 * 16;
+#pragma unroll
+  for (int m = 0; m < T::kSteps; ++m) {
+    uint32_t a[4];
+    ptx::LoadMatricesTransposed(a, address + 32 * m);
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        ptx::MmaBf16(state.out[n][m], a, b[n][part][0], b[n][part][1]);
+      }
+    }
+  }
+}
+
+// This warp's share of a segment of BF16 chunks. The last slot is released but not filled again.
+template <class T>
+__device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Segment& segment,
+                                           int warp, typename T::Ring& ring,
+                                           SegmentState<T>& state) {
+  const int lane = threadIdx.x % 32;
+  uint32_t q[T::kColumnTiles][T::kSteps][2];
+  LoadPlainQuery<T>(k, segment, lane, q);
+  for (int chunk = segment.begin + warp; chunk < segment.end; chunk += k.launch.warps) {
+    const ChunkSource source = SourceOf(k, segment.sequence, chunk);
+    float score[2][T::kLaneRows];
+    ScoreChunk<T>(q, ring.Wait(k), lane, score);
+    ring.Release(k);
+    ring.Fill(k);
+    FinishScores<T>(k, segment, source, lane, score);
+
+    bool grows = false;
+    float best[T::kLaneRows];
+#pragma unroll
+    for (int i = 0; i < T::kLaneRows; ++i) {
+      best[i] = fmaxf(score[0][i], score[1][i]);
+      grows |= best[i] - state.reference[i] > kLag;
+    }
+    if (__any_sync(~0u, grows)) {
+#pragma unroll
+      for (int i = 0; i < T::kLaneRows; ++i) {
+        state.MoveReference(i, fmaxf(MaxOverTokens(best[i]), state.reference[i]));
+      }
+    }
+    float p[2][T::kLaneRows];
+#pragma unroll
+    for (int i = 0; i < T::kLaneRows; ++i) {
+#pragma unroll
+      for (int a = 0; a < 2; ++a) {
+        p[a][i] = ptx::Exp2(score[a][i] - state.reference[i]);
+        state.sum[i] += p[a][i];
+      }
+    }
+    const uint32_t slot = ring.Wait(k);
+    if (source.rows < kChunkTokens) ClearMissingRows<T>(slot, source.rows, lane);
+    AddChunkValues<T>(slot, lane, p, state);
+    if (source.rows < kChunkTokens) ring.FenceWrites();
+    ring.Release(k);
+    if (chunk + k.launch.warps < segment.end) ring.Fill(k);
+  }
+}
+
+}  // namespace crumb::kernels::cuda

@@ -1,0 +1,286 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode_rotate.cuh"
+#include "kernels/cuda/decode_traits.cuh"
+
+// From warps' sums to outputs: warps of a block into a segment's partial result, segments of a
+// (sequence, KV head) into the output, by whichever block completes it, in split order.
+namespace crumb::kernels::cuda {
+
+// A warp's softmax state of one row.
+struct RowState {
+  float reference;
+  float sum;
+};
+
+// Where warps leave their states and the addresses of their sums, in the staging area.
+template <class T>
+struct BlockStates {
+  RowState* state;  // [warps, kRows]
+  uint32_t* slot;   // [warps]
+
+  __device__ __forceinline__ BlockStates(float* stage, int warps)
+      : state(reinterpret_cast<RowState*>(stage)),
+        slot(reinterpret_cast<uint32_t*>(state + warps * T::kRows)) {}
+};
+
+// Sums the first `active` warps' states into the segment's partial result. `slot` is the warp's
+// released slot. By all threads; `fill` starts the copy that was held back.
+template <class T, class Fill>
+__device__ __forceinline__ void StorePartial(const DecodeKernelParams& k, int segment, int active,
+                                             uint32_t slot, float* stage, SegmentState<T>& state,
+                                             const Fill& fill) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const BlockStates<T> shared(stage, k.launch.warps);
+  if (warp < active) {
+#pragma unroll
+    for (int i = 0; i < T::kLaneRows; ++i) {
+      const float sum = SumOverTokens(state.sum[i]);
+      if (lane < 4) shared.state[warp * T::kRows + T::RowOf(lane, i)] = {state.reference[i], sum};
+    }
+    if (lane == 0) shared.slot[warp] = slot;
+  }
+  constexpr int kValues = T::kLaneValues;
+#pragma unroll
+  for (int n = 0; n < T::kColumnTiles; ++n) {
+    if (warp < active) {
+#pragma unroll
+      for (int v = 0; v < kValues; ++v) {
+        const float* o = state.out[n][T::kPair ? v / 2 : v / 4];
+        const float x = T::kPair ? o[2 * (v % 2)] + o[2 * (v % 2) + 1] : o[v % 4];
+        ptx::StoreShared(slot + 4 * (32 * v + lane), x);
+      }
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < 32 * kValues; e += blockDim.x) {
+      const int v = e / 32;
+      const int row = T::RowOf(lane, T::kPair ? 0 : 2 * n + v % 2);
+      const int channel = T::kPair ? 8 * v + lane / 4 : 8 * (v / 2) + lane / 4;
+      float reference = kNoLogit;
+      for (int w = 0; w < active; ++w) {
+        reference = fmaxf(reference, shared.state[w * T::kRows + row].reference);
+      }
+      float value = 0.0f, sum = 0.0f;
+      for (int w = 0; w < active; ++w) {
+        const RowState s = shared.state[w * T::kRows + row];
+        const float weight = ptx::Exp2(s.reference - reference);
+        value = fmaf(weight, ptx::LoadSharedFloat(shared.slot[w] + 4 * e), value);
+        sum = fmaf(weight, s.sum, sum);
+      }
+      const int64_t at = static_cast<int64_t>(segment) * T::kRows + row;
+      k.workspace.partial[at * T::kDim + channel] = value;
+      if (channel == 0) reinterpret_cast<RowState*>(k.workspace.row_state)[at] = {reference, sum};
+    }
+    __syncthreads();
+  }
+  if (warp < active) fill();
+}
+
+// Completes pairs: counts this block's segments in, and finishes those whose last segment it was.
+template <class T>
+class PairFinish {
+ public:
+  // stage: kPassRows staged rows; ring: the block's slots, idle now.
+  __device__ __forceinline__ PairFinish(const DecodeKernelParams& k, float* stage, char* ring)
+      : k_(k),
+        rows_(k),
+        stage_(stage),
+        turned_(reinterpret_cast<float*>(ring)),
+        row_(reinterpret_cast<PassRow*>(turned_ + kPassRows * kStageStride<T::kDim>)),
+        list_(reinterpret_cast<int*>(row_ + kPassRows)) {}
+
+  __device__ __forceinline__ void Run(int segment, int segment_end) {
+    __threadfence();
+    __syncthreads();
+    for (; segment < segment_end; segment += kListMax) {
+      const int count = CountIn(segment, min(segment + kListMax, segment_end));
+      constexpr int kPerPass = T::kRows < kPassRows ? kPassRows / T::kRows : 1;
+      for (int i = 0; i < count;) {
+        // Pairs of one head share a pass.
+        int pairs = 1;
+        const int head = k_.plan.segments[list_[1 + i]].head;
+        while (pairs < kPerPass && i + pairs < count &&
+               k_.plan.segments[list_[1 + i + pairs]].head == head) {
+          ++pairs;
+        }
+        for (int row = 0; row < T::kRows; row += kPassRows) FinishPass(i, pairs, head, row);
+        i += pairs;
+      }
+    }
+  }
+
+ private:
+  static constexpr int kListMax = 512;
+
+  // A row of the pass: which segment names its pair, and the merged softmax state.
+  struct PassRow {
+    int segment;  // -1: none
+    int row;
+    float reference;
+    float sum;
+  };
+
+  // Lists the segments that completed their pair. Returns their number, to all threads.
+  __device__ __forceinline__ int CountIn(int segment, int segment_end) {
+    const int lane = threadIdx.x % 32;
+    __syncthreads();
+    if (threadIdx.x < 32) {
+      int count = 0;
+      for (int first = segment; first < segment_end; first += 32) {
+        bool last = false;
+        if (first + lane < segment_end) {
+          const Segment& s = k_.plan.segments[first + lane];
+          const int all = s.int2_count + s.bf16_count;
+          last = atomicAdd(k_.workspace.arrivals + s.pair, 1) == all - 1;
+          if (last) k_.workspace.arrivals[s.pair] = 0;
+        }
+        const uint32_t mask = __ballot_sync(~0u, last);
+        if (last) list_[1 + count + __popc(mask & ((1u << lane) - 1))] = first + lane;
+        count += __popc(mask);
+      }
+      if (lane == 0) list_[0] = count;
+      __threadfence();
+    }
+    __syncthreads();
+    return list_[0];
+  }
+
+  __device__ __forceinline__ void FinishPass(int first, int pairs, int head, int first_row) {
+    for (int slot = threadIdx.x; slot < kPassRows; slot += blockDim.x) {
+      const int pair = slot / T::kRows, row = first_row + slot % T::kRows;
+      PassRow at = {-1, row, kNoLogit, 0.0f};
+      if (pair < pairs && row < rows_.columns) at.segment = list_[1 + first + pair];
+      if (at.segment >= 0) MergeStates(at);
+      row_[slot] = at;
+    }
+    __syncthreads();
+    for (int e = threadIdx.x; e < kPassRows * T::kDim; e += blockDim.x) {
+      const int slot = e / T::kDim, channel = e % T::kDim;
+      stage_[slot * kStageStride<T::kDim> + channel] = MergedHistory(row_[slot], channel);
+    }
+    __syncthreads();
+    if (k_.p.rotation_v != nullptr) {
+      for (int n = threadIdx.x / 32; n < T::kDim / 8; n += k_.launch.warps) Unrotate(head, n);
+      __syncthreads();
+    }
+    const float* history = k_.p.rotation_v != nullptr ? turned_ : stage_;
+    for (int e = threadIdx.x; e < kPassRows * T::kDim / 2; e += blockDim.x) {
+      const int slot = e / (T::kDim / 2), channel = e % (T::kDim / 2) * 2;
+      StoreOutput(row_[slot], history + slot * kStageStride<T::kDim> + channel, channel);
+    }
+    __syncthreads();
+  }
+
+  __device__ __forceinline__ RowState StateOf(int segment, int row) const {
+    const float2 x = __ldcg(reinterpret_cast<const float2*>(k_.workspace.row_state) +
+                            static_cast<int64_t>(segment) * T::kRows + row);
+    return {x.x, x.y};
+  }
+
+  // Reference and sum over all segments and the learned sink.
+  __device__ __forceinline__ void MergeStates(PassRow& at) const {
+    const Segment& s = k_.plan.segments[at.segment];
+    const float sink = k_.p.sink_logit != nullptr
+                           ? k_.p.sink_logit[s.head * rows_.heads + at.row % rows_.heads] * kLog2E
+                           : kNoLogit;
+    at.reference = sink;
+    for (int i = 0; i < s.int2_count; ++i) {
+      at.reference = fmaxf(at.reference, StateOf(s.int2_first + i, at.row).reference);
+    }
+    for (int i = 0; i < s.bf16_count; ++i) {
+      at.reference = fmaxf(at.reference, StateOf(s.bf16_first + i, at.row).reference);
+    }
+    at.sum = k_.p.sink_logit != nullptr ? ptx::Exp2(sink - at.reference) : 0.0f;
+    for (int i = 0; i < s.int2_count; ++i) {
+      const RowState state = StateOf(s.int2_first + i, at.row);
+      at.sum = fmaf(ptx::Exp2(state.reference - at.reference), state.sum, at.sum);
+    }
+    for (int i = 0; i < s.bf16_count; ++i) {
+      const RowState state = StateOf(s.bf16_first + i, at.row);
+      at.sum = fmaf(ptx::Exp2(state.reference - at.reference), state.sum, at.sum);
+    }
+  }
+
+  // The INT2 part of one channel, in the rotated basis, with the mean.
+  __device__ __forceinline__ float MergedHistory(const PassRow& at, int channel) const {
+    if (at.segment < 0) return 0.0f;
+    const Segment& s = k_.plan.segments[at.segment];
+    float value = 0.0f, mass = 0.0f;
+    for (int i = 0; i < s.int2_count; ++i) {
+      const RowState state = StateOf(s.int2_first + i, at.row);
+      const float weight = ptx::Exp2(state.reference - at.reference);
+      const int64_t row = static_cast<int64_t>(s.int2_first + i) * T::kRows + at.row;
+      value = fmaf(weight, __ldcg(k_.workspace.partial + row * T::kDim + channel), value);
+      mass = fmaf(weight, state.sum, mass);
+    }
+    if (k_.p.mean_v != nullptr) value = fmaf(mass, k_.p.mean_v[s.head * T::kDim + channel], value);
+    return value;
+  }
+
+  // Channels 8 n .. 8 n + 7 of stage R_V'.
+  __device__ __forceinline__ void Unrotate(int head, int n) {
+    const int lane = threadIdx.x % 32;
+    const float* r = k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim +
+                     static_cast<int64_t>(8 * n + lane / 4) * T::kDim + lane % 4 * 2;
+    float acc[4] = {};
+#pragma unroll
+    for (int s = 0; s < T::kSteps; ++s) {
+      SplitFragment a;
+      StagedFragment<T::kDim>(stage_, lane, s, &a);
+      const float2 x = *reinterpret_cast<const float2*>(r + 16 * s);
+      const float2 y = *reinterpret_cast<const float2*>(r + 16 * s + 8);
+      uint32_t high[2], low[2];
+      ptx::SplitBf16(x.x, x.y, &high[0], &low[0]);
+      ptx::SplitBf16(y.x, y.y, &high[1], &low[1]);
+      ptx::MmaBf16(acc, a.high, high[0], high[1]);
+      ptx::MmaBf16(acc, a.high, low[0], low[1]);
+      ptx::MmaBf16(acc, a.low, high[0], high[1]);
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      *reinterpret_cast<float2*>(turned_ + (lane / 4 + 8 * i) * kStageStride<T::kDim> + 8 * n +
+                                 lane % 4 * 2) = make_float2(acc[2 * i], acc[2 * i + 1]);
+    }
+  }
+
+  // Adds the BF16 part of two channels, divides by the softmax sum and writes the output.
+  __device__ __forceinline__ void StoreOutput(const PassRow& at, const float* history,
+                                              int channel) const {
+    if (at.segment < 0) return;
+    const Segment& s = k_.plan.segments[at.segment];
+    float2 value = *reinterpret_cast<const float2*>(history);
+    for (int i = 0; i < s.bf16_count; ++i) {
+      const float weight = ptx::Exp2(StateOf(s.bf16_first + i, at.row).reference - at.reference);
+      const int64_t row = static_cast<int64_t>(s.bf16_first + i) * T::kRows + at.row;
+      const float2 x = __ldcg(
+          reinterpret_cast<const float2*>(k_.workspace.partial + row * T::kDim + channel));
+      value.x = fmaf(weight, x.x, value.x);
+      value.y = fmaf(weight, x.y, value.y);
+    }
+    const float inverse = at.sum > 0.0f ? 1.0f / at.sum : 0.0f;
+    const int64_t index = rows_.IndexOf(k_, s.sequence, s.head, at.row);
+    if (k_.p.out_type == OutType::kF32) {
+      *reinterpret_cast<float2*>(static_cast<float*>(k_.p.out) + index * T::kDim + channel) =
+          make_float2(value.x * inverse, value.y * inverse);
+    } else {
+      static_cast<uint32_t*>(k_.p.out)[(index * T::kDim + channel) / 2] =
+          ptx::PackBf16(value.x * inverse, value.y * inverse);
+    }
+    if (channel == 0 && k_.p.lse != nullptr) {
+      k_.p.lse[index] = (at.reference + log2f(at.sum)) / kLog2E;
+    }
+  }
+
+  const DecodeKernelParams& k_;
+  const QueryRows rows_;
+  float* stage_;
+  float* turned_;  // stage R_V'
+  PassRow* row_;   // [kPassRows]
+  int* list_;      // count, then segments
+};
+
+}  // namespace crumb::kernels::cuda

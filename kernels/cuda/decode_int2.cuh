@@ -1,0 +1,366 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode_traits.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+// Attention of a few query rows over INT2 page tiles, one warp. Tokens are the rows of the score
+// product, channels the rows of the value product, query rows the columns of both, so codes go
+// from shared memory to the tensor cores by masking alone. docs/kernels/cuda.md has the account.
+namespace crumb::kernels::cuda {
+
+// A code pair masked out of a word is code * 2^(shift - 24) in fp16, a subnormal.
+__host__ __device__ constexpr int CodeShift(int pair) {
+  return pair < 5 ? 2 * pair : 2 * (pair - 5);
+}
+__device__ __forceinline__ uint32_t CodePair(uint32_t word, int pair) {
+  return (pair < 5 ? word : word >> 10) & (0x00030003u << CodeShift(pair));
+}
+// The shift left in output register pair `a` (channel 16 m + 8 a + r) of channel tile m.
+__host__ __device__ constexpr int OutputShift(int m, int a) { return CodeShift(2 * (m % 4) + a); }
+// The shift that the query element of channel 16 s + 8 b + ... must undo.
+__host__ __device__ constexpr int QueryShift(int s, int b) { return CodeShift(2 * (s % 4) + b); }
+
+__device__ __forceinline__ float PowerOfTwo(int exponent) {
+  return __int_as_float((127 + exponent) << 23);
+}
+
+// What a lane knows of its query rows.
+template <class T>
+struct Int2Query {
+  uint32_t fragment[T::kColumnTiles][T::kSteps][2];
+  float sum[T::kGroups][T::kLaneRows];  // of q', in raw score units
+  float factor[T::kLaneRows];           // raw score -> log2 units; 1 with a soft cap
+  float bias[T::kLaneRows];             // added to the logit, log2 units; 0 with a soft cap
+};
+
+// Sums over a segment beside the common state.
+template <class T>
+struct Int2Sums {
+  float minimum[T::kGroups][T::kLaneRows] = {};  // of p * v_min, this lane's tokens
+  float headroom = 0.0f;       // p reaches 2^headroom at the maximum: fills fp16's range
+  uint32_t scale_bound = 0;    // fp16 bits of the largest v_scale headroom was made for
+};
+
+template <class T>
+__device__ __forceinline__ void LoadWords(uint32_t address, int lane, uint32_t (&w)[T::kWords]) {
+  if constexpr (T::kWords == 2) {
+    const uint2 x = ptx::LoadShared64(address + 8 * lane);
+    w[0] = x.x, w[1] = x.y;
+  } else {
+#pragma unroll
+    for (int i = 0; i < T::kWords / 4; ++i) {
+      const uint4 x = ptx::LoadShared128(address + 512 * i + 16 * lane);
+      w[4 * i] = x.x, w[4 * i + 1] = x.y, w[4 * i + 2] = x.z, w[4 * i + 3] = x.w;
+    }
+  }
+}
+
+// Scale and minimum (one word) of the tokens r + 8 a + 16 u of this lane, index 2 u + a.
+template <class T>
+__device__ __forceinline__ void LoadMeta(uint32_t address, int lane, uint32_t (&meta)[T::kGroups][8]) {
+#pragma unroll
+  for (int y = 0; y < T::kGroups; ++y) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 x = ptx::LoadShared128(address + 4 * T::kTokens * y + 32 * (lane / 4) + 16 * i);
+      meta[y][4 * i] = x.x, meta[y][4 * i + 1] = x.y;
+      meta[y][4 * i + 2] = x.z, meta[y][4 * i + 3] = x.w;
+    }
+  }
+}
+
+// Raw scores of 16 tokens: token r + 8 a, row element i.
+template <class T>
+__device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t codes, int lane,
+                                            const uint32_t (&meta)[T::kGroups][8], int u,
+                                            float (&score)[2][T::kLaneRows]) {
+  uint32_t w[T::kWords];
+  LoadWords<T>(codes + 4 * T::kDim * u, lane, w);
+  float acc[T::kGroups][T::kColumnTiles][4] = {};
+#pragma unroll
+  for (int s = 0; s < T::kSteps; ++s) {
+    const int i = 2 * (s / 4), j = 2 * (s % 4);
+    const uint32_t a0 = CodePair(w[i], j), a1 = CodePair(w[i + 1], j);
+    const uint32_t a2 = CodePair(w[i], j + 1), a3 = CodePair(w[i + 1], j + 1);
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) {
+      ptx::MmaF16(acc[s * T::kGroups / T::kSteps][n], a0, a1, a2, a3, query.fragment[n][s][0],
+                  query.fragment[n][s][1]);
+    }
+  }
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+#pragma unroll
+    for (int y = 0; y < T::kGroups; ++y) {
+      const float scale = ptx::LowHalf(meta[y][2 * u + a]);
+      const float minimum = ptx::HighHalf(meta[y][2 * u + a]);
+#pragma unroll
+      for (int i = 0; i < T::kLaneRows; ++i) {
+        const float* c = acc[y][i / 2];
+        const float dot = T::kPair ? c[2 * a] + c[2 * a + 1] : c[2 * a + i % 2];
+        const float rest = y == 0 ? query.sum[y][i] * minimum
+                                  : fmaf(query.sum[y][i], minimum, score[a][i]);
+        score[a][i] = fmaf(dot, scale, rest);
+      }
+    }
+  }
+}
+
+// Adds p V of 16 tokens. weight: p * v_scale per group.
+template <class T>
+__device__ __forceinline__ void AddValues(uint32_t codes, int lane, int u,
+                                          const float (&weight)[T::kGroups][2][T::kLaneRows],
+                                          SegmentState<T>& state) {
+  uint32_t b[T::kGroups][T::kColumnTiles][2];
+#pragma unroll
+  for (int y = 0; y < T::kGroups; ++y) {
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+      for (int a = 0; a < 2; ++a) {
+        b[y][n][a] = ptx::TransposeMatrix(
+            T::kPair ? ptx::PackHalf(weight[y][a][0], 0.0f)
+                     : ptx::PackHalf(weight[y][a][(2 * n) % T::kLaneRows],
+                                     weight[y][a][(2 * n + 1) % T::kLaneRows]));
+      }
+    }
+  }
+  uint32_t w[T::kWords];
+  LoadWords<T>(codes + 4 * T::kDim * u, lane, w);
+#pragma unroll
+  for (int m = 0; m < T::kSteps; ++m) {
+    const int i = 2 * (m / 4), j = 2 * (m % 4), y = m * T::kGroups / T::kSteps;
+    const uint32_t a0 = CodePair(w[i], j), a1 = CodePair(w[i], j + 1);
+    const uint32_t a2 = CodePair(w[i + 1], j), a3 = CodePair(w[i + 1], j + 1);
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) {
+      ptx::MmaF16(state.out[n][m], a0, a1, a2, a3, b[y][n][0], b[y][n][1]);
+    }
+  }
+}
+
+// Makes room for larger logits (`best`, log2 units, this lane's) or value scales.
+template <class T>
+__device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows], uint32_t scale_most,
+                                            SegmentState<T>& state, Int2Sums<T>& sums) {
+  const float old_headroom = sums.headroom;
+  for (int step = 4; step < 32; step *= 2) {
+    scale_most = max(scale_most, __shfl_xor_sync(~0u, scale_most, step));
+  }
+  if (scale_most > sums.scale_bound) {
+    // The bound is the power of two above: p * v_scale * 2^headroom stays under 2^(10 + kLag).
+    const int exponent = ilogbf(fmaxf(ptx::LowHalf(scale_most), 0x1p-24f)) + 1;
+    sums.headroom = static_cast<float>(10 - exponent);
+    sums.scale_bound = scale_most;
+  }
+#pragma unroll
+  for (int i = 0; i < T::kLaneRows; ++i) {
+    const float maximum =
+        fmaxf(MaxOverTokens(best[i]), state.reference[i] > kNoLogit / 2
+                                          ? state.reference[i] + old_headroom : kNoLogit);
+    const float factor = state.MoveReference(i, maximum - sums.headroom);
+#pragma unroll
+    for (int y = 0; y < T::kGroups; ++y) sums.minimum[y][i] *= factor;
+  }
+}
+
+// Attention over one tile. `adjust(score, u)` changes the raw scores of 16 tokens where logits are
+// capped or positions masked.
+template <class T, class Adjust>
+__device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t tile, int lane,
+                                           const Adjust& adjust, SegmentState<T>& state,
+                                           Int2Sums<T>& sums) {
+  constexpr int kQuarters = T::kTokens / 16;
+  float score[kQuarters][2][T::kLaneRows];
+  uint32_t meta[T::kGroups][8];
+  LoadMeta<T>(tile + 2 * T::kCodeBytes, lane, meta);
+#pragma unroll
+  for (int u = 0; u < kQuarters; ++u) {
+    ScoreTokens<T>(query, tile, lane, meta, u, score[u]);
+    adjust(score[u], u);
+  }
+  LoadMeta<T>(tile + 2 * T::kCodeBytes + T::kMetaBytes, lane, meta);
+
+  uint32_t scale_most = 0;
+#pragma unroll
+  for (int y = 0; y < T::kGroups; ++y) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) scale_most = __vmaxu2(scale_most, meta[y][i]);
+  }
+  scale_most &= 0xffff;
+  float best[T::kLaneRows];
+  bool grows = scale_most > sums.scale_bound;
+#pragma unroll
+  for (int i = 0; i < T::kLaneRows; ++i) {
+    float most = score[0][0][i];
+#pragma unroll
+    for (int e = 1; e < 2 * kQuarters; ++e) most = fmaxf(most, score[e / 2][e % 2][i]);
+    best[i] = fmaf(most, query.factor[i], query.bias[i]);
+    grows |= best[i] - state.reference[i] > sums.headroom + kLag;
+  }
+  if (__any_sync(~0u, grows)) MoveReferences<T>(best, scale_most, state, sums);
+
+  float shift[T::kLaneRows];
+#pragma unroll
+  for (int i = 0; i < T::kLaneRows; ++i) shift[i] = query.bias[i] - state.reference[i];
+#pragma unroll
+  for (int u = 0; u < kQuarters; ++u) {
+    float weight[T::kGroups][2][T::kLaneRows];
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+#pragma unroll
+      for (int i = 0; i < T::kLaneRows; ++i) {
+        const float p = ptx::Exp2(fmaf(score[u][a][i], query.factor[i], shift[i]));
+        state.sum[i] += p;
+#pragma unroll
+        for (int y = 0; y < T::kGroups; ++y) {
+          weight[y][a][i] = p * ptx::LowHalf(meta[y][2 * u + a]);
+          sums.minimum[y][i] = fmaf(p, ptx::HighHalf(meta[y][2 * u + a]), sums.minimum[y][i]);
+        }
+      }
+    }
+    AddValues<T>(tile + T::kCodeBytes, lane, u, weight, state);
+  }
+}
+
+// The rotated query of a segment, as RotateQueries left it in the workspace.
+template <class T>
+__device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, int segment, int lane,
+                                          Int2Query<T>* query) {
+  const uint4* fragment = reinterpret_cast<const uint4*>(k.workspace.q_fragment) +
+                          static_cast<int64_t>(segment) * T::kColumnTiles * T::kDim;
+#pragma unroll
+  for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+    for (int s = 0; s < T::kSteps; s += 2) {
+      const uint4 x = fragment[(n * T::kSteps / 2 + s / 2) * 32 + lane];
+      query->fragment[n][s][0] = x.x, query->fragment[n][s][1] = x.y;
+      query->fragment[n][s + 1][0] = x.z, query->fragment[n][s + 1][1] = x.w;
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < T::kLaneRows; ++i) {
+    const float* constant =
+        k.workspace.row_constant +
+        (static_cast<int64_t>(segment) * T::kRows + T::RowOf(lane, i)) * (1 + T::kGroups);
+    query->factor[i] = k.p.soft_cap > 0.0f ? 1.0f : constant[0];
+#pragma unroll
+    for (int y = 0; y < T::kGroups; ++y) query->sum[y][i] = constant[1 + y];
+    query->bias[i] = 0.0f;
+  }
+}
+
+// Terms of a row's INT2 logit that depend on the page: offset of its position block, and shift.
+struct RowTerms {
+  float factor;  // raw score -> nats before the cap
+  float offset;  // nats
+  float shift;   // nats
+};
+template <class T>
+__device__ __forceinline__ RowTerms TermsOf(const DecodeKernelParams& k, const Segment& segment,
+                                            int index, int page, int row) {
+  const QueryRows rows(k);
+  RowTerms terms = {0.0f, 0.0f, 0.0f};
+  if (row >= rows.columns) return terms;
+  const int64_t at = rows.IndexOf(k, segment.sequence, segment.head, row);
+  if (k.p.offset != nullptr) {
+    const int block = min(page / k.p.pages_per_position_block, k.p.position_blocks - 1);
+    terms.offset = k.p.offset[at * k.p.position_blocks + block] * k.scale;
+  }
+  if (k.p.shift != nullptr) terms.shift = k.p.shift[segment.head * rows.heads + row % rows.heads];
+  terms.factor = k.workspace.row_constant[(static_cast<int64_t>(index) * T::kRows + row) *
+                                          (1 + T::kGroups)] / kLog2E;
+  return terms;
+}
+
+// Caps logits and masks positions outside the rows' spans, in place.
+template <class T>
+__device__ __forceinline__ void AdjustScores(const DecodeKernelParams& k, const Segment& segment,
+                                          int index, int page, int u, int lane,
+                                          float (&score)[2][T::kLaneRows]) {
+  const QueryRows rows(k);
+  const int sink = k.p.lengths.sink_tokens[segment.sequence];
+  const int total = sink + k.p.lengths.pages[segment.sequence] * T::kTokens +
+                    k.p.lengths.recent_tokens[segment.sequence];
+  for (int i = 0; i < T::kLaneRows; ++i) {
+    const int row = T::RowOf(lane, i);
+    if (k.p.soft_cap > 0.0f) {
+      const RowTerms terms = TermsOf<T>(k, segment, index, page, row);
+      for (int a = 0; a < 2; ++a) {
+        const float logit = fmaf(score[a][i], terms.factor, terms.offset);
+        score[a][i] = (SoftCap(logit, k.p.soft_cap) - terms.shift) * kLog2E;
+      }
+    }
+    const RowSpan span = SpanOf(k, total, rows.TokenOf(min(row, rows.columns - 1)));
+    for (int a = 0; a < 2; ++a) {
+      const int position = sink + page * T::kTokens + 16 * u + 8 * a + lane / 4;
+      if (position < span.first) score[a][i] = -INFINITY;
+    }
+  }
+}
+
+// The bias of the lane's rows on this page, log2 units.
+template <class T>
+__device__ __forceinline__ void SetBias(const DecodeKernelParams& k, const Segment& segment,
+                                        int index, int page, int lane, Int2Query<T>& query) {
+#pragma unroll
+  for (int i = 0; i < T::kLaneRows; ++i) {
+    const RowTerms terms = TermsOf<T>(k, segment, index, page, T::RowOf(lane, i));
+    query.bias[i] = (terms.offset - terms.shift) * kLog2E;
+  }
+}
+
+// This warp's share of a segment. Leaves outputs in real units in `state`. The slot of the last
+// tile is released but not filled again.
+template <class T>
+__device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Segment& segment,
+                                           int index, int warp, typename T::Ring& ring,
+                                           SegmentState<T>& state) {
+  const int lane = threadIdx.x % 32;
+  Int2Query<T> query;
+  LoadQuery<T>(k, index, lane, &query);
+  Int2Sums<T> sums;
+  const bool adjusted = k.p.soft_cap > 0.0f || k.p.window > 0;
+  const bool paged_bias = k.p.offset != nullptr && k.p.soft_cap <= 0.0f;
+  if (k.p.shift != nullptr && k.p.soft_cap <= 0.0f) {
+    SetBias<T>(k, segment, index, segment.begin, lane, query);
+  }
+  for (int page = segment.begin + warp; page < segment.end; page += k.launch.warps) {
+    if (paged_bias) SetBias<T>(k, segment, index, page, lane, query);
+    const uint32_t tile = ring.Wait(k);
+    AttendTile<T>(
+        query, tile, lane,
+        [&](float(&score)[2][T::kLaneRows], int u) {
+          if (adjusted) AdjustScores<T>(k, segment, index, page, u, lane, score);
+        },
+        state, sums);
+    ring.Release(k);
+    if (page + k.launch.warps < segment.end) ring.Fill(k);
+  }
+#pragma unroll
+  for (int i = 0; i < T::kLaneRows; ++i) {
+#pragma unroll
+    for (int y = 0; y < T::kGroups; ++y) sums.minimum[y][i] = SumOverTokens(sums.minimum[y][i]);
+  }
+#pragma unroll
+  for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+    for (int m = 0; m < T::kSteps; ++m) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float unit = PowerOfTwo(24 - OutputShift(m, e / 2));
+        const int y = m * T::kGroups / T::kSteps;
+        // In a pair of columns the first one takes the minimum, their sum is the output.
+        const float add = T::kPair ? (e % 2 == 0 ? sums.minimum[y][0] : 0.0f)
+                                   : sums.minimum[y][(2 * n + e % 2) % T::kLaneRows];
+        state.out[n][m][e] = fmaf(state.out[n][m][e], unit, add);
+      }
+    }
+  }
+}
+
+}  // namespace crumb::kernels::cuda

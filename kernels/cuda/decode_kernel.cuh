@@ -1,0 +1,75 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/cuda/decode_bf16.cuh"
+#include "kernels/cuda/decode_finish.cuh"
+#include "kernels/cuda/decode_int2.cuh"
+#include "kernels/cuda/decode_rotate.cuh"
+
+namespace crumb::kernels::cuda {
+
+// One block per multiprocessor. Shared memory: ring slots of all warps, their barriers, and a
+// staging area of kPassRows rows that also holds the warps' states.
+template <class T>
+__global__ void __launch_bounds__(T::kThreadsMax, 1)
+    DecodeKernel(const __grid_constant__ DecodeKernelParams k) {
+  extern __shared__ __align__(128) char shared[];
+  const int warp = threadIdx.x / 32;
+  const uint32_t ring_bytes = k.launch.warps * k.launch.stages * k.launch.slot_bytes;
+  const uint32_t barriers = ptx::SharedAddress(shared + ring_bytes);
+  float* stage = reinterpret_cast<float*>(shared + ring_bytes + k.launch.warps * k.launch.stages * 8);
+  const SegmentRange mine = k.plan.blocks[blockIdx.x];
+
+  typename T::Ring ring;
+  ring.Start(k, ptx::SharedAddress(shared) + warp * k.launch.stages * k.launch.slot_bytes,
+             barriers + warp * k.launch.stages * 8, warp, mine.begin, mine.end);
+#if __CUDA_ARCH__ >= 900
+  if (k.p.overlap_previous) {
+    ptx::WaitForPrevious();
+    ptx::LaunchDependents();
+  }
+#endif
+  QueryRotation<T>(k, stage).Run(mine.begin, mine.end);
+
+  for (int index = mine.begin; index < mine.end; ++index) {
+    const Segment segment = k.plan.segments[index];
+    const int active = min(segment.end - segment.begin, k.launch.warps);
+    SegmentState<T> state;
+    if (warp < active) {
+      if (segment.kind == kSegmentInt2) {
+        AttendInt2<T>(k, segment, index, warp, ring, state);
+      } else {
+        AttendBf16<T>(k, segment, warp, ring, state);
+      }
+    }
+    StorePartial<T>(k, index, active, ring.LastSlot(k), stage, state, [&] {
+      ring.FenceWrites();
+      ring.Fill(k);
+    });
+  }
+  PairFinish<T>(k, stage, shared).Run(mine.begin, mine.end);
+}
+
+// Enqueues DecodeKernel<T>.
+template <class T>
+cudaError_t LaunchDecode(const DecodeKernelParams& k, cudaStream_t stream) {
+  const auto kernel = DecodeKernel<T>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(k.launch.shared_bytes));
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(k.launch.blocks);
+  config.blockDim = dim3(32 * k.launch.warps);
+  config.dynamicSmemBytes = k.launch.shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = k.p.overlap_previous ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, k);
+}
+
+}  // namespace crumb::kernels::cuda

@@ -1,0 +1,20 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/decode_plan.h"
+
+namespace crumb::kernels::cuda {
+
+// The parameters as the kernel sees them: pointers of plan and workspace resolved.
+struct DecodeKernelParams {
+  DecodeAttentionParams p;
+  PlanView plan;
+  WorkspaceView workspace;
+  DecodeLaunch launch;
+  float scale;
+  float log2_scale;  // scale * log2(e)
+};
+
+}  // namespace crumb::kernels::cuda

@@ -1,0 +1,205 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode_int2.cuh"
+#include "kernels/cuda/decode_traits.cuh"
+#include "kernels/cuda/ptx.cuh"
+
+// Products of query-sized rows with R and R' on the tensor cores, by the whole block. Both factors
+// are split in bf16 parts, so the products are good to 2^-16.
+namespace crumb::kernels::cuda {
+
+inline constexpr int kPassRows = 16;  // rows of one product: the M side of a fragment
+
+// Floats from one staged row to the next.
+template <int kDim>
+inline constexpr int kStageStride = kDim + 4;
+
+// One 8-channel column block of out = in M, M(i, j) given by `element(i, j)` as pairs of i.
+// a_high, a_low: fragments of the 16 rows of `in`, 16 channels `i` at a time.
+struct SplitFragment {
+  uint32_t high[4];
+  uint32_t low[4];
+};
+
+// Reads rows r and r + 8 of a staged matrix, channels 16 s + ..., as an A fragment.
+template <int kDim>
+__device__ __forceinline__ void StagedFragment(const float* stage, int lane, int s,
+                                               SplitFragment* a) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4 + i % 2 * 8, channel = 16 * s + lane % 4 * 2 + i / 2 * 8;
+    const float2 x = *reinterpret_cast<const float2*>(stage + row * kStageStride<kDim> + channel);
+    ptx::SplitBf16(x.x, x.y, &a->high[i], &a->low[i]);
+  }
+}
+
+// q' = q R_K of the block's INT2 segments, as fp16 fragments in the workspace.
+template <class T>
+class QueryRotation {
+ public:
+  __device__ __forceinline__ QueryRotation(const DecodeKernelParams& k, float* stage)
+      : k_(k), rows_(k), stage_(stage), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
+
+  // By all threads of the block.
+  __device__ __forceinline__ void Run(int segment, int segment_end) {
+    constexpr int kPerPass = T::kRows < kPassRows ? kPassRows / T::kRows : 1;
+    while (segment < segment_end) {
+      // Up to kPerPass segments of one head; others between them are left out.
+      int head = -1, count = 0;
+      int taken[kPerPass];
+#pragma unroll
+      for (int i = 0; i < kPerPass; ++i) taken[i] = -1;
+      for (; segment < segment_end && count < kPerPass; ++segment) {
+        const Segment& s = k_.plan.segments[segment];
+        if (s.kind != kSegmentInt2) continue;
+        if (head >= 0 && s.head != head) break;
+        head = s.head;
+#pragma unroll
+        for (int i = 0; i < kPerPass; ++i) {
+          if (i == count) taken[i] = segment;
+        }
+        ++count;
+      }
+      if (count == 0) return;
+      for (int row = 0; row < T::kRows; row += kPassRows) RotatePass<kPerPass>(taken, head, row);
+    }
+  }
+
+ private:
+  // The segment and query row behind row `slot` of a pass; segment -1 where there is none.
+  struct PassRow {
+    int segment;
+    int row;
+  };
+  template <int kPerPass>
+  __device__ __forceinline__ PassRow RowAt(const int (&taken)[kPerPass], int first_row, int slot) {
+    PassRow at = {-1, first_row + slot % T::kRows};
+#pragma unroll
+    for (int i = 0; i < kPerPass; ++i) {
+      if (i == slot / T::kRows) at.segment = taken[i];
+    }
+    return at;
+  }
+
+  template <int kPerPass>
+  __device__ __forceinline__ void RotatePass(const int (&taken)[kPerPass], int head,
+                                             int first_row) {
+    const uint32_t* q[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const PassRow at = RowAt(taken, first_row, lane_ / 4 + 8 * i);
+      q[i] = nullptr;
+      if (at.segment >= 0 && at.row < rows_.columns) {
+        const Segment& s = k_.plan.segments[at.segment];
+        q[i] = reinterpret_cast<const uint32_t*>(
+            k_.p.q + rows_.IndexOf(k_, s.sequence, s.head, at.row) * T::kDim);
+      }
+    }
+    for (int n = warp_; n < T::kDim / 8; n += k_.launch.warps) {
+      if (k_.p.rotation_k == nullptr) {
+        CopyColumns(q, n);
+      } else {
+        MultiplyColumns(q, head, n);
+      }
+    }
+    __syncthreads();
+    for (int slot = warp_; slot < kPassRows; slot += k_.launch.warps) {
+      const PassRow at = RowAt(taken, first_row, slot);
+      if (at.segment >= 0) StoreRow(at.segment, at.row, stage_ + slot * kStageStride<T::kDim>);
+    }
+    __syncthreads();
+  }
+
+  // Channels 8 n .. 8 n + 7 of the pass's rows.
+  __device__ __forceinline__ void MultiplyColumns(const uint32_t* const (&q)[2], int head, int n) {
+    const float* r = k_.p.rotation_k + static_cast<int64_t>(head) * T::kDim * T::kDim +
+                     (lane_ % 4 * 2) * T::kDim + 8 * n + lane_ / 4;
+    float acc[4] = {};
+#pragma unroll
+    for (int s = 0; s < T::kSteps; ++s) {
+      const uint32_t a[4] = {Pair(q[0], 8 * s + lane_ % 4), Pair(q[1], 8 * s + lane_ % 4),
+                             Pair(q[0], 8 * s + lane_ % 4 + 4), Pair(q[1], 8 * s + lane_ % 4 + 4)};
+      const float* m = r + 16 * s * T::kDim;
+      uint32_t high[2], low[2];
+      ptx::SplitBf16(m[0], m[T::kDim], &high[0], &low[0]);
+      ptx::SplitBf16(m[8 * T::kDim], m[9 * T::kDim], &high[1], &low[1]);
+      ptx::MmaBf16(acc, a, high[0], high[1]);
+      ptx::MmaBf16(acc, a, low[0], low[1]);
+    }
+    StageColumns(n, acc);
+  }
+
+  __device__ __forceinline__ void CopyColumns(const uint32_t* const (&q)[2], int n) {
+    const uint32_t x = Pair(q[0], 4 * n + lane_ % 4), y = Pair(q[1], 4 * n + lane_ % 4);
+    const float acc[4] = {ptx::LowBf16(x), ptx::HighBf16(x), ptx::LowBf16(y), ptx::HighBf16(y)};
+    StageColumns(n, acc);
+  }
+
+  __device__ __forceinline__ void StageColumns(int n, const float (&acc)[4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      *reinterpret_cast<float2*>(stage_ + (lane_ / 4 + 8 * i) * kStageStride<T::kDim> + 8 * n +
+                                 lane_ % 4 * 2) = make_float2(acc[2 * i], acc[2 * i + 1]);
+    }
+  }
+
+  __device__ static __forceinline__ uint32_t Pair(const uint32_t* q, int i) {
+    return q == nullptr ? 0 : q[i];
+  }
+
+  // Rounds a rotated row to fp16 and stores its fragments and constants. One warp.
+  __device__ __forceinline__ void StoreRow(int segment, int row, const float* x) {
+    constexpr int kPerLane = T::kDim / 32;
+    float most = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) most = fmaxf(most, fabsf(x[kPerLane * lane_ + i]));
+    for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    // Largest element in [2^12, 2^13): neither end of fp16's range is near.
+    const int exponent = most > 0.0f && most < INFINITY ? min(max(12 - ilogbf(most), -100), 100) : 0;
+    const float unit = PowerOfTwo(exponent);
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kPerLane; i += 2) {
+      const int channel = kPerLane * lane_ + i, s = channel / 16, b = channel % 16 / 8;
+      const float down = unit * PowerOfTwo(-QueryShift(s, b));
+      const float v0 = x[channel] * down, v1 = x[channel + 1] * down;
+      const uint32_t high = ptx::PackHalf(v0, v1);
+      float kept = ptx::LowHalf(high) + ptx::HighHalf(high);
+      if constexpr (T::kPair) {
+        const uint32_t low = ptx::PackHalf(v0 - ptx::LowHalf(high), v1 - ptx::HighHalf(high));
+        kept += ptx::LowHalf(low) + ptx::HighHalf(low);
+        StoreWord(segment, s, b, channel % 8 / 2, 2 * row, high);
+        StoreWord(segment, s, b, channel % 8 / 2, 2 * row + 1, low);
+      } else {
+        StoreWord(segment, s, b, channel % 8 / 2, row, high);
+      }
+      sum = fmaf(kept, PowerOfTwo(QueryShift(s, b)), sum);
+    }
+    constexpr int kGroupLanes = 32 / T::kGroups;
+    for (int step = 1; step < kGroupLanes; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    float* constant = k_.workspace.row_constant +
+                      (static_cast<int64_t>(segment) * T::kRows + row) * (1 + T::kGroups);
+    if (lane_ % kGroupLanes == 0) constant[1 + lane_ / kGroupLanes] = sum * 0x1p-24f;
+    if (lane_ == 0) constant[0] = ldexpf(k_.log2_scale, 24 - exponent);
+  }
+
+  // The fragment word of channels 16 s + 8 b + 2 c + {0, 1}, column `column`.
+  __device__ __forceinline__ void StoreWord(int segment, int s, int b, int c, int column,
+                                            uint32_t word) {
+    const int64_t tile = static_cast<int64_t>(segment) * T::kColumnTiles + column / 8;
+    k_.workspace.q_fragment[(tile * (T::kSteps / 2) + s / 2) * 128 + (column % 8 * 4 + c) * 4 +
+                            s % 2 * 2 + b] = word;
+  }
+
+  const DecodeKernelParams& k_;
+  const QueryRows rows_;
+  float* stage_;
+  const int warp_;
+  const int lane_;
+};
+
+}  // namespace crumb::kernels::cuda

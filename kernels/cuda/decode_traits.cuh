@@ -1,0 +1,127 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/tile_ring.cuh"
+
+namespace crumb::kernels::cuda {
+
+// Logits are compared with this where nothing has been seen; finite, so that differences are.
+inline constexpr float kNoLogit = -1e30f;
+inline constexpr float kLog2E = 1.4426950408889634f;
+// A maximum is followed only when it grows by more than this many powers of two: probabilities may
+// be that much above 1, and accumulators are rescaled rarely.
+inline constexpr float kLag = 4.0f;
+
+// Compile-time sizes of the decode kernel. kPair: a query row takes two of the 8 columns of a
+// matrix product, a value and what rounding left of it; for up to 4 rows.
+template <int dim, int groups, int column_tiles, bool pair, bool bulk>
+struct DecodeTraits {
+  static constexpr int kDim = dim;
+  static constexpr int kGroups = groups;  // quantization groups of a row
+  static constexpr int kColumnTiles = column_tiles;
+  static constexpr bool kPair = pair;
+  static constexpr bool kBulk = bulk;
+  static constexpr int kTokens = 64;
+  static constexpr int kSteps = dim / 16;  // fragments along the channels
+  static constexpr int kWords = dim / 32;  // code words per lane and 16 tokens
+  static constexpr int kRows = pair ? 4 : 8 * column_tiles;  // query rows, padding included
+  static constexpr int kLaneRows = pair ? 1 : 2 * column_tiles;  // query rows of one lane
+  static constexpr int kCodeBytes = kTokens * dim / 4;
+  static constexpr int kMetaBytes = kTokens * groups * 4;
+  static constexpr int kTileBytes = 2 * (kCodeBytes + kMetaBytes);
+  static constexpr int kRank = column_tiles * dim / 128;
+  static constexpr int kThreadsMax = kRank <= 1 ? 512 : kRank == 2 ? 384 : 256;
+  // Outputs of one lane and column tile, after hi and lo columns are added.
+  static constexpr int kLaneValues = kSteps * (pair ? 2 : 4);
+
+  using Ring = TileRing<dim, bulk>;
+
+  static_assert(!pair || column_tiles == 1);
+  static_assert(kChunkTokens * kRowBytes<dim> <= kTileBytes, "a chunk's rows fit a slot");
+  static_assert(kLaneValues * 32 * 4 <= kTileBytes, "a warp's outputs fit a slot");
+
+  // The query row of a lane's i-th element, i < kLaneRows.
+  __device__ static __forceinline__ int RowOf(int lane, int i) {
+    return pair ? lane % 4 : 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+  }
+};
+
+// Running softmax and output of one warp over one segment. Probabilities are 2^(logit -
+// reference); `sum` counts this lane's tokens only.
+template <class T>
+struct SegmentState {
+  float out[T::kColumnTiles][T::kSteps][4] = {};  // channels x columns
+  float sum[T::kLaneRows] = {};
+  float reference[T::kLaneRows];
+
+  __device__ __forceinline__ SegmentState() {
+#pragma unroll
+    for (int i = 0; i < T::kLaneRows; ++i) reference[i] = kNoLogit;
+  }
+
+  // Moves the reference of row element i, scaling what was summed under the old one.
+  __device__ __forceinline__ float MoveReference(int i, float to) {
+    const float factor = ptx::Exp2(reference[i] - to);
+    reference[i] = to;
+    sum[i] *= factor;
+#pragma unroll
+    for (int s = 0; s < T::kSteps; ++s) {
+      float(&o)[4] = out[i / 2][s];
+      if (T::kPair) {
+        for (int e = 0; e < 4; ++e) o[e] *= factor;
+      } else {
+        o[i % 2] *= factor;
+        o[2 + i % 2] *= factor;
+      }
+    }
+    return factor;
+  }
+};
+
+// Combines a value over the 8 lanes that share columns (lanes with equal lane % 4).
+__device__ __forceinline__ float MaxOverTokens(float x) {
+  for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
+  return x;
+}
+__device__ __forceinline__ float SumOverTokens(float x) {
+  for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
+// The query rows of a KV head: row = q_token * heads + head of the group.
+struct QueryRows {
+  int heads;    // query heads per KV head
+  int columns;  // rows that exist
+
+  __device__ __forceinline__ explicit QueryRows(const DecodeKernelParams& k)
+      : heads(k.p.shape.q_heads / k.p.shape.kv_heads), columns(k.p.shape.q_tokens * heads) {}
+  __device__ __forceinline__ int TokenOf(int row) const { return row / heads; }
+  // Index of (sequence, row) in arrays [batch, q_tokens, q_heads].
+  __device__ __forceinline__ int64_t IndexOf(const DecodeKernelParams& k, int sequence, int head,
+                                             int row) const {
+    return (static_cast<int64_t>(sequence) * k.p.shape.q_tokens + row / heads) *
+               k.p.shape.q_heads +
+           head * heads + row % heads;
+  }
+};
+
+// Which positions a row may attend: first..last.
+struct RowSpan {
+  int first;
+  int last;
+};
+__device__ __forceinline__ RowSpan SpanOf(const DecodeKernelParams& k, int total, int q_token) {
+  RowSpan span;
+  span.last = total - k.p.shape.q_tokens + q_token;
+  span.first = k.p.window > 0 ? span.last - k.p.window + 1 : 0;
+  return span;
+}
+
+__device__ __forceinline__ float SoftCap(float logit, float cap) {
+  return cap * tanhf(logit / cap);
+}
+
+}  // namespace crumb::kernels::cuda

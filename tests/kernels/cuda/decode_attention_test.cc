@@ -1,0 +1,241 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/decode_attention.h"
+
+#include <cmath>
+#include <cstdio>
+
+#include "tests/kernels/cuda/decode_case.h"
+
+namespace crumb::kernels::cuda {
+namespace {
+
+std::vector<SequenceLengths> Ragged(int batch) {
+  // Lengths around pages, windows and splits, some rows empty of one part, some padding.
+  const std::vector<SequenceLengths> some = {
+      {64, 3, 256}, {64, 0, 1},   {64, 17, 319}, {0, 0, 0},    {63, 0, 5},  {64, 1, 65},
+      {64, 130, 64}, {1, 0, 1},   {64, 33, 287}, {0, 0, 40},   {64, 2, 15}, {64, 300, 271},
+      {64, 9, 16},  {17, 0, 300}, {0, 5, 33},    {64, 64, 256}};
+  std::vector<SequenceLengths> sequences;
+  for (int i = 0; i < batch; ++i) sequences.push_back(some[i % some.size()]);
+  return sequences;
+}
+
+struct Shape {
+  int head_dim;
+  int group_size;
+  int kv_heads;
+  int group;
+  int q_tokens;
+};
+
+class DecodeShapes : public testing::TestWithParam<Shape> {};
+
+TEST_P(DecodeShapes, AgreeWithTheOracle) {
+  CRUMB_NEEDS_DEVICE();
+  const Shape shape = GetParam();
+  for (const double logit_std : {1.0, 2.0, 8.0}) {
+    for (const OutType type : {OutType::kF32, OutType::kBf16}) {
+      DecodeOptions options;
+      options.tile = {64, shape.head_dim, shape.group_size};
+      options.kv_heads = shape.kv_heads;
+      options.group = shape.group;
+      options.q_tokens = shape.q_tokens;
+      options.sequences = Ragged(5);
+      for (SequenceLengths& s : options.sequences) {
+        if (s.recent > 0) s.recent = std::max(s.recent, shape.q_tokens);
+      }
+      options.logit_std = logit_std;
+      options.out_type = type;
+      options.seed = 7 + shape.group;
+      DecodeCase run(options);
+      run.Run();
+      const double error = run.WorstError(160);
+      const double bound = type == OutType::kF32 ? (logit_std < 4 ? 5e-4 : 2e-3)
+                                                 : (logit_std < 4 ? 2e-3 : 5e-3);
+      std::printf("d %d G %d g %d q %d std %.0f %s: error %.2e\n", shape.head_dim,
+                  shape.group_size, shape.group, shape.q_tokens, logit_std,
+                  type == OutType::kF32 ? "f32" : "bf16", error);
+      EXPECT_LE(error, bound);
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, DecodeShapes,
+                         testing::Values(Shape{128, 128, 2, 4, 1}, Shape{128, 128, 8, 1, 1},
+                                         Shape{128, 128, 2, 3, 1}, Shape{128, 128, 1, 8, 1},
+                                         Shape{128, 128, 2, 5, 1}, Shape{128, 128, 2, 6, 1},
+                                         Shape{128, 128, 2, 7, 1}, Shape{128, 128, 1, 2, 4},
+                                         Shape{128, 128, 1, 1, 8}, Shape{128, 128, 2, 1, 3}));
+
+TEST(DecodeAttention, EveryTermOfTheLogit) {
+  CRUMB_NEEDS_DEVICE();
+  for (int mask = 0; mask < 64; ++mask) {
+    DecodeOptions options;
+    options.kv_heads = 2;
+    options.group = mask % 2 == 0 ? 4 : 6;
+    options.sequences = {{64, 5, 256}, {64, 0, 30}, {64, 20, 64}};
+    options.offset = (mask & 1) != 0;
+    options.shift = (mask & 2) != 0;
+    options.sink_logit = (mask & 4) != 0;
+    options.soft_cap = (mask & 8) != 0 ? 3.0f : 0.0f;
+    options.window = (mask & 16) != 0 ? 400 : 0;
+    options.transforms = (mask & 32) == 0;
+    options.seed = mask;
+    DecodeCase run(options);
+    run.Run();
+    EXPECT_LE(run.WorstError(), 5e-4) << "mask " << mask;
+  }
+}
+
+TEST(DecodeAttention, BatchesWithAmpereCopiesToo) {
+  CRUMB_NEEDS_DEVICE();
+  for (const int batch : {1, 3, 15, 16, 33, 128}) {
+    DecodeOptions options;
+    options.kv_heads = 2;
+    options.group = 4;
+    options.sequences = Ragged(batch);
+    options.seed = batch;
+    DecodeCase run(options);
+    run.Run();
+    EXPECT_LE(run.WorstError(200), 5e-4) << "batch " << batch;
+    const std::vector<uint8_t> bulk = run.OutBytes();
+    run.Run();
+    EXPECT_EQ(run.OutBytes(), bulk) << "a second run gave other bits";
+    options.copy_path = CopyPath::kAsync16;
+    DecodeCase ampere(options);
+    ampere.Run();
+    EXPECT_EQ(ampere.OutBytes(), bulk) << "batch " << batch;
+  }
+}
+
+TEST(DecodeAttention, LengthsAroundEveryBoundary) {
+  CRUMB_NEEDS_DEVICE();
+  DecodeOptions options;
+  options.kv_heads = 2;
+  options.group = 4;
+  for (const int length : {1, 63, 64, 65, 319, 320, 321, 383, 384, 385, 447, 448, 449}) {
+    SequenceLengths s;
+    s.sink = std::min(length - 1, 64);
+    s.pages = std::max(0, (length - s.sink - 256) / 64);
+    s.recent = length - s.sink - 64 * s.pages;
+    options.sequences.push_back(s);
+  }
+  DecodeCase run(options);
+  run.Run();
+  EXPECT_LE(run.WorstError(), 5e-4);
+}
+
+TEST(DecodeAttention, LongContextUnderOneKey) {
+  CRUMB_NEEDS_DEVICE();
+  for (const double nats : {8.0, 12.0, 16.0}) {
+    for (const double value_std : {1.0, 1e-2, 1e-4}) {
+      DecodeOptions options;
+      options.kv_heads = 1;
+      options.group = 1;
+      options.sequences = {{64, 1562, 64}};
+      options.logit_std = 0.05;
+      options.value_std = value_std;
+      options.transforms = false;
+      DecodeCase run(options);
+      run.PeakAt(0, 3, 0, 17, nats);
+      run.Run();
+      const double error = run.WorstError();
+      std::printf("peak %.0f nats, V %.0e: error %.2e\n", nats, value_std, error);
+      EXPECT_LE(error, 5e-4);
+    }
+  }
+}
+
+TEST(DecodeAttention, PaddedEntriesTouchNothing) {
+  CRUMB_NEEDS_DEVICE();
+  DecodeOptions options;
+  options.kv_heads = 2;
+  options.group = 4;
+  options.sequences = {{0, 0, 0}, {64, 7, 256}, {0, 0, 0}, {0, 0, 0}, {64, 0, 9}, {0, 0, 0}};
+  DecodeCase run(options);
+  run.Run();
+  EXPECT_LE(run.WorstError(), 5e-4);
+  const std::vector<uint8_t> out = run.OutBytes();
+  const size_t per_sequence = out.size() / 6;
+  for (const int padded : {0, 2, 3, 5}) {
+    for (size_t i = 0; i < per_sequence; ++i) {
+      ASSERT_EQ(out[padded * per_sequence + i], 0xff) << "sequence " << padded;
+    }
+  }
+}
+
+TEST(DecodeAttention, OneGraphServesGrowingLengths) {
+  CRUMB_NEEDS_DEVICE();
+  DecodeOptions options;
+  options.kv_heads = 2;
+  options.group = 4;
+  options.max_pages = 40;
+  options.sequences = {{64, 40, 330}, {64, 40, 330}, {64, 40, 330}};
+  DecodeCase run(options);
+  cudaStream_t stream;
+  ASSERT_CUDA(cudaStreamCreate(&stream));
+  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  ASSERT_CUDA(run.Enqueue(stream));
+  cudaGraph_t graph;
+  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+  cudaGraphExec_t executable;
+  ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+  std::mt19937 random(5);
+  for (int step = 0; step < 60; ++step) {
+    std::vector<SequenceLengths> lengths;
+    for (int s = 0; s < 3; ++s) {
+      const bool there = random() % 4 != 0;
+      lengths.push_back(there ? SequenceLengths{64, static_cast<int>(random() % 41),
+                                                1 + static_cast<int>(random() % 320)}
+                              : SequenceLengths{});
+    }
+    run.SetLengths(lengths);
+    run.Run();
+    const std::vector<uint8_t> fresh = run.OutBytes();
+    run.PoisonOutputs();
+    ASSERT_CUDA(cudaGraphLaunch(executable, stream));
+    ASSERT_CUDA(cudaStreamSynchronize(stream));
+    ASSERT_EQ(run.OutBytes(), fresh) << "step " << step;
+    EXPECT_LE(run.WorstError(8), 5e-4) << "step " << step;
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST(DecodeAttention, InvariantSplitsIgnoreTheRestOfTheBatch) {
+  CRUMB_NEEDS_DEVICE();
+  DecodeOptions options;
+  options.kv_heads = 2;
+  options.group = 4;
+  options.batch_invariant = true;
+  options.max_pages = 400;
+  options.sequences = {{64, 400, 300}, {0, 0, 0}, {0, 0, 0}};
+  DecodeCase run(options);
+  run.Run();
+  EXPECT_LE(run.WorstError(), 5e-4);
+  const std::vector<uint8_t> alone = run.OutBytes();
+  run.SetLengths({{64, 400, 300}, {64, 129, 70}, {64, 0, 300}});
+  run.Run();
+  EXPECT_LE(run.WorstError(), 5e-4);
+  const std::vector<uint8_t> together = run.OutBytes();
+  EXPECT_TRUE(std::equal(alone.begin(), alone.begin() + alone.size() / 3, together.begin()));
+}
+
+TEST(DecodeAttention, RefusesWhatItDoesNotServe) {
+  DecodeShape shape;
+  shape.tile.tokens = 32;
+  EXPECT_FALSE(DecodeSupported(shape));
+  shape.tile.tokens = 64;
+  shape.kv_heads = 2;
+  shape.q_heads = 3;
+  EXPECT_FALSE(DecodeSupported(shape));
+  shape.q_heads = 8;
+  EXPECT_TRUE(DecodeSupported(shape));
+  shape.q_tokens = 9;
+  EXPECT_FALSE(DecodeSupported(shape));
+}
+
+}  // namespace
+}  // namespace crumb::kernels::cuda

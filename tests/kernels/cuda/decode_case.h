@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "kernels/attention.h"
+#include "kernels/cuda/decode_attention.h"
+#include "tests/kernels/cuda/device_buffer.h"
+
+namespace crumb::kernels::cuda {
+
+struct SequenceLengths {
+  int sink = 0;
+  int pages = 0;
+  int recent = 0;
+};
+
+// One decode call on random data; every head has its own tiles, windows, R and mu.
+struct DecodeOptions {
+  TileShape tile;
+  int kv_heads = 1;
+  int group = 1;  // query heads per KV head
+  int q_tokens = 1;
+  std::vector<SequenceLengths> sequences;
+  int max_pages = 0;  // 0: what the sequences need
+  double logit_std = 1.0;
+  double value_std = 1.0;
+  bool transforms = true;  // R_K, R_V, mu_v
+  bool offset = false;
+  bool shift = false;
+  bool sink_logit = false;
+  float soft_cap = 0.0f;
+  int window = 0;
+  OutType out_type = OutType::kF32;
+  CopyPath copy_path = CopyPath::kAuto;
+  bool batch_invariant = false;
+  uint32_t seed = 1;
+};
+
+class DecodeCase {
+ public:
+  explicit DecodeCase(const DecodeOptions& options);
+
+  // Makes one history token's logit `nats` for the first query head: a K row that is constant, as
+  // large as that query's sum of elements asks for. Without transforms.
+  void PeakAt(int sequence, int page, int head, int token, double nats);
+  void PoisonOutputs();
+  // Sets the lengths on the device; pages and windows beyond them stay as they are.
+  void SetLengths(const std::vector<SequenceLengths>& sequences);
+
+  DecodeAttentionParams Params();
+  // Plans and attends on `stream`; outputs are poisoned first. Then waits.
+  void Run();
+  cudaError_t Enqueue(cudaStream_t stream);
+
+  // Outputs of the last run, [batch, q_tokens, q_heads, head_dim] and [batch, q_tokens, q_heads].
+  std::vector<float> Out() const;
+  std::vector<float> Lse() const { return lse_.Download<float>(); }
+  std::vector<uint8_t> OutBytes() const { return out_.Download<uint8_t>(); }
+
+  // Largest ||out - oracle|| / ||oracle|| over rows; at most `rows_max` rows, spread evenly.
+  double WorstError(int rows_max = 1 << 20) const;
+
+  // The host's copy of a page tile, to change and upload again.
+  uint8_t* Tile(int sequence, int page, int head);
+  void UploadTiles() { arena_.Upload(arena_host_); }
+
+  const DecodeOptions& options() const { return options_; }
+  int q_heads() const { return options_.kv_heads * options_.group; }
+
+ private:
+  void MakePages();
+  void MakeWindows();
+  void MakeTransforms();
+  AttentionParams HostParams(int sequence) const;
+
+  DecodeOptions options_;
+  int batch_;
+  int recent_capacity_ = 1;
+  int position_blocks_ = 1;
+  std::mt19937 random_;
+  std::vector<SequenceLengths> lengths_;
+
+  std::vector<uint8_t> arena_host_;
+  std::vector<uint64_t> page_offset_;  // [batch, max_pages] bytes into the arena
+  std::vector<Bf16> q_host_, sink_host_, recent_host_;
+  std::vector<int32_t> recent_begin_;
+  std::vector<float> rotation_k_, rotation_v_, mean_v_, offset_host_, shift_host_, sink_logit_;
+
+  DeviceBuffer arena_, table_, q_, sink_, recent_, sink_address_, recent_address_;
+  DeviceBuffer sink_tokens_, pages_, recent_tokens_, begin_;
+  DeviceBuffer device_rotation_k_, device_rotation_v_, device_mean_, device_offset_, device_shift_,
+      device_sink_logit_;
+  DeviceBuffer out_, lse_, plan_, workspace_;
+};
+
+// A random orthogonal matrix, [dim, dim] row-major.
+std::vector<float> RandomRotation(int dim, std::mt19937& random);
+
+}  // namespace crumb::kernels::cuda
