@@ -12,6 +12,7 @@ namespace crumb::client {
 // The keyspace that sequences begun at one time use.
 struct KeyspaceBinding {
   KeyspaceId id;
+  KeyspaceId watched;  // whose state decides whether new sequences store INT2
   kernels::PageFormat history_format = kernels::PageFormat::kInt2;
   bool known_to_crumbd = false;  // false: the id is this process's own, for sharing in the worker
   uint64_t generation = 0;

@@ -7,35 +7,127 @@
 
 #include "client/null_sink.h"
 #include "client/worker_keyspace.h"
+#include "common/logging.h"
 #include "common/status_macros.h"
 
 namespace crumb::client {
+
+using kernels::PageFormat;
+
+namespace {
+
+// crumbd writes a record of a keyspace it sees for the first time.
+constexpr Duration kOpenTimeout = std::chrono::seconds(2);
+// For a sequence that waits for nothing: crumbd answers from memory.
+constexpr Duration kBindTimeoutMin = std::chrono::milliseconds(50);
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Open(const WorkerOptions& options, Client* client) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
   CRUMB_ASSIGN_OR_RETURN(const KeyspaceId keyspace,
                          PrivateKeyspace(options, options.history_format));
-  return std::make_unique<ReplicaWorker>(options, client, keyspace);
+  auto worker = std::make_unique<ReplicaWorker>(options, client, keyspace);
+  worker->OpenKeyspaceAhead();
+  return worker;
 }
 
-ReplicaWorker::ReplicaWorker(const WorkerOptions& options, Client*,
+ReplicaWorker::ReplicaWorker(const WorkerOptions& options, Client* client,
                              const KeyspaceId& private_keyspace)
     : options_(options),
       rule_{.recent_tokens = options.recent_tokens, .prefill_block = options.prefill_block},
-      private_keyspace_(std::make_shared<KeyspaceBinding>(
-          KeyspaceBinding{.id = private_keyspace, .history_format = options.history_format})),
+      client_(client),
+      private_binding_(std::make_shared<KeyspaceBinding>(
+          KeyspaceBinding{.id = private_keyspace,
+                          .watched = private_keyspace,
+                          .history_format = options.history_format})),
       backend_(options_),
       pool_(options.page_bytes_max),
-      sink_(std::make_unique<NullSink>(tally_)) {}
+      null_sink_(std::make_unique<NullSink>(tally_)),
+      binding_(private_binding_) {
+  if (client_ == nullptr) return;
+  fetcher_ = std::make_unique<PageFetcher>(options_, *client_, pool_);
+  publisher_ =
+      std::make_unique<Publisher>(options_, *client_, tally_, [this] { rebind_.store(true); });
+}
 
 SequenceParts ReplicaWorker::Parts() {
+  PageSink& sink = publisher_ != nullptr ? static_cast<PageSink&>(*publisher_) : *null_sink_;
   return {.options = options_,
           .rule = rule_,
           .backend = backend_,
           .pool = pool_,
           .table = table_,
-          .sink = *sink_,
+          .sink = sink,
           .tally = tally_};
+}
+
+bool ReplicaWorker::Stale(const KeyspaceBinding& binding) const {
+  if (!binding.known_to_crumbd || binding.epoch != client_->epoch() || rebind_.load()) return true;
+  if (options_.history_format != PageFormat::kInt2) return false;
+  const bool int2_off = client_->StateOf(binding.watched) == KeyspaceState::kBf16;
+  return int2_off != (binding.history_format == PageFormat::kBf16);
+}
+
+void ReplicaWorker::OpenKeyspaceAhead() {
+  if (client_ != nullptr) CurrentBinding(kOpenTimeout);
+}
+
+// Sequences keep the keyspace they began with; a new one asks again when crumbd was restarted,
+// changed the keyspace's state or generation, or was not there before. One thread asks; the others
+// go on with what is known.
+ReplicaWorker::Binding ReplicaWorker::CurrentBinding(Duration timeout) {
+  if (client_ == nullptr) return private_binding_;
+  Binding binding;
+  {
+    MutexLock lock(&mutex_);
+    binding = binding_;
+  }
+  if (!client_->connected() || !Stale(*binding) || binding_now_.exchange(true)) return binding;
+  rebind_.store(false);
+  absl::StatusOr<Binding> bound = Bind(timeout);
+  if (bound.ok()) {
+    binding = *std::move(bound);
+    MutexLock lock(&mutex_);
+    binding_ = binding;
+  } else {
+    LogWarning("keyspace of {} could not be opened: {}", options_.model, bound.status().ToString());
+  }
+  binding_now_.store(false);
+  return binding;
+}
+
+absl::StatusOr<KeyspaceInfo> ReplicaWorker::OpenKeyspace(PageFormat format, Duration timeout) {
+  KeyspaceSpec spec;
+  CRUMB_ASSIGN_OR_RETURN(spec.fields, KeyspaceFields(options_, format));
+  spec.layers = options_.layers;
+  spec.kv_heads = options_.kv_heads;
+  spec.head_dim = options_.head_dim;
+  spec.group_size = options_.group_size;
+  spec.tenant = options_.tenant;
+  CRUMB_ASSIGN_OR_RETURN(const KeyspaceInfo info, client_->OpenKeyspace(spec, timeout));
+  const kernels::TileShape shape = options_.tile_shape();
+  if (info.bf16_tile_bytes != shape.bf16_bytes() || info.int2_tile_bytes != shape.int2_bytes()) {
+    return absl::FailedPreconditionError("crumbd counts other tile sizes");
+  }
+  return info;
+}
+
+absl::StatusOr<ReplicaWorker::Binding> ReplicaWorker::Bind(Duration timeout) {
+  PageFormat format = options_.history_format;
+  CRUMB_ASSIGN_OR_RETURN(KeyspaceInfo info, OpenKeyspace(format, timeout));
+  const KeyspaceId watched = info.id;
+  if (format == PageFormat::kInt2 && info.state == KeyspaceState::kBf16) {
+    LogWarning("INT2 pages of {} are switched off: new sequences use BF16", options_.model);
+    format = PageFormat::kBf16;
+    CRUMB_ASSIGN_OR_RETURN(info, OpenKeyspace(format, timeout));
+  }
+  return std::make_shared<const KeyspaceBinding>(KeyspaceBinding{.id = info.id,
+                                                                 .watched = watched,
+                                                                 .history_format = format,
+                                                                 .known_to_crumbd = true,
+                                                                 .generation = info.generation,
+                                                                 .epoch = info.epoch});
 }
 
 // Pages of live sequences need nobody's leave.
@@ -49,10 +141,65 @@ void ReplicaWorker::FindShared(SequenceStart& start, int pages_max) {
   tally_.hit_tokens_worker.Add(start.stats.hit_tokens_worker);
 }
 
+void ReplicaWorker::FetchRest(SequenceStart& start, int pages_max, Duration timeout) {
+  const int first = static_cast<int>(start.pages.size());
+  if (fetcher_ == nullptr || !start.keyspace->known_to_crumbd || first >= pages_max) return;
+  const std::span<const PageKey> keys =
+      std::span(start.prompt_keys).subspan(first, pages_max - first);
+  const PageKey parent = first == 0 ? PageKey{} : start.prompt_keys[first - 1];
+  const int window = static_cast<int>(start.prompt.size()) - pages_max * kPageTokens;
+  const absl::StatusOr<FetchedPages> fetched =
+      fetcher_->Fetch(*start.keyspace, first, parent, keys, window, timeout);
+  if (fetched.ok()) {
+    NoteFetched(start, *fetched);
+  } else {
+    NoteFetchFailure(start, fetched.status());
+  }
+}
+
+void ReplicaWorker::NoteFetched(SequenceStart& start, const FetchedPages& fetched) {
+  for (size_t i = 0; i < fetched.pages.size(); ++i) {
+    start.pages.push_back(table_.Share(fetched.pages[i]));
+    switch (fetched.tiers[i]) {
+      case Tier::kSsd:
+        start.stats.hit_tokens_ssd += kPageTokens;
+        break;
+      case Tier::kRemote:
+        start.stats.hit_tokens_remote += kPageTokens;
+        break;
+      case Tier::kUnknown:
+      case Tier::kDevice:
+      case Tier::kHost:
+        start.stats.hit_tokens_host += kPageTokens;
+        break;
+    }
+  }
+  start.stats.fetched_bytes += fetched.bytes;
+  tally_.hit_tokens_host.Add(start.stats.hit_tokens_host);
+  tally_.hit_tokens_ssd.Add(start.stats.hit_tokens_ssd);
+  tally_.hit_tokens_remote.Add(start.stats.hit_tokens_remote);
+  const uint64_t tokens = fetched.pages.size() * kPageTokens;
+  if (tokens > 0) client_->Count({.used_tokens = tokens, .prefill_tokens_avoided = tokens});
+  if (fetched.miss_reason == MissReason::kNone) return;
+  start.stats.miss_reason = MissReasonName(fetched.miss_reason);
+  if (fetched.miss_reason == MissReason::kCorrupt) tally_.verify_failures.Add();
+  if (fetched.miss_reason == MissReason::kGeneration) rebind_.store(true);
+  if (fetched.miss_reason == MissReason::kDeadline) tally_.deadline_exceeded.Add();
+}
+
+void ReplicaWorker::NoteFetchFailure(SequenceStart& start, const absl::Status& status) {
+  const bool late = absl::IsDeadlineExceeded(status);
+  start.stats.miss_reason = MissReasonName(late ? MissReason::kDeadline : MissReason::kUnavailable);
+  (late ? tally_.deadline_exceeded : tally_.unavailable).Add();
+  // kNotFound: crumbd does not know the keyspace any more.
+  if (absl::IsNotFound(status)) rebind_.store(true);
+}
+
 absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Begin(std::span<const int32_t> tokens,
                                                                const SequenceOptions& options) {
   if (tokens.empty()) return absl::InvalidArgumentError("Begin without tokens");
-  const std::shared_ptr<const KeyspaceBinding> keyspace = private_keyspace_;
+  const Duration timeout = options.deadline.value_or(options_.begin_deadline);
+  const Binding keyspace = CurrentBinding(std::max(timeout, kBindTimeoutMin));
   SequenceStart start{.keyspace = keyspace,
                       .prompt = {tokens.begin(), tokens.end()},
                       .prompt_keys = {},
@@ -66,10 +213,14 @@ absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Begin(std::span<const i
   }
   tally_.sequences.Add();
   tally_.prompt_tokens.Add(tokens.size());
-  FindShared(start, rule_.HitTokensMax(static_cast<int>(tokens.size())) / kPageTokens);
+  const int pages_max = rule_.HitTokensMax(static_cast<int>(tokens.size())) / kPageTokens;
+  FindShared(start, pages_max);
+  FetchRest(start, pages_max, timeout);
   return std::make_unique<ThreeSegmentSequence>(Parts(), options, std::move(start));
 }
 
-absl::Status ReplicaWorker::WaitPublished(Duration) { return absl::OkStatus(); }
+absl::Status ReplicaWorker::WaitPublished(Duration timeout) {
+  return publisher_ == nullptr ? absl::OkStatus() : publisher_->WaitIdle(timeout);
+}
 
 }  // namespace crumb::client

@@ -2,13 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <span>
 #include <vector>
 
 #include "client/keyspace_binding.h"
+#include "client/page_fetcher.h"
+#include "client/publisher.h"
 #include "client/sequence_parts.h"
 #include "client/three_segment_sequence.h"
+#include "common/mutex.h"
+#include "crumb/client.h"
 #include "crumb/worker.h"
 
 namespace crumb::client {
@@ -16,6 +21,7 @@ namespace crumb::client {
 // See Worker for the contract.
 class ReplicaWorker final : public Worker {
  public:
+  // `client` is borrowed and may be null.
   ReplicaWorker(const WorkerOptions& options, Client* client, const KeyspaceId& private_keyspace);
 
   absl::StatusOr<std::unique_ptr<Sequence>> Begin(std::span<const int32_t> tokens,
@@ -24,18 +30,38 @@ class ReplicaWorker final : public Worker {
   const WorkerOptions& options() const override { return options_; }
   WorkerCounters counters() const override { return tally_.Read(); }
 
+  // Makes the keyspace known to crumbd if it is there, so that the first Begin need not.
+  void OpenKeyspaceAhead();
+
  private:
+  using Binding = std::shared_ptr<const KeyspaceBinding>;
+
   SequenceParts Parts();
+  Binding CurrentBinding(Duration timeout);
+  bool Stale(const KeyspaceBinding& binding) const;
+  absl::StatusOr<Binding> Bind(Duration timeout);
+  absl::StatusOr<KeyspaceInfo> OpenKeyspace(kernels::PageFormat format, Duration timeout);
   void FindShared(SequenceStart& start, int pages_max);
+  void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
+  void NoteFetched(SequenceStart& start, const FetchedPages& fetched);
+  void NoteFetchFailure(SequenceStart& start, const absl::Status& status);
 
   const WorkerOptions options_;
   const SegmentRule rule_;
-  const std::shared_ptr<const KeyspaceBinding> private_keyspace_;
+  Client* const client_;
+  const Binding private_binding_;
   const CpuBackend backend_;
   PagePool pool_;
   PageTable table_;
   WorkerTally tally_;
-  std::unique_ptr<PageSink> sink_;
+  std::atomic<bool> rebind_{false};       // crumbd disagreed about the keyspace
+  std::atomic<bool> binding_now_{false};  // a thread is asking crumbd for it
+  std::unique_ptr<PageFetcher> fetcher_;  // null without client
+  std::unique_ptr<Publisher> publisher_;  // null without client
+  std::unique_ptr<PageSink> null_sink_;
+
+  Mutex mutex_;
+  Binding binding_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::client

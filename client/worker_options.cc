@@ -18,8 +18,8 @@ absl::Status Wrong(const std::string& field, const std::string& rule) {
 absl::Status WorkerOptions::Validate() const {
   if (model.empty()) return Wrong("model", "is empty");
   if (weights.empty()) return Wrong("weights", "is empty: pages of other weights would be used");
-  if (layers < 1 || layers > 4096) return Wrong("layers", "must be 1 to 4,096");
-  if (kv_heads < 1 || kv_heads > 4096) return Wrong("kv_heads", "must be 1 to 4,096");
+  if (layers < 1 || layers > 1024) return Wrong("layers", "must be 1 to 1,024");
+  if (kv_heads < 1 || kv_heads > 1024) return Wrong("kv_heads", "must be 1 to 1,024");
   if (q_heads < kv_heads || q_heads % kv_heads != 0 ||
       q_heads / kv_heads > kernels::kMaxQueryHeadsPerKvHead) {
     return Wrong("q_heads",

@@ -26,7 +26,8 @@ class Worker {
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // `client` is borrowed and may be null: no crumbd. Does not wait for crumbd.
+  // `client` is borrowed and may be null: no crumbd. When crumbd is
+  // connected its keyspace is opened, which may take 2 s the first time.
   // kInvalidArgument: see WorkerOptions::Validate.
   static absl::StatusOr<std::unique_ptr<Worker>> Open(const WorkerOptions& options, Client* client);
 

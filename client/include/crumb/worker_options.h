@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
@@ -46,6 +47,10 @@ struct WorkerOptions {
   int publish_batch = 32;                    // pages per Reserve and Commit
   Duration publish_deadline = std::chrono::seconds(2);       // of one such call
   Duration begin_deadline = std::chrono::milliseconds(200);  // default of SequenceOptions
+
+  // Checks the tile sums of every n-th fetched page; 1: all, 0: none. Headers are always checked.
+  // Pages attended in place have crossed nothing since crumbd checked them: this finds bad memory.
+  uint32_t verify_every = 64;
 
   // Shares the work of one call over KV heads; empty: all on the calling thread.
   ParallelFor parallel_for;

@@ -1,0 +1,160 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/connection.h"
+
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "common/errno_status.h"
+#include "common/fd_channel.h"
+#include "common/hex.h"
+#include "common/status_macros.h"
+#include "crumb/v1/session.pb.h"
+
+namespace crumb::client {
+namespace {
+
+constexpr uint32_t kProtocolVersion = 1;
+constexpr size_t kTokenBytes = 16;
+constexpr uint32_t kSlabsMax = 1 << 16;  // 64 TiB of 1 GiB slabs
+
+absl::Status SetTimeouts(int socket, Duration timeout) {
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(timeout).count();
+  const timeval value{.tv_sec = us / 1'000'000, .tv_usec = us % 1'000'000};
+  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    if (::setsockopt(socket, SOL_SOCKET, option, &value, sizeof(value)) != 0) {
+      return ErrnoStatus(errno, "setting a socket's timeout");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> OwnPidfd() {
+  UniqueFd fd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (!fd.valid()) return ErrnoStatus(errno, "pidfd_open of this process");
+  return fd;
+}
+
+// A mapping beyond the end of its file would kill the process at the first access.
+absl::Status CheckSize(int fd, uint64_t size) {
+  struct stat status;
+  if (::fstat(fd, &status) != 0) return ErrnoStatus(errno, "fstat of shared memory");
+  if (status.st_size < 0 || static_cast<uint64_t>(status.st_size) < size) {
+    return absl::DataLossError("crumbd announced " + std::to_string(size) +
+                               " bytes of shared memory and sent " +
+                               std::to_string(status.st_size));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Mapping> MapChecked(int fd, uint64_t size, Mapping::Access access) {
+  CRUMB_RETURN_IF_ERROR(CheckSize(fd, size));
+  return Mapping::Of(fd, size, access);
+}
+
+}  // namespace
+
+Connection::Connection() : pid_(::getpid()) {}
+
+Connection::~Connection() {
+  // gRPC's threads do not exist in a forked child: closing the channel there would wait for them.
+  if (::getpid() != pid_) [[maybe_unused]]
+    RpcStub* leaked = stub_.release();
+}
+
+absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions& options) {
+  std::shared_ptr<Connection> connection(new Connection());
+  const TimePoint deadline = Clock::Real().Now() + options.connect_timeout;
+  CRUMB_RETURN_IF_ERROR(connection->Shake(options));
+  connection->stub_ = RpcStub::Connect("unix:" + options.socket_dir + "/crumbd.sock");
+  if (!connection->stub_->WaitConnected(deadline)) {
+    return absl::DeadlineExceededError("crumbd.sock in " + options.socket_dir + " does not answer");
+  }
+  return connection;
+}
+
+std::shared_ptr<Connection> Connection::OpenTcp(const ClientOptions& options) {
+  std::shared_ptr<Connection> connection(new Connection());
+  connection->stub_ = RpcStub::Connect(options.address);
+  connection->stub_->WaitConnected(Clock::Real().Now() + options.connect_timeout);
+  return connection;
+}
+
+absl::Status Connection::Shake(const ClientOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(socket_, ConnectFdChannel(options.socket_dir + "/crumbd.fd.sock"));
+  CRUMB_RETURN_IF_ERROR(SetTimeouts(socket_.get(), options.connect_timeout));
+  CRUMB_ASSIGN_OR_RETURN(const UniqueFd pidfd, OwnPidfd());
+  v1::SessionHello hello;
+  hello.set_protocol_version(kProtocolVersion);
+  hello.set_process_name(options.process_name);
+  hello.set_engine(options.engine);
+  hello.set_staging_bytes(options.staging_bytes);
+  const int fds[] = {pidfd.get()};
+  CRUMB_RETURN_IF_ERROR(SendFdMessage(socket_.get(), hello.SerializeAsString(), fds));
+
+  CRUMB_ASSIGN_OR_RETURN(FdMessage answer, ReceiveFdMessage(socket_.get()));
+  v1::SessionWelcome welcome;
+  if (!welcome.ParseFromString(answer.bytes)) {
+    return absl::DataLossError("crumbd answered the hello with something else than a welcome");
+  }
+  if (!welcome.error().empty()) {
+    return absl::FailedPreconditionError("crumbd refused the session: " + welcome.error());
+  }
+  if (welcome.token().size() != kTokenBytes || welcome.slab_count() > kSlabsMax) {
+    return absl::DataLossError("crumbd's welcome holds impossible values");
+  }
+  const size_t expected = welcome.slab_count() + (welcome.staging_bytes() > 0 ? 1 : 0);
+  while (answer.fds.size() < expected) {
+    CRUMB_ASSIGN_OR_RETURN(FdMessage more, ReceiveFdMessage(socket_.get()));
+    if (more.fds.empty()) break;
+    for (UniqueFd& fd : more.fds) answer.fds.push_back(std::move(fd));
+  }
+  if (answer.fds.size() != expected) {
+    return absl::DataLossError("crumbd announced " + std::to_string(expected) +
+                               " descriptors and sent " + std::to_string(answer.fds.size()));
+  }
+  return Map(welcome, answer.fds);
+}
+
+absl::Status Connection::Map(const v1::SessionWelcome& welcome, std::span<UniqueFd> fds) {
+  const std::string& token = welcome.token();
+  token_ = HexEncode({reinterpret_cast<const uint8_t*>(token.data()), token.size()});
+  engine_ = welcome.engine();
+  epoch_ = welcome.epoch();
+  if (welcome.staging_bytes() > 0) {
+    CRUMB_ASSIGN_OR_RETURN(staging_, MapChecked(fds.front().get(), welcome.staging_bytes(),
+                                                Mapping::Access::kReadWrite));
+    fds = fds.subspan(1);
+  }
+  for (const UniqueFd& fd : fds) {
+    CRUMB_ASSIGN_OR_RETURN(Mapping slab,
+                           MapChecked(fd.get(), welcome.slab_bytes(), Mapping::Access::kReadOnly));
+    slabs_.push_back(std::move(slab));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::span<const std::byte>> Connection::SlabBytes(uint32_t slab,
+                                                                 uint64_t offset) const {
+  if (slab >= slabs_.size() || offset >= slabs_[slab].size()) {
+    return absl::DataLossError("a fragment lies outside crumbd's slabs: slab " +
+                               std::to_string(slab) + ", byte " + std::to_string(offset));
+  }
+  return std::span<const std::byte>(slabs_[slab].bytes()).subspan(offset);
+}
+
+absl::StatusOr<std::span<std::byte>> Connection::StagingBytes(uint64_t offset, size_t size) const {
+  if (offset > staging_.size() || size > staging_.size() - offset) {
+    return absl::DataLossError("reserved room lies outside the staging memory: byte " +
+                               std::to_string(offset));
+  }
+  return staging_.bytes().subspan(offset, size);
+}
+
+}  // namespace crumb::client

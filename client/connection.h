@@ -1,0 +1,62 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/rpc_stub.h"
+#include "common/mapping.h"
+#include "common/unique_fd.h"
+#include "crumb/client_options.h"
+
+namespace crumb::client {
+
+// One session with one life of crumbd: its token, its memory and the channel to it. Stays usable
+// for reading when crumbd is gone. Thread-safe. In a forked child it must not be used, only
+// destroyed.
+class Connection {
+ public:
+  // Opens a session at the socket folder and maps what crumbd answers. kUnavailable or kNotFound:
+  // nobody answers; kFailedPrecondition: refused; kDeadlineExceeded. Blocks up to connect_timeout.
+  static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options);
+
+  // Without session and memory. Waits up to connect_timeout for the first connection.
+  static std::shared_ptr<Connection> OpenTcp(const ClientOptions& options);
+
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+  ~Connection();
+
+  RpcStub& stub() const { return *stub_; }
+  const std::string& token() const { return token_; }  // hexadecimal; empty over TCP
+  const std::string& engine() const { return engine_; }
+  uint64_t epoch() const { return epoch_; }
+
+  // kDataLoss: outside the slabs.
+  absl::StatusOr<std::span<const std::byte>> SlabBytes(uint32_t slab, uint64_t offset) const;
+  // `size` bytes at `offset` of the staging memory. kDataLoss: outside.
+  absl::StatusOr<std::span<std::byte>> StagingBytes(uint64_t offset, size_t size) const;
+
+ private:
+  Connection();
+  absl::Status Shake(const ClientOptions& options);
+  absl::Status Map(const v1::SessionWelcome& welcome, std::span<UniqueFd> fds);
+
+  const pid_t pid_;
+  UniqueFd socket_;  // crumbd ends the session when it is closed and no lease is left
+  std::string token_;
+  std::string engine_;
+  uint64_t epoch_ = 0;
+  Mapping staging_;
+  std::vector<Mapping> slabs_;
+  std::unique_ptr<RpcStub> stub_;
+};
+
+}  // namespace crumb::client

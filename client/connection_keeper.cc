@@ -1,0 +1,290 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/connection_keeper.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "common/logging.h"
+
+namespace crumb::client {
+namespace {
+
+// Giving back and the last report of counters: crumbd drops what it does not hear of when the
+// process ends, so this is worth a short wait only.
+constexpr Duration kReturnTimeout = std::chrono::milliseconds(500);
+constexpr Duration kFarewellTimeout = std::chrono::milliseconds(100);
+// Keyspaces whose state is remembered; a process uses a few.
+constexpr size_t kStatesMax = 4096;
+
+void Add(SessionCounters& to, const SessionCounters& amounts) {
+  to.used_tokens += amounts.used_tokens;
+  to.prefill_tokens_avoided += amounts.prefill_tokens_avoided;
+  to.publish_dropped_pages += amounts.publish_dropped_pages;
+  to.deadline_exceeded += amounts.deadline_exceeded;
+  to.verify_failures += amounts.verify_failures;
+  to.windows_refused += amounts.windows_refused;
+}
+
+v1::SessionRequest ToRequest(const SessionCounters& counters) {
+  v1::SessionRequest request;
+  v1::SessionRequest::Counters& out = *request.mutable_counters();
+  out.set_used_tokens(counters.used_tokens);
+  out.set_prefill_tokens_avoided(counters.prefill_tokens_avoided);
+  out.set_publish_dropped_pages(counters.publish_dropped_pages);
+  out.set_deadline_exceeded(counters.deadline_exceeded);
+  out.set_verify_failures(counters.verify_failures);
+  out.set_windows_refused(counters.windows_refused);
+  return request;
+}
+
+// One call per connection for what it is to get back. A call that fails is not repeated: the
+// connection is lost and crumbd ends the session.
+template <typename Returns, typename Call>
+void ByConnection(Returns& returns, const Call& call) {
+  std::sort(returns.begin(), returns.end(),
+            [](const auto& a, const auto& b) { return a.connection.get() < b.connection.get(); });
+  for (size_t begin = 0; begin < returns.size();) {
+    size_t end = begin;
+    while (end < returns.size() && returns[end].connection == returns[begin].connection) ++end;
+    call(*returns[begin].connection, std::span(returns).subspan(begin, end - begin));
+    begin = end;
+  }
+}
+
+}  // namespace
+
+ConnectionKeeper::ConnectionKeeper(const ClientOptions& options)
+    : options_(options),
+      pid_(::getpid()),
+      random_(std::random_device{}()),
+      backoff_(options.backoff_min) {}
+
+ConnectionKeeper::~ConnectionKeeper() { Stop(); }
+
+bool ConnectionKeeper::InOwnProcess() const { return ::getpid() == pid_; }
+
+void ConnectionKeeper::Start() {
+  thread_ = Thread("crumb-client", [this] { Run(); });
+  MutexLock lock(&mutex_);
+  while (!attempted_) changed_.Wait(&mutex_);
+}
+
+void ConnectionKeeper::Stop() {
+  {
+    MutexLock lock(&mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+  }
+  Wake();
+  thread_.Join();
+  {
+    MutexLock lock(&mutex_);
+    stopped_ = true;
+  }
+  GiveBackPending();
+}
+
+bool ConnectionKeeper::stopping() const {
+  MutexLock lock(&mutex_);
+  return stopping_;
+}
+
+void ConnectionKeeper::Wake() {
+  std::shared_ptr<SessionStream> stream;
+  {
+    MutexLock lock(&mutex_);
+    stream = stream_;
+    changed_.NotifyAll();
+  }
+  if (stream != nullptr) stream->Wake();
+}
+
+std::shared_ptr<Connection> ConnectionKeeper::current() const {
+  MutexLock lock(&mutex_);
+  return current_;
+}
+
+std::shared_ptr<Connection> ConnectionKeeper::Wait(TimePoint deadline) const {
+  MutexLock lock(&mutex_);
+  while (current_ == nullptr && !stopping_ && changed_.WaitUntil(&mutex_, deadline)) {
+  }
+  return current_;
+}
+
+void ConnectionKeeper::SetCurrent(std::shared_ptr<Connection> connection,
+                                  std::shared_ptr<SessionStream> stream) {
+  MutexLock lock(&mutex_);
+  // The former connection is let go outside the lock, by the caller's reference.
+  current_ = std::move(connection);
+  stream_ = std::move(stream);
+  attempted_ = true;
+  changed_.NotifyAll();
+}
+
+void ConnectionKeeper::Run() {
+  while (!stopping()) {
+    absl::StatusOr<std::shared_ptr<Connection>> opened = Connection::Open(options_);
+    if (opened.ok()) {
+      const std::shared_ptr<SessionStream> stream =
+          (*opened)->stub().OpenSession((*opened)->token());
+      LogDebug("connected to crumbd in {}, epoch {}", options_.socket_dir, (*opened)->epoch());
+      failure_logged_ = false;
+      SetCurrent(*opened, stream);
+      const TimePoint since = Clock::Real().Now();
+      Serve(*stream);
+      if (Clock::Real().Now() - since > options_.backoff_max) backoff_ = options_.backoff_min;
+    }
+    SetCurrent(nullptr, nullptr);
+    GiveBackPending();
+    if (stopping()) return;
+    NoteFailure(opened.ok() ? absl::UnavailableError("the session stream ended") : opened.status());
+    opened = absl::UnavailableError("");  // lets the connection go before the wait
+    BackOff();
+  }
+}
+
+void ConnectionKeeper::NoteFailure(const absl::Status& status) {
+  if (failure_logged_) return;
+  failure_logged_ = true;
+  LogWarning("no crumbd in {}, going on without cache: {}", options_.socket_dir, status.ToString());
+}
+
+void ConnectionKeeper::BackOff() {
+  // Half fixed, half random, so that the workers of a host do not come all at once.
+  std::uniform_real_distribution<double> jitter(0.5, 1.0);
+  const TimePoint until =
+      Clock::Real().Now() + std::chrono::duration_cast<Duration>(backoff_ * jitter(random_));
+  backoff_ = std::min(2 * backoff_, options_.backoff_max);
+  MutexLock lock(&mutex_);
+  while (!stopping_ && changed_.WaitUntil(&mutex_, until)) {
+  }
+}
+
+void ConnectionKeeper::Serve(SessionStream& stream) {
+  counters_due_ = Clock::Real().Now();
+  while (!stopping()) {
+    GiveBackPending();
+    SendCounters(stream);
+    bool counted;
+    {
+      MutexLock lock(&mutex_);
+      counted = counted_;
+    }
+    v1::SessionResponse message;
+    switch (stream.Wait(counted ? counters_due_ : TimePoint::max(), &message)) {
+      case SessionStream::Event::kMessage:
+        Handle(message);
+        break;
+      case SessionStream::Event::kClosed:
+        return;
+      case SessionStream::Event::kWoken:
+      case SessionStream::Event::kTimeout:
+        break;
+    }
+  }
+  counters_due_ = TimePoint();
+  SendCounters(stream);
+  stream.Flush(Clock::Real().Now() + kFarewellTimeout);
+}
+
+void ConnectionKeeper::Handle(const v1::SessionResponse& message) {
+  if (message.event_case() != v1::SessionResponse::kKeyspaceState) return;
+  const v1::SessionResponse::KeyspaceStateChange& change = message.keyspace_state();
+  const absl::StatusOr<KeyspaceId> id = KeyspaceId::FromBytes(change.keyspace());
+  if (id.ok()) NoteState(*id, static_cast<KeyspaceState>(change.state()));
+}
+
+void ConnectionKeeper::SendCounters(SessionStream& stream) {
+  const TimePoint now = Clock::Real().Now();
+  if (now < counters_due_) return;
+  SessionCounters counters;
+  {
+    MutexLock lock(&mutex_);
+    if (!counted_) return;
+    counters = counters_;
+  }
+  if (!stream.Send(ToRequest(counters))) return;
+  counters_due_ = now + options_.counters_interval;
+  MutexLock lock(&mutex_);
+  // What was added meanwhile stays for the next report.
+  counters_.used_tokens -= counters.used_tokens;
+  counters_.prefill_tokens_avoided -= counters.prefill_tokens_avoided;
+  counters_.publish_dropped_pages -= counters.publish_dropped_pages;
+  counters_.deadline_exceeded -= counters.deadline_exceeded;
+  counters_.verify_failures -= counters.verify_failures;
+  counters_.windows_refused -= counters.windows_refused;
+  counted_ = false;
+}
+
+void ConnectionKeeper::Count(const SessionCounters& amounts) {
+  bool first;
+  {
+    MutexLock lock(&mutex_);
+    Add(counters_, amounts);
+    first = !std::exchange(counted_, true);
+  }
+  if (first) Wake();
+}
+
+void ConnectionKeeper::GiveBackPending() {
+  Pending pending;
+  {
+    MutexLock lock(&mutex_);
+    pending = std::exchange(pending_, {});
+  }
+  ByConnection(pending.leases, [](Connection& connection, std::span<Return> returns) {
+    v1::ReleaseRequest request;
+    for (const Return& lease : returns) request.add_leases(lease.id);
+    v1::ReleaseResponse response;
+    connection.stub()
+        .Call({connection.token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
+        .IgnoreError();
+  });
+  ByConnection(pending.rooms, [](Connection& connection, std::span<Return> returns) {
+    v1::AbortRequest request;
+    for (const Return& room : returns) request.add_offsets(room.id);
+    v1::AbortResponse response;
+    connection.stub()
+        .Call({connection.token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
+        .IgnoreError();
+  });
+}
+
+void ConnectionKeeper::ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease) {
+  if (!InOwnProcess()) return;
+  bool stopped;
+  {
+    MutexLock lock(&mutex_);
+    pending_.leases.push_back({std::move(connection), lease});
+    stopped = stopped_;
+  }
+  stopped ? GiveBackPending() : Wake();
+}
+
+void ConnectionKeeper::AbortLater(std::shared_ptr<Connection> connection, uint64_t offset) {
+  if (!InOwnProcess()) return;
+  bool stopped;
+  {
+    MutexLock lock(&mutex_);
+    pending_.rooms.push_back({std::move(connection), offset});
+    stopped = stopped_;
+  }
+  stopped ? GiveBackPending() : Wake();
+}
+
+KeyspaceState ConnectionKeeper::StateOf(const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
+  const auto found = states_.find(keyspace);
+  return found == states_.end() ? KeyspaceState::kUnknown : found->second;
+}
+
+void ConnectionKeeper::NoteState(const KeyspaceId& keyspace, KeyspaceState state) {
+  MutexLock lock(&mutex_);
+  if (states_.size() >= kStatesMax && states_.find(keyspace) == states_.end()) return;
+  states_[keyspace] = state;
+}
+
+}  // namespace crumb::client

@@ -1,0 +1,96 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <unordered_map>
+#include <vector>
+
+#include "client/connection.h"
+#include "client/rpc_stub.h"
+#include "common/mutex.h"
+#include "common/thread.h"
+#include "crumb/client_options.h"
+#include "crumb/keyspace_info.h"
+#include "crumb/session_counters.h"
+
+namespace crumb::client {
+
+// Keeps one connection to crumbd: opens it, holds its session stream, opens another when it is
+// lost, and gives leases and staging room back. Its thread sleeps while nothing happens.
+// Thread-safe. In a forked child only the methods that say so may be called.
+class ConnectionKeeper {
+ public:
+  explicit ConnectionKeeper(const ClientOptions& options);
+  ~ConnectionKeeper();
+
+  // Starts the thread and waits for the outcome of its first attempt.
+  void Start();
+  // Gives back what is pending, closes the connection, joins. Idempotent.
+  void Stop();
+
+  // Null when there is none now.
+  std::shared_ptr<Connection> current() const;
+  // Null when there is none by `deadline`.
+  std::shared_ptr<Connection> Wait(TimePoint deadline) const;
+
+  // Gives a lease or staging room back, soon. In a forked child: does nothing, they are the
+  // parent's.
+  void ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease);
+  void AbortLater(std::shared_ptr<Connection> connection, uint64_t offset);
+
+  void Count(const SessionCounters& amounts);
+
+  KeyspaceState StateOf(const KeyspaceId& keyspace) const;
+  void NoteState(const KeyspaceId& keyspace, KeyspaceState state);
+
+  // Whether this is the process that made the keeper. May be called in a forked child.
+  bool InOwnProcess() const;
+
+ private:
+  struct Return {
+    std::shared_ptr<Connection> connection;
+    uint64_t id = 0;  // of a lease, or a staging offset
+  };
+  struct Pending {
+    std::vector<Return> leases;
+    std::vector<Return> rooms;
+  };
+
+  void Run();
+  void Serve(SessionStream& stream);
+  void Handle(const v1::SessionResponse& message);
+  void SendCounters(SessionStream& stream);
+  void GiveBackPending();
+  void BackOff();
+  void SetCurrent(std::shared_ptr<Connection> connection, std::shared_ptr<SessionStream> stream);
+  void NoteFailure(const absl::Status& status);
+  void Wake();
+  bool stopping() const;
+
+  const ClientOptions options_;
+  const pid_t pid_;
+  std::minstd_rand random_;      // the thread's
+  Duration backoff_;             // the thread's
+  bool failure_logged_ = false;  // the thread's
+  TimePoint counters_due_;       // the thread's
+
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  std::shared_ptr<Connection> current_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<SessionStream> stream_ ABSL_GUARDED_BY(mutex_);
+  bool attempted_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  Pending pending_ ABSL_GUARDED_BY(mutex_);
+  SessionCounters counters_ ABSL_GUARDED_BY(mutex_);
+  bool counted_ ABSL_GUARDED_BY(mutex_) = false;
+  std::unordered_map<KeyspaceId, KeyspaceState> states_ ABSL_GUARDED_BY(mutex_);
+  Thread thread_;
+};
+
+}  // namespace crumb::client

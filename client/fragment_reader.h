@@ -1,0 +1,30 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "client/connection.h"
+#include "crumb/acquire.h"
+#include "crumb/v1/cache_service.pb.h"
+
+namespace crumb::client {
+
+struct ReadFragments {
+  std::vector<LeasedFragment> fragments;
+  int hit_pages = 0;                           // pages whose fragments all passed
+  MissReason miss_reason = MissReason::kNone;  // of the first one that did not
+};
+
+// Reads and checks the headers of what an Acquire answered: place, magic, sums of the header,
+// keyspace, generation, key, ranges, and that the wanted tiles are all there. Pages for which
+// `verify` is true have their tiles read and checked too.
+ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& request,
+                         const v1::AcquireResponse& answer,
+                         const std::function<bool(int page)>& verify);
+
+// Why a fragment with this header may not stand for `key`. kNone: it may.
+MissReason CheckIdentity(const FragmentHeader& header, const KeyspaceId& keyspace,
+                         const PageKey& key);
+
+}  // namespace crumb::client

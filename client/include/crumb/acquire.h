@@ -1,0 +1,47 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/fragment_header.h"
+#include "common/page_key.h"
+#include "crumb/lease.h"
+#include "crumb/miss_reason.h"
+#include "crumb/tier.h"
+
+namespace crumb::client {
+
+// A prefix to look for.
+struct AcquireRequest {
+  KeyspaceId keyspace;
+  uint64_t generation = 0;         // of the keyspace, as OpenKeyspace answered it
+  std::span<const PageKey> keys;   // in prefix order, 16,384 at most
+  std::optional<TileRange> range;  // absent: all layers and heads
+  uint32_t window_tokens = 0;  // tokens of the prompt that no key stands for, for crumbd's metrics
+  Duration timeout = std::chrono::milliseconds(200);  // of the call, lower tiers included
+  bool wait_for_lower_tiers = true;                   // false: only what host memory holds
+  // Checks the tile sums of every n-th hit page, beginning with one that changes from call to call;
+  // 1: of all; 0: of none. The header is always checked.
+  uint32_t verify_every = 0;
+};
+
+struct AcquireResult {
+  std::shared_ptr<const Lease> lease;          // null when nothing hit
+  int hit_pages = 0;                           // leading keys whose tiles are all here
+  std::vector<Tier> page_tiers;                // of the hit pages
+  MissReason miss_reason = MissReason::kNone;  // of the first page that is not a hit
+};
+
+struct LookupResult {
+  int hit_pages = 0;
+  std::vector<Tier> page_tiers;
+  MissReason miss_reason = MissReason::kNone;
+};
+
+}  // namespace crumb::client

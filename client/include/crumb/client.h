@@ -1,0 +1,102 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/page_key.h"
+#include "crumb/acquire.h"
+#include "crumb/cache_stats.h"
+#include "crumb/client_options.h"
+#include "crumb/fragment_bytes.h"
+#include "crumb/keyspace_info.h"
+#include "crumb/session_counters.h"
+#include "crumb/staging.h"
+
+namespace crumb::client {
+
+// A process's connection to crumbd. Thread-safe. One thread keeps the connection and sleeps while
+// nothing happens; calls run on their callers' threads and end by their deadline. Without crumbd
+// they answer kUnavailable at once, and the connection is tried again in the background. A forked
+// child opens a connection of its own at its first call.
+//
+// Codes: kUnavailable no crumbd, try later; kDeadlineExceeded outcome unknown; kNotFound unknown
+// keyspace; kResourceExhausted over a bound of crumbd's; kInvalidArgument the caller's mistake.
+class Client {
+ public:
+  // Makes one attempt to connect, of connect_timeout at most; it need not succeed.
+  // kInvalidArgument: an option.
+  static absl::StatusOr<std::unique_ptr<Client>> Open(const ClientOptions& options);
+
+  virtual ~Client() = default;
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  virtual bool connected() = 0;
+  // Changes when crumbd restarts; 0 while not connected and over TCP.
+  virtual uint64_t epoch() = 0;
+  // Waits for a connection. False: none within `timeout`.
+  virtual bool WaitConnected(Duration timeout) = 0;
+
+  virtual absl::StatusOr<KeyspaceInfo> OpenKeyspace(const KeyspaceSpec& spec, Duration timeout) = 0;
+  virtual absl::Status SetKeyspaceState(const KeyspaceId& keyspace, KeyspaceState state,
+                                        const std::string& who, const std::string& reason) = 0;
+  // The newest state that crumbd has told of, here or on the session stream.
+  virtual KeyspaceState StateOf(const KeyspaceId& keyspace) = 0;
+
+  // Leases the longest prefix that is there. A fragment that fails its check is a miss, and ends
+  // the prefix.
+  virtual absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) = 0;
+  virtual absl::StatusOr<LookupResult> Lookup(const KeyspaceId& keyspace,
+                                              std::span<const PageKey> keys) = 0;
+
+  // Up to `count` slots of `fragment_bytes`, fewer when staging memory is full.
+  virtual absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
+                                                           Duration timeout) = 0;
+  // Makes fragments visible; `tiles_bytes` is the size of the tiles before each header. The slots
+  // are given back whatever the result. kAborted: they belong to a connection that was lost.
+  virtual absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
+                                                            std::vector<StagingSlot> slots,
+                                                            size_t tiles_bytes,
+                                                            Duration timeout) = 0;
+
+  // Waits until everything committed before is durable; answers how many pages are.
+  virtual absl::StatusOr<uint64_t> Flush(Duration timeout) = 0;
+
+  // Reads the fragments of `keys` up to the first miss, whose reason is answered.
+  virtual absl::StatusOr<MissReason> Get(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                                         Duration timeout, const FragmentReceiver& receiver) = 0;
+  // Writes fragments whose headers carry key, range and sums. One outcome each.
+  virtual absl::StatusOr<std::vector<CommitOutcome>> Put(const KeyspaceId& keyspace,
+                                                         std::span<const FragmentBytes> fragments,
+                                                         Duration timeout) = 0;
+
+  // Each answers the number of pages it was done to.
+  virtual absl::StatusOr<uint32_t> Prefetch(const KeyspaceId& keyspace,
+                                            std::span<const PageKey> keys) = 0;
+  virtual absl::StatusOr<uint32_t> Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                                       Duration ttl) = 0;
+  virtual absl::StatusOr<uint32_t> Unpin(const KeyspaceId& keyspace,
+                                         std::span<const PageKey> keys) = 0;
+  virtual absl::StatusOr<uint32_t> Delete(const KeyspaceId& keyspace,
+                                          std::span<const PageKey> keys) = 0;
+  // Answers the keyspace's new generation.
+  virtual absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId& keyspace) = 0;
+
+  virtual absl::StatusOr<CacheStats> Stats() = 0;
+
+  // Adds to what is reported to crumbd, soon and in the background.
+  virtual void Count(const SessionCounters& amounts) = 0;
+
+ protected:
+  Client() = default;
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "common/clock.h"
+
+namespace crumb::client {
+
+// How a process reaches crumbd, and how much it waits for it.
+struct ClientOptions {
+  std::string socket_dir = "/run/crumb";  // holds crumbd.sock and crumbd.fd.sock
+  // HOST:PORT. Not empty: gRPC over TCP, without shared memory: no Acquire, Reserve or Commit.
+  std::string address;
+  std::string process_name = "crumb-client";    // for crumbd's log
+  std::string engine;                           // 16 bytes: the engine to join; empty: a new one
+  uint64_t staging_bytes = uint64_t{64} << 20;  // wanted; crumbd may give less
+
+  Duration connect_timeout = std::chrono::seconds(1);    // of one attempt
+  Duration call_timeout = std::chrono::seconds(2);       // of calls that take no timeout
+  Duration backoff_min = std::chrono::milliseconds(50);  // after a lost connection; doubles
+  Duration backoff_max = std::chrono::seconds(5);
+  Duration counters_interval = std::chrono::seconds(1);  // between reports of what was counted
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "common/page_key.h"
+
+namespace crumb::client {
+
+// Whether INT2 pages of a keyspace are served. Values are those of the wire.
+enum class KeyspaceState { kUnknown = 0, kActive = 1, kBf16 = 2 };
+
+// What OpenKeyspace names a keyspace by: docs/formats/keyspace.md.
+struct KeyspaceSpec {
+  std::map<std::string, std::string> fields;
+  int layers = 0;
+  int kv_heads = 0;
+  int head_dim = 0;
+  int group_size = 0;
+  std::string tenant;  // empty: the default tenant
+};
+
+// What crumbd answers.
+struct KeyspaceInfo {
+  KeyspaceId id;
+  uint64_t generation = 0;
+  KeyspaceState state = KeyspaceState::kUnknown;
+  uint32_t int2_tile_bytes = 0;
+  uint32_t bf16_tile_bytes = 0;
+  uint64_t epoch = 0;  // of the crumbd that answered; 0 over TCP
+};
+
+}  // namespace crumb::client

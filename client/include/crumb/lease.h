@@ -1,0 +1,44 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/fragment_header.h"
+
+namespace crumb::client {
+
+// One fragment in crumbd's shared memory. Its header was decoded and compared with what was asked
+// for; its tiles were not read yet.
+struct LeasedFragment {
+  int page = 0;  // index into the keys of the Acquire
+  FragmentHeader header;
+  std::span<const std::byte> tiles;  // layer by layer, head by head; valid while the lease lives
+
+  // kDataLoss naming the first tile whose checksum differs. Reads every byte.
+  absl::Status VerifyTiles() const { return VerifyTileSums(header, tiles); }
+};
+
+// Pages that stay where they are until this is destroyed. Outlives the connection it came over:
+// when crumbd dies the memory stays mapped. Thread-safe once made. Must not outlive its Client.
+class Lease {
+ public:
+  // `hold` keeps the memory mapped and ends the lease when its last reference goes.
+  Lease(std::vector<LeasedFragment> fragments, std::shared_ptr<void> hold)
+      : fragments_(std::move(fragments)), hold_(std::move(hold)) {}
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  // By page, ascending.
+  std::span<const LeasedFragment> fragments() const { return fragments_; }
+
+ private:
+  std::vector<LeasedFragment> fragments_;
+  std::shared_ptr<void> hold_;
+};
+
+}  // namespace crumb::client

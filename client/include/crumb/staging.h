@@ -1,0 +1,42 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace crumb::client {
+
+// Room for one fragment in the session's staging memory: write the tiles, then the encoded header,
+// then Commit it. Destroying it uncommitted gives the room back. Move-only.
+class StagingSlot {
+ public:
+  // `hold` keeps the memory mapped and gives the room back when its last reference goes.
+  StagingSlot(std::span<std::byte> bytes, uint64_t offset, std::shared_ptr<void> hold)
+      : bytes_(bytes), offset_(offset), hold_(std::move(hold)) {}
+  StagingSlot(StagingSlot&&) = default;
+  StagingSlot& operator=(StagingSlot&&) = default;
+
+  // Of the size that was asked for, at a multiple of 512.
+  std::span<std::byte> bytes() const { return bytes_; }
+  uint64_t offset() const { return offset_; }
+  const std::shared_ptr<void>& hold() const { return hold_; }
+
+ private:
+  std::span<std::byte> bytes_;
+  uint64_t offset_;
+  std::shared_ptr<void> hold_;
+};
+
+// What became of a committed fragment. Values are those of the wire.
+enum class CommitOutcome {
+  kUnknown = 0,
+  kStored = 1,
+  kDeduplicated = 2,  // the tiles were there already
+  kRefused = 3,       // header, sums, keyspace or size are wrong
+  kNoRoom = 4,        // every tier is full of leased pages
+};
+
+}  // namespace crumb::client

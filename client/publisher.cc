@@ -1,0 +1,187 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/publisher.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "common/crc32c.h"
+#include "common/fragment_header.h"
+
+namespace crumb::client {
+namespace {
+
+static_assert(static_cast<int>(crumb::PageFormat::kBf16) ==
+              static_cast<int>(kernels::PageFormat::kBf16));
+static_assert(static_cast<int>(crumb::PageFormat::kInt2) ==
+              static_cast<int>(kernels::PageFormat::kInt2));
+
+}  // namespace
+
+Publisher::Publisher(const WorkerOptions& options, Client& client, WorkerTally& tally,
+                     std::function<void()> refused)
+    : options_(options),
+      client_(client),
+      tally_(tally),
+      refused_(std::move(refused)),
+      pid_(::getpid()) {}
+
+Publisher::~Publisher() {
+  // In a forked child there is no thread to join, and the lock may be held for ever.
+  if (::getpid() != pid_) return;
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.Join();
+}
+
+void Publisher::CountDropped(Counter& counter, size_t pages) {
+  counter.Add(pages);
+  client_.Count({.publish_dropped_pages = pages});
+}
+
+void Publisher::Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
+                        std::shared_ptr<const Page> page) {
+  if (!keyspace->known_to_crumbd || ::getpid() != pid_) {
+    tally_.publish_dropped_unavailable.Add();
+    return;
+  }
+  bool dropped = false;
+  {
+    MutexLock lock(&mutex_);
+    dropped = queue_.size() >= options_.publish_queue_max;
+    if (!dropped) {
+      queue_.push_back({std::move(keyspace), std::move(page)});
+      ++queued_;
+      if (!std::exchange(started_, true)) thread_ = Thread("crumb-publish", [this] { Run(); });
+      changed_.NotifyAll();
+    }
+  }
+  if (dropped) CountDropped(tally_.publish_dropped_queue, 1);
+}
+
+absl::Status Publisher::WaitIdle(Duration timeout) {
+  if (::getpid() != pid_) return absl::OkStatus();
+  const TimePoint deadline = Clock::Real().Now() + timeout;
+  MutexLock lock(&mutex_);
+  const uint64_t target = queued_;
+  while (done_ < target) {
+    if (!changed_.WaitUntil(&mutex_, deadline) && done_ < target) {
+      return absl::DeadlineExceededError(std::to_string(target - done_) +
+                                         " pages are still to be published");
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Publisher::Run() {
+  while (true) {
+    std::vector<Item> batch;
+    {
+      MutexLock lock(&mutex_);
+      while (queue_.empty() && !stopping_) changed_.Wait(&mutex_);
+      if (stopping_) return;
+      batch = TakeBatch();
+    }
+    PublishBatch(batch);
+    const size_t pages = batch.size();
+    batch.clear();  // pages may free memory: not under the lock
+    MutexLock lock(&mutex_);
+    done_ += pages;
+    changed_.NotifyAll();
+  }
+}
+
+// Leading pages of the queue that one Reserve and one Commit can serve.
+std::vector<Publisher::Item> Publisher::TakeBatch() {
+  std::vector<Item> batch;
+  while (!queue_.empty() && batch.size() < static_cast<size_t>(options_.publish_batch)) {
+    const Item& next = queue_.front();
+    if (!batch.empty() && (next.keyspace->id != batch.front().keyspace->id ||
+                           next.page->bytes != batch.front().page->bytes)) {
+      break;
+    }
+    batch.push_back(std::move(queue_.front()));
+    queue_.pop_front();
+  }
+  return batch;
+}
+
+void Publisher::PublishBatch(const std::vector<Item>& batch) {
+  const size_t tiles_bytes = batch.front().page->bytes;
+  const size_t bytes = tiles_bytes + FragmentHeaderBytes(options_.layers * options_.kv_heads);
+  size_t next = 0;
+  while (next < batch.size()) {
+    const int wanted = static_cast<int>(batch.size() - next);
+    auto slots = client_.Reserve(wanted, bytes, options_.publish_deadline);
+    if (!slots.ok()) return CountFailure(slots.status(), batch.size() - next);
+    if (slots->empty()) return CountDropped(tally_.publish_dropped_room, batch.size() - next);
+    const size_t count = slots->size();
+    for (size_t i = 0; i < count; ++i) Write(batch[next + i], (*slots)[i]);
+    const auto outcomes = client_.Commit(batch.front().keyspace->id, *std::move(slots), tiles_bytes,
+                                         options_.publish_deadline);
+    if (!outcomes.ok()) return CountFailure(outcomes.status(), batch.size() - next);
+    for (const CommitOutcome outcome : *outcomes) CountOutcome(outcome, bytes);
+    next += count;
+  }
+}
+
+// The sums come from the same pass that copies, so they are of the bytes that crumbd will read.
+void Publisher::Write(const Item& item, const StagingSlot& slot) const {
+  const Page& page = *item.page;
+  FragmentHeader header;
+  header.format = static_cast<crumb::PageFormat>(page.format);
+  header.over_int2_prefix = page.over_int2_prefix;
+  header.layout_id = kernels::kTileLayoutId;
+  header.tile_bytes = static_cast<uint32_t>(page.tile_bytes);
+  header.generation = item.keyspace->generation;
+  header.keyspace = item.keyspace->id;
+  header.key = page.key;
+  header.parent = page.parent;
+  header.range = {{0, static_cast<uint16_t>(options_.layers)},
+                  {0, static_cast<uint16_t>(options_.kv_heads)}};
+  for (size_t at = 0; at < page.bytes; at += page.tile_bytes) {
+    header.tile_sums.push_back(
+        CopyCrc32c(slot.bytes().data() + at, {page.tiles + at, page.tile_bytes}));
+  }
+  EncodeFragmentHeader(header,
+                       slot.bytes().subspan(page.bytes, FragmentHeaderBytes(header.range.tiles())));
+}
+
+void Publisher::CountOutcome(CommitOutcome outcome, size_t bytes) {
+  switch (outcome) {
+    case CommitOutcome::kStored:
+      tally_.published_pages.Add();
+      tally_.published_bytes.Add(bytes);
+      break;
+    case CommitOutcome::kDeduplicated:
+      tally_.deduplicated_pages.Add();
+      break;
+    case CommitOutcome::kNoRoom:
+      CountDropped(tally_.publish_dropped_room, 1);
+      break;
+    case CommitOutcome::kUnknown:
+    case CommitOutcome::kRefused:
+      tally_.publish_refused.Add();
+      refused_();
+      break;
+  }
+}
+
+void Publisher::CountFailure(const absl::Status& status, size_t pages) {
+  if (absl::IsResourceExhausted(status)) {
+    CountDropped(tally_.publish_dropped_room, pages);
+    return;
+  }
+  if (absl::IsNotFound(status) || absl::IsInvalidArgument(status)) {
+    tally_.publish_refused.Add(pages);
+    refused_();
+    return;
+  }
+  CountDropped(tally_.publish_dropped_unavailable, pages);
+}
+
+}  // namespace crumb::client

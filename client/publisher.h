@@ -1,0 +1,70 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/page_sink.h"
+#include "client/worker_tally.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/thread.h"
+#include "crumb/client.h"
+#include "crumb/worker_options.h"
+
+namespace crumb::client {
+
+// Copies complete pages into staging memory, with the sums of their tiles, and commits them, on one
+// thread behind a bounded queue. Pages that find no place are dropped and counted. Thread-safe.
+class Publisher final : public PageSink {
+ public:
+  // All borrowed. `refused` is called on the thread when crumbd refused a page: what is known of
+  // the keyspace may be out of date.
+  Publisher(const WorkerOptions& options, Client& client, WorkerTally& tally,
+            std::function<void()> refused);
+  // Drops what is queued.
+  ~Publisher() override;
+
+  void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
+               std::shared_ptr<const Page> page) override;
+
+  // Waits until what is queued now was published or dropped. kDeadlineExceeded.
+  absl::Status WaitIdle(Duration timeout);
+
+ private:
+  struct Item {
+    std::shared_ptr<const KeyspaceBinding> keyspace;
+    std::shared_ptr<const Page> page;
+  };
+
+  void Run();
+  std::vector<Item> TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void PublishBatch(const std::vector<Item>& batch);
+  void Write(const Item& item, const StagingSlot& slot) const;
+  void CountOutcome(CommitOutcome outcome, size_t bytes);
+  void CountFailure(const absl::Status& status, size_t pages);
+  void CountDropped(Counter& counter, size_t pages);
+
+  const WorkerOptions& options_;
+  Client& client_;
+  WorkerTally& tally_;
+  const std::function<void()> refused_;
+  const pid_t pid_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
+  uint64_t queued_ ABSL_GUARDED_BY(mutex_) = 0;  // pages ever queued
+  uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;    // of them, published or dropped
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Thread thread_;
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,393 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/remote_client.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "client/fragment_reader.h"
+#include "client/fragment_stream.h"
+#include "client/wire.h"
+#include "common/status_macros.h"
+
+namespace crumb::client {
+namespace {
+
+// What a call of `timeout` leaves crumbd for waiting on lower tiers: the answer has to travel too.
+uint32_t WaitMs(Duration timeout) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout * 9 / 10).count();
+  return static_cast<uint32_t>(std::clamp<int64_t>(ms, 0, 3'600'000));
+}
+
+// Ends a lease when the last reference goes.
+class LeaseHold {
+ public:
+  LeaseHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
+            uint64_t lease)
+      : keeper_(std::move(keeper)), connection_(std::move(connection)), lease_(lease) {}
+  LeaseHold(const LeaseHold&) = delete;
+  LeaseHold& operator=(const LeaseHold&) = delete;
+  ~LeaseHold() { keeper_->ReleaseLater(std::move(connection_), lease_); }
+
+ private:
+  const std::shared_ptr<ConnectionKeeper> keeper_;
+  std::shared_ptr<Connection> connection_;
+  const uint64_t lease_;
+};
+
+// Gives a staging slot back unless it was committed.
+class RoomHold {
+ public:
+  RoomHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
+           uint64_t offset)
+      : keeper_(std::move(keeper)), connection_(std::move(connection)), offset_(offset) {}
+  RoomHold(const RoomHold&) = delete;
+  RoomHold& operator=(const RoomHold&) = delete;
+  ~RoomHold() {
+    if (!committed_) keeper_->AbortLater(std::move(connection_), offset_);
+  }
+
+  const Connection* connection() const { return connection_.get(); }
+  void NoteCommitted() { committed_ = true; }
+
+ private:
+  const std::shared_ptr<ConnectionKeeper> keeper_;
+  std::shared_ptr<Connection> connection_;
+  const uint64_t offset_;
+  bool committed_ = false;
+};
+
+RoomHold& RoomOf(const StagingSlot& slot) { return *static_cast<RoomHold*>(slot.hold().get()); }
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Open(const ClientOptions& options) {
+  if (options.socket_dir.empty() && options.address.empty()) {
+    return absl::InvalidArgumentError("ClientOptions: neither socket_dir nor address is set");
+  }
+  if (!options.engine.empty() && options.engine.size() != 16) {
+    return absl::InvalidArgumentError("ClientOptions.engine must have 16 bytes");
+  }
+  if (options.connect_timeout <= Duration::zero() || options.call_timeout <= Duration::zero() ||
+      options.backoff_min <= Duration::zero() || options.backoff_max < options.backoff_min) {
+    return absl::InvalidArgumentError(
+        "ClientOptions: timeouts and backoffs must be positive, "
+        "backoff_max at least backoff_min");
+  }
+  return std::make_unique<RemoteClient>(options);
+}
+
+RemoteClient::RemoteClient(const ClientOptions& options) : options_(options), link_(MakeLink()) {}
+
+RemoteClient::~RemoteClient() {
+  Link* link = link_.load();
+  if (link->pid != ::getpid()) return;
+  // Leases may outlive the client: they find a stopped keeper, not a thread that nobody joins.
+  if (link->keeper != nullptr) link->keeper->Stop();
+  delete link;
+}
+
+RemoteClient::Link* RemoteClient::MakeLink() const {
+  auto link = std::make_unique<Link>();
+  link->pid = ::getpid();
+  if (options_.address.empty()) {
+    link->keeper = std::make_shared<ConnectionKeeper>(options_);
+    link->keeper->Start();
+  } else {
+    link->tcp = Connection::OpenTcp(options_);
+  }
+  return link.release();
+}
+
+RemoteClient::Link& RemoteClient::CurrentLink() {
+  Link* link = link_.load(std::memory_order_acquire);
+  if (link->pid == ::getpid()) return *link;
+  std::unique_ptr<Link> fresh(MakeLink());
+  if (link_.compare_exchange_strong(link, fresh.get())) return *fresh.release();
+  if (fresh->keeper != nullptr) fresh->keeper->Stop();
+  return *link;
+}
+
+absl::StatusOr<std::shared_ptr<Connection>> RemoteClient::Connected() {
+  Link& link = CurrentLink();
+  if (link.tcp != nullptr) return link.tcp;
+  std::shared_ptr<Connection> connection = link.keeper->current();
+  if (connection == nullptr) {
+    return absl::UnavailableError("no crumbd in " + options_.socket_dir);
+  }
+  return connection;
+}
+
+template <typename Request, typename Response>
+absl::Status RemoteClient::Call(const Request& request, Response* response, Duration timeout) {
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  return connection->stub().Call({connection->token(), Clock::Real().Now() + timeout}, request,
+                                 response);
+}
+
+bool RemoteClient::connected() {
+  Link& link = CurrentLink();
+  return link.tcp != nullptr ? link.tcp->stub().connected() : link.keeper->current() != nullptr;
+}
+
+uint64_t RemoteClient::epoch() {
+  Link& link = CurrentLink();
+  const std::shared_ptr<Connection> connection =
+      link.tcp != nullptr ? link.tcp : link.keeper->current();
+  return connection == nullptr ? 0 : connection->epoch();
+}
+
+bool RemoteClient::WaitConnected(Duration timeout) {
+  Link& link = CurrentLink();
+  const TimePoint deadline = Clock::Real().Now() + timeout;
+  return link.tcp != nullptr ? link.tcp->stub().WaitConnected(deadline)
+                             : link.keeper->Wait(deadline) != nullptr;
+}
+
+absl::StatusOr<KeyspaceInfo> RemoteClient::OpenKeyspace(const KeyspaceSpec& spec,
+                                                        Duration timeout) {
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  v1::OpenKeyspaceRequest request;
+  request.mutable_fields()->insert(spec.fields.begin(), spec.fields.end());
+  request.set_layers(spec.layers);
+  request.set_kv_heads(spec.kv_heads);
+  request.set_head_dim(spec.head_dim);
+  request.set_group_size(spec.group_size);
+  request.set_tenant(spec.tenant);
+  v1::OpenKeyspaceResponse response;
+  CRUMB_RETURN_IF_ERROR(connection->stub().Call(
+      {connection->token(), Clock::Real().Now() + timeout}, request, &response));
+  KeyspaceInfo info;
+  CRUMB_ASSIGN_OR_RETURN(info.id, KeyspaceId::FromBytes(response.keyspace()));
+  info.generation = response.generation();
+  info.state = static_cast<KeyspaceState>(response.state());
+  info.int2_tile_bytes = response.int2_tile_bytes();
+  info.bf16_tile_bytes = response.bf16_tile_bytes();
+  info.epoch = connection->epoch();
+  if (Link& link = CurrentLink(); link.keeper != nullptr) {
+    link.keeper->NoteState(info.id, info.state);
+  }
+  return info;
+}
+
+absl::Status RemoteClient::SetKeyspaceState(const KeyspaceId& keyspace, KeyspaceState state,
+                                            const std::string& who, const std::string& reason) {
+  v1::SetKeyspaceStateRequest request;
+  request.set_keyspace(ToBytes(keyspace));
+  request.set_state(static_cast<v1::KeyspaceState>(state));
+  request.set_who(who);
+  request.set_reason(reason);
+  v1::SetKeyspaceStateResponse response;
+  CRUMB_RETURN_IF_ERROR(Call(request, &response, options_.call_timeout));
+  if (Link& link = CurrentLink(); link.keeper != nullptr) link.keeper->NoteState(keyspace, state);
+  return absl::OkStatus();
+}
+
+KeyspaceState RemoteClient::StateOf(const KeyspaceId& keyspace) {
+  Link& link = CurrentLink();
+  return link.keeper == nullptr ? KeyspaceState::kUnknown : link.keeper->StateOf(keyspace);
+}
+
+absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& request) {
+  Link& link = CurrentLink();
+  if (link.keeper == nullptr) {
+    return absl::FailedPreconditionError("Acquire needs shared memory, not " + options_.address);
+  }
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  v1::AcquireRequest wire;
+  wire.set_keyspace(ToBytes(request.keyspace));
+  wire.set_keys(ToBytes(request.keys));
+  if (request.range.has_value()) *wire.mutable_range() = ToWire(*request.range);
+  wire.set_wait_ms(request.wait_for_lower_tiers ? WaitMs(request.timeout) : 0);
+  wire.set_window_tokens(request.window_tokens);
+  v1::AcquireResponse answer;
+  const absl::Status status = connection->stub().Call(
+      {connection->token(), Clock::Real().Now() + request.timeout}, wire, &answer);
+  if (absl::IsDeadlineExceeded(status)) link.keeper->Count({.deadline_exceeded = 1});
+  CRUMB_RETURN_IF_ERROR(status);
+
+  std::shared_ptr<void> hold;
+  if (answer.lease() != 0) {
+    hold = std::make_shared<LeaseHold>(link.keeper, connection, answer.lease());
+  }
+  const uint32_t every = request.verify_every;
+  const uint32_t turn = verify_turn_.fetch_add(1, std::memory_order_relaxed);
+  ReadFragments read = ReadAnswer(*connection, request, answer, [&](int page) {
+    return every > 0 && (static_cast<uint32_t>(page) + turn) % every == 0;
+  });
+  AcquireResult result;
+  result.hit_pages = read.hit_pages;
+  result.miss_reason = static_cast<MissReason>(answer.miss_reason());
+  if (read.miss_reason != MissReason::kNone) {
+    result.miss_reason = read.miss_reason;
+    link.keeper->Count({.verify_failures = 1});
+  }
+  for (int page = 0; page < result.hit_pages && page < answer.page_tiers_size(); ++page) {
+    result.page_tiers.push_back(static_cast<Tier>(answer.page_tiers(page)));
+  }
+  result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
+  if (result.hit_pages > 0 && hold != nullptr) {
+    result.lease = std::make_shared<const Lease>(std::move(read.fragments), std::move(hold));
+  } else {
+    result.hit_pages = 0;
+    result.page_tiers.clear();
+  }
+  return result;
+}
+
+absl::StatusOr<LookupResult> RemoteClient::Lookup(const KeyspaceId& keyspace,
+                                                  std::span<const PageKey> keys) {
+  CRUMB_ASSIGN_OR_RETURN(const v1::LookupResponse answer,
+                         (KeysCall<v1::LookupRequest, v1::LookupResponse>(keyspace, keys, {})));
+  LookupResult result;
+  result.hit_pages = static_cast<int>(answer.hit_pages());
+  result.miss_reason = static_cast<MissReason>(answer.miss_reason());
+  for (const int tier : answer.page_tiers()) result.page_tiers.push_back(static_cast<Tier>(tier));
+  return result;
+}
+
+absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t fragment_bytes,
+                                                               Duration timeout) {
+  Link& link = CurrentLink();
+  if (link.keeper == nullptr) {
+    return absl::FailedPreconditionError("Reserve needs shared memory, not " + options_.address);
+  }
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  v1::ReserveRequest request;
+  request.set_count(static_cast<uint32_t>(count));
+  request.set_fragment_bytes(fragment_bytes);
+  v1::ReserveResponse response;
+  CRUMB_RETURN_IF_ERROR(connection->stub().Call(
+      {connection->token(), Clock::Real().Now() + timeout}, request, &response));
+  std::vector<StagingSlot> slots;
+  for (const uint64_t offset : response.offsets()) {
+    auto hold = std::make_shared<RoomHold>(link.keeper, connection, offset);
+    CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> bytes,
+                           connection->StagingBytes(offset, fragment_bytes));
+    slots.emplace_back(bytes, offset, std::move(hold));
+  }
+  return slots;
+}
+
+absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Commit(const KeyspaceId& keyspace,
+                                                                std::vector<StagingSlot> slots,
+                                                                size_t tiles_bytes,
+                                                                Duration timeout) {
+  if (slots.empty()) return std::vector<CommitOutcome>();
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  v1::CommitRequest request;
+  request.set_keyspace(ToBytes(keyspace));
+  for (const StagingSlot& slot : slots) {
+    if (RoomOf(slot).connection() != connection.get()) {
+      return absl::AbortedError("the connection that staged these fragments was lost");
+    }
+    request.add_offsets(slot.offset());
+    request.add_header_offsets(static_cast<uint32_t>(tiles_bytes));
+  }
+  v1::CommitResponse response;
+  CRUMB_RETURN_IF_ERROR(connection->stub().Call(
+      {connection->token(), Clock::Real().Now() + timeout}, request, &response));
+  for (const StagingSlot& slot : slots) RoomOf(slot).NoteCommitted();
+  return OutcomesOf(response.outcomes(), slots.size());
+}
+
+absl::StatusOr<uint64_t> RemoteClient::Flush(Duration timeout) {
+  v1::FlushResponse response;
+  CRUMB_RETURN_IF_ERROR(Call(v1::FlushRequest(), &response, timeout));
+  return response.durable_pages();
+}
+
+absl::StatusOr<MissReason> RemoteClient::Get(const KeyspaceId& keyspace,
+                                             std::span<const PageKey> keys, Duration timeout,
+                                             const FragmentReceiver& receiver) {
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  v1::GetRequest request;
+  request.set_keyspace(ToBytes(keyspace));
+  request.set_keys(ToBytes(keys));
+  request.set_wait_ms(WaitMs(timeout));
+  FragmentAssembler assembler(keyspace, keys, receiver);
+  CRUMB_RETURN_IF_ERROR(
+      connection->stub().Get({connection->token(), Clock::Real().Now() + timeout}, request,
+                             [&](v1::GetResponse& message) { return assembler.Add(message); }));
+  return assembler.End();
+}
+
+absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Put(
+    const KeyspaceId& keyspace, std::span<const FragmentBytes> fragments, Duration timeout) {
+  for (const FragmentBytes& fragment : fragments) {
+    const int tiles = fragment.header.range.tiles();
+    if (static_cast<int>(fragment.header.tile_sums.size()) != tiles ||
+        fragment.tiles.size() != FragmentTilesBytes(tiles, fragment.header.tile_bytes)) {
+      return absl::InvalidArgumentError("a fragment's tiles or sums do not fit its header");
+    }
+  }
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  FragmentSplitter splitter(keyspace, fragments);
+  v1::PutResponse response;
+  CRUMB_RETURN_IF_ERROR(connection->stub().Put(
+      {connection->token(), Clock::Real().Now() + timeout},
+      [&](v1::PutRequest* message) { return splitter.Next(message); }, &response));
+  return OutcomesOf(response.outcomes(), fragments.size());
+}
+
+template <typename Request, typename Response>
+absl::StatusOr<Response> RemoteClient::KeysCall(const KeyspaceId& keyspace,
+                                                std::span<const PageKey> keys, Request request) {
+  request.set_keyspace(ToBytes(keyspace));
+  request.set_keys(ToBytes(keys));
+  Response response;
+  CRUMB_RETURN_IF_ERROR(Call(request, &response, options_.call_timeout));
+  return response;
+}
+
+absl::StatusOr<uint32_t> RemoteClient::Prefetch(const KeyspaceId& keyspace,
+                                                std::span<const PageKey> keys) {
+  CRUMB_ASSIGN_OR_RETURN(const v1::PrefetchResponse response,
+                         (KeysCall<v1::PrefetchRequest, v1::PrefetchResponse>(keyspace, keys, {})));
+  return response.queued_pages();
+}
+
+absl::StatusOr<uint32_t> RemoteClient::Pin(const KeyspaceId& keyspace,
+                                           std::span<const PageKey> keys, Duration ttl) {
+  v1::PinRequest request;
+  request.set_ttl_ms(std::chrono::duration_cast<std::chrono::milliseconds>(ttl).count());
+  CRUMB_ASSIGN_OR_RETURN(const v1::PinResponse response, (KeysCall<v1::PinRequest, v1::PinResponse>(
+                                                             keyspace, keys, std::move(request))));
+  return response.pinned_pages();
+}
+
+absl::StatusOr<uint32_t> RemoteClient::Unpin(const KeyspaceId& keyspace,
+                                             std::span<const PageKey> keys) {
+  CRUMB_ASSIGN_OR_RETURN(const v1::UnpinResponse response,
+                         (KeysCall<v1::UnpinRequest, v1::UnpinResponse>(keyspace, keys, {})));
+  return response.unpinned_pages();
+}
+
+absl::StatusOr<uint32_t> RemoteClient::Delete(const KeyspaceId& keyspace,
+                                              std::span<const PageKey> keys) {
+  CRUMB_ASSIGN_OR_RETURN(const v1::DeleteResponse response,
+                         (KeysCall<v1::DeleteRequest, v1::DeleteResponse>(keyspace, keys, {})));
+  return response.deleted_pages();
+}
+
+absl::StatusOr<uint64_t> RemoteClient::DropKeyspace(const KeyspaceId& keyspace) {
+  v1::DropKeyspaceRequest request;
+  request.set_keyspace(ToBytes(keyspace));
+  v1::DropKeyspaceResponse response;
+  CRUMB_RETURN_IF_ERROR(Call(request, &response, options_.call_timeout));
+  return response.generation();
+}
+
+absl::StatusOr<CacheStats> RemoteClient::Stats() {
+  v1::StatsResponse response;
+  CRUMB_RETURN_IF_ERROR(Call(v1::StatsRequest(), &response, options_.call_timeout));
+  return StatsOf(response);
+}
+
+void RemoteClient::Count(const SessionCounters& amounts) {
+  if (Link& link = CurrentLink(); link.keeper != nullptr) link.keeper->Count(amounts);
+}
+
+}  // namespace crumb::client
