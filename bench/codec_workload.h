@@ -19,7 +19,7 @@
 //
 // Attention walks as many layers as make each format's pages larger than the last cache, one after
 // the other as a decode step does, so every page comes from memory. INT2 and BF16 are timed in
-// turn.
+// turn. Times are CPU time of the thread, so that other work on the machine disturbs them little.
 namespace crumb::bench {
 
 struct CodecOptions {
