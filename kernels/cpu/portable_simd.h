@@ -16,7 +16,7 @@ struct Simd {
   using F = float __attribute__((vector_size(16)));
   using I = int32_t __attribute__((vector_size(16)));
   // A sum of code * weight products before it is widened.
-  using Acc = I;
+  using Acc = int16_t __attribute__((vector_size(16)));
   // Keys of several channels as loaded, and the query that meets them.
   using Key = F;
   using QueryElement = float;
@@ -116,18 +116,19 @@ struct Simd {
   }
 
   // Per 32-bit lane: acc + sum over its four bytes of unsigned code * signed weight. At most 32
-  // steps with codes up to 3 before Widen.
-  static Acc ZeroAcc() { return I{}; }
+  // steps with codes up to 3 before Widen: 16-bit sums of two products each reach 24,576.
+  static Acc ZeroAcc() { return Acc{}; }
   static Acc Dot(Acc acc, I codes, I weights) {
-    for (int byte = 0; byte < 4; ++byte) {
-      const I code = (codes >> (8 * byte)) & 0xff;
-      const I weight = (weights << (24 - 8 * byte)) >> 24;
-      acc += code * weight;
-    }
-    return acc;
+    const Acc code = reinterpret_cast<Acc>(codes), weight = reinterpret_cast<Acc>(weights);
+    const Acc even = (code & 0xff) * ((weight << 8) >> 8);
+    const Acc odd = (code >> 8) * (weight >> 8);  // codes are below 128: no sign to lose
+    return acc + even + odd;
   }
   // 256 * high + low.
-  static I Widen(Acc high, Acc low) { return high * 256 + low; }
+  static I Widen(Acc high, Acc low) {
+    const I upper = reinterpret_cast<I>(high), lower = reinterpret_cast<I>(low);
+    return 256 * (((upper << 16) >> 16) + (upper >> 16)) + ((lower << 16) >> 16) + (lower >> 16);
+  }
   static I Broadcast32(const void* p) {
     int32_t x;
     std::memcpy(&x, p, sizeof(x));

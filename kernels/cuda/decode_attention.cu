@@ -28,9 +28,8 @@ cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t st
   if (error != cudaSuccess) return error;
   k.p = params;
   k.p.overlap_previous = params.overlap_previous && major >= 9;
-  k.scale = params.scale != 0.0f
-                ? params.scale
-                : 1.0f / std::sqrt(static_cast<float>(params.shape.tile.head_dim));
+  k.scale = params.scale != 0.0f ? params.scale
+                                 : 1.0f / std::sqrt(static_cast<float>(params.shape.tile.head_dim));
   k.log2_scale = k.scale * 1.4426950408889634f;
   LayOutPlan(params.shape, k.launch, const_cast<void*>(params.plan), &k.plan);
   LayOutWorkspace(params.shape, k.launch, params.workspace, &k.workspace);

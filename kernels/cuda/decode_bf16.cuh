@@ -70,13 +70,11 @@ __device__ __forceinline__ void FinishScores(const DecodeKernelParams& k, const 
   const int first = source.first + (source.sink ? 0 : before_recent);
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {
-    const RowSpan span =
-        SpanOf(k, total, rows.TokenOf(min(T::RowOf(lane, i), rows.columns - 1)));
+    const RowSpan span = SpanOf(k, total, rows.TokenOf(min(T::RowOf(lane, i), rows.columns - 1)));
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
       const int row = 8 * a + lane / 4, position = first + row;
-      const bool attends =
-          row < source.rows && position >= span.first && position <= span.last;
+      const bool attends = row < source.rows && position >= span.first && position <= span.last;
       const float logit = k.p.soft_cap > 0.0f
                               ? SoftCap(score[a][i] * k.scale, k.p.soft_cap) * kLog2E
                               : score[a][i] * k.log2_scale;
@@ -117,8 +115,8 @@ __device__ __forceinline__ void AddChunkValues(uint32_t slot, int lane,
       }
     }
   }
-  const uint32_t address = slot + (lane % 8 + lane / 16 * 8) * kRowBytes<T::kDim> +
-                           lane / 8 % 2 * 16;
+  const uint32_t address =
+      slot + (lane % 8 + lane / 16 * 8) * kRowBytes<T::kDim> + lane / 8 % 2 * 16;
 #pragma unroll
   for (int m = 0; m < T::kSteps; ++m) {
     uint32_t a[4];

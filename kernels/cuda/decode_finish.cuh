@@ -256,8 +256,8 @@ class PairFinish {
     for (int i = 0; i < s.bf16_count; ++i) {
       const float weight = ptx::Exp2(StateOf(s.bf16_first + i, at.row).reference - at.reference);
       const int64_t row = static_cast<int64_t>(s.bf16_first + i) * T::kRows + at.row;
-      const float2 x = __ldcg(
-          reinterpret_cast<const float2*>(k_.workspace.partial + row * T::kDim + channel));
+      const float2 x =
+          __ldcg(reinterpret_cast<const float2*>(k_.workspace.partial + row * T::kDim + channel));
       value.x = fmaf(weight, x.x, value.x);
       value.y = fmaf(weight, x.y, value.y);
     }

@@ -41,8 +41,8 @@ struct Int2Query {
 template <class T>
 struct Int2Sums {
   float minimum[T::kGroups][T::kLaneRows] = {};  // of p * v_min, this lane's tokens
-  float headroom = 0.0f;       // p reaches 2^headroom at the maximum: fills fp16's range
-  uint32_t scale_bound = 0;    // fp16 bits of the largest v_scale headroom was made for
+  float headroom = 0.0f;     // p reaches 2^headroom at the maximum: fills fp16's range
+  uint32_t scale_bound = 0;  // fp16 bits of the largest v_scale headroom was made for
 };
 
 template <class T>
@@ -61,7 +61,8 @@ __device__ __forceinline__ void LoadWords(uint32_t address, int lane, uint32_t (
 
 // Scale and minimum (one word) of the tokens r + 8 a + 16 u of this lane, index 2 u + a.
 template <class T>
-__device__ __forceinline__ void LoadMeta(uint32_t address, int lane, uint32_t (&meta)[T::kGroups][8]) {
+__device__ __forceinline__ void LoadMeta(uint32_t address, int lane,
+                                         uint32_t (&meta)[T::kGroups][8]) {
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
 #pragma unroll
@@ -102,8 +103,8 @@ __device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t 
       for (int i = 0; i < T::kLaneRows; ++i) {
         const float* c = acc[y][i / 2];
         const float dot = T::kPair ? c[2 * a] + c[2 * a + 1] : c[2 * a + i % 2];
-        const float rest = y == 0 ? query.sum[y][i] * minimum
-                                  : fmaf(query.sum[y][i], minimum, score[a][i]);
+        const float rest =
+            y == 0 ? query.sum[y][i] * minimum : fmaf(query.sum[y][i], minimum, score[a][i]);
         score[a][i] = fmaf(dot, scale, rest);
       }
     }
@@ -145,8 +146,9 @@ __device__ __forceinline__ void AddValues(uint32_t codes, int lane, int u,
 
 // Makes room for larger logits (`best`, log2 units, this lane's) or value scales.
 template <class T>
-__device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows], uint32_t scale_most,
-                                            SegmentState<T>& state, Int2Sums<T>& sums) {
+__device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows],
+                                               uint32_t scale_most, SegmentState<T>& state,
+                                               Int2Sums<T>& sums) {
   const float old_headroom = sums.headroom;
   for (int step = 4; step < 32; step *= 2) {
     scale_most = max(scale_most, __shfl_xor_sync(~0u, scale_most, step));
@@ -160,8 +162,8 @@ __device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows]
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {
     const float maximum =
-        fmaxf(MaxOverTokens(best[i]), state.reference[i] > kNoLogit / 2
-                                          ? state.reference[i] + old_headroom : kNoLogit);
+        fmaxf(MaxOverTokens(best[i]),
+              state.reference[i] > kNoLogit / 2 ? state.reference[i] + old_headroom : kNoLogit);
     const float factor = state.MoveReference(i, maximum - sums.headroom);
 #pragma unroll
     for (int y = 0; y < T::kGroups; ++y) sums.minimum[y][i] *= factor;
@@ -272,16 +274,17 @@ __device__ __forceinline__ RowTerms TermsOf(const DecodeKernelParams& k, const S
     terms.offset = k.p.offset[at * k.p.position_blocks + block] * k.scale;
   }
   if (k.p.shift != nullptr) terms.shift = k.p.shift[segment.head * rows.heads + row % rows.heads];
-  terms.factor = k.workspace.row_constant[(static_cast<int64_t>(index) * T::kRows + row) *
-                                          (1 + T::kGroups)] / kLog2E;
+  terms.factor =
+      k.workspace.row_constant[(static_cast<int64_t>(index) * T::kRows + row) * (1 + T::kGroups)] /
+      kLog2E;
   return terms;
 }
 
 // Caps logits and masks positions outside the rows' spans, in place.
 template <class T>
 __device__ __forceinline__ void AdjustScores(const DecodeKernelParams& k, const Segment& segment,
-                                          int index, int page, int u, int lane,
-                                          float (&score)[2][T::kLaneRows]) {
+                                             int index, int page, int u, int lane,
+                                             float (&score)[2][T::kLaneRows]) {
   const QueryRows rows(k);
   const int sink = k.p.lengths.sink_tokens[segment.sequence];
   const int total = sink + k.p.lengths.pages[segment.sequence] * T::kTokens +

@@ -18,7 +18,8 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
   const int warp = threadIdx.x / 32;
   const uint32_t ring_bytes = k.launch.warps * k.launch.stages * k.launch.slot_bytes;
   const uint32_t barriers = ptx::SharedAddress(shared + ring_bytes);
-  float* stage = reinterpret_cast<float*>(shared + ring_bytes + k.launch.warps * k.launch.stages * 8);
+  float* stage =
+      reinterpret_cast<float*>(shared + ring_bytes + k.launch.warps * k.launch.stages * 8);
   const SegmentRange mine = k.plan.blocks[blockIdx.x];
 
   typename T::Ring ring;
@@ -55,9 +56,8 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
 template <class T>
 cudaError_t LaunchDecode(const DecodeKernelParams& k, cudaStream_t stream) {
   const auto kernel = DecodeKernel<T>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(k.launch.shared_bytes));
+  const cudaError_t error = cudaFuncSetAttribute(
+      kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(k.launch.shared_bytes));
   if (error != cudaSuccess) return error;
   cudaLaunchAttribute attribute = {};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;

@@ -42,14 +42,15 @@ __device__ SequenceCost CostOf(const PlanArguments& a, int sequence) {
     cost.first_page = min(max(oldest - sink, 0) / a.page_tokens, pages);
   }
   cost.pages = pages - cost.first_page;
-  cost.chunks = (sink + kChunkTokens - 1) / kChunkTokens +
-                (recent + kChunkTokens - 1) / kChunkTokens;
+  cost.chunks =
+      (sink + kChunkTokens - 1) / kChunkTokens + (recent + kChunkTokens - 1) / kChunkTokens;
   return cost;
 }
 
 __device__ int SplitsOf(const PlanArguments& a, const SequenceCost& cost) {
-  const int int2 = a.batch_invariant ? (cost.pages + kInvariantSplitPages - 1) / kInvariantSplitPages
-                                     : min(cost.pages, 1);
+  const int int2 = a.batch_invariant
+                       ? (cost.pages + kInvariantSplitPages - 1) / kInvariantSplitPages
+                       : min(cost.pages, 1);
   return int2 + min(cost.chunks, 1);
 }
 
@@ -120,8 +121,8 @@ __device__ void WriteSegments(const PlanArguments& a, Segment segment, int activ
     segment.begin = first_unit + (begin - from) / unit_cost;
     segment.end = first_unit + (end - from) / unit_cost;
     a.plan.segments[first + i] = segment;
-    const int block = a.batch_invariant ? LastNotAbove(a.plan.boundary, active, begin)
-                                        : first_block + i;
+    const int block =
+        a.batch_invariant ? LastNotAbove(a.plan.boundary, active, begin) : first_block + i;
     if (begin == a.plan.boundary[block]) a.plan.blocks[block].begin = first + i;
     if (end == a.plan.boundary[block + 1]) a.plan.blocks[block].end = first + i + 1;
   }
@@ -142,9 +143,8 @@ __device__ void WritePair(const PlanArguments& a, int head, int sequence, int ac
   for (int kind = 0; kind < 2; ++kind) {
     if (bounds[kind] == bounds[kind + 1]) continue;
     if (a.batch_invariant) {
-      count[kind] = kind == kSegmentInt2
-                        ? (cost.pages + kInvariantSplitPages - 1) / kInvariantSplitPages
-                        : 1;
+      count[kind] =
+          kind == kSegmentInt2 ? (cost.pages + kInvariantSplitPages - 1) / kInvariantSplitPages : 1;
       first[kind] = base + (kind == kSegmentInt2 ? 0 : count[0]);
     } else {
       block[kind] = LastNotAbove(a.plan.boundary, active, bounds[kind]);
@@ -163,12 +163,13 @@ __device__ void WritePair(const PlanArguments& a, int head, int sequence, int ac
   for (int kind = 0; kind < 2; ++kind) {
     segment.kind = kind;
     segment.begin = kind == kSegmentInt2 ? cost.first_page : 0;
-    WriteSegments(a, segment, active, bounds[kind], bounds[kind + 1],
-                  kind == kSegmentInt2 ? 1 : 2, first[kind], count[kind], block[kind]);
+    WriteSegments(a, segment, active, bounds[kind], bounds[kind + 1], kind == kSegmentInt2 ? 1 : 2,
+                  first[kind], count[kind], block[kind]);
   }
 }
 
-__global__ void __launch_bounds__(kPlanThreads) PlanKernel(const __grid_constant__ PlanArguments a) {
+__global__ void __launch_bounds__(kPlanThreads)
+    PlanKernel(const __grid_constant__ PlanArguments a) {
   const int per_thread = (a.batch + kPlanThreads - 1) / kPlanThreads;
   const int begin = min(a.batch, static_cast<int>(threadIdx.x) * per_thread);
   const int end = min(a.batch, begin + per_thread);

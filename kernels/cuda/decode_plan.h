@@ -13,9 +13,9 @@
 // CUDA back end only.
 namespace crumb::kernels::cuda {
 
-inline constexpr int kChunkTokens = 16;        // BF16 rows a warp takes at a time
+inline constexpr int kChunkTokens = 16;           // BF16 rows a warp takes at a time
 inline constexpr int kInvariantSplitPages = 128;  // split size of DecodeShape::batch_invariant
-inline constexpr int kUnitsPerBlockMin = 16;   // a block is given at least this much work
+inline constexpr int kUnitsPerBlockMin = 16;      // a block is given at least this much work
 
 enum SegmentKind : int32_t { kSegmentInt2 = 0, kSegmentBf16 = 1 };
 
@@ -27,7 +27,7 @@ struct alignas(16) Segment {
   int32_t begin;  // first page, or first chunk (sink chunks, then recent chunks)
   int32_t end;
   int32_t kind;
-  int32_t pair;  // head * batch + sequence
+  int32_t pair;        // head * batch + sequence
   int32_t int2_first;  // the pair's segments, in split order
   int32_t int2_count;
   int32_t bf16_first;
@@ -44,11 +44,11 @@ struct SegmentRange {
 
 // Where the parts of the plan lie.
 struct PlanView {
-  SegmentRange* blocks;    // [blocks]
-  int32_t* boundary;       // [blocks + 1] position where a block's share begins
-  int32_t* cost_before;    // [batch + 1] cost of earlier sequences, one head
+  SegmentRange* blocks;     // [blocks]
+  int32_t* boundary;        // [blocks + 1] position where a block's share begins
+  int32_t* cost_before;     // [batch + 1] cost of earlier sequences, one head
   int32_t* segment_before;  // [batch + 1] segments, or items, of earlier sequences, one head
-  Segment* segments;       // [SegmentsMax]
+  Segment* segments;        // [SegmentsMax]
 };
 
 // Where the parts of the workspace lie.
@@ -64,8 +64,8 @@ struct WorkspaceView {
 struct DecodeLaunch {
   int blocks = 0;
   int warps = 0;
-  int stages = 0;  // tiles a warp has in shared memory
-  bool pair = false;    // a query row takes two columns: hi and lo halves
+  int stages = 0;        // tiles a warp has in shared memory
+  bool pair = false;     // a query row takes two columns: hi and lo halves
   int column_tiles = 1;  // of 8 columns
   size_t slot_bytes = 0;
   size_t shared_bytes = 0;
@@ -78,8 +78,7 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch);
 
 int SegmentsMax(const DecodeShape& shape, const DecodeLaunch& launch);
 // Sets the view's pointers from `base` (may be null) and returns the bytes.
-size_t LayOutPlan(const DecodeShape& shape, const DecodeLaunch& launch, void* base,
-                  PlanView* view);
+size_t LayOutPlan(const DecodeShape& shape, const DecodeLaunch& launch, void* base, PlanView* view);
 size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, void* base,
                        WorkspaceView* view);
 

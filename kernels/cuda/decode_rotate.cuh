@@ -159,7 +159,8 @@ class QueryRotation {
     for (int i = 0; i < kPerLane; ++i) most = fmaxf(most, fabsf(x[kPerLane * lane_ + i]));
     for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     // Largest element in [2^12, 2^13): neither end of fp16's range is near.
-    const int exponent = most > 0.0f && most < INFINITY ? min(max(12 - ilogbf(most), -100), 100) : 0;
+    const int exponent =
+        most > 0.0f && most < INFINITY ? min(max(12 - ilogbf(most), -100), 100) : 0;
     const float unit = PowerOfTwo(exponent);
     float sum = 0.0f;
 #pragma unroll

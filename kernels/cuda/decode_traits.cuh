@@ -25,8 +25,8 @@ struct DecodeTraits {
   static constexpr bool kPair = pair;
   static constexpr bool kBulk = bulk;
   static constexpr int kTokens = 64;
-  static constexpr int kSteps = dim / 16;  // fragments along the channels
-  static constexpr int kWords = dim / 32;  // code words per lane and 16 tokens
+  static constexpr int kSteps = dim / 16;                    // fragments along the channels
+  static constexpr int kWords = dim / 32;                    // code words per lane and 16 tokens
   static constexpr int kRows = pair ? 4 : 8 * column_tiles;  // query rows, padding included
   static constexpr int kLaneRows = pair ? 1 : 2 * column_tiles;  // query rows of one lane
   static constexpr int kCodeBytes = kTokens * dim / 4;
@@ -102,8 +102,7 @@ struct QueryRows {
   // Index of (sequence, row) in arrays [batch, q_tokens, q_heads].
   __device__ __forceinline__ int64_t IndexOf(const DecodeKernelParams& k, int sequence, int head,
                                              int row) const {
-    return (static_cast<int64_t>(sequence) * k.p.shape.q_tokens + row / heads) *
-               k.p.shape.q_heads +
+    return (static_cast<int64_t>(sequence) * k.p.shape.q_tokens + row / heads) * k.p.shape.q_heads +
            head * heads + row % heads;
   }
 };

@@ -107,8 +107,7 @@ class Row {
     }
     std::vector<double> z(dim_);
     for (int t = 0; t < p_.shape.tokens; ++t) {
-      const int64_t position =
-          p_.sink_tokens + static_cast<int64_t>(page) * p_.shape.tokens + t;
+      const int64_t position = p_.sink_tokens + static_cast<int64_t>(page) * p_.shape.tokens + t;
       if (position < first_ || position > last_) continue;
       Dequantize(tile, TilePart::kKey, t, &z);
       double dot = offset;

@@ -67,10 +67,7 @@ __device__ __forceinline__ uint4 LoadShared128(uint32_t address) {
 
 __device__ __forceinline__ uint2 LoadShared64(uint32_t address) {
   uint2 x;
-  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];"
-               : "=r"(x.x), "=r"(x.y)
-               : "r"(address)
-               : "memory");
+  asm volatile("ld.shared.v2.b32 {%0,%1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(address) : "memory");
   return x;
 }
 
@@ -85,8 +82,8 @@ __device__ __forceinline__ void StoreShared(uint32_t address, float x) {
 }
 
 __device__ __forceinline__ void StoreShared128(uint32_t address, uint4 x) {
-  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y),
-               "r"(x.z), "r"(x.w)
+  asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z),
+               "r"(x.w)
                : "memory");
 }
 

@@ -40,8 +40,7 @@ class TileRing {
  public:
   // `slots` and `barriers` are this warp's; segments [segment, segment_end) are the block's.
   __device__ __forceinline__ void Start(const DecodeKernelParams& k, uint32_t slots,
-                                        uint32_t barriers, int warp, int segment,
-                                        int segment_end) {
+                                        uint32_t barriers, int warp, int segment, int segment_end) {
     slots_ = slots;
     barriers_ = barriers;
     warp_ = warp;
@@ -124,8 +123,7 @@ class TileRing {
 
  private:
   // Moves to the next segment that has work for this warp.
-  __device__ __forceinline__ void Enter(const DecodeKernelParams& k, int segment,
-                                        int segment_end) {
+  __device__ __forceinline__ void Enter(const DecodeKernelParams& k, int segment, int segment_end) {
     segment_end_ = segment_end;
     for (segment_ = segment; segment_ < segment_end; ++segment_) {
       const Segment& s = k.plan.segments[segment_];
@@ -145,11 +143,11 @@ class TileRing {
     // Each lane holds the address of one of the warp's next 32 tiles.
     if (index_ % 32 == 0) {
       const int page = unit_ + lane_ * k.launch.warps;
-      address_ = page < unit_end_
-                     ? k.p.page_address[static_cast<int64_t>(sequence_) * k.p.shape.max_pages +
-                                        page] +
-                           k.p.page_layer_offset + head_ * k.p.page_head_stride
-                     : 0;
+      address_ =
+          page < unit_end_
+              ? k.p.page_address[static_cast<int64_t>(sequence_) * k.p.shape.max_pages + page] +
+                    k.p.page_layer_offset + head_ * k.p.page_head_stride
+              : 0;
     }
     const uint64_t address = __shfl_sync(~0u, address_, index_ % 32);
     const uint32_t bytes = static_cast<uint32_t>(k.launch.slot_bytes);
@@ -182,7 +180,8 @@ class TileRing {
     if constexpr (kBulk) {
       if (lane_ == 0) ptx::ArriveExpecting(barrier, source.rows * 2 * kDim);
       __syncwarp();
-      if (row < source.rows) ptx::CopyBulk(slot + row * kRowBytes<kDim>, address, 2 * kDim, barrier);
+      if (row < source.rows)
+        ptx::CopyBulk(slot + row * kRowBytes<kDim>, address, 2 * kDim, barrier);
     }
 #endif
     if constexpr (!kBulk) {
