@@ -23,7 +23,8 @@ absl::StatusOr<std::unique_ptr<client::Client>> ConnectTo(const std::string& soc
 }
 
 absl::Status BindKeyspace(client::Client& client, FragmentSet& fragments) {
-  CRUMB_ASSIGN_OR_RETURN(const client::KeyspaceInfo info, client.OpenKeyspace(fragments.Spec()));
+  CRUMB_ASSIGN_OR_RETURN(const client::KeyspaceInfo info,
+                         client.OpenKeyspace(fragments.Spec(), kConnectWait));
   fragments.BindKeyspace(info.id, info.generation);
   return absl::OkStatus();
 }

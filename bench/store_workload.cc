@@ -192,6 +192,13 @@ absl::Status Session::RunIdle() {
   return absl::OkStatus();
 }
 
+// The process that listens in a socket folder.
+absl::StatusOr<int> PidOf(const std::string& socket_dir) {
+  CRUMB_ASSIGN_OR_RETURN(const UniqueFd socket, ConnectFdChannel(socket_dir + "/crumbd.fd.sock"));
+  CRUMB_ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket.get()));
+  return peer.pid;
+}
+
 absl::Status RunCrumbdPlanes(const StoreWorkloadOptions& options, StoreResult& result) {
   std::unique_ptr<CrumbdUnderTest> own;
   std::string socket_dir = options.socket_dir;
@@ -201,9 +208,7 @@ absl::Status RunCrumbdPlanes(const StoreWorkloadOptions& options, StoreResult& r
     socket_dir = own->socket_dir();
     pid = own->pid();
   } else {
-    CRUMB_ASSIGN_OR_RETURN(const UniqueFd socket, ConnectFdChannel(socket_dir + "/crumbd.fd.sock"));
-    CRUMB_ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket.get()));
-    pid = peer.pid;
+    CRUMB_ASSIGN_OR_RETURN(pid, PidOf(socket_dir));
   }
   CRUMB_ASSIGN_OR_RETURN(const auto client, ConnectTo(socket_dir));
   Session session(options, {pid}, result);
@@ -265,6 +270,7 @@ absl::Status StoreWorkloadOptions::Validate() const {
 
 absl::StatusOr<StoreResult> RunStoreWorkload(const StoreWorkloadOptions& options) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
+  if (!options.socket_dir.empty()) CRUMB_RETURN_IF_ERROR(PidOf(options.socket_dir).status());
   StoreResult result;
   fmt::print(stderr, "store: limits of this machine\n");
   result.memory_read_gb_per_s = MemoryReadGbPerS(kLimitBytes, kLimitDuration);

@@ -1,0 +1,34 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "common/thread.h"
+#include "common/unique_fd.h"
+
+namespace crumb::bench {
+
+// Takes one connection on a loopback port. Every piece that arrives is passed to `answer`, and what
+// that returns is sent back. The connection ends when `answer` returns "" with `*close` set, when
+// the peer closes, or with this object.
+class ScriptedServer {
+ public:
+  using Answer = std::function<std::string(const std::string& piece, bool* close)>;
+
+  explicit ScriptedServer(Answer answer);
+  ~ScriptedServer();
+
+  int port() const { return port_; }
+
+ private:
+  void Run();
+
+  const Answer answer_;
+  UniqueFd listener_;
+  int port_ = 0;
+  Thread thread_;
+};
+
+}  // namespace crumb::bench
