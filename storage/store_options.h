@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "absl/status/status.h"
 #include "common/config_visitor.h"
 
 namespace crumb::storage {
@@ -25,6 +26,7 @@ struct SsdOptions {
   std::string admission = "all";  // or second_hit
   int64_t io_threads = 4;
   int64_t write_queue_pages_max = 4096;
+  int64_t read_queue_pages_max = 16384;
   bool direct_io = true;
 
   void Visit(ConfigVisitor& visitor);
@@ -34,8 +36,11 @@ struct StoreOptions {
   HostOptions host;
   SsdOptions ssd;
   Duration pending_for = std::chrono::seconds(10);
+  int64_t pending_pages_max = 65536;
 
   void Visit(ConfigVisitor& visitor);
+  // kInvalidArgument naming the first setting that is out of range.
+  absl::Status Validate() const;
 };
 
 }  // namespace crumb::storage

@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/absent_tier.h"
+
+#include <map>
+
+#include "common/mutex.h"
+
+namespace crumb::storage {
+namespace {
+
+absl::Status NoTier() { return absl::UnavailableError("no SSD tier is configured"); }
+
+class AbsentTier final : public FragmentTier {
+ public:
+  std::vector<absl::Status> Put(std::span<const FragmentWrite> fragments) override {
+    return std::vector<absl::Status>(fragments.size(), NoTier());
+  }
+  std::vector<FragmentMeta> Find(const KeyspaceId&, const PageKey&) const override { return {}; }
+  absl::Status Get(const FragmentMeta&, std::span<std::byte>) override {
+    return absl::NotFoundError("no SSD tier is configured");
+  }
+  void Touch(const KeyspaceId&, std::span<const PageKey>) override {}
+  uint32_t Pin(const KeyspaceId&, std::span<const PageKey>, TimePoint) override { return 0; }
+  uint32_t Remove(const KeyspaceId&, std::span<const PageKey>) override { return 0; }
+  uint64_t Drop(const KeyspaceId&, uint64_t) override { return 0; }
+  uint64_t GenerationOf(const KeyspaceId&) const override { return 0; }
+  void ForEachPage(const KeyspaceId&, const std::function<void(const PageKey&)>&) const override {}
+
+  absl::Status PutRecord(const std::string& name, const std::string& value) override {
+    MutexLock lock(&mutex_);
+    records_[name] = value;
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() const override {
+    MutexLock lock(&mutex_);
+    return std::vector<std::pair<std::string, std::string>>(records_.begin(), records_.end());
+  }
+
+  absl::Status Sync() override { return absl::OkStatus(); }
+  absl::Status Writable() const override { return NoTier(); }
+  void AddStats(StoreStats& stats) const override { stats.ssd.state = "off: not configured"; }
+
+ private:
+  mutable Mutex mutex_;
+  std::map<std::string, std::string> records_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+std::unique_ptr<FragmentTier> MakeAbsentTier() { return std::make_unique<AbsentTier>(); }
+
+}  // namespace crumb::storage

@@ -1,0 +1,224 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/acquire_operation.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "storage/coverage.h"
+
+namespace crumb::storage {
+namespace {
+
+// Pages that one operation loads at a time: keeps the disk busy, and lets others in.
+constexpr size_t kPagesUnderWayMax = 16;
+
+MissReason ReasonOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kDataLoss:
+      return MissReason::kCorrupt;
+    case absl::StatusCode::kNotFound:
+      return MissReason::kAbsent;
+    case absl::StatusCode::kAborted:
+      return MissReason::kGeneration;
+    default:
+      return MissReason::kBusy;
+  }
+}
+
+}  // namespace
+
+AcquireResult LeasePrefix(HostTier& host, const AcquireRequest& request,
+                          std::vector<PageHandle> pages, std::vector<Tier> tiers,
+                          MissReason reason) {
+  AcquireResult result;
+  result.hit_pages = static_cast<uint32_t>(pages.size());
+  result.miss_reason = reason;
+  if (!pages.empty()) {
+    result.lease = host.Lease(request, std::move(pages), tiers, &result.fragments);
+  }
+  result.page_tiers = std::move(tiers);
+  return result;
+}
+
+std::vector<FragmentMeta> FragmentsToLoad(std::span<const FragmentMeta> below,
+                                          std::vector<TileRange> present, const TileRange& range,
+                                          uint64_t generation) {
+  std::vector<FragmentMeta> chosen;
+  for (const FragmentMeta& fragment : below) {
+    const bool known = std::any_of(present.begin(), present.end(), [&](const TileRange& there) {
+      return Overlaps(there, fragment.range);
+    });
+    if (known || fragment.generation < generation || !Overlaps(fragment.range, range)) continue;
+    present.push_back(fragment.range);
+    chosen.push_back(fragment);
+  }
+  if (!Covers(present, range)) chosen.clear();
+  return chosen;
+}
+
+AcquireOperation::AcquireOperation(const AcquireContext& context, AcquireRequest request,
+                                   std::vector<PageHandle> pages, Done done)
+    : context_(context),
+      request_(std::move(request)),
+      done_(std::move(done)),
+      pages_(std::move(pages)) {
+  next_ = pages_.size();
+  end_ = request_.keys.size();
+  pages_.resize(request_.keys.size(), kNoPage);
+  tiers_.resize(request_.keys.size(), Tier::kHost);
+}
+
+void AcquireOperation::Start() {
+  {
+    MutexLock lock(&mutex_);
+    if (request_.deadline != TimePoint::max()) {
+      deadline_ = context_.timer.Schedule(request_.deadline,
+                                          [self = shared_from_this()] { self->Expire(); });
+    }
+  }
+  Pump();
+}
+
+void AcquireOperation::Pump() {
+  while (true) {
+    size_t index;
+    {
+      MutexLock lock(&mutex_);
+      if (finished_ || next_ >= end_ || under_way_ >= kPagesUnderWayMax) break;
+      index = next_++;
+      ++under_way_;
+    }
+    Load(index);
+  }
+  FinishIfIdle();
+}
+
+void AcquireOperation::Load(size_t index) {
+  MissReason reason;
+  const std::vector<PageHandle> found =
+      context_.host.RefPrefix(request_, index, index + 1, &reason);
+  if (!found.empty()) return Have(index, found[0], Tier::kHost);
+  const PageKey& key = request_.keys[index];
+  const std::vector<FragmentMeta> below = context_.below.Find(request_.keyspace, key);
+  std::vector<FragmentMeta> wanted =
+      FragmentsToLoad(below, context_.host.Present(request_.keyspace, key, request_.generation),
+                      request_.range, request_.generation);
+  if (!wanted.empty()) return LoadFragments(index, std::move(wanted));
+  if (!below.empty() && reason == MissReason::kAbsent) {
+    reason = below[0].generation < request_.generation ? MissReason::kGeneration
+                                                       : MissReason::kNotCovered;
+  }
+  if (reason == MissReason::kAbsent && context_.pending.Has(request_.keyspace, key)) {
+    reason = MissReason::kPending;
+  }
+  Miss(index, reason);
+}
+
+void AcquireOperation::LoadFragments(size_t index, std::vector<FragmentMeta> fragments) {
+  if (context_.clock.Now() >= request_.deadline) return Miss(index, MissReason::kDeadline);
+  // A page of several fragments is there when the last has come; the first error counts.
+  struct Progress {
+    Mutex mutex;
+    size_t left ABSL_GUARDED_BY(mutex) = 0;
+    absl::Status status ABSL_GUARDED_BY(mutex);
+  };
+  auto progress = std::make_shared<Progress>();
+  {
+    MutexLock lock(&progress->mutex);
+    progress->left = fragments.size();
+  }
+  for (const FragmentMeta& fragment : fragments) {
+    context_.promoter.Promote(
+        fragment, [self = shared_from_this(), index, progress](const absl::Status& status) {
+          absl::Status result;
+          {
+            MutexLock lock(&progress->mutex);
+            if (progress->status.ok()) progress->status = status;
+            if (--progress->left > 0) return;
+            result = progress->status;
+          }
+          self->Loaded(index, result);
+        });
+  }
+}
+
+void AcquireOperation::Loaded(size_t index, const absl::Status& status) {
+  // Looked for even after an error: another commit may have brought the page meanwhile.
+  MissReason reason;
+  const std::vector<PageHandle> found =
+      context_.host.RefPrefix(request_, index, index + 1, &reason);
+  if (!found.empty()) {
+    Have(index, found[0], Tier::kSsd);
+  } else {
+    Miss(index, status.ok() ? MissReason::kBusy : ReasonOf(status));
+  }
+  Pump();
+}
+
+void AcquireOperation::Have(size_t index, PageHandle page, Tier tier) {
+  {
+    MutexLock lock(&mutex_);
+    --under_way_;
+    if (!finished_) {
+      pages_[index] = page;
+      tiers_[index] = tier;
+      return;
+    }
+  }
+  context_.host.Unref(std::span(&page, 1));
+}
+
+void AcquireOperation::Miss(size_t index, MissReason reason) {
+  MutexLock lock(&mutex_);
+  --under_way_;
+  if (index >= end_) return;
+  end_ = index;
+  reason_ = reason;
+}
+
+void AcquireOperation::Expire() {
+  {
+    MutexLock lock(&mutex_);
+    if (finished_) return;
+    finished_ = true;
+    const auto missing = std::find(pages_.begin(), pages_.end(), kNoPage) - pages_.begin();
+    if (static_cast<size_t>(missing) < end_) reason_ = MissReason::kDeadline;
+  }
+  Finish();
+}
+
+void AcquireOperation::FinishIfIdle() {
+  {
+    MutexLock lock(&mutex_);
+    if (finished_ || under_way_ > 0 || next_ < end_) return;
+    finished_ = true;
+  }
+  Finish();
+}
+
+void AcquireOperation::Finish() {
+  std::vector<PageHandle> pages;
+  std::vector<PageHandle> beyond;
+  std::vector<Tier> tiers;
+  MissReason reason;
+  Done done;
+  {
+    MutexLock lock(&mutex_);
+    pages.swap(pages_);
+    tiers.swap(tiers_);
+    reason = reason_;
+    done = std::move(done_);
+    if (deadline_) context_.timer.Cancel(*deadline_);
+  }
+  const auto prefix_end = std::find(pages.begin(), pages.end(), kNoPage);
+  std::copy_if(prefix_end, pages.end(), std::back_inserter(beyond),
+               [](PageHandle page) { return page != kNoPage; });
+  pages.erase(prefix_end, pages.end());
+  tiers.resize(pages.size());
+  context_.host.Unref(beyond);
+  done(LeasePrefix(context_.host, request_, std::move(pages), std::move(tiers), reason));
+}
+
+}  // namespace crumb::storage

@@ -1,0 +1,81 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/executor.h"
+#include "common/mutex.h"
+#include "storage/deadline_timer.h"
+#include "storage/host_tier.h"
+#include "storage/pending_hints.h"
+#include "storage/promoter.h"
+
+namespace crumb::storage {
+
+// What an operation works with; all outlive it.
+struct AcquireContext {
+  HostTier& host;
+  FragmentTier& below;
+  Promoter& promoter;
+  DeadlineTimer& timer;
+  const PendingHints& pending;
+  const Clock& clock;
+};
+
+// One Acquire that host memory alone cannot answer: brings the missing pages up in prefix order, a
+// few at a time, and answers with what is there when all came, one could not, or the deadline
+// passed. Lives as long as somebody will call it. Thread-safe.
+class AcquireOperation : public std::enable_shared_from_this<AcquireOperation> {
+ public:
+  using Done = std::function<void(absl::StatusOr<AcquireResult>)>;
+
+  // `pages` are references to the first pages of the prefix, found in host memory.
+  AcquireOperation(const AcquireContext& context, AcquireRequest request,
+                   std::vector<PageHandle> pages, Done done);
+
+  void Start();
+
+ private:
+  // Starts loading pages until enough are under way or there is nothing left to start.
+  void Pump();
+  void Load(size_t index);
+  void LoadFragments(size_t index, std::vector<FragmentMeta> fragments);
+  // The page arrived, referred to, or is a miss.
+  void Have(size_t index, PageHandle page, Tier tier);
+  void Miss(size_t index, MissReason reason);
+  // From a reader: the last of a page's fragments ended.
+  void Loaded(size_t index, const absl::Status& status);
+  void Expire();
+  void FinishIfIdle();
+  void Finish();
+
+  const AcquireContext context_;
+  const AcquireRequest request_;
+
+  Mutex mutex_;
+  Done done_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PageHandle> pages_ ABSL_GUARDED_BY(mutex_);  // kNoPage: not there yet
+  std::vector<Tier> tiers_ ABSL_GUARDED_BY(mutex_);
+  size_t next_ ABSL_GUARDED_BY(mutex_);  // the first not started
+  size_t end_ ABSL_GUARDED_BY(mutex_);   // the first known miss
+  size_t under_way_ ABSL_GUARDED_BY(mutex_) = 0;
+  MissReason reason_ ABSL_GUARDED_BY(mutex_) = MissReason::kNone;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<DeadlineTimer::Id> deadline_ ABSL_GUARDED_BY(mutex_);
+};
+
+// The answer for a prefix whose pages are referred to: leases them.
+AcquireResult LeasePrefix(HostTier& host, const AcquireRequest& request,
+                          std::vector<PageHandle> pages, std::vector<Tier> tiers,
+                          MissReason reason);
+
+// The fragments below that together with `present` cover `range`; empty when they do not.
+std::vector<FragmentMeta> FragmentsToLoad(std::span<const FragmentMeta> below,
+                                          std::vector<TileRange> present, const TileRange& range,
+                                          uint64_t generation);
+
+}  // namespace crumb::storage

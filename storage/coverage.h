@@ -1,0 +1,27 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "common/fragment_header.h"
+
+// Which tiles of a page are there, as rectangles of layers and heads.
+namespace crumb::storage {
+
+constexpr bool Overlaps(const TileRange& a, const TileRange& b) {
+  return Intersect(a, b).tiles() > 0;
+}
+
+constexpr bool Contains(const TileRange& outer, const TileRange& inner) {
+  return outer.layers.Contains(inner.layers) && outer.heads.Contains(inner.heads);
+}
+
+// Whether `parts`, of which no two overlap, hold every tile of `whole`.
+bool Covers(std::span<const TileRange> parts, const TileRange& whole);
+
+// The tiles of `whole` that no rectangle of `parts` holds, as rectangles that do not overlap.
+std::vector<TileRange> Subtract(const TileRange& whole, std::span<const TileRange> parts);
+
+}  // namespace crumb::storage

@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/fragment_tier.h"
+
+#include "common/status_macros.h"
+
+namespace crumb::storage {
+
+absl::Status VerifyFragment(const FragmentMeta& meta, std::span<const std::byte> fragment) {
+  if (fragment.size() < meta.bytes || meta.bytes < meta.tiles_bytes) {
+    return absl::DataLossError("fragment is shorter than its index entry says");
+  }
+  CRUMB_ASSIGN_OR_RETURN(
+      const FragmentHeader header,
+      DecodeFragmentHeader(fragment.subspan(meta.tiles_bytes, meta.bytes - meta.tiles_bytes)));
+  if (header.keyspace != meta.keyspace || header.key != meta.key) {
+    return absl::DataLossError("fragment belongs to another page");
+  }
+  if (header.generation != meta.generation) {
+    return absl::DataLossError("fragment belongs to another generation of its keyspace");
+  }
+  if (header.range != meta.range) {
+    return absl::DataLossError("fragment holds other layers or heads");
+  }
+  return VerifyTileSums(header, fragment.first(meta.tiles_bytes));
+}
+
+}  // namespace crumb::storage

@@ -1,0 +1,388 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/host_tier.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "common/little_endian.h"
+#include "common/status_macros.h"
+#include "storage/coverage.h"
+
+namespace crumb::storage {
+namespace {
+
+// Slots begin on this boundary, so that they can be written to disk without a copy.
+constexpr uint32_t kGranuleBytes = 512;
+// Sizes what a policy remembers of evicted pages; a page of a small model.
+constexpr uint64_t kTypicalPageBytes = 256 << 10;
+
+uint64_t TotalBytes(const SlabMemory& memory) {
+  uint64_t total = 0;
+  for (size_t i = 0; i < memory.size(); ++i) total += memory.bytes(i);
+  return total;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HostTier>> HostTier::Open(const Options& options, const Clock& clock,
+                                                         FragmentTierEvents events) {
+  const uint64_t pages = options.host.bytes_max.value / kTypicalPageBytes + 1;
+  CRUMB_ASSIGN_OR_RETURN(auto policy, MakePolicy(options.host.policy, pages));
+  CRUMB_ASSIGN_OR_RETURN(auto memory, SlabMemory::Open(options.host));
+  return std::unique_ptr<HostTier>(
+      new HostTier(options, std::move(memory), std::move(policy), clock, std::move(events)));
+}
+
+HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
+                   std::unique_ptr<EvictionPolicy> policy, const Clock& clock,
+                   FragmentTierEvents events)
+    : options_(options),
+      memory_(std::move(memory)),
+      capacity_bytes_(TotalBytes(*memory_)),
+      clock_(clock),
+      events_(std::move(events)),
+      table_(std::move(policy), kGranuleBytes) {
+  for (size_t i = 0; i < memory_->size(); ++i) {
+    table_.slots().AddRegion(static_cast<uint32_t>(i), memory_->bytes(i));
+  }
+}
+
+absl::StatusOr<Slot> HostTier::Reserve(uint64_t bytes, size_t departures_max,
+                                       std::vector<Departure>* departures) {
+  if (bytes > memory_->bytes(0)) {
+    return absl::InvalidArgumentError("a fragment of " + std::to_string(bytes) +
+                                      " bytes is larger than a slab: raise host.slab_bytes");
+  }
+  const TimePoint now = clock_.Now();
+  std::optional<Slot> slot;
+  std::vector<PageTable::Change> changes;
+  {
+    MutexLock lock(&mutex_);
+    slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
+    while (!slot) {
+      if (!EvictOne(now, departures_max, departures)) break;
+      slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
+      if (slot) break;
+      EmptyChunkFor(bytes, now);
+      slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
+    }
+    changes = table_.TakeChanges();
+  }
+  Announce(changes);
+  if (!slot) {
+    return absl::ResourceExhaustedError("every slot of host memory is leased or being written");
+  }
+  return *slot;
+}
+
+bool HostTier::EvictOne(TimePoint now, size_t departures_max, std::vector<Departure>* departures) {
+  while (true) {
+    const auto victim = table_.Victim(now, [](const Page&) { return true; });
+    if (!victim) return false;
+    const bool worth_keeping = !options_.demote_only_hit || table_[*victim].was_hit;
+    if (IsBelow(table_[*victim]) || !worth_keeping || departures->size() >= departures_max) {
+      table_.Remove(*victim, RemovalReason::kCapacity, now);
+      return true;
+    }
+    Depart(*victim, departures);
+  }
+}
+
+void HostTier::EmptyChunkFor(uint64_t bytes, TimePoint now) {
+  std::vector<PageHandle> owners = table_.slots().OwnersOfNearlyEmptyChunk(bytes);
+  std::sort(owners.begin(), owners.end());
+  owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
+  const bool may_go = std::all_of(owners.begin(), owners.end(), [&](PageHandle owner) {
+    const Page& page = table_[owner];
+    return page.resident && page.references == 0 && page.pinned_until <= now && IsBelow(page);
+  });
+  if (!may_go) return;
+  for (const PageHandle owner : owners) table_.Remove(owner, RemovalReason::kCapacity, now);
+}
+
+bool HostTier::IsBelow(const Page& page) const {
+  return std::all_of(page.fragments.begin(), page.fragments.end(), [](const Fragment& fragment) {
+    return fragment.below == Below::kStored || fragment.below == Below::kRefused;
+  });
+}
+
+void HostTier::Depart(PageHandle handle, std::vector<Departure>* departures) {
+  Page& page = table_[handle];
+  for (Fragment& fragment : page.fragments) {
+    if (fragment.below != Below::kAbsent) continue;
+    fragment.below = Below::kQueued;
+    table_.Ref(handle);
+    departures->push_back({handle, table_.MetaOf(page, fragment)});
+  }
+}
+
+std::span<std::byte> HostTier::Memory(const Slot& slot) const {
+  return {memory_->data(slot.region) + slot.offset, slot.bytes};
+}
+
+void HostTier::Abandon(const Slot& slot) {
+  MutexLock lock(&mutex_);
+  table_.slots().Free(slot);
+}
+
+absl::StatusOr<PageHandle> HostTier::Publish(const FragmentMeta& meta, const Slot& slot,
+                                             Below below) {
+  const TimePoint now = clock_.Now();
+  absl::StatusOr<PageHandle> page;
+  std::vector<PageTable::Change> changes;
+  {
+    MutexLock lock(&mutex_);
+    table_.BeginAccess();
+    page = table_.Insert(meta, slot, below, now);
+    if (page.ok()) {
+      table_.Ref(*page);
+      table_.CountPut(meta);
+    } else {
+      table_.slots().Free(slot);
+    }
+    changes = table_.TakeChanges();
+  }
+  Announce(changes);
+  return page;
+}
+
+std::vector<TileRange> HostTier::Present(const KeyspaceId& keyspace, const PageKey& key,
+                                         uint64_t generation) const {
+  std::vector<TileRange> ranges;
+  MutexLock lock(&mutex_);
+  const PageHandle handle = table_.Find(keyspace, key);
+  if (handle == kNoPage || table_[handle].generation < generation) return ranges;
+  for (const Fragment& fragment : table_[handle].fragments) ranges.push_back(fragment.range);
+  return ranges;
+}
+
+std::vector<PageHandle> HostTier::RefPrefix(const AcquireRequest& request, size_t first,
+                                            size_t last, MissReason* miss) {
+  std::vector<PageHandle> pages;
+  pages.reserve(last - first);
+  *miss = MissReason::kNone;
+  PageHandle stale = kNoPage;
+  std::vector<PageTable::Change> changes;
+  {
+    MutexLock lock(&mutex_);
+    const auto keys = std::span(request.keys).subspan(first, last - first);
+    table_.FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
+      mutex_.AssertHeld();
+      if (handle == kNoPage) {
+        *miss = MissReason::kAbsent;
+      } else if (table_[handle].generation < request.generation) {
+        *miss = MissReason::kGeneration;
+        stale = handle;
+      } else if (!table_[handle].Covers(request.range)) {
+        *miss = MissReason::kNotCovered;
+      } else {
+        table_.Ref(handle);
+        pages.push_back(handle);
+        return true;
+      }
+      return false;
+    });
+    if (stale != kNoPage) table_.Remove(stale, RemovalReason::kDeleted, clock_.Now());
+    changes = table_.TakeChanges();
+  }
+  Announce(changes);
+  return pages;
+}
+
+void HostTier::Unref(std::span<const PageHandle> pages) {
+  MutexLock lock(&mutex_);
+  for (const PageHandle page : pages) table_.Unref(page);
+}
+
+size_t HostTier::CountPrefix(const AcquireRequest& request, size_t first, size_t last) const {
+  size_t count = 0;
+  MutexLock lock(&mutex_);
+  const auto keys = std::span(request.keys).subspan(first, last - first);
+  table_.FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
+    mutex_.AssertHeld();
+    if (handle == kNoPage || table_[handle].generation < request.generation ||
+        !table_[handle].Covers(request.range)) {
+      return false;
+    }
+    ++count;
+    return true;
+  });
+  return count;
+}
+
+LeaseId HostTier::Lease(const AcquireRequest& request, std::vector<PageHandle> pages,
+                        std::span<const Tier> found_in, std::vector<FragmentRef>* fragments) {
+  const TimePoint now = clock_.Now();
+  fragments->reserve(pages.size());
+  MutexLock lock(&mutex_);
+  for (size_t i = 0; i < pages.size(); ++i) {
+    for (const Fragment& fragment : table_[pages[i]].fragments) {
+      if (!Overlaps(fragment.range, request.range)) continue;
+      fragments->push_back({.page = static_cast<uint32_t>(i),
+                            .slab = fragment.slot.region,
+                            .offset = fragment.slot.offset,
+                            .tiles_bytes = fragment.tiles_bytes});
+      if (found_in[i] == Tier::kHost) table_.CountGet(table_.MetaOf(table_[pages[i]], fragment));
+    }
+  }
+  table_.BeginAccess();
+  for (auto page = pages.rbegin(); page != pages.rend(); ++page) table_.Hit(*page, now);
+  leased_fragments_ += fragments->size();
+  leases_[++last_lease_] = {std::move(pages), fragments->size(), now};
+  return last_lease_;
+}
+
+bool HostTier::Release(LeaseId lease) {
+  MutexLock lock(&mutex_);
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return false;
+  for (const PageHandle page : found->second.pages) table_.Unref(page);
+  leased_fragments_ -= found->second.fragments;
+  leases_.erase(found);
+  return true;
+}
+
+std::span<const std::byte> HostTier::Bytes(const FragmentRef& fragment) const {
+  constexpr size_t kHeaderSizeOffset = 8;  // docs/formats/fragment.md
+  const std::byte* begin = memory_->data(fragment.slab) + fragment.offset;
+  const auto header_bytes = LoadLittle<uint32_t>(begin + fragment.tiles_bytes + kHeaderSizeOffset);
+  return {begin, size_t{fragment.tiles_bytes} + header_bytes};
+}
+
+uint32_t HostTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint until) {
+  uint32_t found = 0;
+  MutexLock lock(&mutex_);
+  for (const PageKey& key : keys) {
+    const PageHandle handle = table_.Find(keyspace, key);
+    if (handle == kNoPage) continue;
+    table_[handle].pinned_until = until;
+    ++found;
+  }
+  return found;
+}
+
+std::vector<PageKey> HostTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  std::vector<PageKey> removed;
+  std::vector<PageTable::Change> changes;
+  {
+    MutexLock lock(&mutex_);
+    for (const PageKey& key : keys) {
+      const PageHandle handle = table_.Find(keyspace, key);
+      if (handle == kNoPage) continue;
+      table_.Remove(handle, RemovalReason::kDeleted, clock_.Now());
+      removed.push_back(key);
+    }
+    changes = table_.TakeChanges();
+  }
+  Announce(changes);
+  return removed;
+}
+
+std::vector<PageKey> HostTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
+  std::vector<PageKey> removed;
+  std::vector<PageTable::Change> changes;
+  {
+    MutexLock lock(&mutex_);
+    table_.RaiseGeneration(keyspace, generation);
+    for (const PageHandle handle : table_.PagesBelow(keyspace, generation)) {
+      removed.push_back(table_[handle].key);
+      table_.Remove(handle, RemovalReason::kDeleted, clock_.Now());
+    }
+    changes = table_.TakeChanges();
+  }
+  Announce(changes);
+  return removed;
+}
+
+void HostTier::ForEachPage(const KeyspaceId& keyspace,
+                           const std::function<void(const PageKey&)>& visit) const {
+  std::vector<PageKey> keys;
+  {
+    MutexLock lock(&mutex_);
+    table_.ForEachPage(keyspace, [&](const Page& page) { keys.push_back(page.key); });
+  }
+  for (const PageKey& key : keys) visit(key);
+}
+
+std::vector<Departure> HostTier::RefAbsentBelow(size_t limit, bool only_hit) {
+  std::vector<Departure> departures;
+  std::vector<PageHandle> pages;
+  MutexLock lock(&mutex_);
+  table_.ForEachPage([&](PageHandle handle, const Page& page) {
+    const bool absent = std::any_of(page.fragments.begin(), page.fragments.end(),
+                                    [](const Fragment& f) { return f.below == Below::kAbsent; });
+    if (absent && pages.size() < limit && (!only_hit || page.was_hit)) pages.push_back(handle);
+  });
+  for (const PageHandle page : pages) Depart(page, &departures);
+  return departures;
+}
+
+std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
+                                                std::span<const PageKey> keys) {
+  std::vector<Departure> departures;
+  MutexLock lock(&mutex_);
+  for (const PageKey& key : keys) {
+    const PageHandle handle = table_.Find(keyspace, key);
+    if (handle != kNoPage) Depart(handle, &departures);
+  }
+  return departures;
+}
+
+std::span<const std::byte> HostTier::View(const Departure& departure) const {
+  MutexLock lock(&mutex_);
+  const Page& page = table_[departure.page];
+  if (!page.resident) return {};
+  for (const Fragment& fragment : page.fragments) {
+    if (fragment.range == departure.meta.range) return Memory(fragment.slot);
+  }
+  return {};
+}
+
+bool HostTier::Return(const Departure& departure, Below below) {
+  MutexLock lock(&mutex_);
+  Page& page = table_[departure.page];
+  for (Fragment& fragment : page.fragments) {
+    if (fragment.range == departure.meta.range) fragment.below = below;
+  }
+  const bool all_below =
+      page.resident && below == Below::kStored &&
+      std::all_of(page.fragments.begin(), page.fragments.end(),
+                  [](const Fragment& fragment) { return fragment.below == Below::kStored; });
+  table_.Unref(departure.page);
+  return all_below;
+}
+
+void HostTier::ForgetBelow(const KeyspaceId& keyspace, const PageKey& key) {
+  MutexLock lock(&mutex_);
+  const PageHandle handle = table_.Find(keyspace, key);
+  if (handle == kNoPage) return;
+  for (Fragment& fragment : table_[handle].fragments) {
+    if (fragment.below == Below::kStored) fragment.below = Below::kAbsent;
+  }
+}
+
+void HostTier::Announce(const std::vector<PageTable::Change>& changes) const {
+  for (const PageTable::Change& change : changes) {
+    (change.added ? events_.added : events_.removed)(change.keyspace, change.key);
+  }
+}
+
+TierStats HostTier::Stats() const {
+  MutexLock lock(&mutex_);
+  return table_.Stats();
+}
+
+void HostTier::AddLeaseStats(StoreStats& stats) const {
+  const TimePoint now = clock_.Now();
+  MutexLock lock(&mutex_);
+  stats.leases = leases_.size();
+  stats.leased_slots = leased_fragments_;
+  for (const auto& [id, lease] : leases_) {
+    stats.oldest_lease_seconds = std::max(stats.oldest_lease_seconds,
+                                          std::chrono::duration<double>(now - lease.since).count());
+  }
+}
+
+}  // namespace crumb::storage

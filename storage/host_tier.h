@@ -1,0 +1,125 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/mutex.h"
+#include "storage/page_table.h"
+#include "storage/slab_memory.h"
+#include "storage/store_options.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::storage {
+
+// A reference to one fragment of a host page that is on its way to the tier below.
+struct Departure {
+  PageHandle page = kNoPage;  // referred to
+  FragmentMeta meta;
+};
+
+// Host memory as a tier: slots in slabs, who refers to them, leases. Its one lock is held for
+// bookkeeping only. Thread-safe.
+class HostTier {
+ public:
+  struct Options {
+    HostOptions host;
+    // Leaving pages that the tier below lacks are handed to `demote` if they are worth it.
+    bool demote_only_hit = false;
+  };
+
+  // `removed` and `added` are called without the lock.
+  static absl::StatusOr<std::unique_ptr<HostTier>> Open(const Options& options, const Clock& clock,
+                                                        FragmentTierEvents events);
+
+  // A slot for `bytes` that nobody sees, evicting pages for it. At most `departures_max` pages that
+  // the tier below lacks are kept and returned as departures; beyond that they are lost.
+  // kResourceExhausted: every slot is in use or referred to; kInvalidArgument: no slab is so large.
+  absl::StatusOr<Slot> Reserve(uint64_t bytes, size_t departures_max,
+                               std::vector<Departure>* departures);
+  std::span<std::byte> Memory(const Slot& slot) const;
+  void Abandon(const Slot& slot);
+  // Makes what was written to `slot` visible and returns a reference to its page, below == kQueued
+  // or not. Errors as PageTable::Insert, and the slot is abandoned.
+  absl::StatusOr<PageHandle> Publish(const FragmentMeta& meta, const Slot& slot, Below below);
+
+  // Tiles of a page that are there, of this generation or a newer one.
+  std::vector<TileRange> Present(const KeyspaceId& keyspace, const PageKey& key,
+                                 uint64_t generation) const;
+
+  // Refers to the pages from `first` on that cover the request, up to the first that does not; a
+  // page of an older generation is removed. Sets *miss to why it stopped.
+  std::vector<PageHandle> RefPrefix(const AcquireRequest& request, size_t first, size_t last,
+                                    MissReason* miss);
+  void Unref(std::span<const PageHandle> pages);
+  // How many keys from `first` on are covered; refers to nothing and counts as no use.
+  size_t CountPrefix(const AcquireRequest& request, size_t first, size_t last) const;
+
+  // Turns references into a lease and names the fragments that intersect request.range.
+  LeaseId Lease(const AcquireRequest& request, std::vector<PageHandle> pages,
+                std::span<const Tier> found_in, std::vector<FragmentRef>* fragments);
+  bool Release(LeaseId lease);
+
+  std::span<const std::byte> Bytes(const FragmentRef& fragment) const;
+
+  uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint until);
+  // Returns the keys that were there.
+  std::vector<PageKey> Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+  std::vector<PageKey> Drop(const KeyspaceId& keyspace, uint64_t generation);
+  void ForEachPage(const KeyspaceId& keyspace,
+                   const std::function<void(const PageKey&)>& visit) const;
+
+  // Marks fragments of these pages that the tier below lacks as queued and refers to each; at most
+  // `limit`. With `only_hit`, those of pages that were read since they came.
+  std::vector<Departure> RefAbsentBelow(size_t limit, bool only_hit);
+  std::vector<Departure> RefAbsentBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+  // The slot's bytes while the page is resident, empty when it was removed.
+  std::span<const std::byte> View(const Departure& departure) const;
+  // Ends a departure. True when it ended kStored and with it the whole page is below.
+  bool Return(const Departure& departure, Below below);
+  // The tier below lost the page.
+  void ForgetBelow(const KeyspaceId& keyspace, const PageKey& key);
+
+  std::vector<Slab> slabs() const { return memory_->slabs(); }
+  uint64_t capacity_bytes() const { return capacity_bytes_; }
+  TierStats Stats() const;
+  // Fills the fields on leases.
+  void AddLeaseStats(StoreStats& stats) const;
+
+ private:
+  struct LeaseRecord {
+    std::vector<PageHandle> pages;
+    size_t fragments = 0;
+    TimePoint since;
+  };
+
+  HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
+           std::unique_ptr<EvictionPolicy> policy, const Clock& clock, FragmentTierEvents events);
+
+  bool EvictOne(TimePoint now, size_t departures_max, std::vector<Departure>* departures)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EmptyChunkFor(uint64_t bytes, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool IsBelow(const Page& page) const;
+  void Depart(PageHandle page, std::vector<Departure>* departures)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Announce(const std::vector<PageTable::Change>& changes) const;
+
+  const Options options_;
+  const std::unique_ptr<SlabMemory> memory_;
+  const uint64_t capacity_bytes_;
+  const Clock& clock_;
+  const FragmentTierEvents events_;
+
+  mutable Mutex mutex_;
+  PageTable table_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);
+  LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t leased_fragments_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace crumb::storage

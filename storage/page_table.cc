@@ -1,0 +1,307 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/page_table.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/status_macros.h"
+#include "storage/coverage.h"
+
+namespace crumb::storage {
+namespace {
+
+double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
+
+uint64_t FingerprintOf(const PageKey& key) {
+  uint64_t fingerprint;
+  std::memcpy(&fingerprint, key.bytes.data(), sizeof(fingerprint));
+  return fingerprint;
+}
+
+}  // namespace
+
+bool Page::Covers(const TileRange& range) const {
+  if (fragments.size() == 1) return Contains(fragments[0].range, range);
+  int tiles = 0;
+  for (const Fragment& fragment : fragments) tiles += Intersect(fragment.range, range).tiles();
+  return tiles == range.tiles();
+}
+
+HistogramSnapshot SnapshotOf(const Histogram& histogram) {
+  HistogramSnapshot snapshot;
+  snapshot.bounds.assign(histogram.bounds().begin(), histogram.bounds().end());
+  for (size_t i = 0; i <= snapshot.bounds.size(); ++i) {
+    snapshot.counts.push_back(histogram.bucket(i));
+  }
+  snapshot.sum = histogram.sum();
+  return snapshot;
+}
+
+PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes)
+    : policy_(std::move(policy)),
+      slots_(granule_bytes),
+      lifetime_seconds_(LifetimeBounds()),
+      reuse_seconds_(LifetimeBounds()) {}
+
+PageTable::Space* PageTable::SpaceOf(const KeyspaceId& keyspace) const {
+  const auto found = spaces_.find(keyspace);
+  return found == spaces_.end() ? nullptr : found->second.get();
+}
+
+PageHandle PageTable::Find(const KeyspaceId& keyspace, const PageKey& key) const {
+  const Space* space = SpaceOf(keyspace);
+  if (space == nullptr) return kNoPage;
+  const auto found = space->pages.find(key);
+  return found == space->pages.end() ? kNoPage : found->second;
+}
+
+void PageTable::FindEach(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                         absl::FunctionRef<bool(size_t, PageHandle)> visit) const {
+  const Space* space = SpaceOf(keyspace);
+  for (size_t i = 0; i < keys.size(); ++i) {
+    PageHandle handle = kNoPage;
+    if (space != nullptr) {
+      const auto found = space->pages.find(keys[i]);
+      if (found != space->pages.end()) handle = found->second;
+    }
+    if (!visit(i, handle)) return;
+  }
+}
+
+absl::Status PageTable::CanInsert(const FragmentMeta& meta) const {
+  if (meta.generation < GenerationOf(meta.keyspace)) {
+    return absl::AbortedError("the fragment's generation was dropped");
+  }
+  const PageHandle handle = Find(meta.keyspace, meta.key);
+  if (handle == kNoPage || pages_[handle].generation < meta.generation) return absl::OkStatus();
+  if (meta.generation < pages_[handle].generation) {
+    return absl::AbortedError("a newer generation of the page is there");
+  }
+  for (const Fragment& fragment : pages_[handle].fragments) {
+    if (Overlaps(fragment.range, meta.range)) {
+      return absl::AlreadyExistsError("tiles of the fragment are there already");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slot& slot,
+                                             Below below, TimePoint now) {
+  CRUMB_RETURN_IF_ERROR(CanInsert(meta));
+  auto& space = spaces_[meta.keyspace];
+  if (space == nullptr) space = std::make_unique<Space>();
+  PageHandle handle = Find(meta.keyspace, meta.key);
+  if (handle != kNoPage && pages_[handle].generation < meta.generation) {
+    Remove(handle, RemovalReason::kDeleted, now);
+    handle = kNoPage;
+  }
+  if (handle == kNoPage) handle = AddPage(*space, meta, now);
+  pages_[handle].fragments.push_back({.range = meta.range,
+                                      .tiles_bytes = meta.tiles_bytes,
+                                      .bytes = meta.bytes,
+                                      .logical_tile_bytes = meta.logical_tile_bytes,
+                                      .below = below,
+                                      .slot = slot});
+  slots_.SetOwner(slot, handle);
+  stats_.resident_logical_bytes += meta.logical_bytes();
+  stats_.waste_bytes += slot.bytes - meta.bytes;
+  return handle;
+}
+
+PageHandle PageTable::AddPage(Space& space, const FragmentMeta& meta, TimePoint now) {
+  PageHandle handle = static_cast<PageHandle>(pages_.size());
+  if (free_pages_.empty()) {
+    pages_.emplace_back();
+  } else {
+    handle = free_pages_.back();
+    free_pages_.pop_back();
+  }
+  const auto parent = space.pages.find(meta.parent);
+  const bool has_parent = parent != space.pages.end();
+  const ItemHandle item =
+      policy_->Insert({.fingerprint = FingerprintOf(meta.key),
+                       .parent = has_parent ? pages_[parent->second].item : kNoItem});
+  if (page_of_item_.size() <= item) page_of_item_.resize(item + 1, kNoPage);
+  page_of_item_[item] = handle;
+  Page& page = pages_[handle];
+  page.references = 0;
+  page.was_hit = page.recency_dirty = false;
+  page.access = 0;
+  page.pinned_until = TimePoint();
+  page.keyspace = meta.keyspace;
+  page.key = meta.key;
+  page.parent = meta.parent;
+  page.generation = meta.generation;
+  page.resident = true;
+  page.item = item;
+  page.added = page.used = now;
+  space.pages.emplace(meta.key, handle);
+  LinkChildren(space, handle);
+  if (meta.parent != PageKey{}) space.children[meta.parent].push_back(handle);
+  changes_.push_back({meta.keyspace, meta.key, true});
+  ++stats_.pages;
+  return handle;
+}
+
+// Parents are named by whoever wrote the page, so they may form a ring; the policy must not see it.
+void PageTable::LinkChildren(const Space& space, PageHandle parent) {
+  const auto children = space.children.find(pages_[parent].key);
+  if (children == space.children.end()) return;
+  for (const PageHandle child : children->second) {
+    if (!IsAncestor(space, child, parent)) policy_->Link(pages_[child].item, pages_[parent].item);
+  }
+}
+
+bool PageTable::IsAncestor(const Space& space, PageHandle ancestor, PageHandle page) const {
+  for (size_t steps = 0; steps <= space.pages.size(); ++steps) {
+    if (page == ancestor) return true;
+    const auto parent = space.pages.find(pages_[page].parent);
+    if (parent == space.pages.end()) return false;
+    page = parent->second;
+  }
+  return true;  // a ring above: as good as one
+}
+
+void PageTable::Remove(PageHandle handle, RemovalReason reason, TimePoint now) {
+  Page& page = pages_[handle];
+  Space& space = *SpaceOf(page.keyspace);
+  CountRemoval(page, reason, now);
+  space.pages.erase(page.key);
+  if (const auto siblings = space.children.find(page.parent); siblings != space.children.end()) {
+    std::erase(siblings->second, handle);
+    if (siblings->second.empty()) space.children.erase(siblings);
+  }
+  policy_->Remove(page.item,
+                  reason == RemovalReason::kCapacity ? Removal::kEvicted : Removal::kDeleted);
+  page.item = kNoItem;
+  page.resident = false;
+  changes_.push_back({page.keyspace, page.key, false});
+  if (page.references == 0) FreeSlots(handle);
+}
+
+void PageTable::CountRemoval(const Page& page, RemovalReason reason, TimePoint now) {
+  --stats_.pages;
+  for (const Fragment& fragment : page.fragments) {
+    stats_.resident_logical_bytes -=
+        static_cast<uint64_t>(fragment.range.tiles()) * fragment.logical_tile_bytes;
+  }
+  lifetime_seconds_.Observe(Seconds(now - page.added));
+  const bool orphan = page.parent != PageKey{} && Find(page.keyspace, page.parent) == kNoPage;
+  switch (reason) {
+    case RemovalReason::kCapacity:
+      ++(orphan ? stats_.evicted.ancestor : stats_.evicted.capacity);
+      break;
+    case RemovalReason::kDeleted:
+      ++stats_.evicted.deleted;
+      break;
+    case RemovalReason::kCorrupt:
+      ++stats_.evicted.corrupt;
+      break;
+  }
+}
+
+void PageTable::FreeSlots(PageHandle handle) {
+  Page& page = pages_[handle];
+  for (const Fragment& fragment : page.fragments) {
+    stats_.waste_bytes -= fragment.slot.bytes - fragment.bytes;
+    slots_.Free(fragment.slot);
+  }
+  page.fragments.clear();
+  free_pages_.push_back(handle);
+}
+
+void PageTable::Unref(PageHandle handle) {
+  Page& page = pages_[handle];
+  if (--page.references == 0 && !page.resident) FreeSlots(handle);
+}
+
+void PageTable::Hit(PageHandle handle, TimePoint now) {
+  Page& page = pages_[handle];
+  if (!page.resident) return;
+  reuse_seconds_.Observe(Seconds(now - page.used));
+  page.used = now;
+  page.was_hit = true;
+  policy_->Hit(page.item);
+}
+
+std::optional<PageHandle> PageTable::Victim(TimePoint now,
+                                            absl::FunctionRef<bool(const Page&)> may_go) {
+  const auto is_pinned = [&](ItemHandle item) {
+    const Page& page = pages_[page_of_item_[item]];
+    return page.references > 0 || page.pinned_until > now || !may_go(page);
+  };
+  const std::optional<ItemHandle> item = policy_->Victim(is_pinned);
+  if (!item) return std::nullopt;
+  return page_of_item_[*item];
+}
+
+std::vector<PageHandle> PageTable::PagesBelow(const KeyspaceId& keyspace,
+                                              uint64_t generation) const {
+  std::vector<PageHandle> found;
+  const Space* space = SpaceOf(keyspace);
+  if (space == nullptr) return found;
+  for (const auto& [key, handle] : space->pages) {
+    if (pages_[handle].generation < generation) found.push_back(handle);
+  }
+  return found;
+}
+
+void PageTable::ForEachPage(const KeyspaceId& keyspace,
+                            absl::FunctionRef<void(const Page&)> visit) const {
+  const Space* space = SpaceOf(keyspace);
+  if (space == nullptr) return;
+  for (const auto& [key, handle] : space->pages) visit(pages_[handle]);
+}
+
+void PageTable::ForEachPage(absl::FunctionRef<void(PageHandle, const Page&)> visit) const {
+  for (const auto& [id, space] : spaces_) {
+    for (const auto& [key, handle] : space->pages) visit(handle, pages_[handle]);
+  }
+}
+
+void PageTable::RaiseGeneration(const KeyspaceId& keyspace, uint64_t generation) {
+  auto& space = spaces_[keyspace];
+  if (space == nullptr) space = std::make_unique<Space>();
+  space->generation = std::max(space->generation, generation);
+}
+
+uint64_t PageTable::GenerationOf(const KeyspaceId& keyspace) const {
+  const Space* space = SpaceOf(keyspace);
+  return space == nullptr ? 0 : space->generation;
+}
+
+std::vector<PageTable::Change> PageTable::TakeChanges() { return std::exchange(changes_, {}); }
+
+void PageTable::CountPut(const FragmentMeta& meta) {
+  stats_.logical_put_bytes += meta.logical_bytes();
+  stats_.stored_put_bytes += meta.bytes;
+}
+
+void PageTable::CountGet(const FragmentMeta& meta) {
+  stats_.logical_get_bytes += meta.logical_bytes();
+  stats_.stored_get_bytes += meta.bytes;
+}
+
+TierStats PageTable::Stats() const {
+  TierStats stats = stats_;
+  stats.capacity_bytes = slots_.capacity_bytes();
+  stats.resident_bytes = slots_.used_bytes();
+  stats.waste_bytes += slots_.waste_bytes();
+  stats.page_lifetime_seconds = SnapshotOf(lifetime_seconds_);
+  stats.reuse_gap_seconds = SnapshotOf(reuse_seconds_);
+  return stats;
+}
+
+FragmentMeta PageTable::MetaOf(const Page& page, const Fragment& fragment) const {
+  return {.keyspace = page.keyspace,
+          .key = page.key,
+          .parent = page.parent,
+          .generation = page.generation,
+          .range = fragment.range,
+          .tiles_bytes = fragment.tiles_bytes,
+          .bytes = fragment.bytes,
+          .logical_tile_bytes = fragment.logical_tile_bytes};
+}
+
+}  // namespace crumb::storage

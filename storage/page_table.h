@@ -1,0 +1,151 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/metrics.h"
+#include "storage/fragment_tier.h"
+#include "storage/policy/policy.h"
+#include "storage/slot_allocator.h"
+
+namespace crumb::storage {
+
+// Names a page of a PageTable, from Insert until it is removed and nobody refers to it.
+using PageHandle = uint32_t;
+inline constexpr PageHandle kNoPage = UINT32_MAX;
+
+enum class RemovalReason { kCapacity, kDeleted, kCorrupt };
+
+// How a fragment in host memory stands with the tier below.
+enum class Below : uint8_t {
+  kAbsent,   // not there
+  kQueued,   // waits to be written; the queue holds a reference
+  kStored,   // durable
+  kRefused,  // can never be stored there
+};
+
+struct Fragment {
+  TileRange range;
+  uint32_t tiles_bytes = 0;
+  uint32_t bytes = 0;
+  uint32_t logical_tile_bytes = 0;
+  Below below = Below::kAbsent;
+  Slot slot;
+};
+
+struct Page {
+  KeyspaceId keyspace;
+  PageKey key;
+  PageKey parent;
+  uint64_t generation = 0;
+  absl::InlinedVector<Fragment, 1> fragments;
+  uint32_t references = 0;
+  bool resident = false;  // false: removed, kept for those who refer to it
+  bool was_hit = false;
+  bool recency_dirty = false;
+  ItemHandle item = kNoItem;
+  uint64_t access = 0;  // the tier's own count of accesses when it was last used
+  TimePoint added;
+  TimePoint used;
+  TimePoint pinned_until;
+
+  bool Covers(const TileRange& range) const;
+};
+
+// The index of one tier: which fragments of which pages are in which slots, who refers to them, and
+// in what order they leave. A page is the unit of eviction: when one of its fragments has to go the
+// others are worth nothing. A removed page's slots are free once nobody refers to it. Does no I/O.
+// Not thread-safe: the tier's lock covers it.
+class PageTable {
+ public:
+  PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes);
+
+  SlotAllocator& slots() { return slots_; }
+  const SlotAllocator& slots() const { return slots_; }
+  Page& operator[](PageHandle page) { return pages_[page]; }
+  const Page& operator[](PageHandle page) const { return pages_[page]; }
+
+  PageHandle Find(const KeyspaceId& keyspace, const PageKey& key) const;
+  // Finds keys in order until `visit`, called with index and handle or kNoPage, returns false.
+  void FindEach(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                absl::FunctionRef<bool(size_t, PageHandle)> visit) const;
+
+  // Adds a fragment that lies in `slot`. An older generation of the page is removed.
+  // kAlreadyExists: some of its tiles are there; kAborted: its generation is older than what is
+  // there or was dropped. On error the slot stays the caller's.
+  absl::StatusOr<PageHandle> Insert(const FragmentMeta& meta, const Slot& slot, Below below,
+                                    TimePoint now);
+  // Whether Insert would take it, with Insert's errors.
+  absl::Status CanInsert(const FragmentMeta& meta) const;
+
+  void Remove(PageHandle page, RemovalReason reason, TimePoint now);
+  void Ref(PageHandle page) { ++pages_[page].references; }
+  void Unref(PageHandle page);
+
+  void BeginAccess() { policy_->BeginAccess(); }
+  void Hit(PageHandle page, TimePoint now);
+  // The next page to evict among those without references and pins that `may_go` accepts.
+  std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go);
+
+  // Pages of a keyspace with a generation below `generation`.
+  std::vector<PageHandle> PagesBelow(const KeyspaceId& keyspace, uint64_t generation) const;
+  void ForEachPage(const KeyspaceId& keyspace, absl::FunctionRef<void(const Page&)> visit) const;
+  void ForEachPage(absl::FunctionRef<void(PageHandle, const Page&)> visit) const;
+
+  void RaiseGeneration(const KeyspaceId& keyspace, uint64_t generation);
+  uint64_t GenerationOf(const KeyspaceId& keyspace) const;
+
+  // Pages that came and went since the last call: first fragment in, last one out.
+  struct Change {
+    KeyspaceId keyspace;
+    PageKey key;
+    bool added = false;
+  };
+  std::vector<Change> TakeChanges();
+
+  void CountPut(const FragmentMeta& meta);
+  void CountGet(const FragmentMeta& meta);
+  TierStats Stats() const;
+  FragmentMeta MetaOf(const Page& page, const Fragment& fragment) const;
+
+ private:
+  struct Space {
+    uint64_t generation = 0;
+    absl::flat_hash_map<PageKey, PageHandle> pages;
+    // Resident pages by their parent's key, whether it is resident or not.
+    absl::flat_hash_map<PageKey, std::vector<PageHandle>> children;
+  };
+
+  Space* SpaceOf(const KeyspaceId& keyspace) const;
+  PageHandle AddPage(Space& space, const FragmentMeta& meta, TimePoint now);
+  void LinkChildren(const Space& space, PageHandle parent);
+  bool IsAncestor(const Space& space, PageHandle ancestor, PageHandle page) const;
+  void FreeSlots(PageHandle page);
+  void CountRemoval(const Page& page, RemovalReason reason, TimePoint now);
+
+  const std::unique_ptr<EvictionPolicy> policy_;
+  SlotAllocator slots_;
+  absl::flat_hash_map<KeyspaceId, std::unique_ptr<Space>> spaces_;
+  std::vector<Page> pages_;
+  std::vector<PageHandle> free_pages_;
+  std::vector<PageHandle> page_of_item_;  // by policy handle
+  std::vector<Change> changes_;
+  TierStats stats_;  // what is counted as it happens
+  Histogram lifetime_seconds_;
+  Histogram reuse_seconds_;
+};
+
+// A copy of a histogram's state.
+HistogramSnapshot SnapshotOf(const Histogram& histogram);
+
+}  // namespace crumb::storage

@@ -1,0 +1,69 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/promoter.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/status_macros.h"
+
+namespace crumb::storage {
+
+Promoter::Name Promoter::NameOf(const FragmentMeta& fragment) {
+  return {fragment.keyspace, fragment.key,
+          uint32_t{fragment.range.layers.begin} << 16 | fragment.range.heads.begin};
+}
+
+void Promoter::Promote(const FragmentMeta& fragment, Done done) {
+  const Name name = NameOf(fragment);
+  {
+    MutexLock lock(&mutex_);
+    std::vector<Done>& waiting = under_way_[name];
+    waiting.push_back(std::move(done));
+    if (waiting.size() > 1) return;
+  }
+  const bool queued = readers_.Submit([this, fragment, name] {
+    const absl::StatusOr<PageHandle> page = Bring(fragment);
+    Finish(name, page.status());
+    if (page.ok()) host_.Unref(std::span(&*page, 1));
+  });
+  if (!queued) Finish(name, absl::ResourceExhaustedError("too many reads wait for the SSD"));
+}
+
+absl::StatusOr<PageHandle> Promoter::Bring(const FragmentMeta& fragment) {
+  std::vector<Departure> departures;
+  absl::StatusOr<Slot> slot = host_.Reserve(fragment.bytes, writer_.room(), &departures);
+  writer_.Enqueue(departures);
+  CRUMB_RETURN_IF_ERROR(slot.status());
+  if (absl::Status status = below_.Get(fragment, host_.Memory(*slot)); !status.ok()) {
+    host_.Abandon(*slot);
+    if (absl::IsDataLoss(status)) corrupt_.Add();
+    return status;
+  }
+  CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_.Publish(fragment, *slot, Below::kStored));
+  promoted_.Add();
+  return page;
+}
+
+void Promoter::Finish(const Name& name, const absl::Status& status) {
+  std::vector<Done> waiting;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = under_way_.find(name);
+    waiting = std::move(found->second);
+    under_way_.erase(found);
+    ended_.NotifyAll();
+  }
+  for (const Done& done : waiting) done(status);
+}
+
+void Promoter::WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  const auto is_wanted = [&](const auto& entry) {
+    return entry.first.keyspace == keyspace &&
+           std::find(keys.begin(), keys.end(), entry.first.key) != keys.end();
+  };
+  MutexLock lock(&mutex_);
+  while (std::any_of(under_way_.begin(), under_way_.end(), is_wanted)) ended_.Wait(&mutex_);
+}
+
+}  // namespace crumb::storage

@@ -1,0 +1,259 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/slot_allocator.h"
+
+#include <algorithm>
+
+namespace crumb::storage {
+namespace {
+
+constexpr uint64_t kWastePercentMax = 3;
+
+// Whether a chunk of `chunk_bytes` loses at most kWastePercentMax behind its last slot.
+bool FitsWell(uint64_t chunk_bytes, uint64_t slot_bytes) {
+  return chunk_bytes >= slot_bytes &&
+         chunk_bytes % slot_bytes * 100 <= kWastePercentMax * chunk_bytes;
+}
+
+}  // namespace
+
+void SlotAllocator::AddRegion(uint32_t region, uint64_t bytes) {
+  bytes = bytes / kChunkBytesMin * kChunkBytesMin;
+  Region& added = regions_[region];
+  added.bytes = bytes;
+  added.chunk_at.assign(bytes / kChunkBytesMin, kNoChunk);
+  capacity_bytes_ += bytes;
+  // The largest aligned power of two again and again.
+  for (uint64_t offset = 0; offset < bytes;) {
+    int order = kOrders - 1;
+    while (offset % BytesOf(order) != 0 || offset + BytesOf(order) > bytes) --order;
+    free_blocks_[order].insert({region, offset});
+    offset += BytesOf(order);
+  }
+}
+
+bool SlotAllocator::RemoveRegion(uint32_t region) {
+  const auto found = regions_.find(region);
+  if (found == regions_.end() || found->second.used_bytes != 0) return false;
+  for (auto& blocks : free_blocks_) {
+    blocks.erase(blocks.lower_bound({region, 0}), blocks.upper_bound({region, UINT64_MAX}));
+  }
+  capacity_bytes_ -= found->second.bytes;
+  regions_.erase(found);
+  return true;
+}
+
+std::optional<Slot> SlotAllocator::Allocate(uint64_t bytes, uint32_t owner) {
+  const uint64_t rounded = Rounded(bytes);
+  if (bytes == 0 || rounded > UINT32_MAX) return std::nullopt;
+  const std::optional<uint32_t> id = ChunkWithRoom(static_cast<uint32_t>(rounded));
+  if (!id) return std::nullopt;
+  return TakeSlot(*id, chunks_[*id].free.back(), owner);
+}
+
+std::optional<uint32_t> SlotAllocator::ChunkWithRoom(uint32_t slot_bytes) {
+  if (const auto found = with_room_.find(slot_bytes); found != with_room_.end()) {
+    return *found->second.begin();
+  }
+  const auto open = [&](int order) -> std::optional<uint32_t> {
+    const std::optional<Block> block = TakeBlock(order);
+    if (!block) return std::nullopt;
+    return OpenChunk(*block, order, slot_bytes);
+  };
+  for (int order = 0; order < kOrders; ++order) {
+    if (!FitsWell(BytesOf(order), slot_bytes)) continue;
+    if (const auto id = open(order)) return id;
+  }
+  if (chunks_of_size_.contains(slot_bytes)) return std::nullopt;
+  for (int order = 0; order < kOrders; ++order) {
+    if (BytesOf(order) < slot_bytes) continue;
+    if (const auto id = open(order)) return id;
+  }
+  return std::nullopt;
+}
+
+std::optional<SlotAllocator::Block> SlotAllocator::TakeBlock(int order) {
+  int larger = order;
+  while (larger < kOrders && free_blocks_[larger].empty()) ++larger;
+  if (larger == kOrders) return std::nullopt;
+  const Block block = *free_blocks_[larger].begin();
+  free_blocks_[larger].erase(free_blocks_[larger].begin());
+  while (larger > order) {
+    --larger;
+    free_blocks_[larger].insert({block.first, block.second + BytesOf(larger)});
+  }
+  return block;
+}
+
+bool SlotAllocator::TakeBlockAt(Block block, int order) {
+  for (int larger = order; larger < kOrders; ++larger) {
+    const Block holder = {block.first, block.second / BytesOf(larger) * BytesOf(larger)};
+    if (free_blocks_[larger].erase(holder) == 0) continue;
+    for (int half = larger - 1; half >= order; --half) {
+      const uint64_t mine = block.second / BytesOf(half) * BytesOf(half);
+      free_blocks_[half].insert({block.first, mine ^ BytesOf(half)});
+    }
+    return true;
+  }
+  return false;
+}
+
+void SlotAllocator::ReturnBlock(Block block, int order) {
+  for (; order + 1 < kOrders; ++order) {
+    if (free_blocks_[order].erase({block.first, block.second ^ BytesOf(order)}) == 0) break;
+    block.second &= ~BytesOf(order);
+  }
+  free_blocks_[order].insert(block);
+}
+
+uint32_t SlotAllocator::OpenChunk(Block block, int order, uint32_t slot_bytes) {
+  uint32_t id = static_cast<uint32_t>(chunks_.size());
+  if (free_chunks_.empty()) {
+    chunks_.emplace_back();
+  } else {
+    id = free_chunks_.back();
+    free_chunks_.pop_back();
+  }
+  const auto slots = static_cast<uint32_t>(BytesOf(order) / slot_bytes);
+  Chunk& chunk = chunks_[id];
+  chunk = {.region = block.first,
+           .order = static_cast<uint8_t>(order),
+           .offset = block.second,
+           .slot_bytes = slot_bytes,
+           .used = 0,
+           .owners = std::vector<uint32_t>(slots, kNoOwner),
+           .free = {}};
+  for (uint32_t i = slots; i > 0; --i) chunk.free.push_back(i - 1);
+  auto& chunk_at = regions_[block.first].chunk_at;
+  std::fill_n(chunk_at.begin() + static_cast<ptrdiff_t>(block.second / kChunkBytesMin),
+              size_t{1} << order, id);
+  with_room_[slot_bytes].insert(id);
+  ++chunks_of_size_[slot_bytes];
+  chunk_bytes_ += BytesOf(order);
+  waste_bytes_ += BytesOf(order) % slot_bytes;
+  return id;
+}
+
+void SlotAllocator::CloseChunk(uint32_t id) {
+  const Chunk& chunk = chunks_[id];
+  auto& chunk_at = regions_[chunk.region].chunk_at;
+  std::fill_n(chunk_at.begin() + static_cast<ptrdiff_t>(chunk.offset / kChunkBytesMin),
+              size_t{1} << chunk.order, kNoChunk);
+  if (auto& rooms = with_room_[chunk.slot_bytes]; rooms.erase(id) && rooms.empty()) {
+    with_room_.erase(chunk.slot_bytes);
+  }
+  if (--chunks_of_size_[chunk.slot_bytes] == 0) chunks_of_size_.erase(chunk.slot_bytes);
+  chunk_bytes_ -= BytesOf(chunk.order);
+  waste_bytes_ -= BytesOf(chunk.order) % chunk.slot_bytes;
+  ReturnBlock({chunk.region, chunk.offset}, chunk.order);
+  free_chunks_.push_back(id);
+}
+
+Slot SlotAllocator::TakeSlot(uint32_t id, uint32_t index, uint32_t owner) {
+  Chunk& chunk = chunks_[id];
+  if (chunk.free.back() != index) {
+    std::iter_swap(std::find(chunk.free.begin(), chunk.free.end(), index), chunk.free.end() - 1);
+  }
+  chunk.free.pop_back();
+  chunk.owners[index] = owner;
+  ++chunk.used;
+  if (chunk.free.empty()) {
+    auto& rooms = with_room_[chunk.slot_bytes];
+    rooms.erase(id);
+    if (rooms.empty()) with_room_.erase(chunk.slot_bytes);
+  }
+  used_bytes_ += chunk.slot_bytes;
+  regions_[chunk.region].used_bytes += chunk.slot_bytes;
+  return {.region = chunk.region,
+          .bytes = chunk.slot_bytes,
+          .offset = chunk.offset + uint64_t{index} * chunk.slot_bytes,
+          .chunk_order = chunk.order};
+}
+
+bool SlotAllocator::Claim(const Slot& slot, uint32_t owner) {
+  const auto region = regions_.find(slot.region);
+  if (region == regions_.end() || slot.bytes == 0 || slot.bytes % granule_bytes_ != 0 ||
+      slot.chunk_order >= kOrders || slot.bytes > BytesOf(slot.chunk_order)) {
+    return false;
+  }
+  const uint64_t chunk_offset = slot.offset / BytesOf(slot.chunk_order) * BytesOf(slot.chunk_order);
+  const uint64_t in_chunk = slot.offset - chunk_offset;
+  if (chunk_offset + BytesOf(slot.chunk_order) > region->second.bytes ||
+      in_chunk % slot.bytes != 0 || in_chunk + slot.bytes > BytesOf(slot.chunk_order)) {
+    return false;
+  }
+  uint32_t id = region->second.chunk_at[chunk_offset / kChunkBytesMin];
+  if (id == kNoChunk) {
+    if (!TakeBlockAt({slot.region, chunk_offset}, slot.chunk_order)) return false;
+    id = OpenChunk({slot.region, chunk_offset}, slot.chunk_order, slot.bytes);
+  }
+  const Chunk& chunk = chunks_[id];
+  const auto index = static_cast<uint32_t>(in_chunk / slot.bytes);
+  if (chunk.offset != chunk_offset || chunk.order != slot.chunk_order ||
+      chunk.slot_bytes != slot.bytes || chunk.owners[index] != kNoOwner) {
+    return false;
+  }
+  TakeSlot(id, index, owner);
+  return true;
+}
+
+uint32_t SlotAllocator::ChunkOf(const Slot& slot) const {
+  return regions_.at(slot.region).chunk_at[slot.offset / kChunkBytesMin];
+}
+
+void SlotAllocator::SetOwner(const Slot& slot, uint32_t owner) {
+  Chunk& chunk = chunks_[ChunkOf(slot)];
+  chunk.owners[(slot.offset - chunk.offset) / chunk.slot_bytes] = owner;
+}
+
+void SlotAllocator::Free(const Slot& slot) {
+  const uint32_t id = ChunkOf(slot);
+  Chunk& chunk = chunks_[id];
+  const auto index = static_cast<uint32_t>((slot.offset - chunk.offset) / chunk.slot_bytes);
+  chunk.owners[index] = kNoOwner;
+  chunk.free.push_back(index);
+  --chunk.used;
+  with_room_[chunk.slot_bytes].insert(id);
+  used_bytes_ -= chunk.slot_bytes;
+  regions_[chunk.region].used_bytes -= chunk.slot_bytes;
+  if (chunk.used == 0) CloseChunk(id);
+}
+
+std::vector<uint32_t> SlotAllocator::OwnersOfNearlyEmptyChunk(uint64_t bytes) const {
+  const Chunk* emptiest = nullptr;
+  for (const auto& [slot_bytes, ids] : with_room_) {
+    if (slot_bytes == Rounded(bytes) || ids.size() < 2) continue;
+    for (const uint32_t id : ids) {
+      const Chunk& chunk = chunks_[id];
+      const bool nearly_empty = uint64_t{chunk.used} * 8 <= chunk.owners.size();
+      if (nearly_empty && (emptiest == nullptr || chunk.used < emptiest->used)) emptiest = &chunk;
+    }
+  }
+  std::vector<uint32_t> owners;
+  if (emptiest == nullptr) return owners;
+  for (const uint32_t owner : emptiest->owners) {
+    if (owner != kNoOwner) owners.push_back(owner);
+  }
+  return owners;
+}
+
+std::vector<uint32_t> SlotAllocator::OwnersIn(uint32_t region) const {
+  std::vector<uint32_t> owners;
+  for (const Chunk& chunk : chunks_) {
+    if (chunk.region != region || chunk.used == 0) continue;
+    for (const uint32_t owner : chunk.owners) {
+      if (owner != kNoOwner) owners.push_back(owner);
+    }
+  }
+  return owners;
+}
+
+std::optional<uint32_t> SlotAllocator::EmptiestRegion() const {
+  const auto emptiest = std::min_element(
+      regions_.begin(), regions_.end(),
+      [](const auto& a, const auto& b) { return a.second.used_bytes < b.second.used_bytes; });
+  if (emptiest == regions_.end()) return std::nullopt;
+  return emptiest->first;
+}
+
+}  // namespace crumb::storage

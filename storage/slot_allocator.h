@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+namespace crumb::storage {
+
+// Room for one fragment.
+struct Slot {
+  uint32_t region = 0;      // slab or extent
+  uint32_t bytes = 0;       // the fragment's size rounded up to the granule
+  uint64_t offset = 0;      // in the region
+  uint8_t chunk_order = 0;  // its chunk has kChunkBytesMin << chunk_order bytes
+
+  friend bool operator==(const Slot&, const Slot&) = default;
+};
+
+// Cuts regions of memory or disk into slots. A region is divided into chunks, powers of two of
+// kChunkBytesMin that split and join like buddies; a chunk is cut into slots of one size and goes
+// back when its last slot is freed. The chunk size is the smallest that loses at most 3 % at its
+// end to the slot size; only the first chunk of a size may be a worse one, so that a small store
+// can hold many sizes. Keeps addresses only, touches no bytes. Not thread-safe.
+class SlotAllocator {
+ public:
+  static constexpr uint64_t kChunkBytesMin = uint64_t{1} << 20;
+  static constexpr uint32_t kNoOwner = UINT32_MAX;
+
+  // Slots begin at and fill multiples of `granule_bytes`, a power of two.
+  explicit SlotAllocator(uint32_t granule_bytes) : granule_bytes_(granule_bytes) {}
+
+  // Adds `bytes`, rounded down to chunks, as region number `region`, which must be new.
+  void AddRegion(uint32_t region, uint64_t bytes);
+  // Takes back a region without slots in use. False: there are some.
+  bool RemoveRegion(uint32_t region);
+
+  // A slot for `bytes`, marked with its owner; none when that size has no room.
+  std::optional<Slot> Allocate(uint64_t bytes, uint32_t owner);
+  // Takes the very slot that an earlier process had. False: it is no slot of a chunk that could be.
+  bool Claim(const Slot& slot, uint32_t owner);
+  void SetOwner(const Slot& slot, uint32_t owner);
+  void Free(const Slot& slot);
+
+  // Owners in the emptiest chunk whose slots have another size than `bytes` needs, when it is at
+  // most an eighth full: moving them out gives the size room. Empty when there is none. A chunk
+  // that alone has room for its size is left, for it may be just filling.
+  std::vector<uint32_t> OwnersOfNearlyEmptyChunk(uint64_t bytes) const;
+  std::vector<uint32_t> OwnersIn(uint32_t region) const;
+  // The region with the fewest bytes in use.
+  std::optional<uint32_t> EmptiestRegion() const;
+
+  uint64_t capacity_bytes() const { return capacity_bytes_; }
+  uint64_t used_bytes() const { return used_bytes_; }    // slots in use
+  uint64_t chunk_bytes() const { return chunk_bytes_; }  // chunks in use
+  // Ends of chunks that are no slot.
+  uint64_t waste_bytes() const { return waste_bytes_; }
+
+ private:
+  struct Region {
+    uint64_t bytes = 0;
+    uint64_t used_bytes = 0;
+    std::vector<uint32_t> chunk_at;  // by kChunkBytesMin unit; kNoChunk: free
+  };
+  struct Chunk {
+    uint32_t region = 0;
+    uint8_t order = 0;
+    uint64_t offset = 0;
+    uint32_t slot_bytes = 0;
+    uint32_t used = 0;
+    std::vector<uint32_t> owners;  // by slot; kNoOwner: free
+    std::vector<uint32_t> free;    // slots
+  };
+  using Block = std::pair<uint32_t, uint64_t>;  // region, offset
+
+  static constexpr uint32_t kNoChunk = UINT32_MAX;
+  static constexpr int kOrders = 32;
+
+  static uint64_t BytesOf(int order) { return kChunkBytesMin << order; }
+  uint64_t Rounded(uint64_t bytes) const {
+    return (bytes + granule_bytes_ - 1) / granule_bytes_ * granule_bytes_;
+  }
+  std::optional<uint32_t> ChunkWithRoom(uint32_t slot_bytes);
+  std::optional<Block> TakeBlock(int order);
+  bool TakeBlockAt(Block block, int order);
+  void ReturnBlock(Block block, int order);
+  uint32_t OpenChunk(Block block, int order, uint32_t slot_bytes);
+  void CloseChunk(uint32_t id);
+  uint32_t ChunkOf(const Slot& slot) const;
+  Slot TakeSlot(uint32_t id, uint32_t index, uint32_t owner);
+
+  const uint32_t granule_bytes_;
+  std::map<uint32_t, Region> regions_;
+  std::set<Block> free_blocks_[kOrders];
+  std::vector<Chunk> chunks_;
+  std::vector<uint32_t> free_chunks_;                 // unused entries of chunks_
+  std::map<uint32_t, std::set<uint32_t>> with_room_;  // slot size -> chunks with a free slot
+  std::map<uint32_t, uint32_t> chunks_of_size_;
+  uint64_t capacity_bytes_ = 0;
+  uint64_t used_bytes_ = 0;
+  uint64_t chunk_bytes_ = 0;
+  uint64_t waste_bytes_ = 0;
+};
+
+}  // namespace crumb::storage

@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "storage/ssd/index_format.h"
+#include "storage/ssd/ssd_index.h"
+
+namespace crumb::storage {
+
+// The last access of each page, as far as it was durable.
+using AccessMap = std::map<std::pair<KeyspaceId, PageKey>, uint64_t>;
+
+// What an index says, before it is held against the extents.
+struct RecoveredIndex {
+  std::vector<IndexEntry> entries;
+  AccessMap accesses;
+  std::vector<std::pair<KeyspaceId, uint64_t>> generations;
+  IndexBatch damaged;  // deletes of what cannot be read
+};
+
+// Reads everything but the server's records. kDataLoss: the index is damaged.
+absl::StatusOr<RecoveredIndex> ReadIndex(const SsdIndex& index);
+
+// Puts entries in the order in which a policy wants to hear of them again: least recently used
+// first, and what one access used deepest first. Fragments of a page stay together.
+void SortByRecency(const AccessMap& accesses, std::vector<IndexEntry>* entries);
+
+}  // namespace crumb::storage

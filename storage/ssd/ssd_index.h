@@ -1,0 +1,51 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/mutex.h"
+#include "storage/ssd/index_format.h"
+
+namespace rocksdb {
+class DB;
+class Logger;
+class Status;
+}  // namespace rocksdb
+
+namespace crumb::storage {
+
+// The SSD tier's durable map of small keys to small values, in RocksDB with tightly bounded files.
+// Thread-safe.
+class SsdIndex {
+ public:
+  // Opens or creates the index in folder `path`. Its log and tables in memory stay below
+  // `buffer_bytes` each. kDataLoss: it is damaged; kResourceExhausted: the disk is full.
+  static absl::StatusOr<std::unique_ptr<SsdIndex>> Open(const std::string& path,
+                                                        uint64_t buffer_bytes);
+  ~SsdIndex();
+
+  // Makes all changes of a batch, and of those before, durable. Blocks.
+  absl::Status Write(const IndexBatch& batch);
+
+  // Visits all pairs of a kind in key order. kDataLoss: the index is damaged.
+  absl::Status ForEach(IndexKind kind,
+                       const std::function<void(std::string_view, std::string_view)>& visit) const;
+
+ private:
+  SsdIndex();
+
+  std::unique_ptr<rocksdb::Logger> logger_;
+  std::unique_ptr<rocksdb::DB> db_;
+  // Orders writes among themselves. RocksDB would let one thread write the batches of others; with
+  // one writer at a time each batch stays with its thread. Held over the write, protects no data.
+  Mutex write_turn_;
+  bool failed_ ABSL_GUARDED_BY(write_turn_) = false;
+};
+
+}  // namespace crumb::storage

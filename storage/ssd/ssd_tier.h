@@ -1,0 +1,132 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/metrics.h"
+#include "common/mutex.h"
+#include "storage/fragment_tier.h"
+#include "storage/page_table.h"
+#include "storage/ssd/extent_files.h"
+#include "storage/ssd/index_format.h"
+#include "storage/ssd/recovered_index.h"
+#include "storage/ssd/ssd_folder.h"
+#include "storage/ssd/ssd_index.h"
+#include "storage/ssd/tier_health.h"
+#include "storage/store_options.h"
+
+namespace crumb::storage {
+
+// Fragments in slots of extent files, found through an index that follows their bytes:
+// docs/formats/ssd-folder.md. All files of the folder together stay within the budget at every
+// moment. Thread-safe; its lock is never held over a transfer.
+class SsdTier final : public FragmentTier {
+ public:
+  // Opens or creates the folder and recovers what was durable; an index that is damaged is set
+  // aside and begun anew. Errors as TieredStore::Open.
+  static absl::StatusOr<std::unique_ptr<FragmentTier>> Open(const SsdOptions& options,
+                                                            const Clock& clock,
+                                                            FragmentTierEvents events);
+  // Makes recency durable.
+  ~SsdTier() override;
+
+  std::vector<absl::Status> Put(std::span<const FragmentWrite> fragments) override;
+  std::vector<FragmentMeta> Find(const KeyspaceId& keyspace, const PageKey& key) const override;
+  absl::Status Get(const FragmentMeta& fragment, std::span<std::byte> room) override;
+  void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
+  uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint until) override;
+  uint32_t Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
+  uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) override;
+  uint64_t GenerationOf(const KeyspaceId& keyspace) const override;
+  void ForEachPage(const KeyspaceId& keyspace,
+                   const std::function<void(const PageKey&)>& visit) const override;
+  absl::Status PutRecord(const std::string& name, const std::string& value) override;
+  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() const override;
+  absl::Status Sync() override;
+  absl::Status Writable() const override;
+  void AddStats(StoreStats& stats) const override;
+
+ private:
+  // One fragment of a Put on its way.
+  struct Incoming {
+    const FragmentWrite* write = nullptr;
+    std::optional<Slot> slot;
+    absl::Status status;
+  };
+  // Index entries that must be gone before what they name may be used again.
+  struct Leaving {
+    IndexBatch deletes;
+    std::vector<Slot> slots;
+    std::vector<PageHandle> pages;  // referred to
+  };
+  struct Recovery {
+    uint64_t pages = 0;
+    uint64_t discarded = 0;
+    double seconds = 0;
+  };
+  SsdTier(const SsdOptions& options, const Clock& clock, FragmentTierEvents events,
+          std::unique_ptr<SsdFolder> folder, std::unique_ptr<ExtentFiles> files,
+          std::unique_ptr<EvictionPolicy> policy);
+
+  absl::Status OpenIndex();
+  absl::Status Recover();
+  absl::Status BeginAnew(const absl::Status& damage);
+  // Holds entries against extents and generations, and takes back what fits.
+  void TakeBack(RecoveredIndex recovered, IndexBatch* discarded);
+  bool TakeBack(const IndexEntry& entry, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The stages of Put.
+  uint64_t BeginPut();
+  void EndPut(uint64_t id);
+  void RemoveOlderGenerations(std::span<const FragmentWrite> fragments);
+  void FindRoom(Incoming& incoming);
+  void WriteBytes(std::span<Incoming> incoming);
+  void WriteEntries(std::span<Incoming> incoming);
+  void Show(std::span<Incoming> incoming);
+  void GiveUp(Incoming& incoming, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Room.
+  uint64_t IndexShare(uint64_t factor) const;
+  bool Grow();
+  absl::Status EvictFor(uint64_t bytes);
+  void ShrinkToBudget();
+  bool RemoveAnExtent();
+
+  // Makes `batch` durable and with it all that is leaving, whose slots are free then.
+  absl::Status WriteIndex(const IndexBatch& batch);
+  // Takes a page out of sight; its slots stay taken until the index has forgotten it.
+  void Hide(PageHandle page, RemovalReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void FinishGet(const FragmentMeta& meta, PageHandle page, const absl::Status& status);
+  void WaitForEarlierPuts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  IndexBatch TakeRecency() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MarkUsed(PageHandle page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Announce();
+
+  const SsdOptions options_;
+  const Clock& clock_;
+  const FragmentTierEvents events_;
+  const std::unique_ptr<SsdFolder> folder_;
+  const std::unique_ptr<ExtentFiles> files_;
+  std::unique_ptr<SsdIndex> index_;
+  TierHealth health_;
+  Counter verify_failures_;
+  Recovery recovery_;  // set before others see the tier
+
+  mutable Mutex mutex_;
+  CondVar put_ended_;
+  PageTable table_ ABSL_GUARDED_BY(mutex_);
+  uint64_t access_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::vector<PageHandle> recency_dirty_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> puts_ ABSL_GUARDED_BY(mutex_);  // under way
+  uint64_t last_put_ ABSL_GUARDED_BY(mutex_) = 0;
+  Leaving leaving_ ABSL_GUARDED_BY(mutex_);
+  bool growing_ ABSL_GUARDED_BY(mutex_) = false;
+  TimePoint grow_again_at_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::storage

@@ -1,0 +1,68 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/store_options.h"
+
+#include "storage/policy/policy.h"
+
+namespace crumb::storage {
+namespace {
+
+constexpr uint64_t kHostBytesMin = uint64_t{1} << 20;
+constexpr uint64_t kSsdBytesMin = uint64_t{16} << 20;
+
+absl::Status Refuse(const std::string& text) { return absl::InvalidArgumentError(text); }
+
+}  // namespace
+
+void HostOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("bytes_max", bytes_max, "host memory for pages, taken at start");
+  visitor.Field("slab_bytes", slab_bytes, "size of one memory file that workers map");
+  visitor.Field("huge_pages", huge_pages, "take 2 MiB pages when the system has reserved them");
+  visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
+}
+
+void SsdOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("path", path, "folder of the SSD tier; empty: none");
+  visitor.Field("bytes_max", bytes_max, "all files in the folder together, at every moment");
+  visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
+  visitor.Field("admission", admission,
+                "which pages are written: all, or those read again in host memory (second_hit)");
+  visitor.Field("io_threads", io_threads, "reads under way at a time");
+  visitor.Field("write_queue_pages_max", write_queue_pages_max,
+                "pages that wait to be written; more are dropped and counted");
+  visitor.Field("read_queue_pages_max", read_queue_pages_max,
+                "pages that wait to be read; more are misses");
+  visitor.Field("direct_io", direct_io, "bypass the page cache where the file system can");
+}
+
+void StoreOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Section("host", [&] { host.Visit(visitor); });
+  visitor.Section("ssd", [&] { ssd.Visit(visitor); });
+  visitor.Field("pending_for", pending_for, "how long a page counts as being committed");
+  visitor.Field("pending_pages_max", pending_pages_max, "pages that count so at a time");
+}
+
+absl::Status StoreOptions::Validate() const {
+  if (host.bytes_max.value < kHostBytesMin || host.slab_bytes.value < kHostBytesMin) {
+    return Refuse("host.bytes_max and host.slab_bytes must be 1 MiB or more");
+  }
+  if (auto policy = MakePolicy(host.policy, 1); !policy.ok()) return policy.status();
+  if (pending_pages_max < 0 || pending_for < Duration::zero()) {
+    return Refuse("pending_pages_max and pending_for must not be negative");
+  }
+  if (ssd.path.empty()) return absl::OkStatus();
+  if (auto policy = MakePolicy(ssd.policy, 1); !policy.ok()) return policy.status();
+  if (ssd.bytes_max.value < kSsdBytesMin) return Refuse("ssd.bytes_max must be 16 MiB or more");
+  if (ssd.admission != "all" && ssd.admission != "second_hit") {
+    return Refuse("unknown ssd.admission '" + ssd.admission + "'; known are all, second_hit");
+  }
+  if (ssd.io_threads < 1 || ssd.io_threads > 256) {
+    return Refuse("ssd.io_threads must be between 1 and 256");
+  }
+  if (ssd.write_queue_pages_max < 1 || ssd.read_queue_pages_max < 1) {
+    return Refuse("ssd.write_queue_pages_max and ssd.read_queue_pages_max must be 1 or more");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::storage

@@ -1,0 +1,387 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/tiered_store.h"
+
+#include <algorithm>
+#include <atomic>
+#include <utility>
+
+#include "common/executor.h"
+#include "common/status_macros.h"
+#include "storage/absent_tier.h"
+#include "storage/acquire_operation.h"
+#include "storage/coverage.h"
+#include "storage/incoming_fragment.h"
+#include "storage/open_tiered_store.h"
+#include "storage/ssd/ssd_tier.h"
+
+namespace crumb::storage {
+namespace {
+
+// Queued fragments keep their slots; this part of host memory may wait so, the rest can be evicted.
+constexpr uint64_t kQueuedShare = 4;
+// Accesses whose recency waits to be noted below; more are forgotten.
+constexpr size_t kRecencyQueueMax = 256;
+// Pages that one call touches below at most: the first ones keep the rest alive.
+constexpr Duration kRecencySyncInterval = std::chrono::seconds(5);
+
+absl::Status Stopped() { return absl::UnavailableError("the store is stopping"); }
+
+class TieredStoreImpl final : public TieredStore {
+ public:
+  TieredStoreImpl(const StoreOptions& options, const Clock& clock, StoreEvents events)
+      : options_(options),
+        clock_(clock),
+        events_(std::move(events)),
+        pending_(clock, options.pending_for, static_cast<size_t>(options.pending_pages_max)),
+        timer_(clock),
+        recency_({.name = "crumb-recency", .threads = 1, .queue_max = kRecencyQueueMax}) {}
+  ~TieredStoreImpl() override { Stop(Duration::zero()).IgnoreError(); }
+
+  absl::Status Start(const OpenFragmentTier& open_below);
+
+  absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) override;
+  void Acquire(AcquireRequest request,
+               std::function<void(absl::StatusOr<AcquireResult>)> done) override;
+  LookupResult Lookup(const AcquireRequest& request) override;
+  bool Release(LeaseId lease) override { return host_->Release(lease); }
+  std::span<const std::byte> Bytes(const FragmentRef& fragment) const override {
+    return host_->Bytes(fragment);
+  }
+  void Flush(std::function<void(absl::StatusOr<uint64_t>)> done) override;
+  void SetPending(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
+    pending_.Set(keyspace, keys);
+  }
+  uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint until) override;
+  uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
+    return Pin(keyspace, keys, TimePoint::min());
+  }
+  uint32_t Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
+  uint64_t DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) override;
+  absl::Status PutRecord(const std::string& name, const std::string& value) override {
+    return below_->PutRecord(name, value);
+  }
+  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() override {
+    return below_->Records();
+  }
+  void ForEachPage(const KeyspaceId& keyspace,
+                   const std::function<void(const PageKey&, Tier)>& visit) override;
+  std::vector<Slab> slabs() const override { return host_->slabs(); }
+  StoreStats Stats() const override;
+  absl::Status Stop(Duration grace) override;
+
+ private:
+  bool has_below() const { return !options_.ssd.path.empty(); }
+  bool only_hit() const { return options_.ssd.admission == "second_hit"; }
+  void Announce(const KeyspaceId& keyspace, const PageKey& key, Tier tier,
+                PageEvent::Kind kind) const;
+  FragmentTierEvents HostEvents() const;
+  FragmentTierEvents BelowEvents();
+  std::vector<TileRange> Present(const FragmentHeader& header) const;
+  absl::Status CommitPiece(const FragmentHeader& header, const CommitRequest& request,
+                           const TileRange& piece);
+  void NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys);
+  void TouchBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+
+  const StoreOptions options_;
+  const Clock& clock_;
+  const StoreEvents events_;
+  std::unique_ptr<FragmentTier> below_;
+  std::unique_ptr<HostTier> host_;
+  PendingHints pending_;
+  DeadlineTimer timer_;
+  std::unique_ptr<Executor> readers_;
+  std::unique_ptr<WriteThrough> writer_;
+  std::unique_ptr<Promoter> promoter_;
+  Executor recency_;
+  std::atomic<bool> stopped_ = false;
+  std::atomic<bool> host_ready_ = false;
+  TimePoint recency_synced_;  // recency_'s thread only
+  Counter dedup_bytes_;
+  Counter admission_rejected_;
+  Counter verify_failures_;
+  Counter demoted_;
+};
+
+absl::Status TieredStoreImpl::Start(const OpenFragmentTier& open_below) {
+  CRUMB_ASSIGN_OR_RETURN(below_, open_below(BelowEvents()));
+  CRUMB_ASSIGN_OR_RETURN(
+      host_,
+      HostTier::Open({.host = options_.host, .demote_only_hit = only_hit()}, clock_, HostEvents()));
+  host_ready_ = true;
+  readers_ = std::make_unique<Executor>(
+      Executor::Options{.name = "crumb-ssd-read",
+                        .threads = has_below() ? static_cast<int>(options_.ssd.io_threads) : 0,
+                        .queue_max = static_cast<size_t>(options_.ssd.read_queue_pages_max)});
+  writer_ = std::make_unique<WriteThrough>(
+      WriteThrough::Options{.pages_max = static_cast<size_t>(options_.ssd.write_queue_pages_max),
+                            .bytes_max = has_below() ? host_->capacity_bytes() / kQueuedShare : 0,
+                            .flush_only_hit = only_hit()},
+      *host_, *below_, [this](const KeyspaceId& keyspace, const PageKey& key) {
+        if (events_.durable) events_.durable(keyspace, key);
+      });
+  promoter_ = std::make_unique<Promoter>(*host_, *below_, *writer_, *readers_);
+  return absl::OkStatus();
+}
+
+void TieredStoreImpl::Announce(const KeyspaceId& keyspace, const PageKey& key, Tier tier,
+                               PageEvent::Kind kind) const {
+  if (events_.page) events_.page({kind, keyspace, key, tier});
+}
+
+FragmentTierEvents TieredStoreImpl::HostEvents() const {
+  const auto announce = [this](PageEvent::Kind kind) {
+    return [this, kind](const KeyspaceId& keyspace, const PageKey& key) {
+      Announce(keyspace, key, Tier::kHost, kind);
+    };
+  };
+  return {.added = announce(PageEvent::Kind::kAdded),
+          .removed = announce(PageEvent::Kind::kRemoved)};
+}
+
+FragmentTierEvents TieredStoreImpl::BelowEvents() {
+  return {.added =
+              [this](const KeyspaceId& keyspace, const PageKey& key) {
+                Announce(keyspace, key, Tier::kSsd, PageEvent::Kind::kAdded);
+              },
+          .removed =
+              [this](const KeyspaceId& keyspace, const PageKey& key) {
+                if (host_ready_) host_->ForgetBelow(keyspace, key);
+                Announce(keyspace, key, Tier::kSsd, PageEvent::Kind::kRemoved);
+              }};
+}
+
+std::vector<TileRange> TieredStoreImpl::Present(const FragmentHeader& header) const {
+  std::vector<TileRange> present = host_->Present(header.keyspace, header.key, header.generation);
+  for (const FragmentMeta& fragment : below_->Find(header.keyspace, header.key)) {
+    if (fragment.generation >= header.generation) present.push_back(fragment.range);
+  }
+  return present;
+}
+
+absl::StatusOr<CommitOutcome> TieredStoreImpl::Commit(const CommitRequest& request) {
+  if (stopped_) return Stopped();
+  absl::StatusOr<FragmentHeader> header = ReadCommitHeader(request);
+  if (!header.ok()) {
+    if (absl::IsDataLoss(header.status())) verify_failures_.Add();
+    return header.status();
+  }
+  if (header->generation < below_->GenerationOf(header->keyspace)) {
+    return absl::InvalidArgumentError("the fragment's generation was dropped");
+  }
+  int stored_tiles = 0;
+  for (const TileRange& piece : Subtract(header->range, Present(*header))) {
+    const absl::Status status = CommitPiece(*header, request, piece);
+    if (status.ok()) {
+      stored_tiles += piece.tiles();
+    } else if (absl::IsAborted(status)) {
+      return absl::InvalidArgumentError("the fragment's generation was dropped");
+    } else if (!absl::IsAlreadyExists(status)) {
+      return status;
+    }
+  }
+  const int known_tiles = header->range.tiles() - stored_tiles;
+  dedup_bytes_.Add(static_cast<uint64_t>(known_tiles) * header->tile_bytes);
+  return stored_tiles > 0 ? CommitOutcome::kStored : CommitOutcome::kDeduplicated;
+}
+
+absl::Status TieredStoreImpl::CommitPiece(const FragmentHeader& header,
+                                          const CommitRequest& request, const TileRange& piece) {
+  const FragmentMeta meta = {
+      .keyspace = header.keyspace,
+      .key = header.key,
+      .parent = header.parent,
+      .generation = header.generation,
+      .range = piece,
+      .tiles_bytes = static_cast<uint32_t>(FragmentTilesBytes(piece.tiles(), header.tile_bytes)),
+      .bytes = static_cast<uint32_t>(FragmentBytes(piece.tiles(), header.tile_bytes)),
+      .logical_tile_bytes = request.logical_tile_bytes};
+  std::vector<Departure> departures;
+  const absl::StatusOr<Slot> slot =
+      host_->Reserve(meta.bytes, has_below() ? writer_->room() : 0, &departures);
+  demoted_.Add(departures.size());
+  writer_->Enqueue(departures);
+  CRUMB_RETURN_IF_ERROR(slot.status());
+  const absl::Status copied =
+      CopyFragment(header, request.fragment, piece, host_->Memory(*slot).first(meta.bytes));
+  if (!copied.ok()) {
+    verify_failures_.Add();
+    host_->Abandon(*slot);
+    return copied;
+  }
+  const bool write_now = has_below() && !only_hit();
+  CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_->Publish(meta, *slot,
+                                                               write_now     ? Below::kQueued
+                                                               : has_below() ? Below::kAbsent
+                                                                             : Below::kRefused));
+  if (write_now) {
+    writer_->Enqueue(std::vector<Departure>{{page, meta}});
+  } else {
+    if (has_below()) admission_rejected_.Add();
+    host_->Unref(std::span(&page, 1));
+  }
+  return absl::OkStatus();
+}
+
+void TieredStoreImpl::Acquire(AcquireRequest request,
+                              std::function<void(absl::StatusOr<AcquireResult>)> done) {
+  if (stopped_) return done(Stopped());
+  MissReason reason;
+  std::vector<PageHandle> pages = host_->RefPrefix(request, 0, request.keys.size(), &reason);
+  if (pages.size() < request.keys.size()) {
+    const KeyspaceId keyspace = request.keyspace;
+    auto answer = [this, keyspace, keys = request.keys,
+                   done = std::move(done)](absl::StatusOr<AcquireResult> result) mutable {
+      keys.resize(result.ok() ? result->hit_pages : 0);
+      done(std::move(result));
+      NoteUse(keyspace, std::move(keys));
+    };
+    const AcquireContext context = {*host_, *below_, *promoter_, timer_, pending_, clock_};
+    std::make_shared<AcquireOperation>(context, std::move(request), std::move(pages),
+                                       std::move(answer))
+        ->Start();
+    return;
+  }
+  std::vector<Tier> tiers(pages.size(), Tier::kHost);
+  done(LeasePrefix(*host_, request, std::move(pages), std::move(tiers), reason));
+  NoteUse(request.keyspace, std::move(request.keys));
+}
+
+// Below, too, a page that is read from host memory must stay young; that is done behind the answer.
+void TieredStoreImpl::NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys) {
+  if (!has_below() || keys.empty()) return;
+  recency_.Submit([this, keyspace, keys = std::move(keys)] { TouchBelow(keyspace, keys); });
+}
+
+void TieredStoreImpl::TouchBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  below_->Touch(keyspace, keys);
+  if (only_hit()) writer_->Enqueue(host_->RefAbsentBelow(keyspace, keys));
+  const TimePoint now = clock_.Now();
+  if (now - recency_synced_ < kRecencySyncInterval) return;
+  recency_synced_ = now;
+  below_->Sync().IgnoreError();  // the tier reports its own state
+}
+
+LookupResult TieredStoreImpl::Lookup(const AcquireRequest& request) {
+  LookupResult result;
+  size_t index = 0;
+  while (index < request.keys.size()) {
+    const size_t in_host = host_->CountPrefix(request, index, request.keys.size());
+    result.page_tiers.insert(result.page_tiers.end(), in_host, Tier::kHost);
+    index += in_host;
+    if (index == request.keys.size()) break;
+    const PageKey& key = request.keys[index];
+    const auto below = below_->Find(request.keyspace, key);
+    const auto present = host_->Present(request.keyspace, key, request.generation);
+    if (FragmentsToLoad(below, present, request.range, request.generation).empty()) {
+      const bool stale = !below.empty() && below[0].generation < request.generation;
+      result.miss_reason = stale                                 ? MissReason::kGeneration
+                           : !below.empty() || !present.empty()  ? MissReason::kNotCovered
+                           : pending_.Has(request.keyspace, key) ? MissReason::kPending
+                                                                 : MissReason::kAbsent;
+      break;
+    }
+    result.page_tiers.push_back(Tier::kSsd);
+    ++index;
+  }
+  result.hit_pages = static_cast<uint32_t>(index);
+  return result;
+}
+
+void TieredStoreImpl::Flush(std::function<void(absl::StatusOr<uint64_t>)> done) {
+  if (!has_below()) return done(uint64_t{0});
+  writer_->Flush([this, done = std::move(done)](const absl::Status& status) {
+    if (!status.ok()) return done(status);
+    StoreStats stats;
+    below_->AddStats(stats);
+    done(stats.ssd.pages);
+  });
+}
+
+uint32_t TieredStoreImpl::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                              TimePoint until) {
+  uint32_t pinned = 0;
+  for (const PageKey& key : keys) {
+    const std::span<const PageKey> one(&key, 1);
+    const uint32_t in_host = host_->Pin(keyspace, one, until);
+    const uint32_t below = below_->Pin(keyspace, one, until);
+    pinned += std::max(in_host, below);
+  }
+  return pinned;
+}
+
+// Host memory first, then whatever is on its way down, then below, then what was on its way up.
+uint32_t TieredStoreImpl::Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  std::vector<PageKey> removed = host_->Remove(keyspace, keys);
+  writer_->WaitFor(keyspace, keys);
+  std::sort(removed.begin(), removed.end());
+  uint32_t only_below = 0;
+  for (const PageKey& key : keys) {
+    const bool was_in_host = std::binary_search(removed.begin(), removed.end(), key);
+    if (!was_in_host && !below_->Find(keyspace, key).empty()) ++only_below;
+  }
+  below_->Remove(keyspace, keys);
+  promoter_->WaitFor(keyspace, keys);
+  host_->Remove(keyspace, keys);
+  return static_cast<uint32_t>(removed.size()) + only_below;
+}
+
+uint64_t TieredStoreImpl::DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) {
+  const std::vector<PageKey> removed = host_->Drop(keyspace, generation);
+  uint64_t only_in_host = 0;
+  for (const PageKey& key : removed) {
+    if (below_->Find(keyspace, key).empty()) ++only_in_host;
+  }
+  return only_in_host + below_->Drop(keyspace, generation);
+}
+
+void TieredStoreImpl::ForEachPage(const KeyspaceId& keyspace,
+                                  const std::function<void(const PageKey&, Tier)>& visit) {
+  host_->ForEachPage(keyspace, [&](const PageKey& key) { visit(key, Tier::kHost); });
+  below_->ForEachPage(keyspace, [&](const PageKey& key) { visit(key, Tier::kSsd); });
+}
+
+StoreStats TieredStoreImpl::Stats() const {
+  StoreStats stats;
+  below_->AddStats(stats);
+  stats.host = host_->Stats();
+  host_->AddLeaseStats(stats);
+  stats.durable_pages = writer_->durable_pages();
+  stats.dedup_bytes = dedup_bytes_.value();
+  stats.write_queue_pages = writer_->queued();
+  stats.write_queue_dropped = writer_->dropped();
+  stats.admission_rejected = admission_rejected_.value();
+  stats.promoted_pages = promoter_->promoted();
+  stats.demoted_pages = demoted_.value();
+  stats.verify_failures_commit = verify_failures_.value();
+  return stats;
+}
+
+absl::Status TieredStoreImpl::Stop(Duration grace) {
+  if (stopped_.exchange(true) || promoter_ == nullptr) return absl::OkStatus();
+  readers_->Stop();
+  recency_.Stop();
+  writer_->Stop(std::chrono::steady_clock::now() + grace);
+  return below_->Sync();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TieredStore>> OpenTieredStore(const StoreOptions& options,
+                                                             Clock& clock, StoreEvents events,
+                                                             const OpenFragmentTier& open_below) {
+  CRUMB_RETURN_IF_ERROR(options.Validate());
+  auto store = std::make_unique<TieredStoreImpl>(options, clock, std::move(events));
+  CRUMB_RETURN_IF_ERROR(store->Start(open_below));
+  return store;
+}
+
+absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(const StoreOptions& options,
+                                                               Clock& clock, StoreEvents events) {
+  return OpenTieredStore(options, clock, std::move(events), [&](FragmentTierEvents tier_events) {
+    return options.ssd.path.empty() ? MakeAbsentTier()
+                                    : SsdTier::Open(options.ssd, clock, std::move(tier_events));
+  });
+}
+
+}  // namespace crumb::storage
