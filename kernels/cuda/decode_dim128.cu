@@ -17,7 +17,7 @@ DecodeLauncher FindColumns(int columns) {
 
 DecodeLauncher FindDecodeKernel(const TileShape& tile, int columns, bool bulk) {
   if (tile.head_dim != 128 || tile.group_size != 128) return nullptr;
-  return bulk ? FindColumns<128, 1, true>(columns) : nullptr;
+  return bulk ? FindColumns<128, 1, true>(columns) : FindColumns<128, 1, false>(columns);
 }
 
 }  // namespace crumb::kernels::cuda

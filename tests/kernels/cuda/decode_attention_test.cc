@@ -13,9 +13,9 @@ namespace {
 std::vector<SequenceLengths> Ragged(int batch) {
   // Lengths around pages, windows and splits, some rows empty of one part, some padding.
   const std::vector<SequenceLengths> some = {
-      {64, 3, 256}, {64, 0, 1},   {64, 17, 319}, {0, 0, 0},    {63, 0, 5},  {64, 1, 65},
-      {64, 130, 64}, {1, 0, 1},   {64, 33, 287}, {0, 0, 40},   {64, 2, 15}, {64, 300, 271},
-      {64, 9, 16},  {17, 0, 300}, {0, 5, 33},    {64, 64, 256}};
+      {64, 3, 256},  {64, 0, 1},   {64, 17, 319}, {0, 0, 0},    {63, 0, 5},  {64, 1, 65},
+      {64, 130, 64}, {1, 0, 1},    {64, 33, 287}, {0, 0, 40},   {64, 2, 15}, {64, 300, 271},
+      {64, 9, 16},   {17, 0, 300}, {0, 5, 33},    {64, 64, 256}};
   std::vector<SequenceLengths> sequences;
   for (int i = 0; i < batch; ++i) sequences.push_back(some[i % some.size()]);
   return sequences;
@@ -51,11 +51,11 @@ TEST_P(DecodeShapes, AgreeWithTheOracle) {
       DecodeCase run(options);
       run.Run();
       const double error = run.WorstError(160);
-      const double bound = type == OutType::kF32 ? (logit_std < 4 ? 5e-4 : 2e-3)
-                                                 : (logit_std < 4 ? 2e-3 : 5e-3);
-      std::printf("d %d G %d g %d q %d std %.0f %s: error %.2e\n", shape.head_dim,
-                  shape.group_size, shape.group, shape.q_tokens, logit_std,
-                  type == OutType::kF32 ? "f32" : "bf16", error);
+      const double bound =
+          type == OutType::kF32 ? (logit_std < 4 ? 5e-4 : 2e-3) : (logit_std < 4 ? 2e-3 : 5e-3);
+      std::printf("d %d G %d g %d q %d std %.0f %s: error %.2e\n", shape.head_dim, shape.group_size,
+                  shape.group, shape.q_tokens, logit_std, type == OutType::kF32 ? "f32" : "bf16",
+                  error);
       EXPECT_LE(error, bound);
     }
   }

@@ -48,8 +48,8 @@ void RandomTile(const TileShape& shape, double k_std, double v_std, std::mt19937
     for (int t = 0; t < shape.tokens; ++t) {
       for (int y = 0; y < shape.groups(); ++y) {
         const double scale = spread(random) * deviation;
-        WriteMeta(shape, part, t, y,
-                  {Half(scale), Half(-1.5 * scale + shift(random) * deviation)}, tile);
+        WriteMeta(shape, part, t, y, {Half(scale), Half(-1.5 * scale + shift(random) * deviation)},
+                  tile);
       }
     }
   }
@@ -128,14 +128,14 @@ void DecodeCase::MakePages() {
 void DecodeCase::MakeWindows() {
   const int dim = options_.tile.head_dim;
   // [batch, kv_heads, k or v, slot, dim]
-  sink_host_ = RandomRows(static_cast<size_t>(batch_) * options_.kv_heads * 2 * 64 * dim, 1.0, random_);
+  sink_host_ =
+      RandomRows(static_cast<size_t>(batch_) * options_.kv_heads * 2 * 64 * dim, 1.0, random_);
   recent_host_ = RandomRows(
       static_cast<size_t>(batch_) * options_.kv_heads * 2 * recent_capacity_ * dim, 1.0, random_);
   const auto scale_values = [&](std::vector<Bf16>& rows, int slots) {
     for (size_t i = 0; i < rows.size(); ++i) {
       if (i / (static_cast<size_t>(slots) * dim) % 2 == 1) {
-        rows[i] =
-            Bf16FromFloat(Bf16ToFloat(rows[i]) * static_cast<float>(options_.value_std));
+        rows[i] = Bf16FromFloat(Bf16ToFloat(rows[i]) * static_cast<float>(options_.value_std));
       }
     }
   };
@@ -145,7 +145,8 @@ void DecodeCase::MakeWindows() {
   recent_.Upload(recent_host_);
   std::vector<uint64_t> sink_address, recent_address;
   for (int s = 0; s < batch_; ++s) {
-    sink_address.push_back(sink_.address() + static_cast<uint64_t>(s) * options_.kv_heads * 256 * dim);
+    sink_address.push_back(sink_.address() +
+                           static_cast<uint64_t>(s) * options_.kv_heads * 256 * dim);
     recent_address.push_back(recent_.address() + static_cast<uint64_t>(s) * options_.kv_heads * 4 *
                                                      recent_capacity_ * dim);
     recent_begin_.push_back(static_cast<int>(random_() % recent_capacity_));
@@ -172,8 +173,9 @@ void DecodeCase::MakeTransforms() {
   }
   if (options_.offset) {
     position_blocks_ = 3;
-    offset_host_ = RandomFloats(
-        static_cast<size_t>(batch_) * options_.q_tokens * q_heads() * position_blocks_, 8.0, random_);
+    offset_host_ =
+        RandomFloats(static_cast<size_t>(batch_) * options_.q_tokens * q_heads() * position_blocks_,
+                     8.0, random_);
     device_offset_.Upload(offset_host_);
   }
   if (options_.shift) {
@@ -247,8 +249,9 @@ cudaError_t DecodeCase::Enqueue(cudaStream_t stream) {
 
 void DecodeCase::PeakAt(int sequence, int page, int head, int token, double nats) {
   const int dim = options_.tile.head_dim;
-  const Bf16* q = q_host_.data() + (static_cast<size_t>(sequence) * options_.q_tokens * q_heads() +
-                                    head * options_.group) * dim;
+  const Bf16* q =
+      q_host_.data() +
+      (static_cast<size_t>(sequence) * options_.q_tokens * q_heads() + head * options_.group) * dim;
   double sum = 0.0;
   for (int i = 0; i < dim; ++i) sum += Bf16ToFloat(q[i]);
   const RowMeta meta = {0, Half(nats * std::sqrt(dim) / sum)};
@@ -349,7 +352,8 @@ double DecodeCase::WorstError(int rows_max) const {
     error = std::sqrt(error / norm);
     if (!(error <= worst)) worst = error;
     const double lse_error = std::abs(lse[row] - expected.lse);
-    if (!(lse_error < 2e-2)) ADD_FAILURE() << "row " << row << ": lse " << lse[row] << ", not " << expected.lse;
+    if (!(lse_error < 2e-2))
+      ADD_FAILURE() << "row " << row << ": lse " << lse[row] << ", not " << expected.lse;
   }
   return worst;
 }

@@ -21,9 +21,9 @@ inline bool HaveDevice() {
 #define CRUMB_NEEDS_DEVICE() \
   if (!HaveDevice()) GTEST_SKIP() << "no CUDA device on this machine"
 
-#define ASSERT_CUDA(expression)                                 \
-  do {                                                          \
-    const cudaError_t error_ = (expression);                    \
+#define ASSERT_CUDA(expression)                                   \
+  do {                                                            \
+    const cudaError_t error_ = (expression);                      \
     ASSERT_EQ(error_, cudaSuccess) << cudaGetErrorString(error_); \
   } while (false)
 

@@ -1,0 +1,56 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels/tile.h"
+
+// Times decode attention: one graph of kLayers calls on as many layers' tiles and windows, pages at
+// permuted addresses, sink 64 and recent 287 tokens, rotations and merges included, plan included.
+namespace crumb::bench {
+
+struct DecodeWorkload {
+  std::string name;
+  int q_heads = 32;
+  int kv_heads = 8;
+  int q_tokens = 1;
+  std::vector<int> contexts;  // tokens of each sequence
+  kernels::TileShape tile;
+  bool overlap = false;  // each call may start while the one before ends
+  bool ampere = false;   // 16-byte copies instead of bulk ones
+  bool batch_invariant = false;
+  double target_us = 0.0;  // the goal, 0: none
+};
+
+struct DecodeResult {
+  double us = 0.0;         // one layer
+  double bytes = 0.0;      // moved by one layer
+  double rel_error = 0.0;  // worst of the checked rows
+};
+
+class DecodeBench {
+ public:
+  // Takes memory for the largest of `workloads`.
+  explicit DecodeBench(const std::vector<DecodeWorkload>& workloads);
+  ~DecodeBench();
+  DecodeBench(const DecodeBench&) = delete;
+  DecodeBench& operator=(const DecodeBench&) = delete;
+
+  static bool Supported(const DecodeWorkload& workload);
+  DecodeResult Run(const DecodeWorkload& workload);
+
+  void* arena() const { return arena_; }
+  size_t arena_bytes() const { return arena_bytes_; }
+
+ private:
+  uint8_t* arena_ = nullptr;  // page slots: all layers of a page, tiles of one layer together
+  size_t arena_bytes_ = 0;
+  kernels::Bf16* windows_ = nullptr;
+  size_t window_bytes_ = 0;
+};
+
+std::vector<DecodeWorkload> StandardDecodeWorkloads();
+
+}  // namespace crumb::bench

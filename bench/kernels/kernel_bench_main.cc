@@ -1,0 +1,123 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// crumb-kernel-bench [--json] [--commit ID] [--only N,N...]
+//
+// Times the CUDA kernels on the first GPU. Rows: decode (graph of 20 layers, cold L2, permuted
+// pages; bench/kernels/decode_bench.h). Rates are bytes the algorithm needs over time; percent is
+// of the read rate measured in the same run. --only picks rows by number.
+#include <cstdio>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "bench/kernels/decode_bench.h"
+#include "bench/kernels/device_rates.h"
+
+namespace crumb::bench {
+namespace {
+
+struct Arguments {
+  bool json = false;
+  std::string commit = "unknown";
+  std::string command;
+  std::vector<int> only;
+};
+
+bool Parse(int argc, char** argv, Arguments* arguments) {
+  arguments->command = "crumb-kernel-bench";
+  for (int i = 1; i < argc; ++i) arguments->command.append(" ").append(argv[i]);
+  for (int i = 1; i < argc; ++i) {
+    if (std::strcmp(argv[i], "--json") == 0) {
+      arguments->json = true;
+    } else if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) {
+      arguments->commit = argv[++i];
+    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
+      std::stringstream list(argv[++i]);
+      for (std::string item; std::getline(list, item, ',');) {
+        arguments->only.push_back(std::stoi(item));
+      }
+    } else {
+      std::fprintf(stderr, "usage: crumb-kernel-bench [--json] [--commit ID] [--only N,N...]\n");
+      return false;
+    }
+  }
+  return true;
+}
+
+std::string Context(const DecodeWorkload& w) {
+  for (const int context : w.contexts) {
+    if (context != w.contexts[0]) return "ragged";
+  }
+  return std::to_string(w.contexts[0]);
+}
+
+void PrintHeader(const Arguments& arguments, double read, double copy) {
+  cudaDeviceProp device;
+  Check(cudaGetDeviceProperties(&device, 0), "properties");
+  int driver = 0, runtime = 0;
+  Check(cudaDriverGetVersion(&driver), "driver version");
+  Check(cudaRuntimeGetVersion(&runtime), "runtime version");
+  if (arguments.json) {
+    std::printf(
+        "{\"device\": \"%s\", \"multiprocessors\": %d, \"driver_cuda\": %d, \"cuda\": %d, "
+        "\"commit\": \"%s\", \"command\": \"%s\", \"read_tbps\": %.3f, \"copy_tbps\": %.3f,\n"
+        " \"rows\": [",
+        device.name, device.multiProcessorCount, driver, runtime, arguments.commit.c_str(),
+        arguments.command.c_str(), read, copy);
+    return;
+  }
+  std::printf("%s, %d multiprocessors, driver CUDA %d, runtime %d; read %.3f TB/s, copy %.3f\n",
+              device.name, device.multiProcessorCount, driver, runtime, read, copy);
+  std::printf("%3s %-20s %5s %3s %3s %5s %8s %9s %7s %6s %9s %7s\n", "row", "decode", "heads", "kv",
+              "q", "batch", "context", "us", "TB/s", "%read", "error", "goal us");
+}
+
+void PrintRow(const Arguments& arguments, bool first, int number, const DecodeWorkload& w,
+              const DecodeResult& r, double read) {
+  const double rate = r.bytes / r.us * 1e-6;
+  if (arguments.json) {
+    std::printf(
+        "%s\n  {\"kernel\": \"decode\", \"name\": \"%s\", \"query_heads\": %d, \"kv_heads\": %d, "
+        "\"q_tokens\": %d, \"head_dim\": %d, \"group_size\": %d, \"batch\": %zu, \"context\": "
+        "\"%s\", \"recent\": 287, \"l2\": \"cold\", \"us\": %.2f, \"bytes\": %.0f, \"tbps\": %.3f, "
+        "\"percent_of_read\": %.1f, \"rel_error\": %.2e}",
+        first ? "" : ",", w.name.c_str(), w.q_heads, w.kv_heads, w.q_tokens, w.tile.head_dim,
+        w.tile.group_size, w.contexts.size(), Context(w).c_str(), r.us, r.bytes, rate,
+        100.0 * rate / read, r.rel_error);
+  } else {
+    std::printf("%3d %-20s %5d %3d %3d %5zu %8s %9.2f %7.3f %6.1f %9.1e %7.0f\n", number,
+                w.name.c_str(), w.q_heads, w.kv_heads, w.q_tokens, w.contexts.size(),
+                Context(w).c_str(), r.us, rate, 100.0 * rate / read, r.rel_error, w.target_us);
+  }
+  std::fflush(stdout);
+}
+
+int Main(int argc, char** argv) {
+  Arguments arguments;
+  if (!Parse(argc, argv, &arguments)) return 2;
+  std::vector<DecodeWorkload> workloads = StandardDecodeWorkloads();
+  std::vector<DecodeWorkload> chosen;
+  std::vector<int> numbers;
+  for (size_t i = 0; i < workloads.size(); ++i) {
+    bool wanted = arguments.only.empty();
+    for (const int number : arguments.only) wanted |= number == static_cast<int>(i);
+    if (!wanted || !DecodeBench::Supported(workloads[i])) continue;
+    chosen.push_back(workloads[i]);
+    numbers.push_back(static_cast<int>(i));
+  }
+  DecodeBench bench(chosen);
+  const size_t bytes = std::min<size_t>(bench.arena_bytes(), size_t{8} << 30);
+  const double read = ReadRate(bench.arena(), bytes), copy = CopyRate(bench.arena(), bytes);
+  PrintHeader(arguments, read, copy);
+  for (size_t i = 0; i < chosen.size(); ++i) {
+    PrintRow(arguments, i == 0, numbers[i], chosen[i], bench.Run(chosen[i]), read);
+  }
+  if (arguments.json) std::printf("\n ]}\n");
+  return 0;
+}
+
+}  // namespace
+}  // namespace crumb::bench
+
+int main(int argc, char** argv) { return crumb::bench::Main(argc, argv); }

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+# Runs the checks and timings that need a GPU, from programs built before: correctness, timings,
+# then compute-sanitizer where it is installed.
+#   tests/gpu.sh BUILD_DIR [OUTPUT_DIR] [--quick]
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+build=${1:?usage: tests/gpu.sh BUILD_DIR [OUTPUT_DIR] [--quick]}
+output=${2:-$(mktemp -d)}
+quick=${3:-}
+code=0
+
+nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+for test in "$build"/tests/kernels_cuda_*_test; do
+  timeout 200 "$test" >"$output/$(basename "$test").log" 2>&1 || code=1
+  grep -E '^\[  (FAILED|PASSED) |Failure|error [0-9]' "$output/$(basename "$test").log" | tail -n 60
+done
+timeout 240 "$build/bin/crumb-kernel-bench" || code=1
+if [[ "$quick" != --quick ]] && command -v compute-sanitizer >/dev/null; then
+  for tool in memcheck racecheck synccheck initcheck; do
+    echo "compute-sanitizer $tool"
+    timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$build/tests/kernels_cuda_decode_test" \
+      --gtest_filter='*LengthsAround*:*PaddedEntries*:*InvariantSplits*' \
+      >"$output/$tool.log" 2>&1 || code=1
+    tail -n 3 "$output/$tool.log"
+  done
+fi
+exit "$code"
