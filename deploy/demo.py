@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 
 PASSKEYS = {"harbour": "48213", "lantern": "70594", "meadow": "16387"}  # name -> key
@@ -77,20 +76,19 @@ class Crumbd:
             time.sleep(0.02)
 
     def ready(self):
-        port_file = self.folder / "admin.port"
-        if not port_file.exists():
-            return False
-        url = f"http://127.0.0.1:{port_file.read_text().strip()}/readyz"
+        """Whether this process, not one that was killed before, says so on its admin port."""
         try:
-            with urllib.request.urlopen(url, timeout=1) as answer:
+            endpoints = json.loads((self.folder / "crumbd.endpoints.json").read_text())
+            if int(endpoints["pid"]) != self.process.pid:
+                return False
+            with urllib.request.urlopen(f"http://{endpoints['admin']}/readyz", timeout=1) as answer:
                 return answer.status == 200
-        except (urllib.error.URLError, OSError):
+        except (OSError, ValueError, KeyError):
             return False
 
     def kill(self):
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-        (self.folder / "admin.port").unlink(missing_ok=True)
 
     def stop(self):
         if self.process is None or self.process.poll() is not None:

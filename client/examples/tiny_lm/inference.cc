@@ -57,8 +57,10 @@ absl::Status Inference::OpenModel() {
 
 absl::Status Inference::OpenStore() {
   if (options_.store != "none") {
-    CRUMB_ASSIGN_OR_RETURN(client_, client::Client::Open({.socket_dir = options_.store,
-                                                          .process_name = "crumb-tiny-lm"}));
+    client::ClientOptions client_options;
+    client_options.socket_dir = options_.store;
+    client_options.process_name = "crumb-tiny-lm";
+    CRUMB_ASSIGN_OR_RETURN(client_, client::Client::Open(client_options));
   }
   CRUMB_ASSIGN_OR_RETURN(const client::WorkerOptions worker_options, MakeWorkerOptions());
   CRUMB_ASSIGN_OR_RETURN(worker_, client::Worker::Open(worker_options, client_.get()));

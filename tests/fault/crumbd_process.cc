@@ -1,0 +1,98 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/fault/crumbd_process.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <thread>
+
+#include "tests/fault/known_pages.h"
+
+extern char** environ;
+
+namespace crumb::fault {
+namespace {
+
+constexpr auto kStartWait = std::chrono::seconds(30);
+
+}  // namespace
+
+TemporaryFolder::TemporaryFolder() {
+  path_ = std::filesystem::temp_directory_path() / "crumb-fault-XXXXXX";
+  if (::mkdtemp(path_.data()) == nullptr) std::abort();
+}
+
+TemporaryFolder::~TemporaryFolder() { std::filesystem::remove_all(path_); }
+
+CrumbdProcess::CrumbdProcess(const std::string& folder, const StoreSizes& sizes) : folder_(folder) {
+  std::ofstream config(folder_ + "/crumbd.yaml");
+  config << "listen:\n  socket_dir: " << folder_ << "\nadmin:\n  listen: \"\"\n"
+         << "store:\n  host:\n    bytes_max: " << sizes.host_bytes
+         << "\n    slab_bytes: " << sizes.host_bytes << "\n  ssd:\n    path: " << ssd_path()
+         << "\n    bytes_max: " << sizes.ssd_bytes << "\n";
+}
+
+CrumbdProcess::~CrumbdProcess() { Kill(); }
+
+bool CrumbdProcess::Start() {
+  const std::string log = folder_ + "/crumbd.log";
+  const std::string config = folder_ + "/crumbd.yaml";
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+  const char* arguments[] = {CRUMBD_PATH, "--config", config.c_str(), nullptr};
+  const int error =
+      ::posix_spawn(&pid_, CRUMBD_PATH, &actions, nullptr, const_cast<char**>(arguments), environ);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) {
+    pid_ = -1;
+    return false;
+  }
+  const auto deadline = std::chrono::steady_clock::now() + kStartWait;
+  while (std::chrono::steady_clock::now() < deadline) {
+    if (Serves()) return true;
+    if (::waitpid(pid_, nullptr, WNOHANG) == pid_) {
+      pid_ = -1;
+      break;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  std::cerr << std::ifstream(log).rdbuf() << "crumbd does not serve\n";
+  return false;
+}
+
+bool CrumbdProcess::Serves() const {
+  auto client = Connect(folder_, "fault-probe");
+  return client.ok() && (*client)->connected();
+}
+
+void CrumbdProcess::Kill() {
+  if (pid_ < 0) return;
+  ::kill(pid_, SIGKILL);
+  ::waitpid(pid_, nullptr, 0);
+  pid_ = -1;
+}
+
+int CrumbdProcess::Stop() {
+  ::kill(pid_, SIGTERM);
+  int status = 0;
+  ::waitpid(pid_, &status, 0);
+  pid_ = -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+int FaultRounds(int otherwise) {
+  const char* rounds = std::getenv("CRUMB_FAULT_ROUNDS");
+  return rounds == nullptr ? otherwise : std::atoi(rounds);
+}
+
+}  // namespace crumb::fault
