@@ -1,0 +1,285 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/client.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fstream>
+
+#include "common/crc32c.h"
+#include "crumbd_test.h"
+
+namespace crumb::client {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+KeyspaceSpec SmallSpec() {
+  KeyspaceSpec spec;
+  spec.fields = {{"model", "test"}, {"format", "int2"}};
+  spec.layers = 1;
+  spec.kv_heads = 1;
+  spec.head_dim = 64;
+  spec.group_size = 64;
+  return spec;
+}
+
+// A fragment of one tile of `fill`.
+FragmentBytes SmallFragment(const KeyspaceInfo& keyspace, const PageKey& key, char fill) {
+  FragmentBytes fragment;
+  fragment.tiles = std::string(keyspace.int2_tile_bytes, fill);
+  fragment.header.tile_bytes = keyspace.int2_tile_bytes;
+  fragment.header.generation = keyspace.generation;
+  fragment.header.keyspace = keyspace.id;
+  fragment.header.key = key;
+  fragment.header.range = {{0, 1}, {0, 1}};
+  fragment.header.tile_sums = {Crc32c(std::as_bytes(std::span(fragment.tiles)))};
+  return fragment;
+}
+
+size_t OpenDescriptors() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
+// Mappings of the fake's memory files in this process.
+size_t SharedMappings() {
+  std::ifstream maps("/proc/self/maps");
+  size_t count = 0;
+  for (std::string line; std::getline(maps, line);) {
+    count += line.find("memfd:fake-") != std::string::npos;
+  }
+  return count;
+}
+
+size_t Threads() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry :
+       std::filesystem::directory_iterator("/proc/self/task")) {
+    ++count;
+  }
+  return count;
+}
+
+class ClientTest : public CrumbdTest {
+ protected:
+  // Commits one fragment through staging memory.
+  static absl::StatusOr<CommitOutcome> CommitOne(Client& client, const KeyspaceInfo& keyspace,
+                                                 const FragmentBytes& fragment) {
+    auto slots = client.Reserve(1, FragmentBytes_(fragment), seconds(5));
+    if (!slots.ok()) return slots.status();
+    const std::span<std::byte> room = slots->at(0).bytes();
+    std::memcpy(room.data(), fragment.tiles.data(), fragment.tiles.size());
+    EncodeFragmentHeader(fragment.header, room.subspan(fragment.tiles.size()));
+    auto outcomes =
+        client.Commit(keyspace.id, *std::move(slots), fragment.tiles.size(), seconds(5));
+    if (!outcomes.ok()) return outcomes.status();
+    return outcomes->at(0);
+  }
+  static size_t FragmentBytes_(const FragmentBytes& fragment) {
+    return crumb::FragmentBytes(fragment.header.range.tiles(), fragment.header.tile_bytes);
+  }
+};
+
+TEST_F(ClientTest, CommitsAndAcquiresInSharedMemory) {
+  StartCrumbd(7);
+  const auto client = OpenClient();
+  ASSERT_TRUE(client->connected());
+  EXPECT_EQ(client->epoch(), 7);
+  const KeyspaceInfo keyspace = client->OpenKeyspace(SmallSpec(), seconds(5)).value();
+  const std::vector<PageKey> keys = PageKeysOf(keyspace.id, RandomTokens(192, 1));
+  for (int i = 0; i < 2; ++i) {
+    EXPECT_EQ(*CommitOne(*client, keyspace, SmallFragment(keyspace, keys[i], char('a' + i))),
+              CommitOutcome::kStored);
+  }
+  EXPECT_EQ(*CommitOne(*client, keyspace, SmallFragment(keyspace, keys[0], 'a')),
+            CommitOutcome::kDeduplicated);
+  AcquireRequest request;
+  request.keyspace = keyspace.id;
+  request.generation = keyspace.generation;
+  request.keys = keys;
+  request.range = TileRange{{0, 1}, {0, 1}};
+  request.timeout = seconds(5);
+  AcquireResult result = client->Acquire(request).value();
+  EXPECT_EQ(result.hit_pages, 2);
+  EXPECT_EQ(result.miss_reason, MissReason::kAbsent);
+  ASSERT_EQ(result.lease->fragments().size(), 2);
+  EXPECT_EQ(result.lease->fragments()[1].tiles[0], std::byte{'b'});
+  EXPECT_TRUE(result.lease->fragments()[1].VerifyTiles().ok());
+  EXPECT_EQ(crumbd_->leases(), 1);
+  // More than is there: every tile must be covered.
+  request.range = TileRange{{0, 2}, {0, 1}};
+  const AcquireResult wider = client->Acquire(request).value();
+  EXPECT_EQ(wider.hit_pages, 0);
+  EXPECT_EQ(wider.miss_reason, MissReason::kNotCovered);
+  result.lease.reset();
+  EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return crumbd_->counters().verify_failures() == 1; }));
+}
+
+TEST_F(ClientTest, AnswersOutsideTheSlabAreMisses) {
+  StartCrumbd();
+  const auto client = OpenClient();
+  const KeyspaceInfo keyspace = client->OpenKeyspace(SmallSpec(), seconds(5)).value();
+  const PageKey key = PageKeysOf(keyspace.id, RandomTokens(64, 1))[0];
+  const FragmentBytes fragment = SmallFragment(keyspace, key, 'x');
+  ASSERT_EQ(*CommitOne(*client, keyspace, fragment), CommitOutcome::kStored);
+  AcquireRequest request;
+  request.keyspace = keyspace.id;
+  request.generation = keyspace.generation;
+  const PageKey keys[] = {key};
+  request.keys = keys;
+  request.timeout = seconds(5);
+  for (const FakeCrumbd::Page& bad :
+       {FakeCrumbd::Page{uint64_t{64} << 20, 0, fragment.header},
+        FakeCrumbd::Page{~uint64_t{0} - 511, 2560, fragment.header},
+        FakeCrumbd::Page{(uint64_t{64} << 20) - 512, 4'000'000'000, fragment.header},
+        FakeCrumbd::Page{64, 2560, fragment.header}}) {
+    crumbd_->Place({keyspace.id, key}, bad);
+    const AcquireResult result = client->Acquire(request).value();
+    EXPECT_EQ(result.hit_pages, 0) << bad.offset;
+    EXPECT_EQ(result.miss_reason, MissReason::kCorrupt) << bad.offset;
+  }
+}
+
+TEST_F(ClientTest, UnusedRoomIsGivenBack) {
+  StartCrumbd();
+  const auto client = OpenClient();
+  {
+    const auto slots = client->Reserve(5, 5000, seconds(5));
+    ASSERT_EQ(slots->size(), 5);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(slots->at(1).bytes().data()) % 512, 0);
+    EXPECT_EQ(crumbd_->reservations(), 5);
+  }
+  EXPECT_TRUE(Eventually([&] { return crumbd_->reservations() == 0; }));
+  // More than there is: fewer are given.
+  const auto slots = client->Reserve(1000, 1 << 20, seconds(5));
+  EXPECT_EQ(slots->size(), 8);
+}
+
+TEST_F(ClientTest, RoomOfALostConnectionCannotBeCommitted) {
+  StartCrumbd();
+  const auto client = OpenClient();
+  const KeyspaceInfo keyspace = client->OpenKeyspace(SmallSpec(), seconds(5)).value();
+  auto slots = client->Reserve(1, 5000, seconds(5)).value();
+  crumbd_->BreakStreams();
+  ASSERT_TRUE(Eventually([&] { return crumbd_->sessions() == 2 && client->connected(); }));
+  const auto outcome = client->Commit(keyspace.id, std::move(slots), 4000, seconds(5));
+  EXPECT_EQ(outcome.status().code(), absl::StatusCode::kAborted);
+}
+
+TEST_F(ClientTest, GetsAndPutsBytes) {
+  StartCrumbd();
+  const auto client = OpenClient();
+  const KeyspaceInfo keyspace = client->OpenKeyspace(SmallSpec(), seconds(5)).value();
+  const std::vector<PageKey> keys = PageKeysOf(keyspace.id, RandomTokens(192, 2));
+  const std::vector<FragmentBytes> fragments = {SmallFragment(keyspace, keys[0], 'p'),
+                                                SmallFragment(keyspace, keys[1], 'q')};
+  const auto outcomes = client->Put(keyspace.id, fragments, seconds(5));
+  ASSERT_TRUE(outcomes.ok()) << outcomes.status();
+  EXPECT_EQ(outcomes->size(), 2);
+  std::vector<FragmentBytes> got;
+  const auto receive = [&](FragmentBytes fragment) {
+    got.push_back(std::move(fragment));
+    return absl::OkStatus();
+  };
+  const auto miss = client->Get(keyspace.id, keys, seconds(5), receive);
+  ASSERT_TRUE(miss.ok()) << miss.status();
+  EXPECT_EQ(*miss, MissReason::kAbsent);
+  ASSERT_EQ(got.size(), 2);
+  EXPECT_EQ(got[1].tiles, fragments[1].tiles);
+  EXPECT_EQ(got[1].page, 1);
+  // What arrives damaged is not handed over.
+  crumbd_->Bytes(crumbd_->pages().at({keyspace.id, keys[1]}))[3] ^= std::byte{4};
+  got.clear();
+  EXPECT_EQ(client->Get(keyspace.id, keys, seconds(5), receive).status().code(),
+            absl::StatusCode::kDataLoss);
+  EXPECT_EQ(got.size(), 1);
+  // A receiver that has enough ends the call.
+  const auto enough = [](FragmentBytes) { return absl::CancelledError("enough"); };
+  EXPECT_EQ(client->Get(keyspace.id, keys, seconds(5), enough).status().code(),
+            absl::StatusCode::kCancelled);
+  FragmentBytes broken = fragments[0];
+  broken.tiles.pop_back();
+  EXPECT_EQ(client->Put(keyspace.id, std::span(&broken, 1), seconds(5)).status().code(),
+            absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ClientTest, AnswersAtOnceWithoutCrumbd) {
+  const TimePoint start = Clock::Real().Now();
+  const auto client = OpenClient();
+  EXPECT_FALSE(client->connected());
+  const KeyspaceId keyspace{};
+  EXPECT_EQ(client->OpenKeyspace(SmallSpec(), seconds(5)).status().code(),
+            absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client->Acquire({}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client->Lookup(keyspace, {}).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client->Reserve(1, 1, seconds(5)).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client->Flush(seconds(5)).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client->Stats().status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_EQ(client->DropKeyspace(keyspace).status().code(), absl::StatusCode::kUnavailable);
+  EXPECT_LT(Clock::Real().Now() - start, seconds(2));
+  StartCrumbd();
+  EXPECT_TRUE(client->WaitConnected(seconds(20)));
+}
+
+TEST_F(ClientTest, RefusedHelloIsNoConnection) {
+  StartCrumbd();
+  crumbd_->refuse_hello = true;
+  const auto client = OpenClient();
+  EXPECT_FALSE(client->connected());
+  crumbd_->refuse_hello = false;
+  EXPECT_TRUE(client->WaitConnected(seconds(20)));
+}
+
+TEST_F(ClientTest, WrongOptionsAreErrors) {
+  ClientOptions options = Options();
+  options.engine = "short";
+  EXPECT_EQ(Client::Open(options).status().code(), absl::StatusCode::kInvalidArgument);
+  options = Options();
+  options.backoff_max = milliseconds(1);
+  EXPECT_EQ(Client::Open(options).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(ClientTest, LeavesNothingBehind) {
+  StartCrumbd();
+  const auto open_and_close = [&] {
+    const auto client = OpenClient();
+    const auto slots = client->Reserve(2, 5000, seconds(5));
+    EXPECT_EQ(slots->size(), 2);
+  };
+  open_and_close();  // gRPC's own descriptors come with the first channel
+  const auto settled = [&] { return crumbd_->sessions() == 0; };
+  ASSERT_TRUE(Eventually(settled));
+  const size_t descriptors = OpenDescriptors();
+  const size_t threads = Threads();
+  const size_t mappings = SharedMappings();
+  for (int i = 0; i < 200; ++i) open_and_close();
+  ASSERT_TRUE(Eventually(settled));
+  EXPECT_EQ(crumbd_->reservations(), 0);
+  // The fake keeps one socket and one mapping for every session it ever had; gRPC's server keeps
+  // closed connections for a moment.
+  EXPECT_EQ(SharedMappings() - mappings, 200);
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() <= descriptors + 200 + 4; }))
+      << descriptors << " before, " << OpenDescriptors() << " after";
+  EXPECT_LE(Threads(), threads + 16);
+}
+
+TEST_F(ClientTest, StartsNoThreadBeforeOpen) {
+  const size_t threads = Threads();
+  const WorkerOptions options = SmallWorkerOptions();
+  const auto worker = OpenWorker(options, nullptr);
+  const SequenceModel model(options, RandomTokens(700, 1));
+  const auto sequence = worker->Begin(model.prompt(600)).value();
+  model.Pass(*sequence, 600);
+  EXPECT_TRUE(sequence->Finish().ok());
+  EXPECT_EQ(Threads(), threads);
+}
+
+}  // namespace
+}  // namespace crumb::client

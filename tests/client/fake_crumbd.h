@@ -1,0 +1,121 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/fragment_header.h"
+#include "common/mapping.h"
+#include "common/mutex.h"
+#include "common/thread.h"
+#include "common/unique_fd.h"
+#include "crumb/v1/cache_service.grpc.pb.h"
+
+namespace crumb::client {
+
+// crumbd's two sockets over memory of this process, with faults on request: enough to test a client
+// against. Never evicts. Thread-safe.
+class FakeCrumbd final : public v1::CacheService::Service {
+ public:
+  struct Page {
+    uint64_t offset = 0;  // in the slab
+    uint32_t tiles_bytes = 0;
+    FragmentHeader header;
+  };
+  using PageId = std::pair<KeyspaceId, PageKey>;
+
+  // Answers at `dir`/crumbd.sock and `dir`/crumbd.fd.sock until it is destroyed.
+  static std::unique_ptr<FakeCrumbd> Start(const std::string& dir, uint64_t epoch);
+  ~FakeCrumbd() override;
+
+  // Faults; set at any time.
+  std::atomic<bool> block_acquire{false};  // Acquire answers when this ends, or the call does
+  std::atomic<bool> block_commit{false};
+  std::atomic<bool> refuse_commits{false};
+  std::atomic<bool> no_staging_room{false};
+  std::atomic<bool> refuse_hello{false};
+  std::atomic<bool> bf16_only{false};   // state of keyspaces that are opened from now on
+  std::atomic<uint64_t> generation{1};  // of keyspaces that are opened from now on
+  std::atomic<v1::Tier> tier{v1::TIER_HOST};
+
+  std::map<PageId, Page> pages() const;
+  // Bytes of a page in the slab, tiles and header, to read or to damage.
+  std::span<std::byte> Bytes(const Page& page) const;
+  // Answers each page in the other's place.
+  void Swap(const PageId& a, const PageId& b);
+
+  // Answers `page` for `id` from now on, wherever that is.
+  void Place(const PageId& id, const Page& page);
+
+  size_t leases() const;
+  size_t reservations() const;
+  size_t sessions() const;  // whose socket is open
+  uint64_t acquires() const { return acquires_.load(); }
+  v1::SessionRequest::Counters counters() const;
+  void PushState(const KeyspaceId& keyspace, v1::KeyspaceState state);
+  // Ends the session streams, and nothing else.
+  void BreakStreams();
+
+ private:
+  struct Room {
+    UniqueFd socket;
+    Mapping staging;
+    std::map<uint64_t, uint64_t> rooms;  // offset -> bytes
+  };
+  using Context = grpc::ServerContext;
+
+  FakeCrumbd(std::string dir, uint64_t epoch) : dir_(std::move(dir)), epoch_(epoch) {}
+  absl::Status Listen();
+  void Accept();
+  absl::Status Welcome(UniqueFd socket);
+  Room* Find(Context* context) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  v1::CommitOutcome CommitOne(Room& room, uint64_t offset, uint32_t tiles_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WaitWhile(const std::atomic<bool>& blocked, Context* context);
+
+  grpc::Status OpenKeyspace(Context*, const v1::OpenKeyspaceRequest*,
+                            v1::OpenKeyspaceResponse*) override;
+  grpc::Status Acquire(Context*, const v1::AcquireRequest*, v1::AcquireResponse*) override;
+  grpc::Status Release(Context*, const v1::ReleaseRequest*, v1::ReleaseResponse*) override;
+  grpc::Status Reserve(Context*, const v1::ReserveRequest*, v1::ReserveResponse*) override;
+  grpc::Status Commit(Context*, const v1::CommitRequest*, v1::CommitResponse*) override;
+  grpc::Status Abort(Context*, const v1::AbortRequest*, v1::AbortResponse*) override;
+  grpc::Status Get(Context*, const v1::GetRequest*, grpc::ServerWriter<v1::GetResponse>*) override;
+  grpc::Status Put(Context*, grpc::ServerReader<v1::PutRequest>*, v1::PutResponse*) override;
+  grpc::Status Session(Context*,
+                       grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>*) override;
+
+  const std::string dir_;
+  const uint64_t epoch_;
+  UniqueFd listener_;
+  UniqueFd slab_fd_;
+  Mapping slab_;
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> acquires_{0};
+
+  mutable Mutex mutex_;
+  CondVar changed_;
+  uint64_t slab_used_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<PageId, Page> pages_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Room> sessions_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> leases_ ABSL_GUARDED_BY(mutex_);
+  v1::SessionRequest::Counters counters_ ABSL_GUARDED_BY(mutex_);
+  std::set<grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>*> streams_
+      ABSL_GUARDED_BY(mutex_);
+  std::set<Context*> stream_contexts_ ABSL_GUARDED_BY(mutex_);
+
+  std::unique_ptr<grpc::Server> server_;
+  Thread accept_thread_;
+};
+
+}  // namespace crumb::client
