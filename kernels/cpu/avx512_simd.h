@@ -106,7 +106,9 @@ struct Simd {
   static Acc ZeroAcc() { return _mm512_setzero_si512(); }
   static Acc Dot(Acc acc, I codes, I weights) {
     if constexpr (kDotProducts) {
-      return _mm512_dpbusd_epi32(acc, codes, weights);
+      // Written out: for the intrinsic GCC 12 copies and spills the sums it keeps in registers.
+      asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(codes), "v"(weights));
+      return acc;
     } else {
       return _mm512_add_epi16(acc, _mm512_maddubs_epi16(codes, weights));
     }
