@@ -7,9 +7,10 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "storage/policy/default_policy.h"
 #include "storage/policy/fifo_policy.h"
 #include "storage/policy/lru_policy.h"
-#include "storage/policy/reuse_policy.h"
+
 #include "storage/policy/s3fifo_policy.h"
 
 namespace crumb::storage {
@@ -21,7 +22,7 @@ struct KnownPolicy {
 };
 
 constexpr std::array kKnownPolicies = {
-    KnownPolicy{"default", MakeReusePolicy},
+    KnownPolicy{"default", MakeDefaultPolicy},
     KnownPolicy{"lru", [](size_t) { return MakeLruPolicy(); }},
     KnownPolicy{"s3fifo", MakeS3FifoPolicy},
     KnownPolicy{"fifo", [](size_t) { return MakeFifoPolicy(); }},

@@ -2,17 +2,91 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
-#include <memory>
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
 
+#include "storage/policy/chain_table.h"
+#include "storage/policy/ghost_list.h"
+#include "storage/policy/item_queue.h"
 #include "storage/policy/policy.h"
+#include "storage/policy/reuse_model.h"
 
 namespace crumb::storage {
 
-// `default`: the leaf that is worth least according to a ReuseModel goes first; among equals, the
-// one not used for longest. An epoch of the model is an eighth of `capacity_items` insertions.
-// Remembers eight times `capacity_items` evicted items, so that an item that comes back is known.
-// docs/adr/0003-eviction-policy.md tells why.
-std::unique_ptr<EvictionPolicy> MakeReusePolicy(size_t capacity_items);
+// The leaf that is worth least according to a ReuseModel goes first; among equals, the one not used
+// for longest. An epoch of the model is an eighth of `capacity_items` insertions. Remembers eight
+// times `capacity_items` evicted items, so that an item that comes back is known.
+//
+// Leaves stand in queues, one per class and age; all in one queue are worth the same. The queues
+// are ranked once per epoch, and victims come from the first that is not empty.
+class ReusePolicy final : public EvictionPolicy {
+ public:
+  enum class Order {
+    kWorth,
+    kAge,  // by the epoch of the last use alone
+  };
+
+  explicit ReusePolicy(size_t capacity_items);
+
+  // Takes effect at once. kWorth at first.
+  void SetOrder(Order order);
+
+  uint64_t FingerprintOf(ItemHandle item) const { return table_[item].fingerprint; }
+
+  std::string_view name() const override { return "reuse"; }
+  void BeginAccess() override { ++access_; }
+  ItemHandle Insert(const ItemInfo& info) override;
+  void Link(ItemHandle child, ItemHandle parent) override;
+  void Hit(ItemHandle item) override;
+  void Remove(ItemHandle item, Removal reason) override;
+  std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) override;
+  PolicyUsage Usage() const override;
+
+ private:
+  static constexpr size_t kQueues = ReuseModel::kClasses * ReuseModel::kAges;
+  static constexpr uint16_t kNowhere = UINT16_MAX;
+  static constexpr uint16_t kParked = kQueues;
+  static_assert(kQueues < kNowhere);
+
+  struct State {
+    uint32_t uses = 0;
+    uint32_t epoch = 0;         // of the last use
+    uint16_t queue = kNowhere;  // index into queues_, or kParked
+  };
+
+  // A period is the time between two uses of an item, as the model counts them.
+  void BeginPeriod(ItemHandle item);
+  void EndPeriod(ItemHandle item, ReuseModel::Ending ending);
+
+  uint16_t QueueAt(size_t item_class, size_t age) const;
+  uint16_t QueueFor(ItemHandle item) const;
+  enum class End { kNewest, kOldest };
+  void Enqueue(ItemHandle item, End end);
+  void Dequeue(ItemHandle item);
+
+  std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned);
+  void Unpark();
+  void AdvanceEpoch();
+  void RankQueues();
+
+  const size_t epoch_insertions_;
+  uint64_t insertions_ = 0;
+  uint64_t access_ = 0;
+  Order order_ = Order::kWorth;
+  ReuseModel model_;
+  ChainTable table_;
+  std::vector<State> states_;  // by handle
+  ItemLinks links_;
+  std::deque<ItemQueue> queues_;             // by class and ring slot; leaves only
+  ItemQueue parked_{links_};                 // pinned leaves that stood in the way
+  std::array<uint16_t, kQueues> ranking_{};  // queues, first to be emptied first
+  std::array<uint16_t, kQueues> place_{};    // of a queue in ranking_
+  uint16_t first_ = 0;                       // queues before this place are empty
+  GhostList ghosts_;
+};
 
 }  // namespace crumb::storage

@@ -1,0 +1,17 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "storage/policy/policy.h"
+
+namespace crumb::storage {
+
+// `default`: orders leaves by learned worth (ReusePolicy) and falls back to the age of their last
+// use while that serves a sample of the same accesses better. Two shadow caches of about 2,000
+// items, one per order, run on items picked by fingerprint. docs/adr/0003-eviction-policy.md.
+std::unique_ptr<EvictionPolicy> MakeDefaultPolicy(size_t capacity_items);
+
+}  // namespace crumb::storage
