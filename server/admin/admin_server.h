@@ -1,0 +1,35 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/options.h"
+
+namespace crumb::server {
+
+// HTTP for operators: /metrics, /healthz, /readyz, /status.json and an index. Thread-safe.
+class AdminServer {
+ public:
+  // What the pages show; called on this server's threads.
+  struct Pages {
+    std::function<bool()> ready;
+    std::function<std::string()> metrics;  // Prometheus text; empty: not yet
+    std::function<std::string()> status;   // JSON; empty: not yet
+  };
+
+  // Answers from now on. kAlreadyExists: the port is in use.
+  static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const AdminOptions& options,
+                                                            Pages pages);
+
+  // Stops.
+  virtual ~AdminServer() = default;
+
+  // "HOST:PORT" with the real port.
+  virtual std::string address() const = 0;
+};
+
+}  // namespace crumb::server

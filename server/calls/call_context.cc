@@ -1,0 +1,66 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/call_context.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/status_macros.h"
+#include "fmt/format.h"
+
+namespace crumb::server {
+
+absl::StatusOr<std::shared_ptr<Keyspace>> FindKeyspace(const CallContext& context,
+                                                       const std::string& id) {
+  const absl::StatusOr<KeyspaceId> keyspace_id = KeyspaceId::FromBytes(id);
+  if (!keyspace_id.ok()) {
+    return absl::InvalidArgumentError(
+        fmt::format("keyspace has {} bytes, must have {}", id.size(), sizeof(KeyspaceId)));
+  }
+  auto keyspace = context.keyspaces.Find(*keyspace_id);
+  if (keyspace == nullptr) {
+    return absl::NotFoundError("unknown keyspace " + keyspace_id->ToHex() + ": open it first");
+  }
+  return keyspace;
+}
+
+absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const std::string& keys) {
+  static_assert(sizeof(PageKey) == 32 && std::is_trivially_copyable_v<PageKey>);
+  if (keys.empty() || keys.size() % sizeof(PageKey) != 0) {
+    return absl::InvalidArgumentError(fmt::format(
+        "keys has {} bytes, must have a multiple of {} and not 0", keys.size(), sizeof(PageKey)));
+  }
+  const size_t count = keys.size() / sizeof(PageKey);
+  if (count > static_cast<size_t>(context.limits.acquire_keys_max)) {
+    return absl::InvalidArgumentError(
+        fmt::format("keys holds {} page keys, limits.acquire_keys_max allows {}", count,
+                    context.limits.acquire_keys_max));
+  }
+  std::vector<PageKey> read(count);
+  std::memcpy(read.data(), keys.data(), keys.size());
+  return read;
+}
+
+TimePoint WaitUntil(const CallContext& context, uint64_t wait_ms, TimePoint deadline) {
+  const auto bound = std::chrono::duration_cast<std::chrono::milliseconds>(context.limits.wait_max);
+  const auto wait =
+      std::chrono::milliseconds(std::min(wait_ms, static_cast<uint64_t>(bound.count())));
+  return std::min(context.clock.Now() + wait, deadline);
+}
+
+void RunOnControl(const CallContext& context, std::function<absl::Status()> work, Done done) {
+  const TimePoint queued_at = context.clock.Now();
+  // Shared, because a refused task is destroyed without having run.
+  const auto shared_done = std::make_shared<Done>(std::move(done));
+  const bool queued =
+      context.control.Submit([context, queued_at, work = std::move(work), shared_done] {
+        context.metrics.stages.of(Stage::kControlQueue)
+            .Observe(SecondsBetween(queued_at, context.clock.Now()));
+        (*shared_done)(work());
+      });
+  if (queued) return;
+  context.metrics.Reject(Rejection::kControlQueue);
+  (*shared_done)(absl::ResourceExhaustedError("limits.control_queue is reached, try again"));
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/executor.h"
+#include "server/event_hub.h"
+#include "server/keyspace_registry.h"
+#include "server/limits.h"
+#include "server/metrics/server_metrics.h"
+#include "server/session/session_table.h"
+#include "storage/tiered_store.h"
+
+// What the RPCs do, without gRPC: messages in, messages and a status out. Nothing here blocks; work
+// that takes time goes to an executor and calls back.
+namespace crumb::server {
+
+// Called exactly once, possibly before the call that takes it returns.
+using Done = std::function<void(absl::Status)>;
+
+// The parts that calls work on; all outlive every call.
+struct CallContext {
+  const Limits& limits;
+  Clock& clock;
+  storage::TieredStore& store;
+  KeyspaceRegistry& keyspaces;
+  SessionTable& sessions;
+  EventHub& events;
+  ServerMetrics& metrics;
+  Executor& commits;  // copies and checksums
+  Executor& control;  // what writes records or walks the index
+};
+
+// The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown.
+absl::StatusOr<std::shared_ptr<Keyspace>> FindKeyspace(const CallContext& context,
+                                                       const std::string& id);
+
+// The page keys of a request's field. kInvalidArgument naming the bound.
+absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const std::string& keys);
+
+// `wait_ms` from now, no later than `deadline` nor than the bound allows.
+TimePoint WaitUntil(const CallContext& context, uint64_t wait_ms, TimePoint deadline);
+
+// Runs `work` on the control executor; kResourceExhausted at once when its queue is full.
+void RunOnControl(const CallContext& context, std::function<absl::Status()> work, Done done);
+
+}  // namespace crumb::server

@@ -1,0 +1,101 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/keyspace_calls.h"
+
+#include <utility>
+
+#include "common/logging.h"
+#include "common/status_macros.h"
+
+namespace crumb::server {
+namespace {
+
+void Fill(const Keyspace& keyspace, v1::OpenKeyspaceResponse* response) {
+  response->set_keyspace(std::string(keyspace.id.view()));
+  response->set_generation(keyspace.generation.load());
+  response->set_state(ToProto(keyspace.state.load()));
+  response->set_int2_tile_bytes(keyspace.geometry.int2_tile_bytes());
+  response->set_bf16_tile_bytes(keyspace.geometry.bf16_tile_bytes());
+}
+
+void TellSessions(const CallContext& context, const NoticeQueue::StateChange& change) {
+  for (const auto& session : context.sessions.List()) {
+    const auto notices = session->notices();
+    if (notices != nullptr && !notices->AddStateChange(change)) {
+      context.metrics.notices_dropped.Add();
+    }
+  }
+}
+
+}  // namespace
+
+v1::KeyspaceState ToProto(ServingState state) {
+  return state == ServingState::kBf16 ? v1::KEYSPACE_STATE_BF16 : v1::KEYSPACE_STATE_ACTIVE;
+}
+
+void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& request,
+                  v1::OpenKeyspaceResponse* response, Done done) {
+  KeyspaceRegistry::Description description;
+  description.fields.insert(request.fields().begin(), request.fields().end());
+  description.geometry = {request.layers(), request.kv_heads(), request.head_dim(),
+                          request.group_size()};
+  description.tenant = request.tenant();
+  const absl::StatusOr<KeyspaceId> id = context.keyspaces.IdOf(description);
+  if (!id.ok()) return done(id.status());
+  if (const auto known = context.keyspaces.Find(*id)) {
+    Fill(*known, response);
+    return done(absl::OkStatus());
+  }
+  KeyspaceRegistry& keyspaces = context.keyspaces;
+  RunOnControl(
+      context,
+      [&keyspaces, description = std::move(description), response]() -> absl::Status {
+        CRUMB_ASSIGN_OR_RETURN(const auto keyspace, keyspaces.OpenKeyspace(description));
+        LogInfo("keyspace {} of model {} is open", keyspace->id.ToHex(), keyspace->model);
+        Fill(*keyspace, response);
+        return absl::OkStatus();
+      },
+      std::move(done));
+}
+
+void SetKeyspaceState(const CallContext& context, const v1::SetKeyspaceStateRequest& request,
+                      Done done) {
+  const auto keyspace = FindKeyspace(context, request.keyspace());
+  if (!keyspace.ok()) return done(keyspace.status());
+  if (request.state() != v1::KEYSPACE_STATE_ACTIVE && request.state() != v1::KEYSPACE_STATE_BF16) {
+    return done(absl::InvalidArgumentError("state must be ACTIVE or BF16"));
+  }
+  const ServingState state =
+      request.state() == v1::KEYSPACE_STATE_BF16 ? ServingState::kBf16 : ServingState::kActive;
+  RunOnControl(
+      context,
+      [context, id = (*keyspace)->id, state, &request]() -> absl::Status {
+        CRUMB_RETURN_IF_ERROR(
+            context.keyspaces.SetState(id, state, {request.who(), request.reason()}));
+        LogWarning("keyspace {} is in state {} now, set by '{}': {}", id.ToHex(),
+                   state == ServingState::kBf16 ? "bf16" : "active", request.who(),
+                   request.reason());
+        TellSessions(context, {id, state, request.reason()});
+        return absl::OkStatus();
+      },
+      std::move(done));
+}
+
+void DropKeyspace(const CallContext& context, const v1::DropKeyspaceRequest& request,
+                  v1::DropKeyspaceResponse* response, Done done) {
+  const auto keyspace = FindKeyspace(context, request.keyspace());
+  if (!keyspace.ok()) return done(keyspace.status());
+  RunOnControl(
+      context,
+      [context, id = (*keyspace)->id, response]() -> absl::Status {
+        CRUMB_ASSIGN_OR_RETURN(const uint64_t generation, context.keyspaces.RaiseGeneration(id));
+        const uint64_t pages = context.store.DropKeyspace(id, generation);
+        LogInfo("keyspace {} was dropped: {} pages, generation {} now", id.ToHex(), pages,
+                generation);
+        response->set_generation(generation);
+        return absl::OkStatus();
+      },
+      std::move(done));
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,230 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/lease_calls.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "common/status_macros.h"
+#include "fmt/format.h"
+#include "server/calls/store_request.h"
+
+namespace crumb::server {
+namespace {
+
+TokenTier TokenTierOf(storage::Tier tier) {
+  return tier == storage::Tier::kHost ? TokenTier::kHost : TokenTier::kSsd;
+}
+
+// One Acquire until it is answered; counts its tokens when it goes, whatever became of it.
+class Acquisition {
+ public:
+  Acquisition(const CallContext& context, std::shared_ptr<Session> session,
+              std::shared_ptr<Keyspace> keyspace, const v1::AcquireRequest& request,
+              v1::AcquireResponse* response, Done done)
+      : context_(context),
+        session_(std::move(session)),
+        keyspace_(std::move(keyspace)),
+        pages_(request.keys().size() / sizeof(PageKey)),
+        window_tokens_(request.window_tokens()),
+        response_(response),
+        done_(std::move(done)),
+        started_(context.clock.Now()) {}
+
+  Engine& engine() const { return session_->engine(); }
+
+  // Answers that no page is a hit.
+  void Miss(v1::MissReason reason) {
+    response_->set_miss_reason(reason);
+    CountTokens({});
+    done_(absl::OkStatus());
+  }
+
+  // `taken` pages were taken off the engine's budget. Takes the request's keys.
+  static void Start(const std::shared_ptr<Acquisition>& self, storage::AcquireRequest request,
+                    uint64_t taken) {
+    const bool cut = request.keys.size() > taken;
+    if (cut) request.keys.resize(taken);
+    self->context_.store.Acquire(std::move(request),
+                                 [self, taken, cut](absl::StatusOr<storage::AcquireResult> result) {
+                                   self->Finish(std::move(result), taken, cut);
+                                 });
+  }
+
+ private:
+  void Finish(absl::StatusOr<storage::AcquireResult> result, uint64_t taken, bool cut) {
+    context_.metrics.stages.of(Stage::kAcquireStore)
+        .Observe(SecondsBetween(started_, context_.clock.Now()));
+    if (!result.ok()) {
+      engine().AddLease(0, 0, taken);
+      CountTokens({});
+      return done_(result.status());
+    }
+    if (!engine().AddLease(result->lease, result->hit_pages, taken)) {
+      context_.store.Release(result->lease);
+      CountTokens({});
+      return done_(absl::UnauthenticatedError("the session ended"));
+    }
+    Fill(*result, cut);
+    CountTokens(result->page_tiers);
+    done_(absl::OkStatus());
+  }
+
+  void Fill(const storage::AcquireResult& result, bool cut) {
+    response_->set_lease(result.lease);
+    response_->set_hit_pages(result.hit_pages);
+    auto& tiers = *response_->mutable_page_tiers();
+    tiers.Reserve(static_cast<int>(result.page_tiers.size()));
+    for (const storage::Tier tier : result.page_tiers) tiers.AddAlreadyReserved(ToProto(tier));
+    v1::Fragments& fragments = *response_->mutable_fragments();
+    const int count = static_cast<int>(result.fragments.size());
+    fragments.mutable_pages()->Reserve(count);
+    fragments.mutable_slabs()->Reserve(count);
+    fragments.mutable_offsets()->Reserve(count);
+    fragments.mutable_header_offsets()->Reserve(count);
+    uint64_t bytes = 0;
+    for (const storage::FragmentRef& fragment : result.fragments) {
+      fragments.mutable_pages()->AddAlreadyReserved(fragment.page);
+      fragments.mutable_slabs()->AddAlreadyReserved(fragment.slab);
+      fragments.mutable_offsets()->AddAlreadyReserved(fragment.offset);
+      fragments.mutable_header_offsets()->AddAlreadyReserved(fragment.tiles_bytes);
+      bytes += fragment.tiles_bytes;
+    }
+    context_.metrics.shm_bytes_out.Add(bytes);
+    const bool complete = result.miss_reason == storage::MissReason::kNone;
+    response_->set_miss_reason(complete && cut ? v1::MISS_REASON_BUSY
+                                               : ToProto(result.miss_reason));
+    if (complete && cut) context_.metrics.Reject(Rejection::kLeaseBudget);
+    if (result.miss_reason == storage::MissReason::kDeadline) {
+      context_.metrics.deadline_exceeded.Add();
+    }
+  }
+
+  void CountTokens(const std::vector<storage::Tier>& hits) {
+    std::array<uint64_t, kTokenTierCount> tokens{};
+    for (const storage::Tier tier : hits) {
+      tokens[static_cast<size_t>(TokenTierOf(tier))] += kPageTokens;
+    }
+    for (int tier = 0; tier < kTokenTierCount; ++tier) {
+      if (tokens[static_cast<size_t>(tier)] == 0) continue;
+      context_.metrics.fetched_tokens[static_cast<size_t>(tier)].Add(
+          tokens[static_cast<size_t>(tier)]);
+    }
+    tokens[static_cast<size_t>(TokenTier::kMiss)] = (pages_ - hits.size()) * kPageTokens;
+    tokens[static_cast<size_t>(TokenTier::kWindow)] = window_tokens_;
+    for (int tier = 0; tier < kTokenTierCount; ++tier) {
+      keyspace_->tokens->Add(static_cast<TokenTier>(tier), tokens[static_cast<size_t>(tier)]);
+    }
+  }
+
+  const CallContext context_;
+  const std::shared_ptr<Session> session_;
+  const std::shared_ptr<Keyspace> keyspace_;
+  const size_t pages_;
+  const uint64_t window_tokens_;
+  v1::AcquireResponse* const response_;
+  const Done done_;
+  const TimePoint started_;
+};
+
+}  // namespace
+
+v1::MissReason ToProto(storage::MissReason reason) {
+  switch (reason) {
+    case storage::MissReason::kNone:
+      return v1::MISS_REASON_UNSPECIFIED;
+    case storage::MissReason::kAbsent:
+      return v1::MISS_REASON_ABSENT;
+    case storage::MissReason::kPending:
+      return v1::MISS_REASON_PENDING;
+    case storage::MissReason::kDeadline:
+      return v1::MISS_REASON_DEADLINE;
+    case storage::MissReason::kCorrupt:
+      return v1::MISS_REASON_CORRUPT;
+    case storage::MissReason::kGeneration:
+      return v1::MISS_REASON_GENERATION;
+    case storage::MissReason::kNotCovered:
+      return v1::MISS_REASON_NOT_COVERED;
+    case storage::MissReason::kBusy:
+      return v1::MISS_REASON_BUSY;
+  }
+  return v1::MISS_REASON_ABSENT;
+}
+
+v1::Tier ToProto(storage::Tier tier) {
+  return tier == storage::Tier::kHost ? v1::TIER_HOST : v1::TIER_SSD;
+}
+
+void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimePoint deadline,
+             const v1::AcquireRequest& request, v1::AcquireResponse* response, Done done) {
+  if (session->phase() != Session::Phase::kOpen) {
+    return done(absl::UnauthenticatedError("the session is closed"));
+  }
+  auto keyspace = FindKeyspace(context, request.keyspace());
+  if (!keyspace.ok()) return done(keyspace.status());
+  auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);
+  if (!wanted.ok()) return done(wanted.status());
+  if (request.window_tokens() >
+      static_cast<uint32_t>(context.limits.acquire_keys_max) * static_cast<uint32_t>(kPageTokens)) {
+    return done(absl::InvalidArgumentError(
+        fmt::format("window_tokens is {}, at most {} times limits.acquire_keys_max",
+                    request.window_tokens(), kPageTokens)));
+  }
+  const auto acquisition = std::make_shared<Acquisition>(context, std::move(session), *keyspace,
+                                                         request, response, std::move(done));
+  if ((*keyspace)->quality_off()) return acquisition->Miss(v1::MISS_REASON_QUALITY);
+  const uint64_t taken = acquisition->engine().TakeBudget(wanted->keys.size());
+  if (taken == 0) {
+    context.metrics.Reject(Rejection::kLeaseBudget);
+    return acquisition->Miss(v1::MISS_REASON_BUSY);
+  }
+  Acquisition::Start(acquisition, std::move(*wanted), taken);
+}
+
+absl::Status Lookup(const CallContext& context, const v1::LookupRequest& request,
+                    v1::LookupResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
+  CRUMB_ASSIGN_OR_RETURN(const storage::AcquireRequest wanted,
+                         MakeStoreRequest(context, *keyspace, request, 0, TimePoint::max()));
+  if (keyspace->quality_off()) {
+    response->set_miss_reason(v1::MISS_REASON_QUALITY);
+    return absl::OkStatus();
+  }
+  const storage::LookupResult result = context.store.Lookup(wanted);
+  response->set_hit_pages(result.hit_pages);
+  for (const storage::Tier tier : result.page_tiers) response->add_page_tiers(ToProto(tier));
+  response->set_miss_reason(ToProto(result.miss_reason));
+  return absl::OkStatus();
+}
+
+absl::Status Release(const CallContext& context, const Session& session,
+                     const v1::ReleaseRequest& request, v1::ReleaseResponse* response) {
+  uint32_t unknown = 0;
+  for (const uint64_t lease : request.leases()) {
+    if (!context.sessions.Release(session, lease)) ++unknown;
+  }
+  response->set_unknown(unknown);
+  return absl::OkStatus();
+}
+
+absl::Status Prefetch(const CallContext& context, const v1::PrefetchRequest& request,
+                      v1::PrefetchResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
+  CRUMB_ASSIGN_OR_RETURN(
+      storage::AcquireRequest wanted,
+      MakeStoreRequest(context, *keyspace, request, UINT32_MAX, TimePoint::max()));
+  if (keyspace->quality_off()) return absl::OkStatus();
+  const storage::LookupResult there = context.store.Lookup(wanted);
+  response->set_queued_pages(static_cast<uint32_t>(
+      std::count(there.page_tiers.begin(), there.page_tiers.end(), storage::Tier::kSsd)));
+  if (response->queued_pages() == 0) return absl::OkStatus();
+  wanted.keys.resize(there.hit_pages);
+  storage::TieredStore& store = context.store;
+  store.Acquire(std::move(wanted), [&store](absl::StatusOr<storage::AcquireResult> result) {
+    if (result.ok() && result->lease != 0) store.Release(result->lease);
+  });
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::server

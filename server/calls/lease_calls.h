@@ -1,0 +1,31 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "crumb/v1/cache_service.pb.h"
+#include "server/calls/call_context.h"
+
+namespace crumb::server {
+
+v1::MissReason ToProto(storage::MissReason reason);
+v1::Tier ToProto(storage::Tier tier);
+
+// Leases the longest prefix for the session's engine and counts the requested tokens once.
+// `request` and `response` stay valid until `done`. A lease that nobody will hear of must be given
+// back with Release.
+void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimePoint deadline,
+             const v1::AcquireRequest& request, v1::AcquireResponse* response, Done done);
+
+absl::Status Lookup(const CallContext& context, const v1::LookupRequest& request,
+                    v1::LookupResponse* response);
+
+absl::Status Release(const CallContext& context, const Session& session,
+                     const v1::ReleaseRequest& request, v1::ReleaseResponse* response);
+
+// Brings pages up and lets go of them at once.
+absl::Status Prefetch(const CallContext& context, const v1::PrefetchRequest& request,
+                      v1::PrefetchResponse* response);
+
+}  // namespace crumb::server

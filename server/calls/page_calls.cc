@@ -1,0 +1,61 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/page_calls.h"
+
+#include <utility>
+
+#include "common/status_macros.h"
+#include "fmt/format.h"
+
+namespace crumb::server {
+
+absl::Status Pin(const CallContext& context, const v1::PinRequest& request,
+                 v1::PinResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadKeys(context, request.keys()));
+  const auto bound =
+      std::chrono::duration_cast<std::chrono::milliseconds>(context.limits.pin_max).count();
+  if (request.ttl_ms() == 0 || request.ttl_ms() > static_cast<uint64_t>(bound)) {
+    return absl::InvalidArgumentError(
+        fmt::format("ttl_ms is {}, must be from 1 to limits.pin_max, {}", request.ttl_ms(), bound));
+  }
+  const TimePoint until = context.clock.Now() + std::chrono::milliseconds(request.ttl_ms());
+  response->set_pinned_pages(context.store.Pin(keyspace->id, keys, until));
+  return absl::OkStatus();
+}
+
+absl::Status Unpin(const CallContext& context, const v1::UnpinRequest& request,
+                   v1::UnpinResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadKeys(context, request.keys()));
+  response->set_unpinned_pages(context.store.Unpin(keyspace->id, keys));
+  return absl::OkStatus();
+}
+
+void Delete(const CallContext& context, const v1::DeleteRequest& request,
+            v1::DeleteResponse* response, Done done) {
+  const auto keyspace = FindKeyspace(context, request.keyspace());
+  if (!keyspace.ok()) return done(keyspace.status());
+  auto keys = ReadKeys(context, request.keys());
+  if (!keys.ok()) return done(keys.status());
+  storage::TieredStore& store = context.store;
+  RunOnControl(
+      context,
+      [&store, id = (*keyspace)->id, keys = *std::move(keys), response] {
+        response->set_deleted_pages(store.Delete(id, keys));
+        return absl::OkStatus();
+      },
+      std::move(done));
+}
+
+void Flush(const CallContext& context, v1::FlushResponse* response, Done done) {
+  const TimePoint started = context.clock.Now();
+  context.store.Flush([context, started, response,
+                       done = std::move(done)](const absl::StatusOr<uint64_t>& durable_pages) {
+    context.metrics.stages.of(Stage::kFlush).Observe(SecondsBetween(started, context.clock.Now()));
+    if (durable_pages.ok()) response->set_durable_pages(*durable_pages);
+    done(durable_pages.status());
+  });
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,174 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/staging_calls.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "common/status_macros.h"
+#include "fmt/format.h"
+
+namespace crumb::server {
+namespace {
+
+// The pieces of one Commit call, until its thread has worked them off.
+struct CommitWork {
+  std::shared_ptr<Keyspace> keyspace;
+  std::shared_ptr<NoticeQueue> notices;
+  std::vector<std::unique_ptr<StagingArea::Piece>> pieces;
+  std::vector<uint32_t> tiles_bytes;
+  v1::CommitResponse* response = nullptr;
+  Done done;
+  TimePoint queued_at;
+};
+
+absl::StatusOr<std::shared_ptr<StagingArea>> StagingOf(const Session& session) {
+  if (session.phase() != Session::Phase::kOpen) {
+    return absl::UnauthenticatedError("the session is closed");
+  }
+  auto staging = session.staging();
+  if (staging == nullptr) {
+    return absl::FailedPreconditionError("the session was opened without staging memory");
+  }
+  return staging;
+}
+
+absl::Status CheckCount(const CallContext& context, const char* field, uint64_t count) {
+  if (count >= 1 && count <= static_cast<uint64_t>(context.limits.commit_fragments_max)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("{} is {}, must be from 1 to limits.commit_fragments_max, {}", field, count,
+                  context.limits.commit_fragments_max));
+}
+
+void RunCommit(const CallContext& context, CommitWork& work) {
+  const TimePoint started = context.clock.Now();
+  context.metrics.stages.of(Stage::kCommitQueue).Observe(SecondsBetween(work.queued_at, started));
+  for (size_t i = 0; i < work.pieces.size(); ++i) {
+    std::string why;
+    work.response->add_outcomes(CommitFragment(context, *work.keyspace, work.pieces[i]->bytes(),
+                                               work.tiles_bytes[i], work.notices, &why));
+    context.metrics.shm_bytes_in.Add(work.tiles_bytes[i]);
+    if (!why.empty() && work.response->first_error().empty()) work.response->set_first_error(why);
+    work.pieces[i].reset();
+  }
+  context.metrics.stages.of(Stage::kCommitStore)
+      .Observe(SecondsBetween(started, context.clock.Now()));
+}
+
+}  // namespace
+
+absl::Status Reserve(const CallContext& context, const Session& session,
+                     const v1::ReserveRequest& request, v1::ReserveResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const auto staging, StagingOf(session));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context, "count", request.count()));
+  const uint64_t bytes = request.fragment_bytes();
+  if (bytes == 0 || bytes > context.limits.fragment_bytes_max.value) {
+    return absl::InvalidArgumentError(
+        fmt::format("fragment_bytes is {}, must be from 1 to limits.fragment_bytes_max, {}", bytes,
+                    context.limits.fragment_bytes_max.value));
+  }
+  for (uint32_t i = 0; i < request.count(); ++i) {
+    uint64_t offset = 0;
+    if (!staging->Reserve(bytes, offset)) break;
+    response->add_offsets(offset);
+  }
+  return absl::OkStatus();
+}
+
+void Commit(const CallContext& context, std::shared_ptr<Session> session,
+            const v1::CommitRequest& request, v1::CommitResponse* response, Done done) {
+  const auto staging = StagingOf(*session);
+  if (!staging.ok()) return done(staging.status());
+  const absl::Status counted = CheckCount(context, "offsets", request.offsets_size());
+  if (!counted.ok()) return done(counted);
+  const auto work = std::make_shared<CommitWork>();
+  bool all_reserved = true;
+  for (const uint64_t offset : request.offsets()) {
+    work->pieces.push_back(StagingArea::Take(*staging, offset));
+    all_reserved &= work->pieces.back() != nullptr;
+  }
+  if (!all_reserved) return done(absl::InvalidArgumentError("offsets: one is not reserved"));
+  if (request.header_offsets_size() != request.offsets_size()) {
+    return done(absl::InvalidArgumentError(fmt::format("header_offsets has {} entries, offsets {}",
+                                                       request.header_offsets_size(),
+                                                       request.offsets_size())));
+  }
+  auto keyspace = FindKeyspace(context, request.keyspace());
+  if (!keyspace.ok()) return done(keyspace.status());
+  work->keyspace = *keyspace;
+  work->notices = session->notices();
+  work->tiles_bytes.assign(request.header_offsets().begin(), request.header_offsets().end());
+  work->response = response;
+  work->queued_at = context.clock.Now();
+  work->done = std::move(done);
+  const bool queued = context.commits.Submit([context, work] {
+    RunCommit(context, *work);
+    work->done(absl::OkStatus());
+  });
+  if (queued) return;
+  context.metrics.Reject(Rejection::kCommitQueue);
+  work->pieces.clear();
+  work->done(absl::ResourceExhaustedError("limits.commit_queue is reached, try again"));
+}
+
+absl::Status Abort(const CallContext& context, const Session& session,
+                   const v1::AbortRequest& request) {
+  CRUMB_ASSIGN_OR_RETURN(const auto staging, StagingOf(session));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context, "offsets", request.offsets_size()));
+  uint32_t unknown = 0;
+  for (const uint64_t offset : request.offsets()) {
+    if (!staging->Abort(offset)) ++unknown;
+  }
+  if (unknown == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(fmt::format("offsets: {} are not reserved", unknown));
+}
+
+v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& keyspace,
+                                 std::span<const std::byte> fragment, uint32_t tiles_bytes,
+                                 const std::shared_ptr<NoticeQueue>& notices, std::string* why) {
+  const auto refuse = [&](Refusal reason, const absl::Status& status) {
+    context.metrics.Refuse(reason);
+    *why = status.ToString();
+    return reason == Refusal::kNoRoom ? v1::COMMIT_OUTCOME_NO_ROOM : v1::COMMIT_OUTCOME_REFUSED;
+  };
+  if (tiles_bytes >= fragment.size()) {
+    return refuse(Refusal::kInvalid, absl::InvalidArgumentError(fmt::format(
+                                         "header_offsets: {} is not within the {} bytes reserved",
+                                         tiles_bytes, fragment.size())));
+  }
+  // A copy, since the writer may change the bytes meanwhile. The store checks a copy of its own for
+  // what makes bytes right; what is checked here only (shape within the keyspace) readers check
+  // again.
+  const auto header_bytes = fragment.subspan(tiles_bytes);
+  const size_t header_max = FragmentHeaderBytes(keyspace.geometry.all_tiles().tiles());
+  const std::vector<std::byte> copy(
+      header_bytes.begin(), header_bytes.begin() + static_cast<std::ptrdiff_t>(
+                                                       std::min(header_bytes.size(), header_max)));
+  const absl::StatusOr<FragmentHeader> header = DecodeFragmentHeader(copy);
+  if (!header.ok()) return refuse(Refusal::kChecksum, header.status());
+  const absl::Status belongs = keyspace.CheckHeader(*header);
+  if (!belongs.ok()) return refuse(Refusal::kInvalid, belongs);
+  if (notices != nullptr) context.events.AwaitDurable(header->key, notices);
+  storage::CommitRequest request;
+  request.keyspace = keyspace.id;
+  request.generation = header->generation;
+  request.fragment = fragment;
+  request.tiles_bytes = tiles_bytes;
+  request.logical_tile_bytes = keyspace.geometry.bf16_tile_bytes();
+  const absl::StatusOr<storage::CommitOutcome> outcome = context.store.Commit(request);
+  if (outcome.ok() && *outcome == storage::CommitOutcome::kStored) {
+    return v1::COMMIT_OUTCOME_STORED;
+  }
+  if (notices != nullptr) context.events.ForgetDurable(header->key);
+  if (outcome.ok()) return v1::COMMIT_OUTCOME_DEDUPLICATED;
+  if (absl::IsResourceExhausted(outcome.status())) {
+    return refuse(Refusal::kNoRoom, outcome.status());
+  }
+  return refuse(absl::IsDataLoss(outcome.status()) ? Refusal::kChecksum : Refusal::kInvalid,
+                outcome.status());
+}
+
+}  // namespace crumb::server

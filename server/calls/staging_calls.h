@@ -1,0 +1,32 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+
+#include "crumb/v1/cache_service.pb.h"
+#include "server/calls/call_context.h"
+
+namespace crumb::server {
+
+// kFailedPrecondition: the session has no staging memory.
+absl::Status Reserve(const CallContext& context, const Session& session,
+                     const v1::ReserveRequest& request, v1::ReserveResponse* response);
+
+// Frees every reservation that the request names, whatever comes of it. `response` stays valid
+// until `done`. kInvalidArgument: an offset is not reserved, or arrays differ in length.
+void Commit(const CallContext& context, std::shared_ptr<Session> session,
+            const v1::CommitRequest& request, v1::CommitResponse* response, Done done);
+
+absl::Status Abort(const CallContext& context, const Session& session,
+                   const v1::AbortRequest& request);
+
+// One commit: checks what the keyspace demands and gives the fragment to the store. CPU work.
+// `why` is set when the outcome is REFUSED or NO_ROOM. `notices`, when there, is told once the
+// page is durable.
+v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& keyspace,
+                                 std::span<const std::byte> fragment, uint32_t tiles_bytes,
+                                 const std::shared_ptr<NoticeQueue>& notices, std::string* why);
+
+}  // namespace crumb::server

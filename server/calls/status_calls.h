@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "crumb/v1/cache_service.pb.h"
+#include "server/calls/call_context.h"
+
+namespace crumb::server {
+
+// What this node is called.
+struct NodeInfo {
+  std::string id;
+  std::string version;
+  std::string address;  // of gRPC over TCP, or the Unix socket
+  TimePoint started;
+};
+
+void FillStats(const CallContext& context, const NodeInfo& node, v1::StatsResponse* response);
+void FillNodes(const NodeInfo& node, v1::ListNodesResponse* response);
+
+}  // namespace crumb::server

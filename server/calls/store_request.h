@@ -1,0 +1,37 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "common/status_macros.h"
+#include "crumb/v1/page.pb.h"
+#include "server/calls/call_context.h"
+
+namespace crumb::server {
+
+// The range of a request's message, all tiles without one.
+inline absl::StatusOr<TileRange> ReadRange(const Keyspace& keyspace, const v1::TileRange& range) {
+  return keyspace.CheckRange(range.layer_begin(), range.layer_end(), range.head_begin(),
+                             range.head_end());
+}
+
+// What a message with the fields keys and, maybe, range asks of the store.
+template <typename Request>
+absl::StatusOr<storage::AcquireRequest> MakeStoreRequest(const CallContext& context,
+                                                         const Keyspace& keyspace,
+                                                         const Request& request, uint64_t wait_ms,
+                                                         TimePoint deadline) {
+  storage::AcquireRequest wanted;
+  wanted.keyspace = keyspace.id;
+  wanted.generation = keyspace.generation.load();
+  CRUMB_ASSIGN_OR_RETURN(wanted.keys, ReadKeys(context, request.keys()));
+  wanted.range = keyspace.geometry.all_tiles();
+  if constexpr (requires { request.has_range(); }) {
+    if (request.has_range()) {
+      CRUMB_ASSIGN_OR_RETURN(wanted.range, ReadRange(keyspace, request.range()));
+    }
+  }
+  wanted.deadline = WaitUntil(context, wait_ms, deadline);
+  return wanted;
+}
+
+}  // namespace crumb::server

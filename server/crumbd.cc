@@ -1,0 +1,91 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// crumbd: the daemon that keeps pages for the workers of this host.
+#include <csignal>
+#include <cstdio>
+#include <string>
+
+#include "CLI/CLI.hpp"
+#include "common/config.h"
+#include "common/logging.h"
+#include "server/daemon.h"
+#include "server/listen_check.h"
+#include "server/options.h"
+#include "server/version.h"
+
+namespace {
+
+using crumb::ConfigVisitor;
+using crumb::server::Daemon;
+using crumb::server::Options;
+
+constexpr int kExitOk = 0;
+constexpr int kExitFailed = 1;
+
+int Fail(const absl::Status& status) {
+  std::fprintf(stderr, "crumbd: %s\n", std::string(status.message()).c_str());
+  return kExitFailed;
+}
+
+absl::Status ReadOptions(const std::string& path, Options& options) {
+  if (!path.empty()) {
+    const absl::Status read =
+        crumb::ReadConfigFile(path, [&](ConfigVisitor& visitor) { options.Visit(visitor); });
+    if (!read.ok()) return read;
+  }
+  options.Complete();
+  return options.Validate();
+}
+
+// Serves until SIGTERM or SIGINT. `signals` are blocked in every thread; a second one ends the
+// process at once.
+int Serve(const Options& options, const sigset_t& signals) {
+  auto daemon = Daemon::Start(options);
+  if (!daemon.ok()) return Fail(daemon.status());
+  int signal = 0;
+  ::sigwait(&signals, &signal);
+  crumb::LogInfo("signal {}: stopping, a second one ends at once", signal);
+  ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  const absl::Status stopped = (*daemon)->Stop();
+  return stopped.ok() ? kExitOk : Fail(stopped);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"Keeps KV pages for the inference workers of this host."};
+  app.set_version_flag("--version", std::string("crumbd ") + crumb::server::kVersion);
+  std::string config;
+  bool check = false;
+  bool print = false;
+  app.add_option("--config", config, "YAML file; without one the defaults apply");
+  app.add_flag("--check", check, "Check the configuration, sockets and ports, then exit");
+  app.add_flag("--print-config", print, "Print every setting with its meaning, then exit");
+  CLI11_PARSE(app, argc, argv);
+
+  Options options;
+  const absl::Status read = ReadOptions(config, options);
+  if (!read.ok()) return Fail(read);
+  if (print) {
+    const std::string text = crumb::PrintConfig(
+        [&](ConfigVisitor& visitor) { options.Visit(visitor); }, /*comments=*/true);
+    std::fputs(text.c_str(), stdout);
+    return kExitOk;
+  }
+  if (check) {
+    const absl::Status usable = CheckListeners(options);
+    if (!usable.ok()) return Fail(usable);
+    std::puts("crumbd: the configuration is valid");
+    return kExitOk;
+  }
+  if (const absl::Status set = crumb::SetLogSeverity(options.log.severity); !set.ok()) {
+    return Fail(set);
+  }
+  sigset_t signals;
+  ::sigemptyset(&signals);
+  ::sigaddset(&signals, SIGTERM);
+  ::sigaddset(&signals, SIGINT);
+  ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+  std::signal(SIGPIPE, SIG_IGN);
+  return Serve(options, signals);
+}

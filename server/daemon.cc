@@ -1,0 +1,207 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/daemon.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <fstream>
+#include <utility>
+
+#include "common/executor.h"
+#include "common/logging.h"
+#include "common/status_macros.h"
+#include "server/admin/admin_server.h"
+#include "server/admin/status_json.h"
+#include "server/calls/call_context.h"
+#include "server/calls/status_calls.h"
+#include "server/event_hub.h"
+#include "server/keyspace_registry.h"
+#include "server/listen_check.h"
+#include "server/metrics/exporter.h"
+#include "server/node_identity.h"
+#include "server/service/grpc_server.h"
+#include "server/session/fd_listener.h"
+#include "server/version.h"
+
+namespace crumb::server {
+namespace {
+
+class RunningDaemon : public Daemon {
+ public:
+  explicit RunningDaemon(const Options& options)
+      : options_(options),
+        started_(Clock::Real().Now()),
+        metrics_(static_cast<size_t>(options.limits.model_labels_max)),
+        events_({static_cast<size_t>(options.limits.watchers_max),
+                 static_cast<size_t>(options.limits.durable_waits_max)},
+                metrics_) {}
+
+  ~RunningDaemon() override {
+    const absl::Status stopped = Stop();
+    if (!stopped.ok()) LogError("stopping: {}", stopped.ToString());
+  }
+
+  absl::Status Open(const OpenStore& open_store) {
+    CRUMB_RETURN_IF_ERROR(CheckListeners(options_));
+    CRUMB_RETURN_IF_ERROR(StartAdmin());  // first: it tells that crumbd is not ready yet
+    CRUMB_RETURN_IF_ERROR(RecoverStore(open_store));
+    CRUMB_RETURN_IF_ERROR(StartParts());
+    CRUMB_RETURN_IF_ERROR(StartServing());
+    return WriteEndpoints();
+  }
+
+  Endpoints endpoints() const override {
+    return {options_.listen.unix_socket, options_.listen.fd_socket,
+            grpc_ == nullptr ? "" : grpc_->tcp_address(),
+            admin_ == nullptr ? "" : admin_->address()};
+  }
+
+  absl::Status Stop() override {
+    if (std::exchange(stopped_, true)) return absl::OkStatus();
+    ready_.store(false);
+    if (endpoints_written_) std::remove(options_.listen.endpoints_file.c_str());
+    if (grpc_ != nullptr) grpc_->SetServing(false);
+    fd_listener_.reset();
+    if (grpc_ != nullptr) grpc_->Stop(options_.stop_grace);
+    if (commits_ != nullptr) commits_->Stop();
+    if (control_ != nullptr) control_->Stop();
+    const absl::Status stopped =
+        store_ == nullptr ? absl::OkStatus() : store_->Stop(options_.stop_grace);
+    admin_.reset();
+    LogInfo("stopped");
+    return stopped;
+  }
+
+ private:
+  absl::Status StartAdmin() {
+    if (options_.admin.listen.empty()) return absl::OkStatus();
+    CRUMB_ASSIGN_OR_RETURN(
+        admin_, AdminServer::Start(options_.admin,
+                                   {[this] { return ready_.load(); }, [this] { return Metrics(); },
+                                    [this] { return Status(); }}));
+    return absl::OkStatus();
+  }
+
+  absl::Status RecoverStore(const OpenStore& open_store) {
+    storage::StoreEvents events;
+    events.durable = [this](const KeyspaceId& keyspace, const PageKey& key) {
+      events_.OnDurable(keyspace, key);
+    };
+    events.page = [this](const storage::PageEvent& event) { events_.Publish(event); };
+    CRUMB_ASSIGN_OR_RETURN(store_, open_store(options_.store, Clock::Real(), std::move(events)));
+    const storage::StoreStats stats = store_->Stats();
+    LogInfo(
+        "store is open: host {} bytes, ssd {} bytes ({}); {} pages recovered, {} discarded in "
+        "{:.3f} s",
+        stats.host.capacity_bytes, stats.ssd.capacity_bytes, stats.ssd.state, stats.recovered_pages,
+        stats.discarded_pages, stats.recovery_seconds);
+    return absl::OkStatus();
+  }
+
+  absl::Status StartParts() {
+    CRUMB_ASSIGN_OR_RETURN(std::string secret, TenantSecret(*store_, options_.cluster.secret_file));
+    CRUMB_ASSIGN_OR_RETURN(
+        keyspaces_, KeyspaceRegistry::Open(*store_, std::move(secret), metrics_.tokens,
+                                           static_cast<size_t>(options_.limits.keyspaces_max)));
+    CRUMB_ASSIGN_OR_RETURN(node_.id, NodeId(*store_));
+    node_.version = kVersion;
+    node_.address =
+        options_.listen.tcp.empty() ? "unix:" + options_.listen.unix_socket : options_.listen.tcp;
+    node_.started = started_;
+    sessions_ = std::make_unique<SessionTable>(options_.sessions, *store_, metrics_);
+    commits_ = std::make_unique<Executor>(
+        Executor::Options{"crumb-commit", static_cast<int>(options_.limits.commit_threads),
+                          static_cast<size_t>(options_.limits.commit_queue)});
+    control_ = std::make_unique<Executor>(
+        Executor::Options{"crumb-control", 1, static_cast<size_t>(options_.limits.control_queue)});
+    context_ = std::make_unique<CallContext>(CallContext{options_.limits, Clock::Real(), *store_,
+                                                         *keyspaces_, *sessions_, events_, metrics_,
+                                                         *commits_, *control_});
+    return absl::OkStatus();
+  }
+
+  absl::Status StartServing() {
+    CRUMB_ASSIGN_OR_RETURN(const RandomId epoch, RandomId::Make());
+    CRUMB_ASSIGN_OR_RETURN(fd_listener_, FdListener::Start({options_.listen.fd_socket,
+                                                            options_.sessions, epoch.slot()},
+                                                           *sessions_, *store_, metrics_));
+    CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
+    grpc_->SetServing(true);
+    ready_.store(true);
+    const Endpoints places = endpoints();
+    LogInfo("crumbd {} node {} serves at {}, sessions at {}, tcp {}, admin {}", kVersion, node_.id,
+            places.unix_socket, places.fd_socket, places.tcp.empty() ? "off" : places.tcp,
+            places.admin.empty() ? "off" : places.admin);
+    return absl::OkStatus();
+  }
+
+  std::string EndpointsJson() const {
+    const Endpoints places = endpoints();
+    return JsonObject({{"unix", places.unix_socket},
+                       {"fd_socket", places.fd_socket},
+                       {"tcp", places.tcp},
+                       {"admin", places.admin},
+                       {"pid", std::to_string(::getpid())}});
+  }
+
+  // In one step, so that a reader never sees half of it.
+  absl::Status WriteEndpoints() {
+    const std::string& path = options_.listen.endpoints_file;
+    const std::string draft = path + ".new";
+    std::ofstream file(draft, std::ios::trunc);
+    file << EndpointsJson() << "\n";
+    file.close();
+    if (!file || std::rename(draft.c_str(), path.c_str()) != 0) {
+      return absl::FailedPreconditionError("listen.endpoints_file: cannot write " + path);
+    }
+    endpoints_written_ = true;
+    return absl::OkStatus();
+  }
+
+  // Empty until everything is there; the admin server ends before anything goes.
+  std::string Metrics() const {
+    if (!ready_.load()) return "";
+    return ExportText({metrics_, store_->Stats(), sessions_->totals(), commits_->queued(),
+                       control_->queued(), events_.watchers(), kVersion});
+  }
+
+  std::string Status() const {
+    if (!ready_.load()) return "";
+    v1::StatsResponse stats;
+    FillStats(*context_, node_, &stats);
+    return StatusJson(stats, EndpointsJson());
+  }
+
+  const Options options_;
+  const TimePoint started_;
+  std::atomic<bool> ready_{false};
+  bool stopped_ = false;
+  bool endpoints_written_ = false;
+  NodeInfo node_;
+
+  // In the order in which one uses the other.
+  ServerMetrics metrics_;
+  EventHub events_;
+  std::unique_ptr<storage::TieredStore> store_;
+  std::unique_ptr<KeyspaceRegistry> keyspaces_;
+  std::unique_ptr<SessionTable> sessions_;
+  std::unique_ptr<Executor> commits_;
+  std::unique_ptr<Executor> control_;
+  std::unique_ptr<CallContext> context_;
+  std::unique_ptr<FdListener> fd_listener_;
+  std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<AdminServer> admin_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options,
+                                                      const OpenStore& open_store) {
+  auto daemon = std::make_unique<RunningDaemon>(options);
+  CRUMB_RETURN_IF_ERROR(daemon->Open(open_store));
+  return daemon;
+}
+
+}  // namespace crumb::server

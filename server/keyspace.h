@@ -1,0 +1,65 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/fragment_header.h"
+#include "common/page_key.h"
+#include "server/metrics/model_tokens.h"
+
+namespace crumb::server {
+
+// Shape of a keyspace's pages.
+struct Geometry {
+  uint32_t layers = 0;
+  uint32_t kv_heads = 0;
+  uint32_t head_dim = 0;
+  uint32_t group_size = 0;
+
+  // kInvalidArgument naming field and bound.
+  absl::Status Validate() const;
+
+  TileRange all_tiles() const {
+    return {{0, static_cast<uint16_t>(layers)}, {0, static_cast<uint16_t>(kv_heads)}};
+  }
+  uint32_t int2_tile_bytes() const;
+  uint32_t bf16_tile_bytes() const;
+  uint32_t tile_bytes(PageFormat format) const {
+    return format == PageFormat::kInt2 ? int2_tile_bytes() : bf16_tile_bytes();
+  }
+  friend bool operator==(const Geometry&, const Geometry&) = default;
+};
+
+enum class ServingState : uint8_t { kActive, kBf16 };
+
+// A keyspace that is open on this node. What can change is atomic; the rest is fixed. Thread-safe;
+// lives as long as somebody holds it.
+struct Keyspace {
+  KeyspaceId id;
+  std::map<std::string, std::string> fields;  // as the client gave them
+  Geometry geometry;
+  std::string model;
+  bool int2_history = true;  // false: every page is BF16
+  TokenCounters* tokens = nullptr;
+
+  std::atomic<uint64_t> generation{1};
+  std::atomic<ServingState> state{ServingState::kActive};
+
+  // Whether pages are to miss with reason QUALITY.
+  bool quality_off() const { return int2_history && state.load() == ServingState::kBf16; }
+
+  // kInvalidArgument when a fragment with this header cannot belong here.
+  absl::Status CheckHeader(const FragmentHeader& header) const;
+
+  // The range that a request names, all tiles for none. kInvalidArgument: empty or out of bounds.
+  absl::StatusOr<TileRange> CheckRange(uint32_t layer_begin, uint32_t layer_end,
+                                       uint32_t head_begin, uint32_t head_end) const;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/mutex.h"
+#include "server/keyspace.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// The keyspaces that this node knows, with generation and state, kept as records of the store.
+// Thread-safe.
+class KeyspaceRegistry {
+ public:
+  struct Description {
+    std::map<std::string, std::string> fields;
+    Geometry geometry;
+    std::string tenant;
+  };
+  struct StateReason {
+    std::string who;
+    std::string reason;
+  };
+
+  // Reads the records. `secret` makes the tenants' salts. `store` and `tokens` must outlive this.
+  static absl::StatusOr<std::unique_ptr<KeyspaceRegistry>> Open(storage::TieredStore& store,
+                                                                std::string secret,
+                                                                ModelTokens& tokens,
+                                                                size_t keyspaces_max);
+
+  // The id that a description gives. kInvalidArgument: a field or the geometry.
+  absl::StatusOr<KeyspaceId> IdOf(const Description& description) const;
+
+  // Null when it is not known. Does not block.
+  std::shared_ptr<Keyspace> Find(const KeyspaceId& id) const;
+
+  // Opens a keyspace, for the first time or again. Writes a record the first time: blocks.
+  // kResourceExhausted: too many keyspaces.
+  absl::StatusOr<std::shared_ptr<Keyspace>> OpenKeyspace(const Description& description);
+
+  // Sets and persists the state. Blocks. kNotFound.
+  absl::Status SetState(const KeyspaceId& id, ServingState state, const StateReason& why);
+
+  // Raises and persists the generation; answers the new one. Blocks. kNotFound.
+  absl::StatusOr<uint64_t> RaiseGeneration(const KeyspaceId& id);
+
+  std::vector<std::shared_ptr<Keyspace>> List() const;
+  StateReason ReasonOf(const KeyspaceId& id) const;
+
+ private:
+  KeyspaceRegistry(storage::TieredStore& store, std::string secret, ModelTokens& tokens,
+                   size_t keyspaces_max)
+      : store_(store), secret_(std::move(secret)), tokens_(tokens), keyspaces_max_(keyspaces_max) {}
+
+  absl::Status Load(const std::string& name, const std::string& value);
+  absl::Status Persist(const Keyspace& keyspace, uint64_t generation, ServingState state,
+                       const StateReason& why);
+  std::shared_ptr<Keyspace> Make(const KeyspaceId& id, std::map<std::string, std::string> fields,
+                                 const Geometry& geometry);
+
+  storage::TieredStore& store_;
+  const std::string secret_;
+  ModelTokens& tokens_;
+  const size_t keyspaces_max_;
+
+  Mutex changing_;  // held over reading, persisting and applying a change
+  mutable Mutex mutex_;
+  std::unordered_map<KeyspaceId, std::shared_ptr<Keyspace>> keyspaces_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<KeyspaceId, StateReason> reasons_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server

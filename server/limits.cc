@@ -1,0 +1,137 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/limits.h"
+
+#include <charconv>
+
+#include "common/config.h"
+#include "common/fragment_header.h"
+#include "common/status_macros.h"
+
+namespace crumb::server {
+namespace {
+
+absl::Status CheckRange(const char* key, int64_t value, int64_t least, int64_t most) {
+  if (value >= least && value <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string(key) + " is " + std::to_string(value) +
+                                    ", must be from " + std::to_string(least) + " to " +
+                                    std::to_string(most));
+}
+
+absl::Status CheckBytes(const char* key, ByteSize value, ByteSize least) {
+  if (value >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string(key) + " is " + FormatByteSize(value) +
+                                    ", must be at least " + FormatByteSize(least));
+}
+
+absl::Status CheckPositive(const char* key, Duration value) {
+  if (value > Duration::zero()) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string(key) + " must be more than 0");
+}
+
+// Room for counts that nobody needs more of; keeps sums of limits far from overflow.
+constexpr int64_t kCountMax = int64_t{1} << 30;
+constexpr int64_t kThreadsMax = 256;
+// gRPC's own default bound of a received message; chunks stay well below.
+constexpr uint64_t kChunkBytesMax = 3 << 20;
+
+}  // namespace
+
+void SessionLimits::Visit(ConfigVisitor& visitor) {
+  visitor.Field("sessions_max", sessions_max, "Processes connected at once.");
+  visitor.Field("engines_max", engines_max, "Engines (model replicas) at once.");
+  visitor.Field("handshakes_max", handshakes_max,
+                "Connections that have not sent their hello yet.");
+  visitor.Field("hello_timeout", hello_timeout, "Time for a connection to send its hello.");
+  visitor.Field("staging_bytes_max", staging_bytes_max, "Staging memory of one session.");
+  visitor.Field("staging_total_bytes_max", staging_total_bytes_max,
+                "Staging memory of all sessions together.");
+  visitor.Field("reservations_max", reservations_max, "Reservations of one session.");
+  visitor.Field("lease_pages_max", lease_pages_max, "Pages that one engine may hold leased.");
+  visitor.Field("leases_max", leases_max, "Leases that one engine may hold.");
+  visitor.Field("allowed_uids", allowed_uids,
+                "Numeric user ids that may open sessions, besides root and crumbd's own.");
+}
+
+absl::Status SessionLimits::Validate() const {
+  CRUMB_RETURN_IF_ERROR(CheckRange("sessions.sessions_max", sessions_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("sessions.engines_max", engines_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("sessions.handshakes_max", handshakes_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckPositive("sessions.hello_timeout", hello_timeout));
+  CRUMB_RETURN_IF_ERROR(CheckRange("sessions.reservations_max", reservations_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("sessions.lease_pages_max", lease_pages_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("sessions.leases_max", leases_max, 1, kCountMax));
+  for (const std::string& uid : allowed_uids) {
+    uint32_t number = 0;
+    const auto [end, error] = std::from_chars(uid.data(), uid.data() + uid.size(), number);
+    if (error != std::errc() || end != uid.data() + uid.size()) {
+      return absl::InvalidArgumentError("sessions.allowed_uids: '" + uid +
+                                        "' is no numeric user id");
+    }
+  }
+  return absl::OkStatus();
+}
+
+void Limits::Visit(ConfigVisitor& visitor) {
+  visitor.Field("requests_max", requests_max, "Calls in progress at once, streams included.");
+  visitor.Field("acquire_keys_max", acquire_keys_max, "Page keys in one call.");
+  visitor.Field("commit_fragments_max", commit_fragments_max,
+                "Fragments in one Reserve or Commit.");
+  visitor.Field("commit_queue", commit_queue, "Commits waiting for a thread.");
+  visitor.Field("commit_threads", commit_threads, "Threads that copy and verify commits.");
+  visitor.Field("control_queue", control_queue,
+                "Calls waiting that write records or walk the index.");
+  visitor.Field("fragment_bytes_max", fragment_bytes_max, "Bytes of one fragment with its header.");
+  visitor.Field("get_streams", get_streams, "Get calls at once.");
+  visitor.Field("put_streams", put_streams, "Put calls at once; each holds one fragment.");
+  visitor.Field("put_fragments_max", put_fragments_max, "Fragments in one Put.");
+  visitor.Field("chunk_bytes", chunk_bytes, "Tile bytes in one message of a Get.");
+  visitor.Field("watchers_max", watchers_max, "WatchEvents calls at once.");
+  visitor.Field("watch_queue", watch_queue, "Events waiting for one watcher; more are lost.");
+  visitor.Field("watch_snapshot_pages_max", watch_snapshot_pages_max,
+                "Pages in the snapshot of one watcher.");
+  visitor.Field("durable_waits_max", durable_waits_max,
+                "Committed pages whose writers wait to be told that they are durable.");
+  visitor.Field("notices_max", notices_max,
+                "Notices waiting for one session stream; more are dropped.");
+  visitor.Field("keyspaces_max", keyspaces_max, "Keyspaces known at once.");
+  visitor.Field("model_labels_max", model_labels_max,
+                "Distinct values of the metrics label model; further models count as other.");
+  visitor.Field("wait_max", wait_max, "Longest time a call waits for lower tiers.");
+  visitor.Field("pin_max", pin_max, "Longest time a page can be pinned for.");
+  visitor.Field("streams_per_connection", streams_per_connection,
+                "Calls in progress on one connection.");
+}
+
+absl::Status Limits::Validate() const {
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.requests_max", requests_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.acquire_keys_max", acquire_keys_max, 1, 65'536));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.commit_fragments_max", commit_fragments_max, 1, 65'536));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.commit_queue", commit_queue, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.commit_threads", commit_threads, 1, kThreadsMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.control_queue", control_queue, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckBytes("limits.fragment_bytes_max", fragment_bytes_max,
+                                   ByteSize{FragmentHeaderBytes(1) + 1}));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.get_streams", get_streams, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.put_streams", put_streams, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.put_fragments_max", put_fragments_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckBytes("limits.chunk_bytes", chunk_bytes, ByteSize{4096}));
+  if (chunk_bytes.value > kChunkBytesMax) {
+    return absl::InvalidArgumentError("limits.chunk_bytes is " + FormatByteSize(chunk_bytes) +
+                                      ", must be at most " +
+                                      FormatByteSize(ByteSize{kChunkBytesMax}));
+  }
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.watchers_max", watchers_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.watch_queue", watch_queue, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(
+      CheckRange("limits.watch_snapshot_pages_max", watch_snapshot_pages_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.durable_waits_max", durable_waits_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.notices_max", notices_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.keyspaces_max", keyspaces_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.model_labels_max", model_labels_max, 1, 1024));
+  CRUMB_RETURN_IF_ERROR(CheckPositive("limits.wait_max", wait_max));
+  CRUMB_RETURN_IF_ERROR(CheckPositive("limits.pin_max", pin_max));
+  return CheckRange("limits.streams_per_connection", streams_per_connection, 1, kCountMax);
+}
+
+}  // namespace crumb::server

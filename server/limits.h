@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/config_visitor.h"
+
+// Bounds on what callers can make crumbd hold or do. Over a bound of size the answer is
+// INVALID_ARGUMENT, over one of room RESOURCE_EXHAUSTED at once.
+namespace crumb::server {
+
+struct SessionLimits {
+  int64_t sessions_max = 256;
+  int64_t engines_max = 128;
+  int64_t handshakes_max = 64;  // connections that have not said hello
+  Duration hello_timeout = std::chrono::seconds(5);
+  ByteSize staging_bytes_max{uint64_t{256} << 20};      // of one session
+  ByteSize staging_total_bytes_max{uint64_t{4} << 30};  // of all sessions
+  int64_t reservations_max = 65'536;                    // of one session
+  int64_t lease_pages_max = 65'536;                     // of one engine
+  int64_t leases_max = 16'384;                          // of one engine
+  std::vector<std::string> allowed_uids;                // besides crumbd's own and root
+
+  void Visit(ConfigVisitor& visitor);
+  absl::Status Validate() const;
+};
+
+struct Limits {
+  int64_t requests_max = 4096;
+  int64_t acquire_keys_max = 16'384;
+  int64_t commit_fragments_max = 4096;
+  int64_t commit_queue = 256;
+  int64_t commit_threads = 2;
+  int64_t control_queue = 256;
+  ByteSize fragment_bytes_max{uint64_t{64} << 20};
+  int64_t get_streams = 64;
+  int64_t put_streams = 16;
+  int64_t put_fragments_max = 65'536;
+  ByteSize chunk_bytes{uint64_t{1} << 20};
+  int64_t watchers_max = 64;
+  int64_t watch_queue = 65'536;
+  int64_t watch_snapshot_pages_max = 4'194'304;
+  int64_t durable_waits_max = 262'144;
+  int64_t notices_max = 65'536;
+  int64_t keyspaces_max = 1024;
+  int64_t model_labels_max = 32;
+  Duration wait_max = std::chrono::seconds(30);
+  Duration pin_max = std::chrono::hours(24);
+  int64_t streams_per_connection = 1024;
+
+  void Visit(ConfigVisitor& visitor);
+  absl::Status Validate() const;
+};
+
+}  // namespace crumb::server

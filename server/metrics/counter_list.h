@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "server/metrics/server_metrics.h"
+#include "storage/store_stats.h"
+
+namespace crumb::server {
+
+// A counter that has no labels, as it is exported.
+struct NamedCounter {
+  const char* name;  // with prefix and suffix: crumb_..._total
+  const char* help;
+  uint64_t value;
+};
+
+std::vector<NamedCounter> UnlabelledCounters(const ServerMetrics& metrics,
+                                             const storage::StoreStats& stats);
+
+}  // namespace crumb::server

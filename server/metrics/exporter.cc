@@ -1,0 +1,246 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/metrics/exporter.h"
+
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "prometheus/metric_family.h"
+#include "prometheus/text_serializer.h"
+#include "server/metrics/counter_list.h"
+
+namespace crumb::server {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using LabelList = std::vector<std::pair<std::string, std::string>>;
+
+// Collects families; series of one name are added one after the other.
+class Families {
+ public:
+  void Counter(const std::string& name, const std::string& help, double value,
+               const LabelList& labels = {}) {
+    ClientMetric& metric = Add(name, help, MetricType::Counter, labels);
+    metric.counter.value = value;
+  }
+  void Gauge(const std::string& name, const std::string& help, double value,
+             const LabelList& labels = {}) {
+    ClientMetric& metric = Add(name, help, MetricType::Gauge, labels);
+    metric.gauge.value = value;
+  }
+  // `count(i)` are the observations of bucket i alone, bounds.size() + 1 of them.
+  template <typename Bounds, typename Count>
+  void HistogramOf(const std::string& name, const std::string& help, const Bounds& bounds,
+                   const Count& count, double sum, const LabelList& labels = {}) {
+    ClientMetric& metric = Add(name, help, MetricType::Histogram, labels);
+    uint64_t cumulative = 0;
+    for (size_t i = 0; i < bounds.size(); ++i) {
+      cumulative += count(i);
+      metric.histogram.bucket.push_back({cumulative, bounds[i]});
+    }
+    cumulative += count(bounds.size());
+    metric.histogram.bucket.push_back({cumulative, std::numeric_limits<double>::infinity()});
+    metric.histogram.sample_count = cumulative;
+    metric.histogram.sample_sum = sum;
+  }
+
+  std::string Serialize() const { return prometheus::TextSerializer().Serialize(families_); }
+
+ private:
+  ClientMetric& Add(const std::string& name, const std::string& help, MetricType type,
+                    const LabelList& labels) {
+    if (families_.empty() || families_.back().name != name) {
+      families_.push_back({name, help, type, {}});
+    }
+    ClientMetric& metric = families_.back().metric.emplace_back();
+    for (const auto& [label, value] : labels) metric.label.push_back({label, value});
+    return metric;
+  }
+
+  std::vector<MetricFamily> families_;
+};
+
+void AddLive(Families& families, const std::string& name, const std::string& help,
+             const Histogram& histogram, const LabelList& labels) {
+  families.HistogramOf(
+      name, help, histogram.bounds(), [&](size_t i) { return histogram.bucket(i); },
+      histogram.sum(), labels);
+}
+
+void AddTokens(Families& families, const ServerMetrics& metrics) {
+  metrics.tokens.ForEach([&](const std::string& model, const TokenCounters& counters) {
+    for (int i = 0; i < kTokenTierCount; ++i) {
+      const auto tier = static_cast<TokenTier>(i);
+      families.Counter("crumb_lookup_tokens_total",
+                       "Requested tokens by where they were found; the tiers sum to all.",
+                       static_cast<double>(counters.value(tier)),
+                       {{"model", model}, {"tier", TokenTierName(tier)}});
+    }
+  });
+  for (const TokenTier tier :
+       {TokenTier::kDevice, TokenTier::kHost, TokenTier::kSsd, TokenTier::kRemote}) {
+    families.Counter("crumb_fetched_tokens_total", "Tokens of leased pages by where they were.",
+                     static_cast<double>(metrics.fetched_tokens[static_cast<size_t>(tier)].value()),
+                     {{"tier", TokenTierName(tier)}});
+  }
+}
+
+struct NamedTier {
+  const char* name;
+  const storage::TierStats& stats;
+};
+
+void AddTierBytes(Families& families, const std::vector<NamedTier>& tiers) {
+  const auto gauge = [&](const char* name, const char* help, uint64_t storage::TierStats::*member) {
+    for (const auto& [tier, stats] : tiers) {
+      families.Gauge(name, help, static_cast<double>(stats.*member), {{"tier", tier}});
+    }
+  };
+  gauge("crumb_capacity_bytes", "Bytes a tier may take.", &storage::TierStats::capacity_bytes);
+  gauge("crumb_resident_bytes", "Bytes of the fragments in a tier.",
+        &storage::TierStats::resident_bytes);
+  gauge("crumb_resident_logical_bytes", "What the same tiles would take in BF16.",
+        &storage::TierStats::resident_logical_bytes);
+  gauge("crumb_resident_pages", "Pages in a tier.", &storage::TierStats::pages);
+  const auto bytes = [&](const char* name, const char* help, uint64_t storage::TierStats::*put,
+                         uint64_t storage::TierStats::*get) {
+    for (const auto& [tier, stats] : tiers) {
+      families.Counter(name, help, static_cast<double>(stats.*put),
+                       {{"op", "put"}, {"tier", tier}});
+      families.Counter(name, help, static_cast<double>(stats.*get),
+                       {{"op", "get"}, {"tier", tier}});
+    }
+  };
+  bytes("crumb_stored_bytes_total", "Tile bytes put into and got from a tier.",
+        &storage::TierStats::stored_put_bytes, &storage::TierStats::stored_get_bytes);
+  bytes("crumb_logical_bytes_total", "What the same tiles would take in BF16.",
+        &storage::TierStats::logical_put_bytes, &storage::TierStats::logical_get_bytes);
+}
+
+void AddTierPages(Families& families, const std::vector<NamedTier>& tiers) {
+  for (const auto& [tier, stats] : tiers) {
+    const storage::EvictionCounts& evicted = stats.evicted;
+    for (const auto& [reason, pages] :
+         {std::pair{"capacity", evicted.capacity}, std::pair{"ancestor", evicted.ancestor},
+          std::pair{"deleted", evicted.deleted}, std::pair{"corrupt", evicted.corrupt}}) {
+      families.Counter("crumb_evicted_pages_total", "Pages that left a tier.",
+                       static_cast<double>(pages), {{"tier", tier}, {"reason", reason}});
+    }
+  }
+  const auto histogram = [&](const char* name, const char* help,
+                             storage::HistogramSnapshot storage::TierStats::*member) {
+    for (const auto& [tier, stats] : tiers) {
+      storage::HistogramSnapshot snapshot = stats.*member;
+      if (snapshot.counts.empty()) {  // a tier that is not there
+        snapshot.bounds.assign(LifetimeBounds().begin(), LifetimeBounds().end());
+        snapshot.counts.assign(snapshot.bounds.size() + 1, 0);
+      }
+      families.HistogramOf(name, help, snapshot.bounds,
+                           [&](size_t i) { return snapshot.counts[i]; }, snapshot.sum,
+                           {{"tier", tier}});
+    }
+  };
+  histogram("crumb_page_lifetime_seconds", "From a page's arrival in a tier to its eviction.",
+            &storage::TierStats::page_lifetime_seconds);
+  histogram("crumb_reuse_gap_seconds", "Between two hits of a page.",
+            &storage::TierStats::reuse_gap_seconds);
+}
+
+void AddPath(Families& families, const Scrape& scrape) {
+  for (int rpc = 0; rpc < kRpcCount; ++rpc) {
+    for (int outcome = 0; outcome < kOutcomeCount; ++outcome) {
+      AddLive(families, "crumb_request_seconds", "Duration of calls, streams included.",
+              scrape.metrics.requests.of(static_cast<Rpc>(rpc), static_cast<Outcome>(outcome)),
+              {{"rpc", RpcName(static_cast<Rpc>(rpc))},
+               {"outcome", OutcomeName(static_cast<Outcome>(outcome))}});
+    }
+  }
+  for (int stage = 0; stage < kStageCount; ++stage) {
+    AddLive(families, "crumb_stage_seconds", "Where calls spend their time.",
+            scrape.metrics.stages.of(static_cast<Stage>(stage)),
+            {{"stage", StageName(static_cast<Stage>(stage))}});
+  }
+  for (const auto& [queue, depth] :
+       {std::pair{"commit", scrape.commit_queue}, std::pair{"control", scrape.control_queue},
+        std::pair{"ssd_write", static_cast<size_t>(scrape.store.write_queue_pages)}}) {
+    families.Gauge("crumb_queue_depth", "Entries waiting in a queue.", static_cast<double>(depth),
+                   {{"queue", queue}});
+  }
+}
+
+void AddReasons(Families& families, const Scrape& scrape) {
+  const ServerMetrics& metrics = scrape.metrics;
+  for (int i = 0; i < kRejectionCount; ++i) {
+    families.Counter("crumb_rejected_total", "Calls turned away over a bound.",
+                     static_cast<double>(metrics.rejected[static_cast<size_t>(i)].value()),
+                     {{"reason", RejectionName(static_cast<Rejection>(i))}});
+  }
+  for (int i = 0; i < kRefusalCount; ++i) {
+    families.Counter("crumb_pages_refused_total", "Fragments that were not stored.",
+                     static_cast<double>(metrics.refused_pages[static_cast<size_t>(i)].value()),
+                     {{"reason", RefusalName(static_cast<Refusal>(i))}});
+  }
+  for (const auto& [where, count] : {std::pair{"commit", scrape.store.verify_failures_commit},
+                                     std::pair{"ssd", scrape.store.verify_failures_ssd},
+                                     std::pair{"client", metrics.client_verify_failures.value()}}) {
+    families.Counter("crumb_verify_failures_total", "Checksums or headers that did not match.",
+                     static_cast<double>(count), {{"where", where}});
+  }
+  const auto transferred = [&](const char* plane, const char* direction, uint64_t bytes) {
+    families.Counter("crumb_transferred_bytes_total", "Tile bytes between crumbd and callers.",
+                     static_cast<double>(bytes), {{"plane", plane}, {"direction", direction}});
+  };
+  transferred("shm", "in", metrics.shm_bytes_in.value());
+  transferred("shm", "out", metrics.shm_bytes_out.value());
+  transferred("grpc", "in", metrics.grpc_bytes_in.value());
+  transferred("grpc", "out", metrics.grpc_bytes_out.value());
+}
+
+void AddGauges(Families& families, const Scrape& scrape) {
+  const auto gauge = [&](const char* name, const char* help, double value) {
+    families.Gauge(name, help, value);
+  };
+  const storage::StoreStats& store = scrape.store;
+  gauge("crumb_leases", "Leases held.", static_cast<double>(store.leases));
+  gauge("crumb_leased_slots", "Slots that leases hold.", static_cast<double>(store.leased_slots));
+  gauge("crumb_lease_oldest_seconds", "Age of the oldest lease.", store.oldest_lease_seconds);
+  gauge("crumb_reservations", "Reservations of staging memory.",
+        static_cast<double>(scrape.sessions.reservations));
+  gauge("crumb_sessions", "Sessions open.", static_cast<double>(scrape.sessions.sessions));
+  gauge("crumb_engines", "Engines open.", static_cast<double>(scrape.sessions.engines));
+  gauge("crumb_staging_bytes", "Staging memory of all sessions.",
+        static_cast<double>(scrape.sessions.staging_bytes));
+  gauge("crumb_watchers", "WatchEvents calls.", static_cast<double>(scrape.watchers));
+  families.Gauge("crumb_slab_waste_bytes", "Bytes lost to rounding and slab ends.",
+                 static_cast<double>(store.host.waste_bytes));
+  families.Gauge("crumb_recovery_pages", "Pages at the last start.",
+                 static_cast<double>(store.recovered_pages), {{"outcome", "recovered"}});
+  families.Gauge("crumb_recovery_pages", "Pages at the last start.",
+                 static_cast<double>(store.discarded_pages), {{"outcome", "discarded"}});
+  gauge("crumb_recovery_seconds", "Duration of recovery at the last start.",
+        store.recovery_seconds);
+  families.Gauge("crumb_build_info", "Always 1; what runs.", 1,
+                 {{"version", scrape.version}, {"ucx", "none"}, {"cuda", "none"}});
+}
+
+}  // namespace
+
+std::string ExportText(const Scrape& scrape) {
+  Families families;
+  const std::vector<NamedTier> tiers = {{"host", scrape.store.host}, {"ssd", scrape.store.ssd}};
+  AddTokens(families, scrape.metrics);
+  for (const NamedCounter& counter : UnlabelledCounters(scrape.metrics, scrape.store)) {
+    families.Counter(counter.name, counter.help, static_cast<double>(counter.value));
+  }
+  AddTierBytes(families, tiers);
+  AddTierPages(families, tiers);
+  AddPath(families, scrape);
+  AddReasons(families, scrape);
+  AddGauges(families, scrape);
+  return families.Serialize();
+}
+
+}  // namespace crumb::server

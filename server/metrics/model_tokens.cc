@@ -1,0 +1,39 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/metrics/model_tokens.h"
+
+namespace crumb::server {
+
+const char* TokenTierName(TokenTier tier) {
+  static constexpr const char* kNames[kTokenTierCount] = {"device", "host", "ssd",
+                                                          "remote", "miss", "window"};
+  return kNames[static_cast<size_t>(tier)];
+}
+
+ModelTokens::ModelTokens(size_t models_max) : models_max_(models_max) {
+  MutexLock lock(&mutex_);
+  models_.emplace(kOther, std::make_unique<TokenCounters>());
+}
+
+TokenCounters& ModelTokens::Of(const std::string& model) {
+  MutexLock lock(&mutex_);
+  const auto found = models_.find(model);
+  if (found != models_.end()) return *found->second;
+  if (models_.size() > models_max_) return *models_.at(kOther);
+  return *models_.emplace(model, std::make_unique<TokenCounters>()).first->second;
+}
+
+void ModelTokens::ForEach(
+    const std::function<void(const std::string&, const TokenCounters&)>& visit) const {
+  MutexLock lock(&mutex_);
+  for (const auto& [model, counters] : models_) visit(model, *counters);
+}
+
+uint64_t ModelTokens::Total(TokenTier tier) const {
+  uint64_t total = 0;
+  ForEach(
+      [&](const std::string&, const TokenCounters& counters) { total += counters.value(tier); });
+  return total;
+}
+
+}  // namespace crumb::server

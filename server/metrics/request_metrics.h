@@ -1,0 +1,65 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+
+#include "absl/status/status.h"
+#include "common/metrics.h"
+
+namespace crumb::server {
+
+enum class Rpc : uint8_t {
+  kOpenKeyspace,
+  kSetKeyspaceState,
+  kAcquire,
+  kLookup,
+  kRelease,
+  kReserve,
+  kCommit,
+  kAbort,
+  kFlush,
+  kGet,
+  kPut,
+  kPrefetch,
+  kPin,
+  kUnpin,
+  kDelete,
+  kDropKeyspace,
+  kWatchEvents,
+  kStats,
+  kListNodes,
+  kSession,
+};
+inline constexpr int kRpcCount = 20;
+const char* RpcName(Rpc rpc);
+
+// How a call ended, as few kinds as somebody acts upon.
+enum class Outcome : uint8_t {
+  kOk,
+  kCallerError,  // INVALID_ARGUMENT, NOT_FOUND, UNAUTHENTICATED, FAILED_PRECONDITION, CANCELLED
+  kRejected,     // RESOURCE_EXHAUSTED, UNAVAILABLE
+  kDeadline,
+  kError,
+};
+inline constexpr int kOutcomeCount = 5;
+const char* OutcomeName(Outcome outcome);
+Outcome OutcomeOf(absl::StatusCode code);
+
+// Durations of calls by RPC and outcome. Thread-safe.
+class RequestMetrics {
+ public:
+  RequestMetrics();
+
+  void Observe(Rpc rpc, absl::StatusCode code, double seconds);
+  const Histogram& of(Rpc rpc, Outcome outcome) const { return histograms_[Index(rpc, outcome)]; }
+
+ private:
+  static size_t Index(Rpc rpc, Outcome outcome) {
+    return static_cast<size_t>(rpc) * kOutcomeCount + static_cast<size_t>(outcome);
+  }
+  std::deque<Histogram> histograms_;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <string>
+
+#include "common/clock.h"
+#include "common/metrics.h"
+#include "server/metrics/model_tokens.h"
+#include "server/metrics/request_metrics.h"
+
+namespace crumb::server {
+
+// Where a commit or a call spends its time.
+enum class Stage : uint8_t {
+  kAcquireStore,  // Acquire: from the call into the store to its answer
+  kCommitQueue,   // a commit waiting for a thread
+  kCommitStore,   // copying and verifying one commit call
+  kControlQueue,  // a call that writes records waiting for its thread
+  kFlush,
+};
+inline constexpr int kStageCount = 5;
+const char* StageName(Stage stage);
+
+// Why a call was turned away.
+enum class Rejection : uint8_t {
+  kRequests,
+  kCommitQueue,
+  kControlQueue,
+  kGetStreams,
+  kPutStreams,
+  kWatchers,
+  kSessions,
+  kStaging,
+  kLeaseBudget,
+};
+inline constexpr int kRejectionCount = 9;
+const char* RejectionName(Rejection reason);
+
+// Why a fragment was not stored.
+enum class Refusal : uint8_t { kChecksum, kInvalid, kNonFinite, kNoRoom };
+inline constexpr int kRefusalCount = 4;
+const char* RefusalName(Refusal reason);
+
+class StageMetrics {
+ public:
+  StageMetrics();
+  Histogram& of(Stage stage) { return stages_[static_cast<size_t>(stage)]; }
+  const Histogram& of(Stage stage) const { return stages_[static_cast<size_t>(stage)]; }
+
+ private:
+  std::deque<Histogram> stages_;
+};
+
+// What the daemon's own parts count. Thread-safe; lives as long as the daemon.
+struct ServerMetrics {
+  explicit ServerMetrics(size_t model_labels_max) : tokens(model_labels_max) {}
+
+  RequestMetrics requests;
+  StageMetrics stages;
+  ModelTokens tokens;
+  std::array<Counter, kRejectionCount> rejected;
+  std::array<Counter, kRefusalCount> refused_pages;
+  std::array<Counter, kTokenTierCount> fetched_tokens;  // of leased pages
+
+  // Reported by clients.
+  Counter used_tokens;
+  Counter prefill_tokens_avoided;
+  Counter publish_dropped_pages;
+  Counter client_deadline_exceeded;
+  Counter client_verify_failures;
+
+  Counter deadline_exceeded;  // Acquires that ended with miss reason DEADLINE
+  Counter sessions_opened;
+  Counter sessions_reaped;  // ended because the process did
+  Counter hellos_refused;
+  Counter leases_reaped;  // ended with their engine
+  Counter events_lost;
+  Counter notices_dropped;
+  Counter grpc_bytes_in;  // tile bytes through Put
+  Counter grpc_bytes_out;
+  Counter shm_bytes_in;  // tile bytes through staging
+  Counter shm_bytes_out;
+
+  void Reject(Rejection reason) { rejected[static_cast<size_t>(reason)].Add(); }
+  void Refuse(Refusal reason, uint64_t pages = 1) {
+    refused_pages[static_cast<size_t>(reason)].Add(pages);
+  }
+};
+
+// Seconds between two instants.
+inline double SecondsBetween(TimePoint from, TimePoint to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/options.h"
+
+#include <charconv>
+
+#include "common/status_macros.h"
+
+namespace crumb::server {
+
+absl::StatusOr<HostPort> ParseHostPort(const std::string& key, const std::string& text) {
+  const auto wrong = [&] {
+    return absl::InvalidArgumentError(key + " is '" + text +
+                                      "', must be HOST:PORT with a port from 0 to 65535");
+  };
+  const size_t colon = text.rfind(':');
+  if (colon == std::string::npos || colon == 0) return wrong();
+  HostPort parsed;
+  parsed.host = text.substr(0, colon);
+  if (parsed.host.front() == '[') {
+    if (parsed.host.back() != ']' || parsed.host.size() < 3) return wrong();
+    parsed.host = parsed.host.substr(1, parsed.host.size() - 2);
+  } else if (parsed.host.find(':') != std::string::npos) {
+    return wrong();
+  }
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data() + colon + 1, end, parsed.port);
+  if (error != std::errc() || stop != end || parsed.port < 0 || parsed.port > 65535) {
+    return wrong();
+  }
+  return parsed;
+}
+
+void ListenOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("socket_dir", socket_dir, "Folder of the sockets; must exist.");
+  visitor.Field("unix", unix_socket, "Unix socket of gRPC. Empty: <socket_dir>/crumbd.sock.");
+  visitor.Field("fd_socket", fd_socket,
+                "Socket that hands out memory. Empty: <socket_dir>/crumbd.fd.sock.");
+  visitor.Field("tcp", tcp,
+                "HOST:PORT of gRPC over TCP, neither encrypted nor authenticated; port 0: any. "
+                "Empty: none.");
+  visitor.Field("endpoints_file", endpoints_file,
+                "JSON file with the addresses in use, written once crumbd is ready. Empty: "
+                "<socket_dir>/crumbd.endpoints.json.");
+}
+
+absl::Status ListenOptions::Validate() const {
+  if (socket_dir.empty()) return absl::InvalidArgumentError("listen.socket_dir is empty");
+  if (unix_socket == fd_socket) {
+    return absl::InvalidArgumentError("listen.unix and listen.fd_socket are both " + fd_socket);
+  }
+  if (!tcp.empty()) CRUMB_RETURN_IF_ERROR(ParseHostPort("listen.tcp", tcp).status());
+  return absl::OkStatus();
+}
+
+void AdminOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("listen", listen,
+                "HOST:PORT of /metrics, /healthz, /readyz and /status.json; port 0: any. Empty: "
+                "none.");
+  visitor.Field("threads", threads, "Threads that answer.");
+  visitor.Field("read_timeout", read_timeout, "Time for a request to arrive and for its answer.");
+}
+
+absl::Status AdminOptions::Validate() const {
+  if (!listen.empty()) CRUMB_RETURN_IF_ERROR(ParseHostPort("admin.listen", listen).status());
+  if (threads < 1 || threads > 64) {
+    return absl::InvalidArgumentError("admin.threads is " + std::to_string(threads) +
+                                      ", must be from 1 to 64");
+  }
+  if (read_timeout < std::chrono::milliseconds(1)) {
+    return absl::InvalidArgumentError("admin.read_timeout must be at least 1ms");
+  }
+  return absl::OkStatus();
+}
+
+void ClusterOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("secret_file", secret_file,
+                "File with the secret that tenants' salts are made of, the same on every node. "
+                "Empty: a secret of this node's own, kept in its store.");
+}
+
+void LogOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("severity", severity, "debug, info, warning, error or off.");
+}
+
+absl::Status LogOptions::Validate() const {
+  for (const char* known : {"debug", "info", "warning", "error", "off"}) {
+    if (severity == known) return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError("log.severity is '" + severity +
+                                    "', must be debug, info, warning, error or off");
+}
+
+Options::Options() { store.ssd.path = "/var/lib/crumb"; }
+
+void Options::Visit(ConfigVisitor& visitor) {
+  visitor.Section("listen", [&] { listen.Visit(visitor); });
+  visitor.Section("admin", [&] { admin.Visit(visitor); });
+  visitor.Section("store", [&] { store.Visit(visitor); });
+  visitor.Section("sessions", [&] { sessions.Visit(visitor); });
+  visitor.Section("limits", [&] { limits.Visit(visitor); });
+  visitor.Section("cluster", [&] { cluster.Visit(visitor); });
+  visitor.Section("log", [&] { log.Visit(visitor); });
+  visitor.Field("stop_grace", stop_grace,
+                "Time for calls in progress, and again for queued writes, when crumbd stops.");
+}
+
+void Options::Complete() {
+  const auto fill = [this](std::string& path, const char* name) {
+    if (path.empty()) path = listen.socket_dir + "/" + name;
+  };
+  fill(listen.unix_socket, "crumbd.sock");
+  fill(listen.fd_socket, "crumbd.fd.sock");
+  fill(listen.endpoints_file, "crumbd.endpoints.json");
+}
+
+absl::Status Options::Validate() const {
+  CRUMB_RETURN_IF_ERROR(listen.Validate());
+  CRUMB_RETURN_IF_ERROR(admin.Validate());
+  CRUMB_RETURN_IF_ERROR(sessions.Validate());
+  CRUMB_RETURN_IF_ERROR(limits.Validate());
+  CRUMB_RETURN_IF_ERROR(log.Validate());
+  if (stop_grace <= Duration::zero()) {
+    return absl::InvalidArgumentError("stop_grace must be more than 0");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::server

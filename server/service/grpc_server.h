@@ -1,0 +1,35 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/calls/call_context.h"
+#include "server/calls/status_calls.h"
+#include "server/options.h"
+
+namespace crumb::server {
+
+// gRPC's listeners with CacheService, health and reflection.
+class GrpcServer {
+ public:
+  // Answers from now on. kAlreadyExists: a socket or port is in use; kNotFound: the folder of the
+  // Unix socket is missing. What `context` refers to must outlive this.
+  static absl::StatusOr<std::unique_ptr<GrpcServer>> Start(const ListenOptions& options,
+                                                           const CallContext& context,
+                                                           const NodeInfo& node);
+  virtual ~GrpcServer() = default;
+
+  // "HOST:PORT" with the real port; empty without TCP.
+  virtual std::string tcp_address() const = 0;
+
+  // What health answers for the server and for CacheService.
+  virtual void SetServing(bool serving) = 0;
+
+  // Ends long streams, waits `grace` for calls in progress, then cancels them. Idempotent.
+  virtual void Stop(Duration grace) = 0;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,21 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "crumb/v1/cache_service.pb.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/calls/call_context.h"
+#include "server/service/call_scope.h"
+
+namespace crumb::server {
+
+// Starts one Put. The next message is read only when the fragment before it is committed, so that a
+// stream holds one fragment.
+grpc::ServerReadReactor<v1::PutRequest>* StartPut(const CallContext& context,
+                                                  CallsInProgress& calls,
+                                                  std::unique_ptr<CallScope> scope,
+                                                  v1::PutResponse* response);
+
+}  // namespace crumb::server

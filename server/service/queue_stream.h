@@ -1,0 +1,94 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "common/mutex.h"
+#include "grpcpp/support/server_callback.h"
+#include "server/service/grpc_status.h"
+#include "server/service/stream_registry.h"
+
+namespace crumb::server {
+
+// A server stream that writes messages as they come, one at a time, until its caller or the daemon
+// ends it. `Reactor` is gRPC's reactor of the stream. Keeps itself alive from Begin to OnDone.
+template <typename Reactor, typename Response>
+class QueueStream : public Reactor,
+                    public LongStream,
+                    public std::enable_shared_from_this<QueueStream<Reactor, Response>> {
+ public:
+  // Writes what is there. Thread-safe; does nothing once the stream has ended.
+  void Wake() {
+    std::optional<grpc::Status> end;
+    {
+      MutexLock lock(&mutex_);
+      if (!begun_ || writing_ || finished_) return;
+      if (end_.has_value()) {
+        finished_ = true;
+        end = end_;
+      } else if (Take(message_)) {
+        writing_ = true;
+      } else {
+        return;
+      }
+    }
+    // Only one thread gets here until the operation below has completed.
+    if (end.has_value()) return this->Finish(*end);
+    this->StartWrite(&message_);
+  }
+
+  void Stop(const absl::Status& why) override { End(ToGrpc(why)); }
+
+  void OnWriteDone(bool ok) override {
+    {
+      MutexLock lock(&mutex_);
+      writing_ = false;
+    }
+    if (!ok) return End(grpc::Status::CANCELLED);
+    Wake();
+  }
+  void OnCancel() override { End(grpc::Status::CANCELLED); }
+  void OnDone() override {
+    Ended();
+    self_.reset();  // may delete this
+  }
+
+ protected:
+  // Fills the next message; false when there is none now. Called under a lock.
+  virtual bool Take(Response& message) = 0;
+  // The stream is over.
+  virtual void Ended() {}
+
+  // Starts writing. Call once, from whoever made this shared.
+  void Begin() {
+    self_ = this->shared_from_this();
+    {
+      MutexLock lock(&mutex_);
+      begun_ = true;
+    }
+    Wake();
+  }
+
+  // Ends the stream after the write in progress. The first end counts.
+  void End(const grpc::Status& status) {
+    {
+      MutexLock lock(&mutex_);
+      if (!end_.has_value()) end_ = status;
+    }
+    Wake();
+  }
+
+ private:
+  Mutex mutex_;
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;
+  bool writing_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  std::optional<grpc::Status> end_ ABSL_GUARDED_BY(mutex_);
+  Response message_;  // belongs to the write in progress
+  std::shared_ptr<QueueStream> self_;
+};
+
+}  // namespace crumb::server

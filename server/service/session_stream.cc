@@ -1,0 +1,117 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/service/session_stream.h"
+
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "common/status_macros.h"
+#include "server/calls/keyspace_calls.h"
+#include "server/service/queue_stream.h"
+
+namespace crumb::server {
+namespace {
+
+using Base = QueueStream<grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>,
+                         v1::SessionResponse>;
+
+v1::SessionResponse ToProto(const NoticeQueue::Notice& notice) {
+  v1::SessionResponse message;
+  if (const auto* durable = std::get_if<NoticeQueue::Durable>(&notice)) {
+    message.mutable_durable()->set_keyspace(std::string(durable->keyspace.view()));
+    std::string& keys = *message.mutable_durable()->mutable_keys();
+    keys.reserve(durable->keys.size() * sizeof(PageKey));
+    for (const PageKey& key : durable->keys) keys += key.view();
+  } else {
+    const auto& change = std::get<NoticeQueue::StateChange>(notice);
+    message.mutable_keyspace_state()->set_keyspace(std::string(change.keyspace.view()));
+    message.mutable_keyspace_state()->set_state(ToProto(change.state));
+    message.mutable_keyspace_state()->set_reason(change.reason);
+  }
+  return message;
+}
+
+class SessionStream : public Base {
+ public:
+  SessionStream(const CallContext& context, std::unique_ptr<CallScope> scope,
+                std::shared_ptr<Session> session)
+      : context_(context), scope_(std::move(scope)), session_(std::move(session)) {}
+
+  void Start(StreamRegistry& streams) {
+    const absl::Status status = Subscribe(streams);
+    scope_->SetCode(status.code());
+    if (status.ok()) {
+      StartRead(&request_);
+    } else {
+      End(ToGrpc(status));
+    }
+    Begin();
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return End(grpc::Status::OK);  // the caller has nothing more to say
+    Count(request_.counters());
+    StartRead(&request_);
+  }
+
+ protected:
+  bool Take(v1::SessionResponse& message) override {
+    if (notices_ == nullptr) return false;
+    const std::optional<NoticeQueue::Notice> notice = notices_->Take();
+    if (!notice.has_value()) return false;
+    message = ToProto(*notice);
+    return true;
+  }
+
+  void Ended() override {
+    if (notices_ != nullptr) session_->CloseNotices();
+  }
+
+ private:
+  absl::Status Subscribe(StreamRegistry& streams) {
+    CRUMB_RETURN_IF_ERROR(scope_->Admit());
+    if (session_ == nullptr) {
+      return absl::UnauthenticatedError("no or an unknown session in metadata crumb-session");
+    }
+    if (!streams.Add(shared_from_this())) return absl::UnavailableError("crumbd is stopping");
+    auto notices = std::make_shared<NoticeQueue>(static_cast<size_t>(context_.limits.notices_max),
+                                                 [weak = weak_from_this()] {
+                                                   if (const auto self = weak.lock()) self->Wake();
+                                                 });
+    if (!session_->OpenNotices(notices)) {
+      return absl::FailedPreconditionError("the session has a stream already");
+    }
+    notices_ = std::move(notices);
+    return absl::OkStatus();
+  }
+
+  void Count(const v1::SessionRequest::Counters& counters) {
+    ServerMetrics& metrics = context_.metrics;
+    metrics.used_tokens.Add(counters.used_tokens());
+    metrics.prefill_tokens_avoided.Add(counters.prefill_tokens_avoided());
+    metrics.publish_dropped_pages.Add(counters.publish_dropped_pages());
+    metrics.client_deadline_exceeded.Add(counters.deadline_exceeded());
+    metrics.client_verify_failures.Add(counters.verify_failures());
+    metrics.Refuse(Refusal::kNonFinite, counters.windows_refused());
+  }
+
+  const CallContext context_;
+  const std::unique_ptr<CallScope> scope_;
+  const std::shared_ptr<Session> session_;
+  std::shared_ptr<NoticeQueue> notices_;  // null: not subscribed
+  v1::SessionRequest request_;
+};
+
+}  // namespace
+
+grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* StartSessionStream(
+    const CallContext& context, StreamRegistry& streams, std::unique_ptr<CallScope> scope,
+    std::shared_ptr<Session> session) {
+  const auto stream =
+      std::make_shared<SessionStream>(context, std::move(scope), std::move(session));
+  stream->Start(streams);
+  return stream.get();
+}
+
+}  // namespace crumb::server

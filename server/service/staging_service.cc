@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// CacheService: the calls about staging memory.
+#include "common/status_macros.h"
+#include "server/calls/staging_calls.h"
+#include "server/service/cache_service.h"
+#include "server/service/call_metadata.h"
+
+namespace crumb::server {
+
+grpc::ServerUnaryReactor* CacheService::Reserve(Context* call, const v1::ReserveRequest* request,
+                                                v1::ReserveResponse* response) {
+  return Answer(call, Rpc::kReserve, [&]() -> absl::Status {
+    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context_.sessions));
+    return server::Reserve(context_, *session, *request, response);
+  });
+}
+
+grpc::ServerUnaryReactor* CacheService::Commit(Context* call, const v1::CommitRequest* request,
+                                               v1::CommitResponse* response) {
+  return AnswerLater(call, Rpc::kCommit, [&](const Done& done) {
+    auto session = SessionOf(*call, context_.sessions);
+    if (!session.ok()) return done(session.status());
+    server::Commit(context_, *std::move(session), *request, response, done);
+  });
+}
+
+grpc::ServerUnaryReactor* CacheService::Abort(Context* call, const v1::AbortRequest* request,
+                                              v1::AbortResponse*) {
+  return Answer(call, Rpc::kAbort, [&]() -> absl::Status {
+    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context_.sessions));
+    return server::Abort(context_, *session, *request);
+  });
+}
+
+}  // namespace crumb::server

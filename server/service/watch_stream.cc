@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/service/watch_stream.h"
+
+#include <utility>
+#include <vector>
+
+#include "common/status_macros.h"
+#include "fmt/format.h"
+#include "server/calls/lease_calls.h"
+#include "server/service/queue_stream.h"
+
+namespace crumb::server {
+namespace {
+
+using Base =
+    QueueStream<grpc::ServerWriteReactor<v1::WatchEventsResponse>, v1::WatchEventsResponse>;
+
+class WatchStream : public Base {
+ public:
+  WatchStream(const CallContext& context, std::unique_ptr<CallScope> scope)
+      : context_(context), scope_(std::move(scope)) {}
+
+  void Start(StreamRegistry& streams, const v1::WatchEventsRequest& request) {
+    const absl::Status status = Subscribe(streams, request);
+    if (!status.ok()) {
+      scope_->SetCode(status.code());
+      End(ToGrpc(status));
+      return Begin();
+    }
+    if (!request.snapshot()) return Begin();
+    auto self = std::static_pointer_cast<WatchStream>(shared_from_this());
+    RunOnControl(
+        context_, [self] { return self->ReadSnapshot(); },
+        [self](const absl::Status& read) {
+          if (!read.ok()) self->End(ToGrpc(read));
+          self->Begin();
+        });
+  }
+
+ protected:
+  bool Take(v1::WatchEventsResponse& message) override {
+    message.Clear();
+    if (next_ < snapshot_.size()) {
+      message.set_sequence(sequence_);
+      message.set_kind(v1::WatchEventsResponse::KIND_ADDED);
+      message.set_key(std::string(snapshot_[next_].first.view()));
+      message.set_tier(ToProto(snapshot_[next_].second));
+      ++next_;
+      return true;
+    }
+    if (std::exchange(snapshot_end_due_, false)) {
+      snapshot_ = {};
+      next_ = 0;
+      message.set_sequence(sequence_);
+      message.set_kind(v1::WatchEventsResponse::KIND_SNAPSHOT_END);
+      return true;
+    }
+    const std::optional<WatchQueue::Item> item = queue_ == nullptr ? std::nullopt : queue_->Take();
+    if (!item.has_value()) return false;
+    message.set_sequence(item->sequence);
+    if (item->lost) {
+      message.set_kind(v1::WatchEventsResponse::KIND_LOST);
+      return true;
+    }
+    message.set_kind(item->event.kind == storage::PageEvent::Kind::kAdded
+                         ? v1::WatchEventsResponse::KIND_ADDED
+                         : v1::WatchEventsResponse::KIND_REMOVED);
+    message.set_key(std::string(item->event.key.view()));
+    message.set_tier(ToProto(item->event.tier));
+    return true;
+  }
+
+  void Ended() override { queue_.reset(); }
+
+ private:
+  absl::Status Subscribe(StreamRegistry& streams, const v1::WatchEventsRequest& request) {
+    CRUMB_RETURN_IF_ERROR(scope_->Admit());
+    CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context_, request.keyspace()));
+    if (!streams.Add(shared_from_this())) return absl::UnavailableError("crumbd is stopping");
+    keyspace_ = keyspace->id;
+    queue_ = std::make_shared<WatchQueue>(static_cast<size_t>(context_.limits.watch_queue),
+                                          [weak = weak_from_this()] {
+                                            if (const auto self = weak.lock()) self->Wake();
+                                          });
+    if (!context_.events.Watch(keyspace_, queue_, sequence_)) {
+      return absl::ResourceExhaustedError("limits.watchers_max is reached");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status ReadSnapshot() {
+    const auto most = static_cast<size_t>(context_.limits.watch_snapshot_pages_max);
+    bool cut = false;
+    context_.store.ForEachPage(keyspace_, [&](const PageKey& key, storage::Tier tier) {
+      if (snapshot_.size() < most) {
+        snapshot_.emplace_back(key, tier);
+      } else {
+        cut = true;
+      }
+    });
+    snapshot_end_due_ = true;
+    if (!cut) return absl::OkStatus();
+    snapshot_ = {};
+    return absl::ResourceExhaustedError(
+        fmt::format("more pages than limits.watch_snapshot_pages_max, {}", most));
+  }
+
+  const CallContext context_;
+  const std::unique_ptr<CallScope> scope_;
+  KeyspaceId keyspace_;
+  uint64_t sequence_ = 0;  // of the last event before the snapshot
+  std::shared_ptr<WatchQueue> queue_;
+  std::vector<std::pair<PageKey, storage::Tier>> snapshot_;
+  size_t next_ = 0;
+  bool snapshot_end_due_ = false;
+};
+
+}  // namespace
+
+grpc::ServerWriteReactor<v1::WatchEventsResponse>* StartWatch(
+    const CallContext& context, StreamRegistry& streams, std::unique_ptr<CallScope> scope,
+    const v1::WatchEventsRequest& request) {
+  const auto stream = std::make_shared<WatchStream>(context, std::move(scope));
+  stream->Start(streams, request);
+  return stream.get();
+}
+
+}  // namespace crumb::server

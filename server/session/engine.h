@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "common/mutex.h"
+#include "server/session/random_id.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// All processes of one model replica, and the leases they hold together. Thread-safe.
+class Engine {
+ public:
+  Engine(const RandomId& id, unsigned uid, uint64_t pages_max, size_t leases_max)
+      : id_(id), uid_(uid), pages_max_(pages_max), leases_max_(leases_max) {}
+
+  const RandomId& id() const { return id_; }
+  unsigned uid() const { return uid_; }
+
+  // Takes up to `wanted` pages off the budget and answers how many; 0 when none are left, when
+  // there are too many leases, or when the engine has ended. Ended by AddLease.
+  uint64_t TakeBudget(uint64_t wanted);
+
+  // Notes a lease of `pages` pages, of `taken` taken before, and returns the rest to the budget.
+  // lease 0: nothing was leased. False: the engine has ended meanwhile, and the caller must end the
+  // lease in the store.
+  bool AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken);
+
+  // False: not a lease of this engine.
+  bool RemoveLease(storage::LeaseId lease);
+
+  // Ends the engine; answers the leases that the caller must end in the store.
+  std::vector<storage::LeaseId> End();
+
+  size_t leases() const;
+  uint64_t pages() const;
+
+ private:
+  const RandomId id_;
+  const unsigned uid_;
+  const uint64_t pages_max_;
+  const size_t leases_max_;
+
+  mutable Mutex mutex_;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  uint64_t pages_ ABSL_GUARDED_BY(mutex_) = 0;  // leased, or taken for an Acquire in progress
+  size_t acquiring_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<storage::LeaseId, uint64_t> leases_ ABSL_GUARDED_BY(mutex_);  // pages
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "server/session/session_table.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// Opens sessions at crumbd.fd.sock: takes a process's hello and pidfd, answers token and
+// descriptors, and ends sessions whose process ends. One thread, woken by its sockets and pidfds;
+// it never waits for one of them.
+class FdListener {
+ public:
+  struct Options {
+    std::string path;
+    SessionLimits limits;
+    uint64_t epoch = 0;  // of the slabs
+  };
+
+  // kAlreadyExists: another crumbd answers there; kNotFound: the folder is missing. The references
+  // must outlive this.
+  static absl::StatusOr<std::unique_ptr<FdListener>> Start(const Options& options,
+                                                           SessionTable& sessions,
+                                                           storage::TieredStore& store,
+                                                           ServerMetrics& metrics);
+
+  // Stops the thread and removes the socket. Sessions stay in the table.
+  virtual ~FdListener() = default;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,101 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/session/hello.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "common/status_macros.h"
+#include "crumb/v1/session.pb.h"
+#include "fmt/format.h"
+#include "server/session/pidfd.h"
+
+namespace crumb::server {
+namespace {
+
+constexpr size_t kProcessNameBytesMax = 64;
+
+bool MayOpen(unsigned uid, const SessionLimits& limits) {
+  return uid == ::geteuid() || uid == 0 ||
+         std::find(limits.allowed_uids.begin(), limits.allowed_uids.end(), std::to_string(uid)) !=
+             limits.allowed_uids.end();
+}
+
+// A name for log lines, whatever the process sent.
+std::string Printable(const std::string& name) {
+  std::string printable = name.substr(0, kProcessNameBytesMax);
+  for (char& c : printable) {
+    if (c < 0x20 || c > 0x7e) c = '?';
+  }
+  return printable.empty() ? "unnamed" : printable;
+}
+
+}  // namespace
+
+absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimits& limits) {
+  CRUMB_ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket));
+  if (!MayOpen(peer.uid, limits)) {
+    return absl::FailedPreconditionError(
+        fmt::format("user {} may not open sessions: add it to sessions.allowed_uids", peer.uid));
+  }
+  v1::SessionHello hello;
+  if (!hello.ParseFromString(message.bytes)) {
+    return absl::InvalidArgumentError("the first message is no SessionHello");
+  }
+  if (hello.protocol_version() != kSessionProtocolVersion) {
+    return absl::InvalidArgumentError(fmt::format("protocol version {}, crumbd speaks {}",
+                                                  hello.protocol_version(),
+                                                  kSessionProtocolVersion));
+  }
+  if (message.fds.size() != 1) {
+    return absl::InvalidArgumentError(
+        fmt::format("a hello carries one pidfd, not {} descriptors", message.fds.size()));
+  }
+  CRUMB_RETURN_IF_ERROR(CheckPidfd(message.fds.front().get(), peer.pid));
+  Hello read;
+  read.request.process_name = Printable(hello.process_name());
+  read.request.engine = hello.engine();
+  read.request.uid = peer.uid;
+  read.request.staging_bytes = hello.staging_bytes();
+  read.pidfd = std::move(message.fds.front());
+  return read;
+}
+
+void RefuseHello(int socket, const absl::Status& why) {
+  v1::SessionWelcome welcome;
+  welcome.set_error(why.ToString());
+  // The connection is closed next; a process that does not read learns nothing.
+  SendFdMessage(socket, welcome.SerializeAsString(), {}).IgnoreError();
+}
+
+absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
+                         uint64_t epoch, uint32_t lease_pages_max) {
+  std::vector<int> fds;
+  v1::SessionWelcome welcome;
+  if (const auto staging = session.staging()) {
+    welcome.set_staging_bytes(staging->size());
+    fds.push_back(staging->fd());
+  }
+  for (const storage::Slab& slab : slabs) fds.push_back(slab.fd);
+  welcome.set_token(std::string(session.token().view()));
+  welcome.set_engine(std::string(session.engine().id().view()));
+  welcome.set_epoch(epoch);
+  welcome.set_slab_bytes(slabs.empty() ? 0 : slabs.front().bytes);
+  welcome.set_slab_count(static_cast<uint32_t>(slabs.size()));
+  welcome.set_lease_pages_max(lease_pages_max);
+  std::string bytes = welcome.SerializeAsString();
+  size_t sent = 0;
+  do {
+    const size_t count = std::min(fds.size() - sent, kFdsPerMessageMax);
+    CRUMB_RETURN_IF_ERROR(
+        SendFdMessage(socket, bytes, std::span<const int>(fds).subspan(sent, count)));
+    sent += count;
+    bytes.assign(1, '\0');
+  } while (sent < fds.size());
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,38 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/fd_channel.h"
+#include "common/unique_fd.h"
+#include "server/limits.h"
+#include "server/session/session_table.h"
+#include "storage/tiered_store.h"
+
+// The first messages on crumbd.fd.sock, crumbd's side.
+namespace crumb::server {
+
+inline constexpr uint32_t kSessionProtocolVersion = 1;
+
+struct Hello {
+  SessionTable::OpenRequest request;
+  UniqueFd pidfd;
+};
+
+// Checks a process's first message, its credentials and its pidfd. kInvalidArgument: not a hello,
+// of another version, or with other descriptors than one pidfd; kFailedPrecondition: the user may
+// not. Does not block.
+absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimits& limits);
+
+// Tells why, as far as the process reads it.
+void RefuseHello(int socket, const absl::Status& why);
+
+// Sends token, descriptors of staging memory and slabs. kUnavailable when the socket takes no more.
+absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
+                         uint64_t epoch, uint32_t lease_pages_max);
+
+}  // namespace crumb::server

@@ -1,0 +1,51 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/session/notice_queue.h"
+
+#include <utility>
+
+namespace crumb::server {
+namespace {
+
+// Keeps a message far below gRPC's bound.
+constexpr size_t kKeysPerNotice = 4096;
+
+}  // namespace
+
+bool NoticeQueue::AddDurable(const KeyspaceId& keyspace, const PageKey& key) {
+  {
+    MutexLock lock(&mutex_);
+    if (size_ >= notices_max_) return false;
+    ++size_;
+    Durable* last = notices_.empty() ? nullptr : std::get_if<Durable>(&notices_.back());
+    if (last == nullptr || last->keyspace != keyspace || last->keys.size() >= kKeysPerNotice) {
+      last = &std::get<Durable>(notices_.emplace_back(Durable{keyspace, {}}));
+    }
+    last->keys.push_back(key);
+  }
+  wake_();
+  return true;
+}
+
+bool NoticeQueue::AddStateChange(StateChange change) {
+  {
+    MutexLock lock(&mutex_);
+    if (size_ >= notices_max_) return false;
+    ++size_;
+    notices_.emplace_back(std::move(change));
+  }
+  wake_();
+  return true;
+}
+
+std::optional<NoticeQueue::Notice> NoticeQueue::Take() {
+  MutexLock lock(&mutex_);
+  if (notices_.empty()) return std::nullopt;
+  Notice notice = std::move(notices_.front());
+  notices_.pop_front();
+  const auto* durable = std::get_if<Durable>(&notice);
+  size_ -= durable == nullptr ? 1 : durable->keys.size();
+  return notice;
+}
+
+}  // namespace crumb::server

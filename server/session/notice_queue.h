@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/page_key.h"
+#include "server/keyspace.h"
+
+namespace crumb::server {
+
+// What a session stream has still to tell, bounded. Thread-safe.
+class NoticeQueue {
+ public:
+  struct Durable {
+    KeyspaceId keyspace;
+    std::vector<PageKey> keys;
+  };
+  struct StateChange {
+    KeyspaceId keyspace;
+    ServingState state;
+    std::string reason;
+  };
+  using Notice = std::variant<Durable, StateChange>;
+
+  // `wake` is called after each addition, never under a lock, and must not block.
+  NoticeQueue(size_t notices_max, std::function<void()> wake)
+      : notices_max_(notices_max), wake_(std::move(wake)) {}
+
+  // False when the queue is full.
+  bool AddDurable(const KeyspaceId& keyspace, const PageKey& key);
+  bool AddStateChange(StateChange change);
+
+  // The oldest notice; durable pages that follow each other in one keyspace are one notice.
+  std::optional<Notice> Take();
+
+ private:
+  const size_t notices_max_;
+  const std::function<void()> wake_;
+  Mutex mutex_;
+  size_t size_ ABSL_GUARDED_BY(mutex_) = 0;  // keys and changes
+  std::deque<Notice> notices_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,78 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "common/mutex.h"
+#include "server/session/engine.h"
+#include "server/session/notice_queue.h"
+#include "server/session/random_id.h"
+#include "server/session/staging_area.h"
+
+namespace crumb::server {
+
+// One process that shares memory with crumbd. Thread-safe; calls in progress keep it alive after it
+// ended.
+class Session {
+ public:
+  // kOpen: calls are served. kDisconnected: the process closed its connection but lives; it can
+  // only release. kEnded: it is gone.
+  enum class Phase : uint8_t { kOpen, kDisconnected, kEnded };
+
+  Session(const RandomId& token, std::string process_name, std::shared_ptr<Engine> engine,
+          std::shared_ptr<StagingArea> staging)
+      : token_(token),
+        process_name_(std::move(process_name)),
+        engine_(std::move(engine)),
+        staging_(std::move(staging)) {}
+
+  const RandomId& token() const { return token_; }
+  const std::string& process_name() const { return process_name_; }
+  Engine& engine() const { return *engine_; }
+  Phase phase() const { return phase_.load(); }
+
+  // For the table that holds the session.
+  void SetPhase(Phase phase) { phase_.store(phase); }
+  std::shared_ptr<StagingArea> TakeStaging() {
+    MutexLock lock(&mutex_);
+    return std::move(staging_);
+  }
+
+  // Null without staging memory, and once the session is no longer open.
+  std::shared_ptr<StagingArea> staging() const {
+    MutexLock lock(&mutex_);
+    return staging_;
+  }
+
+  // The queue of the session's stream; null when none is open.
+  std::shared_ptr<NoticeQueue> notices() const {
+    MutexLock lock(&mutex_);
+    return notices_;
+  }
+  // False: a stream is open already.
+  bool OpenNotices(std::shared_ptr<NoticeQueue> notices) {
+    MutexLock lock(&mutex_);
+    if (notices_ != nullptr) return false;
+    notices_ = std::move(notices);
+    return true;
+  }
+  void CloseNotices() {
+    MutexLock lock(&mutex_);
+    notices_ = nullptr;
+  }
+
+ private:
+  const RandomId token_;
+  const std::string process_name_;
+  const std::shared_ptr<Engine> engine_;
+  std::atomic<Phase> phase_{Phase::kOpen};
+  mutable Mutex mutex_;
+  std::shared_ptr<StagingArea> staging_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<NoticeQueue> notices_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,180 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/session/session_table.h"
+
+#include <algorithm>
+
+#include "common/logging.h"
+#include "common/status_macros.h"
+#include "fmt/format.h"
+
+namespace crumb::server {
+namespace {
+
+constexpr uint64_t kPageBytes = 4096;
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenRequest& request) {
+  CRUMB_ASSIGN_OR_RETURN(const RandomId token, RandomId::Make());
+  const uint64_t wanted = std::min(request.staging_bytes, limits_.staging_bytes_max.value);
+  const uint64_t staging_bytes = (wanted + kPageBytes - 1) / kPageBytes * kPageBytes;
+  std::shared_ptr<StagingArea> staging;
+  if (staging_bytes > 0) {
+    CRUMB_ASSIGN_OR_RETURN(
+        staging, StagingArea::Create(staging_bytes, static_cast<size_t>(limits_.reservations_max)));
+  }
+  MutexLock lock(&mutex_);
+  if (sessions_.size() >= static_cast<size_t>(limits_.sessions_max)) {
+    metrics_.Reject(Rejection::kSessions);
+    return absl::ResourceExhaustedError(fmt::format(
+        "{} sessions are open, sessions.sessions_max allows no more", sessions_.size()));
+  }
+  if (staging_bytes_ + staging_bytes > limits_.staging_total_bytes_max.value) {
+    metrics_.Reject(Rejection::kStaging);
+    return absl::ResourceExhaustedError("sessions.staging_total_bytes_max is reached");
+  }
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Engine> engine, JoinLocked(request));
+  auto session = std::make_shared<Session>(token, request.process_name, engine, std::move(staging));
+  if (!sessions_.emplace(token.slot(), session).second) {
+    return absl::UnavailableError("session ids collided, try again");
+  }
+  ++engines_.at(engine->id().slot()).sessions;
+  staging_bytes_ += staging_bytes;
+  metrics_.sessions_opened.Add();
+  return session;
+}
+
+absl::StatusOr<std::shared_ptr<Engine>> SessionTable::JoinLocked(const OpenRequest& request) {
+  if (!request.engine.empty()) {
+    CRUMB_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request.engine));
+    const auto found = engines_.find(id.slot());
+    if (found == engines_.end() || !found->second.engine->id().Matches(id) ||
+        found->second.engine->uid() != request.uid) {
+      return absl::NotFoundError("no such engine: it ended, or crumbd was restarted");
+    }
+    return found->second.engine;
+  }
+  if (engines_.size() >= static_cast<size_t>(limits_.engines_max)) {
+    metrics_.Reject(Rejection::kSessions);
+    return absl::ResourceExhaustedError(
+        fmt::format("{} engines are open, sessions.engines_max allows no more", engines_.size()));
+  }
+  CRUMB_ASSIGN_OR_RETURN(const RandomId id, RandomId::Make());
+  auto engine =
+      std::make_shared<Engine>(id, request.uid, static_cast<uint64_t>(limits_.lease_pages_max),
+                               static_cast<size_t>(limits_.leases_max));
+  if (!engines_.emplace(id.slot(), EngineEntry{engine}).second) {
+    return absl::UnavailableError("engine ids collided, try again");
+  }
+  return engine;
+}
+
+std::shared_ptr<Session> SessionTable::Find(std::string_view token) const {
+  const absl::StatusOr<RandomId> id = RandomId::FromBytes(token);
+  if (!id.ok()) return nullptr;
+  MutexLock lock(&mutex_);
+  const auto found = sessions_.find(id->slot());
+  if (found == sessions_.end() || !found->second->token().Matches(*id)) return nullptr;
+  return found->second;
+}
+
+void SessionTable::DropStagingLocked(Session& session) {
+  if (const auto staging = session.TakeStaging()) staging_bytes_ -= staging->size();
+}
+
+void SessionTable::RemoveLocked(Session& session, std::vector<storage::LeaseId>& leases) {
+  const bool disconnected = session.phase() == Session::Phase::kDisconnected;
+  session.SetPhase(Session::Phase::kEnded);
+  DropStagingLocked(session);
+  const auto entry = engines_.find(session.engine().id().slot());
+  if (disconnected) {
+    --entry->second.disconnected;
+    disconnected_.fetch_sub(1);
+  }
+  if (--entry->second.sessions == 0) {
+    leases = session.engine().End();
+    engines_.erase(entry);
+  }
+  sessions_.erase(session.token().slot());  // the caller holds the session
+}
+
+void SessionTable::Disconnect(const std::shared_ptr<Session>& session) {
+  {
+    MutexLock lock(&mutex_);
+    if (session->phase() != Session::Phase::kOpen) return;
+    session->SetPhase(Session::Phase::kDisconnected);
+    DropStagingLocked(*session);
+    ++engines_.at(session->engine().id().slot()).disconnected;
+    disconnected_.fetch_add(1);
+  }
+  Settle(session->engine());
+}
+
+void SessionTable::End(const std::shared_ptr<Session>& session) {
+  std::vector<storage::LeaseId> leases;
+  {
+    MutexLock lock(&mutex_);
+    if (session->phase() == Session::Phase::kEnded) return;
+    RemoveLocked(*session, leases);
+    metrics_.sessions_reaped.Add();
+  }
+  LogInfo("session of {} ended with its process, {} leases ended", session->process_name(),
+          leases.size());
+  ReleaseInStore(leases);
+}
+
+bool SessionTable::Release(const Session& session, storage::LeaseId lease) {
+  if (!session.engine().RemoveLease(lease)) return false;
+  store_.Release(lease);
+  if (disconnected_.load() > 0) Settle(session.engine());
+  return true;
+}
+
+void SessionTable::Settle(const Engine& engine) {
+  if (engine.leases() > 0) return;
+  std::vector<std::shared_ptr<Session>> ended;
+  std::vector<storage::LeaseId> leases;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [slot, session] : sessions_) {
+      if (&session->engine() == &engine && session->phase() == Session::Phase::kDisconnected) {
+        ended.push_back(session);
+      }
+    }
+    for (const auto& session : ended) RemoveLocked(*session, leases);
+  }
+  for (const auto& session : ended) LogInfo("session of {} ended", session->process_name());
+  ReleaseInStore(leases);
+  if (!ended.empty()) ended_();
+}
+
+void SessionTable::ReleaseInStore(const std::vector<storage::LeaseId>& leases) {
+  for (const storage::LeaseId lease : leases) store_.Release(lease);
+  metrics_.leases_reaped.Add(leases.size());
+}
+
+SessionTable::Totals SessionTable::totals() const {
+  MutexLock lock(&mutex_);
+  Totals totals;
+  totals.sessions = sessions_.size();
+  totals.engines = engines_.size();
+  totals.staging_bytes = staging_bytes_;
+  for (const auto& [slot, entry] : engines_) {
+    totals.leases += entry.engine->leases();
+    totals.leased_pages += entry.engine->pages();
+  }
+  for (const auto& [slot, session] : sessions_) {
+    if (const auto staging = session->staging()) totals.reservations += staging->reservations();
+  }
+  return totals;
+}
+
+std::vector<std::shared_ptr<Session>> SessionTable::List() const {
+  MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Session>> list;
+  for (const auto& [slot, session] : sessions_) list.push_back(session);
+  return list;
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,93 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/mutex.h"
+#include "server/limits.h"
+#include "server/metrics/server_metrics.h"
+#include "server/session/session.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// Sessions and engines, and what ends with them. Knows no sockets. Thread-safe.
+class SessionTable {
+ public:
+  struct OpenRequest {
+    std::string process_name;
+    std::string engine;  // id of the engine to join; empty: a new one
+    unsigned uid = 0;
+    uint64_t staging_bytes = 0;  // wanted
+  };
+  struct Totals {
+    size_t sessions = 0;
+    size_t engines = 0;
+    size_t leases = 0;
+    uint64_t leased_pages = 0;
+    size_t reservations = 0;
+    uint64_t staging_bytes = 0;
+  };
+
+  // The references must outlive this.
+  SessionTable(const SessionLimits& limits, storage::TieredStore& store, ServerMetrics& metrics)
+      : limits_(limits), store_(store), metrics_(metrics) {}
+
+  // Called, on any thread, after sessions ended otherwise than by End. Set before use.
+  void OnEnded(std::function<void()> ended) { ended_ = std::move(ended); }
+
+  // kInvalidArgument: the engine's id has a wrong size; kNotFound: no such engine (or another
+  // user's); kResourceExhausted: too many sessions, engines or staging memory.
+  absl::StatusOr<std::shared_ptr<Session>> Open(const OpenRequest& request);
+
+  // The session of a token; null when there is none.
+  std::shared_ptr<Session> Find(std::string_view token) const;
+
+  // The process closed its connection but lives: staging memory and reservations go; the session
+  // ends as soon as its engine holds no lease, because the process may be reading leased pages.
+  void Disconnect(const std::shared_ptr<Session>& session);
+
+  // The process is gone. Its engine's leases end with the engine's last session. Idempotent.
+  void End(const std::shared_ptr<Session>& session);
+
+  // Ends a lease of the session's engine. False: it has no such lease.
+  bool Release(const Session& session, storage::LeaseId lease);
+
+  Totals totals() const;
+  std::vector<std::shared_ptr<Session>> List() const;
+
+ private:
+  struct EngineEntry {
+    std::shared_ptr<Engine> engine;
+    size_t sessions = 0;
+    size_t disconnected = 0;  // of them
+  };
+
+  absl::StatusOr<std::shared_ptr<Engine>> JoinLocked(const OpenRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void RemoveLocked(Session& session, std::vector<storage::LeaseId>& leases)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void DropStagingLocked(Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the disconnected sessions of an engine without leases.
+  void Settle(const Engine& engine);
+  void ReleaseInStore(const std::vector<storage::LeaseId>& leases);
+
+  const SessionLimits limits_;
+  storage::TieredStore& store_;
+  ServerMetrics& metrics_;
+  std::function<void()> ended_ = [] {};
+
+  mutable Mutex mutex_;
+  std::unordered_map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, EngineEntry> engines_ ABSL_GUARDED_BY(mutex_);
+  uint64_t staging_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::atomic<size_t> disconnected_{0};  // spares Release the lock
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,111 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/session/staging_area.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+
+#include "common/errno_status.h"
+#include "common/status_macros.h"
+
+namespace crumb::server {
+namespace {
+
+uint64_t RoundUp(uint64_t bytes) {
+  constexpr uint64_t kMask = StagingArea::kAlignment - 1;
+  return (bytes + kMask) & ~kMask;
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<StagingArea>> StagingArea::Create(uint64_t bytes,
+                                                                 size_t reservations_max) {
+  CRUMB_ASSIGN_OR_RETURN(UniqueFd fd, CreateMemfd("crumb-staging", bytes));
+  // A worker that shrank the file would make crumbd fault on its mapping.
+  if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return ErrnoStatus(errno, "sealing staging memory");
+  }
+  CRUMB_ASSIGN_OR_RETURN(Mapping mapping, Mapping::Of(fd.get(), bytes, Mapping::Access::kReadOnly));
+  return std::shared_ptr<StagingArea>(
+      new StagingArea(std::move(fd), std::move(mapping), reservations_max));
+}
+
+StagingArea::StagingArea(UniqueFd fd, Mapping mapping, size_t reservations_max)
+    : fd_(std::move(fd)), mapping_(std::move(mapping)), reservations_max_(reservations_max) {
+  MutexLock lock(&mutex_);
+  free_.emplace(0, mapping_.size());
+}
+
+bool StagingArea::Reserve(uint64_t bytes, uint64_t& offset) {
+  if (bytes == 0 || bytes > size()) return false;
+  const uint64_t room = RoundUp(bytes);
+  MutexLock lock(&mutex_);
+  if (reserved_.size() >= reservations_max_) return false;
+  for (auto piece = free_.begin(); piece != free_.end(); ++piece) {
+    if (piece->second < room) continue;
+    offset = piece->first;
+    const uint64_t rest = piece->second - room;
+    free_.erase(piece);
+    if (rest > 0) free_.emplace(offset + room, rest);
+    reserved_.emplace(offset, Reservation{bytes, false});
+    return true;
+  }
+  return false;
+}
+
+bool StagingArea::Abort(uint64_t offset) {
+  MutexLock lock(&mutex_);
+  const auto found = reserved_.find(offset);
+  if (found == reserved_.end() || found->second.committing) return false;
+  FreeLocked(offset);
+  return true;
+}
+
+std::unique_ptr<StagingArea::Piece> StagingArea::Take(const std::shared_ptr<StagingArea>& area,
+                                                      uint64_t offset) {
+  MutexLock lock(&area->mutex_);
+  const auto found = area->reserved_.find(offset);
+  if (found == area->reserved_.end() || found->second.committing) return nullptr;
+  found->second.committing = true;
+  return std::make_unique<Piece>(area, offset, found->second.bytes);
+}
+
+size_t StagingArea::reservations() const {
+  MutexLock lock(&mutex_);
+  return reserved_.size();
+}
+
+uint64_t StagingArea::free_bytes() const {
+  MutexLock lock(&mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [offset, size] : free_) bytes += size;
+  return bytes;
+}
+
+void StagingArea::Free(uint64_t offset) {
+  MutexLock lock(&mutex_);
+  FreeLocked(offset);
+}
+
+void StagingArea::FreeLocked(uint64_t offset) {
+  const auto found = reserved_.find(offset);
+  uint64_t begin = offset;
+  uint64_t end = offset + RoundUp(found->second.bytes);
+  reserved_.erase(found);
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && next->first == end) {
+    end += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto previous = std::prev(next);
+    if (previous->first + previous->second == begin) {
+      begin = previous->first;
+      free_.erase(previous);
+    }
+  }
+  free_.emplace(begin, end - begin);
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,61 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <utility>
+
+#include "common/mutex.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// Events that one watcher has still to be told, bounded. Thread-safe.
+class WatchQueue {
+ public:
+  struct Item {
+    uint64_t sequence = 0;
+    storage::PageEvent event;
+    bool lost = false;  // events are missing before the next one; `event` says nothing
+  };
+
+  // `wake` must not block.
+  WatchQueue(size_t events_max, std::function<void()> wake)
+      : events_max_(events_max), wake_(std::move(wake)) {}
+
+  // False: the queue is full; the reader gets one item `lost` after what is queued.
+  bool Add(Item item) {
+    MutexLock lock(&mutex_);
+    if (lost_ || items_.size() >= events_max_) {
+      if (!lost_) items_.push_back({item.sequence, {}, true});
+      lost_ = true;
+      return false;
+    }
+    items_.push_back(std::move(item));
+    return true;
+  }
+
+  std::optional<Item> Take() {
+    MutexLock lock(&mutex_);
+    if (items_.empty()) return std::nullopt;
+    Item item = std::move(items_.front());
+    items_.pop_front();
+    if (item.lost) lost_ = false;
+    return item;
+  }
+
+  void Wake() const { wake_(); }
+
+ private:
+  const size_t events_max_;
+  const std::function<void()> wake_;
+  Mutex mutex_;
+  bool lost_ ABSL_GUARDED_BY(mutex_) = false;  // an item `lost` is queued, and is the last
+  std::deque<Item> items_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server
