@@ -15,7 +15,7 @@ namespace crumb::models {
 
 // All keys and values of one sequence in BF16, contiguous and growing, with exact attention: what
 // compressed caches are measured against. It shares no attention code with kernels/. Not
-// thread-safe; its loops run on the pool.
+// thread-safe; its loops run on the pool. A copy is a sequence of its own with the same beginning.
 class DenseKvCache : public KvCache {
  public:
   // `pool` must outlive the cache.

@@ -23,8 +23,9 @@ class KvCache {
   virtual absl::Status Append(int layer, int tokens, const kernels::Bf16* k,
                               const kernels::Bf16* v) = 0;
 
-  // Causal attention of the fresh tokens over everything held, the fresh ones included.
-  // q [tokens, q_heads, head_dim] bf16; out [tokens, q_heads, head_dim] f32.
+  // Causal attention of the fresh tokens over everything held, the fresh ones included, at
+  // scale 1 / sqrt(head_dim). q [tokens, q_heads, head_dim] bf16; out [tokens, q_heads, head_dim]
+  // f32.
   virtual absl::Status Attend(int layer, int tokens, const kernels::Bf16* q, float* out) = 0;
 
   // Ends the forward pass: `tokens` are now part of the sequence.

@@ -21,9 +21,9 @@ namespace {
 using ::testing::HasSubstr;
 
 // The published model's logits (fixtures/make_fixtures.py) span some 40 units. Rounding q, k and v
-// to bf16 in both leaves what comes of single values that f32 noise rounds to the other side: 0.006
-// rms and 0.03 at most were seen. Without that rounding in the published model 0.015 and 0.09; a
-// RoPE base that is wrong by 1 % gives 0.019 and 0.08.
+// to bf16 in both leaves what comes of single values that f32 noise rounds to the other side:
+// 0.0065 rms and 0.04 at most were seen. Without that rounding in the published model 0.015 and
+// 0.09; a RoPE base that is wrong by 1 % gives 0.019 and 0.08.
 struct Tolerance {
   double rms;
   double largest;
@@ -86,13 +86,15 @@ class EngineTest : public testing::Test {
     return ids;
   }
 
-  // Compares with one run of the fixture; the most likely tokens must be the same.
+  // Compares with one run of the fixture as far as `logits` go; the most likely tokens must be the
+  // same.
   static void ExpectFixture(const Logits& logits, const std::string& run,
                             const Tolerance& tolerance) {
     const std::vector<int> positions = (*fixture_)["positions"];
     const int step = (*fixture_)["vocab_step"];
     std::vector<double> differences;
     for (size_t p = 0; p < positions.size(); ++p) {
+      if (positions[p] >= logits.rows) continue;
       const nlohmann::json& expected = (*fixture_)["runs"][run]["rows"][p];
       const std::span<const float> row = logits.row(positions[p]);
       const std::vector<double> values = expected["logits"];
@@ -100,6 +102,7 @@ class EngineTest : public testing::Test {
       differences.push_back(LogSumExp(row) - expected["log_sum_exp"].get<double>());
       EXPECT_EQ(GreedyToken(row), expected["top"].get<int>()) << "position " << positions[p];
     }
+    ASSERT_GT(differences.size(), 500u);
     double squares = 0.0;
     double largest = 0.0;
     for (const double difference : differences) {
@@ -134,7 +137,7 @@ TEST_F(EngineTest, FollowsChangesOfTheConfiguration) {
     folder.Write("config.json", config);
     folder.CopyTiny("model.safetensors");
     const auto engine = LoadEngine(folder.path(), {.pool = &engine_->pool()});
-    ExpectFixture(RunFresh(*engine, Tokens()), run, kRounded);
+    ExpectFixture(RunFresh(*engine, Tokens(301)), run, kRounded);
   }
 }
 
@@ -142,9 +145,9 @@ TEST_F(EngineTest, ChunksDoNotChangeTheResult) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937 random(seed);
-  const std::vector<int32_t> tokens = Tokens(300);
+  const std::vector<int32_t> tokens = Tokens(160);
   const Logits whole = RunFresh(*engine_, tokens);
-  for (const size_t largest : {1, 7, 40, 200}) {
+  for (const size_t largest : {1, 7, 40, 100}) {
     DenseKvCache cache(engine_->config(), engine_->pool());
     Logits chunked = {static_cast<int>(tokens.size()), whole.vocab_size, {}};
     for (size_t begin = 0; begin < tokens.size();) {
@@ -154,7 +157,7 @@ TEST_F(EngineTest, ChunksDoNotChangeTheResult) {
       chunked.values.insert(chunked.values.end(), part.values.begin(), part.values.end());
       begin += count;
     }
-    EXPECT_EQ(cache.length(), 300);
+    EXPECT_EQ(cache.length(), 160);
     ExpectSame(whole, chunked);
   }
 }
@@ -203,14 +206,16 @@ TEST_F(EngineTest, AnswersPasskeysFromFarBack) {
   prompt += text.substr(1000, 1500);
   prompt += "\n# The pass key for Bob is 90577.\n";
   prompt += text.substr(2500);
-  const std::vector<int32_t> document = (*tokenizer)->Encode(prompt);
+  std::vector<int32_t> document = (*tokenizer)->Encode(prompt);
   ASSERT_GT(document.size(), 1900u);
+  document.resize(1900);
+  DenseKvCache read(engine_->config(), engine_->pool());
+  Forward(*engine_, read, document, LogitRows::kLast);
   const auto answer = [&](const std::string& name) {
-    std::vector<int32_t> ids(document.begin(), document.begin() + 1900);
-    const auto question = (*tokenizer)->Encode("\n# What is the pass key for " + name + "? It is");
-    ids.insert(ids.end(), question.begin(), question.end());
-    DenseKvCache cache(engine_->config(), engine_->pool());
-    Logits logits = Forward(*engine_, cache, ids, LogitRows::kLast);
+    DenseKvCache cache = read;
+    Logits logits = Forward(
+        *engine_, cache, (*tokenizer)->Encode("\n# What is the pass key for " + name + "? It is"),
+        LogitRows::kLast);
     std::vector<int32_t> generated;
     for (int i = 0; i < 6; ++i) {
       const int32_t next = GreedyToken(logits.last());
