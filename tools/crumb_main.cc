@@ -3,6 +3,7 @@
 #include <csignal>
 #include <iostream>
 
+#include "common/logging.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 
@@ -13,6 +14,7 @@ volatile std::sig_atomic_t interrupted = 0;
 }  // namespace
 
 int main(int argc, char** argv) {
+  crumb::SetLogSeverity(crumb::Severity::kOff);  // what goes wrong is said once, by the command
   std::signal(SIGINT, [](int) { interrupted = 1; });
   const auto parsed = crumb::tools::ParseCommandLine(argc, argv);
   if (const auto* exit = std::get_if<crumb::tools::EarlyExit>(&parsed)) {

@@ -2,13 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/stats_view.h"
 
-#include <map>
-#include <string_view>
-
-#include "common/hex.h"
 #include "fmt/format.h"
 #include "nlohmann/json.hpp"
-#include "tools/crumbd_connection.h"
 #include "tools/text_table.h"
 
 namespace crumb::tools {
@@ -16,76 +11,59 @@ namespace {
 
 using nlohmann::json;
 
-std::string Hex(const std::string& bytes) {
-  return HexEncode({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
-}
-
-std::string StateName(v1::KeyspaceState state) {
-  if (state == v1::KEYSPACE_STATE_ACTIVE) return "active";
-  return state == v1::KEYSPACE_STATE_BF16 ? "bf16" : "unknown";
-}
-
-std::string TiersText(const v1::StatsResponse& stats) {
+std::string TiersText(const client::CacheStats& stats) {
   TextTable table({"tier", "state", "capacity", "used", "%", "pages", "saved", "evicted"});
-  for (const auto& tier : stats.tiers()) {
-    const double factor = tier.resident_bytes() == 0
+  for (const auto& tier : stats.tiers) {
+    const double factor = tier.resident_bytes == 0
                               ? 0
-                              : static_cast<double>(tier.resident_logical_bytes()) /
-                                    static_cast<double>(tier.resident_bytes());
-    table.AddRow({TierName(tier.tier()), tier.state(), FormatBytes(tier.capacity_bytes()),
-                  FormatBytes(tier.resident_bytes()),
-                  FormatPercent(static_cast<double>(tier.resident_bytes()),
-                                static_cast<double>(tier.capacity_bytes())),
-                  fmt::format("{}", tier.pages()),
-                  factor == 0 ? "-" : fmt::format("{:.2f}x", factor),
-                  fmt::format("{}", tier.evicted_pages())});
+                              : static_cast<double>(tier.resident_logical_bytes) /
+                                    static_cast<double>(tier.resident_bytes);
+    table.AddRow({std::string(client::TierName(tier.tier)), tier.state,
+                  FormatBytes(tier.capacity_bytes), FormatBytes(tier.resident_bytes),
+                  FormatPercent(static_cast<double>(tier.resident_bytes),
+                                static_cast<double>(tier.capacity_bytes)),
+                  fmt::format("{}", tier.pages), factor == 0 ? "-" : fmt::format("{:.2f}x", factor),
+                  fmt::format("{}", tier.evicted_pages)});
   }
   return table.ToString();
 }
 
-std::string KeyspacesText(const v1::StatsResponse& stats) {
+std::string KeyspacesText(const client::CacheStats& stats) {
   TextTable table({"keyspace", "model", "generation", "state", "reason"});
-  for (const auto& keyspace : stats.keyspaces()) {
-    table.AddRow({Hex(keyspace.keyspace()), keyspace.model(),
-                  fmt::format("{}", keyspace.generation()), StateName(keyspace.state()),
-                  keyspace.state_reason()});
+  for (const auto& keyspace : stats.keyspaces) {
+    table.AddRow({keyspace.id.ToHex(), keyspace.model, fmt::format("{}", keyspace.generation),
+                  StateName(keyspace.state), keyspace.state_reason});
   }
   return table.empty() ? "no keyspaces\n" : table.ToString();
 }
 
-json TierJson(const v1::StatsResponse::TierStats& tier) {
-  return {{"tier", TierName(tier.tier())},
-          {"state", tier.state()},
-          {"capacity_bytes", tier.capacity_bytes()},
-          {"resident_bytes", tier.resident_bytes()},
-          {"resident_logical_bytes", tier.resident_logical_bytes()},
-          {"pages", tier.pages()},
-          {"evicted_pages", tier.evicted_pages()}};
+json TierJson(const client::CacheStats::TierStats& tier) {
+  return {{"tier", std::string(client::TierName(tier.tier))},
+          {"state", tier.state},
+          {"capacity_bytes", tier.capacity_bytes},
+          {"resident_bytes", tier.resident_bytes},
+          {"resident_logical_bytes", tier.resident_logical_bytes},
+          {"pages", tier.pages},
+          {"evicted_pages", tier.evicted_pages}};
 }
 
-// A map field of a message as a sorted one.
-std::map<std::string, uint64_t> Sorted(
-    const google::protobuf::Map<std::string, uint64_t>& counters) {
-  return {counters.begin(), counters.end()};
-}
-
-json CommonJson(const v1::StatsResponse& stats) {
+json CommonJson(const client::CacheStats& stats) {
   json tiers = json::array();
-  for (const auto& tier : stats.tiers()) tiers.push_back(TierJson(tier));
-  return {{"version", stats.version()},
-          {"node_id", stats.node_id()},
-          {"uptime_seconds", stats.uptime_seconds()},
+  for (const auto& tier : stats.tiers) tiers.push_back(TierJson(tier));
+  return {{"version", stats.version},
+          {"node_id", stats.node_id},
+          {"uptime_seconds", stats.uptime_seconds},
           {"tiers", std::move(tiers)},
-          {"sessions", stats.sessions()},
-          {"leases", stats.leases()},
-          {"reservations", stats.reservations()}};
+          {"sessions", stats.sessions},
+          {"leases", stats.leases},
+          {"reservations", stats.reservations}};
 }
 
 }  // namespace
 
-HitRates HitRatesOf(const v1::StatsResponse& stats) {
+HitRates HitRatesOf(const client::CacheStats& stats) {
   HitRates rates;
-  for (const auto& [label, tokens] : stats.lookup_tokens()) {
+  for (const auto& [label, tokens] : stats.lookup_tokens) {
     if (label == "window") continue;
     rates.requested_tokens += tokens;
     if (label != "miss") rates.hit_tokens += tokens;
@@ -93,45 +71,60 @@ HitRates HitRatesOf(const v1::StatsResponse& stats) {
   return rates;
 }
 
-double BytesSavedFactor(const v1::StatsResponse& stats) {
+double BytesSavedFactor(const client::CacheStats& stats) {
   double logical = 0, resident = 0;
-  for (const auto& tier : stats.tiers()) {
-    logical += static_cast<double>(tier.resident_logical_bytes());
-    resident += static_cast<double>(tier.resident_bytes());
+  for (const auto& tier : stats.tiers) {
+    logical += static_cast<double>(tier.resident_logical_bytes);
+    resident += static_cast<double>(tier.resident_bytes);
   }
   return resident == 0 ? 0 : logical / resident;
 }
 
-std::string StatusText(const std::string& health, const v1::StatsResponse& stats) {
+std::string HealthOf(const client::CacheStats& stats) {
+  std::string degraded;
+  for (const auto& tier : stats.tiers) {
+    if (tier.state == "active") continue;
+    degraded += fmt::format("{}{} {}", degraded.empty() ? "" : ", ", client::TierName(tier.tier),
+                            tier.state);
+  }
+  return degraded.empty() ? "serving" : "degraded: " + degraded;
+}
+
+std::string StateName(client::KeyspaceState state) {
+  if (state == client::KeyspaceState::kActive) return "active";
+  return state == client::KeyspaceState::kBf16 ? "bf16" : "unknown";
+}
+
+std::string StatusText(const client::CacheStats& stats) {
   TextTable table({"crumbd", ""});
-  table.AddRow({"health", health});
-  table.AddRow({"version", stats.version()});
-  table.AddRow({"node", stats.node_id()});
-  table.AddRow({"up for", FormatUptime(stats.uptime_seconds())});
-  table.AddRow({"sessions", fmt::format("{}", stats.sessions())});
-  table.AddRow({"leases", fmt::format("{}", stats.leases())});
-  table.AddRow({"reservations", fmt::format("{}", stats.reservations())});
+  table.AddRow({"health", HealthOf(stats)});
+  table.AddRow({"version", stats.version});
+  table.AddRow({"node", stats.node_id});
+  table.AddRow({"up for", FormatUptime(stats.uptime_seconds)});
+  table.AddRow({"sessions", fmt::format("{}", stats.sessions)});
+  table.AddRow({"leases", fmt::format("{}", stats.leases)});
+  table.AddRow({"reservations", fmt::format("{}", stats.reservations)});
   return table.ToString() + "\n" + TiersText(stats) + "\n" + KeyspacesText(stats);
 }
 
-json StatusJson(const std::string& health, const v1::StatsResponse& stats) {
+json StatusJson(const client::CacheStats& stats) {
   json out = CommonJson(stats);
-  out["health"] = health;
+  out["health"] = HealthOf(stats);
   out["keyspaces"] = json::array();
-  for (const auto& keyspace : stats.keyspaces()) {
-    out["keyspaces"].push_back({{"keyspace", Hex(keyspace.keyspace())},
-                                {"model", keyspace.model()},
-                                {"generation", keyspace.generation()},
-                                {"state", StateName(keyspace.state())},
-                                {"reason", keyspace.state_reason()}});
+  for (const auto& keyspace : stats.keyspaces) {
+    out["keyspaces"].push_back({{"keyspace", keyspace.id.ToHex()},
+                                {"model", keyspace.model},
+                                {"generation", keyspace.generation},
+                                {"state", StateName(keyspace.state)},
+                                {"reason", keyspace.state_reason}});
   }
   return out;
 }
 
-std::string StatsText(const v1::StatsResponse& stats) {
+std::string StatsText(const client::CacheStats& stats) {
   const HitRates rates = HitRatesOf(stats);
   TextTable tokens({"looked-up tokens", "tokens", "share"});
-  for (const auto& [label, count] : Sorted(stats.lookup_tokens())) {
+  for (const auto& [label, count] : stats.lookup_tokens) {
     tokens.AddRow({label, fmt::format("{}", count),
                    label == "window" ? "-"
                                      : FormatPercent(static_cast<double>(count),
@@ -141,7 +134,7 @@ std::string StatsText(const v1::StatsResponse& stats) {
                  FormatPercent(static_cast<double>(rates.hit_tokens),
                                static_cast<double>(rates.requested_tokens))});
   TextTable counters({"counter", "value"});
-  for (const auto& [name, value] : Sorted(stats.counters())) {
+  for (const auto& [name, value] : stats.counters) {
     counters.AddRow({name, fmt::format("{}", value)});
   }
   const double factor = BytesSavedFactor(stats);
@@ -151,17 +144,17 @@ std::string StatsText(const v1::StatsResponse& stats) {
          "\n\n" + counters.ToString();
 }
 
-json StatsJson(const v1::StatsResponse& stats) {
+json StatsJson(const client::CacheStats& stats) {
   const HitRates rates = HitRatesOf(stats);
   json out = CommonJson(stats);
-  out["lookup_tokens"] = Sorted(stats.lookup_tokens());
+  out["lookup_tokens"] = stats.lookup_tokens;
   out["requested_tokens"] = rates.requested_tokens;
   out["hit_tokens"] = rates.hit_tokens;
   out["hit_rate"] = rates.requested_tokens == 0 ? 0
                                                 : static_cast<double>(rates.hit_tokens) /
                                                       static_cast<double>(rates.requested_tokens);
   out["bytes_saved_factor"] = BytesSavedFactor(stats);
-  out["counters"] = Sorted(stats.counters());
+  out["counters"] = stats.counters;
   return out;
 }
 

@@ -4,7 +4,7 @@
 
 #include <string>
 
-#include "crumb/v1/cache_service.pb.h"
+#include "crumb/cache_stats.h"
 #include "nlohmann/json_fwd.hpp"
 
 // crumbd's numbers as text for people and as JSON for programs.
@@ -16,15 +16,20 @@ struct HitRates {
   uint64_t hit_tokens = 0;
 };
 
-HitRates HitRatesOf(const v1::StatsResponse& stats);
+HitRates HitRatesOf(const client::CacheStats& stats);
 
 // BF16 bytes over stored bytes of all pages held; 0 when nothing is held.
-double BytesSavedFactor(const v1::StatsResponse& stats);
+double BytesSavedFactor(const client::CacheStats& stats);
 
-std::string StatusText(const std::string& health, const v1::StatsResponse& stats);
-nlohmann::json StatusJson(const std::string& health, const v1::StatsResponse& stats);
+// "serving", or "degraded: " and the state of the tiers that are not active.
+std::string HealthOf(const client::CacheStats& stats);
 
-std::string StatsText(const v1::StatsResponse& stats);
-nlohmann::json StatsJson(const v1::StatsResponse& stats);
+std::string StateName(client::KeyspaceState state);
+
+std::string StatusText(const client::CacheStats& stats);
+nlohmann::json StatusJson(const client::CacheStats& stats);
+
+std::string StatsText(const client::CacheStats& stats);
+nlohmann::json StatsJson(const client::CacheStats& stats);
 
 }  // namespace crumb::tools

@@ -12,6 +12,9 @@
 #include "nlohmann/json.hpp"
 #include "tests/tools/sample_fragment.h"
 #include "tests/tools/temp_folder.h"
+#include "tools/crumbd_commands.h"
+#include "tools/fragment_file.h"
+#include "tools/page_inspect.h"
 
 namespace crumb::tools {
 namespace {
@@ -20,78 +23,109 @@ using ::testing::HasSubstr;
 
 constexpr uint32_t kSeed = 3;
 
-// A crumbd of one keyspace in memory.
-class MemoryCrumbd : public CrumbdConnection {
+// A crumbd of one keyspace in memory. What no command calls answers kUnimplemented.
+class MemoryClient : public client::Client {
  public:
-  absl::StatusOr<std::string> Health() override { return std::string("serving"); }
-  absl::StatusOr<v1::StatsResponse> Stats() override { return stats; }
-  absl::StatusOr<v1::LookupResponse> Lookup(const v1::LookupRequest& request) override {
-    v1::LookupResponse response;
-    for (size_t at = 0; at < request.keys().size(); at += 32) {
-      if (!pages.contains(request.keys().substr(at, 32))) break;
-      response.add_page_tiers(v1::TIER_HOST);
-    }
-    response.set_hit_pages(static_cast<uint32_t>(response.page_tiers_size()));
-    if (response.hit_pages() * 32 < request.keys().size()) {
-      response.set_miss_reason(v1::MISS_REASON_ABSENT);
-    }
-    return response;
+  bool connected() override { return true; }
+  uint64_t epoch() override { return 1; }
+  bool WaitConnected(Duration) override { return true; }
+
+  absl::StatusOr<client::KeyspaceInfo> OpenKeyspace(const client::KeyspaceSpec&,
+                                                    Duration) override {
+    return absl::UnimplementedError("");
   }
-  absl::StatusOr<v1::FlushResponse> Flush() override {
-    v1::FlushResponse response;
-    response.set_durable_pages(pages.size());
-    return response;
-  }
-  absl::StatusOr<v1::PinResponse> Pin(const v1::PinRequest& request) override {
-    pinned_ms = request.ttl_ms();
-    v1::PinResponse response;
-    response.set_pinned_pages(1);
-    return response;
-  }
-  absl::StatusOr<v1::UnpinResponse> Unpin(const v1::UnpinRequest&) override {
-    return v1::UnpinResponse();
-  }
-  absl::StatusOr<v1::DeleteResponse> Delete(const v1::DeleteRequest& request) override {
-    v1::DeleteResponse response;
-    response.set_deleted_pages(static_cast<uint32_t>(pages.erase(request.keys())));
-    return response;
-  }
-  absl::StatusOr<v1::DropKeyspaceResponse> DropKeyspace(const v1::DropKeyspaceRequest&) override {
-    pages.clear();
-    v1::DropKeyspaceResponse response;
-    response.set_generation(2);
-    return response;
-  }
-  absl::Status SetKeyspaceState(const v1::SetKeyspaceStateRequest& request) override {
-    state = request;
+  absl::Status SetKeyspaceState(const KeyspaceId&, client::KeyspaceState new_state,
+                                const std::string& new_who,
+                                const std::string& new_reason) override {
+    state = new_state;
+    who = new_who;
+    reason = new_reason;
     return absl::OkStatus();
   }
-  absl::StatusOr<std::vector<FragmentFile>> GetPage(const KeyspaceId&,
-                                                    const PageKey& key) override {
-    const auto page = pages.find(std::string(key.view()));
-    if (page == pages.end()) return absl::NotFoundError("the page is a miss: absent");
-    return page->second;
+  client::KeyspaceState StateOf(const KeyspaceId&) override { return state; }
+  absl::StatusOr<client::AcquireResult> Acquire(const client::AcquireRequest&) override {
+    return absl::UnimplementedError("");
   }
-  absl::StatusOr<v1::PutResponse> Put(const KeyspaceId&,
-                                      const std::vector<FragmentFile>& fragments) override {
-    v1::PutResponse response;
-    for (const FragmentFile& fragment : fragments) {
-      if (!VerifyTileSums(fragment.header, fragment.tiles).ok()) {
-        response.add_outcomes(v1::COMMIT_OUTCOME_REFUSED);
-        response.set_first_error("checksum differs");
+  absl::StatusOr<client::LookupResult> Lookup(const KeyspaceId&,
+                                              std::span<const PageKey> keys) override {
+    client::LookupResult result;
+    for (const PageKey& key : keys) {
+      if (!pages.contains(key)) {
+        result.miss_reason = client::MissReason::kAbsent;
+        break;
+      }
+      result.page_tiers.push_back(client::Tier::kHost);
+      ++result.hit_pages;
+    }
+    return result;
+  }
+  absl::StatusOr<std::vector<client::StagingSlot>> Reserve(int, size_t, Duration) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<std::vector<client::CommitOutcome>> Commit(const KeyspaceId&,
+                                                            std::vector<client::StagingSlot>,
+                                                            size_t, Duration) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<uint64_t> Flush(Duration) override { return pages.size(); }
+  absl::StatusOr<client::MissReason> Get(const KeyspaceId&, std::span<const PageKey> keys, Duration,
+                                         const client::FragmentReceiver& receiver) override {
+    const auto page = pages.find(keys[0]);
+    if (page == pages.end()) return client::MissReason::kAbsent;
+    for (const client::FragmentBytes& fragment : page->second) {
+      if (absl::Status status = receiver(fragment); !status.ok()) return status;
+    }
+    return client::MissReason::kNone;
+  }
+  absl::StatusOr<std::vector<client::CommitOutcome>> Put(
+      const KeyspaceId&, std::span<const client::FragmentBytes> fragments, Duration) override {
+    std::vector<client::CommitOutcome> outcomes;
+    for (const client::FragmentBytes& fragment : fragments) {
+      if (outcomes.size() >= room) {
+        outcomes.push_back(client::CommitOutcome::kNoRoom);
         continue;
       }
-      pages[std::string(fragment.header.key.view())].push_back(fragment);
-      response.add_outcomes(v1::COMMIT_OUTCOME_STORED);
+      pages[fragment.header.key].push_back(fragment);
+      outcomes.push_back(client::CommitOutcome::kStored);
     }
-    return response;
+    return outcomes;
   }
+  absl::StatusOr<uint32_t> Prefetch(const KeyspaceId&, std::span<const PageKey>) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<uint32_t> Pin(const KeyspaceId&, std::span<const PageKey> keys,
+                               Duration ttl) override {
+    pinned_for = ttl;
+    return static_cast<uint32_t>(keys.size());
+  }
+  absl::StatusOr<uint32_t> Unpin(const KeyspaceId&, std::span<const PageKey>) override { return 0; }
+  absl::StatusOr<uint32_t> Delete(const KeyspaceId&, std::span<const PageKey> keys) override {
+    uint32_t deleted = 0;
+    for (const PageKey& key : keys) deleted += static_cast<uint32_t>(pages.erase(key));
+    return deleted;
+  }
+  absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId&) override {
+    pages.clear();
+    return 2;
+  }
+  absl::StatusOr<client::CacheStats> Stats() override { return stats; }
+  void Count(const client::SessionCounters&) override {}
 
-  std::map<std::string, std::vector<FragmentFile>> pages;
-  v1::StatsResponse stats;
-  v1::SetKeyspaceStateRequest state;
-  uint64_t pinned_ms = 0;
+  std::map<PageKey, std::vector<client::FragmentBytes>> pages;
+  client::CacheStats stats;
+  client::KeyspaceState state = client::KeyspaceState::kUnknown;
+  std::string who;
+  std::string reason;
+  Duration pinned_for{};
+  size_t room = 100;  // fragments that one Put may store
 };
+
+client::FragmentBytes ToBytes(const FragmentFile& file) {
+  client::FragmentBytes fragment;
+  fragment.header = file.header;
+  fragment.tiles.assign(reinterpret_cast<const char*>(file.tiles.data()), file.tiles.size());
+  return fragment;
+}
 
 class CommandsTest : public testing::Test {
  protected:
@@ -101,8 +135,12 @@ class CommandsTest : public testing::Test {
     return path;
   }
 
+  CommandResult Run(const Command& command) {
+    return RunOnCrumbd(command, std::chrono::seconds(1), crumbd_);
+  }
+
   const TempFolder folder_;
-  MemoryCrumbd crumbd_;
+  MemoryClient crumbd_;
   const FragmentFile fragment_ = SampleInt2Fragment({}, kSeed);
   const std::string keyspace_ = fragment_.header.keyspace.ToHex();
   const std::string key_ = fragment_.header.key.ToHex();
@@ -110,16 +148,15 @@ class CommandsTest : public testing::Test {
 
 TEST_F(CommandsTest, PutThenLookupThenGetGivesTheSameBytes) {
   const std::string path = Store("in", fragment_);
-  const CommandResult put = RunOnCrumbd(PutCommand{keyspace_, {path}}, crumbd_);
+  const CommandResult put = Run(PutCommand{keyspace_, {path}});
   ASSERT_TRUE(put.status.ok()) << put.status;
   EXPECT_EQ(put.json["rows"][0]["outcome"], "stored");
-  const CommandResult lookup =
-      RunOnCrumbd(LookupCommand{keyspace_, {key_, std::string(64, '0')}, ""}, crumbd_);
+  const CommandResult lookup = Run(LookupCommand{keyspace_, {key_, std::string(64, '0')}, ""});
   EXPECT_EQ(lookup.json["hit_pages"], 1);
   EXPECT_EQ(lookup.json["rows"][0]["tier"], "host");
   EXPECT_EQ(lookup.json["rows"][1]["tier"], "miss");
   EXPECT_EQ(lookup.json["miss_reason"], "absent");
-  const CommandResult get = RunOnCrumbd(GetCommand{keyspace_, key_, folder_.File("out")}, crumbd_);
+  const CommandResult get = Run(GetCommand{keyspace_, key_, folder_.File("out")});
   ASSERT_TRUE(get.status.ok()) << get.status;
   const auto back = ReadFragmentFile(folder_.File("out"));
   ASSERT_TRUE(back.ok()) << back.status();
@@ -128,21 +165,34 @@ TEST_F(CommandsTest, PutThenLookupThenGetGivesTheSameBytes) {
 }
 
 TEST_F(CommandsTest, PagesOfSeveralFragmentsGoToSeveralFiles) {
-  crumbd_.pages[std::string(fragment_.header.key.view())] = {fragment_, fragment_};
-  const CommandResult get = RunOnCrumbd(GetCommand{keyspace_, key_, folder_.File("out")}, crumbd_);
+  crumbd_.pages[fragment_.header.key] = {ToBytes(fragment_), ToBytes(fragment_)};
+  const CommandResult get = Run(GetCommand{keyspace_, key_, folder_.File("out")});
   ASSERT_EQ(get.json["rows"].size(), 2u);
   EXPECT_TRUE(ReadFragmentFile(folder_.File("out.1")).ok());
 }
 
-TEST_F(CommandsTest, ARefusedFragmentIsShownAndIsAFailure) {
-  FragmentFile damaged = fragment_;
-  damaged.tiles[0] ^= std::byte{1};
-  const std::string good = Store("good", fragment_), bad = Store("bad", damaged);
-  const CommandResult put = RunOnCrumbd(PutCommand{keyspace_, {good, bad}}, crumbd_);
+TEST_F(CommandsTest, AFragmentThatIsNotStoredIsShownAndIsAFailure) {
+  const std::string first = Store("first", fragment_), second = Store("second", fragment_);
+  crumbd_.room = 1;
+  const CommandResult put = Run(PutCommand{keyspace_, {first, second}});
   EXPECT_EQ(put.json["rows"][0]["outcome"], "stored");
-  EXPECT_EQ(put.json["rows"][1]["outcome"], "refused");
-  EXPECT_THAT(std::string(put.status.message()), HasSubstr("bad"));
-  EXPECT_THAT(std::string(put.status.message()), HasSubstr("checksum differs"));
+  EXPECT_EQ(put.json["rows"][1]["outcome"], "no room");
+  EXPECT_THAT(std::string(put.status.message()), HasSubstr("second"));
+}
+
+TEST_F(CommandsTest, ADamagedFileIsNotSent) {
+  FragmentFile damaged = fragment_;
+  damaged.tiles[4608] ^= std::byte{1};
+  const CommandResult put = Run(PutCommand{keyspace_, {Store("bad", damaged)}});
+  EXPECT_EQ(put.status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(put.status.message()), HasSubstr("tile 1"));
+  EXPECT_TRUE(crumbd_.pages.empty());
+}
+
+TEST_F(CommandsTest, AMissIsAFailureWithItsReason) {
+  const CommandResult get = Run(GetCommand{keyspace_, key_, folder_.File("out")});
+  EXPECT_EQ(get.status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(get.status.message()), HasSubstr("absent"));
 }
 
 TEST_F(CommandsTest, LookupByTokensMakesTheKeysItself) {
@@ -155,52 +205,48 @@ TEST_F(CommandsTest, LookupByTokensMakesTheKeysItself) {
   file.close();
   const auto keys = PageKeysOf(fragment_.header.keyspace, tokens);
   ASSERT_EQ(keys.size(), 2u);
-  crumbd_.pages[std::string(keys[0].view())] = {};
-  const CommandResult lookup =
-      RunOnCrumbd(LookupCommand{keyspace_, {}, folder_.File("tokens")}, crumbd_);
+  crumbd_.pages[keys[0]] = {};
+  const CommandResult lookup = Run(LookupCommand{keyspace_, {}, folder_.File("tokens")});
   ASSERT_TRUE(lookup.status.ok()) << lookup.status;
   EXPECT_EQ(lookup.json["pages"], 2);
   EXPECT_EQ(lookup.json["hit_pages"], 1);
   EXPECT_EQ(lookup.json["rows"][1]["key"], keys[1].ToHex());
   std::ofstream(folder_.File("words")) << "1 2 three";
-  EXPECT_FALSE(
-      RunOnCrumbd(LookupCommand{keyspace_, {}, folder_.File("words")}, crumbd_).status.ok());
+  EXPECT_FALSE(Run(LookupCommand{keyspace_, {}, folder_.File("words")}).status.ok());
   std::ofstream(folder_.File("few")) << "1 2 3";
-  EXPECT_FALSE(RunOnCrumbd(LookupCommand{keyspace_, {}, folder_.File("few")}, crumbd_).status.ok());
+  EXPECT_FALSE(Run(LookupCommand{keyspace_, {}, folder_.File("few")}).status.ok());
 }
 
 TEST_F(CommandsTest, SteeringCommandsSayWhatWasDone) {
-  crumbd_.pages[std::string(fragment_.header.key.view())] = {fragment_};
-  EXPECT_EQ(RunOnCrumbd(FlushCommand{}, crumbd_).json["durable_pages"], 1);
-  EXPECT_EQ(RunOnCrumbd(PinCommand{keyspace_, {key_}, 2.5}, crumbd_).json["pinned_pages"], 1);
-  EXPECT_EQ(crumbd_.pinned_ms, 2500u);
-  EXPECT_EQ(RunOnCrumbd(UnpinCommand{keyspace_, {key_}}, crumbd_).json["unpinned_pages"], 0);
-  EXPECT_EQ(RunOnCrumbd(DropCommand{keyspace_, {key_}, true}, crumbd_).json["deleted_pages"], 1);
-  EXPECT_EQ(RunOnCrumbd(DropCommand{keyspace_, {}, true}, crumbd_).json["generation"], 2);
-  RunOnCrumbd(KeyspaceStateCommand{keyspace_, "bf16", "drift"}, crumbd_);
-  EXPECT_EQ(crumbd_.state.state(), v1::KEYSPACE_STATE_BF16);
-  EXPECT_EQ(crumbd_.state.reason(), "drift");
-  EXPECT_THAT(crumbd_.state.who(), HasSubstr("uid"));
+  crumbd_.pages[fragment_.header.key] = {ToBytes(fragment_)};
+  EXPECT_EQ(Run(FlushCommand{}).json["durable_pages"], 1);
+  EXPECT_EQ(Run(PinCommand{keyspace_, {key_}, 2.5}).json["pinned_pages"], 1);
+  EXPECT_EQ(crumbd_.pinned_for, std::chrono::milliseconds(2500));
+  EXPECT_EQ(Run(UnpinCommand{keyspace_, {key_}}).json["unpinned_pages"], 0);
+  EXPECT_EQ(Run(DropCommand{keyspace_, {key_}, true}).json["deleted_pages"], 1);
+  EXPECT_EQ(Run(DropCommand{keyspace_, {}, true}).json["generation"], 2);
+  Run(KeyspaceStateCommand{keyspace_, "bf16", "drift"});
+  EXPECT_EQ(crumbd_.state, client::KeyspaceState::kBf16);
+  EXPECT_EQ(crumbd_.reason, "drift");
+  EXPECT_THAT(crumbd_.who, HasSubstr("uid"));
 }
 
 TEST_F(CommandsTest, TooManyKeysAreRefusedHere) {
   const std::vector<std::string> keys(100'000, key_);
-  const CommandResult lookup = RunOnCrumbd(LookupCommand{keyspace_, keys, ""}, crumbd_);
+  const CommandResult lookup = Run(LookupCommand{keyspace_, keys, ""});
   EXPECT_EQ(lookup.status.code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST_F(CommandsTest, StatsAddUpHitsAndBytesSaved) {
-  auto& tokens = *crumbd_.stats.mutable_lookup_tokens();
-  tokens["host"] = 600;
-  tokens["ssd"] = 200;
-  tokens["miss"] = 200;
-  tokens["window"] = 5000;
-  auto* tier = crumbd_.stats.add_tiers();
-  tier->set_tier(v1::TIER_HOST);
-  tier->set_resident_bytes(100);
-  tier->set_resident_logical_bytes(711);
-  (*crumbd_.stats.mutable_counters())["dedup_bytes_total"] = 4;
-  const CommandResult stats = RunOnCrumbd(StatsCommand{}, crumbd_);
+  crumbd_.stats.lookup_tokens = {{"host", 600}, {"ssd", 200}, {"miss", 200}, {"window", 5000}};
+  client::CacheStats::TierStats tier;
+  tier.tier = client::Tier::kHost;
+  tier.state = "active";
+  tier.resident_bytes = 100;
+  tier.resident_logical_bytes = 711;
+  crumbd_.stats.tiers = {tier};
+  crumbd_.stats.counters["dedup_bytes_total"] = 4;
+  const CommandResult stats = Run(StatsCommand{});
   EXPECT_DOUBLE_EQ(stats.json["hit_rate"], 0.8);
   EXPECT_DOUBLE_EQ(stats.json["bytes_saved_factor"], 7.11);
   EXPECT_EQ(stats.json["counters"]["dedup_bytes_total"], 4);
@@ -209,16 +255,20 @@ TEST_F(CommandsTest, StatsAddUpHitsAndBytesSaved) {
 }
 
 TEST_F(CommandsTest, StatusNamesTiersAndKeyspaces) {
-  crumbd_.stats.set_version("9.9");
-  auto* keyspace = crumbd_.stats.add_keyspaces();
-  keyspace->set_keyspace(std::string(32, '\x01'));
-  keyspace->set_state(v1::KEYSPACE_STATE_BF16);
-  keyspace->set_state_reason("drift");
-  crumbd_.stats.add_tiers()->set_tier(v1::TIER_SSD);
-  const CommandResult status = RunOnCrumbd(StatusCommand{}, crumbd_);
-  EXPECT_EQ(status.json["health"], "serving");
+  client::CacheStats::KeyspaceStats keyspace;
+  keyspace.state = client::KeyspaceState::kBf16;
+  keyspace.state_reason = "drift";
+  client::CacheStats::TierStats host, ssd;
+  host.tier = client::Tier::kHost;
+  host.state = "active";
+  ssd.tier = client::Tier::kSsd;
+  ssd.state = "read-only: disk full";
+  crumbd_.stats.keyspaces = {keyspace};
+  crumbd_.stats.tiers = {host, ssd};
+  const CommandResult status = Run(StatusCommand{});
+  EXPECT_EQ(status.json["health"], "degraded: ssd read-only: disk full");
   EXPECT_EQ(status.json["keyspaces"][0]["state"], "bf16");
-  EXPECT_EQ(status.json["tiers"][0]["tier"], "ssd");
+  EXPECT_EQ(status.json["tiers"][1]["tier"], "ssd");
   EXPECT_THAT(status.text, HasSubstr("drift"));
 }
 
@@ -254,7 +304,7 @@ TEST(RunCommandLineTest, WithoutCrumbdTheErrorNamesTheSocketAndTheWayOut) {
                 line, [] { return false; }, out, error),
             kExitFailure);
   EXPECT_EQ(out.str(), "");
-  EXPECT_THAT(error.str(), HasSubstr(folder.path() + "/crumbd.sock"));
+  EXPECT_THAT(error.str(), HasSubstr(folder.path() + "/crumbd.fd.sock"));
   EXPECT_THAT(error.str(), HasSubstr("--socket-dir"));
 }
 
