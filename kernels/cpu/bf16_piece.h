@@ -20,12 +20,24 @@ struct Bf16Piece {
   const Bf16* next_k = nullptr;  // K of the piece after this one, at the same stride, or null
 };
 
-// Asks for one row of `dim` elements. Pages lie anywhere, so the machine's own prefetch starts anew
-// in each; asking a piece ahead keeps the memory busy. Inlined by force: GCC drops calls to
-// functions that do nothing but prefetch.
+// Elements [begin, end) of rows to ask for. Pages lie anywhere, so the machine's own prefetch
+// starts anew in each; asking a piece ahead keeps the memory busy, a little at a time, since a core
+// has room for some twenty misses.
+struct PrefetchSlice {
+  const Bf16* rows = nullptr;  // or null: nothing
+  int begin = 0;
+  int end = 0;
+};
+
+// Asks for the slice of one row. Inlined by force: GCC drops calls to functions that do nothing but
+// prefetch.
 template <typename V>
-[[gnu::always_inline]] inline void PrefetchRow(const Bf16* row, int dim) {
-  for (int i = 0; i < dim; i += 32) __builtin_prefetch(row + i);
+[[gnu::always_inline]] inline void PrefetchRow(const PrefetchSlice& slice, int64_t offset) {
+  constexpr int kLineElements = 32;
+  if (slice.rows == nullptr) return;
+  for (int i = slice.begin; i < slice.end; i += kLineElements) {
+    __builtin_prefetch(slice.rows + offset + i);
+  }
 }
 
 // Raw scores of kRows rows from `row` for four tokens from `token`.
@@ -61,7 +73,7 @@ template <typename V>
 void KeyRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
   for (int token = 0; token < piece.tokens; token += 4) {
     const int last = token + 4 < piece.tokens ? token + 4 : piece.tokens;
-    for (int t = token; t < last; ++t) PrefetchRow<V>(piece.v + t * piece.stride, dim);
+    for (int t = token; t < last; ++t) PrefetchRow<V>({piece.v, 0, dim}, t * piece.stride);
     ForRowBlocks<V::kKeyRows>(begin, end, [&](auto rows, int row) {
       KeyBlock<V, rows>(piece, dim, scratch, row, token);
     });
@@ -72,7 +84,7 @@ void KeyRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int 
 // the rows at `next` on the way unless it is null.
 template <typename V, int kRows, int kVectors>
 void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int row, int first,
-              const Bf16* next) {
+              const PrefetchSlice& next) {
   typename V::F sum[kRows][kVectors];
   for (int n = 0; n < kRows; ++n) {
     const typename V::F rescale = V::Set(scratch.rescale[row + n]);
@@ -84,7 +96,7 @@ void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int
   const float* p = scratch.scores + row * scratch.score_stride;
   const Bf16* values = piece.v + first;
   for (int t = 0; t < piece.tokens; ++t) {
-    if (next != nullptr) PrefetchRow<V>(next + t * piece.stride, dim);
+    PrefetchRow<V>(next, t * piece.stride);
     typename V::F value[kVectors];
     for (int v = 0; v < kVectors; ++v) {
       value[v] = V::LoadBf16(values + t * piece.stride + v * V::kLanes);
@@ -101,16 +113,33 @@ void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int
   }
 }
 
-// Adds the weighted values of the piece to rows [begin, end).
-template <typename V>
-void MixRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
-  const Bf16* next = piece.next_k;
+// Adds the weighted values of the piece to rows [begin, end), kVectors vectors of channels at a
+// time, and asks for the next piece's K, a share in each pass over the values.
+template <typename V, int kVectors>
+void MixRowsBy(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
+  constexpr int kStep = kVectors * V::kLanes;
+  const int passes = (end - begin + V::kMixRows - 1) / V::kMixRows * (dim / kStep);
+  int pass = 0;
   ForRowBlocks<V::kMixRows>(begin, end, [&](auto rows, int row) {
-    for (int i = 0; i < dim; i += V::kMixVectors * V::kLanes) {
-      MixBlock<V, rows, V::kMixVectors>(piece, dim, scratch, row, i, next);
-      next = nullptr;
+    for (int i = 0; i < dim; i += kStep) {
+      // The last blocks of rows may be smaller and more than planned: nothing is left to ask for.
+      const PrefetchSlice next = {pass < passes ? piece.next_k : nullptr, dim * pass / passes,
+                                  dim * (pass + 1) / passes};
+      MixBlock<V, rows, kVectors>(piece, dim, scratch, row, i, next);
+      ++pass;
     }
   });
+}
+
+// Few rows leave registers for twice the channels, so V is read in longer runs.
+template <typename V>
+void MixRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
+  constexpr int kLong = 2 * V::kMixVectors;
+  if (2 * (end - begin) <= V::kMixRows && dim % (kLong * V::kLanes) == 0) {
+    MixRowsBy<V, kLong>(piece, dim, scratch, begin, end);
+  } else {
+    MixRowsBy<V, V::kMixVectors>(piece, dim, scratch, begin, end);
+  }
 }
 
 }  // namespace crumb::kernels
