@@ -42,7 +42,7 @@ void RoundToBf16(const float* from, size_t count, kernels::Bf16* to) {
 
 }  // namespace
 
-// Activations of one chunk, [tokens, …] each.
+// Activations of one chunk, one row per token.
 struct Engine::Scratch {
   Scratch(const ModelConfig& config, int tokens)
       : hidden(size_t{1} * tokens * config.hidden_size),

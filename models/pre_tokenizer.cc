@@ -21,8 +21,8 @@ constexpr char32_t kLongS = 0x17F;
 
 bool IsSpace(CharClass c) { return c == CharClass::kSpace || c == CharClass::kNewline; }
 
-// Finds the end of the piece that begins at a position. Each Match… returns that end, or the
-// position itself when its part of the pattern does not match.
+// Finds the end of the piece that begins at a position. Each Match function returns that end, or
+// the position itself when its part of the pattern does not match.
 class Matcher {
  public:
   explicit Matcher(std::string_view text) : text_(text) {}

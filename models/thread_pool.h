@@ -25,8 +25,8 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Runs body(0) … body(count - 1), each once, on the pool's threads and the caller's; returns when
-  // all are done. Which thread runs which is not fixed. `body` must not call ParallelFor.
+  // Runs body(0) to body(count - 1), each once, on the pool's threads and the caller's; returns
+  // when all are done. Which thread runs which is not fixed. `body` must not call ParallelFor.
   void ParallelFor(int count, const std::function<void(int)>& body);
 
  private:
