@@ -92,6 +92,7 @@ RemoteClient::~RemoteClient() {
 RemoteClient::Link* RemoteClient::MakeLink() const {
   auto link = std::make_unique<Link>();
   link->pid = ::getpid();
+  if (!RpcStub::Usable()) return link.release();
   if (options_.address.empty()) {
     link->keeper = std::make_shared<ConnectionKeeper>(options_);
     link->keeper->Start();
@@ -110,14 +111,18 @@ RemoteClient::Link& RemoteClient::CurrentLink() {
   return *link;
 }
 
-absl::StatusOr<std::shared_ptr<Connection>> RemoteClient::Connected() {
+std::shared_ptr<Connection> RemoteClient::CurrentConnection() {
   Link& link = CurrentLink();
-  if (link.tcp != nullptr) return link.tcp;
-  std::shared_ptr<Connection> connection = link.keeper->current();
-  if (connection == nullptr) {
-    return absl::UnavailableError("no crumbd in " + options_.socket_dir);
+  return link.keeper != nullptr ? link.keeper->current() : link.tcp;
+}
+
+absl::StatusOr<std::shared_ptr<Connection>> RemoteClient::Connected() {
+  std::shared_ptr<Connection> connection = CurrentConnection();
+  if (connection != nullptr) return connection;
+  if (!RpcStub::Usable()) {
+    return absl::UnavailableError("this process was forked from one that had a connection");
   }
-  return connection;
+  return absl::UnavailableError("no crumbd in " + options_.socket_dir);
 }
 
 template <typename Request, typename Response>
@@ -129,21 +134,19 @@ absl::Status RemoteClient::Call(const Request& request, Response* response, Dura
 
 bool RemoteClient::connected() {
   Link& link = CurrentLink();
-  return link.tcp != nullptr ? link.tcp->stub().connected() : link.keeper->current() != nullptr;
+  return link.tcp != nullptr ? link.tcp->stub().connected() : CurrentConnection() != nullptr;
 }
 
 uint64_t RemoteClient::epoch() {
-  Link& link = CurrentLink();
-  const std::shared_ptr<Connection> connection =
-      link.tcp != nullptr ? link.tcp : link.keeper->current();
+  const std::shared_ptr<Connection> connection = CurrentConnection();
   return connection == nullptr ? 0 : connection->epoch();
 }
 
 bool RemoteClient::WaitConnected(Duration timeout) {
   Link& link = CurrentLink();
   const TimePoint deadline = Clock::Real().Now() + timeout;
-  return link.tcp != nullptr ? link.tcp->stub().WaitConnected(deadline)
-                             : link.keeper->Wait(deadline) != nullptr;
+  if (link.tcp != nullptr) return link.tcp->stub().WaitConnected(deadline);
+  return link.keeper != nullptr && link.keeper->Wait(deadline) != nullptr;
 }
 
 absl::StatusOr<KeyspaceInfo> RemoteClient::OpenKeyspace(const KeyspaceSpec& spec,
@@ -192,10 +195,10 @@ KeyspaceState RemoteClient::StateOf(const KeyspaceId& keyspace) {
 
 absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& request) {
   Link& link = CurrentLink();
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   if (link.keeper == nullptr) {
     return absl::FailedPreconditionError("Acquire needs shared memory, not " + options_.address);
   }
-  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   v1::AcquireRequest wire;
   wire.set_keyspace(ToBytes(request.keyspace));
   wire.set_keys(ToBytes(request.keys));
@@ -251,10 +254,10 @@ absl::StatusOr<LookupResult> RemoteClient::Lookup(const KeyspaceId& keyspace,
 absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t fragment_bytes,
                                                                Duration timeout) {
   Link& link = CurrentLink();
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   if (link.keeper == nullptr) {
     return absl::FailedPreconditionError("Reserve needs shared memory, not " + options_.address);
   }
-  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
   v1::ReserveRequest request;
   request.set_count(static_cast<uint32_t>(count));
   request.set_fragment_bytes(fragment_bytes);

@@ -53,7 +53,7 @@ class RemoteClient final : public Client {
   void Count(const SessionCounters& amounts) override;
 
  private:
-  // What belongs to one process: exactly one of the two is set.
+  // What belongs to one process: one of the two, or none where gRPC cannot be used.
   struct Link {
     pid_t pid = 0;
     std::shared_ptr<ConnectionKeeper> keeper;
@@ -64,6 +64,7 @@ class RemoteClient final : public Client {
   // The link of this process. In a forked child the first call makes it; the parent's is left
   // alone for good: its locks and threads are in a state nobody knows.
   Link& CurrentLink();
+  std::shared_ptr<Connection> CurrentConnection();  // null when there is none
   absl::StatusOr<std::shared_ptr<Connection>> Connected();
   template <typename Request, typename Response>
   absl::Status Call(const Request& request, Response* response, Duration timeout);

@@ -5,6 +5,10 @@
 #include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
 
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <optional>
 #include <utility>
 
@@ -18,6 +22,9 @@ using Service = v1::CacheService;
 
 constexpr int kMessageBytesMax = 64 << 20;  // an Acquire of 16,384 pages answers under 1 MiB
 constexpr char kSessionMetadata[] = "crumb-session";
+
+// The process in which gRPC's own global state came to life.
+std::atomic<pid_t> grpc_process{0};
 
 // steady_clock is not what gRPC's deadlines are made of: the time that is left is.
 std::chrono::system_clock::time_point ToSystem(TimePoint deadline) {
@@ -267,7 +274,14 @@ class GrpcStub final : public RpcStub {
 
 }  // namespace
 
+bool RpcStub::Usable() {
+  const pid_t owner = grpc_process.load();
+  return owner == 0 || owner == ::getpid();
+}
+
 std::unique_ptr<RpcStub> RpcStub::Connect(const std::string& target) {
+  pid_t nobody = 0;
+  grpc_process.compare_exchange_strong(nobody, ::getpid());
   grpc::ChannelArguments arguments;
   // Every connection is a session of its own: it must not share one with a former connection.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

@@ -41,7 +41,11 @@ class SessionStream {
 // block until their deadline at most.
 class RpcStub {
  public:
-  // `target`: "unix:PATH" or "HOST:PORT". Does not wait.
+  // False in a forked child of a process that has used gRPC: its threads and pollers exist in the
+  // parent only, and calls would wait for ever.
+  static bool Usable();
+
+  // `target`: "unix:PATH" or "HOST:PORT". Does not wait. Only where Usable().
   static std::unique_ptr<RpcStub> Connect(const std::string& target);
 
   virtual ~RpcStub() = default;

@@ -270,6 +270,36 @@ TEST_F(ClientTest, LeavesNothingBehind) {
   EXPECT_LE(Threads(), threads + 16);
 }
 
+// What `body` answers in a forked child; -1 when it does not end by itself.
+int InForkedChild(const std::function<int()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    ::_exit(body());
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST_F(ClientTest, AForkedChildLeavesItsParentsConnectionAlone) {
+  StartCrumbd();
+  auto client = OpenClient();
+  auto slots = client->Reserve(1, 5000, seconds(5)).value();
+  const int answer = InForkedChild([&] {
+    slots.clear();
+    if (client->connected() || client->WaitConnected(seconds(10))) return 1;
+    if (!absl::IsUnavailable(client->Reserve(1, 5000, seconds(5)).status())) return 2;
+    client->Count({.used_tokens = 1});
+    client.reset();
+    return 0;
+  });
+  EXPECT_EQ(answer, 0);
+  EXPECT_TRUE(client->connected());
+  EXPECT_EQ(crumbd_->reservations(), 1);
+  EXPECT_TRUE(client->Reserve(1, 5000, seconds(5)).ok());
+}
+
 TEST_F(ClientTest, StartsNoThreadBeforeOpen) {
   const size_t threads = Threads();
   const WorkerOptions options = SmallWorkerOptions();

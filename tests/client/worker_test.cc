@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/worker.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -388,6 +391,33 @@ TEST_F(WorkerTest, ABrokenStreamKeepsLeasesAndOpensAnotherSession) {
   EXPECT_TRUE(Decode(model_, *warm) == Decode(model_, *cold));
   warm.reset();
   EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0 && crumbd_->sessions() == 1; }));
+}
+
+TEST_F(WorkerTest, AForkedChildGoesOnWithItsSequences) {
+  StartCrumbd();
+  const auto client = OpenClient();
+  const auto worker = OpenWorker(options_, client.get());
+  PublishPrompt(*worker, model_, 1100);
+  auto warm = worker->Begin(model_.prompt(1100)).value();
+  model_.Pass(*warm, 1100);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    const std::vector<float> outputs = Decode(model_, *warm);
+    const bool finished = warm->Finish().ok();
+    warm.reset();
+    const auto next = worker->Begin(model_.prompt(1100)).value();
+    const bool apart = next->cached_tokens() == 0 && worker->WaitPublished(seconds(5)).ok();
+    const auto alone = OpenWorker(options_, nullptr);
+    const auto cold = alone->Begin(model_.prompt(1100)).value();
+    ::_exit(!finished ? 1 : !apart ? 2 : outputs == Decode(model_, *cold) ? 0 : 3);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(crumbd_->leases(), 1);
+  EXPECT_TRUE(Decode(model_, *warm).size() > 0);
 }
 
 TEST_F(WorkerTest, SsdHitsAreCountedByTier) {

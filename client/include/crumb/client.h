@@ -25,7 +25,8 @@ namespace crumb::client {
 // A process's connection to crumbd. Thread-safe. One thread keeps the connection and sleeps while
 // nothing happens; calls run on their callers' threads and end by their deadline. Without crumbd
 // they answer kUnavailable at once, and the connection is tried again in the background. A forked
-// child opens a connection of its own at its first call.
+// child opens a connection of its own at its first call, or, when its parent had one (gRPC does not
+// survive a fork), answers kUnavailable for good.
 //
 // Codes: kUnavailable no crumbd, try later; kDeadlineExceeded outcome unknown; kNotFound unknown
 // keyspace; kResourceExhausted over a bound of crumbd's; kInvalidArgument the caller's mistake.
