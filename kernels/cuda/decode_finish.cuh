@@ -90,7 +90,8 @@ class PairFinish {
         rows_(k),
         stage_(stage),
         turned_(reinterpret_cast<float*>(ring)),
-        row_(reinterpret_cast<PassRow*>(turned_ + kPassRows * kStageStride<T::kDim>)),
+        weight_(turned_ + kPassRows * kStageStride<T::kDim>),
+        row_(reinterpret_cast<PassRow*>(weight_ + kPassRows * kWeightsMax)),
         list_(reinterpret_cast<int*>(row_ + kPassRows)) {}
 
   __device__ __forceinline__ void Run(int segment, int segment_end) {
@@ -115,13 +116,24 @@ class PairFinish {
 
  private:
   static constexpr int kListMax = 512;
+  static constexpr int kWeightsMax = 160;  // segments of a pair whose weights are kept
 
-  // A row of the pass: which segment names its pair, and the merged softmax state.
+  // A row of the pass: its pair's segments, history first, and the merged softmax state.
   struct PassRow {
-    int segment;  // -1: none
-    int row;
+    int row;  // -1: none
+    int sequence;
+    int head;
+    int int2_first;
+    int int2_count;
+    int bf16_first;
+    int bf16_count;
     float reference;
     float sum;
+    float mass;  // of the history
+
+    __device__ __forceinline__ int SegmentAt(int i) const {
+      return i < int2_count ? int2_first + i : bf16_first + i - int2_count;
+    }
   };
 
   // Lists the segments that completed their pair. Returns their number, to all threads.
@@ -150,17 +162,14 @@ class PairFinish {
   }
 
   __device__ __forceinline__ void FinishPass(int first, int pairs, int head, int first_row) {
-    for (int slot = threadIdx.x; slot < kPassRows; slot += blockDim.x) {
+    for (int slot = threadIdx.x / 32; slot < kPassRows; slot += k_.launch.warps) {
       const int pair = slot / T::kRows, row = first_row + slot % T::kRows;
-      PassRow at = {-1, row, kNoLogit, 0.0f};
-      if (pair < pairs && row < rows_.columns) at.segment = list_[1 + first + pair];
-      if (at.segment >= 0) MergeStates(at);
-      row_[slot] = at;
+      MergeStates(slot, pair < pairs && row < rows_.columns ? list_[1 + first + pair] : -1, row);
     }
     __syncthreads();
     for (int e = threadIdx.x; e < kPassRows * T::kDim; e += blockDim.x) {
       const int slot = e / T::kDim, channel = e % T::kDim;
-      stage_[slot * kStageStride<T::kDim> + channel] = MergedHistory(row_[slot], channel);
+      stage_[slot * kStageStride<T::kDim> + channel] = MergedHistory(slot, channel);
     }
     __syncthreads();
     if (k_.p.rotation_v != nullptr) {
@@ -170,7 +179,7 @@ class PairFinish {
     const float* history = k_.p.rotation_v != nullptr ? turned_ : stage_;
     for (int e = threadIdx.x; e < kPassRows * T::kDim / 2; e += blockDim.x) {
       const int slot = e / (T::kDim / 2), channel = e % (T::kDim / 2) * 2;
-      StoreOutput(row_[slot], history + slot * kStageStride<T::kDim> + channel, channel);
+      StoreOutput(slot, history + slot * kStageStride<T::kDim> + channel, channel);
     }
     __syncthreads();
   }
@@ -180,44 +189,73 @@ class PairFinish {
                             static_cast<int64_t>(segment) * T::kRows + row);
     return {x.x, x.y};
   }
+  __device__ __forceinline__ float WeightOf(int slot, int i) const {
+    if (i < kWeightsMax) return weight_[slot * kWeightsMax + i];
+    const PassRow& at = row_[slot];
+    return ptx::Exp2(StateOf(at.SegmentAt(i), at.row).reference - at.reference);
+  }
+  __device__ __forceinline__ const float* PartialOf(const PassRow& at, int i) const {
+    return k_.workspace.partial +
+           (static_cast<int64_t>(at.SegmentAt(i)) * T::kRows + at.row) * T::kDim;
+  }
 
-  // Reference and sum over all segments and the learned sink.
-  __device__ __forceinline__ void MergeStates(PassRow& at) const {
-    const Segment& s = k_.plan.segments[at.segment];
-    const float sink = k_.p.sink_logit != nullptr
-                           ? k_.p.sink_logit[s.head * rows_.heads + at.row % rows_.heads] * kLog2E
-                           : kNoLogit;
-    at.reference = sink;
-    for (int i = 0; i < s.int2_count; ++i) {
-      at.reference = fmaxf(at.reference, StateOf(s.int2_first + i, at.row).reference);
+  // Reference, weights and sum over the pair's segments and the learned sink. One warp.
+  __device__ __forceinline__ void MergeStates(int slot, int segment, int row) {
+    const int lane = threadIdx.x % 32;
+    PassRow at = {};
+    at.row = -1;
+    if (segment >= 0) {
+      const Segment& s = k_.plan.segments[segment];
+      at = {row,          s.sequence,   s.head, s.int2_first, s.int2_count,
+            s.bf16_first, s.bf16_count, 0.0f,   0.0f,         0.0f};
+      const bool has_sink = k_.p.sink_logit != nullptr;
+      const float sink =
+          has_sink ? k_.p.sink_logit[s.head * rows_.heads + row % rows_.heads] * kLog2E : kNoLogit;
+      const int count = at.int2_count + at.bf16_count;
+      const RowState mine = lane < count ? StateOf(at.SegmentAt(lane), row) : RowState{kNoLogit, 0};
+      float most = fmaxf(sink, mine.reference);
+      for (int i = lane + 32; i < count; i += 32) {
+        most = fmaxf(most, StateOf(at.SegmentAt(i), row).reference);
+      }
+      for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+      at.reference = most;
+      float sum = has_sink && lane == 0 ? ptx::Exp2(sink - most) : 0.0f;
+      for (int i = lane; i < count; i += 32) {
+        const RowState state = i == lane ? mine : StateOf(at.SegmentAt(i), row);
+        const float weight = ptx::Exp2(state.reference - most);
+        if (i < kWeightsMax) weight_[slot * kWeightsMax + i] = weight;
+        sum = fmaf(weight, state.sum, sum);
+        if (i < at.int2_count) at.mass = fmaf(weight, state.sum, at.mass);
+      }
+      for (int step = 1; step < 32; step *= 2) {
+        sum += __shfl_xor_sync(~0u, sum, step);
+        at.mass += __shfl_xor_sync(~0u, at.mass, step);
+      }
+      at.sum = sum;
     }
-    for (int i = 0; i < s.bf16_count; ++i) {
-      at.reference = fmaxf(at.reference, StateOf(s.bf16_first + i, at.row).reference);
-    }
-    at.sum = k_.p.sink_logit != nullptr ? ptx::Exp2(sink - at.reference) : 0.0f;
-    for (int i = 0; i < s.int2_count; ++i) {
-      const RowState state = StateOf(s.int2_first + i, at.row);
-      at.sum = fmaf(ptx::Exp2(state.reference - at.reference), state.sum, at.sum);
-    }
-    for (int i = 0; i < s.bf16_count; ++i) {
-      const RowState state = StateOf(s.bf16_first + i, at.row);
-      at.sum = fmaf(ptx::Exp2(state.reference - at.reference), state.sum, at.sum);
-    }
+    if (lane == 0) row_[slot] = at;
   }
 
   // The INT2 part of one channel, in the rotated basis, with the mean.
-  __device__ __forceinline__ float MergedHistory(const PassRow& at, int channel) const {
-    if (at.segment < 0) return 0.0f;
-    const Segment& s = k_.plan.segments[at.segment];
-    float value = 0.0f, mass = 0.0f;
-    for (int i = 0; i < s.int2_count; ++i) {
-      const RowState state = StateOf(s.int2_first + i, at.row);
-      const float weight = ptx::Exp2(state.reference - at.reference);
-      const int64_t row = static_cast<int64_t>(s.int2_first + i) * T::kRows + at.row;
-      value = fmaf(weight, __ldcg(k_.workspace.partial + row * T::kDim + channel), value);
-      mass = fmaf(weight, state.sum, mass);
+  __device__ __forceinline__ float MergedHistory(int slot, int channel) const {
+    const PassRow& at = row_[slot];
+    if (at.row < 0) return 0.0f;
+    constexpr int kAhead = 8;
+    float value = 0.0f;
+    for (int first = 0; first < at.int2_count; first += kAhead) {
+      float part[kAhead];
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        part[i] = __ldcg(PartialOf(at, min(first + i, at.int2_count - 1)) + channel);
+      }
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) {
+        if (first + i < at.int2_count) value = fmaf(WeightOf(slot, first + i), part[i], value);
+      }
     }
-    if (k_.p.mean_v != nullptr) value = fmaf(mass, k_.p.mean_v[s.head * T::kDim + channel], value);
+    if (k_.p.mean_v != nullptr) {
+      value = fmaf(at.mass, k_.p.mean_v[at.head * T::kDim + channel], value);
+    }
     return value;
   }
 
@@ -248,21 +286,18 @@ class PairFinish {
   }
 
   // Adds the BF16 part of two channels, divides by the softmax sum and writes the output.
-  __device__ __forceinline__ void StoreOutput(const PassRow& at, const float* history,
-                                              int channel) const {
-    if (at.segment < 0) return;
-    const Segment& s = k_.plan.segments[at.segment];
+  __device__ __forceinline__ void StoreOutput(int slot, const float* history, int channel) const {
+    const PassRow& at = row_[slot];
+    if (at.row < 0) return;
     float2 value = *reinterpret_cast<const float2*>(history);
-    for (int i = 0; i < s.bf16_count; ++i) {
-      const float weight = ptx::Exp2(StateOf(s.bf16_first + i, at.row).reference - at.reference);
-      const int64_t row = static_cast<int64_t>(s.bf16_first + i) * T::kRows + at.row;
-      const float2 x =
-          __ldcg(reinterpret_cast<const float2*>(k_.workspace.partial + row * T::kDim + channel));
+    for (int i = at.int2_count; i < at.int2_count + at.bf16_count; ++i) {
+      const float weight = WeightOf(slot, i);
+      const float2 x = __ldcg(reinterpret_cast<const float2*>(PartialOf(at, i) + channel));
       value.x = fmaf(weight, x.x, value.x);
       value.y = fmaf(weight, x.y, value.y);
     }
     const float inverse = at.sum > 0.0f ? 1.0f / at.sum : 0.0f;
-    const int64_t index = rows_.IndexOf(k_, s.sequence, s.head, at.row);
+    const int64_t index = rows_.IndexOf(k_, at.sequence, at.head, at.row);
     if (k_.p.out_type == OutType::kF32) {
       *reinterpret_cast<float2*>(static_cast<float*>(k_.p.out) + index * T::kDim + channel) =
           make_float2(value.x * inverse, value.y * inverse);
@@ -279,6 +314,7 @@ class PairFinish {
   const QueryRows rows_;
   float* stage_;
   float* turned_;  // stage R_V'
+  float* weight_;  // [kPassRows, kWeightsMax]
   PassRow* row_;   // [kPassRows]
   int* list_;      // count, then segments
 };

@@ -21,8 +21,6 @@ __device__ __forceinline__ uint32_t CodePair(uint32_t word, int pair) {
 }
 // The shift left in output register pair `a` (channel 16 m + 8 a + r) of channel tile m.
 __host__ __device__ constexpr int OutputShift(int m, int a) { return CodeShift(2 * (m % 4) + a); }
-// The shift that the query element of channel 16 s + 8 b + ... must undo.
-__host__ __device__ constexpr int QueryShift(int s, int b) { return CodeShift(2 * (s % 4) + b); }
 
 __device__ __forceinline__ float PowerOfTwo(int exponent) {
   return __int_as_float((127 + exponent) << 23);
@@ -31,10 +29,10 @@ __device__ __forceinline__ float PowerOfTwo(int exponent) {
 // What a lane knows of its query rows.
 template <class T>
 struct Int2Query {
-  uint32_t fragment[T::kColumnTiles][T::kSteps][2];
-  float sum[T::kGroups][T::kLaneRows];  // of q', in raw score units
-  float factor[T::kLaneRows];           // raw score -> log2 units; 1 with a soft cap
-  float bias[T::kLaneRows];             // added to the logit, log2 units; 0 with a soft cap
+  uint32_t fragment[T::kDotTiles][T::kDotSteps][2];  // q' in bytes
+  float sum[T::kGroups][T::kLaneRows];               // of q', in raw score units
+  float factor[T::kLaneRows];                        // raw score -> log2 units; 1 with a soft cap
+  float bias[T::kLaneRows];  // added to the logit, log2 units; 0 with a soft cap
 };
 
 // Sums over a segment beside the common state.
@@ -74,38 +72,60 @@ __device__ __forceinline__ void LoadMeta(uint32_t address, int lane,
   }
 }
 
-// Raw scores of 16 tokens: token r + 8 a, row element i.
+// Raw scores of kTogether groups of 16 tokens from group `first` on: token r + 8 a, row element i.
+// A byte of (word >> 2 q) & 0x03030303 is one code: pairs q and q + 4, both halves.
 template <class T>
 __device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t codes, int lane,
-                                            const uint32_t (&meta)[T::kGroups][8], int u,
-                                            float (&score)[2][T::kLaneRows]) {
-  uint32_t w[T::kWords];
-  LoadWords<T>(codes + 4 * T::kDim * u, lane, w);
-  float acc[T::kGroups][T::kColumnTiles][4] = {};
+                                            const uint32_t (&meta)[T::kGroups][8], int first,
+                                            float (&score)[T::kTokens / 16][2][T::kLaneRows]) {
+  constexpr int kTogether = T::kTogether;
+  uint32_t w[kTogether][T::kWords];
+  int acc[kTogether][T::kGroups][T::kDotTiles][4] = {};
 #pragma unroll
-  for (int s = 0; s < T::kSteps; ++s) {
-    const int i = 2 * (s / 4), j = 2 * (s % 4);
-    const uint32_t a0 = CodePair(w[i], j), a1 = CodePair(w[i + 1], j);
-    const uint32_t a2 = CodePair(w[i], j + 1), a3 = CodePair(w[i + 1], j + 1);
+  for (int v = 0; v < kTogether; ++v) {
+    LoadWords<T>(codes + 4 * T::kDim * (first + v), lane, w[v]);
+  }
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
-      ptx::MmaF16(acc[s * T::kGroups / T::kSteps][n], a0, a1, a2, a3, query.fragment[n][s][0],
-                  query.fragment[n][s][1]);
+  for (int part = 0; part < T::kDim / 64; ++part) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int v = 0; v < kTogether; ++v) {
+        const uint32_t w0 = w[v][2 * part], w1 = w[v][2 * part + 1];
+        const uint32_t a0 = (w0 >> (4 * half)) & 0x03030303u, a1 = (w1 >> (4 * half)) & 0x03030303u;
+        const uint32_t a2 = (w0 >> (4 * half + 2)) & 0x03030303u;
+        const uint32_t a3 = (w1 >> (4 * half + 2)) & 0x03030303u;
+#pragma unroll
+        for (int split = 0; split < T::kGroupSplit; ++split) {
+          const int step = (part * T::kGroupSplit + split) * 2 + half;
+          const int y =
+              (part * T::kGroupSplit + split) * T::kGroups / (T::kDim / 64 * T::kGroupSplit);
+#pragma unroll
+          for (int n = 0; n < T::kDotTiles; ++n) {
+            ptx::MmaU8S8(acc[v][y][n], a0, a1, a2, a3, query.fragment[n][step][0],
+                         query.fragment[n][step][1]);
+          }
+        }
+      }
     }
   }
 #pragma unroll
-  for (int a = 0; a < 2; ++a) {
+  for (int v = 0; v < kTogether; ++v) {
 #pragma unroll
-    for (int y = 0; y < T::kGroups; ++y) {
-      const float scale = ptx::LowHalf(meta[y][2 * u + a]);
-      const float minimum = ptx::HighHalf(meta[y][2 * u + a]);
+    for (int a = 0; a < 2; ++a) {
+      const int at = 2 * (first + v) + a;
 #pragma unroll
-      for (int i = 0; i < T::kLaneRows; ++i) {
-        const float* c = acc[y][i / 2];
-        const float dot = T::kPair ? c[2 * a] + c[2 * a + 1] : c[2 * a + i % 2];
-        const float rest =
-            y == 0 ? query.sum[y][i] * minimum : fmaf(query.sum[y][i], minimum, score[a][i]);
-        score[a][i] = fmaf(dot, scale, rest);
+      for (int y = 0; y < T::kGroups; ++y) {
+        const float scale = ptx::LowHalf(meta[y][at]), minimum = ptx::HighHalf(meta[y][at]);
+#pragma unroll
+        for (int i = 0; i < T::kLaneRows; ++i) {
+          const int high = T::kPair ? acc[v][y][0][2 * a] : acc[v][y][i / 2 * 2][2 * a + i % 2];
+          const int low = T::kPair ? acc[v][y][0][2 * a + 1]
+                                   : acc[v][y][(i / 2 * 2 + 1) % T::kDotTiles][2 * a + i % 2];
+          float& x = score[first + v][a][i];
+          const float rest = y == 0 ? query.sum[y][i] * minimum : fmaf(query.sum[y][i], minimum, x);
+          x = fmaf(static_cast<float>(high * 256 + low), scale, rest);
+        }
       }
     }
   }
@@ -181,9 +201,10 @@ __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t t
   uint32_t meta[T::kGroups][8];
   LoadMeta<T>(tile + 2 * T::kCodeBytes, lane, meta);
 #pragma unroll
-  for (int u = 0; u < kQuarters; ++u) {
-    ScoreTokens<T>(query, tile, lane, meta, u, score[u]);
-    adjust(score[u], u);
+  for (int u = 0; u < kQuarters; u += T::kTogether) {
+    ScoreTokens<T>(query, tile, lane, meta, u, score);
+#pragma unroll
+    for (int v = 0; v < T::kTogether; ++v) adjust(score[u + v], u + v);
   }
   LoadMeta<T>(tile + 2 * T::kCodeBytes + T::kMetaBytes, lane, meta);
 
@@ -234,12 +255,12 @@ template <class T>
 __device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, int segment, int lane,
                                           Int2Query<T>* query) {
   const uint4* fragment = reinterpret_cast<const uint4*>(k.workspace.q_fragment) +
-                          static_cast<int64_t>(segment) * T::kColumnTiles * T::kDim;
+                          static_cast<int64_t>(segment) * T::kDotTiles * T::kDotSteps / 2 * 32;
 #pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
+  for (int n = 0; n < T::kDotTiles; ++n) {
 #pragma unroll
-    for (int s = 0; s < T::kSteps; s += 2) {
-      const uint4 x = fragment[(n * T::kSteps / 2 + s / 2) * 32 + lane];
+    for (int s = 0; s < T::kDotSteps; s += 2) {
+      const uint4 x = fragment[(n * T::kDotSteps / 2 + s / 2) * 32 + lane];
       query->fragment[n][s][0] = x.x, query->fragment[n][s][1] = x.y;
       query->fragment[n][s + 1][0] = x.z, query->fragment[n][s + 1][1] = x.w;
     }

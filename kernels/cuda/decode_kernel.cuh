@@ -20,11 +20,18 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
   const uint32_t barriers = ptx::SharedAddress(shared + ring_bytes);
   float* stage =
       reinterpret_cast<float*>(shared + ring_bytes + k.launch.warps * k.launch.stages * 8);
-  const SegmentRange mine = k.plan.blocks[blockIdx.x];
+  const BlockShare mine = k.plan.blocks[blockIdx.x];
 
   typename T::Ring ring;
   ring.Start(k, ptx::SharedAddress(shared) + warp * k.launch.stages * k.launch.slot_bytes,
-             barriers + warp * k.launch.stages * 8, warp, mine.begin, mine.end);
+             barriers + warp * k.launch.stages * 8, warp, mine);
+  if (k.p.rotation_v != nullptr && mine.begin < mine.end) {
+    // The end will want R_V; it arrives in L2 meanwhile.
+    const float* r = k.p.rotation_v + static_cast<int64_t>(mine.first.head) * T::kDim * T::kDim;
+    for (int i = 32 * threadIdx.x; i < T::kDim * T::kDim; i += 32 * blockDim.x) {
+      ptx::PrefetchL2(r + i);
+    }
+  }
 #if __CUDA_ARCH__ >= 900
   if (k.p.overlap_previous) {
     ptx::WaitForPrevious();
@@ -34,7 +41,7 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
   QueryRotation<T>(k, stage).Run(mine.begin, mine.end);
 
   for (int index = mine.begin; index < mine.end; ++index) {
-    const Segment segment = k.plan.segments[index];
+    const Segment segment = index == mine.begin ? mine.first : k.plan.segments[index];
     const int active = min(segment.end - segment.begin, k.launch.warps);
     SegmentState<T> state;
     if (warp < active) {

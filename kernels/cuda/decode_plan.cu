@@ -123,7 +123,10 @@ __device__ void WriteSegments(const PlanArguments& a, Segment segment, int activ
     a.plan.segments[first + i] = segment;
     const int block =
         a.batch_invariant ? LastNotAbove(a.plan.boundary, active, begin) : first_block + i;
-    if (begin == a.plan.boundary[block]) a.plan.blocks[block].begin = first + i;
+    if (begin == a.plan.boundary[block]) {
+      a.plan.blocks[block].first = segment;
+      a.plan.blocks[block].begin = first + i;
+    }
     if (end == a.plan.boundary[block + 1]) a.plan.blocks[block].end = first + i + 1;
   }
 }
@@ -192,7 +195,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   const int active = max(1, min(a.blocks, all / kUnitsPerBlockMin));
   for (int i = threadIdx.x; i <= a.blocks; i += kPlanThreads) {
     a.plan.boundary[i] = i < active && all > 0 ? BoundaryOf(a, i, active, total.x) : all;
-    if (i < a.blocks) a.plan.blocks[i] = {0, 0};
+    if (i < a.blocks) a.plan.blocks[i].begin = a.plan.blocks[i].end = 0;
   }
   __syncthreads();
   for (int pair = threadIdx.x; pair < a.batch * a.kv_heads; pair += kPlanThreads) {
@@ -259,7 +262,7 @@ size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, voi
   const size_t dim = shape.tile.head_dim, rows = launch.rows();
   size_t at = 0;
   at = Take(base, at, static_cast<size_t>(shape.batch) * shape.kv_heads, &view->arrivals);
-  at = Take(base, at, segments * launch.column_tiles * dim * 4, &view->q_fragment);
+  at = Take(base, at, segments * launch.FragmentWords(shape.tile), &view->q_fragment);
   at = Take(base, at, segments * rows * (1 + shape.tile.groups()), &view->row_constant);
   at = Take(base, at, segments * rows * 2, &view->row_state);
   return Take(base, at, segments * rows * dim, &view->partial);

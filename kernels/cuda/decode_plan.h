@@ -36,15 +36,18 @@ struct alignas(16) Segment {
 };
 static_assert(sizeof(Segment) == 48);
 
-// Segments [begin, end) belong to one block.
-struct SegmentRange {
+// What one block does: segments [begin, end). The first one is here too, so that a block reads one
+// line before it starts to load.
+struct alignas(64) BlockShare {
+  Segment first;
   int32_t begin;
   int32_t end;
 };
+static_assert(sizeof(BlockShare) == 64);
 
 // Where the parts of the plan lie.
 struct PlanView {
-  SegmentRange* blocks;     // [blocks]
+  BlockShare* blocks;       // [blocks]
   int32_t* boundary;        // [blocks + 1] position where a block's share begins
   int32_t* cost_before;     // [batch + 1] cost of earlier sequences, one head
   int32_t* segment_before;  // [batch + 1] segments, or items, of earlier sequences, one head
@@ -54,8 +57,8 @@ struct PlanView {
 // Where the parts of the workspace lie.
 struct WorkspaceView {
   int32_t* arrivals;     // [kv_heads * batch] segments done; zero between calls
-  uint32_t* q_fragment;  // [segments, column_tiles, head_dim / 32, 32, 4] fp16 pairs of q R_K
-  float* row_constant;   // [segments, rows, 1 + groups] factor to log2 units, sums of q'
+  uint32_t* q_fragment;  // [segments, FragmentWords] bytes of q R_K
+  float* row_constant;   // [segments, rows, 1 + groups] raw score to log2 units, sums of q'
   float* row_state;      // [segments, rows, 2] maximum (log2 units) and softmax sum
   float* partial;        // [segments, rows, head_dim] values, scaled to the maximum
 };
@@ -71,6 +74,11 @@ struct DecodeLaunch {
   size_t shared_bytes = 0;
 
   int rows() const { return pair ? 4 : 8 * column_tiles; }
+  // Words of a segment's rotated query.
+  size_t FragmentWords(const TileShape& tile) const {
+    const int split = tile.group_size == 32 ? 2 : 1;
+    return static_cast<size_t>(pair ? 1 : 2 * column_tiles) * tile.head_dim / 32 * split * 64;
+  }
 };
 
 // On the current device. cudaErrorInvalidValue: sizes not supported.

@@ -18,8 +18,7 @@ inline constexpr int kPassRows = 16;  // rows of one product: the M side of a fr
 template <int kDim>
 inline constexpr int kStageStride = kDim + 4;
 
-// One 8-channel column block of out = in M, M(i, j) given by `element(i, j)` as pairs of i.
-// a_high, a_low: fragments of the 16 rows of `in`, 16 channels `i` at a time.
+// An A fragment in two bf16 parts.
 struct SplitFragment {
   uint32_t high[4];
   uint32_t low[4];
@@ -37,7 +36,7 @@ __device__ __forceinline__ void StagedFragment(const float* stage, int lane, int
   }
 }
 
-// q' = q R_K of the block's INT2 segments, as fp16 fragments in the workspace.
+// q' = q R_K of the block's INT2 segments, as fragments of bytes in the workspace.
 template <class T>
 class QueryRotation {
  public:
@@ -151,49 +150,75 @@ class QueryRotation {
     return q == nullptr ? 0 : q[i];
   }
 
-  // Rounds a rotated row to fp16 and stores its fragments and constants. One warp.
+  // Rounds a rotated row to 16 bits and stores its bytes and constants. One warp.
   __device__ __forceinline__ void StoreRow(int segment, int row, const float* x) {
-    constexpr int kPerLane = T::kDim / 32;
+    constexpr int kParts = T::kDim / 64, kPasses = (T::kDim + 127) / 128;
     float most = 0.0f;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) most = fmaxf(most, fabsf(x[kPerLane * lane_ + i]));
+    for (int i = lane_; i < T::kDim; i += 32) most = fmaxf(most, fabsf(x[i]));
     for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    // Largest element in [2^12, 2^13): neither end of fp16's range is near.
-    const int exponent =
-        most > 0.0f && most < INFINITY ? min(max(12 - ilogbf(most), -100), 100) : 0;
-    const float unit = PowerOfTwo(exponent);
-    float sum = 0.0f;
+    // Both bytes are signed: 127 * 256 + 127 is the largest value.
+    const float unit = most > 0x1p-100f && most < INFINITY ? 32600.0f / most : 1.0f;
+    int sum[kPasses][2];  // of this lane's channels below and above 32 of the 64
 #pragma unroll
-    for (int i = 0; i < kPerLane; i += 2) {
-      const int channel = kPerLane * lane_ + i, s = channel / 16, b = channel % 16 / 8;
-      const float down = unit * PowerOfTwo(-QueryShift(s, b));
-      const float v0 = x[channel] * down, v1 = x[channel + 1] * down;
-      const uint32_t high = ptx::PackHalf(v0, v1);
-      float kept = ptx::LowHalf(high) + ptx::HighHalf(high);
-      if constexpr (T::kPair) {
-        const uint32_t low = ptx::PackHalf(v0 - ptx::LowHalf(high), v1 - ptx::HighHalf(high));
-        kept += ptx::LowHalf(low) + ptx::HighHalf(low);
-        StoreWord(segment, s, b, channel % 8 / 2, 2 * row, high);
-        StoreWord(segment, s, b, channel % 8 / 2, 2 * row + 1, low);
-      } else {
-        StoreWord(segment, s, b, channel % 8 / 2, row, high);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int part = 2 * pass + lane_ / 16;
+      sum[pass][0] = sum[pass][1] = 0;
+      if (part < kParts) StoreWords(segment, row, part, x, unit, sum[pass]);
+      for (int step = 1; step < 16; step *= 2) {
+        sum[pass][0] += __shfl_xor_sync(~0u, sum[pass][0], step);
+        sum[pass][1] += __shfl_xor_sync(~0u, sum[pass][1], step);
       }
-      sum = fmaf(kept, PowerOfTwo(QueryShift(s, b)), sum);
     }
-    constexpr int kGroupLanes = 32 / T::kGroups;
-    for (int step = 1; step < kGroupLanes; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
     float* constant = k_.workspace.row_constant +
                       (static_cast<int64_t>(segment) * T::kRows + row) * (1 + T::kGroups);
-    if (lane_ % kGroupLanes == 0) constant[1 + lane_ / kGroupLanes] = sum * 0x1p-24f;
-    if (lane_ == 0) constant[0] = ldexpf(k_.log2_scale, 24 - exponent);
+#pragma unroll
+    for (int y = 0; y < T::kGroups; ++y) {
+      int group = 0;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          const int value = __shfl_sync(~0u, sum[part / 2][upper], part % 2 * 16);
+          if ((2 * part + upper) * T::kGroups / (2 * kParts) == y) group += value;
+        }
+      }
+      if (lane_ == 0) constant[1 + y] = static_cast<float>(group);
+    }
+    if (lane_ == 0) constant[0] = k_.log2_scale / unit;
   }
 
-  // The fragment word of channels 16 s + 8 b + 2 c + {0, 1}, column `column`.
-  __device__ __forceinline__ void StoreWord(int segment, int s, int b, int c, int column,
+  // Four channels a lane: byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e.
+  __device__ __forceinline__ void StoreWords(int segment, int row, int part, const float* x,
+                                             float unit, int (&sum)[2]) {
+    const int q = lane_ / 4 % 4, c = lane_ % 4;
+    uint32_t high = 0, low = 0;
+#pragma unroll
+    for (int byte = 0; byte < 4; ++byte) {
+      const int upper = byte % 2, e = byte / 2;
+      const int value = __float2int_rn(x[64 * part + 32 * upper + 8 * q + 2 * c + e] * unit);
+      const int rest = static_cast<int8_t>(value);
+      sum[upper] += value;
+      high |= static_cast<uint32_t>((value - rest) / 256 & 0xff) << (8 * byte);
+      low |= static_cast<uint32_t>(rest & 0xff) << (8 * byte);
+    }
+#pragma unroll
+    for (int split = 0; split < T::kGroupSplit; ++split) {
+      const uint32_t mask = T::kGroupSplit == 1 ? ~0u : 0x00ff00ffu << (8 * split);
+      const int step = (part * T::kGroupSplit + split) * 2 + q / 2;
+      StoreWord(segment, T::kPair ? 0 : row / 8 * 2, step, q % 2,
+                4 * (T::kPair ? 2 * row : row % 8) + c, high & mask);
+      StoreWord(segment, T::kPair ? 0 : row / 8 * 2 + 1, step, q % 2,
+                4 * (T::kPair ? 2 * row + 1 : row % 8) + c, low & mask);
+    }
+  }
+
+  // Word b of a lane's B fragment.
+  __device__ __forceinline__ void StoreWord(int segment, int tile, int step, int b, int lane,
                                             uint32_t word) {
-    const int64_t tile = static_cast<int64_t>(segment) * T::kColumnTiles + column / 8;
-    k_.workspace.q_fragment[(tile * (T::kSteps / 2) + s / 2) * 128 + (column % 8 * 4 + c) * 4 +
-                            s % 2 * 2 + b] = word;
+    const int64_t at = static_cast<int64_t>(segment) * T::kDotTiles + tile;
+    k_.workspace
+        .q_fragment[(at * (T::kDotSteps / 2) + step / 2) * 128 + lane * 4 + step % 2 * 2 + b] =
+        word;
   }
 
   const DecodeKernelParams& k_;

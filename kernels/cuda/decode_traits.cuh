@@ -15,8 +15,9 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 // be that much above 1, and accumulators are rescaled rarely.
 inline constexpr float kLag = 4.0f;
 
-// Compile-time sizes of the decode kernel. kPair: a query row takes two of the 8 columns of a
-// matrix product, a value and what rounding left of it; for up to 4 rows.
+// Compile-time sizes of the decode kernel. The score product multiplies codes (bytes) with q' in 16
+// bits, split into two signed bytes. kPair: a query row takes two neighbouring columns, high and
+// low byte; for up to 4 rows. Otherwise high and low bytes are columns of two products.
 template <int dim, int groups, int column_tiles, bool pair, bool bulk>
 struct DecodeTraits {
   static constexpr int kDim = dim;
@@ -25,15 +26,23 @@ struct DecodeTraits {
   static constexpr bool kPair = pair;
   static constexpr bool kBulk = bulk;
   static constexpr int kTokens = 64;
-  static constexpr int kSteps = dim / 16;                    // fragments along the channels
-  static constexpr int kWords = dim / 32;                    // code words per lane and 16 tokens
-  static constexpr int kRows = pair ? 4 : 8 * column_tiles;  // query rows, padding included
+  static constexpr int kSteps = dim / 16;  // fragments along the channels
+  static constexpr int kWords = dim / 32;  // code words per lane and 16 tokens
+  // Score products: 64 channels take two, each of them twice where they span two groups.
+  static constexpr int kGroupSplit = dim / groups == 32 ? 2 : 1;
+  static constexpr int kDotSteps = dim / 32 * kGroupSplit;
+  static constexpr int kDotTiles = pair ? 1 : 2 * column_tiles;  // of 8 columns
+  static constexpr int kRows = pair ? 4 : 8 * column_tiles;      // query rows, padding included
   static constexpr int kLaneRows = pair ? 1 : 2 * column_tiles;  // query rows of one lane
   static constexpr int kCodeBytes = kTokens * dim / 4;
   static constexpr int kMetaBytes = kTokens * groups * 4;
   static constexpr int kTileBytes = 2 * (kCodeBytes + kMetaBytes);
-  static constexpr int kRank = column_tiles * dim / 128;
+  static constexpr int kRank = (column_tiles * dim + 127) / 128;
   static constexpr int kThreadsMax = kRank <= 1 ? 512 : kRank == 2 ? 384 : 256;
+  // 16-token groups whose scores are made together, as registers allow: independent products.
+  static constexpr int kTogether = kRank * kDotTiles * groups <= 1   ? 4
+                                   : kRank * kDotTiles * groups <= 2 ? 2
+                                                                     : 1;
   // Outputs of one lane and column tile, after hi and lo columns are added.
   static constexpr int kLaneValues = kSteps * (pair ? 2 : 4);
 

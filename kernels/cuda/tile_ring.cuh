@@ -38,9 +38,9 @@ __device__ __forceinline__ ChunkSource SourceOf(const DecodeKernelParams& k, int
 template <int kDim, bool kBulk>
 class TileRing {
  public:
-  // `slots` and `barriers` are this warp's; segments [segment, segment_end) are the block's.
+  // `slots` and `barriers` are this warp's.
   __device__ __forceinline__ void Start(const DecodeKernelParams& k, uint32_t slots,
-                                        uint32_t barriers, int warp, int segment, int segment_end) {
+                                        uint32_t barriers, int warp, const BlockShare& share) {
     slots_ = slots;
     barriers_ = barriers;
     warp_ = warp;
@@ -56,7 +56,10 @@ class TileRing {
       __syncwarp();
     }
 #endif
-    Enter(k, segment, segment_end);
+    segment_end_ = share.end;
+    segment_ = share.begin;
+    Take(share.first);
+    if (unit_ >= unit_end_) Enter(k);
     for (int i = 0; i < k.launch.stages; ++i) Fill(k);
   }
 
@@ -116,24 +119,26 @@ class TileRing {
         if (half_ == 0) unit_ += k.launch.warps;
       }
       if (++fill_slot_ == k.launch.stages) fill_slot_ = 0;
-      if (unit_ >= unit_end_) Enter(k, segment_ + 1, segment_end_);
+      if (unit_ >= unit_end_) Enter(k);
     }
     if constexpr (!kBulk) ptx::CommitCopies();
   }
 
  private:
   // Moves to the next segment that has work for this warp.
-  __device__ __forceinline__ void Enter(const DecodeKernelParams& k, int segment, int segment_end) {
-    segment_end_ = segment_end;
-    for (segment_ = segment; segment_ < segment_end; ++segment_) {
-      const Segment& s = k.plan.segments[segment_];
-      unit_ = s.begin + warp_;
-      unit_end_ = s.end;
-      kind_ = s.kind;
-      sequence_ = s.sequence;
-      head_ = s.head;
+  __device__ __forceinline__ void Enter(const DecodeKernelParams& k) {
+    for (++segment_; segment_ < segment_end_; ++segment_) {
+      Take(k.plan.segments[segment_]);
       if (unit_ < unit_end_) break;
     }
+  }
+
+  __device__ __forceinline__ void Take(const Segment& s) {
+    unit_ = s.begin + warp_;
+    unit_end_ = s.end;
+    kind_ = s.kind;
+    sequence_ = s.sequence;
+    head_ = s.head;
     index_ = 0;
     half_ = 0;
   }
