@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/kernels/attention_case.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstdlib>
 #include <cstring>

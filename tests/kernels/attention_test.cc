@@ -3,7 +3,8 @@
 #include "kernels/attention.h"
 
 #include <cmath>
-#include <cstring>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"

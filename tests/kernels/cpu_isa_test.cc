@@ -2,7 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cpu_isa.h"
 
+#include <iterator>
 #include <set>
+#include <string_view>
 
 #include "gtest/gtest.h"
 #include "tests/kernels/shapes.h"

@@ -2,8 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/quantize.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/tile_codec.h"
 
-#include <set>
+#include <algorithm>
+#include <iterator>
 #include <vector>
 
 #include "gtest/gtest.h"
