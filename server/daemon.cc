@@ -45,6 +45,7 @@ class RunningDaemon : public Daemon {
 
   absl::Status Open(const OpenStore& open_store) {
     CRUMB_RETURN_IF_ERROR(CheckListeners(options_));
+    std::remove(options_.listen.endpoints_file.c_str());  // of one that was killed
     CRUMB_RETURN_IF_ERROR(StartAdmin());  // first: it tells that crumbd is not ready yet
     CRUMB_RETURN_IF_ERROR(RecoverStore(open_store));
     CRUMB_RETURN_IF_ERROR(StartParts());

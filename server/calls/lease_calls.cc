@@ -158,6 +158,7 @@ v1::Tier ToProto(storage::Tier tier) {
 
 void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimePoint deadline,
              const v1::AcquireRequest& request, v1::AcquireResponse* response, Done done) {
+  response->Clear();
   if (session->phase() != Session::Phase::kOpen) {
     return done(absl::UnauthenticatedError("the session is closed"));
   }

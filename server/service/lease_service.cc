@@ -50,9 +50,9 @@ class AcquireReactor : public grpc::ServerUnaryReactor {
 grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::AcquireRequest* request,
                                                 v1::AcquireResponse* response) {
   auto scope = NewScope(Rpc::kAcquire);
-  absl::Status status = scope->Admit();
-  absl::StatusOr<std::shared_ptr<server::Session>> session = status;
-  if (status.ok()) session = SessionOf(*call, context_.sessions);
+  const absl::Status admitted = scope->Admit();
+  absl::StatusOr<std::shared_ptr<server::Session>> session =
+      admitted.ok() ? SessionOf(*call, context_.sessions) : admitted;
   // Deletes itself in OnDone.
   auto* reactor = new AcquireReactor(context_, *call, *response, std::move(scope));
   if (session.ok()) {

@@ -1,0 +1,234 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/lease_calls.h"
+
+#include <random>
+
+#include "gmock/gmock.h"
+#include "tests/server/call_fixture.h"
+
+namespace crumb::server {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+SessionLimits SmallBudget() {
+  SessionLimits limits;
+  limits.lease_pages_max = 10;
+  limits.leases_max = 3;
+  return limits;
+}
+
+class LeaseCallsTest : public CallFixture {
+ protected:
+  LeaseCallsTest() : CallFixture({}, SmallBudget()) {
+    for (int i = 0; i < 8; ++i) Store(Key(i));
+  }
+
+  v1::AcquireRequest Request(int first, int count) const {
+    v1::AcquireRequest request;
+    request.set_keyspace(std::string(keyspace_->id.view()));
+    request.set_keys(Keys(first, count));
+    return request;
+  }
+
+  absl::Status Run(const std::shared_ptr<Session>& session, const v1::AcquireRequest& request,
+                   v1::AcquireResponse* response) {
+    Answered answered;
+    Acquire(context_, session, TimePoint::max(), request, response, answered.done());
+    EXPECT_EQ(answered.times, 1);
+    return answered.status;
+  }
+
+  uint64_t Tokens(TokenTier tier) const { return metrics_.tokens.Total(tier); }
+  uint64_t AllTokens() const {
+    uint64_t all = 0;
+    for (int tier = 0; tier < kTokenTierCount; ++tier) all += Tokens(static_cast<TokenTier>(tier));
+    return all;
+  }
+};
+
+TEST_F(LeaseCallsTest, AnswersWhereThePrefixLies) {
+  const auto session = OpenSession();
+  v1::AcquireResponse response;
+  ASSERT_TRUE(Run(session, Request(5, 4), &response).ok());
+  EXPECT_NE(response.lease(), 0u);
+  EXPECT_EQ(response.hit_pages(), 3u);
+  EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_ABSENT);
+  EXPECT_THAT(response.page_tiers(), ElementsAre(v1::TIER_HOST, v1::TIER_HOST, v1::TIER_HOST));
+  EXPECT_THAT(response.fragments().pages(), ElementsAre(0, 1, 2));
+  EXPECT_THAT(response.fragments().header_offsets(),
+              ElementsAre(tiles_bytes(), tiles_bytes(), tiles_bytes()));
+  EXPECT_EQ(store_.Stats().leases, 1u);
+}
+
+TEST_F(LeaseCallsTest, TheTokenTiersSumToAllRequestedTokens) {
+  std::mt19937 random(7);
+  uint64_t requested = 0;
+  for (int i = 0; i < 200; ++i) {
+    const auto session = OpenSession(0);
+    v1::AcquireRequest request =
+        Request(static_cast<int>(random() % 9), 1 + static_cast<int>(random() % 12));
+    request.set_window_tokens(random() % 320);
+    v1::AcquireResponse response;
+    ASSERT_TRUE(Run(session, request, &response).ok());
+    requested += request.keys().size() / 32 * kPageTokens + request.window_tokens();
+    ASSERT_EQ(AllTokens(), requested);
+    sessions_.End(session);
+  }
+  EXPECT_GT(Tokens(TokenTier::kHost), 0u);
+  EXPECT_GT(Tokens(TokenTier::kMiss), 0u);
+  EXPECT_GT(Tokens(TokenTier::kWindow), 0u);
+  EXPECT_EQ(metrics_.fetched_tokens[static_cast<size_t>(TokenTier::kHost)].value(),
+            Tokens(TokenTier::kHost));
+}
+
+TEST_F(LeaseCallsTest, ReleaseEndsTheLeaseForWhoeverSharesTheEngine) {
+  const auto a = OpenSession();
+  const auto b = OpenSession(0, std::string(a->engine().id().view()));
+  const auto stranger = OpenSession();
+  v1::AcquireResponse leased;
+  ASSERT_TRUE(Run(a, Request(0, 2), &leased).ok());
+  v1::ReleaseRequest request;
+  request.add_leases(leased.lease());
+  v1::ReleaseResponse response;
+  ASSERT_TRUE(Release(context_, *stranger, request, &response).ok());
+  EXPECT_EQ(response.unknown(), 1u);
+  EXPECT_EQ(store_.Stats().leases, 1u);
+  ASSERT_TRUE(Release(context_, *b, request, &response).ok());
+  EXPECT_EQ(response.unknown(), 0u);
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  ASSERT_TRUE(Release(context_, *b, request, &response).ok());
+  EXPECT_EQ(response.unknown(), 1u);
+}
+
+TEST_F(LeaseCallsTest, TheBudgetOfPagesCutsThePrefix) {
+  const auto session = OpenSession();
+  v1::AcquireResponse first;
+  ASSERT_TRUE(Run(session, Request(0, 8), &first).ok());
+  EXPECT_EQ(first.hit_pages(), 8u);
+  v1::AcquireResponse second;
+  ASSERT_TRUE(Run(session, Request(0, 8), &second).ok());
+  EXPECT_EQ(second.hit_pages(), 2u);
+  EXPECT_EQ(second.miss_reason(), v1::MISS_REASON_BUSY);
+  v1::AcquireResponse third;
+  ASSERT_TRUE(Run(session, Request(0, 8), &third).ok());
+  EXPECT_EQ(third.hit_pages(), 0u);
+  EXPECT_EQ(third.lease(), 0u);
+  EXPECT_EQ(third.miss_reason(), v1::MISS_REASON_BUSY);
+  EXPECT_EQ(session->engine().pages(), 10u);
+  v1::ReleaseRequest request;
+  request.add_leases(first.lease());
+  request.add_leases(second.lease());
+  v1::ReleaseResponse response;
+  ASSERT_TRUE(Release(context_, *session, request, &response).ok());
+  EXPECT_EQ(session->engine().pages(), 0u);
+}
+
+TEST_F(LeaseCallsTest, TheBudgetOfLeasesIsABound) {
+  const auto session = OpenSession();
+  v1::AcquireResponse response;
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Run(session, Request(i, 1), &response).ok());
+  response.Clear();
+  ASSERT_TRUE(Run(session, Request(0, 1), &response).ok());
+  EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_BUSY);
+}
+
+TEST_F(LeaseCallsTest, AMissTakesNothingOffTheBudget) {
+  const auto session = OpenSession();
+  for (int i = 0; i < 50; ++i) {
+    v1::AcquireResponse response;
+    ASSERT_TRUE(Run(session, Request(100, 10), &response).ok());
+    EXPECT_EQ(response.hit_pages(), 0u);
+  }
+  EXPECT_EQ(session->engine().pages(), 0u);
+  v1::AcquireResponse response;
+  ASSERT_TRUE(Run(session, Request(0, 1), &response).ok());
+  EXPECT_EQ(response.hit_pages(), 1u);
+}
+
+TEST_F(LeaseCallsTest, BadInputNamesFieldAndBound) {
+  const auto session = OpenSession();
+  v1::AcquireResponse response;
+  const auto error = [&](const v1::AcquireRequest& request) {
+    const absl::Status status = Run(session, request, &response);
+    return status.ToString();
+  };
+  v1::AcquireRequest request = Request(0, 2);
+  request.set_keys("short");
+  EXPECT_THAT(error(request), testing::AllOf(HasSubstr("INVALID_ARGUMENT"), HasSubstr("keys")));
+  request.clear_keys();
+  EXPECT_THAT(error(request), HasSubstr("keys has 0 bytes"));
+  request.set_keys(std::string(32 * 100'000, 'k'));
+  EXPECT_THAT(error(request), HasSubstr("keys holds 100000 page keys"));
+  EXPECT_THAT(error(request), HasSubstr("16384"));
+  request = Request(0, 2);
+  request.set_keyspace("x");
+  EXPECT_THAT(error(request), HasSubstr("keyspace has 1 bytes"));
+  request.set_keyspace(std::string(32, 'x'));
+  EXPECT_THAT(error(request), HasSubstr("NOT_FOUND"));
+  request = Request(0, 2);
+  request.mutable_range()->set_layer_end(3);
+  EXPECT_THAT(error(request), HasSubstr("range.layer_end"));
+  request.mutable_range()->set_layer_end(2);
+  EXPECT_THAT(error(request), HasSubstr("range.head_end"));
+  request.mutable_range()->set_head_end(0x10001);
+  EXPECT_THAT(error(request), HasSubstr("range.head_end"));
+  request = Request(0, 2);
+  request.set_window_tokens(UINT32_MAX);
+  EXPECT_THAT(error(request), HasSubstr("window_tokens"));
+  EXPECT_EQ(AllTokens(), 0u);
+  EXPECT_EQ(session->engine().pages(), 0u);
+}
+
+TEST_F(LeaseCallsTest, InStateBf16EverythingMissesWithQuality) {
+  ASSERT_TRUE(keyspaces_->SetState(keyspace_->id, ServingState::kBf16, {"test", "error"}).ok());
+  const auto session = OpenSession();
+  v1::AcquireResponse response;
+  ASSERT_TRUE(Run(session, Request(0, 4), &response).ok());
+  EXPECT_EQ(response.hit_pages(), 0u);
+  EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_QUALITY);
+  EXPECT_EQ(Tokens(TokenTier::kMiss), 4u * kPageTokens);
+  v1::LookupRequest lookup;
+  lookup.set_keyspace(std::string(keyspace_->id.view()));
+  lookup.set_keys(Keys(0, 4));
+  v1::LookupResponse looked_up;
+  ASSERT_TRUE(Lookup(context_, lookup, &looked_up).ok());
+  EXPECT_EQ(looked_up.miss_reason(), v1::MISS_REASON_QUALITY);
+  ASSERT_TRUE(keyspaces_->SetState(keyspace_->id, ServingState::kActive, {}).ok());
+  ASSERT_TRUE(Lookup(context_, lookup, &looked_up).ok());
+  EXPECT_EQ(looked_up.hit_pages(), 4u);
+}
+
+TEST_F(LeaseCallsTest, ALeaseThatComesAfterTheSessionEndedIsGivenBack) {
+  const auto session = OpenSession();
+  store_.HoldAcquires();
+  v1::AcquireResponse response;
+  Answered answered;
+  const v1::AcquireRequest request = Request(0, 4);
+  Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
+  EXPECT_EQ(answered.times, 0);
+  sessions_.End(session);
+  store_.AnswerHeld();
+  EXPECT_EQ(answered.times, 1);
+  EXPECT_EQ(answered.status.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  EXPECT_EQ(session->engine().pages(), 0u);
+  EXPECT_EQ(AllTokens(), 4u * kPageTokens);
+}
+
+TEST_F(LeaseCallsTest, LookupLeasesNothing) {
+  v1::LookupRequest request;
+  request.set_keyspace(std::string(keyspace_->id.view()));
+  request.set_keys(Keys(6, 4));
+  v1::LookupResponse response;
+  ASSERT_TRUE(Lookup(context_, request, &response).ok());
+  EXPECT_EQ(response.hit_pages(), 2u);
+  EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_ABSENT);
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  EXPECT_EQ(AllTokens(), 0u);
+}
+
+}  // namespace
+}  // namespace crumb::server

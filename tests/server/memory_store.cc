@@ -1,0 +1,201 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/server/memory_store.h"
+
+#include <cstring>
+#include <utility>
+
+#include "common/fragment_header.h"
+#include "common/status_macros.h"
+
+namespace crumb::server {
+
+MemoryStore::MemoryStore(size_t slots, size_t slot_bytes, storage::StoreEvents events,
+                         std::shared_ptr<RecordMap> records)
+    : slots_(slots),
+      slot_bytes_(slot_bytes),
+      events_(std::move(events)),
+      records_(std::move(records)),
+      fd_(CreateMemfd("memory-store", slots * slot_bytes).value()),
+      mapping_(Mapping::Of(fd_.get(), slots * slot_bytes, Mapping::Access::kReadWrite).value()) {}
+
+const MemoryStore::Page* MemoryStore::FindLocked(const KeyspaceId& keyspace,
+                                                 const PageKey& key) const {
+  const auto found = pages_.find(key);
+  return found == pages_.end() || found->second.keyspace != keyspace ? nullptr : &found->second;
+}
+
+absl::StatusOr<storage::CommitOutcome> MemoryStore::Commit(const storage::CommitRequest& request) {
+  if (request.fragment.size() > slot_bytes_) return absl::InvalidArgumentError("too large");
+  const std::vector<std::byte> copy(request.fragment.begin(), request.fragment.end());
+  const auto tiles = std::span(copy).subspan(0, request.tiles_bytes);
+  CRUMB_ASSIGN_OR_RETURN(const FragmentHeader header,
+                         DecodeFragmentHeader(std::span(copy).subspan(request.tiles_bytes)));
+  if (header.keyspace != request.keyspace || header.generation != request.generation) {
+    return absl::InvalidArgumentError("keyspace or generation");
+  }
+  CRUMB_RETURN_IF_ERROR(VerifyTileSums(header, tiles));
+  {
+    MutexLock lock(&mutex_);
+    if (pages_.contains(header.key)) return storage::CommitOutcome::kDeduplicated;
+    if (used_slots_ == slots_) return absl::ResourceExhaustedError("full");
+    const size_t slot = used_slots_++;
+    std::memcpy(mapping_.data() + slot * slot_bytes_, copy.data(), copy.size());
+    pages_[header.key] = {request.keyspace, request.generation, slot, request.tiles_bytes,
+                          copy.size()};
+    not_durable_.emplace_back(request.keyspace, header.key);
+  }
+  if (events_.page) {
+    events_.page(
+        {storage::PageEvent::Kind::kAdded, request.keyspace, header.key, storage::Tier::kHost});
+  }
+  return storage::CommitOutcome::kStored;
+}
+
+storage::AcquireResult MemoryStore::AcquireLocked(const storage::AcquireRequest& request) {
+  storage::AcquireResult result;
+  for (const PageKey& key : request.keys) {
+    const Page* page = FindLocked(request.keyspace, key);
+    if (page == nullptr || page->generation != request.generation) {
+      result.miss_reason =
+          page == nullptr ? storage::MissReason::kAbsent : storage::MissReason::kGeneration;
+      break;
+    }
+    result.fragments.push_back({result.hit_pages, 0, page->slot * slot_bytes_, page->tiles_bytes});
+    result.page_tiers.push_back(storage::Tier::kHost);
+    ++result.hit_pages;
+  }
+  if (result.hit_pages > 0) leases_.insert(result.lease = ++last_lease_);
+  return result;
+}
+
+void MemoryStore::Acquire(storage::AcquireRequest request,
+                          std::function<void(absl::StatusOr<storage::AcquireResult>)> done) {
+  storage::AcquireResult result;
+  {
+    MutexLock lock(&mutex_);
+    if (hold_) {
+      held_.emplace_back(std::move(request), std::move(done));
+      return;
+    }
+    result = AcquireLocked(request);
+  }
+  done(std::move(result));
+}
+
+void MemoryStore::HoldAcquires() {
+  MutexLock lock(&mutex_);
+  hold_ = true;
+}
+
+void MemoryStore::AnswerHeld() {
+  std::vector<Held> held;
+  {
+    MutexLock lock(&mutex_);
+    hold_ = false;
+    held.swap(held_);
+  }
+  for (auto& [request, done] : held) Acquire(std::move(request), std::move(done));
+}
+
+storage::LookupResult MemoryStore::Lookup(const storage::AcquireRequest& request) {
+  MutexLock lock(&mutex_);
+  storage::AcquireResult found = AcquireLocked(request);
+  leases_.erase(found.lease);
+  return {found.hit_pages, found.page_tiers, found.miss_reason};
+}
+
+bool MemoryStore::Release(storage::LeaseId lease) {
+  MutexLock lock(&mutex_);
+  return leases_.erase(lease) > 0;
+}
+
+std::span<const std::byte> MemoryStore::Bytes(const storage::FragmentRef& fragment) const {
+  MutexLock lock(&mutex_);
+  for (const auto& [key, page] : pages_) {
+    if (page.slot * slot_bytes_ == fragment.offset) {
+      return mapping_.bytes().subspan(fragment.offset, page.bytes);
+    }
+  }
+  return {};
+}
+
+void MemoryStore::Flush(std::function<void(absl::StatusOr<uint64_t>)> done) {
+  std::vector<std::pair<KeyspaceId, PageKey>> durable;
+  size_t pages = 0;
+  {
+    MutexLock lock(&mutex_);
+    durable.swap(not_durable_);
+    pages = pages_.size();
+  }
+  for (const auto& [keyspace, key] : durable) {
+    if (events_.durable) events_.durable(keyspace, key);
+  }
+  done(pages);
+}
+
+uint32_t MemoryStore::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint) {
+  return Unpin(keyspace, keys);
+}
+
+uint32_t MemoryStore::Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  MutexLock lock(&mutex_);
+  uint32_t found = 0;
+  for (const PageKey& key : keys) found += FindLocked(keyspace, key) != nullptr ? 1 : 0;
+  return found;
+}
+
+uint32_t MemoryStore::Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  uint32_t deleted = 0;
+  for (const PageKey& key : keys) {
+    {
+      MutexLock lock(&mutex_);
+      if (FindLocked(keyspace, key) == nullptr) continue;
+      pages_.erase(key);
+    }
+    ++deleted;
+    if (events_.page) {
+      events_.page({storage::PageEvent::Kind::kRemoved, keyspace, key, storage::Tier::kHost});
+    }
+  }
+  return deleted;
+}
+
+uint64_t MemoryStore::DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) {
+  MutexLock lock(&mutex_);
+  return std::erase_if(pages_, [&](const auto& entry) {
+    return entry.second.keyspace == keyspace && entry.second.generation < generation;
+  });
+}
+
+absl::Status MemoryStore::PutRecord(const std::string& name, const std::string& value) {
+  MutexLock lock(&mutex_);
+  (*records_)[name] = value;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> MemoryStore::Records() {
+  MutexLock lock(&mutex_);
+  return std::vector<std::pair<std::string, std::string>>(records_->begin(), records_->end());
+}
+
+void MemoryStore::ForEachPage(const KeyspaceId& keyspace,
+                              const std::function<void(const PageKey&, storage::Tier)>& visit) {
+  MutexLock lock(&mutex_);
+  for (const auto& [key, page] : pages_) {
+    if (page.keyspace == keyspace) visit(key, storage::Tier::kHost);
+  }
+}
+
+std::vector<storage::Slab> MemoryStore::slabs() const { return {{fd_.get(), mapping_.size()}}; }
+
+storage::StoreStats MemoryStore::Stats() const {
+  MutexLock lock(&mutex_);
+  storage::StoreStats stats;
+  stats.host.pages = pages_.size();
+  stats.host.capacity_bytes = mapping_.size();
+  stats.leases = leases_.size();
+  return stats;
+}
+
+}  // namespace crumb::server

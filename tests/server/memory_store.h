@@ -1,0 +1,82 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/mapping.h"
+#include "common/mutex.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// A TieredStore of one slab without eviction or SSD, whose answers tests can see through. Every
+// page is one fragment. Durability is told when Flush is called. Thread-safe.
+class MemoryStore : public storage::TieredStore {
+ public:
+  // Fragments of at most `slot_bytes` each. `records` lives on when the store goes, like a disk.
+  using RecordMap = std::map<std::string, std::string>;
+  MemoryStore(size_t slots, size_t slot_bytes, storage::StoreEvents events,
+              std::shared_ptr<RecordMap> records = std::make_shared<RecordMap>());
+
+  absl::StatusOr<storage::CommitOutcome> Commit(const storage::CommitRequest& request) override;
+  void Acquire(storage::AcquireRequest request,
+               std::function<void(absl::StatusOr<storage::AcquireResult>)> done) override;
+  storage::LookupResult Lookup(const storage::AcquireRequest& request) override;
+  bool Release(storage::LeaseId lease) override;
+  std::span<const std::byte> Bytes(const storage::FragmentRef& fragment) const override;
+  void Flush(std::function<void(absl::StatusOr<uint64_t>)> done) override;
+  void SetPending(const KeyspaceId&, std::span<const PageKey>) override {}
+  uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint) override;
+  uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
+  uint32_t Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
+  uint64_t DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) override;
+  absl::Status PutRecord(const std::string& name, const std::string& value) override;
+  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() override;
+  void ForEachPage(const KeyspaceId& keyspace,
+                   const std::function<void(const PageKey&, storage::Tier)>& visit) override;
+  std::vector<storage::Slab> slabs() const override;
+  storage::StoreStats Stats() const override;
+  absl::Status Stop(Duration) override { return absl::OkStatus(); }
+
+  // Acquires from now on are answered only by AnswerHeld.
+  void HoldAcquires();
+  void AnswerHeld();
+
+ private:
+  struct Page {
+    KeyspaceId keyspace;
+    uint64_t generation = 0;
+    size_t slot = 0;
+    uint32_t tiles_bytes = 0;
+    size_t bytes = 0;
+  };
+  using Held = std::pair<storage::AcquireRequest,
+                         std::function<void(absl::StatusOr<storage::AcquireResult>)>>;
+
+  storage::AcquireResult AcquireLocked(const storage::AcquireRequest& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  const Page* FindLocked(const KeyspaceId& keyspace, const PageKey& key) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const size_t slots_;
+  const size_t slot_bytes_;
+  const storage::StoreEvents events_;
+  const std::shared_ptr<RecordMap> records_;
+  UniqueFd fd_;
+  Mapping mapping_;
+  mutable Mutex mutex_;
+  size_t used_slots_ ABSL_GUARDED_BY(mutex_) = 0;
+  storage::LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<PageKey, Page> pages_ ABSL_GUARDED_BY(mutex_);
+  std::set<storage::LeaseId> leases_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::pair<KeyspaceId, PageKey>> not_durable_ ABSL_GUARDED_BY(mutex_);
+  bool hold_ ABSL_GUARDED_BY(mutex_) = false;
+  std::vector<Held> held_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server
