@@ -15,7 +15,7 @@ namespace crumb::kernels {
 struct KernelTable {
   uint32_t (*quantize_tile)(const QuantizeParams& params);
   void (*dequantize_tile)(const TileShape& shape, const uint8_t* tile, float* k, float* v);
-  // rows [count, head_dim], in place: row := (row + mean) R'.
+  // rows [count, head_dim], count a multiple of 8, in place: row := (row + mean) R'.
   void (*rows_to_model)(const RowTransform& transform, int head_dim, int count, float* rows);
   // All of attention for the rows of one KV head that `scratch` has room for.
   void (*attend_rows)(const AttentionParams& params, const RowBlock& block,
