@@ -42,7 +42,7 @@ absl::StatusOr<KnownPages> KnownPages::Open(client::Client& client) {
   spec.head_dim = kHeadDim;
   spec.group_size = kHeadDim;
   KnownPages pages;
-  CRUMB_ASSIGN_OR_RETURN(pages.keyspace_, client.OpenKeyspace(spec));
+  CRUMB_ASSIGN_OR_RETURN(pages.keyspace_, client.OpenKeyspace(spec, std::chrono::seconds(5)));
   return pages;
 }
 

@@ -46,7 +46,8 @@ int RunWorker(const std::string& socket_dir, int ready) {
     if (result.ok()) leases.push_back(result->lease);
     auto slots = (*client)->Reserve(4, pages->fragment_bytes(), std::chrono::seconds(1));
     if (random() % 3 == 0) leases.clear();
-    if (random() % 4 == 0) (void)pages->Publish(**client, random() % kPages, 2);  // known already
+    if (random() % 4 == 0)
+      (void)pages->Publish(**client, random() % (kPages - 1), 2);  // known already
     if (turn == 0 && ::write(ready, "r", 1) != 1) return 1;
   }
 }
