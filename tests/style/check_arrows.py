@@ -24,8 +24,8 @@ ARROWS = {
     "client/examples": {"client", "models", "calibration", "kernels", "proto", "common"},
     "tools": {"client", "storage", "transport", "models", "calibration", "kernels", "proto",
               "common"},
-    "bench": {"client", "storage", "transport", "models", "calibration", "kernels", "proto",
-              "common"},
+    "bench": {"tools", "client", "storage", "transport", "models", "calibration", "kernels",
+              "proto", "common"},
 }
 
 # Header prefixes of third parties and the only places that may see them (tests see all).
@@ -33,7 +33,7 @@ CONFINED = {
     "rocksdb/": ("storage/ssd/",),
     "ucp/": ("transport/",),
     "uct/": ("transport/",),
-    "cuda": ("kernels/cuda/", "client/"),
+    "cuda": ("kernels/cuda/", "client/", "bench/kernels/"),
     "grpc": ("server/", "client/"),
     "prometheus/": ("server/metrics/",),
     "httplib.h": ("server/admin/", "tools/", "bench/"),
