@@ -74,7 +74,7 @@ class LineScanner {
     if (!rest_.empty() && rest_.front() == '"') return String().status();
     if (Consume('[')) return SkipMembers(']', depth);
     if (Consume('{')) return SkipMembers('}', depth);
-    const size_t length = std::min(rest_.find_first_of(",]} \t\r"), rest_.size());
+    const size_t length = std::min(rest_.find_first_of(",]} \t\r\n"), rest_.size());
     if (length == 0)
       return absl::InvalidArgumentError(absl::StrCat("expected a value, found ", Found()));
     rest_.remove_prefix(length);
@@ -95,7 +95,7 @@ class LineScanner {
   }
 
   void SkipSpace() {
-    const size_t n = std::min(rest_.find_first_not_of(" \t\r"), rest_.size());
+    const size_t n = std::min(rest_.find_first_not_of(" \t\r\n"), rest_.size());
     rest_.remove_prefix(n);
   }
 

@@ -12,7 +12,7 @@
 namespace crumb::storage {
 namespace {
 
-constexpr size_t kShadowItems = 2000;
+constexpr size_t kShadowItems = 4000;
 // Hits of the shadows lose a tenth of their weight each time as many items as a shadow holds were
 // asked for.
 constexpr double kFading = 0.9;

@@ -10,7 +10,7 @@
 namespace crumb::storage {
 
 // `default`: orders leaves by learned worth (ReusePolicy) and falls back to the age of their last
-// use while that serves a sample of the same accesses better. Two shadow caches of about 2,000
+// use while that serves a sample of the same accesses better. Two shadow caches of 4,000 to 8,000
 // items, one per order, run on items picked by fingerprint. docs/adr/0003-eviction-policy.md.
 std::unique_ptr<EvictionPolicy> MakeDefaultPolicy(size_t capacity_items);
 

@@ -10,7 +10,6 @@
 #include "storage/policy/default_policy.h"
 #include "storage/policy/fifo_policy.h"
 #include "storage/policy/lru_policy.h"
-
 #include "storage/policy/s3fifo_policy.h"
 
 namespace crumb::storage {
