@@ -1,0 +1,302 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/session/fd_listener.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <random>
+#include <thread>
+
+#include "common/fd_channel.h"
+#include "crumb/v1/session.pb.h"
+#include "gmock/gmock.h"
+#include "tests/server/call_fixture.h"
+#include "tests/server/temp_folder.h"
+
+namespace crumb::server {
+namespace {
+
+using testing::HasSubstr;
+
+UniqueFd PidfdOf(pid_t pid) {
+  return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+}
+
+v1::SessionHello Hello(uint64_t staging_bytes = 64 << 10) {
+  v1::SessionHello hello;
+  hello.set_protocol_version(1);
+  hello.set_process_name("test");
+  hello.set_staging_bytes(staging_bytes);
+  return hello;
+}
+
+// Waits until `condition` holds, at most ten seconds.
+template <typename Condition>
+bool Eventually(const Condition& condition) {
+  for (int i = 0; i < 10'000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+size_t OpenDescriptors() {
+  size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    ++count;
+  }
+  return count;
+}
+
+SessionLimits ShortPatience() {
+  SessionLimits limits;
+  limits.handshakes_max = 4;
+  limits.hello_timeout = std::chrono::milliseconds(200);
+  return limits;
+}
+
+class FdListenerTest : public CallFixture {
+ protected:
+  FdListenerTest() : CallFixture({}, ShortPatience()) {
+    listener_ =
+        FdListener::Start({path_, ShortPatience(), 42}, sessions_, store_, metrics_).value();
+  }
+
+  UniqueFd Connect() const { return ConnectFdChannel(path_).value(); }
+
+  // Sends a hello with our own pidfd; the answer.
+  v1::SessionWelcome Greet(int socket, const std::string& bytes, std::span<const int> fds,
+                           std::vector<UniqueFd>* received = nullptr) const {
+    v1::SessionWelcome welcome;
+    if (!SendFdMessage(socket, bytes, fds).ok()) return welcome;
+    auto message = ReceiveFdMessage(socket);
+    if (!message.ok()) return welcome;
+    EXPECT_TRUE(welcome.ParseFromString(message->bytes));
+    if (received != nullptr) *received = std::move(message->fds);
+    return welcome;
+  }
+  v1::SessionWelcome Greet(int socket, const v1::SessionHello& hello = Hello()) const {
+    const UniqueFd pidfd = PidfdOf(::getpid());
+    const int fds[] = {pidfd.get()};
+    return Greet(socket, hello.SerializeAsString(), fds);
+  }
+
+  // The socket is closed by the other side.
+  static bool IsClosed(int socket) {
+    pollfd waiting{socket, POLLIN, 0};
+    return ::poll(&waiting, 1, 10'000) == 1 && !ReceiveFdMessage(socket).ok();
+  }
+
+  // No session comes of it: an answer with an error, or the end of the connection.
+  bool IsRefused(const std::string& bytes, const std::vector<int>& fds) const {
+    const UniqueFd socket = Connect();
+    const v1::SessionWelcome welcome = Greet(socket.get(), bytes, fds);
+    return welcome.token().empty() && IsClosed(socket.get());
+  }
+
+  TempFolder folder_;
+  const std::string path_ = folder_.path() + "/crumbd.fd.sock";
+  std::unique_ptr<FdListener> listener_;
+};
+
+TEST_F(FdListenerTest, AHelloGetsTokenStagingAndSlabs) {
+  const UniqueFd socket = Connect();
+  const UniqueFd pidfd = PidfdOf(::getpid());
+  const int fds[] = {pidfd.get()};
+  std::vector<UniqueFd> received;
+  const v1::SessionWelcome welcome =
+      Greet(socket.get(), Hello().SerializeAsString(), fds, &received);
+  EXPECT_EQ(welcome.error(), "");
+  EXPECT_EQ(welcome.token().size(), 16u);
+  EXPECT_EQ(welcome.engine().size(), 16u);
+  EXPECT_EQ(welcome.epoch(), 42u);
+  EXPECT_EQ(welcome.staging_bytes(), 64u << 10);
+  EXPECT_EQ(welcome.slab_count(), 1u);
+  ASSERT_EQ(received.size(), 2u);
+  const auto session = sessions_.Find(welcome.token());
+  ASSERT_NE(session, nullptr);
+  // What is written there is what crumbd sees.
+  const Mapping mine =
+      Mapping::Of(received[0].get(), 64 << 10, Mapping::Access::kReadWrite).value();
+  uint64_t offset = 0;
+  ASSERT_TRUE(session->staging()->Reserve(100, offset));
+  mine.data()[offset] = std::byte{99};
+  EXPECT_EQ(StagingArea::Take(session->staging(), offset)->bytes()[0], std::byte{99});
+}
+
+TEST_F(FdListenerTest, ProcessesJoinAnEngine) {
+  const UniqueFd first = Connect();
+  const v1::SessionWelcome a = Greet(first.get());
+  v1::SessionHello hello = Hello(0);
+  hello.set_engine(a.engine());
+  const UniqueFd second = Connect();
+  const v1::SessionWelcome b = Greet(second.get(), hello);
+  EXPECT_EQ(b.engine(), a.engine());
+  EXPECT_NE(b.token(), a.token());
+  EXPECT_EQ(b.staging_bytes(), 0u);
+  hello.set_engine(std::string(16, 'n'));
+  const UniqueFd third = Connect();
+  EXPECT_THAT(Greet(third.get(), hello).error(), HasSubstr("no such engine"));
+}
+
+TEST_F(FdListenerTest, HostileHellosAreRefusedAndLeakNothing) {
+  const UniqueFd pidfd = PidfdOf(::getpid());
+  const UniqueFd plain(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const pid_t sleeper = ::fork();
+  if (sleeper == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  const UniqueFd others = PidfdOf(sleeper);
+  v1::SessionHello future = Hello();
+  future.set_protocol_version(2);
+  v1::SessionHello odd_engine = Hello();
+  odd_engine.set_engine("odd");
+  const std::string good = Hello().SerializeAsString();
+  std::mt19937 random(11);
+  std::string garbage(1000, '\0');
+  for (char& c : garbage) c = static_cast<char>(random());
+  struct Case {
+    std::string bytes;
+    std::vector<int> fds;
+  };
+  const std::vector<Case> cases = {
+      {good, {}},
+      {good, {plain.get()}},
+      {good, {others.get()}},
+      {good, {pidfd.get(), pidfd.get()}},
+      {good, std::vector<int>(kFdsPerMessageMax, plain.get())},
+      {garbage, {pidfd.get()}},
+      {std::string(kFdMessageBytesMax, 'x'), {pidfd.get()}},
+      {future.SerializeAsString(), {pidfd.get()}},
+      {odd_engine.SerializeAsString(), {pidfd.get()}},
+  };
+  ASSERT_TRUE(IsRefused(cases[0].bytes, cases[0].fds));  // what is made once is made
+  const size_t before = OpenDescriptors();
+  for (size_t i = 0; i < cases.size(); ++i) {
+    EXPECT_TRUE(IsRefused(cases[i].bytes, cases[i].fds)) << "case " << i;
+  }
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() == before; }));
+  EXPECT_EQ(sessions_.totals().sessions, 0u);
+  ::kill(sleeper, SIGKILL);
+  ::waitpid(sleeper, nullptr, 0);
+  // A process that has ended cannot hold a session.
+  EXPECT_TRUE(IsRefused(good, {others.get()}));
+}
+
+TEST_F(FdListenerTest, SilentConnectionsBlockNobodyAndAreDropped) {
+  std::vector<UniqueFd> silent;
+  for (int i = 0; i < 20; ++i) silent.push_back(Connect());
+  const UniqueFd good = Connect();
+  EXPECT_EQ(Greet(good.get()).error(), "");
+  for (const UniqueFd& socket : silent) EXPECT_TRUE(IsClosed(socket.get()));
+  EXPECT_EQ(metrics_.hellos_refused.value(), 20u);
+}
+
+TEST_F(FdListenerTest, AProcessThatNeverReadsBlocksNobody) {
+  std::vector<UniqueFd> deaf;
+  const UniqueFd pidfd = PidfdOf(::getpid());
+  const int fds[] = {pidfd.get()};
+  for (int i = 0; i < 50; ++i) {
+    deaf.push_back(Connect());
+    ASSERT_TRUE(SendFdMessage(deaf.back().get(), Hello(0).SerializeAsString(), fds).ok());
+  }
+  const UniqueFd good = Connect();
+  EXPECT_EQ(Greet(good.get()).error(), "");
+}
+
+TEST_F(FdListenerTest, AClosedConnectionEndsTheSessionOfALivingProcess) {
+  UniqueFd socket = Connect();
+  const v1::SessionWelcome welcome = Greet(socket.get());
+  const size_t with_session = OpenDescriptors();
+  socket.Reset();
+  EXPECT_TRUE(Eventually([&] { return sessions_.totals().sessions == 0; }));
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() < with_session - 1; }));
+  EXPECT_EQ(sessions_.Find(welcome.token()), nullptr);
+}
+
+TEST_F(FdListenerTest, LeasesOutliveAClosedConnectionUntilReleased) {
+  Store(Key(1));
+  UniqueFd socket = Connect();
+  const v1::SessionWelcome welcome = Greet(socket.get());
+  const auto session = sessions_.Find(welcome.token());
+  ASSERT_EQ(session->engine().TakeBudget(1), 1u);
+  ASSERT_TRUE(session->engine().AddLease(5, 1, 1));
+  const size_t with_session = OpenDescriptors();
+  socket.Reset();
+  ASSERT_TRUE(Eventually([&] { return session->phase() == Session::Phase::kDisconnected; }));
+  EXPECT_EQ(sessions_.totals().leases, 1u);
+  EXPECT_TRUE(sessions_.Release(*session, 5));
+  EXPECT_EQ(sessions_.totals().sessions, 0u);
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() < with_session - 2; }));
+}
+
+// A worker that opens a session, reserves, leases through the parent's calls, and is killed.
+TEST_F(FdListenerTest, AKilledWorkerLeavesNothingBehind) {
+  for (int i = 0; i < 4; ++i) Store(Key(i));
+  for (int round = 0; round < 20; ++round) {
+    int report[2];
+    ASSERT_EQ(::pipe(report), 0);
+    const pid_t child = ::fork();
+    if (child == 0) {
+      const UniqueFd socket = ConnectFdChannel(path_).value();
+      const UniqueFd pidfd = PidfdOf(::getpid());
+      const int fds[] = {pidfd.get()};
+      const v1::SessionWelcome welcome = Greet(socket.get(), Hello().SerializeAsString(), fds);
+      [[maybe_unused]] const ssize_t told =
+          ::write(report[1], welcome.token().data(), welcome.token().size());
+      ::pause();
+      ::_exit(0);
+    }
+    std::string token(16, '\0');
+    ASSERT_EQ(::read(report[0], token.data(), token.size()), 16);
+    ::close(report[0]);
+    ::close(report[1]);
+    const auto session = sessions_.Find(token);
+    ASSERT_NE(session, nullptr);
+    uint64_t offset = 0;
+    ASSERT_TRUE(session->staging()->Reserve(5000, offset));
+    storage::AcquireRequest request;
+    request.keyspace = keyspace_->id;
+    request.generation = 1;
+    request.keys = {Key(0), Key(1)};
+    ASSERT_EQ(session->engine().TakeBudget(2), 2u);
+    store_.Acquire(request, [&](absl::StatusOr<storage::AcquireResult> result) {
+      ASSERT_TRUE(session->engine().AddLease(result->lease, result->hit_pages, 2));
+    });
+    EXPECT_EQ(store_.Stats().leases, 1u);
+    EXPECT_EQ(sessions_.totals().reservations, 1u);
+    ::kill(child, SIGKILL);
+    ::waitpid(child, nullptr, 0);
+    ASSERT_TRUE(Eventually([&] { return sessions_.totals().sessions == 0; }));
+    ASSERT_TRUE(Eventually([&] { return store_.Stats().leases == 0; }));
+    EXPECT_EQ(sessions_.totals().reservations, 0u);
+    EXPECT_EQ(sessions_.totals().staging_bytes, 0u);
+  }
+  EXPECT_EQ(metrics_.sessions_reaped.value(), 20u);
+  EXPECT_EQ(metrics_.leases_reaped.value(), 20u);
+}
+
+TEST_F(FdListenerTest, ASecondDaemonIsRefusedAndAStaleSocketReplaced) {
+  EXPECT_EQ(FdListener::Start({path_, {}, 1}, sessions_, store_, metrics_).status().code(),
+            absl::StatusCode::kAlreadyExists);
+  listener_.reset();
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  { const UniqueFd stale = ListenFdChannel(path_).value(); }
+  ASSERT_TRUE(std::filesystem::exists(path_));
+  EXPECT_TRUE(FdListener::Start({path_, {}, 1}, sessions_, store_, metrics_).ok());
+  EXPECT_EQ(FdListener::Start({folder_.path() + "/none/x.sock", {}, 1}, sessions_, store_, metrics_)
+                .status()
+                .code(),
+            absl::StatusCode::kNotFound);
+}
+
+}  // namespace
+}  // namespace crumb::server

@@ -1,0 +1,149 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/session/session_table.h"
+
+#include "gtest/gtest.h"
+#include "tests/server/memory_store.h"
+
+namespace crumb::server {
+namespace {
+
+SessionLimits Limits() {
+  SessionLimits limits;
+  limits.sessions_max = 3;
+  limits.engines_max = 2;
+  limits.staging_bytes_max = ByteSize{1 << 20};
+  limits.staging_total_bytes_max = ByteSize{2 << 20};
+  limits.lease_pages_max = 100;
+  return limits;
+}
+
+class SessionTableTest : public testing::Test {
+ protected:
+  std::shared_ptr<Session> Open(uint64_t staging_bytes = 4096, const std::string& engine = "") {
+    return table_.Open({"test", engine, 0, staging_bytes}).value();
+  }
+  static std::string EngineOf(const Session& session) {
+    return std::string(session.engine().id().view());
+  }
+
+  ServerMetrics metrics_{1};
+  MemoryStore store_{8, 4096, {}};
+  SessionTable table_{Limits(), store_, metrics_};
+};
+
+TEST_F(SessionTableTest, TokensFindTheirSessionOnly) {
+  const auto a = Open();
+  const auto b = Open();
+  EXPECT_EQ(table_.Find(a->token().view()), a);
+  EXPECT_EQ(table_.Find(b->token().view()), b);
+  EXPECT_EQ(table_.Find(""), nullptr);
+  EXPECT_EQ(table_.Find(std::string(16, 'x')), nullptr);
+  RandomId half = a->token();  // the same place in the table, another secret
+  half.bytes[15] ^= 1;
+  EXPECT_EQ(table_.Find(half.view()), nullptr);
+  table_.End(a);
+  EXPECT_EQ(table_.Find(a->token().view()), nullptr);
+}
+
+TEST_F(SessionTableTest, EverythingIsBounded) {
+  const auto a = Open(1 << 20);
+  const auto b = Open(1 << 20);
+  EXPECT_EQ(table_.Open({"c", EngineOf(*a), 0, 4096}).status().code(),
+            absl::StatusCode::kResourceExhausted);  // staging
+  EXPECT_EQ(table_.Open({"c", "", 0, 0}).status().code(),
+            absl::StatusCode::kResourceExhausted);  // engines
+  const auto c = Open(0, EngineOf(*a));
+  EXPECT_EQ(table_.Open({"d", EngineOf(*a), 0, 0}).status().code(),
+            absl::StatusCode::kResourceExhausted);  // sessions
+  EXPECT_EQ(table_.totals().sessions, 3u);
+  EXPECT_EQ(table_.totals().staging_bytes, uint64_t{2} << 20);
+}
+
+TEST_F(SessionTableTest, AWishForMoreStagingThanAllowedGetsLess) {
+  EXPECT_EQ(Open(UINT64_MAX)->staging()->size(), uint64_t{1} << 20);
+  EXPECT_EQ(Open(1)->staging()->size(), 4096u);
+}
+
+TEST_F(SessionTableTest, OnlyTheSameUserJoinsAnEngine) {
+  const auto a = Open();
+  EXPECT_EQ(table_.Open({"b", EngineOf(*a), 77, 0}).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(table_.Open({"b", std::string(16, 'e'), 0, 0}).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(table_.Open({"b", "short", 0, 0}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST_F(SessionTableTest, LeasesEndWithTheEnginesLastSession) {
+  const auto a = Open();
+  const auto b = Open(0, EngineOf(*a));
+  ASSERT_EQ(a->engine().TakeBudget(5), 5u);
+  ASSERT_TRUE(a->engine().AddLease(7, 3, 5));
+  EXPECT_EQ(a->engine().pages(), 3u);
+  table_.End(a);
+  EXPECT_EQ(b->engine().leases(), 1u);
+  table_.End(b);
+  EXPECT_EQ(metrics_.leases_reaped.value(), 1u);
+  EXPECT_EQ(b->engine().leases(), 0u);
+  EXPECT_EQ(b->engine().TakeBudget(1), 0u);
+  EXPECT_EQ(table_.totals().engines, 0u);
+  table_.End(b);
+  EXPECT_EQ(metrics_.sessions_reaped.value(), 2u);
+}
+
+TEST_F(SessionTableTest, AClosedConnectionWaitsForTheLeases) {
+  int ended = 0;
+  table_.OnEnded([&ended] { ++ended; });
+  const auto a = Open();
+  uint64_t offset = 0;
+  ASSERT_TRUE(a->staging()->Reserve(100, offset));
+  ASSERT_EQ(a->engine().TakeBudget(1), 1u);
+  ASSERT_TRUE(a->engine().AddLease(9, 1, 1));
+  table_.Disconnect(a);
+  EXPECT_EQ(a->phase(), Session::Phase::kDisconnected);
+  EXPECT_EQ(a->staging(), nullptr);
+  EXPECT_EQ(table_.totals().reservations, 0u);
+  EXPECT_EQ(table_.totals().staging_bytes, 0u);
+  EXPECT_EQ(a->engine().leases(), 1u);
+  EXPECT_EQ(table_.Find(a->token().view()), a);  // to release
+  EXPECT_TRUE(table_.Release(*a, 9));
+  EXPECT_EQ(a->phase(), Session::Phase::kEnded);
+  EXPECT_EQ(ended, 1);
+  EXPECT_EQ(table_.totals().sessions, 0u);
+}
+
+TEST_F(SessionTableTest, AClosedConnectionWithoutLeasesEndsAtOnce) {
+  const auto a = Open();
+  table_.Disconnect(a);
+  EXPECT_EQ(a->phase(), Session::Phase::kEnded);
+  table_.Disconnect(a);
+  table_.End(a);
+  EXPECT_EQ(table_.totals().engines, 0u);
+}
+
+TEST_F(SessionTableTest, ADisconnectedProcessThatDiesEndsItsLeases) {
+  const auto a = Open();
+  ASSERT_EQ(a->engine().TakeBudget(1), 1u);
+  ASSERT_TRUE(a->engine().AddLease(9, 1, 1));
+  table_.Disconnect(a);
+  table_.End(a);
+  EXPECT_EQ(metrics_.leases_reaped.value(), 1u);
+  EXPECT_EQ(table_.totals().sessions, 0u);
+  // Nothing of the old engine disturbs the next.
+  const auto b = Open();
+  table_.Disconnect(b);
+  EXPECT_EQ(table_.totals().sessions, 0u);
+}
+
+TEST(RandomIdTest, MatchesByAllBytes) {
+  const RandomId id = RandomId::Make().value();
+  EXPECT_TRUE(id.Matches(id));
+  for (size_t i = 0; i < id.bytes.size(); ++i) {
+    RandomId other = id;
+    other.bytes[i] ^= 0x80;
+    EXPECT_FALSE(id.Matches(other));
+  }
+  EXPECT_FALSE(RandomId::Make().value().Matches(id));
+}
+
+}  // namespace
+}  // namespace crumb::server
