@@ -16,6 +16,7 @@ class NullSink final : public PageSink {
   void Publish(std::shared_ptr<const KeyspaceBinding>, std::shared_ptr<const Page>) override {
     tally_.publish_dropped_unavailable.Add();
   }
+  void NoteRefusedWindow() override { tally_.windows_refused.Add(); }
 
  private:
   WorkerTally& tally_;

@@ -42,7 +42,9 @@ absl::StatusOr<FetchedPages> PageFetcher::Fetch(const KeyspaceBinding& keyspace,
         first_page + i == 0 ? kernels::PageFormat::kBf16 : keyspace.history_format;
     auto page = Assemble(acquired.lease, rest.first(count), format);
     if (!page.ok()) {
-      fetched.miss_reason = MissReason::kCorrupt;
+      const bool full = absl::IsResourceExhausted(page.status());
+      fetched.miss_reason = full ? MissReason::kBusy : MissReason::kCorrupt;
+      if (!full) client_.Count({.verify_failures = 1});
       return fetched;
     }
     (*page)->key = keys[i];

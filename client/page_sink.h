@@ -17,6 +17,9 @@ class PageSink {
   // Takes a page to publish, or drops and counts it. Never blocks. Thread-safe.
   virtual void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
                        std::shared_ptr<const Page> page) = 0;
+
+  // Notes that a window is kept back because it holds a non-finite row. Never blocks. Thread-safe.
+  virtual void NoteRefusedWindow() = 0;
 };
 
 }  // namespace crumb::client

@@ -63,6 +63,11 @@ void Publisher::Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
   if (dropped) CountDropped(tally_.publish_dropped_queue, 1);
 }
 
+void Publisher::NoteRefusedWindow() {
+  tally_.windows_refused.Add();
+  client_.Count({.windows_refused = 1});
+}
+
 absl::Status Publisher::WaitIdle(Duration timeout) {
   if (::getpid() != pid_) return absl::OkStatus();
   const TimePoint deadline = Clock::Real().Now() + timeout;

@@ -33,6 +33,7 @@ class Publisher final : public PageSink {
 
   void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
                std::shared_ptr<const Page> page) override;
+  void NoteRefusedWindow() override;
 
   // Waits until what is queued now was published or dropped. kDeadlineExceeded.
   absl::Status WaitIdle(Duration timeout);

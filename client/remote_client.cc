@@ -225,7 +225,7 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
   result.miss_reason = static_cast<MissReason>(answer.miss_reason());
   if (read.miss_reason != MissReason::kNone) {
     result.miss_reason = read.miss_reason;
-    link.keeper->Count({.verify_failures = 1});
+    if (read.miss_reason != MissReason::kGeneration) link.keeper->Count({.verify_failures = 1});
   }
   for (int page = 0; page < result.hit_pages && page < answer.page_tiers_size(); ++page) {
     result.page_tiers.push_back(static_cast<Tier>(answer.page_tiers(page)));

@@ -321,7 +321,7 @@ void ThreeSegmentSequence::CompletePage(int index) {
   parts_.tally.windows_evicted.Add();
   stats_.stored_bytes += page->bytes;
   if (!page->finite) {
-    parts_.tally.windows_refused.Add();
+    parts_.sink.NoteRefusedWindow();
     damaged_page_ = std::min(damaged_page_, index);
   }
   pages_[index] = index >= damaged_page_ ? std::move(page) : parts_.table.Share(std::move(page));

@@ -261,6 +261,7 @@ TEST_F(WorkerTest, NonFiniteWindowsAreNeverPublished) {
   ASSERT_TRUE(worker->WaitPublished(seconds(20)).ok());
   EXPECT_EQ(crumbd_->pages().size(), 6);  // tokens 0 to 383; the value lies in page 6
   EXPECT_EQ(worker->counters().windows_refused, 1);
+  EXPECT_TRUE(Eventually([&] { return crumbd_->counters().windows_refused() == 1; }));
 }
 
 TEST_F(WorkerTest, FullQueueDropsAndNeverBlocks) {
