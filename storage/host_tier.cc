@@ -49,7 +49,7 @@ HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
   }
 }
 
-absl::StatusOr<Slot> HostTier::Reserve(uint64_t bytes, size_t departures_max,
+absl::StatusOr<Slot> HostTier::Reserve(uint64_t bytes, uint64_t departing_bytes_max,
                                        std::vector<Departure>* departures) {
   if (bytes > memory_->bytes(0)) {
     return absl::InvalidArgumentError("a fragment of " + std::to_string(bytes) +
@@ -62,7 +62,7 @@ absl::StatusOr<Slot> HostTier::Reserve(uint64_t bytes, size_t departures_max,
     MutexLock lock(&mutex_);
     slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
     while (!slot) {
-      if (!EvictOne(now, departures_max, departures)) break;
+      if (!EvictOne(now, &departing_bytes_max, departures)) break;
       slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
       if (slot) break;
       EmptyChunkFor(bytes, now);
@@ -77,15 +77,18 @@ absl::StatusOr<Slot> HostTier::Reserve(uint64_t bytes, size_t departures_max,
   return *slot;
 }
 
-bool HostTier::EvictOne(TimePoint now, size_t departures_max, std::vector<Departure>* departures) {
+bool HostTier::EvictOne(TimePoint now, uint64_t* departing_bytes_max,
+                        std::vector<Departure>* departures) {
   while (true) {
     const auto victim = table_.Victim(now, [](const Page&) { return true; });
     if (!victim) return false;
     const bool worth_keeping = !options_.demote_only_hit || table_[*victim].was_hit;
-    if (IsBelow(table_[*victim]) || !worth_keeping || departures->size() >= departures_max) {
+    const uint64_t absent_bytes = BytesAbsentBelow(table_[*victim]);
+    if (absent_bytes == 0 || !worth_keeping || absent_bytes > *departing_bytes_max) {
       table_.Remove(*victim, RemovalReason::kCapacity, now);
       return true;
     }
+    *departing_bytes_max -= absent_bytes;
     Depart(*victim, departures);
   }
 }
@@ -96,16 +99,19 @@ void HostTier::EmptyChunkFor(uint64_t bytes, TimePoint now) {
   owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
   const bool may_go = std::all_of(owners.begin(), owners.end(), [&](PageHandle owner) {
     const Page& page = table_[owner];
-    return page.resident && page.references == 0 && page.pinned_until <= now && IsBelow(page);
+    return page.resident && page.references == 0 && page.pinned_until <= now &&
+           BytesAbsentBelow(page) == 0;
   });
   if (!may_go) return;
   for (const PageHandle owner : owners) table_.Remove(owner, RemovalReason::kCapacity, now);
 }
 
-bool HostTier::IsBelow(const Page& page) const {
-  return std::all_of(page.fragments.begin(), page.fragments.end(), [](const Fragment& fragment) {
-    return fragment.below == Below::kStored || fragment.below == Below::kRefused;
-  });
+uint64_t HostTier::BytesAbsentBelow(const Page& page) const {
+  uint64_t bytes = 0;
+  for (const Fragment& fragment : page.fragments) {
+    if (fragment.below == Below::kAbsent) bytes += fragment.bytes;
+  }
+  return bytes;
 }
 
 void HostTier::Depart(PageHandle handle, std::vector<Departure>* departures) {

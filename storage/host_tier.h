@@ -37,10 +37,11 @@ class HostTier {
   static absl::StatusOr<std::unique_ptr<HostTier>> Open(const Options& options, const Clock& clock,
                                                         FragmentTierEvents events);
 
-  // A slot for `bytes` that nobody sees, evicting pages for it. At most `departures_max` pages that
-  // the tier below lacks are kept and returned as departures; beyond that they are lost.
+  // A slot for `bytes` that nobody sees, evicting pages for it. Pages that the tier below lacks are
+  // kept and returned as departures, to be queued, up to `departing_bytes_max`; beyond that they
+  // are lost.
   // kResourceExhausted: every slot is in use or referred to; kInvalidArgument: no slab is so large.
-  absl::StatusOr<Slot> Reserve(uint64_t bytes, size_t departures_max,
+  absl::StatusOr<Slot> Reserve(uint64_t bytes, uint64_t departing_bytes_max,
                                std::vector<Departure>* departures);
   std::span<std::byte> Memory(const Slot& slot) const;
   void Abandon(const Slot& slot);
@@ -101,10 +102,10 @@ class HostTier {
   HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
            std::unique_ptr<EvictionPolicy> policy, const Clock& clock, FragmentTierEvents events);
 
-  bool EvictOne(TimePoint now, size_t departures_max, std::vector<Departure>* departures)
+  bool EvictOne(TimePoint now, uint64_t* departing_bytes_max, std::vector<Departure>* departures)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EmptyChunkFor(uint64_t bytes, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool IsBelow(const Page& page) const;
+  uint64_t BytesAbsentBelow(const Page& page) const;
   void Depart(PageHandle page, std::vector<Departure>* departures)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Announce(const std::vector<PageTable::Change>& changes) const;

@@ -7,7 +7,8 @@
 namespace crumb::storage {
 namespace {
 
-constexpr uint64_t kWastePercentMax = 3;
+// Of the 3 % that may be lost; rounding fragments up to the granule takes some, too.
+constexpr uint64_t kWastePercentMax = 2;
 
 // Whether a chunk of `chunk_bytes` loses at most kWastePercentMax behind its last slot.
 bool FitsWell(uint64_t chunk_bytes, uint64_t slot_bytes) {

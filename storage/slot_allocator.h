@@ -23,7 +23,7 @@ struct Slot {
 
 // Cuts regions of memory or disk into slots. A region is divided into chunks, powers of two of
 // kChunkBytesMin that split and join like buddies; a chunk is cut into slots of one size and goes
-// back when its last slot is freed. The chunk size is the smallest that loses at most 3 % at its
+// back when its last slot is freed. The chunk size is the smallest that loses at most 2 % at its
 // end to the slot size; only the first chunk of a size may be a worse one, so that a small store
 // can hold many sizes. Keeps addresses only, touches no bytes. Not thread-safe.
 class SlotAllocator {

@@ -198,7 +198,7 @@ absl::Status TieredStoreImpl::CommitPiece(const FragmentHeader& header,
       .logical_tile_bytes = request.logical_tile_bytes};
   std::vector<Departure> departures;
   const absl::StatusOr<Slot> slot =
-      host_->Reserve(meta.bytes, has_below() ? writer_->room() : 0, &departures);
+      host_->Reserve(meta.bytes, has_below() ? writer_->room_bytes() : 0, &departures);
   demoted_.Add(departures.size());
   writer_->Enqueue(departures);
   CRUMB_RETURN_IF_ERROR(slot.status());

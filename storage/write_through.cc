@@ -43,10 +43,10 @@ void WriteThrough::Enqueue(std::span<const Departure> departures) {
   }
 }
 
-size_t WriteThrough::room() const {
+uint64_t WriteThrough::room_bytes() const {
   MutexLock lock(&mutex_);
-  if (refusing_ || queue_bytes_ >= options_.bytes_max) return 0;
-  return options_.pages_max - std::min(options_.pages_max, queue_.size());
+  if (refusing_ || queue_.size() >= options_.pages_max) return 0;
+  return options_.bytes_max - std::min(options_.bytes_max, queue_bytes_);
 }
 
 size_t WriteThrough::queued() const {

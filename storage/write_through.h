@@ -36,8 +36,8 @@ class WriteThrough {
 
   // Queues what it has room for and returns the rest to the host tier as absent below.
   void Enqueue(std::span<const Departure> departures);
-  // Fragments there is room for.
-  size_t room() const;
+  // Bytes of fragments there is room for.
+  uint64_t room_bytes() const;
 
   // Calls `done` when everything queued before is durable, and with it what did not fit earlier.
   void Flush(FlushDone done);

@@ -107,7 +107,6 @@ absl::Status SsdIndex::Write(const IndexBatch& batch) {
   }
   rocksdb::WriteOptions options;
   options.sync = true;
-  MutexLock turn(&write_turn_);
   // After an error RocksDB refuses writes until it is told to go on.
   if (failed_) db_->Resume().PermitUncheckedError();
   const rocksdb::Status status = db_->Write(options, &changes);

@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/mutex.h"
 #include "storage/ssd/index_format.h"
 
 namespace rocksdb {
@@ -21,7 +20,8 @@ class Status;
 namespace crumb::storage {
 
 // The SSD tier's durable map of small keys to small values, in RocksDB with tightly bounded files.
-// Thread-safe.
+// Reads are thread-safe and may go on beside a write; writes are one at a time, which
+// also keeps RocksDB from letting one thread write the batches of others.
 class SsdIndex {
  public:
   // Opens or creates the index in folder `path`. Its log and tables in memory stay below
@@ -30,7 +30,8 @@ class SsdIndex {
                                                         uint64_t buffer_bytes);
   ~SsdIndex();
 
-  // Makes all changes of a batch, and of those before, durable. Blocks.
+  // Makes all changes of a batch, and of those before, durable. Blocks. The caller sees to it that
+  // no other write is under way.
   absl::Status Write(const IndexBatch& batch);
 
   // Visits all pairs of a kind in key order. kDataLoss: the index is damaged.
@@ -42,10 +43,7 @@ class SsdIndex {
 
   std::unique_ptr<rocksdb::Logger> logger_;
   std::unique_ptr<rocksdb::DB> db_;
-  // Orders writes among themselves. RocksDB would let one thread write the batches of others; with
-  // one writer at a time each batch stays with its thread. Held over the write, protects no data.
-  Mutex write_turn_;
-  bool failed_ ABSL_GUARDED_BY(write_turn_) = false;
+  bool failed_ = false;  // the writer's
 };
 
 }  // namespace crumb::storage

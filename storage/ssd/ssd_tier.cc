@@ -8,6 +8,7 @@
 
 #include "common/logging.h"
 #include "common/status_macros.h"
+#include "storage/coverage.h"
 #include "storage/ssd/recovered_index.h"
 
 namespace crumb::storage {
@@ -190,17 +191,17 @@ bool SsdTier::TakeBack(const IndexEntry& entry, TimePoint now) {
 std::vector<absl::Status> SsdTier::Put(std::span<const FragmentWrite> fragments) {
   const absl::Status writable = Writable();
   if (!writable.ok()) return std::vector<absl::Status>(fragments.size(), writable);
-  const uint64_t id = BeginPut();
+  BeginPut();
   RemoveOlderGenerations(fragments);
-  std::vector<Incoming> incoming;
-  for (const FragmentWrite& fragment : fragments) {
-    incoming.push_back({.write = &fragment, .slot = {}, .status = {}});
-    FindRoom(incoming.back());
+  std::vector<Incoming> incoming(fragments.size());
+  for (size_t i = 0; i < fragments.size(); ++i) {
+    incoming[i].write = &fragments[i];
+    FindRoom(std::span(incoming).first(i), incoming[i]);
   }
   WriteBytes(incoming);
   WriteEntries(incoming);
   Show(incoming);
-  EndPut(id);
+  EndPut();
   ShrinkToBudget();
   Announce();
   std::vector<absl::Status> statuses;
@@ -208,21 +209,23 @@ std::vector<absl::Status> SsdTier::Put(std::span<const FragmentWrite> fragments)
   return statuses;
 }
 
-uint64_t SsdTier::BeginPut() {
+void SsdTier::BeginPut() {
   MutexLock lock(&mutex_);
-  puts_.insert(++last_put_);
-  return last_put_;
+  while (putting_) put_ended_.Wait(&mutex_);
+  putting_ = true;
 }
 
-void SsdTier::EndPut(uint64_t id) {
+void SsdTier::EndPut() {
   MutexLock lock(&mutex_);
-  puts_.erase(id);
+  putting_ = false;
+  ++puts_ended_;
   put_ended_.NotifyAll();
 }
 
-void SsdTier::WaitForEarlierPuts() {
-  const uint64_t last = last_put_;
-  while (!puts_.empty() && *puts_.begin() <= last) put_ended_.Wait(&mutex_);
+// Waits for the end of a Put under way, not for others that begin meanwhile.
+void SsdTier::WaitForPut() {
+  const uint64_t ended = puts_ended_;
+  while (putting_ && puts_ended_ == ended) put_ended_.Wait(&mutex_);
 }
 
 // An older page must be out of the index first: its entries may have other keys than the new ones.
@@ -240,8 +243,16 @@ void SsdTier::RemoveOlderGenerations(std::span<const FragmentWrite> fragments) {
   if (found) WriteIndex({}).IgnoreError();  // health has noted it
 }
 
-void SsdTier::FindRoom(Incoming& incoming) {
+void SsdTier::FindRoom(std::span<const Incoming> earlier, Incoming& incoming) {
   const FragmentMeta& meta = incoming.write->meta;
+  for (const Incoming& one : earlier) {
+    const FragmentMeta& other = one.write->meta;
+    if (one.slot && other.keyspace == meta.keyspace && other.key == meta.key &&
+        Overlaps(other.range, meta.range)) {
+      incoming.status = absl::AlreadyExistsError("the batch has tiles of the fragment twice");
+      return;
+    }
+  }
   if (meta.bytes > folder_->extent_bytes()) {
     incoming.status = absl::ResourceExhaustedError("fragment is larger than an extent");
     return;
@@ -434,6 +445,10 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
   Leaving leaving;
   {
     MutexLock lock(&mutex_);
+    while (index_busy_) index_free_.Wait(&mutex_);
+    // Another call's write may have taken along what this one is for.
+    if (batch.changes.empty() && leaving_.deletes.changes.empty()) return absl::OkStatus();
+    index_busy_ = true;
     std::swap(leaving, leaving_);
   }
   IndexBatch all = leaving.deletes;
@@ -441,17 +456,20 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
   const absl::Status status = index_->Write(all);
   if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
   MutexLock lock(&mutex_);
+  index_busy_ = false;
+  index_free_.NotifyOne();
   if (status.ok()) {
     for (const Slot& slot : leaving.slots) table_.slots().Free(slot);
     for (const PageHandle page : leaving.pages) table_.Unref(page);
     return status;
   }
-  const auto append = [](auto& to, const auto& from) {
-    to.insert(to.end(), from.begin(), from.end());
+  // Back in front, for what follows may be about the same pages.
+  const auto prepend = [](auto& to, const auto& from) {
+    to.insert(to.begin(), from.begin(), from.end());
   };
-  append(leaving_.deletes.changes, leaving.deletes.changes);
-  append(leaving_.slots, leaving.slots);
-  append(leaving_.pages, leaving.pages);
+  prepend(leaving_.deletes.changes, leaving.deletes.changes);
+  prepend(leaving_.slots, leaving.slots);
+  prepend(leaving_.pages, leaving.pages);
   return absl::UnavailableError(status.message());
 }
 
@@ -459,7 +477,7 @@ uint32_t SsdTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> ke
   uint32_t removed = 0;
   {
     MutexLock lock(&mutex_);
-    WaitForEarlierPuts();
+    WaitForPut();
     for (const PageKey& key : keys) {
       const PageHandle page = table_.Find(keyspace, key);
       if (page == kNoPage) continue;
@@ -486,7 +504,7 @@ uint64_t SsdTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
   while (true) {
     {
       MutexLock lock(&mutex_);
-      WaitForEarlierPuts();
+      WaitForPut();
       const std::vector<PageHandle> pages = table_.PagesBelow(keyspace, generation);
       if (pages.empty()) break;
       const size_t count = std::min(pages.size(), kBatchChangesMax);

@@ -4,7 +4,6 @@
 
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -81,10 +80,10 @@ class SsdTier final : public FragmentTier {
   bool TakeBack(const IndexEntry& entry, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The stages of Put.
-  uint64_t BeginPut();
-  void EndPut(uint64_t id);
+  void BeginPut();
+  void EndPut();
   void RemoveOlderGenerations(std::span<const FragmentWrite> fragments);
-  void FindRoom(Incoming& incoming);
+  void FindRoom(std::span<const Incoming> earlier, Incoming& incoming);
   void WriteBytes(std::span<Incoming> incoming);
   void WriteEntries(std::span<Incoming> incoming);
   void Show(std::span<Incoming> incoming);
@@ -97,12 +96,13 @@ class SsdTier final : public FragmentTier {
   void ShrinkToBudget();
   bool RemoveAnExtent();
 
-  // Makes `batch` durable and with it all that is leaving, whose slots are free then.
+  // Makes `batch` durable, after all that is leaving, whose slots are free then. In turn: a page
+  // that leaves and comes again must do so in this order.
   absl::Status WriteIndex(const IndexBatch& batch);
   // Takes a page out of sight; its slots stay taken until the index has forgotten it.
   void Hide(PageHandle page, RemovalReason reason) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void FinishGet(const FragmentMeta& meta, PageHandle page, const absl::Status& status);
-  void WaitForEarlierPuts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WaitForPut() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   IndexBatch TakeRecency() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MarkUsed(PageHandle page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Announce();
@@ -119,11 +119,13 @@ class SsdTier final : public FragmentTier {
 
   mutable Mutex mutex_;
   CondVar put_ended_;
+  CondVar index_free_;
   PageTable table_ ABSL_GUARDED_BY(mutex_);
   uint64_t access_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<PageHandle> recency_dirty_ ABSL_GUARDED_BY(mutex_);
-  std::set<uint64_t> puts_ ABSL_GUARDED_BY(mutex_);  // under way
-  uint64_t last_put_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool putting_ ABSL_GUARDED_BY(mutex_) = false;  // one Put at a time: it is a batch already
+  uint64_t puts_ended_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool index_busy_ ABSL_GUARDED_BY(mutex_) = false;  // one index write at a time, in order
   Leaving leaving_ ABSL_GUARDED_BY(mutex_);
   bool growing_ ABSL_GUARDED_BY(mutex_) = false;
   TimePoint grow_again_at_ ABSL_GUARDED_BY(mutex_);

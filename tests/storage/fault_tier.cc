@@ -1,0 +1,49 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/storage/fault_tier.h"
+
+#include "common/status_macros.h"
+
+namespace crumb::storage {
+
+void FaultTier::Set(Fault fault) {
+  MutexLock lock(&mutex_);
+  fault_ = fault;
+  changed_.NotifyAll();
+}
+
+FaultTier::Fault FaultTier::fault() const {
+  MutexLock lock(&mutex_);
+  return fault_;
+}
+
+std::vector<absl::Status> FaultTier::Put(std::span<const FragmentWrite> fragments) {
+  ++puts_;
+  if (fault() == Fault::kPutFails) {
+    return std::vector<absl::Status>(fragments.size(), absl::UnavailableError("fault"));
+  }
+  return inner_->Put(fragments);
+}
+
+absl::Status FaultTier::Writable() const {
+  if (fault() == Fault::kPutFails) return absl::UnavailableError("fault");
+  return inner_->Writable();
+}
+
+absl::Status FaultTier::Get(const FragmentMeta& fragment, std::span<std::byte> room) {
+  ++gets_;
+  {
+    MutexLock lock(&mutex_);
+    while (fault_ == Fault::kGetBlocks) changed_.Wait(&mutex_);
+  }
+  const Fault now = fault();
+  if (now == Fault::kGetFails) return absl::UnavailableError("fault");
+  CRUMB_RETURN_IF_ERROR(inner_->Get(fragment, room));
+  if (now == Fault::kGetFlips) room[fragment.bytes / 2] ^= std::byte{4};
+  if (now == Fault::kGetShort) room = room.first(fragment.bytes - 1);
+  absl::Status status = VerifyFragment(fragment, room);
+  if (absl::IsDataLoss(status)) inner_->Remove(fragment.keyspace, std::span(&fragment.key, 1));
+  return status;
+}
+
+}  // namespace crumb::storage

@@ -1,0 +1,80 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "common/mutex.h"
+#include "storage/fragment_tier.h"
+
+namespace crumb::storage {
+
+// Another tier with faults on demand. Thread-safe.
+class FaultTier final : public FragmentTier {
+ public:
+  enum class Fault {
+    kNone,
+    kPutFails,   // every Put: kUnavailable
+    kGetFails,   // every Get: kUnavailable
+    kGetFlips,   // a bit of what was read is another
+    kGetShort,   // the end of what was read is missing
+    kGetBlocks,  // Get waits until the fault is another
+  };
+
+  explicit FaultTier(std::unique_ptr<FragmentTier> inner) : inner_(std::move(inner)) {}
+
+  void Set(Fault fault);
+  FragmentTier& inner() { return *inner_; }
+  int gets() const { return gets_; }
+  int puts() const { return puts_; }
+
+  std::vector<absl::Status> Put(std::span<const FragmentWrite> fragments) override;
+  absl::Status Get(const FragmentMeta& fragment, std::span<std::byte> room) override;
+  absl::Status Writable() const override;
+
+  std::vector<FragmentMeta> Find(const KeyspaceId& keyspace, const PageKey& key) const override {
+    return inner_->Find(keyspace, key);
+  }
+  void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
+    inner_->Touch(keyspace, keys);
+  }
+  uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+               TimePoint until) override {
+    return inner_->Pin(keyspace, keys, until);
+  }
+  uint32_t Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
+    return inner_->Remove(keyspace, keys);
+  }
+  uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) override {
+    return inner_->Drop(keyspace, generation);
+  }
+  uint64_t GenerationOf(const KeyspaceId& keyspace) const override {
+    return inner_->GenerationOf(keyspace);
+  }
+  void ForEachPage(const KeyspaceId& keyspace,
+                   const std::function<void(const PageKey&)>& visit) const override {
+    inner_->ForEachPage(keyspace, visit);
+  }
+  absl::Status PutRecord(const std::string& name, const std::string& value) override {
+    return inner_->PutRecord(name, value);
+  }
+  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() const override {
+    return inner_->Records();
+  }
+  absl::Status Sync() override { return inner_->Sync(); }
+  void AddStats(StoreStats& stats) const override { inner_->AddStats(stats); }
+
+ private:
+  Fault fault() const;
+
+  const std::unique_ptr<FragmentTier> inner_;
+  std::atomic<int> gets_ = 0;
+  std::atomic<int> puts_ = 0;
+  mutable Mutex mutex_;
+  CondVar changed_;
+  Fault fault_ ABSL_GUARDED_BY(mutex_) = Fault::kNone;
+};
+
+}  // namespace crumb::storage

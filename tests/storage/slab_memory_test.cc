@@ -1,0 +1,66 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/slab_memory.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+
+#include "gtest/gtest.h"
+
+namespace crumb::storage {
+namespace {
+
+HostOptions Options(uint64_t bytes, uint64_t slab_bytes) {
+  HostOptions options;
+  options.bytes_max = ByteSize{bytes};
+  options.slab_bytes = ByteSize{slab_bytes};
+  return options;
+}
+
+TEST(SlabMemory, IsThereInFullFromTheStart) {
+  const auto memory = SlabMemory::Open(Options((5 << 20) + 77, 2 << 20));
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  ASSERT_EQ((*memory)->size(), 3u);
+  EXPECT_EQ((*memory)->bytes(0), uint64_t{2} << 20);
+  EXPECT_EQ((*memory)->bytes(2), uint64_t{1} << 20);
+  for (const Slab& slab : (*memory)->slabs()) {
+    struct stat status;
+    ASSERT_EQ(::fstat(slab.fd, &status), 0);
+    EXPECT_EQ(static_cast<uint64_t>(status.st_blocks) * 512, slab.bytes);
+  }
+}
+
+TEST(SlabMemory, OthersCanOnlyRead) {
+  const auto memory = SlabMemory::Open(Options(1 << 20, 1 << 20));
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  const Slab slab = (*memory)->slabs()[0];
+  EXPECT_EQ(::mmap(nullptr, slab.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, slab.fd, 0),
+            MAP_FAILED);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(::pwrite(slab.fd, "x", 1, 0), -1);
+  EXPECT_NE(::ftruncate(slab.fd, 0), 0);
+  void* view = ::mmap(nullptr, slab.bytes, PROT_READ, MAP_SHARED, slab.fd, 0);
+  ASSERT_NE(view, MAP_FAILED);
+  EXPECT_NE(::mprotect(view, slab.bytes, PROT_READ | PROT_WRITE), 0);
+  (*memory)->data(0)[123] = std::byte{42};
+  EXPECT_EQ(static_cast<const std::byte*>(view)[123], std::byte{42});
+  ::munmap(view, slab.bytes);
+}
+
+TEST(SlabMemory, HugePagesAreAWish) {
+  HostOptions options = Options(2 << 20, 2 << 20);
+  options.huge_pages = true;
+  const auto memory = SlabMemory::Open(options);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  (*memory)->data(0)[0] = std::byte{1};
+}
+
+TEST(SlabMemory, RefusesWhatCannotBe) {
+  EXPECT_TRUE(absl::IsInvalidArgument(SlabMemory::Open(Options(1000, 1 << 20)).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(SlabMemory::Open(Options(1 << 20, 1000)).status()));
+}
+
+}  // namespace
+}  // namespace crumb::storage

@@ -1,0 +1,189 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/slot_allocator.h"
+
+#include <algorithm>
+#include <map>
+#include <random>
+
+#include "gtest/gtest.h"
+
+namespace crumb::storage {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+
+// What must hold for the slots that are out: inside their region, aligned, and apart.
+class Model {
+ public:
+  void Add(const Slot& slot, uint64_t region_bytes) {
+    ASSERT_LE(slot.offset + slot.bytes, region_bytes);
+    ASSERT_EQ(slot.offset % 512, 0u);
+    const auto next = slots_.lower_bound({slot.region, slot.offset});
+    if (next != slots_.end() && next->first.first == slot.region) {
+      ASSERT_LE(slot.offset + slot.bytes, next->second.offset);
+    }
+    if (next != slots_.begin()) {
+      const Slot& before = std::prev(next)->second;
+      if (before.region == slot.region) {
+        ASSERT_LE(before.offset + before.bytes, slot.offset);
+      }
+    }
+    slots_[{slot.region, slot.offset}] = slot;
+  }
+  Slot TakeAny(std::mt19937& random) {
+    auto at = slots_.begin();
+    std::advance(at, static_cast<ptrdiff_t>(random() % slots_.size()));
+    const Slot slot = at->second;
+    slots_.erase(at);
+    return slot;
+  }
+  const auto& slots() const { return slots_; }
+
+ private:
+  std::map<std::pair<uint32_t, uint64_t>, Slot> slots_;
+};
+
+TEST(SlotAllocator, SlotsOfMixedSizesNeverOverlap) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const uint64_t sizes[] = {1, 700, 37044, 262324, 1328404, 5000000};
+  constexpr uint64_t kRegion = 48 * kMiB;
+  SlotAllocator allocator(512);
+  allocator.AddRegion(3, kRegion);
+  allocator.AddRegion(7, kRegion);
+  Model model;
+  uint64_t used = 0;
+  for (int step = 0; step < 20000; ++step) {
+    if (random() % 100 < 55 || model.slots().empty()) {
+      const uint64_t bytes = sizes[random() % std::size(sizes)];
+      const std::optional<Slot> slot = allocator.Allocate(bytes, 1);
+      if (!slot) continue;
+      ASSERT_GE(slot->bytes, bytes);
+      ASSERT_LT(slot->bytes, bytes + 512);
+      model.Add(*slot, kRegion);
+      if (HasFatalFailure()) return;
+      used += slot->bytes;
+    } else {
+      const Slot slot = model.TakeAny(random);
+      allocator.Free(slot);
+      used -= slot.bytes;
+    }
+    ASSERT_EQ(allocator.used_bytes(), used);
+  }
+  while (!model.slots().empty()) allocator.Free(model.TakeAny(random));
+  EXPECT_EQ(allocator.used_bytes(), 0u);
+  EXPECT_EQ(allocator.waste_bytes(), 0u);
+  EXPECT_EQ(allocator.chunk_bytes(), 0u);
+  // Everything joined again: the largest slot fits.
+  EXPECT_TRUE(allocator.Allocate(32 * kMiB, 1));
+}
+
+TEST(SlotAllocator, AFullRegionOfOneSizeLosesAtMostThreePercent) {
+  for (const uint64_t bytes : {uint64_t{37044}, uint64_t{262324}, uint64_t{1328404},
+                               uint64_t{9438484}, uint64_t{4608 * 3 + 160}}) {
+    SlotAllocator allocator(512);
+    allocator.AddRegion(0, 256 * kMiB);
+    uint64_t stored = 0;
+    while (allocator.Allocate(bytes, 1)) stored += bytes;
+    const uint64_t lost = 256 * kMiB - stored;
+    EXPECT_LE(lost * 100, 3 * 256 * kMiB) << bytes;
+    EXPECT_LE(allocator.waste_bytes(), lost);
+  }
+}
+
+TEST(SlotAllocator, ASmallStoreHoldsSeveralSizes) {
+  SlotAllocator allocator(512);
+  allocator.AddRegion(0, 64 * kMiB);
+  for (const uint64_t bytes : {1328404, 9438484, 37044, 262324}) {
+    EXPECT_TRUE(allocator.Allocate(bytes, 1)) << bytes;
+  }
+}
+
+TEST(SlotAllocator, AnotherAllocatorClaimsTheSameSlots) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  SlotAllocator first(512);
+  first.AddRegion(0, 64 * kMiB);
+  std::vector<Slot> slots;
+  for (int i = 0; i < 400; ++i) {
+    if (const auto slot = first.Allocate(500 + random() % 3 * 40000, 1)) slots.push_back(*slot);
+  }
+  std::shuffle(slots.begin(), slots.end(), random);
+  SlotAllocator second(512);
+  second.AddRegion(0, 64 * kMiB);
+  for (const Slot& slot : slots) ASSERT_TRUE(second.Claim(slot, 2));
+  EXPECT_EQ(second.used_bytes(), first.used_bytes());
+  EXPECT_EQ(second.waste_bytes(), first.waste_bytes());
+  for (const Slot& slot : slots) EXPECT_FALSE(second.Claim(slot, 2)) << "claimed twice";
+  // What is given out next overlaps none of them.
+  Model model;
+  for (const Slot& slot : slots) model.Add(slot, 64 * kMiB);
+  while (const auto slot = second.Allocate(40500, 2)) model.Add(*slot, 64 * kMiB);
+}
+
+TEST(SlotAllocator, RefusesClaimsThatCannotBe) {
+  SlotAllocator allocator(512);
+  allocator.AddRegion(0, 4 * kMiB);
+  const Slot good = {.region = 0, .bytes = 1024, .offset = kMiB, .chunk_order = 0};
+  Slot bad = good;
+  bad.region = 1;
+  EXPECT_FALSE(allocator.Claim(bad, 1));
+  bad = good;
+  bad.offset += 512;  // between slots
+  EXPECT_FALSE(allocator.Claim(bad, 1));
+  bad = good;
+  bad.offset = 4 * kMiB;  // behind the end
+  EXPECT_FALSE(allocator.Claim(bad, 1));
+  bad = good;
+  bad.chunk_order = 40;
+  EXPECT_FALSE(allocator.Claim(bad, 1));
+  bad = good;
+  bad.bytes = 0;
+  EXPECT_FALSE(allocator.Claim(bad, 1));
+  EXPECT_TRUE(allocator.Claim(good, 1));
+  bad = good;
+  bad.bytes = 2048;  // another size in the same chunk
+  bad.offset = kMiB + 2048;
+  EXPECT_FALSE(allocator.Claim(bad, 1));
+  bad = good;
+  bad.chunk_order = 2;  // a chunk around one that is there
+  bad.offset = 0;
+  EXPECT_FALSE(allocator.Claim(bad, 1));
+}
+
+TEST(SlotAllocator, ARegionLeavesWhenItIsEmpty) {
+  SlotAllocator allocator(512);
+  allocator.AddRegion(0, 4 * kMiB);
+  allocator.AddRegion(1, 4 * kMiB);
+  const auto slot = allocator.Allocate(1000, 9);
+  ASSERT_TRUE(slot);
+  EXPECT_FALSE(allocator.RemoveRegion(slot->region));
+  EXPECT_EQ(allocator.OwnersIn(slot->region), std::vector<uint32_t>{9});
+  EXPECT_EQ(allocator.EmptiestRegion(), 1 - slot->region);
+  EXPECT_TRUE(allocator.RemoveRegion(1 - slot->region));
+  EXPECT_EQ(allocator.capacity_bytes(), 4 * kMiB);
+  while (const auto next = allocator.Allocate(1000, 9)) ASSERT_EQ(next->region, slot->region);
+}
+
+TEST(SlotAllocator, NamesANearlyEmptyChunkOfAnotherSize) {
+  SlotAllocator allocator(512);
+  allocator.AddRegion(0, 2 * kMiB);
+  std::vector<Slot> slots;
+  while (const auto slot = allocator.Allocate(10000, static_cast<uint32_t>(slots.size()))) {
+    slots.push_back(*slot);
+  }
+  // Two chunks: the second keeps three slots, the first half of them.
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const bool keep = slots[i].offset < kMiB ? i % 2 == 0 : i + 3 >= slots.size();
+    if (!keep) allocator.Free(slots[i]);
+  }
+  EXPECT_FALSE(allocator.Allocate(20000, 1).has_value());
+  EXPECT_EQ(allocator.OwnersOfNearlyEmptyChunk(20000).size(), 3u);
+  EXPECT_TRUE(allocator.OwnersOfNearlyEmptyChunk(10000).empty());
+}
+
+}  // namespace
+}  // namespace crumb::storage
