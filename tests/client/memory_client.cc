@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "memory_client.h"
+
+#include <cstdlib>
+
+#include "common/keyspace.h"
+#include "kernels/tile.h"
+
+namespace crumb::client {
+
+size_t MemoryClient::pages() const {
+  MutexLock lock(&mutex_);
+  return pages_.size();
+}
+
+absl::StatusOr<KeyspaceInfo> MemoryClient::OpenKeyspace(const KeyspaceSpec& spec, Duration) {
+  if (!up) return absl::UnavailableError("down");
+  KeyspaceDescription description;
+  for (const auto& [name, value] : spec.fields) {
+    const absl::Status status = description.Set(name, value);
+    if (!status.ok()) return status;
+  }
+  const kernels::TileShape shape{
+      .tokens = 64, .head_dim = spec.head_dim, .group_size = spec.group_size};
+  KeyspaceInfo info;
+  info.id = description.Id();
+  info.generation = 1;
+  info.state = KeyspaceState::kActive;
+  info.int2_tile_bytes = static_cast<uint32_t>(shape.int2_bytes());
+  info.bf16_tile_bytes = static_cast<uint32_t>(shape.bf16_bytes());
+  info.epoch = 1;
+  return info;
+}
+
+absl::StatusOr<AcquireResult> MemoryClient::Acquire(const AcquireRequest& request) {
+  if (!up) return absl::UnavailableError("down");
+  AcquireResult result;
+  std::vector<LeasedFragment> fragments;
+  auto hold = std::make_shared<std::vector<std::shared_ptr<std::byte>>>();
+  MutexLock lock(&mutex_);
+  for (const PageKey& key : request.keys) {
+    const auto found = pages_.find({request.keyspace, key});
+    if (found == pages_.end()) {
+      result.miss_reason = MissReason::kAbsent;
+      break;
+    }
+    const Stored& stored = found->second;
+    fragments.push_back(
+        {result.hit_pages++, stored.header, {stored.bytes.get(), stored.tiles_bytes}});
+    hold->push_back(stored.bytes);
+    result.page_tiers.push_back(Tier::kHost);
+  }
+  if (result.hit_pages == 0) return result;
+  leases_->fetch_add(1);
+  std::shared_ptr<void> lease(hold.get(), [hold, leases = leases_](void*) mutable {
+    hold.reset();
+    leases->fetch_sub(1);
+  });
+  result.lease = std::make_shared<const Lease>(std::move(fragments), std::move(lease));
+  return result;
+}
+
+absl::StatusOr<std::vector<StagingSlot>> MemoryClient::Reserve(int count, size_t fragment_bytes,
+                                                               Duration) {
+  if (!up) return absl::UnavailableError("down");
+  std::vector<StagingSlot> slots;
+  for (int i = 0; i < count; ++i) {
+    const size_t rounded = (fragment_bytes + 511) / 512 * 512;
+    std::shared_ptr<std::byte> bytes(static_cast<std::byte*>(std::aligned_alloc(512, rounded)),
+                                     [](std::byte* freed) { std::free(freed); });
+    slots.emplace_back(std::span(bytes.get(), fragment_bytes), i, bytes);
+  }
+  return slots;
+}
+
+absl::StatusOr<std::vector<CommitOutcome>> MemoryClient::Commit(const KeyspaceId& keyspace,
+                                                                std::vector<StagingSlot> slots,
+                                                                size_t tiles_bytes, Duration) {
+  if (!up) return absl::UnavailableError("down");
+  std::vector<CommitOutcome> outcomes;
+  for (const StagingSlot& slot : slots) {
+    const auto header = DecodeFragmentHeader(slot.bytes().subspan(tiles_bytes));
+    if (!header.ok() || !VerifyTileSums(*header, slot.bytes().first(tiles_bytes)).ok()) {
+      outcomes.push_back(CommitOutcome::kRefused);
+      continue;
+    }
+    MutexLock lock(&mutex_);
+    const bool first = pages_
+                           .try_emplace({keyspace, header->key},
+                                        Stored{std::static_pointer_cast<std::byte>(slot.hold()),
+                                               *header, tiles_bytes})
+                           .second;
+    outcomes.push_back(first ? CommitOutcome::kStored : CommitOutcome::kDeduplicated);
+  }
+  return outcomes;
+}
+
+}  // namespace crumb::client

@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "common/mutex.h"
+#include "crumb/client.h"
+
+namespace crumb::client {
+
+// A Client whose crumbd is a map in this process. Thread-safe; no sockets and no gRPC, so that
+// sanitizers see all of it. Calls that workers do not make answer kUnimplemented.
+class MemoryClient final : public Client {
+ public:
+  std::atomic<bool> up{true};
+
+  size_t pages() const;
+  size_t leases() const { return leases_->load(); }
+
+  bool connected() override { return up; }
+  uint64_t epoch() override { return up ? 1 : 0; }
+  bool WaitConnected(Duration) override { return up; }
+  absl::StatusOr<KeyspaceInfo> OpenKeyspace(const KeyspaceSpec& spec, Duration timeout) override;
+  KeyspaceState StateOf(const KeyspaceId&) override { return KeyspaceState::kActive; }
+  absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) override;
+  absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
+                                                   Duration timeout) override;
+  absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
+                                                    std::vector<StagingSlot> slots,
+                                                    size_t tiles_bytes, Duration timeout) override;
+  void Count(const SessionCounters&) override {}
+
+  absl::Status SetKeyspaceState(const KeyspaceId&, KeyspaceState, const std::string&,
+                                const std::string&) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<LookupResult> Lookup(const KeyspaceId&, std::span<const PageKey>) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<uint64_t> Flush(Duration) override { return absl::UnimplementedError(""); }
+  absl::StatusOr<MissReason> Get(const KeyspaceId&, std::span<const PageKey>, Duration,
+                                 const FragmentReceiver&) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<std::vector<CommitOutcome>> Put(const KeyspaceId&, std::span<const FragmentBytes>,
+                                                 Duration) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<uint32_t> Prefetch(const KeyspaceId&, std::span<const PageKey>) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<uint32_t> Pin(const KeyspaceId&, std::span<const PageKey>, Duration) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<uint32_t> Unpin(const KeyspaceId&, std::span<const PageKey>) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<uint32_t> Delete(const KeyspaceId&, std::span<const PageKey>) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId&) override {
+    return absl::UnimplementedError("");
+  }
+  absl::StatusOr<CacheStats> Stats() override { return absl::UnimplementedError(""); }
+
+ private:
+  struct Stored {
+    std::shared_ptr<std::byte> bytes;
+    FragmentHeader header;
+    size_t tiles_bytes = 0;
+  };
+
+  mutable Mutex mutex_;
+  std::map<std::pair<KeyspaceId, PageKey>, Stored> pages_ ABSL_GUARDED_BY(mutex_);
+  const std::shared_ptr<std::atomic<size_t>> leases_ = std::make_shared<std::atomic<size_t>>(0);
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,97 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/rotation_set.h"
+
+#include <cmath>
+#include <limits>
+
+#include "gtest/gtest.h"
+
+namespace crumb::client {
+namespace {
+
+RotationSet::Arrays Identities(int layers, int heads, int dim) {
+  RotationSet::Arrays arrays;
+  arrays.layers = layers;
+  arrays.kv_heads = heads;
+  arrays.head_dim = dim;
+  arrays.rotation_k.assign(size_t(layers) * heads * dim * dim, 0.0f);
+  for (int m = 0; m < layers * heads; ++m) {
+    for (int i = 0; i < dim; ++i) arrays.rotation_k[(size_t(m) * dim + i) * dim + i] = 1.0f;
+  }
+  return arrays;
+}
+
+TEST(RotationSetTest, HadamardIsOrthogonalSymmetricAndTheSameEverywhere) {
+  const RotationSet set = RotationSet::Hadamard(64).value();
+  const auto layers = set.Expand(3, 2);
+  ASSERT_EQ(layers.size(), 3);
+  EXPECT_EQ(layers[0], layers[2]);
+  const float* r = layers[0]->rotation_k();
+  EXPECT_FLOAT_EQ(r[0], 0.125f);
+  EXPECT_FLOAT_EQ(r[1 * 64 + 1], -0.125f);
+  for (int i = 0; i < 64; ++i) {
+    for (int j = 0; j < 64; ++j) {
+      EXPECT_EQ(r[i * 64 + j], r[j * 64 + i]);
+      EXPECT_EQ(r[i * 64 + j], r[64 * 64 + i * 64 + j]);  // the second head's
+      double dot = 0.0;
+      for (int c = 0; c < 64; ++c) dot += double(r[i * 64 + c]) * r[j * 64 + c];
+      EXPECT_NEAR(dot, i == j ? 1.0 : 0.0, 1e-6);
+    }
+  }
+  EXPECT_EQ(RotationSet::Hadamard(96).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(RotationSet::Hadamard(0).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(RotationSetTest, DigestCoversNameShapeAndValues) {
+  RotationSet::Arrays arrays = Identities(1, 1, 64);
+  const Digest plain = RotationSet::Of("a", arrays)->digest();
+  EXPECT_EQ(RotationSet::Of("a", arrays)->digest(), plain);
+  EXPECT_NE(RotationSet::Of("b", arrays)->digest(), plain);
+  arrays.rotation_k[0] = -1.0f;
+  EXPECT_NE(RotationSet::Of("a", arrays)->digest(), plain);
+  arrays = Identities(1, 1, 64);
+  arrays.rotation_v = arrays.rotation_k;
+  EXPECT_NE(RotationSet::Of("a", arrays)->digest(), plain);
+  EXPECT_NE(RotationSet::Identity().digest(), RotationSet::Hadamard(64)->digest());
+}
+
+TEST(RotationSetTest, RefusesWhatIsNoRotation) {
+  const auto code = [](RotationSet::Arrays arrays) {
+    return RotationSet::Of("x", std::move(arrays)).status().code();
+  };
+  RotationSet::Arrays arrays = Identities(2, 1, 64);
+  EXPECT_EQ(code(arrays), absl::StatusCode::kOk);
+  arrays.rotation_k[64 * 64 + 5] = 0.1f;
+  EXPECT_EQ(code(arrays), absl::StatusCode::kInvalidArgument);
+  arrays = Identities(2, 1, 64);
+  arrays.rotation_k.pop_back();
+  EXPECT_EQ(code(arrays), absl::StatusCode::kInvalidArgument);
+  arrays = Identities(1, 1, 64);
+  arrays.mean_k.assign(64, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_EQ(code(arrays), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(code({}), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(RotationSetTest, FitsModelsOfItsShape) {
+  const RotationSet set = RotationSet::Of("x", Identities(2, 1, 64)).value();
+  EXPECT_TRUE(set.CheckFits(2, 8, 64).ok());
+  EXPECT_FALSE(set.CheckFits(3, 8, 64).ok());
+  EXPECT_FALSE(set.CheckFits(2, 8, 128).ok());
+  EXPECT_TRUE(RotationSet::Identity().CheckFits(5, 5, 256).ok());
+}
+
+TEST(RotationSetTest, MeansAreRotated) {
+  RotationSet::Arrays arrays = Identities(1, 1, 2);
+  const float s = std::sqrt(0.5f);
+  arrays.rotation_k = {s, -s, s, s};
+  arrays.mean_k = {1.0f, 3.0f};
+  arrays.mean_v = {5.0f, 6.0f};
+  const auto layers = RotationSet::Of("x", arrays)->Expand(1, 2);
+  EXPECT_NEAR(layers[0]->rotated_mean_k()[0], 4.0f * s, 1e-6);
+  EXPECT_NEAR(layers[0]->rotated_mean_k()[3], 2.0f * s, 1e-6);
+  EXPECT_EQ(layers[0]->rotated_mean_v()[1], 6.0f);  // no rotation of V
+}
+
+}  // namespace
+}  // namespace crumb::client
