@@ -6,6 +6,27 @@
 
 namespace crumb::kernels {
 
+std::string_view MethodName(Method method) {
+  switch (method) {
+    case Method::kOscar:
+      return "oscar";
+    case Method::kCrumb:
+      return "crumb";
+    case Method::kHadamard:
+      return "hadamard";
+    case Method::kNaive:
+      return "naive";
+  }
+  return "unknown";
+}
+
+std::optional<Method> MethodNamed(std::string_view name) {
+  for (const Method method : {Method::kOscar, Method::kCrumb, Method::kHadamard, Method::kNaive}) {
+    if (name == MethodName(method)) return method;
+  }
+  return std::nullopt;
+}
+
 uint32_t QuantizeTile(const QuantizeParams& params) {
   return ActiveKernels().quantize_tile(params);
 }

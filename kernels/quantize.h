@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <string_view>
 
 #include "kernels/tile.h"
 
@@ -11,15 +13,27 @@
 namespace crumb::kernels {
 
 // How codes, scale and minimum of a row are chosen. The tile's bytes have one meaning for all.
+// kNaive and kHadamard round as kOscar does: what sets them apart is the transform they come with.
 enum class Method : uint8_t {
-  kOscar = 1,  // rotate, clip the range at an order statistic, round to nearest
+  kOscar = 1,     // rotate, clip the range at an order statistic, round to nearest
+  kCrumb = 2,     // and pass rounding errors on by `feedback`, keep each row's inner product
+  kHadamard = 3,  // a Hadamard matrix as the rotation
+  kNaive = 4,     // no rotation, no clip
 };
+
+// "oscar", "crumb", "hadamard", "naive".
+std::string_view MethodName(Method method);
+// The method of this name, or nothing.
+std::optional<Method> MethodNamed(std::string_view name);
 
 // Static data of one (layer, global KV head), for K or for V.
 struct RowTransform {
   const float* rotation = nullptr;  // [head_dim, head_dim] row-major, y = x R; null: identity
   const float* mean = nullptr;      // [head_dim] mu R, subtracted after rotation; null: zero
   float clip = 0.0f;                // fraction of |y| kept, (0, 1]; <= 0: no clip
+  // [head_dim, head_dim] row-major, kCrumb only: what a channel's error adds to each later channel.
+  // Strictly upper triangular (the rest is not read), finite; null: nothing.
+  const float* feedback = nullptr;
 };
 
 // Bits of the status word a quantize call returns.

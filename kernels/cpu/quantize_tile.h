@@ -7,22 +7,15 @@
 #include <limits>
 
 #include "kernels/bf16.h"
+#include "kernels/cpu/feedback_rows.h"
+#include "kernels/cpu/quantized_rows.h"
 #include "kernels/cpu/rotate.h"
-#include "kernels/fp16.h"
+#include "kernels/cpu/row_range.h"
 #include "kernels/quantize.h"
 
 // Quantizes rows to codes, scales and minima and packs them. V is one of the Simd types; all of
 // them give the same bytes: no fused operation, no sum whose order depends on the lanes.
 namespace crumb::kernels {
-
-inline constexpr int kWindowTokens = 16;  // rows handled together: one token group of the layout
-inline constexpr int kHeadDimMax = 256;
-
-// Codes and metadata of one 16-token group.
-struct QuantizedRows {
-  uint8_t codes[kWindowTokens][kHeadDimMax];
-  uint32_t meta[kWindowTokens][kHeadDimMax / 32];  // fp16 scale, fp16 minimum above it
-};
 
 // y = x R - mean for `rows` rows.
 template <typename V>
@@ -45,56 +38,6 @@ void TransformRows(const Bf16* x, int64_t stride, int rows, int dim, const RowTr
   }
 }
 
-template <typename V>
-int CountAtLeast(const float* y, int dim, int32_t bound) {
-  typename V::I counts = V::SetI(0);
-  for (int i = 0; i < dim; i += V::kLanes) {
-    counts = V::CountGreaterEqual(counts, V::AsInt(V::Abs(V::Load(y + i))), V::SetI(bound));
-  }
-  return V::ReduceAddI(counts);
-}
-
-// The `rank`-th largest |y|, exactly: order statistics of non-negative floats are those of their
-// bits, found bit by bit from the top.
-template <typename V>
-float LargestMagnitude(const float* y, int dim, int rank) {
-  int32_t bound = 0;
-  for (int bit = 30; bit >= 0; --bit) {
-    const int32_t higher = bound | (1 << bit);
-    const int count = CountAtLeast<V>(y, dim, higher);
-    if (count >= rank) bound = higher;
-    if (count == rank) break;
-  }
-  typename V::I least = V::SetI(std::numeric_limits<int32_t>::max());
-  for (int i = 0; i < dim; i += V::kLanes) {
-    const typename V::I magnitude = V::AsInt(V::Abs(V::Load(y + i)));
-    least = V::MinI(least, V::SelectGreaterEqual(magnitude, V::SetI(bound),
-                                                 V::SetI(std::numeric_limits<int32_t>::max())));
-  }
-  const int32_t bits = V::ReduceMinI(least);
-  float value;
-  std::memcpy(&value, &bits, sizeof(value));
-  return value;
-}
-
-template <typename V>
-bool AllFinite(const float* y, int dim) {
-  typename V::I highest = V::SetI(0);
-  for (int i = 0; i < dim; i += V::kLanes) {
-    highest = V::MaxI(highest, V::AsInt(V::Abs(V::Load(y + i))));
-  }
-  return V::ReduceMaxI(highest) < 0x7f800000;
-}
-
-// The clip rule: the value at index min(floor(clip d), d - 1) of ascending |y|.
-template <typename V>
-float ClipThreshold(const float* y, int dim, float clip) {
-  if (clip <= 0.0f) return std::numeric_limits<float>::max();
-  const int wanted = static_cast<int>(clip * static_cast<float>(dim));
-  const int index = wanted < dim - 1 ? wanted : dim - 1;
-  return LargestMagnitude<V>(y, dim, dim - index);
-}
-
 // Codes of one group of a finite row: c = clamp(floor((x - lo) / s + 1/2), 0, 3) with x clamped to
 // +-threshold. Returns the group's metadata word.
 template <typename V>
@@ -109,7 +52,7 @@ uint32_t QuantizeGroup(const float* y, int size, float threshold, uint8_t* codes
   }
   const float hi = V::ReduceMax(most), lo = -V::ReduceMax(negated_least);
   float range = hi - lo;
-  if (!(range > 1e-8f)) range = 1e-8f;
+  if (!(range > kRangeMin)) range = kRangeMin;
   if (range > std::numeric_limits<float>::max()) range = std::numeric_limits<float>::max();
   const float scale = range / 3.0f;
   for (int i = 0; i < size; i += V::kLanes) {
@@ -119,11 +62,7 @@ uint32_t QuantizeGroup(const float* y, int size, float threshold, uint8_t* codes
     V::StoreI(code, V::Truncate(V::Max(V::Min(steps, V::Set(3.0f)), V::Set(0.0f))));
     for (int lane = 0; lane < V::kLanes; ++lane) codes[i + lane] = static_cast<uint8_t>(code[lane]);
   }
-  bool saturated = false;
-  const uint32_t scale_bits = Fp16FromFloat(scale, &saturated);
-  const uint32_t minimum_bits = Fp16FromFloat(lo, &saturated);
-  if (saturated) *status |= kStatusSaturated;
-  return minimum_bits << 16 | scale_bits;
+  return PackMeta(scale, lo, status);
 }
 
 template <typename V>
@@ -195,9 +134,33 @@ void PackValues(const QuantizedRows& rows, int dim, uint8_t* out) {
   }
 }
 
+// One token group of rotated, centred rows y [16, head_dim] as `method` says.
+template <typename V>
+uint32_t QuantizeRows(const TileShape& shape, Method method, const RowTransform& transform,
+                      const float* y, QuantizedRows& rows) {
+  if (method == Method::kCrumb) return QuantizeWithFeedback<V>(shape, transform, y, rows);
+  uint32_t status = 0;
+  for (int t = 0; t < kWindowTokens; ++t) {
+    status |=
+        QuantizeRow<V>(y + t * shape.head_dim, shape, transform.clip, rows.codes[t], rows.meta[t]);
+  }
+  return status;
+}
+
+// Stores the metadata of token group `u`: docs/formats/page-tile.md.
+inline void StoreMeta(const TileShape& shape, const QuantizedRows& rows, int u, uint8_t* meta) {
+  for (int t = 0; t < kWindowTokens; ++t) {
+    const int r = t % 8, a = t / 8;
+    for (int group = 0; group < shape.groups(); ++group) {
+      std::memcpy(meta + 4 * shape.tokens * group + shape.tokens / 2 * r + 4 * (2 * u + a),
+                  &rows.meta[t][group], 4);
+    }
+  }
+}
+
 // One half of a tile: `codes` and `meta` are its areas.
 template <typename V>
-uint32_t QuantizeHalf(const TileShape& shape, const Bf16* x, int64_t stride,
+uint32_t QuantizeHalf(const TileShape& shape, Method method, const Bf16* x, int64_t stride,
                       const RowTransform& transform, bool values, uint8_t* codes, uint8_t* meta) {
   uint32_t status = 0;
   alignas(64) float y[kWindowTokens * kHeadDimMax];
@@ -205,15 +168,8 @@ uint32_t QuantizeHalf(const TileShape& shape, const Bf16* x, int64_t stride,
   for (int u = 0; u < shape.tokens / kWindowTokens; ++u) {
     TransformRows<V>(x + u * kWindowTokens * stride, stride, kWindowTokens, shape.head_dim,
                      transform, y);
-    for (int t = 0; t < kWindowTokens; ++t) {
-      status |= QuantizeRow<V>(y + t * shape.head_dim, shape, transform.clip, rows.codes[t],
-                               rows.meta[t]);
-      for (int group = 0; group < shape.groups(); ++group) {
-        const int r = t % 8, a = t / 8;
-        std::memcpy(meta + 4 * shape.tokens * group + shape.tokens / 2 * r + 4 * (2 * u + a),
-                    &rows.meta[t][group], 4);
-      }
-    }
+    status |= QuantizeRows<V>(shape, method, transform, y, rows);
+    StoreMeta(shape, rows, u, meta);
     uint8_t* out = codes + 4 * shape.head_dim * u;
     if (values) {
       PackValues<V>(rows, shape.head_dim, out);
@@ -228,9 +184,9 @@ template <typename V>
 uint32_t QuantizeWholeTile(const QuantizeParams& params) {
   const TileShape& shape = params.shape;
   uint8_t* meta = params.tile + 2 * shape.code_bytes();
-  return QuantizeHalf<V>(shape, params.k, params.k_stride, params.k_transform, false, params.tile,
-                         meta) |
-         QuantizeHalf<V>(shape, params.v, params.v_stride, params.v_transform, true,
+  return QuantizeHalf<V>(shape, params.method, params.k, params.k_stride, params.k_transform, false,
+                         params.tile, meta) |
+         QuantizeHalf<V>(shape, params.method, params.v, params.v_stride, params.v_transform, true,
                          params.tile + shape.code_bytes(), meta + shape.meta_bytes());
 }
 

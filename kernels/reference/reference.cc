@@ -123,38 +123,104 @@ double Dequantize(const TileShape& shape, const uint8_t* tile, TilePart part, in
   return minimum + scale * ReadCode(shape, tile, part, token, channel);
 }
 
-Row QuantizeRow(const TileShape& shape, const Bf16* x, const RowTransform& transform) {
-  const int d = shape.head_dim;
-  Row row;
-  row.y.assign(d, 0.0);
+namespace {
+
+// x R - mean.
+std::vector<double> TransformRow(int d, const Bf16* x, const RowTransform& transform) {
+  std::vector<double> y(d, 0.0);
   for (int j = 0; j < d; ++j) {
     for (int i = 0; i < d; ++i) {
       const double r =
           transform.rotation == nullptr ? (i == j ? 1.0 : 0.0) : transform.rotation[i * d + j];
-      if (r != 0.0) row.y[j] += Bf16ToFloat(x[i]) * r;
+      if (r != 0.0) y[j] += Bf16ToFloat(x[i]) * r;
     }
-    if (transform.mean != nullptr) row.y[j] -= transform.mean[j];
-    row.finite = row.finite && std::isfinite(row.y[j]);
+    if (transform.mean != nullptr) y[j] -= transform.mean[j];
   }
-  if (!row.finite) return row;
-  double threshold = std::numeric_limits<double>::max();
-  if (transform.clip > 0.0f) {
-    std::vector<double> magnitudes;
-    for (const double y : row.y) magnitudes.push_back(std::abs(y));
-    std::sort(magnitudes.begin(), magnitudes.end());
-    threshold =
-        magnitudes[std::min(static_cast<int>(transform.clip * static_cast<float>(d)), d - 1)];
+  return y;
+}
+
+// The value at index min(floor(clip d), d - 1) of ascending |y|; no limit without clip.
+double ClipThreshold(const std::vector<double>& y, float clip) {
+  if (clip <= 0.0f) return std::numeric_limits<double>::max();
+  std::vector<double> magnitudes;
+  for (const double value : y) magnitudes.push_back(std::abs(value));
+  std::sort(magnitudes.begin(), magnitudes.end());
+  const int d = static_cast<int>(y.size());
+  return magnitudes[std::min(static_cast<int>(clip * static_cast<float>(d)), d - 1)];
+}
+
+// Minimum and scale of the group that begins at channel `first`, from y clamped to +-threshold.
+void AddRange(const TileShape& shape, const std::vector<double>& y, int first, double threshold,
+              std::vector<double>& minimum, std::vector<double>& scale) {
+  double least = std::numeric_limits<double>::max(), most = -least;
+  for (int i = first; i < first + shape.group_size; ++i) {
+    const double clamped = std::clamp(y[i], -threshold, threshold);
+    least = std::min(least, clamped);
+    most = std::max(most, clamped);
   }
+  minimum.push_back(least);
+  scale.push_back(std::max(most - least, 1e-8) / 3.0);
+}
+
+FeedbackRow RoundWithFeedback(const TileShape& shape, const std::vector<double>& y,
+                              const float* feedback, double threshold, const uint8_t* codes) {
+  const int d = shape.head_dim;
+  FeedbackRow row;
   for (int first = 0; first < d; first += shape.group_size) {
-    std::vector<double> clipped;
-    for (int i = 0; i < shape.group_size; ++i) {
-      clipped.push_back(std::clamp(row.y[first + i], -threshold, threshold));
-    }
-    const auto [least, most] = std::minmax_element(clipped.begin(), clipped.end());
-    row.minimum.push_back(*least);
-    row.scale.push_back(std::max(*most - *least, 1e-8) / 3.0);
-    for (const double y : clipped) row.steps.push_back((y - *least) / row.scale.back());
+    AddRange(shape, y, first, threshold, row.minimum, row.scale);
   }
+  std::vector<double> error(d);
+  double own = 0.0, product = 0.0;
+  for (int j = 0; j < d; ++j) {
+    const int group = j / shape.group_size;
+    double target = y[j];
+    if (feedback != nullptr) {
+      for (int i = 0; i < j; ++i) target += error[i] * feedback[i * d + j];
+    }
+    row.steps.push_back((target - row.minimum[group]) / row.scale[group]);
+    const double code =
+        codes != nullptr ? codes[j] : std::clamp(std::floor(row.steps[j] + 0.5), 0.0, 3.0);
+    const double z = row.minimum[group] + row.scale[group] * code;
+    error[j] = y[j] - z;
+    own += y[j] * y[j];
+    product += y[j] * z;
+  }
+  if (product > 0.0) row.ratio = std::clamp(own / product, 0.5, 2.0);
+  for (double& value : row.minimum) value *= row.ratio;
+  for (double& value : row.scale) value *= row.ratio;
+  return row;
+}
+
+}  // namespace
+
+Row QuantizeRow(const TileShape& shape, const Bf16* x, const RowTransform& transform) {
+  Row row;
+  row.y = TransformRow(shape.head_dim, x, transform);
+  row.finite = std::all_of(row.y.begin(), row.y.end(), [](double y) { return std::isfinite(y); });
+  if (!row.finite) return row;
+  const double threshold = ClipThreshold(row.y, transform.clip);
+  for (int first = 0; first < shape.head_dim; first += shape.group_size) {
+    AddRange(shape, row.y, first, threshold, row.minimum, row.scale);
+    for (int i = first; i < first + shape.group_size; ++i) {
+      const double clamped = std::clamp(row.y[i], -threshold, threshold);
+      row.steps.push_back((clamped - row.minimum.back()) / row.scale.back());
+    }
+  }
+  return row;
+}
+
+FeedbackRow QuantizeFeedbackRow(const TileShape& shape, const Bf16* x,
+                                const RowTransform& transform, const uint8_t* codes) {
+  const std::vector<double> y = TransformRow(shape.head_dim, x, transform);
+  FeedbackRow row;
+  row.finite = std::all_of(y.begin(), y.end(), [](double value) { return std::isfinite(value); });
+  if (!row.finite) return row;
+  const double threshold = ClipThreshold(y, transform.clip);
+  const bool clip_left_out =
+      RoundWithFeedback(shape, y, transform.feedback, threshold, nullptr).ratio >= 2.0;
+  row = RoundWithFeedback(shape, y, transform.feedback,
+                          clip_left_out ? std::numeric_limits<double>::max() : threshold, codes);
+  row.clipped = !clip_left_out;
   return row;
 }
 

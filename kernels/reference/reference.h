@@ -28,6 +28,21 @@ struct Row {
 
 Row QuantizeRow(const TileShape& shape, const Bf16* x, const RowTransform& transform);
 
+// One row as the method `crumb` defines it. `codes` [head_dim] are those of the row under test: the
+// steps of a channel follow from the codes before it, so that one tie does not hide what comes
+// after. Null: its own codes, rounded from the steps.
+struct FeedbackRow {
+  bool finite = true;
+  bool clipped = true;          // false: the ratio reached 2 and the clip was left out
+  std::vector<double> scale;    // [groups] times the inner-product ratio, before rounding to fp16
+  std::vector<double> minimum;  // [groups] the same
+  std::vector<double> steps;    // [head_dim] (target - minimum) / scale, before rounding
+  double ratio = 1.0;
+};
+
+FeedbackRow QuantizeFeedbackRow(const TileShape& shape, const Bf16* x,
+                                const RowTransform& transform, const uint8_t* codes);
+
 // Output and log-sum-exp of one (query token, query head).
 struct AttentionRow {
   std::vector<double> out;  // [head_dim]

@@ -1,0 +1,177 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "kernels/cpu/quantized_rows.h"
+#include "kernels/cpu/row_range.h"
+#include "kernels/fp16.h"
+#include "kernels/quantize.h"
+
+// The method `crumb`: rounding that passes each channel's error on to the channels behind it, and a
+// scale that keeps a row's inner product with itself (docs/kernels/cpu.md, "Feedback"). Channels
+// follow each other, so the lanes of a vector are rows. Every element's sum runs in ascending order
+// of the channel with separate multiplication and addition: the same bits everywhere.
+namespace crumb::kernels {
+
+// Beyond it a row's scale and minimum are saturated anyway; up to it no product overflows.
+inline constexpr float kFeedbackMagnitudeMax = 0x1p56f;
+inline constexpr float kInnerProductRatioMax = 2.0f;
+inline constexpr int kFeedbackBlock = 8;  // channels whose sums stay in registers
+
+// One token group with channels outside and rows inside.
+struct FeedbackRows {
+  alignas(64) float y[kHeadDimMax][kWindowTokens];      // rotated and centred, never clipped
+  alignas(64) float error[kHeadDimMax][kWindowTokens];  // y - z
+  alignas(64) float code[kHeadDimMax][kWindowTokens];
+  alignas(64) float threshold[kWindowTokens];  // of the range
+  alignas(64) float low[kHeadDimMax / 32][kWindowTokens];
+  alignas(64) float scale[kHeadDimMax / 32][kWindowTokens];
+  alignas(64) float ratio[kWindowTokens];  // a = <y, y> / <y, z>, limited
+  bool finite[kWindowTokens];
+};
+
+// The range of every group of all rows under their thresholds.
+template <typename V>
+void FindRanges(const TileShape& shape, FeedbackRows& rows) {
+  const typename V::F float_max = V::Set(std::numeric_limits<float>::max());
+  for (int lane = 0; lane < kWindowTokens; lane += V::kLanes) {
+    const typename V::F upper = V::Load(rows.threshold + lane);
+    const typename V::F lower = V::Sub(V::Set(0.0f), upper);
+    for (int group = 0; group < shape.groups(); ++group) {
+      typename V::F least = float_max, most = V::Sub(V::Set(0.0f), float_max);
+      for (int j = group * shape.group_size; j < (group + 1) * shape.group_size; ++j) {
+        const typename V::F x = V::Max(V::Min(V::Load(rows.y[j] + lane), upper), lower);
+        least = V::Min(least, x);
+        most = V::Max(most, x);
+      }
+      const typename V::F range = V::Max(V::Sub(most, least), V::Set(kRangeMin));
+      V::Store(rows.low[group] + lane, least);
+      V::Store(rows.scale[group] + lane, V::Div(range, V::Set(3.0f)));
+    }
+  }
+}
+
+// Codes of channels [first, first + kFeedbackBlock) of V::kLanes rows. feedback [dim, dim]: row i
+// says what the error of channel i adds to later channels; null: nothing.
+template <typename V>
+void RoundBlock(const TileShape& shape, const float* feedback, int first, int lane,
+                FeedbackRows& rows) {
+  const int dim = shape.head_dim, group = first / shape.group_size;
+  typename V::F target[kFeedbackBlock];
+  for (int c = 0; c < kFeedbackBlock; ++c) target[c] = V::Load(rows.y[first + c] + lane);
+  if (feedback != nullptr) {
+    for (int i = 0; i < first; ++i) {
+      const typename V::F error = V::Load(rows.error[i] + lane);
+      const float* weights = feedback + i * dim + first;
+      for (int c = 0; c < kFeedbackBlock; ++c) {
+        target[c] = V::Add(target[c], V::Mul(error, V::Set(weights[c])));
+      }
+    }
+  }
+  const typename V::F low = V::Load(rows.low[group] + lane);
+  const typename V::F scale = V::Load(rows.scale[group] + lane);
+  for (int c = 0; c < kFeedbackBlock; ++c) {
+    const int j = first + c;
+    const typename V::F steps = V::Add(V::Div(V::Sub(target[c], low), scale), V::Set(0.5f));
+    const typename V::F code =
+        V::ToFloat(V::Truncate(V::Max(V::Min(steps, V::Set(3.0f)), V::Set(0.0f))));
+    const typename V::F z = V::Add(low, V::Mul(scale, code));
+    const typename V::F error = V::Sub(V::Load(rows.y[j] + lane), z);
+    V::Store(rows.code[j] + lane, code);
+    V::Store(rows.error[j] + lane, error);
+    if (feedback == nullptr) continue;
+    for (int later = c + 1; later < kFeedbackBlock; ++later) {
+      const typename V::F weight = V::Set(feedback[j * dim + first + later]);
+      target[later] = V::Add(target[later], V::Mul(error, weight));
+    }
+  }
+}
+
+// a = <y, y> / <y, z> within [1/2, 2]; 1 where <y, z> is not above 0.
+template <typename V>
+void FindRatios(const TileShape& shape, FeedbackRows& rows) {
+  alignas(64) float yy[kWindowTokens], yz[kWindowTokens];
+  for (int lane = 0; lane < kWindowTokens; lane += V::kLanes) {
+    typename V::F own = V::Set(0.0f), product = V::Set(0.0f);
+    for (int j = 0; j < shape.head_dim; ++j) {
+      const int group = j / shape.group_size;
+      const typename V::F y = V::Load(rows.y[j] + lane);
+      const typename V::F z =
+          V::Add(V::Load(rows.low[group] + lane),
+                 V::Mul(V::Load(rows.scale[group] + lane), V::Load(rows.code[j] + lane)));
+      own = V::Add(own, V::Mul(y, y));
+      product = V::Add(product, V::Mul(y, z));
+    }
+    V::Store(yy + lane, own);
+    V::Store(yz + lane, product);
+  }
+  for (int t = 0; t < kWindowTokens; ++t) {
+    rows.ratio[t] = yz[t] > 0.0f ? std::clamp(yy[t] / yz[t], 1.0f / kInnerProductRatioMax,
+                                              kInnerProductRatioMax)
+                                 : 1.0f;
+  }
+}
+
+template <typename V>
+void RoundRows(const TileShape& shape, const float* feedback, FeedbackRows& rows) {
+  FindRanges<V>(shape, rows);
+  for (int lane = 0; lane < kWindowTokens; lane += V::kLanes) {
+    for (int first = 0; first < shape.head_dim; first += kFeedbackBlock) {
+      RoundBlock<V>(shape, feedback, first, lane, rows);
+    }
+  }
+  FindRatios<V>(shape, rows);
+}
+
+// Turns rows of `y` [16, head_dim] round. Rows that are not finite become 0.
+template <typename V>
+void TakeRows(const TileShape& shape, float clip, const float* y, FeedbackRows& rows) {
+  const int dim = shape.head_dim;
+  for (int t = 0; t < kWindowTokens; ++t) {
+    const float* row = y + t * dim;
+    rows.finite[t] = AllFinite<V>(row, dim);
+    rows.threshold[t] =
+        rows.finite[t] ? std::min(ClipThreshold<V>(row, dim, clip), kFeedbackMagnitudeMax) : 0.0f;
+    for (int j = 0; j < dim; ++j) {
+      rows.y[j][t] =
+          rows.finite[t] ? std::clamp(row[j], -kFeedbackMagnitudeMax, kFeedbackMagnitudeMax) : 0.0f;
+    }
+  }
+}
+
+// Quantizes one token group of rotated, centred rows y [16, head_dim]. Returns status bits.
+template <typename V>
+uint32_t QuantizeWithFeedback(const TileShape& shape, const RowTransform& transform, const float* y,
+                              QuantizedRows& out) {
+  FeedbackRows rows;
+  TakeRows<V>(shape, transform.clip, y, rows);
+  RoundRows<V>(shape, transform.feedback, rows);
+  // A ratio at its limit says that the clip has cut off most of the row.
+  bool again = false;
+  for (int t = 0; t < kWindowTokens; ++t) {
+    if (rows.ratio[t] < kInnerProductRatioMax) continue;
+    rows.threshold[t] = kFeedbackMagnitudeMax;
+    again = true;
+  }
+  if (again && transform.clip > 0.0f) RoundRows<V>(shape, transform.feedback, rows);
+
+  uint32_t status = 0;
+  for (int t = 0; t < kWindowTokens; ++t) {
+    for (int j = 0; j < shape.head_dim; ++j) {
+      out.codes[t][j] = static_cast<uint8_t>(rows.code[j][t]);
+    }
+    for (int group = 0; group < shape.groups(); ++group) {
+      out.meta[t][group] = rows.finite[t] ? PackMeta(rows.ratio[t] * rows.scale[group][t],
+                                                     rows.ratio[t] * rows.low[group][t], &status)
+                                          : 0;
+    }
+    if (!rows.finite[t]) status |= kStatusNonFinite;
+  }
+  return status;
+}
+
+}  // namespace crumb::kernels
