@@ -16,7 +16,7 @@ constexpr size_t kShadowItems = 4000;
 // Hits of the shadows lose a tenth of their weight each time as many items as a shadow holds were
 // asked for.
 constexpr double kFading = 0.9;
-// The order by age must lead by this factor to take over, so that equals do not flap.
+// An order must lead by this factor to take over, so that equals do not take turns.
 constexpr double kLead = 1.003;
 
 uint64_t Mix(uint64_t x) {  // the finalizer of SplitMix64
@@ -33,7 +33,9 @@ class DefaultPolicy final : public EvictionPolicy {
         shadow_items_(std::max<size_t>(capacity_items / one_in_, 1)),
         policy_(capacity_items),
         by_worth_(std::make_unique<ReusePolicy>(shadow_items_), shadow_items_),
-        by_age_(MakeLruPolicy(), shadow_items_) {}
+        by_age_(MakeLruPolicy(), shadow_items_) {
+    policy_.SetOrder(ReusePolicy::Order::kAge);  // until the other has shown that it is better
+  }
 
   std::string_view name() const override { return "default"; }
 
@@ -95,7 +97,7 @@ class DefaultPolicy final : public EvictionPolicy {
   void Choose() {
     asked_ = 0;
     if (hits_by_age_ > kLead * hits_by_worth_) policy_.SetOrder(ReusePolicy::Order::kAge);
-    if (hits_by_age_ < hits_by_worth_) policy_.SetOrder(ReusePolicy::Order::kWorth);
+    if (hits_by_worth_ > kLead * hits_by_age_) policy_.SetOrder(ReusePolicy::Order::kWorth);
     hits_by_worth_ *= kFading;
     hits_by_age_ *= kFading;
   }

@@ -9,9 +9,10 @@
 
 namespace crumb::storage {
 
-// `default`: orders leaves by learned worth (ReusePolicy) and falls back to the age of their last
-// use while that serves a sample of the same accesses better. Two shadow caches of 4,000 to 8,000
-// items, one per order, run on items picked by fingerprint. docs/adr/0003-eviction-policy.md.
+// `default`: orders leaves by learned worth (ReusePolicy) while that serves a sample of the
+// accesses better than the age of their last use, which it begins with. Two shadow caches of 4,000
+// to 8,000 items, one per order, run on items picked by fingerprint.
+// docs/adr/0003-eviction-policy.md.
 std::unique_ptr<EvictionPolicy> MakeDefaultPolicy(size_t capacity_items);
 
 }  // namespace crumb::storage
