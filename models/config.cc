@@ -7,8 +7,8 @@
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
+#include "common/json_file.h"
 #include "common/status_macros.h"
-#include "models/json_file.h"
 
 namespace crumb::models {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/tensor.h"
 #include "models/matmul_kernels.h"
-#include "models/tensor.h"
 #include "models/thread_pool.h"
 
 namespace crumb::models {

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "models/tensor.h"
+#include "common/tensor.h"
 
 // The inner loops of the engine's matrix products, once per instruction set. Plain pointers and
 // sizes, one thread, no allocation. Numbers are f32; weights are read as they are stored.

@@ -7,8 +7,8 @@
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "common/json_file.h"
 #include "common/status_macros.h"
-#include "models/json_file.h"
 #include "models/unicode.h"
 
 namespace crumb::models {

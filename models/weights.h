@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "models/checkpoint.h"
 #include "models/config.h"
 #include "models/matmul.h"
-#include "models/safetensors.h"
 
 namespace crumb::models {
 

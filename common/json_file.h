@@ -9,9 +9,9 @@
 
 #include "absl/status/statusor.h"
 
-// Typed reads of a model directory's JSON files. Every error is kInvalidArgument (kNotFound when
+// Typed reads of JSON files. Every error is kInvalidArgument (kNotFound when
 // the file is absent) and names the file and the field; `where` is that file's path.
-namespace crumb::models {
+namespace crumb {
 
 // The whole file; kInvalidArgument when it is larger than `max_bytes`.
 absl::StatusOr<std::string> ReadFile(const std::string& path, int64_t max_bytes);
@@ -40,4 +40,4 @@ absl::StatusOr<const nlohmann::json*> ObjectField(const nlohmann::json& object,
 absl::StatusOr<const nlohmann::json*> ArrayField(const nlohmann::json& object,
                                                  const std::string& key, const std::string& where);
 
-}  // namespace crumb::models
+}  // namespace crumb

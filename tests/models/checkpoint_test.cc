@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "models/safetensors.h"
+#include "models/checkpoint.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,7 +27,7 @@ std::string OneTensor(const nlohmann::json& entry, const std::string& data) {
   return JoinSafetensors(nlohmann::json{{Name(), entry}}.dump(), data);
 }
 
-TEST(SafetensorsTest, ReadsWhatWasWritten) {
+TEST(CheckpointTest, ReadsWhatWasWritten) {
   ModelFolder folder;
   RawTensors tensors;
   tensors["a"] = {"BF16", {2, 3}, "abcdefghijkl"};
@@ -47,7 +47,7 @@ TEST(SafetensorsTest, ReadsWhatWasWritten) {
   }
 }
 
-TEST(SafetensorsTest, ErrorsOfFindNameTensorFileAndShapes) {
+TEST(CheckpointTest, ErrorsOfFindNameTensorFileAndShapes) {
   ModelFolder folder;
   folder.Write("model.safetensors",
                FormatSafetensors({{"a", {"BF16", {2, 3}, std::string(12, 'x')}},
@@ -68,7 +68,7 @@ TEST(SafetensorsTest, ErrorsOfFindNameTensorFileAndShapes) {
   EXPECT_THAT(std::string(dtype.message()), HasSubstr("I64"));
 }
 
-TEST(SafetensorsTest, RefusesDamagedHeaders) {
+TEST(CheckpointTest, RefusesDamagedHeaders) {
   const nlohmann::json good = {{"dtype", "F32"}, {"shape", {2}}, {"data_offsets", {0, 8}}};
   const std::string data(8, 'd');
   ASSERT_TRUE(OpenBytes(OneTensor(good, data)).ok());
@@ -115,7 +115,7 @@ TEST(SafetensorsTest, RefusesDamagedHeaders) {
   }
 }
 
-TEST(SafetensorsTest, RefusesOverlapsAndGaps) {
+TEST(CheckpointTest, RefusesOverlapsAndGaps) {
   const auto two = [](int begin, int end) {
     const nlohmann::json header = {
         {"a", {{"dtype", "U8"}, {"shape", {8}}, {"data_offsets", {0, 8}}}},
@@ -131,7 +131,7 @@ TEST(SafetensorsTest, RefusesOverlapsAndGaps) {
 }
 
 // Any prefix of a file, and any file with a changed header byte, opens or is refused, never worse.
-TEST(SafetensorsTest, SurvivesTruncationAndBitFlips) {
+TEST(CheckpointTest, SurvivesTruncationAndBitFlips) {
   RawTensors tensors;
   for (const char* name : {"a", "b", "c"}) tensors[name] = {"BF16", {4, 4}, std::string(32, 'x')};
   const std::string file = FormatSafetensors(tensors);

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "models/json_file.h"
+#include "common/json_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -14,7 +14,7 @@
 #include "common/status_macros.h"
 #include "common/unique_fd.h"
 
-namespace crumb::models {
+namespace crumb {
 
 namespace {
 
@@ -131,4 +131,4 @@ absl::StatusOr<const nlohmann::json*> ArrayField(const nlohmann::json& object,
   return field;
 }
 
-}  // namespace crumb::models
+}  // namespace crumb

@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-namespace crumb::models {
+namespace crumb {
 
-// Element types that weights may have.
+// Element types that tensors may have.
 enum class DType { kBf16, kF16, kF32 };
 
 constexpr size_t DTypeBytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
@@ -29,4 +29,11 @@ struct Tensor {
   std::span<const std::byte> bytes;  // row-major, little-endian
 };
 
-}  // namespace crumb::models
+// "[2, 3]".
+inline std::string ShapeText(const std::vector<int64_t>& shape) {
+  std::string text;
+  for (const int64_t size : shape) text += (text.empty() ? "" : ", ") + std::to_string(size);
+  return "[" + text + "]";
+}
+
+}  // namespace crumb

@@ -1,13 +1,13 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "models/json_file.h"
+#include "common/json_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/models/model_folder.h"
 
-namespace crumb::models {
+namespace crumb {
 namespace {
 
 using ::testing::HasSubstr;
@@ -62,7 +62,7 @@ TEST(JsonFileTest, RefusesWhatIsNoJsonObject) {
 }
 
 TEST(JsonFileTest, ReadsFilesUpToALimit) {
-  ModelFolder folder;
+  models::ModelFolder folder;
   const std::string path = folder.path() + "/f";
   EXPECT_EQ(ReadFile(path, 10).status().code(), absl::StatusCode::kNotFound);
   folder.Write("f", std::string("12345"));
@@ -72,4 +72,4 @@ TEST(JsonFileTest, ReadsFilesUpToALimit) {
 }
 
 }  // namespace
-}  // namespace crumb::models
+}  // namespace crumb

@@ -1,25 +1,24 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "models/safetensors.h"
+#include "common/safetensors.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <filesystem>
 #include <optional>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/errno_status.h"
+#include "common/json_file.h"
 #include "common/little_endian.h"
 #include "common/status_macros.h"
 #include "common/unique_fd.h"
-#include "models/json_file.h"
 
-namespace crumb::models {
+namespace crumb {
 
 namespace {
 
@@ -44,10 +43,6 @@ std::optional<DType> ToDType(const std::string& name) {
     if (name == DTypeName(dtype)) return dtype;
   }
   return std::nullopt;
-}
-
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
 }
 
 absl::StatusOr<std::vector<int64_t>> IntArray(const nlohmann::json& object, const std::string& key,
@@ -102,7 +97,14 @@ absl::Status SafetensorsFile::ReadHeader() {
   data_ = mapping_.bytes().subspan(kLengthBytes + length);
   CRUMB_ASSIGN_OR_RETURN(const nlohmann::json header, ParseJsonObject(text, path_ + ": header"));
   for (const auto& [name, value] : header.items()) {
-    if (name == "__metadata__") continue;
+    if (name == "__metadata__") {
+      const std::string metadata = path_ + ": header: __metadata__";
+      if (!value.is_object()) return absl::InvalidArgumentError(metadata + " is not an object");
+      for (const auto& item : value.items()) {
+        CRUMB_ASSIGN_OR_RETURN(metadata_[item.key()], StringField(value, item.key(), metadata));
+      }
+      continue;
+    }
     const std::string where = absl::StrCat(path_, ": tensor ", name);
     if (!value.is_object()) return absl::InvalidArgumentError(where + " is not an object");
     Entry entry;
@@ -182,64 +184,4 @@ absl::StatusOr<Tensor> SafetensorsFile::Find(const std::string& name) const {
                               static_cast<size_t>(entry.end - entry.begin))};
 }
 
-absl::StatusOr<std::unique_ptr<Checkpoint>> Checkpoint::Open(const std::string& dir) {
-  std::unique_ptr<Checkpoint> checkpoint(new Checkpoint(dir));
-  const std::string single = dir + "/model.safetensors";
-  const std::string index = dir + "/model.safetensors.index.json";
-  std::error_code error;
-  if (std::filesystem::exists(index, error)) {
-    CRUMB_RETURN_IF_ERROR(checkpoint->OpenShards(index));
-  } else if (std::filesystem::exists(single, error)) {
-    CRUMB_RETURN_IF_ERROR(checkpoint->OpenSingle(single));
-  } else {
-    return absl::NotFoundError(
-        absl::StrCat(dir, ": neither model.safetensors nor model.safetensors.index.json is there"));
-  }
-  return checkpoint;
-}
-
-absl::Status Checkpoint::OpenSingle(const std::string& path) {
-  CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<SafetensorsFile> file, SafetensorsFile::Open(path));
-  for (const std::string& name : file->names()) file_of_[name] = file.get();
-  files_[path] = std::move(file);
-  return absl::OkStatus();
-}
-
-absl::Status Checkpoint::OpenShards(const std::string& index_path) {
-  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json index, ReadJsonObject(index_path));
-  CRUMB_ASSIGN_OR_RETURN(const nlohmann::json* map, ObjectField(index, "weight_map", index_path));
-  for (const auto& [name, value] : map->items()) {
-    CRUMB_ASSIGN_OR_RETURN(const std::string shard, StringField(*map, name, index_path));
-    if (shard.empty() || shard == "." || shard == ".." || shard.find('/') != std::string::npos) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(index_path, ": shard \"", shard, "\" is not a file name"));
-    }
-    const std::string path = dir_ + "/" + shard;
-    if (!files_.contains(path)) {
-      CRUMB_ASSIGN_OR_RETURN(files_[path], SafetensorsFile::Open(path));
-    }
-    if (!files_[path]->Has(name)) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": no tensor ", name, ", which the index says is there"));
-    }
-    file_of_[name] = files_[path].get();
-  }
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Tensor> Checkpoint::Find(const std::string& name,
-                                        const std::vector<int64_t>& shape) const {
-  const auto it = file_of_.find(name);
-  if (it == file_of_.end()) {
-    return absl::NotFoundError(absl::StrCat(dir_, ": the weights lack tensor ", name));
-  }
-  CRUMB_ASSIGN_OR_RETURN(Tensor tensor, it->second->Find(name));
-  if (tensor.shape != shape) {
-    return absl::InvalidArgumentError(absl::StrCat(tensor.file, ": tensor ", name, ": shape ",
-                                                   ShapeText(tensor.shape),
-                                                   ", config.json asks for ", ShapeText(shape)));
-  }
-  return tensor;
-}
-
-}  // namespace crumb::models
+}  // namespace crumb

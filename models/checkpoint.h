@@ -1,0 +1,38 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/safetensors.h"
+
+namespace crumb::models {
+
+// The weights of a model directory: model.safetensors, or the shards that
+// model.safetensors.index.json names. Immutable, so thread-safe.
+class Checkpoint {
+ public:
+  // kNotFound: neither file is there, or a shard is missing. kInvalidArgument: a file is damaged or
+  // the index points outside the directory.
+  static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& dir);
+
+  bool Has(const std::string& name) const { return file_of_.contains(name); }
+  // The tensor, whose shape must be `shape`. kNotFound names the tensor and the directory;
+  // kInvalidArgument names tensor, file and both shapes. Valid while the checkpoint lives.
+  absl::StatusOr<Tensor> Find(const std::string& name, const std::vector<int64_t>& shape) const;
+
+ private:
+  explicit Checkpoint(std::string dir) : dir_(std::move(dir)) {}
+  absl::Status OpenSingle(const std::string& path);
+  absl::Status OpenShards(const std::string& index_path);
+
+  const std::string dir_;
+  std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;
+  std::map<std::string, const SafetensorsFile*> file_of_;
+};
+
+}  // namespace crumb::models
