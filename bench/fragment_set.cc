@@ -11,10 +11,11 @@
 
 namespace crumb::bench {
 
-FragmentSet::FragmentSet(std::string name, size_t fragment_bytes, size_t bodies_bytes)
+FragmentSet::FragmentSet(std::string name, size_t fragment_bytes, size_t bodies_bytes,
+                         size_t sequence_pages)
     : name_(std::move(name)),
-      tiles_(
-          static_cast<int>(std::max<size_t>(1, (fragment_bytes + kTileBytes / 2) / kTileBytes))) {
+      tiles_(static_cast<int>(std::max<size_t>(1, (fragment_bytes + kTileBytes / 2) / kTileBytes))),
+      sequence_pages_(sequence_pages) {
   std::mt19937_64 random(fragment_bytes);
   bodies_.resize(std::max<size_t>(2, bodies_bytes / tiles_bytes()));
   for (auto& body : bodies_) {
@@ -65,7 +66,7 @@ FragmentHeader FragmentSet::Header(size_t page) const {
   header.generation = generation_;
   header.keyspace = keyspace_;
   header.key = Key(page);
-  if (page > 0) header.parent = Key(page - 1);
+  if (page % sequence_pages_ > 0) header.parent = Key(page - 1);
   header.range = range();
   header.tile_sums = sums_[page % sums_.size()];
   return header;

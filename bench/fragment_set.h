@@ -13,14 +13,14 @@
 
 namespace crumb::bench {
 
-// INT2 fragments of one size, numbered from 0 as the pages of one long sequence. Keys and bytes
-// follow from the number; there are few different bodies, more than caches hold together. Immutable
-// after BindKeyspace.
+// INT2 fragments of one size, numbered from 0 as the pages of sequences of equal length. Keys and
+// bytes follow from the number; there are few different bodies, more than caches hold together.
+// Immutable after BindKeyspace.
 class FragmentSet {
  public:
   // Tiles of 4,608 bytes, as many as come closest to `fragment_bytes`; the body count follows from
   // `bodies_bytes`. `name` makes this set's keys its own.
-  FragmentSet(std::string name, size_t fragment_bytes, size_t bodies_bytes);
+  FragmentSet(std::string name, size_t fragment_bytes, size_t bodies_bytes, size_t sequence_pages);
 
   // What headers and keys name. Call once, before anything is asked for.
   void BindKeyspace(const KeyspaceId& keyspace, uint64_t generation);
@@ -43,6 +43,7 @@ class FragmentSet {
  private:
   const std::string name_;
   const int tiles_;
+  const size_t sequence_pages_;
   KeyspaceId keyspace_;
   uint64_t generation_ = 0;
   std::vector<std::vector<std::byte>> bodies_;

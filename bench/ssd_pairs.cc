@@ -28,16 +28,22 @@ constexpr int kPairs = 5;
 constexpr int kDepth = 8;
 constexpr size_t kBodiesBytes = 64 << 20;
 // Of one lease call: enough reads for crumbd to keep kDepth in flight, and a part of host memory.
-constexpr size_t kCallBytes = 32 << 20;
-constexpr uint64_t kHostBytes = 128 << 20;
+constexpr size_t kCallBytes = 16 << 20;
+constexpr uint64_t kHostBytes = 256 << 20;
 constexpr Duration kWait = std::chrono::seconds(20);
 constexpr size_t kReadAlignment = 4096;
 
 // Bytes over wall time, and where they came from.
 class SsdPairs {
  public:
-  SsdPairs(const CrumbdUnderTest& crumbd, const FragmentSet& fragments, ShmPlane& shm, size_t pages)
-      : crumbd_(crumbd), fragments_(fragments), shm_(shm), pages_(pages) {
+  // Reads `pages` pages, `pages_per_call` at a time.
+  SsdPairs(const CrumbdUnderTest& crumbd, const FragmentSet& fragments, ShmPlane& shm, size_t pages,
+           size_t pages_per_call)
+      : crumbd_(crumbd),
+        fragments_(fragments),
+        shm_(shm),
+        pages_(pages),
+        pages_per_call_(pages_per_call) {
     for (size_t page = 0; page < pages; ++page) keys_.push_back(fragments.Key(page));
   }
 
@@ -48,14 +54,11 @@ class SsdPairs {
   absl::StatusOr<TimedCalls> ReadPages();
   StoreRow Row(const char* operation, size_t pages_per_call) const;
 
-  size_t PagesPerCall() const {
-    return std::clamp<size_t>(kCallBytes / fragments_.fragment_bytes(), 1, pages_);
-  }
-
   const CrumbdUnderTest& crumbd_;
   const FragmentSet& fragments_;
   ShmPlane& shm_;
   const size_t pages_;
+  const size_t pages_per_call_;
   std::vector<PageKey> keys_;
 };
 
@@ -70,7 +73,7 @@ absl::StatusOr<double> SsdPairs::ReadRaw() const {
 }
 
 absl::StatusOr<TimedCalls> SsdPairs::ReadPages() {
-  const size_t step = PagesPerCall();
+  const size_t step = pages_per_call_;
   TimedCallsOptions timed;
   timed.seconds = 3600;  // the number of calls ends it
   timed.rounds = 1;
@@ -93,7 +96,7 @@ StoreRow SsdPairs::Row(const char* operation, size_t pages_per_call) const {
 
 absl::Status SsdPairs::Run(StoreResult& result) {
   std::vector<double> raw_rates, rates, ratios;
-  StoreRow get = Row("get", PagesPerCall());
+  StoreRow get = Row("get", pages_per_call_);
   for (int pair = 0; pair < kPairs && !Interrupted(); ++pair) {
     CRUMB_ASSIGN_OR_RETURN(const double raw, ReadRaw());
     CRUMB_ASSIGN_OR_RETURN(get.timed, ReadPages());
@@ -122,7 +125,10 @@ absl::Status RunOneSize(const StoreWorkloadOptions& options, size_t bytes, Store
   settings.ssd_threads = kDepth;
   settings.host_policy = "lru";  // going round a set larger than memory then never hits in it
   CRUMB_ASSIGN_OR_RETURN(const auto crumbd, CrumbdUnderTest::Start(settings));
-  FragmentSet fragments(fmt::format("ssd-{}-{}", bytes, ::getpid()), bytes, kBodiesBytes);
+  // One call reads one sequence: a longer one could not leave host memory while its end is leased.
+  const size_t pages_per_call = std::max<size_t>(1, kCallBytes / bytes);
+  FragmentSet fragments(fmt::format("ssd-{}-{}", bytes, ::getpid()), bytes, kBodiesBytes,
+                        pages_per_call);
   CRUMB_ASSIGN_OR_RETURN(const auto client, ConnectTo(crumbd->socket_dir()));
   CRUMB_RETURN_IF_ERROR(BindKeyspace(*client, fragments));
   ShmPlane shm(*client, fragments);
@@ -134,7 +140,7 @@ absl::Status RunOneSize(const StoreWorkloadOptions& options, size_t bytes, Store
     // Write-through drops what the disk is too slow for: give it time.
     CRUMB_RETURN_IF_ERROR(client->Flush(kWait).status());
   }
-  return SsdPairs(*crumbd, fragments, shm, pages).Run(result);
+  return SsdPairs(*crumbd, fragments, shm, pages, pages_per_call).Run(result);
 }
 
 }  // namespace

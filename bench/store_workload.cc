@@ -213,7 +213,7 @@ absl::Status RunCrumbdPlanes(const StoreWorkloadOptions& options, StoreResult& r
   CRUMB_ASSIGN_OR_RETURN(const auto client, ConnectTo(socket_dir));
   Session session(options, {pid}, result);
   for (const size_t bytes : options.fragment_bytes) {
-    FragmentSet fragments(fmt::format("{}-{}", bytes, ::getpid()), bytes, kBodiesBytes);
+    FragmentSet fragments(fmt::format("{}-{}", bytes, ::getpid()), bytes, kBodiesBytes, kManyPages);
     CRUMB_RETURN_IF_ERROR(BindKeyspace(*client, fragments));
     if (Contains(options.planes, "shm")) {
       CRUMB_RETURN_IF_ERROR(session.RunShm(*client, fragments));
@@ -245,7 +245,7 @@ absl::Status RunRedis(const StoreWorkloadOptions& options, StoreResult& result) 
   }
   Session session(options, pids, result);
   for (const size_t bytes : options.fragment_bytes) {
-    FragmentSet fragments("redis", bytes, kBodiesBytes);
+    FragmentSet fragments("redis", bytes, kBodiesBytes, kManyPages);
     CRUMB_ASSIGN_OR_RETURN(const auto plane, OpenRedisPlane(host, port, fragments));
     CRUMB_RETURN_IF_ERROR(session.RunPlane("redis", *plane, fragments, 1));
   }

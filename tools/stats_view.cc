@@ -83,7 +83,8 @@ double BytesSavedFactor(const client::CacheStats& stats) {
 std::string HealthOf(const client::CacheStats& stats) {
   std::string degraded;
   for (const auto& tier : stats.tiers) {
-    if (tier.state == "active") continue;
+    // A tier that nobody asked for is no trouble.
+    if (tier.state == "active" || tier.state == "off: not configured") continue;
     degraded += fmt::format("{}{} {}", degraded.empty() ? "" : ", ", client::TierName(tier.tier),
                             tier.state);
   }
