@@ -59,13 +59,15 @@ std::vector<FragmentMeta> FragmentsToLoad(std::span<const FragmentMeta> below,
 }
 
 AcquireOperation::AcquireOperation(const AcquireContext& context, AcquireRequest request,
-                                   std::vector<PageHandle> pages, Done done)
+                                   std::vector<PageHandle> pages, MissReason reason, Done done)
     : context_(context),
       request_(std::move(request)),
+      first_(pages.size()),
+      first_reason_(reason),
       done_(std::move(done)),
-      pages_(std::move(pages)) {
-  next_ = pages_.size();
-  end_ = request_.keys.size();
+      pages_(std::move(pages)),
+      next_(first_),
+      end_(request_.keys.size()) {
   pages_.resize(request_.keys.size(), kNoPage);
   tiers_.resize(request_.keys.size(), Tier::kHost);
 }
@@ -106,9 +108,12 @@ void AcquireOperation::Load(size_t index) {
       FragmentsToLoad(below, context_.host.Present(request_.keyspace, key, request_.generation),
                       request_.range, request_.generation);
   if (!wanted.empty()) return LoadFragments(index, std::move(wanted));
-  if (!below.empty() && reason == MissReason::kAbsent) {
-    reason = below[0].generation < request_.generation ? MissReason::kGeneration
-                                                       : MissReason::kNotCovered;
+  if (index == first_ && reason == MissReason::kAbsent) reason = first_reason_;
+  if (!below.empty() && below[0].generation < request_.generation) {
+    reason = MissReason::kGeneration;
+    context_.promoter.DropStale(below[0]);
+  } else if (!below.empty() && reason == MissReason::kAbsent) {
+    reason = MissReason::kNotCovered;
   }
   if (reason == MissReason::kAbsent && context_.pending.Has(request_.keyspace, key)) {
     reason = MissReason::kPending;

@@ -33,9 +33,10 @@ class AcquireOperation : public std::enable_shared_from_this<AcquireOperation> {
  public:
   using Done = std::function<void(absl::StatusOr<AcquireResult>)>;
 
-  // `pages` are references to the first pages of the prefix, found in host memory.
+  // `pages` are references to the first pages of the prefix, found in host memory; `reason` says
+  // why the next is not there.
   AcquireOperation(const AcquireContext& context, AcquireRequest request,
-                   std::vector<PageHandle> pages, Done done);
+                   std::vector<PageHandle> pages, MissReason reason, Done done);
 
   void Start();
 
@@ -55,6 +56,8 @@ class AcquireOperation : public std::enable_shared_from_this<AcquireOperation> {
 
   const AcquireContext context_;
   const AcquireRequest request_;
+  const size_t first_;  // the first page that host memory lacks
+  const MissReason first_reason_;
 
   Mutex mutex_;
   Done done_ ABSL_GUARDED_BY(mutex_);

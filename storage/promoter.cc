@@ -37,7 +37,6 @@ absl::StatusOr<PageHandle> Promoter::Bring(const FragmentMeta& fragment) {
   CRUMB_RETURN_IF_ERROR(slot.status());
   if (absl::Status status = below_.Get(fragment, host_.Memory(*slot)); !status.ok()) {
     host_.Abandon(*slot);
-    if (absl::IsDataLoss(status)) corrupt_.Add();
     return status;
   }
   CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_.Publish(fragment, *slot, Below::kStored));
@@ -55,6 +54,15 @@ void Promoter::Finish(const Name& name, const absl::Status& status) {
     ended_.NotifyAll();
   }
   for (const Done& done : waiting) done(status);
+}
+
+void Promoter::DropStale(const FragmentMeta& fragment) {
+  // When the queue is full the next reader that finds it asks again.
+  readers_.Submit([this, fragment] {
+    const std::vector<FragmentMeta> now = below_.Find(fragment.keyspace, fragment.key);
+    if (now.empty() || now[0].generation != fragment.generation) return;
+    below_.Remove(fragment.keyspace, std::span(&fragment.key, 1));
+  });
 }
 
 void Promoter::WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys) {

@@ -31,11 +31,14 @@ class Promoter {
   // Errors: those of FragmentTier::Get; kResourceExhausted: no slot, or too many reads wait.
   void Promote(const FragmentMeta& fragment, Done done);
 
+  // Removes the page from the tier below, in the background, unless a newer generation of it has
+  // come.
+  void DropStale(const FragmentMeta& fragment);
+
   // Blocks until no promotion of these pages is under way.
   void WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys);
 
   uint64_t promoted() const { return promoted_.value(); }
-  uint64_t corrupt() const { return corrupt_.value(); }
 
  private:
   struct Name {
@@ -59,7 +62,6 @@ class Promoter {
   WriteThrough& writer_;
   Executor& readers_;
   Counter promoted_;
-  Counter corrupt_;
 
   Mutex mutex_;
   CondVar ended_;

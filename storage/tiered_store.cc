@@ -22,7 +22,7 @@ namespace {
 constexpr uint64_t kQueuedShare = 4;
 // Accesses whose recency waits to be noted below; more are forgotten.
 constexpr size_t kRecencyQueueMax = 256;
-// Pages that one call touches below at most: the first ones keep the rest alive.
+// How far behind the durable recency may be while pages are read.
 constexpr Duration kRecencySyncInterval = std::chrono::seconds(5);
 
 absl::Status Stopped() { return absl::UnavailableError("the store is stopping"); }
@@ -237,7 +237,7 @@ void TieredStoreImpl::Acquire(AcquireRequest request,
       NoteUse(keyspace, std::move(keys));
     };
     const AcquireContext context = {*host_, *below_, *promoter_, timer_, pending_, clock_};
-    std::make_shared<AcquireOperation>(context, std::move(request), std::move(pages),
+    std::make_shared<AcquireOperation>(context, std::move(request), std::move(pages), reason,
                                        std::move(answer))
         ->Start();
     return;

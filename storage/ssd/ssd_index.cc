@@ -75,24 +75,35 @@ std::string_view ToView(const rocksdb::Slice& slice) { return {slice.data(), sli
 
 }  // namespace
 
-SsdIndex::SsdIndex() : logger_(std::make_unique<IndexLogger>()) {}
+SsdIndex::SsdIndex(std::string path, uint64_t buffer_bytes)
+    : path_(std::move(path)),
+      buffer_bytes_(buffer_bytes),
+      logger_(std::make_unique<IndexLogger>()) {}
 
-SsdIndex::~SsdIndex() {
-  if (db_ != nullptr) db_->Close().PermitUncheckedError();
-}
+SsdIndex::~SsdIndex() = default;
 
 absl::StatusOr<std::unique_ptr<SsdIndex>> SsdIndex::Open(const std::string& path,
                                                          uint64_t buffer_bytes) {
-  std::unique_ptr<SsdIndex> index(new SsdIndex());
+  std::unique_ptr<SsdIndex> index(new SsdIndex(path, buffer_bytes));
   // RocksDB would complain of a folder that is not there before it makes it.
   std::error_code error;
   std::filesystem::create_directories(path, error);
+  if (absl::Status status = index->OpenDb(); !status.ok()) return status;
+  return index;
+}
+
+absl::Status SsdIndex::OpenDb() {
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status =
-      rocksdb::DB::Open(BoundedOptions(buffer_bytes, index->logger_.get()), path, &db);
-  if (!status.ok()) return FromRocksdb(status);
-  index->db_.reset(db);
-  return index;
+      rocksdb::DB::Open(BoundedOptions(buffer_bytes_, logger_.get()), path_, &db);
+  MutexLock lock(&mutex_);
+  db_.reset(db);
+  return FromRocksdb(status);
+}
+
+std::shared_ptr<rocksdb::DB> SsdIndex::db() const {
+  MutexLock lock(&mutex_);
+  return db_;
 }
 
 absl::Status SsdIndex::Write(const IndexBatch& batch) {
@@ -107,9 +118,17 @@ absl::Status SsdIndex::Write(const IndexBatch& batch) {
   }
   rocksdb::WriteOptions options;
   options.sync = true;
-  // After an error RocksDB refuses writes until it is told to go on.
-  if (failed_) db_->Resume().PermitUncheckedError();
-  const rocksdb::Status status = db_->Write(options, &changes);
+  if (failed_) {
+    // A log that once failed to take bytes never takes any again; only a new one does.
+    std::shared_ptr<rocksdb::DB> old;
+    {
+      MutexLock lock(&mutex_);
+      old.swap(db_);
+    }
+    old.reset();
+    if (absl::Status status = OpenDb(); !status.ok()) return status;
+  }
+  const rocksdb::Status status = db()->Write(options, &changes);
   failed_ = !status.ok();
   return FromRocksdb(status);
 }
@@ -118,7 +137,9 @@ absl::Status SsdIndex::ForEach(
     IndexKind kind, const std::function<void(std::string_view, std::string_view)>& visit) const {
   rocksdb::ReadOptions options;
   options.fill_cache = false;
-  const std::unique_ptr<rocksdb::Iterator> at(db_->NewIterator(options));
+  const std::shared_ptr<rocksdb::DB> open = db();
+  if (open == nullptr) return absl::UnavailableError("SSD index could not be opened again");
+  const std::unique_ptr<rocksdb::Iterator> at(open->NewIterator(options));
   const std::string prefix(1, static_cast<char>(kind));
   for (at->Seek(prefix); at->Valid() && at->key().starts_with(prefix); at->Next()) {
     visit(ToView(at->key()), ToView(at->value()));

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/mutex.h"
 #include "storage/ssd/index_format.h"
 
 namespace rocksdb {
@@ -39,11 +40,17 @@ class SsdIndex {
                        const std::function<void(std::string_view, std::string_view)>& visit) const;
 
  private:
-  SsdIndex();
+  SsdIndex(std::string path, uint64_t buffer_bytes);
 
-  std::unique_ptr<rocksdb::Logger> logger_;
-  std::unique_ptr<rocksdb::DB> db_;
-  bool failed_ = false;  // the writer's
+  absl::Status OpenDb();
+  std::shared_ptr<rocksdb::DB> db() const;
+
+  const std::string path_;
+  const uint64_t buffer_bytes_;
+  const std::unique_ptr<rocksdb::Logger> logger_;
+  bool failed_ = false;  // the writer's: the last write did
+  mutable Mutex mutex_;
+  std::shared_ptr<rocksdb::DB> db_ ABSL_GUARDED_BY(mutex_);  // null after a failed reopening
 };
 
 }  // namespace crumb::storage

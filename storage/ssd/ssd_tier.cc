@@ -457,7 +457,7 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
   if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
   MutexLock lock(&mutex_);
   index_busy_ = false;
-  index_free_.NotifyOne();
+  index_free_.NotifyAll();  // one that finds nothing left to do wakes nobody
   if (status.ok()) {
     for (const Slot& slot : leaving.slots) table_.slots().Free(slot);
     for (const PageHandle page : leaving.pages) table_.Unref(page);

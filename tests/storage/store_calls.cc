@@ -3,6 +3,7 @@
 #include "tests/storage/store_calls.h"
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
@@ -53,8 +54,11 @@ bool AllRight(TieredStore& store, const AcquireRequest& request, const AcquireRe
   return true;
 }
 
-TemporaryFolder::TemporaryFolder() {
-  std::string name = std::filesystem::temp_directory_path() / "crumb-storage-XXXXXX";
+TemporaryFolder::TemporaryFolder(Place place) {
+  const std::filesystem::path memory = "/dev/shm";
+  const bool in_memory = place == Place::kMemory && ::access(memory.c_str(), W_OK) == 0;
+  std::string name =
+      (in_memory ? memory : std::filesystem::temp_directory_path()) / "crumb-storage-XXXXXX";
   if (::mkdtemp(name.data()) == nullptr) std::abort();
   path_ = name;
 }

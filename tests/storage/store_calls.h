@@ -24,10 +24,11 @@ absl::StatusOr<uint64_t> Flush(TieredStore& store);
 // Whether every leased fragment holds the right bytes.
 bool AllRight(TieredStore& store, const AcquireRequest& request, const AcquireResult& result);
 
-// A folder that is removed when this goes.
+// A folder that is removed when this goes, on disk, or in memory where syncs cost nothing.
 class TemporaryFolder {
  public:
-  TemporaryFolder();
+  enum class Place { kDisk, kMemory };
+  explicit TemporaryFolder(Place place = Place::kDisk);
   ~TemporaryFolder();
   const std::string& path() const { return path_; }
 

@@ -127,7 +127,8 @@ class StoreFace final : public FragmentTier {
   std::vector<absl::Status> Put(std::span<const FragmentWrite> fragments) override {
     std::vector<absl::Status> statuses;
     for (const FragmentWrite& write : fragments) statuses.push_back(PutOne(write));
-    Flush(*store_).status().IgnoreError();
+    // What leaves host memory first is then what was used longest ago, not what was not written.
+    if (fragments.size() > 1) Flush(*store_).status().IgnoreError();
     return statuses;
   }
   std::vector<FragmentMeta> Find(const KeyspaceId& keyspace, const PageKey& key) const override {

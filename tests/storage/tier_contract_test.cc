@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <map>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -23,20 +23,21 @@
 namespace crumb::storage {
 namespace {
 
-// Every maker's tier holds between this many of the samples' fragments and twice so many.
+// Every maker's tier holds so many of the samples' fragments at least, and fewer than half of the
+// second number.
 constexpr size_t kFragmentsMin = 400;
-constexpr size_t kFragmentsFar = 4000;
+constexpr size_t kFragmentsFar = 2000;
 
 struct Maker {
   const char* name;
   std::unique_ptr<FragmentTier> (*make)(const std::string& folder, const Clock& clock);
-  bool has_records = true;
+  TemporaryFolder::Place place = TemporaryFolder::Place::kMemory;
 };
 
 SsdOptions SmallSsd(const std::string& folder, bool direct_io) {
   SsdOptions options;
   options.path = folder;
-  options.bytes_max = ByteSize{uint64_t{24} << 20};
+  options.bytes_max = ByteSize{uint64_t{16} << 20};
   options.policy = "lru";
   options.direct_io = direct_io;
   return options;
@@ -66,7 +67,10 @@ std::unique_ptr<FragmentTier> MakeStore(const std::string& folder, const Clock&)
 
 class TierContract : public testing::TestWithParam<Maker> {
  protected:
-  void SetUp() override { tier_ = GetParam().make(folder_.path(), clock_); }
+  void SetUp() override {
+    folder_.emplace(GetParam().place);
+    tier_ = GetParam().make(folder_->path(), clock_);
+  }
 
   absl::Status Put(const SampleFragment& sample) {
     const std::vector<std::byte> bytes = BytesOf(sample);
@@ -99,7 +103,7 @@ class TierContract : public testing::TestWithParam<Maker> {
   }
   static SampleFragment Lonely(uint64_t number) { return SamplePage(number, 0); }
 
-  TemporaryFolder folder_;
+  std::optional<TemporaryFolder> folder_;
   FakeClock clock_;
   std::unique_ptr<FragmentTier> tier_;
 };
@@ -285,7 +289,7 @@ TEST_P(TierContract, ManyThreadsSeeOnlyRightBytes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tiers, TierContract,
-                         testing::Values(Maker{"Ssd", MakeSsd},
+                         testing::Values(Maker{"Ssd", MakeSsd, TemporaryFolder::Place::kDisk},
                                          Maker{"BufferedSsd", MakeBufferedSsd},
                                          Maker{"Memory", MakeMemory}, Maker{"Fault", MakeFault},
                                          Maker{"Host", MakeHost}, Maker{"Store", MakeStore}),
