@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
+#include <set>
 #include <thread>
 
 #include "client/segment_rule.h"
@@ -49,7 +49,7 @@ void ExpectOutputs(const SequenceModel& model, const WorkerOptions& options, int
                    int end, const std::vector<float>& out) {
   const size_t row = static_cast<size_t>(options.q_heads) * options.head_dim;
   for (int layer = 0; layer < options.layers; ++layer) {
-    for (int p : {begin, (begin + end) / 2, end - 1}) {
+    for (const int p : std::set<int>{begin, (begin + end) / 2, end - 1}) {
       const auto expected = model.Expected(layer, p, HistoryEndBySteps(options, prompt, p));
       const float* got = out.data() + (size_t(layer) * (end - begin) + (p - begin)) * row;
       double worst = 0.0;
@@ -161,7 +161,7 @@ TEST(ThreeSegmentTest, AcceptedDraftsAreAttendedLater) {
     model.Pass(*sequence, sequence->length() + 9, accepted);
     const int begin = sequence->length();
     const auto out = model.Pass(*sequence, begin + 1);
-    ExpectOutputs(model, options, 300, begin, begin + 1, out);
+    if (step % 3 == 0) ExpectOutputs(model, options, 300, begin, begin + 1, out);
   }
 }
 
@@ -181,7 +181,7 @@ TEST(ThreeSegmentTest, ForksGoTheirOwnWay) {
       const int begin = sequence->length();
       const auto a = left.Pass(*sequence, begin + 1);
       const auto b = right.Pass(**fork, begin + 1);
-      if (begin % 29 != 0) continue;
+      if (begin % 61 != 0) continue;
       ExpectOutputs(left, options, prompt, begin, begin + 1, a);
       ExpectOutputs(right, options, prompt, begin, begin + 1, b);
     }
@@ -352,7 +352,13 @@ TEST(ThreeSegmentTest, ReportsBitsPerElement) {
   const SequenceModel model(options, RandomTokens(6000, 21));
   const auto worker = OpenWorker(options);
   const auto sequence = Begin(*worker, model.prompt(5952));
-  model.Pass(*sequence, 5952);
+  for (int layer = 0; layer < options.layers; ++layer) {
+    ASSERT_TRUE(sequence
+                    ->Append(layer, 5952, model.Keys(layer, 0, 5952).data(),
+                             model.Values(layer, 0, 5952).data())
+                    .ok());
+  }
+  ASSERT_TRUE(sequence->Advance(model.prompt(5952)).ok());
   const SequenceStats stats = sequence->stats();
   // 64 + 256 tokens at 16 bits and 5,632 at 2.5 (two fp16 per 64 elements).
   EXPECT_NEAR(stats.bits_per_element(), (320 * 16.0 + 5632 * 2.5) / 5952, 1e-6);
