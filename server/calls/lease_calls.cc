@@ -28,6 +28,7 @@ class Acquisition {
         keyspace_(std::move(keyspace)),
         pages_(request.keys().size() / sizeof(PageKey)),
         window_tokens_(request.window_tokens()),
+        request_(request.request()),
         response_(response),
         done_(std::move(done)),
         started_(context.clock.Now()) {}
@@ -65,6 +66,11 @@ class Acquisition {
       context_.store.Release(result->lease);
       CountTokens({});
       return done_(absl::UnauthenticatedError("the session ended"));
+    }
+    if (!session_->acquires().Finish(request_, result->lease)) {
+      context_.sessions.Release(*session_, result->lease);
+      CountTokens({});
+      return done_(absl::CancelledError("the caller gave the request up"));
     }
     Fill(*result, cut);
     CountTokens(result->page_tiers);
@@ -123,6 +129,7 @@ class Acquisition {
   const std::shared_ptr<Keyspace> keyspace_;
   const size_t pages_;
   const uint64_t window_tokens_;
+  const uint64_t request_;
   v1::AcquireResponse* const response_;
   const Done done_;
   const TimePoint started_;
@@ -199,13 +206,16 @@ absl::Status Lookup(const CallContext& context, const v1::LookupRequest& request
   return absl::OkStatus();
 }
 
-absl::Status Release(const CallContext& context, const Session& session,
+absl::Status Release(const CallContext& context, Session& session,
                      const v1::ReleaseRequest& request, v1::ReleaseResponse* response) {
   uint32_t unknown = 0;
   for (const uint64_t lease : request.leases()) {
     if (!context.sessions.Release(session, lease)) ++unknown;
   }
   response->set_unknown(unknown);
+  for (const uint64_t given_up : request.requests()) {
+    context.sessions.Release(session, session.acquires().Abandon(given_up));
+  }
   return absl::OkStatus();
 }
 

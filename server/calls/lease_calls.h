@@ -21,7 +21,7 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
 absl::Status Lookup(const CallContext& context, const v1::LookupRequest& request,
                     v1::LookupResponse* response);
 
-absl::Status Release(const CallContext& context, const Session& session,
+absl::Status Release(const CallContext& context, Session& session,
                      const v1::ReleaseRequest& request, v1::ReleaseResponse* response);
 
 // Brings pages up and lets go of them at once.

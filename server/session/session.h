@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "common/mutex.h"
+#include "server/session/acquire_ledger.h"
 #include "server/session/engine.h"
 #include "server/session/notice_queue.h"
 #include "server/session/random_id.h"
@@ -34,6 +35,7 @@ class Session {
   const std::string& process_name() const { return process_name_; }
   Engine& engine() const { return *engine_; }
   Phase phase() const { return phase_.load(); }
+  AcquireLedger& acquires() { return acquires_; }
 
   // For the table that holds the session.
   void SetPhase(Phase phase) { phase_.store(phase); }
@@ -70,6 +72,7 @@ class Session {
   const std::string process_name_;
   const std::shared_ptr<Engine> engine_;
   std::atomic<Phase> phase_{Phase::kOpen};
+  AcquireLedger acquires_;
   mutable Mutex mutex_;
   std::shared_ptr<StagingArea> staging_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<NoticeQueue> notices_ ABSL_GUARDED_BY(mutex_);

@@ -218,6 +218,32 @@ TEST_F(LeaseCallsTest, ALeaseThatComesAfterTheSessionEndedIsGivenBack) {
   EXPECT_EQ(AllTokens(), 4u * kPageTokens);
 }
 
+TEST_F(LeaseCallsTest, ARequestGivenUpGetsNoLeaseBeforeOrAfterItsAnswer) {
+  const auto session = OpenSession();
+  v1::AcquireRequest request = Request(0, 4);
+  request.set_request(77);
+  v1::AcquireResponse response;
+  ASSERT_TRUE(Run(session, request, &response).ok());
+  v1::ReleaseRequest give_up;
+  give_up.add_requests(77);
+  v1::ReleaseResponse released;
+  ASSERT_TRUE(Release(context_, *session, give_up, &released).ok());
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  EXPECT_EQ(session->engine().pages(), 0u);
+
+  store_.HoldAcquires();
+  Answered answered;
+  request.set_request(78);
+  Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
+  give_up.set_requests(0, 78);
+  ASSERT_TRUE(Release(context_, *session, give_up, &released).ok());
+  store_.AnswerHeld();
+  EXPECT_EQ(answered.status.code(), absl::StatusCode::kCancelled);
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  EXPECT_EQ(session->engine().pages(), 0u);
+  EXPECT_EQ(AllTokens(), 8u * kPageTokens);
+}
+
 TEST_F(LeaseCallsTest, LookupLeasesNothing) {
   v1::LookupRequest request;
   request.set_keyspace(std::string(keyspace_->id.view()));

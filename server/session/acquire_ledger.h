@@ -1,0 +1,58 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <utility>
+
+#include "common/mutex.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// Which lease each of a session's last Acquires got, for callers that did not hear the answer: gRPC
+// may count a call as done that its caller had given up. Bounded. Thread-safe.
+class AcquireLedger {
+ public:
+  static constexpr size_t kRequestsMax = 1024;
+
+  // Notes the lease of request `request`; 0 is not noted. False: the caller has given the request
+  // up, and the lease must end.
+  bool Finish(uint64_t request, storage::LeaseId lease) {
+    if (request == 0) return true;
+    MutexLock lock(&mutex_);
+    const auto given_up = std::find(abandoned_.begin(), abandoned_.end(), request);
+    if (given_up != abandoned_.end()) {
+      abandoned_.erase(given_up);
+      return false;
+    }
+    if (finished_.size() == kRequestsMax) finished_.pop_front();
+    finished_.emplace_back(request, lease);
+    return true;
+  }
+
+  // Gives a request up: its lease, to be ended by the caller; 0 when it has none yet.
+  storage::LeaseId Abandon(uint64_t request) {
+    MutexLock lock(&mutex_);
+    const auto found = std::find_if(finished_.begin(), finished_.end(),
+                                    [&](const auto& entry) { return entry.first == request; });
+    if (found != finished_.end()) {
+      const storage::LeaseId lease = found->second;
+      finished_.erase(found);
+      return lease;
+    }
+    if (abandoned_.size() == kRequestsMax) abandoned_.pop_front();
+    abandoned_.push_back(request);
+    return 0;
+  }
+
+ private:
+  Mutex mutex_;
+  std::deque<std::pair<uint64_t, storage::LeaseId>> finished_ ABSL_GUARDED_BY(mutex_);
+  std::deque<uint64_t> abandoned_ ABSL_GUARDED_BY(mutex_);  // not finished yet
+};
+
+}  // namespace crumb::server
