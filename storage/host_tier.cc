@@ -97,12 +97,13 @@ void HostTier::EmptyChunkFor(uint64_t bytes, TimePoint now) {
   std::vector<PageHandle> owners = table_.slots().OwnersOfNearlyEmptyChunk(bytes);
   std::sort(owners.begin(), owners.end());
   owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
-  const bool may_go = std::all_of(owners.begin(), owners.end(), [&](PageHandle owner) {
+  for (const PageHandle owner : owners) {
     const Page& page = table_[owner];
-    return page.resident && page.references == 0 && page.pinned_until <= now &&
-           BytesAbsentBelow(page) == 0;
-  });
-  if (!may_go) return;
+    if (!page.resident || page.references > 0 || page.pinned_until > now ||
+        BytesAbsentBelow(page) > 0) {
+      return;
+    }
+  }
   for (const PageHandle owner : owners) table_.Remove(owner, RemovalReason::kCapacity, now);
 }
 

@@ -135,13 +135,15 @@ class TieredStore {
   // off or read-only, kOk with 0 when there is none configured.
   virtual void Flush(std::function<void(absl::StatusOr<uint64_t> durable_pages)> done) = 0;
 
-  // Marks pages as being committed by somebody for a while; answers of Lookup only.
+  // Marks pages as being committed by somebody for a while: their misses get this reason, and
+  // nobody waits for them.
   virtual void SetPending(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
 
   virtual uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                        TimePoint until) = 0;
   virtual uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
-  // Removes pages from every tier; leased slots are reused when their leases end.
+  // Removes pages from every tier, durably; leased slots are reused when their leases end. Blocks
+  // on the SSD tier, and so do DropKeyspace and PutRecord.
   virtual uint32_t Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
   // Removes every page of the keyspace whose generation is below `generation`.
   virtual uint64_t DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) = 0;
