@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <memory>
 #include <numeric>
 #include <random>
 
+#include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/random_data.h"
 #include "kernels/bf16.h"
@@ -28,49 +28,6 @@ constexpr int kRingSlots = 328;
 
 int PagesOf(int context, const TileShape& tile) {
   return std::max(0, (context - kSinkTokens - kRecentTokens) / tile.tokens);
-}
-
-struct CudaFree {
-  void operator()(void* p) const { cudaFree(p); }
-};
-template <typename T>
-using Device = std::unique_ptr<T, CudaFree>;
-
-template <typename T>
-Device<T> Allocate(size_t count) {
-  void* p = nullptr;
-  Check(cudaMalloc(&p, std::max<size_t>(count, 1) * sizeof(T)), "malloc");
-  return Device<T>(static_cast<T*>(p));
-}
-template <typename T>
-Device<T> Upload(const std::vector<T>& host) {
-  Device<T> device = Allocate<T>(host.size());
-  Check(cudaMemcpy(device.get(), host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice),
-        "upload");
-  return device;
-}
-template <typename T>
-std::vector<T> Download(const T* device, size_t count) {
-  std::vector<T> host(count);
-  Check(cudaMemcpy(host.data(), device, count * sizeof(T), cudaMemcpyDeviceToHost), "download");
-  return host;
-}
-
-// A product of Householder reflections: orthogonal, dense, cheap to make.
-std::vector<float> RandomRotation(int dim, std::mt19937& random) {
-  std::vector<double> r(static_cast<size_t>(dim) * dim, 0.0);
-  for (int i = 0; i < dim; ++i) r[i * dim + i] = 1.0;
-  std::normal_distribution<double> normal;
-  for (int reflection = 0; reflection < 8; ++reflection) {
-    std::vector<double> v(dim);
-    for (double& x : v) x = normal(random);
-    const double norm = std::inner_product(v.begin(), v.end(), v.begin(), 0.0);
-    for (int i = 0; i < dim; ++i) {
-      const double dot = std::inner_product(v.begin(), v.end(), r.begin() + i * dim, 0.0);
-      for (int j = 0; j < dim; ++j) r[i * dim + j] -= 2.0 * dot / norm * v[j];
-    }
-  }
-  return std::vector<float>(r.begin(), r.end());
 }
 
 // Device memory of one workload beside arena and windows.

@@ -3,8 +3,9 @@
 // crumb-kernel-bench [--json] [--commit ID] [--only N,N...]
 //
 // Times the CUDA kernels on the first GPU. Rows: decode (graph of 20 layers, cold L2, permuted
-// pages; bench/kernels/decode_bench.h). Rates are bytes the algorithm needs over time; percent is
-// of the read rate measured in the same run. --only picks rows by number.
+// pages; bench/kernels/decode_bench.h), evict (one launch, cold L2). Rates are bytes the algorithm
+// needs over time; percent is of the read rate measured in the same run. --only picks decode rows
+// by number.
 #include <cstdio>
 #include <cstring>
 #include <sstream>
@@ -13,6 +14,7 @@
 
 #include "bench/kernels/decode_bench.h"
 #include "bench/kernels/device_rates.h"
+#include "bench/kernels/evict_bench.h"
 
 namespace crumb::bench {
 namespace {
@@ -93,6 +95,24 @@ void PrintRow(const Arguments& arguments, bool first, int number, const DecodeWo
   std::fflush(stdout);
 }
 
+void PrintEvictRow(const Arguments& arguments, bool first, const EvictWorkload& w,
+                   const EvictResult& r, double read) {
+  const double rate = r.bytes / r.us * 1e-6;
+  if (arguments.json) {
+    std::printf(
+        "%s\n  {\"kernel\": \"evict\", \"method\": \"%s\", \"kv_heads\": 8, \"layers\": %d, "
+        "\"tokens\": %d, \"l2\": \"cold\", \"us\": %.2f, \"bytes\": %.0f, \"tbps\": %.3f, "
+        "\"percent_of_read\": %.1f}",
+        first ? "" : ",", w.method.c_str(), w.layers, w.tokens, r.us, r.bytes, rate,
+        100.0 * rate / read);
+  } else {
+    std::printf("    evict %-8s layers %2d tokens %6d %25s %9.2f %7.3f %6.1f %9s %7.0f\n",
+                w.method.c_str(), w.layers, w.tokens, "", r.us, rate, 100.0 * rate / read, "",
+                w.target_us);
+  }
+  std::fflush(stdout);
+}
+
 int Main(int argc, char** argv) {
   Arguments arguments;
   if (!Parse(argc, argv, &arguments)) return 2;
@@ -112,6 +132,13 @@ int Main(int argc, char** argv) {
   PrintHeader(arguments, read, copy);
   for (size_t i = 0; i < chosen.size(); ++i) {
     PrintRow(arguments, i == 0, numbers[i], chosen[i], bench.Run(chosen[i]), read);
+  }
+  bool first = chosen.empty();
+  if (arguments.only.empty()) {
+    for (const EvictWorkload& w : StandardEvictWorkloads()) {
+      PrintEvictRow(arguments, first, w, RunEvict(w), read);
+      first = false;
+    }
   }
   if (arguments.json) std::printf("\n ]}\n");
   return 0;

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <random>
+#include <vector>
 
 #include "kernels/tile.h"
 
@@ -15,5 +17,8 @@ void FillTiles(const kernels::TileShape& shape, size_t count, uint32_t seed, uin
 
 // Normal deviates.
 void FillBf16(size_t count, uint32_t seed, kernels::Bf16* values);
+
+// An orthogonal matrix [dim, dim], row-major, on the host.
+std::vector<float> RandomRotation(int dim, std::mt19937& random);
 
 }  // namespace crumb::bench

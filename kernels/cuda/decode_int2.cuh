@@ -38,7 +38,10 @@ struct Int2Query {
 // Sums over a segment beside the common state.
 template <class T>
 struct Int2Sums {
-  float minimum[T::kGroups][T::kLaneRows] = {};  // of p * v_min, this lane's tokens
+  // Values are split around their rows' middle, v_min + 1.5 v_scale, so that what rounding p *
+  // v_scale to fp16 does is multiplied by codes between -1.5 and 1.5 only.
+  float middle[T::kGroups][T::kLaneRows] = {};         // of p * middle, this lane's tokens
+  float rounded[T::kGroups][T::kColumnTiles][4] = {};  // 1.5 * sum of rounded p * v_scale
   float headroom = 0.0f;     // p reaches 2^headroom at the maximum: fills fp16's range
   uint32_t scale_bound = 0;  // fp16 bits of the largest v_scale headroom was made for
 };
@@ -73,7 +76,8 @@ __device__ __forceinline__ void LoadMeta(uint32_t address, int lane,
 }
 
 // Raw scores of kTogether groups of 16 tokens from group `first` on: token r + 8 a, row element i.
-// A byte of (word >> 2 q) & 0x03030303 is one code: pairs q and q + 4, both halves.
+// A byte of (word >> 4 b) & (3 << 2 h in each byte) is a code times 4^h, of the pairs q = 2 b + h
+// and q + 4, both halves; the query of h = 1 is a quarter.
 template <class T>
 __device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t codes, int lane,
                                             const uint32_t (&meta)[T::kGroups][8], int first,
@@ -91,10 +95,10 @@ __device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t 
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int v = 0; v < kTogether; ++v) {
+        const uint32_t mask = half == 0 ? 0x03030303u : 0x0c0c0c0cu;
         const uint32_t w0 = w[v][2 * part], w1 = w[v][2 * part + 1];
-        const uint32_t a0 = (w0 >> (4 * half)) & 0x03030303u, a1 = (w1 >> (4 * half)) & 0x03030303u;
-        const uint32_t a2 = (w0 >> (4 * half + 2)) & 0x03030303u;
-        const uint32_t a3 = (w1 >> (4 * half + 2)) & 0x03030303u;
+        const uint32_t a0 = w0 & mask, a1 = w1 & mask;
+        const uint32_t a2 = (w0 >> 4) & mask, a3 = (w1 >> 4) & mask;
 #pragma unroll
         for (int split = 0; split < T::kGroupSplit; ++split) {
           const int step = (part * T::kGroupSplit + split) * 2 + half;
@@ -135,7 +139,7 @@ __device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t 
 template <class T>
 __device__ __forceinline__ void AddValues(uint32_t codes, int lane, int u,
                                           const float (&weight)[T::kGroups][2][T::kLaneRows],
-                                          SegmentState<T>& state) {
+                                          SegmentState<T>& state, Int2Sums<T>& sums) {
   uint32_t b[T::kGroups][T::kColumnTiles][2];
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
@@ -148,6 +152,15 @@ __device__ __forceinline__ void AddValues(uint32_t codes, int lane, int u,
                      : ptx::PackHalf(weight[y][a][(2 * n) % T::kLaneRows],
                                      weight[y][a][(2 * n + 1) % T::kLaneRows]));
       }
+    }
+  }
+  constexpr uint32_t kThreeHalves = 0x3e003e00u;
+#pragma unroll
+  for (int y = 0; y < T::kGroups; ++y) {
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) {
+      ptx::MmaF16(sums.rounded[y][n], kThreeHalves, kThreeHalves, kThreeHalves, kThreeHalves,
+                  b[y][n][0], b[y][n][1]);
     }
   }
   uint32_t w[T::kWords];
@@ -186,7 +199,12 @@ __device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows]
               state.reference[i] > kNoLogit / 2 ? state.reference[i] + old_headroom : kNoLogit);
     const float factor = state.MoveReference(i, maximum - sums.headroom);
 #pragma unroll
-    for (int y = 0; y < T::kGroups; ++y) sums.minimum[y][i] *= factor;
+    for (int y = 0; y < T::kGroups; ++y) {
+      sums.middle[y][i] *= factor;
+      for (int e = T::kPair ? 0 : i % 2; e < 4; e += T::kPair ? 1 : 2) {
+        sums.rounded[y][i / 2][e] *= factor;
+      }
+    }
   }
 }
 
@@ -235,18 +253,24 @@ __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t t
     float weight[T::kGroups][2][T::kLaneRows];
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
+      float scale[T::kGroups], middle[T::kGroups];
+#pragma unroll
+      for (int y = 0; y < T::kGroups; ++y) {
+        scale[y] = ptx::LowHalf(meta[y][2 * u + a]);
+        middle[y] = fmaf(1.5f, scale[y], ptx::HighHalf(meta[y][2 * u + a]));
+      }
 #pragma unroll
       for (int i = 0; i < T::kLaneRows; ++i) {
         const float p = ptx::Exp2(fmaf(score[u][a][i], query.factor[i], shift[i]));
         state.sum[i] += p;
 #pragma unroll
         for (int y = 0; y < T::kGroups; ++y) {
-          weight[y][a][i] = p * ptx::LowHalf(meta[y][2 * u + a]);
-          sums.minimum[y][i] = fmaf(p, ptx::HighHalf(meta[y][2 * u + a]), sums.minimum[y][i]);
+          weight[y][a][i] = p * scale[y];
+          sums.middle[y][i] = fmaf(p, middle[y], sums.middle[y][i]);
         }
       }
     }
-    AddValues<T>(tile + T::kCodeBytes, lane, u, weight, state);
+    AddValues<T>(tile + T::kCodeBytes, lane, u, weight, state, sums);
   }
 }
 
@@ -338,6 +362,27 @@ __device__ __forceinline__ void SetBias(const DecodeKernelParams& k, const Segme
   }
 }
 
+// Attends this warp's pages of a segment. kPlain: no offsets by page, no caps, no masks.
+template <class T, bool kPlain>
+__device__ __forceinline__ void AttendPages(const DecodeKernelParams& k, const Segment& segment,
+                                            int index, int warp, Int2Query<T>& query,
+                                            typename T::Ring& ring, SegmentState<T>& state,
+                                            Int2Sums<T>& sums) {
+  const int lane = threadIdx.x % 32;
+  for (int page = segment.begin + warp; page < segment.end; page += k.launch.warps) {
+    if (!kPlain && k.p.soft_cap <= 0.0f) SetBias<T>(k, segment, index, page, lane, query);
+    const uint32_t tile = ring.Wait(k);
+    AttendTile<T>(
+        query, tile, lane,
+        [&](float(&score)[2][T::kLaneRows], int u) {
+          if (!kPlain) AdjustScores<T>(k, segment, index, page, u, lane, score);
+        },
+        state, sums);
+    ring.Release(k);
+    if (page + k.launch.warps < segment.end) ring.Fill(k);
+  }
+}
+
 // This warp's share of a segment. Leaves outputs in real units in `state`. The slot of the last
 // tile is released but not filled again.
 template <class T>
@@ -348,27 +393,16 @@ __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Se
   Int2Query<T> query;
   LoadQuery<T>(k, index, lane, &query);
   Int2Sums<T> sums;
-  const bool adjusted = k.p.soft_cap > 0.0f || k.p.window > 0;
-  const bool paged_bias = k.p.offset != nullptr && k.p.soft_cap <= 0.0f;
-  if (k.p.shift != nullptr && k.p.soft_cap <= 0.0f) {
-    SetBias<T>(k, segment, index, segment.begin, lane, query);
-  }
-  for (int page = segment.begin + warp; page < segment.end; page += k.launch.warps) {
-    if (paged_bias) SetBias<T>(k, segment, index, page, lane, query);
-    const uint32_t tile = ring.Wait(k);
-    AttendTile<T>(
-        query, tile, lane,
-        [&](float(&score)[2][T::kLaneRows], int u) {
-          if (adjusted) AdjustScores<T>(k, segment, index, page, u, lane, score);
-        },
-        state, sums);
-    ring.Release(k);
-    if (page + k.launch.warps < segment.end) ring.Fill(k);
+  if (k.p.soft_cap > 0.0f || k.p.window > 0 || k.p.offset != nullptr) {
+    AttendPages<T, false>(k, segment, index, warp, query, ring, state, sums);
+  } else {
+    if (k.p.shift != nullptr) SetBias<T>(k, segment, index, segment.begin, lane, query);
+    AttendPages<T, true>(k, segment, index, warp, query, ring, state, sums);
   }
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {
 #pragma unroll
-    for (int y = 0; y < T::kGroups; ++y) sums.minimum[y][i] = SumOverTokens(sums.minimum[y][i]);
+    for (int y = 0; y < T::kGroups; ++y) sums.middle[y][i] = SumOverTokens(sums.middle[y][i]);
   }
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
@@ -378,9 +412,10 @@ __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Se
       for (int e = 0; e < 4; ++e) {
         const float unit = PowerOfTwo(24 - OutputShift(m, e / 2));
         const int y = m * T::kGroups / T::kSteps;
-        // In a pair of columns the first one takes the minimum, their sum is the output.
-        const float add = T::kPair ? (e % 2 == 0 ? sums.minimum[y][0] : 0.0f)
-                                   : sums.minimum[y][(2 * n + e % 2) % T::kLaneRows];
+        // In a pair of columns the first one takes the middle, their sum is the output.
+        const float middle = T::kPair ? (e % 2 == 0 ? sums.middle[y][0] : 0.0f)
+                                      : sums.middle[y][(2 * n + e % 2) % T::kLaneRows];
+        const float add = middle - sums.rounded[y][n][e];
         state.out[n][m][e] = fmaf(state.out[n][m][e], unit, add);
       }
     }

@@ -187,7 +187,8 @@ class QueryRotation {
     if (lane_ == 0) constant[0] = k_.log2_scale / unit;
   }
 
-  // Four channels a lane: byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e.
+  // Four channels a lane: byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e. Codes of
+  // odd q arrive times 4, so their query is a quarter.
   __device__ __forceinline__ void StoreWords(int segment, int row, int part, const float* x,
                                              float unit, int (&sum)[2]) {
     const int q = lane_ / 4 % 4, c = lane_ % 4;
@@ -195,19 +196,20 @@ class QueryRotation {
 #pragma unroll
     for (int byte = 0; byte < 4; ++byte) {
       const int upper = byte % 2, e = byte / 2;
-      const int value = __float2int_rn(x[64 * part + 32 * upper + 8 * q + 2 * c + e] * unit);
+      const int value = __float2int_rn(x[64 * part + 32 * upper + 8 * q + 2 * c + e] *
+                                       (q % 2 == 0 ? unit : 0.25f * unit));
       const int rest = static_cast<int8_t>(value);
-      sum[upper] += value;
+      sum[upper] += q % 2 == 0 ? value : 4 * value;
       high |= static_cast<uint32_t>((value - rest) / 256 & 0xff) << (8 * byte);
       low |= static_cast<uint32_t>(rest & 0xff) << (8 * byte);
     }
 #pragma unroll
     for (int split = 0; split < T::kGroupSplit; ++split) {
       const uint32_t mask = T::kGroupSplit == 1 ? ~0u : 0x00ff00ffu << (8 * split);
-      const int step = (part * T::kGroupSplit + split) * 2 + q / 2;
-      StoreWord(segment, T::kPair ? 0 : row / 8 * 2, step, q % 2,
+      const int step = (part * T::kGroupSplit + split) * 2 + q % 2;
+      StoreWord(segment, T::kPair ? 0 : row / 8 * 2, step, q / 2,
                 4 * (T::kPair ? 2 * row : row % 8) + c, high & mask);
-      StoreWord(segment, T::kPair ? 0 : row / 8 * 2 + 1, step, q % 2,
+      StoreWord(segment, T::kPair ? 0 : row / 8 * 2 + 1, step, q / 2,
                 4 * (T::kPair ? 2 * row + 1 : row % 8) + c, low & mask);
     }
   }

@@ -40,9 +40,7 @@ struct DecodeTraits {
   static constexpr int kRank = (column_tiles * dim + 127) / 128;
   static constexpr int kThreadsMax = kRank <= 1 ? 512 : kRank == 2 ? 384 : 256;
   // 16-token groups whose scores are made together, as registers allow: independent products.
-  static constexpr int kTogether = kRank * kDotTiles * groups <= 1   ? 4
-                                   : kRank * kDotTiles * groups <= 2 ? 2
-                                                                     : 1;
+  static constexpr int kTogether = kRank * kDotTiles * groups <= 2 ? 2 : 1;
   // Outputs of one lane and column tile, after hi and lo columns are added.
   static constexpr int kLaneValues = kSteps * (pair ? 2 : 4);
 
