@@ -69,6 +69,9 @@ absl::StatusOr<RecoveredIndex> ReadIndex(const SsdIndex& index) {
     const auto generation = DecodeNumber(value);
     if (keyspace.ok() && generation.ok()) read.generations.emplace_back(*keyspace, *generation);
   }));
+  CRUMB_RETURN_IF_ERROR(index.ForEach(IndexKind::kRecord, [&](auto key, auto value) {
+    read.records[std::string(key.substr(1))] = std::string(value);
+  }));
   return read;
 }
 

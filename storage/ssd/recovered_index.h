@@ -3,6 +3,7 @@
 #pragma once
 
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -20,10 +21,11 @@ struct RecoveredIndex {
   std::vector<IndexEntry> entries;
   AccessMap accesses;
   std::vector<std::pair<KeyspaceId, uint64_t>> generations;
+  std::map<std::string, std::string> records;
   IndexBatch damaged;  // deletes of what cannot be read
 };
 
-// Reads everything but the server's records. kDataLoss: the index is damaged.
+// Reads everything. kDataLoss: the index is damaged.
 absl::StatusOr<RecoveredIndex> ReadIndex(const SsdIndex& index);
 
 // Puts entries in the order in which a policy wants to hear of them again: least recently used

@@ -62,6 +62,7 @@ rocksdb::Options BoundedOptions(uint64_t buffer_bytes, rocksdb::Logger* logger) 
   options.stats_dump_period_sec = 0;
   options.stats_persist_period_sec = 0;
   options.max_open_files = 64;
+  options.disable_auto_compactions = true;        // until StartWriting
   options.compression = rocksdb::kNoCompression;  // keys are digests
   options.info_log = std::shared_ptr<rocksdb::Logger>(std::shared_ptr<void>(), logger);
   rocksdb::BlockBasedTableOptions table;
@@ -96,18 +97,22 @@ absl::Status SsdIndex::OpenDb() {
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status =
       rocksdb::DB::Open(BoundedOptions(buffer_bytes_, logger_.get()), path_, &db);
-  MutexLock lock(&mutex_);
   db_.reset(db);
   return FromRocksdb(status);
 }
 
-std::shared_ptr<rocksdb::DB> SsdIndex::db() const {
-  MutexLock lock(&mutex_);
-  return db_;
+absl::Status SsdIndex::StartWriting() {
+  return FromRocksdb(db_->EnableAutoCompaction({db_->DefaultColumnFamily()}));
 }
 
 absl::Status SsdIndex::Write(const IndexBatch& batch) {
   if (batch.changes.empty()) return absl::OkStatus();
+  if (failed_) {
+    // A log that once failed to take bytes never takes any again; only a new one does.
+    db_.reset();
+    if (absl::Status status = OpenDb(); !status.ok()) return status;
+    if (absl::Status status = StartWriting(); !status.ok()) return status;
+  }
   rocksdb::WriteBatch changes;
   for (const auto& [key, value] : batch.changes) {
     if (value) {
@@ -118,17 +123,7 @@ absl::Status SsdIndex::Write(const IndexBatch& batch) {
   }
   rocksdb::WriteOptions options;
   options.sync = true;
-  if (failed_) {
-    // A log that once failed to take bytes never takes any again; only a new one does.
-    std::shared_ptr<rocksdb::DB> old;
-    {
-      MutexLock lock(&mutex_);
-      old.swap(db_);
-    }
-    old.reset();
-    if (absl::Status status = OpenDb(); !status.ok()) return status;
-  }
-  const rocksdb::Status status = db()->Write(options, &changes);
+  const rocksdb::Status status = db_->Write(options, &changes);
   failed_ = !status.ok();
   return FromRocksdb(status);
 }
@@ -137,9 +132,7 @@ absl::Status SsdIndex::ForEach(
     IndexKind kind, const std::function<void(std::string_view, std::string_view)>& visit) const {
   rocksdb::ReadOptions options;
   options.fill_cache = false;
-  const std::shared_ptr<rocksdb::DB> open = db();
-  if (open == nullptr) return absl::UnavailableError("SSD index could not be opened again");
-  const std::unique_ptr<rocksdb::Iterator> at(open->NewIterator(options));
+  const std::unique_ptr<rocksdb::Iterator> at(db_->NewIterator(options));
   const std::string prefix(1, static_cast<char>(kind));
   for (at->Seek(prefix); at->Valid() && at->key().starts_with(prefix); at->Next()) {
     visit(ToView(at->key()), ToView(at->value()));

@@ -9,7 +9,6 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/mutex.h"
 #include "storage/ssd/index_format.h"
 
 namespace rocksdb {
@@ -21,8 +20,7 @@ class Status;
 namespace crumb::storage {
 
 // The SSD tier's durable map of small keys to small values, in RocksDB with tightly bounded files.
-// Reads are thread-safe and may go on beside a write; writes are one at a time, which
-// also keeps RocksDB from letting one thread write the batches of others.
+// First it is read, then written; not thread-safe: the owner makes one call at a time.
 class SsdIndex {
  public:
   // Opens or creates the index in folder `path`. Its log and tables in memory stay below
@@ -31,26 +29,26 @@ class SsdIndex {
                                                         uint64_t buffer_bytes);
   ~SsdIndex();
 
-  // Makes all changes of a batch, and of those before, durable. Blocks. The caller sees to it that
-  // no other write is under way.
-  absl::Status Write(const IndexBatch& batch);
-
-  // Visits all pairs of a kind in key order. kDataLoss: the index is damaged.
+  // Visits all pairs of a kind in key order, before StartWriting. kDataLoss: the index is damaged.
   absl::Status ForEach(IndexKind kind,
                        const std::function<void(std::string_view, std::string_view)>& visit) const;
+
+  // Ends the reading: from now on RocksDB may rearrange its files in the background.
+  absl::Status StartWriting();
+
+  // Makes all changes of a batch, and of those before, durable. Blocks.
+  absl::Status Write(const IndexBatch& batch);
 
  private:
   SsdIndex(std::string path, uint64_t buffer_bytes);
 
   absl::Status OpenDb();
-  std::shared_ptr<rocksdb::DB> db() const;
 
   const std::string path_;
   const uint64_t buffer_bytes_;
   const std::unique_ptr<rocksdb::Logger> logger_;
-  bool failed_ = false;  // the writer's: the last write did
-  mutable Mutex mutex_;
-  std::shared_ptr<rocksdb::DB> db_ ABSL_GUARDED_BY(mutex_);  // null after a failed reopening
+  bool failed_ = false;  // the last write did
+  std::unique_ptr<rocksdb::DB> db_;
 };
 
 }  // namespace crumb::storage

@@ -121,6 +121,7 @@ absl::Status SsdTier::Recover() {
     recovered = ReadIndex(*index_);
   }
   CRUMB_RETURN_IF_ERROR(recovered.status());
+  CRUMB_RETURN_IF_ERROR(index_->StartWriting());
   IndexBatch discarded = std::move(recovered->damaged);
   TakeBack(*std::move(recovered), &discarded);
   recovery_.discarded = discarded.changes.size();
@@ -141,6 +142,7 @@ void SsdTier::TakeBack(RecoveredIndex recovered, IndexBatch* discarded) {
   SortByRecency(recovered.accesses, &recovered.entries);
   const TimePoint now = clock_.Now();
   MutexLock lock(&mutex_);
+  records_ = std::move(recovered.records);
   for (const auto& [keyspace, generation] : recovered.generations) {
     table_.RaiseGeneration(keyspace, generation);
   }
@@ -646,15 +648,15 @@ void SsdTier::ForEachPage(const KeyspaceId& keyspace,
 absl::Status SsdTier::PutRecord(const std::string& name, const std::string& value) {
   IndexBatch batch;
   batch.Put(RecordKey(name), value);
-  return WriteIndex(batch);
+  CRUMB_RETURN_IF_ERROR(WriteIndex(batch));
+  MutexLock lock(&mutex_);
+  records_[name] = value;
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> SsdTier::Records() const {
-  std::vector<std::pair<std::string, std::string>> records;
-  CRUMB_RETURN_IF_ERROR(index_->ForEach(IndexKind::kRecord, [&](auto key, auto value) {
-    records.emplace_back(key.substr(1), value);
-  }));
-  return records;
+  MutexLock lock(&mutex_);
+  return std::vector<std::pair<std::string, std::string>>(records_.begin(), records_.end());
 }
 
 absl::Status SsdTier::Writable() const { return health_.Check(TierHealth::Operation::kWrite); }

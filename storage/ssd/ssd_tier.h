@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -123,6 +124,7 @@ class SsdTier final : public FragmentTier {
   PageTable table_ ABSL_GUARDED_BY(mutex_);
   uint64_t access_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<PageHandle> recency_dirty_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, std::string> records_ ABSL_GUARDED_BY(mutex_);  // as in the index
   bool putting_ ABSL_GUARDED_BY(mutex_) = false;  // one Put at a time: it is a batch already
   uint64_t puts_ended_ ABSL_GUARDED_BY(mutex_) = 0;
   bool index_busy_ ABSL_GUARDED_BY(mutex_) = false;  // one index write at a time, in order
