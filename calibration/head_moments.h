@@ -1,0 +1,48 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <Eigen/Dense>
+#include <cstdint>
+
+#include "absl/status/statusor.h"
+#include "calibration/activation_source.h"
+
+namespace crumb::calibration {
+
+// Rows [tokens - begin, head_dim] of one KV head; of its query heads together, token by token,
+// [(tokens - begin) * heads, head_dim]. kInvalidArgument names layer and tensor: a value is not
+// finite.
+absl::StatusOr<Eigen::MatrixXf> QueryRows(const ModelShape& shape,
+                                          const SequenceActivations& sequence, int kv_head,
+                                          int begin);
+absl::StatusOr<Eigen::MatrixXf> KeyRows(const ModelShape& shape,
+                                        const SequenceActivations& sequence, int kv_head,
+                                        int begin);
+absl::StatusOr<Eigen::MatrixXf> ValueRows(const ModelShape& shape,
+                                          const SequenceActivations& sequence, int kv_head,
+                                          int begin);
+
+// Sums over the rows of one (layer, KV head), queries and keys before RoPE.
+class HeadMoments {
+ public:
+  explicit HeadMoments(int head_dim);
+
+  // Adds tokens [begin, tokens) of one sequence.
+  absl::Status Add(const ModelShape& shape, const RotaryPairs& pairs,
+                   const SequenceActivations& sequence, int kv_head, int begin);
+
+  int64_t tokens() const { return tokens_; }
+  Eigen::MatrixXd query_moment() const { return query_moment_ / static_cast<double>(queries_); }
+  Eigen::VectorXd key_mean() const { return key_sum_ / static_cast<double>(tokens_); }
+  Eigen::VectorXd value_mean() const { return value_sum_ / static_cast<double>(tokens_); }
+
+ private:
+  Eigen::MatrixXd query_moment_;
+  Eigen::VectorXd key_sum_;
+  Eigen::VectorXd value_sum_;
+  int64_t queries_ = 0;
+  int64_t tokens_ = 0;
+};
+
+}  // namespace crumb::calibration

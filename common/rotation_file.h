@@ -1,0 +1,54 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+
+// The constants of a quantization method for one model, as calibration writes them and workers read
+// them. The bytes are docs/formats/rotation.md.
+namespace crumb {
+
+struct RotationFile {
+  std::string method;  // oscar, crumb or hadamard
+  std::string model;   // a name for people
+  std::string rope;    // the position embedding that means and covariances were built for
+  int layers = 0;      // 1: the same for all layers
+  int kv_heads = 0;    // 1: the same for all KV heads
+  int q_heads = 0;     // of the model; 0 where nothing depends on it
+  int head_dim = 0;
+  int positions = 0;                 // serving context of means and covariances; 0: none
+  int position_blocks = 1;           // block b is history pages [b * this, (b + 1) * this),
+  int pages_per_position_block = 1;  // the last one everything behind it
+  int64_t tokens = 0;                // calibration tokens that were used
+  float clip_k = 0.0f;               // fraction of |y| kept; 0: all
+  float clip_v = 0.0f;
+
+  // Row-major; empty where the method has none.
+  std::vector<float> rotation_k;     // [layers, kv_heads, head_dim, head_dim], y = x R
+  std::vector<float> rotation_v;     // the same
+  std::vector<float> mean_k;         // [layers, kv_heads, position_blocks, head_dim], before R
+  std::vector<float> mean_v;         // [layers, kv_heads, head_dim]
+  std::vector<float> feedback_k;     // [layers, kv_heads, head_dim, head_dim], strictly upper
+  std::vector<float> feedback_v;     // the same
+  std::vector<float> shift;          // [layers, q_heads] INT2 mass shift in nats
+  std::vector<float> covariance_k;   // [layers, kv_heads, head_dim, head_dim] mean of q q'
+  std::vector<float> eigenvalues_k;  // [layers, kv_heads, head_dim] ascending
+  std::vector<float> eigenvalues_v;  // the same
+};
+
+// Hexadecimal SHA-256 over all fields and arrays: what keyspaces name the file by.
+std::string RotationDigest(const RotationFile& file);
+
+// Writes to a temporary name beside `path` and renames. kInvalidArgument: an array has the wrong
+// size; then nothing is written.
+absl::Status WriteRotationFile(const RotationFile& file, const std::string& path);
+
+// kNotFound: no such file. kInvalidArgument names file and tensor: damaged, of another version, an
+// array of the wrong shape or with a value that is not finite. kDataLoss: the digest differs.
+absl::StatusOr<RotationFile> ReadRotationFile(const std::string& path);
+
+}  // namespace crumb

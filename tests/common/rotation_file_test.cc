@@ -1,0 +1,157 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "common/rotation_file.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+namespace crumb {
+namespace {
+
+using ::testing::HasSubstr;
+
+class RotationFileTest : public testing::Test {
+ protected:
+  RotationFileTest()
+      : folder_(std::filesystem::temp_directory_path() /
+                ("crumb_rotation_" + std::to_string(::getpid()))) {
+    std::filesystem::create_directories(folder_);
+  }
+  ~RotationFileTest() override { std::filesystem::remove_all(folder_); }
+
+  std::string Path() const { return folder_ / "rotation.safetensors"; }
+  std::string Bytes() const {
+    std::ifstream in(Path(), std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(in), {});
+  }
+  void Write(const std::string& bytes) const {
+    std::ofstream(Path(), std::ios::binary | std::ios::trunc) << bytes;
+  }
+  size_t FilesInFolder() const {
+    return std::distance(std::filesystem::directory_iterator(folder_), {});
+  }
+
+ private:
+  const std::filesystem::path folder_;
+};
+
+RotationFile Sample() {
+  RotationFile file;
+  file.method = "crumb";
+  file.model = "sample";
+  file.rope = "theta=1e6";
+  file.layers = 2;
+  file.kv_heads = 3;
+  file.q_heads = 6;
+  file.head_dim = 4;
+  file.positions = 4096;
+  file.position_blocks = 5;
+  file.pages_per_position_block = 7;
+  file.tokens = 32768;
+  file.clip_k = 0.92f;
+  file.clip_v = 0.9f;
+  float next = 0.25f;
+  const auto fill = [&next](size_t count) {
+    std::vector<float> values(count);
+    for (float& value : values) value = next += 0.5f;
+    return values;
+  };
+  file.rotation_k = fill(2 * 3 * 16);
+  file.rotation_v = fill(2 * 3 * 16);
+  file.mean_k = fill(2 * 3 * 5 * 4);
+  file.mean_v = fill(2 * 3 * 4);
+  file.feedback_k = fill(2 * 3 * 16);
+  file.shift = fill(2 * 6);
+  return file;
+}
+
+TEST_F(RotationFileTest, ReadsWhatWasWritten) {
+  const RotationFile file = Sample();
+  ASSERT_TRUE(WriteRotationFile(file, Path()).ok());
+  EXPECT_EQ(FilesInFolder(), 1u);
+  const auto read = ReadRotationFile(Path());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(RotationDigest(*read), RotationDigest(file));
+  EXPECT_EQ(read->method, "crumb");
+  EXPECT_EQ(read->model, "sample");
+  EXPECT_EQ(read->positions, 4096);
+  EXPECT_EQ(read->pages_per_position_block, 7);
+  EXPECT_EQ(read->clip_v, 0.9f);
+  EXPECT_EQ(read->mean_k, file.mean_k);
+  EXPECT_EQ(read->shift, file.shift);
+  EXPECT_TRUE(read->feedback_v.empty());
+}
+
+TEST_F(RotationFileTest, DigestDependsOnEveryField) {
+  const std::string digest = RotationDigest(Sample());
+  RotationFile other = Sample();
+  other.positions = 8192;
+  EXPECT_NE(RotationDigest(other), digest);
+  other = Sample();
+  other.shift[3] += 0.5f;
+  EXPECT_NE(RotationDigest(other), digest);
+  other = Sample();
+  std::swap(other.rotation_k, other.rotation_v);
+  EXPECT_NE(RotationDigest(other), digest);
+}
+
+TEST_F(RotationFileTest, WrongArraysAreNotWritten) {
+  RotationFile file = Sample();
+  file.mean_v.pop_back();
+  const absl::Status status = WriteRotationFile(file, Path());
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("mean_v"));
+  EXPECT_EQ(FilesInFolder(), 0u);
+}
+
+TEST_F(RotationFileTest, EveryTruncationIsAnError) {
+  ASSERT_TRUE(WriteRotationFile(Sample(), Path()).ok());
+  const std::string bytes = Bytes();
+  for (size_t size = 0; size < bytes.size(); size += 37) {
+    Write(bytes.substr(0, size));
+    EXPECT_FALSE(ReadRotationFile(Path()).ok()) << size;
+  }
+}
+
+TEST_F(RotationFileTest, EveryFlippedBitOfTheArraysIsFound) {
+  ASSERT_TRUE(WriteRotationFile(Sample(), Path()).ok());
+  const std::string bytes = Bytes();
+  const size_t data = bytes.find('}', bytes.find("shift")) + 1;
+  std::mt19937 random(5);
+  for (int i = 0; i < 200; ++i) {
+    std::string damaged = bytes;
+    const size_t at = i % 2 == 0 ? data + random() % (bytes.size() - data) : random() % data;
+    damaged[at] = static_cast<char>(damaged[at] ^ (1 << random() % 8));
+    Write(damaged);
+    const auto read = ReadRotationFile(Path());
+    // A flip inside padding or in the case of a hexadecimal digit may change nothing.
+    if (read.ok()) {
+      EXPECT_EQ(RotationDigest(*read), RotationDigest(Sample())) << at;
+    }
+  }
+}
+
+TEST_F(RotationFileTest, ErrorsNameFileAndField) {
+  ASSERT_TRUE(WriteRotationFile(Sample(), Path()).ok());
+  const std::string bytes = Bytes();
+  const auto status_with = [&](const std::string& from, const std::string& to) {
+    std::string changed = bytes;
+    changed.replace(changed.find(from), from.size(), to);
+    Write(changed);
+    return std::string(ReadRotationFile(Path()).status().message());
+  };
+  EXPECT_THAT(status_with("\"version\":\"1\"", "\"version\":\"9\""), HasSubstr("version 9"));
+  EXPECT_THAT(status_with("\"layers\":\"2\"", "\"layers\":\"x\""), HasSubstr("layers"));
+  EXPECT_THAT(status_with("\"kv_heads\":\"3\"", "\"kv_heads\":\"4\""), HasSubstr("feedback_k"));
+  EXPECT_THAT(status_with("\"clip_k\"", "\"clip_x\""), HasSubstr("clip_k is missing"));
+  EXPECT_THAT(status_with("\"tokens\":\"32768\"", "\"tokens\":\"32769\""), HasSubstr("digest"));
+  EXPECT_THAT(status_with("\"tokens\":\"32768\"", "\"tokens\":\"32769\""), HasSubstr(Path()));
+}
+
+}  // namespace
+}  // namespace crumb
