@@ -68,9 +68,10 @@ std::string FormatWithUnit(int64_t value, std::span<const Unit> units) {
 // A scalar that a YAML reader takes for this very text.
 std::string Quoted(const std::string& text) {
   const bool plain = !text.empty() && text != "null" && text != "Null" && text != "NULL" &&
+                     text.front() != '-' &&
                      text.find_first_not_of(
                          "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                         "0123456789_./") == std::string::npos;
+                         "0123456789_./-") == std::string::npos;
   if (plain) return text;
   std::string quoted = "\"";
   for (const char c : text) {

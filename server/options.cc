@@ -117,6 +117,9 @@ void Options::Complete() {
 absl::Status Options::Validate() const {
   CRUMB_RETURN_IF_ERROR(listen.Validate());
   CRUMB_RETURN_IF_ERROR(admin.Validate());
+  if (const absl::Status status = store.Validate(); !status.ok()) {
+    return absl::InvalidArgumentError("store: " + std::string(status.message()));
+  }
   CRUMB_RETURN_IF_ERROR(sessions.Validate());
   CRUMB_RETURN_IF_ERROR(limits.Validate());
   CRUMB_RETURN_IF_ERROR(log.Validate());

@@ -137,7 +137,8 @@ TEST(ConfigTest, FormatsParseBack) {
 
 TEST(ConfigTest, WhatIsPrintedReadsBack) {
   for (const bool comments : {false, true}) {
-    for (const std::string name : {"", "null", "~", "a: b # c", "q\"\\\n\x01", "-", "*x", "12"}) {
+    for (const std::string name :
+         {"", "null", "~", "a: b # c", "q\"\\\n\x01", "-", "a-b", "---", "*x", "12"}) {
       Outer written;
       written.name = name;
       written.list = {name, "b, c", "]"};

@@ -1,0 +1,127 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/keyspace_registry.h"
+
+#include "gtest/gtest.h"
+#include "server/node_identity.h"
+#include "tests/server/memory_store.h"
+
+namespace crumb::server {
+namespace {
+
+class KeyspaceRegistryTest : public testing::Test {
+ protected:
+  // Another start of crumbd over the same records.
+  std::unique_ptr<KeyspaceRegistry> Open(const std::string& secret = "secret of sixteen") {
+    return KeyspaceRegistry::Open(store_, secret, tokens_, 3).value();
+  }
+  static KeyspaceRegistry::Description Description(const std::string& model,
+                                                   const std::string& tenant = "") {
+    return {{{"model", model}, {"format", "int2"}}, {4, 2, 128, 128}, tenant};
+  }
+
+  std::shared_ptr<MemoryStore::RecordMap> records_ = std::make_shared<MemoryStore::RecordMap>();
+  MemoryStore store_{1, 4096, {}, records_};
+  ModelTokens tokens_{2};
+};
+
+TEST_F(KeyspaceRegistryTest, TheIdDependsOnFieldsGeometryTenantAndSecretOnly) {
+  const auto registry = Open();
+  const KeyspaceId id = registry->IdOf(Description("a")).value();
+  EXPECT_EQ(Open()->IdOf(Description("a")).value(), id);
+  EXPECT_NE(registry->IdOf(Description("b")).value(), id);
+  EXPECT_NE(registry->IdOf(Description("a", "tenant")).value(), id);
+  EXPECT_NE(Open("another secret..")->IdOf(Description("a")).value(), id);
+  KeyspaceRegistry::Description other = Description("a");
+  other.geometry.layers = 5;
+  EXPECT_NE(registry->IdOf(other).value(), id);
+}
+
+TEST_F(KeyspaceRegistryTest, GenerationAndStateOutliveARestart) {
+  KeyspaceId id;
+  {
+    const auto registry = Open();
+    id = registry->OpenKeyspace(Description("a")).value()->id;
+    EXPECT_EQ(registry->RaiseGeneration(id).value(), 2u);
+    EXPECT_TRUE(registry->SetState(id, ServingState::kBf16, {"me", "why"}).ok());
+    EXPECT_EQ(registry->RaiseGeneration(id).value(), 3u);
+  }
+  const auto registry = Open();
+  const auto keyspace = registry->Find(id);
+  ASSERT_NE(keyspace, nullptr);
+  EXPECT_EQ(keyspace->generation.load(), 3u);
+  EXPECT_EQ(keyspace->state.load(), ServingState::kBf16);
+  EXPECT_TRUE(keyspace->quality_off());
+  EXPECT_EQ(registry->ReasonOf(id).reason, "why");
+  EXPECT_EQ(registry->OpenKeyspace(Description("a")).value(), keyspace);
+}
+
+TEST_F(KeyspaceRegistryTest, DamagedRecordsLoseOnlyThemselves) {
+  const KeyspaceId id = Open()->OpenKeyspace(Description("a")).value()->id;
+  (*records_)["keyspace/zz"] = "x";
+  (*records_)["keyspace/" + std::string(64, 'a')] = "\xff\xff garbage";
+  (*records_)["keyspace/" + std::string(64, 'b')] = "";
+  (*records_)["unrelated"] = "x";
+  const auto registry = Open();
+  EXPECT_EQ(registry->List().size(), 1u);
+  EXPECT_NE(registry->Find(id), nullptr);
+}
+
+TEST_F(KeyspaceRegistryTest, TheNumberOfKeyspacesIsBounded) {
+  const auto registry = Open();
+  for (const char* model : {"a", "b", "c"}) {
+    EXPECT_TRUE(registry->OpenKeyspace(Description(model)).ok());
+  }
+  EXPECT_EQ(registry->OpenKeyspace(Description("d")).status().code(),
+            absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(registry->OpenKeyspace(Description("a")).ok());
+}
+
+TEST_F(KeyspaceRegistryTest, Bf16KeyspacesKnowNoQuality) {
+  const auto registry = Open();
+  KeyspaceRegistry::Description description = Description("a");
+  description.fields["format"] = "bf16";
+  const auto keyspace = registry->OpenKeyspace(description).value();
+  EXPECT_TRUE(registry->SetState(keyspace->id, ServingState::kBf16, {}).ok());
+  EXPECT_FALSE(keyspace->quality_off());
+}
+
+TEST_F(KeyspaceRegistryTest, UnknownKeyspaces) {
+  const auto registry = Open();
+  EXPECT_EQ(registry->Find(KeyspaceId()), nullptr);
+  EXPECT_EQ(registry->RaiseGeneration(KeyspaceId()).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(registry->SetState(KeyspaceId(), ServingState::kBf16, {}).code(),
+            absl::StatusCode::kNotFound);
+}
+
+TEST_F(KeyspaceRegistryTest, ModelsOverTheBoundShareALabel) {
+  TokenCounters& a = tokens_.Of("a");
+  TokenCounters& b = tokens_.Of("b");
+  EXPECT_NE(&a, &b);
+  EXPECT_EQ(&tokens_.Of("c"), &tokens_.Of(ModelTokens::kOther));
+  EXPECT_EQ(&tokens_.Of("d"), &tokens_.Of(ModelTokens::kOther));
+  EXPECT_EQ(&tokens_.Of("a"), &a);
+}
+
+TEST_F(KeyspaceRegistryTest, NodeIdAndSecretAreMadeOnce) {
+  const std::string id = NodeId(store_).value();
+  EXPECT_EQ(id.size(), 36u);
+  EXPECT_EQ(id[14], '4');
+  EXPECT_EQ(NodeId(store_).value(), id);
+  const std::string secret = TenantSecret(store_, "").value();
+  EXPECT_EQ(secret.size(), 32u);
+  EXPECT_EQ(TenantSecret(store_, "").value(), secret);
+  EXPECT_EQ(TenantSecret(store_, "/nonexistent").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(TenantSecret(store_, "/dev/null").status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
+TEST(GeometryTest, TileBytes) {
+  EXPECT_EQ((Geometry{1, 1, 128, 128}).int2_tile_bytes(), 4608u);
+  EXPECT_EQ((Geometry{1, 1, 128, 128}).bf16_tile_bytes(), 32'768u);
+  EXPECT_EQ((Geometry{1, 1, 64, 32}).int2_tile_bytes(), 64u * 32 + 8 * 64 * 2);
+  EXPECT_EQ((Geometry{1, 1, 256, 64}).int2_tile_bytes(), 64u * 128 + 8 * 64 * 4);
+}
+
+}  // namespace
+}  // namespace crumb::server
