@@ -243,6 +243,14 @@ void ConnectionKeeper::GiveBackPending() {
         .Call({connection.token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
         .IgnoreError();
   });
+  ByConnection(pending.requests, [](Connection& connection, std::span<Return> returns) {
+    v1::ReleaseRequest request;
+    for (const Return& acquire : returns) request.add_requests(acquire.id);
+    v1::ReleaseResponse response;
+    connection.stub()
+        .Call({connection.token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
+        .IgnoreError();
+  });
   ByConnection(pending.rooms, [](Connection& connection, std::span<Return> returns) {
     v1::AbortRequest request;
     for (const Return& room : returns) request.add_offsets(room.id);
@@ -253,26 +261,28 @@ void ConnectionKeeper::GiveBackPending() {
   });
 }
 
-void ConnectionKeeper::ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease) {
+void ConnectionKeeper::Enqueue(std::vector<Return> Pending::*list,
+                               std::shared_ptr<Connection> connection, uint64_t id) {
   if (!InOwnProcess()) return;
   bool stopped;
   {
     MutexLock lock(&mutex_);
-    pending_.leases.push_back({std::move(connection), lease});
+    (pending_.*list).push_back({std::move(connection), id});
     stopped = stopped_;
   }
   stopped ? GiveBackPending() : Wake();
 }
 
+void ConnectionKeeper::ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease) {
+  Enqueue(&Pending::leases, std::move(connection), lease);
+}
+
 void ConnectionKeeper::AbortLater(std::shared_ptr<Connection> connection, uint64_t offset) {
-  if (!InOwnProcess()) return;
-  bool stopped;
-  {
-    MutexLock lock(&mutex_);
-    pending_.rooms.push_back({std::move(connection), offset});
-    stopped = stopped_;
-  }
-  stopped ? GiveBackPending() : Wake();
+  Enqueue(&Pending::rooms, std::move(connection), offset);
+}
+
+void ConnectionKeeper::ForgetLater(std::shared_ptr<Connection> connection, uint64_t request) {
+  Enqueue(&Pending::requests, std::move(connection), request);
 }
 
 KeyspaceState ConnectionKeeper::StateOf(const KeyspaceId& keyspace) const {

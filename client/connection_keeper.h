@@ -42,6 +42,8 @@ class ConnectionKeeper {
   // parent's.
   void ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease);
   void AbortLater(std::shared_ptr<Connection> connection, uint64_t offset);
+  // Gives back the lease of an Acquire whose answer did not arrive, if there is one.
+  void ForgetLater(std::shared_ptr<Connection> connection, uint64_t request);
 
   void Count(const SessionCounters& amounts);
 
@@ -54,10 +56,11 @@ class ConnectionKeeper {
  private:
   struct Return {
     std::shared_ptr<Connection> connection;
-    uint64_t id = 0;  // of a lease, or a staging offset
+    uint64_t id = 0;  // of a lease or an Acquire, or a staging offset
   };
   struct Pending {
     std::vector<Return> leases;
+    std::vector<Return> requests;
     std::vector<Return> rooms;
   };
 
@@ -66,6 +69,8 @@ class ConnectionKeeper {
   void Handle(const v1::SessionResponse& message);
   void SendCounters(SessionStream& stream);
   void GiveBackPending();
+  void Enqueue(std::vector<Return> Pending::*list, std::shared_ptr<Connection> connection,
+               uint64_t id);
   void BackOff();
   void SetCurrent(std::shared_ptr<Connection> connection, std::shared_ptr<SessionStream> stream);
   void NoteFailure(const absl::Status& status);

@@ -205,11 +205,16 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
   if (request.range.has_value()) *wire.mutable_range() = ToWire(*request.range);
   wire.set_wait_ms(request.wait_for_lower_tiers ? WaitMs(request.timeout) : 0);
   wire.set_window_tokens(request.window_tokens);
+  wire.set_request(last_request_.fetch_add(1) + 1);
   v1::AcquireResponse answer;
   const absl::Status status = connection->stub().Call(
       {connection->token(), Clock::Real().Now() + request.timeout}, wire, &answer);
   if (absl::IsDeadlineExceeded(status)) link.keeper->Count({.deadline_exceeded = 1});
-  CRUMB_RETURN_IF_ERROR(status);
+  if (!status.ok()) {
+    // A lease may have been granted, or still be.
+    link.keeper->ForgetLater(connection, wire.request());
+    return status;
+  }
 
   std::shared_ptr<void> hold;
   if (answer.lease() != 0) {

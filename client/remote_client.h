@@ -75,6 +75,7 @@ class RemoteClient final : public Client {
   const ClientOptions options_;
   std::atomic<Link*> link_;
   std::atomic<uint32_t> verify_turn_{0};
+  std::atomic<uint64_t> last_request_{0};
 };
 
 }  // namespace crumb::client

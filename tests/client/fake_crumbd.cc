@@ -159,7 +159,8 @@ grpc::Status FakeCrumbd::Acquire(Context* context, const v1::AcquireRequest* req
   }
   if (response->hit_pages() > 0) {
     response->set_lease(++last_id_);
-    leases_.insert(last_id_);
+    if (forgotten_.erase(request->request()) == 0) leases_.insert(last_id_);
+    lease_of_request_[request->request()] = last_id_;
   }
   return grpc::Status::OK;
 }
@@ -168,6 +169,14 @@ grpc::Status FakeCrumbd::Release(Context*, const v1::ReleaseRequest* request,
                                  v1::ReleaseResponse*) {
   MutexLock lock(&mutex_);
   for (const uint64_t lease : request->leases()) leases_.erase(lease);
+  for (const uint64_t acquire : request->requests()) {
+    const auto granted = lease_of_request_.find(acquire);
+    if (granted == lease_of_request_.end()) {
+      forgotten_.insert(acquire);
+    } else {
+      leases_.erase(granted->second);
+    }
+  }
   return grpc::Status::OK;
 }
 

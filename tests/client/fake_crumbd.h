@@ -109,6 +109,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::map<PageId, Page> pages_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Room> sessions_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> leases_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, uint64_t> lease_of_request_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> forgotten_ ABSL_GUARDED_BY(mutex_);  // requests not answered yet
   v1::SessionRequest::Counters counters_ ABSL_GUARDED_BY(mutex_);
   std::set<grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>*> streams_
       ABSL_GUARDED_BY(mutex_);
