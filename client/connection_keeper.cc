@@ -185,6 +185,7 @@ void ConnectionKeeper::Serve(SessionStream& stream) {
         break;
     }
   }
+  stream.Flush(Clock::Real().Now() + kFarewellTimeout);
   counters_due_ = TimePoint();
   SendCounters(stream);
   stream.Flush(Clock::Real().Now() + kFarewellTimeout);
@@ -203,20 +204,14 @@ void ConnectionKeeper::SendCounters(SessionStream& stream) {
   SessionCounters counters;
   {
     MutexLock lock(&mutex_);
-    if (!counted_) return;
-    counters = counters_;
+    if (!std::exchange(counted_, false)) return;
+    counters = std::exchange(counters_, {});
   }
-  if (!stream.Send(ToRequest(counters))) return;
   counters_due_ = now + options_.counters_interval;
+  if (stream.Send(ToRequest(counters))) return;
   MutexLock lock(&mutex_);
-  // What was added meanwhile stays for the next report.
-  counters_.used_tokens -= counters.used_tokens;
-  counters_.prefill_tokens_avoided -= counters.prefill_tokens_avoided;
-  counters_.publish_dropped_pages -= counters.publish_dropped_pages;
-  counters_.deadline_exceeded -= counters.deadline_exceeded;
-  counters_.verify_failures -= counters.verify_failures;
-  counters_.windows_refused -= counters.windows_refused;
-  counted_ = false;
+  Add(counters_, counters);
+  counted_ = true;
 }
 
 void ConnectionKeeper::Count(const SessionCounters& amounts) {
