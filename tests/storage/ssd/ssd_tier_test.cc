@@ -76,7 +76,7 @@ class SsdTierTest : public testing::Test {
     stream.put(static_cast<char>(byte ^ 0x20));
   }
 
-  TemporaryFolder folder_;
+  TemporaryFolder folder_{TemporaryFolder::Place::kMemory};
   SsdOptions options_;
   FakeClock clock_;
   std::unique_ptr<FragmentTier> tier_;
