@@ -19,12 +19,9 @@ using kernels::PageFormat;
 // Query tokens per task: bounds the work memory and lets long prompts keep many threads busy.
 constexpr int kTokensPerTask = 64;
 
-kernels::RowTransform TransformOf(const float* rotation, const float* mean, int head, int head_dim,
-                                  float clip) {
-  const int64_t dim = head_dim;
-  return {.rotation = rotation == nullptr ? nullptr : rotation + head * dim * dim,
-          .mean = mean == nullptr ? nullptr : mean + head * dim,
-          .clip = clip};
+// Item `index` of an array of items, or null.
+const float* ItemOf(const float* items, int64_t index, int64_t elements) {
+  return items == nullptr ? nullptr : items + index * elements;
 }
 
 }  // namespace
@@ -47,6 +44,13 @@ void CpuBackend::Parallel(int count, const std::function<void(int)>& body) const
   for (int i = 0; i < count; ++i) body(i);
 }
 
+// The block whose means the history page at `position` was centred with.
+int CpuBackend::PositionBlock(int position) const {
+  const int page = position / kPageTokens - 1;  // page 0 is the sink
+  return std::clamp(page / options_.rotations.pages_per_position_block(), 0,
+                    options_.rotations.position_blocks() - 1);
+}
+
 uint32_t CpuBackend::StoreTile(const RecentRows& rows, int position, int layer, int head,
                                const Page& page) const {
   const int64_t dim = options_.head_dim;
@@ -62,13 +66,20 @@ uint32_t CpuBackend::StoreTile(const RecentRows& rows, int position, int layer, 
   const RotationSet::Layer& data = *layers_[layer];
   kernels::QuantizeParams params;
   params.shape = options_.tile_shape();
+  params.method = options_.method;
   params.k = rows.k(layer) + at;
   params.v = rows.v(layer) + at;
   params.k_stride = params.v_stride = rows.token_stride();
-  params.k_transform = TransformOf(data.rotation_k(), data.rotated_mean_k(), head,
-                                   options_.head_dim, options_.clip_k);
-  params.v_transform = TransformOf(data.rotation_v(), data.rotated_mean_v(), head,
-                                   options_.head_dim, options_.clip_v);
+  const int64_t mean_row =
+      int64_t{head} * options_.rotations.position_blocks() + PositionBlock(position);
+  params.k_transform = {.rotation = ItemOf(data.rotation_k(), head, dim * dim),
+                        .mean = ItemOf(data.rotated_mean_k(), mean_row, dim),
+                        .clip = options_.clip_k,
+                        .feedback = ItemOf(data.feedback_k(), head, dim * dim)};
+  params.v_transform = {.rotation = ItemOf(data.rotation_v(), head, dim * dim),
+                        .mean = ItemOf(data.rotated_mean_v(), head, dim),
+                        .clip = options_.clip_v,
+                        .feedback = ItemOf(data.feedback_v(), head, dim * dim)};
   params.tile = reinterpret_cast<uint8_t*>(tile);
   return kernels::QuantizeTile(params);
 }
@@ -113,33 +124,41 @@ kernels::AttentionParams CpuBackend::ParamsOf(const AttentionCall& call) const {
     params.rotation_k = data.rotation_k();
     params.rotation_v = data.rotation_v();
     params.mean_v = data.rotated_mean_v();
-    params.position_blocks = 1;
+    params.shift = data.shift();
+    params.pages_per_position_block = options_.rotations.pages_per_position_block();
+    if (data.mean_k_columns() != nullptr && params.pages > 0) {
+      params.position_blocks = 1 + PositionBlock(kPageTokens * params.pages);
+    }
   }
   params.scale = options_.scale;
   params.soft_cap = options_.soft_cap;
   return params;
 }
 
-// q . mu_k of every query row: what centring took out of the stored keys.
-std::vector<float> CpuBackend::OffsetsOf(const AttentionCall& call) const {
-  const float* mean = layers_[call.layer]->mean_k();
-  if (mean == nullptr || call.history_format != PageFormat::kInt2 || call.pages.empty()) return {};
+// q . mu_k of the query rows of one KV head: what centring took out of the stored keys.
+std::vector<float> CpuBackend::OffsetsOf(const AttentionCall& call, int kv_head,
+                                         const kernels::AttentionParams& params) const {
+  if (params.position_blocks == 0) return {};
   const int dim = options_.head_dim;
   const int group = options_.q_heads / options_.kv_heads;
-  std::vector<float> offsets(static_cast<size_t>(call.q_tokens) * options_.q_heads);
-  for (size_t row = 0; row < offsets.size(); ++row) {
-    const Bf16* q = call.q + row * dim;
-    const float* mu = mean + static_cast<int64_t>(row % options_.q_heads / group) * dim;
-    float sum = 0.0f;
-    for (int i = 0; i < dim; ++i) sum += kernels::Bf16ToFloat(q[i]) * mu[i];
-    offsets[row] = sum;
+  const int64_t blocks = options_.rotations.position_blocks();
+  const float* mean = layers_[call.layer]->mean_k_columns() + kv_head * dim * blocks;
+  std::vector<float> offsets(static_cast<size_t>(params.q_tokens) * options_.q_heads *
+                             params.position_blocks);
+  for (int row = 0; row < params.q_tokens * group; ++row) {
+    const int64_t at = int64_t{row / group} * options_.q_heads + kv_head * group + row % group;
+    const Bf16* q = params.q + at * dim;
+    float* out = &offsets[at * params.position_blocks];
+    for (int i = 0; i < dim; ++i) {
+      const float x = kernels::Bf16ToFloat(q[i]);
+      for (int b = 0; b < params.position_blocks; ++b) out[b] += x * mean[i * blocks + b];
+    }
   }
   return offsets;
 }
 
 absl::Status CpuBackend::Attend(const AttentionCall& call) const {
   const kernels::AttentionParams whole = ParamsOf(call);
-  const std::vector<float> offsets = OffsetsOf(call);
   const int64_t row_elements = int64_t{options_.q_heads} * options_.head_dim;
   const int slices = (call.q_tokens + kTokensPerTask - 1) / kTokensPerTask;
   std::atomic<bool> no_memory{false};
@@ -150,7 +169,9 @@ absl::Status CpuBackend::Attend(const AttentionCall& call) const {
     params.q_tokens = last - first;
     params.q = call.q + first * row_elements;
     params.out = call.out + first * row_elements;
-    if (!offsets.empty()) params.offset = offsets.data() + int64_t{first} * options_.q_heads;
+    const int head = task % options_.kv_heads;
+    const std::vector<float> offsets = OffsetsOf(call, head, params);
+    if (!offsets.empty()) params.offset = offsets.data();
     // Rows behind the slice's last token are not attended. While the prompt is still inside the
     // sink they lie there.
     const int behind = call.q_tokens - last;
@@ -161,7 +182,6 @@ absl::Status CpuBackend::Attend(const AttentionCall& call) const {
       no_memory = true;
       return;
     }
-    const int head = task % options_.kv_heads;
     kernels::Attend(params, head, head + 1, scratch.data());
   });
   if (no_memory) return absl::ResourceExhaustedError("no work memory for attention");

@@ -52,7 +52,9 @@ class CpuBackend {
   uint32_t StoreTile(const RecentRows& rows, int position, int layer, int head,
                      const Page& page) const;
   kernels::AttentionParams ParamsOf(const AttentionCall& call) const;
-  std::vector<float> OffsetsOf(const AttentionCall& call) const;
+  int PositionBlock(int position) const;
+  std::vector<float> OffsetsOf(const AttentionCall& call, int kv_head,
+                               const kernels::AttentionParams& params) const;
 
   const WorkerOptions& options_;
   const std::vector<std::shared_ptr<const RotationSet::Layer>> layers_;

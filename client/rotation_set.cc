@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/hex.h"
 #include "common/status_macros.h"
 
 namespace crumb::client {
@@ -42,19 +43,30 @@ absl::Status CheckOrthogonal(const char* name, const float* matrix, int dim) {
   return absl::OkStatus();
 }
 
-// mean [heads, dim] times rotation [heads, dim, dim].
+// mean [heads, blocks, dim] times rotation [heads, dim, dim].
 std::vector<float> Rotate(const std::vector<float>& mean, const std::vector<float>& rotation,
-                          int heads, int dim) {
+                          int blocks, int dim) {
   if (mean.empty() || rotation.empty()) return mean;
   std::vector<float> out(mean.size());
-  for (int h = 0; h < heads; ++h) {
+  for (size_t row = 0; row < mean.size() / dim; ++row) {
+    const float* x = &mean[row * dim];
+    const float* matrix = &rotation[row / blocks * dim * dim];
     for (int c = 0; c < dim; ++c) {
       double sum = 0.0;
-      for (int i = 0; i < dim; ++i) {
-        sum += double{mean[h * dim + i]} * rotation[(int64_t{h} * dim + i) * dim + c];
-      }
-      out[h * dim + c] = static_cast<float>(sum);
+      for (int i = 0; i < dim; ++i) sum += double{x[i]} * matrix[static_cast<size_t>(i) * dim + c];
+      out[row * dim + c] = static_cast<float>(sum);
     }
+  }
+  return out;
+}
+
+// [heads, blocks, dim] to [heads, dim, blocks].
+std::vector<float> Transpose(const std::vector<float>& mean, int blocks, int dim) {
+  std::vector<float> out(mean.size());
+  const size_t item = static_cast<size_t>(blocks) * dim;
+  for (size_t i = 0; i < mean.size(); ++i) {
+    const size_t head = i / item, block = i % item / dim, channel = i % dim;
+    out[head * item + channel * blocks + block] = mean[i];
   }
   return out;
 }
@@ -72,11 +84,12 @@ std::vector<float> LayerOf(const std::vector<float>& values, int layer, int head
 
 Digest DigestOf(const std::string& name, const RotationSet::Arrays& arrays) {
   std::string bytes = "crumb/rotation/1\n" + name;
-  for (const int size : {arrays.layers, arrays.kv_heads, arrays.head_dim}) {
+  for (const int size : {arrays.layers, arrays.kv_heads, arrays.head_dim, arrays.position_blocks,
+                         arrays.pages_per_position_block, arrays.q_heads}) {
     bytes += "\n" + std::to_string(size);
   }
-  for (const auto* values :
-       {&arrays.rotation_k, &arrays.rotation_v, &arrays.mean_k, &arrays.mean_v}) {
+  for (const auto* values : {&arrays.rotation_k, &arrays.rotation_v, &arrays.mean_k, &arrays.mean_v,
+                             &arrays.feedback_k, &arrays.feedback_v, &arrays.shift}) {
     bytes += "\n" + std::to_string(values->size()) + "\n";
     bytes.append(reinterpret_cast<const char*>(values->data()), values->size() * sizeof(float));
   }
@@ -115,15 +128,22 @@ absl::StatusOr<RotationSet> RotationSet::Hadamard(int head_dim) {
 }
 
 absl::StatusOr<RotationSet> RotationSet::Of(const std::string& name, Arrays arrays) {
-  if (arrays.layers < 1 || arrays.kv_heads < 1 || arrays.head_dim < 1) {
-    return absl::InvalidArgumentError("a rotation set needs layers, kv_heads and head_dim");
+  if (arrays.layers < 1 || arrays.kv_heads < 1 || arrays.head_dim < 1 ||
+      arrays.position_blocks < 1 || arrays.pages_per_position_block < 1) {
+    return absl::InvalidArgumentError(
+        "a rotation set needs layers, kv_heads, head_dim and position blocks");
   }
   const size_t matrices = static_cast<size_t>(arrays.layers) * arrays.kv_heads;
   const size_t dim = arrays.head_dim;
   CRUMB_RETURN_IF_ERROR(CheckArray("rotation_k", arrays.rotation_k, matrices * dim * dim));
   CRUMB_RETURN_IF_ERROR(CheckArray("rotation_v", arrays.rotation_v, matrices * dim * dim));
-  CRUMB_RETURN_IF_ERROR(CheckArray("mean_k", arrays.mean_k, matrices * dim));
+  CRUMB_RETURN_IF_ERROR(
+      CheckArray("mean_k", arrays.mean_k, matrices * arrays.position_blocks * dim));
   CRUMB_RETURN_IF_ERROR(CheckArray("mean_v", arrays.mean_v, matrices * dim));
+  CRUMB_RETURN_IF_ERROR(CheckArray("feedback_k", arrays.feedback_k, matrices * dim * dim));
+  CRUMB_RETURN_IF_ERROR(CheckArray("feedback_v", arrays.feedback_v, matrices * dim * dim));
+  CRUMB_RETURN_IF_ERROR(
+      CheckArray("shift", arrays.shift, static_cast<size_t>(arrays.layers) * arrays.q_heads));
   for (size_t i = 0; i < matrices; ++i) {
     if (!arrays.rotation_k.empty()) {
       CRUMB_RETURN_IF_ERROR(
@@ -137,14 +157,37 @@ absl::StatusOr<RotationSet> RotationSet::Of(const std::string& name, Arrays arra
   return Make(name, std::move(arrays));
 }
 
-absl::Status RotationSet::CheckFits(int layers, int kv_heads, int head_dim) const {
+absl::StatusOr<RotationSet> RotationSet::FromFile(const RotationFile& file) {
+  Arrays arrays{.layers = file.layers,
+                .kv_heads = file.kv_heads,
+                .head_dim = file.head_dim,
+                .rotation_k = file.rotation_k,
+                .rotation_v = file.rotation_v,
+                .position_blocks = file.position_blocks,
+                .pages_per_position_block = file.pages_per_position_block,
+                .q_heads = file.q_heads,
+                .mean_k = file.mean_k,
+                .mean_v = file.mean_v,
+                .feedback_k = file.feedback_k,
+                .feedback_v = file.feedback_v,
+                .shift = file.shift};
+  CRUMB_ASSIGN_OR_RETURN(const RotationSet checked,
+                         Of(file.method + " for " + file.model, std::move(arrays)));
+  auto data = std::make_shared<Data>(*checked.data_);
+  HexDecode(RotationDigest(file), data->digest);
+  return RotationSet(std::move(data));
+}
+
+absl::Status RotationSet::CheckFits(int layers, int kv_heads, int q_heads, int head_dim) const {
   const Arrays& arrays = data_->arrays;
   if ((arrays.head_dim != 0 && arrays.head_dim != head_dim) ||
       (arrays.layers != 1 && arrays.layers != layers) ||
-      (arrays.kv_heads != 1 && arrays.kv_heads != kv_heads)) {
+      (arrays.kv_heads != 1 && arrays.kv_heads != kv_heads) ||
+      (!arrays.shift.empty() && arrays.q_heads != q_heads)) {
     return absl::InvalidArgumentError(
         "rotations '" + name() + "' are for " + std::to_string(arrays.layers) + " layers, " +
-        std::to_string(arrays.kv_heads) + " KV heads, head_dim " + std::to_string(arrays.head_dim));
+        std::to_string(arrays.kv_heads) + " KV heads, " + std::to_string(arrays.q_heads) +
+        " query heads, head_dim " + std::to_string(arrays.head_dim));
   }
   return absl::OkStatus();
 }
@@ -165,10 +208,15 @@ std::vector<std::shared_ptr<const RotationSet::Layer>> RotationSet::Expand(int l
     };
     layer->rotation_k_ = take(arrays.rotation_k, dim * dim);
     layer->rotation_v_ = take(arrays.rotation_v, dim * dim);
-    layer->mean_k_ = take(arrays.mean_k, dim);
-    layer->rotated_mean_k_ = Rotate(layer->mean_k_, layer->rotation_k_, kv_heads, arrays.head_dim);
+    const int blocks = arrays.position_blocks;
+    const std::vector<float> mean_k = take(arrays.mean_k, blocks * dim);
+    layer->mean_k_columns_ = Transpose(mean_k, blocks, arrays.head_dim);
+    layer->rotated_mean_k_ = Rotate(mean_k, layer->rotation_k_, blocks, arrays.head_dim);
     layer->rotated_mean_v_ =
-        Rotate(take(arrays.mean_v, dim), layer->rotation_v_, kv_heads, arrays.head_dim);
+        Rotate(take(arrays.mean_v, dim), layer->rotation_v_, 1, arrays.head_dim);
+    layer->feedback_k_ = take(arrays.feedback_k, dim * dim);
+    layer->feedback_v_ = take(arrays.feedback_v, dim * dim);
+    layer->shift_ = LayerOf(arrays.shift, i, arrays.q_heads, arrays.q_heads, 1);
     out.push_back(std::move(layer));
   }
   return out;

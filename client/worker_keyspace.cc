@@ -19,7 +19,8 @@ std::string RotationField(const RotationSet& rotations) {
 
 // The fields of the quantizer. BF16 pages do not depend on it.
 absl::Status SetQuantizer(const WorkerOptions& options, KeyspaceDescription& description) {
-  CRUMB_RETURN_IF_ERROR(description.Set("method", "oscar"));
+  CRUMB_RETURN_IF_ERROR(
+      description.Set("method", std::string(kernels::MethodName(options.method))));
   CRUMB_RETURN_IF_ERROR(description.Set("clip_k", fmt::format("{}", options.clip_k)));
   CRUMB_RETURN_IF_ERROR(description.Set("clip_v", fmt::format("{}", options.clip_v)));
   return description.Set("rotation", RotationField(options.rotations));

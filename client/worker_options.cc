@@ -5,6 +5,8 @@
 #include <string>
 
 #include "common/page_key.h"
+#include "common/rotation_file.h"
+#include "common/status_macros.h"
 
 namespace crumb::client {
 namespace {
@@ -14,6 +16,19 @@ absl::Status Wrong(const std::string& field, const std::string& rule) {
 }
 
 }  // namespace
+
+absl::Status WorkerOptions::UseRotationFile(const std::string& path) {
+  CRUMB_ASSIGN_OR_RETURN(const RotationFile file, ReadRotationFile(path));
+  const auto named = kernels::MethodNamed(file.method);
+  if (!named) {
+    return absl::InvalidArgumentError(path + ": method \"" + file.method + "\" is not known");
+  }
+  CRUMB_ASSIGN_OR_RETURN(rotations, RotationSet::FromFile(file));
+  method = *named;
+  clip_k = file.clip_k;
+  clip_v = file.clip_v;
+  return absl::OkStatus();
+}
 
 absl::Status WorkerOptions::Validate() const {
   if (model.empty()) return Wrong("model", "is empty");
@@ -42,7 +57,7 @@ absl::Status WorkerOptions::Validate() const {
   if (draft_slots < 0 || draft_slots >= kPageTokens) return Wrong("draft_slots", "must be 0 to 63");
   if (publish_queue_max < 1) return Wrong("publish_queue_max", "must be at least 1");
   if (publish_batch < 1) return Wrong("publish_batch", "must be at least 1");
-  return rotations.CheckFits(layers, kv_heads, head_dim);
+  return rotations.CheckFits(layers, kv_heads, q_heads, head_dim);
 }
 
 }  // namespace crumb::client

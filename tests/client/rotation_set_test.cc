@@ -75,10 +75,10 @@ TEST(RotationSetTest, RefusesWhatIsNoRotation) {
 
 TEST(RotationSetTest, FitsModelsOfItsShape) {
   const RotationSet set = RotationSet::Of("x", Identities(2, 1, 64)).value();
-  EXPECT_TRUE(set.CheckFits(2, 8, 64).ok());
-  EXPECT_FALSE(set.CheckFits(3, 8, 64).ok());
-  EXPECT_FALSE(set.CheckFits(2, 8, 128).ok());
-  EXPECT_TRUE(RotationSet::Identity().CheckFits(5, 5, 256).ok());
+  EXPECT_TRUE(set.CheckFits(2, 8, 8, 64).ok());
+  EXPECT_FALSE(set.CheckFits(3, 8, 8, 64).ok());
+  EXPECT_FALSE(set.CheckFits(2, 8, 8, 128).ok());
+  EXPECT_TRUE(RotationSet::Identity().CheckFits(5, 5, 5, 256).ok());
 }
 
 TEST(RotationSetTest, MeansAreRotated) {

@@ -101,13 +101,21 @@ void SequenceModel::Window(int layer, int head, int page, bool stored, std::vect
   const int64_t square = int64_t{dim} * dim;
   kernels::QuantizeParams params;
   params.shape = options_.tile_shape();
+  params.method = options_.method;
   params.k = keys.data() + head * dim;
   params.v = values.data() + head * dim;
   params.k_stride = params.v_stride = stride;
-  params.k_transform = {at(data.rotation_k(), square), at(data.rotated_mean_k(), dim),
-                        options_.clip_k};
+  // Page `page` is history page `page` - 1: each has the means of its positions.
+  const RotationSet& rotations = options_.rotations;
+  const int64_t blocks = rotations.position_blocks();
+  const int64_t block =
+      std::min<int64_t>((page - 1) / rotations.pages_per_position_block(), blocks - 1);
+  const float* means_k = at(data.rotated_mean_k(), blocks * dim);
+  params.k_transform = {at(data.rotation_k(), square),
+                        means_k == nullptr ? nullptr : means_k + block * dim, options_.clip_k,
+                        at(data.feedback_k(), square)};
   params.v_transform = {at(data.rotation_v(), square), at(data.rotated_mean_v(), dim),
-                        options_.clip_v};
+                        options_.clip_v, at(data.feedback_v(), square)};
   alignas(128) uint8_t tile[16384];
   params.tile = tile;
   kernels::QuantizeTile(params);
@@ -120,6 +128,8 @@ std::vector<double> SequenceModel::Expected(int layer, int position, int history
   const int group = options_.q_heads / options_.kv_heads;
   const std::vector<Bf16> q = Queries(layer, position, position + 1);
   std::vector<double> out(static_cast<size_t>(options_.q_heads) * dim, 0.0);
+  const auto layers = options_.rotations.Expand(options_.layers, options_.kv_heads);
+  const float* shifts = layers[layer]->shift();
   for (int head = 0; head < options_.kv_heads; ++head) {
     std::vector<double> sum(group, 0.0);
     std::vector<float> k, v;
@@ -134,7 +144,8 @@ std::vector<double> SequenceModel::Expected(int layer, int position, int history
           for (int c = 0; c < dim; ++c) {
             dot += double{kernels::Bf16ToFloat(q[q_head * dim + c])} * k[t * dim + c];
           }
-          const double p = std::exp(dot / std::sqrt(double(dim)));
+          const double shift = stored && shifts != nullptr ? shifts[q_head] : 0.0;
+          const double p = std::exp(dot / std::sqrt(double(dim)) - shift);
           sum[g] += p;
           for (int c = 0; c < dim; ++c) out[q_head * dim + c] += p * v[t * dim + c];
         }

@@ -2,13 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/three_segment_sequence.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
 #include <set>
 #include <thread>
 
 #include "client/segment_rule.h"
+#include "common/hex.h"
+#include "common/rotation_file.h"
 #include "crumb/worker.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -345,6 +350,52 @@ TEST(ThreeSegmentTest, MeansComeBackInAttention) {
   model.Pass(*sequence, 650);
   const auto out = model.Pass(*sequence, 651);
   ExpectOutputs(model, options, 650, 650, 651, out);
+}
+
+// Everything a rotation file of the method crumb brings: means per position block, feedback,
+// shifts.
+TEST(ThreeSegmentTest, CrumbConstantsReachStoreAndAttention) {
+  WorkerOptions options = SmallWorkerOptions();
+  const int heads = options.layers * options.kv_heads, dim = options.head_dim;
+  RotationFile file;
+  file.method = "crumb";
+  file.model = "test-model";
+  file.layers = options.layers;
+  file.kv_heads = options.kv_heads;
+  file.q_heads = options.q_heads;
+  file.head_dim = dim;
+  file.position_blocks = 3;
+  file.pages_per_position_block = 2;
+  file.clip_k = 0.9f;
+  file.clip_v = 0.95f;
+  for (int i = 0; i < heads * 3 * dim; ++i) file.mean_k.push_back(0.5f * std::sin(0.7f * i));
+  for (int i = 0; i < heads * dim; ++i) file.mean_v.push_back(0.2f * std::cos(0.3f * i));
+  for (int i = 0; i < heads * dim * dim; ++i) {
+    const int row = i / dim % dim, column = i % dim;
+    file.feedback_k.push_back(row < column ? 0.2f * std::sin(1.3f * i) : 0.0f);
+  }
+  for (int i = 0; i < options.layers * options.q_heads; ++i) {
+    file.shift.push_back(0.1f + 0.05f * i);
+  }
+  const std::string path =
+      testing::TempDir() + "crumb_rotation_" + std::to_string(::getpid()) + ".safetensors";
+  ASSERT_TRUE(WriteRotationFile(file, path).ok());
+  const absl::Status used = options.UseRotationFile(path);
+  std::filesystem::remove(path);
+  ASSERT_TRUE(used.ok()) << used;
+  EXPECT_EQ(options.method, kernels::Method::kCrumb);
+  EXPECT_EQ(options.clip_v, 0.95f);
+  EXPECT_EQ(HexEncode(options.rotations.digest()), RotationDigest(file));
+
+  const SequenceModel model(options, RandomTokens(1000, 22));
+  const auto worker = OpenWorker(options);
+  const auto sequence = Begin(*worker, model.prompt(980));
+  model.Pass(*sequence, 980);
+  const auto out = model.Pass(*sequence, 981);
+  ExpectOutputs(model, options, 980, 980, 981, out);
+
+  options.q_heads *= 2;
+  EXPECT_EQ(options.Validate().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(ThreeSegmentTest, ReportsBitsPerElement) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/rotation_file.h"
 #include "common/sha256.h"
 
 namespace crumb::client {
@@ -16,15 +17,23 @@ namespace crumb::client {
 class RotationSet {
  public:
   // Arrays in the model's basis. A leading dimension of 1 is repeated for all layers or KV heads;
-  // an empty array means identity (rotations) or zero (means, shift).
+  // an empty array means identity (rotations) or zero (the others). History page p, counted from
+  // the end of the sink, has the means of block min(p / pages_per_position_block, position_blocks -
+  // 1).
   struct Arrays {
     int layers = 1;
     int kv_heads = 1;
     int head_dim = 0;
     std::vector<float> rotation_k;  // [layers, kv_heads, head_dim, head_dim], y = x R, orthogonal
     std::vector<float> rotation_v;  // the same
-    std::vector<float> mean_k;      // [layers, kv_heads, head_dim] subtracted before rotation
-    std::vector<float> mean_v;      // the same
+    int position_blocks = 1;
+    int pages_per_position_block = 1;
+    int q_heads = 0;                // only where there are shifts
+    std::vector<float> mean_k;      // [layers, kv_heads, position_blocks, head_dim], subtracted
+    std::vector<float> mean_v;      // [layers, kv_heads, head_dim]         before rotation
+    std::vector<float> feedback_k;  // [layers, kv_heads, head_dim, head_dim], method crumb only
+    std::vector<float> feedback_v;  // the same
+    std::vector<float> shift;       // [layers, q_heads] nats taken off INT2 logits
   };
 
   // No rotation and no mean.
@@ -38,28 +47,39 @@ class RotationSet {
   // wrong size, a value that is not finite, or a rotation that is not orthogonal to 1e-3.
   static absl::StatusOr<RotationSet> Of(const std::string& name, Arrays arrays);
 
+  // What a rotation file holds; its digest is the file's. Errors as Of.
+  static absl::StatusOr<RotationSet> FromFile(const RotationFile& file);
+
   const std::string& name() const { return data_->name; }
   const Digest& digest() const { return data_->digest; }
   // 0: fits every head_dim.
   int head_dim() const { return data_->arrays.head_dim; }
   // OK when the arrays serve a model of this shape.
-  absl::Status CheckFits(int layers, int kv_heads, int head_dim) const;
+  absl::Status CheckFits(int layers, int kv_heads, int q_heads, int head_dim) const;
+  int position_blocks() const { return data_->arrays.position_blocks; }
+  int pages_per_position_block() const { return data_->arrays.pages_per_position_block; }
 
   // Data of one layer, [kv_heads, ...] for `kv_heads` of the model; null: identity or zero.
   class Layer {
    public:
     const float* rotation_k() const { return Pointer(rotation_k_); }
     const float* rotation_v() const { return Pointer(rotation_v_); }
-    const float* mean_k() const { return Pointer(mean_k_); }                  // mu_k
-    const float* rotated_mean_k() const { return Pointer(rotated_mean_k_); }  // mu_k R_K
+    // mu_k, [kv_heads, head_dim, position_blocks].
+    const float* mean_k_columns() const { return Pointer(mean_k_columns_); }
+    // mu_k R_K, [kv_heads, position_blocks, head_dim].
+    const float* rotated_mean_k() const { return Pointer(rotated_mean_k_); }
     const float* rotated_mean_v() const { return Pointer(rotated_mean_v_); }  // mu_v R_V
+    const float* feedback_k() const { return Pointer(feedback_k_); }
+    const float* feedback_v() const { return Pointer(feedback_v_); }
+    const float* shift() const { return Pointer(shift_); }  // [q_heads]
 
    private:
     friend class RotationSet;
     static const float* Pointer(const std::vector<float>& values) {
       return values.empty() ? nullptr : values.data();
     }
-    std::vector<float> rotation_k_, rotation_v_, mean_k_, rotated_mean_k_, rotated_mean_v_;
+    std::vector<float> rotation_k_, rotation_v_, mean_k_columns_, rotated_mean_k_, rotated_mean_v_;
+    std::vector<float> feedback_k_, feedback_v_, shift_;
   };
 
   // The layers of a model of this shape; layers that are equal share memory.

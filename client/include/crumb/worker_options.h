@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "common/clock.h"
 #include "crumb/rotation_set.h"
+#include "kernels/quantize.h"
 #include "kernels/tile.h"
 
 namespace crumb::client {
@@ -29,6 +30,7 @@ struct WorkerOptions {
   int head_dim = 0;
   int group_size = 128;  // elements that share a scale; at most head_dim
   kernels::PageFormat history_format = kernels::PageFormat::kInt2;
+  kernels::Method method = kernels::Method::kOscar;  // how INT2 codes are chosen
   RotationSet rotations = RotationSet::Identity();
   float clip_k = 0.96f;  // fraction of |k| kept; <= 0: all
   float clip_v = 0.92f;
@@ -54,6 +56,10 @@ struct WorkerOptions {
 
   // Shares the work of one call over KV heads; empty: all on the calling thread.
   ParallelFor parallel_for;
+
+  // Takes method, rotations and clips from a rotation file. Errors of ReadRotationFile and
+  // RotationSet::FromFile; kInvalidArgument: a method this program does not know.
+  absl::Status UseRotationFile(const std::string& path);
 
   // kInvalidArgument naming the field that is wrong.
   absl::Status Validate() const;
