@@ -64,8 +64,8 @@ class RunningDaemon : public Daemon {
     ready_.store(false);
     if (endpoints_written_) std::remove(options_.listen.endpoints_file.c_str());
     if (grpc_ != nullptr) grpc_->SetServing(false);
-    fd_listener_.reset();
     if (grpc_ != nullptr) grpc_->Stop(options_.stop_grace);
+    fd_listener_.reset();  // behind the calls, which wake it
     if (commits_ != nullptr) commits_->Stop();
     if (control_ != nullptr) control_->Stop();
     const absl::Status stopped =

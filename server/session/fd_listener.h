@@ -29,7 +29,8 @@ class FdListener {
                                                            storage::TieredStore& store,
                                                            ServerMetrics& metrics);
 
-  // Stops the thread and removes the socket. Sessions stay in the table.
+  // Stops the thread and removes the socket. Sessions stay in the table. No call that ends sessions
+  // may be in progress.
   virtual ~FdListener() = default;
 };
 
