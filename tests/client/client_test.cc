@@ -308,7 +308,7 @@ TEST_F(ClientTest, StartsNoThreadBeforeOpen) {
   const auto sequence = worker->Begin(model.prompt(600)).value();
   model.Pass(*sequence, 600);
   EXPECT_TRUE(sequence->Finish().ok());
-  EXPECT_EQ(Threads(), threads);
+  EXPECT_LE(Threads(), threads);  // threads of earlier tests may just be ending
 }
 
 }  // namespace

@@ -86,6 +86,9 @@ TEST_F(WorkerTest, AnotherWorkerHitsAndGetsTheSameOutputs) {
   EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
   EXPECT_TRUE(Eventually([&] { return crumbd_->counters().used_tokens() == 832; }));
   EXPECT_EQ(crumbd_->counters().prefill_tokens_avoided(), 832);
+  // A block of the prompt ended in the part that both warm sequences computed: three pages each.
+  EXPECT_TRUE(worker->WaitPublished(seconds(20)).ok());
+  EXPECT_EQ(worker->counters().deduplicated_pages, 6);
   EXPECT_EQ(crumbd_->reservations(), 0);
 }
 
