@@ -9,6 +9,13 @@
 
 namespace crumb::kernels::cuda {
 
+DecodeLauncher FindDecodeKernel(const TileShape& tile, int columns, bool bulk) {
+  if (tile.head_dim == 64) return FindDim64(tile.group_size, columns, bulk);
+  if (tile.head_dim == 256) return FindDim256(tile.group_size, columns, bulk);
+  if (tile.group_size != 128) return FindDim128Groups(tile.group_size, columns, bulk);
+  return columns <= 8 ? FindDim128(columns, bulk) : FindDim128Wide(columns, bulk);
+}
+
 bool DecodeSupported(const DecodeShape& shape) {
   return shape.tile.Valid() && shape.tile.tokens == 64 && shape.batch >= 1 &&
          shape.max_pages >= 1 && shape.q_tokens >= 1 && shape.kv_heads >= 1 &&

@@ -116,6 +116,7 @@ class PairFinish {
 
  private:
   static constexpr int kListMax = 512;
+  static constexpr int kTogether = 4;      // rows a thread merges at a time
   static constexpr int kWeightsMax = 160;  // segments of a pair whose weights are kept
 
   // A row of the pass: its pair's segments, history first, and the merged softmax state.
@@ -162,24 +163,31 @@ class PairFinish {
   }
 
   __device__ __forceinline__ void FinishPass(int first, int pairs, int head, int first_row) {
+    if (k_.p.rotation_v != nullptr && head != head_ && threadIdx.x / 32 < T::kDim / 8) {
+      head_ = head;
+      LoadRows(head, threadIdx.x / 32, kept_);
+    }
     for (int slot = threadIdx.x / 32; slot < kPassRows; slot += k_.launch.warps) {
       const int pair = slot / T::kRows, row = first_row + slot % T::kRows;
       MergeStates(slot, pair < pairs && row < rows_.columns ? list_[1 + first + pair] : -1, row);
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < kPassRows * T::kDim; e += blockDim.x) {
-      const int slot = e / T::kDim, channel = e % T::kDim;
-      stage_[slot * kStageStride<T::kDim> + channel] = MergedHistory(slot, channel);
+    const int channel = threadIdx.x % T::kDim, stride = blockDim.x / T::kDim;
+    for (int slot = threadIdx.x / T::kDim; slot < kPassRows; slot += kTogether * stride) {
+      MergeHistory(slot, stride, channel);
     }
     __syncthreads();
     if (k_.p.rotation_v != nullptr) {
-      for (int n = threadIdx.x / 32; n < T::kDim / 8; n += k_.launch.warps) Unrotate(head, n);
+      if (threadIdx.x / 32 < T::kDim / 8) Unrotate(kept_, threadIdx.x / 32);
+      for (int n = threadIdx.x / 32 + k_.launch.warps; n < T::kDim / 8; n += k_.launch.warps) {
+        float2 r[T::kSteps][2];
+        LoadRows(head, n, r);
+        Unrotate(r, n);
+      }
       __syncthreads();
     }
-    const float* history = k_.p.rotation_v != nullptr ? turned_ : stage_;
-    for (int e = threadIdx.x; e < kPassRows * T::kDim / 2; e += blockDim.x) {
-      const int slot = e / (T::kDim / 2), channel = e % (T::kDim / 2) * 2;
-      StoreOutput(slot, history + slot * kStageStride<T::kDim> + channel, channel);
+    for (int slot = threadIdx.x / T::kDim; slot < kPassRows; slot += kTogether * stride) {
+      StoreOutputs(slot, stride, channel);
     }
     __syncthreads();
   }
@@ -236,44 +244,86 @@ class PairFinish {
     if (lane == 0) row_[slot] = at;
   }
 
-  // The INT2 part of one channel, in the rotated basis, with the mean.
-  __device__ __forceinline__ float MergedHistory(int slot, int channel) const {
-    const PassRow& at = row_[slot];
-    if (at.row < 0) return 0.0f;
-    constexpr int kAhead = 8;
-    float value = 0.0f;
-    for (int first = 0; first < at.int2_count; first += kAhead) {
-      float part[kAhead];
+  // Weighted sums of the segments' values of one channel in kTogether rows, `stride` slots apart:
+  // history (kBf16 false) or BF16. Loads go out together.
+  template <bool kBf16>
+  __device__ __forceinline__ void SumSegments(int slot, int stride, int channel,
+                                              float (&value)[kTogether]) const {
+    constexpr int kAhead = kBf16 ? 2 : 8;
+    int begin[kTogether], end[kTogether], most = 0;
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        part[i] = __ldcg(PartialOf(at, min(first + i, at.int2_count - 1)) + channel);
+    for (int j = 0; j < kTogether; ++j) {
+      begin[j] = end[j] = 0;
+      value[j] = 0.0f;
+      if (slot + j * stride >= kPassRows) continue;
+      const PassRow& at = row_[slot + j * stride];
+      if (at.row < 0) continue;
+      begin[j] = kBf16 ? at.int2_count : 0;
+      end[j] = at.int2_count + (kBf16 ? at.bf16_count : 0);
+      most = max(most, end[j] - begin[j]);
+    }
+    for (int first = 0; first < most; first += kAhead) {
+      float part[kTogether][kAhead];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int index = begin[j] + first + i;
+          part[j][i] =
+              index < end[j] ? __ldcg(PartialOf(row_[slot + j * stride], index) + channel) : 0.0f;
+        }
       }
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        if (first + i < at.int2_count) value = fmaf(WeightOf(slot, first + i), part[i], value);
+      for (int j = 0; j < kTogether; ++j) {
+#pragma unroll
+        for (int i = 0; i < kAhead; ++i) {
+          const int index = begin[j] + first + i;
+          if (index < end[j]) {
+            value[j] = fmaf(WeightOf(slot + j * stride, index), part[j][i], value[j]);
+          }
+        }
       }
     }
-    if (k_.p.mean_v != nullptr) {
-      value = fmaf(at.mass, k_.p.mean_v[at.head * T::kDim + channel], value);
+  }
+
+  // Stages the INT2 part of one channel, in the rotated basis, with the mean.
+  __device__ __forceinline__ void MergeHistory(int slot, int stride, int channel) {
+    float value[kTogether];
+    SumSegments<false>(slot, stride, channel, value);
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      if (slot + j * stride >= kPassRows) continue;
+      const PassRow& at = row_[slot + j * stride];
+      if (k_.p.mean_v != nullptr && at.row >= 0) {
+        value[j] = fmaf(at.mass, k_.p.mean_v[at.head * T::kDim + channel], value[j]);
+      }
+      stage_[(slot + j * stride) * kStageStride<T::kDim> + channel] = value[j];
     }
-    return value;
+  }
+
+  // The elements of R_V that a lane needs for channels 8 n .. 8 n + 7 of a product with R_V'.
+  __device__ __forceinline__ void LoadRows(int head, int n, float2 (&r)[T::kSteps][2]) {
+    const int lane = threadIdx.x % 32;
+    const float* m = k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim +
+                     static_cast<int64_t>(8 * n + lane / 4) * T::kDim + lane % 4 * 2;
+#pragma unroll
+    for (int s = 0; s < T::kSteps; ++s) {
+      r[s][0] = *reinterpret_cast<const float2*>(m + 16 * s);
+      r[s][1] = *reinterpret_cast<const float2*>(m + 16 * s + 8);
+    }
   }
 
   // Channels 8 n .. 8 n + 7 of stage R_V'.
-  __device__ __forceinline__ void Unrotate(int head, int n) {
+  __device__ __forceinline__ void Unrotate(const float2 (&r)[T::kSteps][2], int n) {
     const int lane = threadIdx.x % 32;
-    const float* r = k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim +
-                     static_cast<int64_t>(8 * n + lane / 4) * T::kDim + lane % 4 * 2;
     float acc[4] = {};
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
       SplitFragment a;
       StagedFragment<T::kDim>(stage_, lane, s, &a);
-      const float2 x = *reinterpret_cast<const float2*>(r + 16 * s);
-      const float2 y = *reinterpret_cast<const float2*>(r + 16 * s + 8);
       uint32_t high[2], low[2];
-      ptx::SplitBf16(x.x, x.y, &high[0], &low[0]);
-      ptx::SplitBf16(y.x, y.y, &high[1], &low[1]);
+      ptx::SplitBf16(r[s][0].x, r[s][0].y, &high[0], &low[0]);
+      ptx::SplitBf16(r[s][1].x, r[s][1].y, &high[1], &low[1]);
       ptx::MmaBf16(acc, a.high, high[0], high[1]);
       ptx::MmaBf16(acc, a.high, low[0], low[1]);
       ptx::MmaBf16(acc, a.low, high[0], high[1]);
@@ -285,38 +335,40 @@ class PairFinish {
     }
   }
 
-  // Adds the BF16 part of two channels, divides by the softmax sum and writes the output.
-  __device__ __forceinline__ void StoreOutput(int slot, const float* history, int channel) const {
-    const PassRow& at = row_[slot];
-    if (at.row < 0) return;
-    float2 value = *reinterpret_cast<const float2*>(history);
-    for (int i = at.int2_count; i < at.int2_count + at.bf16_count; ++i) {
-      const float weight = WeightOf(slot, i);
-      const float2 x = __ldcg(reinterpret_cast<const float2*>(PartialOf(at, i) + channel));
-      value.x = fmaf(weight, x.x, value.x);
-      value.y = fmaf(weight, x.y, value.y);
-    }
-    const float inverse = at.sum > 0.0f ? 1.0f / at.sum : 0.0f;
-    const int64_t index = rows_.IndexOf(k_, at.sequence, at.head, at.row);
-    if (k_.p.out_type == OutType::kF32) {
-      *reinterpret_cast<float2*>(static_cast<float*>(k_.p.out) + index * T::kDim + channel) =
-          make_float2(value.x * inverse, value.y * inverse);
-    } else {
-      static_cast<uint32_t*>(k_.p.out)[(index * T::kDim + channel) / 2] =
-          ptx::PackBf16(value.x * inverse, value.y * inverse);
-    }
-    if (channel == 0 && k_.p.lse != nullptr) {
-      k_.p.lse[index] = (at.reference + log2f(at.sum)) / kLog2E;
+  // Adds the BF16 part of one channel, divides by the softmax sum and writes the output.
+  __device__ __forceinline__ void StoreOutputs(int slot, int stride, int channel) const {
+    const float* history = k_.p.rotation_v != nullptr ? turned_ : stage_;
+    float value[kTogether];
+    SumSegments<true>(slot, stride, channel, value);
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      if (slot + j * stride >= kPassRows) continue;
+      const PassRow& at = row_[slot + j * stride];
+      if (at.row < 0) continue;
+      const float sum = value[j] + history[(slot + j * stride) * kStageStride<T::kDim> + channel];
+      const float result = at.sum > 0.0f ? sum / at.sum : 0.0f;
+      const int64_t index = rows_.IndexOf(k_, at.sequence, at.head, at.row);
+      if (k_.p.out_type == OutType::kF32) {
+        static_cast<float*>(k_.p.out)[index * T::kDim + channel] = result;
+      } else {
+        static_cast<__nv_bfloat16*>(k_.p.out)[index * T::kDim + channel] =
+            __float2bfloat16_rn(result);
+      }
+      if (channel == 0 && k_.p.lse != nullptr) {
+        k_.p.lse[index] = (at.reference + log2f(at.sum)) / kLog2E;
+      }
     }
   }
 
   const DecodeKernelParams& k_;
   const QueryRows rows_;
   float* stage_;
-  float* turned_;  // stage R_V'
-  float* weight_;  // [kPassRows, kWeightsMax]
-  PassRow* row_;   // [kPassRows]
-  int* list_;      // count, then segments
+  float* turned_;              // stage R_V'
+  float* weight_;              // [kPassRows, kWeightsMax]
+  PassRow* row_;               // [kPassRows]
+  int* list_;                  // count, then segments
+  int head_ = -1;              // whose R_V is kept
+  float2 kept_[T::kSteps][2];  // channels 8 warp .. 8 warp + 7
 };
 
 }  // namespace crumb::kernels::cuda

@@ -12,8 +12,7 @@ namespace crumb::kernels::cuda {
 // One block per multiprocessor. Shared memory: ring slots of all warps, their barriers, and a
 // staging area of kPassRows rows that also holds the warps' states.
 template <class T>
-__global__ void __launch_bounds__(T::kThreadsMax, 1)
-    DecodeKernel(const __grid_constant__ DecodeKernelParams k) {
+__device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   extern __shared__ __align__(128) char shared[];
   const int warp = threadIdx.x / 32;
   const uint32_t ring_bytes = k.launch.warps * k.launch.stages * k.launch.slot_bytes;
@@ -22,6 +21,8 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
       reinterpret_cast<float*>(shared + ring_bytes + k.launch.warps * k.launch.stages * 8);
   const BlockShare mine = k.plan.blocks[blockIdx.x];
 
+  QueryRotation<T> rotation(k, stage);
+  if (mine.begin < mine.end) rotation.Prefetch(mine.first.head);
   typename T::Ring ring;
   ring.Start(k, ptx::SharedAddress(shared) + warp * k.launch.stages * k.launch.slot_bytes,
              barriers + warp * k.launch.stages * 8, warp, mine);
@@ -38,7 +39,7 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
     ptx::LaunchDependents();
   }
 #endif
-  QueryRotation<T>(k, stage).Run(mine.begin, mine.end);
+  rotation.Run(mine.begin, mine.end);
 
   for (int index = mine.begin; index < mine.end; ++index) {
     const Segment segment = index == mine.begin ? mine.first : k.plan.segments[index];
@@ -57,6 +58,17 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
     });
   }
   PairFinish<T>(k, stage, shared).Run(mine.begin, mine.end);
+}
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreadsMax, 1)
+    DecodeKernel(const __grid_constant__ DecodeKernelParams k) {
+#if __CUDA_ARCH__ >= 900
+  constexpr bool kServed = true;
+#else
+  constexpr bool kServed = !T::kBulk;  // never launched there
+#endif
+  if constexpr (kServed) RunBlock<T>(k);
 }
 
 // Enqueues DecodeKernel<T>.

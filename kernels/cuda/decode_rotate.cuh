@@ -43,6 +43,13 @@ class QueryRotation {
   __device__ __forceinline__ QueryRotation(const DecodeKernelParams& k, float* stage)
       : k_(k), rows_(k), stage_(stage), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
 
+  // Starts to load this warp's part of R_K of `head`: before copies that would queue ahead.
+  __device__ __forceinline__ void Prefetch(int head) {
+    if (k_.p.rotation_k == nullptr || warp_ >= T::kDim / 8) return;
+    head_ = head;
+    LoadColumns(head, warp_, kept_);
+  }
+
   // By all threads of the block.
   __device__ __forceinline__ void Run(int segment, int segment_end) {
     constexpr int kPerPass = T::kRows < kPassRows ? kPassRows / T::kRows : 1;
@@ -98,11 +105,15 @@ class QueryRotation {
             k_.p.q + rows_.IndexOf(k_, s.sequence, s.head, at.row) * T::kDim);
       }
     }
-    for (int n = warp_; n < T::kDim / 8; n += k_.launch.warps) {
-      if (k_.p.rotation_k == nullptr) {
-        CopyColumns(q, n);
-      } else {
-        MultiplyColumns(q, head, n);
+    if (k_.p.rotation_k == nullptr) {
+      for (int n = warp_; n < T::kDim / 8; n += k_.launch.warps) CopyColumns(q, n);
+    } else if (warp_ < T::kDim / 8) {
+      if (head != head_) Prefetch(head);
+      MultiplyColumns(q, kept_, warp_);
+      for (int n = warp_ + k_.launch.warps; n < T::kDim / 8; n += k_.launch.warps) {
+        float r[T::kSteps][4];
+        LoadColumns(head, n, r);
+        MultiplyColumns(q, r, n);
       }
     }
     __syncthreads();
@@ -113,21 +124,34 @@ class QueryRotation {
     __syncthreads();
   }
 
-  // Channels 8 n .. 8 n + 7 of the pass's rows.
-  __device__ __forceinline__ void MultiplyColumns(const uint32_t* const (&q)[2], int head, int n) {
-    const float* r = k_.p.rotation_k + static_cast<int64_t>(head) * T::kDim * T::kDim +
+  // The elements of R_K that a lane needs for channels 8 n .. 8 n + 7.
+  __device__ __forceinline__ void LoadColumns(int head, int n, float (&r)[T::kSteps][4]) {
+    const float* m = k_.p.rotation_k + static_cast<int64_t>(head) * T::kDim * T::kDim +
                      (lane_ % 4 * 2) * T::kDim + 8 * n + lane_ / 4;
-    float acc[4] = {};
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
-      const uint32_t a[4] = {Pair(q[0], 8 * s + lane_ % 4), Pair(q[1], 8 * s + lane_ % 4),
-                             Pair(q[0], 8 * s + lane_ % 4 + 4), Pair(q[1], 8 * s + lane_ % 4 + 4)};
-      const float* m = r + 16 * s * T::kDim;
+      r[s][0] = m[16 * s * T::kDim], r[s][1] = m[(16 * s + 1) * T::kDim];
+      r[s][2] = m[(16 * s + 8) * T::kDim], r[s][3] = m[(16 * s + 9) * T::kDim];
+    }
+  }
+
+  // Channels 8 n .. 8 n + 7 of the pass's rows.
+  __device__ __forceinline__ void MultiplyColumns(const uint32_t* const (&q)[2],
+                                                  const float (&r)[T::kSteps][4], int n) {
+    float acc[4] = {};
+    uint32_t a[T::kSteps][4];
+#pragma unroll
+    for (int s = 0; s < T::kSteps; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[s][i] = Pair(q[i % 2], 8 * s + lane_ % 4 + i / 2 * 4);
+    }
+#pragma unroll
+    for (int s = 0; s < T::kSteps; ++s) {
       uint32_t high[2], low[2];
-      ptx::SplitBf16(m[0], m[T::kDim], &high[0], &low[0]);
-      ptx::SplitBf16(m[8 * T::kDim], m[9 * T::kDim], &high[1], &low[1]);
-      ptx::MmaBf16(acc, a, high[0], high[1]);
-      ptx::MmaBf16(acc, a, low[0], low[1]);
+      ptx::SplitBf16(r[s][0], r[s][1], &high[0], &low[0]);
+      ptx::SplitBf16(r[s][2], r[s][3], &high[1], &low[1]);
+      ptx::MmaBf16(acc, a[s], high[0], high[1]);
+      ptx::MmaBf16(acc, a[s], low[0], low[1]);
     }
     StageColumns(n, acc);
   }
@@ -228,6 +252,8 @@ class QueryRotation {
   float* stage_;
   const int warp_;
   const int lane_;
+  int head_ = -1;             // whose R_K is kept
+  float kept_[T::kSteps][4];  // channels 8 warp_ .. 8 warp_ + 7
 };
 
 }  // namespace crumb::kernels::cuda

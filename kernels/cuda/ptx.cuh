@@ -178,13 +178,19 @@ __device__ __forceinline__ void WaitBarrier(uint32_t barrier, uint32_t parity) {
         : "memory");
   }
 }
+// L2 policy of data that is read once: first to go.
+__device__ __forceinline__ uint64_t ReadOncePolicy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
 // `bytes` and both addresses are multiples of 16.
 __device__ __forceinline__ void CopyBulk(uint32_t shared, uint64_t global, uint32_t bytes,
                                          uint32_t barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared),
-      "l"(global), "r"(bytes), "r"(barrier)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], %2, [%3], %4;" ::"r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier), "l"(ReadOncePolicy())
       : "memory");
 }
 // Lets the next kernel of the stream start; waits until the one before has finished.

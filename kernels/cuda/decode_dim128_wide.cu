@@ -1,0 +1,13 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/decode_instance.cuh"
+
+namespace crumb::kernels::cuda {
+
+DecodeLauncher FindDim128Wide(int columns, bool bulk) {
+  if (columns <= 16) return Instance<128, 1, 2, false>(bulk);
+  if (columns <= 32) return Instance<128, 1, 4, false>(bulk);
+  return nullptr;
+}
+
+}  // namespace crumb::kernels::cuda

@@ -1,0 +1,11 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/decode_instance.cuh"
+
+namespace crumb::kernels::cuda {
+
+DecodeLauncher FindDim256(int group_size, int columns, bool bulk) {
+  return group_size == 128 ? NarrowInstance<256, 2>(columns, bulk) : nullptr;
+}
+
+}  // namespace crumb::kernels::cuda
