@@ -49,11 +49,11 @@ class EpollFdListener : public FdListener {
       : options_(options), sessions_(sessions), store_(store), metrics_(metrics) {}
 
   ~EpollFdListener() override {
-    sessions_.OnEnded([] {});
     if (listener_.valid()) ::unlink(options_.path.c_str());
     stopping_.store(true);
     Wake();
     thread_.Join();
+    sessions_.OnEnded([] {});
   }
 
   absl::Status Open() {

@@ -235,11 +235,13 @@ TEST_F(CommitQueueTest, OverTheBoundTheAnswerComesAtOnce) {
   const auto session = OpenSession();
   std::promise<void> release;
   std::promise<void> running;
-  commits_.Submit([&] {
+  std::future<void> runs = running.get_future();
+  // Holds what it waits for: the test may be over before it wakes.
+  commits_.Submit([&running, released = release.get_future().share()] {
     running.set_value();
-    release.get_future().wait();
+    released.wait();
   });
-  running.get_future().wait();
+  runs.wait();
   commits_.Submit([] {});
   uint64_t offset = 0;
   ASSERT_TRUE(session->staging()->Reserve(fragment_bytes(), offset));
