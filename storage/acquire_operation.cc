@@ -104,9 +104,12 @@ void AcquireOperation::Load(size_t index) {
   if (!found.empty()) return Have(index, found[0], Tier::kHost);
   const PageKey& key = request_.keys[index];
   const std::vector<FragmentMeta> below = context_.below.Find(request_.keyspace, key);
+  const std::vector<TileRange> present =
+      context_.host.Present(request_.keyspace, key, request_.generation);
+  // Somebody else brought it meanwhile.
+  if (Covers(present, request_.range)) return Settle(index, absl::OkStatus());
   std::vector<FragmentMeta> wanted =
-      FragmentsToLoad(below, context_.host.Present(request_.keyspace, key, request_.generation),
-                      request_.range, request_.generation);
+      FragmentsToLoad(below, present, request_.range, request_.generation);
   if (!wanted.empty()) return LoadFragments(index, std::move(wanted));
   if (index == first_ && reason == MissReason::kAbsent) reason = first_reason_;
   if (!below.empty() && below[0].generation < request_.generation) {
@@ -150,6 +153,11 @@ void AcquireOperation::LoadFragments(size_t index, std::vector<FragmentMeta> fra
 }
 
 void AcquireOperation::Loaded(size_t index, const absl::Status& status) {
+  Settle(index, status);
+  Pump();
+}
+
+void AcquireOperation::Settle(size_t index, const absl::Status& status) {
   // Looked for even after an error: another commit may have brought the page meanwhile.
   MissReason reason;
   const std::vector<PageHandle> found =
@@ -159,7 +167,6 @@ void AcquireOperation::Loaded(size_t index, const absl::Status& status) {
   } else {
     Miss(index, status.ok() ? MissReason::kBusy : ReasonOf(status));
   }
-  Pump();
 }
 
 void AcquireOperation::Have(size_t index, PageHandle page, Tier tier) {

@@ -50,6 +50,8 @@ class AcquireOperation : public std::enable_shared_from_this<AcquireOperation> {
   void Miss(size_t index, MissReason reason);
   // From a reader: the last of a page's fragments ended.
   void Loaded(size_t index, const absl::Status& status);
+  // Takes the page from host memory, where it should be now.
+  void Settle(size_t index, const absl::Status& status);
   void Expire();
   void FinishIfIdle();
   void Finish();

@@ -273,6 +273,7 @@ LookupResult TieredStoreImpl::Lookup(const AcquireRequest& request) {
     const PageKey& key = request.keys[index];
     const auto below = below_->Find(request.keyspace, key);
     const auto present = host_->Present(request.keyspace, key, request.generation);
+    if (Covers(present, request.range)) continue;  // it came meanwhile
     if (FragmentsToLoad(below, present, request.range, request.generation).empty()) {
       const bool stale = !below.empty() && below[0].generation < request.generation;
       result.miss_reason = stale                                 ? MissReason::kGeneration

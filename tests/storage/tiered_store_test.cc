@@ -375,7 +375,7 @@ TEST_F(TieredStoreFaultTest, ADeadlineEndsTheWaitWithWhatIsThere) {
   below_->Set(FaultTier::Fault::kNone);
   request.deadline = TimePoint::max();
   const auto all = Acquire(*store_, request);
-  EXPECT_EQ(all->hit_pages, 10u);
+  EXPECT_EQ(all->hit_pages, 10u) << "reason " << static_cast<int>(all->miss_reason);
   EXPECT_TRUE(AllRight(*store_, request, *all));
 }
 
