@@ -83,14 +83,36 @@ absl::StatusOr<client::WorkerOptions> Inference::MakeWorkerOptions() const {
                                               : std::min(config.head_dim, kDefaultGroupSizeMax);
   worker.history_format =
       options_.kv == "int2" ? kernels::PageFormat::kInt2 : kernels::PageFormat::kBf16;
-  if (options_.rotation == "hadamard") {
-    CRUMB_ASSIGN_OR_RETURN(worker.rotations, client::RotationSet::Hadamard(config.head_dim));
-  }
+  CRUMB_RETURN_IF_ERROR(SetQuantizer(worker));
   worker.rope = RopeText(config.rope);
   worker.parallel_for = [this](int count, const std::function<void(int)>& body) {
     engine_->pool().ParallelFor(count, body);
   };
   return worker;
+}
+
+absl::Status Inference::SetQuantizer(client::WorkerOptions& worker) const {
+  const std::string& rotation = options_.rotation;
+  if (rotation != "hadamard" && rotation != "identity") {
+    CRUMB_RETURN_IF_ERROR(worker.UseRotationFile(rotation));
+    const std::string method(kernels::MethodName(worker.method));
+    if (!options_.method.empty() && options_.method != method) {
+      return absl::InvalidArgumentError(
+          fmt::format("{} is for the method {}, not {}", rotation, method, options_.method));
+    }
+    return absl::OkStatus();
+  }
+  const std::string method = options_.method.empty() ? "oscar" : options_.method;
+  if (method == "crumb") {
+    return absl::InvalidArgumentError("the method crumb needs a rotation file: --rotation FILE");
+  }
+  worker.method = *kernels::MethodNamed(method);
+  if (worker.method == kernels::Method::kNaive) {
+    worker.clip_k = worker.clip_v = 0.0f;
+  } else if (rotation == "hadamard") {
+    CRUMB_ASSIGN_OR_RETURN(worker.rotations, client::RotationSet::Hadamard(worker.head_dim));
+  }
+  return absl::OkStatus();
 }
 
 client::SequenceOptions Inference::MakeSequenceOptions(client::Publish publish) const {

@@ -38,6 +38,7 @@ class Inference {
   absl::Status OpenModel();
   absl::Status OpenStore();
   absl::StatusOr<client::WorkerOptions> MakeWorkerOptions() const;
+  absl::Status SetQuantizer(client::WorkerOptions& worker) const;
   client::SequenceOptions MakeSequenceOptions(client::Publish publish) const;
   absl::StatusOr<std::vector<int32_t>> Generate(client::Sequence& sequence,
                                                 std::span<const int32_t> prompt, RunReport& report);

@@ -25,11 +25,14 @@ std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
   app.add_option("--kv", options.kv, "format of history pages")
       ->check(CLI::IsMember({"int2", "bf16"}))
       ->capture_default_str();
-  app.add_option("--method", options.method, "how INT2 codes are chosen")
-      ->check(CLI::IsMember({"oscar"}))
-      ->capture_default_str();
-  app.add_option("--rotation", options.rotation, "basis that INT2 pages are quantized in")
-      ->check(CLI::IsMember({"hadamard", "identity"}))
+  app.add_option("--method", options.method,
+                 "how INT2 codes are chosen; default: as the rotation file says, or oscar")
+      ->check(CLI::IsMember({"oscar", "crumb", "hadamard", "naive"}));
+  app.add_option(
+         "--rotation", options.rotation,
+         "basis that INT2 pages are quantized in: hadamard, identity, or a file that `crumb "
+         "calibrate` made")
+      ->check(CLI::IsMember({"hadamard", "identity"}) | CLI::ExistingFile)
       ->capture_default_str();
   app.add_option("--group-size", options.group_size,
                  "channels that share a scale; 0: head_dim, at most 128")

@@ -10,12 +10,12 @@ namespace crumb::tiny_lm {
 // The command line of crumb-tiny-lm.
 struct RunOptions {
   std::string model = "models/data/tiny-lm";
-  std::string prompt_file;     // "-": standard input
-  int generate = 16;           // tokens at most
-  std::string store = "none";  // folder of crumbd's sockets, or none
-  std::string kv = "int2";     // or bf16
-  std::string method = "oscar";
-  std::string rotation = "hadamard";  // or identity
+  std::string prompt_file;            // "-": standard input
+  int generate = 16;                  // tokens at most
+  std::string store = "none";         // folder of crumbd's sockets, or none
+  std::string kv = "int2";            // or bf16
+  std::string method;                 // empty: the rotation file's, or oscar
+  std::string rotation = "hadamard";  // or identity, or a rotation file
   int group_size = 0;                 // 0: head_dim, 128 at most
   int threads = 0;                    // 0: one per CPU
   std::string weights_version;        // empty: the digest of the checkpoint's files
