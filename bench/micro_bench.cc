@@ -1,0 +1,88 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// crumb-micro-bench: what single steps on a page's path cost, by Google Benchmark. One thread, data
+// in cache; `--benchmark_format=json` for machines, `--benchmark_filter=REGEX` for some.
+
+#include <benchmark/benchmark.h>
+
+#include <cstddef>
+#include <numeric>
+#include <vector>
+
+#include "common/crc32c.h"
+#include "common/fragment_header.h"
+#include "common/page_key.h"
+#include "storage/policy/policy.h"
+
+namespace crumb::bench {
+namespace {
+
+constexpr size_t kTileBytes = 4608;
+
+std::vector<std::byte> SomeBytes(size_t size) {
+  std::vector<std::byte> bytes(size);
+  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>(i * 31);
+  return bytes;
+}
+
+void TileSum(benchmark::State& state) {
+  const auto tile = SomeBytes(kTileBytes);
+  for (auto _ : state) benchmark::DoNotOptimize(Crc32c(tile));
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(kTileBytes));
+}
+BENCHMARK(TileSum);
+
+void TileCopyAndSum(benchmark::State& state) {
+  const auto tile = SomeBytes(kTileBytes);
+  std::vector<std::byte> target(kTileBytes);
+  for (auto _ : state) benchmark::DoNotOptimize(CopyCrc32c(target.data(), tile));
+  state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(kTileBytes));
+}
+BENCHMARK(TileCopyAndSum);
+
+// Keys of a prompt of so many tokens.
+void PageKeys(benchmark::State& state) {
+  std::vector<int32_t> tokens(static_cast<size_t>(state.range(0)));
+  std::iota(tokens.begin(), tokens.end(), 0);
+  for (auto _ : state) benchmark::DoNotOptimize(PageKeysOf(KeyspaceId{}, tokens));
+  state.SetItemsProcessed(state.iterations() * state.range(0) / kPageTokens);
+}
+BENCHMARK(PageKeys)->Arg(4096)->Arg(102400);
+
+// Header of a page of 36 layers and 8 KV heads.
+void DecodeHeader(benchmark::State& state) {
+  FragmentHeader header;
+  header.tile_bytes = kTileBytes;
+  header.range = {{0, 36}, {0, 8}};
+  header.tile_sums.resize(static_cast<size_t>(header.range.tiles()));
+  std::vector<std::byte> bytes(FragmentHeaderBytes(header.range.tiles()));
+  EncodeFragmentHeader(header, bytes);
+  for (auto _ : state) benchmark::DoNotOptimize(DecodeFragmentHeader(bytes));
+}
+BENCHMARK(DecodeHeader);
+
+// One page in and one page out of a full tier, under each policy.
+void PolicyTurnover(benchmark::State& state, const char* name) {
+  constexpr size_t kItems = 100000;
+  auto policy = storage::MakePolicy(name, kItems);
+  if (!policy.ok()) return state.SkipWithError("no such policy");
+  uint64_t next = 0;
+  const auto insert = [&] {
+    (*policy)->BeginAccess();
+    (*policy)->Insert({.fingerprint = ++next * 0x9E3779B97F4A7C15u, .parent = storage::kNoItem});
+  };
+  for (size_t i = 0; i < kItems; ++i) insert();
+  for (auto _ : state) {
+    const auto victim = (*policy)->Victim([](storage::ItemHandle) { return false; });
+    (*policy)->Remove(*victim, storage::Removal::kEvicted);
+    insert();
+  }
+}
+BENCHMARK_CAPTURE(PolicyTurnover, lru, "lru");
+BENCHMARK_CAPTURE(PolicyTurnover, s3fifo, "s3fifo");
+BENCHMARK_CAPTURE(PolicyTurnover, default_policy, "default");
+
+}  // namespace
+}  // namespace crumb::bench
+
+BENCHMARK_MAIN();
