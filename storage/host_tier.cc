@@ -234,11 +234,19 @@ LeaseId HostTier::Lease(const AcquireRequest& request, std::vector<PageHandle> p
       if (found_in[i] == Tier::kHost) table_.CountGet(table_.MetaOf(table_[pages[i]], fragment));
     }
   }
-  table_.BeginAccess();
-  for (auto page = pages.rbegin(); page != pages.rend(); ++page) table_.Hit(*page, now);
+  for (const PageHandle page : pages) table_.NoteRead(page, now);
   leased_fragments_ += fragments->size();
   leases_[++last_lease_] = {std::move(pages), fragments->size(), now};
   return last_lease_;
+}
+
+void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  MutexLock lock(&mutex_);
+  table_.BeginAccess();
+  for (auto key = keys.rbegin(); key != keys.rend(); ++key) {
+    const PageHandle page = table_.Find(keyspace, *key);
+    if (page != kNoPage) table_.Hit(page);
+  }
 }
 
 bool HostTier::Release(LeaseId lease) {

@@ -65,6 +65,9 @@ class HostTier {
   LeaseId Lease(const AcquireRequest& request, std::vector<PageHandle> pages,
                 std::span<const Tier> found_in, std::vector<FragmentRef>* fragments);
   bool Release(LeaseId lease);
+  // One access used these pages, in prefix order. Apart from Lease, so that a reader does not wait
+  // for what a policy makes of it.
+  void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys);
 
   std::span<const std::byte> Bytes(const FragmentRef& fragment) const;
 

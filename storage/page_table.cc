@@ -216,13 +216,15 @@ void PageTable::Unref(PageHandle handle) {
   if (--page.references == 0 && !page.resident) FreeSlots(handle);
 }
 
-void PageTable::Hit(PageHandle handle, TimePoint now) {
+void PageTable::Hit(PageHandle handle) {
+  if (pages_[handle].resident) policy_->Hit(pages_[handle].item);
+}
+
+void PageTable::NoteRead(PageHandle handle, TimePoint now) {
   Page& page = pages_[handle];
-  if (!page.resident) return;
   reuse_seconds_.Observe(Seconds(now - page.used));
   page.used = now;
   page.was_hit = true;
-  policy_->Hit(page.item);
 }
 
 std::optional<PageHandle> PageTable::Victim(TimePoint now,

@@ -93,7 +93,10 @@ class PageTable {
   void Unref(PageHandle page);
 
   void BeginAccess() { policy_->BeginAccess(); }
-  void Hit(PageHandle page, TimePoint now);
+  // The present access read the page: for the policy.
+  void Hit(PageHandle page);
+  // Notes that a page was read now: for the statistics.
+  void NoteRead(PageHandle page, TimePoint now);
   // The next page to evict among those without references and pins that `may_go` accepts.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go);
 

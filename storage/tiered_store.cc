@@ -247,10 +247,14 @@ void TieredStoreImpl::Acquire(AcquireRequest request,
   NoteUse(request.keyspace, std::move(request.keys));
 }
 
-// Below, too, a page that is read from host memory must stay young; that is done behind the answer.
+// Both tiers hear of a use behind the answer: a page that is read from host memory must stay young
+// below, too.
 void TieredStoreImpl::NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys) {
-  if (!has_below() || keys.empty()) return;
-  recency_.Submit([this, keyspace, keys = std::move(keys)] { TouchBelow(keyspace, keys); });
+  if (keys.empty()) return;
+  recency_.Submit([this, keyspace, keys = std::move(keys)] {
+    host_->Touch(keyspace, keys);
+    if (has_below()) TouchBelow(keyspace, keys);
+  });
 }
 
 void TieredStoreImpl::TouchBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys) {

@@ -581,7 +581,8 @@ void SsdTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   for (auto key = keys.rbegin(); key != keys.rend(); ++key) {
     const PageHandle page = table_.Find(keyspace, *key);
     if (page == kNoPage) continue;
-    table_.Hit(page, now);
+    table_.Hit(page);
+    table_.NoteRead(page, now);
     MarkUsed(page);
   }
 }

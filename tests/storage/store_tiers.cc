@@ -67,12 +67,7 @@ class HostTierFace final : public FragmentTier {
     return status;
   }
   void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
-    AcquireRequest request = RequestFor(keyspace, keys, {{0, 1}, {0, 1}});
-    MissReason miss;
-    std::vector<PageHandle> pages = host_->RefPrefix(request, 0, keys.size(), &miss);
-    const std::vector<Tier> tiers(pages.size(), Tier::kHost);
-    std::vector<FragmentRef> fragments;
-    host_->Release(host_->Lease(request, std::move(pages), tiers, &fragments));
+    host_->Touch(keyspace, keys);
   }
   uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                TimePoint until) override {
