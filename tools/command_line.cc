@@ -17,6 +17,8 @@ constexpr const char* kExamples = R"(Examples:
   crumb lookup KEYSPACE KEY0 KEY1 KEY2
   crumb get KEYSPACE KEY --out page.crumb && crumb page inspect page.crumb
   crumb page inspect page.crumb --tile 3,0
+  crumb calibrate --model DIR --text a.txt --text b.txt --out rotation.safetensors
+  crumb rotation show rotation.safetensors
   crumb keyspace state KEYSPACE bf16 --reason "attention error rose"
 
 Keyspaces and keys are 64 hexadecimal digits. Exit code: 0 done, 1 failed, 2 wrong arguments.)";
@@ -44,6 +46,8 @@ class Grammar {
     AddPins();
     AddKeyspaceState();
     AddPageInspect();
+    AddCalibrate();
+    AddRotation();
     app_.footer(kExamples);  // last: subcommands inherit what is set before them
   }
 
@@ -180,6 +184,60 @@ class Grammar {
            "show the rows of one tile")
         ->delimiter(',')
         ->type_name("LAYER,HEAD");
+  }
+
+  void AddCalibrate() {
+    auto options = std::make_shared<CalibrateCommand>();
+    CLI::App* sub =
+        Add(&app_, "calibrate", "make a rotation file by running a model over texts", options);
+    sub->add_option("--method", options->method, "hadamard needs no model and no text")
+        ->check(CLI::IsMember({"crumb", "oscar", "hadamard"}))
+        ->capture_default_str();
+    CLI::Option* model =
+        sub->add_option("--model", options->model, "HF directory of a Qwen3-architecture model")
+            ->check(CLI::ExistingDirectory);
+    CLI::Option* text =
+        sub->add_option("--text", options->texts, "text files, UTF-8")->check(CLI::ExistingFile);
+    sub->add_option("--out", options->out, "rotation file to write")->required();
+    sub->add_option("--positions", options->positions,
+                    "context to serve; default: the model's maximum")
+        ->check(CLI::Range(65, 1 << 24));
+    sub->add_option("--context", options->context, "tokens of one calibration sequence")
+        ->check(CLI::Range(128, 1 << 20))
+        ->capture_default_str();
+    sub->add_option("--tokens", options->tokens, "calibration tokens at most")
+        ->check(CLI::Range(128, 1 << 28))
+        ->capture_default_str();
+    sub->add_option("--head-dim", options->head_dim, "of hadamard")->capture_default_str();
+    sub->add_option("--threads", options->threads, "compute threads; 0: one per CPU")
+        ->check(CLI::Range(0, 256))
+        ->capture_default_str();
+    sub->add_option("--clip-k", options->clip_k, "fraction of |k| inside the range, 0: all")
+        ->check(CLI::Range(0.0, 1.0));
+    sub->add_option("--clip-v", options->clip_v, "fraction of |v| inside the range, 0: all")
+        ->check(CLI::Range(0.0, 1.0));
+    sub->callback([this, options, model, text] {
+      if (options->method != "hadamard" && (model->count() == 0 || text->count() == 0)) {
+        throw CLI::RequiredError("calibrate: --model and --text");
+      }
+      line_.command = *options;
+    });
+  }
+
+  void AddRotation() {
+    CLI::App* rotation = app_.add_subcommand("rotation", "rotation files");
+    rotation->require_subcommand(1);
+    rotation->fallthrough();
+    auto show = std::make_shared<RotationShowCommand>();
+    Add(rotation, "show", "what a rotation file holds, layer by layer", show)
+        ->add_option("file", show->file, "rotation file")
+        ->required()
+        ->check(CLI::ExistingFile);
+    auto verify = std::make_shared<RotationVerifyCommand>();
+    Add(rotation, "verify", "check digest, orthogonality and diag(R' C R)", verify)
+        ->add_option("file", verify->file, "rotation file")
+        ->required()
+        ->check(CLI::ExistingFile);
   }
 
   CommandLine line_;

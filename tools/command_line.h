@@ -72,9 +72,32 @@ struct PageInspectCommand {
   std::optional<Tile> tile;  // show the rows of this one
 };
 
+struct CalibrateCommand {
+  std::string method = "crumb";    // or oscar, hadamard
+  std::string model;               // HF directory; not for hadamard
+  std::vector<std::string> texts;  // files; not for hadamard
+  std::string out;
+  int positions = 0;  // serving context; 0: the model's maximum
+  int context = 1024;
+  int tokens = 32768;
+  int head_dim = 128;  // of hadamard
+  int threads = 0;
+  std::optional<float> clip_k;  // instead of the method's own
+  std::optional<float> clip_v;
+};
+
+struct RotationShowCommand {
+  std::string file;
+};
+
+struct RotationVerifyCommand {
+  std::string file;
+};
+
 using Command =
     std::variant<StatusCommand, StatsCommand, LookupCommand, GetCommand, PutCommand, DropCommand,
-                 FlushCommand, PinCommand, UnpinCommand, KeyspaceStateCommand, PageInspectCommand>;
+                 FlushCommand, PinCommand, UnpinCommand, KeyspaceStateCommand, PageInspectCommand,
+                 CalibrateCommand, RotationShowCommand, RotationVerifyCommand>;
 
 struct CommandLine {
   std::string socket_dir = "/run/crumb";  // of crumbd; used when `address` is empty

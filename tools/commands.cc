@@ -10,6 +10,7 @@
 
 #include "common/status_macros.h"
 #include "crumb/client.h"
+#include "tools/calibrate.h"
 #include "tools/crumbd_commands.h"
 #include "tools/page_inspect.h"
 
@@ -65,6 +66,19 @@ int RunCommandLine(const CommandLine& line, const std::function<bool()>& interru
                    std::ostream& out, std::ostream& error) {
   if (const auto* inspect = std::get_if<PageInspectCommand>(&line.command)) {
     return PrintResult(RunPageInspect(*inspect), line.json, out, error);
+  }
+  if (const auto* calibrate = std::get_if<CalibrateCommand>(&line.command)) {
+    const auto show = [&error](double done) {
+      error << "\rcalibrating " << static_cast<int>(100 * done) << " %" << (done < 1 ? "" : "\n");
+      error.flush();
+    };
+    return PrintResult(RunCalibrate(*calibrate, show), line.json, out, error);
+  }
+  if (const auto* show = std::get_if<RotationShowCommand>(&line.command)) {
+    return PrintResult(RunRotationShow(*show), line.json, out, error);
+  }
+  if (const auto* verify = std::get_if<RotationVerifyCommand>(&line.command)) {
+    return PrintResult(RunRotationVerify(*verify), line.json, out, error);
   }
   const auto crumbd = Connect(line);
   if (!crumbd.ok()) {
