@@ -5,6 +5,7 @@
 //   codec   the CPU kernels against memory bandwidth     bench/codec_workload.h
 //   store   crumbd's planes, Redis beside them           bench/store_workload.h
 //   replay  hit rate of traces under eviction policies   bench/replay_workload.h
+//   quality KL, perplexity, agreement on INT2 history    bench/quality_workload.h
 
 #include <filesystem>
 #include <iostream>
@@ -38,6 +39,11 @@ absl::StatusOr<Output> Run(const StoreWorkloadOptions& options) {
 absl::StatusOr<Output> Run(const ReplayOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(const std::vector<ReplayRow> rows, RunReplayWorkload(options));
   return Output{ReplayText(rows), ReplayJson(options, rows)};
+}
+
+absl::StatusOr<Output> Run(const QualityOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(const QualityResult result, RunQualityWorkload(options));
+  return Output{QualityText(result), QualityJson(result)};
 }
 
 // Where this program lies; crumbd lies beside it.

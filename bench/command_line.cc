@@ -47,6 +47,7 @@ class Grammar {
     AddCodec();
     AddStore();
     AddReplay();
+    AddQuality();
     app_.footer(kExamples);  // last: subcommands inherit what is set before them
   }
 
@@ -152,10 +153,45 @@ class Grammar {
     });
   }
 
+  void AddQuality() {
+    CLI::App* sub = Add("quality", "what INT2 history does to a model's predictions", quality_);
+    sub->add_option("--model", quality_->model, "HF directory of a Qwen3-architecture model")
+        ->required()
+        ->check(CLI::ExistingDirectory);
+    sub->add_option("--text", quality_->texts, "text files that are evaluated")
+        ->required()
+        ->check(CLI::ExistingFile);
+    sub->add_option("--calibration-text", quality_->calibration_texts,
+                    "other text files, for oscar and crumb")
+        ->check(CLI::ExistingFile);
+    sub->add_option("--methods", quality_->methods, "what is compared")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"bf16", "naive", "hadamard", "oscar", "crumb"}))
+        ->capture_default_str();
+    sub->add_option("--context", quality_->context, "tokens of one sequence")
+        ->check(CLI::Range(64, 1 << 20))
+        ->capture_default_str();
+    sub->add_option("--sequences", quality_->sequences, "sequences at most")
+        ->check(CLI::Range(2, 1 << 20))
+        ->capture_default_str();
+    sub->add_option("--calibration-context", quality_->calibration_context,
+                    "tokens of one calibration sequence")
+        ->check(CLI::Range(128, 1 << 20))
+        ->capture_default_str();
+    sub->add_option("--calibration-tokens", quality_->calibration_tokens,
+                    "calibration tokens at most")
+        ->check(CLI::Range(128, 1 << 28))
+        ->capture_default_str();
+    sub->add_option("--threads", quality_->threads, "compute threads; 0: one per CPU")
+        ->check(CLI::Range(0, 256))
+        ->capture_default_str();
+  }
+
   CommandLine line_;
   std::shared_ptr<CodecOptions> codec_ = std::make_shared<CodecOptions>();
   std::shared_ptr<StoreWorkloadOptions> store_ = std::make_shared<StoreWorkloadOptions>();
   std::shared_ptr<ReplayOptions> replay_ = std::make_shared<ReplayOptions>();
+  std::shared_ptr<QualityOptions> quality_ = std::make_shared<QualityOptions>();
   std::string format_ = "int2";
   bool simulate_ = true;
   CLI::App app_;

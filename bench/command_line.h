@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/codec_workload.h"
+#include "bench/quality_workload.h"
 #include "bench/replay_workload.h"
 #include "bench/store_workload.h"
 
@@ -18,7 +19,7 @@ inline constexpr int kExitUsage = 2;
 
 struct CommandLine {
   bool json = false;
-  std::variant<CodecOptions, StoreWorkloadOptions, ReplayOptions> workload;
+  std::variant<CodecOptions, StoreWorkloadOptions, ReplayOptions, QualityOptions> workload;
 };
 
 // Nothing is to be run: help or version was asked for (code 0), or the arguments are wrong.
