@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/get_stream.h"
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -57,12 +58,12 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   GetStream(const CallContext& context, CallsInProgress& calls, std::unique_ptr<CallScope> scope)
       : context_(context),
         scope_(std::move(scope)),
-        place_(calls.gets, context.limits.get_streams) {}
+        place_(std::in_place, calls.gets, context.limits.get_streams) {}
 
   void Start(TimePoint deadline, const grpc::ByteBuffer& bytes) {
     const absl::Status admitted = scope_->Admit();
     if (!admitted.ok()) return End(admitted);
-    if (!place_.taken()) {
+    if (!place_->taken()) {
       context_.metrics.Reject(Rejection::kGetStreams);
       return End(absl::ResourceExhaustedError("limits.get_streams is reached, try again"));
     }
@@ -91,12 +92,13 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   void End(const absl::Status& status) {
     scope_->SetCode(status.code());
+    place_.reset();
     Finish(ToGrpc(status));
   }
 
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
-  const Place place_;
+  std::optional<Place> place_;  // until the call has its status: gRPC tells later that it is done
   std::shared_ptr<GetReader> reader_;
   GetReader::Part part_;
   grpc::ByteBuffer message_;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/put_stream.h"
 
+#include <optional>
 #include <utility>
 
 #include "server/calls/put_assembler.h"
@@ -16,14 +17,14 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest> {
             v1::PutResponse* response)
       : context_(context),
         scope_(std::move(scope)),
-        place_(calls.puts, context.limits.put_streams),
+        place_(std::in_place, calls.puts, context.limits.put_streams),
         assembler_(context),
         response_(response) {}
 
   void Start() {
     const absl::Status admitted = scope_->Admit();
     if (!admitted.ok()) return End(admitted);
-    if (!place_.taken()) {
+    if (!place_->taken()) {
       context_.metrics.Reject(Rejection::kPutStreams);
       return End(absl::ResourceExhaustedError("limits.put_streams is reached, try again"));
     }
@@ -52,12 +53,13 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest> {
  private:
   void End(const absl::Status& status) {
     scope_->SetCode(status.code());
+    place_.reset();
     Finish(ToGrpc(status));
   }
 
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
-  const Place place_;
+  std::optional<Place> place_;  // until the call has its status: gRPC tells later that it is done
   PutAssembler assembler_;
   v1::PutRequest request_;
   v1::PutResponse* const response_;
