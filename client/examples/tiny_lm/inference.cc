@@ -203,12 +203,11 @@ absl::StatusOr<Comparison> Inference::Compare(std::span<const int32_t> prompt,
 
 absl::Status Inference::Publish(RunReport& report) {
   report.store_state = "off";
-  if (client_ != nullptr) {
-    CRUMB_RETURN_IF_ERROR(worker_->WaitPublished(kPublishTimeout));
-    report.store_state = client_->connected() ? "connected" : "unavailable";
-    if (options_.flush && client_->connected()) {
-      CRUMB_RETURN_IF_ERROR(client_->Flush(kPublishTimeout).status());
-    }
+  if (client_ == nullptr) return absl::OkStatus();
+  CRUMB_RETURN_IF_ERROR(worker_->WaitPublished(kPublishTimeout));
+  report.store_state = client_->connected() ? "connected" : "unavailable";
+  if (options_.flush && client_->connected()) {
+    CRUMB_RETURN_IF_ERROR(client_->Flush(kPublishTimeout).status());
   }
   const client::WorkerCounters counters = worker_->counters();
   report.published_pages = counters.published_pages + counters.deduplicated_pages;
