@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
 # Runs the checks and timings that need a GPU, from programs built before: correctness, timings,
-# then compute-sanitizer where it is installed.
+# then compute-sanitizer where it is installed. --quick leaves that out. With CRUMB_COMMIT set, the
+# timings are written as JSON too, under that name.
 #   tests/gpu.sh BUILD_DIR [OUTPUT_DIR] [--quick]
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -17,14 +18,20 @@ for test in "$build"/tests/kernels_cuda_*_test; do
   grep -E '^\[  (FAILED|PASSED) |Failure|error [0-9]' "$output/$(basename "$test").log" | tail -n 60
 done
 timeout 240 "$build/bin/crumb-kernel-bench" || code=1
+if [[ -n "${CRUMB_COMMIT:-}" ]]; then
+  timeout 240 "$build/bin/crumb-kernel-bench" --json --commit "$CRUMB_COMMIT" \
+    >"$output/kernel_bench.json" || code=1
+fi
 if [[ "$quick" != --quick ]] && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck synccheck initcheck; do
     echo "compute-sanitizer $tool"
-    timeout 150 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$build/tests/kernels_cuda_decode_test" \
-      --gtest_filter='*LengthsAround*:*PaddedEntries*:*InvariantSplits*' \
-      >"$output/$tool.log" 2>&1 || code=1
-    tail -n 3 "$output/$tool.log"
+    for test in decode evict; do
+      timeout 120 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+        "$build/tests/kernels_cuda_${test}_test" \
+        --gtest_filter='*LengthsAround*:*PaddedEntries*:*SameBytes*' \
+        >"$output/$tool.$test.log" 2>&1 || code=1
+      echo "$test: $(grep -E 'SUMMARY|ERROR' "$output/$tool.$test.log" | tail -n 1)"
+    done
   done
 fi
 exit "$code"

@@ -81,17 +81,19 @@ __device__ __forceinline__ void StorePartial(const DecodeKernelParams& k, int se
 }
 
 // Completes pairs: counts this block's segments in, and finishes those whose last segment it was.
+// Merging is a warp's work per query row, so that a small batch costs few instructions.
 template <class T>
 class PairFinish {
  public:
-  // stage: kPassRows staged rows; ring: the block's slots, idle now.
-  __device__ __forceinline__ PairFinish(const DecodeKernelParams& k, float* stage, char* ring)
+  // ring: the block's slots, idle now.
+  __device__ __forceinline__ PairFinish(const DecodeKernelParams& k, char* ring)
       : k_(k),
         rows_(k),
-        stage_(stage),
         turned_(reinterpret_cast<float*>(ring)),
-        weight_(turned_ + kPassRows * kStageStride<T::kDim>),
-        row_(reinterpret_cast<PassRow*>(weight_ + kPassRows * kWeightsMax)),
+        plain_(turned_ + kPassRows * kStageStride<T::kDim>),
+        high_(reinterpret_cast<uint32_t*>(plain_ + kPassRows * kStageStride<T::kDim>)),
+        low_(high_ + kPassRows * kSplitStride),
+        row_(reinterpret_cast<PassRow*>(low_ + kPassRows * kSplitStride)),
         list_(reinterpret_cast<int*>(row_ + kPassRows)) {}
 
   __device__ __forceinline__ void Run(int segment, int segment_end) {
@@ -116,25 +118,13 @@ class PairFinish {
 
  private:
   static constexpr int kListMax = 512;
-  static constexpr int kTogether = 4;      // rows a thread merges at a time
-  static constexpr int kWeightsMax = 160;  // segments of a pair whose weights are kept
+  static constexpr int kSplitStride = T::kDim / 2 + 4;  // words from one row to the next
 
-  // A row of the pass: its pair's segments, history first, and the merged softmax state.
+  // A row of the pass: where its output goes, and what it is divided by.
   struct PassRow {
-    int row;  // -1: none
-    int sequence;
-    int head;
-    int int2_first;
-    int int2_count;
-    int bf16_first;
-    int bf16_count;
+    int64_t index;  // of the row in the output, -1: none
     float reference;
     float sum;
-    float mass;  // of the history
-
-    __device__ __forceinline__ int SegmentAt(int i) const {
-      return i < int2_count ? int2_first + i : bf16_first + i - int2_count;
-    }
   };
 
   // Lists the segments that completed their pair. Returns their number, to all threads.
@@ -163,32 +153,17 @@ class PairFinish {
   }
 
   __device__ __forceinline__ void FinishPass(int first, int pairs, int head, int first_row) {
-    if (k_.p.rotation_v != nullptr && head != head_ && threadIdx.x / 32 < T::kDim / 8) {
-      head_ = head;
-      LoadRows(head, threadIdx.x / 32, kept_);
-    }
-    for (int slot = threadIdx.x / 32; slot < kPassRows; slot += k_.launch.warps) {
+    const int warp = threadIdx.x / 32;
+    for (int slot = warp; slot < kPassRows; slot += k_.launch.warps) {
       const int pair = slot / T::kRows, row = first_row + slot % T::kRows;
-      MergeStates(slot, pair < pairs && row < rows_.columns ? list_[1 + first + pair] : -1, row);
-    }
-    __syncthreads();
-    const int channel = threadIdx.x % T::kDim, stride = blockDim.x / T::kDim;
-    for (int slot = threadIdx.x / T::kDim; slot < kPassRows; slot += kTogether * stride) {
-      MergeHistory(slot, stride, channel);
+      MergeRow(slot, pair < pairs && row < rows_.columns ? list_[1 + first + pair] : -1, row);
     }
     __syncthreads();
     if (k_.p.rotation_v != nullptr) {
-      if (threadIdx.x / 32 < T::kDim / 8) Unrotate(kept_, threadIdx.x / 32);
-      for (int n = threadIdx.x / 32 + k_.launch.warps; n < T::kDim / 8; n += k_.launch.warps) {
-        float2 r[T::kSteps][2];
-        LoadRows(head, n, r);
-        Unrotate(r, n);
-      }
+      for (int n = warp; n < T::kDim / 8; n += k_.launch.warps) Unrotate(head, n);
       __syncthreads();
     }
-    for (int slot = threadIdx.x / T::kDim; slot < kPassRows; slot += kTogether * stride) {
-      StoreOutputs(slot, stride, channel);
-    }
+    for (int slot = warp; slot < kPassRows; slot += k_.launch.warps) StoreRow(slot);
     __syncthreads();
   }
 
@@ -197,136 +172,127 @@ class PairFinish {
                             static_cast<int64_t>(segment) * T::kRows + row);
     return {x.x, x.y};
   }
-  __device__ __forceinline__ float WeightOf(int slot, int i) const {
-    if (i < kWeightsMax) return weight_[slot * kWeightsMax + i];
-    const PassRow& at = row_[slot];
-    return ptx::Exp2(StateOf(at.SegmentAt(i), at.row).reference - at.reference);
-  }
-  __device__ __forceinline__ const float* PartialOf(const PassRow& at, int i) const {
-    return k_.workspace.partial +
-           (static_cast<int64_t>(at.SegmentAt(i)) * T::kRows + at.row) * T::kDim;
-  }
 
-  // Reference, weights and sum over the pair's segments and the learned sink. One warp.
-  __device__ __forceinline__ void MergeStates(int slot, int segment, int row) {
+  // Merges the segments of one row in split order: history into the rows to turn back, BF16 apart.
+  __device__ __forceinline__ void MergeRow(int slot, int segment, int row) {
     const int lane = threadIdx.x % 32;
-    PassRow at = {};
-    at.row = -1;
-    if (segment >= 0) {
-      const Segment& s = k_.plan.segments[segment];
-      at = {row,          s.sequence,   s.head, s.int2_first, s.int2_count,
-            s.bf16_first, s.bf16_count, 0.0f,   0.0f,         0.0f};
-      const bool has_sink = k_.p.sink_logit != nullptr;
-      const float sink =
-          has_sink ? k_.p.sink_logit[s.head * rows_.heads + row % rows_.heads] * kLog2E : kNoLogit;
-      const int count = at.int2_count + at.bf16_count;
-      const RowState mine = lane < count ? StateOf(at.SegmentAt(lane), row) : RowState{kNoLogit, 0};
-      float most = fmaxf(sink, mine.reference);
-      for (int i = lane + 32; i < count; i += 32) {
-        most = fmaxf(most, StateOf(at.SegmentAt(i), row).reference);
+    if (segment < 0) {
+      if (lane == 0) row_[slot].index = -1;
+      for (int i = lane; i < T::kDim / 2; i += 32) {
+        high_[slot * kSplitStride + i] = low_[slot * kSplitStride + i] = 0;
       }
-      for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-      at.reference = most;
-      float sum = has_sink && lane == 0 ? ptx::Exp2(sink - most) : 0.0f;
-      for (int i = lane; i < count; i += 32) {
-        const RowState state = i == lane ? mine : StateOf(at.SegmentAt(i), row);
-        const float weight = ptx::Exp2(state.reference - most);
-        if (i < kWeightsMax) weight_[slot * kWeightsMax + i] = weight;
-        sum = fmaf(weight, state.sum, sum);
-        if (i < at.int2_count) at.mass = fmaf(weight, state.sum, at.mass);
-      }
-      for (int step = 1; step < 32; step *= 2) {
-        sum += __shfl_xor_sync(~0u, sum, step);
-        at.mass += __shfl_xor_sync(~0u, at.mass, step);
-      }
-      at.sum = sum;
+      return;
     }
-    if (lane == 0) row_[slot] = at;
+    const Segment s = k_.plan.segments[segment];
+    const int count = s.int2_count + s.bf16_count;
+    const auto segment_at = [&](int i) {
+      return i < s.int2_count ? s.int2_first + i : s.bf16_first + i - s.int2_count;
+    };
+    const auto state_at = [&](int i) {
+      return i < count ? StateOf(segment_at(i), row) : RowState{kNoLogit, 0.0f};
+    };
+    const bool has_sink = k_.p.sink_logit != nullptr;
+    const float sink =
+        has_sink ? k_.p.sink_logit[s.head * rows_.heads + row % rows_.heads] * kLog2E : kNoLogit;
+    RowState mine = state_at(lane);
+    float reference = fmaxf(sink, mine.reference);
+    for (int i = lane + 32; i < count; i += 32) reference = fmaxf(reference, state_at(i).reference);
+    for (int step = 1; step < 32; step *= 2) {
+      reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, step));
+    }
+    float sum = has_sink && lane == 0 ? ptx::Exp2(sink - reference) : 0.0f, mass = 0.0f;
+    float4 history[kQuads] = {}, plain[kQuads] = {};
+    for (int first = 0; first < count; first += 32) {
+      if (first > 0) mine = state_at(first + lane);
+      const float weight = ptx::Exp2(mine.reference - reference);
+      sum = fmaf(weight, mine.sum, sum);
+      if (first + lane < s.int2_count) mass = fmaf(weight, mine.sum, mass);
+      // History first, then BF16: two loops, so that both sums stay in registers.
+      const int last = min(32, count - first);
+      const int middle = min(last, max(0, s.int2_count - first));
+#pragma unroll 8
+      for (int i = 0; i < middle; ++i) {
+        AddPartial(s.int2_first + first + i, row, __shfl_sync(~0u, weight, i), history);
+      }
+      for (int i = middle; i < last; ++i) {
+        AddPartial(segment_at(first + i), row, __shfl_sync(~0u, weight, i), plain);
+      }
+    }
+    for (int step = 1; step < 32; step *= 2) {
+      sum += __shfl_xor_sync(~0u, sum, step);
+      mass += __shfl_xor_sync(~0u, mass, step);
+    }
+    if (lane == 0) row_[slot] = {rows_.IndexOf(k_, s.sequence, s.head, row), reference, sum};
+    StageRow(slot, s.head, mass, history, plain);
   }
 
-  // Weighted sums of the segments' values of one channel in kTogether rows, `stride` slots apart:
-  // history (kBf16 false) or BF16. Loads go out together.
-  template <bool kBf16>
-  __device__ __forceinline__ void SumSegments(int slot, int stride, int channel,
-                                              float (&value)[kTogether]) const {
-    constexpr int kAhead = kBf16 ? 2 : 8;
-    int begin[kTogether], end[kTogether], most = 0;
+  static constexpr int kQuads = (T::kDim + 127) / 128;  // of 4 channels, per lane
+  __device__ static __forceinline__ int QuadOf(int q) { return 4 * (threadIdx.x % 32) + 128 * q; }
+
+  __device__ __forceinline__ void AddPartial(int segment, int row, float weight,
+                                             float4 (&sum)[kQuads]) const {
+    const float* from =
+        k_.workspace.partial + (static_cast<int64_t>(segment) * T::kRows + row) * T::kDim;
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      begin[j] = end[j] = 0;
-      value[j] = 0.0f;
-      if (slot + j * stride >= kPassRows) continue;
-      const PassRow& at = row_[slot + j * stride];
-      if (at.row < 0) continue;
-      begin[j] = kBf16 ? at.int2_count : 0;
-      end[j] = at.int2_count + (kBf16 ? at.bf16_count : 0);
-      most = max(most, end[j] - begin[j]);
-    }
-    for (int first = 0; first < most; first += kAhead) {
-      float part[kTogether][kAhead];
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const int index = begin[j] + first + i;
-          part[j][i] =
-              index < end[j] ? __ldcg(PartialOf(row_[slot + j * stride], index) + channel) : 0.0f;
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-#pragma unroll
-        for (int i = 0; i < kAhead; ++i) {
-          const int index = begin[j] + first + i;
-          if (index < end[j]) {
-            value[j] = fmaf(WeightOf(slot + j * stride, index), part[j][i], value[j]);
-          }
-        }
-      }
+    for (int q = 0; q < kQuads; ++q) {
+      if (QuadOf(q) >= T::kDim) continue;
+      const float4 x = __ldcg(reinterpret_cast<const float4*>(from + QuadOf(q)));
+      sum[q].x = fmaf(weight, x.x, sum[q].x);
+      sum[q].y = fmaf(weight, x.y, sum[q].y);
+      sum[q].z = fmaf(weight, x.z, sum[q].z);
+      sum[q].w = fmaf(weight, x.w, sum[q].w);
     }
   }
 
-  // Stages the INT2 part of one channel, in the rotated basis, with the mean.
-  __device__ __forceinline__ void MergeHistory(int slot, int stride, int channel) {
-    float value[kTogether];
-    SumSegments<false>(slot, stride, channel, value);
+  // Leaves a merged row, the mean added, for Unrotate, or as it is where there is no rotation.
+  __device__ __forceinline__ void StageRow(int slot, int head, float mass,
+                                           float4 (&history)[kQuads],
+                                           const float4 (&plain)[kQuads]) {
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      if (slot + j * stride >= kPassRows) continue;
-      const PassRow& at = row_[slot + j * stride];
-      if (k_.p.mean_v != nullptr && at.row >= 0) {
-        value[j] = fmaf(at.mass, k_.p.mean_v[at.head * T::kDim + channel], value[j]);
+    for (int q = 0; q < kQuads; ++q) {
+      const int channel = QuadOf(q);
+      if (channel >= T::kDim) continue;
+      float4& x = history[q];
+      if (k_.p.mean_v != nullptr) {
+        const float4 m = *reinterpret_cast<const float4*>(k_.p.mean_v + head * T::kDim + channel);
+        x = make_float4(fmaf(mass, m.x, x.x), fmaf(mass, m.y, x.y), fmaf(mass, m.z, x.z),
+                        fmaf(mass, m.w, x.w));
       }
-      stage_[(slot + j * stride) * kStageStride<T::kDim> + channel] = value[j];
+      const int at = slot * kSplitStride + channel / 2;
+      ptx::SplitBf16(x.x, x.y, high_ + at, low_ + at);
+      ptx::SplitBf16(x.z, x.w, high_ + at + 1, low_ + at + 1);
+      const int f = slot * kStageStride<T::kDim> + channel;
+      if (k_.p.rotation_v == nullptr) *reinterpret_cast<float4*>(turned_ + f) = x;
+      *reinterpret_cast<float4*>(plain_ + f) = plain[q];
     }
   }
 
-  // The elements of R_V that a lane needs for channels 8 n .. 8 n + 7 of a product with R_V'.
-  __device__ __forceinline__ void LoadRows(int head, int n, float2 (&r)[T::kSteps][2]) {
+  // Channels 8 n .. 8 n + 7 of the merged rows times R_V'.
+  __device__ __forceinline__ void Unrotate(int head, int n) {
     const int lane = threadIdx.x % 32;
-    const float* m = k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim +
+    const float* r = k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim +
                      static_cast<int64_t>(8 * n + lane / 4) * T::kDim + lane % 4 * 2;
+    float2 element[T::kSteps][2];
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
-      r[s][0] = *reinterpret_cast<const float2*>(m + 16 * s);
-      r[s][1] = *reinterpret_cast<const float2*>(m + 16 * s + 8);
+      element[s][0] = *reinterpret_cast<const float2*>(r + 16 * s);
+      element[s][1] = *reinterpret_cast<const float2*>(r + 16 * s + 8);
     }
-  }
-
-  // Channels 8 n .. 8 n + 7 of stage R_V'.
-  __device__ __forceinline__ void Unrotate(const float2 (&r)[T::kSteps][2], int n) {
-    const int lane = threadIdx.x % 32;
     float acc[4] = {};
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
-      SplitFragment a;
-      StagedFragment<T::kDim>(stage_, lane, s, &a);
-      uint32_t high[2], low[2];
-      ptx::SplitBf16(r[s][0].x, r[s][0].y, &high[0], &low[0]);
-      ptx::SplitBf16(r[s][1].x, r[s][1].y, &high[1], &low[1]);
-      ptx::MmaBf16(acc, a.high, high[0], high[1]);
-      ptx::MmaBf16(acc, a.high, low[0], low[1]);
-      ptx::MmaBf16(acc, a.low, high[0], high[1]);
+      uint32_t a_high[4], a_low[4], high[2], low[2];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int at = (lane / 4 + i % 2 * 8) * kSplitStride + 8 * s + lane % 4 + i / 2 * 4;
+        a_high[i] = high_[at];
+        a_low[i] = low_[at];
+      }
+      ptx::SplitBf16(element[s][0].x, element[s][0].y, &high[0], &low[0]);
+      ptx::SplitBf16(element[s][1].x, element[s][1].y, &high[1], &low[1]);
+      ptx::MmaBf16(acc, a_high, high[0], high[1]);
+      ptx::MmaBf16(acc, a_high, low[0], low[1]);
+      ptx::MmaBf16(acc, a_low, high[0], high[1]);
     }
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -335,40 +301,41 @@ class PairFinish {
     }
   }
 
-  // Adds the BF16 part of one channel, divides by the softmax sum and writes the output.
-  __device__ __forceinline__ void StoreOutputs(int slot, int stride, int channel) const {
-    const float* history = k_.p.rotation_v != nullptr ? turned_ : stage_;
-    float value[kTogether];
-    SumSegments<true>(slot, stride, channel, value);
+  // Adds the BF16 part, divides by the softmax sum and writes the output.
+  __device__ __forceinline__ void StoreRow(int slot) const {
+    const PassRow at = row_[slot];
+    if (at.index < 0) return;
+    const float inverse = at.sum > 0.0f ? 1.0f / at.sum : 0.0f;
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      if (slot + j * stride >= kPassRows) continue;
-      const PassRow& at = row_[slot + j * stride];
-      if (at.row < 0) continue;
-      const float sum = value[j] + history[(slot + j * stride) * kStageStride<T::kDim> + channel];
-      const float result = at.sum > 0.0f ? sum / at.sum : 0.0f;
-      const int64_t index = rows_.IndexOf(k_, at.sequence, at.head, at.row);
+    for (int q = 0; q < kQuads; ++q) {
+      const int channel = QuadOf(q);
+      if (channel >= T::kDim) continue;
+      const int f = slot * kStageStride<T::kDim> + channel;
+      const float4 x = *reinterpret_cast<const float4*>(turned_ + f);
+      const float4 y = *reinterpret_cast<const float4*>(plain_ + f);
+      const float4 sum = make_float4((x.x + y.x) * inverse, (x.y + y.y) * inverse,
+                                     (x.z + y.z) * inverse, (x.w + y.w) * inverse);
       if (k_.p.out_type == OutType::kF32) {
-        static_cast<float*>(k_.p.out)[index * T::kDim + channel] = result;
+        *reinterpret_cast<float4*>(static_cast<float*>(k_.p.out) + at.index * T::kDim + channel) =
+            sum;
       } else {
-        static_cast<__nv_bfloat16*>(k_.p.out)[index * T::kDim + channel] =
-            __float2bfloat16_rn(result);
+        *reinterpret_cast<uint2*>(static_cast<Bf16*>(k_.p.out) + at.index * T::kDim + channel) =
+            make_uint2(ptx::PackBf16(sum.x, sum.y), ptx::PackBf16(sum.z, sum.w));
       }
-      if (channel == 0 && k_.p.lse != nullptr) {
-        k_.p.lse[index] = (at.reference + log2f(at.sum)) / kLog2E;
-      }
+    }
+    if (threadIdx.x % 32 == 0 && k_.p.lse != nullptr) {
+      k_.p.lse[at.index] = (at.reference + log2f(at.sum)) / kLog2E;
     }
   }
 
   const DecodeKernelParams& k_;
   const QueryRows rows_;
-  float* stage_;
-  float* turned_;              // stage R_V'
-  float* weight_;              // [kPassRows, kWeightsMax]
-  PassRow* row_;               // [kPassRows]
-  int* list_;                  // count, then segments
-  int head_ = -1;              // whose R_V is kept
-  float2 kept_[T::kSteps][2];  // channels 8 warp .. 8 warp + 7
+  float* turned_;   // [kPassRows] rows: the INT2 part in the model's basis
+  float* plain_;    // the BF16 part
+  uint32_t* high_;  // the INT2 part, rotated, in two bf16 parts
+  uint32_t* low_;
+  PassRow* row_;  // [kPassRows]
+  int* list_;     // count, then segments
 };
 
 }  // namespace crumb::kernels::cuda

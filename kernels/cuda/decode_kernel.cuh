@@ -57,7 +57,7 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
       ring.Fill(k);
     });
   }
-  PairFinish<T>(k, stage, shared).Run(mine.begin, mine.end);
+  PairFinish<T>(k, shared).Run(mine.begin, mine.end);
 }
 
 template <class T>

@@ -18,24 +18,6 @@ inline constexpr int kPassRows = 16;  // rows of one product: the M side of a fr
 template <int kDim>
 inline constexpr int kStageStride = kDim + 4;
 
-// An A fragment in two bf16 parts.
-struct SplitFragment {
-  uint32_t high[4];
-  uint32_t low[4];
-};
-
-// Reads rows r and r + 8 of a staged matrix, channels 16 s + ..., as an A fragment.
-template <int kDim>
-__device__ __forceinline__ void StagedFragment(const float* stage, int lane, int s,
-                                               SplitFragment* a) {
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane / 4 + i % 2 * 8, channel = 16 * s + lane % 4 * 2 + i / 2 * 8;
-    const float2 x = *reinterpret_cast<const float2*>(stage + row * kStageStride<kDim> + channel);
-    ptx::SplitBf16(x.x, x.y, &a->high[i], &a->low[i]);
-  }
-}
-
 // q' = q R_K of the block's INT2 segments, as fragments of bytes in the workspace.
 template <class T>
 class QueryRotation {

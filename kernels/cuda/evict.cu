@@ -3,6 +3,7 @@
 #include "kernels/cuda/evict.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/quantize_rows.cuh"
@@ -40,6 +41,7 @@ __device__ __forceinline__ Item ItemOf(const EvictParams& p, int matrix) {
 template <class T>
 __device__ void LoadRotation(const float* rotation, uint4* fragments) {
   constexpr int kSteps = T::kDim / 16;
+#pragma unroll 16
   for (int i = threadIdx.x; i < kSteps * T::kTiles * 32; i += kThreads) {
     // Neighbouring threads take neighbouring columns: r varies fastest.
     const int r = i % 8, n = i / 8 % T::kTiles, c = i / (8 * T::kTiles) % 4,
@@ -160,7 +162,7 @@ __device__ __forceinline__ void StoreGroup(const EvictParams& p, const Item& ite
 
 template <class T>
 __device__ __forceinline__ void EvictGroup(const EvictParams& p, const Item& item, int group,
-                                           const uint4* fragments) {
+                                           float quantile, const uint4* fragments) {
   const EvictTransform& transform = item.value ? p.v : p.k;
   float y[T::kTiles][4];
   {
@@ -184,13 +186,14 @@ __device__ __forceinline__ void EvictGroup(const EvictParams& p, const Item& ite
     }
   }
   uint32_t words[T::kTiles / 4], meta[T::kGroups][2];
-  const uint32_t status = QuantizeRows<T>(y, transform.clip, words, meta);
+  const uint32_t status = QuantizeRows<T>(y, transform.clip, quantile, words, meta);
   StoreGroup<T>(p, item, group, words, meta);
   if (p.status != nullptr && status != 0) atomicOr(p.status + item.window, status);
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 2) EvictKernel(const __grid_constant__ EvictParams p) {
+__global__ void __launch_bounds__(kThreads, 2)
+    EvictKernel(const __grid_constant__ EvictParams p, float2 quantile) {
   extern __shared__ uint4 fragments[];
   const int groups = *p.windows * kGroupsPerWindow;  // 16-row groups of one matrix
   const int64_t all = static_cast<int64_t>(p.layers) * p.kv_heads * 2 * groups;
@@ -208,10 +211,20 @@ __global__ void __launch_bounds__(kThreads, 2) EvictKernel(const __grid_constant
     }
     for (int i = first + threadIdx.x / 32; i < last; i += kWarps) {
       item.window = i / kGroupsPerWindow;
-      EvictGroup<T>(p, item, i % kGroupsPerWindow, fragments);
+      EvictGroup<T>(p, item, i % kGroupsPerWindow, item.value ? quantile.y : quantile.x, fragments);
     }
     at += last - first;
   }
+}
+
+// The x that |y| / sigma of normal y stays under with this probability.
+float TailQuantile(float probability) {
+  double low = 0.0, high = 6.0;
+  for (int i = 0; i < 40; ++i) {
+    const double middle = 0.5 * (low + high);
+    (std::erf(middle / std::sqrt(2.0)) < probability ? low : high) = middle;
+  }
+  return static_cast<float>(low);
 }
 
 template <int dim, int group_size>
@@ -231,7 +244,8 @@ cudaError_t Launch(const EvictParams& p, cudaStream_t stream) {
   const int64_t groups =
       static_cast<int64_t>(p.layers) * p.kv_heads * 2 * p.windows_max * kGroupsPerWindow;
   const int64_t blocks = std::min<int64_t>(2 * processors, (groups + kWarps - 1) / kWarps);
-  EvictKernel<T><<<static_cast<int>(blocks), kThreads, kSharedBytes, stream>>>(p);
+  EvictKernel<T><<<static_cast<int>(blocks), kThreads, kSharedBytes, stream>>>(
+      p, make_float2(TailQuantile(p.k.clip), TailQuantile(p.v.clip)));
   return cudaGetLastError();
 }
 

@@ -42,10 +42,12 @@ __device__ __forceinline__ float SumOverChannels(float x) {
 
 // The `rank`-th largest |y| of rows r (most[0]) and r + 8 (most[1]), exactly. Counts values above a
 // guess, from where a normal distribution would have it, and narrows the bracket; the bracket is in
-// the bits of floats, so it ends. peak: the rows' largest |y|.
+// the bits of floats, so it ends. quantile: of |y| / sigma, for the first guess. peak: the rows'
+// largest |y|.
 template <class T>
 __device__ __forceinline__ void LargestMagnitudes(const float (&y)[T::kTiles][4], int rank,
-                                                  const float (&peak)[2], float (&found)[2]) {
+                                                  float quantile, const float (&peak)[2],
+                                                  float (&found)[2]) {
   float squares[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int n = 0; n < T::kTiles; ++n) {
@@ -61,10 +63,8 @@ __device__ __forceinline__ void LargestMagnitudes(const float (&y)[T::kTiles][4]
     high[a] = __float_as_int(peak[a]) + 1;
     high_count[a] = 0;
     done[a] = false;
-    // Normal quantile of the upper tail rank / dim of |y|, roughly.
-    const float tail = (rank - 0.5f) / T::kDim;
     const float sigma = sqrtf(SumOverChannels(squares[a]) / T::kDim);
-    guess[a] = __float_as_int(sigma * sqrtf(-1.9f * __logf(tail * (1.2f + tail))));
+    guess[a] = __float_as_int(sigma * quantile);
   }
   for (int round = 0; round < 40; ++round) {
     int count[2] = {0, 0};
@@ -119,42 +119,19 @@ __device__ __forceinline__ void LargestMagnitudes(const float (&y)[T::kTiles][4]
   for (int a = 0; a < 2; ++a) found[a] = MinOverChannels(found[a]);
 }
 
-// The scalar definition's code before truncation.
-__device__ __forceinline__ float CodeSteps(float y, float least, float scale) {
-  return __fadd_rn(__fdiv_rn(__fsub_rn(y, least), scale), 0.5f);
-}
-
-__device__ __forceinline__ float NextFloat(float x, int steps) {
-  // Floats as ordered integers.
-  int bits = __float_as_int(x);
-  bits = bits < 0 ? static_cast<int>(0x80000000u) - bits : bits;
-  bits += steps;
-  return __int_as_float(bits < 0 ? static_cast<int>(0x80000000u) - bits : bits);
-}
-
-// The least y whose code is at least `code` (1..3): CodeSteps never falls as y grows, so codes need
-// comparisons only, no division.
-__device__ __forceinline__ float CodeThreshold(int code, float least, float scale) {
-  // Around the real boundary the rounded one is within a few floats of y, or of y - least.
-  const float center = __fadd_rn(least, __fmul_rn(scale, static_cast<float>(code) - 0.5f));
-  int below = -1, above = 1;
-  while (CodeSteps(NextFloat(center, below), least, scale) >= static_cast<float>(code) &&
-         below > -(1 << 26)) {
-    below *= 2;
+// The least y - lo whose code is at least `code` (1..3) by the scalar definition, which truncates
+// (y - lo) / scale + 1/2 with every operation rounded. That never falls as y grows, so codes need
+// comparisons only; the bound lies within 3 floats of the unrounded one.
+__device__ __forceinline__ float CodeThreshold(int code, float scale) {
+  constexpr int kReach = 4;
+  const int center = __float_as_int(__fmul_rn(scale, static_cast<float>(code) - 0.5f));
+  int below = 0;
+#pragma unroll
+  for (int i = -kReach; i < kReach; ++i) {
+    const float steps = __fadd_rn(__fdiv_rn(__int_as_float(center + i), scale), 0.5f);
+    below += steps < static_cast<float>(code) ? 1 : 0;
   }
-  while (CodeSteps(NextFloat(center, above), least, scale) < static_cast<float>(code) &&
-         above < (1 << 26)) {
-    above *= 2;
-  }
-  while (above - below > 1) {
-    const int middle = below + (above - below) / 2;
-    if (CodeSteps(NextFloat(center, middle), least, scale) >= static_cast<float>(code)) {
-      above = middle;
-    } else {
-      below = middle;
-    }
-  }
-  return NextFloat(center, above);
+  return __int_as_float(center - kReach + below);
 }
 
 // fp16, nearest even, limited to +-65504.
@@ -171,7 +148,7 @@ __device__ __forceinline__ uint32_t HalfBits(float x, bool* saturated) {
 // rows.
 template <class T>
 __device__ __forceinline__ uint32_t QuantizeRows(const float (&y)[T::kTiles][4], float clip,
-                                                 uint32_t (&words)[T::kTiles / 4],
+                                                 float quantile, uint32_t (&words)[T::kTiles / 4],
                                                  uint32_t (&meta)[T::kGroups][2]) {
   float peak[2] = {0.0f, 0.0f}, poison[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -192,14 +169,14 @@ __device__ __forceinline__ uint32_t QuantizeRows(const float (&y)[T::kTiles][4],
   float threshold[2] = {3.402823466e38f, 3.402823466e38f};
   if (clip > 0.0f) {
     const int index = min(static_cast<int>(clip * static_cast<float>(T::kDim)), T::kDim - 1);
-    LargestMagnitudes<T>(y, T::kDim - index, peak, threshold);
+    LargestMagnitudes<T>(y, T::kDim - index, quantile, peak, threshold);
   }
   uint32_t status = 0;
 #pragma unroll
   for (int i = 0; i < T::kTiles / 4; ++i) words[i] = 0;
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
-    float bound[2][3];
+    float least[2], bound[2][3];
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
       float low = threshold[a], high = -threshold[a];
@@ -216,7 +193,8 @@ __device__ __forceinline__ uint32_t QuantizeRows(const float (&y)[T::kTiles][4],
       if (low == 0.0f) low = -0.0f;
       // Each of three lanes finds one threshold.
       const int lane = threadIdx.x % 32;
-      const float mine = CodeThreshold(min(lane % 4 + 1, 3), low, scale);
+      const float mine = CodeThreshold(min(lane % 4 + 1, 3), scale);
+      least[a] = low;
 #pragma unroll
       for (int code = 0; code < 3; ++code) {
         bound[a][code] = __shfl_sync(~0u, mine, lane / 4 * 4 + code);
@@ -238,8 +216,9 @@ __device__ __forceinline__ uint32_t QuantizeRows(const float (&y)[T::kTiles][4],
       for (int i = 0; i < 4; ++i) {
         const uint32_t unit = 1u << (2 * (n % 8) + 16 * (i % 2));
         uint32_t& word = words[2 * (n / 8) + i / 2];
+        const float above = __fsub_rn(y[n][i], least[i / 2]);
 #pragma unroll
-        for (int code = 0; code < 3; ++code) word += y[n][i] >= bound[i / 2][code] ? unit : 0u;
+        for (int code = 0; code < 3; ++code) word += above >= bound[i / 2][code] ? unit : 0u;
       }
     }
   }

@@ -176,8 +176,11 @@ class TileRing {
     const ChunkSource source = SourceOf(k, sequence_, unit_);
     const Bf16Rows& rows = source.sink ? k.p.sink : k.p.recent;
     const int row = kBulk ? lane_ : lane_ / 2;
-    int64_t token = source.first + row;
-    if (!source.sink) token = (k.p.lengths.recent_begin[sequence_] + token) % k.p.recent_capacity;
+    int token = source.first + row;
+    if (!source.sink) {
+      token += k.p.lengths.recent_begin[sequence_];
+      if (token >= k.p.recent_capacity) token -= k.p.recent_capacity;
+    }
     const uint64_t address = rows.address[sequence_] + rows.layer_offset +
                              head_ * rows.head_stride + token * rows.token_stride +
                              half_ * rows.v_offset;

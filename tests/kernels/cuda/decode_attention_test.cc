@@ -51,9 +51,9 @@ TEST_P(DecodeShapes, AgreeWithTheOracle) {
       DecodeCase run(options);
       run.Run();
       const double error = run.WorstError(160);
-      const double bound = type == OutType::kF32
-                               ? (logit_std < 4 ? 5e-4 : 2e-3)
-                               : (logit_std < 4 ? 2.2e-3 : 5e-3);  // rounding to bf16 alone: 2.0e-3
+      // Rounding a row of few channels to bf16 alone takes up to 2.4e-3.
+      const double bound =
+          type == OutType::kF32 ? (logit_std < 4 ? 5e-4 : 2e-3) : (logit_std < 4 ? 2.6e-3 : 5e-3);
       std::printf("d %d G %d g %d q %d std %.0f %s: error %.2e\n", shape.head_dim, shape.group_size,
                   shape.group, shape.q_tokens, logit_std, type == OutType::kF32 ? "f32" : "bf16",
                   error);
@@ -238,7 +238,7 @@ TEST(DecodeAttention, RefusesWhatItDoesNotServe) {
   EXPECT_FALSE(DecodeSupported(shape));
   shape.q_heads = 8;
   EXPECT_TRUE(DecodeSupported(shape));
-  shape.q_tokens = 5;
+  shape.q_tokens = 9;
   EXPECT_FALSE(DecodeSupported(shape));
 }
 
