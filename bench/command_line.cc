@@ -168,6 +168,8 @@ class Grammar {
         ->delimiter(',')
         ->check(CLI::IsMember({"bf16", "naive", "hadamard", "oscar", "crumb"}))
         ->capture_default_str();
+    sub->add_option("--rotation", quality_->rotations, "rotation files to compare as well")
+        ->check(CLI::ExistingFile);
     sub->add_option("--context", quality_->context, "tokens of one sequence")
         ->check(CLI::Range(64, 1 << 20))
         ->capture_default_str();

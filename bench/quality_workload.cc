@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <random>
 
@@ -96,6 +97,10 @@ class QualityRun {
       CRUMB_ASSIGN_OR_RETURN(Method method, OpenMethod(name));
       methods_.push_back(std::move(method));
     }
+    for (const std::string& path : options_.rotations) {
+      CRUMB_ASSIGN_OR_RETURN(Method method, OpenRotation(path));
+      methods_.push_back(std::move(method));
+    }
     std::vector<double> exact_loss;
     for (const std::vector<int32_t>& tokens : sequences_) {
       models::DenseKvCache dense(engine_->config(), engine_->pool());
@@ -163,7 +168,7 @@ class QualityRun {
     return CalibrateFor(method);
   }
 
-  absl::StatusOr<Method> OpenMethod(const std::string& name) {
+  client::WorkerOptions WorkerFor() const {
     const models::ModelConfig& config = engine_->config();
     client::WorkerOptions worker;
     worker.model = worker.weights = "quality";
@@ -176,6 +181,26 @@ class QualityRun {
     worker.parallel_for = [this](int count, const std::function<void(int)>& body) {
       engine_->pool().ParallelFor(count, body);
     };
+    return worker;
+  }
+
+  static absl::StatusOr<Method> Open(const std::string& name, const client::WorkerOptions& worker) {
+    const kernels::TileShape shape = worker.tile_shape();
+    Method result{.name = name, .worker = nullptr, .bits = 0.0, .scores = {}};
+    result.bits = 16.0 * static_cast<double>(shape.bytes(worker.history_format)) /
+                  static_cast<double>(shape.bf16_bytes());
+    CRUMB_ASSIGN_OR_RETURN(result.worker, client::Worker::Open(worker, nullptr));
+    return result;
+  }
+
+  absl::StatusOr<Method> OpenRotation(const std::string& path) const {
+    client::WorkerOptions worker = WorkerFor();
+    CRUMB_RETURN_IF_ERROR(worker.UseRotationFile(path));
+    return Open(std::filesystem::path(path).filename().string(), worker);
+  }
+
+  absl::StatusOr<Method> OpenMethod(const std::string& name) {
+    client::WorkerOptions worker = WorkerFor();
     if (name == "bf16") {
       worker.history_format = kernels::PageFormat::kBf16;
     } else {
@@ -190,12 +215,7 @@ class QualityRun {
         worker.clip_v = file.clip_v;
       }
     }
-    const kernels::TileShape shape = worker.tile_shape();
-    Method result{.name = name, .worker = nullptr, .bits = 0.0, .scores = {}};
-    result.bits = 16.0 * static_cast<double>(shape.bytes(worker.history_format)) /
-                  static_cast<double>(shape.bf16_bytes());
-    CRUMB_ASSIGN_OR_RETURN(result.worker, client::Worker::Open(worker, nullptr));
-    return result;
+    return Open(name, worker);
   }
 
   absl::StatusOr<SequenceScore> Score(client::Worker& worker, std::span<const int32_t> tokens,

@@ -18,6 +18,8 @@
 //   hadamard  Hadamard rotation, clip
 //   oscar     rotation per layer from calibration text, clip
 //   crumb     rotation per KV head, means by position, feedback, rescale, mass shift
+//
+// Rotation files are compared as they are, whatever they were made with.
 namespace crumb::bench {
 
 struct QualityOptions {
@@ -25,6 +27,7 @@ struct QualityOptions {
   std::vector<std::string> texts;              // evaluated
   std::vector<std::string> calibration_texts;  // for oscar and crumb
   std::vector<std::string> methods = {"bf16", "naive", "hadamard", "oscar", "crumb"};
+  std::vector<std::string> rotations;  // rotation files to compare as well
   int context = 4096;
   int sequences = 16;  // at most
   int calibration_context = 1024;

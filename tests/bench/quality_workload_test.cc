@@ -4,6 +4,12 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "calibration/calibrator.h"
+#include "common/rotation_file.h"
 
 namespace crumb::bench {
 namespace {
@@ -40,6 +46,23 @@ TEST(QualityWorkloadTest, ComparesMethodsOnTheSameSequences) {
   EXPECT_LE(crumb.kl_over_oscar_low, crumb.kl_over_oscar);
   EXPECT_GE(crumb.kl_over_oscar_high, crumb.kl_over_oscar);
   EXPECT_EQ(QualityJson(*result)["rows"][3]["method"], "crumb");
+}
+
+TEST(QualityWorkloadTest, RotationFilesAreMethodsToo) {
+  auto file = calibration::HadamardRotations(128);
+  ASSERT_TRUE(file.ok());
+  const std::string path =
+      testing::TempDir() + "crumb_quality_" + std::to_string(::getpid()) + ".rotation";
+  ASSERT_TRUE(WriteRotationFile(*file, path).ok());
+  QualityOptions options = SmallOptions();
+  options.methods = {"hadamard"};
+  options.rotations = {path};
+  const auto result = RunQualityWorkload(options);
+  std::filesystem::remove(path);
+  ASSERT_TRUE(result.ok()) << result.status();
+  ASSERT_EQ(result->rows.size(), 2u);
+  EXPECT_EQ(result->rows[0].kl, result->rows[1].kl);
+  EXPECT_EQ(result->rows[1].kl_over_oscar, 0.0);
 }
 
 TEST(QualityWorkloadTest, WrongInputIsNamed) {
