@@ -121,7 +121,9 @@ void Publisher::PublishBatch(const std::vector<Item>& batch) {
   size_t next = 0;
   while (next < batch.size()) {
     const int wanted = static_cast<int>(batch.size() - next);
-    auto slots = client_.Reserve(wanted, bytes, options_.publish_deadline);
+    PendingPages pending{.keyspace = batch.front().keyspace->id, .keys = {}};
+    for (size_t i = next; i < batch.size(); ++i) pending.keys.push_back(batch[i].page->key);
+    auto slots = client_.Reserve(wanted, bytes, pending, options_.publish_deadline);
     if (!slots.ok()) return CountFailure(slots.status(), batch.size() - next);
     if (slots->empty()) return CountDropped(tally_.publish_dropped_room, batch.size() - next);
     const size_t count = slots->size();

@@ -257,6 +257,7 @@ absl::StatusOr<LookupResult> RemoteClient::Lookup(const KeyspaceId& keyspace,
 }
 
 absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t fragment_bytes,
+                                                               const PendingPages& pending,
                                                                Duration timeout) {
   Link& link = CurrentLink();
   CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
@@ -266,6 +267,10 @@ absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t
   v1::ReserveRequest request;
   request.set_count(static_cast<uint32_t>(count));
   request.set_fragment_bytes(fragment_bytes);
+  if (!pending.keys.empty()) {
+    request.set_keyspace(ToBytes(pending.keyspace));
+    request.set_keys(ToBytes(pending.keys));
+  }
   v1::ReserveResponse response;
   CRUMB_RETURN_IF_ERROR(connection->stub().Call(
       {connection->token(), Clock::Real().Now() + timeout}, request, &response));

@@ -30,6 +30,7 @@ class RemoteClient final : public Client {
   absl::StatusOr<LookupResult> Lookup(const KeyspaceId& keyspace,
                                       std::span<const PageKey> keys) override;
   absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
+                                                   const PendingPages& pending,
                                                    Duration timeout) override;
   absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
                                                     std::vector<StagingSlot> slots,

@@ -70,6 +70,11 @@ absl::Status Reserve(const CallContext& context, const Session& session,
         fmt::format("fragment_bytes is {}, must be from 1 to limits.fragment_bytes_max, {}", bytes,
                     context.limits.fragment_bytes_max.value));
   }
+  if (!request.keys().empty()) {
+    CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
+    CRUMB_ASSIGN_OR_RETURN(const auto keys, ReadKeys(context, request.keys()));
+    context.store.SetPending(keyspace->id, keys);
+  }
   for (uint32_t i = 0; i < request.count(); ++i) {
     uint64_t offset = 0;
     if (!staging->Reserve(bytes, offset)) break;

@@ -214,6 +214,24 @@ TEST_F(CrumbdIntegrationTest, ALiveWorkerOutlivesCrumbd) {
   EXPECT_EQ(again->stats().hit_tokens_ssd, kHit);
 }
 
+TEST_F(CrumbdIntegrationTest, ReservedPagesArePendingForOthers) {
+  const auto writer = OpenClient(dir());
+  const auto reader = OpenClient(dir());
+  KeyspaceSpec spec;
+  spec.fields = {{"model", "pending"}};
+  spec.layers = 1;
+  spec.kv_heads = 1;
+  spec.head_dim = 64;
+  spec.group_size = 64;
+  const KeyspaceInfo keyspace = writer->OpenKeyspace(spec, seconds(5)).value();
+  const uint8_t name = 1;
+  const PageKey key = ForeignPageKey(keyspace.id, std::span(&name, 1));
+  EXPECT_EQ(reader->Lookup(keyspace.id, std::span(&key, 1))->miss_reason, MissReason::kAbsent);
+  const auto slots = writer->Reserve(1, 5000, PendingPages{keyspace.id, {key}}, seconds(5));
+  ASSERT_TRUE(slots.ok()) << slots.status();
+  EXPECT_EQ(reader->Lookup(keyspace.id, std::span(&key, 1))->miss_reason, MissReason::kPending);
+}
+
 TEST_F(CrumbdIntegrationTest, AnswersEveryOtherCall) {
   const SequenceModel model = Model();
   const auto client = OpenClient(dir());

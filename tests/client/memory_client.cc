@@ -62,7 +62,7 @@ absl::StatusOr<AcquireResult> MemoryClient::Acquire(const AcquireRequest& reques
 }
 
 absl::StatusOr<std::vector<StagingSlot>> MemoryClient::Reserve(int count, size_t fragment_bytes,
-                                                               Duration) {
+                                                               const PendingPages&, Duration) {
   if (!up) return absl::UnavailableError("down");
   std::vector<StagingSlot> slots;
   for (int i = 0; i < count; ++i) {

@@ -30,6 +30,7 @@ class MemoryClient final : public Client {
   KeyspaceState StateOf(const KeyspaceId&) override { return KeyspaceState::kActive; }
   absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) override;
   absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
+                                                   const PendingPages& pending,
                                                    Duration timeout) override;
   absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
                                                     std::vector<StagingSlot> slots,

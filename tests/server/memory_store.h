@@ -30,7 +30,9 @@ class MemoryStore : public storage::TieredStore {
   bool Release(storage::LeaseId lease) override;
   std::span<const std::byte> Bytes(const storage::FragmentRef& fragment) const override;
   void Flush(std::function<void(absl::StatusOr<uint64_t>)> done) override;
-  void SetPending(const KeyspaceId&, std::span<const PageKey>) override {}
+  void SetPending(const KeyspaceId&, std::span<const PageKey> keys) override {
+    pending_.assign(keys.begin(), keys.end());
+  }
   uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint) override;
   uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
   uint32_t Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
@@ -42,6 +44,9 @@ class MemoryStore : public storage::TieredStore {
   std::vector<storage::Slab> slabs() const override;
   storage::StoreStats Stats() const override;
   absl::Status Stop(Duration) override { return absl::OkStatus(); }
+
+  // The keys of the last SetPending.
+  const std::vector<PageKey>& pending() const { return pending_; }
 
   // Acquires from now on are answered only by AnswerHeld.
   void HoldAcquires();
@@ -77,6 +82,7 @@ class MemoryStore : public storage::TieredStore {
   std::vector<std::pair<KeyspaceId, PageKey>> not_durable_ ABSL_GUARDED_BY(mutex_);
   bool hold_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Held> held_ ABSL_GUARDED_BY(mutex_);
+  std::vector<PageKey> pending_;  // set by the thread that reads it
 };
 
 }  // namespace crumb::server

@@ -140,6 +140,24 @@ TEST_F(StagingCallsTest, HeaderOffsetsOutOfTheReservationAreRefused) {
   EXPECT_EQ(session_->staging()->reservations(), 0u);
 }
 
+TEST_F(StagingCallsTest, ReserveTellsTheStoreWhatIsComing) {
+  v1::ReserveRequest request;
+  request.set_count(1);
+  request.set_fragment_bytes(fragment_bytes());
+  request.set_keyspace(std::string(keyspace_->id.view()));
+  request.set_keys(std::string(64, 'k'));
+  v1::ReserveResponse response;
+  ASSERT_TRUE(Reserve(context_, *session_, request, &response).ok());
+  const PageKey key = PageKey::FromBytes(std::string(32, 'k')).value();
+  EXPECT_THAT(store_.pending(), ElementsAre(key, key));
+  request.set_keys("half a key");
+  EXPECT_EQ(Reserve(context_, *session_, request, &response).code(),
+            absl::StatusCode::kInvalidArgument);
+  request.set_keys(std::string(32, 'k'));
+  request.set_keyspace(std::string(32, 'u'));
+  EXPECT_EQ(Reserve(context_, *session_, request, &response).code(), absl::StatusCode::kNotFound);
+}
+
 TEST_F(StagingCallsTest, CallsThatAreWrongFreeWhatTheyName) {
   v1::CommitResponse response;
   const uint64_t first = ReserveOne();

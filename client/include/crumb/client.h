@@ -58,9 +58,15 @@ class Client {
   virtual absl::StatusOr<LookupResult> Lookup(const KeyspaceId& keyspace,
                                               std::span<const PageKey> keys) = 0;
 
-  // Up to `count` slots of `fragment_bytes`, fewer when staging memory is full.
+  // Up to `count` slots of `fragment_bytes`, fewer when staging memory is full. `pending` may be
+  // empty.
   virtual absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
+                                                           const PendingPages& pending,
                                                            Duration timeout) = 0;
+  absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
+                                                   Duration timeout) {
+    return Reserve(count, fragment_bytes, {}, timeout);
+  }
   // Makes fragments visible; `tiles_bytes` is the size of the tiles before each header. The slots
   // are given back whatever the result. kAborted: they belong to a connection that was lost.
   virtual absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,

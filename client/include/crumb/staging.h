@@ -6,6 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <vector>
+
+#include "common/page_key.h"
 
 namespace crumb::client {
 
@@ -28,6 +31,13 @@ class StagingSlot {
   std::span<std::byte> bytes_;
   uint64_t offset_;
   std::shared_ptr<void> hold_;
+};
+
+// Pages that will be committed: until they are, or for a while, others who ask for them are told
+// MissReason::kPending.
+struct PendingPages {
+  KeyspaceId keyspace;
+  std::vector<PageKey> keys;
 };
 
 // What became of a committed fragment. Values are those of the wire.
