@@ -9,13 +9,19 @@ namespace {
 
 constexpr int kPlanThreads = 512;
 
+// What a segment costs beside its bytes, in pages: the query, the sum over warps, the merge.
+constexpr int kInt2Overhead = 24;
+constexpr int kBf16Overhead = 12;
+
 // What a sequence costs one KV head. A page moves about as many bytes as 8 BF16 tokens, so a page
 // costs 1 and a chunk of 16 tokens costs 2.
 struct SequenceCost {
   int first_page;
   int pages;   // attended pages
   int chunks;  // BF16 chunks
-  __device__ int cost() const { return pages + 2 * chunks; }
+  __device__ int int2() const { return pages > 0 ? kInt2Overhead + pages : 0; }
+  __device__ int bf16() const { return chunks > 0 ? kBf16Overhead + 2 * chunks : 0; }
+  __device__ int cost() const { return int2() + bf16(); }
 };
 
 struct PlanArguments {
@@ -95,31 +101,40 @@ __device__ int BoundaryOf(const PlanArguments& a, int index, int active, int hea
   if (index == active) return raw;
   const int head = raw / head_cost, rest = raw % head_cost;
   const int sequence = LastNotAbove(a.plan.cost_before, a.batch, rest);
-  const int pages = CostOf(a, sequence).pages;
+  const SequenceCost cost = CostOf(a, sequence);
   int at = rest - a.plan.cost_before[sequence];
-  if (at > pages) at = a.batch_invariant ? pages : pages + ((at - pages) & ~1);
-  if (at < pages && a.batch_invariant) at -= at % kInvariantSplitPages;
+  if (at < cost.int2()) {
+    int pages = max(0, at - kInt2Overhead);
+    if (a.batch_invariant) pages -= pages % kInvariantSplitPages;
+    at = pages == 0 ? 0 : kInt2Overhead + pages;
+  } else {
+    const int chunks = a.batch_invariant ? 0 : max(0, at - cost.int2() - kBf16Overhead) / 2;
+    at = cost.int2() + (chunks == 0 ? 0 : kBf16Overhead + 2 * chunks);
+  }
   return head * head_cost + a.plan.cost_before[sequence] + at;
 }
 
 // Writes the segments of one item: `count` pieces of [from, to) on the cost line. `first` is the
 // index of its first segment.
 __device__ void WriteSegments(const PlanArguments& a, Segment segment, int active, int from, int to,
-                              int unit_cost, int first, int count, int first_block) {
+                              int first, int count, int first_block) {
+  const bool int2 = segment.kind == kSegmentInt2;
+  const int overhead = int2 ? kInt2Overhead : kBf16Overhead, unit_cost = int2 ? 1 : 2;
   const int first_unit = segment.begin;
+  const auto unit_at = [&](int position) {
+    return first_unit + max(0, position - from - overhead) / unit_cost;
+  };
   for (int i = 0; i < count; ++i) {
     int begin = from, end = to;
-    if (a.batch_invariant) {
-      if (segment.kind == kSegmentInt2) {
-        begin = from + i * kInvariantSplitPages;
-        end = min(to, begin + kInvariantSplitPages);
-      }
-    } else {
+    if (!a.batch_invariant) {
       begin = max(from, a.plan.boundary[first_block + i]);
       end = min(to, a.plan.boundary[first_block + i + 1]);
+    } else if (int2) {
+      begin = i == 0 ? from : from + overhead + i * kInvariantSplitPages;
+      end = min(to, from + overhead + (i + 1) * kInvariantSplitPages);
     }
-    segment.begin = first_unit + (begin - from) / unit_cost;
-    segment.end = first_unit + (end - from) / unit_cost;
+    segment.begin = unit_at(begin);
+    segment.end = unit_at(end);
     a.plan.segments[first + i] = segment;
     const int block =
         a.batch_invariant ? LastNotAbove(a.plan.boundary, active, begin) : first_block + i;
@@ -137,7 +152,7 @@ __device__ void WritePair(const PlanArguments& a, int head, int sequence, int ac
   const SequenceCost cost = CostOf(a, sequence);
   if (cost.cost() == 0) return;
   const int from = head * head_cost + a.plan.cost_before[sequence];
-  const int middle = from + cost.pages, to = from + cost.cost();
+  const int middle = from + cost.int2(), to = from + cost.cost();
   const int base = head * head_segments + a.plan.segment_before[sequence];
   // The index of a segment is the number of items before its own plus, where blocks cut items, the
   // number of its block: it grows from segment to segment, whatever is cut where.
@@ -166,8 +181,8 @@ __device__ void WritePair(const PlanArguments& a, int head, int sequence, int ac
   for (int kind = 0; kind < 2; ++kind) {
     segment.kind = kind;
     segment.begin = kind == kSegmentInt2 ? cost.first_page : 0;
-    WriteSegments(a, segment, active, bounds[kind], bounds[kind + 1], kind == kSegmentInt2 ? 1 : 2,
-                  first[kind], count[kind], block[kind]);
+    WriteSegments(a, segment, active, bounds[kind], bounds[kind + 1], first[kind], count[kind],
+                  block[kind]);
   }
 }
 
