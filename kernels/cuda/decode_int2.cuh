@@ -75,13 +75,15 @@ __device__ __forceinline__ void LoadMeta(uint32_t address, int lane,
   }
 }
 
-// Raw scores of kTogether groups of 16 tokens from group `first` on: token r + 8 a, row element i.
+// Raw scores of kTogether groups of 16 tokens from group `first` on, to score[to] and on: token
+// r + 8 a, row element i.
 // A byte of (word >> 4 b) & (3 << 2 h in each byte) is a code times 4^h, of the pairs q = 2 b + h
 // and q + 4, both halves; the query of h = 1 is a quarter.
 template <class T>
 __device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t codes, int lane,
                                             const uint32_t (&meta)[T::kGroups][8], int first,
-                                            float (&score)[T::kTokens / 16][2][T::kLaneRows]) {
+                                            int to,
+                                            float (&score)[T::kSoftmaxGroups][2][T::kLaneRows]) {
   constexpr int kTogether = T::kTogether;
   uint32_t w[kTogether][T::kWords];
   int acc[kTogether][T::kGroups][T::kDotTiles][4] = {};
@@ -126,7 +128,7 @@ __device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t 
           const int high = T::kPair ? acc[v][y][0][2 * a] : acc[v][y][i / 2 * 2][2 * a + i % 2];
           const int low = T::kPair ? acc[v][y][0][2 * a + 1]
                                    : acc[v][y][(i / 2 * 2 + 1) % T::kDotTiles][2 * a + i % 2];
-          float& x = score[first + v][a][i];
+          float& x = score[to + v][a][i];
           const float rest = y == 0 ? query.sum[y][i] * minimum : fmaf(query.sum[y][i], minimum, x);
           x = fmaf(static_cast<float>(high * 256 + low), scale, rest);
         }
@@ -208,29 +210,29 @@ __device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows]
   }
 }
 
-// Attention over one tile. `adjust(score, u)` changes the raw scores of 16 tokens where logits are
-// capped or positions masked.
+// Attention over 16-token groups first .. first + kSoftmaxGroups - 1 of a tile. `adjust(score, u)`
+// changes the raw scores of 16 tokens where logits are capped or positions masked.
 template <class T, class Adjust>
-__device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t tile, int lane,
-                                           const Adjust& adjust, SegmentState<T>& state,
-                                           Int2Sums<T>& sums) {
-  constexpr int kQuarters = T::kTokens / 16;
-  float score[kQuarters][2][T::kLaneRows];
-  uint32_t meta[T::kGroups][8];
-  LoadMeta<T>(tile + 2 * T::kCodeBytes, lane, meta);
+__device__ __forceinline__ void AttendTokens(const Int2Query<T>& query, uint32_t tile, int lane,
+                                             int first, const Adjust& adjust,
+                                             const uint32_t (&k_meta)[T::kGroups][8],
+                                             const uint32_t (&v_meta)[T::kGroups][8],
+                                             SegmentState<T>& state, Int2Sums<T>& sums) {
+  constexpr int kGroups = T::kSoftmaxGroups;
+  float score[kGroups][2][T::kLaneRows];
 #pragma unroll
-  for (int u = 0; u < kQuarters; u += T::kTogether) {
-    ScoreTokens<T>(query, tile, lane, meta, u, score);
+  for (int u = 0; u < kGroups; u += T::kTogether) {
+    ScoreTokens<T>(query, tile, lane, k_meta, first + u, u, score);
 #pragma unroll
-    for (int v = 0; v < T::kTogether; ++v) adjust(score[u + v], u + v);
+    for (int v = 0; v < T::kTogether; ++v) adjust(score[u + v], first + u + v);
   }
-  LoadMeta<T>(tile + 2 * T::kCodeBytes + T::kMetaBytes, lane, meta);
-
   uint32_t scale_most = 0;
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) scale_most = __vmaxu2(scale_most, meta[y][i]);
+    for (int i = 2 * first; i < 2 * (first + kGroups); ++i) {
+      scale_most = __vmaxu2(scale_most, v_meta[y][i]);
+    }
   }
   scale_most &= 0xffff;
   float best[T::kLaneRows];
@@ -239,7 +241,7 @@ __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t t
   for (int i = 0; i < T::kLaneRows; ++i) {
     float most = score[0][0][i];
 #pragma unroll
-    for (int e = 1; e < 2 * kQuarters; ++e) most = fmaxf(most, score[e / 2][e % 2][i]);
+    for (int e = 1; e < 2 * kGroups; ++e) most = fmaxf(most, score[e / 2][e % 2][i]);
     best[i] = fmaf(most, query.factor[i], query.bias[i]);
     grows |= best[i] - state.reference[i] > sums.headroom + kLag;
   }
@@ -249,15 +251,15 @@ __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t t
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) shift[i] = query.bias[i] - state.reference[i];
 #pragma unroll
-  for (int u = 0; u < kQuarters; ++u) {
+  for (int u = 0; u < kGroups; ++u) {
     float weight[T::kGroups][2][T::kLaneRows];
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
       float scale[T::kGroups], middle[T::kGroups];
 #pragma unroll
       for (int y = 0; y < T::kGroups; ++y) {
-        scale[y] = ptx::LowHalf(meta[y][2 * u + a]);
-        middle[y] = fmaf(1.5f, scale[y], ptx::HighHalf(meta[y][2 * u + a]));
+        scale[y] = ptx::LowHalf(v_meta[y][2 * (first + u) + a]);
+        middle[y] = fmaf(1.5f, scale[y], ptx::HighHalf(v_meta[y][2 * (first + u) + a]));
       }
 #pragma unroll
       for (int i = 0; i < T::kLaneRows; ++i) {
@@ -270,7 +272,21 @@ __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t t
         }
       }
     }
-    AddValues<T>(tile + T::kCodeBytes, lane, u, weight, state, sums);
+    AddValues<T>(tile + T::kCodeBytes, lane, first + u, weight, state, sums);
+  }
+}
+
+// Attention over one tile.
+template <class T, class Adjust>
+__device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t tile, int lane,
+                                           const Adjust& adjust, SegmentState<T>& state,
+                                           Int2Sums<T>& sums) {
+#pragma unroll
+  for (int first = 0; first < T::kTokens / 16; first += T::kSoftmaxGroups) {
+    uint32_t k_meta[T::kGroups][8], v_meta[T::kGroups][8];
+    LoadMeta<T>(tile + 2 * T::kCodeBytes, lane, k_meta);
+    LoadMeta<T>(tile + 2 * T::kCodeBytes + T::kMetaBytes, lane, v_meta);
+    AttendTokens<T>(query, tile, lane, first, adjust, k_meta, v_meta, state, sums);
   }
 }
 

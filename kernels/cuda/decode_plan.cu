@@ -244,7 +244,7 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
   launch->blocks = processors;
   launch->slot_bytes = shape.tile.int2_bytes();
   const int registers_rank = launch->column_tiles * dim / 128;
-  launch->warps = registers_rank <= 1 ? 16 : registers_rank == 2 ? 12 : 8;
+  launch->warps = registers_rank <= 1 ? 16 : 8;
   const size_t fixed = 16 * (dim + 4) * sizeof(float);
   for (; launch->warps >= 4; launch->warps -= 4) {
     const size_t per_stage = launch->warps * (launch->slot_bytes + 8);

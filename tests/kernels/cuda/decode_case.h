@@ -66,7 +66,6 @@ class DecodeCase {
 
   // The host's copy of a page tile, to change and upload again.
   uint8_t* Tile(int sequence, int page, int head);
-  void UploadTiles() { arena_.Upload(arena_host_); }
 
   const DecodeOptions& options() const { return options_; }
   int q_heads() const { return options_.kv_heads * options_.group; }
