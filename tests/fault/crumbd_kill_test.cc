@@ -26,6 +26,9 @@ constexpr auto kSettleTime = std::chrono::seconds(5);
 // The load stays below what a disk takes: this test is about order, not about throughput.
 constexpr auto kBatchPause = std::chrono::milliseconds(15);
 
+// More than a round writes at its pace.
+constexpr uint64_t kRoundBytesMax = uint64_t{320} << 20;
+
 struct CommittedPage {
   uint64_t number;
   steady_clock::time_point when;
@@ -136,8 +139,10 @@ TEST(CrumbdKillTest, ServesOnlyWhatWasCommittedAndLosesNothingDurable) {
   std::cout << "seed " << seed << ", " << rounds << " rounds\n";
   std::mt19937_64 random(seed);
   TemporaryFolder folder;
-  // Room for every page of all rounds but the oldest: eviction must not count as loss.
-  CrumbdProcess crumbd(folder.path(), {.host_bytes = 64 << 20, .ssd_bytes = uint64_t{2} << 30});
+  // Room for every page of all rounds: eviction must not count as loss.
+  CrumbdProcess crumbd(
+      folder.path(),
+      {.host_bytes = 64 << 20, .ssd_bytes = kRoundBytesMax * static_cast<uint64_t>(rounds + 2)});
   size_t settled = 0;
   size_t settled_missing = 0;
   size_t durable = 0;
