@@ -3,7 +3,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three workers share the pages of one long text through crumbd.
 
-Worker A reads this project's documents with passkeys hidden in them and answers a question. Worker B, another
+The rotation is calibrated on this project's sources. Worker A then reads its documents, with passkeys
+hidden in them, and answers a question. Worker B, another
 process, asks about another passkey and reuses A's pages from crumbd's memory. crumbd is killed with
 SIGKILL and started again; worker C asks about a third one and reuses the pages from SSD. Each answer lies
 in INT2 pages. Prints a table; the exit code is not 0 when anything is wrong.
@@ -36,6 +37,11 @@ class DemoError(Exception):
 def documents(root):
     paths = [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
     return "\n".join(p.read_text(encoding="utf-8") for p in paths if p.exists())
+
+
+def sources(root):
+    """Calibration text: other text than the documents that the workers read."""
+    return sorted((root / "common").glob("*.cc")) + sorted((root / "storage").glob("*.cc"))
 
 
 def with_passkeys(text):
@@ -105,6 +111,8 @@ class Crumbd:
 class Demo:
     def __init__(self, arguments, folder):
         self.worker = arguments.bin / "crumb-tiny-lm"
+        self.tool = arguments.bin / "crumb"
+        self.rotation = folder / "model.rotation"
         self.model = arguments.model
         self.folder = folder
         self.crumbd = Crumbd(arguments.bin / "crumbd", folder)
@@ -122,6 +130,13 @@ class Demo:
             raise DemoError(f"worker failed: {done.stderr.strip()}")
         return json.loads(done.stdout)
 
+    def calibrate(self, texts):
+        done = subprocess.run([self.tool, "calibrate", "--model", self.model, "--out",
+                               self.rotation, "--text", *texts],
+                              capture_output=True, text=True, timeout=WORKER_SECONDS, check=False)
+        if done.returncode != 0:
+            raise DemoError(f"calibration failed: {done.stderr.strip()}")
+
     def fit_text(self, text):
         """The longest beginning of `text` that has TEXT_TOKENS tokens with its passkeys."""
         low, high = 0, len(text)
@@ -135,7 +150,8 @@ class Demo:
         """One worker with the store and one without; `tier` is where its hits must come from."""
         prompt = self.text + question(name)
         answer = self.run_worker(prompt, "--generate", str(ANSWER_TOKENS), "--store", self.folder,
-                                 "--compare", "--flush")
+                                 "--rotation", self.rotation, "--method", "crumb", "--compare",
+                                 "--flush")
         cold = self.run_worker(prompt, "--generate", "1", "--store", "none")
         answer["cold_ttft_seconds"] = cold["ttft_seconds"]
         answer["right"] = PASSKEYS[name] in answer["text"]
@@ -155,7 +171,9 @@ class Demo:
         if not row["kl"] <= KL_MAX:
             raise DemoError(f"{label}: KL {row['kl']} against BF16 is above {KL_MAX}")
 
-    def run(self, text):
+    def run(self, text, calibration_texts):
+        print("calibrating a rotation on the project's sources", flush=True)
+        self.calibrate(calibration_texts)
         self.crumbd.start()
         try:
             self.text = self.fit_text(text)
@@ -201,7 +219,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     root = pathlib.Path(__file__).resolve().parents[1]
     parser.add_argument("--bin", type=pathlib.Path, default=root / "build/release/bin",
-                        help="folder of crumbd and crumb-tiny-lm")
+                        help="folder of crumbd, crumb and crumb-tiny-lm")
     parser.add_argument("--model", type=pathlib.Path, default=root / "models/data/tiny-lm")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
@@ -210,7 +228,7 @@ def main():
     demo = Demo(arguments, folder)
     error = None
     try:
-        demo.run(documents(root))
+        demo.run(documents(root), sources(root))
     except (DemoError, OSError, subprocess.SubprocessError, json.JSONDecodeError) as problem:
         error = problem
     finally:
