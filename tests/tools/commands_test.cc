@@ -59,7 +59,8 @@ class MemoryClient : public client::Client {
     }
     return result;
   }
-  absl::StatusOr<std::vector<client::StagingSlot>> Reserve(int, size_t, Duration) override {
+  absl::StatusOr<std::vector<client::StagingSlot>> Reserve(int, size_t, const client::PendingPages&,
+                                                           Duration) override {
     return absl::UnimplementedError("");
   }
   absl::StatusOr<std::vector<client::CommitOutcome>> Commit(const KeyspaceId&,
