@@ -9,6 +9,7 @@
 #include <random>
 
 #include "calibration/calibrator.h"
+#include "client/examples/tiny_lm/sequence_cache.h"
 #include "common/json_file.h"
 #include "common/status_macros.h"
 #include "crumb/worker.h"
@@ -26,26 +27,6 @@ constexpr int kStepTokens = 64;  // as many as are evicted together
 constexpr int kGroupSizeMax = 128;
 constexpr int kBootstrapDraws = 10000;
 constexpr int64_t kTextBytesMax = int64_t{1} << 30;
-
-// The engine's keys and values in a worker's sequence.
-class WorkerCache : public models::KvCache {
- public:
-  explicit WorkerCache(client::Sequence& sequence) : sequence_(sequence) {}
-  int length() const override { return sequence_.length(); }
-  absl::Status Append(int layer, int tokens, const kernels::Bf16* k,
-                      const kernels::Bf16* v) override {
-    return sequence_.Append(layer, tokens, k, v);
-  }
-  absl::Status Attend(int layer, int tokens, const kernels::Bf16* q, float* out) override {
-    return sequence_.Attend(layer, tokens, q, out);
-  }
-  absl::Status Advance(std::span<const int32_t> tokens) override {
-    return sequence_.Advance(tokens);
-  }
-
- private:
-  client::Sequence& sequence_;
-};
 
 // Sums over the positions of one sequence that predict a token of it.
 struct SequenceScore {
@@ -223,7 +204,7 @@ class QualityRun {
     client::SequenceOptions alone;
     alone.publish = client::Publish::kNone;
     CRUMB_ASSIGN_OR_RETURN(const auto sequence, worker.Begin(tokens.first(kStepTokens), alone));
-    WorkerCache cache(*sequence);
+    tiny_lm::SequenceCache cache(*sequence);
     SequenceScore score;
     const double count = static_cast<double>(tokens.size() - 1);
     for (size_t begin = 0; begin < tokens.size(); begin += kStepTokens) {

@@ -6,6 +6,8 @@
 #include <cmath>
 #include <numbers>
 
+#include "fmt/format.h"
+
 namespace crumb::models {
 
 namespace {
@@ -56,6 +58,13 @@ void ApplyRope(const float* cosine, const float* sine, int head_dim, float* row)
     row[i] = a * cosine[i] - b * sine[i];
     row[i + half] = b * cosine[i] + a * sine[i];
   }
+}
+
+std::string DescribeRope(const RopeConfig& config) {
+  return fmt::format("kind={} theta={} factor={} original={} fast={} slow={} attention={}",
+                     static_cast<int>(config.kind), config.theta, config.factor,
+                     config.original_max_positions, config.beta_fast, config.beta_slow,
+                     config.attention_factor);
 }
 
 }  // namespace crumb::models

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "models/config.h"
@@ -24,6 +25,9 @@ class Rope {
   std::vector<float> frequencies_;
   float factor_;
 };
+
+// One line that differs when positions turn differently: for keyspaces and rotation files.
+std::string DescribeRope(const RopeConfig& config);
 
 // Turns one head's row [head_dim] in place by what Rope::At gave.
 void ApplyRope(const float* cosine, const float* sine, int head_dim, float* row);

@@ -47,17 +47,10 @@ class VisitedCache : public models::KvCache {
   std::vector<kernels::Bf16> k_, v_;  // of the layer that is to attend
 };
 
-std::string RopeText(const models::RopeConfig& rope) {
-  return fmt::format("kind={} theta={} factor={} original={} fast={} slow={} attention={}",
-                     static_cast<int>(rope.kind), rope.theta, rope.factor,
-                     rope.original_max_positions, rope.beta_fast, rope.beta_slow,
-                     rope.attention_factor);
-}
-
 calibration::ModelShape ShapeOf(const std::string& dir, const models::ModelConfig& config) {
   const models::Rope rope(config.rope, config.head_dim);
   return {.name = std::filesystem::path(dir + "/").parent_path().filename().string(),
-          .rope = RopeText(config.rope),
+          .rope = models::DescribeRope(config.rope),
           .layers = config.layers,
           .q_heads = config.q_heads,
           .kv_heads = config.kv_heads,

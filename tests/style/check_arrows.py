@@ -24,8 +24,8 @@ ARROWS = {
     "client/examples": {"client", "models", "calibration", "kernels", "proto", "common"},
     "tools": {"client", "storage", "transport", "models", "calibration", "kernels", "proto",
               "common"},
-    "bench": {"tools", "client", "storage", "transport", "models", "calibration", "kernels",
-              "proto", "common"},
+    "bench": {"tools", "client/examples", "client", "storage", "transport", "models", "calibration",
+              "kernels", "proto", "common"},
 }
 
 # Header prefixes of third parties and the only places that may see them (tests see all).

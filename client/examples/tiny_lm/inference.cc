@@ -12,6 +12,7 @@
 #include "common/sha256.h"
 #include "common/status_macros.h"
 #include "models/dense_kv_cache.h"
+#include "models/rope.h"
 #include "models/sampler.h"
 
 namespace crumb::tiny_lm {
@@ -22,14 +23,6 @@ constexpr Duration kPublishTimeout = std::chrono::seconds(30);
 
 double SecondsSince(TimePoint start) {
   return std::chrono::duration<double>(Clock::Real().Now() - start).count();
-}
-
-// The part of the configuration that positions depend on, for the keyspace.
-std::string RopeText(const models::RopeConfig& rope) {
-  return fmt::format("kind={} theta={} factor={} original={} fast={} slow={} attention={}",
-                     static_cast<int>(rope.kind), rope.theta, rope.factor,
-                     rope.original_max_positions, rope.beta_fast, rope.beta_slow,
-                     rope.attention_factor);
 }
 
 std::string FolderName(const std::string& path) {
@@ -84,7 +77,7 @@ absl::StatusOr<client::WorkerOptions> Inference::MakeWorkerOptions() const {
   worker.history_format =
       options_.kv == "int2" ? kernels::PageFormat::kInt2 : kernels::PageFormat::kBf16;
   CRUMB_RETURN_IF_ERROR(SetQuantizer(worker));
-  worker.rope = RopeText(config.rope);
+  worker.rope = models::DescribeRope(config.rope);
   worker.parallel_for = [this](int count, const std::function<void(int)>& body) {
     engine_->pool().ParallelFor(count, body);
   };
