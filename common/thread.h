@@ -22,7 +22,7 @@ class Thread {
           body();
         }) {}
   Thread(Thread&&) = default;
-  Thread& operator=(Thread&& other) {
+  Thread& operator=(Thread&& other) noexcept {
     Join();
     thread_ = std::move(other.thread_);
     return *this;

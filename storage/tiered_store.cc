@@ -202,7 +202,7 @@ absl::Status TieredStoreImpl::CommitPiece(const FragmentHeader& header,
   demoted_.Add(departures.size());
   writer_->Enqueue(departures);
   CRUMB_RETURN_IF_ERROR(slot.status());
-  const absl::Status copied =
+  absl::Status copied =
       CopyFragment(header, request.fragment, piece, host_->Memory(*slot).first(meta.bytes));
   if (!copied.ok()) {
     verify_failures_.Add();

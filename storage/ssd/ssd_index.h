@@ -14,7 +14,6 @@
 namespace rocksdb {
 class DB;
 class Logger;
-class Status;
 }  // namespace rocksdb
 
 namespace crumb::storage {
