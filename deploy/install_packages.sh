@@ -8,7 +8,7 @@ packages=(
   g++ cmake ninja-build pkg-config ccache git python3
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
   librocksdb-dev prometheus-cpp-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libcli11-dev
-  libssl-dev libeigen3-dev libcpp-httplib-dev nlohmann-json3-dev libicu-dev
+  libssl-dev libeigen3-dev libcpp-httplib-dev nlohmann-json3-dev libicu-dev libucx-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 # What only the checks need, not a build.

@@ -1,0 +1,68 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/transport_options.h"
+
+namespace crumb::transport {
+namespace {
+
+constexpr uint64_t kSegmentBytesMin = 8 << 10;
+constexpr uint64_t kSegmentBytesMax = 1 << 20;
+constexpr int64_t kCountMax = int64_t{1} << 20;
+
+absl::Status CheckCount(const char* name, int64_t value) {
+  if (value >= 1 && value <= kCountMax) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string(name) + " must be between 1 and 1048576");
+}
+
+}  // namespace
+
+void TransportOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("listen", listen, "ADDRESS:PORT of one interface for peers; empty: no transport");
+  visitor.Field("ucx_tls", ucx_tls, "transports that UCX may use (UCX_TLS); empty: all it finds");
+  visitor.Field("segment_bytes", segment_bytes, "segments of TCP streams");
+  visitor.Field("connections_max", connections_max, "connections in both directions together");
+  visitor.Field("fetches_max", fetches_max, "own fetches under way; more are refused");
+  visitor.Field("fetch_pages_max", fetch_pages_max, "pages of one fetch");
+  visitor.Field("serves_max", serves_max, "peers' fetches under way; more are answered busy");
+  visitor.Field("serve_bytes_max", serve_bytes_max,
+                "leased tiles being sent; more are answered busy");
+  visitor.Field("quarantine_bytes_max", quarantine_bytes_max,
+                "memory of ended fetches that may still be written; then connections are closed");
+  visitor.Field("connect_timeout", connect_timeout, "how long a peer may take to answer hello");
+  visitor.Field("reconnect_after_min", reconnect_after_min,
+                "pause after a connection failed; doubles each time");
+  visitor.Field("reconnect_after_max", reconnect_after_max, "longest such pause");
+  visitor.Field("idle_connection", idle_connection, "a connection without fetches is closed then");
+  visitor.Field("poll_for", poll_for,
+                "how long the progress thread looks for more before it sleeps, while fetches or "
+                "serves are under way");
+}
+
+absl::Status TransportOptions::Validate() const {
+  const std::pair<const char*, int64_t> counts[] = {{"transport.connections_max", connections_max},
+                                                    {"transport.fetches_max", fetches_max},
+                                                    {"transport.fetch_pages_max", fetch_pages_max},
+                                                    {"transport.serves_max", serves_max}};
+  for (const auto& [name, value] : counts) {
+    if (absl::Status status = CheckCount(name, value); !status.ok()) return status;
+  }
+  if (segment_bytes.value < kSegmentBytesMin || segment_bytes.value > kSegmentBytesMax) {
+    return absl::InvalidArgumentError("transport.segment_bytes must be between 8KiB and 1MiB");
+  }
+  if (serve_bytes_max.value == 0 || quarantine_bytes_max.value == 0) {
+    return absl::InvalidArgumentError(
+        "transport.serve_bytes_max and transport.quarantine_bytes_max must not be 0");
+  }
+  if (connect_timeout <= Duration::zero() || idle_connection <= Duration::zero() ||
+      reconnect_after_min <= Duration::zero() || reconnect_after_max < reconnect_after_min) {
+    return absl::InvalidArgumentError(
+        "transport.connect_timeout, idle_connection and reconnect_after_min must be positive and "
+        "reconnect_after_max not below reconnect_after_min");
+  }
+  if (poll_for < Duration::zero() || poll_for > std::chrono::milliseconds(10)) {
+    return absl::InvalidArgumentError("transport.poll_for must be between 0 and 10ms");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::transport
