@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "common/recent_log.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
 
@@ -58,6 +59,9 @@ absl::Status SetLogSeverity(const std::string& name) {
 
 bool LogEnabled(Severity severity) { return Logger().should_log(LevelOf(severity)); }
 
-void LogLine(Severity severity, const std::string& text) { Logger().log(LevelOf(severity), text); }
+void LogLine(Severity severity, const std::string& text) {
+  if (LogEnabled(severity)) RecentLog::Process().Add(severity, text);
+  Logger().log(LevelOf(severity), text);
+}
 
 }  // namespace crumb

@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <fstream>
@@ -11,9 +12,12 @@
 
 #include "common/executor.h"
 #include "common/logging.h"
+#include "common/recent_log.h"
 #include "common/status_macros.h"
 #include "server/admin/admin_server.h"
+#include "server/admin/history.h"
 #include "server/admin/status_json.h"
+#include "server/admin/status_page.h"
 #include "server/calls/call_context.h"
 #include "server/calls/status_calls.h"
 #include "server/event_hub.h"
@@ -71,6 +75,7 @@ class RunningDaemon : public Daemon {
     const absl::Status stopped =
         store_ == nullptr ? absl::OkStatus() : store_->Stop(options_.stop_grace);
     admin_.reset();
+    history_.reset();
     LogInfo("stopped");
     return stopped;
   }
@@ -81,7 +86,7 @@ class RunningDaemon : public Daemon {
     CRUMB_ASSIGN_OR_RETURN(
         admin_, AdminServer::Start(options_.admin,
                                    {[this] { return ready_.load(); }, [this] { return Metrics(); },
-                                    [this] { return Status(); }}));
+                                    [this] { return Status(); }, [this] { return Page(); }}));
     return absl::OkStatus();
   }
 
@@ -129,6 +134,10 @@ class RunningDaemon : public Daemon {
                                                             options_.sessions, epoch.slot()},
                                                            *sessions_, *store_, metrics_));
     CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
+    history_ = std::make_unique<History>(
+        History::Options{options_.admin.history_interval,
+                         static_cast<size_t>(options_.admin.history_samples_max)},
+        [this] { return Sample(); });
     grpc_->SetServing(true);
     ready_.store(true);
     const Endpoints places = endpoints();
@@ -164,8 +173,35 @@ class RunningDaemon : public Daemon {
   // Empty until everything is there; the admin server ends before anything goes.
   std::string Metrics() const {
     if (!ready_.load()) return "";
-    return ExportText({metrics_, store_->Stats(), sessions_->totals(), commits_->queued(),
+    return ExportText({metrics_, store_->Stats(), sessions_->totals(),
+                       metrics_.asked_pages.Read(Clock::Real().Now()), commits_->queued(),
                        control_->queued(), events_.watchers(), kVersion});
+  }
+
+  HistorySample Sample() const {
+    HistorySample sample;
+    sample.when = Clock::Real().Now();
+    for (int tier = 0; tier < kTokenTierCount; ++tier) {
+      sample.lookup_tokens[static_cast<size_t>(tier)] =
+          metrics_.tokens.Total(static_cast<TokenTier>(tier));
+    }
+    const storage::StoreStats stats = store_->Stats();
+    for (const storage::TierStats* tier : {&stats.host, &stats.ssd}) {
+      sample.saved_bytes += tier->resident_logical_bytes -
+                            std::min(tier->resident_logical_bytes, tier->resident_bytes);
+    }
+    return sample;
+  }
+
+  std::string Page() const {
+    if (!ready_.load()) return "";
+    StatusView view;
+    FillStats(*context_, node_, &view.stats);
+    FillNodes(node_, &view.nodes);
+    view.history = history_->Samples();
+    view.history.push_back(Sample());
+    view.problems = RecentLog::Process().Problems();
+    return StatusPage(view);
   }
 
   std::string Status() const {
@@ -193,6 +229,7 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<CallContext> context_;
   std::unique_ptr<FdListener> fd_listener_;
   std::unique_ptr<GrpcServer> grpc_;
+  std::unique_ptr<History> history_;
   std::unique_ptr<AdminServer> admin_;
 };
 

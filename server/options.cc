@@ -54,11 +54,15 @@ absl::Status ListenOptions::Validate() const {
 }
 
 void AdminOptions::Visit(ConfigVisitor& visitor) {
-  visitor.Field("listen", listen,
-                "HOST:PORT of /metrics, /healthz, /readyz and /status.json; port 0: any. Empty: "
-                "none.");
+  visitor.Field(
+      "listen", listen,
+      "HOST:PORT of the status page, /metrics, /healthz, /readyz and /status.json; port 0: "
+      "any. Empty: none.");
   visitor.Field("threads", threads, "Threads that answer.");
   visitor.Field("read_timeout", read_timeout, "Time for a request to arrive and for its answer.");
+  visitor.Field("history_interval", history_interval, "Time between samples of the status page.");
+  visitor.Field("history_samples_max", history_samples_max,
+                "Samples that its charts go back; older ones are dropped.");
 }
 
 absl::Status AdminOptions::Validate() const {
@@ -69,6 +73,14 @@ absl::Status AdminOptions::Validate() const {
   }
   if (read_timeout < std::chrono::milliseconds(1)) {
     return absl::InvalidArgumentError("admin.read_timeout must be at least 1ms");
+  }
+  if (history_interval < std::chrono::milliseconds(10)) {
+    return absl::InvalidArgumentError("admin.history_interval must be at least 10ms");
+  }
+  if (history_samples_max < 2 || history_samples_max > 100'000) {
+    return absl::InvalidArgumentError("admin.history_samples_max is " +
+                                      std::to_string(history_samples_max) +
+                                      ", must be from 2 to 100000");
   }
   return absl::OkStatus();
 }

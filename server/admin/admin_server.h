@@ -11,7 +11,7 @@
 
 namespace crumb::server {
 
-// HTTP for operators: /metrics, /healthz, /readyz, /status.json and an index. Thread-safe.
+// HTTP for operators: / (the status page), /metrics, /healthz, /readyz, /status.json. Thread-safe.
 class AdminServer {
  public:
   // What the pages show; called on this server's threads.
@@ -19,6 +19,7 @@ class AdminServer {
     std::function<bool()> ready;
     std::function<std::string()> metrics;  // Prometheus text; empty: not yet
     std::function<std::string()> status;   // JSON; empty: not yet
+    std::function<std::string()> page;     // HTML; empty: not yet
   };
 
   // Answers from now on. kAlreadyExists: the port is in use.

@@ -179,6 +179,7 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
         fmt::format("window_tokens is {}, at most {} times limits.acquire_keys_max",
                     request.window_tokens(), kPageTokens)));
   }
+  context.metrics.asked_pages.Add(wanted->keys, context.clock.Now());
   const auto acquisition = std::make_shared<Acquisition>(context, std::move(session), *keyspace,
                                                          request, response, std::move(done));
   if ((*keyspace)->quality_off()) return acquisition->Miss(v1::MISS_REASON_QUALITY);

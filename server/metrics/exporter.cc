@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/recent_log.h"
 #include "prometheus/metric_family.h"
 #include "prometheus/text_serializer.h"
 #include "server/metrics/counter_list.h"
@@ -88,6 +89,18 @@ void AddTokens(Families& families, const ServerMetrics& metrics) {
   }
 }
 
+// The ceiling: what share of requests could have been hits at all.
+void AddAskedPages(Families& families, const Scrape& scrape) {
+  for (const PageWindows::Reading& reading : scrape.asked_pages) {
+    families.Gauge("crumb_requested_pages_window", "Pages that Acquires asked for lately.",
+                   static_cast<double>(reading.requested_pages), {{"window", reading.window}});
+  }
+  for (const PageWindows::Reading& reading : scrape.asked_pages) {
+    families.Gauge("crumb_unique_pages_estimate", "Distinct pages among them, estimated.",
+                   reading.unique_pages, {{"window", reading.window}});
+  }
+}
+
 struct NamedTier {
   const char* name;
   const storage::TierStats& stats;
@@ -149,6 +162,17 @@ void AddTierPages(Families& families, const std::vector<NamedTier>& tiers) {
             &storage::TierStats::reuse_gap_seconds);
 }
 
+// "active", "read-only: why" or "off: why" as one series each, of which one is 1.
+void AddTierStates(Families& families, const std::vector<NamedTier>& tiers) {
+  for (const auto& [tier, stats] : tiers) {
+    const std::string state = stats.state.substr(0, stats.state.find(':'));
+    for (const char* name : {"active", "read-only", "off"}) {
+      families.Gauge("crumb_tier_state", "1 for the state that a tier is in.", state == name,
+                     {{"tier", tier}, {"state", name}});
+    }
+  }
+}
+
 void AddPath(Families& families, const Scrape& scrape) {
   for (int rpc = 0; rpc < kRpcCount; ++rpc) {
     for (int outcome = 0; outcome < kOutcomeCount; ++outcome) {
@@ -163,6 +187,8 @@ void AddPath(Families& families, const Scrape& scrape) {
             scrape.metrics.stages.of(static_cast<Stage>(stage)),
             {{"stage", StageName(static_cast<Stage>(stage))}});
   }
+  families.Gauge("crumb_requests_in_flight", "Calls in progress, streams included.",
+                 static_cast<double>(scrape.metrics.requests.in_flight()));
   for (const auto& [queue, depth] :
        {std::pair{"commit", scrape.commit_queue}, std::pair{"control", scrape.control_queue},
         std::pair{"ssd_write", static_cast<size_t>(scrape.store.write_queue_pages)}}) {
@@ -188,6 +214,12 @@ void AddReasons(Families& families, const Scrape& scrape) {
                                      std::pair{"client", metrics.client_verify_failures.value()}}) {
     families.Counter("crumb_verify_failures_total", "Checksums or headers that did not match.",
                      static_cast<double>(count), {{"where", where}});
+  }
+  for (const auto& [name, severity] :
+       {std::pair{"warning", Severity::kWarning}, std::pair{"error", Severity::kError}}) {
+    families.Counter("crumb_log_messages_total", "Warnings and errors that were logged.",
+                     static_cast<double>(RecentLog::Process().Count(severity)),
+                     {{"severity", name}});
   }
   const auto transferred = [&](const char* plane, const char* direction, uint64_t bytes) {
     families.Counter("crumb_transferred_bytes_total", "Tile bytes between crumbd and callers.",
@@ -232,11 +264,13 @@ std::string ExportText(const Scrape& scrape) {
   Families families;
   const std::vector<NamedTier> tiers = {{"host", scrape.store.host}, {"ssd", scrape.store.ssd}};
   AddTokens(families, scrape.metrics);
+  AddAskedPages(families, scrape);
   for (const NamedCounter& counter : UnlabelledCounters(scrape.metrics, scrape.store)) {
     families.Counter(counter.name, counter.help, static_cast<double>(counter.value));
   }
   AddTierBytes(families, tiers);
   AddTierPages(families, tiers);
+  AddTierStates(families, tiers);
   AddPath(families, scrape);
   AddReasons(families, scrape);
   AddGauges(families, scrape);

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <string>
 
 #include "server/event_hub.h"
@@ -16,6 +17,7 @@ struct Scrape {
   const ServerMetrics& metrics;
   storage::StoreStats store;
   SessionTable::Totals sessions;
+  std::array<PageWindows::Reading, PageWindows::kWindows.size()> asked_pages;
   size_t commit_queue = 0;
   size_t control_queue = 0;
   size_t watchers = 0;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 
@@ -53,6 +54,10 @@ class RequestMetrics {
   RequestMetrics();
 
   void Observe(Rpc rpc, absl::StatusCode code, double seconds);
+  // A call arrived; End() when it is over.
+  void Begin() { in_flight_.fetch_add(1, std::memory_order_relaxed); }
+  void End() { in_flight_.fetch_sub(1, std::memory_order_relaxed); }
+  int64_t in_flight() const { return in_flight_.load(std::memory_order_relaxed); }
   const Histogram& of(Rpc rpc, Outcome outcome) const { return histograms_[Index(rpc, outcome)]; }
 
  private:
@@ -60,6 +65,7 @@ class RequestMetrics {
     return static_cast<size_t>(rpc) * kOutcomeCount + static_cast<size_t>(outcome);
   }
   std::deque<Histogram> histograms_;
+  std::atomic<int64_t> in_flight_{0};
 };
 
 }  // namespace crumb::server

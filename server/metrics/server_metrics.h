@@ -10,6 +10,7 @@
 #include "common/clock.h"
 #include "common/metrics.h"
 #include "server/metrics/model_tokens.h"
+#include "server/metrics/page_windows.h"
 #include "server/metrics/request_metrics.h"
 
 namespace crumb::server {
@@ -62,6 +63,7 @@ struct ServerMetrics {
   RequestMetrics requests;
   StageMetrics stages;
   ModelTokens tokens;
+  PageWindows asked_pages{Clock::Real().Now()};  // of Acquires
   std::array<Counter, kRejectionCount> rejected;
   std::array<Counter, kRefusalCount> refused_pages;
   std::array<Counter, kTokenTierCount> fetched_tokens;  // of leased pages

@@ -24,10 +24,12 @@ class CallScope {
   CallScope(const CallContext& context, CallsInProgress& calls, Rpc rpc)
       : context_(context), calls_(calls), rpc_(rpc), started_(context.clock.Now()) {
     calls_.all.fetch_add(1);
+    context_.metrics.requests.Begin();
   }
   CallScope(const CallScope&) = delete;
   ~CallScope() {
     calls_.all.fetch_sub(1);
+    context_.metrics.requests.End();
     context_.metrics.requests.Observe(rpc_, code_, SecondsBetween(started_, context_.clock.Now()));
   }
 

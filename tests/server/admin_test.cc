@@ -5,11 +5,14 @@
 #include <regex>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "httplib.h"
 #include "server/admin/admin_server.h"
+#include "server/admin/history.h"
 #include "server/admin/status_json.h"
+#include "server/admin/status_page.h"
 #include "server/metrics/exporter.h"
 #include "tests/server/call_fixture.h"
 
@@ -21,8 +24,9 @@ using testing::HasSubstr;
 class AdminTest : public CallFixture {
  protected:
   std::string Export() const {
-    return ExportText(
-        {metrics_, store_.Stats(), sessions_.totals(), 0, 0, events_.watchers(), "1.2.3"});
+    return ExportText({metrics_, store_.Stats(), sessions_.totals(),
+                       metrics_.asked_pages.Read(context_.clock.Now()), 0, 0, events_.watchers(),
+                       "1.2.3"});
   }
 };
 
@@ -42,6 +46,11 @@ TEST_F(AdminTest, EverySeriesIsThereFromTheStart) {
        {"crumb_lookup_tokens_total{model=\"other\",tier=\"device\"} 0",
         "crumb_lookup_tokens_total{model=\"tiny\",tier=\"window\"} 0",
         "crumb_fetched_tokens_total{tier=\"remote\"} 0", "crumb_used_tokens_total 0",
+        "crumb_requested_pages_window{window=\"15m\"} 0",
+        "crumb_unique_pages_estimate{window=\"24h\"} 0", "crumb_requests_in_flight 0",
+        "crumb_tier_state{tier=\"host\",state=\"active\"} 1",
+        "crumb_tier_state{tier=\"host\",state=\"read-only\"} 0",
+        "crumb_log_messages_total{severity=\"error\"} 0",
         "crumb_evicted_pages_total{tier=\"ssd\",reason=\"corrupt\"} 0",
         "crumb_request_seconds_count{rpc=\"Acquire\",outcome=\"deadline\"} 0",
         "crumb_stage_seconds_count{stage=\"commit_store\"} 0",
@@ -105,17 +114,20 @@ TEST(AdminServerTest, NotReadyUntilItIs) {
   const auto server =
       AdminServer::Start(options, {[&] { return ready.load(); },
                                    [&] { return ready ? std::string("metrics\n") : std::string(); },
-                                   [&] { return ready ? std::string("{}") : std::string(); }});
+                                   [&] { return ready ? std::string("{}") : std::string(); },
+                                   [&] { return ready ? std::string("<p>") : std::string(); }});
   ASSERT_TRUE(server.ok()) << server.status();
   httplib::Client client("http://" + (*server)->address());
   EXPECT_EQ(client.Get("/healthz")->status, 200);
-  for (const char* path : {"/readyz", "/metrics", "/status.json"}) {
+  for (const char* path : {"/", "/readyz", "/metrics", "/status.json"}) {
     EXPECT_EQ(client.Get(path)->status, 503) << path;
   }
   ready = true;
-  for (const char* path : {"/readyz", "/metrics", "/status.json"}) {
+  for (const char* path : {"/", "/readyz", "/metrics", "/status.json"}) {
     EXPECT_EQ(client.Get(path)->status, 200) << path;
   }
+  EXPECT_THAT(client.Get("/")->get_header_value("Content-Security-Policy"),
+              HasSubstr("default-src 'none'"));
   EXPECT_EQ(client.Post("/metrics", std::string(100'000, 'x'), "text/plain")->status, 413);
   options.listen = (*server)->address();
   EXPECT_EQ(AdminServer::Start(options, {}).status().code(), absl::StatusCode::kAlreadyExists);
@@ -131,6 +143,97 @@ TEST(StatusJsonTest, EscapesWhatPeopleWrote) {
   EXPECT_THAT(json, HasSubstr("\"keyspace\":\"01ff\""));
   EXPECT_THAT(json, HasSubstr("\"model\":\"a\\\"b\\\\c\\u000ad\""));
   EXPECT_THAT(json, HasSubstr("\"crumb_x_total\":18446744073709551615"));
+}
+
+constexpr char kHostile[] = "</code><script>alert(1)</script>\"'&<img src=x onerror=alert(2)>\x01";
+
+StatusView HostileView() {
+  StatusView view;
+  view.stats.set_node_id(kHostile);
+  view.stats.set_version(kHostile);
+  auto* tier = view.stats.add_tiers();
+  tier->set_tier(v1::TIER_SSD);
+  tier->set_state(kHostile);
+  auto* keyspace = view.stats.add_keyspaces();
+  keyspace->set_keyspace(kHostile);
+  keyspace->set_model(kHostile);
+  keyspace->set_state_reason(kHostile);
+  auto* node = view.nodes.add_nodes();
+  node->set_id(kHostile);
+  node->set_address(kHostile);
+  node->set_version(kHostile);
+  view.problems.push_back({{}, Severity::kError, kHostile});
+  return view;
+}
+
+size_t CountOf(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+TEST(StatusPageTest, EscapesEverythingFromOutside) {
+  const std::string page = StatusPage(HostileView());
+  EXPECT_EQ(CountOf(page, "<script"), 0u);
+  EXPECT_EQ(CountOf(page, "<img"), 0u);
+  EXPECT_EQ(page.find('\x01'), std::string::npos);
+  // Version, node id, tier state, model, state reason, three of the node, one problem.
+  EXPECT_EQ(CountOf(page, "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#39;&amp;"), 9u);
+}
+
+HistorySample SampleOf(int seconds, uint64_t host, uint64_t miss, uint64_t saved) {
+  HistorySample sample;
+  sample.when = TimePoint() + std::chrono::seconds(seconds);
+  sample.lookup_tokens[static_cast<size_t>(TokenTier::kHost)] = host;
+  sample.lookup_tokens[static_cast<size_t>(TokenTier::kMiss)] = miss;
+  sample.saved_bytes = saved;
+  return sample;
+}
+
+TEST(StatusPageTest, ChartsHoldOneBarPerIntervalWithSomethingInIt) {
+  StatusView view;
+  view.history = {SampleOf(0, 100, 100, 0), SampleOf(10, 175, 125, 1 << 20),
+                  SampleOf(20, 175, 125, 1 << 20)};
+  const std::string page = StatusPage(view);
+  EXPECT_THAT(page, HasSubstr("id=\"hit-rate\">75.0 %</span> of 100 tokens, last 20 s"));
+  EXPECT_THAT(page, HasSubstr("id=\"saved\">1.0 MiB</span>"));
+  // Three quarters of the chart's height in the first interval, nothing in the second.
+  EXPECT_THAT(page, HasSubstr("<path class=\"host\" d=\"M0.0 120.0h405.0v-90.0h-405.0z\"/>"));
+  EXPECT_THAT(page, HasSubstr("<path class=\"ssd\" d=\"\"/>"));
+}
+
+TEST(StatusPageTest, StaysSmallWhateverThereIs) {
+  StatusView view;
+  for (int i = 0; i < 2'000; ++i) {
+    view.stats.add_keyspaces()->set_model("model " + std::to_string(i));
+    view.history.push_back(SampleOf(i, static_cast<uint64_t>(i), static_cast<uint64_t>(i), 7));
+  }
+  const std::string page = StatusPage(view);
+  EXPECT_LT(page.size(), 64u << 10);
+  EXPECT_THAT(page, HasSubstr("1900 more in"));
+  view.history.resize(1);
+  EXPECT_THAT(StatusPage(view), HasSubstr("id=\"hit-rate\">-</span>"));
+  view.history.clear();
+  EXPECT_THAT(StatusPage(view), HasSubstr("<h2>Tiers</h2>"));
+}
+
+TEST(HistoryTest, TakesSamplesAndKeepsTheNewest) {
+  std::atomic<uint64_t> taken{0};
+  History history({std::chrono::milliseconds(10), 4}, [&] {
+    HistorySample sample;
+    sample.saved_bytes = taken.fetch_add(1);
+    return sample;
+  });
+  ASSERT_GE(history.Samples().size(), 1u);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (taken.load() < 10 && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  ASSERT_GE(taken.load(), 10u);
+  const auto samples = history.Samples();
+  ASSERT_EQ(samples.size(), 4u);
+  for (size_t i = 1; i < samples.size(); ++i) {
+    EXPECT_EQ(samples[i].saved_bytes, samples[i - 1].saved_bytes + 1);
+  }
 }
 
 }  // namespace

@@ -80,6 +80,9 @@ TEST(OptionsTest, ErrorsNameKeyAndBound) {
   EXPECT_THAT(Invalid("listen:\n  unix: /a\n  fd_socket: /a\n"), HasSubstr("are both /a"));
   EXPECT_THAT(Invalid("admin:\n  listen: localhost\n"), HasSubstr("admin.listen"));
   EXPECT_THAT(Invalid("admin:\n  threads: 1000\n"), HasSubstr("admin.threads is 1000"));
+  EXPECT_THAT(Invalid("admin:\n  history_interval: 0\n"), HasSubstr("admin.history_interval"));
+  EXPECT_THAT(Invalid("admin:\n  history_samples_max: 1\n"),
+              HasSubstr("admin.history_samples_max is 1, must be from 2"));
   EXPECT_THAT(Invalid("log:\n  severity: loud\n"), HasSubstr("log.severity is 'loud'"));
   EXPECT_THAT(Invalid("stop_grace: 0\n"), HasSubstr("stop_grace"));
   EXPECT_THAT(Invalid("store:\n  host:\n    policy: none\n"), HasSubstr("none"));

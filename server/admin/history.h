@@ -1,0 +1,54 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/thread.h"
+#include "server/metrics/model_tokens.h"
+
+namespace crumb::server {
+
+// What the status page's charts are made of, at one moment.
+struct HistorySample {
+  TimePoint when;
+  std::array<uint64_t, kTokenTierCount> lookup_tokens{};  // since the start
+  uint64_t saved_bytes = 0;  // BF16 size of what is resident, less its size
+};
+
+// Takes a sample at once and then every interval, and keeps the newest ones. Owns the thread
+// crumb-history, which sleeps in between. Thread-safe.
+class History {
+ public:
+  struct Options {
+    Duration interval;
+    size_t samples_max;  // 2 or more
+  };
+
+  // `take` is called on the thread until this is destroyed.
+  History(const Options& options, std::function<HistorySample()> take);
+  ~History();
+
+  // Oldest first; at least one.
+  std::vector<HistorySample> Samples() const;
+
+ private:
+  void Add(const HistorySample& sample);
+  void Run();
+
+  const Options options_;
+  const std::function<HistorySample()> take_;
+  mutable Mutex mutex_;
+  CondVar stopping_;
+  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::deque<HistorySample> samples_ ABSL_GUARDED_BY(mutex_);
+  Thread thread_;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,62 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/page_key.h"
+#include "server/metrics/cardinality_sketch.h"
+
+namespace crumb::server {
+
+// Pages that were asked for in the last minutes and hours, and how many distinct ones: 1 - distinct
+// / asked is the hit rate that a cache without bounds would have had. A window is a ring of parts;
+// it covers between all and all but one of them. Thread-safe, 400 KiB.
+class PageWindows {
+ public:
+  struct Window {
+    const char* name;
+    Duration part;
+    size_t parts;
+  };
+  static constexpr std::array<Window, 3> kWindows = {{{"15m", std::chrono::minutes(1), 15},
+                                                      {"1h", std::chrono::minutes(5), 12},
+                                                      {"24h", std::chrono::hours(1), 24}}};
+
+  struct Reading {
+    const char* window;
+    uint64_t requested_pages;
+    double unique_pages;
+  };
+
+  // `start` is the earliest time that calls name.
+  explicit PageWindows(TimePoint start);
+
+  void Add(std::span<const PageKey> keys, TimePoint now);
+  std::array<Reading, kWindows.size()> Read(TimePoint now) const;
+
+ private:
+  struct Part {
+    int64_t number = 0;  // of parts since the start
+    uint64_t requested = 0;
+    CardinalitySketch sketch;
+  };
+  // The parts of one window; part n is at n modulo their number.
+  struct Ring {
+    std::vector<Part> parts;
+    int64_t newest = 0;
+  };
+
+  int64_t PartAt(size_t window, TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const TimePoint start_;
+  mutable Mutex mutex_;
+  std::array<Ring, kWindows.size()> rings_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server
