@@ -2,22 +2,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/rotation_file.h"
 
-#include <unistd.h>
-
 #include <charconv>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
-#include "common/errno_status.h"
+#include "common/atomic_file.h"
 #include "common/hex.h"
 #include "common/safetensors.h"
 #include "common/sha256.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "fmt/ranges.h"
 
 namespace crumb {
 namespace {
@@ -38,6 +36,7 @@ std::vector<Array> ArraysOf(const RotationFile& file) {
   const std::vector<int64_t> matrices = {layers, heads, dim, dim}, rows = {layers, heads, dim};
   return {
       {"covariance_k", &RotationFile::covariance_k, matrices},
+      {"covariance_v", &RotationFile::covariance_v, matrices},
       {"eigenvalues_k", &RotationFile::eigenvalues_k, rows},
       {"eigenvalues_v", &RotationFile::eigenvalues_v, rows},
       {"feedback_k", &RotationFile::feedback_k, matrices},
@@ -50,8 +49,10 @@ std::vector<Array> ArraysOf(const RotationFile& file) {
   };
 }
 
+// The fields of optional meaning are there only where they say something, so that files without
+// them keep their digest.
 std::map<std::string, std::string> FieldsOf(const RotationFile& file) {
-  return {
+  std::map<std::string, std::string> fields = {
       {"format", kFormat},
       {"version", kVersion},
       {"method", file.method},
@@ -68,6 +69,10 @@ std::map<std::string, std::string> FieldsOf(const RotationFile& file) {
       {"clip_k", fmt::format("{}", file.clip_k)},
       {"clip_v", fmt::format("{}", file.clip_v)},
   };
+  if (!file.layer_ids.empty())
+    fields["layer_ids"] = fmt::format("{}", fmt::join(file.layer_ids, ","));
+  if (file.v_basis != "model") fields["v_basis"] = file.v_basis;
+  return fields;
 }
 
 std::string_view BytesOf(const std::vector<float>& values) {
@@ -106,6 +111,7 @@ class FieldReader {
  public:
   FieldReader(const SafetensorsFile& file) : file_(file) {}
 
+  bool Has(const std::string& name) const { return file_.metadata().contains(name); }
   std::string Text(const std::string& name) {
     const auto it = file_.metadata().find(name);
     if (it != file_.metadata().end()) return it->second;
@@ -114,7 +120,22 @@ class FieldReader {
   }
   template <typename T>
   T Number(const std::string& name, T least, T most) {
-    const std::string text = Text(name);
+    return Parse(name, Text(name), least, most);
+  }
+  // Integers from 0, ascending, divided by commas.
+  std::vector<int> Ascending(const std::string& name, int most) {
+    std::vector<int> values;
+    std::istringstream text(Text(name));
+    for (std::string item; status_.ok() && std::getline(text, item, ',');) {
+      values.push_back(Parse<int>(name, item, values.empty() ? 0 : values.back() + 1, most));
+    }
+    return values;
+  }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  template <typename T>
+  T Parse(const std::string& name, const std::string& text, T least, T most) {
     T value{};
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size() || !(value >= least) ||
@@ -124,9 +145,6 @@ class FieldReader {
     }
     return value;
   }
-  const absl::Status& status() const { return status_; }
-
- private:
   void Fail(const std::string& name, const std::string& what) {
     if (!status_.ok()) return;
     status_ = absl::InvalidArgumentError(file_.path() + ": no rotation file: metadata field " +
@@ -136,6 +154,22 @@ class FieldReader {
   const SafetensorsFile& file_;
   absl::Status status_;
 };
+
+absl::Status CheckFields(const RotationFile& file, const std::string& where) {
+  if (!file.layer_ids.empty() && static_cast<int>(file.layer_ids.size()) != file.layers) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: {} layer_ids for {} layers", where, file.layer_ids.size(), file.layers));
+  }
+  if (file.v_basis != "model" && file.v_basis != "rotated") {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: v_basis \"{}\" is neither model nor rotated", where, file.v_basis));
+  }
+  if (file.v_basis == "rotated" && !file.rotation_v.empty()) {
+    return absl::InvalidArgumentError(
+        fmt::format("{}: a rotation_v although v_basis is rotated", where));
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<RotationFile> ReadFields(const SafetensorsFile& tensors) {
   FieldReader fields(tensors);
@@ -160,11 +194,14 @@ absl::StatusOr<RotationFile> ReadFields(const SafetensorsFile& tensors) {
   file.tokens = fields.Number<int64_t>("tokens", 0, INT64_MAX);
   file.clip_k = fields.Number<float>("clip_k", 0.0f, 1.0f);
   file.clip_v = fields.Number<float>("clip_v", 0.0f, 1.0f);
+  if (fields.Has("layer_ids")) file.layer_ids = fields.Ascending("layer_ids", kMax);
+  if (fields.Has("v_basis")) file.v_basis = fields.Text("v_basis");
   CRUMB_RETURN_IF_ERROR(fields.status());
+  CRUMB_RETURN_IF_ERROR(CheckFields(file, tensors.path()));
   return file;
 }
 
-absl::Status WriteBytes(const RotationFile& file, const std::string& path) {
+void WriteBytes(const RotationFile& file, std::ostream& out) {
   nlohmann::json header;
   header["__metadata__"] = FieldsOf(file);
   header["__metadata__"]["digest"] = RotationDigest(file);
@@ -178,15 +215,16 @@ absl::Status WriteBytes(const RotationFile& file, const std::string& path) {
   std::string text = header.dump();
   text.append((8 - text.size() % 8) % 8, ' ');
   const uint64_t length = text.size();
-  std::ofstream out(path, std::ios::binary | std::ios::trunc);
   out.write(reinterpret_cast<const char*>(&length), sizeof(length));
   out << text;
   for (const Array& array : ArraysOf(file)) out << BytesOf(file.*array.values);
-  out.close();
-  return out.good() ? absl::OkStatus() : ErrnoStatus(errno, "writing " + path);
 }
 
 }  // namespace
+
+int LayerId(const RotationFile& file, int index) {
+  return file.layer_ids.empty() ? index : file.layer_ids[index];
+}
 
 std::string RotationDigest(const RotationFile& file) {
   std::string text;
@@ -201,16 +239,11 @@ std::string RotationDigest(const RotationFile& file) {
 }
 
 absl::Status WriteRotationFile(const RotationFile& file, const std::string& path) {
+  CRUMB_RETURN_IF_ERROR(CheckFields(file, path));
   for (const Array& array : ArraysOf(file)) {
     CRUMB_RETURN_IF_ERROR(CheckArray(array, file.*array.values, path));
   }
-  const std::string temporary = path + ".tmp." + std::to_string(::getpid());
-  absl::Status status = WriteBytes(file, temporary);
-  if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) {
-    status = ErrnoStatus(errno, "renaming " + temporary + " to " + path);
-  }
-  if (!status.ok()) ::unlink(temporary.c_str());
-  return status;
+  return WriteAtomically(path, [&file](std::ostream& out) { WriteBytes(file, out); });
 }
 
 absl::StatusOr<RotationFile> ReadRotationFile(const std::string& path) {
@@ -229,6 +262,7 @@ absl::StatusOr<RotationFile> ReadRotationFile(const std::string& path) {
     std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
     CRUMB_RETURN_IF_ERROR(CheckArray(array, values, path));
   }
+  CRUMB_RETURN_IF_ERROR(CheckFields(file, path));
   const auto digest = tensors->metadata().find("digest");
   if (digest == tensors->metadata().end() || digest->second != RotationDigest(file)) {
     return absl::DataLossError(path + ": its digest is not that of its contents; it was changed");

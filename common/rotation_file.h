@@ -17,8 +17,10 @@ struct RotationFile {
   std::string model;   // a name for people
   std::string rope;    // the position embedding that means and covariances were built for
   int layers = 0;      // 1: the same for all layers
-  int kv_heads = 0;    // 1: the same for all KV heads
-  int q_heads = 0;     // of the model; 0 where nothing depends on it
+  std::vector<int>
+      layer_ids;     // the model's own numbers of the layers, ascending; empty: 0, 1, 2...
+  int kv_heads = 0;  // 1: the same for all KV heads
+  int q_heads = 0;   // of the model; 0 where nothing depends on it
   int head_dim = 0;
   int positions = 0;                 // serving context of means and covariances; 0: none
   int position_blocks = 1;           // block b is history pages [b * this, (b + 1) * this),
@@ -26,6 +28,9 @@ struct RotationFile {
   int64_t tokens = 0;                // calibration tokens that were used
   float clip_k = 0.0f;               // fraction of |y| kept; 0: all
   float clip_v = 0.0f;
+  // The basis that V arrives in: "model", or "rotated" where R_V is folded into v_proj and o_proj.
+  // Then rotation_v is empty and mean_v stands in the rotated basis.
+  std::string v_basis = "model";
 
   // Row-major; empty where the method has none.
   std::vector<float> rotation_k;     // [layers, kv_heads, head_dim, head_dim], y = x R
@@ -36,9 +41,13 @@ struct RotationFile {
   std::vector<float> feedback_v;     // the same
   std::vector<float> shift;          // [layers, q_heads] INT2 mass shift in nats
   std::vector<float> covariance_k;   // [layers, kv_heads, head_dim, head_dim] mean of q q'
+  std::vector<float> covariance_v;   // the same, mean of v v' weighted by scores
   std::vector<float> eigenvalues_k;  // [layers, kv_heads, head_dim] ascending
   std::vector<float> eigenvalues_v;  // the same
 };
+
+// What messages call layer `index` of the file: the model's own number.
+int LayerId(const RotationFile& file, int index);
 
 // Hexadecimal SHA-256 over all fields and arrays: what keyspaces name the file by.
 std::string RotationDigest(const RotationFile& file);

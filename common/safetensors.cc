@@ -3,7 +3,9 @@
 #include "common/safetensors.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -170,18 +172,35 @@ std::vector<std::string> SafetensorsFile::names() const {
 }
 
 absl::StatusOr<Tensor> SafetensorsFile::Find(const std::string& name) const {
+  CRUMB_ASSIGN_OR_RETURN(RawTensor raw, FindRaw(name));
+  const std::optional<DType> dtype = ToDType(raw.dtype);
+  if (!dtype.has_value()) {
+    return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor ", name, ": dtype ", raw.dtype,
+                                                   " is not supported, only BF16, F16 and F32"));
+  }
+  return Tensor{name, path_, *dtype, std::move(raw.shape), raw.bytes};
+}
+
+absl::StatusOr<RawTensor> SafetensorsFile::FindRaw(const std::string& name) const {
   const auto it = entries_.find(name);
   if (it == entries_.end()) return absl::NotFoundError(absl::StrCat(path_, ": no tensor ", name));
   const Entry& entry = it->second;
-  const std::optional<DType> dtype = ToDType(entry.dtype);
-  if (!dtype.has_value()) {
-    return absl::InvalidArgumentError(absl::StrCat(path_, ": tensor ", name, ": dtype ",
-                                                   entry.dtype,
-                                                   " is not supported, only BF16, F16 and F32"));
-  }
-  return Tensor{name, path_, *dtype, entry.shape,
-                data_.subspan(static_cast<size_t>(entry.begin),
-                              static_cast<size_t>(entry.end - entry.begin))};
+  const auto bytes =
+      data_.subspan(static_cast<size_t>(entry.begin), static_cast<size_t>(entry.end - entry.begin));
+  return RawTensor{.name = name,
+                   .file = path_,
+                   .dtype = entry.dtype,
+                   .shape = entry.shape,
+                   .bytes = bytes,
+                   .file_offset = bytes.data() - mapping_.data()};
+}
+
+void SafetensorsFile::ReleasePages(std::span<const std::byte> bytes) const {
+  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  // The pages at both ends may hold other tensors' bytes too; those are read again as well.
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(bytes.data()) / page * page;
+  const uintptr_t end = reinterpret_cast<uintptr_t>(bytes.data() + bytes.size());
+  if (!bytes.empty()) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 }  // namespace crumb

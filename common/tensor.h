@@ -29,6 +29,17 @@ struct Tensor {
   std::span<const std::byte> bytes;  // row-major, little-endian
 };
 
+// A tensor of any dtype that a safetensors file may have, "F8_E4M3" or "I64" too. Borrows as
+// Tensor.
+struct RawTensor {
+  std::string name;
+  std::string file;
+  std::string dtype;
+  std::vector<int64_t> shape;
+  std::span<const std::byte> bytes;
+  int64_t file_offset = 0;  // of the first byte
+};
+
 // "[2, 3]".
 inline std::string ShapeText(const std::vector<int64_t>& shape) {
   std::string text;

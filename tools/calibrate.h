@@ -13,11 +13,4 @@ namespace crumb::tools {
 CommandResult RunCalibrate(const CalibrateCommand& command,
                            const std::function<void(double)>& progress);
 
-// Shows what a rotation file holds.
-CommandResult RunRotationShow(const RotationShowCommand& command);
-
-// Checks digest, shapes, orthogonality (error in f32 at most 1e-6) and, where the covariance is
-// there, that diag(R' C R) is constant. kDataLoss when one of them does not hold.
-CommandResult RunRotationVerify(const RotationVerifyCommand& command);
-
 }  // namespace crumb::tools

@@ -212,10 +212,7 @@ class Grammar {
     sub->add_option("--threads", options->threads, "compute threads; 0: one per CPU")
         ->check(CLI::Range(0, 256))
         ->capture_default_str();
-    sub->add_option("--clip-k", options->clip_k, "fraction of |k| inside the range, 0: all")
-        ->check(CLI::Range(0.0, 1.0));
-    sub->add_option("--clip-v", options->clip_v, "fraction of |v| inside the range, 0: all")
-        ->check(CLI::Range(0.0, 1.0));
+    AddClips(sub, options->clip_k, options->clip_v);
     sub->callback([this, options, model, text] {
       if (options->method != "hadamard" && (model->count() == 0 || text->count() == 0)) {
         throw CLI::RequiredError("calibrate: --model and --text");
@@ -238,6 +235,38 @@ class Grammar {
         ->add_option("file", verify->file, "rotation file")
         ->required()
         ->check(CLI::ExistingFile);
+    AddRotationConvert(rotation);
+  }
+
+  void AddRotationConvert(CLI::App* rotation) {
+    auto convert = std::make_shared<RotationConvertCommand>();
+    CLI::App* sub =
+        Add(rotation, "convert", "between RotationZoo's files and rotation files", convert);
+    sub->add_option("files", convert->files,
+                    "RotationZoo files for K and V (torch.save), or one rotation file")
+        ->required()
+        ->expected(1, 2)
+        ->check(CLI::ExistingFile);
+    sub->add_option("--out", convert->out, "file to write")->required();
+    sub->add_option("--format", convert->format,
+                    "v1 and v2 are RotationZoo's: one rotation per layer, or per KV head")
+        ->check(CLI::IsMember({"crumb", "v1", "v2"}))
+        ->capture_default_str();
+    sub->add_option("--side", convert->side, "whose rotations to write to v1 or v2")
+        ->check(CLI::IsMember({"k", "v"}));
+    sub->add_option("--model-name", convert->model, "default: from the file's name");
+    sub->add_option("--layers", convert->layers, "of v1 and v2, from a file for all layers")
+        ->check(CLI::Range(1, 1024));
+    sub->add_option("--kv-heads", convert->kv_heads, "of v2, from a file for all KV heads")
+        ->check(CLI::Range(1, 1024));
+    AddClips(sub, convert->clip_k, convert->clip_v);
+  }
+
+  static void AddClips(CLI::App* sub, std::optional<float>& k, std::optional<float>& v) {
+    sub->add_option("--clip-k", k, "fraction of |k| inside the range, 0: all")
+        ->check(CLI::Range(0.0, 1.0));
+    sub->add_option("--clip-v", v, "fraction of |v| inside the range, 0: all")
+        ->check(CLI::Range(0.0, 1.0));
   }
 
   CommandLine line_;

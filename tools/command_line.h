@@ -94,10 +94,22 @@ struct RotationVerifyCommand {
   std::string file;
 };
 
-using Command =
-    std::variant<StatusCommand, StatsCommand, LookupCommand, GetCommand, PutCommand, DropCommand,
-                 FlushCommand, PinCommand, UnpinCommand, KeyspaceStateCommand, PageInspectCommand,
-                 CalibrateCommand, RotationShowCommand, RotationVerifyCommand>;
+struct RotationConvertCommand {
+  std::vector<std::string> files;  // RotationZoo files for K and V, or one rotation file
+  std::string out;
+  std::string format = "crumb";  // or v1, v2: a RotationZoo file
+  std::string side;              // k or v, where the files do not say
+  std::string model;             // instead of the name the file has
+  int layers = 0;                // of v1 and v2, from a file for all layers
+  int kv_heads = 0;              // of v2, from a file for all KV heads
+  std::optional<float> clip_k;
+  std::optional<float> clip_v;
+};
+
+using Command = std::variant<StatusCommand, StatsCommand, LookupCommand, GetCommand, PutCommand,
+                             DropCommand, FlushCommand, PinCommand, UnpinCommand,
+                             KeyspaceStateCommand, PageInspectCommand, CalibrateCommand,
+                             RotationShowCommand, RotationVerifyCommand, RotationConvertCommand>;
 
 struct CommandLine {
   std::string socket_dir = "/run/crumb";  // of crumbd; used when `address` is empty

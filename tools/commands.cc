@@ -13,6 +13,8 @@
 #include "tools/calibrate.h"
 #include "tools/crumbd_commands.h"
 #include "tools/page_inspect.h"
+#include "tools/rotation_convert.h"
+#include "tools/rotation_view.h"
 
 namespace crumb::tools {
 namespace {
@@ -79,6 +81,9 @@ int RunCommandLine(const CommandLine& line, const std::function<bool()>& interru
   }
   if (const auto* verify = std::get_if<RotationVerifyCommand>(&line.command)) {
     return PrintResult(RunRotationVerify(*verify), line.json, out, error);
+  }
+  if (const auto* convert = std::get_if<RotationConvertCommand>(&line.command)) {
+    return PrintResult(RunRotationConvert(*convert), line.json, out, error);
   }
   const auto crumbd = Connect(line);
   if (!crumbd.ok()) {

@@ -10,6 +10,7 @@
 
 #include "common/rotation_file.h"
 #include "tests/tools/temp_folder.h"
+#include "tools/rotation_view.h"
 
 namespace crumb::tools {
 namespace {

@@ -1,0 +1,18 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <ostream>
+#include <string>
+
+#include "absl/status/status.h"
+
+namespace crumb {
+
+// Writes what `write` puts into the stream to a temporary name beside `path` and renames it, so
+// that `path` is never half-written. Errors of the file system; then the temporary file is gone.
+absl::Status WriteAtomically(const std::string& path,
+                             const std::function<void(std::ostream&)>& write);
+
+}  // namespace crumb
