@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that Crumb is built from. Does nothing when all are there.
+# Installs the Debian packages that Crumb is built from; with --tests also what its tests start, with
+# --checks also what .ci/run needs. Does nothing when all are there.
 set -euo pipefail
 
 packages=(
@@ -11,10 +12,14 @@ packages=(
   libssl-dev libeigen3-dev libcpp-httplib-dev nlohmann-json3-dev libicu-dev libucx-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
-# What only the checks need, not a build.
-if [[ "${1:-}" == "--checks" ]]; then
-  packages+=(clang-format-14)
-fi
+# What only the tests start or read, not a build.
+tests=(prometheus chromium python3-yaml)
+case "${1:-}" in
+  "") ;;
+  --tests) packages+=("${tests[@]}") ;;
+  --checks) packages+=("${tests[@]}" clang-format-14) ;;
+  *) echo "install_packages.sh: unknown argument '$1'; --tests, --checks or none" >&2; exit 2 ;;
+esac
 
 missing=()
 for package in "${packages[@]}"; do

@@ -16,7 +16,7 @@ while [[ $# -gt 0 ]]; do
   esac
 done
 
-bash deploy/install_packages.sh
+bash deploy/install_packages.sh --tests
 echo "build: preset $preset"
 cmake --preset "$preset" >"$(mkdir -p build && echo build)/configure.log" 2>&1 || {
   tail -n 30 build/configure.log >&2

@@ -1,0 +1,141 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""Processes that the tests of this folder start: crumbd, workers, whatever watches them."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+
+START_SECONDS = 30
+WORKER_SECONDS = 120
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+MODEL = ROOT / "models/data/tiny-lm"
+
+
+def wait_for(what, condition, seconds=START_SECONDS):
+    """The first true answer of `condition`; fails naming `what` after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what}")
+        time.sleep(0.05)
+
+
+def http(url, timeout=10):
+    with urllib.request.urlopen(url, timeout=timeout) as answer:
+        return answer.read().decode("utf-8")
+
+
+class Process:
+    """A child that writes to a log file and is ended by this object alone."""
+
+    def __init__(self, command, log, **options):
+        self.log = pathlib.Path(log)
+        with self.log.open("ab") as out:
+            self.child = subprocess.Popen([str(c) for c in command], stdout=out, stderr=out,
+                                          **options)
+
+    def alive(self):
+        return self.child.poll() is None
+
+    def tail(self):
+        return self.log.read_text(errors="replace")[-3000:]
+
+    def stop(self, how=signal.SIGTERM):
+        if not self.alive():
+            return self.child.returncode
+        self.child.send_signal(how)
+        try:
+            return self.child.wait(timeout=START_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            return self.child.wait()
+
+
+class Crumbd:
+    """A crumbd with sockets and SSD tier in `folder`."""
+
+    def __init__(self, binaries, folder, host_bytes="64MiB", extra=""):
+        self.binary = pathlib.Path(binaries) / "crumbd"
+        self.folder = pathlib.Path(folder)
+        self.process = None
+        self.endpoints = {}
+        (self.folder / "crumbd.yaml").write_text(
+            f"listen:\n  socket_dir: {self.folder}\n"
+            "admin:\n  listen: 127.0.0.1:0\n  history_interval: 1s\n"
+            f"store:\n  host:\n    bytes_max: {host_bytes}\n    slab_bytes: 2MiB\n"
+            f"  ssd:\n    path: {self.folder}/ssd\n    bytes_max: 256MiB\n{extra}",
+            encoding="utf-8")
+
+    def start(self, prefix=(), **options):
+        endpoints = self.folder / "crumbd.endpoints.json"
+        endpoints.unlink(missing_ok=True)
+        self.process = Process([*prefix, self.binary, "--config", self.folder / "crumbd.yaml"],
+                               self.folder / "crumbd.log", **options)
+
+        def ready():
+            assert self.process.alive(), f"crumbd ended:\n{self.process.tail()}"
+            return endpoints.exists()
+
+        wait_for("crumbd's endpoints", ready)
+        self.endpoints = json.loads(endpoints.read_text(encoding="utf-8"))
+
+    def get(self, path):
+        return http(f"http://{self.endpoints['admin']}{path}")
+
+    def stop(self, how=signal.SIGTERM):
+        return self.process.stop(how) if self.process else 0
+
+
+def prompt_of(number, characters=4000):
+    """A text of its own for each number, of the words that the model knows best."""
+    documents = "".join(p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs").glob("*.md")))
+    start = number * 1500 % max(1, len(documents) - characters)
+    return f"# {number}\n" + documents[start:start + characters]
+
+
+def run_worker(binaries, socket_dir, prompt, *options, prefix=(), model=MODEL, **run_options):
+    """One crumb-tiny-lm with this prompt; its report."""
+    done = subprocess.run(
+        [*map(str, prefix), str(pathlib.Path(binaries) / "crumb-tiny-lm"), "--model", str(model),
+         "--prompt-file", "-", "--store", str(socket_dir), "--generate", "1", "--json", *options],
+        input=prompt, capture_output=True, text=True, timeout=WORKER_SECONDS, check=False,
+        **run_options)
+    assert done.returncode == 0, f"worker failed: {done.stderr}"
+    return json.loads(done.stdout)
+
+
+class Load:
+    """Workers one after the other, with prompts that come again, until it is stopped."""
+
+    def __init__(self, binaries, socket_dir, prompts):
+        self.binaries = binaries
+        self.socket_dir = socket_dir
+        self.prompts = prompts
+        self.reports = []
+        self.error = None
+        self.stopping = threading.Event()
+        self.thread = threading.Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self):
+        try:
+            while not self.stopping.is_set():
+                number = self.prompts[len(self.reports) % len(self.prompts)]
+                self.reports.append(
+                    run_worker(self.binaries, self.socket_dir, prompt_of(number)))
+        except (AssertionError, OSError, ValueError, subprocess.SubprocessError) as problem:
+            self.error = problem
+
+    def stop(self):
+        self.stopping.set()
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
