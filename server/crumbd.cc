@@ -10,6 +10,7 @@
 #include "common/logging.h"
 #include "server/daemon.h"
 #include "server/listen_check.h"
+#include "server/memory_check.h"
 #include "server/options.h"
 #include "server/version.h"
 
@@ -37,6 +38,19 @@ absl::Status ReadOptions(const std::string& path, Options& options) {
   return options.Validate();
 }
 
+// Says that the configuration is valid, and, when `here`, whether this machine has what it names.
+int Check(const Options& options, bool here) {
+  if (here) {
+    const absl::Status usable = CheckListeners(options);
+    if (!usable.ok()) return Fail(usable);
+    const auto needs = CheckMemory(options.store.host, crumb::server::ReadMemoryFacts(""));
+    if (!needs.ok()) return Fail(needs.status());
+    for (const std::string& line : *needs) std::puts(line.c_str());
+  }
+  std::puts("crumbd: the configuration is valid");
+  return kExitOk;
+}
+
 // Serves until SIGTERM or SIGINT. `signals` are blocked in every thread; a second one ends the
 // process at once.
 int Serve(const Options& options, const sigset_t& signals) {
@@ -57,9 +71,11 @@ int main(int argc, char** argv) {
   app.set_version_flag("--version", std::string("crumbd ") + crumb::server::kVersion);
   std::string config;
   bool check = false;
+  bool check_config = false;
   bool print = false;
   app.add_option("--config", config, "YAML file; without one the defaults apply");
-  app.add_flag("--check", check, "Check the configuration, sockets and ports, then exit");
+  app.add_flag("--check", check, "Check configuration, sockets, ports and memory, then exit");
+  app.add_flag("--check-config", check_config, "Check the configuration alone, then exit");
   app.add_flag("--print-config", print, "Print every setting with its meaning, then exit");
   CLI11_PARSE(app, argc, argv);
 
@@ -72,12 +88,7 @@ int main(int argc, char** argv) {
     std::fputs(text.c_str(), stdout);
     return kExitOk;
   }
-  if (check) {
-    const absl::Status usable = CheckListeners(options);
-    if (!usable.ok()) return Fail(usable);
-    std::puts("crumbd: the configuration is valid");
-    return kExitOk;
-  }
+  if (check_config || check) return Check(options, check);
   if (const absl::Status set = crumb::SetLogSeverity(options.log.severity); !set.ok()) {
     return Fail(set);
   }

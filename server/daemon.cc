@@ -23,6 +23,7 @@
 #include "server/event_hub.h"
 #include "server/keyspace_registry.h"
 #include "server/listen_check.h"
+#include "server/memory_check.h"
 #include "server/metrics/exporter.h"
 #include "server/node_identity.h"
 #include "server/service/grpc_server.h"
@@ -49,6 +50,8 @@ class RunningDaemon : public Daemon {
 
   absl::Status Open(const OpenStore& open_store) {
     CRUMB_RETURN_IF_ERROR(CheckListeners(options_));
+    CRUMB_ASSIGN_OR_RETURN(const auto needs, CheckMemory(options_.store.host, ReadMemoryFacts("")));
+    for (const std::string& line : needs) LogInfo("{}", line);
     std::remove(options_.listen.endpoints_file.c_str());  // of one that was killed
     CRUMB_RETURN_IF_ERROR(StartAdmin());  // first: it tells that crumbd is not ready yet
     CRUMB_RETURN_IF_ERROR(RecoverStore(open_store));

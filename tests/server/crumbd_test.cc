@@ -95,6 +95,19 @@ TEST_F(CrumbdTest, ChecksAndPrintsItsConfiguration) {
   EXPECT_THAT(output(), HasSubstr("unix: " + folder_.path()));
   EXPECT_EQ(Run({"--version"}), 0);
   EXPECT_THAT(output(), HasSubstr("crumbd "));
+  EXPECT_EQ(Run({"--config", config_, "--check"}), 0);
+  EXPECT_THAT(output(), HasSubstr("memory: the host tier takes 32MiB"));
+  Write("listen:\n  socket_dir: /nonexistent/folder\n");
+  EXPECT_EQ(Run({"--config", config_, "--check-config"}), 0) << output();
+  Write("store:\n  host:\n    bytes_max: 1000TiB\n");
+  EXPECT_EQ(Run({"--config", config_, "--check-config"}), 0) << output();
+  Write("listen:\n  socket_dir: " + folder_.path() +
+        "\nadmin:\n  listen: \"\"\nstore:\n  host:\n    bytes_max: 1000TiB\n");
+  for (const char* flag : {"--check", "--print-config"}) {
+    EXPECT_EQ(Run({"--config", config_, flag}), flag[2] == 'c' ? 1 : 0) << output();
+  }
+  EXPECT_EQ(Run({"--config", config_}), 1);
+  EXPECT_THAT(output(), HasSubstr("store.host.bytes_max is 1000TiB"));
   Write("listen:\n  sockets: /x\n");
   EXPECT_EQ(Run({"--config", config_, "--check"}), 1);
   EXPECT_THAT(output(), HasSubstr(":2: unknown key listen.sockets"));

@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "storage/store_options.h"
+
+namespace crumb::server {
+
+// What the machine and this process's control group have to give.
+struct MemoryFacts {
+  std::optional<uint64_t> available_bytes;  // MemAvailable
+  std::optional<uint64_t> limit_bytes;      // the lowest limit on the way up; none: unlimited
+  std::string limit_file;                   // which one it is
+  uint64_t huge_pages_free = 0;             // of 2 MiB
+  std::optional<uint64_t> locked_bytes;     // RLIMIT_MEMLOCK; none: unlimited
+};
+
+// Reads /proc and the control groups of version 1 and 2 below `root`, "" for the real ones. What
+// cannot be read is taken as unlimited.
+MemoryFacts ReadMemoryFacts(const std::string& root);
+
+// Says line by line what the host tier needs, and what there is. kResourceExhausted naming both
+// when it cannot fit: taking it would make the kernel kill this process, with no message.
+absl::StatusOr<std::vector<std::string>> CheckMemory(const storage::HostOptions& options,
+                                                     const MemoryFacts& facts);
+
+}  // namespace crumb::server
