@@ -5,15 +5,17 @@
 //   codec   the CPU kernels against memory bandwidth     bench/codec_workload.h
 //   store   crumbd's planes, Redis beside them           bench/store_workload.h
 //   replay  hit rate of traces under eviction policies   bench/replay_workload.h
-//   quality KL, perplexity, agreement on INT2 history    bench/quality_workload.h
+//   quality KL, perplexity, passkeys on 2-bit history    bench/quality_workload.h
 
 #include <filesystem>
+#include <fstream>
 #include <iostream>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "bench/command_line.h"
 #include "bench/interrupt.h"
+#include "bench/quality_output.h"
 #include "bench/run_info.h"
 #include "bench/workload_output.h"
 #include "common/status_macros.h"
@@ -43,6 +45,12 @@ absl::StatusOr<Output> Run(const ReplayOptions& options) {
 
 absl::StatusOr<Output> Run(const QualityOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(const QualityResult result, RunQualityWorkload(options));
+  if (!options.plot.empty()) {
+    std::ofstream plot(options.plot);
+    if (!(plot << QualityPlot(result) << std::flush)) {
+      return absl::UnavailableError("cannot write the plot to " + options.plot);
+    }
+  }
   return Output{QualityText(result), QualityJson(result)};
 }
 

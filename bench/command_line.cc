@@ -19,6 +19,7 @@ constexpr const char* kExamples = R"(Examples:
   crumb-bench store --planes shm --ops acquire --socket-dir /run/crumb
   crumb-bench replay --trace trace.jsonl --capacity-gb 64 --format int2 --policy default --json
   crumb-bench replay --synthetic chats --capacity-gb 16,64 --policy lru,default,belady
+  crumb-bench quality --model DIR --text eval.txt --calibration-text cal.txt --plot quality.svg
 
 GB are 1e9 bytes. --json prints one object: the figures (rows, where there are several), machine,
 commit and command. Progress goes to standard error. Exit code: 0 done, 1 failed, 2 wrong arguments.)";
@@ -154,7 +155,7 @@ class Grammar {
   }
 
   void AddQuality() {
-    CLI::App* sub = Add("quality", "what INT2 history does to a model's predictions", quality_);
+    CLI::App* sub = Add("quality", "what 2-bit history does to a model's predictions", quality_);
     sub->add_option("--model", quality_->model, "HF directory of a Qwen3-architecture model")
         ->required()
         ->check(CLI::ExistingDirectory);
@@ -166,16 +167,35 @@ class Grammar {
         ->check(CLI::ExistingFile);
     sub->add_option("--methods", quality_->methods, "what is compared")
         ->delimiter(',')
-        ->check(CLI::IsMember({"bf16", "naive", "hadamard", "oscar", "crumb"}))
+        ->check(
+            CLI::IsMember({"bf16", "naive", "hadamard", "kivi", "turboquant3", "turboquant3-mse",
+                           "int4-hadamard", "oscar", "crumb", "crumb-context"}))
         ->capture_default_str();
     sub->add_option("--rotation", quality_->rotations, "rotation files to compare as well")
         ->check(CLI::ExistingFile);
-    sub->add_option("--context", quality_->context, "tokens of one sequence")
-        ->check(CLI::Range(64, 1 << 20))
-        ->capture_default_str();
-    sub->add_option("--sequences", quality_->sequences, "sequences at most")
+    sub->add_option("--context", quality_->contexts,
+                    "tokens of a sequence; default 1024, 2048 and the model's maximum")
+        ->delimiter(',')
+        ->check(CLI::Range(64, 1 << 20));
+    sub->add_option("--sequences", quality_->sequences, "sequences of each context at most")
         ->check(CLI::Range(2, 1 << 20))
         ->capture_default_str();
+    sub->add_option("--passkeys", quality_->passkeys,
+                    "passkeys asked for at the largest context; 0: none")
+        ->check(CLI::Range(0, 1 << 20))
+        ->capture_default_str();
+    sub->add_option("--prefill-block", quality_->prefill_block,
+                    "tokens that prefill attends in BF16, for the prefill column")
+        ->check(CLI::Range(320, 1 << 20))
+        ->capture_default_str();
+    sub->add_option("--clip-sequences", quality_->clip_sequences,
+                    "calibration sequences that choose oscar's best clip; 0: no such row")
+        ->check(CLI::Range(0, 1 << 20))
+        ->capture_default_str();
+    sub->add_option("--device", quality_->device, "where INT2 attention runs")
+        ->check(CLI::IsMember({"cpu", "cuda"}))
+        ->capture_default_str();
+    sub->add_option("--plot", quality_->plot, "SVG file of KL against bits to write");
     sub->add_option("--calibration-context", quality_->calibration_context,
                     "tokens of one calibration sequence")
         ->check(CLI::Range(128, 1 << 20))
@@ -184,7 +204,7 @@ class Grammar {
                     "calibration tokens at most")
         ->check(CLI::Range(128, 1 << 28))
         ->capture_default_str();
-    sub->add_option("--threads", quality_->threads, "compute threads; 0: one per CPU")
+    sub->add_option("--threads", quality_->threads, "sequences at a time; 0: one per CPU")
         ->check(CLI::Range(0, 256))
         ->capture_default_str();
   }

@@ -3,325 +3,537 @@
 #include "bench/quality_workload.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <filesystem>
 #include <memory>
-#include <random>
+#include <optional>
+#include <utility>
 
-#include "calibration/calibrator.h"
-#include "client/examples/tiny_lm/sequence_cache.h"
-#include "common/json_file.h"
+#include "bench/interrupt.h"
+#include "bench/passkeys.h"
+#include "bench/progress.h"
+#include "bench/quality_method_set.h"
+#include "bench/quality_texts.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
-#include "crumb/worker.h"
 #include "fmt/format.h"
 #include "models/dense_kv_cache.h"
 #include "models/engine.h"
-#include "models/logit_metrics.h"
+#include "models/sampler.h"
 #include "models/tokenizer.h"
-#include "tools/model_activations.h"
 
 namespace crumb::bench {
 namespace {
 
-constexpr int kStepTokens = 64;  // as many as are evicted together
-constexpr int kGroupSizeMax = 128;
-constexpr int kBootstrapDraws = 10000;
-constexpr int64_t kTextBytesMax = int64_t{1} << 30;
+constexpr int kStepTokens = 64;       // as many as are evicted together
+constexpr int kAnswerTokensMax = 12;  // generated for one passkey
+constexpr int kRecallBins = 5;
+constexpr int kWindowTokens = 64 + 256;  // BF16 tokens of a long sequence at least
+constexpr std::array<float, 5> kClips = {0.90f, 0.92f, 0.94f, 0.96f, 0.98f};
+constexpr const char* kBestOscar = "oscar-best-clip";
 
-// Sums over the positions of one sequence that predict a token of it.
+// Means over the positions of one sequence that predict a token of it.
 struct SequenceScore {
   double kl = 0.0;
+  double kl_prefill = 0.0;
   double log_loss = 0.0;
   double top1 = 0.0;
 };
 
-struct Method {
-  std::string name;
-  std::unique_ptr<client::Worker> worker;
-  double bits = 0.0;
-  std::vector<SequenceScore> scores;  // means over positions, one per sequence
+struct KeyScore {
+  bool right = false;
+  double answer_nll = 0.0;  // per token
 };
 
-double LogLoss(std::span<const float> row, int32_t token) {
+// One figure per sequence, or per document; empty where the run was interrupted.
+using SequenceScores = std::vector<std::optional<SequenceScore>>;
+using DocumentScores = std::vector<std::optional<std::vector<KeyScore>>>;
+
+double LogSumExp(std::span<const float> row) {
   const double most = *std::max_element(row.begin(), row.end());
   double sum = 0.0;
   for (const float logit : row) sum += std::exp(logit - most);
-  return most + std::log(sum) - row[token];
+  return most + std::log(sum);
 }
 
-size_t MostLikely(std::span<const float> row) {
-  return std::max_element(row.begin(), row.end()) - row.begin();
-}
+// The exact next-token distributions of one step, made once and compared with every method's.
+class StepReference {
+ public:
+  explicit StepReference(const models::Logits& exact) : exact_(exact) {
+    log_p_.resize(exact.values.size());
+    p_.resize(exact.values.size());
+    for (int i = 0; i < exact.rows; ++i) {
+      const auto row = exact.row(i);
+      norm_.push_back(LogSumExp(row));
+      top_.push_back(models::GreedyToken(row));
+      for (size_t j = 0; j < row.size(); ++j) {
+        log_p_[i * row.size() + j] = row[j] - norm_.back();
+        p_[i * row.size() + j] = std::exp(row[j] - norm_.back());
+      }
+    }
+  }
 
-struct Estimate {
-  double mean = 0.0;
-  double error = 0.0;  // standard error of the mean
+  double LogLoss(int row, int32_t token) const { return norm_[row] - exact_.row(row)[token]; }
+  // KL(exact || other) of one row, whose log-sum-exp is `norm`.
+  double Kl(int row, std::span<const float> other, double norm) const {
+    const size_t begin = row * other.size();
+    double kl = 0.0;
+    for (size_t j = 0; j < other.size(); ++j) {
+      kl += p_[begin + j] * (log_p_[begin + j] - (other[j] - norm));
+    }
+    return std::max(kl, 0.0);
+  }
+  int32_t top(int row) const { return top_[row]; }
+
+ private:
+  const models::Logits& exact_;
+  std::vector<double> norm_, log_p_, p_;
+  std::vector<int32_t> top_;
 };
-
-Estimate EstimateOf(const std::vector<double>& values) {
-  const double n = static_cast<double>(values.size());
-  Estimate estimate;
-  for (const double value : values) estimate.mean += value / n;
-  double squares = 0.0;
-  for (const double value : values) squares += std::pow(value - estimate.mean, 2);
-  if (n > 1) estimate.error = std::sqrt(squares / (n - 1) / n);
-  return estimate;
-}
 
 class QualityRun {
  public:
-  explicit QualityRun(const QualityOptions& options) : options_(options) {}
+  explicit QualityRun(const QualityOptions& options)
+      : options_(options), jobs_(options.threads, "crumb-quality") {}
 
   absl::StatusOr<QualityResult> Run() {
+    CRUMB_RETURN_IF_ERROR(CheckTextsApart(options_.texts, options_.calibration_texts));
     CRUMB_RETURN_IF_ERROR(OpenModel());
-    for (const std::string& name : options_.methods) {
-      CRUMB_ASSIGN_OR_RETURN(Method method, OpenMethod(name));
-      methods_.push_back(std::move(method));
+    CRUMB_RETURN_IF_ERROR(OpenMethods());
+    for (const int context : contexts_) {
+      if (!Interrupted()) CRUMB_RETURN_IF_ERROR(RunContext(context));
     }
-    for (const std::string& path : options_.rotations) {
-      CRUMB_ASSIGN_OR_RETURN(Method method, OpenRotation(path));
-      methods_.push_back(std::move(method));
-    }
-    std::vector<double> exact_loss;
-    for (const std::vector<int32_t>& tokens : sequences_) {
-      models::DenseKvCache dense(engine_->config(), engine_->pool());
-      CRUMB_ASSIGN_OR_RETURN(const models::Logits exact,
-                             engine_->Forward(dense, tokens, models::LogitRows::kAll));
-      double loss = 0.0;
-      for (size_t i = 0; i + 1 < tokens.size(); ++i) {
-        loss += LogLoss(exact.row(static_cast<int>(i)), tokens[i + 1]);
-      }
-      exact_loss.push_back(loss / static_cast<double>(tokens.size() - 1));
-      for (Method& method : methods_) {
-        CRUMB_ASSIGN_OR_RETURN(const SequenceScore score, Score(*method.worker, tokens, exact));
-        method.scores.push_back(score);
-      }
-    }
-    return Summarize(std::exp(EstimateOf(exact_loss).mean));
+    if (options_.passkeys > 0 && !Interrupted()) CRUMB_RETURN_IF_ERROR(RunPasskeys());
+    result_.interrupted = Interrupted();
+    return std::move(result_);
   }
 
  private:
   absl::Status OpenModel() {
-    CRUMB_ASSIGN_OR_RETURN(const auto tokenizer, models::Tokenizer::Load(options_.model));
-    CRUMB_ASSIGN_OR_RETURN(engine_,
-                           models::Engine::Load(options_.model, {.threads = options_.threads}));
-    if (options_.context > engine_->config().max_positions) {
+    CRUMB_ASSIGN_OR_RETURN(tokenizer_, models::Tokenizer::Load(options_.model));
+    // Sequences run side by side, each on one thread.
+    CRUMB_ASSIGN_OR_RETURN(engine_, models::Engine::Load(options_.model, {.threads = 1}));
+    const int most = engine_->config().max_positions;
+    contexts_ = options_.contexts;
+    if (contexts_.empty()) contexts_ = {std::min(1024, most), std::min(2048, most), most};
+    std::sort(contexts_.begin(), contexts_.end());
+    contexts_.erase(std::unique(contexts_.begin(), contexts_.end()), contexts_.end());
+    if (contexts_.back() > most) {
       return absl::InvalidArgumentError(fmt::format("{} has {} positions, the context is {}",
-                                                    options_.model, engine_->config().max_positions,
-                                                    options_.context));
+                                                    options_.model, most, contexts_.back()));
     }
-    for (const std::string& path : options_.texts) {
-      CRUMB_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kTextBytesMax));
-      const std::vector<int32_t> ids = tokenizer->Encode(text);
-      for (size_t begin = 0; begin + options_.context <= ids.size() &&
-                             static_cast<int>(sequences_.size()) < options_.sequences;
-           begin += options_.context) {
-        sequences_.emplace_back(ids.begin() + begin, ids.begin() + begin + options_.context);
-      }
-    }
-    if (sequences_.size() >= 2) return absl::OkStatus();
+    CRUMB_ASSIGN_OR_RETURN(text_, ReadTokens(*tokenizer_, options_.texts));
+    const auto sequences = CutSequences(text_, contexts_.back(), options_.sequences);
+    if (sequences.size() >= 2) return absl::OkStatus();
     return absl::InvalidArgumentError(
         fmt::format("the texts give {} sequences of {} tokens, at least 2 are needed",
-                    sequences_.size(), options_.context));
+                    sequences.size(), contexts_.back()));
   }
 
-  absl::StatusOr<RotationFile> CalibrateFor(kernels::Method method) {
-    if (options_.calibration_texts.empty()) {
-      return absl::InvalidArgumentError("the methods oscar and crumb need calibration text");
-    }
-    if (activations_ == nullptr) {
-      CRUMB_ASSIGN_OR_RETURN(activations_,
-                             tools::ModelActivations::Open({.model = options_.model,
-                                                            .texts = options_.calibration_texts,
-                                                            .context = options_.calibration_context,
-                                                            .tokens = options_.calibration_tokens,
-                                                            .threads = options_.threads}));
-    }
-    auto calibration = calibration::DefaultCalibration(method);
-    calibration.positions = options_.context;
-    return calibration::Calibrate(*activations_, calibration, nullptr);
-  }
-
-  absl::StatusOr<RotationFile> RotationsOf(kernels::Method method) {
-    if (method == kernels::Method::kHadamard) {
-      return calibration::HadamardRotations(engine_->config().head_dim);
-    }
-    return CalibrateFor(method);
-  }
-
-  client::WorkerOptions WorkerFor() const {
-    const models::ModelConfig& config = engine_->config();
-    client::WorkerOptions worker;
-    worker.model = worker.weights = "quality";
-    worker.layers = config.layers;
-    worker.kv_heads = config.kv_heads;
-    worker.q_heads = config.q_heads;
-    worker.head_dim = config.head_dim;
-    worker.group_size = std::min(config.head_dim, kGroupSizeMax);
-    worker.draft_slots = kStepTokens - 1;
-    worker.parallel_for = [this](int count, const std::function<void(int)>& body) {
-      engine_->pool().ParallelFor(count, body);
+  absl::Status OpenMethods() {
+    CRUMB_ASSIGN_OR_RETURN(set_,
+                           QualityMethodSet::Open(options_, engine_->config(), contexts_.back()));
+    std::vector<std::string> names = options_.methods;
+    const auto named = [&](const char* name) {
+      return std::find(names.begin(), names.end(), name) != names.end();
     };
-    return worker;
-  }
-
-  static absl::StatusOr<Method> Open(const std::string& name, const client::WorkerOptions& worker) {
-    const kernels::TileShape shape = worker.tile_shape();
-    Method result{.name = name, .worker = nullptr, .bits = 0.0, .scores = {}};
-    result.bits = 16.0 * static_cast<double>(shape.bytes(worker.history_format)) /
-                  static_cast<double>(shape.bf16_bytes());
-    CRUMB_ASSIGN_OR_RETURN(result.worker, client::Worker::Open(worker, nullptr));
-    return result;
-  }
-
-  absl::StatusOr<Method> OpenRotation(const std::string& path) const {
-    client::WorkerOptions worker = WorkerFor();
-    CRUMB_RETURN_IF_ERROR(worker.UseRotationFile(path));
-    return Open(std::filesystem::path(path).filename().string(), worker);
-  }
-
-  absl::StatusOr<Method> OpenMethod(const std::string& name) {
-    client::WorkerOptions worker = WorkerFor();
-    if (name == "bf16") {
-      worker.history_format = kernels::PageFormat::kBf16;
-    } else {
-      const auto method = kernels::MethodNamed(name);
-      if (!method) return absl::InvalidArgumentError("no method is called " + name);
-      worker.method = *method;
-      worker.clip_k = worker.clip_v = 0.0f;
-      if (*method != kernels::Method::kNaive) {
-        CRUMB_ASSIGN_OR_RETURN(const RotationFile file, RotationsOf(*method));
-        CRUMB_ASSIGN_OR_RETURN(worker.rotations, client::RotationSet::FromFile(file));
-        worker.clip_k = file.clip_k;
-        worker.clip_v = file.clip_v;
+    // Passkeys are judged by their difference to bf16.
+    if (options_.passkeys > 0 && !named("bf16")) names.insert(names.begin(), "bf16");
+    for (const std::string& name : names) {
+      Say("preparing " + name);
+      CRUMB_ASSIGN_OR_RETURN(QualityMethod method, set_->Named(name));
+      methods_.push_back(std::move(method));
+      if (name == "oscar" && options_.clip_sequences > 0) {
+        CRUMB_ASSIGN_OR_RETURN(QualityMethod best, BestOscar());
+        methods_.push_back(std::move(best));
       }
     }
-    return Open(name, worker);
+    for (const std::string& path : options_.rotations) {
+      CRUMB_ASSIGN_OR_RETURN(QualityMethod method, set_->FromRotationFile(path));
+      methods_.push_back(std::move(method));
+    }
+    return absl::OkStatus();
   }
 
-  absl::StatusOr<SequenceScore> Score(client::Worker& worker, std::span<const int32_t> tokens,
-                                      const models::Logits& exact) const {
-    client::SequenceOptions alone;
-    alone.publish = client::Publish::kNone;
-    CRUMB_ASSIGN_OR_RETURN(const auto sequence, worker.Begin(tokens.first(kStepTokens), alone));
-    tiny_lm::SequenceCache cache(*sequence);
-    SequenceScore score;
-    const double count = static_cast<double>(tokens.size() - 1);
-    for (size_t begin = 0; begin < tokens.size(); begin += kStepTokens) {
-      const auto step = tokens.subspan(begin, std::min<size_t>(kStepTokens, tokens.size() - begin));
-      CRUMB_ASSIGN_OR_RETURN(const models::Logits ours,
-                             engine_->Forward(cache, step, models::LogitRows::kAll));
-      for (size_t i = 0; i < step.size() && begin + i + 1 < tokens.size(); ++i) {
-        const auto row = ours.row(static_cast<int>(i));
-        const auto reference = exact.row(static_cast<int>(begin + i));
-        score.kl += models::KlDivergence(reference, row) / count;
-        score.log_loss += LogLoss(row, tokens[begin + i + 1]) / count;
-        score.top1 += (MostLikely(row) == MostLikely(reference)) / count;
+  void Say(const std::string& what) const {
+    if (!options_.quiet) fmt::print(stderr, "{}\n", what);
+  }
+
+  // oscar with the clips of least KL on calibration text: keys' first, then values'.
+  absl::StatusOr<QualityMethod> BestOscar() {
+    CRUMB_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
+                           ReadTokens(*tokenizer_, options_.calibration_texts));
+    const auto sequences = CutSequences(tokens, contexts_.back(), options_.clip_sequences);
+    if (sequences.empty()) {
+      return absl::InvalidArgumentError(
+          fmt::format("the calibration texts have {} tokens, oscar's clips are chosen on sequences "
+                      "of {}: give more text or --clip-sequences 0",
+                      tokens.size(), contexts_.back()));
+    }
+    float clip_k = 0.96f, clip_v = 0.92f;
+    for (float* clip : {&clip_k, &clip_v}) {
+      std::vector<QualityMethod> candidates;
+      for (const float value : kClips) {
+        *clip = value;
+        CRUMB_ASSIGN_OR_RETURN(QualityMethod method, set_->Oscar(clip_k, clip_v));
+        candidates.push_back(std::move(method));
       }
+      CRUMB_ASSIGN_OR_RETURN(const auto scores,
+                             Score("oscar's clip", sequences, candidates, false));
+      size_t best = 0;
+      for (size_t i = 1; i < candidates.size(); ++i) {
+        if (SumOfKl(scores[i]) < SumOfKl(scores[best])) best = i;
+      }
+      *clip = kClips[best];
+    }
+    CRUMB_ASSIGN_OR_RETURN(QualityMethod method, set_->Oscar(clip_k, clip_v));
+    method.name = kBestOscar;
+    return method;
+  }
+
+  static double SumOfKl(const SequenceScores& scores) {
+    double sum = 0.0;
+    for (const auto& score : scores) sum += score ? score->kl : 0.0;
+    return sum;
+  }
+
+  // Runs body(i) for every i < count on the jobs' threads until one fails or the run is
+  // interrupted.
+  absl::Status ForJobs(int count, const std::function<absl::Status(int)>& body) {
+    Mutex mutex;
+    absl::Status first;
+    jobs_.ParallelFor(count, [&](int i) {
+      {
+        MutexLock lock(&mutex);
+        if (!first.ok()) return;
+      }
+      if (Interrupted()) return;
+      const absl::Status status = body(i);
+      MutexLock lock(&mutex);
+      if (first.ok()) first = status;
+    });
+    return first;
+  }
+
+  // [methods][sequences]
+  absl::StatusOr<std::vector<SequenceScores>> Score(
+      const std::string& what, const std::vector<std::vector<int32_t>>& sequences,
+      const std::vector<QualityMethod>& methods, bool prefill) {
+    std::vector<SequenceScores> scores(methods.size(), SequenceScores(sequences.size()));
+    exact_loss_.assign(sequences.size(), std::nullopt);
+    const int steps = (static_cast<int>(sequences.front().size()) + kStepTokens - 1) / kStepTokens;
+    Progress progress(what, static_cast<int>(sequences.size()) * steps, options_.quiet);
+    CRUMB_RETURN_IF_ERROR(ForJobs(static_cast<int>(sequences.size()), [&](int i) {
+      return ScoreSequence(sequences[i], methods, prefill, progress, i, scores);
+    }));
+    return scores;
+  }
+
+  // All methods step by step beside the exact cache.
+  absl::Status ScoreSequence(std::span<const int32_t> tokens,
+                             const std::vector<QualityMethod>& methods, bool prefill,
+                             Progress& progress, int index, std::vector<SequenceScores>& scores) {
+    models::DenseKvCache dense(engine_->config(), engine_->pool());
+    std::vector<std::unique_ptr<MethodCache>> decode, fill;
+    // Inside one prefill block no token reads what a method stored: one method stands for all.
+    const bool shared = static_cast<int>(tokens.size()) <= options_.prefill_block;
+    for (const QualityMethod& method : methods) {
+      CRUMB_ASSIGN_OR_RETURN(auto cache, method.begin(tokens.first(kStepTokens)));
+      decode.push_back(std::move(cache));
+      if (!prefill || (shared && !fill.empty())) continue;
+      CRUMB_ASSIGN_OR_RETURN(cache, method.begin(tokens));
+      fill.push_back(std::move(cache));
+    }
+    std::vector<SequenceScore> sums(methods.size());
+    double exact_loss = 0.0;
+    for (size_t begin = 0; begin < tokens.size() && !Interrupted(); begin += kStepTokens) {
+      const auto step = tokens.subspan(begin, std::min<size_t>(kStepTokens, tokens.size() - begin));
+      const auto next = tokens.subspan(begin + 1, std::min(step.size(), tokens.size() - begin - 1));
+      CRUMB_ASSIGN_OR_RETURN(const models::Logits exact,
+                             engine_->Forward(dense, step, models::LogitRows::kAll));
+      const StepReference reference(exact);
+      for (size_t i = 0; i < next.size(); ++i) {
+        exact_loss += reference.LogLoss(static_cast<int>(i), next[i]);
+      }
+      for (size_t m = 0; m < methods.size(); ++m) {
+        CRUMB_ASSIGN_OR_RETURN(const SequenceScore score,
+                               ScoreStep(*decode[m], step, next, reference));
+        sums[m].kl += score.kl;
+        sums[m].log_loss += score.log_loss;
+        sums[m].top1 += score.top1;
+      }
+      for (size_t m = 0; m < fill.size(); ++m) {
+        CRUMB_ASSIGN_OR_RETURN(const SequenceScore score,
+                               ScoreStep(*fill[m], step, next, reference));
+        sums[m].kl_prefill += score.kl;
+      }
+      progress.Add();
+    }
+    if (Interrupted()) return absl::OkStatus();
+    const double count = static_cast<double>(tokens.size() - 1);
+    for (size_t m = 0; m < methods.size(); ++m) {
+      const double kl_prefill = sums[fill.size() == 1 ? 0 : m].kl_prefill;
+      scores[m][index] = SequenceScore{sums[m].kl / count, kl_prefill / count,
+                                       sums[m].log_loss / count, sums[m].top1 / count};
+    }
+    exact_loss_[index] = exact_loss / count;
+    return absl::OkStatus();
+  }
+
+  // Sums over the tokens of one step that predict `next`.
+  absl::StatusOr<SequenceScore> ScoreStep(MethodCache& cache, std::span<const int32_t> step,
+                                          std::span<const int32_t> next,
+                                          const StepReference& reference) const {
+    CRUMB_ASSIGN_OR_RETURN(const models::Logits ours,
+                           engine_->Forward(cache, step, models::LogitRows::kAll));
+    SequenceScore score;
+    for (size_t i = 0; i < next.size(); ++i) {
+      const int at = static_cast<int>(i);
+      const auto row = ours.row(at);
+      const double norm = LogSumExp(row);
+      score.kl += reference.Kl(at, row, norm);
+      score.log_loss += norm - row[next[i]];
+      score.top1 += models::GreedyToken(row) == reference.top(at);
     }
     return score;
   }
 
-  static std::vector<double> Column(const Method& method, double SequenceScore::*member) {
+  absl::Status RunContext(int context) {
+    const auto sequences = CutSequences(text_, context, options_.sequences);
+    CRUMB_ASSIGN_OR_RETURN(const auto scores,
+                           Score(fmt::format("{} tokens", context), sequences, methods_, true));
+    std::vector<double> exact_loss;
+    for (const auto& loss : exact_loss_) {
+      if (loss) exact_loss.push_back(*loss);
+    }
+    if (exact_loss.size() < 2) {  // interrupted: what earlier contexts gave stays
+      return result_.rows.empty() ? absl::CancelledError("interrupted before two sequences")
+                                  : absl::OkStatus();
+    }
+    const int done = static_cast<int>(exact_loss.size());
+    result_.sequences = result_.contexts.empty() ? done : std::min(result_.sequences, done);
+    result_.prefill_block = options_.prefill_block;
+    result_.device = options_.device;
+    result_.contexts.push_back(context);
+    result_.exact_perplexity.push_back(std::exp(EstimateOf(exact_loss).mean));
+    for (size_t m = 0; m < methods_.size(); ++m) {
+      result_.rows.push_back(RowOf(methods_[m], context, scores[m]));
+      QualityRow& row = result_.rows.back();
+      Compare(scores[m], ScoresOf(scores, "oscar"), row.kl_over_oscar);
+      Compare(scores[m], ScoresOf(scores, kBestOscar), row.kl_over_best_oscar);
+      if (row.method == "crumb") {
+        Compare(scores[m], ScoresOf(scores, "crumb-context"), row.kl_over_long_calibration);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  const SequenceScores* ScoresOf(const std::vector<SequenceScores>& scores,
+                                 const std::string& name) const {
+    for (size_t m = 0; m < methods_.size(); ++m) {
+      if (methods_[m].name == name) return &scores[m];
+    }
+    return nullptr;
+  }
+
+  static std::vector<double> Column(const SequenceScores& scores, double SequenceScore::*member) {
     std::vector<double> values;
-    for (const SequenceScore& score : method.scores) values.push_back(score.*member);
+    for (const auto& score : scores) {
+      if (score) values.push_back((*score).*member);
+    }
     return values;
   }
 
-  // The 2.5 and 97.5 % points of sum(kl) / sum(oscar's kl) over sequences drawn with replacement.
-  static void Bootstrap(const std::vector<double>& kl, const std::vector<double>& oscar,
-                        QualityRow& row) {
-    std::mt19937 random(1);
-    std::vector<double> ratios(kBootstrapDraws);
-    for (double& ratio : ratios) {
-      double ours = 0.0, theirs = 0.0;
-      for (size_t i = 0; i < kl.size(); ++i) {
-        const size_t drawn = random() % kl.size();
-        ours += kl[drawn];
-        theirs += oscar[drawn];
-      }
-      ratio = ours / theirs;
-    }
-    std::sort(ratios.begin(), ratios.end());
-    row.kl_over_oscar = EstimateOf(kl).mean / EstimateOf(oscar).mean;
-    row.kl_over_oscar_low = ratios[kBootstrapDraws / 40];
-    row.kl_over_oscar_high = ratios[kBootstrapDraws - 1 - kBootstrapDraws / 40];
+  static void Compare(const SequenceScores& ours, const SequenceScores* theirs, Interval& ratio) {
+    if (theirs == nullptr) return;
+    ratio = BootstrapRatio(Column(ours, &SequenceScore::kl), Column(*theirs, &SequenceScore::kl));
   }
 
-  QualityResult Summarize(double exact_perplexity) const {
-    QualityResult result;
-    result.sequences = static_cast<int>(sequences_.size());
-    result.context = options_.context;
-    result.exact_perplexity = exact_perplexity;
-    const auto oscar = std::find_if(methods_.begin(), methods_.end(),
-                                    [](const Method& method) { return method.name == "oscar"; });
-    for (const Method& method : methods_) {
-      const std::vector<double> kl = Column(method, &SequenceScore::kl);
-      const Estimate loss = EstimateOf(Column(method, &SequenceScore::log_loss));
-      const Estimate top1 = EstimateOf(Column(method, &SequenceScore::top1));
-      QualityRow row{.method = method.name, .bits = method.bits};
-      row.kl = EstimateOf(kl).mean;
-      row.kl_error = EstimateOf(kl).error;
-      row.perplexity = std::exp(loss.mean);
-      row.perplexity_error = row.perplexity * loss.error;
-      row.top1 = top1.mean;
-      row.top1_error = top1.error;
-      if (oscar != methods_.end()) Bootstrap(kl, Column(*oscar, &SequenceScore::kl), row);
-      result.rows.push_back(row);
+  static QualityRow RowOf(const QualityMethod& method, int context, const SequenceScores& scores) {
+    QualityRow row;
+    row.method = method.name;
+    row.context = context;
+    row.bits = method.bits;
+    const double exact = std::min(1.0, static_cast<double>(kWindowTokens) / context);
+    row.bits_with_windows = 16.0 * exact + method.bits * (1.0 - exact);
+    row.clip_k = method.clip_k;
+    row.clip_v = method.clip_v;
+    row.kl = EstimateOf(Column(scores, &SequenceScore::kl));
+    row.kl_prefill = EstimateOf(Column(scores, &SequenceScore::kl_prefill));
+    row.top1 = EstimateOf(Column(scores, &SequenceScore::top1));
+    const Estimate loss = EstimateOf(Column(scores, &SequenceScore::log_loss));
+    row.perplexity = {std::exp(loss.mean), std::exp(loss.mean) * loss.error};
+    return row;
+  }
+
+  absl::Status RunPasskeys() {
+    const int context = contexts_.back();
+    CRUMB_ASSIGN_OR_RETURN(documents_,
+                           MakePasskeyDocuments(*tokenizer_, text_, context, options_.passkeys));
+    const int documents = static_cast<int>(documents_.size());
+    std::vector<DocumentScores> scores(methods_.size(), DocumentScores(documents));
+    Progress progress("passkeys", documents * static_cast<int>(methods_.size()), options_.quiet);
+    // Documents by turns from both ends, so that the time left is not a guess about long ones.
+    CRUMB_RETURN_IF_ERROR(ForJobs(documents, [&](int i) {
+      const int document = i % 2 == 0 ? i / 2 : documents - 1 - i / 2;
+      for (size_t m = 0; m < methods_.size() && !Interrupted(); ++m) {
+        CRUMB_ASSIGN_OR_RETURN(scores[m][document], AskAll(methods_[m], documents_[document]));
+        progress.Add();
+      }
+      return absl::OkStatus();
+    }));
+    KeepComplete(scores);
+    for (QualityRow& row : result_.rows) {
+      if (row.context != context) continue;
+      for (size_t m = 0; m < methods_.size(); ++m) {
+        if (methods_[m].name == row.method) Summarize(scores[m], BaselineOf(scores), row);
+      }
     }
-    return result;
+    return absl::OkStatus();
+  }
+
+  // A document counts when every method was asked.
+  void KeepComplete(std::vector<DocumentScores>& scores) {
+    for (size_t d = 0; d < documents_.size(); ++d) {
+      const bool complete = std::all_of(scores.begin(), scores.end(),
+                                        [&](const auto& method) { return method[d].has_value(); });
+      if (complete) {
+        ++result_.passkey_documents;
+        result_.passkeys += static_cast<int>(documents_[d].keys.size());
+        continue;
+      }
+      for (DocumentScores& method : scores) method[d].reset();
+    }
+  }
+
+  const DocumentScores& BaselineOf(const std::vector<DocumentScores>& scores) const {
+    for (size_t m = 0; m < methods_.size(); ++m) {
+      if (methods_[m].name == "bf16") return scores[m];
+    }
+    return scores.front();
+  }
+
+  // Reads the document once, then asks for each of its keys in a sequence of its own.
+  absl::StatusOr<std::vector<KeyScore>> AskAll(const QualityMethod& method,
+                                               const PasskeyDocument& document) const {
+    const std::span<const int32_t> tokens = document.tokens;
+    CRUMB_ASSIGN_OR_RETURN(const auto cache, method.begin(tokens.first(kStepTokens)));
+    for (size_t begin = 0; begin < tokens.size(); begin += kStepTokens) {
+      CRUMB_RETURN_IF_ERROR(
+          engine_->Forward(*cache, tokens.subspan(begin, kStepTokens), models::LogitRows::kLast)
+              .status());
+    }
+    std::vector<KeyScore> scores;
+    for (const Passkey& key : document.keys) {
+      CRUMB_ASSIGN_OR_RETURN(const auto asked, cache->Fork());
+      CRUMB_ASSIGN_OR_RETURN(const KeyScore score, Ask(*asked, key));
+      scores.push_back(score);
+    }
+    return scores;
+  }
+
+  absl::StatusOr<KeyScore> Ask(MethodCache& cache, const Passkey& key) const {
+    CRUMB_ASSIGN_OR_RETURN(const models::Logits first,
+                           engine_->Forward(cache, key.question, models::LogitRows::kLast));
+    KeyScore score;
+    CRUMB_ASSIGN_OR_RETURN(const auto told, cache.Fork());
+    CRUMB_ASSIGN_OR_RETURN(score.answer_nll, AnswerNll(*told, first, key.answer));
+    // Free generation: nothing of the answer is given away.
+    models::Logits logits = first;
+    std::string text;
+    for (int i = 0; i < kAnswerTokensMax && PasskeyUndecided(text); ++i) {
+      const int32_t token = models::GreedyToken(logits.last());
+      text += tokenizer_->Decode({&token, 1});
+      if (!PasskeyUndecided(text)) break;
+      CRUMB_ASSIGN_OR_RETURN(logits,
+                             engine_->Forward(cache, {&token, 1}, models::LogitRows::kLast));
+    }
+    score.right = AnswersPasskey(text, key.digits);
+    return score;
+  }
+
+  absl::StatusOr<double> AnswerNll(MethodCache& cache, const models::Logits& first,
+                                   std::span<const int32_t> answer) const {
+    double nll = LogSumExp(first.last()) - first.last()[answer[0]];
+    if (answer.size() > 1) {
+      CRUMB_ASSIGN_OR_RETURN(
+          const models::Logits rest,
+          engine_->Forward(cache, answer.first(answer.size() - 1), models::LogitRows::kAll));
+      for (size_t i = 1; i < answer.size(); ++i) {
+        const auto row = rest.row(static_cast<int>(i) - 1);
+        nll += LogSumExp(row) - row[answer[i]];
+      }
+    }
+    return nll / static_cast<double>(answer.size());
+  }
+
+  void Summarize(const DocumentScores& scores, const DocumentScores& baseline,
+                 QualityRow& row) const {
+    std::vector<double> recall, nll, lost, keys;
+    std::vector<std::pair<double, double>> by_depth, by_distance;  // and whether right
+    for (size_t d = 0; d < documents_.size(); ++d) {
+      if (!scores[d]) continue;
+      double right = 0.0, exact = 0.0, loss = 0.0;
+      for (size_t i = 0; i < scores[d]->size(); ++i) {
+        const KeyScore& score = (*scores[d])[i];
+        const Passkey& key = documents_[d].keys[i];
+        right += score.right;
+        exact += (*baseline[d])[i].right;
+        loss += score.answer_nll;
+        by_depth.emplace_back(documents_[d].DepthOf(key), score.right);
+        by_distance.emplace_back(documents_[d].DistanceOf(key), score.right);
+      }
+      const double count = static_cast<double>(scores[d]->size());
+      recall.push_back(right / count);
+      nll.push_back(loss / count);
+      lost.push_back(exact - right);
+      keys.push_back(count);
+    }
+    if (keys.empty()) return;
+    row.has_passkeys = true;
+    row.passkey.recall = EstimateOf(recall);
+    row.passkey.answer_nll = EstimateOf(nll);
+    row.passkey.below_bf16 = BootstrapRatio(lost, keys);
+    row.passkey.by_depth = Bins(by_depth, 0.0, 1.0);
+    row.passkey.by_distance = Bins(by_distance, 0.0, contexts_.back());
+  }
+
+  static std::vector<RecallBin> Bins(const std::vector<std::pair<double, double>>& keys,
+                                     double from, double to) {
+    std::vector<RecallBin> bins;
+    for (int i = 0; i < kRecallBins; ++i) {
+      RecallBin bin{.from = from + (to - from) * i / kRecallBins,
+                    .to = from + (to - from) * (i + 1) / kRecallBins,
+                    .count = 0,
+                    .recall = {}};
+      std::vector<double> right;
+      for (const auto& [at, value] : keys) {
+        if (at >= bin.from && at < bin.to) right.push_back(value);
+      }
+      bin.count = static_cast<int>(right.size());
+      bin.recall = EstimateOf(right);
+      bins.push_back(bin);
+    }
+    return bins;
   }
 
   const QualityOptions& options_;
+  models::ThreadPool jobs_;
+  std::unique_ptr<models::Tokenizer> tokenizer_;
   std::unique_ptr<models::Engine> engine_;
-  std::unique_ptr<tools::ModelActivations> activations_;
-  std::vector<std::vector<int32_t>> sequences_;
-  std::vector<Method> methods_;
+  std::unique_ptr<QualityMethodSet> set_;
+  std::vector<QualityMethod> methods_;
+  std::vector<int> contexts_;
+  std::vector<int32_t> text_;
+  std::vector<std::optional<double>> exact_loss_;  // by sequence of the context under way
+  std::vector<PasskeyDocument> documents_;
+  QualityResult result_;
 };
 
 }  // namespace
 
 absl::StatusOr<QualityResult> RunQualityWorkload(const QualityOptions& options) {
   return QualityRun(options).Run();
-}
-
-nlohmann::json QualityJson(const QualityResult& result) {
-  nlohmann::json json = {{"sequences", result.sequences},
-                         {"context", result.context},
-                         {"exact_ppl", result.exact_perplexity},
-                         {"rows", nlohmann::json::array()}};
-  for (const QualityRow& row : result.rows) {
-    json["rows"].push_back({{"method", row.method},
-                            {"bits", row.bits},
-                            {"kl", row.kl},
-                            {"kl_error", row.kl_error},
-                            {"ppl", row.perplexity},
-                            {"ppl_error", row.perplexity_error},
-                            {"top1", row.top1},
-                            {"top1_error", row.top1_error},
-                            {"kl_over_oscar", row.kl_over_oscar},
-                            {"kl_over_oscar_low", row.kl_over_oscar_low},
-                            {"kl_over_oscar_high", row.kl_over_oscar_high}});
-  }
-  return json;
-}
-
-std::string QualityText(const QualityResult& result) {
-  std::string text =
-      fmt::format("{} sequences of {} tokens, perplexity {:.3f} with exact keys and values\n\n",
-                  result.sequences, result.context, result.exact_perplexity);
-  text += fmt::format("{:>9}  {:>5}  {:>7} {:>8}  {:>6}  {:>6}  {}\n", "method", "bits", "KL", "+-",
-                      "ppl", "top-1", "KL / oscar's, 95 %");
-  for (const QualityRow& row : result.rows) {
-    text += fmt::format("{:>9}  {:>5.2f}  {:>7.4f} {:>8.4f}  {:>6.3f}  {:>6.3f}", row.method,
-                        row.bits, row.kl, row.kl_error, row.perplexity, row.top1);
-    if (row.kl_over_oscar > 0) {
-      text += fmt::format("  {:.3f} [{:.3f}, {:.3f}]", row.kl_over_oscar, row.kl_over_oscar_low,
-                          row.kl_over_oscar_high);
-    }
-    text += "\n";
-  }
-  return text;
 }
 
 }  // namespace crumb::bench

@@ -33,7 +33,7 @@ CONFINED = {
     "rocksdb/": ("storage/ssd/",),
     "ucp/": ("transport/",),
     "uct/": ("transport/",),
-    "cuda": ("kernels/cuda/", "client/", "bench/kernels/"),
+    "cuda": ("kernels/cuda/", "client/", "bench/kernels/", "bench/quality_cuda/"),
     "grpc": ("server/", "client/"),
     "prometheus/": ("server/metrics/",),
     "httplib.h": ("server/admin/", "tools/", "bench/"),

@@ -1,0 +1,133 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/passkeys.h"
+
+#include <algorithm>
+#include <array>
+#include <random>
+
+#include "fmt/format.h"
+
+namespace crumb::bench {
+namespace {
+
+constexpr int kPageTokens = 64;
+constexpr int kWindowTokensMax = 320;  // of the recent window
+constexpr int kContextMin = 640;
+constexpr int kLengthMin = 1024;
+constexpr int kKeysMax = 8;             // of a document
+constexpr int kPartTokens = 80;         // of a document's middle for each key
+constexpr int kQuestionTokensMax = 54;  // leaves room for the answer in one page
+constexpr int kLineEndSearch = 40;      // tokens looked at for the end of a line
+
+constexpr std::array<const char*, 24> kNames = {
+    "Ada",  "Bob",   "Clara", "David", "Emma",   "Frank", "Grace",  "Henry",
+    "Iris", "Jack",  "Kate",  "Leo",   "Mary",   "Nina",  "Oscar",  "Paul",
+    "Rosa", "Simon", "Tina",  "Uma",   "Victor", "Wendy", "Xavier", "Yara"};
+
+// Builds one document; the text around its keys begins at token `begin` of `tokens` and wraps.
+class DocumentWriter {
+ public:
+  DocumentWriter(const models::Tokenizer& tokenizer, const std::vector<int32_t>& tokens,
+                 size_t begin)
+      : tokenizer_(tokenizer), tokens_(tokens), at_(begin) {}
+
+  PasskeyDocument Write(int length, int keys, std::mt19937_64& random) {
+    const int room = length - kPageTokens - kWindowTokensMax;
+    std::vector<int> names(kNames.size());
+    for (size_t i = 0; i < names.size(); ++i) names[i] = static_cast<int>(i);
+    std::shuffle(names.begin(), names.end(), random);
+    for (int i = 0; i < keys; ++i) {
+      const int part = room / keys;
+      const std::string name = kNames[names[i]];
+      const std::string digits = fmt::format("{:05}", 10000 + random() % 90000);
+      const std::vector<int32_t> line =
+          tokenizer_.Encode(fmt::format("\n# The pass key for {} is {}.\n", name, digits));
+      const int slack = std::max(1, part - static_cast<int>(line.size()) - kLineEndSearch);
+      FillTo(kPageTokens + i * part + static_cast<int>(random() % slack));
+      FillToLineEnd();
+      AddKey(name, digits, line);
+    }
+    FillTo(length);
+    return std::move(document_);
+  }
+
+ private:
+  void FillTo(int length) {
+    while (static_cast<int>(document_.tokens.size()) < length) AddText();
+  }
+  void AddText() { document_.tokens.push_back(tokens_[at_++ % tokens_.size()]); }
+  void FillToLineEnd() {
+    for (int i = 0; i < kLineEndSearch; ++i) {
+      const std::string last = tokenizer_.Decode({&document_.tokens.back(), 1});
+      if (last.ends_with('\n')) return;
+      AddText();
+    }
+  }
+  void AddKey(const std::string& name, const std::string& digits,
+              const std::vector<int32_t>& line) {
+    Passkey key;
+    key.digits = digits;
+    key.question = tokenizer_.Encode(fmt::format("\n# What is the pass key for {}? It is", name));
+    key.answer = tokenizer_.Encode(" " + digits);
+    key.position = static_cast<int>(document_.tokens.size());
+    document_.tokens.insert(document_.tokens.end(), line.begin(), line.end());
+    document_.keys.push_back(std::move(key));
+  }
+
+  const models::Tokenizer& tokenizer_;
+  const std::vector<int32_t>& tokens_;
+  size_t at_;
+  PasskeyDocument document_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<PasskeyDocument>> MakePasskeyDocuments(
+    const models::Tokenizer& tokenizer, const std::vector<int32_t>& tokens, int context,
+    int count) {
+  if (context < kContextMin || static_cast<int64_t>(tokens.size()) < context) {
+    return absl::InvalidArgumentError(
+        fmt::format("passkeys need a context of {} tokens and as much text as it has: the context "
+                    "is {}, the texts have {} tokens",
+                    kContextMin, context, tokens.size()));
+  }
+  std::mt19937_64 random(1);
+  const int longest = context - kPageTokens;
+  const int shortest = std::min(longest, std::max(kLengthMin, context / 4));
+  const int per_document =
+      std::clamp((shortest - kPageTokens - kWindowTokensMax) / kPartTokens, 1, kKeysMax);
+  const int documents = (count + per_document - 1) / per_document;
+  std::vector<PasskeyDocument> made;
+  for (int i = 0; i < documents; ++i) {
+    const int keys = std::min(per_document, count - i * per_document);
+    const int wanted =
+        documents == 1
+            ? longest
+            : shortest + static_cast<int>(int64_t{longest - shortest} * i / (documents - 1));
+    const size_t begin = tokens.size() / documents * i;
+    DocumentWriter writer(tokenizer, tokens, begin);
+    made.push_back(writer.Write(wanted / kPageTokens * kPageTokens, keys, random));
+    for (const Passkey& key : made.back().keys) {
+      if (key.question.size() > kQuestionTokensMax) {
+        return absl::InvalidArgumentError("the tokenizer takes too many tokens for a question");
+      }
+    }
+  }
+  return made;
+}
+
+bool PasskeyUndecided(std::string_view generated) {
+  const size_t first = std::min(generated.find_first_not_of(' '), generated.size());
+  const std::string_view rest = generated.substr(first);
+  return rest.size() <= 5 && rest.find_first_not_of("0123456789") == std::string_view::npos;
+}
+
+bool AnswersPasskey(std::string_view generated, std::string_view digits) {
+  const size_t first = std::min(generated.find_first_not_of(' '), generated.size());
+  const std::string_view rest = generated.substr(first);
+  if (!rest.starts_with(digits)) return false;
+  return rest.size() == digits.size() || rest[digits.size()] < '0' || rest[digits.size()] > '9';
+}
+
+}  // namespace crumb::bench
