@@ -41,16 +41,17 @@ endif()
 
 # Every target of ours links this: warnings, sanitizers, include paths from the root.
 add_library(crumb_settings INTERFACE)
-target_include_directories(crumb_settings INTERFACE "${PROJECT_SOURCE_DIR}")
+target_include_directories(crumb_settings INTERFACE
+  "$<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}>")
 target_compile_options(crumb_settings INTERFACE
-  -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Werror)
+  "$<BUILD_INTERFACE:-Wall;-Wextra;-Wshadow;-Wnon-virtual-dtor;-Woverloaded-virtual;-Werror>")
 if(CRUMB_SANITIZE)
   target_compile_options(crumb_settings INTERFACE
     -fsanitize=${CRUMB_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(crumb_settings INTERFACE -fsanitize=${CRUMB_SANITIZE})
 endif()
 if(CRUMB_THREAD_SAFETY)
-  target_compile_options(crumb_settings INTERFACE -Wthread-safety -Werror=thread-safety)
+  target_compile_options(crumb_settings INTERFACE "$<BUILD_INTERFACE:-Wthread-safety;-Werror=thread-safety>")
 endif()
 
 # crumb_library(NAME SOURCES a.cc... DEPS t...): static library crumb_NAME, alias crumb::NAME.

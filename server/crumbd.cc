@@ -3,6 +3,7 @@
 // crumbd: the daemon that keeps pages for the workers of this host.
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 
 #include "CLI/CLI.hpp"
@@ -12,6 +13,7 @@
 #include "server/listen_check.h"
 #include "server/memory_check.h"
 #include "server/options.h"
+#include "server/ready_notice.h"
 #include "server/version.h"
 
 namespace {
@@ -56,9 +58,16 @@ int Check(const Options& options, bool here) {
 int Serve(const Options& options, const sigset_t& signals) {
   auto daemon = Daemon::Start(options);
   if (!daemon.ok()) return Fail(daemon.status());
+  const char* const manager = std::getenv("NOTIFY_SOCKET");
+  const auto tell = [&](const char* state) {
+    const absl::Status told = crumb::server::SendNotice(manager == nullptr ? "" : manager, state);
+    if (!told.ok()) crumb::LogWarning("{}", std::string(told.message()));
+  };
+  tell("READY=1");
   int signal = 0;
   ::sigwait(&signals, &signal);
   crumb::LogInfo("signal {}: stopping, a second one ends at once", signal);
+  tell("STOPPING=1");
   ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
   const absl::Status stopped = (*daemon)->Stop();
   return stopped.ok() ? kExitOk : Fail(stopped);

@@ -63,8 +63,9 @@ class FilesTest(unittest.TestCase):
         self.assertEqual(code, 0, output)
 
     def test_the_dashboard_is_what_its_script_makes(self):
-        done = subprocess.run([sys.executable, ROOT / "deploy/grafana/make_dashboard.py", "--check"],
-                              capture_output=True, text=True, timeout=60, check=False)
+        script = ROOT / "deploy/grafana/make_dashboard.py"
+        done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True,
+                              timeout=60, check=False)
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_the_dashboard_has_ten_rows_and_no_empty_one(self):
@@ -195,5 +196,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--bin", type=pathlib.Path, default=BIN)
     arguments, rest = parser.parse_known_args()
-    BIN = arguments.bin
+    BIN = arguments.bin.resolve()
     unittest.main(argv=[sys.argv[0], *rest])

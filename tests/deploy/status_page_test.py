@@ -119,8 +119,8 @@ class StatusPageTest(unittest.TestCase):
         text = self.browser.value("document.body.innerText")
         for part in ("Hit rate", "Bytes saved", "Tiers", "Nodes", "Keyspaces", "Recent warnings"):
             self.assertIn(part, text)
-        rate = float(re.match(r"([\d.]+) %",
-                              self.browser.value("document.getElementById('hit-rate').innerText"))[1])
+        shown = self.browser.value("document.getElementById('hit-rate').innerText")
+        rate = float(re.match(r"([\d.]+) %", shown)[1])
         tokens = self.status()["lookup_tokens"]
         hits = sum(n for tier, n in tokens.items() if tier not in ("miss", "window"))
         self.assertGreater(hits, 0)
@@ -143,6 +143,6 @@ if __name__ == "__main__":
     parser.add_argument("--save-screenshot", type=pathlib.Path, metavar="PNG",
                         help="also write the page as the documentation shows it")
     arguments, rest = parser.parse_known_args()
-    BIN = arguments.bin
+    BIN = arguments.bin.resolve()
     SAVE = arguments.save_screenshot
     unittest.main(argv=[sys.argv[0], *rest])

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""What is installed: by cmake --install, as Debian package, under systemd, in a container."""
+
+import argparse
+import os
+import pathlib
+import re
+import shlex
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from services import ROOT, Crumbd, wait_for
+
+BUILD = ROOT / "build/release"
+RUN_SECONDS = 240
+UNIT = ROOT / "deploy/systemd/crumbd.service"
+CONTAINERFILE = ROOT / "deploy/container/Containerfile"
+
+
+def run(*command, **options):
+    done = subprocess.run([str(c) for c in command], capture_output=True, text=True,
+                          timeout=RUN_SECONDS, check=False, **options)
+    if done.returncode != 0:
+        raise AssertionError(f"{shlex.join(map(str, command))}: {done.returncode}\n"
+                             f"{done.stdout[-3000:]}{done.stderr[-3000:]}")
+    return done.stdout
+
+
+class InstallTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory(prefix="crumb-install-")
+        cls.addClassCleanup(cls.temporary.cleanup)
+        cls.folder = pathlib.Path(cls.temporary.name)
+        cls.prefix = cls.folder / "prefix"
+        run("cmake", "--install", BUILD, "--prefix", cls.prefix)
+
+    def test_a_consumer_builds_against_the_package_and_gets_hits(self):
+        run("cmake", "-S", ROOT / "tests/consumer", "-B", self.folder / "consumer", "-G", "Ninja",
+            f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_BUILD_TYPE=Release")
+        run("cmake", "--build", self.folder / "consumer")
+        run_folder = self.folder / "run"
+        run_folder.mkdir()
+        crumbd = Crumbd(self.prefix / "bin", run_folder)
+        self.addCleanup(crumbd.stop)
+        crumbd.start()
+        output = run(self.folder / "consumer/consumer", run_folder)
+        self.assertEqual(output, "0 of 512 tokens were cached\n256 of 512 tokens were cached\n")
+
+    def test_nothing_installed_points_at_the_sources(self):
+        for path in sorted(self.prefix.rglob("*.cmake")):
+            self.assertNotIn(str(ROOT), path.read_text(encoding="utf-8"), path)
+
+    def test_every_installed_header_stands_alone(self):
+        headers = sorted((self.prefix / "include/libcrumb/crumb").glob("*.h"))
+        self.assertGreater(len(headers), 10)
+        source = self.folder / "headers.cc"
+        source.write_text("".join(f'#include "crumb/{h.name}"\n' for h in headers))
+        run("c++", "-std=c++20", "-fsyntax-only", "-I", self.prefix / "include/libcrumb", source)
+
+
+class DebianPackageTest(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.temporary = tempfile.TemporaryDirectory(prefix="crumb-deb-")
+        cls.addClassCleanup(cls.temporary.cleanup)
+        cls.folder = pathlib.Path(cls.temporary.name)
+        run("cpack", "-G", "DEB", "--config", BUILD / "CPackConfig.cmake", "-B", cls.folder)
+        (cls.package,) = cls.folder.glob("*.deb")
+        run("dpkg-deb", "-x", cls.package, cls.folder / "root")
+        run("dpkg-deb", "-e", cls.package, cls.folder / "control")
+
+    def test_it_holds_what_belongs_into_it(self):
+        names = set(re.findall(r" \./(\S+)$", run("dpkg-deb", "-c", self.package), re.MULTILINE))
+        for name in ("usr/bin/crumbd", "usr/bin/crumb", "etc/crumb/crumbd.yaml",
+                     "usr/lib/systemd/system/crumbd.service", "usr/lib/sysusers.d/crumb.conf",
+                     "usr/lib/tmpfiles.d/crumb.conf", "usr/include/libcrumb/crumb/client.h",
+                     "usr/share/crumb/grafana/dashboards/crumb.json",
+                     "usr/share/crumb/prometheus/rules/alerts.yml"):
+            self.assertIn(name, names)
+        self.assertTrue(any(n.endswith("cmake/crumb/crumb-config.cmake") for n in names))
+        self.assertFalse([n for n in names if n.startswith("usr/etc")])
+
+    def test_it_names_its_dependencies_and_configuration(self):
+        depends = run("dpkg-deb", "-f", self.package, "Depends")
+        for library in ("libgrpc++", "librocksdb", "libyaml-cpp", "libc6"):
+            self.assertIn(library, depends)
+        self.assertNotIn("-dev", depends)
+        self.assertEqual((self.folder / "control/conffiles").read_text(),
+                         "/etc/crumb/crumbd.yaml\n")
+        for script in ("postinst", "prerm"):
+            path = self.folder / "control" / script
+            self.assertTrue(path.stat().st_mode & stat.S_IXUSR, script)
+            run("sh", "-n", path)
+
+    def test_its_program_takes_its_configuration(self):
+        root = self.folder / "root"
+        output = run(root / "usr/bin/crumbd", "--config", root / "etc/crumb/crumbd.yaml",
+                     "--check-config")
+        self.assertEqual(output, "crumbd: the configuration is valid\n")
+        self.assertIn("crumb", run(root / "usr/bin/crumb", "--help"))
+
+
+class SystemdTest(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory(prefix="crumb-systemd-")
+        self.addCleanup(self.temporary.cleanup)
+        self.folder = pathlib.Path(self.temporary.name)
+
+    def test_the_unit_is_valid(self):
+        text = UNIT.read_text(encoding="utf-8")
+        self.assertIn("ExecStart=/usr/bin/crumbd ", text)
+        unit = self.folder / "crumbd.service"
+        unit.write_text(text.replace("/usr/bin/crumbd", f"{BUILD}/bin/crumbd"), encoding="utf-8")
+        done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], capture_output=True,
+                              text=True, timeout=60, check=False)
+        complaints = [line for line in done.stderr.splitlines() if "crumbd.service" in line]
+        self.assertEqual(complaints, [])
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_users_and_folders_are_valid(self):
+        root = self.folder / "root"
+        for folder in ("etc", "run", "var/lib", "usr/lib/sysusers.d", "usr/lib/tmpfiles.d"):
+            (root / folder).mkdir(parents=True)
+        for kind in ("sysusers", "tmpfiles"):
+            source = ROOT / f"deploy/systemd/crumb.{kind}.conf"
+            (root / f"usr/lib/{kind}.d/crumb.conf").write_bytes(source.read_bytes())
+        run("systemd-sysusers", f"--root={root}")
+        self.assertRegex((root / "etc/passwd").read_text(), r"(?m)^crumb:x:\d+:\d+:.*nologin$")
+        if os.geteuid() == 0:  # it makes files of other users
+            run("systemd-tmpfiles", f"--root={root}", "--create", "crumb.conf")
+            mode = (root / "run/crumb").stat().st_mode
+            self.assertEqual(stat.S_IMODE(mode), 0o750)
+
+    def test_crumbd_tells_when_it_is_ready_and_when_it_stops(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(str(self.folder / "notify"))
+            manager.settimeout(30)
+            crumbd = Crumbd(BUILD / "bin", self.folder)
+            self.addCleanup(crumbd.stop)
+            crumbd.start(env={**os.environ, "NOTIFY_SOCKET": str(self.folder / "notify")})
+            self.assertEqual(manager.recv(100), b"READY=1")
+            self.assertEqual(crumbd.get("/readyz"), "ready\n")
+            self.assertEqual(crumbd.stop(), 0)
+            self.assertEqual(manager.recv(100), b"STOPPING=1")
+
+    def test_a_manager_that_is_gone_changes_nothing(self):
+        crumbd = Crumbd(BUILD / "bin", self.folder)
+        self.addCleanup(crumbd.stop)
+        crumbd.start(env={**os.environ, "NOTIFY_SOCKET": str(self.folder / "nobody")})
+        wait_for("a warning", lambda: "nobody" in crumbd.process.tail())
+        self.assertEqual(crumbd.get("/readyz"), "ready\n")
+
+
+class ContainerfileTest(unittest.TestCase):
+    """Its instructions against the tree: where the tests run nothing builds containers."""
+
+    def instructions(self):
+        text = CONTAINERFILE.read_text(encoding="utf-8")
+        lines = [l for l in text.splitlines() if l.strip() and not l.startswith("#")]
+        joined = re.sub(r"\\\n\s*", "", "\n".join(lines))
+        return [line.split(None, 1) for line in joined.splitlines()]
+
+    def test_instructions_are_known_and_in_order(self):
+        found = self.instructions()
+        known = {"ARG", "FROM", "WORKDIR", "COPY", "RUN", "USER", "EXPOSE", "VOLUME", "ENTRYPOINT",
+                 "CMD", "LABEL", "STOPSIGNAL"}
+        self.assertLessEqual({name for name, _ in found}, known)
+        stages = [rest for name, rest in found if name == "FROM"]
+        self.assertEqual(len(stages), 2)
+        self.assertTrue(stages[0].endswith(" AS build"))
+        last = {name: rest for name, rest in found}
+        self.assertRegex(last["USER"], r"^\d+:\d+$")
+        self.assertNotEqual(last["USER"].split(":")[0], "0")
+
+    def test_what_it_copies_and_runs_is_there(self):
+        for name, rest in self.instructions():
+            if name == "COPY" and "--from" not in rest:
+                for source in rest.split()[:-1]:
+                    self.assertTrue((ROOT / source).exists(), source)
+            if name == "RUN":
+                run("bash", "-n", "-c", rest)
+                for script in re.findall(r"bash (\S+\.sh)", rest):
+                    self.assertTrue((ROOT / script).exists(), script)
+                for preset in re.findall(r"--preset (\S+)", rest):
+                    self.assertIn(f'"{preset}"', (ROOT / "CMakePresets.json").read_text())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--build", type=pathlib.Path, default=BUILD)
+    arguments, rest = parser.parse_known_args()
+    BUILD = arguments.build.resolve()
+    unittest.main(argv=[sys.argv[0], *rest])
