@@ -18,6 +18,8 @@ constexpr Duration kReturnTimeout = std::chrono::milliseconds(500);
 constexpr Duration kFarewellTimeout = std::chrono::milliseconds(100);
 // Keyspaces whose state is remembered; a process uses a few.
 constexpr size_t kStatesMax = 4096;
+// Samples that wait for the next report; more are dropped, they are samples.
+constexpr size_t kSamplesMax = 4096;
 
 void Add(SessionCounters& to, const SessionCounters& amounts) {
   to.used_tokens += amounts.used_tokens;
@@ -26,6 +28,9 @@ void Add(SessionCounters& to, const SessionCounters& amounts) {
   to.deadline_exceeded += amounts.deadline_exceeded;
   to.verify_failures += amounts.verify_failures;
   to.windows_refused += amounts.windows_refused;
+  const size_t room = kSamplesMax - std::min(kSamplesMax, to.quality.size());
+  to.quality.insert(to.quality.end(), amounts.quality.begin(),
+                    amounts.quality.begin() + std::min(room, amounts.quality.size()));
 }
 
 v1::SessionRequest ToRequest(const SessionCounters& counters) {
@@ -37,6 +42,13 @@ v1::SessionRequest ToRequest(const SessionCounters& counters) {
   out.set_deadline_exceeded(counters.deadline_exceeded);
   out.set_verify_failures(counters.verify_failures);
   out.set_windows_refused(counters.windows_refused);
+  for (const QualitySample& sample : counters.quality) {
+    v1::SessionRequest::QualitySample& added = *request.add_quality();
+    added.set_layer(static_cast<uint32_t>(sample.layer));
+    added.set_attention_error(sample.attention_error);
+    added.set_key_error(sample.key_error);
+    added.set_value_error(sample.value_error);
+  }
   return request;
 }
 

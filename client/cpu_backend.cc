@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
 
+#include "client/window_error.h"
 #include "common/page_key.h"
 #include "kernels/bf16.h"
-#include "kernels/quantize.h"
 
 namespace crumb::client {
 namespace {
@@ -51,18 +52,10 @@ int CpuBackend::PositionBlock(int position) const {
                     options_.rotations.position_blocks() - 1);
 }
 
-uint32_t CpuBackend::StoreTile(const RecentRows& rows, int position, int layer, int head,
-                               const Page& page) const {
+kernels::QuantizeParams CpuBackend::TileParams(const RecentRows& rows, int position, int layer,
+                                               int head, const Page& page) const {
   const int64_t dim = options_.head_dim;
   const int64_t at = head * rows.head_stride() + rows.slot(position) * rows.token_stride();
-  std::byte* tile = page.layer(layer) + page.tile_bytes * head;
-  if (page.format == PageFormat::kBf16) {
-    const size_t elements = size_t{kPageTokens} * dim;
-    std::memcpy(tile, rows.k(layer) + at, elements * sizeof(Bf16));
-    std::memcpy(tile + elements * sizeof(Bf16), rows.v(layer) + at, elements * sizeof(Bf16));
-    const bool finite = AllFinite(reinterpret_cast<const Bf16*>(tile), 2 * elements);
-    return finite ? 0 : kernels::kStatusNonFinite;
-  }
   const RotationSet::Layer& data = *layers_[layer];
   kernels::QuantizeParams params;
   params.shape = options_.tile_shape();
@@ -80,8 +73,19 @@ uint32_t CpuBackend::StoreTile(const RecentRows& rows, int position, int layer, 
                         .mean = ItemOf(data.rotated_mean_v(), head, dim),
                         .clip = options_.clip_v,
                         .feedback = ItemOf(data.feedback_v(), head, dim * dim)};
-  params.tile = reinterpret_cast<uint8_t*>(tile);
-  return kernels::QuantizeTile(params);
+  params.tile = reinterpret_cast<uint8_t*>(page.layer(layer) + page.tile_bytes * head);
+  return params;
+}
+
+uint32_t CpuBackend::StoreTile(const RecentRows& rows, int position, int layer, int head,
+                               const Page& page) const {
+  const kernels::QuantizeParams params = TileParams(rows, position, layer, head, page);
+  if (page.format == PageFormat::kInt2) return kernels::QuantizeTile(params);
+  const size_t elements = size_t{kPageTokens} * options_.head_dim;
+  std::memcpy(params.tile, params.k, elements * sizeof(Bf16));
+  std::memcpy(params.tile + elements * sizeof(Bf16), params.v, elements * sizeof(Bf16));
+  const bool finite = AllFinite(reinterpret_cast<const Bf16*>(params.tile), 2 * elements);
+  return finite ? 0 : kernels::kStatusNonFinite;
 }
 
 uint32_t CpuBackend::StoreWindow(const RecentRows& rows, int position, int layer_begin,
@@ -94,6 +98,17 @@ uint32_t CpuBackend::StoreWindow(const RecentRows& rows, int position, int layer
                     std::memory_order_relaxed);
   });
   return status.load();
+}
+
+QualitySample CpuBackend::Measure(const RecentRows& rows, int position, int layer, int head,
+                                  const Page& page, std::span<const float> queries) const {
+  const float scale = options_.scale != 0.0f
+                          ? options_.scale
+                          : 1.0f / std::sqrt(static_cast<float>(options_.head_dim));
+  QualitySample sample = MeasureWindow(TileParams(rows, position, layer, head, page), queries,
+                                       scale, options_.soft_cap);
+  sample.layer = layer;
+  return sample;
 }
 
 kernels::AttentionParams CpuBackend::ParamsOf(const AttentionCall& call) const {

@@ -11,8 +11,10 @@
 #include "client/page.h"
 #include "client/recent_rows.h"
 #include "client/scratch_pool.h"
+#include "crumb/quality_sample.h"
 #include "crumb/worker_options.h"
 #include "kernels/attention.h"
+#include "kernels/quantize.h"
 
 namespace crumb::client {
 
@@ -44,11 +46,18 @@ class CpuBackend {
   uint32_t StoreWindow(const RecentRows& rows, int position, int layer_begin, int layer_end,
                        const Page& page) const;
 
+  // What storing the window at `position` did to one (layer, KV head): `page` has its tiles, `rows`
+  // still the exact rows, which are finite. queries [n, head_dim] of heads that read this KV head.
+  QualitySample Measure(const RecentRows& rows, int position, int layer, int head, const Page& page,
+                        std::span<const float> queries) const;
+
   // kResourceExhausted: no work memory.
   absl::Status Attend(const AttentionCall& call) const;
 
  private:
   void Parallel(int count, const std::function<void(int)>& body) const;
+  kernels::QuantizeParams TileParams(const RecentRows& rows, int position, int layer, int head,
+                                     const Page& page) const;
   uint32_t StoreTile(const RecentRows& rows, int position, int layer, int head,
                      const Page& page) const;
   kernels::AttentionParams ParamsOf(const AttentionCall& call) const;

@@ -17,6 +17,7 @@ class NullSink final : public PageSink {
     tally_.publish_dropped_unavailable.Add();
   }
   void NoteRefusedWindow() override { tally_.windows_refused.Add(); }
+  void NoteQuality(std::span<const QualitySample>) override { tally_.windows_measured.Add(); }
 
  private:
   WorkerTally& tally_;

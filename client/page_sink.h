@@ -3,9 +3,11 @@
 #pragma once
 
 #include <memory>
+#include <span>
 
 #include "client/keyspace_binding.h"
 #include "client/page.h"
+#include "crumb/quality_sample.h"
 
 namespace crumb::client {
 
@@ -20,6 +22,9 @@ class PageSink {
 
   // Notes that a window is kept back because it holds a non-finite row. Never blocks. Thread-safe.
   virtual void NoteRefusedWindow() = 0;
+
+  // Reports what the quality watch measured of one window. Never blocks. Thread-safe.
+  virtual void NoteQuality(std::span<const QualitySample> layers) = 0;
 };
 
 }  // namespace crumb::client

@@ -56,8 +56,7 @@ void Publisher::Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
     if (!dropped) {
       queue_.push_back({std::move(keyspace), std::move(page)});
       ++queued_;
-      if (!std::exchange(started_, true)) thread_ = Thread("crumb-publish", [this] { Run(); });
-      changed_.NotifyAll();
+      EnsureStarted();
     }
   }
   if (dropped) CountDropped(tally_.publish_dropped_queue, 1);
@@ -66,6 +65,24 @@ void Publisher::Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
 void Publisher::NoteRefusedWindow() {
   tally_.windows_refused.Add();
   client_.Count({.windows_refused = 1});
+}
+
+void Publisher::NoteQuality(std::span<const QualitySample> layers) {
+  tally_.windows_measured.Add();
+  client_.Count({.quality = {layers.begin(), layers.end()}});
+}
+
+void Publisher::EnsureStarted() {
+  if (!std::exchange(started_, true)) thread_ = Thread("crumb-publish", [this] { Run(); });
+  changed_.NotifyAll();
+}
+
+void Publisher::RunSoon(std::function<void()> task) {
+  if (::getpid() != pid_) return;
+  MutexLock lock(&mutex_);
+  if (task_ || stopping_) return;
+  task_ = std::move(task);
+  EnsureStarted();
 }
 
 absl::Status Publisher::WaitIdle(Duration timeout) {
@@ -85,12 +102,16 @@ absl::Status Publisher::WaitIdle(Duration timeout) {
 void Publisher::Run() {
   while (true) {
     std::vector<Item> batch;
+    std::function<void()> task;
     {
       MutexLock lock(&mutex_);
-      while (queue_.empty() && !stopping_) changed_.Wait(&mutex_);
+      while (queue_.empty() && !task_ && !stopping_) changed_.Wait(&mutex_);
       if (stopping_) return;
+      task = std::exchange(task_, nullptr);
       batch = TakeBatch();
     }
+    if (task) task();
+    if (batch.empty()) continue;
     PublishBatch(batch);
     const size_t pages = batch.size();
     batch.clear();  // pages may free memory: not under the lock

@@ -34,6 +34,10 @@ class Publisher final : public PageSink {
   void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
                std::shared_ptr<const Page> page) override;
   void NoteRefusedWindow() override;
+  void NoteQuality(std::span<const QualitySample> layers) override;
+
+  // Runs `task` on the thread, soon; drops it when it cannot or when one is waiting.
+  void RunSoon(std::function<void()> task);
 
   // Waits until what is queued now was published or dropped. kDeadlineExceeded.
   absl::Status WaitIdle(Duration timeout);
@@ -45,6 +49,7 @@ class Publisher final : public PageSink {
   };
 
   void Run();
+  void EnsureStarted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<Item> TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishBatch(const std::vector<Item>& batch);
   void Write(const Item& item, const StagingSlot& slot) const;
@@ -61,6 +66,7 @@ class Publisher final : public PageSink {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
+  std::function<void()> task_ ABSL_GUARDED_BY(mutex_);
   uint64_t queued_ ABSL_GUARDED_BY(mutex_) = 0;  // pages ever queued
   uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;    // of them, published or dropped
   bool started_ ABSL_GUARDED_BY(mutex_) = false;

@@ -9,6 +9,7 @@
 #include "client/worker_keyspace.h"
 #include "common/logging.h"
 #include "common/status_macros.h"
+#include "fmt/format.h"
 
 namespace crumb::client {
 
@@ -27,13 +28,15 @@ absl::StatusOr<std::unique_ptr<Worker>> Worker::Open(const WorkerOptions& option
   CRUMB_RETURN_IF_ERROR(options.Validate());
   CRUMB_ASSIGN_OR_RETURN(const KeyspaceId keyspace,
                          PrivateKeyspace(options, options.history_format));
-  auto worker = std::make_unique<ReplicaWorker>(options, client, keyspace);
+  CRUMB_ASSIGN_OR_RETURN(const KeyspaceId bf16, PrivateKeyspace(options, PageFormat::kBf16));
+  auto worker = std::make_unique<ReplicaWorker>(options, client, keyspace, bf16);
   worker->OpenKeyspaceAhead();
   return worker;
 }
 
 ReplicaWorker::ReplicaWorker(const WorkerOptions& options, Client* client,
-                             const KeyspaceId& private_keyspace)
+                             const KeyspaceId& private_keyspace,
+                             const KeyspaceId& private_bf16_keyspace)
     : options_(options),
       rule_{.recent_tokens = options.recent_tokens, .prefill_block = options.prefill_block},
       client_(client),
@@ -41,8 +44,13 @@ ReplicaWorker::ReplicaWorker(const WorkerOptions& options, Client* client,
           KeyspaceBinding{.id = private_keyspace,
                           .watched = private_keyspace,
                           .history_format = options.history_format})),
+      private_bf16_binding_(
+          std::make_shared<KeyspaceBinding>(KeyspaceBinding{.id = private_bf16_keyspace,
+                                                            .watched = private_keyspace,
+                                                            .history_format = PageFormat::kBf16})),
       backend_(options_),
       pool_(options.page_bytes_max),
+      watch_(options_, [this](double error) { NoteBadQuality(error); }),
       null_sink_(std::make_unique<NullSink>(tally_)),
       binding_(private_binding_) {
   if (client_ == nullptr) return;
@@ -59,6 +67,7 @@ SequenceParts ReplicaWorker::Parts() {
           .pool = pool_,
           .table = table_,
           .sink = sink,
+          .watch = watch_,
           .tally = tally_};
 }
 
@@ -77,12 +86,18 @@ void ReplicaWorker::OpenKeyspaceAhead() {
 // changed the keyspace's state or generation, or was not there before. One thread asks; the others
 // go on with what is known.
 ReplicaWorker::Binding ReplicaWorker::CurrentBinding(Duration timeout) {
-  if (client_ == nullptr) return private_binding_;
   Binding binding;
+  bool bad_quality;
   {
     MutexLock lock(&mutex_);
     binding = binding_;
+    bad_quality = !bad_quality_.empty();
   }
+  if (bad_quality) {
+    if (publisher_ != nullptr) publisher_->RunSoon([this] { TellBadQuality(); });
+    return private_bf16_binding_;
+  }
+  if (client_ == nullptr) return private_binding_;
   if (!client_->connected() || !Stale(*binding) || binding_now_.exchange(true)) return binding;
   rebind_.store(false);
   absl::StatusOr<Binding> bound = Bind(timeout);
@@ -128,6 +143,43 @@ absl::StatusOr<ReplicaWorker::Binding> ReplicaWorker::Bind(Duration timeout) {
                                                                  .known_to_crumbd = true,
                                                                  .generation = info.generation,
                                                                  .epoch = info.epoch});
+}
+
+// New sequences store BF16 from now on: until crumbd knows, by this process's own decision, then by
+// the keyspace's state, which a command can set back.
+void ReplicaWorker::NoteBadQuality(double error) {
+  tally_.quality_alarms.Add();
+  std::string reason =
+      fmt::format("mean attention error {:.3f} over {} windows is above the bound {:.3f}", error,
+                  options_.watch_windows, options_.watch_error_max);
+  LogWarning("INT2 pages of {} are given up: {}", options_.model, reason);
+  {
+    MutexLock lock(&mutex_);
+    bad_quality_ = std::move(reason);
+  }
+  if (publisher_ != nullptr) publisher_->RunSoon([this] { TellBadQuality(); });
+}
+
+void ReplicaWorker::TellBadQuality() {
+  std::string reason;
+  {
+    MutexLock lock(&mutex_);
+    reason = bad_quality_;
+  }
+  if (reason.empty() || !client_->connected()) return;
+  const absl::StatusOr<KeyspaceInfo> keyspace = OpenKeyspace(PageFormat::kInt2, kOpenTimeout);
+  absl::Status told = keyspace.status();
+  if (told.ok()) {
+    told = client_->SetKeyspaceState(keyspace->id, KeyspaceState::kBf16, "quality watch", reason);
+  }
+  if (!told.ok()) {
+    LogWarning("crumbd was not told to give up INT2 pages of {}: {}", options_.model,
+               told.ToString());
+    return;
+  }
+  rebind_.store(true);
+  MutexLock lock(&mutex_);
+  bad_quality_.clear();
 }
 
 // Pages of live sequences need nobody's leave.

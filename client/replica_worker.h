@@ -5,11 +5,13 @@
 #include <atomic>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "client/keyspace_binding.h"
 #include "client/page_fetcher.h"
 #include "client/publisher.h"
+#include "client/quality_watch.h"
 #include "client/sequence_parts.h"
 #include "client/three_segment_sequence.h"
 #include "common/mutex.h"
@@ -22,7 +24,9 @@ namespace crumb::client {
 class ReplicaWorker final : public Worker {
  public:
   // `client` is borrowed and may be null.
-  ReplicaWorker(const WorkerOptions& options, Client* client, const KeyspaceId& private_keyspace);
+  // The keyspaces are for pages that stay in this process.
+  ReplicaWorker(const WorkerOptions& options, Client* client, const KeyspaceId& private_keyspace,
+                const KeyspaceId& private_bf16_keyspace);
 
   absl::StatusOr<std::unique_ptr<Sequence>> Begin(std::span<const int32_t> tokens,
                                                   const SequenceOptions& options) override;
@@ -43,6 +47,8 @@ class ReplicaWorker final : public Worker {
   absl::StatusOr<KeyspaceInfo> OpenKeyspace(kernels::PageFormat format, Duration timeout);
   void FindShared(SequenceStart& start, int pages_max);
   void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
+  void NoteBadQuality(double error);
+  void TellBadQuality();
   void NoteFetched(SequenceStart& start, const FetchedPages& fetched);
   void NoteFetchFailure(SequenceStart& start, const absl::Status& status);
 
@@ -50,18 +56,22 @@ class ReplicaWorker final : public Worker {
   const SegmentRule rule_;
   Client* const client_;
   const Binding private_binding_;
+  const Binding private_bf16_binding_;
   const CpuBackend backend_;
   PagePool pool_;
   PageTable table_;
   WorkerTally tally_;
-  std::atomic<bool> rebind_{false};       // crumbd disagreed about the keyspace
+  std::atomic<bool> rebind_{false};  // crumbd disagreed about the keyspace
+  QualityWatch watch_;
   std::atomic<bool> binding_now_{false};  // a thread is asking crumbd for it
   std::unique_ptr<PageFetcher> fetcher_;  // null without client
-  std::unique_ptr<Publisher> publisher_;  // null without client
   std::unique_ptr<PageSink> null_sink_;
 
   Mutex mutex_;
   Binding binding_ ABSL_GUARDED_BY(mutex_);
+  std::string bad_quality_ ABSL_GUARDED_BY(mutex_);  // not empty: crumbd does not know it yet
+
+  std::unique_ptr<Publisher> publisher_;  // null without client; its thread uses all of the above
 };
 
 }  // namespace crumb::client

@@ -6,6 +6,7 @@
 #include "client/page_pool.h"
 #include "client/page_sink.h"
 #include "client/page_table.h"
+#include "client/quality_watch.h"
 #include "client/segment_rule.h"
 #include "client/worker_tally.h"
 #include "crumb/worker_options.h"
@@ -20,6 +21,7 @@ struct SequenceParts {
   PagePool& pool;
   PageTable& table;
   PageSink& sink;
+  QualityWatch& watch;
   WorkerTally& tally;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -32,6 +33,7 @@ ThreeSegmentSequence::ThreeSegmentSequence(const SequenceParts& parts,
       own_(pages_.size()),
       rows_(parts.options.layers, parts.options.kv_heads, parts.options.head_dim),
       layers_(parts.options.layers, LayerState{false, std::max(1, hit_ / kPageTokens)}),
+      queries_(parts.options.layers, parts.options.q_heads * parts.options.head_dim),
       length_(hit_),
       complete_pages_(hit_ / kPageTokens),
       published_pages_(complete_pages_),
@@ -52,6 +54,7 @@ ThreeSegmentSequence::ThreeSegmentSequence(const ThreeSegmentSequence& other, Re
       own_(pages_.size()),
       rows_(std::move(rows)),
       layers_(other.layers_),
+      queries_(other.queries_),
       length_(other.length_),
       complete_pages_(other.complete_pages_),
       published_pages_(other.published_pages_),
@@ -200,10 +203,43 @@ void ThreeSegmentSequence::StoreLayers(int layer_begin, int layer_end, int page_
         parts_.backend.StoreWindow(rows_, page * kPageTokens, layer_begin, layer_end, *own_[page]);
     if ((status & kernels::kStatusNonFinite) != 0) own_[page]->finite = false;
     if ((status & kernels::kStatusSaturated) != 0) parts_.tally.windows_saturated.Add();
+    MeasureStored(page, layer_begin, layer_end);
   }
   for (int layer = layer_begin; layer < layer_end; ++layer) {
     layers_[layer].stored_pages = std::max(layers_[layer].stored_pages, page_end);
   }
+}
+
+// Holds the window against its exact rows, while both are there. Its layers come in order; a
+// window without queries to measure with, as in a prompt's first pass, is not one of those counted.
+void ThreeSegmentSequence::MeasureStored(int page, int layer_begin, int layer_end) {
+  if (page == 0 || keyspace_->history_format != PageFormat::kInt2 || !queries_.Has(layer_begin)) {
+    return;
+  }
+  if (layer_begin == 0) {
+    const std::optional<int> head = parts_.watch.TakeTurn();
+    if (head.has_value()) measured_[page] = {.head = *head, .layers = {}};
+  }
+  const auto found = measured_.find(page);
+  if (found == measured_.end()) return;
+  WindowMeasurement& window = found->second;
+  const WorkerOptions& options = parts_.options;
+  const int group = options.q_heads / options.kv_heads;
+  for (int layer = layer_begin; layer < layer_end; ++layer) {
+    const bool next = static_cast<int>(window.layers.size()) == layer;
+    if (!next || !own_[page]->finite || !queries_.Has(layer)) {
+      measured_.erase(found);
+      return;
+    }
+    const std::vector<float> queries =
+        queries_.Take(layer, window.head * group, (window.head + 1) * group, options.head_dim);
+    window.layers.push_back(parts_.backend.Measure(rows_, page * kPageTokens, layer, window.head,
+                                                   *own_[page], queries));
+  }
+  if (layer_end < options.layers) return;
+  parts_.sink.NoteQuality(window.layers);
+  parts_.watch.Record(window.layers);
+  measured_.erase(found);
 }
 
 absl::Status ThreeSegmentSequence::Attend(int layer, int tokens, const Bf16* q, float* out) {
@@ -213,6 +249,7 @@ absl::Status ThreeSegmentSequence::Attend(int layer, int tokens, const Bf16* q, 
                                          " tokens of layer " + std::to_string(layer) +
                                          " without their Append");
   }
+  if (parts_.watch.enabled()) queries_.Hold(layer, tokens, q);
   if (!InPrompt()) {
     return AttendPart(layer, 0, tokens, parts_.rule.HistoryEnd(length_ + 1), q, out);
   }
@@ -283,6 +320,7 @@ void ThreeSegmentSequence::DropFresh(int accepted) {
   const bool all = accepted == fresh_;
   length_ += accepted;
   fresh_ = 0;
+  measured_.clear();
   const int full = std::max(1, length_ / kPageTokens);
   for (LayerState& layer : layers_) {
     layer.appended = false;

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <limits>
+#include <map>
 #include <memory>
 #include <span>
 #include <vector>
 
+#include "client/held_queries.h"
 #include "client/keyspace_binding.h"
 #include "client/page.h"
 #include "client/recent_rows.h"
@@ -49,6 +51,11 @@ class ThreeSegmentSequence final : public Sequence {
     bool appended = false;  // has the pass's rows
     int stored_pages = 0;   // pages whose tiles of this layer are written
   };
+  // A window that the quality watch has picked, while its layers are stored one after the other.
+  struct WindowMeasurement {
+    int head = 0;
+    std::vector<QualitySample> layers;
+  };
 
   ThreeSegmentSequence(const ThreeSegmentSequence& other, RecentRows rows);
 
@@ -60,6 +67,7 @@ class ThreeSegmentSequence final : public Sequence {
   absl::StatusOr<std::shared_ptr<Page>> NewPage(int index) const;
   void WriteSink(int layer, int tokens, const kernels::Bf16* k, const kernels::Bf16* v);
   void StoreLayers(int layer_begin, int layer_end, int page_end);
+  void MeasureStored(int page, int layer_begin, int layer_end);
   absl::Status AttendPart(int layer, int first, int last, int history_end, const kernels::Bf16* q,
                           float* out);
   void DropFresh(int accepted);
@@ -87,6 +95,8 @@ class ThreeSegmentSequence final : public Sequence {
   std::vector<uint64_t> addresses_;  // work space of Attend
   RecentRows rows_;
   std::vector<LayerState> layers_;
+  HeldQueries queries_;
+  std::map<int, WindowMeasurement> measured_;  // by page
   int length_;
   int fresh_ = 0;       // tokens of the pass that is under way
   int complete_pages_;  // pages with all tiles and a key

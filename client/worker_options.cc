@@ -55,6 +55,7 @@ absl::Status WorkerOptions::Validate() const {
     return Wrong("prefill_block", "must be a multiple of 64 and hold a full window");
   }
   if (draft_slots < 0 || draft_slots >= kPageTokens) return Wrong("draft_slots", "must be 0 to 63");
+  if (watch_windows < 1) return Wrong("watch_windows", "must be at least 1");
   if (publish_queue_max < 1) return Wrong("publish_queue_max", "must be at least 1");
   if (publish_batch < 1) return Wrong("publish_batch", "must be at least 1");
   return rotations.CheckFits(layers, kv_heads, q_heads, head_dim);

@@ -21,6 +21,8 @@ struct WorkerTally {
   Counter windows_evicted;
   Counter windows_refused;
   Counter windows_saturated;
+  Counter windows_measured;
+  Counter quality_alarms;
   Counter published_pages;
   Counter deduplicated_pages;
   Counter publish_refused;
@@ -43,6 +45,8 @@ struct WorkerTally {
         .windows_evicted = windows_evicted.value(),
         .windows_refused = windows_refused.value(),
         .windows_saturated = windows_saturated.value(),
+        .windows_measured = windows_measured.value(),
+        .quality_alarms = quality_alarms.value(),
         .published_pages = published_pages.value(),
         .deduplicated_pages = deduplicated_pages.value(),
         .publish_refused = publish_refused.value(),

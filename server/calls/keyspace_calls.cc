@@ -42,6 +42,7 @@ void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& req
   description.tenant = request.tenant();
   const absl::StatusOr<KeyspaceId> id = context.keyspaces.IdOf(description);
   if (!id.ok()) return done(id.status());
+  context.metrics.quality.Cover(request.layers());
   if (const auto known = context.keyspaces.Find(*id)) {
     Fill(*known, response);
     return done(absl::OkStatus());

@@ -231,6 +231,20 @@ void AddReasons(Families& families, const Scrape& scrape) {
   transferred("grpc", "out", metrics.grpc_bytes_out.value());
 }
 
+void AddQuality(Families& families, const QualityMetrics& quality) {
+  for (size_t layer = 0; layer < quality.layers(); ++layer) {
+    AddLive(families, "crumb_attention_error",
+            "Error of attention over evicted windows, by sampling: ratio of norms.",
+            quality.attention_error(layer), {{"layer", std::to_string(layer)}});
+  }
+  for (const auto& [kind, histogram] :
+       {std::pair{"key", &quality.key_error()}, std::pair{"value", &quality.value_error()}}) {
+    AddLive(families, "crumb_quant_error_ratio",
+            "Error of quantized rows of evicted windows, by sampling: ratio of norms.", *histogram,
+            {{"kind", kind}});
+  }
+}
+
 void AddGauges(Families& families, const Scrape& scrape) {
   const auto gauge = [&](const char* name, const char* help, double value) {
     families.Gauge(name, help, value);
@@ -273,6 +287,7 @@ std::string ExportText(const Scrape& scrape) {
   AddTierStates(families, tiers);
   AddPath(families, scrape);
   AddReasons(families, scrape);
+  AddQuality(families, scrape.metrics.quality);
   AddGauges(families, scrape);
   return families.Serialize();
 }

@@ -11,6 +11,7 @@
 #include "common/metrics.h"
 #include "server/metrics/model_tokens.h"
 #include "server/metrics/page_windows.h"
+#include "server/metrics/quality_metrics.h"
 #include "server/metrics/request_metrics.h"
 
 namespace crumb::server {
@@ -69,6 +70,7 @@ struct ServerMetrics {
   std::array<Counter, kTokenTierCount> fetched_tokens;  // of leased pages
 
   // Reported by clients.
+  QualityMetrics quality;
   Counter used_tokens;
   Counter prefill_tokens_avoided;
   Counter publish_dropped_pages;

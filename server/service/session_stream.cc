@@ -52,6 +52,10 @@ class SessionStream : public Base {
   void OnReadDone(bool ok) override {
     if (!ok) return End(grpc::Status::OK);  // the caller has nothing more to say
     Count(request_.counters());
+    for (const v1::SessionRequest::QualitySample& sample : request_.quality()) {
+      context_.metrics.quality.Observe(sample.layer(), sample.attention_error(), sample.key_error(),
+                                       sample.value_error());
+    }
     StartRead(&request_);
   }
 

@@ -129,6 +129,14 @@ grpc::Status FakeCrumbd::OpenKeyspace(Context*, const v1::OpenKeyspaceRequest* r
   return grpc::Status::OK;
 }
 
+grpc::Status FakeCrumbd::SetKeyspaceState(Context*, const v1::SetKeyspaceStateRequest* request,
+                                          v1::SetKeyspaceStateResponse*) {
+  bf16_only = request->state() == v1::KEYSPACE_STATE_BF16;
+  MutexLock lock(&mutex_);
+  state_reason_ = request->who() + ": " + request->reason();
+  return grpc::Status::OK;
+}
+
 void FakeCrumbd::WaitWhile(const std::atomic<bool>& blocked, Context* context) {
   MutexLock lock(&mutex_);
   while (blocked && !stopping_ && !context->IsCancelled()) {
@@ -314,6 +322,7 @@ grpc::Status FakeCrumbd::Session(
     counters_.set_deadline_exceeded(counters_.deadline_exceeded() + added.deadline_exceeded());
     counters_.set_verify_failures(counters_.verify_failures() + added.verify_failures());
     counters_.set_windows_refused(counters_.windows_refused() + added.windows_refused());
+    quality_samples_ += static_cast<size_t>(request.quality_size());
   }
   MutexLock lock(&mutex_);
   streams_.erase(stream);
@@ -374,6 +383,16 @@ size_t FakeCrumbd::sessions() const {
     count += ::recv(room.socket.get(), &byte, 1, MSG_DONTWAIT | MSG_PEEK) != 0;
   }
   return count;
+}
+
+size_t FakeCrumbd::quality_samples() const {
+  MutexLock lock(&mutex_);
+  return quality_samples_;
+}
+
+std::string FakeCrumbd::state_reason() const {
+  MutexLock lock(&mutex_);
+  return state_reason_;
 }
 
 v1::SessionRequest::Counters FakeCrumbd::counters() const {

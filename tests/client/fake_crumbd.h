@@ -61,6 +61,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   size_t sessions() const;  // whose socket is open
   uint64_t acquires() const { return acquires_.load(); }
   v1::SessionRequest::Counters counters() const;
+  size_t quality_samples() const;    // reported so far
+  std::string state_reason() const;  // of the last SetKeyspaceState
   void PushState(const KeyspaceId& keyspace, v1::KeyspaceState state);
   // Ends the session streams, and nothing else.
   void BreakStreams();
@@ -84,6 +86,9 @@ class FakeCrumbd final : public v1::CacheService::Service {
 
   grpc::Status OpenKeyspace(Context*, const v1::OpenKeyspaceRequest*,
                             v1::OpenKeyspaceResponse*) override;
+  // Of all keyspaces, as bf16_only; tells no session.
+  grpc::Status SetKeyspaceState(Context*, const v1::SetKeyspaceStateRequest*,
+                                v1::SetKeyspaceStateResponse*) override;
   grpc::Status Acquire(Context*, const v1::AcquireRequest*, v1::AcquireResponse*) override;
   grpc::Status Release(Context*, const v1::ReleaseRequest*, v1::ReleaseResponse*) override;
   grpc::Status Reserve(Context*, const v1::ReserveRequest*, v1::ReserveResponse*) override;
@@ -112,6 +117,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::map<uint64_t, uint64_t> lease_of_request_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> forgotten_ ABSL_GUARDED_BY(mutex_);  // requests not answered yet
   v1::SessionRequest::Counters counters_ ABSL_GUARDED_BY(mutex_);
+  size_t quality_samples_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string state_reason_ ABSL_GUARDED_BY(mutex_);
   std::set<grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>*> streams_
       ABSL_GUARDED_BY(mutex_);
   std::set<Context*> stream_contexts_ ABSL_GUARDED_BY(mutex_);

@@ -199,6 +199,70 @@ TEST_F(WorkerTest, KeyspaceInStateBf16MovesNewSequences) {
   EXPECT_EQ(worker->Begin(model_.prompt(1100)).value()->cached_tokens(), 832);
 }
 
+TEST_F(WorkerTest, TheQualityWatchGivesTheKeyspaceUpAndOnlyACommandBringsItBack) {
+  StartCrumbd();
+  const auto client = OpenClient();
+  WorkerOptions options = options_;
+  options.watch_every = 1;
+  options.watch_windows = 4;
+  options.watch_error_max = 0.01f;  // 2 bits are never that good
+  const auto worker = OpenWorker(options, client.get());
+  const auto read = [&](int chunk) {
+    const auto sequence = worker->Begin(model_.prompt(1100)).value();
+    while (sequence->length() < 1100) {
+      model_.Pass(*sequence, std::min(1100, sequence->length() + chunk));
+    }
+    EXPECT_TRUE(sequence->Finish().ok());
+    EXPECT_TRUE(worker->WaitPublished(seconds(20)).ok());
+    return sequence->stats().bits_per_element();
+  };
+  const auto bits_now = [&] {
+    const auto sequence = worker->Begin(model_.prompt(1100)).value();
+    model_.Pass(*sequence, 1100);
+    return sequence->stats().bits_per_element();
+  };
+  read(300);
+  EXPECT_GE(worker->counters().windows_measured, 4);
+  EXPECT_GE(worker->counters().quality_alarms, 1);
+  ASSERT_TRUE(Eventually([&] { return crumbd_->bf16_only.load(); }));
+  EXPECT_THAT(crumbd_->state_reason(), testing::HasSubstr("quality watch: mean attention error"));
+  EXPECT_TRUE(Eventually([&] {
+    return crumbd_->quality_samples() == worker->counters().windows_measured * options.layers;
+  }));
+  EXPECT_TRUE(Eventually([&] { return bits_now() == 16.0; }));
+
+  const KeyspaceId int2 = crumbd_->pages().begin()->first.first;
+  crumbd_->bf16_only = false;
+  crumbd_->PushState(int2, v1::KEYSPACE_STATE_ACTIVE);
+  ASSERT_TRUE(Eventually([&] { return client->StateOf(int2) == KeyspaceState::kActive; }));
+  EXPECT_LT(bits_now(), 16.0);
+}
+
+TEST_F(WorkerTest, WithoutCrumbdTheQualityWatchActsAlone) {
+  WorkerOptions options = options_;
+  options.watch_every = 1;
+  options.watch_windows = 4;
+  options.watch_error_max = 0.01f;
+  const auto client = OpenClient();  // nobody answers
+  const auto worker = OpenWorker(options, client.get());
+  const auto bits = [&] {
+    const auto sequence = worker->Begin(model_.prompt(1100)).value();
+    while (sequence->length() < 1100) {
+      model_.Pass(*sequence, std::min(1100, sequence->length() + 300));
+    }
+    return sequence->stats().bits_per_element();
+  };
+  EXPECT_LT(bits(), 16.0);
+  EXPECT_EQ(bits(), 16.0);
+  // When crumbd comes, it is told.
+  StartCrumbd();
+  ASSERT_TRUE(client->WaitConnected(seconds(20)));
+  EXPECT_TRUE(Eventually([&] {
+    EXPECT_EQ(worker->Begin(model_.prompt(100)).value()->cached_tokens() % 64, 0);
+    return crumbd_->bf16_only.load();
+  }));
+}
+
 // Damages page 5 of 17 in one way; pages before it hit, it and what follows do not.
 class DamageTest : public WorkerTest, public testing::WithParamInterface<std::string> {};
 

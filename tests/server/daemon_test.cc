@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <thread>
 
 #include "gmock/gmock.h"
@@ -310,6 +311,13 @@ TEST_F(DaemonTest, TheSessionStreamTellsDurabilityAndStatesAndCounts) {
   v1::SessionRequest counters;
   counters.mutable_counters()->set_used_tokens(640);
   counters.mutable_counters()->set_prefill_tokens_avoided(64);
+  for (const float error : {0.35f, 0.45f, -1.0f, std::numeric_limits<float>::infinity()}) {
+    v1::SessionRequest::QualitySample& sample = *counters.add_quality();
+    sample.set_layer(2);
+    sample.set_attention_error(error);
+    sample.set_key_error(0.2f);
+  }
+  counters.add_quality()->set_layer(4'000'000'000);  // counts in the last series
   ASSERT_TRUE(stream->Write(counters));
   v1::SetKeyspaceStateRequest state;
   state.set_keyspace(client->keyspace().keyspace());
@@ -327,6 +335,11 @@ TEST_F(DaemonTest, TheSessionStreamTellsDurabilityAndStatesAndCounts) {
   teller.join();
   EXPECT_EQ(told.keyspace_state().reason(), "first");
   EXPECT_EQ(Series("crumb_prefill_tokens_avoided_total"), 64);
+  EXPECT_EQ(Series("crumb_attention_error_count{layer=\"2\"}"), 2);
+  EXPECT_NEAR(Series("crumb_attention_error_sum{layer=\"2\"}"), 0.8, 1e-6);
+  EXPECT_EQ(Series("crumb_attention_error_count{layer=\"0\"}"), 0);
+  EXPECT_EQ(Series("crumb_attention_error_count{layer=\"127\"}"), 1);
+  EXPECT_EQ(Series("crumb_quant_error_ratio_count{kind=\"key\"}"), 5);
   v1::CommitResponse committed;
   ASSERT_TRUE(client->Commit(client->Fragment(TestClient::Key(9), 3), &committed).ok());
   v1::FlushResponse flushed;

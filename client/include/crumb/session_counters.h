@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
+
+#include "crumb/quality_sample.h"
 
 namespace crumb::client {
 
-// Amounts to add to crumbd's counters of the same names.
+// Amounts to add to crumbd's counters of the same names, and samples for its histograms.
 struct SessionCounters {
   uint64_t used_tokens = 0;
   uint64_t prefill_tokens_avoided = 0;
@@ -14,6 +17,7 @@ struct SessionCounters {
   uint64_t deadline_exceeded = 0;
   uint64_t verify_failures = 0;
   uint64_t windows_refused = 0;
+  std::vector<QualitySample> quality = {};
 };
 
 }  // namespace crumb::client

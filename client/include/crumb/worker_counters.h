@@ -21,6 +21,8 @@ struct WorkerCounters {
   uint64_t windows_evicted = 0;    // pages made from BF16 rows
   uint64_t windows_refused = 0;    // of those: held a non-finite key or value, never published
   uint64_t windows_saturated = 0;  // of those: a scale or minimum was limited
+  uint64_t windows_measured = 0;   // of those: by the quality watch
+  uint64_t quality_alarms = 0;     // times the watch found errors above the bound
 
   uint64_t published_pages = 0;              // stored by crumbd
   uint64_t deduplicated_pages = 0;           // crumbd had them already

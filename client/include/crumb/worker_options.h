@@ -54,6 +54,14 @@ struct WorkerOptions {
   // Pages attended in place have crossed nothing since crumbd checked them: this finds bad memory.
   uint32_t verify_every = 64;
 
+  // The quality watch measures every n-th evicted window (0: none) of one KV head: the attention
+  // error of QualitySample. When the mean over the latest `watch_windows` of them is above
+  // `watch_error_max` (<= 0: no bound), new sequences store BF16 and so does everybody in the
+  // keyspace, until a command says otherwise. docs/quality.md tells what errors are usual.
+  uint32_t watch_every = 64;
+  int watch_windows = 32;
+  float watch_error_max = 0.6f;
+
   // Shares the work of one call over KV heads; empty: all on the calling thread.
   ParallelFor parallel_for;
 

@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/window_error.h"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "kernels/bf16.h"
+
+namespace crumb::client {
+namespace {
+
+using kernels::Bf16;
+
+// Rows whose own error is measured: rotating a row costs as much as 2 head_dim dot products.
+constexpr int kRowStep = 8;
+
+// Squared norms of a difference and of what it is measured against.
+struct Ratio {
+  double difference = 0.0;
+  double whole = 0.0;
+
+  float value() const {
+    return whole > 0.0 ? static_cast<float>(std::sqrt(difference / whole)) : 0.0f;
+  }
+};
+
+// out = x R, or x R' when `transposed`; a null R is the identity.
+void Rotate(const float* x, const float* rotation, bool transposed, int dim, float* out) {
+  if (rotation == nullptr) {
+    std::copy_n(x, dim, out);
+    return;
+  }
+  if (transposed) {
+    for (int i = 0; i < dim; ++i) {
+      float sum = 0.0f;
+      for (int c = 0; c < dim; ++c) sum += x[c] * rotation[i * dim + c];
+      out[i] = sum;
+    }
+    return;
+  }
+  std::fill_n(out, dim, 0.0f);
+  for (int i = 0; i < dim; ++i) {
+    for (int c = 0; c < dim; ++c) out[c] += x[i] * rotation[i * dim + c];
+  }
+}
+
+// Rows as float, [tokens, dim].
+std::vector<float> Widen(const Bf16* rows, int64_t stride, int tokens, int dim) {
+  std::vector<float> out(static_cast<size_t>(tokens) * dim);
+  for (int t = 0; t < tokens; ++t) {
+    for (int c = 0; c < dim; ++c) out[t * dim + c] = kernels::Bf16ToFloat(rows[t * stride + c]);
+  }
+  return out;
+}
+
+void AddMean(const float* mean, int dim, std::vector<float>& rows) {
+  if (mean == nullptr) return;
+  for (size_t i = 0; i < rows.size(); ++i) rows[i] += mean[i % dim];
+}
+
+// Attention of one query over rows [tokens, dim] of keys and values in one basis.
+void AttendWindow(const float* q, const std::vector<float>& k, const std::vector<float>& v, int dim,
+                  float scale, float soft_cap, float* out) {
+  const int tokens = static_cast<int>(k.size()) / dim;
+  std::vector<float> weight(tokens);
+  for (int t = 0; t < tokens; ++t) {
+    float logit = 0.0f;
+    for (int c = 0; c < dim; ++c) logit += q[c] * k[t * dim + c];
+    logit *= scale;
+    weight[t] = soft_cap > 0.0f ? soft_cap * std::tanh(logit / soft_cap) : logit;
+  }
+  const float largest = *std::max_element(weight.begin(), weight.end());
+  float sum = 0.0f;
+  for (float& w : weight) sum += w = std::exp(w - largest);
+  std::fill_n(out, dim, 0.0f);
+  for (int t = 0; t < tokens; ++t) {
+    for (int c = 0; c < dim; ++c) out[c] += weight[t] / sum * v[t * dim + c];
+  }
+}
+
+// Of rows as the tile has them, `stored` [tokens, dim] with the mean added back, against `exact`.
+float RowError(const std::vector<float>& exact, const std::vector<float>& stored,
+               const float* rotation, int dim) {
+  Ratio ratio;
+  std::vector<float> rotated(dim);
+  for (size_t row = 0; row < exact.size(); row += size_t{kRowStep} * dim) {
+    Rotate(&exact[row], rotation, false, dim, rotated.data());
+    for (int c = 0; c < dim; ++c) {
+      const double difference = stored[row + c] - rotated[c];
+      ratio.difference += difference * difference;
+      ratio.whole += double{exact[row + c]} * exact[row + c];
+    }
+  }
+  return ratio.value();
+}
+
+}  // namespace
+
+QualitySample MeasureWindow(const kernels::QuantizeParams& window, std::span<const float> queries,
+                            float scale, float soft_cap) {
+  const int dim = window.shape.head_dim, tokens = window.shape.tokens;
+  const std::vector<float> k = Widen(window.k, window.k_stride, tokens, dim);
+  const std::vector<float> v = Widen(window.v, window.v_stride, tokens, dim);
+  std::vector<float> stored_k(k.size()), stored_v(v.size());
+  kernels::DequantizeTile(window.shape, window.tile, stored_k.data(), stored_v.data());
+  AddMean(window.k_transform.mean, dim, stored_k);
+  AddMean(window.v_transform.mean, dim, stored_v);
+
+  Ratio attention;
+  std::vector<float> rotated(dim), exact(dim), basis(dim), got(dim);
+  for (size_t at = 0; at + dim <= queries.size(); at += dim) {
+    AttendWindow(&queries[at], k, v, dim, scale, soft_cap, exact.data());
+    Rotate(&queries[at], window.k_transform.rotation, false, dim, rotated.data());
+    AttendWindow(rotated.data(), stored_k, stored_v, dim, scale, soft_cap, basis.data());
+    Rotate(basis.data(), window.v_transform.rotation, true, dim, got.data());
+    for (int c = 0; c < dim; ++c) {
+      attention.difference += double{got[c] - exact[c]} * (got[c] - exact[c]);
+      attention.whole += double{exact[c]} * exact[c];
+    }
+  }
+  return {.layer = 0,
+          .attention_error = attention.value(),
+          .key_error = RowError(k, stored_k, window.k_transform.rotation, dim),
+          .value_error = RowError(v, stored_v, window.v_transform.rotation, dim)};
+}
+
+}  // namespace crumb::client

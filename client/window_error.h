@@ -1,0 +1,24 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <span>
+
+#include "crumb/quality_sample.h"
+#include "kernels/quantize.h"
+
+namespace crumb::client {
+
+// Compares the exact rows of a window of one (layer, KV head) with its tile. Attention error:
+// ||o' - o|| / ||o|| over all queries together, o the attention output over this window alone with
+// its exact rows, o' the same from the tile. Key and value error: ||y' - y|| / ||x|| over every
+// eighth row, x a row, y its rotated and centred form and y' what the tile holds of that.
+// `window`       what QuantizeTile was called with; the tile is written
+// `queries`      [n, head_dim] of query heads that read this KV head, model basis
+// `scale`        of q.k; `soft_cap` > 0: cap * tanh(logit / cap)
+// `layer` of the answer is 0. Allocates work memory; blocks for about n * head_dim^2 * 3
+// operations.
+QualitySample MeasureWindow(const kernels::QuantizeParams& window, std::span<const float> queries,
+                            float scale, float soft_cap);
+
+}  // namespace crumb::client
