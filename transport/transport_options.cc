@@ -7,6 +7,11 @@ namespace {
 
 constexpr uint64_t kSegmentBytesMin = 8 << 10;
 constexpr uint64_t kSegmentBytesMax = 1 << 20;
+// What UCX and our header take of a TCP segment, with room to spare.
+constexpr size_t kSegmentOverheadBytes = 1 << 10;
+constexpr size_t kRendezvousFrameBytes = 1 << 20;
+constexpr uint64_t kFrameBytesMax = 64 << 20;
+constexpr int64_t kFetchPagesLimit = 8192;  // what a request frame has room for
 constexpr int64_t kCountMax = int64_t{1} << 20;
 
 absl::Status CheckCount(const char* name, int64_t value) {
@@ -16,10 +21,19 @@ absl::Status CheckCount(const char* name, int64_t value) {
 
 }  // namespace
 
+size_t TransportOptions::FrameBytes() const {
+  if (frame_bytes.value > 0) return frame_bytes.value;
+  const bool tcp_only = ucx_tls.size() == 1 && ucx_tls[0] == "tcp";
+  return tcp_only ? segment_bytes.value - kSegmentOverheadBytes : kRendezvousFrameBytes;
+}
+
 void TransportOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("listen", listen, "ADDRESS:PORT of one interface for peers; empty: no transport");
   visitor.Field("ucx_tls", ucx_tls, "transports that UCX may use (UCX_TLS); empty: all it finds");
   visitor.Field("segment_bytes", segment_bytes, "segments of TCP streams");
+  visitor.Field("frame_bytes", frame_bytes,
+                "tiles in one frame; 0: what one segment takes when ucx_tls is tcp, else 1MiB, "
+                "moved by rendezvous");
   visitor.Field("connections_max", connections_max, "connections in both directions together");
   visitor.Field("fetches_max", fetches_max, "own fetches under way; more are refused");
   visitor.Field("fetch_pages_max", fetch_pages_max, "pages of one fetch");
@@ -28,6 +42,8 @@ void TransportOptions::Visit(ConfigVisitor& visitor) {
                 "leased tiles being sent; more are answered busy");
   visitor.Field("quarantine_bytes_max", quarantine_bytes_max,
                 "memory of ended fetches that may still be written; then connections are closed");
+  visitor.Field("quarantine_for", quarantine_for,
+                "how long such memory waits before its connection is closed");
   visitor.Field("connect_timeout", connect_timeout, "how long a peer may take to answer hello");
   visitor.Field("reconnect_after_min", reconnect_after_min,
                 "pause after a connection failed; doubles each time");
@@ -49,14 +65,22 @@ absl::Status TransportOptions::Validate() const {
   if (segment_bytes.value < kSegmentBytesMin || segment_bytes.value > kSegmentBytesMax) {
     return absl::InvalidArgumentError("transport.segment_bytes must be between 8KiB and 1MiB");
   }
+  if (frame_bytes.value > kFrameBytesMax) {
+    return absl::InvalidArgumentError("transport.frame_bytes must be 64MiB at most");
+  }
+  if (fetch_pages_max > kFetchPagesLimit) {
+    return absl::InvalidArgumentError("transport.fetch_pages_max must be 8192 at most");
+  }
   if (serve_bytes_max.value == 0 || quarantine_bytes_max.value == 0) {
     return absl::InvalidArgumentError(
         "transport.serve_bytes_max and transport.quarantine_bytes_max must not be 0");
   }
-  if (connect_timeout <= Duration::zero() || idle_connection <= Duration::zero() ||
-      reconnect_after_min <= Duration::zero() || reconnect_after_max < reconnect_after_min) {
+  if (connect_timeout <= Duration::zero() || quarantine_for <= Duration::zero() ||
+      idle_connection <= Duration::zero() || reconnect_after_min <= Duration::zero() ||
+      reconnect_after_max < reconnect_after_min) {
     return absl::InvalidArgumentError(
-        "transport.connect_timeout, idle_connection and reconnect_after_min must be positive and "
+        "transport.connect_timeout, quarantine_for, idle_connection and reconnect_after_min must "
+        "be positive and "
         "reconnect_after_max not below reconnect_after_min");
   }
   if (poll_for < Duration::zero() || poll_for > std::chrono::milliseconds(10)) {

@@ -1,0 +1,68 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/transport/sample_source.h"
+#include "transport/transport.h"
+
+namespace crumb::transport {
+
+// Memory for the tiles of wishes, and what is expected in it.
+class Destination {
+ public:
+  // Adds a wish for tiles of SampleSource's page, with gaps of `gap` bytes behind each tile.
+  void Want(int page, const TileRange& range, uint32_t tile_bytes, size_t gap = 0);
+
+  // The request for all wishes, which keeps this memory alive.
+  FetchRequest Request() const;
+  // The first wish of which a byte is wrong, or whose gaps were written; -1: none.
+  int FirstWrong(const std::vector<PageAnswer>& answers) const;
+  // Nothing refers to the memory but this.
+  bool released() const { return memory_.use_count() == 1; }
+
+ private:
+  struct Want_ {
+    int page;
+    TileRange range;
+    uint32_t tile_bytes;
+    size_t gap;
+    std::vector<std::byte> bytes;
+  };
+  std::shared_ptr<std::vector<Want_>> memory_ = std::make_shared<std::vector<Want_>>();
+};
+
+// A fetch that a test waits for.
+class PendingFetch {
+ public:
+  PendingFetch(Transport& transport, const std::string& address, FetchRequest request);
+
+  const absl::Status& status() const { return status_; }
+  FetchId id() const { return id_; }
+  bool done() const;
+  // Waits for half a minute at most; then, an answer of no pages.
+  FetchAnswer Wait();
+
+ private:
+  struct State {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<FetchAnswer> answer;
+  };
+  const std::shared_ptr<State> state_ = std::make_shared<State>();
+  absl::Status status_;
+  FetchId id_ = 0;
+};
+
+std::vector<PageStatus> StatusesOf(const FetchAnswer& answer);
+// Looks again and again, for half a minute at most.
+bool Eventually(const std::function<bool()>& holds);
+
+}  // namespace crumb::transport

@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/connection_host.h"
+#include "transport/counters.h"
+#include "transport/inbox.h"
+#include "transport/link.h"
+#include "transport/requester.h"
+#include "transport/responder.h"
+#include "transport/timers.h"
+#include "transport/transport_options.h"
+
+namespace crumb::transport {
+
+// The protocol over whatever carries frames: connections and their hellos, dispatch to requester
+// and responder. A progress thread drives it with Step; calls of other threads come through the
+// inbox.
+class Engine final : public LinkEvents, private ConnectionHost {
+ public:
+  // `wake` ends the progress thread's sleep. `source` may be null.
+  Engine(TransportOptions options, FragmentSource* source, LinkMaker& links, const Clock& clock,
+         std::function<void()> wake);
+
+  // Any thread; as Transport says.
+  absl::StatusOr<FetchId> Fetch(const std::string& address, FetchRequest request, FetchDone done);
+  void Cancel(FetchId fetch);
+  void Disconnect(const std::string& address);
+  TransportStats stats() const { return counters_.Snapshot(); }
+  const std::shared_ptr<Inbox>& inbox() const { return inbox_; }
+
+  // The progress thread. Step returns whether it did anything.
+  bool Step();
+  TimePoint NextTimer() const { return timers_.Next(); }
+  // Ends everything but pulls and sends that the links still have.
+  void Shutdown();
+
+  void OnAccepted(std::unique_ptr<Link> link, const std::string& address) override;
+  void OnFrame(Link* link, std::span<const std::byte> header, Arrival& arrival) override;
+  void OnDown(Link* link, const absl::Status& status) override;
+
+ private:
+  absl::StatusOr<Connection*> Open(const std::string& address) override;
+  Connection* Find(uint64_t connection) override;
+  void Break(Connection& connection, const absl::Status& why) override;
+
+  absl::StatusOr<Connection*> Add(std::unique_ptr<Link> link, const std::string& address,
+                                  bool ours);
+  void SendHello(Connection& connection);
+  absl::Status OnHello(Connection& connection, const FrameHeader& header, const Arrival& arrival);
+  absl::Status Dispatch(Connection& connection, const FrameHeader& header, Arrival& arrival);
+  void WatchIdle(Connection& connection);
+  void OnIdleTimer(uint64_t connection);
+
+  const TransportOptions options_;
+  const Clock& clock_;
+  LinkMaker& links_;
+  Counters counters_;
+  Timers timers_;
+  const std::shared_ptr<Inbox> inbox_;
+  std::atomic<FetchId> last_fetch_{0};
+  std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
+  std::unordered_map<const Link*, uint64_t> by_link_;
+  // Broken ones until the next Step: a link is not destroyed while it calls.
+  std::vector<std::unique_ptr<Connection>> broken_;
+  Requester requester_;
+  Responder responder_;
+};
+
+}  // namespace crumb::transport

@@ -1,0 +1,96 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/fetch.h"
+
+// The bytes between crumbds: docs/formats/transport.md. Decoders take hostile input and answer
+// kDataLoss to what is malformed.
+namespace crumb::transport {
+
+// Versions of the protocol that this one speaks.
+inline constexpr uint16_t kVersionMin = 1;
+inline constexpr uint16_t kVersionMax = 1;
+
+// Bytes of the body of any frame but kData at most.
+inline constexpr size_t kControlBodyMax = 512 << 10;
+
+enum class FrameType : uint8_t { kHello = 1, kFetch = 2, kAnswer = 3, kData = 4, kCancel = 5 };
+
+struct FrameHeader {
+  FrameType type = FrameType::kHello;
+  uint16_t version = kVersionMax;
+  uint64_t connection = 0;  // the number that the receiver gave the connection; 0 in kHello
+  uint64_t fetch = 0;
+  uint32_t body_sum = 0;  // CRC-32C of the body; 0 in kData, whose tiles have sums of their own
+  // kData: tiles [first, first + count) of what is delivered of a page's fragment.
+  uint32_t page = 0;
+  uint16_t fragment = 0;
+  uint32_t first = 0;
+  uint32_t count = 0;
+};
+
+inline constexpr size_t kFrameHeaderBytes = 48;
+using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
+
+FrameHeaderBytes EncodeFrameHeader(const FrameHeader& header);
+absl::StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte> bytes);
+// kDataLoss unless a control frame's body is what its header sums.
+absl::Status CheckBody(const FrameHeader& header, std::span<const std::byte> body);
+
+// The first frame each way.
+struct Hello {
+  uint16_t version_min = kVersionMin;
+  uint16_t version_max = kVersionMax;
+  uint64_t connection = 0;  // the sender's number: what its peer puts into frames to it
+};
+
+std::vector<std::byte> EncodeHello(const Hello& hello);
+absl::StatusOr<Hello> DecodeHello(std::span<const std::byte> body);
+// The highest version that both speak. kFailedPrecondition: there is none.
+absl::StatusOr<uint16_t> CommonVersion(const Hello& ours, const Hello& theirs);
+
+// The body of a kFetch.
+struct FetchBody {
+  struct Page {
+    PageKey key;
+    TileRange range;
+    uint32_t tile_bytes = 0;
+  };
+  SessionToken session{};
+  KeyspaceId keyspace;
+  uint64_t generation = 0;
+  uint64_t time_left_us = 0;
+  std::vector<Page> pages;
+};
+
+// Pages that a kFetch has room for.
+inline constexpr size_t kFetchPagesMax = 8192;
+
+std::vector<std::byte> EncodeFetch(const FetchBody& fetch);
+absl::StatusOr<FetchBody> DecodeFetch(std::span<const std::byte> body);
+
+// The body of a kAnswer: pages in order from `first_page` on, with their fragments' encoded
+// headers. A long answer is several frames.
+struct AnswerBody {
+  struct Page {
+    PageStatus status = PageStatus::kAbsent;
+    std::vector<std::span<const std::byte>> headers;  // into what was encoded or decoded
+  };
+  uint32_t first_page = 0;
+  std::vector<Page> pages;
+};
+
+size_t AnswerPageBytes(const AnswerBody::Page& page);
+std::vector<std::byte> EncodeAnswer(const AnswerBody& answer);
+absl::StatusOr<AnswerBody> DecodeAnswer(std::span<const std::byte> body);
+
+}  // namespace crumb::transport

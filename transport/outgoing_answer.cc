@@ -1,0 +1,132 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/outgoing_answer.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace crumb::transport {
+namespace {
+
+// Answers longer than this go out in several frames.
+constexpr size_t kAnswerFrameBytes = 48 << 10;
+
+AnswerBody::Page AnswerPage(const SourcePage& page) {
+  AnswerBody::Page out{page.status, {}};
+  for (const SourceFragment& fragment : page.fragments) out.headers.push_back(fragment.header());
+  return out;
+}
+
+absl::Status CheckFragment(const SourceFragment& fragment) {
+  const int tiles = fragment.range.tiles();
+  if (fragment.range.layers.size() <= 0 || fragment.range.heads.size() <= 0 ||
+      tiles > kFragmentTilesMax || fragment.tile_bytes == 0 ||
+      fragment.tile_bytes > kTileBytesMax ||
+      fragment.bytes.size() != FragmentBytes(tiles, fragment.tile_bytes)) {
+    return absl::InternalError("the source's fragment has another size than its ranges");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+OutgoingAnswer::OutgoingAnswer(const FetchBody& fetch, SourceAnswer answer, size_t frame_bytes)
+    : wanted_(fetch.pages), answer_(std::move(answer)), frame_bytes_(frame_bytes) {
+  for (size_t i = 0; i < std::min(answer_.pages.size(), wanted_.size()); ++i) {
+    for (const SourceFragment& fragment : answer_.pages[i].fragments) {
+      tile_bytes_total_ +=
+          static_cast<uint64_t>(Intersect(fragment.range, wanted_[i].range).tiles()) *
+          fragment.tile_bytes;
+    }
+  }
+}
+
+absl::Status OutgoingAnswer::Check() const {
+  if (answer_.pages.size() != wanted_.size()) {
+    return absl::InternalError("the source answered another number of pages");
+  }
+  for (const SourcePage& page : answer_.pages) {
+    if ((page.status == PageStatus::kHit) != !page.fragments.empty() ||
+        page.fragments.size() > UINT16_MAX) {
+      return absl::InternalError("the source's page is no hit with fragments, nor a miss without");
+    }
+    for (const SourceFragment& fragment : page.fragments) {
+      if (absl::Status status = CheckFragment(fragment); !status.ok()) return status;
+    }
+    if (AnswerPageBytes(AnswerPage(page)) > kControlBodyMax - kAnswerFrameBytes) {
+      return absl::InternalError("the source's page has more headers than a frame takes");
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool OutgoingAnswer::NextAnswer(OutgoingFrame& frame) {
+  if (answered_ == answer_.pages.size()) return false;
+  AnswerBody body;
+  body.first_page = static_cast<uint32_t>(answered_);
+  size_t bytes = 0;
+  while (answered_ < answer_.pages.size()) {
+    const SourcePage& page = answer_.pages[answered_];
+    AnswerBody::Page out = AnswerPage(page);
+    const size_t page_bytes = AnswerPageBytes(out);
+    if (!body.pages.empty() && bytes + page_bytes > kAnswerFrameBytes) break;
+    bytes += page_bytes;
+    body.pages.push_back(std::move(out));
+    ++answered_;
+  }
+  frame.header.type = FrameType::kAnswer;
+  frame.body = EncodeAnswer(body);
+  return true;
+}
+
+void OutgoingAnswer::AddTiles(const SourceFragment& fragment, const TileRange& part, uint32_t first,
+                              uint32_t count, OutgoingFrame& frame) const {
+  const std::span<const std::byte> tiles = fragment.tiles();
+  const auto part_heads = static_cast<uint32_t>(part.heads.size());
+  const auto all_heads = static_cast<size_t>(fragment.range.heads.size());
+  for (uint32_t i = first; i < first + count;) {
+    const uint32_t layer = i / part_heads, head = i % part_heads;
+    const uint32_t run = std::min(part_heads - head, first + count - i);
+    const size_t index = (layer + part.layers.begin - fragment.range.layers.begin) * all_heads +
+                         head + part.heads.begin - fragment.range.heads.begin;
+    const auto piece =
+        tiles.subspan(index * fragment.tile_bytes, run * size_t{fragment.tile_bytes});
+    if (!frame.tiles.empty() &&
+        frame.tiles.back().data() + frame.tiles.back().size() == piece.data()) {
+      frame.tiles.back() = {frame.tiles.back().data(), frame.tiles.back().size() + piece.size()};
+    } else {
+      frame.tiles.push_back(piece);
+    }
+    i += run;
+  }
+}
+
+bool OutgoingAnswer::NextTiles(OutgoingFrame& frame) {
+  for (; at_.page < answer_.pages.size(); ++at_.page, at_.fragment = 0) {
+    const SourcePage& page = answer_.pages[at_.page];
+    for (; at_.fragment < page.fragments.size(); ++at_.fragment, at_.tile = 0) {
+      const SourceFragment& fragment = page.fragments[at_.fragment];
+      const TileRange part = Intersect(fragment.range, wanted_[at_.page].range);
+      const auto tiles = static_cast<uint32_t>(part.tiles());
+      if (at_.tile >= tiles) continue;
+      const auto most =
+          std::max<uint32_t>(1, static_cast<uint32_t>(frame_bytes_ / fragment.tile_bytes));
+      // Frames of about equal size: a short last one would cost as much as a full one.
+      const uint32_t frames = (tiles + most - 1) / most;
+      const uint32_t count = std::min((tiles + frames - 1) / frames, tiles - at_.tile);
+      frame.header.type = FrameType::kData;
+      frame.header.page = static_cast<uint32_t>(at_.page);
+      frame.header.fragment = static_cast<uint16_t>(at_.fragment);
+      frame.header.first = at_.tile;
+      frame.header.count = count;
+      AddTiles(fragment, part, at_.tile, count, frame);
+      at_.tile += count;
+      return true;
+    }
+  }
+  return false;
+}
+
+bool OutgoingAnswer::Next(OutgoingFrame& frame) { return NextAnswer(frame) || NextTiles(frame); }
+
+}  // namespace crumb::transport

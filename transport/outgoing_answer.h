@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "transport/fragment_source.h"
+#include "transport/frame.h"
+
+namespace crumb::transport {
+
+// A frame as it leaves: a control frame owns its body; tiles stay where they lie.
+struct OutgoingFrame {
+  FrameHeader header;
+  std::vector<std::byte> body;
+  std::vector<std::span<const std::byte>> tiles;
+};
+
+// The serving side of a fetch: cuts what the source leased into frames, one at a time. Not
+// thread-safe: of the progress thread.
+class OutgoingAnswer {
+ public:
+  // `frame_bytes` is what a frame of tiles should not exceed; a larger tile has a frame of its own.
+  OutgoingAnswer(const FetchBody& fetch, SourceAnswer answer, size_t frame_bytes);
+
+  // kInternal when the source broke its contract; nothing may be sent then.
+  absl::Status Check() const;
+
+  // The next frame, without connection, fetch and sum; false when all have been given.
+  bool Next(OutgoingFrame& frame);
+
+  uint64_t tile_bytes_total() const { return tile_bytes_total_; }
+  const SourceAnswer& answer() const { return answer_; }
+
+ private:
+  struct Cursor {
+    size_t page = 0;
+    size_t fragment = 0;
+    uint32_t tile = 0;
+  };
+
+  bool NextAnswer(OutgoingFrame& frame);
+  bool NextTiles(OutgoingFrame& frame);
+  void AddTiles(const SourceFragment& fragment, const TileRange& part, uint32_t first,
+                uint32_t count, OutgoingFrame& frame) const;
+
+  const std::vector<FetchBody::Page> wanted_;
+  SourceAnswer answer_;
+  const size_t frame_bytes_;
+  uint64_t tile_bytes_total_ = 0;
+  size_t answered_ = 0;
+  Cursor at_;
+};
+
+}  // namespace crumb::transport

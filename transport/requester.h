@@ -1,0 +1,93 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "transport/connection_host.h"
+#include "transport/counters.h"
+#include "transport/incoming_fetch.h"
+#include "transport/timers.h"
+#include "transport/transport_options.h"
+
+namespace crumb::transport {
+
+// Own fetches: peers and the pauses between attempts to connect, deadlines, quarantine. Of the
+// progress thread.
+class Requester {
+ public:
+  struct Parts {
+    const TransportOptions& options;
+    Counters& counters;
+    Timers& timers;
+    const Clock& clock;
+    ConnectionHost& host;
+  };
+
+  explicit Requester(const Parts& parts) : parts_(parts) {}
+
+  // Ends with `done` in RunFinished. The caller has counted it as in flight.
+  void Start(FetchId id, const std::string& address, FetchRequest request, FetchDone done);
+  void Cancel(FetchId id);
+  void Disconnect(const std::string& address);
+
+  // The connection, which we opened, said hello.
+  void OnUp(Connection& connection);
+  // kDataLoss: malformed, the connection is to be broken.
+  absl::Status OnAnswer(Connection& connection, const FrameHeader& header,
+                        std::span<const std::byte> body);
+  absl::Status OnData(Connection& connection, const FrameHeader& header, Arrival& arrival);
+  void OnDown(Connection& connection, const absl::Status& why);
+
+  // Calls `done` of what has ended; false: nothing had.
+  bool RunFinished();
+  // Everything ends as kUnavailable, also what is started from now on.
+  void Stop();
+
+ private:
+  struct Peer {
+    uint64_t connection = 0;
+    TimePoint retry_at{};
+    Duration pause{};
+    absl::Status last_error;
+  };
+  struct Fetch {
+    Fetch(FetchId number, FetchRequest request) : id(number), state(std::move(request)) {}
+    const FetchId id;
+    IncomingFetch state;
+    FetchDone done;
+    uint64_t connection = 0;
+    Timers::Id timer{};
+    bool ended = false;
+    int pulls = 0;  // transfers that write into its memory and cannot be called back
+    uint64_t pull_bytes = 0;
+  };
+  using FetchPtr = std::shared_ptr<Fetch>;
+  struct Finished {
+    FetchPtr fetch;
+    FetchAnswer answer;
+  };
+
+  absl::StatusOr<Connection*> ConnectionTo(const std::string& address);
+  void Send(Connection& connection, Fetch& fetch);
+  void OnDeadline(FetchId id);
+  void Abandon(FetchId id, PageStatus rest, const absl::Status& detail);
+  void Finish(const FetchPtr& fetch, PageStatus rest, const absl::Status& detail);
+  void Quarantine(const FetchPtr& fetch);
+  void OnPulled(const FetchPtr& fetch, const TileBatch& batch, const absl::Status& status);
+  void BreakForced(uint64_t connection, const char* why);
+  FetchPtr Of(const Connection& connection, FetchId id) const;
+
+  const Parts parts_;
+  bool stopped_ = false;
+  std::unordered_map<std::string, Peer> peers_;
+  std::unordered_map<FetchId, FetchPtr> fetches_;
+  std::vector<Finished> finished_;
+};
+
+}  // namespace crumb::transport

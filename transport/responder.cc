@@ -1,0 +1,158 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "transport/responder.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/logging.h"
+#include "common/status_macros.h"
+#include "transport/serve.h"
+
+namespace crumb::transport {
+namespace {
+
+// Frames of one connection that are with the link at a time.
+constexpr int kFramesPostedMax = 32;
+constexpr uint64_t kTimeLeftMaxUs = uint64_t{3600} * 1000 * 1000;
+
+SourceAnswer AllOf(const FetchBody& fetch, PageStatus status) {
+  SourceAnswer answer;
+  answer.pages.resize(fetch.pages.size(), SourcePage{status, {}});
+  return answer;
+}
+
+SourceRequest RequestOf(const Connection& connection, const Serve& serve) {
+  SourceRequest request;
+  request.session = serve.body.session;
+  request.keyspace = serve.body.keyspace;
+  request.generation = serve.body.generation;
+  request.deadline = serve.deadline;
+  request.peer = connection.address;
+  for (const FetchBody::Page& page : serve.body.pages) {
+    request.pages.push_back({page.key, page.range});
+  }
+  return request;
+}
+
+}  // namespace
+
+absl::Status Responder::OnFetch(Connection& connection, const FrameHeader& header,
+                                std::span<const std::byte> body) {
+  CRUMB_ASSIGN_OR_RETURN(FetchBody fetch, DecodeFetch(body));
+  if (connection.serves.count(header.fetch) > 0) {
+    return absl::DataLossError("a fetch of this number is under way");
+  }
+  const TransportOptions& options = parts_.options;
+  const bool busy = parts_.counters.serves_in_flight >= static_cast<uint64_t>(options.serves_max) ||
+                    fetch.pages.size() > static_cast<size_t>(options.fetch_pages_max);
+  const TimePoint deadline =
+      parts_.clock.Now() + std::chrono::microseconds(std::min(fetch.time_left_us, kTimeLeftMaxUs));
+  connection.used = parts_.clock.Now();
+  auto serve = std::make_shared<Serve>(parts_.counters, parts_.timers, connection.id, header.fetch,
+                                       std::move(fetch), deadline);
+  const std::weak_ptr<Serve> weak = serve;
+  serve->timer =
+      parts_.timers.Add(deadline + options.quarantine_for, [this, weak] { OnStuck(weak); });
+  parts_.counters.serves.Add();
+  connection.serves.emplace(header.fetch, serve);
+  if (busy || parts_.source == nullptr) {
+    if (busy) parts_.counters.serves_refused.Add();
+    const PageStatus status = busy ? PageStatus::kBusy : PageStatus::kRefused;
+    Answer(connection, serve, AllOf(serve->body, status));
+    return absl::OkStatus();
+  }
+  parts_.source->Acquire(RequestOf(connection, *serve),
+                         [this, weak, inbox = parts_.inbox](SourceAnswer answer) {
+                           // std::function wants to be copied, the answer not to be.
+                           auto kept = std::make_shared<SourceAnswer>(std::move(answer));
+                           inbox->Post([this, weak, kept] { OnReply(weak, std::move(*kept)); });
+                         });
+  return absl::OkStatus();
+}
+
+void Responder::OnReply(const std::weak_ptr<Serve>& weak, SourceAnswer answer) {
+  const std::shared_ptr<Serve> serve = weak.lock();
+  if (!serve || serve->answer) return;
+  Connection* connection = parts_.host.Find(serve->connection);
+  if (connection != nullptr) Answer(*connection, serve, std::move(answer));
+}
+
+void Responder::Answer(Connection& connection, const std::shared_ptr<Serve>& serve,
+                       SourceAnswer answer) {
+  Counters& counters = parts_.counters;
+  const size_t frame_bytes = parts_.options.FrameBytes();
+  serve->answer.emplace(serve->body, std::move(answer), frame_bytes);
+  if (absl::Status status = serve->answer->Check(); !status.ok()) {
+    LogError("fragments for {} cannot be sent: {}", connection.address,
+             std::string(status.message()));
+    serve->answer.emplace(serve->body, AllOf(serve->body, PageStatus::kAbsent), frame_bytes);
+  }
+  const uint64_t bytes = serve->answer->tile_bytes_total();
+  const uint64_t others = counters.serve_bytes_in_flight;
+  // One fetch alone is always served.
+  if (others > 0 && others + bytes > parts_.options.serve_bytes_max.value) {
+    counters.serves_refused.Add();
+    serve->answer.emplace(serve->body, AllOf(serve->body, PageStatus::kBusy), frame_bytes);
+  } else {
+    serve->bytes = bytes;
+    counters.serve_bytes_in_flight.fetch_add(bytes);
+  }
+  for (const SourcePage& page : serve->answer->answer().pages) {
+    counters.pages_served[static_cast<size_t>(page.status)].Add();
+  }
+  connection.sending.push_back(serve);
+  Pump(connection);
+}
+
+// Posts one frame; false: the serve has no more to send.
+bool Responder::SendNext(Connection& connection, const std::shared_ptr<Serve>& serve) {
+  OutgoingFrame frame;
+  if (serve->deadline < parts_.clock.Now() || !serve->answer->Next(frame)) return false;
+  uint64_t bytes = 0;
+  for (const auto piece : frame.tiles) bytes += piece.size();
+  parts_.counters.bytes_served.Add(bytes);
+  ++connection.frames_posted;
+  connection.Send(std::move(frame), serve->fetch, serve,
+                  [this, id = connection.id] { OnSent(id); });
+  return true;
+}
+
+// A peer that does not read what it asked for must not keep a lease.
+void Responder::OnStuck(const std::weak_ptr<Serve>& weak) {
+  const std::shared_ptr<Serve> serve = weak.lock();
+  if (!serve) return;
+  if (Connection* connection = parts_.host.Find(serve->connection)) {
+    parts_.counters.forced_closes.Add();
+    parts_.host.Break(*connection,
+                      absl::DeadlineExceededError("closed by force: not read in time"));
+  }
+}
+
+void Responder::Pump(Connection& connection) {
+  if (std::exchange(connection.pumping, true)) return;
+  while (connection.frames_posted < kFramesPostedMax && !connection.sending.empty()) {
+    const std::shared_ptr<Serve> serve = connection.sending.front();
+    if (SendNext(connection, serve)) continue;
+    connection.sending.pop_front();
+    connection.serves.erase(serve->fetch);
+  }
+  connection.pumping = false;
+}
+
+void Responder::OnSent(uint64_t id) {
+  Connection* connection = parts_.host.Find(id);
+  if (connection == nullptr) return;
+  connection->used = parts_.clock.Now();
+  --connection->frames_posted;
+  Pump(*connection);
+}
+
+void Responder::OnCancel(Connection& connection, const FrameHeader& header) {
+  const auto found = connection.serves.find(header.fetch);
+  if (found == connection.serves.end()) return;
+  std::erase(connection.sending, found->second);
+  connection.serves.erase(found);
+}
+
+}  // namespace crumb::transport

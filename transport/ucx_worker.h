@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ucp/api/ucp.h>
+
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "transport/link.h"
+#include "transport/ucx_context.h"
+
+namespace crumb::transport {
+
+// A UCX worker with its listener and endpoints. Belongs to one progress thread: all calls, and all
+// callbacks, are on it, but construction and destruction, when no thread drives it.
+class UcxWorker final : public LinkMaker {
+ public:
+  // `events` outlives the worker and hears nothing before the first Progress. kUnavailable:
+  // options.listen is taken.
+  static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(std::shared_ptr<UcxContext> context,
+                                                           const TransportOptions& options,
+                                                           LinkEvents& events);
+  ~UcxWorker() override;
+
+  // Where it listens; empty: nowhere.
+  const std::string& address() const { return address_; }
+
+  // Moves what can be moved and tells `events`. False: there was nothing to do.
+  bool Progress();
+  // Readable when there is something to do, once Arm returned true.
+  int event_fd() const { return event_fd_; }
+  // False: there is something to do now.
+  bool Arm();
+
+  absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address) override;
+
+ private:
+  class UcxLink;
+  class UcxArrival;
+  struct Endpoint;
+  struct SendRecord;
+  struct PullRecord;
+
+  explicit UcxWorker(LinkEvents& events) : events_(events) {}
+  absl::Status Open(const TransportOptions& options);
+  absl::Status Listen(const std::string& listen);
+  absl::StatusOr<std::unique_ptr<Link>> Adopt(ucp_ep_params_t params, const std::string& what);
+  bool DeliverEvents();
+  void Accept(ucp_conn_request_h request);
+  void Close(ucp_ep_h endpoint);
+  void FinishSend(SendRecord* record, ucs_status_t status);
+  void FinishPull(PullRecord* record, ucs_status_t status);
+  void ReportDown(const std::shared_ptr<Endpoint>& endpoint, ucs_status_t status);
+  // Ends what is under way, for a time; what UCX keeps longer ends with the worker.
+  void Drain();
+
+  static void OnRequest(ucp_conn_request_h request, void* arg);
+  static void OnEndpointError(void* arg, ucp_ep_h endpoint, ucs_status_t status);
+  static void OnSent(void* request, ucs_status_t status, void* arg);
+  static void OnPulled(void* request, ucs_status_t status, size_t length, void* arg);
+  static void OnClosed(void* request, ucs_status_t status, void* arg);
+  static ucs_status_t OnMessage(void* arg, const void* header, size_t header_size, void* data,
+                                size_t size, const ucp_am_recv_param_t* param);
+
+  LinkEvents& events_;
+  std::shared_ptr<UcxContext> context_;
+  ucp_worker_h worker_ = nullptr;
+  ucp_listener_h listener_ = nullptr;
+  int event_fd_ = -1;
+  std::string address_;
+  size_t eager_bytes_max_ = 0;
+  std::unordered_map<ucp_ep_h, std::shared_ptr<Endpoint>> endpoints_;
+  std::vector<ucp_conn_request_h> requests_;
+  std::vector<std::pair<std::shared_ptr<Endpoint>, absl::Status>> downs_;
+  std::unordered_set<SendRecord*> sends_;
+  std::unordered_set<PullRecord*> pulls_;
+  size_t closing_ = 0;
+};
+
+}  // namespace crumb::transport
