@@ -70,13 +70,13 @@ void Engine::Disconnect(const std::string& address) {
 
 bool Engine::Step() {
   broken_.clear();
-  bool did = requester_.RunFinished();
+  bool did = false;
   for (Inbox::Task& task : inbox_->Take()) {
     task();
     did = true;
   }
   if (timers_.Next() != TimePoint::max()) timers_.Run(clock_.Now());
-  return did;
+  return requester_.RunFinished() || did || !broken_.empty();
 }
 
 void Engine::Shutdown() {

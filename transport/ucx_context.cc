@@ -58,16 +58,17 @@ absl::Status Set(ucp_config_t* config, const char* name, const std::string& valu
                  std::string("UCX setting ") + name + "=" + value);
 }
 
-// What must hold whatever the environment says. Restricting devices to one name only works with
-// TCP: an RDMA device has another name than its interface.
+// What must hold whatever the environment says. Settings of a transport go by their name without
+// its prefix here (openucx/ucx#8649); these are only TCP's. Restricting devices to one name only
+// works with TCP: an RDMA device has another name than its interface.
 absl::Status Configure(ucp_config_t* config, const TransportOptions& options,
                        const std::string& interface) {
   const std::string segment = std::to_string(options.segment_bytes.value);
   CRUMB_RETURN_IF_ERROR(Set(config, "PROTO_ENABLE", "n"));
-  CRUMB_RETURN_IF_ERROR(Set(config, "TCP_TX_SEG_SIZE", segment));
-  CRUMB_RETURN_IF_ERROR(Set(config, "TCP_RX_SEG_SIZE", segment));
-  CRUMB_RETURN_IF_ERROR(Set(config, "TCP_PUT_ENABLE", "n"));
-  CRUMB_RETURN_IF_ERROR(Set(config, "TCP_CM_REUSEADDR", "y"));
+  CRUMB_RETURN_IF_ERROR(Set(config, "TX_SEG_SIZE", segment));
+  CRUMB_RETURN_IF_ERROR(Set(config, "RX_SEG_SIZE", segment));
+  CRUMB_RETURN_IF_ERROR(Set(config, "PUT_ENABLE", "n"));
+  CRUMB_RETURN_IF_ERROR(Set(config, "CM_REUSEADDR", "y"));
   if (!options.ucx_tls.empty()) CRUMB_RETURN_IF_ERROR(Set(config, "TLS", Join(options.ucx_tls)));
   const bool tcp_only = options.ucx_tls.size() == 1 && options.ucx_tls[0] == "tcp";
   if (tcp_only && !interface.empty()) {
