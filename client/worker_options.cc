@@ -27,6 +27,7 @@ absl::Status WorkerOptions::UseRotationFile(const std::string& path) {
   method = *named;
   clip_k = file.clip_k;
   clip_v = file.clip_v;
+  v_basis = file.v_basis;
   return absl::OkStatus();
 }
 
@@ -48,6 +49,9 @@ absl::Status WorkerOptions::Validate() const {
     return Wrong("history_format", "must be kInt2 or kBf16");
   }
   if (clip_k > 1.0f || clip_v > 1.0f) return Wrong("clip_k, clip_v", "must be at most 1");
+  if (v_basis != "model" && v_basis != "rotated") {
+    return Wrong("v_basis", "must be model or rotated");
+  }
   if (recent_tokens < kPageTokens || recent_tokens % kPageTokens != 0) {
     return Wrong("recent_tokens", "must be a multiple of 64");
   }

@@ -45,7 +45,12 @@ absl::Status Checkpoint::OpenShards(const std::string& index_path) {
     }
     const std::string path = dir_ + "/" + shard;
     if (!files_.contains(path)) {
-      CRUMB_ASSIGN_OR_RETURN(files_[path], SafetensorsFile::Open(path));
+      auto file = SafetensorsFile::Open(path);
+      if (absl::IsNotFound(file.status())) {
+        return absl::NotFoundError(absl::StrCat(path, ": the shard is missing that ", index_path,
+                                                " names for tensor ", name));
+      }
+      CRUMB_ASSIGN_OR_RETURN(files_[path], std::move(file));
     }
     if (!files_[path]->Has(name)) {
       return absl::InvalidArgumentError(
@@ -69,6 +74,23 @@ absl::StatusOr<Tensor> Checkpoint::Find(const std::string& name,
                                                    ", config.json asks for ", ShapeText(shape)));
   }
   return tensor;
+}
+
+absl::StatusOr<RawTensor> Checkpoint::FindRaw(const std::string& name) const {
+  const auto it = file_of_.find(name);
+  if (it != file_of_.end()) return it->second->FindRaw(name);
+  return absl::NotFoundError(absl::StrCat(dir_, ": the weights lack tensor ", name));
+}
+
+std::vector<std::string> Checkpoint::names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, file] : file_of_) names.push_back(name);
+  return names;
+}
+
+void Checkpoint::ReleasePages(const RawTensor& tensor) const {
+  const auto it = file_of_.find(tensor.name);
+  if (it != file_of_.end()) it->second->ReleasePages(tensor.bytes);
 }
 
 }  // namespace crumb::models

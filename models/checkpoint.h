@@ -24,6 +24,11 @@ class Checkpoint {
   // The tensor, whose shape must be `shape`. kNotFound names the tensor and the directory;
   // kInvalidArgument names tensor, file and both shapes. Valid while the checkpoint lives.
   absl::StatusOr<Tensor> Find(const std::string& name, const std::vector<int64_t>& shape) const;
+  // The same of any dtype and shape.
+  absl::StatusOr<RawTensor> FindRaw(const std::string& name) const;
+  std::vector<std::string> names() const;
+  // SafetensorsFile::ReleasePages of the tensor's bytes.
+  void ReleasePages(const RawTensor& tensor) const;
 
  private:
   explicit Checkpoint(std::string dir) : dir_(std::move(dir)) {}

@@ -19,6 +19,8 @@ constexpr const char* kExamples = R"(Examples:
   crumb page inspect page.crumb --tile 3,0
   crumb calibrate --model DIR --text a.txt --text b.txt --out rotation.safetensors
   crumb rotation show rotation.safetensors
+  crumb rotation convert k_rotation.pt v_rotation.pt --out rotation.safetensors
+  crumb absorb --model DIR --rotation rotation.safetensors --out ABSORBED
   crumb keyspace state KEYSPACE bf16 --reason "attention error rose"
 
 Keyspaces and keys are 64 hexadecimal digits. Exit code: 0 done, 1 failed, 2 wrong arguments.)";
@@ -48,6 +50,7 @@ class Grammar {
     AddPageInspect();
     AddCalibrate();
     AddRotation();
+    AddAbsorb();
     app_.footer(kExamples);  // last: subcommands inherit what is set before them
   }
 
@@ -260,6 +263,19 @@ class Grammar {
     sub->add_option("--kv-heads", convert->kv_heads, "of v2, from a file for all KV heads")
         ->check(CLI::Range(1, 1024));
     AddClips(sub, convert->clip_k, convert->clip_v);
+  }
+
+  void AddAbsorb() {
+    auto absorb = std::make_shared<AbsorbCommand>();
+    CLI::App* sub =
+        Add(&app_, "absorb", "copy a model with R_V folded into v_proj and o_proj", absorb);
+    sub->add_option("--model", absorb->model, "HF directory, safetensors weights")
+        ->required()
+        ->check(CLI::ExistingDirectory);
+    sub->add_option("--rotation", absorb->rotation, "rotation file of the model")
+        ->required()
+        ->check(CLI::ExistingFile);
+    sub->add_option("--out", absorb->out, "new folder for the model")->required();
   }
 
   static void AddClips(CLI::App* sub, std::optional<float>& k, std::optional<float>& v) {

@@ -106,10 +106,17 @@ struct RotationConvertCommand {
   std::optional<float> clip_v;
 };
 
-using Command = std::variant<StatusCommand, StatsCommand, LookupCommand, GetCommand, PutCommand,
-                             DropCommand, FlushCommand, PinCommand, UnpinCommand,
-                             KeyspaceStateCommand, PageInspectCommand, CalibrateCommand,
-                             RotationShowCommand, RotationVerifyCommand, RotationConvertCommand>;
+struct AbsorbCommand {
+  std::string model;     // HF directory
+  std::string rotation;  // file
+  std::string out;       // a new folder
+};
+
+using Command =
+    std::variant<StatusCommand, StatsCommand, LookupCommand, GetCommand, PutCommand, DropCommand,
+                 FlushCommand, PinCommand, UnpinCommand, KeyspaceStateCommand, PageInspectCommand,
+                 CalibrateCommand, RotationShowCommand, RotationVerifyCommand,
+                 RotationConvertCommand, AbsorbCommand>;
 
 struct CommandLine {
   std::string socket_dir = "/run/crumb";  // of crumbd; used when `address` is empty

@@ -10,9 +10,11 @@
 
 #include "common/status_macros.h"
 #include "crumb/client.h"
+#include "tools/absorb.h"
 #include "tools/calibrate.h"
 #include "tools/crumbd_commands.h"
 #include "tools/page_inspect.h"
+#include "tools/progress_bar.h"
 #include "tools/rotation_convert.h"
 #include "tools/rotation_view.h"
 
@@ -70,11 +72,14 @@ int RunCommandLine(const CommandLine& line, const std::function<bool()>& interru
     return PrintResult(RunPageInspect(*inspect), line.json, out, error);
   }
   if (const auto* calibrate = std::get_if<CalibrateCommand>(&line.command)) {
-    const auto show = [&error](double done) {
-      error << "\rcalibrating " << static_cast<int>(100 * done) << " %" << (done < 1 ? "" : "\n");
-      error.flush();
-    };
+    ProgressBar bar("calibrating", error);
+    const auto show = [&bar](double done) { bar.Show(done); };
     return PrintResult(RunCalibrate(*calibrate, show), line.json, out, error);
+  }
+  if (const auto* absorb = std::get_if<AbsorbCommand>(&line.command)) {
+    ProgressBar bar("absorbing", error);
+    const auto show = [&bar](double done) { bar.Show(done); };
+    return PrintResult(RunAbsorb(*absorb, show), line.json, out, error);
   }
   if (const auto* show = std::get_if<RotationShowCommand>(&line.command)) {
     return PrintResult(RunRotationShow(*show), line.json, out, error);

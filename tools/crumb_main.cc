@@ -15,14 +15,16 @@ volatile std::sig_atomic_t interrupted = 0;
 
 int main(int argc, char** argv) {
   crumb::SetLogSeverity(crumb::Severity::kOff);  // what goes wrong is said once, by the command
-  std::signal(SIGINT, [](int) { interrupted = 1; });
   const auto parsed = crumb::tools::ParseCommandLine(argc, argv);
   if (const auto* exit = std::get_if<crumb::tools::EarlyExit>(&parsed)) {
     std::cout << exit->out;
     std::cerr << exit->error;
     return exit->code;
   }
+  const auto& line = std::get<crumb::tools::CommandLine>(parsed);
+  if (std::holds_alternative<crumb::tools::StatsCommand>(line.command)) {
+    std::signal(SIGINT, [](int) { interrupted = 1; });  // ends a watch; other commands just end
+  }
   return crumb::tools::RunCommandLine(
-      std::get<crumb::tools::CommandLine>(parsed), [] { return interrupted != 0; }, std::cout,
-      std::cerr);
+      line, [] { return interrupted != 0; }, std::cout, std::cerr);
 }

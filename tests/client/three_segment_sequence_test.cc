@@ -368,6 +368,7 @@ TEST(ThreeSegmentTest, CrumbConstantsReachStoreAndAttention) {
   file.pages_per_position_block = 2;
   file.clip_k = 0.9f;
   file.clip_v = 0.95f;
+  file.v_basis = "rotated";
   for (int i = 0; i < heads * 3 * dim; ++i) file.mean_k.push_back(0.5f * std::sin(0.7f * i));
   for (int i = 0; i < heads * dim; ++i) file.mean_v.push_back(0.2f * std::cos(0.3f * i));
   for (int i = 0; i < heads * dim * dim; ++i) {
@@ -385,6 +386,7 @@ TEST(ThreeSegmentTest, CrumbConstantsReachStoreAndAttention) {
   ASSERT_TRUE(used.ok()) << used;
   EXPECT_EQ(options.method, kernels::Method::kCrumb);
   EXPECT_EQ(options.clip_v, 0.95f);
+  EXPECT_EQ(options.v_basis, "rotated");
   EXPECT_EQ(HexEncode(options.rotations.digest()), RotationDigest(file));
 
   const SequenceModel model(options, RandomTokens(1000, 22));

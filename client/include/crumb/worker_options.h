@@ -34,6 +34,9 @@ struct WorkerOptions {
   RotationSet rotations = RotationSet::Identity();
   float clip_k = 0.96f;  // fraction of |k| kept; <= 0: all
   float clip_v = 0.92f;
+  // Of the rows that Append takes: "model", or "rotated" where R_V is folded into the weights. Then
+  // `rotations` has no rotation_v.
+  std::string v_basis = "model";
   std::string rope;          // effective RoPE configuration, as the engine writes it
   int prefill_block = 8192;  // absolute positions; a multiple of 64, at least 320
   std::string tenant;        // empty: the default tenant
@@ -65,7 +68,7 @@ struct WorkerOptions {
   // Shares the work of one call over KV heads; empty: all on the calling thread.
   ParallelFor parallel_for;
 
-  // Takes method, rotations and clips from a rotation file. Errors of ReadRotationFile and
+  // Takes method, rotations, clips and v_basis from a rotation file. Errors of ReadRotationFile and
   // RotationSet::FromFile; kInvalidArgument: a method this program does not know.
   absl::Status UseRotationFile(const std::string& path);
 

@@ -1,0 +1,135 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "calibration/linear_weight.h"
+
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "calibration/fp8.h"
+#include "common/status_macros.h"
+#include "kernels/bf16.h"
+#include "kernels/fp16.h"
+
+namespace crumb::calibration {
+namespace {
+
+constexpr char kFp8[] = "F8_E4M3";
+constexpr float kScaleMin = 1e-12f;  // of rows that are all zero
+
+absl::Status Wrong(const RawTensor& tensor, const std::string& what) {
+  return absl::InvalidArgumentError(tensor.file + ": tensor " + tensor.name + ": " + what);
+}
+
+bool IsFloat(const std::string& dtype) {
+  return dtype == "BF16" || dtype == "F16" || dtype == "F32";
+}
+
+template <typename T>
+T LoadAt(const std::byte* bytes, Eigen::Index index) {
+  T value;
+  std::memcpy(&value, bytes + index * static_cast<Eigen::Index>(sizeof(T)), sizeof(T));
+  return value;
+}
+
+float Load(const std::string& dtype, const std::byte* bytes, Eigen::Index index) {
+  if (dtype == "F32") return LoadAt<float>(bytes, index);
+  if (dtype == "BF16") return kernels::Bf16ToFloat({LoadAt<uint16_t>(bytes, index)});
+  if (dtype == "F16") return kernels::Fp16ToFloat(LoadAt<uint16_t>(bytes, index));
+  return Fp8ToFloat(LoadAt<uint8_t>(bytes, index));
+}
+
+template <typename T>
+void Append(T value, std::vector<std::byte>& out) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(&value);
+  out.insert(out.end(), bytes, bytes + sizeof(value));
+}
+
+// `*saturated` becomes true when the dtype cannot hold the value.
+void Store(const std::string& dtype, float value, std::vector<std::byte>& out, bool* saturated) {
+  if (dtype == "F32") return Append(value, out);
+  if (dtype == "BF16") return Append(kernels::Bf16FromFloat(value).bits, out);
+  if (dtype == "F16") return Append(kernels::Fp16FromFloat(value, saturated), out);
+  Append(Fp8FromFloat(value), out);
+}
+
+}  // namespace
+
+absl::Status CheckScale(const RawTensor& weight, const RawTensor& scale) {
+  if (!IsFloat(scale.dtype)) return Wrong(scale, "scales of dtype " + scale.dtype);
+  int64_t count = 1;
+  for (const int64_t size : scale.shape) count *= size;
+  const bool one = count == 1;
+  const bool per_row = !weight.shape.empty() && count == weight.shape[0] && !scale.shape.empty() &&
+                       scale.shape[0] == weight.shape[0];
+  if (one || per_row) return absl::OkStatus();
+  return Wrong(scale, "shape " + ShapeText(scale.shape) + " for a weight " +
+                          ShapeText(weight.shape) +
+                          " is one scale per block; a rotation mixes channels of different blocks, "
+                          "so every block would have to be quantized anew at a loss: keep R_V at "
+                          "run time for this model");
+}
+
+absl::StatusOr<LinearWeight> DecodeWeight(const RawTensor& weight, const RawTensor* scale) {
+  const bool fp8 = weight.dtype == kFp8;
+  if (!fp8 && !IsFloat(weight.dtype)) {
+    return Wrong(weight, "dtype " + weight.dtype + " is not BF16, F16, F32 or F8_E4M3");
+  }
+  if (weight.shape.size() != 2) return Wrong(weight, "shape " + ShapeText(weight.shape));
+  if (fp8 != (scale != nullptr)) {
+    return Wrong(weight, fp8 ? "FP8 without weight_scale" : "a scale for a weight that is not FP8");
+  }
+  if (fp8) CRUMB_RETURN_IF_ERROR(CheckScale(weight, *scale));
+  LinearWeight linear{.name = weight.name,
+                      .dtype = weight.dtype,
+                      .scale_dtype = fp8 ? scale->dtype : "",
+                      .scales = 0,
+                      .values = RowMajorF(weight.shape[0], weight.shape[1])};
+  RowMajorF& values = linear.values;
+  for (Eigen::Index i = 0; i < values.size(); ++i) {
+    values.data()[i] = Load(weight.dtype, weight.bytes.data(), i);
+  }
+  if (fp8) {
+    int64_t count = 1;
+    for (const int64_t size : scale->shape) count *= size;
+    linear.scales = count;
+    for (Eigen::Index row = 0; row < values.rows(); ++row) {
+      values.row(row) *= Load(scale->dtype, scale->bytes.data(), count == 1 ? 0 : row);
+    }
+  }
+  if (!values.allFinite()) return Wrong(weight, "it holds a value that is not finite");
+  return linear;
+}
+
+absl::StatusOr<EncodedWeight> EncodeWeight(const LinearWeight& weight) {
+  const RowMajorF& values = weight.values;
+  EncodedWeight encoded;
+  bool saturated = false;
+  Eigen::VectorXf scale = Eigen::VectorXf::Ones(values.rows());
+  if (weight.scales > 0) {
+    scale = values.rowwise().lpNorm<Eigen::Infinity>() / kFp8Max;
+    if (weight.scales == 1) scale.setConstant(scale.maxCoeff());
+    scale = scale.cwiseMax(kScaleMin);
+    for (Eigen::Index i = 0; i < weight.scales; ++i) {
+      Store(weight.scale_dtype, scale[i], encoded.scale, &saturated);
+    }
+    // Values are divided by the scale that readers will see.
+    for (Eigen::Index row = 0; row < values.rows(); ++row) {
+      scale[row] = Load(weight.scale_dtype, encoded.scale.data(), weight.scales == 1 ? 0 : row);
+    }
+  }
+  for (Eigen::Index row = 0; row < values.rows(); ++row) {
+    // A scale that its dtype rounded to 0 belongs to a row that is 0.
+    const float inverse = scale[row] > 0 ? 1.0f / scale[row] : 0.0f;
+    for (Eigen::Index i = 0; i < values.cols(); ++i) {
+      Store(weight.dtype, values(row, i) * inverse, encoded.weight, &saturated);
+    }
+  }
+  if (saturated) {
+    return absl::InvalidArgumentError("tensor " + weight.name +
+                                      ": rotated, it has values that F16 cannot hold");
+  }
+  return encoded;
+}
+
+}  // namespace crumb::calibration

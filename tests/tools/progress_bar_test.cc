@@ -1,0 +1,38 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/progress_bar.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <sstream>
+
+namespace crumb::tools {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(ProgressBarTest, ShowsPartAndTimeLeft) {
+  FakeClock clock;
+  std::ostringstream out;
+  ProgressBar bar("working", out, clock);
+  bar.Show(0.0);
+  EXPECT_THAT(out.str(), HasSubstr("\rworking [..............................]   0 %"));
+  clock.Advance(std::chrono::seconds(30));
+  bar.Show(0.1);
+  EXPECT_THAT(out.str(), HasSubstr("[###...........................]  10 % 4:30 left"));
+  const size_t before = out.str().size();
+  bar.Show(0.2);  // too soon to draw again
+  EXPECT_EQ(out.str().size(), before);
+  clock.Advance(std::chrono::hours(2));
+  bar.Show(1.0);
+  EXPECT_THAT(out.str(), HasSubstr("100 % 2:00:30"));
+  EXPECT_EQ(out.str().back(), '\n');
+  const size_t end = out.str().size();
+  bar.Show(1.0);
+  EXPECT_EQ(out.str().size(), end);
+}
+
+}  // namespace
+}  // namespace crumb::tools
