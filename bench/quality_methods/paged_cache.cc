@@ -180,11 +180,10 @@ absl::Status PagedCache::Attend(int layer, int tokens, const Bf16* q, float* out
   params.recent_capacity = options_.context;
   std::vector<uint64_t> addresses;
   std::vector<float> offsets;
-  if (options_.int2) {
+  if (options_.int2 && history_end > kPageTokens) {
     const client::RotationSet::Layer& data = *options_.layers[layer];
-    params.sink_tokens = std::min(kPageTokens, end);
+    params.sink_tokens = kPageTokens;
     params.pages = history_end / kPageTokens - 1;
-    if (params.pages < 0) params.pages = 0;
     for (int page = 0; page < params.pages; ++page) {
       addresses.push_back(reinterpret_cast<uint64_t>(
           tiles_[layer * (options_.context / kPageTokens + 1) + page].get()));
@@ -196,7 +195,7 @@ absl::Status PagedCache::Attend(int layer, int tokens, const Bf16* q, float* out
     params.mean_v = data.rotated_mean_v();
     params.shift = data.shift();
     params.pages_per_position_block = options_.pages_per_position_block;
-    if (data.mean_k_columns() != nullptr && params.pages > 0) {
+    if (data.mean_k_columns() != nullptr) {
       params.position_blocks = 1 + PositionBlock(params.pages - 1);
       offsets = Offsets(layer, tokens, params.position_blocks, q);
       params.offset = offsets.data();
