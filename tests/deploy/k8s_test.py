@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the overlays of deploy/k8s render to, held against crumbd and against each other."""
+
+import argparse
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import yaml
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import kustomize
+from services import ROOT
+
+BIN = ROOT / "build/release/bin"
+K8S = ROOT / "deploy/k8s"
+OVERLAYS = ("daemonset", "sidecar", "cluster")
+# What a crumbd must know for an overlay to be of use.
+NEEDS = {"cluster": (("cluster", "etcd"), ("transport", "listen"))}
+UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+BESIDE_BYTES = 512 << 20  # of a memory limit, beside the host tier
+FORBIDDEN_IN_POD = ("hostIPC", "hostPID", "hostNetwork", "shareProcessNamespace")
+SOCKET_DIR = "/run/crumb"
+
+
+def bytes_of(text):
+    number, unit = re.fullmatch(r"(\d+)([KMGT]i)?B?", str(text)).groups()
+    return int(number) * UNITS[unit or ""]
+
+
+def normal(value):
+    """Lists of named things in one order: Kubernetes does not care which."""
+    if isinstance(value, dict):
+        return {name: normal(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        entries = [normal(entry) for entry in value]
+        named = all(isinstance(e, dict) and ("name" in e or "mountPath" in e) for e in entries)
+        key = lambda e: (str(e.get("mountPath", "")), str(e.get("name", "")))
+        return sorted(entries, key=key) if named else entries
+    return value
+
+
+def kubectl_renders():
+    """Whether there is a kubectl with Kustomize 4 or newer: older ones read other files."""
+    if not shutil.which("kubectl"):
+        return False
+    output = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True,
+                            timeout=60, check=False).stdout
+    version = re.search(r"Kustomize Version: v(\d+)", output)
+    return bool(version) and int(version[1]) >= 4
+
+
+class Overlay:
+    def __init__(self, name):
+        self.name = name
+        self.documents = kustomize.render(K8S / "overlays" / name)
+        self.pods = {key: d["spec"]["template"] for key, d in self.documents.items()
+                     if "template" in d.get("spec", {})}
+        self.policies = [d for (kind, _), d in self.documents.items() if kind == "NetworkPolicy"]
+
+    def crumbd_pods(self):
+        for template in self.pods.values():
+            spec = template["spec"]
+            for container in spec.get("initContainers", []) + spec["containers"]:
+                if container["name"] == "crumbd":
+                    yield template, container
+
+    def configuration(self, folder):
+        """The ConfigMap's crumbd.yaml as the cluster's init container would fill it in."""
+        text = self.documents["ConfigMap", "crumbd"]["data"]["crumbd.yaml"]
+        path = pathlib.Path(folder) / "crumbd.yaml"
+        path.write_text(text.replace("POD_IP", "127.0.0.1").replace("NODE_NAME", "node-1"))
+        return path
+
+
+def crumbd(*arguments):
+    return subprocess.run([BIN / "crumbd", *arguments], capture_output=True, text=True, timeout=60,
+                          check=False)
+
+
+class K8sTest(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory(prefix="crumb-k8s-")
+        self.addCleanup(self.temporary.cleanup)
+
+    def overlays(self):
+        """Those whose settings this crumbd knows."""
+        known = yaml.safe_load(crumbd("--print-config").stdout)
+        for name in OVERLAYS:
+            missing = [f"{section}.{key}" for section, key in NEEDS.get(name, ())
+                       if key not in known.get(section, {})]
+            if missing:
+                print(f"overlay {name} left out: this crumbd has no {', '.join(missing)}")
+            else:
+                yield Overlay(name)
+
+    def test_kubectl_renders_the_same(self):
+        if not kubectl_renders():
+            self.skipTest("no kubectl with Kustomize 4 or newer; the tests' own renderer is used")
+        for name in OVERLAYS:
+            with self.subTest(overlay=name):
+                output = subprocess.run(["kubectl", "kustomize", K8S / "overlays" / name],
+                                        capture_output=True, text=True, timeout=60, check=True)
+                theirs = {kustomize.identity(d): d for d in yaml.safe_load_all(output.stdout)}
+                ours = Overlay(name).documents
+                self.assertEqual(set(ours), set(theirs))
+                for key, document in ours.items():
+                    self.assertEqual(normal(document), normal(theirs[key]), key)
+
+    def test_crumbd_takes_the_configuration(self):
+        for overlay in self.overlays():
+            done = crumbd("--config", overlay.configuration(self.temporary.name), "--check-config")
+            self.assertEqual((overlay.name, done.returncode, done.stderr), (overlay.name, 0, ""))
+
+    def test_mounts_ports_and_limits_fit_the_configuration(self):
+        for overlay in self.overlays():
+            done = crumbd("--config", overlay.configuration(self.temporary.name), "--print-config")
+            settings = yaml.safe_load(done.stdout)
+            pods = list(overlay.crumbd_pods())
+            self.assertEqual(len(pods), 1)
+            template, container = pods[0]
+            spec = template["spec"]
+            mounts = {m["mountPath"]: m["name"] for m in container["volumeMounts"]}
+            volumes = {v["name"]: v for v in spec["volumes"]}
+            self.assertLessEqual(set(mounts.values()), set(volumes))
+            self.assertIn(settings["listen"]["socket_dir"], mounts)
+            self.assertIn(container["args"][1].rpartition("/")[0], mounts)
+            ssd = settings["store"]["ssd"]
+            folder = max((m for m in mounts if ssd["path"].startswith(m + "/")), key=len)
+            room = volumes[mounts[folder]].get("emptyDir", {}).get("sizeLimit")
+            if room:
+                self.assertGreaterEqual(bytes_of(room), bytes_of(ssd["bytes_max"]))
+            limits = container["resources"]["limits"]
+            self.assertGreaterEqual(bytes_of(limits["memory"]),
+                                    bytes_of(settings["store"]["host"]["bytes_max"]) + BESIDE_BYTES)
+            ports = {p["name"]: p["containerPort"] for p in container["ports"]}
+            host, _, port = settings["admin"]["listen"].rpartition(":")
+            self.assertEqual((host, int(port)), ("0.0.0.0", ports["admin"]))
+            for section, name in (("listen", "tcp"), ("transport", "listen")):
+                place = settings.get(section, {}).get(name)
+                if place:
+                    self.assertIn(int(place.rpartition(":")[2]), ports.values())
+
+    def test_the_grace_covers_the_stop(self):
+        for overlay in self.overlays():
+            done = crumbd("--config", overlay.configuration(self.temporary.name), "--print-config")
+            grace = yaml.safe_load(done.stdout)["stop_grace"]
+            seconds = int(re.fullmatch(r"(\d+)s", grace)[1])
+            for template, _ in overlay.crumbd_pods():
+                self.assertGreater(template["spec"]["terminationGracePeriodSeconds"], 2 * seconds)
+
+    def test_probes_ask_what_crumbd_answers(self):
+        for overlay in map(Overlay, OVERLAYS):
+            for _, container in overlay.crumbd_pods():
+                paths = {kind: container[f"{kind}Probe"]["httpGet"]["path"]
+                         for kind in ("startup", "readiness", "liveness")}
+                self.assertEqual(paths, {"startup": "/readyz", "readiness": "/readyz",
+                                         "liveness": "/healthz"})
+                for kind in paths:
+                    self.assertEqual(container[f"{kind}Probe"]["httpGet"]["port"], "admin")
+
+    def test_pods_ask_for_no_rights(self):
+        user = re.search(r"^USER (\d+):(\d+)$",
+                         (ROOT / "deploy/container/Containerfile").read_text(), re.MULTILINE)
+        for overlay in map(Overlay, OVERLAYS):
+            for template in overlay.pods.values():
+                spec = template["spec"]
+                for field in FORBIDDEN_IN_POD:
+                    self.assertNotIn(field, spec)
+                self.assertFalse(spec["automountServiceAccountToken"])
+                self.assertEqual(spec["securityContext"]["seccompProfile"],
+                                 {"type": "RuntimeDefault"})
+                for container in spec.get("initContainers", []) + spec["containers"]:
+                    context = container["securityContext"]
+                    self.assertIs(context["allowPrivilegeEscalation"], False)
+                    self.assertNotIn("privileged", context)
+                    self.assertEqual(context["capabilities"]["drop"], ["ALL"])
+                    if container["name"] == "folders":  # runs before crumbd, and only that
+                        self.assertLessEqual(set(context["capabilities"]["add"]),
+                                             {"CHOWN", "FOWNER"})
+                        continue
+                    self.assertIs(context["runAsNonRoot"], True)
+                    self.assertNotIn("add", context["capabilities"])
+            for _, container in overlay.crumbd_pods():
+                context = container["securityContext"]
+                self.assertIs(context["readOnlyRootFilesystem"], True)
+                self.assertEqual((str(context["runAsUser"]), str(context["runAsGroup"])),
+                                 user.groups())
+                resources = container["resources"]
+                self.assertFalse([r for part in resources.values() for r in part if "gpu" in r])
+
+    def test_prometheus_finds_every_crumbd(self):
+        for overlay in map(Overlay, OVERLAYS):
+            monitor = overlay.documents["PodMonitor", "crumbd"]["spec"]
+            for template, container in overlay.crumbd_pods():
+                labels = template["metadata"]["labels"]
+                self.assertLessEqual(monitor["selector"]["matchLabels"].items(), labels.items())
+                ports = {p["name"] for p in container["ports"]}
+                self.assertEqual({e["port"] for e in monitor["podMetricsEndpoints"]} - ports, set())
+            # The name that the alert CrumbDown goes by.
+            self.assertIn({"targetLabel": "job", "replacement": "crumbd"},
+                          monitor["podMetricsEndpoints"][0]["relabelings"])
+
+    def reachable_from(self, overlay, template, port):
+        """Who may reach a port of a pod: None for everybody, else the selectors of `from`."""
+        labels = template["metadata"]["labels"]
+        selecting = [p["spec"] for p in overlay.policies
+                     if p["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+                     and "Ingress" in p["spec"]["policyTypes"]]
+        if not selecting:
+            return None
+        sources = []
+        for rule in (rule for spec in selecting for rule in spec.get("ingress", [])):
+            if "ports" in rule and port not in [p["port"] for p in rule["ports"]]:
+                continue
+            if "from" not in rule:
+                return None
+            sources += rule["from"]
+        return sources
+
+    def test_the_ports_between_crumbds_are_closed_to_everybody_else(self):
+        crumbds = [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "crumbd"}}}]
+        monitoring = [{"namespaceSelector": {
+            "matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
+        for name, expected in (("daemonset", []), ("sidecar", []), ("cluster", crumbds)):
+            overlay = Overlay(name)
+            for template, _ in overlay.crumbd_pods():
+                with self.subTest(overlay=name):
+                    self.assertEqual(self.reachable_from(overlay, template, 9461), expected)
+                    self.assertEqual(self.reachable_from(overlay, template, 9462), expected)
+                    self.assertEqual(self.reachable_from(overlay, template, 9464), monitoring)
+
+    def test_etcd_is_open_to_crumbds_only(self):
+        overlay = Overlay("cluster")
+        template = overlay.pods["StatefulSet", "etcd"]
+        names = {s["podSelector"]["matchLabels"]["app.kubernetes.io/name"]
+                 for s in self.reachable_from(overlay, template, 2379)}
+        self.assertEqual(names, {"crumbd", "etcd"})
+        self.assertEqual(len(self.reachable_from(overlay, template, 2380)), 1)
+
+    def test_workers_share_the_socket_folder(self):
+        example = yaml.safe_load((K8S / "overlays/daemonset/worker-example.yaml").read_text())
+        daemon = next(Overlay("daemonset").crumbd_pods())[0]["spec"]
+        path = {v["hostPath"]["path"] for v in daemon["volumes"] if v["name"] == "sockets"}
+        self.assertEqual({v["hostPath"]["path"] for v in example["spec"]["volumes"]}, path)
+        group = daemon["containers"][0]["securityContext"]["runAsGroup"]
+        self.assertIn(group, example["spec"]["securityContext"]["supplementalGroups"])
+        sidecar = next(Overlay("sidecar").crumbd_pods())[0]["spec"]
+        self.assertIn({"name": "sockets", "mountPath": SOCKET_DIR},
+                      sidecar["containers"][0]["volumeMounts"])
+        self.assertEqual(sidecar["securityContext"]["fsGroup"], group)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bin", type=pathlib.Path, default=BIN)
+    arguments, rest = parser.parse_known_args()
+    BIN = arguments.bin.resolve()
+    unittest.main(argv=[sys.argv[0], *rest])
