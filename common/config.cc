@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/config.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <fstream>
@@ -10,6 +11,7 @@
 #include <set>
 #include <span>
 #include <sstream>
+#include <vector>
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
@@ -17,6 +19,43 @@
 
 namespace crumb {
 namespace {
+
+// Letters to add, drop, change or swap with their neighbour to make `b` of `a`.
+size_t EditDistance(const std::string& a, const std::string& b) {
+  std::vector<std::vector<size_t>> steps(a.size() + 1, std::vector<size_t>(b.size() + 1));
+  for (size_t i = 0; i <= a.size(); ++i) {
+    for (size_t j = 0; j <= b.size(); ++j) {
+      size_t& here = steps[i][j];
+      if (i == 0 || j == 0) {
+        here = i + j;
+        continue;
+      }
+      const size_t change = a[i - 1] == b[j - 1] ? 0 : 1;
+      here = std::min({steps[i - 1][j] + 1, steps[i][j - 1] + 1, steps[i - 1][j - 1] + change});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        here = std::min(here, steps[i - 2][j - 2] + 1);
+      }
+    }
+  }
+  return steps.back().back();
+}
+
+// The key that somebody may have meant; empty: none is close.
+std::string NearestKey(const std::set<std::string>& known, const std::string& key) {
+  constexpr size_t kStepsMax = 2;
+  constexpr size_t kLengthMax = 64;  // longer words are no typos
+  std::string nearest;
+  size_t fewest = kStepsMax + 1;
+  for (const std::string& candidate : known) {
+    if (key.size() > kLengthMax) break;
+    const size_t steps = EditDistance(key, candidate);
+    if (steps < fewest && steps * 2 < candidate.size()) {
+      fewest = steps;
+      nearest = candidate;
+    }
+  }
+  return nearest;
+}
 
 struct Unit {
   const char* name;
@@ -171,7 +210,9 @@ class Reader : public ConfigVisitor {
     fields();
     for (const auto& entry : node_) {
       if (!known_.contains(entry.first.Scalar())) {
-        return FailAt(entry.first, "unknown key " + path_ + entry.first.Scalar());
+        const std::string near = NearestKey(known_, entry.first.Scalar());
+        return FailAt(entry.first, "unknown key " + path_ + entry.first.Scalar() +
+                                       (near.empty() ? "" : "; did you mean " + near + "?"));
       }
     }
   }

@@ -77,9 +77,14 @@ TEST(ConfigTest, WhatIsNotThereKeepsItsValue) {
 }
 
 TEST(ConfigTest, UnknownKeysNameLineAndPath) {
-  EXPECT_EQ(ErrorOf("count: 1\nnmae: x\n"), "test.yaml:2: unknown key nmae");
+  EXPECT_EQ(ErrorOf("count: 1\nnmae: x\n"), "test.yaml:2: unknown key nmae; did you mean name?");
   EXPECT_EQ(ErrorOf("count: 1\ninner:\n  wait: 1s\n  byte: 3\n"),
-            "test.yaml:4: unknown key inner.byte");
+            "test.yaml:4: unknown key inner.byte; did you mean bytes?");
+  EXPECT_EQ(ErrorOf("inner:\n  bytse: 3\n"),
+            "test.yaml:2: unknown key inner.bytse; did you mean bytes?");
+  // Nothing is near enough, or too much to be a slip of the hand.
+  for (const std::string& key : {std::string("sockets"), std::string("x"), std::string(500, 'b')})
+    EXPECT_EQ(ErrorOf(key + ": x\n"), "test.yaml:1: unknown key " + key);
 }
 
 TEST(ConfigTest, RepeatedKeysAreErrors) {
