@@ -76,6 +76,11 @@ foreach(header IN LISTS crumb_headers)
   install(FILES "${header}" DESTINATION "${CRUMB_INSTALL_HEADERS}/${folder}")
 endforeach()
 
+# The C library; without a namelink of the core, which nobody links.
+install(TARGETS crumb_c LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(TARGETS crumb_c_core LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" NAMELINK_SKIP)
+install(FILES client/include/crumb.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+
 install(TARGETS crumbd crumb RUNTIME)
 install(FILES deploy/config/crumbd.yaml DESTINATION "${CMAKE_INSTALL_SYSCONFDIR}/crumb")
 install(FILES deploy/systemd/crumbd.service DESTINATION lib/systemd/system)

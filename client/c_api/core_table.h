@@ -1,0 +1,54 @@
+/* SPDX-FileCopyrightText: The Crumb authors
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * What libcrumb.so, which is crumb.h and nothing else, calls in libcrumb_core.so, which is the
+ * client. Both are of one build: the table has no versions of its own. */
+#ifndef CRUMB_CLIENT_C_API_CORE_TABLE_H_
+#define CRUMB_CLIENT_C_API_CORE_TABLE_H_
+
+#include "crumb.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A member for every function of crumb.h that the core answers, by the name behind crumb_. */
+typedef struct crumb_core_table {
+  const char* (*message)(void);
+  crumb_code (*client_open)(const crumb_client_options*, crumb_client**);
+  void (*client_close)(crumb_client*);
+  int (*client_connected)(crumb_client*);
+  crumb_code (*client_wait_connected)(crumb_client*, uint32_t);
+  crumb_code (*client_flush)(crumb_client*, uint32_t, uint64_t*);
+  crumb_code (*keyspace_open)(crumb_client*, const crumb_keyspace_spec*, uint32_t, crumb_keyspace*);
+  crumb_code (*page_keys)(const uint8_t*, const int32_t*, size_t, uint8_t*);
+  crumb_code (*foreign_key)(const uint8_t*, const void*, size_t, uint8_t*);
+  crumb_code (*lookup)(crumb_client*, const uint8_t*, const uint8_t*, size_t, size_t*, int32_t*,
+                       crumb_miss*);
+  crumb_code (*get)(crumb_client*, const uint8_t*, const uint8_t*, size_t, uint32_t, crumb_receiver,
+                    void*, crumb_miss*);
+  crumb_code (*put)(crumb_client*, const crumb_keyspace*, const crumb_fragment*, size_t, uint32_t,
+                    int32_t*);
+  crumb_code (*worker_open)(crumb_client*, const crumb_worker_options*, crumb_worker**);
+  void (*worker_close)(crumb_worker*);
+  crumb_code (*worker_wait_published)(crumb_worker*, uint32_t);
+  crumb_code (*worker_read_counters)(crumb_worker*, crumb_worker_counters*);
+  crumb_code (*sequence_begin)(crumb_worker*, const int32_t*, size_t, const crumb_sequence_options*,
+                               crumb_sequence**, uint32_t*);
+  crumb_code (*sequence_append)(crumb_sequence*, uint32_t, uint32_t, const void*, const void*);
+  crumb_code (*sequence_attend)(crumb_sequence*, uint32_t, uint32_t, const void*, float*);
+  crumb_code (*sequence_advance)(crumb_sequence*, const int32_t*, size_t);
+  crumb_code (*sequence_fork)(const crumb_sequence*, crumb_sequence**);
+  crumb_code (*sequence_finish)(crumb_sequence*);
+  void (*sequence_close)(crumb_sequence*);
+  uint32_t (*sequence_length)(const crumb_sequence*);
+} crumb_core_table;
+
+/* The one symbol of libcrumb_core.so. */
+CRUMB_API const crumb_core_table* crumb_core(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* CRUMB_CLIENT_C_API_CORE_TABLE_H_ */

@@ -1,0 +1,62 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "crumb.h"
+#include "crumb/client.h"
+#include "crumb/worker.h"
+
+// What stands behind the opaque handles of crumb.h. Members are destroyed last to first, so that a
+// worker goes before its client.
+struct crumb_client {
+  std::shared_ptr<crumb::client::Client> client;
+};
+
+struct crumb_worker {
+  std::shared_ptr<crumb::client::Client> client;  // null: none
+  std::shared_ptr<crumb::client::Worker> worker;
+};
+
+struct crumb_sequence {
+  crumb_worker parts;
+  std::unique_ptr<crumb::client::Sequence> sequence;
+};
+
+namespace crumb::c_api {
+
+// Keeps the status for crumb_message and answers its code.
+crumb_code Finish(const absl::Status& status);
+// The text that crumb_message answers on this thread.
+std::string& MessageOfThread();
+
+inline std::string Text(const char* text, const char* absent = "") {
+  return text == nullptr ? absent : text;
+}
+
+// A caller's struct as this library knows it: members that the caller's header did not have are
+// zero. A null one, or one without size, is all zeros.
+template <typename Options>
+Options Known(const Options* given) {
+  Options options{};
+  if (given != nullptr) std::memcpy(&options, given, std::min(given->size, sizeof(Options)));
+  return options;
+}
+
+// Runs `body`, which answers an absl::Status; nothing thrown leaves the library.
+template <typename Body>
+crumb_code Guarded(const Body& body) {
+  try {
+    return Finish(body());
+  } catch (const std::exception& error) {
+    return Finish(absl::InternalError(error.what()));
+  } catch (...) {
+    return Finish(absl::InternalError("an exception that is none of std's"));
+  }
+}
+
+}  // namespace crumb::c_api

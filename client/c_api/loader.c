@@ -1,0 +1,149 @@
+/* SPDX-FileCopyrightText: The Crumb authors
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * libcrumb.so: brings libcrumb_core.so, which lies beside it, into the process when it is first
+ * needed, in a scope of its own, and hands every call on. docs/adr/0005 says why. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "client/c_api/core_table.h"
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static const crumb_core_table* core;
+static char failure[1024];
+
+/* Symbols of the core are looked up in its own libraries first: a process may have another gRPC or
+ * protobuf among its global ones. Not where malloc was replaced: the core would take libc's malloc
+ * and be handed the other's memory, or the other way round. */
+static int Flags(void) {
+  void* const libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
+  const int replaced = libc == NULL || dlsym(libc, "malloc") != dlsym(RTLD_DEFAULT, "malloc");
+  if (libc != NULL) dlclose(libc);
+  return RTLD_NOW | RTLD_LOCAL | (replaced ? 0 : RTLD_DEEPBIND);
+}
+
+static void Load(void) {
+  Dl_info self;
+  char path[4096];
+  if (dladdr((void*)&crumb_abi_version, &self) == 0) {
+    snprintf(failure, sizeof(failure), "libcrumb.so does not find itself");
+    return;
+  }
+  const char* const slash = strrchr(self.dli_fname, '/');
+  const int folder = slash == NULL ? 0 : (int)(slash - self.dli_fname + 1);
+  snprintf(path, sizeof(path), "%.*slibcrumb_core.so." CRUMB_CORE_VERSION, folder, self.dli_fname);
+  void* const library = dlopen(path, Flags());
+  if (library == NULL) {
+    snprintf(failure, sizeof(failure), "%s", dlerror());
+    return;
+  }
+  const crumb_core_table* (*entry)(void) = NULL;
+  *(void**)&entry = dlsym(library, "crumb_core");
+  if (entry == NULL) {
+    snprintf(failure, sizeof(failure), "%.900s is no core of libcrumb.so", path);
+    return;
+  }
+  core = entry();
+}
+
+static int Ready(void) {
+  pthread_once(&once, Load);
+  return core != NULL;
+}
+
+uint32_t crumb_abi_version(void) { return CRUMB_ABI_VERSION; }
+
+const char* crumb_message(void) { return core != NULL ? core->message() : failure; }
+
+/* Where a program starts: these load the core. */
+crumb_code crumb_client_open(const crumb_client_options* options, crumb_client** out) {
+  return Ready() ? core->client_open(options, out) : CRUMB_UNAVAILABLE;
+}
+crumb_code crumb_worker_open(crumb_client* client, const crumb_worker_options* options,
+                             crumb_worker** out) {
+  return Ready() ? core->worker_open(client, options, out) : CRUMB_UNAVAILABLE;
+}
+crumb_code crumb_page_keys(const uint8_t* keyspace, const int32_t* tokens, size_t token_count,
+                           uint8_t* keys) {
+  return Ready() ? core->page_keys(keyspace, tokens, token_count, keys) : CRUMB_UNAVAILABLE;
+}
+crumb_code crumb_foreign_key(const uint8_t* keyspace, const void* name, size_t name_bytes,
+                             uint8_t* key) {
+  return Ready() ? core->foreign_key(keyspace, name, name_bytes, key) : CRUMB_UNAVAILABLE;
+}
+
+/* What needs a handle: without the core there is none, except NULL. */
+#define CRUMB_HANDED(handle, call) ((handle) != NULL && Ready() ? (call) : CRUMB_INVALID_ARGUMENT)
+
+void crumb_client_close(crumb_client* client) {
+  if (client != NULL) core->client_close(client);
+}
+int crumb_client_connected(crumb_client* client) {
+  return client != NULL && core->client_connected(client);
+}
+crumb_code crumb_client_wait_connected(crumb_client* client, uint32_t timeout_ms) {
+  return CRUMB_HANDED(client, core->client_wait_connected(client, timeout_ms));
+}
+crumb_code crumb_client_flush(crumb_client* client, uint32_t timeout_ms, uint64_t* durable_pages) {
+  return CRUMB_HANDED(client, core->client_flush(client, timeout_ms, durable_pages));
+}
+crumb_code crumb_keyspace_open(crumb_client* client, const crumb_keyspace_spec* spec,
+                               uint32_t timeout_ms, crumb_keyspace* out) {
+  return CRUMB_HANDED(client, core->keyspace_open(client, spec, timeout_ms, out));
+}
+crumb_code crumb_lookup(crumb_client* client, const uint8_t* keyspace, const uint8_t* keys,
+                        size_t pages, size_t* hits, int32_t* tiers, crumb_miss* reason) {
+  return CRUMB_HANDED(client, core->lookup(client, keyspace, keys, pages, hits, tiers, reason));
+}
+crumb_code crumb_get(crumb_client* client, const uint8_t* keyspace, const uint8_t* keys,
+                     size_t pages, uint32_t timeout_ms, crumb_receiver receiver, void* context,
+                     crumb_miss* reason) {
+  return CRUMB_HANDED(
+      client, core->get(client, keyspace, keys, pages, timeout_ms, receiver, context, reason));
+}
+crumb_code crumb_put(crumb_client* client, const crumb_keyspace* keyspace,
+                     const crumb_fragment* fragments, size_t count, uint32_t timeout_ms,
+                     int32_t* outcomes) {
+  return CRUMB_HANDED(client, core->put(client, keyspace, fragments, count, timeout_ms, outcomes));
+}
+void crumb_worker_close(crumb_worker* worker) {
+  if (worker != NULL) core->worker_close(worker);
+}
+crumb_code crumb_worker_wait_published(crumb_worker* worker, uint32_t timeout_ms) {
+  return CRUMB_HANDED(worker, core->worker_wait_published(worker, timeout_ms));
+}
+crumb_code crumb_worker_read_counters(crumb_worker* worker, crumb_worker_counters* out) {
+  return CRUMB_HANDED(worker, core->worker_read_counters(worker, out));
+}
+crumb_code crumb_sequence_begin(crumb_worker* worker, const int32_t* tokens, size_t count,
+                                const crumb_sequence_options* options, crumb_sequence** out,
+                                uint32_t* cached_tokens) {
+  return CRUMB_HANDED(worker,
+                      core->sequence_begin(worker, tokens, count, options, out, cached_tokens));
+}
+crumb_code crumb_sequence_append(crumb_sequence* sequence, uint32_t layer, uint32_t tokens,
+                                 const void* k, const void* v) {
+  return CRUMB_HANDED(sequence, core->sequence_append(sequence, layer, tokens, k, v));
+}
+crumb_code crumb_sequence_attend(crumb_sequence* sequence, uint32_t layer, uint32_t tokens,
+                                 const void* q, float* out) {
+  return CRUMB_HANDED(sequence, core->sequence_attend(sequence, layer, tokens, q, out));
+}
+crumb_code crumb_sequence_advance(crumb_sequence* sequence, const int32_t* tokens, size_t count) {
+  return CRUMB_HANDED(sequence, core->sequence_advance(sequence, tokens, count));
+}
+crumb_code crumb_sequence_fork(const crumb_sequence* sequence, crumb_sequence** out) {
+  return CRUMB_HANDED(sequence, core->sequence_fork(sequence, out));
+}
+crumb_code crumb_sequence_finish(crumb_sequence* sequence) {
+  return CRUMB_HANDED(sequence, core->sequence_finish(sequence));
+}
+void crumb_sequence_close(crumb_sequence* sequence) {
+  if (sequence != NULL) core->sequence_close(sequence);
+}
+uint32_t crumb_sequence_length(const crumb_sequence* sequence) {
+  return sequence != NULL ? core->sequence_length(sequence) : 0;
+}

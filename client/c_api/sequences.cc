@@ -1,0 +1,205 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/c_api/sequences.h"
+
+#include <algorithm>
+
+#include "client/c_api/handles.h"
+#include "common/status_macros.h"
+#include "kernels/tile.h"
+
+namespace crumb::c_api {
+namespace {
+
+using kernels::Bf16;
+
+constexpr uint32_t kGroupSizeMax = 128;
+
+absl::Status SetRotation(const std::string& rotation, client::WorkerOptions& options) {
+  if (rotation == "identity") return absl::OkStatus();
+  if (rotation != "hadamard") return options.UseRotationFile(rotation);
+  CRUMB_ASSIGN_OR_RETURN(options.rotations, client::RotationSet::Hadamard(options.head_dim));
+  return absl::OkStatus();
+}
+
+client::ParallelFor ParallelForOf(const crumb_worker_options& given) {
+  if (given.parallel_for == nullptr) return {};
+  return [run = given.parallel_for, context = given.parallel_context](
+             int count, const std::function<void(int)>& body) {
+    run(
+        context, count,
+        [](void* argument, int32_t index) {
+          (*static_cast<const std::function<void(int)>*>(argument))(index);
+        },
+        const_cast<std::function<void(int)>*>(&body));
+  };
+}
+
+absl::StatusOr<client::WorkerOptions> OptionsOf(const crumb_worker_options& given) {
+  client::WorkerOptions options;
+  options.model = Text(given.model);
+  options.weights = Text(given.weights);
+  options.layers = static_cast<int>(given.layers);
+  options.kv_heads = static_cast<int>(given.kv_heads);
+  options.q_heads = static_cast<int>(given.q_heads);
+  options.head_dim = static_cast<int>(given.head_dim);
+  options.group_size = static_cast<int>(
+      given.group_size != 0 ? given.group_size : std::min(kGroupSizeMax, given.head_dim));
+  if (given.history_bf16 != 0) options.history_format = kernels::PageFormat::kBf16;
+  CRUMB_RETURN_IF_ERROR(SetRotation(Text(given.rotation, "hadamard"), options));
+  options.rope = Text(given.rope);
+  if (given.prefill_block != 0) options.prefill_block = static_cast<int>(given.prefill_block);
+  options.tenant = Text(given.tenant);
+  for (size_t i = 0; i < given.fields; ++i) options.fields[given.names[i]] = given.values[i];
+  if (given.recent_tokens != 0) options.recent_tokens = static_cast<int>(given.recent_tokens);
+  options.scale = given.scale;
+  options.soft_cap = given.soft_cap;
+  if (given.page_bytes_max != 0) options.page_bytes_max = given.page_bytes_max;
+  if (given.begin_deadline_ms != 0) {
+    options.begin_deadline = std::chrono::milliseconds(given.begin_deadline_ms);
+  }
+  options.parallel_for = ParallelForOf(given);
+  return options;
+}
+
+absl::StatusOr<client::SequenceOptions> OptionsOf(const crumb_sequence_options& given) {
+  client::SequenceOptions options;
+  if (given.extra_pages > 0 && given.extra == nullptr) {
+    return absl::InvalidArgumentError("crumb_sequence_options: extra is NULL");
+  }
+  for (size_t i = 0; i < given.extra_pages; ++i) {
+    Digest digest;
+    std::copy_n(given.extra + i * digest.size(), digest.size(), digest.begin());
+    options.extra.push_back(digest);
+  }
+  if (given.publish > 2) return absl::InvalidArgumentError("publish must be 0, 1 or 2");
+  constexpr client::Publish kPublish[] = {client::Publish::kAll, client::Publish::kPrompt,
+                                          client::Publish::kNone};
+  options.publish = kPublish[given.publish];
+  if (given.deadline_ms != 0) options.deadline = std::chrono::milliseconds(given.deadline_ms);
+  if (given.host_memory_only != 0) options.deadline = Duration::zero();
+  return options;
+}
+
+}  // namespace
+
+crumb_code WorkerOpen(crumb_client* client, const crumb_worker_options* options,
+                      crumb_worker** out) {
+  return Guarded([&]() -> absl::Status {
+    if (options == nullptr || out == nullptr) {
+      return absl::InvalidArgumentError("crumb_worker_open: options or out is NULL");
+    }
+    CRUMB_ASSIGN_OR_RETURN(const client::WorkerOptions wanted, OptionsOf(Known(options)));
+    const std::shared_ptr<client::Client> connection = client ? client->client : nullptr;
+    CRUMB_ASSIGN_OR_RETURN(auto worker, client::Worker::Open(wanted, connection.get()));
+    *out = new crumb_worker{connection, std::move(worker)};
+    return absl::OkStatus();
+  });
+}
+
+void WorkerClose(crumb_worker* worker) { delete worker; }
+
+crumb_code WorkerWaitPublished(crumb_worker* worker, uint32_t timeout_ms) {
+  return Guarded(
+      [&] { return worker->worker->WaitPublished(std::chrono::milliseconds(timeout_ms)); });
+}
+
+crumb_code WorkerReadCounters(crumb_worker* worker, crumb_worker_counters* out) {
+  return Guarded([&]() -> absl::Status {
+    if (out == nullptr)
+      return absl::InvalidArgumentError("crumb_worker_read_counters: out is NULL");
+    const client::WorkerCounters now = worker->worker->counters();
+    const crumb_worker_counters counters = {
+        .size = out->size,
+        .sequences = now.sequences,
+        .prompt_tokens = now.prompt_tokens,
+        .hit_tokens_worker = now.hit_tokens_worker,
+        .hit_tokens_host = now.hit_tokens_host,
+        .hit_tokens_ssd = now.hit_tokens_ssd,
+        .hit_tokens_remote = now.hit_tokens_remote,
+        .verify_failures = now.verify_failures,
+        .deadline_exceeded = now.deadline_exceeded,
+        .unavailable = now.unavailable,
+        .windows_evicted = now.windows_evicted,
+        .windows_refused = now.windows_refused,
+        .published_pages = now.published_pages,
+        .deduplicated_pages = now.deduplicated_pages,
+        .publish_refused = now.publish_refused,
+        .publish_dropped =
+            now.publish_dropped_queue + now.publish_dropped_room + now.publish_dropped_unavailable,
+        .windows_measured = now.windows_measured,
+        .quality_alarms = now.quality_alarms,
+    };
+    std::memcpy(out, &counters, std::min(out->size, sizeof(counters)));
+    return absl::OkStatus();
+  });
+}
+
+crumb_code SequenceBegin(crumb_worker* worker, const int32_t* tokens, size_t count,
+                         const crumb_sequence_options* options, crumb_sequence** out,
+                         uint32_t* cached_tokens) {
+  return Guarded([&]() -> absl::Status {
+    if (tokens == nullptr || out == nullptr) {
+      return absl::InvalidArgumentError("crumb_sequence_begin: tokens or out is NULL");
+    }
+    CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
+    CRUMB_ASSIGN_OR_RETURN(auto sequence, worker->worker->Begin({tokens, count}, wanted));
+    if (cached_tokens != nullptr) {
+      *cached_tokens = static_cast<uint32_t>(sequence->cached_tokens());
+    }
+    *out = new crumb_sequence{*worker, std::move(sequence)};
+    return absl::OkStatus();
+  });
+}
+
+crumb_code SequenceAppend(crumb_sequence* sequence, uint32_t layer, uint32_t tokens, const void* k,
+                          const void* v) {
+  return Guarded([&]() -> absl::Status {
+    if (k == nullptr || v == nullptr) {
+      return absl::InvalidArgumentError("crumb_sequence_append: k or v is NULL");
+    }
+    return sequence->sequence->Append(static_cast<int>(layer), static_cast<int>(tokens),
+                                      static_cast<const Bf16*>(k), static_cast<const Bf16*>(v));
+  });
+}
+
+crumb_code SequenceAttend(crumb_sequence* sequence, uint32_t layer, uint32_t tokens, const void* q,
+                          float* out) {
+  return Guarded([&]() -> absl::Status {
+    if (q == nullptr || out == nullptr) {
+      return absl::InvalidArgumentError("crumb_sequence_attend: q or out is NULL");
+    }
+    return sequence->sequence->Attend(static_cast<int>(layer), static_cast<int>(tokens),
+                                      static_cast<const Bf16*>(q), out);
+  });
+}
+
+crumb_code SequenceAdvance(crumb_sequence* sequence, const int32_t* tokens, size_t count) {
+  return Guarded([&]() -> absl::Status {
+    if (tokens == nullptr && count > 0) {
+      return absl::InvalidArgumentError("crumb_sequence_advance: tokens is NULL");
+    }
+    return sequence->sequence->Advance({tokens, count});
+  });
+}
+
+crumb_code SequenceFork(const crumb_sequence* sequence, crumb_sequence** out) {
+  return Guarded([&]() -> absl::Status {
+    if (out == nullptr) return absl::InvalidArgumentError("crumb_sequence_fork: out is NULL");
+    CRUMB_ASSIGN_OR_RETURN(auto fork, sequence->sequence->Fork());
+    *out = new crumb_sequence{sequence->parts, std::move(fork)};
+    return absl::OkStatus();
+  });
+}
+
+crumb_code SequenceFinish(crumb_sequence* sequence) {
+  return Guarded([&] { return sequence->sequence->Finish(); });
+}
+
+void SequenceClose(crumb_sequence* sequence) { delete sequence; }
+
+uint32_t SequenceLength(const crumb_sequence* sequence) {
+  return static_cast<uint32_t>(sequence->sequence->length());
+}
+
+}  // namespace crumb::c_api

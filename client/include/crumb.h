@@ -1,0 +1,267 @@
+/* SPDX-FileCopyrightText: The Crumb authors
+ * SPDX-License-Identifier: Apache-2.0
+ *
+ * The C interface of Crumb's client, in libcrumb.so. For engines that are not written in C++, and
+ * for processes that carry a gRPC or protobuf of their own: the library exports crumb_* only, and
+ * loads what it is made of when the first crumb_client_open or crumb_worker_open is called.
+ *
+ * Handles are opaque. Functions answer CRUMB_OK or a code; crumb_message() then says what was
+ * wrong, for the calling thread. Every options struct begins with `size`, which the caller sets to
+ * sizeof(struct): members may be added at the end. A member that is zero takes its default. Strings
+ * are copied, buffers are not kept. Clients and workers are thread-safe; a sequence is used by one
+ * thread at a time.
+ */
+#ifndef CRUMB_H_
+#define CRUMB_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define CRUMB_API __attribute__((visibility("default")))
+#else
+#define CRUMB_API
+#endif
+
+#define CRUMB_ABI_VERSION 1
+#define CRUMB_PAGE_TOKENS 64
+#define CRUMB_KEY_BYTES 32
+
+typedef int32_t crumb_code;
+#define CRUMB_OK 0
+#define CRUMB_INVALID_ARGUMENT 3    /* the caller's mistake */
+#define CRUMB_DEADLINE_EXCEEDED 4   /* outcome unknown */
+#define CRUMB_NOT_FOUND 5           /* no such file, or a keyspace that crumbd does not know */
+#define CRUMB_RESOURCE_EXHAUSTED 8  /* full: back off */
+#define CRUMB_FAILED_PRECONDITION 9 /* do not retry */
+#define CRUMB_ABORTED 10            /* the connection was lost: redo */
+#define CRUMB_UNIMPLEMENTED 12
+#define CRUMB_INTERNAL 13
+#define CRUMB_UNAVAILABLE 14 /* no crumbd, or the library's other half is not there: retry */
+#define CRUMB_DATA_LOSS 15   /* a checksum differed */
+
+/* CRUMB_ABI_VERSION of the library that is loaded. */
+CRUMB_API uint32_t crumb_abi_version(void);
+/* What the last failed call of this thread had to say; "" before. Valid until the next call. */
+CRUMB_API const char* crumb_message(void);
+
+/* -- Client: a process's connection to crumbd ------------------------------------------------- */
+
+typedef struct crumb_client crumb_client;
+
+typedef struct crumb_client_options {
+  size_t size;
+  const char* socket_dir;      /* NULL: /run/crumb */
+  const char* address;         /* "HOST:PORT": gRPC over TCP, without shared memory */
+  const char* process_name;    /* for crumbd's log */
+  const uint8_t* engine;       /* 16 bytes: the engine to join; NULL: a new one */
+  uint64_t staging_bytes;      /* wanted; 0: 64 MiB */
+  uint32_t connect_timeout_ms; /* of one attempt; 0: 1,000 */
+  uint32_t call_timeout_ms;    /* 0: 2,000 */
+} crumb_client_options;
+
+/* Makes one attempt to connect, which need not succeed: crumb_client_connected tells. */
+CRUMB_API crumb_code crumb_client_open(const crumb_client_options* options, crumb_client** out);
+/* Workers and sequences made with the client keep it alive. NULL is allowed. */
+CRUMB_API void crumb_client_close(crumb_client* client);
+CRUMB_API int crumb_client_connected(crumb_client* client);
+/* CRUMB_UNAVAILABLE: no connection within the time. */
+CRUMB_API crumb_code crumb_client_wait_connected(crumb_client* client, uint32_t timeout_ms);
+/* Waits until all that was committed before is durable. `durable_pages` may be NULL. */
+CRUMB_API crumb_code crumb_client_flush(crumb_client* client, uint32_t timeout_ms,
+                                        uint64_t* durable_pages);
+
+/* -- Pages by key: for engines that keep their own KV cache ----------------------------------- */
+
+typedef struct crumb_keyspace_spec {
+  size_t size;
+  const char* const* names; /* [fields] docs/formats/keyspace.md */
+  const char* const* values;
+  size_t fields;
+  uint32_t layers;
+  uint32_t kv_heads;
+  uint32_t head_dim;
+  uint32_t group_size;
+  const char* tenant; /* NULL: the default tenant */
+} crumb_keyspace_spec;
+
+typedef struct crumb_keyspace {
+  uint8_t id[CRUMB_KEY_BYTES];
+  uint64_t generation;
+  uint32_t int2_tile_bytes;
+  uint32_t bf16_tile_bytes;
+  uint32_t serves_bf16_only; /* 1: INT2 pages are switched off */
+} crumb_keyspace;
+
+CRUMB_API crumb_code crumb_keyspace_open(crumb_client* client, const crumb_keyspace_spec* spec,
+                                         uint32_t timeout_ms, crumb_keyspace* out);
+
+/* Keys of the full pages of a sequence. keyspace [32]; keys [token_count / 64, 32] */
+CRUMB_API crumb_code crumb_page_keys(const uint8_t* keyspace, const int32_t* tokens,
+                                     size_t token_count, uint8_t* keys);
+/* The key of a page that the engine names by bytes of its own. key [32] */
+CRUMB_API crumb_code crumb_foreign_key(const uint8_t* keyspace, const void* name, size_t name_bytes,
+                                       uint8_t* key);
+
+/* Why a page was not served. */
+typedef int32_t crumb_miss;
+#define CRUMB_MISS_NONE 0
+#define CRUMB_MISS_ABSENT 1
+#define CRUMB_MISS_PENDING 2
+#define CRUMB_MISS_DEADLINE 3
+#define CRUMB_MISS_CORRUPT 4
+#define CRUMB_MISS_GENERATION 5
+#define CRUMB_MISS_QUALITY 6
+#define CRUMB_MISS_NOT_COVERED 7
+#define CRUMB_MISS_BUSY 8
+#define CRUMB_MISS_UNAVAILABLE 64
+
+/* Tier of a page. */
+#define CRUMB_TIER_UNKNOWN 0
+#define CRUMB_TIER_DEVICE 1
+#define CRUMB_TIER_HOST 2
+#define CRUMB_TIER_SSD 3
+#define CRUMB_TIER_REMOTE 4
+
+/* How many leading pages are there. keys [pages, 32]; tiers [pages] of the hits, or NULL; `reason`
+ * is the first other page's, or NULL. */
+CRUMB_API crumb_code crumb_lookup(crumb_client* client, const uint8_t* keyspace,
+                                  const uint8_t* keys, size_t pages, size_t* hits, int32_t* tiers,
+                                  crumb_miss* reason);
+
+/* One fragment: the tiles of a range of layers and KV heads of one page, layer by layer. */
+typedef struct crumb_fragment {
+  uint8_t key[CRUMB_KEY_BYTES];
+  uint8_t parent[CRUMB_KEY_BYTES]; /* zeros: first page of a sequence */
+  uint32_t format;                 /* 1: BF16, 2: INT2 */
+  uint32_t over_int2_prefix;       /* 1: computed while INT2 pages were attended */
+  uint32_t layer_begin, layer_end;
+  uint32_t head_begin, head_end;
+  const void* tiles;
+  size_t tiles_bytes;
+} crumb_fragment;
+
+/* Takes one fragment of page `page` of a crumb_get, valid during the call. Not 0: ends the get. */
+typedef int (*crumb_receiver)(void* context, size_t page, const crumb_fragment* fragment);
+
+/* Reads the pages up to the first miss, each checked against key, keyspace and sums. */
+CRUMB_API crumb_code crumb_get(crumb_client* client, const uint8_t* keyspace, const uint8_t* keys,
+                               size_t pages, uint32_t timeout_ms, crumb_receiver receiver,
+                               void* context, crumb_miss* reason);
+
+/* Outcome of writing one fragment. */
+#define CRUMB_PUT_STORED 1
+#define CRUMB_PUT_DEDUPLICATED 2 /* its tiles were there already */
+#define CRUMB_PUT_REFUSED 3      /* key, size or generation is wrong */
+#define CRUMB_PUT_NO_ROOM 4
+
+/* Writes fragments; sums are computed here. outcomes [count] CRUMB_PUT_*. */
+CRUMB_API crumb_code crumb_put(crumb_client* client, const crumb_keyspace* keyspace,
+                               const crumb_fragment* fragments, size_t count, uint32_t timeout_ms,
+                               int32_t* outcomes);
+
+/* -- Worker and sequence: the KV cache itself ------------------------------------------------- */
+
+typedef struct crumb_worker crumb_worker;
+typedef struct crumb_sequence crumb_sequence;
+
+/* Runs body(argument, 0 .. count - 1) on any threads and returns when all are done. */
+typedef void (*crumb_parallel_for)(void* context, int32_t count,
+                                   void (*body)(void* argument, int32_t index), void* argument);
+
+typedef struct crumb_worker_options {
+  size_t size;
+  const char* model;   /* a name for people and metrics */
+  const char* weights; /* digest of the checkpoint, or the engine's weight version */
+  uint32_t layers;
+  uint32_t kv_heads;
+  uint32_t q_heads;
+  uint32_t head_dim;
+  uint32_t group_size;      /* 0: the lesser of 128 and head_dim */
+  uint32_t history_bf16;    /* 1: history pages stay BF16 */
+  const char* rotation;     /* a rotation file, "hadamard" or "identity"; NULL: "hadamard" */
+  const char* rope;         /* effective RoPE configuration, as the engine writes it */
+  uint32_t prefill_block;   /* 0: 8,192 */
+  const char* tenant;       /* NULL: the default tenant */
+  const char* const* names; /* [fields] further keyspace fields */
+  const char* const* values;
+  size_t fields;
+  uint32_t recent_tokens;          /* 0: 256 */
+  float scale;                     /* of q.k; 0: 1 / sqrt(head_dim) */
+  float soft_cap;                  /* 0: none */
+  uint64_t page_bytes_max;         /* private memory for pages; 0: 16 GiB */
+  uint32_t begin_deadline_ms;      /* 0: 200 */
+  crumb_parallel_for parallel_for; /* NULL: all on the calling thread */
+  void* parallel_context;
+} crumb_worker_options;
+
+/* `client` may be NULL: no crumbd. */
+CRUMB_API crumb_code crumb_worker_open(crumb_client* client, const crumb_worker_options* options,
+                                       crumb_worker** out);
+/* Sequences keep the worker alive. NULL is allowed. */
+CRUMB_API void crumb_worker_close(crumb_worker* worker);
+/* Waits until all that was queued for publishing was published or dropped. */
+CRUMB_API crumb_code crumb_worker_wait_published(crumb_worker* worker, uint32_t timeout_ms);
+
+typedef struct crumb_worker_counters {
+  size_t size; /* set by the caller; members beyond it are not written */
+  uint64_t sequences;
+  uint64_t prompt_tokens;
+  uint64_t hit_tokens_worker;
+  uint64_t hit_tokens_host;
+  uint64_t hit_tokens_ssd;
+  uint64_t hit_tokens_remote;
+  uint64_t verify_failures;
+  uint64_t deadline_exceeded;
+  uint64_t unavailable;
+  uint64_t windows_evicted;
+  uint64_t windows_refused;
+  uint64_t published_pages;
+  uint64_t deduplicated_pages;
+  uint64_t publish_refused;
+  uint64_t publish_dropped;
+  uint64_t windows_measured;
+  uint64_t quality_alarms;
+} crumb_worker_counters;
+
+CRUMB_API crumb_code crumb_worker_read_counters(crumb_worker* worker, crumb_worker_counters* out);
+
+typedef struct crumb_sequence_options {
+  size_t size;
+  const uint8_t* extra; /* [extra_pages, 32] digests of what else leading pages depend on */
+  size_t extra_pages;
+  uint32_t publish;          /* 0: all pages, 1: the prompt's, 2: none */
+  uint32_t deadline_ms;      /* 0: the worker's; to wait for nothing: host_memory_only */
+  uint32_t host_memory_only; /* 1: take only what this worker and host memory hold */
+} crumb_sequence_options;
+
+/* Starts a request: `cached_tokens` leading tokens of the prompt need no computing. `options` may
+ * be NULL. A late or failed fetch is a miss, not an error. */
+CRUMB_API crumb_code crumb_sequence_begin(crumb_worker* worker, const int32_t* tokens, size_t count,
+                                          const crumb_sequence_options* options,
+                                          crumb_sequence** out, uint32_t* cached_tokens);
+/* k, v [tokens, kv_heads, head_dim] bf16 of one layer, after QK-norm and RoPE. */
+CRUMB_API crumb_code crumb_sequence_append(crumb_sequence* sequence, uint32_t layer,
+                                           uint32_t tokens, const void* k, const void* v);
+/* q [tokens, q_heads, head_dim] bf16; out [tokens, q_heads, head_dim] f32. */
+CRUMB_API crumb_code crumb_sequence_attend(crumb_sequence* sequence, uint32_t layer,
+                                           uint32_t tokens, const void* q, float* out);
+/* Ends a pass: these tokens of it are part of the sequence now, the rest is dropped. */
+CRUMB_API crumb_code crumb_sequence_advance(crumb_sequence* sequence, const int32_t* tokens,
+                                            size_t count);
+CRUMB_API crumb_code crumb_sequence_fork(const crumb_sequence* sequence, crumb_sequence** out);
+/* Publishes every full page. The handle is still to be closed. */
+CRUMB_API crumb_code crumb_sequence_finish(crumb_sequence* sequence);
+/* Without crumb_sequence_finish, pages still in the recent window are lost. NULL is allowed. */
+CRUMB_API void crumb_sequence_close(crumb_sequence* sequence);
+CRUMB_API uint32_t crumb_sequence_length(const crumb_sequence* sequence);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* CRUMB_H_ */
