@@ -176,9 +176,14 @@ class RunningDaemon : public Daemon {
   // Empty until everything is there; the admin server ends before anything goes.
   std::string Metrics() const {
     if (!ready_.load()) return "";
+    const auto keyspaces = keyspaces_->List();
+    const auto bf16 =
+        static_cast<size_t>(std::count_if(keyspaces.begin(), keyspaces.end(), [](const auto& k) {
+          return k->state.load() == ServingState::kBf16;
+        }));
     return ExportText({metrics_, store_->Stats(), sessions_->totals(),
-                       metrics_.asked_pages.Read(Clock::Real().Now()), commits_->queued(),
-                       control_->queued(), events_.watchers(), kVersion});
+                       metrics_.asked_pages.Read(Clock::Real().Now()), keyspaces.size() - bf16,
+                       bf16, commits_->queued(), control_->queued(), events_.watchers(), kVersion});
   }
 
   HistorySample Sample() const {

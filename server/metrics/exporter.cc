@@ -260,6 +260,11 @@ void AddGauges(Families& families, const Scrape& scrape) {
   gauge("crumb_staging_bytes", "Staging memory of all sessions.",
         static_cast<double>(scrape.sessions.staging_bytes));
   gauge("crumb_watchers", "WatchEvents calls.", static_cast<double>(scrape.watchers));
+  for (const auto& [state, count] :
+       {std::pair{"active", scrape.active_keyspaces}, std::pair{"bf16", scrape.bf16_keyspaces}}) {
+    families.Gauge("crumb_keyspaces", "Keyspaces by state.", static_cast<double>(count),
+                   {{"state", state}});
+  }
   families.Gauge("crumb_slab_waste_bytes", "Bytes lost to rounding and slab ends.",
                  static_cast<double>(store.host.waste_bytes));
   families.Gauge("crumb_recovery_pages", "Pages at the last start.",

@@ -18,6 +18,8 @@ struct Scrape {
   storage::StoreStats store;
   SessionTable::Totals sessions;
   std::array<PageWindows::Reading, PageWindows::kWindows.size()> asked_pages;
+  size_t active_keyspaces = 0;
+  size_t bf16_keyspaces = 0;
   size_t commit_queue = 0;
   size_t control_queue = 0;
   size_t watchers = 0;

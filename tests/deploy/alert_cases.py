@@ -76,6 +76,13 @@ CASES = {  # alert: (series that make it fire, series that do not)
                           {"crumb_sessions_reaped_total{I}": LATE_JUMP}),
     "CrumbErrorsLogged": ({'crumb_log_messages_total{I,severity="error"}': LATE_JUMP},
                           {'crumb_log_messages_total{I,severity="warning"}': LATE_JUMP}),
+    "CrumbKeyspaceBf16": ({'crumb_keyspaces{I,state="bf16"}': flat(1)},
+                          {'crumb_keyspaces{I,state="active"}': flat(1)}),
+    "CrumbAttentionError": (
+        {'crumb_attention_error_sum{I,layer="0"}': rising(4),
+         'crumb_attention_error_count{I,layer="0"}': rising(6)},
+        {'crumb_attention_error_sum{I,layer="0"}': rising(2),
+         'crumb_attention_error_count{I,layer="0"}': rising(6)}),
     "CrumbVersionSkew": (
         {'crumb_build_info{I,version="1.0.0"}': flat(1),
          'crumb_build_info{instance="b",version="1.1.0"}': flat(1)},

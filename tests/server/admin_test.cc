@@ -25,8 +25,8 @@ class AdminTest : public CallFixture {
  protected:
   std::string Export() const {
     return ExportText({metrics_, store_.Stats(), sessions_.totals(),
-                       metrics_.asked_pages.Read(context_.clock.Now()), 0, 0, events_.watchers(),
-                       "1.2.3"});
+                       metrics_.asked_pages.Read(context_.clock.Now()), 2, 1, 0, 0,
+                       events_.watchers(), "1.2.3"});
   }
 };
 
@@ -50,6 +50,7 @@ TEST_F(AdminTest, EverySeriesIsThereFromTheStart) {
         "crumb_unique_pages_estimate{window=\"24h\"} 0", "crumb_requests_in_flight 0",
         "crumb_tier_state{tier=\"host\",state=\"active\"} 1",
         "crumb_tier_state{tier=\"host\",state=\"read-only\"} 0",
+        "crumb_keyspaces{state=\"active\"} 2", "crumb_keyspaces{state=\"bf16\"} 1",
         "crumb_log_messages_total{severity=\"error\"} 0",
         "crumb_evicted_pages_total{tier=\"ssd\",reason=\"corrupt\"} 0",
         "crumb_request_seconds_count{rpc=\"Acquire\",outcome=\"deadline\"} 0",
