@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from services import ROOT, Crumbd, wait_for
 
 BUILD = ROOT / "build/release"
-RUN_SECONDS = 240
+RUN_SECONDS = 400
 UNIT = ROOT / "deploy/systemd/crumbd.service"
 CONTAINERFILE = ROOT / "deploy/container/Containerfile"
 
@@ -46,13 +46,28 @@ class InstallTest(unittest.TestCase):
         run("cmake", "-S", ROOT / "tests/consumer", "-B", self.folder / "consumer", "-G", "Ninja",
             f"-DCMAKE_PREFIX_PATH={self.prefix}", "-DCMAKE_BUILD_TYPE=Release")
         run("cmake", "--build", self.folder / "consumer")
-        run_folder = self.folder / "run"
-        run_folder.mkdir()
-        crumbd = Crumbd(self.prefix / "bin", run_folder)
+        output = run(self.folder / "consumer/consumer", self.serve("run"))
+        self.assertEqual(output, "0 of 512 tokens were cached\n256 of 512 tokens were cached\n")
+
+    def test_a_c_program_links_the_installed_library(self):
+        (library,) = self.prefix.glob("lib*/**/libcrumb.so")
+        program = self.folder / "program"
+        run("cc", "-std=c11", "-I", self.prefix / "include",
+            ROOT / "tests/client/c_api_program.c", "-o", program, "-L", library.parent, "-lcrumb",
+            f"-Wl,-rpath,{library.parent}")
+        folder = self.serve("run-c")
+        cached = [int(re.search(r"cached (\d+)", run(program, folder, "5"))[1]) for _ in range(2)]
+        self.assertEqual(cached[0], 0)
+        self.assertGreater(cached[1], 0)
+
+    def serve(self, name):
+        """The socket folder of an installed crumbd."""
+        folder = self.folder / name
+        folder.mkdir()
+        crumbd = Crumbd(self.prefix / "bin", folder)
         self.addCleanup(crumbd.stop)
         crumbd.start()
-        output = run(self.folder / "consumer/consumer", run_folder)
-        self.assertEqual(output, "0 of 512 tokens were cached\n256 of 512 tokens were cached\n")
+        return folder
 
     def test_nothing_installed_points_at_the_sources(self):
         for path in sorted(self.prefix.rglob("*.cmake")):
@@ -78,14 +93,17 @@ class DebianPackageTest(unittest.TestCase):
         run("dpkg-deb", "-e", cls.package, cls.folder / "control")
 
     def test_it_holds_what_belongs_into_it(self):
-        names = set(re.findall(r" \./(\S+)$", run("dpkg-deb", "-c", self.package), re.MULTILINE))
+        listing = run("dpkg-deb", "-c", self.package)
+        names = set(re.findall(r" \./(\S+)(?: -> \S+)?$", listing, re.MULTILINE))
         for name in ("usr/bin/crumbd", "usr/bin/crumb", "etc/crumb/crumbd.yaml",
                      "usr/lib/systemd/system/crumbd.service", "usr/lib/sysusers.d/crumb.conf",
                      "usr/lib/tmpfiles.d/crumb.conf", "usr/include/libcrumb/crumb/client.h",
+                     "usr/include/crumb.h",
                      "usr/share/crumb/grafana/dashboards/crumb.json",
                      "usr/share/crumb/prometheus/rules/alerts.yml"):
             self.assertIn(name, names)
-        self.assertTrue(any(n.endswith("cmake/crumb/crumb-config.cmake") for n in names))
+        for ending in ("cmake/crumb/crumb-config.cmake", "/libcrumb.so"):
+            self.assertTrue(any(name.endswith(ending) for name in names), ending)
         self.assertFalse([n for n in names if n.startswith("usr/etc")])
 
     def test_it_names_its_dependencies_and_configuration(self):
