@@ -43,3 +43,12 @@ echo "packages: installing ${#missing[@]} with ${root[*]:-root}: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 "${root[@]}" apt-get update -qq
 "${root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+
+# Tests start these servers on ports of their own; installed as services they would listen for all.
+if [[ -d /run/systemd/system ]]; then
+  for package in "${missing[@]}"; do
+    case "$package" in
+      prometheus) "${root[@]}" systemctl disable --quiet --now prometheus.service ;;
+    esac
+  done
+fi

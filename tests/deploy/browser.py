@@ -24,8 +24,8 @@ class Browser:
         # The browser reads commands from descriptor 3 and answers on 4.
         self.child = subprocess.Popen(
             ["sh", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', program, "--headless",
-             "--no-sandbox", "--disable-gpu", "--no-first-run", f"--user-data-dir={folder}",
-             "--remote-debugging-pipe", "about:blank"],
+             "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+             f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"],
             pass_fds=(commands, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         os.close(commands)
         os.close(answers)

@@ -18,6 +18,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import kustomize
 from services import ROOT
 
+sys.path.insert(0, str(ROOT / "deploy/k8s"))
+import make_prometheusrule
+
 BIN = ROOT / "build/release/bin"
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("daemonset", "sidecar", "cluster")
@@ -203,6 +206,9 @@ class K8sTest(unittest.TestCase):
                 self.assertLessEqual(monitor["selector"]["matchLabels"].items(), labels.items())
                 ports = {p["name"] for p in container["ports"]}
                 self.assertEqual({e["port"] for e in monitor["podMetricsEndpoints"]} - ports, set())
+            rules = overlay.documents["PrometheusRule", "crumb"]["spec"]["groups"]
+            self.assertEqual(rules, make_prometheusrule.document(
+                ROOT / "deploy/prometheus/rules")["spec"]["groups"])
             # The name that the alert CrumbDown goes by.
             self.assertIn({"targetLabel": "job", "replacement": "crumbd"},
                           monitor["podMetricsEndpoints"][0]["relabelings"])
