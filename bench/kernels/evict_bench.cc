@@ -3,11 +3,13 @@
 #include "bench/kernels/evict_bench.h"
 
 #include <algorithm>
+#include <random>
 
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/random_data.h"
 #include "kernels/cuda/evict.h"
+#include "kernels/cuda/verify.h"
 
 namespace crumb::bench {
 namespace {
@@ -15,6 +17,63 @@ namespace {
 constexpr int kHeads = 8;
 constexpr int kDim = 128;
 constexpr int kTokens = 64;
+
+// Rotations, means and feedback of every matrix, each in a place of its own.
+class Transforms {
+ public:
+  explicit Transforms(int matrices) : matrices_(matrices), random_(9) {
+    std::vector<float> rotations, feedbacks;
+    const std::vector<float> rotation = RandomRotation(kDim, random_);
+    const std::vector<float> feedback = RandomFeedback();
+    for (int i = 0; i < 2 * matrices; ++i) {
+      rotations.insert(rotations.end(), rotation.begin(), rotation.end());
+      feedbacks.insert(feedbacks.end(), feedback.begin(), feedback.end());
+    }
+    rotation_ = Allocate<char>(2 * matrices * kernels::cuda::EvictRotationBytes(kDim));
+    feedback_ = Allocate<char>(2 * matrices * kernels::cuda::EvictFeedbackBytes(kDim));
+    const Device<float> plain = Upload(rotations), plain_feedback = Upload(feedbacks);
+    Check(kernels::cuda::PrepareEvictRotation(
+              plain.get(), kDim, 2 * matrices, kernels::cuda::RowType::kBf16,
+              reinterpret_cast<kernels::cuda::EvictRotation*>(rotation_.get()), nullptr),
+          "rotation");
+    Check(kernels::cuda::PrepareEvictFeedback(
+              plain_feedback.get(), kDim, 2 * matrices,
+              reinterpret_cast<kernels::cuda::EvictFeedback*>(feedback_.get()), nullptr),
+          "feedback");
+    Check(cudaDeviceSynchronize(), "constants");
+    means_ = Upload(std::vector<float>(2 * matrices * kDim, 0.01f));
+  }
+
+  void Set(kernels::cuda::EvictParams* p) const {
+    p->k = Of(0, 0.96f);
+    p->v = Of(matrices_, 0.92f);
+  }
+
+ private:
+  kernels::cuda::EvictTransform Of(size_t matrix, float clip) const {
+    return {reinterpret_cast<const kernels::cuda::EvictRotation*>(
+                rotation_.get() + matrix * kernels::cuda::EvictRotationBytes(kDim)),
+            means_.get() + matrix * kDim, clip,
+            reinterpret_cast<const kernels::cuda::EvictFeedback*>(
+                feedback_.get() + matrix * kernels::cuda::EvictFeedbackBytes(kDim))};
+  }
+
+  // Strictly upper, entries as a damped factorization gives them.
+  std::vector<float> RandomFeedback() {
+    std::vector<float> feedback(static_cast<size_t>(kDim) * kDim, 0.0f);
+    std::normal_distribution<float> normal;
+    for (int i = 0; i < kDim; ++i) {
+      for (int j = i + 1; j < kDim; ++j)
+        feedback[i * kDim + j] = 0.3f / (1 + j - i) * normal(random_);
+    }
+    return feedback;
+  }
+
+  size_t matrices_;
+  std::mt19937 random_;
+  Device<char> rotation_, feedback_;
+  Device<float> means_;
+};
 
 }  // namespace
 
@@ -30,19 +89,7 @@ EvictResult RunEvict(const EvictWorkload& w) {
   const Device<kernels::Bf16> ring = Allocate<kernels::Bf16>(rows * kDim);
   FillBf16(rows * kDim, 3, ring.get());
   const Device<uint8_t> tiles = Allocate<uint8_t>(matrices * windows * copies * tile.int2_bytes());
-  std::vector<float> rotation;
-  std::mt19937 random(9);
-  for (int i = 0; i < 2; ++i) {
-    const std::vector<float> r = RandomRotation(kDim, random);
-    rotation.insert(rotation.end(), r.begin(), r.end());
-  }
-  // Every matrix has its own copy of R.
-  std::vector<float> all_rotations;
-  for (size_t i = 0; i < matrices; ++i) {
-    all_rotations.insert(all_rotations.end(), rotation.begin(), rotation.end());
-  }
-  const Device<float> rotations = Upload(all_rotations);
-  const Device<float> means = Upload(std::vector<float>(2 * matrices * kDim, 0.01f));
+  const Transforms transforms(static_cast<int>(matrices));
   std::vector<uint64_t> ring_address, tile_address;
   for (int i = 0; i < windows * copies; ++i) {
     ring_address.push_back(reinterpret_cast<uint64_t>(ring.get()) + i * matrices * head_bytes);
@@ -67,10 +114,19 @@ EvictResult RunEvict(const EvictWorkload& w) {
   p.ring_v_offset = kTokens * row_bytes;
   p.tile_head_stride = static_cast<int64_t>(tile.int2_bytes());
   p.tile_layer_stride = kHeads * p.tile_head_stride;
-  if (w.method != "naive") {
-    p.k = {rotations.get(), means.get(), 0.96f};
-    p.v = {rotations.get() + matrices * kDim * kDim, means.get() + matrices * kDim, 0.92f};
+  if (w.method != "naive") transforms.Set(&p);
+  if (w.method == "crumb") {
+    p.method = kernels::Method::kCrumb;
+    p.k.clip = p.v.clip = 0.92f;
   }
+  const size_t tile_count = matrices * windows;
+  const Device<uint32_t> sums = Allocate<uint32_t>(tile_count);
+  const Device<uint64_t> workspace = Upload(std::vector<uint64_t>(tile_count, 0));
+  if (w.sums) {
+    p.sums = sums.get();
+    p.workspace = workspace.get();
+  }
+  p.overlap_previous = true;  // of other windows
   EvictResult result;
   result.us = TimeGraph([&](cudaStream_t stream) {
                 for (int i = 0; i < copies; ++i) {
@@ -85,9 +141,58 @@ EvictResult RunEvict(const EvictWorkload& w) {
 }
 
 std::vector<EvictWorkload> StandardEvictWorkloads() {
-  return {{"oscar", 1, 256, 4},   {"oscar", 1, 4096, 10}, {"oscar", 1, 65536, 130},
-          {"oscar", 36, 256, 45}, {"naive", 1, 4096, 0},  {"naive", 1, 65536, 0},
-          {"naive", 36, 256, 0}};
+  std::vector<EvictWorkload> workloads;
+  for (const bool sums : {false, true}) {
+    workloads.insert(workloads.end(), {{"oscar", 1, 256, 4, sums},
+                                       {"oscar", 1, 4096, 10, sums},
+                                       {"oscar", 1, 65536, 130, sums},
+                                       {"oscar", 36, 256, 45, sums},
+                                       {"crumb", 1, 256, 8, sums},
+                                       {"crumb", 1, 4096, 30, sums},
+                                       {"crumb", 1, 65536, 400, sums},
+                                       {"crumb", 36, 256, 85, sums}});
+  }
+  workloads.insert(workloads.end(), {{"naive", 1, 4096}, {"naive", 1, 65536}, {"naive", 36, 256}});
+  return workloads;
 }
+
+VerifyResult RunVerify(const VerifyWorkload& w) {
+  const kernels::TileShape tile;
+  const size_t bytes = static_cast<size_t>(w.pages) * kHeads * tile.int2_bytes();
+  // Sums are made by the kernel itself, then one tile is changed, so that the check has to find it.
+  const Device<uint8_t> tiles = Allocate<uint8_t>(bytes);
+  FillBf16(bytes / 2, 5, reinterpret_cast<kernels::Bf16*>(tiles.get()));
+  std::vector<uint64_t> address;
+  for (int i = 0; i < w.pages; ++i) {
+    address.push_back(reinterpret_cast<uint64_t>(tiles.get()) + i * kHeads * tile.int2_bytes());
+  }
+  std::shuffle(address.begin(), address.end(), std::mt19937(3));
+  const Device<uint64_t> device_address = Upload(address);
+  const Device<uint32_t> sums = Allocate<uint32_t>(static_cast<size_t>(w.pages) * kHeads);
+  const Device<uint32_t> status = Upload(std::vector<uint32_t>(w.pages, 0));
+  kernels::cuda::VerifyParams p;
+  p.tile_bytes = tile.int2_bytes();
+  p.runs = w.pages;
+  p.tiles_per_run = kHeads;
+  p.run_address = device_address.get();
+  p.found = sums.get();
+  Check(kernels::cuda::VerifyTiles(p, nullptr), "sums");
+  Check(cudaDeviceSynchronize(), "sums");
+  const uint8_t changed = 0xa5;
+  Check(cudaMemcpy(reinterpret_cast<void*>(address[w.pages / 2] + 17), &changed, 1,
+                   cudaMemcpyHostToDevice),
+        "change a byte");
+  p.found = nullptr;
+  p.sums = sums.get();
+  p.status = status.get();
+  VerifyResult result;
+  result.us = TimeGraph(
+      [&](cudaStream_t stream) { Check(kernels::cuda::VerifyTiles(p, stream), "verify"); });
+  result.bytes = static_cast<double>(bytes);
+  for (const uint32_t word : Download(status.get(), w.pages)) result.reported += word != 0;
+  return result;
+}
+
+std::vector<VerifyWorkload> StandardVerifyWorkloads() { return {{1600}, {32768}}; }
 
 }  // namespace crumb::bench

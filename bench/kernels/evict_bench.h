@@ -5,7 +5,8 @@
 #include <string>
 #include <vector>
 
-// Times evicting windows, K and V both rotated, head_dim 128, G = 128, 8 KV heads.
+// Times evicting windows, K and V both rotated, head_dim 128, G = 128, 8 KV heads; and verifying
+// tiles.
 namespace crumb::bench {
 
 struct EvictWorkload {
@@ -13,6 +14,7 @@ struct EvictWorkload {
   int layers = 1;
   int tokens = 64;  // of each layer
   double target_us = 0.0;
+  bool sums = false;  // CRC-32C of every tile too
 };
 
 struct EvictResult {
@@ -23,5 +25,21 @@ struct EvictResult {
 EvictResult RunEvict(const EvictWorkload& workload);
 
 std::vector<EvictWorkload> StandardEvictWorkloads();
+
+// Times the check of page tiles against their sums: one layer, 8 KV heads, pages at random places.
+// One byte of one page is wrong.
+struct VerifyWorkload {
+  int pages = 0;
+};
+
+struct VerifyResult {
+  double us = 0.0;
+  double bytes = 0.0;
+  int reported = 0;  // pages found damaged
+};
+
+VerifyResult RunVerify(const VerifyWorkload& workload);
+
+std::vector<VerifyWorkload> StandardVerifyWorkloads();
 
 }  // namespace crumb::bench

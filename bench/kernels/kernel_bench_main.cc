@@ -1,11 +1,12 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-kernel-bench [--json] [--commit ID] [--only N,N...]
+// crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]]
 //
 // Times the CUDA kernels on the first GPU. Rows: decode (graph of 20 layers, cold L2, permuted
-// pages; bench/kernels/decode_bench.h), evict (one launch, cold L2). Rates are bytes the algorithm
-// needs over time; percent is of the read rate measured in the same run. --only picks decode rows
-// by number.
+// pages; bench/kernels/decode_bench.h), evict (one launch, cold L2), verify. Rates are bytes the
+// algorithm needs over time; percent is of the read rate measured in the same run. --only picks
+// decode rows by number and leaves the others out; --only evict is the opposite, evict:N one of
+// its rows.
 #include <cstdio>
 #include <cstring>
 #include <sstream>
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "bench/kernels/decode_bench.h"
+#include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/evict_bench.h"
 
@@ -24,6 +26,8 @@ struct Arguments {
   std::string commit = "unknown";
   std::string command;
   std::vector<int> only;
+  bool evict_only = false;
+  int evict_row = -1;  // -1: all
 };
 
 bool Parse(int argc, char** argv, Arguments* arguments) {
@@ -34,13 +38,18 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       arguments->json = true;
     } else if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) {
       arguments->commit = argv[++i];
+    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc &&
+               std::strncmp(argv[i + 1], "evict", 5) == 0) {
+      arguments->evict_only = true;
+      if (argv[++i][5] == ':') arguments->evict_row = std::stoi(argv[i] + 6);
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       std::stringstream list(argv[++i]);
       for (std::string item; std::getline(list, item, ',');) {
         arguments->only.push_back(std::stoi(item));
       }
     } else {
-      std::fprintf(stderr, "usage: crumb-kernel-bench [--json] [--commit ID] [--only N,N...]\n");
+      std::fprintf(stderr,
+                   "usage: crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]]\n");
       return false;
     }
   }
@@ -101,14 +110,30 @@ void PrintEvictRow(const Arguments& arguments, bool first, const EvictWorkload& 
   if (arguments.json) {
     std::printf(
         "%s\n  {\"kernel\": \"evict\", \"method\": \"%s\", \"kv_heads\": 8, \"layers\": %d, "
-        "\"tokens\": %d, \"l2\": \"cold\", \"us\": %.2f, \"bytes\": %.0f, \"tbps\": %.3f, "
+        "\"tokens\": %d, \"sums\": %s, \"l2\": \"cold\", \"us\": %.2f, \"bytes\": %.0f, \"tbps\": "
+        "%.3f, "
         "\"percent_of_read\": %.1f}",
-        first ? "" : ",", w.method.c_str(), w.layers, w.tokens, r.us, r.bytes, rate,
-        100.0 * rate / read);
+        first ? "" : ",", w.method.c_str(), w.layers, w.tokens, w.sums ? "true" : "false", r.us,
+        r.bytes, rate, 100.0 * rate / read);
   } else {
-    std::printf("    evict %-8s layers %2d tokens %6d %25s %9.2f %7.3f %6.1f %9s %7.0f\n",
-                w.method.c_str(), w.layers, w.tokens, "", r.us, rate, 100.0 * rate / read, "",
-                w.target_us);
+    std::printf("    evict %-8s layers %2d tokens %6d %-4s %20s %9.2f %7.3f %6.1f %9s %7.0f\n",
+                w.method.c_str(), w.layers, w.tokens, w.sums ? "sums" : "", "", r.us, rate,
+                100.0 * rate / read, "", w.target_us);
+  }
+  std::fflush(stdout);
+}
+
+void PrintVerifyRow(const Arguments& arguments, bool first, const VerifyWorkload& w,
+                    const VerifyResult& r, double read) {
+  const double rate = r.bytes / r.us * 1e-6;
+  if (arguments.json) {
+    std::printf(
+        "%s\n  {\"kernel\": \"verify\", \"kv_heads\": 8, \"pages\": %d, \"pages_reported\": %d, "
+        "\"us\": %.2f, \"bytes\": %.0f, \"tbps\": %.3f, \"percent_of_read\": %.1f}",
+        first ? "" : ",", w.pages, r.reported, r.us, r.bytes, rate, 100.0 * rate / read);
+  } else {
+    std::printf("    verify pages %6d reported %d %33s %9.2f %7.3f %6.1f\n", w.pages, r.reported,
+                "", r.us, rate, 100.0 * rate / read);
   }
   std::fflush(stdout);
 }
@@ -120,24 +145,33 @@ int Main(int argc, char** argv) {
   std::vector<DecodeWorkload> chosen;
   std::vector<int> numbers;
   for (size_t i = 0; i < workloads.size(); ++i) {
-    bool wanted = arguments.only.empty();
+    bool wanted = arguments.only.empty() && !arguments.evict_only;
     for (const int number : arguments.only) wanted |= number == static_cast<int>(i);
     if (!wanted || !DecodeBench::Supported(workloads[i])) continue;
     chosen.push_back(workloads[i]);
     numbers.push_back(static_cast<int>(i));
   }
   DecodeBench bench(chosen);
-  const size_t bytes = std::min<size_t>(bench.arena_bytes(), size_t{8} << 30);
-  const double read = ReadRate(bench.arena(), bytes), copy = CopyRate(bench.arena(), bytes);
+  const Device<char> spare = Allocate<char>(chosen.empty() ? size_t{4} << 30 : 1);
+  void* arena = chosen.empty() ? spare.get() : static_cast<void*>(bench.arena());
+  const size_t bytes =
+      std::min<size_t>(chosen.empty() ? size_t{4} << 30 : bench.arena_bytes(), size_t{8} << 30);
+  const double read = ReadRate(arena, bytes), copy = CopyRate(arena, bytes);
   PrintHeader(arguments, read, copy);
   for (size_t i = 0; i < chosen.size(); ++i) {
     PrintRow(arguments, i == 0, numbers[i], chosen[i], bench.Run(chosen[i]), read);
   }
   bool first = chosen.empty();
   if (arguments.only.empty()) {
-    for (const EvictWorkload& w : StandardEvictWorkloads()) {
-      PrintEvictRow(arguments, first, w, RunEvict(w), read);
+    const std::vector<EvictWorkload> evicts = StandardEvictWorkloads();
+    for (size_t i = 0; i < evicts.size(); ++i) {
+      if (arguments.evict_row >= 0 && arguments.evict_row != static_cast<int>(i)) continue;
+      PrintEvictRow(arguments, first, evicts[i], RunEvict(evicts[i]), read);
       first = false;
+    }
+    for (const VerifyWorkload& w : StandardVerifyWorkloads()) {
+      if (arguments.evict_row >= 0) break;
+      PrintVerifyRow(arguments, first, w, RunVerify(w), read);
     }
   }
   if (arguments.json) std::printf("\n ]}\n");

@@ -44,6 +44,21 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// D += popcount(A and B) of 16 x 8 x 256 single bits.
+__device__ __forceinline__ void MmaBits(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                        uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k256.row.col.s32.b1.b1.s32.and.popc {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+      "{%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Waits for `threads` threads of the block, all of which name the same `barrier` (1 to 15).
+__device__ __forceinline__ void SyncThreads(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
 // Transposes the 8 x 8 matrix of 16-bit elements that the warp holds one register each of.
 __device__ __forceinline__ uint32_t TransposeMatrix(uint32_t x) {
   uint32_t y;
@@ -191,6 +206,15 @@ __device__ __forceinline__ void CopyBulk(uint32_t shared, uint64_t global, uint3
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
       "[%1], %2, [%3], %4;" ::"r"(shared),
       "l"(global), "r"(bytes), "r"(barrier), "l"(ReadOncePolicy())
+      : "memory");
+}
+// The same for data that other blocks read too: it stays in L2 as any other.
+__device__ __forceinline__ void CopyBulkShared(uint32_t shared, uint64_t global, uint32_t bytes,
+                                               uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared),
+      "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
 // Lets the next kernel of the stream start; waits until the one before has finished.

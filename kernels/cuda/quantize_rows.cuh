@@ -4,8 +4,10 @@
 
 #include <cuda_fp16.h>
 
+#include <cfloat>
 #include <cstdint>
 
+#include "kernels/cuda/clip_guess.h"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/quantize.h"
 
@@ -40,98 +42,253 @@ __device__ __forceinline__ float SumOverChannels(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// The `rank`-th largest |y| of rows r (most[0]) and r + 8 (most[1]), exactly. Counts values above a
-// guess, from where a normal distribution would have it, and narrows the bracket; the bracket is in
-// the bits of floats, so it ends. quantile: of |y| / sigma, for the first guess. peak: the rows'
-// largest |y|.
+// --- The clip threshold ----------------------------------------------------------------------
+
+// What the threshold's search and the range know of rows r and r + 8.
+struct RowFacts {
+  bool finite[2];
+  float sigma[2];      // root of the mean square, near enough for guesses
+  float threshold[2];  // largest |y| inside the range
+  // The threshold itself is the least (most) value of the clipped row, whatever the others are.
+  bool reaches_low[2], reaches_high[2];
+};
+
+// Rows' deviation and whether their values are finite; rows that are not become zeros. Squares that
+// overflow say nothing, so such a warp looks at every value.
 template <class T>
-__device__ __forceinline__ void LargestMagnitudes(const float (&y)[T::kTiles][4], int rank,
-                                                  float quantile, const float (&peak)[2],
-                                                  float (&found)[2]) {
+__device__ __forceinline__ void LookAtRows(float (&y)[T::kTiles][4], RowFacts* facts) {
   float squares[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) squares[i / 2] = fmaf(y[n][i], y[n][i], squares[i / 2]);
   }
-  int low[2], high[2], low_count[2], high_count[2], guess[2];
-  bool done[2];
+  bool plain = true;
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    low[a] = 0;
-    low_count[a] = T::kDim;
-    high[a] = __float_as_int(peak[a]) + 1;
-    high_count[a] = 0;
-    done[a] = false;
-    const float sigma = sqrtf(SumOverChannels(squares[a]) / T::kDim);
-    guess[a] = __float_as_int(sigma * quantile);
+    squares[a] = SumOverChannels(squares[a]);
+    facts->finite[a] = true;
+    facts->sigma[a] = sqrtf(squares[a] / T::kDim);
+    facts->threshold[a] = FLT_MAX;
+    facts->reaches_low[a] = facts->reaches_high[a] = false;
+    plain &= squares[a] < 1e30f;
   }
-  for (int round = 0; round < 40; ++round) {
-    int count[2] = {0, 0};
-    float bound[2];
+  if (__all_sync(~0u, plain)) return;
 #pragma unroll
-    for (int a = 0; a < 2; ++a) {
-      guess[a] = min(max(guess[a], low[a] + 1), high[a] - 1);
-      bound[a] = __int_as_float(guess[a]);
-    }
+  for (int a = 0; a < 2; ++a) {
+    float peak = 0.0f, poison = 0.0f;
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) count[i / 2] += fabsf(y[n][i]) >= bound[i / 2] ? 1 : 0;
+      for (int e = 0; e < 2; ++e) {
+        peak = fmaxf(peak, fabsf(y[n][2 * a + e]));
+        poison = fmaf(y[n][2 * a + e], 0.0f, poison);  // NaN as soon as one is not finite
+      }
     }
+    peak = MaxOverChannels(peak);
+    facts->finite[a] = SumOverChannels(poison) == 0.0f;
+    if (!(squares[a] < 1e30f)) facts->sigma[a] = facts->finite[a] ? 0.5f * peak : 0.0f;
 #pragma unroll
-    for (int a = 0; a < 2; ++a) {
-      count[a] = SumOverChannels(count[a]);
-      if (done[a]) continue;
-      if (count[a] >= rank) {
-        low[a] = guess[a];
-        low_count[a] = count[a];
-      } else {
-        high[a] = guess[a];
-        high_count[a] = count[a];
-      }
-      done[a] = low_count[a] == rank || high[a] - low[a] <= 1;
-      // Interpolated on the values at first, halved in bits when that does not settle it.
-      if (round < 6 && low[a] > 0) {
-        const float part = (low_count[a] - rank + 0.5f) / (low_count[a] - high_count[a]);
-        const float from = __int_as_float(low[a]), to = __int_as_float(high[a]);
-        guess[a] = __float_as_int(from + part * (to - from));
-      } else if (round < 6) {
-        guess[a] = __float_as_int(0.7f * __int_as_float(guess[a]));
-      } else {
-        guess[a] = low[a] + (high[a] - low[a]) / 2;
+    for (int n = 0; n < T::kTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) y[n][2 * a + e] = facts->finite[a] ? y[n][2 * a + e] : 0.0f;
+    }
+  }
+}
+
+// The next bound to count at: a step along the tail of a normal distribution at first, then
+// interpolated on the values, then halved in bits.
+__device__ __forceinline__ int NextBound(int round, const ClipGuess& clip, int bound, int count,
+                                         int low, int high, int low_count, int high_count) {
+  if (round < 2) {
+    const float step = 1.0f + clip.slope * (static_cast<float>(count - clip.rank) + 0.5f);
+    return __float_as_int(__int_as_float(bound) * fminf(fmaxf(step, 0.6f), 1.5f));
+  }
+  if (round < 8 && low > 0) {
+    const float part = (low_count - clip.rank + 0.5f) / static_cast<float>(low_count - high_count);
+    const float from = __int_as_float(low), to = __int_as_float(high);
+    return __float_as_int(from + part * (to - from));
+  }
+  return low + (high - low) / 2;
+}
+
+// The rank-th largest |v| of rows r and r + 8, exactly: at(a, i) of each lane of 4, i < kCount.
+// Counts values at and above a bound and narrows the bracket, which is in the bits of floats, so it
+// ends. Lanes with odd c follow row r + 8, the others row r. peak: the rows' largest |v|.
+template <int kCount, typename At>
+__device__ __forceinline__ void LargestMagnitudes(const At& at, const ClipGuess& clip,
+                                                  const float (&sigma)[2], const float (&peak)[2],
+                                                  float (&found)[2]) {
+  const int mine = threadIdx.x % 2;
+  int low = 0, low_count = 4 * kCount, high_count = 0;
+  int high = __float_as_int(mine != 0 ? peak[1] : peak[0]) + 1;
+  int bound = __float_as_int((mine != 0 ? sigma[1] : sigma[0]) * clip.first);
+  bool done = false;
+  for (int round = 0; round < 48; ++round) {
+    if (!done) bound = min(max(bound, low + 1), high - 1);
+    const float own = __int_as_float(bound);
+    const float other = __shfl_xor_sync(~0u, own, 1);
+    const float bounds[2] = {mine != 0 ? other : own, mine != 0 ? own : other};
+    int counts = 0;  // of row r, and of row r + 8 in the upper half
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+      for (int a = 0; a < 2; ++a) {
+        if (fabsf(at(a, i)) >= bounds[a]) counts += a == 0 ? 1 : 0x10000;
       }
     }
-    if (__all_sync(~0u, done[0] && done[1])) break;
+    counts = SumOverChannels(counts);
+    const int count = mine != 0 ? counts >> 16 : counts & 0xffff;
+    if (!done) {
+      if (count >= clip.rank) {
+        low = bound;
+        low_count = count;
+      } else {
+        high = bound;
+        high_count = count;
+      }
+      done = low_count == clip.rank || high - low <= 1;
+      bound = NextBound(round, clip, bound, count, low, high, low_count, high_count);
+    }
+    if (__all_sync(~0u, done)) break;
   }
   // The least value from the bracket on; at equal values the bracket's end itself.
+  const int other_low = __shfl_xor_sync(~0u, low, 1);
+  const int lows[2] = {mine != 0 ? other_low : low, mine != 0 ? low : other_low};
 #pragma unroll
-  for (int a = 0; a < 2; ++a) found[a] = INFINITY;
+  for (int a = 0; a < 2; ++a) {
+    found[a] = INFINITY;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const float magnitude = fabsf(at(a, i));
+      if (__float_as_int(magnitude) >= lows[a]) found[a] = fminf(found[a], magnitude);
+    }
+    found[a] = MinOverChannels(found[a]);
+  }
+}
+
+// The same over all values of the rows.
+template <class T>
+__device__ __forceinline__ void LargestOfAll(const float (&y)[T::kTiles][4], const ClipGuess& clip,
+                                             RowFacts* facts) {
+  float peak[2] = {0.0f, 0.0f};
 #pragma unroll
   for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float magnitude = fabsf(y[n][i]);
-      if (__float_as_int(magnitude) >= low[i / 2]) found[i / 2] = fminf(found[i / 2], magnitude);
-    }
+    for (int i = 0; i < 4; ++i) peak[i / 2] = fmaxf(peak[i / 2], fabsf(y[n][i]));
   }
 #pragma unroll
-  for (int a = 0; a < 2; ++a) found[a] = MinOverChannels(found[a]);
+  for (int a = 0; a < 2; ++a) peak[a] = MaxOverChannels(peak[a]);
+  LargestMagnitudes<2 * T::kTiles>([&](int a, int i) -> float { return y[i / 2][2 * a + i % 2]; },
+                                   clip, facts->sigma, peak, facts->threshold);
 }
 
-// The least y - lo whose code is at least `code` (1..3) by the scalar definition, which truncates
-// (y - lo) / scale + 1/2 with every operation rounded. That never falls as y grows, so codes need
-// comparisons only; the bound lies within 3 floats of the unrounded one.
-__device__ __forceinline__ float CodeThreshold(int code, float scale) {
-  constexpr int kReach = 4;
-  const int center = __float_as_int(__fmul_rn(scale, static_cast<float>(code) - 0.5f));
-  int below = 0;
+inline constexpr int kCandidatesMax = 12;  // of a lane and row
+
+// Bytes of shared memory that a warp's search needs: a column of each lane's values of one row.
+template <class T>
+inline constexpr int kCandidateBytes = 32 * T::kDim;
+
+// The few values of row r + 8 a that can matter are gathered first: those above a guess that lies
+// well below the threshold. scratch: this lane's column. Returns how many there are, and the first
+// kCandidatesMax of them, with zeros behind them.
+template <class T, int a>
+__device__ __forceinline__ int Gather(const float (&y)[T::kTiles][4], float bound, float* scratch,
+                                      float (&values)[kCandidatesMax]) {
+  float* end = scratch;
 #pragma unroll
-  for (int i = -kReach; i < kReach; ++i) {
-    const float steps = __fadd_rn(__fdiv_rn(__int_as_float(center + i), scale), 0.5f);
-    below += steps < static_cast<float>(code) ? 1 : 0;
+  for (int n = 0; n < T::kTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      if (fabsf(y[n][2 * a + e]) >= bound) {
+        *end = y[n][2 * a + e];
+        end += 32;
+      }
+    }
   }
-  return __int_as_float(center - kReach + below);
+  const int count = static_cast<int>(end - scratch) / 32;
+#pragma unroll
+  for (int i = 0; i < kCandidatesMax; ++i) values[i] = i < count ? scratch[32 * i] : 0.0f;
+  return count;
+}
+
+// Fills in threshold and reaches_*. scratch: kCandidateBytes that only this warp uses.
+template <class T>
+__device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
+                                               const ClipGuess& clip, float* scratch,
+                                               RowFacts* facts) {
+  scratch += threadIdx.x % 32;
+  float values[2][kCandidatesMax];
+  const int counts[2] = {Gather<T, 0>(y, facts->sigma[0] * clip.filter, scratch, values[0]),
+                         Gather<T, 1>(y, facts->sigma[1] * clip.filter, scratch, values[1])};
+  const int sum = SumOverChannels(counts[0] | counts[1] << 16);
+  const bool enough = (sum & 0xffff) >= clip.rank && sum >> 16 >= clip.rank &&
+                      max(counts[0], counts[1]) <= kCandidatesMax;
+  if (!__all_sync(~0u, enough)) {
+    LargestOfAll<T>(y, clip, facts);
+    return;
+  }
+  float least[2] = {0.0f, 0.0f}, most[2] = {0.0f, 0.0f}, peak[2];
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+#pragma unroll
+    for (int i = 0; i < kCandidatesMax; ++i) {
+      least[a] = fminf(least[a], values[a][i]);
+      most[a] = fmaxf(most[a], values[a][i]);
+    }
+    least[a] = MinOverChannels(least[a]);
+    most[a] = MaxOverChannels(most[a]);
+    peak[a] = fmaxf(most[a], -least[a]);
+  }
+  LargestMagnitudes<kCandidatesMax>([&](int a, int i) -> float { return values[a][i]; }, clip,
+                                    facts->sigma, peak, facts->threshold);
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+    facts->reaches_low[a] = -least[a] >= facts->threshold[a];
+    facts->reaches_high[a] = most[a] >= facts->threshold[a];
+  }
+}
+
+// --- Ranges ----------------------------------------------------------------------------------
+
+struct RowRange {
+  float low[2];    // least clipped value of rows r and r + 8
+  float range[2];  // most - least, at least 1e-8
+};
+
+// Of group g.
+template <class T>
+__device__ __forceinline__ RowRange FindRange(const float (&y)[T::kTiles][4], const RowFacts& facts,
+                                              int g) {
+  float low[2], high[2];
+  bool known = T::kGroups == 1;
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+    low[a] = -facts.threshold[a];
+    high[a] = facts.threshold[a];
+    known &= facts.reaches_low[a] && facts.reaches_high[a];
+  }
+  if (!__all_sync(~0u, known)) {
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      float least = facts.threshold[a], most = -facts.threshold[a];
+#pragma unroll
+      for (int n = 0; n < T::kTiles; ++n) {
+        if (n / T::kGroupTiles != g) continue;
+        least = fminf(least, fminf(y[n][2 * a], y[n][2 * a + 1]));
+        most = fmaxf(most, fmaxf(y[n][2 * a], y[n][2 * a + 1]));
+      }
+      low[a] = fmaxf(MinOverChannels(least), -facts.threshold[a]);
+      high[a] = fminf(MaxOverChannels(most), facts.threshold[a]);
+    }
+  }
+  RowRange found;
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+    found.low[a] = low[a];
+    found.range[a] = fminf(fmaxf(__fsub_rn(high[a], low[a]), 1e-8f), FLT_MAX);
+  }
+  return found;
 }
 
 // fp16, nearest even, limited to +-65504.
@@ -143,84 +300,99 @@ __device__ __forceinline__ uint32_t HalfBits(float x, bool* saturated) {
   return __half_as_ushort(__float2half_rn(x));
 }
 
+// --- Codes by rounding to the nearest --------------------------------------------------------
+
+// The least y whose code is at least `code` (1..3) by the scalar definition, which truncates
+// (y - low) / scale + 1/2 with every operation rounded to the nearest. That never falls as y grows,
+// so a code needs comparisons only. From the last operation back: the sum reaches `code` from
+// quotients of 1/2 - 2^-25, 1.5 and 2.5 on; the quotient reaches those from the middle between them
+// and the float below (exclusive for the first, whose last bit is 1), times scale, on; and so does
+// the difference. Each product and sum is exact in double precision or rounded to the safe side.
+__device__ __forceinline__ float LeastWithCode(int code, float low, float scale) {
+  const double middle =
+      code == 1 ? 0.5 - 3.0 * 0x1p-26 : (code == 2 ? 1.5 - 0x1p-24 : 2.5 - 0x1p-23);
+  const double product = static_cast<double>(scale) * middle;
+  float difference = __double2float_ru(product);
+  if (code == 1 && static_cast<double>(difference) == product) {
+    difference = __int_as_float(__float_as_int(difference) + 1);
+  }
+  const int bits = __float_as_int(difference);
+  const double reached =
+      0.5 * (static_cast<double>(difference) + static_cast<double>(__int_as_float(bits - 1)));
+  float least;
+  if (bits % 2 == 0) {
+    least = __double2float_ru(__dadd_ru(reached, static_cast<double>(low)));
+  } else {
+    least = nextafterf(__double2float_rd(__dadd_rd(reached, static_cast<double>(low))), INFINITY);
+  }
+  return fmaxf(least, nextafterf(low, INFINITY));
+}
+
+// 2^60 / scale, a power of two: floats next to a code's bound differ by more than its inverse.
+__device__ __forceinline__ float StepFactor(float scale) {
+  const int exponent = (__float_as_int(scale) >> 23) - 127;
+  return __int_as_float((127 + min(max(60 - exponent, -126), 127)) << 23);
+}
+
 // Codes and metadata of 16 rows. words[2 p + a]: the word of channels 64 p .. 64 p + 63, row r + 8
 // a, in K's order. meta[y][a]: valid in every lane of the row. Returns status bits of the lane's
 // rows.
 template <class T>
-__device__ __forceinline__ uint32_t QuantizeRows(const float (&y)[T::kTiles][4], float clip,
-                                                 float quantile, uint32_t (&words)[T::kTiles / 4],
-                                                 uint32_t (&meta)[T::kGroups][2]) {
-  float peak[2] = {0.0f, 0.0f}, poison[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int n = 0; n < T::kTiles; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      peak[i / 2] = fmaxf(peak[i / 2], fabsf(y[n][i]));
-      poison[i / 2] = fmaf(y[n][i], 0.0f, poison[i / 2]);  // NaN as soon as one is not finite
-    }
-  }
-  bool finite[2];
-#pragma unroll
-  for (int a = 0; a < 2; ++a) {
-    peak[a] = MaxOverChannels(peak[a]);
-    finite[a] = SumOverChannels(poison[a]) == 0.0f;
-    if (!finite[a]) peak[a] = 0.0f;
-  }
-  float threshold[2] = {3.402823466e38f, 3.402823466e38f};
-  if (clip > 0.0f) {
-    const int index = min(static_cast<int>(clip * static_cast<float>(T::kDim)), T::kDim - 1);
-    LargestMagnitudes<T>(y, T::kDim - index, quantile, peak, threshold);
-  }
+__device__ __forceinline__ uint32_t RoundRows(const float (&y)[T::kTiles][4], const RowFacts& facts,
+                                              uint32_t (&words)[T::kTiles / 4],
+                                              uint32_t (&meta)[T::kGroups][2]) {
+  const int lane = threadIdx.x % 32;
   uint32_t status = 0;
+  // Sums of codes times powers of 4 are whole numbers below 2^16; on top of 2^23 they are the low
+  // bits of a float.
+  constexpr float kBase = 8388608.0f;
+  float sums[T::kTiles / 4][2];
 #pragma unroll
-  for (int i = 0; i < T::kTiles / 4; ++i) words[i] = 0;
+  for (int i = 0; i < T::kTiles / 4; ++i) sums[i][0] = sums[i][1] = kBase;
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
-    float least[2], bound[2][3];
+    const RowRange range = FindRange<T>(y, facts, g);
+    float factor[2], offset[2][3];
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      float low = threshold[a], high = -threshold[a];
-#pragma unroll
-      for (int n = g * T::kGroupTiles; n < (g + 1) * T::kGroupTiles; ++n) {
-        low = fminf(low, fminf(y[n][2 * a], y[n][2 * a + 1]));
-        high = fmaxf(high, fmaxf(y[n][2 * a], y[n][2 * a + 1]));
-      }
-      low = fmaxf(MinOverChannels(low), -threshold[a]);
-      high = fminf(MaxOverChannels(high), threshold[a]);
-      const float range = fminf(fmaxf(__fsub_rn(high, low), 1e-8f), 3.402823466e38f);
-      const float scale = __fdiv_rn(range, 3.0f);
+      const float scale = __fdiv_rn(range.range[a], 3.0f);
       // The scalar definition negates the largest of 0 - y: its zero is negative.
-      if (low == 0.0f) low = -0.0f;
-      // Each of three lanes finds one threshold.
-      const int lane = threadIdx.x % 32;
-      const float mine = CodeThreshold(min(lane % 4 + 1, 3), scale);
-      least[a] = low;
-#pragma unroll
-      for (int code = 0; code < 3; ++code) {
-        bound[a][code] = __shfl_sync(~0u, mine, lane / 4 * 4 + code);
-      }
+      const float low = range.low[a] == 0.0f ? -0.0f : range.low[a];
       bool saturated = false;
       meta[g][a] = HalfBits(scale, &saturated) | HalfBits(low, &saturated) << 16;
-      if (!finite[a]) {
+      factor[a] = StepFactor(scale);
+      // Each of three lanes finds one bound; a step begins behind the float below it.
+      const float least = LeastWithCode(min(lane % 4 + 1, 3), low, scale);
+      float mine = -nextafterf(least, -INFINITY) * factor[a];
+      if (!facts.finite[a]) {
         meta[g][a] = 0;
+        factor[a] = mine = 0.0f;
         status |= kStatusNonFinite;
-#pragma unroll
-        for (int code = 0; code < 3; ++code) bound[a][code] = NAN;
       } else if (saturated) {
         status |= kStatusSaturated;
+      }
+#pragma unroll
+      for (int code = 0; code < 3; ++code) {
+        offset[a][code] = __shfl_sync(~0u, mine, lane / 4 * 4 + code);
       }
     }
 #pragma unroll
     for (int n = g * T::kGroupTiles; n < (g + 1) * T::kGroupTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const uint32_t unit = 1u << (2 * (n % 8) + 16 * (i % 2));
-        uint32_t& word = words[2 * (n / 8) + i / 2];
-        const float above = __fsub_rn(y[n][i], least[i / 2]);
+        const float unit = static_cast<float>(1 << (2 * (n % 8)));
+        float& sum = sums[2 * (n / 8) + i / 2][i % 2];
 #pragma unroll
-        for (int code = 0; code < 3; ++code) word += above >= bound[i / 2][code] ? unit : 0u;
+        for (int code = 0; code < 3; ++code) {
+          const float reached = __saturatef(fmaf(y[n][i], factor[i / 2], offset[i / 2][code]));
+          sum = fmaf(reached, unit, sum);
+        }
       }
     }
+  }
+#pragma unroll
+  for (int i = 0; i < T::kTiles / 4; ++i) {
+    words[i] = __byte_perm(__float_as_uint(sums[i][0]), __float_as_uint(sums[i][1]), 0x5410);
   }
   return status;
 }

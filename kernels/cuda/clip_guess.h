@@ -1,0 +1,44 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+// Where the search for a row's clip threshold begins. Rows after rotation are near to normal, so
+// the guesses are a normal distribution's; other rows take longer and find the same.
+namespace crumb::kernels::cuda {
+
+struct ClipGuess {
+  int rank = 0;         // the threshold is the rank-th largest magnitude; 0: no clip
+  float filter = 0.0f;  // values below this times sigma are left out of the search
+  float first = 0.0f;   // the first guess is this times sigma
+  float slope = 0.0f;   // relative step per value counted too much
+};
+
+// The x that |y| / sigma of normal y stays under with this probability.
+inline float TailQuantile(double probability) {
+  double low = 0.0, high = 6.0;
+  for (int i = 0; i < 40; ++i) {
+    const double middle = 0.5 * (low + high);
+    (std::erf(middle / std::sqrt(2.0)) < probability ? low : high) = middle;
+  }
+  return static_cast<float>(low);
+}
+
+// clip: fraction of magnitudes kept; <= 0: no clip.
+inline ClipGuess GuessClip(float clip, int head_dim) {
+  if (clip <= 0.0f) return {};
+  const int index = std::min(static_cast<int>(clip * static_cast<float>(head_dim)), head_dim - 1);
+  ClipGuess guess;
+  guess.rank = head_dim - index;
+  // Rows whose filter leaves less than `rank` values are rare: 2.5 deviations.
+  const double kept =
+      std::min<double>(guess.rank + 2.5 * std::sqrt(guess.rank) + 2.0, 0.9 * head_dim);
+  guess.filter = TailQuantile(1.0 - kept / head_dim);
+  guess.first = TailQuantile(1.0 - (guess.rank - 0.5) / head_dim);
+  guess.slope = 1.0f / (std::max(guess.first * guess.first, 1.0f) * guess.rank);
+  return guess;
+}
+
+}  // namespace crumb::kernels::cuda

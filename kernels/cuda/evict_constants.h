@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+// Rotations and feedback in the form in which EvictWindows reads them: made once when a model is
+// loaded, one bulk copy each afterwards. All pointers are device pointers.
+namespace crumb::kernels::cuda {
+
+enum class RowType : uint8_t { kBf16, kFp16 };
+
+// Opaque; 128-byte aligned.
+struct EvictRotation;
+struct EvictFeedback;
+
+// R in parts: chunks of 64 inner channels, of each the high and then the low part; a part has
+// head_dim columns of 64 16-bit elements each, in the 128-byte swizzle of Hopper's tensor cores.
+inline constexpr int kChunkChannels = 64;
+template <int kDim>
+inline constexpr int kPartBytes = kDim * 2 * kChunkChannels;
+
+// U in blocks of 16 channels: for each block but the first, the products' fragments of all blocks
+// before it (fp16, 512 bytes a pair); then for each block its own 16 x 16 floats.
+inline constexpr int kFeedbackChannels = 16;
+inline constexpr int kFeedbackPairBytes = 512;
+inline constexpr int kFeedbackOwnBytes = 1024;
+constexpr int FeedbackPairs(int head_dim) {
+  const int blocks = head_dim / kFeedbackChannels;
+  return blocks * (blocks - 1) / 2;
+}
+
+// Bytes of one matrix.
+constexpr size_t EvictRotationBytes(int head_dim) {
+  return static_cast<size_t>(head_dim) * head_dim * 4;
+}
+constexpr size_t EvictFeedbackBytes(int head_dim) {
+  return static_cast<size_t>(FeedbackPairs(head_dim)) * kFeedbackPairBytes +
+         static_cast<size_t>(head_dim / kFeedbackChannels) * kFeedbackOwnBytes;
+}
+
+// rotation  [matrices, head_dim, head_dim] R of every (layer, KV head), row-major, y = x R
+// prepared  matrices * EvictRotationBytes(head_dim), for rows of `type`
+cudaError_t PrepareEvictRotation(const float* rotation, int head_dim, int matrices, RowType type,
+                                 EvictRotation* prepared, cudaStream_t stream);
+
+// feedback  [matrices, head_dim, head_dim] U, row-major; only what lies above the diagonal is read
+// prepared  matrices * EvictFeedbackBytes(head_dim)
+cudaError_t PrepareEvictFeedback(const float* feedback, int head_dim, int matrices,
+                                 EvictFeedback* prepared, cudaStream_t stream);
+
+}  // namespace crumb::kernels::cuda
