@@ -139,9 +139,12 @@ class K8sTest(unittest.TestCase):
             room = volumes[mounts[folder]].get("emptyDir", {}).get("sizeLimit")
             if room:
                 self.assertGreaterEqual(bytes_of(room), bytes_of(ssd["bytes_max"]))
-            limits = container["resources"]["limits"]
-            self.assertGreaterEqual(bytes_of(limits["memory"]),
-                                    bytes_of(settings["store"]["host"]["bytes_max"]) + BESIDE_BYTES)
+            needed = bytes_of(settings["store"]["host"]["bytes_max"]) + BESIDE_BYTES
+            if settings.get("transport", {}).get("listen"):
+                needed += sum(bytes_of(settings["transport"][name])
+                              for name in ("serve_bytes_max", "quarantine_bytes_max"))
+            limit = bytes_of(container["resources"]["limits"]["memory"])
+            self.assertGreaterEqual(limit, needed)
             ports = {p["name"]: p["containerPort"] for p in container["ports"]}
             host, _, port = settings["admin"]["listen"].rpartition(":")
             self.assertEqual((host, int(port)), ("0.0.0.0", ports["admin"]))
