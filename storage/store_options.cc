@@ -33,6 +33,9 @@ void SsdOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("read_queue_pages_max", read_queue_pages_max,
                 "pages that wait to be read; more are misses");
   visitor.Field("direct_io", direct_io, "bypass the page cache where the file system can");
+  visitor.Field("key_file", key_file,
+                "file with a key that page bytes are encrypted with (AES-256-GCM): 32 bytes or 64 "
+                "hexadecimal digits; empty: not encrypted");
 }
 
 void StoreOptions::Visit(ConfigVisitor& visitor) {

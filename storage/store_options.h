@@ -28,6 +28,7 @@ struct SsdOptions {
   int64_t write_queue_pages_max = 4096;
   int64_t read_queue_pages_max = 16384;
   bool direct_io = true;
+  std::string key_file;  // AES-256 key for the pages; empty: not encrypted
 
   void Visit(ConfigVisitor& visitor);
 };

@@ -28,8 +28,12 @@ namespace fs = std::filesystem;
 
 constexpr char kMagic[] = "CRUMBSSD";
 constexpr size_t kMagicBytes = 8;
-constexpr uint16_t kVersion = 1;
-constexpr uint16_t kMinimumReader = 1;
+// Version 2 knows encrypted folders; others are as they were.
+constexpr uint16_t kVersion = 2;
+constexpr uint16_t kPlainVersion = 1;
+enum class FolderCipher : uint8_t { kNone = 0, kAes256Gcm = 1 };  // persisted: values are frozen
+constexpr size_t kCipherOffset = 24;
+constexpr size_t kKeyCheckOffset = 32;
 constexpr size_t kFormatBytes = 64;
 using FormatBytes = std::array<std::byte, kFormatBytes>;
 
@@ -76,6 +80,27 @@ bool CanWriteDirectly(int fd, uint32_t alignment) {
   return ::pwrite(fd, begin, alignment, alignment % kAlignmentMax) == alignment;
 }
 
+absl::Status CheckCipher(const std::string& path, const FormatBytes& bytes,
+                         const std::optional<PageCipher::KeyCheck>& key_check) {
+  const auto cipher = LoadLittle<uint8_t>(bytes.data() + kCipherOffset);
+  if (cipher > static_cast<uint8_t>(FolderCipher::kAes256Gcm)) {
+    return absl::FailedPreconditionError("SSD folder " + path + " has an unknown cipher");
+  }
+  const bool encrypted = cipher != static_cast<uint8_t>(FolderCipher::kNone);
+  if (encrypted != key_check.has_value()) {
+    return absl::FailedPreconditionError(
+        encrypted ? "SSD folder " + path + " is encrypted: set ssd.key_file, or empty the folder"
+                  : "SSD folder " + path +
+                        " is not encrypted: empty it, or name another, to use ssd.key_file");
+  }
+  if (encrypted &&
+      std::memcmp(bytes.data() + kKeyCheckOffset, key_check->data(), key_check->size()) != 0) {
+    return absl::FailedPreconditionError("SSD folder " + path +
+                                         " is encrypted with another key than ssd.key_file's");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status SyncFolder(const std::string& path) {
@@ -84,20 +109,21 @@ absl::Status SyncFolder(const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<SsdFolder>> SsdFolder::Open(const SsdOptions& options) {
+absl::StatusOr<std::unique_ptr<SsdFolder>> SsdFolder::Open(
+    const SsdOptions& options, const std::optional<PageCipher::KeyCheck>& key_check) {
   std::error_code error;
   fs::create_directories(options.path, error);
   if (error) return ErrnoStatus(error.value(), "creating SSD folder " + options.path);
   std::unique_ptr<SsdFolder> folder(new SsdFolder(options.path));
   CRUMB_RETURN_IF_ERROR(folder->CheckEntries());
   bool found = false;
-  CRUMB_RETURN_IF_ERROR(folder->ReadFormat(&found));
+  CRUMB_RETURN_IF_ERROR(folder->ReadFormat(key_check, &found));
   CRUMB_RETURN_IF_ERROR(folder->Lock());
   folder->direct_io_ = options.direct_io;
   CRUMB_RETURN_IF_ERROR(folder->ProbeDirectIo());
   if (!found) {
     folder->extent_bytes_ = ExtentBytesFor(options.bytes_max.value);
-    CRUMB_RETURN_IF_ERROR(folder->WriteFormat());
+    CRUMB_RETURN_IF_ERROR(folder->WriteFormat(key_check));
   }
   fs::create_directories(folder->extents_path(), error);
   if (error) return ErrnoStatus(error.value(), "creating " + folder->extents_path());
@@ -138,7 +164,8 @@ absl::Status SsdFolder::Lock() {
   return absl::OkStatus();
 }
 
-absl::Status SsdFolder::ReadFormat(bool* found) {
+absl::Status SsdFolder::ReadFormat(const std::optional<PageCipher::KeyCheck>& key_check,
+                                   bool* found) {
   const std::string name = path_ + "/FORMAT";
   const UniqueFd fd(::open(name.c_str(), O_RDONLY | O_CLOEXEC));
   if (!fd.valid() && errno == ENOENT) return absl::OkStatus();
@@ -164,16 +191,21 @@ absl::Status SsdFolder::ReadFormat(bool* found) {
     return absl::FailedPreconditionError(name + " holds impossible values");
   }
   *found = true;
-  return absl::OkStatus();
+  return CheckCipher(path_, bytes, key_check);
 }
 
-absl::Status SsdFolder::WriteFormat() const {
+absl::Status SsdFolder::WriteFormat(const std::optional<PageCipher::KeyCheck>& key_check) const {
   FormatBytes bytes{};
   std::memcpy(bytes.data(), kMagic, kMagicBytes);
-  StoreLittle(bytes.data() + 8, kVersion);
-  StoreLittle(bytes.data() + 10, kMinimumReader);
+  const uint16_t version = key_check ? kVersion : kPlainVersion;
+  StoreLittle(bytes.data() + 8, version);
+  StoreLittle(bytes.data() + 10, version);
   StoreLittle(bytes.data() + 12, alignment_);
   StoreLittle(bytes.data() + 16, extent_bytes_);
+  if (key_check) {
+    StoreLittle(bytes.data() + kCipherOffset, static_cast<uint8_t>(FolderCipher::kAes256Gcm));
+    std::memcpy(bytes.data() + kKeyCheckOffset, key_check->data(), key_check->size());
+  }
   StoreLittle(bytes.data() + kFormatBytes - 4, Crc32c(std::span(bytes).first(kFormatBytes - 4)));
   const std::string name = path_ + "/FORMAT";
   const std::string draft = name + ".tmp";

@@ -4,10 +4,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/status/statusor.h"
 #include "common/unique_fd.h"
+#include "storage/ssd/page_cipher.h"
 #include "storage/store_options.h"
 
 namespace crumb::storage {
@@ -18,7 +20,10 @@ class SsdFolder {
  public:
   // Creates the folder or checks that it is one of ours. kFailedPrecondition: read-only, in use by
   // another process, of a newer version, or with files of somebody else, none of which it touches.
-  static absl::StatusOr<std::unique_ptr<SsdFolder>> Open(const SsdOptions& options);
+  // Or the folder's pages are encrypted with another key, or not as `key_check` says, which is
+  // empty where pages are not to be encrypted.
+  static absl::StatusOr<std::unique_ptr<SsdFolder>> Open(
+      const SsdOptions& options, const std::optional<PageCipher::KeyCheck>& key_check);
 
   std::string index_path() const { return path_ + "/index"; }
   std::string extents_path() const { return path_ + "/extents"; }
@@ -40,8 +45,8 @@ class SsdFolder {
 
   absl::Status Lock();
   absl::Status CheckEntries() const;
-  absl::Status ReadFormat(bool* found);
-  absl::Status WriteFormat() const;
+  absl::Status ReadFormat(const std::optional<PageCipher::KeyCheck>& key_check, bool* found);
+  absl::Status WriteFormat(const std::optional<PageCipher::KeyCheck>& key_check) const;
   absl::Status ProbeDirectIo();
 
   const std::string path_;

@@ -47,7 +47,13 @@ uint64_t BufferBytes(uint64_t bytes_max) {
 absl::StatusOr<std::unique_ptr<FragmentTier>> SsdTier::Open(const SsdOptions& options,
                                                             const Clock& clock,
                                                             FragmentTierEvents events) {
-  CRUMB_ASSIGN_OR_RETURN(auto folder, SsdFolder::Open(options));
+  std::unique_ptr<PageCipher> cipher;
+  std::optional<PageCipher::KeyCheck> key_check;
+  if (!options.key_file.empty()) {
+    CRUMB_ASSIGN_OR_RETURN(cipher, PageCipher::FromFile(options.key_file));
+    key_check = cipher->key_check();
+  }
+  CRUMB_ASSIGN_OR_RETURN(auto folder, SsdFolder::Open(options, key_check));
   if (folder->extent_bytes() + IndexBase(options.bytes_max.value) > options.bytes_max.value) {
     return absl::FailedPreconditionError("ssd.bytes_max is too small for the extents of " +
                                          options.path + ": raise it or empty the folder");
@@ -55,8 +61,9 @@ absl::StatusOr<std::unique_ptr<FragmentTier>> SsdTier::Open(const SsdOptions& op
   CRUMB_ASSIGN_OR_RETURN(auto files, ExtentFiles::Open(*folder));
   const uint64_t pages = options.bytes_max.value / kTypicalPageBytes + 1;
   CRUMB_ASSIGN_OR_RETURN(auto policy, MakePolicy(options.policy, pages));
-  std::unique_ptr<SsdTier> tier(new SsdTier(options, clock, std::move(events), std::move(folder),
-                                            std::move(files), std::move(policy)));
+  std::unique_ptr<SsdTier> tier(new SsdTier(options, clock, std::move(events), std::move(cipher),
+                                            std::move(folder), std::move(files),
+                                            std::move(policy)));
   const auto begin = std::chrono::steady_clock::now();
   CRUMB_RETURN_IF_ERROR(tier->OpenIndex());
   CRUMB_RETURN_IF_ERROR(tier->Recover());
@@ -69,11 +76,12 @@ absl::StatusOr<std::unique_ptr<FragmentTier>> SsdTier::Open(const SsdOptions& op
 }
 
 SsdTier::SsdTier(const SsdOptions& options, const Clock& clock, FragmentTierEvents events,
-                 std::unique_ptr<SsdFolder> folder, std::unique_ptr<ExtentFiles> files,
-                 std::unique_ptr<EvictionPolicy> policy)
+                 std::unique_ptr<PageCipher> cipher, std::unique_ptr<SsdFolder> folder,
+                 std::unique_ptr<ExtentFiles> files, std::unique_ptr<EvictionPolicy> policy)
     : options_(options),
       clock_(clock),
       events_(std::move(events)),
+      cipher_(std::move(cipher)),
       folder_(std::move(folder)),
       files_(std::move(files)),
       health_("SSD tier", clock),
@@ -255,7 +263,8 @@ void SsdTier::FindRoom(std::span<const Incoming> earlier, Incoming& incoming) {
       return;
     }
   }
-  if (meta.bytes > folder_->extent_bytes()) {
+  const uint64_t bytes = StoredBytes(meta);
+  if (bytes > folder_->extent_bytes()) {
     incoming.status = absl::ResourceExhaustedError("fragment is larger than an extent");
     return;
   }
@@ -264,11 +273,11 @@ void SsdTier::FindRoom(std::span<const Incoming> earlier, Incoming& incoming) {
       MutexLock lock(&mutex_);
       incoming.status = table_.CanInsert(meta);
       if (!incoming.status.ok()) return;
-      incoming.slot = table_.slots().Allocate(meta.bytes, SlotAllocator::kNoOwner);
+      incoming.slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
       if (incoming.slot) return;
     }
     if (Grow()) continue;
-    incoming.status = EvictFor(meta.bytes);
+    incoming.status = EvictFor(bytes);
     if (!incoming.status.ok()) return;
   }
 }
@@ -278,8 +287,7 @@ void SsdTier::WriteBytes(std::span<Incoming> incoming) {
   absl::Status status;
   for (Incoming& one : incoming) {
     if (!one.slot || !status.ok()) continue;
-    status =
-        files_->Write(one.slot->region, one.slot->offset, one.write->room, one.write->meta.bytes);
+    status = WriteFragment(*one.write, *one.slot);
     extents.insert(one.slot->region);
   }
   for (const uint32_t extent : extents) {
@@ -294,6 +302,27 @@ void SsdTier::WriteBytes(std::span<Incoming> incoming) {
     one.slot.reset();
     one.status = absl::UnavailableError(status.message());
   }
+}
+
+uint64_t SsdTier::StoredBytes(const FragmentMeta& meta) const {
+  return meta.bytes + (cipher_ != nullptr ? PageCipher::kSealBytes : 0);
+}
+
+absl::Status SsdTier::WriteFragment(const FragmentWrite& write, const Slot& slot) {
+  if (cipher_ == nullptr) {
+    return files_->Write(slot.region, slot.offset, write.room, write.meta.bytes);
+  }
+  std::vector<std::byte> sealed(StoredBytes(write.meta));
+  CRUMB_RETURN_IF_ERROR(cipher_->Seal(write.meta, write.room.first(write.meta.bytes), sealed));
+  return files_->Write(slot.region, slot.offset, sealed, sealed.size());
+}
+
+absl::Status SsdTier::ReadFragment(const FragmentMeta& meta, const Slot& slot,
+                                   std::span<std::byte> room) {
+  if (cipher_ == nullptr) return files_->Read(slot.region, slot.offset, room, meta.bytes);
+  std::vector<std::byte> sealed(StoredBytes(meta));
+  CRUMB_RETURN_IF_ERROR(files_->Read(slot.region, slot.offset, sealed, sealed.size()));
+  return cipher_->Unseal(meta, sealed, room.first(meta.bytes));
 }
 
 void SsdTier::WriteEntries(std::span<Incoming> incoming) {
@@ -545,7 +574,7 @@ absl::Status SsdTier::Get(const FragmentMeta& wanted, std::span<std::byte> room)
     if (!slot) return absl::NotFoundError("fragment is not on SSD");
     table_.Ref(handle);
   }
-  absl::Status status = files_->Read(slot->region, slot->offset, room, wanted.bytes);
+  absl::Status status = ReadFragment(wanted, *slot, room);
   if (status.ok()) {
     status = VerifyFragment(wanted, room);
     health_.Succeeded(TierHealth::Operation::kRead);

@@ -14,6 +14,7 @@
 #include "storage/page_table.h"
 #include "storage/ssd/extent_files.h"
 #include "storage/ssd/index_format.h"
+#include "storage/ssd/page_cipher.h"
 #include "storage/ssd/recovered_index.h"
 #include "storage/ssd/ssd_folder.h"
 #include "storage/ssd/ssd_index.h"
@@ -70,8 +71,8 @@ class SsdTier final : public FragmentTier {
     double seconds = 0;
   };
   SsdTier(const SsdOptions& options, const Clock& clock, FragmentTierEvents events,
-          std::unique_ptr<SsdFolder> folder, std::unique_ptr<ExtentFiles> files,
-          std::unique_ptr<EvictionPolicy> policy);
+          std::unique_ptr<PageCipher> cipher, std::unique_ptr<SsdFolder> folder,
+          std::unique_ptr<ExtentFiles> files, std::unique_ptr<EvictionPolicy> policy);
 
   absl::Status OpenIndex();
   absl::Status Recover();
@@ -86,11 +87,14 @@ class SsdTier final : public FragmentTier {
   void RemoveOlderGenerations(std::span<const FragmentWrite> fragments);
   void FindRoom(std::span<const Incoming> earlier, Incoming& incoming);
   void WriteBytes(std::span<Incoming> incoming);
+  absl::Status WriteFragment(const FragmentWrite& write, const Slot& slot);
+  absl::Status ReadFragment(const FragmentMeta& meta, const Slot& slot, std::span<std::byte> room);
   void WriteEntries(std::span<Incoming> incoming);
   void Show(std::span<Incoming> incoming);
   void GiveUp(Incoming& incoming, const absl::Status& status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Room.
+  uint64_t StoredBytes(const FragmentMeta& meta) const;
   uint64_t IndexShare(uint64_t factor) const;
   bool Grow();
   absl::Status EvictFor(uint64_t bytes);
@@ -111,6 +115,7 @@ class SsdTier final : public FragmentTier {
   const SsdOptions options_;
   const Clock& clock_;
   const FragmentTierEvents events_;
+  const std::unique_ptr<PageCipher> cipher_;  // null: pages are stored as they are
   const std::unique_ptr<SsdFolder> folder_;
   const std::unique_ptr<ExtentFiles> files_;
   std::unique_ptr<SsdIndex> index_;

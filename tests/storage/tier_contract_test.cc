@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
 #include <optional>
 #include <set>
 #include <thread>
@@ -48,6 +49,13 @@ std::unique_ptr<FragmentTier> MakeSsd(const std::string& folder, const Clock& cl
 }
 std::unique_ptr<FragmentTier> MakeBufferedSsd(const std::string& folder, const Clock& clock) {
   return *SsdTier::Open(SmallSsd(folder, false), clock, {});
+}
+std::unique_ptr<FragmentTier> MakeEncryptedSsd(const std::string& folder, const Clock& clock) {
+  SsdOptions options = SmallSsd(folder, true);
+  options.key_file = folder + "/key";
+  std::ofstream(options.key_file) << std::string(64, 'e');
+  options.path += "/encrypted";
+  return *SsdTier::Open(options, clock, {});
 }
 std::unique_ptr<FragmentTier> MakeMemory(const std::string&, const Clock& clock) {
   return std::make_unique<MemoryTier>(kFragmentsMin * 3 / 2, clock, FragmentTierEvents{});
@@ -291,6 +299,7 @@ TEST_P(TierContract, ManyThreadsSeeOnlyRightBytes) {
 INSTANTIATE_TEST_SUITE_P(Tiers, TierContract,
                          testing::Values(Maker{"Ssd", MakeSsd, TemporaryFolder::Place::kDisk},
                                          Maker{"BufferedSsd", MakeBufferedSsd},
+                                         Maker{"EncryptedSsd", MakeEncryptedSsd},
                                          Maker{"Memory", MakeMemory}, Maker{"Fault", MakeFault},
                                          Maker{"Host", MakeHost}, Maker{"Store", MakeStore}),
                          [](const auto& maker) { return std::string(maker.param.name); });

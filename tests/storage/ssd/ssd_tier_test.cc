@@ -37,6 +37,21 @@ class SsdTierTest : public testing::Test {
     if (opened.ok()) tier_ = *std::move(opened);
     return opened.status();
   }
+  // Turns encryption on, with a key of 32 times `digit`.
+  void UseKey(char digit) {
+    options_.key_file = folder_.path() + "/key";
+    std::ofstream(options_.key_file) << std::string(64, digit) << "\n";
+  }
+  // Whether the bytes are anywhere in the extents.
+  bool OnDisk(std::span<const std::byte> bytes) {
+    const std::string wanted(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+    for (const fs::path& file : FilesIn("extents", ".extent")) {
+      std::ifstream in(file, std::ios::binary);
+      const std::string content(std::istreambuf_iterator<char>(in), {});
+      if (content.find(wanted) != std::string::npos) return true;
+    }
+    return false;
+  }
   std::vector<absl::Status> PutPages(uint64_t sequence, uint64_t first, uint64_t count) {
     std::vector<std::vector<std::byte>> bytes;
     std::vector<FragmentWrite> writes;
@@ -252,6 +267,64 @@ TEST_F(SsdTierTest, ASmallerBudgetTakesEffectAtTheNextStart) {
   EXPECT_LE(DiskBytesOf(options_.path), uint64_t{18} << 20);
   EXPECT_GT(Stats().ssd.pages, 0u);
   EXPECT_THAT(PutPages(99, 0, 10), testing::Each(IsOk()));
+}
+
+TEST_F(SsdTierTest, WithAKeyPageBytesAreNowhereOnDisk) {
+  const std::vector<std::byte> bytes = BytesOf(SamplePage(1, 3));
+  ASSERT_TRUE(Open().ok());
+  ASSERT_THAT(PutPages(1, 0, 8), testing::Each(IsOk()));
+  EXPECT_TRUE(OnDisk(std::span(bytes).first(64)));  // the search finds what is there
+  tier_.reset();
+  fs::remove_all(options_.path);
+
+  UseKey('a');
+  ASSERT_TRUE(Open().ok());
+  ASSERT_THAT(PutPages(1, 0, 8), testing::Each(IsOk()));
+  EXPECT_FALSE(OnDisk(std::span(bytes).first(64)));
+  EXPECT_FALSE(OnDisk(std::span(bytes).last(64)));
+  ASSERT_TRUE(Open().ok());
+  for (uint64_t i = 0; i < 8; ++i) EXPECT_TRUE(Get(SamplePage(1, i)).ok()) << i;
+}
+
+TEST_F(SsdTierTest, EncryptedPagesThatWereTamperedWithAreMisses) {
+  UseKey('b');
+  ASSERT_TRUE(Open().ok());
+  ASSERT_THAT(PutPages(1, 0, 2), testing::Each(IsOk()));
+  ASSERT_EQ(FilesIn("extents", ".extent").size(), 1u);
+  FlipByte(FilesIn("extents", ".extent")[0], 100);
+  EXPECT_TRUE(absl::IsDataLoss(Get(SamplePage(1, 0))));
+  EXPECT_TRUE(absl::IsNotFound(Get(SamplePage(1, 0))));
+  EXPECT_TRUE(Get(SamplePage(1, 1)).ok());
+  EXPECT_EQ(Stats().verify_failures_ssd, 1u);
+}
+
+TEST_F(SsdTierTest, AFolderBelongsToItsKey) {
+  const auto refused = [&](const std::string& why) {
+    const absl::Status status = Open();
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr(why));
+  };
+  UseKey('c');
+  ASSERT_TRUE(Open().ok());
+  tier_.reset();
+  UseKey('d');
+  refused("another key");
+  options_.key_file.clear();
+  refused("is encrypted: set ssd.key_file");
+  UseKey('c');
+  EXPECT_TRUE(Open().ok());
+  tier_.reset();
+  options_.path += "-plain";
+  options_.key_file.clear();
+  ASSERT_TRUE(Open().ok());
+  tier_.reset();
+  UseKey('c');
+  refused("is not encrypted");
+  options_.key_file = folder_.path() + "/absent";
+  EXPECT_TRUE(absl::IsNotFound(Open()));
+  options_.key_file = folder_.path() + "/short";
+  std::ofstream(options_.key_file) << "abc";
+  EXPECT_TRUE(absl::IsInvalidArgument(Open()));
 }
 
 TEST_F(SsdTierTest, KeepsASecondProcessOut) {
