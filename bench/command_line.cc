@@ -45,6 +45,7 @@ class Grammar {
     app_.add_flag("--json", line_.json, "print one JSON object instead of a table");
     app_.fallthrough();
     store_->crumbd = program_folder + "/crumbd";
+    store_->fragment_server = program_folder + "/crumb-fragment-server";
     AddCodec();
     AddStore();
     AddReplay();
@@ -91,7 +92,7 @@ class Grammar {
 
   void AddStore() {
     CLI::App* sub = Add("store", "put, get and acquire over each plane of a crumbd", store_);
-    sub->add_option("--planes", store_->planes, "shm, grpc, ssd")->delimiter(',');
+    sub->add_option("--planes", store_->planes, "shm, ucx-tcp, grpc, ssd")->delimiter(',');
     sub->add_option("--ops", store_->operations, "acquire, put, get, idle")->delimiter(',');
     sub->add_option("--sizes", store_->fragment_bytes, "fragment sizes")
         ->delimiter(',')

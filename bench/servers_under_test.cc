@@ -29,19 +29,6 @@ std::string LogTail(const std::string& path) {
   return text.size() <= kLogTailBytes ? text : "..." + text.substr(text.size() - kLogTailBytes);
 }
 
-// Waits until `ready`; kUnavailable when the program ends or takes too long.
-absl::Status WaitReady(const std::string& name, ChildProcess& process, const std::string& log,
-                       const std::function<bool()>& ready) {
-  const TimePoint end = Clock::Real().Now() + kStartWait;
-  while (!ready()) {
-    if (!process.Running() || Clock::Real().Now() > end || Interrupted()) {
-      return absl::UnavailableError(name + " did not become ready: " + LogTail(log));
-    }
-    std::this_thread::sleep_for(kPollInterval);
-  }
-  return absl::OkStatus();
-}
-
 std::string CrumbdConfig(const CrumbdSettings& settings, const std::string& folder) {
   const bool ssd = settings.ssd_bytes.value > 0;
   return fmt::format(
@@ -55,6 +42,18 @@ std::string CrumbdConfig(const CrumbdSettings& settings, const std::string& fold
 }
 
 }  // namespace
+
+absl::Status WaitReady(const std::string& name, ChildProcess& process, const std::string& log,
+                       const std::function<bool()>& ready) {
+  const TimePoint end = Clock::Real().Now() + kStartWait;
+  while (!ready()) {
+    if (!process.Running() || Clock::Real().Now() > end || Interrupted()) {
+      return absl::UnavailableError(name + " did not become ready: " + LogTail(log));
+    }
+    std::this_thread::sleep_for(kPollInterval);
+  }
+  return absl::OkStatus();
+}
 
 absl::StatusOr<std::unique_ptr<ScratchFolder>> ScratchFolder::Create() {
   std::error_code error;

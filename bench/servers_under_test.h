@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -27,6 +28,10 @@ class ScratchFolder {
 
   std::string path_;
 };
+
+// Waits until `ready`. kUnavailable, with the end of its log: the program ended or takes too long.
+absl::Status WaitReady(const std::string& name, ChildProcess& process, const std::string& log,
+                       const std::function<bool()>& ready);
 
 struct CrumbdSettings {
   std::string program;  // path of crumbd

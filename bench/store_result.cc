@@ -15,21 +15,22 @@ double PercentOfLimit(const StoreRow& row) {
 }
 
 json RowJson(const StoreRow& row) {
-  json out = {{"plane", row.plane}, {"operation", row.operation}};
+  json out = {{"plane", row.plane}, {"op", row.operation}};
   if (row.operation == "idle") {
     out["core_percent"] = row.core_percent;
     out["seconds"] = row.timed.seconds;
     return out;
   }
-  out.update({{"fragment_bytes", row.fragment_bytes},
+  out.update({{"size", row.fragment_bytes},
               {"pages_per_call", row.pages_per_call},
+              {"in_flight", row.in_flight},
               {"calls", row.timed.calls},
               {"seconds", row.timed.seconds},
               {"p50_us", row.timed.p50_us},
               {"p99_us", row.timed.p99_us}});
   if (row.timed.gb_per_s > 0) {
-    out["gb_per_s"] = row.timed.gb_per_s;
-    out["cpu_seconds_per_gb"] = row.timed.cpu_seconds_per_gb;
+    out["gbps"] = row.timed.gb_per_s;
+    out["cpu_s_per_gb"] = row.timed.cpu_seconds_per_gb;
   }
   if (row.limit_gb_per_s > 0) {
     out.update({{"limit", row.limit},
@@ -56,8 +57,8 @@ json StoreJson(const StoreResult& result) {
 }
 
 std::string StoreText(const StoreResult& result) {
-  tools::TextTable table({"plane", "operation", "fragment", "pages/call", "calls", "p50 us",
-                          "p99 us", "GB/s", "CPU-s/GB", "limit", "% of it"});
+  tools::TextTable table({"plane", "operation", "fragment", "pages/call", "in flight", "calls",
+                          "p50 us", "p99 us", "GB/s", "CPU-s/GB", "limit", "% of it"});
   std::string notes;
   for (const StoreRow& row : result.rows) {
     if (row.operation == "idle") {
@@ -66,9 +67,9 @@ std::string StoreText(const StoreResult& result) {
       continue;
     }
     table.AddRow({row.plane, row.operation, tools::FormatBytes(row.fragment_bytes),
-                  fmt::format("{}", row.pages_per_call), fmt::format("{}", row.timed.calls),
-                  OrDash(row.timed.p50_us, "{:.1f}"), OrDash(row.timed.p99_us, "{:.1f}"),
-                  OrDash(row.timed.gb_per_s, "{:.2f}"),
+                  fmt::format("{}", row.pages_per_call), fmt::format("{}", row.in_flight),
+                  fmt::format("{}", row.timed.calls), OrDash(row.timed.p50_us, "{:.1f}"),
+                  OrDash(row.timed.p99_us, "{:.1f}"), OrDash(row.timed.gb_per_s, "{:.2f}"),
                   OrDash(row.timed.cpu_seconds_per_gb, "{:.2f}"), row.limit,
                   OrDash(PercentOfLimit(row), "{:.0f}")});
     if (row.ratio_to_raw > 0) {

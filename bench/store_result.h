@@ -12,10 +12,11 @@ namespace crumb::bench {
 
 // One line of the store workload's result. Fields that do not apply are 0 or empty.
 struct StoreRow {
-  std::string plane;      // shm, grpc, ssd, redis, none
+  std::string plane;      // shm, ucx-tcp, grpc, ssd, redis, none
   std::string operation;  // acquire, put, get, get-copy, raw-read, idle
   size_t fragment_bytes = 0;
   size_t pages_per_call = 0;
+  size_t in_flight = 1;  // calls under way at a time
   TimedCalls timed;
   std::string limit;  // the link that bounds it
   double limit_gb_per_s = 0;

@@ -22,6 +22,7 @@
 #include "bench/servers_under_test.h"
 #include "bench/shm_plane.h"
 #include "bench/ssd_pairs.h"
+#include "bench/ucx_plane.h"
 #include "common/fd_channel.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
@@ -228,6 +229,34 @@ absl::Status RunCrumbdPlanes(const StoreWorkloadOptions& options, StoreResult& r
   return session.RunIdle();
 }
 
+absl::Status RunUcx(const StoreWorkloadOptions& options, StoreResult& result) {
+  for (const size_t bytes : options.fragment_bytes) {
+    const size_t pages = std::max<size_t>(kStreamPages, kBodiesBytes / bytes);
+    CRUMB_ASSIGN_OR_RETURN(const auto server,
+                           FragmentServer::Start(options.fragment_server, bytes, pages));
+    for (const size_t in_flight : {size_t{1}, kStreamPages}) {
+      if (Interrupted()) return absl::OkStatus();
+      StoreRow row;
+      row.plane = "ucx-tcp";
+      row.operation = "get";
+      row.fragment_bytes = FragmentSet("size", bytes, 1, 1).tiles_bytes();
+      row.pages_per_call = 1;
+      row.in_flight = in_flight;
+      row.limit = "loopback TCP";
+      row.limit_gb_per_s = result.loopback_tcp_gb_per_s;
+      fmt::print(stderr, "store: ucx-tcp get {}, {} in flight\n",
+                 tools::FormatBytes(row.fragment_bytes), in_flight);
+      TimedCallsOptions timed;
+      timed.seconds = options.seconds;
+      timed.other_pids = {server->pid()};
+      timed.bytes_per_call = row.fragment_bytes;
+      CRUMB_ASSIGN_OR_RETURN(row.timed, RunUcxFetches(timed, *server, bytes, pages, in_flight));
+      result.rows.push_back(std::move(row));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status RunRedis(const StoreWorkloadOptions& options, StoreResult& result) {
   std::unique_ptr<RedisUnderTest> own;
   std::string host = "127.0.0.1";
@@ -255,7 +284,7 @@ absl::Status RunRedis(const StoreWorkloadOptions& options, StoreResult& result) 
 }  // namespace
 
 absl::Status StoreWorkloadOptions::Validate() const {
-  CRUMB_RETURN_IF_ERROR(CheckNames("plane", planes, {"shm", "grpc", "ssd"}));
+  CRUMB_RETURN_IF_ERROR(CheckNames("plane", planes, {"shm", "ucx-tcp", "grpc", "ssd"}));
   CRUMB_RETURN_IF_ERROR(CheckNames("operation", operations, {"acquire", "put", "get", "idle"}));
   if (!socket_dir.empty() && Contains(planes, "ssd")) {
     return absl::InvalidArgumentError(
@@ -278,6 +307,10 @@ absl::StatusOr<StoreResult> RunStoreWorkload(const StoreWorkloadOptions& options
   CRUMB_ASSIGN_OR_RETURN(result.loopback_tcp_gb_per_s, LoopbackTcpGbPerS(kLimitDuration));
   if (Contains(options.planes, "shm") || Contains(options.planes, "grpc")) {
     CRUMB_RETURN_IF_ERROR(RunCrumbdPlanes(options, result));
+  }
+  if (Contains(options.planes, "ucx-tcp") && Contains(options.operations, "get") &&
+      !Interrupted()) {
+    CRUMB_RETURN_IF_ERROR(RunUcx(options, result));
   }
   if (Contains(options.planes, "ssd") && !Interrupted()) {
     CRUMB_RETURN_IF_ERROR(RunSsdPairs(options, result));

@@ -17,6 +17,8 @@
 //   put       shm: copy into staging, commit with crumbd's check of the sums; grpc: streaming Put
 //   get       shm: lease, read every byte where it lies, release; grpc: streaming Get, sums
 //   checked;
+//             ucx-tcp: fetch from another process over UCX on the loopback address, one page a
+//             call, one call and 16 calls in flight, sums verified on arrival;
 //             ssd: lease of pages that lie on the SSD tier only, until crumbd has checked them and
 //             their bytes can be read
 //   get-copy  (shm) get, with the bytes copied out and their sums checked
@@ -30,14 +32,15 @@
 namespace crumb::bench {
 
 struct StoreWorkloadOptions {
-  std::vector<std::string> planes = {"shm", "grpc", "ssd"};
+  std::vector<std::string> planes = {"shm", "ucx-tcp", "grpc", "ssd"};
   std::vector<std::string> operations = {"acquire", "put", "get", "idle"};
   std::vector<size_t> fragment_bytes = {128 << 10, 1 << 20};
   double seconds = 2;  // of every put, get and acquire figure
   double idle_seconds = 10;
-  std::string socket_dir;  // of a running crumbd; empty: one is started. Not for ssd
-  std::string crumbd;      // the program to start
-  std::string redis;       // HOST:PORT, "auto" starts one, empty: no comparison
+  std::string socket_dir;       // of a running crumbd; empty: one is started. Not for ssd
+  std::string crumbd;           // the program to start
+  std::string fragment_server;  // crumb-fragment-server, for ucx-tcp
+  std::string redis;            // HOST:PORT, "auto" starts one, empty: no comparison
   ByteSize host_bytes{uint64_t{2} << 30};       // of the crumbd that is started
   ByteSize ssd_set_bytes{uint64_t{512} << 20};  // what is read per pair
 

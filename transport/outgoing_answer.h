@@ -33,6 +33,8 @@ class OutgoingAnswer {
   // The next frame, without connection, fetch and sum; false when all have been given.
   bool Next(OutgoingFrame& frame);
 
+  // Whatever is next is tiles.
+  bool answered() const { return answered_ == answer_.pages.size(); }
   uint64_t tile_bytes_total() const { return tile_bytes_total_; }
   const SourceAnswer& answer() const { return answer_; }
 

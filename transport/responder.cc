@@ -109,12 +109,16 @@ void Responder::Answer(Connection& connection, const std::shared_ptr<Serve>& ser
 bool Responder::SendNext(Connection& connection, const std::shared_ptr<Serve>& serve) {
   OutgoingFrame frame;
   if (serve->deadline < parts_.clock.Now() || !serve->answer->Next(frame)) return false;
-  uint64_t bytes = 0;
-  for (const auto piece : frame.tiles) bytes += piece.size();
-  parts_.counters.bytes_served.Add(bytes);
+  for (const auto piece : frame.tiles) parts_.counters.bytes_served.Add(piece.size());
+  const bool answer = frame.header.type == FrameType::kAnswer;
+  if (answer) ++serve->answers_unsent;
   ++connection.frames_posted;
   connection.Send(std::move(frame), serve->fetch, serve,
-                  [this, id = connection.id] { OnSent(id); });
+                  [this, id = connection.id, weak = std::weak_ptr<Serve>(serve), answer] {
+                    const std::shared_ptr<Serve> kept = answer ? weak.lock() : nullptr;
+                    if (kept) --kept->answers_unsent;
+                    OnSent(id);
+                  });
   return true;
 }
 
@@ -133,6 +137,8 @@ void Responder::Pump(Connection& connection) {
   if (std::exchange(connection.pumping, true)) return;
   while (connection.frames_posted < kFramesPostedMax && !connection.sending.empty()) {
     const std::shared_ptr<Serve> serve = connection.sending.front();
+    // Messages that wait inside UCX may be overtaken by later ones, and tiles need their answer.
+    if (serve->answer->answered() && serve->answers_unsent > 0) break;
     if (SendNext(connection, serve)) continue;
     connection.sending.pop_front();
     connection.serves.erase(serve->fetch);

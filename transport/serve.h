@@ -40,7 +40,8 @@ struct Serve {
   const FetchBody body;
   const TimePoint deadline;
   std::optional<OutgoingAnswer> answer;
-  uint64_t bytes = 0;  // counted as in flight
+  uint64_t bytes = 0;      // counted as in flight
+  int answers_unsent = 0;  // frames that are with the link
 };
 
 }  // namespace crumb::transport

@@ -57,9 +57,12 @@ TEST(StoreResultTest, LeavesOutWhatWasNotMeasured) {
   idle.core_percent = 0.5;
   result.rows = {acquire, get, idle};
   const nlohmann::json json = StoreJson(result);
-  EXPECT_FALSE(json["rows"][0].contains("gb_per_s"));
+  EXPECT_FALSE(json["rows"][0].contains("gbps"));
   EXPECT_EQ(json["rows"][0]["p50_us"], 500);
   EXPECT_EQ(json["rows"][1]["percent_of_limit"], 50);
+  EXPECT_EQ(json["rows"][1]["gbps"], 5);
+  EXPECT_EQ(json["rows"][1]["op"], "get");
+  EXPECT_EQ(json["rows"][1]["in_flight"], 1);
   EXPECT_EQ(json["rows"][2]["core_percent"], 0.5);
   EXPECT_THAT(StoreText(result), HasSubstr("0.50 % of a core"));
 }

@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// crumb-fragment-server BYTES PAGES ADDRESS_FILE: serves the fragments of `crumb-bench store
+// --planes ucx-tcp` from a process of its own, over UCX on the loopback address. Writes where it
+// listens into ADDRESS_FILE and ends at SIGTERM, or with the process that started it.
+
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <string>
+
+#include "bench/ucx_plane.h"
+#include "transport/ucx_transport.h"
+
+namespace crumb::bench {
+namespace {
+
+int Main(int argc, char** argv) {
+  if (argc != 4) {
+    std::cerr << "usage: crumb-fragment-server BYTES PAGES ADDRESS_FILE\n";
+    return 2;
+  }
+  const size_t bytes = std::strtoull(argv[1], nullptr, 10);
+  const size_t pages = std::strtoull(argv[2], nullptr, 10);
+  if (bytes == 0 || pages == 0) {
+    std::cerr << "crumb-fragment-server: BYTES and PAGES must be positive\n";
+    return 2;
+  }
+  // Blocked before there are other threads, so that all inherit it and sigwait gets it.
+  sigset_t ends;
+  ::sigemptyset(&ends);
+  ::sigaddset(&ends, SIGTERM);
+  ::sigprocmask(SIG_BLOCK, &ends, nullptr);
+  ::prctl(PR_SET_PDEATHSIG, SIGTERM);
+  FragmentSetSource source(bytes, pages);
+  auto transport = transport::OpenUcxTransport(UcxPlaneOptions(), &source);
+  if (!transport.ok()) {
+    std::cerr << "crumb-fragment-server: " << std::string(transport.status().message()) << "\n";
+    return 1;
+  }
+  const std::string file = argv[3];
+  std::ofstream(file + ".new") << (*transport)->address() << "\n";
+  if (std::rename((file + ".new").c_str(), file.c_str()) != 0) return 1;
+  int signal = 0;
+  return ::sigwait(&ends, &signal) == 0 ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace crumb::bench
+
+int main(int argc, char** argv) { return crumb::bench::Main(argc, argv); }

@@ -1,0 +1,201 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/ucx_plane.h"
+
+#include <cstring>
+#include <fstream>
+#include <utility>
+
+#include "bench/cpu_seconds.h"
+#include "bench/interrupt.h"
+#include "bench/latencies.h"
+#include "common/mutex.h"
+#include "common/status_macros.h"
+#include "fmt/format.h"
+#include "transport/ucx_transport.h"
+
+namespace crumb::bench {
+namespace {
+
+constexpr transport::SessionToken kSession = {0xC7};
+constexpr uint64_t kGeneration = 1;
+constexpr size_t kBodiesBytes = 128 << 20;
+constexpr size_t kSequencePages = 1600;
+
+FragmentSet MakeSet(size_t fragment_bytes, size_t bodies_bytes) {
+  FragmentSet set(fmt::format("ucx-{}", fragment_bytes), fragment_bytes, bodies_bytes,
+                  kSequencePages);
+  KeyspaceId keyspace;
+  keyspace.bytes.fill(0xC7);
+  set.BindKeyspace(keyspace, kGeneration);
+  return set;
+}
+
+// Keeps a number of fetches under way for a time. Its state is the progress thread's while fetches
+// are under way, and the caller's before and after.
+class FetchRound {
+ public:
+  FetchRound(transport::Transport& transport, const std::string& address,
+             const FragmentSet& fragments, size_t pages, size_t in_flight)
+      : transport_(transport),
+        address_(address),
+        fragments_(fragments),
+        pages_(pages),
+        rooms_(in_flight, std::vector<std::byte>(fragments.tiles_bytes())) {
+    for (size_t page = 0; page < pages; ++page) keys_.push_back(fragments.Key(page));
+  }
+
+  // Returns how many fetches ended within it, and how long it was.
+  absl::StatusOr<std::pair<uint64_t, Duration>> Run(Duration length, Latencies& latencies) {
+    latencies_ = &latencies;
+    ended_ = 0;
+    const TimePoint begin = Clock::Real().Now();
+    end_ = begin + length;
+    {
+      MutexLock lock(&mutex_);
+      under_way_ = rooms_.size();
+    }
+    for (size_t room = 0; room < rooms_.size(); ++room) Start(room);
+    MutexLock lock(&mutex_);
+    while (under_way_ > 0) idle_.Wait(&mutex_);
+    CRUMB_RETURN_IF_ERROR(status_);
+    return std::pair(ended_, last_ - begin);
+  }
+
+ private:
+  void Start(size_t room) {
+    transport::FetchRequest request;
+    request.session = kSession;
+    request.keyspace = fragments_.keyspace();
+    request.generation = fragments_.generation();
+    request.pages = {{keys_[next_++ % pages_],
+                      fragments_.range(),
+                      FragmentSet::kTileBytes,
+                      {rooms_[room].data(), 0, 0}}};
+    const TimePoint begin = Clock::Real().Now();
+    const auto started = transport_.Fetch(
+        address_, std::move(request),
+        [this, room, begin](const transport::FetchAnswer& answer) { OnDone(room, begin, answer); });
+    if (!started.ok()) Stop(started.status());
+  }
+
+  void OnDone(size_t room, TimePoint begin, const transport::FetchAnswer& answer) {
+    const transport::PageStatus status = answer.pages[0].status;
+    if (status != transport::PageStatus::kHit) {
+      return Stop(absl::UnavailableError(fmt::format("fetch ended as {}: {}",
+                                                     transport::PageStatusName(status),
+                                                     std::string(answer.detail.message()))));
+    }
+    const TimePoint now = Clock::Real().Now();
+    latencies_->Add(now - begin);
+    ++ended_;
+    last_ = now;
+    if (now < end_ && !Interrupted()) return Start(room);
+    Stop(absl::OkStatus());
+  }
+
+  void Stop(const absl::Status& status) {
+    MutexLock lock(&mutex_);
+    status_.Update(status);
+    if (--under_way_ == 0) idle_.NotifyAll();
+  }
+
+  transport::Transport& transport_;
+  const std::string address_;
+  const FragmentSet& fragments_;
+  const size_t pages_;
+  std::vector<PageKey> keys_;
+  std::vector<std::vector<std::byte>> rooms_;
+  std::atomic<size_t> next_{0};
+  Latencies* latencies_ = nullptr;
+  TimePoint end_, last_;
+  uint64_t ended_ = 0;
+  Mutex mutex_;
+  CondVar idle_;
+  size_t under_way_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace
+
+transport::TransportOptions UcxPlaneOptions() {
+  transport::TransportOptions options;
+  options.listen = "127.0.0.1:0";
+  return options;
+}
+
+FragmentSetSource::FragmentSetSource(size_t fragment_bytes, size_t pages)
+    : fragments_(MakeSet(fragment_bytes, kBodiesBytes)), slots_(pages) {
+  for (size_t page = 0; page < pages; ++page) {
+    const auto tiles = fragments_.Tiles(page);
+    std::vector<std::byte>& slot = slots_[page];
+    slot.resize(fragments_.fragment_bytes());
+    std::memcpy(slot.data(), tiles.data(), tiles.size());
+    EncodeFragmentHeader(fragments_.Header(page), std::span(slot).subspan(tiles.size()));
+    pages_.emplace(fragments_.Key(page), page);
+  }
+}
+
+void FragmentSetSource::Acquire(transport::SourceRequest request, Reply reply) {
+  transport::SourceAnswer answer;
+  const bool known = request.session == kSession && request.keyspace == fragments_.keyspace() &&
+                     request.generation == fragments_.generation();
+  for (const auto& wanted : request.pages) {
+    const auto found = pages_.find(wanted.key);
+    transport::SourcePage& page = answer.pages.emplace_back();
+    if (!known || found == pages_.end()) continue;
+    page.status = transport::PageStatus::kHit;
+    page.fragments = {{slots_[found->second], fragments_.range(), FragmentSet::kTileBytes}};
+  }
+  reply(std::move(answer));
+}
+
+absl::StatusOr<std::unique_ptr<FragmentServer>> FragmentServer::Start(const std::string& program,
+                                                                      size_t fragment_bytes,
+                                                                      size_t pages) {
+  auto server = std::make_unique<FragmentServer>();
+  CRUMB_ASSIGN_OR_RETURN(server->folder_, ScratchFolder::Create());
+  const std::string file = server->folder_->path() + "/address";
+  const std::string log = server->folder_->path() + "/log";
+  CRUMB_ASSIGN_OR_RETURN(
+      server->process_,
+      ChildProcess::Start({program, std::to_string(fragment_bytes), std::to_string(pages), file},
+                          log));
+  CRUMB_RETURN_IF_ERROR(WaitReady(program, *server->process_, log, [&] {
+    return static_cast<bool>(std::ifstream(file) >> server->address_);
+  }));
+  return server;
+}
+
+absl::StatusOr<TimedCalls> RunUcxFetches(const TimedCallsOptions& options,
+                                         const FragmentServer& server, size_t fragment_bytes,
+                                         size_t pages, size_t in_flight) {
+  const FragmentSet fragments = MakeSet(fragment_bytes, 1);
+  CRUMB_ASSIGN_OR_RETURN(const auto transport,
+                         transport::OpenUcxTransport(UcxPlaneOptions(), nullptr));
+  FetchRound round(*transport, server.address(), fragments, pages, in_flight);
+  Latencies warm_up, latencies;
+  CRUMB_RETURN_IF_ERROR(round.Run(std::chrono::milliseconds(50), warm_up).status());
+  TimedCalls total;
+  std::vector<double> rates;
+  const double cpu_before = CpuSeconds(options.other_pids);
+  for (int i = 0; i < options.rounds && !Interrupted(); ++i) {
+    const auto length = std::chrono::duration_cast<Duration>(
+        std::chrono::duration<double>(options.seconds / options.rounds));
+    CRUMB_ASSIGN_OR_RETURN(const auto ran, round.Run(length, latencies));
+    const double seconds = ToSeconds(ran.second);
+    total.calls += ran.first;
+    total.seconds += seconds;
+    rates.push_back(static_cast<double>(ran.first * options.bytes_per_call) / seconds * 1e-9);
+  }
+  total.gb_per_s = Median(rates);
+  total.p50_us = latencies.Percentile(0.5);
+  total.p99_us = latencies.Percentile(0.99);
+  const double gigabytes = static_cast<double>(total.calls * options.bytes_per_call) * 1e-9;
+  if (gigabytes > 0) {
+    total.cpu_seconds_per_gb = (CpuSeconds(options.other_pids) - cpu_before) / gigabytes;
+  }
+  return total;
+}
+
+}  // namespace crumb::bench
