@@ -38,6 +38,12 @@ inline constexpr int kPageStatusCount = 10;
 // "hit", "absent", ...: for logs and metric labels.
 const char* PageStatusName(PageStatus status);
 
+// Whether a range has tiles, and not more than a fragment may. Takes any values.
+constexpr bool IsTileRange(const TileRange& range) {
+  const int64_t layers = range.layers.size(), heads = range.heads.size();
+  return layers > 0 && heads > 0 && layers * heads <= kFragmentTilesMax;
+}
+
 // Where wanted tiles go: tile (layer, head) is written to
 //   first + (layer - range.layers.begin) * layer_stride + (head - range.heads.begin) * head_stride.
 // Strides are in bytes, 0 stands for densely packed, layer by layer and head by head.

@@ -173,10 +173,7 @@ absl::StatusOr<FetchBody> DecodeFetch(std::span<const std::byte> body) {
     LoadId(from, page.key.bytes);
     page.range = LoadRange(from + 32);
     page.tile_bytes = LoadLittle<uint32_t>(from + 40);
-    if (page.range.layers.size() <= 0 || page.range.heads.size() <= 0 ||
-        page.range.tiles() > kFragmentTilesMax) {
-      return Malformed("fetch of no tiles");
-    }
+    if (!IsTileRange(page.range)) return Malformed("fetch of no tiles, or too many");
     from += kFetchPageBytes;
   }
   return fetch;

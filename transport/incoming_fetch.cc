@@ -56,8 +56,7 @@ absl::Status IncomingFetch::Check(const FetchRequest& request, size_t pages_max)
                                       " pages, not " + std::to_string(request.pages.size()));
   }
   for (const PageWish& wish : request.pages) {
-    if (wish.range.layers.size() <= 0 || wish.range.heads.size() <= 0 ||
-        wish.range.tiles() > kFragmentTilesMax) {
+    if (!IsTileRange(wish.range)) {
       return absl::InvalidArgumentError("a wish needs layers and heads, 65536 tiles at most");
     }
     if (wish.tile_bytes == 0 || wish.tile_bytes > kTileBytesMax || wish.places.first == nullptr) {

@@ -18,11 +18,9 @@ AnswerBody::Page AnswerPage(const SourcePage& page) {
 }
 
 absl::Status CheckFragment(const SourceFragment& fragment) {
-  const int tiles = fragment.range.tiles();
-  if (fragment.range.layers.size() <= 0 || fragment.range.heads.size() <= 0 ||
-      tiles > kFragmentTilesMax || fragment.tile_bytes == 0 ||
+  if (!IsTileRange(fragment.range) || fragment.tile_bytes == 0 ||
       fragment.tile_bytes > kTileBytesMax ||
-      fragment.bytes.size() != FragmentBytes(tiles, fragment.tile_bytes)) {
+      fragment.bytes.size() != FragmentBytes(fragment.range.tiles(), fragment.tile_bytes)) {
     return absl::InternalError("the source's fragment has another size than its ranges");
   }
   return absl::OkStatus();
