@@ -199,8 +199,13 @@ absl::Status Engine::OnHello(Connection& connection, const FrameHeader& header,
   return absl::OkStatus();
 }
 
+// Who connected hangs up first: it knows whether it is about to ask for something.
+Duration Engine::IdleLimit(const Connection& connection) const {
+  return connection.ours ? options_.idle_connection : 2 * options_.idle_connection;
+}
+
 void Engine::WatchIdle(Connection& connection) {
-  connection.timer = timers_.Add(connection.used + options_.idle_connection,
+  connection.timer = timers_.Add(connection.used + IdleLimit(connection),
                                  [this, id = connection.id] { OnIdleTimer(id); });
 }
 
@@ -208,7 +213,7 @@ void Engine::OnIdleTimer(uint64_t id) {
   Connection* connection = Find(id);
   if (connection == nullptr) return;
   if (!connection->fetches.empty() || !connection->serves.empty()) connection->used = clock_.Now();
-  if (connection->used + options_.idle_connection > clock_.Now()) return WatchIdle(*connection);
+  if (connection->used + IdleLimit(*connection) > clock_.Now()) return WatchIdle(*connection);
   Break(*connection, absl::UnavailableError("closed after idle_connection"));
 }
 

@@ -58,6 +58,7 @@ class Engine final : public LinkEvents, private ConnectionHost {
   void SendHello(Connection& connection);
   absl::Status OnHello(Connection& connection, const FrameHeader& header, const Arrival& arrival);
   absl::Status Dispatch(Connection& connection, const FrameHeader& header, Arrival& arrival);
+  Duration IdleLimit(const Connection& connection) const;
   void WatchIdle(Connection& connection);
   void OnIdleTimer(uint64_t connection);
 

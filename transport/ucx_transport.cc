@@ -22,6 +22,9 @@
 namespace crumb::transport {
 namespace {
 
+// Between calls of progress while endpoints are being closed.
+constexpr int kSettleMs = 1;
+
 class UcxMemory final : public RegisteredMemory {
  public:
   UcxMemory(std::shared_ptr<UcxContext> context, ucp_mem_h handle)
@@ -120,6 +123,8 @@ void UcxTransport::Sleep() {
       timeout_ms =
           static_cast<int>(std::clamp<int64_t>(left.count(), 0, std::numeric_limits<int>::max()));
     }
+    if (worker_->settling())
+      timeout_ms = timeout_ms < 0 ? kSettleMs : std::min(timeout_ms, kSettleMs);
     epoll_event events[2];
     ::epoll_wait(epoll_.get(), events, 2, timeout_ms);
     uint64_t ignored = 0;

@@ -15,6 +15,8 @@ namespace {
 constexpr unsigned kMessageId = 1;
 // Calls of ucp_worker_progress before others have their turn.
 constexpr int kProgressMax = 64;
+// A closed endpoint's sockets are given back some calls of progress after the close has ended.
+constexpr Duration kSettle = std::chrono::milliseconds(20);
 // How long Drain waits for completions.
 constexpr Duration kDrainMax = std::chrono::seconds(2);
 // Without TCP's segments: what goes without rendezvous.
@@ -227,6 +229,8 @@ bool UcxWorker::Progress() {
 
 bool UcxWorker::Arm() { return ucp_worker_arm(worker_) != UCS_ERR_BUSY; }
 
+bool UcxWorker::settling() const { return closing_ > 0 || Clock::Real().Now() < settle_until_; }
+
 bool UcxWorker::DeliverEvents() {
   if (requests_.empty() && downs_.empty()) return false;
   for (const ucp_conn_request_h request : std::exchange(requests_, {})) Accept(request);
@@ -272,6 +276,7 @@ void UcxWorker::Accept(ucp_conn_request_h request) {
 }
 
 void UcxWorker::Close(ucp_ep_h endpoint) {
+  settle_until_ = Clock::Real().Now() + kSettle;
   ucp_request_param_t param{};
   param.op_attr_mask =
       UCP_OP_ATTR_FIELD_FLAGS | UCP_OP_ATTR_FIELD_CALLBACK | UCP_OP_ATTR_FIELD_USER_DATA;

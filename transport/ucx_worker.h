@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "transport/link.h"
 #include "transport/ucx_context.h"
 
@@ -38,6 +39,8 @@ class UcxWorker final : public LinkMaker {
   int event_fd() const { return event_fd_; }
   // False: there is something to do now.
   bool Arm();
+  // Endpoints are being closed: UCX goes on with that in Progress and signals nothing.
+  bool settling() const;
 
   absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address) override;
 
@@ -82,6 +85,7 @@ class UcxWorker final : public LinkMaker {
   std::unordered_set<SendRecord*> sends_;
   std::unordered_set<PullRecord*> pulls_;
   size_t closing_ = 0;
+  TimePoint settle_until_{};
 };
 
 }  // namespace crumb::transport
