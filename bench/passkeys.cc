@@ -15,7 +15,7 @@ constexpr int kPageTokens = 64;
 constexpr int kWindowTokensMax = 320;  // of the recent window
 constexpr int kContextMin = 640;
 constexpr int kLengthMin = 1024;
-constexpr int kKeysMax = 8;             // of a document
+constexpr int kKeysMax = 16;            // of a document
 constexpr int kPartTokens = 80;         // of a document's middle for each key
 constexpr int kQuestionTokensMax = 54;  // leaves room for the answer in one page
 constexpr int kLineEndSearch = 40;      // tokens looked at for the end of a line
@@ -24,6 +24,28 @@ constexpr std::array<const char*, 24> kNames = {
     "Ada",  "Bob",   "Clara", "David", "Emma",   "Frank", "Grace",  "Henry",
     "Iris", "Jack",  "Kate",  "Leo",   "Mary",   "Nina",  "Oscar",  "Paul",
     "Rosa", "Simon", "Tina",  "Uma",   "Victor", "Wendy", "Xavier", "Yara"};
+
+int KeysIn(int length) {
+  return std::clamp((length - kPageTokens - kWindowTokensMax) / kPartTokens, 1, kKeysMax);
+}
+
+// As few lengths, evenly spread, as have room for `count` keys.
+std::vector<int> LengthsFor(int context, int count) {
+  const int longest = context - kPageTokens;
+  const int shortest = std::min(longest, std::max(kLengthMin, context / 4));
+  std::vector<int> lengths;
+  for (int room = 0, documents = 1; room < count; ++documents) {
+    lengths.clear();
+    room = 0;
+    for (int i = 0; i < documents; ++i) {
+      const int more = documents == 1 ? longest - shortest : 0;
+      const int64_t step = int64_t{longest - shortest} * i / std::max(1, documents - 1);
+      lengths.push_back((shortest + more + static_cast<int>(step)) / kPageTokens * kPageTokens);
+      room += KeysIn(lengths.back());
+    }
+  }
+  return lengths;
+}
 
 // Builds one document; the text around its keys begins at token `begin` of `tokens` and wraps.
 class DocumentWriter {
@@ -93,21 +115,13 @@ absl::StatusOr<std::vector<PasskeyDocument>> MakePasskeyDocuments(
                     kContextMin, context, tokens.size()));
   }
   std::mt19937_64 random(1);
-  const int longest = context - kPageTokens;
-  const int shortest = std::min(longest, std::max(kLengthMin, context / 4));
-  const int per_document =
-      std::clamp((shortest - kPageTokens - kWindowTokensMax) / kPartTokens, 1, kKeysMax);
-  const int documents = (count + per_document - 1) / per_document;
+  const std::vector<int> lengths = LengthsFor(context, count);
   std::vector<PasskeyDocument> made;
-  for (int i = 0; i < documents; ++i) {
-    const int keys = std::min(per_document, count - i * per_document);
-    const int wanted =
-        documents == 1
-            ? longest
-            : shortest + static_cast<int>(int64_t{longest - shortest} * i / (documents - 1));
-    const size_t begin = tokens.size() / documents * i;
-    DocumentWriter writer(tokenizer, tokens, begin);
-    made.push_back(writer.Write(wanted / kPageTokens * kPageTokens, keys, random));
+  int left = count;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    DocumentWriter writer(tokenizer, tokens, tokens.size() / lengths.size() * i);
+    made.push_back(writer.Write(lengths[i], std::min(left, KeysIn(lengths[i])), random));
+    left -= static_cast<int>(made.back().keys.size());
     for (const Passkey& key : made.back().keys) {
       if (key.question.size() > kQuestionTokensMax) {
         return absl::InvalidArgumentError("the tokenizer takes too many tokens for a question");

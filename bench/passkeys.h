@@ -34,7 +34,7 @@ struct PasskeyDocument {
   }
 };
 
-// Documents with `count` keys together, up to eight in each. Their lengths spread evenly from a
+// Documents with `count` keys together, up to 16 in each. Their lengths spread evenly from a
 // quarter of `context` (1,024 tokens at least, where it has them) to all of it less 64 for question
 // and answer; keys lie behind the sink and before the last 320 tokens, one in each equal part of
 // that range, so every one of them is in the history when it is asked for. The text around them

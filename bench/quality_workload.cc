@@ -103,6 +103,7 @@ class QualityRun {
     for (const int context : contexts_) {
       if (!Interrupted()) CRUMB_RETURN_IF_ERROR(RunContext(context));
     }
+    if (result_.rows.empty()) return absl::CancelledError("interrupted before two sequences");
     if (options_.passkeys > 0 && !Interrupted()) CRUMB_RETURN_IF_ERROR(RunPasskeys());
     result_.interrupted = Interrupted();
     return std::move(result_);
@@ -306,10 +307,7 @@ class QualityRun {
     for (const auto& loss : exact_loss_) {
       if (loss) exact_loss.push_back(*loss);
     }
-    if (exact_loss.size() < 2) {  // interrupted: what earlier contexts gave stays
-      return result_.rows.empty() ? absl::CancelledError("interrupted before two sequences")
-                                  : absl::OkStatus();
-    }
+    if (exact_loss.size() < 2) return absl::OkStatus();  // interrupted
     const int done = static_cast<int>(exact_loss.size());
     result_.sequences = result_.contexts.empty() ? done : std::min(result_.sequences, done);
     result_.prefill_block = options_.prefill_block;
@@ -432,39 +430,49 @@ class QualityRun {
     return scores;
   }
 
+  // One pass over question and right answer gives the answer's likelihood, and what greedy
+  // generation says as long as it says the answer: every token of it follows from the ones before.
+  // Where it says something else it is generated freely.
   absl::StatusOr<KeyScore> Ask(MethodCache& cache, const Passkey& key) const {
-    CRUMB_ASSIGN_OR_RETURN(const models::Logits first,
-                           engine_->Forward(cache, key.question, models::LogitRows::kLast));
-    KeyScore score;
+    std::vector<int32_t> tokens = key.question;
+    tokens.insert(tokens.end(), key.answer.begin(), key.answer.end());
     CRUMB_ASSIGN_OR_RETURN(const auto told, cache.Fork());
-    CRUMB_ASSIGN_OR_RETURN(score.answer_nll, AnswerNll(*told, first, key.answer));
-    // Free generation: nothing of the answer is given away.
-    models::Logits logits = first;
+    CRUMB_ASSIGN_OR_RETURN(const models::Logits logits,
+                           engine_->Forward(*told, tokens, models::LogitRows::kAll));
+    KeyScore score;
+    bool said = true;
+    const int first = static_cast<int>(key.question.size()) - 1;
+    const int count = static_cast<int>(key.answer.size());
+    for (int i = 0; i < count; ++i) {
+      const auto row = logits.row(first + i);
+      score.answer_nll += (LogSumExp(row) - row[key.answer[i]]) / count;
+      said = said && models::GreedyToken(row) == key.answer[i];
+    }
     std::string text;
-    for (int i = 0; i < kAnswerTokensMax && PasskeyUndecided(text); ++i) {
+    if (said) {
+      const int32_t next = models::GreedyToken(logits.last());
+      text = " " + key.digits + tokenizer_->Decode({&next, 1});
+    } else {
+      CRUMB_ASSIGN_OR_RETURN(text, Generate(cache, key.question));
+    }
+    score.right = AnswersPasskey(text, key.digits);
+    return score;
+  }
+
+  // What greedy generation answers, until it is decided whether that is a key. Uses `cache` up.
+  absl::StatusOr<std::string> Generate(MethodCache& cache,
+                                       std::span<const int32_t> question) const {
+    CRUMB_ASSIGN_OR_RETURN(models::Logits logits,
+                           engine_->Forward(cache, question, models::LogitRows::kLast));
+    std::string text;
+    for (int i = 0; i < kAnswerTokensMax; ++i) {
       const int32_t token = models::GreedyToken(logits.last());
       text += tokenizer_->Decode({&token, 1});
       if (!PasskeyUndecided(text)) break;
       CRUMB_ASSIGN_OR_RETURN(logits,
                              engine_->Forward(cache, {&token, 1}, models::LogitRows::kLast));
     }
-    score.right = AnswersPasskey(text, key.digits);
-    return score;
-  }
-
-  absl::StatusOr<double> AnswerNll(MethodCache& cache, const models::Logits& first,
-                                   std::span<const int32_t> answer) const {
-    double nll = LogSumExp(first.last()) - first.last()[answer[0]];
-    if (answer.size() > 1) {
-      CRUMB_ASSIGN_OR_RETURN(
-          const models::Logits rest,
-          engine_->Forward(cache, answer.first(answer.size() - 1), models::LogitRows::kAll));
-      for (size_t i = 1; i < answer.size(); ++i) {
-        const auto row = rest.row(static_cast<int>(i) - 1);
-        nll += LogSumExp(row) - row[answer[i]];
-      }
-    }
-    return nll / static_cast<double>(answer.size());
+    return text;
   }
 
   void Summarize(const DocumentScores& scores, const DocumentScores& baseline,

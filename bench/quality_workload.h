@@ -96,7 +96,8 @@ struct QualityResult {
 
 // kInvalidArgument: texts too short for two sequences, calibration text that is evaluated, a method
 // that is not known or needs calibration text and has none, a context beyond the model's.
-// kFailedPrecondition: device cuda without one. Errors of the model and of calibration.
+// kFailedPrecondition: device cuda without one. kCancelled: interrupted before there was a figure.
+// Errors of the model and of calibration.
 absl::StatusOr<QualityResult> RunQualityWorkload(const QualityOptions& options);
 
 }  // namespace crumb::bench

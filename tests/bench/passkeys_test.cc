@@ -49,7 +49,7 @@ class PasskeyDocumentTest : public testing::Test {
 TEST_F(PasskeyDocumentTest, KeysLieWhereTheySayAndInTheHistory) {
   const auto documents = MakePasskeyDocuments(*tokenizer_, tokens_, 4096, 50);
   ASSERT_TRUE(documents.ok()) << documents.status();
-  ASSERT_EQ(documents->size(), 7u);
+  ASSERT_EQ(documents->size(), 4u);
   int keys = 0;
   for (const PasskeyDocument& document : *documents) {
     const int length = static_cast<int>(document.tokens.size());
