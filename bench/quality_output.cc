@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/quality_output.h"
 
+#include <cmath>
+
 #include "bench/svg_plot.h"
 #include "fmt/format.h"
 #include "tools/text_table.h"
@@ -17,6 +19,9 @@ void AddRatio(json& out, const std::string& name, const Interval& ratio) {
   out[name + "_low"] = ratio.low;
   out[name + "_high"] = ratio.high;
 }
+
+// A clip ratio as it was written, .96 rather than .9599999785.
+double Rounded(float value) { return std::round(double{value} * 1e6) / 1e6; }
 
 json BinsJson(const std::vector<RecallBin>& bins) {
   json out = json::array();
@@ -43,8 +48,8 @@ json RowJson(const QualityRow& row) {
               {"ppl_error", row.perplexity.error},
               {"top1", row.top1.mean},
               {"top1_error", row.top1.error}};
-  if (row.clip_k > 0) out["clip_k"] = row.clip_k;
-  if (row.clip_v > 0) out["clip_v"] = row.clip_v;
+  if (row.clip_k > 0) out["clip_k"] = Rounded(row.clip_k);
+  if (row.clip_v > 0) out["clip_v"] = Rounded(row.clip_v);
   AddRatio(out, "kl_over_oscar", row.kl_over_oscar);
   AddRatio(out, "kl_over_oscar_best_clip", row.kl_over_best_oscar);
   AddRatio(out, "kl_over_crumb_context", row.kl_over_long_calibration);

@@ -14,6 +14,7 @@ namespace {
 constexpr double kWidth = 720, kHeight = 440;
 constexpr double kLeft = 78, kRight = 24, kTop = 44, kBottom = 56;
 constexpr double kLabelHeight = 14, kLabelWidth = 7.2;  // of one character
+constexpr int kLabelPlaces = 40;
 constexpr std::array<const char*, 6> kColours = {"#1b6ca8", "#c0392b", "#2e7d32",
                                                  "#8e44ad", "#b9770e", "#34495e"};
 
@@ -124,24 +125,22 @@ class Scatter {
     taken_.push_back({X(point.x) - 5, Y(point.y) - 5, X(point.x) + 5, Y(point.y) + 5});
   }
 
-  // Beside its point, moved up or down until it covers nothing.
+  // Right or left of its point, moved up or down as little as it takes to cover nothing.
   void Label(const PlotPoint& point, const char* colour) {
     const double width = kLabelWidth * static_cast<double>(point.label.size());
-    const bool left = X(point.x) + 10 + width > kWidth - kRight;
-    const double x = left ? X(point.x) - 10 : X(point.x) + 10;
-    Box box{};
-    for (int i = 0; i < 16; ++i) {
-      const double shift = (i % 2 == 0 ? 1 : -1) * (i + 1) / 2 * kLabelHeight / 2;
-      const double y = Y(point.y) + shift;
-      box = {left ? x - width : x, y - kLabelHeight / 2, left ? x : x + width,
-             y + kLabelHeight / 2};
-      if (std::none_of(taken_.begin(), taken_.end(),
-                       [&](const Box& other) { return box.Meets(other); })) {
-        break;
-      }
+    for (int i = 0; i < kLabelPlaces; ++i) {
+      const bool left = i % 2 == 1;
+      const double shift = (i / 2 % 2 == 0 ? 1 : -1) * ((i / 2 + 1) / 2) * kLabelHeight / 2;
+      const double x = left ? X(point.x) - 10 : X(point.x) + 10, y = Y(point.y) + shift;
+      const Box box = {left ? x - width : x, y - kLabelHeight / 2, left ? x : x + width,
+                       y + kLabelHeight / 2};
+      const bool inside = box.left > kLeft && box.right < kWidth - kRight;
+      const bool free = std::none_of(taken_.begin(), taken_.end(),
+                                     [&](const Box& other) { return box.Meets(other); });
+      if ((!inside || !free) && i + 1 < kLabelPlaces) continue;
+      taken_.push_back(box);
+      return Text(x, y + 4, left ? "end" : "start", colour, point.label);
     }
-    taken_.push_back(box);
-    Text(x, (box.top + box.bottom) / 2 + 4, left ? "end" : "start", colour, point.label);
   }
 
   std::vector<PlotPoint> points_;
