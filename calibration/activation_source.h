@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "calibration/rotary.h"
@@ -20,12 +22,17 @@ struct ModelShape {
   int kv_heads = 0;
   int head_dim = 0;
   RotaryPairs rotary;
+  std::vector<int> layer_ids = {};  // the model's own numbers of the layers; empty: 0, 1, 2...
+
+  int LayerId(int layer) const { return layer_ids.empty() ? layer : layer_ids[layer]; }
 };
 
-// One layer's activations of one sequence, positions 0 to tokens - 1, after RoPE. Borrowed.
+// One layer's activations of one sequence, at positions that follow each other, after RoPE.
+// Borrowed.
 struct SequenceActivations {
-  int layer = 0;
+  int layer = 0;  // 0 to layers - 1
   int tokens = 0;
+  int first_position = 0;
   const kernels::Bf16* q = nullptr;  // [tokens, q_heads, head_dim]
   const kernels::Bf16* k = nullptr;  // [tokens, kv_heads, head_dim]
   const kernels::Bf16* v = nullptr;  // the same
@@ -38,9 +45,14 @@ class ActivationSource {
 
   virtual ~ActivationSource() = default;
   virtual const ModelShape& shape() const = 0;
-  // Calls `visit` for every layer of every sequence, one at a time, the same each time it is
-  // called. An error of the visitor ends the walk and is passed on.
-  virtual absl::Status ForEach(const Visitor& visit) = 0;
+  // How many layers one walk should bring: all where a walk costs the same for any number of them,
+  // few where it does not, as then statistics of fewer layers are held.
+  virtual int layers_per_walk() const = 0;
+  // How often a walk over all layers calls the visitor.
+  virtual int64_t visits() const = 0;
+  // Calls `visit` for layers [first, first + count) of every sequence, one at a time, the same each
+  // time it is called. An error of the visitor ends the walk and is passed on.
+  virtual absl::Status ForEach(int first, int count, const Visitor& visit) = 0;
 };
 
 }  // namespace crumb::calibration

@@ -42,24 +42,39 @@ class Calibrator {
   absl::StatusOr<RotationFile> Run() {
     CRUMB_RETURN_IF_ERROR(CheckOptions());
     DescribeFile();
-    CRUMB_RETURN_IF_ERROR(Gather());
-    CRUMB_RETURN_IF_ERROR(CheckCounts());
-    MakeCovariances();
-    CRUMB_RETURN_IF_ERROR(Walk([this](const SequenceActivations& s) { return AddValues(s); }));
-    WriteBases();
-    if (crumb_) {
-      WriteMeans();
-      MassShift shift(shape_, file_);
-      CRUMB_RETURN_IF_ERROR(Walk([&](const SequenceActivations& s) { return shift.Add(s); }));
-      file_.shift = shift.Shifts();
+    MassShift shift(shape_, file_);
+    const int step = std::clamp(source_.layers_per_walk(), 1, shape_.layers);
+    for (first_ = 0; first_ < shape_.layers; first_ += step) {
+      count_ = std::min(step, shape_.layers - first_);
+      CRUMB_RETURN_IF_ERROR(RunLayers(shift));
     }
+    if (crumb_) file_.shift = shift.Shifts();
     return std::move(file_);
   }
 
  private:
-  size_t heads() const { return static_cast<size_t>(shape_.layers) * shape_.kv_heads; }
+  size_t heads() const { return static_cast<size_t>(count_) * shape_.kv_heads; }
   size_t HeadAt(int layer, int head) const {
-    return static_cast<size_t>(layer) * shape_.kv_heads + head;
+    return static_cast<size_t>(layer - first_) * shape_.kv_heads + head;
+  }
+
+  // Everything of layers [first_, first_ + count_).
+  absl::Status RunLayers(MassShift& shift) {
+    CRUMB_RETURN_IF_ERROR(Gather());
+    CRUMB_RETURN_IF_ERROR(CheckCounts());
+    MakeCovariances();
+    CRUMB_RETURN_IF_ERROR(
+        WalkHeads([this](const SequenceActivations& s, int head) { return AddValues(s, head); }));
+    CRUMB_RETURN_IF_ERROR(WriteBases());
+    if (!crumb_) return absl::OkStatus();
+    WriteMeans();
+    return WalkHeads(
+        [&shift](const SequenceActivations& s, int head) { return shift.Add(s, head); });
+  }
+
+  void InParallel(int count, const std::function<void(int)>& body) const {
+    if (options_.parallel_for) return options_.parallel_for(count, body);
+    for (int i = 0; i < count; ++i) body(i);
   }
 
   absl::Status CheckOptions() const {
@@ -79,6 +94,7 @@ class Calibrator {
     file_.method = std::string(kernels::MethodName(options_.method));
     file_.model = shape_.name;
     file_.layers = shape_.layers;
+    file_.layer_ids = shape_.layer_ids;
     file_.kv_heads = crumb_ ? shape_.kv_heads : 1;
     file_.head_dim = shape_.head_dim;
     file_.clip_k = options_.clip_k;
@@ -94,71 +110,97 @@ class Calibrator {
         (pages + file_.pages_per_position_block - 1) / file_.pages_per_position_block;
   }
 
-  // Walks the source once; every walk is one of `passes` equal parts of the work.
+  // Walks these layers of the source once.
   absl::Status Walk(const ActivationSource::Visitor& visit) {
     const int passes = crumb_ ? 3 : 2;
-    int64_t visited = 0;
-    const absl::Status status = source_.ForEach([&](const SequenceActivations& sequence) {
+    return source_.ForEach(first_, count_, [&](const SequenceActivations& sequence) {
       CRUMB_RETURN_IF_ERROR(visit(sequence));
-      ++visited;
-      if (pass_ == 0) {
-        visits_ = visited;  // how many there are shows at the end of the first walk
-      } else if (progress_) {
-        progress_((pass_ + static_cast<double>(visited) / static_cast<double>(visits_)) / passes);
-      }
+      ++visited_;
+      const double all = static_cast<double>(source_.visits()) * passes;
+      if (progress_) progress_(static_cast<double>(visited_) / all);
       return absl::OkStatus();
     });
-    ++pass_;
-    return status;
+  }
+
+  // The same, with every KV head of every sequence on its own.
+  using HeadVisitor = std::function<absl::Status(const SequenceActivations&, int head)>;
+  absl::Status WalkHeads(const HeadVisitor& visit) {
+    return Walk([&](const SequenceActivations& sequence) { return VisitHeads(sequence, visit); });
+  }
+  absl::Status VisitHeads(const SequenceActivations& sequence, const HeadVisitor& visit) {
+    std::vector<absl::Status> statuses(shape_.kv_heads);
+    InParallel(shape_.kv_heads, [&](int head) { statuses[head] = visit(sequence, head); });
+    for (const absl::Status& status : statuses) CRUMB_RETURN_IF_ERROR(status);
+    return absl::OkStatus();
+  }
+
+  // The first token of a sequence that counts.
+  int BeginOf(const SequenceActivations& sequence) const {
+    return std::max(0, begin_ - sequence.first_position);
+  }
+
+  // Tokens [0, end), which are not added to anything.
+  absl::Status CheckFinite(const SequenceActivations& sequence, int head, int end) const {
+    const int count = std::min(end, sequence.tokens);
+    CRUMB_RETURN_IF_ERROR(QueryRows(shape_, sequence, head, 0, count).status());
+    CRUMB_RETURN_IF_ERROR(KeyRows(shape_, sequence, head, 0, count).status());
+    return ValueRows(shape_, sequence, head, 0, count).status();
   }
 
   absl::Status Gather() {
     moments_.assign(heads(), HeadMoments(shape_.head_dim));
     return Walk([this](const SequenceActivations& sequence) {
-      for (int head = 0; head < shape_.kv_heads; ++head) {
-        CRUMB_RETURN_IF_ERROR(
-            moments_[HeadAt(sequence.layer, head)].Add(shape_, pairs_, sequence, head, begin_));
-      }
-      return absl::OkStatus();
+      const RotaryTurns turns(pairs_, sequence.first_position, sequence.tokens);
+      return VisitHeads(sequence, [&](const SequenceActivations& s, int head) -> absl::Status {
+        CRUMB_RETURN_IF_ERROR(CheckFinite(s, head, BeginOf(s)));
+        return moments_[HeadAt(s.layer, head)].Add(shape_, turns, s, head, BeginOf(s));
+      });
     });
   }
 
   absl::Status CheckCounts() {
-    for (int layer = 0; layer < shape_.layers; ++layer) {
+    for (int layer = first_; layer < first_ + count_; ++layer) {
       const int64_t tokens = moments_[HeadAt(layer, 0)].tokens();
       if (tokens < int64_t{kTokensPerDimension} * shape_.head_dim) {
-        return absl::InvalidArgumentError("layer " + std::to_string(layer) + ": only " +
-                                          std::to_string(tokens) + " calibration tokens, " +
-                                          std::to_string(kTokensPerDimension * shape_.head_dim) +
-                                          " are needed");
+        return absl::InvalidArgumentError(
+            "layer " + std::to_string(shape_.LayerId(layer)) + ": only " + std::to_string(tokens) +
+            " calibration tokens" + (crumb_ ? " behind position 64, " : ", ") +
+            std::to_string(kTokensPerDimension * shape_.head_dim) + " are needed");
       }
-      file_.tokens = tokens;
+      file_.tokens = layer == 0 ? tokens : std::min(file_.tokens, tokens);
     }
     return absl::OkStatus();
   }
 
   // Query covariances after RoPE per KV head, over the serving positions.
   void MakeCovariances() {
-    for (const HeadMoments& moments : moments_) {
-      const Eigen::MatrixXd moment = moments.query_moment();
-      covariance_k_.push_back(
-          crumb_ ? MomentOverPositions(pairs_, moment, kSinkTokens, options_.positions) : moment);
-    }
+    covariance_k_.assign(heads(), {});
+    InParallel(static_cast<int>(heads()), [this](int i) {
+      const Eigen::MatrixXd moment = moments_[i].query_moment();
+      covariance_k_[i] =
+          crumb_ ? MomentOverPositions(pairs_, moment, kSinkTokens, options_.positions) : moment;
+    });
     covariance_v_.assign(heads(), Eigen::MatrixXd::Zero(shape_.head_dim, shape_.head_dim));
     weight_v_.assign(heads(), 0.0);
   }
 
   // Values weighted by the expected square of their key's score.
-  absl::Status AddValues(const SequenceActivations& sequence) {
-    for (int head = 0; head < shape_.kv_heads; ++head) {
-      const size_t at = HeadAt(sequence.layer, head);
-      CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf k, KeyRows(shape_, sequence, head, begin_));
-      CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf v, ValueRows(shape_, sequence, head, begin_));
-      const Eigen::MatrixXf scored = k * covariance_k_[at].cast<float>();
-      const Eigen::VectorXf weight = scored.cwiseProduct(k).rowwise().sum().cwiseMax(0.0f);
-      covariance_v_[at] += (v.transpose() * weight.asDiagonal() * v).cast<double>();
-      weight_v_[at] += weight.cast<double>().sum();
-    }
+  absl::Status AddValues(const SequenceActivations& sequence, int head) {
+    const size_t at = HeadAt(sequence.layer, head);
+    const Eigen::MatrixXf covariance = covariance_k_[at].cast<float>();
+    return ForTokenBlocks(BeginOf(sequence), sequence.tokens, [&](int begin, int count) {
+      return AddValueBlock(sequence, head, begin, count, covariance, at);
+    });
+  }
+  absl::Status AddValueBlock(const SequenceActivations& sequence, int head, int begin, int count,
+                             const Eigen::MatrixXf& covariance, size_t at) {
+    CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf k, KeyRows(shape_, sequence, head, begin, count));
+    CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf v,
+                           ValueRows(shape_, sequence, head, begin, count));
+    const Eigen::MatrixXf scored = k * covariance;
+    const Eigen::VectorXf weight = scored.cwiseProduct(k).rowwise().sum().cwiseMax(0.0f);
+    covariance_v_[at] += (v.transpose() * weight.asDiagonal() * v).cast<double>();
+    weight_v_[at] += weight.cast<double>().sum();
     return absl::OkStatus();
   }
 
@@ -171,26 +213,56 @@ class Calibrator {
     return sum / shape_.kv_heads;
   }
 
-  void WriteBases() {
+  // What one head of the file gets.
+  struct HeadBases {
+    Eigen::MatrixXd covariance_k, covariance_v;
+    Eigenbasis k, v;
+    Eigen::MatrixXd feedback_k, feedback_v;  // empty: none
+  };
+
+  absl::Status WriteBases() {
     for (size_t at = 0; at < heads(); ++at) {
       covariance_v_[at] /= std::max(weight_v_[at], 1e-12);
     }
-    for (int layer = 0; layer < shape_.layers; ++layer) {
-      for (int head = 0; head < file_.kv_heads; ++head) {
-        const Eigen::MatrixXd covariance = FileCovariance(covariance_k_, layer, head);
-        const Eigenbasis k = MakeEigenbasis(covariance);
-        const Eigenbasis v = MakeEigenbasis(FileCovariance(covariance_v_, layer, head));
-        AppendMatrix(k.rotation, file_.rotation_k);
-        AppendMatrix(v.rotation, file_.rotation_v);
-        AppendMatrix(covariance, file_.covariance_k);
-        AppendMatrix(k.eigenvalues, file_.eigenvalues_k);
-        AppendMatrix(v.eigenvalues, file_.eigenvalues_v);
-        if (crumb_) {
-          AppendMatrix(FeedbackFactor(covariance, k.rotation, options_.damp, nullptr),
-                       file_.feedback_k);
-        }
+    for (int layer = first_; layer < first_ + count_; ++layer) {
+      std::vector<Eigen::MatrixXd> hessians;
+      if (crumb_ && options_.value_hessians) {
+        CRUMB_ASSIGN_OR_RETURN(hessians, options_.value_hessians(layer));
       }
+      std::vector<HeadBases> bases(file_.kv_heads);
+      InParallel(file_.kv_heads, [&](int head) {
+        bases[head] = MakeBases(layer, head, hessians.empty() ? nullptr : &hessians[head]);
+      });
+      for (const HeadBases& head : bases) AppendBases(head);
     }
+    return absl::OkStatus();
+  }
+
+  HeadBases MakeBases(int layer, int head, const Eigen::MatrixXd* hessian) const {
+    HeadBases bases;
+    bases.covariance_k = FileCovariance(covariance_k_, layer, head);
+    bases.covariance_v = FileCovariance(covariance_v_, layer, head);
+    bases.k = MakeEigenbasis(bases.covariance_k);
+    bases.v = MakeEigenbasis(bases.covariance_v);
+    if (crumb_) {
+      bases.feedback_k =
+          FeedbackFactor(bases.covariance_k, bases.k.rotation, options_.damp, nullptr);
+    }
+    if (hessian != nullptr) {
+      bases.feedback_v = FeedbackFactor(*hessian, bases.v.rotation, options_.damp, nullptr);
+    }
+    return bases;
+  }
+
+  void AppendBases(const HeadBases& bases) {
+    AppendMatrix(bases.k.rotation, file_.rotation_k);
+    AppendMatrix(bases.v.rotation, file_.rotation_v);
+    AppendMatrix(bases.covariance_k, file_.covariance_k);
+    AppendMatrix(bases.covariance_v, file_.covariance_v);
+    AppendMatrix(bases.k.eigenvalues, file_.eigenvalues_k);
+    AppendMatrix(bases.v.eigenvalues, file_.eigenvalues_v);
+    AppendMatrix(bases.feedback_k, file_.feedback_k);
+    AppendMatrix(bases.feedback_v, file_.feedback_v);
   }
 
   void WriteMeans() {
@@ -215,11 +287,12 @@ class Calibrator {
   const int begin_;  // first position that counts
   RotationFile file_;
   std::vector<HeadMoments> moments_;
-  std::vector<Eigen::MatrixXd> covariance_k_;  // [layers * kv_heads]
+  std::vector<Eigen::MatrixXd> covariance_k_;  // [count_ * kv_heads]
   std::vector<Eigen::MatrixXd> covariance_v_;
   std::vector<double> weight_v_;
-  int pass_ = 0;
-  int64_t visits_ = 0;
+  int first_ = 0;  // layers that are worked on
+  int count_ = 0;
+  int64_t visited_ = 0;
 };
 
 }  // namespace

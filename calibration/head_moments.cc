@@ -11,11 +11,12 @@
 namespace crumb::calibration {
 namespace {
 
-// Heads [first, first + count) of tokens [begin, tokens), rows [tokens, heads, head_dim].
-absl::StatusOr<Eigen::MatrixXf> Rows(const char* tensor, const SequenceActivations& sequence,
+constexpr int kBlockTokens = 2048;
+
+// Heads [first, first + count) of tokens [begin, begin + tokens), rows [tokens, heads, head_dim].
+absl::StatusOr<Eigen::MatrixXf> Rows(const std::string& layer, const char* tensor,
                                      const kernels::Bf16* rows, int heads, int head_dim, int first,
-                                     int count, int begin) {
-  const int tokens = std::max(0, sequence.tokens - begin);
+                                     int count, int begin, int tokens) {
   Eigen::MatrixXf out(tokens * count, head_dim);
   for (int t = 0; t < tokens; ++t) {
     for (int h = 0; h < count; ++h) {
@@ -25,7 +26,7 @@ absl::StatusOr<Eigen::MatrixXf> Rows(const char* tensor, const SequenceActivatio
     }
   }
   if (!out.allFinite()) {
-    return absl::InvalidArgumentError("layer " + std::to_string(sequence.layer) + ": " + tensor +
+    return absl::InvalidArgumentError("layer " + layer + ": " + tensor +
                                       " holds a value that is not finite");
   }
   return out;
@@ -35,22 +36,32 @@ absl::StatusOr<Eigen::MatrixXf> Rows(const char* tensor, const SequenceActivatio
 
 absl::StatusOr<Eigen::MatrixXf> QueryRows(const ModelShape& shape,
                                           const SequenceActivations& sequence, int kv_head,
-                                          int begin) {
+                                          int begin, int count) {
   const int group = shape.q_heads / shape.kv_heads;
-  return Rows("q", sequence, sequence.q, shape.q_heads, shape.head_dim, kv_head * group, group,
-              begin);
+  return Rows(std::to_string(shape.LayerId(sequence.layer)), "q", sequence.q, shape.q_heads,
+              shape.head_dim, kv_head * group, group, begin, count);
 }
 
 absl::StatusOr<Eigen::MatrixXf> KeyRows(const ModelShape& shape,
-                                        const SequenceActivations& sequence, int kv_head,
-                                        int begin) {
-  return Rows("k", sequence, sequence.k, shape.kv_heads, shape.head_dim, kv_head, 1, begin);
+                                        const SequenceActivations& sequence, int kv_head, int begin,
+                                        int count) {
+  return Rows(std::to_string(shape.LayerId(sequence.layer)), "k", sequence.k, shape.kv_heads,
+              shape.head_dim, kv_head, 1, begin, count);
 }
 
 absl::StatusOr<Eigen::MatrixXf> ValueRows(const ModelShape& shape,
                                           const SequenceActivations& sequence, int kv_head,
-                                          int begin) {
-  return Rows("v", sequence, sequence.v, shape.kv_heads, shape.head_dim, kv_head, 1, begin);
+                                          int begin, int count) {
+  return Rows(std::to_string(shape.LayerId(sequence.layer)), "v", sequence.v, shape.kv_heads,
+              shape.head_dim, kv_head, 1, begin, count);
+}
+
+absl::Status ForTokenBlocks(int begin, int end,
+                            const std::function<absl::Status(int begin, int count)>& body) {
+  for (int at = begin; at < end; at += kBlockTokens) {
+    CRUMB_RETURN_IF_ERROR(body(at, std::min(kBlockTokens, end - at)));
+  }
+  return absl::OkStatus();
 }
 
 HeadMoments::HeadMoments(int head_dim)
@@ -58,19 +69,23 @@ HeadMoments::HeadMoments(int head_dim)
       key_sum_(Eigen::VectorXd::Zero(head_dim)),
       value_sum_(Eigen::VectorXd::Zero(head_dim)) {}
 
-absl::Status HeadMoments::Add(const ModelShape& shape, const RotaryPairs& pairs,
+absl::Status HeadMoments::Add(const ModelShape& shape, const RotaryTurns& turns,
                               const SequenceActivations& sequence, int kv_head, int begin) {
-  CRUMB_ASSIGN_OR_RETURN(Eigen::MatrixXf q, QueryRows(shape, sequence, kv_head, begin));
-  CRUMB_ASSIGN_OR_RETURN(Eigen::MatrixXf k, KeyRows(shape, sequence, kv_head, begin));
-  CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf v, ValueRows(shape, sequence, kv_head, begin));
-  UndoRotary(pairs, begin, shape.q_heads / shape.kv_heads, q);
-  UndoRotary(pairs, begin, 1, k);
-  query_moment_ += (q.transpose() * q).cast<double>();
-  key_sum_ += k.cast<double>().colwise().sum().transpose();
-  value_sum_ += v.cast<double>().colwise().sum().transpose();
-  queries_ += q.rows();
-  tokens_ += k.rows();
-  return absl::OkStatus();
+  return ForTokenBlocks(begin, sequence.tokens, [&](int at, int count) -> absl::Status {
+    CRUMB_ASSIGN_OR_RETURN(Eigen::MatrixXf q, QueryRows(shape, sequence, kv_head, at, count));
+    CRUMB_ASSIGN_OR_RETURN(Eigen::MatrixXf k, KeyRows(shape, sequence, kv_head, at, count));
+    CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf v, ValueRows(shape, sequence, kv_head, at, count));
+    turns.Undo(at, shape.q_heads / shape.kv_heads, q);
+    turns.Undo(at, 1, k);
+    Eigen::MatrixXf moment = Eigen::MatrixXf::Zero(q.cols(), q.cols());
+    moment.selfadjointView<Eigen::Lower>().rankUpdate(q.transpose());
+    query_moment_ += Eigen::MatrixXf(moment.selfadjointView<Eigen::Lower>()).cast<double>();
+    key_sum_ += k.cast<double>().colwise().sum().transpose();
+    value_sum_ += v.cast<double>().colwise().sum().transpose();
+    queries_ += q.rows();
+    tokens_ += k.rows();
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace crumb::calibration

@@ -4,32 +4,37 @@
 
 #include <Eigen/Dense>
 #include <cstdint>
+#include <functional>
 
 #include "absl/status/statusor.h"
 #include "calibration/activation_source.h"
 
 namespace crumb::calibration {
 
-// Rows [tokens - begin, head_dim] of one KV head; of its query heads together, token by token,
-// [(tokens - begin) * heads, head_dim]. kInvalidArgument names layer and tensor: a value is not
-// finite.
+// Tokens [begin, begin + count) of one KV head as rows [count, head_dim]; of its query heads
+// together, token by token, [count * heads, head_dim]. kInvalidArgument names layer and tensor: a
+// value is not finite.
 absl::StatusOr<Eigen::MatrixXf> QueryRows(const ModelShape& shape,
                                           const SequenceActivations& sequence, int kv_head,
-                                          int begin);
+                                          int begin, int count);
 absl::StatusOr<Eigen::MatrixXf> KeyRows(const ModelShape& shape,
-                                        const SequenceActivations& sequence, int kv_head,
-                                        int begin);
+                                        const SequenceActivations& sequence, int kv_head, int begin,
+                                        int count);
 absl::StatusOr<Eigen::MatrixXf> ValueRows(const ModelShape& shape,
                                           const SequenceActivations& sequence, int kv_head,
-                                          int begin);
+                                          int begin, int count);
+
+// Calls body(begin, count) for tokens [begin, end) in pieces that keep matrices of them small.
+absl::Status ForTokenBlocks(int begin, int end,
+                            const std::function<absl::Status(int begin, int count)>& body);
 
 // Sums over the rows of one (layer, KV head), queries and keys before RoPE.
 class HeadMoments {
  public:
   explicit HeadMoments(int head_dim);
 
-  // Adds tokens [begin, tokens) of one sequence.
-  absl::Status Add(const ModelShape& shape, const RotaryPairs& pairs,
+  // Adds tokens [begin, tokens) of one sequence; `turns` are those of all its positions.
+  absl::Status Add(const ModelShape& shape, const RotaryTurns& turns,
                    const SequenceActivations& sequence, int kv_head, int begin);
 
   int64_t tokens() const { return tokens_; }

@@ -16,14 +16,25 @@ constexpr int kPageTokens = 64;
 constexpr int kSinkTokens = 64;
 constexpr int kRecentTokens = 256;  // least length of the window behind history
 constexpr int kQueryStep = 16;
+constexpr int kQueriesMax = 256;  // of one sequence
 constexpr int kGroupSizeMax = 128;
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 using MatrixView = Eigen::Map<const RowMajor>;
 
-// History pages that a query at `position` attends.
-int HistoryPages(int position) {
+// History pages before the one that a query at `position` finds in the recent window.
+int PagesBefore(int position) {
   return std::max(0, position + 1 - kSinkTokens - kRecentTokens) / kPageTokens;
+}
+
+// The first history page that lies in the sequence as a whole.
+int FirstPage(int first_position) {
+  return std::max(0, first_position - kSinkTokens + kPageTokens - 1) / kPageTokens;
+}
+
+// Where page `page` begins in the sequence.
+int RowOfPage(const SequenceActivations& sequence, int page) {
+  return kSinkTokens + page * kPageTokens - sequence.first_position;
 }
 
 double LogSumExp(const Eigen::Ref<const Eigen::RowVectorXf>& logits) {
@@ -31,9 +42,9 @@ double LogSumExp(const Eigen::Ref<const Eigen::RowVectorXf>& logits) {
   return most + std::log((logits.cast<double>().array() - most).exp().sum());
 }
 
-// The keys of history as attention over tiles sees them, in the model's basis.
+// The keys of history pages [first, end) as attention over tiles sees them, in the model's basis.
 RowMajor QuantizedKeys(const ModelShape& shape, const RotationFile& file,
-                       const SequenceActivations& sequence, int kv_head, int pages) {
+                       const SequenceActivations& sequence, int kv_head, int first, int end) {
   const int64_t dim = shape.head_dim;
   const int64_t head = int64_t{sequence.layer} * file.kv_heads + kv_head;
   const MatrixView rotation(&file.rotation_k[head * dim * dim], dim, dim);
@@ -49,18 +60,17 @@ RowMajor QuantizedKeys(const ModelShape& shape, const RotationFile& file,
   std::vector<std::byte> storage(params.shape.int2_bytes() + 128);
   params.tile =
       reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(storage.data()) + 127) / 128 * 128);
-  RowMajor keys(pages * kPageTokens, dim);
-  for (int page = 0; page < pages; ++page) {
+  RowMajor keys((end - first) * kPageTokens, dim);
+  for (int page = first; page < end; ++page) {
     const int block = std::min(page / file.pages_per_position_block, file.position_blocks - 1);
     const MatrixView mean(&file.mean_k[(head * file.position_blocks + block) * dim], 1, dim);
     const RowMajor rotated = mean * rotation;
     params.k_transform.mean = rotated.data();
-    params.k =
-        sequence.k + (int64_t{kSinkTokens + page * kPageTokens} * shape.kv_heads + kv_head) * dim;
+    params.k = sequence.k + (int64_t{RowOfPage(sequence, page)} * shape.kv_heads + kv_head) * dim;
     params.v = params.k;  // only the keys of the tile are read
     kernels::QuantizeTile(params);
     kernels::DequantizeTileToModel(params.shape, params.tile, params.k_transform, {},
-                                   keys.row(page * kPageTokens).data(), nullptr);
+                                   keys.row((page - first) * kPageTokens).data(), nullptr);
   }
   return keys;
 }
@@ -73,26 +83,28 @@ MassShift::MassShift(const ModelShape& shape, const RotationFile& file)
       sum_(static_cast<size_t>(shape.layers) * shape.q_heads, 0.0),
       count_(sum_.size(), 0) {}
 
-absl::Status MassShift::Add(const SequenceActivations& sequence) {
-  const int pages = HistoryPages(sequence.tokens - 1);
+absl::Status MassShift::Add(const SequenceActivations& sequence, int kv_head) {
+  const int first = FirstPage(sequence.first_position);
+  const int end = PagesBefore(sequence.first_position + sequence.tokens - 1);
+  if (end <= first) return absl::OkStatus();
   const int group = shape_.q_heads / shape_.kv_heads;
-  for (int head = 0; head < shape_.kv_heads && pages > 0; ++head) {
-    CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf q, QueryRows(shape_, sequence, head, 0));
-    CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf all, KeyRows(shape_, sequence, head, kSinkTokens));
-    const Eigen::MatrixXf exact = all.topRows(pages * kPageTokens);
-    const RowMajor quantized = QuantizedKeys(shape_, file_, sequence, head, pages);
-    const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
-    for (int t = kQueryStep - 1; t < sequence.tokens; t += kQueryStep) {
-      const int tokens = HistoryPages(t) * kPageTokens;
-      if (tokens == 0) continue;
-      const Eigen::MatrixXf rows = q.middleRows(t * group, group) * scale;
-      const RowMajor with = rows * quantized.topRows(tokens).transpose();
-      const RowMajor without = rows * exact.topRows(tokens).transpose();
-      for (int g = 0; g < group; ++g) {
-        const size_t at = static_cast<size_t>(sequence.layer) * shape_.q_heads + head * group + g;
-        sum_[at] += LogSumExp(with.row(g)) - LogSumExp(without.row(g));
-        ++count_[at];
-      }
+  CRUMB_ASSIGN_OR_RETURN(
+      const Eigen::MatrixXf exact,
+      KeyRows(shape_, sequence, kv_head, RowOfPage(sequence, first), (end - first) * kPageTokens));
+  const RowMajor quantized = QuantizedKeys(shape_, file_, sequence, kv_head, first, end);
+  const float scale = 1.0f / std::sqrt(static_cast<float>(shape_.head_dim));
+  const int step = std::max(kQueryStep, sequence.tokens / kQueriesMax);
+  for (int t = step - 1; t < sequence.tokens; t += step) {
+    const int tokens = (PagesBefore(sequence.first_position + t) - first) * kPageTokens;
+    if (tokens <= 0) continue;
+    CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf q, QueryRows(shape_, sequence, kv_head, t, 1));
+    const Eigen::MatrixXf rows = q * scale;
+    const RowMajor with = rows * quantized.topRows(tokens).transpose();
+    const RowMajor without = rows * exact.topRows(tokens).transpose();
+    for (int g = 0; g < group; ++g) {
+      const size_t at = static_cast<size_t>(sequence.layer) * shape_.q_heads + kv_head * group + g;
+      sum_[at] += LogSumExp(with.row(g)) - LogSumExp(without.row(g));
+      ++count_[at];
     }
   }
   return absl::OkStatus();

@@ -16,11 +16,12 @@ namespace crumb::calibration {
 // nats, on the real tiles.
 class MassShift {
  public:
-  // `file` has everything but the shifts and is borrowed.
+  // `file` has everything but the shifts, of the layers that are added, and is borrowed.
   MassShift(const ModelShape& shape, const RotationFile& file);
 
-  // Adds every 16th query of one sequence whose history is not empty.
-  absl::Status Add(const SequenceActivations& sequence);
+  // Adds queries of one KV head of one sequence whose history is not empty, every 16th but at most
+  // 256. Different heads may be added at the same time.
+  absl::Status Add(const SequenceActivations& sequence, int kv_head);
 
   // [layers, q_heads]; 0 where no query was added.
   std::vector<float> Shifts() const;

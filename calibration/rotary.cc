@@ -38,15 +38,25 @@ RotaryPairs HalfSplitPairs(int head_dim, const std::vector<float>& frequencies) 
   return pairs;
 }
 
-void UndoRotary(const RotaryPairs& pairs, int begin, int heads, Eigen::MatrixXf& rows) {
-  for (size_t i = 0; i < pairs.first.size(); ++i) {
-    if (pairs.frequency[i] == 0.0) continue;
-    auto a = rows.col(pairs.first[i]);
-    auto b = rows.col(pairs.second[i]);
+RotaryTurns::RotaryTurns(const RotaryPairs& pairs, int begin, int count)
+    : pairs_(pairs), cosine_(count, pairs.first.size()), sine_(count, pairs.first.size()) {
+  for (Eigen::Index pair = 0; pair < cosine_.cols(); ++pair) {
+    if (pairs.frequency[pair] == 0.0) continue;  // never read
+    for (int i = 0; i < count; ++i) {
+      const double angle = pairs.frequency[pair] * static_cast<double>(begin + i);
+      cosine_(i, pair) = static_cast<float>(std::cos(angle));
+      sine_(i, pair) = static_cast<float>(std::sin(angle));
+    }
+  }
+}
+
+void RotaryTurns::Undo(int first, int heads, Eigen::MatrixXf& rows) const {
+  for (Eigen::Index pair = 0; pair < cosine_.cols(); ++pair) {
+    if (pairs_.frequency[pair] == 0.0) continue;
+    auto a = rows.col(pairs_.first[pair]);
+    auto b = rows.col(pairs_.second[pair]);
     for (Eigen::Index r = 0; r < rows.rows(); ++r) {
-      const double angle = pairs.frequency[i] * static_cast<double>(begin + r / heads);
-      const auto cosine = static_cast<float>(std::cos(angle));
-      const auto sine = static_cast<float>(std::sin(angle));
+      const float cosine = cosine_(first + r / heads, pair), sine = sine_(first + r / heads, pair);
       const float x = a[r], y = b[r];
       a[r] = x * cosine + y * sine;
       b[r] = y * cosine - x * sine;

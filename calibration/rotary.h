@@ -20,8 +20,21 @@ struct RotaryPairs {
 // Channel i and i + 2n / 2 pair up for the n given frequencies, channels behind them do not turn.
 RotaryPairs HalfSplitPairs(int head_dim, const std::vector<float>& frequencies);
 
-// Turns rows [rows, head_dim] back to position 0; row r is at position begin + r / heads.
-void UndoRotary(const RotaryPairs& pairs, int begin, int heads, Eigen::MatrixXf& rows);
+// The turns of positions [begin, begin + count), worked out once for all heads. Immutable, so
+// thread-safe. Borrows `pairs`.
+class RotaryTurns {
+ public:
+  RotaryTurns(const RotaryPairs& pairs, int begin, int count);
+
+  // Turns rows [rows, head_dim] back to position 0; row r is at the position numbered
+  // first + r / heads of those above.
+  void Undo(int first, int heads, Eigen::MatrixXf& rows) const;
+
+ private:
+  const RotaryPairs& pairs_;
+  Eigen::MatrixXf cosine_;  // [positions, pairs]
+  Eigen::MatrixXf sine_;
+};
 
 // The mean over positions [begin, end) of a row whose mean before RoPE is `mean`.
 Eigen::VectorXd MeanOverPositions(const RotaryPairs& pairs, const Eigen::VectorXd& mean, int begin,

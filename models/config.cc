@@ -64,35 +64,6 @@ absl::Status ReadYarn(const nlohmann::json& json, const std::string& where, Rope
   return absl::OkStatus();
 }
 
-// Older files have rope_theta at the top and rope_scaling or null, newer ones rope_parameters.
-absl::StatusOr<RopeConfig> ReadRope(const nlohmann::json& json, const std::string& where) {
-  RopeConfig rope;
-  const bool newer = HasField(json, "rope_parameters");
-  const char* key = newer ? "rope_parameters" : "rope_scaling";
-  const bool has_scaling = newer || HasField(json, key);
-  const nlohmann::json* scaling = nullptr;
-  if (has_scaling) {
-    CRUMB_ASSIGN_OR_RETURN(scaling, ObjectField(json, key, where));
-  }
-  const bool theta_inside = has_scaling && HasField(*scaling, "rope_theta");
-  CRUMB_ASSIGN_OR_RETURN(rope.theta,
-                         PositiveField(theta_inside ? *scaling : json, "rope_theta", where));
-  if (!has_scaling) return rope;
-
-  const char* type_key = HasField(*scaling, "rope_type") ? "rope_type" : "type";
-  CRUMB_ASSIGN_OR_RETURN(const std::string type, StringField(*scaling, type_key, where));
-  if (type == "default") return rope;
-  if (type != "linear" && type != "yarn") {
-    return Unsupported(where, "rope scaling type", "\"" + type + "\"", "default, linear and yarn");
-  }
-  rope.kind = type == "linear" ? RopeConfig::Kind::kLinear : RopeConfig::Kind::kYarn;
-  CRUMB_ASSIGN_OR_RETURN(rope.factor, PositiveField(*scaling, "factor", where));
-  if (rope.kind == RopeConfig::Kind::kYarn) {
-    CRUMB_RETURN_IF_ERROR(ReadYarn(*scaling, where, &rope));
-  }
-  return rope;
-}
-
 absl::Status ReadSizes(const nlohmann::json& json, const std::string& where, ModelConfig* config) {
   const struct {
     const char* key;
@@ -144,6 +115,35 @@ absl::Status AddEosIds(const nlohmann::json& json, const std::string& where, int
 
 }  // namespace
 
+// Older files have rope_theta at the top and rope_scaling or null, newer ones rope_parameters.
+absl::StatusOr<RopeConfig> ParseRopeConfig(const nlohmann::json& json, const std::string& where) {
+  RopeConfig rope;
+  const bool newer = HasField(json, "rope_parameters");
+  const char* key = newer ? "rope_parameters" : "rope_scaling";
+  const bool has_scaling = newer || HasField(json, key);
+  const nlohmann::json* scaling = nullptr;
+  if (has_scaling) {
+    CRUMB_ASSIGN_OR_RETURN(scaling, ObjectField(json, key, where));
+  }
+  const bool theta_inside = has_scaling && HasField(*scaling, "rope_theta");
+  CRUMB_ASSIGN_OR_RETURN(rope.theta,
+                         PositiveField(theta_inside ? *scaling : json, "rope_theta", where));
+  if (!has_scaling) return rope;
+
+  const char* type_key = HasField(*scaling, "rope_type") ? "rope_type" : "type";
+  CRUMB_ASSIGN_OR_RETURN(const std::string type, StringField(*scaling, type_key, where));
+  if (type == "default") return rope;
+  if (type != "linear" && type != "yarn") {
+    return Unsupported(where, "rope scaling type", "\"" + type + "\"", "default, linear and yarn");
+  }
+  rope.kind = type == "linear" ? RopeConfig::Kind::kLinear : RopeConfig::Kind::kYarn;
+  CRUMB_ASSIGN_OR_RETURN(rope.factor, PositiveField(*scaling, "factor", where));
+  if (rope.kind == RopeConfig::Kind::kYarn) {
+    CRUMB_RETURN_IF_ERROR(ReadYarn(*scaling, where, &rope));
+  }
+  return rope;
+}
+
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& dir) {
   const std::string where = dir + "/config.json";
   CRUMB_ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonObject(where));
@@ -154,7 +154,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& dir) {
   config.rms_norm_eps = static_cast<float>(eps);
   CRUMB_ASSIGN_OR_RETURN(config.tied_embeddings,
                          BoolField(json, "tie_word_embeddings", false, where));
-  CRUMB_ASSIGN_OR_RETURN(config.rope, ReadRope(json, where));
+  CRUMB_ASSIGN_OR_RETURN(config.rope, ParseRopeConfig(json, where));
   if (config.rope.kind == RopeConfig::Kind::kYarn) {
     const double stretched = config.rope.factor * config.rope.original_max_positions;
     config.max_positions =

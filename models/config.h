@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "nlohmann/json.hpp"
 
 namespace crumb::models {
 
@@ -46,5 +47,10 @@ struct ModelConfig {
 // windows, another activation or kind of RoPE scaling); the message says what was found and what is
 // supported.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& dir);
+
+// RoPE as the fields of a config.json say it: rope_theta, rope_scaling or rope_parameters. `where`
+// is what messages call it. kInvalidArgument: a field is missing or of a kind that is not
+// supported.
+absl::StatusOr<RopeConfig> ParseRopeConfig(const nlohmann::json& fields, const std::string& where);
 
 }  // namespace crumb::models

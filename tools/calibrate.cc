@@ -5,25 +5,64 @@
 #include "calibration/calibrator.h"
 #include "common/rotation_file.h"
 #include "common/status_macros.h"
+#include "models/thread_pool.h"
+#include "tools/activation_files.h"
 #include "tools/model_activations.h"
 #include "tools/rotation_view.h"
+#include "tools/value_hessians.h"
 
 namespace crumb::tools {
 namespace {
 
-absl::StatusOr<RotationFile> MakeFile(const CalibrateCommand& command,
-                                      const std::function<void(double)>& progress) {
-  if (command.method == "hadamard") return calibration::HadamardRotations(command.head_dim);
+using Progress = std::function<void(double)>;
+
+absl::StatusOr<calibration::CalibrationOptions> OptionsFor(const CalibrateCommand& command,
+                                                           const calibration::ModelShape& shape,
+                                                           int max_positions) {
+  const auto method = kernels::MethodNamed(command.method);
+  if (!method) return absl::InvalidArgumentError("no method is called " + command.method);
+  auto options = calibration::DefaultCalibration(*method);
+  options.positions = command.positions > 0 ? command.positions : max_positions;
+  if (options.positions == 0 && *method == kernels::Method::kCrumb) {
+    return absl::InvalidArgumentError(
+        "nothing says for how many positions to calibrate; say it with --positions");
+  }
+  if (command.clip_k) options.clip_k = *command.clip_k;
+  if (command.clip_v) options.clip_v = *command.clip_v;
+  if (command.value_hessian) {
+    CRUMB_ASSIGN_OR_RETURN(options.value_hessians, OutputProjectionHessians(command.model, shape));
+  }
+  return options;
+}
+
+absl::StatusOr<RotationFile> FromText(const CalibrateCommand& command, const Progress& progress) {
   CRUMB_ASSIGN_OR_RETURN(const auto source, ModelActivations::Open({.model = command.model,
                                                                     .texts = command.texts,
                                                                     .context = command.context,
                                                                     .tokens = command.tokens,
                                                                     .threads = command.threads}));
-  auto options = calibration::DefaultCalibration(*kernels::MethodNamed(command.method));
-  options.positions = command.positions > 0 ? command.positions : source->config().max_positions;
-  if (command.clip_k) options.clip_k = *command.clip_k;
-  if (command.clip_v) options.clip_v = *command.clip_v;
+  CRUMB_ASSIGN_OR_RETURN(auto options,
+                         OptionsFor(command, source->shape(), source->config().max_positions));
+  options.parallel_for = [&source](int count, const std::function<void(int)>& body) {
+    source->pool().ParallelFor(count, body);
+  };
   return calibration::Calibrate(*source, options, progress);
+}
+
+absl::StatusOr<RotationFile> FromFiles(const CalibrateCommand& command, const Progress& progress) {
+  CRUMB_ASSIGN_OR_RETURN(const ActivationFiles files, OpenActivationFiles(command));
+  CRUMB_ASSIGN_OR_RETURN(auto options,
+                         OptionsFor(command, files.source->shape(), files.max_positions));
+  models::ThreadPool pool(command.threads);
+  options.parallel_for = [&pool](int count, const std::function<void(int)>& body) {
+    pool.ParallelFor(count, body);
+  };
+  return calibration::Calibrate(*files.source, options, progress);
+}
+
+absl::StatusOr<RotationFile> MakeFile(const CalibrateCommand& command, const Progress& progress) {
+  if (command.method == "hadamard") return calibration::HadamardRotations(command.head_dim);
+  return command.activations.empty() ? FromText(command, progress) : FromFiles(command, progress);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/command_line.h"
 
+#include <charconv>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -172,6 +173,18 @@ class Grammar {
     sub->add_option("--reason", state->reason, "why; kept with the state")->required();
   }
 
+  static PageInspectCommand::Tile ParseTile(const std::string& text) {
+    PageInspectCommand::Tile tile;
+    const char* end = text.data() + text.size();
+    auto parsed = std::from_chars(text.data(), end, tile.layer);
+    const bool comma = parsed.ec == std::errc() && parsed.ptr != end && *parsed.ptr == ',';
+    if (comma) parsed = std::from_chars(parsed.ptr + 1, end, tile.head);
+    if (!comma || parsed.ec != std::errc() || parsed.ptr != end) {
+      throw CLI::ValidationError("--tile", "'" + text + "' is not LAYER,HEAD");
+    }
+    return tile;
+  }
+
   void AddPageInspect() {
     auto inspect = std::make_shared<PageInspectCommand>();
     CLI::App* page = app_.add_subcommand("page", "fragment files");
@@ -179,20 +192,17 @@ class Grammar {
     page->fallthrough();
     CLI::App* sub = Add(page, "inspect", "check a fragment file and show what it holds", inspect);
     sub->add_option("file", inspect->file, "fragment file")->required()->check(CLI::ExistingFile);
-    sub->add_option_function<std::pair<int, int>>(
-           "--tile",
-           [inspect](const std::pair<int, int>& tile) {
-             inspect->tile = PageInspectCommand::Tile{tile.first, tile.second};
-           },
+    sub->add_option_function<std::string>(
+           "--tile", [inspect](const std::string& text) { inspect->tile = ParseTile(text); },
            "show the rows of one tile")
-        ->delimiter(',')
         ->type_name("LAYER,HEAD");
   }
 
   void AddCalibrate() {
     auto options = std::make_shared<CalibrateCommand>();
     CLI::App* sub =
-        Add(&app_, "calibrate", "make a rotation file by running a model over texts", options);
+        Add(&app_, "calibrate", "make a rotation file from a model and texts, or from activations",
+            options);
     sub->add_option("--method", options->method, "hadamard needs no model and no text")
         ->check(CLI::IsMember({"crumb", "oscar", "hadamard"}))
         ->capture_default_str();
@@ -201,6 +211,15 @@ class Grammar {
             ->check(CLI::ExistingDirectory);
     CLI::Option* text =
         sub->add_option("--text", options->texts, "text files, UTF-8")->check(CLI::ExistingFile);
+    CLI::Option* activations =
+        sub->add_option("--activations", options->activations,
+                        "safetensors files with layers.N.{q,k,v} and positions, instead of text")
+            ->check(CLI::ExistingFile)
+            ->excludes(text);
+    AddActivationModel(sub, *options);
+    sub->add_flag("--value-hessian", options->value_hessian,
+                  "feedback for values too, from the model's o_proj")
+        ->needs(model);
     sub->add_option("--out", options->out, "rotation file to write")->required();
     sub->add_option("--positions", options->positions,
                     "context to serve; default: the model's maximum")
@@ -216,12 +235,28 @@ class Grammar {
         ->check(CLI::Range(0, 256))
         ->capture_default_str();
     AddClips(sub, options->clip_k, options->clip_v);
-    sub->callback([this, options, model, text] {
-      if (options->method != "hadamard" && (model->count() == 0 || text->count() == 0)) {
-        throw CLI::RequiredError("calibrate: --model and --text");
+    sub->callback([this, options, model, text, activations] {
+      const bool from_text = model->count() > 0 && text->count() > 0;
+      if (options->method != "hadamard" && !from_text && activations->count() == 0) {
+        throw CLI::RequiredError("calibrate: --model and --text, or --activations");
       }
       line_.command = *options;
     });
+  }
+
+  static void AddActivationModel(CLI::App* sub, CalibrateCommand& options) {
+    sub->add_option("--model-name", options.model_name, "of activations");
+    sub->add_option("--layer-ids", options.layer_ids,
+                    "of activations: the layers to take, where some have no full attention")
+        ->delimiter(',')
+        ->check(CLI::Range(0, 1023));
+    sub->add_option("--rope-theta", options.rope_theta, "of activations")
+        ->check(CLI::PositiveNumber);
+    sub->add_option("--rope-scaling", options.rope_scaling,
+                    "of activations: the object that config.json has under this name");
+    sub->add_option("--rotary-dim", options.rotary_dim,
+                    "of activations: channels that turn with the position; 0: none")
+        ->check(CLI::Range(0, 1024));
   }
 
   void AddRotation() {

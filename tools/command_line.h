@@ -73,11 +73,20 @@ struct PageInspectCommand {
 };
 
 struct CalibrateCommand {
-  std::string method = "crumb";    // or oscar, hadamard
-  std::string model;               // HF directory; not for hadamard
-  std::vector<std::string> texts;  // files; not for hadamard
+  std::string method = "crumb";  // or oscar, hadamard
+  // hadamard needs none of these; else a model and texts, or activations and perhaps a model.
+  std::string model;                     // HF directory
+  std::vector<std::string> texts;        // files
+  std::vector<std::string> activations;  // safetensors files
   std::string out;
   int positions = 0;  // serving context; 0: the model's maximum
+  // Of activations, instead of what their metadata and the model say.
+  std::string model_name;
+  std::vector<int> layer_ids;  // ascending
+  std::optional<double> rope_theta;
+  std::string rope_scaling;  // JSON, as in config.json
+  std::optional<int> rotary_dim;
+  bool value_hessian = false;  // feedback for values too, from the model's o_proj
   int context = 1024;
   int tokens = 32768;
   int head_dim = 128;  // of hadamard

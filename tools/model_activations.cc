@@ -94,9 +94,13 @@ int64_t ModelActivations::tokens() const {
   return tokens;
 }
 
-absl::Status ModelActivations::ForEach(const Visitor& visit) {
+absl::Status ModelActivations::ForEach(int first, int count, const Visitor& visit) {
+  const Visitor visit_asked = [&](const calibration::SequenceActivations& sequence) {
+    const bool asked = sequence.layer >= first && sequence.layer < first + count;
+    return asked ? visit(sequence) : absl::OkStatus();
+  };
   for (const std::vector<int32_t>& sequence : sequences_) {
-    VisitedCache cache(*engine_, visit);
+    VisitedCache cache(*engine_, visit_asked);
     CRUMB_RETURN_IF_ERROR(engine_->Forward(cache, sequence, models::LogitRows::kLast).status());
   }
   return absl::OkStatus();

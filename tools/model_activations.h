@@ -32,7 +32,13 @@ class ModelActivations : public calibration::ActivationSource {
   const models::ModelConfig& config() const { return engine_->config(); }
   // Of all sequences together.
   int64_t tokens() const;
-  absl::Status ForEach(const Visitor& visit) override;
+  // Every layer of a sequence is computed whichever is asked for.
+  int layers_per_walk() const override { return shape_.layers; }
+  int64_t visits() const override {
+    return static_cast<int64_t>(sequences_.size()) * shape_.layers;
+  }
+  absl::Status ForEach(int first, int count, const Visitor& visit) override;
+  models::ThreadPool& pool() const { return engine_->pool(); }
 
  private:
   ModelActivations() = default;

@@ -7,6 +7,7 @@
 
 #include <cmath>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "kernels/bf16.h"
@@ -31,7 +32,10 @@ class RandomSource : public ActivationSource {
 
   const ModelShape& shape() const override { return shape_; }
 
-  absl::Status ForEach(const Visitor& visit) override {
+  int layers_per_walk() const override { return layers_per_walk_; }
+  int64_t visits() const override { return int64_t{1} * sequences_ * shape_.layers; }
+
+  absl::Status ForEach(int first, int count, const Visitor& visit) override {
     std::mt19937 random(3);
     std::normal_distribution<float> normal;
     for (int s = 0; s < sequences_; ++s) {
@@ -47,6 +51,7 @@ class RandomSource : public ActivationSource {
         std::vector<Bf16> q = rows(4, 0.0f);
         const std::vector<Bf16> k = rows(2, 2.0f), v = rows(2, -1.0f);
         if (poisoned_ && s == 1) q[12345].bits = 0x7fc0;
+        if (layer < first || layer >= first + count) continue;
         const absl::Status status =
             visit({.layer = layer, .tokens = tokens_, .q = q.data(), .k = k.data(), .v = v.data()});
         if (!status.ok()) return status;
@@ -56,12 +61,14 @@ class RandomSource : public ActivationSource {
   }
 
   void Poison() { poisoned_ = true; }
+  void SetLayersPerWalk(int layers) { layers_per_walk_ = layers; }
 
  private:
   ModelShape shape_;
   int sequences_;
   int tokens_;
   bool poisoned_ = false;
+  int layers_per_walk_ = 2;
 };
 
 CalibrationOptions CrumbOptions() {
@@ -105,6 +112,57 @@ TEST(CalibratorTest, CrumbFileHasEverythingPerHead) {
         Eigen::Map<const RowMajor>(&file->covariance_k[head * 64 * 64]).cast<double>();
     const Eigen::VectorXd diagonal = (r.transpose() * c * r).diagonal();
     EXPECT_LE((diagonal.array() / diagonal.mean() - 1.0).abs().maxCoeff(), 1e-5);
+  }
+}
+
+// Layer by layer or all at once, on one thread or several: the same file.
+TEST(CalibratorTest, LayersPerWalkAndThreadsChangeNothing) {
+  RandomSource together(3, 640), apart(3, 640);
+  apart.SetLayersPerWalk(1);
+  CalibrationOptions threads = CrumbOptions();
+  threads.parallel_for = [](int count, const std::function<void(int)>& body) {
+    std::vector<std::thread> running;
+    for (int i = 0; i < count; ++i) running.emplace_back(body, i);
+    for (std::thread& thread : running) thread.join();
+  };
+  const auto a = Calibrate(together, CrumbOptions(), nullptr);
+  double last = 0.0;
+  const auto b = Calibrate(apart, threads, [&last](double done) {
+    EXPECT_GT(done, last);
+    last = done;
+  });
+  ASSERT_TRUE(a.ok() && b.ok()) << a.status() << b.status();
+  EXPECT_EQ(last, 1.0);
+  EXPECT_EQ(RotationDigest(*a), RotationDigest(*b));
+}
+
+TEST(CalibratorTest, ValueHessiansMakeFeedbackForValues) {
+  RandomSource source(3, 640);
+  CalibrationOptions options = CrumbOptions();
+  options.value_hessians = [](int layer) -> absl::StatusOr<std::vector<Eigen::MatrixXd>> {
+    Eigen::VectorXd steep(64);
+    for (int i = 0; i < 64; ++i) steep[i] = std::pow(0.9, i) * (1 + layer);
+    return std::vector<Eigen::MatrixXd>(2, Eigen::MatrixXd(steep.asDiagonal()));
+  };
+  const auto file = Calibrate(source, options, nullptr);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(file->feedback_v.size(), 2u * 2 * 64 * 64);
+  // D of (I + U) D (I + U)' is diagonal for the Hessian in the rotated basis.
+  using RowMajor = Eigen::Matrix<float, 64, 64, Eigen::RowMajor>;
+  for (int head = 0; head < 4; ++head) {
+    const auto at = [&](const std::vector<float>& values) {
+      return Eigen::MatrixXd(Eigen::Map<const RowMajor>(&values[head * 64 * 64]).cast<double>());
+    };
+    const Eigen::MatrixXd r = at(file->rotation_v);
+    Eigen::MatrixXd weights = r.transpose() * (*options.value_hessians(0))[0] * r;
+    weights /= weights.diagonal().mean();
+    weights.diagonal().array() += options.damp;
+    const Eigen::MatrixXd inverse =
+        (Eigen::MatrixXd::Identity(64, 64) + at(file->feedback_v)).inverse();
+    Eigen::MatrixXd diagonal = inverse * weights * inverse.transpose();
+    EXPECT_LT(diagonal.diagonal().mean(), 0.9 * weights.diagonal().mean());
+    diagonal.diagonal().setZero();
+    EXPECT_LE(diagonal.cwiseAbs().maxCoeff(), 1e-4);
   }
 }
 

@@ -41,7 +41,8 @@ TEST(RotaryTest, UndoTurnsBack) {
   for (int r = 0; r < 6; ++r) {
     turned.row(r) = TurnTo(100 + r / 2, rows.row(r).transpose()).cast<float>().transpose();
   }
-  UndoRotary(Pairs(), 100, 2, turned);
+  const RotaryPairs pairs = Pairs();
+  RotaryTurns(pairs, 98, 5).Undo(2, 2, turned);
   EXPECT_LE((turned.cast<double>() - rows).cwiseAbs().maxCoeff(), 2e-6);
 }
 

@@ -1,0 +1,69 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "calibration/activation_source.h"
+#include "common/safetensors.h"
+
+namespace crumb::calibration {
+
+// Activations that an engine wrote to safetensors files: `layers.N.q`, `layers.N.k`, `layers.N.v`
+// [tokens, heads, head_dim] after RoPE, and `positions` [tokens]; docs/formats/activations.md. One
+// layer of one sequence is in memory at a time.
+class FileActivations : public ActivationSource {
+ public:
+  // Opens all files and checks what their headers say. kNotFound, kInvalidArgument name file and
+  // tensor: not there, of another shape than the others, a layer without one of its tensors, too
+  // few tokens. `layer_ids` are the layers that must be there; empty: those from 0 to the highest.
+  static absl::StatusOr<std::unique_ptr<FileActivations>> Open(
+      const std::vector<std::string>& files, const std::vector<int>& layer_ids);
+
+  // What the files do not say; rotary channels are within head_dim.
+  void Describe(const std::string& name, const std::string& rope, RotaryPairs rotary);
+
+  // The files' metadata field, or "". kInvalidArgument: two files say different things.
+  absl::StatusOr<std::string> Metadata(const std::string& field) const;
+
+  const ModelShape& shape() const override { return shape_; }
+  int layers_per_walk() const override { return 1; }
+  int64_t visits() const override { return visits_; }
+  absl::Status ForEach(int first, int count, const Visitor& visit) override;
+
+ private:
+  // Tokens of one file at positions that follow each other.
+  struct Run {
+    int64_t begin = 0;  // row
+    int tokens = 0;
+    int first_position = 0;
+  };
+  struct File {
+    std::unique_ptr<SafetensorsFile> tensors;
+    int64_t tokens = 0;
+    std::vector<Run> runs;
+  };
+
+  FileActivations() = default;
+  absl::Status AddFile(const std::string& path);
+  absl::Status ReadPositions(File& file) const;
+  absl::Status AddLayer(int id, size_t file);
+  absl::StatusOr<std::array<Tensor, 3>> TensorsOf(const File& file, int id) const;
+  absl::Status CheckShapes(const std::array<Tensor, 3>& tensors, int64_t tokens);
+  absl::Status CheckLayers(const std::vector<int>& layer_ids);
+  absl::Status VisitRun(const File& file, const std::array<Tensor, 3>& tensors, int layer,
+                        const Run& run, const Visitor& visit);
+
+  ModelShape shape_;
+  std::vector<File> files_;
+  std::map<int, std::vector<size_t>> files_of_;  // layer id -> files
+  int64_t visits_ = 0;
+  std::array<std::vector<kernels::Bf16>, 3> rows_;  // of one run
+};
+
+}  // namespace crumb::calibration
