@@ -126,6 +126,7 @@ client::WorkerOptions QualityMethodSet::WorkerFor() const {
   worker.group_size = std::min(model_.head_dim, kGroupSizeMax);
   worker.prefill_block = options_.prefill_block;
   worker.draft_slots = kStepTokens - 1;
+  worker.watch_every = 0;  // a bad method is to be measured, not replaced by BF16
   return worker;
 }
 
