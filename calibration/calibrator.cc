@@ -42,6 +42,7 @@ class Calibrator {
   absl::StatusOr<RotationFile> Run() {
     CRUMB_RETURN_IF_ERROR(CheckOptions());
     DescribeFile();
+    ReserveArrays();
     MassShift shift(shape_, file_);
     const int step = std::clamp(source_.layers_per_walk(), 1, shape_.layers);
     for (first_ = 0; first_ < shape_.layers; first_ += step) {
@@ -108,6 +109,18 @@ class Calibrator {
         (pages + options_.position_blocks - 1) / options_.position_blocks;
     file_.position_blocks =
         (pages + file_.pages_per_position_block - 1) / file_.pages_per_position_block;
+  }
+
+  // All at once: arrays that grow take up to three times their size.
+  void ReserveArrays() {
+    const size_t dim = shape_.head_dim;
+    const size_t matrices = static_cast<size_t>(shape_.layers) * file_.kv_heads * dim * dim;
+    for (auto* array :
+         {&file_.rotation_k, &file_.rotation_v, &file_.covariance_k, &file_.covariance_v}) {
+      array->reserve(matrices);
+    }
+    if (crumb_) file_.feedback_k.reserve(matrices);
+    if (crumb_ && options_.value_hessians) file_.feedback_v.reserve(matrices);
   }
 
   // Walks these layers of the source once.
