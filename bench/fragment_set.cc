@@ -67,6 +67,7 @@ FragmentHeader FragmentSet::Header(size_t page) const {
   header.keyspace = keyspace_;
   header.key = Key(page);
   if (page % sequence_pages_ > 0) header.parent = Key(page - 1);
+  header.position = static_cast<uint32_t>(page % sequence_pages_) + 1;
   header.range = range();
   header.tile_sums = sums_[page % sums_.size()];
   return header;

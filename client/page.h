@@ -16,6 +16,7 @@ namespace crumb::client {
 struct Page {
   PageKey key;
   PageKey parent;  // zeros: the first page of a sequence
+  uint32_t position = 0;  // in its sequence
   kernels::PageFormat format = kernels::PageFormat::kInt2;
   bool over_int2_prefix = false;  // its rows were computed while INT2 pages were attended
   bool finite = true;             // false: held a non-finite row; never leaves the sequence

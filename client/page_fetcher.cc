@@ -16,13 +16,15 @@ constexpr Duration kHostOnlyTimeout = std::chrono::milliseconds(50);
 }  // namespace
 
 absl::StatusOr<FetchedPages> PageFetcher::Fetch(const KeyspaceBinding& keyspace, int first_page,
-                                                const PageKey& parent,
+                                                const PageKey& parent, const PageKey& run,
                                                 std::span<const PageKey> keys, int window_tokens,
                                                 Duration timeout) const {
   AcquireRequest request;
   request.keyspace = keyspace.id;
   request.generation = keyspace.generation;
   request.keys = keys;
+  request.first_page = static_cast<uint32_t>(first_page);
+  request.run = run;
   request.range = TileRange{{0, static_cast<uint16_t>(options_.layers)},
                             {0, static_cast<uint16_t>(options_.kv_heads)}};
   request.window_tokens = static_cast<uint32_t>(window_tokens);
@@ -49,6 +51,7 @@ absl::StatusOr<FetchedPages> PageFetcher::Fetch(const KeyspaceBinding& keyspace,
     }
     (*page)->key = keys[i];
     (*page)->parent = i == 0 ? parent : keys[i - 1];
+    (*page)->position = static_cast<uint32_t>(first_page + i);
     fetched.bytes += (*page)->bytes;
     fetched.tiers.push_back(acquired.page_tiers[i]);
     fetched.pages.push_back(*std::move(page));

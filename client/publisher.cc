@@ -169,6 +169,7 @@ void Publisher::Write(const Item& item, const StagingSlot& slot) const {
   header.keyspace = item.keyspace->id;
   header.key = page.key;
   header.parent = page.parent;
+  header.position = page.position + 1;
   header.range = {{0, static_cast<uint16_t>(options_.layers)},
                   {0, static_cast<uint16_t>(options_.kv_heads)}};
   for (size_t at = 0; at < page.bytes; at += page.tile_bytes) {

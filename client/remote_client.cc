@@ -202,6 +202,8 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
   v1::AcquireRequest wire;
   wire.set_keyspace(ToBytes(request.keyspace));
   wire.set_keys(ToBytes(request.keys));
+  wire.set_first_page(request.first_page);
+  if (request.first_page > 0) wire.set_run(std::string(request.run.view()));
   if (request.range.has_value()) *wire.mutable_range() = ToWire(*request.range);
   wire.set_wait_ms(request.wait_for_lower_tiers ? WaitMs(request.timeout) : 0);
   wire.set_window_tokens(request.window_tokens);

@@ -8,6 +8,7 @@
 #include "client/null_sink.h"
 #include "client/worker_keyspace.h"
 #include "common/logging.h"
+#include "common/placement.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
 
@@ -199,9 +200,10 @@ void ReplicaWorker::FetchRest(SequenceStart& start, int pages_max, Duration time
   const std::span<const PageKey> keys =
       std::span(start.prompt_keys).subspan(first, pages_max - first);
   const PageKey parent = first == 0 ? PageKey{} : start.prompt_keys[first - 1];
+  const PageKey run = start.prompt_keys[first / kRunPages * kRunPages];
   const int window = static_cast<int>(start.prompt.size()) - pages_max * kPageTokens;
   const absl::StatusOr<FetchedPages> fetched =
-      fetcher_->Fetch(*start.keyspace, first, parent, keys, window, timeout);
+      fetcher_->Fetch(*start.keyspace, first, parent, run, keys, window, timeout);
   if (fetched.ok()) {
     NoteFetched(start, *fetched);
   } else {

@@ -351,6 +351,7 @@ void ThreeSegmentSequence::CompletePage(int index) {
   std::shared_ptr<Page> page = std::move(own_[index]);
   page->key = KeyOf(index);
   if (index > 0) page->parent = KeyOf(index - 1);
+  page->position = static_cast<uint32_t>(index);
   page->over_int2_prefix = OverInt2Prefix(index);
   if (index == 0) {
     page->finite =

@@ -91,7 +91,7 @@ void EncodeFragmentHeader(const FragmentHeader& header, std::span<std::byte> out
   StoreLittle(to + 132, header.range.heads.begin);
   StoreLittle(to + 134, header.range.heads.end);
   StoreLittle(to + 136, static_cast<uint32_t>(header.tile_sums.size()));
-  StoreLittle(to + 140, uint32_t{0});
+  StoreLittle(to + 140, header.position);
   std::memcpy(to + kSumsOffset, header.tile_sums.data(), 4 * header.tile_sums.size());
   StoreLittle(to + out.size() - 4, Crc32c(out.first(out.size() - 4)));
 }
@@ -112,6 +112,7 @@ absl::StatusOr<FragmentHeader> DecodeFragmentHeader(std::span<const std::byte> b
   header.range.layers = {LoadLittle<uint16_t>(from + 128), LoadLittle<uint16_t>(from + 130)};
   header.range.heads = {LoadLittle<uint16_t>(from + 132), LoadLittle<uint16_t>(from + 134)};
   const auto tiles = LoadLittle<uint32_t>(from + 136);
+  header.position = LoadLittle<uint32_t>(from + 140);
   const size_t size = LoadLittle<uint32_t>(from + 8);
   if (absl::Status status = CheckFields(header, tiles, size); !status.ok()) return status;
   header.tile_sums.resize(tiles);

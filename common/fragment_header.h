@@ -61,6 +61,7 @@ struct FragmentHeader {
   PageKey key;
   PageKey parent;  // zeros for the first page of a sequence
   TileRange range;
+  uint32_t position = 0;  // of the page in its sequence, plus one; 0: not told
   std::vector<uint32_t> tile_sums;  // CRC-32C of each tile, layer by layer and head by head
 
   friend bool operator==(const FragmentHeader&, const FragmentHeader&) = default;

@@ -165,6 +165,13 @@ std::vector<TileRange> HostTier::Present(const KeyspaceId& keyspace, const PageK
   return ranges;
 }
 
+std::optional<PageKey> HostTier::ParentOf(const KeyspaceId& keyspace, const PageKey& key) const {
+  MutexLock lock(&mutex_);
+  const PageHandle handle = table_.Find(keyspace, key);
+  if (handle == kNoPage) return std::nullopt;
+  return table_[handle].parent;
+}
+
 std::vector<PageHandle> HostTier::RefPrefix(const AcquireRequest& request, size_t first,
                                             size_t last, MissReason* miss) {
   std::vector<PageHandle> pages;

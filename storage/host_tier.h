@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -52,6 +53,8 @@ class HostTier {
   // Tiles of a page that are there, of this generation or a newer one.
   std::vector<TileRange> Present(const KeyspaceId& keyspace, const PageKey& key,
                                  uint64_t generation) const;
+
+  std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const;
 
   // Refers to the pages from `first` on that cover the request, up to the first that does not; a
   // page of an older generation is removed. Sets *miss to why it stopped.

@@ -64,6 +64,7 @@ class TieredStoreImpl final : public TieredStore {
   absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() override {
     return below_->Records();
   }
+  std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const override;
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&, Tier)>& visit) override;
   std::vector<Slab> slabs() const override { return host_->slabs(); }
@@ -338,6 +339,14 @@ uint64_t TieredStoreImpl::DropKeyspace(const KeyspaceId& keyspace, uint64_t gene
     if (below_->Find(keyspace, key).empty()) ++only_in_host;
   }
   return only_in_host + below_->Drop(keyspace, generation);
+}
+
+std::optional<PageKey> TieredStoreImpl::ParentOf(const KeyspaceId& keyspace,
+                                                 const PageKey& key) const {
+  if (const auto parent = host_->ParentOf(keyspace, key)) return parent;
+  const std::vector<FragmentMeta> below = below_->Find(keyspace, key);
+  if (below.empty()) return std::nullopt;
+  return below.front().parent;
 }
 
 void TieredStoreImpl::ForEachPage(const KeyspaceId& keyspace,

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,8 +21,8 @@
 
 namespace crumb::storage {
 
-// Where a page was found.
-enum class Tier : uint8_t { kHost = 2, kSsd = 3 };
+// Where a page was found. The store itself finds none at kRemote.
+enum class Tier : uint8_t { kHost = 2, kSsd = 3, kRemote = 4 };
 
 // Why the first page that is not a hit was none.
 enum class MissReason : uint8_t {
@@ -152,6 +153,10 @@ class TieredStore {
   // when there is no SSD tier: then they live as long as the process.
   virtual absl::Status PutRecord(const std::string& name, const std::string& value) = 0;
   virtual absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() = 0;
+
+  // The page before this one in its sequence, zeros for the first; none when the page is absent.
+  // Does not block.
+  virtual std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const = 0;
 
   // Every page there is, for snapshots.
   virtual void ForEachPage(const KeyspaceId& keyspace,
