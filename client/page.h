@@ -15,7 +15,7 @@ namespace crumb::client {
 // process or in crumbd's slabs under a lease. Immutable once its last tile is written.
 struct Page {
   PageKey key;
-  PageKey parent;  // zeros: the first page of a sequence
+  PageKey parent;         // zeros: the first page of a sequence
   uint32_t position = 0;  // in its sequence
   kernels::PageFormat format = kernels::PageFormat::kInt2;
   bool over_int2_prefix = false;  // its rows were computed while INT2 pages were attended

@@ -32,8 +32,8 @@ class PageFetcher {
       : options_(options), client_(client), pool_(pool) {}
 
   // Leading pages of `keys`, the first of which is page `first_page` of its sequence and follows
-  // `parent`, in the run that begins with `run`. `window_tokens`: see AcquireRequest. Zero `timeout`: host memory only. The status is
-  // the call's; what failed a check is a miss.
+  // `parent`, in the run that begins with `run`. `window_tokens`: see AcquireRequest. Zero
+  // `timeout`: host memory only. The status is the call's; what failed a check is a miss.
   absl::StatusOr<FetchedPages> Fetch(const KeyspaceBinding& keyspace, int first_page,
                                      const PageKey& parent, const PageKey& run,
                                      std::span<const PageKey> keys, int window_tokens,

@@ -120,6 +120,13 @@ absl::StatusOr<FragmentHeader> DecodeFragmentHeader(std::span<const std::byte> b
   return header;
 }
 
+FragmentShape ShapeOfHeader(std::span<const std::byte> bytes) {
+  const std::byte* from = bytes.data();
+  return {{{LoadLittle<uint16_t>(from + 128), LoadLittle<uint16_t>(from + 130)},
+           {LoadLittle<uint16_t>(from + 132), LoadLittle<uint16_t>(from + 134)}},
+          LoadLittle<uint32_t>(from + 20)};
+}
+
 absl::Status VerifyTileSums(const FragmentHeader& header, std::span<const std::byte> tiles) {
   if (tiles.size() != FragmentTilesBytes(header.range.tiles(), header.tile_bytes)) {
     return absl::DataLossError(

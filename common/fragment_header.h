@@ -61,7 +61,7 @@ struct FragmentHeader {
   PageKey key;
   PageKey parent;  // zeros for the first page of a sequence
   TileRange range;
-  uint32_t position = 0;  // of the page in its sequence, plus one; 0: not told
+  uint32_t position = 0;            // of the page in its sequence, plus one; 0: not told
   std::vector<uint32_t> tile_sums;  // CRC-32C of each tile, layer by layer and head by head
 
   friend bool operator==(const FragmentHeader&, const FragmentHeader&) = default;
@@ -90,6 +90,13 @@ void EncodeFragmentHeader(const FragmentHeader& header, std::span<std::byte> out
 // Reads an encoded header; bytes behind it are ignored. kDataLoss: not a header, damaged, or
 // truncated; kFailedPrecondition: written by a version this one cannot read.
 absl::StatusOr<FragmentHeader> DecodeFragmentHeader(std::span<const std::byte> bytes);
+
+// Range and tile size of an encoded header that was checked before, without checking it again.
+struct FragmentShape {
+  TileRange range;
+  uint32_t tile_bytes = 0;
+};
+FragmentShape ShapeOfHeader(std::span<const std::byte> bytes);
 
 // kDataLoss naming the first tile whose sum differs. `tiles` holds all tiles of the fragment.
 absl::Status VerifyTileSums(const FragmentHeader& header, std::span<const std::byte> tiles);

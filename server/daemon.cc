@@ -19,7 +19,9 @@
 #include "server/admin/status_json.h"
 #include "server/admin/status_page.h"
 #include "server/calls/call_context.h"
+#include "server/calls/keyspace_calls.h"
 #include "server/calls/status_calls.h"
+#include "server/cluster/cluster.h"
 #include "server/event_hub.h"
 #include "server/keyspace_registry.h"
 #include "server/listen_check.h"
@@ -73,6 +75,7 @@ class RunningDaemon : public Daemon {
     if (grpc_ != nullptr) grpc_->SetServing(false);
     if (grpc_ != nullptr) grpc_->Stop(options_.stop_grace);
     fd_listener_.reset();  // behind the calls, which wake it
+    if (cluster_ != nullptr) cluster_->Stop();
     if (commits_ != nullptr) commits_->Stop();
     if (control_ != nullptr) control_->Stop();
     const absl::Status stopped =
@@ -125,18 +128,46 @@ class RunningDaemon : public Daemon {
                           static_cast<size_t>(options_.limits.commit_queue)});
     control_ = std::make_unique<Executor>(
         Executor::Options{"crumb-control", 1, static_cast<size_t>(options_.limits.control_queue)});
+    CRUMB_RETURN_IF_ERROR(OpenCluster());
     context_ = std::make_unique<CallContext>(CallContext{options_.limits, Clock::Real(), *store_,
                                                          *keyspaces_, *sessions_, events_, metrics_,
-                                                         *commits_, *control_});
+                                                         *commits_, *control_, cluster_.get()});
     return absl::OkStatus();
+  }
+
+  absl::Status OpenCluster() {
+    if (!options_.cluster.enabled()) return absl::OkStatus();
+    const storage::StoreStats stats = store_->Stats();
+    CRUMB_ASSIGN_OR_RETURN(
+        cluster_,
+        Cluster::Open({.options = options_.cluster,
+                       .transport = options_.transport,
+                       .node_id = node_.id,
+                       .version = kVersion,
+                       .capacity_bytes = stats.host.capacity_bytes + stats.ssd.capacity_bytes,
+                       .keys_max = static_cast<size_t>(options_.limits.acquire_keys_max),
+                       .control_queue = static_cast<size_t>(options_.limits.control_queue),
+                       .clock = Clock::Real(),
+                       .store = *store_,
+                       .keyspaces = *keyspaces_,
+                       .state_changed = [this](const KeyspaceId& id) { TellState(id); }}));
+    return absl::OkStatus();
+  }
+
+  void TellState(const KeyspaceId& id) {
+    const auto keyspace = keyspaces_->Find(id);
+    if (keyspace == nullptr) return;
+    TellSessions(*context_, {id, keyspace->state.load(), keyspaces_->ReasonOf(id).reason});
   }
 
   absl::Status StartServing() {
     CRUMB_ASSIGN_OR_RETURN(const RandomId epoch, RandomId::Make());
+    CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
+    // Before the first session: what was dropped while this node was away is not served.
+    if (cluster_ != nullptr) CRUMB_RETURN_IF_ERROR(cluster_->Join(grpc_->tcp_address()));
     CRUMB_ASSIGN_OR_RETURN(fd_listener_, FdListener::Start({options_.listen.fd_socket,
                                                             options_.sessions, epoch.slot()},
                                                            *sessions_, *store_, metrics_));
-    CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
     history_ = std::make_unique<History>(
         History::Options{options_.admin.history_interval,
                          static_cast<size_t>(options_.admin.history_samples_max)},
@@ -183,7 +214,20 @@ class RunningDaemon : public Daemon {
         }));
     return ExportText({metrics_, store_->Stats(), sessions_->totals(),
                        metrics_.asked_pages.Read(Clock::Real().Now()), keyspaces.size() - bf16,
-                       bf16, commits_->queued(), control_->queued(), events_.watchers(), kVersion});
+                       bf16, commits_->queued(), control_->queued(), events_.watchers(), kVersion,
+                       ClusterPart()});
+  }
+
+  ClusterScrape ClusterPart() const {
+    ClusterScrape scrape;
+    if (cluster_ == nullptr) return scrape;
+    scrape.metrics = &cluster_->metrics();
+    scrape.gauges = cluster_->gauges();
+    if (const transport::Transport* transport = cluster_->transport()) {
+      scrape.transport = transport->stats();
+      scrape.transport_name = transport->Describe();
+    }
+    return scrape;
   }
 
   HistorySample Sample() const {
@@ -205,7 +249,7 @@ class RunningDaemon : public Daemon {
     if (!ready_.load()) return "";
     StatusView view;
     FillStats(*context_, node_, &view.stats);
-    FillNodes(node_, &view.nodes);
+    FillNodes(*context_, node_, &view.nodes);
     view.history = history_->Samples();
     view.history.push_back(Sample());
     view.problems = RecentLog::Process().Problems();
@@ -234,6 +278,7 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<Executor> commits_;
   std::unique_ptr<Executor> control_;
+  std::unique_ptr<Cluster> cluster_;  // null: this node is alone
   std::unique_ptr<CallContext> context_;
   std::unique_ptr<FdListener> fd_listener_;
   std::unique_ptr<GrpcServer> grpc_;

@@ -95,12 +95,17 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::OpenKeyspace(
     return absl::ResourceExhaustedError(
         fmt::format("{} keyspaces are open, limits.keyspaces_max allows no more", keyspaces_max_));
   }
-  const auto keyspace = Make(id, description.fields, description.geometry);
-  CRUMB_RETURN_IF_ERROR(
-      Persist(*keyspace, keyspace->generation.load(), keyspace->state.load(), StateReason()));
-  MutexLock lock(&mutex_);
-  keyspaces_.emplace(id, keyspace);
-  return keyspace;
+  v1::KeyspaceRecord record;
+  record.mutable_fields()->insert(description.fields.begin(), description.fields.end());
+  record.set_layers(description.geometry.layers);
+  record.set_kv_heads(description.geometry.kv_heads);
+  record.set_head_dim(description.geometry.head_dim);
+  record.set_group_size(description.geometry.group_size);
+  record.set_generation(1);
+  record.set_state(v1::KEYSPACE_STATE_ACTIVE);
+  CRUMB_RETURN_IF_ERROR(Apply(id, record));
+  TellChange(id);
+  return Find(id);
 }
 
 absl::Status KeyspaceRegistry::SetState(const KeyspaceId& id, ServingState state,
@@ -110,24 +115,60 @@ absl::Status KeyspaceRegistry::SetState(const KeyspaceId& id, ServingState state
         fmt::format("who and reason may have {} bytes", kReasonBytesMax));
   }
   MutexLock changing(&changing_);
-  const auto keyspace = Find(id);
-  if (keyspace == nullptr) return absl::NotFoundError("unknown keyspace " + id.ToHex());
-  CRUMB_RETURN_IF_ERROR(Persist(*keyspace, keyspace->generation.load(), state, why));
-  keyspace->state.store(state);
-  MutexLock lock(&mutex_);
-  reasons_[id] = why;
+  if (Find(id) == nullptr) return absl::NotFoundError("unknown keyspace " + id.ToHex());
+  v1::KeyspaceRecord record = RecordOf(id);
+  record.set_state(ToProto(state));
+  record.set_state_who(why.who);
+  record.set_state_reason(why.reason);
+  record.set_state_version(record.state_version() + 1);
+  CRUMB_RETURN_IF_ERROR(Apply(id, record));
+  TellChange(id);
   return absl::OkStatus();
 }
 
 absl::StatusOr<uint64_t> KeyspaceRegistry::RaiseGeneration(const KeyspaceId& id) {
   MutexLock changing(&changing_);
-  const auto keyspace = Find(id);
-  if (keyspace == nullptr) return absl::NotFoundError("unknown keyspace " + id.ToHex());
-  const uint64_t raised = keyspace->generation.load() + 1;
-  // The record first: a crash in between drops pages again, never serves dropped ones.
-  CRUMB_RETURN_IF_ERROR(Persist(*keyspace, raised, keyspace->state.load(), ReasonOf(id)));
-  keyspace->generation.store(raised);
-  return raised;
+  if (Find(id) == nullptr) return absl::NotFoundError("unknown keyspace " + id.ToHex());
+  v1::KeyspaceRecord record = RecordOf(id);
+  record.set_generation(record.generation() + 1);
+  CRUMB_RETURN_IF_ERROR(Apply(id, record));
+  TellChange(id);
+  return record.generation();
+}
+
+absl::Status KeyspaceRegistry::NoteDeletion(const KeyspaceId& id, const std::string& node,
+                                            const std::vector<PageKey>& keys, size_t keys_max) {
+  MutexLock changing(&changing_);
+  if (Find(id) == nullptr) return absl::NotFoundError("unknown keyspace " + id.ToHex());
+  v1::KeyspaceRecord record = RecordOf(id);
+  AddDeletion(record, node, keys, keys_max);
+  CRUMB_RETURN_IF_ERROR(Apply(id, record));
+  TellChange(id);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<KeyspaceChanges> KeyspaceRegistry::Merge(const KeyspaceId& id,
+                                                        const v1::KeyspaceRecord& record) {
+  MutexLock changing(&changing_);
+  KeyspaceChanges changes;
+  if (Find(id) == nullptr) {
+    if (List().size() >= keyspaces_max_) {
+      return absl::ResourceExhaustedError("limits.keyspaces_max is reached");
+    }
+    CRUMB_RETURN_IF_ERROR(Apply(id, record));
+    changes.any = true;
+    return changes;
+  }
+  v1::KeyspaceRecord merged = RecordOf(id);
+  changes = MergeKeyspace(merged, record);
+  if (changes.any) CRUMB_RETURN_IF_ERROR(Apply(id, merged));
+  return changes;
+}
+
+v1::KeyspaceRecord KeyspaceRegistry::RecordOf(const KeyspaceId& id) const {
+  MutexLock lock(&mutex_);
+  const auto found = records_.find(id);
+  return found == records_.end() ? v1::KeyspaceRecord() : found->second;
 }
 
 std::vector<std::shared_ptr<Keyspace>> KeyspaceRegistry::List() const {
@@ -138,9 +179,8 @@ std::vector<std::shared_ptr<Keyspace>> KeyspaceRegistry::List() const {
 }
 
 KeyspaceRegistry::StateReason KeyspaceRegistry::ReasonOf(const KeyspaceId& id) const {
-  MutexLock lock(&mutex_);
-  const auto found = reasons_.find(id);
-  return found == reasons_.end() ? StateReason() : found->second;
+  const v1::KeyspaceRecord record = RecordOf(id);
+  return {record.state_who(), record.state_reason()};
 }
 
 absl::Status KeyspaceRegistry::Load(const std::string& name, const std::string& value) {
@@ -148,48 +188,45 @@ absl::Status KeyspaceRegistry::Load(const std::string& name, const std::string& 
                          KeyspaceId::FromHex(std::string_view(name).substr(kRecordPrefix.size())));
   v1::KeyspaceRecord record;
   if (!record.ParseFromString(value)) return absl::DataLossError("not a keyspace record");
-  const Geometry geometry{record.layers(), record.kv_heads(), record.head_dim(),
-                          record.group_size()};
-  CRUMB_RETURN_IF_ERROR(geometry.Validate());
-  if (record.generation() == 0) return absl::DataLossError("the record has no generation");
-  const auto keyspace = Make(id, {record.fields().begin(), record.fields().end()}, geometry);
-  keyspace->generation.store(record.generation());
-  keyspace->state.store(record.state() == v1::KEYSPACE_STATE_BF16 ? ServingState::kBf16
-                                                                  : ServingState::kActive);
+  CRUMB_ASSIGN_OR_RETURN(const auto keyspace, MakeFrom(id, record));
   MutexLock lock(&mutex_);
   keyspaces_.emplace(id, keyspace);
-  reasons_[id] = {record.state_who(), record.state_reason()};
+  records_[id] = record;
   return absl::OkStatus();
 }
 
-absl::Status KeyspaceRegistry::Persist(const Keyspace& keyspace, uint64_t generation,
-                                       ServingState state, const StateReason& why) {
-  v1::KeyspaceRecord record;
-  record.mutable_fields()->insert(keyspace.fields.begin(), keyspace.fields.end());
-  record.set_layers(keyspace.geometry.layers);
-  record.set_kv_heads(keyspace.geometry.kv_heads);
-  record.set_head_dim(keyspace.geometry.head_dim);
-  record.set_group_size(keyspace.geometry.group_size);
-  record.set_generation(generation);
-  record.set_state(ToProto(state));
-  record.set_state_who(why.who);
-  record.set_state_reason(why.reason);
-  return store_.PutRecord(std::string(kRecordPrefix) + keyspace.id.ToHex(),
-                          record.SerializeAsString());
+// The record first: a crash in between drops pages again, never serves dropped ones.
+absl::Status KeyspaceRegistry::Apply(const KeyspaceId& id, const v1::KeyspaceRecord& record) {
+  CRUMB_ASSIGN_OR_RETURN(auto keyspace, MakeFrom(id, record));
+  CRUMB_RETURN_IF_ERROR(
+      store_.PutRecord(std::string(kRecordPrefix) + id.ToHex(), record.SerializeAsString()));
+  MutexLock lock(&mutex_);
+  const auto [known, added] = keyspaces_.emplace(id, keyspace);
+  if (!added) {
+    known->second->generation.store(keyspace->generation.load());
+    known->second->state.store(keyspace->state.load());
+  }
+  records_[id] = record;
+  version_.fetch_add(1);
+  return absl::OkStatus();
 }
 
-std::shared_ptr<Keyspace> KeyspaceRegistry::Make(const KeyspaceId& id,
-                                                 std::map<std::string, std::string> fields,
-                                                 const Geometry& geometry) {
+absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::MakeFrom(
+    const KeyspaceId& id, const v1::KeyspaceRecord& record) {
   auto keyspace = std::make_shared<Keyspace>();
   keyspace->id = id;
-  keyspace->geometry = geometry;
-  const auto model = fields.find("model");
-  keyspace->model = model == fields.end() ? "unnamed" : model->second;
-  const auto format = fields.find("format");
-  keyspace->int2_history = format == fields.end() || format->second != "bf16";
-  keyspace->fields = std::move(fields);
+  keyspace->geometry = {record.layers(), record.kv_heads(), record.head_dim(), record.group_size()};
+  CRUMB_RETURN_IF_ERROR(keyspace->geometry.Validate());
+  if (record.generation() == 0) return absl::DataLossError("the record has no generation");
+  keyspace->fields = {record.fields().begin(), record.fields().end()};
+  const auto model = keyspace->fields.find("model");
+  keyspace->model = model == keyspace->fields.end() ? "unnamed" : model->second;
+  const auto format = keyspace->fields.find("format");
+  keyspace->int2_history = format == keyspace->fields.end() || format->second != "bf16";
   keyspace->tokens = &tokens_.Of(keyspace->model);
+  keyspace->generation.store(record.generation());
+  keyspace->state.store(record.state() == v1::KEYSPACE_STATE_BF16 ? ServingState::kBf16
+                                                                  : ServingState::kActive);
   return keyspace;
 }
 

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
@@ -11,7 +12,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
+#include "crumb/v1/record.pb.h"
 #include "server/keyspace.h"
+#include "server/keyspace_merge.h"
 #include "storage/tiered_store.h"
 
 namespace crumb::server {
@@ -52,6 +55,23 @@ class KeyspaceRegistry {
   // Raises and persists the generation; answers the new one. Blocks. kNotFound.
   absl::StatusOr<uint64_t> RaiseGeneration(const KeyspaceId& id);
 
+  // Notes that node `node` deletes pages, for nodes that are away. Blocks. kNotFound.
+  absl::Status NoteDeletion(const KeyspaceId& id, const std::string& node,
+                            const std::vector<PageKey>& keys, size_t keys_max);
+
+  // Takes over what another node knows: opens the keyspace when it is not known here. Blocks. The
+  // caller does to the store what the answer asks for. kInvalidArgument: not a keyspace;
+  // kResourceExhausted: too many keyspaces.
+  absl::StatusOr<KeyspaceChanges> Merge(const KeyspaceId& id, const v1::KeyspaceRecord& record);
+
+  // What is kept of a keyspace; empty when it is not known.
+  v1::KeyspaceRecord RecordOf(const KeyspaceId& id) const;
+
+  // Grows with every change, so that others can see that there is something new.
+  uint64_t version() const { return version_.load(); }
+  // Called after changes that began here, on the thread that made them. Set before use.
+  void OnChange(std::function<void(const KeyspaceId&)> changed) { changed_ = std::move(changed); }
+
   std::vector<std::shared_ptr<Keyspace>> List() const;
   StateReason ReasonOf(const KeyspaceId& id) const;
 
@@ -61,20 +81,25 @@ class KeyspaceRegistry {
       : store_(store), secret_(std::move(secret)), tokens_(tokens), keyspaces_max_(keyspaces_max) {}
 
   absl::Status Load(const std::string& name, const std::string& value);
-  absl::Status Persist(const Keyspace& keyspace, uint64_t generation, ServingState state,
-                       const StateReason& why);
-  std::shared_ptr<Keyspace> Make(const KeyspaceId& id, std::map<std::string, std::string> fields,
-                                 const Geometry& geometry);
+  // Persists and applies; holds changing_.
+  absl::Status Apply(const KeyspaceId& id, const v1::KeyspaceRecord& record);
+  absl::StatusOr<std::shared_ptr<Keyspace>> MakeFrom(const KeyspaceId& id,
+                                                     const v1::KeyspaceRecord& record);
+  void TellChange(const KeyspaceId& id) const {
+    if (changed_) changed_(id);
+  }
 
   storage::TieredStore& store_;
   const std::string secret_;
   ModelTokens& tokens_;
   const size_t keyspaces_max_;
+  std::function<void(const KeyspaceId&)> changed_;
+  std::atomic<uint64_t> version_{1};
 
   Mutex changing_;  // held over reading, persisting and applying a change
   mutable Mutex mutex_;
   std::unordered_map<KeyspaceId, std::shared_ptr<Keyspace>> keyspaces_ ABSL_GUARDED_BY(mutex_);
-  std::unordered_map<KeyspaceId, StateReason> reasons_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<KeyspaceId, v1::KeyspaceRecord> records_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::server

@@ -85,12 +85,6 @@ absl::Status AdminOptions::Validate() const {
   return absl::OkStatus();
 }
 
-void ClusterOptions::Visit(ConfigVisitor& visitor) {
-  visitor.Field("secret_file", secret_file,
-                "File with the secret that tenants' salts are made of, the same on every node. "
-                "Empty: a secret of this node's own, kept in its store.");
-}
-
 void LogOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("severity", severity, "debug, info, warning, error or off.");
 }
@@ -112,6 +106,7 @@ void Options::Visit(ConfigVisitor& visitor) {
   visitor.Section("sessions", [&] { sessions.Visit(visitor); });
   visitor.Section("limits", [&] { limits.Visit(visitor); });
   visitor.Section("cluster", [&] { cluster.Visit(visitor); });
+  visitor.Section("transport", [&] { transport.Visit(visitor); });
   visitor.Section("log", [&] { log.Visit(visitor); });
   visitor.Field("stop_grace", stop_grace,
                 "Time for calls in progress, and again for queued writes, when crumbd stops.");
@@ -134,6 +129,8 @@ absl::Status Options::Validate() const {
   }
   CRUMB_RETURN_IF_ERROR(sessions.Validate());
   CRUMB_RETURN_IF_ERROR(limits.Validate());
+  CRUMB_RETURN_IF_ERROR(cluster.Validate(listen.tcp));
+  CRUMB_RETURN_IF_ERROR(transport.Validate());
   CRUMB_RETURN_IF_ERROR(log.Validate());
   if (stop_grace <= Duration::zero()) {
     return absl::InvalidArgumentError("stop_grace must be more than 0");

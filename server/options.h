@@ -8,8 +8,10 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/config_visitor.h"
+#include "server/cluster/cluster_options.h"
 #include "server/limits.h"
 #include "storage/store_options.h"
+#include "transport/transport_options.h"
 
 // What crumbd.yaml sets, section by section. docs/config.md lists every key.
 namespace crumb::server {
@@ -36,12 +38,6 @@ struct AdminOptions {
   absl::Status Validate() const;
 };
 
-struct ClusterOptions {
-  std::string secret_file;  // empty: a secret of this node, made once and kept beside the index
-
-  void Visit(ConfigVisitor& visitor);
-};
-
 struct LogOptions {
   std::string severity = "info";
 
@@ -58,6 +54,7 @@ struct Options {
   SessionLimits sessions;
   Limits limits;
   ClusterOptions cluster;
+  transport::TransportOptions transport;
   LogOptions log;
   Duration stop_grace = std::chrono::seconds(10);
 

@@ -27,6 +27,40 @@ constexpr Duration kRecencySyncInterval = std::chrono::seconds(5);
 
 absl::Status Stopped() { return absl::UnavailableError("the store is stopping"); }
 
+FragmentMeta MetaOf(const FragmentHeader& header, const TileRange& range,
+                    uint32_t logical_tile_bytes) {
+  return {
+      .keyspace = header.keyspace,
+      .key = header.key,
+      .parent = header.parent,
+      .generation = header.generation,
+      .range = range,
+      .tiles_bytes = static_cast<uint32_t>(FragmentTilesBytes(range.tiles(), header.tile_bytes)),
+      .bytes = static_cast<uint32_t>(FragmentBytes(range.tiles(), header.tile_bytes)),
+      .logical_tile_bytes = logical_tile_bytes};
+}
+
+// A slot of host memory until it is published.
+class HostIncomingSlot final : public IncomingSlot {
+ public:
+  HostIncomingSlot(HostTier& host, const Slot& slot, uint64_t bytes)
+      : host_(host), bytes_(bytes), slot_(slot) {}
+  ~HostIncomingSlot() override {
+    if (!taken_) host_.Abandon(slot_);
+  }
+  std::span<std::byte> memory() override { return host_.Memory(slot_).first(bytes_); }
+  Slot Take() {
+    taken_ = true;
+    return slot_;
+  }
+
+ private:
+  HostTier& host_;
+  const uint64_t bytes_;
+  const Slot slot_;
+  bool taken_ = false;
+};
+
 class TieredStoreImpl final : public TieredStore {
  public:
   TieredStoreImpl(const StoreOptions& options, const Clock& clock, StoreEvents events)
@@ -41,6 +75,11 @@ class TieredStoreImpl final : public TieredStore {
   absl::Status Start(const OpenFragmentTier& open_below);
 
   absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) override;
+  absl::StatusOr<std::shared_ptr<IncomingSlot>> ReserveIncoming(uint64_t bytes) override;
+  absl::StatusOr<CommitOutcome> PublishIncoming(const std::shared_ptr<IncomingSlot>& slot,
+                                                const FragmentHeader& header,
+                                                uint32_t logical_tile_bytes,
+                                                Received received) override;
   void Acquire(AcquireRequest request,
                std::function<void(absl::StatusOr<AcquireResult>)> done) override;
   LookupResult Lookup(const AcquireRequest& request) override;
@@ -81,6 +120,8 @@ class TieredStoreImpl final : public TieredStore {
   std::vector<TileRange> Present(const FragmentHeader& header) const;
   absl::Status CommitPiece(const FragmentHeader& header, const CommitRequest& request,
                            const TileRange& piece);
+  absl::StatusOr<Slot> ReserveSlot(uint64_t bytes);
+  absl::Status Publish(const FragmentMeta& meta, const Slot& slot, bool write_now);
   void NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys);
   void TouchBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
 
@@ -188,40 +229,84 @@ absl::StatusOr<CommitOutcome> TieredStoreImpl::Commit(const CommitRequest& reque
 
 absl::Status TieredStoreImpl::CommitPiece(const FragmentHeader& header,
                                           const CommitRequest& request, const TileRange& piece) {
-  const FragmentMeta meta = {
-      .keyspace = header.keyspace,
-      .key = header.key,
-      .parent = header.parent,
-      .generation = header.generation,
-      .range = piece,
-      .tiles_bytes = static_cast<uint32_t>(FragmentTilesBytes(piece.tiles(), header.tile_bytes)),
-      .bytes = static_cast<uint32_t>(FragmentBytes(piece.tiles(), header.tile_bytes)),
-      .logical_tile_bytes = request.logical_tile_bytes};
-  std::vector<Departure> departures;
-  const absl::StatusOr<Slot> slot =
-      host_->Reserve(meta.bytes, has_below() ? writer_->room_bytes() : 0, &departures);
-  demoted_.Add(departures.size());
-  writer_->Enqueue(departures);
-  CRUMB_RETURN_IF_ERROR(slot.status());
+  const FragmentMeta meta = MetaOf(header, piece, request.logical_tile_bytes);
+  CRUMB_ASSIGN_OR_RETURN(const Slot slot, ReserveSlot(meta.bytes));
   absl::Status copied =
-      CopyFragment(header, request.fragment, piece, host_->Memory(*slot).first(meta.bytes));
+      CopyFragment(header, request.fragment, piece, host_->Memory(slot).first(meta.bytes));
   if (!copied.ok()) {
     verify_failures_.Add();
-    host_->Abandon(*slot);
+    host_->Abandon(slot);
     return copied;
   }
   const bool write_now = has_below() && !only_hit();
-  CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_->Publish(meta, *slot,
+  if (!write_now && has_below()) admission_rejected_.Add();
+  return Publish(meta, slot, write_now);
+}
+
+absl::StatusOr<Slot> TieredStoreImpl::ReserveSlot(uint64_t bytes) {
+  std::vector<Departure> departures;
+  absl::StatusOr<Slot> slot =
+      host_->Reserve(bytes, has_below() ? writer_->room_bytes() : 0, &departures);
+  demoted_.Add(departures.size());
+  writer_->Enqueue(departures);
+  return slot;
+}
+
+// Takes the slot, whatever comes of it.
+absl::Status TieredStoreImpl::Publish(const FragmentMeta& meta, const Slot& slot, bool write_now) {
+  CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_->Publish(meta, slot,
                                                                write_now     ? Below::kQueued
                                                                : has_below() ? Below::kAbsent
                                                                              : Below::kRefused));
   if (write_now) {
     writer_->Enqueue(std::vector<Departure>{{page, meta}});
   } else {
-    if (has_below()) admission_rejected_.Add();
     host_->Unref(std::span(&page, 1));
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<IncomingSlot>> TieredStoreImpl::ReserveIncoming(uint64_t bytes) {
+  if (stopped_) return Stopped();
+  CRUMB_ASSIGN_OR_RETURN(const Slot slot, ReserveSlot(bytes));
+  return std::make_shared<HostIncomingSlot>(*host_, slot, bytes);
+}
+
+absl::StatusOr<CommitOutcome> TieredStoreImpl::PublishIncoming(
+    const std::shared_ptr<IncomingSlot>& slot, const FragmentHeader& header,
+    uint32_t logical_tile_bytes, Received received) {
+  if (stopped_) return Stopped();
+  auto& incoming = static_cast<HostIncomingSlot&>(*slot);
+  const FragmentMeta meta = MetaOf(header, header.range, logical_tile_bytes);
+  if (meta.bytes != slot->memory().size()) {
+    return absl::InvalidArgumentError("the fragment's size differs from its slot's");
+  }
+  if (header.generation < below_->GenerationOf(header.keyspace)) {
+    return absl::InvalidArgumentError("the fragment's generation was dropped");
+  }
+  EncodeFragmentHeader(header, slot->memory().subspan(meta.tiles_bytes));
+  const std::vector<TileRange> present = Present(header);
+  if (Covers(present, header.range)) return CommitOutcome::kDeduplicated;
+  const bool overlaps = std::any_of(present.begin(), present.end(), [&](const TileRange& there) {
+    return Overlaps(there, header.range);
+  });
+  if (overlaps) {  // only the tiles that are missing, as pieces of their own
+    CommitRequest request;
+    request.keyspace = header.keyspace;
+    request.generation = header.generation;
+    request.fragment = slot->memory();
+    request.tiles_bytes = meta.tiles_bytes;
+    request.logical_tile_bytes = logical_tile_bytes;
+    return Commit(request);
+  }
+  const bool write_now = received == Received::kHome && has_below() && !only_hit();
+  const absl::Status published = Publish(meta, incoming.Take(), write_now);
+  if (published.ok()) return CommitOutcome::kStored;
+  if (absl::IsAlreadyExists(published)) return CommitOutcome::kDeduplicated;
+  if (absl::IsAborted(published)) {
+    return absl::InvalidArgumentError("the fragment's generation was dropped");
+  }
+  return published;
 }
 
 void TieredStoreImpl::Acquire(AcquireRequest request,

@@ -79,6 +79,21 @@ struct CommitRequest {
   uint32_t logical_tile_bytes = 0;      // of the same tile in BF16, for the bytes-saved counters
 };
 
+// Host memory that a fragment from elsewhere is received into; nobody sees it until it is
+// published. Freed with the last reference unless it was.
+class IncomingSlot {
+ public:
+  virtual ~IncomingSlot() = default;
+  // Room for tiles and header.
+  virtual std::span<std::byte> memory() = 0;
+};
+
+// What a received fragment is to this node.
+enum class Received : uint8_t {
+  kCopy,  // another node keeps it: written to the SSD tier only when it leaves host memory
+  kHome,  // this node keeps it: written through as commits are
+};
+
 // A memory slab that readers map: the descriptor is sealed against new writable mappings.
 struct Slab {
   int fd = -1;  // owned by the store
@@ -118,6 +133,17 @@ class TieredStore {
   // kInvalidArgument: keyspace, generation, size or ranges are; kResourceExhausted: every slot is
   // leased.
   virtual absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) = 0;
+
+  // Room for a fragment of `bytes`, tiles and header. kResourceExhausted: every slot is leased.
+  virtual absl::StatusOr<std::shared_ptr<IncomingSlot>> ReserveIncoming(uint64_t bytes) = 0;
+
+  // Makes visible what was received into `slot`: the tiles that `header` names, whose sums the
+  // caller has verified, and no more is written there. The header behind them is written here.
+  // Errors as those of Commit.
+  virtual absl::StatusOr<CommitOutcome> PublishIncoming(const std::shared_ptr<IncomingSlot>& slot,
+                                                        const FragmentHeader& header,
+                                                        uint32_t logical_tile_bytes,
+                                                        Received received) = 0;
 
   // Leases the longest covered prefix. `done` is called exactly once: before this returns when host
   // memory has everything, else from a store thread.

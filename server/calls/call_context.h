@@ -21,6 +21,8 @@
 // that takes time goes to an executor and calls back.
 namespace crumb::server {
 
+class Cluster;
+
 // Called exactly once, possibly before the call that takes it returns.
 using Done = std::function<void(absl::Status)>;
 
@@ -33,8 +35,9 @@ struct CallContext {
   SessionTable& sessions;
   EventHub& events;
   ServerMetrics& metrics;
-  Executor& commits;  // copies and checksums
-  Executor& control;  // what writes records or walks the index
+  Executor& commits;           // copies and checksums
+  Executor& control;           // what writes records or walks the index
+  Cluster* cluster = nullptr;  // null: this node is alone
 };
 
 // The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "server/calls/cluster_acquire.h"
 #include "server/calls/lease_calls.h"
 #include "server/calls/store_request.h"
 
@@ -19,12 +20,13 @@ void GetReader::Open(const CallContext& context, const v1::GetRequest& request, 
   if ((*keyspace)->quality_off()) {
     return opened(std::unique_ptr<GetReader>(new GetReader(context, {}, v1::MISS_REASON_QUALITY)));
   }
-  context.store.Acquire(*std::move(wanted), [context, opened = std::move(opened)](
-                                                absl::StatusOr<storage::AcquireResult> result) {
-    if (!result.ok()) return opened(result.status());
-    const v1::MissReason reason = ToProto(result->miss_reason);
-    opened(std::unique_ptr<GetReader>(new GetReader(context, *std::move(result), reason)));
-  });
+  AcquireAnywhere(
+      context, {*keyspace, *std::move(wanted), 0, {}},
+      [context, opened = std::move(opened)](absl::StatusOr<storage::AcquireResult> result) {
+        if (!result.ok()) return opened(result.status());
+        const v1::MissReason reason = ToProto(result->miss_reason);
+        opened(std::unique_ptr<GetReader>(new GetReader(context, *std::move(result), reason)));
+      });
 }
 
 GetReader::~GetReader() {

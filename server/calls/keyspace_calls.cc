@@ -18,6 +18,8 @@ void Fill(const Keyspace& keyspace, v1::OpenKeyspaceResponse* response) {
   response->set_bf16_tile_bytes(keyspace.geometry.bf16_tile_bytes());
 }
 
+}  // namespace
+
 void TellSessions(const CallContext& context, const NoticeQueue::StateChange& change) {
   for (const auto& session : context.sessions.List()) {
     const auto notices = session->notices();
@@ -26,8 +28,6 @@ void TellSessions(const CallContext& context, const NoticeQueue::StateChange& ch
     }
   }
 }
-
-}  // namespace
 
 v1::KeyspaceState ToProto(ServingState state) {
   return state == ServingState::kBf16 ? v1::KEYSPACE_STATE_BF16 : v1::KEYSPACE_STATE_ACTIVE;

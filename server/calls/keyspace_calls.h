@@ -9,6 +9,9 @@ namespace crumb::server {
 
 v1::KeyspaceState ToProto(ServingState state);
 
+// Tells every session stream.
+void TellSessions(const CallContext& context, const NoticeQueue::StateChange& change);
+
 // Answers at once for a keyspace that is known; else once its record is written. `request` and
 // `response` stay valid until `done`, here and below.
 void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& request,

@@ -8,13 +8,22 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/calls/cluster_acquire.h"
 #include "server/calls/store_request.h"
 
 namespace crumb::server {
 namespace {
 
 TokenTier TokenTierOf(storage::Tier tier) {
-  return tier == storage::Tier::kHost ? TokenTier::kHost : TokenTier::kSsd;
+  switch (tier) {
+    case storage::Tier::kSsd:
+      return TokenTier::kSsd;
+    case storage::Tier::kRemote:
+      return TokenTier::kRemote;
+    case storage::Tier::kHost:
+      break;
+  }
+  return TokenTier::kHost;
 }
 
 // One Acquire until it is answered; counts its tokens when it goes, whatever became of it.
@@ -43,14 +52,14 @@ class Acquisition {
   }
 
   // `taken` pages were taken off the engine's budget. Takes the request's keys.
-  static void Start(const std::shared_ptr<Acquisition>& self, storage::AcquireRequest request,
+  static void Start(const std::shared_ptr<Acquisition>& self, ClusterAcquireRequest request,
                     uint64_t taken) {
-    const bool cut = request.keys.size() > taken;
-    if (cut) request.keys.resize(taken);
-    self->context_.store.Acquire(std::move(request),
-                                 [self, taken, cut](absl::StatusOr<storage::AcquireResult> result) {
-                                   self->Finish(std::move(result), taken, cut);
-                                 });
+    const bool cut = request.wanted.keys.size() > taken;
+    if (cut) request.wanted.keys.resize(taken);
+    AcquireAnywhere(self->context_, std::move(request),
+                    [self, taken, cut](absl::StatusOr<storage::AcquireResult> result) {
+                      self->Finish(std::move(result), taken, cut);
+                    });
   }
 
  private:
@@ -137,6 +146,14 @@ class Acquisition {
 
 }  // namespace
 
+namespace {
+
+PageKey RunOf(const v1::AcquireRequest& request) {
+  return PageKey::FromBytes(request.run()).value_or(PageKey());
+}
+
+}  // namespace
+
 v1::MissReason ToProto(storage::MissReason reason) {
   switch (reason) {
     case storage::MissReason::kNone:
@@ -160,7 +177,10 @@ v1::MissReason ToProto(storage::MissReason reason) {
 }
 
 v1::Tier ToProto(storage::Tier tier) {
-  return tier == storage::Tier::kHost ? v1::TIER_HOST : v1::TIER_SSD;
+  static_assert(static_cast<int>(storage::Tier::kHost) == v1::TIER_HOST &&
+                static_cast<int>(storage::Tier::kSsd) == v1::TIER_SSD &&
+                static_cast<int>(storage::Tier::kRemote) == v1::TIER_REMOTE);
+  return static_cast<v1::Tier>(tier);
 }
 
 void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimePoint deadline,
@@ -188,7 +208,8 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
     context.metrics.Reject(Rejection::kLeaseBudget);
     return acquisition->Miss(v1::MISS_REASON_BUSY);
   }
-  Acquisition::Start(acquisition, std::move(*wanted), taken);
+  Acquisition::Start(acquisition,
+                     {*keyspace, *std::move(wanted), request.first_page(), RunOf(request)}, taken);
 }
 
 absl::Status Lookup(const CallContext& context, const v1::LookupRequest& request,

@@ -6,6 +6,7 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/cluster/cluster.h"
 
 namespace crumb::server {
 
@@ -38,12 +39,12 @@ void Delete(const CallContext& context, const v1::DeleteRequest& request,
   if (!keyspace.ok()) return done(keyspace.status());
   auto keys = ReadKeys(context, request.keys());
   if (!keys.ok()) return done(keys.status());
-  storage::TieredStore& store = context.store;
   RunOnControl(
       context,
-      [&store, id = (*keyspace)->id, keys = *std::move(keys), response] {
-        response->set_deleted_pages(store.Delete(id, keys));
-        return absl::OkStatus();
+      [context, id = (*keyspace)->id, keys = *std::move(keys), response]() -> absl::Status {
+        response->set_deleted_pages(context.store.Delete(id, keys));
+        if (context.cluster == nullptr) return absl::OkStatus();
+        return context.cluster->NoteDeletion(id, keys);
       },
       std::move(done));
 }

@@ -8,6 +8,7 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/cluster/cluster.h"
 
 namespace crumb::server {
 namespace {
@@ -165,6 +166,7 @@ v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& key
   request.logical_tile_bytes = keyspace.geometry.bf16_tile_bytes();
   const absl::StatusOr<storage::CommitOutcome> outcome = context.store.Commit(request);
   if (outcome.ok() && *outcome == storage::CommitOutcome::kStored) {
+    if (context.cluster != nullptr) context.cluster->Committed(*header);
     return v1::COMMIT_OUTCOME_STORED;
   }
   if (notices != nullptr) context.events.ForgetDurable(header->key);

@@ -3,6 +3,7 @@
 #include "server/calls/status_calls.h"
 
 #include "server/calls/keyspace_calls.h"
+#include "server/cluster/cluster.h"
 #include "server/metrics/counter_list.h"
 
 namespace crumb::server {
@@ -55,12 +56,15 @@ void FillStats(const CallContext& context, const NodeInfo& node, v1::StatsRespon
   }
 }
 
-void FillNodes(const NodeInfo& node, v1::ListNodesResponse* response) {
+void FillNodes(const CallContext& context, const NodeInfo& node, v1::ListNodesResponse* response) {
+  if (context.cluster != nullptr) return context.cluster->ListNodes(response);
   auto* self = response->add_nodes();
   self->set_id(node.id);
   self->set_address(node.address);
   self->set_version(node.version);
   self->set_self(true);
+  self->set_up(true);
+  self->set_state("active");
 }
 
 }  // namespace crumb::server

@@ -18,6 +18,6 @@ struct NodeInfo {
 };
 
 void FillStats(const CallContext& context, const NodeInfo& node, v1::StatsResponse* response);
-void FillNodes(const NodeInfo& node, v1::ListNodesResponse* response);
+void FillNodes(const CallContext& context, const NodeInfo& node, v1::ListNodesResponse* response);
 
 }  // namespace crumb::server

@@ -229,6 +229,8 @@ void AddReasons(Families& families, const Scrape& scrape) {
   transferred("shm", "out", metrics.shm_bytes_out.value());
   transferred("grpc", "in", metrics.grpc_bytes_in.value());
   transferred("grpc", "out", metrics.grpc_bytes_out.value());
+  transferred("ucx", "in", scrape.cluster.transport.bytes_fetched);
+  transferred("ucx", "out", scrape.cluster.transport.bytes_served);
 }
 
 void AddQuality(Families& families, const QualityMetrics& quality) {
@@ -273,8 +275,97 @@ void AddGauges(Families& families, const Scrape& scrape) {
                  static_cast<double>(store.discarded_pages), {{"outcome", "discarded"}});
   gauge("crumb_recovery_seconds", "Duration of recovery at the last start.",
         store.recovery_seconds);
-  families.Gauge("crumb_build_info", "Always 1; what runs.", 1,
-                 {{"version", scrape.version}, {"ucx", "none"}, {"cuda", "none"}});
+  families.Gauge(
+      "crumb_build_info", "Always 1; what runs.", 1,
+      {{"version", scrape.version}, {"ucx", scrape.cluster.transport_name}, {"cuda", "none"}});
+}
+
+// The counters of a node that is alone are zero: every series is there from the start.
+void AddClusterCounters(Families& families, const ClusterMetrics& metrics) {
+  const auto counter = [&](const char* name, const char* help, const Counter& value) {
+    families.Counter(name, help, static_cast<double>(value.value()));
+  };
+  counter("crumb_pulls_total", "Requests that asked other nodes.", metrics.pulls);
+  counter("crumb_pulls_refused_total", "Requests that did not: cluster.pulls_max.",
+          metrics.pulls_refused);
+  counter("crumb_pulls_late_total", "Requests that other nodes did not answer in time.",
+          metrics.pulls_late);
+  counter("crumb_peer_asks_total", "Calls that ask other nodes for pages.", metrics.pull_asks);
+  counter("crumb_peer_ask_failures_total", "Of them, those without an answer.",
+          metrics.pull_ask_failures);
+  counter("crumb_pulled_pages_total", "Pages that came from other nodes.", metrics.pulled_pages);
+  counter("crumb_pulled_bytes_total", "Tile bytes of them.", metrics.pulled_bytes);
+  counter("crumb_pull_coalesced_pages_total", "Pages that another request was fetching already.",
+          metrics.pull_coalesced_pages);
+  counter("crumb_pull_failed_pages_total", "Pages found elsewhere that did not arrive.",
+          metrics.pull_failed_pages);
+  counter("crumb_breaker_skips_total", "Nodes not asked: their breaker was open.",
+          metrics.breaker_skips);
+  for (const auto& [outcome, pages] : {std::pair{"stored", &metrics.push_stored_pages},
+                                       std::pair{"known", &metrics.push_known_pages},
+                                       std::pair{"failed", &metrics.push_failed_pages},
+                                       std::pair{"dropped", &metrics.push_dropped_pages},
+                                       std::pair{"unplaced", &metrics.push_unplaced_pages}}) {
+    families.Counter("crumb_pushed_pages_total", "Pages offered to their homes, by what became.",
+                     static_cast<double>(pages->value()), {{"outcome", outcome}});
+  }
+  counter("crumb_received_pages_total", "Pages that other nodes gave to this one as their home.",
+          metrics.received_pages);
+  counter("crumb_served_peer_asks_total", "Other nodes' questions for pages.", metrics.served_asks);
+  counter("crumb_served_peer_pages_total", "Pages that other nodes fetched.", metrics.served_pages);
+  counter("crumb_peer_serve_refused_total", "Fetches without a right to what they ask for.",
+          metrics.serve_refused);
+  counter("crumb_peer_leases_reaped_total", "Leases of other nodes that ended by their time.",
+          metrics.peer_leases_reaped);
+  counter("crumb_view_changes_total", "Views that came into force.", metrics.view_changes);
+  counter("crumb_nodes_refused_total", "Nodes that cannot take part.", metrics.nodes_refused);
+  counter("crumb_etcd_failures_total", "Calls to etcd that failed.", metrics.etcd_failures);
+  counter("crumb_keyspace_merges_total", "Changes of keyspaces that other nodes told of.",
+          metrics.keyspace_merges);
+}
+
+void AddClusterGauges(Families& families, const Cluster::Gauges& gauges) {
+  const auto gauge = [&](const char* name, const char* help, size_t value) {
+    families.Gauge(name, help, static_cast<double>(value));
+  };
+  gauge("crumb_view_epoch", "Epoch of the newest view; 0: no cluster.", gauges.view_epoch);
+  gauge("crumb_view_nodes", "Nodes that are homes in it.", gauges.view_nodes);
+  gauge("crumb_pulls_active", "Requests that wait for other nodes.", gauges.pulls);
+  gauge("crumb_push_queue_pages", "Pages waiting to be taken by their homes.", gauges.push_pages);
+  gauge("crumb_peer_leases", "Leases that other nodes hold.", gauges.peer_leases);
+  for (const Cluster::Gauges::Node& node : gauges.nodes) {
+    families.Gauge("crumb_peer_up", "1 while the node answers.", node.up ? 1 : 0,
+                   {{"node", node.id}});
+  }
+  for (const Cluster::Gauges::Node& node : gauges.nodes) {
+    families.Gauge("crumb_breaker_state", "0 closed, 1 open, 2 half-open.",
+                   static_cast<double>(node.breaker), {{"node", node.id}});
+  }
+  for (const Cluster::Gauges::Node& node : gauges.nodes) {
+    families.Counter("crumb_breaker_opened_total", "Times that the node was silent for too long.",
+                     static_cast<double>(node.breaker_opened), {{"node", node.id}});
+  }
+}
+
+void AddTransport(Families& families, const transport::TransportStats& stats) {
+  for (int i = 0; i < transport::kPageStatusCount; ++i) {
+    families.Counter("crumb_transport_pages_fetched_total", "Pages fetched, by how they ended.",
+                     static_cast<double>(stats.pages_fetched[static_cast<size_t>(i)]),
+                     {{"status", PageStatusName(static_cast<transport::PageStatus>(i))}});
+  }
+  families.Counter("crumb_transport_fetches_total", "Fetches begun.",
+                   static_cast<double>(stats.fetches));
+  families.Counter("crumb_transport_serves_total", "Fetches of other nodes.",
+                   static_cast<double>(stats.serves));
+  families.Counter("crumb_transport_serves_refused_total", "Of them, those over a bound.",
+                   static_cast<double>(stats.serves_refused));
+  families.Gauge("crumb_transport_connections", "Connections to and from other nodes.",
+                 static_cast<double>(stats.connections));
+  families.Counter("crumb_transport_connections_failed_total", "Connections that broke.",
+                   static_cast<double>(stats.connections_failed));
+  families.Gauge("crumb_transport_quarantine_bytes",
+                 "Memory of ended fetches that may still be written.",
+                 static_cast<double>(stats.quarantine_bytes));
 }
 
 }  // namespace
@@ -294,6 +385,11 @@ std::string ExportText(const Scrape& scrape) {
   AddReasons(families, scrape);
   AddQuality(families, scrape.metrics.quality);
   AddGauges(families, scrape);
+  static const ClusterMetrics kAlone;
+  AddClusterCounters(families,
+                     scrape.cluster.metrics == nullptr ? kAlone : *scrape.cluster.metrics);
+  AddClusterGauges(families, scrape.cluster.gauges);
+  AddTransport(families, scrape.cluster.transport);
   return families.Serialize();
 }
 

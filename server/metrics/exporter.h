@@ -5,12 +5,21 @@
 #include <array>
 #include <string>
 
+#include "server/cluster/cluster.h"
 #include "server/event_hub.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session_table.h"
 #include "storage/store_stats.h"
 
 namespace crumb::server {
+
+// What the cluster's part of a scrape is made of.
+struct ClusterScrape {
+  const ClusterMetrics* metrics = nullptr;  // null: this node is alone
+  Cluster::Gauges gauges;
+  transport::TransportStats transport;
+  std::string transport_name = "none";
+};
 
 // What one scrape is made of.
 struct Scrape {
@@ -24,6 +33,8 @@ struct Scrape {
   size_t control_queue = 0;
   size_t watchers = 0;
   std::string version;
+  // Zeros without a cluster.
+  ClusterScrape cluster;
 };
 
 // The Prometheus text format, version 0.0.4. docs/metrics.md lists every series.

@@ -6,10 +6,12 @@ namespace crumb::server {
 
 const char* RpcName(Rpc rpc) {
   static constexpr const char* kNames[kRpcCount] = {
-      "OpenKeyspace", "SetKeyspaceState", "Acquire", "Lookup",    "Release",
-      "Reserve",      "Commit",           "Abort",   "Flush",     "Get",
-      "Put",          "Prefetch",         "Pin",     "Unpin",     "Delete",
-      "DropKeyspace", "WatchEvents",      "Stats",   "ListNodes", "Session"};
+      "OpenKeyspace", "SetKeyspaceState", "Acquire",       "Lookup",      "Release",
+      "Reserve",      "Commit",           "Abort",         "Flush",       "Get",
+      "Put",          "Prefetch",         "Pin",           "Unpin",       "Delete",
+      "DropKeyspace", "WatchEvents",      "Stats",         "ListNodes",   "Session",
+      "LocatePage",   "DrainNode",        "PeerHello",     "PeerAcquire", "PeerRelease",
+      "PeerPush",     "PeerRead",         "PeerKeyspaces", "PeerDrain"};
   return kNames[static_cast<size_t>(rpc)];
 }
 

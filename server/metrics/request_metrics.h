@@ -32,8 +32,17 @@ enum class Rpc : uint8_t {
   kStats,
   kListNodes,
   kSession,
+  kLocatePage,
+  kDrainNode,
+  kPeerHello,
+  kPeerAcquire,
+  kPeerRelease,
+  kPeerPush,
+  kPeerRead,
+  kPeerKeyspaces,
+  kPeerDrain,
 };
-inline constexpr int kRpcCount = 20;
+inline constexpr int kRpcCount = 29;
 const char* RpcName(Rpc rpc);
 
 // How a call ended, as few kinds as somebody acts upon.

@@ -56,6 +56,8 @@ class CacheService final
   // The node.
   Unary* Stats(Context*, const v1::StatsRequest*, v1::StatsResponse*) override;
   Unary* ListNodes(Context*, const v1::ListNodesRequest*, v1::ListNodesResponse*) override;
+  Unary* LocatePage(Context*, const v1::LocatePageRequest*, v1::LocatePageResponse*) override;
+  Unary* DrainNode(Context*, const v1::DrainNodeRequest*, v1::DrainNodeResponse*) override;
 
   // Streams.
   Writer<grpc::ByteBuffer>* Get(Context*, const grpc::ByteBuffer*) override;

@@ -17,6 +17,7 @@
 #include "grpcpp/server_builder.h"
 #include "server/listen_check.h"
 #include "server/service/cache_service.h"
+#include "server/service/peer_service.h"
 
 namespace crumb::server {
 namespace {
@@ -30,7 +31,11 @@ std::string Target(const HostPort& address) {
 
 class BuiltServer : public GrpcServer {
  public:
-  BuiltServer(const CallContext& context, const NodeInfo& node) : service_(context, node) {}
+  BuiltServer(const CallContext& context, const NodeInfo& node) : service_(context, node) {
+    if (context.cluster != nullptr) {
+      peer_service_ = std::make_unique<PeerService>(context, *context.cluster);
+    }
+  }
   ~BuiltServer() override { Stop(Duration::zero()); }
 
   absl::Status Open(const ListenOptions& options, const Limits& limits) {
@@ -39,6 +44,7 @@ class BuiltServer : public GrpcServer {
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
+    if (peer_service_ != nullptr) builder.RegisterService(peer_service_.get());
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error
     builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
                                static_cast<int>(limits.streams_per_connection));
@@ -88,6 +94,7 @@ class BuiltServer : public GrpcServer {
 
  private:
   CacheService service_;
+  std::unique_ptr<PeerService> peer_service_;  // null: this node is alone
   std::unique_ptr<grpc::Server> server_;
   std::string socket_path_;
   std::string tcp_address_;

@@ -4,6 +4,7 @@
 #include "server/calls/keyspace_calls.h"
 #include "server/calls/page_calls.h"
 #include "server/calls/status_calls.h"
+#include "server/cluster/cluster.h"
 #include "server/service/cache_service.h"
 
 namespace crumb::server {
@@ -64,8 +65,30 @@ grpc::ServerUnaryReactor* CacheService::Stats(Context* call, const v1::StatsRequ
 grpc::ServerUnaryReactor* CacheService::ListNodes(Context* call, const v1::ListNodesRequest*,
                                                   v1::ListNodesResponse* response) {
   return Answer(call, Rpc::kListNodes, [&] {
-    FillNodes(node_, response);
+    FillNodes(context_, node_, response);
     return absl::OkStatus();
+  });
+}
+
+grpc::ServerUnaryReactor* CacheService::LocatePage(Context* call,
+                                                   const v1::LocatePageRequest* request,
+                                                   v1::LocatePageResponse* response) {
+  return AnswerLater(call, Rpc::kLocatePage, [&](const Done& done) {
+    if (context_.cluster == nullptr) {
+      return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
+    }
+    context_.cluster->Locate(*request, response, done);
+  });
+}
+
+grpc::ServerUnaryReactor* CacheService::DrainNode(Context* call,
+                                                  const v1::DrainNodeRequest* request,
+                                                  v1::DrainNodeResponse*) {
+  return AnswerLater(call, Rpc::kDrainNode, [&](const Done& done) {
+    if (context_.cluster == nullptr) {
+      return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
+    }
+    context_.cluster->DrainNode(request->node(), done);
   });
 }
 

@@ -24,9 +24,11 @@ using testing::HasSubstr;
 class AdminTest : public CallFixture {
  protected:
   std::string Export() const {
+    ClusterScrape cluster;
+    cluster.gauges.nodes.push_back({.id = "another"});
     return ExportText({metrics_, store_.Stats(), sessions_.totals(),
                        metrics_.asked_pages.Read(context_.clock.Now()), 2, 1, 0, 0,
-                       events_.watchers(), "1.2.3"});
+                       events_.watchers(), "1.2.3", cluster});
   }
 };
 

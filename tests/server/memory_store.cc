@@ -41,8 +41,8 @@ absl::StatusOr<storage::CommitOutcome> MemoryStore::Commit(const storage::Commit
     if (used_slots_ == slots_) return absl::ResourceExhaustedError("full");
     const size_t slot = used_slots_++;
     std::memcpy(mapping_.data() + slot * slot_bytes_, copy.data(), copy.size());
-    pages_[header.key] = {request.keyspace, request.generation, slot, request.tiles_bytes,
-                          copy.size()};
+    pages_[header.key] = {request.keyspace,    request.generation, slot,
+                          request.tiles_bytes, copy.size(),        header.parent};
     not_durable_.emplace_back(request.keyspace, header.key);
   }
   if (events_.page) {
@@ -50,6 +50,46 @@ absl::StatusOr<storage::CommitOutcome> MemoryStore::Commit(const storage::Commit
         {storage::PageEvent::Kind::kAdded, request.keyspace, header.key, storage::Tier::kHost});
   }
   return storage::CommitOutcome::kStored;
+}
+
+namespace {
+
+class VectorSlot : public storage::IncomingSlot {
+ public:
+  explicit VectorSlot(uint64_t bytes) : bytes_(bytes) {}
+  std::span<std::byte> memory() override { return bytes_; }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<storage::IncomingSlot>> MemoryStore::ReserveIncoming(
+    uint64_t bytes) {
+  MutexLock lock(&mutex_);
+  if (used_slots_ == slots_) return absl::ResourceExhaustedError("full");
+  return std::make_shared<VectorSlot>(bytes);
+}
+
+absl::StatusOr<storage::CommitOutcome> MemoryStore::PublishIncoming(
+    const std::shared_ptr<storage::IncomingSlot>& slot, const FragmentHeader& header, uint32_t,
+    storage::Received) {
+  const size_t tiles_bytes = FragmentTilesBytes(header.range.tiles(), header.tile_bytes);
+  EncodeFragmentHeader(header, slot->memory().subspan(tiles_bytes));
+  storage::CommitRequest request;
+  request.keyspace = header.keyspace;
+  request.generation = header.generation;
+  request.fragment = slot->memory();
+  request.tiles_bytes = static_cast<uint32_t>(tiles_bytes);
+  return Commit(request);
+}
+
+std::optional<PageKey> MemoryStore::ParentOf(const KeyspaceId& keyspace, const PageKey& key) const {
+  MutexLock lock(&mutex_);
+  const Page* page = FindLocked(keyspace, key);
+  if (page == nullptr) return std::nullopt;
+  return page->parent;
 }
 
 storage::AcquireResult MemoryStore::AcquireLocked(const storage::AcquireRequest& request) {

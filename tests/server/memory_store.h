@@ -24,6 +24,10 @@ class MemoryStore : public storage::TieredStore {
               std::shared_ptr<RecordMap> records = std::make_shared<RecordMap>());
 
   absl::StatusOr<storage::CommitOutcome> Commit(const storage::CommitRequest& request) override;
+  absl::StatusOr<std::shared_ptr<storage::IncomingSlot>> ReserveIncoming(uint64_t bytes) override;
+  absl::StatusOr<storage::CommitOutcome> PublishIncoming(
+      const std::shared_ptr<storage::IncomingSlot>& slot, const FragmentHeader& header,
+      uint32_t logical_tile_bytes, storage::Received received) override;
   void Acquire(storage::AcquireRequest request,
                std::function<void(absl::StatusOr<storage::AcquireResult>)> done) override;
   storage::LookupResult Lookup(const storage::AcquireRequest& request) override;
@@ -39,6 +43,7 @@ class MemoryStore : public storage::TieredStore {
   uint64_t DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) override;
   absl::Status PutRecord(const std::string& name, const std::string& value) override;
   absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() override;
+  std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const override;
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&, storage::Tier)>& visit) override;
   std::vector<storage::Slab> slabs() const override;
@@ -59,6 +64,7 @@ class MemoryStore : public storage::TieredStore {
     size_t slot = 0;
     uint32_t tiles_bytes = 0;
     size_t bytes = 0;
+    PageKey parent;
   };
   using Held = std::pair<storage::AcquireRequest,
                          std::function<void(absl::StatusOr<storage::AcquireResult>)>>;

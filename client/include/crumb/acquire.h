@@ -20,9 +20,9 @@ namespace crumb::client {
 // A prefix to look for.
 struct AcquireRequest {
   KeyspaceId keyspace;
-  uint64_t generation = 0;         // of the keyspace, as OpenKeyspace answered it
-  std::span<const PageKey> keys;   // in prefix order, 16,384 at most
-  uint32_t first_page = 0;         // position of keys[0] in its sequence
+  uint64_t generation = 0;        // of the keyspace, as OpenKeyspace answered it
+  std::span<const PageKey> keys;  // in prefix order, 16,384 at most
+  uint32_t first_page = 0;        // position of keys[0] in its sequence
   PageKey run;  // the page at the last multiple of 32 at or before it; for first_page 0 not needed
   std::optional<TileRange> range;  // absent: all layers and heads
   uint32_t window_tokens = 0;  // tokens of the prompt that no key stands for, for crumbd's metrics

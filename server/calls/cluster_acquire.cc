@@ -1,0 +1,105 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/cluster_acquire.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/placement.h"
+#include "server/cluster/cluster.h"
+
+namespace crumb::server {
+namespace {
+
+using storage::MissReason;
+using Acquired = std::function<void(absl::StatusOr<storage::AcquireResult>)>;
+
+// Whether another node could have what this one lacks.
+bool MayBeElsewhere(MissReason reason) {
+  return reason == MissReason::kAbsent || reason == MissReason::kPending ||
+         reason == MissReason::kNotCovered || reason == MissReason::kCorrupt ||
+         reason == MissReason::kGeneration;
+}
+
+// The page that begins the run of the page after the first `hits`.
+PageKey RunOfRest(const ClusterAcquireRequest& request, size_t hits) {
+  const size_t position = request.first_page + hits;
+  const size_t begin = position - position % kRunPages;
+  return begin >= request.first_page ? request.wanted.keys[begin - request.first_page]
+                                     : request.run;
+}
+
+class AnywhereAcquire : public std::enable_shared_from_this<AnywhereAcquire> {
+ public:
+  AnywhereAcquire(const CallContext& context, ClusterAcquireRequest request, Acquired done)
+      : context_(context), request_(std::move(request)), done_(std::move(done)) {}
+
+  void Start() {
+    context_.store.Acquire(request_.wanted, [self = shared_from_this()](
+                                                absl::StatusOr<storage::AcquireResult> result) {
+      self->Local(std::move(result));
+    });
+  }
+
+ private:
+  void Local(absl::StatusOr<storage::AcquireResult> result) {
+    const TimePoint now = context_.clock.Now();
+    const bool complete = !result.ok() || result->hit_pages == request_.wanted.keys.size();
+    if (complete || !MayBeElsewhere(result->miss_reason) || request_.wanted.deadline <= now) {
+      return done_(std::move(result));
+    }
+    local_ = *std::move(result);
+    PullRequest pull;
+    pull.keyspace = request_.keyspace;
+    pull.keys.assign(request_.wanted.keys.begin() + local_.hit_pages, request_.wanted.keys.end());
+    pull.first_page = request_.first_page + local_.hit_pages;
+    pull.run = RunOfRest(request_, local_.hit_pages);
+    pull.range = request_.wanted.range;
+    pull.deadline = std::min(request_.wanted.deadline, now + context_.cluster->lookup_deadline());
+    context_.cluster->Pull(
+        std::move(pull), [self = shared_from_this()](PullResult pulled) { self->Pulled(pulled); });
+  }
+
+  void Pulled(const PullResult& pulled) {
+    if (pulled.pages == 0) {
+      const bool says_more =
+          pulled.miss_reason != MissReason::kNone && pulled.miss_reason != MissReason::kAbsent;
+      if (says_more) local_.miss_reason = pulled.miss_reason;
+      return done_(std::move(local_));
+    }
+    storage::AcquireRequest all = request_.wanted;
+    all.keys.resize(local_.hit_pages + pulled.pages);
+    context_.store.Acquire(std::move(all), [self = shared_from_this(),
+                                            pulled](absl::StatusOr<storage::AcquireResult> result) {
+      self->Joined(pulled, std::move(result));
+    });
+  }
+
+  void Joined(const PullResult& pulled, absl::StatusOr<storage::AcquireResult> result) {
+    if (!result.ok()) return done_(std::move(local_));
+    if (local_.lease != 0) context_.store.Release(local_.lease);
+    for (size_t page = 0; page < result->page_tiers.size(); ++page) {
+      result->page_tiers[page] =
+          page < local_.hit_pages ? local_.page_tiers[page] : storage::Tier::kRemote;
+    }
+    const bool all_there = result->hit_pages == local_.hit_pages + pulled.pages;
+    if (all_there) result->miss_reason = pulled.miss_reason;
+    done_(std::move(result));
+  }
+
+  const CallContext context_;
+  const ClusterAcquireRequest request_;
+  const Acquired done_;
+  storage::AcquireResult local_;
+};
+
+}  // namespace
+
+void AcquireAnywhere(const CallContext& context, ClusterAcquireRequest request, Acquired done) {
+  if (context.cluster == nullptr) {
+    return context.store.Acquire(std::move(request.wanted), std::move(done));
+  }
+  std::make_shared<AnywhereAcquire>(context, std::move(request), std::move(done))->Start();
+}
+
+}  // namespace crumb::server

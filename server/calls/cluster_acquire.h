@@ -1,0 +1,26 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "server/calls/call_context.h"
+
+namespace crumb::server {
+
+// A prefix to lease, and where it lies in its sequence.
+struct ClusterAcquireRequest {
+  std::shared_ptr<Keyspace> keyspace;
+  storage::AcquireRequest wanted;
+  uint32_t first_page = 0;  // position of the first key
+  PageKey run;              // begins the run of the first key; zeros: it does itself, or not known
+};
+
+// Leases what this node has, and where that ends asks the cluster, if there is one and time is
+// left: pages from other nodes come into host memory and have the tier kRemote. As
+// TieredStore::Acquire otherwise.
+void AcquireAnywhere(const CallContext& context, ClusterAcquireRequest request,
+                     std::function<void(absl::StatusOr<storage::AcquireResult>)> done);
+
+}  // namespace crumb::server

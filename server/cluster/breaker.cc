@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/cluster/breaker.h"
+
+namespace crumb::server {
+
+bool Breaker::Allow() {
+  const TimePoint now = clock_.Now();
+  MutexLock lock(&mutex_);
+  if (state_ == State::kClosed) return true;
+  if (now < until_) return false;
+  // One probe; should its end never be told, another one follows after the same time.
+  state_ = State::kHalfOpen;
+  until_ = now + options_.open_for;
+  return true;
+}
+
+void Breaker::Succeed() {
+  MutexLock lock(&mutex_);
+  state_ = State::kClosed;
+  failures_ = 0;
+}
+
+void Breaker::Fail() {
+  const TimePoint now = clock_.Now();
+  MutexLock lock(&mutex_);
+  ++failures_;
+  if (state_ == State::kOpen) return;
+  if (state_ == State::kClosed && failures_ < options_.failures) return;
+  state_ = State::kOpen;
+  until_ = now + options_.open_for;
+  opened_.Add();
+}
+
+Breaker::State Breaker::state() const {
+  MutexLock lock(&mutex_);
+  return state_;
+}
+
+const char* BreakerStateName(Breaker::State state) {
+  switch (state) {
+    case Breaker::State::kClosed:
+      return "closed";
+    case Breaker::State::kOpen:
+      return "open";
+    case Breaker::State::kHalfOpen:
+      return "half-open";
+  }
+  return "closed";
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "common/clock.h"
+#include "common/metrics.h"
+#include "common/mutex.h"
+
+namespace crumb::server {
+
+// Keeps requests from waiting for a node that does not answer: after some failures in a row it is
+// not asked for a while, then by one request, whose success closes the breaker again. Thread-safe.
+class Breaker {
+ public:
+  enum class State : uint8_t { kClosed, kOpen, kHalfOpen };
+  struct Options {
+    int64_t failures = 5;
+    Duration open_for = std::chrono::seconds(2);
+  };
+
+  Breaker(const Options& options, const Clock& clock) : options_(options), clock_(clock) {}
+
+  // Whether the node may be asked now. A true answer must be followed by Succeed or Fail.
+  bool Allow();
+  void Succeed();
+  void Fail();
+
+  State state() const;
+  uint64_t opened() const { return opened_.value(); }
+
+ private:
+  const Options options_;
+  const Clock& clock_;
+  Counter opened_;
+  mutable Mutex mutex_;
+  State state_ ABSL_GUARDED_BY(mutex_) = State::kClosed;
+  int64_t failures_ ABSL_GUARDED_BY(mutex_) = 0;  // in a row
+  TimePoint until_ ABSL_GUARDED_BY(mutex_);       // of kOpen, and of the probe of kHalfOpen
+};
+
+const char* BreakerStateName(Breaker::State state);
+
+}  // namespace crumb::server

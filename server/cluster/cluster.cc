@@ -1,0 +1,473 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/cluster/cluster.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include "common/executor.h"
+#include "common/logging.h"
+#include "common/status_macros.h"
+#include "server/cluster/drain.h"
+#include "server/cluster/etcd_membership.h"
+#include "server/cluster/grpc_peer.h"
+#include "server/cluster/locate.h"
+#include "server/cluster/node_check.h"
+#include "server/cluster/page_source.h"
+#include "server/cluster/peer_transport.h"
+#include "server/cluster/pusher.h"
+#include "server/cluster/static_membership.h"
+#include "server/session/random_id.h"
+#include "storage/deadline_timer.h"
+
+namespace crumb::server {
+namespace {
+
+// Pages whose run is remembered: 72 bytes each.
+constexpr size_t kRememberedRuns = 1 << 18;
+constexpr auto kReapInterval = std::chrono::seconds(1);
+
+std::string MachineName() {
+  char name[256] = {};
+  if (::gethostname(name, sizeof(name) - 1) != 0) return "unknown";
+  return name;
+}
+
+class RunningCluster final : public Cluster {
+ public:
+  RunningCluster(Parts parts, std::string incarnation)
+      : parts_(std::move(parts)),
+        incarnation_(std::move(incarnation)),
+        calls_in_progress_(std::make_shared<OutgoingCalls>()),
+        hellos_(std::make_shared<OutgoingCalls>()),
+        peers_(parts_.node_id, static_cast<size_t>(parts_.options.replicas)),
+        sessions_(static_cast<size_t>(parts_.options.nodes_max)),
+        leases_(parts_.store, parts_.clock, static_cast<size_t>(parts_.options.peer_leases_max),
+                parts_.options.peer_lease),
+        source_(parts_.store, parts_.keyspaces, sessions_, metrics_),
+        runs_(parts_.store, kRememberedRuns),
+        timer_(parts_.clock),
+        steps_({"crumb-pull", static_cast<int>(parts_.options.pull_threads),
+                static_cast<size_t>(parts_.options.pull_queue)}),
+        blocking_({"crumb-merge", 1, parts_.control_queue}),
+        reader_(MakePullContext(), static_cast<size_t>(parts_.options.pulls_max)),
+        pusher_({static_cast<size_t>(parts_.options.push_queue_pages),
+                 static_cast<size_t>(parts_.options.push_batch_pages), parts_.options.pushes_max,
+                 parts_.options.push_deadline},
+                peers_, runs_, sessions_, parts_.keyspaces, parts_.clock, metrics_),
+        drain_(parts_.store, parts_.keyspaces, pusher_, parts_.clock),
+        calls_(MakeCallContext()) {}
+  ~RunningCluster() override { Stop(); }
+
+  absl::Status OpenTransport() {
+    if (parts_.transport.listen.empty()) return absl::OkStatus();
+    CRUMB_ASSIGN_OR_RETURN(transport_, OpenPeerTransport(parts_.transport, source_));
+    LogInfo("transport: {} at {}", transport_->Describe(), transport_->address());
+    return absl::OkStatus();
+  }
+
+  absl::Status Join(const std::string& address) override {
+    FillSelf(address);
+    parts_.keyspaces.OnChange([this](const KeyspaceId&) {
+      MutexLock lock(&mutex_);
+      if (membership_ != nullptr) membership_->KeyspacesChanged();
+    });
+    InstallView({});
+    auto membership = MakeMembership();
+    Membership* const joined = membership.get();
+    {
+      MutexLock lock(&mutex_);
+      membership_ = std::move(membership);
+    }
+    ScheduleReap();
+    if (!joined->WaitSynced(parts_.options.start_deadline)) {
+      LogWarning(
+          "nobody told within cluster.start_deadline what was dropped meanwhile: serving what is "
+          "here");
+    }
+    const v1::NodeRecord self = Self();
+    LogInfo("cluster '{}': node {} at {}, {} nodes in view {}", self.cluster(), self.id(),
+            self.grpc_address(), peers_.history().views().current->nodes.size(),
+            peers_.history().views().current->epoch);
+    return absl::OkStatus();
+  }
+
+  void Stop() override {
+    if (std::exchange(stopped_, true)) return;
+    parts_.keyspaces.OnChange(nullptr);
+    drain_.Stop();
+    std::unique_ptr<Membership> membership;
+    {
+      MutexLock lock(&mutex_);
+      membership.swap(membership_);
+    }
+    if (membership != nullptr) membership->Stop();
+    hellos_->Stop();
+    calls_in_progress_->Stop();
+    if (transport_ != nullptr) transport_->Stop();
+    pusher_.Stop();
+    steps_.Stop();
+    blocking_.Stop();
+    peers_.SetPeers({});
+  }
+
+  void Pull(PullRequest request, std::function<void(PullResult)> done) override {
+    if (peers_.All().empty()) return done({0, storage::MissReason::kNone});
+    reader_.Pull(std::move(request), std::move(done));
+  }
+  Duration lookup_deadline() const override { return parts_.options.lookup_deadline; }
+
+  void Committed(const FragmentHeader& header) override {
+    if (peers_.history().views().current->nodes.size() > 1 || !IsActive()) pusher_.Offer(header);
+  }
+
+  absl::Status NoteDeletion(const KeyspaceId& keyspace, const std::vector<PageKey>& keys) override {
+    return parts_.keyspaces.NoteDeletion(keyspace, parts_.node_id, keys,
+                                         static_cast<size_t>(parts_.options.deletions_max));
+  }
+
+  void ListNodes(v1::ListNodesResponse* response) override;
+  void Locate(const v1::LocatePageRequest& request, v1::LocatePageResponse* response,
+              std::function<void(absl::Status)> done) override {
+    LocatePage({parts_.store, parts_.keyspaces, peers_, runs_, parts_.clock, parts_.node_id},
+               request, response, std::move(done));
+  }
+  void DrainNode(const std::string& node, std::function<void(absl::Status)> done) override;
+
+  const PeerCallContext& calls() const override { return calls_; }
+  transport::FragmentSource& source() override { return source_; }
+  const ClusterMetrics& metrics() const override { return metrics_; }
+  Gauges gauges() const override;
+  const transport::Transport* transport() const override { return transport_.get(); }
+
+ private:
+  PullContext MakePullContext() {
+    return {parts_.store,
+            peers_,
+            flights_,
+            timer_,
+            steps_,
+            parts_.clock,
+            metrics_,
+            static_cast<size_t>(parts_.transport.fetch_pages_max),
+            [this](const std::string&) {
+              MutexLock lock(&mutex_);
+              if (membership_ != nullptr) membership_->AskKeyspaces();
+            }};
+  }
+
+  PeerCallContext MakeCallContext() {
+    return {parts_.clock,
+            parts_.store,
+            parts_.keyspaces,
+            peers_,
+            sessions_,
+            leases_,
+            reader_,
+            metrics_,
+            parts_.options.push_deadline,
+            parts_.keys_max,
+            [this] { return Self(); },
+            [this](std::vector<v1::KeyspaceEntry> entries,
+                   const std::function<void(absl::Status)>& done) {
+              auto shared = std::make_shared<std::vector<v1::KeyspaceEntry>>(std::move(entries));
+              const bool queued = blocking_.Submit([this, shared, done] {
+                MergeKeyspaces(*shared);
+                done(absl::OkStatus());
+              });
+              if (!queued) done(absl::ResourceExhaustedError("limits.control_queue is reached"));
+            },
+            [this] { return BeginDrain(); }};
+  }
+
+  void FillSelf(const std::string& address) {
+    const ClusterOptions& options = parts_.options;
+    MutexLock lock(&mutex_);
+    self_.set_id(parts_.node_id);
+    self_.set_weight(options.weight);
+    self_.set_grpc_address(options.advertise.empty() ? address : options.advertise);
+    if (transport_ != nullptr) self_.set_transport_address(transport_->address());
+    self_.set_version(parts_.version);
+    self_.set_wire_min(kWireMin);
+    self_.set_wire_max(kWireMax);
+    self_.set_layout_id(FragmentHeader().layout_id);
+    self_.set_capacity_bytes(parts_.capacity_bytes);
+    self_.set_host(options.host.empty() ? MachineName() : options.host);
+    self_.set_zone(options.zone);
+    self_.set_state(v1::NODE_STATE_ACTIVE);
+    self_.set_incarnation(incarnation_);
+    self_.set_cluster(options.name);
+  }
+
+  v1::NodeRecord Self() const {
+    MutexLock lock(&mutex_);
+    return self_;
+  }
+  bool IsActive() const {
+    MutexLock lock(&mutex_);
+    return self_.state() == v1::NODE_STATE_ACTIVE;
+  }
+
+  std::unique_ptr<Membership> MakeMembership() {
+    const ClusterOptions& options = parts_.options;
+    Membership::Events events;
+    events.nodes = [this](Membership::Nodes nodes) { InstallNodes(std::move(nodes)); };
+    events.keyspaces = [this](const Membership::Keyspaces& keyspaces) {
+      MergeKeyspaces(keyspaces);
+    };
+    events.own_keyspaces = [this] { return OwnKeyspaces(); };
+    if (!options.etcd.empty()) {
+      EtcdMembership::Options etcd;
+      etcd.prefix = options.etcd_prefix;
+      etcd.node_ttl = options.node_ttl;
+      return std::make_unique<EtcdMembership>(etcd, Self(),
+                                              EtcdClient::Make(options.etcd, options.rpc_deadline),
+                                              std::move(events), metrics_);
+    }
+    return std::make_unique<StaticMembership>(
+        StaticMembership::Options{options.nodes, options.heartbeat, options.node_ttl,
+                                  options.rpc_deadline},
+        Self(), std::move(events), hellos_, parts_.clock);
+  }
+
+  std::pair<uint64_t, Membership::Keyspaces> OwnKeyspaces() const {
+    const uint64_t version = parts_.keyspaces.version();
+    Membership::Keyspaces own;
+    for (const auto& keyspace : parts_.keyspaces.List()) {
+      v1::KeyspaceEntry& entry = own.emplace_back();
+      entry.set_keyspace(std::string(keyspace->id.view()));
+      *entry.mutable_record() = parts_.keyspaces.RecordOf(keyspace->id);
+    }
+    return {version, std::move(own)};
+  }
+
+  void MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entries);
+  void InstallNodes(Membership::Nodes nodes);
+  void InstallView(const Membership::Nodes& nodes);
+  void LogRefused(const std::vector<std::string>& refused);
+  absl::Status BeginDrain();
+  void SetState(v1::NodeState state);
+  void ScheduleReap() {
+    timer_.Schedule(parts_.clock.Now() + kReapInterval, [this] {
+      metrics_.peer_leases_reaped.Add(leases_.Reap());
+      ScheduleReap();
+    });
+  }
+
+  const Parts parts_;
+  const std::string incarnation_;
+  bool stopped_ = false;
+  ClusterMetrics metrics_;
+
+  // In the order in which one uses the other.
+  const std::shared_ptr<OutgoingCalls> calls_in_progress_;
+  const std::shared_ptr<OutgoingCalls> hellos_;
+  PeerTable peers_;
+  PeerSessions sessions_;
+  PeerLeases leases_;
+  PageSource source_;
+  RunFinder runs_;
+  PageFlights flights_;
+  storage::DeadlineTimer timer_;
+  std::unique_ptr<transport::Transport> transport_;
+  Executor steps_;
+  Executor blocking_;
+  RemoteReader reader_;
+  Pusher pusher_;
+  Drain drain_;
+  const PeerCallContext calls_;
+
+  mutable Mutex mutex_;
+  v1::NodeRecord self_ ABSL_GUARDED_BY(mutex_);
+  std::set<std::string> refused_ ABSL_GUARDED_BY(mutex_);
+  std::unique_ptr<Membership> membership_ ABSL_GUARDED_BY(mutex_);
+};
+
+void RunningCluster::MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entries) {
+  for (const v1::KeyspaceEntry& entry : entries) {
+    const auto id = KeyspaceId::FromBytes(entry.keyspace());
+    if (!id.ok()) continue;
+    const auto changes = parts_.keyspaces.Merge(*id, entry.record());
+    if (!changes.ok()) {
+      LogWarning("what another node knows of keyspace {} is left out: {}", id->ToHex(),
+                 changes.status().ToString());
+      continue;
+    }
+    if (changes->any) metrics_.keyspace_merges.Add();
+    if (changes->generation) {
+      const uint64_t generation = parts_.keyspaces.Find(*id)->generation.load();
+      const uint64_t pages = parts_.store.DropKeyspace(*id, generation);
+      LogInfo("keyspace {} was dropped by another node: {} pages, generation {} now", id->ToHex(),
+              pages, generation);
+    }
+    if (changes->state) parts_.state_changed(*id);
+    std::vector<PageKey> deleted = changes->deleted;
+    if (changes->all_deleted) {
+      parts_.store.ForEachPage(
+          *id, [&deleted](const PageKey& key, storage::Tier) { deleted.push_back(key); });
+      LogWarning(
+          "keyspace {}: deletions were forgotten before this node heard of them: deleting "
+          "all its {} pages",
+          id->ToHex(), deleted.size());
+    }
+    if (!deleted.empty()) parts_.store.Delete(*id, deleted);
+  }
+}
+
+// On the membership's thread, one at a time.
+void RunningCluster::InstallNodes(Membership::Nodes nodes) {
+  LogRefused(nodes.refused);
+  if (nodes.nodes.size() + 1 > static_cast<size_t>(parts_.options.nodes_max)) {
+    LogWarning("{} nodes are alive, cluster.nodes_max allows {}: the rest is left out",
+               nodes.nodes.size() + 1, parts_.options.nodes_max);
+    nodes.nodes.resize(static_cast<size_t>(parts_.options.nodes_max) - 1);
+  }
+  PeerTable::Peers peers;
+  const Breaker::Options breaker{parts_.options.breaker_failures, parts_.options.breaker_open};
+  for (const v1::NodeRecord& record : nodes.nodes) {
+    auto known = peers_.Find(record.id());
+    if (known != nullptr && known->record().SerializeAsString() == record.SerializeAsString()) {
+      peers.push_back(std::move(known));
+      continue;
+    }
+    peers.push_back(std::make_shared<GrpcPeer>(
+        record, breaker, parts_.clock, CallerInfo{parts_.node_id, incarnation_},
+        PeerStub(record.grpc_address()), calls_in_progress_, transport_.get()));
+  }
+  for (const auto& gone : peers_.All()) {
+    const bool stays = std::any_of(peers.begin(), peers.end(),
+                                   [&](const auto& peer) { return peer->id() == gone->id(); });
+    if (stays) continue;
+    LogInfo("node {} at {} is gone", gone->id(), gone->record().grpc_address());
+    sessions_.Forget(gone->id());
+    if (transport_ != nullptr && !gone->record().transport_address().empty()) {
+      transport_->Disconnect(gone->record().transport_address());
+    }
+  }
+  peers_.SetPeers(peers);
+  InstallView(nodes);
+}
+
+void RunningCluster::InstallView(const Membership::Nodes& nodes) {
+  std::vector<PlacementNode> homes;
+  const auto add = [&homes](const v1::NodeRecord& record) {
+    if (record.state() != v1::NODE_STATE_ACTIVE) return;
+    homes.push_back({.id = record.id(),
+                     .weight = record.weight(),
+                     .host = record.host(),
+                     .zone = record.zone(),
+                     .digest = 0});
+  };
+  add(Self());
+  for (const v1::NodeRecord& record : nodes.nodes) add(record);
+  if (!peers_.history().Install(nodes.epoch, std::move(homes))) return;
+  metrics_.view_changes.Add();
+  LogInfo("view {}: {} nodes are homes", nodes.epoch,
+          peers_.history().views().current->nodes.size());
+}
+
+void RunningCluster::LogRefused(const std::vector<std::string>& refused) {
+  std::set<std::string> now(refused.begin(), refused.end());
+  MutexLock lock(&mutex_);
+  for (const std::string& why : now) {
+    if (refused_.contains(why)) continue;
+    metrics_.nodes_refused.Add();
+    LogError("{}", why);
+  }
+  refused_ = std::move(now);
+}
+
+void RunningCluster::SetState(v1::NodeState state) {
+  MutexLock lock(&mutex_);
+  self_.set_state(state);
+  if (membership_ != nullptr) membership_->Publish(self_);
+}
+
+absl::Status RunningCluster::BeginDrain() {
+  if (peers_.All().empty()) {
+    return absl::FailedPreconditionError("no other node is there to take this one's pages");
+  }
+  SetState(v1::NODE_STATE_DRAINING);
+  // The new view leaves this node out; told by itself, since the membership tells of others.
+  const auto view = peers_.history().views().current;
+  std::vector<PlacementNode> rest = view->nodes;
+  std::erase_if(rest, [this](const PlacementNode& node) { return node.id == parts_.node_id; });
+  if (peers_.history().Install(view->epoch, std::move(rest))) metrics_.view_changes.Add();
+  drain_.Start([this] { SetState(v1::NODE_STATE_DRAINED); });
+  return absl::OkStatus();
+}
+
+void RunningCluster::DrainNode(const std::string& node, std::function<void(absl::Status)> done) {
+  if (node == parts_.node_id) return done(BeginDrain());
+  const auto peer = peers_.Find(node);
+  if (peer == nullptr) return done(absl::NotFoundError("no node has the id " + node));
+  peer->Drain(parts_.clock.Now() + parts_.options.rpc_deadline,
+              [done = std::move(done)](const absl::StatusOr<v1::PeerDrainResponse>& answer) {
+                done(answer.status());
+              });
+}
+
+void FillNode(const v1::NodeRecord& record, v1::ListNodesResponse::Node* node) {
+  node->set_id(record.id());
+  node->set_address(record.grpc_address());
+  node->set_version(record.version());
+  node->set_weight(record.weight());
+  node->set_host(record.host());
+  node->set_zone(record.zone());
+  node->set_capacity_bytes(record.capacity_bytes());
+  node->set_state(record.state() == v1::NODE_STATE_ACTIVE     ? "active"
+                  : record.state() == v1::NODE_STATE_DRAINING ? "draining"
+                                                              : "drained");
+}
+
+void RunningCluster::ListNodes(v1::ListNodesResponse* response) {
+  const ViewHistory::Views views = peers_.history().views();
+  response->set_view_epoch(views.current->epoch);
+  response->set_previous_epoch(views.previous->epoch);
+  const v1::NodeRecord own = Self();
+  auto* self = response->add_nodes();
+  FillNode(own, self);
+  self->set_self(true);
+  self->set_up(true);
+  if (own.state() != v1::NODE_STATE_ACTIVE) self->set_pages_to_push(drain_.pages_left());
+  for (const auto& peer : peers_.All()) {
+    auto* node = response->add_nodes();
+    FillNode(peer->record(), node);
+    node->set_up(peer->breaker().state() == Breaker::State::kClosed);
+    node->set_transport(peer->transport());
+    node->set_breaker(BreakerStateName(peer->breaker().state()));
+  }
+  MutexLock lock(&mutex_);
+  for (const std::string& why : refused_) response->add_refused(why);
+}
+
+Cluster::Gauges RunningCluster::gauges() const {
+  Gauges gauges;
+  const auto view = peers_.history().views().current;
+  gauges.view_epoch = view->epoch;
+  gauges.view_nodes = view->nodes.size();
+  gauges.pulls = reader_.active();
+  gauges.push_pages = pusher_.pending();
+  gauges.peer_leases = leases_.size();
+  for (const auto& peer : peers_.All()) {
+    const Breaker::State state = peer->breaker().state();
+    gauges.nodes.push_back(
+        {peer->id(), state == Breaker::State::kClosed, state, peer->breaker().opened()});
+  }
+  return gauges;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Cluster>> Cluster::Open(Parts parts) {
+  CRUMB_ASSIGN_OR_RETURN(const RandomId incarnation, RandomId::Make());
+  auto cluster =
+      std::make_unique<RunningCluster>(std::move(parts), std::string(incarnation.view()));
+  CRUMB_RETURN_IF_ERROR(cluster->OpenTransport());
+  return cluster;
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/fragment_header.h"
+#include "crumb/v1/cache_service.pb.h"
+#include "server/cluster/cluster_metrics.h"
+#include "server/cluster/cluster_options.h"
+#include "server/cluster/peer_calls.h"
+#include "server/cluster/remote_reader.h"
+#include "server/keyspace_registry.h"
+#include "transport/fragment_source.h"
+#include "transport/transport.h"
+#include "transport/transport_options.h"
+
+namespace crumb::server {
+
+// This node among others: who they are, what they hold, and the moving of pages between them.
+// docs/cluster.md. Thread-safe.
+class Cluster {
+ public:
+  struct Parts {
+    ClusterOptions options;
+    transport::TransportOptions transport;
+    std::string node_id;
+    std::string version;
+    uint64_t capacity_bytes = 0;
+    size_t keys_max = 0;
+    size_t control_queue = 256;
+    const Clock& clock;
+    storage::TieredStore& store;
+    KeyspaceRegistry& keyspaces;
+    // A keyspace's state was changed by another node.
+    std::function<void(const KeyspaceId&)> state_changed;
+  };
+
+  // Numbers for /metrics.
+  struct Gauges {
+    uint64_t view_epoch = 0;
+    size_t view_nodes = 0;
+    size_t pulls = 0;
+    size_t push_pages = 0;
+    size_t peer_leases = 0;
+    struct Node {
+      std::string id;
+      bool up = false;
+      Breaker::State breaker = Breaker::State::kClosed;
+      uint64_t breaker_opened = 0;
+    };
+    std::vector<Node> nodes;  // others
+  };
+
+  // Takes the transport's port. Joins nobody yet. What `parts` refers to must outlive this.
+  static absl::StatusOr<std::unique_ptr<Cluster>> Open(Parts parts);
+
+  virtual ~Cluster() = default;
+
+  // Makes this node, whose gRPC others reach at `address`, known, and waits a while to hear what
+  // was dropped while it was away.
+  virtual absl::Status Join(const std::string& address) = 0;
+  // Leaves, ends calls and fetches, joins threads. Before the store goes. Idempotent.
+  virtual void Stop() = 0;
+
+  // Brings pages that this node lacks from others. Calls `done` once.
+  virtual void Pull(PullRequest request, std::function<void(PullResult)> done) = 0;
+  // No request waits longer for others.
+  virtual Duration lookup_deadline() const = 0;
+
+  // A fragment was committed here: it is offered to its homes in the background.
+  virtual void Committed(const FragmentHeader& header) = 0;
+  // Pages are deleted here by a caller: others hear of it. Blocks on the store.
+  virtual absl::Status NoteDeletion(const KeyspaceId& keyspace,
+                                    const std::vector<PageKey>& keys) = 0;
+
+  virtual void ListNodes(v1::ListNodesResponse* response) = 0;
+  // Asks every node for the page; `done` is called once, within a second.
+  virtual void Locate(const v1::LocatePageRequest& request, v1::LocatePageResponse* response,
+                      std::function<void(absl::Status)> done) = 0;
+  virtual void DrainNode(const std::string& node, std::function<void(absl::Status)> done) = 0;
+
+  // For PeerService.
+  virtual const PeerCallContext& calls() const = 0;
+  virtual transport::FragmentSource& source() = 0;
+
+  virtual const ClusterMetrics& metrics() const = 0;
+  virtual Gauges gauges() const = 0;
+  // Null without a transport.
+  virtual const transport::Transport* transport() const = 0;
+};
+
+}  // namespace crumb::server

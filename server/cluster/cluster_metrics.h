@@ -1,0 +1,47 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "common/metrics.h"
+
+namespace crumb::server {
+
+// What the cluster's parts count. Thread-safe.
+struct ClusterMetrics {
+  // Looking at other nodes.
+  Counter pulls;                 // requests that asked other nodes
+  Counter pulls_refused;         // over cluster.pulls_max
+  Counter pulls_late;            // ended by the deadline
+  Counter pull_asks;             // PeerAcquire calls
+  Counter pull_ask_failures;     // of them
+  Counter pulled_pages;          // arrived and verified
+  Counter pull_coalesced_pages;  // another request was fetching them already
+  Counter pull_failed_pages;     // found but did not arrive
+  Counter pull_corrupt_pages;    // what arrived was not what was asked for
+  Counter pulled_bytes;
+  Counter breaker_skips;  // nodes not asked: their breaker was open
+
+  // Giving pages to their homes.
+  Counter push_offered_pages;
+  Counter push_stored_pages;  // homes took them
+  Counter push_known_pages;   // homes had them
+  Counter push_failed_pages;
+  Counter push_dropped_pages;   // the queue was full
+  Counter push_unplaced_pages;  // no run could be found for them
+
+  // Serving other nodes.
+  Counter served_asks;
+  Counter served_pages;
+  Counter served_bytes;    // over gRPC; the transport counts its own
+  Counter serve_refused;   // no session, or not its keyspace
+  Counter received_pages;  // pushed to this node
+  Counter peer_leases_reaped;
+
+  // Membership.
+  Counter view_changes;
+  Counter nodes_refused;
+  Counter etcd_failures;
+  Counter keyspace_merges;  // changes that other nodes told of
+};
+
+}  // namespace crumb::server

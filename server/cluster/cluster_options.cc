@@ -1,0 +1,135 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/cluster/cluster_options.h"
+
+#include <utility>
+
+namespace crumb::server {
+namespace {
+
+constexpr int64_t kCountMax = int64_t{1} << 30;
+constexpr int64_t kThreadsMax = 64;
+constexpr int64_t kReplicasMax = 8;
+constexpr int64_t kNodesMax = 65'536;
+// What an etcd lease can be granted for, and what a watch can react to.
+constexpr Duration kTtlMin = std::chrono::seconds(1);
+constexpr double kWeightMax = 1e6;
+
+struct Count {
+  const char* key;
+  int64_t value;
+  int64_t most;
+};
+
+absl::Status CheckCount(const Count& count) {
+  if (count.value >= 1 && count.value <= count.most) return absl::OkStatus();
+  return absl::InvalidArgumentError(std::string("cluster.") + count.key + " is " +
+                                    std::to_string(count.value) + ", must be from 1 to " +
+                                    std::to_string(count.most));
+}
+
+absl::Status CheckPositive(const char* key, Duration value, Duration least) {
+  if (value >= least) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      std::string("cluster.") + key + " must be at least " +
+      std::to_string(std::chrono::duration_cast<std::chrono::milliseconds>(least).count()) + "ms");
+}
+
+}  // namespace
+
+void ClusterOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("secret_file", secret_file,
+                "File with the secret that tenants' salts are made of, the same on every node. "
+                "Empty: a secret of this node's own, kept in its store.");
+  visitor.Field("name", name, "Name of the cluster; nodes of another one are refused.");
+  visitor.Field("etcd", etcd, "HOST:PORT of etcd's members. Empty: no etcd.");
+  visitor.Field("etcd_prefix", etcd_prefix, "What the names of all keys in etcd begin with.");
+  visitor.Field(
+      "nodes", nodes,
+      "HOST:PORT of the gRPC of every node, instead of etcd. Both empty: one node alone.");
+  visitor.Field("advertise", advertise,
+                "HOST:PORT that other nodes reach this one's gRPC at. Empty: listen.tcp.");
+  visitor.Field("host", host,
+                "Name of the machine: no run has two replicas on one. Empty: the system's name.");
+  visitor.Field("zone", zone, "Replicas go to distinct zones where there are some.");
+  visitor.Field("weight", weight, "Share of the runs that this node is home of.");
+  visitor.Field("replicas", replicas, "Homes of each run.");
+  visitor.Field("lookup_deadline", lookup_deadline,
+                "Longest time that a request waits for other nodes.");
+  visitor.Field("rpc_deadline", rpc_deadline,
+                "Deadline of calls to etcd, and of calls to nodes "
+                "that no request waits for.");
+  visitor.Field("heartbeat", heartbeat, "Between two hellos to a node of the static list.");
+  visitor.Field("node_ttl", node_ttl,
+                "A node that is not heard of for so long leaves the view; the etcd lease's time.");
+  visitor.Field("start_deadline", start_deadline,
+                "Longest time that a start waits to hear what was dropped meanwhile.");
+  visitor.Field("nodes_max", nodes_max, "Nodes of a view; more are refused.");
+  visitor.Field("pulls_max", pulls_max,
+                "Requests that fetch from other nodes at once; more are misses.");
+  visitor.Field("pull_queue", pull_queue, "Steps of fetches waiting for a thread.");
+  visitor.Field("pull_threads", pull_threads, "Threads that make fetched pages visible.");
+  visitor.Field("push_queue_pages", push_queue_pages,
+                "Pages waiting to be offered to their homes; more are dropped.");
+  visitor.Field("push_batch_pages", push_batch_pages, "Pages offered in one call.");
+  visitor.Field("pushes_max", pushes_max, "Offers to one node at once.");
+  visitor.Field("push_deadline", push_deadline, "Time for a home to fetch what it was offered.");
+  visitor.Field("peer_leases_max", peer_leases_max,
+                "Leases of other nodes at once; more are answered without a lease.");
+  visitor.Field("peer_lease", peer_lease, "Longest time that another node keeps a lease.");
+  visitor.Field("breaker_failures", breaker_failures,
+                "Failures in a row after which a node is not asked for a while.");
+  visitor.Field("breaker_open", breaker_open, "How long it is not asked then.");
+  visitor.Field("deletions_max", deletions_max,
+                "Deleted pages of a keyspace that are remembered for nodes that are away; a node "
+                "that was away longer deletes all its pages of the keyspace.");
+}
+
+absl::Status ClusterOptions::Validate(const std::string& tcp) const {
+  for (const Count& count :
+       {Count{"replicas", replicas, kReplicasMax}, Count{"nodes_max", nodes_max, kNodesMax},
+        Count{"pulls_max", pulls_max, kCountMax}, Count{"pull_queue", pull_queue, kCountMax},
+        Count{"pull_threads", pull_threads, kThreadsMax},
+        Count{"push_queue_pages", push_queue_pages, kCountMax},
+        Count{"push_batch_pages", push_batch_pages, 1024}, Count{"pushes_max", pushes_max, 64},
+        Count{"peer_leases_max", peer_leases_max, kCountMax},
+        Count{"breaker_failures", breaker_failures, 1000},
+        Count{"deletions_max", deletions_max, 16'384}}) {
+    if (absl::Status status = CheckCount(count); !status.ok()) return status;
+  }
+  constexpr Duration kLeast = std::chrono::milliseconds(1);
+  for (const auto& [key, value, least] :
+       {std::tuple{"lookup_deadline", lookup_deadline, kLeast},
+        std::tuple{"rpc_deadline", rpc_deadline, kLeast},
+        std::tuple{"heartbeat", heartbeat, kLeast}, std::tuple{"node_ttl", node_ttl, kTtlMin},
+        std::tuple{"start_deadline", start_deadline, kLeast},
+        std::tuple{"push_deadline", push_deadline, kLeast},
+        std::tuple{"peer_lease", peer_lease, kLeast},
+        std::tuple{"breaker_open", breaker_open, kLeast}}) {
+    if (absl::Status status = CheckPositive(key, value, least); !status.ok()) return status;
+  }
+  if (!(weight > 0 && weight <= kWeightMax)) {
+    return absl::InvalidArgumentError("cluster.weight must be above 0 and at most 1000000");
+  }
+  if (!enabled()) return absl::OkStatus();
+  if (!etcd.empty() && !nodes.empty()) {
+    return absl::InvalidArgumentError("cluster.etcd and cluster.nodes are both set: choose one");
+  }
+  if (tcp.empty()) {
+    return absl::InvalidArgumentError("a cluster needs listen.tcp: other nodes call it");
+  }
+  if (secret_file.empty()) {
+    return absl::InvalidArgumentError(
+        "a cluster needs cluster.secret_file, the same on every node: without it no node finds "
+        "the pages of another");
+  }
+  if (name.empty() || etcd_prefix.empty()) {
+    return absl::InvalidArgumentError("cluster.name and cluster.etcd_prefix must not be empty");
+  }
+  if (heartbeat >= node_ttl) {
+    return absl::InvalidArgumentError("cluster.heartbeat must be less than cluster.node_ttl");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/config_visitor.h"
+
+namespace crumb::server {
+
+// Who this node shares pages with, and how: docs/cluster.md.
+struct ClusterOptions {
+  std::string secret_file;        // empty: a secret of this node, made once, beside the index
+  std::string name = "crumb";     // nodes of another cluster are refused
+  std::vector<std::string> etcd;  // HOST:PORT each; empty: no etcd
+  std::string etcd_prefix = "/crumb/";
+  std::vector<std::string> nodes;  // HOST:PORT of every node's gRPC; with etcd: none
+  std::string advertise;           // HOST:PORT that others reach listen.tcp at; empty: listen.tcp
+  std::string host;                // empty: the machine's name
+  std::string zone;
+  double weight = 1;
+  int64_t replicas = 1;
+  Duration lookup_deadline = std::chrono::milliseconds(250);
+  Duration rpc_deadline = std::chrono::seconds(2);
+  Duration heartbeat = std::chrono::seconds(1);
+  Duration node_ttl = std::chrono::seconds(10);
+  Duration start_deadline = std::chrono::seconds(5);
+  int64_t nodes_max = 4096;
+  int64_t pulls_max = 256;
+  int64_t pull_queue = 4096;
+  int64_t pull_threads = 2;
+  int64_t push_queue_pages = 16'384;
+  int64_t push_batch_pages = 64;
+  int64_t pushes_max = 2;
+  Duration push_deadline = std::chrono::seconds(10);
+  int64_t peer_leases_max = 4096;
+  Duration peer_lease = std::chrono::seconds(10);
+  int64_t breaker_failures = 5;
+  Duration breaker_open = std::chrono::seconds(2);
+  int64_t deletions_max = 4096;
+
+  // Whether this node works with others at all.
+  bool enabled() const { return !etcd.empty() || !nodes.empty(); }
+
+  void Visit(ConfigVisitor& visitor);
+  // kInvalidArgument naming key and bound. `tcp` is listen.tcp.
+  absl::Status Validate(const std::string& tcp) const;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/cluster/grpc_peer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "grpcpp/create_channel.h"
+#include "grpcpp/security/credentials.h"
+#include "server/cluster/grpc_fetch.h"
+
+namespace crumb::server {
+namespace {
+
+constexpr auto kReleaseDeadline = std::chrono::seconds(1);
+constexpr int kReconnectMaxMs = 2000;
+
+}  // namespace
+
+std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMaxMs);
+  // A channel of its own for each node, even when a test runs several in one process.
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  return v1::PeerService::NewStub(
+      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+}
+
+GrpcPeer::GrpcPeer(v1::NodeRecord record, const Breaker::Options& options, const Clock& clock,
+                   CallerInfo caller, std::shared_ptr<v1::PeerService::Stub> stub,
+                   std::shared_ptr<OutgoingCalls> calls, transport::Transport* transport)
+    : Peer(std::move(record), options, clock),
+      clock_(clock),
+      caller_(std::move(caller)),
+      stub_(std::move(stub)),
+      calls_(std::move(calls)),
+      transport_(transport) {}
+
+void GrpcPeer::FillCaller(v1::PeerCaller* caller) const {
+  caller->set_node(caller_.node);
+  caller->set_incarnation(caller_.incarnation);
+  // The highest version that both speak.
+  caller->set_wire_version(std::min(kWireMax, record().wire_max()));
+}
+
+void GrpcPeer::Acquire(v1::PeerAcquireRequest request, TimePoint deadline,
+                       Answer<v1::PeerAcquireResponse> answer) {
+  FillCaller(request.mutable_caller());
+  StartCall<v1::PeerAcquireResponse>(
+      calls_, std::move(request), ToGrpcDeadline(deadline, clock_.Now()),
+      [this](auto... arguments) { stub_->async()->PeerAcquire(arguments...); }, std::move(answer));
+}
+
+void GrpcPeer::Release(uint64_t lease) {
+  v1::PeerReleaseRequest request;
+  FillCaller(request.mutable_caller());
+  request.add_leases(lease);
+  StartCall<v1::PeerReleaseResponse>(
+      calls_, std::move(request), ToGrpcDeadline(clock_.Now() + kReleaseDeadline, clock_.Now()),
+      [this](auto... arguments) { stub_->async()->PeerRelease(arguments...); },
+      [self = shared_from_this()](const absl::StatusOr<v1::PeerReleaseResponse>&) {});
+}
+
+void GrpcPeer::Push(v1::PeerPushRequest request, TimePoint deadline,
+                    Answer<v1::PeerPushResponse> answer) {
+  FillCaller(request.mutable_caller());
+  StartCall<v1::PeerPushResponse>(
+      calls_, std::move(request), ToGrpcDeadline(deadline, clock_.Now()),
+      [this](auto... arguments) { stub_->async()->PeerPush(arguments...); }, std::move(answer));
+}
+
+void GrpcPeer::Keyspaces(v1::PeerKeyspacesRequest request, TimePoint deadline,
+                         Answer<v1::PeerKeyspacesResponse> answer) {
+  FillCaller(request.mutable_caller());
+  StartCall<v1::PeerKeyspacesResponse>(
+      calls_, std::move(request), ToGrpcDeadline(deadline, clock_.Now()),
+      [this](auto... arguments) { stub_->async()->PeerKeyspaces(arguments...); },
+      std::move(answer));
+}
+
+void GrpcPeer::Drain(TimePoint deadline, Answer<v1::PeerDrainResponse> answer) {
+  v1::PeerDrainRequest request;
+  FillCaller(request.mutable_caller());
+  StartCall<v1::PeerDrainResponse>(
+      calls_, std::move(request), ToGrpcDeadline(deadline, clock_.Now()),
+      [this](auto... arguments) { stub_->async()->PeerDrain(arguments...); }, std::move(answer));
+}
+
+void GrpcPeer::Fetch(transport::FetchRequest request, transport::FetchDone done) {
+  if (!UsesTransport()) {
+    return StartGrpcFetch(stub_, calls_, clock_, std::move(request), std::move(done));
+  }
+  // A copy for the answer when the transport does not take the request.
+  const size_t pages = request.pages.size();
+  const auto shared_done = std::make_shared<transport::FetchDone>(std::move(done));
+  const auto fetch = transport_->Fetch(
+      record().transport_address(), std::move(request),
+      [shared_done](transport::FetchAnswer answer) { (*shared_done)(std::move(answer)); });
+  if (fetch.ok()) return;
+  transport::FetchAnswer answer;
+  answer.pages.resize(pages);
+  const bool busy = absl::IsResourceExhausted(fetch.status());
+  for (transport::PageAnswer& page : answer.pages) {
+    page.status = busy ? transport::PageStatus::kBusy : transport::PageStatus::kUnavailable;
+  }
+  answer.detail = fetch.status();
+  (*shared_done)(std::move(answer));
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "crumb/v1/peer_service.grpc.pb.h"
+#include "server/cluster/outgoing_calls.h"
+#include "server/cluster/peer.h"
+#include "transport/transport.h"
+
+namespace crumb::server {
+
+// How this node calls others.
+struct CallerInfo {
+  std::string node;
+  std::string incarnation;
+};
+
+// A channel to `address`, made once for each; connects at its first call and again when it breaks.
+std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address);
+
+// A node behind gRPC for control and, where both have it, a transport for bytes.
+class GrpcPeer final : public Peer, public std::enable_shared_from_this<GrpcPeer> {
+ public:
+  // `transport` may be null; it and `clock` must outlive this.
+  GrpcPeer(v1::NodeRecord record, const Breaker::Options& options, const Clock& clock,
+           CallerInfo caller, std::shared_ptr<v1::PeerService::Stub> stub,
+           std::shared_ptr<OutgoingCalls> calls, transport::Transport* transport);
+
+  void Acquire(v1::PeerAcquireRequest request, TimePoint deadline,
+               Answer<v1::PeerAcquireResponse> answer) override;
+  void Release(uint64_t lease) override;
+  void Push(v1::PeerPushRequest request, TimePoint deadline,
+            Answer<v1::PeerPushResponse> answer) override;
+  void Keyspaces(v1::PeerKeyspacesRequest request, TimePoint deadline,
+                 Answer<v1::PeerKeyspacesResponse> answer) override;
+  void Drain(TimePoint deadline, Answer<v1::PeerDrainResponse> answer) override;
+  void Fetch(transport::FetchRequest request, transport::FetchDone done) override;
+  const char* transport() const override { return UsesTransport() ? "ucx" : "grpc"; }
+
+ private:
+  bool UsesTransport() const {
+    return transport_ != nullptr && !record().transport_address().empty();
+  }
+  void FillCaller(v1::PeerCaller* caller) const;
+
+  const Clock& clock_;
+  const CallerInfo caller_;
+  const std::shared_ptr<v1::PeerService::Stub> stub_;
+  const std::shared_ptr<OutgoingCalls> calls_;
+  transport::Transport* const transport_;
+};
+
+}  // namespace crumb::server

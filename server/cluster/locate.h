@@ -1,0 +1,31 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "crumb/v1/cache_service.pb.h"
+#include "server/cluster/peer_table.h"
+#include "server/cluster/run_finder.h"
+#include "server/keyspace_registry.h"
+
+namespace crumb::server {
+
+// What LocatePage works with; all outlive the call.
+struct LocateContext {
+  storage::TieredStore& store;
+  const KeyspaceRegistry& keyspaces;
+  PeerTable& peers;
+  RunFinder& runs;
+  const Clock& clock;
+  const std::string& self;
+};
+
+// The homes of a page's run, and every node that has the page. Without a keyspace in the request:
+// the one in which this node has the page. kNotFound: it has it in none. `done` once.
+void LocatePage(const LocateContext& context, const v1::LocatePageRequest& request,
+                v1::LocatePageResponse* response, std::function<void(absl::Status)> done);
+
+}  // namespace crumb::server

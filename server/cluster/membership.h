@@ -1,0 +1,51 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "crumb/v1/peer_service.pb.h"
+#include "crumb/v1/record.pb.h"
+
+namespace crumb::server {
+
+// Where nodes hear of each other. Thread-safe.
+class Membership {
+ public:
+  // The nodes that are alive, this one left out, as far as is known now.
+  struct Nodes {
+    uint64_t epoch = 0;
+    std::vector<v1::NodeRecord> nodes;
+    std::vector<std::string> refused;  // nodes that do not count, and why
+  };
+  using Keyspaces = std::vector<v1::KeyspaceEntry>;
+
+  // Called on the membership's threads, one at a time.
+  struct Events {
+    // The nodes changed.
+    std::function<void(Nodes)> nodes;
+    // What others know of keyspaces.
+    std::function<void(Keyspaces)> keyspaces;
+    // All that this node knows of keyspaces, and its version.
+    std::function<std::pair<uint64_t, Keyspaces>()> own_keyspaces;
+  };
+
+  virtual ~Membership() = default;
+
+  // This node's record, to be told to others.
+  virtual void Publish(const v1::NodeRecord& self) = 0;
+  // What this node knows of keyspaces changed: tell others soon.
+  virtual void KeyspacesChanged() = 0;
+  // A node knows more of a keyspace than this one: ask soon.
+  virtual void AskKeyspaces() = 0;
+  // Waits until others were heard of once, at most until then. False: nobody answered.
+  virtual bool WaitSynced(Duration most) = 0;
+  // Leaves, and joins the threads. Idempotent.
+  virtual void Stop() = 0;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,23 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "crumb/v1/peer_service.pb.h"
+
+namespace crumb::server {
+
+// kFailedPrecondition, saying why and what to do, when the two nodes cannot work together: another
+// cluster, no wire version that both speak, other page tiles, one id for two nodes.
+absl::Status CheckNode(const v1::NodeRecord& self, const v1::NodeRecord& other);
+
+// Leaves those out that cannot work with `self`, and of two with one id the later one. Each of them
+// is named in `refused`.
+std::vector<v1::NodeRecord> UsableNodes(const v1::NodeRecord& self,
+                                        const std::vector<v1::NodeRecord>& nodes,
+                                        std::vector<std::string>* refused);
+
+}  // namespace crumb::server

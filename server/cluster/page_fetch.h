@@ -1,0 +1,34 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "server/cluster/remote_reader.h"
+
+namespace crumb::server {
+
+// Pages of one node that are to be fetched in one go.
+struct PageFetch {
+  std::shared_ptr<Peer> from;
+  std::shared_ptr<Keyspace> keyspace;
+  TileRange range;
+  transport::SessionToken session{};
+  TimePoint deadline;
+  storage::Received received = storage::Received::kCopy;
+  std::vector<PageKey> keys;
+  std::vector<uint32_t> tile_bytes;  // of each
+  std::vector<size_t> names;         // what `settled` is told of each
+};
+
+// How a page of a fetch ended; kNone: it is in host memory.
+using PageSettled = std::function<void(size_t name, storage::MissReason reason)>;
+
+// Reserves room, fetches, checks and publishes. `settled` is called once for each page, on the
+// executor's threads or inside the call. Never blocks. `held` lives until the fetch has ended.
+void StartPageFetch(const PullContext& context, PageFetch fetch, std::shared_ptr<const void> held,
+                    PageSettled settled);
+
+}  // namespace crumb::server

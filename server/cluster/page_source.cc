@@ -1,0 +1,160 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/cluster/page_source.h"
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "common/mutex.h"
+
+namespace crumb::server {
+namespace {
+
+using storage::MissReason;
+using transport::PageStatus;
+
+PageStatus StatusOf(MissReason reason) {
+  switch (reason) {
+    case MissReason::kNotCovered:
+      return PageStatus::kNotCovered;
+    case MissReason::kGeneration:
+      return PageStatus::kStale;
+    case MissReason::kBusy:
+      return PageStatus::kBusy;
+    case MissReason::kDeadline:
+      return PageStatus::kDeadline;
+    case MissReason::kNone:
+    case MissReason::kAbsent:
+    case MissReason::kPending:
+    case MissReason::kCorrupt:
+      return PageStatus::kAbsent;
+  }
+  return PageStatus::kAbsent;
+}
+
+// Store leases that end with the last send.
+struct HeldLeases {
+  explicit HeldLeases(storage::TieredStore& owner) : store(owner) {}
+  HeldLeases(const HeldLeases&) = delete;
+  HeldLeases& operator=(const HeldLeases&) = delete;
+  ~HeldLeases() {
+    for (const storage::LeaseId lease : leases) store.Release(lease);
+  }
+  storage::TieredStore& store;
+  std::vector<storage::LeaseId> leases;
+};
+
+// One request: leases stretch after stretch, since the store leases prefixes and a page that is
+// absent ends one.
+class Walk : public std::enable_shared_from_this<Walk> {
+ public:
+  Walk(storage::TieredStore& store, transport::SourceRequest request,
+       transport::FragmentSource::Reply reply, ClusterMetrics& metrics)
+      : store_(store),
+        request_(std::move(request)),
+        reply_(std::move(reply)),
+        metrics_(metrics),
+        held_(std::make_shared<HeldLeases>(store)) {
+    answer_.pages.resize(request_.pages.size());
+  }
+
+  // Goes on until the store does not answer at once or the pages are through.
+  void Go() {
+    while (next_ < request_.pages.size()) {
+      {
+        MutexLock lock(&mutex_);
+        answered_ = false;
+        left_ = false;
+      }
+      store_.Acquire(Stretch(),
+                     [self = shared_from_this()](absl::StatusOr<storage::AcquireResult> result) {
+                       self->Take(std::move(result));
+                       bool resume = false;
+                       {
+                         MutexLock lock(&self->mutex_);
+                         self->answered_ = true;
+                         resume = self->left_;
+                       }
+                       if (resume) self->Go();
+                     });
+      MutexLock lock(&mutex_);
+      if (!answered_) {
+        left_ = true;
+        return;
+      }
+    }
+    answer_.lease = std::move(held_);
+    reply_(std::move(answer_));
+  }
+
+ private:
+  storage::AcquireRequest Stretch() const {
+    storage::AcquireRequest wanted;
+    wanted.keyspace = request_.keyspace;
+    wanted.generation = request_.generation;
+    wanted.range = request_.pages[next_].range;
+    wanted.deadline = request_.deadline;
+    for (size_t i = next_; i < request_.pages.size(); ++i) {
+      if (request_.pages[i].range != wanted.range) break;
+      wanted.keys.push_back(request_.pages[i].key);
+    }
+    return wanted;
+  }
+
+  void Take(absl::StatusOr<storage::AcquireResult> result) {
+    if (!result.ok()) {
+      for (; next_ < request_.pages.size(); ++next_) {
+        answer_.pages[next_].status = PageStatus::kUnavailable;
+      }
+      return;
+    }
+    if (result->lease != 0) held_->leases.push_back(result->lease);
+    for (const storage::FragmentRef& fragment : result->fragments) {
+      const auto bytes = store_.Bytes(fragment);
+      const FragmentShape shape = ShapeOfHeader(bytes.subspan(fragment.tiles_bytes));
+      transport::SourcePage& page = answer_.pages[next_ + fragment.page];
+      page.status = PageStatus::kHit;
+      page.fragments.push_back({bytes, shape.range, shape.tile_bytes});
+    }
+    metrics_.served_pages.Add(result->hit_pages);
+    next_ += result->hit_pages;
+    if (next_ < request_.pages.size() && result->miss_reason != MissReason::kNone) {
+      answer_.pages[next_++].status = StatusOf(result->miss_reason);
+    }
+  }
+
+  storage::TieredStore& store_;
+  const transport::SourceRequest request_;
+  const transport::FragmentSource::Reply reply_;
+  ClusterMetrics& metrics_;
+  // Only one thread at a time goes on.
+  std::shared_ptr<HeldLeases> held_;
+  transport::SourceAnswer answer_;
+  size_t next_ = 0;
+
+  Mutex mutex_;
+  bool answered_ ABSL_GUARDED_BY(mutex_) = false;
+  bool left_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace
+
+void PageSource::Acquire(transport::SourceRequest request, Reply reply) {
+  const auto refuse = [&](PageStatus status) {
+    transport::SourceAnswer answer;
+    answer.pages.resize(request.pages.size());
+    for (transport::SourcePage& page : answer.pages) page.status = status;
+    reply(std::move(answer));
+  };
+  const auto keyspace = keyspaces_.Find(request.keyspace);
+  if (keyspace == nullptr || !sessions_.MayRead(request.session, request.keyspace)) {
+    metrics_.serve_refused.Add();
+    return refuse(PageStatus::kRefused);
+  }
+  if (keyspace->generation.load() > request.generation) return refuse(PageStatus::kStale);
+  if (keyspace->quality_off()) return refuse(PageStatus::kAbsent);
+  std::make_shared<Walk>(store_, std::move(request), std::move(reply), metrics_)->Go();
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,31 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "server/cluster/cluster_metrics.h"
+#include "server/cluster/peer_sessions.h"
+#include "server/keyspace_registry.h"
+#include "storage/tiered_store.h"
+#include "transport/fragment_source.h"
+
+namespace crumb::server {
+
+// Serves pages to other nodes, over every transport: checks the session, then leases in the store
+// what is asked for, until it is sent. Thread-safe.
+class PageSource final : public transport::FragmentSource {
+ public:
+  // The references must outlive this and every reply.
+  PageSource(storage::TieredStore& store, const KeyspaceRegistry& keyspaces,
+             const PeerSessions& sessions, ClusterMetrics& metrics)
+      : store_(store), keyspaces_(keyspaces), sessions_(sessions), metrics_(metrics) {}
+
+  void Acquire(transport::SourceRequest request, Reply reply) override;
+
+ private:
+  storage::TieredStore& store_;
+  const KeyspaceRegistry& keyspaces_;
+  const PeerSessions& sessions_;
+  ClusterMetrics& metrics_;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,325 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/cluster/peer_calls.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/status_macros.h"
+#include "fmt/format.h"
+
+namespace crumb::server {
+namespace {
+
+constexpr auto kWaitMax = std::chrono::seconds(60);
+
+absl::StatusOr<std::vector<PageKey>> KeysOf(const std::string& bytes, size_t keys_max) {
+  if (bytes.size() % sizeof(PageKey) != 0 || bytes.size() / sizeof(PageKey) > keys_max) {
+    return absl::InvalidArgumentError(
+        fmt::format("{} bytes are no page keys, or more than {}", bytes.size(), keys_max));
+  }
+  std::vector<PageKey> keys(bytes.size() / sizeof(PageKey));
+  std::memcpy(keys.data(), bytes.data(), bytes.size());
+  return keys;
+}
+
+TimePoint WaitUntil(const PeerCallContext& context, uint32_t wait_ms, TimePoint deadline) {
+  const Duration wait = std::min<Duration>(std::chrono::milliseconds(wait_ms), kWaitMax);
+  return std::min(context.clock.Now() + wait, deadline);
+}
+
+absl::StatusOr<TileRange> RangeOf(const Keyspace& keyspace, const v1::TileRange& range) {
+  return keyspace.CheckRange(range.layer_begin(), range.layer_end(), range.head_begin(),
+                             range.head_end());
+}
+
+v1::MissReason ReasonToProto(storage::MissReason reason) {
+  switch (reason) {
+    case storage::MissReason::kNone:
+      return v1::MISS_REASON_UNSPECIFIED;
+    case storage::MissReason::kAbsent:
+      return v1::MISS_REASON_ABSENT;
+    case storage::MissReason::kPending:
+      return v1::MISS_REASON_PENDING;
+    case storage::MissReason::kDeadline:
+      return v1::MISS_REASON_DEADLINE;
+    case storage::MissReason::kCorrupt:
+      return v1::MISS_REASON_CORRUPT;
+    case storage::MissReason::kGeneration:
+      return v1::MISS_REASON_GENERATION;
+    case storage::MissReason::kNotCovered:
+      return v1::MISS_REASON_NOT_COVERED;
+    case storage::MissReason::kBusy:
+      return v1::MISS_REASON_BUSY;
+  }
+  return v1::MISS_REASON_ABSENT;
+}
+
+// One PeerAcquire until every run is answered.
+class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
+ public:
+  PeerAcquisition(const PeerCallContext& context, std::string node, size_t runs,
+                  v1::PeerAcquireResponse* response, PeerDone done)
+      : context_(context),
+        node_(std::move(node)),
+        response_(response),
+        done_(std::move(done)),
+        open_(runs),
+        results_(runs) {}
+
+  void Start(const std::vector<storage::AcquireRequest>& runs) {
+    for (size_t i = 0; i < runs.size(); ++i) {
+      context_.store.Acquire(
+          runs[i], [self = shared_from_this(), i](absl::StatusOr<storage::AcquireResult> result) {
+            self->Took(i, std::move(result));
+          });
+    }
+  }
+
+ private:
+  void Took(size_t run, absl::StatusOr<storage::AcquireResult> result) {
+    {
+      MutexLock lock(&mutex_);
+      if (result.ok()) results_[run] = *std::move(result);
+      if (--open_ > 0) return;
+    }
+    Answer();
+  }
+
+  // Nobody else is left.
+  void Answer() ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    std::vector<storage::LeaseId> leases;
+    storage::MissReason reason = storage::MissReason::kNone;
+    for (const storage::AcquireResult& result : results_) {
+      response_->add_hit_pages(result.hit_pages);
+      if (result.lease != 0) leases.push_back(result.lease);
+      if (reason == storage::MissReason::kNone) reason = result.miss_reason;
+      uint32_t page = UINT32_MAX;
+      for (const storage::FragmentRef& fragment : result.fragments) {
+        if (fragment.page == page) continue;  // all fragments of a page have tiles of one size
+        page = fragment.page;
+        const auto bytes = context_.store.Bytes(fragment);
+        response_->add_tile_bytes(ShapeOfHeader(bytes.subspan(fragment.tiles_bytes)).tile_bytes);
+      }
+    }
+    response_->set_miss_reason(ReasonToProto(reason));
+    if (!leases.empty()) response_->set_lease(context_.leases.Add(node_, std::move(leases)));
+    done_(absl::OkStatus());
+  }
+
+  const PeerCallContext& context_;
+  const std::string node_;
+  v1::PeerAcquireResponse* const response_;
+  const PeerDone done_;
+  Mutex mutex_;
+  size_t open_ ABSL_GUARDED_BY(mutex_);
+  std::vector<storage::AcquireResult> results_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Nothing is known or may be served: no run has a hit.
+void AnswerMisses(const v1::PeerAcquireRequest& request, v1::MissReason reason,
+                  v1::PeerAcquireResponse* response) {
+  for (int i = 0; i < request.runs_size(); ++i) response->add_hit_pages(0);
+  response->set_miss_reason(reason);
+}
+
+// Without leases and without moving a byte.
+void AnswerFromLookup(const PeerCallContext& context,
+                      const std::vector<storage::AcquireRequest>& runs, uint32_t tile_bytes,
+                      v1::PeerAcquireResponse* response) {
+  for (const storage::AcquireRequest& run : runs) {
+    const storage::LookupResult found = context.store.Lookup(run);
+    response->add_hit_pages(found.hit_pages);
+    for (uint32_t page = 0; page < found.hit_pages; ++page) response->add_tile_bytes(tile_bytes);
+  }
+}
+
+absl::StatusOr<std::vector<storage::AcquireRequest>> RunsOf(const PeerCallContext& context,
+                                                            const Keyspace& keyspace,
+                                                            const v1::PeerAcquireRequest& request,
+                                                            TimePoint deadline) {
+  CRUMB_ASSIGN_OR_RETURN(const TileRange range, RangeOf(keyspace, request.range()));
+  std::vector<storage::AcquireRequest> runs;
+  size_t keys = 0;
+  for (const std::string& bytes : request.runs()) {
+    storage::AcquireRequest& run = runs.emplace_back();
+    CRUMB_ASSIGN_OR_RETURN(run.keys, KeysOf(bytes, context.keys_max));
+    keys += run.keys.size();
+    run.keyspace = keyspace.id;
+    run.generation = std::max(request.generation(), keyspace.generation.load());
+    run.range = range;
+    run.deadline = WaitUntil(context, request.wait_ms(), deadline);
+  }
+  if (keys > context.keys_max) {
+    return absl::InvalidArgumentError(fmt::format("runs hold more than {} keys", context.keys_max));
+  }
+  return runs;
+}
+
+}  // namespace
+
+absl::Status CheckCaller(const PeerCallContext& context, const v1::PeerCaller& caller) {
+  const v1::NodeRecord self = context.self();
+  if (caller.node().empty()) return absl::InvalidArgumentError("the call names no node");
+  if (caller.node() == self.id()) {
+    return absl::FailedPreconditionError(
+        "two nodes have the id " + self.id() +
+        ": one's data folder was copied from the other; give it a new one");
+  }
+  if (caller.wire_version() < self.wire_min() || caller.wire_version() > self.wire_max()) {
+    return absl::FailedPreconditionError(
+        fmt::format("the call has wire version {}, this node speaks {} to {}",
+                    caller.wire_version(), self.wire_min(), self.wire_max()));
+  }
+  return absl::OkStatus();
+}
+
+void PeerHello(const PeerCallContext& context, v1::PeerHelloResponse* response) {
+  *response->mutable_node() = context.self();
+  response->set_keyspaces_version(context.keyspaces.version());
+}
+
+void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& request,
+                 TimePoint deadline, v1::PeerAcquireResponse* response, PeerDone done) {
+  const absl::Status caller = CheckCaller(context, request.caller());
+  if (!caller.ok()) return done(caller);
+  context.metrics.served_asks.Add();
+  const auto id = KeyspaceId::FromBytes(request.keyspace());
+  if (!id.ok()) return done(id.status());
+  const auto keyspace = context.keyspaces.Find(*id);
+  if (keyspace == nullptr) {
+    AnswerMisses(request, v1::MISS_REASON_ABSENT, response);
+    return done(absl::OkStatus());
+  }
+  response->set_generation(keyspace->generation.load());
+  if (keyspace->generation.load() > request.generation()) {
+    AnswerMisses(request, v1::MISS_REASON_GENERATION, response);
+    return done(absl::OkStatus());
+  }
+  if (keyspace->quality_off()) {
+    AnswerMisses(request, v1::MISS_REASON_QUALITY, response);
+    return done(absl::OkStatus());
+  }
+  const auto runs = RunsOf(context, *keyspace, request, deadline);
+  if (!runs.ok()) return done(runs.status());
+  const auto session = context.sessions.Grant(request.caller().node(), keyspace->id);
+  if (!session.ok()) return done(session.status());
+  response->set_session(std::string(session->begin(), session->end()));
+  if (runs->empty()) return done(absl::OkStatus());
+  if (!request.lease()) {
+    AnswerFromLookup(context, *runs, keyspace->geometry.int2_tile_bytes(), response);
+    return done(absl::OkStatus());
+  }
+  std::make_shared<PeerAcquisition>(context, request.caller().node(), runs->size(), response,
+                                    std::move(done))
+      ->Start(*runs);
+}
+
+absl::Status PeerRelease(const PeerCallContext& context, const v1::PeerReleaseRequest& request) {
+  for (const uint64_t lease : request.leases()) {
+    context.leases.Release(request.caller().node(), lease);
+  }
+  return absl::OkStatus();
+}
+
+namespace {
+
+// The keyspace is known here: fetches what is not.
+void TakeOffer(const PeerCallContext& context, const v1::PeerPushRequest& request,
+               TimePoint deadline, v1::PeerPushResponse* response, const PeerDone& done) {
+  const auto id = KeyspaceId::FromBytes(request.keyspace().keyspace());
+  if (!id.ok()) return done(id.status());
+  OfferedPages offered;
+  offered.keyspace = context.keyspaces.Find(*id);
+  offered.from = context.peers.Find(request.caller().node());
+  const auto keys = KeysOf(request.keys(), context.keys_max);
+  if (!keys.ok()) return done(keys.status());
+  if (offered.keyspace == nullptr || offered.from == nullptr) {
+    return done(absl::UnavailableError("this node does not know the caller or the keyspace yet"));
+  }
+  if (static_cast<size_t>(request.tile_bytes_size()) != keys->size() ||
+      request.session().size() != offered.session.size()) {
+    return done(absl::InvalidArgumentError("keys, tile_bytes and session do not fit together"));
+  }
+  const auto range = RangeOf(*offered.keyspace, request.range());
+  if (!range.ok()) return done(range.status());
+  offered.range = *range;
+  std::memcpy(offered.session.data(), request.session().data(), offered.session.size());
+  offered.deadline = std::min(context.clock.Now() + context.push_deadline, deadline);
+  for (size_t i = 0; i < keys->size(); ++i) {
+    storage::AcquireRequest one;
+    one.keyspace = *id;
+    one.generation = offered.keyspace->generation.load();
+    one.keys = {(*keys)[i]};
+    one.range = *range;
+    if (context.store.Lookup(one).hit_pages > 0) continue;
+    offered.keys.push_back((*keys)[i]);
+    offered.tile_bytes.push_back(request.tile_bytes(static_cast<int>(i)));
+  }
+  response->set_deduplicated(static_cast<uint32_t>(keys->size() - offered.keys.size()));
+  context.reader.Take(
+      std::move(offered), [&context, response, done](const std::vector<bool>& arrived) {
+        const auto stored = static_cast<uint32_t>(std::count(arrived.begin(), arrived.end(), true));
+        context.metrics.received_pages.Add(stored);
+        response->set_stored(stored);
+        response->set_failed(static_cast<uint32_t>(arrived.size()) - stored);
+        done(absl::OkStatus());
+      });
+}
+
+}  // namespace
+
+void PeerPush(const PeerCallContext& context, const v1::PeerPushRequest& request,
+              TimePoint deadline, v1::PeerPushResponse* response, PeerDone done) {
+  const absl::Status caller = CheckCaller(context, request.caller());
+  if (!caller.ok()) return done(caller);
+  const auto id = KeyspaceId::FromBytes(request.keyspace().keyspace());
+  if (!id.ok()) return done(id.status());
+  const auto known = context.keyspaces.Find(*id);
+  if (known != nullptr && known->generation.load() >= request.keyspace().record().generation()) {
+    return TakeOffer(context, request, deadline, response, done);
+  }
+  context.merge({request.keyspace()},
+                [&context, &request, deadline, response, done](const absl::Status& merged) {
+                  if (!merged.ok()) return done(merged);
+                  TakeOffer(context, request, deadline, response, done);
+                });
+}
+
+void PeerKeyspaces(const PeerCallContext& context, const v1::PeerKeyspacesRequest& request,
+                   v1::PeerKeyspacesResponse* response, PeerDone done) {
+  const absl::Status caller = CheckCaller(context, request.caller());
+  if (!caller.ok()) return done(caller);
+  context.merge({request.keyspaces().begin(), request.keyspaces().end()},
+                [&context, response, done = std::move(done)](const absl::Status& merged) {
+                  if (!merged.ok()) return done(merged);
+                  for (const auto& keyspace : context.keyspaces.List()) {
+                    auto* entry = response->add_keyspaces();
+                    entry->set_keyspace(std::string(keyspace->id.view()));
+                    *entry->mutable_record() = context.keyspaces.RecordOf(keyspace->id);
+                  }
+                  done(absl::OkStatus());
+                });
+}
+
+absl::StatusOr<transport::SourceRequest> SourceRequestOf(const PeerCallContext& context,
+                                                         const v1::PeerReadRequest& request,
+                                                         TimePoint deadline) {
+  transport::SourceRequest wanted;
+  if (request.session().size() != wanted.session.size()) {
+    return absl::InvalidArgumentError("session has not 16 bytes");
+  }
+  std::memcpy(wanted.session.data(), request.session().data(), wanted.session.size());
+  CRUMB_ASSIGN_OR_RETURN(wanted.keyspace, KeyspaceId::FromBytes(request.keyspace()));
+  const auto keyspace = context.keyspaces.Find(wanted.keyspace);
+  if (keyspace == nullptr) return absl::NotFoundError("unknown keyspace");
+  CRUMB_ASSIGN_OR_RETURN(const TileRange range, RangeOf(*keyspace, request.range()));
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, KeysOf(request.keys(), context.keys_max));
+  wanted.generation = request.generation();
+  wanted.deadline = WaitUntil(context, request.wait_ms(), deadline);
+  for (const PageKey& key : keys) wanted.pages.push_back({key, range});
+  return wanted;
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/status/status.h"
+#include "crumb/v1/peer_service.pb.h"
+#include "server/cluster/cluster_metrics.h"
+#include "server/cluster/peer_leases.h"
+#include "server/cluster/peer_sessions.h"
+#include "server/cluster/peer_table.h"
+#include "server/cluster/remote_reader.h"
+#include "server/keyspace_registry.h"
+#include "transport/fragment_source.h"
+
+// What the calls of PeerService do, without gRPC. Nothing here blocks; `done` is called exactly
+// once, and messages stay valid until then.
+namespace crumb::server {
+
+struct PeerCallContext {
+  const Clock& clock;
+  storage::TieredStore& store;
+  KeyspaceRegistry& keyspaces;
+  PeerTable& peers;
+  PeerSessions& sessions;
+  PeerLeases& leases;
+  RemoteReader& reader;
+  ClusterMetrics& metrics;
+  Duration push_deadline;
+  size_t keys_max;
+  std::function<v1::NodeRecord()> self;
+  // Takes over what another node knows of keyspaces, on a thread that may block, then calls back.
+  std::function<void(std::vector<v1::KeyspaceEntry>, std::function<void(absl::Status)>)> merge;
+  std::function<absl::Status()> drain;
+};
+
+using PeerDone = std::function<void(absl::Status)>;
+
+// kFailedPrecondition: a caller with this node's id, or of a wire version that this node does not
+// speak.
+absl::Status CheckCaller(const PeerCallContext& context, const v1::PeerCaller& caller);
+
+void PeerHello(const PeerCallContext& context, v1::PeerHelloResponse* response);
+void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& request,
+                 TimePoint deadline, v1::PeerAcquireResponse* response, PeerDone done);
+absl::Status PeerRelease(const PeerCallContext& context, const v1::PeerReleaseRequest& request);
+void PeerPush(const PeerCallContext& context, const v1::PeerPushRequest& request,
+              TimePoint deadline, v1::PeerPushResponse* response, PeerDone done);
+void PeerKeyspaces(const PeerCallContext& context, const v1::PeerKeyspacesRequest& request,
+                   v1::PeerKeyspacesResponse* response, PeerDone done);
+// What a PeerRead asks of the page source.
+absl::StatusOr<transport::SourceRequest> SourceRequestOf(const PeerCallContext& context,
+                                                         const v1::PeerReadRequest& request,
+                                                         TimePoint deadline);
+
+}  // namespace crumb::server

@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/cluster/peer_table.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace crumb::server {
+
+void PeerTable::SetPeers(const Peers& peers) {
+  std::map<std::string, std::shared_ptr<Peer>> table;
+  for (const auto& peer : peers) table[peer->id()] = peer;
+  // The old ones end outside the lock.
+  MutexLock lock(&mutex_);
+  peers_.swap(table);
+}
+
+std::shared_ptr<Peer> PeerTable::Find(const std::string& id) const {
+  MutexLock lock(&mutex_);
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? nullptr : found->second;
+}
+
+PeerTable::Peers PeerTable::All() const {
+  MutexLock lock(&mutex_);
+  Peers all;
+  for (const auto& [id, peer] : peers_) all.push_back(peer);
+  return all;
+}
+
+std::vector<std::string> PeerTable::IdsOf(const View& view, const PageKey& run) const {
+  std::vector<std::string> ids;
+  for (const size_t home : HomesOf(view.nodes, run, replicas_)) {
+    ids.push_back(view.nodes[home].id);
+  }
+  return ids;
+}
+
+PeerTable::Homes PeerTable::HomesOfRun(const PageKey& run) const {
+  const ViewHistory::Views views = history_.views();
+  return {IdsOf(*views.current, run), IdsOf(*views.previous, run)};
+}
+
+PeerTable::Peers PeerTable::HomesToPush(const PageKey& run) const {
+  const ViewHistory::Views views = history_.views();
+  Peers homes;
+  for (const std::string& id : IdsOf(*views.current, run)) {
+    auto peer = id == self_ ? nullptr : Find(id);
+    if (peer != nullptr) homes.push_back(std::move(peer));
+  }
+  return homes;
+}
+
+PeerTable::Peers PeerTable::HomesToAsk(const PageKey& run) const {
+  const Homes homes = HomesOfRun(run);
+  std::vector<std::string> ids = homes.current;
+  for (const std::string& id : homes.previous) {
+    if (std::find(ids.begin(), ids.end(), id) == ids.end()) ids.push_back(id);
+  }
+  Peers peers;
+  for (const std::string& id : ids) {
+    auto peer = id == self_ ? nullptr : Find(id);
+    if (peer != nullptr) peers.push_back(std::move(peer));
+  }
+  return peers;
+}
+
+bool PeerTable::IsHome(const PageKey& run) const {
+  const std::vector<std::string> ids = IdsOf(*history_.views().current, run);
+  return std::find(ids.begin(), ids.end(), self_) != ids.end();
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/mutex.h"
+#include "server/cluster/peer.h"
+#include "server/cluster/view.h"
+
+namespace crumb::server {
+
+// The nodes of both views as peers, and who is home of what. Thread-safe.
+class PeerTable {
+ public:
+  using Peers = std::vector<std::shared_ptr<Peer>>;
+
+  PeerTable(std::string self, size_t replicas) : self_(std::move(self)), replicas_(replicas) {}
+
+  // Makes `peers` all there are. Those that are not named are let go.
+  void SetPeers(const Peers& peers);
+  std::shared_ptr<Peer> Find(const std::string& id) const;
+  Peers All() const;
+
+  ViewHistory& history() { return history_; }
+  const ViewHistory& history() const { return history_; }
+
+  // The homes of a run in the newest view but this node, best first.
+  Peers HomesToPush(const PageKey& run) const;
+  // The homes in either view but this node; those of the newest view first.
+  Peers HomesToAsk(const PageKey& run) const;
+  // Whether this node is a home in the newest view.
+  bool IsHome(const PageKey& run) const;
+
+  // Ids of the homes in the newest and in the previous view.
+  struct Homes {
+    std::vector<std::string> current;
+    std::vector<std::string> previous;
+  };
+  Homes HomesOfRun(const PageKey& run) const;
+
+ private:
+  std::vector<std::string> IdsOf(const View& view, const PageKey& run) const;
+
+  const std::string self_;
+  const size_t replicas_;
+  ViewHistory history_;
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<Peer>> peers_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,374 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/cluster/pull_operation.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "server/cluster/page_fetch.h"
+
+namespace crumb::server {
+namespace {
+
+using storage::MissReason;
+
+std::string BytesOf(const std::vector<PageKey>& keys, const std::vector<size_t>& pages) {
+  std::string bytes;
+  bytes.reserve(pages.size() * sizeof(PageKey));
+  for (const size_t page : pages) bytes += keys[page].view();
+  return bytes;
+}
+
+MissReason FromProto(v1::MissReason reason) {
+  switch (reason) {
+    case v1::MISS_REASON_PENDING:
+      return MissReason::kPending;
+    case v1::MISS_REASON_DEADLINE:
+      return MissReason::kDeadline;
+    case v1::MISS_REASON_CORRUPT:
+      return MissReason::kCorrupt;
+    case v1::MISS_REASON_GENERATION:
+      return MissReason::kGeneration;
+    case v1::MISS_REASON_NOT_COVERED:
+      return MissReason::kNotCovered;
+    case v1::MISS_REASON_BUSY:
+      return MissReason::kBusy;
+    default:
+      return MissReason::kAbsent;
+  }
+}
+
+// Answers that cannot be are treated as none at all.
+bool Consistent(const v1::PeerAcquireRequest& request, const v1::PeerAcquireResponse& answer) {
+  if (answer.hit_pages_size() != request.runs_size()) return false;
+  size_t pages = 0;
+  for (int i = 0; i < answer.hit_pages_size(); ++i) {
+    if (answer.hit_pages(i) > request.runs(i).size() / sizeof(PageKey)) return false;
+    pages += answer.hit_pages(i);
+  }
+  return pages == static_cast<size_t>(answer.tile_bytes_size()) &&
+         (pages == 0 || answer.session().size() == sizeof(transport::SessionToken));
+}
+
+}  // namespace
+
+std::vector<RunSpan> RunsOf(const PullRequest& request) {
+  std::vector<RunSpan> runs;
+  size_t begin = 0;
+  while (begin < request.keys.size()) {
+    const size_t within = (request.first_page + begin) % kRunPages;
+    const size_t end = std::min(request.keys.size(), begin + kRunPages - within);
+    const PageKey& key = within == 0 ? request.keys[begin] : request.run;
+    // Without the name of a run that begins before the request nobody can be asked for it.
+    if (key != PageKey{}) runs.push_back({key, begin, end});
+    begin = end;
+  }
+  return runs;
+}
+
+struct PullOperation::Lease {
+  Lease(std::shared_ptr<Peer> from, uint64_t number) : peer(std::move(from)), id(number) {}
+  ~Lease() {
+    if (id != 0) peer->Release(id);
+  }
+  const std::shared_ptr<Peer> peer;
+  const uint64_t id;
+};
+
+PullOperation::PullOperation(const PullContext& context, PullRequest request, Done done)
+    : context_(context),
+      request_(std::move(request)),
+      done_(std::move(done)),
+      states_(request_.keys.size(), PageState::kOpen),
+      reasons_(request_.keys.size(), MissReason::kNone),
+      own_(request_.keys.size(), false) {}
+
+void PullOperation::Start() {
+  ClaimPages();
+  {
+    MutexLock lock(&mutex_);
+    timer_ =
+        context_.timer.Schedule(request_.deadline, [self = shared_from_this()] { self->Expire(); });
+  }
+  for (const Question& question : MakeQuestions()) Ask(question);
+  Land();
+  FinishIfKnown();
+}
+
+// Behind the first page that this node lacks there may be some that it has: as their home.
+std::vector<bool> PullOperation::FindHere() const {
+  std::vector<bool> here(request_.keys.size(), false);
+  storage::AcquireRequest one;
+  one.keyspace = request_.keyspace->id;
+  one.generation = request_.keyspace->generation.load();
+  one.range = request_.range;
+  for (size_t page = 0; page < here.size(); ++page) {
+    one.keys.assign(1, request_.keys[page]);
+    here[page] = context_.store.Lookup(one).hit_pages > 0;
+  }
+  return here;
+}
+
+void PullOperation::ClaimPages() {
+  const std::vector<RunSpan> spans = RunsOf(request_);
+  const std::vector<bool> here = FindHere();
+  std::vector<bool> placed = here;
+  for (const RunSpan& span : spans) {
+    Run run;
+    run.key = span.key;
+    for (size_t page = span.begin; page < span.end; ++page) {
+      if (here[page]) continue;
+      placed[page] = true;
+      const bool mine = context_.flights.Claim(
+          request_.keyspace->id, request_.keys[page], request_.range,
+          [self = shared_from_this(), page](bool arrived) {
+            self->Settle(page, arrived ? MissReason::kNone : MissReason::kAbsent);
+          });
+      if (mine) {
+        run.pages.push_back(page);
+      } else {
+        context_.metrics.pull_coalesced_pages.Add();
+      }
+    }
+    MutexLock lock(&mutex_);
+    for (const size_t page : run.pages) own_[page] = true;
+    if (!run.pages.empty()) runs_.push_back(std::move(run));
+  }
+  MutexLock lock(&mutex_);
+  for (size_t page = 0; page < placed.size(); ++page) {
+    if (here[page]) SettleLocked(page, MissReason::kNone);
+    if (!placed[page]) SettleLocked(page, MissReason::kAbsent);
+  }
+}
+
+std::vector<PullOperation::Question> PullOperation::MakeQuestions() {
+  std::vector<Question> questions;
+  std::map<std::string, size_t> by_node;
+  MutexLock lock(&mutex_);
+  for (size_t index = 0; index < runs_.size(); ++index) {
+    for (auto& peer : context_.peers.HomesToAsk(runs_[index].key)) {
+      const auto [entry, is_new] = by_node.try_emplace(peer->id(), questions.size());
+      if (is_new) {
+        // A node whose breaker is open stays listed without runs, so that it is skipped for all.
+        const bool allowed = peer->breaker().Allow();
+        if (!allowed) context_.metrics.breaker_skips.Add();
+        questions.push_back({allowed ? peer : nullptr, {}});
+      }
+      Question& question = questions[entry->second];
+      if (question.peer == nullptr) continue;
+      question.runs.push_back(index);
+      ++runs_[index].unanswered;
+    }
+    if (runs_[index].unanswered > 0) continue;
+    for (const size_t page : runs_[index].pages) SettleLocked(page, MissReason::kAbsent);
+  }
+  std::erase_if(questions, [](const Question& question) { return question.peer == nullptr; });
+  return questions;
+}
+
+void PullOperation::Ask(const Question& question) {
+  v1::PeerAcquireRequest wanted;
+  wanted.set_keyspace(std::string(request_.keyspace->id.view()));
+  wanted.set_generation(request_.keyspace->generation.load());
+  wanted.mutable_range()->set_layer_begin(request_.range.layers.begin);
+  wanted.mutable_range()->set_layer_end(request_.range.layers.end);
+  wanted.mutable_range()->set_head_begin(request_.range.heads.begin);
+  wanted.mutable_range()->set_head_end(request_.range.heads.end);
+  wanted.set_lease(true);
+  const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(request_.deadline -
+                                                                          context_.clock.Now());
+  // Half of the time is left for the bytes.
+  wanted.set_wait_ms(static_cast<uint32_t>(std::max<int64_t>(left.count() / 2, 0)));
+  {
+    MutexLock lock(&mutex_);
+    for (const size_t run : question.runs) {
+      wanted.add_runs(BytesOf(request_.keys, runs_[run].pages));
+    }
+  }
+  context_.metrics.pull_asks.Add();
+  question.peer->Acquire(
+      wanted, request_.deadline,
+      [self = shared_from_this(), question,
+       wanted](absl::StatusOr<v1::PeerAcquireResponse> answer) {
+        if (answer.ok() && !Consistent(wanted, *answer)) {
+          answer = absl::InternalError("the answer does not fit the question");
+        }
+        auto shared = std::make_shared<absl::StatusOr<v1::PeerAcquireResponse>>(std::move(answer));
+        const bool queued = self->context_.steps.Submit(
+            [self, question, shared] { self->Answered(question, *shared); });
+        if (!queued) self->Answered(question, absl::ResourceExhaustedError("cluster.pull_queue"));
+      });
+}
+
+void PullOperation::Answered(const Question& question,
+                             const absl::StatusOr<v1::PeerAcquireResponse>& answer) {
+  if (answer.ok()) {
+    question.peer->breaker().Succeed();
+    if (answer->generation() > request_.keyspace->generation.load()) {
+      context_.heard_of_newer(question.peer->id());
+    }
+  } else {
+    context_.metrics.pull_ask_failures.Add();
+    question.peer->breaker().Fail();
+  }
+  std::vector<PageFetch> fetches;
+  std::vector<std::shared_ptr<Lease>> leases;
+  {
+    MutexLock lock(&mutex_);
+    if (answer.ok()) {
+      NoteAnswer(question, *answer);
+    } else {
+      for (const size_t run : question.runs) {
+        --runs_[run].unanswered;
+        if (absl::IsDeadlineExceeded(answer.status())) {
+          runs_[run].reason = MissReason::kDeadline;
+        }
+      }
+    }
+    fetches = TakeFetches(question.runs, &leases);
+  }
+  for (size_t i = 0; i < fetches.size(); ++i) {
+    StartPageFetch(context_, std::move(fetches[i]), leases[i],
+                   [self = shared_from_this()](size_t page, MissReason reason) {
+                     self->Settle(page, reason);
+                   });
+  }
+  Land();
+  FinishIfKnown();
+}
+
+void PullOperation::NoteAnswer(const Question& question, const v1::PeerAcquireResponse& answer) {
+  const auto lease = std::make_shared<Lease>(question.peer, answer.lease());
+  transport::SessionToken session{};
+  if (answer.session().size() == session.size()) {
+    std::memcpy(session.data(), answer.session().data(), session.size());
+  }
+  int next = 0;
+  for (size_t i = 0; i < question.runs.size(); ++i) {
+    Run& run = runs_[question.runs[i]];
+    const auto hits = static_cast<int>(answer.hit_pages(static_cast<int>(i)));
+    --run.unanswered;
+    if (!run.fetching && static_cast<size_t>(hits) > run.tile_bytes.size()) {
+      run.from = question.peer;
+      run.lease = lease;
+      run.session = session;
+      run.tile_bytes.assign(answer.tile_bytes().begin() + next,
+                            answer.tile_bytes().begin() + next + hits);
+    }
+    if (answer.miss_reason() != v1::MISS_REASON_UNSPECIFIED) {
+      run.reason = FromProto(answer.miss_reason());
+    }
+    next += hits;
+  }
+}
+
+std::vector<PageFetch> PullOperation::TakeFetches(const std::vector<size_t>& runs,
+                                                  std::vector<std::shared_ptr<Lease>>* leases) {
+  std::vector<PageFetch> fetches;
+  const auto first_missing = static_cast<size_t>(
+      std::find(states_.begin(), states_.end(), PageState::kMissing) - states_.begin());
+  for (const size_t index : runs) {
+    Run& run = runs_[index];
+    const bool complete = run.tile_bytes.size() == run.pages.size();
+    if (run.fetching || (!complete && run.unanswered > 0)) continue;
+    run.fetching = true;
+    const bool in_vain = !run.pages.empty() && run.pages.front() > first_missing;
+    const size_t hits = in_vain ? 0 : run.tile_bytes.size();
+    for (size_t i = hits; i < run.pages.size(); ++i) SettleLocked(run.pages[i], run.reason);
+    if (hits > 0) {
+      auto fetch = std::find_if(fetches.begin(), fetches.end(),
+                                [&](const PageFetch& other) { return other.from == run.from; });
+      if (fetch == fetches.end()) {
+        PageFetch fresh;
+        fresh.from = run.from;
+        fresh.keyspace = request_.keyspace;
+        fresh.range = request_.range;
+        fresh.session = run.session;
+        fresh.deadline = request_.deadline;
+        fetches.push_back(std::move(fresh));
+        leases->push_back(run.lease);
+        fetch = std::prev(fetches.end());
+      }
+      for (size_t i = 0; i < hits; ++i) {
+        fetch->keys.push_back(request_.keys[run.pages[i]]);
+        fetch->tile_bytes.push_back(run.tile_bytes[i]);
+        fetch->names.push_back(run.pages[i]);
+      }
+    }
+    run.lease.reset();
+    run.from.reset();
+  }
+  return fetches;
+}
+
+void PullOperation::Settle(size_t page, MissReason reason) {
+  {
+    MutexLock lock(&mutex_);
+    SettleLocked(page, reason);
+  }
+  Land();
+  FinishIfKnown();
+}
+
+void PullOperation::SettleLocked(size_t page, MissReason reason) {
+  if (states_[page] != PageState::kOpen) return;
+  states_[page] = reason == MissReason::kNone ? PageState::kHere : PageState::kMissing;
+  reasons_[page] = reason;
+  if (own_[page]) to_land_.push_back(page);
+}
+
+// Tells requests that wait for the same pages; outside the lock, since they lock themselves.
+void PullOperation::Land() {
+  std::vector<std::pair<size_t, bool>> landed;
+  {
+    MutexLock lock(&mutex_);
+    for (const size_t page : to_land_) landed.emplace_back(page, states_[page] == PageState::kHere);
+    to_land_.clear();
+  }
+  for (const auto& [page, arrived] : landed) {
+    context_.flights.Land(request_.keyspace->id, request_.keys[page], request_.range, arrived);
+  }
+}
+
+// What is still open is too late for this request. Fetches under way end by the same deadline and
+// settle their pages, for others and for next time.
+void PullOperation::Expire() {
+  Done done;
+  PullResult result;
+  {
+    MutexLock lock(&mutex_);
+    if (!done_) return;
+    done = std::exchange(done_, nullptr);
+    while (result.pages < states_.size() && states_[result.pages] == PageState::kHere) {
+      ++result.pages;
+    }
+    if (result.pages < states_.size()) {
+      const bool open = states_[result.pages] == PageState::kOpen;
+      result.miss_reason = open ? MissReason::kDeadline : reasons_[result.pages];
+    }
+  }
+  context_.metrics.pulls_late.Add();
+  done(result);
+}
+
+void PullOperation::FinishIfKnown() {
+  Done done;
+  PullResult result;
+  {
+    MutexLock lock(&mutex_);
+    if (!done_) return;
+    while (result.pages < states_.size() && states_[result.pages] == PageState::kHere) {
+      ++result.pages;
+    }
+    if (result.pages < states_.size()) {
+      if (states_[result.pages] == PageState::kOpen) return;
+      result.miss_reason = reasons_[result.pages];
+    }
+    done = std::exchange(done_, nullptr);
+    if (timer_) context_.timer.Cancel(*timer_);
+  }
+  done(result);
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,64 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/cluster/remote_reader.h"
+
+#include <utility>
+
+#include "common/mutex.h"
+#include "server/cluster/page_fetch.h"
+#include "server/cluster/pull_operation.h"
+
+namespace crumb::server {
+
+void RemoteReader::Pull(PullRequest request, std::function<void(PullResult)> done) {
+  if (active_.fetch_add(1) >= pulls_max_) {
+    active_.fetch_sub(1);
+    context_.metrics.pulls_refused.Add();
+    return done({0, storage::MissReason::kBusy});
+  }
+  context_.metrics.pulls.Add();
+  std::make_shared<PullOperation>(context_, std::move(request),
+                                  [this, done = std::move(done)](PullResult result) {
+                                    active_.fetch_sub(1);
+                                    done(result);
+                                  })
+      ->Start();
+}
+
+void RemoteReader::Take(OfferedPages offered, std::function<void(std::vector<bool>)> done) {
+  struct Progress {
+    Mutex mutex;
+    size_t open ABSL_GUARDED_BY(mutex) = 0;
+    std::vector<bool> arrived ABSL_GUARDED_BY(mutex);
+  };
+  auto progress = std::make_shared<Progress>();
+  PageFetch fetch;
+  fetch.received = storage::Received::kHome;
+  fetch.from = offered.from;
+  fetch.keyspace = offered.keyspace;
+  fetch.range = offered.range;
+  fetch.session = offered.session;
+  fetch.deadline = offered.deadline;
+  fetch.keys = std::move(offered.keys);
+  fetch.tile_bytes = std::move(offered.tile_bytes);
+  for (size_t i = 0; i < fetch.keys.size(); ++i) fetch.names.push_back(i);
+  {
+    MutexLock lock(&progress->mutex);
+    progress->open = fetch.keys.size();
+    progress->arrived.assign(fetch.keys.size(), false);
+  }
+  if (fetch.keys.empty()) return done({});
+  StartPageFetch(context_, std::move(fetch), nullptr,
+                 [progress, done = std::move(done)](size_t page, storage::MissReason reason) {
+                   std::vector<bool> arrived;
+                   {
+                     MutexLock lock(&progress->mutex);
+                     progress->arrived[page] = reason == storage::MissReason::kNone;
+                     if (--progress->open > 0) return;
+                     arrived = progress->arrived;
+                   }
+                   done(std::move(arrived));
+                 });
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,86 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/executor.h"
+#include "server/cluster/cluster_metrics.h"
+#include "server/cluster/page_flights.h"
+#include "server/cluster/peer_table.h"
+#include "server/keyspace.h"
+#include "storage/deadline_timer.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// Pages that this node lacks, in prefix order.
+struct PullRequest {
+  std::shared_ptr<Keyspace> keyspace;
+  std::vector<PageKey> keys;
+  uint32_t first_page = 0;  // position of keys[0] in its sequence
+  PageKey run;              // begins the run of keys[0]; not needed where keys[0] does itself
+  TileRange range;
+  TimePoint deadline;
+};
+
+struct PullResult {
+  size_t pages = 0;  // leading keys that are in host memory now
+  storage::MissReason miss_reason = storage::MissReason::kNone;  // of the next one
+};
+
+// Pages that a node offered to this one. In no order; each for itself.
+struct OfferedPages {
+  std::shared_ptr<Peer> from;
+  std::shared_ptr<Keyspace> keyspace;
+  std::vector<PageKey> keys;
+  std::vector<uint32_t> tile_bytes;  // of each
+  TileRange range;
+  transport::SessionToken session{};
+  TimePoint deadline;
+};
+
+// What a pull works with; all outlive it.
+struct PullContext {
+  storage::TieredStore& store;
+  PeerTable& peers;
+  PageFlights& flights;
+  storage::DeadlineTimer& timer;
+  Executor& steps;
+  const Clock& clock;
+  ClusterMetrics& metrics;
+  size_t fetch_pages_max;
+  // A node knows a newer generation of a keyspace than this one.
+  std::function<void(const std::string& node)> heard_of_newer;
+};
+
+// Reads pages from other nodes into host memory: docs/architecture.md, "Life of a peer read". One
+// call to each home of the missing runs, in parallel, then fetches from several nodes at a time.
+// Thread-safe; never blocks.
+class RemoteReader {
+ public:
+  RemoteReader(PullContext context, size_t pulls_max)
+      : context_(std::move(context)), pulls_max_(pulls_max) {}
+
+  // Calls `done` once: when the prefix's end is known, at the latest at the deadline. On any
+  // thread.
+  void Pull(PullRequest request, std::function<void(PullResult)> done);
+
+  // Fetches what was offered. `arrived[i]` tells of keys[i].
+  void Take(OfferedPages offered, std::function<void(std::vector<bool> arrived)> done);
+
+  // Pulls under way.
+  size_t active() const { return active_.load(); }
+
+ private:
+  const PullContext context_;
+  const size_t pulls_max_;
+  std::atomic<size_t> active_{0};
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,186 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/service/peer_service.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "server/service/call_metadata.h"
+#include "server/service/grpc_status.h"
+
+namespace crumb::server {
+namespace {
+
+// The pages of one PeerRead, message by message.
+class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse> {
+ public:
+  ReadStream(const CallContext& context, Cluster& cluster, std::unique_ptr<CallScope> scope)
+      : context_(context), cluster_(cluster), scope_(std::move(scope)) {}
+
+  void Start(const v1::PeerReadRequest& request, TimePoint deadline) {
+    const absl::Status admitted = scope_->Admit();
+    if (!admitted.ok()) return End(admitted);
+    auto wanted = SourceRequestOf(cluster_.calls(), request, deadline);
+    if (!wanted.ok()) return End(wanted.status());
+    ranges_.reserve(wanted->pages.size());
+    for (const auto& page : wanted->pages) ranges_.push_back(page.range);
+    cluster_.source().Acquire(*std::move(wanted), [this](transport::SourceAnswer answer) {
+      answer_ = std::move(answer);
+      WriteNext();
+    });
+  }
+
+  void OnWriteDone(bool ok) override {
+    if (!ok) return End(absl::CancelledError());
+    WriteNext();
+  }
+  void OnDone() override { delete this; }
+
+ private:
+  void WriteNext() {
+    if (!Next()) return End(absl::OkStatus());
+    StartWrite(&message_);
+  }
+
+  // The next message; false after the last.
+  bool Next() {
+    message_.Clear();
+    while (page_ < answer_.pages.size()) {
+      const transport::SourcePage& page = answer_.pages[page_];
+      message_.set_page(static_cast<uint32_t>(page_));
+      if (page.status != transport::PageStatus::kHit) {
+        message_.set_status(static_cast<uint32_t>(page.status));
+        ++page_;
+        return true;
+      }
+      if (fragment_ == page.fragments.size()) {
+        ++page_;
+        fragment_ = 0;
+        continue;
+      }
+      FillPiece(page.fragments[fragment_]);
+      return true;
+    }
+    return false;
+  }
+
+  // As many whole tiles of the wanted range as fit into a message, with the header at first.
+  void FillPiece(const transport::SourceFragment& fragment) {
+    if (tile_ == 0) {
+      const auto header = fragment.header();
+      message_.set_header(header.data(), header.size());
+    }
+    const TileRange delivered = Intersect(fragment.range, ranges_[page_]);
+    const size_t most =
+        std::max<size_t>(context_.limits.chunk_bytes.value / fragment.tile_bytes, 1);
+    std::string& data = *message_.mutable_data();
+    for (size_t count = 0; count < most && tile_ < delivered.tiles(); ++count, ++tile_) {
+      const int layer = delivered.layers.begin + tile_ / delivered.heads.size();
+      const int head = delivered.heads.begin + tile_ % delivered.heads.size();
+      const auto index =
+          static_cast<size_t>((layer - fragment.range.layers.begin) * fragment.range.heads.size() +
+                              head - fragment.range.heads.begin);
+      const auto tile = fragment.tiles().subspan(index * fragment.tile_bytes, fragment.tile_bytes);
+      data.append(reinterpret_cast<const char*>(tile.data()), tile.size());
+    }
+    cluster_.calls().metrics.served_bytes.Add(data.size());
+    if (tile_ == delivered.tiles()) {
+      tile_ = 0;
+      ++fragment_;
+    }
+  }
+
+  void End(const absl::Status& status) {
+    scope_->SetCode(status.code());
+    scope_.reset();
+    answer_ = {};
+    Finish(ToGrpc(status));
+  }
+
+  const CallContext context_;
+  Cluster& cluster_;
+  std::unique_ptr<CallScope> scope_;
+  std::vector<TileRange> ranges_;  // of each page
+  transport::SourceAnswer answer_;
+  size_t page_ = 0;
+  size_t fragment_ = 0;
+  int tile_ = 0;
+  v1::PeerReadResponse message_;
+};
+
+}  // namespace
+
+grpc::ServerUnaryReactor* PeerService::Answer(Context* call_context, Rpc rpc,
+                                              const std::function<void(PeerDone)>& call) {
+  Unary* reactor = call_context->DefaultReactor();
+  const std::shared_ptr<CallScope> scope = std::make_shared<CallScope>(context_, calls_, rpc);
+  const PeerDone done = [reactor, scope](const absl::Status& status) {
+    scope->SetCode(status.code());
+    reactor->Finish(ToGrpc(status));
+  };
+  const absl::Status admitted = scope->Admit();
+  if (admitted.ok()) {
+    call(done);
+  } else {
+    done(admitted);
+  }
+  return reactor;
+}
+
+grpc::ServerUnaryReactor* PeerService::PeerHello(Context* call, const v1::PeerHelloRequest*,
+                                                 v1::PeerHelloResponse* response) {
+  return Answer(call, Rpc::kPeerHello, [&](const PeerDone& done) {
+    server::PeerHello(cluster_.calls(), response);
+    done(absl::OkStatus());
+  });
+}
+
+grpc::ServerUnaryReactor* PeerService::PeerAcquire(Context* call,
+                                                   const v1::PeerAcquireRequest* request,
+                                                   v1::PeerAcquireResponse* response) {
+  const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
+  return Answer(call, Rpc::kPeerAcquire, [&](const PeerDone& done) {
+    server::PeerAcquire(cluster_.calls(), *request, deadline, response, done);
+  });
+}
+
+grpc::ServerUnaryReactor* PeerService::PeerRelease(Context* call,
+                                                   const v1::PeerReleaseRequest* request,
+                                                   v1::PeerReleaseResponse*) {
+  return Answer(call, Rpc::kPeerRelease, [&](const PeerDone& done) {
+    done(server::PeerRelease(cluster_.calls(), *request));
+  });
+}
+
+grpc::ServerUnaryReactor* PeerService::PeerPush(Context* call, const v1::PeerPushRequest* request,
+                                                v1::PeerPushResponse* response) {
+  const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
+  return Answer(call, Rpc::kPeerPush, [&](const PeerDone& done) {
+    server::PeerPush(cluster_.calls(), *request, deadline, response, done);
+  });
+}
+
+grpc::ServerUnaryReactor* PeerService::PeerKeyspaces(Context* call,
+                                                     const v1::PeerKeyspacesRequest* request,
+                                                     v1::PeerKeyspacesResponse* response) {
+  return Answer(call, Rpc::kPeerKeyspaces, [&](const PeerDone& done) {
+    server::PeerKeyspaces(cluster_.calls(), *request, response, done);
+  });
+}
+
+grpc::ServerUnaryReactor* PeerService::PeerDrain(Context* call, const v1::PeerDrainRequest*,
+                                                 v1::PeerDrainResponse*) {
+  return Answer(call, Rpc::kPeerDrain,
+                [&](const PeerDone& done) { done(cluster_.calls().drain()); });
+}
+
+grpc::ServerWriteReactor<v1::PeerReadResponse>* PeerService::PeerRead(
+    Context* call, const v1::PeerReadRequest* request) {
+  auto* stream = new ReadStream(  // deletes itself in OnDone
+      context_, cluster_, std::make_unique<CallScope>(context_, calls_, Rpc::kPeerRead));
+  stream->Start(*request, DeadlineOf(*call, context_.clock.Now()));
+  return stream;
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+
+#include "crumb/v1/peer_service.grpc.pb.h"
+#include "server/calls/call_context.h"
+#include "server/cluster/cluster.h"
+#include "server/service/call_scope.h"
+
+namespace crumb::server {
+
+// crumb.v1.PeerService on gRPC's callback interface: carries calls over to server/cluster. No
+// handler blocks. Thread-safe.
+class PeerService final : public v1::PeerService::CallbackService {
+ public:
+  // What `context` refers to and `cluster` must outlive this.
+  PeerService(const CallContext& context, Cluster& cluster)
+      : context_(context), cluster_(cluster) {}
+
+  using Context = grpc::CallbackServerContext;
+  using Unary = grpc::ServerUnaryReactor;
+
+  Unary* PeerHello(Context*, const v1::PeerHelloRequest*, v1::PeerHelloResponse*) override;
+  Unary* PeerAcquire(Context*, const v1::PeerAcquireRequest*, v1::PeerAcquireResponse*) override;
+  Unary* PeerRelease(Context*, const v1::PeerReleaseRequest*, v1::PeerReleaseResponse*) override;
+  Unary* PeerPush(Context*, const v1::PeerPushRequest*, v1::PeerPushResponse*) override;
+  Unary* PeerKeyspaces(Context*, const v1::PeerKeyspacesRequest*,
+                       v1::PeerKeyspacesResponse*) override;
+  Unary* PeerDrain(Context*, const v1::PeerDrainRequest*, v1::PeerDrainResponse*) override;
+  grpc::ServerWriteReactor<v1::PeerReadResponse>* PeerRead(Context*,
+                                                           const v1::PeerReadRequest*) override;
+
+ private:
+  Unary* Answer(Context* call_context, Rpc rpc, const std::function<void(PeerDone)>& call);
+
+  const CallContext context_;
+  Cluster& cluster_;
+  CallsInProgress calls_;
+};
+
+}  // namespace crumb::server
