@@ -172,6 +172,7 @@ class LoopbackNetwork::LoopbackTransport final : public Transport, private LinkM
     return std::make_shared<LoopbackEnd>(LoopbackEnd{engine_.inbox(), &engine_, nullptr});
   }
   void Run();
+  void WaitUntil(TimePoint until);
   void Wake() {
     MutexLock lock(&mutex_);
     woken_ = true;
@@ -202,19 +203,22 @@ absl::StatusOr<std::unique_ptr<Link>> LoopbackNetwork::LoopbackTransport::Connec
   return std::make_unique<LoopbackLink>(state_, here, there);
 }
 
+void LoopbackNetwork::LoopbackTransport::WaitUntil(TimePoint until) {
+  MutexLock lock(&mutex_);
+  while (!woken_ && Clock::Real().Now() < until) {
+    if (until == TimePoint::max()) {
+      wake_.Wait(&mutex_);
+    } else {
+      wake_.WaitUntil(&mutex_, until);
+    }
+  }
+  woken_ = false;
+}
+
 void LoopbackNetwork::LoopbackTransport::Run() {
   while (!stopping_.load()) {
     if (engine_.Step() || !engine_.inbox()->Sleep()) continue;
-    MutexLock lock(&mutex_);
-    const TimePoint until = engine_.NextTimer();
-    while (!woken_ && Clock::Real().Now() < until) {
-      if (until == TimePoint::max()) {
-        wake_.Wait(&mutex_);
-      } else {
-        wake_.WaitUntil(&mutex_, until);
-      }
-    }
-    woken_ = false;
+    WaitUntil(engine_.NextTimer());
     engine_.inbox()->Awake();
   }
   engine_.Shutdown();

@@ -43,8 +43,10 @@ int Destination::FirstWrong(const std::vector<PageAnswer>& answers) const {
     for (int layer = want.range.layers.begin; layer < want.range.layers.end; ++layer) {
       for (int head = want.range.heads.begin; head < want.range.heads.end; ++head) {
         for (size_t byte = 0; byte < want.tile_bytes; ++byte, ++at) {
-          const bool right = want.bytes[at] == SampleByte(want.page, layer, head, byte);
-          if (hit && !right) return static_cast<int>(i);
+          // What is no hit may still be written.
+          if (hit && want.bytes[at] != SampleByte(want.page, layer, head, byte)) {
+            return static_cast<int>(i);
+          }
         }
         for (size_t byte = 0; byte < want.gap; ++byte, ++at) {
           if (want.bytes[at] != kUntouched) return static_cast<int>(i);

@@ -7,7 +7,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -115,8 +114,8 @@ bool TcpProxy::Treat(std::byte* piece, size_t& size) {
     case Mode::kCut:
       return false;
     case Mode::kCorrupt: {
-      const auto found = std::search(piece, piece + size, marker_.begin(), marker_.end());
-      if (found + marker_.size() < piece + size) {
+      auto* found = static_cast<std::byte*>(::memmem(piece, size, marker_.data(), marker_.size()));
+      if (found != nullptr && found + marker_.size() < piece + size) {
         found[marker_.size()] ^= std::byte{32};
         ++corrupted_;
       }
