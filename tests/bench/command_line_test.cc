@@ -51,6 +51,13 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"replay", "--synthetic", "zipf", "--capacity-gb", "0"},
                     std::vector<std::string>{"replay", "--synthetic", "zipf", "--format", "int4"},
                     std::vector<std::string>{"replay", "--synthetic", "zipf", "--model", "other"},
+                    std::vector<std::string>{"quality"},
+                    std::vector<std::string>{"quality", "--model", "/no/such", "--text", "LICENSE"},
+                    std::vector<std::string>{"quality", "--model", ".", "--text", "/no/such"},
+                    std::vector<std::string>{"quality", "--model", ".", "--text", "LICENSE",
+                                             "--methods", "zip"},
+                    std::vector<std::string>{"quality", "--model", ".", "--text", "LICENSE",
+                                             "--device", "tpu"},
                     std::vector<std::string>{"store", "--planes", "rdma"},
                     std::vector<std::string>{"store", "--ops", "fly"},
                     std::vector<std::string>{"store", "--sizes", "0"},
@@ -90,6 +97,22 @@ TEST(CommandLineTest, ReadsCodec) {
   const auto& options = std::get<CodecOptions>(line.workload);
   EXPECT_THAT(options.contexts, ElementsAre(1024, 4096));
   EXPECT_EQ(options.rounds, 3);
+}
+
+TEST(CommandLineTest, ReadsQuality) {
+  const std::vector<std::string> words = {"quality",   "--model",   ".",          "--text",
+                                          "LICENSE",   "README.md", "--methods",  "bf16,kivi,crumb",
+                                          "--context", "1024,4096", "--passkeys", "0",
+                                          "--plot",    "kl.svg"};
+  const CommandLine line = Parsed(words);
+  const auto& options = std::get<QualityOptions>(line.workload);
+  EXPECT_THAT(options.texts, ElementsAre("LICENSE", "README.md"));
+  EXPECT_THAT(options.methods, ElementsAre("bf16", "kivi", "crumb"));
+  EXPECT_THAT(options.contexts, ElementsAre(1024, 4096));
+  EXPECT_EQ(options.passkeys, 0);
+  EXPECT_EQ(options.sequences, 16);
+  EXPECT_EQ(options.device, "cpu");
+  EXPECT_EQ(options.plot, "kl.svg");
 }
 
 }  // namespace
