@@ -185,6 +185,8 @@ class Grammar {
                     "passkeys asked for at the largest context; 0: none")
         ->check(CLI::Range(0, 1 << 20))
         ->capture_default_str();
+    sub->add_flag("--passkeys-together", quality_->passkeys_together,
+                  "hide up to 16 keys in a document rather than one");
     sub->add_option("--prefill-block", quality_->prefill_block,
                     "tokens that prefill attends in BF16, for the prefill column")
         ->check(CLI::Range(320, 1 << 20))

@@ -54,7 +54,8 @@ class DocumentWriter {
                  size_t begin)
       : tokenizer_(tokenizer), tokens_(tokens), at_(begin) {}
 
-  PasskeyDocument Write(int length, int keys, std::mt19937_64& random) {
+  PasskeyDocument Write(int length, int keys, PasskeyLayout layout, std::mt19937_64& random) {
+    document_.apart = layout == PasskeyLayout::kApart;
     const int room = length - kPageTokens - kWindowTokensMax;
     std::vector<int> names(kNames.size());
     for (size_t i = 0; i < names.size(); ++i) names[i] = static_cast<int>(i);
@@ -67,7 +68,12 @@ class DocumentWriter {
           tokenizer_.Encode(fmt::format("\n# The pass key for {} is {}.\n", name, digits));
       const int slack = std::max(1, part - static_cast<int>(line.size()) - kLineEndSearch);
       FillTo(kPageTokens + i * part + static_cast<int>(random() % slack));
-      FillToLineEnd();
+      if (document_.apart) {
+        FillTo((static_cast<int>(document_.tokens.size()) + kPageTokens - 1) / kPageTokens *
+               kPageTokens);
+      } else {
+        FillToLineEnd();
+      }
       AddKey(name, digits, line);
     }
     FillTo(length);
@@ -92,8 +98,11 @@ class DocumentWriter {
     key.digits = digits;
     key.question = tokenizer_.Encode(fmt::format("\n# What is the pass key for {}? It is", name));
     key.answer = tokenizer_.Encode(" " + digits);
+    key.line = line;
     key.position = static_cast<int>(document_.tokens.size());
-    document_.tokens.insert(document_.tokens.end(), line.begin(), line.end());
+    if (!document_.apart) {
+      document_.tokens.insert(document_.tokens.end(), line.begin(), line.end());
+    }
     document_.keys.push_back(std::move(key));
   }
 
@@ -106,8 +115,8 @@ class DocumentWriter {
 }  // namespace
 
 absl::StatusOr<std::vector<PasskeyDocument>> MakePasskeyDocuments(
-    const models::Tokenizer& tokenizer, const std::vector<int32_t>& tokens, int context,
-    int count) {
+    const models::Tokenizer& tokenizer, const std::vector<int32_t>& tokens, int context, int count,
+    PasskeyLayout layout) {
   if (context < kContextMin || static_cast<int64_t>(tokens.size()) < context) {
     return absl::InvalidArgumentError(
         fmt::format("passkeys need a context of {} tokens and as much text as it has: the context "
@@ -120,7 +129,7 @@ absl::StatusOr<std::vector<PasskeyDocument>> MakePasskeyDocuments(
   int left = count;
   for (size_t i = 0; i < lengths.size(); ++i) {
     DocumentWriter writer(tokenizer, tokens, tokens.size() / lengths.size() * i);
-    made.push_back(writer.Write(lengths[i], std::min(left, KeysIn(lengths[i])), random));
+    made.push_back(writer.Write(lengths[i], std::min(left, KeysIn(lengths[i])), layout, random));
     left -= static_cast<int>(made.back().keys.size());
     for (const Passkey& key : made.back().keys) {
       if (key.question.size() > kQuestionTokensMax) {
@@ -129,6 +138,14 @@ absl::StatusOr<std::vector<PasskeyDocument>> MakePasskeyDocuments(
     }
   }
   return made;
+}
+
+std::vector<int32_t> PasskeyDocument::TokensWith(const Passkey& key) const {
+  if (!apart) return tokens;
+  std::vector<int32_t> with = tokens;
+  with.insert(with.begin() + key.position, key.line.begin(), key.line.end());
+  with.resize(tokens.size());
+  return with;
 }
 
 bool PasskeyUndecided(std::string_view generated) {

@@ -117,6 +117,7 @@ json QualityJson(const QualityResult& result) {
               {"prefill_block", result.prefill_block},
               {"passkeys", result.passkeys},
               {"passkey_documents", result.passkey_documents},
+              {"passkeys_together", result.passkeys_together},
               {"interrupted", result.interrupted},
               {"rows", json::array()}};
   for (const QualityRow& row : result.rows) out["rows"].push_back(RowJson(row));
@@ -132,8 +133,9 @@ std::string QualityText(const QualityResult& result) {
     text += ContextTable(result, result.contexts[i]);
   }
   if (result.passkeys == 0) return text;
-  text += fmt::format("\n{} passkeys in {} documents of up to {} tokens\n\n", result.passkeys,
-                      result.passkey_documents, result.contexts.back());
+  text += fmt::format("\n{} passkeys in {} texts of up to {} tokens, {}\n\n", result.passkeys,
+                      result.passkey_documents, result.contexts.back(),
+                      result.passkeys_together ? "all of a text's together" : "one at a time");
   return text + PasskeyTable(result);
 }
 

@@ -366,8 +366,11 @@ class QualityRun {
 
   absl::Status RunPasskeys() {
     const int context = contexts_.back();
-    CRUMB_ASSIGN_OR_RETURN(documents_,
-                           MakePasskeyDocuments(*tokenizer_, text_, context, options_.passkeys));
+    const PasskeyLayout layout =
+        options_.passkeys_together ? PasskeyLayout::kTogether : PasskeyLayout::kApart;
+    CRUMB_ASSIGN_OR_RETURN(
+        documents_, MakePasskeyDocuments(*tokenizer_, text_, context, options_.passkeys, layout));
+    result_.passkeys_together = options_.passkeys_together;
     const int documents = static_cast<int>(documents_.size());
     std::vector<DocumentScores> scores(methods_.size(), DocumentScores(documents));
     Progress progress("passkeys", documents * static_cast<int>(methods_.size()), options_.quiet);
@@ -375,7 +378,9 @@ class QualityRun {
     CRUMB_RETURN_IF_ERROR(ForJobs(documents, [&](int i) {
       const int document = i % 2 == 0 ? i / 2 : documents - 1 - i / 2;
       for (size_t m = 0; m < methods_.size() && !Interrupted(); ++m) {
-        CRUMB_ASSIGN_OR_RETURN(scores[m][document], AskAll(methods_[m], documents_[document]));
+        CRUMB_ASSIGN_OR_RETURN(auto asked, AskAll(methods_[m], documents_[document]));
+        if (Interrupted()) break;  // the last answers may be to half a document
+        scores[m][document] = std::move(asked);
         progress.Add();
       }
       return absl::OkStatus();
@@ -411,23 +416,35 @@ class QualityRun {
     return scores.front();
   }
 
-  // Reads the document once, then asks for each of its keys in a sequence of its own.
+  // Reads the document once. Each key is asked for in a sequence of its own that goes on from what
+  // is the same: from the end, or, where keys are apart, from where the key's line comes in.
   absl::StatusOr<std::vector<KeyScore>> AskAll(const QualityMethod& method,
                                                const PasskeyDocument& document) const {
     const std::span<const int32_t> tokens = document.tokens;
     CRUMB_ASSIGN_OR_RETURN(const auto cache, method.begin(tokens.first(kStepTokens)));
-    for (size_t begin = 0; begin < tokens.size(); begin += kStepTokens) {
-      CRUMB_RETURN_IF_ERROR(
-          engine_->Forward(*cache, tokens.subspan(begin, kStepTokens), models::LogitRows::kLast)
-              .status());
-    }
     std::vector<KeyScore> scores;
     for (const Passkey& key : document.keys) {
+      const size_t until = document.apart ? key.position : tokens.size();
+      CRUMB_RETURN_IF_ERROR(Read(*cache, tokens.first(until)));
       CRUMB_ASSIGN_OR_RETURN(const auto asked, cache->Fork());
+      CRUMB_RETURN_IF_ERROR(Read(*asked, document.TokensWith(key)));
       CRUMB_ASSIGN_OR_RETURN(const KeyScore score, Ask(*asked, key));
       scores.push_back(score);
     }
     return scores;
+  }
+
+  // Goes on to the end of `tokens`, of which the cache has the beginning.
+  absl::Status Read(MethodCache& cache, std::span<const int32_t> tokens) const {
+    while (cache.length() < static_cast<int>(tokens.size()) && !Interrupted()) {
+      const auto step = tokens.subspan(cache.length());
+      CRUMB_RETURN_IF_ERROR(engine_
+                                ->Forward(cache,
+                                          step.first(std::min<size_t>(kStepTokens, step.size())),
+                                          models::LogitRows::kLast)
+                                .status());
+    }
+    return absl::OkStatus();
   }
 
   // One pass over question and right answer gives the answer's likelihood, and what greedy

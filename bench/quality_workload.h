@@ -37,6 +37,7 @@ struct QualityOptions {
   std::vector<int> contexts;           // empty: 1,024, 2,048 and the model's maximum
   int sequences = 16;                  // of each context, at most
   int passkeys = 1000;                 // asked for at the largest context; 0: none
+  bool passkeys_together = false;      // up to 16 in a document, rather than one
   int prefill_block = 8192;            // of the prefill column
   int calibration_context = 1024;
   int calibration_tokens = 32768;  // at most
@@ -86,6 +87,7 @@ struct QualityResult {
   int sequences = 0;  // of the smallest number over contexts
   int passkeys = 0;
   int passkey_documents = 0;
+  bool passkeys_together = false;
   int prefill_block = 0;
   std::string device;
   bool interrupted = false;              // figures are of what was done until then

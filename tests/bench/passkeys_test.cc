@@ -47,7 +47,8 @@ class PasskeyDocumentTest : public testing::Test {
 };
 
 TEST_F(PasskeyDocumentTest, KeysLieWhereTheySayAndInTheHistory) {
-  const auto documents = MakePasskeyDocuments(*tokenizer_, tokens_, 4096, 50);
+  const auto documents =
+      MakePasskeyDocuments(*tokenizer_, tokens_, 4096, 50, PasskeyLayout::kTogether);
   ASSERT_TRUE(documents.ok()) << documents.status();
   ASSERT_EQ(documents->size(), 4u);
   int keys = 0;
@@ -79,8 +80,35 @@ TEST_F(PasskeyDocumentTest, KeysLieWhereTheySayAndInTheHistory) {
   EXPECT_EQ(documents->back().tokens.size(), 4032u);
 }
 
+TEST_F(PasskeyDocumentTest, KeysApartAreAloneInTheirDocument) {
+  const auto documents =
+      MakePasskeyDocuments(*tokenizer_, tokens_, 4096, 50, PasskeyLayout::kApart);
+  ASSERT_TRUE(documents.ok()) << documents.status();
+  int keys = 0;
+  for (const PasskeyDocument& document : *documents) {
+    EXPECT_THAT(tokenizer_->Decode(document.tokens), testing::Not(testing::HasSubstr("pass key")));
+    int before = 0;
+    for (const Passkey& key : document.keys) {
+      ++keys;
+      EXPECT_EQ(key.position % 64, 0);
+      EXPECT_GE(key.position, std::max(64, before));
+      before = key.position;
+      EXPECT_LE(key.position + static_cast<int>(key.line.size()),
+                static_cast<int>(document.tokens.size()) - 256);
+      const std::vector<int32_t> with = document.TokensWith(key);
+      ASSERT_EQ(with.size(), document.tokens.size());
+      EXPECT_TRUE(std::equal(with.begin(), with.begin() + key.position, document.tokens.begin()));
+      const std::string text = tokenizer_->Decode(with);
+      EXPECT_THAT(text, testing::HasSubstr(" is " + key.digits + ".\n"));
+      EXPECT_EQ(text.find("pass key"), text.rfind("pass key"));
+    }
+  }
+  EXPECT_EQ(keys, 50);
+}
+
 TEST_F(PasskeyDocumentTest, ShortContextsHoldFewerKeys) {
-  const auto documents = MakePasskeyDocuments(*tokenizer_, tokens_, 640, 5);
+  const auto documents =
+      MakePasskeyDocuments(*tokenizer_, tokens_, 640, 5, PasskeyLayout::kTogether);
   ASSERT_TRUE(documents.ok()) << documents.status();
   EXPECT_EQ(documents->size(), 3u);
   for (const PasskeyDocument& document : *documents) {
@@ -90,10 +118,14 @@ TEST_F(PasskeyDocumentTest, ShortContextsHoldFewerKeys) {
 }
 
 TEST_F(PasskeyDocumentTest, TooLittleRoomOrTextIsSaid) {
-  EXPECT_THAT(std::string(MakePasskeyDocuments(*tokenizer_, tokens_, 600, 5).status().message()),
+  EXPECT_THAT(std::string(MakePasskeyDocuments(*tokenizer_, tokens_, 600, 5, PasskeyLayout::kApart)
+                              .status()
+                              .message()),
               testing::HasSubstr("the context is 600"));
   tokens_.resize(100);
-  EXPECT_THAT(std::string(MakePasskeyDocuments(*tokenizer_, tokens_, 1024, 5).status().message()),
+  EXPECT_THAT(std::string(MakePasskeyDocuments(*tokenizer_, tokens_, 1024, 5, PasskeyLayout::kApart)
+                              .status()
+                              .message()),
               testing::HasSubstr("have 100 tokens"));
 }
 
