@@ -83,6 +83,16 @@ CASES = {  # alert: (series that make it fire, series that do not)
          'crumb_attention_error_count{I,layer="0"}': rising(6)},
         {'crumb_attention_error_sum{I,layer="0"}': rising(2),
          'crumb_attention_error_count{I,layer="0"}': rising(6)}),
+    "CrumbPeerDown": ({'crumb_peer_up{I,node="x"}': flat(0)}, {'crumb_peer_up{I,node="x"}': flat(1)}),
+    "CrumbViewFlapping": ({"crumb_view_changes_total{I}": rising(1)},
+                          {"crumb_view_changes_total{I}": LATE_JUMP}),
+    "CrumbNodesRefused": ({"crumb_nodes_refused_total{I}": LATE_JUMP},
+                          {"crumb_nodes_refused_total{I}": EARLY_JUMP}),
+    "CrumbEtcdFailing": ({"crumb_etcd_failures_total{I}": rising(1)},
+                         {"crumb_etcd_failures_total{I}": EARLY_JUMP}),
+    "CrumbPushesDropped": (
+        {'crumb_pushed_pages_total{I,outcome="dropped"}': rising(1)},
+        {'crumb_pushed_pages_total{I,outcome="stored"}': rising(1)}),
     "CrumbVersionSkew": (
         {'crumb_build_info{I,version="1.0.0"}': flat(1),
          'crumb_build_info{instance="b",version="1.1.0"}': flat(1)},

@@ -132,10 +132,17 @@ class LiveTest(unittest.TestCase):
         cls.temporary = tempfile.TemporaryDirectory(prefix="crumb-prometheus-")
         cls.addClassCleanup(cls.temporary.cleanup)
         folder = pathlib.Path(cls.temporary.name)
+        places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+        (folder / "secret").write_text("5" * 64)
+        extra = f"cluster:\n  nodes: {json.dumps(places)}\n  secret_file: {folder}/secret\n"
         # Room for a few prompts only, so that pages are evicted.
-        cls.crumbd = Crumbd(BIN, folder, host_bytes="6MiB")
-        cls.crumbd.start()
-        cls.addClassCleanup(cls.crumbd.stop)
+        cls.crumbd = Crumbd(BIN, folder, host_bytes="6MiB", tcp=places[0], extra=extra)
+        # Another node, so that there are series of other nodes.
+        (folder / "other").mkdir()
+        cls.other = Crumbd(BIN, folder / "other", tcp=places[1], extra=extra)
+        for crumbd in (cls.crumbd, cls.other):
+            crumbd.start()
+            cls.addClassCleanup(crumbd.stop)
         for number in range(3):
             run_worker(BIN, folder, prompt_of(number), "--flush")
         cls.crumbd.process.child.kill()

@@ -62,13 +62,13 @@ class Process:
 class Crumbd:
     """A crumbd with sockets and SSD tier in `folder`."""
 
-    def __init__(self, binaries, folder, host_bytes="64MiB", extra=""):
+    def __init__(self, binaries, folder, host_bytes="64MiB", tcp="", extra=""):
         self.binary = pathlib.Path(binaries) / "crumbd"
         self.folder = pathlib.Path(folder)
         self.process = None
         self.endpoints = {}
         (self.folder / "crumbd.yaml").write_text(
-            f"listen:\n  socket_dir: {self.folder}\n"
+            f"listen:\n  socket_dir: {self.folder}\n  tcp: \"{tcp}\"\n"
             "admin:\n  listen: 127.0.0.1:0\n  history_interval: 1s\n"
             f"store:\n  host:\n    bytes_max: {host_bytes}\n    slab_bytes: 2MiB\n"
             f"  ssd:\n    path: {self.folder}/ssd\n    bytes_max: 256MiB\n{extra}",
