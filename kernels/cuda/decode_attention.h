@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/evict_constants.h"
 #include "kernels/tile.h"
 
 // Decode attention of one layer for a batch, on the GPU: BF16 sink, INT2 history pages as they are
@@ -24,9 +25,9 @@ struct DecodeLengths {
   const int32_t* recent_begin = nullptr;   // [batch] ring slot of the oldest recent token
 };
 
-// BF16 rows of every sequence. Row of (sequence, KV head, slot): address[sequence] + layer_offset
-// + head * head_stride + slot * token_stride; its V row lies v_offset further. Bytes, all
-// multiples of 16.
+// BF16 (or FP16) rows of every sequence. Row of (sequence, KV head, slot): address[sequence] +
+// layer_offset + head * head_stride + slot * token_stride; its V row lies v_offset further. Bytes,
+// all multiples of 16.
 struct Bf16Rows {
   const uint64_t* address = nullptr;  // [batch]
   int64_t layer_offset = 0;
@@ -52,7 +53,7 @@ struct DecodeShape {
   int columns() const { return q_tokens * (q_heads / kv_heads); }
 };
 
-enum class OutType : uint8_t { kBf16, kF32 };
+enum class OutType : uint8_t { kBf16, kF32, kFp16 };
 
 // Which instructions bring tiles to shared memory. kAuto takes bulk copies where there are any.
 enum class CopyPath : uint8_t { kAuto, kAsync16 };
@@ -61,8 +62,9 @@ struct DecodeAttentionParams {
   DecodeShape shape;
   DecodeLengths lengths;
 
-  const Bf16* q = nullptr;  // [batch, q_tokens, q_heads, head_dim]
-  void* out = nullptr;      // [batch, q_tokens, q_heads, head_dim] bf16 or f32
+  const void* q = nullptr;            // [batch, q_tokens, q_heads, head_dim] of row_type
+  void* out = nullptr;                // [batch, q_tokens, q_heads, head_dim] of out_type
+  RowType row_type = RowType::kBf16;  // of q, sink and recent window
   OutType out_type = OutType::kBf16;
   float* lse = nullptr;  // [batch, q_tokens, q_heads] natural log of the softmax sum, or null
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/decode_ptx.cuh"
 #include "kernels/cuda/decode_traits.cuh"
-#include "kernels/cuda/ptx.cuh"
 
 // Attention of a few query rows over BF16 rows (sink and recent window), one warp, 16 tokens at a
 // time. Same fragments as over INT2 tiles; the query is exact, probabilities are split in two.
@@ -24,7 +24,8 @@ __device__ __forceinline__ void LoadPlainQuery(const DecodeKernelParams& k, cons
     const bool exists = row < rows.columns && (!T::kPair || column % 2 == 0);
     const uint32_t* from =
         exists ? reinterpret_cast<const uint32_t*>(
-                     k.p.q + rows.IndexOf(k, segment.sequence, segment.head, row) * T::kDim) +
+                     static_cast<const Bf16*>(k.p.q) +
+                     rows.IndexOf(k, segment.sequence, segment.head, row) * T::kDim) +
                      lane % 4
                : nullptr;
 #pragma unroll
@@ -35,9 +36,30 @@ __device__ __forceinline__ void LoadPlainQuery(const DecodeKernelParams& k, cons
   }
 }
 
+// D += A B on operands of the rows' type.
+__device__ __forceinline__ void MmaRows(bool half, float (&d)[4], const uint32_t (&a)[4],
+                                        uint32_t b0, uint32_t b1) {
+  if (half) {
+    ptx::MmaF16(d, a, b0, b1);
+  } else {
+    ptx::MmaBf16(d, a, b0, b1);
+  }
+}
+
+// Two floats as the sum of two pairs of the rows' type.
+__device__ __forceinline__ void SplitRows(bool half, float x, float y, uint32_t* high,
+                                          uint32_t* low) {
+  if (half) {
+    ptx::SplitHalf(x, y, high, low);
+  } else {
+    ptx::SplitBf16(x, y, high, low);
+  }
+}
+
 // Scores of the 16 tokens of a chunk, before scaling.
 template <class T>
-__device__ __forceinline__ void ScoreChunk(const uint32_t (&q)[T::kColumnTiles][T::kSteps][2],
+__device__ __forceinline__ void ScoreChunk(bool half,
+                                           const uint32_t (&q)[T::kColumnTiles][T::kSteps][2],
                                            uint32_t slot, int lane,
                                            float (&score)[2][T::kLaneRows]) {
   float acc[T::kColumnTiles][4] = {};
@@ -47,7 +69,7 @@ __device__ __forceinline__ void ScoreChunk(const uint32_t (&q)[T::kColumnTiles][
     uint32_t a[4];
     ptx::LoadMatrices(a, address + 32 * s);
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) ptx::MmaBf16(acc[n], a, q[n][s][0], q[n][s][1]);
+    for (int n = 0; n < T::kColumnTiles; ++n) MmaRows(half, acc[n], a, q[n][s][0], q[n][s][1]);
   }
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
@@ -58,15 +80,21 @@ __device__ __forceinline__ void ScoreChunk(const uint32_t (&q)[T::kColumnTiles][
   }
 }
 
+struct WindowLengths {
+  int sink;
+  int pages;
+  int recent;
+};
+
 // Scales and caps scores to log2 units; -infinity where a row may not attend.
 template <class T>
-__device__ __forceinline__ void FinishScores(const DecodeKernelParams& k, const Segment& segment,
+__device__ __forceinline__ void FinishScores(const DecodeKernelParams& k,
+                                             const WindowLengths& lengths,
                                              const ChunkSource& source, int lane,
                                              float (&score)[2][T::kLaneRows]) {
   const QueryRows rows(k);
-  const int sink = k.p.lengths.sink_tokens[segment.sequence];
-  const int before_recent = sink + k.p.lengths.pages[segment.sequence] * T::kTokens;
-  const int total = before_recent + k.p.lengths.recent_tokens[segment.sequence];
+  const int before_recent = lengths.sink + lengths.pages * T::kTokens;
+  const int total = before_recent + lengths.recent;
   const int first = source.first + (source.sink ? 0 : before_recent);
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {
@@ -95,7 +123,7 @@ __device__ __forceinline__ void ClearMissingRows(uint32_t slot, int rows, int la
 }
 
 template <class T>
-__device__ __forceinline__ void AddChunkValues(uint32_t slot, int lane,
+__device__ __forceinline__ void AddChunkValues(bool half, uint32_t slot, int lane,
                                                const float (&p)[2][T::kLaneRows],
                                                SegmentState<T>& state) {
   constexpr int kParts = T::kPair ? 1 : 2;  // in a pair, hi and lo sit in neighbouring columns
@@ -105,11 +133,12 @@ __device__ __forceinline__ void AddChunkValues(uint32_t slot, int lane,
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
       if constexpr (T::kPair) {
-        const float high = ptx::LowBf16(ptx::PackBf16(p[a][0], 0.0f));
-        b[n][0][a] = ptx::TransposeMatrix(ptx::PackBf16(high, p[a][0] - high));
+        uint32_t high, low;
+        SplitRows(half, p[a][0], 0.0f, &high, &low);
+        b[n][0][a] = ptx::TransposeMatrix((high & 0xffff) | low << 16);
       } else {
         uint32_t high, low;
-        ptx::SplitBf16(p[a][2 * n], p[a][2 * n + 1], &high, &low);
+        SplitRows(half, p[a][2 * n], p[a][2 * n + 1], &high, &low);
         b[n][0][a] = ptx::TransposeMatrix(high);
         b[n][1][a] = ptx::TransposeMatrix(low);
       }
@@ -125,7 +154,7 @@ __device__ __forceinline__ void AddChunkValues(uint32_t slot, int lane,
     for (int n = 0; n < T::kColumnTiles; ++n) {
 #pragma unroll
       for (int part = 0; part < kParts; ++part) {
-        ptx::MmaBf16(state.out[n][m], a, b[n][part][0], b[n][part][1]);
+        MmaRows(half, state.out[n][m], a, b[n][part][0], b[n][part][1]);
       }
     }
   }
@@ -134,18 +163,23 @@ __device__ __forceinline__ void AddChunkValues(uint32_t slot, int lane,
 // This warp's share of a segment of BF16 chunks. The last slot is released but not filled again.
 template <class T>
 __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Segment& segment,
-                                           int warp, typename T::Ring& ring,
+                                           const WarpGroup& group, typename T::Ring& ring,
                                            SegmentState<T>& state) {
   const int lane = threadIdx.x % 32;
   uint32_t q[T::kColumnTiles][T::kSteps][2];
   LoadPlainQuery<T>(k, segment, lane, q);
-  for (int chunk = segment.begin + warp; chunk < segment.end; chunk += k.launch.warps) {
-    const ChunkSource source = SourceOf(k, segment.sequence, chunk);
+  const bool half = k.p.row_type == RowType::kFp16;
+  const WindowLengths lengths = {k.p.lengths.sink_tokens[segment.sequence],
+                                 k.p.lengths.pages[segment.sequence],
+                                 k.p.lengths.recent_tokens[segment.sequence]};
+  for (int chunk = segment.begin + group.warp; chunk < segment.end; chunk += group.warps) {
+    const ChunkSource source = SourceOf(lengths.sink, lengths.recent, chunk);
     float score[2][T::kLaneRows];
-    ScoreChunk<T>(q, ring.Wait(k), lane, score);
+    ScoreChunk<T>(half, q, ring.Wait(k), lane, score);
+    ring.FenceWrites();  // what filled the slot were ordinary writes
     ring.Release(k);
     ring.Fill(k);
-    FinishScores<T>(k, segment, source, lane, score);
+    FinishScores<T>(k, lengths, source, lane, score);
 
     bool grows = false;
     float best[T::kLaneRows];
@@ -171,10 +205,10 @@ __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Se
     }
     const uint32_t slot = ring.Wait(k);
     if (source.rows < kChunkTokens) ClearMissingRows<T>(slot, source.rows, lane);
-    AddChunkValues<T>(slot, lane, p, state);
-    if (source.rows < kChunkTokens) ring.FenceWrites();
+    AddChunkValues<T>(half, slot, lane, p, state);
+    ring.FenceWrites();
     ring.Release(k);
-    if (chunk + k.launch.warps < segment.end) ring.Fill(k);
+    if (chunk + group.warps < segment.end) ring.Fill(k);
   }
 }
 

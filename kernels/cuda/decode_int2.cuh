@@ -60,17 +60,23 @@ __device__ __forceinline__ void LoadWords(uint32_t address, int lane, uint32_t (
   }
 }
 
-// Scale and minimum (one word) of the tokens r + 8 a + 16 u of this lane, index 2 u + a.
+// Scale and minimum (one word) of the tokens r + 8 a + 16 (first + u) of this lane, index 2 u + a.
 template <class T>
-__device__ __forceinline__ void LoadMeta(uint32_t address, int lane,
-                                         uint32_t (&meta)[T::kGroups][8]) {
+__device__ __forceinline__ void LoadMeta(uint32_t address, int lane, int first,
+                                         uint32_t (&meta)[T::kGroups][2 * T::kSoftmaxGroups]) {
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
+    const uint32_t from = address + 4 * T::kTokens * y + 32 * (lane / 4) + 8 * first;
+    if constexpr (T::kSoftmaxGroups == 1) {
+      const uint2 x = ptx::LoadShared64(from);
+      meta[y][0] = x.x, meta[y][1] = x.y;
+    } else {
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 x = ptx::LoadShared128(address + 4 * T::kTokens * y + 32 * (lane / 4) + 16 * i);
-      meta[y][4 * i] = x.x, meta[y][4 * i + 1] = x.y;
-      meta[y][4 * i + 2] = x.z, meta[y][4 * i + 3] = x.w;
+      for (int i = 0; i < T::kSoftmaxGroups / 2; ++i) {
+        const uint4 x = ptx::LoadShared128(from + 16 * i);
+        meta[y][4 * i] = x.x, meta[y][4 * i + 1] = x.y;
+        meta[y][4 * i + 2] = x.z, meta[y][4 * i + 3] = x.w;
+      }
     }
   }
 }
@@ -80,10 +86,10 @@ __device__ __forceinline__ void LoadMeta(uint32_t address, int lane,
 // A byte of (word >> 4 b) & (3 << 2 h in each byte) is a code times 4^h, of the pairs q = 2 b + h
 // and q + 4, both halves; the query of h = 1 is a quarter.
 template <class T>
-__device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t codes, int lane,
-                                            const uint32_t (&meta)[T::kGroups][8], int first,
-                                            int to,
-                                            float (&score)[T::kSoftmaxGroups][2][T::kLaneRows]) {
+__device__ __forceinline__ void ScoreTokens(
+    const Int2Query<T>& query, uint32_t codes, int lane,
+    const uint32_t (&meta)[T::kGroups][2 * T::kSoftmaxGroups], int first, int to,
+    float (&score)[T::kSoftmaxGroups][2][T::kLaneRows]) {
   constexpr int kTogether = T::kTogether;
   uint32_t w[kTogether][T::kWords];
   int acc[kTogether][T::kGroups][T::kDotTiles][4] = {};
@@ -119,7 +125,7 @@ __device__ __forceinline__ void ScoreTokens(const Int2Query<T>& query, uint32_t 
   for (int v = 0; v < kTogether; ++v) {
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      const int at = 2 * (first + v) + a;
+      const int at = 2 * (to + v) + a;
 #pragma unroll
       for (int y = 0; y < T::kGroups; ++y) {
         const float scale = ptx::LowHalf(meta[y][at]), minimum = ptx::HighHalf(meta[y][at]);
@@ -215,10 +221,10 @@ __device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows]
 template <class T, class Adjust>
 __device__ __forceinline__ void AttendTokens(const Int2Query<T>& query, uint32_t tile, int lane,
                                              int first, const Adjust& adjust,
-                                             const uint32_t (&k_meta)[T::kGroups][8],
-                                             const uint32_t (&v_meta)[T::kGroups][8],
                                              SegmentState<T>& state, Int2Sums<T>& sums) {
   constexpr int kGroups = T::kSoftmaxGroups;
+  uint32_t k_meta[T::kGroups][2 * kGroups], v_meta[T::kGroups][2 * kGroups];
+  LoadMeta<T>(tile + 2 * T::kCodeBytes, lane, first, k_meta);
   float score[kGroups][2][T::kLaneRows];
 #pragma unroll
   for (int u = 0; u < kGroups; u += T::kTogether) {
@@ -226,11 +232,13 @@ __device__ __forceinline__ void AttendTokens(const Int2Query<T>& query, uint32_t
 #pragma unroll
     for (int v = 0; v < T::kTogether; ++v) adjust(score[u + v], first + u + v);
   }
+  // Only now, so that scores have its registers.
+  LoadMeta<T>(tile + 2 * T::kCodeBytes + T::kMetaBytes, lane, first, v_meta);
   uint32_t scale_most = 0;
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
 #pragma unroll
-    for (int i = 2 * first; i < 2 * (first + kGroups); ++i) {
+    for (int i = 0; i < 2 * kGroups; ++i) {
       scale_most = __vmaxu2(scale_most, v_meta[y][i]);
     }
   }
@@ -258,8 +266,8 @@ __device__ __forceinline__ void AttendTokens(const Int2Query<T>& query, uint32_t
       float scale[T::kGroups], middle[T::kGroups];
 #pragma unroll
       for (int y = 0; y < T::kGroups; ++y) {
-        scale[y] = ptx::LowHalf(v_meta[y][2 * (first + u) + a]);
-        middle[y] = fmaf(1.5f, scale[y], ptx::HighHalf(v_meta[y][2 * (first + u) + a]));
+        scale[y] = ptx::LowHalf(v_meta[y][2 * u + a]);
+        middle[y] = fmaf(1.5f, scale[y], ptx::HighHalf(v_meta[y][2 * u + a]));
       }
 #pragma unroll
       for (int i = 0; i < T::kLaneRows; ++i) {
@@ -283,10 +291,7 @@ __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t t
                                            Int2Sums<T>& sums) {
 #pragma unroll
   for (int first = 0; first < T::kTokens / 16; first += T::kSoftmaxGroups) {
-    uint32_t k_meta[T::kGroups][8], v_meta[T::kGroups][8];
-    LoadMeta<T>(tile + 2 * T::kCodeBytes, lane, k_meta);
-    LoadMeta<T>(tile + 2 * T::kCodeBytes + T::kMetaBytes, lane, v_meta);
-    AttendTokens<T>(query, tile, lane, first, adjust, k_meta, v_meta, state, sums);
+    AttendTokens<T>(query, tile, lane, first, adjust, state, sums);
   }
 }
 
@@ -381,11 +386,11 @@ __device__ __forceinline__ void SetBias(const DecodeKernelParams& k, const Segme
 // Attends this warp's pages of a segment. kPlain: no offsets by page, no caps, no masks.
 template <class T, bool kPlain>
 __device__ __forceinline__ void AttendPages(const DecodeKernelParams& k, const Segment& segment,
-                                            int index, int warp, Int2Query<T>& query,
+                                            int index, const WarpGroup& group, Int2Query<T>& query,
                                             typename T::Ring& ring, SegmentState<T>& state,
                                             Int2Sums<T>& sums) {
   const int lane = threadIdx.x % 32;
-  for (int page = segment.begin + warp; page < segment.end; page += k.launch.warps) {
+  for (int page = segment.begin + group.warp; page < segment.end; page += group.warps) {
     if (!kPlain && k.p.soft_cap <= 0.0f) SetBias<T>(k, segment, index, page, lane, query);
     const uint32_t tile = ring.Wait(k);
     AttendTile<T>(
@@ -395,7 +400,7 @@ __device__ __forceinline__ void AttendPages(const DecodeKernelParams& k, const S
         },
         state, sums);
     ring.Release(k);
-    if (page + k.launch.warps < segment.end) ring.Fill(k);
+    if (page + group.warps < segment.end) ring.Fill(k);
   }
 }
 
@@ -403,17 +408,17 @@ __device__ __forceinline__ void AttendPages(const DecodeKernelParams& k, const S
 // tile is released but not filled again.
 template <class T>
 __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Segment& segment,
-                                           int index, int warp, typename T::Ring& ring,
-                                           SegmentState<T>& state) {
+                                           int index, const WarpGroup& group,
+                                           typename T::Ring& ring, SegmentState<T>& state) {
   const int lane = threadIdx.x % 32;
   Int2Query<T> query;
   LoadQuery<T>(k, index, lane, &query);
   Int2Sums<T> sums;
   if (k.p.soft_cap > 0.0f || k.p.window > 0 || k.p.offset != nullptr) {
-    AttendPages<T, false>(k, segment, index, warp, query, ring, state, sums);
+    AttendPages<T, false>(k, segment, index, group, query, ring, state, sums);
   } else {
     if (k.p.shift != nullptr) SetBias<T>(k, segment, index, segment.begin, lane, query);
-    AttendPages<T, true>(k, segment, index, warp, query, ring, state, sums);
+    AttendPages<T, true>(k, segment, index, group, query, ring, state, sums);
   }
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {

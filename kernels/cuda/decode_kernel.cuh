@@ -19,13 +19,22 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   const uint32_t barriers = ptx::SharedAddress(shared + ring_bytes);
   float* stage =
       reinterpret_cast<float*>(shared + ring_bytes + k.launch.warps * k.launch.stages * 8);
-  const BlockShare mine = k.plan.blocks[blockIdx.x];
+  const GroupShare mine =
+      k.plan.shares[blockIdx.x * (k.launch.warps / kGroupWarps) + warp / kGroupWarps];
+  typename T::Ring ring(k,
+                        ptx::SharedAddress(shared) + warp * k.launch.stages * k.launch.slot_bytes,
+                        barriers + warp * k.launch.stages * 8);
+  const int group_warps = mine.groups == 1 ? k.launch.warps : kGroupWarps;
+  const WarpGroup group = {warp % group_warps, group_warps, warp / group_warps};
 
+  // What is asked for first arrives first: addresses, then the rotation, then tiles.
+  ring.Prepare(k, group, mine);
   QueryRotation<T> rotation(k, stage);
-  if (mine.begin < mine.end) rotation.Prefetch(mine.first.head);
-  typename T::Ring ring;
-  ring.Start(k, ptx::SharedAddress(shared) + warp * k.launch.stages * k.launch.slot_bytes,
-             barriers + warp * k.launch.stages * 8, warp, mine);
+  if (mine.block_begin < mine.block_end) {
+    rotation.Prefetch(mine.block_begin, mine.block_end, mine.block_head);
+  }
+  if (!k.p.overlap_previous) rotation.PrefetchQuery();
+  ring.Start(k);
   if (k.p.rotation_v != nullptr && mine.begin < mine.end) {
     // The end will want R_V; it arrives in L2 meanwhile.
     const float* r = k.p.rotation_v + static_cast<int64_t>(mine.first.head) * T::kDim * T::kDim;
@@ -37,27 +46,28 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   if (k.p.overlap_previous) {
     ptx::WaitForPrevious();
     ptx::LaunchDependents();
+    rotation.PrefetchQuery();
   }
 #endif
-  rotation.Run(mine.begin, mine.end);
+  rotation.Run(mine.block_begin, mine.block_end);
 
   for (int index = mine.begin; index < mine.end; ++index) {
     const Segment segment = index == mine.begin ? mine.first : k.plan.segments[index];
-    const int active = min(segment.end - segment.begin, k.launch.warps);
+    const int active = min(segment.end - segment.begin, group.warps);
     SegmentState<T> state;
-    if (warp < active) {
+    if (group.warp < active) {
       if (segment.kind == kSegmentInt2) {
-        AttendInt2<T>(k, segment, index, warp, ring, state);
+        AttendInt2<T>(k, segment, index, group, ring, state);
       } else {
-        AttendBf16<T>(k, segment, warp, ring, state);
+        AttendBf16<T>(k, segment, group, ring, state);
       }
     }
-    StorePartial<T>(k, index, active, ring.LastSlot(k), stage, state, [&] {
+    StorePartial<T>(k, index, active, group, ring.LastSlot(k), stage, state, [&] {
       ring.FenceWrites();
       ring.Fill(k);
     });
   }
-  PairFinish<T>(k, shared).Run(mine.begin, mine.end);
+  PairFinish<T>(k, shared).Run(mine.block_begin, mine.block_end);
 }
 
 template <class T>

@@ -9,9 +9,12 @@ namespace {
 
 constexpr int kPlanThreads = 512;
 
-// What a segment costs beside its bytes, in pages: the query, the sum over warps, the merge.
-constexpr int kInt2Overhead = 24;
-constexpr int kBf16Overhead = 12;
+// What a segment costs beside its bytes, in pages of the block's time: the query, the sum over
+// warps, the merge. Of several groups of a block the others go on meanwhile.
+constexpr int kInt2Overhead = 16;
+constexpr int kBf16Overhead = 8;
+// From so many (sequence, KV head) pairs for each block on, blocks are cut into groups.
+constexpr int kGroupPairsMin = 1;
 
 // What a sequence costs one KV head. A page moves about as many bytes as 8 BF16 tokens, so a page
 // costs 1 and a chunk of 16 tokens costs 2.
@@ -19,8 +22,10 @@ struct SequenceCost {
   int first_page;
   int pages;   // attended pages
   int chunks;  // BF16 chunks
-  __device__ int int2() const { return pages > 0 ? kInt2Overhead + pages : 0; }
-  __device__ int bf16() const { return chunks > 0 ? kBf16Overhead + 2 * chunks : 0; }
+  int int2_overhead;
+  int bf16_overhead;
+  __device__ int int2() const { return pages > 0 ? int2_overhead + pages : 0; }
+  __device__ int bf16() const { return chunks > 0 ? bf16_overhead + 2 * chunks : 0; }
   __device__ int cost() const { return int2() + bf16(); }
 };
 
@@ -33,14 +38,26 @@ struct PlanArguments {
   int page_tokens;
   int window;
   int blocks;
+  int groups_max;
+  int segments_max;
   bool batch_invariant;
 };
 
-__device__ SequenceCost CostOf(const PlanArguments& a, int sequence) {
+// What is known once the batch has been looked at.
+struct PlanState {
+  int groups;  // per block
+  int active;  // groups that have work
+  int head_cost;
+  int head_segments;
+};
+
+__device__ SequenceCost CostOf(const PlanArguments& a, int sequence, int groups) {
   const int sink = a.lengths.sink_tokens[sequence];
   const int pages = a.lengths.pages[sequence];
   const int recent = a.lengths.recent_tokens[sequence];
   SequenceCost cost;
+  cost.int2_overhead = kInt2Overhead / groups;
+  cost.bf16_overhead = kBf16Overhead / groups;
   cost.first_page = 0;
   if (a.window > 0) {
     const int total = sink + pages * a.page_tokens + recent;
@@ -94,32 +111,39 @@ __device__ int2 ScanBlock(int2 mine, int2* total) {
   return before;
 }
 
-// Where block `index` of `active` begins: an equal share of the cost, moved down to a place where
-// a cut is allowed.
-__device__ int BoundaryOf(const PlanArguments& a, int index, int active, int head_cost) {
-  const int raw = static_cast<int>(static_cast<int64_t>(index) * a.kv_heads * head_cost / active);
-  if (index == active) return raw;
+// Where group `index` begins: an equal share of the cost, moved down to a place where a cut is
+// allowed.
+__device__ int BoundaryOf(const PlanArguments& a, const PlanState& state, int index) {
+  const int head_cost = state.head_cost;
+  const int raw =
+      static_cast<int>(static_cast<int64_t>(index) * a.kv_heads * head_cost / state.active);
   const int head = raw / head_cost, rest = raw % head_cost;
   const int sequence = LastNotAbove(a.plan.cost_before, a.batch, rest);
-  const SequenceCost cost = CostOf(a, sequence);
+  const SequenceCost cost = CostOf(a, sequence, state.groups);
   int at = rest - a.plan.cost_before[sequence];
   if (at < cost.int2()) {
-    int pages = max(0, at - kInt2Overhead);
+    int pages = max(0, at - cost.int2_overhead);
     if (a.batch_invariant) pages -= pages % kInvariantSplitPages;
-    at = pages == 0 ? 0 : kInt2Overhead + pages;
+    at = pages == 0 ? 0 : cost.int2_overhead + pages;
   } else {
-    const int chunks = a.batch_invariant ? 0 : max(0, at - cost.int2() - kBf16Overhead) / 2;
-    at = cost.int2() + (chunks == 0 ? 0 : kBf16Overhead + 2 * chunks);
+    const int chunks = a.batch_invariant ? 0 : max(0, at - cost.int2() - cost.bf16_overhead) / 2;
+    at = cost.int2() + (chunks == 0 ? 0 : cost.bf16_overhead + 2 * chunks);
   }
   return head * head_cost + a.plan.cost_before[sequence] + at;
 }
 
+// Where the share of group `index` is kept.
+__device__ GroupShare& ShareOf(const PlanArguments& a, const PlanState& state, int index) {
+  return a.plan.shares[index / state.groups * a.groups_max + index % state.groups];
+}
+
 // Writes the segments of one item: `count` pieces of [from, to) on the cost line. `first` is the
 // index of its first segment.
-__device__ void WriteSegments(const PlanArguments& a, Segment segment, int active, int from, int to,
-                              int first, int count, int first_block) {
+__device__ void WriteSegments(const PlanArguments& a, const PlanState& state, Segment segment,
+                              int overhead, int from, int to, int first, int count,
+                              int first_group) {
   const bool int2 = segment.kind == kSegmentInt2;
-  const int overhead = int2 ? kInt2Overhead : kBf16Overhead, unit_cost = int2 ? 1 : 2;
+  const int unit_cost = int2 ? 1 : 2;
   const int first_unit = segment.begin;
   const auto unit_at = [&](int position) {
     return first_unit + max(0, position - from - overhead) / unit_cost;
@@ -127,8 +151,8 @@ __device__ void WriteSegments(const PlanArguments& a, Segment segment, int activ
   for (int i = 0; i < count; ++i) {
     int begin = from, end = to;
     if (!a.batch_invariant) {
-      begin = max(from, a.plan.boundary[first_block + i]);
-      end = min(to, a.plan.boundary[first_block + i + 1]);
+      begin = max(from, a.plan.boundary[first_group + i]);
+      end = min(to, a.plan.boundary[first_group + i + 1]);
     } else if (int2) {
       begin = i == 0 ? from : from + overhead + i * kInvariantSplitPages;
       end = min(to, from + overhead + (i + 1) * kInvariantSplitPages);
@@ -136,27 +160,26 @@ __device__ void WriteSegments(const PlanArguments& a, Segment segment, int activ
     segment.begin = unit_at(begin);
     segment.end = unit_at(end);
     a.plan.segments[first + i] = segment;
-    const int block =
-        a.batch_invariant ? LastNotAbove(a.plan.boundary, active, begin) : first_block + i;
-    if (begin == a.plan.boundary[block]) {
-      a.plan.blocks[block].first = segment;
-      a.plan.blocks[block].begin = first + i;
+    const int group =
+        a.batch_invariant ? LastNotAbove(a.plan.boundary, state.active, begin) : first_group + i;
+    if (begin == a.plan.boundary[group]) {
+      ShareOf(a, state, group).first = segment;
+      ShareOf(a, state, group).begin = first + i;
     }
-    if (end == a.plan.boundary[block + 1]) a.plan.blocks[block].end = first + i + 1;
+    if (end == a.plan.boundary[group + 1]) ShareOf(a, state, group).end = first + i + 1;
   }
 }
 
 // Both items (history, windows) of one pair.
-__device__ void WritePair(const PlanArguments& a, int head, int sequence, int active, int head_cost,
-                          int head_segments) {
-  const SequenceCost cost = CostOf(a, sequence);
+__device__ void WritePair(const PlanArguments& a, const PlanState& state, int head, int sequence) {
+  const SequenceCost cost = CostOf(a, sequence, state.groups);
   if (cost.cost() == 0) return;
-  const int from = head * head_cost + a.plan.cost_before[sequence];
+  const int from = head * state.head_cost + a.plan.cost_before[sequence];
   const int middle = from + cost.int2(), to = from + cost.cost();
-  const int base = head * head_segments + a.plan.segment_before[sequence];
-  // The index of a segment is the number of items before its own plus, where blocks cut items, the
-  // number of its block: it grows from segment to segment, whatever is cut where.
-  int first[2] = {base, base}, count[2] = {0, 0}, block[2] = {0, 0};
+  const int base = head * state.head_segments + a.plan.segment_before[sequence];
+  // The index of a segment is the number of items before its own plus, where groups cut items, the
+  // number of its group: it grows from segment to segment, whatever is cut where.
+  int first[2] = {base, base}, count[2] = {0, 0}, group[2] = {0, 0};
   const int bounds[3] = {from, middle, to};
   for (int kind = 0; kind < 2; ++kind) {
     if (bounds[kind] == bounds[kind + 1]) continue;
@@ -165,9 +188,10 @@ __device__ void WritePair(const PlanArguments& a, int head, int sequence, int ac
           kind == kSegmentInt2 ? (cost.pages + kInvariantSplitPages - 1) / kInvariantSplitPages : 1;
       first[kind] = base + (kind == kSegmentInt2 ? 0 : count[0]);
     } else {
-      block[kind] = LastNotAbove(a.plan.boundary, active, bounds[kind]);
-      count[kind] = LastNotAbove(a.plan.boundary, active, bounds[kind + 1] - 1) - block[kind] + 1;
-      first[kind] = base + (kind == kSegmentBf16 && cost.pages > 0) + block[kind];
+      group[kind] = LastNotAbove(a.plan.boundary, state.active, bounds[kind]);
+      count[kind] =
+          LastNotAbove(a.plan.boundary, state.active, bounds[kind + 1] - 1) - group[kind] + 1;
+      first[kind] = base + (kind == kSegmentBf16 && cost.pages > 0) + group[kind];
     }
   }
   Segment segment = {};
@@ -181,8 +205,26 @@ __device__ void WritePair(const PlanArguments& a, int head, int sequence, int ac
   for (int kind = 0; kind < 2; ++kind) {
     segment.kind = kind;
     segment.begin = kind == kSegmentInt2 ? cost.first_page : 0;
-    WriteSegments(a, segment, active, bounds[kind], bounds[kind + 1], first[kind], count[kind],
-                  block[kind]);
+    WriteSegments(a, state, segment, kind == kSegmentInt2 ? cost.int2_overhead : cost.bf16_overhead,
+                  bounds[kind], bounds[kind + 1], first[kind], count[kind], group[kind]);
+  }
+}
+
+// What all groups of a block are told alike: which segments the block has.
+__device__ void CompleteShares(const PlanArguments& a, const PlanState& state, int block) {
+  GroupShare* shares = a.plan.shares + block * a.groups_max;
+  int begin = 0, end = 0, head = 0;
+  for (int g = 0; g < state.groups; ++g) {
+    if (shares[g].begin == shares[g].end) continue;
+    if (begin == end) begin = shares[g].begin, head = shares[g].first.head;
+    end = shares[g].end;
+  }
+  for (int g = 0; g < a.groups_max; ++g) {
+    if (g >= state.groups) shares[g] = shares[0];
+    shares[g].block_begin = begin;
+    shares[g].block_end = end;
+    shares[g].block_head = head;
+    shares[g].groups = state.groups;
   }
 }
 
@@ -191,30 +233,48 @@ __global__ void __launch_bounds__(kPlanThreads)
   const int per_thread = (a.batch + kPlanThreads - 1) / kPlanThreads;
   const int begin = min(a.batch, static_cast<int>(threadIdx.x) * per_thread);
   const int end = min(a.batch, begin + per_thread);
-  int2 mine = make_int2(0, 0);
-  for (int s = begin; s < end; ++s) {
-    const SequenceCost cost = CostOf(a, s);
-    mine = make_int2(mine.x + cost.cost(), mine.y + SplitsOf(a, cost));
+  PlanState state;
+  state.groups = 1;
+  int2 mine, total, before;
+  for (;;) {
+    mine = make_int2(0, 0);
+    for (int s = begin; s < end; ++s) {
+      const SequenceCost cost = CostOf(a, s, state.groups);
+      mine = make_int2(mine.x + cost.cost(), mine.y + SplitsOf(a, cost));
+    }
+    before = ScanBlock(mine, &total);
+    const bool many = total.y * a.kv_heads >= 2 * kGroupPairsMin * a.blocks;
+    if (state.groups == a.groups_max || a.batch_invariant || !many) break;
+    state.groups = a.groups_max;  // costs differ then: count again
+    __syncthreads();
   }
-  int2 total;
-  int2 before = ScanBlock(mine, &total);
   for (int s = begin; s < end; ++s) {
-    const SequenceCost cost = CostOf(a, s);
+    const SequenceCost cost = CostOf(a, s, state.groups);
     a.plan.cost_before[s] = before.x;
     a.plan.segment_before[s] = before.y;
     before = make_int2(before.x + cost.cost(), before.y + SplitsOf(a, cost));
   }
   __syncthreads();
 
-  const int all = total.x * a.kv_heads;
-  const int active = max(1, min(a.blocks, all / kUnitsPerBlockMin));
-  for (int i = threadIdx.x; i <= a.blocks; i += kPlanThreads) {
-    a.plan.boundary[i] = i < active && all > 0 ? BoundaryOf(a, i, active, total.x) : all;
-    if (i < a.blocks) a.plan.blocks[i].begin = a.plan.blocks[i].end = 0;
+  const int all = total.x * a.kv_heads, groups = a.blocks * state.groups;
+  state.head_cost = total.x;
+  state.head_segments = total.y;
+  state.active = max(1, min(groups, all / kUnitsPerBlockMin));
+  for (int i = threadIdx.x; i <= groups; i += kPlanThreads) {
+    a.plan.boundary[i] = i < state.active && all > 0 ? BoundaryOf(a, state, i) : all;
+    if (i < groups) ShareOf(a, state, i).begin = ShareOf(a, state, i).end = 0;
+  }
+  // Indices between the segments of two groups of a block may stay without one.
+  for (int i = threadIdx.x; i < a.segments_max; i += kPlanThreads) {
+    a.plan.segments[i].kind = kSegmentNone;
   }
   __syncthreads();
   for (int pair = threadIdx.x; pair < a.batch * a.kv_heads; pair += kPlanThreads) {
-    WritePair(a, pair / a.batch, pair % a.batch, active, total.x, total.y);
+    WritePair(a, state, pair / a.batch, pair % a.batch);
+  }
+  __syncthreads();
+  for (int block = threadIdx.x; block < a.blocks; block += kPlanThreads) {
+    CompleteShares(a, state, block);
   }
 }
 
@@ -243,12 +303,12 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
   launch->column_tiles = columns <= 8 ? 1 : columns <= 16 ? 2 : 4;
   launch->blocks = processors;
   launch->slot_bytes = shape.tile.int2_bytes();
-  const int registers_rank = launch->column_tiles * dim / 128;
-  launch->warps = registers_rank <= 1 ? 16 : 8;
-  const size_t fixed = 16 * (dim + 4) * sizeof(float);
+  launch->warps = WarpsFor(dim, launch->column_tiles);
+  const size_t fixed = kPassRows * (dim + 4) * sizeof(float);
   for (; launch->warps >= 4; launch->warps -= 4) {
     const size_t per_stage = launch->warps * (launch->slot_bytes + 8);
-    launch->stages = static_cast<int>(std::min<size_t>(3, (shared_max - fixed) / per_stage));
+    launch->stages =
+        static_cast<int>(std::min<size_t>(kStagesMax, (shared_max - fixed) / per_stage));
     launch->shared_bytes = launch->stages * per_stage + fixed;
     if (launch->stages >= 2) return cudaSuccess;
   }
@@ -257,15 +317,16 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
 
 int SegmentsMax(const DecodeShape& shape, const DecodeLaunch& launch) {
   const int pairs = shape.batch * shape.kv_heads;
-  if (!shape.batch_invariant) return 2 * pairs + launch.blocks;
+  if (!shape.batch_invariant) return 2 * pairs + launch.blocks * launch.groups_max();
   return pairs * ((shape.max_pages + kInvariantSplitPages - 1) / kInvariantSplitPages + 1);
 }
 
 size_t LayOutPlan(const DecodeShape& shape, const DecodeLaunch& launch, void* base,
                   PlanView* view) {
   size_t at = 0;
-  at = Take(base, at, launch.blocks, &view->blocks);
-  at = Take(base, at, launch.blocks + 1, &view->boundary);
+  const size_t groups = static_cast<size_t>(launch.blocks) * launch.groups_max();
+  at = Take(base, at, groups, &view->shares);
+  at = Take(base, at, groups + 1, &view->boundary);
   at = Take(base, at, shape.batch + 1, &view->cost_before);
   at = Take(base, at, shape.batch + 1, &view->segment_before);
   return Take(base, at, SegmentsMax(shape, launch), &view->segments);
@@ -310,6 +371,8 @@ cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, i
   a.page_tokens = shape.tile.tokens;
   a.window = window;
   a.blocks = launch.blocks;
+  a.groups_max = launch.groups_max();
+  a.segments_max = SegmentsMax(shape, launch);
   a.batch_invariant = shape.batch_invariant;
   PlanKernel<<<1, kPlanThreads, 0, stream>>>(a);
   return cudaGetLastError();

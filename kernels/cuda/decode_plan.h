@@ -15,12 +15,15 @@ namespace crumb::kernels::cuda {
 
 inline constexpr int kChunkTokens = 16;           // BF16 rows a warp takes at a time
 inline constexpr int kInvariantSplitPages = 128;  // split size of DecodeShape::batch_invariant
-inline constexpr int kUnitsPerBlockMin = 16;      // a block is given at least this much work
+inline constexpr int kUnitsPerBlockMin = 16;      // a group is given at least this much work
+inline constexpr int kStagesMax = 4;              // tiles a warp has in shared memory
+inline constexpr int kPassRows = 16;              // query rows rotated, or turned back, together
+inline constexpr int kGroupWarps = 4;             // warps of a group where a block has several
 
-enum SegmentKind : int32_t { kSegmentInt2 = 0, kSegmentBf16 = 1 };
+enum SegmentKind : int32_t { kSegmentInt2 = 0, kSegmentBf16 = 1, kSegmentNone = 2 };
 
-// A run of pages, or of BF16 chunks, of one (sequence, KV head): what one block sums up without
-// interruption. Its partial result has the segment's index.
+// A run of pages, or of BF16 chunks, of one (sequence, KV head): what one group of warps sums up
+// without interruption. Its partial result has the segment's index.
 struct alignas(16) Segment {
   int32_t sequence;
   int32_t head;
@@ -36,19 +39,24 @@ struct alignas(16) Segment {
 };
 static_assert(sizeof(Segment) == 48);
 
-// What one block does: segments [begin, end). The first one is here too, so that a block reads one
-// line before it starts to load.
-struct alignas(64) BlockShare {
+// What one group of warps does: segments [begin, end). The first one is here too, so that a group
+// reads one line before it starts to load. A block is one group of all its warps, or, where there
+// are many segments, several groups of kGroupWarps; then its groups' shares follow each other.
+struct alignas(128) GroupShare {
   Segment first;
   int32_t begin;
   int32_t end;
+  int32_t block_begin;  // segments of the whole block
+  int32_t block_end;
+  int32_t block_head;  // of its first segment
+  int32_t groups;      // of the block: 1 or DecodeLaunch::groups_max()
 };
-static_assert(sizeof(BlockShare) == 64);
+static_assert(sizeof(GroupShare) == 128);
 
 // Where the parts of the plan lie.
 struct PlanView {
-  BlockShare* blocks;       // [blocks]
-  int32_t* boundary;        // [blocks + 1] position where a block's share begins
+  GroupShare* shares;       // [blocks, groups_max]; with one group to a block, all alike
+  int32_t* boundary;        // [blocks * groups_max + 1] position where a share begins
   int32_t* cost_before;     // [batch + 1] cost of earlier sequences, one head
   int32_t* segment_before;  // [batch + 1] segments, or items, of earlier sequences, one head
   Segment* segments;        // [SegmentsMax]
@@ -74,12 +82,18 @@ struct DecodeLaunch {
   size_t shared_bytes = 0;
 
   int rows() const { return pair ? 4 : 8 * column_tiles; }
+  int groups_max() const { return warps / kGroupWarps; }
   // Words of a segment's rotated query.
   size_t FragmentWords(const TileShape& tile) const {
     const int split = tile.group_size == 32 ? 2 : 1;
     return static_cast<size_t>(pair ? 1 : 2 * column_tiles) * tile.head_dim / 32 * split * 64;
   }
 };
+
+// Warps of a block, where shared memory has room for them: as many as registers allow.
+constexpr int WarpsFor(int head_dim, int column_tiles) {
+  return column_tiles * head_dim > 128 ? 8 : 12;
+}
 
 // On the current device. cudaErrorInvalidValue: sizes not supported.
 cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch);

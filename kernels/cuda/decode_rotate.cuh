@@ -5,155 +5,258 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode_int2.cuh"
+#include "kernels/cuda/decode_ptx.cuh"
 #include "kernels/cuda/decode_traits.cuh"
-#include "kernels/cuda/ptx.cuh"
 
 // Products of query-sized rows with R and R' on the tensor cores, by the whole block. Both factors
 // are split in bf16 parts, so the products are good to 2^-16.
 namespace crumb::kernels::cuda {
 
-inline constexpr int kPassRows = 16;  // rows of one product: the M side of a fragment
-
 // Floats from one staged row to the next.
 template <int kDim>
 inline constexpr int kStageStride = kDim + 4;
 
-// q' = q R_K of the block's INT2 segments, as fragments of bytes in the workspace.
+// q' = q R_K of the block's INT2 segments, as fragments of bytes in the workspace. A warp
+// multiplies 32 output channels by a part of the input channels; loads are whole lines.
 template <class T>
 class QueryRotation {
  public:
+  // stage: kPassRows rows of kStageStride floats.
   __device__ __forceinline__ QueryRotation(const DecodeKernelParams& k, float* stage)
-      : k_(k), rows_(k), stage_(stage), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {}
+      : k_(k),
+        rows_(k),
+        half_(k.p.row_type == RowType::kFp16),
+        stage_(stage),
+        warp_(threadIdx.x / 32),
+        lane_(threadIdx.x % 32) {
+    splits_ = kPairs;
+    while (splits_ > 1 && splits_ * kColumnBlocks > k.launch.warps) splits_ /= 2;
+  }
 
-  // Starts to load this warp's part of R_K of `head`: before copies that would queue ahead.
-  __device__ __forceinline__ void Prefetch(int head) {
-    if (k_.p.rotation_k == nullptr || warp_ >= T::kDim / 8) return;
+  // Starts to load what the first pass needs but the query: before copies that would queue ahead.
+  __device__ __forceinline__ void Prefetch(int segment, int segment_end, int head) {
+    LoadSegments(segment, segment_end);
+    if (k_.p.rotation_k == nullptr || warp_ >= kColumnBlocks * splits_) return;
     head_ = head;
-    LoadColumns(head, warp_, kept_);
+    const int pairs = kPairs / splits_;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      if (i < pairs) {
+        LoadPair(head, warp_ % kColumnBlocks, warp_ / kColumnBlocks * pairs + i, kept_[i]);
+      }
+    }
+  }
+
+  // Starts to load the query rows of the first pass.
+  __device__ __forceinline__ void PrefetchQuery() {
+    pass_ = NextPass();
+    StageQuery(0);
+    staged_ = true;
   }
 
   // By all threads of the block.
   __device__ __forceinline__ void Run(int segment, int segment_end) {
-    constexpr int kPerPass = T::kRows < kPassRows ? kPassRows / T::kRows : 1;
-    while (segment < segment_end) {
-      // Up to kPerPass segments of one head; others between them are left out.
-      int head = -1, count = 0;
-      int taken[kPerPass];
-#pragma unroll
-      for (int i = 0; i < kPerPass; ++i) taken[i] = -1;
-      for (; segment < segment_end && count < kPerPass; ++segment) {
-        const Segment& s = k_.plan.segments[segment];
-        if (s.kind != kSegmentInt2) continue;
-        if (head >= 0 && s.head != head) break;
-        head = s.head;
-#pragma unroll
-        for (int i = 0; i < kPerPass; ++i) {
-          if (i == count) taken[i] = segment;
-        }
-        ++count;
+    for (bool first = true; segment < segment_end; segment += 32, first = false) {
+      if (!first) {
+        LoadSegments(segment, segment_end);
+        pass_ = NextPass();
+        staged_ = false;
       }
-      if (count == 0) return;
-      for (int row = 0; row < T::kRows; row += kPassRows) RotatePass<kPerPass>(taken, head, row);
+      while (pass_.count > 0) {
+        for (int row = 0; row < T::kRows; row += kPassRows) RotatePass(row);
+        pass_ = NextPass();
+      }
     }
   }
 
  private:
-  // The segment and query row behind row `slot` of a pass; segment -1 where there is none.
-  struct PassRow {
-    int segment;
-    int row;
+  static constexpr int kColumnBlocks = T::kDim / 32;
+  static constexpr int kPairs = T::kSteps / 2;           // of 32 input channels
+  static constexpr int kKept = kPairs < 2 ? kPairs : 2;  // pairs of a part that are loaded ahead
+  // Parts of a warp; more than one only where one warp does not share its columns with others.
+  static constexpr int kRounds = (kColumnBlocks + kGroupWarps - 1) / kGroupWarps;
+  static constexpr int kPerPass = T::kRows < kPassRows ? kPassRows / T::kRows : 1;
+  static constexpr int kQueryStride = 2 * T::kDim + 16;  // bytes from one query row to the next
+
+  // Segments whose rows are rotated together: `count` lanes, one a byte.
+  struct Pass {
+    int count;
+    uint32_t lanes;
+    int head;
   };
-  template <int kPerPass>
-  __device__ __forceinline__ PassRow RowAt(const int (&taken)[kPerPass], int first_row, int slot) {
-    PassRow at = {-1, first_row + slot % T::kRows};
-#pragma unroll
-    for (int i = 0; i < kPerPass; ++i) {
-      if (i == slot / T::kRows) at.segment = taken[i];
+
+  // Lane i looks at segment `first` + i.
+  __device__ __forceinline__ void LoadSegments(int first, int end) {
+    first_ = first;
+    bool int2 = false;
+    if (first + lane_ < end) {
+      const Segment& s = k_.plan.segments[first + lane_];
+      int2 = s.kind == kSegmentInt2;
+      sequence_ = s.sequence;
+      segment_head_ = s.head;
     }
-    return at;
+    left_ = __ballot_sync(~0u, int2);
   }
 
-  template <int kPerPass>
-  __device__ __forceinline__ void RotatePass(const int (&taken)[kPerPass], int head,
-                                             int first_row) {
-    const uint32_t* q[2];
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const PassRow at = RowAt(taken, first_row, lane_ / 4 + 8 * i);
-      q[i] = nullptr;
-      if (at.segment >= 0 && at.row < rows_.columns) {
-        const Segment& s = k_.plan.segments[at.segment];
-        q[i] = reinterpret_cast<const uint32_t*>(
-            k_.p.q + rows_.IndexOf(k_, s.sequence, s.head, at.row) * T::kDim);
+  // Takes up to kPerPass segments of one head.
+  __device__ __forceinline__ Pass NextPass() {
+    Pass pass = {0, 0, 0};
+    while (left_ != 0 && pass.count < kPerPass) {
+      const int lane = __ffs(left_) - 1, head = __shfl_sync(~0u, segment_head_, lane);
+      if (pass.count > 0 && head != pass.head) break;
+      pass.lanes |= lane << (8 * pass.count);
+      pass.head = head;
+      ++pass.count;
+      left_ &= left_ - 1;
+    }
+    return pass;
+  }
+
+  // Copies the pass's query rows to the staging area; rows that do not exist are zero.
+  __device__ __forceinline__ void StageQuery(int first_row) {
+    constexpr int kPieces = T::kDim / 8;  // of 16 bytes, in a row
+    if (pass_.count == 0) return;
+    for (int i = threadIdx.x; i < kPassRows * kPieces; i += blockDim.x) {
+      const int slot = i / kPieces, at = slot / T::kRows, row = first_row + slot % T::kRows;
+      const int sequence = __shfl_sync(~0u, sequence_, pass_.lanes >> (8 * at) & 0xff);
+      const uint32_t to = ptx::SharedAddress(stage_) + slot * kQueryStride + i % kPieces * 16;
+      if (at < pass_.count && row < rows_.columns) {
+        ptx::CopyAsync16(to, static_cast<const Bf16*>(k_.p.q) +
+                                 rows_.IndexOf(k_, sequence, pass_.head, row) * T::kDim +
+                                 i % kPieces * 8);
+      } else {
+        ptx::StoreShared128(to, make_uint4(0, 0, 0, 0));
       }
     }
-    if (k_.p.rotation_k == nullptr) {
-      for (int n = warp_; n < T::kDim / 8; n += k_.launch.warps) CopyColumns(q, n);
-    } else if (warp_ < T::kDim / 8) {
-      if (head != head_) Prefetch(head);
-      MultiplyColumns(q, kept_, warp_);
-      for (int n = warp_ + k_.launch.warps; n < T::kDim / 8; n += k_.launch.warps) {
-        float r[T::kSteps][4];
-        LoadColumns(head, n, r);
-        MultiplyColumns(q, r, n);
-      }
-    }
+    ptx::CommitCopies();
+  }
+
+  __device__ __forceinline__ void RotatePass(int first_row) {
+    if (!staged_) StageQuery(first_row);
+    staged_ = false;
+    ptx::WaitCopies<0>();
     __syncthreads();
+    const bool rotate = k_.p.rotation_k != nullptr;
+    const int splits = rotate ? splits_ : 1;
+    float acc[kRounds][4][4] = {};
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int part = warp_ + i * k_.launch.warps;
+      if (part >= kColumnBlocks * splits) continue;
+      if (rotate) {
+        MultiplyPart(part % kColumnBlocks, part / kColumnBlocks, acc[i]);
+      } else {
+        CopyPart(part % kColumnBlocks, acc[i]);
+      }
+    }
+    __syncthreads();  // the results take the query rows' place
+    for (int turn = 0; turn < splits; ++turn) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int part = warp_ + i * k_.launch.warps;
+        if (part / kColumnBlocks == turn) AddColumns(part % kColumnBlocks, turn > 0, acc[i]);
+      }
+      __syncthreads();
+    }
     for (int slot = warp_; slot < kPassRows; slot += k_.launch.warps) {
-      const PassRow at = RowAt(taken, first_row, slot);
-      if (at.segment >= 0) StoreRow(at.segment, at.row, stage_ + slot * kStageStride<T::kDim>);
+      const int at = slot / T::kRows;
+      if (at >= pass_.count) break;
+      StoreRow(first_ + (pass_.lanes >> (8 * at) & 0xff), first_row + slot % T::kRows,
+               stage_ + slot * kStageStride<T::kDim>);
     }
     __syncthreads();
   }
 
-  // The elements of R_K that a lane needs for channels 8 n .. 8 n + 7.
-  __device__ __forceinline__ void LoadColumns(int head, int n, float (&r)[T::kSteps][4]) {
+  // Rows 32 pair .. 32 pair + 31 of R_K, channels 32 block .. 32 block + 31: a lane's part.
+  __device__ __forceinline__ void LoadPair(int head, int block, int pair, float4 (&r)[2][4]) {
     const float* m = k_.p.rotation_k + static_cast<int64_t>(head) * T::kDim * T::kDim +
-                     (lane_ % 4 * 2) * T::kDim + 8 * n + lane_ / 4;
+                     (32 * pair + lane_ % 4 * 2) * T::kDim + 32 * block + lane_ / 4 * 4;
 #pragma unroll
-    for (int s = 0; s < T::kSteps; ++s) {
-      r[s][0] = m[16 * s * T::kDim], r[s][1] = m[(16 * s + 1) * T::kDim];
-      r[s][2] = m[(16 * s + 8) * T::kDim], r[s][3] = m[(16 * s + 9) * T::kDim];
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        r[s][i] = *reinterpret_cast<const float4*>(m + (16 * s + i / 2 * 8 + i % 2) * T::kDim);
+      }
     }
   }
 
-  // Channels 8 n .. 8 n + 7 of the pass's rows.
-  __device__ __forceinline__ void MultiplyColumns(const uint32_t* const (&q)[2],
-                                                  const float (&r)[T::kSteps][4], int n) {
-    float acc[4] = {};
-    uint32_t a[T::kSteps][4];
+  // acc[e]: channels 32 block + 4 n + e, n the column of the product.
+  __device__ __forceinline__ void MultiplyPart(int block, int split, float (&acc)[4][4]) {
+    const int pairs = kPairs / splits_;
+    const uint32_t query = ptx::SharedAddress(stage_) + lane_ % 16 * kQueryStride + lane_ / 16 * 16;
+    const bool kept = pass_.head == head_ && block == warp_ % kColumnBlocks;
 #pragma unroll
-    for (int s = 0; s < T::kSteps; ++s) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) a[s][i] = Pair(q[i % 2], 8 * s + lane_ % 4 + i / 2 * 4);
+    for (int i = 0; i < kKept; ++i) {
+      if (i >= pairs) continue;
+      if (!kept) LoadPair(pass_.head, block, split * pairs + i, kept_[i]);
+      MultiplyPair(query + 64 * (split * pairs + i), kept_[i], acc);
     }
-#pragma unroll
-    for (int s = 0; s < T::kSteps; ++s) {
-      uint32_t high[2], low[2];
-      ptx::SplitBf16(r[s][0], r[s][1], &high[0], &low[0]);
-      ptx::SplitBf16(r[s][2], r[s][3], &high[1], &low[1]);
-      ptx::MmaBf16(acc, a[s], high[0], high[1]);
-      ptx::MmaBf16(acc, a[s], low[0], low[1]);
+    if (!kept) head_ = block == warp_ % kColumnBlocks ? pass_.head : -1;
+    for (int i = kKept; i < pairs; ++i) {
+      float4 r[2][4];
+      LoadPair(pass_.head, block, split * pairs + i, r);
+      MultiplyPair(query + 64 * (split * pairs + i), r, acc);
     }
-    StageColumns(n, acc);
   }
 
-  __device__ __forceinline__ void CopyColumns(const uint32_t* const (&q)[2], int n) {
-    const uint32_t x = Pair(q[0], 4 * n + lane_ % 4), y = Pair(q[1], 4 * n + lane_ % 4);
-    const float acc[4] = {ptx::LowBf16(x), ptx::HighBf16(x), ptx::LowBf16(y), ptx::HighBf16(y)};
-    StageColumns(n, acc);
+  __device__ __forceinline__ void MultiplyPair(uint32_t query, const float4 (&r)[2][4],
+                                               float (&acc)[4][4]) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      uint32_t a[4];
+      ptx::LoadMatrices(a, query + 32 * s);
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = reinterpret_cast<const float*>(&r[s][i])[e];
+        uint32_t high[2], low[2];
+        if (half_) {
+          ptx::SplitHalf(x[0], x[1], &high[0], &low[0]);
+          ptx::SplitHalf(x[2], x[3], &high[1], &low[1]);
+          ptx::MmaF16(acc[e], a, high[0], high[1]);
+          ptx::MmaF16(acc[e], a, low[0], low[1]);
+        } else {
+          ptx::SplitBf16(x[0], x[1], &high[0], &low[0]);
+          ptx::SplitBf16(x[2], x[3], &high[1], &low[1]);
+          ptx::MmaBf16(acc[e], a, high[0], high[1]);
+          ptx::MmaBf16(acc[e], a, low[0], low[1]);
+        }
+      }
+    }
   }
 
-  __device__ __forceinline__ void StageColumns(int n, const float (&acc)[4]) {
+  // The query as it is, where there is no rotation.
+  __device__ __forceinline__ void CopyPart(int block, float (&acc)[4][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      *reinterpret_cast<float2*>(stage_ + (lane_ / 4 + 8 * i) * kStageStride<T::kDim> + 8 * n +
-                                 lane_ % 4 * 2) = make_float2(acc[2 * i], acc[2 * i + 1]);
+      const uint4 x =
+          ptx::LoadShared128(ptx::SharedAddress(stage_) + (lane_ / 4 + 8 * i) * kQueryStride +
+                             2 * (32 * block + lane_ % 4 * 8));
+      const uint32_t word[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const uint32_t w = word[c / 2];
+        acc[c % 4][2 * i + c / 4] = half_ ? (c % 2 == 0 ? ptx::LowHalf(w) : ptx::HighHalf(w))
+                                          : (c % 2 == 0 ? ptx::LowBf16(w) : ptx::HighBf16(w));
+      }
     }
   }
 
-  __device__ static __forceinline__ uint32_t Pair(const uint32_t* q, int i) {
-    return q == nullptr ? 0 : q[i];
+  // A lane has 8 neighbouring channels of two rows.
+  __device__ __forceinline__ void AddColumns(int block, bool add, const float (&acc)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float4* to = reinterpret_cast<float4*>(stage_ + (lane_ / 4 + 8 * i) * kStageStride<T::kDim> +
+                                             32 * block + lane_ % 4 * 8);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float4 x = add ? to[half] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const int at = 2 * i + half;
+        to[half] =
+            make_float4(x.x + acc[0][at], x.y + acc[1][at], x.z + acc[2][at], x.w + acc[3][at]);
+      }
+    }
   }
 
   // Rounds a rotated row to 16 bits and stores its bytes and constants. One warp.
@@ -231,11 +334,20 @@ class QueryRotation {
 
   const DecodeKernelParams& k_;
   const QueryRows rows_;
-  float* stage_;
+  const bool half_;  // the query is fp16
+  float* stage_;     // query rows, then what they have become
   const int warp_;
   const int lane_;
+  int splits_;  // of the input channels
+  // Lane i's segment, first_ + i, where it is an INT2 one that is left to do.
+  int first_;
+  int sequence_ = 0;
+  int segment_head_ = 0;
+  uint32_t left_ = 0;
+  Pass pass_;
+  bool staged_ = false;
   int head_ = -1;             // whose R_K is kept
-  float kept_[T::kSteps][4];  // channels 8 warp_ .. 8 warp_ + 7
+  float4 kept_[kKept][2][4];  // the first of the warp's part
 };
 
 }  // namespace crumb::kernels::cuda

@@ -38,7 +38,7 @@ struct DecodeTraits {
   static constexpr int kMetaBytes = kTokens * groups * 4;
   static constexpr int kTileBytes = 2 * (kCodeBytes + kMetaBytes);
   static constexpr int kRank = (column_tiles * dim + 127) / 128;
-  static constexpr int kThreadsMax = kRank <= 1 ? 512 : 256;
+  static constexpr int kThreadsMax = 32 * WarpsFor(dim, column_tiles);
   // 16-token groups whose scores are made together, as registers allow: independent products.
   static constexpr int kTogether = kRank * kDotTiles * groups <= 2 ? 2 : 1;
   // 16-token groups between two looks at the maxima: fewer where scores take many registers.

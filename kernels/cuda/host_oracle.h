@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "kernels/attention.h"
@@ -16,7 +17,11 @@ struct OracleRow {
   double lse = 0.0;
 };
 
+// How the bits of the query and of the rows in the windows are read.
+enum class OracleRows : uint8_t { kBf16, kF16 };
+
 // Addresses in `params` are host addresses.
-OracleRow OracleAttend(const AttentionParams& params, int q_token, int q_head);
+OracleRow OracleAttend(const AttentionParams& params, int q_token, int q_head,
+                       OracleRows rows = OracleRows::kBf16);
 
 }  // namespace crumb::kernels::cuda

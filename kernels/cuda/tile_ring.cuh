@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode_params.h"
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/decode_ptx.cuh"
 
 // What a warp keeps in flight: a ring of slots in shared memory, filled ahead with the warp's next
 // tiles and BF16 chunks, across segment ends. No synchronisation beyond the warp.
@@ -23,43 +23,66 @@ struct ChunkSource {
   int rows;   // 1..16
 };
 
-__device__ __forceinline__ ChunkSource SourceOf(const DecodeKernelParams& k, int sequence,
-                                                int chunk) {
-  const int sink = k.p.lengths.sink_tokens[sequence];
-  const int sink_chunks = (sink + kChunkTokens - 1) / kChunkTokens;
+__device__ __forceinline__ ChunkSource SourceOf(int sink_tokens, int recent_tokens, int chunk) {
+  const int sink_chunks = (sink_tokens + kChunkTokens - 1) / kChunkTokens;
   ChunkSource source;
   source.sink = chunk < sink_chunks;
   source.first = (source.sink ? chunk : chunk - sink_chunks) * kChunkTokens;
-  const int tokens = source.sink ? sink : k.p.lengths.recent_tokens[sequence];
-  source.rows = min(kChunkTokens, tokens - source.first);
+  source.rows = min(kChunkTokens, (source.sink ? sink_tokens : recent_tokens) - source.first);
   return source;
 }
+
+// The warps that share the work of a segment: a whole block, or kGroupWarps of it.
+struct WarpGroup {
+  int warp;   // this warp's number in the group
+  int warps;  // in the group
+  int index;  // of the group in the block
+
+  __device__ __forceinline__ int thread() const { return 32 * warp + threadIdx.x % 32; }
+  __device__ __forceinline__ int threads() const { return 32 * warps; }
+  // Waits for all warps of the group.
+  __device__ __forceinline__ void Sync() const { ptx::SyncThreads(1 + index, threads()); }
+};
 
 template <int kDim, bool kBulk>
 class TileRing {
  public:
-  // `slots` and `barriers` are this warp's.
-  __device__ __forceinline__ void Start(const DecodeKernelParams& k, uint32_t slots,
-                                        uint32_t barriers, int warp, const BlockShare& share) {
-    slots_ = slots;
-    barriers_ = barriers;
-    warp_ = warp;
-    lane_ = threadIdx.x % 32;
+  // `slots` and `barriers` are this warp's. First of all: what orders the barriers' state would
+  // wait for loads.
+  __device__ __forceinline__ TileRing(const DecodeKernelParams& k, uint32_t slots,
+                                      uint32_t barriers)
+      : slots_(slots), barriers_(barriers), lane_(threadIdx.x % 32) {
     use_slot_ = fill_slot_ = phase_ = 0;
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBulk) {
       if (lane_ == 0) {
-        for (int i = 0; i < k.launch.stages; ++i) ptx::InitBarrier(barriers + 8 * i, 1);
+        for (int i = 0; i < k.launch.stages; ++i) ptx::InitBarrier(barriers + 8 * i, 32);
         ptx::FenceBarrierInit();
         ptx::FenceCopyEngine();
       }
       __syncwarp();
     }
 #endif
+  }
+
+  // Finds the first tiles; Start copies them.
+  __device__ __forceinline__ void Prepare(const DecodeKernelParams& k, const WarpGroup& group,
+                                          const GroupShare& share) {
+    warp_ = group.warp;
+    warps_ = group.warps;
     segment_end_ = share.end;
     segment_ = share.begin;
+    if (segment_ >= segment_end_) return;
     Take(share.first);
-    if (unit_ >= unit_end_) Enter(k);
+    if (unit_ >= unit_end_) {
+      Enter(k);
+    } else {
+      LoadAddresses(k);
+    }
+  }
+
+  __device__ __forceinline__ void Start(const DecodeKernelParams& k) {
+#pragma unroll 1
     for (int i = 0; i < k.launch.stages; ++i) Fill(k);
   }
 
@@ -71,7 +94,9 @@ class TileRing {
     }
 #endif
     if constexpr (!kBulk) {
-      if (k.launch.stages == 3) {
+      if (k.launch.stages == 4) {
+        ptx::WaitCopies<3>();
+      } else if (k.launch.stages == 3) {
         ptx::WaitCopies<2>();
       } else {
         ptx::WaitCopies<1>();
@@ -111,12 +136,12 @@ class TileRing {
       const uint32_t barrier = barriers_ + 8 * fill_slot_;
       if (kind_ == kSegmentInt2) {
         FillTile(k, slot, barrier);
-        unit_ += k.launch.warps;
+        unit_ += warps_;
         ++index_;
       } else {
         FillRows(k, slot, barrier);
         half_ ^= 1;
-        if (half_ == 0) unit_ += k.launch.warps;
+        if (half_ == 0) unit_ += warps_;
       }
       if (++fill_slot_ == k.launch.stages) fill_slot_ = 0;
       if (unit_ >= unit_end_) Enter(k);
@@ -129,7 +154,9 @@ class TileRing {
   __device__ __forceinline__ void Enter(const DecodeKernelParams& k) {
     for (++segment_; segment_ < segment_end_; ++segment_) {
       Take(k.plan.segments[segment_]);
-      if (unit_ < unit_end_) break;
+      if (unit_ >= unit_end_) continue;
+      LoadAddresses(k);
+      break;
     }
   }
 
@@ -143,23 +170,37 @@ class TileRing {
     half_ = 0;
   }
 
+  // In an INT2 segment each lane holds the page address of one of the warp's next 32 tiles. In a
+  // BF16 one lanes 0 to 4 hold what leads to the rows: addresses of sink and recent window, sink
+  // tokens, recent tokens, first slot of the ring.
+  __device__ __forceinline__ void LoadAddresses(const DecodeKernelParams& k) {
+    const DecodeLengths& lengths = k.p.lengths;
+    address_ = 0;
+    if (kind_ == kSegmentInt2) {
+      const int page = unit_ + lane_ * warps_;
+      if (page < unit_end_) {
+        address_ = k.p.page_address[static_cast<int64_t>(sequence_) * k.p.shape.max_pages + page];
+      }
+    } else if (lane_ < 2) {
+      address_ = (lane_ == 0 ? k.p.sink : k.p.recent).address[sequence_];
+    } else if (lane_ < 5) {
+      address_ = (lane_ == 2   ? lengths.sink_tokens
+                  : lane_ == 3 ? lengths.recent_tokens
+                               : lengths.recent_begin)[sequence_];
+    }
+  }
+
   __device__ __forceinline__ void FillTile(const DecodeKernelParams& k, uint32_t slot,
                                            uint32_t barrier) {
-    // Each lane holds the address of one of the warp's next 32 tiles.
-    if (index_ % 32 == 0) {
-      const int page = unit_ + lane_ * k.launch.warps;
-      address_ =
-          page < unit_end_
-              ? k.p.page_address[static_cast<int64_t>(sequence_) * k.p.shape.max_pages + page] +
-                    k.p.page_layer_offset + head_ * k.p.page_head_stride
-              : 0;
-    }
-    const uint64_t address = __shfl_sync(~0u, address_, index_ % 32);
+    if (index_ % 32 == 0 && index_ > 0) LoadAddresses(k);
+    const uint64_t address = __shfl_sync(~0u, address_, index_ % 32) + k.p.page_layer_offset +
+                             head_ * k.p.page_head_stride;
     const uint32_t bytes = static_cast<uint32_t>(k.launch.slot_bytes);
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBulk) {
       if (lane_ == 0) {
         ptx::ArriveExpecting(barrier, bytes);
+        ptx::Arrive(barrier, 31);  // for the other lanes
         ptx::CopyBulk(slot, address, bytes, barrier);
       }
     }
@@ -171,39 +212,33 @@ class TileRing {
     }
   }
 
+  // Rows by copies of 16 bytes on either path: padded rows would each take a bulk copy.
   __device__ __forceinline__ void FillRows(const DecodeKernelParams& k, uint32_t slot,
                                            uint32_t barrier) {
-    const ChunkSource source = SourceOf(k, sequence_, unit_);
+    constexpr int kPieces = kDim / 8;  // of a row
+    const auto held = [&](int lane) { return __shfl_sync(~0u, address_, lane); };
+    const int sink_tokens = static_cast<int>(held(2));
+    const ChunkSource source = SourceOf(sink_tokens, static_cast<int>(held(3)), unit_);
     const Bf16Rows& rows = source.sink ? k.p.sink : k.p.recent;
-    const int row = kBulk ? lane_ : lane_ / 2;
-    int token = source.first + row;
-    if (!source.sink) {
-      token += k.p.lengths.recent_begin[sequence_];
-      if (token >= k.p.recent_capacity) token -= k.p.recent_capacity;
+    const uint64_t base = held(source.sink ? 0 : 1) + rows.layer_offset + head_ * rows.head_stride +
+                          half_ * rows.v_offset;
+    const int64_t stride = rows.token_stride;
+    const int begin = source.sink ? 0 : static_cast<int>(held(4));
+#pragma unroll 1
+    for (int i = lane_; i < source.rows * kPieces; i += 32) {
+      const int row = i / kPieces, piece = i % kPieces;
+      int token = source.first + row + begin;
+      if (!source.sink && token >= k.p.recent_capacity) token -= k.p.recent_capacity;
+      ptx::CopyAsync16(slot + row * kRowBytes<kDim> + 16 * piece,
+                       reinterpret_cast<const char*>(base + token * stride) + 16 * piece);
     }
-    const uint64_t address = rows.address[sequence_] + rows.layer_offset +
-                             head_ * rows.head_stride + token * rows.token_stride +
-                             half_ * rows.v_offset;
 #if __CUDA_ARCH__ >= 900
-    if constexpr (kBulk) {
-      if (lane_ == 0) ptx::ArriveExpecting(barrier, source.rows * 2 * kDim);
-      __syncwarp();
-      if (row < source.rows)
-        ptx::CopyBulk(slot + row * kRowBytes<kDim>, address, 2 * kDim, barrier);
-    }
+    if constexpr (kBulk) ptx::ArriveWithCopies(barrier);
 #endif
-    if constexpr (!kBulk) {
-      if (row < source.rows) {
-        for (int at = lane_ % 2 * kDim; at < (lane_ % 2 + 1) * kDim; at += 16) {
-          ptx::CopyAsync16(slot + row * kRowBytes<kDim> + at,
-                           reinterpret_cast<const char*>(address) + at);
-        }
-      }
-    }
   }
 
   uint32_t slots_, barriers_;
-  int warp_, lane_;
+  int warp_, warps_, lane_;
   int use_slot_, phase_, fill_slot_;
   // What is loaded next.
   int segment_, segment_end_;

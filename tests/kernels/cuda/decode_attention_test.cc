@@ -51,13 +51,13 @@ TEST_P(DecodeShapes, AgreeWithTheOracle) {
       DecodeCase run(options);
       run.Run();
       const double error = run.WorstError(160);
-      // Rounding a row of few channels to bf16 alone takes up to 2.4e-3.
+      // Rounding to bf16 alone takes 1.65e-3 of a row in the mean, of some rows more than 2e-3.
       const double bound =
-          type == OutType::kF32 ? (logit_std < 4 ? 5e-4 : 2e-3) : (logit_std < 4 ? 2.6e-3 : 5e-3);
+          type == OutType::kF32 ? (logit_std < 4 ? 5e-4 : 2e-3) : (logit_std < 4 ? 2e-3 : 5e-3);
       std::printf("d %d G %d g %d q %d std %.0f %s: error %.2e\n", shape.head_dim, shape.group_size,
                   shape.group, shape.q_tokens, logit_std, type == OutType::kF32 ? "f32" : "bf16",
                   error);
-      EXPECT_LE(error, bound);
+      EXPECT_LE(run.WorstOfBound(bound, 160), 1.0);
     }
   }
 }
@@ -71,7 +71,46 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{128, 128, 2, 4, 4}, Shape{128, 128, 1, 16, 2}, Shape{128, 128, 1, 6, 5},
                     Shape{128, 64, 2, 4, 1}, Shape{128, 64, 2, 7, 1}, Shape{128, 32, 2, 4, 1},
                     Shape{128, 32, 1, 8, 1}, Shape{64, 64, 2, 4, 1}, Shape{64, 64, 2, 8, 1},
-                    Shape{256, 128, 2, 4, 1}, Shape{256, 128, 1, 6, 1}));
+                    Shape{256, 128, 2, 4, 1}, Shape{256, 128, 1, 6, 1}, Shape{128, 128, 8, 4, 1},
+                    Shape{128, 128, 1, 9, 1}, Shape{128, 128, 1, 10, 1}, Shape{128, 128, 8, 11, 1},
+                    Shape{128, 128, 1, 13, 1}, Shape{128, 128, 1, 14, 1}, Shape{128, 128, 2, 15, 1},
+                    Shape{128, 128, 8, 16, 1}));
+
+TEST(DecodeAttention, Fp16QueryAndRows) {
+  CRUMB_NEEDS_DEVICE();
+  for (const int group : {1, 4, 7, 12}) {
+    for (const bool transforms : {true, false}) {
+      DecodeOptions options;
+      options.kv_heads = 2;
+      options.group = group;
+      options.sequences = Ragged(12);
+      options.row_type = RowType::kFp16;
+      options.transforms = transforms;
+      options.seed = group;
+      DecodeCase run(options);
+      run.Run();
+      EXPECT_LE(run.WorstError(100), 5e-4) << group << " heads";
+      options.out_type = OutType::kFp16;
+      DecodeCase half(options);
+      half.Run();
+      EXPECT_LE(half.WorstOfBound(7e-4, 100), 1.0) << group << " heads";
+    }
+  }
+}
+
+TEST(DecodeAttention, LogitsThatGrowMonotonically) {
+  CRUMB_NEEDS_DEVICE();
+  for (const double nats : {5.0, 40.0}) {
+    DecodeOptions options;
+    options.sequences = {{64, 90, 64}};
+    options.logit_std = 0.05;
+    options.transforms = false;
+    DecodeCase run(options);
+    run.Rise(0, 0, nats);
+    run.Run();
+    EXPECT_LE(run.WorstError(), 5e-4) << nats;
+  }
+}
 
 TEST(DecodeAttention, EveryTermOfTheLogit) {
   CRUMB_NEEDS_DEVICE();

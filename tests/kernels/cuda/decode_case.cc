@@ -15,13 +15,6 @@
 namespace crumb::kernels::cuda {
 namespace {
 
-std::vector<Bf16> RandomRows(size_t count, double deviation, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0f, static_cast<float>(deviation));
-  std::vector<Bf16> rows(count);
-  for (Bf16& x : rows) x = Bf16FromFloat(normal(random));
-  return rows;
-}
-
 std::vector<float> RandomFloats(size_t count, double deviation, std::mt19937& random) {
   std::normal_distribution<float> normal(0.0f, static_cast<float>(deviation));
   std::vector<float> values(count);
@@ -32,6 +25,28 @@ std::vector<float> RandomFloats(size_t count, double deviation, std::mt19937& ra
 uint16_t Half(double x) {
   bool saturated = false;
   return Fp16FromFloat(static_cast<float>(x), &saturated);
+}
+
+// The value of 16 bits, and the other way round, of either type.
+float ToFloat(RowType type, Bf16 x) {
+  return type == RowType::kFp16 ? Fp16ToFloat(x.bits) : Bf16ToFloat(x);
+}
+Bf16 FromFloat(RowType type, float x) {
+  bool saturated = false;
+  return type == RowType::kFp16 ? Bf16{Fp16FromFloat(x, &saturated)} : Bf16FromFloat(x);
+}
+
+double Rounded(OutType type, double x) {
+  if (type == OutType::kF32) return static_cast<float>(x);
+  const RowType row = type == OutType::kFp16 ? RowType::kFp16 : RowType::kBf16;
+  return ToFloat(row, FromFloat(row, static_cast<float>(x)));
+}
+
+std::vector<Bf16> RandomRows(RowType type, size_t count, double deviation, std::mt19937& random) {
+  std::normal_distribution<float> normal(0.0f, static_cast<float>(deviation));
+  std::vector<Bf16> rows(count);
+  for (Bf16& x : rows) x = FromFloat(type, normal(random));
+  return rows;
 }
 
 // Random codes; scales and minima so that elements have about the deviations asked for.
@@ -87,7 +102,8 @@ DecodeCase::DecodeCase(const DecodeOptions& options)
   MakeWindows();
   MakeTransforms();
   const size_t rows = static_cast<size_t>(batch_) * options_.q_tokens * q_heads();
-  q_host_ = RandomRows(rows * options_.tile.head_dim, options_.logit_std, random_);
+  q_host_ =
+      RandomRows(options_.row_type, rows * options_.tile.head_dim, options_.logit_std, random_);
   q_.Upload(q_host_);
   out_.Allocate(rows * options_.tile.head_dim * (options_.out_type == OutType::kF32 ? 4 : 2));
   lse_.Allocate(rows * 4);
@@ -129,13 +145,16 @@ void DecodeCase::MakeWindows() {
   const int dim = options_.tile.head_dim;
   // [batch, kv_heads, k or v, slot, dim]
   sink_host_ =
-      RandomRows(static_cast<size_t>(batch_) * options_.kv_heads * 2 * 64 * dim, 1.0, random_);
+      RandomRows(options_.row_type, static_cast<size_t>(batch_) * options_.kv_heads * 2 * 64 * dim,
+                 1.0, random_);
   recent_host_ = RandomRows(
+      options_.row_type,
       static_cast<size_t>(batch_) * options_.kv_heads * 2 * recent_capacity_ * dim, 1.0, random_);
   const auto scale_values = [&](std::vector<Bf16>& rows, int slots) {
     for (size_t i = 0; i < rows.size(); ++i) {
       if (i / (static_cast<size_t>(slots) * dim) % 2 == 1) {
-        rows[i] = Bf16FromFloat(Bf16ToFloat(rows[i]) * static_cast<float>(options_.value_std));
+        rows[i] = FromFloat(options_.row_type, ToFloat(options_.row_type, rows[i]) *
+                                                   static_cast<float>(options_.value_std));
       }
     }
   };
@@ -215,6 +234,7 @@ DecodeAttentionParams DecodeCase::Params() {
                begin_.as<int32_t>()};
   p.q = q_.as<Bf16>();
   p.out = out_.as<void>();
+  p.row_type = options_.row_type;
   p.out_type = options_.out_type;
   p.lse = lse_.as<float>();
   p.page_address = table_.as<uint64_t>();
@@ -247,16 +267,29 @@ cudaError_t DecodeCase::Enqueue(cudaStream_t stream) {
   return error != cudaSuccess ? error : DecodeAttention(p, stream);
 }
 
-void DecodeCase::PeakAt(int sequence, int page, int head, int token, double nats) {
+void DecodeCase::ScaleKeys(int sequence, int page, int head, int token, double nats) {
   const int dim = options_.tile.head_dim;
   const Bf16* q =
       q_host_.data() +
       (static_cast<size_t>(sequence) * options_.q_tokens * q_heads() + head * options_.group) * dim;
   double sum = 0.0;
-  for (int i = 0; i < dim; ++i) sum += Bf16ToFloat(q[i]);
+  for (int i = 0; i < dim; ++i) sum += ToFloat(options_.row_type, q[i]);
   const RowMeta meta = {0, Half(nats * std::sqrt(dim) / sum)};
   for (int y = 0; y < options_.tile.groups(); ++y) {
     WriteMeta(options_.tile, TilePart::kKey, token, y, meta, Tile(sequence, page, head));
+  }
+}
+
+void DecodeCase::PeakAt(int sequence, int page, int head, int token, double nats) {
+  ScaleKeys(sequence, page, head, token, nats);
+  arena_.Upload(arena_host_);
+}
+
+void DecodeCase::Rise(int sequence, int head, double nats) {
+  const int tokens = lengths_[sequence].pages * options_.tile.tokens;
+  for (int t = 0; t < tokens; ++t) {
+    ScaleKeys(sequence, t / options_.tile.tokens, head, t % options_.tile.tokens,
+              nats * t / tokens);
   }
   arena_.Upload(arena_host_);
 }
@@ -276,7 +309,8 @@ void DecodeCase::Run() {
 std::vector<float> DecodeCase::Out() const {
   if (options_.out_type == OutType::kF32) return out_.Download<float>();
   std::vector<float> out;
-  for (const Bf16 x : out_.Download<Bf16>()) out.push_back(Bf16ToFloat(x));
+  const RowType type = options_.out_type == OutType::kFp16 ? RowType::kFp16 : RowType::kBf16;
+  for (const Bf16 x : out_.Download<Bf16>()) out.push_back(ToFloat(type, x));
   return out;
 }
 
@@ -326,11 +360,13 @@ uint8_t* DecodeCase::Tile(int sequence, int page, int head) {
          head * options_.tile.int2_bytes();
 }
 
-double DecodeCase::WorstError(int rows_max) const {
+template <typename Visit>
+void DecodeCase::VisitErrors(int rows_max, const Visit& visit) const {
   const int dim = options_.tile.head_dim, per_sequence = options_.q_tokens * q_heads();
   const int rows = batch_ * per_sequence, step = std::max(1, rows / rows_max);
+  const OracleRows type =
+      options_.row_type == RowType::kFp16 ? OracleRows::kF16 : OracleRows::kBf16;
   const std::vector<float> out = Out(), lse = Lse();
-  double worst = 0.0;
   for (int row = 0; row < rows; row += step) {
     const int sequence = row / per_sequence, t = row % per_sequence / q_heads();
     const SequenceLengths& lengths = lengths_[sequence];
@@ -342,19 +378,36 @@ double DecodeCase::WorstError(int rows_max) const {
           arena_host_.data() + page_offset_[sequence * options_.max_pages + page]));
     }
     p.page_address = address.data();
-    const OracleRow expected = OracleAttend(p, t, row % q_heads());
-    double error = 0.0, norm = 0.0;
+    const OracleRow expected = OracleAttend(p, t, row % q_heads(), type);
+    double error = 0.0, rounding = 0.0, norm = 0.0;
     for (int i = 0; i < dim; ++i) {
       const double difference = out[static_cast<size_t>(row) * dim + i] - expected.out[i];
+      const double rounded = Rounded(options_.out_type, expected.out[i]) - expected.out[i];
       error += difference * difference;
+      rounding += rounded * rounded;
       norm += expected.out[i] * expected.out[i];
     }
-    error = std::sqrt(error / norm);
-    if (!(error <= worst)) worst = error;
+    visit(std::sqrt(error / norm), std::sqrt(rounding / norm));
     const double lse_error = std::abs(lse[row] - expected.lse);
     if (!(lse_error < 2e-2))
       ADD_FAILURE() << "row " << row << ": lse " << lse[row] << ", not " << expected.lse;
   }
+}
+
+double DecodeCase::WorstError(int rows_max) const {
+  double worst = 0.0;
+  VisitErrors(rows_max, [&](double error, double) {
+    if (!(error <= worst)) worst = error;
+  });
+  return worst;
+}
+
+double DecodeCase::WorstOfBound(double bound, int rows_max) const {
+  double worst = 0.0;
+  VisitErrors(rows_max, [&](double error, double rounding) {
+    const double share = error / std::max(bound, 1.02 * rounding);
+    if (!(share <= worst)) worst = share;
+  });
   return worst;
 }
 

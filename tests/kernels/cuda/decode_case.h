@@ -34,6 +34,7 @@ struct DecodeOptions {
   bool sink_logit = false;
   float soft_cap = 0.0f;
   int window = 0;
+  RowType row_type = RowType::kBf16;
   OutType out_type = OutType::kF32;
   CopyPath copy_path = CopyPath::kAuto;
   bool batch_invariant = false;
@@ -47,6 +48,9 @@ class DecodeCase {
   // Makes one history token's logit `nats` for the first query head: a K row that is constant, as
   // large as that query's sum of elements asks for. Without transforms.
   void PeakAt(int sequence, int page, int head, int token, double nats);
+  // Makes the history's logits grow from token to token, from 0 to `nats` for the first query head.
+  // Without transforms.
+  void Rise(int sequence, int head, double nats);
   void PoisonOutputs();
   // Sets the lengths on the device; pages and windows beyond them stay as they are.
   void SetLengths(const std::vector<SequenceLengths>& sequences);
@@ -64,6 +68,10 @@ class DecodeCase {
   // Largest ||out - oracle|| / ||oracle|| over rows; at most `rows_max` rows, spread evenly.
   double WorstError(int rows_max = 1 << 20) const;
 
+  // The largest error as a multiple of what the output type allows: `bound`, or what rounding the
+  // oracle's row to the type alone takes, where that is more.
+  double WorstOfBound(double bound, int rows_max = 1 << 20) const;
+
   // The host's copy of a page tile, to change and upload again.
   uint8_t* Tile(int sequence, int page, int head);
 
@@ -75,6 +83,11 @@ class DecodeCase {
   void MakeWindows();
   void MakeTransforms();
   AttentionParams HostParams(int sequence) const;
+  // Calls `visit(error, rounding)` for rows spread evenly: ||out - oracle|| / ||oracle||, and the
+  // same of the oracle rounded to the output's type.
+  template <typename Visit>
+  void VisitErrors(int rows_max, const Visit& visit) const;
+  void ScaleKeys(int sequence, int page, int head, int token, double nats);
 
   DecodeOptions options_;
   int batch_;
