@@ -3,6 +3,7 @@
 // crumb-bench: one program for all measurements of Crumb. Workloads:
 //
 //   codec   the CPU kernels against memory bandwidth     bench/codec_workload.h
+//   kernels the CUDA kernels on a GPU                    bench/kernels_workload.h
 //   store   crumbd's planes, Redis beside them           bench/store_workload.h
 //   replay  hit rate of traces under eviction policies   bench/replay_workload.h
 //   quality KL, perplexity, passkeys on 2-bit history    bench/quality_workload.h
@@ -54,6 +55,9 @@ absl::StatusOr<Output> Run(const QualityOptions& options) {
   return Output{QualityText(result), QualityJson(result)};
 }
 
+// Unreachable: main runs another program for these.
+absl::StatusOr<Output> Run(const KernelsOptions&) { return Output{}; }
+
 // Where this program lies; crumbd lies beside it.
 std::string ProgramFolder() {
   std::error_code error;
@@ -69,6 +73,12 @@ int Main(int argc, char** argv) {
   }
   CatchInterrupts();
   const auto& line = std::get<CommandLine>(parsed);
+  if (const auto* kernels = std::get_if<KernelsOptions>(&line.workload)) {
+    const std::string commit = RunInfo(argc, argv).value("commit", "unknown");
+    const absl::Status status = RunKernels(*kernels, line.json, commit);
+    std::cerr << "crumb-bench: " << std::string(status.message()) << "\n";
+    return kExitFailure;
+  }
   auto output = std::visit([](const auto& options) { return Run(options); }, line.workload);
   if (!output.ok()) {
     std::cerr << "crumb-bench: " << std::string(output.status().message()) << "\n";

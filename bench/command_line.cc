@@ -15,6 +15,7 @@ namespace {
 
 constexpr const char* kExamples = R"(Examples:
   crumb-bench codec --json
+  crumb-bench kernels --only 0,4 --json
   crumb-bench store --planes shm,grpc --sizes 128KiB,1MiB --redis auto
   crumb-bench store --planes shm --ops acquire --socket-dir /run/crumb
   crumb-bench replay --trace trace.jsonl --capacity-gb 64 --format int2 --policy default --json
@@ -46,7 +47,9 @@ class Grammar {
     app_.fallthrough();
     store_->crumbd = program_folder + "/crumbd";
     store_->fragment_server = program_folder + "/crumb-fragment-server";
+    kernels_->program = program_folder + "/crumb-kernel-bench";
     AddCodec();
+    AddKernels();
     AddStore();
     AddReplay();
     AddQuality();
@@ -155,6 +158,13 @@ class Grammar {
     });
   }
 
+  void AddKernels() {
+    CLI::App* sub = Add("kernels", "the CUDA kernels on the first GPU", kernels_);
+    sub->add_option("--only", kernels_->only, "decode rows by number; default: every row")
+        ->delimiter(',')
+        ->check(CLI::Range(0, 1000));
+  }
+
   void AddQuality() {
     CLI::App* sub = Add("quality", "what 2-bit history does to a model's predictions", quality_);
     sub->add_option("--model", quality_->model, "HF directory of a Qwen3-architecture model")
@@ -214,6 +224,7 @@ class Grammar {
 
   CommandLine line_;
   std::shared_ptr<CodecOptions> codec_ = std::make_shared<CodecOptions>();
+  std::shared_ptr<KernelsOptions> kernels_ = std::make_shared<KernelsOptions>();
   std::shared_ptr<StoreWorkloadOptions> store_ = std::make_shared<StoreWorkloadOptions>();
   std::shared_ptr<ReplayOptions> replay_ = std::make_shared<ReplayOptions>();
   std::shared_ptr<QualityOptions> quality_ = std::make_shared<QualityOptions>();

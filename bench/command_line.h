@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/codec_workload.h"
+#include "bench/kernels_workload.h"
 #include "bench/quality_workload.h"
 #include "bench/replay_workload.h"
 #include "bench/store_workload.h"
@@ -19,7 +20,8 @@ inline constexpr int kExitUsage = 2;
 
 struct CommandLine {
   bool json = false;
-  std::variant<CodecOptions, StoreWorkloadOptions, ReplayOptions, QualityOptions> workload;
+  std::variant<CodecOptions, StoreWorkloadOptions, ReplayOptions, QualityOptions, KernelsOptions>
+      workload;
 };
 
 // Nothing is to be run: help or version was asked for (code 0), or the arguments are wrong.
@@ -29,7 +31,8 @@ struct EarlyExit {
   std::string error;
 };
 
-// Never throws. `argv` as main gets it; `program_folder` is where crumbd is looked for.
+// Never throws. `argv` as main gets it; `program_folder` is where crumbd and
+// crumb-kernel-bench are looked for.
 std::variant<CommandLine, EarlyExit> ParseCommandLine(int argc, const char* const* argv,
                                                       const std::string& program_folder);
 

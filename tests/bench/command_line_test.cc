@@ -115,5 +115,17 @@ TEST(CommandLineTest, ReadsQuality) {
   EXPECT_EQ(options.plot, "kl.svg");
 }
 
+TEST(CommandLineTest, KernelsRunsTheProgramBesideIt) {
+  const CommandLine line = Parsed({"kernels", "--only", "0,4", "--json"});
+  const auto& kernels = std::get<KernelsOptions>(line.workload);
+  EXPECT_THAT(
+      KernelsArguments(kernels, line.json, "abc"),
+      ElementsAre("/programs/crumb-kernel-bench", "--json", "--commit", "abc", "--only", "0,4"));
+  EXPECT_THAT(KernelsArguments({.program = "/p", .only = {}}, false, "abc"), ElementsAre("/p"));
+  const absl::Status status = RunKernels(kernels, line.json, "abc");
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/programs/crumb-kernel-bench"));
+}
+
 }  // namespace
 }  // namespace crumb::bench
