@@ -13,7 +13,6 @@ struct ClipGuess {
   int rank = 0;         // the threshold is the rank-th largest magnitude; 0: no clip
   float filter = 0.0f;  // values below this times sigma are left out of the search
   float first = 0.0f;   // the first guess is this times sigma
-  float slope = 0.0f;   // relative step per value counted too much
 };
 
 // The x that |y| / sigma of normal y stays under with this probability.
@@ -37,7 +36,6 @@ inline ClipGuess GuessClip(float clip, int head_dim) {
       std::min<double>(guess.rank + 2.5 * std::sqrt(guess.rank) + 2.0, 0.9 * head_dim);
   guess.filter = TailQuantile(1.0 - kept / head_dim);
   guess.first = TailQuantile(1.0 - (guess.rank - 0.5) / head_dim);
-  guess.slope = 1.0f / (std::max(guess.first * guess.first, 1.0f) * guess.rank);
   return guess;
 }
 

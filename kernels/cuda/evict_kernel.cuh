@@ -41,21 +41,23 @@ struct EvictKernelParams {
 template <class T, bool kFeedback>
 struct EvictLayout {
   // Teams of a block: accumulators of 128 and more registers leave room for few.
-  static constexpr int kTeams = kFeedback ? (T::kDim == 256 ? 1 : 2) : (T::kDim == 256 ? 2 : 4);
+  static constexpr int kTeams = kFeedback ? (T::kDim == 256 ? 1 : 3) : (T::kDim == 256 ? 2 : 4);
   static constexpr int kThreads = kTeams * kTeamThreads;
   static constexpr int kRotationBytes = T::kDim * T::kDim * 4;
   static constexpr int kFeedbackBytes =
       kFeedback ? static_cast<int>(EvictFeedbackBytes(T::kDim)) : 0;
   static constexpr int kSyncBytes = 256;  // a barrier, and the teams' sums
   static constexpr int kRowBytes = kWarpRows * T::kDim * 2;
-  static constexpr int kScratchBytes =
-      kFeedback ? (static_cast<int>(sizeof(FeedbackScratch<T>)) + 127) / 128 * 128 : 0;
-  static constexpr int kWarpBytes = kRowBytes + kScratchBytes;
-  static_assert(kRowBytes == kCandidateBytes<T>);
+  // With room for two the next matrix is on its way while this one is in use.
+  static constexpr int kRotations = kFeedback || T::kDim == 256 ? 1 : 2;
+  // Rows, candidates and feedback's scratch take turns in the same place.
+  static constexpr int kWarpBytes =
+      kFeedback ? (static_cast<int>(sizeof(FeedbackScratch<T>)) + 127) / 128 * 128 : kRowBytes;
+  static_assert(kRowBytes == kCandidateBytes<T> && kRowBytes <= kWarpBytes);
 
   static constexpr int Bytes(bool streamed, int teams) {
-    return (streamed ? kPartBytes<T::kDim> : kRotationBytes) + kFeedbackBytes + kSyncBytes +
-           teams * kTeamWarps * kWarpBytes;
+    return (streamed ? kPartBytes<T::kDim> : kRotations * kRotationBytes) + kFeedbackBytes +
+           kSyncBytes + teams * kTeamWarps * kWarpBytes;
   }
 };
 
@@ -68,8 +70,10 @@ class WindowEvictor {
   __device__ __forceinline__ WindowEvictor(const EvictKernelParams& k, char* shared)
       : k_(k),
         p_(k.p),
+        shared_(shared),
         rotation_(shared),
-        feedback_(rotation_ + (Streamed() ? kPartBytes<T::kDim> : Layout::kRotationBytes)),
+        feedback_(shared +
+                  (Streamed() ? kPartBytes<T::kDim> : Layout::kRotations * Layout::kRotationBytes)),
         sync_(feedback_ + Layout::kFeedbackBytes),
         warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)),
         rows_(sync_ + Layout::kSyncBytes + warp_ * Layout::kWarpBytes),
@@ -97,11 +101,14 @@ class WindowEvictor {
       const int last = static_cast<int>(min(static_cast<int64_t>(windows), first + end - at));
       if (matrix != matrix_) {
         __syncthreads();
-        WaitConstants();
         SetMatrix(matrix);
-        LoadConstants();
+        if (waiting_) {
+          rotation_ = OtherRotation();
+        } else {
+          LoadConstants();
+        }
       }
-      EvictRange(first, last);
+      EvictRange(first, last, at + last - first < end);
       at += last - first;
     }
     WaitConstants();  // no copy may be on its way when the block ends
@@ -127,9 +134,14 @@ class WindowEvictor {
 
   // --- Constants -----------------------------------------------------------------------------
 
-  __device__ __forceinline__ const char* Rotation() const {
-    return reinterpret_cast<const char*>(transform_->rotation) +
-           static_cast<int64_t>(matrix_ / 2) * Layout::kRotationBytes;
+  __device__ __forceinline__ const char* Rotation(int matrix) const {
+    const EvictRotation* rotations = (matrix % 2 == 1 ? p_.v : p_.k).rotation;
+    return rotations == nullptr ? nullptr
+                                : reinterpret_cast<const char*>(rotations) +
+                                      static_cast<int64_t>(matrix / 2) * Layout::kRotationBytes;
+  }
+  __device__ __forceinline__ char* OtherRotation() const {
+    return rotation_ == shared_ ? shared_ + Layout::kRotationBytes : shared_;
   }
   __device__ __forceinline__ bool HasRotation() const { return transform_->rotation != nullptr; }
   __device__ __forceinline__ bool Streamed() const { return !kTeamProducts && k_.streamed; }
@@ -182,24 +194,30 @@ class WindowEvictor {
         for (int i = threadIdx.x; i < Layout::kFeedbackBytes / 4; i += blockDim.x) {
           reinterpret_cast<uint32_t*>(feedback_)[i] = 0;
         }
+        __syncthreads();
       }
     }
-    if (!waiting_) {
-      __syncthreads();
-      return;
-    }
+    if (!waiting_) return;
     Expect((whole ? Layout::kRotationBytes : 0) + (HasFeedback() ? Layout::kFeedbackBytes : 0));
-    if (whole) {
-      constexpr int kPart = kPartBytes<T::kDim>;
-      for (int i = 0; i < Layout::kRotationBytes / kPart; ++i) {
-        Copy(rotation_ + i * kPart, Rotation() + i * kPart, kPart);
-      }
-    }
+    if (whole) Copy(rotation_, Rotation(matrix_), Layout::kRotationBytes);
     if (HasFeedback()) {
       Copy(feedback_,
            reinterpret_cast<const char*>(transform_->feedback) +
                static_cast<int64_t>(matrix_ / 2) * Layout::kFeedbackBytes,
            Layout::kFeedbackBytes);
+    }
+  }
+
+  // Starts to load the next matrix beside this one. Only bulk copies: waiting for rows would wait
+  // for any other.
+  __device__ __forceinline__ void LoadAhead() {
+    if constexpr (Layout::kRotations == 2) {
+      if (Streamed() || !k_.bulk || Rotation(matrix_ + 1) == nullptr) return;
+      // Nobody may still wait for the copy before: the barrier tells two in a row apart, not three.
+      __syncthreads();
+      waiting_ = true;
+      Expect(Layout::kRotationBytes);
+      Copy(OtherRotation(), Rotation(matrix_ + 1), Layout::kRotationBytes);
     }
   }
 
@@ -223,19 +241,27 @@ class WindowEvictor {
   // Starts to copy this warp's rows of a window.
   __device__ __forceinline__ void CopyRows(int window) {
     constexpr int kPieces = T::kDim / 8;  // of a row
-    const uint64_t base = p_.ring_address[window] + layer_ * p_.ring_layer_stride +
-                          head_ * p_.ring_head_stride + (value_ ? p_.ring_v_offset : 0);
-    const int begin = p_.ring_begin[window] % p_.ring_capacity + kWarpRows * group_;
-    const int lane = threadIdx.x % 32;
-    const uint32_t to = ptx::SharedAddress(rows_);
+    constexpr int kRowsAtOnce = 32 / kPieces > 0 ? 32 / kPieces : 1;
+    const int lane = threadIdx.x % 32, first = lane / kPieces, piece = lane % kPieces;
+    const int capacity = p_.ring_capacity;
+    const int64_t stride = p_.ring_token_stride;
+    // Slot of the lane's first row; one wrap at most in a window.
+    int slot = p_.ring_begin[window] % capacity + kWarpRows * group_ + first;
+    if (slot >= capacity) slot -= capacity;
+    const char* at = reinterpret_cast<const char*>(
+                         p_.ring_address[window] + layer_ * p_.ring_layer_stride +
+                         head_ * p_.ring_head_stride + (value_ ? p_.ring_v_offset : 0)) +
+                     slot * stride + 16 * piece;
+    const uint32_t to = ptx::SharedAddress(rows_) + first * 2 * T::kDim;
 #pragma unroll
-    for (int i = 0; i < kWarpRows * kPieces; i += 32) {
-      const int row = (i + lane) / kPieces, piece = (i + lane) % kPieces;
-      int slot = begin + row;
-      if (slot >= p_.ring_capacity) slot -= p_.ring_capacity;
-      ptx::CopyAsync16(
-          to + row * 2 * T::kDim + PieceOffset(row, piece),
-          reinterpret_cast<const char*>(base + slot * p_.ring_token_stride) + 16 * piece);
+    for (int row = 0; row < kWarpRows; row += kRowsAtOnce) {
+      ptx::CopyAsync16(to + row * 2 * T::kDim + PieceOffset(first + row, piece), at);
+      slot += kRowsAtOnce;
+      at += kRowsAtOnce * stride;
+      if (slot >= capacity) {
+        slot -= capacity;
+        at -= capacity * stride;
+      }
     }
     ptx::CommitCopies();
   }
@@ -281,7 +307,7 @@ class WindowEvictor {
       if (Streamed()) {
         __syncthreads();
         Expect(kPartBytes<T::kDim>);
-        Copy(rotation_, Rotation() + part * kPartBytes<T::kDim>, kPartBytes<T::kDim>);
+        Copy(rotation_, Rotation(matrix_) + part * kPartBytes<T::kDim>, kPartBytes<T::kDim>);
         waiting_ = true;
         WaitConstants();
       }
@@ -292,49 +318,91 @@ class WindowEvictor {
 
   // --- Windows -------------------------------------------------------------------------------
 
-  // Windows [first, last) of the matrix; every team takes every kTeams-th.
-  __device__ __forceinline__ void EvictRange(int first, int last) {
+  // Windows [first, last) of the matrix; every team takes every kTeams-th. more: the next matrix
+  // follows.
+  __device__ __forceinline__ void EvictRange(int first, int last, bool more) {
     const int teams = blockDim.x / kTeamThreads;
-    // The clip's search uses the rows' place: only then can the next rows come.
-    const ClipGuess& clip = k_.clip[value_];
-    const bool early = kFeedback || clip.rank == 0;
     if (first + team_ < last) CopyRows(first + team_);
     WaitConstants();
+    if (more) LoadAhead();
     for (int round = first; round < last; round += teams) {
       const int window = round + team_;
       const bool here = window < last;
+      // Parts of R come for all teams together.
       if (!here && !(Streamed() && HasRotation())) break;
-      const int next = window + teams;
-      float y[T::kTiles][4];
-      {
-        RowPairs<T::kDim> x;
-        ptx::WaitCopies<0>();
-        __syncwarp();
-        ReadRows<T::kDim>(ptx::SharedAddress(rows_), x);
-        __syncwarp();
-        if (early && next < last) CopyRows(next);
-        Transform(x, here ? window : first, y);
-      }
-      if (!here) continue;
-      RowFacts facts;
-      LookAtRows<T>(y, &facts);
-      char* scratch = kFeedback ? rows_ + Layout::kRowBytes : rows_;
-      if (clip.rank > 0) {
-        FindThresholds<T>(y, clip, reinterpret_cast<float*>(scratch), &facts);
-        __syncwarp();
-      }
-      if (!early && next < last) CopyRows(next);
-      uint32_t words[T::kTiles / 4], meta[T::kGroups][2], status;
+      const int next = window + teams < last ? window + teams : -1;
       if constexpr (kFeedback) {
-        status =
-            RoundRowsWithFeedback<T>(y, facts, clip.rank > 0, feedback_,
-                                     *reinterpret_cast<FeedbackScratch<T>*>(scratch), words, meta);
+        EvictWithFeedback(window, next);
       } else {
-        status = RoundRows<T>(y, facts, words, meta);
+        Evict(here ? window : first, here, next);
       }
-      if (p_.status != nullptr && status != 0) atomicOr(p_.status + window, status);
-      Store(window, words, meta);
     }
+  }
+
+  __device__ __forceinline__ void LoadAndTransform(int window, float (&y)[T::kTiles][4]) {
+    RowPairs<T::kDim> x;
+    ptx::WaitCopies<0>();
+    __syncwarp();
+    ReadRows<T::kDim>(ptx::SharedAddress(rows_), x);
+    __syncwarp();
+    Transform(x, window, y);
+  }
+
+  __device__ __forceinline__ void FindClip(float (&y)[T::kTiles][4], RowFacts* facts) {
+    LookAtRows<T>(y, facts);
+    const ClipGuess& clip = k_.clip[value_];
+    if (clip.rank == 0) return;
+    FindThresholds<T>(y, clip, reinterpret_cast<float*>(rows_), facts);
+    __syncwarp();
+  }
+
+  // next: the team's next window, or -1. !here: takes part in copying R only.
+  __device__ __forceinline__ void Evict(int window, bool here, int next) {
+    float y[T::kTiles][4];
+    LoadAndTransform(window, y);
+    if (!here) return;
+    RowFacts facts;
+    FindClip(y, &facts);
+    if (next >= 0) CopyRows(next);
+    uint32_t words[T::kTiles / 4], meta[T::kGroups][2];
+    const uint32_t status = RoundRows<T>(y, facts, !HasRotation(), words, meta);
+    Report(window, status);
+    Store(window, words, meta);
+  }
+
+  __device__ __forceinline__ void EvictWithFeedback(int window, int next) {
+    auto& scratch = *reinterpret_cast<FeedbackScratch<T>*>(rows_);
+    uint32_t cut = 0;  // rows that go without clip
+    float ratio = 1.0f;
+    bool finite[2];
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      {
+        float y[T::kTiles][4];
+        LoadAndTransform(window, y);
+        RowFacts facts;
+        FindClip(y, &facts);
+        finite[0] = facts.finite[0];
+        finite[1] = facts.finite[1];
+        BeginFeedback<T>(y, facts, cut, scratch);
+      }
+      ratio = RoundWithFeedback<T>(scratch, feedback_);
+      if (pass == 1 || k_.clip[value_].rank == 0) break;
+      // A ratio at its limit says that the clip has cut off most of the row. The team multiplies
+      // together, so it goes again together.
+      cut = __ballot_sync(~0u, ratio >= kInnerProductRatioMax) & 0xffffu;
+      if (!ptx::AnyOfThreads(1 + team_, kTeamThreads, cut != 0)) break;
+      CopyRows(window);
+    }
+    uint32_t words[T::kTiles / 4], meta[T::kGroups][2];
+    const uint32_t status = EndFeedback<T>(finite, ratio, scratch, words, meta);
+    if (next >= 0) CopyRows(next);
+    Report(window, status);
+    Store(window, words, meta);
+  }
+
+  __device__ __forceinline__ void Report(int window, uint32_t status) {
+    if (p_.status != nullptr && status != 0) atomicOr(p_.status + window, status);
   }
 
   // Writes the group's codes and metadata.
@@ -440,7 +508,8 @@ class WindowEvictor {
 
   const EvictKernelParams& k_;
   const EvictParams& p_;
-  char* const rotation_;
+  char* const shared_;
+  char* rotation_;  // of this matrix
   char* const feedback_;
   char* const sync_;
   const int warp_;    // from one lane: the compiler then knows that warps do not diverge
@@ -476,8 +545,12 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   using Layout = EvictLayout<T, kFeedback>;
   int teams = Layout::kTeams;
   k.streamed = Layout::Bytes(false, 1) > device.shared_bytes;
+  if (k.streamed && kFeedback) teams = 1;  // who goes again would leave the others waiting
   while (teams > 0 && Layout::Bytes(k.streamed, teams) > device.shared_bytes) --teams;
   if (teams == 0) return cudaErrorInvalidConfiguration;
+  // As many rounds through a matrix's windows, with no team waiting in the last one.
+  const int rounds = (k.p.windows_max + teams - 1) / teams;
+  teams = (k.p.windows_max + rounds - 1) / rounds;
   const int bytes = Layout::Bytes(k.streamed, teams);
   auto kernel = EvictKernel<T, kFeedback, false>;
   if constexpr (dim <= 128) {

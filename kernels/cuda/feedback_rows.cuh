@@ -75,18 +75,20 @@ __device__ __forceinline__ uint32_t PackErrors(float low, float high) {
 // Channels of one block, one after the other. y, added: of this thread's row; own: U of the block,
 // [16][16] floats, the same for all rows; unit: of `added` and of the errors that go out. codes[c]:
 // channels 2 c, 2 c + 1, 2 c + 8, 2 c + 9 in bits 0, 16, 2 and 18.
+template <bool kOneGroup>
 __device__ __forceinline__ void RoundBlock(const float (&y)[16], const float (&added)[16],
                                            const float* own, float low, float range, float unit,
                                            RowSums* sums, uint32_t (&codes)[4],
                                            uint32_t (&errors)[8]) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: whole numbers are its low bits
   constexpr uint32_t kMagicBits = 0x4b400000u;
-  const float inverse = 1.0f / range, factor = unit * inverse, scale = range * (1.0f / 3.0f);
+  const float inverse = __fdividef(1.0f, range), scale = range * (1.0f / 3.0f);
+  const float factor = kOneGroup ? 1.0f : unit * inverse;
   float place[16], target[16], error[16];
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
     place[j] = (y[j] - low) * inverse;
-    target[j] = fmaf(added[j], factor, place[j]);
+    target[j] = kOneGroup ? added[j] + place[j] : fmaf(added[j], factor, place[j]);
   }
 #pragma unroll
   for (int c = 0; c < 4; ++c) codes[c] = 0u - kMagicBits * 0x50005u;
@@ -107,10 +109,11 @@ __device__ __forceinline__ void RoundBlock(const float (&y)[16], const float (&a
     sums->own = fmaf(y[j], y[j], sums->own);
     sums->product = fmaf(y[j], fmaf(code, scale, low), sums->product);
   }
-  const float out = range / unit;
+  const float out = kOneGroup ? 1.0f : __fdividef(range, unit);
 #pragma unroll
   for (int j = 0; j < 16; j += 2) {
-    errors[j / 2] = PackErrors(error[j] * out, error[j + 1] * out);
+    errors[j / 2] = kOneGroup ? PackErrors(error[j], error[j + 1])
+                              : PackErrors(error[j] * out, error[j + 1] * out);
   }
 }
 
@@ -153,10 +156,11 @@ __device__ __forceinline__ RowSums RoundBlocks(FeedbackScratch<T>& s, const char
     }
     const float2 range = s.range[kFeedbackChannels * block / (T::kDim / T::kGroups)][row];
     uint32_t codes[4], errors[8];
-    RoundBlock(y, added,
-               reinterpret_cast<const float*>(feedback + FeedbackScratch<T>::kOwnOffset +
-                                              block * kFeedbackOwnBytes),
-               range.x, range.y, unit, &sums, codes, errors);
+    RoundBlock<T::kGroups == 1>(
+        y, added,
+        reinterpret_cast<const float*>(feedback + FeedbackScratch<T>::kOwnOffset +
+                                       block * kFeedbackOwnBytes),
+        range.x, range.y, unit, &sums, codes, errors);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       words[c] = (block % 4 == 0 ? 0u : words[c]) | codes[c] << (4 * (block % 4));
@@ -206,55 +210,55 @@ __device__ __forceinline__ float InnerProductRatio(const RowSums& sums) {
                kInnerProductRatioMax);
 }
 
-// Same outputs as RoundRows; limits y.
+// First part: limits y and brings it into `s`. cut: rows (bit 0 to 15) that go without clip.
 template <class T>
-__device__ __forceinline__ uint32_t RoundRowsWithFeedback(float (&y)[T::kTiles][4], RowFacts facts,
-                                                          bool clipped, const char* feedback,
-                                                          FeedbackScratch<T>& s,
-                                                          uint32_t (&words)[T::kTiles / 4],
-                                                          uint32_t (&meta)[T::kGroups][2]) {
-  const int lane = threadIdx.x % 32, row = lane % 16;
+__device__ __forceinline__ void BeginFeedback(float (&y)[T::kTiles][4], RowFacts& facts,
+                                              uint32_t cut, FeedbackScratch<T>& s) {
+  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    facts.threshold[a] = facts.finite[a] ? fminf(facts.threshold[a], kFeedbackMagnitudeMax) : 0.0f;
-#pragma unroll
-    for (int n = 0; n < T::kTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const float limited =
-            fminf(fmaxf(y[n][2 * a + e], -kFeedbackMagnitudeMax), kFeedbackMagnitudeMax);
-        y[n][2 * a + e] = facts.finite[a] ? limited : 0.0f;
-      }
-    }
-  }
-  float ratio = 1.0f;
-  for (int pass = 0; pass < 2; ++pass) {
-    PlaceRows<T>(y, facts, s);
-    ratio = InnerProductRatio(RoundBlocks<T>(s, feedback));
-    // A ratio at its limit says that the clip has cut off most of the row.
-    const uint32_t cut = __ballot_sync(~0u, clipped && ratio >= kInnerProductRatioMax) & 0xffffu;
-    if (cut == 0 || pass == 1) break;
-#pragma unroll
-    for (int a = 0; a < 2; ++a) {
-      if ((cut >> (lane / 4 + 8 * a) & 1) == 0) continue;
+    if ((cut >> (lane / 4 + 8 * a) & 1) != 0) {
       facts.threshold[a] = kFeedbackMagnitudeMax;
       facts.reaches_low[a] = facts.reaches_high[a] = false;
     }
+    facts.threshold[a] = facts.finite[a] ? fminf(facts.threshold[a], kFeedbackMagnitudeMax) : 0.0f;
   }
+  // The deviation of a row with such values is at least this.
+  if (__any_sync(~0u, fmaxf(facts.sigma[0], facts.sigma[1]) > kFeedbackMagnitudeMax * 0x1p-8f)) {
+#pragma unroll
+    for (int n = 0; n < T::kTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        y[n][i] = fminf(fmaxf(y[n][i], -kFeedbackMagnitudeMax), kFeedbackMagnitudeMax);
+      }
+    }
+  }
+  PlaceRows<T>(y, facts, s);
+}
+
+// Second part: codes. Returns the row's ratio, in lanes t and t + 16 that of row t.
+template <class T>
+__device__ __forceinline__ float RoundWithFeedback(FeedbackScratch<T>& s, const char* feedback) {
+  return InnerProductRatio(RoundBlocks<T>(s, feedback));
+}
+
+// Third part: same outputs as RoundRows. finite: of rows r and r + 8.
+template <class T>
+__device__ __forceinline__ uint32_t EndFeedback(const bool (&finite)[2], float ratio,
+                                                FeedbackScratch<T>& s,
+                                                uint32_t (&words)[T::kTiles / 4],
+                                                uint32_t (&meta)[T::kGroups][2]) {
+  const int lane = threadIdx.x % 32, row = lane % 16;
   uint32_t status = 0;
-  const uint32_t bad = __ballot_sync(~0u, lane % 4 == 0 && !facts.finite[0]);
-  const uint32_t bad_below = __ballot_sync(~0u, lane % 4 == 0 && !facts.finite[1]);
-  const bool finite = ((row < 8 ? bad : bad_below) >> (row % 8 * 4) & 1) == 0;
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
     const float2 range = s.range[g][row];
     bool saturated = false;
     const uint32_t bits = HalfBits(ratio * __fdiv_rn(range.y, 3.0f), &saturated) |
                           HalfBits(ratio * range.x, &saturated) << 16;
-    if (finite && saturated) status |= kStatusSaturated;
-    if (lane < 16) s.meta[g][row] = finite ? bits : 0;
+    if (lane < 16) s.meta[g][row] = bits;
+    if (saturated) status |= kStatusSaturated;
   }
-  if (!finite) status |= kStatusNonFinite;
   __syncwarp();
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
@@ -263,7 +267,10 @@ __device__ __forceinline__ uint32_t RoundRowsWithFeedback(float (&y)[T::kTiles][
       words[2 * p + a] = s.words[lane / 4 + 8 * a][4 * p + lane % 4];
     }
 #pragma unroll
-    for (int g = 0; g < T::kGroups; ++g) meta[g][a] = s.meta[g][lane / 4 + 8 * a];
+    for (int g = 0; g < T::kGroups; ++g) {
+      meta[g][a] = finite[a] ? s.meta[g][lane / 4 + 8 * a] : 0;
+    }
+    if (!finite[a]) status |= kStatusNonFinite;
   }
   __syncwarp();
   return status;

@@ -59,6 +59,18 @@ __device__ __forceinline__ void SyncThreads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
+// The same, and whether `any` holds in one of them.
+__device__ __forceinline__ bool AnyOfThreads(int barrier, int threads, bool any) {
+  uint32_t result;
+  asm volatile(
+      "{\n .reg .pred mine, all;\n setp.ne.u32 mine, %3, 0;\n"
+      " bar.red.or.pred all, %1, %2, mine;\n selp.u32 %0, 1, 0, all;\n}"
+      : "=r"(result)
+      : "r"(barrier), "r"(threads), "r"(static_cast<uint32_t>(any))
+      : "memory");
+  return result != 0;
+}
+
 // Transposes the 8 x 8 matrix of 16-bit elements that the warp holds one register each of.
 __device__ __forceinline__ uint32_t TransposeMatrix(uint32_t x) {
   uint32_t y;
@@ -110,6 +122,18 @@ __device__ __forceinline__ void StoreShared128(uint32_t address, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(x.x), "r"(x.y), "r"(x.z),
                "r"(x.w)
                : "memory");
+}
+
+// If |x| >= bound, x is stored at *end in shared memory and *end grows by `step` bytes.
+__device__ __forceinline__ void AppendIfAtLeast(float x, float bound, uint32_t step,
+                                                uint32_t* end) {
+  asm volatile(
+      "{\n .reg .pred p;\n .reg .f32 magnitude;\n"
+      " abs.f32 magnitude, %1;\n setp.ge.f32 p, magnitude, %2;\n"
+      " @p st.shared.f32 [%0], %1;\n @p add.u32 %0, %0, %3;\n}"
+      : "+r"(*end)
+      : "f"(x), "f"(bound), "r"(step)
+      : "memory");
 }
 
 __device__ __forceinline__ float Exp2(float x) {

@@ -96,74 +96,77 @@ __device__ __forceinline__ void LookAtRows(float (&y)[T::kTiles][4], RowFacts* f
   }
 }
 
-// The next bound to count at: a step along the tail of a normal distribution at first, then
-// interpolated on the values, then halved in bits.
-__device__ __forceinline__ int NextBound(int round, const ClipGuess& clip, int bound, int count,
-                                         int low, int high, int low_count, int high_count) {
-  if (round < 2) {
-    const float step = 1.0f + clip.slope * (static_cast<float>(count - clip.rank) + 0.5f);
-    return __float_as_int(__int_as_float(bound) * fminf(fmaxf(step, 0.6f), 1.5f));
-  }
-  if (round < 8 && low > 0) {
-    const float part = (low_count - clip.rank + 0.5f) / static_cast<float>(low_count - high_count);
-    const float from = __int_as_float(low), to = __int_as_float(high);
-    return __float_as_int(from + part * (to - from));
-  }
-  return low + (high - low) / 2;
+// 1 if magnitude >= bound, else 0.
+__device__ __forceinline__ float AtLeast(float magnitude, float bound) {
+  float one;
+  asm("set.ge.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(magnitude), "f"(bound));
+  return one;
 }
 
-// The rank-th largest |v| of rows r and r + 8, exactly: at(a, i) of each lane of 4, i < kCount.
-// Counts values at and above a bound and narrows the bracket, which is in the bits of floats, so it
-// ends. Lanes with odd c follow row r + 8, the others row r. peak: the rows' largest |v|.
+// The rank-th largest |v| of rows r and r + 8, exactly: at(a, i) of each lane of 4, i < kCount, of
+// which low_count[a] are at least low[a], and none more than peak[a]. Counts values at and above a
+// bound that closes in, interpolated at first, in the bits of floats when that does not end it.
+// Lanes with odd c follow row r + 8, the others row r.
 template <int kCount, typename At>
 __device__ __forceinline__ void LargestMagnitudes(const At& at, const ClipGuess& clip,
-                                                  const float (&sigma)[2], const float (&peak)[2],
-                                                  float (&found)[2]) {
-  const int mine = threadIdx.x % 2;
-  int low = 0, low_count = 4 * kCount, high_count = 0;
-  int high = __float_as_int(mine != 0 ? peak[1] : peak[0]) + 1;
-  int bound = __float_as_int((mine != 0 ? sigma[1] : sigma[0]) * clip.first);
+                                                  const float (&sigma)[2], const float (&lows)[2],
+                                                  const int (&low_counts)[2],
+                                                  const float (&peak)[2], float (&found)[2]) {
+  const bool second = threadIdx.x % 2 != 0;
+  const float rank = static_cast<float>(clip.rank);
+  float low = second ? lows[1] : lows[0];
+  float low_count = static_cast<float>(second ? low_counts[1] : low_counts[0]), high_count = 0.0f;
+  float high = __int_as_float(__float_as_int(second ? peak[1] : peak[0]) + 1);
+  float bound = (second ? sigma[1] : sigma[0]) * clip.first;
   bool done = false;
+#pragma unroll 1
   for (int round = 0; round < 48; ++round) {
-    if (!done) bound = min(max(bound, low + 1), high - 1);
-    const float own = __int_as_float(bound);
-    const float other = __shfl_xor_sync(~0u, own, 1);
-    const float bounds[2] = {mine != 0 ? other : own, mine != 0 ? own : other};
-    int counts = 0;  // of row r, and of row r + 8 in the upper half
+    if (!done && (round >= 8 || !(bound > low && bound < high))) {
+      const int begin = __float_as_int(low);
+      bound = __int_as_float(begin + (__float_as_int(high) - begin) / 2);
+    }
+    const float other = __shfl_xor_sync(~0u, bound, 1);
+    const float first_bound = second ? other : bound, second_bound = second ? bound : other;
+    float first_count = 0.0f, second_count = 0.0f;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-#pragma unroll
-      for (int a = 0; a < 2; ++a) {
-        if (fabsf(at(a, i)) >= bounds[a]) counts += a == 0 ? 1 : 0x10000;
-      }
+      first_count += AtLeast(fabsf(at(0, i)), first_bound);
+      second_count += AtLeast(fabsf(at(1, i)), second_bound);
     }
-    counts = SumOverChannels(counts);
-    const int count = mine != 0 ? counts >> 16 : counts & 0xffff;
+    float count = second ? second_count : first_count;
+    count += __shfl_xor_sync(~0u, second ? first_count : second_count, 1);
+    count += __shfl_xor_sync(~0u, count, 2);
     if (!done) {
-      if (count >= clip.rank) {
-        low = bound;
-        low_count = count;
-      } else {
-        high = bound;
-        high_count = count;
-      }
-      done = low_count == clip.rank || high - low <= 1;
-      bound = NextBound(round, clip, bound, count, low, high, low_count, high_count);
+      const bool below = count >= rank;
+      low = below ? bound : low;
+      low_count = below ? count : low_count;
+      high = below ? high : bound;
+      high_count = below ? high_count : count;
+      done = low_count == rank || high_count == rank - 1.0f ||
+             __float_as_int(high) - __float_as_int(low) <= 1;
+      const float part = __fdividef(low_count - rank + 0.5f, low_count - high_count);
+      bound = fmaf(part, high - low, low);
     }
     if (__all_sync(~0u, done)) break;
   }
-  // The least value from the bracket on; at equal values the bracket's end itself.
-  const int other_low = __shfl_xor_sync(~0u, low, 1);
-  const int lows[2] = {mine != 0 ? other_low : low, mine != 0 ? low : other_low};
+  // The least value from `low` on, or the most below `high`: the most of all at most `limit` times
+  // -1 or 1.
+  const bool from_above = low_count != rank && high_count == rank - 1.0f;
+  const float my_sign = from_above ? 1.0f : -1.0f;
+  const float my_limit = from_above ? __int_as_float(__float_as_int(high) - 1) : -low;
+  const float other_sign = __shfl_xor_sync(~0u, my_sign, 1);
+  const float other_limit = __shfl_xor_sync(~0u, my_limit, 1);
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    found[a] = INFINITY;
+    const bool mine = second == (a == 1);
+    const float sign = mine ? my_sign : other_sign, limit = mine ? my_limit : other_limit;
+    float most = -INFINITY;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const float magnitude = fabsf(at(a, i));
-      if (__float_as_int(magnitude) >= lows[a]) found[a] = fminf(found[a], magnitude);
+      const float signed_value = fabsf(at(a, i)) * sign;
+      if (signed_value <= limit) most = fmaxf(most, signed_value);
     }
-    found[a] = MinOverChannels(found[a]);
+    found[a] = fabsf(MaxOverChannels(most));
   }
 }
 
@@ -179,8 +182,10 @@ __device__ __forceinline__ void LargestOfAll(const float (&y)[T::kTiles][4], con
   }
 #pragma unroll
   for (int a = 0; a < 2; ++a) peak[a] = MaxOverChannels(peak[a]);
+  const float lows[2] = {0.0f, 0.0f};
+  const int low_counts[2] = {T::kDim, T::kDim};
   LargestMagnitudes<2 * T::kTiles>([&](int a, int i) -> float { return y[i / 2][2 * a + i % 2]; },
-                                   clip, facts->sigma, peak, facts->threshold);
+                                   clip, facts->sigma, lows, low_counts, peak, facts->threshold);
 }
 
 inline constexpr int kCandidatesMax = 12;  // of a lane and row
@@ -195,18 +200,14 @@ inline constexpr int kCandidateBytes = 32 * T::kDim;
 template <class T, int a>
 __device__ __forceinline__ int Gather(const float (&y)[T::kTiles][4], float bound, float* scratch,
                                       float (&values)[kCandidatesMax]) {
-  float* end = scratch;
+  const uint32_t begin = ptx::SharedAddress(scratch);
+  uint32_t end = begin;
 #pragma unroll
   for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      if (fabsf(y[n][2 * a + e]) >= bound) {
-        *end = y[n][2 * a + e];
-        end += 32;
-      }
-    }
+    for (int e = 0; e < 2; ++e) ptx::AppendIfAtLeast(y[n][2 * a + e], bound, 128, &end);
   }
-  const int count = static_cast<int>(end - scratch) / 32;
+  const int count = static_cast<int>(end - begin) / 128;
 #pragma unroll
   for (int i = 0; i < kCandidatesMax; ++i) values[i] = i < count ? scratch[32 * i] : 0.0f;
   return count;
@@ -222,8 +223,9 @@ __device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
   const int counts[2] = {Gather<T, 0>(y, facts->sigma[0] * clip.filter, scratch, values[0]),
                          Gather<T, 1>(y, facts->sigma[1] * clip.filter, scratch, values[1])};
   const int sum = SumOverChannels(counts[0] | counts[1] << 16);
-  const bool enough = (sum & 0xffff) >= clip.rank && sum >> 16 >= clip.rank &&
-                      max(counts[0], counts[1]) <= kCandidatesMax;
+  const int found[2] = {sum & 0xffff, sum >> 16};
+  const bool enough =
+      min(found[0], found[1]) >= clip.rank && max(counts[0], counts[1]) <= kCandidatesMax;
   if (!__all_sync(~0u, enough)) {
     LargestOfAll<T>(y, clip, facts);
     return;
@@ -240,8 +242,9 @@ __device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
     most[a] = MaxOverChannels(most[a]);
     peak[a] = fmaxf(most[a], -least[a]);
   }
+  const float lows[2] = {facts->sigma[0] * clip.filter, facts->sigma[1] * clip.filter};
   LargestMagnitudes<kCandidatesMax>([&](int a, int i) -> float { return values[a][i]; }, clip,
-                                    facts->sigma, peak, facts->threshold);
+                                    facts->sigma, lows, found, peak, facts->threshold);
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
     facts->reaches_low[a] = -least[a] >= facts->threshold[a];
@@ -334,15 +337,12 @@ __device__ __forceinline__ float StepFactor(float scale) {
   return __int_as_float((127 + min(max(60 - exponent, -126), 127)) << 23);
 }
 
-// Codes and metadata of 16 rows. words[2 p + a]: the word of channels 64 p .. 64 p + 63, row r + 8
-// a, in K's order. meta[y][a]: valid in every lane of the row. Returns status bits of the lane's
-// rows.
+// The words of codes for ranges[g]. Exactly the scalar definition's.
 template <class T>
-__device__ __forceinline__ uint32_t RoundRows(const float (&y)[T::kTiles][4], const RowFacts& facts,
-                                              uint32_t (&words)[T::kTiles / 4],
-                                              uint32_t (&meta)[T::kGroups][2]) {
+__device__ __forceinline__ void RoundExactly(const float (&y)[T::kTiles][4], const RowFacts& facts,
+                                             const RowRange (&ranges)[T::kGroups],
+                                             uint32_t (&words)[T::kTiles / 4]) {
   const int lane = threadIdx.x % 32;
-  uint32_t status = 0;
   // Sums of codes times powers of 4 are whole numbers below 2^16; on top of 2^23 they are the low
   // bits of a float.
   constexpr float kBase = 8388608.0f;
@@ -351,26 +351,14 @@ __device__ __forceinline__ uint32_t RoundRows(const float (&y)[T::kTiles][4], co
   for (int i = 0; i < T::kTiles / 4; ++i) sums[i][0] = sums[i][1] = kBase;
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
-    const RowRange range = FindRange<T>(y, facts, g);
     float factor[2], offset[2][3];
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      const float scale = __fdiv_rn(range.range[a], 3.0f);
-      // The scalar definition negates the largest of 0 - y: its zero is negative.
-      const float low = range.low[a] == 0.0f ? -0.0f : range.low[a];
-      bool saturated = false;
-      meta[g][a] = HalfBits(scale, &saturated) | HalfBits(low, &saturated) << 16;
-      factor[a] = StepFactor(scale);
+      const float scale = __fdiv_rn(ranges[g].range[a], 3.0f);
+      factor[a] = facts.finite[a] ? StepFactor(scale) : 0.0f;
       // Each of three lanes finds one bound; a step begins behind the float below it.
-      const float least = LeastWithCode(min(lane % 4 + 1, 3), low, scale);
-      float mine = -nextafterf(least, -INFINITY) * factor[a];
-      if (!facts.finite[a]) {
-        meta[g][a] = 0;
-        factor[a] = mine = 0.0f;
-        status |= kStatusNonFinite;
-      } else if (saturated) {
-        status |= kStatusSaturated;
-      }
+      const float least = LeastWithCode(min(lane % 4 + 1, 3), ranges[g].low[a], scale);
+      const float mine = -nextafterf(least, -INFINITY) * factor[a];
 #pragma unroll
       for (int code = 0; code < 3; ++code) {
         offset[a][code] = __shfl_sync(~0u, mine, lane / 4 * 4 + code);
@@ -393,6 +381,72 @@ __device__ __forceinline__ uint32_t RoundRows(const float (&y)[T::kTiles][4], co
 #pragma unroll
   for (int i = 0; i < T::kTiles / 4; ++i) {
     words[i] = __byte_perm(__float_as_uint(sums[i][0]), __float_as_uint(sums[i][1]), 0x5410);
+  }
+}
+
+// The same but for values within some 2^-20 of the range of a bound between two codes.
+template <class T>
+__device__ __forceinline__ void RoundNearly(const float (&y)[T::kTiles][4],
+                                            const RowRange (&ranges)[T::kGroups],
+                                            uint32_t (&words)[T::kTiles / 4]) {
+  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: whole numbers are its low bits
+  constexpr uint32_t kMagicBits = 0x4b400000u;
+#pragma unroll
+  for (int i = 0; i < T::kTiles / 4; ++i) words[i] = 0u - kMagicBits * 0x55555555u;
+#pragma unroll
+  for (int g = 0; g < T::kGroups; ++g) {
+    float factor[2], offset[2];
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      factor[a] = __fdividef(1.0f, ranges[g].range[a]);
+      offset[a] = -ranges[g].low[a] * factor[a];
+    }
+#pragma unroll
+    for (int n = g * T::kGroupTiles; n < (g + 1) * T::kGroupTiles; ++n) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float place = __saturatef(fmaf(y[n][i], factor[i / 2], offset[i / 2]));
+        words[2 * (n / 8) + i / 2] += __float_as_uint(fmaf(place, 3.0f, kMagic))
+                                      << (2 * (n % 8) + 16 * (i % 2));
+      }
+    }
+  }
+}
+
+// Codes and metadata of 16 rows. words[2 p + a]: the word of channels 64 p .. 64 p + 63, row r + 8
+// a, in K's order. meta[y][a]: valid in every lane of the row. exact: y is the scalar definition's,
+// so the codes can be. Returns status bits of the lane's rows.
+template <class T>
+__device__ __forceinline__ uint32_t RoundRows(const float (&y)[T::kTiles][4], const RowFacts& facts,
+                                              bool exact, uint32_t (&words)[T::kTiles / 4],
+                                              uint32_t (&meta)[T::kGroups][2]) {
+  uint32_t status = 0;
+  RowRange ranges[T::kGroups];
+#pragma unroll
+  for (int g = 0; g < T::kGroups; ++g) {
+    ranges[g] = FindRange<T>(y, facts, g);
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      // The scalar definition negates the largest of 0 - y: its zero is negative.
+      if (ranges[g].low[a] == 0.0f) ranges[g].low[a] = -0.0f;
+      // Far from zero and narrow, or beyond what an inverse can be: not by one multiplication.
+      const float range = ranges[g].range[a];
+      exact |= fabsf(ranges[g].low[a]) > 64.0f * range || range > 1e30f;
+      bool saturated = false;
+      meta[g][a] = HalfBits(__fdiv_rn(range, 3.0f), &saturated) |
+                   HalfBits(ranges[g].low[a], &saturated) << 16;
+      if (!facts.finite[a]) {
+        meta[g][a] = 0;
+        status |= kStatusNonFinite;
+      } else if (saturated) {
+        status |= kStatusSaturated;
+      }
+    }
+  }
+  if (__any_sync(~0u, exact)) {
+    RoundExactly<T>(y, facts, ranges, words);
+  } else {
+    RoundNearly<T>(y, ranges, words);
   }
   return status;
 }
