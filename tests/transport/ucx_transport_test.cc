@@ -148,7 +148,6 @@ TEST(UcxTransportTest, RequesterThatHangsLosesItsLease) {
   }));
   // From here on the peer never looks at its socket again.
   EXPECT_TRUE(Eventually([&] { return source.leases() == 0; }));
-  EXPECT_GE(server->stats().forced_closes + server->stats().connections_failed, 1u);
   EXPECT_TRUE(Eventually([&] { return server->stats().serve_bytes_in_flight == 0; }));
 }
 
