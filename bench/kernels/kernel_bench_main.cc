@@ -1,12 +1,14 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]]
+// crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]] [--kernel NAME]
 //
 // Times the CUDA kernels on the first GPU. Rows: decode (graph of 20 layers, cold L2, permuted
-// pages; bench/kernels/decode_bench.h), evict (one launch, cold L2), verify. Rates are bytes the
-// algorithm needs over time; percent is of the read rate measured in the same run. --only picks
-// decode rows by number and leaves the others out; --only evict is the opposite, evict:N one of
-// its rows.
+// pages; bench/kernels/decode_bench.h), evict (one launch, cold L2), verify, dequantize and append
+// (bench/kernels/paged_bench.h), prefill (bench/kernels/prefill_bench.h). Rates are bytes the
+// algorithm needs over time; percent is of the read rate measured in the same run, for dequantize
+// of the copy rate. --only picks decode rows by number and leaves the others out; --only evict is
+// the opposite, evict:N one of its rows. --kernel picks the rows of one kernel, verify's with
+// evict's.
 #include <cstdio>
 #include <cstring>
 #include <numeric>
@@ -18,6 +20,8 @@
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/evict_bench.h"
+#include "bench/kernels/paged_bench.h"
+#include "bench/kernels/prefill_bench.h"
 
 namespace crumb::bench {
 namespace {
@@ -27,8 +31,10 @@ struct Arguments {
   std::string commit = "unknown";
   std::string command;
   std::vector<int> only;
-  bool evict_only = false;
+  std::string kernel;
   int evict_row = -1;  // -1: all
+
+  bool Wants(const char* name) const { return kernel.empty() ? only.empty() : kernel == name; }
 };
 
 bool Parse(int argc, char** argv, Arguments* arguments) {
@@ -41,16 +47,19 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       arguments->commit = argv[++i];
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc &&
                std::strncmp(argv[i + 1], "evict", 5) == 0) {
-      arguments->evict_only = true;
+      arguments->kernel = "evict";
       if (argv[++i][5] == ':') arguments->evict_row = std::stoi(argv[i] + 6);
     } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
       std::stringstream list(argv[++i]);
       for (std::string item; std::getline(list, item, ',');) {
         arguments->only.push_back(std::stoi(item));
       }
+    } else if (std::strcmp(argv[i], "--kernel") == 0 && i + 1 < argc) {
+      arguments->kernel = argv[++i];
     } else {
       std::fprintf(stderr,
-                   "usage: crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]]\n");
+                   "usage: crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]] "
+                   "[--kernel decode|evict|dequantize|append|prefill]\n");
       return false;
     }
   }
@@ -145,6 +154,56 @@ void PrintVerifyRow(const Arguments& arguments, bool first, const VerifyWorkload
   std::fflush(stdout);
 }
 
+void PrintDequantizeRow(const Arguments& arguments, bool first, const DequantizeWorkload& w,
+                        const PagedResult& r, double copy) {
+  const double rate = r.bytes / r.us * 1e-6;
+  if (arguments.json) {
+    std::printf(
+        "%s\n  {\"kernel\": \"dequantize\", \"name\": \"%s\", \"kv_heads\": 8, \"layers\": %d, "
+        "\"tokens\": %d, \"block_tokens\": %d, \"us\": %.2f, \"bytes\": %.0f, \"tbps\": %.3f, "
+        "\"percent_of_copy\": %.1f}",
+        first ? "" : ",", w.name.c_str(), w.layers, w.tokens, w.block_tokens, r.us, r.bytes, rate,
+        100.0 * rate / copy);
+  } else {
+    std::printf(
+        "    dequantize %-12s layers %2d tokens %6d block %3d %12s %9.2f %7.3f %5.1f%% of copy, "
+        "goal %.0f%%\n",
+        w.name.c_str(), w.layers, w.tokens, w.block_tokens, "", r.us, rate, 100.0 * rate / copy,
+        w.target_percent);
+  }
+  std::fflush(stdout);
+}
+
+void PrintAppendRow(const Arguments& arguments, bool first, const AppendWorkload& w,
+                    const PagedResult& r) {
+  if (arguments.json) {
+    std::printf(
+        "%s\n  {\"kernel\": \"append\", \"kv_heads\": 8, \"batch\": %d, \"q_tokens\": %d, "
+        "\"us\": %.2f, \"bytes\": %.0f}",
+        first ? "" : ",", w.batch, w.q_tokens, r.us, r.bytes);
+  } else {
+    std::printf("    append batch %3d tokens %d %36s %9.2f %24s %7.1f\n", w.batch, w.q_tokens, "",
+                r.us, "", w.target_us);
+  }
+  std::fflush(stdout);
+}
+
+void PrintPrefillRow(const Arguments& arguments, bool first, const PrefillWorkload& w,
+                     const PrefillResult& r) {
+  if (arguments.json) {
+    std::printf(
+        "%s\n  {\"kernel\": \"prefill\", \"name\": \"%s\", \"query_heads\": %d, \"kv_heads\": %d, "
+        "\"fresh\": %d, \"cached\": %d, \"group_size\": %d, \"us\": %.1f, \"tflops\": %.1f, "
+        "\"rel_error\": %.2e}",
+        first ? "" : ",", w.name.c_str(), w.q_heads, w.kv_heads, w.fresh, w.cached, w.group_size,
+        r.us, r.tflops, r.rel_error);
+  } else {
+    std::printf("    prefill %-28s %9.1f us %6.0f TFLOPS, error %.1e\n", w.name.c_str(), r.us,
+                r.tflops, r.rel_error);
+  }
+  std::fflush(stdout);
+}
+
 int Main(int argc, char** argv) {
   Arguments arguments;
   if (!Parse(argc, argv, &arguments)) return 2;
@@ -152,7 +211,7 @@ int Main(int argc, char** argv) {
   std::vector<DecodeWorkload> chosen;
   std::vector<int> numbers;
   for (size_t i = 0; i < workloads.size(); ++i) {
-    bool wanted = arguments.only.empty() && !arguments.evict_only;
+    bool wanted = arguments.Wants("decode");
     for (const int number : arguments.only) wanted |= number == static_cast<int>(i);
     if (!wanted || !DecodeBench::Supported(workloads[i])) continue;
     chosen.push_back(workloads[i]);
@@ -169,7 +228,7 @@ int Main(int argc, char** argv) {
     PrintRow(arguments, i == 0, numbers[i], chosen[i], bench.Run(chosen[i]), read);
   }
   bool first = chosen.empty();
-  if (arguments.only.empty()) {
+  if (arguments.Wants("evict")) {
     const std::vector<EvictWorkload> evicts = StandardEvictWorkloads();
     for (size_t i = 0; i < evicts.size(); ++i) {
       if (arguments.evict_row >= 0 && arguments.evict_row != static_cast<int>(i)) continue;
@@ -179,6 +238,24 @@ int Main(int argc, char** argv) {
     for (const VerifyWorkload& w : StandardVerifyWorkloads()) {
       if (arguments.evict_row >= 0) break;
       PrintVerifyRow(arguments, first, w, RunVerify(w), read);
+    }
+  }
+  if (arguments.Wants("dequantize")) {
+    for (const DequantizeWorkload& w : StandardDequantizeWorkloads()) {
+      PrintDequantizeRow(arguments, first, w, RunDequantize(w), copy);
+      first = false;
+    }
+  }
+  if (arguments.Wants("append")) {
+    for (const AppendWorkload& w : StandardAppendWorkloads()) {
+      PrintAppendRow(arguments, first, w, RunAppend(w));
+      first = false;
+    }
+  }
+  if (arguments.Wants("prefill")) {
+    for (const PrefillWorkload& w : StandardPrefillWorkloads()) {
+      PrintPrefillRow(arguments, first, w, RunPrefill(w));
+      first = false;
     }
   }
   if (arguments.json) std::printf("\n ]}\n");

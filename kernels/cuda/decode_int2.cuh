@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/code_pairs.cuh"
 #include "kernels/cuda/decode_traits.cuh"
 #include "kernels/cuda/ptx.cuh"
 
@@ -12,19 +13,8 @@
 // from shared memory to the tensor cores by masking alone. docs/kernels/cuda.md has the account.
 namespace crumb::kernels::cuda {
 
-// A code pair masked out of a word is code * 2^(shift - 24) in fp16, a subnormal.
-__host__ __device__ constexpr int CodeShift(int pair) {
-  return pair < 5 ? 2 * pair : 2 * (pair - 5);
-}
-__device__ __forceinline__ uint32_t CodePair(uint32_t word, int pair) {
-  return (pair < 5 ? word : word >> 10) & (0x00030003u << CodeShift(pair));
-}
 // The shift left in output register pair `a` (channel 16 m + 8 a + r) of channel tile m.
 __host__ __device__ constexpr int OutputShift(int m, int a) { return CodeShift(2 * (m % 4) + a); }
-
-__device__ __forceinline__ float PowerOfTwo(int exponent) {
-  return __int_as_float((127 + exponent) << 23);
-}
 
 // What a lane knows of its query rows.
 template <class T>

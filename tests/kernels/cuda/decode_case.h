@@ -9,6 +9,7 @@
 #include "kernels/attention.h"
 #include "kernels/cuda/decode_attention.h"
 #include "tests/kernels/cuda/device_buffer.h"
+#include "tests/kernels/cuda/random_inputs.h"
 
 namespace crumb::kernels::cuda {
 
@@ -108,8 +109,5 @@ class DecodeCase {
       device_sink_logit_;
   DeviceBuffer out_, lse_, plan_, workspace_;
 };
-
-// A random orthogonal matrix, [dim, dim] row-major.
-std::vector<float> RandomRotation(int dim, std::mt19937& random);
 
 }  // namespace crumb::kernels::cuda

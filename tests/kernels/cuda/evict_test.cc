@@ -15,8 +15,8 @@
 #include "kernels/quantize.h"
 #include "kernels/tile_codec.h"
 #include "tests/kernels/cuda/crc32c_oracle.h"
-#include "tests/kernels/cuda/decode_case.h"
 #include "tests/kernels/cuda/device_buffer.h"
+#include "tests/kernels/cuda/random_inputs.h"
 
 namespace crumb::kernels::cuda {
 namespace {

@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+// Times page tiles -> an engine's BF16 paged KV (one launch, outputs far larger than L2, tiles and
+// blocks at permuted addresses) and appending new rows (a graph of 20 calls), head_dim 128, G =
+// 128, 8 KV heads.
+namespace crumb::bench {
+
+struct DequantizeWorkload {
+  std::string name;
+  int tokens = 65536;  // of one layer
+  int layers = 1;
+  int block_tokens = 16;
+  bool rotate_k = false;
+  bool rotate_v = false;
+  bool hnd = false;
+  double target_percent = 0.0;  // of the copy rate, 0: none
+};
+
+struct AppendWorkload {
+  int batch = 32;
+  int q_tokens = 1;
+  double target_us = 0.0;
+};
+
+struct PagedResult {
+  double us = 0.0;
+  double bytes = 0.0;  // read and written
+};
+
+PagedResult RunDequantize(const DequantizeWorkload& workload);
+PagedResult RunAppend(const AppendWorkload& workload);
+
+std::vector<DequantizeWorkload> StandardDequantizeWorkloads();
+std::vector<AppendWorkload> StandardAppendWorkloads();
+
+}  // namespace crumb::bench

@@ -1,0 +1,175 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/kernels/prefill_bench.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "bench/kernels/device_memory.h"
+#include "bench/kernels/device_rates.h"
+#include "bench/kernels/random_data.h"
+#include "kernels/bf16.h"
+#include "kernels/cuda/host_oracle.h"
+#include "kernels/cuda/prefill_attention.h"
+
+namespace crumb::bench {
+namespace {
+
+using kernels::Bf16;
+using kernels::cuda::PrefillAttentionParams;
+
+constexpr int kDim = 128;
+constexpr int kTokens = 64;
+constexpr int kCheckedRows = 4;
+
+// Inputs of one workload on the device.
+struct Inputs {
+  explicit Inputs(const PrefillWorkload& w)
+      : tile{kTokens, kDim, w.group_size},
+        pages((w.cached - kTokens) / kTokens),
+        page_bytes(w.kv_heads * tile.int2_bytes()),
+        tiles(Allocate<uint8_t>(pages * page_bytes)),
+        q(Allocate<Bf16>(static_cast<size_t>(w.fresh) * w.q_heads * kDim)),
+        kv(Allocate<Bf16>(static_cast<size_t>(w.fresh) * w.kv_heads * 2 * kDim)),
+        sink(Allocate<Bf16>(static_cast<size_t>(w.kv_heads) * 2 * kTokens * kDim)),
+        out(Allocate<Bf16>(static_cast<size_t>(w.fresh) * w.q_heads * kDim)) {
+    FillTiles(tile, static_cast<size_t>(pages) * w.kv_heads, 11, tiles.get());
+    FillBf16(static_cast<size_t>(w.fresh) * w.q_heads * kDim, 12, q.get());
+    FillBf16(static_cast<size_t>(w.fresh) * w.kv_heads * 2 * kDim, 13, kv.get());
+    FillBf16(static_cast<size_t>(w.kv_heads) * 2 * kTokens * kDim, 14, sink.get());
+    std::mt19937 random(15);
+    for (int i = 0; i < pages; ++i) slot.push_back(i);
+    std::shuffle(slot.begin(), slot.end(), random);
+    std::vector<uint64_t> address;
+    for (const int s : slot) {
+      address.push_back(reinterpret_cast<uint64_t>(tiles.get()) + s * page_bytes);
+    }
+    page_address = Upload(address);
+    for (int h = 0; h < 2 * w.kv_heads; ++h) {
+      const std::vector<float> one = RandomRotation(kDim, random);
+      rotations_host.insert(rotations_host.end(), one.begin(), one.end());
+    }
+    rotations = Upload(rotations_host);
+    means_host.assign(static_cast<size_t>(w.kv_heads) * kDim, 0.02f);
+    means = Upload(means_host);
+    lengths = Upload(std::vector<int32_t>{kTokens, pages, 0, 0, w.fresh, 0});
+    sink_address = Upload(std::vector<uint64_t>{reinterpret_cast<uint64_t>(sink.get())});
+  }
+
+  PrefillAttentionParams Params(const PrefillWorkload& w) const {
+    PrefillAttentionParams p;
+    p.shape.tile = tile;
+    p.shape.max_pages = pages;
+    p.shape.fresh_max = w.fresh;
+    p.shape.kv_heads = w.kv_heads;
+    p.shape.q_heads = w.q_heads;
+    const int32_t* l = lengths.get();
+    p.lengths = {l, l + 1, l + 2, l + 3, l + 4, l + 5};
+    p.q = q.get();
+    p.out = out.get();
+    p.k = kv.get();
+    p.v = kv.get() + kDim;
+    p.token_stride = w.kv_heads * 2 * kDim;
+    p.head_stride = 2 * kDim;
+    p.page_address = page_address.get();
+    p.page_head_stride = static_cast<int64_t>(tile.int2_bytes());
+    p.sink = {sink_address.get(), 0, 4 * kTokens * kDim, 2 * kDim, 2 * kTokens * kDim};
+    p.recent = p.sink;
+    p.rotation_k = rotations.get();
+    p.rotation_v = rotations.get() + static_cast<size_t>(w.kv_heads) * kDim * kDim;
+    p.mean_v = means.get();
+    p.copy_path = w.ampere ? kernels::cuda::CopyPath::kAsync16 : kernels::cuda::CopyPath::kAuto;
+    return p;
+  }
+
+  kernels::TileShape tile;
+  int pages;
+  size_t page_bytes;
+  Device<uint8_t> tiles;
+  Device<Bf16> q, kv, sink, out;
+  std::vector<int> slot;
+  Device<uint64_t> page_address, sink_address;
+  std::vector<float> rotations_host, means_host;
+  Device<float> rotations, means;
+  Device<int32_t> lengths;
+};
+
+// Worst error of a few rows against the definition in double precision.
+double CheckRows(const PrefillWorkload& w, const Inputs& in) {
+  const size_t row_elements = static_cast<size_t>(w.q_heads) * kDim;
+  const std::vector<uint8_t> tiles = Download(in.tiles.get(), in.pages * in.page_bytes);
+  const std::vector<Bf16> q = Download(in.q.get(), w.fresh * row_elements),
+                          out = Download(in.out.get(), w.fresh * row_elements),
+                          kv = Download(in.kv.get(), size_t{2} * w.fresh * w.kv_heads * kDim),
+                          sink = Download(in.sink.get(), size_t{2} * w.kv_heads * kTokens * kDim);
+  std::vector<uint64_t> address;
+  for (const int s : in.slot) {
+    address.push_back(reinterpret_cast<uint64_t>(tiles.data() + s * in.page_bytes));
+  }
+  kernels::AttentionParams p;
+  p.shape = in.tile;
+  p.q_tokens = w.fresh;
+  p.kv_heads = w.kv_heads;
+  p.q_heads = w.q_heads;
+  p.q = q.data();
+  p.sink_tokens = kTokens;
+  p.sink_k = sink.data();
+  p.sink_v = sink.data() + kTokens * kDim;
+  p.sink_head_stride = 2 * kTokens * kDim;
+  p.sink_token_stride = kDim;
+  p.pages = in.pages;
+  p.page_address = address.data();
+  p.page_head_stride = static_cast<int64_t>(in.tile.int2_bytes());
+  p.recent_tokens = p.recent_capacity = w.fresh;
+  p.recent_k = kv.data();
+  p.recent_v = kv.data() + kDim;
+  p.recent_head_stride = 2 * kDim;
+  p.recent_token_stride = w.kv_heads * 2 * kDim;
+  p.rotation_k = in.rotations_host.data();
+  p.rotation_v = in.rotations_host.data() + static_cast<size_t>(w.kv_heads) * kDim * kDim;
+  p.mean_v = in.means_host.data();
+  double worst = 0.0;
+  for (int i = 0; i < kCheckedRows; ++i) {
+    const int token = i * (w.fresh - 1) / (kCheckedRows - 1);
+    const int head = i * (w.q_heads - 1) / (kCheckedRows - 1);
+    const kernels::cuda::OracleRow expected = kernels::cuda::OracleAttend(p, token, head);
+    const Bf16* row = out.data() + token * row_elements + static_cast<size_t>(head) * kDim;
+    double error = 0.0, norm = 0.0;
+    for (int j = 0; j < kDim; ++j) {
+      const double difference = kernels::Bf16ToFloat(row[j]) - expected.out[j];
+      error += difference * difference;
+      norm += expected.out[j] * expected.out[j];
+    }
+    const double relative = std::sqrt(error / norm);
+    if (!(relative <= worst)) worst = relative;
+  }
+  return worst;
+}
+
+}  // namespace
+
+PrefillResult RunPrefill(const PrefillWorkload& w) {
+  const Inputs in(w);
+  const PrefillAttentionParams p = in.Params(w);
+  Check(cudaMemset(p.out, 0xff, static_cast<size_t>(w.fresh) * w.q_heads * kDim * 2), "poison");
+  PrefillResult result;
+  result.us = TimeGraph(
+      [&](cudaStream_t stream) { Check(kernels::cuda::PrefillAttention(p, stream), "prefill"); });
+  const double pairs = static_cast<double>(w.fresh) * (w.cached + 0.5 * w.fresh);
+  result.tflops = 4.0 * kDim * w.q_heads * pairs / result.us * 1e-6;
+  result.rel_error = CheckRows(w, in);
+  return result;
+}
+
+std::vector<PrefillWorkload> StandardPrefillWorkloads() {
+  return {{"4k over 32k", 32, 8, 4096, 32768, 128, false},
+          {"4k over 100k", 32, 8, 4096, 102400, 128, false},
+          {"4k over 32k, Ampere copies", 32, 8, 4096, 32768, 128, true},
+          {"8k over 32k", 32, 8, 8192, 32768, 128, false},
+          {"1k over 32k", 32, 8, 1024, 32768, 128, false},
+          {"4k over 32k, 64 heads", 64, 8, 4096, 32768, 128, false},
+          {"4k over 32k, G 64", 32, 8, 4096, 32768, 64, false}};
+}
+
+}  // namespace crumb::bench

@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+// Times prefill attention of one layer: fresh tokens of one sequence over a sink of 64 tokens and
+// INT2 pages at permuted addresses, rotations and un-rotation included. head_dim 128, G = 128
+// unless said. bench/kernels/baseline.py times dense BF16 attention on the same shapes.
+namespace crumb::bench {
+
+struct PrefillWorkload {
+  std::string name;
+  int q_heads = 32;
+  int kv_heads = 8;
+  int fresh = 4096;
+  int cached = 32768;  // sink included
+  int group_size = 128;
+  bool ampere = false;  // 16-byte copies instead of bulk ones
+};
+
+struct PrefillResult {
+  double us = 0.0;
+  double tflops = 0.0;     // 4 d Hq (fresh cached + fresh^2 / 2) / time
+  double rel_error = 0.0;  // worst of the checked rows
+};
+
+PrefillResult RunPrefill(const PrefillWorkload& workload);
+
+std::vector<PrefillWorkload> StandardPrefillWorkloads();
+
+}  // namespace crumb::bench

@@ -1,0 +1,15 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include "kernels/cuda/prefill_attention.h"
+
+// One source per head_dim holds that size's kernels.
+namespace crumb::kernels::cuda::prefill {
+
+template <int dim, int groups, bool bulk>
+cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t stream);
+
+}  // namespace crumb::kernels::cuda::prefill

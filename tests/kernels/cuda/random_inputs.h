@@ -1,0 +1,27 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <vector>
+
+#include "kernels/tile.h"
+
+namespace crumb::kernels::cuda {
+
+std::vector<Bf16> RandomRows(size_t count, double deviation, std::mt19937& random);
+std::vector<float> RandomFloats(size_t count, double deviation, std::mt19937& random);
+
+// The bits of an fp16 near x.
+uint16_t Half(double x);
+
+// Random codes; scales and minima so that elements have about the deviations asked for.
+void RandomTile(const TileShape& shape, double k_std, double v_std, std::mt19937& random,
+                uint8_t* tile);
+
+// A random orthogonal matrix, [dim, dim] row-major.
+std::vector<float> RandomRotation(int dim, std::mt19937& random);
+
+}  // namespace crumb::kernels::cuda
