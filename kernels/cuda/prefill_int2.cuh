@@ -30,10 +30,10 @@ class TileStream {
 #if __CUDA_ARCH__ >= 900
     if constexpr (T::kBulk) {
       if (threadIdx.x == 0) {
-        const int warps = (block_.columns + T::kColumns - 1) / T::kColumns;
+        const int readers = (block_.columns + T::kColumns - 1) / T::kColumns * 32;
         for (int i = 0; i < T::kStages; ++i) {
           ptx::InitBarrier(ptx::SharedAddress(shared_.full + i), 1);
-          ptx::InitBarrier(ptx::SharedAddress(shared_.empty + i), warps);
+          ptx::InitBarrier(ptx::SharedAddress(shared_.empty + i), readers);
         }
         ptx::FenceBarrierInit();
         ptx::FenceCopyEngine();
@@ -61,12 +61,11 @@ class TileStream {
     return shared_.tiles[slot];
   }
 
-  // The warp has read the tile.
+  // The thread has read the tile.
   __device__ __forceinline__ void Release(int slot) {
 #if __CUDA_ARCH__ >= 900
     if constexpr (T::kBulk) {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) ptx::Arrive(ptx::SharedAddress(shared_.empty + slot));
+      ptx::Arrive(ptx::SharedAddress(shared_.empty + slot));
     }
 #endif
   }
@@ -297,8 +296,9 @@ __device__ __forceinline__ void LargestLogits(const float (&t)[kHalves][T::kColu
 
 // Probabilities of 32 tokens, then their values.
 template <class T>
-__device__ __forceinline__ void AddValues(const char* tile, int u, int lane, Shared<T>& shared,
-                                          Scores<T>& t, State<T>& state, PageSums<T>& sums) {
+__device__ __forceinline__ void AddValues(const char* tile, int u, int lane, bool level,
+                                          Shared<T>& shared, Scores<T>& t, State<T>& state,
+                                          PageSums<T>& sums) {
   const char* meta_at = tile + 2 * T::kCodeBytes + T::kMetaBytes;
   uint4 meta[T::kGroups];
 #pragma unroll
@@ -312,8 +312,11 @@ __device__ __forceinline__ void AddValues(const char* tile, int u, int lane, Sha
                           __vmaxu2(__vmaxu2(meta[y].x, meta[y].y), __vmaxu2(meta[y].z, meta[y].w)));
   }
   scale_most &= 0xffff;
-  const bool moves = scale_most > state.scale_bound || state.MustMove(best);
-  if (__any_sync(~0u, moves)) Follow<T, 2>(state, best, scale_most, t, &sums, shared.held_sum[0]);
+  const bool moves = level || scale_most > state.scale_bound || state.MustMove(best);
+  if (__any_sync(~0u, moves)) {
+    Follow<T, 2>(state, best, scale_most, t, &sums, shared.held_sum[0]);
+    if (level) Level<T>(tile, lane, shared, state, sums);
+  }
 
 #pragma unroll
   for (int v = 0; v < 2; ++v) {
@@ -443,6 +446,7 @@ __device__ __forceinline__ void AttendPages(const PrefillAttentionParams& p, con
         SetBias<T>(p, block, page, kPlain, shared, warp, lane, state, &position_block);
       }
       const char* tile = stream.Wait(slot, phase);
+      const bool level = (page - begin) % T::kLevelPages == T::kLevelPages - 1;
       if (active) {
 #pragma unroll 1
         for (int u = 0; u < T::kTokens / 16; u += 2) {
@@ -451,10 +455,7 @@ __device__ __forceinline__ void AttendPages(const PrefillAttentionParams& p, con
           if constexpr (!kPlain) {
             AdjustScores<T>(p, block, shared, warp, lane, page, u, state, t);
           }
-          AddValues<T>(tile, u, lane, shared, t, state, sums);
-        }
-        if ((page - begin) % T::kLevelPages == T::kLevelPages - 1) {
-          Level<T>(tile, lane, shared, state, sums);
+          AddValues<T>(tile, u, lane, level && u == 0, shared, t, state, sums);
         }
       }
       stream.Release(slot);

@@ -58,7 +58,7 @@ __device__ __forceinline__ void RotateQuery(const float* rotation, const Shared<
 #pragma unroll
   for (int m = 0; m < T::kSteps; ++m) {
     float acc[T::kColumnTiles][4] = {};
-#pragma unroll 1
+#pragma unroll 4
     for (int s = 0; s < T::kSteps; ++s) {
       uint32_t high[4], low[4];
       LoadPiece<false>(rotation, T::kDim, m, s, lane, high, low);
@@ -239,7 +239,7 @@ __device__ __forceinline__ void TurnBack(const float* rotation, Shared<T>& share
 #pragma unroll
     for (int m = 0; m < T::kSteps; ++m) {
       float acc[kHalf][4] = {};
-#pragma unroll 1
+#pragma unroll 4
       for (int s = 0; s < T::kSteps; ++s) {
         uint32_t high[4], low[4];
         LoadPiece<true>(rotation, T::kDim, m, s, lane, high, low);
