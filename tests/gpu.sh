@@ -25,10 +25,10 @@ fi
 if [[ "$quick" != --quick ]] && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck synccheck initcheck; do
     echo "compute-sanitizer $tool"
-    for test in decode evict verify serving; do
+    for test in decode evict verify serving append paged_kv prefill; do
       timeout 120 compute-sanitizer --tool "$tool" --error-exitcode 9 \
         "$build/tests/kernels_cuda_${test}_test" \
-        --gtest_filter='*LengthsAround*:*PaddedEntries*:*SameBytes*:*ReportsTheTile*:*GrowOverEvery*' \
+        --gtest_filter='*LengthsAround*:*PaddedEntries*:*SameBytes*:*ReportsTheTile*:*GrowOverEvery*:*WritesTheNew*' \
         >"$output/$tool.$test.log" 2>&1 || code=1
       echo "$test: $(grep -E 'SUMMARY|ERROR' "$output/$tool.$test.log" | tail -n 1)"
     done

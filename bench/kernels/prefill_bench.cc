@@ -79,7 +79,6 @@ struct Inputs {
     p.rotation_k = rotations.get();
     p.rotation_v = rotations.get() + static_cast<size_t>(w.kv_heads) * kDim * kDim;
     p.mean_v = means.get();
-    p.copy_path = w.ampere ? kernels::cuda::CopyPath::kAsync16 : kernels::cuda::CopyPath::kAuto;
     return p;
   }
 
@@ -163,13 +162,12 @@ PrefillResult RunPrefill(const PrefillWorkload& w) {
 }
 
 std::vector<PrefillWorkload> StandardPrefillWorkloads() {
-  return {{"4k over 32k", 32, 8, 4096, 32768, 128, false},
-          {"4k over 100k", 32, 8, 4096, 102400, 128, false},
-          {"4k over 32k, Ampere copies", 32, 8, 4096, 32768, 128, true},
-          {"8k over 32k", 32, 8, 8192, 32768, 128, false},
-          {"1k over 32k", 32, 8, 1024, 32768, 128, false},
-          {"4k over 32k, 64 heads", 64, 8, 4096, 32768, 128, false},
-          {"4k over 32k, G 64", 32, 8, 4096, 32768, 64, false}};
+  return {{"4k over 32k", 32, 8, 4096, 32768, 128},
+          {"4k over 100k", 32, 8, 4096, 102400, 128},
+          {"8k over 32k", 32, 8, 8192, 32768, 128},
+          {"1k over 32k", 32, 8, 1024, 32768, 128},
+          {"4k over 32k, 64 heads", 64, 8, 4096, 32768, 128},
+          {"4k over 32k, G 64", 32, 8, 4096, 32768, 64}};
 }
 
 }  // namespace crumb::bench

@@ -17,7 +17,6 @@ struct PrefillWorkload {
   int fresh = 4096;
   int cached = 32768;  // sink included
   int group_size = 128;
-  bool ampere = false;  // 16-byte copies instead of bulk ones
 };
 
 struct PrefillResult {

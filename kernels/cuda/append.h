@@ -7,14 +7,13 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/row_type.h"
 
 // New K and V rows of one layer -> sink rows or recent ring, on the GPU. All pointers are device
 // pointers.
 namespace crumb::kernels::cuda {
 
 inline constexpr int kAppendTokensMax = 8;
-
-enum class RowType : uint8_t { kBf16, kFp16 };
 
 struct AppendParams {
   int batch = 1;     // sequences, padding included

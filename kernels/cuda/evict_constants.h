@@ -7,11 +7,11 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/cuda/row_type.h"
+
 // Rotations and feedback in the form in which EvictWindows reads them: made once when a model is
 // loaded, one bulk copy each afterwards. All pointers are device pointers.
 namespace crumb::kernels::cuda {
-
-enum class RowType : uint8_t { kBf16, kFp16 };
 
 // Opaque; 128-byte aligned.
 struct EvictRotation;

@@ -509,7 +509,8 @@ cudaError_t DequantizePages(const DequantizeParams& p, cudaStream_t stream) {
 size_t QuantizeFromWorkspaceBytes(const EvictParams& evict) { return GatherLayout(evict).bytes; }
 
 cudaError_t QuantizeFromPages(const QuantizeFromParams& p, cudaStream_t stream) {
-  if (!EvictSupported(p.evict.tile) || !PagedKvValid(p.kv) || p.evict.windows_max < 1) {
+  if (!EvictSupported(p.evict.tile) || !PagedKvValid(p.kv) || p.evict.windows_max < 1 ||
+      p.evict.row_type != RowType::kBf16) {
     return cudaErrorInvalidValue;
   }
   int processors = 0;
@@ -532,6 +533,7 @@ cudaError_t QuantizeFromPages(const QuantizeFromParams& p, cudaStream_t stream) 
   evict.ring_head_stride = layout.head_stride;
   evict.ring_token_stride = 2 * evict.tile.head_dim;
   evict.ring_v_offset = layout.part_stride;
+  evict.overlap_previous = false;  // the kernel before is the gather
   return EvictWindows(evict, stream);
 }
 

@@ -5,39 +5,6 @@
 #include "kernels/cuda/prefill_dispatch.h"
 
 namespace crumb::kernels::cuda {
-namespace {
-
-// Bulk copies need Hopper or later.
-cudaError_t BulkCopies(CopyPath path, bool* bulk) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  *bulk = path == CopyPath::kAuto && major >= 9;
-  return error;
-}
-
-template <bool bulk>
-cudaError_t Launch(const PrefillAttentionParams& p, cudaStream_t stream) {
-  const int groups = p.shape.tile.groups();
-  switch (p.shape.tile.head_dim) {
-    case 64:
-      return groups == 1 ? prefill::LaunchPrefill<64, 1, bulk>(p, stream)
-                         : prefill::LaunchPrefill<64, 2, bulk>(p, stream);
-    case 128:
-      if (groups == 1) return prefill::LaunchPrefill<128, 1, bulk>(p, stream);
-      return groups == 2 ? prefill::LaunchPrefill<128, 2, bulk>(p, stream)
-                         : prefill::LaunchPrefill<128, 4, bulk>(p, stream);
-    default:
-      if (groups == 2) return prefill::LaunchPrefill<256, 2, bulk>(p, stream);
-      return groups == 4 ? prefill::LaunchPrefill<256, 4, bulk>(p, stream)
-                         : prefill::LaunchPrefill<256, 8, bulk>(p, stream);
-  }
-}
-
-}  // namespace
-
 bool PrefillSupported(const PrefillShape& s) {
   return s.tile.Valid() && s.tile.tokens == 64 && s.batch >= 1 && s.batch <= 65535 &&
          s.max_pages >= 1 && s.fresh_max >= 1 && s.kv_heads >= 1 && s.kv_heads <= 65535 &&
@@ -48,11 +15,21 @@ bool PrefillSupported(const PrefillShape& s) {
 size_t PrefillWorkspaceBytes(const PrefillShape&) { return 0; }
 
 cudaError_t PrefillAttention(const PrefillAttentionParams& p, cudaStream_t stream) {
-  if (!PrefillSupported(p.shape)) return cudaErrorInvalidValue;
-  bool bulk = false;
-  const cudaError_t error = BulkCopies(p.copy_path, &bulk);
-  if (error != cudaSuccess) return error;
-  return bulk ? Launch<true>(p, stream) : Launch<false>(p, stream);
+  if (!PrefillSupported(p.shape) || p.out_type == OutType::kFp16) return cudaErrorInvalidValue;
+  const int groups = p.shape.tile.groups();
+  switch (p.shape.tile.head_dim) {
+    case 64:
+      return groups == 1 ? prefill::LaunchPrefill<64, 1>(p, stream)
+                         : prefill::LaunchPrefill<64, 2>(p, stream);
+    case 128:
+      if (groups == 1) return prefill::LaunchPrefill<128, 1>(p, stream);
+      return groups == 2 ? prefill::LaunchPrefill<128, 2>(p, stream)
+                         : prefill::LaunchPrefill<128, 4>(p, stream);
+    default:
+      if (groups == 2) return prefill::LaunchPrefill<256, 2>(p, stream);
+      return groups == 4 ? prefill::LaunchPrefill<256, 4>(p, stream)
+                         : prefill::LaunchPrefill<256, 8>(p, stream);
+  }
 }
 
 }  // namespace crumb::kernels::cuda

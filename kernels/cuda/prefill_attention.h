@@ -75,7 +75,6 @@ struct PrefillAttentionParams {
   float soft_cap = 0.0f;  // > 0: cap * tanh(logit / cap)
   int window = 0;         // > 0: attend the last `window` positions only
 
-  CopyPath copy_path = CopyPath::kAuto;
   void* workspace = nullptr;  // PrefillWorkspaceBytes(shape)
 };
 

@@ -9,7 +9,7 @@
 // One source per head_dim holds that size's kernels.
 namespace crumb::kernels::cuda::prefill {
 
-template <int dim, int groups, bool bulk>
+template <int dim, int groups>
 cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t stream);
 
 }  // namespace crumb::kernels::cuda::prefill

@@ -10,7 +10,8 @@
 // row's scale and minimum enter where its scores and probabilities are.
 namespace crumb::kernels::cuda::prefill {
 
-// The block's tiles in shared memory, some ahead of the warps that read them.
+// The block's tiles in shared memory, some ahead of the warps that read them. Every thread of the
+// block makes the same calls.
 template <class T>
 class TileStream {
  public:
@@ -22,86 +23,33 @@ class TileStream {
         begin_(begin),
         next_(begin),
         fill_(0),
-        fill_phase_(1),
-        address_(0) {}
-
-  // All threads. Barriers first, then the first tiles.
-  __device__ __forceinline__ void Start() {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (T::kBulk) {
-      if (threadIdx.x == 0) {
-        const int readers = (block_.columns + T::kColumns - 1) / T::kColumns * 32;
-        for (int i = 0; i < T::kStages; ++i) {
-          ptx::InitBarrier(ptx::SharedAddress(shared_.full + i), 1);
-          ptx::InitBarrier(ptx::SharedAddress(shared_.empty + i), readers);
-        }
-        ptx::FenceBarrierInit();
-        ptx::FenceCopyEngine();
-      }
-      __syncthreads();
-    }
-#endif
+        use_(0),
+        address_(0) {
     for (int i = 0; i < T::kLead; ++i) Fill();
   }
 
-  // Waits for the next tile; asks for one more.
-  __device__ __forceinline__ const char* Wait(int slot, int phase) {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (T::kBulk) {
-      Fill();
-      ptx::WaitBarrier(ptx::SharedAddress(shared_.full + slot), phase);
-      __syncwarp();
-    }
-#endif
-    if constexpr (!T::kBulk) {
-      ptx::WaitCopies<T::kLead - 1>();
-      __syncthreads();
-      Fill();
-    }
-    return shared_.tiles[slot];
-  }
-
-  // The thread has read the tile.
-  __device__ __forceinline__ void Release(int slot) {
-#if __CUDA_ARCH__ >= 900
-    if constexpr (T::kBulk) {
-      ptx::Arrive(ptx::SharedAddress(shared_.empty + slot));
-    }
-#endif
+  // Waits for the next tile, which stays until the next call; asks for one more.
+  __device__ __forceinline__ const char* Next() {
+    ptx::WaitCopies<T::kLead - 1>();
+    __syncthreads();
+    Fill();
+    const char* tile = shared_.tiles[use_];
+    if (++use_ == T::kStages) use_ = 0;
+    return tile;
   }
 
  private:
   __device__ __forceinline__ void Fill() {
     if (next_ < block_.pages) {
-      if constexpr (T::kBulk) {
-        if (threadIdx.x < 32) FillBulk(Tile());
-      } else {
-        const char* from = reinterpret_cast<const char*>(Tile());
-        char* to = shared_.tiles[fill_];
-        for (int at = 16 * threadIdx.x; at < T::kTileBytes; at += 16 * T::kThreads) {
-          ptx::CopyAsync16(ptx::SharedAddress(to + at), from + at);
-        }
+      const char* from = reinterpret_cast<const char*>(Tile());
+      char* to = shared_.tiles[fill_];
+      for (int at = 16 * threadIdx.x; at < T::kTileBytes; at += 16 * T::kThreads) {
+        ptx::CopyAsync16(ptx::SharedAddress(to + at), from + at);
       }
       ++next_;
-      if (++fill_ == T::kStages) {
-        fill_ = 0;
-        fill_phase_ ^= 1;
-      }
+      if (++fill_ == T::kStages) fill_ = 0;
     }
-    if constexpr (!T::kBulk) ptx::CommitCopies();
-  }
-
-  __device__ __forceinline__ void FillBulk(uint64_t tile) {
-#if __CUDA_ARCH__ >= 900
-    if (threadIdx.x == 0) {
-      // A slot that was never filled counts as released.
-      ptx::WaitBarrier(ptx::SharedAddress(shared_.empty + fill_), fill_phase_);
-      const uint32_t barrier = ptx::SharedAddress(shared_.full + fill_);
-      ptx::ArriveExpecting(barrier, T::kTileBytes);
-      ptx::CopyBulkShared(ptx::SharedAddress(shared_.tiles[fill_]), tile, T::kTileBytes, barrier);
-    }
-    __syncwarp();
-#endif
+    ptx::CommitCopies();
   }
 
   // Each lane keeps the address of one of the next 32 tiles.
@@ -119,8 +67,8 @@ class TileStream {
   const Block<T>& block_;
   Shared<T>& shared_;
   const int begin_;
-  int next_;  // page
-  int fill_, fill_phase_;
+  int next_;  // page to ask for
+  int fill_, use_;
   uint64_t address_;
 };
 
@@ -435,37 +383,28 @@ __device__ __forceinline__ void AttendPages(const PrefillAttentionParams& p, con
                                             int lane, State<T>& state) {
   const bool active = warp * T::kColumns < block.columns;
   TileStream<T> stream(p, block, begin, shared);
-  stream.Start();
   PageSums<T> sums;
 #pragma unroll
   for (int i = 0; i < T::kLaneColumns; ++i) shared.held_sum[i][threadIdx.x] = 0.0f;
-  int position_block = -1, slot = 0, phase = 0;
-  if (!T::kBulk || active) {
-    for (int page = begin; page < block.pages; ++page) {
-      if (active) {
-        SetBias<T>(p, block, page, kPlain, shared, warp, lane, state, &position_block);
-      }
-      const char* tile = stream.Wait(slot, phase);
-      const bool level = (page - begin) % T::kLevelPages == T::kLevelPages - 1;
-      if (active) {
+  int position_block = -1;
+  for (int page = begin; page < block.pages; ++page) {
+    if (active) {
+      SetBias<T>(p, block, page, kPlain, shared, warp, lane, state, &position_block);
+    }
+    const char* tile = stream.Next();
+    if (!active) continue;
+    const bool level = (page - begin) % T::kLevelPages == T::kLevelPages - 1;
 #pragma unroll 1
-        for (int u = 0; u < T::kTokens / 16; u += 2) {
-          Scores<T> t;
-          Score<T, kPlain>(shared, warp, lane, tile, u, factor, state, t);
-          if constexpr (!kPlain) {
-            AdjustScores<T>(p, block, shared, warp, lane, page, u, state, t);
-          }
-          AddValues<T>(tile, u, lane, level && u == 0, shared, t, state, sums);
-        }
+    for (int u = 0; u < T::kTokens / 16; u += 2) {
+      Scores<T> t;
+      Score<T, kPlain>(shared, warp, lane, tile, u, factor, state, t);
+      if constexpr (!kPlain) {
+        AdjustScores<T>(p, block, shared, warp, lane, page, u, state, t);
       }
-      stream.Release(slot);
-      if (++slot == T::kStages) {
-        slot = 0;
-        phase ^= 1;
-      }
+      AddValues<T>(tile, u, lane, level && u == 0, shared, t, state, sums);
     }
   }
-  if constexpr (!T::kBulk) ptx::WaitCopies<0>();
+  ptx::WaitCopies<0>();
   if (!active) return;
 #pragma unroll
   for (int i = 0; i < T::kLaneColumns; ++i) {

@@ -18,12 +18,11 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 // A maximum is followed only when it grows by more than this many powers of two.
 inline constexpr float kLag = 4.0f;
 
-template <int dim, int groups, int column_tiles, bool bulk>
+template <int dim, int groups, int column_tiles>
 struct Traits {
   static constexpr int kDim = dim;
   static constexpr int kGroups = groups;             // quantization groups of a row
   static constexpr int kColumnTiles = column_tiles;  // of 8 columns a warp
-  static constexpr bool kBulk = bulk;
   static constexpr int kTokens = 64;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
@@ -59,8 +58,6 @@ struct Shared {
   float held_sum[T::kLaneColumns][T::kThreads];         // of p, before the last levelling
   int token[T::kWarps][T::kColumns];                    // fresh token of the column
   int row[T::kWarps][T::kColumns];                      // of q and out, negative: no such column
-  uint64_t full[T::kStages];
-  uint64_t empty[T::kStages];
 };
 
 // What a block works on.
