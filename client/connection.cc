@@ -72,7 +72,7 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions
   std::shared_ptr<Connection> connection(new Connection());
   const TimePoint deadline = Clock::Real().Now() + options.connect_timeout;
   CRUMB_RETURN_IF_ERROR(connection->Shake(options));
-  connection->stub_ = RpcStub::Connect("unix:" + options.socket_dir + "/crumbd.sock");
+  connection->stub_ = RpcStub::Connect("unix:" + options.socket_dir + "/crumbd.sock", options);
   if (!connection->stub_->WaitConnected(deadline)) {
     return absl::DeadlineExceededError("crumbd.sock in " + options.socket_dir + " does not answer");
   }
@@ -81,7 +81,7 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions
 
 std::shared_ptr<Connection> Connection::OpenTcp(const ClientOptions& options) {
   std::shared_ptr<Connection> connection(new Connection());
-  connection->stub_ = RpcStub::Connect(options.address);
+  connection->stub_ = RpcStub::Connect(options.address, options);
   connection->stub_->WaitConnected(Clock::Real().Now() + options.connect_timeout);
   return connection;
 }

@@ -11,6 +11,7 @@
 #include "client/fragment_stream.h"
 #include "client/wire.h"
 #include "common/status_macros.h"
+#include "common/tls_files.h"
 
 namespace crumb::client {
 namespace {
@@ -59,6 +60,20 @@ class RoomHold {
   bool committed_ = false;
 };
 
+absl::Status CheckTls(const ClientOptions& options) {
+  const bool any = !options.tls_ca_file.empty() || !options.tls_cert_file.empty() ||
+                   !options.tls_key_file.empty() || !options.tls_server_name.empty();
+  if (!any) return absl::OkStatus();
+  if (options.address.empty() || options.tls_ca_file.empty()) {
+    return absl::InvalidArgumentError(
+        "ClientOptions: TLS needs address and tls_ca_file; a Unix socket has none");
+  }
+  return CheckTlsFiles({{"tls_cert_file", options.tls_cert_file},
+                        {"tls_key_file", options.tls_key_file},
+                        {"tls_ca_file", options.tls_ca_file}},
+                       std::chrono::system_clock::now());
+}
+
 RoomHold& RoomOf(const StagingSlot& slot) { return *static_cast<RoomHold*>(slot.hold().get()); }
 
 }  // namespace
@@ -76,6 +91,7 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Open(const ClientOptions& option
         "ClientOptions: timeouts and backoffs must be positive, "
         "backoff_max at least backoff_min");
   }
+  CRUMB_RETURN_IF_ERROR(CheckTls(options));
   return std::make_unique<RemoteClient>(options);
 }
 

@@ -4,6 +4,8 @@
 
 #include <grpcpp/alarm.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/security/tls_certificate_provider.h>
+#include <grpcpp/security/tls_credentials_options.h>
 
 #include <sys/types.h>
 #include <unistd.h>
@@ -22,6 +24,7 @@ using Service = v1::CacheService;
 
 constexpr int kMessageBytesMax = 64 << 20;  // an Acquire of 16,384 pages answers under 1 MiB
 constexpr char kSessionMetadata[] = "crumb-session";
+constexpr unsigned kTlsReloadSeconds = 10;
 
 // The process in which gRPC's own global state came to life.
 std::atomic<pid_t> grpc_process{0};
@@ -43,14 +46,40 @@ absl::Status FromGrpc(const grpc::Status& status) {
   return absl::Status(code, status.error_message());
 }
 
-void Prepare(const CallContext& call, grpc::ClientContext& context) {
-  context.set_deadline(ToSystem(call.deadline));
-  if (!call.session.empty()) context.AddMetadata(kSessionMetadata, std::string(call.session));
+void AddToken(const std::string& authorization, grpc::ClientContext& context) {
+  if (!authorization.empty()) context.AddMetadata("authorization", authorization);
+}
+
+bool IsUnix(const std::string& target) { return target.starts_with("unix:"); }
+
+// Files that change are taken up for the next connection.
+std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(const std::string& target,
+                                                         const ClientOptions& options) {
+  namespace tls = grpc::experimental;
+  if (IsUnix(target) || options.tls_ca_file.empty()) return grpc::InsecureChannelCredentials();
+  tls::TlsChannelCredentialsOptions credentials;
+  credentials.set_certificate_provider(std::make_shared<tls::FileWatcherCertificateProvider>(
+      options.tls_key_file, options.tls_cert_file, options.tls_ca_file, kTlsReloadSeconds));
+  credentials.watch_root_certs();
+  if (!options.tls_cert_file.empty()) credentials.watch_identity_key_cert_pairs();
+  return tls::TlsCredentials(credentials);
+}
+
+// What to say beside gRPC's own words when there is no connection: it does not know why the other
+// end hung up.
+std::string HintFor(const std::string& target, const ClientOptions& options) {
+  if (IsUnix(target) || options.tls_ca_file.empty()) return "";
+  return " (over TLS, crumbd checked with " + options.tls_ca_file +
+         (options.tls_cert_file.empty()
+              ? ", and without a certificate of our own, which crumbd may ask for)"
+              : ", our certificate is " + options.tls_cert_file + ")");
 }
 
 class GrpcSessionStream final : public SessionStream {
  public:
-  GrpcSessionStream(Service::Stub& stub, std::string_view session) {
+  GrpcSessionStream(Service::Stub& stub, std::string_view session,
+                    const std::string& authorization) {
+    AddToken(authorization, context_);
     context_.AddMetadata(kSessionMetadata, std::string(session));
     stream_ = stub.AsyncSession(&context_, &queue_, &start_tag_);
   }
@@ -161,8 +190,11 @@ class GrpcSessionStream final : public SessionStream {
 
 class GrpcStub final : public RpcStub {
  public:
-  explicit GrpcStub(std::shared_ptr<grpc::Channel> channel)
-      : channel_(std::move(channel)), stub_(Service::NewStub(channel_)) {}
+  GrpcStub(std::shared_ptr<grpc::Channel> channel, const std::string& token, std::string hint)
+      : authorization_(token.empty() ? "" : "Bearer " + token),
+        hint_(std::move(hint)),
+        channel_(std::move(channel)),
+        stub_(Service::NewStub(channel_)) {}
 
   bool WaitConnected(TimePoint deadline) override {
     return channel_->WaitForConnected(ToSystem(deadline));
@@ -239,7 +271,7 @@ class GrpcStub final : public RpcStub {
     absl::Status received;
     while (received.ok() && reader->Read(&response)) received = receive(response);
     if (!received.ok()) context.TryCancel();
-    const absl::Status finished = FromGrpc(reader->Finish());
+    const absl::Status finished = Ended(reader->Finish());
     return received.ok() ? finished : received;
   }
 
@@ -251,11 +283,11 @@ class GrpcStub final : public RpcStub {
     v1::PutRequest request;
     while (next(&request) && writer->Write(request)) request.Clear();
     writer->WritesDone();
-    return FromGrpc(writer->Finish());
+    return Ended(writer->Finish());
   }
 
   std::shared_ptr<SessionStream> OpenSession(std::string_view session) override {
-    return std::make_shared<GrpcSessionStream>(*stub_, session);
+    return std::make_shared<GrpcSessionStream>(*stub_, session, authorization_);
   }
 
  private:
@@ -265,9 +297,23 @@ class GrpcStub final : public RpcStub {
                      const CallContext& call, const Request& request, Response* response) {
     grpc::ClientContext context;
     Prepare(call, context);
-    return FromGrpc(((*stub_).*method)(&context, request, response));
+    return Ended(((*stub_).*method)(&context, request, response));
   }
 
+  void Prepare(const CallContext& call, grpc::ClientContext& context) const {
+    context.set_deadline(ToSystem(call.deadline));
+    if (!call.session.empty()) context.AddMetadata(kSessionMetadata, std::string(call.session));
+    AddToken(authorization_, context);
+  }
+
+  absl::Status Ended(const grpc::Status& status) const {
+    const absl::Status ended = FromGrpc(status);
+    if (status.error_code() != grpc::StatusCode::UNAVAILABLE) return ended;
+    return absl::Status(ended.code(), std::string(ended.message()) + hint_);
+  }
+
+  const std::string authorization_;  // empty: none
+  const std::string hint_;
   const std::shared_ptr<grpc::Channel> channel_;
   const std::unique_ptr<Service::Stub> stub_;
 };
@@ -279,7 +325,7 @@ bool RpcStub::Usable() {
   return owner == 0 || owner == ::getpid();
 }
 
-std::unique_ptr<RpcStub> RpcStub::Connect(const std::string& target) {
+std::unique_ptr<RpcStub> RpcStub::Connect(const std::string& target, const ClientOptions& options) {
   pid_t nobody = 0;
   grpc_process.compare_exchange_strong(nobody, ::getpid());
   grpc::ChannelArguments arguments;
@@ -288,8 +334,12 @@ std::unique_ptr<RpcStub> RpcStub::Connect(const std::string& target) {
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   arguments.SetMaxSendMessageSize(kMessageBytesMax);
+  if (!IsUnix(target) && !options.tls_server_name.empty()) {
+    arguments.SetSslTargetNameOverride(options.tls_server_name);
+  }
   return std::make_unique<GrpcStub>(
-      grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments));
+      grpc::CreateCustomChannel(target, CredentialsFor(target, options), arguments), options.token,
+      HintFor(target, options));
 }
 
 }  // namespace crumb::client

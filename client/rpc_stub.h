@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "common/clock.h"
+#include "crumb/client_options.h"
 #include "crumb/v1/cache_service.pb.h"
 
 namespace crumb::client {
@@ -45,8 +46,9 @@ class RpcStub {
   // parent only, and calls would wait for ever.
   static bool Usable();
 
-  // `target`: "unix:PATH" or "HOST:PORT". Does not wait. Only where Usable().
-  static std::unique_ptr<RpcStub> Connect(const std::string& target);
+  // `target`: "unix:PATH" or "HOST:PORT"; of `options` the token counts, and over TCP the TLS
+  // files, which have been checked and are looked at again. Does not wait. Only where Usable().
+  static std::unique_ptr<RpcStub> Connect(const std::string& target, const ClientOptions& options);
 
   virtual ~RpcStub() = default;
 

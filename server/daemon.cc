@@ -142,6 +142,7 @@ class RunningDaemon : public Daemon {
         cluster_,
         Cluster::Open({.options = options_.cluster,
                        .transport = options_.transport,
+                       .tls = options_.listen.tls,
                        .node_id = node_.id,
                        .version = kVersion,
                        .capacity_bytes = stats.host.capacity_bytes + stats.ssd.capacity_bytes,

@@ -86,7 +86,7 @@ absl::Status CheckListeners(const Options& options) {
     CRUMB_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(key, text));
     CRUMB_RETURN_IF_ERROR(CheckTcpFree(key, address));
   }
-  return absl::OkStatus();
+  return options.listen.tls.CheckFiles(std::chrono::system_clock::now());
 }
 
 }  // namespace crumb::server

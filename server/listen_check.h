@@ -18,7 +18,7 @@ absl::Status CheckUnixSocketFree(const std::string& path);
 // `key` is the setting to name.
 absl::Status CheckTcpFree(const std::string& key, const HostPort& address);
 
-// All of the above for a configuration.
+// All of the above for a configuration, and whether its TLS files can be used.
 absl::Status CheckListeners(const Options& options);
 
 }  // namespace crumb::server

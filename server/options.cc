@@ -36,12 +36,14 @@ void ListenOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("unix", unix_socket, "Unix socket of gRPC. Empty: <socket_dir>/crumbd.sock.");
   visitor.Field("fd_socket", fd_socket,
                 "Socket that hands out memory. Empty: <socket_dir>/crumbd.fd.sock.");
-  visitor.Field("tcp", tcp,
-                "HOST:PORT of gRPC over TCP, neither encrypted nor authenticated; port 0: any. "
-                "Empty: none.");
+  visitor.Field(
+      "tcp", tcp,
+      "HOST:PORT of gRPC over TCP; neither encrypted nor authenticated unless tls is set; "
+      "port 0: any. Empty: none.");
   visitor.Field("endpoints_file", endpoints_file,
                 "JSON file with the addresses in use, written once crumbd is ready. Empty: "
                 "<socket_dir>/crumbd.endpoints.json.");
+  visitor.Section("tls", [&] { tls.Visit(visitor); });
 }
 
 absl::Status ListenOptions::Validate() const {
@@ -50,7 +52,7 @@ absl::Status ListenOptions::Validate() const {
     return absl::InvalidArgumentError("listen.unix and listen.fd_socket are both " + fd_socket);
   }
   if (!tcp.empty()) CRUMB_RETURN_IF_ERROR(ParseHostPort("listen.tcp", tcp).status());
-  return absl::OkStatus();
+  return tls.Validate();
 }
 
 void AdminOptions::Visit(ConfigVisitor& visitor) {
@@ -130,6 +132,10 @@ absl::Status Options::Validate() const {
   CRUMB_RETURN_IF_ERROR(sessions.Validate());
   CRUMB_RETURN_IF_ERROR(limits.Validate());
   CRUMB_RETURN_IF_ERROR(cluster.Validate(listen.tcp));
+  if (cluster.enabled() && listen.tls.enabled() && listen.tls.client_ca_file.empty()) {
+    return absl::InvalidArgumentError(
+        "a cluster over TLS needs listen.tls.client_ca_file: nodes check each other with it");
+  }
   CRUMB_RETURN_IF_ERROR(transport.Validate());
   CRUMB_RETURN_IF_ERROR(log.Validate());
   if (stop_grace <= Duration::zero()) {

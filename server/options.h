@@ -10,6 +10,7 @@
 #include "common/config_visitor.h"
 #include "server/cluster/cluster_options.h"
 #include "server/limits.h"
+#include "server/tls_options.h"
 #include "storage/store_options.h"
 #include "transport/transport_options.h"
 
@@ -22,6 +23,7 @@ struct ListenOptions {
   std::string fd_socket;       // empty: <socket_dir>/crumbd.fd.sock
   std::string tcp;             // HOST:PORT; empty: no TCP
   std::string endpoints_file;  // empty: <socket_dir>/crumbd.endpoints.json
+  TlsOptions tls;              // of tcp
 
   void Visit(ConfigVisitor& visitor);
   absl::Status Validate() const;

@@ -37,6 +37,7 @@ class Grammar {
         ->capture_default_str();
     app_.add_option("--address", line_.address,
                     "crumbd's TCP address HOST:PORT, instead of a socket");
+    AddSecurity();
     app_.add_option("--timeout", line_.timeout_seconds, "seconds to wait for crumbd's answer")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
@@ -96,6 +97,25 @@ class Grammar {
                                           : "'" + text + "' is not 64 hexadecimal digits";
         },
         "HEX");
+  }
+
+  void AddSecurity() {
+    CLI::Option* address = app_.get_option("--address");
+    CLI::Option* ca = app_.add_option("--tls-ca", line_.tls_ca_file,
+                                      "TLS to --address: PEM certificates to check crumbd with")
+                          ->needs(address);
+    CLI::Option* key =
+        app_.add_option("--tls-key", line_.tls_key_file, "PEM private key of --tls-cert");
+    app_.add_option("--tls-cert", line_.tls_cert_file,
+                    "PEM certificate to show where crumbd checks its callers")
+        ->needs(ca)
+        ->needs(key);
+    key->needs(ca);
+    app_.add_option("--tls-server-name", line_.tls_server_name,
+                    "name in crumbd's certificate, when it is not the host of --address")
+        ->needs(ca);
+    app_.add_option("--token-file", line_.token_file,
+                    "file with the tenant's token, where crumbd has tenants");
   }
 
   void AddObservers() {

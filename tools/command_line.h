@@ -130,7 +130,12 @@ using Command =
 struct CommandLine {
   std::string socket_dir = "/run/crumb";  // of crumbd; used when `address` is empty
   std::string address;                    // HOST:PORT
-  double timeout_seconds = 10;            // for each of crumbd's answers
+  std::string tls_ca_file;                // PEM files for TLS to `address`
+  std::string tls_cert_file;
+  std::string tls_key_file;
+  std::string tls_server_name;  // instead of the address's host
+  std::string token_file;       // holds the tenant's token
+  double timeout_seconds = 10;  // for each of crumbd's answers
   bool json = false;
   Command command;
 };

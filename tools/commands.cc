@@ -3,6 +3,7 @@
 #include "tools/commands.h"
 
 #include <chrono>
+#include <fstream>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -28,20 +29,40 @@ Duration FromSeconds(double seconds) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
+// A token is one line; what editors add around it is not part of it.
+absl::StatusOr<std::string> ReadToken(const std::string& path) {
+  if (path.empty()) return std::string();
+  std::ifstream file(path);
+  std::string token;
+  std::string more;
+  if (!(file >> token) || (file >> more)) {
+    return absl::InvalidArgumentError("--token-file: " + path +
+                                      " cannot be read, or holds not exactly one token");
+  }
+  return token;
+}
+
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const CommandLine& line) {
   client::ClientOptions options;
   options.socket_dir = line.socket_dir;
   options.address = line.address;
+  options.tls_ca_file = line.tls_ca_file;
+  options.tls_cert_file = line.tls_cert_file;
+  options.tls_key_file = line.tls_key_file;
+  options.tls_server_name = line.tls_server_name;
+  CRUMB_ASSIGN_OR_RETURN(options.token, ReadToken(line.token_file));
   options.process_name = "crumb";
   options.staging_bytes = 0;
   options.connect_timeout = FromSeconds(line.timeout_seconds);
   options.call_timeout = options.connect_timeout;
   CRUMB_ASSIGN_OR_RETURN(auto crumbd, client::Client::Open(options));
-  if (crumbd->connected()) return crumbd;
+  // Over TLS the command's own call tells why there is no connection.
+  if (crumbd->connected() || !line.tls_ca_file.empty()) return crumbd;
   const std::string where =
       line.address.empty() ? line.socket_dir + "/" + kSocketName : line.address;
   return absl::UnavailableError("no crumbd answers at " + where +
-                                "; start crumbd, or name it with --socket-dir or --address");
+                                "; start crumbd, or name it with --socket-dir or --address" +
+                                (line.address.empty() ? "" : "; does it want TLS (--tls-ca)?"));
 }
 
 // Sleeps in short steps, so that an interrupt ends the wait.

@@ -97,6 +97,11 @@ crumb_code ClientOpen(const crumb_client_options* options, crumb_client** out) {
     client::ClientOptions wanted;
     if (given.socket_dir != nullptr) wanted.socket_dir = given.socket_dir;
     wanted.address = Text(given.address);
+    wanted.tls_ca_file = Text(given.tls_ca_file);
+    wanted.tls_cert_file = Text(given.tls_cert_file);
+    wanted.tls_key_file = Text(given.tls_key_file);
+    wanted.tls_server_name = Text(given.tls_server_name);
+    wanted.token = Text(given.token);
     wanted.process_name = Text(given.process_name, "libcrumb");
     if (given.engine != nullptr) {
       wanted.engine.assign(reinterpret_cast<const char*>(given.engine), 16);

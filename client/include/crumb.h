@@ -62,6 +62,12 @@ typedef struct crumb_client_options {
   uint64_t staging_bytes;      /* wanted; 0: 64 MiB */
   uint32_t connect_timeout_ms; /* of one attempt; 0: 1,000 */
   uint32_t call_timeout_ms;    /* 0: 2,000 */
+  /* PEM files for TLS to `address`; NULL or "": none. */
+  const char* tls_ca_file;   /* that crumbd is checked with */
+  const char* tls_cert_file; /* of this process, where crumbd checks its callers */
+  const char* tls_key_file;
+  const char* tls_server_name; /* that crumbd's certificate carries; NULL: the address's host */
+  const char* token;           /* of the tenant; NULL: none */
 } crumb_client_options;
 
 /* Makes one attempt to connect, which need not succeed: crumb_client_connected tells. */

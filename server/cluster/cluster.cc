@@ -41,6 +41,7 @@ class RunningCluster final : public Cluster {
   RunningCluster(Parts parts, std::string incarnation)
       : parts_(std::move(parts)),
         incarnation_(std::move(incarnation)),
+        channel_(MakePeerChannel(parts_.tls)),
         calls_in_progress_(std::make_shared<OutgoingCalls>()),
         hellos_(std::make_shared<OutgoingCalls>()),
         peers_(parts_.node_id, static_cast<size_t>(parts_.options.replicas)),
@@ -229,7 +230,7 @@ class RunningCluster final : public Cluster {
     }
     return std::make_unique<StaticMembership>(
         StaticMembership::Options{options.nodes, options.heartbeat, options.node_ttl,
-                                  options.rpc_deadline},
+                                  options.rpc_deadline, channel_},
         Self(), std::move(events), hellos_, parts_.clock);
   }
 
@@ -259,6 +260,7 @@ class RunningCluster final : public Cluster {
 
   const Parts parts_;
   const std::string incarnation_;
+  const PeerChannel channel_;
   bool stopped_ = false;
   ClusterMetrics metrics_;
 
@@ -335,7 +337,7 @@ void RunningCluster::InstallNodes(Membership::Nodes nodes) {
     }
     peers.push_back(std::make_shared<GrpcPeer>(
         record, breaker, parts_.clock, CallerInfo{parts_.node_id, incarnation_},
-        PeerStub(record.grpc_address()), calls_in_progress_, transport_.get()));
+        PeerStub(record.grpc_address(), channel_), calls_in_progress_, transport_.get()));
   }
   for (const auto& gone : peers_.All()) {
     const bool stays = std::any_of(peers.begin(), peers.end(),

@@ -17,6 +17,7 @@
 #include "server/cluster/peer_calls.h"
 #include "server/cluster/remote_reader.h"
 #include "server/keyspace_registry.h"
+#include "server/tls_options.h"
 #include "transport/fragment_source.h"
 #include "transport/transport.h"
 #include "transport/transport_options.h"
@@ -30,6 +31,7 @@ class Cluster {
   struct Parts {
     ClusterOptions options;
     transport::TransportOptions transport;
+    TlsOptions tls;  // of gRPC among nodes
     std::string node_id;
     std::string version;
     uint64_t capacity_bytes = 0;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "grpcpp/create_channel.h"
-#include "grpcpp/security/credentials.h"
 #include "server/cluster/grpc_fetch.h"
 
 namespace crumb::server {
@@ -17,15 +16,17 @@ constexpr int kReconnectMaxMs = 2000;
 
 }  // namespace
 
-std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address) {
+std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address,
+                                                const PeerChannel& channel) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMaxMs);
   // A channel of its own for each node, even when a test runs several in one process.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  if (!channel.name.empty()) arguments.SetSslTargetNameOverride(channel.name);
   return v1::PeerService::NewStub(
-      grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), arguments));
+      grpc::CreateCustomChannel(address, channel.credentials, arguments));
 }
 
 GrpcPeer::GrpcPeer(v1::NodeRecord record, const Breaker::Options& options, const Clock& clock,

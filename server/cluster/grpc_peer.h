@@ -7,6 +7,7 @@
 #include "crumb/v1/peer_service.grpc.pb.h"
 #include "server/cluster/outgoing_calls.h"
 #include "server/cluster/peer.h"
+#include "server/tls_credentials.h"
 #include "transport/transport.h"
 
 namespace crumb::server {
@@ -18,7 +19,8 @@ struct CallerInfo {
 };
 
 // A channel to `address`, made once for each; connects at its first call and again when it breaks.
-std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address);
+std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address,
+                                                const PeerChannel& channel);
 
 // A node behind gRPC for control and, where both have it, a transport for bytes.
 class GrpcPeer final : public Peer, public std::enable_shared_from_this<GrpcPeer> {

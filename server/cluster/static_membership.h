@@ -13,6 +13,7 @@
 #include "crumb/v1/peer_service.grpc.pb.h"
 #include "server/cluster/membership.h"
 #include "server/cluster/outgoing_calls.h"
+#include "server/tls_credentials.h"
 
 namespace crumb::server {
 
@@ -25,6 +26,7 @@ class StaticMembership final : public Membership {
     Duration heartbeat = std::chrono::seconds(1);
     Duration node_ttl = std::chrono::seconds(10);
     Duration rpc_deadline = std::chrono::seconds(2);
+    PeerChannel channel;
   };
 
   // Starts at once. `clock` must outlive this.

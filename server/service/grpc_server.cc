@@ -18,6 +18,7 @@
 #include "server/listen_check.h"
 #include "server/service/cache_service.h"
 #include "server/service/peer_service.h"
+#include "server/tls_credentials.h"
 
 namespace crumb::server {
 namespace {
@@ -31,9 +32,11 @@ std::string Target(const HostPort& address) {
 
 class BuiltServer : public GrpcServer {
  public:
-  BuiltServer(const CallContext& context, const NodeInfo& node) : service_(context, node) {
+  BuiltServer(const ListenOptions& options, const CallContext& context, const NodeInfo& node)
+      : service_(context, node) {
     if (context.cluster != nullptr) {
-      peer_service_ = std::make_unique<PeerService>(context, *context.cluster);
+      peer_service_ =
+          std::make_unique<PeerService>(context, *context.cluster, options.tls.peer_name);
     }
   }
   ~BuiltServer() override { Stop(Duration::zero()); }
@@ -54,7 +57,7 @@ class BuiltServer : public GrpcServer {
     if (!options.tcp.empty()) {
       CRUMB_ASSIGN_OR_RETURN(tcp, ParseHostPort("listen.tcp", options.tcp));
       CRUMB_RETURN_IF_ERROR(CheckTcpFree("listen.tcp", tcp));
-      builder.AddListeningPort(Target(tcp), grpc::InsecureServerCredentials(), &port);
+      builder.AddListeningPort(Target(tcp), TcpServerCredentials(options.tls), &port);
     }
     server_ = builder.BuildAndStart();
     if (server_ == nullptr || (!options.tcp.empty() && port == 0)) {
@@ -105,7 +108,7 @@ class BuiltServer : public GrpcServer {
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ListenOptions& options,
                                                               const CallContext& context,
                                                               const NodeInfo& node) {
-  auto server = std::make_unique<BuiltServer>(context, node);
+  auto server = std::make_unique<BuiltServer>(options, context, node);
   CRUMB_RETURN_IF_ERROR(server->Open(options, context.limits));
   return server;
 }

@@ -8,6 +8,7 @@
 
 #include "server/service/call_metadata.h"
 #include "server/service/grpc_status.h"
+#include "server/tls_credentials.h"
 
 namespace crumb::server {
 namespace {
@@ -18,8 +19,7 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse> {
   ReadStream(const CallContext& context, Cluster& cluster, std::unique_ptr<CallScope> scope)
       : context_(context), cluster_(cluster), scope_(std::move(scope)) {}
 
-  void Start(const v1::PeerReadRequest& request, TimePoint deadline) {
-    const absl::Status admitted = scope_->Admit();
+  void Start(const absl::Status& admitted, const v1::PeerReadRequest& request, TimePoint deadline) {
     if (!admitted.ok()) return End(admitted);
     auto wanted = SourceRequestOf(cluster_.calls(), request, deadline);
     if (!wanted.ok()) return End(wanted.status());
@@ -119,7 +119,8 @@ grpc::ServerUnaryReactor* PeerService::Answer(Context* call_context, Rpc rpc,
     scope->SetCode(status.code());
     reactor->Finish(ToGrpc(status));
   };
-  const absl::Status admitted = scope->Admit();
+  absl::Status admitted = scope->Admit();
+  if (admitted.ok()) admitted = CheckPeerName(*call_context, peer_name_);
   if (admitted.ok()) {
     call(done);
   } else {
@@ -177,9 +178,12 @@ grpc::ServerUnaryReactor* PeerService::PeerDrain(Context* call, const v1::PeerDr
 
 grpc::ServerWriteReactor<v1::PeerReadResponse>* PeerService::PeerRead(
     Context* call, const v1::PeerReadRequest* request) {
-  auto* stream = new ReadStream(  // deletes itself in OnDone
-      context_, cluster_, std::make_unique<CallScope>(context_, calls_, Rpc::kPeerRead));
-  stream->Start(*request, DeadlineOf(*call, context_.clock.Now()));
+  auto scope = std::make_unique<CallScope>(context_, calls_, Rpc::kPeerRead);
+  absl::Status admitted = scope->Admit();
+  if (admitted.ok()) admitted = CheckPeerName(*call, peer_name_);
+  // Deletes itself in OnDone.
+  auto* stream = new ReadStream(context_, cluster_, std::move(scope));
+  stream->Start(admitted, *request, DeadlineOf(*call, context_.clock.Now()));
   return stream;
 }
 

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <functional>
+#include <string>
+#include <utility>
 
 #include "crumb/v1/peer_service.grpc.pb.h"
 #include "server/calls/call_context.h"
@@ -15,9 +17,9 @@ namespace crumb::server {
 // handler blocks. Thread-safe.
 class PeerService final : public v1::PeerService::CallbackService {
  public:
-  // What `context` refers to and `cluster` must outlive this.
-  PeerService(const CallContext& context, Cluster& cluster)
-      : context_(context), cluster_(cluster) {}
+  // What `context` refers to and `cluster` must outlive this. `peer_name`: see CheckPeerName.
+  PeerService(const CallContext& context, Cluster& cluster, std::string peer_name)
+      : context_(context), cluster_(cluster), peer_name_(std::move(peer_name)) {}
 
   using Context = grpc::CallbackServerContext;
   using Unary = grpc::ServerUnaryReactor;
@@ -37,6 +39,7 @@ class PeerService final : public v1::PeerService::CallbackService {
 
   const CallContext context_;
   Cluster& cluster_;
+  const std::string peer_name_;
   CallsInProgress calls_;
 };
 

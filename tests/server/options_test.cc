@@ -78,6 +78,16 @@ TEST(OptionsTest, ErrorsNameKeyAndBound) {
   EXPECT_THAT(Invalid("listen:\n  tcp: 8080\n"), HasSubstr("listen.tcp is '8080'"));
   EXPECT_THAT(Invalid("listen:\n  socket_dir: \"\"\n"), HasSubstr("listen.socket_dir"));
   EXPECT_THAT(Invalid("listen:\n  unix: /a\n  fd_socket: /a\n"), HasSubstr("are both /a"));
+  EXPECT_THAT(Invalid("listen:\n  tls:\n    cert_file: /a\n"), HasSubstr("belong together"));
+  EXPECT_THAT(Invalid("listen:\n  tls:\n    client_ca_file: /a\n"),
+              HasSubstr("listen.tls.client_ca_file needs listen.tls.cert_file"));
+  EXPECT_THAT(Invalid("listen:\n  tls:\n    cert_file: /a\n    key_file: /b\n    peer_name: c\n"),
+              HasSubstr("listen.tls.peer_name needs listen.tls.client_ca_file"));
+  EXPECT_THAT(Invalid("listen:\n  tls:\n    reload_interval: 10ms\n"),
+              HasSubstr("listen.tls.reload_interval"));
+  EXPECT_THAT(Invalid("listen:\n  tcp: 127.0.0.1:0\n  tls:\n    cert_file: /a\n    key_file: /b\n"
+                      "cluster:\n  nodes: [\"127.0.0.1:1\"]\n  secret_file: /s\n"),
+              HasSubstr("a cluster over TLS needs listen.tls.client_ca_file"));
   EXPECT_THAT(Invalid("admin:\n  listen: localhost\n"), HasSubstr("admin.listen"));
   EXPECT_THAT(Invalid("admin:\n  threads: 1000\n"), HasSubstr("admin.threads is 1000"));
   EXPECT_THAT(Invalid("admin:\n  history_interval: 0\n"), HasSubstr("admin.history_interval"));

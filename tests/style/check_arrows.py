@@ -39,7 +39,7 @@ CONFINED = {
     "httplib.h": ("server/admin/", "tools/", "bench/"),
     "yaml-cpp/": ("common/config.cc",),
     "spdlog/": ("common/logging.cc",),
-    "openssl/": ("common/sha256.cc", "storage/ssd/page_cipher.cc"),
+    "openssl/": ("common/sha256.cc", "common/tls_files.cc", "storage/ssd/page_cipher.cc"),
     "server/cluster/etcd/": ("server/cluster/",),
 }
 

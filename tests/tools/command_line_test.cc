@@ -56,6 +56,10 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"drop", kId}, std::vector<std::string>{"pin", kId},
                     std::vector<std::string>{"pin", kId, kId, "--ttl", "-1"},
                     std::vector<std::string>{"keyspace"},
+                    std::vector<std::string>{"status", "--tls-ca", "ca.pem"},
+                    std::vector<std::string>{"status", "--address", "h:1", "--tls-cert", "c.pem"},
+                    std::vector<std::string>{"status", "--address", "h:1", "--tls-ca", "ca.pem",
+                                             "--tls-cert", "c.pem"},
                     std::vector<std::string>{"keyspace", "state", kId, "int4", "--reason", "x"},
                     std::vector<std::string>{"keyspace", "state", kId, "bf16"},
                     std::vector<std::string>{"page", "inspect"},
@@ -63,6 +67,17 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"stats", "--watch", "0"},
                     std::vector<std::string>{"status", "--timeout", "never"},
                     std::vector<std::string>{"status", "--unknown"}));
+
+TEST(CommandLineTest, SecurityIsForEverySubcommand) {
+  const CommandLine line =
+      Parsed({"status", "--address", "h:1", "--tls-ca", "ca.pem", "--tls-cert", "c.pem",
+              "--tls-key", "k.pem", "--tls-server-name", "crumbd", "--token-file", "t"});
+  EXPECT_EQ(line.tls_ca_file, "ca.pem");
+  EXPECT_EQ(line.tls_cert_file, "c.pem");
+  EXPECT_EQ(line.tls_key_file, "k.pem");
+  EXPECT_EQ(line.tls_server_name, "crumbd");
+  EXPECT_EQ(line.token_file, "t");
+}
 
 TEST(CommandLineTest, HelpAndVersionAreNoErrors) {
   const auto help = Parse({"--help"});

@@ -14,6 +14,13 @@ struct ClientOptions {
   std::string socket_dir = "/run/crumb";  // holds crumbd.sock and crumbd.fd.sock
   // HOST:PORT. Not empty: gRPC over TCP, without shared memory: no Acquire, Reserve or Commit.
   std::string address;
+  // TLS to `address`: PEM files. Certificate and key of this process are what crumbd asks for when
+  // it checks its callers.
+  std::string tls_ca_file;      // that crumbd's certificate is checked with; empty: no TLS
+  std::string tls_cert_file;    // of this process, with its intermediates
+  std::string tls_key_file;     // of that certificate
+  std::string tls_server_name;  // that crumbd's certificate carries; empty: the host of `address`
+  std::string token;            // of the tenant; empty: none
   std::string process_name = "crumb-client";    // for crumbd's log
   std::string engine;                           // 16 bytes: the engine to join; empty: a new one
   uint64_t staging_bytes = uint64_t{64} << 20;  // wanted; crumbd may give less

@@ -1,0 +1,47 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/tls_options.h"
+
+namespace crumb::server {
+
+void TlsOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("cert_file", cert_file,
+                "PEM: this node's certificate and intermediates. Empty: TCP without TLS.");
+  visitor.Field("key_file", key_file, "PEM: the private key of it.");
+  visitor.Field("client_ca_file", client_ca_file,
+                "PEM: callers over TCP, and other nodes, need a certificate that these signed. "
+                "Empty: callers need none.");
+  visitor.Field("peer_name", peer_name,
+                "DNS name that the certificate of every crumbd, and of nobody else, carries: only "
+                "such callers may use what crumbds ask of each other. Empty: certificates are "
+                "checked against addresses, and every caller may.");
+  visitor.Field("reload_interval", reload_interval,
+                "Time between looks at the files; new ones serve the next connections. Whole "
+                "seconds.");
+}
+
+absl::Status TlsOptions::Validate() const {
+  const auto wrong = [](const char* text) { return absl::InvalidArgumentError(text); };
+  if (cert_file.empty() != key_file.empty()) {
+    return wrong("listen.tls.cert_file and listen.tls.key_file belong together: set both or none");
+  }
+  if (!client_ca_file.empty() && cert_file.empty()) {
+    return wrong("listen.tls.client_ca_file needs listen.tls.cert_file and listen.tls.key_file");
+  }
+  if (!peer_name.empty() && client_ca_file.empty()) {
+    return wrong("listen.tls.peer_name needs listen.tls.client_ca_file");
+  }
+  if (reload_interval < std::chrono::seconds(1) || reload_interval > std::chrono::hours(24)) {
+    return wrong("listen.tls.reload_interval must be from 1s to 24h");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status TlsOptions::CheckFiles(std::chrono::system_clock::time_point now) const {
+  return CheckTlsFiles({{"listen.tls.cert_file", cert_file},
+                        {"listen.tls.key_file", key_file},
+                        {"listen.tls.client_ca_file", client_ca_file}},
+                       now);
+}
+
+}  // namespace crumb::server

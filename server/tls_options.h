@@ -1,0 +1,31 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/config_visitor.h"
+#include "common/tls_files.h"
+
+namespace crumb::server {
+
+// TLS of gRPC over TCP, for callers and among crumbds: docs/security.md.
+struct TlsOptions {
+  std::string cert_file;  // empty: no TLS
+  std::string key_file;
+  std::string client_ca_file;  // empty: callers need no certificate
+  std::string peer_name;       // that every crumbd's certificate carries; empty: no such rule
+  Duration reload_interval = std::chrono::seconds(10);
+
+  bool enabled() const { return !cert_file.empty(); }
+
+  void Visit(ConfigVisitor& visitor);
+  // kInvalidArgument naming key and bound. Reads no file.
+  absl::Status Validate() const;
+  // What CheckTlsFiles says of the files.
+  absl::Status CheckFiles(std::chrono::system_clock::time_point now) const;
+};
+
+}  // namespace crumb::server
