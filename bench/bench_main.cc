@@ -5,6 +5,7 @@
 //   codec   the CPU kernels against memory bandwidth     bench/codec_workload.h
 //   kernels the CUDA kernels on a GPU                    bench/kernels_workload.h
 //   store   crumbd's planes, Redis beside them           bench/store_workload.h
+//   simulate a trace over a cluster of many nodes        bench/simulate_workload.h
 //   replay  hit rate of traces under eviction policies   bench/replay_workload.h
 //   quality KL, perplexity, passkeys on 2-bit history    bench/quality_workload.h
 
@@ -42,6 +43,11 @@ absl::StatusOr<Output> Run(const StoreWorkloadOptions& options) {
 absl::StatusOr<Output> Run(const ReplayOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(const std::vector<ReplayRow> rows, RunReplayWorkload(options));
   return Output{ReplayText(rows), ReplayJson(options, rows)};
+}
+
+absl::StatusOr<Output> Run(const SimulateOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<SimulateRow> rows, RunSimulateWorkload(options));
+  return Output{SimulateText(rows), SimulateJson(options, rows)};
 }
 
 absl::StatusOr<Output> Run(const QualityOptions& options) {

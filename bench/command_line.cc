@@ -19,6 +19,7 @@ constexpr const char* kExamples = R"(Examples:
   crumb-bench store --planes shm,grpc --sizes 128KiB,1MiB --redis auto
   crumb-bench store --planes shm --ops acquire --socket-dir /run/crumb
   crumb-bench replay --trace trace.jsonl --capacity-gb 64 --format int2 --policy default --json
+  crumb-bench simulate --nodes 4..1000 --trace trace.jsonl
   crumb-bench replay --synthetic chats --capacity-gb 16,64 --policy lru,default,belady
   crumb-bench quality --model DIR --text eval.txt --calibration-text cal.txt --plot quality.svg
 
@@ -52,6 +53,7 @@ class Grammar {
     AddKernels();
     AddStore();
     AddReplay();
+    AddSimulate();
     AddQuality();
     app_.footer(kExamples);  // last: subcommands inherit what is set before them
   }
@@ -121,6 +123,44 @@ class Grammar {
       const absl::Status status = store_->Validate();
       if (!status.ok()) throw CLI::ValidationError("store", std::string(status.message()));
       line_.workload = *store_;
+    });
+  }
+
+  void AddSimulate() {
+    CLI::App* sub = Add("simulate", "a trace over a cluster, without a byte: placement, hits, load",
+                        simulated_);
+    CLI::Option* trace = sub->add_option("--trace", simulated_->trace_path,
+                                         "JSON lines with hash_ids of 512-token blocks");
+    trace->check(CLI::ExistingFile);
+    sub->add_option("--synthetic", simulated_->synthetic, "a made-up family instead of a trace")
+        ->check(CLI::IsMember(SyntheticFamilyNames()))
+        ->excludes(trace);
+    sub->add_option("--seed", simulated_->seed, "of the family")->capture_default_str();
+    sub->add_option("--nodes", node_counts_, "4,16 or 4..1000 (in steps of four times)")
+        ->check([](const std::string& text) {
+          const auto counts = ParseNodeCounts(text);
+          return counts.ok() ? std::string() : std::string(counts.status().message());
+        })
+        ->capture_default_str();
+    sub->add_option("--capacity-gb", simulated_->capacity_gb, "of one node")
+        ->check(CLI::Range(0.001, 1e9))
+        ->capture_default_str();
+    sub->add_option("--replicas", simulated_->replicas, "homes of a run")
+        ->check(CLI::Range(1, 8))
+        ->capture_default_str();
+    sub->add_option("--model", simulated_->model, "whose pages")
+        ->check(CLI::IsMember(ReplayModelNames()))
+        ->capture_default_str();
+    sub->add_option("--format", simulated_format_, "bf16 or int2")
+        ->check(CLI::IsMember({"bf16", "int2"}))
+        ->capture_default_str();
+    sub->callback([this, trace] {
+      if (trace->count() == 0 && simulated_->synthetic.empty()) {
+        throw CLI::RequiredError("simulate: --trace or --synthetic");
+      }
+      simulated_->nodes = *ParseNodeCounts(node_counts_);  // checked above
+      simulated_->format = *ParseReplayFormat(simulated_format_);
+      line_.workload = *simulated_;
     });
   }
 
@@ -228,6 +268,9 @@ class Grammar {
   std::shared_ptr<StoreWorkloadOptions> store_ = std::make_shared<StoreWorkloadOptions>();
   std::shared_ptr<ReplayOptions> replay_ = std::make_shared<ReplayOptions>();
   std::shared_ptr<QualityOptions> quality_ = std::make_shared<QualityOptions>();
+  std::shared_ptr<SimulateOptions> simulated_ = std::make_shared<SimulateOptions>();
+  std::string node_counts_ = "4..1000";
+  std::string simulated_format_ = "int2";
   std::string format_ = "int2";
   bool simulate_ = true;
   CLI::App app_;

@@ -10,6 +10,7 @@
 #include "bench/kernels_workload.h"
 #include "bench/quality_workload.h"
 #include "bench/replay_workload.h"
+#include "bench/simulate_workload.h"
 #include "bench/store_workload.h"
 
 // The arguments of `crumb-bench`, as data.
@@ -20,7 +21,8 @@ inline constexpr int kExitUsage = 2;
 
 struct CommandLine {
   bool json = false;
-  std::variant<CodecOptions, StoreWorkloadOptions, ReplayOptions, QualityOptions, KernelsOptions>
+  std::variant<CodecOptions, StoreWorkloadOptions, ReplayOptions, SimulateOptions, QualityOptions,
+               KernelsOptions>
       workload;
 };
 

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/workload_output.h"
 
+#include <algorithm>
+
 #include "fmt/format.h"
 #include "tools/text_table.h"
 
@@ -86,6 +88,59 @@ std::string ReplayText(const std::vector<ReplayRow>& rows) {
                   fmt::format("{}", row.blocks), fmt::format("{}", row.hits),
                   fmt::format("{:.4f}", row.hit_rate), fmt::format("{}", row.evictions),
                   fmt::format("{:.2f}", row.seconds)});
+  }
+  return table.ToString();
+}
+
+json SimulateJson(const SimulateOptions& options, const std::vector<SimulateRow>& rows) {
+  json out = {{"workload", "simulate"},
+              {"model", options.model},
+              {"format", options.format == kernels::PageFormat::kInt2 ? "int2" : "bf16"},
+              {"capacity_gb", options.capacity_gb},
+              {"replicas", options.replicas},
+              {"rows", json::array()}};
+  if (options.trace_path.empty()) {
+    out["synthetic"] = options.synthetic;
+    out["seed"] = options.seed;
+  }
+  for (const SimulateRow& row : rows) {
+    out["rows"].push_back({{"nodes", row.nodes},
+                           {"requests", row.requests},
+                           {"blocks", row.blocks},
+                           {"local_hits", row.local_hits},
+                           {"remote_hits", row.remote_hits},
+                           {"hit_rate", row.hit_rate},
+                           {"alone_hit_rate", row.alone_hit_rate},
+                           {"one_hit_rate", row.one_hit_rate},
+                           {"pulled_gb", row.pulled_gb},
+                           {"pushed_gb", row.pushed_gb},
+                           {"hottest_load", row.hottest_load},
+                           {"remapped_on_join", row.remapped_on_join},
+                           {"remapped_on_leave", row.remapped_on_leave},
+                           {"fanout_mean", row.fanout_mean},
+                           {"fanout_max", row.fanout_max},
+                           {"fanout_bound", row.fanout_bound},
+                           {"fanout_over", row.fanout_over},
+                           {"seconds", row.seconds}});
+  }
+  return out;
+}
+
+std::string SimulateText(const std::vector<SimulateRow>& rows) {
+  tools::TextTable table({"nodes", "hit rate", "local", "remote", "alone", "one node", "pulled GB",
+                          "pushed GB", "hottest/mean", "moved: +1", "-1", "asked mean", "max",
+                          "bound"});
+  for (const SimulateRow& row : rows) {
+    const double blocks = static_cast<double>(std::max<size_t>(row.blocks, 1));
+    table.AddRow(
+        {fmt::format("{}", row.nodes), fmt::format("{:.4f}", row.hit_rate),
+         fmt::format("{:.4f}", static_cast<double>(row.local_hits) / blocks),
+         fmt::format("{:.4f}", static_cast<double>(row.remote_hits) / blocks),
+         fmt::format("{:.4f}", row.alone_hit_rate), fmt::format("{:.4f}", row.one_hit_rate),
+         fmt::format("{:.1f}", row.pulled_gb), fmt::format("{:.1f}", row.pushed_gb),
+         fmt::format("{:.2f}", row.hottest_load), fmt::format("{:.4f}", row.remapped_on_join),
+         fmt::format("{:.4f}", row.remapped_on_leave), fmt::format("{:.2f}", row.fanout_mean),
+         fmt::format("{}", row.fanout_max), fmt::format("{}", row.fanout_bound)});
   }
   return table.ToString();
 }

@@ -411,6 +411,28 @@ absl::StatusOr<uint64_t> RemoteClient::DropKeyspace(const KeyspaceId& keyspace) 
   return response.generation();
 }
 
+absl::StatusOr<NodeList> RemoteClient::ListNodes() {
+  v1::ListNodesResponse response;
+  CRUMB_RETURN_IF_ERROR(Call(v1::ListNodesRequest(), &response, options_.call_timeout));
+  return NodesOf(response);
+}
+
+absl::StatusOr<PagePlace> RemoteClient::LocatePage(const KeyspaceId& keyspace, const PageKey& key) {
+  v1::LocatePageRequest request;
+  request.set_key(std::string(key.view()));
+  if (keyspace != KeyspaceId()) request.set_keyspace(ToBytes(keyspace));
+  v1::LocatePageResponse response;
+  CRUMB_RETURN_IF_ERROR(Call(request, &response, options_.call_timeout));
+  return PlaceOf(response);
+}
+
+absl::Status RemoteClient::DrainNode(const std::string& node) {
+  v1::DrainNodeRequest request;
+  request.set_node(node);
+  v1::DrainNodeResponse response;
+  return Call(request, &response, options_.call_timeout);
+}
+
 absl::StatusOr<CacheStats> RemoteClient::Stats() {
   v1::StatsResponse response;
   CRUMB_RETURN_IF_ERROR(Call(v1::StatsRequest(), &response, options_.call_timeout));

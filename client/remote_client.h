@@ -51,6 +51,9 @@ class RemoteClient final : public Client {
                                   std::span<const PageKey> keys) override;
   absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId& keyspace) override;
   absl::StatusOr<CacheStats> Stats() override;
+  absl::StatusOr<NodeList> ListNodes() override;
+  absl::StatusOr<PagePlace> LocatePage(const KeyspaceId& keyspace, const PageKey& key) override;
+  absl::Status DrainNode(const std::string& node) override;
   void Count(const SessionCounters& amounts) override;
 
  private:

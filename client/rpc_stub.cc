@@ -261,6 +261,18 @@ class GrpcStub final : public RpcStub {
                     v1::StatsResponse* response) override {
     return Unary(&Service::Stub::Stats, call, request, response);
   }
+  absl::Status Call(const CallContext& call, const v1::ListNodesRequest& request,
+                    v1::ListNodesResponse* response) override {
+    return Unary(&Service::Stub::ListNodes, call, request, response);
+  }
+  absl::Status Call(const CallContext& call, const v1::LocatePageRequest& request,
+                    v1::LocatePageResponse* response) override {
+    return Unary(&Service::Stub::LocatePage, call, request, response);
+  }
+  absl::Status Call(const CallContext& call, const v1::DrainNodeRequest& request,
+                    v1::DrainNodeResponse* response) override {
+    return Unary(&Service::Stub::DrainNode, call, request, response);
+  }
 
   absl::Status Get(const CallContext& call, const v1::GetRequest& request,
                    const std::function<absl::Status(v1::GetResponse&)>& receive) override {

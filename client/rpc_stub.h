@@ -78,6 +78,12 @@ class RpcStub {
   virtual absl::Status Call(const CallContext&, const v1::DropKeyspaceRequest&,
                             v1::DropKeyspaceResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::StatsRequest&, v1::StatsResponse*) = 0;
+  virtual absl::Status Call(const CallContext&, const v1::ListNodesRequest&,
+                            v1::ListNodesResponse*) = 0;
+  virtual absl::Status Call(const CallContext&, const v1::LocatePageRequest&,
+                            v1::LocatePageResponse*) = 0;
+  virtual absl::Status Call(const CallContext&, const v1::DrainNodeRequest&,
+                            v1::DrainNodeResponse*) = 0;
 
   // Hands every message to `receive`; its error ends the call and is returned.
   virtual absl::Status Get(const CallContext&, const v1::GetRequest&,

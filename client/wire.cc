@@ -64,4 +64,40 @@ absl::StatusOr<CacheStats> StatsOf(const v1::StatsResponse& response) {
   return stats;
 }
 
+NodeList NodesOf(const v1::ListNodesResponse& response) {
+  NodeList list;
+  for (const v1::ListNodesResponse::Node& node : response.nodes()) {
+    list.nodes.push_back({.id = node.id(),
+                          .address = node.address(),
+                          .version = node.version(),
+                          .self = node.self(),
+                          .state = node.state(),
+                          .up = node.up(),
+                          .weight = node.weight(),
+                          .host = node.host(),
+                          .zone = node.zone(),
+                          .capacity_bytes = node.capacity_bytes(),
+                          .transport = node.transport(),
+                          .breaker = node.breaker(),
+                          .pages_to_push = node.pages_to_push()});
+  }
+  list.view_epoch = response.view_epoch();
+  list.previous_epoch = response.previous_epoch();
+  list.refused = {response.refused().begin(), response.refused().end()};
+  return list;
+}
+
+absl::StatusOr<PagePlace> PlaceOf(const v1::LocatePageResponse& response) {
+  PagePlace place;
+  CRUMB_ASSIGN_OR_RETURN(place.keyspace, KeyspaceId::FromBytes(response.keyspace()));
+  if (!response.run().empty()) {
+    CRUMB_ASSIGN_OR_RETURN(place.run, PageKey::FromBytes(response.run()));
+  }
+  place.homes = {response.homes().begin(), response.homes().end()};
+  place.previous_homes = {response.previous_homes().begin(), response.previous_homes().end()};
+  place.holders = {response.holders().begin(), response.holders().end()};
+  place.silent = {response.silent().begin(), response.silent().end()};
+  return place;
+}
+
 }  // namespace crumb::client

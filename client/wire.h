@@ -10,6 +10,7 @@
 #include "common/fragment_header.h"
 #include "common/page_key.h"
 #include "crumb/cache_stats.h"
+#include "crumb/cluster_info.h"
 #include "crumb/staging.h"
 #include "crumb/v1/cache_service.pb.h"
 
@@ -28,5 +29,10 @@ absl::StatusOr<std::vector<CommitOutcome>> OutcomesOf(
 
 // kDataLoss: a keyspace id of a wrong size.
 absl::StatusOr<CacheStats> StatsOf(const v1::StatsResponse& response);
+
+NodeList NodesOf(const v1::ListNodesResponse& response);
+
+// kDataLoss: an id of a wrong size.
+absl::StatusOr<PagePlace> PlaceOf(const v1::LocatePageResponse& response);
 
 }  // namespace crumb::client

@@ -10,7 +10,7 @@
 
 #include "common/page_key.h"
 
-// Which nodes are the homes of a run: docs/adr/0005-placement.md. Pure functions; every node that
+// Which nodes are the homes of a run: docs/adr/0007-placement.md. Pure functions; every node that
 // has the same view gets the same answer.
 namespace crumb {
 

@@ -22,6 +22,7 @@ constexpr const char* kExamples = R"(Examples:
   crumb rotation show rotation.safetensors
   crumb rotation convert k_rotation.pt v_rotation.pt --out rotation.safetensors
   crumb absorb --model DIR --rotation rotation.safetensors --out ABSORBED
+  crumb nodes && crumb drain NODE --wait
   crumb keyspace state KEYSPACE bf16 --reason "attention error rose"
 
 Keyspaces and keys are 64 hexadecimal digits. Exit code: 0 done, 1 failed, 2 wrong arguments.)";
@@ -49,6 +50,7 @@ class Grammar {
     AddDrop();
     AddPins();
     AddKeyspaceState();
+    AddCluster();
     AddPageInspect();
     AddCalibrate();
     AddRotation();
@@ -203,6 +205,19 @@ class Grammar {
       throw CLI::ValidationError("--tile", "'" + text + "' is not LAYER,HEAD");
     }
     return tile;
+  }
+
+  void AddCluster() {
+    Add(&app_, "nodes", "the nodes of the cluster", std::make_shared<NodesCommand>());
+    auto where = std::make_shared<WhereCommand>();
+    CLI::App* sub = Add(&app_, "where", "a page's homes, and the nodes that hold it", where);
+    sub->add_option("key", where->key, "page key")->required()->check(HexId());
+    sub->add_option("--keyspace", where->keyspace, "default: where this crumbd has the page")
+        ->check(HexId());
+    auto drain = std::make_shared<DrainCommand>();
+    sub = Add(&app_, "drain", "make a node leave: it pushes what it holds to the new homes", drain);
+    sub->add_option("node", drain->node, "node id, or how it begins")->required();
+    sub->add_flag("--wait", drain->wait, "until it is drained");
   }
 
   void AddPageInspect() {

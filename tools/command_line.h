@@ -63,6 +63,18 @@ struct KeyspaceStateCommand {
   std::string reason;
 };
 
+struct NodesCommand {};
+
+struct WhereCommand {
+  std::string key;
+  std::string keyspace;  // empty: the one in which crumbd has the page
+};
+
+struct DrainCommand {
+  std::string node;  // id, or a beginning of one that only one node's has
+  bool wait = false;
+};
+
 struct PageInspectCommand {
   struct Tile {
     int layer = 0;
@@ -123,9 +135,9 @@ struct AbsorbCommand {
 
 using Command =
     std::variant<StatusCommand, StatsCommand, LookupCommand, GetCommand, PutCommand, DropCommand,
-                 FlushCommand, PinCommand, UnpinCommand, KeyspaceStateCommand, PageInspectCommand,
-                 CalibrateCommand, RotationShowCommand, RotationVerifyCommand,
-                 RotationConvertCommand, AbsorbCommand>;
+                 FlushCommand, PinCommand, UnpinCommand, KeyspaceStateCommand, NodesCommand,
+                 WhereCommand, DrainCommand, PageInspectCommand, CalibrateCommand,
+                 RotationShowCommand, RotationVerifyCommand, RotationConvertCommand, AbsorbCommand>;
 
 struct CommandLine {
   std::string socket_dir = "/run/crumb";  // of crumbd; used when `address` is empty

@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <fstream>
 #include <sstream>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "tools/cluster_view.h"
 #include "tools/fragment_file.h"
 #include "tools/page_inspect.h"
 #include "tools/stats_view.h"
@@ -249,6 +251,51 @@ absl::StatusOr<CommandResult> Run(const KeyspaceStateCommand& command, const Con
       keyspace, state, fmt::format("crumb, uid {}", ::getuid()), command.reason));
   return CommandResult::Done(fmt::format("the keyspace is {}\n", command.state),
                              {{"state", command.state}});
+}
+
+absl::StatusOr<CommandResult> Run(const NodesCommand&, const Context& context) {
+  CRUMB_ASSIGN_OR_RETURN(const client::NodeList list, context.crumbd.ListNodes());
+  return CommandResult::Done(NodesText(list), NodesJson(list));
+}
+
+absl::StatusOr<CommandResult> Run(const WhereCommand& command, const Context& context) {
+  KeyspaceId keyspace;
+  if (!command.keyspace.empty()) {
+    CRUMB_ASSIGN_OR_RETURN(keyspace, KeyspaceId::FromHex(command.keyspace));
+  }
+  CRUMB_ASSIGN_OR_RETURN(const PageKey key, PageKey::FromHex(command.key));
+  CRUMB_ASSIGN_OR_RETURN(const client::PagePlace place, context.crumbd.LocatePage(keyspace, key));
+  return CommandResult::Done(PlaceText(place), PlaceJson(place));
+}
+
+// The id of the one node whose id begins so.
+absl::StatusOr<std::string> NodeNamed(const client::NodeList& list, const std::string& beginning) {
+  std::vector<std::string> found;
+  for (const auto& node : list.nodes) {
+    if (node.id.starts_with(beginning)) found.push_back(node.id);
+  }
+  if (found.size() == 1) return found.front();
+  return absl::NotFoundError(
+      fmt::format("{} nodes have an id that begins with '{}'", found.size(), beginning));
+}
+
+absl::StatusOr<CommandResult> Run(const DrainCommand& command, const Context& context) {
+  CRUMB_ASSIGN_OR_RETURN(client::NodeList list, context.crumbd.ListNodes());
+  CRUMB_ASSIGN_OR_RETURN(const std::string id, NodeNamed(list, command.node));
+  CRUMB_RETURN_IF_ERROR(context.crumbd.DrainNode(id));
+  std::string state = "draining";
+  while (command.wait && state != "drained") {
+    std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    CRUMB_ASSIGN_OR_RETURN(list, context.crumbd.ListNodes());
+    const auto node = std::find_if(list.nodes.begin(), list.nodes.end(),
+                                   [&](const auto& each) { return each.id == id; });
+    if (node == list.nodes.end()) {
+      return absl::AbortedError(fmt::format("node {} is gone before it was drained", id));
+    }
+    state = node->state;
+  }
+  return CommandResult::Done(fmt::format("node {} is {}\n", id, state),
+                             {{"node", id}, {"state", state}});
 }
 
 // The commands that need no crumbd are run before there is a connection.

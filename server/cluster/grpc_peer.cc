@@ -13,6 +13,8 @@ namespace {
 
 constexpr auto kReleaseDeadline = std::chrono::seconds(1);
 constexpr int kReconnectMaxMs = 2000;
+// gRPC takes this for the time that a connection may take to come up, too.
+constexpr int kConnectTimeoutMs = 3000;
 
 }  // namespace
 
@@ -20,7 +22,7 @@ std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address,
                                                 const PeerChannel& channel) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, kReconnectMaxMs);
   // A channel of its own for each node, even when a test runs several in one process.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);

@@ -69,6 +69,11 @@ class MemoryClient final : public Client {
     return absl::UnimplementedError("");
   }
   absl::StatusOr<CacheStats> Stats() override { return absl::UnimplementedError(""); }
+  absl::StatusOr<NodeList> ListNodes() override { return absl::UnimplementedError(""); }
+  absl::StatusOr<PagePlace> LocatePage(const KeyspaceId&, const PageKey&) override {
+    return absl::UnimplementedError("");
+  }
+  absl::Status DrainNode(const std::string&) override { return absl::UnimplementedError(""); }
 
  private:
   struct Stored {

@@ -110,10 +110,24 @@ class MemoryClient : public client::Client {
     return 2;
   }
   absl::StatusOr<client::CacheStats> Stats() override { return stats; }
+  absl::StatusOr<client::NodeList> ListNodes() override { return nodes; }
+  absl::StatusOr<client::PagePlace> LocatePage(const KeyspaceId&, const PageKey& key) override {
+    client::PagePlace place;
+    place.run = key;
+    place.homes = {"node-1"};
+    place.holders = {"node-1", "node-2"};
+    return place;
+  }
+  absl::Status DrainNode(const std::string& node) override {
+    drained = node;
+    return absl::OkStatus();
+  }
   void Count(const client::SessionCounters&) override {}
 
   std::map<PageKey, std::vector<client::FragmentBytes>> pages;
   client::CacheStats stats;
+  client::NodeList nodes;
+  std::string drained;
   client::KeyspaceState state = client::KeyspaceState::kUnknown;
   std::string who;
   std::string reason;
@@ -146,6 +160,28 @@ class CommandsTest : public testing::Test {
   const std::string keyspace_ = fragment_.header.keyspace.ToHex();
   const std::string key_ = fragment_.header.key.ToHex();
 };
+
+TEST_F(CommandsTest, NodesWhereAndDrain) {
+  crumbd_.nodes.view_epoch = 7;
+  client::NodeList::Node node;
+  node.id = "aaaa-1";
+  node.state = "active";
+  crumbd_.nodes.nodes.push_back(node);
+  node.id = "aabb-2";
+  node.state = "drained";
+  crumbd_.nodes.nodes.push_back(node);
+  crumbd_.nodes.refused = {"node x has another layout"};
+  const CommandResult nodes = Run(NodesCommand{});
+  EXPECT_EQ(nodes.json["nodes"].size(), 2u);
+  EXPECT_NE(nodes.text.find("refused: node x has another layout"), std::string::npos);
+  const CommandResult where = Run(WhereCommand{key_, ""});
+  EXPECT_EQ(where.json["run"], key_);
+  EXPECT_NE(where.text.find("held by         node-1, node-2"), std::string::npos);
+  EXPECT_FALSE(Run(DrainCommand{"aa", false}).status.ok());  // two nodes
+  EXPECT_EQ(crumbd_.drained, "");
+  EXPECT_EQ(Run(DrainCommand{"aab", true}).json["state"], "drained");
+  EXPECT_EQ(crumbd_.drained, "aabb-2");
+}
 
 TEST_F(CommandsTest, PutThenLookupThenGetGivesTheSameBytes) {
   const std::string path = Store("in", fragment_);

@@ -15,6 +15,7 @@
 #include "crumb/acquire.h"
 #include "crumb/cache_stats.h"
 #include "crumb/client_options.h"
+#include "crumb/cluster_info.h"
 #include "crumb/fragment_bytes.h"
 #include "crumb/keyspace_info.h"
 #include "crumb/session_counters.h"
@@ -98,6 +99,13 @@ class Client {
   virtual absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId& keyspace) = 0;
 
   virtual absl::StatusOr<CacheStats> Stats() = 0;
+
+  // The cluster. kFailedPrecondition: crumbd is in none; kNotFound: no such node or page.
+  virtual absl::StatusOr<NodeList> ListNodes() = 0;
+  // `keyspace` zeros: the one in which crumbd has the page.
+  virtual absl::StatusOr<PagePlace> LocatePage(const KeyspaceId& keyspace, const PageKey& key) = 0;
+  // Makes a node leave, when it has pushed what it holds; ListNodes tells how far it is.
+  virtual absl::Status DrainNode(const std::string& node) = 0;
 
   // Adds to what is reported to crumbd, soon and in the background.
   virtual void Count(const SessionCounters& amounts) = 0;

@@ -16,6 +16,8 @@ namespace {
 // A member that has vanished without a word ends a watch after about this.
 constexpr int kKeepAliveMs = 10'000;
 constexpr int kKeepAliveTimeoutMs = 5'000;
+// gRPC takes this for the time that a connection may take to come up, too.
+constexpr int kConnectTimeoutMs = 3000;
 
 struct Member {
   explicit Member(const std::shared_ptr<grpc::Channel>& channel)
@@ -33,7 +35,7 @@ std::shared_ptr<grpc::Channel> ChannelTo(const std::string& endpoint) {
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepAliveTimeoutMs);
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 2000);
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
-  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 100);
+  arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
 }
@@ -173,6 +175,8 @@ class GrpcEtcdClient final : public EtcdClient {
     const size_t index = Current();
     grpc::ClientContext context;
     context.set_deadline(ToGrpcDeadline(Clock::Real().Now() + call_deadline_, Clock::Real().Now()));
+    // gRPC watches a connection that comes up only while some call waits for it.
+    context.set_wait_for_ready(true);
     if (!calls_.Add(&context)) return absl::CancelledError("stopped");
     const absl::Status status = FromGrpc(rpc(members_[index], &context));
     calls_.Remove(&context);

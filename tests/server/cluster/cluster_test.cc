@@ -5,10 +5,11 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <thread>
+#include <set>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/server/cluster/etcd_process.h"
 #include "tests/server/cluster/test_nodes.h"
 
 namespace crumb::server {
@@ -30,7 +31,6 @@ class ClusterTest : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Planes, ClusterTest, testing::Bool(),
                          [](const auto& plane) { return plane.param ? "Ucx" : "Grpc"; });
 
-// The first node that is no home of the sequence's only run and did not write it.
 TEST_P(ClusterTest, APageCommittedOnOneNodeIsHitOnAnother) {
   TestNodes nodes(Settings());
   ASSERT_TRUE(nodes.WaitForView(3));
@@ -57,6 +57,296 @@ TEST_P(ClusterTest, APageCommittedOnOneNodeIsHitOnAnother) {
   }
   // Two of three nodes did not have what a third is home of; some of it the writer.
   EXPECT_GT(remote, 40);
+}
+
+// Waits until nothing is left to push.
+bool Pushed(TestNodes& nodes, int node) {
+  return Eventually([&] {
+    return SeriesOf(nodes.daemon(node).endpoints().admin, "crumb_push_queue_pages") == 0;
+  });
+}
+
+TEST(ClusterMissTest, AMissEverywhereIsAMissAndEndsBeforeTheDeadline) {
+  TestNodes nodes({});
+  ASSERT_TRUE(nodes.WaitForView(3));
+  auto client = nodes.Connect(0);
+  v1::MissReason reason = v1::MISS_REASON_UNSPECIFIED;
+  EXPECT_EQ(TestSequence(99, 200).Read(*client, nullptr, &reason), 0);
+  EXPECT_EQ(reason, v1::MISS_REASON_ABSENT);
+}
+
+TEST(ClusterKillTest, ADeadNodeCostsItsShareOnlyAndTheRestGoesOn) {
+  TestNodes nodes({});
+  ASSERT_TRUE(nodes.WaitForView(3));
+  std::vector<TestSequence> sequences;
+  for (int i = 0; i < 24; ++i) sequences.emplace_back(i, 8);
+  {
+    auto writer = nodes.Connect(0);
+    for (const TestSequence& sequence : sequences) sequence.Commit(*writer);
+    ASSERT_TRUE(Pushed(nodes, 0));
+  }
+  const std::string dead = nodes.IdOf(0);
+  nodes.Stop(0);  // the writer, and home of a third
+  ASSERT_TRUE(nodes.WaitForView(2));
+  auto reader = nodes.Connect(1);
+  int hits = 0;
+  for (const TestSequence& sequence : sequences) {
+    const int right = sequence.Read(*reader);
+    ASSERT_GE(right, 0);
+    if (right == 8) ++hits;
+  }
+  // 24 runs over three equal homes: each has some, with a chance of 1 in 5,000 otherwise.
+  EXPECT_GE(hits, 8);
+  EXPECT_LT(hits, 24);
+  // It comes back warm: what it has on SSD counts again.
+  nodes.Start(0);
+  EXPECT_EQ(nodes.IdOf(0), dead);
+  ASSERT_TRUE(nodes.WaitForView(3));
+  EXPECT_TRUE(Eventually([&] {
+    int again = 0;
+    for (const TestSequence& sequence : sequences) again += sequence.Read(*reader) == 8;
+    return again == 24;
+  }));
+}
+
+TEST(ClusterDropTest, WhatWasDroppedStaysDroppedOnANodeThatWasAway) {
+  TestNodes nodes({});
+  ASSERT_TRUE(nodes.WaitForView(3));
+  const TestSequence sequence(5, 40);
+  {
+    auto writer = nodes.Connect(2);
+    ASSERT_EQ(sequence.Commit(*writer), 40);
+    ASSERT_TRUE(Pushed(nodes, 2));
+  }
+  nodes.Stop(2);
+  {
+    auto other = nodes.Connect(0);
+    v1::DropKeyspaceRequest drop;
+    drop.set_keyspace(other->keyspace().keyspace());
+    v1::DropKeyspaceResponse dropped;
+    ASSERT_TRUE(other->stub().DropKeyspace(other->Context().get(), drop, &dropped).ok());
+    EXPECT_EQ(dropped.generation(), 2u);
+  }
+  nodes.Start(2);  // with the pages on its SSD
+  for (int node = 0; node < 3; ++node) {
+    EXPECT_TRUE(Eventually([&] {
+      auto client = nodes.Connect(node);
+      return client->keyspace().generation() == 2;
+    })) << node;
+    auto client = nodes.Connect(node);
+    EXPECT_EQ(sequence.Read(*client), 0) << node;
+  }
+}
+
+TEST(ClusterDropTest, ADeletedPageStaysDeletedOnANodeThatWasAway) {
+  TestNodes nodes({});
+  ASSERT_TRUE(nodes.WaitForView(3));
+  const TestSequence sequence(6, 4);
+  {
+    auto writer = nodes.Connect(2);
+    ASSERT_EQ(sequence.Commit(*writer), 4);
+    ASSERT_TRUE(Pushed(nodes, 2));
+  }
+  nodes.Stop(2);
+  auto other = nodes.Connect(0);
+  v1::DeleteRequest request;
+  request.set_keyspace(other->keyspace().keyspace());
+  request.set_keys(sequence.Keys());
+  v1::DeleteResponse deleted;
+  ASSERT_TRUE(other->stub().Delete(other->Context().get(), request, &deleted).ok());
+  nodes.Start(2);
+  for (int node = 0; node < 3; ++node) {
+    EXPECT_TRUE(Eventually([&] {
+      auto client = nodes.Connect(node);
+      return sequence.Read(*client) == 0;
+    })) << node;
+  }
+}
+
+TEST(ClusterDrainTest, ADrainedNodeLeavesItsPagesToTheOthers) {
+  TestNodes nodes({});
+  ASSERT_TRUE(nodes.WaitForView(3));
+  std::vector<TestSequence> sequences;
+  for (int i = 0; i < 12; ++i) sequences.emplace_back(100 + i, 36);
+  {
+    auto writer = nodes.Connect(0);
+    for (const TestSequence& sequence : sequences) sequence.Commit(*writer);
+    ASSERT_TRUE(Pushed(nodes, 0));
+  }
+  auto other = nodes.Connect(1);
+  v1::DrainNodeRequest drain;
+  drain.set_node(nodes.IdOf(0));
+  v1::DrainNodeResponse none;
+  ASSERT_TRUE(other->stub().DrainNode(other->Context().get(), drain, &none).ok());
+  ASSERT_TRUE(Eventually([&] {
+    const v1::ListNodesResponse list = nodes.ListNodes(1);
+    return std::any_of(list.nodes().begin(), list.nodes().end(), [&](const auto& node) {
+      return node.id() == drain.node() && node.state() == "drained";
+    });
+  }));
+  nodes.Stop(0);
+  ASSERT_TRUE(nodes.WaitForView(2));
+  for (const TestSequence& sequence : sequences) EXPECT_EQ(sequence.Read(*other), 36);
+}
+
+TEST(ClusterIdentityTest, TwoNodesWithOneIdAreNamedAndTheRestIsUnharmed) {
+  TestNodes::Settings settings;
+  settings.count = 4;
+  settings.change = [](int node, Options& options) {
+    options.log.severity = "off";
+    if (node == 3) options.cluster.name = "another";
+  };
+  TestNodes nodes(settings);
+  EXPECT_TRUE(Eventually([&] {
+    const v1::ListNodesResponse list = nodes.ListNodes(0);
+    return list.nodes_size() == 3 && list.refused_size() == 1;
+  }));
+  EXPECT_THAT(nodes.ListNodes(0).refused(0), HasSubstr("cluster 'another'"));
+  // A copy of node 1's data folder under node 2's address.
+  nodes.Stop(2);
+  nodes.Stop(1);
+  std::filesystem::remove_all(nodes.options(2).store.ssd.path);
+  std::filesystem::copy(nodes.options(1).store.ssd.path, nodes.options(2).store.ssd.path,
+                        std::filesystem::copy_options::recursive);
+  nodes.Start(1);
+  nodes.Start(2);
+  EXPECT_TRUE(Eventually([&] {
+    const v1::ListNodesResponse list = nodes.ListNodes(0);
+    return std::any_of(list.refused().begin(), list.refused().end(),
+                       [](const auto& why) { return why.find("one id") != std::string::npos; });
+  }));
+  const TestSequence sequence(7, 8);
+  auto writer = nodes.Connect(0);
+  EXPECT_EQ(sequence.Commit(*writer), 8);
+  EXPECT_EQ(sequence.Read(*writer), 8);
+}
+
+TEST(ClusterLocateTest, SaysWhereAPageBelongsAndWhoHasIt) {
+  TestNodes nodes({});
+  ASSERT_TRUE(nodes.WaitForView(3));
+  const TestSequence sequence(8, 40);
+  auto writer = nodes.Connect(0);
+  sequence.Commit(*writer);
+  ASSERT_TRUE(Pushed(nodes, 0));
+  v1::LocatePageRequest request;
+  request.set_key(std::string(sequence.Key(35).view()));
+  v1::LocatePageResponse place;
+  ASSERT_TRUE(writer->stub().LocatePage(writer->Context().get(), request, &place).ok());
+  EXPECT_EQ(place.run(), std::string(sequence.Key(32).view()));
+  ASSERT_EQ(place.homes_size(), 1);
+  std::set<std::string> holders(place.holders().begin(), place.holders().end());
+  EXPECT_TRUE(holders.contains(place.homes(0)));
+  EXPECT_TRUE(holders.contains(nodes.IdOf(0)));
+  EXPECT_EQ(place.silent_size(), 0);
+}
+
+TEST(ClusterWatchTest, ARouterThatComesBackGetsASnapshotAndThenWhatChanges) {
+  TestNodes nodes({});
+  ASSERT_TRUE(nodes.WaitForView(3));
+  auto writer = nodes.Connect(0);
+  const TestSequence before(9, 3), after(10, 2);
+  before.Commit(*writer);
+  // The second router of the two is a restart of the first.
+  for (int life = 0; life < 2; ++life) {
+    v1::WatchEventsRequest request;
+    request.set_keyspace(writer->keyspace().keyspace());
+    request.set_snapshot(true);
+    auto context = writer->Context();
+    auto stream = writer->stub().WatchEvents(context.get(), request);
+    std::set<std::string> pages;
+    v1::WatchEventsResponse event;
+    uint64_t sequence = 0;
+    while (stream->Read(&event) && event.kind() != v1::WatchEventsResponse::KIND_SNAPSHOT_END) {
+      EXPECT_EQ(event.kind(), v1::WatchEventsResponse::KIND_ADDED);
+      pages.insert(event.key());
+    }
+    EXPECT_EQ(pages.size(), life == 0 ? 3u : 5u);
+    sequence = event.sequence();
+    if (life == 0) {
+      after.Commit(*writer);
+      while (pages.size() < 5 && stream->Read(&event)) {
+        EXPECT_GT(event.sequence(), sequence);
+        sequence = event.sequence();
+        if (event.kind() == v1::WatchEventsResponse::KIND_ADDED) pages.insert(event.key());
+      }
+    }
+    context->TryCancel();
+  }
+}
+
+class EtcdClusterTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(EtcdProcess::Installed()) << "install the package etcd-server";
+    ASSERT_TRUE(etcd_.Start());
+  }
+  TestNodes::Settings Settings() const {
+    TestNodes::Settings settings;
+    settings.etcd = {etcd_.endpoint()};
+    settings.node_ttl = std::chrono::seconds(2);
+    return settings;
+  }
+  EtcdProcess etcd_;
+};
+
+TEST_F(EtcdClusterTest, NodesMeetShareAndLeave) {
+  TestNodes nodes(Settings());
+  ASSERT_TRUE(nodes.WaitForView(3));
+  std::vector<TestSequence> sequences;
+  for (int i = 0; i < 6; ++i) sequences.emplace_back(200 + i, 33);
+  auto writer = nodes.Connect(0);
+  for (const TestSequence& sequence : sequences) sequence.Commit(*writer);
+  ASSERT_TRUE(Pushed(nodes, 0));
+  auto reader = nodes.Connect(1);
+  for (const TestSequence& sequence : sequences) EXPECT_EQ(sequence.Read(*reader), 33);
+  nodes.Stop(2);
+  EXPECT_TRUE(nodes.WaitForView(2));
+}
+
+TEST_F(EtcdClusterTest, WithoutEtcdTheLastViewStaysInForce) {
+  TestNodes nodes(Settings());
+  ASSERT_TRUE(nodes.WaitForView(3));
+  etcd_.Stop();
+  const TestSequence sequence(300, 40);
+  auto writer = nodes.Connect(0);
+  auto reader = nodes.Connect(1);
+  EXPECT_EQ(sequence.Commit(*writer), 40);
+  ASSERT_TRUE(Pushed(nodes, 0));
+  // Longer than every lease.
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(3);
+  while (std::chrono::steady_clock::now() < until) {
+    EXPECT_GE(sequence.Read(*reader), 0);
+    EXPECT_EQ(nodes.ListNodes(1).nodes_size(), 3);
+  }
+  EXPECT_GT(SeriesOf(nodes.daemon(0).endpoints().admin, "crumb_etcd_failures_total"), 0);
+  ASSERT_TRUE(etcd_.Start());
+  EXPECT_TRUE(nodes.WaitForView(3));
+}
+
+TEST_F(EtcdClusterTest, AGenerationOutlivesEveryNodeThatKnewOfIt) {
+  TestNodes nodes(Settings());
+  ASSERT_TRUE(nodes.WaitForView(3));
+  const TestSequence sequence(301, 4);
+  {
+    auto away = nodes.Connect(2);
+    ASSERT_EQ(sequence.Commit(*away), 4);
+    ASSERT_TRUE(Pushed(nodes, 2));
+  }
+  nodes.Stop(2);
+  {
+    auto other = nodes.Connect(0);
+    v1::DropKeyspaceRequest drop;
+    drop.set_keyspace(other->keyspace().keyspace());
+    v1::DropKeyspaceResponse dropped;
+    ASSERT_TRUE(other->stub().DropKeyspace(other->Context().get(), drop, &dropped).ok());
+    ASSERT_TRUE(Eventually([&] { return nodes.Connect(1)->keyspace().generation() == 2; }));
+  }
+  nodes.Stop(0);
+  nodes.Stop(1);
+  nodes.Start(2);  // only etcd can tell it
+  auto client = nodes.Connect(2);
+  EXPECT_EQ(client->keyspace().generation(), 2u);
+  EXPECT_EQ(sequence.Read(*client), 0);
 }
 
 }  // namespace

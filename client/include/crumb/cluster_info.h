@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/page_key.h"
+
+namespace crumb::client {
+
+// The nodes of a cluster as one crumbd sees them.
+struct NodeList {
+  struct Node {
+    std::string id;
+    std::string address;
+    std::string version;
+    bool self = false;
+    std::string state;  // active, draining, drained
+    bool up = false;
+    double weight = 0;
+    std::string host;
+    std::string zone;
+    uint64_t capacity_bytes = 0;
+    std::string transport;       // how pages are read from it: ucx, grpc; empty for `self`
+    std::string breaker;         // closed, open, half-open
+    uint64_t pages_to_push = 0;  // of a draining `self`
+  };
+  std::vector<Node> nodes;
+  uint64_t view_epoch = 0;  // 0: no cluster
+  uint64_t previous_epoch = 0;
+  std::vector<std::string> refused;  // nodes that cannot take part, and why
+};
+
+// Where a page belongs and where it is: ids of nodes.
+struct PagePlace {
+  KeyspaceId keyspace;
+  PageKey run;  // begins its run; zeros: not known
+  std::vector<std::string> homes;
+  std::vector<std::string> previous_homes;
+  std::vector<std::string> holders;
+  std::vector<std::string> silent;  // did not answer in time
+};
+
+}  // namespace crumb::client

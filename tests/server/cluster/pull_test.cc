@@ -1,0 +1,334 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// RemoteReader over peers that answer when the test says so: who is asked, for what, and what
+// becomes of answers that are late, wrong or missing.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <future>
+
+#include "common/crc32c.h"
+#include "common/sha256.h"
+#include "server/cluster/pull_operation.h"
+#include "server/cluster/remote_reader.h"
+#include "server/cluster/run_finder.h"
+#include "tests/server/call_fixture.h"
+
+namespace crumb::server {
+namespace {
+
+using storage::MissReason;
+
+// A node whose pages are the fixture's and whose behaviour is set by the test.
+class FakePeer : public Peer {
+ public:
+  using MakeFragment = std::function<std::vector<std::byte>(const PageKey&)>;
+
+  FakePeer(const std::string& id, const Clock& clock, MakeFragment make)
+      : Peer(RecordOf(id), {.failures = 2, .open_for = std::chrono::hours(1)}, clock),
+        make_(std::move(make)) {}
+
+  static v1::NodeRecord RecordOf(const std::string& id) {
+    v1::NodeRecord record;
+    record.set_id(id);
+    return record;
+  }
+
+  void Acquire(v1::PeerAcquireRequest request, TimePoint,
+               Answer<v1::PeerAcquireResponse> answer) override {
+    ++asks;
+    runs_asked += request.runs_size();
+    if (silent) {
+      MutexLock lock(&mutex);
+      held.push_back(std::move(answer));
+      return;
+    }
+    v1::PeerAcquireResponse response;
+    response.set_session(std::string(16, 's'));
+    response.set_lease(++leases);
+    for (const std::string& run : request.runs()) {
+      const auto count = static_cast<uint32_t>(run.size() / sizeof(PageKey));
+      const uint32_t hits = absent ? 0 : std::min(count, hits_max.load());
+      response.add_hit_pages(hits);
+      for (uint32_t i = 0; i < hits; ++i) response.add_tile_bytes(tile_bytes);
+    }
+    if (nonsense) response.add_hit_pages(5);
+    answer(std::move(response));
+  }
+  void Release(uint64_t) override { ++released; }
+  void Push(v1::PeerPushRequest, TimePoint, Answer<v1::PeerPushResponse> answer) override {
+    answer(absl::UnimplementedError("not in this test"));
+  }
+  void Keyspaces(v1::PeerKeyspacesRequest, TimePoint,
+                 Answer<v1::PeerKeyspacesResponse> answer) override {
+    answer(absl::UnimplementedError("not in this test"));
+  }
+  void Drain(TimePoint, Answer<v1::PeerDrainResponse> answer) override {
+    answer(absl::UnimplementedError("not in this test"));
+  }
+  void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
+    ++fetches;
+    pages_fetched += static_cast<int>(request.pages.size());
+    transport::FetchAnswer answer;
+    for (const transport::PageWish& wish : request.pages) {
+      const std::vector<std::byte> fragment = make_(wish.key);
+      const size_t tiles = FragmentTilesBytes(wish.range.tiles(), wish.tile_bytes);
+      std::memcpy(wish.places.first, fragment.data(), tiles);
+      FragmentHeader header = DecodeFragmentHeader(std::span(fragment).subspan(tiles)).value();
+      if (wrong_key) header.key.bytes[0] ^= 1;
+      transport::PageAnswer page;
+      page.status = transport::PageStatus::kHit;
+      page.fragments.push_back({header, wish.range});
+      answer.pages.push_back(std::move(page));
+    }
+    if (hold_fetches) {
+      MutexLock lock(&mutex);
+      held_fetches.push_back([done, answer] { done(answer); });
+      return;
+    }
+    done(std::move(answer));
+  }
+  const char* transport() const override { return "fake"; }
+
+  void AnswerHeldFetches() {
+    std::vector<std::function<void()>> ready;
+    {
+      MutexLock lock(&mutex);
+      ready.swap(held_fetches);
+    }
+    for (const auto& answer : ready) answer();
+  }
+
+  std::atomic<int> asks{0}, runs_asked{0}, fetches{0}, pages_fetched{0}, released{0};
+  std::atomic<uint64_t> leases{0};
+  std::atomic<uint32_t> hits_max{UINT32_MAX};
+  std::atomic<bool> silent{false}, absent{false}, nonsense{false}, wrong_key{false};
+  std::atomic<bool> hold_fetches{false};
+  uint32_t tile_bytes = 0;
+  Mutex mutex;
+  std::vector<Answer<v1::PeerAcquireResponse>> held ABSL_GUARDED_BY(mutex);
+  std::vector<std::function<void()>> held_fetches ABSL_GUARDED_BY(mutex);
+
+ private:
+  const MakeFragment make_;
+};
+
+class PullTest : public CallFixture {
+ protected:
+  static constexpr int kPeers = 3;
+
+  PullTest() : steps_({"steps", 2, 1024}), timer_(Clock::Real()) {
+    std::vector<PlacementNode> nodes;
+    PeerTable::Peers peers;
+    for (int i = 0; i < kPeers; ++i) {
+      auto peer = std::make_shared<FakePeer>("peer-" + std::to_string(i), Clock::Real(),
+                                             [this](const PageKey& key) { return Fragment(key); });
+      peer->tile_bytes = kGeometry.int2_tile_bytes();
+      fakes_.push_back(peer);
+      peers.push_back(peer);
+      PlacementNode node;
+      node.id = peer->id();
+      node.host = node.id;
+      nodes.push_back(node);
+    }
+    peers_.SetPeers(peers);
+    peers_.history().Install(1, nodes);
+  }
+  ~PullTest() override { steps_.Stop(); }
+
+  PullRequest Request(int first, int count, Duration most = std::chrono::seconds(10)) {
+    PullRequest request;
+    request.keyspace = keyspace_;
+    for (int i = first; i < first + count; ++i) request.keys.push_back(Key(i));
+    request.first_page = static_cast<uint32_t>(first);
+    request.run = Key(first / static_cast<int>(kRunPages) * static_cast<int>(kRunPages));
+    request.range = kGeometry.all_tiles();
+    request.deadline = Clock::Real().Now() + most;
+    return request;
+  }
+
+  PullResult Pull(PullRequest request) {
+    std::promise<PullResult> answered;
+    reader_.Pull(std::move(request), [&](PullResult result) { answered.set_value(result); });
+    return answered.get_future().get();
+  }
+
+  int Sum(std::atomic<int> FakePeer::*member) const {
+    int sum = 0;
+    for (const auto& fake : fakes_) sum += (*fake).*member;
+    return sum;
+  }
+
+  std::vector<std::shared_ptr<FakePeer>> fakes_;
+  Executor steps_;
+  storage::DeadlineTimer timer_;
+  PeerTable peers_{"self", 1};
+  PageFlights flights_;
+  ClusterMetrics counts_;
+  std::atomic<int> heard_{0};
+  RemoteReader reader_{{store_, peers_, flights_, timer_, steps_, Clock::Real(), counts_, 1024,
+                        [this](const std::string&) { ++heard_; }},
+                       4};
+};
+
+TEST_F(PullTest, EveryPageComesWithOneCallANode) {
+  const PullResult result = Pull(Request(0, 200));
+  EXPECT_EQ(result.pages, 200u);
+  EXPECT_EQ(result.miss_reason, MissReason::kNone);
+  EXPECT_EQ(Sum(&FakePeer::runs_asked), 7);  // ceil(200 / 32)
+  EXPECT_LE(Sum(&FakePeer::asks), kPeers);
+  for (const auto& fake : fakes_) EXPECT_LE(fake->asks.load(), 1);
+  EXPECT_EQ(Sum(&FakePeer::pages_fetched), 200);
+  storage::AcquireRequest check;
+  check.keyspace = keyspace_->id;
+  check.generation = 1;
+  for (int i = 0; i < 200; ++i) check.keys.push_back(Key(i));
+  check.range = kGeometry.all_tiles();
+  EXPECT_EQ(store_.Lookup(check).hit_pages, 200u);
+}
+
+TEST_F(PullTest, LeasesOfPeersAreGivenBack) {
+  Pull(Request(0, 100));
+  steps_.Stop();
+  int leases = 0;
+  for (const auto& fake : fakes_) leases += static_cast<int>(fake->leases.load());
+  EXPECT_EQ(Sum(&FakePeer::released), leases);
+}
+
+TEST_F(PullTest, PagesThatAreHereAlreadyAreNotAskedFor) {
+  for (int i = 32; i < 64; ++i) Store(Key(i));
+  EXPECT_EQ(Pull(Request(0, 70)).pages, 70u);
+  EXPECT_EQ(Sum(&FakePeer::pages_fetched), 38);
+}
+
+TEST_F(PullTest, AMissEndsThePrefixAndNothingBehindItIsWaitedFor) {
+  for (const auto& fake : fakes_) fake->hits_max = 10;
+  const PullResult result = Pull(Request(0, 64));
+  EXPECT_EQ(result.pages, 10u);
+  EXPECT_EQ(result.miss_reason, MissReason::kAbsent);
+}
+
+TEST_F(PullTest, ARunInTheMiddleIsNamedByItsFirstPage) {
+  PullRequest request = Request(40, 8);
+  EXPECT_EQ(RunsOf(request).at(0).key, Key(32));
+  request.run = PageKey();
+  EXPECT_TRUE(RunsOf(request).empty());
+  EXPECT_EQ(Pull(std::move(request)).pages, 0u);
+  EXPECT_EQ(Sum(&FakePeer::asks), 0);
+}
+
+TEST_F(PullTest, SilenceIsAMissAtTheDeadline) {
+  for (const auto& fake : fakes_) fake->silent = true;
+  const TimePoint began = Clock::Real().Now();
+  const PullResult result = Pull(Request(0, 64, std::chrono::milliseconds(50)));
+  EXPECT_EQ(result.pages, 0u);
+  EXPECT_EQ(result.miss_reason, MissReason::kDeadline);
+  EXPECT_GE(Clock::Real().Now() - began, std::chrono::milliseconds(50));
+  EXPECT_EQ(counts_.pulls_late.value(), 1u);
+  for (const auto& fake : fakes_) {
+    std::vector<Peer::Answer<v1::PeerAcquireResponse>> held;
+    {
+      MutexLock lock(&fake->mutex);
+      held.swap(fake->held);
+    }
+    for (const auto& answer : held) answer(absl::DeadlineExceededError("late"));
+  }
+}
+
+TEST_F(PullTest, AnOpenBreakerIsSkipped) {
+  for (const auto& fake : fakes_) {
+    fake->breaker().Fail();
+    fake->breaker().Fail();
+  }
+  const PullResult result = Pull(Request(0, 64));
+  EXPECT_EQ(result.pages, 0u);
+  EXPECT_EQ(Sum(&FakePeer::asks), 0);
+  EXPECT_GT(counts_.breaker_skips.value(), 0u);
+}
+
+TEST_F(PullTest, AnswersThatDoNotFitAreNone) {
+  for (const auto& fake : fakes_) fake->nonsense = true;
+  EXPECT_EQ(Pull(Request(0, 40)).pages, 0u);
+  EXPECT_EQ(Sum(&FakePeer::fetches), 0);
+}
+
+TEST_F(PullTest, ATileSizeThatIsNotTheKeyspacesIsNeverFetched) {
+  for (const auto& fake : fakes_) fake->tile_bytes = 64;
+  const PullResult result = Pull(Request(0, 40));
+  EXPECT_EQ(result.pages, 0u);
+  EXPECT_EQ(result.miss_reason, MissReason::kCorrupt);
+  EXPECT_EQ(Sum(&FakePeer::pages_fetched), 0);
+}
+
+TEST_F(PullTest, WhatIsNotWhatWasAskedForIsNotStored) {
+  for (const auto& fake : fakes_) fake->wrong_key = true;
+  const PullResult result = Pull(Request(0, 3));
+  EXPECT_EQ(result.pages, 0u);
+  EXPECT_EQ(result.miss_reason, MissReason::kCorrupt);
+  EXPECT_EQ(counts_.pull_corrupt_pages.value(), 3u);
+}
+
+TEST_F(PullTest, TheSamePagesAreFetchedOnceHoweverManyAsk) {
+  for (const auto& fake : fakes_) fake->hold_fetches = true;
+  constexpr int kRequests = 4;
+  std::atomic<int> answered{0};
+  std::vector<std::promise<PullResult>> results(kRequests);
+  for (int i = 0; i < kRequests; ++i) {
+    // Later ones want more.
+    reader_.Pull(Request(0, 32 + i), [&results, &answered, i](PullResult result) {
+      ++answered;
+      results[static_cast<size_t>(i)].set_value(result);
+    });
+  }
+  EXPECT_EQ(answered.load(), 0);
+  for (const auto& fake : fakes_) fake->hold_fetches = false;
+  while (answered.load() < kRequests) {
+    for (const auto& fake : fakes_) fake->AnswerHeldFetches();
+    std::this_thread::yield();
+  }
+  for (int i = 0; i < kRequests; ++i) {
+    EXPECT_EQ(results[static_cast<size_t>(i)].get_future().get().pages,
+              static_cast<size_t>(32 + i));
+  }
+  EXPECT_EQ(Sum(&FakePeer::pages_fetched), 35);
+  EXPECT_GE(counts_.pull_coalesced_pages.value(), 32u * 3);
+}
+
+TEST_F(PullTest, OverTheBoundIsAMissAtOnce) {
+  for (const auto& fake : fakes_) fake->hold_fetches = true;
+  std::atomic<int> open{0};
+  for (int i = 0; i < 4; ++i) {
+    ++open;
+    reader_.Pull(Request(i * 1000 - i * 1000 % 32, 8), [&open](PullResult) { --open; });
+  }
+  const PullResult result = Pull(Request(9600, 8));
+  EXPECT_EQ(result.miss_reason, MissReason::kBusy);
+  EXPECT_EQ(counts_.pulls_refused.value(), 1u);
+  while (open.load() > 0) {
+    for (const auto& fake : fakes_) fake->AnswerHeldFetches();
+    std::this_thread::yield();
+  }
+}
+
+TEST_F(PullTest, RunsAreFoundFromPositionParentAndRoot) {
+  RunFinder runs(store_, 16);
+  FragmentHeader header;
+  header.keyspace = keyspace_->id;
+  header.key = Key(0);
+  EXPECT_EQ(runs.Find(header), Key(0));  // without parent: the first
+  header.key = Key(64);
+  header.parent = Key(63);
+  header.position = 65;
+  EXPECT_EQ(runs.Find(header), Key(64));
+  header.key = Key(65);
+  header.parent = Key(64);
+  header.position = 0;
+  EXPECT_EQ(runs.Find(header), Key(64));  // remembered
+  header.key = Key(200);
+  header.parent = Key(199);
+  header.position = 201;
+  EXPECT_EQ(runs.Find(header), std::nullopt);  // its ancestors are not here
+}
+
+}  // namespace
+}  // namespace crumb::server
