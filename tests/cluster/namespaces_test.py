@@ -16,6 +16,7 @@ import json
 import os
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,7 @@ class Net:
     def __init__(self, members):
         self.tag = f"crumb{os.getpid()}"
         self.members = members
+        self.free = {}
         self.real = self._try()
 
     def _try(self):
@@ -64,7 +66,20 @@ class Net:
         return f"{self.tag}n{i}"
 
     def address(self, i):
-        return f"10.77.0.{i + 1}" if self.real else f"127.0.0.{i + 1}"
+        return f"10.77.0.{i + 1}" if self.real else "127.0.0.1"
+
+    def ports(self, i, usual):
+        """Two ports of member i; on loopback, where all share an address, free ones."""
+        if self.real:
+            return usual
+        if i not in self.free:
+            sockets = [socket.socket() for _ in usual]
+            for each in sockets:
+                each.bind(("127.0.0.1", 0))
+            self.free[i] = tuple(each.getsockname()[1] for each in sockets)
+            for each in sockets:
+                each.close()
+        return self.free[i]
 
     def prefix(self, i):
         return ["ip", "netns", "exec", self.name(i)] if self.real else []
@@ -105,14 +120,16 @@ class Cluster:
         home = self.folder / str(i)
         home.mkdir()
         here, etcd = self.net.address(i), self.net.address(self.nodes)
+        grpc, ucx = self.net.ports(i, (7070, 7071))
+        etcd_port, _ = self.net.ports(self.nodes, (2379, 2380))
         (home / "crumbd.yaml").write_text(
-            f"listen:\n  socket_dir: {home}\n  tcp: {here}:7070\nadmin:\n  listen: \"\"\n"
+            f"listen:\n  socket_dir: {home}\n  tcp: {here}:{grpc}\nadmin:\n  listen: \"\"\n"
             "store:\n  host:\n    bytes_max: 32MiB\n    slab_bytes: 16MiB\n"
             f"  ssd:\n    path: {home}/ssd\n    bytes_max: 64MiB\nlog:\n  severity: warning\n"
-            f"cluster:\n  secret_file: {self.folder}/secret\n  etcd: [\"{etcd}:2379\"]\n"
+            f"cluster:\n  secret_file: {self.folder}/secret\n  etcd: [\"{etcd}:{etcd_port}\"]\n"
             f"  host: host-{i}\n  node_ttl: 2s\n  rpc_deadline: 1s\n  start_deadline: 2s\n"
             f"  lookup_deadline: {LOOKUP_MS}ms\n  breaker_open: 500ms\n"
-            f"transport:\n  listen: {here}:7071\n")
+            f"transport:\n  listen: {here}:{ucx}\n")
 
     def spawn(self, key, i, words, log):
         with open(log, "ab") as out:
@@ -121,13 +138,14 @@ class Cluster:
 
     def start_etcd(self):
         here = self.net.address(self.nodes)
+        client, peer = self.net.ports(self.nodes, (2379, 2380))
         self.spawn("etcd", self.nodes, [
             "etcd", "--data-dir", str(self.folder / "etcd"),
-            "--listen-client-urls", f"http://{here}:2379",
-            "--advertise-client-urls", f"http://{here}:2379",
-            "--listen-peer-urls", f"http://{here}:2380",
-            "--initial-advertise-peer-urls", f"http://{here}:2380",
-            "--initial-cluster", f"default=http://{here}:2380"], self.folder / "etcd.log")
+            "--listen-client-urls", f"http://{here}:{client}",
+            "--advertise-client-urls", f"http://{here}:{client}",
+            "--listen-peer-urls", f"http://{here}:{peer}",
+            "--initial-advertise-peer-urls", f"http://{here}:{peer}",
+            "--initial-cluster", f"default=http://{here}:{peer}"], self.folder / "etcd.log")
 
     def start(self, i):
         home = self.folder / str(i)
