@@ -35,7 +35,8 @@ bool AllFinite(const Bf16* values, size_t count) {
 }
 
 CpuBackend::CpuBackend(const WorkerOptions& options)
-    : options_(options), layers_(options.rotations.Expand(options.layers, options.kv_heads)) {}
+    : options_(options),
+      layers_(options.rotations.Expand(options.own_tiles(), options.own_q_head_range())) {}
 
 void CpuBackend::Parallel(int count, const std::function<void(int)>& body) const {
   if (options_.parallel_for && count > 1) {
@@ -91,7 +92,7 @@ uint32_t CpuBackend::StoreTile(const RecentRows& rows, int position, int layer, 
 uint32_t CpuBackend::StoreWindow(const RecentRows& rows, int position, int layer_begin,
                                  int layer_end, const Page& page) const {
   std::atomic<uint32_t> status{0};
-  const int heads = options_.kv_heads;
+  const int heads = options_.own_kv_heads();
   Parallel((layer_end - layer_begin) * heads, [&](int task) {
     const int layer = layer_begin + task / heads;
     status.fetch_or(StoreTile(rows, position, layer, task % heads, page),
@@ -107,7 +108,7 @@ QualitySample CpuBackend::Measure(const RecentRows& rows, int position, int laye
                           : 1.0f / std::sqrt(static_cast<float>(options_.head_dim));
   QualitySample sample = MeasureWindow(TileParams(rows, position, layer, head, page), queries,
                                        scale, options_.soft_cap);
-  sample.layer = layer;
+  sample.layer = options_.own_tiles().layers.begin + layer;
   return sample;
 }
 
@@ -116,8 +117,8 @@ kernels::AttentionParams CpuBackend::ParamsOf(const AttentionCall& call) const {
   const int64_t dim = options_.head_dim;
   params.shape = options_.tile_shape();
   params.history_format = call.history_format;
-  params.kv_heads = options_.kv_heads;
-  params.q_heads = options_.q_heads;
+  params.kv_heads = options_.own_kv_heads();
+  params.q_heads = options_.own_q_heads();
   params.sink_tokens = call.sink_tokens;
   if (call.sink_tokens > 0) {
     params.sink_k = reinterpret_cast<const Bf16*>(call.sink->layer(call.layer));
@@ -155,13 +156,14 @@ std::vector<float> CpuBackend::OffsetsOf(const AttentionCall& call, int kv_head,
                                          const kernels::AttentionParams& params) const {
   if (params.position_blocks == 0) return {};
   const int dim = options_.head_dim;
-  const int group = options_.q_heads / options_.kv_heads;
+  const int group = options_.own_q_heads() / options_.own_kv_heads();
   const int64_t blocks = options_.rotations.position_blocks();
   const float* mean = layers_[call.layer]->mean_k_columns() + kv_head * dim * blocks;
-  std::vector<float> offsets(static_cast<size_t>(params.q_tokens) * options_.q_heads *
+  std::vector<float> offsets(static_cast<size_t>(params.q_tokens) * options_.own_q_heads() *
                              params.position_blocks);
   for (int row = 0; row < params.q_tokens * group; ++row) {
-    const int64_t at = int64_t{row / group} * options_.q_heads + kv_head * group + row % group;
+    const int64_t at =
+        int64_t{row / group} * options_.own_q_heads() + kv_head * group + row % group;
     const Bf16* q = params.q + at * dim;
     float* out = &offsets[at * params.position_blocks];
     for (int i = 0; i < dim; ++i) {
@@ -174,17 +176,17 @@ std::vector<float> CpuBackend::OffsetsOf(const AttentionCall& call, int kv_head,
 
 absl::Status CpuBackend::Attend(const AttentionCall& call) const {
   const kernels::AttentionParams whole = ParamsOf(call);
-  const int64_t row_elements = int64_t{options_.q_heads} * options_.head_dim;
+  const int64_t row_elements = int64_t{options_.own_q_heads()} * options_.head_dim;
   const int slices = (call.q_tokens + kTokensPerTask - 1) / kTokensPerTask;
   std::atomic<bool> no_memory{false};
-  Parallel(slices * options_.kv_heads, [&](int task) {
-    const int first = task / options_.kv_heads * kTokensPerTask;
+  Parallel(slices * options_.own_kv_heads(), [&](int task) {
+    const int first = task / options_.own_kv_heads() * kTokensPerTask;
     const int last = std::min(call.q_tokens, first + kTokensPerTask);
     kernels::AttentionParams params = whole;
     params.q_tokens = last - first;
     params.q = call.q + first * row_elements;
     params.out = call.out + first * row_elements;
-    const int head = task % options_.kv_heads;
+    const int head = task % options_.own_kv_heads();
     const std::vector<float> offsets = OffsetsOf(call, head, params);
     if (!offsets.empty()) params.offset = offsets.data();
     // Rows behind the slice's last token are not attended. While the prompt is still inside the

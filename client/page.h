@@ -11,8 +11,8 @@
 
 namespace crumb::client {
 
-// 64 tokens of one sequence, all layers and KV heads, where attention reads them: in memory of this
-// process or in crumbd's slabs under a lease. Immutable once its last tile is written.
+// 64 tokens of one sequence, this rank's layers and KV heads, where attention reads them: in memory
+// of this process or in crumbd's slabs under a lease. Immutable once its last tile is written.
 struct Page {
   PageKey key;
   PageKey parent;         // zeros: the first page of a sequence
@@ -20,13 +20,13 @@ struct Page {
   kernels::PageFormat format = kernels::PageFormat::kInt2;
   bool over_int2_prefix = false;  // its rows were computed while INT2 pages were attended
   bool finite = true;             // false: held a non-finite row; never leaves the sequence
-  std::byte* tiles = nullptr;     // layer by layer, in each layer head by head
+  std::byte* tiles = nullptr;     // the first layer's; in each layer head by head
   size_t tile_bytes = 0;
-  size_t layer_bytes = 0;        // of all heads' tiles of one layer
-  size_t bytes = 0;              // of all tiles
+  size_t layer_stride = 0;       // bytes; other ranks' tiles may lie between layers
+  size_t bytes = 0;              // of this rank's tiles; those of a page made here are contiguous
   std::shared_ptr<void> memory;  // keeps `tiles` where they are
 
-  std::byte* layer(int index) const { return tiles + layer_bytes * index; }
+  std::byte* layer(int index) const { return tiles + layer_stride * index; }
 };
 
 }  // namespace crumb::client

@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/page_fetcher.h"
 
-#include <cstring>
 #include <utility>
 
+#include "common/crc32c.h"
 #include "common/status_macros.h"
 
 namespace crumb::client {
@@ -13,49 +13,84 @@ namespace {
 // How long crumbd may take to answer from its memory alone.
 constexpr Duration kHostOnlyTimeout = std::chrono::milliseconds(50);
 
+bool Contains(const TileRange& outer, const TileRange& inner) {
+  return outer.layers.Contains(inner.layers) && outer.heads.Contains(inner.heads);
+}
+
+// Which tile of a fragment of `range` is that of a layer and head.
+size_t TileIndex(const TileRange& range, int layer, int head) {
+  return static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
+         (head - range.heads.begin);
+}
+
+// Copies the fragment's share of `own` to its place in `page`. kDataLoss: a copy's sum differs.
+absl::Status CopyTiles(const LeasedFragment& fragment, const TileRange& own, const Page& page) {
+  const TileRange& range = fragment.header.range;
+  const TileRange part = Intersect(range, own);
+  for (int layer = part.layers.begin; layer < part.layers.end; ++layer) {
+    for (int head = part.heads.begin; head < part.heads.end; ++head) {
+      const size_t tile = TileIndex(range, layer, head);
+      std::byte* to =
+          page.layer(layer - own.layers.begin) + page.tile_bytes * (head - own.heads.begin);
+      const uint32_t sum =
+          CopyCrc32c(to, fragment.tiles.subspan(tile * page.tile_bytes, page.tile_bytes));
+      if (sum != fragment.header.tile_sums[tile]) {
+        return absl::DataLossError("a tile's checksum differs");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-absl::StatusOr<FetchedPages> PageFetcher::Fetch(const KeyspaceBinding& keyspace, int first_page,
-                                                const PageKey& parent, const PageKey& run,
-                                                std::span<const PageKey> keys, int window_tokens,
-                                                Duration timeout) const {
-  AcquireRequest request;
-  request.keyspace = keyspace.id;
-  request.generation = keyspace.generation;
-  request.keys = keys;
-  request.first_page = static_cast<uint32_t>(first_page);
-  request.run = run;
-  request.range = TileRange{{0, static_cast<uint16_t>(options_.layers)},
-                            {0, static_cast<uint16_t>(options_.kv_heads)}};
-  request.window_tokens = static_cast<uint32_t>(window_tokens);
-  request.wait_for_lower_tiers = timeout > Duration::zero();
-  request.timeout = request.wait_for_lower_tiers ? timeout : kHostOnlyTimeout;
-  request.verify_every = options_.verify_every;
-  CRUMB_ASSIGN_OR_RETURN(AcquireResult acquired, client_.Acquire(request));
+absl::StatusOr<AcquireResult> PageFetcher::Acquire(const PageRequest& request) const {
+  AcquireRequest wanted;
+  wanted.keyspace = request.keyspace.id;
+  wanted.generation = request.keyspace.generation;
+  wanted.keys = request.keys;
+  wanted.first_page = static_cast<uint32_t>(request.first_page);
+  wanted.run = request.run;
+  wanted.range = request.whole_pages ? options_.all_tiles() : options_.own_tiles();
+  wanted.window_tokens = static_cast<uint32_t>(request.window_tokens);
+  wanted.wait_for_lower_tiers = request.timeout > Duration::zero();
+  wanted.timeout = wanted.wait_for_lower_tiers ? request.timeout : kHostOnlyTimeout;
+  wanted.lease = request.lease;
+  wanted.verify_every = options_.verify_every;
+  return client_.Acquire(wanted);
+}
 
+absl::StatusOr<FetchedPages> PageFetcher::Fetch(const PageRequest& request) const {
+  CRUMB_ASSIGN_OR_RETURN(AcquireResult acquired, Acquire(request));
   FetchedPages fetched;
   fetched.miss_reason = acquired.miss_reason;
   if (acquired.lease == nullptr) return fetched;
+  fetched.lease = acquired.lease;
+  fetched.lease_id = acquired.lease_id;
   std::span<const LeasedFragment> rest = acquired.lease->fragments();
   for (int i = 0; i < acquired.hit_pages; ++i) {
     size_t count = 0;
     while (count < rest.size() && rest[count].page == i) ++count;
-    const kernels::PageFormat format =
-        first_page + i == 0 ? kernels::PageFormat::kBf16 : keyspace.history_format;
-    auto page = Assemble(acquired.lease, rest.first(count), format);
-    if (!page.ok()) {
-      const bool full = absl::IsResourceExhausted(page.status());
-      fetched.miss_reason = full ? MissReason::kBusy : MissReason::kCorrupt;
-      if (!full) client_.Count({.verify_failures = 1});
-      return fetched;
-    }
-    (*page)->key = keys[i];
-    (*page)->parent = i == 0 ? parent : keys[i - 1];
-    (*page)->position = static_cast<uint32_t>(first_page + i);
-    fetched.bytes += (*page)->bytes;
-    fetched.tiers.push_back(acquired.page_tiers[i]);
-    fetched.pages.push_back(*std::move(page));
+    const std::span<const LeasedFragment> fragments = rest.first(count);
     rest = rest.subspan(count);
+    if (i >= request.skip) {
+      const kernels::PageFormat format = request.first_page + i == 0
+                                             ? kernels::PageFormat::kBf16
+                                             : request.keyspace.history_format;
+      auto page = Assemble(acquired.lease, fragments, format);
+      if (!page.ok()) {
+        const bool full = absl::IsResourceExhausted(page.status());
+        fetched.miss_reason = full ? MissReason::kBusy : MissReason::kCorrupt;
+        if (!full) client_.Count({.verify_failures = 1});
+        return fetched;
+      }
+      (*page)->key = request.keys[i];
+      (*page)->parent = i == 0 ? request.parent : request.keys[i - 1];
+      (*page)->position = static_cast<uint32_t>(request.first_page + i);
+      fetched.bytes += (*page)->bytes;
+      fetched.pages.push_back(*std::move(page));
+    }
+    fetched.page_tiers.push_back(acquired.page_tiers[i]);
   }
   return fetched;
 }
@@ -66,37 +101,45 @@ absl::StatusOr<std::shared_ptr<Page>> PageFetcher::Assemble(
   auto page = std::make_shared<Page>();
   page->format = format;
   page->tile_bytes = options_.tile_shape().bytes(format);
-  page->layer_bytes = page->tile_bytes * options_.kv_heads;
-  page->bytes = page->layer_bytes * options_.layers;
+  const TileRange own = options_.own_tiles();
+  page->bytes = FragmentTilesBytes(own.tiles(), page->tile_bytes);
   for (const LeasedFragment& fragment : fragments) {
-    const bool fits = static_cast<int>(fragment.header.format) == static_cast<int>(format) &&
-                      fragment.header.tile_bytes == page->tile_bytes &&
-                      fragment.header.layout_id == kernels::kTileLayoutId;
-    if (!fits) return absl::DataLossError("a fragment of another format");
+    CRUMB_RETURN_IF_ERROR(CheckFits(fragment, *page));
     page->over_int2_prefix |= fragment.header.over_int2_prefix;
   }
-  if (fragments.size() == 1 && fragments[0].tiles.size() == page->bytes) {
+  for (const LeasedFragment& fragment : fragments) {
+    const TileRange& range = fragment.header.range;
+    if (!Contains(range, own)) continue;
+    page->layer_stride = page->tile_bytes * range.heads.size();
     // Pages are read only from here on; crumbd's slabs are mapped read-only besides.
-    page->tiles = const_cast<std::byte*>(fragments[0].tiles.data());
+    page->tiles = const_cast<std::byte*>(fragment.tiles.data()) +
+                  TileIndex(range, own.layers.begin, own.heads.begin) * page->tile_bytes;
     page->memory = std::const_pointer_cast<Lease>(lease);
     return page;
   }
   CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, pool_.Allocate(page->bytes));
-  for (const LeasedFragment& fragment : fragments) {
-    CRUMB_RETURN_IF_ERROR(fragment.VerifyTiles());
-    const TileRange& range = fragment.header.range;
-    if (range.layers.end > options_.layers || range.heads.end > options_.kv_heads) {
-      return absl::DataLossError("a fragment reaches beyond the model");
-    }
-    const size_t row = page->tile_bytes * range.heads.size();
-    for (int layer = range.layers.begin; layer < range.layers.end; ++layer) {
-      std::memcpy(memory.get() + page->layer_bytes * layer + page->tile_bytes * range.heads.begin,
-                  fragment.tiles.data() + row * (layer - range.layers.begin), row);
-    }
-  }
+  page->layer_stride = page->tile_bytes * own.heads.size();
   page->tiles = memory.get();
   page->memory = std::move(memory);
+  int copied = 0;
+  for (const LeasedFragment& fragment : fragments) {
+    CRUMB_RETURN_IF_ERROR(CopyTiles(fragment, own, *page));
+    copied += Intersect(fragment.header.range, own).tiles();
+  }
+  if (copied != own.tiles()) return absl::DataLossError("fragments that leave tiles out");
   return page;
+}
+
+absl::Status PageFetcher::CheckFits(const LeasedFragment& fragment, const Page& page) const {
+  const FragmentHeader& header = fragment.header;
+  if (static_cast<int>(header.format) != static_cast<int>(page.format) ||
+      header.tile_bytes != page.tile_bytes || header.layout_id != kernels::kTileLayoutId) {
+    return absl::DataLossError("a fragment of another format");
+  }
+  if (!Contains(options_.all_tiles(), header.range)) {
+    return absl::DataLossError("a fragment reaches beyond the model");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace crumb::client

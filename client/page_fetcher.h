@@ -15,34 +15,48 @@
 
 namespace crumb::client {
 
+// A prefix, or the rest of one, to be fetched.
+struct PageRequest {
+  const KeyspaceBinding& keyspace;
+  int first_page = 0;  // position of keys[0] in its sequence
+  PageKey parent;      // of keys[0]
+  PageKey run;         // see AcquireRequest
+  std::span<const PageKey> keys;
+  int window_tokens = 0;                // see AcquireRequest
+  Duration timeout = Duration::zero();  // zero: host memory only
+  bool whole_pages = false;             // hit only where all layers and heads are there
+  uint64_t lease = 0;                   // see AcquireRequest
+  int skip = 0;                         // leading keys whose pages the caller has
+};
+
 // Pages of a prefix as attention reads them, still under crumbd's lease.
 struct FetchedPages {
+  std::shared_ptr<const Lease> lease;  // of all hit pages; null without hit
+  uint64_t lease_id = 0;
+  std::vector<Tier> page_tiers;  // of all hit pages
+  // Those behind PageRequest::skip.
   std::vector<std::shared_ptr<Page>> pages;
-  std::vector<Tier> tiers;  // of each
   MissReason miss_reason = MissReason::kNone;
   uint64_t bytes = 0;  // of all tiles
 };
 
-// Asks crumbd for pages and makes them readable: in place where one fragment holds a whole page,
-// else copied together and verified. Thread-safe.
+// Asks crumbd for this rank's part of pages and makes it readable: in place where one fragment
+// holds all of it, else copied together and verified. Thread-safe.
 class PageFetcher {
  public:
   // All borrowed.
   PageFetcher(const WorkerOptions& options, Client& client, PagePool& pool)
       : options_(options), client_(client), pool_(pool) {}
 
-  // Leading pages of `keys`, the first of which is page `first_page` of its sequence and follows
-  // `parent`, in the run that begins with `run`. `window_tokens`: see AcquireRequest. Zero
-  // `timeout`: host memory only. The status is the call's; what failed a check is a miss.
-  absl::StatusOr<FetchedPages> Fetch(const KeyspaceBinding& keyspace, int first_page,
-                                     const PageKey& parent, const PageKey& run,
-                                     std::span<const PageKey> keys, int window_tokens,
-                                     Duration timeout) const;
+  // Leading pages of the request's keys. The status is the call's; what failed a check is a miss.
+  absl::StatusOr<FetchedPages> Fetch(const PageRequest& request) const;
 
  private:
+  absl::StatusOr<AcquireResult> Acquire(const PageRequest& request) const;
   absl::StatusOr<std::shared_ptr<Page>> Assemble(const std::shared_ptr<const Lease>& lease,
                                                  std::span<const LeasedFragment> fragments,
                                                  kernels::PageFormat format) const;
+  absl::Status CheckFits(const LeasedFragment& fragment, const Page& page) const;
 
   const WorkerOptions& options_;
   Client& client_;

@@ -138,7 +138,7 @@ std::vector<Publisher::Item> Publisher::TakeBatch() {
 
 void Publisher::PublishBatch(const std::vector<Item>& batch) {
   const size_t tiles_bytes = batch.front().page->bytes;
-  const size_t bytes = tiles_bytes + FragmentHeaderBytes(options_.layers * options_.kv_heads);
+  const size_t bytes = tiles_bytes + FragmentHeaderBytes(options_.own_tiles().tiles());
   size_t next = 0;
   while (next < batch.size()) {
     const int wanted = static_cast<int>(batch.size() - next);
@@ -170,8 +170,7 @@ void Publisher::Write(const Item& item, const StagingSlot& slot) const {
   header.key = page.key;
   header.parent = page.parent;
   header.position = page.position + 1;
-  header.range = {{0, static_cast<uint16_t>(options_.layers)},
-                  {0, static_cast<uint16_t>(options_.kv_heads)}};
+  header.range = options_.own_tiles();
   for (size_t at = 0; at < page.bytes; at += page.tile_bytes) {
     header.tile_sums.push_back(
         CopyCrc32c(slot.bytes().data() + at, {page.tiles + at, page.tile_bytes}));

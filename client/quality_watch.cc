@@ -10,7 +10,7 @@ std::optional<int> QualityWatch::TakeTurn() {
   if (!enabled()) return std::nullopt;
   const uint64_t window = windows_.fetch_add(1, std::memory_order_relaxed);
   if (window % options_.watch_every != 0) return std::nullopt;
-  return static_cast<int>(window / options_.watch_every % options_.kv_heads);
+  return static_cast<int>(window / options_.watch_every % options_.own_kv_heads());
 }
 
 void QualityWatch::Record(std::span<const QualitySample> layers) {

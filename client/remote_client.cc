@@ -223,6 +223,7 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
   if (request.range.has_value()) *wire.mutable_range() = ToWire(*request.range);
   wire.set_wait_ms(request.wait_for_lower_tiers ? WaitMs(request.timeout) : 0);
   wire.set_window_tokens(request.window_tokens);
+  wire.set_lease(request.lease);
   wire.set_request(last_request_.fetch_add(1) + 1);
   v1::AcquireResponse answer;
   const absl::Status status = connection->stub().Call(
@@ -256,6 +257,7 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
   result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
   if (result.hit_pages > 0 && hold != nullptr) {
     result.lease = std::make_shared<const Lease>(std::move(read.fragments), std::move(hold));
+    result.lease_id = answer.lease();
   } else {
     result.hit_pages = 0;
     result.page_tiers.clear();

@@ -184,61 +184,108 @@ void ReplicaWorker::TellBadQuality() {
 }
 
 // Pages of live sequences need nobody's leave.
-void ReplicaWorker::FindShared(SequenceStart& start, int pages_max) {
+void ReplicaWorker::FindShared(SequenceStart& start, int pages_max) const {
   while (static_cast<int>(start.pages.size()) < pages_max) {
     std::shared_ptr<const Page> page = table_.Find(start.prompt_keys[start.pages.size()]);
     if (page == nullptr) break;
     start.pages.push_back(std::move(page));
   }
+}
+
+void ReplicaWorker::CountShared(SequenceStart& start) {
   start.stats.hit_tokens_worker = static_cast<int>(start.pages.size()) * kPageTokens;
   tally_.hit_tokens_worker.Add(start.stats.hit_tokens_worker);
+}
+
+// Pages [first, end) of the prompt.
+PageRequest ReplicaWorker::RequestFor(const SequenceStart& start, int first, int end,
+                                      Duration timeout) const {
+  return {.keyspace = *start.keyspace,
+          .first_page = first,
+          .parent = first == 0 ? PageKey{} : start.prompt_keys[first - 1],
+          .run = start.prompt_keys[first / kRunPages * kRunPages],
+          .keys = std::span(start.prompt_keys).subspan(first, end - first),
+          .window_tokens = static_cast<int>(start.prompt.size()) - end * kPageTokens,
+          .timeout = timeout,
+          .whole_pages = false,
+          .lease = 0,
+          .skip = 0};
 }
 
 void ReplicaWorker::FetchRest(SequenceStart& start, int pages_max, Duration timeout) {
   const int first = static_cast<int>(start.pages.size());
   if (fetcher_ == nullptr || !start.keyspace->known_to_crumbd || first >= pages_max) return;
-  const std::span<const PageKey> keys =
-      std::span(start.prompt_keys).subspan(first, pages_max - first);
-  const PageKey parent = first == 0 ? PageKey{} : start.prompt_keys[first - 1];
-  const PageKey run = start.prompt_keys[first / kRunPages * kRunPages];
-  const int window = static_cast<int>(start.prompt.size()) - pages_max * kPageTokens;
   const absl::StatusOr<FetchedPages> fetched =
-      fetcher_->Fetch(*start.keyspace, first, parent, run, keys, window, timeout);
-  if (fetched.ok()) {
-    NoteFetched(start, *fetched);
-  } else {
-    NoteFetchFailure(start, fetched.status());
-  }
+      fetcher_->Fetch(RequestFor(start, first, pages_max, timeout));
+  if (!fetched.ok()) return NoteFetchFailure(start, fetched.status());
+  NoteFetched(start, *fetched, fetched->page_tiers);
 }
 
-void ReplicaWorker::NoteFetched(SequenceStart& start, const FetchedPages& fetched) {
+// The prefix that every rank can have: what crumbd holds for all layers and heads, and this rank
+// can read. Pages of live sequences spare this rank the reading only. Returns the pages' tiers.
+std::vector<Tier> ReplicaWorker::FetchWhole(SequenceStart& start, int pages_max, Duration timeout) {
+  if (fetcher_ == nullptr || !start.keyspace->known_to_crumbd || pages_max == 0) return {};
+  FindShared(start, pages_max);
+  PageRequest request = RequestFor(start, 0, pages_max, timeout);
+  request.whole_pages = true;
+  request.skip = static_cast<int>(start.pages.size());
+  absl::StatusOr<FetchedPages> fetched = fetcher_->Fetch(request);
+  if (!fetched.ok()) {
+    start.pages.clear();
+    NoteFetchFailure(start, fetched.status());
+    return {};
+  }
+  const std::vector<Tier>& tiers = fetched->page_tiers;
+  start.pages.resize(std::min(start.pages.size(), tiers.size()));
+  CountShared(start);
+  NoteFetched(start, *fetched, std::span(tiers).subspan(start.pages.size()));
+  start.lease = std::move(fetched->lease);
+  start.lease_id = fetched->lease_id;
+  return std::move(fetched->page_tiers);
+}
+
+// Takes this rank's part of the leader's prefix from the leader's lease.
+void ReplicaWorker::JoinLease(SequenceStart& start, const LeadToken& token, Duration timeout) {
+  const int pages = static_cast<int>(token.tiers.size());
+  const int have = static_cast<int>(start.pages.size());
+  if (token.lease == 0 || have >= pages || token.keyspace.epoch != client_->epoch()) return;
+  PageRequest request = RequestFor(start, 0, pages, timeout);
+  request.lease = token.lease;
+  request.skip = have;
+  const absl::StatusOr<FetchedPages> fetched = fetcher_->Fetch(request);
+  if (!fetched.ok()) return NoteFetchFailure(start, fetched.status());
+  NoteFetched(start, *fetched, std::span(token.tiers).subspan(have));
+}
+
+// `tiers` of the fetched pages, or of more.
+void ReplicaWorker::NoteFetched(SequenceStart& start, const FetchedPages& fetched,
+                                std::span<const Tier> tiers) {
+  int host = 0, ssd = 0, remote = 0;
   for (size_t i = 0; i < fetched.pages.size(); ++i) {
     start.pages.push_back(table_.Share(fetched.pages[i]));
-    switch (fetched.tiers[i]) {
-      case Tier::kSsd:
-        start.stats.hit_tokens_ssd += kPageTokens;
-        break;
-      case Tier::kRemote:
-        start.stats.hit_tokens_remote += kPageTokens;
-        break;
-      case Tier::kUnknown:
-      case Tier::kDevice:
-      case Tier::kHost:
-        start.stats.hit_tokens_host += kPageTokens;
-        break;
-    }
+    int& tier = tiers[i] == Tier::kSsd ? ssd : tiers[i] == Tier::kRemote ? remote : host;
+    tier += kPageTokens;
   }
+  start.stats.hit_tokens_host += host;
+  start.stats.hit_tokens_ssd += ssd;
+  start.stats.hit_tokens_remote += remote;
   start.stats.fetched_bytes += fetched.bytes;
-  tally_.hit_tokens_host.Add(start.stats.hit_tokens_host);
-  tally_.hit_tokens_ssd.Add(start.stats.hit_tokens_ssd);
-  tally_.hit_tokens_remote.Add(start.stats.hit_tokens_remote);
-  const uint64_t tokens = fetched.pages.size() * kPageTokens;
-  if (tokens > 0) client_->Count({.used_tokens = tokens, .prefill_tokens_avoided = tokens});
+  tally_.hit_tokens_host.Add(host);
+  tally_.hit_tokens_ssd.Add(ssd);
+  tally_.hit_tokens_remote.Add(remote);
   if (fetched.miss_reason == MissReason::kNone) return;
   start.stats.miss_reason = MissReasonName(fetched.miss_reason);
   if (fetched.miss_reason == MissReason::kCorrupt) tally_.verify_failures.Add();
   if (fetched.miss_reason == MissReason::kGeneration) rebind_.store(true);
   if (fetched.miss_reason == MissReason::kDeadline) tally_.deadline_exceeded.Add();
+}
+
+// For crumbd's metrics, where an engine counts once: followers do not tell.
+void ReplicaWorker::NoteUsed(const SequenceStart& start) {
+  const int fetched = start.stats.hit_tokens() - start.stats.hit_tokens_worker;
+  if (fetched == 0) return;
+  const auto tokens = static_cast<uint64_t>(fetched);
+  client_->Count({.used_tokens = tokens, .prefill_tokens_avoided = tokens});
 }
 
 void ReplicaWorker::NoteFetchFailure(SequenceStart& start, const absl::Status& status) {
@@ -249,16 +296,16 @@ void ReplicaWorker::NoteFetchFailure(SequenceStart& start, const absl::Status& s
   if (absl::IsNotFound(status)) rebind_.store(true);
 }
 
-absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Begin(std::span<const int32_t> tokens,
-                                                               const SequenceOptions& options) {
-  if (tokens.empty()) return absl::InvalidArgumentError("Begin without tokens");
-  const Duration timeout = options.deadline.value_or(options_.begin_deadline);
-  const Binding keyspace = CurrentBinding(std::max(timeout, kBindTimeoutMin));
-  SequenceStart start{.keyspace = keyspace,
+SequenceStart ReplicaWorker::StartOf(Binding keyspace, std::span<const int32_t> tokens,
+                                     const SequenceOptions& options) {
+  PageKeyChain chain(keyspace->id);
+  SequenceStart start{.keyspace = std::move(keyspace),
                       .prompt = {tokens.begin(), tokens.end()},
                       .prompt_keys = {},
-                      .chain = PageKeyChain(keyspace->id),
+                      .chain = chain,
                       .pages = {},
+                      .lease = nullptr,
+                      .lease_id = 0,
                       .stats = {}};
   for (size_t page = 0; (page + 1) * kPageTokens <= tokens.size(); ++page) {
     const Digest extra = page < options.extra.size() ? options.extra[page] : Digest{};
@@ -267,10 +314,82 @@ absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Begin(std::span<const i
   }
   tally_.sequences.Add();
   tally_.prompt_tokens.Add(tokens.size());
-  const int pages_max = rule_.HitTokensMax(static_cast<int>(tokens.size())) / kPageTokens;
-  FindShared(start, pages_max);
-  FetchRest(start, pages_max, timeout);
+  return start;
+}
+
+int ReplicaWorker::HitPagesMax(size_t tokens, const SequenceOptions& options) const {
+  const int allowed = rule_.HitTokensMax(static_cast<int>(tokens));
+  return std::clamp(options.cached_tokens_max.value_or(allowed), 0, allowed) / kPageTokens;
+}
+
+std::unique_ptr<Sequence> ReplicaWorker::MakeSequence(const SequenceOptions& options,
+                                                      SequenceStart start) {
   return std::make_unique<ThreeSegmentSequence>(Parts(), options, std::move(start));
+}
+
+// Equal for all ranks of a replica, whatever their parts.
+const KeyspaceId& ReplicaWorker::ModelOf(PageFormat format) const {
+  return format == PageFormat::kBf16 ? private_bf16_binding_->id : private_binding_->id;
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Begin(std::span<const int32_t> tokens,
+                                                               const SequenceOptions& options) {
+  if (tokens.empty()) return absl::InvalidArgumentError("Begin without tokens");
+  const Duration timeout = options.deadline.value_or(options_.begin_deadline);
+  SequenceStart start =
+      StartOf(CurrentBinding(std::max(timeout, kBindTimeoutMin)), tokens, options);
+  const int pages_max = HitPagesMax(tokens.size(), options);
+  FindShared(start, pages_max);
+  CountShared(start);
+  FetchRest(start, pages_max, timeout);
+  NoteUsed(start);
+  return MakeSequence(options, std::move(start));
+}
+
+absl::StatusOr<LedSequence> ReplicaWorker::Lead(std::span<const int32_t> tokens,
+                                                const SequenceOptions& options) {
+  if (tokens.empty()) return absl::InvalidArgumentError("Lead without tokens");
+  const Duration timeout = options.deadline.value_or(options_.begin_deadline);
+  SequenceStart start =
+      StartOf(CurrentBinding(std::max(timeout, kBindTimeoutMin)), tokens, options);
+  LeadToken token;
+  token.model = ModelOf(start.keyspace->history_format);
+  token.keyspace = *start.keyspace;
+  token.tiers = FetchWhole(start, HitPagesMax(tokens.size(), options), timeout);
+  token.lease = start.lease_id;
+  if (!start.pages.empty()) token.last_key = start.prompt_keys[start.pages.size() - 1];
+  NoteUsed(start);
+  return LedSequence{MakeSequence(options, std::move(start)), EncodeLeadToken(token)};
+}
+
+absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Follow(std::string_view bytes,
+                                                                std::span<const int32_t> tokens,
+                                                                const SequenceOptions& options) {
+  if (tokens.empty()) return absl::InvalidArgumentError("Follow without tokens");
+  CRUMB_ASSIGN_OR_RETURN(const LeadToken token, DecodeLeadToken(bytes));
+  if (token.model != ModelOf(token.keyspace.history_format)) {
+    return absl::InvalidArgumentError("the token is of a worker with other WorkerOptions");
+  }
+  const Duration timeout = options.deadline.value_or(options_.begin_deadline);
+  SequenceStart start =
+      StartOf(std::make_shared<const KeyspaceBinding>(token.keyspace), tokens, options);
+  const size_t pages = token.tiers.size();
+  if (pages >
+          static_cast<size_t>(rule_.HitTokensMax(static_cast<int>(tokens.size()))) / kPageTokens ||
+      (pages > 0 && start.prompt_keys[pages - 1] != token.last_key)) {
+    return absl::InvalidArgumentError("the token is of another prompt");
+  }
+  FindShared(start, static_cast<int>(pages));
+  CountShared(start);
+  if (fetcher_ != nullptr) JoinLease(start, token, timeout);
+  FetchRest(start, static_cast<int>(pages), timeout);
+  if (start.pages.size() < pages) {
+    return absl::AbortedError("this rank has " + std::to_string(start.pages.size() * kPageTokens) +
+                              " of the cached tokens, " + start.stats.miss_reason +
+                              ": lead again with that cached_tokens_max");
+  }
+  start.stats.miss_reason.clear();
+  return MakeSequence(options, std::move(start));
 }
 
 absl::Status ReplicaWorker::WaitPublished(Duration timeout) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "client/keyspace_binding.h"
+#include "client/lead_token.h"
 #include "client/page_fetcher.h"
 #include "client/publisher.h"
 #include "client/quality_watch.h"
@@ -30,6 +31,11 @@ class ReplicaWorker final : public Worker {
 
   absl::StatusOr<std::unique_ptr<Sequence>> Begin(std::span<const int32_t> tokens,
                                                   const SequenceOptions& options) override;
+  absl::StatusOr<LedSequence> Lead(std::span<const int32_t> tokens,
+                                   const SequenceOptions& options) override;
+  absl::StatusOr<std::unique_ptr<Sequence>> Follow(std::string_view token,
+                                                   std::span<const int32_t> tokens,
+                                                   const SequenceOptions& options) override;
   absl::Status WaitPublished(Duration timeout) override;
   const WorkerOptions& options() const override { return options_; }
   WorkerCounters counters() const override { return tally_.Read(); }
@@ -45,11 +51,21 @@ class ReplicaWorker final : public Worker {
   bool Stale(const KeyspaceBinding& binding) const;
   absl::StatusOr<Binding> Bind(Duration timeout);
   absl::StatusOr<KeyspaceInfo> OpenKeyspace(kernels::PageFormat format, Duration timeout);
-  void FindShared(SequenceStart& start, int pages_max);
+  SequenceStart StartOf(Binding keyspace, std::span<const int32_t> tokens,
+                        const SequenceOptions& options);
+  int HitPagesMax(size_t tokens, const SequenceOptions& options) const;
+  const KeyspaceId& ModelOf(kernels::PageFormat format) const;
+  void FindShared(SequenceStart& start, int pages_max) const;
+  void CountShared(SequenceStart& start);
   void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
+  std::vector<Tier> FetchWhole(SequenceStart& start, int pages_max, Duration timeout);
+  void JoinLease(SequenceStart& start, const LeadToken& token, Duration timeout);
+  PageRequest RequestFor(const SequenceStart& start, int first, int end, Duration timeout) const;
+  std::unique_ptr<Sequence> MakeSequence(const SequenceOptions& options, SequenceStart start);
   void NoteBadQuality(double error);
   void TellBadQuality();
-  void NoteFetched(SequenceStart& start, const FetchedPages& fetched);
+  void NoteFetched(SequenceStart& start, const FetchedPages& fetched, std::span<const Tier> tiers);
+  void NoteUsed(const SequenceStart& start);
   void NoteFetchFailure(SequenceStart& start, const absl::Status& status);
 
   const WorkerOptions options_;

@@ -71,14 +71,17 @@ std::vector<float> Transpose(const std::vector<float>& mean, int blocks, int dim
   return out;
 }
 
-// One layer of [layers, heads, item], repeated for `kv_heads`.
-std::vector<float> LayerOf(const std::vector<float>& values, int layer, int heads, int kv_heads,
-                           size_t item) {
+// One layer of [layers, heads, item], of it the heads of `wanted`; one head stands for all.
+std::vector<float> LayerOf(const std::vector<float>& values, int layer, int heads,
+                           IndexRange wanted, size_t item) {
   if (values.empty()) return {};
   const float* begin = values.data() + layer * heads * item;
-  if (heads == kv_heads) return {begin, begin + heads * item};
   std::vector<float> out;
-  for (int h = 0; h < kv_heads; ++h) out.insert(out.end(), begin, begin + item);
+  out.reserve(wanted.size() * item);
+  for (int h = wanted.begin; h < wanted.end; ++h) {
+    const float* head = begin + (heads == 1 ? 0 : h) * item;
+    out.insert(out.end(), head, head + item);
+  }
   return out;
 }
 
@@ -194,17 +197,24 @@ absl::Status RotationSet::CheckFits(int layers, int kv_heads, int q_heads, int h
 
 std::vector<std::shared_ptr<const RotationSet::Layer>> RotationSet::Expand(int layers,
                                                                            int kv_heads) const {
+  const auto end = [](int count) { return IndexRange{0, static_cast<uint16_t>(count)}; };
+  return Expand(TileRange{end(layers), end(kv_heads)}, end(data_->arrays.q_heads));
+}
+
+std::vector<std::shared_ptr<const RotationSet::Layer>> RotationSet::Expand(
+    const TileRange& tiles, IndexRange q_heads) const {
   const Arrays& arrays = data_->arrays;
   const size_t dim = arrays.head_dim;
   std::vector<std::shared_ptr<const Layer>> out;
-  for (int i = 0; i < layers; ++i) {
-    if (i >= arrays.layers) {
+  for (int i = tiles.layers.begin; i < tiles.layers.end; ++i) {
+    if (arrays.layers == 1 && !out.empty()) {
       out.push_back(out.front());
       continue;
     }
     auto layer = std::make_shared<Layer>();
+    const int from = arrays.layers == 1 ? 0 : i;
     const auto take = [&](const std::vector<float>& values, size_t item) {
-      return LayerOf(values, i, arrays.kv_heads, kv_heads, item);
+      return LayerOf(values, from, arrays.kv_heads, tiles.heads, item);
     };
     layer->rotation_k_ = take(arrays.rotation_k, dim * dim);
     layer->rotation_v_ = take(arrays.rotation_v, dim * dim);
@@ -216,7 +226,7 @@ std::vector<std::shared_ptr<const RotationSet::Layer>> RotationSet::Expand(int l
         Rotate(take(arrays.mean_v, dim), layer->rotation_v_, 1, arrays.head_dim);
     layer->feedback_k_ = take(arrays.feedback_k, dim * dim);
     layer->feedback_v_ = take(arrays.feedback_v, dim * dim);
-    layer->shift_ = LayerOf(arrays.shift, i, arrays.q_heads, arrays.q_heads, 1);
+    layer->shift_ = LayerOf(arrays.shift, from, arrays.q_heads, q_heads, 1);
     out.push_back(std::move(layer));
   }
   return out;

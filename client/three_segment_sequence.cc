@@ -24,6 +24,7 @@ ThreeSegmentSequence::ThreeSegmentSequence(const SequenceParts& parts,
     : parts_(parts),
       options_(options),
       keyspace_(std::move(start.keyspace)),
+      lease_(std::move(start.lease)),
       prompt_(static_cast<int>(start.prompt.size())),
       hit_(static_cast<int>(start.pages.size()) * kPageTokens),
       tokens_(std::move(start.prompt)),
@@ -31,9 +32,9 @@ ThreeSegmentSequence::ThreeSegmentSequence(const SequenceParts& parts,
       chain_(start.chain),
       pages_(std::move(start.pages)),
       own_(pages_.size()),
-      rows_(parts.options.layers, parts.options.kv_heads, parts.options.head_dim),
-      layers_(parts.options.layers, LayerState{false, std::max(1, hit_ / kPageTokens)}),
-      queries_(parts.options.layers, parts.options.q_heads * parts.options.head_dim),
+      rows_(parts.options.own_layers(), parts.options.own_kv_heads(), parts.options.head_dim),
+      layers_(parts.options.own_layers(), LayerState{false, std::max(1, hit_ / kPageTokens)}),
+      queries_(parts.options.own_layers(), parts.options.own_q_heads() * parts.options.head_dim),
       length_(hit_),
       complete_pages_(hit_ / kPageTokens),
       published_pages_(complete_pages_),
@@ -78,9 +79,9 @@ absl::StatusOr<std::unique_ptr<Sequence>> ThreeSegmentSequence::Fork() const {
 
 absl::Status ThreeSegmentSequence::CheckAppend(int layer, int tokens) const {
   if (finished_) return absl::FailedPreconditionError("the sequence was finished");
-  if (layer < 0 || layer >= parts_.options.layers) {
+  if (layer < 0 || layer >= parts_.options.own_layers()) {
     return absl::InvalidArgumentError("layer " + std::to_string(layer) + " of " +
-                                      std::to_string(parts_.options.layers));
+                                      std::to_string(parts_.options.own_layers()));
   }
   const int room = InPrompt() ? prompt_ - length_ : 1 + parts_.options.draft_slots;
   if (tokens < 1 || tokens > room) {
@@ -128,7 +129,7 @@ absl::Status ThreeSegmentSequence::BeginPass(int tokens) {
   CRUMB_RETURN_IF_ERROR(ReservePages(std::max(1, stored_end / kPageTokens)));
   // Windows that found no memory when they were due leave before the ring shrinks.
   if (!InPrompt()) {
-    StoreLayers(0, parts_.options.layers, parts_.rule.HistoryEnd(length_) / kPageTokens);
+    StoreLayers(0, parts_.options.own_layers(), parts_.rule.HistoryEnd(length_) / kPageTokens);
   }
   CRUMB_RETURN_IF_ERROR(ResizeRows(tokens));
   fresh_ = tokens;
@@ -139,8 +140,8 @@ absl::StatusOr<std::shared_ptr<Page>> ThreeSegmentSequence::NewPage(int index) c
   auto page = std::make_shared<Page>();
   page->format = index == 0 ? PageFormat::kBf16 : keyspace_->history_format;
   page->tile_bytes = parts_.options.tile_shape().bytes(page->format);
-  page->layer_bytes = page->tile_bytes * parts_.options.kv_heads;
-  page->bytes = page->layer_bytes * parts_.options.layers;
+  page->layer_stride = page->tile_bytes * parts_.options.own_kv_heads();
+  page->bytes = page->layer_stride * parts_.options.own_layers();
   CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, parts_.pool.Allocate(page->bytes));
   page->tiles = memory.get();
   page->memory = std::move(memory);
@@ -167,7 +168,7 @@ absl::Status ThreeSegmentSequence::Append(int layer, int tokens, const Bf16* k, 
   }
   const int in_sink = std::clamp(kPageTokens - length_, 0, tokens);
   if (in_sink > 0) WriteSink(layer, in_sink, k, v);
-  const int64_t skip = int64_t{in_sink} * parts_.options.kv_heads * parts_.options.head_dim;
+  const int64_t skip = int64_t{in_sink} * parts_.options.own_kv_heads() * parts_.options.head_dim;
   rows_.Write(layer, length_ + in_sink, tokens - in_sink, k + skip, v + skip);
   // Tokens behind a block's end attend the block as stored, in this very pass if they are here.
   if (InPrompt()) {
@@ -179,7 +180,7 @@ absl::Status ThreeSegmentSequence::Append(int layer, int tokens, const Bf16* k, 
 void ThreeSegmentSequence::WriteSink(int layer, int tokens, const Bf16* k, const Bf16* v) {
   const Page& sink = *pages_[0];
   const int64_t dim = parts_.options.head_dim;
-  const int heads = parts_.options.kv_heads;
+  const int heads = parts_.options.own_kv_heads();
   for (int head = 0; head < heads; ++head) {
     Bf16* tile_k = reinterpret_cast<Bf16*>(sink.layer(layer) + sink.tile_bytes * head);
     Bf16* tile_v = tile_k + kPageTokens * dim;
@@ -224,7 +225,7 @@ void ThreeSegmentSequence::MeasureStored(int page, int layer_begin, int layer_en
   if (found == measured_.end()) return;
   WindowMeasurement& window = found->second;
   const WorkerOptions& options = parts_.options;
-  const int group = options.q_heads / options.kv_heads;
+  const int group = options.own_q_heads() / options.own_kv_heads();
   for (int layer = layer_begin; layer < layer_end; ++layer) {
     const bool next = static_cast<int>(window.layers.size()) == layer;
     if (!next || !own_[page]->finite || !queries_.Has(layer)) {
@@ -236,14 +237,14 @@ void ThreeSegmentSequence::MeasureStored(int page, int layer_begin, int layer_en
     window.layers.push_back(parts_.backend.Measure(rows_, page * kPageTokens, layer, window.head,
                                                    *own_[page], queries));
   }
-  if (layer_end < options.layers) return;
+  if (layer_end < options.own_layers()) return;
   parts_.sink.NoteQuality(window.layers);
   parts_.watch.Record(window.layers);
   measured_.erase(found);
 }
 
 absl::Status ThreeSegmentSequence::Attend(int layer, int tokens, const Bf16* q, float* out) {
-  if (layer < 0 || layer >= parts_.options.layers || tokens != fresh_ || fresh_ == 0 ||
+  if (layer < 0 || layer >= parts_.options.own_layers() || tokens != fresh_ || fresh_ == 0 ||
       !layers_[layer].appended) {
     return absl::FailedPreconditionError("Attend of " + std::to_string(tokens) +
                                          " tokens of layer " + std::to_string(layer) +
@@ -266,7 +267,7 @@ absl::Status ThreeSegmentSequence::Attend(int layer, int tokens, const Bf16* q, 
 
 absl::Status ThreeSegmentSequence::AttendPart(int layer, int first, int last, int history_end,
                                               const Bf16* q, float* out) {
-  const int64_t skip = int64_t{first} * parts_.options.q_heads * parts_.options.head_dim;
+  const int64_t skip = int64_t{first} * parts_.options.own_q_heads() * parts_.options.head_dim;
   const int end = length_ + last;
   addresses_.clear();
   for (int page = 1; page < history_end / kPageTokens; ++page) {
@@ -334,7 +335,7 @@ absl::Status ThreeSegmentSequence::StoreAndComplete(int page_end) {
   // A page that finds no memory now is stored by a later call: its rows stay.
   const absl::Status reserved = ReservePages(page_end);
   const int store_end = std::min(page_end, static_cast<int>(pages_.size()));
-  StoreLayers(0, parts_.options.layers, store_end);
+  StoreLayers(0, parts_.options.own_layers(), store_end);
   CompletePages();
   PublishPages();
   return reserved;
@@ -386,7 +387,7 @@ PageKey ThreeSegmentSequence::KeyOf(int index) {
 }
 
 void ThreeSegmentSequence::PublishPages() {
-  if (options_.publish == Publish::kNone) return;
+  if (!Publishes()) return;
   int end = std::min(complete_pages_, damaged_page_);
   if (options_.publish == Publish::kPrompt) end = std::min(end, prompt_ / kPageTokens);
   for (; published_pages_ < end; ++published_pages_) {
@@ -397,12 +398,14 @@ void ThreeSegmentSequence::PublishPages() {
 absl::Status ThreeSegmentSequence::Finish() {
   if (finished_) return absl::FailedPreconditionError("the sequence was finished");
   DropFresh(0);
-  const int page_end = options_.publish == Publish::kNone ? 0 : length_ / kPageTokens;
+  const int page_end = Publishes() ? length_ / kPageTokens : 0;
   const absl::Status status = StoreAndComplete(page_end);
   finished_ = true;
+  lease_.reset();
   pages_.clear();
   own_.clear();
-  rows_ = RecentRows(parts_.options.layers, parts_.options.kv_heads, parts_.options.head_dim);
+  rows_ = RecentRows(parts_.options.own_layers(), parts_.options.own_kv_heads(),
+                     parts_.options.head_dim);
   return status;
 }
 

@@ -14,6 +14,7 @@
 #include "client/page.h"
 #include "client/recent_rows.h"
 #include "client/sequence_parts.h"
+#include "crumb/lease.h"
 #include "crumb/sequence.h"
 #include "crumb/sequence_options.h"
 
@@ -26,6 +27,8 @@ struct SequenceStart {
   std::vector<PageKey> prompt_keys;                // of all its full pages
   PageKeyChain chain;                              // behind prompt_keys
   std::vector<std::shared_ptr<const Page>> pages;  // leading pages that hit
+  std::shared_ptr<const Lease> lease;              // kept for the sequences that follow; or null
+  uint64_t lease_id = 0;
   SequenceStats stats;
 };
 
@@ -60,6 +63,9 @@ class ThreeSegmentSequence final : public Sequence {
   ThreeSegmentSequence(const ThreeSegmentSequence& other, RecentRows rows);
 
   bool InPrompt() const { return length_ < prompt_; }
+  bool Publishes() const {
+    return options_.publish != Publish::kNone && parts_.options.part.publishes;
+  }
   absl::Status BeginPass(int tokens);
   absl::Status CheckAppend(int layer, int tokens) const;
   absl::Status CheckAdvance(std::span<const int32_t> tokens) const;
@@ -84,6 +90,7 @@ class ThreeSegmentSequence final : public Sequence {
   const SequenceParts parts_;
   const SequenceOptions options_;
   const std::shared_ptr<const KeyspaceBinding> keyspace_;
+  std::shared_ptr<const Lease> lease_;
   const int prompt_;  // tokens given to Begin
   const int hit_;
   std::vector<int32_t> tokens_;  // the prompt, then what was generated

@@ -15,6 +15,28 @@ absl::Status Wrong(const std::string& field, const std::string& rule) {
   return absl::InvalidArgumentError("WorkerOptions." + field + " " + rule);
 }
 
+absl::Status CheckPart(const WorkerOptions& options) {
+  const TileRange own = options.own_tiles();
+  const TileRange all = options.all_tiles();
+  if (own.layers.size() < 1 || !all.layers.Contains(own.layers)) {
+    return Wrong("part.layers", "must be layers of the model");
+  }
+  if (own.heads.size() < 1 || !all.heads.Contains(own.heads)) {
+    return Wrong("part.kv_heads", "must be KV heads of the model");
+  }
+  const IndexRange queries = options.own_q_head_range();
+  const int group = options.q_heads / options.kv_heads;
+  const bool whole =
+      queries.begin == own.heads.begin * group && queries.end == own.heads.end * group;
+  const bool share = own.heads.size() == 1 && queries.size() > 0 &&
+                     queries.begin >= own.heads.begin * group &&
+                     queries.end <= own.heads.end * group;
+  if (!whole && !share) {
+    return Wrong("part.q_heads", "must be those of part.kv_heads, or some of those of one KV head");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status WorkerOptions::UseRotationFile(const std::string& path) {
@@ -29,6 +51,19 @@ absl::Status WorkerOptions::UseRotationFile(const std::string& path) {
   clip_v = file.clip_v;
   v_basis = file.v_basis;
   return absl::OkStatus();
+}
+
+TileRange WorkerOptions::own_tiles() const {
+  const TileRange all = all_tiles();
+  return {part.layers == IndexRange{} ? all.layers : part.layers,
+          part.kv_heads == IndexRange{} ? all.heads : part.kv_heads};
+}
+
+IndexRange WorkerOptions::own_q_head_range() const {
+  if (part.q_heads != IndexRange{}) return part.q_heads;
+  const IndexRange heads = own_tiles().heads;
+  const int group = q_heads / kv_heads;
+  return {static_cast<uint16_t>(heads.begin * group), static_cast<uint16_t>(heads.end * group)};
 }
 
 absl::Status WorkerOptions::Validate() const {
@@ -58,6 +93,7 @@ absl::Status WorkerOptions::Validate() const {
   if (prefill_block % kPageTokens != 0 || prefill_block < recent_tokens + kPageTokens) {
     return Wrong("prefill_block", "must be a multiple of 64 and hold a full window");
   }
+  CRUMB_RETURN_IF_ERROR(CheckPart(*this));
   if (draft_slots < 0 || draft_slots >= kPageTokens) return Wrong("draft_slots", "must be 0 to 63");
   if (watch_windows < 1) return Wrong("watch_windows", "must be at least 1");
   if (publish_queue_max < 1) return Wrong("publish_queue_max", "must be at least 1");

@@ -232,13 +232,11 @@ LeaseId HostTier::Lease(const AcquireRequest& request, std::vector<PageHandle> p
   fragments->reserve(pages.size());
   MutexLock lock(&mutex_);
   for (size_t i = 0; i < pages.size(); ++i) {
-    for (const Fragment& fragment : table_[pages[i]].fragments) {
-      if (!Overlaps(fragment.range, request.range)) continue;
-      fragments->push_back({.page = static_cast<uint32_t>(i),
-                            .slab = fragment.slot.region,
-                            .offset = fragment.slot.offset,
-                            .tiles_bytes = fragment.tiles_bytes});
-      if (found_in[i] == Tier::kHost) table_.CountGet(table_.MetaOf(table_[pages[i]], fragment));
+    const Page& page = table_[pages[i]];
+    AddRefs(page, i, request.range, fragments);
+    if (found_in[i] != Tier::kHost) continue;
+    for (const Fragment& fragment : page.fragments) {
+      if (Overlaps(fragment.range, request.range)) table_.CountGet(table_.MetaOf(page, fragment));
     }
   }
   for (const PageHandle page : pages) table_.NoteRead(page, now);
@@ -254,6 +252,29 @@ void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) 
     const PageHandle page = table_.Find(keyspace, *key);
     if (page != kNoPage) table_.Hit(page);
   }
+}
+
+void HostTier::AddRefs(const Page& page, size_t index, const TileRange& range,
+                       std::vector<FragmentRef>* fragments) {
+  for (const Fragment& fragment : page.fragments) {
+    if (!Overlaps(fragment.range, range)) continue;
+    fragments->push_back({.page = static_cast<uint32_t>(index),
+                          .slab = fragment.slot.region,
+                          .offset = fragment.slot.offset,
+                          .tiles_bytes = fragment.tiles_bytes});
+  }
+}
+
+std::optional<LeasedPages> HostTier::ReadLease(LeaseId lease, const TileRange& range) const {
+  LeasedPages read;
+  MutexLock lock(&mutex_);
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return std::nullopt;
+  const std::vector<PageHandle>& pages = found->second.pages;
+  read.pages = static_cast<uint32_t>(pages.size());
+  read.fragments.reserve(pages.size());
+  for (size_t i = 0; i < pages.size(); ++i) AddRefs(table_[pages[i]], i, range, &read.fragments);
+  return read;
 }
 
 bool HostTier::Release(LeaseId lease) {

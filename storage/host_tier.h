@@ -67,6 +67,7 @@ class HostTier {
   // Turns references into a lease and names the fragments that intersect request.range.
   LeaseId Lease(const AcquireRequest& request, std::vector<PageHandle> pages,
                 std::span<const Tier> found_in, std::vector<FragmentRef>* fragments);
+  std::optional<LeasedPages> ReadLease(LeaseId lease, const TileRange& range) const;
   bool Release(LeaseId lease);
   // One access used these pages, in prefix order. Apart from Lease, so that a reader does not wait
   // for what a policy makes of it.
@@ -110,6 +111,9 @@ class HostTier {
 
   bool EvictOne(TimePoint now, uint64_t* departing_bytes_max, std::vector<Departure>* departures)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Adds the fragments of page `index` of a request that intersect `range`.
+  static void AddRefs(const Page& page, size_t index, const TileRange& range,
+                      std::vector<FragmentRef>* fragments);
   void EmptyChunkFor(uint64_t bytes, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t BytesAbsentBelow(const Page& page) const;
   void Depart(PageHandle page, std::vector<Departure>* departures)

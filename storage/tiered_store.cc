@@ -83,6 +83,9 @@ class TieredStoreImpl final : public TieredStore {
   void Acquire(AcquireRequest request,
                std::function<void(absl::StatusOr<AcquireResult>)> done) override;
   LookupResult Lookup(const AcquireRequest& request) override;
+  std::optional<LeasedPages> ReadLease(LeaseId lease, const TileRange& range) const override {
+    return host_->ReadLease(lease, range);
+  }
   bool Release(LeaseId lease) override { return host_->Release(lease); }
   std::span<const std::byte> Bytes(const FragmentRef& fragment) const override {
     return host_->Bytes(fragment);

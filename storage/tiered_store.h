@@ -63,6 +63,12 @@ struct AcquireResult {
   MissReason miss_reason = MissReason::kNone;
 };
 
+// What a lease holds.
+struct LeasedPages {
+  uint32_t pages = 0;
+  std::vector<FragmentRef> fragments;  // ascending by page
+};
+
 struct LookupResult {
   uint32_t hit_pages = 0;
   std::vector<Tier> page_tiers;
@@ -151,6 +157,9 @@ class TieredStore {
                        std::function<void(absl::StatusOr<AcquireResult>)> done) = 0;
 
   virtual LookupResult Lookup(const AcquireRequest& request) = 0;
+
+  // The leased fragments that intersect `range`, by page; nothing when the lease is unknown.
+  virtual std::optional<LeasedPages> ReadLease(LeaseId lease, const TileRange& range) const = 0;
 
   // Ends a lease. False: unknown.
   virtual bool Release(LeaseId lease) = 0;

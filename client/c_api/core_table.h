@@ -35,6 +35,11 @@ typedef struct crumb_core_table {
   crumb_code (*worker_read_counters)(crumb_worker*, crumb_worker_counters*);
   crumb_code (*sequence_begin)(crumb_worker*, const int32_t*, size_t, const crumb_sequence_options*,
                                crumb_sequence**, uint32_t*);
+  crumb_code (*rank_part)(crumb_worker_options*, uint32_t, uint32_t, uint32_t, uint32_t);
+  crumb_code (*sequence_lead)(crumb_worker*, const int32_t*, size_t, const crumb_sequence_options*,
+                              crumb_sequence**, uint32_t*, void*, size_t, size_t*);
+  crumb_code (*sequence_follow)(crumb_worker*, const void*, size_t, const int32_t*, size_t,
+                                const crumb_sequence_options*, crumb_sequence**, uint32_t*);
   crumb_code (*sequence_append)(crumb_sequence*, uint32_t, uint32_t, const void*, const void*);
   crumb_code (*sequence_attend)(crumb_sequence*, uint32_t, uint32_t, const void*, float*);
   crumb_code (*sequence_advance)(crumb_sequence*, const int32_t*, size_t);

@@ -70,6 +70,10 @@ crumb_code crumb_page_keys(const uint8_t* keyspace, const int32_t* tokens, size_
                            uint8_t* keys) {
   return Ready() ? core->page_keys(keyspace, tokens, token_count, keys) : CRUMB_UNAVAILABLE;
 }
+crumb_code crumb_rank_part(crumb_worker_options* options, uint32_t tp_rank, uint32_t tp_size,
+                           uint32_t pp_rank, uint32_t pp_size) {
+  return Ready() ? core->rank_part(options, tp_rank, tp_size, pp_rank, pp_size) : CRUMB_UNAVAILABLE;
+}
 crumb_code crumb_foreign_key(const uint8_t* keyspace, const void* name, size_t name_bytes,
                              uint8_t* key) {
   return Ready() ? core->foreign_key(keyspace, name, name_bytes, key) : CRUMB_UNAVAILABLE;
@@ -123,6 +127,21 @@ crumb_code crumb_sequence_begin(crumb_worker* worker, const int32_t* tokens, siz
                                 uint32_t* cached_tokens) {
   return CRUMB_HANDED(worker,
                       core->sequence_begin(worker, tokens, count, options, out, cached_tokens));
+}
+crumb_code crumb_sequence_lead(crumb_worker* worker, const int32_t* tokens, size_t count,
+                               const crumb_sequence_options* options, crumb_sequence** out,
+                               uint32_t* cached_tokens, void* token, size_t token_capacity,
+                               size_t* token_bytes) {
+  return CRUMB_HANDED(worker,
+                      core->sequence_lead(worker, tokens, count, options, out, cached_tokens, token,
+                                          token_capacity, token_bytes));
+}
+crumb_code crumb_sequence_follow(crumb_worker* worker, const void* token, size_t token_bytes,
+                                 const int32_t* tokens, size_t count,
+                                 const crumb_sequence_options* options, crumb_sequence** out,
+                                 uint32_t* cached_tokens) {
+  return CRUMB_HANDED(worker, core->sequence_follow(worker, token, token_bytes, tokens, count,
+                                                    options, out, cached_tokens));
 }
 crumb_code crumb_sequence_append(crumb_sequence* sequence, uint32_t layer, uint32_t tokens,
                                  const void* k, const void* v) {

@@ -3,6 +3,8 @@
 #include "client/c_api/sequences.h"
 
 #include <algorithm>
+#include <cstring>
+#include <string>
 
 #include "client/c_api/handles.h"
 #include "common/status_macros.h"
@@ -35,6 +37,22 @@ client::ParallelFor ParallelForOf(const crumb_worker_options& given) {
   };
 }
 
+absl::StatusOr<IndexRange> RangeOf(const char* name, uint32_t begin, uint32_t end) {
+  if (end > UINT16_MAX || begin > end || (begin == end && end != 0)) {
+    return absl::InvalidArgumentError(std::string("crumb_worker_options: ") + name +
+                                      "_begin and _end are no range");
+  }
+  return IndexRange{static_cast<uint16_t>(begin), static_cast<uint16_t>(end)};
+}
+
+absl::Status SetPart(const crumb_worker_options& given, client::RankPart& part) {
+  CRUMB_ASSIGN_OR_RETURN(part.layers, RangeOf("layer", given.layer_begin, given.layer_end));
+  CRUMB_ASSIGN_OR_RETURN(part.kv_heads, RangeOf("head", given.head_begin, given.head_end));
+  CRUMB_ASSIGN_OR_RETURN(part.q_heads, RangeOf("q_head", given.q_head_begin, given.q_head_end));
+  part.publishes = given.publishes_nothing == 0;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<client::WorkerOptions> OptionsOf(const crumb_worker_options& given) {
   client::WorkerOptions options;
   options.model = Text(given.model);
@@ -59,6 +77,7 @@ absl::StatusOr<client::WorkerOptions> OptionsOf(const crumb_worker_options& give
     options.begin_deadline = std::chrono::milliseconds(given.begin_deadline_ms);
   }
   options.parallel_for = ParallelForOf(given);
+  CRUMB_RETURN_IF_ERROR(SetPart(given, options.part));
   return options;
 }
 
@@ -78,7 +97,21 @@ absl::StatusOr<client::SequenceOptions> OptionsOf(const crumb_sequence_options& 
   options.publish = kPublish[given.publish];
   if (given.deadline_ms != 0) options.deadline = std::chrono::milliseconds(given.deadline_ms);
   if (given.host_memory_only != 0) options.deadline = Duration::zero();
+  if (given.cached_tokens_max_plus_one > INT32_MAX) {
+    return absl::InvalidArgumentError("cached_tokens_max_plus_one is above 2^31 - 1");
+  }
+  if (given.cached_tokens_max_plus_one != 0) {
+    options.cached_tokens_max = static_cast<int>(given.cached_tokens_max_plus_one - 1);
+  }
   return options;
+}
+
+void Hand(const crumb_worker& worker, std::unique_ptr<client::Sequence> sequence,
+          crumb_sequence** out, uint32_t* cached_tokens) {
+  if (cached_tokens != nullptr) {
+    *cached_tokens = static_cast<uint32_t>(sequence->cached_tokens());
+  }
+  *out = new crumb_sequence{worker, std::move(sequence)};
 }
 
 }  // namespace
@@ -144,10 +177,69 @@ crumb_code SequenceBegin(crumb_worker* worker, const int32_t* tokens, size_t cou
     }
     CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
     CRUMB_ASSIGN_OR_RETURN(auto sequence, worker->worker->Begin({tokens, count}, wanted));
-    if (cached_tokens != nullptr) {
-      *cached_tokens = static_cast<uint32_t>(sequence->cached_tokens());
+    Hand(*worker, std::move(sequence), out, cached_tokens);
+    return absl::OkStatus();
+  });
+}
+
+crumb_code PartOfRank(crumb_worker_options* options, uint32_t tp_rank, uint32_t tp_size,
+                      uint32_t pp_rank, uint32_t pp_size) {
+  return Guarded([&]() -> absl::Status {
+    if (options == nullptr || options->size < sizeof(*options)) {
+      return absl::InvalidArgumentError("crumb_rank_part: options is NULL or of an older header");
     }
-    *out = new crumb_sequence{*worker, std::move(sequence)};
+    const client::RankPlace place{.tp_rank = static_cast<int>(tp_rank),
+                                  .tp_size = static_cast<int>(tp_size),
+                                  .pp_rank = static_cast<int>(pp_rank),
+                                  .pp_size = static_cast<int>(pp_size)};
+    CRUMB_ASSIGN_OR_RETURN(const client::RankPart part,
+                           client::PartOfRank(place, static_cast<int>(options->layers),
+                                              static_cast<int>(options->kv_heads),
+                                              static_cast<int>(options->q_heads)));
+    options->layer_begin = part.layers.begin, options->layer_end = part.layers.end;
+    options->head_begin = part.kv_heads.begin, options->head_end = part.kv_heads.end;
+    options->q_head_begin = part.q_heads.begin, options->q_head_end = part.q_heads.end;
+    options->publishes_nothing = part.publishes ? 0 : 1;
+    return absl::OkStatus();
+  });
+}
+
+crumb_code SequenceLead(crumb_worker* worker, const int32_t* tokens, size_t count,
+                        const crumb_sequence_options* options, crumb_sequence** out,
+                        uint32_t* cached_tokens, void* token, size_t token_capacity,
+                        size_t* token_bytes) {
+  return Guarded([&]() -> absl::Status {
+    if (tokens == nullptr || out == nullptr || token == nullptr || token_bytes == nullptr) {
+      return absl::InvalidArgumentError(
+          "crumb_sequence_lead: tokens, out, token or token_bytes is NULL");
+    }
+    if (token_capacity < CRUMB_LEAD_TOKEN_BYTES(count)) {
+      return absl::InvalidArgumentError(
+          "crumb_sequence_lead: token has room for less than CRUMB_LEAD_TOKEN_BYTES(count)");
+    }
+    CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
+    CRUMB_ASSIGN_OR_RETURN(client::LedSequence led, worker->worker->Lead({tokens, count}, wanted));
+    if (led.token.size() > token_capacity) return absl::InternalError("a token of unusual size");
+    std::memcpy(token, led.token.data(), led.token.size());
+    *token_bytes = led.token.size();
+    Hand(*worker, std::move(led.sequence), out, cached_tokens);
+    return absl::OkStatus();
+  });
+}
+
+crumb_code SequenceFollow(crumb_worker* worker, const void* token, size_t token_bytes,
+                          const int32_t* tokens, size_t count,
+                          const crumb_sequence_options* options, crumb_sequence** out,
+                          uint32_t* cached_tokens) {
+  return Guarded([&]() -> absl::Status {
+    if (tokens == nullptr || out == nullptr || token == nullptr) {
+      return absl::InvalidArgumentError("crumb_sequence_follow: token, tokens or out is NULL");
+    }
+    CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
+    CRUMB_ASSIGN_OR_RETURN(auto sequence,
+                           worker->worker->Follow({static_cast<const char*>(token), token_bytes},
+                                                  {tokens, count}, wanted));
+    Hand(*worker, std::move(sequence), out, cached_tokens);
     return absl::OkStatus();
   });
 }

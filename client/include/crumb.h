@@ -58,7 +58,7 @@ typedef struct crumb_client_options {
   const char* socket_dir;      /* NULL: /run/crumb */
   const char* address;         /* "HOST:PORT": gRPC over TCP, without shared memory */
   const char* process_name;    /* for crumbd's log */
-  const uint8_t* engine;       /* 16 bytes: the engine to join; NULL: a new one */
+  const uint8_t* engine;       /* 16 random bytes that its processes agreed on; NULL: its own */
   uint64_t staging_bytes;      /* wanted; 0: 64 MiB */
   uint32_t connect_timeout_ms; /* of one attempt; 0: 1,000 */
   uint32_t call_timeout_ms;    /* 0: 2,000 */
@@ -203,7 +203,20 @@ typedef struct crumb_worker_options {
   uint32_t begin_deadline_ms;      /* 0: 200 */
   crumb_parallel_for parallel_for; /* NULL: all on the calling thread */
   void* parallel_context;
+  /* This rank's part of the layers and heads above, as half-open ranges; zeros: all. k, v and q of
+   * its sequences hold its heads only, and layers count from layer_begin on. crumb_rank_part fills
+   * them in. */
+  uint32_t layer_begin, layer_end;
+  uint32_t head_begin, head_end;     /* KV heads */
+  uint32_t q_head_begin, q_head_end; /* zeros: all query heads of those KV heads */
+  uint32_t publishes_nothing;        /* 1: another rank publishes the same tiles */
 } crumb_worker_options;
+
+/* Sets the part of a rank in `options`, whose layers, kv_heads and q_heads are the model's, as
+ * engines cut: stages of equal size, the first ones with one layer more when they do not divide;
+ * equal shares of the heads; with more ranks than KV heads, neighbours hold the same KV head. */
+CRUMB_API crumb_code crumb_rank_part(crumb_worker_options* options, uint32_t tp_rank,
+                                     uint32_t tp_size, uint32_t pp_rank, uint32_t pp_size);
 
 /* `client` may be NULL: no crumbd. */
 CRUMB_API crumb_code crumb_worker_open(crumb_client* client, const crumb_worker_options* options,
@@ -243,6 +256,8 @@ typedef struct crumb_sequence_options {
   uint32_t publish;          /* 0: all pages, 1: the prompt's, 2: none */
   uint32_t deadline_ms;      /* 0: the worker's; to wait for nothing: host_memory_only */
   uint32_t host_memory_only; /* 1: take only what this worker and host memory hold */
+  /* Leading prompt tokens that the cache may supply are cached_tokens_max - 1; 0: all it has. */
+  uint32_t cached_tokens_max_plus_one;
 } crumb_sequence_options;
 
 /* Starts a request: `cached_tokens` leading tokens of the prompt need no computing. `options` may
@@ -250,6 +265,20 @@ typedef struct crumb_sequence_options {
 CRUMB_API crumb_code crumb_sequence_begin(crumb_worker* worker, const int32_t* tokens, size_t count,
                                           const crumb_sequence_options* options,
                                           crumb_sequence** out, uint32_t* cached_tokens);
+/* For engines of several ranks: one leads and takes the longest prefix that is there for all layers
+ * and heads; the others follow with its token, over the same tokens and options, and get the same
+ * prefix. `token` has room for `token_capacity` bytes, CRUMB_LEAD_TOKEN_BYTES(count) at most;
+ * CRUMB_ABORTED from crumb_sequence_follow: this rank cannot have all of it, lead again with the
+ * cached_tokens_max that the message names. */
+#define CRUMB_LEAD_TOKEN_BYTES(tokens) (256 + (tokens) / CRUMB_PAGE_TOKENS)
+CRUMB_API crumb_code crumb_sequence_lead(crumb_worker* worker, const int32_t* tokens, size_t count,
+                                         const crumb_sequence_options* options,
+                                         crumb_sequence** out, uint32_t* cached_tokens, void* token,
+                                         size_t token_capacity, size_t* token_bytes);
+CRUMB_API crumb_code crumb_sequence_follow(crumb_worker* worker, const void* token,
+                                           size_t token_bytes, const int32_t* tokens, size_t count,
+                                           const crumb_sequence_options* options,
+                                           crumb_sequence** out, uint32_t* cached_tokens);
 /* k, v [tokens, kv_heads, head_dim] bf16 of one layer, after QK-norm and RoPE. */
 CRUMB_API crumb_code crumb_sequence_append(crumb_sequence* sequence, uint32_t layer,
                                            uint32_t tokens, const void* k, const void* v);

@@ -26,6 +26,24 @@ TokenTier TokenTierOf(storage::Tier tier) {
   return TokenTier::kHost;
 }
 
+// Answers the bytes of all tiles.
+uint64_t FillFragments(const std::vector<storage::FragmentRef>& found, v1::Fragments* fragments) {
+  const int count = static_cast<int>(found.size());
+  fragments->mutable_pages()->Reserve(count);
+  fragments->mutable_slabs()->Reserve(count);
+  fragments->mutable_offsets()->Reserve(count);
+  fragments->mutable_header_offsets()->Reserve(count);
+  uint64_t bytes = 0;
+  for (const storage::FragmentRef& fragment : found) {
+    fragments->mutable_pages()->AddAlreadyReserved(fragment.page);
+    fragments->mutable_slabs()->AddAlreadyReserved(fragment.slab);
+    fragments->mutable_offsets()->AddAlreadyReserved(fragment.offset);
+    fragments->mutable_header_offsets()->AddAlreadyReserved(fragment.tiles_bytes);
+    bytes += fragment.tiles_bytes;
+  }
+  return bytes;
+}
+
 // One Acquire until it is answered; counts its tokens when it goes, whatever became of it.
 class Acquisition {
  public:
@@ -92,21 +110,8 @@ class Acquisition {
     auto& tiers = *response_->mutable_page_tiers();
     tiers.Reserve(static_cast<int>(result.page_tiers.size()));
     for (const storage::Tier tier : result.page_tiers) tiers.AddAlreadyReserved(ToProto(tier));
-    v1::Fragments& fragments = *response_->mutable_fragments();
-    const int count = static_cast<int>(result.fragments.size());
-    fragments.mutable_pages()->Reserve(count);
-    fragments.mutable_slabs()->Reserve(count);
-    fragments.mutable_offsets()->Reserve(count);
-    fragments.mutable_header_offsets()->Reserve(count);
-    uint64_t bytes = 0;
-    for (const storage::FragmentRef& fragment : result.fragments) {
-      fragments.mutable_pages()->AddAlreadyReserved(fragment.page);
-      fragments.mutable_slabs()->AddAlreadyReserved(fragment.slab);
-      fragments.mutable_offsets()->AddAlreadyReserved(fragment.offset);
-      fragments.mutable_header_offsets()->AddAlreadyReserved(fragment.tiles_bytes);
-      bytes += fragment.tiles_bytes;
-    }
-    context_.metrics.shm_bytes_out.Add(bytes);
+    context_.metrics.shm_bytes_out.Add(
+        FillFragments(result.fragments, response_->mutable_fragments()));
     const bool complete = result.miss_reason == storage::MissReason::kNone;
     response_->set_miss_reason(complete && cut ? v1::MISS_REASON_BUSY
                                                : ToProto(result.miss_reason));
@@ -183,12 +188,46 @@ v1::Tier ToProto(storage::Tier tier) {
   return static_cast<v1::Tier>(tier);
 }
 
+namespace {
+
+// Answers from a lease that another session of the engine holds. No tokens are counted: its own
+// Acquire did.
+absl::Status JoinLease(const CallContext& context, Session& session,
+                       const v1::AcquireRequest& request, v1::AcquireResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
+  TileRange range = keyspace->geometry.all_tiles();
+  if (request.has_range()) {
+    CRUMB_ASSIGN_OR_RETURN(range, ReadRange(*keyspace, request.range()));
+  }
+  response->set_miss_reason(v1::MISS_REASON_ABSENT);
+  if (!context.sessions.Join(session, request.lease())) return absl::OkStatus();
+  if (!session.acquires().Finish(request.request(), request.lease())) {
+    context.sessions.Release(session, request.lease());
+    return absl::CancelledError("the caller gave the request up");
+  }
+  const std::optional<storage::LeasedPages> leased =
+      context.store.ReadLease(request.lease(), range);
+  if (!leased.has_value()) {
+    context.sessions.Release(session, request.lease());
+    return absl::OkStatus();
+  }
+  response->set_lease(request.lease());
+  response->set_hit_pages(leased->pages);
+  response->set_miss_reason(v1::MISS_REASON_UNSPECIFIED);
+  context.metrics.shm_bytes_out.Add(
+      FillFragments(leased->fragments, response->mutable_fragments()));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimePoint deadline,
              const v1::AcquireRequest& request, v1::AcquireResponse* response, Done done) {
   response->Clear();
   if (session->phase() != Session::Phase::kOpen) {
     return done(absl::UnauthenticatedError("the session is closed"));
   }
+  if (request.lease() != 0) return done(JoinLease(context, *session, request, response));
   auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return done(keyspace.status());
   auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);

@@ -3,6 +3,7 @@
 #include "server/session/engine.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace crumb::server {
 
@@ -24,26 +25,42 @@ bool Engine::AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken) {
     return lease == 0;
   }
   pages_ -= taken - pages;
-  leases_.emplace(lease, pages);
+  leases_.emplace(lease, Held{.pages = pages});
   return true;
 }
 
-bool Engine::RemoveLease(storage::LeaseId lease) {
+bool Engine::JoinLease(storage::LeaseId lease) {
   MutexLock lock(&mutex_);
   const auto found = leases_.find(lease);
   if (found == leases_.end()) return false;
-  pages_ -= found->second;
-  leases_.erase(found);
+  ++found->second.joined;
   return true;
+}
+
+Engine::Removal Engine::RemoveLease(storage::LeaseId lease, Hold hold) {
+  MutexLock lock(&mutex_);
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return Removal::kUnknown;
+  Held& held = found->second;
+  if (hold == Hold::kJoined) {
+    if (held.joined == 0) return Removal::kUnknown;
+    --held.joined;
+  } else if (!std::exchange(held.acquired, false)) {
+    return Removal::kUnknown;
+  }
+  if (held.acquired || held.joined > 0) return Removal::kHeldByOthers;
+  pages_ -= found->second.pages;
+  leases_.erase(found);
+  return Removal::kLast;
 }
 
 std::vector<storage::LeaseId> Engine::End() {
   MutexLock lock(&mutex_);
   ended_ = true;
   std::vector<storage::LeaseId> leases;
-  for (const auto& [lease, pages] : leases_) {
+  for (const auto& [lease, held] : leases_) {
     leases.push_back(lease);
-    pages_ -= pages;
+    pages_ -= held.pages;
   }
   leases_.clear();
   return leases;

@@ -30,8 +30,14 @@ class Engine {
   // lease in the store.
   bool AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken);
 
-  // False: not a lease of this engine.
-  bool RemoveLease(storage::LeaseId lease);
+  // One more session holds the lease. False: not a lease of this engine.
+  bool JoinLease(storage::LeaseId lease);
+
+  // A lease is held by who acquired it and by every session that joined it.
+  enum class Hold { kAcquired, kJoined };
+  // kLast: the caller must end the lease in the store. kUnknown: not such a hold of this engine's.
+  enum class Removal { kUnknown, kHeldByOthers, kLast };
+  Removal RemoveLease(storage::LeaseId lease, Hold hold);
 
   // Ends the engine; answers the leases that the caller must end in the store.
   std::vector<storage::LeaseId> End();
@@ -40,6 +46,12 @@ class Engine {
   uint64_t pages() const;
 
  private:
+  struct Held {
+    uint64_t pages = 0;
+    bool acquired = true;  // who acquired it has not released it
+    uint64_t joined = 0;
+  };
+
   const RandomId id_;
   const unsigned uid_;
   const uint64_t pages_max_;
@@ -49,7 +61,7 @@ class Engine {
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t pages_ ABSL_GUARDED_BY(mutex_) = 0;  // leased, or taken for an Acquire in progress
   size_t acquiring_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::unordered_map<storage::LeaseId, uint64_t> leases_ ABSL_GUARDED_BY(mutex_);  // pages
+  std::unordered_map<storage::LeaseId, Held> leases_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::server

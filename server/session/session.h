@@ -5,7 +5,9 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "common/mutex.h"
 #include "server/session/acquire_ledger.h"
@@ -36,6 +38,30 @@ class Session {
   Engine& engine() const { return *engine_; }
   Phase phase() const { return phase_.load(); }
   AcquireLedger& acquires() { return acquires_; }
+
+  // Notes that the session joined a lease of its engine. False: the session has ended.
+  bool NoteJoined(storage::LeaseId lease) {
+    MutexLock lock(&mutex_);
+    if (phase_.load() == Phase::kEnded) return false;
+    ++joined_[lease];
+    return true;
+  }
+  // Takes one such note back. False: there is none.
+  bool TakeJoined(storage::LeaseId lease) {
+    MutexLock lock(&mutex_);
+    const auto found = joined_.find(lease);
+    if (found == joined_.end()) return false;
+    if (--found->second == 0) joined_.erase(found);
+    return true;
+  }
+  // All notes, one entry each, once the phase is kEnded.
+  std::vector<storage::LeaseId> TakeAllJoined() {
+    MutexLock lock(&mutex_);
+    std::vector<storage::LeaseId> all;
+    for (const auto& [lease, times] : joined_) all.insert(all.end(), times, lease);
+    joined_.clear();
+    return all;
+  }
 
   // For the table that holds the session.
   void SetPhase(Phase phase) { phase_.store(phase); }
@@ -76,6 +102,7 @@ class Session {
   mutable Mutex mutex_;
   std::shared_ptr<StagingArea> staging_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<NoticeQueue> notices_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<storage::LeaseId, size_t> joined_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::server

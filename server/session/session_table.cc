@@ -46,21 +46,24 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenRequest& r
 }
 
 absl::StatusOr<std::shared_ptr<Engine>> SessionTable::JoinLocked(const OpenRequest& request) {
-  if (!request.engine.empty()) {
-    CRUMB_ASSIGN_OR_RETURN(const RandomId id, RandomId::FromBytes(request.engine));
+  RandomId id;
+  if (request.engine.empty()) {
+    CRUMB_ASSIGN_OR_RETURN(id, RandomId::Make());
+  } else {
+    CRUMB_ASSIGN_OR_RETURN(id, RandomId::FromBytes(request.engine));
     const auto found = engines_.find(id.slot());
-    if (found == engines_.end() || !found->second.engine->id().Matches(id) ||
-        found->second.engine->uid() != request.uid) {
-      return absl::NotFoundError("no such engine: it ended, or crumbd was restarted");
+    if (found != engines_.end()) {
+      if (found->second.engine->id().Matches(id) && found->second.engine->uid() == request.uid) {
+        return found->second.engine;
+      }
+      return absl::NotFoundError("the engine's id is another user's: choose 16 random bytes");
     }
-    return found->second.engine;
   }
   if (engines_.size() >= static_cast<size_t>(limits_.engines_max)) {
     metrics_.Reject(Rejection::kSessions);
     return absl::ResourceExhaustedError(
         fmt::format("{} engines are open, sessions.engines_max allows no more", engines_.size()));
   }
-  CRUMB_ASSIGN_OR_RETURN(const RandomId id, RandomId::Make());
   auto engine =
       std::make_shared<Engine>(id, request.uid, static_cast<uint64_t>(limits_.lease_pages_max),
                                static_cast<size_t>(limits_.leases_max));
@@ -92,8 +95,13 @@ void SessionTable::RemoveLocked(Session& session, std::vector<storage::LeaseId>&
     --entry->second.disconnected;
     disconnected_.fetch_sub(1);
   }
+  for (const storage::LeaseId lease : session.TakeAllJoined()) {
+    if (session.engine().RemoveLease(lease, Engine::Hold::kJoined) == Engine::Removal::kLast) {
+      leases.push_back(lease);
+    }
+  }
   if (--entry->second.sessions == 0) {
-    leases = session.engine().End();
+    for (const storage::LeaseId lease : session.engine().End()) leases.push_back(lease);
     engines_.erase(entry);
   }
   sessions_.erase(session.token().slot());  // the caller holds the session
@@ -124,8 +132,21 @@ void SessionTable::End(const std::shared_ptr<Session>& session) {
   ReleaseInStore(leases);
 }
 
-bool SessionTable::Release(const Session& session, storage::LeaseId lease) {
-  if (!session.engine().RemoveLease(lease)) return false;
+bool SessionTable::Join(Session& session, storage::LeaseId lease) {
+  if (!session.engine().JoinLease(lease)) return false;
+  if (session.NoteJoined(lease)) return true;
+  if (session.engine().RemoveLease(lease, Engine::Hold::kJoined) == Engine::Removal::kLast) {
+    store_.Release(lease);
+  }
+  return false;
+}
+
+bool SessionTable::Release(Session& session, storage::LeaseId lease) {
+  const Engine::Hold hold =
+      session.TakeJoined(lease) ? Engine::Hold::kJoined : Engine::Hold::kAcquired;
+  const Engine::Removal removal = session.engine().RemoveLease(lease, hold);
+  if (removal == Engine::Removal::kUnknown) return false;
+  if (removal == Engine::Removal::kHeldByOthers) return true;
   store_.Release(lease);
   if (disconnected_.load() > 0) Settle(session.engine());
   return true;

@@ -22,7 +22,7 @@ class SessionTable {
  public:
   struct OpenRequest {
     std::string process_name;
-    std::string engine;  // id of the engine to join; empty: a new one
+    std::string engine;  // 16 random bytes that its processes agreed on; empty: one of its own
     unsigned uid = 0;
     uint64_t staging_bytes = 0;  // wanted
   };
@@ -42,8 +42,8 @@ class SessionTable {
   // Called, on any thread, after sessions ended otherwise than by End. Set before use.
   void OnEnded(std::function<void()> ended) { ended_ = std::move(ended); }
 
-  // kInvalidArgument: the engine's id has a wrong size; kNotFound: no such engine (or another
-  // user's); kResourceExhausted: too many sessions, engines or staging memory.
+  // kInvalidArgument: the engine's id has a wrong size; kNotFound: another user's engine has it;
+  // kResourceExhausted: too many sessions, engines or staging memory.
   absl::StatusOr<std::shared_ptr<Session>> Open(const OpenRequest& request);
 
   // The session of a token; null when there is none.
@@ -56,8 +56,13 @@ class SessionTable {
   // The process is gone. Its engine's leases end with the engine's last session. Idempotent.
   void End(const std::shared_ptr<Session>& session);
 
-  // Ends a lease of the session's engine. False: it has no such lease.
-  bool Release(const Session& session, storage::LeaseId lease);
+  // The session holds a lease of its engine too, until it releases it or its process is gone.
+  // False: the engine has no such lease, or the session has ended.
+  bool Join(Session& session, storage::LeaseId lease);
+
+  // Gives up what the session holds of a lease of its engine; the last holder ends the lease.
+  // False: the engine has no such lease.
+  bool Release(Session& session, storage::LeaseId lease);
 
   Totals totals() const;
   std::vector<std::shared_ptr<Session>> List() const;

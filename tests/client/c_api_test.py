@@ -255,10 +255,12 @@ class CApiTest(unittest.TestCase):
         cold, warm = run(), run()
         digest = re.search(r"digest (\w+)", cold).group(1)
         self.assertEqual(cold, f"cached 0 digest {digest} length 1001\n"
-                               "published 15 deduplicated 0\n")
+                               "published 15 deduplicated 0\n"
+                               f"stages cached 704 digest {digest}\n")
         # 1,000 tokens less the recent window, in pages; the same output to the last bit.
         self.assertEqual(warm, f"cached 704 digest {digest} length 1001\n"
-                               "published 0 deduplicated 4\n")
+                               "published 0 deduplicated 4\n"
+                               f"stages cached 704 digest {digest}\n")
 
     def test_python_process(self):
         crumbd = self.start_crumbd()

@@ -14,9 +14,11 @@
 #include <thread>
 #include <vector>
 
+#include "common/hex.h"
 #include "crumb/client.h"
 #include "crumb/worker.h"
 #include "gtest/gtest.h"
+#include "rank_run.h"
 #include "sequence_model.h"
 #include "tests/fault/crumbd_process.h"
 
@@ -36,8 +38,9 @@ SequenceModel Model() {
   return SequenceModel(SmallWorkerOptions(), RandomTokens(kPrompt + 100, 42));
 }
 
-std::unique_ptr<Client> OpenClient(const std::string& dir) {
+std::unique_ptr<Client> OpenClient(const std::string& dir, const std::string& engine = "") {
   ClientOptions options;
+  options.engine = engine;
   options.socket_dir = dir;
   options.staging_bytes = 8 << 20;
   options.backoff_min = std::chrono::milliseconds(10);
@@ -103,6 +106,23 @@ int RunReader(const std::string& dir, const std::string& tier) {
   if (sequence->cached_tokens() != kHit) return 1;
   if ((tier == "host" ? stats.hit_tokens_host : stats.hit_tokens_ssd) != kHit) return 2;
   return Decode(model, *sequence) == ColdOutputs(model) ? 0 : 3;
+}
+
+// Follows the token and waits to be killed.
+int RunFollower(const std::string& dir, const std::string& token) {
+  const SequenceModel model = Model();
+  const auto client = OpenClient(dir, std::string(16, 'e'));
+  WorkerOptions options = SmallWorkerOptions();
+  options.part = PartOfRank({.tp_rank = 1, .tp_size = 2, .pp_rank = 0, .pp_size = 1},
+                            options.layers, options.kv_heads, options.q_heads)
+                     .value();
+  const auto worker = Worker::Open(options, client.get()).value();
+  std::string bytes(token.size() / 2, '\0');
+  HexDecode(token, std::span(reinterpret_cast<uint8_t*>(bytes.data()), bytes.size()));
+  const auto sequence = worker->Follow(bytes, model.prompt(kPrompt), Patient());
+  if (!sequence.ok() || (*sequence)->cached_tokens() != kHit) return 1;
+  std::cout << 'r' << std::flush;  // stdout is a pipe
+  while (true) ::pause();
 }
 
 // This program in a role; its stdout is a pipe.
@@ -185,6 +205,75 @@ TEST_F(CrumbdIntegrationTest, AKilledWriterLeavesItsPagesAndNothingElse) {
     return stats.ok() && stats->leases == 0 && stats->reservations == 0 && stats->sessions == 1;
   }));
   EXPECT_EQ(RoleProcess("read", dir(), "host").Wait(), 0);
+}
+
+// The ranks of an engine, each with a client of its own.
+class EngineOfRanks {
+ public:
+  EngineOfRanks(const std::string& dir, Degree degree, const std::string& engine) {
+    std::vector<Client*> clients;
+    for (int rank = 0; rank < degree.tp * degree.pp; ++rank) {
+      clients_.push_back(OpenClient(dir, engine));
+      clients.push_back(clients_.back().get());
+    }
+    run_ = std::make_unique<RankRun>(SmallWorkerOptions(), degree, clients);
+  }
+  RankRun& run() { return *run_; }
+
+ private:
+  std::vector<std::unique_ptr<Client>> clients_;
+  std::unique_ptr<RankRun> run_;
+};
+
+TEST_F(CrumbdIntegrationTest, EnginesOfEveryDegreeShareOneCopy) {
+  const SequenceModel model = Model();
+  RankRun alone(SmallWorkerOptions(), {}, {nullptr});
+  const std::vector<float> expected =
+      alone.Run(model, alone.Begin(model, kPrompt), kPrompt, kDecodeSteps).values;
+  const auto watcher = OpenClient(dir());
+  char name = 'a';
+  for (const Degree written : {Degree{1, 1}, {2, 1}, {1, 2}, {4, 2}}) {
+    EngineOfRanks writer(dir(), written, std::string(16, name++));
+    writer.run().Publish(model, kPrompt);
+    for (const Degree read : {Degree{1, 1}, {2, 1}, {4, 1}, {2, 2}}) {
+      SCOPED_TRACE(testing::Message() << "tp " << written.tp << " pp " << written.pp
+                                      << " read by tp " << read.tp << " pp " << read.pp);
+      EngineOfRanks reader(dir(), read, std::string(16, name++));
+      auto sequences = reader.run().Begin(model, kPrompt, Patient());
+      EXPECT_EQ(watcher->Stats()->leases, 1);  // one for all ranks
+      const RunOutputs outputs = reader.run().Run(model, sequences, kPrompt, kDecodeSteps);
+      EXPECT_EQ(outputs.cached, kHit);
+      EXPECT_TRUE(outputs.values == expected);
+      sequences.clear();
+      EXPECT_TRUE(Eventually([&] { return watcher->Stats()->leases == 0; }));
+    }
+    const KeyspaceId keyspace = watcher->Stats()->keyspaces[0].id;
+    ASSERT_TRUE(watcher->Delete(keyspace, PageKeysOf(keyspace, model.tokens())).ok());
+  }
+}
+
+TEST_F(CrumbdIntegrationTest, FollowersOutliveTheLeaderAndDeadOnesHoldNothing) {
+  const SequenceModel model = Model();
+  EngineOfRanks writer(dir(), {}, std::string(16, 'w'));
+  writer.run().Publish(model, kPrompt);
+  const auto watcher = OpenClient(dir());
+  EngineOfRanks engine(dir(), {2, 1}, std::string(16, 'e'));
+  LedSequence led = engine.run().worker(0).Lead(model.prompt(kPrompt), Patient()).value();
+  // A follower in a process of its own, which is killed.
+  RoleProcess follower(
+      "follow", dir(),
+      HexEncode(std::span(reinterpret_cast<const uint8_t*>(led.token.data()), led.token.size())));
+  ASSERT_TRUE(follower.WaitReady());
+  auto other = engine.run().worker(1).Follow(led.token, model.prompt(kPrompt), Patient()).value();
+  EXPECT_EQ(other->cached_tokens(), kHit);
+  EXPECT_EQ(watcher->Stats()->leases, 1);
+  const uint32_t sessions = watcher->Stats()->sessions;
+  follower.Kill();
+  EXPECT_TRUE(Eventually([&] { return watcher->Stats()->sessions == sessions - 1; }));
+  EXPECT_EQ(watcher->Stats()->leases, 1);
+  led.sequence.reset();
+  other.reset();
+  EXPECT_TRUE(Eventually([&] { return watcher->Stats()->leases == 0; }));
 }
 
 TEST_F(CrumbdIntegrationTest, PagesComeBackFromSsdAfterAKill) {
@@ -297,6 +386,7 @@ int RunRole(const std::string& role, const std::string& dir, const std::string& 
   if (role == "write") return RunWriter(dir, false);
   if (role == "linger") return RunWriter(dir, true);
   if (role == "fork") return RunForked(dir);
+  if (role == "follow") return RunFollower(dir, detail);
   return RunReader(dir, detail);
 }
 

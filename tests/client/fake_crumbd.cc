@@ -90,7 +90,8 @@ absl::Status FakeCrumbd::Welcome(UniqueFd socket) {
   const uint64_t id = ++last_id_;
   std::memcpy(token.data(), &id, sizeof(id));
   welcome.set_token(token);
-  welcome.set_engine(token);
+  room.engine = hello.engine().empty() ? token : hello.engine();
+  welcome.set_engine(room.engine);
   welcome.set_epoch(epoch_);
   welcome.set_slab_bytes(kSlabBytes);
   welcome.set_slab_count(1);
@@ -150,39 +151,85 @@ grpc::Status FakeCrumbd::Acquire(Context* context, const v1::AcquireRequest* req
   WaitWhile(block_acquire, context);
   MutexLock lock(&mutex_);
   if (Find(context) == nullptr) return {grpc::StatusCode::UNAUTHENTICATED, "no session"};
-  v1::Fragments& fragments = *response->mutable_fragments();
-  const size_t count = request->keys().size() / 32;
-  for (size_t i = 0; i < count; ++i) {
-    const auto found = pages_.find({IdOf(request->keyspace()), KeyAt(request->keys(), i)});
-    if (found == pages_.end()) {
-      response->set_miss_reason(v1::MISS_REASON_ABSENT);
-      break;
-    }
-    response->set_hit_pages(static_cast<uint32_t>(i + 1));
-    response->add_page_tiers(tier);
-    fragments.add_pages(static_cast<uint32_t>(i));
-    fragments.add_slabs(0);
-    fragments.add_offsets(found->second.offset);
-    fragments.add_header_offsets(found->second.tiles_bytes);
+  if (request->lease() != 0) {
+    Join(*Find(context), *request, response);
+    return grpc::Status::OK;
+  }
+  Lease lease{.engine = Find(context)->engine, .pages = {}};
+  for (size_t i = 0; i < request->keys().size() / 32; ++i) {
+    const PageId id{IdOf(request->keyspace()), KeyAt(request->keys(), i)};
+    if (!AnswerPage(id, *request, response)) break;
+    lease.pages.push_back(id);
   }
   if (response->hit_pages() > 0) {
     response->set_lease(++last_id_);
-    if (forgotten_.erase(request->request()) == 0) leases_.insert(last_id_);
+    if (forgotten_.erase(request->request()) == 0) leases_[last_id_] = std::move(lease);
     lease_of_request_[request->request()] = last_id_;
   }
   return grpc::Status::OK;
 }
 
+bool FakeCrumbd::AnswerPage(const PageId& id, const v1::AcquireRequest& request,
+                            v1::AcquireResponse* response) {
+  const auto found = pages_.find(id);
+  if (found == pages_.end()) {
+    response->set_miss_reason(v1::MISS_REASON_ABSENT);
+    return false;
+  }
+  const auto number = [](uint32_t value) { return static_cast<uint16_t>(value); };
+  const v1::TileRange& range = request.range();
+  TileRange wanted{{number(range.layer_begin()), number(range.layer_end())},
+                   {number(range.head_begin()), number(range.head_end())}};
+  if (!request.has_range()) wanted = found->second.front().header.range;
+  int covered = 0;
+  for (const Page& page : found->second) covered += Intersect(page.header.range, wanted).tiles();
+  if (covered != wanted.tiles()) {
+    response->set_miss_reason(v1::MISS_REASON_NOT_COVERED);
+    return false;
+  }
+  v1::Fragments& fragments = *response->mutable_fragments();
+  for (const Page& page : found->second) {
+    if (Intersect(page.header.range, wanted).tiles() == 0) continue;
+    fragments.add_pages(response->hit_pages());
+    fragments.add_slabs(0);
+    fragments.add_offsets(page.offset);
+    fragments.add_header_offsets(page.tiles_bytes);
+  }
+  response->set_hit_pages(response->hit_pages() + 1);
+  response->add_page_tiers(tier);
+  return true;
+}
+
+void FakeCrumbd::Join(const Room& room, const v1::AcquireRequest& request,
+                      v1::AcquireResponse* response) {
+  const auto found = leases_.find(request.lease());
+  if (found == leases_.end() || found->second.engine != room.engine) {
+    response->set_miss_reason(v1::MISS_REASON_ABSENT);
+    return;
+  }
+  for (const PageId& id : found->second.pages) {
+    if (!AnswerPage(id, request, response)) break;
+  }
+  response->set_lease(request.lease());
+  ++found->second.holders;
+  ++joins_;
+}
+
+void FakeCrumbd::ReleaseOne(uint64_t lease) {
+  const auto found = leases_.find(lease);
+  if (found != leases_.end() && --found->second.holders == 0) leases_.erase(found);
+}
+
 grpc::Status FakeCrumbd::Release(Context*, const v1::ReleaseRequest* request,
                                  v1::ReleaseResponse*) {
   MutexLock lock(&mutex_);
-  for (const uint64_t lease : request->leases()) leases_.erase(lease);
+  for (const uint64_t lease : request->leases()) ReleaseOne(lease);
   for (const uint64_t acquire : request->requests()) {
     const auto granted = lease_of_request_.find(acquire);
     if (granted == lease_of_request_.end()) {
       forgotten_.insert(acquire);
     } else {
-      leases_.erase(granted->second);
+      ReleaseOne(granted->second);
     }
   }
   return grpc::Status::OK;
@@ -224,10 +271,14 @@ v1::CommitOutcome FakeCrumbd::CommitOne(Room& room, uint64_t offset, uint32_t ti
   room.rooms.erase(reserved);
   if (!sound) return v1::COMMIT_OUTCOME_REFUSED;
   const PageId id{header->keyspace, header->key};
-  if (pages_.contains(id)) return v1::COMMIT_OUTCOME_DEDUPLICATED;
   if (slab_used_ + staged.size() > kSlabBytes) return v1::COMMIT_OUTCOME_NO_ROOM;
+  for (const Page& page : pages_[id]) {
+    if (Intersect(page.header.range, header->range).tiles() > 0) {
+      return v1::COMMIT_OUTCOME_DEDUPLICATED;
+    }
+  }
   std::memcpy(slab_.data() + slab_used_, staged.data(), staged.size());
-  pages_[id] = {slab_used_, tiles_bytes, *header};
+  pages_[id].push_back({slab_used_, tiles_bytes, *header});
   slab_used_ += staged.size();
   return v1::COMMIT_OUTCOME_STORED;
 }
@@ -264,8 +315,8 @@ grpc::Status FakeCrumbd::Get(Context*, const v1::GetRequest* request,
       writer->Write(message);
       break;
     }
-    const std::span<std::byte> bytes = Bytes(found->second);
-    const size_t tiles = found->second.tiles_bytes;
+    const std::span<std::byte> bytes = Bytes(found->second.front());
+    const size_t tiles = found->second.front().tiles_bytes;
     const auto* text = reinterpret_cast<const char*>(bytes.data());
     message.set_page(static_cast<uint32_t>(i));
     message.set_tier(tier);
@@ -293,8 +344,8 @@ grpc::Status FakeCrumbd::Put(Context*, grpc::ServerReader<v1::PutRequest>* reade
     const std::string bytes = tiles + header_bytes;
     MutexLock lock(&mutex_);
     std::memcpy(slab_.data() + slab_used_, bytes.data(), bytes.size());
-    pages_[{header->keyspace, header->key}] = {slab_used_, static_cast<uint32_t>(tiles.size()),
-                                               *header};
+    pages_[{header->keyspace, header->key}] = {
+        {slab_used_, static_cast<uint32_t>(tiles.size()), *header}};
     slab_used_ += RoundUp(bytes.size());
     response->add_outcomes(v1::COMMIT_OUTCOME_STORED);
     tiles.clear();
@@ -323,11 +374,17 @@ grpc::Status FakeCrumbd::Session(
     counters_.set_verify_failures(counters_.verify_failures() + added.verify_failures());
     counters_.set_windows_refused(counters_.windows_refused() + added.windows_refused());
     quality_samples_ += static_cast<size_t>(request.quality_size());
+    for (const auto& sample : request.quality()) quality_layers_.insert(sample.layer());
   }
   MutexLock lock(&mutex_);
   streams_.erase(stream);
   stream_contexts_.erase(context);
   return grpc::Status::OK;
+}
+
+std::set<uint32_t> FakeCrumbd::quality_layers() const {
+  MutexLock lock(&mutex_);
+  return quality_layers_;
 }
 
 void FakeCrumbd::PushState(const KeyspaceId& keyspace, v1::KeyspaceState state) {
@@ -345,7 +402,19 @@ void FakeCrumbd::BreakStreams() {
 
 std::map<FakeCrumbd::PageId, FakeCrumbd::Page> FakeCrumbd::pages() const {
   MutexLock lock(&mutex_);
-  return pages_;
+  std::map<PageId, Page> first;
+  for (const auto& [id, fragments] : pages_) first[id] = fragments.front();
+  return first;
+}
+
+std::vector<FakeCrumbd::Page> FakeCrumbd::fragments(const PageId& id) const {
+  MutexLock lock(&mutex_);
+  return pages_.at(id);
+}
+
+void FakeCrumbd::Drop(const PageId& id) {
+  MutexLock lock(&mutex_);
+  pages_.erase(id);
 }
 
 std::span<std::byte> FakeCrumbd::Bytes(const Page& page) const {
@@ -360,7 +429,7 @@ void FakeCrumbd::Swap(const PageId& a, const PageId& b) {
 
 void FakeCrumbd::Place(const PageId& id, const Page& page) {
   MutexLock lock(&mutex_);
-  pages_[id] = page;
+  pages_[id] = {page};
 }
 
 size_t FakeCrumbd::leases() const {

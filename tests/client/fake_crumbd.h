@@ -47,7 +47,10 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::atomic<uint64_t> generation{1};  // of keyspaces that are opened from now on
   std::atomic<v1::Tier> tier{v1::TIER_HOST};
 
+  // The first fragment of every page, and all of one's.
   std::map<PageId, Page> pages() const;
+  std::vector<Page> fragments(const PageId& id) const;
+  void Drop(const PageId& id);
   // Bytes of a page in the slab, tiles and header, to read or to damage.
   std::span<std::byte> Bytes(const Page& page) const;
   // Answers each page in the other's place.
@@ -60,8 +63,10 @@ class FakeCrumbd final : public v1::CacheService::Service {
   size_t reservations() const;
   size_t sessions() const;  // whose socket is open
   uint64_t acquires() const { return acquires_.load(); }
+  uint64_t joins() const { return joins_.load(); }  // Acquires that named a lease and got it
   v1::SessionRequest::Counters counters() const;
-  size_t quality_samples() const;    // reported so far
+  size_t quality_samples() const;  // reported so far
+  std::set<uint32_t> quality_layers() const;
   std::string state_reason() const;  // of the last SetKeyspaceState
   void PushState(const KeyspaceId& keyspace, v1::KeyspaceState state);
   // Ends the session streams, and nothing else.
@@ -70,8 +75,14 @@ class FakeCrumbd final : public v1::CacheService::Service {
  private:
   struct Room {
     UniqueFd socket;
+    std::string engine;
     Mapping staging;
     std::map<uint64_t, uint64_t> rooms;  // offset -> bytes
+  };
+  struct Lease {
+    std::string engine;
+    std::vector<PageId> pages;
+    int holders = 1;
   };
   using Context = grpc::ServerContext;
 
@@ -82,6 +93,12 @@ class FakeCrumbd final : public v1::CacheService::Service {
   Room* Find(Context* context) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::CommitOutcome CommitOne(Room& room, uint64_t offset, uint32_t tiles_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Answers leading pages that cover the range; false at the first that does not.
+  bool AnswerPage(const PageId& id, const v1::AcquireRequest& request,
+                  v1::AcquireResponse* response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Join(const Room& room, const v1::AcquireRequest& request, v1::AcquireResponse* response)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseOne(uint64_t lease) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WaitWhile(const std::atomic<bool>& blocked, Context* context);
 
   grpc::Status OpenKeyspace(Context*, const v1::OpenKeyspaceRequest*,
@@ -106,18 +123,20 @@ class FakeCrumbd final : public v1::CacheService::Service {
   Mapping slab_;
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> acquires_{0};
+  std::atomic<uint64_t> joins_{0};
 
   mutable Mutex mutex_;
   CondVar changed_;
   uint64_t slab_used_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t last_id_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::map<PageId, Page> pages_ ABSL_GUARDED_BY(mutex_);
+  std::map<PageId, std::vector<Page>> pages_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Room> sessions_ ABSL_GUARDED_BY(mutex_);
-  std::set<uint64_t> leases_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, Lease> leases_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, uint64_t> lease_of_request_ ABSL_GUARDED_BY(mutex_);
   std::set<uint64_t> forgotten_ ABSL_GUARDED_BY(mutex_);  // requests not answered yet
   v1::SessionRequest::Counters counters_ ABSL_GUARDED_BY(mutex_);
   size_t quality_samples_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::set<uint32_t> quality_layers_ ABSL_GUARDED_BY(mutex_);
   std::string state_reason_ ABSL_GUARDED_BY(mutex_);
   std::set<grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>*> streams_
       ABSL_GUARDED_BY(mutex_);

@@ -103,6 +103,84 @@ TEST_F(LeaseCallsTest, ReleaseEndsTheLeaseForWhoeverSharesTheEngine) {
   EXPECT_EQ(response.unknown(), 1u);
 }
 
+TEST_F(LeaseCallsTest, AnotherSessionOfTheEngineJoinsALease) {
+  const auto leader = OpenSession();
+  const std::string engine(leader->engine().id().view());
+  const auto follower = OpenSession(0, engine);
+  const auto bystander = OpenSession(0, engine);
+  const auto stranger = OpenSession();
+  v1::AcquireResponse leased, joined;
+  ASSERT_TRUE(Run(leader, Request(0, 3), &leased).ok());
+  const uint64_t tokens = AllTokens();
+  v1::AcquireRequest join = Request(0, 3);
+  join.set_lease(leased.lease());
+  ASSERT_TRUE(Run(follower, join, &joined).ok());
+  EXPECT_EQ(joined.lease(), leased.lease());
+  EXPECT_EQ(joined.hit_pages(), 3u);
+  EXPECT_EQ(joined.fragments().SerializeAsString(), leased.fragments().SerializeAsString());
+  EXPECT_EQ(AllTokens(), tokens);
+  EXPECT_EQ(leader->engine().pages(), 3u);  // of the budget, once
+
+  ASSERT_TRUE(Run(stranger, join, &joined).ok());
+  EXPECT_EQ(joined.hit_pages(), 0u);
+  EXPECT_EQ(joined.miss_reason(), v1::MISS_REASON_ABSENT);
+
+  // Who does not hold it cannot end it for those who do.
+  v1::ReleaseRequest request;
+  request.add_leases(leased.lease());
+  v1::ReleaseResponse response;
+  ASSERT_TRUE(Release(context_, *leader, request, &response).ok());
+  EXPECT_EQ(response.unknown(), 0u);
+  ASSERT_TRUE(Release(context_, *bystander, request, &response).ok());
+  EXPECT_EQ(response.unknown(), 1u);
+  EXPECT_EQ(store_.Stats().leases, 1u);
+  ASSERT_TRUE(Release(context_, *follower, request, &response).ok());
+  EXPECT_EQ(response.unknown(), 0u);
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  EXPECT_EQ(leader->engine().pages(), 0u);
+  ASSERT_TRUE(Run(follower, join, &joined).ok());
+  EXPECT_EQ(joined.hit_pages(), 0u);
+}
+
+TEST_F(LeaseCallsTest, AFollowerThatDiesHoldsNothing) {
+  const auto leader = OpenSession();
+  const auto follower = OpenSession(0, std::string(leader->engine().id().view()));
+  v1::AcquireResponse leased, joined;
+  ASSERT_TRUE(Run(leader, Request(0, 3), &leased).ok());
+  v1::AcquireRequest join = Request(0, 3);
+  join.set_lease(leased.lease());
+  ASSERT_TRUE(Run(follower, join, &joined).ok());
+  ASSERT_TRUE(Run(follower, join, &joined).ok());  // two sequences of one process
+  sessions_.End(follower);
+  EXPECT_EQ(store_.Stats().leases, 1u);
+  v1::ReleaseRequest request;
+  request.add_leases(leased.lease());
+  v1::ReleaseResponse response;
+  ASSERT_TRUE(Release(context_, *leader, request, &response).ok());
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  EXPECT_EQ(leader->engine().leases(), 0u);
+}
+
+TEST_F(LeaseCallsTest, AJoinWhoseCallerGaveItUpHoldsNothing) {
+  const auto leader = OpenSession();
+  const auto follower = OpenSession(0, std::string(leader->engine().id().view()));
+  v1::AcquireResponse leased, joined;
+  ASSERT_TRUE(Run(leader, Request(0, 3), &leased).ok());
+  v1::AcquireRequest join = Request(0, 3);
+  join.set_lease(leased.lease());
+  for (const bool before : {true, false}) {
+    join.set_request(before ? 7 : 8);
+    v1::ReleaseRequest give_up;
+    give_up.add_requests(join.request());
+    v1::ReleaseResponse response;
+    if (before) ASSERT_TRUE(Release(context_, *follower, give_up, &response).ok());
+    EXPECT_EQ(Run(follower, join, &joined).ok(), !before);
+    if (!before) ASSERT_TRUE(Release(context_, *follower, give_up, &response).ok());
+    EXPECT_FALSE(follower->TakeJoined(leased.lease()));
+  }
+  EXPECT_EQ(store_.Stats().leases, 1u);
+}
+
 TEST_F(LeaseCallsTest, TheBudgetOfPagesCutsThePrefix) {
   const auto session = OpenSession();
   v1::AcquireResponse first;

@@ -105,7 +105,7 @@ storage::AcquireResult MemoryStore::AcquireLocked(const storage::AcquireRequest&
     result.page_tiers.push_back(storage::Tier::kHost);
     ++result.hit_pages;
   }
-  if (result.hit_pages > 0) leases_.insert(result.lease = ++last_lease_);
+  if (result.hit_pages > 0) leases_[result.lease = ++last_lease_] = result;
   return result;
 }
 
@@ -148,6 +148,14 @@ storage::LookupResult MemoryStore::Lookup(const storage::AcquireRequest& request
 bool MemoryStore::Release(storage::LeaseId lease) {
   MutexLock lock(&mutex_);
   return leases_.erase(lease) > 0;
+}
+
+std::optional<storage::LeasedPages> MemoryStore::ReadLease(storage::LeaseId lease,
+                                                           const TileRange&) const {
+  MutexLock lock(&mutex_);
+  const auto found = leases_.find(lease);
+  if (found == leases_.end()) return std::nullopt;
+  return storage::LeasedPages{found->second.hit_pages, found->second.fragments};
 }
 
 std::span<const std::byte> MemoryStore::Bytes(const storage::FragmentRef& fragment) const {

@@ -31,6 +31,8 @@ class MemoryStore : public storage::TieredStore {
   void Acquire(storage::AcquireRequest request,
                std::function<void(absl::StatusOr<storage::AcquireResult>)> done) override;
   storage::LookupResult Lookup(const storage::AcquireRequest& request) override;
+  std::optional<storage::LeasedPages> ReadLease(storage::LeaseId lease,
+                                                const TileRange& range) const override;
   bool Release(storage::LeaseId lease) override;
   std::span<const std::byte> Bytes(const storage::FragmentRef& fragment) const override;
   void Flush(std::function<void(absl::StatusOr<uint64_t>)> done) override;
@@ -84,7 +86,7 @@ class MemoryStore : public storage::TieredStore {
   size_t used_slots_ ABSL_GUARDED_BY(mutex_) = 0;
   storage::LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<PageKey, Page> pages_ ABSL_GUARDED_BY(mutex_);
-  std::set<storage::LeaseId> leases_ ABSL_GUARDED_BY(mutex_);
+  std::map<storage::LeaseId, storage::AcquireResult> leases_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<KeyspaceId, PageKey>> not_durable_ ABSL_GUARDED_BY(mutex_);
   bool hold_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Held> held_ ABSL_GUARDED_BY(mutex_);

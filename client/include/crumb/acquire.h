@@ -27,7 +27,10 @@ struct AcquireRequest {
   std::optional<TileRange> range;  // absent: all layers and heads
   uint32_t window_tokens = 0;  // tokens of the prompt that no key stands for, for crumbd's metrics
   Duration timeout = std::chrono::milliseconds(200);  // of the call, lower tiers included
-  bool wait_for_lower_tiers = true;                   // false: only what host memory holds
+  // Not 0: the lease that another process of the same engine got for these keys. Nothing is looked
+  // for; this process holds the lease too from now on. Unknown to crumbd: a miss.
+  uint64_t lease = 0;
+  bool wait_for_lower_tiers = true;  // false: only what host memory holds
   // Checks the tile sums of every n-th hit page, beginning with one that changes from call to call;
   // 1: of all; 0: of none. The header is always checked.
   uint32_t verify_every = 0;
@@ -35,6 +38,7 @@ struct AcquireRequest {
 
 struct AcquireResult {
   std::shared_ptr<const Lease> lease;          // null when nothing hit
+  uint64_t lease_id = 0;                       // what AcquireRequest::lease names it by
   int hit_pages = 0;                           // leading keys whose tiles are all here
   std::vector<Tier> page_tiers;                // of the hit pages
   MissReason miss_reason = MissReason::kNone;  // of the first page that is not a hit

@@ -21,8 +21,9 @@ struct ClientOptions {
   std::string tls_key_file;     // of that certificate
   std::string tls_server_name;  // that crumbd's certificate carries; empty: the host of `address`
   std::string token;            // of the tenant; empty: none
-  std::string process_name = "crumb-client";    // for crumbd's log
-  std::string engine;                           // 16 bytes: the engine to join; empty: a new one
+  std::string process_name = "crumb-client";  // for crumbd's log
+  // 16 random bytes that the processes of one model replica agreed on; empty: an engine of its own.
+  std::string engine;
   uint64_t staging_bytes = uint64_t{64} << 20;  // wanted; crumbd may give less
 
   Duration connect_timeout = std::chrono::seconds(1);    // of one attempt

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/fragment_header.h"
 #include "common/rotation_file.h"
 #include "common/sha256.h"
 
@@ -59,7 +60,7 @@ class RotationSet {
   int position_blocks() const { return data_->arrays.position_blocks; }
   int pages_per_position_block() const { return data_->arrays.pages_per_position_block; }
 
-  // Data of one layer, [kv_heads, ...] for `kv_heads` of the model; null: identity or zero.
+  // Data of one layer, [kv_heads, ...] for the expanded KV heads; null: identity or zero.
   class Layer {
    public:
     const float* rotation_k() const { return Pointer(rotation_k_); }
@@ -84,6 +85,9 @@ class RotationSet {
 
   // The layers of a model of this shape; layers that are equal share memory.
   std::vector<std::shared_ptr<const Layer>> Expand(int layers, int kv_heads) const;
+  // The part of a model that fits: these layers, and of each these KV heads and query heads.
+  std::vector<std::shared_ptr<const Layer>> Expand(const TileRange& tiles,
+                                                   IndexRange q_heads) const;
 
  private:
   struct Data {

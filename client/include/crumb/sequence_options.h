@@ -21,6 +21,9 @@ struct SequenceOptions {
   // How long Begin may wait for cached pages; what is not there by then is computed. Absent:
   // WorkerOptions::begin_deadline; zero: only what this worker and host memory hold.
   std::optional<Duration> deadline;
+  // Leading prompt tokens that the cache may supply; absent: all that it has. Rounded down to
+  // pages.
+  std::optional<int> cached_tokens_max;
 };
 
 }  // namespace crumb::client

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "common/clock.h"
@@ -17,9 +19,16 @@ namespace crumb::client {
 
 class Client;
 
-// The KV cache of one model replica in this process: makes sequences, shares pages between live
-// ones, and publishes finished pages to crumbd in the background. Works without crumbd: then
-// nothing is fetched and nothing published. Thread-safe. Starts a thread when it first publishes.
+// A sequence and what the other ranks of its engine begin theirs with.
+struct LedSequence {
+  std::unique_ptr<Sequence> sequence;
+  std::string token;  // to be sent as it is
+};
+
+// The KV cache of one model replica, or of one rank of it, in this process: makes sequences, shares
+// pages between live ones, and publishes finished pages to crumbd in the background. Works without
+// crumbd: then nothing is fetched and nothing published. Thread-safe. Starts a thread when it first
+// publishes.
 class Worker {
  public:
   virtual ~Worker() = default;
@@ -36,6 +45,21 @@ class Worker {
   // kInvalidArgument: no tokens.
   virtual absl::StatusOr<std::unique_ptr<Sequence>> Begin(std::span<const int32_t> tokens,
                                                           const SequenceOptions& options = {}) = 0;
+
+  // Begin for engines of several ranks, of which each holds a part of the layers and heads: one
+  // rank leads and takes the longest prefix that crumbd has for all layers and heads, so that every
+  // rank can have it; the others follow with its token, over the same tokens and options, and get a
+  // sequence with the same cached_tokens(). Their clients name one engine (ClientOptions). Errors
+  // as Begin; without crumbd nothing is cached.
+  virtual absl::StatusOr<LedSequence> Lead(std::span<const int32_t> tokens,
+                                           const SequenceOptions& options = {}) = 0;
+  // While the leader's sequence lives its pages stay; afterwards this looks for them by itself, as
+  // it does when this rank's crumbd is another one. kAborted: this rank cannot have all of them;
+  // lead again with the cached_tokens_max that the message names. kInvalidArgument: the token is of
+  // another model or prompt; kDataLoss, kFailedPrecondition: it is damaged, or another version's.
+  virtual absl::StatusOr<std::unique_ptr<Sequence>> Follow(std::string_view token,
+                                                           std::span<const int32_t> tokens,
+                                                           const SequenceOptions& options = {}) = 0;
 
   // Waits until everything queued for publishing so far was published or dropped.
   // kDeadlineExceeded: not within `timeout`.

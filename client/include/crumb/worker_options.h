@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "common/clock.h"
+#include "crumb/rank_part.h"
 #include "crumb/rotation_set.h"
 #include "kernels/quantize.h"
 #include "kernels/tile.h"
@@ -41,6 +42,10 @@ struct WorkerOptions {
   int prefill_block = 8192;  // absolute positions; a multiple of 64, at least 320
   std::string tenant;        // empty: the default tenant
   std::map<std::string, std::string> fields;  // further keyspace fields: LoRA id, weight format...
+
+  // What this rank holds of the layers and heads above: its sequences count those from 0 on, and
+  // its pages are fragments that ranks of any other degree can read. Rotations are the model's.
+  RankPart part;
 
   int recent_tokens = 256;  // least length of the BF16 window; a multiple of 64
   int draft_slots = 8;      // fresh tokens of a decode step beyond the first
@@ -74,6 +79,16 @@ struct WorkerOptions {
 
   // kInvalidArgument naming the field that is wrong.
   absl::Status Validate() const;
+
+  // `part` with its empty ranges filled in.
+  TileRange own_tiles() const;
+  IndexRange own_q_head_range() const;
+  int own_layers() const { return own_tiles().layers.size(); }
+  int own_kv_heads() const { return own_tiles().heads.size(); }
+  int own_q_heads() const { return own_q_head_range().size(); }
+  TileRange all_tiles() const {
+    return {{0, static_cast<uint16_t>(layers)}, {0, static_cast<uint16_t>(kv_heads)}};
+  }
 
   kernels::TileShape tile_shape() const {
     return {.tokens = 64, .head_dim = head_dim, .group_size = group_size};
