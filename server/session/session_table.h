@@ -53,7 +53,7 @@ class SessionTable {
   // ends as soon as its engine holds no lease, because the process may be reading leased pages.
   void Disconnect(const std::shared_ptr<Session>& session);
 
-  // The process is gone. Its engine's leases end with the engine's last session. Idempotent.
+  // The process is gone: what it joined ends, the leases with their engine's last one. Idempotent.
   void End(const std::shared_ptr<Session>& session);
 
   // The session holds a lease of its engine too, until it releases it or its process is gone.

@@ -114,9 +114,12 @@ TEST_F(ClientTest, CommitsAndAcquiresInSharedMemory) {
   EXPECT_EQ(crumbd_->leases(), 1);
   // More than is there: every tile must be covered.
   request.range = TileRange{{0, 2}, {0, 1}};
-  const AcquireResult wider = client->Acquire(request).value();
-  EXPECT_EQ(wider.hit_pages, 0);
-  EXPECT_EQ(wider.miss_reason, MissReason::kNotCovered);
+  for (const bool claimed : {false, true}) {
+    crumbd_->claim_coverage = claimed;
+    const AcquireResult wider = client->Acquire(request).value();
+    EXPECT_EQ(wider.hit_pages, 0);
+    EXPECT_EQ(wider.miss_reason, MissReason::kNotCovered);
+  }
   result.lease.reset();
   EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
   EXPECT_TRUE(Eventually([&] { return crumbd_->counters().verify_failures() == 1; }));

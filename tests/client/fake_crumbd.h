@@ -43,8 +43,9 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::atomic<bool> refuse_commits{false};
   std::atomic<bool> no_staging_room{false};
   std::atomic<bool> refuse_hello{false};
-  std::atomic<bool> bf16_only{false};   // state of keyspaces that are opened from now on
-  std::atomic<uint64_t> generation{1};  // of keyspaces that are opened from now on
+  std::atomic<bool> claim_coverage{false};  // pages hit although fragments are missing
+  std::atomic<bool> bf16_only{false};       // state of keyspaces that are opened from now on
+  std::atomic<uint64_t> generation{1};      // of keyspaces that are opened from now on
   std::atomic<v1::Tier> tier{v1::TIER_HOST};
 
   // The first fragment of every page, and all of one's.

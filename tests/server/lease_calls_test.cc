@@ -173,9 +173,13 @@ TEST_F(LeaseCallsTest, AJoinWhoseCallerGaveItUpHoldsNothing) {
     v1::ReleaseRequest give_up;
     give_up.add_requests(join.request());
     v1::ReleaseResponse response;
-    if (before) ASSERT_TRUE(Release(context_, *follower, give_up, &response).ok());
+    if (before) {
+      ASSERT_TRUE(Release(context_, *follower, give_up, &response).ok());
+    }
     EXPECT_EQ(Run(follower, join, &joined).ok(), !before);
-    if (!before) ASSERT_TRUE(Release(context_, *follower, give_up, &response).ok());
+    if (!before) {
+      ASSERT_TRUE(Release(context_, *follower, give_up, &response).ok());
+    }
     EXPECT_FALSE(follower->TakeJoined(leased.lease()));
   }
   EXPECT_EQ(store_.Stats().leases, 1u);
