@@ -252,6 +252,30 @@ TEST_F(CrumbdIntegrationTest, EnginesOfEveryDegreeShareOneCopy) {
   }
 }
 
+TEST_F(CrumbdIntegrationTest, AWiderRankFillsInWhatIsMissing) {
+  const SequenceModel model = Model();
+  RankRun alone(SmallWorkerOptions(), {}, {nullptr});
+  const std::vector<float> expected =
+      alone.Run(model, alone.Begin(model, kPrompt), kPrompt, kDecodeSteps).values;
+  // Of an engine of two ranks only the second one's pages arrive.
+  EngineOfRanks half(dir(), {2, 1}, std::string(16, 'h'));
+  half.run().PublishRank(model, kPrompt, 1);
+  EngineOfRanks whole(dir(), {}, std::string(16, 'w'));
+  const auto hit = [&](EngineOfRanks& engine, int rank) {
+    return engine.run().worker(rank).Begin(model.prompt(kPrompt), Patient()).value();
+  };
+  EXPECT_EQ(hit(half, 1)->cached_tokens(), kHit);
+  EXPECT_EQ(hit(half, 0)->stats().miss_reason, "not_covered");
+  EXPECT_EQ(hit(whole, 0)->stats().miss_reason, "not_covered");
+  whole.run().Publish(model, kPrompt);
+  for (EngineOfRanks* engine : {&half, &whole}) {
+    const RunOutputs outputs = engine->run().Run(
+        model, engine->run().Begin(model, kPrompt, Patient()), kPrompt, kDecodeSteps);
+    EXPECT_EQ(outputs.cached, kHit);
+    EXPECT_TRUE(outputs.values == expected);
+  }
+}
+
 TEST_F(CrumbdIntegrationTest, FollowersOutliveTheLeaderAndDeadOnesHoldNothing) {
   const SequenceModel model = Model();
   EngineOfRanks writer(dir(), {}, std::string(16, 'w'));

@@ -272,11 +272,10 @@ v1::CommitOutcome FakeCrumbd::CommitOne(Room& room, uint64_t offset, uint32_t ti
   if (!sound) return v1::COMMIT_OUTCOME_REFUSED;
   const PageId id{header->keyspace, header->key};
   if (slab_used_ + staged.size() > kSlabBytes) return v1::COMMIT_OUTCOME_NO_ROOM;
-  for (const Page& page : pages_[id]) {
-    if (Intersect(page.header.range, header->range).tiles() > 0) {
-      return v1::COMMIT_OUTCOME_DEDUPLICATED;
-    }
-  }
+  int there = 0;
+  for (const Page& page : pages_[id]) there += Intersect(page.header.range, header->range).tiles();
+  if (there == header->range.tiles()) return v1::COMMIT_OUTCOME_DEDUPLICATED;
+  if (there > 0) return v1::COMMIT_OUTCOME_REFUSED;  // crumbd would keep the tiles that are missing
   std::memcpy(slab_.data() + slab_used_, staged.data(), staged.size());
   pages_[id].push_back({slab_used_, tiles_bytes, *header});
   slab_used_ += staged.size();

@@ -96,16 +96,18 @@ RunOutputs RankRun::Run(const SequenceModel& model,
 }
 
 void RankRun::Publish(const SequenceModel& model, int prompt) {
-  for (int rank = 0; rank < ranks(); ++rank) {
-    SequenceOptions cold;
-    cold.cached_tokens_max = 0;
-    const auto sequence = worker(rank).Begin(model.prompt(prompt), cold).value();
-    std::vector<float> out(static_cast<size_t>(prompt) * whole_.layers * whole_.q_heads *
-                           whole_.head_dim);
-    Pass(model, *sequence, rank, prompt, out);
-    EXPECT_TRUE(sequence->Finish().ok());
-    EXPECT_TRUE(worker(rank).WaitPublished(std::chrono::seconds(20)).ok());
-  }
+  for (int rank = 0; rank < ranks(); ++rank) PublishRank(model, prompt, rank);
+}
+
+void RankRun::PublishRank(const SequenceModel& model, int prompt, int rank) {
+  SequenceOptions cold;
+  cold.cached_tokens_max = 0;
+  const auto sequence = worker(rank).Begin(model.prompt(prompt), cold).value();
+  std::vector<float> out(static_cast<size_t>(prompt) * whole_.layers * whole_.q_heads *
+                         whole_.head_dim);
+  Pass(model, *sequence, rank, prompt, out);
+  EXPECT_TRUE(sequence->Finish().ok());
+  EXPECT_TRUE(worker(rank).WaitPublished(std::chrono::seconds(20)).ok());
 }
 
 }  // namespace crumb::client

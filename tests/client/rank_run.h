@@ -45,6 +45,7 @@ class RankRun {
                  int prompt, int steps);
   // Reads the prompt without the cache on every rank, and publishes its pages.
   void Publish(const SequenceModel& model, int prompt);
+  void PublishRank(const SequenceModel& model, int prompt, int rank);
 
  private:
   void Pass(const SequenceModel& model, Sequence& sequence, int rank, int end,

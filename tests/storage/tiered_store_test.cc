@@ -110,6 +110,30 @@ TEST_F(TieredStoreTest, RanksOfAnyDegreeReadEachOthersPages) {
   EXPECT_TRUE(AllRight(*store_, whole, *back));
 }
 
+TEST_F(TieredStoreTest, ALeaseIsReadByRangeUntilItEnds) {
+  Open(SmallStore(""));
+  SampleFragment part = SamplePage(1, 0);
+  part.range = {{0, 1}, {0, 1}};
+  ASSERT_TRUE(Commit(*store_, part).ok());
+  CommitPages(1, 2);
+  AcquireRequest request = RequestOf(1, 2);
+  const auto leased = Acquire(*store_, request);
+  ASSERT_EQ(leased->hit_pages, 2u);
+  EXPECT_EQ(store_->Delete(request.keyspace, request.keys), 2u);
+  for (const bool corner : {false, true}) {
+    if (corner) request.range = part.range;
+    const auto read = store_->ReadLease(leased->lease, request.range);
+    ASSERT_TRUE(read.has_value());
+    EXPECT_EQ(read->pages, 2u);
+    EXPECT_EQ(read->fragments.size(), corner ? 2u : leased->fragments.size());
+    AcquireResult answer = *leased;
+    answer.fragments = read->fragments;
+    EXPECT_TRUE(AllRight(*store_, request, answer));
+  }
+  EXPECT_TRUE(store_->Release(leased->lease));
+  EXPECT_FALSE(store_->ReadLease(leased->lease, request.range).has_value());
+}
+
 TEST_F(TieredStoreTest, ALeaseProtectsItsBytesThroughEvictionAndDeletion) {
   StoreOptions options = SmallStore("");
   options.host.bytes_max = ByteSize{uint64_t{2} << 20};
