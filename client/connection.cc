@@ -95,6 +95,7 @@ absl::Status Connection::Shake(const ClientOptions& options) {
   hello.set_process_name(options.process_name);
   hello.set_engine(options.engine);
   hello.set_staging_bytes(options.staging_bytes);
+  hello.set_tenant_token(options.token);
   const int fds[] = {pidfd.get()};
   CRUMB_RETURN_IF_ERROR(SendFdMessage(socket_.get(), hello.SerializeAsString(), fds));
 

@@ -1,6 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // crumbd: the daemon that keeps pages for the workers of this host.
+#include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -53,6 +55,20 @@ int Check(const Options& options, bool here) {
   return kExitOk;
 }
 
+// Returns the signal that ends crumbd. Meanwhile looks after files that change: at SIGHUP, and
+// where there are tenants every reload_interval.
+int WaitForEnd(Daemon& daemon, const Options& options, const sigset_t& signals) {
+  const auto interval =
+      std::chrono::duration_cast<std::chrono::nanoseconds>(options.tenants.reload_interval).count();
+  const timespec pause{.tv_sec = interval / 1'000'000'000, .tv_nsec = interval % 1'000'000'000};
+  while (true) {
+    const int signal =
+        ::sigtimedwait(&signals, nullptr, options.tenants.enabled() ? &pause : nullptr);
+    if (signal == SIGTERM || signal == SIGINT) return signal;
+    if (signal == SIGHUP || errno == EAGAIN) daemon.Reload(signal == SIGHUP);
+  }
+}
+
 // Serves until SIGTERM or SIGINT. `signals` are blocked in every thread; a second one ends the
 // process at once.
 int Serve(const Options& options, const sigset_t& signals) {
@@ -64,8 +80,7 @@ int Serve(const Options& options, const sigset_t& signals) {
     if (!told.ok()) crumb::LogWarning("{}", std::string(told.message()));
   };
   tell("READY=1");
-  int signal = 0;
-  ::sigwait(&signals, &signal);
+  const int signal = WaitForEnd(**daemon, options, signals);
   crumb::LogInfo("signal {}: stopping, a second one ends at once", signal);
   tell("STOPPING=1");
   ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
@@ -105,6 +120,7 @@ int main(int argc, char** argv) {
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGTERM);
   ::sigaddset(&signals, SIGINT);
+  ::sigaddset(&signals, SIGHUP);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
   return Serve(options, signals);

@@ -30,6 +30,7 @@
 #include "server/node_identity.h"
 #include "server/service/grpc_server.h"
 #include "server/session/fd_listener.h"
+#include "server/tenants/tenant_table.h"
 #include "server/version.h"
 
 namespace crumb::server {
@@ -66,6 +67,12 @@ class RunningDaemon : public Daemon {
     return {options_.listen.unix_socket, options_.listen.fd_socket,
             grpc_ == nullptr ? "" : grpc_->tcp_address(),
             admin_ == nullptr ? "" : admin_->address()};
+  }
+
+  void Reload(bool always) override {
+    if (tenants_ == nullptr) return;
+    const absl::Status read = tenants_->Reload(always);
+    if (!read.ok()) LogError("the tenants stay as they were: {}", read.ToString());
   }
 
   absl::Status Stop() override {
@@ -129,9 +136,26 @@ class RunningDaemon : public Daemon {
     control_ = std::make_unique<Executor>(
         Executor::Options{"crumb-control", 1, static_cast<size_t>(options_.limits.control_queue)});
     CRUMB_RETURN_IF_ERROR(OpenCluster());
-    context_ = std::make_unique<CallContext>(CallContext{options_.limits, Clock::Real(), *store_,
-                                                         *keyspaces_, *sessions_, events_, metrics_,
-                                                         *commits_, *control_, cluster_.get()});
+    if (options_.tenants.enabled()) {
+      CRUMB_ASSIGN_OR_RETURN(tenants_, TenantTable::Open(options_.tenants, [] {
+                               return Tenant::Instant::clock::now();
+                             }));
+      if (!options_.listen.tcp.empty() && !options_.listen.tls.enabled()) {
+        LogWarning("tenants' tokens cross listen.tcp in plaintext: set listen.tls");
+      }
+    }
+    context_ = std::make_unique<CallContext>(CallContext{options_.limits,
+                                                         Clock::Real(),
+                                                         *store_,
+                                                         *keyspaces_,
+                                                         *sessions_,
+                                                         events_,
+                                                         metrics_,
+                                                         *commits_,
+                                                         *control_,
+                                                         cluster_.get(),
+                                                         tenants_.get(),
+                                                         {}});
     return absl::OkStatus();
   }
 
@@ -166,9 +190,12 @@ class RunningDaemon : public Daemon {
     CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
     // Before the first session: what was dropped while this node was away is not served.
     if (cluster_ != nullptr) CRUMB_RETURN_IF_ERROR(cluster_->Join(grpc_->tcp_address()));
-    CRUMB_ASSIGN_OR_RETURN(fd_listener_, FdListener::Start({options_.listen.fd_socket,
-                                                            options_.sessions, epoch.slot()},
-                                                           *sessions_, *store_, metrics_));
+    CRUMB_ASSIGN_OR_RETURN(fd_listener_,
+                           FdListener::Start({options_.listen.fd_socket,
+                                              options_.sessions,
+                                              epoch.slot(),
+                                              {tenants_.get(), options_.tenants.shared_memory}},
+                                             *sessions_, *store_, metrics_));
     history_ = std::make_unique<History>(
         History::Options{options_.admin.history_interval,
                          static_cast<size_t>(options_.admin.history_samples_max)},
@@ -216,7 +243,21 @@ class RunningDaemon : public Daemon {
     return ExportText({metrics_, store_->Stats(), sessions_->totals(),
                        metrics_.asked_pages.Read(Clock::Real().Now()), keyspaces.size() - bf16,
                        bf16, commits_->queued(), control_->queued(), events_.watchers(), kVersion,
-                       ClusterPart()});
+                       ClusterPart(), TenantPart()});
+  }
+
+  TenantScrape TenantPart() const {
+    TenantScrape scrape;
+    if (tenants_ == nullptr) return scrape;
+    for (const auto& tenant : tenants_->List()) {
+      scrape.uses.push_back(
+          {tenant->name, BytesOfTenant(*context_, tenant->name), tenant->quota_bytes});
+    }
+    for (int i = 0; i < kAuthFailureCount; ++i) {
+      scrape.failures[static_cast<size_t>(i)] = tenants_->failures(static_cast<AuthFailure>(i));
+    }
+    scrape.reload_failures = tenants_->reload_failures();
+    return scrape;
   }
 
   ClusterScrape ClusterPart() const {
@@ -279,7 +320,8 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<Executor> commits_;
   std::unique_ptr<Executor> control_;
-  std::unique_ptr<Cluster> cluster_;  // null: this node is alone
+  std::unique_ptr<Cluster> cluster_;      // null: this node is alone
+  std::unique_ptr<TenantTable> tenants_;  // null: callers need no token
   std::unique_ptr<CallContext> context_;
   std::unique_ptr<FdListener> fd_listener_;
   std::unique_ptr<GrpcServer> grpc_;

@@ -36,6 +36,10 @@ class Daemon {
 
   virtual Endpoints endpoints() const = 0;
 
+  // Reads tenants.file again, if it has changed or `always`; what is wrong with it is logged and
+  // leaves everything as it was. Blocks.
+  virtual void Reload(bool always) = 0;
+
   // Refuses new calls, waits for those in progress and for queued writes, within the grace of the
   // options each. Idempotent; also done on destruction.
   virtual absl::Status Stop() = 0;

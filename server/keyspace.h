@@ -45,6 +45,7 @@ struct Keyspace {
   std::map<std::string, std::string> fields;  // as the client gave them
   Geometry geometry;
   std::string model;
+  std::string tenant;        // empty: nobody's in particular
   bool int2_history = true;  // false: every page is BF16
   TokenCounters* tokens = nullptr;
 

@@ -102,6 +102,13 @@ KeyspaceChanges MergeKeyspace(v1::KeyspaceRecord& ours, const v1::KeyspaceRecord
   } else if (theirs.generation() < ours.generation()) {
     changes.theirs_behind = true;
   }
+  // One knows it, the other does not yet.
+  if (theirs.tenant() > ours.tenant()) {
+    ours.set_tenant(theirs.tenant());
+    changes.any = true;
+  } else if (theirs.tenant() < ours.tenant()) {
+    changes.theirs_behind = true;
+  }
   MergeState(ours, theirs, changes);
   MergeDeletions(ours, theirs, changes);
   return changes;

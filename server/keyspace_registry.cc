@@ -90,7 +90,10 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::OpenKeyspace(
     const Description& description) {
   CRUMB_ASSIGN_OR_RETURN(const KeyspaceId id, IdOf(description));
   MutexLock changing(&changing_);
-  if (auto found = Find(id)) return found;
+  if (auto found = Find(id)) {
+    if (found->tenant == description.tenant) return found;
+    return Adopt(id, description.tenant);
+  }
   if (List().size() >= keyspaces_max_) {
     return absl::ResourceExhaustedError(
         fmt::format("{} keyspaces are open, limits.keyspaces_max allows no more", keyspaces_max_));
@@ -103,6 +106,16 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::OpenKeyspace(
   record.set_group_size(description.geometry.group_size);
   record.set_generation(1);
   record.set_state(v1::KEYSPACE_STATE_ACTIVE);
+  record.set_tenant(description.tenant);
+  CRUMB_RETURN_IF_ERROR(Apply(id, record));
+  TellChange(id);
+  return Find(id);
+}
+
+absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::Adopt(const KeyspaceId& id,
+                                                                  const std::string& tenant) {
+  v1::KeyspaceRecord record = RecordOf(id);
+  record.set_tenant(tenant);
   CRUMB_RETURN_IF_ERROR(Apply(id, record));
   TellChange(id);
   return Find(id);
@@ -178,6 +191,15 @@ std::vector<std::shared_ptr<Keyspace>> KeyspaceRegistry::List() const {
   return list;
 }
 
+std::vector<std::shared_ptr<Keyspace>> KeyspaceRegistry::ListOf(const std::string& tenant) const {
+  MutexLock lock(&mutex_);
+  std::vector<std::shared_ptr<Keyspace>> list;
+  for (const auto& [id, keyspace] : keyspaces_) {
+    if (keyspace->tenant == tenant) list.push_back(keyspace);
+  }
+  return list;
+}
+
 KeyspaceRegistry::StateReason KeyspaceRegistry::ReasonOf(const KeyspaceId& id) const {
   const v1::KeyspaceRecord record = RecordOf(id);
   return {record.state_who(), record.state_reason()};
@@ -202,7 +224,9 @@ absl::Status KeyspaceRegistry::Apply(const KeyspaceId& id, const v1::KeyspaceRec
       store_.PutRecord(std::string(kRecordPrefix) + id.ToHex(), record.SerializeAsString()));
   MutexLock lock(&mutex_);
   const auto [known, added] = keyspaces_.emplace(id, keyspace);
-  if (!added) {
+  if (!added && known->second->tenant != keyspace->tenant) {
+    known->second = keyspace;  // calls in progress end with the former one
+  } else if (!added) {
     known->second->generation.store(keyspace->generation.load());
     known->second->state.store(keyspace->state.load());
   }
@@ -223,6 +247,7 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::MakeFrom(
   keyspace->model = model == keyspace->fields.end() ? "unnamed" : model->second;
   const auto format = keyspace->fields.find("format");
   keyspace->int2_history = format == keyspace->fields.end() || format->second != "bf16";
+  keyspace->tenant = record.tenant();
   keyspace->tokens = &tokens_.Of(keyspace->model);
   keyspace->generation.store(record.generation());
   keyspace->state.store(record.state() == v1::KEYSPACE_STATE_BF16 ? ServingState::kBf16

@@ -73,6 +73,7 @@ class KeyspaceRegistry {
   void OnChange(std::function<void(const KeyspaceId&)> changed) { changed_ = std::move(changed); }
 
   std::vector<std::shared_ptr<Keyspace>> List() const;
+  std::vector<std::shared_ptr<Keyspace>> ListOf(const std::string& tenant) const;
   StateReason ReasonOf(const KeyspaceId& id) const;
 
  private:
@@ -80,6 +81,9 @@ class KeyspaceRegistry {
                    size_t keyspaces_max)
       : store_(store), secret_(std::move(secret)), tokens_(tokens), keyspaces_max_(keyspaces_max) {}
 
+  // Notes the tenant that the id was made for, in a record of before tenants were noted. Holds
+  // changing_.
+  absl::StatusOr<std::shared_ptr<Keyspace>> Adopt(const KeyspaceId& id, const std::string& tenant);
   absl::Status Load(const std::string& name, const std::string& value);
   // Persists and applies; holds changing_.
   absl::Status Apply(const KeyspaceId& id, const v1::KeyspaceRecord& record);

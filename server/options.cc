@@ -106,6 +106,7 @@ void Options::Visit(ConfigVisitor& visitor) {
   visitor.Section("admin", [&] { admin.Visit(visitor); });
   visitor.Section("store", [&] { store.Visit(visitor); });
   visitor.Section("sessions", [&] { sessions.Visit(visitor); });
+  visitor.Section("tenants", [&] { tenants.Visit(visitor); });
   visitor.Section("limits", [&] { limits.Visit(visitor); });
   visitor.Section("cluster", [&] { cluster.Visit(visitor); });
   visitor.Section("transport", [&] { transport.Visit(visitor); });
@@ -130,11 +131,18 @@ absl::Status Options::Validate() const {
     return absl::InvalidArgumentError("store: " + std::string(status.message()));
   }
   CRUMB_RETURN_IF_ERROR(sessions.Validate());
+  CRUMB_RETURN_IF_ERROR(tenants.Validate());
   CRUMB_RETURN_IF_ERROR(limits.Validate());
   CRUMB_RETURN_IF_ERROR(cluster.Validate(listen.tcp));
   if (cluster.enabled() && listen.tls.enabled() && listen.tls.client_ca_file.empty()) {
     return absl::InvalidArgumentError(
         "a cluster over TLS needs listen.tls.client_ca_file: nodes check each other with it");
+  }
+  if (cluster.enabled() && tenants.enabled() && listen.tls.peer_name.empty()) {
+    return absl::InvalidArgumentError(
+        "tenants.file in a cluster needs listen.tls.peer_name: else a tenant could ask for pages "
+        "as "
+        "nodes do");
   }
   CRUMB_RETURN_IF_ERROR(transport.Validate());
   CRUMB_RETURN_IF_ERROR(log.Validate());

@@ -10,6 +10,7 @@
 #include "common/config_visitor.h"
 #include "server/cluster/cluster_options.h"
 #include "server/limits.h"
+#include "server/tenants/tenant_options.h"
 #include "server/tls_options.h"
 #include "storage/store_options.h"
 #include "transport/transport_options.h"
@@ -54,6 +55,7 @@ struct Options {
   AdminOptions admin;
   storage::StoreOptions store;
   SessionLimits sessions;
+  TenantOptions tenants;
   Limits limits;
   ClusterOptions cluster;
   transport::TransportOptions transport;

@@ -25,6 +25,7 @@ class AbsentTier final : public FragmentTier {
   uint32_t Remove(const KeyspaceId&, std::span<const PageKey>) override { return 0; }
   uint64_t Drop(const KeyspaceId&, uint64_t) override { return 0; }
   uint64_t GenerationOf(const KeyspaceId&) const override { return 0; }
+  uint64_t KeyspaceBytes(const KeyspaceId&) const override { return 0; }
   void ForEachPage(const KeyspaceId&, const std::function<void(const PageKey&)>&) const override {}
 
   absl::Status PutRecord(const std::string& name, const std::string& value) override {

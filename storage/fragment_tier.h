@@ -85,6 +85,9 @@ class FragmentTier {
   // The generation that Drop raised the keyspace to, 0 if never. Does not block.
   virtual uint64_t GenerationOf(const KeyspaceId& keyspace) const = 0;
 
+  // Bytes of the keyspace's fragments here, tiles and headers. Does not block.
+  virtual uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const = 0;
+
   virtual void ForEachPage(const KeyspaceId& keyspace,
                            const std::function<void(const PageKey&)>& visit) const = 0;
 

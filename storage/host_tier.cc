@@ -172,6 +172,11 @@ std::optional<PageKey> HostTier::ParentOf(const KeyspaceId& keyspace, const Page
   return table_[handle].parent;
 }
 
+uint64_t HostTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
+  return table_.BytesOf(keyspace);
+}
+
 std::vector<PageHandle> HostTier::RefPrefix(const AcquireRequest& request, size_t first,
                                             size_t last, MissReason* miss) {
   std::vector<PageHandle> pages;

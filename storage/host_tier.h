@@ -55,6 +55,7 @@ class HostTier {
                                  uint64_t generation) const;
 
   std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const;
+  uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const;
 
   // Refers to the pages from `first` on that cover the request, up to the first that does not; a
   // page of an older generation is removed. Sets *miss to why it stopped.

@@ -104,6 +104,7 @@ absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slo
                                       .below = below,
                                       .slot = slot});
   slots_.SetOwner(slot, handle);
+  space->bytes += meta.bytes;
   stats_.resident_logical_bytes += meta.logical_bytes();
   stats_.waste_bytes += slot.bytes - meta.bytes;
   return handle;
@@ -167,6 +168,7 @@ void PageTable::Remove(PageHandle handle, RemovalReason reason, TimePoint now) {
   Page& page = pages_[handle];
   Space& space = *SpaceOf(page.keyspace);
   CountRemoval(page, reason, now);
+  for (const Fragment& fragment : page.fragments) space.bytes -= fragment.bytes;
   space.pages.erase(page.key);
   if (const auto siblings = space.children.find(page.parent); siblings != space.children.end()) {
     std::erase(siblings->second, handle);
@@ -271,6 +273,11 @@ void PageTable::RaiseGeneration(const KeyspaceId& keyspace, uint64_t generation)
 uint64_t PageTable::GenerationOf(const KeyspaceId& keyspace) const {
   const Space* space = SpaceOf(keyspace);
   return space == nullptr ? 0 : space->generation;
+}
+
+uint64_t PageTable::BytesOf(const KeyspaceId& keyspace) const {
+  const Space* space = SpaceOf(keyspace);
+  return space == nullptr ? 0 : space->bytes;
 }
 
 std::vector<PageTable::Change> PageTable::TakeChanges() { return std::exchange(changes_, {}); }

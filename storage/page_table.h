@@ -116,6 +116,9 @@ class PageTable {
   };
   std::vector<Change> TakeChanges();
 
+  // Of resident fragments, tiles and headers.
+  uint64_t BytesOf(const KeyspaceId& keyspace) const;
+
   void CountPut(const FragmentMeta& meta);
   void CountGet(const FragmentMeta& meta);
   TierStats Stats() const;
@@ -124,6 +127,7 @@ class PageTable {
  private:
   struct Space {
     uint64_t generation = 0;
+    uint64_t bytes = 0;  // of resident fragments
     absl::flat_hash_map<PageKey, PageHandle> pages;
     // Resident pages by their parent's key, whether it is resident or not.
     absl::flat_hash_map<PageKey, std::vector<PageHandle>> children;

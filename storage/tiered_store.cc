@@ -109,6 +109,9 @@ class TieredStoreImpl final : public TieredStore {
   std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const override;
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&, Tier)>& visit) override;
+  uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
+    return host_->KeyspaceBytes(keyspace) + below_->KeyspaceBytes(keyspace);
+  }
   std::vector<Slab> slabs() const override { return host_->slabs(); }
   StoreStats Stats() const override;
   absl::Status Stop(Duration grace) override;

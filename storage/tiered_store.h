@@ -193,6 +193,10 @@ class TieredStore {
   // Does not block.
   virtual std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const = 0;
 
+  // Bytes of the keyspace's fragments, tiles and headers, in all tiers together: what is in two
+  // counts twice. Does not block.
+  virtual uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const = 0;
+
   // Every page there is, for snapshots.
   virtual void ForEachPage(const KeyspaceId& keyspace,
                            const std::function<void(const PageKey&, Tier)>& visit) = 0;

@@ -18,10 +18,22 @@ absl::StatusOr<std::shared_ptr<Keyspace>> FindKeyspace(const CallContext& contex
         fmt::format("keyspace has {} bytes, must have {}", id.size(), sizeof(KeyspaceId)));
   }
   auto keyspace = context.keyspaces.Find(*keyspace_id);
-  if (keyspace == nullptr) {
+  if (keyspace == nullptr || !MaySee(context, *keyspace)) {
     return absl::NotFoundError("unknown keyspace " + keyspace_id->ToHex() + ": open it first");
   }
   return keyspace;
+}
+
+bool MaySee(const CallContext& context, const Keyspace& keyspace) {
+  return context.caller.tenant == nullptr || keyspace.tenant == context.caller.tenant->name;
+}
+
+uint64_t BytesOfTenant(const CallContext& context, const std::string& tenant) {
+  uint64_t bytes = 0;
+  for (const auto& keyspace : context.keyspaces.ListOf(tenant)) {
+    bytes += context.store.KeyspaceBytes(keyspace->id);
+  }
+  return bytes;
 }
 
 absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const std::string& keys) {

@@ -15,6 +15,7 @@
 #include "server/limits.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session_table.h"
+#include "server/tenants/tenant_table.h"
 #include "storage/tiered_store.h"
 
 // What the RPCs do, without gRPC: messages in, messages and a status out. Nothing here blocks; work
@@ -35,17 +36,26 @@ struct CallContext {
   SessionTable& sessions;
   EventHub& events;
   ServerMetrics& metrics;
-  Executor& commits;           // copies and checksums
-  Executor& control;           // what writes records or walks the index
-  Cluster* cluster = nullptr;  // null: this node is alone
+  Executor& commits;                     // copies and checksums
+  Executor& control;                     // what writes records or walks the index
+  Cluster* cluster = nullptr;            // null: this node is alone
+  const TenantTable* tenants = nullptr;  // null: callers need no token
+  Caller caller;                         // of the call
 };
 
-// The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown.
+// The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown, or another
+// tenant's, which is told in the same words.
 absl::StatusOr<std::shared_ptr<Keyspace>> FindKeyspace(const CallContext& context,
                                                        const std::string& id);
 
 // The page keys of a request's field. kInvalidArgument naming the bound.
 absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const std::string& keys);
+
+// Whether the caller may know of the keyspace.
+bool MaySee(const CallContext& context, const Keyspace& keyspace);
+
+// Bytes of the tenant's pages in all tiers of this node.
+uint64_t BytesOfTenant(const CallContext& context, const std::string& tenant);
 
 // `wait_ms` from now, no later than `deadline` nor than the bound allows.
 TimePoint WaitUntil(const CallContext& context, uint64_t wait_ms, TimePoint deadline);

@@ -21,7 +21,10 @@ void Fill(const Keyspace& keyspace, v1::OpenKeyspaceResponse* response) {
 }  // namespace
 
 void TellSessions(const CallContext& context, const NoticeQueue::StateChange& change) {
+  const auto keyspace = context.keyspaces.Find(change.keyspace);
   for (const auto& session : context.sessions.List()) {
+    const std::string& tenant = session->engine().tenant();
+    if (!tenant.empty() && (keyspace == nullptr || keyspace->tenant != tenant)) continue;
     const auto notices = session->notices();
     if (notices != nullptr && !notices->AddStateChange(change)) {
       context.metrics.notices_dropped.Add();
@@ -40,10 +43,19 @@ void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& req
   description.geometry = {request.layers(), request.kv_heads(), request.head_dim(),
                           request.group_size()};
   description.tenant = request.tenant();
+  if (context.caller.tenant != nullptr) {
+    const std::string& own = context.caller.tenant->name;
+    if (!request.tenant().empty() && request.tenant() != own) {
+      return done(absl::InvalidArgumentError("tenant must be empty or '" + own +
+                                             "', as the call's token says"));
+    }
+    description.tenant = own;
+  }
   const absl::StatusOr<KeyspaceId> id = context.keyspaces.IdOf(description);
   if (!id.ok()) return done(id.status());
   context.metrics.quality.Cover(request.layers());
-  if (const auto known = context.keyspaces.Find(*id)) {
+  const auto known = context.keyspaces.Find(*id);
+  if (known != nullptr && known->tenant == description.tenant) {
     Fill(*known, response);
     return done(absl::OkStatus());
   }

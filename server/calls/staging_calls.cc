@@ -44,6 +44,19 @@ absl::Status CheckCount(const CallContext& context, const char* field, uint64_t 
                   context.limits.commit_fragments_max));
 }
 
+// Commits that run at once may each find room: a quota is passed by limits.commit_threads fragments
+// at most.
+absl::Status CheckQuota(const CallContext& context, const Keyspace& keyspace, uint64_t bytes) {
+  if (context.tenants == nullptr || keyspace.tenant.empty()) return absl::OkStatus();
+  const auto tenant = context.tenants->Find(keyspace.tenant);
+  if (tenant == nullptr || tenant->quota_bytes == 0) return absl::OkStatus();
+  const uint64_t used = BytesOfTenant(context, keyspace.tenant);
+  if (used + bytes <= tenant->quota_bytes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      fmt::format("quota: tenant '{}' has {} of {} bytes, the fragment has {}", keyspace.tenant,
+                  used, tenant->quota_bytes, bytes));
+}
+
 void RunCommit(const CallContext& context, CommitWork& work) {
   const TimePoint started = context.clock.Now();
   context.metrics.stages.of(Stage::kCommitQueue).Observe(SecondsBetween(work.queued_at, started));
@@ -138,7 +151,8 @@ v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& key
   const auto refuse = [&](Refusal reason, const absl::Status& status) {
     context.metrics.Refuse(reason);
     *why = status.ToString();
-    return reason == Refusal::kNoRoom ? v1::COMMIT_OUTCOME_NO_ROOM : v1::COMMIT_OUTCOME_REFUSED;
+    const bool back_off = reason == Refusal::kNoRoom || reason == Refusal::kQuota;
+    return back_off ? v1::COMMIT_OUTCOME_NO_ROOM : v1::COMMIT_OUTCOME_REFUSED;
   };
   if (tiles_bytes >= fragment.size()) {
     return refuse(Refusal::kInvalid, absl::InvalidArgumentError(fmt::format(
@@ -157,6 +171,8 @@ v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& key
   if (!header.ok()) return refuse(Refusal::kChecksum, header.status());
   const absl::Status belongs = keyspace.CheckHeader(*header);
   if (!belongs.ok()) return refuse(Refusal::kInvalid, belongs);
+  const absl::Status quota = CheckQuota(context, keyspace, fragment.size());
+  if (!quota.ok()) return refuse(Refusal::kQuota, quota);
   if (notices != nullptr) context.events.AwaitDurable(header->key, notices);
   storage::CommitRequest request;
   request.keyspace = keyspace.id;

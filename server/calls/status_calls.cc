@@ -23,6 +23,7 @@ void FillTier(v1::Tier tier, const storage::TierStats& stats,
 
 void FillKeyspaces(const CallContext& context, v1::StatsResponse* response) {
   for (const auto& keyspace : context.keyspaces.List()) {
+    if (!MaySee(context, *keyspace)) continue;
     auto* entry = response->add_keyspaces();
     entry->set_keyspace(std::string(keyspace->id.view()));
     entry->set_model(keyspace->model);

@@ -368,6 +368,25 @@ void AddTransport(Families& families, const transport::TransportStats& stats) {
                  static_cast<double>(stats.quarantine_bytes));
 }
 
+void AddTenants(Families& families, const TenantScrape& tenants) {
+  for (const TenantScrape::Use& use : tenants.uses) {
+    families.Gauge("crumb_tenant_used_bytes", "Bytes of a tenant's pages in all tiers.",
+                   static_cast<double>(use.used_bytes), {{"tenant", use.tenant}});
+  }
+  for (const TenantScrape::Use& use : tenants.uses) {
+    families.Gauge("crumb_tenant_quota_bytes", "What they may take; 0: no bound.",
+                   static_cast<double>(use.quota_bytes), {{"tenant", use.tenant}});
+  }
+  for (int i = 0; i < kAuthFailureCount; ++i) {
+    families.Counter("crumb_unauthenticated_total", "Calls and sessions without a valid token.",
+                     static_cast<double>(tenants.failures[static_cast<size_t>(i)]),
+                     {{"reason", AuthFailureName(static_cast<AuthFailure>(i))}});
+  }
+  families.Counter("crumb_tenant_reload_failures_total",
+                   "Times that tenants.file could not be read again.",
+                   static_cast<double>(tenants.reload_failures));
+}
+
 }  // namespace
 
 std::string ExportText(const Scrape& scrape) {
@@ -390,6 +409,7 @@ std::string ExportText(const Scrape& scrape) {
                      scrape.cluster.metrics == nullptr ? kAlone : *scrape.cluster.metrics);
   AddClusterGauges(families, scrape.cluster.gauges);
   AddTransport(families, scrape.cluster.transport);
+  AddTenants(families, scrape.tenants);
   return families.Serialize();
 }
 

@@ -4,11 +4,13 @@
 
 #include <array>
 #include <string>
+#include <vector>
 
 #include "server/cluster/cluster.h"
 #include "server/event_hub.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session_table.h"
+#include "server/tenants/tenant_table.h"
 #include "storage/store_stats.h"
 
 namespace crumb::server {
@@ -19,6 +21,18 @@ struct ClusterScrape {
   Cluster::Gauges gauges;
   transport::TransportStats transport;
   std::string transport_name = "none";
+};
+
+// What the tenants' part is made of.
+struct TenantScrape {
+  struct Use {
+    std::string tenant;
+    uint64_t used_bytes = 0;
+    uint64_t quota_bytes = 0;  // 0: no bound
+  };
+  std::vector<Use> uses;
+  std::array<uint64_t, kAuthFailureCount> failures{};
+  uint64_t reload_failures = 0;
 };
 
 // What one scrape is made of.
@@ -35,6 +49,7 @@ struct Scrape {
   std::string version;
   // Zeros without a cluster.
   ClusterScrape cluster;
+  TenantScrape tenants = {};
 };
 
 // The Prometheus text format, version 0.0.4. docs/metrics.md lists every series.

@@ -19,7 +19,7 @@ const char* RejectionName(Rejection reason) {
 
 const char* RefusalName(Refusal reason) {
   static constexpr const char* kNames[kRefusalCount] = {"checksum", "invalid", "non_finite",
-                                                        "no_room"};
+                                                        "no_room", "quota"};
   return kNames[static_cast<size_t>(reason)];
 }
 

@@ -43,8 +43,8 @@ inline constexpr int kRejectionCount = 9;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.
-enum class Refusal : uint8_t { kChecksum, kInvalid, kNonFinite, kNoRoom };
-inline constexpr int kRefusalCount = 4;
+enum class Refusal : uint8_t { kChecksum, kInvalid, kNonFinite, kNoRoom, kQuota };
+inline constexpr int kRefusalCount = 5;
 const char* RefusalName(Refusal reason);
 
 class StageMetrics {

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "common/status_macros.h"
 #include "server/service/call_metadata.h"
 #include "server/service/get_stream.h"
 #include "server/service/grpc_status.h"
@@ -13,28 +14,37 @@
 
 namespace crumb::server {
 
-grpc::ServerUnaryReactor* CacheService::Answer(Context* call_context, Rpc rpc,
-                                               const std::function<absl::Status()>& call) {
+absl::Status CacheService::Admit(const CallScope& scope, const Context& call,
+                                 CallContext& context) const {
+  CRUMB_RETURN_IF_ERROR(scope.Admit());
+  CRUMB_ASSIGN_OR_RETURN(context.caller, CallerOf(call, context));
+  return absl::OkStatus();
+}
+
+grpc::ServerUnaryReactor* CacheService::Answer(
+    Context* call_context, Rpc rpc, const std::function<absl::Status(const CallContext&)>& call) {
   CallScope scope(context_, calls_, rpc);
-  absl::Status status = scope.Admit();
-  if (status.ok()) status = call();
+  CallContext context = context_;
+  absl::Status status = Admit(scope, *call_context, context);
+  if (status.ok()) status = call(context);
   scope.SetCode(status.code());
   Unary* reactor = call_context->DefaultReactor();
   reactor->Finish(ToGrpc(status));
   return reactor;
 }
 
-grpc::ServerUnaryReactor* CacheService::AnswerLater(Context* call_context, Rpc rpc,
-                                                    const std::function<void(Done)>& call) {
+grpc::ServerUnaryReactor* CacheService::AnswerLater(
+    Context* call_context, Rpc rpc, const std::function<void(const CallContext&, Done)>& call) {
   Unary* reactor = call_context->DefaultReactor();
   const std::shared_ptr<CallScope> scope = NewScope(rpc);
   const Done done = [reactor, scope](const absl::Status& status) {
     scope->SetCode(status.code());
     reactor->Finish(ToGrpc(status));
   };
-  const absl::Status admitted = scope->Admit();
+  CallContext context = context_;
+  const absl::Status admitted = Admit(*scope, *call_context, context);
   if (admitted.ok()) {
-    call(done);
+    call(context, done);
   } else {
     done(admitted);
   }
@@ -43,24 +53,36 @@ grpc::ServerUnaryReactor* CacheService::AnswerLater(Context* call_context, Rpc r
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Get(Context* call,
                                                               const grpc::ByteBuffer* request) {
-  return StartGet(context_, calls_, NewScope(Rpc::kGet), DeadlineOf(*call, context_.clock.Now()),
-                  *request);
+  auto scope = NewScope(Rpc::kGet);
+  CallContext context = context_;
+  const absl::Status admitted = Admit(*scope, *call, context);
+  return StartGet(context, admitted, calls_, std::move(scope),
+                  DeadlineOf(*call, context_.clock.Now()), *request);
 }
 
-grpc::ServerReadReactor<v1::PutRequest>* CacheService::Put(Context*, v1::PutResponse* response) {
-  return StartPut(context_, calls_, NewScope(Rpc::kPut), response);
+grpc::ServerReadReactor<v1::PutRequest>* CacheService::Put(Context* call,
+                                                           v1::PutResponse* response) {
+  auto scope = NewScope(Rpc::kPut);
+  CallContext context = context_;
+  const absl::Status admitted = Admit(*scope, *call, context);
+  return StartPut(context, admitted, calls_, std::move(scope), response);
 }
 
 grpc::ServerWriteReactor<v1::WatchEventsResponse>* CacheService::WatchEvents(
-    Context*, const v1::WatchEventsRequest* request) {
-  return StartWatch(context_, streams_, NewScope(Rpc::kWatchEvents), *request);
+    Context* call, const v1::WatchEventsRequest* request) {
+  auto scope = NewScope(Rpc::kWatchEvents);
+  CallContext context = context_;
+  const absl::Status admitted = Admit(*scope, *call, context);
+  return StartWatch(context, admitted, streams_, std::move(scope), *request);
 }
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* CacheService::Session(
     Context* call) {
-  auto session = SessionOf(*call, context_.sessions);
-  return StartSessionStream(context_, streams_, NewScope(Rpc::kSession),
-                            session.ok() ? *std::move(session) : nullptr);
+  auto scope = NewScope(Rpc::kSession);
+  CallContext context = context_;
+  const absl::Status admitted = Admit(*scope, *call, context);
+  return StartSessionStream(context, streams_, std::move(scope),
+                            admitted.ok() ? SessionOf(*call, context) : admitted);
 }
 
 }  // namespace crumb::server

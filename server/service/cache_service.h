@@ -66,10 +66,14 @@ class CacheService final
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(Context*) override;
 
  private:
+  // Whether the call may be made; `context` becomes the caller's.
+  absl::Status Admit(const CallScope& scope, const Context& call, CallContext& context) const;
   // Answers with the status of `call`, which does not block.
-  Unary* Answer(Context* call_context, Rpc rpc, const std::function<absl::Status()>& call);
+  Unary* Answer(Context* call_context, Rpc rpc,
+                const std::function<absl::Status(const CallContext&)>& call);
   // Answers once `call` has called back.
-  Unary* AnswerLater(Context* call_context, Rpc rpc, const std::function<void(Done)>& call);
+  Unary* AnswerLater(Context* call_context, Rpc rpc,
+                     const std::function<void(const CallContext&, Done)>& call);
 
   std::unique_ptr<CallScope> NewScope(Rpc rpc) {
     return std::make_unique<CallScope>(context_, calls_, rpc);

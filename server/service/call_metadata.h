@@ -7,6 +7,7 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "grpcpp/server_context.h"
+#include "server/calls/call_context.h"
 #include "server/session/session_table.h"
 
 namespace crumb::server {
@@ -14,9 +15,18 @@ namespace crumb::server {
 // Carries a session's token, as hexadecimal.
 inline constexpr char kSessionMetadata[] = "crumb-session";
 
-// The session whose token the call carries. kUnauthenticated: none, or an unknown one.
+// Carries a tenant's token, behind "Bearer ".
+inline constexpr char kTokenMetadata[] = "authorization";
+
+// Who calls. kUnauthenticated where there are tenants: no token, an unknown or an expired one; on
+// the Unix socket a session of crumbd's own user or of root will do instead.
+absl::StatusOr<Caller> CallerOf(const grpc::CallbackServerContext& call,
+                                const CallContext& context);
+
+// The session whose token the call carries. kUnauthenticated: none, an unknown one, or another
+// tenant's than the caller `context` names.
 absl::StatusOr<std::shared_ptr<Session>> SessionOf(const grpc::CallbackServerContext& call,
-                                                   const SessionTable& sessions);
+                                                   const CallContext& context);
 
 // The call's deadline on the monotonic clock, a little early so that the answer still arrives.
 TimePoint DeadlineOf(const grpc::CallbackServerContext& call, TimePoint now);

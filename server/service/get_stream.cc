@@ -60,8 +60,7 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
         scope_(std::move(scope)),
         place_(std::in_place, calls.gets, context.limits.get_streams) {}
 
-  void Start(TimePoint deadline, const grpc::ByteBuffer& bytes) {
-    const absl::Status admitted = scope_->Admit();
+  void Start(const absl::Status& admitted, TimePoint deadline, const grpc::ByteBuffer& bytes) {
     if (!admitted.ok()) return End(admitted);
     if (!place_->taken()) {
       context_.metrics.Reject(Rejection::kGetStreams);
@@ -106,13 +105,11 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGet(const CallContext& context,
-                                                     CallsInProgress& calls,
-                                                     std::unique_ptr<CallScope> scope,
-                                                     TimePoint deadline,
-                                                     const grpc::ByteBuffer& request) {
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGet(
+    const CallContext& context, const absl::Status& admitted, CallsInProgress& calls,
+    std::unique_ptr<CallScope> scope, TimePoint deadline, const grpc::ByteBuffer& request) {
   auto* stream = new GetStream(context, calls, std::move(scope));  // deletes itself in OnDone
-  stream->Start(deadline, request);
+  stream->Start(admitted, deadline, request);
   return stream;
 }
 

@@ -11,12 +11,10 @@
 
 namespace crumb::server {
 
-// Starts one Get. Messages are encoded here, so that tiles go from the store's memory to the wire
-// without a copy.
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGet(const CallContext& context,
-                                                     CallsInProgress& calls,
-                                                     std::unique_ptr<CallScope> scope,
-                                                     TimePoint deadline,
-                                                     const grpc::ByteBuffer& request);
+// Starts one Get, or ends it with `admitted`. Messages are encoded here, so that tiles go from the
+// store's memory to the wire without a copy.
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGet(
+    const CallContext& context, const absl::Status& admitted, CallsInProgress& calls,
+    std::unique_ptr<CallScope> scope, TimePoint deadline, const grpc::ByteBuffer& request);
 
 }  // namespace crumb::server

@@ -38,7 +38,7 @@ class AcquireReactor : public grpc::ServerUnaryReactor {
   }
 
  private:
-  const CallContext& context_;
+  const CallContext context_;
   const grpc::CallbackServerContext& call_;
   const v1::AcquireResponse& response_;
   std::unique_ptr<CallScope> scope_;
@@ -50,11 +50,12 @@ class AcquireReactor : public grpc::ServerUnaryReactor {
 grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::AcquireRequest* request,
                                                 v1::AcquireResponse* response) {
   auto scope = NewScope(Rpc::kAcquire);
-  const absl::Status admitted = scope->Admit();
+  CallContext context = context_;
+  const absl::Status admitted = Admit(*scope, *call, context);
   absl::StatusOr<std::shared_ptr<server::Session>> session =
-      admitted.ok() ? SessionOf(*call, context_.sessions) : admitted;
+      admitted.ok() ? SessionOf(*call, context) : admitted;
   // Deletes itself in OnDone.
-  auto* reactor = new AcquireReactor(context_, *call, *response, std::move(scope));
+  auto* reactor = new AcquireReactor(context, *call, *response, std::move(scope));
   if (session.ok()) {
     reactor->Start(*std::move(session), *request, response);
   } else {
@@ -65,21 +66,24 @@ grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::Acquire
 
 grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const v1::LookupRequest* request,
                                                v1::LookupResponse* response) {
-  return Answer(call, Rpc::kLookup, [&] { return server::Lookup(context_, *request, response); });
+  return Answer(call, Rpc::kLookup, [&](const CallContext& context) {
+    return server::Lookup(context, *request, response);
+  });
 }
 
 grpc::ServerUnaryReactor* CacheService::Release(Context* call, const v1::ReleaseRequest* request,
                                                 v1::ReleaseResponse* response) {
-  return Answer(call, Rpc::kRelease, [&]() -> absl::Status {
-    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context_.sessions));
-    return server::Release(context_, *session, *request, response);
+  return Answer(call, Rpc::kRelease, [&](const CallContext& context) -> absl::Status {
+    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+    return server::Release(context, *session, *request, response);
   });
 }
 
 grpc::ServerUnaryReactor* CacheService::Prefetch(Context* call, const v1::PrefetchRequest* request,
                                                  v1::PrefetchResponse* response) {
-  return Answer(call, Rpc::kPrefetch,
-                [&] { return server::Prefetch(context_, *request, response); });
+  return Answer(call, Rpc::kPrefetch, [&](const CallContext& context) {
+    return server::Prefetch(context, *request, response);
+  });
 }
 
 }  // namespace crumb::server

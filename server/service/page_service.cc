@@ -12,8 +12,8 @@ namespace crumb::server {
 grpc::ServerUnaryReactor* CacheService::OpenKeyspace(Context* call,
                                                      const v1::OpenKeyspaceRequest* request,
                                                      v1::OpenKeyspaceResponse* response) {
-  return AnswerLater(call, Rpc::kOpenKeyspace, [&](const Done& done) {
-    server::OpenKeyspace(context_, *request, response, done);
+  return AnswerLater(call, Rpc::kOpenKeyspace, [&](const CallContext& context, const Done& done) {
+    server::OpenKeyspace(context, *request, response, done);
   });
 }
 
@@ -21,51 +21,59 @@ grpc::ServerUnaryReactor* CacheService::SetKeyspaceState(Context* call,
                                                          const v1::SetKeyspaceStateRequest* request,
                                                          v1::SetKeyspaceStateResponse*) {
   return AnswerLater(call, Rpc::kSetKeyspaceState,
-                     [&](const Done& done) { server::SetKeyspaceState(context_, *request, done); });
+                     [&](const CallContext& context, const Done& done) {
+                       server::SetKeyspaceState(context, *request, done);
+                     });
 }
 
 grpc::ServerUnaryReactor* CacheService::DropKeyspace(Context* call,
                                                      const v1::DropKeyspaceRequest* request,
                                                      v1::DropKeyspaceResponse* response) {
-  return AnswerLater(call, Rpc::kDropKeyspace, [&](const Done& done) {
-    server::DropKeyspace(context_, *request, response, done);
+  return AnswerLater(call, Rpc::kDropKeyspace, [&](const CallContext& context, const Done& done) {
+    server::DropKeyspace(context, *request, response, done);
   });
 }
 
 grpc::ServerUnaryReactor* CacheService::Flush(Context* call, const v1::FlushRequest*,
                                               v1::FlushResponse* response) {
-  return AnswerLater(call, Rpc::kFlush,
-                     [&](const Done& done) { server::Flush(context_, response, done); });
+  return AnswerLater(call, Rpc::kFlush, [&](const CallContext& context, const Done& done) {
+    server::Flush(context, response, done);
+  });
 }
 
 grpc::ServerUnaryReactor* CacheService::Pin(Context* call, const v1::PinRequest* request,
                                             v1::PinResponse* response) {
-  return Answer(call, Rpc::kPin, [&] { return server::Pin(context_, *request, response); });
+  return Answer(call, Rpc::kPin, [&](const CallContext& context) {
+    return server::Pin(context, *request, response);
+  });
 }
 
 grpc::ServerUnaryReactor* CacheService::Unpin(Context* call, const v1::UnpinRequest* request,
                                               v1::UnpinResponse* response) {
-  return Answer(call, Rpc::kUnpin, [&] { return server::Unpin(context_, *request, response); });
+  return Answer(call, Rpc::kUnpin, [&](const CallContext& context) {
+    return server::Unpin(context, *request, response);
+  });
 }
 
 grpc::ServerUnaryReactor* CacheService::Delete(Context* call, const v1::DeleteRequest* request,
                                                v1::DeleteResponse* response) {
-  return AnswerLater(call, Rpc::kDelete,
-                     [&](const Done& done) { server::Delete(context_, *request, response, done); });
+  return AnswerLater(call, Rpc::kDelete, [&](const CallContext& context, const Done& done) {
+    server::Delete(context, *request, response, done);
+  });
 }
 
 grpc::ServerUnaryReactor* CacheService::Stats(Context* call, const v1::StatsRequest*,
                                               v1::StatsResponse* response) {
-  return Answer(call, Rpc::kStats, [&] {
-    FillStats(context_, node_, response);
+  return Answer(call, Rpc::kStats, [&](const CallContext& context) {
+    FillStats(context, node_, response);
     return absl::OkStatus();
   });
 }
 
 grpc::ServerUnaryReactor* CacheService::ListNodes(Context* call, const v1::ListNodesRequest*,
                                                   v1::ListNodesResponse* response) {
-  return Answer(call, Rpc::kListNodes, [&] {
-    FillNodes(context_, node_, response);
+  return Answer(call, Rpc::kListNodes, [&](const CallContext& context) {
+    FillNodes(context, node_, response);
     return absl::OkStatus();
   });
 }
@@ -73,22 +81,29 @@ grpc::ServerUnaryReactor* CacheService::ListNodes(Context* call, const v1::ListN
 grpc::ServerUnaryReactor* CacheService::LocatePage(Context* call,
                                                    const v1::LocatePageRequest* request,
                                                    v1::LocatePageResponse* response) {
-  return AnswerLater(call, Rpc::kLocatePage, [&](const Done& done) {
-    if (context_.cluster == nullptr) {
+  return AnswerLater(call, Rpc::kLocatePage, [&](const CallContext& context, const Done& done) {
+    if (context.cluster == nullptr) {
       return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
     }
-    context_.cluster->Locate(*request, response, done);
+    if (context.caller.tenant != nullptr) {  // without a keyspace all would be searched
+      const auto keyspace = FindKeyspace(context, request->keyspace());
+      if (!keyspace.ok()) return done(keyspace.status());
+    }
+    context.cluster->Locate(*request, response, done);
   });
 }
 
 grpc::ServerUnaryReactor* CacheService::DrainNode(Context* call,
                                                   const v1::DrainNodeRequest* request,
                                                   v1::DrainNodeResponse*) {
-  return AnswerLater(call, Rpc::kDrainNode, [&](const Done& done) {
-    if (context_.cluster == nullptr) {
+  return AnswerLater(call, Rpc::kDrainNode, [&](const CallContext& context, const Done& done) {
+    if (context.cluster == nullptr) {
       return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
     }
-    context_.cluster->DrainNode(request->node(), done);
+    if (context.caller.tenant != nullptr) {
+      return done(absl::PermissionDeniedError("a tenant may not drain nodes"));
+    }
+    context.cluster->DrainNode(request->node(), done);
   });
 }
 

@@ -21,8 +21,7 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest> {
         assembler_(context),
         response_(response) {}
 
-  void Start() {
-    const absl::Status admitted = scope_->Admit();
+  void Start(const absl::Status& admitted) {
     if (!admitted.ok()) return End(admitted);
     if (!place_->taken()) {
       context_.metrics.Reject(Rejection::kPutStreams);
@@ -68,12 +67,13 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest> {
 }  // namespace
 
 grpc::ServerReadReactor<v1::PutRequest>* StartPut(const CallContext& context,
+                                                  const absl::Status& admitted,
                                                   CallsInProgress& calls,
                                                   std::unique_ptr<CallScope> scope,
                                                   v1::PutResponse* response) {
   // Deletes itself in OnDone.
   auto* stream = new PutStream(context, calls, std::move(scope), response);
-  stream->Start();
+  stream->Start(admitted);
   return stream;
 }
 

@@ -11,9 +11,10 @@
 
 namespace crumb::server {
 
-// Starts one Put. The next message is read only when the fragment before it is committed, so that a
-// stream holds one fragment.
+// Starts one Put, or ends it with `admitted`. The next message is read only when the fragment
+// before it is committed, so that a stream holds one fragment.
 grpc::ServerReadReactor<v1::PutRequest>* StartPut(const CallContext& context,
+                                                  const absl::Status& admitted,
                                                   CallsInProgress& calls,
                                                   std::unique_ptr<CallScope> scope,
                                                   v1::PutResponse* response);

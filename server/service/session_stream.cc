@@ -35,8 +35,11 @@ v1::SessionResponse ToProto(const NoticeQueue::Notice& notice) {
 class SessionStream : public Base {
  public:
   SessionStream(const CallContext& context, std::unique_ptr<CallScope> scope,
-                std::shared_ptr<Session> session)
-      : context_(context), scope_(std::move(scope)), session_(std::move(session)) {}
+                absl::StatusOr<std::shared_ptr<Session>> session)
+      : context_(context),
+        scope_(std::move(scope)),
+        admitted_(session.status()),
+        session_(session.ok() ? *std::move(session) : nullptr) {}
 
   void Start(StreamRegistry& streams) {
     const absl::Status status = Subscribe(streams);
@@ -74,10 +77,7 @@ class SessionStream : public Base {
 
  private:
   absl::Status Subscribe(StreamRegistry& streams) {
-    CRUMB_RETURN_IF_ERROR(scope_->Admit());
-    if (session_ == nullptr) {
-      return absl::UnauthenticatedError("no or an unknown session in metadata crumb-session");
-    }
+    CRUMB_RETURN_IF_ERROR(admitted_);
     if (!streams.Add(shared_from_this())) return absl::UnavailableError("crumbd is stopping");
     auto notices = std::make_shared<NoticeQueue>(static_cast<size_t>(context_.limits.notices_max),
                                                  [weak = weak_from_this()] {
@@ -102,8 +102,9 @@ class SessionStream : public Base {
 
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
-  const std::shared_ptr<Session> session_;
-  std::shared_ptr<NoticeQueue> notices_;  // null: not subscribed
+  const absl::Status admitted_;
+  const std::shared_ptr<Session> session_;  // null: not admitted
+  std::shared_ptr<NoticeQueue> notices_;    // null: not subscribed
   v1::SessionRequest request_;
 };
 
@@ -111,7 +112,7 @@ class SessionStream : public Base {
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* StartSessionStream(
     const CallContext& context, StreamRegistry& streams, std::unique_ptr<CallScope> scope,
-    std::shared_ptr<Session> session) {
+    absl::StatusOr<std::shared_ptr<Session>> session) {
   const auto stream =
       std::make_shared<SessionStream>(context, std::move(scope), std::move(session));
   stream->Start(streams);

@@ -10,9 +10,9 @@
 
 namespace crumb::server {
 
-// Starts the stream of `session`; null, when the caller showed no valid token, ends it at once.
+// Starts the stream of `session`, or ends it with its error.
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* StartSessionStream(
     const CallContext& context, StreamRegistry& streams, std::unique_ptr<CallScope> scope,
-    std::shared_ptr<Session> session);
+    absl::StatusOr<std::shared_ptr<Session>> session);
 
 }  // namespace crumb::server

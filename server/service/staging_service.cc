@@ -10,26 +10,26 @@ namespace crumb::server {
 
 grpc::ServerUnaryReactor* CacheService::Reserve(Context* call, const v1::ReserveRequest* request,
                                                 v1::ReserveResponse* response) {
-  return Answer(call, Rpc::kReserve, [&]() -> absl::Status {
-    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context_.sessions));
-    return server::Reserve(context_, *session, *request, response);
+  return Answer(call, Rpc::kReserve, [&](const CallContext& context) -> absl::Status {
+    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+    return server::Reserve(context, *session, *request, response);
   });
 }
 
 grpc::ServerUnaryReactor* CacheService::Commit(Context* call, const v1::CommitRequest* request,
                                                v1::CommitResponse* response) {
-  return AnswerLater(call, Rpc::kCommit, [&](const Done& done) {
-    auto session = SessionOf(*call, context_.sessions);
+  return AnswerLater(call, Rpc::kCommit, [&](const CallContext& context, const Done& done) {
+    auto session = SessionOf(*call, context);
     if (!session.ok()) return done(session.status());
-    server::Commit(context_, *std::move(session), *request, response, done);
+    server::Commit(context, *std::move(session), *request, response, done);
   });
 }
 
 grpc::ServerUnaryReactor* CacheService::Abort(Context* call, const v1::AbortRequest* request,
                                               v1::AbortResponse*) {
-  return Answer(call, Rpc::kAbort, [&]() -> absl::Status {
-    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context_.sessions));
-    return server::Abort(context_, *session, *request);
+  return Answer(call, Rpc::kAbort, [&](const CallContext& context) -> absl::Status {
+    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+    return server::Abort(context, *session, *request);
   });
 }
 

@@ -21,8 +21,9 @@ class WatchStream : public Base {
   WatchStream(const CallContext& context, std::unique_ptr<CallScope> scope)
       : context_(context), scope_(std::move(scope)) {}
 
-  void Start(StreamRegistry& streams, const v1::WatchEventsRequest& request) {
-    const absl::Status status = Subscribe(streams, request);
+  void Start(const absl::Status& admitted, StreamRegistry& streams,
+             const v1::WatchEventsRequest& request) {
+    const absl::Status status = admitted.ok() ? Subscribe(streams, request) : admitted;
     if (!status.ok()) {
       scope_->SetCode(status.code());
       End(ToGrpc(status));
@@ -75,7 +76,6 @@ class WatchStream : public Base {
 
  private:
   absl::Status Subscribe(StreamRegistry& streams, const v1::WatchEventsRequest& request) {
-    CRUMB_RETURN_IF_ERROR(scope_->Admit());
     CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context_, request.keyspace()));
     if (!streams.Add(shared_from_this())) return absl::UnavailableError("crumbd is stopping");
     keyspace_ = keyspace->id;
@@ -119,10 +119,10 @@ class WatchStream : public Base {
 }  // namespace
 
 grpc::ServerWriteReactor<v1::WatchEventsResponse>* StartWatch(
-    const CallContext& context, StreamRegistry& streams, std::unique_ptr<CallScope> scope,
-    const v1::WatchEventsRequest& request) {
+    const CallContext& context, const absl::Status& admitted, StreamRegistry& streams,
+    std::unique_ptr<CallScope> scope, const v1::WatchEventsRequest& request) {
   const auto stream = std::make_shared<WatchStream>(context, std::move(scope));
-  stream->Start(streams, request);
+  stream->Start(admitted, streams, request);
   return stream.get();
 }
 

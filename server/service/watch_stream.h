@@ -10,9 +10,9 @@
 
 namespace crumb::server {
 
-// Starts one WatchEvents.
+// Starts one WatchEvents, or ends it with `admitted`.
 grpc::ServerWriteReactor<v1::WatchEventsResponse>* StartWatch(
-    const CallContext& context, StreamRegistry& streams, std::unique_ptr<CallScope> scope,
-    const v1::WatchEventsRequest& request);
+    const CallContext& context, const absl::Status& admitted, StreamRegistry& streams,
+    std::unique_ptr<CallScope> scope, const v1::WatchEventsRequest& request);
 
 }  // namespace crumb::server

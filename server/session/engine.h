@@ -3,7 +3,9 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -15,11 +17,17 @@ namespace crumb::server {
 // All processes of one model replica, and the leases they hold together. Thread-safe.
 class Engine {
  public:
-  Engine(const RandomId& id, unsigned uid, uint64_t pages_max, size_t leases_max)
-      : id_(id), uid_(uid), pages_max_(pages_max), leases_max_(leases_max) {}
+  Engine(const RandomId& id, unsigned uid, std::string tenant, uint64_t pages_max,
+         size_t leases_max)
+      : id_(id),
+        uid_(uid),
+        tenant_(std::move(tenant)),
+        pages_max_(pages_max),
+        leases_max_(leases_max) {}
 
   const RandomId& id() const { return id_; }
   unsigned uid() const { return uid_; }
+  const std::string& tenant() const { return tenant_; }  // empty: none
 
   // Takes up to `wanted` pages off the budget and answers how many; 0 when none are left, when
   // there are too many leases, or when the engine has ended. Ended by AddLease.
@@ -54,6 +62,7 @@ class Engine {
 
   const RandomId id_;
   const unsigned uid_;
+  const std::string tenant_;
   const uint64_t pages_max_;
   const size_t leases_max_;
 

@@ -189,7 +189,7 @@ class EpollFdListener : public FdListener {
   // False: refused, and the connection is to be closed.
   bool OpenSession(uint64_t number, Connection& connection, FdMessage message) {
     absl::StatusOr<Hello> hello =
-        ReadHello(connection.socket.get(), std::move(message), options_.limits);
+        ReadHello(connection.socket.get(), std::move(message), options_.limits, options_.tenants);
     absl::StatusOr<std::shared_ptr<Session>> session =
         hello.ok() ? sessions_.Open(hello->request) : hello.status();
     if (!session.ok()) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/session/hello.h"
 #include "server/session/session_table.h"
 #include "storage/tiered_store.h"
 
@@ -20,6 +21,7 @@ class FdListener {
     std::string path;
     SessionLimits limits;
     uint64_t epoch = 0;  // of the slabs
+    SessionTenants tenants = {};
   };
 
   // kAlreadyExists: another crumbd answers there; kNotFound: the folder is missing. The references

@@ -18,10 +18,29 @@ namespace {
 
 constexpr size_t kProcessNameBytesMax = 64;
 
+bool IsAdministrator(unsigned uid) { return uid == ::geteuid() || uid == 0; }
+
 bool MayOpen(unsigned uid, const SessionLimits& limits) {
-  return uid == ::geteuid() || uid == 0 ||
-         std::find(limits.allowed_uids.begin(), limits.allowed_uids.end(), std::to_string(uid)) !=
-             limits.allowed_uids.end();
+  return IsAdministrator(uid) || std::find(limits.allowed_uids.begin(), limits.allowed_uids.end(),
+                                           std::to_string(uid)) != limits.allowed_uids.end();
+}
+
+// Empty: nobody's session in particular.
+absl::StatusOr<std::string> TenantOf(const v1::SessionHello& hello, unsigned uid,
+                                     const SessionTenants& tenants) {
+  if (tenants.table == nullptr) return std::string();
+  if (hello.tenant_token().empty()) {
+    if (IsAdministrator(uid)) return std::string();
+    return tenants.table->Refuse(AuthFailure::kMissing,
+                                 "a session needs a tenant's token: tenants.file is set");
+  }
+  CRUMB_ASSIGN_OR_RETURN(const Caller caller, tenants.table->Authenticate(hello.tenant_token()));
+  if (!tenants.shared_memory) {
+    return absl::FailedPreconditionError(
+        "tenants have no shared memory here, which shows all tenants' pages: use gRPC with the "
+        "token, or set tenants.shared_memory");
+  }
+  return caller.name();
 }
 
 // A name for log lines, whatever the process sent.
@@ -35,7 +54,8 @@ std::string Printable(const std::string& name) {
 
 }  // namespace
 
-absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimits& limits) {
+absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimits& limits,
+                                const SessionTenants& tenants) {
   CRUMB_ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket));
   if (!MayOpen(peer.uid, limits)) {
     return absl::FailedPreconditionError(
@@ -56,6 +76,7 @@ absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimi
   }
   CRUMB_RETURN_IF_ERROR(CheckPidfd(message.fds.front().get(), peer.pid));
   Hello read;
+  CRUMB_ASSIGN_OR_RETURN(read.request.tenant, TenantOf(hello, peer.uid, tenants));
   read.request.process_name = Printable(hello.process_name());
   read.request.engine = hello.engine();
   read.request.uid = peer.uid;

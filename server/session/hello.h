@@ -11,12 +11,19 @@
 #include "common/unique_fd.h"
 #include "server/limits.h"
 #include "server/session/session_table.h"
+#include "server/tenants/tenant_table.h"
 #include "storage/tiered_store.h"
 
 // The first messages on crumbd.fd.sock, crumbd's side.
 namespace crumb::server {
 
 inline constexpr uint32_t kSessionProtocolVersion = 1;
+
+// Whether sessions need a tenant's token, and what they get for it.
+struct SessionTenants {
+  const TenantTable* table = nullptr;  // null: no tokens
+  bool shared_memory = false;          // whether tenants may open sessions at all
+};
 
 struct Hello {
   SessionTable::OpenRequest request;
@@ -25,8 +32,9 @@ struct Hello {
 
 // Checks a process's first message, its credentials and its pidfd. kInvalidArgument: not a hello,
 // of another version, or with other descriptors than one pidfd; kFailedPrecondition: the user may
-// not. Does not block.
-absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimits& limits);
+// not, or tenants may not; kUnauthenticated: no tenant's token. Does not block.
+absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimits& limits,
+                                const SessionTenants& tenants = {});
 
 // Tells why, as far as the process reads it.
 void RefuseHello(int socket, const absl::Status& why);

@@ -53,10 +53,13 @@ absl::StatusOr<std::shared_ptr<Engine>> SessionTable::JoinLocked(const OpenReque
     CRUMB_ASSIGN_OR_RETURN(id, RandomId::FromBytes(request.engine));
     const auto found = engines_.find(id.slot());
     if (found != engines_.end()) {
-      if (found->second.engine->id().Matches(id) && found->second.engine->uid() == request.uid) {
+      const Engine& engine = *found->second.engine;
+      if (engine.id().Matches(id) && engine.uid() == request.uid &&
+          engine.tenant() == request.tenant) {
         return found->second.engine;
       }
-      return absl::NotFoundError("the engine's id is another user's: choose 16 random bytes");
+      return absl::NotFoundError(
+          "the engine's id is another user's or tenant's: choose 16 random bytes");
     }
   }
   if (engines_.size() >= static_cast<size_t>(limits_.engines_max)) {
@@ -64,9 +67,9 @@ absl::StatusOr<std::shared_ptr<Engine>> SessionTable::JoinLocked(const OpenReque
     return absl::ResourceExhaustedError(
         fmt::format("{} engines are open, sessions.engines_max allows no more", engines_.size()));
   }
-  auto engine =
-      std::make_shared<Engine>(id, request.uid, static_cast<uint64_t>(limits_.lease_pages_max),
-                               static_cast<size_t>(limits_.leases_max));
+  auto engine = std::make_shared<Engine>(id, request.uid, request.tenant,
+                                         static_cast<uint64_t>(limits_.lease_pages_max),
+                                         static_cast<size_t>(limits_.leases_max));
   if (!engines_.emplace(id.slot(), EngineEntry{engine}).second) {
     return absl::UnavailableError("engine ids collided, try again");
   }

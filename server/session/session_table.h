@@ -25,6 +25,7 @@ class SessionTable {
     std::string engine;  // 16 random bytes that its processes agreed on; empty: one of its own
     unsigned uid = 0;
     uint64_t staging_bytes = 0;  // wanted
+    std::string tenant;          // empty: none
   };
   struct Totals {
     size_t sessions = 0;
@@ -42,8 +43,8 @@ class SessionTable {
   // Called, on any thread, after sessions ended otherwise than by End. Set before use.
   void OnEnded(std::function<void()> ended) { ended_ = std::move(ended); }
 
-  // kInvalidArgument: the engine's id has a wrong size; kNotFound: another user's engine has it;
-  // kResourceExhausted: too many sessions, engines or staging memory.
+  // kInvalidArgument: the engine's id has a wrong size; kNotFound: another user's or tenant's
+  // engine has it; kResourceExhausted: too many sessions, engines or staging memory.
   absl::StatusOr<std::shared_ptr<Session>> Open(const OpenRequest& request);
 
   // The session of a token; null when there is none.

@@ -665,6 +665,11 @@ uint64_t SsdTier::GenerationOf(const KeyspaceId& keyspace) const {
   return table_.GenerationOf(keyspace);
 }
 
+uint64_t SsdTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
+  return table_.BytesOf(keyspace);
+}
+
 void SsdTier::ForEachPage(const KeyspaceId& keyspace,
                           const std::function<void(const PageKey&)>& visit) const {
   std::vector<PageKey> keys;

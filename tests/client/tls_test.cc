@@ -12,6 +12,8 @@
 #include <thread>
 #include <vector>
 
+#include "common/hex.h"
+#include "common/sha256.h"
 #include "crumb/client.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -48,12 +50,13 @@ class TlsTest : public testing::Test {
 
   // Starts crumbd with these lines under listen.tls and waits until it serves or ends. The exit
   // code, or -1 while it serves.
-  int Start(const std::string& tls) {
+  int Start(const std::string& tls, const std::string& more = "") {
     const std::string config = made_.path("crumbd.yaml");
     std::ofstream(config) << "listen:\n  socket_dir: " << dir() << "\n  tcp: 127.0.0.1:0\n  tls:\n"
                           << tls
                           << "admin:\n  listen: \"\"\nstore:\n  host:\n    bytes_max: 16MiB\n"
-                             "    slab_bytes: 16MiB\n  ssd:\n    path: \"\"\n";
+                             "    slab_bytes: 16MiB\n  ssd:\n    path: \"\"\n"
+                          << more;
     const std::string endpoints = dir() + "/crumbd.endpoints.json";
     pid_ = ::fork();
     if (pid_ == 0) {
@@ -87,7 +90,7 @@ class TlsTest : public testing::Test {
 
   // How one call over a new connection ends.
   absl::Status Ask(const std::string& ca, const std::string& cert,
-                   const std::string& server_name = "") const {
+                   const std::string& server_name = "", const std::string& token = "") const {
     ClientOptions options;
     options.address = address_;
     options.connect_timeout = seconds(1);
@@ -98,6 +101,7 @@ class TlsTest : public testing::Test {
       options.tls_key_file = made_.key(cert);
     }
     options.tls_server_name = server_name;
+    options.token = token;
     const auto client = Client::Open(options);
     return client.ok() ? (*client)->Stats().status() : client.status();
   }
@@ -168,6 +172,32 @@ TEST_F(TlsTest, NewFilesServeWithoutARestart) {
   } while (!renamed.ok() && std::chrono::steady_clock::now() < until);
   EXPECT_TRUE(renamed.ok()) << renamed;
   EXPECT_FALSE(Ask("ca", "worker", "crumbd.test").ok());
+}
+
+TEST_F(TlsTest, TokensOfTenantsTravelUnderTls) {
+  const std::string file = made_.path("tenants.json");
+  const auto write = [&](const std::string& token) {
+    const std::string draft = file + ".new";
+    std::ofstream(draft) << "{\"tenants\": [{\"name\": \"a\", \"token_sha256\": \""
+                         << HexEncode(Sha256(token)) << "\"}]}";
+    std::filesystem::rename(draft, file);
+  };
+  write("first");
+  ASSERT_EQ(Start(Checked("node"), "tenants:\n  file: " + file + "\n  reload_interval: 1h\n"), -1)
+      << Text(output());
+  EXPECT_TRUE(Ask("ca", "worker", "", "first").ok());
+  EXPECT_THAT(std::string(Ask("ca", "worker").message()), HasSubstr("needs a tenant's token"));
+  EXPECT_THAT(std::string(Ask("ca", "worker", "", "second").message()),
+              HasSubstr("the token is no tenant's"));
+  write("second");
+  ::kill(pid_, SIGHUP);
+  absl::Status taken_up;
+  const auto until = std::chrono::steady_clock::now() + seconds(30);
+  do {
+    taken_up = Ask("ca", "worker", "", "second");
+  } while (!taken_up.ok() && std::chrono::steady_clock::now() < until);
+  EXPECT_TRUE(taken_up.ok()) << taken_up;
+  EXPECT_FALSE(Ask("ca", "worker", "", "first").ok());
 }
 
 }  // namespace

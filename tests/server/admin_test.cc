@@ -26,9 +26,11 @@ class AdminTest : public CallFixture {
   std::string Export() const {
     ClusterScrape cluster;
     cluster.gauges.nodes.push_back({.id = "another"});
+    TenantScrape tenants;
+    tenants.uses = {{"a", 1, 2}};
     return ExportText({metrics_, store_.Stats(), sessions_.totals(),
                        metrics_.asked_pages.Read(context_.clock.Now()), 2, 1, 0, 0,
-                       events_.watchers(), "1.2.3", cluster});
+                       events_.watchers(), "1.2.3", cluster, tenants});
   }
 };
 

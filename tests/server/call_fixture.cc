@@ -22,8 +22,8 @@ CallFixture::CallFixture(Limits limits, SessionLimits session_limits)
       sessions_(session_limits, store_, metrics_),
       commits_({"commits", 1, static_cast<size_t>(limits_.commit_queue)}),
       control_({"control", 1, static_cast<size_t>(limits_.control_queue)}),
-      context_{limits_, Clock::Real(), store_,   *keyspaces_, sessions_,
-               events_, metrics_,      commits_, control_},
+      context_{limits_,  Clock::Real(), store_,   *keyspaces_, sessions_, events_,
+               metrics_, commits_,      control_, nullptr,     nullptr,   {}},
       keyspace_(keyspaces_->OpenKeyspace({{{"model", "tiny"}}, kGeometry, ""}).value()) {}
 
 CallFixture::~CallFixture() {
@@ -73,7 +73,7 @@ void CallFixture::Store(const PageKey& key) {
 
 std::shared_ptr<Session> CallFixture::OpenSession(uint64_t staging_bytes,
                                                   const std::string& engine) {
-  return sessions_.Open({"test", engine, 0, staging_bytes}).value();
+  return sessions_.Open({"test", engine, 0, staging_bytes, ""}).value();
 }
 
 }  // namespace crumb::server

@@ -123,5 +123,49 @@ TEST(GeometryTest, TileBytes) {
   EXPECT_EQ((Geometry{1, 1, 256, 64}).int2_tile_bytes(), 64u * 128 + 8 * 64 * 4);
 }
 
+TEST_F(KeyspaceRegistryTest, TheTenantIsKeptAndFoundByName) {
+  KeyspaceId id;
+  {
+    const auto registry = Open();
+    id = registry->OpenKeyspace(Description("a", "x")).value()->id;
+    EXPECT_EQ(registry->Find(id)->tenant, "x");
+    registry->OpenKeyspace(Description("a")).value();
+  }
+  const auto registry = Open();
+  EXPECT_EQ(registry->Find(id)->tenant, "x");
+  ASSERT_EQ(registry->ListOf("x").size(), 1u);
+  EXPECT_EQ(registry->ListOf("x").front()->id, id);
+  EXPECT_EQ(registry->ListOf("").size(), 1u);
+  EXPECT_TRUE(registry->ListOf("y").empty());
+}
+
+// As records were before they named the tenant.
+TEST_F(KeyspaceRegistryTest, ARecordWithoutTenantBecomesThatOfWhoOpensIt) {
+  const KeyspaceId id = Open()->OpenKeyspace(Description("a", "x")).value()->id;
+  for (auto& [name, value] : *records_) {
+    v1::KeyspaceRecord record;
+    if (!name.starts_with("keyspace/") || !record.ParseFromString(value)) continue;
+    record.clear_tenant();
+    record.set_generation(7);
+    value = record.SerializeAsString();
+  }
+  {
+    const auto registry = Open();
+    EXPECT_EQ(registry->Find(id)->tenant, "");
+    EXPECT_EQ(registry->OpenKeyspace(Description("a", "x")).value()->tenant, "x");
+    EXPECT_EQ(registry->Find(id)->generation.load(), 7u);
+  }
+  EXPECT_EQ(Open()->Find(id)->tenant, "x");
+
+  // A node that knows tells one that does not, and not the other way round.
+  v1::KeyspaceRecord known = Open()->RecordOf(id);
+  v1::KeyspaceRecord unknown = known;
+  unknown.clear_tenant();
+  EXPECT_FALSE(MergeKeyspace(known, unknown).any);
+  EXPECT_EQ(known.tenant(), "x");
+  EXPECT_TRUE(MergeKeyspace(unknown, known).any);
+  EXPECT_EQ(unknown.tenant(), "x");
+}
+
 }  // namespace
 }  // namespace crumb::server

@@ -227,6 +227,15 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> MemoryStore::Re
   return std::vector<std::pair<std::string, std::string>>(records_->begin(), records_->end());
 }
 
+uint64_t MemoryStore::KeyspaceBytes(const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [key, page] : pages_) {
+    if (page.keyspace == keyspace) bytes += page.bytes;
+  }
+  return bytes;
+}
+
 void MemoryStore::ForEachPage(const KeyspaceId& keyspace,
                               const std::function<void(const PageKey&, storage::Tier)>& visit) {
   MutexLock lock(&mutex_);

@@ -88,6 +88,11 @@ TEST(OptionsTest, ErrorsNameKeyAndBound) {
   EXPECT_THAT(Invalid("listen:\n  tcp: 127.0.0.1:0\n  tls:\n    cert_file: /a\n    key_file: /b\n"
                       "cluster:\n  nodes: [\"127.0.0.1:1\"]\n  secret_file: /s\n"),
               HasSubstr("a cluster over TLS needs listen.tls.client_ca_file"));
+  EXPECT_THAT(Invalid("tenants:\n  tenants_max: 0\n"), HasSubstr("tenants.tenants_max is 0"));
+  EXPECT_THAT(Invalid("tenants:\n  reload_interval: 1ms\n"), HasSubstr("tenants.reload_interval"));
+  EXPECT_THAT(Invalid("listen:\n  tcp: 127.0.0.1:0\ntenants:\n  file: /t\n"
+                      "cluster:\n  nodes: [\"127.0.0.1:1\"]\n  secret_file: /s\n"),
+              HasSubstr("tenants.file in a cluster needs listen.tls.peer_name"));
   EXPECT_THAT(Invalid("admin:\n  listen: localhost\n"), HasSubstr("admin.listen"));
   EXPECT_THAT(Invalid("admin:\n  threads: 1000\n"), HasSubstr("admin.threads is 1000"));
   EXPECT_THAT(Invalid("admin:\n  history_interval: 0\n"), HasSubstr("admin.history_interval"));

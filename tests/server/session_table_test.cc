@@ -21,7 +21,7 @@ SessionLimits Limits() {
 class SessionTableTest : public testing::Test {
  protected:
   std::shared_ptr<Session> Open(uint64_t staging_bytes = 4096, const std::string& engine = "") {
-    return table_.Open({"test", engine, 0, staging_bytes}).value();
+    return table_.Open({"test", engine, 0, staging_bytes, ""}).value();
   }
   static std::string EngineOf(const Session& session) {
     return std::string(session.engine().id().view());
@@ -49,12 +49,12 @@ TEST_F(SessionTableTest, TokensFindTheirSessionOnly) {
 TEST_F(SessionTableTest, EverythingIsBounded) {
   const auto a = Open(1 << 20);
   const auto b = Open(1 << 20);
-  EXPECT_EQ(table_.Open({"c", EngineOf(*a), 0, 4096}).status().code(),
+  EXPECT_EQ(table_.Open({"c", EngineOf(*a), 0, 4096, ""}).status().code(),
             absl::StatusCode::kResourceExhausted);  // staging
-  EXPECT_EQ(table_.Open({"c", "", 0, 0}).status().code(),
+  EXPECT_EQ(table_.Open({"c", "", 0, 0, ""}).status().code(),
             absl::StatusCode::kResourceExhausted);  // engines
   const auto c = Open(0, EngineOf(*a));
-  EXPECT_EQ(table_.Open({"d", EngineOf(*a), 0, 0}).status().code(),
+  EXPECT_EQ(table_.Open({"d", EngineOf(*a), 0, 0, ""}).status().code(),
             absl::StatusCode::kResourceExhausted);  // sessions
   EXPECT_EQ(table_.totals().sessions, 3u);
   EXPECT_EQ(table_.totals().staging_bytes, uint64_t{2} << 20);
@@ -67,8 +67,10 @@ TEST_F(SessionTableTest, AWishForMoreStagingThanAllowedGetsLess) {
 
 TEST_F(SessionTableTest, OnlyTheSameUserJoinsAnEngine) {
   const auto a = Open();
-  EXPECT_EQ(table_.Open({"b", EngineOf(*a), 77, 0}).status().code(), absl::StatusCode::kNotFound);
-  EXPECT_EQ(table_.Open({"b", "short", 0, 0}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(table_.Open({"b", EngineOf(*a), 77, 0, ""}).status().code(),
+            absl::StatusCode::kNotFound);
+  EXPECT_EQ(table_.Open({"b", "short", 0, 0, ""}).status().code(),
+            absl::StatusCode::kInvalidArgument);
   // Processes of an engine agree on its id; the first one makes the engine, in whatever order.
   const auto c = Open(0, std::string(16, 'e'));
   EXPECT_EQ(EngineOf(*c), std::string(16, 'e'));

@@ -14,12 +14,13 @@
 namespace crumb::server {
 
 TestClient::TestClient(const std::string& fd_socket, const std::string& grpc_target,
-                       uint64_t staging_bytes)
-    : socket_(ConnectFdChannel(fd_socket).value()) {
+                       uint64_t staging_bytes, const std::string& tenant_token)
+    : socket_(ConnectFdChannel(fd_socket).value()), tenant_token_(tenant_token) {
   v1::SessionHello hello;
   hello.set_protocol_version(1);
   hello.set_process_name("test");
   hello.set_staging_bytes(staging_bytes);
+  hello.set_tenant_token(tenant_token);
   const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
   const int fds[] = {pidfd.get()};
   SendFdMessage(socket_.get(), hello.SerializeAsString(), fds).IgnoreError();
@@ -44,7 +45,8 @@ TestClient::TestClient(const std::string& fd_socket, const std::string& grpc_tar
 
 std::unique_ptr<grpc::ClientContext> TestClient::Context() const {
   auto context = std::make_unique<grpc::ClientContext>();
-  context->AddMetadata("crumb-session", token_);
+  if (!token_.empty()) context->AddMetadata("crumb-session", token_);
+  if (!tenant_token_.empty()) context->AddMetadata("authorization", "Bearer " + tenant_token_);
   context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
   return context;
 }

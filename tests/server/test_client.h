@@ -16,7 +16,7 @@
 namespace crumb::server {
 
 // A worker as bare as can be: a session, its staging memory and slabs, and blocking calls. Fails
-// hard (StatusOr::value) when the session cannot be opened.
+// hard (StatusOr::value) when crumbd does not answer; a refusal is in welcome().error().
 class TestClient {
  public:
   static constexpr int kLayers = 2;
@@ -25,7 +25,7 @@ class TestClient {
   static constexpr int kGroupSize = 32;
 
   TestClient(const std::string& fd_socket, const std::string& grpc_target,
-             uint64_t staging_bytes = 1 << 20);
+             uint64_t staging_bytes = 1 << 20, const std::string& tenant_token = "");
 
   // Opens the keyspace {model} with the geometry above.
   grpc::Status OpenKeyspace(const std::string& model = "tiny");
@@ -65,6 +65,7 @@ class TestClient {
   UniqueFd socket_;
   v1::SessionWelcome welcome_;
   std::string token_;
+  const std::string tenant_token_;
   Mapping staging_;
   std::vector<Mapping> slabs_;
   std::unique_ptr<v1::CacheService::Stub> stub_;

@@ -53,6 +53,9 @@ class FaultTier final : public FragmentTier {
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override {
     return inner_->GenerationOf(keyspace);
   }
+  uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
+    return inner_->KeyspaceBytes(keyspace);
+  }
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&)>& visit) const override {
     inner_->ForEachPage(keyspace, visit);

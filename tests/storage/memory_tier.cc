@@ -133,6 +133,16 @@ uint64_t MemoryTier::GenerationOf(const KeyspaceId& keyspace) const {
   return found == generations_.end() ? 0 : found->second;
 }
 
+uint64_t MemoryTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
+  uint64_t bytes = 0;
+  for (const auto& [name, page] : pages_) {
+    if (name.first != keyspace) continue;
+    for (const Stored& stored : page.fragments) bytes += stored.meta.bytes;
+  }
+  return bytes;
+}
+
 void MemoryTier::ForEachPage(const KeyspaceId& keyspace,
                              const std::function<void(const PageKey&)>& visit) const {
   std::vector<PageKey> keys;

@@ -81,6 +81,9 @@ class HostTierFace final : public FragmentTier {
     generations_[keyspace] = generation;
     return host_->Drop(keyspace, generation).size();
   }
+  uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
+    return host_->KeyspaceBytes(keyspace);
+  }
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override {
     const auto found = generations_.find(keyspace);
     return found == generations_.end() ? 0 : found->second;
@@ -170,6 +173,9 @@ class StoreFace final : public FragmentTier {
   uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) override {
     generations_[keyspace] = generation;
     return store_->DropKeyspace(keyspace, generation);
+  }
+  uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
+    return store_->KeyspaceBytes(keyspace);
   }
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override {
     const auto found = generations_.find(keyspace);

@@ -184,7 +184,11 @@ TEST_P(TierContract, DroppedGenerationsStayDropped) {
   other.keyspace = SampleKeyspace(5);
   ASSERT_TRUE(Put(Lonely(0)).ok());
   ASSERT_TRUE(Put(other).ok());
+  EXPECT_GT(tier_->KeyspaceBytes(SampleKeyspace(0)), 0u);
   EXPECT_EQ(tier_->Drop(SampleKeyspace(0), 2), 1u);
+  EXPECT_EQ(tier_->KeyspaceBytes(SampleKeyspace(0)), 0u);
+  EXPECT_GT(tier_->KeyspaceBytes(SampleKeyspace(5)), 0u);
+  EXPECT_EQ(tier_->KeyspaceBytes(SampleKeyspace(6)), 0u);
   EXPECT_EQ(tier_->GenerationOf(SampleKeyspace(0)), 2u);
   EXPECT_EQ(tier_->GenerationOf(SampleKeyspace(5)), 0u);
   EXPECT_FALSE(Has(Lonely(0)));

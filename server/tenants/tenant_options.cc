@@ -1,0 +1,29 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/tenants/tenant_options.h"
+
+namespace crumb::server {
+
+void TenantOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("file", file,
+                "JSON file of tenants and their tokens; read again when it changes, and on SIGHUP. "
+                "Empty: callers need no token.");
+  visitor.Field("shared_memory", shared_memory,
+                "Whether tenants' processes may open sessions: these map all host memory for "
+                "reading, other tenants' pages too. Without, tenants read and write by gRPC.");
+  visitor.Field("tenants_max", tenants_max, "Tenants, and so labels of metrics.");
+  visitor.Field("reload_interval", reload_interval, "Time between looks at the file.");
+}
+
+absl::Status TenantOptions::Validate() const {
+  if (tenants_max < 1 || tenants_max > 4096) {
+    return absl::InvalidArgumentError("tenants.tenants_max is " + std::to_string(tenants_max) +
+                                      ", must be from 1 to 4096");
+  }
+  if (reload_interval < std::chrono::milliseconds(100)) {
+    return absl::InvalidArgumentError("tenants.reload_interval must be at least 100ms");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::server

@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "absl/status/status.h"
+#include "common/config_visitor.h"
+
+namespace crumb::server {
+
+// Who may call, and with what: docs/security.md.
+struct TenantOptions {
+  std::string file;  // empty: callers need no token, and name their tenant themselves
+  bool shared_memory = false;
+  int64_t tenants_max = 256;
+  Duration reload_interval = std::chrono::seconds(10);
+
+  bool enabled() const { return !file.empty(); }
+
+  void Visit(ConfigVisitor& visitor);
+  // kInvalidArgument naming key and bound.
+  absl::Status Validate() const;
+};
+
+}  // namespace crumb::server
