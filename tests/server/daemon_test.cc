@@ -288,13 +288,17 @@ TEST_F(DaemonTest, WatchersSeeSnapshotAdditionsAndRemovals) {
   v1::WatchEventsResponse event;
   using Event = v1::WatchEventsResponse;
   ASSERT_TRUE(stream->Read(&event));
-  EXPECT_EQ(event.kind(), Event::KIND_ADDED);
-  EXPECT_EQ(event.key(), TestClient::Key(1).view());
-  ASSERT_TRUE(stream->Read(&event));
+  // The page comes to the SSD tier when it likes: before, within or behind the snapshot.
+  const auto is_first = [&] {
+    return event.kind() == Event::KIND_ADDED && event.key() == TestClient::Key(1).view();
+  };
+  EXPECT_TRUE(is_first());
+  while (is_first()) ASSERT_TRUE(stream->Read(&event));
   EXPECT_EQ(event.kind(), Event::KIND_SNAPSHOT_END);
   const uint64_t start = event.sequence();
   ASSERT_TRUE(client->Commit(client->Fragment(TestClient::Key(2), 3), &committed).ok());
   ASSERT_TRUE(stream->Read(&event));
+  while (is_first()) ASSERT_TRUE(stream->Read(&event));
   EXPECT_EQ(event.kind(), Event::KIND_ADDED);
   EXPECT_EQ(event.key(), TestClient::Key(2).view());
   EXPECT_GT(event.sequence(), start);
