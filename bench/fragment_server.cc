@@ -1,8 +1,9 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-fragment-server BYTES PAGES ADDRESS_FILE: serves the fragments of `crumb-bench store
-// --planes ucx-tcp` from a process of its own, over UCX on the loopback address. Writes where it
-// listens into ADDRESS_FILE and ends at SIGTERM, or with the process that started it.
+// crumb-fragment-server BYTES PAGES ADDRESS_FILE [ADDRESS]: serves the fragments of `crumb-bench
+// store --planes ucx-tcp` from a process of its own, over UCX on ADDRESS, by default the loopback
+// address. Writes where it listens into ADDRESS_FILE and ends at SIGTERM, or with the process that
+// started it.
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -20,8 +21,8 @@ namespace crumb::bench {
 namespace {
 
 int Main(int argc, char** argv) {
-  if (argc != 4) {
-    std::cerr << "usage: crumb-fragment-server BYTES PAGES ADDRESS_FILE\n";
+  if (argc != 4 && argc != 5) {
+    std::cerr << "usage: crumb-fragment-server BYTES PAGES ADDRESS_FILE [ADDRESS]\n";
     return 2;
   }
   const size_t bytes = std::strtoull(argv[1], nullptr, 10);
@@ -37,7 +38,8 @@ int Main(int argc, char** argv) {
   ::sigprocmask(SIG_BLOCK, &ends, nullptr);
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   FragmentSetSource source(bytes, pages);
-  auto transport = transport::OpenUcxTransport(UcxPlaneOptions(), &source);
+  auto transport =
+      transport::OpenUcxTransport(UcxPlaneOptions(argc == 5 ? argv[4] : "127.0.0.1"), &source);
   if (!transport.ok()) {
     std::cerr << "crumb-fragment-server: " << std::string(transport.status().message()) << "\n";
     return 1;

@@ -250,7 +250,8 @@ absl::Status RunUcx(const StoreWorkloadOptions& options, StoreResult& result) {
       timed.seconds = options.seconds;
       timed.other_pids = {server->pid()};
       timed.bytes_per_call = row.fragment_bytes;
-      CRUMB_ASSIGN_OR_RETURN(row.timed, RunUcxFetches(timed, *server, bytes, pages, in_flight));
+      CRUMB_ASSIGN_OR_RETURN(row.timed,
+                             RunUcxFetches(timed, server->address(), bytes, pages, in_flight));
       result.rows.push_back(std::move(row));
     }
   }

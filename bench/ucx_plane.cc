@@ -118,9 +118,9 @@ class FetchRound {
 
 }  // namespace
 
-transport::TransportOptions UcxPlaneOptions() {
+transport::TransportOptions UcxPlaneOptions(const std::string& address) {
   transport::TransportOptions options;
-  options.listen = "127.0.0.1:0";
+  options.listen = address + ":0";
   return options;
 }
 
@@ -168,12 +168,12 @@ absl::StatusOr<std::unique_ptr<FragmentServer>> FragmentServer::Start(const std:
 }
 
 absl::StatusOr<TimedCalls> RunUcxFetches(const TimedCallsOptions& options,
-                                         const FragmentServer& server, size_t fragment_bytes,
-                                         size_t pages, size_t in_flight) {
+                                         const std::string& server, size_t fragment_bytes,
+                                         size_t pages, size_t in_flight, const std::string& here) {
   const FragmentSet fragments = MakeSet(fragment_bytes, 1);
   CRUMB_ASSIGN_OR_RETURN(const auto transport,
-                         transport::OpenUcxTransport(UcxPlaneOptions(), nullptr));
-  FetchRound round(*transport, server.address(), fragments, pages, in_flight);
+                         transport::OpenUcxTransport(UcxPlaneOptions(here), nullptr));
+  FetchRound round(*transport, server, fragments, pages, in_flight);
   Latencies warm_up, latencies;
   CRUMB_RETURN_IF_ERROR(round.Run(std::chrono::milliseconds(50), warm_up).status());
   TimedCalls total;

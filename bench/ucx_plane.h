@@ -18,8 +18,8 @@
 
 namespace crumb::bench {
 
-// Both ends' settings: the defaults, on a free loopback port, over TCP.
-transport::TransportOptions UcxPlaneOptions();
+// Both ends' settings: the defaults, over TCP, on a free port of an address of this machine.
+transport::TransportOptions UcxPlaneOptions(const std::string& address = "127.0.0.1");
 
 // Whole fragments of a set, side by side in memory as in slots. Immutable.
 class FragmentSetSource final : public transport::FragmentSource {
@@ -51,9 +51,11 @@ class FragmentServer {
 };
 
 // Fetches of one fragment each, `in_flight` at a time: whoever ends starts the next one. Sums are
-// verified on arrival, as always. kDataLoss, kUnavailable: a fetch was no hit.
+// verified on arrival, as always. `server` is where a crumb-fragment-server listens, `here` this
+// end's address. kDataLoss, kUnavailable: a fetch was no hit.
 absl::StatusOr<TimedCalls> RunUcxFetches(const TimedCallsOptions& options,
-                                         const FragmentServer& server, size_t fragment_bytes,
-                                         size_t pages, size_t in_flight);
+                                         const std::string& server, size_t fragment_bytes,
+                                         size_t pages, size_t in_flight,
+                                         const std::string& here = "127.0.0.1");
 
 }  // namespace crumb::bench

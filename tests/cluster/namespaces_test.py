@@ -7,6 +7,11 @@ served, no request takes much longer than its deadline, a dead node costs its ow
 more, and hits come back. Prints what it saw.
 
     namespaces_test.py CRUMBD CRUMB CLUSTER_LOAD [--nodes N]
+    namespaces_test.py CRUMBD CRUMB CLUSTER_LOAD --measure
+
+The second form tests nothing: it measures how fast a remote prefix of 200 pages of 1 MiB arrives at a
+node that has just joined, beside what UCX TCP moves over the same link in the same run. It needs
+namespaces, crumb-fragment-server beside CRUMBD and remote_prefix beside CLUSTER_LOAD.
 
 Where namespaces are not permitted the processes run at loopback addresses, without the partition.
 Loss needs netem and is left out, by name, where the kernel has none; the delay is then a relay's,
@@ -114,7 +119,9 @@ class Net:
 class Cluster:
     """`relayed`: every node is called through a relay of its own, pages travel as gRPC bytes."""
 
-    def __init__(self, programs, nodes, folder, replicas=1, relayed=False):
+    def __init__(self, programs, nodes, folder, replicas=1, relayed=False,
+                 room_mib=64, lookup_ms=LOOKUP_MS):
+        self.room_mib, self.lookup_ms = room_mib, lookup_ms
         self.crumbd, self.crumb, self.load = programs
         self.nodes, self.folder, self.replicas, self.relayed = nodes, folder, replicas, relayed
         folder.mkdir()
@@ -133,11 +140,11 @@ class Cluster:
         etcd_port, _ = self.net.ports(self.nodes, (2379, 2380))
         (home / "crumbd.yaml").write_text(
             f"listen:\n  socket_dir: {home}\n  tcp: {here}:{grpc}\nadmin:\n  listen: \"\"\n"
-            "store:\n  host:\n    bytes_max: 64MiB\n    slab_bytes: 16MiB\n"
-            f"  ssd:\n    path: {home}/ssd\n    bytes_max: 128MiB\nlog:\n  severity: warning\n"
+            f"store:\n  host:\n    bytes_max: {self.room_mib}MiB\n    slab_bytes: {self.room_mib // 4}MiB\n"
+            f"  ssd:\n    path: {home}/ssd\n    bytes_max: {2 * self.room_mib}MiB\nlog:\n  severity: warning\n"
             f"cluster:\n  secret_file: {self.folder}/secret\n  etcd: [\"{etcd}:{etcd_port}\"]\n"
             f"  host: host-{i}\n  node_ttl: 4s\n  rpc_deadline: 1s\n  start_deadline: 2s\n"
-            f"  lookup_deadline: {LOOKUP_MS}ms\n  breaker_open: 500ms\n"
+            f"  lookup_deadline: {self.lookup_ms}ms\n  breaker_open: 500ms\n"
             f"  replicas: {self.replicas}\n"
             + (f"  advertise: {here}:{relay}\n" if self.relayed
                else f"transport:\n  listen: {here}:{ucx}\n"))
@@ -211,16 +218,15 @@ class Cluster:
     def id_of(self, i):
         return next(node["id"] for node in self.ask(i, "nodes")["nodes"] if node["self"])
 
-    def homes_that_hold(self, i, sequence, page):
+    def homes_that_hold(self, i, key):
         """What `crumb where` says of a page, once every home of its run holds it."""
-        key = hashlib.sha256(f"sequence {sequence} page {page}".encode()).hexdigest()
         deadline = time.monotonic() + 20
         while True:
             place = self.ask(i, "where", key)
             if set(place["homes"]) <= set(place["holders"]):
                 return place
             if time.monotonic() > deadline:
-                sys.exit(f"its homes do not fetch page {page} of sequence {sequence}: {place}")
+                sys.exit(f"its homes do not fetch page {key}: {place}")
             time.sleep(0.05)
 
     def work(self, i, what, first, sequences, pages, wait_ms=WAIT_MS):
@@ -310,6 +316,10 @@ def until_hits(cluster, i, first, sequences, pages, share, most=10):
         time.sleep(0.1)
 
 
+def key_of(sequence, page):
+    return hashlib.sha256(f"sequence {sequence} page {page}".encode()).hexdigest()
+
+
 def kill_one(cluster, check, first, name):
     """Kills the last node, and reads at node 1 before the view changes: the runs that no other
     home, of this view or the one before, holds miss, and no others."""
@@ -317,7 +327,7 @@ def kill_one(cluster, check, first, name):
     dead = cluster.id_of(killed)
     written = cluster.work(0, "write", first, runs, 32)
     check.that(written["right"] == written["pages"], f"{name}: not all was written")
-    places = [cluster.homes_that_hold(0, first + i, 31) for i in range(runs)]
+    places = [cluster.homes_that_hold(0, key_of(first + i, 31)) for i in range(runs)]
     check.that(all(len(place["homes"]) == cluster.replicas for place in places),
                f"{name}: {cluster.replicas} homes a run")
     at = [i for i in range(runs) if dead in places[i]["homes"]]
@@ -406,6 +416,45 @@ def slow_and_doubled(cluster, check):
         load.close()
 
 
+def measure(cluster, programs):
+    """Nodes 0 and 2 hold three prefixes; node 1 joins and reads them, each once."""
+    if not cluster.net.real:
+        sys.exit("--measure needs network namespaces")
+    prefixes, pages, last = 3, 200, cluster.nodes - 1
+    tool = str(pathlib.Path(programs[2]).with_name("remote_prefix"))
+    server = str(pathlib.Path(programs[0]).with_name("crumb-fragment-server"))
+    cluster.start_etcd()
+    for i in (0, last):
+        cluster.start(i)
+    for i in (0, last):
+        cluster.wait_ready(i)
+    out = run(tool, "write", str(cluster.folder / "0"), str(prefixes), str(pages))
+    for key in out.stdout.split():
+        cluster.homes_that_hold(0, key)
+    deadline = time.monotonic() + 20
+    file = cluster.folder / "fragments"
+    cluster.spawn("fragments", 0, [server, str(1 << 20), str(pages), str(file),
+                                   cluster.net.address(0)], cluster.folder / "fragments.log")
+    while not file.exists():
+        if time.monotonic() > deadline or cluster.processes["fragments"].poll() is not None:
+            sys.exit((cluster.folder / "fragments.log").read_text() + "no fragment server")
+        time.sleep(0.05)
+    plain = []
+    for in_flight in (1, 8, 32):
+        out = run(*cluster.net.prefix(1), tool, "ucx", file.read_text().strip(),
+                  cluster.net.address(1), str(in_flight), str(pages))
+        plain.append(json.loads(out.stdout)["gb_per_s"])
+        print(f"UCX TCP, {in_flight:2} fetches of 1 MiB at a time: {plain[-1]:.2f} GB/s")
+    cluster.kill("fragments")
+    cluster.start(1)
+    cluster.wait_ready(1)
+    out = run(tool, "read", str(cluster.folder / "1"), str(prefixes), str(pages))
+    rates = json.loads(out.stdout)["gb_per_s"]
+    print(f"remote prefixes of {pages} pages, one after another:",
+          ", ".join(f"{rate:.2f}" for rate in rates), "GB/s")
+    print(f"median prefix by best UCX TCP: {sorted(rates)[len(rates) // 2] / max(plain):.0%}")
+
+
 def run_cluster(cluster, check, what):
     where = "in namespaces" if cluster.net.real else "on loopback, skipped the partition"
     print(f"{cluster.nodes} nodes {where}, {cluster.replicas} homes a run, pages by "
@@ -422,11 +471,21 @@ def main():
     parser.add_argument("crumb")
     parser.add_argument("load")
     parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--measure", action="store_true")
     arguments = parser.parse_args()
     folder = pathlib.Path(tempfile.mkdtemp(prefix="crumb-ns-"))
     programs = (arguments.crumbd, arguments.crumb, arguments.load)
     check = Check()
     try:
+        if arguments.measure:
+            cluster = Cluster(programs, 3, folder / "measure", room_mib=1024, lookup_ms=20_000)
+            try:
+                measure(cluster, programs)
+            except subprocess.CalledProcessError as error:
+                sys.exit(f"{error.cmd} failed: {error.stderr}")
+            finally:
+                cluster.close()
+            return 0
         run_cluster(Cluster(programs, arguments.nodes, folder / "ucx"), check, scenario)
         run_cluster(Cluster(programs, arguments.nodes, folder / "relayed", replicas=2,
                             relayed=True), check, slow_and_doubled)
