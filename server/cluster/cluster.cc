@@ -363,8 +363,14 @@ void RunningCluster::InstallView(const Membership::Nodes& nodes) {
                      .zone = record.zone(),
                      .digest = 0});
   };
-  add(Self());
   for (const v1::NodeRecord& record : nodes.nodes) add(record);
+  // A node that joins finds what was pushed before it came through the view without it.
+  const v1::NodeRecord self = Self();
+  const auto now = peers_.history().views().current;
+  const bool alone = std::all_of(now->nodes.begin(), now->nodes.end(),
+                                 [&](const PlacementNode& node) { return node.id == self.id(); });
+  if (alone && !homes.empty()) peers_.history().Install(nodes.epoch, homes);
+  add(self);
   if (!peers_.history().Install(nodes.epoch, std::move(homes))) return;
   metrics_.view_changes.Add();
   LogInfo("view {}: {} nodes are homes", nodes.epoch,

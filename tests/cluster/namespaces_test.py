@@ -9,8 +9,8 @@ more, and hits come back. Prints what it saw.
     namespaces_test.py CRUMBD CRUMB CLUSTER_LOAD [--nodes N]
     namespaces_test.py CRUMBD CRUMB CLUSTER_LOAD --measure
 
-The second form tests nothing: it measures how fast a remote prefix of 200 pages of 1 MiB arrives at a
-node that has just joined, beside what UCX TCP moves over the same link in the same run. It needs
+The second form tests nothing: it measures how fast a remote prefix of 200 pages of 1 MiB arrives at
+a node that has just joined, beside what UCX TCP moves over the same link in the same run. It needs
 namespaces, crumb-fragment-server beside CRUMBD and remote_prefix beside CLUSTER_LOAD.
 
 Where namespaces are not permitted the processes run at loopback addresses, without the partition.
@@ -140,8 +140,10 @@ class Cluster:
         etcd_port, _ = self.net.ports(self.nodes, (2379, 2380))
         (home / "crumbd.yaml").write_text(
             f"listen:\n  socket_dir: {home}\n  tcp: {here}:{grpc}\nadmin:\n  listen: \"\"\n"
-            f"store:\n  host:\n    bytes_max: {self.room_mib}MiB\n    slab_bytes: {self.room_mib // 4}MiB\n"
-            f"  ssd:\n    path: {home}/ssd\n    bytes_max: {2 * self.room_mib}MiB\nlog:\n  severity: warning\n"
+            f"store:\n  host:\n    bytes_max: {self.room_mib}MiB\n"
+            f"    slab_bytes: {self.room_mib // 4}MiB\n"
+            f"  ssd:\n    path: {home}/ssd\n    bytes_max: {2 * self.room_mib}MiB\n"
+            "log:\n  severity: warning\n"
             f"cluster:\n  secret_file: {self.folder}/secret\n  etcd: [\"{etcd}:{etcd_port}\"]\n"
             f"  host: host-{i}\n  node_ttl: 4s\n  rpc_deadline: 1s\n  start_deadline: 2s\n"
             f"  lookup_deadline: {self.lookup_ms}ms\n  breaker_open: 500ms\n"
@@ -202,13 +204,13 @@ class Cluster:
         process.kill()
         process.wait()
 
-    def start_all(self):
+    def start_all(self, members):
         self.start_etcd()
-        for i in range(self.nodes if self.relayed else 0):
+        for i in members if self.relayed else []:
             self.start_relay(i)
-        for i in range(self.nodes):
+        for i in members:
             self.start(i)
-        for i in range(self.nodes):
+        for i in members:
             self.wait_ready(i)
 
     def ask(self, i, *words):
@@ -347,7 +349,14 @@ def kill_one(cluster, check, first, name):
 
 def scenario(cluster, check):
     sequences, pages, n = 12, 40, cluster.nodes
-    cluster.start_all()
+    cluster.start_all(range(n - 1))
+    cluster.work(0, "write", 700, sequences, pages)
+    for i in range(700, 700 + sequences):
+        cluster.homes_that_hold(0, key_of(i, 31))
+        cluster.homes_that_hold(0, key_of(i, pages - 1))
+    cluster.start(n - 1)
+    cluster.wait_ready(n - 1)
+    check.read("read on a node that joined", cluster.work(n - 1, "read", 700, sequences, pages), 1)
     cluster.work(0, "write", 0, sequences, pages)
     check.read("read on another node", until_hits(cluster, 1, 0, sequences, pages, 1), 1)
     alone = cluster.work(1, "read", 5000, 100, 200, wait_ms=0)["median_ms"]
@@ -399,7 +408,7 @@ def faults(cluster, check, load, sequences, pages):
 
 def slow_and_doubled(cluster, check):
     """Two homes a run, and gRPC through relays that hold every byte back."""
-    cluster.start_all()
+    cluster.start_all(range(cluster.nodes))
     load = Load(cluster, range(1, cluster.nodes - 1))
     try:
         cluster.work(0, "write", 0, 12, 40)
@@ -423,11 +432,7 @@ def measure(cluster, programs):
     prefixes, pages, last = 3, 200, cluster.nodes - 1
     tool = str(pathlib.Path(programs[2]).with_name("remote_prefix"))
     server = str(pathlib.Path(programs[0]).with_name("crumb-fragment-server"))
-    cluster.start_etcd()
-    for i in (0, last):
-        cluster.start(i)
-    for i in (0, last):
-        cluster.wait_ready(i)
+    cluster.start_all((0, last))
     out = run(tool, "write", str(cluster.folder / "0"), str(prefixes), str(pages))
     for key in out.stdout.split():
         cluster.homes_that_hold(0, key)
