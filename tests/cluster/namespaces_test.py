@@ -228,8 +228,8 @@ class Cluster:
             if set(place["homes"]) <= set(place["holders"]):
                 return place
             if time.monotonic() > deadline:
-                sys.exit(f"in 20 s its homes did not fetch page {key}, pushes are dropped under "
-                         f"pressure: {place}")
+                sys.exit(f"in 20 s its homes did not fetch page {key} (were pushes dropped?): "
+                         f"{place}")
             time.sleep(0.05)
 
     def work(self, i, what, first, sequences, pages, wait_ms=WAIT_MS):
