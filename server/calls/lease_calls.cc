@@ -159,28 +159,6 @@ PageKey RunOf(const v1::AcquireRequest& request) {
 
 }  // namespace
 
-v1::MissReason ToProto(storage::MissReason reason) {
-  switch (reason) {
-    case storage::MissReason::kNone:
-      return v1::MISS_REASON_UNSPECIFIED;
-    case storage::MissReason::kAbsent:
-      return v1::MISS_REASON_ABSENT;
-    case storage::MissReason::kPending:
-      return v1::MISS_REASON_PENDING;
-    case storage::MissReason::kDeadline:
-      return v1::MISS_REASON_DEADLINE;
-    case storage::MissReason::kCorrupt:
-      return v1::MISS_REASON_CORRUPT;
-    case storage::MissReason::kGeneration:
-      return v1::MISS_REASON_GENERATION;
-    case storage::MissReason::kNotCovered:
-      return v1::MISS_REASON_NOT_COVERED;
-    case storage::MissReason::kBusy:
-      return v1::MISS_REASON_BUSY;
-  }
-  return v1::MISS_REASON_ABSENT;
-}
-
 v1::Tier ToProto(storage::Tier tier) {
   static_assert(static_cast<int>(storage::Tier::kHost) == v1::TIER_HOST &&
                 static_cast<int>(storage::Tier::kSsd) == v1::TIER_SSD &&

@@ -6,10 +6,10 @@
 
 #include "crumb/v1/cache_service.pb.h"
 #include "server/calls/call_context.h"
+#include "server/miss_reason.h"
 
 namespace crumb::server {
 
-v1::MissReason ToProto(storage::MissReason reason);
 v1::Tier ToProto(storage::Tier tier);
 
 // Leases the longest prefix for the session's engine and counts the requested tokens once.

@@ -8,6 +8,7 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/miss_reason.h"
 
 namespace crumb::server {
 namespace {
@@ -32,28 +33,6 @@ TimePoint WaitUntil(const PeerCallContext& context, uint32_t wait_ms, TimePoint 
 absl::StatusOr<TileRange> RangeOf(const Keyspace& keyspace, const v1::TileRange& range) {
   return keyspace.CheckRange(range.layer_begin(), range.layer_end(), range.head_begin(),
                              range.head_end());
-}
-
-v1::MissReason ReasonToProto(storage::MissReason reason) {
-  switch (reason) {
-    case storage::MissReason::kNone:
-      return v1::MISS_REASON_UNSPECIFIED;
-    case storage::MissReason::kAbsent:
-      return v1::MISS_REASON_ABSENT;
-    case storage::MissReason::kPending:
-      return v1::MISS_REASON_PENDING;
-    case storage::MissReason::kDeadline:
-      return v1::MISS_REASON_DEADLINE;
-    case storage::MissReason::kCorrupt:
-      return v1::MISS_REASON_CORRUPT;
-    case storage::MissReason::kGeneration:
-      return v1::MISS_REASON_GENERATION;
-    case storage::MissReason::kNotCovered:
-      return v1::MISS_REASON_NOT_COVERED;
-    case storage::MissReason::kBusy:
-      return v1::MISS_REASON_BUSY;
-  }
-  return v1::MISS_REASON_ABSENT;
 }
 
 // One PeerAcquire until every run is answered.
@@ -103,7 +82,7 @@ class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
         response_->add_tile_bytes(ShapeOfHeader(bytes.subspan(fragment.tiles_bytes)).tile_bytes);
       }
     }
-    response_->set_miss_reason(ReasonToProto(reason));
+    response_->set_miss_reason(ToProto(reason));
     if (!leases.empty()) response_->set_lease(context_.leases.Add(node_, std::move(leases)));
     done_(absl::OkStatus());
   }
