@@ -3,6 +3,7 @@
 #include "storage/slot_allocator.h"
 
 #include <algorithm>
+#include <bit>
 
 namespace crumb::storage {
 namespace {
@@ -65,12 +66,33 @@ std::optional<uint32_t> SlotAllocator::ChunkWithRoom(uint32_t slot_bytes) {
     if (!FitsWell(BytesOf(order), slot_bytes)) continue;
     if (const auto id = open(order)) return id;
   }
+  if (const auto order = LeastWastefulOrder(slot_bytes)) {
+    if (const auto id = open(*order)) return id;
+  }
   if (chunks_of_size_.contains(slot_bytes)) return std::nullopt;
   for (int order = 0; order < kOrders; ++order) {
     if (BytesOf(order) < slot_bytes) continue;
     if (const auto id = open(order)) return id;
   }
   return std::nullopt;
+}
+
+std::optional<int> SlotAllocator::LeastWastefulOrder(uint32_t slot_bytes) const {
+  uint64_t largest = 0;
+  for (const auto& [number, region] : regions_) {
+    largest = std::max(largest, std::bit_floor(region.bytes));
+  }
+  std::optional<int> best;
+  for (int order = 0; order < kOrders && BytesOf(order) <= largest; ++order) {
+    if (BytesOf(order) < slot_bytes) continue;
+    if (FitsWell(BytesOf(order), slot_bytes)) return std::nullopt;
+    // Waste in a chunk of this order against that in as many bytes of the best one so far.
+    if (!best || BytesOf(order) % slot_bytes <
+                     (BytesOf(*best) % slot_bytes) * (BytesOf(order) / BytesOf(*best))) {
+      best = order;
+    }
+  }
+  return best;
 }
 
 std::optional<SlotAllocator::Block> SlotAllocator::TakeBlock(int order) {

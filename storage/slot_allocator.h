@@ -25,7 +25,8 @@ struct Slot {
 // kChunkBytesMin that split and join like buddies; a chunk is cut into slots of one size and goes
 // back when its last slot is freed. The chunk size is the smallest that loses at most 2 % at its
 // end to the slot size; only the first chunk of a size may be a worse one, so that a small store
-// can hold many sizes. Keeps addresses only, touches no bytes. Not thread-safe.
+// can hold many sizes, and where all regions are too small for a good one, the best there is. Keeps
+// addresses only, touches no bytes. Not thread-safe.
 class SlotAllocator {
  public:
   static constexpr uint64_t kChunkBytesMin = uint64_t{1} << 20;
@@ -85,6 +86,8 @@ class SlotAllocator {
     return (bytes + granule_bytes_ - 1) / granule_bytes_ * granule_bytes_;
   }
   std::optional<uint32_t> ChunkWithRoom(uint32_t slot_bytes);
+  // The chunk size to use where every region is too small for one that loses at most 2 %.
+  std::optional<int> LeastWastefulOrder(uint32_t slot_bytes) const;
   std::optional<Block> TakeBlock(int order);
   bool TakeBlockAt(Block block, int order);
   void ReturnBlock(Block block, int order);

@@ -93,6 +93,20 @@ TEST(SlotAllocator, AFullRegionOfOneSizeLosesAtMostThreePercent) {
   }
 }
 
+// Slots a little above 1 MiB: no chunk below 64 MiB loses 2 % or less.
+TEST(SlotAllocator, RegionsTooSmallForAGoodChunkAreFilledAllTheSame) {
+  SlotAllocator allocator(512);
+  for (uint32_t region = 0; region < 4; ++region) allocator.AddRegion(region, 16 * kMiB);
+  Model model;
+  int slots = 0;
+  while (const auto slot = allocator.Allocate(kMiB + 700, 1)) {
+    model.Add(*slot, 16 * kMiB);
+    ++slots;
+  }
+  EXPECT_EQ(slots, 4 * 15);
+  EXPECT_EQ(allocator.waste_bytes(), 4 * (16 * kMiB - 15 * (kMiB + 1024)));
+}
+
 TEST(SlotAllocator, ASmallStoreHoldsSeveralSizes) {
   SlotAllocator allocator(512);
   allocator.AddRegion(0, 64 * kMiB);
