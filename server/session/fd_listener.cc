@@ -174,8 +174,11 @@ class EpollFdListener : public FdListener {
     absl::StatusOr<FdMessage> message = ReceiveFdMessage(connection.socket.get());
     if (connection.session == nullptr) {
       handshakes_.erase(number);
-      if (message.ok() && OpenSession(number, connection, std::move(*message))) return;
-      if (message.ok() || !absl::IsUnavailable(message.status())) metrics_.hellos_refused.Add();
+      if (message.ok()) {
+        if (OpenSession(number, connection, std::move(*message))) return;
+      } else if (!absl::IsUnavailable(message.status())) {
+        metrics_.hellos_refused.Add();
+      }
       return Close(number);
     }
     // After the hello a process has nothing to say: this is the end, or somebody who talks on.
@@ -186,7 +189,7 @@ class EpollFdListener : public FdListener {
     if (session->phase() == Session::Phase::kEnded) Close(number);
   }
 
-  // False: refused, and the connection is to be closed.
+  // False: refused and counted, and the connection is to be closed.
   bool OpenSession(uint64_t number, Connection& connection, FdMessage message) {
     absl::StatusOr<Hello> hello =
         ReadHello(connection.socket.get(), std::move(message), options_.limits, options_.tenants);
@@ -194,6 +197,7 @@ class EpollFdListener : public FdListener {
         hello.ok() ? sessions_.Open(hello->request) : hello.status();
     if (!session.ok()) {
       LogWarning("session refused: {}", session.status().ToString());
+      metrics_.hellos_refused.Add();  // before the answer, which the process may act on
       RefuseHello(connection.socket.get(), session.status());
       return false;
     }
@@ -205,6 +209,7 @@ class EpollFdListener : public FdListener {
     if (!answered.ok() || !Add(connection.pidfd.get(), PidfdWord(number)).ok()) {
       LogWarning("session of {} is not opened: {}", (*session)->process_name(),
                  answered.ToString());
+      metrics_.hellos_refused.Add();
       sessions_.End(*session);
       return false;
     }
