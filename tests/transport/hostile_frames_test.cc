@@ -286,6 +286,12 @@ TEST_F(HostileFrames, SilentPeersAreGivenUp) {
 
 // Whatever happens to frames, hits are right and everything is given back.
 TEST_F(HostileFrames, RandomMishaps) {
+  // A lost hello must cost one fetch, not all that fit into a patient timeout.
+  TransportOptions options;
+  options.listen = "127.0.0.1:0";
+  options.connect_timeout = std::chrono::milliseconds(20);
+  options.reconnect_after_min = options.reconnect_after_max = std::chrono::milliseconds(1);
+  client_ = *network_.Open(options, nullptr);
   auto random = std::make_shared<std::mt19937>(77);
   auto mutex = std::make_shared<std::mutex>();
   auto kept = std::make_shared<std::vector<Frame>>();
