@@ -11,6 +11,7 @@
 #include "common/clock.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
+#include "crumb/device_fragment.h"
 #include "crumb/lease.h"
 #include "crumb/miss_reason.h"
 #include "crumb/tier.h"
@@ -34,6 +35,12 @@ struct AcquireRequest {
   // Checks the tile sums of every n-th hit page, beginning with one that changes from call to call;
   // 1: of all; 0: of none. The header is always checked.
   uint32_t verify_every = 0;
+  // Device pools whose pages are attended in place, before those in host memory. Empty: none are
+  // looked for.
+  std::vector<PoolId> pools;
+  // Pools of other devices of this host that this process can copy from.
+  std::vector<PoolId> peers;
+  bool device_sums = false;  // tile sums of fragments in `pools`, too
 };
 
 struct AcquireResult {

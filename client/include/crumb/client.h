@@ -23,6 +23,8 @@
 
 namespace crumb::client {
 
+class PoolLink;
+
 // A process's connection to crumbd. Thread-safe. One thread keeps the connection and sleeps while
 // nothing happens; calls run on their callers' threads and end by their deadline. Without crumbd
 // they answer kUnavailable at once, and the connection is tried again in the background. A forked
@@ -106,6 +108,9 @@ class Client {
   virtual absl::StatusOr<PagePlace> LocatePage(const KeyspaceId& keyspace, const PageKey& key) = 0;
   // Makes a node leave, when it has pushed what it holds; ListNodes tells how far it is.
   virtual absl::Status DrainNode(const std::string& node) = 0;
+
+  // Device pools; null without shared memory.
+  virtual PoolLink* pools() { return nullptr; }
 
   // Adds to what is reported to crumbd, soon and in the background.
   virtual void Count(const SessionCounters& amounts) = 0;

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "common/fragment_header.h"
+#include "crumb/device_fragment.h"
 
 namespace crumb::client {
 
@@ -29,15 +30,23 @@ class Lease {
  public:
   // `hold` keeps the memory mapped and ends the lease when its last reference goes.
   Lease(std::vector<LeasedFragment> fragments, std::shared_ptr<void> hold)
-      : fragments_(std::move(fragments)), hold_(std::move(hold)) {}
+      : Lease(std::move(fragments), {}, std::move(hold)) {}
+  Lease(std::vector<LeasedFragment> fragments, std::vector<DeviceFragment> device_fragments,
+        std::shared_ptr<void> hold)
+      : fragments_(std::move(fragments)),
+        device_fragments_(std::move(device_fragments)),
+        hold_(std::move(hold)) {}
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
-  // By page, ascending.
+  // In host memory; by page, ascending.
   std::span<const LeasedFragment> fragments() const { return fragments_; }
+  // In device pools that the Acquire named; by page, ascending.
+  std::span<const DeviceFragment> device_fragments() const { return device_fragments_; }
 
  private:
   std::vector<LeasedFragment> fragments_;
+  std::vector<DeviceFragment> device_fragments_;
   std::shared_ptr<void> hold_;
 };
 
