@@ -4,6 +4,7 @@
 """What the overlays of deploy/k8s render to, held against crumbd and against each other."""
 
 import argparse
+import copy
 import pathlib
 import re
 import shutil
@@ -16,6 +17,7 @@ import yaml
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import kustomize
+import manifest_schema
 from services import ROOT
 
 sys.path.insert(0, str(ROOT / "deploy/k8s"))
@@ -30,6 +32,42 @@ UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 BESIDE_BYTES = 512 << 20  # of a memory limit, beside the host tier
 FORBIDDEN_IN_POD = ("hostIPC", "hostPID", "hostNetwork", "shareProcessNamespace")
 SOCKET_DIR = "/run/crumb"
+ENDPOINT = ("spec", "podMetricsEndpoints", 0)
+RULE = ("spec", "groups", 0, "rules", 0)
+CRUMBD = ("spec", "template", "spec", "containers", 0)
+BROKEN = (  # overlay, document, where, what (None: gone), what is said of it
+    ("daemonset", ("PodMonitor", "crumbd"), ("spec", "selector"), None, "selector is missing"),
+    ("daemonset", ("PodMonitor", "crumbd"), (*ENDPOINT, "interval"), "15 s", "not text like"),
+    ("daemonset", ("PodMonitor", "crumbd"), (*ENDPOINT, "intervall"), "15s", "unknown field"),
+    ("daemonset", ("PodMonitor", "crumbd"), (*ENDPOINT, "port"), 9464, "port: 9464 is not text"),
+    ("daemonset", ("PodMonitor", "crumbd"), (*ENDPOINT, "relabelings", 0, "action"), "rename",
+     "'rename' is none of"),
+    ("daemonset", ("PodMonitor", "crumbd"), ("apiVersion",), "v1", "apiVersion: 'v1' is none of"),
+    ("daemonset", ("PrometheusRule", "crumb"), (*RULE, "expr"), None, "expr is missing"),
+    ("daemonset", ("PrometheusRule", "crumb"), (*RULE, "for"), "1 minute", "not text like"),
+    ("daemonset", ("PrometheusRule", "crumb"), (*RULE, "labels", "severity"), 1, "1 is not text"),
+    ("daemonset", ("PrometheusRule", "crumb"), (*RULE, "record"), "a:b", "or both"),
+    ("daemonset", ("PrometheusRule", "crumb"), ("spec", "groups", 1, "name"), "crumb_alerts",
+     "'crumb_alerts' twice"),
+    ("cluster", ("NetworkPolicy", "crumbd-peers"), ("spec", "ingress", 0, "ports", 0, "port"),
+     70000, "fits nothing"),
+    ("cluster", ("NetworkPolicy", "crumbd-peers"), ("spec", "policyTypes", 0), "Both",
+     "none of Ingress, Egress"),
+    ("cluster", ("NetworkPolicy", "crumbd-peers"), ("spec", "podSelector"), None, "is missing"),
+    ("daemonset", ("NetworkPolicy", "crumbd"), ("spec", "ingress", 0, "form"), [], "unknown field"),
+    ("daemonset", ("DaemonSet", "crumbd"), (*CRUMBD, "securityContext", "runAsNonRoot"), "yes",
+     "'yes' is not true or false"),
+    ("daemonset", ("DaemonSet", "crumbd"), (*CRUMBD, "resources", "limits", "memory"), "17 GB",
+     "fits nothing"),
+    ("daemonset", ("DaemonSet", "crumbd"), (*CRUMBD, "volumeMounts", 0, "name"), "nothing",
+     "mounts nothing, which is no volume"),
+    ("daemonset", ("DaemonSet", "crumbd"), ("spec", "template", "metadata", "labels"), {},
+     "does not match"),
+    ("daemonset", ("DaemonSet", "crumbd"), ("kind",), "DeamonSet", "not described"),
+    ("sidecar", ("Deployment", "worker"), ("spec", "template", "spec", "initContainers", 0,
+                                           "restartPolicy"), "OnFailure", "none of Always"),
+    ("sidecar", ("Deployment", "worker"), ("spec", "replicas"), "1", "no number"),
+)
 
 
 def bytes_of(text):
@@ -115,6 +153,26 @@ class K8sTest(unittest.TestCase):
                 self.assertEqual(set(ours), set(theirs))
                 for key, document in ours.items():
                     self.assertEqual(normal(document), normal(theirs[key]), key)
+
+    def test_the_servers_would_take_every_manifest(self):
+        for overlay in map(Overlay, OVERLAYS):
+            for key, document in overlay.documents.items():
+                self.assertEqual(manifest_schema.check(document), [], (overlay.name, *key))
+        example = K8S / "overlays/daemonset/worker-example.yaml"
+        self.assertEqual(manifest_schema.check(yaml.safe_load(example.read_text())), [])
+
+    def test_a_manifest_with_an_error_would_not_be_taken(self):
+        for overlay, key, path, value, complaint in BROKEN:
+            document = copy.deepcopy(Overlay(overlay).documents[key])
+            place = document
+            for step in path[:-1]:
+                place = place[step]
+            if value is None:
+                del place[path[-1]]
+            else:
+                place[path[-1]] = value
+            with self.subTest(path=path):
+                self.assertRegex("\n".join(manifest_schema.check(document)), complaint)
 
     def test_crumbd_takes_the_configuration(self):
         for overlay in self.overlays():
