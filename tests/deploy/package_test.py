@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed: by cmake --install, as Debian package, under systemd, in a container."""
+"""What is installed: as Debian package, under systemd, in a container."""
 
 import argparse
 import os
@@ -33,14 +33,19 @@ def run(*command, **options):
     return done.stdout
 
 
-class InstallTest(unittest.TestCase):
+class PackageTest(unittest.TestCase):
+    """The Debian package, made and unpacked: `root` and `control` in `folder`."""
+
     @classmethod
     def setUpClass(cls):
-        cls.temporary = tempfile.TemporaryDirectory(prefix="crumb-install-")
+        cls.temporary = tempfile.TemporaryDirectory(prefix="crumb-deb-")
         cls.addClassCleanup(cls.temporary.cleanup)
         cls.folder = pathlib.Path(cls.temporary.name)
-        cls.prefix = cls.folder / "prefix"
-        run("cmake", "--install", BUILD, "--prefix", cls.prefix)
+        run("cpack", "-G", "DEB", "--config", BUILD / "CPackConfig.cmake", "-B", cls.folder)
+        (cls.package,) = cls.folder.glob("*.deb")
+        run("dpkg-deb", "-x", cls.package, cls.folder / "root")
+        run("dpkg-deb", "-e", cls.package, cls.folder / "control")
+        cls.prefix = cls.folder / "root/usr"
 
     def test_a_consumer_builds_against_the_package_and_gets_hits(self):
         run("cmake", "-S", ROOT / "tests/consumer", "-B", self.folder / "consumer", "-G", "Ninja",
@@ -80,17 +85,6 @@ class InstallTest(unittest.TestCase):
         source.write_text("".join(f'#include "crumb/{h.name}"\n' for h in headers))
         run("c++", "-std=c++20", "-fsyntax-only", "-I", self.prefix / "include/libcrumb", source)
 
-
-class DebianPackageTest(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.temporary = tempfile.TemporaryDirectory(prefix="crumb-deb-")
-        cls.addClassCleanup(cls.temporary.cleanup)
-        cls.folder = pathlib.Path(cls.temporary.name)
-        run("cpack", "-G", "DEB", "--config", BUILD / "CPackConfig.cmake", "-B", cls.folder)
-        (cls.package,) = cls.folder.glob("*.deb")
-        run("dpkg-deb", "-x", cls.package, cls.folder / "root")
-        run("dpkg-deb", "-e", cls.package, cls.folder / "control")
 
     def test_it_holds_what_belongs_into_it(self):
         listing = run("dpkg-deb", "-c", self.package)
