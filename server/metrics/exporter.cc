@@ -209,9 +209,13 @@ void AddReasons(Families& families, const Scrape& scrape) {
                      static_cast<double>(metrics.refused_pages[static_cast<size_t>(i)].value()),
                      {{"reason", RefusalName(static_cast<Refusal>(i))}});
   }
-  for (const auto& [where, count] : {std::pair{"commit", scrape.store.verify_failures_commit},
-                                     std::pair{"ssd", scrape.store.verify_failures_ssd},
-                                     std::pair{"client", metrics.client_verify_failures.value()}}) {
+  for (const auto& [where, count] :
+       {std::pair{"commit", scrape.store.verify_failures_commit},
+        std::pair{"ssd", scrape.store.verify_failures_ssd},
+        std::pair{"client", metrics.client_verify_failures.value()},
+        std::pair{"peer", scrape.cluster.metrics == nullptr
+                              ? uint64_t{0}
+                              : scrape.cluster.metrics->pull_corrupt_pages.value()}}) {
     families.Counter("crumb_verify_failures_total", "Checksums or headers that did not match.",
                      static_cast<double>(count), {{"where", where}});
   }
@@ -347,25 +351,54 @@ void AddClusterGauges(Families& families, const Cluster::Gauges& gauges) {
   }
 }
 
-void AddTransport(Families& families, const transport::TransportStats& stats) {
+void AddTransportPages(Families& families, const char* name, const char* help,
+                       const std::array<uint64_t, transport::kPageStatusCount>& pages) {
   for (int i = 0; i < transport::kPageStatusCount; ++i) {
-    families.Counter("crumb_transport_pages_fetched_total", "Pages fetched, by how they ended.",
-                     static_cast<double>(stats.pages_fetched[static_cast<size_t>(i)]),
+    families.Counter(name, help, static_cast<double>(pages[static_cast<size_t>(i)]),
                      {{"status", PageStatusName(static_cast<transport::PageStatus>(i))}});
   }
-  families.Counter("crumb_transport_fetches_total", "Fetches begun.",
-                   static_cast<double>(stats.fetches));
-  families.Counter("crumb_transport_serves_total", "Fetches of other nodes.",
-                   static_cast<double>(stats.serves));
-  families.Counter("crumb_transport_serves_refused_total", "Of them, those over a bound.",
-                   static_cast<double>(stats.serves_refused));
-  families.Gauge("crumb_transport_connections", "Connections to and from other nodes.",
-                 static_cast<double>(stats.connections));
-  families.Counter("crumb_transport_connections_failed_total", "Connections that broke.",
-                   static_cast<double>(stats.connections_failed));
-  families.Gauge("crumb_transport_quarantine_bytes",
-                 "Memory of ended fetches that may still be written.",
-                 static_cast<double>(stats.quarantine_bytes));
+}
+
+void AddTransport(Families& families, const transport::TransportStats& stats) {
+  const auto counter = [&](const char* name, const char* help, uint64_t value) {
+    families.Counter(name, help, static_cast<double>(value));
+  };
+  const auto gauge = [&](const char* name, const char* help, uint64_t value) {
+    families.Gauge(name, help, static_cast<double>(value));
+  };
+  AddTransportPages(families, "crumb_transport_pages_fetched_total",
+                    "Pages fetched, by how they ended.", stats.pages_fetched);
+  AddTransportPages(families, "crumb_transport_pages_served_total",
+                    "Pages sent to other nodes, by how they ended.", stats.pages_served);
+  counter("crumb_transport_fetches_total", "Fetches begun.", stats.fetches);
+  counter("crumb_transport_fetches_refused_total", "Fetches not begun: over a bound.",
+          stats.fetches_refused);
+  gauge("crumb_transport_fetches_in_flight", "Fetches under way.", stats.fetches_in_flight);
+  counter("crumb_transport_serves_total", "Fetches of other nodes.", stats.serves);
+  counter("crumb_transport_serves_refused_total", "Of them, those over a bound.",
+          stats.serves_refused);
+  gauge("crumb_transport_serves_in_flight", "Of them, those under way.", stats.serves_in_flight);
+  gauge("crumb_transport_serve_bytes_in_flight", "Leased tiles being sent.",
+        stats.serve_bytes_in_flight);
+  gauge("crumb_transport_connections", "Connections to and from other nodes.", stats.connections);
+  counter("crumb_transport_connections_opened_total", "Connections that came up.",
+          stats.connections_opened);
+  counter("crumb_transport_connections_failed_total", "Connections that broke.",
+          stats.connections_failed);
+  counter("crumb_transport_connections_refused_total", "Connections over the bound.",
+          stats.connections_refused);
+  counter("crumb_transport_version_mismatches_total", "Peers of another wire version.",
+          stats.version_mismatches);
+  counter("crumb_transport_frames_refused_total", "Frames that were malformed or of no fetch.",
+          stats.frames_refused);
+  counter("crumb_transport_frames_stale_total", "Frames of fetches that had ended.",
+          stats.frames_stale);
+  gauge("crumb_transport_quarantine_bytes", "Memory of ended fetches that may still be written.",
+        stats.quarantine_bytes);
+  counter("crumb_transport_quarantined_total", "Fetches whose memory outlived them.",
+          stats.quarantined);
+  counter("crumb_transport_forced_closes_total", "Connections closed to end quarantine.",
+          stats.forced_closes);
 }
 
 void AddTenants(Families& families, const TenantScrape& tenants) {

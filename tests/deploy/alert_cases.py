@@ -94,6 +94,19 @@ CASES = {  # alert: (series that make it fire, series that do not)
     "CrumbPushesDropped": (
         {'crumb_pushed_pages_total{I,outcome="dropped"}': rising(1)},
         {'crumb_pushed_pages_total{I,outcome="stored"}': rising(1)}),
+    "CrumbTransportFailing": ({"crumb_transport_connections_failed_total{I}": rising(1)},
+                              {"crumb_transport_connections_failed_total{I}": LATE_JUMP}),
+    "CrumbFramesRefused": ({"crumb_transport_frames_refused_total{I}": LATE_JUMP},
+                           {"crumb_transport_frames_refused_total{I}": EARLY_JUMP}),
+    "CrumbUnauthenticated": ({'crumb_unauthenticated_total{I,reason="expired"}': rising(1)},
+                             {'crumb_unauthenticated_total{I,reason="expired"}': EARLY_JUMP}),
+    "CrumbTenantsFileRefused": ({"crumb_tenant_reload_failures_total{I}": LATE_JUMP},
+                                {"crumb_tenant_reload_failures_total{I}": EARLY_JUMP}),
+    "CrumbTenantNearQuota": (
+        {'crumb_tenant_used_bytes{I,tenant="x"}': flat(97),
+         'crumb_tenant_quota_bytes{I,tenant="x"}': flat(100)},
+        {'crumb_tenant_used_bytes{I,tenant="x"}': flat(97),
+         'crumb_tenant_quota_bytes{I,tenant="x"}': flat(0)}),  # no quota
     "CrumbVersionSkew": (
         {'crumb_build_info{I,version="1.0.0"}': flat(1),
          'crumb_build_info{instance="b",version="1.1.0"}': flat(1)},

@@ -8,7 +8,6 @@ import json
 import math
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,13 +17,15 @@ import urllib.parse
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import alert_cases
-from services import ROOT, Crumbd, Load, Process, http, prompt_of, run_worker, wait_for
+from services import (ROOT, Crumbd, Load, Process, free_port, http, make_certificates, prompt_of,
+                      run_worker, wait_for)
 
 PROMETHEUS = ROOT / "deploy/prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 DASHBOARD = ROOT / "deploy/grafana/dashboards/crumb.json"
 ROW_COUNT = 10
-WAIT_SECONDS = 90  # seconds at most; a third of it is usual
+PROMTOOL_SECONDS = 300  # two hours of every rule for every case
+WAIT_SECONDS = 180  # seconds at most; a third of it is usual
 VARIABLES = {"$__rate_interval": "1m", "$instance": ".*", "$model": ".*",
              "$prefill_tokens_per_second": "10000"}
 SELECTOR = re.compile(r"\b(?:crumb[:_][a-z0-9_:]+|up)(?:\{[^}]*\})?")
@@ -33,7 +34,7 @@ BIN = ROOT / "build/release/bin"
 
 def promtool(*arguments):
     done = subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True,
-                          timeout=60, check=False)
+                          timeout=PROMTOOL_SECONDS, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -42,10 +43,21 @@ def panels():
             if p["type"] != "row"]
 
 
-def free_port():
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return place.getsockname()[1]
+def documented_series():
+    """{name: (type, labels)} of the tables of docs/metrics.md."""
+    text = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(crumb_\w+)(?:\{([\w,]+)\})?` \| (\w+) \|", text, re.MULTILINE)
+    return {name: (kind, set(filter(None, labels.split(",")))) for name, labels, kind in rows}
+
+
+def scraped_series(text):
+    """The same of a scrape; the labels are those of all its samples."""
+    found = {name: (kind, set())
+             for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)}
+    for name, labels in re.findall(r"^(crumb_\w+)\{(.*)\} ", text, re.MULTILINE):
+        name = name if name in found else re.sub(r"_(bucket|sum|count)$", "", name)
+        found[name][1].update(set(re.findall(r'(\w+)="', labels)) - {"le"})
+    return found
 
 
 class FilesTest(unittest.TestCase):
@@ -132,14 +144,29 @@ class LiveTest(unittest.TestCase):
         cls.temporary = tempfile.TemporaryDirectory(prefix="crumb-prometheus-")
         cls.addClassCleanup(cls.temporary.cleanup)
         folder = pathlib.Path(cls.temporary.name)
-        places = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-        (folder / "secret").write_text("5" * 64)
-        extra = f"cluster:\n  nodes: {json.dumps(places)}\n  secret_file: {folder}/secret\n"
-        # Room for a few prompts only, so that pages are evicted.
-        cls.crumbd = Crumbd(BIN, folder, host_bytes="6MiB", tcp=places[0], extra=extra)
-        # Another node, so that there are series of other nodes.
+        # Everything that has series of its own: another node, UCX, TLS, tenants.
         (folder / "other").mkdir()
-        cls.other = Crumbd(BIN, folder / "other", tcp=places[1], extra=extra)
+        (folder / "secret").write_text("5" * 64)
+        (folder / "tenants.json").write_text(json.dumps({"tenants": [
+            {"name": "bounded", "token_sha256": "1" * 64, "quota_bytes": "1GiB"},
+            {"name": "free", "token_sha256": "2" * 64}]}))
+        make_certificates(folder, "crumbd.test")
+        places = [f"127.0.0.1:{free_port()}" for _ in range(4)]
+
+        def extra(transport):
+            return (f"  tls:\n    cert_file: {folder}/node.pem\n    key_file: {folder}/node.key\n"
+                    f"    client_ca_file: {folder}/ca.pem\n    peer_name: crumbd.test\n",
+                    f"cluster:\n  nodes: {json.dumps(places[:2])}\n"
+                    f"  secret_file: {folder}/secret\n"
+                    f"transport:\n  listen: {transport}\n"
+                    f"tenants:\n  file: {folder}/tenants.json\n")
+
+        # Room for a few prompts only, so that pages are evicted.
+        listen, rest = extra(places[2])
+        cls.crumbd = Crumbd(BIN, folder, host_bytes="6MiB", tcp=places[0], extra=rest,
+                            listen=listen)
+        listen, rest = extra(places[3])
+        cls.other = Crumbd(BIN, folder / "other", tcp=places[1], extra=rest, listen=listen)
         for crumbd in (cls.crumbd, cls.other):
             crumbd.start()
             cls.addClassCleanup(crumbd.stop)
@@ -177,8 +204,11 @@ class LiveTest(unittest.TestCase):
                     query = query.replace(name, value)
                 self.assertNotIn("$", query, panel["title"])
                 queries.append(query)
-        self.assertGreater(len(queries), 60)
+        self.assertGreater(len(queries), 100)
         self.answers(queries)
+
+    def test_the_documentation_lists_what_a_scrape_has(self):
+        self.assertEqual(documented_series(), scraped_series(self.crumbd.get("/metrics")))
 
     def test_every_rule_is_evaluated_and_reads_series_that_exist(self):
         def rules():

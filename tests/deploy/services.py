@@ -5,6 +5,7 @@
 import json
 import pathlib
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -31,6 +32,32 @@ def wait_for(what, condition, seconds=START_SECONDS):
 def http(url, timeout=10):
     with urllib.request.urlopen(url, timeout=timeout) as answer:
         return answer.read().decode("utf-8")
+
+
+def free_port():
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        return place.getsockname()[1]
+
+
+def make_certificates(folder, name, days=365):
+    """An authority ca.pem, and a node's node.pem and node.key for 127.0.0.1 and this DNS name."""
+    folder = pathlib.Path(folder)
+    key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+
+    def openssl(*arguments):
+        done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True,
+                              timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+
+    openssl("req", "-x509", *key, "-days", days, "-subj", "/CN=test-ca", "-keyout",
+            folder / "ca.key", "-out", folder / "ca.pem")
+    openssl("req", *key, "-subj", f"/CN={name}", "-keyout", folder / "node.key", "-out",
+            folder / "node.csr")
+    (folder / "node.ext").write_text(f"subjectAltName=DNS:{name},IP:127.0.0.1\n")
+    openssl("x509", "-req", "-in", folder / "node.csr", "-CA", folder / "ca.pem", "-CAkey",
+            folder / "ca.key", "-CAcreateserial", "-days", days, "-extfile", folder / "node.ext",
+            "-out", folder / "node.pem")
 
 
 class Process:
@@ -62,13 +89,13 @@ class Process:
 class Crumbd:
     """A crumbd with sockets and SSD tier in `folder`."""
 
-    def __init__(self, binaries, folder, host_bytes="64MiB", tcp="", extra=""):
+    def __init__(self, binaries, folder, host_bytes="64MiB", tcp="", extra="", listen=""):
         self.binary = pathlib.Path(binaries) / "crumbd"
         self.folder = pathlib.Path(folder)
         self.process = None
         self.endpoints = {}
         (self.folder / "crumbd.yaml").write_text(
-            f"listen:\n  socket_dir: {self.folder}\n  tcp: \"{tcp}\"\n"
+            f"listen:\n  socket_dir: {self.folder}\n  tcp: \"{tcp}\"\n{listen}"
             "admin:\n  listen: 127.0.0.1:0\n  history_interval: 1s\n"
             f"store:\n  host:\n    bytes_max: {host_bytes}\n    slab_bytes: 2MiB\n"
             f"  ssd:\n    path: {self.folder}/ssd\n    bytes_max: 256MiB\n{extra}",
