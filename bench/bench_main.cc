@@ -10,7 +10,6 @@
 //   quality KL, perplexity, passkeys on 2-bit history    bench/quality_workload.h
 
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <utility>
 
@@ -20,6 +19,7 @@
 #include "bench/quality_output.h"
 #include "bench/run_info.h"
 #include "bench/workload_output.h"
+#include "common/atomic_file.h"
 #include "common/status_macros.h"
 
 namespace crumb::bench {
@@ -51,12 +51,13 @@ absl::StatusOr<Output> Run(const SimulateOptions& options) {
 }
 
 absl::StatusOr<Output> Run(const QualityOptions& options) {
+  if (!options.plot.empty()) CRUMB_RETURN_IF_ERROR(CheckWritable(options.plot));
   CRUMB_ASSIGN_OR_RETURN(const QualityResult result, RunQualityWorkload(options));
   if (!options.plot.empty()) {
-    std::ofstream plot(options.plot);
-    if (!(plot << QualityPlot(result) << std::flush)) {
-      return absl::UnavailableError("cannot write the plot to " + options.plot);
-    }
+    const absl::Status written =
+        WriteAtomically(options.plot, [&result](std::ostream& out) { out << QualityPlot(result); });
+    // The figures are worth more than the plot.
+    if (!written.ok()) std::cerr << "crumb-bench: " << std::string(written.message()) << "\n";
   }
   return Output{QualityText(result), QualityJson(result)};
 }

@@ -118,6 +118,7 @@ json QualityJson(const QualityResult& result) {
               {"passkeys", result.passkeys},
               {"passkey_documents", result.passkey_documents},
               {"passkeys_together", result.passkeys_together},
+              {"calibration_shared_bytes", result.shared_bytes},
               {"interrupted", result.interrupted},
               {"rows", json::array()}};
   for (const QualityRow& row : result.rows) out["rows"].push_back(RowJson(row));

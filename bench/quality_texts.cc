@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
-#include <unordered_set>
+#include <functional>
+#include <unordered_map>
+#include <utility>
 
 #include "common/json_file.h"
 #include "common/status_macros.h"
@@ -17,6 +18,8 @@ namespace {
 constexpr int64_t kTextBytesMax = int64_t{1} << 30;
 // Any passage of 2,047 bytes holds a whole block that starts at a multiple of 1,024.
 constexpr size_t kBlockBytes = 1024;
+constexpr size_t kPassageBytesMax = 8 * kBlockBytes;  // in whole blocks, longer than a file's head
+constexpr int64_t kSharedPart = 8;                    // of the evaluated text
 constexpr uint64_t kBase = 0x9e3779b97f4a7c15;
 
 uint64_t HashOf(const char* bytes) {
@@ -25,49 +28,104 @@ uint64_t HashOf(const char* bytes) {
   return hash;
 }
 
-// Hashes of the blocks of `text` at multiples of kBlockBytes.
-std::unordered_set<uint64_t> BlocksOf(const std::string& text) {
-  std::unordered_set<uint64_t> blocks;
-  for (size_t at = 0; at + kBlockBytes <= text.size(); at += kBlockBytes) {
-    blocks.insert(HashOf(text.data() + at));
+// Hashes of the blocks of texts at multiples of kBlockBytes, and whose they are.
+class Blocks {
+ public:
+  void Add(const std::string& text, size_t owner) {
+    for (size_t at = 0; at + kBlockBytes <= text.size(); at += kBlockBytes) {
+      owners_.try_emplace(HashOf(text.data() + at), owner);
+    }
   }
-  return blocks;
+
+  // Calls found(at, owner) wherever in `text` one of the blocks begins, at any byte.
+  void Find(const std::string& text, const std::function<void(size_t, size_t)>& found) const {
+    if (text.size() < kBlockBytes) return;
+    uint64_t leading = 1;  // kBase to the power of kBlockBytes
+    for (size_t i = 0; i < kBlockBytes; ++i) leading *= kBase;
+    uint64_t hash = HashOf(text.data());
+    for (size_t at = 0;; ++at) {
+      if (const auto owner = owners_.find(hash); owner != owners_.end()) found(at, owner->second);
+      if (at + kBlockBytes >= text.size()) return;
+      hash = hash * kBase + static_cast<uint8_t>(text[at + kBlockBytes]) -
+             leading * static_cast<uint8_t>(text[at]);
+    }
+  }
+
+ private:
+  std::unordered_map<uint64_t, size_t> owners_;
+};
+
+// What a text has of the blocks.
+struct Shared {
+  int64_t bytes = 0;
+  size_t longest = 0;  // passage, in bytes
+  size_t begin = 0;    // of it
+  size_t owner = 0;    // of its last block
+};
+
+Shared SharedOf(const Blocks& blocks, const std::string& text) {
+  Shared shared;
+  size_t begin = 0, end = 0;  // of the passage under way
+  blocks.Find(text, [&](size_t at, size_t owner) {
+    if (at > end || end == 0) begin = end = at;
+    shared.bytes += static_cast<int64_t>(at + kBlockBytes - end);
+    end = at + kBlockBytes;
+    if (end - begin > shared.longest) shared = {shared.bytes, end - begin, begin, owner};
+  });
+  return shared;
 }
 
-// Where in `text` one of `blocks` begins, at any byte.
-std::optional<size_t> FindBlock(const std::string& text,
-                                const std::unordered_set<uint64_t>& blocks) {
-  if (text.size() < kBlockBytes) return std::nullopt;
-  uint64_t leading = 1;  // kBase to the power of kBlockBytes
-  for (size_t i = 0; i < kBlockBytes; ++i) leading *= kBase;
-  uint64_t hash = HashOf(text.data());
-  for (size_t at = 0;; ++at) {
-    if (blocks.contains(hash)) return at;
-    if (at + kBlockBytes >= text.size()) return std::nullopt;
-    hash = hash * kBase + static_cast<uint8_t>(text[at + kBlockBytes]) -
-           leading * static_cast<uint8_t>(text[at]);
+absl::Status NotApart(const std::string& text, const std::string& calibration,
+                      const std::string& what) {
+  return absl::InvalidArgumentError(
+      fmt::format("{} and the calibration text {} share {}: evaluate on text that was not "
+                  "calibrated on",
+                  text, calibration, what));
+}
+
+// An error when one of `texts` is the calibration file, whose text is `learned`.
+absl::Status RefuseSame(const std::vector<std::string>& texts, const std::string& calibration,
+                        const std::string& learned) {
+  for (const std::string& path : texts) {
+    std::error_code error;
+    bool same = std::filesystem::equivalent(path, calibration, error);
+    if (!same && !learned.empty() && std::filesystem::file_size(path, error) == learned.size()) {
+      CRUMB_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kTextBytesMax));
+      same = text == learned;
+    }
+    if (same) return NotApart(path, calibration, "everything");
   }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::Status CheckTextsApart(const std::vector<std::string>& texts,
-                             const std::vector<std::string>& calibration_texts) {
-  for (const std::string& calibration : calibration_texts) {
-    CRUMB_ASSIGN_OR_RETURN(const std::string learned, ReadFile(calibration, kTextBytesMax));
-    const std::unordered_set<uint64_t> blocks = BlocksOf(learned);
-    for (const std::string& path : texts) {
-      CRUMB_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kTextBytesMax));
-      std::error_code error;
-      const bool same = std::filesystem::equivalent(path, calibration, error) || text == learned;
-      const auto shared = same ? std::optional<size_t>(0) : FindBlock(text, blocks);
-      if (!shared) continue;
-      return absl::InvalidArgumentError(fmt::format(
-          "{} and the calibration text {} share {}: evaluate on text that was not calibrated on",
-          path, calibration, same ? "everything" : fmt::format("the passage at byte {}", *shared)));
-    }
+absl::StatusOr<int64_t> CheckTextsApart(const std::vector<std::string>& texts,
+                                        const std::vector<std::string>& calibration_texts) {
+  Blocks blocks;
+  for (size_t i = 0; i < calibration_texts.size(); ++i) {
+    CRUMB_ASSIGN_OR_RETURN(const std::string learned,
+                           ReadFile(calibration_texts[i], kTextBytesMax));
+    CRUMB_RETURN_IF_ERROR(RefuseSame(texts, calibration_texts[i], learned));
+    blocks.Add(learned, i);
   }
-  return absl::OkStatus();
+  int64_t shared_bytes = 0, all_bytes = 0;
+  std::pair<std::string, std::string> first;  // two files that share something
+  for (const std::string& path : texts) {
+    CRUMB_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kTextBytesMax));
+    const Shared shared = SharedOf(blocks, text);
+    all_bytes += static_cast<int64_t>(text.size());
+    shared_bytes += shared.bytes;
+    if (shared.longest >= kPassageBytesMax) {
+      return NotApart(path, calibration_texts[shared.owner],
+                      fmt::format("the passage at byte {}", shared.begin));
+    }
+    if (shared.bytes > 0) first = {path, calibration_texts[shared.owner]};
+  }
+  if (shared_bytes == 0 || shared_bytes * kSharedPart < all_bytes) return shared_bytes;
+  return NotApart(
+      first.first, first.second,
+      fmt::format("passages, in all {} of {} evaluated bytes", shared_bytes, all_bytes));
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadTokens(const models::Tokenizer& tokenizer,

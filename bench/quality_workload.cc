@@ -29,6 +29,7 @@ constexpr int kStepTokens = 64;       // as many as are evicted together
 constexpr int kAnswerTokensMax = 12;  // generated for one passkey
 constexpr int kRecallBins = 5;
 constexpr int kWindowTokens = 64 + 256;  // BF16 tokens of a long sequence at least
+constexpr int kClipTokensMin = 1024;     // of a sequence that clips are chosen on
 constexpr std::array<float, 5> kClips = {0.90f, 0.92f, 0.94f, 0.96f, 0.98f};
 constexpr const char* kBestOscar = "oscar-best-clip";
 
@@ -97,8 +98,14 @@ class QualityRun {
       : options_(options), jobs_(options.threads, "crumb-quality") {}
 
   absl::StatusOr<QualityResult> Run() {
-    CRUMB_RETURN_IF_ERROR(CheckTextsApart(options_.texts, options_.calibration_texts));
+    CRUMB_ASSIGN_OR_RETURN(result_.shared_bytes,
+                           CheckTextsApart(options_.texts, options_.calibration_texts));
+    if (result_.shared_bytes > 0) {
+      Say(fmt::format("{} evaluated bytes stand in the calibration texts too, in short passages",
+                      result_.shared_bytes));
+    }
     CRUMB_RETURN_IF_ERROR(OpenModel());
+    if (options_.passkeys > 0) CRUMB_RETURN_IF_ERROR(HidePasskeys());
     CRUMB_RETURN_IF_ERROR(OpenMethods());
     for (const int context : contexts_) {
       if (!Interrupted()) CRUMB_RETURN_IF_ERROR(RunContext(context));
@@ -164,12 +171,15 @@ class QualityRun {
   absl::StatusOr<QualityMethod> BestOscar() {
     CRUMB_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                            ReadTokens(*tokenizer_, options_.calibration_texts));
-    const auto sequences = CutSequences(tokens, contexts_.back(), options_.clip_sequences);
+    // Little text: one shorter sequence, as long as it leaves the windows well behind.
+    const int length = static_cast<int>(
+        std::min<size_t>(contexts_.back(), std::max<size_t>(tokens.size(), kClipTokensMin)));
+    const auto sequences = CutSequences(tokens, length, options_.clip_sequences);
     if (sequences.empty()) {
       return absl::InvalidArgumentError(
           fmt::format("the calibration texts have {} tokens, oscar's clips are chosen on sequences "
                       "of {}: give more text or --clip-sequences 0",
-                      tokens.size(), contexts_.back()));
+                      tokens.size(), length));
     }
     float clip_k = 0.96f, clip_v = 0.92f;
     for (float* clip : {&clip_k, &clip_v}) {
@@ -364,12 +374,22 @@ class QualityRun {
     return row;
   }
 
-  absl::Status RunPasskeys() {
-    const int context = contexts_.back();
+  // Before anything is measured: what cannot be asked shows at once.
+  absl::Status HidePasskeys() {
     const PasskeyLayout layout =
         options_.passkeys_together ? PasskeyLayout::kTogether : PasskeyLayout::kApart;
-    CRUMB_ASSIGN_OR_RETURN(
-        documents_, MakePasskeyDocuments(*tokenizer_, text_, context, options_.passkeys, layout));
+    auto documents =
+        MakePasskeyDocuments(*tokenizer_, text_, contexts_.back(), options_.passkeys, layout);
+    if (!documents.ok()) {
+      return absl::InvalidArgumentError(std::string(documents.status().message()) +
+                                        "; --passkeys 0 measures without");
+    }
+    documents_ = std::move(documents).value();
+    return absl::OkStatus();
+  }
+
+  absl::Status RunPasskeys() {
+    const int context = contexts_.back();
     result_.passkeys_together = options_.passkeys_together;
     const int documents = static_cast<int>(documents_.size());
     std::vector<DocumentScores> scores(methods_.size(), DocumentScores(documents));

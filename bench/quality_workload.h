@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -89,6 +90,7 @@ struct QualityResult {
   int passkey_documents = 0;
   bool passkeys_together = false;
   int prefill_block = 0;
+  int64_t shared_bytes = 0;  // evaluated bytes that stand in calibration texts too
   std::string device;
   bool interrupted = false;              // figures are of what was done until then
   std::vector<double> exact_perplexity;  // by context
@@ -97,7 +99,8 @@ struct QualityResult {
 };
 
 // kInvalidArgument: texts too short for two sequences, calibration text that is evaluated, a method
-// that is not known or needs calibration text and has none, a context beyond the model's.
+// that is not known or needs calibration text and has none, a context beyond the model's or too
+// short for passkeys; all before anything is measured.
 // kFailedPrecondition: device cuda without one. kCancelled: interrupted before there was a figure.
 // Errors of the model and of calibration.
 absl::StatusOr<QualityResult> RunQualityWorkload(const QualityOptions& options);

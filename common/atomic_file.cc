@@ -6,6 +6,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 
 #include "common/errno_status.h"
@@ -22,11 +23,24 @@ absl::Status Write(const std::string& path, const std::function<void(std::ostrea
   return ErrnoStatus(errno == 0 ? EIO : errno, "writing " + path);
 }
 
+std::string TemporaryOf(const std::string& path) {
+  return path + ".tmp." + std::to_string(::getpid());
+}
+
 }  // namespace
+
+absl::Status CheckWritable(const std::string& path) {
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) return ErrnoStatus(EISDIR, "writing " + path);
+  const std::string temporary = TemporaryOf(path);
+  const absl::Status status = Write(temporary, [](std::ostream&) {});
+  ::unlink(temporary.c_str());
+  return status;
+}
 
 absl::Status WriteAtomically(const std::string& path,
                              const std::function<void(std::ostream&)>& write) {
-  const std::string temporary = path + ".tmp." + std::to_string(::getpid());
+  const std::string temporary = TemporaryOf(path);
   absl::Status status = Write(temporary, write);
   if (status.ok() && std::rename(temporary.c_str(), path.c_str()) != 0) {
     status = ErrnoStatus(errno, "renaming " + temporary + " to " + path);

@@ -3,6 +3,7 @@
 #include "tools/calibrate.h"
 
 #include "calibration/calibrator.h"
+#include "common/atomic_file.h"
 #include "common/rotation_file.h"
 #include "common/status_macros.h"
 #include "models/thread_pool.h"
@@ -69,6 +70,8 @@ absl::StatusOr<RotationFile> MakeFile(const CalibrateCommand& command, const Pro
 
 CommandResult RunCalibrate(const CalibrateCommand& command,
                            const std::function<void(double)>& progress) {
+  const absl::Status writable = CheckWritable(command.out);
+  if (!writable.ok()) return CommandResult::Failed(writable);
   const auto file = MakeFile(command, progress);
   if (!file.ok()) return CommandResult::Failed(file.status());
   const absl::Status written = WriteRotationFile(*file, command.out);

@@ -95,12 +95,16 @@ int RunCommandLine(const CommandLine& line, const std::function<bool()>& interru
   if (const auto* calibrate = std::get_if<CalibrateCommand>(&line.command)) {
     ProgressBar bar("calibrating", error);
     const auto show = [&bar](double done) { bar.Show(done); };
-    return PrintResult(RunCalibrate(*calibrate, show), line.json, out, error);
+    const CommandResult result = RunCalibrate(*calibrate, show);
+    bar.End();
+    return PrintResult(result, line.json, out, error);
   }
   if (const auto* absorb = std::get_if<AbsorbCommand>(&line.command)) {
     ProgressBar bar("absorbing", error);
     const auto show = [&bar](double done) { bar.Show(done); };
-    return PrintResult(RunAbsorb(*absorb, show), line.json, out, error);
+    const CommandResult result = RunAbsorb(*absorb, show);
+    bar.End();
+    return PrintResult(result, line.json, out, error);
   }
   if (const auto* show = std::get_if<RotationShowCommand>(&line.command)) {
     return PrintResult(RunRotationShow(*show), line.json, out, error);

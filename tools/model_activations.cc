@@ -73,17 +73,22 @@ absl::StatusOr<std::unique_ptr<ModelActivations>> ModelActivations::Open(const O
                                                   config.max_positions));
   }
   source->shape_ = ShapeOf(options.model, config);
+  std::vector<int32_t> ids;
   for (const std::string& path : options.texts) {
     CRUMB_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kTextBytesMax));
-    const std::vector<int32_t> ids = tokenizer->Encode(text);
-    for (size_t begin = 0; begin + options.context <= ids.size(); begin += options.context) {
-      if (source->tokens() + options.context > options.tokens) return source;
-      source->sequences_.emplace_back(ids.begin() + begin, ids.begin() + begin + options.context);
-    }
+    const std::vector<int32_t> more = tokenizer->Encode(text);
+    ids.insert(ids.end(), more.begin(), more.end());
+  }
+  const int64_t there = static_cast<int64_t>(ids.size()) / options.context;
+  const int64_t taken = std::min<int64_t>(there, options.tokens / options.context);
+  for (int64_t i = 0; i < taken; ++i) {
+    const auto begin = ids.begin() + i * there / taken * options.context;
+    source->sequences_.emplace_back(begin, begin + options.context);
   }
   if (source->sequences_.empty()) {
     return absl::InvalidArgumentError(
-        fmt::format("no text has {} tokens, the length of one sequence", options.context));
+        fmt::format("the texts have {} tokens and {} are to be read, less than one sequence of {}",
+                    ids.size(), options.tokens, options.context));
   }
   return source;
 }

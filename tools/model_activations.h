@@ -14,6 +14,8 @@
 namespace crumb::tools {
 
 // Runs a Qwen3-architecture model over texts and hands out its activations, sequence by sequence.
+// Sequences are cut from all texts one behind the other; of more text than is to be read they are
+// evenly spread.
 class ModelActivations : public calibration::ActivationSource {
  public:
   struct Options {

@@ -49,8 +49,14 @@ void ProgressBar::Show(double done) {
   }
   out_ << fmt::format("\r{} [{:#<{}}{:.<{}}] {:3.0f} % {:<14}", label_, "", filled, "",
                       kWidth - filled, 100 * done, when);
+  begun_ = true;
   if (end) out_ << "\n";
   out_.flush();
+}
+
+void ProgressBar::End() {
+  if (begun_ && !ended_) out_ << std::endl;
+  ended_ = true;
 }
 
 }  // namespace crumb::tools

@@ -18,6 +18,8 @@ class ProgressBar {
 
   // `done` of the work, 0 to 1; 1 ends the line.
   void Show(double done);
+  // Ends the line, if one was begun, where the work stopped: what is printed next has its own.
+  void End();
 
  private:
   const std::string label_;
@@ -25,6 +27,7 @@ class ProgressBar {
   const Clock& clock_;
   const TimePoint begin_;
   TimePoint drawn_;
+  bool begun_ = false;
   bool ended_ = false;
 };
 

@@ -62,6 +62,15 @@ TEST(CrumbBenchProgramTest, ABadTraceIsNamedAndFails) {
   EXPECT_NE(outcome.out.find("trace.jsonl"), std::string::npos) << outcome.out;
 }
 
+TEST(CrumbBenchProgramTest, APlotThatCannotBeWrittenShowsBeforeAnythingIsMeasured) {
+  const tools::TempFolder folder;
+  const Outcome outcome = RunProgram("quality --model " + folder.path() +
+                                     " --text /dev/null --plot " + folder.File("no/such/plot.svg"));
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_NE(outcome.out.find("writing " + folder.File("no/such/plot.svg")), std::string::npos)
+      << outcome.out;
+}
+
 TEST(CrumbBenchProgramTest, StoreWithoutCrumbdSaysSo) {
   const tools::TempFolder folder;
   const Outcome outcome = RunProgram("store --planes grpc --socket-dir " + folder.path());

@@ -10,6 +10,8 @@
 #include <fstream>
 #include <numeric>
 #include <random>
+#include <utility>
+#include <vector>
 
 namespace crumb::bench {
 namespace {
@@ -40,8 +42,11 @@ TEST_F(QualityTextsTest, DifferentTextsAreApart) {
   const std::string header(900, '#');  // a common header is no shared passage
   const std::string a = File("a", header + Letters(1, 9000));
   const std::string b = File("b", header + Letters(2, 9000));
-  EXPECT_TRUE(CheckTextsApart({a}, {b}).ok());
-  EXPECT_TRUE(CheckTextsApart({a}, {}).ok());
+  for (const std::vector<std::string>& learned : {std::vector{b}, std::vector<std::string>()}) {
+    const auto shared = CheckTextsApart({a}, learned);
+    ASSERT_TRUE(shared.ok()) << shared.status();
+    EXPECT_EQ(*shared, 0);
+  }
 }
 
 TEST_F(QualityTextsTest, TheSameFileIsRefusedUnderAnyName) {
@@ -49,24 +54,54 @@ TEST_F(QualityTextsTest, TheSameFileIsRefusedUnderAnyName) {
   const std::string same = File("same", "short");
   std::filesystem::create_symlink(a, folder_ + "/link");
   for (const std::string& other : {a, same, folder_ + "/link"}) {
-    const absl::Status status = CheckTextsApart({a}, {other});
+    const absl::Status status = CheckTextsApart({a}, {other}).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << other;
     EXPECT_THAT(std::string(status.message()), testing::HasSubstr("not calibrated on"));
   }
 }
 
 TEST_F(QualityTextsTest, APassageAnywhereIsRefused) {
-  const std::string passage = Letters(3, 2048);
-  const std::string a = File("a", Letters(4, 5001) + passage + Letters(5, 333));
-  const std::string b = File("b", Letters(6, 777) + passage);
-  const absl::Status status = CheckTextsApart({a}, {b});
+  const std::string passage = Letters(3, 9216);
+  const std::string a = File("a", Letters(4, 90001) + passage + Letters(5, 333));
+  const std::string b = File("b", Letters(6, 80777) + passage);
+  const std::string c = File("c", Letters(7, 3000));
+  for (const auto& [text, learned] : {std::pair{a, b}, std::pair{b, a}}) {
+    const absl::Status refused = CheckTextsApart({c, text}, {learned}).status();
+    EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(refused.message()),
+                testing::HasSubstr(text + " and the calibration text " + learned +
+                                   " share the passage at byte"));
+  }
+}
+
+// Files of one project begin with its licence, wherever they are cut.
+TEST_F(QualityTextsTest, ALicenceIsCountedAndNoLeak) {
+  const std::string licence = Letters(8, 2047);
+  std::string a, b;
+  for (uint32_t i = 0; i < 3; ++i) {
+    a += licence + Letters(10 + i, 20000);
+    b += licence + Letters(20 + i, 7000);
+  }
+  const auto shared = CheckTextsApart({File("a", a)}, {File("b", b)});
+  ASSERT_TRUE(shared.ok()) << shared.status();
+  EXPECT_GE(*shared, 3 * 1024);
+  EXPECT_LE(*shared, 3 * 2047);
+}
+
+TEST_F(QualityTextsTest, ManyShortPassagesAreRefused) {
+  std::string a, b;
+  for (uint32_t i = 0; i < 10; ++i) {
+    const std::string passage = Letters(30 + i, 3000);
+    a += passage + Letters(50 + i, 5000);
+    b += Letters(70 + i, 4000) + passage;
+  }
+  const absl::Status status = CheckTextsApart({File("a", a)}, {File("b", b)}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("passage at byte"));
-  EXPECT_FALSE(CheckTextsApart({b}, {a}).ok());
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("of 80000 evaluated bytes"));
 }
 
 TEST_F(QualityTextsTest, MissingFilesAreNamed) {
-  const absl::Status status = CheckTextsApart({folder_ + "/none"}, {File("b", "x")});
+  const absl::Status status = CheckTextsApart({folder_ + "/none"}, {File("b", "x")}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("none"));
 }

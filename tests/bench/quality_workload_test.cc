@@ -118,6 +118,11 @@ TEST(QualityWorkloadTest, WrongInputIsNamed) {
   options.calibration_texts.push_back("LICENSE");
   EXPECT_THAT(ErrorOf(options), testing::HasSubstr("LICENSE share everything"));
   options = SmallOptions();
+  options.contexts = {512};
+  options.passkeys = 4;
+  options.methods = {"zip"};  // not reached: passkeys come before anything is prepared
+  EXPECT_THAT(ErrorOf(options), testing::HasSubstr("--passkeys 0 measures without"));
+  options = SmallOptions();
   options.methods = {"zip"};
   EXPECT_THAT(ErrorOf(options), testing::HasSubstr("no method is called zip"));
   options = SmallOptions();

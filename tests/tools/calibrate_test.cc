@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 
 #include "common/rotation_file.h"
 #include "tests/tools/temp_folder.h"
@@ -69,7 +70,51 @@ TEST_F(CalibrateTest, BadInputIsNamedAndNothingIsWritten) {
   command.context = 5000;
   EXPECT_THAT(std::string(RunCalibrate(command, nullptr).status.message()),
               HasSubstr("4096 positions"));
+  command.context = 1600;  // more than are to be read
+  command.tokens = 1536;
+  EXPECT_THAT(std::string(RunCalibrate(command, nullptr).status.message()),
+              HasSubstr("1536 are to be read, less than one sequence of 1600"));
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+// Before the work, that is: progress is never reported.
+TEST_F(CalibrateTest, APlaceThatCannotBeWrittenShowsAtOnce) {
+  CalibrateCommand command = Command("crumb");
+  for (const std::string& out : {Path("no/such/folder/rotation"), folder_.path()}) {
+    command.out = out;
+    bool worked = false;
+    const CommandResult result = RunCalibrate(command, [&](double) { worked = true; });
+    EXPECT_THAT(std::string(result.status.message()), HasSubstr("writing " + out));
+    EXPECT_FALSE(worked);
+  }
+  EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
+}
+
+TEST_F(CalibrateTest, FilesThatAreShorterThanASequenceCountTogether) {
+  std::ifstream in("LICENSE");
+  const std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+  CalibrateCommand command = Command("oscar");
+  command.texts.clear();
+  for (size_t at = 0; at < text.size(); at += 1000) {  // some 300 tokens
+    const std::string name = Path("part" + std::to_string(at));
+    std::ofstream(name) << text.substr(at, 1000);
+    command.texts.push_back(name);
+  }
+  const CommandResult made = RunCalibrate(command, nullptr);
+  ASSERT_TRUE(made.status.ok()) << made.status;
+  EXPECT_EQ(made.json["tokens"], 1536);
+}
+
+// Of two texts with room for one in --tokens both are read.
+TEST_F(CalibrateTest, AllTextsAreReadWhereThereIsTooMuch) {
+  CalibrateCommand command = Command("oscar");
+  const auto digest = [&](const std::vector<std::string>& texts) {
+    command.texts = texts;
+    const CommandResult made = RunCalibrate(command, nullptr);
+    EXPECT_TRUE(made.status.ok()) << made.status;
+    return made.json["digest"];
+  };
+  EXPECT_NE(digest({"LICENSE", "docs/quality.md"}), digest({"LICENSE", "docs/tools.md"}));
 }
 
 TEST_F(CalibrateTest, VerifyFindsARotationThatIsNone) {

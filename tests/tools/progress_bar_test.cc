@@ -34,5 +34,18 @@ TEST(ProgressBarTest, ShowsPartAndTimeLeft) {
   EXPECT_EQ(out.str().size(), end);
 }
 
+TEST(ProgressBarTest, EndsTheLineOfWorkThatFailed) {
+  FakeClock clock;
+  std::ostringstream out;
+  ProgressBar bar("working", out, clock);
+  bar.End();
+  EXPECT_EQ(out.str(), "");  // nothing was begun
+  ProgressBar second("working", out, clock);
+  second.Show(0.5);
+  second.End();
+  second.End();
+  EXPECT_THAT(out.str(), testing::MatchesRegex("\r[^\n]*50 % [^\n]*\n"));
+}
+
 }  // namespace
 }  // namespace crumb::tools
