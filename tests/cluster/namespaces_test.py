@@ -217,6 +217,15 @@ class Cluster:
         out = run(self.crumb, "--socket-dir", str(self.folder / str(i)), "--json", *words)
         return json.loads(out.stdout)
 
+    def wait_whole(self):
+        """Until every node has all nodes in its view."""
+        deadline = time.monotonic() + 30
+        for i in range(self.nodes):
+            while len(self.ask(i, "nodes")["nodes"]) < self.nodes:
+                if time.monotonic() > deadline:
+                    sys.exit(f"in 30 s node {i} did not see all: {self.ask(i, 'nodes')}")
+                time.sleep(0.05)
+
     def id_of(self, i):
         return next(node["id"] for node in self.ask(i, "nodes")["nodes"] if node["self"])
 
@@ -327,6 +336,7 @@ def kill_one(cluster, check, first, name):
     """Kills the last node, and reads at node 1 before the view changes: the runs that no other
     home, of this view or the one before, holds miss, and no others."""
     runs, killed = 48, cluster.nodes - 1
+    cluster.wait_whole()
     dead = cluster.id_of(killed)
     written = cluster.work(0, "write", first, runs, 32)
     check.that(written["right"] == written["pages"], f"{name}: not all was written")
@@ -394,6 +404,7 @@ def faults(cluster, check, load, sequences, pages):
         check.read("partition over",
                    until_hits(cluster, n - 1, 0, sequences, pages, 0.9, most=15), 0.9)
         load.phase(check, "partition over")
+    cluster.wait_whole()
     cluster.kill("etcd")
     cluster.work(0, "write", 300, sequences, pages)
     check.read("etcd gone", until_hits(cluster, 1, 300, sequences, pages, 0.9), 0.9)
