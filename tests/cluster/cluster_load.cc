@@ -160,7 +160,7 @@ class Loop {
              totals);
       }
       Merge(totals);
-      std::this_thread::sleep_for(std::chrono::milliseconds(work_.write ? 100 : 20));
+      std::this_thread::sleep_for(std::chrono::milliseconds(work_.write ? 250 : 20));
     }
   }
 
