@@ -23,6 +23,7 @@
 #include "server/calls/status_calls.h"
 #include "server/cluster/cluster.h"
 #include "server/event_hub.h"
+#include "server/host_growth.h"
 #include "server/keyspace_registry.h"
 #include "server/listen_check.h"
 #include "server/memory_check.h"
@@ -35,6 +36,10 @@
 
 namespace crumb::server {
 namespace {
+
+constexpr Duration kGrowthInterval = std::chrono::milliseconds(250);
+
+uint64_t HostRoom() { return MemoryRoom(ReadMemoryFacts("")); }
 
 class RunningDaemon : public Daemon {
  public:
@@ -85,6 +90,7 @@ class RunningDaemon : public Daemon {
     if (cluster_ != nullptr) cluster_->Stop();
     if (commits_ != nullptr) commits_->Stop();
     if (control_ != nullptr) control_->Stop();
+    growth_.reset();
     const absl::Status stopped =
         store_ == nullptr ? absl::OkStatus() : store_->Stop(options_.stop_grace);
     admin_.reset();
@@ -109,7 +115,11 @@ class RunningDaemon : public Daemon {
       events_.OnDurable(keyspace, key);
     };
     events.page = [this](const storage::PageEvent& event) { events_.Publish(event); };
-    CRUMB_ASSIGN_OR_RETURN(store_, open_store(options_.store, Clock::Real(), std::move(events)));
+    storage::StoreStart start;
+    start.host_bytes = HostRoom();
+    CRUMB_ASSIGN_OR_RETURN(
+        store_, open_store(options_.store, Clock::Real(), std::move(events), std::move(start)));
+    growth_ = std::make_unique<HostGrowth>(*store_, HostRoom, kGrowthInterval);
     const storage::StoreStats stats = store_->Stats();
     LogInfo(
         "store is open: host {} bytes, ssd {} bytes ({}); {} pages recovered, {} discarded in "
@@ -164,18 +174,19 @@ class RunningDaemon : public Daemon {
     const storage::StoreStats stats = store_->Stats();
     CRUMB_ASSIGN_OR_RETURN(
         cluster_,
-        Cluster::Open({.options = options_.cluster,
-                       .transport = options_.transport,
-                       .tls = options_.listen.tls,
-                       .node_id = node_.id,
-                       .version = kVersion,
-                       .capacity_bytes = stats.host.capacity_bytes + stats.ssd.capacity_bytes,
-                       .keys_max = static_cast<size_t>(options_.limits.acquire_keys_max),
-                       .control_queue = static_cast<size_t>(options_.limits.control_queue),
-                       .clock = Clock::Real(),
-                       .store = *store_,
-                       .keyspaces = *keyspaces_,
-                       .state_changed = [this](const KeyspaceId& id) { TellState(id); }}));
+        Cluster::Open(
+            {.options = options_.cluster,
+             .transport = options_.transport,
+             .tls = options_.listen.tls,
+             .node_id = node_.id,
+             .version = kVersion,
+             .capacity_bytes = options_.store.host.bytes_max.value + stats.ssd.capacity_bytes,
+             .keys_max = static_cast<size_t>(options_.limits.acquire_keys_max),
+             .control_queue = static_cast<size_t>(options_.limits.control_queue),
+             .clock = Clock::Real(),
+             .store = *store_,
+             .keyspaces = *keyspaces_,
+             .state_changed = [this](const KeyspaceId& id) { TellState(id); }}));
     return absl::OkStatus();
   }
 
@@ -316,6 +327,7 @@ class RunningDaemon : public Daemon {
   ServerMetrics metrics_;
   EventHub events_;
   std::unique_ptr<storage::TieredStore> store_;
+  std::unique_ptr<HostGrowth> growth_;
   std::unique_ptr<KeyspaceRegistry> keyspaces_;
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<Executor> commits_;

@@ -25,7 +25,7 @@ class Daemon {
   };
 
   using OpenStore = std::function<absl::StatusOr<std::unique_ptr<storage::TieredStore>>(
-      const storage::StoreOptions&, Clock&, storage::StoreEvents)>;
+      const storage::StoreOptions&, Clock&, storage::StoreEvents, storage::StoreStart)>;
 
   // Recovers the store and serves from then on. `options` are complete and valid. Errors name the
   // setting, socket, port or file.

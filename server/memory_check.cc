@@ -4,6 +4,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <sstream>
@@ -50,18 +51,56 @@ void ReadMeminfo(const std::string& path, MemoryFacts& facts) {
     const std::string name = line.substr(0, colon);
     const std::optional<uint64_t> value = Number(line.substr(colon + 1));
     if (!value.has_value()) continue;
+    if (name == "MemTotal") facts.total_bytes = *value * 1024;
     if (name == "MemAvailable") facts.available_bytes = *value * 1024;
     if (name == "HugePages_Free") facts.huge_pages_free = *value;
   }
 }
 
+// Names of one version's files and of what its statistics call file cache.
+struct ControlFiles {
+  const char* limit;
+  const char* usage;
+  const char* cache_prefix;
+};
+constexpr ControlFiles kVersionOne = {"memory.limit_in_bytes", "memory.usage_in_bytes", "total_"};
+constexpr ControlFiles kVersionTwo = {"memory.max", "memory.current", ""};
+
+// Bytes of file cache, which the kernel gives up when memory is short. Slabs are not among them.
+uint64_t CacheBytes(const std::string& folder, const ControlFiles& files) {
+  uint64_t bytes = 0;
+  std::ifstream file(folder + "/memory.stat");
+  for (std::string line; std::getline(file, line);) {
+    const size_t space = line.find(' ');
+    if (space == std::string::npos) continue;
+    const std::string name = line.substr(0, space);
+    for (const char* kind : {"inactive_file", "active_file"}) {
+      if (name == files.cache_prefix + std::string(kind)) {
+        bytes += Number(line.substr(space)).value_or(0);
+      }
+    }
+  }
+  return bytes;
+}
+
+void NoteRoom(const std::string& folder, const ControlFiles& files, uint64_t limit,
+              MemoryFacts& facts) {
+  const std::optional<uint64_t> usage = NumberIn(folder + "/" + files.usage);
+  if (!usage.has_value()) return;
+  const uint64_t used = *usage - std::min(*usage, CacheBytes(folder, files));
+  const uint64_t room = limit - std::min(limit, used);
+  facts.limit_room_bytes = std::min(facts.limit_room_bytes.value_or(room), room);
+}
+
 // Takes the lowest limit from `group` up to the hierarchy's root.
-void ReadLimits(const std::string& hierarchy, std::string group, const std::string& file,
+void ReadLimits(const std::string& hierarchy, std::string group, const ControlFiles& files,
                 MemoryFacts& facts) {
   constexpr int kDepthMax = 64;
   for (int depth = 0; depth < kDepthMax; ++depth) {
-    const std::string path = hierarchy + (group == "/" ? "" : group) + "/" + file;
+    const std::string folder = hierarchy + (group == "/" ? "" : group);
+    const std::string path = folder + "/" + files.limit;
     const std::optional<uint64_t> limit = NumberIn(path);
+    if (limit.has_value() && *limit < kUnlimited) NoteRoom(folder, files, *limit, facts);
     // Version 1 writes unlimited as the largest multiple of a page.
     if (limit.has_value() && *limit < kUnlimited &&
         (!facts.limit_bytes.has_value() || *limit < *facts.limit_bytes)) {
@@ -84,9 +123,9 @@ void ReadControlGroups(const std::string& root, MemoryFacts& facts) {
     if (first == std::string::npos || second == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
     const std::string group = line.substr(second + 1);
-    if (controllers == ",,") ReadLimits(mount, group, "memory.max", facts);
+    if (controllers == ",,") ReadLimits(mount, group, kVersionTwo, facts);
     if (controllers.find(",memory,") != std::string::npos) {
-      ReadLimits(mount + "/memory", group, "memory.limit_in_bytes", facts);
+      ReadLimits(mount + "/memory", group, kVersionOne, facts);
     }
   }
 }
@@ -98,11 +137,11 @@ absl::Status CheckFits(uint64_t needed, const MemoryFacts& facts) {
         "lower store.host.bytes_max",
         Show(needed), Show(kBesideBytes), facts.limit_file, Show(*facts.limit_bytes)));
   }
-  if (facts.available_bytes.has_value() && needed + kBesideBytes > *facts.available_bytes) {
+  if (facts.total_bytes.has_value() && needed + kBesideBytes > *facts.total_bytes) {
     return absl::ResourceExhaustedError(fmt::format(
-        "store.host.bytes_max is {} and {} more are needed, but only {} of memory are available: "
+        "store.host.bytes_max is {} and {} more are needed, but the machine has {} of memory: "
         "lower store.host.bytes_max",
-        Show(needed), Show(kBesideBytes), Show(*facts.available_bytes)));
+        Show(needed), Show(kBesideBytes), Show(*facts.total_bytes)));
   }
   return absl::OkStatus();
 }
@@ -124,6 +163,12 @@ MemoryFacts ReadMemoryFacts(const std::string& root) {
   return facts;
 }
 
+uint64_t MemoryRoom(const MemoryFacts& facts) {
+  const uint64_t room = std::min(facts.available_bytes.value_or(UINT64_MAX),
+                                 facts.limit_room_bytes.value_or(UINT64_MAX));
+  return room == UINT64_MAX ? room : room - std::min(room, kBesideBytes);
+}
+
 absl::StatusOr<std::vector<std::string>> CheckMemory(const storage::HostOptions& options,
                                                      const MemoryFacts& facts) {
   const uint64_t bytes = options.bytes_max.value;
@@ -136,6 +181,12 @@ absl::StatusOr<std::vector<std::string>> CheckMemory(const storage::HostOptions&
   std::vector<std::string> lines = {
       fmt::format("memory: the host tier takes {} before crumbd is ready; available {}, limit {}",
                   Show(bytes), OrUnlimited(facts.available_bytes), OrUnlimited(facts.limit_bytes))};
+  if (const uint64_t room = MemoryRoom(facts); !huge && room < bytes) {
+    lines.push_back(
+        fmt::format("memory: {} of it can be had now, the rest when it is given back, for example "
+                    "by workers that still map the memory of a crumbd before",
+                    Show(room)));
+  }
   if (options.huge_pages) {
     lines.push_back(fmt::format("huge pages: {} of 2 MiB are needed, {} are free{}", huge_needed,
                                 facts.huge_pages_free,

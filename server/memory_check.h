@@ -14,19 +14,27 @@ namespace crumb::server {
 
 // What the machine and this process's control group have to give.
 struct MemoryFacts {
+  std::optional<uint64_t> total_bytes;      // MemTotal
   std::optional<uint64_t> available_bytes;  // MemAvailable
   std::optional<uint64_t> limit_bytes;      // the lowest limit on the way up; none: unlimited
   std::string limit_file;                   // which one it is
-  uint64_t huge_pages_free = 0;             // of 2 MiB
-  std::optional<uint64_t> locked_bytes;     // RLIMIT_MEMLOCK; none: unlimited
+  // What the fullest limit on the way up leaves, file cache counted as free; none: unlimited.
+  std::optional<uint64_t> limit_room_bytes;
+  uint64_t huge_pages_free = 0;          // of 2 MiB
+  std::optional<uint64_t> locked_bytes;  // RLIMIT_MEMLOCK; none: unlimited
 };
 
 // Reads /proc and the control groups of version 1 and 2 below `root`, "" for the real ones. What
 // cannot be read is taken as unlimited.
 MemoryFacts ReadMemoryFacts(const std::string& root);
 
+// What the host tier may take now, in normal pages: all but a reserve for the rest of crumbd.
+// UINT64_MAX: nothing is known.
+uint64_t MemoryRoom(const MemoryFacts& facts);
+
 // Says line by line what the host tier needs, and what there is. kResourceExhausted naming both
-// when it cannot fit: taking it would make the kernel kill this process, with no message.
+// when it can never fit: taking it would make the kernel kill this process, with no message. Memory
+// that others use now is no reason: it is taken when it becomes free.
 absl::StatusOr<std::vector<std::string>> CheckMemory(const storage::HostOptions& options,
                                                      const MemoryFacts& facts);
 

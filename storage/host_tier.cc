@@ -18,19 +18,13 @@ constexpr uint32_t kGranuleBytes = 512;
 // Sizes what a policy remembers of evicted pages; a page of a small model.
 constexpr uint64_t kTypicalPageBytes = 256 << 10;
 
-uint64_t TotalBytes(const SlabMemory& memory) {
-  uint64_t total = 0;
-  for (size_t i = 0; i < memory.size(); ++i) total += memory.bytes(i);
-  return total;
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostTier>> HostTier::Open(const Options& options, const Clock& clock,
                                                          FragmentTierEvents events) {
   const uint64_t pages = options.host.bytes_max.value / kTypicalPageBytes + 1;
   CRUMB_ASSIGN_OR_RETURN(auto policy, MakePolicy(options.host.policy, pages));
-  CRUMB_ASSIGN_OR_RETURN(auto memory, SlabMemory::Open(options.host));
+  CRUMB_ASSIGN_OR_RETURN(auto memory, SlabMemory::Open(options.host, options.first_bytes));
   return std::unique_ptr<HostTier>(
       new HostTier(options, std::move(memory), std::move(policy), clock, std::move(events)));
 }
@@ -40,7 +34,6 @@ HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
                    FragmentTierEvents events)
     : options_(options),
       memory_(std::move(memory)),
-      capacity_bytes_(TotalBytes(*memory_)),
       clock_(clock),
       events_(std::move(events)),
       table_(std::move(policy), kGranuleBytes) {
@@ -49,9 +42,21 @@ HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
   }
 }
 
+absl::StatusOr<uint64_t> HostTier::Grow(uint64_t bytes) {
+  MutexLock growing(&growing_);
+  while (memory_->missing_bytes() > 0 && bytes >= SlotAllocator::kChunkBytesMin) {
+    const uint64_t before = memory_->missing_bytes();
+    CRUMB_ASSIGN_OR_RETURN(const size_t slab, memory_->Grow(bytes));
+    bytes -= before - memory_->missing_bytes();
+    MutexLock lock(&mutex_);
+    table_.slots().GrowRegion(static_cast<uint32_t>(slab), memory_->bytes(slab));
+  }
+  return memory_->missing_bytes();
+}
+
 absl::StatusOr<Slot> HostTier::Reserve(uint64_t bytes, uint64_t departing_bytes_max,
                                        std::vector<Departure>* departures) {
-  if (bytes > memory_->bytes(0)) {
+  if (bytes > memory_->slab_bytes()) {
     return absl::InvalidArgumentError("a fragment of " + std::to_string(bytes) +
                                       " bytes is larger than a slab: raise host.slab_bytes");
   }

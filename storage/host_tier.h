@@ -32,6 +32,8 @@ class HostTier {
     HostOptions host;
     // Leaving pages that the tier below lacks are handed to `demote` if they are worth it.
     bool demote_only_hit = false;
+    // What Open takes of host.bytes_max; Grow takes the rest.
+    uint64_t first_bytes = UINT64_MAX;
   };
 
   // `removed` and `added` are called without the lock.
@@ -95,7 +97,12 @@ class HostTier {
   void ForgetBelow(const KeyspaceId& keyspace, const PageKey& key);
 
   std::vector<Slab> slabs() const { return memory_->slabs(); }
-  uint64_t capacity_bytes() const { return capacity_bytes_; }
+  // Once all memory is taken; Stats tells how much is there.
+  uint64_t capacity_bytes() const { return memory_->total_bytes(); }
+
+  // Takes up to `bytes` more of the memory that Open left, and returns how many are missing then.
+  // kResourceExhausted: it is not there. Blocks while pages are taken.
+  absl::StatusOr<uint64_t> Grow(uint64_t bytes);
   TierStats Stats() const;
   // Fills the fields on leases.
   void AddLeaseStats(StoreStats& stats) const;
@@ -123,7 +130,7 @@ class HostTier {
 
   const Options options_;
   const std::unique_ptr<SlabMemory> memory_;
-  const uint64_t capacity_bytes_;
+  Mutex growing_;  // one Grow at a time
   const Clock& clock_;
   const FragmentTierEvents events_;
 

@@ -16,6 +16,7 @@ using OpenFragmentTier =
 // TieredStore::Open over any tier below, which `open_below` makes; it gets events to report to.
 absl::StatusOr<std::unique_ptr<TieredStore>> OpenTieredStore(const StoreOptions& options,
                                                              Clock& clock, StoreEvents events,
-                                                             const OpenFragmentTier& open_below);
+                                                             const OpenFragmentTier& open_below,
+                                                             StoreStart start = {});
 
 }  // namespace crumb::storage

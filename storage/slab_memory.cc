@@ -32,60 +32,94 @@ absl::StatusOr<UniqueFd> CreateHuge(const std::string& name, uint64_t bytes) {
   return fd;
 }
 
-// All bytes are there on return: a later shortage would be a signal instead of a status.
-absl::StatusOr<UniqueFd> CreateFilled(const std::string& name, uint64_t bytes, bool huge_pages) {
-  if (huge_pages && bytes % kHugePageBytes == 0) {
-    absl::StatusOr<UniqueFd> huge = CreateHuge(name, bytes);
-    if (huge.ok()) return huge;
-    LogWarning("host tier: {}; going on with pages of the normal size",
-               std::string(huge.status().message()));
-  }
-  CRUMB_ASSIGN_OR_RETURN(UniqueFd fd, CreateMemfd(name, bytes));
-  if (::fallocate(fd.get(), 0, 0, static_cast<off_t>(bytes)) != 0) {
+constexpr uint64_t kUnitBytes = SlotAllocator::kChunkBytesMin;
+
+// A later shortage would be a signal instead of a status, so bytes are there before they are used;
+// page table entries, too, so that no commit pays for the first touch.
+absl::Status Take(int fd, const Mapping& mapping, uint64_t offset, uint64_t bytes) {
+  if (::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
     return absl::ResourceExhaustedError(
-        "no " + std::to_string(bytes) + " bytes of memory for " + name +
-        ": lower host.bytes_max (" + std::string(ErrnoStatus(errno, "fallocate").message()) + ")");
+        "no " + std::to_string(bytes) + " bytes of memory for a slab: lower host.bytes_max (" +
+        std::string(ErrnoStatus(errno, "fallocate").message()) + ")");
   }
-  return fd;
+  if (::madvise(mapping.data() + offset, bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
+    return absl::ResourceExhaustedError(
+        "filling a slab of host memory failed: lower host.bytes_max");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
-absl::StatusOr<SlabMemory::Memory> SlabMemory::OpenSlab(size_t number, uint64_t bytes,
-                                                        bool huge_pages) {
+absl::Status SlabMemory::AddSlab(uint64_t wanted_bytes, bool huge_pages) {
+  const std::string name = "crumb-slab-" + std::to_string(slabs_.size());
   Memory memory;
-  CRUMB_ASSIGN_OR_RETURN(memory.fd,
-                         CreateFilled("crumb-slab-" + std::to_string(number), bytes, huge_pages));
-  CRUMB_ASSIGN_OR_RETURN(memory.mapping,
-                         Mapping::Of(memory.fd.get(), bytes, Mapping::Access::kReadWrite));
-  // Page table entries, too, so that no commit pays for the first touch.
-  if (::madvise(memory.mapping.data(), bytes, MADV_POPULATE_WRITE) != 0 && errno != EINVAL) {
-    return absl::ResourceExhaustedError(
-        "filling a slab of host memory failed: lower host.bytes_max");
+  memory.wanted_bytes = wanted_bytes;
+  if (huge_pages && slab_bytes_ % kHugePageBytes == 0) {
+    absl::StatusOr<UniqueFd> huge = CreateHuge(name, slab_bytes_);
+    if (huge.ok()) {
+      memory.fd = std::move(*huge);
+      memory.taken_bytes = wanted_bytes;
+    } else {
+      LogWarning("host tier: {}; going on with pages of the normal size",
+                 std::string(huge.status().message()));
+    }
   }
+  if (!memory.fd.valid()) {
+    CRUMB_ASSIGN_OR_RETURN(memory.fd, CreateMemfd(name, slab_bytes_));
+  }
+  CRUMB_ASSIGN_OR_RETURN(memory.mapping,
+                         Mapping::Of(memory.fd.get(), slab_bytes_, Mapping::Access::kReadWrite));
   // A mapping that is writable already stays so; nobody can make another.
   if (::fcntl(memory.fd.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE) !=
       0) {
     return ErrnoStatus(errno, "sealing a slab of host memory");
   }
+  slabs_.push_back(std::move(memory));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<SlabMemory>> SlabMemory::Open(const HostOptions& options,
+                                                             uint64_t first_bytes) {
+  auto memory = std::make_unique<SlabMemory>();
+  memory->total_bytes_ = options.bytes_max.value / kUnitBytes * kUnitBytes;
+  memory->slab_bytes_ =
+      std::min(options.slab_bytes.value / kUnitBytes * kUnitBytes, memory->total_bytes_);
+  if (memory->slab_bytes_ == 0) {
+    return absl::InvalidArgumentError("host.bytes_max and host.slab_bytes must be 1 MiB or more");
+  }
+  for (uint64_t left = memory->total_bytes_; left > 0;) {
+    const uint64_t wanted = std::min(left, memory->slab_bytes_);
+    CRUMB_RETURN_IF_ERROR(memory->AddSlab(wanted, options.huge_pages));
+    left -= wanted;
+  }
+  while (memory->missing_bytes() > 0) {
+    const uint64_t taken = memory->total_bytes_ - memory->missing_bytes();
+    if (first_bytes < taken + kUnitBytes) break;
+    CRUMB_RETURN_IF_ERROR(memory->Grow(first_bytes - taken).status());
+  }
   return memory;
 }
 
-absl::StatusOr<std::unique_ptr<SlabMemory>> SlabMemory::Open(const HostOptions& options) {
-  constexpr uint64_t kUnit = SlotAllocator::kChunkBytesMin;
-  const uint64_t total = options.bytes_max.value / kUnit * kUnit;
-  const uint64_t slab_bytes = options.slab_bytes.value / kUnit * kUnit;
-  if (total == 0 || slab_bytes == 0) {
-    return absl::InvalidArgumentError("host.bytes_max and host.slab_bytes must be 1 MiB or more");
+uint64_t SlabMemory::missing_bytes() const {
+  uint64_t missing = 0;
+  for (const Memory& memory : slabs_) missing += memory.wanted_bytes - memory.taken_bytes;
+  return missing;
+}
+
+absl::StatusOr<size_t> SlabMemory::Grow(uint64_t bytes) {
+  for (size_t slab = 0; slab < slabs_.size(); ++slab) {
+    Memory& memory = slabs_[slab];
+    if (memory.taken_bytes == memory.wanted_bytes) continue;
+    const uint64_t more =
+        std::min(bytes / kUnitBytes * kUnitBytes, memory.wanted_bytes - memory.taken_bytes);
+    if (more > 0) {
+      CRUMB_RETURN_IF_ERROR(Take(memory.fd.get(), memory.mapping, memory.taken_bytes, more));
+    }
+    memory.taken_bytes += more;
+    return slab;
   }
-  auto memory = std::make_unique<SlabMemory>();
-  for (uint64_t left = total; left > 0;) {
-    const uint64_t bytes = std::min(left, slab_bytes);
-    CRUMB_ASSIGN_OR_RETURN(Memory slab, OpenSlab(memory->slabs_.size(), bytes, options.huge_pages));
-    memory->slabs_.push_back(std::move(slab));
-    left -= bytes;
-  }
-  return memory;
+  return absl::OutOfRangeError("all of host.bytes_max is taken");
 }
 
 std::vector<Slab> SlabMemory::slabs() const {

@@ -20,16 +20,22 @@ bool FitsWell(uint64_t chunk_bytes, uint64_t slot_bytes) {
 }  // namespace
 
 void SlotAllocator::AddRegion(uint32_t region, uint64_t bytes) {
+  regions_[region] = {};
+  GrowRegion(region, bytes);
+}
+
+void SlotAllocator::GrowRegion(uint32_t region, uint64_t bytes) {
   bytes = bytes / kChunkBytesMin * kChunkBytesMin;
-  Region& added = regions_[region];
-  added.bytes = bytes;
-  added.chunk_at.assign(bytes / kChunkBytesMin, kNoChunk);
-  capacity_bytes_ += bytes;
-  // The largest aligned power of two again and again.
-  for (uint64_t offset = 0; offset < bytes;) {
+  Region& grown = regions_.at(region);
+  if (bytes <= grown.bytes) return;
+  const uint64_t before = std::exchange(grown.bytes, bytes);
+  grown.chunk_at.resize(bytes / kChunkBytesMin, kNoChunk);
+  capacity_bytes_ += bytes - before;
+  // The largest aligned power of two again and again; it joins a free buddy from before.
+  for (uint64_t offset = before; offset < bytes;) {
     int order = kOrders - 1;
     while (offset % BytesOf(order) != 0 || offset + BytesOf(order) > bytes) --order;
-    free_blocks_[order].insert({region, offset});
+    ReturnBlock({region, offset}, order);
     offset += BytesOf(order);
   }
 }

@@ -37,6 +37,8 @@ class SlotAllocator {
 
   // Adds `bytes`, rounded down to chunks, as region number `region`, which must be new.
   void AddRegion(uint32_t region, uint64_t bytes);
+  // Makes a region larger, to `bytes` rounded down to chunks; it never shrinks.
+  void GrowRegion(uint32_t region, uint64_t bytes);
   // Takes back a region without slots in use. False: there are some.
   bool RemoveRegion(uint32_t region);
 

@@ -72,7 +72,7 @@ class TieredStoreImpl final : public TieredStore {
         recency_({.name = "crumb-recency", .threads = 1, .queue_max = kRecencyQueueMax}) {}
   ~TieredStoreImpl() override { Stop(Duration::zero()).IgnoreError(); }
 
-  absl::Status Start(const OpenFragmentTier& open_below);
+  absl::Status Start(const OpenFragmentTier& open_below, const StoreStart& start);
 
   absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) override;
   absl::StatusOr<std::shared_ptr<IncomingSlot>> ReserveIncoming(uint64_t bytes) override;
@@ -113,6 +113,7 @@ class TieredStoreImpl final : public TieredStore {
     return host_->KeyspaceBytes(keyspace) + below_->KeyspaceBytes(keyspace);
   }
   std::vector<Slab> slabs() const override { return host_->slabs(); }
+  absl::StatusOr<uint64_t> GrowHost(uint64_t bytes) override { return host_->Grow(bytes); }
   StoreStats Stats() const override;
   absl::Status Stop(Duration grace) override;
 
@@ -151,11 +152,12 @@ class TieredStoreImpl final : public TieredStore {
   Counter demoted_;
 };
 
-absl::Status TieredStoreImpl::Start(const OpenFragmentTier& open_below) {
+absl::Status TieredStoreImpl::Start(const OpenFragmentTier& open_below, const StoreStart& start) {
   CRUMB_ASSIGN_OR_RETURN(below_, open_below(BelowEvents()));
-  CRUMB_ASSIGN_OR_RETURN(
-      host_,
-      HostTier::Open({.host = options_.host, .demote_only_hit = only_hit()}, clock_, HostEvents()));
+  CRUMB_ASSIGN_OR_RETURN(host_, HostTier::Open({.host = options_.host,
+                                                .demote_only_hit = only_hit(),
+                                                .first_bytes = start.host_bytes},
+                                               clock_, HostEvents()));
   host_ready_ = true;
   readers_ = std::make_unique<Executor>(
       Executor::Options{.name = "crumb-ssd-read",
@@ -474,19 +476,22 @@ absl::Status TieredStoreImpl::Stop(Duration grace) {
 
 absl::StatusOr<std::unique_ptr<TieredStore>> OpenTieredStore(const StoreOptions& options,
                                                              Clock& clock, StoreEvents events,
-                                                             const OpenFragmentTier& open_below) {
+                                                             const OpenFragmentTier& open_below,
+                                                             StoreStart start) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
   auto store = std::make_unique<TieredStoreImpl>(options, clock, std::move(events));
-  CRUMB_RETURN_IF_ERROR(store->Start(open_below));
+  CRUMB_RETURN_IF_ERROR(store->Start(open_below, start));
   return store;
 }
 
 absl::StatusOr<std::unique_ptr<TieredStore>> TieredStore::Open(const StoreOptions& options,
-                                                               Clock& clock, StoreEvents events) {
-  return OpenTieredStore(options, clock, std::move(events), [&](FragmentTierEvents tier_events) {
+                                                               Clock& clock, StoreEvents events,
+                                                               StoreStart start) {
+  const auto open_below = [&](FragmentTierEvents tier_events) {
     return options.ssd.path.empty() ? MakeAbsentTier()
                                     : SsdTier::Open(options.ssd, clock, std::move(tier_events));
-  });
+  };
+  return OpenTieredStore(options, clock, std::move(events), open_below, std::move(start));
 }
 
 }  // namespace crumb::storage

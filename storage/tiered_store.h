@@ -122,6 +122,11 @@ struct StoreEvents {
   std::function<void(const PageEvent&)> page;
 };
 
+// What a store finds when it opens.
+struct StoreStart {
+  uint64_t host_bytes = UINT64_MAX;  // to take of host.bytes_max at once; GrowHost takes the rest
+};
+
 // All tiers of one node as one store of fragments: what is committed is visible at once in host
 // memory, written through to the SSD tier in the background, and brought up again when asked for.
 // docs/architecture.md, "Life of a page". Thread-safe.
@@ -131,7 +136,8 @@ class TieredStore {
   // setting or file: kInvalidArgument options, kFailedPrecondition a read-only or foreign folder,
   // kResourceExhausted no memory or disk.
   static absl::StatusOr<std::unique_ptr<TieredStore>> Open(const StoreOptions& options,
-                                                           Clock& clock, StoreEvents events);
+                                                           Clock& clock, StoreEvents events,
+                                                           StoreStart start = {});
   virtual ~TieredStore() = default;
 
   // Copies a fragment from memory that others may be writing to, checks the copy's header and tile
@@ -202,6 +208,9 @@ class TieredStore {
                            const std::function<void(const PageKey&, Tier)>& visit) = 0;
 
   virtual std::vector<Slab> slabs() const = 0;
+  // Takes up to `bytes` of the host memory that is missing yet, and returns how many are missing
+  // then. Blocks while pages are taken. kResourceExhausted: the memory is not there.
+  virtual absl::StatusOr<uint64_t> GrowHost(uint64_t bytes) = 0;
   virtual StoreStats Stats() const = 0;
 
   // Refuses new work, writes what is queued for the SSD within `grace`, syncs. Idempotent.

@@ -33,7 +33,8 @@ TemporaryFolder::TemporaryFolder() {
 
 TemporaryFolder::~TemporaryFolder() { std::filesystem::remove_all(path_); }
 
-CrumbdProcess::CrumbdProcess(const std::string& folder, const StoreSizes& sizes) : folder_(folder) {
+CrumbdProcess::CrumbdProcess(const std::string& folder, const StoreSizes& sizes)
+    : folder_(folder), control_group_(sizes.control_group) {
   std::ofstream config(folder_ + "/crumbd.yaml");
   config << "listen:\n  socket_dir: " << folder_ << "\nadmin:\n  listen: \"\"\n"
          << "store:\n  host:\n    bytes_max: " << sizes.host_bytes
@@ -49,9 +50,13 @@ bool CrumbdProcess::Start() {
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
-  const char* arguments[] = {CRUMBD_PATH, "--config", config.c_str(), nullptr};
+  // It is in its group before it takes any memory.
+  const std::string join = control_group_.empty() ? "/dev/null" : control_group_ + "/cgroup.procs";
+  const char* arguments[] = {"/bin/sh",      "-c",        "echo $$ > \"$0\" && exec \"$@\"",
+                             join.c_str(),   CRUMBD_PATH, "--config",
+                             config.c_str(), nullptr};
   const int error =
-      ::posix_spawn(&pid_, CRUMBD_PATH, &actions, nullptr, const_cast<char**>(arguments), environ);
+      ::posix_spawn(&pid_, "/bin/sh", &actions, nullptr, const_cast<char**>(arguments), environ);
   ::posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     pid_ = -1;

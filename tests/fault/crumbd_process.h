@@ -26,6 +26,7 @@ class TemporaryFolder {
 struct StoreSizes {
   uint64_t host_bytes = uint64_t{64} << 20;
   uint64_t ssd_bytes = uint64_t{512} << 20;
+  std::string control_group = {};  // folder of the group that crumbd joins; empty: this process's
 };
 
 // The crumbd program on sockets and an SSD folder inside `folder`, which outlives it.
@@ -52,6 +53,7 @@ class CrumbdProcess {
   bool Serves() const;
 
   const std::string folder_;
+  const std::string control_group_;
   pid_t pid_ = -1;
 };
 

@@ -62,6 +62,27 @@ TEST_F(MemoryCheckTest, ReadsANamespacesRootAndVersionOne) {
   EXPECT_EQ(Read().limit_bytes, 4 * kMiB);
 }
 
+TEST_F(MemoryCheckTest, RoomIsWhatTheFullestLimitLeavesBesidesFileCache) {
+  Write("/proc/self/cgroup", "0::/pod/crumbd\n");
+  Write("/sys/fs/cgroup/pod/memory.max", "1000000\n");
+  Write("/sys/fs/cgroup/pod/memory.current", "900000\n");
+  Write("/sys/fs/cgroup/pod/memory.stat", "anon 1\ninactive_file 20000\nactive_file 3000\n");
+  Write("/sys/fs/cgroup/pod/crumbd/memory.max", "700000\n");
+  Write("/sys/fs/cgroup/pod/crumbd/memory.current", "100000\n");
+  EXPECT_EQ(Read().limit_bytes, 700000u);
+  EXPECT_EQ(Read().limit_room_bytes, 123000u);
+  Write("/sys/fs/cgroup/pod/crumbd/memory.current", "800000\n");  // the limit was lowered
+  EXPECT_EQ(Read().limit_room_bytes, 0u);
+}
+
+TEST_F(MemoryCheckTest, ReadsTheRoomOfVersionOne) {
+  Write("/proc/self/cgroup", "4:memory:/x\n");
+  Write("/sys/fs/cgroup/memory/x/memory.limit_in_bytes", "1000000\n");
+  Write("/sys/fs/cgroup/memory/x/memory.usage_in_bytes", "600000\n");
+  Write("/sys/fs/cgroup/memory/x/memory.stat", "inactive_file 9\ntotal_inactive_file 50000\n");
+  EXPECT_EQ(Read().limit_room_bytes, 450000u);
+}
+
 TEST_F(MemoryCheckTest, NonsenseIsNoLimit) {
   Write("/proc/meminfo", "MemAvailable\n:\nMemAvailable: much\n\n");
   Write("/proc/self/cgroup", "\n:\n::\n0::\nnothing\n4:memory:relative\n");
@@ -80,9 +101,24 @@ TEST(CheckMemoryTest, RefusesWhatTheLimitOrTheMachineCannotHold) {
               HasSubstr("store.host.bytes_max is 1GiB and 64MiB more are needed, but "
                         "/sys/fs/cgroup/memory.max allows 1GiB: raise that limit or lower"));
   EXPECT_TRUE(CheckMemory(HostOf(960 * kMiB), facts).ok());
-  facts.available_bytes = 512 * kMiB;
+  facts.total_bytes = 512 * kMiB;
   EXPECT_THAT(std::string(CheckMemory(HostOf(960 * kMiB), facts).status().message()),
-              HasSubstr("only 512MiB of memory are available"));
+              HasSubstr("the machine has 512MiB of memory"));
+}
+
+TEST(CheckMemoryTest, WhatOthersUseNowIsTakenLater) {
+  MemoryFacts facts;
+  EXPECT_EQ(MemoryRoom(facts), UINT64_MAX);
+  facts.limit_bytes = 1024 * kMiB;
+  facts.limit_room_bytes = 320 * kMiB;
+  facts.total_bytes = 2048 * kMiB;
+  facts.available_bytes = 512 * kMiB;
+  EXPECT_EQ(MemoryRoom(facts), 256 * kMiB);
+  const auto lines = CheckMemory(HostOf(512 * kMiB), facts);
+  ASSERT_TRUE(lines.ok()) << lines.status();
+  EXPECT_THAT((*lines)[1], HasSubstr("256MiB of it can be had now"));
+  facts.available_bytes = 32 * kMiB;
+  EXPECT_EQ(MemoryRoom(facts), 0u);
 }
 
 TEST(CheckMemoryTest, SaysWhatItNeedsOfHugePagesAndLockedMemory) {

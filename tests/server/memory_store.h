@@ -50,6 +50,7 @@ class MemoryStore : public storage::TieredStore {
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&, storage::Tier)>& visit) override;
   std::vector<storage::Slab> slabs() const override;
+  absl::StatusOr<uint64_t> GrowHost(uint64_t) override { return uint64_t{0}; }
   storage::StoreStats Stats() const override;
   absl::Status Stop(Duration) override { return absl::OkStatus(); }
 

@@ -19,17 +19,49 @@ HostOptions Options(uint64_t bytes, uint64_t slab_bytes) {
   return options;
 }
 
+// What the kernel has given a slab.
+uint64_t TakenBytes(const SlabMemory& memory, size_t slab) {
+  struct stat status {};
+  EXPECT_EQ(::fstat(memory.slabs()[slab].fd, &status), 0);
+  return static_cast<uint64_t>(status.st_blocks) * 512;
+}
+
 TEST(SlabMemory, IsThereInFullFromTheStart) {
   const auto memory = SlabMemory::Open(Options((5 << 20) + 77, 2 << 20));
   ASSERT_TRUE(memory.ok()) << memory.status();
   ASSERT_EQ((*memory)->size(), 3u);
-  EXPECT_EQ((*memory)->bytes(0), uint64_t{2} << 20);
+  EXPECT_EQ((*memory)->total_bytes(), uint64_t{5} << 20);
+  EXPECT_EQ((*memory)->missing_bytes(), 0u);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(TakenBytes(**memory, i), (*memory)->bytes(i));
+  // Of one size, as they are announced; what is behind the total is not taken.
   EXPECT_EQ((*memory)->bytes(2), uint64_t{1} << 20);
   for (const Slab& slab : (*memory)->slabs()) {
+    EXPECT_EQ(slab.bytes, uint64_t{2} << 20);
     struct stat status;
     ASSERT_EQ(::fstat(slab.fd, &status), 0);
-    EXPECT_EQ(static_cast<uint64_t>(status.st_blocks) * 512, slab.bytes);
+    EXPECT_EQ(static_cast<uint64_t>(status.st_size), slab.bytes);
   }
+}
+
+TEST(SlabMemory, GrowsToItsTotalAfterItIsSealed) {
+  const auto memory = SlabMemory::Open(Options(5 << 20, 2 << 20), (1 << 20) + 99);
+  ASSERT_TRUE(memory.ok()) << memory.status();
+  EXPECT_EQ((*memory)->missing_bytes(), uint64_t{4} << 20);
+  EXPECT_EQ(TakenBytes(**memory, 0), uint64_t{1} << 20);
+  EXPECT_EQ(TakenBytes(**memory, 1), 0u);
+  const size_t expected[] = {0, 1, 2};
+  for (const size_t slab : expected) {
+    const auto grown = (*memory)->Grow(7 << 20);
+    ASSERT_TRUE(grown.ok()) << grown.status();
+    EXPECT_EQ(*grown, slab);
+    EXPECT_EQ(TakenBytes(**memory, slab), (*memory)->bytes(slab));
+    (*memory)->data(slab)[(*memory)->bytes(slab) - 1] = std::byte{7};
+  }
+  EXPECT_EQ((*memory)->missing_bytes(), 0u);
+  EXPECT_TRUE(absl::IsOutOfRange((*memory)->Grow(1 << 20).status()));
+  const auto later = SlabMemory::Open(Options(2 << 20, 2 << 20), 0);
+  ASSERT_TRUE(later.ok()) << later.status();
+  EXPECT_EQ((*later)->missing_bytes(), uint64_t{2} << 20);
 }
 
 TEST(SlabMemory, OthersCanOnlyRead) {

@@ -182,6 +182,27 @@ TEST(SlotAllocator, ARegionLeavesWhenItIsEmpty) {
   while (const auto next = allocator.Allocate(1000, 9)) ASSERT_EQ(next->region, slot->region);
 }
 
+TEST(SlotAllocator, ARegionGrowsAndItsPartsJoin) {
+  constexpr uint64_t kSlot = 512 << 10;
+  SlotAllocator allocator(512);
+  allocator.AddRegion(2, 0);
+  EXPECT_EQ(allocator.Allocate(kSlot, 1), std::nullopt);
+  Model model;
+  uint64_t slots = 0;
+  for (const uint64_t mib : {3, 3, 4, 13, 16}) {
+    allocator.GrowRegion(2, mib * kMiB + 5);
+    EXPECT_EQ(allocator.capacity_bytes(), mib * kMiB);
+    for (auto slot = allocator.Allocate(kSlot, 1); slot; slot = allocator.Allocate(kSlot, 1)) {
+      model.Add(*slot, mib * kMiB);
+      ++slots;
+    }
+    EXPECT_EQ(slots, mib * 2);
+  }
+  for (const auto& [at, slot] : model.slots()) allocator.Free(slot);
+  EXPECT_EQ(allocator.used_bytes(), 0u);
+  EXPECT_TRUE(allocator.Allocate(16 * kMiB, 1).has_value()) << "the parts did not join";
+}
+
 TEST(SlotAllocator, NamesANearlyEmptyChunkOfAnotherSize) {
   SlotAllocator allocator(512);
   allocator.AddRegion(0, 2 * kMiB);

@@ -59,6 +59,37 @@ TEST_F(TieredStoreTest, CommittedPagesAreHitsAtOnce) {
   EXPECT_EQ(store_->Stats().leased_slots, 0u);
 }
 
+TEST_F(TieredStoreTest, ServesWithoutHostMemoryAndTakesItLater) {
+  Open(SmallStore(folder_.path()));
+  CommitPages(1, 4);
+  ASSERT_TRUE(Flush(*store_).ok());
+  store_.reset();
+  const StoreOptions options = SmallStore(folder_.path());
+  auto opened = TieredStore::Open(options, Clock::Real(), {}, {.host_bytes = 0});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  store_ = *std::move(opened);
+  EXPECT_EQ(store_->Stats().host.capacity_bytes, 0u);
+  EXPECT_TRUE(absl::IsResourceExhausted(Commit(*store_, SamplePage(2, 0)).status()));
+  const AcquireRequest request = RequestOf(1, 4);
+  const auto none = Acquire(*store_, request);
+  ASSERT_TRUE(none.ok()) << none.status();
+  EXPECT_EQ(none->hit_pages, 0u);
+  EXPECT_EQ(none->miss_reason, MissReason::kBusy);
+
+  const uint64_t total = options.host.bytes_max.value;
+  const auto missing = store_->GrowHost(uint64_t{1} << 20);
+  ASSERT_TRUE(missing.ok()) << missing.status();
+  EXPECT_EQ(*missing, total - (uint64_t{1} << 20));
+  EXPECT_EQ(store_->GrowHost(total).value(), 0u);
+  EXPECT_EQ(store_->GrowHost(total).value(), 0u);
+  EXPECT_EQ(store_->Stats().host.capacity_bytes, total);
+  EXPECT_TRUE(Commit(*store_, SamplePage(2, 0)).ok());
+  const auto all = Acquire(*store_, request);
+  ASSERT_TRUE(all.ok()) << all.status();
+  EXPECT_EQ(all->hit_pages, 4u);
+  EXPECT_TRUE(AllRight(*store_, request, *all));
+}
+
 TEST_F(TieredStoreTest, DurablePagesSurviveARestart) {
   Open(SmallStore(folder_.path()));
   CommitPages(1, 20);

@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/host_growth.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/logging.h"
+
+namespace crumb::server {
+namespace {
+
+// One step, so that what is free is looked at again before the next.
+constexpr uint64_t kStepBytes = uint64_t{256} << 20;
+constexpr uint64_t kStepBytesMin = uint64_t{1} << 20;
+
+}  // namespace
+
+HostGrowth::HostGrowth(storage::TieredStore& store, Room room, Duration interval)
+    : store_(store), room_(std::move(room)), interval_(interval) {
+  const absl::StatusOr<uint64_t> missing = store_.GrowHost(0);
+  if (!missing.ok() || *missing == 0) return;
+  LogWarning("host memory: {} bytes are in use by others and will be taken as they become free",
+             *missing);
+  thread_ = Thread("crumb-memory", [this] { Run(); });
+}
+
+HostGrowth::~HostGrowth() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    wake_.NotifyAll();
+  }
+  thread_.Join();
+}
+
+void HostGrowth::Run() {
+  while (Take()) {
+    const TimePoint again = Clock::Real().Now() + interval_;
+    MutexLock lock(&mutex_);
+    while (!stopping_ && wake_.WaitUntil(&mutex_, again)) {
+    }
+    if (stopping_) return;
+  }
+  LogInfo("host memory is there in full");
+}
+
+bool HostGrowth::Take() {
+  for (uint64_t room = room_(); room >= kStepBytesMin; room = room_()) {
+    const absl::StatusOr<uint64_t> missing = store_.GrowHost(std::min(room, kStepBytes));
+    if (!missing.ok()) return true;  // somebody was faster
+    if (*missing == 0) return false;
+    MutexLock lock(&mutex_);
+    if (stopping_) break;
+  }
+  return true;
+}
+
+}  // namespace crumb::server

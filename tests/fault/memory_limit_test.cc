@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// crumbd is killed while its slabs take 90 % of its memory limit and workers have them mapped. The
+// next one cannot have that memory yet: it serves with what there is and has all of it soon after
+// the workers have let go. No worker loses a token.
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <iostream>
+#include <thread>
+#include <vector>
+
+#include "crumb/client.h"
+#include "crumb/worker.h"
+#include "tests/client/sequence_model.h"
+#include "tests/fault/crumbd_process.h"
+#include "tests/fault/memory_group.h"
+
+namespace crumb::fault {
+namespace {
+
+using client::RandomTokens;
+using client::Sequence;
+using client::SequenceModel;
+using client::SmallWorkerOptions;
+using client::Worker;
+using std::chrono::seconds;
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kLimitBytes = 1024 * kMiB;
+constexpr uint64_t kHostBytes = kLimitBytes / 10 * 9 / kMiB * kMiB;
+constexpr int kPrompt = 1100;
+constexpr int kHit = 832;  // what a hit may supply of it
+constexpr int kDecodeSteps = 6;
+constexpr auto kCapacityBack = seconds(60);
+
+std::unique_ptr<client::Client> OpenClient(const std::string& dir) {
+  client::ClientOptions options;
+  options.socket_dir = dir;
+  options.staging_bytes = 8 << 20;
+  options.backoff_min = std::chrono::milliseconds(10);
+  options.backoff_max = std::chrono::milliseconds(100);
+  return client::Client::Open(options).value();
+}
+
+std::vector<float> Decode(const SequenceModel& model, Sequence& sequence, int steps) {
+  if (sequence.length() < kPrompt) model.Pass(sequence, kPrompt);
+  std::vector<float> outputs;
+  for (int i = 0; i < steps; ++i) {
+    const auto out = model.Pass(sequence, sequence.length() + 1);
+    outputs.insert(outputs.end(), out.begin(), out.end());
+  }
+  return outputs;
+}
+
+bool Eventually(Duration within, const std::function<bool()>& condition) {
+  const TimePoint deadline = Clock::Real().Now() + within;
+  while (!condition()) {
+    if (Clock::Real().Now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  return true;
+}
+
+uint64_t HostCapacity(client::Client& client) {
+  const auto stats = client.Stats();
+  if (!stats.ok()) return 0;
+  for (const auto& tier : stats->tiers) {
+    if (tier.tier == client::Tier::kHost) return tier.capacity_bytes;
+  }
+  return 0;
+}
+
+TEST(MemoryLimitTest, AKilledCrumbdIsReplacedWithinTheSameLimit) {
+  const MemoryGroup group(kLimitBytes);
+  std::cout << (group.folder().empty() ? "no control group can be made: without a limit"
+                                       : "limited by " + group.folder())
+            << std::endl;
+  TemporaryFolder folder;
+  CrumbdProcess crumbd(folder.path(), {.host_bytes = kHostBytes, .control_group = group.folder()});
+  ASSERT_TRUE(crumbd.Start());
+  const SequenceModel model(SmallWorkerOptions(), RandomTokens(kPrompt + 100, 42));
+  const auto cold_worker = Worker::Open(SmallWorkerOptions(), nullptr).value();
+  const auto cold =
+      Decode(model, *cold_worker->Begin(model.prompt(kPrompt)).value(), 2 * kDecodeSteps);
+
+  const auto client = OpenClient(folder.path());
+  ASSERT_EQ(HostCapacity(*client), kHostBytes);
+  const auto worker = Worker::Open(SmallWorkerOptions(), client.get()).value();
+  {
+    const auto first = worker->Begin(model.prompt(kPrompt)).value();
+    model.Pass(*first, kPrompt);
+    ASSERT_TRUE(first->Finish().ok());
+    ASSERT_TRUE(worker->WaitPublished(seconds(30)).ok());
+    ASSERT_TRUE(client->Flush(seconds(30)).ok());
+  }
+  client::SequenceOptions patient;
+  patient.deadline = seconds(20);
+  auto sequence = worker->Begin(model.prompt(kPrompt), patient).value();
+  ASSERT_EQ(sequence->cached_tokens(), kHit);
+  std::vector<float> outputs = Decode(model, *sequence, kDecodeSteps);
+
+  crumbd.Kill();
+  ASSERT_TRUE(crumbd.Start()) << "the memory of the one before was in its way";
+  ASSERT_TRUE(client->WaitConnected(seconds(30)));
+  // The sequence keeps the memory of the one before mapped, and goes on with it.
+  if (!group.folder().empty()) {
+    EXPECT_LT(HostCapacity(*client), kHostBytes);
+  }
+  const std::vector<float> rest = Decode(model, *sequence, kDecodeSteps);
+  outputs.insert(outputs.end(), rest.begin(), rest.end());
+  EXPECT_TRUE(outputs == cold) << "tokens differ from a run without crumbd";
+
+  sequence.reset();
+  const TimePoint released = Clock::Real().Now();
+  EXPECT_TRUE(Eventually(kCapacityBack, [&] { return HostCapacity(*client) == kHostBytes; }))
+      << HostCapacity(*client) << " of " << kHostBytes;
+  std::cout << "full capacity after "
+            << std::chrono::duration<double>(Clock::Real().Now() - released).count() << " s\n";
+  const auto again = worker->Begin(model.prompt(kPrompt), patient).value();
+  EXPECT_EQ(again->stats().hit_tokens_ssd, kHit);
+  EXPECT_EQ(crumbd.Stop(), 0);
+}
+
+}  // namespace
+}  // namespace crumb::fault
