@@ -8,6 +8,7 @@
 #include <openssl/pem.h>
 #include <openssl/x509.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <ctime>
 #include <memory>
@@ -103,6 +104,22 @@ absl::Status CheckKey(const TlsFile& file, const TlsFile& cert, const X509* cert
 }
 
 }  // namespace
+
+absl::StatusOr<std::chrono::system_clock::time_point> TlsExpiry(const TlsFile& file, TlsRole role) {
+  CRUMB_ASSIGN_OR_RETURN(const auto certificates, ReadCertificates(file));
+  std::vector<std::time_t> ends;
+  for (const auto& certificate : certificates) {
+    std::tm parts{};
+    if (ASN1_TIME_to_tm(X509_get0_notAfter(certificate.get()), &parts) != 1) {
+      return absl::InvalidArgumentError(
+          fmt::format("{}: the certificate of {} has an unreadable end", Name(file),
+                      Subject(certificate.get())));
+    }
+    ends.push_back(::timegm(&parts));
+  }
+  const auto [first, last] = std::minmax_element(ends.begin(), ends.end());
+  return std::chrono::system_clock::from_time_t(role == TlsRole::kChain ? *first : *last);
+}
 
 absl::Status CheckTlsFiles(const TlsFiles& files, std::chrono::system_clock::time_point now) {
   if (files.cert.path.empty() != files.key.path.empty()) {

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 
 namespace crumb {
 
@@ -22,6 +23,13 @@ struct TlsFiles {
   TlsFile key;
   TlsFile ca;
 };
+
+// What a file's certificates are for: all of a chain must be valid, one of several authorities.
+enum class TlsRole { kChain, kAuthorities };
+
+// The instant from which the certificates in `file` no longer serve. kNotFound: no such file;
+// kInvalidArgument: no certificate in it, or one with an unreadable date. Reads the file.
+absl::StatusOr<std::chrono::system_clock::time_point> TlsExpiry(const TlsFile& file, TlsRole role);
 
 // Whether the files can be used at `now`, before a TLS library says less about them. kNotFound: no
 // such file; kInvalidArgument: not PEM, or certificate and key are not both given;

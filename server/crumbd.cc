@@ -1,11 +1,13 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // crumbd: the daemon that keeps pages for the workers of this host.
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
 
 #include "CLI/CLI.hpp"
@@ -55,15 +57,25 @@ int Check(const Options& options, bool here) {
   return kExitOk;
 }
 
+// How long crumbd sleeps between looks at files that change; none: there are none.
+std::optional<timespec> BetweenLooks(const Options& options) {
+  std::optional<crumb::Duration> interval;
+  if (options.tenants.enabled()) interval = options.tenants.reload_interval;
+  if (options.listen.tls.enabled()) {
+    interval =
+        std::min(interval.value_or(crumb::Duration::max()), options.listen.tls.reload_interval);
+  }
+  if (!interval) return std::nullopt;
+  const auto count = std::chrono::duration_cast<std::chrono::nanoseconds>(*interval).count();
+  return timespec{.tv_sec = count / 1'000'000'000, .tv_nsec = count % 1'000'000'000};
+}
+
 // Returns the signal that ends crumbd. Meanwhile looks after files that change: at SIGHUP, and
-// where there are tenants every reload_interval.
+// where there are tenants or certificates at their intervals.
 int WaitForEnd(Daemon& daemon, const Options& options, const sigset_t& signals) {
-  const auto interval =
-      std::chrono::duration_cast<std::chrono::nanoseconds>(options.tenants.reload_interval).count();
-  const timespec pause{.tv_sec = interval / 1'000'000'000, .tv_nsec = interval % 1'000'000'000};
+  const std::optional<timespec> pause = BetweenLooks(options);
   while (true) {
-    const int signal =
-        ::sigtimedwait(&signals, nullptr, options.tenants.enabled() ? &pause : nullptr);
+    const int signal = ::sigtimedwait(&signals, nullptr, pause ? &*pause : nullptr);
     if (signal == SIGTERM || signal == SIGINT) return signal;
     if (signal == SIGHUP || errno == EAGAIN) daemon.Reload(signal == SIGHUP);
   }

@@ -21,6 +21,7 @@
 #include "server/calls/call_context.h"
 #include "server/calls/keyspace_calls.h"
 #include "server/calls/status_calls.h"
+#include "server/certificate_watch.h"
 #include "server/cluster/cluster.h"
 #include "server/event_hub.h"
 #include "server/host_growth.h"
@@ -49,7 +50,9 @@ class RunningDaemon : public Daemon {
         metrics_(static_cast<size_t>(options.limits.model_labels_max)),
         events_({static_cast<size_t>(options.limits.watchers_max),
                  static_cast<size_t>(options.limits.durable_waits_max)},
-                metrics_) {}
+                metrics_),
+        certificates_(options.listen.tls.Certificates(), options.listen.tls.expiry_warning,
+                      [] { return CertificateWatch::Instant::clock::now(); }) {}
 
   ~RunningDaemon() override {
     const absl::Status stopped = Stop();
@@ -75,6 +78,7 @@ class RunningDaemon : public Daemon {
   }
 
   void Reload(bool always) override {
+    certificates_.Look();
     if (tenants_ == nullptr) return;
     const absl::Status read = tenants_->Reload(always);
     if (!read.ok()) LogError("the tenants stay as they were: {}", read.ToString());
@@ -130,6 +134,7 @@ class RunningDaemon : public Daemon {
   }
 
   absl::Status StartParts() {
+    certificates_.Look();
     CRUMB_ASSIGN_OR_RETURN(std::string secret, TenantSecret(*store_, options_.cluster.secret_file));
     CRUMB_ASSIGN_OR_RETURN(
         keyspaces_, KeyspaceRegistry::Open(*store_, std::move(secret), metrics_.tokens,
@@ -254,7 +259,7 @@ class RunningDaemon : public Daemon {
     return ExportText({metrics_, store_->Stats(), sessions_->totals(),
                        metrics_.asked_pages.Read(Clock::Real().Now()), keyspaces.size() - bf16,
                        bf16, commits_->queued(), control_->queued(), events_.watchers(), kVersion,
-                       ClusterPart(), TenantPart()});
+                       ClusterPart(), TenantPart(), certificates_.Read()});
   }
 
   TenantScrape TenantPart() const {
@@ -326,6 +331,7 @@ class RunningDaemon : public Daemon {
   // In the order in which one uses the other.
   ServerMetrics metrics_;
   EventHub events_;
+  CertificateWatch certificates_;
   std::unique_ptr<storage::TieredStore> store_;
   std::unique_ptr<HostGrowth> growth_;
   std::unique_ptr<KeyspaceRegistry> keyspaces_;

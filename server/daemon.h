@@ -37,7 +37,7 @@ class Daemon {
   virtual Endpoints endpoints() const = 0;
 
   // Reads tenants.file again, if it has changed or `always`; what is wrong with it is logged and
-  // leaves everything as it was. Blocks.
+  // leaves everything as it was. Looks when certificates end. Blocks.
   virtual void Reload(bool always) = 0;
 
   // Refuses new calls, waits for those in progress and for queued writes, within the grace of the

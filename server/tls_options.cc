@@ -18,6 +18,8 @@ void TlsOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("reload_interval", reload_interval,
                 "Time between looks at the files; new ones serve the next connections. Whole "
                 "seconds.");
+  visitor.Field("expiry_warning", expiry_warning,
+                "A certificate that ends sooner is logged, once a day.");
 }
 
 absl::Status TlsOptions::Validate() const {
@@ -34,7 +36,15 @@ absl::Status TlsOptions::Validate() const {
   if (reload_interval < std::chrono::seconds(1) || reload_interval > std::chrono::hours(24)) {
     return wrong("listen.tls.reload_interval must be from 1s to 24h");
   }
+  if (expiry_warning < Duration::zero() || expiry_warning > std::chrono::hours(24 * 3650)) {
+    return wrong("listen.tls.expiry_warning must be from 0 to 87600h");
+  }
   return absl::OkStatus();
+}
+
+std::vector<CertificateWatch::Certificate> TlsOptions::Certificates() const {
+  return {{{"listen.tls.cert_file", cert_file}, TlsRole::kChain},
+          {{"listen.tls.client_ca_file", client_ca_file}, TlsRole::kAuthorities}};
 }
 
 absl::Status TlsOptions::CheckFiles(std::chrono::system_clock::time_point now) const {

@@ -4,10 +4,12 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "common/config_visitor.h"
 #include "common/tls_files.h"
+#include "server/certificate_watch.h"
 
 namespace crumb::server {
 
@@ -18,12 +20,15 @@ struct TlsOptions {
   std::string client_ca_file;  // empty: callers need no certificate
   std::string peer_name;       // that every crumbd's certificate carries; empty: no such rule
   Duration reload_interval = std::chrono::seconds(10);
+  Duration expiry_warning = std::chrono::hours(14 * 24);
 
   bool enabled() const { return !cert_file.empty(); }
 
   void Visit(ConfigVisitor& visitor);
   // kInvalidArgument naming key and bound. Reads no file.
   absl::Status Validate() const;
+  // What a CertificateWatch looks at.
+  std::vector<CertificateWatch::Certificate> Certificates() const;
   // What CheckTlsFiles says of the files.
   absl::Status CheckFiles(std::chrono::system_clock::time_point now) const;
 };

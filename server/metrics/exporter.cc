@@ -420,6 +420,16 @@ void AddTenants(Families& families, const TenantScrape& tenants) {
                    static_cast<double>(tenants.reload_failures));
 }
 
+void AddCertificates(Families& families, const std::vector<CertificateWatch::Reading>& readings) {
+  for (const CertificateWatch::Reading& reading : readings) {
+    const auto expires = reading.expires.value_or(CertificateWatch::Instant());
+    families.Gauge("crumb_certificate_expiry_timestamp_seconds",
+                   "Unix time at which the certificates of a setting end; 0: not set.",
+                   std::chrono::duration<double>(expires.time_since_epoch()).count(),
+                   {{"setting", reading.setting}});
+  }
+}
+
 }  // namespace
 
 std::string ExportText(const Scrape& scrape) {
@@ -443,6 +453,7 @@ std::string ExportText(const Scrape& scrape) {
   AddClusterGauges(families, scrape.cluster.gauges);
   AddTransport(families, scrape.cluster.transport);
   AddTenants(families, scrape.tenants);
+  AddCertificates(families, scrape.certificates);
   return families.Serialize();
 }
 

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "server/certificate_watch.h"
 #include "server/cluster/cluster.h"
 #include "server/event_hub.h"
 #include "server/metrics/server_metrics.h"
@@ -50,6 +51,7 @@ struct Scrape {
   // Zeros without a cluster.
   ClusterScrape cluster;
   TenantScrape tenants = {};
+  std::vector<CertificateWatch::Reading> certificates = {};
 };
 
 // The Prometheus text format, version 0.0.4. docs/metrics.md lists every series.

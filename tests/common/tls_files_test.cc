@@ -82,5 +82,27 @@ TEST_F(TlsFilesTest, DatesCount) {
   EXPECT_TRUE(Check("", "", made_->path("both")).ok());
 }
 
+TEST_F(TlsFilesTest, AChainEndsWithItsFirstAndAuthoritiesWithTheirLast) {
+  const auto at = [](const char* name) {
+    return TlsExpiry({"cert_file", made_->path(name)}, TlsRole::kChain).value();
+  };
+  const auto past = std::chrono::system_clock::from_time_t(1'609'459'200);    // 2021-01-01
+  const auto future = std::chrono::system_clock::from_time_t(3'818'448'000);  // 2091-01-01
+  EXPECT_EQ(at("past.pem"), past);
+  EXPECT_EQ(at("future.pem"), future);
+  std::ofstream chain(made_->path("chain"));
+  for (const char* name : {"future", "past", "node"}) {
+    chain << std::ifstream(made_->cert(name)).rdbuf();
+  }
+  chain.close();
+  EXPECT_EQ(at("chain"), past);
+  const TlsFile file{"ca_file", made_->path("chain")};
+  EXPECT_EQ(TlsExpiry(file, TlsRole::kAuthorities).value(), future);
+  ExpectError(TlsExpiry({"ca_file", "/nonexistent.ca"}, TlsRole::kAuthorities).status(),
+              absl::StatusCode::kNotFound, "ca_file: /nonexistent.ca");
+  ExpectError(TlsExpiry({"cert_file", made_->path("text")}, TlsRole::kChain).status(),
+              absl::StatusCode::kInvalidArgument, "holds no certificate");
+}
+
 }  // namespace
 }  // namespace crumb

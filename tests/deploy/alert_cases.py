@@ -23,6 +23,8 @@ LOOKUPS = 'crumb_lookup_tokens_total{I,tier="%s"}'
 PUTS = 'crumb_stored_bytes_total{I,op="put",tier="host"}'
 LIFETIME = 'crumb_page_lifetime_seconds_bucket{I,tier="host",le="%s"}'
 GAP = 'crumb_reuse_gap_seconds_bucket{I,tier="host",le="%s"}'
+EXPIRY = 'crumb_certificate_expiry_timestamp_seconds{I,setting="listen.tls.cert_file"}'
+DAY = 86400  # the cases begin at the instant 0 of Unix
 ACQUIRE_BUCKET = 'crumb_request_seconds_bucket{I,rpc="Acquire",outcome="ok",le="%s"}'
 ACQUIRES = 'crumb_request_seconds_count{I,rpc="Acquire",outcome="ok"}'
 UNIQUE = 'crumb_unique_pages_estimate{I,window="1h"}'
@@ -107,6 +109,8 @@ CASES = {  # alert: (series that make it fire, series that do not)
          'crumb_tenant_quota_bytes{I,tenant="x"}': flat(100)},
         {'crumb_tenant_used_bytes{I,tenant="x"}': flat(97),
          'crumb_tenant_quota_bytes{I,tenant="x"}': flat(0)}),  # no quota
+    "CrumbCertificateExpiring": ({EXPIRY: flat(13 * DAY)}, {EXPIRY: flat(15 * DAY)}),
+    "CrumbCertificateExpiresSoon": ({EXPIRY: flat(DAY)}, {EXPIRY: flat(0)}),  # without TLS
     "CrumbVersionSkew": (
         {'crumb_build_info{I,version="1.0.0"}': flat(1),
          'crumb_build_info{instance="b",version="1.1.0"}': flat(1)},

@@ -41,7 +41,10 @@ def free_port():
 
 
 def make_certificates(folder, name, days=365):
-    """An authority ca.pem, and a node's node.pem and node.key for 127.0.0.1 and this DNS name."""
+    """An authority ca.pem, and a node's node.pem and node.key for 127.0.0.1 and this DNS name.
+
+    A node's certificate of -1 days ended yesterday; authorities last a day at least.
+    """
     folder = pathlib.Path(folder)
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
 
@@ -50,7 +53,7 @@ def make_certificates(folder, name, days=365):
                               timeout=60, check=False)
         assert done.returncode == 0, done.stderr
 
-    openssl("req", "-x509", *key, "-days", days, "-subj", "/CN=test-ca", "-keyout",
+    openssl("req", "-x509", *key, "-days", max(days, 1), "-subj", "/CN=test-ca", "-keyout",
             folder / "ca.key", "-out", folder / "ca.pem")
     openssl("req", *key, "-subj", f"/CN={name}", "-keyout", folder / "node.key", "-out",
             folder / "node.csr")

@@ -28,9 +28,20 @@ class AdminTest : public CallFixture {
     cluster.gauges.nodes.push_back({.id = "another"});
     TenantScrape tenants;
     tenants.uses = {{"a", 1, 2}};
-    return ExportText({metrics_, store_.Stats(), sessions_.totals(),
-                       metrics_.asked_pages.Read(context_.clock.Now()), 2, 1, 0, 0,
-                       events_.watchers(), "1.2.3", cluster, tenants});
+    return ExportText({metrics_,
+                       store_.Stats(),
+                       sessions_.totals(),
+                       metrics_.asked_pages.Read(context_.clock.Now()),
+                       2,
+                       1,
+                       0,
+                       0,
+                       events_.watchers(),
+                       "1.2.3",
+                       cluster,
+                       tenants,
+                       {{"listen.tls.cert_file", CertificateWatch::Instant(std::chrono::hours(2))},
+                        {"listen.tls.client_ca_file", std::nullopt}}});
   }
 };
 
@@ -48,13 +59,18 @@ TEST_F(AdminTest, EverySeriesIsThereFromTheStart) {
   const std::string text = Export();
   for (const char* series :
        {"crumb_lookup_tokens_total{model=\"other\",tier=\"device\"} 0",
+        "crumb_certificate_expiry_timestamp_seconds{setting=\"listen.tls.cert_file\"} 7200",
+        "crumb_certificate_expiry_timestamp_seconds{setting=\"listen.tls.client_ca_file\"} 0",
         "crumb_lookup_tokens_total{model=\"tiny\",tier=\"window\"} 0",
-        "crumb_fetched_tokens_total{tier=\"remote\"} 0", "crumb_used_tokens_total 0",
+        "crumb_fetched_tokens_total{tier=\"remote\"} 0",
+        "crumb_used_tokens_total 0",
         "crumb_requested_pages_window{window=\"15m\"} 0",
-        "crumb_unique_pages_estimate{window=\"24h\"} 0", "crumb_requests_in_flight 0",
+        "crumb_unique_pages_estimate{window=\"24h\"} 0",
+        "crumb_requests_in_flight 0",
         "crumb_tier_state{tier=\"host\",state=\"active\"} 1",
         "crumb_tier_state{tier=\"host\",state=\"read-only\"} 0",
-        "crumb_keyspaces{state=\"active\"} 2", "crumb_keyspaces{state=\"bf16\"} 1",
+        "crumb_keyspaces{state=\"active\"} 2",
+        "crumb_keyspaces{state=\"bf16\"} 1",
         "crumb_log_messages_total{severity=\"error\"} 0",
         "crumb_evicted_pages_total{tier=\"ssd\",reason=\"corrupt\"} 0",
         "crumb_request_seconds_count{rpc=\"Acquire\",outcome=\"deadline\"} 0",

@@ -85,6 +85,8 @@ TEST(OptionsTest, ErrorsNameKeyAndBound) {
               HasSubstr("listen.tls.peer_name needs listen.tls.client_ca_file"));
   EXPECT_THAT(Invalid("listen:\n  tls:\n    reload_interval: 10ms\n"),
               HasSubstr("listen.tls.reload_interval"));
+  EXPECT_THAT(Invalid("listen:\n  tls:\n    expiry_warning: 90000h\n"),
+              HasSubstr("listen.tls.expiry_warning"));
   EXPECT_THAT(Invalid("listen:\n  tcp: 127.0.0.1:0\n  tls:\n    cert_file: /a\n    key_file: /b\n"
                       "cluster:\n  nodes: [\"127.0.0.1:1\"]\n  secret_file: /s\n"),
               HasSubstr("a cluster over TLS needs listen.tls.client_ca_file"));
