@@ -323,15 +323,21 @@ absl::StatusOr<RotationFile> Calibrate(ActivationSource& source, const Calibrati
   return Calibrator(source, options, progress).Run();
 }
 
-absl::StatusOr<RotationFile> HadamardRotations(int head_dim) {
+absl::StatusOr<RotationFile> NaiveRotations(int head_dim) {
   if (head_dim < 1 || !std::has_single_bit(static_cast<unsigned>(head_dim))) {
-    return absl::InvalidArgumentError("a Hadamard rotation needs a power of two, head_dim is " +
-                                      std::to_string(head_dim));
+    return absl::InvalidArgumentError("head_dim is " + std::to_string(head_dim) +
+                                      ", no power of two");
   }
   RotationFile file;
-  file.method = "hadamard";
+  file.method = "naive";
   file.layers = file.kv_heads = 1;
   file.head_dim = head_dim;
+  return file;
+}
+
+absl::StatusOr<RotationFile> HadamardRotations(int head_dim) {
+  CRUMB_ASSIGN_OR_RETURN(RotationFile file, NaiveRotations(head_dim));
+  file.method = "hadamard";
   const CalibrationOptions defaults = DefaultCalibration(kernels::Method::kHadamard);
   file.clip_k = defaults.clip_k;
   file.clip_v = defaults.clip_v;

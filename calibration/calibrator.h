@@ -50,4 +50,7 @@ absl::StatusOr<RotationFile> Calibrate(ActivationSource& source, const Calibrati
 // is no power of two.
 absl::StatusOr<RotationFile> HadamardRotations(int head_dim);
 
+// The file that rotates nothing and clips nothing. kInvalidArgument as above.
+absl::StatusOr<RotationFile> NaiveRotations(int head_dim);
+
 }  // namespace crumb::calibration

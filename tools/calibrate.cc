@@ -63,6 +63,7 @@ absl::StatusOr<RotationFile> FromFiles(const CalibrateCommand& command, const Pr
 
 absl::StatusOr<RotationFile> MakeFile(const CalibrateCommand& command, const Progress& progress) {
   if (command.method == "hadamard") return calibration::HadamardRotations(command.head_dim);
+  if (command.method == "naive") return calibration::NaiveRotations(command.head_dim);
   return command.activations.empty() ? FromText(command, progress) : FromFiles(command, progress);
 }
 

@@ -238,8 +238,8 @@ class Grammar {
     CLI::App* sub =
         Add(&app_, "calibrate", "make a rotation file from a model and texts, or from activations",
             options);
-    sub->add_option("--method", options->method, "hadamard needs no model and no text")
-        ->check(CLI::IsMember({"crumb", "oscar", "hadamard"}))
+    sub->add_option("--method", options->method, "hadamard and naive need no data")
+        ->check(CLI::IsMember({"crumb", "oscar", "hadamard", "naive"}))
         ->capture_default_str();
     CLI::Option* model =
         sub->add_option("--model", options->model, "HF directory of a Qwen3-architecture model")
@@ -265,14 +265,16 @@ class Grammar {
     sub->add_option("--tokens", options->tokens, "calibration tokens at most")
         ->check(CLI::Range(128, 1 << 28))
         ->capture_default_str();
-    sub->add_option("--head-dim", options->head_dim, "of hadamard")->capture_default_str();
+    sub->add_option("--head-dim", options->head_dim, "of hadamard and naive")
+        ->capture_default_str();
     sub->add_option("--threads", options->threads, "compute threads; 0: one per CPU")
         ->check(CLI::Range(0, 256))
         ->capture_default_str();
     AddClips(sub, options->clip_k, options->clip_v);
     sub->callback([this, options, model, text, activations] {
       const bool from_text = model->count() > 0 && text->count() > 0;
-      if (options->method != "hadamard" && !from_text && activations->count() == 0) {
+      const bool free = options->method == "hadamard" || options->method == "naive";
+      if (!free && !from_text && activations->count() == 0) {
         throw CLI::RequiredError("calibrate: --model and --text, or --activations");
       }
       line_.command = *options;

@@ -87,20 +87,22 @@ TEST(QualityWorkloadTest, PrefillReadsEarlierBlocksAsStored) {
 }
 
 TEST(QualityWorkloadTest, RotationFilesAreMethodsToo) {
-  auto file = calibration::HadamardRotations(128);
-  ASSERT_TRUE(file.ok());
-  const std::string path =
-      testing::TempDir() + "crumb_quality_" + std::to_string(::getpid()) + ".rotation";
-  ASSERT_TRUE(WriteRotationFile(*file, path).ok());
   QualityOptions options = SmallOptions();
-  options.methods = {"hadamard"};
-  options.rotations = {path};
+  options.methods = {"hadamard", "naive"};
+  for (const auto& file : {calibration::HadamardRotations(128), calibration::NaiveRotations(128)}) {
+    ASSERT_TRUE(file.ok());
+    options.rotations.push_back(testing::TempDir() + "crumb_quality_" + std::to_string(::getpid()) +
+                                "." + file->method);
+    ASSERT_TRUE(WriteRotationFile(*file, options.rotations.back()).ok());
+  }
   options.threads = 1;
   const auto result = RunQualityWorkload(options);
-  std::filesystem::remove(path);
+  for (const std::string& path : options.rotations) std::filesystem::remove(path);
   ASSERT_TRUE(result.ok()) << result.status();
-  ASSERT_EQ(result->rows.size(), 2u);
-  EXPECT_EQ(result->rows[0].kl.mean, result->rows[1].kl.mean);
+  ASSERT_EQ(result->rows.size(), 4u);
+  EXPECT_EQ(result->rows[0].kl.mean, result->rows[2].kl.mean);
+  EXPECT_EQ(result->rows[1].kl.mean, result->rows[3].kl.mean);
+  EXPECT_NE(result->rows[0].kl.mean, result->rows[1].kl.mean);
   EXPECT_EQ(result->rows[1].kl_over_oscar.value, 0.0);
 }
 

@@ -38,7 +38,7 @@ class CalibrateTest : public testing::Test {
 };
 
 TEST_F(CalibrateTest, RunsTheModelAndWritesAFileThatVerifies) {
-  for (const char* method : {"crumb", "oscar", "hadamard"}) {
+  for (const char* method : {"crumb", "oscar", "hadamard", "naive"}) {
     const CommandResult made = RunCalibrate(Command(method), nullptr);
     ASSERT_TRUE(made.status.ok()) << made.status;
     const CommandResult verified = RunRotationVerify({Path(method)});
