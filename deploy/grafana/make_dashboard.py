@@ -145,6 +145,7 @@ ROWS = [
         plot("Pages from and to other nodes", "short",
              ("fetched", total("crumb_pulled_pages_total")),
              ("given to homes: {{outcome}}", rate("outcome", "crumb_pushed_pages_total")),
+             ("not given: {{reason}}", rate("reason", "crumb_push_dropped_pages_total")),
              ("taken as a home", total("crumb_received_pages_total"))),
         plot("Requests that ask other nodes", "reqps",
              ("asked", total("crumb_pulls_total")), ("late", total("crumb_pulls_late_total")),

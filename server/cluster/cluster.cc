@@ -55,10 +55,11 @@ class RunningCluster final : public Cluster {
                 static_cast<size_t>(parts_.options.pull_queue)}),
         blocking_({"crumb-merge", 1, parts_.control_queue}),
         reader_(MakePullContext(), static_cast<size_t>(parts_.options.pulls_max)),
-        pusher_({static_cast<size_t>(parts_.options.push_queue_pages),
-                 static_cast<size_t>(parts_.options.push_batch_pages), parts_.options.pushes_max,
-                 parts_.options.push_deadline},
-                peers_, runs_, sessions_, parts_.keyspaces, parts_.clock, metrics_),
+        pusher_(
+            {static_cast<size_t>(parts_.options.push_queue_pages),
+             static_cast<size_t>(parts_.options.push_batch_pages), parts_.options.pushes_max,
+             parts_.options.push_deadline, parts_.options.push_attempts, parts_.options.push_retry},
+            peers_, runs_, sessions_, parts_.keyspaces, parts_.clock, metrics_),
         drain_(parts_.store, parts_.keyspaces, pusher_, parts_.clock),
         calls_(MakeCallContext()) {}
   ~RunningCluster() override { Stop(); }
@@ -121,9 +122,7 @@ class RunningCluster final : public Cluster {
   }
   Duration lookup_deadline() const override { return parts_.options.lookup_deadline; }
 
-  void Committed(const FragmentHeader& header) override {
-    if (peers_.history().views().current->nodes.size() > 1 || !IsActive()) pusher_.Offer(header);
-  }
+  void Committed(const FragmentHeader& header) override { pusher_.Offer(header); }
 
   absl::Status NoteDeletion(const KeyspaceId& keyspace, const std::vector<PageKey>& keys) override {
     return parts_.keyspaces.NoteDeletion(keyspace, parts_.node_id, keys,
@@ -206,10 +205,6 @@ class RunningCluster final : public Cluster {
   v1::NodeRecord Self() const {
     MutexLock lock(&mutex_);
     return self_;
-  }
-  bool IsActive() const {
-    MutexLock lock(&mutex_);
-    return self_.state() == v1::NODE_STATE_ACTIVE;
   }
 
   std::unique_ptr<Membership> MakeMembership() {
@@ -372,6 +367,7 @@ void RunningCluster::InstallView(const Membership::Nodes& nodes) {
   if (alone && !homes.empty()) peers_.history().Install(nodes.epoch, homes);
   add(self);
   if (!peers_.history().Install(nodes.epoch, std::move(homes))) return;
+  pusher_.ViewChanged();
   metrics_.view_changes.Add();
   LogInfo("view {}: {} nodes are homes", nodes.epoch,
           peers_.history().views().current->nodes.size());
@@ -403,7 +399,10 @@ absl::Status RunningCluster::BeginDrain() {
   const auto view = peers_.history().views().current;
   std::vector<PlacementNode> rest = view->nodes;
   std::erase_if(rest, [this](const PlacementNode& node) { return node.id == parts_.node_id; });
-  if (peers_.history().Install(view->epoch, std::move(rest))) metrics_.view_changes.Add();
+  if (peers_.history().Install(view->epoch, std::move(rest))) {
+    pusher_.ViewChanged();
+    metrics_.view_changes.Add();
+  }
   drain_.Start([this] { SetState(v1::NODE_STATE_DRAINED); });
   return absl::OkStatus();
 }

@@ -2,7 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
+
 #include "common/metrics.h"
+#include "server/cluster/push_drop.h"
 
 namespace crumb::server {
 
@@ -23,11 +26,10 @@ struct ClusterMetrics {
 
   // Giving pages to their homes.
   Counter push_offered_pages;
-  Counter push_stored_pages;  // homes took them
-  Counter push_known_pages;   // homes had them
-  Counter push_failed_pages;
-  Counter push_dropped_pages;   // the queue was full
-  Counter push_unplaced_pages;  // no run could be found for them
+  Counter push_stored_pages;                         // homes took them
+  Counter push_known_pages;                          // homes had them
+  Counter push_retried_pages;                        // an offer failed and is made again
+  std::array<Counter, kPushDropCount> push_dropped;  // by PushDrop
 
   // Serving other nodes.
   Counter served_asks;

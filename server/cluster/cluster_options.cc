@@ -74,6 +74,10 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("push_batch_pages", push_batch_pages, "Pages offered in one call.");
   visitor.Field("pushes_max", pushes_max, "Offers to one node at once.");
   visitor.Field("push_deadline", push_deadline, "Time for a home to fetch what it was offered.");
+  visitor.Field("push_attempts", push_attempts,
+                "Offers of a page to a home; what it has not taken then is dropped.");
+  visitor.Field("push_retry", push_retry,
+                "Pause before the second one; each is twice the one before.");
   visitor.Field("peer_leases_max", peer_leases_max,
                 "Leases of other nodes at once; more are answered without a lease.");
   visitor.Field("peer_lease", peer_lease, "Longest time that another node keeps a lease.");
@@ -92,6 +96,7 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
         Count{"pull_threads", pull_threads, kThreadsMax},
         Count{"push_queue_pages", push_queue_pages, kCountMax},
         Count{"push_batch_pages", push_batch_pages, 1024}, Count{"pushes_max", pushes_max, 64},
+        Count{"push_attempts", push_attempts, 100},
         Count{"peer_leases_max", peer_leases_max, kCountMax},
         Count{"breaker_failures", breaker_failures, 1000},
         Count{"deletions_max", deletions_max, 16'384}}) {
@@ -104,7 +109,7 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
         std::tuple{"heartbeat", heartbeat, kLeast}, std::tuple{"node_ttl", node_ttl, kTtlMin},
         std::tuple{"start_deadline", start_deadline, kLeast},
         std::tuple{"push_deadline", push_deadline, kLeast},
-        std::tuple{"peer_lease", peer_lease, kLeast},
+        std::tuple{"push_retry", push_retry, kLeast}, std::tuple{"peer_lease", peer_lease, kLeast},
         std::tuple{"breaker_open", breaker_open, kLeast}}) {
     if (absl::Status status = CheckPositive(key, value, least); !status.ok()) return status;
   }

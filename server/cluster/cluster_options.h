@@ -36,6 +36,8 @@ struct ClusterOptions {
   int64_t push_batch_pages = 64;
   int64_t pushes_max = 2;
   Duration push_deadline = std::chrono::seconds(10);
+  int64_t push_attempts = 5;
+  Duration push_retry = std::chrono::seconds(1);
   int64_t peer_leases_max = 4096;
   Duration peer_lease = std::chrono::seconds(10);
   int64_t breaker_failures = 5;

@@ -51,6 +51,7 @@ void Drain::Run(const std::function<void()>& drained) {
     pages.emplace_back(keyspace, std::move(keys));
   }
   left_.store(total);
+  uint64_t unread = 0;
   LogInfo("draining: {} pages are offered to their new homes", total);
   for (const auto& [keyspace, keys] : pages) {
     for (const PageKey& key : keys) {
@@ -58,20 +59,24 @@ void Drain::Run(const std::function<void()>& drained) {
         MutexLock lock(&mutex_);
         if (stopping_) return;
       }
-      OfferPage(*keyspace, key);
+      if (!OfferPage(*keyspace, key)) {
+        pusher_.NoteDrop(PushDrop::kUnread);
+        ++unread;
+      }
       left_.fetch_sub(1);
     }
   }
   while (pusher_.pending() > 0) {
     if (!Wait(kStep)) return;
   }
-  LogInfo("drained: every page was offered");
+  LogInfo("drained: {} of {} pages were offered, the others could not be read", total - unread,
+          total);
   drained();
 }
 
 // Brings the page up for a moment to read its header; pages in both tiers are offered twice, and
-// found there the second time.
-void Drain::OfferPage(const Keyspace& keyspace, const PageKey& key) {
+// found there the second time. False: it is not all here, or the store does not give it in time.
+bool Drain::OfferPage(const Keyspace& keyspace, const PageKey& key) {
   struct Answer {
     Mutex mutex;
     CondVar ready;
@@ -97,14 +102,17 @@ void Drain::OfferPage(const Keyspace& keyspace, const PageKey& key) {
     while (!answer->done) answer->ready.Wait(&answer->mutex);
     result = answer->result;
   }
-  if (result.lease == 0) return;
+  if (result.lease == 0) return false;
+  bool whole = true;
   for (const storage::FragmentRef& fragment : result.fragments) {
     const auto header = DecodeFragmentHeader(store_.Bytes(fragment).subspan(fragment.tiles_bytes));
+    whole &= header.ok();
     if (!header.ok()) continue;
     pusher_.WaitForRoom(clock_.Now() + kReadDeadline);
     pusher_.Offer(*header);
   }
   store_.Release(result.lease);
+  return whole;
 }
 
 }  // namespace crumb::server

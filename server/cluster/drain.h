@@ -32,7 +32,7 @@ class Drain {
 
  private:
   void Run(const std::function<void()>& drained);
-  void OfferPage(const Keyspace& keyspace, const PageKey& key);
+  bool OfferPage(const Keyspace& keyspace, const PageKey& key);
   bool Wait(Duration most);
 
   storage::TieredStore& store_;

@@ -54,7 +54,7 @@ void EtcdMembership::KeyspacesChanged() {
 bool EtcdMembership::WaitSynced(Duration most) {
   const auto deadline = std::chrono::steady_clock::now() + most;
   MutexLock lock(&mutex_);
-  while (!synced_ && !stopping_) {
+  while (!(synced_ && told_) && !stopping_) {
     if (!changed_.WaitUntil(&mutex_, deadline)) break;
   }
   return synced_;
@@ -90,6 +90,11 @@ void EtcdMembership::Keep() {
   bool more = true;
   while (more) {
     const absl::Status kept = KeepOnce();
+    {
+      MutexLock lock(&mutex_);
+      told_ = true;
+      changed_.NotifyAll();
+    }
     if (kept.ok()) {
       retry = options_.retry_min;
       complained_.clear();

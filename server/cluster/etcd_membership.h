@@ -73,6 +73,7 @@ class EtcdMembership final : public Membership {
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool woken_ ABSL_GUARDED_BY(mutex_) = false;
   bool synced_ ABSL_GUARDED_BY(mutex_) = false;
+  bool told_ ABSL_GUARDED_BY(mutex_) = false;  // etcd took this node's record, or did not, once
   bool publish_ ABSL_GUARDED_BY(mutex_) = true;
   v1::NodeRecord self_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Stored> keyspaces_ ABSL_GUARDED_BY(mutex_);  // by key, as etcd has them

@@ -42,7 +42,8 @@ class Membership {
   virtual void KeyspacesChanged() = 0;
   // A node knows more of a keyspace than this one: ask soon.
   virtual void AskKeyspaces() = 0;
-  // Waits until others were heard of once, at most until then. False: nobody answered.
+  // Waits until others were heard of once, and this node was told of where it can be, at most until
+  // then. False: nobody answered.
   virtual bool WaitSynced(Duration most) = 0;
   // Leaves, and joins the threads. Idempotent.
   virtual void Stop() = 0;

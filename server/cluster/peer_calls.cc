@@ -14,6 +14,8 @@ namespace crumb::server {
 namespace {
 
 constexpr auto kWaitMax = std::chrono::seconds(60);
+// Of the time for fetching what was offered, one part in so many is left for the answer.
+constexpr int kAnswerShare = 8;
 
 absl::StatusOr<std::vector<PageKey>> KeysOf(const std::string& bytes, size_t keys_max) {
   if (bytes.size() % sizeof(PageKey) != 0 || bytes.size() / sizeof(PageKey) > keys_max) {
@@ -215,7 +217,7 @@ void TakeOffer(const PeerCallContext& context, const v1::PeerPushRequest& reques
   const auto keys = KeysOf(request.keys(), context.keys_max);
   if (!keys.ok()) return done(keys.status());
   if (offered.keyspace == nullptr || offered.from == nullptr) {
-    return done(absl::UnavailableError("this node does not know the caller or the keyspace yet"));
+    return done(absl::AbortedError("this node does not know the caller or the keyspace yet"));
   }
   if (static_cast<size_t>(request.tile_bytes_size()) != keys->size() ||
       request.session().size() != offered.session.size()) {
@@ -225,7 +227,11 @@ void TakeOffer(const PeerCallContext& context, const v1::PeerPushRequest& reques
   if (!range.ok()) return done(range.status());
   offered.range = *range;
   std::memcpy(offered.session.data(), request.session().data(), offered.session.size());
-  offered.deadline = std::min(context.clock.Now() + context.push_deadline, deadline);
+  const TimePoint now = context.clock.Now();
+  offered.deadline = std::min(now + context.push_deadline, deadline);
+  // What has come by then is told in time.
+  if (offered.deadline > now) offered.deadline -= (offered.deadline - now) / kAnswerShare;
+  std::vector<uint32_t> missing;  // indices into the keys
   for (size_t i = 0; i < keys->size(); ++i) {
     storage::AcquireRequest one;
     one.keyspace = *id;
@@ -233,18 +239,24 @@ void TakeOffer(const PeerCallContext& context, const v1::PeerPushRequest& reques
     one.keys = {(*keys)[i]};
     one.range = *range;
     if (context.store.Lookup(one).hit_pages > 0) continue;
+    missing.push_back(static_cast<uint32_t>(i));
     offered.keys.push_back((*keys)[i]);
     offered.tile_bytes.push_back(request.tile_bytes(static_cast<int>(i)));
   }
   response->set_deduplicated(static_cast<uint32_t>(keys->size() - offered.keys.size()));
-  context.reader.Take(
-      std::move(offered), [&context, response, done](const std::vector<bool>& arrived) {
-        const auto stored = static_cast<uint32_t>(std::count(arrived.begin(), arrived.end(), true));
-        context.metrics.received_pages.Add(stored);
-        response->set_stored(stored);
-        response->set_failed(static_cast<uint32_t>(arrived.size()) - stored);
-        done(absl::OkStatus());
-      });
+  context.reader.Take(std::move(offered), [&context, response, missing, done](const auto& reasons) {
+    for (size_t i = 0; i < reasons.size(); ++i) {
+      if (reasons[i] == storage::MissReason::kNone) continue;
+      response->add_failed_pages(missing[i]);
+      response->add_failed_reasons(ToProto(reasons[i]));
+    }
+    const auto failed = static_cast<uint32_t>(response->failed_pages_size());
+    const auto stored = static_cast<uint32_t>(reasons.size()) - failed;
+    context.metrics.received_pages.Add(stored);
+    response->set_stored(stored);
+    response->set_failed(failed);
+    done(absl::OkStatus());
+  });
 }
 
 }  // namespace

@@ -41,13 +41,9 @@ PeerTable::Homes PeerTable::HomesOfRun(const PageKey& run) const {
   return {IdsOf(*views.current, run), IdsOf(*views.previous, run)};
 }
 
-PeerTable::Peers PeerTable::HomesToPush(const PageKey& run) const {
-  const ViewHistory::Views views = history_.views();
-  Peers homes;
-  for (const std::string& id : IdsOf(*views.current, run)) {
-    auto peer = id == self_ ? nullptr : Find(id);
-    if (peer != nullptr) homes.push_back(std::move(peer));
-  }
+std::vector<std::string> PeerTable::HomesToPush(const PageKey& run) const {
+  std::vector<std::string> homes = IdsOf(*history_.views().current, run);
+  std::erase(homes, self_);
   return homes;
 }
 

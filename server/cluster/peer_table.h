@@ -28,8 +28,8 @@ class PeerTable {
   ViewHistory& history() { return history_; }
   const ViewHistory& history() const { return history_; }
 
-  // The homes of a run in the newest view but this node, best first.
-  Peers HomesToPush(const PageKey& run) const;
+  // Ids of the homes of a run in the newest view but this node, best first.
+  std::vector<std::string> HomesToPush(const PageKey& run) const;
   // The homes in either view but this node; those of the newest view first.
   Peers HomesToAsk(const PageKey& run) const;
   // Whether this node is a home in the newest view.

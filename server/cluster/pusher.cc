@@ -2,11 +2,53 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cluster/pusher.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/logging.h"
 
 namespace crumb::server {
+namespace {
+
+// Longest pause before an offer is made again.
+constexpr auto kRetryMax = std::chrono::seconds(30);
+
+PushDrop DropOf(v1::MissReason reason) {
+  switch (reason) {
+    case v1::MISS_REASON_DEADLINE:
+      return PushDrop::kLate;
+    case v1::MISS_REASON_CORRUPT:
+      return PushDrop::kCorrupt;
+    case v1::MISS_REASON_GENERATION:
+      return PushDrop::kGeneration;
+    case v1::MISS_REASON_ABSENT:
+    case v1::MISS_REASON_NOT_COVERED:
+    case v1::MISS_REASON_QUALITY:
+      return PushDrop::kAbsent;
+    default:
+      return PushDrop::kBusy;
+  }
+}
+
+// Whether the node said something; one that is silent did not.
+bool IsAnswer(const absl::Status& status) {
+  return !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
+         !absl::IsCancelled(status);
+}
+
+PushDrop DropOf(const absl::Status& status) {
+  if (!IsAnswer(status)) return PushDrop::kSilent;
+  // kAborted: it knows this node or the keyspace only in a moment.
+  const bool later = absl::IsResourceExhausted(status) || absl::IsAborted(status);
+  return later ? PushDrop::kBusy : PushDrop::kRefused;
+}
+
+// What will not be otherwise next time.
+bool IsFinal(PushDrop reason) {
+  return reason == PushDrop::kRefused || reason == PushDrop::kGeneration;
+}
+
+}  // namespace
 
 Pusher::Pusher(const Options& options, PeerTable& peers, RunFinder& runs, PeerSessions& sessions,
                const KeyspaceRegistry& keyspaces, const Clock& clock, ClusterMetrics& metrics)
@@ -21,12 +63,16 @@ Pusher::Pusher(const Options& options, PeerTable& peers, RunFinder& runs, PeerSe
 
 Pusher::~Pusher() { Stop(); }
 
+void Pusher::Drop(PushDrop reason, size_t pages) {
+  metrics_.push_dropped[static_cast<size_t>(reason)].Add(pages);
+}
+
 bool Pusher::Offer(const FragmentHeader& header) {
   FragmentHeader slim = header;
   slim.tile_sums.clear();
   MutexLock lock(&mutex_);
-  if (stopping_ || queue_.size() + routing_ + waiting_ >= options_.queue_pages) {
-    metrics_.push_dropped_pages.Add();
+  if (stopping_ || Waiting() >= options_.queue_pages) {
+    Drop(stopping_ ? PushDrop::kStopped : PushDrop::kQueueFull, 1);
     return false;
   }
   queue_.push_back(std::move(slim));
@@ -34,64 +80,129 @@ bool Pusher::Offer(const FragmentHeader& header) {
   return true;
 }
 
+void Pusher::ViewChanged() {
+  const TimePoint now = clock_.Now();
+  MutexLock lock(&mutex_);
+  while (!held_.empty()) {
+    retries_.emplace(now, Retry{"", std::move(held_.front())});
+    held_.pop_front();
+    ++waiting_;
+  }
+  changed_.NotifyAll();
+}
+
 void Pusher::WaitForRoom(TimePoint deadline) {
   MutexLock lock(&mutex_);
-  while (!stopping_ && queue_.size() + routing_ + waiting_ >= options_.queue_pages) {
+  while (!stopping_ && Waiting() >= options_.queue_pages) {
     if (!changed_.WaitUntil(&mutex_, deadline)) return;
   }
 }
 
 size_t Pusher::pending() const {
   MutexLock lock(&mutex_);
-  return queue_.size() + routing_ + waiting_ + under_way_;
+  return Waiting() + under_way_;
 }
 
 void Pusher::Stop() {
   {
     MutexLock lock(&mutex_);
     stopping_ = true;
-    queue_.clear();
-    outgoing_.clear();
-    waiting_ = 0;
     changed_.NotifyAll();
   }
   thread_.Join();
   MutexLock lock(&mutex_);
   while (offers_ > 0) changed_.Wait(&mutex_);  // their deadlines end
+  const size_t left = Waiting() + held_.size();
+  if (left > 0) LogInfo("stopping: {} pages were not offered to their homes", left);
+  Drop(PushDrop::kStopped, left);
+  queue_.clear();
+  outgoing_.clear();
+  retries_.clear();
+  held_.clear();
+  routing_ = 0;
+  waiting_ = 0;
 }
 
 void Pusher::Run() {
-  while (true) {
-    std::deque<FragmentHeader> batch;
+  Work work;
+  while (TakeWork(&work)) {
+    for (const FragmentHeader& header : work.fresh) Route(header);
+    for (const Retry& retry : work.again) RouteAgain(retry);
     {
       MutexLock lock(&mutex_);
-      while (queue_.empty() && !stopping_) changed_.Wait(&mutex_);
-      if (stopping_) return;
-      batch.swap(queue_);
-      routing_ = batch.size();
+      for (const auto& [node, outgoing] : outgoing_) {
+        if (!outgoing.items.empty()) work.nodes.insert(node);
+      }
     }
-    for (const FragmentHeader& header : batch) Route(header);
-    std::vector<std::string> nodes;
-    {
-      MutexLock lock(&mutex_);
-      routing_ = 0;
-      for (const auto& [node, outgoing] : outgoing_) nodes.push_back(node);
-      changed_.NotifyAll();
-    }
-    for (const std::string& node : nodes) Pump(node);
+    for (const std::string& node : work.nodes) Pump(node);
   }
+}
+
+// Waits for something to do; false: stopping.
+bool Pusher::TakeWork(Work* work) {
+  *work = Work();
+  MutexLock lock(&mutex_);
+  while (!stopping_ && queue_.empty() && ready_.empty()) {
+    if (retries_.empty()) {
+      changed_.Wait(&mutex_);
+    } else if (clock_.Now() < retries_.begin()->first) {
+      changed_.WaitUntil(&mutex_, retries_.begin()->first);
+    } else {
+      break;
+    }
+  }
+  if (stopping_) return false;
+  work->fresh.swap(queue_);
+  work->nodes.swap(ready_);
+  const auto due = retries_.upper_bound(clock_.Now());
+  for (auto retry = retries_.begin(); retry != due; ++retry) {
+    work->again.push_back(std::move(retry->second));
+  }
+  retries_.erase(retries_.begin(), due);
+  waiting_ -= work->again.size();
+  routing_ = work->fresh.size() + work->again.size();
+  return true;
 }
 
 void Pusher::Route(const FragmentHeader& header) {
   const std::optional<PageKey> run = runs_.Find(header);
-  if (!run) return metrics_.push_unplaced_pages.Add();
-  for (const auto& home : peers_.HomesToPush(*run)) {
-    MutexLock lock(&mutex_);
-    if (stopping_) return;
-    outgoing_[home->id()].items.push_back(
-        {header.keyspace, header.key, header.range, header.tile_bytes});
-    ++waiting_;
-  }
+  if (!run) Drop(PushDrop::kUnplaced, 1);
+  const bool alone = run && peers_.history().views().current->nodes.size() < 2;
+  const std::vector<std::string> homes =
+      run ? peers_.HomesToPush(*run) : std::vector<std::string>();
+  MutexLock lock(&mutex_);
+  --routing_;
+  changed_.NotifyAll();
+  if (!run) return;
+  const Item item = {header.keyspace, header.key, *run, header.range, header.tile_bytes};
+  if (homes.empty() && alone) Hold(item);
+  for (const std::string& home : homes) Append(home, item);
+}
+
+// To the same home, or, when it is none any more, to all that are.
+void Pusher::RouteAgain(const Retry& retry) {
+  const bool alone = peers_.history().views().current->nodes.size() < 2;
+  std::vector<std::string> homes = peers_.HomesToPush(retry.item.run);
+  if (std::find(homes.begin(), homes.end(), retry.node) != homes.end()) homes = {retry.node};
+  MutexLock lock(&mutex_);
+  --routing_;
+  changed_.NotifyAll();
+  if (homes.empty() && alone) Hold(retry.item);
+  for (const std::string& home : homes) Append(home, retry.item);
+}
+
+void Pusher::Append(const std::string& node, const Item& item) {
+  outgoing_[node].items.push_back(item);
+  ++waiting_;
+}
+
+// The oldest goes when there are too many.
+void Pusher::Hold(Item item) {
+  item.attempts = 0;
+  held_.push_back(std::move(item));
+  if (held_.size() <= options_.queue_pages) return;
+  held_.pop_front();
+  Drop(PushDrop::kAlone, 1);
 }
 
 void Pusher::Pump(const std::string& node) {
@@ -109,18 +220,26 @@ void Pusher::Pump(const std::string& node) {
         return;
       }
       batch = TakeBatch(outgoing);
-      if (peer != nullptr) {
-        ++outgoing.under_way;
-        ++offers_;
-        under_way_ += batch.size();
-      }
+      ++outgoing.under_way;
+      ++offers_;
+      under_way_ += batch.size();
       changed_.NotifyAll();
     }
-    if (peer == nullptr) {
-      metrics_.push_failed_pages.Add(batch.size());
-    } else {
-      Send(peer, batch);
+    PushDrop reason = PushDrop::kNodeGone;
+    if (peer != nullptr) {
+      const auto session = sessions_.Grant(node, batch.front().keyspace);
+      reason = session.ok() ? PushDrop::kBreaker : PushDrop::kBusy;
+      if (session.ok() && peer->breaker().Allow()) {
+        Send(peer, std::move(batch), *session);
+        continue;
+      }
     }
+    for (const Item& item : batch) Fail(node, item, reason);
+    MutexLock lock(&mutex_);
+    under_way_ -= batch.size();
+    --outgoing_[node].under_way;
+    --offers_;
+    changed_.NotifyAll();
   }
 }
 
@@ -140,17 +259,10 @@ std::vector<Pusher::Item> Pusher::TakeBatch(Outgoing& outgoing) {
   return batch;
 }
 
-void Pusher::Send(const std::shared_ptr<Peer>& peer, const std::vector<Item>& batch) {
-  const size_t pages = batch.size();
-  const std::string node = peer->id();
-  const KeyspaceId& keyspace = batch.front().keyspace;
-  const auto session = sessions_.Grant(node, keyspace);
-  if (!session.ok() || !peer->breaker().Allow()) {
-    metrics_.push_failed_pages.Add(pages);
-    return Ended(node, pages);
-  }
-  metrics_.push_offered_pages.Add(pages);
+v1::PeerPushRequest Pusher::RequestOf(const std::vector<Item>& batch,
+                                      const transport::SessionToken& session) const {
   v1::PeerPushRequest request;
+  const KeyspaceId& keyspace = batch.front().keyspace;
   request.mutable_keyspace()->set_keyspace(std::string(keyspace.view()));
   *request.mutable_keyspace()->mutable_record() = keyspaces_.RecordOf(keyspace);
   const TileRange& range = batch.front().range;
@@ -162,40 +274,77 @@ void Pusher::Send(const std::shared_ptr<Peer>& peer, const std::vector<Item>& ba
     request.mutable_keys()->append(item.key.view());
     request.add_tile_bytes(item.tile_bytes);
   }
-  request.set_session(std::string(session->begin(), session->end()));
-  peer->Push(std::move(request), clock_.Now() + options_.deadline,
-             [this, peer, node, pages](absl::StatusOr<v1::PeerPushResponse> answer) {
-               if (answer.ok()) {
-                 peer->breaker().Succeed();
-                 metrics_.push_stored_pages.Add(answer->stored());
-                 metrics_.push_known_pages.Add(answer->deduplicated());
-                 metrics_.push_failed_pages.Add(answer->failed());
-               } else {
-                 LogDebug("offering {} pages to node {}: {}", pages, node,
-                          answer.status().ToString());
-                 // A node that is at a bound answers; one that is silent does not.
-                 if (absl::IsResourceExhausted(answer.status())) {
-                   peer->breaker().Succeed();
-                 } else {
-                   peer->breaker().Fail();
-                 }
-                 metrics_.push_failed_pages.Add(pages);
-               }
-               Ended(node, pages);
-             });
+  request.set_session(std::string(session.begin(), session.end()));
+  return request;
 }
 
-void Pusher::Ended(const std::string& node, size_t pages) {
-  {
-    MutexLock lock(&mutex_);
-    under_way_ -= pages;
-    const auto found = outgoing_.find(node);
-    if (found != outgoing_.end() && found->second.under_way > 0) --found->second.under_way;
+void Pusher::Send(const std::shared_ptr<Peer>& peer, std::vector<Item> batch,
+                  const transport::SessionToken& session) {
+  metrics_.push_offered_pages.Add(batch.size());
+  v1::PeerPushRequest request = RequestOf(batch, session);
+  peer->Push(
+      std::move(request), clock_.Now() + options_.deadline,
+      [this, peer, batch = std::move(batch)](const absl::StatusOr<v1::PeerPushResponse>& answer) {
+        Answered(*peer, batch, answer);
+      });
+}
+
+// On a thread of the peer's, inside Push when crumbd is stopping.
+void Pusher::Answered(Peer& peer, const std::vector<Item>& batch,
+                      const absl::StatusOr<v1::PeerPushResponse>& answer) {
+  if (answer.ok()) {
+    peer.breaker().Succeed();
+    NoteTaken(peer.id(), batch, *answer);
+  } else {
+    LogDebug("offering {} pages to node {}: {}", batch.size(), peer.id(),
+             answer.status().ToString());
+    if (IsAnswer(answer.status())) {
+      peer.breaker().Succeed();
+    } else {
+      peer.breaker().Fail();
+    }
+    for (const Item& item : batch) Fail(peer.id(), item, DropOf(answer.status()));
   }
-  Pump(node);
   MutexLock lock(&mutex_);
+  under_way_ -= batch.size();
+  const auto found = outgoing_.find(peer.id());
+  if (found != outgoing_.end()) --found->second.under_way;
+  ready_.insert(peer.id());
   --offers_;
   changed_.NotifyAll();
+}
+
+void Pusher::NoteTaken(const std::string& node, const std::vector<Item>& batch,
+                       const v1::PeerPushResponse& answer) {
+  const auto& pages = answer.failed_pages();
+  const bool named =
+      static_cast<uint32_t>(pages.size()) == answer.failed() &&
+      answer.failed_reasons_size() == pages.size() &&
+      std::all_of(pages.begin(), pages.end(), [&](uint32_t page) { return page < batch.size(); });
+  if (!named) {
+    // Which ones is not told: the others will be known there the next time.
+    for (const Item& item : batch) Fail(node, item, PushDrop::kBusy);
+    return;
+  }
+  metrics_.push_stored_pages.Add(answer.stored());
+  metrics_.push_known_pages.Add(answer.deduplicated());
+  for (int i = 0; i < pages.size(); ++i) {
+    Fail(node, batch[pages[i]], DropOf(answer.failed_reasons(i)));
+  }
+}
+
+void Pusher::Fail(const std::string& node, const Item& item, PushDrop reason) {
+  Retry retry = {node, item};
+  if (++retry.item.attempts >= options_.attempts || IsFinal(reason)) return Drop(reason, 1);
+  // 2^20 pauses of a millisecond are above any bound.
+  const auto doublings = std::min<int64_t>(item.attempts, 20);
+  const Duration pause = std::min<Duration>(options_.retry_min * (int64_t{1} << doublings),
+                                            std::max<Duration>(kRetryMax, options_.retry_min));
+  const TimePoint due = clock_.Now() + pause;
+  metrics_.push_retried_pages.Add();
+  MutexLock lock(&mutex_);
+  retries_.emplace(due, std::move(retry));
+  ++waiting_;
 }
 
 }  // namespace crumb::server

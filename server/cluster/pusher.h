@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -21,8 +22,10 @@
 namespace crumb::server {
 
 // Offers committed pages to their homes, which fetch what they lack. In the background, in batches,
-// a few at a time to each node; what does not fit in the queue is dropped and counted: the page is
-// here, and a home that lacks it costs a miss. Thread-safe.
+// a few at a time to each node. An offer that fails is made again, after growing pauses and to the
+// homes of the view that is newest then; what a home has not taken after that, and what does not
+// fit in the queue, is dropped and counted by its reason: the page is here, and a home that lacks
+// it costs a miss. Pages committed while no other node is in the view wait for one. Thread-safe.
 class Pusher {
  public:
   struct Options {
@@ -30,6 +33,8 @@ class Pusher {
     size_t batch_pages = 64;
     int64_t pushes_max = 2;  // to one node at once
     Duration deadline = std::chrono::seconds(10);
+    int64_t attempts = 5;                          // offers of a page to a home
+    Duration retry_min = std::chrono::seconds(1);  // before the second one; doubles
   };
 
   // The references must outlive this.
@@ -39,34 +44,69 @@ class Pusher {
 
   // Queues a fragment that is in the store. False: dropped.
   bool Offer(const FragmentHeader& header);
+  // A page that cannot be offered at all.
+  void NoteDrop(PushDrop reason) { Drop(reason, 1); }
+
+  // The newest view is another one: pages that waited for other nodes may have homes now.
+  void ViewChanged();
 
   // Waits until something has left a full queue, Stop was called, or `deadline`.
   void WaitForRoom(TimePoint deadline);
-  // Pages queued or offered and not answered.
+  // Pages queued, offered and not answered, or to be offered again; without those that wait for
+  // another node.
   size_t pending() const;
 
   // Drops what is queued and waits for offers under way. Idempotent.
   void Stop();
 
  private:
+  // A page on its way to one home.
   struct Item {
     KeyspaceId keyspace;
     PageKey key;
+    PageKey run;
     TileRange range;
     uint32_t tile_bytes = 0;
+    int64_t attempts = 0;  // that failed
   };
   struct Outgoing {
     std::deque<Item> items;
     int64_t under_way = 0;
   };
+  struct Retry {
+    std::string node;  // that did not take it; empty: any
+    Item item;
+  };
+  // What the thread has to do next.
+  struct Work {
+    std::deque<FragmentHeader> fresh;
+    std::vector<Retry> again;
+    std::set<std::string> nodes;  // that may have more
+  };
 
   void Run();
+  bool TakeWork(Work* work);
   void Route(const FragmentHeader& header);
+  void RouteAgain(const Retry& retry);
+  void Append(const std::string& node, const Item& item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Hold(Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Starts offers to `node` while it may have more.
   void Pump(const std::string& node);
   std::vector<Item> TakeBatch(Outgoing& outgoing) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Send(const std::shared_ptr<Peer>& peer, const std::vector<Item>& batch);
-  void Ended(const std::string& node, size_t pages);
+  v1::PeerPushRequest RequestOf(const std::vector<Item>& batch,
+                                const transport::SessionToken& session) const;
+  void Send(const std::shared_ptr<Peer>& peer, std::vector<Item> batch,
+            const transport::SessionToken& session);
+  void Answered(Peer& peer, const std::vector<Item>& batch,
+                const absl::StatusOr<v1::PeerPushResponse>& answer);
+  void NoteTaken(const std::string& node, const std::vector<Item>& batch,
+                 const v1::PeerPushResponse& answer);
+  // An offer to `node` failed: again later, or not.
+  void Fail(const std::string& node, const Item& item, PushDrop reason);
+  void Drop(PushDrop reason, size_t pages);
+  size_t Waiting() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return queue_.size() + routing_ + waiting_;
+  }
 
   const Options options_;
   PeerTable& peers_;
@@ -80,11 +120,14 @@ class Pusher {
   CondVar changed_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<FragmentHeader> queue_ ABSL_GUARDED_BY(mutex_);  // without sums; not routed yet
-  size_t routing_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t routing_ ABSL_GUARDED_BY(mutex_) = 0;                // items of the thread's work
   std::map<std::string, Outgoing> outgoing_ ABSL_GUARDED_BY(mutex_);
-  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;    // items of all nodes
-  size_t under_way_ ABSL_GUARDED_BY(mutex_) = 0;  // pages offered
-  size_t offers_ ABSL_GUARDED_BY(mutex_) = 0;     // calls
+  std::multimap<TimePoint, Retry> retries_ ABSL_GUARDED_BY(mutex_);  // by when they are due
+  std::deque<Item> held_ ABSL_GUARDED_BY(mutex_);        // without another node in the view
+  std::set<std::string> ready_ ABSL_GUARDED_BY(mutex_);  // nodes that answered an offer
+  size_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;           // items of all nodes, and retries
+  size_t under_way_ ABSL_GUARDED_BY(mutex_) = 0;         // pages offered
+  size_t offers_ ABSL_GUARDED_BY(mutex_) = 0;            // calls
   Thread thread_;
 };
 

@@ -25,11 +25,11 @@ void RemoteReader::Pull(PullRequest request, std::function<void(PullResult)> don
       ->Start();
 }
 
-void RemoteReader::Take(OfferedPages offered, std::function<void(std::vector<bool>)> done) {
+void RemoteReader::Take(OfferedPages offered, Taken done) {
   struct Progress {
     Mutex mutex;
     size_t open ABSL_GUARDED_BY(mutex) = 0;
-    std::vector<bool> arrived ABSL_GUARDED_BY(mutex);
+    std::vector<storage::MissReason> reasons ABSL_GUARDED_BY(mutex);
   };
   auto progress = std::make_shared<Progress>();
   PageFetch fetch;
@@ -45,19 +45,19 @@ void RemoteReader::Take(OfferedPages offered, std::function<void(std::vector<boo
   {
     MutexLock lock(&progress->mutex);
     progress->open = fetch.keys.size();
-    progress->arrived.assign(fetch.keys.size(), false);
+    progress->reasons.assign(fetch.keys.size(), storage::MissReason::kNone);
   }
   if (fetch.keys.empty()) return done({});
   StartPageFetch(context_, std::move(fetch), nullptr,
                  [progress, done = std::move(done)](size_t page, storage::MissReason reason) {
-                   std::vector<bool> arrived;
+                   std::vector<storage::MissReason> reasons;
                    {
                      MutexLock lock(&progress->mutex);
-                     progress->arrived[page] = reason == storage::MissReason::kNone;
+                     progress->reasons[page] = reason;
                      if (--progress->open > 0) return;
-                     arrived = progress->arrived;
+                     reasons = progress->reasons;
                    }
-                   done(std::move(arrived));
+                   done(reasons);
                  });
 }
 

@@ -71,8 +71,9 @@ class RemoteReader {
   // thread.
   void Pull(PullRequest request, std::function<void(PullResult)> done);
 
-  // Fetches what was offered. `arrived[i]` tells of keys[i].
-  void Take(OfferedPages offered, std::function<void(std::vector<bool> arrived)> done);
+  // Fetches what was offered. `reasons[i]` tells of keys[i]; kNone: it is here.
+  using Taken = std::function<void(const std::vector<storage::MissReason>& reasons)>;
+  void Take(OfferedPages offered, Taken done);
 
   // Pulls under way.
   size_t active() const { return active_.load(); }

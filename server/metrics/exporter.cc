@@ -307,11 +307,14 @@ void AddClusterCounters(Families& families, const ClusterMetrics& metrics) {
           metrics.breaker_skips);
   for (const auto& [outcome, pages] : {std::pair{"stored", &metrics.push_stored_pages},
                                        std::pair{"known", &metrics.push_known_pages},
-                                       std::pair{"failed", &metrics.push_failed_pages},
-                                       std::pair{"dropped", &metrics.push_dropped_pages},
-                                       std::pair{"unplaced", &metrics.push_unplaced_pages}}) {
+                                       std::pair{"retried", &metrics.push_retried_pages}}) {
     families.Counter("crumb_pushed_pages_total", "Pages offered to their homes, by what became.",
                      static_cast<double>(pages->value()), {{"outcome", outcome}});
+  }
+  for (size_t i = 0; i < kPushDropCount; ++i) {
+    families.Counter("crumb_push_dropped_pages_total", "Pages that a home was not given, and why.",
+                     static_cast<double>(metrics.push_dropped[i].value()),
+                     {{"reason", PushDropName(static_cast<PushDrop>(i))}});
   }
   counter("crumb_received_pages_total", "Pages that other nodes gave to this one as their home.",
           metrics.received_pages);

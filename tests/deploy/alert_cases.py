@@ -94,8 +94,8 @@ CASES = {  # alert: (series that make it fire, series that do not)
     "CrumbEtcdFailing": ({"crumb_etcd_failures_total{I}": rising(1)},
                          {"crumb_etcd_failures_total{I}": EARLY_JUMP}),
     "CrumbPushesDropped": (
-        {'crumb_pushed_pages_total{I,outcome="dropped"}': rising(1)},
-        {'crumb_pushed_pages_total{I,outcome="stored"}': rising(1)}),
+        {'crumb_push_dropped_pages_total{I,reason="queue_full"}': rising(1)},
+        {'crumb_push_dropped_pages_total{I,reason="generation"}': rising(1)}),
     "CrumbTransportFailing": ({"crumb_transport_connections_failed_total{I}": rising(1)},
                               {"crumb_transport_connections_failed_total{I}": LATE_JUMP}),
     "CrumbFramesRefused": ({"crumb_transport_frames_refused_total{I}": LATE_JUMP},

@@ -221,6 +221,40 @@ TEST(ClusterIdentityTest, TwoNodesWithOneIdAreNamedAndTheRestIsUnharmed) {
   EXPECT_EQ(sequence.Read(*writer), 8);
 }
 
+// The nodes that a page's run belongs to, once all of them hold it.
+bool HeldAtHome(TestClient& client, const PageKey& key) {
+  v1::LocatePageRequest request;
+  request.set_key(std::string(key.view()));
+  v1::LocatePageResponse place;
+  if (!client.stub().LocatePage(client.Context().get(), request, &place).ok()) return false;
+  const std::set<std::string> holders(place.holders().begin(), place.holders().end());
+  return place.homes_size() > 0 &&
+         std::all_of(place.homes().begin(), place.homes().end(),
+                     [&](const auto& id) { return holders.contains(id); });
+}
+
+TEST(ClusterAloneTest, WhatWasCommittedBeforeAnyOtherNodeWasThereGoesToItsHome) {
+  TestNodes::Settings settings;
+  settings.count = 2;
+  TestNodes nodes(settings);
+  ASSERT_TRUE(nodes.WaitForView(2));
+  nodes.Stop(1);
+  ASSERT_TRUE(nodes.WaitForView(1));
+  auto writer = nodes.Connect(0);
+  std::vector<TestSequence> sequences;
+  for (int i = 0; i < 12; ++i) sequences.emplace_back(400 + i, 4);
+  for (const TestSequence& sequence : sequences) ASSERT_EQ(sequence.Commit(*writer), 4);
+  nodes.Start(1);
+  ASSERT_TRUE(nodes.WaitForView(2));
+  for (const TestSequence& sequence : sequences) {
+    for (int page = 0; page < 4; ++page) {
+      EXPECT_TRUE(Eventually([&] { return HeldAtHome(*writer, sequence.Key(page)); }));
+    }
+  }
+  // Some of the runs are the other node's.
+  EXPECT_GT(SeriesOf(nodes.daemon(1).endpoints().admin, "crumb_received_pages_total"), 0);
+}
+
 TEST(ClusterLocateTest, SaysWhereAPageBelongsAndWhoHasIt) {
   TestNodes nodes({});
   ASSERT_TRUE(nodes.WaitForView(3));

@@ -2,13 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // RemoteReader over peers that answer when the test says so: who is asked, for what, and what
 // becomes of answers that are late, wrong or missing.
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <atomic>
 #include <future>
 
 #include "common/crc32c.h"
 #include "common/sha256.h"
+#include "server/cluster/peer_calls.h"
 #include "server/cluster/pull_operation.h"
 #include "server/cluster/remote_reader.h"
 #include "server/cluster/run_finder.h"
@@ -75,7 +76,7 @@ class FakePeer : public Peer {
       const size_t tiles = FragmentTilesBytes(wish.range.tiles(), wish.tile_bytes);
       std::memcpy(wish.places.first, fragment.data(), tiles);
       FragmentHeader header = DecodeFragmentHeader(std::span(fragment).subspan(tiles)).value();
-      if (wrong_key) header.key.bytes[0] ^= 1;
+      if (wrong_key || wish.key == corrupt) header.key.bytes[0] ^= 1;
       transport::PageAnswer page;
       page.status = transport::PageStatus::kHit;
       page.fragments.push_back({header, wish.range});
@@ -105,6 +106,7 @@ class FakePeer : public Peer {
   std::atomic<bool> silent{false}, absent{false}, nonsense{false}, wrong_key{false};
   std::atomic<bool> hold_fetches{false};
   uint32_t tile_bytes = 0;
+  PageKey corrupt;  // of which another page comes
   Mutex mutex;
   std::vector<Answer<v1::PeerAcquireResponse>> held ABSL_GUARDED_BY(mutex);
   std::vector<std::function<void()>> held_fetches ABSL_GUARDED_BY(mutex);
@@ -308,6 +310,59 @@ TEST_F(PullTest, OverTheBoundIsAMissAtOnce) {
     for (const auto& fake : fakes_) fake->AnswerHeldFetches();
     std::this_thread::yield();
   }
+}
+
+TEST_F(PullTest, AHomeSaysWhichOfferedPagesItDidNotTakeAndWhy) {
+  Store(Key(1));
+  fakes_[0]->corrupt = Key(2);
+  PeerSessions grants(4);
+  PeerLeases leases(store_, Clock::Real(), 4, std::chrono::seconds(10));
+  const PeerCallContext context{Clock::Real(),
+                                store_,
+                                *keyspaces_,
+                                peers_,
+                                grants,
+                                leases,
+                                reader_,
+                                counts_,
+                                std::chrono::seconds(10),
+                                64,
+                                [] {
+                                  v1::NodeRecord self;
+                                  self.set_id("self");
+                                  self.set_wire_max(kWireMax);
+                                  return self;
+                                },
+                                {},
+                                {}};
+  v1::PeerPushRequest request;
+  request.mutable_caller()->set_node("peer-0");
+  request.mutable_caller()->set_wire_version(kWireMax);
+  request.mutable_keyspace()->set_keyspace(std::string(keyspace_->id.view()));
+  request.mutable_range()->set_layer_end(static_cast<uint32_t>(kGeometry.layers));
+  request.mutable_range()->set_head_end(static_cast<uint32_t>(kGeometry.kv_heads));
+  request.set_session(std::string(16, 's'));
+  request.set_keys(Keys(0, 4));
+  for (int i = 0; i < 4; ++i) {
+    request.add_tile_bytes(i == 3 ? 64 : kGeometry.int2_tile_bytes());  // no page has such tiles
+  }
+  v1::PeerPushResponse response;
+  std::promise<absl::Status> answered;
+  PeerPush(context, request, Clock::Real().Now() + std::chrono::seconds(30), &response,
+           [&](const absl::Status& status) { answered.set_value(status); });
+  EXPECT_TRUE(answered.get_future().get().ok());
+  EXPECT_EQ(response.stored(), 1u);
+  EXPECT_EQ(response.deduplicated(), 1u);
+  EXPECT_EQ(response.failed(), 2u);
+  EXPECT_THAT(response.failed_pages(), testing::ElementsAre(2u, 3u));
+  EXPECT_THAT(response.failed_reasons(),
+              testing::ElementsAre(v1::MISS_REASON_CORRUPT, v1::MISS_REASON_CORRUPT));
+  // Who is not known yet is told to come again.
+  request.mutable_caller()->set_node("a stranger");
+  std::promise<absl::Status> refused;
+  PeerPush(context, request, Clock::Real().Now() + std::chrono::seconds(30), &response,
+           [&](const absl::Status& status) { refused.set_value(status); });
+  EXPECT_TRUE(absl::IsAborted(refused.get_future().get()));
 }
 
 TEST_F(PullTest, RunsAreFoundFromPositionParentAndRoot) {
