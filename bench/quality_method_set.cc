@@ -156,7 +156,7 @@ absl::StatusOr<QualityMethod> QualityMethodSet::Int2(const std::string& name,
   worker.clip_k = file.clip_k;
   worker.clip_v = file.clip_v;
   if (file.head_dim > 0) {
-    CRUMB_ASSIGN_OR_RETURN(worker.rotations, client::RotationSet::FromFile(file));
+    CRUMB_ASSIGN_OR_RETURN(worker.rotations, client::RotationSet::FromFile(file, name));
   }
   if (!device_attend_) return OfWorker(name, worker);
   CRUMB_RETURN_IF_ERROR(worker.Validate());

@@ -160,7 +160,8 @@ absl::StatusOr<RotationSet> RotationSet::Of(const std::string& name, Arrays arra
   return Make(name, std::move(arrays));
 }
 
-absl::StatusOr<RotationSet> RotationSet::FromFile(const RotationFile& file) {
+absl::StatusOr<RotationSet> RotationSet::FromFile(const RotationFile& file,
+                                                  const std::string& path) {
   Arrays arrays{.layers = file.layers,
                 .kv_heads = file.kv_heads,
                 .head_dim = file.head_dim,
@@ -174,8 +175,10 @@ absl::StatusOr<RotationSet> RotationSet::FromFile(const RotationFile& file) {
                 .feedback_k = file.feedback_k,
                 .feedback_v = file.feedback_v,
                 .shift = file.shift};
-  CRUMB_ASSIGN_OR_RETURN(const RotationSet checked,
-                         Of(file.method + " for " + file.model, std::move(arrays)));
+  CRUMB_ASSIGN_OR_RETURN(
+      const RotationSet checked,
+      Of(path + ", " + file.method + " for " + (file.model.empty() ? "any model" : file.model),
+         std::move(arrays)));
   auto data = std::make_shared<Data>(*checked.data_);
   HexDecode(RotationDigest(file), data->digest);
   return RotationSet(std::move(data));
@@ -187,10 +190,18 @@ absl::Status RotationSet::CheckFits(int layers, int kv_heads, int q_heads, int h
       (arrays.layers != 1 && arrays.layers != layers) ||
       (arrays.kv_heads != 1 && arrays.kv_heads != kv_heads) ||
       (!arrays.shift.empty() && arrays.q_heads != q_heads)) {
+    const auto sizes = [](int l, int kv, int q, int dim) {
+      const auto count = [](int n) { return n > 1 ? std::to_string(n) : "any number of"; };
+      return count(l) + " layers, " + count(kv) + " KV heads, " +
+             (q > 0 ? std::to_string(q) + " query heads, " : "") + "head_dim " +
+             std::to_string(dim);
+    };
     return absl::InvalidArgumentError(
-        "rotations '" + name() + "' are for " + std::to_string(arrays.layers) + " layers, " +
-        std::to_string(arrays.kv_heads) + " KV heads, " + std::to_string(arrays.q_heads) +
-        " query heads, head_dim " + std::to_string(arrays.head_dim));
+        "rotations '" + name() + "' are for " +
+        sizes(arrays.layers, arrays.kv_heads, arrays.q_heads, arrays.head_dim) +
+        "; the model has layers " + std::to_string(layers) + ", KV heads " +
+        std::to_string(kv_heads) + ", query heads " + std::to_string(q_heads) + ", head_dim " +
+        std::to_string(head_dim));
   }
   return absl::OkStatus();
 }

@@ -45,7 +45,7 @@ absl::Status WorkerOptions::UseRotationFile(const std::string& path) {
   if (!named) {
     return absl::InvalidArgumentError(path + ": method \"" + file.method + "\" is not known");
   }
-  CRUMB_ASSIGN_OR_RETURN(rotations, RotationSet::FromFile(file));
+  CRUMB_ASSIGN_OR_RETURN(rotations, RotationSet::FromFile(file, path));
   method = *named;
   clip_k = file.clip_k;
   clip_v = file.clip_v;

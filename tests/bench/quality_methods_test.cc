@@ -209,7 +209,7 @@ TEST_F(PagedCacheTest, TilesAreAttendedAsAWorkerDoes) {
   const auto file = calibration::HadamardRotations(kDim);
   ASSERT_TRUE(file.ok());
   client::WorkerOptions options = WorkerFor();
-  options.rotations = *client::RotationSet::FromFile(*file);
+  options.rotations = *client::RotationSet::FromFile(*file, "hadamard");
   options.clip_k = file->clip_k;
   options.clip_v = file->clip_v;
   const auto worker = client::Worker::Open(options, nullptr);

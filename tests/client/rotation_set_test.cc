@@ -5,6 +5,7 @@
 #include <cmath>
 #include <limits>
 
+#include "common/rotation_file.h"
 #include "gtest/gtest.h"
 
 namespace crumb::client {
@@ -79,6 +80,23 @@ TEST(RotationSetTest, FitsModelsOfItsShape) {
   EXPECT_FALSE(set.CheckFits(3, 8, 8, 64).ok());
   EXPECT_FALSE(set.CheckFits(2, 8, 8, 128).ok());
   EXPECT_TRUE(RotationSet::Identity().CheckFits(5, 5, 5, 256).ok());
+}
+
+TEST(RotationSetTest, AFileOfAnotherGeometryIsNamedWithBothGeometries) {
+  RotationFile file;
+  file.method = "oscar";
+  file.model = "big";
+  file.layers = 2;
+  file.kv_heads = 1;
+  file.head_dim = 64;
+  const RotationSet::Arrays arrays = Identities(2, 1, 64);
+  file.rotation_k = arrays.rotation_k;
+  file.rotation_v = arrays.rotation_v;
+  const auto set = RotationSet::FromFile(file, "dir/big.rotation");
+  ASSERT_TRUE(set.ok()) << set.status();
+  EXPECT_EQ(set->CheckFits(3, 8, 16, 128).message(),
+            "rotations 'dir/big.rotation, oscar for big' are for 2 layers, any number of KV heads, "
+            "head_dim 64; the model has layers 3, KV heads 8, query heads 16, head_dim 128");
 }
 
 TEST(RotationSetTest, MeansAreRotated) {

@@ -48,8 +48,9 @@ class RotationSet {
   // wrong size, a value that is not finite, or a rotation that is not orthogonal to 1e-3.
   static absl::StatusOr<RotationSet> Of(const std::string& name, Arrays arrays);
 
-  // What a rotation file holds; its digest is the file's. Errors as Of.
-  static absl::StatusOr<RotationSet> FromFile(const RotationFile& file);
+  // What a rotation file holds; its digest is the file's. `path` is what messages call it. Errors
+  // as Of.
+  static absl::StatusOr<RotationSet> FromFile(const RotationFile& file, const std::string& path);
 
   const std::string& name() const { return data_->name; }
   const Digest& digest() const { return data_->digest; }
