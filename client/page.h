@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "common/page_key.h"
 #include "kernels/tile.h"
@@ -12,7 +13,8 @@
 namespace crumb::client {
 
 // 64 tokens of one sequence, this rank's layers and KV heads, where attention reads them: in memory
-// of this process or in crumbd's slabs under a lease. Immutable once its last tile is written.
+// of this process, in crumbd's slabs under a lease, or in device memory. Immutable once its last
+// tile is written.
 struct Page {
   PageKey key;
   PageKey parent;         // zeros: the first page of a sequence
@@ -25,6 +27,7 @@ struct Page {
   size_t layer_stride = 0;       // bytes; other ranks' tiles may lie between layers
   size_t bytes = 0;              // of this rank's tiles; those of a page made here are contiguous
   std::shared_ptr<void> memory;  // keeps `tiles` where they are
+  std::vector<uint32_t> tile_sums;  // of a fetched page: CRC-32C, layer by layer, head by head
 
   std::byte* layer(int index) const { return tiles + layer_stride * index; }
 };

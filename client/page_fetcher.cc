@@ -24,7 +24,7 @@ size_t TileIndex(const TileRange& range, int layer, int head) {
 }
 
 // Copies the fragment's share of `own` to its place in `page`. kDataLoss: a copy's sum differs.
-absl::Status CopyTiles(const LeasedFragment& fragment, const TileRange& own, const Page& page) {
+absl::Status CopyTiles(const LeasedFragment& fragment, const TileRange& own, Page& page) {
   const TileRange& range = fragment.header.range;
   const TileRange part = Intersect(range, own);
   for (int layer = part.layers.begin; layer < part.layers.end; ++layer) {
@@ -37,6 +37,7 @@ absl::Status CopyTiles(const LeasedFragment& fragment, const TileRange& own, con
       if (sum != fragment.header.tile_sums[tile]) {
         return absl::DataLossError("a tile's checksum differs");
       }
+      page.tile_sums[TileIndex(own, layer, head)] = sum;
     }
   }
   return absl::OkStatus();
@@ -115,12 +116,18 @@ absl::StatusOr<std::shared_ptr<Page>> PageFetcher::Assemble(
     page->tiles = const_cast<std::byte*>(fragment.tiles.data()) +
                   TileIndex(range, own.layers.begin, own.heads.begin) * page->tile_bytes;
     page->memory = std::const_pointer_cast<Lease>(lease);
+    for (int tile = 0; tile < own.tiles(); ++tile) {
+      const int layer = own.layers.begin + tile / own.heads.size();
+      const int head = own.heads.begin + tile % own.heads.size();
+      page->tile_sums.push_back(fragment.header.tile_sums[TileIndex(range, layer, head)]);
+    }
     return page;
   }
   CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, pool_.Allocate(page->bytes));
   page->layer_stride = page->tile_bytes * own.heads.size();
   page->tiles = memory.get();
   page->memory = std::move(memory);
+  page->tile_sums.resize(own.tiles());
   int copied = 0;
   for (const LeasedFragment& fragment : fragments) {
     CRUMB_RETURN_IF_ERROR(CopyTiles(fragment, own, *page));

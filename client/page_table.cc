@@ -12,9 +12,9 @@ std::shared_ptr<const Page> PageTable::Find(const PageKey& key) const {
   return found == state_->pages.end() ? nullptr : found->second.lock();
 }
 
-std::shared_ptr<const Page> PageTable::Share(std::shared_ptr<const Page> page) {
+std::shared_ptr<const Page> PageTable::Wrap(std::shared_ptr<const Page> page) {
   const Page* raw = page.get();
-  std::shared_ptr<const Page> shared(
+  return std::shared_ptr<const Page>(
       raw, [state = state_, owner = std::move(page)](const Page* dying) mutable {
         {
           MutexLock lock(&state->mutex);
@@ -24,9 +24,17 @@ std::shared_ptr<const Page> PageTable::Share(std::shared_ptr<const Page> page) {
         }
         owner.reset();
       });
+}
+
+void PageTable::Insert(const std::shared_ptr<const Page>& wrapped) {
   MutexLock lock(&state_->mutex);
-  std::weak_ptr<const Page>& entry = state_->pages[raw->key];
-  if (entry.expired()) entry = shared;
+  std::weak_ptr<const Page>& entry = state_->pages[wrapped->key];
+  if (entry.expired()) entry = wrapped;
+}
+
+std::shared_ptr<const Page> PageTable::Share(std::shared_ptr<const Page> page) {
+  std::shared_ptr<const Page> shared = Wrap(std::move(page));
+  Insert(shared);
   return shared;
 }
 

@@ -19,8 +19,12 @@ class PageTable {
   // Null when no live sequence holds the page.
   std::shared_ptr<const Page> Find(const PageKey& key) const;
 
-  // Makes a complete page findable while somebody holds the result, which owns `page` from now on.
-  // The first page of a key stays; a later one of the same key is just wrapped.
+  // A page that Insert may make findable later, until the last holder of the result lets go.
+  std::shared_ptr<const Page> Wrap(std::shared_ptr<const Page> page);
+  // Makes a complete page findable; `wrapped` is of Wrap, its key is final. The first page of a key
+  // stays.
+  void Insert(const std::shared_ptr<const Page>& wrapped);
+  // Both.
   std::shared_ptr<const Page> Share(std::shared_ptr<const Page> page);
 
   size_t size() const;

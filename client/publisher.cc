@@ -6,8 +6,7 @@
 
 #include <utility>
 
-#include "common/crc32c.h"
-#include "common/fragment_header.h"
+#include "common/status_macros.h"
 
 namespace crumb::client {
 namespace {
@@ -19,10 +18,11 @@ static_assert(static_cast<int>(crumb::PageFormat::kInt2) ==
 
 }  // namespace
 
-Publisher::Publisher(const WorkerOptions& options, Client& client, WorkerTally& tally,
-                     std::function<void()> refused)
+Publisher::Publisher(const WorkerOptions& options, Client& client, PageReader& reader,
+                     WorkerTally& tally, std::function<void()> refused)
     : options_(options),
       client_(client),
+      reader_(reader),
       tally_(tally),
       refused_(std::move(refused)),
       pid_(::getpid()) {}
@@ -148,7 +148,8 @@ void Publisher::PublishBatch(const std::vector<Item>& batch) {
     if (!slots.ok()) return CountFailure(slots.status(), batch.size() - next);
     if (slots->empty()) return CountDropped(tally_.publish_dropped_room, batch.size() - next);
     const size_t count = slots->size();
-    for (size_t i = 0; i < count; ++i) Write(batch[next + i], (*slots)[i]);
+    const absl::Status written = Write(std::span(batch).subspan(next, count), *slots);
+    if (!written.ok()) return CountFailure(written, batch.size() - next);
     const auto outcomes = client_.Commit(batch.front().keyspace->id, *std::move(slots), tiles_bytes,
                                          options_.publish_deadline);
     if (!outcomes.ok()) return CountFailure(outcomes.status(), batch.size() - next);
@@ -157,8 +158,24 @@ void Publisher::PublishBatch(const std::vector<Item>& batch) {
   }
 }
 
-// The sums come from the same pass that copies, so they are of the bytes that crumbd will read.
-void Publisher::Write(const Item& item, const StagingSlot& slot) const {
+absl::Status Publisher::Write(std::span<const Item> items,
+                              std::span<const StagingSlot> slots) const {
+  std::vector<std::shared_ptr<const Page>> pages;
+  std::vector<std::byte*> to;
+  for (size_t i = 0; i < items.size(); ++i) {
+    pages.push_back(items[i].page);
+    to.push_back(slots[i].bytes().data());
+  }
+  CRUMB_ASSIGN_OR_RETURN(std::vector<std::vector<uint32_t>> sums, reader_.Read(pages, to));
+  for (size_t i = 0; i < items.size(); ++i) {
+    const FragmentHeader header = HeaderOf(items[i], std::move(sums[i]));
+    EncodeFragmentHeader(header, slots[i].bytes().subspan(
+                                     pages[i]->bytes, FragmentHeaderBytes(header.range.tiles())));
+  }
+  return absl::OkStatus();
+}
+
+FragmentHeader Publisher::HeaderOf(const Item& item, std::vector<uint32_t> sums) const {
   const Page& page = *item.page;
   FragmentHeader header;
   header.format = static_cast<crumb::PageFormat>(page.format);
@@ -171,12 +188,8 @@ void Publisher::Write(const Item& item, const StagingSlot& slot) const {
   header.parent = page.parent;
   header.position = page.position + 1;
   header.range = options_.own_tiles();
-  for (size_t at = 0; at < page.bytes; at += page.tile_bytes) {
-    header.tile_sums.push_back(
-        CopyCrc32c(slot.bytes().data() + at, {page.tiles + at, page.tile_bytes}));
-  }
-  EncodeFragmentHeader(header,
-                       slot.bytes().subspan(page.bytes, FragmentHeaderBytes(header.range.tiles())));
+  header.tile_sums = std::move(sums);
+  return header;
 }
 
 void Publisher::CountOutcome(CommitOutcome outcome, size_t bytes) {

@@ -7,12 +7,15 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/page_reader.h"
 #include "client/page_sink.h"
 #include "client/worker_tally.h"
 #include "common/clock.h"
+#include "common/fragment_header.h"
 #include "common/mutex.h"
 #include "common/thread.h"
 #include "crumb/client.h"
@@ -20,13 +23,13 @@
 
 namespace crumb::client {
 
-// Copies complete pages into staging memory, with the sums of their tiles, and commits them, on one
+// Brings complete pages into staging memory, with the sums of their tiles, and commits them, on one
 // thread behind a bounded queue. Pages that find no place are dropped and counted. Thread-safe.
 class Publisher final : public PageSink {
  public:
   // All borrowed. `refused` is called on the thread when crumbd refused a page: what is known of
   // the keyspace may be out of date.
-  Publisher(const WorkerOptions& options, Client& client, WorkerTally& tally,
+  Publisher(const WorkerOptions& options, Client& client, PageReader& reader, WorkerTally& tally,
             std::function<void()> refused);
   // Drops what is queued.
   ~Publisher() override;
@@ -52,13 +55,15 @@ class Publisher final : public PageSink {
   void EnsureStarted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<Item> TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void PublishBatch(const std::vector<Item>& batch);
-  void Write(const Item& item, const StagingSlot& slot) const;
+  absl::Status Write(std::span<const Item> items, std::span<const StagingSlot> slots) const;
+  FragmentHeader HeaderOf(const Item& item, std::vector<uint32_t> sums) const;
   void CountOutcome(CommitOutcome outcome, size_t bytes);
   void CountFailure(const absl::Status& status, size_t pages);
   void CountDropped(Counter& counter, size_t pages);
 
   const WorkerOptions& options_;
   Client& client_;
+  PageReader& reader_;
   WorkerTally& tally_;
   const std::function<void()> refused_;
   const pid_t pid_;

@@ -2,398 +2,56 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/replica_worker.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "client/null_sink.h"
-#include "client/worker_keyspace.h"
-#include "common/logging.h"
-#include "common/placement.h"
+#include "client/three_segment_sequence.h"
 #include "common/status_macros.h"
-#include "fmt/format.h"
 
 namespace crumb::client {
 
-using kernels::PageFormat;
-
-namespace {
-
-// crumbd writes a record of a keyspace it sees for the first time.
-constexpr Duration kOpenTimeout = std::chrono::seconds(2);
-// For a sequence that waits for nothing: crumbd answers from memory.
-constexpr Duration kBindTimeoutMin = std::chrono::milliseconds(50);
-
-}  // namespace
-
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Open(const WorkerOptions& options, Client* client) {
+  return ReplicaWorker::Create(options, client);
+}
+
+absl::StatusOr<std::unique_ptr<ReplicaWorker>> ReplicaWorker::Create(const WorkerOptions& options,
+                                                                     Client* client) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
-  CRUMB_ASSIGN_OR_RETURN(const KeyspaceId keyspace,
-                         PrivateKeyspace(options, options.history_format));
-  CRUMB_ASSIGN_OR_RETURN(const KeyspaceId bf16, PrivateKeyspace(options, PageFormat::kBf16));
-  auto worker = std::make_unique<ReplicaWorker>(options, client, keyspace, bf16);
-  worker->OpenKeyspaceAhead();
+  std::unique_ptr<ReplicaWorker> worker(new ReplicaWorker(options));
+  CRUMB_ASSIGN_OR_RETURN(worker->starter_, SequenceStarter::Create(worker->options_, client,
+                                                                   worker->reader_, nullptr));
   return worker;
-}
-
-ReplicaWorker::ReplicaWorker(const WorkerOptions& options, Client* client,
-                             const KeyspaceId& private_keyspace,
-                             const KeyspaceId& private_bf16_keyspace)
-    : options_(options),
-      rule_{.recent_tokens = options.recent_tokens, .prefill_block = options.prefill_block},
-      client_(client),
-      private_binding_(std::make_shared<KeyspaceBinding>(
-          KeyspaceBinding{.id = private_keyspace,
-                          .watched = private_keyspace,
-                          .history_format = options.history_format})),
-      private_bf16_binding_(
-          std::make_shared<KeyspaceBinding>(KeyspaceBinding{.id = private_bf16_keyspace,
-                                                            .watched = private_keyspace,
-                                                            .history_format = PageFormat::kBf16})),
-      backend_(options_),
-      pool_(options.page_bytes_max),
-      watch_(options_, [this](double error) { NoteBadQuality(error); }),
-      null_sink_(std::make_unique<NullSink>(tally_)),
-      binding_(private_binding_) {
-  if (client_ == nullptr) return;
-  fetcher_ = std::make_unique<PageFetcher>(options_, *client_, pool_);
-  publisher_ =
-      std::make_unique<Publisher>(options_, *client_, tally_, [this] { rebind_.store(true); });
-}
-
-SequenceParts ReplicaWorker::Parts() {
-  PageSink& sink = publisher_ != nullptr ? static_cast<PageSink&>(*publisher_) : *null_sink_;
-  return {.options = options_,
-          .rule = rule_,
-          .backend = backend_,
-          .pool = pool_,
-          .table = table_,
-          .sink = sink,
-          .watch = watch_,
-          .tally = tally_};
-}
-
-bool ReplicaWorker::Stale(const KeyspaceBinding& binding) const {
-  if (!binding.known_to_crumbd || binding.epoch != client_->epoch() || rebind_.load()) return true;
-  if (options_.history_format != PageFormat::kInt2) return false;
-  const bool int2_off = client_->StateOf(binding.watched) == KeyspaceState::kBf16;
-  return int2_off != (binding.history_format == PageFormat::kBf16);
-}
-
-void ReplicaWorker::OpenKeyspaceAhead() {
-  if (client_ != nullptr) CurrentBinding(kOpenTimeout);
-}
-
-// Sequences keep the keyspace they began with; a new one asks again when crumbd was restarted,
-// changed the keyspace's state or generation, or was not there before. One thread asks; the others
-// go on with what is known.
-ReplicaWorker::Binding ReplicaWorker::CurrentBinding(Duration timeout) {
-  Binding binding;
-  bool bad_quality;
-  {
-    MutexLock lock(&mutex_);
-    binding = binding_;
-    bad_quality = !bad_quality_.empty();
-  }
-  if (bad_quality) {
-    if (publisher_ != nullptr) publisher_->RunSoon([this] { TellBadQuality(); });
-    return private_bf16_binding_;
-  }
-  if (client_ == nullptr) return private_binding_;
-  if (!client_->connected() || !Stale(*binding) || binding_now_.exchange(true)) return binding;
-  rebind_.store(false);
-  absl::StatusOr<Binding> bound = Bind(timeout);
-  if (bound.ok()) {
-    binding = *std::move(bound);
-    MutexLock lock(&mutex_);
-    binding_ = binding;
-  } else {
-    LogWarning("keyspace of {} could not be opened: {}", options_.model, bound.status().ToString());
-  }
-  binding_now_.store(false);
-  return binding;
-}
-
-absl::StatusOr<KeyspaceInfo> ReplicaWorker::OpenKeyspace(PageFormat format, Duration timeout) {
-  KeyspaceSpec spec;
-  CRUMB_ASSIGN_OR_RETURN(spec.fields, KeyspaceFields(options_, format));
-  spec.layers = options_.layers;
-  spec.kv_heads = options_.kv_heads;
-  spec.head_dim = options_.head_dim;
-  spec.group_size = options_.group_size;
-  spec.tenant = options_.tenant;
-  CRUMB_ASSIGN_OR_RETURN(const KeyspaceInfo info, client_->OpenKeyspace(spec, timeout));
-  const kernels::TileShape shape = options_.tile_shape();
-  if (info.bf16_tile_bytes != shape.bf16_bytes() || info.int2_tile_bytes != shape.int2_bytes()) {
-    return absl::FailedPreconditionError("crumbd counts other tile sizes");
-  }
-  return info;
-}
-
-absl::StatusOr<ReplicaWorker::Binding> ReplicaWorker::Bind(Duration timeout) {
-  PageFormat format = options_.history_format;
-  CRUMB_ASSIGN_OR_RETURN(KeyspaceInfo info, OpenKeyspace(format, timeout));
-  const KeyspaceId watched = info.id;
-  if (format == PageFormat::kInt2 && info.state == KeyspaceState::kBf16) {
-    LogWarning("INT2 pages of {} are switched off: new sequences use BF16", options_.model);
-    format = PageFormat::kBf16;
-    CRUMB_ASSIGN_OR_RETURN(info, OpenKeyspace(format, timeout));
-  }
-  return std::make_shared<const KeyspaceBinding>(KeyspaceBinding{.id = info.id,
-                                                                 .watched = watched,
-                                                                 .history_format = format,
-                                                                 .known_to_crumbd = true,
-                                                                 .generation = info.generation,
-                                                                 .epoch = info.epoch});
-}
-
-// New sequences store BF16 from now on: until crumbd knows, by this process's own decision, then by
-// the keyspace's state, which a command can set back.
-void ReplicaWorker::NoteBadQuality(double error) {
-  tally_.quality_alarms.Add();
-  std::string reason =
-      fmt::format("mean attention error {:.3f} over {} windows is above the bound {:.3f}", error,
-                  options_.watch_windows, options_.watch_error_max);
-  LogWarning("INT2 pages of {} are given up: {}", options_.model, reason);
-  {
-    MutexLock lock(&mutex_);
-    bad_quality_ = std::move(reason);
-  }
-  if (publisher_ != nullptr) publisher_->RunSoon([this] { TellBadQuality(); });
-}
-
-void ReplicaWorker::TellBadQuality() {
-  std::string reason;
-  {
-    MutexLock lock(&mutex_);
-    reason = bad_quality_;
-  }
-  if (reason.empty() || !client_->connected()) return;
-  const absl::StatusOr<KeyspaceInfo> keyspace = OpenKeyspace(PageFormat::kInt2, kOpenTimeout);
-  absl::Status told = keyspace.status();
-  if (told.ok()) {
-    told = client_->SetKeyspaceState(keyspace->id, KeyspaceState::kBf16, "quality watch", reason);
-  }
-  if (!told.ok()) {
-    LogWarning("crumbd was not told to give up INT2 pages of {}: {}", options_.model,
-               told.ToString());
-    return;
-  }
-  rebind_.store(true);
-  MutexLock lock(&mutex_);
-  bad_quality_.clear();
-}
-
-// Pages of live sequences need nobody's leave.
-void ReplicaWorker::FindShared(SequenceStart& start, int pages_max) const {
-  while (static_cast<int>(start.pages.size()) < pages_max) {
-    std::shared_ptr<const Page> page = table_.Find(start.prompt_keys[start.pages.size()]);
-    if (page == nullptr) break;
-    start.pages.push_back(std::move(page));
-  }
-}
-
-void ReplicaWorker::CountShared(SequenceStart& start) {
-  start.stats.hit_tokens_worker = static_cast<int>(start.pages.size()) * kPageTokens;
-  tally_.hit_tokens_worker.Add(start.stats.hit_tokens_worker);
-}
-
-// Pages [first, end) of the prompt.
-PageRequest ReplicaWorker::RequestFor(const SequenceStart& start, int first, int end,
-                                      Duration timeout) const {
-  return {.keyspace = *start.keyspace,
-          .first_page = first,
-          .parent = first == 0 ? PageKey{} : start.prompt_keys[first - 1],
-          .run = start.prompt_keys[first / kRunPages * kRunPages],
-          .keys = std::span(start.prompt_keys).subspan(first, end - first),
-          .window_tokens = static_cast<int>(start.prompt.size()) - end * kPageTokens,
-          .timeout = timeout,
-          .whole_pages = false,
-          .lease = 0,
-          .skip = 0};
-}
-
-void ReplicaWorker::FetchRest(SequenceStart& start, int pages_max, Duration timeout) {
-  const int first = static_cast<int>(start.pages.size());
-  if (fetcher_ == nullptr || !start.keyspace->known_to_crumbd || first >= pages_max) return;
-  const absl::StatusOr<FetchedPages> fetched =
-      fetcher_->Fetch(RequestFor(start, first, pages_max, timeout));
-  if (!fetched.ok()) return NoteFetchFailure(start, fetched.status());
-  NoteFetched(start, *fetched, fetched->page_tiers);
-}
-
-// The prefix that every rank can have: what crumbd holds for all layers and heads, and this rank
-// can read. Pages of live sequences spare this rank the reading only. Returns the pages' tiers.
-std::vector<Tier> ReplicaWorker::FetchWhole(SequenceStart& start, int pages_max, Duration timeout) {
-  if (fetcher_ == nullptr || !start.keyspace->known_to_crumbd || pages_max == 0) return {};
-  FindShared(start, pages_max);
-  PageRequest request = RequestFor(start, 0, pages_max, timeout);
-  request.whole_pages = true;
-  request.skip = static_cast<int>(start.pages.size());
-  absl::StatusOr<FetchedPages> fetched = fetcher_->Fetch(request);
-  if (!fetched.ok()) {
-    start.pages.clear();
-    NoteFetchFailure(start, fetched.status());
-    return {};
-  }
-  const std::vector<Tier>& tiers = fetched->page_tiers;
-  start.pages.resize(std::min(start.pages.size(), tiers.size()));
-  CountShared(start);
-  NoteFetched(start, *fetched, std::span(tiers).subspan(start.pages.size()));
-  start.lease = std::move(fetched->lease);
-  start.lease_id = fetched->lease_id;
-  return std::move(fetched->page_tiers);
-}
-
-// Takes this rank's part of the leader's prefix from the leader's lease.
-void ReplicaWorker::JoinLease(SequenceStart& start, const LeadToken& token, Duration timeout) {
-  const int pages = static_cast<int>(token.tiers.size());
-  const int have = static_cast<int>(start.pages.size());
-  if (token.lease == 0 || have >= pages || token.keyspace.epoch != client_->epoch()) return;
-  PageRequest request = RequestFor(start, 0, pages, timeout);
-  request.lease = token.lease;
-  request.skip = have;
-  const absl::StatusOr<FetchedPages> fetched = fetcher_->Fetch(request);
-  if (!fetched.ok()) return NoteFetchFailure(start, fetched.status());
-  NoteFetched(start, *fetched, std::span(token.tiers).subspan(have));
-}
-
-// `tiers` of the fetched pages, or of more.
-void ReplicaWorker::NoteFetched(SequenceStart& start, const FetchedPages& fetched,
-                                std::span<const Tier> tiers) {
-  int host = 0, ssd = 0, remote = 0;
-  for (size_t i = 0; i < fetched.pages.size(); ++i) {
-    start.pages.push_back(table_.Share(fetched.pages[i]));
-    int& tier = tiers[i] == Tier::kSsd ? ssd : tiers[i] == Tier::kRemote ? remote : host;
-    tier += kPageTokens;
-  }
-  start.stats.hit_tokens_host += host;
-  start.stats.hit_tokens_ssd += ssd;
-  start.stats.hit_tokens_remote += remote;
-  start.stats.fetched_bytes += fetched.bytes;
-  tally_.hit_tokens_host.Add(host);
-  tally_.hit_tokens_ssd.Add(ssd);
-  tally_.hit_tokens_remote.Add(remote);
-  if (fetched.miss_reason == MissReason::kNone) return;
-  start.stats.miss_reason = MissReasonName(fetched.miss_reason);
-  if (fetched.miss_reason == MissReason::kCorrupt) tally_.verify_failures.Add();
-  if (fetched.miss_reason == MissReason::kGeneration) rebind_.store(true);
-  if (fetched.miss_reason == MissReason::kDeadline) tally_.deadline_exceeded.Add();
-}
-
-// For crumbd's metrics, where an engine counts once: followers do not tell.
-void ReplicaWorker::NoteUsed(const SequenceStart& start) {
-  const int fetched = start.stats.hit_tokens() - start.stats.hit_tokens_worker;
-  if (fetched == 0) return;
-  const auto tokens = static_cast<uint64_t>(fetched);
-  client_->Count({.used_tokens = tokens, .prefill_tokens_avoided = tokens});
-}
-
-void ReplicaWorker::NoteFetchFailure(SequenceStart& start, const absl::Status& status) {
-  const bool late = absl::IsDeadlineExceeded(status);
-  start.stats.miss_reason = MissReasonName(late ? MissReason::kDeadline : MissReason::kUnavailable);
-  (late ? tally_.deadline_exceeded : tally_.unavailable).Add();
-  // kNotFound: crumbd does not know the keyspace any more.
-  if (absl::IsNotFound(status)) rebind_.store(true);
-}
-
-SequenceStart ReplicaWorker::StartOf(Binding keyspace, std::span<const int32_t> tokens,
-                                     const SequenceOptions& options) {
-  PageKeyChain chain(keyspace->id);
-  SequenceStart start{.keyspace = std::move(keyspace),
-                      .prompt = {tokens.begin(), tokens.end()},
-                      .prompt_keys = {},
-                      .chain = chain,
-                      .pages = {},
-                      .lease = nullptr,
-                      .lease_id = 0,
-                      .stats = {}};
-  for (size_t page = 0; (page + 1) * kPageTokens <= tokens.size(); ++page) {
-    const Digest extra = page < options.extra.size() ? options.extra[page] : Digest{};
-    start.prompt_keys.push_back(
-        start.chain.Next(tokens.subspan(page * kPageTokens, kPageTokens), extra));
-  }
-  tally_.sequences.Add();
-  tally_.prompt_tokens.Add(tokens.size());
-  return start;
-}
-
-int ReplicaWorker::HitPagesMax(size_t tokens, const SequenceOptions& options) const {
-  const int allowed = rule_.HitTokensMax(static_cast<int>(tokens));
-  return std::clamp(options.cached_tokens_max.value_or(allowed), 0, allowed) / kPageTokens;
 }
 
 std::unique_ptr<Sequence> ReplicaWorker::MakeSequence(const SequenceOptions& options,
                                                       SequenceStart start) {
-  return std::make_unique<ThreeSegmentSequence>(Parts(), options, std::move(start));
-}
-
-// Equal for all ranks of a replica, whatever their parts.
-const KeyspaceId& ReplicaWorker::ModelOf(PageFormat format) const {
-  return format == PageFormat::kBf16 ? private_bf16_binding_->id : private_binding_->id;
+  const SequenceParts parts{.options = options_,
+                            .rule = starter_->rule(),
+                            .backend = backend_,
+                            .pool = starter_->pool(),
+                            .table = starter_->table(),
+                            .sink = starter_->sink(),
+                            .watch = starter_->watch(),
+                            .tally = starter_->tally()};
+  return std::make_unique<ThreeSegmentSequence>(parts, options, std::move(start));
 }
 
 absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Begin(std::span<const int32_t> tokens,
                                                                const SequenceOptions& options) {
-  if (tokens.empty()) return absl::InvalidArgumentError("Begin without tokens");
-  const Duration timeout = options.deadline.value_or(options_.begin_deadline);
-  SequenceStart start =
-      StartOf(CurrentBinding(std::max(timeout, kBindTimeoutMin)), tokens, options);
-  const int pages_max = HitPagesMax(tokens.size(), options);
-  FindShared(start, pages_max);
-  CountShared(start);
-  FetchRest(start, pages_max, timeout);
-  NoteUsed(start);
+  CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Begin(tokens, options));
   return MakeSequence(options, std::move(start));
 }
 
 absl::StatusOr<LedSequence> ReplicaWorker::Lead(std::span<const int32_t> tokens,
                                                 const SequenceOptions& options) {
-  if (tokens.empty()) return absl::InvalidArgumentError("Lead without tokens");
-  const Duration timeout = options.deadline.value_or(options_.begin_deadline);
-  SequenceStart start =
-      StartOf(CurrentBinding(std::max(timeout, kBindTimeoutMin)), tokens, options);
-  LeadToken token;
-  token.model = ModelOf(start.keyspace->history_format);
-  token.keyspace = *start.keyspace;
-  token.tiers = FetchWhole(start, HitPagesMax(tokens.size(), options), timeout);
-  token.lease = start.lease_id;
-  if (!start.pages.empty()) token.last_key = start.prompt_keys[start.pages.size() - 1];
-  NoteUsed(start);
-  return LedSequence{MakeSequence(options, std::move(start)), EncodeLeadToken(token)};
+  CRUMB_ASSIGN_OR_RETURN(LedStart led, starter_->Lead(tokens, options));
+  return LedSequence{MakeSequence(options, std::move(led.start)), std::move(led.token)};
 }
 
-absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Follow(std::string_view bytes,
+absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Follow(std::string_view token,
                                                                 std::span<const int32_t> tokens,
                                                                 const SequenceOptions& options) {
-  if (tokens.empty()) return absl::InvalidArgumentError("Follow without tokens");
-  CRUMB_ASSIGN_OR_RETURN(const LeadToken token, DecodeLeadToken(bytes));
-  if (token.model != ModelOf(token.keyspace.history_format)) {
-    return absl::InvalidArgumentError("the token is of a worker with other WorkerOptions");
-  }
-  const Duration timeout = options.deadline.value_or(options_.begin_deadline);
-  SequenceStart start =
-      StartOf(std::make_shared<const KeyspaceBinding>(token.keyspace), tokens, options);
-  const size_t pages = token.tiers.size();
-  if (pages >
-          static_cast<size_t>(rule_.HitTokensMax(static_cast<int>(tokens.size()))) / kPageTokens ||
-      (pages > 0 && start.prompt_keys[pages - 1] != token.last_key)) {
-    return absl::InvalidArgumentError("the token is of another prompt");
-  }
-  FindShared(start, static_cast<int>(pages));
-  CountShared(start);
-  if (fetcher_ != nullptr) JoinLease(start, token, timeout);
-  FetchRest(start, static_cast<int>(pages), timeout);
-  if (start.pages.size() < pages) {
-    return absl::AbortedError("this rank has " + std::to_string(start.pages.size() * kPageTokens) +
-                              " of the cached tokens, " + start.stats.miss_reason +
-                              ": lead again with that cached_tokens_max");
-  }
-  start.stats.miss_reason.clear();
+  CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Follow(token, tokens, options));
   return MakeSequence(options, std::move(start));
-}
-
-absl::Status ReplicaWorker::WaitPublished(Duration timeout) {
-  return publisher_ == nullptr ? absl::OkStatus() : publisher_->WaitIdle(timeout);
 }
 
 }  // namespace crumb::client

@@ -25,38 +25,28 @@ ThreeSegmentSequence::ThreeSegmentSequence(const SequenceParts& parts,
       options_(options),
       keyspace_(std::move(start.keyspace)),
       lease_(std::move(start.lease)),
-      prompt_(static_cast<int>(start.prompt.size())),
-      hit_(static_cast<int>(start.pages.size()) * kPageTokens),
-      tokens_(std::move(start.prompt)),
-      keys_(std::move(start.prompt_keys)),
-      chain_(start.chain),
+      log_(parts.rule, options, start),
       pages_(std::move(start.pages)),
       own_(pages_.size()),
       rows_(parts.options.own_layers(), parts.options.own_kv_heads(), parts.options.head_dim),
-      layers_(parts.options.own_layers(), LayerState{false, std::max(1, hit_ / kPageTokens)}),
+      layers_(parts.options.own_layers(), LayerState{false, std::max(1, log_.hit() / kPageTokens)}),
       queries_(parts.options.own_layers(), parts.options.own_q_heads() * parts.options.head_dim),
-      length_(hit_),
-      complete_pages_(hit_ / kPageTokens),
+      complete_pages_(log_.hit() / kPageTokens),
       published_pages_(complete_pages_),
       stats_(std::move(start.stats)) {
-  stats_.prompt_tokens = prompt_;
+  stats_.prompt_tokens = log_.prompt();
 }
 
 ThreeSegmentSequence::ThreeSegmentSequence(const ThreeSegmentSequence& other, RecentRows rows)
     : parts_(other.parts_),
       options_(other.options_),
       keyspace_(other.keyspace_),
-      prompt_(other.prompt_),
-      hit_(other.hit_),
-      tokens_(other.tokens_),
-      keys_(other.keys_),
-      chain_(other.chain_),
+      log_(other.log_),
       pages_(other.pages_.begin(), other.pages_.begin() + other.complete_pages_),
       own_(pages_.size()),
       rows_(std::move(rows)),
       layers_(other.layers_),
       queries_(other.queries_),
-      length_(other.length_),
       complete_pages_(other.complete_pages_),
       published_pages_(other.published_pages_),
       damaged_page_(other.damaged_page_),
@@ -66,10 +56,10 @@ absl::StatusOr<std::unique_ptr<Sequence>> ThreeSegmentSequence::Fork() const {
   if (fresh_ > 0 || finished_) {
     return absl::FailedPreconditionError("Fork inside a pass or after Finish");
   }
-  CRUMB_ASSIGN_OR_RETURN(RecentRows rows, rows_.Copy(RowsBegin(), length_));
+  CRUMB_ASSIGN_OR_RETURN(RecentRows rows, rows_.Copy(RowsBegin(), log_.length()));
   auto fork =
       std::unique_ptr<ThreeSegmentSequence>(new ThreeSegmentSequence(*this, std::move(rows)));
-  if (complete_pages_ == 0 && length_ > 0) {
+  if (complete_pages_ == 0 && log_.length() > 0) {
     // The sink is not full yet: both go on writing their own.
     CRUMB_RETURN_IF_ERROR(fork->ReservePages(1));
     std::memcpy(fork->own_[0]->tiles, pages_[0]->tiles, pages_[0]->bytes);
@@ -83,10 +73,10 @@ absl::Status ThreeSegmentSequence::CheckAppend(int layer, int tokens) const {
     return absl::InvalidArgumentError("layer " + std::to_string(layer) + " of " +
                                       std::to_string(parts_.options.own_layers()));
   }
-  const int room = InPrompt() ? prompt_ - length_ : 1 + parts_.options.draft_slots;
+  const int room = InPrompt() ? log_.prompt() - log_.length() : 1 + parts_.options.draft_slots;
   if (tokens < 1 || tokens > room) {
     return absl::InvalidArgumentError(std::to_string(tokens) + " fresh tokens at position " +
-                                      std::to_string(length_) + ": a pass takes 1 to " +
+                                      std::to_string(log_.length()) + ": a pass takes 1 to " +
                                       std::to_string(room) + " here");
   }
   if (fresh_ > 0 && tokens != fresh_) {
@@ -105,31 +95,33 @@ absl::Status ThreeSegmentSequence::CheckAppend(int layer, int tokens) const {
 // room for a full window and the drafts.
 absl::Status ThreeSegmentSequence::ResizeRows(int tokens) {
   const int begin = RowsBegin();
-  const int end = length_ + tokens;
+  const int end = log_.length() + tokens;
   if (!InPrompt()) {
     const int window = parts_.options.recent_tokens + kPageTokens + parts_.options.draft_slots;
-    return rows_.Resize(window, begin, length_);
+    return rows_.Resize(window, begin, log_.length());
   }
   if (end - begin <= rows_.capacity()) return absl::OkStatus();
-  const int block_end = parts_.rule.BlockBegin(length_) + parts_.rule.prefill_block;
-  const int wanted = std::max(end, std::min(prompt_, block_end)) - begin;
-  return rows_.Resize(std::max(wanted, kPageTokens), begin, length_);
+  const int block_end = parts_.rule.BlockBegin(log_.length()) + parts_.rule.prefill_block;
+  const int wanted = std::max(end, std::min(log_.prompt(), block_end)) - begin;
+  return rows_.Resize(std::max(wanted, kPageTokens), begin, log_.length());
 }
 
 // The first position whose row is attended or stored later.
 int ThreeSegmentSequence::RowsBegin() const {
   int stored = layers_.front().stored_pages;
   for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
-  return std::min(parts_.rule.RowsBegin(length_, prompt_, hit_), stored * kPageTokens);
+  return std::min(parts_.rule.RowsBegin(log_.length(), log_.prompt(), log_.hit()),
+                  stored * kPageTokens);
 }
 
 absl::Status ThreeSegmentSequence::BeginPass(int tokens) {
-  const int stored_end =
-      InPrompt() ? parts_.rule.BlockBegin(length_ + tokens) : parts_.rule.HistoryEnd(length_ + 1);
+  const int stored_end = InPrompt() ? parts_.rule.BlockBegin(log_.length() + tokens)
+                                    : parts_.rule.HistoryEnd(log_.length() + 1);
   CRUMB_RETURN_IF_ERROR(ReservePages(std::max(1, stored_end / kPageTokens)));
   // Windows that found no memory when they were due leave before the ring shrinks.
   if (!InPrompt()) {
-    StoreLayers(0, parts_.options.own_layers(), parts_.rule.HistoryEnd(length_) / kPageTokens);
+    StoreLayers(0, parts_.options.own_layers(),
+                parts_.rule.HistoryEnd(log_.length()) / kPageTokens);
   }
   CRUMB_RETURN_IF_ERROR(ResizeRows(tokens));
   fresh_ = tokens;
@@ -164,15 +156,15 @@ absl::Status ThreeSegmentSequence::Append(int layer, int tokens, const Bf16* k, 
   // After the prompt the oldest window leaves before the attention of the step that fills the
   // ring. The step's first token is certain, drafts behind it may be rejected: they do not count.
   if (!InPrompt()) {
-    StoreLayers(layer, layer + 1, parts_.rule.HistoryEnd(length_ + 1) / kPageTokens);
+    StoreLayers(layer, layer + 1, parts_.rule.HistoryEnd(log_.length() + 1) / kPageTokens);
   }
-  const int in_sink = std::clamp(kPageTokens - length_, 0, tokens);
+  const int in_sink = std::clamp(kPageTokens - log_.length(), 0, tokens);
   if (in_sink > 0) WriteSink(layer, in_sink, k, v);
   const int64_t skip = int64_t{in_sink} * parts_.options.own_kv_heads() * parts_.options.head_dim;
-  rows_.Write(layer, length_ + in_sink, tokens - in_sink, k + skip, v + skip);
+  rows_.Write(layer, log_.length() + in_sink, tokens - in_sink, k + skip, v + skip);
   // Tokens behind a block's end attend the block as stored, in this very pass if they are here.
   if (InPrompt()) {
-    StoreLayers(layer, layer + 1, parts_.rule.BlockBegin(length_ + tokens) / kPageTokens);
+    StoreLayers(layer, layer + 1, parts_.rule.BlockBegin(log_.length() + tokens) / kPageTokens);
   }
   return absl::OkStatus();
 }
@@ -186,7 +178,7 @@ void ThreeSegmentSequence::WriteSink(int layer, int tokens, const Bf16* k, const
     Bf16* tile_v = tile_k + kPageTokens * dim;
     for (int t = 0; t < tokens; ++t) {
       const int64_t from = (int64_t{t} * heads + head) * dim;
-      const int64_t to = (length_ + t) * dim;
+      const int64_t to = (log_.length() + t) * dim;
       std::memcpy(tile_k + to, k + from, dim * sizeof(Bf16));
       std::memcpy(tile_v + to, v + from, dim * sizeof(Bf16));
     }
@@ -252,14 +244,14 @@ absl::Status ThreeSegmentSequence::Attend(int layer, int tokens, const Bf16* q, 
   }
   if (parts_.watch.enabled()) queries_.Hold(layer, tokens, q);
   if (!InPrompt()) {
-    return AttendPart(layer, 0, tokens, parts_.rule.HistoryEnd(length_ + 1), q, out);
+    return AttendPart(layer, 0, tokens, parts_.rule.HistoryEnd(log_.length() + 1), q, out);
   }
   for (int first = 0; first < tokens;) {
-    const int position = length_ + first;
+    const int position = log_.length() + first;
     const int block_end = parts_.rule.BlockBegin(position) + parts_.rule.prefill_block;
-    const int last = std::min(tokens, block_end - length_);
+    const int last = std::min(tokens, block_end - log_.length());
     CRUMB_RETURN_IF_ERROR(
-        AttendPart(layer, first, last, parts_.rule.PromptHistoryEnd(position, hit_), q, out));
+        AttendPart(layer, first, last, parts_.rule.PromptHistoryEnd(position, log_.hit()), q, out));
     first = last;
   }
   return absl::OkStatus();
@@ -268,7 +260,7 @@ absl::Status ThreeSegmentSequence::Attend(int layer, int tokens, const Bf16* q, 
 absl::Status ThreeSegmentSequence::AttendPart(int layer, int first, int last, int history_end,
                                               const Bf16* q, float* out) {
   const int64_t skip = int64_t{first} * parts_.options.own_q_heads() * parts_.options.head_dim;
-  const int end = length_ + last;
+  const int end = log_.length() + last;
   addresses_.clear();
   for (int page = 1; page < history_end / kPageTokens; ++page) {
     addresses_.push_back(reinterpret_cast<uint64_t>(pages_[page]->layer(layer)));
@@ -301,28 +293,23 @@ absl::Status ThreeSegmentSequence::CheckAdvance(std::span<const int32_t> tokens)
                                            " has no rows of this pass");
     }
   }
-  if (InPrompt() && !std::equal(tokens.begin(), tokens.end(), tokens_.begin() + length_)) {
-    return absl::InvalidArgumentError("the tokens from position " + std::to_string(length_) +
-                                      " on differ from the prompt given to Begin");
-  }
-  return absl::OkStatus();
+  return log_.CheckNext(tokens);
 }
 
 absl::Status ThreeSegmentSequence::Advance(std::span<const int32_t> tokens) {
   CRUMB_RETURN_IF_ERROR(CheckAdvance(tokens));
-  if (!InPrompt()) tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
-  DropFresh(static_cast<int>(tokens.size()));
-  const int page_end = InPrompt() ? 0 : parts_.rule.HistoryEnd(length_) / kPageTokens;
+  DropFresh(tokens);
+  const int page_end = InPrompt() ? 0 : parts_.rule.HistoryEnd(log_.length()) / kPageTokens;
   return StoreAndComplete(page_end);
 }
 
-// Ends the pass with `accepted` of its tokens. Pages that were stored beyond them are void.
-void ThreeSegmentSequence::DropFresh(int accepted) {
-  const bool all = accepted == fresh_;
-  length_ += accepted;
+// Ends the pass with the tokens that were accepted. Pages that were stored beyond them are void.
+void ThreeSegmentSequence::DropFresh(std::span<const int32_t> accepted) {
+  const bool all = static_cast<int>(accepted.size()) == fresh_;
+  log_.Accept(accepted);
   fresh_ = 0;
   measured_.clear();
-  const int full = std::max(1, length_ / kPageTokens);
+  const int full = std::max(1, log_.length() / kPageTokens);
   for (LayerState& layer : layers_) {
     layer.appended = false;
     layer.stored_pages = std::min(layer.stored_pages, full);
@@ -344,16 +331,13 @@ absl::Status ThreeSegmentSequence::StoreAndComplete(int page_end) {
 void ThreeSegmentSequence::CompletePages() {
   int stored = layers_.front().stored_pages;
   for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
-  const int end = std::min(stored, length_ / kPageTokens);
+  const int end = std::min(stored, log_.length() / kPageTokens);
   for (; complete_pages_ < end; ++complete_pages_) CompletePage(complete_pages_);
 }
 
 void ThreeSegmentSequence::CompletePage(int index) {
   std::shared_ptr<Page> page = std::move(own_[index]);
-  page->key = KeyOf(index);
-  if (index > 0) page->parent = KeyOf(index - 1);
-  page->position = static_cast<uint32_t>(index);
-  page->over_int2_prefix = OverInt2Prefix(index);
+  log_.Identify(index, *page);
   if (index == 0) {
     page->finite =
         AllFinite(reinterpret_cast<const Bf16*>(page->tiles), page->bytes / sizeof(Bf16));
@@ -367,29 +351,10 @@ void ThreeSegmentSequence::CompletePage(int index) {
   pages_[index] = index >= damaged_page_ ? std::move(page) : parts_.table.Share(std::move(page));
 }
 
-// Whether a token of the page had INT2 pages before it when it was computed.
-bool ThreeSegmentSequence::OverInt2Prefix(int index) const {
-  if (keyspace_->history_format != PageFormat::kInt2) return false;
-  const int last = (index + 1) * kPageTokens - 1;
-  const int history =
-      last < prompt_ ? parts_.rule.PromptHistoryEnd(last, hit_) : parts_.rule.HistoryEnd(last + 1);
-  return history > kPageTokens;
-}
-
-PageKey ThreeSegmentSequence::KeyOf(int index) {
-  while (static_cast<int>(keys_.size()) <= index) {
-    const size_t page = keys_.size();
-    const std::span<const int32_t> tokens(tokens_.data() + page * kPageTokens, kPageTokens);
-    const Digest extra = page < options_.extra.size() ? options_.extra[page] : Digest{};
-    keys_.push_back(chain_.Next(tokens, extra));
-  }
-  return keys_[index];
-}
-
 void ThreeSegmentSequence::PublishPages() {
   if (!Publishes()) return;
   int end = std::min(complete_pages_, damaged_page_);
-  if (options_.publish == Publish::kPrompt) end = std::min(end, prompt_ / kPageTokens);
+  if (options_.publish == Publish::kPrompt) end = std::min(end, log_.prompt() / kPageTokens);
   for (; published_pages_ < end; ++published_pages_) {
     parts_.sink.Publish(keyspace_, pages_[published_pages_]);
   }
@@ -397,8 +362,8 @@ void ThreeSegmentSequence::PublishPages() {
 
 absl::Status ThreeSegmentSequence::Finish() {
   if (finished_) return absl::FailedPreconditionError("the sequence was finished");
-  DropFresh(0);
-  const int page_end = Publishes() ? length_ / kPageTokens : 0;
+  DropFresh({});
+  const int page_end = Publishes() ? log_.length() / kPageTokens : 0;
   const absl::Status status = StoreAndComplete(page_end);
   finished_ = true;
   lease_.reset();
@@ -410,17 +375,18 @@ absl::Status ThreeSegmentSequence::Finish() {
 }
 
 int ThreeSegmentSequence::HistoryEndNow() const {
-  return InPrompt() ? parts_.rule.PromptHistoryEnd(length_, hit_) : parts_.rule.HistoryEnd(length_);
+  return InPrompt() ? parts_.rule.PromptHistoryEnd(log_.length(), log_.hit())
+                    : parts_.rule.HistoryEnd(log_.length());
 }
 
 SequenceStats ThreeSegmentSequence::stats() const {
   SequenceStats stats = stats_;
   if (finished_) return stats;
   const size_t row_bytes = rows_.bytes_per_token();
-  const int paged = std::min(HistoryEndNow(), length_ / kPageTokens * kPageTokens);
+  const int paged = std::min(HistoryEndNow(), log_.length() / kPageTokens * kPageTokens);
   for (int page = 0; page < paged / kPageTokens; ++page) stats.held_bytes += pages_[page]->bytes;
-  stats.held_bytes += row_bytes * (length_ - paged);
-  stats.held_bytes_bf16 = row_bytes * length_;
+  stats.held_bytes += row_bytes * (log_.length() - paged);
+  stats.held_bytes_bf16 = row_bytes * log_.length();
   return stats;
 }
 

@@ -14,23 +14,13 @@
 #include "client/page.h"
 #include "client/recent_rows.h"
 #include "client/sequence_parts.h"
+#include "client/sequence_start.h"
+#include "client/token_log.h"
 #include "crumb/lease.h"
 #include "crumb/sequence.h"
 #include "crumb/sequence_options.h"
 
 namespace crumb::client {
-
-// What Worker::Begin found for a prompt.
-struct SequenceStart {
-  std::shared_ptr<const KeyspaceBinding> keyspace;
-  std::vector<int32_t> prompt;
-  std::vector<PageKey> prompt_keys;                // of all its full pages
-  PageKeyChain chain;                              // behind prompt_keys
-  std::vector<std::shared_ptr<const Page>> pages;  // leading pages that hit
-  std::shared_ptr<const Lease> lease;              // kept for the sequences that follow; or null
-  uint64_t lease_id = 0;
-  SequenceStats stats;
-};
 
 // The sequence of WorkerOptions' geometry: see Sequence for the contract.
 class ThreeSegmentSequence final : public Sequence {
@@ -38,8 +28,8 @@ class ThreeSegmentSequence final : public Sequence {
   ThreeSegmentSequence(const SequenceParts& parts, const SequenceOptions& options,
                        SequenceStart start);
 
-  int length() const override { return length_; }
-  int cached_tokens() const override { return hit_; }
+  int length() const override { return log_.length(); }
+  int cached_tokens() const override { return log_.hit(); }
   absl::Status Append(int layer, int tokens, const kernels::Bf16* k,
                       const kernels::Bf16* v) override;
   absl::Status Attend(int layer, int tokens, const kernels::Bf16* q, float* out) override;
@@ -62,7 +52,7 @@ class ThreeSegmentSequence final : public Sequence {
 
   ThreeSegmentSequence(const ThreeSegmentSequence& other, RecentRows rows);
 
-  bool InPrompt() const { return length_ < prompt_; }
+  bool InPrompt() const { return log_.InPrompt(); }
   bool Publishes() const {
     return options_.publish != Publish::kNone && parts_.options.part.publishes;
   }
@@ -76,13 +66,11 @@ class ThreeSegmentSequence final : public Sequence {
   void MeasureStored(int page, int layer_begin, int layer_end);
   absl::Status AttendPart(int layer, int first, int last, int history_end, const kernels::Bf16* q,
                           float* out);
-  void DropFresh(int accepted);
+  void DropFresh(std::span<const int32_t> accepted);
   absl::Status StoreAndComplete(int page_end);
   void CompletePages();
   void CompletePage(int index);
   void PublishPages();
-  PageKey KeyOf(int index);
-  bool OverInt2Prefix(int index) const;
   int HistoryEndNow() const;
   int RowsBegin() const;
   absl::Status ResizeRows(int tokens);
@@ -91,11 +79,7 @@ class ThreeSegmentSequence final : public Sequence {
   const SequenceOptions options_;
   const std::shared_ptr<const KeyspaceBinding> keyspace_;
   std::shared_ptr<const Lease> lease_;
-  const int prompt_;  // tokens given to Begin
-  const int hit_;
-  std::vector<int32_t> tokens_;  // the prompt, then what was generated
-  std::vector<PageKey> keys_;    // of full pages, as far as they are known
-  PageKeyChain chain_;           // stands behind keys_
+  TokenLog log_;
   // Page i of the sequence. Owned pages are written through `own_` until they are complete.
   std::vector<std::shared_ptr<const Page>> pages_;
   std::vector<std::shared_ptr<Page>> own_;
@@ -104,9 +88,8 @@ class ThreeSegmentSequence final : public Sequence {
   std::vector<LayerState> layers_;
   HeldQueries queries_;
   std::map<int, WindowMeasurement> measured_;  // by page
-  int length_;
-  int fresh_ = 0;       // tokens of the pass that is under way
-  int complete_pages_;  // pages with all tiles and a key
+  int fresh_ = 0;                              // tokens of the pass that is under way
+  int complete_pages_;                         // pages with all tiles and a key
   int published_pages_;
   // The first page that held a non-finite row: it and those behind it stay in the sequence.
   int damaged_page_ = std::numeric_limits<int>::max();

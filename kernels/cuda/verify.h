@@ -5,24 +5,12 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
-#include <cstdint>
+
+#include "kernels/cuda/verify_call.h"
 
 // Checks of page tiles on the GPU: CRC-32C (Castagnoli, initial and final value ~0), the sum that
 // fragment headers carry. All pointers are device pointers.
 namespace crumb::kernels::cuda {
-
-// Tile i of run j: run_address[j] + i * tile_bytes, i in [0, tiles_per_run): a run is what lies
-// side by side, such as the tiles of one layer of one page.
-struct VerifyParams {
-  size_t tile_bytes = 0;  // a multiple of 16, at most 12,288
-  int runs = 0;
-  int tiles_per_run = 1;
-  const uint64_t* run_address = nullptr;  // [runs] 16-byte aligned
-  const uint32_t* sums = nullptr;         // [runs, tiles_per_run] what the tiles should have
-  // [runs] is OR-ed with bit min(i, 31) where tile i differs. Null: not written.
-  uint32_t* status = nullptr;
-  uint32_t* found = nullptr;  // [runs, tiles_per_run] the sums that the tiles have, or null
-};
 
 // Whether tiles of this size can be verified.
 bool VerifySupported(size_t tile_bytes);

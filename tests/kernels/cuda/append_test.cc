@@ -137,7 +137,7 @@ TEST(AppendRows, WritesTheNewRowsAndNothingElse) {
   CRUMB_NEEDS_DEVICE();
   for (const RowType type : {RowType::kBf16, RowType::kFp16}) {
     for (const int dim : {64, 128, 256}) {
-      for (const int q_tokens : {1, 2, 5, 8}) {
+      for (const int q_tokens : {1, 2, 5, 8, 20}) {
         AppendCase(dim, q_tokens == 5 ? 3 : 2, q_tokens, type, Ragged(q_tokens)).RunAndCompare();
       }
     }
@@ -146,7 +146,7 @@ TEST(AppendRows, WritesTheNewRowsAndNothingElse) {
 
 TEST(AppendRows, RefusesSizesItDoesNotServe) {
   AppendParams p;
-  p.q_tokens = 9;
+  p.q_tokens = kAppendTokensMax + 1;
   EXPECT_EQ(AppendRows(p, nullptr), cudaErrorInvalidValue);
   p.q_tokens = 1;
   p.head_dim = 100;

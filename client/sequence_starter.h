@@ -1,0 +1,123 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "client/keyspace_binding.h"
+#include "client/lead_token.h"
+#include "client/page_fetcher.h"
+#include "client/page_pool.h"
+#include "client/page_table.h"
+#include "client/publisher.h"
+#include "client/quality_watch.h"
+#include "client/segment_rule.h"
+#include "client/sequence_start.h"
+#include "client/worker_tally.h"
+#include "common/mutex.h"
+#include "crumb/client.h"
+#include "crumb/sequence_options.h"
+#include "crumb/worker_counters.h"
+#include "crumb/worker_options.h"
+
+namespace crumb::client {
+
+// Where the pages of a fetched prefix go before a sequence has them.
+class PageIntake {
+ public:
+  virtual ~PageIntake() = default;
+  // Takes `pages`, in prefix order, as crumbd's memory has them; answers them as sequences are to
+  // read them: fewer when there is no room for all. Thread-safe.
+  virtual std::vector<std::shared_ptr<Page>> Take(std::vector<std::shared_ptr<Page>> pages) = 0;
+};
+
+// What a SequenceStart is made from with Lead.
+struct LedStart {
+  SequenceStart start;
+  std::string token;
+};
+
+// Decides what a worker's sequences begin with: the keyspace, the page keys, the longest cached
+// prefix, for one rank alone or led; and publishes pages. See Worker for the contract of Begin,
+// Lead and Follow. Thread-safe.
+class SequenceStarter {
+ public:
+  // Validates options. `options` and `client` are borrowed; `client` may be null. `reader` brings
+  // pages to crumbd; `intake` may be null: pages are read where crumbd has them.
+  static absl::StatusOr<std::unique_ptr<SequenceStarter>> Create(const WorkerOptions& options,
+                                                                 Client* client, PageReader& reader,
+                                                                 PageIntake* intake);
+
+  absl::StatusOr<SequenceStart> Begin(std::span<const int32_t> tokens,
+                                      const SequenceOptions& options);
+  absl::StatusOr<LedStart> Lead(std::span<const int32_t> tokens, const SequenceOptions& options);
+  absl::StatusOr<SequenceStart> Follow(std::string_view token, std::span<const int32_t> tokens,
+                                       const SequenceOptions& options);
+
+  absl::Status WaitPublished(Duration timeout);
+  WorkerCounters counters() const { return tally_.Read(); }
+
+  // What sequences share.
+  const SegmentRule& rule() const { return rule_; }
+  PagePool& pool() { return pool_; }
+  PageTable& table() { return table_; }
+  PageSink& sink() {
+    return publisher_ != nullptr ? static_cast<PageSink&>(*publisher_) : *null_sink_;
+  }
+  QualityWatch& watch() { return watch_; }
+  WorkerTally& tally() { return tally_; }
+
+ private:
+  using Binding = std::shared_ptr<const KeyspaceBinding>;
+
+  SequenceStarter(const WorkerOptions& options, Client* client, const KeyspaceId& private_keyspace,
+                  const KeyspaceId& private_bf16_keyspace, PageReader& reader, PageIntake* intake);
+  void OpenKeyspaceAhead();
+  Binding CurrentBinding(Duration timeout);
+  bool Stale(const KeyspaceBinding& binding) const;
+  absl::StatusOr<Binding> Bind(Duration timeout);
+  absl::StatusOr<KeyspaceInfo> OpenKeyspace(kernels::PageFormat format, Duration timeout);
+  SequenceStart StartOf(Binding keyspace, std::span<const int32_t> tokens,
+                        const SequenceOptions& options);
+  int HitPagesMax(size_t tokens, const SequenceOptions& options) const;
+  const KeyspaceId& ModelOf(kernels::PageFormat format) const;
+  void FindShared(SequenceStart& start, int pages_max) const;
+  void CountShared(SequenceStart& start);
+  void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
+  std::vector<Tier> FetchWhole(SequenceStart& start, int pages_max, Duration timeout);
+  void JoinLease(SequenceStart& start, const LeadToken& token, Duration timeout);
+  PageRequest RequestFor(const SequenceStart& start, int first, int end, Duration timeout) const;
+  void NoteBadQuality(double error);
+  void TellBadQuality();
+  void NoteFetched(SequenceStart& start, FetchedPages& fetched, std::span<const Tier> tiers);
+  void NoteUsed(const SequenceStart& start);
+  void NoteFetchFailure(SequenceStart& start, const absl::Status& status);
+
+  const WorkerOptions& options_;
+  const SegmentRule rule_;
+  Client* const client_;
+  const Binding private_binding_;
+  const Binding private_bf16_binding_;
+  PageIntake* const intake_;
+  PagePool pool_;
+  PageTable table_;
+  WorkerTally tally_;
+  std::atomic<bool> rebind_{false};  // crumbd disagreed about the keyspace
+  QualityWatch watch_;
+  std::atomic<bool> binding_now_{false};  // a thread is asking crumbd for it
+  std::unique_ptr<PageFetcher> fetcher_;  // null without client
+  std::unique_ptr<PageSink> null_sink_;
+
+  Mutex mutex_;
+  Binding binding_ ABSL_GUARDED_BY(mutex_);
+  std::string bad_quality_ ABSL_GUARDED_BY(mutex_);  // not empty: crumbd does not know it yet
+
+  std::unique_ptr<Publisher> publisher_;  // null without client; its thread uses all of the above
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,24 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/tile.h"
+
+// What a call of QueryOffsets is given (query_offsets.h). Plain data that needs no CUDA header. All
+// pointers are device pointers.
+namespace crumb::kernels::cuda {
+
+struct QueryOffsetsParams {
+  int tokens = 1;
+  int kv_heads = 1;
+  int q_heads = 1;  // a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads)
+  int head_dim = 128;
+  int position_blocks = 1;
+  const Bf16* q = nullptr;        // [tokens, q_heads, head_dim]
+  const float* mean_k = nullptr;  // [kv_heads, head_dim, position_blocks] mu_k
+  float* offset = nullptr;        // out [tokens, q_heads, position_blocks]
+};
+
+}  // namespace crumb::kernels::cuda
