@@ -233,6 +233,7 @@ std::vector<Tier> SequenceStarter::FetchWhole(SequenceStart& start, int pages_ma
   NoteFetched(start, *fetched, std::span(tiers).subspan(start.pages.size()));
   start.lease = std::move(fetched->lease);
   start.lease_id = fetched->lease_id;
+  fetched->page_tiers.resize(start.pages.size());
   return std::move(fetched->page_tiers);
 }
 

@@ -23,7 +23,7 @@ ThreeSegmentSequence::ThreeSegmentSequence(const SequenceParts& parts,
                                            const SequenceOptions& options, SequenceStart start)
     : parts_(parts),
       options_(options),
-      keyspace_(std::move(start.keyspace)),
+      keyspace_(start.keyspace),
       lease_(std::move(start.lease)),
       log_(parts.rule, options, start),
       pages_(std::move(start.pages)),

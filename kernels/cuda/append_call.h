@@ -7,8 +7,8 @@
 #include "kernels/cuda/decode_call.h"
 #include "kernels/cuda/row_type.h"
 
-// What a call of AppendRows is given (append.h). Plain data that needs no CUDA header. All pointers are
-// device pointers.
+// What a call of AppendRows is given (append.h). Plain data that needs no CUDA header. All pointers
+// are device pointers.
 namespace crumb::kernels::cuda {
 
 inline constexpr int kAppendTokensMax = 16384;

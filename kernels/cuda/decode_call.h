@@ -7,8 +7,8 @@
 #include "kernels/cuda/row_type.h"
 #include "kernels/tile.h"
 
-// What a call of DecodeAttention is given (decode_attention.h). Plain data that needs no CUDA header. All pointers are
-// device pointers.
+// What a call of DecodeAttention is given (decode_attention.h). Plain data that needs no CUDA
+// header. All pointers are device pointers.
 namespace crumb::kernels::cuda {
 
 // Where each sequence's tokens are at this step. A sequence with all three lengths 0 is padding:

@@ -8,8 +8,8 @@
 #include "kernels/quantize.h"
 #include "kernels/tile.h"
 
-// What a call of EvictWindows is given (evict.h). Plain data that needs no CUDA header. All pointers are
-// device pointers.
+// What a call of EvictWindows is given (evict.h). Plain data that needs no CUDA header. All
+// pointers are device pointers.
 namespace crumb::kernels::cuda {
 
 // Made by PrepareEvictRotation and PrepareEvictFeedback, of evict_constants.h.

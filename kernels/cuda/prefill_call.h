@@ -7,8 +7,8 @@
 #include "kernels/cuda/decode_call.h"
 #include "kernels/tile.h"
 
-// What a call of PrefillAttention is given (prefill_attention.h). Plain data that needs no CUDA header. All pointers are
-// device pointers.
+// What a call of PrefillAttention is given (prefill_attention.h). Plain data that needs no CUDA
+// header. All pointers are device pointers.
 namespace crumb::kernels::cuda {
 
 // Where each sequence's tokens are. A sequence without fresh tokens is padding: nothing of it is

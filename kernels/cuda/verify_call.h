@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
-// What a call of VerifyTiles is given (verify.h). Plain data that needs no CUDA header. All pointers are
-// device pointers.
+// What a call of VerifyTiles is given (verify.h). Plain data that needs no CUDA header. All
+// pointers are device pointers.
 namespace crumb::kernels::cuda {
 
 // Tile i of run j: run_address[j] + i * tile_bytes, i in [0, tiles_per_run): a run is what lies

@@ -14,6 +14,28 @@ size_t MemoryClient::pages() const {
   return pages_.size();
 }
 
+std::map<PageKey, std::string> MemoryClient::contents() const {
+  std::map<PageKey, std::string> contents;
+  MutexLock lock(&mutex_);
+  for (const auto& [key, stored] : pages_) {
+    std::string text(FragmentHeaderBytes(stored.header.range.tiles()), 0);
+    EncodeFragmentHeader(stored.header, std::as_writable_bytes(std::span(text)));
+    text.append(reinterpret_cast<const char*>(stored.bytes.get()), stored.tiles_bytes);
+    contents[key.second] = std::move(text);
+  }
+  return contents;
+}
+
+bool MemoryClient::Damage(const PageKey& key) {
+  MutexLock lock(&mutex_);
+  for (const auto& [stored_key, stored] : pages_) {
+    if (stored_key.second != key) continue;
+    stored.bytes.get()[stored.tiles_bytes - 5] ^= std::byte{0x10};
+    return true;
+  }
+  return false;
+}
+
 absl::StatusOr<KeyspaceInfo> MemoryClient::OpenKeyspace(const KeyspaceSpec& spec, Duration) {
   if (!up) return absl::UnavailableError("down");
   KeyspaceDescription description;

@@ -21,6 +21,10 @@ class MemoryClient final : public Client {
   std::atomic<bool> up{true};
 
   size_t pages() const;
+  // Everything stored, by key: encoded header, then tiles.
+  std::map<PageKey, std::string> contents() const;
+  // Changes a byte of a stored page's last tile. False: not there.
+  bool Damage(const PageKey& key);
   size_t leases() const { return leases_->load(); }
 
   bool connected() override { return up; }

@@ -1,0 +1,39 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "client/device/background.h"
+#include "client/device/device.h"
+#include "client/device/device_constants.h"
+#include "client/device/device_geometry.h"
+#include "client/device/evict_results.h"
+#include "client/device/page_settler.h"
+#include "client/device/slot_pool.h"
+#include "client/sequence_starter.h"
+#include "crumb/device_options.h"
+#include "crumb/worker_options.h"
+
+namespace crumb::client {
+
+// What the batches and sequences of one device worker share. Everything is borrowed from it.
+struct DeviceParts {
+  Device& device;
+  const WorkerOptions& options;
+  const DeviceWorkerOptions& device_options;
+  const DeviceGeometry& geometry;
+  const RingShape& decode_ring;
+  const RingShape& prompt_ring;
+  const DeviceConstants& constants;
+  SequenceStarter& starter;
+  TimelineSet& timelines;
+  SlotPool& pages;
+  SlotPool& sinks;
+  SlotPool& decode_rings;
+  SlotPool& prompt_rings;
+  EvictResults& results;
+  PageSettler& settler;
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,102 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/device/background.h"
+#include "client/device/device_geometry.h"
+#include "client/device/owned.h"
+#include "client/device/slot_pool.h"
+#include "client/sequence_starter.h"
+#include "common/mutex.h"
+
+namespace crumb::client {
+
+// Events and tables of one load at a time.
+struct LoadLane {
+  std::vector<OwnedEvent> layer_done;
+  OwnedEvent all_done;
+  DeviceBuffer tables;   // run addresses, sums, status
+  PinnedBuffer staging;  // the same
+};
+
+// A fetched prefix on its way to the device. Thread-safe.
+class PrefixLoad {
+ public:
+  PrefixLoad(Device& device, LoadLane& lane, int first_page, int pages)
+      : device_(device), lane_(lane), first_page_(first_page), pages_(pages) {}
+
+  // Makes `stream` wait until the pages' tiles of `layer` are there and checked.
+  absl::Status MakeWait(DeviceStream stream, int layer) const;
+  // Makes `stream` wait for all of them.
+  absl::Status MakeWaitAll(DeviceStream stream) const;
+  bool done() const { return done_.load(); }
+  // Blocks until all pages are there and answers which page of the sequence was damaged on its way:
+  // the first, or -1.
+  int Settle() const;
+
+ private:
+  friend class PrefixLoader;
+
+  Device& device_;
+  LoadLane& lane_;  // another load's when this one is done
+  const int first_page_;
+  const int pages_;
+  mutable std::atomic<bool> done_{false};
+  mutable Mutex mutex_;
+  mutable int damaged_ ABSL_GUARDED_BY(mutex_) = -1;
+};
+
+// Copies pages from crumbd's memory into device slots, layer after layer on a stream of its own,
+// and verifies the tiles' sums there. Thread-safe.
+class PrefixLoader final : public PageIntake {
+ public:
+  struct Parts {
+    Device& device;
+    const DeviceGeometry& geometry;
+    SlotPool& pages;
+    SlotPool& sinks;
+    Background& background;         // sees loads off; ends before the loader
+    std::function<void()> damaged;  // called for each load with a damaged page
+  };
+  static absl::StatusOr<std::unique_ptr<PrefixLoader>> Create(const Parts& parts, int loads,
+                                                              int pages_max);
+
+  // As many leading pages as there is room for. Blocks for no copy.
+  std::vector<std::shared_ptr<Page>> Take(std::vector<std::shared_ptr<Page>> pages) override;
+
+ private:
+  using Pages = std::vector<std::shared_ptr<Page>>;
+
+  PrefixLoader(const Parts& parts, int pages_max) : parts_(parts), pages_max_(pages_max) {}
+  LoadLane* TakeLane();
+  void GiveBack(LoadLane* lane);
+  absl::StatusOr<Pages> Load(const Pages& from);
+  absl::StatusOr<Pages> Place(const Pages& from);
+  absl::Status Enqueue(LoadLane& lane, const Pages& from, const Pages& to);
+  absl::Status EnqueueLayer(LoadLane& lane, int layer, const Pages& from, const Pages& to);
+  void SeeOff(const std::shared_ptr<PrefixLoad>& load, const Pages& from, const Pages& to);
+
+  // Places inside a lane's tables, of `pages` INT2 pages.
+  size_t SumsAt(int layer, int pages) const;
+  size_t AddressesAt(int layer, int pages) const;
+  size_t TableBytes(int pages) const;
+
+  const Parts parts_;
+  const int pages_max_;
+  OwnedStream stream_;
+  std::vector<std::unique_ptr<LoadLane>> lanes_;
+
+  Mutex mutex_;  // also: one load is enqueued at a time
+  std::vector<LoadLane*> idle_ ABSL_GUARDED_BY(mutex_);
+  Mutex enqueue_mutex_;
+};
+
+}  // namespace crumb::client

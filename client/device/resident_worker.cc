@@ -1,0 +1,190 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/device/resident_worker.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "client/device/resident_batch.h"
+#include "client/device/resident_sequence.h"
+#include "common/status_macros.h"
+#include "crumb/client.h"
+
+namespace crumb::client {
+
+using kernels::PageFormat;
+
+namespace {
+
+constexpr int kDraftSlotsMax = 7;     // of the decode kernel's 8 tokens
+constexpr int kEvictWindowsMin = 64;  // of one launch outside a pass
+constexpr int kSequencesMax = 1024;
+
+absl::Status CheckServed(const WorkerOptions& options, Device& device) {
+  if (options.history_format != PageFormat::kInt2) {
+    return absl::InvalidArgumentError("device workers keep INT2 history only");
+  }
+  if (options.draft_slots > kDraftSlotsMax) {
+    return absl::InvalidArgumentError("device workers have 7 draft_slots at most, not " +
+                                      std::to_string(options.draft_slots));
+  }
+  if (!device.kernels().Supports(options.tile_shape())) {
+    return absl::InvalidArgumentError("the device's kernels do not serve head_dim " +
+                                      std::to_string(options.head_dim) + " and group_size " +
+                                      std::to_string(options.group_size));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status DeviceWorkerOptions::Validate() const {
+  const std::pair<const char*, int> least_one[] = {{"pages", pages},
+                                                   {"sequences", sequences},
+                                                   {"prompts", prompts},
+                                                   {"loads", loads},
+                                                   {"load_pages", load_pages},
+                                                   {"passes_in_flight", passes_in_flight},
+                                                   {"evict_results", evict_results}};
+  for (const auto& [name, value] : least_one) {
+    if (value < 1) {
+      return absl::InvalidArgumentError(std::string(name) + " must be 1 at least, is " +
+                                        std::to_string(value));
+    }
+  }
+  if (sequences > kSequencesMax) {
+    return absl::InvalidArgumentError("sequences must be " + std::to_string(kSequencesMax) +
+                                      " at most, is " + std::to_string(sequences));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<DeviceWorker>> DeviceWorker::Open(
+    const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
+    Device& device) {
+  return ResidentWorker::Create(options, device_options, client, device);
+}
+
+absl::StatusOr<std::unique_ptr<ResidentWorker>> ResidentWorker::Create(
+    const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
+    Device& device) {
+  CRUMB_RETURN_IF_ERROR(options.Validate());
+  CRUMB_RETURN_IF_ERROR(device_options.Validate());
+  CRUMB_RETURN_IF_ERROR(CheckServed(options, device));
+  std::unique_ptr<ResidentWorker> worker(
+      new ResidentWorker(options, device_options, client, device));
+  CRUMB_RETURN_IF_ERROR(worker->Allocate());
+  return worker;
+}
+
+// The prompt's ring holds a prefill block and the window before it.
+ResidentWorker::ResidentWorker(const WorkerOptions& options,
+                               const DeviceWorkerOptions& device_options, Client* client,
+                               Device& device)
+    : options_(options),
+      device_options_(device_options),
+      client_(client),
+      device_(device),
+      geometry_(options_),
+      decode_ring_(geometry_.Ring(options.recent_tokens + kPageTokens + 1 + options.draft_slots)),
+      prompt_ring_(geometry_.Ring(options.prefill_block + options.recent_tokens + kPageTokens)),
+      background_(std::make_unique<Background>()) {}
+
+absl::Status ResidentWorker::Allocate() {
+  const DeviceWorkerOptions& o = device_options_;
+  CRUMB_ASSIGN_OR_RETURN(constants_, DeviceConstants::Upload(device_, options_));
+  CRUMB_ASSIGN_OR_RETURN(pages_,
+                         SlotPool::Create(device_, timelines_, "pages in device memory",
+                                          geometry_.page_bytes(PageFormat::kInt2), o.pages));
+  // Sinks of finished sequences stay until they are published.
+  CRUMB_ASSIGN_OR_RETURN(
+      sinks_, SlotPool::Create(device_, timelines_, "sinks in device memory",
+                               geometry_.page_bytes(PageFormat::kBf16), 2 * o.sequences));
+  CRUMB_ASSIGN_OR_RETURN(decode_rings_,
+                         SlotPool::Create(device_, timelines_, "sequences in device memory",
+                                          decode_ring_.bytes, o.sequences));
+  CRUMB_ASSIGN_OR_RETURN(prompt_rings_,
+                         SlotPool::Create(device_, timelines_, "prompts in device memory",
+                                          prompt_ring_.bytes, o.prompts));
+  CRUMB_ASSIGN_OR_RETURN(
+      results_, EvictResults::Create(device_, o.evict_results,
+                                     std::max(kEvictWindowsMin, o.sequences), geometry_.tiles()));
+  CRUMB_ASSIGN_OR_RETURN(reader_, DevicePageReader::Create(device_));
+  CRUMB_ASSIGN_OR_RETURN(loader_, PrefixLoader::Create({.device = device_,
+                                                        .geometry = geometry_,
+                                                        .pages = *pages_,
+                                                        .sinks = *sinks_,
+                                                        .background = *background_,
+                                                        .damaged = [this] { NoteDamage(); }},
+                                                       o.loads, o.load_pages));
+  CRUMB_ASSIGN_OR_RETURN(starter_, SequenceStarter::Create(options_, client_, *reader_, this));
+  CRUMB_ASSIGN_OR_RETURN(
+      settler_, PageSettler::Create(device_, geometry_.page_bytes(PageFormat::kBf16), *starter_,
+                                    *background_));
+  parts_.emplace(DeviceParts{.device = device_,
+                             .options = options_,
+                             .device_options = device_options_,
+                             .geometry = geometry_,
+                             .decode_ring = decode_ring_,
+                             .prompt_ring = prompt_ring_,
+                             .constants = *constants_,
+                             .starter = *starter_,
+                             .timelines = *timelines_,
+                             .pages = *pages_,
+                             .sinks = *sinks_,
+                             .decode_rings = *decode_rings_,
+                             .prompt_rings = *prompt_rings_,
+                             .results = *results_,
+                             .settler = *settler_});
+  return absl::OkStatus();
+}
+
+void ResidentWorker::NoteDamage() {
+  starter_->tally().verify_failures.Add();
+  if (client_ != nullptr) client_->Count({.verify_failures = 1});
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentWorker::MakeSequence(
+    const SequenceOptions& options, SequenceStart start) {
+  if (start.keyspace->history_format != PageFormat::kInt2) {
+    return absl::FailedPreconditionError(
+        "INT2 pages of " + options_.model +
+        " are switched off and device workers keep no BF16 history: use a CPU worker, or set the "
+        "keyspace's state to active");
+  }
+  return std::make_unique<ResidentSequence>(*parts_, options, std::move(start));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentWorker::Begin(
+    std::span<const int32_t> tokens, const SequenceOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Begin(tokens, options));
+  return MakeSequence(options, std::move(start));
+}
+
+absl::StatusOr<LedDeviceSequence> ResidentWorker::Lead(std::span<const int32_t> tokens,
+                                                       const SequenceOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(LedStart led, starter_->Lead(tokens, options));
+  CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<DeviceSequence> sequence,
+                         MakeSequence(options, std::move(led.start)));
+  return LedDeviceSequence{std::move(sequence), std::move(led.token)};
+}
+
+absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentWorker::Follow(
+    std::string_view token, std::span<const int32_t> tokens, const SequenceOptions& options) {
+  CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Follow(token, tokens, options));
+  return MakeSequence(options, std::move(start));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceBatch>> ResidentWorker::NewBatch(
+    const DeviceBatchOptions& options) {
+  return ResidentBatch::Create(*parts_, options);
+}
+
+absl::Status ResidentWorker::WaitPublished(Duration timeout) {
+  const TimePoint deadline = Clock::Real().Now() + timeout;
+  CRUMB_RETURN_IF_ERROR(background_->WaitIdle(timeout));
+  return starter_->WaitPublished(deadline - Clock::Real().Now());
+}
+
+}  // namespace crumb::client

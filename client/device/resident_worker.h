@@ -1,0 +1,66 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "client/device/device_page_reader.h"
+#include "client/device/device_parts.h"
+#include "client/device/prefix_loader.h"
+#include "crumb/device_worker.h"
+
+namespace crumb::client {
+
+// See DeviceWorker for the contract.
+class ResidentWorker final : public DeviceWorker, private PageIntake {
+ public:
+  static absl::StatusOr<std::unique_ptr<ResidentWorker>> Create(
+      const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
+      Device& device);
+
+  absl::StatusOr<std::unique_ptr<DeviceSequence>> Begin(std::span<const int32_t> tokens,
+                                                        const SequenceOptions& options) override;
+  absl::StatusOr<LedDeviceSequence> Lead(std::span<const int32_t> tokens,
+                                         const SequenceOptions& options) override;
+  absl::StatusOr<std::unique_ptr<DeviceSequence>> Follow(std::string_view token,
+                                                         std::span<const int32_t> tokens,
+                                                         const SequenceOptions& options) override;
+  absl::StatusOr<std::unique_ptr<DeviceBatch>> NewBatch(const DeviceBatchOptions& options) override;
+  absl::Status WaitPublished(Duration timeout) override;
+  const WorkerOptions& options() const override { return options_; }
+  WorkerCounters counters() const override { return starter_->counters(); }
+
+ private:
+  ResidentWorker(const WorkerOptions& options, const DeviceWorkerOptions& device_options,
+                 Client* client, Device& device);
+  absl::Status Allocate();
+  absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
+                                                               SequenceStart start);
+  std::vector<std::shared_ptr<Page>> Take(std::vector<std::shared_ptr<Page>> pages) override {
+    return loader_->Take(std::move(pages));
+  }
+  void NoteDamage();
+
+  const WorkerOptions options_;
+  const DeviceWorkerOptions device_options_;
+  Client* const client_;
+  Device& device_;
+  const DeviceGeometry geometry_;
+  const RingShape decode_ring_;
+  const RingShape prompt_ring_;
+  std::shared_ptr<TimelineSet> timelines_ = std::make_shared<TimelineSet>();
+  std::unique_ptr<DeviceConstants> constants_;
+  std::unique_ptr<SlotPool> pages_, sinks_, decode_rings_, prompt_rings_;
+  std::unique_ptr<EvictResults> results_;
+  std::unique_ptr<DevicePageReader> reader_;
+  std::unique_ptr<PrefixLoader> loader_;
+  std::unique_ptr<PageSettler> settler_;
+  std::unique_ptr<SequenceStarter> starter_;  // its publisher's thread uses the above
+  std::optional<DeviceParts> parts_;
+  std::unique_ptr<Background> background_;  // its thread uses all of it
+};
+
+}  // namespace crumb::client

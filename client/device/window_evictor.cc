@@ -1,0 +1,166 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/device/window_evictor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "common/status_macros.h"
+
+namespace crumb::client {
+
+using kernels::PageFormat;
+
+absl::StatusOr<std::unique_ptr<WindowEvictor>> WindowEvictor::Create(
+    const DeviceParts& parts, const std::shared_ptr<Timeline>& timeline, int windows) {
+  std::unique_ptr<WindowEvictor> evictor(new WindowEvictor(parts, timeline));
+  CRUMB_RETURN_IF_ERROR(evictor->MakeArea(windows, &evictor->captured_));
+  CRUMB_RETURN_IF_ERROR(evictor->MakeArea(parts.results.windows(), &evictor->now_));
+  CRUMB_ASSIGN_OR_RETURN(evictor->none_, NewPinnedBuffer(parts.device, sizeof(int32_t)));
+  std::memset(evictor->none_.get(), 0, sizeof(int32_t));
+  return evictor;
+}
+
+absl::Status WindowEvictor::MakeArea(int windows_max, Area* area) {
+  const DeviceGeometry& g = parts_.geometry;
+  area->windows_max = windows_max;
+  CRUMB_ASSIGN_OR_RETURN(area->memory,
+                         NewDeviceBuffer(parts_.device, EvictTable::Bytes(windows_max, g.tiles())));
+  area->table = EvictTable::At(area->memory.get(), windows_max, g.tiles());
+  const size_t bytes =
+      parts_.device.kernels().EvictWorkspaceBytes(windows_max, g.layers, g.kv_heads);
+  CRUMB_ASSIGN_OR_RETURN(area->workspace, NewDeviceBuffer(parts_.device, bytes));
+  if (bytes == 0) return absl::OkStatus();
+  return parts_.device.Clear(area->workspace.get(), bytes, timeline_->stream());
+}
+
+std::vector<UnsettledPage> WindowEvictor::Fill(uint64_t pass, std::span<const DueWindow> windows,
+                                               const EvictTable& to) {
+  const RotationSet& rotations = parts_.options.rotations;
+  std::vector<UnsettledPage> pages;
+  *to.windows = static_cast<int32_t>(windows.size());
+  for (size_t i = 0; i < windows.size(); ++i) {
+    ResidentSequence& sequence = *windows[i].sequence;
+    const int index = static_cast<int>(sequence.pages.size());
+    auto page = parts_.geometry.NewPage(PageFormat::kInt2, windows[i].slot);
+    page->written = {timeline_, pass};
+    to.ring_address[i] = sequence.rows->address;
+    to.tile_address[i] = page->address();
+    to.ring_begin[i] = index * kPageTokens % sequence.ring().capacity;
+    to.position_block[i] = std::clamp((index - 1) / rotations.pages_per_position_block(), 0,
+                                      rotations.position_blocks() - 1);
+    to.status[i] = 0;
+    pages.push_back(sequence.AddPage(std::move(page)));
+    sequence.last = {timeline_, pass};
+  }
+  return pages;
+}
+
+// Tables of a launch lie in the same order on both sides, but for as many windows as each has room.
+absl::Status WindowEvictor::Upload(const EvictTable& from, const Area& area) {
+  const auto copy = [](const auto* to, const auto* host, size_t count) {
+    return DeviceCopy{reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(host),
+                      count * sizeof(*host)};
+  };
+  const auto windows = static_cast<size_t>(*from.windows);
+  const EvictTable& to = area.table;
+  const DeviceCopy copies[] = {copy(to.windows, from.windows, 1),
+                               copy(to.ring_address, from.ring_address, windows),
+                               copy(to.tile_address, from.tile_address, windows),
+                               copy(to.ring_begin, from.ring_begin, windows),
+                               copy(to.position_block, from.position_block, windows),
+                               copy(to.status, from.status, windows)};
+  return parts_.device.ToDevice(copies, timeline_->stream());
+}
+
+absl::Status WindowEvictor::Launch(const Area& area, const RingShape& ring) {
+  const DeviceGeometry& g = parts_.geometry;
+  kernels::cuda::EvictParams params;
+  params.tile = g.tile;
+  params.method = parts_.options.method;
+  params.layers = g.layers;
+  params.kv_heads = g.kv_heads;
+  params.windows_max = area.windows_max;
+  params.windows = area.table.windows;
+  params.ring_address = area.table.ring_address;
+  params.ring_begin = area.table.ring_begin;
+  params.ring_capacity = ring.capacity;
+  params.ring_layer_stride = ring.layer_stride;
+  params.ring_head_stride = ring.head_stride;
+  params.ring_token_stride = ring.token_stride;
+  params.ring_v_offset = ring.v_offset;
+  params.tile_address = area.table.tile_address;
+  params.tile_layer_stride = static_cast<int64_t>(g.layer_stride(PageFormat::kInt2));
+  params.tile_head_stride = static_cast<int64_t>(g.tile.int2_bytes());
+  params.k = parts_.constants.evict_k();
+  params.v = parts_.constants.evict_v();
+  params.position_block = area.table.position_block;
+  params.position_blocks = parts_.options.rotations.position_blocks();
+  params.status = area.table.status;
+  params.sums = area.table.sums;
+  params.workspace = reinterpret_cast<void*>(area.workspace.get());
+  return parts_.device.kernels().Evict(params, timeline_->stream());
+}
+
+absl::Status WindowEvictor::Download(const Area& area, size_t windows, const EvictTable& to) {
+  const DeviceCopy copies[] = {
+      {reinterpret_cast<uint64_t>(to.status), reinterpret_cast<uint64_t>(area.table.status),
+       sizeof(uint32_t) * windows},
+      {reinterpret_cast<uint64_t>(to.sums), reinterpret_cast<uint64_t>(area.table.sums),
+       sizeof(uint32_t) * windows * parts_.geometry.tiles()}};
+  return parts_.device.ToHost(copies, timeline_->stream());
+}
+
+absl::Status WindowEvictor::EvictSome(std::span<const DueWindow> windows, const RingShape& ring) {
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t pass, timeline_->BeginPass());
+  EvictResults::Table results = parts_.results.Take();
+  std::vector<UnsettledPage> pages = Fill(pass, windows, *results);
+  CRUMB_RETURN_IF_ERROR(Upload(*results, now_));
+  CRUMB_RETURN_IF_ERROR(Launch(now_, ring));
+  CRUMB_RETURN_IF_ERROR(Download(now_, windows.size(), *results));
+  CRUMB_RETURN_IF_ERROR(timeline_->EndPass());
+  parts_.settler.Settle({timeline_, pass}, std::move(results), std::move(pages));
+  return absl::OkStatus();
+}
+
+absl::Status WindowEvictor::EvictNow(std::span<const DueWindow> windows) {
+  while (!windows.empty()) {
+    const bool prompt = windows.front().sequence->prompt_rows;
+    size_t count = 1;
+    while (count < windows.size() && count < static_cast<size_t>(now_.windows_max) &&
+           windows[count].sequence->prompt_rows == prompt) {
+      ++count;
+    }
+    CRUMB_RETURN_IF_ERROR(
+        EvictSome(windows.first(count), prompt ? parts_.prompt_ring : parts_.decode_ring));
+    windows = windows.subspan(count);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WindowEvictor::Prepare(uint64_t pass, std::span<const DueWindow> windows) {
+  results_ = nullptr;
+  if (windows.empty()) {
+    const DeviceCopy none{reinterpret_cast<uint64_t>(captured_.table.windows),
+                          reinterpret_cast<uint64_t>(none_.get()), sizeof(int32_t)};
+    return parts_.device.ToDevice({&none, 1}, timeline_->stream());
+  }
+  results_ = parts_.results.Take();
+  pages_ = Fill(pass, windows, *results_);
+  return Upload(*results_, captured_);
+}
+
+absl::Status WindowEvictor::Launch() { return Launch(captured_, parts_.decode_ring); }
+
+absl::Status WindowEvictor::Collect() {
+  return results_ == nullptr ? absl::OkStatus() : Download(captured_, pages_.size(), *results_);
+}
+
+void WindowEvictor::Settle(uint64_t pass) {
+  if (results_ == nullptr) return;
+  parts_.settler.Settle({timeline_, pass}, std::exchange(results_, nullptr),
+                        std::exchange(pages_, {}));
+}
+
+}  // namespace crumb::client

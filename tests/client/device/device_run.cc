@@ -1,0 +1,144 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/client/device/device_run.h"
+
+#include <cstring>
+#include <utility>
+
+#include "gtest/gtest.h"
+
+namespace crumb::client {
+
+using kernels::Bf16;
+
+std::vector<float> RunPass::Outputs(size_t entry) const {
+  device->Drain(stream);
+  std::vector<float> outputs;
+  const auto* all = reinterpret_cast<const float*>(out.get());
+  for (int layer = 0; layer < layers; ++layer) {
+    const float* from = all + (layer * rows_max + first[entry]) * row;
+    outputs.insert(outputs.end(), from, from + tokens[entry] * row);
+  }
+  return outputs;
+}
+
+DeviceRun::DeviceRun(SimulatedDevice& device, DeviceWorker& worker, DeviceBatchOptions options)
+    : device_(device), worker_(worker), options_(options), stream_(NewStream(device).value()) {
+  options_.stream = stream_.get();
+  options_.output = DeviceOutput::kF32;
+  auto batch = worker.NewBatch(options_);
+  EXPECT_TRUE(batch.ok()) << batch.status();
+  batch_ = std::move(batch).value();
+}
+
+DeviceRun::~DeviceRun() { device_.Drain(stream_.get()); }
+
+DeviceAddress DeviceRun::Buffer(RunPass& pass, size_t bytes) {
+  pass.buffers.push_back(NewDeviceBuffer(device_, bytes).value());
+  return pass.buffers.back().get();
+}
+
+// Rows of entry i come at its place (decode) or behind those of the entries before it (prompt).
+void DeviceRun::Fill(RunPass& pass, const std::vector<RunEntry>& entries) {
+  const WorkerOptions& options = worker_.options();
+  const size_t q_row = size_t{2} * options.own_q_heads() * options.head_dim;
+  const size_t k_row = size_t{2} * options.own_kv_heads() * options.head_dim;
+  for (int layer = 0; layer < pass.layers; ++layer) {
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const int begin = entries[i].sequence->length(), end = entries[i].end;
+      const auto send = [&](DeviceAddress to, size_t row, const std::vector<Bf16>& rows) {
+        const DeviceCopy copy{to + row * pass.first[i], reinterpret_cast<uint64_t>(rows.data()),
+                              row * (end - begin)};
+        EXPECT_TRUE(device_.ToDevice({&copy, 1}, stream_.get()).ok());
+      };
+      const SequenceModel& model = *entries[i].model;
+      send(q_[layer], q_row, model.Queries(layer, begin, end));
+      send(k_[layer], k_row, model.Keys(layer, begin, end));
+      send(v_[layer], k_row, model.Values(layer, begin, end));
+    }
+  }
+}
+
+void DeviceRun::Enqueue(RunPass& pass) {
+  EXPECT_TRUE(batch_->Start().ok());
+  for (int layer = 0; layer < pass.layers; ++layer) {
+    const auto pointer = [](DeviceAddress address) { return reinterpret_cast<void*>(address); };
+    absl::Status status = batch_->Append(layer, pointer(k_[layer]), pointer(v_[layer]));
+    EXPECT_TRUE(status.ok()) << status;
+    status = batch_->Attend(layer, pointer(q_[layer]), pointer(out_[layer]));
+    EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
+absl::StatusOr<std::shared_ptr<RunPass>> DeviceRun::TryPass(const std::vector<RunEntry>& entries) {
+  const WorkerOptions& options = worker_.options();
+  auto pass = std::make_shared<RunPass>();
+  pass->device = &device_;
+  pass->stream = stream_.get();
+  pass->layers = options.own_layers();
+  pass->row = size_t{1} * options.own_q_heads() * options.head_dim;
+  pass->rows_max = size_t{1} * options_.sequences * options_.tokens;
+  std::vector<PassEntry> shares;
+  int next = 0;
+  for (const RunEntry& entry : entries) {
+    const int tokens = entry.end - entry.sequence->length();
+    shares.push_back({entry.sequence, tokens});
+    pass->first.push_back(next);
+    pass->tokens.push_back(tokens);
+    next += tokens;
+  }
+  if (!capture_ || captured_ == nullptr) {
+    const size_t k_row = size_t{2} * options.own_kv_heads() * options.head_dim;
+    q_.clear(), k_.clear(), v_.clear(), out_.clear();
+    for (int layer = 0; layer < pass->layers; ++layer) {
+      q_.push_back(Buffer(*pass, pass->rows_max * pass->row * 2));
+      k_.push_back(Buffer(*pass, pass->rows_max * k_row));
+      v_.push_back(Buffer(*pass, pass->rows_max * k_row));
+      out_.push_back(Buffer(*pass, pass->rows_max * pass->row * 4));
+    }
+  }
+  const size_t layer_bytes = pass->rows_max * pass->row * 4;
+  pass->out = NewPinnedBuffer(device_, layer_bytes * pass->layers).value();
+  Fill(*pass, entries);
+
+  device_.allocations_forbidden = true;
+  absl::Status status = batch_->Prepare(shares);
+  if (!status.ok()) {
+    device_.allocations_forbidden = false;
+    device_.Drain(stream_.get());
+    return status;
+  }
+  if (capture_) {
+    if (graph_ == nullptr) {
+      device_.BeginCapture(stream_.get());
+      Enqueue(*pass);
+      graph_ = device_.EndCapture(stream_.get());
+      captured_ = pass;
+    }
+    device_.Launch(graph_, stream_.get());
+  } else {
+    Enqueue(*pass);
+  }
+  for (int layer = 0; layer < pass->layers; ++layer) {
+    const DeviceCopy copy{reinterpret_cast<uint64_t>(pass->out.get()) + layer * layer_bytes,
+                          out_[layer], layer_bytes};
+    EXPECT_TRUE(device_.ToHost({&copy, 1}, stream_.get()).ok());
+  }
+  std::vector<std::span<const int32_t>> accepted;
+  for (const RunEntry& entry : entries) {
+    accepted.emplace_back(entry.model->tokens().data() + entry.sequence->length(),
+                          static_cast<size_t>(entry.accepted));
+  }
+  status = batch_->Advance(accepted);
+  device_.allocations_forbidden = false;
+  if (!status.ok()) return status;
+  return pass;
+}
+
+std::shared_ptr<RunPass> DeviceRun::Pass(const std::vector<RunEntry>& entries) {
+  auto pass = TryPass(entries);
+  EXPECT_TRUE(pass.ok()) << pass.status();
+  return std::move(pass).value();
+}
+
+}  // namespace crumb::client

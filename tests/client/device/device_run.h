@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/device/owned.h"
+#include "crumb/device_worker.h"
+#include "tests/client/device/simulated_device.h"
+#include "tests/client/sequence_model.h"
+
+namespace crumb::client {
+
+// One sequence's share of a pass: the model's tokens [sequence.length(), end), the first `accepted`
+// of which stay.
+struct RunEntry {
+  DeviceSequence* sequence = nullptr;
+  const SequenceModel* model = nullptr;
+  int end = 0;
+  int accepted = 0;
+};
+
+// A pass that was enqueued, and its outputs once they are there.
+class RunPass {
+ public:
+  // [layers, tokens, q_heads, head_dim] of entry i. Waits for the device.
+  std::vector<float> Outputs(size_t entry) const;
+
+ private:
+  friend class DeviceRun;
+  SimulatedDevice* device = nullptr;
+  DeviceStream stream = nullptr;
+  std::vector<DeviceBuffer> buffers;
+  PinnedBuffer out;
+  int layers = 0;
+  size_t row = 0;          // elements of one token
+  size_t rows_max = 0;     // of one layer
+  std::vector<int> first;  // row of each entry
+  std::vector<int> tokens;
+};
+
+// Plays the engine on one stream with one batch: brings rows to the device, runs passes.
+class DeviceRun {
+ public:
+  // Borrows device and worker. The stream is the run's own.
+  DeviceRun(SimulatedDevice& device, DeviceWorker& worker, DeviceBatchOptions options);
+  ~DeviceRun();
+
+  DeviceBatch& batch() { return *batch_; }
+  DeviceStream stream() const { return stream_.get(); }
+
+  // A whole pass. With `captured`, what lies between Prepare and Advance is captured the first time
+  // and launched as a graph each time; then q, k, v and out are always in the same buffers.
+  std::shared_ptr<RunPass> Pass(const std::vector<RunEntry>& entries);
+  // The same, for calls that fail: what Prepare or Advance answered.
+  absl::StatusOr<std::shared_ptr<RunPass>> TryPass(const std::vector<RunEntry>& entries);
+  void Capture() { capture_ = true; }
+
+ private:
+  void Fill(RunPass& pass, const std::vector<RunEntry>& entries);
+  void Enqueue(RunPass& pass);
+  DeviceAddress Buffer(RunPass& pass, size_t bytes);
+
+  SimulatedDevice& device_;
+  DeviceWorker& worker_;
+  DeviceBatchOptions options_;
+  OwnedStream stream_;
+  std::unique_ptr<DeviceBatch> batch_;
+  bool capture_ = false;
+  SimulatedDevice::Graph graph_;
+  std::shared_ptr<RunPass> captured_;
+  // [layers] of the pass being made
+  std::vector<DeviceAddress> q_, k_, v_, out_;
+};
+
+}  // namespace crumb::client
