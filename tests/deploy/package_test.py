@@ -172,7 +172,10 @@ class SystemdTest(unittest.TestCase):
 
 
 class ContainerfileTest(unittest.TestCase):
-    """Its instructions against the tree: where the tests run nothing builds containers."""
+    """Its instructions against the tree: where the tests run nothing builds containers.
+
+    deploy/container/try_image.sh does, where podman is.
+    """
 
     def instructions(self):
         text = CONTAINERFILE.read_text(encoding="utf-8")
@@ -191,6 +194,23 @@ class ContainerfileTest(unittest.TestCase):
         last = {name: rest for name, rest in found}
         self.assertRegex(last["USER"], r"^\d+:\d+$")
         self.assertNotEqual(last["USER"].split(":")[0], "0")
+
+    def test_the_script_that_tries_it_fits(self):
+        script = CONTAINERFILE.parent / "try_image.sh"
+        run("bash", "-n", script)
+        text = script.read_text(encoding="utf-8")
+        found = self.instructions()
+        base = next(rest for name, rest in found if name == "ARG").split("=")[0]
+        self.assertIn(f"--build-arg {base}=", text)
+        user = next(rest for name, rest in found if name == "USER")
+        self.assertIn(f"chown {user} ", text)
+        for folder in next(rest for name, rest in found if name == "VOLUME").split():
+            self.assertIn(f":{folder}\"", text)
+            self.assertIn(folder, next(rest for name, rest in found[::-1] if name == "RUN"))
+
+    def test_the_context_leaves_out_what_is_built(self):
+        ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+        self.assertLessEqual({"build/", ".git/"}, set(ignored))
 
     def test_what_it_copies_and_runs_is_there(self):
         for name, rest in self.instructions():
