@@ -267,12 +267,25 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
 
 absl::StatusOr<LookupResult> RemoteClient::Lookup(const KeyspaceId& keyspace,
                                                   std::span<const PageKey> keys) {
-  CRUMB_ASSIGN_OR_RETURN(const v1::LookupResponse answer,
-                         (KeysCall<v1::LookupRequest, v1::LookupResponse>(keyspace, keys, {})));
+  v1::LookupRequest request;
+  request.set_wait_ms(WaitMs(options_.call_timeout));
+  request.set_everyone(options_.ask_every_node);
+  CRUMB_ASSIGN_OR_RETURN(
+      const v1::LookupResponse answer,
+      (KeysCall<v1::LookupRequest, v1::LookupResponse>(keyspace, keys, std::move(request))));
   LookupResult result;
   result.hit_pages = static_cast<int>(answer.hit_pages());
   result.miss_reason = static_cast<MissReason>(answer.miss_reason());
-  for (const int tier : answer.page_tiers()) result.page_tiers.push_back(static_cast<Tier>(tier));
+  int remote = 0;
+  for (const int tier : answer.page_tiers()) {
+    result.page_tiers.push_back(static_cast<Tier>(tier));
+    std::string& node = result.page_nodes.emplace_back();
+    if (result.page_tiers.back() != Tier::kRemote || remote >= answer.page_nodes_size()) continue;
+    const uint32_t index = answer.page_nodes(remote++);
+    if (index < static_cast<uint32_t>(answer.nodes_size())) {
+      node = answer.nodes(static_cast<int>(index));
+    }
+  }
   return result;
 }
 
@@ -340,6 +353,7 @@ absl::StatusOr<MissReason> RemoteClient::Get(const KeyspaceId& keyspace,
   request.set_keyspace(ToBytes(keyspace));
   request.set_keys(ToBytes(keys));
   request.set_wait_ms(WaitMs(timeout));
+  request.set_everyone(options_.ask_every_node);
   FragmentAssembler assembler(keyspace, keys, receiver);
   CRUMB_RETURN_IF_ERROR(
       connection->stub().Get({connection->token(), Clock::Real().Now() + timeout}, request,
@@ -377,15 +391,20 @@ absl::StatusOr<Response> RemoteClient::KeysCall(const KeyspaceId& keyspace,
 
 absl::StatusOr<uint32_t> RemoteClient::Prefetch(const KeyspaceId& keyspace,
                                                 std::span<const PageKey> keys) {
-  CRUMB_ASSIGN_OR_RETURN(const v1::PrefetchResponse response,
-                         (KeysCall<v1::PrefetchRequest, v1::PrefetchResponse>(keyspace, keys, {})));
-  return response.queued_pages();
+  v1::PrefetchRequest request;
+  request.set_everyone(options_.ask_every_node);
+  CRUMB_ASSIGN_OR_RETURN(
+      const v1::PrefetchResponse response,
+      (KeysCall<v1::PrefetchRequest, v1::PrefetchResponse>(keyspace, keys, std::move(request))));
+  return response.queued_pages() + response.asked_pages();
 }
 
 absl::StatusOr<uint32_t> RemoteClient::Pin(const KeyspaceId& keyspace,
                                            std::span<const PageKey> keys, Duration ttl) {
   v1::PinRequest request;
   request.set_ttl_ms(std::chrono::duration_cast<std::chrono::milliseconds>(ttl).count());
+  request.set_wait_ms(WaitMs(options_.call_timeout));
+  request.set_everyone(options_.ask_every_node);
   CRUMB_ASSIGN_OR_RETURN(const v1::PinResponse response, (KeysCall<v1::PinRequest, v1::PinResponse>(
                                                              keyspace, keys, std::move(request))));
   return response.pinned_pages();

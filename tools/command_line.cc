@@ -3,6 +3,7 @@
 #include "tools/command_line.h"
 
 #include <charconv>
+#include <functional>
 #include <memory>
 #include <sstream>
 #include <utility>
@@ -131,18 +132,31 @@ class Grammar {
         ->check(CLI::Range(0.1, 3600.0));
     auto lookup = std::make_shared<LookupCommand>();
     CLI::App* sub = Add(&app_, "lookup", "how much of a prefix is cached, and where", lookup);
-    AddKeyspace(sub, lookup->keyspace);
-    CLI::Option* keys = AddKeys(sub, lookup->keys);
+    AddPrefix(sub, *lookup, [this, lookup] { line_.command = *lookup; });
+    auto prefetch = std::make_shared<PrefetchCommand>();
+    sub = Add(&app_, "prefetch",
+              "start to bring a prefix into host memory, from the SSD and from other nodes",
+              prefetch);
+    AddPrefix(sub, prefetch->pages, [this, prefetch] { line_.command = *prefetch; });
+  }
+
+  // Keys or tokens into `pages`; `done` when there are any.
+  void AddPrefix(CLI::App* sub, LookupCommand& pages, const std::function<void()>& done) {
+    AddKeyspace(sub, pages.keyspace);
+    CLI::Option* keys = AddKeys(sub, pages.keys);
     CLI::Option* tokens =
-        sub->add_option("--tokens-file", lookup->tokens_file,
+        sub->add_option("--tokens-file", pages.tokens_file,
                         "token ids in decimal, divided by blanks or commas, instead of keys")
             ->check(CLI::ExistingFile)
             ->excludes(keys);
-    sub->callback([this, lookup, keys, tokens] {
+    sub->add_flag("--everywhere", pages.everywhere,
+                  "ask every node of the cluster, not only the homes: for keys that do not begin a "
+                  "sequence");
+    sub->callback([sub, keys, tokens, done] {
       if (keys->count() + tokens->count() == 0) {
-        throw CLI::RequiredError("lookup: keys or --tokens-file");
+        throw CLI::RequiredError(sub->get_name() + ": keys or --tokens-file");
       }
-      line_.command = *lookup;
+      done();
     });
   }
 

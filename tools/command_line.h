@@ -24,6 +24,12 @@ struct LookupCommand {
   std::string keyspace;           // hexadecimal
   std::vector<std::string> keys;  // hexadecimal; or none and
   std::string tokens_file;        // token ids, from which the keys follow
+  bool everywhere = false;        // asks every node, not only the homes
+};
+
+// Brings what a lookup would find into host memory.
+struct PrefetchCommand {
+  LookupCommand pages;
 };
 
 struct GetCommand {
@@ -134,10 +140,11 @@ struct AbsorbCommand {
 };
 
 using Command =
-    std::variant<StatusCommand, StatsCommand, LookupCommand, GetCommand, PutCommand, DropCommand,
-                 FlushCommand, PinCommand, UnpinCommand, KeyspaceStateCommand, NodesCommand,
-                 WhereCommand, DrainCommand, PageInspectCommand, CalibrateCommand,
-                 RotationShowCommand, RotationVerifyCommand, RotationConvertCommand, AbsorbCommand>;
+    std::variant<StatusCommand, StatsCommand, LookupCommand, PrefetchCommand, GetCommand,
+                 PutCommand, DropCommand, FlushCommand, PinCommand, UnpinCommand,
+                 KeyspaceStateCommand, NodesCommand, WhereCommand, DrainCommand, PageInspectCommand,
+                 CalibrateCommand, RotationShowCommand, RotationVerifyCommand,
+                 RotationConvertCommand, AbsorbCommand>;
 
 struct CommandLine {
   std::string socket_dir = "/run/crumb";  // of crumbd; used when `address` is empty

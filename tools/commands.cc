@@ -42,6 +42,15 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
   return token;
 }
 
+// A page that is named alone may lie anywhere in its sequence: nobody can say who its homes are.
+bool AsksEveryNode(const Command& command) {
+  if (const auto* lookup = std::get_if<LookupCommand>(&command)) return lookup->everywhere;
+  if (const auto* prefetch = std::get_if<PrefetchCommand>(&command)) {
+    return prefetch->pages.everywhere;
+  }
+  return std::holds_alternative<GetCommand>(command) || std::holds_alternative<PinCommand>(command);
+}
+
 absl::StatusOr<std::unique_ptr<client::Client>> Connect(const CommandLine& line) {
   client::ClientOptions options;
   options.socket_dir = line.socket_dir;
@@ -52,6 +61,7 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const CommandLine& line)
   options.tls_server_name = line.tls_server_name;
   CRUMB_ASSIGN_OR_RETURN(options.token, ReadToken(line.token_file));
   options.process_name = "crumb";
+  options.ask_every_node = AsksEveryNode(line.command);
   options.staging_bytes = 0;
   options.connect_timeout = FromSeconds(line.timeout_seconds);
   options.call_timeout = options.connect_timeout;

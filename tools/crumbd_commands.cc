@@ -89,13 +89,14 @@ absl::StatusOr<CommandResult> Run(const LookupCommand& command, const Context& c
   CRUMB_ASSIGN_OR_RETURN(const KeyspaceId keyspace, KeyspaceId::FromHex(command.keyspace));
   CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, KeysOf(command, keyspace));
   CRUMB_ASSIGN_OR_RETURN(const client::LookupResult result, context.crumbd.Lookup(keyspace, keys));
-  TextTable table({"page", "key", "found in"});
+  TextTable table({"page", "key", "found in", "node"});
   json rows = json::array();
   for (size_t i = 0; i < keys.size(); ++i) {
     const std::string where(i < result.page_tiers.size() ? client::TierName(result.page_tiers[i])
                                                          : std::string_view("miss"));
-    table.AddRow({fmt::format("{}", i), keys[i].ToHex(), where});
-    rows.push_back({{"page", i}, {"key", keys[i].ToHex()}, {"tier", where}});
+    const std::string node = i < result.page_nodes.size() ? result.page_nodes[i] : "";
+    table.AddRow({fmt::format("{}", i), keys[i].ToHex(), where, node});
+    rows.push_back({{"page", i}, {"key", keys[i].ToHex()}, {"tier", where}, {"node", node}});
   }
   const std::string reason(client::MissReasonName(result.miss_reason));
   return CommandResult::Done(
@@ -105,6 +106,16 @@ absl::StatusOr<CommandResult> Run(const LookupCommand& command, const Context& c
        {"pages", keys.size()},
        {"miss_reason", reason},
        {"rows", std::move(rows)}});
+}
+
+absl::StatusOr<CommandResult> Run(const PrefetchCommand& command, const Context& context) {
+  CRUMB_ASSIGN_OR_RETURN(const KeyspaceId keyspace, KeyspaceId::FromHex(command.pages.keyspace));
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, KeysOf(command.pages, keyspace));
+  CRUMB_ASSIGN_OR_RETURN(const uint32_t pages, context.crumbd.Prefetch(keyspace, keys));
+  return CommandResult::Done(
+      fmt::format("{} of {} pages are not in host memory and are brought there if they are found\n",
+                  pages, keys.size()),
+      {{"started_pages", pages}, {"pages", keys.size()}});
 }
 
 absl::StatusOr<std::vector<client::FragmentBytes>> GetPage(const GetCommand& command,

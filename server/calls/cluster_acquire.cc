@@ -14,19 +14,32 @@ namespace {
 using storage::MissReason;
 using Acquired = std::function<void(absl::StatusOr<storage::AcquireResult>)>;
 
-// Whether another node could have what this one lacks.
-bool MayBeElsewhere(MissReason reason) {
-  return reason == MissReason::kAbsent || reason == MissReason::kPending ||
-         reason == MissReason::kNotCovered || reason == MissReason::kCorrupt ||
-         reason == MissReason::kGeneration;
-}
-
 // The page that begins the run of the page after the first `hits`.
 PageKey RunOfRest(const ClusterAcquireRequest& request, size_t hits) {
   const size_t position = request.first_page + hits;
   const size_t begin = position - position % kRunPages;
   return begin >= request.first_page ? request.wanted.keys[begin - request.first_page]
                                      : request.run;
+}
+
+// What is asked of the cluster when this node has the first `hits` pages.
+PullRequest PullOfRest(const CallContext& context, const ClusterAcquireRequest& request,
+                       size_t hits) {
+  PullRequest pull;
+  pull.keyspace = request.keyspace;
+  pull.keys.assign(request.wanted.keys.begin() + static_cast<std::ptrdiff_t>(hits),
+                   request.wanted.keys.end());
+  pull.first_page = request.first_page + static_cast<uint32_t>(hits);
+  pull.run = RunOfRest(request, hits);
+  pull.range = request.wanted.range;
+  pull.everyone = request.everyone;
+  pull.awaited = request.awaited;
+  pull.deadline = request.wanted.deadline;
+  if (request.awaited) {
+    pull.deadline =
+        std::min(pull.deadline, context.clock.Now() + context.cluster->lookup_deadline());
+  }
+  return pull;
 }
 
 class AnywhereAcquire : public std::enable_shared_from_this<AnywhereAcquire> {
@@ -49,15 +62,9 @@ class AnywhereAcquire : public std::enable_shared_from_this<AnywhereAcquire> {
       return done_(std::move(result));
     }
     local_ = *std::move(result);
-    PullRequest pull;
-    pull.keyspace = request_.keyspace;
-    pull.keys.assign(request_.wanted.keys.begin() + local_.hit_pages, request_.wanted.keys.end());
-    pull.first_page = request_.first_page + local_.hit_pages;
-    pull.run = RunOfRest(request_, local_.hit_pages);
-    pull.range = request_.wanted.range;
-    pull.deadline = std::min(request_.wanted.deadline, now + context_.cluster->lookup_deadline());
     context_.cluster->Pull(
-        std::move(pull), [self = shared_from_this()](PullResult pulled) { self->Pulled(pulled); });
+        PullOfRest(context_, request_, local_.hit_pages),
+        [self = shared_from_this()](PullResult pulled) { self->Pulled(pulled); });
   }
 
   void Pulled(const PullResult& pulled) {
@@ -95,11 +102,41 @@ class AnywhereAcquire : public std::enable_shared_from_this<AnywhereAcquire> {
 
 }  // namespace
 
+bool MayBeElsewhere(MissReason reason) {
+  return reason == MissReason::kAbsent || reason == MissReason::kPending ||
+         reason == MissReason::kNotCovered || reason == MissReason::kCorrupt ||
+         reason == MissReason::kGeneration;
+}
+
 void AcquireAnywhere(const CallContext& context, ClusterAcquireRequest request, Acquired done) {
   if (context.cluster == nullptr) {
     return context.store.Acquire(std::move(request.wanted), std::move(done));
   }
   std::make_shared<AnywhereAcquire>(context, std::move(request), std::move(done))->Start();
+}
+
+void FindAnywhere(const CallContext& context, const ClusterAcquireRequest& request,
+                  std::function<void(FoundPages)> done) {
+  const storage::LookupResult here = context.store.Lookup(request.wanted);
+  FoundPages local;
+  local.tiers = here.page_tiers;
+  local.miss_reason = here.miss_reason;
+  const bool complete = here.hit_pages == request.wanted.keys.size();
+  if (context.cluster == nullptr || complete || !MayBeElsewhere(here.miss_reason) ||
+      request.wanted.deadline <= context.clock.Now()) {
+    return done(std::move(local));
+  }
+  context.cluster->Find(
+      PullOfRest(context, request, here.hit_pages),
+      [local = std::move(local), done = std::move(done)](const FoundPages& found) mutable {
+        const bool says_more = !found.tiers.empty() || (found.miss_reason != MissReason::kNone &&
+                                                        found.miss_reason != MissReason::kAbsent);
+        if (says_more) local.miss_reason = found.miss_reason;
+        local.tiers.insert(local.tiers.end(), found.tiers.begin(), found.tiers.end());
+        local.nodes = found.nodes;
+        local.page_nodes = found.page_nodes;
+        done(std::move(local));
+      });
 }
 
 }  // namespace crumb::server

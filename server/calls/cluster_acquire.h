@@ -6,15 +6,19 @@
 #include <memory>
 
 #include "server/calls/call_context.h"
+#include "server/cluster/remote_reader.h"
 
 namespace crumb::server {
 
-// A prefix to lease, and where it lies in its sequence.
+// A prefix to lease or to look for, and where it lies in its sequence.
 struct ClusterAcquireRequest {
   std::shared_ptr<Keyspace> keyspace;
   storage::AcquireRequest wanted;
   uint32_t first_page = 0;  // position of the first key
   PageKey run;              // begins the run of the first key; zeros: it does itself, or not known
+  bool everyone = false;    // asks every node, not only homes
+  // Somebody waits: no longer than the cluster's lookup deadline. Else as long as wanted.deadline.
+  bool awaited = true;
 };
 
 // Leases what this node has, and where that ends asks the cluster, if there is one and time is
@@ -22,5 +26,13 @@ struct ClusterAcquireRequest {
 // TieredStore::Acquire otherwise.
 void AcquireAnywhere(const CallContext& context, ClusterAcquireRequest request,
                      std::function<void(absl::StatusOr<storage::AcquireResult>)> done);
+
+// Tells where the pages of a prefix are, on this node and, as AcquireAnywhere asks them, on others.
+// Leases and moves nothing.
+void FindAnywhere(const CallContext& context, const ClusterAcquireRequest& request,
+                  std::function<void(FoundPages)> done);
+
+// Whether another node could have the first page that this one lacks.
+bool MayBeElsewhere(storage::MissReason reason);
 
 }  // namespace crumb::server

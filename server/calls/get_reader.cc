@@ -21,7 +21,7 @@ void GetReader::Open(const CallContext& context, const v1::GetRequest& request, 
     return opened(std::unique_ptr<GetReader>(new GetReader(context, {}, v1::MISS_REASON_QUALITY)));
   }
   AcquireAnywhere(
-      context, {*keyspace, *std::move(wanted), 0, {}},
+      context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
       [context, opened = std::move(opened)](absl::StatusOr<storage::AcquireResult> result) {
         if (!result.ok()) return opened(result.status());
         const v1::MissReason reason = ToProto(result->miss_reason);

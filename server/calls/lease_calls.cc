@@ -151,14 +151,6 @@ class Acquisition {
 
 }  // namespace
 
-namespace {
-
-PageKey RunOf(const v1::AcquireRequest& request) {
-  return PageKey::FromBytes(request.run()).value_or(PageKey());
-}
-
-}  // namespace
-
 v1::Tier ToProto(storage::Tier tier) {
   static_assert(static_cast<int>(storage::Tier::kHost) == v1::TIER_HOST &&
                 static_cast<int>(storage::Tier::kSsd) == v1::TIER_SSD &&
@@ -225,24 +217,32 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
     context.metrics.Reject(Rejection::kLeaseBudget);
     return acquisition->Miss(v1::MISS_REASON_BUSY);
   }
-  Acquisition::Start(acquisition,
-                     {*keyspace, *std::move(wanted), request.first_page(), RunOf(request)}, taken);
+  Acquisition::Start(acquisition, MakeClusterRequest(*keyspace, *std::move(wanted), request),
+                     taken);
 }
 
-absl::Status Lookup(const CallContext& context, const v1::LookupRequest& request,
-                    v1::LookupResponse* response) {
-  CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
-  CRUMB_ASSIGN_OR_RETURN(const storage::AcquireRequest wanted,
-                         MakeStoreRequest(context, *keyspace, request, 0, TimePoint::max()));
-  if (keyspace->quality_off()) {
+void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequest& request,
+            v1::LookupResponse* response, Done done) {
+  const auto keyspace = FindKeyspace(context, request.keyspace());
+  if (!keyspace.ok()) return done(keyspace.status());
+  auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);
+  if (!wanted.ok()) return done(wanted.status());
+  if ((*keyspace)->quality_off()) {
     response->set_miss_reason(v1::MISS_REASON_QUALITY);
-    return absl::OkStatus();
+    return done(absl::OkStatus());
   }
-  const storage::LookupResult result = context.store.Lookup(wanted);
-  response->set_hit_pages(result.hit_pages);
-  for (const storage::Tier tier : result.page_tiers) response->add_page_tiers(ToProto(tier));
-  response->set_miss_reason(ToProto(result.miss_reason));
-  return absl::OkStatus();
+  FindAnywhere(context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
+               [response, done = std::move(done)](const FoundPages& found) {
+                 response->set_hit_pages(static_cast<uint32_t>(found.tiers.size()));
+                 for (const storage::Tier tier : found.tiers) {
+                   response->add_page_tiers(ToProto(tier));
+                 }
+                 for (const std::string& node : found.nodes) response->add_nodes(node);
+                 response->mutable_page_nodes()->Add(found.page_nodes.begin(),
+                                                     found.page_nodes.end());
+                 response->set_miss_reason(ToProto(found.miss_reason));
+                 done(absl::OkStatus());
+               });
 }
 
 absl::Status Release(const CallContext& context, Session& session,
@@ -268,12 +268,19 @@ absl::Status Prefetch(const CallContext& context, const v1::PrefetchRequest& req
   const storage::LookupResult there = context.store.Lookup(wanted);
   response->set_queued_pages(static_cast<uint32_t>(
       std::count(there.page_tiers.begin(), there.page_tiers.end(), storage::Tier::kSsd)));
-  if (response->queued_pages() == 0) return absl::OkStatus();
-  wanted.keys.resize(there.hit_pages);
+  if (context.cluster != nullptr && MayBeElsewhere(there.miss_reason)) {
+    response->set_asked_pages(static_cast<uint32_t>(wanted.keys.size()) - there.hit_pages);
+  } else {
+    wanted.keys.resize(there.hit_pages);
+  }
+  if (response->queued_pages() + response->asked_pages() == 0) return absl::OkStatus();
+  ClusterAcquireRequest anywhere = MakeClusterRequest(keyspace, std::move(wanted), request);
+  anywhere.awaited = false;
   storage::TieredStore& store = context.store;
-  store.Acquire(std::move(wanted), [&store](absl::StatusOr<storage::AcquireResult> result) {
-    if (result.ok() && result->lease != 0) store.Release(result->lease);
-  });
+  AcquireAnywhere(context, std::move(anywhere),
+                  [&store](const absl::StatusOr<storage::AcquireResult>& result) {
+                    if (result.ok() && result->lease != 0) store.Release(result->lease);
+                  });
   return absl::OkStatus();
 }
 

@@ -18,13 +18,16 @@ v1::Tier ToProto(storage::Tier tier);
 void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimePoint deadline,
              const v1::AcquireRequest& request, v1::AcquireResponse* response, Done done);
 
-absl::Status Lookup(const CallContext& context, const v1::LookupRequest& request,
-                    v1::LookupResponse* response);
+// Tells where the longest prefix is, other nodes' pages included. `response` stays valid until
+// `done`.
+void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequest& request,
+            v1::LookupResponse* response, Done done);
 
 absl::Status Release(const CallContext& context, Session& session,
                      const v1::ReleaseRequest& request, v1::ReleaseResponse* response);
 
-// Brings pages up and lets go of them at once.
+// Brings pages up, from the SSD and from other nodes, and lets go of them at once. Waits for
+// nothing.
 absl::Status Prefetch(const CallContext& context, const v1::PrefetchRequest& request,
                       v1::PrefetchResponse* response);
 

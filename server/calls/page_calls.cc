@@ -6,23 +6,49 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/calls/store_request.h"
 #include "server/cluster/cluster.h"
 
 namespace crumb::server {
 
-absl::Status Pin(const CallContext& context, const v1::PinRequest& request,
-                 v1::PinResponse* response) {
-  CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
-  CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadKeys(context, request.keys()));
+namespace {
+
+absl::StatusOr<Duration> TtlOf(const CallContext& context, const v1::PinRequest& request) {
   const auto bound =
       std::chrono::duration_cast<std::chrono::milliseconds>(context.limits.pin_max).count();
   if (request.ttl_ms() == 0 || request.ttl_ms() > static_cast<uint64_t>(bound)) {
     return absl::InvalidArgumentError(
         fmt::format("ttl_ms is {}, must be from 1 to limits.pin_max, {}", request.ttl_ms(), bound));
   }
-  const TimePoint until = context.clock.Now() + std::chrono::milliseconds(request.ttl_ms());
-  response->set_pinned_pages(context.store.Pin(keyspace->id, keys, until));
-  return absl::OkStatus();
+  return std::chrono::milliseconds(request.ttl_ms());
+}
+
+}  // namespace
+
+void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& request,
+         v1::PinResponse* response, Done done) {
+  const auto keyspace = FindKeyspace(context, request.keyspace());
+  if (!keyspace.ok()) return done(keyspace.status());
+  auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);
+  if (!wanted.ok()) return done(wanted.status());
+  const auto ttl = TtlOf(context, request);
+  if (!ttl.ok()) return done(ttl.status());
+  const auto pin = [context, response, ttl = *ttl, id = (*keyspace)->id, keys = wanted->keys] {
+    response->set_pinned_pages(context.store.Pin(id, keys, context.clock.Now() + ttl));
+  };
+  const bool waits = request.wait_ms() > 0 && !(*keyspace)->quality_off();
+  if (context.cluster == nullptr || !waits) {
+    pin();
+    return done(absl::OkStatus());
+  }
+  // Leased until they are pinned, what was brought cannot go before.
+  AcquireAnywhere(
+      context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
+      [context, pin, done = std::move(done)](const absl::StatusOr<storage::AcquireResult>& result) {
+        pin();
+        if (result.ok() && result->lease != 0) context.store.Release(result->lease);
+        done(absl::OkStatus());
+      });
 }
 
 absl::Status Unpin(const CallContext& context, const v1::UnpinRequest& request,

@@ -2,9 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
+#include <utility>
+
 #include "common/status_macros.h"
 #include "crumb/v1/page.pb.h"
 #include "server/calls/call_context.h"
+#include "server/calls/cluster_acquire.h"
 
 namespace crumb::server {
 
@@ -12,6 +16,19 @@ namespace crumb::server {
 inline absl::StatusOr<TileRange> ReadRange(const Keyspace& keyspace, const v1::TileRange& range) {
   return keyspace.CheckRange(range.layer_begin(), range.layer_end(), range.head_begin(),
                              range.head_end());
+}
+
+// Where a request's keys lie, and what it asks of other nodes. `wanted` is the store's part of it.
+template <typename Request>
+ClusterAcquireRequest MakeClusterRequest(std::shared_ptr<Keyspace> keyspace,
+                                         storage::AcquireRequest wanted, const Request& request) {
+  ClusterAcquireRequest made;
+  made.keyspace = std::move(keyspace);
+  made.wanted = std::move(wanted);
+  made.first_page = request.first_page();
+  made.run = PageKey::FromBytes(request.run()).value_or(PageKey());
+  if constexpr (requires { request.everyone(); }) made.everyone = request.everyone();
+  return made;
 }
 
 // What a message with the fields keys and, maybe, range asks of the store.

@@ -120,6 +120,10 @@ class RunningCluster final : public Cluster {
     if (peers_.All().empty()) return done({0, storage::MissReason::kNone});
     reader_.Pull(std::move(request), std::move(done));
   }
+  void Find(PullRequest request, std::function<void(FoundPages)> done) override {
+    if (peers_.All().empty()) return done({});
+    reader_.Find(std::move(request), std::move(done));
+  }
   Duration lookup_deadline() const override { return parts_.options.lookup_deadline; }
 
   void Committed(const FragmentHeader& header) override { pusher_.Offer(header); }

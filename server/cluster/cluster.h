@@ -73,7 +73,9 @@ class Cluster {
 
   // Brings pages that this node lacks from others. Calls `done` once.
   virtual void Pull(PullRequest request, std::function<void(PullResult)> done) = 0;
-  // No request waits longer for others.
+  // Asks others which of the pages they have. Calls `done` once.
+  virtual void Find(PullRequest request, std::function<void(FoundPages)> done) = 0;
+  // No request that somebody waits for waits longer for others.
   virtual Duration lookup_deadline() const = 0;
 
   // A fragment was committed here: it is offered to its homes in the background.

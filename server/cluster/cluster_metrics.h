@@ -13,6 +13,7 @@ namespace crumb::server {
 struct ClusterMetrics {
   // Looking at other nodes.
   Counter pulls;                 // requests that asked other nodes
+  Counter finds;                 // requests that asked other nodes only where pages are
   Counter pulls_refused;         // over cluster.pulls_max
   Counter pulls_late;            // ended by the deadline
   Counter pull_asks;             // PeerAcquire calls

@@ -109,11 +109,14 @@ void AnswerMisses(const v1::PeerAcquireRequest& request, v1::MissReason reason,
 void AnswerFromLookup(const PeerCallContext& context,
                       const std::vector<storage::AcquireRequest>& runs, uint32_t tile_bytes,
                       v1::PeerAcquireResponse* response) {
+  storage::MissReason reason = storage::MissReason::kNone;
   for (const storage::AcquireRequest& run : runs) {
     const storage::LookupResult found = context.store.Lookup(run);
     response->add_hit_pages(found.hit_pages);
+    if (reason == storage::MissReason::kNone) reason = found.miss_reason;
     for (uint32_t page = 0; page < found.hit_pages; ++page) response->add_tile_bytes(tile_bytes);
   }
+  response->set_miss_reason(ToProto(reason));
 }
 
 absl::StatusOr<std::vector<storage::AcquireRequest>> RunsOf(const PeerCallContext& context,

@@ -13,59 +13,7 @@ namespace {
 
 using storage::MissReason;
 
-std::string BytesOf(const std::vector<PageKey>& keys, const std::vector<size_t>& pages) {
-  std::string bytes;
-  bytes.reserve(pages.size() * sizeof(PageKey));
-  for (const size_t page : pages) bytes += keys[page].view();
-  return bytes;
-}
-
-MissReason FromProto(v1::MissReason reason) {
-  switch (reason) {
-    case v1::MISS_REASON_PENDING:
-      return MissReason::kPending;
-    case v1::MISS_REASON_DEADLINE:
-      return MissReason::kDeadline;
-    case v1::MISS_REASON_CORRUPT:
-      return MissReason::kCorrupt;
-    case v1::MISS_REASON_GENERATION:
-      return MissReason::kGeneration;
-    case v1::MISS_REASON_NOT_COVERED:
-      return MissReason::kNotCovered;
-    case v1::MISS_REASON_BUSY:
-      return MissReason::kBusy;
-    default:
-      return MissReason::kAbsent;
-  }
-}
-
-// Answers that cannot be are treated as none at all.
-bool Consistent(const v1::PeerAcquireRequest& request, const v1::PeerAcquireResponse& answer) {
-  if (answer.hit_pages_size() != request.runs_size()) return false;
-  size_t pages = 0;
-  for (int i = 0; i < answer.hit_pages_size(); ++i) {
-    if (answer.hit_pages(i) > request.runs(i).size() / sizeof(PageKey)) return false;
-    pages += answer.hit_pages(i);
-  }
-  return pages == static_cast<size_t>(answer.tile_bytes_size()) &&
-         (pages == 0 || answer.session().size() == sizeof(transport::SessionToken));
-}
-
 }  // namespace
-
-std::vector<RunSpan> RunsOf(const PullRequest& request) {
-  std::vector<RunSpan> runs;
-  size_t begin = 0;
-  while (begin < request.keys.size()) {
-    const size_t within = (request.first_page + begin) % kRunPages;
-    const size_t end = std::min(request.keys.size(), begin + kRunPages - within);
-    const PageKey& key = within == 0 ? request.keys[begin] : request.run;
-    // Without the name of a run that begins before the request nobody can be asked for it.
-    if (key != PageKey{}) runs.push_back({key, begin, end});
-    begin = end;
-  }
-  return runs;
-}
 
 struct PullOperation::Lease {
   Lease(std::shared_ptr<Peer> from, uint64_t number) : peer(std::move(from)), id(number) {}
@@ -91,29 +39,15 @@ void PullOperation::Start() {
     timer_ =
         context_.timer.Schedule(request_.deadline, [self = shared_from_this()] { self->Expire(); });
   }
-  for (const Question& question : MakeQuestions()) Ask(question);
+  for (const HomeQuestion& question : MakeQuestions()) Ask(question);
   Land();
   FinishIfKnown();
 }
 
-// Behind the first page that this node lacks there may be some that it has: as their home.
-std::vector<bool> PullOperation::FindHere() const {
-  std::vector<bool> here(request_.keys.size(), false);
-  storage::AcquireRequest one;
-  one.keyspace = request_.keyspace->id;
-  one.generation = request_.keyspace->generation.load();
-  one.range = request_.range;
-  for (size_t page = 0; page < here.size(); ++page) {
-    one.keys.assign(1, request_.keys[page]);
-    here[page] = context_.store.Lookup(one).hit_pages > 0;
-  }
-  return here;
-}
-
 void PullOperation::ClaimPages() {
   const std::vector<RunSpan> spans = RunsOf(request_);
-  const std::vector<bool> here = FindHere();
-  std::vector<bool> placed = here;
+  const std::vector<std::optional<storage::Tier>> here = TiersHere(context_.store, request_);
+  std::vector<bool> placed(here.size(), false);
   for (const RunSpan& span : spans) {
     Run run;
     run.key = span.key;
@@ -137,61 +71,49 @@ void PullOperation::ClaimPages() {
   }
   MutexLock lock(&mutex_);
   for (size_t page = 0; page < placed.size(); ++page) {
-    if (here[page]) SettleLocked(page, MissReason::kNone);
-    if (!placed[page]) SettleLocked(page, MissReason::kAbsent);
+    if (here[page]) {
+      SettleLocked(page, MissReason::kNone);
+    } else if (!placed[page]) {
+      SettleLocked(page, MissReason::kAbsent);
+    }
   }
 }
 
-std::vector<PullOperation::Question> PullOperation::MakeQuestions() {
-  std::vector<Question> questions;
-  std::map<std::string, size_t> by_node;
+std::vector<HomeQuestion> PullOperation::MakeQuestions() {
   MutexLock lock(&mutex_);
-  for (size_t index = 0; index < runs_.size(); ++index) {
-    for (auto& peer : context_.peers.HomesToAsk(runs_[index].key)) {
-      const auto [entry, is_new] = by_node.try_emplace(peer->id(), questions.size());
-      if (is_new) {
-        // A node whose breaker is open stays listed without runs, so that it is skipped for all.
-        const bool allowed = peer->breaker().Allow();
-        if (!allowed) context_.metrics.breaker_skips.Add();
-        questions.push_back({allowed ? peer : nullptr, {}});
-      }
-      Question& question = questions[entry->second];
-      if (question.peer == nullptr) continue;
-      question.runs.push_back(index);
-      ++runs_[index].unanswered;
-    }
-    if (runs_[index].unanswered > 0) continue;
-    for (const size_t page : runs_[index].pages) SettleLocked(page, MissReason::kAbsent);
+  std::vector<PageKey> names;
+  for (const Run& run : runs_) names.push_back(run.key);
+  std::vector<HomeQuestion> questions = QuestionsFor(context_, names, request_.everyone);
+  for (const HomeQuestion& question : questions) {
+    for (const size_t run : question.runs) ++runs_[run].unanswered;
   }
-  std::erase_if(questions, [](const Question& question) { return question.peer == nullptr; });
+  for (const Run& run : runs_) {
+    if (run.unanswered > 0) continue;
+    for (const size_t page : run.pages) SettleLocked(page, MissReason::kAbsent);
+  }
   return questions;
 }
 
-void PullOperation::Ask(const Question& question) {
-  v1::PeerAcquireRequest wanted;
-  wanted.set_keyspace(std::string(request_.keyspace->id.view()));
-  wanted.set_generation(request_.keyspace->generation.load());
-  wanted.mutable_range()->set_layer_begin(request_.range.layers.begin);
-  wanted.mutable_range()->set_layer_end(request_.range.layers.end);
-  wanted.mutable_range()->set_head_begin(request_.range.heads.begin);
-  wanted.mutable_range()->set_head_end(request_.range.heads.end);
+void PullOperation::Ask(const HomeQuestion& question) {
+  std::vector<std::string> runs;
+  {
+    MutexLock lock(&mutex_);
+    for (const size_t run : question.runs) {
+      runs.push_back(KeyBytes(request_.keys, runs_[run].pages));
+    }
+  }
+  v1::PeerAcquireRequest wanted = MakePeerAcquire(request_, std::move(runs));
   wanted.set_lease(true);
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(request_.deadline -
                                                                           context_.clock.Now());
   // Half of the time is left for the bytes.
   wanted.set_wait_ms(static_cast<uint32_t>(std::max<int64_t>(left.count() / 2, 0)));
-  {
-    MutexLock lock(&mutex_);
-    for (const size_t run : question.runs) {
-      wanted.add_runs(BytesOf(request_.keys, runs_[run].pages));
-    }
-  }
   context_.metrics.pull_asks.Add();
   question.peer->Acquire(
       wanted, request_.deadline,
       [self = shared_from_this(), question,
        wanted](absl::StatusOr<v1::PeerAcquireResponse> answer) {
-        if (answer.ok() && !Consistent(wanted, *answer)) {
+        if (answer.ok() && !Fits(wanted, *answer)) {
           answer = absl::InternalError("the answer does not fit the question");
         }
         auto shared = std::make_shared<absl::StatusOr<v1::PeerAcquireResponse>>(std::move(answer));
@@ -201,7 +123,7 @@ void PullOperation::Ask(const Question& question) {
       });
 }
 
-void PullOperation::Answered(const Question& question,
+void PullOperation::Answered(const HomeQuestion& question,
                              const absl::StatusOr<v1::PeerAcquireResponse>& answer) {
   if (answer.ok()) {
     question.peer->breaker().Succeed();
@@ -238,7 +160,8 @@ void PullOperation::Answered(const Question& question,
   FinishIfKnown();
 }
 
-void PullOperation::NoteAnswer(const Question& question, const v1::PeerAcquireResponse& answer) {
+void PullOperation::NoteAnswer(const HomeQuestion& question,
+                               const v1::PeerAcquireResponse& answer) {
   const auto lease = std::make_shared<Lease>(question.peer, answer.lease());
   transport::SessionToken session{};
   if (answer.session().size() == session.size()) {
@@ -257,7 +180,7 @@ void PullOperation::NoteAnswer(const Question& question, const v1::PeerAcquireRe
                             answer.tile_bytes().begin() + next + hits);
     }
     if (answer.miss_reason() != v1::MISS_REASON_UNSPECIFIED) {
-      run.reason = FromProto(answer.miss_reason());
+      run.reason = ReasonFromProto(answer.miss_reason());
     }
     next += hits;
   }

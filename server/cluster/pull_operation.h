@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "common/mutex.h"
+#include "server/cluster/home_questions.h"
 #include "server/cluster/page_fetch.h"
 #include "server/cluster/remote_reader.h"
 
@@ -46,18 +47,12 @@ class PullOperation : public std::enable_shared_from_this<PullOperation> {
     storage::MissReason reason = storage::MissReason::kAbsent;  // of the page behind it
   };
 
-  // What one node is asked for.
-  struct Question {
-    std::shared_ptr<Peer> peer;
-    std::vector<size_t> runs;
-  };
-
-  std::vector<bool> FindHere() const;
   void ClaimPages();
-  std::vector<Question> MakeQuestions();
-  void Ask(const Question& question);
-  void Answered(const Question& question, const absl::StatusOr<v1::PeerAcquireResponse>& answer);
-  void NoteAnswer(const Question& question, const v1::PeerAcquireResponse& answer)
+  std::vector<HomeQuestion> MakeQuestions();
+  void Ask(const HomeQuestion& question);
+  void Answered(const HomeQuestion& question,
+                const absl::StatusOr<v1::PeerAcquireResponse>& answer);
+  void NoteAnswer(const HomeQuestion& question, const v1::PeerAcquireResponse& answer)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes what can be fetched now out of `runs`.
   std::vector<PageFetch> TakeFetches(const std::vector<size_t>& runs,
@@ -82,13 +77,5 @@ class PullOperation : public std::enable_shared_from_this<PullOperation> {
   std::vector<size_t> to_land_ ABSL_GUARDED_BY(mutex_);  // settled, not told to others yet
   std::optional<storage::DeadlineTimer::Id> timer_ ABSL_GUARDED_BY(mutex_);
 };
-
-// The runs of a request's pages: where each begins among the keys, and the page it is named by.
-struct RunSpan {
-  PageKey key;
-  size_t begin = 0;
-  size_t end = 0;
-};
-std::vector<RunSpan> RunsOf(const PullRequest& request);
 
 }  // namespace crumb::server

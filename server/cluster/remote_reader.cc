@@ -5,22 +5,42 @@
 #include <utility>
 
 #include "common/mutex.h"
+#include "server/cluster/find_operation.h"
 #include "server/cluster/page_fetch.h"
 #include "server/cluster/pull_operation.h"
 
 namespace crumb::server {
 
+bool RemoteReader::Enter(const PullRequest& request) {
+  const size_t most = request.awaited ? pulls_max_ : pulls_max_ / 2;
+  if (active_.fetch_add(1) < most) return true;
+  active_.fetch_sub(1);
+  context_.metrics.pulls_refused.Add();
+  return false;
+}
+
 void RemoteReader::Pull(PullRequest request, std::function<void(PullResult)> done) {
-  if (active_.fetch_add(1) >= pulls_max_) {
-    active_.fetch_sub(1);
-    context_.metrics.pulls_refused.Add();
-    return done({0, storage::MissReason::kBusy});
-  }
+  if (!Enter(request)) return done({0, storage::MissReason::kBusy});
   context_.metrics.pulls.Add();
   std::make_shared<PullOperation>(context_, std::move(request),
                                   [this, done = std::move(done)](PullResult result) {
                                     active_.fetch_sub(1);
                                     done(result);
+                                  })
+      ->Start();
+}
+
+void RemoteReader::Find(PullRequest request, std::function<void(FoundPages)> done) {
+  if (!Enter(request)) {
+    FoundPages none;
+    none.miss_reason = storage::MissReason::kBusy;
+    return done(std::move(none));
+  }
+  context_.metrics.finds.Add();
+  std::make_shared<FindOperation>(context_, std::move(request),
+                                  [this, done = std::move(done)](FoundPages found) {
+                                    active_.fetch_sub(1);
+                                    done(std::move(found));
                                   })
       ->Start();
 }

@@ -27,11 +27,22 @@ struct PullRequest {
   PageKey run;              // begins the run of keys[0]; not needed where keys[0] does itself
   TileRange range;
   TimePoint deadline;
+  bool everyone = false;  // every node is asked, not only homes
+  // Somebody waits for the answer; else half of `pulls_max` is left to others.
+  bool awaited = true;
 };
 
 struct PullResult {
   size_t pages = 0;  // leading keys that are in host memory now
   storage::MissReason miss_reason = storage::MissReason::kNone;  // of the next one
+};
+
+// Where pages were found.
+struct FoundPages {
+  std::vector<storage::Tier> tiers;  // of the leading keys; kRemote: on another node
+  std::vector<std::string> nodes;    // ids
+  std::vector<uint32_t> page_nodes;  // of each page at kRemote, in order: index into `nodes`
+  storage::MissReason miss_reason = storage::MissReason::kNone;  // of the next page
 };
 
 // Pages that a node offered to this one. In no order; each for itself.
@@ -71,14 +82,20 @@ class RemoteReader {
   // thread.
   void Pull(PullRequest request, std::function<void(PullResult)> done);
 
+  // Asks as Pull does who has the pages, and brings none. Calls `done` once, likewise.
+  void Find(PullRequest request, std::function<void(FoundPages)> done);
+
   // Fetches what was offered. `reasons[i]` tells of keys[i]; kNone: it is here.
   using Taken = std::function<void(const std::vector<storage::MissReason>& reasons)>;
   void Take(OfferedPages offered, Taken done);
 
-  // Pulls under way.
+  // Pulls and finds under way.
   size_t active() const { return active_.load(); }
 
  private:
+  // A place among `pulls_max`; false: none is left.
+  bool Enter(const PullRequest& request);
+
   const PullContext context_;
   const size_t pulls_max_;
   std::atomic<size_t> active_{0};

@@ -290,6 +290,8 @@ void AddClusterCounters(Families& families, const ClusterMetrics& metrics) {
     families.Counter(name, help, static_cast<double>(value.value()));
   };
   counter("crumb_pulls_total", "Requests that asked other nodes.", metrics.pulls);
+  counter("crumb_finds_total", "Requests that asked other nodes only where pages are.",
+          metrics.finds);
   counter("crumb_pulls_refused_total", "Requests that did not: cluster.pulls_max.",
           metrics.pulls_refused);
   counter("crumb_pulls_late_total", "Requests that other nodes did not answer in time.",

@@ -66,8 +66,8 @@ grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::Acquire
 
 grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const v1::LookupRequest* request,
                                                v1::LookupResponse* response) {
-  return Answer(call, Rpc::kLookup, [&](const CallContext& context) {
-    return server::Lookup(context, *request, response);
+  return AnswerLater(call, Rpc::kLookup, [&](const CallContext& context, const Done& done) {
+    server::Lookup(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "server/calls/status_calls.h"
 #include "server/cluster/cluster.h"
 #include "server/service/cache_service.h"
+#include "server/service/call_metadata.h"
 
 namespace crumb::server {
 
@@ -43,8 +44,8 @@ grpc::ServerUnaryReactor* CacheService::Flush(Context* call, const v1::FlushRequ
 
 grpc::ServerUnaryReactor* CacheService::Pin(Context* call, const v1::PinRequest* request,
                                             v1::PinResponse* response) {
-  return Answer(call, Rpc::kPin, [&](const CallContext& context) {
-    return server::Pin(context, *request, response);
+  return AnswerLater(call, Rpc::kPin, [&](const CallContext& context, const Done& done) {
+    server::Pin(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
   });
 }
 

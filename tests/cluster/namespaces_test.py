@@ -353,8 +353,48 @@ def until_hits(cluster, i, first, sequences, pages, share, most=PATIENCE_S):
         time.sleep(0.1)
 
 
+def until(ask, holds):
+    """Asks until the answer is right, or patience ends; the last answer."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds(answer := ask()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return answer
+
+
 def key_of(sequence, page):
     return hashlib.sha256(f"sequence {sequence} page {page}".encode()).hexdigest()
+
+
+def tools(cluster, check, first):
+    """`crumb lookup`, `prefetch` and `get` at node 1 of what node 0's worker wrote."""
+    sequences, pages = 6, 40
+    cluster.work(0, "write", first, sequences, pages)
+    others = {cluster.id_of(i) for i in range(cluster.nodes) if i != 1}
+    keys = {i: [key_of(i, page) for page in range(pages)]
+            for i in range(first, first + sequences)}
+    remote = 0
+    for i, prefix in keys.items():
+        cluster.homes_that_hold(0, prefix[31])
+        keyspace = cluster.homes_that_hold(0, prefix[-1])["keyspace"]
+        rows = until(lambda: cluster.ask(1, "lookup", keyspace, *prefix)["rows"],
+                     lambda rows: all(row["tier"] != "miss" for row in rows))
+        check.that(all(row["tier"] != "miss" for row in rows), f"lookup of {i}: {rows}")
+        at = [row["node"] for row in rows if row["tier"] == "remote"]
+        check.that(set(at) <= others, f"lookup of {i} names {set(at)}, not of {others}")
+        remote += len(at)
+    check.that(remote > 0, "lookup found nothing on other nodes")
+    # A page in the middle, whose run the caller does not know.
+    for i in (0, 1):
+        cluster.ask(i, "get", keyspace, keys[first][35], "--out", str(cluster.folder / f"page{i}"))
+    check.that((cluster.folder / "page0").read_bytes() == (cluster.folder / "page1").read_bytes(),
+               "get read other bytes on another node")
+    for i, prefix in keys.items():
+        cluster.ask(1, "prefetch", keyspace, *prefix)
+        rows = until(lambda: cluster.ask(1, "lookup", keyspace, *prefix)["rows"],
+                     lambda rows: all(row["tier"] == "host" for row in rows))
+        check.that(all(row["tier"] == "host" for row in rows), f"prefetch of {i}: {rows}")
+    print(f"crumb lookup named other nodes for {remote} of {sequences * pages} pages, get and "
+          "prefetch brought them")
 
 
 def kill_one(cluster, check, first, name):
@@ -401,6 +441,7 @@ def scenario(cluster, check):
     alone = cluster.work(1, "read", 5000, 100, 200, wait_ms=0)["median_ms"]
     asked = cluster.work(1, "read", 5000, 100, 200)["median_ms"]
     print(f"a miss of 200 pages: {alone:.2f} ms here alone, {asked:.2f} ms everywhere (medians)")
+    tools(cluster, check, 800)
     load = Load(cluster, range(1, n - 1))
     try:
         faults(cluster, check, load, sequences, pages)

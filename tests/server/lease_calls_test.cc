@@ -41,6 +41,14 @@ class LeaseCallsTest : public CallFixture {
     return answered.status;
   }
 
+  absl::Status LookUp(const v1::LookupRequest& request, v1::LookupResponse* response) {
+    Answered answered;
+    response->Clear();
+    Lookup(context_, TimePoint::max(), request, response, answered.done());
+    EXPECT_EQ(answered.times, 1);
+    return answered.status;
+  }
+
   uint64_t Tokens(TokenTier tier) const { return metrics_.tokens.Total(tier); }
   uint64_t AllTokens() const {
     uint64_t all = 0;
@@ -276,10 +284,10 @@ TEST_F(LeaseCallsTest, InStateBf16EverythingMissesWithQuality) {
   lookup.set_keyspace(std::string(keyspace_->id.view()));
   lookup.set_keys(Keys(0, 4));
   v1::LookupResponse looked_up;
-  ASSERT_TRUE(Lookup(context_, lookup, &looked_up).ok());
+  ASSERT_TRUE(LookUp(lookup, &looked_up).ok());
   EXPECT_EQ(looked_up.miss_reason(), v1::MISS_REASON_QUALITY);
   ASSERT_TRUE(keyspaces_->SetState(keyspace_->id, ServingState::kActive, {}).ok());
-  ASSERT_TRUE(Lookup(context_, lookup, &looked_up).ok());
+  ASSERT_TRUE(LookUp(lookup, &looked_up).ok());
   EXPECT_EQ(looked_up.hit_pages(), 4u);
 }
 
@@ -331,7 +339,7 @@ TEST_F(LeaseCallsTest, LookupLeasesNothing) {
   request.set_keyspace(std::string(keyspace_->id.view()));
   request.set_keys(Keys(6, 4));
   v1::LookupResponse response;
-  ASSERT_TRUE(Lookup(context_, request, &response).ok());
+  ASSERT_TRUE(LookUp(request, &response).ok());
   EXPECT_EQ(response.hit_pages(), 2u);
   EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_ABSENT);
   EXPECT_EQ(store_.Stats().leases, 0u);

@@ -73,13 +73,16 @@ class TenantCallsTest : public CallFixture {
                    std::move(done));
          }));
     v1::LookupResponse found;
-    note("Lookup", Lookup(context, Named<v1::LookupRequest>(), &found));
+    note("Lookup", Wait([&](Done done) {
+           Lookup(context, TimePoint::max(), Named<v1::LookupRequest>(), &found, std::move(done));
+         }));
     v1::PrefetchResponse prefetched;
     note("Prefetch", Prefetch(context, Named<v1::PrefetchRequest>(), &prefetched));
     auto pin = Named<v1::PinRequest>();
     pin.set_ttl_ms(1000);
     v1::PinResponse pinned;
-    note("Pin", Pin(context, pin, &pinned));
+    note("Pin",
+         Wait([&](Done done) { Pin(context, TimePoint::max(), pin, &pinned, std::move(done)); }));
     v1::UnpinResponse unpinned;
     note("Unpin", Unpin(context, Named<v1::UnpinRequest>(), &unpinned));
     GetReader::Open(context, Named<v1::GetRequest>(), TimePoint::max(),
@@ -233,7 +236,9 @@ TEST_F(TenantCallsTest, ACommitOverQuotaIsRefusedAndTheRestUnharmed) {
   v1::LookupResponse found;
   auto lookup = Named<v1::LookupRequest>();
   lookup.set_keys(Keys(1, 3));
-  ASSERT_TRUE(Lookup(context, lookup, &found).ok());
+  ASSERT_TRUE(Wait([&](Done done) {
+                Lookup(context, TimePoint::max(), lookup, &found, std::move(done));
+              }).ok());
   EXPECT_EQ(found.hit_pages(), 2u);
   // Another tenant, and a node's own keyspaces, have no part in it.
   EXPECT_EQ(BytesOfTenant(context, "b"), 0u);

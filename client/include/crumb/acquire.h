@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "common/clock.h"
@@ -54,6 +55,7 @@ struct AcquireResult {
 struct LookupResult {
   int hit_pages = 0;
   std::vector<Tier> page_tiers;
+  std::vector<std::string> page_nodes;  // of the hit pages: id of a node that has it; empty: crumbd
   MissReason miss_reason = MissReason::kNone;
 };
 

@@ -58,6 +58,7 @@ class Client {
   // Leases the longest prefix that is there. A fragment that fails its check is a miss, and ends
   // the prefix.
   virtual absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) = 0;
+  // Tells where the longest prefix is, on other nodes too.
   virtual absl::StatusOr<LookupResult> Lookup(const KeyspaceId& keyspace,
                                               std::span<const PageKey> keys) = 0;
 
@@ -88,7 +89,8 @@ class Client {
                                                          std::span<const FragmentBytes> fragments,
                                                          Duration timeout) = 0;
 
-  // Each answers the number of pages it was done to.
+  // Each answers the number of pages it was done to; Prefetch of those that other nodes are asked
+  // for, too, though they may not have them.
   virtual absl::StatusOr<uint32_t> Prefetch(const KeyspaceId& keyspace,
                                             std::span<const PageKey> keys) = 0;
   virtual absl::StatusOr<uint32_t> Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,

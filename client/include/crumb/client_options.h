@@ -24,6 +24,9 @@ struct ClientOptions {
   std::string process_name = "crumb-client";  // for crumbd's log
   // 16 random bytes that the processes of one model replica agreed on; empty: an engine of its own.
   std::string engine;
+  // Lookup, Get, Prefetch and Pin ask every node of a cluster for what crumbd lacks, not only the
+  // homes: finds single pages, whose place in their sequence is not known. For tools.
+  bool ask_every_node = false;
   uint64_t staging_bytes = uint64_t{64} << 20;  // wanted; crumbd may give less
 
   Duration connect_timeout = std::chrono::seconds(1);    // of one attempt

@@ -46,7 +46,7 @@ class FakePeer : public Peer {
     }
     v1::PeerAcquireResponse response;
     response.set_session(std::string(16, 's'));
-    response.set_lease(++leases);
+    if (request.lease()) response.set_lease(++leases);
     for (const std::string& run : request.runs()) {
       const auto count = static_cast<uint32_t>(run.size() / sizeof(PageKey));
       const uint32_t hits = absent ? 0 : std::min(count, hits_max.load());
@@ -152,6 +152,13 @@ class PullTest : public CallFixture {
   PullResult Pull(PullRequest request) {
     std::promise<PullResult> answered;
     reader_.Pull(std::move(request), [&](PullResult result) { answered.set_value(result); });
+    return answered.get_future().get();
+  }
+
+  FoundPages Find(PullRequest request) {
+    std::promise<FoundPages> answered;
+    reader_.Find(std::move(request),
+                 [&](FoundPages found) { answered.set_value(std::move(found)); });
     return answered.get_future().get();
   }
 
@@ -364,6 +371,100 @@ TEST_F(PullTest, AHomeSaysWhichOfferedPagesItDidNotTakeAndWhy) {
   PeerPush(context, request, Clock::Real().Now() + std::chrono::seconds(30), &response,
            [&](const absl::Status& status) { refused.set_value(status); });
   EXPECT_TRUE(absl::IsAborted(refused.get_future().get()));
+}
+
+TEST_F(PullTest, FindTellsWhoHasWhatWithOneCallANodeAndMovesNothing) {
+  for (int i = 40; i < 50; ++i) Store(Key(i));
+  const FoundPages found = Find(Request(0, 200));
+  ASSERT_EQ(found.tiers.size(), 200u);
+  EXPECT_EQ(found.miss_reason, MissReason::kNone);
+  ASSERT_EQ(found.page_nodes.size(), 190u);
+  size_t remote = 0;
+  for (int i = 0; i < 200; ++i) {
+    if (i >= 40 && i < 50) {
+      EXPECT_EQ(found.tiers[static_cast<size_t>(i)], storage::Tier::kHost);
+      continue;
+    }
+    EXPECT_EQ(found.tiers[static_cast<size_t>(i)], storage::Tier::kRemote);
+    const PageKey run = Key(i / static_cast<int>(kRunPages) * static_cast<int>(kRunPages));
+    EXPECT_EQ(found.nodes.at(found.page_nodes[remote++]), peers_.HomesToAsk(run).at(0)->id());
+  }
+  for (const auto& fake : fakes_) {
+    EXPECT_LE(fake->asks.load(), 1);
+    EXPECT_EQ(fake->leases.load(), 0u);
+  }
+  EXPECT_EQ(Sum(&FakePeer::fetches), 0);
+  EXPECT_EQ(counts_.finds.value(), 1u);
+  EXPECT_EQ(counts_.pulls.value(), 0u);
+}
+
+TEST_F(PullTest, FindEndsWithThePrefix) {
+  for (const auto& fake : fakes_) fake->hits_max = 10;
+  const FoundPages found = Find(Request(0, 64));
+  EXPECT_EQ(found.tiers.size(), 10u);
+  EXPECT_EQ(found.miss_reason, MissReason::kAbsent);
+  for (const auto& fake : fakes_) fake->absent = true;
+  EXPECT_EQ(Find(Request(0, 64)).tiers.size(), 0u);
+}
+
+TEST_F(PullTest, FindEndsAtItsDeadline) {
+  for (const auto& fake : fakes_) fake->silent = true;
+  const FoundPages found = Find(Request(0, 64, std::chrono::milliseconds(50)));
+  EXPECT_EQ(found.tiers.size(), 0u);
+  EXPECT_EQ(found.miss_reason, MissReason::kDeadline);
+  EXPECT_EQ(counts_.pulls_late.value(), 1u);
+  // What comes later is heard by nobody.
+  for (const auto& fake : fakes_) {
+    std::vector<Peer::Answer<v1::PeerAcquireResponse>> held;
+    {
+      MutexLock lock(&fake->mutex);
+      held.swap(fake->held);
+    }
+    for (const auto& answer : held) answer(absl::DeadlineExceededError("late"));
+  }
+}
+
+TEST_F(PullTest, FindTakesAnswersThatDoNotFitForNone) {
+  for (const auto& fake : fakes_) fake->nonsense = true;
+  EXPECT_EQ(Find(Request(0, 40)).tiers.size(), 0u);
+  EXPECT_GT(counts_.pull_ask_failures.value(), 0u);
+}
+
+TEST_F(PullTest, ARunThatIsNotKnownIsFoundByAskingEveryone) {
+  PullRequest request = Request(40, 8);
+  request.run = PageKey();
+  EXPECT_EQ(Find(request).tiers.size(), 0u);
+  request.everyone = true;
+  EXPECT_EQ(Find(request).tiers.size(), 8u);
+  EXPECT_EQ(Sum(&FakePeer::asks), kPeers);
+  EXPECT_EQ(Pull(request).pages, 8u);
+  EXPECT_EQ(Sum(&FakePeer::asks), 2 * kPeers);
+  EXPECT_EQ(Sum(&FakePeer::pages_fetched), 8);
+}
+
+TEST_F(PullTest, WhatNobodyWaitsForLeavesRoomToOthers) {
+  for (const auto& fake : fakes_) fake->hold_fetches = true;
+  std::atomic<int> open{0};
+  std::vector<MissReason> refused;
+  for (int i = 0; i < 3; ++i) {
+    PullRequest request = Request(i * 32, 8);
+    request.awaited = false;
+    ++open;
+    reader_.Pull(std::move(request), [&](PullResult result) {
+      if (result.miss_reason == MissReason::kBusy) refused.push_back(result.miss_reason);
+      --open;
+    });
+  }
+  EXPECT_EQ(refused.size(), 1u);  // half of 4 are taken
+  ++open;
+  reader_.Pull(Request(96, 8), [&open](PullResult result) {
+    EXPECT_EQ(result.pages, 8u);
+    --open;
+  });
+  while (open.load() > 0) {
+    for (const auto& fake : fakes_) fake->AnswerHeldFetches();
+    std::this_thread::yield();
+  }
 }
 
 TEST_F(PullTest, RunsAreFoundFromPositionParentAndRoot) {
