@@ -16,6 +16,9 @@ namespace crumb::client {
 using DeviceAddress = uint64_t;
 using DeviceEvent = struct DeviceEventHandle*;
 
+// What the device may do with pinned memory.
+enum class PinAccess { kRead, kReadWrite };
+
 // `bytes` bytes from one place to another; one of both is a host address.
 struct DeviceCopy {
   uint64_t to = 0;
@@ -51,8 +54,10 @@ class Device {
   virtual void Free(DeviceAddress address) = 0;
   virtual absl::StatusOr<std::byte*> AllocatePinned(size_t bytes) = 0;
   virtual void FreePinned(std::byte* bytes) = 0;
-  // Pins memory of this process, mapped for reading at least. Takes 0.1 to 0.3 s for a GiB.
-  virtual absl::Status Pin(std::span<const std::byte> bytes) = 0;
+  // Pins whole memory pages of this process, so that copies of them are asynchronous. Blocks while
+  // it faults them in. Read-only mappings are pinned with kRead. kResourceExhausted: the limit of
+  // locked memory.
+  virtual absl::Status Pin(std::span<const std::byte> bytes, PinAccess access) = 0;
   virtual void Unpin(std::span<const std::byte> bytes) = 0;
 
   virtual absl::StatusOr<DeviceStream> NewStream() = 0;

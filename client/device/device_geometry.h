@@ -70,7 +70,7 @@ struct DeviceGeometry {
 
   // A page without key in `slot`.
   std::shared_ptr<DevicePage> NewPage(kernels::PageFormat format,
-                                      std::shared_ptr<const DeviceSlot> slot) const {
+                                      std::shared_ptr<const ResidentSlot> slot) const {
     auto page = std::make_shared<DevicePage>();
     page->format = format;
     page->tile_bytes = tile.bytes(format);

@@ -14,7 +14,7 @@ class PrefixLoad;
 
 // A page in device memory: `tiles` is a device address that no host code reads.
 struct DevicePage : Page {
-  std::shared_ptr<const DeviceSlot> slot;
+  std::shared_ptr<const ResidentSlot> slot;
   std::shared_ptr<const PrefixLoad> load;  // what brings it; null: made here
   Moment written;                          // made here: the pass that writes its last tile
 

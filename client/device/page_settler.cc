@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "client/cpu_backend.h"
+#include "client/device/prefix_loader.h"
 #include "common/crc32c.h"
 #include "common/logging.h"
 #include "common/status_macros.h"
@@ -71,6 +72,9 @@ void PageSettler::Finish(const UnsettledPage& unsettled) {
   if (!unsettled.page->finite) {
     starter_.sink().NoteRefusedWindow();
     unsettled.line->Damage(index);
+  }
+  for (const std::shared_ptr<const PrefixLoad>& load : unsettled.loads) {
+    if (load->Settle() >= 0) unsettled.line->Damage(0);
   }
   if (unsettled.line->KeptBack(index)) return;
   starter_.table().Insert(unsettled.wrapped);

@@ -46,6 +46,8 @@ struct UnsettledPage {
   std::shared_ptr<PageLine> line;
   std::shared_ptr<const KeyspaceBinding> keyspace;
   bool publish = false;
+  // Of the prefix that its rows were computed over: those not yet known to be sound.
+  std::vector<std::shared_ptr<const PrefixLoad>> loads;
 };
 
 // Looks at pages once the pass that wrote them has run: those that are fit become findable for

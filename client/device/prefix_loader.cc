@@ -25,9 +25,11 @@ absl::Status PrefixLoad::MakeWaitAll(DeviceStream stream) const {
 }
 
 int PrefixLoad::Settle() const {
+  // The lane may become another load's meanwhile, which makes the wait longer, not shorter.
+  absl::Status arrived;
+  if (!done_.load()) arrived = device_.Synchronize(lane_.all_done.get());
   MutexLock lock(&mutex_);
   if (done_.load()) return damaged_;
-  const absl::Status arrived = device_.Synchronize(lane_.all_done.get());
   const auto* status = reinterpret_cast<const uint32_t*>(lane_.staging.get());
   for (int i = pages_; i-- > 0;) {
     if (!arrived.ok() || status[i] != 0) damaged_ = first_page_ + i;
@@ -92,7 +94,7 @@ std::vector<std::shared_ptr<Page>> PrefixLoader::Take(std::vector<std::shared_pt
 
 absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
   const bool sink = from.front()->position == 0;
-  std::vector<std::shared_ptr<const DeviceSlot>> slots;
+  std::vector<std::shared_ptr<const ResidentSlot>> slots;
   if (sink) {
     CRUMB_ASSIGN_OR_RETURN(slots, parts_.sinks.Take(1, stream_.get()));
   }

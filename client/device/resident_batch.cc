@@ -43,7 +43,8 @@ absl::Status ResidentBatch::Allocate() {
                                       " sequences, " + std::to_string(options_.tokens) +
                                       " tokens, " + std::to_string(options_.pages) + " pages");
   }
-  if (!prompt() && !device.kernels().DecodeSupported(DecodeShape())) {
+  if (!prompt() && (options_.tokens > 1 + parts_.options.draft_slots ||
+                    !device.kernels().DecodeSupported(DecodeShape()))) {
     return absl::InvalidArgumentError("decode attention does not serve " +
                                       std::to_string(options_.tokens) + " tokens at once here");
   }
@@ -196,7 +197,7 @@ absl::Status ResidentBatch::CopyRange(const ResidentSequence& from, DeviceAddres
 
 // Rows of the pass's kind; behind a prompt those that are still needed move over.
 absl::Status ResidentBatch::GiveRows(ResidentSequence& sequence,
-                                     std::shared_ptr<const DeviceSlot> rows) {
+                                     std::shared_ptr<const ResidentSlot> rows) {
   if (sequence.rows != nullptr) {
     CRUMB_RETURN_IF_ERROR(
         CopyRange(sequence, rows->address, sequence.RowsBegin(), sequence.length()));

@@ -36,7 +36,7 @@ class ResidentBatch final : public DeviceBatch {
   absl::Status Finish(DeviceSequence& sequence) override;
 
  private:
-  using Slots = std::vector<std::shared_ptr<const DeviceSlot>>;
+  using Slots = std::vector<std::shared_ptr<const ResidentSlot>>;
   // Room that a pass needs, taken before anything changes.
   struct Room {
     Slots sinks;  // of entries without one
@@ -63,7 +63,7 @@ class ResidentBatch final : public DeviceBatch {
   }
   absl::StatusOr<Room> TakeRoom(std::span<const PassEntry> entries);
   absl::Status Join(ResidentSequence& sequence);
-  absl::Status GiveRows(ResidentSequence& sequence, std::shared_ptr<const DeviceSlot> rows);
+  absl::Status GiveRows(ResidentSequence& sequence, std::shared_ptr<const ResidentSlot> rows);
   absl::Status CopyRange(const ResidentSequence& from, DeviceAddress to, int begin, int end);
   absl::Status FillTables(uint64_t pass);
   PassTables::Place PlaceOf(const ResidentSequence& sequence) const;

@@ -74,7 +74,8 @@ UnsettledPage ResidentSequence::AddPage(std::shared_ptr<DevicePage> page) {
           .wrapped = pages.back(),
           .line = line,
           .keyspace = keyspace,
-          .publish = Publishes(index)};
+          .publish = Publishes(index),
+          .loads = loads};
 }
 
 UnsettledPage ResidentSequence::CompleteSink() { return AddPage(std::move(open_sink)); }

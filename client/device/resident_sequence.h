@@ -51,7 +51,7 @@ class ResidentSequence final : public DeviceSequence {
   TokenLog log;
   std::vector<std::shared_ptr<const Page>> pages;        // enqueued or loaded; the sink first
   std::shared_ptr<DevicePage> open_sink;                 // until it is full: not in `pages`
-  std::shared_ptr<const DeviceSlot> rows;                // null: none yet
+  std::shared_ptr<const ResidentSlot> rows;              // null: none yet
   bool prompt_rows = false;                              // `rows` has the shape of prompt_ring
   Moment last;                                           // the latest pass
   std::vector<std::shared_ptr<const PrefixLoad>> loads;  // not known to be sound

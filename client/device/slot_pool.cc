@@ -54,8 +54,8 @@ absl::Status SlotPool::Gather(State& state, int count, DeviceStream stream,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> SlotPool::Take(int count,
-                                                                              DeviceStream stream) {
+absl::StatusOr<std::vector<std::shared_ptr<const ResidentSlot>>> SlotPool::Take(
+    int count, DeviceStream stream) {
   std::vector<DeviceAddress> taken;
   {
     MutexLock lock(&state_->mutex);
@@ -69,9 +69,9 @@ absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> SlotPool::Take(in
                                           name_ + ": end other sequences first");
     }
   }
-  std::vector<std::shared_ptr<const DeviceSlot>> slots;
+  std::vector<std::shared_ptr<const ResidentSlot>> slots;
   for (const DeviceAddress address : taken) {
-    slots.emplace_back(new DeviceSlot{address}, [state = state_](const DeviceSlot* slot) {
+    slots.emplace_back(new ResidentSlot{address}, [state = state_](const ResidentSlot* slot) {
       std::vector<Moment> now = state->timelines->Now();
       MutexLock lock(&state->mutex);
       state->retired.push_back({slot->address, std::move(now)});

@@ -17,7 +17,7 @@ namespace crumb::client {
 
 // Room of one size in device memory. Given back with its last reference; the next user's stream
 // waits for the passes that may still use it.
-struct DeviceSlot {
+struct ResidentSlot {
   DeviceAddress address = 0;
 };
 
@@ -31,8 +31,8 @@ class SlotPool {
 
   // `count` slots whose earlier users' work comes before what is enqueued on `stream` from now on.
   // kResourceExhausted: there are not so many, none is taken.
-  absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> Take(int count,
-                                                                      DeviceStream stream);
+  absl::StatusOr<std::vector<std::shared_ptr<const ResidentSlot>>> Take(int count,
+                                                                        DeviceStream stream);
 
   // Slots that nobody holds, those that wait for their users' work included.
   int free() const;

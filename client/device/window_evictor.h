@@ -17,7 +17,7 @@ namespace crumb::client {
 // A window that is due to leave its sequence's rows, and the slot it goes to.
 struct DueWindow {
   ResidentSequence* sequence = nullptr;
-  std::shared_ptr<const DeviceSlot> slot;
+  std::shared_ptr<const ResidentSlot> slot;
 };
 
 // Turns windows of sequences into pages, all layers and sequences in one launch: those of a decode

@@ -46,14 +46,19 @@ void DeviceRun::Fill(RunPass& pass, const std::vector<RunEntry>& entries) {
   for (int layer = 0; layer < pass.layers; ++layer) {
     for (size_t i = 0; i < entries.size(); ++i) {
       const int begin = entries[i].sequence->length(), end = entries[i].end;
-      const auto send = [&](DeviceAddress to, size_t row, const std::vector<Bf16>& rows) {
+      const auto send = [&](DeviceAddress to, size_t row, std::vector<Bf16> made) {
+        const std::vector<Bf16>& rows = pass.rows.emplace_back(std::move(made));
         const DeviceCopy copy{to + row * pass.first[i], reinterpret_cast<uint64_t>(rows.data()),
                               row * (end - begin)};
         EXPECT_TRUE(device_.ToDevice({&copy, 1}, stream_.get()).ok());
       };
       const SequenceModel& model = *entries[i].model;
       send(q_[layer], q_row, model.Queries(layer, begin, end));
-      send(k_[layer], k_row, model.Keys(layer, begin, end));
+      std::vector<Bf16> keys = model.Keys(layer, begin, end);
+      if (poisoned_position >= begin && poisoned_position < end) {
+        keys[(poisoned_position - begin) * k_row / 2] = Bf16{0x7fc0};
+      }
+      send(k_[layer], k_row, keys);
       send(v_[layer], k_row, model.Values(layer, begin, end));
     }
   }

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
+#include <deque>
 #include <memory>
 #include <span>
 #include <vector>
@@ -35,6 +35,7 @@ class RunPass {
   DeviceStream stream = nullptr;
   std::vector<DeviceBuffer> buffers;
   PinnedBuffer out;
+  std::deque<std::vector<kernels::Bf16>> rows;  // until they are copied
   int layers = 0;
   size_t row = 0;          // elements of one token
   size_t rows_max = 0;     // of one layer
@@ -58,6 +59,8 @@ class DeviceRun {
   // The same, for calls that fail: what Prepare or Advance answered.
   absl::StatusOr<std::shared_ptr<RunPass>> TryPass(const std::vector<RunEntry>& entries);
   void Capture() { capture_ = true; }
+  // Keys of the token at this position are NaN; -1: none.
+  int poisoned_position = -1;
 
  private:
   void Fill(RunPass& pass, const std::vector<RunEntry>& entries);

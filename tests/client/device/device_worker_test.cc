@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <random>
 
 #include "crumb/device_worker.h"
 #include "crumb/worker.h"
@@ -62,6 +63,18 @@ void ExpectSame(const std::vector<float>& got, const std::vector<float>& expecte
   EXPECT_LT(worst, 2e-5) << where;
 }
 
+// The same keys, headers and tiles; says how many differ, not how.
+void ExpectSameStores(const MemoryClient& got, const MemoryClient& expected) {
+  const std::map<PageKey, std::string> ours = got.contents(), theirs = expected.contents();
+  EXPECT_EQ(ours.size(), theirs.size());
+  int differ = 0;
+  for (const auto& [key, bytes] : ours) {
+    const auto found = theirs.find(key);
+    differ += found == theirs.end() || found->second != bytes;
+  }
+  EXPECT_EQ(differ, 0);
+}
+
 TEST(DeviceWorkerTest, OneSequenceIsAsOnTheCpu) {
   for (uint32_t seed = 0; seed < 6; ++seed) {
     SCOPED_TRACE(seed);
@@ -98,8 +111,493 @@ TEST(DeviceWorkerTest, OneSequenceIsAsOnTheCpu) {
         EXPECT_EQ(worker->counters().published_pages, 12u);
       }
     }
-    EXPECT_EQ(device_store.contents(), cpu_store.contents());
+    ExpectSameStores(device_store, cpu_store);
   }
+}
+
+// A request that is made on both back ends at once, pass by pass.
+class Twin {
+ public:
+  Twin(const SequenceModel& model, int prompt, Worker& cpu, DeviceWorker& worker,
+       const SequenceOptions& options = {})
+      : model_(&model), prompt_(prompt) {
+    expected_ = cpu.Begin(model.prompt(prompt), options).value();
+    sequence_ = Begin(worker, model.prompt(prompt), options);
+  }
+  Twin(Twin&&) = default;
+  Twin& operator=(Twin&&) = default;
+
+  int length() const { return sequence_->length(); }
+  bool InPrompt() const { return length() < prompt_; }
+  DeviceSequence& sequence() { return *sequence_; }
+  Sequence& expected() { return *expected_; }
+
+  // Of `tokens` fresh ones, `accepted` stay.
+  RunEntry Entry(int tokens, int accepted) const {
+    return {sequence_.get(), model_, length() + tokens, accepted};
+  }
+  RunEntry PromptEntry(int tokens_max) const {
+    const int tokens = std::min(tokens_max, sequence_->pass_tokens_max());
+    return Entry(tokens, tokens);
+  }
+  // The same pass on the CPU; to be made before the device's. Kept for Check.
+  void Expect(const RunEntry& entry) {
+    outputs_.push_back(model_->Pass(*expected_, entry.end, entry.accepted));
+  }
+  void Note(std::shared_ptr<RunPass> pass, size_t entry) { passes_.emplace_back(pass, entry); }
+  void Check() const {
+    ASSERT_EQ(outputs_.size(), passes_.size());
+    for (size_t i = 0; i < passes_.size(); ++i) {
+      ExpectSame(passes_[i].first->Outputs(passes_[i].second), outputs_[i],
+                 "pass " + std::to_string(i));
+    }
+  }
+  Twin Fork(DeviceBatch& batch) {
+    Twin fork;
+    fork.model_ = model_;
+    fork.prompt_ = prompt_;
+    fork.expected_ = expected_->Fork().value();
+    auto forked = batch.Fork(*sequence_);
+    EXPECT_TRUE(forked.ok()) << forked.status();
+    fork.sequence_ = std::move(forked).value();
+    return fork;
+  }
+  void GoOnWith(const SequenceModel& model) { model_ = &model; }
+  void Finish(DeviceBatch& batch) {
+    EXPECT_TRUE(expected_->Finish().ok());
+    EXPECT_TRUE(batch.Finish(*sequence_).ok());
+    sequence_.reset();
+  }
+
+ private:
+  Twin() = default;
+  const SequenceModel* model_ = nullptr;
+  int prompt_ = 0;
+  std::unique_ptr<Sequence> expected_;
+  std::unique_ptr<DeviceSequence> sequence_;
+  std::vector<std::vector<float>> outputs_;
+  std::vector<std::pair<std::shared_ptr<RunPass>, size_t>> passes_;
+};
+
+// Makes one pass of the twins on both sides.
+void PassOf(DeviceRun& run, std::vector<std::pair<Twin*, RunEntry>> shares) {
+  std::vector<RunEntry> entries;
+  for (auto& [twin, entry] : shares) {
+    twin->Expect(entry);
+    entries.push_back(entry);
+  }
+  const auto pass = run.Pass(entries);
+  for (size_t i = 0; i < shares.size(); ++i) shares[i].first->Note(pass, i);
+}
+
+// Both workers and what they publish to.
+struct Pair {
+  explicit Pair(const WorkerOptions& options, uint32_t seed,
+                const DeviceWorkerOptions& sizes = SmallDevice())
+      : device(seed),
+        cpu(Worker::Open(options, &cpu_store).value()),
+        worker(OpenDevice(options, &device_store, device, sizes)) {}
+  void Settle() {
+    EXPECT_TRUE(cpu->WaitPublished(kPatience).ok());
+    EXPECT_TRUE(worker->WaitPublished(kPatience).ok());
+  }
+  void ExpectSamePages() {
+    Settle();
+    ExpectSameStores(device_store, cpu_store);
+  }
+  MemoryClient cpu_store, device_store;
+  SimulatedDevice device;
+  std::unique_ptr<Worker> cpu;
+  std::unique_ptr<DeviceWorker> worker;
+};
+
+// Sequences of all lengths join and leave a decode batch whose passes are one captured graph, with
+// prompts between on another stream, drafts that are rejected, and forks.
+TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(seed);
+    const WorkerOptions options = Options();
+    Pair pair(options, seed);
+    std::mt19937 random(seed);
+    std::vector<SequenceModel> models;
+    for (uint32_t i = 0; i < 6; ++i) models.emplace_back(options, RandomTokens(1000, 20 + i));
+    DeviceRun prompts(pair.device, *pair.worker,
+                      {.kind = PassKind::kPrompt, .sequences = 3, .tokens = 300});
+    DeviceRun decode(pair.device, *pair.worker,
+                     {.kind = PassKind::kDecode, .sequences = 4, .tokens = 3});
+    decode.Capture();
+    std::vector<std::unique_ptr<Twin>> live;
+    size_t begun = 0;
+    const int lengths[] = {30, 520, 63, 700, 330, 1};
+    for (int round = 0; round < 90; ++round) {
+      if (begun < models.size() && live.size() < 3 && round % 8 == 0) {
+        live.push_back(
+            std::make_unique<Twin>(models[begun], lengths[begun], *pair.cpu, *pair.worker));
+        ++begun;
+      }
+      std::vector<std::pair<Twin*, RunEntry>> in_prompt, behind;
+      for (const auto& twin : live) {
+        if (twin->InPrompt()) {
+          in_prompt.emplace_back(twin.get(), twin->PromptEntry(1 + random() % 300));
+        } else {
+          behind.emplace_back(twin.get(), twin->Entry(3, random() % 4));
+        }
+      }
+      if (!in_prompt.empty()) PassOf(prompts, in_prompt);
+      if (!behind.empty()) PassOf(decode, behind);
+      if (round % 29 == 28 && !live.empty() && !live.front()->InPrompt()) {
+        live.push_back(std::make_unique<Twin>(live.front()->Fork(decode.batch())));
+      }
+      if (round % 23 == 22 && !live.empty() && !live.front()->InPrompt()) {
+        live.front()->Check();
+        live.front()->Finish(decode.batch());
+        live.erase(live.begin());
+      }
+    }
+    for (const auto& twin : live) {
+      twin->Check();
+      twin->Finish(twin->InPrompt() ? prompts.batch() : decode.batch());
+    }
+    live.clear();
+    pair.ExpectSamePages();
+    EXPECT_GT(pair.worker->counters().published_pages, 20u);
+  }
+}
+
+TEST(DeviceWorkerTest, HitsComeLayerByLayerAndCountAsOnTheCpu) {
+  for (uint32_t seed = 0; seed < 9; ++seed) {
+    SCOPED_TRACE(seed);
+    const WorkerOptions options = Options();
+    const SequenceModel model(options, RandomTokens(1500, 3));
+    Pair pair(options, seed);
+    pair.device.everything_pinned = true;
+    DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+    DeviceRun decode(pair.device, *pair.worker, {});
+    for (const int prompt : {900, 1100, 1400}) {
+      pair.device.HoldOthers();
+      Twin twin(model, prompt, *pair.cpu, *pair.worker);
+      EXPECT_EQ(twin.sequence().cached_tokens(), twin.expected().cached_tokens());
+      EXPECT_EQ(twin.sequence().stats().hit_tokens_host, twin.expected().stats().hit_tokens_host);
+      while (twin.InPrompt()) PassOf(prompts, {{&twin, twin.PromptEntry(512)}});
+      for (int i = 0; i < 40; ++i) PassOf(decode, {{&twin, twin.Entry(1, 1)}});
+      pair.device.LetGo();
+      twin.Check();
+      EXPECT_EQ(twin.sequence().stats().held_bytes, twin.expected().stats().held_bytes);
+      EXPECT_EQ(twin.sequence().stats().stored_bytes, twin.expected().stats().stored_bytes);
+      twin.Finish(decode.batch());
+      pair.ExpectSamePages();
+    }
+    const WorkerCounters counters = pair.worker->counters();
+    EXPECT_EQ(counters.hit_tokens_host, pair.cpu->counters().hit_tokens_host);
+    EXPECT_GT(counters.hit_tokens_host, 1000u);
+    EXPECT_EQ(counters.verify_failures, 0u);
+  }
+}
+
+// Two live sequences with equal prefixes on two streams: the second attends the first one's pages.
+TEST(DeviceWorkerTest, LiveSequencesSharePages) {
+  for (uint32_t seed = 0; seed < 6; ++seed) {
+    SCOPED_TRACE(seed);
+    const WorkerOptions options = Options();
+    const SequenceModel model(options, RandomTokens(1200, 3));
+    SimulatedDevice device(seed);
+    const auto worker = OpenDevice(options, nullptr, device);
+    const auto cpu = Worker::Open(options, nullptr).value();
+    DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
+    DeviceRun others(device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
+    Twin first(model, 1200, *cpu, *worker);
+    while (first.InPrompt()) PassOf(prompts, {{&first, first.PromptEntry(512)}});
+    ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+    Twin second(model, 1100, *cpu, *worker);
+    EXPECT_EQ(second.sequence().cached_tokens(), 832);
+    EXPECT_EQ(second.expected().cached_tokens(), 832);
+    while (second.InPrompt()) {
+      const RunEntry entry = second.PromptEntry(512);
+      PassOf(others, {{&second, entry}});
+    }
+    first.Check();
+    second.Check();
+    EXPECT_EQ(worker->counters().hit_tokens_worker, 832u);
+  }
+}
+
+// One prompt's rows serve one prompt after the other while the decode stream, which takes over what
+// it needs of them, is far behind.
+TEST(DeviceWorkerTest, RoomIsReusedBehindItsUsers) {
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    SCOPED_TRACE(seed);
+    const WorkerOptions options = Options();
+    DeviceWorkerOptions sizes = SmallDevice();
+    sizes.prompts = 1;
+    sizes.pages = 64;
+    sizes.passes_in_flight = 64;
+    sizes.evict_results = 64;
+    Pair pair(options, seed, sizes);
+    std::vector<SequenceModel> models;
+    for (uint32_t i = 0; i < 5; ++i) models.emplace_back(options, RandomTokens(500, 40 + i));
+    DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 400});
+    DeviceRun decode(pair.device, *pair.worker, {});
+    std::vector<std::unique_ptr<Twin>> twins;
+    pair.device.HoldOthers();
+    for (const SequenceModel& model : models) {
+      twins.push_back(std::make_unique<Twin>(model, 400, *pair.cpu, *pair.worker));
+      Twin& twin = *twins.back();
+      while (twin.InPrompt()) PassOf(prompts, {{&twin, twin.PromptEntry(400)}});
+      for (int i = 0; i < 3; ++i) PassOf(decode, {{&twin, twin.Entry(1, 1)}});
+    }
+    pair.device.LetGo();
+    for (const auto& twin : twins) {
+      twin->Check();
+      twin->Finish(decode.batch());
+    }
+    twins.clear();
+    pair.ExpectSamePages();
+  }
+}
+
+TEST(DeviceWorkerTest, NoRoomChangesNothing) {
+  const WorkerOptions options = Options();
+  const SequenceModel model(options, RandomTokens(1200, 3));
+  DeviceWorkerOptions sizes = SmallDevice();
+  sizes.pages = 9;
+  sizes.sequences = 2;
+  sizes.prompts = 1;
+  Pair pair(options, 2, sizes);
+  DeviceRun prompts(pair.device, *pair.worker,
+                    {.kind = PassKind::kPrompt, .sequences = 2, .tokens = 512});
+  DeviceRun decode(pair.device, *pair.worker, {});
+  const SequenceOptions kept{
+      .extra = {}, .publish = Publish::kNone, .deadline = {}, .cached_tokens_max = {}};
+  Twin twin(model, 700, *pair.cpu, *pair.worker, kept);
+  Twin other(model, 1200, *pair.cpu, *pair.worker, kept);
+  // Rows for one prompt only.
+  EXPECT_TRUE(absl::IsResourceExhausted(
+      prompts.TryPass({twin.PromptEntry(100), other.PromptEntry(100)}).status()));
+  while (twin.InPrompt()) PassOf(prompts, {{&twin, twin.PromptEntry(512)}});
+  EXPECT_TRUE(absl::IsResourceExhausted(prompts.TryPass({other.PromptEntry(512)}).status()));
+  // 700 tokens have 6 history pages; its prompt's rows go with the first decode pass.
+  PassOf(decode, {{&twin, twin.Entry(1, 1)}});
+  PassOf(prompts, {{&other, other.PromptEntry(512)}});
+  // The next block wants 7 pages where 3 are.
+  const absl::Status full = prompts.TryPass({other.PromptEntry(512)}).status();
+  EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+  EXPECT_THAT(std::string(full.message()), testing::HasSubstr("pages in device memory"));
+  for (int i = 0; i < 30; ++i) PassOf(decode, {{&twin, twin.Entry(1, 1)}});
+  twin.Check();
+  twin.Finish(decode.batch());
+  ASSERT_TRUE(pair.worker->WaitPublished(kPatience).ok());
+  while (other.length() < 1024) PassOf(prompts, {{&other, other.PromptEntry(512)}});
+  other.Check();
+}
+
+TEST(DeviceWorkerTest, DamagedPagesEndThePrompt) {
+  for (const int damaged : {0, 1, 5}) {
+    SCOPED_TRACE(damaged);
+    WorkerOptions options = Options();
+    options.verify_every = 0;
+    const SequenceModel model(options, RandomTokens(1200, 3));
+    Pair pair(options, 3);
+    DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+    {
+      auto first = Begin(*pair.worker, model.prompt(1000));
+      while (first->length() < 1000) {
+        const int tokens = first->pass_tokens_max();
+        prompts.Pass({{first.get(), &model, first->length() + tokens, tokens}});
+      }
+      ASSERT_TRUE(prompts.batch().Finish(*first).ok());
+      pair.Settle();
+    }
+    for (const auto& [key, bytes] : pair.device_store.contents()) {
+      const auto header = DecodeFragmentHeader(std::as_bytes(std::span(bytes)));
+      ASSERT_TRUE(header.ok()) << header.status();
+      if (header->position == static_cast<uint32_t>(damaged) + 1) {
+        ASSERT_TRUE(pair.device_store.Damage(key));
+      }
+    }
+    const size_t stored = pair.device_store.pages();
+    auto hit = Begin(*pair.worker, model.prompt(1200));
+    if (damaged == 0) {
+      EXPECT_EQ(hit->cached_tokens(), 0);  // the host looks at the sink before it is copied
+      EXPECT_EQ(pair.worker->counters().verify_failures, 1u);
+      continue;
+    }
+    EXPECT_EQ(hit->cached_tokens(), 896);
+    absl::Status status;
+    while (status.ok() && hit->length() < 1200) {
+      const int tokens = hit->pass_tokens_max();
+      status = prompts.TryPass({{hit.get(), &model, hit->length() + tokens, tokens}}).status();
+    }
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()),
+                testing::HasSubstr("token " + std::to_string(64 * damaged)));
+    EXPECT_TRUE(absl::IsFailedPrecondition(prompts.batch().Finish(*hit)));
+    hit.reset();
+    pair.Settle();
+    EXPECT_EQ(pair.device_store.pages(), stored) << "pages computed over damaged ones were stored";
+    EXPECT_EQ(pair.worker->counters().verify_failures, 1u);
+    auto again = Begin(
+        *pair.worker, model.prompt(1200),
+        {.extra = {}, .publish = Publish::kAll, .deadline = {}, .cached_tokens_max = 64 * damaged});
+    EXPECT_EQ(again->cached_tokens(), 64 * damaged);
+    while (again->length() < 1200) {
+      const int tokens = again->pass_tokens_max();
+      prompts.Pass({{again.get(), &model, again->length() + tokens, tokens}});
+    }
+  }
+}
+
+// NaN in a window: nothing from its page on leaves the sequence.
+TEST(DeviceWorkerTest, WindowsThatAreNotFiniteStayHere) {
+  for (const int bad : {10, 200}) {
+    SCOPED_TRACE(bad);
+    const WorkerOptions options = Options();
+    const SequenceModel model(options, RandomTokens(700, 3));
+    Pair pair(options, 1);
+    DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+    prompts.poisoned_position = bad;
+    auto sequence = Begin(*pair.worker, model.prompt(700));
+    while (sequence->length() < 700) {
+      const int tokens = sequence->pass_tokens_max();
+      prompts.Pass({{sequence.get(), &model, sequence->length() + tokens, tokens}});
+    }
+    ASSERT_TRUE(prompts.batch().Finish(*sequence).ok());
+    pair.Settle();
+    EXPECT_EQ(pair.device_store.pages(), static_cast<size_t>(bad / 64));
+    EXPECT_EQ(pair.worker->counters().windows_refused, 1u);
+    EXPECT_EQ(Begin(*pair.worker, model.prompt(700))->cached_tokens(), bad / 64 * 64);
+  }
+}
+
+// crumbd goes and comes: sequences go on, what could not be published is counted.
+TEST(DeviceWorkerTest, GoesOnWithoutCrumbd) {
+  const WorkerOptions options = Options();
+  const SequenceModel model(options, RandomTokens(1200, 3));
+  Pair pair(options, 5);
+  DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+  DeviceRun decode(pair.device, *pair.worker, {});
+  Twin twin(model, 900, *pair.cpu, *pair.worker);
+  PassOf(prompts, {{&twin, twin.PromptEntry(512)}});
+  pair.Settle();
+  pair.device_store.up = false;
+  while (twin.InPrompt()) PassOf(prompts, {{&twin, twin.PromptEntry(512)}});
+  for (int i = 0; i < 70; ++i) PassOf(decode, {{&twin, twin.Entry(1, 1)}});
+  twin.Check();
+  twin.Finish(decode.batch());
+  pair.Settle();
+  EXPECT_GT(pair.worker->counters().publish_dropped_unavailable, 5u);
+  pair.device_store.up = true;
+  Twin next(model, 900, *pair.cpu, *pair.worker);
+  EXPECT_EQ(next.sequence().cached_tokens(), 64);  // what was published before
+}
+
+TEST(DeviceWorkerTest, LeavesNothingBehind) {
+  const WorkerOptions options = Options();
+  const SequenceModel model(options, RandomTokens(700, 3));
+  Pair pair(options, 0);
+  for (int i = 0; i < 200; ++i) {
+    auto sequence = Begin(*pair.worker, model.prompt(600));
+    if (i % 50 > 0) continue;
+    DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+    while (sequence->length() < 600) {
+      const int tokens = sequence->pass_tokens_max();
+      prompts.Pass({{sequence.get(), &model, sequence->length() + tokens, tokens}});
+    }
+    ASSERT_TRUE(prompts.batch().Finish(*sequence).ok());
+    pair.Settle();
+  }
+  pair.Settle();
+  EXPECT_EQ(pair.device_store.leases(), 0u);
+  pair.worker.reset();
+  EXPECT_EQ(pair.device.live_allocations(), 0u);
+  EXPECT_EQ(pair.device.live_handles(), 0u);
+}
+
+TEST(DeviceWorkerTest, RefusesWhatItDoesNotServe) {
+  SimulatedDevice device(0);
+  const auto code = [&](const WorkerOptions& options, const DeviceWorkerOptions& sizes) {
+    return DeviceWorker::Open(options, sizes, nullptr, device).status().code();
+  };
+  WorkerOptions bf16 = Options();
+  bf16.history_format = kernels::PageFormat::kBf16;
+  EXPECT_EQ(code(bf16, SmallDevice()), absl::StatusCode::kInvalidArgument);
+  WorkerOptions drafts = Options();
+  drafts.draft_slots = 8;
+  EXPECT_EQ(code(drafts, SmallDevice()), absl::StatusCode::kInvalidArgument);
+  DeviceWorkerOptions none = SmallDevice();
+  none.prompts = 0;
+  EXPECT_EQ(code(Options(), none), absl::StatusCode::kInvalidArgument);
+  SimulatedDevice small(0, 1 << 20);
+  EXPECT_EQ(DeviceWorker::Open(Options(), SmallDevice(), nullptr, small).status().code(),
+            absl::StatusCode::kResourceExhausted);
+
+  const auto worker = OpenDevice(Options(), nullptr, device);
+  EXPECT_EQ(worker->NewBatch({.tokens = 9}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(worker->NewBatch({.sequences = 0}).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(worker->Begin({}).status().code(), absl::StatusCode::kInvalidArgument);
+
+  const SequenceModel model(Options(), RandomTokens(700, 3));
+  DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 100});
+  DeviceRun decode(device, *worker, {});
+  const auto sequence = Begin(*worker, model.prompt(600));
+  const auto prepare = [&](DeviceBatch& batch, std::vector<PassEntry> entries) {
+    return batch.Prepare(entries).code();
+  };
+  EXPECT_EQ(prepare(decode.batch(), {{sequence.get(), 1}}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(prepare(prompts.batch(), {{sequence.get(), 101}}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(prepare(prompts.batch(), {{sequence.get(), 0}}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(prepare(prompts.batch(), {}), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(prompts.batch().Advance({}).code(), absl::StatusCode::kFailedPrecondition);
+  ASSERT_EQ(prepare(prompts.batch(), {{sequence.get(), 10}}), absl::StatusCode::kOk);
+  EXPECT_EQ(prepare(prompts.batch(), {{sequence.get(), 10}}),
+            absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(prompts.batch().Fork(*sequence).status().code(), absl::StatusCode::kFailedPrecondition);
+  const std::vector<int32_t> wrong(10, -1), many(11, 0);
+  const std::span<const int32_t> wrong_ids[] = {wrong}, too_many[] = {many}, none_kept[] = {{}};
+  EXPECT_EQ(prompts.batch().Advance(wrong_ids).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(prompts.batch().Advance(too_many).code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(prompts.batch().Advance(none_kept).code(), absl::StatusCode::kOk);
+  EXPECT_EQ(sequence->length(), 0);
+}
+
+TEST(DeviceWorkerTest, RotationsWithMeansFeedbackAndShifts) {
+  WorkerOptions options = Options();
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0.0f, 0.3f);
+  RotationSet::Arrays arrays;
+  arrays.layers = 2;
+  arrays.kv_heads = 2;
+  arrays.head_dim = 64;
+  arrays.q_heads = 4;
+  arrays.position_blocks = 3;
+  arrays.pages_per_position_block = 2;
+  const auto fill = [&](std::vector<float>& values, size_t count) {
+    values.resize(count);
+    for (float& value : values) value = normal(random);
+  };
+  fill(arrays.mean_k, 2 * 2 * 3 * 64);
+  fill(arrays.mean_v, 2 * 2 * 64);
+  fill(arrays.shift, 2 * 4);
+  arrays.feedback_k.assign(2 * 2 * 64 * 64, 0.0f);
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    for (int i = 0; i < 64; ++i) {
+      for (int j = i + 1; j < 64; ++j) {
+        arrays.feedback_k[(matrix * 64 + i) * 64 + j] = 0.1f * normal(random);
+      }
+    }
+  }
+  arrays.feedback_v = arrays.feedback_k;
+  options.method = kernels::Method::kCrumb;
+  options.rotations = RotationSet::Of("test", std::move(arrays)).value();
+  const SequenceModel model(options, RandomTokens(900, 3));
+  Pair pair(options, 4);
+  DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+  DeviceRun decode(pair.device, *pair.worker, {});
+  Twin twin(model, 800, *pair.cpu, *pair.worker);
+  while (twin.InPrompt()) PassOf(prompts, {{&twin, twin.PromptEntry(400)}});
+  for (int i = 0; i < 70; ++i) PassOf(decode, {{&twin, twin.Entry(1, 1)}});
+  twin.Check();
+  twin.Finish(decode.batch());
+  pair.ExpectSamePages();
 }
 
 }  // namespace

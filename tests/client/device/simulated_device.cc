@@ -83,7 +83,7 @@ void SimulatedDevice::FreePinned(std::byte* bytes) {
   std::free(bytes);
 }
 
-absl::Status SimulatedDevice::Pin(std::span<const std::byte> bytes) {
+absl::Status SimulatedDevice::Pin(std::span<const std::byte> bytes, PinAccess) {
   MutexLock lock(&mutex_);
   const auto address = reinterpret_cast<uint64_t>(bytes.data());
   if (pinned_by_.count(address) != 0) return absl::InternalError("pinned already");
@@ -131,7 +131,8 @@ void SimulatedDevice::DeleteEvent(DeviceEvent event) {
 SimulatedDevice::Stream& SimulatedDevice::Of(DeviceStream stream) { return *streams_.at(stream); }
 
 bool SimulatedDevice::Pinned(uint64_t address, size_t bytes) const {
-  return Inside(pinned_, address, bytes) || Inside(pinned_by_, address, bytes);
+  return everything_pinned.load() || Inside(pinned_, address, bytes) ||
+         Inside(pinned_by_, address, bytes);
 }
 
 void SimulatedDevice::CheckOnDevice(DeviceAddress address, size_t bytes) const {
@@ -173,6 +174,7 @@ void SimulatedDevice::RunUntil(const std::function<bool()>& done) {
       return;
     }
   }
+  progress_.NotifyAll();
 }
 
 void SimulatedDevice::Add(Stream& stream, Operation operation) {
@@ -220,8 +222,23 @@ absl::Status SimulatedDevice::Synchronize(DeviceEvent handle) {
   MutexLock lock(&mutex_);
   const Event& event = *events_.at(handle);
   const uint64_t ticket = event.recorded;
+  const auto held = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return holder_ != std::thread::id() && holder_ != std::this_thread::get_id();
+  };
+  while (event.completed < ticket && held()) progress_.Wait(&mutex_);
   RunUntil([&] { return event.completed >= ticket; });
   return absl::OkStatus();
+}
+
+void SimulatedDevice::HoldOthers() {
+  MutexLock lock(&mutex_);
+  holder_ = std::this_thread::get_id();
+}
+
+void SimulatedDevice::LetGo() {
+  MutexLock lock(&mutex_);
+  holder_ = std::thread::id();
+  progress_.NotifyAll();
 }
 
 void SimulatedDevice::Drain(DeviceStream handle) {

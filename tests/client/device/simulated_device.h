@@ -10,6 +10,7 @@
 #include <memory>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "client/device/device.h"
@@ -36,7 +37,7 @@ class SimulatedDevice final : public Device {
   void Free(DeviceAddress address) override;
   absl::StatusOr<std::byte*> AllocatePinned(size_t bytes) override;
   void FreePinned(std::byte* bytes) override;
-  absl::Status Pin(std::span<const std::byte> bytes) override;
+  absl::Status Pin(std::span<const std::byte> bytes, PinAccess access) override;
   void Unpin(std::span<const std::byte> bytes) override;
   absl::StatusOr<DeviceStream> NewStream() override;
   void DeleteStream(DeviceStream stream) override;
@@ -60,6 +61,14 @@ class SimulatedDevice final : public Device {
   void BeginCapture(DeviceStream stream);
   Graph EndCapture(DeviceStream stream);
   void Launch(const Graph& graph, DeviceStream stream);
+
+  // From now on waits of other threads make nothing run: they end when this thread's waits have
+  // brought the device so far, or with LetGo.
+  void HoldOthers();
+  void LetGo();
+
+  // All memory counts as pinned: copies of it are made when their turn comes.
+  std::atomic<bool> everything_pinned{false};
 
   // Called for every copy to the host, before it is made: may change the device's bytes.
   std::function<void(const DeviceCopy&)> before_copy_to_host;
@@ -104,6 +113,8 @@ class SimulatedDevice final : public Device {
   const size_t memory_max_;
   SimulatedKernels kernels_;
   mutable Mutex mutex_;
+  CondVar progress_;
+  std::thread::id holder_ ABSL_GUARDED_BY(mutex_);  // none: nobody
   std::mt19937 random_ ABSL_GUARDED_BY(mutex_);
   const int eagerness_;  // of 8 chances to run something when work is added
   std::map<DeviceStream, std::unique_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);

@@ -1,0 +1,112 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/device/cuda_kernels.h"
+
+#include "client/device/cuda_status.h"
+#include "client/device/current_device.h"
+#include "kernels/cuda/append.h"
+#include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/evict.h"
+#include "kernels/cuda/evict_constants.h"
+#include "kernels/cuda/prefill_attention.h"
+#include "kernels/cuda/query_offsets.h"
+#include "kernels/cuda/verify.h"
+
+namespace crumb::client {
+
+namespace cuda = kernels::cuda;
+
+namespace {
+
+cudaStream_t Of(DeviceStream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+bool CudaKernels::Supports(const kernels::TileShape& tile) const {
+  const CurrentDevice current(ordinal_);
+  return tile.Valid() && cuda::EvictSupported(tile) && cuda::VerifySupported(tile.int2_bytes()) &&
+         cuda::PrefillSupported({.tile = tile});
+}
+
+bool CudaKernels::DecodeSupported(const cuda::DecodeShape& shape) const {
+  const CurrentDevice current(ordinal_);
+  return cuda::DecodeSupported(shape);
+}
+
+size_t CudaKernels::RotationBytes(int head_dim) const { return cuda::EvictRotationBytes(head_dim); }
+
+size_t CudaKernels::FeedbackBytes(int head_dim) const { return cuda::EvictFeedbackBytes(head_dim); }
+
+size_t CudaKernels::PlanBytes(const cuda::DecodeShape& shape) const {
+  const CurrentDevice current(ordinal_);
+  return cuda::DecodePlanBytes(shape);
+}
+
+size_t CudaKernels::DecodeWorkspaceBytes(const cuda::DecodeShape& shape) const {
+  const CurrentDevice current(ordinal_);
+  return cuda::DecodeWorkspaceBytes(shape);
+}
+
+size_t CudaKernels::PrefillWorkspaceBytes(const cuda::PrefillShape& shape) const {
+  const CurrentDevice current(ordinal_);
+  return cuda::PrefillWorkspaceBytes(shape);
+}
+
+size_t CudaKernels::EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) const {
+  const CurrentDevice current(ordinal_);
+  return cuda::EvictWorkspaceBytes(windows_max, layers, kv_heads);
+}
+
+absl::Status CudaKernels::PrepareRotation(const float* rotation, int head_dim, int matrices,
+                                          cuda::EvictRotation* prepared, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::PrepareEvictRotation(rotation, head_dim, matrices, cuda::RowType::kBf16,
+                                             prepared, Of(stream)),
+                  "preparing rotations");
+}
+
+absl::Status CudaKernels::PrepareFeedback(const float* feedback, int head_dim, int matrices,
+                                          cuda::EvictFeedback* prepared, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::PrepareEvictFeedback(feedback, head_dim, matrices, prepared, Of(stream)),
+                  "preparing feedback");
+}
+
+absl::Status CudaKernels::Append(const cuda::AppendParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::AppendRows(params, Of(stream)), "append");
+}
+
+absl::Status CudaKernels::Evict(const cuda::EvictParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::EvictWindows(params, Of(stream)), "evict");
+}
+
+absl::Status CudaKernels::Plan(const cuda::DecodeShape& shape, const cuda::DecodeLengths& lengths,
+                               void* plan, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::PlanDecode(shape, lengths, 0, plan, Of(stream)), "decode plan");
+}
+
+absl::Status CudaKernels::Decode(const cuda::DecodeAttentionParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::DecodeAttention(params, Of(stream)), "decode attention");
+}
+
+absl::Status CudaKernels::Prefill(const cuda::PrefillAttentionParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::PrefillAttention(params, Of(stream)), "prefill attention");
+}
+
+absl::Status CudaKernels::Verify(const cuda::VerifyParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::VerifyTiles(params, Of(stream)), "verify");
+}
+
+absl::Status CudaKernels::QueryOffsets(const cuda::QueryOffsetsParams& params,
+                                       DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::QueryOffsets(params, Of(stream)), "query offsets");
+}
+
+}  // namespace crumb::client

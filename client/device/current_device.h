@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+namespace crumb::client {
+
+// Makes a device the calling thread's current one as long as this lives.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal) {
+    if (cudaGetDevice(&before_) != cudaSuccess) before_ = ordinal;
+    if (before_ != ordinal) cudaSetDevice(ordinal);
+    now_ = ordinal;
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice() {
+    if (before_ != now_) cudaSetDevice(before_);
+  }
+
+ private:
+  int before_ = 0;
+  int now_ = 0;
+};
+
+}  // namespace crumb::client
