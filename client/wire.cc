@@ -84,6 +84,7 @@ NodeList NodesOf(const v1::ListNodesResponse& response) {
   list.view_epoch = response.view_epoch();
   list.previous_epoch = response.previous_epoch();
   list.refused = {response.refused().begin(), response.refused().end()};
+  list.trouble = response.trouble();
   return list;
 }
 

@@ -33,6 +33,7 @@ std::string NodesText(const client::NodeList& list) {
   text += list.view_epoch == 0
               ? "\nno cluster\n"
               : fmt::format("\nview {}, before it {}\n", list.view_epoch, list.previous_epoch);
+  if (!list.trouble.empty()) text += "trouble: " + list.trouble + "\n";
   for (const std::string& refused : list.refused) text += "refused: " + refused + "\n";
   return text;
 }
@@ -57,7 +58,8 @@ json NodesJson(const client::NodeList& list) {
   return {{"nodes", std::move(nodes)},
           {"view_epoch", list.view_epoch},
           {"previous_epoch", list.previous_epoch},
-          {"refused", list.refused}};
+          {"refused", list.refused},
+          {"trouble", list.trouble}};
 }
 
 std::string PlaceText(const client::PagePlace& place) {

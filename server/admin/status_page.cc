@@ -15,6 +15,7 @@ namespace {
 constexpr int kBarsMax = 90;
 constexpr double kChartWidth = 900;
 constexpr double kChartHeight = 120;
+constexpr int kRefusedMax = 20;
 constexpr size_t kKeyspacesMax = 100;  // on the page; /status.json has all
 
 constexpr char kHead[] = R"(<!DOCTYPE html>
@@ -226,6 +227,17 @@ std::string Tiers(const v1::StatsResponse& stats) {
 
 std::string Nodes(const v1::ListNodesResponse& nodes) {
   std::string rows;
+  std::string notes;
+  if (!nodes.trouble().empty()) {
+    notes += fmt::format("<p class=\"warning\">{}</p>", Escaped(nodes.trouble()));
+  }
+  const int refused = nodes.refused_size();
+  for (int i = 0; i < std::min(refused, kRefusedMax); ++i) {
+    notes += fmt::format("<p class=\"warning\">refused: {}</p>", Escaped(nodes.refused(i)));
+  }
+  if (refused > kRefusedMax) {
+    notes += fmt::format("<p class=\"warning\">{} more are refused</p>", refused - kRefusedMax);
+  }
   for (const auto& node : nodes.nodes()) {
     rows += fmt::format(
         "<tr><td class=\"t\"><code>{}</code>{}</td><td class=\"t\">{}</td><td>{}</td></tr>",
@@ -234,8 +246,8 @@ std::string Nodes(const v1::ListNodesResponse& nodes) {
   }
   return fmt::format(
       "<section><h2>Nodes</h2><div class=\"wide\"><table><tr><th>id</th><th>address</th>"
-      "<th>version</th></tr>{}</table></div></section>\n",
-      rows);
+      "<th>version</th></tr>{}</table></div>{}</section>\n",
+      rows, notes);
 }
 
 std::string Keyspaces(const v1::StatsResponse& stats) {

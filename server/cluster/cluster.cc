@@ -453,6 +453,7 @@ void RunningCluster::ListNodes(v1::ListNodesResponse* response) {
   }
   MutexLock lock(&mutex_);
   for (const std::string& why : refused_) response->add_refused(why);
+  if (membership_ != nullptr) response->set_trouble(membership_->health().trouble);
 }
 
 Cluster::Gauges RunningCluster::gauges() const {
@@ -468,6 +469,8 @@ Cluster::Gauges RunningCluster::gauges() const {
     gauges.nodes.push_back(
         {peer->id(), state == Breaker::State::kClosed, state, peer->breaker().opened()});
   }
+  MutexLock lock(&mutex_);
+  if (membership_ != nullptr) gauges.etcd = membership_->health().state;
   return gauges;
 }
 

@@ -14,6 +14,7 @@
 #include "crumb/v1/cache_service.pb.h"
 #include "server/cluster/cluster_metrics.h"
 #include "server/cluster/cluster_options.h"
+#include "server/cluster/membership.h"
 #include "server/cluster/peer_calls.h"
 #include "server/cluster/remote_reader.h"
 #include "server/keyspace_registry.h"
@@ -51,6 +52,7 @@ class Cluster {
     size_t pulls = 0;
     size_t push_pages = 0;
     size_t peer_leases = 0;
+    Membership::State etcd = Membership::State::kNone;
     struct Node {
       std::string id;
       bool up = false;

@@ -23,6 +23,37 @@ constexpr int kStoreAttempts = 8;
 // they are gone.
 constexpr auto kReturnGrace = std::chrono::seconds(3);
 
+Membership::State StateOf(const absl::Status& kept) {
+  if (kept.ok()) return Membership::State::kOk;
+  if (absl::IsResourceExhausted(kept)) return Membership::State::kFull;
+  const bool silent =
+      absl::IsUnavailable(kept) || absl::IsDeadlineExceeded(kept) || absl::IsCancelled(kept);
+  return silent ? Membership::State::kSilent : Membership::State::kRefused;
+}
+
+std::string TroubleOf(Membership::State state, const absl::Status& kept) {
+  switch (state) {
+    case Membership::State::kSilent:
+      return fmt::format(
+          "etcd does not answer ({}): the last view stays in force, nodes that come or go are not "
+          "noticed",
+          kept.ToString());
+    case Membership::State::kFull:
+      return fmt::format(
+          "etcd takes no records ({}): nodes that are registered stay, new ones and what is "
+          "dropped "
+          "are not told to others; compact and defragment it, raise its quota, then disarm its "
+          "alarm",
+          kept.ToString());
+    case Membership::State::kRefused:
+      return fmt::format("etcd does not take this node's records: {}", kept.ToString());
+    case Membership::State::kNone:
+    case Membership::State::kOk:
+      return "";
+  }
+  return "";
+}
+
 }  // namespace
 
 EtcdMembership::EtcdMembership(const Options& options, const v1::NodeRecord& self,
@@ -49,6 +80,14 @@ void EtcdMembership::KeyspacesChanged() {
   MutexLock lock(&mutex_);
   woken_ = true;
   changed_.NotifyAll();
+}
+
+Membership::Health EtcdMembership::health() const {
+  MutexLock lock(&mutex_);
+  if (state_ == State::kOk) return {state_, ""};
+  const auto seconds =
+      std::chrono::duration_cast<std::chrono::seconds>(Clock::Real().Now() - since_).count();
+  return {state_, fmt::format("for {} s {}", seconds, trouble_)};
 }
 
 bool EtcdMembership::WaitSynced(Duration most) {
@@ -90,24 +129,44 @@ void EtcdMembership::Keep() {
   bool more = true;
   while (more) {
     const absl::Status kept = KeepOnce();
-    {
-      MutexLock lock(&mutex_);
-      told_ = true;
-      changed_.NotifyAll();
-    }
+    NoteKept(kept);
+    const Duration renewal = options_.node_ttl / kRenewals;
     if (kept.ok()) {
       retry = options_.retry_min;
-      complained_.clear();
-      more = Sleep(options_.node_ttl / kRenewals);
+      more = Sleep(renewal);
       continue;
     }
-    metrics_.etcd_failures.Add();
-    if (complained_ != kept.message()) {
-      complained_ = std::string(kept.message());
-      LogWarning("etcd: {}; the last view stays in force, trying on", kept.ToString());
-    }
-    more = Sleep(retry);
+    // An etcd that takes no records renews leases nevertheless.
+    more = Sleep(lease_ != 0 ? std::min(retry, renewal) : retry);
     retry = std::min(retry * 2, options_.retry_max);
+  }
+}
+
+// Every state is logged once.
+void EtcdMembership::NoteKept(const absl::Status& kept) {
+  const TimePoint now = Clock::Real().Now();
+  const State state = StateOf(kept);
+  std::string line;
+  if (!kept.ok()) metrics_.etcd_failures.Add();
+  {
+    MutexLock lock(&mutex_);
+    told_ = true;
+    changed_.NotifyAll();
+    if (!kept.ok()) failed_last_ = now;
+    const std::string trouble = TroubleOf(state, kept);
+    const bool same = state == state_ && (state != State::kRefused || trouble == trouble_);
+    if (stopping_ || same) return;
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(now - since_).count();
+    line = kept.ok() ? fmt::format("etcd takes this node's records again, after {} s", seconds)
+                     : trouble + "; trying on";
+    if (state != state_) since_ = now;
+    state_ = state;
+    trouble_ = trouble;
+  }
+  if (kept.ok()) {
+    LogInfo("{}", line);
+  } else {
+    LogWarning("{}", line);
   }
 }
 
@@ -170,6 +229,10 @@ absl::Status EtcdMembership::Register(const v1::NodeRecord& self) {
 
 absl::Status EtcdMembership::StoreKeyspaces() {
   const auto [version, own] = events_.own_keyspaces();
+  {
+    MutexLock lock(&mutex_);
+    if (std::exchange(forgotten_, false)) stored_version_ = 0;
+  }
   if (version == stored_version_) return absl::OkStatus();
   for (const v1::KeyspaceEntry& entry : own) CRUMB_RETURN_IF_ERROR(StoreKeyspace(entry));
   stored_version_ = version;
@@ -195,9 +258,9 @@ absl::Status EtcdMembership::StoreKeyspace(const v1::KeyspaceEntry& entry) {
     int64_t revision = 0;
     CRUMB_ASSIGN_OR_RETURN(const std::vector<EtcdEntry> now, etcd_->Range(key, &revision));
     MutexLock lock(&mutex_);
+    keyspaces_.erase(key);
     for (const EtcdEntry& found : now) {
       Stored& fresh = keyspaces_[key];
-      if (fresh.revision >= found.mod_revision) continue;
       fresh.revision = found.mod_revision;
       if (!fresh.record.ParseFromString(found.value)) fresh.record = v1::KeyspaceRecord();
     }
@@ -208,6 +271,7 @@ absl::Status EtcdMembership::StoreKeyspace(const v1::KeyspaceEntry& entry) {
 
 void EtcdMembership::WatchAll() {
   Duration retry = options_.retry_min;
+  bool told = false;  // that it ended, since it last worked
   while (true) {
     const auto began = std::chrono::steady_clock::now();
     const absl::Status ended = WatchOnce();
@@ -215,8 +279,10 @@ void EtcdMembership::WatchAll() {
       MutexLock lock(&mutex_);
       if (stopping_) return;
     }
-    LogInfo("etcd: the watch ended: {}", ended.ToString());
-    if (std::chrono::steady_clock::now() - began > options_.retry_max) retry = options_.retry_min;
+    const bool worked = std::chrono::steady_clock::now() - began > options_.retry_max;
+    if (worked || !told) LogInfo("etcd: the watch ended: {}; trying on", ended.ToString());
+    told = true;
+    if (worked || absl::IsAborted(ended)) retry = options_.retry_min;
     const auto until = std::chrono::steady_clock::now() + retry;
     retry = std::min(retry * 2, options_.retry_max);
     MutexLock lock(&mutex_);
@@ -227,25 +293,32 @@ void EtcdMembership::WatchAll() {
   }
 }
 
+// What is there, once nodes had the time to come back. Wakes the keeper when nodes are missing:
+// this one may be among them.
+absl::StatusOr<std::vector<EtcdEntry>> EtcdMembership::ReadAll(int64_t* revision) {
+  CRUMB_ASSIGN_OR_RETURN(std::vector<EtcdEntry> entries, etcd_->Range(options_.prefix, revision));
+  const auto nodes = std::count_if(entries.begin(), entries.end(), [this](const EtcdEntry& entry) {
+    return entry.key.starts_with(NodePrefix());
+  });
+  if (!seen_ || nodes >= static_cast<std::ptrdiff_t>(nodes_.size())) return entries;
+  const auto until = std::chrono::steady_clock::now() + kReturnGrace;
+  {
+    MutexLock lock(&mutex_);
+    woken_ = true;
+    changed_.NotifyAll();
+    while (!stopping_) {
+      if (!changed_.WaitUntil(&mutex_, until)) break;
+    }
+    if (stopping_) return absl::CancelledError("stopped");
+  }
+  return etcd_->Range(options_.prefix, revision);
+}
+
 absl::Status EtcdMembership::WatchOnce() {
   int64_t revision = 0;
-  CRUMB_ASSIGN_OR_RETURN(std::vector<EtcdEntry> entries, etcd_->Range(options_.prefix, &revision));
-  const auto nodes_in = [this](const std::vector<EtcdEntry>& list) {
-    return std::count_if(list.begin(), list.end(), [this](const EtcdEntry& entry) {
-      return entry.key.starts_with(NodePrefix());
-    });
-  };
-  if (seen_ && nodes_in(entries) < static_cast<std::ptrdiff_t>(nodes_.size())) {
-    const auto until = std::chrono::steady_clock::now() + kReturnGrace;
-    {
-      MutexLock lock(&mutex_);
-      while (!stopping_) {
-        if (!changed_.WaitUntil(&mutex_, until)) break;
-      }
-      if (stopping_) return absl::CancelledError("stopped");
-    }
-    CRUMB_ASSIGN_OR_RETURN(entries, etcd_->Range(options_.prefix, &revision));
-  }
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<EtcdEntry> entries, ReadAll(&revision));
+  NoteLoss(entries, revision);
+  revision_ = revision;
   ApplyKeyspaces(entries);
   ApplyNodes(entries, /*all=*/true, revision);
   {
@@ -253,14 +326,50 @@ absl::Status EtcdMembership::WatchOnce() {
     synced_ = true;
     changed_.NotifyAll();
   }
-  return etcd_->Watch(options_.prefix, revision, [this](const std::vector<EtcdEntry>& changes) {
-    ApplyKeyspaces(changes);
-    int64_t last = 0;
-    for (const EtcdEntry& entry : changes) {
-      if (entry.key.starts_with(NodePrefix())) last = std::max(last, entry.mod_revision);
+  return etcd_->Watch(options_.prefix, revision,
+                      [this](const std::vector<EtcdEntry>& changes) { return Changed(changes); });
+}
+
+// False: leases ended while etcd was silent, or just after; who has one again is read in a while.
+bool EtcdMembership::Changed(const std::vector<EtcdEntry>& changes) {
+  int64_t last = 0;
+  bool gone = false;
+  for (const EtcdEntry& entry : changes) {
+    if (!entry.key.starts_with(NodePrefix())) continue;
+    last = std::max(last, entry.mod_revision);
+    gone |= entry.deleted;
+  }
+  if (gone) {
+    MutexLock lock(&mutex_);
+    const bool troubled = failed_last_ != TimePoint() &&
+                          Clock::Real().Now() - failed_last_ < options_.node_ttl + kReturnGrace;
+    if (troubled) return false;
+  }
+  ApplyKeyspaces(changes);
+  revision_ = std::max(revision_, last);
+  if (last > 0) ApplyNodes(changes, /*all=*/false, last);
+  return true;
+}
+
+// Keyspaces are never deleted: where one is missing or older, etcd lost data or was given a backup.
+void EtcdMembership::NoteLoss(const std::vector<EtcdEntry>& entries, int64_t revision) {
+  if (revision < revision_) base_ += revision_ - revision + 1;
+  std::map<std::string, int64_t> there;
+  for (const EtcdEntry& entry : entries) there[entry.key] = entry.mod_revision;
+  size_t lost = 0;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [key, stored] : keyspaces_) {
+      const auto found = there.find(key);
+      if (found == there.end() || found->second < stored.revision) ++lost;
     }
-    if (last > 0) ApplyNodes(changes, /*all=*/false, last);
-  });
+    if (lost == 0) return;
+    keyspaces_.clear();
+    forgotten_ = true;
+    woken_ = true;
+    changed_.NotifyAll();
+  }
+  LogWarning("etcd has lost {} keyspaces: it is told again what this node knows", lost);
 }
 
 void EtcdMembership::ApplyNodes(const std::vector<EtcdEntry>& entries, bool all, int64_t revision) {
@@ -289,7 +398,7 @@ void EtcdMembership::TellNodes(int64_t revision) {
   std::vector<v1::NodeRecord> alive;
   for (const auto& [key, record] : nodes_) alive.push_back(record);
   Nodes nodes;
-  nodes.epoch = static_cast<uint64_t>(revision);
+  nodes.epoch = static_cast<uint64_t>(base_ + revision);
   nodes.nodes = UsableNodes(self, alive, &nodes.refused);
   events_.nodes(std::move(nodes));
 }

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -24,6 +25,19 @@ class Membership {
   };
   using Keyspaces = std::vector<v1::KeyspaceEntry>;
 
+  // How it stands with etcd; a static list has none.
+  enum class State : uint8_t {
+    kNone,
+    kOk,
+    kSilent,   // does not answer in time
+    kFull,     // its space is used up, or it is at a bound
+    kRefused,  // answers that this node may not, or cannot, take part
+  };
+  struct Health {
+    State state = State::kNone;
+    std::string trouble;  // what is wrong and what comes of it; empty: nothing
+  };
+
   // Called on the membership's threads, one at a time.
   struct Events {
     // The nodes changed.
@@ -45,8 +59,28 @@ class Membership {
   // Waits until others were heard of once, and this node was told of where it can be, at most until
   // then. False: nobody answered.
   virtual bool WaitSynced(Duration most) = 0;
+  virtual Health health() const { return {}; }
   // Leaves, and joins the threads. Idempotent.
   virtual void Stop() = 0;
 };
+
+inline constexpr std::array<Membership::State, 4> kEtcdStates = {
+    Membership::State::kOk, Membership::State::kSilent, Membership::State::kFull,
+    Membership::State::kRefused};
+inline const char* EtcdStateName(Membership::State state) {
+  switch (state) {
+    case Membership::State::kNone:
+      return "none";
+    case Membership::State::kOk:
+      return "ok";
+    case Membership::State::kSilent:
+      return "silent";
+    case Membership::State::kFull:
+      return "full";
+    case Membership::State::kRefused:
+      return "refused";
+  }
+  return "none";
+}
 
 }  // namespace crumb::server

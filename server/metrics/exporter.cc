@@ -342,6 +342,10 @@ void AddClusterGauges(Families& families, const Cluster::Gauges& gauges) {
   gauge("crumb_pulls_active", "Requests that wait for other nodes.", gauges.pulls);
   gauge("crumb_push_queue_pages", "Pages waiting to be taken by their homes.", gauges.push_pages);
   gauge("crumb_peer_leases", "Leases that other nodes hold.", gauges.peer_leases);
+  for (const Membership::State state : kEtcdStates) {
+    families.Gauge("crumb_etcd_state", "1 for how it stands with etcd; all 0 without etcd.",
+                   gauges.etcd == state ? 1 : 0, {{"state", EtcdStateName(state)}});
+  }
   for (const Cluster::Gauges::Node& node : gauges.nodes) {
     families.Gauge("crumb_peer_up", "1 while the node answers.", node.up ? 1 : 0,
                    {{"node", node.id}});

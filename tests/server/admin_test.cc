@@ -183,6 +183,8 @@ StatusView HostileView() {
   node->set_id(kHostile);
   node->set_address(kHostile);
   node->set_version(kHostile);
+  view.nodes.add_refused(kHostile);
+  view.nodes.set_trouble(kHostile);
   view.problems.push_back({{}, Severity::kError, kHostile});
   return view;
 }
@@ -198,8 +200,8 @@ TEST(StatusPageTest, EscapesEverythingFromOutside) {
   EXPECT_EQ(CountOf(page, "<script"), 0u);
   EXPECT_EQ(CountOf(page, "<img"), 0u);
   EXPECT_EQ(page.find('\x01'), std::string::npos);
-  // Version, node id, tier state, model, state reason, three of the node, one problem.
-  EXPECT_EQ(CountOf(page, "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#39;&amp;"), 9u);
+  // Version, node id, tier state, model, state reason, three of the node and two below, a problem.
+  EXPECT_EQ(CountOf(page, "&lt;script&gt;alert(1)&lt;/script&gt;&quot;&#39;&amp;"), 11u);
 }
 
 HistorySample SampleOf(int seconds, uint64_t host, uint64_t miss, uint64_t saved) {
@@ -227,11 +229,13 @@ TEST(StatusPageTest, StaysSmallWhateverThereIs) {
   StatusView view;
   for (int i = 0; i < 2'000; ++i) {
     view.stats.add_keyspaces()->set_model("model " + std::to_string(i));
+    view.nodes.add_refused("node " + std::to_string(i) + " has another layout");
     view.history.push_back(SampleOf(i, static_cast<uint64_t>(i), static_cast<uint64_t>(i), 7));
   }
   const std::string page = StatusPage(view);
   EXPECT_LT(page.size(), 64u << 10);
   EXPECT_THAT(page, HasSubstr("1900 more in"));
+  EXPECT_THAT(page, HasSubstr("1980 more are refused"));
   view.history.resize(1);
   EXPECT_THAT(StatusPage(view), HasSubstr("id=\"hit-rate\">-</span>"));
   view.history.clear();

@@ -31,6 +31,7 @@ struct NodeList {
   uint64_t view_epoch = 0;  // 0: no cluster
   uint64_t previous_epoch = 0;
   std::vector<std::string> refused;  // nodes that cannot take part, and why
+  std::string trouble;               // what is wrong with etcd; empty: nothing
 };
 
 // Where a page belongs and where it is: ids of nodes.

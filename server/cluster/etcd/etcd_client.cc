@@ -134,8 +134,7 @@ class GrpcEtcdClient final : public EtcdClient {
     return absl::OkStatus();
   }
 
-  absl::Status Watch(const std::string& prefix, int64_t revision,
-                     const std::function<void(std::vector<EtcdEntry>)>& changed) override {
+  absl::Status Watch(const std::string& prefix, int64_t revision, const Changed& changed) override {
     const size_t index = Current();
     grpc::ClientContext context;
     if (!calls_.Add(&context)) return absl::CancelledError("stopped");
@@ -146,22 +145,24 @@ class GrpcEtcdClient final : public EtcdClient {
     request.mutable_create_request()->set_start_revision(revision + 1);
     absl::Status end;
     bool lost = false;
+    bool ended = false;
     if (stream->Write(request)) {
       etcdserverpb::WatchResponse response;
-      while (!lost && stream->Read(&response)) {
+      while (!lost && !ended && stream->Read(&response)) {
         lost = response.canceled() || response.compact_revision() > 0;
         std::vector<EtcdEntry> entries;
         for (const auto& event : response.events()) {
           entries.push_back(EntryOf(event.kv()));
           entries.back().deleted = event.type() == etcdserverpb::Event::DELETE;
         }
-        if (!entries.empty()) changed(std::move(entries));
+        if (!entries.empty()) ended = !changed(std::move(entries));
       }
     }
-    if (lost) context.TryCancel();
+    if (lost || ended) context.TryCancel();
     end = FromGrpc(stream->Finish());
     calls_.Remove(&context);
     if (lost) return absl::DataLossError("etcd has no history as far back");
+    if (ended) return absl::AbortedError("the range is to be read again");
     if (end.ok()) end = absl::UnavailableError("etcd ended the watch");
     Next(index);
     return end;

@@ -48,10 +48,11 @@ class EtcdClient {
   virtual absl::Status KeepAlive(int64_t lease) = 0;
 
   // Calls `changed` with the changes of entries under `prefix` after `revision`, batch by batch,
-  // until the connection breaks, Cancel is called, or the history is gone (kDataLoss: read the
-  // range again).
+  // until the connection breaks, Cancel is called, `changed` answers false (kAborted), or the
+  // history is gone (kDataLoss); then the range must be read again.
+  using Changed = std::function<bool(std::vector<EtcdEntry>)>;
   virtual absl::Status Watch(const std::string& prefix, int64_t revision,
-                             const std::function<void(std::vector<EtcdEntry>)>& changed) = 0;
+                             const Changed& changed) = 0;
   // Ends calls in progress, and all later ones at once.
   virtual void Cancel() = 0;
 };

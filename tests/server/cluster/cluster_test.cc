@@ -9,6 +9,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/cluster/etcd/etcd_client.h"
 #include "tests/server/cluster/etcd_process.h"
 #include "tests/server/cluster/test_nodes.h"
 
@@ -355,6 +356,147 @@ TEST_F(EtcdClusterTest, WithoutEtcdTheLastViewStaysInForce) {
   EXPECT_GT(SeriesOf(nodes.daemon(0).endpoints().admin, "crumb_etcd_failures_total"), 0);
   ASSERT_TRUE(etcd_.Start());
   EXPECT_TRUE(nodes.WaitForView(3));
+}
+
+// The longest of some reads, in seconds.
+double SlowestRead(TestClient& reader, const TestSequence& sequence, int reads) {
+  double slowest = 0;
+  for (int i = 0; i < reads; ++i) {
+    const auto began = std::chrono::steady_clock::now();
+    EXPECT_EQ(sequence.Read(reader), sequence.pages());
+    slowest = std::max(
+        slowest, std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+  }
+  return slowest;
+}
+
+TEST_F(EtcdClusterTest, AFrozenEtcdIsToldOfAndNobodyLeavesWhenItGoesOn) {
+  TestNodes nodes(Settings());
+  ASSERT_TRUE(nodes.WaitForView(3));
+  const std::string admin = nodes.daemon(1).endpoints().admin;
+  ASSERT_TRUE(Eventually([&] { return SeriesOf(admin, "crumb_view_nodes") == 3; }));
+  const double views = SeriesOf(admin, "crumb_view_changes_total");
+  EXPECT_EQ(SeriesOf(admin, "crumb_etcd_state{state=\"ok\"}"), 1);
+  EXPECT_EQ(nodes.ListNodes(1).trouble(), "");
+  etcd_.Freeze();
+  const auto frozen = std::chrono::steady_clock::now();
+  EXPECT_TRUE(
+      Eventually([&] { return SeriesOf(admin, "crumb_etcd_state{state=\"silent\"}") == 1; }));
+  EXPECT_THAT(nodes.ListNodes(1).trouble(), HasSubstr("etcd does not answer"));
+  const TestSequence sequence(310, 40);
+  auto writer = nodes.Connect(0);
+  auto reader = nodes.Connect(1);
+  EXPECT_EQ(sequence.Commit(*writer), 40);
+  ASSERT_TRUE(Pushed(nodes, 0));
+  // Requests know nothing of it: a call to etcd would take its deadline, 500 ms, at least.
+  EXPECT_LT(SlowestRead(*reader, sequence, 20), 20);
+  // Longer than every lease.
+  EXPECT_TRUE(Eventually(
+      [&] { return std::chrono::steady_clock::now() - frozen > std::chrono::seconds(4); }));
+  EXPECT_EQ(nodes.ListNodes(1).nodes_size(), 3);
+  etcd_.Thaw();
+  for (int node = 0; node < 3; ++node) {
+    const std::string other = nodes.daemon(node).endpoints().admin;
+    EXPECT_TRUE(Eventually([&] {
+      EXPECT_EQ(nodes.ListNodes(node).nodes_size(), 3);
+      return SeriesOf(other, "crumb_etcd_state{state=\"ok\"}") == 1;
+    })) << node;
+  }
+  EXPECT_EQ(nodes.ListNodes(1).trouble(), "");
+  // What etcd says of leases that ended meanwhile has passed by once a change from after is seen.
+  nodes.Stop(2);
+  EXPECT_TRUE(Eventually([&] { return SeriesOf(admin, "crumb_view_nodes") == 2; }));
+  EXPECT_EQ(SeriesOf(admin, "crumb_view_changes_total"), views + 1);
+}
+
+TEST_F(EtcdClusterTest, AnEtcdThatLostItsDataIsToldAllAgain) {
+  TestNodes nodes(Settings());
+  ASSERT_TRUE(nodes.WaitForView(3));
+  {
+    auto client = nodes.Connect(0);
+    v1::DropKeyspaceRequest drop;
+    drop.set_keyspace(client->keyspace().keyspace());
+    v1::DropKeyspaceResponse dropped;
+    ASSERT_TRUE(client->stub().DropKeyspace(client->Context().get(), drop, &dropped).ok());
+    ASSERT_TRUE(Eventually([&] { return nodes.Connect(1)->keyspace().generation() == 2; }));
+  }
+  // So that the new one's revisions are lower for long; nodes read on from here.
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_TRUE(etcd_.Post("/v3/kv/put", R"({"key": "YQ==", "value": "YQ=="})"));
+  }
+  nodes.Stop(2);
+  ASSERT_TRUE(nodes.WaitForView(2));
+  nodes.Start(2);
+  ASSERT_TRUE(nodes.WaitForView(3));
+  etcd_.Stop();
+  etcd_.Wipe();
+  ASSERT_TRUE(etcd_.Start());
+  const auto client = EtcdClient::Make({etcd_.endpoint()}, std::chrono::seconds(5));
+  EXPECT_TRUE(Eventually([&] {
+    int64_t revision = 0;
+    const auto nodes_there = client->Range("/crumb/nodes/", &revision);
+    const auto keyspaces = client->Range("/crumb/keyspaces/", &revision);
+    return nodes_there.ok() && nodes_there->size() == 3 && keyspaces.ok() && keyspaces->size() == 1;
+  }));
+  // Views change with it again.
+  nodes.Stop(2);
+  EXPECT_TRUE(nodes.WaitForView(2));
+  const std::string admin = nodes.daemon(0).endpoints().admin;
+  EXPECT_TRUE(Eventually([&] { return SeriesOf(admin, "crumb_view_nodes") == 2; }));
+}
+
+TEST(EtcdFullTest, RegisteredNodesGoOnAndTheRestFollowsOnceThereIsRoom) {
+  ASSERT_TRUE(EtcdProcess::Installed()) << "install the package etcd-server";
+  EtcdProcess etcd({.quota_bytes = 2 << 20, .cert = "", .key = "", .ca = ""});
+  ASSERT_TRUE(etcd.Start());
+  TestNodes::Settings settings;
+  settings.etcd = {etcd.endpoint()};
+  settings.node_ttl = std::chrono::seconds(2);
+  TestNodes nodes(settings);
+  ASSERT_TRUE(nodes.WaitForView(3));
+  const std::string admin = nodes.daemon(0).endpoints().admin;
+  const TestSequence sequence(320, 4);
+  {
+    auto writer = nodes.Connect(0);
+    ASSERT_EQ(sequence.Commit(*writer), 4);
+    ASSERT_TRUE(Pushed(nodes, 0));
+  }
+  nodes.Stop(2);
+  ASSERT_TRUE(Eventually([&] { return SeriesOf(admin, "crumb_view_nodes") == 2; }));
+  const double views = SeriesOf(admin, "crumb_view_changes_total");
+  ASSERT_TRUE(etcd.Fill());
+  // Leases are renewed, so that nothing is noticed until there is something to write.
+  {
+    auto client = nodes.Connect(0);
+    v1::DropKeyspaceRequest drop;
+    drop.set_keyspace(client->keyspace().keyspace());
+    v1::DropKeyspaceResponse dropped;
+    ASSERT_TRUE(client->stub().DropKeyspace(client->Context().get(), drop, &dropped).ok());
+    EXPECT_EQ(dropped.generation(), 2u);
+  }
+  EXPECT_TRUE(Eventually([&] { return SeriesOf(admin, "crumb_etcd_state{state=\"full\"}") == 1; }));
+  EXPECT_THAT(nodes.ListNodes(0).trouble(), HasSubstr("disarm its alarm"));
+  const auto full = std::chrono::steady_clock::now();
+  // A node that comes meanwhile serves its own workers, and is not seen by the others.
+  nodes.Start(2);
+  {
+    auto client = nodes.Connect(2);
+    EXPECT_EQ(TestSequence(321, 4).Commit(*client), 4);
+    EXPECT_EQ(TestSequence(321, 4).Read(*client), 4);
+  }
+  EXPECT_EQ(nodes.ListNodes(2).nodes_size(), 3);
+  // Longer than leases last: pauses between tries must not let them end.
+  EXPECT_TRUE(Eventually([&] {
+    EXPECT_EQ(nodes.ListNodes(0).nodes_size(), 2);
+    return std::chrono::steady_clock::now() - full > std::chrono::seconds(6);
+  }));
+  EXPECT_EQ(SeriesOf(admin, "crumb_view_changes_total"), views);
+  ASSERT_TRUE(etcd.MakeRoom());
+  EXPECT_TRUE(Eventually([&] { return SeriesOf(admin, "crumb_etcd_state{state=\"ok\"}") == 1; }));
+  ASSERT_TRUE(nodes.WaitForView(3));
+  EXPECT_EQ(nodes.ListNodes(0).trouble(), "");
+  // The drop has arrived everywhere.
+  EXPECT_TRUE(Eventually([&] { return nodes.Connect(2)->keyspace().generation() == 2; }));
 }
 
 TEST_F(EtcdClusterTest, AGenerationOutlivesEveryNodeThatKnewOfIt) {

@@ -4,6 +4,7 @@
 
 #include <sys/types.h>
 
+#include <optional>
 #include <string>
 
 #include "tests/server/temp_folder.h"
@@ -13,10 +14,19 @@ namespace crumb::server {
 // The system's etcd on loopback ports, in a folder of its own, which survives Stop.
 class EtcdProcess {
  public:
+  struct Settings {
+    int64_t quota_bytes = 0;  // of its database; 0: etcd's default
+    // TLS for clients; empty: none. A set `ca`: clients need a certificate that it signed.
+    std::string cert;
+    std::string key;
+    std::string ca;
+  };
+
   // Whether there is an etcd program.
   static bool Installed();
 
-  EtcdProcess();
+  EtcdProcess() : EtcdProcess(Settings{}) {}
+  explicit EtcdProcess(const Settings& settings);
   ~EtcdProcess() { Stop(); }
   EtcdProcess(const EtcdProcess&) = delete;
 
@@ -28,13 +38,24 @@ class EtcdProcess {
   void Freeze();
   void Thaw();
 
+  // Forgets everything; between Stop and Start.
+  void Wipe();
+
+  // A call of etcd's JSON gateway, without TLS; what it answers, none: it failed.
+  std::optional<std::string> Post(const std::string& path, const std::string& json) const;
+  // Puts until its space is used up, and makes room again. False: that did not work.
+  bool Fill();
+  bool MakeRoom();
+
   const std::string& endpoint() const { return endpoint_; }
 
  private:
+  const Settings settings_;
   const TempFolder folder_;
   std::string endpoint_;
   std::string peer_;
   pid_t pid_ = -1;
+  int filled_ = 0;
 };
 
 }  // namespace crumb::server
