@@ -4,10 +4,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <string_view>
 #include <vector>
+
+#include "common/x86_crc32c.h"
 
 namespace crumb {
 namespace {
@@ -21,6 +24,15 @@ std::vector<std::byte> RandomBytes(size_t size, uint32_t seed) {
   std::vector<std::byte> bytes(size);
   for (std::byte& byte : bytes) byte = static_cast<std::byte>(random());
   return bytes;
+}
+
+// Every way there is on this machine.
+std::vector<X86Crc32c> Ways() {
+  std::vector<X86Crc32c> ways;
+  for (const X86Crc32c way : {Sse42Crc32c(), Avx512Crc32c()}) {
+    if (way != nullptr) ways.push_back(way);
+  }
+  return ways;
 }
 
 // The check value of the CRC catalogue and the vectors of RFC 3720, B.4.
@@ -39,6 +51,23 @@ TEST(Crc32cTest, AgreesWithTheTableAtEverySizeAndAlignment) {
     for (size_t begin : {0, 1, 5, 16}) {
       const auto part = std::span(bytes).subspan(begin, size);
       EXPECT_EQ(Crc32c(part), Crc32cPortable(part)) << size << " bytes from " << begin;
+    }
+  }
+}
+
+TEST(Crc32cTest, EveryWayAgreesWithTheTableAtEverySizeAndCopies) {
+  constexpr size_t kBytes = 2200;
+  const auto bytes = RandomBytes(kBytes + 16, 5);
+  for (const X86Crc32c way : Ways()) {
+    for (size_t size = 0; size <= kBytes; ++size) {
+      const auto part = std::span(bytes).subspan(size % 16, size);
+      const auto begin = static_cast<uint32_t>(size * 2654435761u);  // of bytes before
+      const uint32_t expected = Crc32cPortable(part, begin);
+      ASSERT_EQ(way(nullptr, part.data(), size, begin), expected) << size;
+      std::vector<std::byte> target(size + 80, std::byte{0xAA});
+      ASSERT_EQ(way(target.data(), part.data(), size, begin), expected) << size;
+      ASSERT_TRUE(std::equal(part.begin(), part.end(), target.begin())) << size;
+      for (size_t i = size; i < target.size(); ++i) ASSERT_EQ(target[i], std::byte{0xAA}) << size;
     }
   }
 }
