@@ -137,7 +137,9 @@ absl::Status Connection::Map(const v1::SessionWelcome& welcome, std::span<Unique
     CRUMB_ASSIGN_OR_RETURN(Mapping slab,
                            MapChecked(fd.get(), welcome.slab_bytes(), Mapping::Access::kReadOnly));
     slabs_.push_back(std::move(slab));
+    mapped_.slabs.emplace_back(slabs_.back().bytes());
   }
+  mapped_.staging = staging_.bytes();
   return absl::OkStatus();
 }
 

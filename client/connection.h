@@ -15,6 +15,7 @@
 #include "common/mapping.h"
 #include "common/unique_fd.h"
 #include "crumb/client_options.h"
+#include "crumb/mapped_memory.h"
 
 namespace crumb::client {
 
@@ -39,6 +40,8 @@ class Connection {
   const std::string& engine() const { return engine_; }
   uint64_t epoch() const { return epoch_; }
 
+  const MappedMemory& mapped() const { return mapped_; }
+
   // kDataLoss: outside the slabs.
   absl::StatusOr<std::span<const std::byte>> SlabBytes(uint32_t slab, uint64_t offset) const;
   // `size` bytes at `offset` of the staging memory. kDataLoss: outside.
@@ -56,6 +59,7 @@ class Connection {
   uint64_t epoch_ = 0;
   Mapping staging_;
   std::vector<Mapping> slabs_;
+  MappedMemory mapped_;
   std::unique_ptr<RpcStub> stub_;
 };
 

@@ -460,6 +460,12 @@ absl::StatusOr<CacheStats> RemoteClient::Stats() {
   return StatsOf(response);
 }
 
+std::shared_ptr<const MappedMemory> RemoteClient::mapped() {
+  const std::shared_ptr<Connection> connection = CurrentConnection();
+  if (connection == nullptr) return nullptr;
+  return {connection, &connection->mapped()};
+}
+
 void RemoteClient::Count(const SessionCounters& amounts) {
   if (Link& link = CurrentLink(); link.keeper != nullptr) link.keeper->Count(amounts);
 }

@@ -54,6 +54,7 @@ class RemoteClient final : public Client {
   absl::StatusOr<NodeList> ListNodes() override;
   absl::StatusOr<PagePlace> LocatePage(const KeyspaceId& keyspace, const PageKey& key) override;
   absl::Status DrainNode(const std::string& node) override;
+  std::shared_ptr<const MappedMemory> mapped() override;
   void Count(const SessionCounters& amounts) override;
 
  private:

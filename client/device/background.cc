@@ -20,7 +20,7 @@ void Background::Add(std::function<void()> task) {
   MutexLock lock(&mutex_);
   tasks_.push_back(std::move(task));
   ++added_;
-  if (!std::exchange(started_, true)) thread_ = Thread("crumb-settle", [this] { Run(); });
+  if (!std::exchange(started_, true)) thread_ = Thread(name_, [this] { Run(); });
   changed_.NotifyAll();
 }
 

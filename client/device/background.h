@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "common/clock.h"
@@ -17,7 +19,8 @@ namespace crumb::client {
 // are. Thread-safe.
 class Background {
  public:
-  Background() = default;
+  // `name` of the thread, which starts with the first task.
+  explicit Background(std::string name) : name_(std::move(name)) {}
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
   // Runs what was added.
@@ -30,6 +33,7 @@ class Background {
  private:
   void Run();
 
+  const std::string name_;
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);

@@ -8,8 +8,9 @@
 
 namespace crumb::client {
 
-absl::StatusOr<std::unique_ptr<DevicePageReader>> DevicePageReader::Create(Device& device) {
-  std::unique_ptr<DevicePageReader> reader(new DevicePageReader(device));
+absl::StatusOr<std::unique_ptr<DevicePageReader>> DevicePageReader::Create(Device& device,
+                                                                           ArenaPinner& pinner) {
+  std::unique_ptr<DevicePageReader> reader(new DevicePageReader(device, pinner));
   CRUMB_ASSIGN_OR_RETURN(reader->stream_, NewStream(device));
   CRUMB_ASSIGN_OR_RETURN(reader->done_, NewEvent(device));
   return reader;
@@ -25,7 +26,8 @@ absl::StatusOr<std::vector<std::vector<uint32_t>>> DevicePageReader::Read(
                       reinterpret_cast<uint64_t>(pages[i]->tiles), pages[i]->bytes});
     sums.push_back(pages[i]->tile_sums);
   }
-  const absl::Status queued = device_.ToHost(copies, stream_.get());
+  const std::shared_ptr<const PinnedArena> arena = pinner_.Use();
+  const absl::Status queued = device_.ToHost(arena->CutToHost(copies), stream_.get());
   // Also after an error: a part of it may be on its way to memory that the caller gives back.
   CRUMB_RETURN_IF_ERROR(device_.Record(done_.get(), stream_.get()));
   CRUMB_RETURN_IF_ERROR(device_.Synchronize(done_.get()));

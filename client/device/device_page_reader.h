@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "client/device/arena_pinner.h"
 #include "client/device/owned.h"
 #include "client/page_reader.h"
 
@@ -13,17 +14,19 @@ namespace crumb::client {
 // that came with the pages: crumbd compares them with what arrived.
 class DevicePageReader final : public PageReader {
  public:
-  // `device` is borrowed.
-  static absl::StatusOr<std::unique_ptr<DevicePageReader>> Create(Device& device);
+  // Both borrowed.
+  static absl::StatusOr<std::unique_ptr<DevicePageReader>> Create(Device& device,
+                                                                  ArenaPinner& pinner);
 
   // By one thread at a time.
   absl::StatusOr<std::vector<std::vector<uint32_t>>> Read(
       std::span<const std::shared_ptr<const Page>> pages, std::span<std::byte* const> to) override;
 
  private:
-  explicit DevicePageReader(Device& device) : device_(device) {}
+  DevicePageReader(Device& device, ArenaPinner& pinner) : device_(device), pinner_(pinner) {}
 
   Device& device_;
+  ArenaPinner& pinner_;
   OwnedStream stream_;
   OwnedEvent done_;
 };

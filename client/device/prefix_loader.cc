@@ -88,7 +88,10 @@ std::vector<std::shared_ptr<Page>> PrefixLoader::Take(std::vector<std::shared_pt
   if (static_cast<int>(pages.size()) > pages_max_) pages.resize(pages_max_);
   absl::StatusOr<Pages> taken = Load(pages);
   if (taken.ok()) return *std::move(taken);
-  LogWarning("a cached prefix was not loaded: {}", taken.status().ToString());
+  // No room is counted as a miss of its own reason.
+  if (!absl::IsResourceExhausted(taken.status())) {
+    LogWarning("a cached prefix was not loaded: {}", taken.status().ToString());
+  }
   return {};
 }
 
@@ -129,6 +132,7 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Pages& from) {
       }
     }
   }
+  const std::shared_ptr<const PinnedArena> arena = parts_.pinner.Use();
   LoadLane* lane = TakeLane();
   if (lane == nullptr) return absl::ResourceExhaustedError("too many loads are under way");
   absl::StatusOr<Pages> to = Pages{};
@@ -142,7 +146,7 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Pages& from) {
       for (const std::shared_ptr<Page>& page : *to) {
         static_cast<DevicePage&>(*page).load = load;
       }
-      const absl::Status queued = Enqueue(*lane, from, *to);
+      const absl::Status queued = Enqueue(*lane, *arena, from, *to);
       if (!queued.ok()) to = queued;
     }
   }
@@ -150,11 +154,12 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Pages& from) {
     GiveBack(lane);
     return to;
   }
-  SeeOff(load, from, *to);
+  SeeOff(load, arena, from, *to);
   return to;
 }
 
-absl::Status PrefixLoader::Enqueue(LoadLane& lane, const Pages& from, const Pages& to) {
+absl::Status PrefixLoader::Enqueue(LoadLane& lane, const PinnedArena& arena, const Pages& from,
+                                   const Pages& to) {
   const int pages = static_cast<int>(to.size());
   const DeviceGeometry& g = parts_.geometry;
   std::byte* staging = lane.staging.get();
@@ -172,7 +177,7 @@ absl::Status PrefixLoader::Enqueue(LoadLane& lane, const Pages& from, const Page
                           TableBytes(pages)};
   CRUMB_RETURN_IF_ERROR(parts_.device.ToDevice({&tables, 1}, stream_.get()));
   for (int layer = 0; layer < g.layers; ++layer) {
-    CRUMB_RETURN_IF_ERROR(EnqueueLayer(lane, layer, from, to));
+    CRUMB_RETURN_IF_ERROR(EnqueueLayer(lane, arena, layer, from, to));
   }
   const DeviceCopy status{reinterpret_cast<uint64_t>(staging), lane.tables.get(),
                           sizeof(uint32_t) * pages};
@@ -180,8 +185,8 @@ absl::Status PrefixLoader::Enqueue(LoadLane& lane, const Pages& from, const Page
   return parts_.device.Record(lane.all_done.get(), stream_.get());
 }
 
-absl::Status PrefixLoader::EnqueueLayer(LoadLane& lane, int layer, const Pages& from,
-                                        const Pages& to) {
+absl::Status PrefixLoader::EnqueueLayer(LoadLane& lane, const PinnedArena& arena, int layer,
+                                        const Pages& from, const Pages& to) {
   const DeviceGeometry& g = parts_.geometry;
   const int pages = static_cast<int>(to.size());
   std::vector<DeviceCopy> copies;
@@ -191,7 +196,7 @@ absl::Status PrefixLoader::EnqueueLayer(LoadLane& lane, int layer, const Pages& 
                       reinterpret_cast<uint64_t>(from[i]->layer(layer)),
                       g.layer_stride(to[i]->format)});
   }
-  CRUMB_RETURN_IF_ERROR(parts_.device.ToDevice(copies, stream_.get()));
+  CRUMB_RETURN_IF_ERROR(parts_.device.ToDevice(arena.CutToDevice(copies), stream_.get()));
   const int skip = to.front()->format == PageFormat::kBf16 ? 1 : 0;
   if (pages > skip) {
     kernels::cuda::VerifyParams params;
@@ -209,9 +214,10 @@ absl::Status PrefixLoader::EnqueueLayer(LoadLane& lane, int layer, const Pages& 
 }
 
 // Crumbd's memory is held until the copies are done, and so are the slots.
-void PrefixLoader::SeeOff(const std::shared_ptr<PrefixLoad>& load, const Pages& from,
+void PrefixLoader::SeeOff(const std::shared_ptr<PrefixLoad>& load,
+                          std::shared_ptr<const PinnedArena> arena, const Pages& from,
                           const Pages& to) {
-  parts_.background.Add([this, load, from, to] {
+  parts_.background.Add([this, load, arena = std::move(arena), from, to] {
     if (load->Settle() >= 0) parts_.damaged();
     GiveBack(&load->lane_);
   });

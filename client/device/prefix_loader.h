@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/device/arena_pinner.h"
 #include "client/device/background.h"
 #include "client/device/device_geometry.h"
 #include "client/device/owned.h"
@@ -63,7 +64,8 @@ class PrefixLoader final : public PageIntake {
     const DeviceGeometry& geometry;
     SlotPool& pages;
     SlotPool& sinks;
-    Background& background;         // sees loads off; ends before the loader
+    Background& background;  // sees loads off; ends before the loader
+    ArenaPinner& pinner;
     std::function<void()> damaged;  // called for each load with a damaged page
   };
   static absl::StatusOr<std::unique_ptr<PrefixLoader>> Create(const Parts& parts, int loads,
@@ -80,9 +82,12 @@ class PrefixLoader final : public PageIntake {
   void GiveBack(LoadLane* lane);
   absl::StatusOr<Pages> Load(const Pages& from);
   absl::StatusOr<Pages> Place(const Pages& from);
-  absl::Status Enqueue(LoadLane& lane, const Pages& from, const Pages& to);
-  absl::Status EnqueueLayer(LoadLane& lane, int layer, const Pages& from, const Pages& to);
-  void SeeOff(const std::shared_ptr<PrefixLoad>& load, const Pages& from, const Pages& to);
+  absl::Status Enqueue(LoadLane& lane, const PinnedArena& arena, const Pages& from,
+                       const Pages& to);
+  absl::Status EnqueueLayer(LoadLane& lane, const PinnedArena& arena, int layer, const Pages& from,
+                            const Pages& to);
+  void SeeOff(const std::shared_ptr<PrefixLoad>& load, std::shared_ptr<const PinnedArena> arena,
+              const Pages& from, const Pages& to);
 
   // Places inside a lane's tables, of `pages` INT2 pages.
   size_t SumsAt(int layer, int pages) const;

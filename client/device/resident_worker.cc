@@ -89,7 +89,10 @@ ResidentWorker::ResidentWorker(const WorkerOptions& options,
       geometry_(options_),
       decode_ring_(geometry_.Ring(options.recent_tokens + kPageTokens + 1 + options.draft_slots)),
       prompt_ring_(geometry_.Ring(options.prefill_block + options.recent_tokens + kPageTokens)),
-      background_(std::make_unique<Background>()) {}
+      pinner_(std::make_unique<ArenaPinner>(device,
+                                            device_options.pin_piece_bytes > 0 ? client : nullptr,
+                                            std::max<size_t>(1, device_options.pin_piece_bytes))),
+      background_(std::make_unique<Background>("crumb-settle")) {}
 
 absl::Status ResidentWorker::Allocate() {
   const DeviceWorkerOptions& o = device_options_;
@@ -110,15 +113,17 @@ absl::Status ResidentWorker::Allocate() {
   CRUMB_ASSIGN_OR_RETURN(
       results_, EvictResults::Create(device_, o.evict_results,
                                      std::max(kEvictWindowsMin, o.sequences), geometry_.tiles()));
-  CRUMB_ASSIGN_OR_RETURN(reader_, DevicePageReader::Create(device_));
+  CRUMB_ASSIGN_OR_RETURN(reader_, DevicePageReader::Create(device_, *pinner_));
   CRUMB_ASSIGN_OR_RETURN(loader_, PrefixLoader::Create({.device = device_,
                                                         .geometry = geometry_,
                                                         .pages = *pages_,
                                                         .sinks = *sinks_,
                                                         .background = *background_,
+                                                        .pinner = *pinner_,
                                                         .damaged = [this] { NoteDamage(); }},
                                                        o.loads, o.load_pages));
   CRUMB_ASSIGN_OR_RETURN(starter_, SequenceStarter::Create(options_, client_, *reader_, this));
+  pinner_->Use();
   CRUMB_ASSIGN_OR_RETURN(
       settler_, PageSettler::Create(device_, geometry_.page_bytes(PageFormat::kBf16), *starter_,
                                     *background_));

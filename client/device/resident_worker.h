@@ -7,6 +7,7 @@
 #include <span>
 #include <string_view>
 
+#include "client/device/arena_pinner.h"
 #include "client/device/device_page_reader.h"
 #include "client/device/device_parts.h"
 #include "client/device/prefix_loader.h"
@@ -52,6 +53,7 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   const RingShape decode_ring_;
   const RingShape prompt_ring_;
   std::shared_ptr<TimelineSet> timelines_ = std::make_shared<TimelineSet>();
+  std::unique_ptr<ArenaPinner> pinner_;
   std::unique_ptr<DeviceConstants> constants_;
   std::unique_ptr<SlotPool> pages_, sinks_, decode_rings_, prompt_rings_;
   std::unique_ptr<EvictResults> results_;

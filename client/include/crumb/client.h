@@ -18,6 +18,7 @@
 #include "crumb/cluster_info.h"
 #include "crumb/fragment_bytes.h"
 #include "crumb/keyspace_info.h"
+#include "crumb/mapped_memory.h"
 #include "crumb/session_counters.h"
 #include "crumb/staging.h"
 
@@ -113,6 +114,10 @@ class Client {
 
   // Device pools; null without shared memory.
   virtual PoolLink* pools() { return nullptr; }
+
+  // The memory of the connection that new leases and slots come from; null without one. It stays
+  // mapped, and the session open, as long as the result is held. Another connection has another.
+  virtual std::shared_ptr<const MappedMemory> mapped() { return nullptr; }
 
   // Adds to what is reported to crumbd, soon and in the background.
   virtual void Count(const SessionCounters& amounts) = 0;

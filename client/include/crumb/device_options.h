@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "absl/status/status.h"
@@ -19,6 +20,10 @@ struct DeviceWorkerOptions {
   int load_pages = 2048;     // pages of one of them; what is longer is cut
   int passes_in_flight = 4;  // of a batch, queued on its stream
   int evict_results = 8;     // evict launches whose results the host has not looked at yet
+
+  // crumbd's memory is pinned in the background, once for each connection, in pieces of so many
+  // bytes, a multiple of the huge pages' size; 0: not at all, and copies are slower.
+  size_t pin_piece_bytes = size_t{256} << 20;
 
   // kInvalidArgument naming the field that is wrong.
   absl::Status Validate() const;

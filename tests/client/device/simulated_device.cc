@@ -131,8 +131,11 @@ void SimulatedDevice::DeleteEvent(DeviceEvent event) {
 SimulatedDevice::Stream& SimulatedDevice::Of(DeviceStream stream) { return *streams_.at(stream); }
 
 bool SimulatedDevice::Pinned(uint64_t address, size_t bytes) const {
-  return everything_pinned.load() || Inside(pinned_, address, bytes) ||
-         Inside(pinned_by_, address, bytes);
+  const bool whole = Inside(pinned_, address, bytes) || Inside(pinned_by_, address, bytes);
+  if (whole || everything_pinned.load()) return true;
+  EXPECT_FALSE(Inside(pinned_by_, address, 1) || Inside(pinned_by_, address + bytes - 1, 1))
+      << "a copy crosses the end of pinned memory";
+  return false;
 }
 
 void SimulatedDevice::CheckOnDevice(DeviceAddress address, size_t bytes) const {

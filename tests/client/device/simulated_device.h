@@ -105,6 +105,7 @@ class SimulatedDevice final : public Device {
   bool RunOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunUntil(const std::function<bool()>& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Stream& Of(DeviceStream stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether all of it is in one pinned range; a part in one is a failure, as CUDA refuses it.
   bool Pinned(uint64_t address, size_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckOnDevice(DeviceAddress address, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,0 +1,226 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// The device back end on a simulated device over a real crumbd.
+#include <algorithm>
+#include <cmath>
+#include <thread>
+
+#include "client/device/arena_pinner.h"
+#include "crumb/client.h"
+#include "crumb/device_worker.h"
+#include "crumb/worker.h"
+#include "gtest/gtest.h"
+#include "tests/client/device/device_run.h"
+#include "tests/client/sequence_model.h"
+#include "tests/fault/crumbd_process.h"
+
+namespace crumb::client {
+namespace {
+
+constexpr Duration kPatience = std::chrono::seconds(60);
+constexpr int kPrompt = 1100;
+constexpr int kHit = 832;
+
+WorkerOptions Options() {
+  WorkerOptions options = SmallWorkerOptions();
+  options.draft_slots = 7;
+  options.watch_every = 0;
+  return options;
+}
+
+DeviceWorkerOptions SmallDevice() {
+  DeviceWorkerOptions options;
+  options.pages = 128;
+  options.sequences = 8;
+  options.load_pages = 64;
+  options.pin_piece_bytes = 1 << 20;  // many pieces, so that pages cross their ends
+  return options;
+}
+
+std::unique_ptr<Client> OpenClient(const std::string& dir) {
+  ClientOptions options;
+  options.socket_dir = dir;
+  options.staging_bytes = 8 << 20;
+  options.backoff_min = std::chrono::milliseconds(10);
+  options.backoff_max = std::chrono::milliseconds(100);
+  return Client::Open(options).value();
+}
+
+SequenceOptions Patient() {
+  SequenceOptions options;
+  options.deadline = std::chrono::seconds(20);
+  return options;
+}
+
+// Reads what is left of the prompt, then decodes; answers the outputs of the decode passes.
+std::vector<float> Play(DeviceRun& prompts, DeviceRun& decode, const SequenceModel& model,
+                        DeviceSequence& sequence) {
+  while (sequence.length() < kPrompt) {
+    const int tokens = std::min(400, sequence.pass_tokens_max());
+    prompts.Pass({{&sequence, &model, sequence.length() + tokens, tokens}});
+  }
+  std::vector<float> outputs;
+  for (int i = 0; i < 5; ++i) {
+    const auto pass = decode.Pass({{&sequence, &model, sequence.length() + 1, 1}});
+    const std::vector<float> out = pass->Outputs(0);
+    outputs.insert(outputs.end(), out.begin(), out.end());
+  }
+  return outputs;
+}
+
+std::vector<float> PlayOnCpu(const SequenceModel& model, Sequence& sequence) {
+  if (sequence.length() < kPrompt) model.Pass(sequence, kPrompt);
+  std::vector<float> outputs;
+  for (int i = 0; i < 5; ++i) {
+    const auto out = model.Pass(sequence, sequence.length() + 1);
+    outputs.insert(outputs.end(), out.begin(), out.end());
+  }
+  return outputs;
+}
+
+double Worst(const std::vector<float>& a, const std::vector<float>& b) {
+  if (a.size() != b.size()) return INFINITY;
+  double worst = 0.0;
+  for (size_t i = 0; i < a.size(); ++i) worst = std::max<double>(worst, std::abs(a[i] - b[i]));
+  return worst;
+}
+
+class DeviceCrumbdTest : public testing::TestWithParam<uint32_t> {
+ protected:
+  DeviceCrumbdTest() : model_(Options(), RandomTokens(kPrompt + 100, 42)), device_(GetParam()) {
+    EXPECT_TRUE(crumbd_.Start());
+    client_ = OpenClient(folder_.path());
+    EXPECT_TRUE(client_->WaitConnected(std::chrono::seconds(20)));
+  }
+  std::unique_ptr<DeviceWorker> OpenDevice() {
+    auto worker = DeviceWorker::Open(Options(), SmallDevice(), client_.get(), device_);
+    EXPECT_TRUE(worker.ok()) << worker.status();
+    return std::move(worker).value();
+  }
+
+  fault::TemporaryFolder folder_;
+  fault::CrumbdProcess crumbd_{folder_.path(), {}};
+  const SequenceModel model_;
+  SimulatedDevice device_;
+  std::unique_ptr<Client> client_;
+};
+
+TEST_P(DeviceCrumbdTest, PagesGoFromCpuToDeviceAndBack) {
+  std::vector<float> expected;
+  {
+    auto cpu_client = OpenClient(folder_.path());
+    ASSERT_TRUE(cpu_client->WaitConnected(std::chrono::seconds(20)));
+    const auto cpu = Worker::Open(Options(), cpu_client.get()).value();
+    const auto cold = cpu->Begin(model_.prompt(kPrompt)).value();
+    PlayOnCpu(model_, *cold);
+    ASSERT_TRUE(cold->Finish().ok());
+    ASSERT_TRUE(cpu->WaitPublished(kPatience).ok());
+    const auto warm = cpu->Begin(model_.prompt(kPrompt), Patient()).value();
+    ASSERT_EQ(warm->cached_tokens(), kHit);
+    expected = PlayOnCpu(model_, *warm);
+  }
+  const SequenceModel other(Options(), RandomTokens(kPrompt + 100, 43));
+  {
+    const auto worker = OpenDevice();
+    DeviceRun prompts(device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
+    DeviceRun decode(device_, *worker, {});
+    auto hit = worker->Begin(model_.prompt(kPrompt), Patient()).value();
+    EXPECT_EQ(hit->cached_tokens(), kHit);
+    EXPECT_LT(Worst(Play(prompts, decode, model_, *hit), expected), 2e-5);
+    auto cold = worker->Begin(other.prompt(kPrompt), Patient()).value();
+    EXPECT_EQ(cold->cached_tokens(), 0);
+    Play(prompts, decode, other, *cold);
+    ASSERT_TRUE(decode.batch().Finish(*cold).ok());
+    ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+    EXPECT_EQ(worker->counters().published_pages, 17u);
+    EXPECT_EQ(worker->counters().publish_refused, 0u);
+    EXPECT_EQ(worker->counters().verify_failures, 0u);
+  }
+  EXPECT_EQ(device_.live_allocations(), 0u);
+  EXPECT_EQ(device_.pinned_ranges(), 0u);
+  auto cpu_client = OpenClient(folder_.path());
+  ASSERT_TRUE(cpu_client->WaitConnected(std::chrono::seconds(20)));
+  WorkerOptions checked = Options();
+  checked.verify_every = 1;
+  const auto cpu = Worker::Open(checked, cpu_client.get()).value();
+  EXPECT_EQ(cpu->Begin(other.prompt(kPrompt), Patient()).value()->cached_tokens(), kHit);
+  EXPECT_EQ(cpu->counters().verify_failures, 0u);
+}
+
+// crumbd is killed while a hit's pages are on their way; another one takes its place.
+TEST_P(DeviceCrumbdTest, KilledCrumbdCostsNoToken) {
+  std::vector<float> expected;
+  const auto worker = OpenDevice();
+  DeviceRun prompts(device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
+  DeviceRun decode(device_, *worker, {});
+  {
+    const auto cpu = Worker::Open(Options(), client_.get()).value();
+    const auto cold = cpu->Begin(model_.prompt(kPrompt)).value();
+    PlayOnCpu(model_, *cold);
+    ASSERT_TRUE(cold->Finish().ok());
+    ASSERT_TRUE(cpu->WaitPublished(kPatience).ok());
+    const auto warm = cpu->Begin(model_.prompt(kPrompt), Patient()).value();
+    expected = PlayOnCpu(model_, *warm);
+  }
+  device_.HoldOthers();
+  auto hit = worker->Begin(model_.prompt(kPrompt), Patient()).value();
+  ASSERT_EQ(hit->cached_tokens(), kHit);
+  crumbd_.Kill();
+  EXPECT_LT(Worst(Play(prompts, decode, model_, *hit), expected), 2e-5);
+  ASSERT_TRUE(decode.batch().Finish(*hit).ok());
+  device_.LetGo();
+  ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+  const WorkerCounters counters = worker->counters();
+  EXPECT_EQ(counters.published_pages + counters.deduplicated_pages, 0u);
+  EXPECT_GT(counters.publish_dropped_unavailable, 0u);
+
+  const uint64_t epoch = client_->epoch();
+  ASSERT_TRUE(crumbd_.Start());
+  const TimePoint deadline = Clock::Real().Now() + kPatience;
+  while (client_->epoch() == epoch || !client_->connected()) {
+    ASSERT_LT(Clock::Real().Now(), deadline);
+    std::this_thread::yield();
+  }
+  auto again = worker->Begin(model_.prompt(kPrompt), Patient()).value();
+  EXPECT_LT(Worst(Play(prompts, decode, model_, *again), expected), 2e-5);
+  ASSERT_TRUE(decode.batch().Finish(*again).ok());
+  ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+  EXPECT_GT(worker->counters().published_pages + worker->counters().deduplicated_pages, 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, DeviceCrumbdTest, testing::Range(0u, 3u));
+
+TEST(ArenaPinnerTest, PinsEachConnectionOnceAndInPieces) {
+  fault::TemporaryFolder folder;
+  fault::CrumbdProcess crumbd(folder.path(), {});
+  ASSERT_TRUE(crumbd.Start());
+  SimulatedDevice device(0);
+  const auto client = OpenClient(folder.path());
+  ASSERT_TRUE(client->WaitConnected(std::chrono::seconds(20)));
+  constexpr size_t kPiece = 4 << 20;
+  {
+    ArenaPinner pinner(device, client.get(), kPiece);
+    std::shared_ptr<const PinnedArena> arena = pinner.Use();
+    ASSERT_TRUE(pinner.WaitIdle(kPatience).ok());
+    ASSERT_NE(arena->memory(), nullptr);
+    size_t bytes = arena->memory()->staging.size();
+    for (const auto& slab : arena->memory()->slabs) bytes += slab.size();
+    EXPECT_EQ(arena->pinned_bytes(), bytes);
+    EXPECT_EQ(device.pinned_ranges(), (bytes + kPiece - 1) / kPiece);
+    EXPECT_EQ(pinner.Use(), arena);
+
+    const auto base = reinterpret_cast<uint64_t>(arena->memory()->staging.data());
+    const DeviceCopy crossing{base + kPiece - 100, 1000, 300};
+    const auto cut = arena->CutToHost({&crossing, 1});
+    ASSERT_EQ(cut.size(), 2u);
+    EXPECT_EQ(cut[0].bytes, 100u);
+    EXPECT_EQ(cut[1].to, base + kPiece);
+    EXPECT_EQ(cut[1].from, 1100u);
+    EXPECT_EQ(cut[1].bytes, 200u);
+    EXPECT_EQ(arena->CutToDevice({&crossing, 1}).size(), 1u);  // its host side is elsewhere
+  }
+  EXPECT_EQ(device.pinned_ranges(), 0u);
+}
+
+}  // namespace
+}  // namespace crumb::client
