@@ -13,7 +13,7 @@ quick=${3:-}
 code=0
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-for test in "$build"/tests/kernels_cuda_*_test; do
+for test in "$build"/tests/kernels_cuda_*_test "$build"/tests/client_cuda_*_test; do
   timeout 200 "$test" >"$output/$(basename "$test").log" 2>&1 || code=1
   grep -E '^\[  (FAILED|PASSED) |Failure|error [0-9]' "$output/$(basename "$test").log" | tail -n 60
 done

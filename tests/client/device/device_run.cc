@@ -11,8 +11,24 @@ namespace crumb::client {
 
 using kernels::Bf16;
 
+void Drain(Device& device, DeviceStream stream) {
+  const OwnedEvent done = NewEvent(device).value();
+  EXPECT_TRUE(device.Record(done.get(), stream).ok());
+  EXPECT_TRUE(device.Synchronize(done.get()).ok());
+}
+
+Capturing Simulated(SimulatedDevice& device) {
+  return {.begin = [&device](DeviceStream stream) { device.BeginCapture(stream); },
+          .end =
+              [&device](DeviceStream stream) {
+                return [&device, stream, graph = device.EndCapture(stream)] {
+                  device.Launch(graph, stream);
+                };
+              }};
+}
+
 std::vector<float> RunPass::Outputs(size_t entry) const {
-  device->Drain(stream);
+  Drain(*device, stream);
   std::vector<float> outputs;
   const auto* all = reinterpret_cast<const float*>(out.get());
   for (int layer = 0; layer < layers; ++layer) {
@@ -22,8 +38,12 @@ std::vector<float> RunPass::Outputs(size_t entry) const {
   return outputs;
 }
 
-DeviceRun::DeviceRun(SimulatedDevice& device, DeviceWorker& worker, DeviceBatchOptions options)
-    : device_(device), worker_(worker), options_(options), stream_(NewStream(device).value()) {
+DeviceRun::DeviceRun(Device& device, DeviceWorker& worker, DeviceBatchOptions options)
+    : device_(device),
+      simulated_(dynamic_cast<SimulatedDevice*>(&device)),
+      worker_(worker),
+      options_(options),
+      stream_(NewStream(device).value()) {
   options_.stream = stream_.get();
   options_.output = DeviceOutput::kF32;
   auto batch = worker.NewBatch(options_);
@@ -31,7 +51,11 @@ DeviceRun::DeviceRun(SimulatedDevice& device, DeviceWorker& worker, DeviceBatchO
   batch_ = std::move(batch).value();
 }
 
-DeviceRun::~DeviceRun() { device_.Drain(stream_.get()); }
+DeviceRun::~DeviceRun() { Drain(device_, stream_.get()); }
+
+void DeviceRun::ForbidAllocations(bool forbid) {
+  if (simulated_ != nullptr) simulated_->allocations_forbidden = forbid;
+}
 
 DeviceAddress DeviceRun::Buffer(RunPass& pass, size_t bytes) {
   pass.buffers.push_back(NewDeviceBuffer(device_, bytes).value());
@@ -92,7 +116,8 @@ absl::StatusOr<std::shared_ptr<RunPass>> DeviceRun::TryPass(const std::vector<Ru
     pass->tokens.push_back(tokens);
     next += tokens;
   }
-  if (!capture_ || captured_ == nullptr) {
+  const bool capture = capturing_.begin != nullptr;
+  if (!capture || captured_ == nullptr) {
     const size_t k_row = size_t{2} * options.own_kv_heads() * options.head_dim;
     q_.clear(), k_.clear(), v_.clear(), out_.clear();
     for (int layer = 0; layer < pass->layers; ++layer) {
@@ -106,21 +131,21 @@ absl::StatusOr<std::shared_ptr<RunPass>> DeviceRun::TryPass(const std::vector<Ru
   pass->out = NewPinnedBuffer(device_, layer_bytes * pass->layers).value();
   Fill(*pass, entries);
 
-  device_.allocations_forbidden = true;
+  ForbidAllocations(true);
   absl::Status status = batch_->Prepare(shares);
   if (!status.ok()) {
-    device_.allocations_forbidden = false;
-    device_.Drain(stream_.get());
+    ForbidAllocations(false);
+    Drain(device_, stream_.get());
     return status;
   }
-  if (capture_) {
-    if (graph_ == nullptr) {
-      device_.BeginCapture(stream_.get());
+  if (capture) {
+    if (captured_ == nullptr) {
+      capturing_.begin(stream_.get());
       Enqueue(*pass);
-      graph_ = device_.EndCapture(stream_.get());
+      launch_ = capturing_.end(stream_.get());
       captured_ = pass;
     }
-    device_.Launch(graph_, stream_.get());
+    launch_();
   } else {
     Enqueue(*pass);
   }
@@ -135,7 +160,7 @@ absl::StatusOr<std::shared_ptr<RunPass>> DeviceRun::TryPass(const std::vector<Ru
                           static_cast<size_t>(entry.accepted));
   }
   status = batch_->Advance(accepted);
-  device_.allocations_forbidden = false;
+  ForbidAllocations(false);
   if (!status.ok()) return status;
   return pass;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -31,7 +32,7 @@ class RunPass {
 
  private:
   friend class DeviceRun;
-  SimulatedDevice* device = nullptr;
+  Device* device = nullptr;
   DeviceStream stream = nullptr;
   std::vector<DeviceBuffer> buffers;
   PinnedBuffer out;
@@ -43,37 +44,49 @@ class RunPass {
   std::vector<int> tokens;
 };
 
+// Waits until all that is queued on `stream` is done.
+void Drain(Device& device, DeviceStream stream);
+
+// How a stream's work is captured; `end` answers what launches it once more.
+struct Capturing {
+  std::function<void(DeviceStream)> begin;
+  std::function<std::function<void()>(DeviceStream)> end;
+};
+Capturing Simulated(SimulatedDevice& device);
+
 // Plays the engine on one stream with one batch: brings rows to the device, runs passes.
 class DeviceRun {
  public:
   // Borrows device and worker. The stream is the run's own.
-  DeviceRun(SimulatedDevice& device, DeviceWorker& worker, DeviceBatchOptions options);
+  DeviceRun(Device& device, DeviceWorker& worker, DeviceBatchOptions options);
   ~DeviceRun();
 
   DeviceBatch& batch() { return *batch_; }
   DeviceStream stream() const { return stream_.get(); }
 
-  // A whole pass. With `captured`, what lies between Prepare and Advance is captured the first time
+  // A whole pass. After Capture, what lies between Prepare and Advance is captured the first time
   // and launched as a graph each time; then q, k, v and out are always in the same buffers.
   std::shared_ptr<RunPass> Pass(const std::vector<RunEntry>& entries);
   // The same, for calls that fail: what Prepare or Advance answered.
   absl::StatusOr<std::shared_ptr<RunPass>> TryPass(const std::vector<RunEntry>& entries);
-  void Capture() { capture_ = true; }
+  void Capture(Capturing capturing) { capturing_ = std::move(capturing); }
   // Keys of the token at this position are NaN; -1: none.
   int poisoned_position = -1;
 
  private:
+  void ForbidAllocations(bool forbid);
   void Fill(RunPass& pass, const std::vector<RunEntry>& entries);
   void Enqueue(RunPass& pass);
   DeviceAddress Buffer(RunPass& pass, size_t bytes);
 
-  SimulatedDevice& device_;
+  Device& device_;
+  SimulatedDevice* const simulated_;  // null: a real one
   DeviceWorker& worker_;
   DeviceBatchOptions options_;
   OwnedStream stream_;
   std::unique_ptr<DeviceBatch> batch_;
-  bool capture_ = false;
-  SimulatedDevice::Graph graph_;
+  Capturing capturing_;
+  std::function<void()> launch_;
   std::shared_ptr<RunPass> captured_;
   // [layers] of the pass being made
   std::vector<DeviceAddress> q_, k_, v_, out_;

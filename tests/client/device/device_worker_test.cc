@@ -225,7 +225,7 @@ TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
                       {.kind = PassKind::kPrompt, .sequences = 3, .tokens = 300});
     DeviceRun decode(pair.device, *pair.worker,
                      {.kind = PassKind::kDecode, .sequences = 4, .tokens = 3});
-    decode.Capture();
+    decode.Capture(Simulated(pair.device));
     std::vector<std::unique_ptr<Twin>> live;
     size_t begun = 0;
     const int lengths[] = {30, 520, 63, 700, 330, 1};
