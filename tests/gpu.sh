@@ -22,6 +22,11 @@ if [[ -n "${CRUMB_COMMIT:-}" ]]; then
   timeout 240 "$build/bin/crumb-kernel-bench" --json --commit "$CRUMB_COMMIT" \
     >"$output/kernel_bench.json" || code=1
 fi
+timeout 400 "$build/bin/crumb-device-bench" || code=1
+if [[ -n "${CRUMB_COMMIT:-}" ]]; then
+  timeout 400 "$build/bin/crumb-device-bench" --json --commit "$CRUMB_COMMIT" \
+    >"$output/device_bench.json" || code=1
+fi
 if [[ "$quick" != --quick ]] && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck synccheck initcheck; do
     echo "compute-sanitizer $tool"
