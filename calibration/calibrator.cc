@@ -8,16 +8,18 @@
 #include <vector>
 
 #include "calibration/eigenbasis.h"
+#include "calibration/expected_error.h"
 #include "calibration/head_moments.h"
 #include "calibration/mass_shift.h"
+#include "calibration/window_params.h"
 #include "common/status_macros.h"
 
 namespace crumb::calibration {
 namespace {
 
-constexpr int kSinkTokens = 64;
-constexpr int kPageTokens = 64;
 constexpr int kTokensPerDimension = 4;  // least number of calibration tokens per channel
+constexpr int kWindowsMin = 32;         // as many as the quality watch takes the mean of
+constexpr int kWalks = 3;               // over the source
 
 void AppendMatrix(const Eigen::MatrixXd& matrix, std::vector<float>& out) {
   for (Eigen::Index i = 0; i < matrix.rows(); ++i) {
@@ -44,12 +46,15 @@ class Calibrator {
     DescribeFile();
     ReserveArrays();
     MassShift shift(shape_, file_);
+    ExpectedError error(shape_, file_);
     const int step = std::clamp(source_.layers_per_walk(), 1, shape_.layers);
     for (first_ = 0; first_ < shape_.layers; first_ += step) {
       count_ = std::min(step, shape_.layers - first_);
-      CRUMB_RETURN_IF_ERROR(RunLayers(shift));
+      CRUMB_RETURN_IF_ERROR(RunLayers(shift, error));
     }
     if (crumb_) file_.shift = shift.Shifts();
+    file_.attention_error = error.Errors(kWindowsMin);
+    WarnOfFew(error.windows());
     return std::move(file_);
   }
 
@@ -60,17 +65,30 @@ class Calibrator {
   }
 
   // Everything of layers [first_, first_ + count_).
-  absl::Status RunLayers(MassShift& shift) {
+  absl::Status RunLayers(MassShift& shift, ExpectedError& error) {
     CRUMB_RETURN_IF_ERROR(Gather());
     CRUMB_RETURN_IF_ERROR(CheckCounts());
     MakeCovariances();
     CRUMB_RETURN_IF_ERROR(
         WalkHeads([this](const SequenceActivations& s, int head) { return AddValues(s, head); }));
     CRUMB_RETURN_IF_ERROR(WriteBases());
-    if (!crumb_) return absl::OkStatus();
-    WriteMeans();
-    return WalkHeads(
-        [&shift](const SequenceActivations& s, int head) { return shift.Add(s, head); });
+    if (crumb_) WriteMeans();
+    return WalkHeads([&](const SequenceActivations& s, int head) -> absl::Status {
+      if (crumb_) CRUMB_RETURN_IF_ERROR(shift.Add(s, head));
+      return error.Add(s, head);
+    });
+  }
+
+  void WarnOfFew(int64_t windows) const {
+    if (!options_.warn || windows >= kWindowsMin) return;
+    const std::string lacks =
+        crumb_ && windows == 0 ? "the mass shift could not be measured and is 0, and the file does "
+                                 "not say what attention error to expect"
+                               : "the file does not say what attention error to expect";
+    options_.warn("only " + std::to_string(windows) + " windows to measure on, " +
+                  std::to_string(kWindowsMin) + " are needed: " + lacks +
+                  ". Calibrate on more sequences of at least " + std::to_string(kMeasuredTokens) +
+                  " tokens (64 more for each further window)");
   }
 
   void InParallel(int count, const std::function<void(int)>& body) const {
@@ -125,11 +143,10 @@ class Calibrator {
 
   // Walks these layers of the source once.
   absl::Status Walk(const ActivationSource::Visitor& visit) {
-    const int passes = crumb_ ? 3 : 2;
     return source_.ForEach(first_, count_, [&](const SequenceActivations& sequence) {
       CRUMB_RETURN_IF_ERROR(visit(sequence));
       ++visited_;
-      const double all = static_cast<double>(source_.visits()) * passes;
+      const double all = static_cast<double>(source_.visits()) * kWalks;
       if (progress_) progress_(static_cast<double>(visited_) / all);
       return absl::OkStatus();
     });

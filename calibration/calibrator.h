@@ -4,6 +4,7 @@
 
 #include <Eigen/Dense>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -29,6 +30,7 @@ struct CalibrationOptions {
   int position_blocks = 64;      // means at most, of equally many pages each
   ValueHessians value_hessians;  // kCrumb: also feedback for values; empty: none
   ParallelFor parallel_for;      // shares the work over KV heads; empty: all on the calling thread
+  std::function<void(const std::string&)> warn;  // told what the file will lack; empty: nobody
 };
 
 // Called with the part of the work that is done, 0 to 1.
@@ -39,9 +41,10 @@ CalibrationOptions DefaultCalibration(kernels::Method method);
 
 // kOscar: one rotation per layer from post-RoPE covariances over all tokens. kCrumb: rotations and
 // feedback per KV head, means per position block and mass shifts, for `options.positions`
-// positions, from tokens behind the sink. Walks the source two times, three for kCrumb, for as
-// many layers at once as the source says, and holds the statistics of those only. The same source
-// gives the same file, on any number of threads.
+// positions, from tokens behind the sink. Both: the expected attention error, of 32 windows or
+// more. Walks the source three times, for as many layers at once as the source says, and holds the
+// statistics of those only. The same source gives the same file, on any number of threads.
+// Sequences of less than 384 tokens show neither mass shift nor attention error: a warning.
 // kInvalidArgument: a layer has fewer than 4 head_dim tokens, or a value that is not finite.
 absl::StatusOr<RotationFile> Calibrate(ActivationSource& source, const CalibrationOptions& options,
                                        const CalibrationProgress& progress);

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "client/window_error.h"
 #include "common/page_key.h"
 #include "kernels/bf16.h"
+#include "kernels/window_error.h"
 
 namespace crumb::client {
 namespace {
@@ -106,10 +106,12 @@ QualitySample CpuBackend::Measure(const RecentRows& rows, int position, int laye
   const float scale = options_.scale != 0.0f
                           ? options_.scale
                           : 1.0f / std::sqrt(static_cast<float>(options_.head_dim));
-  QualitySample sample = MeasureWindow(TileParams(rows, position, layer, head, page), queries,
-                                       scale, options_.soft_cap);
-  sample.layer = options_.own_tiles().layers.begin + layer;
-  return sample;
+  const kernels::WindowError error = kernels::MeasureWindow(
+      TileParams(rows, position, layer, head, page), queries, scale, options_.soft_cap);
+  return {.layer = options_.own_tiles().layers.begin + layer,
+          .attention_error = error.attention,
+          .key_error = error.key,
+          .value_error = error.value};
 }
 
 kernels::AttentionParams CpuBackend::ParamsOf(const AttentionCall& call) const {

@@ -17,15 +17,16 @@ void QualityWatch::Record(std::span<const QualitySample> layers) {
   if (layers.empty()) return;
   double error = 0.0;
   for (const QualitySample& sample : layers) error += sample.attention_error;
+  const double bound = this->bound();
   double mean = 0.0;
   {
     MutexLock lock(&mutex_);
     errors_.push_back(error / static_cast<double>(layers.size()));
     const size_t wanted = static_cast<size_t>(options_.watch_windows);
     if (errors_.size() > wanted) errors_.pop_front();
-    if (options_.watch_error_max <= 0.0f || errors_.size() < wanted) return;
+    if (bound <= 0.0 || errors_.size() < wanted) return;
     mean = std::accumulate(errors_.begin(), errors_.end(), 0.0) / static_cast<double>(wanted);
-    if (mean <= options_.watch_error_max) return;
+    if (mean <= bound) return;
     errors_.clear();  // the next alarm takes as many windows again
   }
   alarm_(mean);

@@ -26,6 +26,7 @@ class QualityWatch {
   QualityWatch(const WorkerOptions& options, Alarm alarm)
       : options_(options), alarm_(std::move(alarm)) {}
 
+  double bound() const { return options_.watch_error_bound(); }  // 0: none
   bool enabled() const { return options_.watch_every > 0; }
 
   // Asked once for each evicted window: the KV head to measure, or nothing. KV heads take turns.

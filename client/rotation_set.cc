@@ -147,6 +147,7 @@ absl::StatusOr<RotationSet> RotationSet::Of(const std::string& name, Arrays arra
   CRUMB_RETURN_IF_ERROR(CheckArray("feedback_v", arrays.feedback_v, matrices * dim * dim));
   CRUMB_RETURN_IF_ERROR(
       CheckArray("shift", arrays.shift, static_cast<size_t>(arrays.layers) * arrays.q_heads));
+  CRUMB_RETURN_IF_ERROR(CheckArray("attention_error", arrays.attention_error, matrices));
   for (size_t i = 0; i < matrices; ++i) {
     if (!arrays.rotation_k.empty()) {
       CRUMB_RETURN_IF_ERROR(
@@ -174,7 +175,8 @@ absl::StatusOr<RotationSet> RotationSet::FromFile(const RotationFile& file,
                 .mean_v = file.mean_v,
                 .feedback_k = file.feedback_k,
                 .feedback_v = file.feedback_v,
-                .shift = file.shift};
+                .shift = file.shift,
+                .attention_error = file.attention_error};
   CRUMB_ASSIGN_OR_RETURN(
       const RotationSet checked,
       Of(path + ", " + file.method + " for " + (file.model.empty() ? "any model" : file.model),
@@ -182,6 +184,20 @@ absl::StatusOr<RotationSet> RotationSet::FromFile(const RotationFile& file,
   auto data = std::make_shared<Data>(*checked.data_);
   HexDecode(RotationDigest(file), data->digest);
   return RotationSet(std::move(data));
+}
+
+std::optional<double> RotationSet::ExpectedAttentionError(const TileRange& tiles) const {
+  const Arrays& arrays = data_->arrays;
+  if (arrays.attention_error.empty()) return std::nullopt;
+  double sum = 0.0;
+  for (int layer = tiles.layers.begin; layer < tiles.layers.end; ++layer) {
+    const int from = arrays.layers == 1 ? 0 : layer;
+    for (const float error :
+         LayerOf(arrays.attention_error, from, arrays.kv_heads, tiles.heads, 1)) {
+      sum += error;
+    }
+  }
+  return sum / (tiles.layers.size() * tiles.heads.size());
 }
 
 absl::Status RotationSet::CheckFits(int layers, int kv_heads, int q_heads, int head_dim) const {

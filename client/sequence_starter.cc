@@ -143,7 +143,7 @@ void SequenceStarter::NoteBadQuality(double error) {
   tally_.quality_alarms.Add();
   std::string reason =
       fmt::format("mean attention error {:.3f} over {} windows is above the bound {:.3f}", error,
-                  options_.watch_windows, options_.watch_error_max);
+                  options_.watch_windows, watch_.bound());
   LogWarning("INT2 pages of {} are given up: {}", options_.model, reason);
   {
     MutexLock lock(&mutex_);

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/worker_options.h"
 
+#include <optional>
 #include <string>
 
 #include "common/page_key.h"
@@ -64,6 +65,13 @@ IndexRange WorkerOptions::own_q_head_range() const {
   const IndexRange heads = own_tiles().heads;
   const int group = q_heads / kv_heads;
   return {static_cast<uint16_t>(heads.begin * group), static_cast<uint16_t>(heads.end * group)};
+}
+
+double WorkerOptions::watch_error_bound() const {
+  if (watch_error_max <= 0.0f) return 0.0;
+  const std::optional<double> expected = rotations.ExpectedAttentionError(own_tiles());
+  const bool relative = watch_error_factor > 0.0f && expected.has_value();
+  return relative ? watch_error_factor * *expected : double{watch_error_max};
 }
 
 absl::Status WorkerOptions::Validate() const {

@@ -24,17 +24,20 @@ constexpr char kFormat[] = "crumb-rotation";
 constexpr char kVersion[] = "1";
 constexpr int64_t kSizeMax = 1 << 20;               // of one dimension
 constexpr int64_t kElementsMax = int64_t{1} << 32;  // of one array
+constexpr float kAttentionErrorMax = 2.0f;          // 1: as if nothing was stored
 
 struct Array {
   const char* name;
   std::vector<float> RotationFile::*values;
   std::vector<int64_t> shape;
+  bool in_digest = true;
 };
 
 std::vector<Array> ArraysOf(const RotationFile& file) {
   const int64_t layers = file.layers, heads = file.kv_heads, dim = file.head_dim;
   const std::vector<int64_t> matrices = {layers, heads, dim, dim}, rows = {layers, heads, dim};
   return {
+      {"attention_error", &RotationFile::attention_error, {layers, heads}, false},
       {"covariance_k", &RotationFile::covariance_k, matrices},
       {"covariance_v", &RotationFile::covariance_v, matrices},
       {"eigenvalues_k", &RotationFile::eigenvalues_k, rows},
@@ -171,6 +174,16 @@ absl::Status CheckFields(const RotationFile& file, const std::string& where) {
   return absl::OkStatus();
 }
 
+absl::Status CheckAttentionError(const RotationFile& file, const std::string& where) {
+  for (const float error : file.attention_error) {
+    if (error > 0.0f && error <= kAttentionErrorMax) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{}: an expected attention_error of {}, it must be above 0 and at most {}",
+                    where, error, kAttentionErrorMax));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<RotationFile> ReadFields(const SafetensorsFile& tensors) {
   FieldReader fields(tensors);
   RotationFile file;
@@ -231,7 +244,7 @@ std::string RotationDigest(const RotationFile& file) {
   for (const auto& [name, value] : FieldsOf(file)) text += name + "=" + value + "\n";
   for (const Array& array : ArraysOf(file)) {
     const std::vector<float>& values = file.*array.values;
-    if (values.empty()) continue;
+    if (values.empty() || !array.in_digest) continue;
     text += fmt::format("{} {} {}\n", array.name, ShapeText(array.shape),
                         HexEncode(Sha256(BytesOf(values))));
   }
@@ -243,6 +256,7 @@ absl::Status WriteRotationFile(const RotationFile& file, const std::string& path
   for (const Array& array : ArraysOf(file)) {
     CRUMB_RETURN_IF_ERROR(CheckArray(array, file.*array.values, path));
   }
+  CRUMB_RETURN_IF_ERROR(CheckAttentionError(file, path));
   return WriteAtomically(path, [&file](std::ostream& out) { WriteBytes(file, out); });
 }
 
@@ -263,6 +277,7 @@ absl::StatusOr<RotationFile> ReadRotationFile(const std::string& path) {
     CRUMB_RETURN_IF_ERROR(CheckArray(array, values, path));
   }
   CRUMB_RETURN_IF_ERROR(CheckFields(file, path));
+  CRUMB_RETURN_IF_ERROR(CheckAttentionError(file, path));
   const auto digest = tensors->metadata().find("digest");
   if (digest == tensors->metadata().end() || digest->second != RotationDigest(file)) {
     return absl::DataLossError(path + ": its digest is not that of its contents; it was changed");

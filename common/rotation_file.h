@@ -44,12 +44,16 @@ struct RotationFile {
   std::vector<float> covariance_v;   // the same, mean of v v' weighted by scores
   std::vector<float> eigenvalues_k;  // [layers, kv_heads, head_dim] ascending
   std::vector<float> eigenvalues_v;  // the same
+  // [layers, kv_heads] of evicted windows, as the quality watch measures it, > 0. For the watch:
+  // pages do not depend on it, so it is not in the digest.
+  std::vector<float> attention_error;
 };
 
 // What messages call layer `index` of the file: the model's own number.
 int LayerId(const RotationFile& file, int index);
 
-// Hexadecimal SHA-256 over all fields and arrays: what keyspaces name the file by.
+// Hexadecimal SHA-256 over all fields and arrays but attention_error: what keyspaces name the file
+// by.
 std::string RotationDigest(const RotationFile& file);
 
 // Writes to a temporary name beside `path` and renames. kInvalidArgument: an array has the wrong

@@ -36,7 +36,10 @@ absl::StatusOr<calibration::CalibrationOptions> OptionsFor(const CalibrateComman
   return options;
 }
 
-absl::StatusOr<RotationFile> FromText(const CalibrateCommand& command, const Progress& progress) {
+using Warn = std::function<void(const std::string&)>;
+
+absl::StatusOr<RotationFile> FromText(const CalibrateCommand& command, const Progress& progress,
+                                      const Warn& warn) {
   CRUMB_ASSIGN_OR_RETURN(const auto source, ModelActivations::Open({.model = command.model,
                                                                     .texts = command.texts,
                                                                     .context = command.context,
@@ -44,27 +47,32 @@ absl::StatusOr<RotationFile> FromText(const CalibrateCommand& command, const Pro
                                                                     .threads = command.threads}));
   CRUMB_ASSIGN_OR_RETURN(auto options,
                          OptionsFor(command, source->shape(), source->config().max_positions));
+  options.warn = warn;
   options.parallel_for = [&source](int count, const std::function<void(int)>& body) {
     source->pool().ParallelFor(count, body);
   };
   return calibration::Calibrate(*source, options, progress);
 }
 
-absl::StatusOr<RotationFile> FromFiles(const CalibrateCommand& command, const Progress& progress) {
+absl::StatusOr<RotationFile> FromFiles(const CalibrateCommand& command, const Progress& progress,
+                                       const Warn& warn) {
   CRUMB_ASSIGN_OR_RETURN(const ActivationFiles files, OpenActivationFiles(command));
   CRUMB_ASSIGN_OR_RETURN(auto options,
                          OptionsFor(command, files.source->shape(), files.max_positions));
   models::ThreadPool pool(command.threads);
+  options.warn = warn;
   options.parallel_for = [&pool](int count, const std::function<void(int)>& body) {
     pool.ParallelFor(count, body);
   };
   return calibration::Calibrate(*files.source, options, progress);
 }
 
-absl::StatusOr<RotationFile> MakeFile(const CalibrateCommand& command, const Progress& progress) {
+absl::StatusOr<RotationFile> MakeFile(const CalibrateCommand& command, const Progress& progress,
+                                      const Warn& warn) {
   if (command.method == "hadamard") return calibration::HadamardRotations(command.head_dim);
   if (command.method == "naive") return calibration::NaiveRotations(command.head_dim);
-  return command.activations.empty() ? FromText(command, progress) : FromFiles(command, progress);
+  return command.activations.empty() ? FromText(command, progress, warn)
+                                     : FromFiles(command, progress, warn);
 }
 
 }  // namespace
@@ -73,11 +81,19 @@ CommandResult RunCalibrate(const CalibrateCommand& command,
                            const std::function<void(double)>& progress) {
   const absl::Status writable = CheckWritable(command.out);
   if (!writable.ok()) return CommandResult::Failed(writable);
-  const auto file = MakeFile(command, progress);
+  std::string warnings;
+  nlohmann::json warned = nlohmann::json::array();
+  const auto file = MakeFile(command, progress, [&](const std::string& warning) {
+    warnings += "warning: " + warning + "\n";
+    warned.push_back(warning);
+  });
   if (!file.ok()) return CommandResult::Failed(file.status());
   const absl::Status written = WriteRotationFile(*file, command.out);
   if (!written.ok()) return CommandResult::Failed(written);
-  return CommandResult::Done(DescribeRotationText(*file), DescribeRotation(*file));
+  CommandResult result =
+      CommandResult::Done(warnings + DescribeRotationText(*file), DescribeRotation(*file));
+  if (!warned.empty()) result.json["warnings"] = std::move(warned);
+  return result;
 }
 
 }  // namespace crumb::tools

@@ -59,6 +59,7 @@ struct LayerSpectrum {
   std::optional<double> top_share_v;
   std::optional<double> gain;
   std::optional<double> shift;  // nats, mean over query heads
+  std::optional<double> attention_error;
 };
 
 LayerSpectrum SpectrumOf(const RotationFile& file, int layer) {
@@ -81,7 +82,16 @@ LayerSpectrum SpectrumOf(const RotationFile& file, int layer) {
   if (!file.shift.empty()) {
     spectrum.shift = RowOf(file.shift, layer, file.q_heads).mean();
   }
+  if (!file.attention_error.empty()) {
+    spectrum.attention_error = RowOf(file.attention_error, layer, heads).mean();
+  }
   return spectrum;
+}
+
+// Mean over layers and KV heads.
+std::optional<double> AttentionErrorOf(const RotationFile& file) {
+  if (file.attention_error.empty()) return std::nullopt;
+  return RowOf(file.attention_error, 0, static_cast<int>(file.attention_error.size())).mean();
 }
 
 std::string Number(const std::optional<double>& value) {
@@ -139,6 +149,7 @@ nlohmann::json DescribeRotation(const RotationFile& file) {
                          {"clip_v", file.clip_v},
                          {"v_basis", file.v_basis},
                          {"feedback_v", !file.feedback_v.empty()},
+                         {"attention_error", JsonNumber(AttentionErrorOf(file))},
                          {"digest", RotationDigest(file)}};
   if (!file.layer_ids.empty()) json["layer_ids"] = file.layer_ids;
   return json;
@@ -155,6 +166,9 @@ std::string DescribeRotationText(const RotationFile& file) {
   }
   if (file.v_basis != "model")
     text += "V arrives rotated: R_V is folded into the model's weights\n";
+  if (const auto error = AttentionErrorOf(file)) {
+    text += fmt::format("expected attention error {:.3f}, mean over layers and KV heads\n", *error);
+  }
   return text + "digest " + RotationDigest(file) + "\n";
 }
 
@@ -166,19 +180,22 @@ CommandResult RunRotationShow(const RotationShowCommand& command) {
   if (file->eigenvalues_k.empty() && file->eigenvalues_v.empty()) {
     return CommandResult::Done(text, json);
   }
-  TextTable table({"layer", "top-8 share K", "top-8 share V", "feedback gain", "mass shift"});
+  TextTable table({"layer", "top-8 share K", "top-8 share V", "feedback gain", "mass shift",
+                   "attention error"});
   json["spectrum"] = nlohmann::json::array();
   double gain = 0.0;
   for (int layer = 0; layer < file->layers; ++layer) {
     const LayerSpectrum spectrum = SpectrumOf(*file, layer);
     gain += spectrum.gain.value_or(1.0) / file->layers;
     table.AddRow({std::to_string(LayerId(*file, layer)), Number(spectrum.top_share_k),
-                  Number(spectrum.top_share_v), Number(spectrum.gain), Number(spectrum.shift)});
+                  Number(spectrum.top_share_v), Number(spectrum.gain), Number(spectrum.shift),
+                  Number(spectrum.attention_error)});
     json["spectrum"].push_back({{"layer", LayerId(*file, layer)},
                                 {"top8_share_k", JsonNumber(spectrum.top_share_k)},
                                 {"top8_share_v", JsonNumber(spectrum.top_share_v)},
                                 {"feedback_gain", JsonNumber(spectrum.gain)},
-                                {"mass_shift", JsonNumber(spectrum.shift)}});
+                                {"mass_shift", JsonNumber(spectrum.shift)},
+                                {"attention_error", JsonNumber(spectrum.attention_error)}});
   }
   text += "\n" + table.ToString();
   if (!file->eigenvalues_k.empty()) {

@@ -55,8 +55,11 @@ class QualityWatchModelTest : public testing::Test {
     return file;
   }
 
-  // A worker without crumbd that measures every window and gives up above 0.45.
+  // A worker without crumbd that measures every window; when to give up is the default.
   std::unique_ptr<Worker> OpenWorker(const RotationFile& file) {
+    return Worker::Open(OptionsFor(file), nullptr).value();
+  }
+  WorkerOptions OptionsFor(const RotationFile& file) {
     const std::string path =
         testing::TempDir() + "crumb_watch_" + std::to_string(::getpid()) + ".safetensors";
     EXPECT_TRUE(WriteRotationFile(file, path).ok());
@@ -69,21 +72,19 @@ class QualityWatchModelTest : public testing::Test {
     options.kv_heads = engine_->config().kv_heads;
     options.q_heads = engine_->config().q_heads;
     options.head_dim = engine_->config().head_dim;
-    options.prefill_block = 512;
+    options.prefill_block = 320;
     options.watch_every = 1;
-    options.watch_windows = 16;
-    options.watch_error_max = 0.45f;
-    return Worker::Open(options, nullptr).value();
+    return options;
   }
 
-  // Reads 2,000 tokens of source code that was not calibrated on.
-  std::unique_ptr<Sequence> Read(Worker& worker) {
-    std::ifstream in(Source("client/three_segment_sequence.cc"));
+  // Reads the first 2,500 tokens of a text that was not calibrated on.
+  std::unique_ptr<Sequence> Read(Worker& worker, const char* path) {
+    std::ifstream in(Source(path));
     std::stringstream text;
     text << in.rdbuf();
     std::vector<int32_t> tokens = tokenizer_->Encode(text.str());
-    EXPECT_GE(tokens.size(), 2000u);
-    tokens.resize(2000);
+    EXPECT_GE(tokens.size(), 2500u);
+    tokens.resize(2500);
     auto sequence = worker.Begin(tokens).value();
     tiny_lm::SequenceCache cache(*sequence);
     for (size_t at = 0; at < tokens.size(); at += 250) {
@@ -98,22 +99,43 @@ class QualityWatchModelTest : public testing::Test {
   const std::unique_ptr<models::Tokenizer> tokenizer_ = models::Tokenizer::Load(kModel).value();
 };
 
-TEST_F(QualityWatchModelTest, ARotationOfAnotherModelIsGivenUp) {
-  const RotationFile file = Calibrate();
-  const auto right = OpenWorker(file);
-  EXPECT_LT(Read(*right)->stats().bits_per_element(), 5.0);
-  // Of the 30 pages behind the sink, 25 end in the last full block or before; the first block had
-  // queries to measure with, its second pass stored it.
-  EXPECT_GE(right->counters().windows_measured, 16);
-  EXPECT_EQ(right->counters().quality_alarms, 0);
-  EXPECT_LT(Read(*right)->stats().bits_per_element(), 5.0);
+constexpr const char* kCode = "client/three_segment_sequence.cc";
+constexpr const char* kProse = "docs/quality.md";
+// Of the 38 pages behind the sink, 34 end in the last full block or before; the first block's
+// windows leave without queries to measure with when it ends in the middle of a pass.
+constexpr int kWindowsOfOneText = 29;
 
-  const auto wrong = OpenWorker(OfAnotherModel(file));
-  EXPECT_LT(Read(*wrong)->stats().bits_per_element(), 5.0);
-  EXPECT_GE(wrong->counters().quality_alarms, 1);
-  const uint64_t measured = wrong->counters().windows_measured;
-  EXPECT_EQ(Read(*wrong)->stats().bits_per_element(), 16.0);
-  EXPECT_EQ(wrong->counters().windows_measured, measured);  // exact pages need no watching
+TEST_F(QualityWatchModelTest, TheRightRotationServesForeignTexts) {
+  const RotationFile file = Calibrate();
+  EXPECT_FALSE(file.attention_error.empty());
+  const auto worker = OpenWorker(file);
+  for (const char* text : {kCode, kProse, "client/remote_client.cc"}) {
+    EXPECT_LT(Read(*worker, text)->stats().bits_per_element(), 6.0);
+  }
+  EXPECT_GE(worker->counters().windows_measured, 3 * kWindowsOfOneText);
+  EXPECT_EQ(worker->counters().quality_alarms, 0);
+}
+
+TEST_F(QualityWatchModelTest, ARotationOfAnotherModelIsGivenUp) {
+  const auto worker = OpenWorker(OfAnotherModel(Calibrate()));
+  EXPECT_LT(Read(*worker, kCode)->stats().bits_per_element(), 6.0);
+  Read(*worker, kProse);
+  EXPECT_GE(worker->counters().quality_alarms, 1);
+  const uint64_t measured = worker->counters().windows_measured;
+  EXPECT_EQ(Read(*worker, kCode)->stats().bits_per_element(), 16.0);
+  EXPECT_EQ(worker->counters().windows_measured, measured);  // exact pages need no watching
+}
+
+// Files from before have no expected error.
+TEST_F(QualityWatchModelTest, WithoutAnExpectedErrorTheBoundIsAbsolute) {
+  RotationFile file = Calibrate();
+  file.attention_error.clear();
+  EXPECT_FLOAT_EQ(OptionsFor(file).watch_error_bound(), 0.6);
+  const auto worker = OpenWorker(file);
+  Read(*worker, kCode);
+  Read(*worker, kProse);
+  EXPECT_GE(worker->counters().windows_measured, 2 * kWindowsOfOneText);
+  EXPECT_EQ(worker->counters().quality_alarms, 0);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/quality_watch.h"
 
+#include <utility>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -59,6 +60,54 @@ TEST_F(QualityWatchTest, AlarmsWhenTheMeanOfTheLatestWindowsIsAboveTheBound) {
 TEST_F(QualityWatchTest, AnOutlierAloneIsNoAlarm) {
   for (int window = 0; window < 100; ++window) Record(window % 10 == 0 ? 0.9f : 0.3f);
   EXPECT_TRUE(alarms_.empty());
+}
+
+// [2 layers, 2 KV heads] of 0.2, 0.3, 0.4, 0.5.
+WorkerOptions OptionsThatExpect(std::vector<float> errors) {
+  WorkerOptions options = SmallWorkerOptions();
+  options.layers = options.kv_heads = 2;
+  options.q_heads = 4;
+  RotationSet::Arrays arrays;
+  arrays.layers = arrays.kv_heads = 2;
+  arrays.head_dim = options.head_dim;
+  arrays.attention_error = std::move(errors);
+  options.rotations = RotationSet::Of("expecting", std::move(arrays)).value();
+  return options;
+}
+
+TEST_F(QualityWatchTest, TheBoundIsRelativeWhereAnErrorIsExpected) {
+  WorkerOptions options = OptionsThatExpect({0.2f, 0.3f, 0.4f, 0.5f});
+  ASSERT_TRUE(options.Validate().ok()) << options.Validate();
+  options.watch_error_factor = 1.5f;
+  EXPECT_NEAR(options.watch_error_bound(), 1.5 * 0.35, 1e-6);
+  // Of a rank its own layers and heads count.
+  options.part.layers = {1, 2};
+  EXPECT_NEAR(options.watch_error_bound(), 1.5 * 0.45, 1e-6);
+  options.part.kv_heads = {0, 1};
+  EXPECT_NEAR(options.watch_error_bound(), 1.5 * 0.4, 1e-6);
+  options.watch_error_factor = 0.0f;
+  EXPECT_FLOAT_EQ(options.watch_error_bound(), options.watch_error_max);
+  options.watch_error_factor = 1.5f;
+  options.watch_error_max = 0.0f;
+  EXPECT_EQ(options.watch_error_bound(), 0.0);
+}
+
+TEST_F(QualityWatchTest, TheBoundIsAbsoluteWhereNoneIsExpected) {
+  EXPECT_FLOAT_EQ(WorkerOptions(SmallWorkerOptions()).watch_error_bound(),
+                  WorkerOptions().watch_error_max);
+  EXPECT_EQ(OptionsThatExpect({0.2f, 0.3f, 0.4f, 0.5f}).rotations.digest(),
+            OptionsThatExpect({}).rotations.digest());
+  EXPECT_FLOAT_EQ(OptionsThatExpect({}).watch_error_bound(), WorkerOptions().watch_error_max);
+}
+
+TEST_F(QualityWatchTest, AlarmsAboveTheRelativeBound) {
+  options_ = OptionsThatExpect({0.2f, 0.2f, 0.2f, 0.2f});
+  options_.watch_windows = 4;
+  options_.watch_error_factor = 2.0f;
+  for (int window = 0; window < 20; ++window) Record(0.39f);
+  EXPECT_TRUE(alarms_.empty());
+  for (int window = 0; window < 4; ++window) Record(0.41f);
+  EXPECT_EQ(alarms_.size(), 1u);
 }
 
 TEST_F(QualityWatchTest, NoBoundNoAlarm) {

@@ -6,8 +6,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <random>
 
 namespace crumb {
@@ -98,6 +100,48 @@ TEST_F(RotationFileTest, DigestDependsOnEveryField) {
   other = Sample();
   std::swap(other.rotation_k, other.rotation_v);
   EXPECT_NE(RotationDigest(other), digest);
+}
+
+// Pages do not depend on it, and files with and without it are the same rotation.
+TEST_F(RotationFileTest, TheExpectedAttentionErrorIsOptionalAndNotInTheDigest) {
+  RotationFile file = Sample();
+  EXPECT_TRUE(file.attention_error.empty());
+  file.attention_error = {0.25f, 0.5f, 0.75f, 0.3f, 0.4f, 1.5f};
+  EXPECT_EQ(RotationDigest(file), RotationDigest(Sample()));
+  ASSERT_TRUE(WriteRotationFile(file, Path()).ok());
+  const auto read = ReadRotationFile(Path());
+  ASSERT_TRUE(read.ok()) << read.status();
+  EXPECT_EQ(read->attention_error, file.attention_error);
+  EXPECT_EQ(read->mean_k, file.mean_k);
+
+  ASSERT_TRUE(WriteRotationFile(Sample(), Path()).ok());
+  EXPECT_TRUE(ReadRotationFile(Path())->attention_error.empty());
+}
+
+TEST_F(RotationFileTest, AnExpectedAttentionErrorThatCannotBeIsRefused) {
+  for (const float bad : {0.0f, -0.25f, 2.5f}) {
+    RotationFile file = Sample();
+    file.attention_error.assign(6, 0.25f);
+    file.attention_error[4] = bad;
+    const absl::Status status = WriteRotationFile(file, Path());
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("attention_error"));
+    EXPECT_EQ(FilesInFolder(), 0u);
+  }
+  // The same in a file that has it all the same: the first array of the file.
+  RotationFile file = Sample();
+  file.attention_error.assign(6, 0.25f);
+  ASSERT_TRUE(WriteRotationFile(file, Path()).ok());
+  std::string bytes = Bytes();
+  uint64_t header = 0;
+  std::memcpy(&header, bytes.data(), sizeof(header));
+  for (const float bad : {0.0f, 3.0f, std::numeric_limits<float>::quiet_NaN()}) {
+    std::memcpy(bytes.data() + sizeof(header) + header, &bad, sizeof(bad));
+    Write(bytes);
+    const absl::Status status = ReadRotationFile(Path()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << bad;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("attention_error"));
+  }
 }
 
 TEST_F(RotationFileTest, WrongArraysAreNotWritten) {

@@ -57,6 +57,48 @@ TEST_F(CalibrateTest, RunsTheModelAndWritesAFileThatVerifies) {
   }
 }
 
+TEST_F(CalibrateTest, TheFileSaysWhatAttentionErrorToExpect) {
+  CalibrateCommand command = Command("crumb");
+  command.context = 1024;
+  command.tokens = 3072;  // 11 windows in each sequence
+  const CommandResult made = RunCalibrate(command, nullptr);
+  ASSERT_TRUE(made.status.ok()) << made.status;
+  EXPECT_FALSE(made.json.contains("warnings"));
+  EXPECT_THAT(made.text, testing::Not(HasSubstr("warning")));
+  const CommandResult shown = RunRotationShow({Path("crumb")});
+  const double mean = shown.json["attention_error"];
+  EXPECT_GT(mean, 0.1);
+  EXPECT_LT(mean, 0.5);
+  EXPECT_THAT(shown.text, HasSubstr("expected attention error 0."));
+  double sum = 0.0;
+  for (const auto& layer : shown.json["spectrum"]) sum += double{layer["attention_error"]};
+  EXPECT_NEAR(sum / 4, mean, 1e-6);
+}
+
+// Of 383 tokens no query attends quantized history: neither mass shift nor attention error shows.
+TEST_F(CalibrateTest, SequencesTooShortToMeasureOnAreSaid) {
+  CalibrateCommand command = Command("crumb");
+  for (const auto& [context, windows] : {std::pair{383, 0}, std::pair{384, 8}}) {
+    command.context = context;
+    command.tokens = 8 * context;
+    const CommandResult made = RunCalibrate(command, nullptr);
+    ASSERT_TRUE(made.status.ok()) << made.status;
+    EXPECT_THAT(made.text, HasSubstr("warning: only " + std::to_string(windows) +
+                                     " windows to measure on, 32 are needed"));
+    EXPECT_THAT(made.text, HasSubstr("at least 384 tokens"));
+    ASSERT_EQ(made.json["warnings"].size(), 1u);
+    EXPECT_EQ(made.text.find("mass shift could not be measured") != std::string::npos,
+              windows == 0);
+    const auto file = ReadRotationFile(Path("crumb"));
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_TRUE(file->attention_error.empty());
+    for (const float shift : file->shift) EXPECT_EQ(shift == 0.0f, windows == 0);
+  }
+  command.method = "oscar";
+  command.context = 300;
+  EXPECT_THAT(RunCalibrate(command, nullptr).text, HasSubstr("warning: only 0 windows"));
+}
+
 TEST_F(CalibrateTest, TheSameTextGivesTheSameFile) {
   EXPECT_EQ(RunCalibrate(Command("oscar"), nullptr).json["digest"],
             RunCalibrate(Command("oscar"), nullptr).json["digest"]);

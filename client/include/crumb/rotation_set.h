@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ class RotationSet {
     std::vector<float> feedback_k;  // [layers, kv_heads, head_dim, head_dim], method crumb only
     std::vector<float> feedback_v;  // the same
     std::vector<float> shift;       // [layers, q_heads] nats taken off INT2 logits
+    // [layers, kv_heads] expected of evicted windows; not in the digest: pages do not depend on it.
+    std::vector<float> attention_error;
   };
 
   // No rotation and no mean.
@@ -44,7 +47,8 @@ class RotationSet {
   // symmetric and its own inverse. kInvalidArgument: head_dim is no power of two.
   static absl::StatusOr<RotationSet> Hadamard(int head_dim);
 
-  // `name` is for people; the digest covers name and arrays. kInvalidArgument: an array of the
+  // `name` is for people; the digest covers name and arrays but
+  // attention_error. kInvalidArgument: an array of the
   // wrong size, a value that is not finite, or a rotation that is not orthogonal to 1e-3.
   static absl::StatusOr<RotationSet> Of(const std::string& name, Arrays arrays);
 
@@ -58,6 +62,9 @@ class RotationSet {
   int head_dim() const { return data_->arrays.head_dim; }
   // OK when the arrays serve a model of this shape.
   absl::Status CheckFits(int layers, int kv_heads, int q_heads, int head_dim) const;
+  // The attention error that the quality watch should see of a worker that holds these layers and
+  // KV heads, mean over them; nothing: calibration did not say.
+  std::optional<double> ExpectedAttentionError(const TileRange& tiles) const;
   int position_blocks() const { return data_->arrays.position_blocks; }
   int pages_per_position_block() const { return data_->arrays.pages_per_position_block; }
 

@@ -64,11 +64,12 @@ struct WorkerOptions {
 
   // The quality watch measures every n-th evicted window (0: none) of one KV head: the attention
   // error of QualitySample. When the mean over the latest `watch_windows` of them is above
-  // `watch_error_max` (<= 0: no bound), new sequences store BF16 and so does everybody in the
-  // keyspace, until a command says otherwise. docs/quality.md tells what errors are usual.
+  // watch_error_bound(), new sequences store BF16 and so does everybody in the keyspace, until a
+  // command says otherwise. docs/client.md tells what errors are usual.
   uint32_t watch_every = 64;
   int watch_windows = 32;
-  float watch_error_max = 0.6f;
+  float watch_error_factor = 1.3f;  // of the error that calibration expects; <= 0: see below
+  float watch_error_max = 0.6f;     // where that is not known; <= 0: no bound of either kind
 
   // Shares the work of one call over KV heads; empty: all on the calling thread.
   ParallelFor parallel_for;
@@ -89,6 +90,9 @@ struct WorkerOptions {
   TileRange all_tiles() const {
     return {{0, static_cast<uint16_t>(layers)}, {0, static_cast<uint16_t>(kv_heads)}};
   }
+
+  // Of the mean attention error of this rank's layers and heads; 0: none.
+  double watch_error_bound() const;
 
   kernels::TileShape tile_shape() const {
     return {.tokens = 64, .head_dim = head_dim, .group_size = group_size};

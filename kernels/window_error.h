@@ -4,10 +4,16 @@
 
 #include <span>
 
-#include "crumb/quality_sample.h"
 #include "kernels/quantize.h"
 
-namespace crumb::client {
+namespace crumb::kernels {
+
+// What quantization did to a window. Ratios of Euclidean norms; 0: exact.
+struct WindowError {
+  float attention = 0.0f;
+  float key = 0.0f;
+  float value = 0.0f;
+};
 
 // Compares the exact rows of a window of one (layer, KV head) with its tile. Attention error:
 // ||o' - o|| / ||o|| over all queries together, o the attention output over this window alone with
@@ -16,9 +22,9 @@ namespace crumb::client {
 // `window`       what QuantizeTile was called with; the tile is written
 // `queries`      [n, head_dim] of query heads that read this KV head, model basis
 // `scale`        of q.k; `soft_cap` > 0: cap * tanh(logit / cap)
-// `layer` of the answer is 0. Allocates work memory; blocks for about n * head_dim^2 * 3
+// Allocates work memory; blocks for about n * head_dim^2 * 3
 // operations.
-QualitySample MeasureWindow(const kernels::QuantizeParams& window, std::span<const float> queries,
-                            float scale, float soft_cap);
+WindowError MeasureWindow(const QuantizeParams& window, std::span<const float> queries, float scale,
+                          float soft_cap);
 
-}  // namespace crumb::client
+}  // namespace crumb::kernels

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/window_error.h"
+#include "kernels/window_error.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,10 +8,8 @@
 
 #include "kernels/bf16.h"
 
-namespace crumb::client {
+namespace crumb::kernels {
 namespace {
-
-using kernels::Bf16;
 
 // Rows whose own error is measured: rotating a row costs as much as 2 head_dim dot products.
 constexpr int kRowStep = 8;
@@ -50,7 +48,7 @@ void Rotate(const float* x, const float* rotation, bool transposed, int dim, flo
 std::vector<float> Widen(const Bf16* rows, int64_t stride, int tokens, int dim) {
   std::vector<float> out(static_cast<size_t>(tokens) * dim);
   for (int t = 0; t < tokens; ++t) {
-    for (int c = 0; c < dim; ++c) out[t * dim + c] = kernels::Bf16ToFloat(rows[t * stride + c]);
+    for (int c = 0; c < dim; ++c) out[t * dim + c] = Bf16ToFloat(rows[t * stride + c]);
   }
   return out;
 }
@@ -98,13 +96,13 @@ float RowError(const std::vector<float>& exact, const std::vector<float>& stored
 
 }  // namespace
 
-QualitySample MeasureWindow(const kernels::QuantizeParams& window, std::span<const float> queries,
-                            float scale, float soft_cap) {
+WindowError MeasureWindow(const QuantizeParams& window, std::span<const float> queries, float scale,
+                          float soft_cap) {
   const int dim = window.shape.head_dim, tokens = window.shape.tokens;
   const std::vector<float> k = Widen(window.k, window.k_stride, tokens, dim);
   const std::vector<float> v = Widen(window.v, window.v_stride, tokens, dim);
   std::vector<float> stored_k(k.size()), stored_v(v.size());
-  kernels::DequantizeTile(window.shape, window.tile, stored_k.data(), stored_v.data());
+  DequantizeTile(window.shape, window.tile, stored_k.data(), stored_v.data());
   AddMean(window.k_transform.mean, dim, stored_k);
   AddMean(window.v_transform.mean, dim, stored_v);
 
@@ -120,10 +118,9 @@ QualitySample MeasureWindow(const kernels::QuantizeParams& window, std::span<con
       attention.whole += double{exact[c]} * exact[c];
     }
   }
-  return {.layer = 0,
-          .attention_error = attention.value(),
-          .key_error = RowError(k, stored_k, window.k_transform.rotation, dim),
-          .value_error = RowError(v, stored_v, window.v_transform.rotation, dim)};
+  return {.attention = attention.value(),
+          .key = RowError(k, stored_k, window.k_transform.rotation, dim),
+          .value = RowError(v, stored_v, window.v_transform.rotation, dim)};
 }
 
-}  // namespace crumb::client
+}  // namespace crumb::kernels
