@@ -188,6 +188,86 @@ TEST_P(DeviceCrumbdTest, KilledCrumbdCostsNoToken) {
   EXPECT_GT(worker->counters().published_pages + worker->counters().deduplicated_pages, 0u);
 }
 
+// The part of the whole model's outputs [layers, heads, head_dim] of one token that a rank makes.
+std::vector<float> PartOf(const std::vector<float>& whole, const WorkerOptions& rank) {
+  std::vector<float> part;
+  const IndexRange layers = rank.own_tiles().layers, queries = rank.own_q_head_range();
+  for (int layer = layers.begin; layer < layers.end; ++layer) {
+    const auto row =
+        whole.begin() + static_cast<std::ptrdiff_t>(layer) * rank.q_heads * rank.head_dim;
+    part.insert(part.end(), row + queries.begin * rank.head_dim, row + queries.end * rank.head_dim);
+  }
+  return part;
+}
+
+// Pages of one process are attended by the ranks of an engine, each on a device of its own; what
+// these publish together is one page again.
+TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
+  for (const RankPlace size : {RankPlace{.tp_size = 2}, RankPlace{.pp_size = 2}}) {
+    SCOPED_TRACE(size.tp_size);
+    const SequenceModel model(Options(), RandomTokens(kPrompt + 100, 60 + size.tp_size));
+    std::vector<std::vector<float>> expected;
+    {
+      const auto cpu = Worker::Open(Options(), client_.get()).value();
+      const auto cold = cpu->Begin(model.prompt(900)).value();
+      model.Pass(*cold, 900);
+      ASSERT_TRUE(cold->Finish().ok());
+      ASSERT_TRUE(cpu->WaitPublished(kPatience).ok());
+      const auto warm = cpu->Begin(model.prompt(kPrompt), Patient()).value();
+      ASSERT_EQ(warm->cached_tokens(), kHit);
+      model.Pass(*warm, kPrompt);
+      for (int i = 1; i <= 5; ++i) expected.push_back(model.Pass(*warm, kPrompt + i));
+    }
+    std::string token;
+    for (int rank = 0; rank < 2; ++rank) {
+      ClientOptions connection;
+      connection.socket_dir = folder_.path();
+      connection.engine = std::string(16, static_cast<char>('a' + size.tp_size));
+      connection.staging_bytes = 8 << 20;
+      const auto client = Client::Open(connection).value();
+      ASSERT_TRUE(client->WaitConnected(std::chrono::seconds(20)));
+      WorkerOptions options = Options();
+      options.part = PartOfRank({.tp_rank = size.tp_size > 1 ? rank : 0,
+                                 .tp_size = size.tp_size,
+                                 .pp_rank = size.pp_size > 1 ? rank : 0,
+                                 .pp_size = size.pp_size},
+                                options.layers, options.kv_heads, options.q_heads)
+                         .value();
+      SimulatedDevice device(GetParam() + rank);
+      const auto worker = DeviceWorker::Open(options, SmallDevice(), client.get(), device).value();
+      DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
+      DeviceRun decode(device, *worker, {});
+      std::unique_ptr<DeviceSequence> sequence;
+      if (rank == 0) {
+        LedDeviceSequence led = worker->Lead(model.prompt(kPrompt), Patient()).value();
+        token = led.token;
+        sequence = std::move(led.sequence);
+      } else {
+        auto followed = worker->Follow(token, model.prompt(kPrompt), Patient());
+        ASSERT_TRUE(followed.ok()) << followed.status();
+        sequence = std::move(followed).value();
+      }
+      EXPECT_EQ(sequence->cached_tokens(), kHit);
+      while (sequence->length() < kPrompt) {
+        const int tokens = std::min(400, sequence->pass_tokens_max());
+        prompts.Pass({{sequence.get(), &model, sequence->length() + tokens, tokens}});
+      }
+      for (const std::vector<float>& whole : expected) {
+        const auto pass = decode.Pass({{sequence.get(), &model, sequence->length() + 1, 1}});
+        EXPECT_LT(Worst(pass->Outputs(0), PartOf(whole, options)), 2e-5) << "rank " << rank;
+      }
+      ASSERT_TRUE(decode.batch().Finish(*sequence).ok());
+      ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+      EXPECT_EQ(worker->counters().published_pages, 3u);  // 14, 15 and 16
+    }
+    const auto cpu = Worker::Open(Options(), client_.get()).value();
+    EXPECT_EQ(cpu->Begin(std::span(model.tokens()).first(kPrompt + 100), Patient())
+                  .value()
+                  ->cached_tokens(),
+              896);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Seeds, DeviceCrumbdTest, testing::Range(0u, 3u));
 
 TEST(ArenaPinnerTest, PinsEachConnectionOnceAndInPieces) {

@@ -11,6 +11,21 @@ namespace crumb::client {
 
 using kernels::Bf16;
 
+namespace {
+
+// Of rows [tokens, heads, dim], the heads of `range`.
+std::vector<Bf16> Slice(std::vector<Bf16> rows, int heads, IndexRange range, int dim) {
+  if (range.size() == heads) return rows;
+  std::vector<Bf16> out;
+  for (size_t at = 0; at < rows.size(); at += static_cast<size_t>(heads) * dim) {
+    const auto begin = rows.begin() + static_cast<std::ptrdiff_t>(at);
+    out.insert(out.end(), begin + range.begin * dim, begin + range.end * dim);
+  }
+  return out;
+}
+
+}  // namespace
+
 void Drain(Device& device, DeviceStream stream) {
   const OwnedEvent done = NewEvent(device).value();
   EXPECT_TRUE(device.Record(done.get(), stream).ok());
@@ -77,13 +92,19 @@ void DeviceRun::Fill(RunPass& pass, const std::vector<RunEntry>& entries) {
         EXPECT_TRUE(device_.ToDevice({&copy, 1}, stream_.get()).ok());
       };
       const SequenceModel& model = *entries[i].model;
-      send(q_[layer], q_row, model.Queries(layer, begin, end));
-      std::vector<Bf16> keys = model.Keys(layer, begin, end);
+      const TileRange own = options.own_tiles();
+      const int global = own.layers.begin + layer, dim = options.head_dim;
+      send(q_[layer], q_row,
+           Slice(model.Queries(global, begin, end), options.q_heads, options.own_q_head_range(),
+                 dim));
+      std::vector<Bf16> keys =
+          Slice(model.Keys(global, begin, end), options.kv_heads, own.heads, dim);
       if (poisoned_position >= begin && poisoned_position < end) {
         keys[(poisoned_position - begin) * k_row / 2] = Bf16{0x7fc0};
       }
       send(k_[layer], k_row, keys);
-      send(v_[layer], k_row, model.Values(layer, begin, end));
+      send(v_[layer], k_row,
+           Slice(model.Values(global, begin, end), options.kv_heads, own.heads, dim));
     }
   }
 }

@@ -80,7 +80,8 @@ void AttendAll(AttentionParams whole, int tokens, OutType type, void* out) {
   if (type == OutType::kF32) {
     std::copy(result.begin(), result.end(), static_cast<float*>(out));
   } else {
-    std::transform(result.begin(), result.end(), static_cast<Bf16*>(out), kernels::Bf16FromFloat);
+    std::transform(result.begin(), result.end(), static_cast<Bf16*>(out),
+                   [](float x) { return kernels::Bf16FromFloat(x); });
   }
 }
 
