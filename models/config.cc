@@ -31,8 +31,6 @@ absl::Status CheckArchitecture(const nlohmann::json& json, const std::string& wh
   if (HasField(json, "hidden_act") && json["hidden_act"] != "silu") {
     return Unsupported(where, "hidden_act", json["hidden_act"].dump(), "\"silu\"");
   }
-  CRUMB_ASSIGN_OR_RETURN(const bool bias, BoolField(json, "attention_bias", false, where));
-  if (bias) return Unsupported(where, "attention_bias", "true", "false");
   CRUMB_ASSIGN_OR_RETURN(const bool window, BoolField(json, "use_sliding_window", false, where));
   if (window) return Unsupported(where, "use_sliding_window", "true", "false");
   if (HasField(json, "quantization_config")) {
@@ -154,6 +152,7 @@ absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& dir) {
   config.rms_norm_eps = static_cast<float>(eps);
   CRUMB_ASSIGN_OR_RETURN(config.tied_embeddings,
                          BoolField(json, "tie_word_embeddings", false, where));
+  CRUMB_ASSIGN_OR_RETURN(config.attention_bias, BoolField(json, "attention_bias", false, where));
   CRUMB_ASSIGN_OR_RETURN(config.rope, ParseRopeConfig(json, where));
   if (config.rope.kind == RopeConfig::Kind::kYarn) {
     const double stretched = config.rope.factor * config.rope.original_max_positions;

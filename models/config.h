@@ -37,14 +37,15 @@ struct ModelConfig {
   int max_positions = 0;
   float rms_norm_eps = 0.0f;
   bool tied_embeddings = false;
+  bool attention_bias = false;  // the projections q, k, v and o have one each
   RopeConfig rope;
   std::vector<int32_t> eos_ids;  // ends a generation; sorted, may be empty
 };
 
 // Reads `dir`/config.json, and the end-of-sequence ids of `dir`/generation_config.json when that
 // file is there. kNotFound: no config.json. kInvalidArgument: a field is missing or out of range,
-// or the model needs something the engine does not do (another architecture, biases, sliding
-// windows, another activation or kind of RoPE scaling); the message says what was found and what is
+// or the model needs something the engine does not do (another architecture, sliding windows,
+// another activation or kind of RoPE scaling); the message says what was found and what is
 // supported.
 absl::StatusOr<ModelConfig> LoadModelConfig(const std::string& dir);
 

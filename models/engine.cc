@@ -36,6 +36,11 @@ void RmsNorm(const float* from, const std::vector<float>& weight, float eps, flo
   for (size_t i = 0; i < size; ++i) to[i] = from[i] * scale * weight[i];
 }
 
+// Adds a projection's bias to one row; an empty one is none.
+void AddBias(const std::vector<float>& bias, float* row) {
+  for (size_t c = 0; c < bias.size(); ++c) row[c] += bias[c];
+}
+
 void RoundToBf16(const float* from, size_t count, kernels::Bf16* to) {
   for (size_t i = 0; i < count; ++i) to[i] = kernels::Bf16FromFloat(from[i]);
 }
@@ -164,6 +169,9 @@ absl::Status Engine::AttentionBlock(KvCache& cache, int layer, int tokens, Scrat
   ForRows(*pool_, tokens, [&](int i) {
     const float* cosine = scratch.cosine.data() + i * head_dim / 2;
     const float* sine = scratch.sine.data() + i * head_dim / 2;
+    AddBias(weights.q_bias, scratch.q.data() + i * q_size);
+    AddBias(weights.k_bias, scratch.k.data() + i * kv_size);
+    AddBias(weights.v_bias, scratch.v.data() + i * kv_size);
     const auto norm_and_turn = [&](const std::vector<float>& norm, float* heads, int count) {
       for (int h = 0; h < count; ++h) {
         RmsNorm(heads + h * head_dim, norm, config_.rms_norm_eps, heads + h * head_dim);
@@ -183,6 +191,7 @@ absl::Status Engine::AttentionBlock(KvCache& cache, int layer, int tokens, Scrat
 
   Multiply(weights.o_proj, tokens, scratch.attended.data(), scratch.delta.data(), *pool_);
   ForRows(*pool_, tokens, [&](int i) {
+    AddBias(weights.o_bias, scratch.delta.data() + i * hidden);
     for (size_t c = i * hidden; c < (i + 1) * hidden; ++c) scratch.hidden[c] += scratch.delta[c];
   });
   return absl::OkStatus();

@@ -25,6 +25,24 @@ absl::Status LoadVector(const Checkpoint& checkpoint, const std::string& name, i
   return absl::OkStatus();
 }
 
+absl::Status LoadBiases(const Checkpoint& checkpoint, const ModelConfig& config,
+                        const std::string& prefix, LayerWeights* layer) {
+  const int64_t kv_size = int64_t{config.kv_heads} * config.head_dim;
+  const struct {
+    const char* name;
+    int64_t size;
+    std::vector<float>* vector;
+  } biases[] = {{"q_proj", int64_t{config.q_heads} * config.head_dim, &layer->q_bias},
+                {"k_proj", kv_size, &layer->k_bias},
+                {"v_proj", kv_size, &layer->v_bias},
+                {"o_proj", config.hidden_size, &layer->o_bias}};
+  for (const auto& b : biases) {
+    CRUMB_RETURN_IF_ERROR(LoadVector(
+        checkpoint, absl::StrCat(prefix, "self_attn.", b.name, ".bias"), b.size, b.vector));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status LoadLayer(const Checkpoint& checkpoint, const ModelConfig& config, int index,
                        LayerWeights* layer) {
   const std::string prefix = absl::StrCat("model.layers.", index, ".");
@@ -59,7 +77,7 @@ absl::Status LoadLayer(const Checkpoint& checkpoint, const ModelConfig& config, 
     CRUMB_RETURN_IF_ERROR(
         LoadVector(checkpoint, absl::StrCat(prefix, v.name, ".weight"), v.size, v.vector));
   }
-  return absl::OkStatus();
+  return config.attention_bias ? LoadBiases(checkpoint, config, prefix, layer) : absl::OkStatus();
 }
 
 }  // namespace

@@ -13,19 +13,23 @@
 
 namespace crumb::models {
 
-// One decoder layer. Norm vectors are f32.
+// One decoder layer. Norm and bias vectors are f32.
 struct LayerWeights {
   std::vector<float> attention_norm;  // [hidden]
   Matrix q_proj;                      // [q_heads * head_dim, hidden]
   Matrix k_proj;                      // [kv_heads * head_dim, hidden]
   Matrix v_proj;                      // [kv_heads * head_dim, hidden]
   Matrix o_proj;                      // [hidden, q_heads * head_dim]
-  std::vector<float> q_norm;          // [head_dim]
-  std::vector<float> k_norm;          // [head_dim]
-  std::vector<float> mlp_norm;        // [hidden]
-  Matrix gate_proj;                   // [intermediate, hidden]
-  Matrix up_proj;                     // [intermediate, hidden]
-  Matrix down_proj;                   // [hidden, intermediate]
+  std::vector<float> q_bias;          // as many as the matrix has rows; empty: no biases
+  std::vector<float> k_bias;
+  std::vector<float> v_bias;
+  std::vector<float> o_bias;
+  std::vector<float> q_norm;    // [head_dim]
+  std::vector<float> k_norm;    // [head_dim]
+  std::vector<float> mlp_norm;  // [hidden]
+  Matrix gate_proj;             // [intermediate, hidden]
+  Matrix up_proj;               // [intermediate, hidden]
+  Matrix down_proj;             // [hidden, intermediate]
 };
 
 // All weights of a model. Matrices stay in the mapped checkpoint as they are stored (f16 ones are

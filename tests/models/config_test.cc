@@ -37,6 +37,7 @@ TEST(ConfigTest, ReadsTheCommittedModel) {
   EXPECT_EQ(config->max_positions, 4096);
   EXPECT_FLOAT_EQ(config->rms_norm_eps, 1e-6f);
   EXPECT_TRUE(config->tied_embeddings);
+  EXPECT_FALSE(config->attention_bias);
   EXPECT_EQ(config->rope.theta, 1e6);
   EXPECT_EQ(config->rope.kind, RopeConfig::Kind::kDefault);
   EXPECT_THAT(config->eos_ids, ElementsAre(0));
@@ -54,7 +55,7 @@ TEST(ConfigTest, NamesWhatItDoesNotSupport) {
        {"config.json", "LlamaForCausalLM", "Qwen3ForCausalLM"}},
       {"no architecture", [](auto& j) { j.erase("architectures"); }, {"architectures"}},
       {"activation", [](auto& j) { j["hidden_act"] = "gelu"; }, {"hidden_act", "gelu", "silu"}},
-      {"bias", [](auto& j) { j["attention_bias"] = true; }, {"attention_bias"}},
+      {"bias", [](auto& j) { j["attention_bias"] = "yes"; }, {"attention_bias"}},
       {"window", [](auto& j) { j["use_sliding_window"] = true; }, {"use_sliding_window"}},
       {"quantized",
        [](auto& j) {
