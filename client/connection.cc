@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/connection.h"
 
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -150,6 +151,21 @@ absl::StatusOr<std::span<const std::byte>> Connection::SlabBytes(uint32_t slab,
                                std::to_string(slab) + ", byte " + std::to_string(offset));
   }
   return std::span<const std::byte>(slabs_[slab].bytes()).subspan(offset);
+}
+
+void Connection::ForgetSlab(uint32_t slab) const {
+  MutexLock lock(&mutex_);
+  if (slab >= slabs_.size() || mapped_used_) return;
+  // The addresses stay taken, so that other threads find the slab as it was described to them.
+  ::mmap(slabs_[slab].data(), slabs_[slab].size(), PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  mapped_.slabs[slab] = {};
+}
+
+const MappedMemory& Connection::mapped() const {
+  MutexLock lock(&mutex_);
+  mapped_used_ = true;
+  return mapped_;
 }
 
 absl::StatusOr<std::span<std::byte>> Connection::StagingBytes(uint64_t offset, size_t size) const {

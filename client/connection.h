@@ -13,6 +13,7 @@
 #include "absl/status/statusor.h"
 #include "client/rpc_stub.h"
 #include "common/mapping.h"
+#include "common/mutex.h"
 #include "common/unique_fd.h"
 #include "crumb/client_options.h"
 #include "crumb/mapped_memory.h"
@@ -40,10 +41,14 @@ class Connection {
   const std::string& engine() const { return engine_; }
   uint64_t epoch() const { return epoch_; }
 
-  const MappedMemory& mapped() const { return mapped_; }
+  // For who pins it: from the first call on nothing of it is let go before the connection is.
+  const MappedMemory& mapped() const;
 
   // kDataLoss: outside the slabs.
   absl::StatusOr<std::span<const std::byte>> SlabBytes(uint32_t slab, uint64_t offset) const;
+  // Lets the memory of a slab go that crumbd says holds nothing any more, under no lease of this
+  // session; not when it may be pinned.
+  void ForgetSlab(uint32_t slab) const;
   // `size` bytes at `offset` of the staging memory. kDataLoss: outside.
   absl::StatusOr<std::span<std::byte>> StagingBytes(uint64_t offset, size_t size) const;
 
@@ -59,7 +64,9 @@ class Connection {
   uint64_t epoch_ = 0;
   Mapping staging_;
   std::vector<Mapping> slabs_;
-  MappedMemory mapped_;
+  mutable Mutex mutex_;
+  mutable bool mapped_used_ ABSL_GUARDED_BY(mutex_) = false;
+  mutable MappedMemory mapped_;  // changes, with the lock, until it is used
   std::unique_ptr<RpcStub> stub_;
 };
 

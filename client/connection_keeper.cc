@@ -146,7 +146,7 @@ void ConnectionKeeper::Run() {
       failure_logged_ = false;
       SetCurrent(*opened, stream);
       const TimePoint since = Clock::Real().Now();
-      Serve(*stream);
+      Serve(**opened, *stream);
       if (Clock::Real().Now() - since > options_.backoff_max) backoff_ = options_.backoff_min;
     }
     SetCurrent(nullptr, nullptr);
@@ -175,7 +175,7 @@ void ConnectionKeeper::BackOff() {
   }
 }
 
-void ConnectionKeeper::Serve(SessionStream& stream) {
+void ConnectionKeeper::Serve(const Connection& connection, SessionStream& stream) {
   counters_due_ = Clock::Real().Now();
   while (!stopping()) {
     GiveBackPending();
@@ -188,7 +188,7 @@ void ConnectionKeeper::Serve(SessionStream& stream) {
     v1::SessionResponse message;
     switch (stream.Wait(counted ? counters_due_ : TimePoint::max(), &message)) {
       case SessionStream::Event::kMessage:
-        Handle(message);
+        Handle(connection, message);
         break;
       case SessionStream::Event::kClosed:
         return;
@@ -203,7 +203,10 @@ void ConnectionKeeper::Serve(SessionStream& stream) {
   stream.Flush(Clock::Real().Now() + kFarewellTimeout);
 }
 
-void ConnectionKeeper::Handle(const v1::SessionResponse& message) {
+void ConnectionKeeper::Handle(const Connection& connection, const v1::SessionResponse& message) {
+  if (message.event_case() == v1::SessionResponse::kSlabGone) {
+    return connection.ForgetSlab(message.slab_gone().slab());
+  }
   if (message.event_case() != v1::SessionResponse::kKeyspaceState) return;
   const v1::SessionResponse::KeyspaceStateChange& change = message.keyspace_state();
   const absl::StatusOr<KeyspaceId> id = KeyspaceId::FromBytes(change.keyspace());

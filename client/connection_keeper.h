@@ -65,8 +65,8 @@ class ConnectionKeeper {
   };
 
   void Run();
-  void Serve(SessionStream& stream);
-  void Handle(const v1::SessionResponse& message);
+  void Serve(const Connection& connection, SessionStream& stream);
+  void Handle(const Connection& connection, const v1::SessionResponse& message);
   void SendCounters(SessionStream& stream);
   void GiveBackPending();
   void Enqueue(std::vector<Return> Pending::*list, std::shared_ptr<Connection> connection,

@@ -1,14 +1,22 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // crumbd: the daemon that keeps pages for the workers of this host.
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
+#include <thread>
+#include <utility>
 
 #include "CLI/CLI.hpp"
 #include "common/config.h"
@@ -18,6 +26,7 @@
 #include "server/memory_check.h"
 #include "server/options.h"
 #include "server/ready_notice.h"
+#include "server/takeover.h"
 #include "server/version.h"
 
 namespace {
@@ -25,6 +34,19 @@ namespace {
 using crumb::ConfigVisitor;
 using crumb::server::Daemon;
 using crumb::server::Options;
+
+using crumb::server::TakeoverListener;
+using crumb::storage::HandedOverMemory;
+
+// What the takeover listener tells the main thread that a successor asks with.
+constexpr int kSuccessorSignal = SIGUSR2;
+// How long a successor waits for the memory beside what stopping may take; how long this one waits
+// for a successor that recovers the SSD folder; for the end of a predecessor that has been told to;
+// and for one that was killed.
+constexpr auto kHandOverWait = std::chrono::seconds(60);
+constexpr auto kSuccessorWait = std::chrono::minutes(15);
+constexpr auto kEndWait = std::chrono::seconds(30);
+constexpr auto kDyingWait = std::chrono::seconds(10);
 
 constexpr int kExitOk = 0;
 constexpr int kExitFailed = 1;
@@ -76,28 +98,127 @@ int WaitForEnd(Daemon& daemon, const Options& options, const sigset_t& signals) 
   const std::optional<timespec> pause = BetweenLooks(options);
   while (true) {
     const int signal = ::sigtimedwait(&signals, nullptr, pause ? &*pause : nullptr);
-    if (signal == SIGTERM || signal == SIGINT) return signal;
+    if (signal == SIGTERM || signal == SIGINT || signal == kSuccessorSignal) return signal;
     if (signal == SIGHUP || errno == EAGAIN) daemon.Reload(signal == SIGHUP);
   }
 }
 
-// Serves until SIGTERM or SIGINT. `signals` are blocked in every thread; a second one ends the
-// process at once.
-int Serve(const Options& options, const sigset_t& signals) {
-  auto daemon = Daemon::Start(options);
-  if (!daemon.ok()) return Fail(daemon.status());
+void Tell(const std::string& state) {
   const char* const manager = std::getenv("NOTIFY_SOCKET");
-  const auto tell = [&](const char* state) {
-    const absl::Status told = crumb::server::SendNotice(manager == nullptr ? "" : manager, state);
-    if (!told.ok()) crumb::LogWarning("{}", std::string(told.message()));
-  };
-  tell("READY=1");
-  const int signal = WaitForEnd(**daemon, options, signals);
-  crumb::LogInfo("signal {}: stopping, a second one ends at once", signal);
-  tell("STOPPING=1");
-  ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
-  const absl::Status stopped = (*daemon)->Stop();
-  return stopped.ok() ? kExitOk : Fail(stopped);
+  const absl::Status told = crumb::server::SendNotice(manager == nullptr ? "" : manager, state);
+  if (!told.ok()) crumb::LogWarning("{}", std::string(told.message()));
+}
+
+using DaemonOr = absl::StatusOr<std::unique_ptr<Daemon>>;
+
+DaemonOr StartWith(const Options& options, std::unique_ptr<HandedOverMemory> memory) {
+  return Daemon::Start(options, crumb::storage::TieredStore::Open, std::move(memory));
+}
+
+// Starts with the memory of the crumbd that runs, which ends when this one serves, and goes on when
+// it does not. Without one, or when it dies meanwhile, starts without.
+DaemonOr StartInPlaceOfAnother(const Options& options) {
+  // What can be known before the other one stops.
+  const auto fits = CheckMemory(options.store.host, crumb::server::ReadMemoryFacts(""));
+  if (!fits.ok()) return fits.status();
+  const absl::Status usable = options.listen.tls.CheckFiles(std::chrono::system_clock::now());
+  if (!usable.ok()) return usable;
+  auto takeover = crumb::server::TakeOver(options, 2 * options.stop_grace + kHandOverWait);
+  if (absl::IsNotFound(takeover.status())) {
+    crumb::LogInfo("there is no crumbd to take over from");
+    return StartWith(options, nullptr);
+  }
+  if (absl::IsUnavailable(takeover.status())) {
+    crumb::LogWarning("the crumbd that ran died while it handed over: starting without its memory");
+    const auto until = crumb::Clock::Real().Now() + kDyingWait;
+    DaemonOr daemon = StartWith(options, nullptr);
+    while (!daemon.ok() && crumb::Clock::Real().Now() < until) {  // it still holds folder or ports
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      daemon = StartWith(options, nullptr);
+    }
+    return daemon;
+  }
+  if (!takeover.ok()) return takeover.status();
+  DaemonOr daemon = StartWith(options, std::move(takeover->memory));
+  if (!daemon.ok()) return daemon;
+  const absl::Status ended = crumb::server::ConfirmTakeover(*std::move(takeover), kEndWait);
+  if (!ended.ok()) crumb::LogWarning("the crumbd before has not ended: {}", ended.ToString());
+  return daemon;
+}
+
+// Gives everything to the successor that asked. True: it serves, and this process is to end. False:
+// `daemon` serves again, or is an error.
+bool HandOver(const Options& options, crumb::UniqueFd successor, DaemonOr& daemon) {
+  crumb::LogInfo("handing over to another crumbd");
+  absl::StatusOr<HandedOverMemory> taken = (*daemon)->HandOver();
+  if (!taken.ok()) crumb::LogWarning("without host memory: {}", taken.status().ToString());
+  auto memory = std::make_unique<HandedOverMemory>();
+  if (taken.ok()) *memory = *std::move(taken);
+  daemon->reset();
+  const auto pid = crumb::server::HandMemoryOver(successor.get(), *memory, kSuccessorWait);
+  if (pid.ok()) {
+    if (*pid > 0) Tell("MAINPID=" + std::to_string(*pid));
+    crumb::LogInfo("the other crumbd serves");
+    return true;
+  }
+  crumb::LogWarning("the other crumbd does not serve, going on: {}", pid.status().ToString());
+  successor.Reset();
+  daemon = StartWith(options, std::move(memory));
+  return false;
+}
+
+// Serves until SIGTERM or SIGINT, or until a successor does. `signals` are blocked in every thread;
+// a second one ends the process at once. `served` is called once.
+int Serve(const Options& options, const sigset_t& signals, bool takeover,
+          const std::function<void()>& served) {
+  DaemonOr daemon = takeover ? StartInPlaceOfAnother(options) : StartWith(options, nullptr);
+  if (!daemon.ok()) return Fail(daemon.status());
+  Tell("READY=1");
+  served();
+  while (true) {
+    auto listener = TakeoverListener::Start(options, [] { ::kill(::getpid(), kSuccessorSignal); });
+    if (!listener.ok()) {
+      crumb::LogWarning("nobody can take over from this crumbd: {}", listener.status().ToString());
+    }
+    const int signal = WaitForEnd(**daemon, options, signals);
+    if (signal == kSuccessorSignal) {
+      if (!listener.ok()) continue;
+      crumb::UniqueFd successor = (*listener)->TakeSuccessor();
+      listener->reset();
+      if (!successor.valid()) continue;  // somebody else's signal
+      if (HandOver(options, std::move(successor), daemon)) return kExitOk;
+      if (!daemon.ok()) return Fail(daemon.status());
+      continue;
+    }
+    if (listener.ok()) listener->reset();
+    crumb::LogInfo("signal {}: stopping, a second one ends at once", signal);
+    Tell("STOPPING=1");
+    ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+    const absl::Status stopped = (*daemon)->Stop();
+    return stopped.ok() ? kExitOk : Fail(stopped);
+  }
+}
+
+// Goes on in a child without a terminal. The parent ends with status 0 once the child has written a
+// byte to the descriptor that is returned, with 1 when it ends before. Call before any thread is
+// started.
+crumb::UniqueFd Detach() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return {};
+  crumb::UniqueFd read_end(ends[0]);
+  crumb::UniqueFd write_end(ends[1]);
+  const pid_t child = ::fork();
+  if (child < 0) return {};
+  if (child == 0) {
+    ::setsid();
+    return write_end;
+  }
+  write_end.Reset();
+  char byte = 0;
+  ssize_t size;
+  while ((size = ::read(read_end.get(), &byte, 1)) < 0 && errno == EINTR) {
+  }
+  std::_Exit(size == 1 ? kExitOk : kExitFailed);
 }
 
 }  // namespace
@@ -110,6 +231,13 @@ int main(int argc, char** argv) {
   bool check_config = false;
   bool print = false;
   app.add_option("--config", config, "YAML file; without one the defaults apply");
+  bool takeover = false;
+  bool detach = false;
+  app.add_flag("--takeover", takeover,
+               "Take over from the crumbd that runs with these sockets: its host memory stays. It "
+               "ends when this one serves, and goes on when this one cannot. Refused by a crumbd "
+               "of another image version or SSD folder. Starts empty when none runs");
+  app.add_flag("--detach", detach, "Go on in the background, and return when that process serves");
   app.add_flag("--check", check, "Check configuration, sockets, ports and memory, then exit");
   app.add_flag("--check-config", check_config, "Check the configuration alone, then exit");
   app.add_flag("--print-config", print, "Print every setting with its meaning, then exit");
@@ -128,12 +256,22 @@ int main(int argc, char** argv) {
   if (const absl::Status set = crumb::SetLogSeverity(options.log.severity); !set.ok()) {
     return Fail(set);
   }
+  crumb::UniqueFd parent;
+  if (detach) {
+    parent = Detach();
+    if (!parent.valid()) return Fail(absl::InternalError("--detach: no process can be made"));
+  }
   sigset_t signals;
   ::sigemptyset(&signals);
   ::sigaddset(&signals, SIGTERM);
   ::sigaddset(&signals, SIGINT);
   ::sigaddset(&signals, SIGHUP);
+  ::sigaddset(&signals, kSuccessorSignal);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
-  return Serve(options, signals);
+  return Serve(options, signals, takeover, [&] {
+    if (!parent.valid()) return;
+    [[maybe_unused]] const ssize_t written = ::write(parent.get(), "s", 1);
+    parent.Reset();
+  });
 }

@@ -59,13 +59,14 @@ class RunningDaemon : public Daemon {
     if (!stopped.ok()) LogError("stopping: {}", stopped.ToString());
   }
 
-  absl::Status Open(const OpenStore& open_store) {
+  absl::Status Open(const OpenStore& open_store,
+                    std::unique_ptr<storage::HandedOverMemory> handed_over) {
     CRUMB_RETURN_IF_ERROR(CheckListeners(options_));
     CRUMB_ASSIGN_OR_RETURN(const auto needs, CheckMemory(options_.store.host, ReadMemoryFacts("")));
     for (const std::string& line : needs) LogInfo("{}", line);
     std::remove(options_.listen.endpoints_file.c_str());  // of one that was killed
     CRUMB_RETURN_IF_ERROR(StartAdmin());  // first: it tells that crumbd is not ready yet
-    CRUMB_RETURN_IF_ERROR(RecoverStore(open_store));
+    CRUMB_RETURN_IF_ERROR(RecoverStore(open_store, std::move(handed_over)));
     CRUMB_RETURN_IF_ERROR(StartParts());
     CRUMB_RETURN_IF_ERROR(StartServing());
     return WriteEndpoints();
@@ -84,7 +85,9 @@ class RunningDaemon : public Daemon {
     if (!read.ok()) LogError("the tenants stay as they were: {}", read.ToString());
   }
 
-  absl::Status Stop() override {
+  absl::Status Stop() override { return Stop(options_.stop_grace); }
+
+  absl::Status Stop(Duration write_grace) {
     if (std::exchange(stopped_, true)) return absl::OkStatus();
     ready_.store(false);
     if (endpoints_written_) std::remove(options_.listen.endpoints_file.c_str());
@@ -95,12 +98,18 @@ class RunningDaemon : public Daemon {
     if (commits_ != nullptr) commits_->Stop();
     if (control_ != nullptr) control_->Stop();
     growth_.reset();
-    const absl::Status stopped =
-        store_ == nullptr ? absl::OkStatus() : store_->Stop(options_.stop_grace);
+    const absl::Status stopped = store_ == nullptr ? absl::OkStatus() : store_->Stop(write_grace);
     admin_.reset();
     history_.reset();
     LogInfo("stopped");
     return stopped;
+  }
+
+  absl::StatusOr<storage::HandedOverMemory> HandOver() override {
+    if (store_ == nullptr) return absl::FailedPreconditionError("crumbd has no store");
+    const absl::Status stopped = Stop(Duration::zero());  // the successor writes what is queued
+    if (!stopped.ok()) LogWarning("stopping for a successor: {}", stopped.ToString());
+    return store_->HandOver();
   }
 
  private:
@@ -113,17 +122,19 @@ class RunningDaemon : public Daemon {
     return absl::OkStatus();
   }
 
-  absl::Status RecoverStore(const OpenStore& open_store) {
+  absl::Status RecoverStore(const OpenStore& open_store,
+                            std::unique_ptr<storage::HandedOverMemory> handed_over) {
     storage::StoreEvents events;
     events.durable = [this](const KeyspaceId& keyspace, const PageKey& key) {
       events_.OnDurable(keyspace, key);
     };
+    events.slab_gone = [this](uint32_t slab) { TellSlabGone(slab); };
     events.page = [this](const storage::PageEvent& event) { events_.Publish(event); };
     storage::StoreStart start;
     start.host_bytes = HostRoom();
+    start.handed_over = std::move(handed_over);
     CRUMB_ASSIGN_OR_RETURN(
         store_, open_store(options_.store, Clock::Real(), std::move(events), std::move(start)));
-    growth_ = std::make_unique<HostGrowth>(*store_, HostRoom, kGrowthInterval);
     const storage::StoreStats stats = store_->Stats();
     LogInfo(
         "store is open: host {} bytes, ssd {} bytes ({}); {} pages recovered, {} discarded in "
@@ -201,6 +212,14 @@ class RunningDaemon : public Daemon {
     TellSessions(*context_, {id, keyspace->state.load(), keyspaces_->ReasonOf(id).reason});
   }
 
+  // A session that does not hear it keeps the memory until it ends.
+  void TellSlabGone(uint32_t slab) {
+    for (const auto& session : sessions_->List()) {
+      const auto notices = session->notices();
+      if (notices != nullptr && !notices->AddSlabGone(slab)) metrics_.notices_dropped.Add();
+    }
+  }
+
   absl::Status StartServing() {
     CRUMB_ASSIGN_OR_RETURN(const RandomId epoch, RandomId::Make());
     CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
@@ -216,6 +235,7 @@ class RunningDaemon : public Daemon {
         History::Options{options_.admin.history_interval,
                          static_cast<size_t>(options_.admin.history_samples_max)},
         [this] { return Sample(); });
+    growth_ = std::make_unique<HostGrowth>(*store_, HostRoom, kGrowthInterval);
     grpc_->SetServing(true);
     ready_.store(true);
     const Endpoints places = endpoints();
@@ -349,10 +369,11 @@ class RunningDaemon : public Daemon {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Options& options,
-                                                      const OpenStore& open_store) {
+absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(
+    const Options& options, const OpenStore& open_store,
+    std::unique_ptr<storage::HandedOverMemory> handed_over) {
   auto daemon = std::make_unique<RunningDaemon>(options);
-  CRUMB_RETURN_IF_ERROR(daemon->Open(open_store));
+  CRUMB_RETURN_IF_ERROR(daemon->Open(open_store, std::move(handed_over)));
   return daemon;
 }
 

@@ -30,7 +30,8 @@ class Daemon {
   // Recovers the store and serves from then on. `options` are complete and valid. Errors name the
   // setting, socket, port or file.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(
-      const Options& options, const OpenStore& open_store = storage::TieredStore::Open);
+      const Options& options, const OpenStore& open_store = storage::TieredStore::Open,
+      std::unique_ptr<storage::HandedOverMemory> handed_over = nullptr);
 
   virtual ~Daemon() = default;
 
@@ -43,6 +44,10 @@ class Daemon {
   // Refuses new calls, waits for those in progress and for queued writes, within the grace of the
   // options each. Idempotent; also done on destruction.
   virtual absl::Status Stop() = 0;
+
+  // Stops, and returns the host memory for the daemon that follows, in this process or another.
+  // Sockets, ports and the SSD folder are free once this object is gone.
+  virtual absl::StatusOr<storage::HandedOverMemory> HandOver() = 0;
 };
 
 }  // namespace crumb::server

@@ -20,8 +20,7 @@ HostGrowth::HostGrowth(storage::TieredStore& store, Room room, Duration interval
     : store_(store), room_(std::move(room)), interval_(interval) {
   const absl::StatusOr<uint64_t> missing = store_.GrowHost(0);
   if (!missing.ok() || *missing == 0) return;
-  LogWarning("host memory: {} bytes are in use by others and will be taken as they become free",
-             *missing);
+  LogInfo("host memory: {} bytes are to be taken or moved yet, as memory becomes free", *missing);
   thread_ = Thread("crumb-memory", [this] { Run(); });
 }
 

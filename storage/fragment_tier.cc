@@ -6,7 +6,8 @@
 
 namespace crumb::storage {
 
-absl::Status VerifyFragment(const FragmentMeta& meta, std::span<const std::byte> fragment) {
+absl::StatusOr<FragmentHeader> CheckFragmentHeader(const FragmentMeta& meta,
+                                                   std::span<const std::byte> fragment) {
   if (fragment.size() < meta.bytes || meta.bytes < meta.tiles_bytes) {
     return absl::DataLossError("fragment is shorter than its index entry says");
   }
@@ -22,6 +23,14 @@ absl::Status VerifyFragment(const FragmentMeta& meta, std::span<const std::byte>
   if (header.range != meta.range) {
     return absl::DataLossError("fragment holds other layers or heads");
   }
+  if (FragmentTilesBytes(header.range.tiles(), header.tile_bytes) != meta.tiles_bytes) {
+    return absl::DataLossError("fragment has tiles of another size");
+  }
+  return header;
+}
+
+absl::Status VerifyFragment(const FragmentMeta& meta, std::span<const std::byte> fragment) {
+  CRUMB_ASSIGN_OR_RETURN(const FragmentHeader header, CheckFragmentHeader(meta, fragment));
   return VerifyTileSums(header, fragment.first(meta.tiles_bytes));
 }
 

@@ -35,6 +35,11 @@ struct FragmentMeta {
   friend bool operator==(const FragmentMeta&, const FragmentMeta&) = default;
 };
 
+// Reads the header behind the tiles of `fragment` and checks that it is of the very one that `meta`
+// names. kDataLoss otherwise.
+absl::StatusOr<FragmentHeader> CheckFragmentHeader(const FragmentMeta& meta,
+                                                   std::span<const std::byte> fragment);
+
 // Checks that `fragment`, tiles and then header, is whole and the very one that `meta` names.
 // kDataLoss otherwise.
 absl::Status VerifyFragment(const FragmentMeta& meta, std::span<const std::byte> fragment);

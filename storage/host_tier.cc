@@ -36,22 +36,10 @@ HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
       memory_(std::move(memory)),
       clock_(clock),
       events_(std::move(events)),
-      table_(std::move(policy), kGranuleBytes) {
+      table_(std::move(policy), kGranuleBytes, &inherited_) {
   for (size_t i = 0; i < memory_->size(); ++i) {
     table_.slots().AddRegion(static_cast<uint32_t>(i), memory_->bytes(i));
   }
-}
-
-absl::StatusOr<uint64_t> HostTier::Grow(uint64_t bytes) {
-  MutexLock growing(&growing_);
-  while (memory_->missing_bytes() > 0 && bytes >= SlotAllocator::kChunkBytesMin) {
-    const uint64_t before = memory_->missing_bytes();
-    CRUMB_ASSIGN_OR_RETURN(const size_t slab, memory_->Grow(bytes));
-    bytes -= before - memory_->missing_bytes();
-    MutexLock lock(&mutex_);
-    table_.slots().GrowRegion(static_cast<uint32_t>(slab), memory_->bytes(slab));
-  }
-  return memory_->missing_bytes();
 }
 
 absl::StatusOr<Slot> HostTier::Reserve(uint64_t bytes, uint64_t departing_bytes_max,
@@ -84,8 +72,14 @@ absl::StatusOr<Slot> HostTier::Reserve(uint64_t bytes, uint64_t departing_bytes_
 
 bool HostTier::EvictOne(TimePoint now, uint64_t* departing_bytes_max,
                         std::vector<Departure>* departures) {
+  // Nothing of its own: no search would find a victim.
+  if (inherited_.held_bytes() > 0 && table_.slots().used_bytes() == 0) return false;
   while (true) {
-    const auto victim = table_.Victim(now, [](const Page&) { return true; });
+    // The slots of an adopted slab are no use to anybody.
+    const auto victim = table_.Victim(now, [this](const Page& page) {
+      mutex_.AssertHeld();
+      return inherited_.held_bytes() == 0 || table_.HasOwnSlot(page);
+    });
     if (!victim) return false;
     const bool worth_keeping = !options_.demote_only_hit || table_[*victim].was_hit;
     const uint64_t absent_bytes = BytesAbsentBelow(table_[*victim]);
@@ -131,7 +125,7 @@ void HostTier::Depart(PageHandle handle, std::vector<Departure>* departures) {
 }
 
 std::span<std::byte> HostTier::Memory(const Slot& slot) const {
-  return {memory_->data(slot.region) + slot.offset, slot.bytes};
+  return {Data(slot.region) + slot.offset, slot.bytes};
 }
 
 void HostTier::Abandon(const Slot& slot) {
@@ -299,7 +293,7 @@ bool HostTier::Release(LeaseId lease) {
 
 std::span<const std::byte> HostTier::Bytes(const FragmentRef& fragment) const {
   constexpr size_t kHeaderSizeOffset = 8;  // docs/formats/fragment.md
-  const std::byte* begin = memory_->data(fragment.slab) + fragment.offset;
+  const std::byte* begin = Data(fragment.slab) + fragment.offset;
   const auto header_bytes = LoadLittle<uint32_t>(begin + fragment.tiles_bytes + kHeaderSizeOffset);
   return {begin, size_t{fragment.tiles_bytes} + header_bytes};
 }

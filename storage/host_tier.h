@@ -11,6 +11,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "common/mutex.h"
+#include "storage/host_image.h"
+#include "storage/inherited_slabs.h"
 #include "storage/page_table.h"
 #include "storage/slab_memory.h"
 #include "storage/store_options.h"
@@ -34,6 +36,13 @@ class HostTier {
     bool demote_only_hit = false;
     // What Open takes of host.bytes_max; Grow takes the rest.
     uint64_t first_bytes = UINT64_MAX;
+    // Told, without the lock, when nothing will be read in a slab any more.
+    std::function<void(uint32_t slab)> slab_gone = {};
+  };
+  struct Adopted {
+    uint64_t pages = 0;
+    uint64_t left_out =
+        0;  // that did not check, were dropped, or lie in slabs there is no room for
   };
 
   // `removed` and `added` are called without the lock.
@@ -96,13 +105,26 @@ class HostTier {
   // The tier below lost the page.
   void ForgetBelow(const KeyspaceId& keyspace, const PageKey& key);
 
-  std::vector<Slab> slabs() const { return memory_->slabs(); }
+  std::vector<Slab> slabs() const;
   // Once all memory is taken; Stats tells how much is there.
   uint64_t capacity_bytes() const { return memory_->total_bytes(); }
 
-  // Takes up to `bytes` more of the memory that Open left, and returns how many are missing then.
-  // kResourceExhausted: it is not there. Blocks while pages are taken.
+  // Serves the pages of a process before from the slabs they are in, which hold at most
+  // host.bytes_max. `below` tells how each stands with the tier below, none: leave it out. Call
+  // once, before others see the tier, whose slabs are of the image's size.
+  Adopted Adopt(HandedOverMemory memory,
+                const std::function<std::optional<Below>(const FragmentMeta&)>& below);
+
+  // Takes up to `bytes` more of the memory that Open left, moves pages out of adopted slabs as far
+  // as there is room, and gives empty ones up. Returns how many bytes are missing or to be moved
+  // then. Own and adopted slabs together take at most one slab more than host.bytes_max. Where that
+  // one is not to be had, an adopted slab's pages are evicted for it after a while; another's only
+  // once as much memory has come as was given up.
+  // kResourceExhausted: the memory is not there. Blocks meanwhile.
   absl::StatusOr<uint64_t> Grow(uint64_t bytes);
+
+  // What the process that follows needs. Nobody may write here from now on.
+  absl::StatusOr<HandedOverMemory> HandOver() const;
   TierStats Stats() const;
   // Fills the fields on leases.
   void AddLeaseStats(StoreStats& stats) const;
@@ -117,6 +139,19 @@ class HostTier {
   HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
            std::unique_ptr<EvictionPolicy> policy, const Clock& clock, FragmentTierEvents events);
 
+  std::byte* Data(uint32_t slab) const {
+    return inherited_.Holds(slab) ? inherited_.data(slab) : memory_->data(slab);
+  }
+  // Takes a page of an image in, or nothing of it.
+  bool AdoptPage(const HostImage::Page& page, std::span<const uint32_t> regions,
+                 const std::function<std::optional<Below>(const FragmentMeta&)>& below)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TakeMemory(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
+  void RenewSlabs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
+  enum class Move { kMoved, kInUse, kNoRoom, kGone };
+  Move MovePage(PageHandle page, uint32_t region);
+  void EvictForRoom(PageHandle page);
+  bool GiveUpIfEmpty(uint32_t region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
   bool EvictOne(TimePoint now, uint64_t* departing_bytes_max, std::vector<Departure>* departures)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds the fragments of page `index` of a request that intersect `range`.
@@ -130,7 +165,11 @@ class HostTier {
 
   const Options options_;
   const std::unique_ptr<SlabMemory> memory_;
-  Mutex growing_;  // one Grow at a time
+  InheritedSlabs inherited_;  // changed with mutex_ held
+
+  Mutex growing_;                                 // one Grow at a time
+  TimePoint progress_ ABSL_GUARDED_BY(growing_);  // when a page moved or a slab was given up
+  uint64_t given_up_bytes_ ABSL_GUARDED_BY(growing_) = 0;
   const Clock& clock_;
   const FragmentTierEvents events_;
 
@@ -140,5 +179,8 @@ class HostTier {
   LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t leased_fragments_ ABSL_GUARDED_BY(mutex_) = 0;
 };
+
+// Fits options to memory that is to be adopted: the size of slabs, and what may be taken beside it.
+void LimitToHandedOver(const HandedOverMemory& memory, HostTier::Options* options);
 
 }  // namespace crumb::storage

@@ -38,9 +38,11 @@ HistogramSnapshot SnapshotOf(const Histogram& histogram) {
   return snapshot;
 }
 
-PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes)
+PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes,
+                     InheritedSlabs* inherited)
     : policy_(std::move(policy)),
       slots_(granule_bytes),
+      inherited_(inherited),
       lifetime_seconds_(LifetimeBounds()),
       reuse_seconds_(LifetimeBounds()) {}
 
@@ -103,7 +105,7 @@ absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slo
                                       .logical_tile_bytes = meta.logical_tile_bytes,
                                       .below = below,
                                       .slot = slot});
-  slots_.SetOwner(slot, handle);
+  SetSlotOwner(slot, handle);
   space->bytes += meta.bytes;
   stats_.resident_logical_bytes += meta.logical_bytes();
   stats_.waste_bytes += slot.bytes - meta.bytes;
@@ -164,6 +166,29 @@ bool PageTable::IsAncestor(const Space& space, PageHandle ancestor, PageHandle p
   return true;  // a ring above: as good as one
 }
 
+void PageTable::SetSlotOwner(const Slot& slot, PageHandle page) {
+  IsInherited(slot) ? inherited_->SetOwner(slot, page) : slots_.SetOwner(slot, page);
+}
+
+void PageTable::FreeSlot(const Slot& slot) {
+  IsInherited(slot) ? inherited_->Free(slot) : slots_.Free(slot);
+}
+
+void PageTable::MoveFragment(PageHandle handle, const TileRange& range, const Slot& slot) {
+  for (Fragment& fragment : pages_[handle].fragments) {
+    if (fragment.range != range) continue;
+    stats_.waste_bytes += slot.bytes;
+    stats_.waste_bytes -= fragment.slot.bytes;
+    FreeSlot(std::exchange(fragment.slot, slot));
+    SetSlotOwner(slot, handle);
+  }
+}
+
+bool PageTable::HasOwnSlot(const Page& page) const {
+  return std::any_of(page.fragments.begin(), page.fragments.end(),
+                     [this](const Fragment& fragment) { return !IsInherited(fragment.slot); });
+}
+
 void PageTable::Remove(PageHandle handle, RemovalReason reason, TimePoint now) {
   Page& page = pages_[handle];
   Space& space = *SpaceOf(page.keyspace);
@@ -207,7 +232,7 @@ void PageTable::FreeSlots(PageHandle handle) {
   Page& page = pages_[handle];
   for (const Fragment& fragment : page.fragments) {
     stats_.waste_bytes -= fragment.slot.bytes - fragment.bytes;
-    slots_.Free(fragment.slot);
+    FreeSlot(fragment.slot);
   }
   page.fragments.clear();
   free_pages_.push_back(handle);
@@ -275,6 +300,14 @@ uint64_t PageTable::GenerationOf(const KeyspaceId& keyspace) const {
   return space == nullptr ? 0 : space->generation;
 }
 
+std::vector<std::pair<KeyspaceId, uint64_t>> PageTable::Generations() const {
+  std::vector<std::pair<KeyspaceId, uint64_t>> generations;
+  for (const auto& [id, space] : spaces_) {
+    if (space->generation > 0) generations.emplace_back(id, space->generation);
+  }
+  return generations;
+}
+
 uint64_t PageTable::BytesOf(const KeyspaceId& keyspace) const {
   const Space* space = SpaceOf(keyspace);
   return space == nullptr ? 0 : space->bytes;
@@ -297,6 +330,10 @@ TierStats PageTable::Stats() const {
   stats.capacity_bytes = slots_.capacity_bytes();
   stats.resident_bytes = slots_.used_bytes();
   stats.waste_bytes += slots_.waste_bytes();
+  if (inherited_ != nullptr) {
+    stats.capacity_bytes += inherited_->held_bytes();
+    stats.resident_bytes += inherited_->used_bytes();
+  }
   stats.page_lifetime_seconds = SnapshotOf(lifetime_seconds_);
   stats.reuse_gap_seconds = SnapshotOf(reuse_seconds_);
   return stats;

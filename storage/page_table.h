@@ -15,6 +15,7 @@
 #include "common/clock.h"
 #include "common/metrics.h"
 #include "storage/fragment_tier.h"
+#include "storage/inherited_slabs.h"
 #include "storage/policy/policy.h"
 #include "storage/slot_allocator.h"
 
@@ -68,7 +69,9 @@ struct Page {
 // Not thread-safe: the tier's lock covers it.
 class PageTable {
  public:
-  PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes);
+  // `inherited`, which may be null and outlives this, has the slots of its regions.
+  PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes,
+            InheritedSlabs* inherited = nullptr);
 
   SlotAllocator& slots() { return slots_; }
   const SlotAllocator& slots() const { return slots_; }
@@ -87,6 +90,11 @@ class PageTable {
                                     TimePoint now);
   // Whether Insert would take it, with Insert's errors.
   absl::Status CanInsert(const FragmentMeta& meta) const;
+
+  // The fragment's bytes are in `slot` from now on; its former slot is free.
+  void MoveFragment(PageHandle page, const TileRange& range, const Slot& slot);
+  // Whether a fragment of the page lies in a slot that can be used again.
+  bool HasOwnSlot(const Page& page) const;
 
   void Remove(PageHandle page, RemovalReason reason, TimePoint now);
   void Ref(PageHandle page) { ++pages_[page].references; }
@@ -107,6 +115,8 @@ class PageTable {
 
   void RaiseGeneration(const KeyspaceId& keyspace, uint64_t generation);
   uint64_t GenerationOf(const KeyspaceId& keyspace) const;
+  // Those that RaiseGeneration set.
+  std::vector<std::pair<KeyspaceId, uint64_t>> Generations() const;
 
   // Pages that came and went since the last call: first fragment in, last one out.
   struct Change {
@@ -133,6 +143,11 @@ class PageTable {
     absl::flat_hash_map<PageKey, std::vector<PageHandle>> children;
   };
 
+  bool IsInherited(const Slot& slot) const {
+    return inherited_ != nullptr && inherited_->Holds(slot.region);
+  }
+  void SetSlotOwner(const Slot& slot, PageHandle page);
+  void FreeSlot(const Slot& slot);
   Space* SpaceOf(const KeyspaceId& keyspace) const;
   PageHandle AddPage(Space& space, const FragmentMeta& meta, TimePoint now);
   void LinkChildren(const Space& space, PageHandle parent);
@@ -142,6 +157,7 @@ class PageTable {
 
   const std::unique_ptr<EvictionPolicy> policy_;
   SlotAllocator slots_;
+  InheritedSlabs* const inherited_;
   absl::flat_hash_map<KeyspaceId, std::unique_ptr<Space>> spaces_;
   std::vector<Page> pages_;
   std::vector<PageHandle> free_pages_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/executor.h"
+#include "common/logging.h"
 #include "common/status_macros.h"
 #include "storage/absent_tier.h"
 #include "storage/acquire_operation.h"
@@ -72,7 +73,7 @@ class TieredStoreImpl final : public TieredStore {
         recency_({.name = "crumb-recency", .threads = 1, .queue_max = kRecencyQueueMax}) {}
   ~TieredStoreImpl() override { Stop(Duration::zero()).IgnoreError(); }
 
-  absl::Status Start(const OpenFragmentTier& open_below, const StoreStart& start);
+  absl::Status Start(const OpenFragmentTier& open_below, StoreStart start);
 
   absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) override;
   absl::StatusOr<std::shared_ptr<IncomingSlot>> ReserveIncoming(uint64_t bytes) override;
@@ -116,8 +117,12 @@ class TieredStoreImpl final : public TieredStore {
   absl::StatusOr<uint64_t> GrowHost(uint64_t bytes) override { return host_->Grow(bytes); }
   StoreStats Stats() const override;
   absl::Status Stop(Duration grace) override;
+  absl::StatusOr<HandedOverMemory> HandOver() override;
 
  private:
+  absl::Status OpenHost(StoreStart start);
+  // How a fragment that is handed over stands with the tier below; none: it was dropped.
+  std::optional<Below> BelowOf(const FragmentMeta& meta) const;
   bool has_below() const { return !options_.ssd.path.empty(); }
   bool only_hit() const { return options_.ssd.admission == "second_hit"; }
   void Announce(const KeyspaceId& keyspace, const PageKey& key, Tier tier,
@@ -152,12 +157,9 @@ class TieredStoreImpl final : public TieredStore {
   Counter demoted_;
 };
 
-absl::Status TieredStoreImpl::Start(const OpenFragmentTier& open_below, const StoreStart& start) {
+absl::Status TieredStoreImpl::Start(const OpenFragmentTier& open_below, StoreStart start) {
   CRUMB_ASSIGN_OR_RETURN(below_, open_below(BelowEvents()));
-  CRUMB_ASSIGN_OR_RETURN(host_, HostTier::Open({.host = options_.host,
-                                                .demote_only_hit = only_hit(),
-                                                .first_bytes = start.host_bytes},
-                                               clock_, HostEvents()));
+  CRUMB_RETURN_IF_ERROR(OpenHost(std::move(start)));
   host_ready_ = true;
   readers_ = std::make_unique<Executor>(
       Executor::Options{.name = "crumb-ssd-read",
@@ -171,7 +173,48 @@ absl::Status TieredStoreImpl::Start(const OpenFragmentTier& open_below, const St
         if (events_.durable) events_.durable(keyspace, key);
       });
   promoter_ = std::make_unique<Promoter>(*host_, *below_, *writer_, *readers_);
+  // What the process before had queued and not written.
+  if (has_below() && !only_hit()) {
+    writer_->Enqueue(host_->RefAbsentBelow(static_cast<size_t>(options_.ssd.write_queue_pages_max),
+                                           /*only_hit=*/false));
+  }
   return absl::OkStatus();
+}
+
+absl::Status TieredStoreImpl::OpenHost(StoreStart start) {
+  HostTier::Options options = {.host = options_.host,
+                               .demote_only_hit = only_hit(),
+                               .first_bytes = start.host_bytes,
+                               .slab_gone = events_.slab_gone};
+  if (start.handed_over != nullptr) {
+    LimitToHandedOver(*start.handed_over, &options);
+    for (const auto& [name, value] : start.handed_over->image.records) {
+      if (!has_below()) CRUMB_RETURN_IF_ERROR(below_->PutRecord(name, value));
+    }
+  }
+  CRUMB_ASSIGN_OR_RETURN(host_, HostTier::Open(options, clock_, HostEvents()));
+  if (start.handed_over == nullptr) return absl::OkStatus();
+  const HostTier::Adopted adopted = host_->Adopt(
+      std::move(*start.handed_over), [this](const FragmentMeta& meta) { return BelowOf(meta); });
+  LogInfo("host tier: {} pages taken over, {} left out", adopted.pages, adopted.left_out);
+  return absl::OkStatus();
+}
+
+std::optional<Below> TieredStoreImpl::BelowOf(const FragmentMeta& meta) const {
+  if (!has_below()) return Below::kRefused;
+  if (meta.generation < below_->GenerationOf(meta.keyspace)) return std::nullopt;
+  for (const FragmentMeta& there : below_->Find(meta.keyspace, meta.key)) {
+    if (there.range == meta.range && there.generation == meta.generation) return Below::kStored;
+  }
+  return Below::kAbsent;
+}
+
+absl::StatusOr<HandedOverMemory> TieredStoreImpl::HandOver() {
+  CRUMB_ASSIGN_OR_RETURN(HandedOverMemory memory, host_->HandOver());
+  if (!has_below()) {
+    CRUMB_ASSIGN_OR_RETURN(memory.image.records, below_->Records());
+  }
+  return memory;
 }
 
 void TieredStoreImpl::Announce(const KeyspaceId& keyspace, const PageKey& key, Tier tier,
@@ -480,7 +523,7 @@ absl::StatusOr<std::unique_ptr<TieredStore>> OpenTieredStore(const StoreOptions&
                                                              StoreStart start) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
   auto store = std::make_unique<TieredStoreImpl>(options, clock, std::move(events));
-  CRUMB_RETURN_IF_ERROR(store->Start(open_below, start));
+  CRUMB_RETURN_IF_ERROR(store->Start(open_below, std::move(start)));
   return store;
 }
 

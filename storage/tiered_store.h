@@ -16,6 +16,7 @@
 #include "common/config_visitor.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
+#include "storage/host_image.h"
 #include "storage/store_options.h"
 #include "storage/store_stats.h"
 
@@ -120,11 +121,17 @@ struct StoreEvents {
   // Index and bytes of this page are synced to the SSD tier.
   std::function<void(const KeyspaceId&, const PageKey&)> durable;
   std::function<void(const PageEvent&)> page;
+  // Nothing will be read in this slab any more: who maps it should let it go.
+  std::function<void(uint32_t slab)> slab_gone = {};
 };
 
 // What a store finds when it opens.
 struct StoreStart {
   uint64_t host_bytes = UINT64_MAX;  // to take of host.bytes_max at once; GrowHost takes the rest
+  // Host memory of the process before, which has ended or will write no more: its pages are served
+  // from where they are. What does not fit or does not check is left out, and nothing of it an
+  // error.
+  std::unique_ptr<HandedOverMemory> handed_over = nullptr;
 };
 
 // All tiers of one node as one store of fragments: what is committed is visible at once in host
@@ -208,13 +215,18 @@ class TieredStore {
                            const std::function<void(const PageKey&, Tier)>& visit) = 0;
 
   virtual std::vector<Slab> slabs() const = 0;
-  // Takes up to `bytes` of the host memory that is missing yet, and returns how many are missing
-  // then. Blocks while pages are taken. kResourceExhausted: the memory is not there.
+  // Takes up to `bytes` of the host memory that is missing yet, moves pages out of slabs that were
+  // handed over, and returns how many bytes are missing or to be moved then. Blocks meanwhile.
+  // kResourceExhausted: the memory is not there.
   virtual absl::StatusOr<uint64_t> GrowHost(uint64_t bytes) = 0;
   virtual StoreStats Stats() const = 0;
 
   // Refuses new work, writes what is queued for the SSD within `grace`, syncs. Idempotent.
   virtual absl::Status Stop(Duration grace) = 0;
+
+  // Host memory for the process that follows. Call after Stop, when nobody reads or writes here any
+  // more; then destroy the store, which lets go of the SSD folder.
+  virtual absl::StatusOr<HandedOverMemory> HandOver() = 0;
 };
 
 }  // namespace crumb::storage

@@ -23,6 +23,8 @@ v1::SessionResponse ToProto(const NoticeQueue::Notice& notice) {
     std::string& keys = *message.mutable_durable()->mutable_keys();
     keys.reserve(durable->keys.size() * sizeof(PageKey));
     for (const PageKey& key : durable->keys) keys += key.view();
+  } else if (const auto* gone = std::get_if<NoticeQueue::SlabGone>(&notice)) {
+    message.mutable_slab_gone()->set_slab(gone->slab);
   } else {
     const auto& change = std::get<NoticeQueue::StateChange>(notice);
     message.mutable_keyspace_state()->set_keyspace(std::string(change.keyspace.view()));

@@ -27,12 +27,16 @@ bool NoticeQueue::AddDurable(const KeyspaceId& keyspace, const PageKey& key) {
   return true;
 }
 
-bool NoticeQueue::AddStateChange(StateChange change) {
+bool NoticeQueue::AddStateChange(StateChange change) { return Add(std::move(change)); }
+
+bool NoticeQueue::AddSlabGone(uint32_t slab) { return Add(SlabGone{slab}); }
+
+bool NoticeQueue::Add(Notice notice) {
   {
     MutexLock lock(&mutex_);
     if (size_ >= notices_max_) return false;
     ++size_;
-    notices_.emplace_back(std::move(change));
+    notices_.push_back(std::move(notice));
   }
   wake_();
   return true;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <optional>
@@ -28,7 +29,10 @@ class NoticeQueue {
     ServingState state;
     std::string reason;
   };
-  using Notice = std::variant<Durable, StateChange>;
+  struct SlabGone {
+    uint32_t slab = 0;
+  };
+  using Notice = std::variant<Durable, StateChange, SlabGone>;
 
   // `wake` is called after each addition, never under a lock, and must not block.
   NoticeQueue(size_t notices_max, std::function<void()> wake)
@@ -37,11 +41,14 @@ class NoticeQueue {
   // False when the queue is full.
   bool AddDurable(const KeyspaceId& keyspace, const PageKey& key);
   bool AddStateChange(StateChange change);
+  bool AddSlabGone(uint32_t slab);
 
   // The oldest notice; durable pages that follow each other in one keyspace are one notice.
   std::optional<Notice> Take();
 
  private:
+  bool Add(Notice notice);
+
   const size_t notices_max_;
   const std::function<void()> wake_;
   Mutex mutex_;

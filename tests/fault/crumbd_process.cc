@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
@@ -38,13 +39,14 @@ CrumbdProcess::CrumbdProcess(const std::string& folder, const StoreSizes& sizes)
   std::ofstream config(folder_ + "/crumbd.yaml");
   config << "listen:\n  socket_dir: " << folder_ << "\nadmin:\n  listen: \"\"\n"
          << "store:\n  host:\n    bytes_max: " << sizes.host_bytes
-         << "\n    slab_bytes: " << sizes.host_bytes << "\n  ssd:\n    path: " << ssd_path()
-         << "\n    bytes_max: " << sizes.ssd_bytes << "\n";
+         << "\n    slab_bytes: " << (sizes.slab_bytes == 0 ? sizes.host_bytes : sizes.slab_bytes)
+         << "\n  ssd:\n    path: \"" << (sizes.ssd_bytes == 0 ? "" : ssd_path())
+         << "\"\n    bytes_max: " << std::max<uint64_t>(sizes.ssd_bytes, 16 << 20) << "\n";
 }
 
 CrumbdProcess::~CrumbdProcess() { Kill(); }
 
-bool CrumbdProcess::Start() {
+pid_t CrumbdProcess::Spawn(const std::vector<std::string>& flags) const {
   const std::string log = folder_ + "/crumbd.log";
   const std::string config = folder_ + "/crumbd.yaml";
   posix_spawn_file_actions_t actions;
@@ -52,16 +54,35 @@ bool CrumbdProcess::Start() {
   ::posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   // It is in its group before it takes any memory.
   const std::string join = control_group_.empty() ? "/dev/null" : control_group_ + "/cgroup.procs";
-  const char* arguments[] = {"/bin/sh",      "-c",        "echo $$ > \"$0\" && exec \"$@\"",
-                             join.c_str(),   CRUMBD_PATH, "--config",
-                             config.c_str(), nullptr};
-  const int error =
-      ::posix_spawn(&pid_, "/bin/sh", &actions, nullptr, const_cast<char**>(arguments), environ);
+  std::vector<const char*> arguments = {
+      "/bin/sh",  "-c",          "echo $$ > \"$0\" && exec \"$@\"", join.c_str(), CRUMBD_PATH,
+      "--config", config.c_str()};
+  for (const std::string& flag : flags) arguments.push_back(flag.c_str());
+  arguments.push_back(nullptr);
+  pid_t pid = -1;
+  const int error = ::posix_spawn(&pid, "/bin/sh", &actions, nullptr,
+                                  const_cast<char**>(arguments.data()), environ);
   ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) {
-    pid_ = -1;
-    return false;
+  return error == 0 ? pid : -1;
+}
+
+pid_t CrumbdProcess::StartSuccessor(Successor successor) const {
+  if (successor == Successor::kDetached) return Spawn({"--takeover", "--detach"});
+  return Spawn({"--takeover"});
+}
+
+bool CrumbdProcess::WaitServing() const {
+  const auto deadline = std::chrono::steady_clock::now() + kStartWait;
+  while (!Serves()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
+  return true;
+}
+
+bool CrumbdProcess::Start() {
+  pid_ = Spawn({});
+  if (pid_ < 0) return false;
   const auto deadline = std::chrono::steady_clock::now() + kStartWait;
   while (std::chrono::steady_clock::now() < deadline) {
     if (Serves()) return true;
@@ -71,7 +92,7 @@ bool CrumbdProcess::Start() {
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  std::cerr << std::ifstream(log).rdbuf() << "crumbd does not serve\n";
+  std::cerr << std::ifstream(folder_ + "/crumbd.log").rdbuf() << "crumbd does not serve\n";
   return false;
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace crumb::fault {
 
@@ -25,7 +26,8 @@ class TemporaryFolder {
 
 struct StoreSizes {
   uint64_t host_bytes = uint64_t{64} << 20;
-  uint64_t ssd_bytes = uint64_t{512} << 20;
+  uint64_t slab_bytes = 0;                   // 0: one slab
+  uint64_t ssd_bytes = uint64_t{512} << 20;  // 0: no SSD tier
   std::string control_group = {};  // folder of the group that crumbd joins; empty: this process's
 };
 
@@ -40,6 +42,15 @@ class CrumbdProcess {
 
   // Starts it and waits until it serves. False, with its log on standard error: it does not.
   bool Start();
+  // Starts another one that is to take over from this one, and returns at once: -1 on failure.
+  // kDetached: it goes on in a process of its own, and the one that is returned ends.
+  enum class Successor { kAttached, kDetached };
+  pid_t StartSuccessor(Successor successor = Successor::kAttached) const;
+  // The process that is followed from now on; the former one's end is the caller's.
+  void Follow(pid_t pid) { pid_ = pid; }
+  // Waits until somebody serves. False: it takes too long.
+  bool WaitServing() const;
+
   // SIGKILL, and waits for the end.
   void Kill();
   // SIGTERM; the exit code.
@@ -51,6 +62,7 @@ class CrumbdProcess {
 
  private:
   bool Serves() const;
+  pid_t Spawn(const std::vector<std::string>& flags) const;
 
   const std::string folder_;
   const std::string control_group_;

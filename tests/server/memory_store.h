@@ -53,6 +53,9 @@ class MemoryStore : public storage::TieredStore {
   absl::StatusOr<uint64_t> GrowHost(uint64_t) override { return uint64_t{0}; }
   storage::StoreStats Stats() const override;
   absl::Status Stop(Duration) override { return absl::OkStatus(); }
+  absl::StatusOr<storage::HandedOverMemory> HandOver() override {
+    return absl::UnimplementedError("a fake has no successor");
+  }
 
   // The keys of the last SetPending.
   const std::vector<PageKey>& pending() const { return pending_; }

@@ -1,0 +1,235 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/host_image.h"
+
+#include <concepts>
+#include <cstring>
+#include <string_view>
+
+#include "common/crc32c.h"
+#include "common/little_endian.h"
+
+namespace crumb::storage {
+namespace {
+
+constexpr std::string_view kMagic = "CRMBHOST";
+// Magic, version, reader, 4 bytes of zeros, length.
+constexpr size_t kHeadBytes = 24;
+constexpr size_t kLengthOffset = 16;
+constexpr size_t kSumBytes = 4;
+constexpr uint16_t kReaderVersion = 1;
+
+constexpr uint32_t kSlabsMax = 1 << 16;
+constexpr uint32_t kFragmentsMax = kFragmentTilesMax;
+// The least that one of them takes.
+constexpr size_t kPageBytesMin = 32 * 3 + 8 + 1 + 3 * 8 + 4;
+constexpr size_t kFragmentBytes = 8 + 3 * 4 + 4 + 4 + 8 + 1;
+
+class Writer {
+ public:
+  template <std::integral T>
+  void Add(T value) {
+    char bytes[sizeof(T)];
+    StoreLittle(reinterpret_cast<std::byte*>(bytes), value);
+    out_.append(bytes, sizeof(T));
+  }
+  void AddBytes(std::string_view bytes) { out_.append(bytes); }
+  void AddText(std::string_view text) {
+    Add(static_cast<uint32_t>(text.size()));
+    out_.append(text);
+  }
+  void AddTime(TimePoint time) { Add(static_cast<int64_t>(time.time_since_epoch().count())); }
+  std::string& out() { return out_; }
+
+ private:
+  std::string out_;
+};
+
+// Reads beyond the end give zeros and make it bad for good.
+class Reader {
+ public:
+  explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
+
+  template <std::integral T>
+  T Take() {
+    if (!Has(sizeof(T))) return 0;
+    const T value = LoadLittle<T>(bytes_.data());
+    bytes_ = bytes_.subspan(sizeof(T));
+    return value;
+  }
+  template <typename Id>
+  Id TakeId() {
+    Id id;
+    if (!Has(id.bytes.size())) return id;
+    std::memcpy(id.bytes.data(), bytes_.data(), id.bytes.size());
+    bytes_ = bytes_.subspan(id.bytes.size());
+    return id;
+  }
+  std::string TakeText() {
+    const auto size = Take<uint32_t>();
+    if (!Has(size)) return "";
+    std::string text(reinterpret_cast<const char*>(bytes_.data()), size);
+    bytes_ = bytes_.subspan(size);
+    return text;
+  }
+  TimePoint TakeTime() { return TimePoint(TimePoint::duration(Take<int64_t>())); }
+  // A count of things of at least `each` bytes; 0 when so many cannot be there.
+  uint64_t TakeCount(size_t each) {
+    const auto count = Take<uint64_t>();
+    if (count > bytes_.size() / each) return Spoil();
+    return count;
+  }
+  bool good() const { return good_; }
+  bool at_end() const { return bytes_.empty(); }
+
+ private:
+  bool Has(size_t bytes) {
+    if (bytes <= bytes_.size()) return true;
+    Spoil();
+    return false;
+  }
+  uint64_t Spoil() {
+    good_ = false;
+    bytes_ = {};
+    return 0;
+  }
+
+  std::span<const std::byte> bytes_;
+  bool good_ = true;
+};
+
+void AddFragment(Writer& writer, const HostImage::Fragment& fragment) {
+  writer.Add(fragment.range.layers.begin);
+  writer.Add(fragment.range.layers.end);
+  writer.Add(fragment.range.heads.begin);
+  writer.Add(fragment.range.heads.end);
+  writer.Add(fragment.tiles_bytes);
+  writer.Add(fragment.bytes);
+  writer.Add(fragment.logical_tile_bytes);
+  writer.Add(fragment.slot.region);
+  writer.Add(fragment.slot.bytes);
+  writer.Add(fragment.slot.offset);
+  writer.Add(fragment.slot.chunk_order);
+}
+
+HostImage::Fragment TakeFragment(Reader& reader) {
+  HostImage::Fragment fragment;
+  fragment.range.layers.begin = reader.Take<uint16_t>();
+  fragment.range.layers.end = reader.Take<uint16_t>();
+  fragment.range.heads.begin = reader.Take<uint16_t>();
+  fragment.range.heads.end = reader.Take<uint16_t>();
+  fragment.tiles_bytes = reader.Take<uint32_t>();
+  fragment.bytes = reader.Take<uint32_t>();
+  fragment.logical_tile_bytes = reader.Take<uint32_t>();
+  fragment.slot.region = reader.Take<uint32_t>();
+  fragment.slot.bytes = reader.Take<uint32_t>();
+  fragment.slot.offset = reader.Take<uint64_t>();
+  fragment.slot.chunk_order = reader.Take<uint8_t>();
+  return fragment;
+}
+
+bool IsPossible(const HostImage& image, const HostImage::Fragment& fragment) {
+  const Slot& slot = fragment.slot;
+  return fragment.range.layers.begin < fragment.range.layers.end &&
+         fragment.range.heads.begin < fragment.range.heads.end &&
+         fragment.range.tiles() <= kFragmentTilesMax && fragment.tiles_bytes > 0 &&
+         fragment.tiles_bytes < fragment.bytes && fragment.bytes <= slot.bytes &&
+         slot.region < image.slabs && slot.offset <= image.slab_bytes &&
+         slot.bytes <= image.slab_bytes - slot.offset;
+}
+
+absl::Status Damaged(const char* what) {
+  return absl::DataLossError(std::string("image of host memory: ") + what);
+}
+
+}  // namespace
+
+std::string EncodeHostImage(const HostImage& image) {
+  Writer writer;
+  writer.AddBytes(kMagic);
+  writer.Add(kHostImageVersion);
+  writer.Add(kReaderVersion);
+  writer.Add(uint32_t{0});
+  writer.Add(uint64_t{0});  // the length, below
+  writer.Add(image.slab_bytes);
+  writer.Add(image.slabs);
+  writer.Add(static_cast<uint64_t>(image.generations.size()));
+  for (const auto& [keyspace, generation] : image.generations) {
+    writer.AddBytes(keyspace.view());
+    writer.Add(generation);
+  }
+  writer.Add(static_cast<uint64_t>(image.records.size()));
+  for (const auto& [name, value] : image.records) {
+    writer.AddText(name);
+    writer.AddText(value);
+  }
+  writer.Add(static_cast<uint64_t>(image.pages.size()));
+  for (const HostImage::Page& page : image.pages) {
+    writer.AddBytes(page.keyspace.view());
+    writer.AddBytes(page.key.view());
+    writer.AddBytes(page.parent.view());
+    writer.Add(page.generation);
+    writer.Add(static_cast<uint8_t>(page.was_hit));
+    writer.AddTime(page.added);
+    writer.AddTime(page.used);
+    writer.AddTime(page.pinned_until);
+    writer.Add(static_cast<uint32_t>(page.fragments.size()));
+    for (const HostImage::Fragment& fragment : page.fragments) AddFragment(writer, fragment);
+  }
+  std::string& out = writer.out();
+  StoreLittle(reinterpret_cast<std::byte*>(out.data()) + kLengthOffset,
+              static_cast<uint64_t>(out.size() + kSumBytes));
+  writer.Add(Crc32c(std::as_bytes(std::span(out))));
+  return std::move(out);
+}
+
+absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes) {
+  if (bytes.size() < kHeadBytes + kSumBytes) return Damaged("it is truncated");
+  if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) return Damaged("it is none");
+  if (LoadLittle<uint16_t>(bytes.data() + 10) > kHostImageVersion) {
+    return absl::FailedPreconditionError("image of host memory: it needs a newer reader");
+  }
+  if (LoadLittle<uint64_t>(bytes.data() + kLengthOffset) != bytes.size()) {
+    return Damaged("its length differs");
+  }
+  const auto content = bytes.first(bytes.size() - kSumBytes);
+  if (LoadLittle<uint32_t>(bytes.data() + content.size()) != Crc32c(content)) {
+    return Damaged("its checksum differs");
+  }
+  Reader reader(content.subspan(kHeadBytes));
+  HostImage image;
+  image.slab_bytes = reader.Take<uint64_t>();
+  image.slabs = reader.Take<uint32_t>();
+  if (image.slabs > kSlabsMax) return Damaged("too many slabs");
+  for (uint64_t left = reader.TakeCount(40); left > 0; --left) {
+    const auto keyspace = reader.TakeId<KeyspaceId>();
+    image.generations.emplace_back(keyspace, reader.Take<uint64_t>());
+  }
+  for (uint64_t left = reader.TakeCount(8); left > 0 && reader.good(); --left) {
+    std::string name = reader.TakeText();
+    image.records.emplace_back(std::move(name), reader.TakeText());
+  }
+  const uint64_t pages = reader.TakeCount(kPageBytesMin);
+  image.pages.reserve(pages);
+  for (uint64_t left = pages; left > 0 && reader.good(); --left) {
+    HostImage::Page& page = image.pages.emplace_back();
+    page.keyspace = reader.TakeId<KeyspaceId>();
+    page.key = reader.TakeId<PageKey>();
+    page.parent = reader.TakeId<PageKey>();
+    page.generation = reader.Take<uint64_t>();
+    page.was_hit = reader.Take<uint8_t>() != 0;
+    page.added = reader.TakeTime();
+    page.used = reader.TakeTime();
+    page.pinned_until = reader.TakeTime();
+    const auto fragments = reader.Take<uint32_t>();
+    if (fragments == 0 || fragments > kFragmentsMax) return Damaged("a page without fragments");
+    for (uint32_t i = 0; i < fragments && reader.good(); ++i) {
+      page.fragments.push_back(TakeFragment(reader));
+      if (!IsPossible(image, page.fragments.back())) return Damaged("an impossible fragment");
+    }
+  }
+  if (!reader.good() || !reader.at_end()) return Damaged("its parts do not add up");
+  return image;
+}
+
+}  // namespace crumb::storage

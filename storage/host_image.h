@@ -1,0 +1,70 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/unique_fd.h"
+#include "storage/fragment_tier.h"
+#include "storage/slot_allocator.h"
+
+namespace crumb::storage {
+
+inline constexpr uint16_t kHostImageVersion = 1;
+
+// What one process tells its successor on the same host about its host memory:
+// docs/formats/host-image.md. Times are of the monotonic clock, which both share.
+struct HostImage {
+  struct Fragment {
+    TileRange range;
+    uint32_t tiles_bytes = 0;
+    uint32_t bytes = 0;
+    uint32_t logical_tile_bytes = 0;
+    Slot slot;  // its region is the slab's place among those handed over
+
+    friend bool operator==(const Fragment&, const Fragment&) = default;
+  };
+  struct Page {
+    KeyspaceId keyspace;
+    PageKey key;
+    PageKey parent;
+    uint64_t generation = 0;
+    bool was_hit = false;
+    TimePoint added;
+    TimePoint used;
+    TimePoint pinned_until;
+    std::vector<Fragment> fragments;
+
+    friend bool operator==(const Page&, const Page&) = default;
+  };
+
+  uint64_t slab_bytes = 0;
+  uint32_t slabs = 0;
+  std::vector<std::pair<KeyspaceId, uint64_t>> generations;
+  std::vector<std::pair<std::string, std::string>> records;  // where no tier below keeps them
+  // Least recently used first; what was used at one time, children before their parents.
+  std::vector<Page> pages;
+
+  friend bool operator==(const HostImage&, const HostImage&) = default;
+};
+
+std::string EncodeHostImage(const HostImage& image);
+
+// Trusts nothing: kDataLoss when it is damaged, truncated or impossible; kFailedPrecondition when
+// it needs a newer reader. Slots are within the slabs; that they are apart is the adopter's check.
+absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes);
+
+// An image with the slabs it speaks of.
+struct HandedOverMemory {
+  HostImage image;
+  std::vector<UniqueFd> slabs;  // [image.slabs]
+};
+
+}  // namespace crumb::storage

@@ -1,0 +1,363 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// The part of a host tier that outlives its process: what is handed over, what is adopted, and how
+// pages leave slabs that nobody can write to any more.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "common/errno_status.h"
+#include "common/logging.h"
+#include "common/status_macros.h"
+#include "storage/host_tier.h"
+
+namespace crumb::storage {
+namespace {
+
+// How long pages wait for room to move to, before some leave for it: workers take a moment to let
+// slabs go that were given up.
+constexpr Duration kPatience = std::chrono::seconds(5);
+
+// Slabs of `memory` that a tier of `bytes_max` has room for.
+uint64_t SlabsThatFit(const HostImage& image, uint64_t bytes_max) {
+  if (image.slab_bytes == 0 || image.slab_bytes % SlotAllocator::kChunkBytesMin != 0) return 0;
+  return std::min<uint64_t>(image.slabs, bytes_max / image.slab_bytes);
+}
+
+// For each slab of the image the region it becomes, or kNoRegion: the fullest ones stay.
+constexpr uint32_t kNoRegion = UINT32_MAX;
+std::vector<uint32_t> RegionsFor(const HostImage& image, uint64_t fit, uint32_t first_region) {
+  std::vector<uint64_t> used(image.slabs, 0);
+  for (const HostImage::Page& page : image.pages) {
+    for (const HostImage::Fragment& fragment : page.fragments) {
+      used[fragment.slot.region] += fragment.slot.bytes;
+    }
+  }
+  std::vector<uint32_t> order(image.slabs);
+  for (uint32_t i = 0; i < image.slabs; ++i) order[i] = i;
+  std::stable_sort(order.begin(), order.end(),
+                   [&](uint32_t a, uint32_t b) { return used[a] > used[b]; });
+  std::vector<uint32_t> regions(image.slabs, kNoRegion);
+  for (uint32_t i = 0; i < order.size() && i < fit; ++i) regions[order[i]] = first_region + i;
+  return regions;
+}
+
+absl::StatusOr<UniqueFd> Duplicate(int fd) {
+  UniqueFd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!copy.valid()) return ErrnoStatus(errno, "duplicating a slab's descriptor");
+  return copy;
+}
+
+// How many ancestors of each page are among `pages`; those in a ring count as having none.
+std::vector<uint32_t> Depths(const std::vector<HostImage::Page>& pages) {
+  absl::flat_hash_map<std::pair<KeyspaceId, PageKey>, size_t> places;
+  for (size_t i = 0; i < pages.size(); ++i) places[{pages[i].keyspace, pages[i].key}] = i;
+  std::vector<uint32_t> depths(pages.size(), 0);
+  std::vector<bool> known(pages.size(), false);
+  std::vector<size_t> chain;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    chain.clear();
+    for (size_t at = i; !known[at];) {
+      known[at] = true;  // with depth 0 until the chain is walked back
+      chain.push_back(at);
+      const auto parent = places.find({pages[at].keyspace, pages[at].parent});
+      if (parent == places.end()) break;
+      at = parent->second;
+    }
+    for (auto at = chain.rbegin(); at != chain.rend(); ++at) {
+      const auto parent = places.find({pages[*at].keyspace, pages[*at].parent});
+      if (parent != places.end()) depths[*at] = depths[parent->second] + 1;
+    }
+  }
+  return depths;
+}
+
+void SortForSuccessor(std::vector<HostImage::Page>* pages) {
+  const std::vector<uint32_t> depths = Depths(*pages);
+  std::vector<size_t> order(pages->size());
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) {
+    if ((*pages)[a].used != (*pages)[b].used) return (*pages)[a].used < (*pages)[b].used;
+    return depths[a] > depths[b];
+  });
+  std::vector<HostImage::Page> sorted;
+  sorted.reserve(pages->size());
+  for (const size_t i : order) sorted.push_back(std::move((*pages)[i]));
+  *pages = std::move(sorted);
+}
+
+HostImage::Page ImageOf(const Page& page, std::span<const uint32_t> places) {
+  HostImage::Page image = {.keyspace = page.keyspace,
+                           .key = page.key,
+                           .parent = page.parent,
+                           .generation = page.generation,
+                           .was_hit = page.was_hit,
+                           .added = page.added,
+                           .used = page.used,
+                           .pinned_until = page.pinned_until,
+                           .fragments = {}};
+  for (const Fragment& fragment : page.fragments) {
+    Slot slot = fragment.slot;
+    slot.region = places[slot.region];
+    image.fragments.push_back(
+        {fragment.range, fragment.tiles_bytes, fragment.bytes, fragment.logical_tile_bytes, slot});
+  }
+  return image;
+}
+
+}  // namespace
+
+void LimitToHandedOver(const HandedOverMemory& memory, HostTier::Options* options) {
+  const uint64_t total = options->host.bytes_max.value;
+  const uint64_t fit = SlabsThatFit(memory.image, total);
+  if (fit == 0) return;
+  if (options->host.slab_bytes.value != memory.image.slab_bytes) {
+    LogInfo("host tier: slabs have {} bytes, as those that are taken over",
+            memory.image.slab_bytes);
+    options->host.slab_bytes.value = memory.image.slab_bytes;
+  }
+  // One slab more than the total, for pages to move to.
+  options->first_bytes =
+      std::min(options->first_bytes, total - (fit - 1) * memory.image.slab_bytes);
+}
+
+HostTier::Adopted HostTier::Adopt(
+    HandedOverMemory memory,
+    const std::function<std::optional<Below>(const FragmentMeta&)>& below) {
+  Adopted adopted;
+  adopted.left_out = memory.image.pages.size();
+  const uint64_t fit = SlabsThatFit(memory.image, memory_->total_bytes());
+  if (fit == 0 || memory.slabs.size() != memory.image.slabs) return adopted;
+  const std::vector<uint32_t> regions =
+      RegionsFor(memory.image, fit, static_cast<uint32_t>(memory_->size()));
+  std::vector<UniqueFd> slabs(fit);
+  for (uint32_t i = 0; i < regions.size() && i < memory.slabs.size(); ++i) {
+    if (regions[i] != kNoRegion) slabs[regions[i] - memory_->size()] = std::move(memory.slabs[i]);
+  }
+  MutexLock growing(&growing_);
+  progress_ = clock_.Now();
+  std::vector<PageTable::Change> changes;
+  {
+    MutexLock lock(&mutex_);
+    const absl::Status mapped = inherited_.Adopt(std::move(slabs), memory.image.slab_bytes,
+                                                 static_cast<uint32_t>(memory_->size()));
+    if (!mapped.ok()) {
+      LogWarning("host tier: memory of the process before is left out: {}", mapped.ToString());
+      return adopted;
+    }
+    for (const auto& [keyspace, generation] : memory.image.generations) {
+      table_.RaiseGeneration(keyspace, generation);
+    }
+    TimePoint access = TimePoint::min();
+    for (const HostImage::Page& page : memory.image.pages) {
+      if (page.used != access) table_.BeginAccess();
+      access = page.used;
+      if (!AdoptPage(page, regions, below)) continue;
+      ++adopted.pages;
+      --adopted.left_out;
+    }
+    changes = table_.TakeChanges();
+  }
+  Announce(changes);
+  return adopted;
+}
+
+bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> regions,
+                         const std::function<std::optional<Below>(const FragmentMeta&)>& below) {
+  PageHandle handle = kNoPage;
+  for (const HostImage::Fragment& fragment : page.fragments) {
+    const FragmentMeta meta = {.keyspace = page.keyspace,
+                               .key = page.key,
+                               .parent = page.parent,
+                               .generation = page.generation,
+                               .range = fragment.range,
+                               .tiles_bytes = fragment.tiles_bytes,
+                               .bytes = fragment.bytes,
+                               .logical_tile_bytes = fragment.logical_tile_bytes};
+    Slot slot = fragment.slot;
+    slot.region = regions[slot.region];
+    absl::StatusOr<PageHandle> inserted = absl::DataLossError("");
+    if (slot.region != kNoRegion && inherited_.Claim(slot, SlotAllocator::kNoOwner)) {
+      const std::optional<Below> stands = below(meta);
+      if (stands.has_value() && CheckFragmentHeader(meta, Memory(slot)).ok()) {
+        inserted = table_.Insert(meta, slot, *stands, page.used);
+      }
+      if (!inserted.ok()) inherited_.Free(slot);
+    }
+    if (inserted.ok()) {
+      handle = *inserted;
+    } else {
+      if (handle != kNoPage) table_.Remove(handle, RemovalReason::kCorrupt, page.used);
+      return false;
+    }
+  }
+  Page& adopted = table_[handle];
+  adopted.was_hit = page.was_hit;
+  adopted.added = page.added;
+  adopted.used = page.used;
+  adopted.pinned_until = page.pinned_until;
+  return true;
+}
+
+absl::StatusOr<HandedOverMemory> HostTier::HandOver() const {
+  HandedOverMemory memory;
+  memory.image.slab_bytes = memory_->slab_bytes();
+  const std::vector<Slab> all = slabs();
+  std::vector<uint32_t> places(all.size(), kNoRegion);
+  MutexLock lock(&mutex_);
+  table_.ForEachPage([&](PageHandle, const Page& page) {
+    for (const Fragment& fragment : page.fragments) places[fragment.slot.region] = 0;
+  });
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (places[i] == kNoRegion) continue;  // nothing in it
+    places[i] = memory.image.slabs++;
+    CRUMB_ASSIGN_OR_RETURN(UniqueFd copy, Duplicate(all[i].fd));
+    memory.slabs.push_back(std::move(copy));
+  }
+  table_.ForEachPage(
+      [&](PageHandle, const Page& page) { memory.image.pages.push_back(ImageOf(page, places)); });
+  memory.image.generations = table_.Generations();
+  SortForSuccessor(&memory.image.pages);
+  return memory;
+}
+
+std::vector<Slab> HostTier::slabs() const {
+  std::vector<Slab> slabs = memory_->slabs();
+  inherited_.AppendTo(slabs);
+  return slabs;
+}
+
+absl::StatusOr<uint64_t> HostTier::Grow(uint64_t bytes) {
+  MutexLock growing(&growing_);
+  const absl::Status taken = TakeMemory(bytes);
+  RenewSlabs();
+  CRUMB_RETURN_IF_ERROR(taken);
+  MutexLock lock(&mutex_);
+  return memory_->missing_bytes() + inherited_.held_bytes();
+}
+
+absl::Status HostTier::TakeMemory(uint64_t bytes) {
+  uint64_t held;
+  {
+    MutexLock lock(&mutex_);
+    held = inherited_.held_bytes();
+  }
+  const uint64_t beside = held - std::min(held, memory_->slab_bytes());
+  const uint64_t missing = memory_->missing_bytes();
+  bytes = std::min(bytes, missing - std::min(missing, beside));
+  while (bytes >= SlotAllocator::kChunkBytesMin && memory_->missing_bytes() > 0) {
+    const uint64_t before = memory_->missing_bytes();
+    CRUMB_ASSIGN_OR_RETURN(const size_t slab, memory_->Grow(bytes));
+    bytes -= before - memory_->missing_bytes();
+    MutexLock lock(&mutex_);
+    table_.slots().GrowRegion(static_cast<uint32_t>(slab), memory_->bytes(slab));
+  }
+  return absl::OkStatus();
+}
+
+void HostTier::RenewSlabs() {
+  std::vector<uint32_t> held;
+  {
+    MutexLock lock(&mutex_);
+    held = inherited_.Held();
+  }
+  // Workers may hold on to what was given up for as long as a sequence takes.
+  const uint64_t taken = memory_->total_bytes() - memory_->missing_bytes();
+  const bool memory_is_back = taken >= given_up_bytes_;
+  for (const uint32_t region : held) {
+    std::vector<PageHandle> owners;
+    {
+      MutexLock lock(&mutex_);
+      owners = inherited_.OwnersIn(region);
+    }
+    bool evicting = false;
+    for (const PageHandle page : owners) {
+      const Move move = MovePage(page, region);
+      if (move == Move::kMoved) progress_ = clock_.Now();
+      if (move != Move::kNoRoom) continue;
+      evicting |= memory_is_back && clock_.Now() >= progress_ + kPatience;
+      if (!evicting) return;
+      EvictForRoom(page);
+    }
+    if (GiveUpIfEmpty(region)) progress_ = clock_.Now();
+    if (!evicting) continue;
+    progress_ = clock_.Now();  // one slab at a time: its memory may be all that is needed
+    return;
+  }
+}
+
+void HostTier::EvictForRoom(PageHandle page) {
+  std::vector<PageTable::Change> changes;
+  {
+    MutexLock lock(&mutex_);
+    if (table_[page].resident && table_[page].references == 0) {
+      table_.Remove(page, RemovalReason::kCapacity, clock_.Now());
+    }
+    changes = table_.TakeChanges();
+  }
+  Announce(changes);
+}
+
+HostTier::Move HostTier::MovePage(PageHandle handle, uint32_t region) {
+  struct Copy {
+    TileRange range;
+    uint32_t bytes = 0;
+    Slot from;
+    Slot to;
+  };
+  std::vector<Copy> copies;
+  const auto give_back = [&] {
+    mutex_.AssertHeld();
+    for (const Copy& copy : copies) table_.slots().Free(copy.to);
+  };
+  {
+    MutexLock lock(&mutex_);
+    const Page& page = table_[handle];
+    if (!page.resident) return Move::kGone;
+    if (page.references > 0) return Move::kInUse;
+    for (const Fragment& fragment : page.fragments) {
+      if (fragment.slot.region != region) continue;
+      const auto slot = table_.slots().Allocate(fragment.bytes, SlotAllocator::kNoOwner);
+      if (!slot) {
+        give_back();
+        return Move::kNoRoom;
+      }
+      copies.push_back({fragment.range, fragment.bytes, fragment.slot, *slot});
+    }
+    if (copies.empty()) return Move::kGone;
+    table_.Ref(handle);
+  }
+  for (const Copy& copy : copies) {
+    std::memcpy(Memory(copy.to).data(), Memory(copy.from).data(), copy.bytes);
+  }
+  MutexLock lock(&mutex_);
+  // Whoever came to refer to it meanwhile reads where it was.
+  const bool still = table_[handle].resident && table_[handle].references == 1;
+  if (still) {
+    for (const Copy& copy : copies) table_.MoveFragment(handle, copy.range, copy.to);
+  } else {
+    give_back();
+  }
+  table_.Unref(handle);
+  return still ? Move::kMoved : Move::kInUse;
+}
+
+bool HostTier::GiveUpIfEmpty(uint32_t region) {
+  {
+    MutexLock lock(&mutex_);
+    if (inherited_.used_bytes(region) > 0) return false;
+    const absl::Status given_up = inherited_.GiveUp(region);
+    if (!given_up.ok()) {
+      LogWarning("host tier: {}", given_up.ToString());
+      return false;
+    }
+  }
+  given_up_bytes_ += memory_->slab_bytes();
+  if (options_.slab_gone) options_.slab_gone(region);
+  return true;
+}
+
+}  // namespace crumb::storage

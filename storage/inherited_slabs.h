@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/mapping.h"
+#include "common/unique_fd.h"
+#include "storage/slot_allocator.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::storage {
+
+// Slabs that the process before filled. Their seals let nobody map them writable again, so what is
+// in them stays as it is: pages are read there, move out, and an empty slab is given up. Its number
+// and address stay taken. Data and descriptors are read without a lock; the rest is not
+// thread-safe: the tier's lock covers it.
+class InheritedSlabs {
+ public:
+  // Slabs of `slab_bytes` each, as regions from `first_region` on. kDataLoss: one is of another
+  // size or not sealed against shrinking and writing.
+  absl::Status Adopt(std::vector<UniqueFd> slabs, uint64_t slab_bytes, uint32_t first_region);
+
+  bool Holds(uint32_t region) const {
+    return region >= first_region_ && region - first_region_ < slabs_.size();
+  }
+  uint32_t first_region() const { return first_region_; }
+  std::byte* data(uint32_t region) const { return slabs_[region - first_region_].mapping.data(); }
+  // In order. A descriptor of a slab that was given up is that of an empty file of its size.
+  void AppendTo(std::vector<Slab>& slabs) const;
+
+  // Takes a slot. False: it is outside, or somebody has some of it.
+  bool Claim(const Slot& slot, uint32_t owner);
+  void SetOwner(const Slot& slot, uint32_t owner);
+  void Free(const Slot& slot);
+
+  // The slabs that are not given up, those with the fewest bytes in use first.
+  std::vector<uint32_t> Held() const;
+  std::vector<uint32_t> OwnersIn(uint32_t region) const;
+  uint64_t used_bytes(uint32_t region) const { return slabs_[region - first_region_].used_bytes; }
+  // Unmaps a slab without slots in use.
+  absl::Status GiveUp(uint32_t region);
+
+  uint64_t held_bytes() const { return held_bytes_; }  // of slabs not given up
+  uint64_t used_bytes() const { return used_bytes_; }
+
+ private:
+  struct Claimed {
+    uint32_t bytes = 0;
+    uint32_t owner = 0;
+  };
+  struct Inherited {
+    UniqueFd fd;
+    Mapping mapping;
+    std::map<uint64_t, Claimed> claimed;  // by offset
+    uint64_t used_bytes = 0;
+    bool held = true;
+  };
+
+  uint32_t first_region_ = 0;
+  uint64_t slab_bytes_ = 0;
+  std::vector<Inherited> slabs_;
+  UniqueFd nothing_;  // what takes the place of a slab that was given up
+  uint64_t held_bytes_ = 0;
+  uint64_t used_bytes_ = 0;
+};
+
+}  // namespace crumb::storage

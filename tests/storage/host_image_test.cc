@@ -1,0 +1,142 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/host_image.h"
+
+#include <random>
+
+#include "common/crc32c.h"
+#include "common/little_endian.h"
+#include "gtest/gtest.h"
+#include "tests/storage/sample_fragment.h"
+
+namespace crumb::storage {
+namespace {
+
+std::span<const std::byte> Bytes(const std::string& text) { return std::as_bytes(std::span(text)); }
+
+HostImage Sample() {
+  HostImage image;
+  image.slab_bytes = 2 << 20;
+  image.slabs = 3;
+  image.generations = {{SampleKeyspace(1), 7}, {SampleKeyspace(2), UINT64_MAX}};
+  image.records = {{"node-id", "abc"}, {"empty", ""}, {"", std::string("\0x", 2)}};
+  for (uint32_t i = 0; i < 5; ++i) {
+    const SampleFragment sample = SamplePage(3, i);
+    HostImage::Page page = {.keyspace = sample.keyspace,
+                            .key = sample.key,
+                            .parent = sample.parent,
+                            .generation = 4 + i,
+                            .was_hit = i % 2 == 0,
+                            .added = TimePoint(std::chrono::nanoseconds(1000 + i)),
+                            .used = TimePoint(std::chrono::nanoseconds(2000 + i)),
+                            .pinned_until = TimePoint::min(),
+                            .fragments = {}};
+    for (uint16_t part = 0; part <= i % 2; ++part) {
+      const uint16_t begin = part;
+      const uint16_t end = static_cast<uint16_t>(part + 1);
+      page.fragments.push_back({.range = {{begin, end}, {0, 4}},
+                                .tiles_bytes = 4 * 4608,
+                                .bytes = 4 * 4608 + 164,
+                                .logical_tile_bytes = 32768,
+                                .slot = {.region = i % 3,
+                                         .bytes = 18944,
+                                         .offset = uint64_t{i} * 65536 + part * 18944u,
+                                         .chunk_order = 1}});
+    }
+    image.pages.push_back(page);
+  }
+  return image;
+}
+
+// Makes the sum right again, as a writer that lies would.
+std::string WithSum(std::string bytes) {
+  const size_t content = bytes.size() - 4;
+  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + content,
+              Crc32c(Bytes(bytes).first(content)));
+  return bytes;
+}
+
+TEST(HostImage, RoundTrip) {
+  for (const HostImage& image : {HostImage(), Sample()}) {
+    const auto decoded = DecodeHostImage(Bytes(EncodeHostImage(image)));
+    ASSERT_TRUE(decoded.ok()) << decoded.status();
+    EXPECT_TRUE(*decoded == image);
+  }
+}
+
+TEST(HostImage, GoldenHead) {
+  const std::string bytes = EncodeHostImage(HostImage());
+  ASSERT_EQ(bytes.size(), 64u);
+  EXPECT_EQ(bytes.substr(0, 8), "CRMBHOST");
+  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 8), 1);   // version
+  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 10), 1);  // of the oldest reader
+  EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 64u);
+  EXPECT_EQ(bytes, WithSum(bytes));
+}
+
+TEST(HostImage, EveryTruncationAndEveryFlippedBitIsRefused) {
+  const std::string whole = EncodeHostImage(Sample());
+  for (size_t size = 0; size < whole.size(); ++size) {
+    EXPECT_FALSE(DecodeHostImage(Bytes(whole).first(size)).ok()) << size;
+  }
+  for (size_t bit = 0; bit < whole.size() * 8; ++bit) {
+    std::string flipped = whole;
+    flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
+    EXPECT_FALSE(DecodeHostImage(Bytes(flipped)).ok()) << bit;
+  }
+}
+
+TEST(HostImage, NeedsItsReader) {
+  std::string bytes = EncodeHostImage(Sample());
+  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 8, uint16_t{2});
+  EXPECT_TRUE(DecodeHostImage(Bytes(WithSum(bytes))).ok()) << "a newer writer, for old readers";
+  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 10, uint16_t{2});
+  EXPECT_TRUE(absl::IsFailedPrecondition(DecodeHostImage(Bytes(WithSum(bytes))).status()));
+}
+
+TEST(HostImage, RefusesTheImpossible) {
+  const auto refused = [](auto change) {
+    HostImage image = Sample();
+    change(image, image.pages[3].fragments[0]);
+    return absl::IsDataLoss(DecodeHostImage(Bytes(EncodeHostImage(image))).status());
+  };
+  using Fragment = HostImage::Fragment;
+  EXPECT_FALSE(refused([](HostImage&, Fragment&) {}));
+  EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.slot.region = 3; }));
+  EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.slot.offset = (2 << 20) - 18943; }));
+  EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.slot.offset = UINT64_MAX - 5; }));
+  EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.bytes = f.slot.bytes + 1; }));
+  EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.tiles_bytes = f.bytes; }));
+  EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.tiles_bytes = 0; }));
+  EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.range.layers = {3, 3}; }));
+  EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.range = {{0, 1000}, {0, 1000}}; }));
+  EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.slabs = 1 << 17; }));
+  EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.pages[0].fragments.clear(); }));
+}
+
+TEST(HostImage, TakesLyingCountsAndRandomBytes) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const std::string whole = EncodeHostImage(Sample());
+  for (int round = 0; round < 20000; ++round) {
+    std::string bytes = whole;
+    for (uint32_t changes = random() % 8 + 1; changes > 0; --changes) {
+      bytes[24 + random() % (bytes.size() - 28)] =
+          static_cast<char>(random() % 3 == 0 ? 0xff : random());
+    }
+    const auto decoded = DecodeHostImage(Bytes(WithSum(bytes)));
+    if (!decoded.ok()) continue;
+    for (const HostImage::Page& page : decoded->pages) {
+      for (const HostImage::Fragment& fragment : page.fragments) {
+        ASSERT_LT(fragment.slot.region, decoded->slabs);
+        ASSERT_LE(fragment.slot.offset + fragment.slot.bytes, decoded->slab_bytes);
+        ASSERT_LT(fragment.tiles_bytes, fragment.bytes);
+        ASSERT_LE(fragment.bytes, fragment.slot.bytes);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace crumb::storage

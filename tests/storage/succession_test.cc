@@ -1,0 +1,290 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// A store that hands its host memory to the next one.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <set>
+
+#include "common/mapping.h"
+#include "gtest/gtest.h"
+#include "storage/tiered_store.h"
+#include "tests/storage/store_calls.h"
+
+namespace crumb::storage {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kSlabs = 8;
+
+class SuccessionTest : public testing::Test {
+ protected:
+  static StoreOptions Options(const std::string& folder = "", uint64_t mib = 16) {
+    StoreOptions options = SmallStore(folder);
+    options.host.bytes_max = ByteSize{mib * kMiB};
+    options.host.slab_bytes = ByteSize{16 * kMiB / kSlabs};
+    return options;
+  }
+  void Open(const StoreOptions& options, std::unique_ptr<HandedOverMemory> memory = nullptr,
+            uint64_t host_bytes = UINT64_MAX) {
+    gone_.clear();
+    StoreEvents events;
+    events.slab_gone = [this](uint32_t slab) { gone_.insert(slab); };
+    StoreStart start;
+    start.host_bytes = host_bytes;
+    start.handed_over = std::move(memory);
+    auto opened = TieredStore::Open(options, clock_, events, std::move(start));
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    store_ = *std::move(opened);
+  }
+  std::unique_ptr<HandedOverMemory> HandOver() {
+    EXPECT_TRUE(store_->Stop(std::chrono::seconds(0)).ok());
+    auto memory = store_->HandOver();
+    EXPECT_TRUE(memory.ok()) << memory.status();
+    store_.reset();
+    return std::make_unique<HandedOverMemory>(*std::move(memory));
+  }
+  void Commit(uint64_t sequence, uint64_t pages) {
+    for (uint64_t i = 0; i < pages; ++i) {
+      ASSERT_TRUE(storage::Commit(*store_, SamplePage(sequence, i)).ok());
+    }
+  }
+  // Pages of the sequence that are hits; every byte is checked.
+  uint32_t Hits(uint64_t sequence, uint64_t pages, Tier tier = Tier::kHost) {
+    const AcquireRequest request = RequestOf(sequence, pages);
+    const auto result = Acquire(*store_, request);
+    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(AllRight(*store_, request, *result));
+    for (const Tier found : result->page_tiers) EXPECT_EQ(found, tier);
+    if (result->lease != 0) {
+      EXPECT_TRUE(store_->Release(result->lease));
+    }
+    return result->hit_pages;
+  }
+  // Until nothing is missing; false when that does not come.
+  bool Settle(uint64_t bytes = UINT64_MAX) {
+    for (int round = 0; round < 100; ++round) {
+      const auto missing = store_->GrowHost(bytes);
+      EXPECT_TRUE(missing.ok()) << missing.status();
+      if (*missing == 0) return true;
+    }
+    return false;
+  }
+
+  FakeClock clock_;
+  TemporaryFolder folder_;
+  std::set<uint32_t> gone_;
+  std::unique_ptr<TieredStore> store_;
+};
+
+TEST_F(SuccessionTest, TheSamePagesAreServedFromTheSameMemory) {
+  Open(Options());
+  Commit(1, 300);
+  Commit(2, 200);
+  ASSERT_TRUE(store_->PutRecord("node-id", "x").ok());
+  EXPECT_EQ(store_->DropKeyspace(SampleKeyspace(5), 9), 0u);
+  auto memory = HandOver();
+  EXPECT_EQ(memory->image.pages.size(), 500u);
+  // Only slabs with something in them.
+  EXPECT_LT(memory->image.slabs, kSlabs);
+  Open(Options(), std::move(memory), 0);
+  EXPECT_EQ(store_->Records().value().size(), 1u);
+  EXPECT_EQ(store_->Stats().host.pages, 500u);
+  const auto result = Acquire(*store_, RequestOf(1, 300)).value();
+  ASSERT_EQ(result.hit_pages, 300u);
+  for (const FragmentRef& fragment : result.fragments) EXPECT_GE(fragment.slab, kSlabs);
+  EXPECT_TRUE(store_->Release(result.lease));
+  EXPECT_EQ(Hits(2, 200), 200u);
+  // Nobody can write there, also not this process.
+  for (const Slab& slab : store_->slabs()) {
+    EXPECT_EQ(::mmap(nullptr, slab.bytes, PROT_WRITE, MAP_SHARED, slab.fd, 0), MAP_FAILED);
+  }
+}
+
+TEST_F(SuccessionTest, PagesMoveToMemoryOfTheirOwn) {
+  Open(Options());
+  Commit(1, 300);
+  Commit(2, 200);
+  auto memory = HandOver();
+  const uint32_t slabs = memory->image.slabs;
+  Open(Options(), std::move(memory));
+  ASSERT_TRUE(Settle());
+  EXPECT_EQ(gone_.size(), slabs);
+  EXPECT_EQ(store_->Stats().host.capacity_bytes, 16 * kMiB);
+  EXPECT_EQ(store_->Stats().host.pages, 500u);
+  const auto result = Acquire(*store_, RequestOf(1, 300)).value();
+  ASSERT_EQ(result.hit_pages, 300u);
+  for (const FragmentRef& fragment : result.fragments) EXPECT_LT(fragment.slab, kSlabs);
+  EXPECT_TRUE(store_->Release(result.lease));
+  EXPECT_EQ(Hits(2, 200), 200u);
+  Commit(3, 100);
+  EXPECT_EQ(Hits(3, 100), 100u);
+  // And once more.
+  memory = HandOver();
+  EXPECT_EQ(memory->image.pages.size(), 600u);
+  Open(Options(), std::move(memory));
+  ASSERT_TRUE(Settle());
+  EXPECT_EQ(Hits(1, 300) + Hits(2, 200) + Hits(3, 100), 600u);
+}
+
+TEST_F(SuccessionTest, AFullStoreMovesThroughOneSlab) {
+  Open(Options());
+  Commit(1, 1000);  // more than fits
+  const uint64_t pages = store_->Stats().host.pages;
+  ASSERT_LT(pages, 1000u);
+  auto memory = HandOver();
+  ASSERT_EQ(memory->image.slabs, kSlabs);
+  Open(Options(), std::move(memory));
+  EXPECT_EQ(store_->Stats().host.capacity_bytes, 18 * kMiB);
+  ASSERT_TRUE(Settle());
+  EXPECT_EQ(gone_.size(), kSlabs);
+  EXPECT_EQ(store_->Stats().host.capacity_bytes, 16 * kMiB);
+  // Slots are cut anew, so a few may find none at the end.
+  EXPECT_GE(store_->Stats().host.pages, pages - pages / 50);
+}
+
+TEST_F(SuccessionTest, LeasedPagesStayUntilTheyAreReleased) {
+  Open(Options());
+  Commit(1, 10);
+  Open(Options(), HandOver());
+  const AcquireRequest request = RequestOf(1, 4);
+  const auto leased = Acquire(*store_, request).value();
+  ASSERT_EQ(leased.hit_pages, 4u);
+  EXPECT_FALSE(Settle());
+  EXPECT_TRUE(gone_.empty());
+  clock_.Advance(std::chrono::minutes(1));
+  EXPECT_FALSE(Settle());
+  EXPECT_TRUE(AllRight(*store_, request, leased));
+  EXPECT_EQ(Hits(1, 10), 10u);
+  EXPECT_EQ(store_->Delete(request.keyspace, std::span(request.keys).first(1)), 1u);
+  EXPECT_FALSE(Settle());
+  EXPECT_TRUE(AllRight(*store_, request, leased)) << "a deleted page is there for who leased it";
+  EXPECT_TRUE(store_->Release(leased.lease));
+  EXPECT_TRUE(Settle());
+  EXPECT_EQ(gone_.size(), 1u);
+}
+
+TEST_F(SuccessionTest, WithoutRoomSomePagesLeaveInTheEnd) {
+  Open(Options());
+  Commit(1, 1000);
+  Open(Options(), HandOver(), 0);
+  const uint64_t pages = store_->Stats().host.pages;
+  EXPECT_TRUE(absl::IsResourceExhausted(storage::Commit(*store_, SamplePage(9, 0)).status()));
+  EXPECT_EQ(store_->Stats().host.pages, pages) << "nothing leaves for slots that nobody can use";
+  ASSERT_TRUE(store_->GrowHost(0).ok());
+  EXPECT_EQ(store_->Stats().host.pages, pages);
+  clock_.Advance(std::chrono::seconds(6));
+  ASSERT_TRUE(store_->GrowHost(0).ok());
+  EXPECT_EQ(gone_.size(), 1u) << "one slab's pages";
+  EXPECT_GE(store_->Stats().host.pages, pages - pages / kSlabs - 1);
+  // While its memory does not come back, no other goes for it.
+  for (int i = 0; i < 10; ++i) {
+    clock_.Advance(std::chrono::minutes(1));
+    ASSERT_TRUE(store_->GrowHost(0).ok());
+  }
+  EXPECT_EQ(gone_.size(), 1u);
+  ASSERT_TRUE(Settle(2 * kMiB));
+  EXPECT_GE(store_->Stats().host.pages, pages - pages / kSlabs - pages / 50);
+}
+
+TEST_F(SuccessionTest, ASmallerSuccessorTakesWhatItHasRoomFor) {
+  Open(Options());
+  Commit(1, 800);
+  const uint64_t pages = store_->Stats().host.pages;
+  Open(Options("", 5), HandOver());
+  const uint64_t kept = store_->Stats().host.pages;
+  EXPECT_GT(kept, pages / kSlabs);
+  EXPECT_LT(kept, pages * 5 / 16 + 1);
+  Hits(1, 800);
+  EXPECT_TRUE(Settle());
+  EXPECT_EQ(store_->Stats().host.capacity_bytes, 5 * kMiB);
+  // None at all, and another slab size.
+  StoreOptions other = Options("", 1);
+  other.host.slab_bytes = ByteSize{1 * kMiB};
+  Open(other, HandOver());
+  EXPECT_EQ(store_->Stats().host.pages, 0u);
+  Commit(1, 10);
+  other.host.bytes_max = ByteSize{12 * kMiB};
+  other.host.slab_bytes = ByteSize{4 * kMiB};
+  Open(other, HandOver());
+  EXPECT_EQ(Hits(1, 10), 10u);
+  for (const Slab& slab : store_->slabs()) EXPECT_EQ(slab.bytes, 1 * kMiB);
+}
+
+TEST_F(SuccessionTest, TheNextToLeaveStaysTheNextToLeave) {
+  Open(Options());
+  for (uint64_t sequence = 0; sequence < 8; ++sequence) {
+    clock_.Advance(std::chrono::seconds(1));
+    Commit(sequence, 80);
+  }
+  clock_.Advance(std::chrono::seconds(1));
+  EXPECT_EQ(Hits(0, 80), 80u);  // the oldest is the youngest now
+  Open(Options(), HandOver());
+  ASSERT_TRUE(Settle());
+  Commit(20, 400);
+  EXPECT_EQ(Hits(0, 80), 80u);
+  EXPECT_LT(Hits(1, 80), 80u);
+}
+
+TEST_F(SuccessionTest, WhatWasQueuedForTheSsdIsWrittenByTheSuccessor) {
+  Open(Options(folder_.path()));
+  Commit(1, 200);
+  Open(Options(folder_.path()), HandOver());
+  EXPECT_EQ(Hits(1, 200), 200u);
+  EXPECT_EQ(Flush(*store_).value(), 200u);
+  store_.reset();
+  Open(Options(folder_.path()));
+  EXPECT_EQ(Hits(1, 200, Tier::kSsd), 200u);
+}
+
+TEST_F(SuccessionTest, ADroppedGenerationStaysDropped) {
+  Open(Options(folder_.path()));
+  Commit(1, 20);
+  auto memory = HandOver();
+  Open(Options(folder_.path()));
+  store_->DropKeyspace(SampleKeyspace(0), 2);
+  store_.reset();
+  Open(Options(folder_.path()), std::move(memory));
+  EXPECT_EQ(store_->Stats().host.pages, 0u);
+}
+
+TEST_F(SuccessionTest, AnImageThatLiesGivesNoWrongPage) {
+  const auto handed_over = [this] {
+    Open(Options());
+    Commit(1, 50);
+    return HandOver();
+  };
+  auto swapped = handed_over();
+  std::swap(swapped->image.pages[3].key, swapped->image.pages[7].key);
+  Open(Options(), std::move(swapped));
+  EXPECT_EQ(store_->Stats().host.pages, 48u);
+  Hits(1, 50);
+
+  auto overlapping = handed_over();
+  overlapping->image.pages[3].fragments[0].slot = overlapping->image.pages[7].fragments[0].slot;
+  overlapping->image.pages[4].fragments[0].slot.offset += 512;
+  overlapping->image.pages[5].generation += 1;
+  Open(Options(), std::move(overlapping));
+  EXPECT_LE(store_->Stats().host.pages, 47u);
+  EXPECT_GE(store_->Stats().host.pages, 44u);
+  Hits(1, 50);
+  EXPECT_TRUE(Settle());
+  Hits(1, 50);
+
+  auto writable = handed_over();
+  writable->slabs[0] = CreateMemfd("not-sealed", writable->image.slab_bytes).value();
+  Open(Options(), std::move(writable));
+  EXPECT_EQ(store_->Stats().host.pages, 0u);
+  EXPECT_TRUE(Settle());
+
+  auto missing = handed_over();
+  missing->slabs.clear();
+  Open(Options(), std::move(missing));
+  EXPECT_EQ(store_->Stats().host.pages, 0u);
+  Commit(2, 5);
+  EXPECT_EQ(Hits(2, 5), 5u);
+}
+
+}  // namespace
+}  // namespace crumb::storage
