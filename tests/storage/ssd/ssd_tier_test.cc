@@ -161,6 +161,40 @@ TEST_F(SsdTierTest, FlippedBitsAreMissesAndThePageGoes) {
   EXPECT_EQ(Stats().recovered_pages, 60 - damaged);
 }
 
+// Whole fragments with right sums in places where the index says others are.
+TEST_F(SsdTierTest, PagesOfAnotherKeyOrKeyspaceAreMissesAndCounted) {
+  ASSERT_TRUE(Open().ok());
+  ASSERT_THAT(PutPages(1, 0, 8), testing::Each(IsOk()));
+  SampleFragment foreign = SamplePage(1, 3);
+  foreign.keyspace = SampleKeyspace(1);
+  const std::pair<SampleFragment, SampleFragment> placed[] = {
+      {SamplePage(1, 2), SamplePage(1, 6)},  // another page of the keyspace
+      {SamplePage(1, 3), foreign}};          // the same page of another keyspace
+  for (const auto& [victim, other] : placed) {
+    const std::vector<std::byte> at = BytesOf(victim);
+    const std::vector<std::byte> with = BytesOf(other);
+    ASSERT_EQ(at.size(), with.size());
+    int written = 0;
+    for (const fs::path& file : FilesIn("extents", ".extent")) {
+      std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+      const std::string content(std::istreambuf_iterator<char>(stream), {});
+      const std::string wanted(reinterpret_cast<const char*>(at.data()), at.size());
+      const size_t found = content.find(wanted);
+      if (found == std::string::npos) continue;
+      stream.seekp(static_cast<std::streamoff>(found));
+      stream.write(reinterpret_cast<const char*>(with.data()),
+                   static_cast<std::streamsize>(with.size()));
+      ++written;
+    }
+    ASSERT_EQ(written, 1);
+  }
+  const uint64_t failures = Stats().verify_failures_ssd;
+  EXPECT_TRUE(absl::IsDataLoss(Get(SamplePage(1, 2))));
+  EXPECT_TRUE(absl::IsDataLoss(Get(SamplePage(1, 3))));
+  EXPECT_EQ(Stats().verify_failures_ssd, failures + 2);
+  for (const uint64_t number : {0, 1, 4, 5, 6, 7}) EXPECT_TRUE(Get(SamplePage(1, number)).ok());
+}
+
 TEST_F(SsdTierTest, ATruncatedExtentCostsOnlyWhatWasInIt) {
   ASSERT_TRUE(Open().ok());
   ASSERT_THAT(PutPages(1, 0, 100), testing::Each(IsOk()));

@@ -1,0 +1,138 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// Ten thousand sessions are opened and dropped, some in the middle of their opening. crumbd has
+// then what it had before: descriptors, mappings, memory, sessions, leases.
+
+#include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <thread>
+
+#include "common/fd_channel.h"
+#include "crumb/v1/session.pb.h"
+#include "tests/fault/crumbd_process.h"
+#include "tests/fault/known_pages.h"
+
+namespace crumb::fault {
+namespace {
+
+constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr int kSessions = 10'000;
+constexpr int kWarmUp = 500;
+constexpr int kLeasing = 40;
+// What an allocator may keep of what it was given.
+constexpr uint64_t kMemorySlack = 16 * kMiB;
+constexpr size_t kMappingsSlack = 16;
+
+struct Held {
+  size_t descriptors = 0;
+  size_t mappings = 0;
+  uint64_t resident_bytes = 0;
+};
+
+Held HeldBy(pid_t pid) {
+  const std::string proc = "/proc/" + std::to_string(pid);
+  Held held;
+  std::error_code error;
+  std::filesystem::directory_iterator fds(proc + "/fd", error);
+  held.descriptors = static_cast<size_t>(std::distance(begin(fds), end(fds)));
+  std::ifstream maps(proc + "/maps");
+  for (std::string line; std::getline(maps, line);) ++held.mappings;
+  std::ifstream status(proc + "/status");
+  for (std::string line; std::getline(status, line);) {
+    // Of its own: slabs are the same all the time, staging is charged to who writes it.
+    if (line.starts_with("RssAnon:")) held.resident_bytes = std::stoull(line.substr(8)) * 1024;
+  }
+  return held;
+}
+
+bool Eventually(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return true;
+}
+
+// One session in one of the ways in which processes come and go.
+void OpenAndDrop(const std::string& socket_dir, int number) {
+  const auto socket = ConnectFdChannel(socket_dir + "/crumbd.fd.sock");
+  ASSERT_TRUE(socket.ok()) << socket.status();
+  if (number % 10 == 0) return;  // says nothing
+  v1::SessionHello hello;
+  hello.set_protocol_version(number % 10 == 1 ? 99 : 1);
+  hello.set_process_name("passer-by");
+  hello.set_staging_bytes(256 << 10);
+  const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  const int fds[] = {pidfd.get()};
+  // A hello without its pidfd is refused, too.
+  const auto passed = std::span<const int>(fds).first(number % 10 == 2 ? 0 : 1);
+  ASSERT_TRUE(SendFdMessage(socket->get(), hello.SerializeAsString(), passed).ok());
+  if (number % 10 == 3) return;  // does not wait for the answer
+  const auto answer = ReceiveFdMessage(socket->get());
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  v1::SessionWelcome welcome;
+  ASSERT_TRUE(welcome.ParseFromString(answer->bytes));
+  EXPECT_EQ(welcome.error().empty(), number % 10 > 2) << welcome.error();
+}
+
+TEST(SessionsTest, TenThousandLeaveNothingBehind) {
+  TemporaryFolder folder;
+  CrumbdProcess crumbd(folder.path(), {.slab_bytes = 16 * kMiB, .ssd_bytes = 0});
+  ASSERT_TRUE(crumbd.Start());
+  auto watcher = Connect(folder.path(), "watcher");
+  ASSERT_TRUE(watcher.ok()) << watcher.status();
+  const auto pages = KnownPages::Open(**watcher);
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  ASSERT_TRUE(pages->Publish(**watcher, 0, 8).ok());
+  const auto quiet = [&] {
+    const auto stats = (*watcher)->Stats();
+    return stats.ok() && stats->sessions == 1 && stats->leases == 0 && stats->reservations == 0;
+  };
+  const auto visit = [&](int first, int last) {
+    for (int number = first; number < last; ++number) {
+      ASSERT_NO_FATAL_FAILURE(OpenAndDrop(folder.path(), number));
+      if (number % (kSessions / kLeasing) != 0) continue;
+      // A whole client, which goes with a lease and staging room in its hands.
+      auto client = Connect(folder.path(), "leaver");
+      ASSERT_TRUE(client.ok()) << client.status();
+      EXPECT_TRUE(pages->ReadBack(**client, 3, std::chrono::seconds(10)).ok());
+      const auto room = (*client)->Reserve(2, pages->fragment_bytes(), std::chrono::seconds(10));
+      EXPECT_TRUE(room.ok()) << room.status();
+    }
+  };
+  ASSERT_NO_FATAL_FAILURE(visit(0, kWarmUp));
+  ASSERT_TRUE(Eventually(quiet));
+  const Held before = HeldBy(crumbd.pid());
+  const auto began = std::chrono::steady_clock::now();
+  ASSERT_NO_FATAL_FAILURE(visit(kWarmUp, kWarmUp + kSessions));
+  std::cout << kSessions << " sessions in "
+            << std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count()
+            << " s\n";
+  ASSERT_TRUE(Eventually(quiet));
+  EXPECT_TRUE(Eventually([&] { return HeldBy(crumbd.pid()).descriptors <= before.descriptors; }))
+      << HeldBy(crumbd.pid()).descriptors << " descriptors, before " << before.descriptors;
+  EXPECT_TRUE(Eventually([&] {
+    return HeldBy(crumbd.pid()).mappings <= before.mappings + kMappingsSlack;
+  })) << HeldBy(crumbd.pid()).mappings
+      << " mappings, before " << before.mappings;
+  const Held after = HeldBy(crumbd.pid());
+  EXPECT_LE(after.resident_bytes, before.resident_bytes + kMemorySlack);
+  std::cout << "descriptors " << before.descriptors << " -> " << after.descriptors << ", mappings "
+            << before.mappings << " -> " << after.mappings << ", memory of its own "
+            << before.resident_bytes << " -> " << after.resident_bytes << "\n";
+  EXPECT_TRUE(pages->ReadBack(**watcher, 3, std::chrono::seconds(10)).value());
+  EXPECT_EQ(crumbd.Stop(), 0);
+}
+
+}  // namespace
+}  // namespace crumb::fault
