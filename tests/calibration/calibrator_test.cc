@@ -196,6 +196,139 @@ TEST(CalibratorTest, ValuesThatAreNotFiniteAreNamed) {
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("layer 0: q"));
 }
 
+// The mean over windows of ||o' - o|| / ||o|| of one layer and KV head, in double precision: o over
+// the window's 64 rows, for the four queries before the window would leave, o' from its tile.
+class ExpectedErrorOracle {
+ public:
+  ExpectedErrorOracle(const RotationFile& file, int layer, int head)
+      : file_(file), at_(layer * 2 + head), head_(head) {}
+
+  double MeanOver(ActivationSource& source, int layer) {
+    double sum = 0.0;
+    int windows = 0;
+    EXPECT_TRUE(source
+                    .ForEach(layer, 1,
+                             [&](const SequenceActivations& s) {
+                               for (int page = 0; 64 + page * 64 + 64 + 256 <= s.tokens; ++page) {
+                                 sum += ErrorOf(s, page);
+                                 ++windows;
+                               }
+                               return absl::OkStatus();
+                             })
+                    .ok());
+    return sum / windows;
+  }
+
+ private:
+  static constexpr int kDim = 64;
+  using Rows = std::vector<std::vector<double>>;
+
+  std::vector<float> RotatedMean(const float* mean, const std::vector<float>& rotation) const {
+    std::vector<float> out(kDim);
+    for (int c = 0; c < kDim; ++c) {
+      double sum = 0.0;
+      for (int i = 0; i < kDim; ++i) sum += double{mean[i]} * rotation[(at_ * kDim + i) * kDim + c];
+      out[c] = static_cast<float>(sum);
+    }
+    return out;
+  }
+
+  static std::vector<double> Attend(const Bf16* q, const Rows& k, const Rows& v) {
+    std::vector<double> out(kDim, 0.0), weights;
+    double sum = 0.0;
+    for (const auto& key : k) {
+      double dot = 0.0;
+      for (int c = 0; c < kDim; ++c) dot += kernels::Bf16ToFloat(q[c]) * key[c];
+      weights.push_back(std::exp(dot / 8.0));
+      sum += weights.back();
+    }
+    for (size_t t = 0; t < v.size(); ++t) {
+      for (int c = 0; c < kDim; ++c) out[c] += weights[t] / sum * v[t][c];
+    }
+    return out;
+  }
+
+  double ErrorOf(const SequenceActivations& s, int page) {
+    const int begin = 64 + page * 64;
+    const int block = std::min(page / file_.pages_per_position_block, file_.position_blocks - 1);
+    const std::vector<float> mean_k =
+        RotatedMean(&file_.mean_k[(at_ * file_.position_blocks + block) * kDim], file_.rotation_k);
+    const std::vector<float> mean_v = RotatedMean(&file_.mean_v[at_ * kDim], file_.rotation_v);
+    kernels::QuantizeParams params;
+    params.shape = {.tokens = 64, .head_dim = kDim, .group_size = 64};
+    params.method = kernels::Method::kCrumb;
+    params.k = s.k + (begin * 2 + head_) * kDim;
+    params.v = s.v + (begin * 2 + head_) * kDim;
+    params.k_stride = params.v_stride = 2 * kDim;
+    params.k_transform = {&file_.rotation_k[at_ * kDim * kDim], mean_k.data(), file_.clip_k,
+                          &file_.feedback_k[at_ * kDim * kDim]};
+    params.v_transform = {&file_.rotation_v[at_ * kDim * kDim], mean_v.data(), file_.clip_v,
+                          nullptr};
+    std::vector<uint8_t> tile(params.shape.int2_bytes() + 128);
+    params.tile = tile.data() + (128 - reinterpret_cast<uintptr_t>(tile.data()) % 128) % 128;
+    kernels::QuantizeTile(params);
+    std::vector<float> tile_k(64 * kDim), tile_v(64 * kDim);
+    kernels::DequantizeTileToModel(params.shape, params.tile, params.k_transform,
+                                   params.v_transform, tile_k.data(), tile_v.data());
+    Rows k(64), v(64), stored_k(64), stored_v(64);
+    for (int t = 0; t < 64; ++t) {
+      for (int c = 0; c < kDim; ++c) {
+        k[t].push_back(kernels::Bf16ToFloat(params.k[t * 2 * kDim + c]));
+        v[t].push_back(kernels::Bf16ToFloat(params.v[t * 2 * kDim + c]));
+        stored_k[t].push_back(tile_k[t * kDim + c]);
+        stored_v[t].push_back(tile_v[t * kDim + c]);
+      }
+    }
+    double difference = 0.0, whole = 0.0;
+    for (int t = begin + 64 + 256 - 4; t < begin + 64 + 256; ++t) {
+      for (int query_head = 2 * head_; query_head < 2 * head_ + 2; ++query_head) {
+        const Bf16* q = s.q + (t * 4 + query_head) * kDim;
+        const std::vector<double> exact = Attend(q, k, v), got = Attend(q, stored_k, stored_v);
+        for (int c = 0; c < kDim; ++c) {
+          difference += (got[c] - exact[c]) * (got[c] - exact[c]);
+          whole += exact[c] * exact[c];
+        }
+      }
+    }
+    return std::sqrt(difference / whole);
+  }
+
+  const RotationFile& file_;
+  const size_t at_;
+  const int head_;
+};
+
+TEST(CalibratorTest, TheExpectedAttentionErrorIsThatOfEvictedWindows) {
+  RandomSource source(7, 640);  // 5 windows in each
+  CalibrationOptions options = CrumbOptions();
+  options.warn = [](const std::string& warning) { ADD_FAILURE() << warning; };
+  const auto file = Calibrate(source, options, nullptr);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_EQ(file->attention_error.size(), 2u * 2);
+  for (const int layer : {0, 1}) {
+    for (const int head : {0, 1}) {
+      const double expected = ExpectedErrorOracle(*file, layer, head).MeanOver(source, layer);
+      EXPECT_GT(expected, 0.01);
+      EXPECT_NEAR(file->attention_error[layer * 2 + head], expected, 1e-3 * expected);
+    }
+  }
+}
+
+// One rotation for all KV heads: the mean over them. Six sequences have 30 windows, two too few.
+TEST(CalibratorTest, OscarExpectsOneErrorPerLayerAndFewWindowsNone) {
+  RandomSource enough(7, 640), few(6, 640);
+  CalibrationOptions options = DefaultCalibration(kernels::Method::kOscar);
+  std::vector<std::string> warnings;
+  options.warn = [&](const std::string& warning) { warnings.push_back(warning); };
+  const auto file = Calibrate(enough, options, nullptr);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_EQ(file->attention_error.size(), 2u);
+  EXPECT_TRUE(warnings.empty());
+  EXPECT_TRUE(Calibrate(few, options, nullptr)->attention_error.empty());
+  ASSERT_EQ(warnings.size(), 1u);
+  EXPECT_THAT(warnings[0], testing::HasSubstr("only 30 windows to measure on, 32 are needed"));
+}
+
 TEST(CalibratorTest, HadamardNeedsAPowerOfTwo) {
   EXPECT_EQ(HadamardRotations(96).status().code(), absl::StatusCode::kInvalidArgument);
   const auto file = HadamardRotations(128);

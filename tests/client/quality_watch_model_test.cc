@@ -30,6 +30,9 @@ class QualityWatchModelTest : public testing::Test {
  protected:
   static constexpr const char* kModel = CRUMB_SOURCE_DIR "/models/data/tiny-lm";
 
+  static void SetUpTestSuite() { file_ = new RotationFile(Calibrate()); }
+  static void TearDownTestSuite() { delete file_; }
+
   static RotationFile Calibrate() {
     tools::ModelActivations::Options options;
     options.model = kModel;
@@ -95,9 +98,12 @@ class QualityWatchModelTest : public testing::Test {
     return sequence;
   }
 
+  static RotationFile* file_;  // the model's own
   const std::unique_ptr<models::Engine> engine_ = models::Engine::Load(kModel, {}).value();
   const std::unique_ptr<models::Tokenizer> tokenizer_ = models::Tokenizer::Load(kModel).value();
 };
+
+RotationFile* QualityWatchModelTest::file_ = nullptr;
 
 constexpr const char* kCode = "client/three_segment_sequence.cc";
 constexpr const char* kProse = "docs/quality.md";
@@ -106,9 +112,8 @@ constexpr const char* kProse = "docs/quality.md";
 constexpr int kWindowsOfOneText = 29;
 
 TEST_F(QualityWatchModelTest, TheRightRotationServesForeignTexts) {
-  const RotationFile file = Calibrate();
-  EXPECT_FALSE(file.attention_error.empty());
-  const auto worker = OpenWorker(file);
+  EXPECT_FALSE(file_->attention_error.empty());
+  const auto worker = OpenWorker(*file_);
   for (const char* text : {kCode, kProse, "client/remote_client.cc"}) {
     EXPECT_LT(Read(*worker, text)->stats().bits_per_element(), 6.0);
   }
@@ -117,7 +122,7 @@ TEST_F(QualityWatchModelTest, TheRightRotationServesForeignTexts) {
 }
 
 TEST_F(QualityWatchModelTest, ARotationOfAnotherModelIsGivenUp) {
-  const auto worker = OpenWorker(OfAnotherModel(Calibrate()));
+  const auto worker = OpenWorker(OfAnotherModel(*file_));
   EXPECT_LT(Read(*worker, kCode)->stats().bits_per_element(), 6.0);
   Read(*worker, kProse);
   EXPECT_GE(worker->counters().quality_alarms, 1);
@@ -128,7 +133,7 @@ TEST_F(QualityWatchModelTest, ARotationOfAnotherModelIsGivenUp) {
 
 // Files from before have no expected error.
 TEST_F(QualityWatchModelTest, WithoutAnExpectedErrorTheBoundIsAbsolute) {
-  RotationFile file = Calibrate();
+  RotationFile file = *file_;
   file.attention_error.clear();
   EXPECT_FLOAT_EQ(OptionsFor(file).watch_error_bound(), 0.6);
   const auto worker = OpenWorker(file);

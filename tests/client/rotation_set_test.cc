@@ -74,6 +74,24 @@ TEST(RotationSetTest, RefusesWhatIsNoRotation) {
   EXPECT_EQ(code({}), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(RotationSetTest, TheExpectedAttentionErrorIsOfTheTilesAsked) {
+  RotationSet::Arrays arrays = Identities(2, 2, 64);
+  const TileRange all{{0, 2}, {0, 2}};
+  EXPECT_FALSE(RotationSet::Of("a", arrays)->ExpectedAttentionError(all).has_value());
+  arrays.attention_error = {0.1f, 0.2f, 0.3f, 0.4f};
+  const RotationSet set = RotationSet::Of("a", arrays).value();
+  EXPECT_NEAR(*set.ExpectedAttentionError(all), 0.25, 1e-6);
+  EXPECT_NEAR(*set.ExpectedAttentionError({{1, 2}, {0, 2}}), 0.35, 1e-6);
+  EXPECT_NEAR(*set.ExpectedAttentionError({{0, 2}, {1, 2}}), 0.3, 1e-6);
+  arrays.attention_error.pop_back();
+  EXPECT_EQ(RotationSet::Of("a", arrays).status().code(), absl::StatusCode::kInvalidArgument);
+
+  // One for all layers and heads.
+  arrays = Identities(1, 1, 64);
+  arrays.attention_error = {0.4f};
+  EXPECT_NEAR(*RotationSet::Of("a", arrays)->ExpectedAttentionError({{0, 36}, {2, 8}}), 0.4, 1e-6);
+}
+
 TEST(RotationSetTest, FitsModelsOfItsShape) {
   const RotationSet set = RotationSet::Of("x", Identities(2, 1, 64)).value();
   EXPECT_TRUE(set.CheckFits(2, 8, 8, 64).ok());
