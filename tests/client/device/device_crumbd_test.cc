@@ -213,7 +213,9 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
       model.Pass(*cold, 900);
       ASSERT_TRUE(cold->Finish().ok());
       ASSERT_TRUE(cpu->WaitPublished(kPatience).ok());
-      const auto warm = cpu->Begin(model.prompt(kPrompt), Patient()).value();
+      SequenceOptions silent = Patient();
+      silent.publish = Publish::kNone;
+      const auto warm = cpu->Begin(model.prompt(kPrompt), silent).value();
       ASSERT_EQ(warm->cached_tokens(), kHit);
       model.Pass(*warm, kPrompt);
       for (int i = 1; i <= 5; ++i) expected.push_back(model.Pass(*warm, kPrompt + i));

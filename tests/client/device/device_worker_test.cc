@@ -76,7 +76,7 @@ void ExpectSameStores(const MemoryClient& got, const MemoryClient& expected) {
 }
 
 TEST(DeviceWorkerTest, OneSequenceIsAsOnTheCpu) {
-  for (uint32_t seed = 0; seed < 6; ++seed) {
+  for (uint32_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
     const WorkerOptions options = Options();
     const SequenceModel model(options, RandomTokens(800, 7));
@@ -214,7 +214,7 @@ struct Pair {
 // Sequences of all lengths join and leave a decode batch whose passes are one captured graph, with
 // prompts between on another stream, drafts that are rejected, and forks.
 TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
-  for (uint32_t seed = 0; seed < 6; ++seed) {
+  for (uint32_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
     const WorkerOptions options = Options();
     Pair pair(options, seed);
@@ -265,7 +265,7 @@ TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
 }
 
 TEST(DeviceWorkerTest, HitsComeLayerByLayerAndCountAsOnTheCpu) {
-  for (uint32_t seed = 0; seed < 9; ++seed) {
+  for (uint32_t seed = 0; seed < 4; ++seed) {
     SCOPED_TRACE(seed);
     const WorkerOptions options = Options();
     const SequenceModel model(options, RandomTokens(1500, 3));
@@ -296,7 +296,7 @@ TEST(DeviceWorkerTest, HitsComeLayerByLayerAndCountAsOnTheCpu) {
 
 // Two live sequences with equal prefixes on two streams: the second attends the first one's pages.
 TEST(DeviceWorkerTest, LiveSequencesSharePages) {
-  for (uint32_t seed = 0; seed < 6; ++seed) {
+  for (uint32_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
     const WorkerOptions options = Options();
     const SequenceModel model(options, RandomTokens(1200, 3));
@@ -324,7 +324,7 @@ TEST(DeviceWorkerTest, LiveSequencesSharePages) {
 // One prompt's rows serve one prompt after the other while the decode stream, which takes over what
 // it needs of them, is far behind.
 TEST(DeviceWorkerTest, RoomIsReusedBehindItsUsers) {
-  for (uint32_t seed = 0; seed < 12; ++seed) {
+  for (uint32_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
     const WorkerOptions options = Options();
     DeviceWorkerOptions sizes = SmallDevice();
