@@ -3,7 +3,7 @@
 // What namespaces_test.py --measure runs: prefixes of PAGES pages of about 1 MiB.
 //   remote_prefix write SOCKET_FOLDER PREFIXES PAGES    publishes them; prints the last
 //                                                       key of every run
-//   remote_prefix read SOCKET_FOLDER PREFIXES PAGES     leases each once; prints what it took
+//   remote_prefix read SOCKET_FOLDER PREFIX PAGES       leases that one once; prints what it took
 //   remote_prefix ucx SERVER HERE IN_FLIGHT PAGES       fetches from a crumb-fragment-server
 #include <algorithm>
 #include <cstdlib>
@@ -38,29 +38,24 @@ absl::Status Write(ShmPlane& plane, const FragmentSet& fragments, size_t prefixe
   return absl::OkStatus();
 }
 
-absl::Status Read(ShmPlane& plane, const FragmentSet& fragments, size_t prefixes, size_t pages) {
-  std::vector<double> gb_per_s;
-  for (size_t prefix = 0; prefix < prefixes; ++prefix) {
-    std::vector<PageKey> keys;
-    for (size_t page = 0; page < pages; ++page)
-      keys.push_back(fragments.Key(prefix * pages + page));
-    const auto took = plane.Acquire(prefix * pages, keys, kWait);
-    if (!took.ok()) return took.status();
-    gb_per_s.push_back(static_cast<double>(pages * fragments.tiles_bytes()) / ToSeconds(*took) *
-                       1e-9);
-  }
-  std::cout << nlohmann::json({{"gb_per_s", gb_per_s}}).dump() << std::endl;
+absl::Status Read(ShmPlane& plane, const FragmentSet& fragments, size_t prefix, size_t pages) {
+  std::vector<PageKey> keys;
+  for (size_t page = 0; page < pages; ++page) keys.push_back(fragments.Key(prefix * pages + page));
+  const auto took = plane.Acquire(prefix * pages, keys, kWait);
+  if (!took.ok()) return took.status();
+  const auto bytes = static_cast<double>(pages * fragments.tiles_bytes());
+  std::cout << nlohmann::json({{"gb_per_s", bytes / ToSeconds(*took) * 1e-9}}).dump() << std::endl;
   return absl::OkStatus();
 }
 
-absl::Status OfCrumbd(bool write, const std::string& folder, size_t prefixes, size_t pages) {
+absl::Status OfCrumbd(bool write, const std::string& folder, size_t number, size_t pages) {
   const auto client = ConnectTo(folder);
   if (!client.ok()) return client.status();
   FragmentSet fragments("remote-prefix", kFragmentBytes, size_t{64} << 20, pages);
   const absl::Status bound = BindKeyspace(**client, fragments);
   if (!bound.ok()) return bound;
   ShmPlane plane(**client, fragments);
-  return write ? Write(plane, fragments, prefixes, pages) : Read(plane, fragments, prefixes, pages);
+  return write ? Write(plane, fragments, number, pages) : Read(plane, fragments, number, pages);
 }
 
 absl::Status OfUcx(const std::string& server, const std::string& here, size_t in_flight,
