@@ -44,8 +44,9 @@ uint64_t HostRoom() { return MemoryRoom(ReadMemoryFacts("")); }
 
 class RunningDaemon : public Daemon {
  public:
-  explicit RunningDaemon(const Options& options)
+  RunningDaemon(const Options& options, const Spoken& spoken)
       : options_(options),
+        spoken_(spoken),
         started_(Clock::Real().Now()),
         metrics_(static_cast<size_t>(options.limits.model_labels_max)),
         events_({static_cast<size_t>(options.limits.watchers_max),
@@ -196,6 +197,7 @@ class RunningDaemon : public Daemon {
              .tls = options_.listen.tls,
              .node_id = node_.id,
              .version = kVersion,
+             .spoken = spoken_,
              .capacity_bytes = options_.store.host.bytes_max.value + stats.ssd.capacity_bytes,
              .keys_max = static_cast<size_t>(options_.limits.acquire_keys_max),
              .control_queue = static_cast<size_t>(options_.limits.control_queue),
@@ -342,6 +344,7 @@ class RunningDaemon : public Daemon {
   }
 
   const Options options_;
+  const Spoken spoken_;
   const TimePoint started_;
   std::atomic<bool> ready_{false};
   bool stopped_ = false;
@@ -371,8 +374,8 @@ class RunningDaemon : public Daemon {
 
 absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(
     const Options& options, const OpenStore& open_store,
-    std::unique_ptr<storage::HandedOverMemory> handed_over) {
-  auto daemon = std::make_unique<RunningDaemon>(options);
+    std::unique_ptr<storage::HandedOverMemory> handed_over, const Spoken& spoken) {
+  auto daemon = std::make_unique<RunningDaemon>(options, spoken);
   CRUMB_RETURN_IF_ERROR(daemon->Open(open_store, std::move(handed_over)));
   return daemon;
 }

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "server/cluster/spoken.h"
 #include "server/options.h"
 #include "storage/tiered_store.h"
 
@@ -31,7 +32,7 @@ class Daemon {
   // setting, socket, port or file.
   static absl::StatusOr<std::unique_ptr<Daemon>> Start(
       const Options& options, const OpenStore& open_store = storage::TieredStore::Open,
-      std::unique_ptr<storage::HandedOverMemory> handed_over = nullptr);
+      std::unique_ptr<storage::HandedOverMemory> handed_over = nullptr, const Spoken& spoken = {});
 
   virtual ~Daemon() = default;
 

@@ -86,7 +86,11 @@ absl::Status CheckListeners(const Options& options) {
     CRUMB_ASSIGN_OR_RETURN(const HostPort address, ParseHostPort(key, text));
     CRUMB_RETURN_IF_ERROR(CheckTcpFree(key, address));
   }
-  return options.listen.tls.CheckFiles(std::chrono::system_clock::now());
+  const auto now = std::chrono::system_clock::now();
+  if (!options.cluster.etcd.empty()) {
+    CRUMB_RETURN_IF_ERROR(options.cluster.etcd_access.CheckFiles(now));
+  }
+  return options.listen.tls.CheckFiles(now);
 }
 
 }  // namespace crumb::server

@@ -195,9 +195,9 @@ class RunningCluster final : public Cluster {
     self_.set_grpc_address(options.advertise.empty() ? address : options.advertise);
     if (transport_ != nullptr) self_.set_transport_address(transport_->address());
     self_.set_version(parts_.version);
-    self_.set_wire_min(kWireMin);
-    self_.set_wire_max(kWireMax);
-    self_.set_layout_id(FragmentHeader().layout_id);
+    self_.set_wire_min(parts_.spoken.wire_min);
+    self_.set_wire_max(parts_.spoken.wire_max);
+    self_.set_layout_id(parts_.spoken.layout_id);
     self_.set_capacity_bytes(parts_.capacity_bytes);
     self_.set_host(options.host.empty() ? MachineName() : options.host);
     self_.set_zone(options.zone);
@@ -223,9 +223,9 @@ class RunningCluster final : public Cluster {
       EtcdMembership::Options etcd;
       etcd.prefix = options.etcd_prefix;
       etcd.node_ttl = options.node_ttl;
-      return std::make_unique<EtcdMembership>(etcd, Self(),
-                                              EtcdClient::Make(options.etcd, options.rpc_deadline),
-                                              std::move(events), metrics_);
+      return std::make_unique<EtcdMembership>(
+          etcd, Self(), EtcdClient::Make(options.etcd, options.rpc_deadline, options.etcd_access),
+          std::move(events), metrics_);
     }
     return std::make_unique<StaticMembership>(
         StaticMembership::Options{options.nodes, options.heartbeat, options.node_ttl,
@@ -335,7 +335,8 @@ void RunningCluster::InstallNodes(Membership::Nodes nodes) {
       continue;
     }
     peers.push_back(std::make_shared<GrpcPeer>(
-        record, breaker, parts_.clock, CallerInfo{parts_.node_id, incarnation_},
+        record, breaker, parts_.clock,
+        CallerInfo{parts_.node_id, incarnation_, parts_.spoken.wire_max},
         PeerStub(record.grpc_address(), channel_), calls_in_progress_, transport_.get()));
   }
   for (const auto& gone : peers_.All()) {

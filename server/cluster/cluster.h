@@ -17,6 +17,7 @@
 #include "server/cluster/membership.h"
 #include "server/cluster/peer_calls.h"
 #include "server/cluster/remote_reader.h"
+#include "server/cluster/spoken.h"
 #include "server/keyspace_registry.h"
 #include "server/tls_options.h"
 #include "transport/fragment_source.h"
@@ -35,6 +36,7 @@ class Cluster {
     TlsOptions tls;  // of gRPC among nodes
     std::string node_id;
     std::string version;
+    Spoken spoken;
     uint64_t capacity_bytes = 0;
     size_t keys_max = 0;
     size_t control_queue = 256;

@@ -43,6 +43,7 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "Empty: a secret of this node's own, kept in its store.");
   visitor.Field("name", name, "Name of the cluster; nodes of another one are refused.");
   visitor.Field("etcd", etcd, "HOST:PORT of etcd's members. Empty: no etcd.");
+  visitor.Section("etcd_access", [&] { etcd_access.Visit(visitor); });
   visitor.Field("etcd_prefix", etcd_prefix, "What the names of all keys in etcd begin with.");
   visitor.Field(
       "nodes", nodes,
@@ -116,6 +117,7 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
   if (!(weight > 0 && weight <= kWeightMax)) {
     return absl::InvalidArgumentError("cluster.weight must be above 0 and at most 1000000");
   }
+  if (absl::Status status = etcd_access.Validate(); !status.ok()) return status;
   if (!enabled()) return absl::OkStatus();
   if (!etcd.empty() && !nodes.empty()) {
     return absl::InvalidArgumentError("cluster.etcd and cluster.nodes are both set: choose one");

@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "common/config_visitor.h"
+#include "server/cluster/etcd_access.h"
 
 namespace crumb::server {
 
@@ -16,6 +17,7 @@ struct ClusterOptions {
   std::string secret_file;        // empty: a secret of this node, made once, beside the index
   std::string name = "crumb";     // nodes of another cluster are refused
   std::vector<std::string> etcd;  // HOST:PORT each; empty: no etcd
+  EtcdAccess etcd_access;
   std::string etcd_prefix = "/crumb/";
   std::vector<std::string> nodes;  // HOST:PORT of every node's gRPC; with etcd: none
   std::string advertise;           // HOST:PORT that others reach listen.tcp at; empty: listen.tcp

@@ -100,16 +100,15 @@ bool EtcdMembership::WaitSynced(Duration most) {
 }
 
 void EtcdMembership::Stop() {
-  std::string key;
   {
     MutexLock lock(&mutex_);
     if (std::exchange(stopping_, true)) return;
-    key = NodePrefix() + self_.id();
     changed_.NotifyAll();
   }
   keeper_.Join();
-  // Leaving at once spares the others the wait for the lease's end.
-  if (lease_ != 0) etcd_->Delete(key).IgnoreError();
+  // Leaving at once spares the others the wait for the lease's end. The record under this node's id
+  // may be another node's.
+  if (lease_ != 0) etcd_->RevokeLease(lease_).IgnoreError();
   etcd_->Cancel();
   watcher_.Join();
 }
@@ -165,6 +164,8 @@ void EtcdMembership::NoteKept(const absl::Status& kept) {
   }
   if (kept.ok()) {
     LogInfo("{}", line);
+  } else if (state == State::kRefused) {
+    LogError("{}", line);
   } else {
     LogWarning("{}", line);
   }
@@ -396,7 +397,15 @@ void EtcdMembership::TellNodes(int64_t revision) {
     self = self_;
   }
   std::vector<v1::NodeRecord> alive;
-  for (const auto& [key, record] : nodes_) alive.push_back(record);
+  bool listed = false;
+  for (const auto& [key, record] : nodes_) {
+    alive.push_back(record);
+    listed |= record.id() == self.id() && record.incarnation() == self.incarnation();
+  }
+  if (!listed) {
+    MutexLock lock(&mutex_);
+    publish_ = true;  // somebody removed it, or it was never there
+  }
   Nodes nodes;
   nodes.epoch = static_cast<uint64_t>(base_ + revision);
   nodes.nodes = UsableNodes(self, alive, &nodes.refused);

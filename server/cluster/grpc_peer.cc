@@ -45,7 +45,7 @@ void GrpcPeer::FillCaller(v1::PeerCaller* caller) const {
   caller->set_node(caller_.node);
   caller->set_incarnation(caller_.incarnation);
   // The highest version that both speak.
-  caller->set_wire_version(std::min(kWireMax, record().wire_max()));
+  caller->set_wire_version(std::min(caller_.wire_max, record().wire_max()));
 }
 
 void GrpcPeer::Acquire(v1::PeerAcquireRequest request, TimePoint deadline,

@@ -16,6 +16,7 @@ namespace crumb::server {
 struct CallerInfo {
   std::string node;
   std::string incarnation;
+  uint32_t wire_max = kWireMax;
 };
 
 // A channel to `address`, made once for each; connects at its first call and again when it breaks.

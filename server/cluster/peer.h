@@ -9,13 +9,10 @@
 #include "absl/status/statusor.h"
 #include "crumb/v1/peer_service.pb.h"
 #include "server/cluster/breaker.h"
+#include "server/cluster/spoken.h"
 #include "transport/fetch.h"
 
 namespace crumb::server {
-
-// Versions of crumb.v1.PeerService that this crumbd speaks.
-inline constexpr uint32_t kWireMin = 1;
-inline constexpr uint32_t kWireMax = 1;
 
 // Another node as this one asks it. Calls never block; their callbacks run on threads of gRPC or of
 // the transport, exactly once, and must not block. Thread-safe.

@@ -152,13 +152,17 @@ void StaticMembership::Heard(const std::string& address,
 void StaticMembership::ExchangeKeyspaces() {
   const auto [version, own] = events_.own_keyspaces();
   const TimePoint now = clock_.Now();
-  std::vector<std::pair<std::string, std::shared_ptr<v1::PeerService::Stub>>> due;
+  struct Due {
+    std::string address;
+    std::shared_ptr<v1::PeerService::Stub> stub;
+    uint32_t wire_version = 0;  // the highest that both speak
+  };
+  std::vector<Due> due;
   v1::PeerKeyspacesRequest request;
   {
     MutexLock lock(&mutex_);
     request.mutable_caller()->set_node(self_.id());
     request.mutable_caller()->set_incarnation(self_.incarnation());
-    request.mutable_caller()->set_wire_version(kWireMax);
     for (auto& [address, entry] : entries_) {
       if (entry.record.id().empty() || entry.exchanging || !CheckNode(self_, entry.record).ok() ||
           now - entry.heard >= options_.node_ttl) {
@@ -166,12 +170,13 @@ void StaticMembership::ExchangeKeyspaces() {
       }
       if (entry.their_seen >= entry.their_version && entry.own_told >= version) continue;
       entry.exchanging = true;
-      due.emplace_back(address, entry.stub);
+      due.push_back({address, entry.stub, std::min(self_.wire_max(), entry.record.wire_max())});
     }
   }
   if (due.empty()) return;
   for (const v1::KeyspaceEntry& entry : own) *request.add_keyspaces() = entry;
-  for (const auto& [address, stub] : due) {
+  for (const auto& [address, stub, wire_version] : due) {
+    request.mutable_caller()->set_wire_version(wire_version);
     StartCall<v1::PeerKeyspacesResponse>(
         calls_, request, ToGrpcDeadline(now + options_.rpc_deadline, now),
         [&stub = stub](auto... arguments) { stub->async()->PeerKeyspaces(arguments...); },

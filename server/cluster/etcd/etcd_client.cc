@@ -7,6 +7,8 @@
 #include "common/status_macros.h"
 #include "grpcpp/create_channel.h"
 #include "grpcpp/security/credentials.h"
+#include "grpcpp/security/tls_certificate_provider.h"
+#include "grpcpp/security/tls_credentials_options.h"
 #include "server/cluster/etcd/etcd.grpc.pb.h"
 #include "server/cluster/outgoing_calls.h"
 
@@ -23,13 +25,29 @@ struct Member {
   explicit Member(const std::shared_ptr<grpc::Channel>& channel)
       : kv(etcdserverpb::KV::NewStub(channel)),
         watch(etcdserverpb::Watch::NewStub(channel)),
-        lease(etcdserverpb::Lease::NewStub(channel)) {}
+        lease(etcdserverpb::Lease::NewStub(channel)),
+        auth(etcdserverpb::Auth::NewStub(channel)) {}
   std::unique_ptr<etcdserverpb::KV::Stub> kv;
   std::unique_ptr<etcdserverpb::Watch::Stub> watch;
   std::unique_ptr<etcdserverpb::Lease::Stub> lease;
+  std::unique_ptr<etcdserverpb::Auth::Stub> auth;
 };
 
-std::shared_ptr<grpc::Channel> ChannelTo(const std::string& endpoint) {
+std::shared_ptr<grpc::ChannelCredentials> CredentialsOf(const EtcdAccess& access) {
+  namespace tls = grpc::experimental;
+  if (!access.tls()) return grpc::InsecureChannelCredentials();
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(access.reload_interval);
+  tls::TlsChannelCredentialsOptions options;
+  options.set_certificate_provider(std::make_shared<tls::FileWatcherCertificateProvider>(
+      access.key_file, access.cert_file, access.ca_file, static_cast<unsigned>(seconds.count())));
+  options.watch_root_certs();
+  if (!access.cert_file.empty()) options.watch_identity_key_cert_pairs();
+  return tls::TlsCredentials(options);
+}
+
+std::shared_ptr<grpc::Channel> ChannelTo(
+    const std::string& endpoint, const std::shared_ptr<grpc::ChannelCredentials>& credentials,
+    const std::string& server_name) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepAliveMs);
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepAliveTimeoutMs);
@@ -37,7 +55,8 @@ std::shared_ptr<grpc::Channel> ChannelTo(const std::string& endpoint) {
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
-  return grpc::CreateCustomChannel(endpoint, grpc::InsecureChannelCredentials(), arguments);
+  if (!server_name.empty()) arguments.SetSslTargetNameOverride(server_name);
+  return grpc::CreateCustomChannel(endpoint, credentials, arguments);
 }
 
 EtcdEntry EntryOf(const etcdserverpb::KeyValue& kv) {
@@ -46,9 +65,13 @@ EtcdEntry EntryOf(const etcdserverpb::KeyValue& kv) {
 
 class GrpcEtcdClient final : public EtcdClient {
  public:
-  GrpcEtcdClient(const std::vector<std::string>& endpoints, Duration call_deadline)
-      : call_deadline_(call_deadline) {
-    for (const std::string& endpoint : endpoints) members_.emplace_back(ChannelTo(endpoint));
+  GrpcEtcdClient(const std::vector<std::string>& endpoints, Duration call_deadline,
+                 const EtcdAccess& access)
+      : call_deadline_(call_deadline), access_(access) {
+    const auto credentials = CredentialsOf(access);
+    for (const std::string& endpoint : endpoints) {
+      members_.emplace_back(ChannelTo(endpoint, credentials, access.server_name));
+    }
   }
 
   absl::StatusOr<std::vector<EtcdEntry>> Range(const std::string& prefix,
@@ -115,6 +138,15 @@ class GrpcEtcdClient final : public EtcdClient {
     return response.id();
   }
 
+  absl::Status RevokeLease(int64_t lease) override {
+    etcdserverpb::LeaseRevokeRequest request;
+    request.set_id(lease);
+    etcdserverpb::LeaseRevokeResponse response;
+    return Call([&](Member& member, grpc::ClientContext* context) {
+      return member.lease->LeaseRevoke(context, request, &response);
+    });
+  }
+
   absl::Status KeepAlive(int64_t lease) override {
     etcdserverpb::LeaseKeepAliveRequest request;
     request.set_id(lease);
@@ -136,7 +168,9 @@ class GrpcEtcdClient final : public EtcdClient {
 
   absl::Status Watch(const std::string& prefix, int64_t revision, const Changed& changed) override {
     const size_t index = Current();
+    CRUMB_RETURN_IF_ERROR(LogIn());
     grpc::ClientContext context;
+    AddToken(&context);
     if (!calls_.Add(&context)) return absl::CancelledError("stopped");
     auto stream = members_[index].watch->Watch(&context);
     etcdserverpb::WatchRequest request;
@@ -171,10 +205,52 @@ class GrpcEtcdClient final : public EtcdClient {
   void Cancel() override { calls_.Stop(); }
 
  private:
+  // As the user, where one is set. A token that etcd does not know any more is got anew, once.
   template <typename Rpc>
   absl::Status Call(const Rpc& rpc) {
+    CRUMB_RETURN_IF_ERROR(LogIn());
+    const absl::Status status = CallOnce(rpc);
+    // What etcd says of a token that is old, of one from before its restart, and of none at all.
+    const bool forgotten = absl::IsUnauthenticated(status) || absl::IsInvalidArgument(status);
+    if (access_.user.empty() || !forgotten) return status;
+    SetToken("");
+    CRUMB_RETURN_IF_ERROR(LogIn());
+    return CallOnce(rpc);
+  }
+
+  absl::Status LogIn() {
+    if (access_.user.empty() || !Token().empty()) return absl::OkStatus();
+    etcdserverpb::AuthenticateRequest request;
+    request.set_name(access_.user);
+    CRUMB_ASSIGN_OR_RETURN(*request.mutable_password(), ReadPassword(access_.password_file));
+    etcdserverpb::AuthenticateResponse response;
+    const absl::Status status = CallOnce([&](Member& member, grpc::ClientContext* context) {
+      return member.auth->Authenticate(context, request, &response);
+    });
+    if (status.ok()) SetToken(response.token());
+    if (!absl::IsInvalidArgument(status) && !absl::IsFailedPrecondition(status)) return status;
+    return absl::Status(status.code(), "logging in to etcd as " + access_.user + ": " +
+                                           std::string(status.message()));
+  }
+
+  std::string Token() {
+    MutexLock lock(&mutex_);
+    return token_;
+  }
+  void SetToken(const std::string& token) {
+    MutexLock lock(&mutex_);
+    token_ = token;
+  }
+  void AddToken(grpc::ClientContext* context) {
+    const std::string token = Token();
+    if (!token.empty()) context->AddMetadata("token", token);
+  }
+
+  template <typename Rpc>
+  absl::Status CallOnce(const Rpc& rpc) {
     const size_t index = Current();
     grpc::ClientContext context;
+    AddToken(&context);
     context.set_deadline(ToGrpcDeadline(Clock::Real().Now() + call_deadline_, Clock::Real().Now()));
     // gRPC watches a connection that comes up only while some call waits for it.
     context.set_wait_for_ready(true);
@@ -196,17 +272,19 @@ class GrpcEtcdClient final : public EtcdClient {
   }
 
   const Duration call_deadline_;
+  const EtcdAccess access_;
   std::vector<Member> members_;
   OutgoingCalls calls_;
   Mutex mutex_;
   size_t current_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::string token_ ABSL_GUARDED_BY(mutex_);  // of the login; empty: none
 };
 
 }  // namespace
 
 std::unique_ptr<EtcdClient> EtcdClient::Make(const std::vector<std::string>& endpoints,
-                                             Duration call_deadline) {
-  return std::make_unique<GrpcEtcdClient>(endpoints, call_deadline);
+                                             Duration call_deadline, const EtcdAccess& access) {
+  return std::make_unique<GrpcEtcdClient>(endpoints, call_deadline, access);
 }
 
 std::string EndOfPrefix(std::string prefix) {

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "server/cluster/etcd_access.h"
 
 namespace crumb::server {
 
@@ -27,9 +28,10 @@ struct EtcdEntry {
 // kUnavailable and kDeadlineExceeded no member answers; kResourceExhausted etcd's space is used up.
 class EtcdClient {
  public:
-  // `endpoints`: HOST:PORT each. Connects at the first call.
+  // `endpoints`: HOST:PORT each. Connects at the first call, logs in at the first that needs it,
+  // and again when etcd has forgotten that.
   static std::unique_ptr<EtcdClient> Make(const std::vector<std::string>& endpoints,
-                                          Duration call_deadline);
+                                          Duration call_deadline, const EtcdAccess& access = {});
   virtual ~EtcdClient() = default;
 
   // All entries whose keys begin with `prefix`, as of `*revision`.
@@ -44,6 +46,8 @@ class EtcdClient {
   virtual absl::Status Delete(const std::string& key) = 0;
 
   virtual absl::StatusOr<int64_t> GrantLease(Duration ttl) = 0;
+  // Ends the lease, and with it all that was written on it.
+  virtual absl::Status RevokeLease(int64_t lease) = 0;
   // kNotFound: the lease has ended.
   virtual absl::Status KeepAlive(int64_t lease) = 0;
 

@@ -447,7 +447,9 @@ TEST_F(EtcdClusterTest, AnEtcdThatLostItsDataIsToldAllAgain) {
 
 TEST(EtcdFullTest, RegisteredNodesGoOnAndTheRestFollowsOnceThereIsRoom) {
   ASSERT_TRUE(EtcdProcess::Installed()) << "install the package etcd-server";
-  EtcdProcess etcd({.quota_bytes = 2 << 20, .cert = "", .key = "", .ca = ""});
+  EtcdProcess::Settings small;
+  small.quota_bytes = 2 << 20;
+  EtcdProcess etcd(small);
   ASSERT_TRUE(etcd.Start());
   TestNodes::Settings settings;
   settings.etcd = {etcd.endpoint()};

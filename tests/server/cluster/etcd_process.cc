@@ -28,7 +28,7 @@ EtcdProcess::EtcdProcess(const Settings& settings)
       endpoint_("127.0.0.1:" + std::to_string(FreePort())),
       peer_("http://127.0.0.1:" + std::to_string(FreePort())) {}
 
-bool EtcdProcess::Start() {
+bool EtcdProcess::Start(const EtcdAccess& access) {
   const std::string client = (settings_.cert.empty() ? "http://" : "https://") + endpoint_;
   std::vector<std::string> words = {"/usr/bin/etcd",
                                     "--data-dir",
@@ -67,7 +67,7 @@ bool EtcdProcess::Start() {
     pid_ = -1;
     return false;
   }
-  const auto client_of = EtcdClient::Make({endpoint_}, std::chrono::milliseconds(200));
+  const auto client_of = EtcdClient::Make({endpoint_}, std::chrono::seconds(2), access);
   absl::Status last;
   const bool answers = Eventually([&] {
     int64_t revision = 0;

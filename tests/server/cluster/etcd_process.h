@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "server/cluster/etcd_access.h"
 #include "tests/server/temp_folder.h"
 
 namespace crumb::server {
@@ -20,6 +21,7 @@ class EtcdProcess {
     std::string cert;
     std::string key;
     std::string ca;
+    EtcdAccess access;  // of Start, which asks whether it answers
   };
 
   // Whether there is an etcd program.
@@ -31,7 +33,8 @@ class EtcdProcess {
   EtcdProcess(const EtcdProcess&) = delete;
 
   // Waits until it answers. False: it does not.
-  bool Start();
+  bool Start() { return Start(settings_.access); }
+  bool Start(const EtcdAccess& access);
   // SIGKILL.
   void Stop();
   // SIGSTOP and SIGCONT: slow beyond every deadline.

@@ -1,0 +1,22 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "common/fragment_header.h"
+
+namespace crumb::server {
+
+// Versions of crumb.v1.PeerService that this crumbd speaks.
+inline constexpr uint32_t kWireMin = 1;
+inline constexpr uint32_t kWireMax = 1;
+
+// What a node tells others that it speaks. Another than this release's is for tests of upgrades.
+struct Spoken {
+  uint32_t wire_min = kWireMin;
+  uint32_t wire_max = kWireMax;
+  uint32_t layout_id = FragmentHeader().layout_id;  // of page tiles
+};
+
+}  // namespace crumb::server
