@@ -41,8 +41,16 @@ HistogramSnapshot SnapshotOf(const Histogram& histogram) {
 PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes,
                      InheritedSlabs* inherited)
     : policy_(std::move(policy)),
-      slots_(granule_bytes),
+      allocator_(std::make_unique<SlotAllocator>(granule_bytes)),
+      slots_(*allocator_),
       inherited_(inherited),
+      lifetime_seconds_(LifetimeBounds()),
+      reuse_seconds_(LifetimeBounds()) {}
+
+PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space)
+    : policy_(std::move(policy)),
+      slots_(space),
+      inherited_(nullptr),
       lifetime_seconds_(LifetimeBounds()),
       reuse_seconds_(LifetimeBounds()) {}
 
@@ -263,6 +271,18 @@ std::optional<PageHandle> PageTable::Victim(TimePoint now,
   const std::optional<ItemHandle> item = policy_->Victim(is_pinned);
   if (!item) return std::nullopt;
   return page_of_item_[*item];
+}
+
+std::optional<PageHandle> PageTable::ParentLeftBy(
+    PageHandle page, absl::FunctionRef<bool(PageHandle)> leaving) const {
+  const Space& space = *SpaceOf(pages_[page].keyspace);
+  const auto parent = space.pages.find(pages_[page].parent);
+  const auto children = space.children.find(pages_[page].parent);
+  if (parent == space.pages.end() || children == space.children.end()) return std::nullopt;
+  for (const PageHandle child : children->second) {
+    if (!leaving(child)) return std::nullopt;
+  }
+  return parent->second;
 }
 
 std::vector<PageHandle> PageTable::PagesBelow(const KeyspaceId& keyspace,

@@ -72,9 +72,11 @@ class PageTable {
   // `inherited`, which may be null and outlives this, has the slots of its regions.
   PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes,
             InheritedSlabs* inherited = nullptr);
+  // Over slots from elsewhere, which outlive this; slots() is not to be called.
+  PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space);
 
-  SlotAllocator& slots() { return slots_; }
-  const SlotAllocator& slots() const { return slots_; }
+  SlotAllocator& slots() { return *allocator_; }
+  const SlotAllocator& slots() const { return *allocator_; }
   Page& operator[](PageHandle page) { return pages_[page]; }
   const Page& operator[](PageHandle page) const { return pages_[page]; }
 
@@ -107,6 +109,11 @@ class PageTable {
   void NoteRead(PageHandle page, TimePoint now);
   // The next page to evict among those without references and pins that `may_go` accepts.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go);
+
+  // The page before this one, when nothing but pages that `leaving` accepts hangs on it: it may
+  // leave with them, though the policy sees children.
+  std::optional<PageHandle> ParentLeftBy(PageHandle page,
+                                         absl::FunctionRef<bool(PageHandle)> leaving) const;
 
   // Pages of a keyspace with a generation below `generation`.
   std::vector<PageHandle> PagesBelow(const KeyspaceId& keyspace, uint64_t generation) const;
@@ -156,7 +163,8 @@ class PageTable {
   void CountRemoval(const Page& page, RemovalReason reason, TimePoint now);
 
   const std::unique_ptr<EvictionPolicy> policy_;
-  SlotAllocator slots_;
+  const std::unique_ptr<SlotAllocator> allocator_;  // null: slots from elsewhere
+  SlotSpace& slots_;
   InheritedSlabs* const inherited_;
   absl::flat_hash_map<KeyspaceId, std::unique_ptr<Space>> spaces_;
   std::vector<Page> pages_;

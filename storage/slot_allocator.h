@@ -9,17 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include "storage/slot_space.h"
+
 namespace crumb::storage {
-
-// Room for one fragment.
-struct Slot {
-  uint32_t region = 0;      // slab or extent
-  uint32_t bytes = 0;       // the fragment's size rounded up to the granule
-  uint64_t offset = 0;      // in the region
-  uint8_t chunk_order = 0;  // its chunk has kChunkBytesMin << chunk_order bytes
-
-  friend bool operator==(const Slot&, const Slot&) = default;
-};
 
 // Cuts regions of memory or disk into slots. A region is divided into chunks, powers of two of
 // kChunkBytesMin that split and join like buddies; a chunk is cut into slots of one size and goes
@@ -27,7 +19,7 @@ struct Slot {
 // end to the slot size; only the first chunk of a size may be a worse one, so that a small store
 // can hold many sizes, and where all regions are too small for a good one, the best there is. Keeps
 // addresses only, touches no bytes. Not thread-safe.
-class SlotAllocator {
+class SlotAllocator final : public SlotSpace {
  public:
   static constexpr uint64_t kChunkBytesMin = uint64_t{1} << 20;
   static constexpr uint32_t kNoOwner = UINT32_MAX;
@@ -46,8 +38,8 @@ class SlotAllocator {
   std::optional<Slot> Allocate(uint64_t bytes, uint32_t owner);
   // Takes the very slot that an earlier process had. False: it is no slot of a chunk that could be.
   bool Claim(const Slot& slot, uint32_t owner);
-  void SetOwner(const Slot& slot, uint32_t owner);
-  void Free(const Slot& slot);
+  void SetOwner(const Slot& slot, uint32_t owner) override;
+  void Free(const Slot& slot) override;
 
   // Owners in the emptiest chunk whose slots have another size than `bytes` needs, when it is at
   // most an eighth full: moving them out gives the size room. Empty when there is none. A chunk
@@ -57,11 +49,11 @@ class SlotAllocator {
   // The region with the fewest bytes in use.
   std::optional<uint32_t> EmptiestRegion() const;
 
-  uint64_t capacity_bytes() const { return capacity_bytes_; }
-  uint64_t used_bytes() const { return used_bytes_; }    // slots in use
+  uint64_t capacity_bytes() const override { return capacity_bytes_; }
+  uint64_t used_bytes() const override { return used_bytes_; }
   uint64_t chunk_bytes() const { return chunk_bytes_; }  // chunks in use
   // Ends of chunks that are no slot.
-  uint64_t waste_bytes() const { return waste_bytes_; }
+  uint64_t waste_bytes() const override { return waste_bytes_; }
 
  private:
   struct Region {

@@ -38,7 +38,17 @@ void SsdOptions::Visit(ConfigVisitor& visitor) {
                 "hexadecimal digits; empty: not encrypted");
 }
 
+void DeviceOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
+  visitor.Field("demotions_max", demotions_max,
+                "slots of one device pool that workers copy down at a time; beyond that, pages "
+                "whose slots are needed are dropped");
+  visitor.Field("blank_percent_min", blank_percent_min,
+                "share of a device pool's slots kept free by copying pages down ahead of need");
+}
+
 void StoreOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Section("device", [&] { device.Visit(visitor); });
   visitor.Section("host", [&] { host.Visit(visitor); });
   visitor.Section("ssd", [&] { ssd.Visit(visitor); });
   visitor.Field("pending_for", pending_for, "how long a page counts as being committed");
@@ -50,6 +60,13 @@ absl::Status StoreOptions::Validate() const {
     return Refuse("host.bytes_max and host.slab_bytes must be 1 MiB or more");
   }
   if (auto policy = MakePolicy(host.policy, 1); !policy.ok()) return policy.status();
+  if (auto policy = MakePolicy(device.policy, 1); !policy.ok()) return policy.status();
+  if (device.demotions_max < 0 || device.demotions_max > 1'000'000) {
+    return Refuse("device.demotions_max must be from 0 to 1000000");
+  }
+  if (device.blank_percent_min < 0 || device.blank_percent_min > 50) {
+    return Refuse("device.blank_percent_min must be from 0 to 50");
+  }
   if (pending_pages_max < 0 || pending_for < Duration::zero()) {
     return Refuse("pending_pages_max and pending_for must not be negative");
   }

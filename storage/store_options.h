@@ -33,7 +33,16 @@ struct SsdOptions {
   void Visit(ConfigVisitor& visitor);
 };
 
+struct DeviceOptions {
+  std::string policy = "default";
+  int64_t demotions_max = 256;    // slots of one pool being copied down at a time
+  int64_t blank_percent_min = 2;  // of a pool's slots, kept free by copying pages down ahead
+
+  void Visit(ConfigVisitor& visitor);
+};
+
 struct StoreOptions {
+  DeviceOptions device;
   HostOptions host;
   SsdOptions ssd;
   Duration pending_for = std::chrono::seconds(10);

@@ -39,7 +39,22 @@ struct TierStats {
   std::string state = "active";  // or "off: <why>", "read-only: <why>"
 };
 
+// Device pools.
+struct DevicePoolStats {
+  uint64_t pools = 0;
+  uint64_t handles = 0;
+  uint64_t free_slots = 0;
+  uint64_t blank_slots = 0;    // in the hands of processes, without a page
+  uint64_t held_slots = 0;     // by processes, blank or with a page
+  uint64_t unknown_slots = 0;  // of an earlier crumbd's pools: whose they are is not known yet
+  uint64_t demoting_slots = 0;
+  uint64_t demoted_slots = 0;  // ever copied down before their pages left
+  uint64_t dropped_slots = 0;  // ever left with no copy below
+};
+
 struct StoreStats {
+  TierStats device;
+  DevicePoolStats pools;
   TierStats host;
   TierStats ssd;
   uint64_t leases = 0;

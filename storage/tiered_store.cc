@@ -12,6 +12,7 @@
 #include "storage/absent_tier.h"
 #include "storage/acquire_operation.h"
 #include "storage/coverage.h"
+#include "storage/device_tier.h"
 #include "storage/incoming_fragment.h"
 #include "storage/open_tiered_store.h"
 #include "storage/ssd/ssd_tier.h"
@@ -70,6 +71,7 @@ class TieredStoreImpl final : public TieredStore {
         events_(std::move(events)),
         pending_(clock, options.pending_for, static_cast<size_t>(options.pending_pages_max)),
         timer_(clock),
+        devices_(DeviceTierOptions(), clock, DeviceEvents()),
         recency_({.name = "crumb-recency", .threads = 1, .queue_max = kRecencyQueueMax}) {}
   ~TieredStoreImpl() override { Stop(Duration::zero()).IgnoreError(); }
 
@@ -84,10 +86,8 @@ class TieredStoreImpl final : public TieredStore {
   void Acquire(AcquireRequest request,
                std::function<void(absl::StatusOr<AcquireResult>)> done) override;
   LookupResult Lookup(const AcquireRequest& request) override;
-  std::optional<LeasedPages> ReadLease(LeaseId lease, const TileRange& range) const override {
-    return host_->ReadLease(lease, range);
-  }
-  bool Release(LeaseId lease) override { return host_->Release(lease); }
+  std::optional<LeasedPages> ReadLease(LeaseId lease, const TileRange& range) const override;
+  bool Release(LeaseId lease) override;
   std::span<const std::byte> Bytes(const FragmentRef& fragment) const override {
     return host_->Bytes(fragment);
   }
@@ -115,6 +115,7 @@ class TieredStoreImpl final : public TieredStore {
   }
   std::vector<Slab> slabs() const override { return host_->slabs(); }
   absl::StatusOr<uint64_t> GrowHost(uint64_t bytes) override { return host_->Grow(bytes); }
+  DeviceTier* devices() override { return &devices_; }
   StoreStats Stats() const override;
   absl::Status Stop(Duration grace) override;
   absl::StatusOr<HandedOverMemory> HandOver() override;
@@ -127,13 +128,22 @@ class TieredStoreImpl final : public TieredStore {
   bool only_hit() const { return options_.ssd.admission == "second_hit"; }
   void Announce(const KeyspaceId& keyspace, const PageKey& key, Tier tier,
                 PageEvent::Kind kind) const;
-  FragmentTierEvents HostEvents() const;
+  FragmentTierEvents EventsOf(Tier tier) const;
+  DeviceTier::Options DeviceTierOptions() const;
+  FragmentTierEvents DeviceEvents() const { return EventsOf(Tier::kDevice); }
   FragmentTierEvents BelowEvents();
   std::vector<TileRange> Present(const FragmentHeader& header) const;
   absl::Status CommitPiece(const FragmentHeader& header, const CommitRequest& request,
                            const TileRange& piece);
   absl::StatusOr<Slot> ReserveSlot(uint64_t bytes);
   absl::Status Publish(const FragmentMeta& meta, const Slot& slot, bool write_now);
+  void AcquireBelow(AcquireRequest request,
+                    std::function<void(absl::StatusOr<AcquireResult>)> done);
+  // Answers what is on devices, `pages`, together with what the tiers below answer for the rest.
+  void AcquireBeside(AcquireRequest request, std::vector<DeviceTier::PlacesOf> pages,
+                     std::function<void(absl::StatusOr<AcquireResult>)> done);
+  AcquireResult JoinLeases(const AcquireRequest& request, std::vector<DeviceTier::PlacesOf> pages,
+                           std::vector<uint32_t> below_pages, AcquireResult below);
   void NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys);
   void TouchBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
 
@@ -144,6 +154,7 @@ class TieredStoreImpl final : public TieredStore {
   std::unique_ptr<HostTier> host_;
   PendingHints pending_;
   DeadlineTimer timer_;
+  DeviceTier devices_;
   std::unique_ptr<Executor> readers_;
   std::unique_ptr<WriteThrough> writer_;
   std::unique_ptr<Promoter> promoter_;
@@ -192,7 +203,7 @@ absl::Status TieredStoreImpl::OpenHost(StoreStart start) {
       if (!has_below()) CRUMB_RETURN_IF_ERROR(below_->PutRecord(name, value));
     }
   }
-  CRUMB_ASSIGN_OR_RETURN(host_, HostTier::Open(options, clock_, HostEvents()));
+  CRUMB_ASSIGN_OR_RETURN(host_, HostTier::Open(options, clock_, EventsOf(Tier::kHost)));
   if (start.handed_over == nullptr) return absl::OkStatus();
   const HostTier::Adopted adopted = host_->Adopt(
       std::move(*start.handed_over), [this](const FragmentMeta& meta) { return BelowOf(meta); });
@@ -222,10 +233,24 @@ void TieredStoreImpl::Announce(const KeyspaceId& keyspace, const PageKey& key, T
   if (events_.page) events_.page({kind, keyspace, key, tier});
 }
 
-FragmentTierEvents TieredStoreImpl::HostEvents() const {
-  const auto announce = [this](PageEvent::Kind kind) {
-    return [this, kind](const KeyspaceId& keyspace, const PageKey& key) {
-      Announce(keyspace, key, Tier::kHost, kind);
+DeviceTier::Options TieredStoreImpl::DeviceTierOptions() const {
+  return {.device = options_.device, .is_below = [this](const FragmentMeta& fragment) {
+            std::vector<TileRange> present =
+                host_->Present(fragment.keyspace, fragment.key, fragment.generation);
+            for (const FragmentMeta& there : below_->Find(fragment.keyspace, fragment.key)) {
+              const bool known =
+                  std::any_of(present.begin(), present.end(),
+                              [&](const TileRange& range) { return Overlaps(range, there.range); });
+              if (!known && there.generation >= fragment.generation) present.push_back(there.range);
+            }
+            return Covers(present, fragment.range);
+          }};
+}
+
+FragmentTierEvents TieredStoreImpl::EventsOf(Tier tier) const {
+  const auto announce = [this, tier](PageEvent::Kind kind) {
+    return [this, tier, kind](const KeyspaceId& keyspace, const PageKey& key) {
+      Announce(keyspace, key, tier, kind);
     };
   };
   return {.added = announce(PageEvent::Kind::kAdded),
@@ -363,6 +388,93 @@ absl::StatusOr<CommitOutcome> TieredStoreImpl::PublishIncoming(
 void TieredStoreImpl::Acquire(AcquireRequest request,
                               std::function<void(absl::StatusOr<AcquireResult>)> done) {
   if (stopped_) return done(Stopped());
+  if (!request.pools.empty()) {
+    std::vector<DeviceTier::PlacesOf> pages = devices_.Ref(request);
+    const bool any =
+        std::any_of(pages.begin(), pages.end(), [](const auto& places) { return !places.empty(); });
+    if (any) return AcquireBeside(std::move(request), std::move(pages), std::move(done));
+  }
+  AcquireBelow(std::move(request), std::move(done));
+}
+
+void TieredStoreImpl::AcquireBeside(AcquireRequest request, std::vector<DeviceTier::PlacesOf> pages,
+                                    std::function<void(absl::StatusOr<AcquireResult>)> done) {
+  AcquireRequest rest = request;
+  rest.keys.clear();
+  std::vector<uint32_t> below_pages;
+  for (uint32_t i = 0; i < pages.size(); ++i) {
+    if (!pages[i].empty()) continue;
+    rest.keys.push_back(request.keys[i]);
+    below_pages.push_back(i);
+  }
+  if (rest.keys.empty()) {
+    done(JoinLeases(request, std::move(pages), {}, {}));
+    return NoteUse(request.keyspace, std::move(request.keys));
+  }
+  AcquireBelow(std::move(rest), [this, request = std::move(request), pages = std::move(pages),
+                                 below_pages = std::move(below_pages), done = std::move(done)](
+                                    absl::StatusOr<AcquireResult> below) mutable {
+    if (!below.ok()) {
+      devices_.Unref(pages);
+      return done(below.status());
+    }
+    AcquireResult result =
+        JoinLeases(request, std::move(pages), std::move(below_pages), *std::move(below));
+    request.keys.resize(result.hit_pages);
+    done(std::move(result));
+    NoteUse(request.keyspace, std::move(request.keys));
+  });
+}
+
+// The prefix ends at the first page that is neither on a device nor was found below.
+AcquireResult TieredStoreImpl::JoinLeases(const AcquireRequest& request,
+                                          std::vector<DeviceTier::PlacesOf> pages,
+                                          std::vector<uint32_t> below_pages, AcquireResult below) {
+  const size_t hits =
+      below.hit_pages < below_pages.size() ? below_pages[below.hit_pages] : pages.size();
+  devices_.Unref(std::span(pages).subspan(hits));
+  pages.resize(hits);
+  below_pages.resize(below.hit_pages);
+  AcquireResult result;
+  result.hit_pages = static_cast<uint32_t>(hits);
+  result.miss_reason = below.miss_reason;
+  if (hits == 0) return result;
+  result.page_tiers.assign(hits, Tier::kDevice);
+  for (uint32_t i = 0; i < below.hit_pages; ++i) {
+    result.page_tiers[below_pages[i]] = below.page_tiers[i];
+  }
+  for (FragmentRef& fragment : below.fragments) fragment.page = below_pages[fragment.page];
+  result.fragments = std::move(below.fragments);
+  result.lease = devices_.Lease(request, std::move(pages), below.lease, std::move(below_pages),
+                                &result.device_fragments);
+  return result;
+}
+
+std::optional<LeasedPages> TieredStoreImpl::ReadLease(LeaseId lease, const TileRange& range) const {
+  if (!DeviceTier::IsOwnLease(lease)) return host_->ReadLease(lease, range);
+  std::optional<DeviceTier::LeaseView> view = devices_.ReadLease(lease, range);
+  if (!view) return std::nullopt;
+  LeasedPages read = {.pages = view->pages, .fragments = {}};
+  read.device_fragments = std::move(view->fragments);
+  if (view->below == 0) return read;
+  std::optional<LeasedPages> below = host_->ReadLease(view->below, range);
+  if (!below) return std::nullopt;
+  for (FragmentRef& fragment : below->fragments) {
+    fragment.page = view->below_pages[fragment.page];
+  }
+  read.fragments = std::move(below->fragments);
+  return read;
+}
+
+bool TieredStoreImpl::Release(LeaseId lease) {
+  if (!DeviceTier::IsOwnLease(lease)) return host_->Release(lease);
+  const std::optional<LeaseId> below = devices_.Release(lease);
+  if (below && *below != 0) host_->Release(*below);
+  return below.has_value();
+}
+
+void TieredStoreImpl::AcquireBelow(AcquireRequest request,
+                                   std::function<void(absl::StatusOr<AcquireResult>)> done) {
   MissReason reason;
   std::vector<PageHandle> pages = host_->RefPrefix(request, 0, request.keys.size(), &reason);
   if (pages.size() < request.keys.size()) {
@@ -389,6 +501,7 @@ void TieredStoreImpl::Acquire(AcquireRequest request,
 void TieredStoreImpl::NoteUse(const KeyspaceId& keyspace, std::vector<PageKey> keys) {
   if (keys.empty()) return;
   recency_.Submit([this, keyspace, keys = std::move(keys)] {
+    devices_.Touch(keyspace, keys);
     host_->Touch(keyspace, keys);
     if (has_below()) TouchBelow(keyspace, keys);
   });
@@ -405,12 +518,22 @@ void TieredStoreImpl::TouchBelow(const KeyspaceId& keyspace, std::span<const Pag
 
 LookupResult TieredStoreImpl::Lookup(const AcquireRequest& request) {
   LookupResult result;
+  const std::vector<bool> on_device = devices_.Covered(request);
   size_t index = 0;
   while (index < request.keys.size()) {
-    const size_t in_host = host_->CountPrefix(request, index, request.keys.size());
+    if (on_device[index]) {
+      result.page_tiers.push_back(Tier::kDevice);
+      ++index;
+      continue;
+    }
+    const auto next =
+        std::find(on_device.begin() + static_cast<std::ptrdiff_t>(index), on_device.end(), true);
+    const size_t in_host =
+        host_->CountPrefix(request, index, static_cast<size_t>(next - on_device.begin()));
     result.page_tiers.insert(result.page_tiers.end(), in_host, Tier::kHost);
     index += in_host;
     if (index == request.keys.size()) break;
+    if (on_device[index]) continue;
     const PageKey& key = request.keys[index];
     const auto below = below_->Find(request.keyspace, key);
     const auto present = host_->Present(request.keyspace, key, request.generation);
@@ -445,22 +568,26 @@ uint32_t TieredStoreImpl::Pin(const KeyspaceId& keyspace, std::span<const PageKe
   uint32_t pinned = 0;
   for (const PageKey& key : keys) {
     const std::span<const PageKey> one(&key, 1);
-    const uint32_t in_host = host_->Pin(keyspace, one, until);
-    const uint32_t below = below_->Pin(keyspace, one, until);
-    pinned += std::max(in_host, below);
+    const uint32_t above =
+        std::max(devices_.Pin(keyspace, one, until), host_->Pin(keyspace, one, until));
+    pinned += std::max(above, below_->Pin(keyspace, one, until));
   }
   return pinned;
 }
 
-// Host memory first, then whatever is on its way down, then below, then what was on its way up.
+// Devices and host memory first, then whatever is on its way down, then below, then what was on its
+// way up.
 uint32_t TieredStoreImpl::Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
-  std::vector<PageKey> removed = host_->Remove(keyspace, keys);
+  std::vector<PageKey> removed = devices_.Remove(keyspace, keys);
+  const std::vector<PageKey> in_host = host_->Remove(keyspace, keys);
+  removed.insert(removed.end(), in_host.begin(), in_host.end());
   writer_->WaitFor(keyspace, keys);
   std::sort(removed.begin(), removed.end());
+  removed.erase(std::unique(removed.begin(), removed.end()), removed.end());
   uint32_t only_below = 0;
   for (const PageKey& key : keys) {
-    const bool was_in_host = std::binary_search(removed.begin(), removed.end(), key);
-    if (!was_in_host && !below_->Find(keyspace, key).empty()) ++only_below;
+    const bool was_above = std::binary_search(removed.begin(), removed.end(), key);
+    if (!was_above && !below_->Find(keyspace, key).empty()) ++only_below;
   }
   below_->Remove(keyspace, keys);
   promoter_->WaitFor(keyspace, keys);
@@ -469,17 +596,22 @@ uint32_t TieredStoreImpl::Delete(const KeyspaceId& keyspace, std::span<const Pag
 }
 
 uint64_t TieredStoreImpl::DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) {
-  const std::vector<PageKey> removed = host_->Drop(keyspace, generation);
-  uint64_t only_in_host = 0;
+  std::vector<PageKey> removed = devices_.Drop(keyspace, generation);
+  const std::vector<PageKey> in_host = host_->Drop(keyspace, generation);
+  removed.insert(removed.end(), in_host.begin(), in_host.end());
+  std::sort(removed.begin(), removed.end());
+  removed.erase(std::unique(removed.begin(), removed.end()), removed.end());
+  uint64_t only_above = 0;
   for (const PageKey& key : removed) {
-    if (below_->Find(keyspace, key).empty()) ++only_in_host;
+    if (below_->Find(keyspace, key).empty()) ++only_above;
   }
-  return only_in_host + below_->Drop(keyspace, generation);
+  return only_above + below_->Drop(keyspace, generation);
 }
 
 std::optional<PageKey> TieredStoreImpl::ParentOf(const KeyspaceId& keyspace,
                                                  const PageKey& key) const {
   if (const auto parent = host_->ParentOf(keyspace, key)) return parent;
+  if (const auto parent = devices_.ParentOf(keyspace, key)) return parent;
   const std::vector<FragmentMeta> below = below_->Find(keyspace, key);
   if (below.empty()) return std::nullopt;
   return below.front().parent;
@@ -487,6 +619,7 @@ std::optional<PageKey> TieredStoreImpl::ParentOf(const KeyspaceId& keyspace,
 
 void TieredStoreImpl::ForEachPage(const KeyspaceId& keyspace,
                                   const std::function<void(const PageKey&, Tier)>& visit) {
+  devices_.ForEachPage(keyspace, [&](const PageKey& key) { visit(key, Tier::kDevice); });
   host_->ForEachPage(keyspace, [&](const PageKey& key) { visit(key, Tier::kHost); });
   below_->ForEachPage(keyspace, [&](const PageKey& key) { visit(key, Tier::kSsd); });
 }
@@ -496,6 +629,7 @@ StoreStats TieredStoreImpl::Stats() const {
   below_->AddStats(stats);
   stats.host = host_->Stats();
   host_->AddLeaseStats(stats);
+  devices_.AddStats(stats);  // behind the other leases
   stats.durable_pages = writer_->durable_pages();
   stats.dedup_bytes = dedup_bytes_.value();
   stats.write_queue_pages = writer_->queued();

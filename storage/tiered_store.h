@@ -22,8 +22,10 @@
 
 namespace crumb::storage {
 
+class DeviceTier;
+
 // Where a page was found. The store itself finds none at kRemote.
-enum class Tier : uint8_t { kHost = 2, kSsd = 3, kRemote = 4 };
+enum class Tier : uint8_t { kDevice = 1, kHost = 2, kSsd = 3, kRemote = 4 };
 
 // Why the first page that is not a hit was none.
 enum class MissReason : uint8_t {
@@ -46,6 +48,16 @@ struct FragmentRef {
   uint32_t tiles_bytes = 0;
 };
 
+using DevicePoolNumber = uint32_t;  // never used again
+
+// One leased fragment in a slot of a device pool, which holds tiles only.
+struct DeviceFragmentRef {
+  uint32_t page = 0;  // index into the request's keys
+  DevicePoolNumber pool = 0;
+  uint64_t slot = 0;
+  std::shared_ptr<const FragmentHeader> header;
+};
+
 using LeaseId = uint64_t;  // 0: none
 
 struct AcquireRequest {
@@ -54,6 +66,8 @@ struct AcquireRequest {
   std::vector<PageKey> keys;  // in prefix order
   TileRange range;
   TimePoint deadline;  // for lower tiers; host hits are served whatever the time
+  // Device pools whose pages count, before those in host memory; the best first.
+  std::vector<DevicePoolNumber> pools = {};
 };
 
 struct AcquireResult {
@@ -62,12 +76,14 @@ struct AcquireResult {
   std::vector<Tier> page_tiers;        // [hit_pages] where each was found
   std::vector<FragmentRef> fragments;  // ascending by page
   MissReason miss_reason = MissReason::kNone;
+  std::vector<DeviceFragmentRef> device_fragments = {};  // ascending by page
 };
 
 // What a lease holds.
 struct LeasedPages {
   uint32_t pages = 0;
   std::vector<FragmentRef> fragments;  // ascending by page
+  std::vector<DeviceFragmentRef> device_fragments = {};
 };
 
 struct LookupResult {
@@ -219,6 +235,9 @@ class TieredStore {
   // handed over, and returns how many bytes are missing or to be moved then. Blocks meanwhile.
   // kResourceExhausted: the memory is not there.
   virtual absl::StatusOr<uint64_t> GrowHost(uint64_t bytes) = 0;
+
+  // Pages in device pools, as a part of this store; null: it has no such tier.
+  virtual DeviceTier* devices() { return nullptr; }
   virtual StoreStats Stats() const = 0;
 
   // Refuses new work, writes what is queued for the SSD within `grace`, syncs. Idempotent.

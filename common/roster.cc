@@ -1,0 +1,63 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "common/roster.h"
+
+#include <fcntl.h>
+
+#include <cerrno>
+#include <random>
+#include <string>
+#include <utility>
+
+#include "common/errno_status.h"
+#include "common/mapping.h"
+
+namespace crumb {
+namespace {
+
+constexpr size_t kMarksMax = 4096;
+constexpr int kAttemptsMax = 8;  // to find a byte that is not taken, of 2^62
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> CreateRoster() { return CreateMemfd("crumb-roster", 1); }
+
+absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster) {
+  // Only memory files have seals; locks of others may block, or be nobody's.
+  if (::fcntl(roster, F_GET_SEALS) < 0) return absl::DataLossError("not a roster");
+  std::vector<uint64_t> marks;
+  off_t from = 0;
+  while (marks.size() < kMarksMax) {
+    struct flock lock = {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = from;
+    if (::fcntl(roster, F_OFD_GETLK, &lock) != 0) return ErrnoStatus(errno, "reading a roster");
+    if (lock.l_type == F_UNLCK) return marks;
+    marks.push_back(static_cast<uint64_t>(lock.l_start));
+    // A lock to the end of the file hides whatever else there is.
+    if (lock.l_len == 0) return absl::DataLossError("a roster is locked as a whole");
+    from = lock.l_start + lock.l_len;
+  }
+  return absl::DataLossError("a roster has more than " + std::to_string(kMarksMax) + " marks");
+}
+
+absl::StatusOr<RosterMark> RosterMark::Take(int roster) {
+  UniqueFd file(::open(("/proc/self/fd/" + std::to_string(roster)).c_str(), O_RDWR | O_CLOEXEC));
+  if (!file.valid()) return ErrnoStatus(errno, "opening a roster");
+  std::random_device seed;
+  std::mt19937_64 random((uint64_t{seed()} << 32) | seed());
+  for (int attempt = 0; attempt < kAttemptsMax; ++attempt) {
+    const uint64_t byte = random() >> 2;
+    struct flock lock = {};
+    lock.l_type = F_WRLCK;
+    lock.l_whence = SEEK_SET;
+    lock.l_start = static_cast<off_t>(byte);
+    lock.l_len = 1;
+    if (::fcntl(file.get(), F_OFD_SETLK, &lock) == 0) return RosterMark(std::move(file), byte);
+    if (errno != EAGAIN && errno != EACCES) return ErrnoStatus(errno, "marking a roster");
+  }
+  return absl::ResourceExhaustedError("a roster has no byte left to mark");
+}
+
+}  // namespace crumb

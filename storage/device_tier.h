@@ -1,0 +1,162 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
+#include "absl/status/statusor.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "storage/device_pool_index.h"
+#include "storage/store_options.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::storage {
+
+// Pages in memory of devices, which workers share among themselves: which fragments lie in which
+// slots of which pools, who uses them, and what has to leave. Reads and moves no byte. Its one lock
+// is held for bookkeeping only. Thread-safe.
+class DeviceTier {
+ public:
+  struct Options {
+    DeviceOptions device;
+    // Whether a tier below has all of a fragment, so that its slot can be used again at once.
+    // Called without the lock.
+    std::function<bool(const FragmentMeta&)> is_below;
+  };
+  // Who copies slots to where their fragments stay. Called without the lock; must not block.
+  struct Demoters {
+    // A process that maps the pool; 0: there is none.
+    std::function<HolderId(DevicePoolNumber)> choose;
+    // Asks it. False: it cannot be asked any more.
+    std::function<bool(DevicePoolNumber, HolderId, std::span<const DemotionWork>)> ask;
+  };
+
+  // `events` are called without the lock.
+  DeviceTier(Options options, const Clock& clock, FragmentTierEvents events);
+
+  // Set before the first pool; the functions live as long as calls are made.
+  void SetDemoters(Demoters demoters) { demoters_ = std::move(demoters); }
+
+  // A new pool of slots of `slot_bytes`; its number is never used again.
+  // kInvalidArgument: sizes. `recovering`: see DevicePoolIndex.
+  absl::StatusOr<DevicePoolNumber> AddPool(uint64_t slot_bytes, uint64_t handle_bytes,
+                                           bool recovering);
+  // Forgets a pool. False: its slots are held or leased.
+  bool RemovePool(DevicePoolNumber pool);
+  bool AddHandle(DevicePoolNumber pool, uint32_t number);
+  void EndRecovery(DevicePoolNumber pool);
+  bool recovering(DevicePoolNumber pool) const;
+
+  // Up to `count` blank slots, evicting pages for them. Pages that no tier below has are given to
+  // be copied first, up to a bound; beyond it, and when nobody copies, they are lost and counted.
+  std::vector<uint64_t> Reserve(DevicePoolNumber pool, HolderId holder, size_t count);
+  // See DevicePoolIndex. kAlreadyExists: tiles of it are there; kAborted: of a dropped generation.
+  absl::Status Commit(DevicePoolNumber pool, HolderId holder, uint64_t slot,
+                      std::shared_ptr<const FragmentHeader> header, uint32_t logical_tile_bytes);
+  bool Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
+             std::shared_ptr<const FragmentHeader> header, uint32_t logical_tile_bytes);
+  // Lets slots go; answers how many of them the holder did not hold.
+  size_t Release(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
+  // Answers how many of the slots were not the holder's to copy.
+  size_t Demoted(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
+  // The process is gone: what it held is free, what it was to copy is lost.
+  void EndHolder(HolderId holder);
+  // The process copies no more: what it was to copy is lost.
+  void EndDemotions(HolderId holder);
+  size_t HeldBy(DevicePoolNumber pool, HolderId holder) const;
+
+  // Where one page lies, referred to; empty: not covered.
+  using PlacesOf = absl::InlinedVector<std::pair<DevicePoolNumber, PageHandle>, 1>;
+  // Refers to the pages that the request's pools cover, the first pools first. One entry a key.
+  std::vector<PlacesOf> Ref(const AcquireRequest& request);
+  void Unref(std::span<const PlacesOf> pages);
+  // Which of the request's keys its pools cover.
+  std::vector<bool> Covered(const AcquireRequest& request) const;
+
+  // Turns references into a lease that holds `below` of another tier with them; the keys of that
+  // one are at `below_pages`. `pages` may have empty entries.
+  LeaseId Lease(const AcquireRequest& request, std::vector<PlacesOf> pages, LeaseId below,
+                std::vector<uint32_t> below_pages, std::vector<DeviceFragmentRef>* fragments);
+  static bool IsOwnLease(LeaseId lease) { return (lease & kOwnLease) != 0; }
+  struct LeaseView {
+    uint32_t pages = 0;
+    LeaseId below = 0;
+    std::vector<uint32_t> below_pages;
+    std::vector<DeviceFragmentRef> fragments;
+  };
+  std::optional<LeaseView> ReadLease(LeaseId lease, const TileRange& range) const;
+  // Answers the lease below, 0 for none.
+  std::optional<LeaseId> Release(LeaseId lease);
+
+  void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+  std::vector<PageKey> Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+  std::vector<PageKey> Drop(const KeyspaceId& keyspace, uint64_t generation);
+  uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint until);
+  std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const;
+  void ForEachPage(const KeyspaceId& keyspace,
+                   const std::function<void(const PageKey&)>& visit) const;
+
+  // Fills stats.device and stats.pools, and adds the leases that no other tier has.
+  void AddStats(StoreStats& stats) const;
+
+ private:
+  static constexpr LeaseId kOwnLease = LeaseId{1} << 63;
+
+  struct LeaseRecord {
+    std::vector<PlacesOf> pages;
+    LeaseId below = 0;
+    std::vector<uint32_t> below_pages;
+    TimePoint since;
+  };
+  // A page chosen to leave.
+  struct Leaving {
+    PageHandle page = kNoPage;
+    std::vector<FragmentMeta> fragments;
+  };
+  using Pools = std::map<DevicePoolNumber, std::unique_ptr<DevicePoolIndex>>;
+
+  DevicePoolIndex* Find(DevicePoolNumber pool) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  PlacesOf Places(const AcquireRequest& request, const PageKey& key) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AddRefs(const PlacesOf& places, uint32_t index, const TileRange& range,
+               std::vector<DeviceFragmentRef>* fragments) const
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeBlanks(DevicePoolIndex& pool, HolderId holder, size_t count,
+                  std::vector<uint64_t>* slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<Leaving> ChooseLeaving(DevicePoolIndex& pool, size_t missing)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Has what leaves copied down. Of what cannot be, as much goes as gives `needed` slots.
+  void Demote(DevicePoolNumber pool, const std::vector<Leaving>& leaving, size_t needed);
+  std::vector<DemotionWork> BeginDemotions(DevicePoolNumber pool, HolderId holder,
+                                           std::span<const Leaving> leaving, size_t* asked);
+  // Calls the events for what changed in pools. Without the lock.
+  void Announce(const std::vector<PageTable::Change>& changes) const;
+  std::vector<PageTable::Change> TakeChanges() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const Options options_;
+  const Clock& clock_;
+  const FragmentTierEvents events_;
+  Demoters demoters_;
+
+  mutable Mutex mutex_;
+  Pools pools_ ABSL_GUARDED_BY(mutex_);
+  DevicePoolNumber last_pool_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);
+  LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::flat_hash_map<KeyspaceId, uint64_t> generations_ ABSL_GUARDED_BY(mutex_);
+  TierStats removed_ ABSL_GUARDED_BY(mutex_);  // counters of pools that are gone
+  uint64_t demoted_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace crumb::storage

@@ -1,0 +1,76 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "common/roster.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <optional>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace crumb {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::UnorderedElementsAre;
+
+TEST(RosterTest, MarksAreThereUntilTheyGo) {
+  const UniqueFd roster = CreateRoster().value();
+  EXPECT_THAT(ReadRoster(roster.get()).value(), IsEmpty());
+  std::optional<RosterMark> one = RosterMark::Take(roster.get()).value();
+  const RosterMark two = RosterMark::Take(one->roster()).value();
+  EXPECT_THAT(ReadRoster(roster.get()).value(), UnorderedElementsAre(one->byte(), two.byte()));
+  one.reset();
+  EXPECT_THAT(ReadRoster(roster.get()).value(), ElementsAre(two.byte()));
+}
+
+TEST(RosterTest, AMarkOutlivesTheDescriptorItWasTakenThrough) {
+  UniqueFd roster = CreateRoster().value();
+  const UniqueFd other(::fcntl(roster.get(), F_DUPFD_CLOEXEC, 0));
+  const RosterMark mark = RosterMark::Take(roster.get()).value();
+  roster.Reset();
+  EXPECT_THAT(ReadRoster(other.get()).value(), ElementsAre(mark.byte()));
+}
+
+TEST(RosterTest, AKilledProcessIsNotThere) {
+  const UniqueFd roster = CreateRoster().value();
+  int ready[2];
+  ASSERT_EQ(::pipe(ready), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const auto mark = RosterMark::Take(roster.get());
+    const char byte = mark.ok() ? 'y' : 'n';
+    if (::write(ready[1], &byte, 1) != 1) ::_exit(1);
+    while (true) ::pause();
+  }
+  char byte = 0;
+  ASSERT_EQ(::read(ready[0], &byte, 1), 1);
+  EXPECT_EQ(byte, 'y');
+  EXPECT_EQ(ReadRoster(roster.get())->size(), 1u);
+  ASSERT_EQ(::kill(child, SIGKILL), 0);
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_THAT(ReadRoster(roster.get()).value(), IsEmpty());
+  ::close(ready[0]);
+  ::close(ready[1]);
+}
+
+TEST(RosterTest, RefusesOtherFiles) {
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  EXPECT_TRUE(absl::IsDataLoss(ReadRoster(null.get()).status()));
+  EXPECT_FALSE(RosterMark::Take(-1).ok());
+  const UniqueFd whole = CreateRoster().value();
+  const UniqueFd again(
+      ::open(("/proc/self/fd/" + std::to_string(whole.get())).c_str(), O_RDWR | O_CLOEXEC));
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  ASSERT_EQ(::fcntl(again.get(), F_OFD_SETLK, &lock), 0);
+  EXPECT_TRUE(absl::IsDataLoss(ReadRoster(whole.get()).status()));
+}
+
+}  // namespace
+}  // namespace crumb

@@ -1,0 +1,435 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/device_tier.h"
+
+#include <map>
+#include <random>
+#include <set>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/tiered_store.h"
+#include "tests/storage/store_calls.h"
+
+namespace crumb::storage {
+namespace {
+
+using testing::Each;
+using testing::ElementsAre;
+using testing::IsEmpty;
+using testing::SizeIs;
+using testing::UnorderedElementsAre;
+
+constexpr uint64_t kSlotBytes = 4 * 4608;
+constexpr HolderId kAnn = 11;
+constexpr HolderId kBob = 22;
+
+std::shared_ptr<const FragmentHeader> HeaderOf(const SampleFragment& sample) {
+  const std::vector<std::byte> bytes = BytesOf(sample);
+  return std::make_shared<const FragmentHeader>(
+      DecodeFragmentHeader(std::span(bytes).subspan(MetaOf(sample).tiles_bytes)).value());
+}
+
+class DeviceTierTest : public testing::Test {
+ protected:
+  explicit DeviceTierTest(int64_t demotions_max = 256) {
+    StoreOptions options = SmallStore("");
+    options.device.demotions_max = demotions_max;
+    options.device.blank_percent_min = 0;
+    auto opened = TieredStore::Open(options, Clock::Real(), {});
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    store_ = *std::move(opened);
+    tier_ = store_->devices();
+    tier_->SetDemoters({.choose = [this](DevicePoolNumber) { return demoter_; },
+                        .ask =
+                            [this](DevicePoolNumber, HolderId, std::span<const DemotionWork> work) {
+                              asked_.insert(asked_.end(), work.begin(), work.end());
+                              return answers_;
+                            }});
+    pool_ = AddPool(8);
+  }
+
+  DevicePoolNumber AddPool(uint64_t slots, bool recovering = false) {
+    const auto pool = tier_->AddPool(kSlotBytes, slots * kSlotBytes, recovering);
+    EXPECT_TRUE(pool.ok()) << pool.status();
+    EXPECT_TRUE(tier_->AddHandle(*pool, 0));
+    return *pool;
+  }
+
+  // Puts pages into the pool, and lets go of them.
+  void Fill(DevicePoolNumber pool, uint64_t sequence, uint64_t first, uint64_t end) {
+    for (uint64_t page = first; page < end; ++page) {
+      const auto slots = tier_->Reserve(pool, kAnn, 1);
+      ASSERT_THAT(slots, SizeIs(1)) << "page " << page;
+      ASSERT_TRUE(
+          tier_->Commit(pool, kAnn, slots[0], HeaderOf(SamplePage(sequence, page)), 1).ok());
+      ASSERT_EQ(tier_->Release(pool, kAnn, slots), 0u);
+    }
+  }
+
+  AcquireRequest Request(uint64_t sequence, uint64_t pages,
+                         std::vector<DevicePoolNumber> pools) const {
+    AcquireRequest request = RequestOf(sequence, pages);
+    request.pools = std::move(pools);
+    return request;
+  }
+  DevicePoolStats PoolStats() const { return store_->Stats().pools; }
+
+  std::unique_ptr<TieredStore> store_;
+  DeviceTier* tier_ = nullptr;
+  DevicePoolNumber pool_ = 0;
+  HolderId demoter_ = 0;
+  bool answers_ = true;
+  std::vector<DemotionWork> asked_;
+};
+
+TEST_F(DeviceTierTest, HitsOnTheDeviceComeBeforeHostMemory) {
+  Fill(pool_, 1, 0, 3);
+  for (uint64_t page = 1; page < 5; ++page) {
+    ASSERT_TRUE(Commit(*store_, SamplePage(1, page)).ok());
+  }
+  const AcquireRequest request = Request(1, 6, {pool_});
+  EXPECT_EQ(store_->Lookup(request).hit_pages, 5u);
+  const auto result = Acquire(*store_, request);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->hit_pages, 5u);
+  EXPECT_EQ(result->miss_reason, MissReason::kAbsent);
+  EXPECT_THAT(result->page_tiers,
+              ElementsAre(Tier::kDevice, Tier::kDevice, Tier::kDevice, Tier::kHost, Tier::kHost));
+  ASSERT_THAT(result->device_fragments, SizeIs(3));
+  for (uint32_t page = 0; page < 3; ++page) {
+    EXPECT_EQ(result->device_fragments[page].page, page);
+    EXPECT_EQ(result->device_fragments[page].header->key, SampleKey(1, page));
+  }
+  ASSERT_THAT(result->fragments, SizeIs(2));
+  EXPECT_EQ(result->fragments[0].page, 3u);
+  EXPECT_TRUE(AllRight(*store_, request, *result));
+  // Who cannot reach the pool sees host memory alone, and there page 0 is missing.
+  EXPECT_EQ(Acquire(*store_, Request(1, 6, {}))->hit_pages, 0u);
+  const auto joined = store_->ReadLease(result->lease, request.range);
+  ASSERT_TRUE(joined.has_value());
+  EXPECT_EQ(joined->pages, 5u);
+  EXPECT_THAT(joined->device_fragments, SizeIs(3));
+  EXPECT_EQ(joined->fragments[1].page, 4u);
+  EXPECT_EQ(store_->Stats().leases, 1u);
+  EXPECT_TRUE(store_->Release(result->lease));
+  EXPECT_FALSE(store_->Release(result->lease));
+  EXPECT_EQ(store_->Stats().leases, 0u);
+  EXPECT_EQ(store_->Stats().leased_slots, 0u);
+}
+
+TEST_F(DeviceTierTest, APageBehindAGapIsNoHit) {
+  Fill(pool_, 1, 0, 1);
+  Fill(pool_, 1, 2, 4);
+  const auto result = Acquire(*store_, Request(1, 4, {pool_}));
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->hit_pages, 1u);
+  EXPECT_EQ(result->miss_reason, MissReason::kAbsent);
+  EXPECT_TRUE(store_->Release(result->lease));
+  // Nothing keeps the pages behind the gap.
+  EXPECT_TRUE(tier_->RemovePool(pool_));
+}
+
+TEST_F(DeviceTierTest, RanksCoverAPageTogether) {
+  const DevicePoolNumber other = AddPool(4);
+  SampleFragment left = SamplePage(1, 0);
+  SampleFragment right = left;
+  left.range = {{0, 2}, {0, 1}};
+  right.range = {{0, 2}, {1, 2}};
+  const auto one = tier_->Reserve(pool_, kAnn, 1);
+  const auto two = tier_->Reserve(other, kBob, 1);
+  ASSERT_TRUE(tier_->Commit(pool_, kAnn, one[0], HeaderOf(left), 1).ok());
+  EXPECT_EQ(Acquire(*store_, Request(1, 1, {pool_, other}))->hit_pages, 0u);
+  ASSERT_TRUE(tier_->Commit(other, kBob, two[0], HeaderOf(right), 1).ok());
+  EXPECT_EQ(Acquire(*store_, Request(1, 1, {pool_}))->hit_pages, 0u);
+  const auto both = Acquire(*store_, Request(1, 1, {pool_, other}));
+  ASSERT_EQ(both->hit_pages, 1u);
+  EXPECT_THAT(both->device_fragments, SizeIs(2));
+  const auto mine = store_->ReadLease(both->lease, right.range);
+  ASSERT_TRUE(mine.has_value());
+  ASSERT_THAT(mine->device_fragments, SizeIs(1));
+  EXPECT_EQ(mine->device_fragments[0].pool, other);
+}
+
+TEST_F(DeviceTierTest, TheBestPoolComesFirst) {
+  const DevicePoolNumber peer = AddPool(4);
+  Fill(pool_, 1, 0, 1);
+  Fill(peer, 1, 0, 1);
+  EXPECT_EQ(Acquire(*store_, Request(1, 1, {peer, pool_}))->device_fragments[0].pool, peer);
+  EXPECT_EQ(Acquire(*store_, Request(1, 1, {pool_, peer}))->device_fragments[0].pool, pool_);
+}
+
+TEST_F(DeviceTierTest, OnlyTheHolderCommitsAndReleases) {
+  const auto slots = tier_->Reserve(pool_, kAnn, 2);
+  const auto header = HeaderOf(SamplePage(1, 0));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kBob, slots[0], header, 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kAnn, 1000, header, 1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(99, kAnn, slots[0], header, 1)));
+  EXPECT_EQ(tier_->Release(pool_, kBob, slots), 2u);
+  ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[0], header, 1).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kAnn, slots[0], header, 1)));
+  EXPECT_TRUE(absl::IsAlreadyExists(tier_->Commit(pool_, kAnn, slots[1], header, 1)));
+  EXPECT_EQ(tier_->Release(pool_, kAnn, slots), 0u);
+  EXPECT_EQ(tier_->Release(pool_, kAnn, slots), 2u);
+  EXPECT_EQ(tier_->Demoted(pool_, kAnn, slots), 2u);
+  SampleFragment large = SamplePage(1, 1);
+  large.tile_bytes = 2 * 4608;
+  const auto blank = tier_->Reserve(pool_, kAnn, 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kAnn, blank[0], HeaderOf(large), 1)));
+}
+
+TEST_F(DeviceTierTest, AnEndedHolderLeavesItsPagesAndNoSlot) {
+  const auto slots = tier_->Reserve(pool_, kAnn, 5);
+  ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
+  EXPECT_EQ(PoolStats().held_slots, 5u);
+  EXPECT_EQ(PoolStats().blank_slots, 4u);
+  EXPECT_FALSE(tier_->RemovePool(pool_));
+  tier_->EndHolder(kAnn);
+  EXPECT_EQ(PoolStats().held_slots, 0u);
+  EXPECT_EQ(PoolStats().free_slots, 7u);
+  EXPECT_EQ(store_->Stats().device.pages, 1u);
+  EXPECT_EQ(tier_->HeldBy(pool_, kAnn), 0u);
+}
+
+// Evicts from the end of the prefix on, and only what a tier below has, as long as there is such.
+TEST_F(DeviceTierTest, PagesWithACopyBelowGoAtOnce) {
+  Fill(pool_, 1, 0, 8);
+  for (uint64_t page = 0; page < 8; ++page) {
+    ASSERT_TRUE(Commit(*store_, SamplePage(1, page)).ok());
+  }
+  EXPECT_THAT(tier_->Reserve(pool_, kBob, 3), SizeIs(3));
+  EXPECT_EQ(PoolStats().dropped_slots, 0u);
+  const auto rest = Acquire(*store_, Request(1, 8, {pool_}));
+  EXPECT_THAT(rest->page_tiers,
+              ElementsAre(Tier::kDevice, Tier::kDevice, Tier::kDevice, Tier::kDevice, Tier::kDevice,
+                          Tier::kHost, Tier::kHost, Tier::kHost));
+}
+
+TEST_F(DeviceTierTest, PagesWithoutACopyAreCopiedFirst) {
+  Fill(pool_, 1, 0, 8);
+  demoter_ = kBob;
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), IsEmpty());  // not yet
+  ASSERT_THAT(asked_, SizeIs(2));
+  EXPECT_EQ(asked_[0].header->key, SampleKey(1, 7));
+  EXPECT_EQ(PoolStats().demoting_slots, 2u);
+  // Meanwhile the page is a hit.
+  const auto hit = Acquire(*store_, Request(1, 8, {pool_}));
+  EXPECT_EQ(hit->hit_pages, 8u);
+  store_->Release(hit->lease);
+  EXPECT_EQ(tier_->Demoted(pool_, kAnn, std::vector<uint64_t>{asked_[0].slot}), 1u);
+  ASSERT_TRUE(Commit(*store_, SamplePage(1, 7)).ok());
+  ASSERT_TRUE(Commit(*store_, SamplePage(1, 6)).ok());
+  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot, asked_[1].slot}), 0u);
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), UnorderedElementsAre(asked_[0].slot, asked_[1].slot));
+  EXPECT_EQ(PoolStats().demoted_slots, 2u);
+  EXPECT_EQ(PoolStats().dropped_slots, 0u);
+}
+
+TEST_F(DeviceTierTest, ACopyThatFailedIsCountedAsLost) {
+  Fill(pool_, 1, 0, 8);
+  demoter_ = kBob;
+  tier_->Reserve(pool_, kAnn, 1);
+  ASSERT_THAT(asked_, SizeIs(1));
+  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot}), 0u);
+  EXPECT_EQ(PoolStats().demoted_slots, 0u);
+  EXPECT_EQ(PoolStats().dropped_slots, 1u);
+}
+
+TEST_F(DeviceTierTest, APageLeasedWhileItIsCopiedStays) {
+  Fill(pool_, 1, 0, 8);
+  demoter_ = kBob;
+  tier_->Reserve(pool_, kAnn, 1);
+  const auto lease = Acquire(*store_, Request(1, 8, {pool_}));
+  ASSERT_TRUE(Commit(*store_, SamplePage(1, 7)).ok());
+  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot}), 0u);
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 8), IsEmpty());
+  EXPECT_THAT(Acquire(*store_, Request(1, 8, {pool_}))->page_tiers, Each(Tier::kDevice));
+}
+
+TEST_F(DeviceTierTest, WithoutAnybodyToCopyPagesAreDropped) {
+  Fill(pool_, 1, 0, 8);
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 3), SizeIs(3));
+  EXPECT_EQ(PoolStats().dropped_slots, 3u);
+  demoter_ = kBob;
+  answers_ = false;  // gone between the choice and the question
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 1), SizeIs(1));
+  EXPECT_EQ(PoolStats().dropped_slots, 4u);
+  EXPECT_EQ(PoolStats().demoting_slots, 0u);
+  EXPECT_EQ(Acquire(*store_, Request(1, 8, {pool_}))->hit_pages, 4u);
+}
+
+TEST_F(DeviceTierTest, ADemoterThatEndsLosesWhatItWasToCopy) {
+  Fill(pool_, 1, 0, 8);
+  demoter_ = kBob;
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), IsEmpty());
+  tier_->EndHolder(kBob);
+  EXPECT_EQ(PoolStats().dropped_slots, 2u);
+  EXPECT_EQ(PoolStats().free_slots, 2u);
+  demoter_ = 0;
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), SizeIs(2));
+}
+
+class FewDemotionsTest : public DeviceTierTest {
+ protected:
+  FewDemotionsTest() : DeviceTierTest(2) {}
+};
+
+TEST_F(FewDemotionsTest, BeyondTheBoundPagesAreDropped) {
+  Fill(pool_, 1, 0, 8);
+  demoter_ = kBob;
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 5), SizeIs(3));
+  EXPECT_THAT(asked_, SizeIs(2));
+  EXPECT_EQ(PoolStats().dropped_slots, 3u);
+}
+
+TEST_F(DeviceTierTest, DeletedAndDroppedPagesKeepTheirSlotsForThoseWhoHoldThem) {
+  const auto slots = tier_->Reserve(pool_, kAnn, 2);
+  ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
+  ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[1], HeaderOf(SamplePage(1, 1)), 1).ok());
+  const std::vector<PageKey> keys = {SampleKey(1, 0)};
+  EXPECT_EQ(store_->Delete(SamplePage(1, 0).keyspace, keys), 1u);
+  EXPECT_EQ(store_->DropKeyspace(SamplePage(1, 0).keyspace, 2), 1u);
+  EXPECT_EQ(store_->Stats().device.pages, 0u);
+  EXPECT_EQ(PoolStats().free_slots, 6u);
+  EXPECT_EQ(tier_->Release(pool_, kAnn, slots), 0u);
+  EXPECT_EQ(PoolStats().free_slots, 8u);
+  // An older generation is refused, in pools to come as well.
+  const DevicePoolNumber later = AddPool(2);
+  const auto blank = tier_->Reserve(later, kAnn, 1);
+  EXPECT_TRUE(absl::IsAborted(tier_->Commit(later, kAnn, blank[0], HeaderOf(SamplePage(1, 0)), 1)));
+}
+
+TEST_F(DeviceTierTest, ARecoveringPoolGivesOutNothingUntilAllIsKnown) {
+  const DevicePoolNumber pool = AddPool(4, true);
+  EXPECT_EQ(PoolStats().unknown_slots, 4u);
+  EXPECT_THAT(tier_->Reserve(pool, kAnn, 4), IsEmpty());
+  const auto header = HeaderOf(SamplePage(1, 0));
+  EXPECT_TRUE(tier_->Claim(pool, kAnn, 0, header, 1));
+  EXPECT_FALSE(tier_->Claim(pool, kAnn, 0, header, 1));  // twice
+  EXPECT_TRUE(tier_->Claim(pool, kBob, 0, header, 1));   // another reader of it
+  EXPECT_FALSE(tier_->Claim(pool, kBob, 0, nullptr, 1));
+  EXPECT_TRUE(tier_->Claim(pool, kBob, 1, nullptr, 1));   // blank
+  EXPECT_FALSE(tier_->Claim(pool, kAnn, 1, nullptr, 1));  // Bob's
+  EXPECT_FALSE(tier_->Claim(pool, kAnn, 1, header, 1));
+  EXPECT_FALSE(tier_->Claim(pool, kAnn, 4, nullptr, 1));  // no such slot
+  EXPECT_TRUE(tier_->Claim(pool, kBob, 2, header, 1));    // a second copy stays its own
+  EXPECT_EQ(Acquire(*store_, Request(1, 1, {pool}))->hit_pages, 1u);
+  tier_->EndRecovery(pool);
+  EXPECT_THAT(tier_->Reserve(pool, kAnn, 4), ElementsAre(3));
+  EXPECT_EQ(tier_->Release(pool, kBob, std::vector<uint64_t>{0, 1, 2}), 0u);
+  EXPECT_EQ(tier_->Release(pool, kAnn, std::vector<uint64_t>{0}), 0u);
+}
+
+TEST_F(DeviceTierTest, RefusesPoolsOfImpossibleSizes) {
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(0, 4096, false).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(100, 4096, false).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(4096, 2048, false).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(
+      tier_->AddPool(uint64_t{1} << 32, uint64_t{1} << 40, false).status()));
+  EXPECT_FALSE(tier_->AddHandle(pool_, 0));
+  EXPECT_FALSE(tier_->AddHandle(1234, 0));
+}
+
+// Random calls of three processes against a model that knows who uses which slot: a slot is never
+// given out while somebody may read or write it, and in the end none is lost.
+TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
+  const uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  tier_->AddHandle(pool_, 1);
+  constexpr uint64_t kSlots = 16;
+  std::map<HolderId, std::map<uint64_t, bool>> held;  // by slot: whether it is committed
+  std::vector<std::pair<LeaseId, std::set<uint64_t>>> leases;
+  const auto in_use = [&](uint64_t slot) {
+    for (const auto& [holder, slots] : held) {
+      if (slots.contains(slot)) return true;
+    }
+    for (const auto& [lease, slots] : leases) {
+      if (slots.contains(slot)) return true;
+    }
+    return false;
+  };
+  const auto demote = [&] {
+    for (const DemotionWork& work : asked_) {
+      if (random() % 2 == 0) {
+        for (uint64_t page = 0; page < 12; ++page) {
+          if (work.header->key == SampleKey(1, page)) Commit(*store_, SamplePage(1, page)).value();
+        }
+      }
+      EXPECT_EQ(tier_->Demoted(pool_, demoter_, std::vector<uint64_t>{work.slot}), 0u);
+    }
+    asked_.clear();
+  };
+  for (int turn = 0; turn < 20'000; ++turn) {
+    const HolderId holder = 1 + random() % 3;
+    auto& mine = held[holder];
+    switch (random() % 7) {
+      case 0: {
+        const HolderId demoter = random() % 2 == 0 ? 0 : 77;
+        if (asked_.empty()) demoter_ = demoter;
+        for (const uint64_t slot : tier_->Reserve(pool_, holder, 1 + random() % 4)) {
+          ASSERT_FALSE(in_use(slot)) << "turn " << turn << ", slot " << slot;
+          ASSERT_LT(slot, kSlots);
+          mine[slot] = false;
+        }
+        break;
+      }
+      case 1:
+      case 2:
+        if (mine.empty()) break;
+        {
+          const auto slot = std::next(mine.begin(), static_cast<int>(random() % mine.size()));
+          const absl::Status status =
+              tier_->Commit(pool_, holder, slot->first, HeaderOf(SamplePage(1, random() % 12)), 1);
+          EXPECT_EQ(absl::IsInvalidArgument(status), slot->second);
+          if (status.ok()) slot->second = true;
+        }
+        break;
+      case 3:
+        if (mine.empty()) break;
+        {
+          const uint64_t slot =
+              std::next(mine.begin(), static_cast<int>(random() % mine.size()))->first;
+          EXPECT_EQ(tier_->Release(pool_, holder, std::vector<uint64_t>{slot}), 0u);
+          mine.erase(slot);
+        }
+        break;
+      case 4: {
+        const auto result = Acquire(*store_, Request(1, 12, {pool_}));
+        ASSERT_TRUE(result.ok());
+        std::set<uint64_t> slots;
+        for (const DeviceFragmentRef& fragment : result->device_fragments) {
+          slots.insert(fragment.slot);
+          EXPECT_EQ(fragment.header->key, SampleKey(1, fragment.page));
+        }
+        if (result->lease != 0) leases.push_back({result->lease, slots});
+        break;
+      }
+      case 5:
+        if (leases.empty()) break;
+        std::swap(leases[random() % leases.size()], leases.back());
+        EXPECT_TRUE(store_->Release(leases.back().first));
+        leases.pop_back();
+        break;
+      case 6:
+        demote();
+        if (random() % 50 == 0) {
+          tier_->EndHolder(holder);
+          mine.clear();
+        }
+        if (random() % 20 == 0) {
+          const std::vector<PageKey> keys = {SampleKey(1, random() % 12)};
+          store_->Delete(SampleKeyspace(0), keys);
+        }
+        break;
+    }
+  }
+  demote();
+  for (const auto& [lease, slots] : leases) EXPECT_TRUE(store_->Release(lease));
+  for (const HolderId holder : {1, 2, 3}) tier_->EndHolder(holder);
+  EXPECT_EQ(PoolStats().free_slots + store_->Stats().device.pages, kSlots);
+  EXPECT_TRUE(tier_->RemovePool(pool_));
+}
+
+}  // namespace
+}  // namespace crumb::storage
