@@ -23,6 +23,7 @@
 #include "server/calls/status_calls.h"
 #include "server/certificate_watch.h"
 #include "server/cluster/cluster.h"
+#include "server/device/device_pools.h"
 #include "server/event_hub.h"
 #include "server/host_growth.h"
 #include "server/keyspace_registry.h"
@@ -157,6 +158,8 @@ class RunningDaemon : public Daemon {
         options_.listen.tcp.empty() ? "unix:" + options_.listen.unix_socket : options_.listen.tcp;
     node_.started = started_;
     sessions_ = std::make_unique<SessionTable>(options_.sessions, *store_, metrics_);
+    pools_ = std::make_unique<DevicePools>(options_.device_pools, store_->devices(), Clock::Real());
+    sessions_->SetMemory(pools_.get());
     commits_ = std::make_unique<Executor>(
         Executor::Options{"crumb-commit", static_cast<int>(options_.limits.commit_threads),
                           static_cast<size_t>(options_.limits.commit_queue)});
@@ -182,7 +185,8 @@ class RunningDaemon : public Daemon {
                                                          *control_,
                                                          cluster_.get(),
                                                          tenants_.get(),
-                                                         {}});
+                                                         {},
+                                                         pools_.get()});
     return absl::OkStatus();
   }
 
@@ -231,7 +235,8 @@ class RunningDaemon : public Daemon {
                            FdListener::Start({options_.listen.fd_socket,
                                               options_.sessions,
                                               epoch.slot(),
-                                              {tenants_.get(), options_.tenants.shared_memory}},
+                                              {tenants_.get(), options_.tenants.shared_memory},
+                                              pools_.get()},
                                              *sessions_, *store_, metrics_));
     history_ = std::make_unique<History>(
         History::Options{options_.admin.history_interval,
@@ -359,6 +364,7 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<HostGrowth> growth_;
   std::unique_ptr<KeyspaceRegistry> keyspaces_;
   std::unique_ptr<SessionTable> sessions_;
+  std::unique_ptr<DevicePools> pools_;
   std::unique_ptr<Executor> commits_;
   std::unique_ptr<Executor> control_;
   std::unique_ptr<Cluster> cluster_;      // null: this node is alone

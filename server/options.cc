@@ -106,6 +106,7 @@ void Options::Visit(ConfigVisitor& visitor) {
   visitor.Section("admin", [&] { admin.Visit(visitor); });
   visitor.Section("store", [&] { store.Visit(visitor); });
   visitor.Section("sessions", [&] { sessions.Visit(visitor); });
+  visitor.Section("device_pools", [&] { device_pools.Visit(visitor); });
   visitor.Section("tenants", [&] { tenants.Visit(visitor); });
   visitor.Section("limits", [&] { limits.Visit(visitor); });
   visitor.Section("cluster", [&] { cluster.Visit(visitor); });
@@ -131,6 +132,7 @@ absl::Status Options::Validate() const {
     return absl::InvalidArgumentError("store: " + std::string(status.message()));
   }
   CRUMB_RETURN_IF_ERROR(sessions.Validate());
+  CRUMB_RETURN_IF_ERROR(device_pools.Validate());
   CRUMB_RETURN_IF_ERROR(tenants.Validate());
   CRUMB_RETURN_IF_ERROR(limits.Validate());
   CRUMB_RETURN_IF_ERROR(cluster.Validate(listen.tcp));

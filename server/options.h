@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "common/config_visitor.h"
 #include "server/cluster/cluster_options.h"
+#include "server/device/pool_options.h"
 #include "server/limits.h"
 #include "server/tenants/tenant_options.h"
 #include "server/tls_options.h"
@@ -55,6 +56,7 @@ struct Options {
   AdminOptions admin;
   storage::StoreOptions store;
   SessionLimits sessions;
+  PoolOptions device_pools;
   TenantOptions tenants;
   Limits limits;
   ClusterOptions cluster;

@@ -23,6 +23,7 @@
 namespace crumb::server {
 
 class Cluster;
+class DevicePools;
 
 // Called exactly once, possibly before the call that takes it returns.
 using Done = std::function<void(absl::Status)>;
@@ -41,6 +42,7 @@ struct CallContext {
   Cluster* cluster = nullptr;            // null: this node is alone
   const TenantTable* tenants = nullptr;  // null: callers need no token
   Caller caller;                         // of the call
+  DevicePools* pools = nullptr;          // null: this node keeps none
 };
 
 // The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown, or another

@@ -86,8 +86,11 @@ class AnywhereAcquire : public std::enable_shared_from_this<AnywhereAcquire> {
     if (!result.ok()) return done_(std::move(local_));
     if (local_.lease != 0) context_.store.Release(local_.lease);
     for (size_t page = 0; page < result->page_tiers.size(); ++page) {
-      result->page_tiers[page] =
-          page < local_.hit_pages ? local_.page_tiers[page] : storage::Tier::kRemote;
+      if (page < local_.hit_pages) {
+        result->page_tiers[page] = local_.page_tiers[page];
+      } else if (result->page_tiers[page] != storage::Tier::kDevice) {
+        result->page_tiers[page] = storage::Tier::kRemote;
+      }
     }
     const bool all_there = result->hit_pages == local_.hit_pages + pulled.pages;
     if (all_there) result->miss_reason = pulled.miss_reason;

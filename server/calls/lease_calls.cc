@@ -9,13 +9,17 @@
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "server/calls/cluster_acquire.h"
+#include "server/calls/device_calls.h"
 #include "server/calls/store_request.h"
+#include "server/device/device_pools.h"
 
 namespace crumb::server {
 namespace {
 
 TokenTier TokenTierOf(storage::Tier tier) {
   switch (tier) {
+    case storage::Tier::kDevice:
+      return TokenTier::kDevice;
     case storage::Tier::kSsd:
       return TokenTier::kSsd;
     case storage::Tier::kRemote:
@@ -55,7 +59,7 @@ class Acquisition {
         keyspace_(std::move(keyspace)),
         pages_(request.keys().size() / sizeof(PageKey)),
         window_tokens_(request.window_tokens()),
-        request_(request.request()),
+        request_(request),
         response_(response),
         done_(std::move(done)),
         started_(context.clock.Now()) {}
@@ -94,7 +98,7 @@ class Acquisition {
       CountTokens({});
       return done_(absl::UnauthenticatedError("the session ended"));
     }
-    if (!session_->acquires().Finish(request_, result->lease)) {
+    if (!session_->acquires().Finish(request_.request(), result->lease)) {
       context_.sessions.Release(*session_, result->lease);
       CountTokens({});
       return done_(absl::CancelledError("the caller gave the request up"));
@@ -112,6 +116,8 @@ class Acquisition {
     for (const storage::Tier tier : result.page_tiers) tiers.AddAlreadyReserved(ToProto(tier));
     context_.metrics.shm_bytes_out.Add(
         FillFragments(result.fragments, response_->mutable_fragments()));
+    FillDeviceFragments(context_, *session_, request_, result.device_fragments,
+                        response_->mutable_device_fragments());
     const bool complete = result.miss_reason == storage::MissReason::kNone;
     response_->set_miss_reason(complete && cut ? v1::MISS_REASON_BUSY
                                                : ToProto(result.miss_reason));
@@ -143,7 +149,7 @@ class Acquisition {
   const std::shared_ptr<Keyspace> keyspace_;
   const size_t pages_;
   const uint64_t window_tokens_;
-  const uint64_t request_;
+  const v1::AcquireRequest& request_;  // the caller's, until the answer
   v1::AcquireResponse* const response_;
   const Done done_;
   const TimePoint started_;
@@ -152,7 +158,8 @@ class Acquisition {
 }  // namespace
 
 v1::Tier ToProto(storage::Tier tier) {
-  static_assert(static_cast<int>(storage::Tier::kHost) == v1::TIER_HOST &&
+  static_assert(static_cast<int>(storage::Tier::kDevice) == v1::TIER_DEVICE &&
+                static_cast<int>(storage::Tier::kHost) == v1::TIER_HOST &&
                 static_cast<int>(storage::Tier::kSsd) == v1::TIER_SSD &&
                 static_cast<int>(storage::Tier::kRemote) == v1::TIER_REMOTE);
   return static_cast<v1::Tier>(tier);
@@ -186,6 +193,8 @@ absl::Status JoinLease(const CallContext& context, Session& session,
   response->set_miss_reason(v1::MISS_REASON_UNSPECIFIED);
   context.metrics.shm_bytes_out.Add(
       FillFragments(leased->fragments, response->mutable_fragments()));
+  FillDeviceFragments(context, session, request, leased->device_fragments,
+                      response->mutable_device_fragments());
   return absl::OkStatus();
 }
 
@@ -202,6 +211,7 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
   if (!keyspace.ok()) return done(keyspace.status());
   auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);
   if (!wanted.ok()) return done(wanted.status());
+  wanted->pools = PoolsOf(context, *session, request);
   if (request.window_tokens() >
       static_cast<uint32_t>(context.limits.acquire_keys_max) * static_cast<uint32_t>(kPageTokens)) {
     return done(absl::InvalidArgumentError(
@@ -227,6 +237,9 @@ void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequ
   if (!keyspace.ok()) return done(keyspace.status());
   auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);
   if (!wanted.ok()) return done(wanted.status());
+  if (context.pools != nullptr) {
+    wanted->pools = context.pools->AllOf(context.tenants == nullptr ? "" : (*keyspace)->tenant);
+  }
   if ((*keyspace)->quality_off()) {
     response->set_miss_reason(v1::MISS_REASON_QUALITY);
     return done(absl::OkStatus());
@@ -247,6 +260,7 @@ void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequ
 
 absl::Status Release(const CallContext& context, Session& session,
                      const v1::ReleaseRequest& request, v1::ReleaseResponse* response) {
+  if (!request.pool().empty()) CRUMB_RETURN_IF_ERROR(ReleaseSlots(context, session, request));
   uint32_t unknown = 0;
   for (const uint64_t lease : request.leases()) {
     if (!context.sessions.Release(session, lease)) ++unknown;

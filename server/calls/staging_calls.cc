@@ -8,6 +8,7 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/calls/device_calls.h"
 #include "server/cluster/cluster.h"
 
 namespace crumb::server {
@@ -76,6 +77,7 @@ void RunCommit(const CallContext& context, CommitWork& work) {
 
 absl::Status Reserve(const CallContext& context, const Session& session,
                      const v1::ReserveRequest& request, v1::ReserveResponse* response) {
+  if (!request.pool().empty()) return ReserveSlots(context, session, request, response);
   CRUMB_ASSIGN_OR_RETURN(const auto staging, StagingOf(session));
   CRUMB_RETURN_IF_ERROR(CheckCount(context, "count", request.count()));
   const uint64_t bytes = request.fragment_bytes();
@@ -99,6 +101,7 @@ absl::Status Reserve(const CallContext& context, const Session& session,
 
 void Commit(const CallContext& context, std::shared_ptr<Session> session,
             const v1::CommitRequest& request, v1::CommitResponse* response, Done done) {
+  if (!request.pool().empty()) return done(CommitSlots(context, *session, request, response));
   const auto staging = StagingOf(*session);
   if (!staging.ok()) return done(staging.status());
   const absl::Status counted = CheckCount(context, "offsets", request.offsets_size());

@@ -43,6 +43,7 @@ void FillStats(const CallContext& context, const NodeInfo& node, v1::StatsRespon
   response->set_uptime_seconds(SecondsBetween(node.started, context.clock.Now()));
   FillTier(v1::TIER_HOST, stats.host, response->add_tiers());
   FillTier(v1::TIER_SSD, stats.ssd, response->add_tiers());
+  FillTier(v1::TIER_DEVICE, stats.device, response->add_tiers());
   FillKeyspaces(context, response);
   response->set_sessions(static_cast<uint32_t>(totals.sessions));
   response->set_leases(static_cast<uint32_t>(stats.leases));

@@ -37,6 +37,11 @@ std::vector<NamedCounter> UnlabelledCounters(const ServerMetrics& metrics,
       {"crumb_promoted_pages_total", "Pages brought up from SSD.", stats.promoted_pages},
       {"crumb_demoted_pages_total", "Pages that left host memory for SSD only.",
        stats.demoted_pages},
+      {"crumb_device_demoted_slots_total",
+       "Slots of device pools whose pages workers copied down before they left.",
+       stats.pools.demoted_slots},
+      {"crumb_device_dropped_slots_total",
+       "Slots of device pools whose pages left with no copy below.", stats.pools.dropped_slots},
   };
 }
 

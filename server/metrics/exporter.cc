@@ -259,6 +259,19 @@ void AddGauges(Families& families, const Scrape& scrape) {
   gauge("crumb_leases", "Leases held.", static_cast<double>(store.leases));
   gauge("crumb_leased_slots", "Slots that leases hold.", static_cast<double>(store.leased_slots));
   gauge("crumb_lease_oldest_seconds", "Age of the oldest lease.", store.oldest_lease_seconds);
+  const storage::DevicePoolStats& pools = scrape.store.pools;
+  gauge("crumb_device_pools", "Device pools.", static_cast<double>(pools.pools));
+  gauge("crumb_device_handles", "Pieces of device memory whose descriptors are kept.",
+        static_cast<double>(pools.handles));
+  for (const auto& [state, slots] :
+       std::initializer_list<std::pair<const char*, uint64_t>>{{"free", pools.free_slots},
+                                                               {"blank", pools.blank_slots},
+                                                               {"held", pools.held_slots},
+                                                               {"demoting", pools.demoting_slots},
+                                                               {"unknown", pools.unknown_slots}}) {
+    families.Gauge("crumb_device_slots", "Slots of device pools by what they are used for.",
+                   static_cast<double>(slots), {{"state", state}});
+  }
   gauge("crumb_reservations", "Reservations of staging memory.",
         static_cast<double>(scrape.sessions.reservations));
   gauge("crumb_sessions", "Sessions open.", static_cast<double>(scrape.sessions.sessions));
@@ -443,7 +456,8 @@ void AddCertificates(Families& families, const std::vector<CertificateWatch::Rea
 
 std::string ExportText(const Scrape& scrape) {
   Families families;
-  const std::vector<NamedTier> tiers = {{"host", scrape.store.host}, {"ssd", scrape.store.ssd}};
+  const std::vector<NamedTier> tiers = {
+      {"device", scrape.store.device}, {"host", scrape.store.host}, {"ssd", scrape.store.ssd}};
   AddTokens(families, scrape.metrics);
   AddAskedPages(families, scrape);
   for (const NamedCounter& counter : UnlabelledCounters(scrape.metrics, scrape.store)) {

@@ -41,8 +41,9 @@ enum class Rpc : uint8_t {
   kPeerRead,
   kPeerKeyspaces,
   kPeerDrain,
+  kClaimSlots,
 };
-inline constexpr int kRpcCount = 29;
+inline constexpr int kRpcCount = 30;
 const char* RpcName(Rpc rpc);
 
 // How a call ended, as few kinds as somebody acts upon.

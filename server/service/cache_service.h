@@ -46,6 +46,7 @@ class CacheService final
   Unary* Reserve(Context*, const v1::ReserveRequest*, v1::ReserveResponse*) override;
   Unary* Commit(Context*, const v1::CommitRequest*, v1::CommitResponse*) override;
   Unary* Abort(Context*, const v1::AbortRequest*, v1::AbortResponse*) override;
+  Unary* ClaimSlots(Context*, const v1::ClaimSlotsRequest*, v1::ClaimSlotsResponse*) override;
 
   // Pages.
   Unary* Flush(Context*, const v1::FlushRequest*, v1::FlushResponse*) override;

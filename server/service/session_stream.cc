@@ -7,6 +7,7 @@
 #include <variant>
 
 #include "common/status_macros.h"
+#include "server/calls/device_calls.h"
 #include "server/calls/keyspace_calls.h"
 #include "server/service/queue_stream.h"
 
@@ -25,6 +26,12 @@ v1::SessionResponse ToProto(const NoticeQueue::Notice& notice) {
     for (const PageKey& key : durable->keys) keys += key.view();
   } else if (const auto* gone = std::get_if<NoticeQueue::SlabGone>(&notice)) {
     message.mutable_slab_gone()->set_slab(gone->slab);
+  } else if (const auto* demotions = std::get_if<NoticeQueue::Demotions>(&notice)) {
+    message.mutable_demotions()->set_pool(std::string(demotions->pool.view()));
+    for (const storage::DemotionWork& one : demotions->work) {
+      message.mutable_demotions()->add_slots(one.slot);
+      message.mutable_demotions()->add_headers(ToBytes(*one.header));
+    }
   } else {
     const auto& change = std::get<NoticeQueue::StateChange>(notice);
     message.mutable_keyspace_state()->set_keyspace(std::string(change.keyspace.view()));
@@ -74,7 +81,9 @@ class SessionStream : public Base {
   }
 
   void Ended() override {
-    if (notices_ != nullptr) session_->CloseNotices();
+    if (notices_ == nullptr) return;
+    session_->CloseNotices();
+    context_.sessions.NoteStreamEnd(*session_);
   }
 
  private:

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// CacheService: the calls about staging memory.
+// CacheService: the calls about staging memory and slots of device pools.
 #include "common/status_macros.h"
+#include "server/calls/device_calls.h"
 #include "server/calls/staging_calls.h"
 #include "server/service/cache_service.h"
 #include "server/service/call_metadata.h"
@@ -30,6 +31,15 @@ grpc::ServerUnaryReactor* CacheService::Abort(Context* call, const v1::AbortRequ
   return Answer(call, Rpc::kAbort, [&](const CallContext& context) -> absl::Status {
     CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
     return server::Abort(context, *session, *request);
+  });
+}
+
+grpc::ServerUnaryReactor* CacheService::ClaimSlots(Context* call,
+                                                   const v1::ClaimSlotsRequest* request,
+                                                   v1::ClaimSlotsResponse* response) {
+  return Answer(call, Rpc::kClaimSlots, [&](const CallContext& context) -> absl::Status {
+    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+    return server::ClaimSlots(context, *session, *request, response);
   });
 }
 

@@ -12,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <set>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +22,7 @@
 #include "common/status_macros.h"
 #include "common/thread.h"
 #include "crumb/v1/session.pb.h"
+#include "server/device/device_pools.h"
 #include "server/session/hello.h"
 
 namespace crumb::server {
@@ -31,6 +33,9 @@ constexpr uint64_t kListenerWord = 0;
 constexpr uint64_t kWakeWord = 1;
 constexpr uint64_t SocketWord(uint64_t number) { return number << 1; }
 constexpr uint64_t PidfdWord(uint64_t number) { return number << 1 | 1; }
+
+// A PoolAnswer that says of its first field, the code, that it is 0.
+constexpr std::string_view kNoError("\x08\0", 2);
 
 // How long accepting pauses when descriptors have run out.
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
@@ -103,6 +108,7 @@ class EpollFdListener : public FdListener {
       for (int i = 0; i < std::max(count, 0); ++i) Handle(events[static_cast<size_t>(i)].data.u64);
       DropLateHellos();
       ResumeAccepting();
+      if (options_.pools != nullptr) pools_next_ = options_.pools->Check();
     }
   }
 
@@ -111,6 +117,7 @@ class EpollFdListener : public FdListener {
     TimePoint next = TimePoint::max();
     if (!handshakes_.empty()) next = connections_.at(*handshakes_.begin()).hello_deadline;
     if (accept_paused_) next = std::min(next, accept_again_);
+    next = std::min(next, pools_next_);
     if (next == TimePoint::max()) return -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::Real().Now());
     return static_cast<int>(std::clamp<int64_t>(left.count(), 0, 60'000));
@@ -181,12 +188,30 @@ class EpollFdListener : public FdListener {
       }
       return Close(number);
     }
-    // After the hello a process has nothing to say: this is the end, or somebody who talks on.
+    // After the hello a process has to talk about pools only: else this is the end.
+    if (message.ok() && AnswerPools(connection, *std::move(message))) return;
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.socket.get(), nullptr);
     connection.socket.Reset();
     const std::shared_ptr<Session> session = connection.session;
     sessions_.Disconnect(session);  // its process stays watched
     if (session->phase() == Session::Phase::kEnded) Close(number);
+  }
+
+  // False: it was not about pools, or the process does not read its answers.
+  bool AnswerPools(const Connection& connection, FdMessage message) {
+    v1::PoolRequest request;
+    if (options_.pools == nullptr || !options_.pools->enabled() ||
+        !request.ParseFromString(message.bytes)) {
+      return false;
+    }
+    const PoolReply reply =
+        options_.pools->Handle(connection.session, request, std::move(message.fds));
+    std::vector<int> fds;
+    for (const UniqueFd& fd : reply.fds) fds.push_back(fd.get());
+    std::string bytes = reply.answer.SerializeAsString();
+    // An answer without content; a message without content would be the end of the connection.
+    if (bytes.empty()) bytes = kNoError;
+    return SendFdBatches(connection.socket.get(), std::move(bytes), fds).ok();
   }
 
   // False: refused and counted, and the connection is to be closed.
@@ -205,7 +230,8 @@ class EpollFdListener : public FdListener {
     connection.pidfd = std::move(hello->pidfd);
     const absl::Status answered =
         AnswerHello(connection.socket.get(), **session, store_.slabs(), options_.epoch,
-                    static_cast<uint32_t>(options_.limits.lease_pages_max));
+                    static_cast<uint32_t>(options_.limits.lease_pages_max),
+                    options_.pools != nullptr && options_.pools->enabled());
     if (!answered.ok() || !Add(connection.pidfd.get(), PidfdWord(number)).ok()) {
       LogWarning("session of {} is not opened: {}", (*session)->process_name(),
                  answered.ToString());
@@ -261,6 +287,7 @@ class EpollFdListener : public FdListener {
   std::set<uint64_t> handshakes_;  // numbers without hello, oldest first
   bool accept_paused_ = false;
   TimePoint accept_again_;
+  TimePoint pools_next_ = TimePoint::max();  // when pools are to be looked at
 
   Thread thread_;
 };

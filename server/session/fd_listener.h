@@ -12,9 +12,12 @@
 
 namespace crumb::server {
 
+class DevicePools;
+
 // Opens sessions at crumbd.fd.sock: takes a process's hello and pidfd, answers token and
-// descriptors, and ends sessions whose process ends. One thread, woken by its sockets and pidfds;
-// it never waits for one of them.
+// descriptors, hands descriptors of
+// device pools to and fro, and ends sessions whose process ends. One thread, woken by its sockets
+// and pidfds; it never waits for one of them.
 class FdListener {
  public:
   struct Options {
@@ -22,6 +25,7 @@ class FdListener {
     SessionLimits limits;
     uint64_t epoch = 0;  // of the slabs
     SessionTenants tenants = {};
+    DevicePools* pools = nullptr;  // null: none; outlives this
   };
 
   // kAlreadyExists: another crumbd answers there; kNotFound: the folder is missing. The references

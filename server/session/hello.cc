@@ -93,7 +93,7 @@ void RefuseHello(int socket, const absl::Status& why) {
 }
 
 absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
-                         uint64_t epoch, uint32_t lease_pages_max) {
+                         uint64_t epoch, uint32_t lease_pages_max, bool device_pools) {
   std::vector<int> fds;
   v1::SessionWelcome welcome;
   if (const auto staging = session.staging()) {
@@ -107,12 +107,15 @@ absl::Status AnswerHello(int socket, const Session& session, std::span<const sto
   welcome.set_slab_bytes(slabs.empty() ? 0 : slabs.front().bytes);
   welcome.set_slab_count(static_cast<uint32_t>(slabs.size()));
   welcome.set_lease_pages_max(lease_pages_max);
-  std::string bytes = welcome.SerializeAsString();
+  welcome.set_device_pools(device_pools);
+  return SendFdBatches(socket, welcome.SerializeAsString(), fds);
+}
+
+absl::Status SendFdBatches(int socket, std::string bytes, std::span<const int> fds) {
   size_t sent = 0;
   do {
     const size_t count = std::min(fds.size() - sent, kFdsPerMessageMax);
-    CRUMB_RETURN_IF_ERROR(
-        SendFdMessage(socket, bytes, std::span<const int>(fds).subspan(sent, count)));
+    CRUMB_RETURN_IF_ERROR(SendFdMessage(socket, bytes, fds.subspan(sent, count)));
     sent += count;
     bytes.assign(1, '\0');
   } while (sent < fds.size());

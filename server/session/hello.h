@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -41,6 +42,10 @@ void RefuseHello(int socket, const absl::Status& why);
 
 // Sends token, descriptors of staging memory and slabs. kUnavailable when the socket takes no more.
 absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
-                         uint64_t epoch, uint32_t lease_pages_max);
+                         uint64_t epoch, uint32_t lease_pages_max, bool device_pools = false);
+
+// Sends `bytes` with the first descriptors, and the others behind it with a zero byte each message.
+// kUnavailable when the socket takes no more.
+absl::Status SendFdBatches(int socket, std::string bytes, std::span<const int> fds);
 
 }  // namespace crumb::server

@@ -42,13 +42,29 @@ bool NoticeQueue::Add(Notice notice) {
   return true;
 }
 
+bool NoticeQueue::AddDemotions(Demotions demotions) {
+  {
+    MutexLock lock(&mutex_);
+    if (size_ + demotions.work.size() > notices_max_) return false;
+    size_ += demotions.work.size();
+    notices_.emplace_back(std::move(demotions));
+  }
+  wake_();
+  return true;
+}
+
 std::optional<NoticeQueue::Notice> NoticeQueue::Take() {
   MutexLock lock(&mutex_);
   if (notices_.empty()) return std::nullopt;
   Notice notice = std::move(notices_.front());
   notices_.pop_front();
-  const auto* durable = std::get_if<Durable>(&notice);
-  size_ -= durable == nullptr ? 1 : durable->keys.size();
+  if (const auto* durable = std::get_if<Durable>(&notice)) {
+    size_ -= durable->keys.size();
+  } else if (const auto* demotions = std::get_if<Demotions>(&notice)) {
+    size_ -= demotions->work.size();
+  } else {
+    --size_;
+  }
   return notice;
 }
 

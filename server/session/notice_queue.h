@@ -14,6 +14,8 @@
 #include "common/mutex.h"
 #include "common/page_key.h"
 #include "server/keyspace.h"
+#include "server/session/random_id.h"
+#include "storage/device_pool_index.h"
 
 namespace crumb::server {
 
@@ -32,7 +34,11 @@ class NoticeQueue {
   struct SlabGone {
     uint32_t slab = 0;
   };
-  using Notice = std::variant<Durable, StateChange, SlabGone>;
+  struct Demotions {
+    RandomId pool;
+    std::vector<storage::DemotionWork> work;
+  };
+  using Notice = std::variant<Durable, StateChange, SlabGone, Demotions>;
 
   // `wake` is called after each addition, never under a lock, and must not block.
   NoticeQueue(size_t notices_max, std::function<void()> wake)
@@ -42,6 +48,7 @@ class NoticeQueue {
   bool AddDurable(const KeyspaceId& keyspace, const PageKey& key);
   bool AddStateChange(StateChange change);
   bool AddSlabGone(uint32_t slab);
+  bool AddDemotions(Demotions demotions);
 
   // The oldest notice; durable pages that follow each other in one keyspace are one notice.
   std::optional<Notice> Take();
@@ -52,7 +59,7 @@ class NoticeQueue {
   const size_t notices_max_;
   const std::function<void()> wake_;
   Mutex mutex_;
-  size_t size_ ABSL_GUARDED_BY(mutex_) = 0;  // keys and changes
+  size_t size_ ABSL_GUARDED_BY(mutex_) = 0;  // keys, changes and slots
   std::deque<Notice> notices_ ABSL_GUARDED_BY(mutex_);
 };
 

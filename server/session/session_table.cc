@@ -119,6 +119,7 @@ void SessionTable::Disconnect(const std::shared_ptr<Session>& session) {
     ++engines_.at(session->engine().id().slot()).disconnected;
     disconnected_.fetch_add(1);
   }
+  if (memory_ != nullptr) memory_->CallsEnded(*session);
   Settle(session->engine());
 }
 
@@ -132,7 +133,16 @@ void SessionTable::End(const std::shared_ptr<Session>& session) {
   }
   LogInfo("session of {} ended with its process, {} leases ended", session->process_name(),
           leases.size());
+  if (memory_ != nullptr) memory_->ProcessEnded(*session);
   ReleaseInStore(leases);
+}
+
+void SessionTable::NoteStreamEnd(const Session& session) {
+  if (memory_ != nullptr) memory_->CallsEnded(session);
+}
+
+void SessionTable::NoteLetGo(const Session& session) {
+  if (disconnected_.load() > 0) Settle(session.engine());
 }
 
 bool SessionTable::Join(Session& session, storage::LeaseId lease) {
@@ -162,13 +172,17 @@ void SessionTable::Settle(const Engine& engine) {
   {
     MutexLock lock(&mutex_);
     for (const auto& [slot, session] : sessions_) {
-      if (&session->engine() == &engine && session->phase() == Session::Phase::kDisconnected) {
-        ended.push_back(session);
+      if (&session->engine() != &engine || session->phase() != Session::Phase::kDisconnected) {
+        continue;
       }
+      if (memory_ == nullptr || !memory_->Holds(*session)) ended.push_back(session);
     }
     for (const auto& session : ended) RemoveLocked(*session, leases);
   }
-  for (const auto& session : ended) LogInfo("session of {} ended", session->process_name());
+  for (const auto& session : ended) {
+    LogInfo("session of {} ended", session->process_name());
+    if (memory_ != nullptr) memory_->ProcessEnded(*session);
+  }
   ReleaseInStore(leases);
   if (!ended.empty()) ended_();
 }

@@ -13,6 +13,7 @@
 #include "server/limits.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session.h"
+#include "server/session/session_memory.h"
 #include "storage/tiered_store.h"
 
 namespace crumb::server {
@@ -43,6 +44,9 @@ class SessionTable {
   // Called, on any thread, after sessions ended otherwise than by End. Set before use.
   void OnEnded(std::function<void()> ended) { ended_ = std::move(ended); }
 
+  // Told of sessions that end, from now on; outlives the calls here. Set before use.
+  void SetMemory(SessionMemory* memory) { memory_ = memory; }
+
   // kInvalidArgument: the engine's id has a wrong size; kNotFound: another user's or tenant's
   // engine has it; kResourceExhausted: too many sessions, engines or staging memory.
   absl::StatusOr<std::shared_ptr<Session>> Open(const OpenRequest& request);
@@ -65,6 +69,11 @@ class SessionTable {
   // False: the engine has no such lease.
   bool Release(Session& session, storage::LeaseId lease);
 
+  // The session's stream has ended: it can be asked for nothing.
+  void NoteStreamEnd(const Session& session);
+  // The session holds less than before: ends it if it is disconnected and holds nothing.
+  void NoteLetGo(const Session& session);
+
   Totals totals() const;
   std::vector<std::shared_ptr<Session>> List() const;
 
@@ -80,7 +89,7 @@ class SessionTable {
   void RemoveLocked(Session& session, std::vector<storage::LeaseId>& leases)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropStagingLocked(Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the disconnected sessions of an engine without leases.
+  // Ends the disconnected sessions of an engine without leases that hold nothing else.
   void Settle(const Engine& engine);
   void ReleaseInStore(const std::vector<storage::LeaseId>& leases);
 
@@ -88,6 +97,7 @@ class SessionTable {
   storage::TieredStore& store_;
   ServerMetrics& metrics_;
   std::function<void()> ended_ = [] {};
+  SessionMemory* memory_ = nullptr;  // null: nobody holds more than is known here
 
   mutable Mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);

@@ -247,7 +247,7 @@ TEST_F(DaemonTest, EveryOtherCallAnswers) {
   v1::StatsResponse stats;
   ASSERT_TRUE(client->stub().Stats(client->Context().get(), {}, &stats).ok());
   EXPECT_EQ(stats.sessions(), 1u);
-  EXPECT_EQ(stats.tiers_size(), 2);
+  EXPECT_EQ(stats.tiers_size(), 3);
   EXPECT_EQ(stats.keyspaces(0).model(), "tiny");
   v1::ListNodesResponse nodes;
   ASSERT_TRUE(client->stub().ListNodes(client->Context().get(), {}, &nodes).ok());

@@ -1,0 +1,235 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/device_calls.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/status_macros.h"
+#include "fmt/format.h"
+#include "server/device/device_pools.h"
+#include "storage/device_tier.h"
+
+namespace crumb::server {
+namespace {
+
+using storage::DevicePoolNumber;
+
+absl::Status CheckCount(const CallContext& context, const char* field, uint64_t count) {
+  if (count >= 1 && count <= static_cast<uint64_t>(context.limits.commit_fragments_max)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("{} is {}, must be from 1 to limits.commit_fragments_max, {}", field, count,
+                  context.limits.commit_fragments_max));
+}
+
+// Of an open session, unless what it does is letting go.
+absl::StatusOr<DevicePoolNumber> PoolOf(const CallContext& context, const Session& session,
+                                        const std::string& pool, bool must_be_open) {
+  if (context.pools == nullptr || !context.pools->enabled()) {
+    return absl::FailedPreconditionError("this crumbd keeps no device pools");
+  }
+  if (must_be_open && session.phase() != Session::Phase::kOpen) {
+    return absl::UnauthenticatedError("the session is closed");
+  }
+  return context.pools->Joined(session, pool);
+}
+
+// The keyspace whose pages the session may put into its pools: those of its own tenant.
+absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceFor(const CallContext& context,
+                                                      const Session& session,
+                                                      const std::string& id) {
+  CRUMB_ASSIGN_OR_RETURN(auto keyspace, FindKeyspace(context, id));
+  if (context.tenants != nullptr && keyspace->tenant != session.engine().tenant()) {
+    return absl::NotFoundError("the keyspace is not of the session's tenant");
+  }
+  return keyspace;
+}
+
+absl::StatusOr<std::shared_ptr<const FragmentHeader>> ReadHeader(const Keyspace& keyspace,
+                                                                 const std::string& bytes) {
+  CRUMB_ASSIGN_OR_RETURN(
+      FragmentHeader header,
+      DecodeFragmentHeader(std::as_bytes(std::span(bytes.data(), bytes.size()))));
+  CRUMB_RETURN_IF_ERROR(keyspace.CheckHeader(header));
+  return std::make_shared<const FragmentHeader>(std::move(header));
+}
+
+v1::CommitOutcome CommitSlot(const CallContext& context, const Session& session,
+                             const Keyspace& keyspace, DevicePoolNumber pool, uint64_t slot,
+                             const std::string& header_bytes, absl::Status* why) {
+  const auto header = ReadHeader(keyspace, header_bytes);
+  absl::Status status = header.status();
+  if (header.ok()) {
+    status = context.pools->tier().Commit(pool, session.token().slot(), slot, *header,
+                                          keyspace.geometry.bf16_tile_bytes());
+  }
+  if (status.ok()) return v1::COMMIT_OUTCOME_STORED;
+  if (absl::IsAlreadyExists(status)) return v1::COMMIT_OUTCOME_DEDUPLICATED;
+  context.metrics.Refuse(absl::IsDataLoss(status) ? Refusal::kChecksum : Refusal::kInvalid);
+  if (why->ok()) *why = status;
+  return v1::COMMIT_OUTCOME_REFUSED;
+}
+
+v1::DeviceFragments::Shape ShapeOf(const FragmentHeader& header) {
+  v1::DeviceFragments::Shape shape;
+  shape.mutable_range()->set_layer_begin(header.range.layers.begin);
+  shape.mutable_range()->set_layer_end(header.range.layers.end);
+  shape.mutable_range()->set_head_begin(header.range.heads.begin);
+  shape.mutable_range()->set_head_end(header.range.heads.end);
+  shape.set_format(static_cast<v1::PageFormat>(header.format));
+  shape.set_tile_bytes(header.tile_bytes);
+  shape.set_layout_id(header.layout_id);
+  shape.set_over_int2_prefix(header.over_int2_prefix);
+  shape.set_generation(header.generation);
+  return shape;
+}
+
+// Whether the two have one shape.
+bool SameShape(const FragmentHeader& a, const FragmentHeader& b) {
+  return a.range == b.range && a.format == b.format && a.tile_bytes == b.tile_bytes &&
+         a.layout_id == b.layout_id && a.over_int2_prefix == b.over_int2_prefix &&
+         a.generation == b.generation;
+}
+
+}  // namespace
+
+std::string ToBytes(const FragmentHeader& header) {
+  std::string bytes(FragmentHeaderBytes(header.range.tiles()), '\0');
+  EncodeFragmentHeader(header, std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
+  return bytes;
+}
+
+absl::Status ReserveSlots(const CallContext& context, const Session& session,
+                          const v1::ReserveRequest& request, v1::ReserveResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
+                         PoolOf(context, session, request.pool(), true));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context, "count", request.count()));
+  for (const uint64_t slot :
+       context.pools->Reserve(session, pool, request.request(), request.count())) {
+    response->add_slots(slot);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CommitSlots(const CallContext& context, const Session& session,
+                         const v1::CommitRequest& request, v1::CommitResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
+                         PoolOf(context, session, request.pool(), true));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context, "slots", request.slots_size()));
+  if (request.headers_size() != request.slots_size()) {
+    return absl::InvalidArgumentError(fmt::format("headers has {} entries, slots {}",
+                                                  request.headers_size(), request.slots_size()));
+  }
+  CRUMB_ASSIGN_OR_RETURN(const auto keyspace, KeyspaceFor(context, session, request.keyspace()));
+  absl::Status why;
+  for (int i = 0; i < request.slots_size(); ++i) {
+    response->add_outcomes(
+        CommitSlot(context, session, *keyspace, pool, request.slots(i), request.headers(i), &why));
+  }
+  if (!why.ok()) response->set_first_error(why.ToString());
+  return absl::OkStatus();
+}
+
+absl::Status ReleaseSlots(const CallContext& context, const Session& session,
+                          const v1::ReleaseRequest& request) {
+  CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
+                         PoolOf(context, session, request.pool(), false));
+  if (request.slots_size() + request.demoted_size() > context.limits.acquire_keys_max) {
+    return absl::InvalidArgumentError("slots: more than limits.acquire_keys_max");
+  }
+  storage::DeviceTier& tier = context.pools->tier();
+  const storage::HolderId holder = session.token().slot();
+  const size_t unknown =
+      tier.Release(pool, holder,
+                   std::vector<uint64_t>(request.slots().begin(), request.slots().end())) +
+      tier.Demoted(pool, holder,
+                   std::vector<uint64_t>(request.demoted().begin(), request.demoted().end()));
+  context.sessions.NoteLetGo(session);
+  if (unknown == 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("slots: {} of them are not held by the session", unknown));
+}
+
+absl::Status ClaimSlots(const CallContext& context, const Session& session,
+                        const v1::ClaimSlotsRequest& request, v1::ClaimSlotsResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
+                         PoolOf(context, session, request.pool(), true));
+  CRUMB_RETURN_IF_ERROR(CheckCount(context, "slots", request.slots_size()));
+  if (request.headers_size() != request.slots_size()) {
+    return absl::InvalidArgumentError(fmt::format("headers has {} entries, slots {}",
+                                                  request.headers_size(), request.slots_size()));
+  }
+  storage::DeviceTier& tier = context.pools->tier();
+  if (!tier.recovering(pool)) {
+    return absl::FailedPreconditionError("pool: it is not being made anew");
+  }
+  std::shared_ptr<Keyspace> keyspace;
+  if (!request.keyspace().empty()) {
+    CRUMB_ASSIGN_OR_RETURN(keyspace, KeyspaceFor(context, session, request.keyspace()));
+  }
+  for (int i = 0; i < request.slots_size(); ++i) {
+    std::shared_ptr<const FragmentHeader> header;
+    if (keyspace != nullptr && !request.headers(i).empty()) {
+      // Of an older generation, say: the slot stays the process's, and the page is nobody's.
+      header = ReadHeader(*keyspace, request.headers(i)).value_or(nullptr);
+    }
+    const uint32_t logical = keyspace == nullptr ? 0 : keyspace->geometry.bf16_tile_bytes();
+    response->add_claimed(
+        tier.Claim(pool, session.token().slot(), request.slots(i), std::move(header), logical));
+  }
+  return absl::OkStatus();
+}
+
+std::vector<DevicePoolNumber> PoolsOf(const CallContext& context, const Session& session,
+                                      const v1::AcquireRequest& request) {
+  std::vector<DevicePoolNumber> pools;
+  if (context.pools == nullptr || !context.pools->enabled()) return pools;
+  if (request.pools().empty() && request.peers().empty()) return pools;
+  const auto add = [&](DevicePoolNumber pool) {
+    if (pool != 0 && std::find(pools.begin(), pools.end(), pool) == pools.end()) {
+      pools.push_back(pool);
+    }
+  };
+  for (const std::string& pool : request.pools()) add(context.pools->OfTenant(session, pool));
+  for (const std::string& pool : request.peers()) add(context.pools->OfTenant(session, pool));
+  for (const DevicePoolNumber pool : context.pools->OfEngine(session.engine())) add(pool);
+  return pools;
+}
+
+void FillDeviceFragments(const CallContext& context, const Session& session,
+                         const v1::AcquireRequest& request,
+                         const std::vector<storage::DeviceFragmentRef>& found,
+                         v1::DeviceFragments* fragments) {
+  if (found.empty()) return;
+  std::vector<DevicePoolNumber> named;
+  for (const std::string& pool : request.pools()) {
+    named.push_back(context.pools->OfTenant(session, pool));
+  }
+  for (const std::string& pool : request.peers()) {
+    named.push_back(context.pools->OfTenant(session, pool));
+  }
+  std::vector<const FragmentHeader*> shapes;
+  for (const storage::DeviceFragmentRef& fragment : found) {
+    const auto pool = std::find(named.begin(), named.end(), fragment.pool);
+    if (pool == named.end()) continue;
+    const auto index = static_cast<uint32_t>(pool - named.begin());
+    const FragmentHeader& header = *fragment.header;
+    auto shape = std::find_if(shapes.begin(), shapes.end(), [&](const FragmentHeader* known) {
+      return SameShape(*known, header);
+    });
+    if (shape == shapes.end()) {
+      *fragments->add_shape() = ShapeOf(header);
+      shape = shapes.insert(shapes.end(), &header);
+    }
+    fragments->add_pages(fragment.page);
+    fragments->add_pools(index);
+    fragments->add_slots(fragment.slot);
+    fragments->add_shapes(static_cast<uint32_t>(shape - shapes.begin()));
+    const bool peer = index >= static_cast<uint32_t>(request.pools_size());
+    fragments->add_headers(peer || request.device_sums() ? ToBytes(header) : std::string());
+  }
+}
+
+}  // namespace crumb::server

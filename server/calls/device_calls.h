@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "crumb/v1/cache_service.pb.h"
+#include "server/calls/call_context.h"
+
+// What the RPCs do to device pools.
+namespace crumb::server {
+
+// Blank slots.
+absl::Status ReserveSlots(const CallContext& context, const Session& session,
+                          const v1::ReserveRequest& request, v1::ReserveResponse* response);
+
+// Makes fragments in blank slots visible.
+absl::Status CommitSlots(const CallContext& context, const Session& session,
+                         const v1::CommitRequest& request, v1::CommitResponse* response);
+
+// Lets go of slots, and of slots that were to be copied.
+absl::Status ReleaseSlots(const CallContext& context, const Session& session,
+                          const v1::ReleaseRequest& request);
+
+absl::Status ClaimSlots(const CallContext& context, const Session& session,
+                        const v1::ClaimSlotsRequest& request, v1::ClaimSlotsResponse* response);
+
+// The pools whose pages count for an Acquire of the session, the best first: those the request
+// names, then those of the engine's other processes.
+std::vector<storage::DevicePoolNumber> PoolsOf(const CallContext& context, const Session& session,
+                                               const v1::AcquireRequest& request);
+
+// Tells the places of fragments in pools that the request names.
+void FillDeviceFragments(const CallContext& context, const Session& session,
+                         const v1::AcquireRequest& request,
+                         const std::vector<storage::DeviceFragmentRef>& found,
+                         v1::DeviceFragments* fragments);
+
+// Encoded.
+std::string ToBytes(const FragmentHeader& header);
+
+}  // namespace crumb::server

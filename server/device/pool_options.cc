@@ -1,0 +1,34 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/device/pool_options.h"
+
+#include <string>
+
+namespace crumb::server {
+
+void PoolOptions::Visit(ConfigVisitor& visitor) {
+  visitor.Field("pools_max", pools_max,
+                "Device pools at once: one for each device, tenant and slot size. 0: none.");
+  visitor.Field("handles_max", handles_max,
+                "Pieces of device memory in one pool; each takes a descriptor.");
+  visitor.Field("keep_for", keep_for,
+                "How long a pool and its pages are kept that no process takes part in. A starting "
+                "worker that needs the memory ends it at once.");
+}
+
+absl::Status PoolOptions::Validate() const {
+  if (pools_max < 0 || pools_max > 65'536) {
+    return absl::InvalidArgumentError("device_pools.pools_max is " + std::to_string(pools_max) +
+                                      ", must be from 0 to 65536");
+  }
+  if (handles_max < 1 || handles_max > 1'000'000) {
+    return absl::InvalidArgumentError("device_pools.handles_max is " + std::to_string(handles_max) +
+                                      ", must be from 1 to 1000000");
+  }
+  if (keep_for < Duration::zero()) {
+    return absl::InvalidArgumentError("device_pools.keep_for must not be negative");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::server

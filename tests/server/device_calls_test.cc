@@ -1,0 +1,371 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/device_calls.h"
+
+#include <fcntl.h>
+
+#include "common/roster.h"
+#include "gmock/gmock.h"
+#include "server/calls/lease_calls.h"
+#include "server/calls/staging_calls.h"
+#include "server/device/device_pools.h"
+#include "tests/server/call_fixture.h"
+
+namespace crumb::server {
+namespace {
+
+using testing::ElementsAre;
+using testing::SizeIs;
+
+constexpr uint64_t kHandleBytes = 1 << 20;
+
+// Calls about device pools, over the pools and a tier of their own; the other tiers are the
+// fixture's.
+class DeviceCallsTest : public CallFixture {
+ protected:
+  DeviceCallsTest()
+      : tier_({.device = {}, .is_below = [](const storage::FragmentMeta&) { return false; }},
+              Clock::Real(), {}),
+        pools_({.pools_max = 4, .handles_max = 8, .keep_for = std::chrono::hours(1)}, &tier_,
+               Clock::Real()),
+        device_(16, 'd') {
+    sessions_.SetMemory(&pools_);
+    context_.pools = &pools_;
+  }
+
+  static std::vector<UniqueFd> OneFd() {
+    std::vector<UniqueFd> fds;
+    fds.push_back(CreateRoster().value());  // any memory file
+    return fds;
+  }
+
+  v1::PoolRequest JoinRequest() const {
+    v1::PoolRequest request;
+    request.mutable_join()->set_device(device_);
+    request.mutable_join()->set_slot_bytes(slot_bytes());
+    request.mutable_join()->set_handle_bytes(kHandleBytes);
+    return request;
+  }
+  uint64_t slot_bytes() const { return (tiles_bytes() + 127) / 128 * 128; }
+
+  // Takes part in the pool with a handle; answers its id.
+  std::string Join(const std::shared_ptr<Session>& session, bool offer = true) {
+    const PoolReply joined = pools_.Handle(session, JoinRequest(), {});
+    EXPECT_EQ(joined.answer.code(), 0u) << joined.answer.error();
+    if (offer && joined.answer.handles_size() == 0) {
+      v1::PoolRequest request;
+      request.mutable_offer()->set_pool(joined.answer.pool());
+      EXPECT_EQ(pools_.Handle(session, request, OneFd()).answer.code(), 0u);
+    }
+    return joined.answer.pool();
+  }
+
+  std::vector<uint64_t> Reserve(const Session& session, const std::string& pool, uint32_t count,
+                                uint64_t number = 0) {
+    v1::ReserveRequest request;
+    request.set_pool(pool);
+    request.set_count(count);
+    request.set_request(number);
+    v1::ReserveResponse response;
+    const absl::Status status = server::Reserve(context_, session, request, &response);
+    EXPECT_TRUE(status.ok()) << status;
+    return {response.slots().begin(), response.slots().end()};
+  }
+
+  std::string Header(int page) const {
+    const std::vector<std::byte> fragment = Fragment(Key(page));
+    return {reinterpret_cast<const char*>(fragment.data()) + tiles_bytes(),
+            fragment.size() - tiles_bytes()};
+  }
+
+  absl::Status Commit(const std::shared_ptr<Session>& session, const std::string& pool,
+                      uint64_t slot, const std::string& header, v1::CommitResponse* response) {
+    v1::CommitRequest request;
+    request.set_keyspace(std::string(keyspace_->id.view()));
+    request.set_pool(pool);
+    request.add_slots(slot);
+    request.add_headers(header);
+    Answered answered;
+    server::Commit(context_, session, request, response, answered.done());
+    EXPECT_EQ(answered.times, 1);
+    return answered.status;
+  }
+
+  absl::Status Release(Session& session, const std::string& pool,
+                       const std::vector<uint64_t>& slots) {
+    v1::ReleaseRequest request;
+    request.set_pool(pool);
+    request.mutable_slots()->Assign(slots.begin(), slots.end());
+    v1::ReleaseResponse response;
+    return server::Release(context_, session, request, &response);
+  }
+
+  uint32_t Code(const std::shared_ptr<Session>& session, const v1::PoolRequest& request,
+                std::vector<UniqueFd> fds = {}) {
+    return pools_.Handle(session, request, std::move(fds)).answer.code();
+  }
+
+  storage::DeviceTier tier_;
+  DevicePools pools_;
+  const std::string device_;
+};
+
+constexpr auto kInvalid = static_cast<uint32_t>(absl::StatusCode::kInvalidArgument);
+constexpr auto kExhausted = static_cast<uint32_t>(absl::StatusCode::kResourceExhausted);
+
+TEST_F(DeviceCallsTest, ACommittedSlotIsVisibleAndHeldUntilReleased) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  const auto slots = Reserve(*session, pool, 2);
+  ASSERT_THAT(slots, SizeIs(2));
+  v1::CommitResponse response;
+  ASSERT_TRUE(Commit(session, pool, slots[0], Header(0), &response).ok());
+  EXPECT_THAT(response.outcomes(), ElementsAre(v1::COMMIT_OUTCOME_STORED));
+  response.Clear();
+  ASSERT_TRUE(Commit(session, pool, slots[1], Header(0), &response).ok());
+  EXPECT_THAT(response.outcomes(), ElementsAre(v1::COMMIT_OUTCOME_DEDUPLICATED));
+  EXPECT_TRUE(Release(*session, pool, slots).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(Release(*session, pool, slots)));
+}
+
+TEST_F(DeviceCallsTest, SlotsOfAnotherSessionAreNotTouched) {
+  const auto owner = OpenSession();
+  const auto thief = OpenSession();
+  const std::string pool = Join(owner);
+  EXPECT_EQ(Join(thief), pool);
+  const auto slots = Reserve(*owner, pool, 1);
+  v1::CommitResponse response;
+  ASSERT_TRUE(Commit(thief, pool, slots[0], Header(0), &response).ok());
+  EXPECT_THAT(response.outcomes(), ElementsAre(v1::COMMIT_OUTCOME_REFUSED));
+  EXPECT_THAT(response.first_error(), testing::HasSubstr("slots"));
+  EXPECT_TRUE(absl::IsInvalidArgument(Release(*thief, pool, slots)));
+  EXPECT_EQ(tier_.HeldBy(1, owner->token().slot()), 1u);
+}
+
+TEST_F(DeviceCallsTest, APoolIsForThoseWhoTakePart) {
+  const auto member = OpenSession();
+  const auto stranger = OpenSession();
+  const std::string pool = Join(member);
+  v1::ReserveRequest request;
+  request.set_pool(pool);
+  request.set_count(1);
+  v1::ReserveResponse response;
+  EXPECT_TRUE(absl::IsInvalidArgument(server::Reserve(context_, *stranger, request, &response)));
+  request.set_pool(std::string(16, 'x'));
+  EXPECT_TRUE(absl::IsInvalidArgument(server::Reserve(context_, *member, request, &response)));
+  request.set_pool(pool);
+  request.set_count(0);
+  EXPECT_TRUE(absl::IsInvalidArgument(server::Reserve(context_, *member, request, &response)));
+  v1::PoolRequest fetch;
+  fetch.mutable_fetch()->set_pool(pool);
+  EXPECT_EQ(Code(stranger, fetch), kInvalid);
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(pool);
+  EXPECT_EQ(Code(stranger, offer, OneFd()), kInvalid);
+}
+
+TEST_F(DeviceCallsTest, TenantsHavePoolsOfTheirOwn) {
+  SessionTable::OpenRequest request;
+  request.process_name = "b";
+  request.tenant = "b";
+  const auto mine = OpenSession();
+  const auto theirs = sessions_.Open(request).value();
+  const std::string pool = Join(mine);
+  EXPECT_NE(Join(theirs), pool);
+  v1::PoolRequest join = JoinRequest();
+  join.mutable_join()->set_pool(pool);
+  EXPECT_EQ(Code(theirs, join), kInvalid);
+  EXPECT_EQ(pools_.OfTenant(*theirs, pool), 0u);
+  v1::AcquireRequest acquire;
+  acquire.add_pools(pool);
+  EXPECT_THAT(PoolsOf(context_, *theirs, acquire), testing::Not(testing::Contains(1u)));
+}
+
+TEST_F(DeviceCallsTest, RefusesHeadersThatCannotBeRight) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  const auto slots = Reserve(*session, pool, 1);
+  std::string damaged = Header(0);
+  damaged[40] = static_cast<char>(damaged[40] ^ 1);
+  FragmentHeader header =
+      DecodeFragmentHeader(std::as_bytes(std::span(Header(0).data(), Header(0).size()))).value();
+  header.range.layers.end = 3;  // the keyspace has 2
+  header.tile_sums.resize(static_cast<size_t>(header.range.tiles()));
+  for (const std::string& wrong : {damaged, std::string(), std::string(10, 'x'), ToBytes(header)}) {
+    v1::CommitResponse response;
+    ASSERT_TRUE(Commit(session, pool, slots[0], wrong, &response).ok());
+    EXPECT_THAT(response.outcomes(), ElementsAre(v1::COMMIT_OUTCOME_REFUSED));
+  }
+  v1::CommitResponse response;
+  ASSERT_TRUE(Commit(session, pool, slots[0], Header(0), &response).ok());
+  EXPECT_THAT(response.outcomes(), ElementsAre(v1::COMMIT_OUTCOME_STORED));
+}
+
+TEST_F(DeviceCallsTest, ARepeatedReserveAnswersTheSameSlots) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  const auto first = Reserve(*session, pool, 2, 7);
+  EXPECT_EQ(Reserve(*session, pool, 2, 7), first);
+  EXPECT_NE(Reserve(*session, pool, 2, 8), first);
+  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 4u);
+}
+
+// What a process holds is nobody's until it lets go or is gone, though its connection broke.
+TEST_F(DeviceCallsTest, ADisconnectedProcessKeepsItsSlots) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  const auto slots = Reserve(*session, pool, 3);
+  sessions_.Disconnect(session);
+  EXPECT_EQ(session->phase(), Session::Phase::kDisconnected);
+  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 3u);
+  v1::CommitResponse response;
+  EXPECT_TRUE(absl::IsUnauthenticated(Commit(session, pool, slots[0], Header(0), &response)));
+  EXPECT_TRUE(Release(*session, pool, {slots[0]}).ok());
+  EXPECT_EQ(session->phase(), Session::Phase::kDisconnected);
+  EXPECT_TRUE(Release(*session, pool, {slots[1], slots[2]}).ok());
+  EXPECT_EQ(session->phase(), Session::Phase::kEnded);
+  EXPECT_EQ(pools_.totals().idle_pools, 1u);
+}
+
+TEST_F(DeviceCallsTest, AnEndedProcessLeavesAnIdlePool) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  const auto slots = Reserve(*session, pool, 3);
+  v1::PoolRequest reclaim;
+  reclaim.mutable_reclaim()->set_device(device_);
+  reclaim.mutable_reclaim()->set_bytes(1);
+  const auto other = OpenSession();
+  EXPECT_EQ(pools_.Handle(other, reclaim, {}).answer.bytes(), 0u);
+  sessions_.End(session);
+  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 0u);
+  EXPECT_EQ(pools_.totals().idle_pools, 1u);
+  EXPECT_EQ(pools_.Handle(other, reclaim, {}).answer.bytes(), kHandleBytes);
+  EXPECT_EQ(pools_.totals().pools, 0u);
+  EXPECT_EQ(pools_.totals().given_up, 1u);
+}
+
+TEST_F(DeviceCallsTest, BoundsPoolsAndHandles) {
+  const auto session = OpenSession();
+  v1::PoolRequest join = JoinRequest();
+  for (int i = 0; i < 4; ++i) {
+    join.mutable_join()->set_device(std::string(16, static_cast<char>('a' + i)));
+    EXPECT_EQ(Code(session, join), 0u);
+  }
+  join.mutable_join()->set_device(std::string(16, 'z'));
+  EXPECT_EQ(Code(session, join), kExhausted);
+  join.mutable_join()->set_device("short");
+  EXPECT_EQ(Code(session, join), kInvalid);
+  const std::string pool = Join(session, false);  // 'd' is there
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(pool);
+  EXPECT_EQ(Code(session, offer), kInvalid);  // without a descriptor
+  for (int i = 0; i < 8; ++i) EXPECT_EQ(Code(session, offer, OneFd()), 0u);
+  EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
+  EXPECT_EQ(Code(session, v1::PoolRequest()), kInvalid);
+}
+
+TEST_F(DeviceCallsTest, APoolGrowsNoLargerThanItsWorkersWant) {
+  const auto session = OpenSession();
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(Join(session, false));
+  offer.mutable_offer()->set_bytes_max(2 * kHandleBytes);
+  EXPECT_EQ(Code(session, offer, OneFd()), 0u);
+  EXPECT_EQ(Code(session, offer, OneFd()), 0u);
+  EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
+}
+
+// Two workers had slots of a pool; until both are back, what neither claimed stays unused.
+TEST_F(DeviceCallsTest, ARecoveredPoolWaitsForEverybodyInItsRoster) {
+  const UniqueFd roster = CreateRoster().value();
+  const auto ann_mark = RosterMark::Take(roster.get()).value();
+  auto bob_mark = std::optional(RosterMark::Take(roster.get()).value());
+  const std::string pool(16, 'p');
+  const auto ann = OpenSession();
+  v1::PoolRequest join = JoinRequest();
+  join.mutable_join()->set_pool(pool);
+  EXPECT_EQ(Code(ann, join), kInvalid);  // without the roster
+  std::vector<UniqueFd> fds;
+  fds.push_back(UniqueFd(::fcntl(roster.get(), F_DUPFD_CLOEXEC, 0)));
+  ASSERT_EQ(Code(ann, join, std::move(fds)), 0u);
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(pool);
+  EXPECT_EQ(Code(ann, offer, OneFd()), static_cast<uint32_t>(absl::StatusCode::kUnavailable));
+  offer.mutable_offer()->set_number(3);
+  EXPECT_EQ(Code(ann, offer, OneFd()), 0u);
+  EXPECT_EQ(Code(ann, offer, OneFd()), static_cast<uint32_t>(absl::StatusCode::kAlreadyExists));
+  const uint64_t first = 3 * (kHandleBytes / slot_bytes());
+  v1::ClaimSlotsRequest claim;
+  claim.set_pool(pool);
+  claim.set_keyspace(std::string(keyspace_->id.view()));
+  claim.add_slots(first);
+  claim.add_headers(Header(0));
+  claim.add_slots(first + 1);
+  claim.add_headers("");
+  claim.add_slots(0);  // in a handle that is not there
+  claim.add_headers("");
+  v1::ClaimSlotsResponse claimed;
+  ASSERT_TRUE(ClaimSlots(context_, *ann, claim, &claimed).ok());
+  EXPECT_THAT(claimed.claimed(), ElementsAre(true, true, false));
+  join.mutable_join()->set_roster_mark(ann_mark.byte());
+  ASSERT_EQ(Code(ann, join), 0u);
+  EXPECT_THAT(Reserve(*ann, pool, 1), SizeIs(0));  // Bob may use any of them
+  bob_mark.reset();                                // he is gone
+  pools_.Check();
+  EXPECT_THAT(Reserve(*ann, pool, 1), SizeIs(1));
+  EXPECT_TRUE(absl::IsFailedPrecondition(ClaimSlots(context_, *ann, claim, &claimed)));
+  EXPECT_TRUE(Release(*ann, pool, {first, first + 1}).ok());
+}
+
+TEST_F(DeviceCallsTest, ARosterIsAMemoryFile) {
+  const auto session = OpenSession();
+  v1::PoolRequest join = JoinRequest();
+  join.mutable_join()->set_pool(std::string(16, 'p'));
+  std::vector<UniqueFd> fds;
+  fds.push_back(UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)));
+  EXPECT_NE(Code(session, join, std::move(fds)), 0u);
+  EXPECT_EQ(pools_.totals().pools, 0u);
+}
+
+TEST_F(DeviceCallsTest, WithoutATierEveryRequestIsRefused) {
+  DevicePools none({}, nullptr, Clock::Real());
+  const auto session = OpenSession();
+  EXPECT_FALSE(none.enabled());
+  EXPECT_EQ(none.Handle(session, JoinRequest(), {}).answer.code(),
+            static_cast<uint32_t>(absl::StatusCode::kFailedPrecondition));
+  context_.pools = &none;
+  v1::ReserveRequest request;
+  request.set_pool(std::string(16, 'p'));
+  request.set_count(1);
+  v1::ReserveResponse response;
+  EXPECT_TRUE(absl::IsFailedPrecondition(server::Reserve(context_, *session, request, &response)));
+}
+
+TEST_F(DeviceCallsTest, DemotionsGoToAMemberWithAStream) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  const auto total = static_cast<uint32_t>(kHandleBytes / slot_bytes());
+  for (uint32_t page = 0; page < total; ++page) {
+    const auto slots = Reserve(*session, pool, 1);
+    ASSERT_THAT(slots, SizeIs(1));
+    v1::CommitResponse response;
+    ASSERT_TRUE(Commit(session, pool, slots[0], Header(static_cast<int>(page)), &response).ok());
+    ASSERT_TRUE(Release(*session, pool, slots).ok());
+  }
+  int wakes = 0;
+  auto notices = std::make_shared<NoticeQueue>(8, [&wakes] { ++wakes; });
+  ASSERT_TRUE(session->OpenNotices(notices));
+  EXPECT_THAT(Reserve(*session, pool, 1), SizeIs(0));
+  EXPECT_EQ(wakes, 1);
+  const auto notice = notices->Take();
+  ASSERT_TRUE(notice.has_value());
+  const auto& demotions = std::get<NoticeQueue::Demotions>(*notice);
+  EXPECT_EQ(demotions.pool.view(), pool);
+  ASSERT_FALSE(demotions.work.empty());
+  // Its stream ends: nobody copies, and the slots are free.
+  session->CloseNotices();
+  sessions_.NoteStreamEnd(*session);
+  EXPECT_THAT(Reserve(*session, pool, 1), SizeIs(1));
+}
+
+}  // namespace
+}  // namespace crumb::server
