@@ -129,6 +129,7 @@ absl::Status Connection::Map(const v1::SessionWelcome& welcome, std::span<Unique
   token_ = HexEncode({reinterpret_cast<const uint8_t*>(token.data()), token.size()});
   engine_ = welcome.engine();
   epoch_ = welcome.epoch();
+  device_pools_ = welcome.device_pools();
   if (welcome.staging_bytes() > 0) {
     CRUMB_ASSIGN_OR_RETURN(staging_, MapChecked(fds.front().get(), welcome.staging_bytes(),
                                                 Mapping::Access::kReadWrite));
@@ -142,6 +143,38 @@ absl::Status Connection::Map(const v1::SessionWelcome& welcome, std::span<Unique
   }
   mapped_.staging = staging_.bytes();
   return absl::OkStatus();
+}
+
+absl::StatusOr<PoolExchange> Connection::Ask(const v1::PoolRequest& request,
+                                             std::span<const int> fds) {
+  if (!device_pools_) return absl::FailedPreconditionError("crumbd keeps no device pools");
+  MutexLock lock(&asking_);
+  if (ask_failed_) return absl::UnavailableError("crumbd's socket for descriptors is out of step");
+  ask_failed_ = true;  // until the answer is complete
+  const absl::Status sent = SendFdMessage(socket_.get(), request.SerializeAsString(), fds);
+  if (!sent.ok()) return absl::UnavailableError(sent.message());
+  absl::StatusOr<FdMessage> message = ReceiveFdMessage(socket_.get());
+  if (!message.ok()) return absl::UnavailableError(message.status().message());
+  PoolExchange exchange;
+  if (!exchange.answer.ParseFromString(message->bytes)) {
+    return absl::DataLossError("crumbd answered a PoolRequest with something else");
+  }
+  exchange.fds = std::move(message->fds);
+  const bool own = request.has_offer();  // names a handle whose descriptor the sender has
+  const size_t expected = (exchange.answer.roster() ? 1 : 0) +
+                          (own ? 0 : static_cast<size_t>(exchange.answer.handles_size()));
+  while (exchange.fds.size() < expected) {
+    message = ReceiveFdMessage(socket_.get());
+    if (!message.ok()) return absl::UnavailableError(message.status().message());
+    if (message->fds.empty()) return absl::DataLossError("crumbd sent too few descriptors");
+    for (UniqueFd& fd : message->fds) exchange.fds.push_back(std::move(fd));
+  }
+  ask_failed_ = false;
+  if (exchange.answer.code() != 0) {
+    return absl::Status(static_cast<absl::StatusCode>(exchange.answer.code()),
+                        exchange.answer.error());
+  }
+  return exchange;
 }
 
 absl::StatusOr<std::span<const std::byte>> Connection::SlabBytes(uint32_t slab,

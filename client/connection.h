@@ -17,8 +17,15 @@
 #include "common/unique_fd.h"
 #include "crumb/client_options.h"
 #include "crumb/mapped_memory.h"
+#include "crumb/v1/session.pb.h"
 
 namespace crumb::client {
+
+// crumbd's answer to a PoolRequest.
+struct PoolExchange {
+  v1::PoolAnswer answer;
+  std::vector<UniqueFd> fds;
+};
 
 // One session with one life of crumbd: its token, its memory and the channel to it. Stays usable
 // for reading when crumbd is gone. Thread-safe. In a forked child it must not be used, only
@@ -43,6 +50,10 @@ class Connection {
 
   // For who pins it: from the first call on nothing of it is let go before the connection is.
   const MappedMemory& mapped() const;
+  // Asks about device pools; `fds` stay the caller's. Blocks up to connect_timeout, and while
+  // others ask. Errors are crumbd's; kFailedPrecondition: it has no device pools; kUnavailable: the
+  // connection is broken.
+  absl::StatusOr<PoolExchange> Ask(const v1::PoolRequest& request, std::span<const int> fds);
 
   // kDataLoss: outside the slabs.
   absl::StatusOr<std::span<const std::byte>> SlabBytes(uint32_t slab, uint64_t offset) const;
@@ -58,6 +69,9 @@ class Connection {
   absl::Status Map(const v1::SessionWelcome& welcome, std::span<UniqueFd> fds);
 
   const pid_t pid_;
+  bool device_pools_ = false;
+  Mutex asking_;
+  bool ask_failed_ ABSL_GUARDED_BY(asking_) = false;  // question and answer may be out of step
   UniqueFd socket_;  // crumbd ends the session when it is closed and no lease is left
   std::string token_;
   std::string engine_;

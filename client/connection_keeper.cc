@@ -16,6 +16,8 @@ namespace {
 // process ends, so this is worth a short wait only.
 constexpr Duration kReturnTimeout = std::chrono::milliseconds(500);
 constexpr Duration kFarewellTimeout = std::chrono::milliseconds(100);
+// Slots of a pool in one call.
+constexpr size_t kSlotsPerReturn = 1024;
 // Keyspaces whose state is remembered; a process uses a few.
 constexpr size_t kStatesMax = 4096;
 // Samples that wait for the next report; more are dropped, they are samples.
@@ -145,6 +147,7 @@ void ConnectionKeeper::Run() {
       LogDebug("connected to crumbd in {}, epoch {}", options_.socket_dir, (*opened)->epoch());
       failure_logged_ = false;
       SetCurrent(*opened, stream);
+      TellConnected();
       const TimePoint since = Clock::Real().Now();
       Serve(**opened, *stream);
       if (Clock::Real().Now() - since > options_.backoff_max) backoff_ = options_.backoff_min;
@@ -203,10 +206,38 @@ void ConnectionKeeper::Serve(const Connection& connection, SessionStream& stream
   stream.Flush(Clock::Real().Now() + kFarewellTimeout);
 }
 
+void ConnectionKeeper::Listen(PoolListener* listener) {
+  MutexLock lock(&listening_);
+  listeners_.push_back(listener);
+}
+
+void ConnectionKeeper::StopListening(PoolListener* listener) {
+  MutexLock lock(&listening_);
+  std::erase(listeners_, listener);
+}
+
+void ConnectionKeeper::TellConnected() {
+  MutexLock lock(&listening_);
+  for (PoolListener* listener : listeners_) listener->OnConnected();
+}
+
+void ConnectionKeeper::TellDemotions(const v1::SessionResponse::Demotions& message) {
+  const PoolId pool = PoolId::FromBytes(message.pool());
+  std::vector<Demotion> demotions;
+  for (int i = 0; i < std::min(message.slots_size(), message.headers_size()); ++i) {
+    const std::string& bytes = message.headers(i);
+    auto header = DecodeFragmentHeader(std::as_bytes(std::span(bytes.data(), bytes.size())));
+    if (header.ok()) demotions.push_back({pool, message.slots(i), *std::move(header)});
+  }
+  MutexLock lock(&listening_);
+  for (PoolListener* listener : listeners_) listener->OnDemotions(pool, demotions);
+}
+
 void ConnectionKeeper::Handle(const Connection& connection, const v1::SessionResponse& message) {
   if (message.event_case() == v1::SessionResponse::kSlabGone) {
     return connection.ForgetSlab(message.slab_gone().slab());
   }
+  if (message.has_demotions()) return TellDemotions(message.demotions());
   if (message.event_case() != v1::SessionResponse::kKeyspaceState) return;
   const v1::SessionResponse::KeyspaceStateChange& change = message.keyspace_state();
   const absl::StatusOr<KeyspaceId> id = KeyspaceId::FromBytes(change.keyspace());
@@ -261,6 +292,15 @@ void ConnectionKeeper::GiveBackPending() {
         .Call({connection.token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
         .IgnoreError();
   });
+  for (const SlotReturn& one : pending.slots) {
+    v1::ReleaseRequest request;
+    request.set_pool(one.pool.ToBytes());
+    request.mutable_slots()->Assign(one.slots.begin(), one.slots.end());
+    v1::ReleaseResponse response;
+    one.connection->stub()
+        .Call({one.connection->token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
+        .IgnoreError();
+  }
   ByConnection(pending.rooms, [](Connection& connection, std::span<Return> returns) {
     v1::AbortRequest request;
     for (const Return& room : returns) request.add_offsets(room.id);
@@ -278,6 +318,24 @@ void ConnectionKeeper::Enqueue(std::vector<Return> Pending::*list,
   {
     MutexLock lock(&mutex_);
     (pending_.*list).push_back({std::move(connection), id});
+    stopped = stopped_;
+  }
+  stopped ? GiveBackPending() : Wake();
+}
+
+void ConnectionKeeper::ReleaseSlotsLater(std::shared_ptr<Connection> connection, const PoolId& pool,
+                                         std::span<const uint64_t> slots) {
+  if (!InOwnProcess() || slots.empty()) return;
+  bool stopped;
+  {
+    MutexLock lock(&mutex_);
+    // What goes back together goes in one call.
+    SlotReturn* last = pending_.slots.empty() ? nullptr : &pending_.slots.back();
+    if (last == nullptr || last->connection != connection || last->pool != pool ||
+        last->slots.size() >= kSlotsPerReturn) {
+      last = &pending_.slots.emplace_back(SlotReturn{std::move(connection), pool, {}});
+    }
+    last->slots.insert(last->slots.end(), slots.begin(), slots.end());
     stopped = stopped_;
   }
   stopped ? GiveBackPending() : Wake();

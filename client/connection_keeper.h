@@ -7,10 +7,12 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "client/connection.h"
+#include "client/device/pool_link.h"
 #include "client/rpc_stub.h"
 #include "common/mutex.h"
 #include "common/thread.h"
@@ -45,6 +47,16 @@ class ConnectionKeeper {
   // Gives back the lease of an Acquire whose answer did not arrive, if there is one.
   void ForgetLater(std::shared_ptr<Connection> connection, uint64_t request);
 
+  // Gives slots of a device pool back, soon.
+  void ReleaseSlotsLater(std::shared_ptr<Connection> connection, const PoolId& pool,
+                         std::span<const uint64_t> slots);
+
+  // `listener` hears of connections and demotions, on the thread, until StopListening returns.
+  void Listen(PoolListener* listener);
+  void StopListening(PoolListener* listener);
+
+  Duration call_timeout() const { return options_.call_timeout; }
+
   void Count(const SessionCounters& amounts);
 
   KeyspaceState StateOf(const KeyspaceId& keyspace) const;
@@ -58,7 +70,13 @@ class ConnectionKeeper {
     std::shared_ptr<Connection> connection;
     uint64_t id = 0;  // of a lease or an Acquire, or a staging offset
   };
+  struct SlotReturn {
+    std::shared_ptr<Connection> connection;
+    PoolId pool;
+    std::vector<uint64_t> slots;
+  };
   struct Pending {
+    std::vector<SlotReturn> slots;
     std::vector<Return> leases;
     std::vector<Return> requests;
     std::vector<Return> rooms;
@@ -67,6 +85,8 @@ class ConnectionKeeper {
   void Run();
   void Serve(const Connection& connection, SessionStream& stream);
   void Handle(const Connection& connection, const v1::SessionResponse& message);
+  void TellDemotions(const v1::SessionResponse::Demotions& demotions);
+  void TellConnected();
   void SendCounters(SessionStream& stream);
   void GiveBackPending();
   void Enqueue(std::vector<Return> Pending::*list, std::shared_ptr<Connection> connection,
@@ -95,6 +115,8 @@ class ConnectionKeeper {
   SessionCounters counters_ ABSL_GUARDED_BY(mutex_);
   bool counted_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<KeyspaceId, KeyspaceState> states_ ABSL_GUARDED_BY(mutex_);
+  Mutex listening_;  // held while listeners are called
+  std::vector<PoolListener*> listeners_ ABSL_GUARDED_BY(listening_);
   Thread thread_;
 };
 

@@ -37,6 +37,53 @@ bool WellFormed(const v1::Fragments& at) {
          at.header_offsets_size() == count;
 }
 
+// The fragment at `index`, as far as its place is told.
+absl::StatusOr<DeviceFragment> ReadDeviceOne(const AcquireRequest& request,
+                                             const v1::DeviceFragments& at, int index) {
+  const size_t pool = at.pools(index);
+  if (at.shapes(index) >= static_cast<uint32_t>(at.shape_size()) ||
+      pool >= request.pools.size() + request.peers.size()) {
+    return absl::DataLossError("a fragment on a device has no shape or pool");
+  }
+  DeviceFragment fragment;
+  fragment.page = static_cast<int>(at.pages(index));
+  fragment.slot = at.slots(index);
+  fragment.pool = pool < request.pools.size() ? request.pools[pool]
+                                              : request.peers[pool - request.pools.size()];
+  const v1::DeviceFragments::Shape& shape = at.shape(static_cast<int>(at.shapes(index)));
+  fragment.header.range = {{static_cast<uint16_t>(shape.range().layer_begin()),
+                            static_cast<uint16_t>(shape.range().layer_end())},
+                           {static_cast<uint16_t>(shape.range().head_begin()),
+                            static_cast<uint16_t>(shape.range().head_end())}};
+  fragment.header.format = static_cast<PageFormat>(shape.format());
+  fragment.header.over_int2_prefix = shape.over_int2_prefix();
+  fragment.header.layout_id = shape.layout_id();
+  fragment.header.tile_bytes = shape.tile_bytes();
+  fragment.header.generation = shape.generation();
+  fragment.header.keyspace = request.keyspace;
+  fragment.header.key = request.keys[static_cast<size_t>(fragment.page)];
+  const std::string& encoded = at.headers(index);
+  if (encoded.empty()) return fragment;
+  CRUMB_ASSIGN_OR_RETURN(
+      fragment.header,
+      DecodeFragmentHeader(std::as_bytes(std::span(encoded.data(), encoded.size()))));
+  return fragment;
+}
+
+bool WellFormed(const v1::DeviceFragments& at) {
+  const int count = at.pages_size();
+  return at.pools_size() == count && at.slots_size() == count && at.shapes_size() == count &&
+         at.headers_size() == count;
+}
+
+MissReason CheckDevice(const DeviceFragment& fragment, const AcquireRequest& request) {
+  const MissReason identity =
+      CheckIdentity(fragment.header, request.keyspace, request.keys[fragment.page]);
+  if (identity != MissReason::kNone) return identity;
+  return fragment.header.generation == request.generation ? MissReason::kNone
+                                                          : MissReason::kGeneration;
+}
+
 MissReason Check(const LeasedFragment& fragment, const AcquireRequest& request, bool verify) {
   const MissReason identity =
       CheckIdentity(fragment.header, request.keyspace, request.keys[fragment.page]);
@@ -61,14 +108,17 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
   ReadFragments read;
   const v1::Fragments& at = answer.fragments();
   const int pages_max = static_cast<int>(std::min<size_t>(answer.hit_pages(), request.keys.size()));
-  if (!WellFormed(at)) {
+  const v1::DeviceFragments& on_device = answer.device_fragments();
+  if (!WellFormed(at) || !WellFormed(on_device)) {
     read.miss_reason = MissReason::kCorrupt;
     return read;
   }
   read.fragments.reserve(at.pages_size());
   int index = 0;
+  int device_index = 0;
   for (int page = 0; page < pages_max; ++page) {
     const size_t first = read.fragments.size();
+    const size_t device_first = read.device_fragments.size();
     int covered = 0;
     for (; index < at.pages_size() && static_cast<int>(at.pages(index)) == page; ++index) {
       absl::StatusOr<LeasedFragment> fragment = ReadOne(connection, at, index);
@@ -79,6 +129,16 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
           request.range.has_value() ? Intersect(fragment->header.range, *request.range).tiles() : 0;
       read.fragments.push_back(*std::move(fragment));
     }
+    for (; read.miss_reason == MissReason::kNone && device_index < on_device.pages_size() &&
+           static_cast<int>(on_device.pages(device_index)) == page;
+         ++device_index) {
+      absl::StatusOr<DeviceFragment> fragment = ReadDeviceOne(request, on_device, device_index);
+      read.miss_reason = fragment.ok() ? CheckDevice(*fragment, request) : MissReason::kCorrupt;
+      if (read.miss_reason != MissReason::kNone) break;
+      covered +=
+          request.range.has_value() ? Intersect(fragment->header.range, *request.range).tiles() : 0;
+      read.device_fragments.push_back(*std::move(fragment));
+    }
     if (read.miss_reason == MissReason::kNone && request.range.has_value() &&
         covered != request.range->tiles()) {
       read.miss_reason = MissReason::kNotCovered;
@@ -86,6 +146,9 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
     if (read.miss_reason != MissReason::kNone) {
       read.fragments.erase(read.fragments.begin() + static_cast<std::ptrdiff_t>(first),
                            read.fragments.end());
+      read.device_fragments.erase(
+          read.device_fragments.begin() + static_cast<std::ptrdiff_t>(device_first),
+          read.device_fragments.end());
       return read;
     }
     ++read.hit_pages;

@@ -12,13 +12,14 @@ namespace crumb::client {
 
 struct ReadFragments {
   std::vector<LeasedFragment> fragments;
+  std::vector<DeviceFragment> device_fragments;
   int hit_pages = 0;                           // pages whose fragments all passed
   MissReason miss_reason = MissReason::kNone;  // of the first one that did not
 };
 
 // Reads and checks the headers of what an Acquire answered: place, magic, sums of the header,
 // keyspace, generation, key, ranges, and that the wanted tiles are all there. Pages for which
-// `verify` is true have their tiles read and checked too.
+// `verify` is true have their tiles read and checked too, if they are in host memory.
 ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& request,
                          const v1::AcquireResponse& answer,
                          const std::function<bool(int page)>& verify);

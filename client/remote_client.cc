@@ -112,6 +112,7 @@ RemoteClient::Link* RemoteClient::MakeLink() const {
   if (options_.address.empty()) {
     link->keeper = std::make_shared<ConnectionKeeper>(options_);
     link->keeper->Start();
+    link->pools = std::make_unique<RemotePools>(link->keeper);
   } else {
     link->tcp = Connection::OpenTcp(options_);
   }
@@ -224,6 +225,9 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
   wire.set_wait_ms(request.wait_for_lower_tiers ? WaitMs(request.timeout) : 0);
   wire.set_window_tokens(request.window_tokens);
   wire.set_lease(request.lease);
+  for (const PoolId& pool : request.pools) wire.add_pools(pool.ToBytes());
+  for (const PoolId& pool : request.peers) wire.add_peers(pool.ToBytes());
+  wire.set_device_sums(request.device_sums);
   wire.set_request(last_request_.fetch_add(1) + 1);
   v1::AcquireResponse answer;
   const absl::Status status = connection->stub().Call(
@@ -256,7 +260,8 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
   }
   result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
   if (result.hit_pages > 0 && hold != nullptr) {
-    result.lease = std::make_shared<const Lease>(std::move(read.fragments), std::move(hold));
+    result.lease = std::make_shared<const Lease>(std::move(read.fragments),
+                                                 std::move(read.device_fragments), std::move(hold));
     result.lease_id = answer.lease();
   } else {
     result.hit_pages = 0;
@@ -465,6 +470,8 @@ std::shared_ptr<const MappedMemory> RemoteClient::mapped() {
   if (connection == nullptr) return nullptr;
   return {connection, &connection->mapped()};
 }
+
+PoolLink* RemoteClient::pools() { return CurrentLink().pools.get(); }
 
 void RemoteClient::Count(const SessionCounters& amounts) {
   if (Link& link = CurrentLink(); link.keeper != nullptr) link.keeper->Count(amounts);

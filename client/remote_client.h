@@ -9,6 +9,7 @@
 
 #include "client/connection.h"
 #include "client/connection_keeper.h"
+#include "client/remote_pools.h"
 #include "crumb/client.h"
 
 namespace crumb::client {
@@ -55,6 +56,7 @@ class RemoteClient final : public Client {
   absl::StatusOr<PagePlace> LocatePage(const KeyspaceId& keyspace, const PageKey& key) override;
   absl::Status DrainNode(const std::string& node) override;
   std::shared_ptr<const MappedMemory> mapped() override;
+  PoolLink* pools() override;
   void Count(const SessionCounters& amounts) override;
 
  private:
@@ -63,6 +65,7 @@ class RemoteClient final : public Client {
     pid_t pid = 0;
     std::shared_ptr<ConnectionKeeper> keeper;
     std::shared_ptr<Connection> tcp;
+    std::unique_ptr<RemotePools> pools;  // with a keeper
   };
 
   Link* MakeLink() const;

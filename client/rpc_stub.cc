@@ -269,6 +269,10 @@ class GrpcStub final : public RpcStub {
                     v1::LocatePageResponse* response) override {
     return Unary(&Service::Stub::LocatePage, call, request, response);
   }
+  absl::Status Call(const CallContext& call, const v1::ClaimSlotsRequest& request,
+                    v1::ClaimSlotsResponse* response) override {
+    return Unary(&Service::Stub::ClaimSlots, call, request, response);
+  }
   absl::Status Call(const CallContext& call, const v1::DrainNodeRequest& request,
                     v1::DrainNodeResponse* response) override {
     return Unary(&Service::Stub::DrainNode, call, request, response);

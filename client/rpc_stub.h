@@ -69,6 +69,8 @@ class RpcStub {
                             v1::ReserveResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::CommitRequest&, v1::CommitResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::AbortRequest&, v1::AbortResponse*) = 0;
+  virtual absl::Status Call(const CallContext&, const v1::ClaimSlotsRequest&,
+                            v1::ClaimSlotsResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::FlushRequest&, v1::FlushResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::PrefetchRequest&,
                             v1::PrefetchResponse*) = 0;

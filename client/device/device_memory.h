@@ -63,7 +63,8 @@ class DeviceMemory {
   // Shared memory of the host as if it were a device's: for workers without GPU, and for tests.
   static std::unique_ptr<DeviceMemory> OpenHost(const HostOptions& options);
   // CUDA device `ordinal` by the driver, which is loaded here. kUnavailable: no driver or no such
-  // device; kFailedPrecondition: it cannot share memory by descriptors.
+  // device; kFailedPrecondition: it cannot share memory by descriptors, or this program was built
+  // without CUDA. In the library crumb::client_cuda.
   static absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenCuda(int ordinal);
 
   virtual ~DeviceMemory() = default;

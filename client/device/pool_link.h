@@ -31,11 +31,13 @@ struct PoolJoin {
   DeviceUuid device;
   uint64_t slot_bytes = 0;
   uint64_t handle_bytes = 0;
-  // Of a crumbd before: the pool is made anew under its id. Zeros: any pool of that name, or a new
-  // one.
-  PoolId known;
-  int roster_fd = -1;        // with `known`: its roster
-  uint64_t roster_mark = 0;  // with `known`: this process's mark in it
+  // A pool that this process is in, or was with an earlier crumbd: then it is made anew under its
+  // id, from its roster, without handles. Zeros: any pool of that name, or a new one.
+  PoolId known = {};
+  int roster_fd = -1;
+  // This process's mark in the roster, told once it has taken it and claimed what it held: slots
+  // that nobody claims are free when everybody in the roster has told. 0: not yet.
+  uint64_t roster_mark = 0;
 };
 
 // A slot that this process held in the pool of a crumbd before.
@@ -62,11 +64,16 @@ class PoolSession {
   virtual uint64_t epoch() const = 0;  // of crumbd
   virtual bool connected() const = 0;
 
+  // The handles that were there when the pool was joined, once.
+  virtual std::vector<PoolHandle> TakeFirstHandles() = 0;
   // The handles from number `first` on.
   virtual absl::StatusOr<std::vector<PoolHandle>> Handles(uint32_t first) = 0;
-  // Gives crumbd one more; answers its number. `number`: the one it had in the pool before. `fd`
-  // stays the caller's. kAlreadyExists: somebody else has given that one back.
-  virtual absl::StatusOr<uint32_t> Offer(int fd, std::optional<uint32_t> number) = 0;
+  // Gives crumbd one more, unless the pool would have more than `bytes_max` with it; answers its
+  // number. `fd` stays the caller's. kResourceExhausted: the pool is large enough.
+  virtual absl::StatusOr<uint32_t> Offer(int fd, uint64_t bytes_max) = 0;
+  // Gives one back to a crumbd that was restarted, by its number. kAlreadyExists: somebody else
+  // has.
+  virtual absl::Status OfferAgain(int fd, uint32_t number) = 0;
   // Claims slots held before. False where one is not this process's any more.
   virtual absl::StatusOr<std::vector<bool>> Claim(const KeyspaceId& keyspace,
                                                   std::span<const SlotClaim> claims) = 0;
@@ -83,6 +90,8 @@ class PoolSession {
   virtual void ReleaseLater(std::span<const uint64_t> slots) = 0;
   // The copies of these slots are committed, or will never be.
   virtual absl::Status Demoted(std::span<const uint64_t> slots) = 0;
+  // Takes part no more once what it holds is released; is asked for nothing.
+  virtual void Leave() = 0;
 };
 
 // Hears of what concerns pools. Called on the connection's thread; must not block.

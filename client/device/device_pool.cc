@@ -1,0 +1,611 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/device/device_pool.h"
+
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <unordered_map>
+#include <utility>
+
+#include "client/device/pool_link.h"
+#include "common/logging.h"
+#include "common/mutex.h"
+#include "common/roster.h"
+#include "common/status_macros.h"
+#include "common/thread.h"
+
+namespace crumb::client {
+namespace {
+
+constexpr uint64_t kTileAlignment = 128;
+// Between attempts to join, and to get blank slots from a pool that is full; doubles.
+constexpr Duration kRetryMin = std::chrono::milliseconds(50);
+constexpr Duration kRetryMax = std::chrono::seconds(2);
+// Demotions that wait for the thread; crumbd asks for no more than its own bound at a time.
+constexpr size_t kDemotionsMax = 4096;
+// Copied down in one call.
+constexpr size_t kDemotionBatch = 16;
+
+// What this process has of one slot.
+struct SlotRecord {
+  int uses = 0;
+  bool committed = false;
+  std::optional<FragmentHeader> header;  // of the page there, with sums; none: blank, or not known
+  KeyspaceId keyspace;                   // of the header
+  std::shared_ptr<PoolSession> held_by;  // that it is to be released to; null: a lease holds it
+};
+
+class RunningPool final : public DevicePool, private PoolListener {
+ public:
+  RunningPool(const DevicePoolOptions& options, DeviceMemory& memory, Client& client,
+              std::unique_ptr<DeviceRange> range)
+      : options_(options),
+        memory_(memory),
+        client_(client),
+        link_(*client.pools()),
+        per_handle_(options.handle_bytes / options.slot_bytes),
+        range_(std::move(range)) {}
+
+  ~RunningPool() override {
+    link_.StopListening(this);
+    {
+      MutexLock lock(&mutex_);
+      stopping_ = true;
+      changed_.NotifyAll();
+    }
+    thread_.Join();
+    std::shared_ptr<PoolSession> session;
+    std::vector<uint64_t> stock;
+    {
+      MutexLock lock(&mutex_);
+      session = std::move(session_);
+      stock.swap(stock_);
+    }
+    if (session == nullptr) return;
+    session->ReleaseLater(stock);
+    session->Leave();
+  }
+
+  void Start() {
+    link_.Listen(this);
+    thread_ = Thread("crumb-pool", [this] { Run(); });
+  }
+
+  std::shared_ptr<const DeviceSlot> TakeBlank() override;
+  bool WaitBlank(int count, Duration timeout) override;
+  absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
+                                                    std::span<const Fragment> fragments,
+                                                    Duration timeout) override;
+  PoolId id() const override {
+    MutexLock lock(&mutex_);
+    return session_ == nullptr ? PoolId() : known_;
+  }
+  absl::StatusOr<std::shared_ptr<const DeviceSlot>> Hold(
+      const DeviceFragment& fragment, std::shared_ptr<const Lease> lease) override;
+  DeviceAddress base() const override { return range_->base(); }
+  uint64_t slot_bytes() const override { return options_.slot_bytes; }
+  DevicePoolStats stats() const override;
+
+  DeviceAddress AddressOf(uint64_t slot) const {
+    return range_->base() + slot / per_handle_ * options_.handle_bytes +
+           slot % per_handle_ * options_.slot_bytes;
+  }
+  // A use of the slot has ended.
+  void LetGo(uint64_t slot);
+
+ private:
+  class HeldSlot;
+  using Records = std::unordered_map<uint64_t, SlotRecord>;
+
+  void OnConnected() override {
+    MutexLock lock(&mutex_);
+    join_due_ = true;
+    changed_.NotifyAll();
+  }
+  void OnDemotions(const PoolId& pool, std::vector<Demotion> demotions) override;
+
+  void Run();
+  bool Wait();
+  // Everything below is the thread's, but Map.
+  void JoinAgain();
+  absl::Status Join();
+  absl::Status OfferAll(PoolSession& session, std::span<const PoolHandle> there);
+  absl::Status ClaimAll(const std::shared_ptr<PoolSession>& session);
+  absl::Status Adopt(const std::shared_ptr<PoolSession>& session, JoinedPool joined);
+  void Grow(PoolSession& session);
+  absl::StatusOr<std::unique_ptr<DeviceHandle>> AllocateHandle();
+  // False: the stock is low still.
+  bool Refill();
+  void CopyDown();
+  absl::Status CopyOne(const Demotion& demotion);
+  absl::Status Map(uint32_t number, std::unique_ptr<DeviceHandle> handle)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mapping_);
+  absl::Status MapAll(std::vector<PoolHandle> handles);
+  // Maps the slot's handle if it is not.
+  absl::Status Reach(PoolSession* session, uint64_t slot);
+
+  const DevicePoolOptions options_;
+  DeviceMemory& memory_;
+  Client& client_;
+  PoolLink& link_;
+  const uint64_t per_handle_;
+  const std::unique_ptr<DeviceRange> range_;
+
+  // The thread's.
+  RosterMark mark_;
+  TimePoint retry_at_;
+  Duration retry_after_ = kRetryMin;
+  bool failure_logged_ = false;
+  bool device_full_ = false;  // until the pool is joined again
+
+  mutable Mutex mapping_;  // held while handles are fetched and mapped
+  std::map<uint32_t, std::unique_ptr<DeviceHandle>> handles_ ABSL_GUARDED_BY(mapping_);
+
+  mutable Mutex mutex_;
+  mutable CondVar changed_;
+  std::shared_ptr<PoolSession> session_ ABSL_GUARDED_BY(mutex_);  // null: not joined
+  PoolId known_ ABSL_GUARDED_BY(mutex_);
+  std::vector<uint64_t> stock_ ABSL_GUARDED_BY(mutex_);  // blank, of session_
+  Records records_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Demotion> demotions_ ABSL_GUARDED_BY(mutex_);
+  bool join_due_ ABSL_GUARDED_BY(mutex_) = true;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  DevicePoolStats stats_ ABSL_GUARDED_BY(mutex_);
+
+  Thread thread_;
+};
+
+class RunningPool::HeldSlot final : public DeviceSlot {
+ public:
+  HeldSlot(RunningPool& pool, uint64_t slot, std::shared_ptr<const Lease> lease)
+      : pool_(pool), slot_(slot), lease_(std::move(lease)) {}
+  HeldSlot(const HeldSlot&) = delete;
+  HeldSlot& operator=(const HeldSlot&) = delete;
+  ~HeldSlot() override { pool_.LetGo(slot_); }
+
+  DeviceAddress address() const override { return pool_.AddressOf(slot_); }
+  uint64_t number() const override { return slot_; }
+
+ private:
+  RunningPool& pool_;
+  const uint64_t slot_;
+  const std::shared_ptr<const Lease> lease_;
+};
+
+std::shared_ptr<const DeviceSlot> RunningPool::TakeBlank() {
+  uint64_t slot;
+  {
+    MutexLock lock(&mutex_);
+    if (stock_.empty()) {
+      ++stats_.out_of_slots;
+      changed_.NotifyAll();
+      return nullptr;
+    }
+    slot = stock_.back();
+    stock_.pop_back();
+    records_[slot] = {
+        .uses = 1, .committed = false, .header = {}, .keyspace = {}, .held_by = session_};
+    if (stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots)) changed_.NotifyAll();
+  }
+  return std::make_shared<HeldSlot>(*this, slot, nullptr);
+}
+
+bool RunningPool::WaitBlank(int count, Duration timeout) {
+  const TimePoint deadline = Clock::Real().Now() + timeout;
+  MutexLock lock(&mutex_);
+  while (stock_.size() < static_cast<size_t>(count)) {
+    if (stopping_ || !changed_.WaitUntil(&mutex_, deadline)) break;
+  }
+  return stock_.size() >= static_cast<size_t>(count);
+}
+
+void RunningPool::LetGo(uint64_t slot) {
+  MutexLock lock(&mutex_);
+  const auto found = records_.find(slot);
+  if (--found->second.uses > 0) return;
+  const std::shared_ptr<PoolSession> held_by = std::move(found->second.held_by);
+  const bool blank = !found->second.committed;
+  records_.erase(found);
+  if (held_by == nullptr) return;
+  if (blank && held_by == session_ && !stopping_ &&
+      stock_.size() < static_cast<size_t>(options_.blank_slots)) {
+    stock_.push_back(slot);  // for the next
+    changed_.NotifyAll();
+  } else {
+    held_by->ReleaseLater(std::span(&slot, 1));
+  }
+}
+
+absl::StatusOr<std::vector<CommitOutcome>> RunningPool::Commit(const KeyspaceId& keyspace,
+                                                               std::span<const Fragment> fragments,
+                                                               Duration timeout) {
+  if (fragments.empty()) return std::vector<CommitOutcome>();
+  std::vector<uint64_t> slots;
+  std::vector<FragmentHeader> headers;
+  std::shared_ptr<PoolSession> session;
+  {
+    MutexLock lock(&mutex_);
+    session = session_;
+    if (session == nullptr) return absl::UnavailableError("the device pool is not joined");
+    for (const Fragment& fragment : fragments) {
+      const auto record = records_.find(fragment.slot->number());
+      if (record == records_.end() || record->second.committed) {
+        return absl::InvalidArgumentError("a slot is not blank");
+      }
+      if (record->second.held_by != session) {
+        return absl::AbortedError("the connection that reserved a slot was lost");
+      }
+      slots.push_back(fragment.slot->number());
+      headers.push_back(fragment.header);
+    }
+  }
+  auto outcomes = session->Commit(keyspace, slots, headers, timeout);
+  MutexLock lock(&mutex_);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    // Without an answer nobody knows whether it is blank: it is not used as such again.
+    if (outcomes.ok() && (*outcomes)[i] != CommitOutcome::kStored) continue;
+    SlotRecord& record = records_.at(slots[i]);
+    record.committed = true;
+    if (outcomes.ok()) record.header = headers[i];
+    record.keyspace = keyspace;
+  }
+  return outcomes;
+}
+
+absl::StatusOr<std::shared_ptr<const DeviceSlot>> RunningPool::Hold(
+    const DeviceFragment& fragment, std::shared_ptr<const Lease> lease) {
+  std::shared_ptr<PoolSession> session;
+  {
+    MutexLock lock(&mutex_);
+    session = session_;
+    if (fragment.pool != known_) return absl::NotFoundError("the fragment is in another pool");
+  }
+  CRUMB_RETURN_IF_ERROR(Reach(session.get(), fragment.slot));
+  {
+    MutexLock lock(&mutex_);
+    SlotRecord& record = records_[fragment.slot];
+    ++record.uses;
+    record.committed = true;
+    const bool whole =
+        static_cast<int>(fragment.header.tile_sums.size()) == fragment.header.range.tiles();
+    if (!record.header.has_value() && whole) record.header = fragment.header;
+    record.keyspace = fragment.header.keyspace;
+  }
+  return std::make_shared<HeldSlot>(*this, fragment.slot, std::move(lease));
+}
+
+DevicePoolStats RunningPool::stats() const {
+  DevicePoolStats stats;
+  {
+    MutexLock lock(&mutex_);
+    stats = stats_;
+    stats.blank_slots = stock_.size();
+    stats.held_slots = records_.size();
+  }
+  MutexLock lock(&mapping_);
+  stats.handles = handles_.size();
+  return stats;
+}
+
+void RunningPool::OnDemotions(const PoolId& pool, std::vector<Demotion> demotions) {
+  MutexLock lock(&mutex_);
+  if (pool != known_) return;
+  for (Demotion& one : demotions) {
+    if (demotions_.size() < kDemotionsMax) demotions_.push_back(std::move(one));
+  }
+  changed_.NotifyAll();
+}
+
+// False: the pool stops.
+bool RunningPool::Wait() {
+  MutexLock lock(&mutex_);
+  while (!stopping_) {
+    if (join_due_ || (session_ != nullptr && !demotions_.empty())) return true;
+    const bool wants =
+        session_ == nullptr || stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots);
+    const TimePoint until = wants ? retry_at_ : TimePoint::max();
+    if (Clock::Real().Now() >= until) return true;
+    if (until == TimePoint::max()) {
+      changed_.Wait(&mutex_);
+    } else {
+      changed_.WaitUntil(&mutex_, until);
+    }
+  }
+  return false;
+}
+
+void RunningPool::Run() {
+  while (Wait()) {
+    JoinAgain();
+    CopyDown();
+    retry_after_ = Refill() ? kRetryMin : std::min(2 * retry_after_, kRetryMax);
+    retry_at_ = Clock::Real().Now() + retry_after_;
+  }
+}
+
+void RunningPool::JoinAgain() {
+  {
+    MutexLock lock(&mutex_);
+    if (!join_due_ && session_ != nullptr && session_->connected()) return;
+    join_due_ = false;
+    if (session_ != nullptr) {
+      // What lies in stock is not in use; what the caller holds goes back when it lets go.
+      session_->ReleaseLater(stock_);
+      session_ = nullptr;
+    }
+    stock_.clear();
+    demotions_.clear();
+  }
+  const absl::Status joined = Join();
+  if (joined.ok()) {
+    failure_logged_ = false;
+  } else if (!absl::IsUnavailable(joined) && !std::exchange(failure_logged_, true)) {
+    LogWarning("no device pool, going on without: {}", joined.ToString());
+  }
+}
+
+absl::Status RunningPool::Join() {
+  PoolJoin request = {.device = memory_.uuid(),
+                      .slot_bytes = options_.slot_bytes,
+                      .handle_bytes = options_.handle_bytes};
+  {
+    MutexLock lock(&mutex_);
+    request.known = known_;
+  }
+  request.roster_fd = mark_.roster();
+  CRUMB_ASSIGN_OR_RETURN(JoinedPool joined, link_.Join(request));
+  const std::shared_ptr<PoolSession> session = joined.session;
+  std::vector<PoolHandle> handles = session->TakeFirstHandles();
+  if (request.known == PoolId()) {
+    CRUMB_ASSIGN_OR_RETURN(mark_, RosterMark::Take(joined.roster.get()));
+    MutexLock lock(&mutex_);
+    known_ = session->id();
+  } else {
+    CRUMB_RETURN_IF_ERROR(OfferAll(*session, handles));
+    // Unless the pool was made anew, crumbd knows what is held.
+    const absl::Status claimed = ClaimAll(session);
+    if (!claimed.ok() && !absl::IsFailedPrecondition(claimed)) return claimed;
+  }
+  CRUMB_RETURN_IF_ERROR(MapAll(std::move(handles)));
+  request.known = session->id();
+  request.roster_mark = mark_.byte();
+  CRUMB_RETURN_IF_ERROR(link_.Join(request).status());
+  device_full_ = false;
+  Grow(*session);
+  MutexLock lock(&mutex_);
+  session_ = session;
+  return absl::OkStatus();
+}
+
+// Handles that this process has and crumbd has not.
+absl::Status RunningPool::OfferAll(PoolSession& session, std::span<const PoolHandle> there) {
+  MutexLock lock(&mapping_);
+  for (const auto& [number, handle] : handles_) {
+    const bool known = std::any_of(there.begin(), there.end(), [number = number](const auto& one) {
+      return one.number == number;
+    });
+    if (known) continue;
+    CRUMB_ASSIGN_OR_RETURN(const UniqueFd fd, handle->Export());
+    const absl::Status offered = session.OfferAgain(fd.get(), number);
+    if (!offered.ok() && !absl::IsAlreadyExists(offered)) return offered;
+  }
+  return absl::OkStatus();
+}
+
+// What the caller holds, of each keyspace.
+absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) {
+  std::map<KeyspaceId, std::vector<SlotClaim>> claims;
+  {
+    MutexLock lock(&mutex_);
+    for (const auto& [slot, record] : records_) {
+      claims[record.header ? record.keyspace : KeyspaceId()].push_back({slot, record.header});
+    }
+  }
+  for (const auto& [keyspace, slots] : claims) {
+    absl::StatusOr<std::vector<bool>> claimed = session->Claim(keyspace, slots);
+    if (absl::IsNotFound(claimed.status())) {
+      // Nobody has opened the keyspace yet: the slots stay ours, the pages are nobody's.
+      std::vector<SlotClaim> bare = slots;
+      for (SlotClaim& claim : bare) claim.header.reset();
+      claimed = session->Claim(KeyspaceId(), bare);
+    }
+    CRUMB_RETURN_IF_ERROR(claimed.status());
+    MutexLock lock(&mutex_);
+    std::vector<uint64_t> not_needed;
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (!(*claimed)[i]) continue;
+      const auto record = records_.find(slots[i].slot);
+      if (record == records_.end()) {
+        not_needed.push_back(slots[i].slot);  // let go meanwhile
+      } else {
+        record->second.held_by = session;
+        ++stats_.slots_reclaimed;
+      }
+    }
+    session->ReleaseLater(not_needed);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunningPool::Map(uint32_t number, std::unique_ptr<DeviceHandle> handle) {
+  const uint64_t offset = uint64_t{number} * options_.handle_bytes;
+  CRUMB_RETURN_IF_ERROR(range_->Map(offset, *handle));
+  handles_.emplace(number, std::move(handle));
+  return absl::OkStatus();
+}
+
+absl::Status RunningPool::MapAll(std::vector<PoolHandle> handles) {
+  MutexLock lock(&mapping_);
+  for (PoolHandle& one : handles) {
+    if (handles_.contains(one.number)) continue;
+    CRUMB_ASSIGN_OR_RETURN(auto handle, memory_.Import(std::move(one.fd), options_.handle_bytes));
+    CRUMB_RETURN_IF_ERROR(Map(one.number, std::move(handle)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RunningPool::Reach(PoolSession* session, uint64_t slot) {
+  const auto number = static_cast<uint32_t>(slot / per_handle_);
+  {
+    MutexLock lock(&mapping_);
+    if (handles_.contains(number)) return absl::OkStatus();
+  }
+  if (session == nullptr) return absl::UnavailableError("the device pool is not joined");
+  CRUMB_ASSIGN_OR_RETURN(std::vector<PoolHandle> handles, session->Handles(number));
+  CRUMB_RETURN_IF_ERROR(MapAll(std::move(handles)));
+  MutexLock lock(&mapping_);
+  if (handles_.contains(number)) return absl::OkStatus();
+  return absl::NotFoundError("the pool has no handle " + std::to_string(number));
+}
+
+absl::StatusOr<std::unique_ptr<DeviceHandle>> RunningPool::AllocateHandle() {
+  auto handle = memory_.Allocate(options_.handle_bytes);
+  if (!absl::IsResourceExhausted(handle.status())) return handle;
+  // Pools that nobody uses any more may have the memory.
+  const auto freed = link_.Reclaim(memory_.uuid(), options_.handle_bytes);
+  if (!freed.ok() || *freed == 0) return handle;
+  return memory_.Allocate(options_.handle_bytes);
+}
+
+// Fills the pool up to its size, as far as there is memory.
+void RunningPool::Grow(PoolSession& session) {
+  while (!device_full_) {
+    {
+      MutexLock lock(&mapping_);
+      if ((handles_.size() + 1) * options_.handle_bytes > options_.bytes_max) return;
+    }
+    auto handle = AllocateHandle();
+    if (!handle.ok()) {
+      LogWarning("a device pool stays smaller than wanted: {}", handle.status().ToString());
+      device_full_ = true;
+      return;
+    }
+    const auto fd = (*handle)->Export();
+    const auto number = fd.ok() ? session.Offer(fd->get(), options_.bytes_max)
+                                : absl::StatusOr<uint32_t>(fd.status());
+    if (!number.ok()) {
+      const bool others_did = absl::IsResourceExhausted(number.status());
+      if (!others_did && !absl::IsUnavailable(number.status())) {
+        LogWarning("crumbd did not take device memory: {}", number.status().ToString());
+      }
+      return;
+    }
+    MutexLock lock(&mapping_);
+    const absl::Status mapped = Map(*number, *std::move(handle));
+    if (!mapped.ok()) {
+      LogWarning("device memory cannot be mapped: {}", mapped.ToString());
+      device_full_ = true;
+      return;
+    }
+  }
+}
+
+bool RunningPool::Refill() {
+  std::shared_ptr<PoolSession> session;
+  int missing;
+  {
+    MutexLock lock(&mutex_);
+    session = session_;
+    missing = options_.blank_slots - static_cast<int>(stock_.size());
+    if (session == nullptr) return false;
+    if (missing * 2 < options_.blank_slots) return true;
+  }
+  Grow(*session);
+  const auto slots = session->Reserve(missing, options_.call_timeout);
+  if (!slots.ok()) return false;
+  std::vector<uint64_t> unreachable;
+  for (const uint64_t slot : *slots) {
+    if (!Reach(session.get(), slot).ok()) unreachable.push_back(slot);
+  }
+  session->ReleaseLater(unreachable);
+  MutexLock lock(&mutex_);
+  for (const uint64_t slot : *slots) {
+    if (std::find(unreachable.begin(), unreachable.end(), slot) == unreachable.end()) {
+      stock_.push_back(slot);
+    }
+  }
+  changed_.NotifyAll();
+  return stock_.size() * 2 > static_cast<size_t>(options_.blank_slots);
+}
+
+void RunningPool::CopyDown() {
+  while (true) {
+    std::vector<Demotion> batch;
+    std::shared_ptr<PoolSession> session;
+    {
+      MutexLock lock(&mutex_);
+      session = session_;
+      while (!demotions_.empty() && batch.size() < kDemotionBatch) {
+        batch.push_back(std::move(demotions_.front()));
+        demotions_.pop_front();
+      }
+      if (batch.empty() || session == nullptr || stopping_) return;
+    }
+    uint64_t failed = 0;
+    std::vector<uint64_t> slots;
+    for (const Demotion& one : batch) {
+      slots.push_back(one.slot);
+      const absl::Status copied =
+          Reach(session.get(), one.slot).ok() ? CopyOne(one) : absl::NotFoundError("no such slot");
+      if (!copied.ok()) ++failed;
+    }
+    session->Demoted(slots).IgnoreError();  // else the session is lost, and crumbd knows
+    MutexLock lock(&mutex_);
+    stats_.pages_demoted += batch.size() - failed;
+    stats_.demotions_failed += failed;
+  }
+}
+
+absl::Status RunningPool::CopyOne(const Demotion& demotion) {
+  const FragmentHeader& header = demotion.header;
+  const size_t tiles_bytes = FragmentTilesBytes(header.range.tiles(), header.tile_bytes);
+  const size_t bytes = crumb::FragmentBytes(header.range.tiles(), header.tile_bytes);
+  if (tiles_bytes > options_.slot_bytes) return absl::DataLossError("larger than its slot");
+  CRUMB_ASSIGN_OR_RETURN(std::vector<StagingSlot> room,
+                         client_.Reserve(1, bytes, options_.call_timeout));
+  if (room.empty()) return absl::ResourceExhaustedError("staging memory is full");
+  const std::span<std::byte> to = room.front().bytes();
+  CRUMB_RETURN_IF_ERROR(memory_.CopyToHost(AddressOf(demotion.slot), to.first(tiles_bytes)));
+  EncodeFragmentHeader(header, to.subspan(tiles_bytes, bytes - tiles_bytes));
+  CRUMB_ASSIGN_OR_RETURN(const auto outcomes, client_.Commit(header.keyspace, std::move(room),
+                                                             tiles_bytes, options_.call_timeout));
+  const bool there = outcomes.front() == CommitOutcome::kStored ||
+                     outcomes.front() == CommitOutcome::kDeduplicated;
+  return there ? absl::OkStatus() : absl::ResourceExhaustedError("crumbd did not take the copy");
+}
+
+absl::Status Validate(const DevicePoolOptions& options, const DeviceMemory& memory) {
+  const uint64_t piece = memory.granularity();
+  if (options.slot_bytes == 0 || options.slot_bytes % kTileAlignment != 0 ||
+      options.slot_bytes > options.handle_bytes) {
+    return absl::InvalidArgumentError(
+        "DevicePoolOptions.slot_bytes must be a multiple of 128 and fit into handle_bytes");
+  }
+  if (options.handle_bytes % piece != 0 || options.range_bytes % piece != 0 ||
+      options.range_bytes < options.bytes_max) {
+    return absl::InvalidArgumentError(
+        "DevicePoolOptions: handle_bytes and range_bytes must be multiples of the device's "
+        "granularity, range_bytes no less than bytes_max");
+  }
+  if (options.blank_slots < 1) {
+    return absl::InvalidArgumentError("DevicePoolOptions.blank_slots must be 1 or more");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<DevicePool>> DevicePool::Open(const DevicePoolOptions& options,
+                                                             DeviceMemory& memory, Client& client) {
+  CRUMB_RETURN_IF_ERROR(Validate(options, memory));
+  if (client.pools() == nullptr) {
+    return absl::FailedPreconditionError("device pools need a crumbd on this host");
+  }
+  CRUMB_ASSIGN_OR_RETURN(auto range, memory.Reserve(options.range_bytes));
+  auto pool = std::make_unique<RunningPool>(options, memory, client, std::move(range));
+  pool->Start();
+  return pool;
+}
+
+}  // namespace crumb::client

@@ -1,0 +1,316 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// Workers that share a device pool, of host memory; they and crumbd are killed. The workers are
+// this program again, with arguments.
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <thread>
+
+#include "client/device/device_memory.h"
+#include "client/device/pool_link.h"
+#include "tests/fault/crumbd_process.h"
+#include "tests/fault/known_pages.h"
+#include "tests/fault/pool_worker.h"
+
+namespace crumb::fault {
+namespace {
+
+constexpr const char* kStored = "1";
+constexpr const char* kDeduplicated = "2";
+// Slots of 16 tiles in a handle of 2 MiB.
+constexpr uint64_t kSlotBytes = 16 * 4608;
+constexpr int kSlotsPerHandle = (2 << 20) / static_cast<int>(kSlotBytes);
+
+bool Eventually(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!condition()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return true;
+}
+
+class DevicePoolsTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(crumbd_.Start());
+    auto client = Connect(folder_.path(), "watcher");
+    ASSERT_TRUE(client.ok()) << client.status();
+    watcher_ = *std::move(client);
+  }
+
+  PoolWorkerOptions Options(const std::string& name) const {
+    PoolWorkerOptions options;
+    options.socket_dir = folder_.path();
+    options.name = name;
+    return options;
+  }
+
+  client::CacheStats::TierStats Device() {
+    const auto stats = watcher_->Stats();
+    if (!stats.ok()) return {};
+    for (const auto& tier : stats->tiers) {
+      if (tier.tier == client::Tier::kDevice) return tier;
+    }
+    return {};
+  }
+  uint64_t Counter(const std::string& name) {
+    const auto stats = watcher_->Stats();
+    return stats.ok() && stats->counters.contains(name) ? stats->counters.at(name) : 0;
+  }
+
+  // Waits for a blank slot and puts a page into it.
+  static void Publish(PoolWorker& worker, int page) {
+    const std::string number = std::to_string(page);
+    ASSERT_TRUE(Eventually([&] { return worker.Do("write " + number) != "none"; }));
+    ASSERT_EQ(worker.Do("commit " + number), kStored) << "page " << page;
+  }
+
+  TemporaryFolder folder_;
+  CrumbdProcess crumbd_{folder_.path(), {}};
+  std::unique_ptr<client::Client> watcher_;
+};
+
+TEST_F(DevicePoolsTest, AnotherProcessReadsWhatWasWrittenInPlace) {
+  PoolWorker writer(Options("writer"));
+  PoolWorker reader(Options("reader"));
+  ASSERT_EQ(writer.Do("wait 4"), "ok");
+  ASSERT_EQ(reader.Do("wait 4"), "ok");
+  for (int page = 0; page < 6; ++page) Publish(writer, page);
+  EXPECT_EQ(reader.Do("acquire 0 8"), "hits 6 device 6 right 6");
+  EXPECT_EQ(writer.Do("acquire 0 6"), "hits 6 device 6 right 6");
+  EXPECT_EQ(Device().pages, 6u);
+  EXPECT_EQ(Device().capacity_bytes, kSlotsPerHandle * kSlotBytes);
+  // Both map the one handle.
+  EXPECT_EQ(writer.Do("maps"), "1");
+  EXPECT_EQ(reader.Do("maps"), "1");
+  EXPECT_EQ(writer.Do("handles"), "1");
+  EXPECT_EQ(reader.Stop(), 0);
+  EXPECT_EQ(writer.Stop(), 0);
+}
+
+TEST_F(DevicePoolsTest, TheNextWorkerAdoptsThePoolOfAKilledOne) {
+  {
+    PoolWorker first(Options("first"));
+    ASSERT_EQ(first.Do("wait 4"), "ok");
+    for (int page = 0; page < 6; ++page) Publish(first, page);
+    ASSERT_EQ(first.Do("write 100").substr(0, 4), "slot");  // and never committed
+    first.Kill();
+  }
+  // What it had not committed is free, what it had is there.
+  EXPECT_TRUE(Eventually([&] { return Device().resident_bytes == 6 * kSlotBytes; }));
+  EXPECT_EQ(Device().pages, 6u);
+  PoolWorker second(Options("second"));
+  ASSERT_EQ(second.Do("wait 4"), "ok");
+  EXPECT_EQ(second.Do("handles"), "1");
+  EXPECT_EQ(second.Do("acquire 0 7"), "hits 6 device 6 right 6");
+  EXPECT_EQ(second.Do("acquire 100 101"), "hits 0 device 0 right 0");
+}
+
+TEST_F(DevicePoolsTest, AnotherDeviceHasAnotherPool) {
+  PoolWorker one(Options("one"));
+  ASSERT_EQ(one.Do("wait 4"), "ok");
+  Publish(one, 0);
+  PoolWorkerOptions other_device = Options("two");
+  other_device.device = "another";
+  PoolWorker two(other_device);
+  ASSERT_EQ(two.Do("wait 4"), "ok");
+  EXPECT_EQ(two.Do("acquire 0 1"), "hits 0 device 0 right 0");
+  EXPECT_EQ(Device().capacity_bytes, 2 * kSlotsPerHandle * kSlotBytes);
+}
+
+TEST_F(DevicePoolsTest, BlankSlotsComeBackWhenAWorkerLeaves) {
+  PoolWorker stays(Options("stays"));
+  ASSERT_EQ(stays.Do("wait 4"), "ok");
+  ASSERT_TRUE(Eventually([&] { return Device().resident_bytes == 4 * kSlotBytes; }));
+  {
+    PoolWorker leaves(Options("leaves"));
+    ASSERT_EQ(leaves.Do("wait 4"), "ok");
+    ASSERT_EQ(leaves.Do("write 1").substr(0, 4), "slot");
+    EXPECT_EQ(leaves.Stop(), 0);
+  }
+  EXPECT_TRUE(Eventually([&] { return Device().resident_bytes == 4 * kSlotBytes; }));
+}
+
+// A pool of one handle takes more pages than it has slots: the oldest move to host memory.
+TEST_F(DevicePoolsTest, PagesMoveDownWhenThePoolIsFull) {
+  constexpr int kPages = 2 * kSlotsPerHandle;
+  PoolWorker worker(Options("worker"));
+  ASSERT_EQ(worker.Do("wait 4"), "ok");
+  for (int page = 0; page < kPages; ++page) {
+    Publish(worker, page);
+    ASSERT_EQ(worker.Do("free " + std::to_string(page)), "ok");
+  }
+  EXPECT_GT(Counter("crumb_device_demoted_slots_total"), 0u);
+  EXPECT_EQ(Counter("crumb_device_dropped_slots_total"), 0u);
+  EXPECT_LE(Device().pages, static_cast<uint64_t>(kSlotsPerHandle));
+  // Every page is somewhere, and right: those in host memory are checked by the client.
+  const std::string answer = worker.Do("acquire 0 " + std::to_string(kPages));
+  const std::string hits = "hits " + std::to_string(kPages) + " device ";
+  ASSERT_EQ(answer.substr(0, hits.size()), hits) << answer;
+  const int on_device = std::stoi(answer.substr(hits.size()));
+  EXPECT_GT(on_device, 0);
+  EXPECT_LT(on_device, kPages);
+  EXPECT_EQ(answer, hits + std::to_string(on_device) + " right " + std::to_string(on_device));
+}
+
+TEST_F(DevicePoolsTest, PagesThatNobodyCopiesAreDroppedAndCounted) {
+  constexpr int kPages = 2 * kSlotsPerHandle;
+  PoolWorkerOptions options = Options("worker");
+  options.demotes = false;
+  PoolWorker worker(options);
+  ASSERT_EQ(worker.Do("wait 4"), "ok");
+  for (int page = 0; page < kPages; ++page) {
+    Publish(worker, page);
+    ASSERT_EQ(worker.Do("free " + std::to_string(page)), "ok");
+  }
+  EXPECT_GT(Counter("crumb_device_dropped_slots_total"), 0u);
+  EXPECT_EQ(Counter("crumb_device_demoted_slots_total"), 0u);
+  EXPECT_EQ(worker.Do("acquire 0 1"), "hits 0 device 0 right 0");
+  const std::string last = std::to_string(kPages - 1);
+  EXPECT_EQ(worker.Do("acquire " + last + " " + std::to_string(kPages)), "hits 1 device 1 right 1");
+}
+
+TEST_F(DevicePoolsTest, PagesInUseStayWhenThePoolIsFull) {
+  PoolWorker worker(Options("worker"));
+  ASSERT_EQ(worker.Do("wait 4"), "ok");
+  for (int page = 0; page < kSlotsPerHandle; ++page) Publish(worker, page);
+  EXPECT_EQ(worker.Do("write 99"), "none");
+  for (int page = 0; page < kSlotsPerHandle; ++page) {
+    EXPECT_EQ(worker.Do("check " + std::to_string(page)), "right") << "page " << page;
+  }
+  ASSERT_EQ(worker.Do("free 0"), "ok");
+  EXPECT_TRUE(Eventually([&] { return worker.Do("write 99") != "none"; }));
+}
+
+TEST_F(DevicePoolsTest, WhatOneHoldsAnotherCannotTake) {
+  PoolWorker holder(Options("holder"));
+  PoolWorker other(Options("other"));
+  ASSERT_EQ(holder.Do("wait 4"), "ok");
+  ASSERT_EQ(other.Do("wait 4"), "ok");
+  for (int page = 0; page < 4; ++page) Publish(other, page);
+  ASSERT_EQ(holder.Do("acquire 0 4"), "hits 4 device 4 right 4");
+  other.Kill();
+  PoolWorker third(Options("third"));
+  ASSERT_EQ(third.Do("wait 4"), "ok");
+  for (int page = 10; page < 10 + kSlotsPerHandle; ++page) {
+    const std::string number = std::to_string(page);
+    if (third.Do("write " + number) == "none") break;
+    ASSERT_EQ(third.Do("commit " + number), kStored);
+  }
+  EXPECT_EQ(holder.Do("acquire 0 4"), "hits 4 device 4 right 4");
+}
+
+TEST_F(DevicePoolsTest, TheFirstOfTwoCopiesWins) {
+  PoolWorker one(Options("one"));
+  PoolWorker two(Options("two"));
+  ASSERT_EQ(one.Do("wait 4"), "ok");
+  ASSERT_EQ(two.Do("wait 4"), "ok");
+  Publish(one, 5);
+  ASSERT_EQ(two.Do("write 5").substr(0, 4), "slot");
+  EXPECT_EQ(two.Do("commit 5"), kDeduplicated);
+  EXPECT_EQ(two.Do("check 5"), "right");  // its own copy stays its own
+  EXPECT_EQ(Device().pages, 1u);
+}
+
+// What live sequences hold outlives crumbd, and the next one knows it again.
+TEST_F(DevicePoolsTest, WorkersGiveTheirPoolToTheNextCrumbd) {
+  PoolWorker writer(Options("writer"));
+  PoolWorker reader(Options("reader"));
+  ASSERT_EQ(writer.Do("wait 4"), "ok");
+  ASSERT_EQ(reader.Do("wait 4"), "ok");
+  for (int page = 0; page < 6; ++page) Publish(writer, page);
+  for (int page = 6; page < 9; ++page) {
+    Publish(writer, page);
+    ASSERT_EQ(writer.Do("free " + std::to_string(page)), "ok");
+  }
+  ASSERT_EQ(reader.Do("acquire 0 3"), "hits 3 device 3 right 3");
+  const std::string fds = writer.Do("fds");
+  for (int restart = 0; restart < 3; ++restart) {
+    crumbd_.Kill();
+    for (int page = 0; page < 6; ++page) {
+      ASSERT_EQ(writer.Do("check " + std::to_string(page)), "right");
+    }
+    ASSERT_TRUE(crumbd_.Start());
+    ASSERT_TRUE(watcher_->WaitConnected(std::chrono::seconds(20)));
+    const std::string of_writer = std::to_string(6 * (restart + 1));
+    const std::string of_reader = std::to_string(3 * (restart + 1));
+    ASSERT_TRUE(Eventually([&] { return writer.Do("reclaimed") == of_writer; }));
+    ASSERT_TRUE(Eventually([&] { return reader.Do("reclaimed") == of_reader; }));
+    ASSERT_EQ(writer.Do("wait 4"), "ok");
+    ASSERT_EQ(reader.Do("wait 4"), "ok");
+    PoolWorker fresh(Options("fresh"));
+    ASSERT_EQ(fresh.Do("wait 4"), "ok");
+    // What nobody held is gone.
+    EXPECT_EQ(fresh.Do("acquire 0 9"), "hits 6 device 6 right 6") << "restart " << restart;
+    EXPECT_EQ(Device().capacity_bytes, kSlotsPerHandle * kSlotBytes);
+    EXPECT_EQ(fresh.Stop(), 0);
+    EXPECT_TRUE(Eventually([&] { return writer.Do("fds") == fds; }));
+    EXPECT_EQ(writer.Do("maps"), "1");
+  }
+  // They go on as before.
+  Publish(writer, 20);
+  EXPECT_EQ(reader.Do("acquire 20 21"), "hits 1 device 1 right 1");
+}
+
+TEST_F(DevicePoolsTest, APoolThatNobodyUsesIsGivenUpOnRequest) {
+  {
+    PoolWorker worker(Options("worker"));
+    ASSERT_EQ(worker.Do("wait 4"), "ok");
+    Publish(worker, 0);
+    const auto memory = client::DeviceMemory::OpenHost({.name = "host"});
+    EXPECT_EQ(watcher_->pools()->Reclaim(memory->uuid(), 1).value(), 0u);  // in use
+  }
+  const auto memory = client::DeviceMemory::OpenHost({.name = "host"});
+  const auto other = client::DeviceMemory::OpenHost({.name = "other"});
+  EXPECT_EQ(watcher_->pools()->Reclaim(other->uuid(), 1).value(), 0u);
+  EXPECT_EQ(Device().capacity_bytes, kSlotsPerHandle * kSlotBytes);
+  EXPECT_TRUE(Eventually(
+      [&] { return watcher_->pools()->Reclaim(memory->uuid(), 1).value_or(0) == 2 << 20; }));
+  EXPECT_EQ(Device().capacity_bytes, 0u);
+  EXPECT_EQ(Device().pages, 0u);
+}
+
+TEST_F(DevicePoolsTest, NothingIsLeftOfWorkersThatCameAndWent) {
+  const auto fds_of_crumbd = [&] {
+    size_t count = 0;
+    for ([[maybe_unused]] const auto& entry :
+         std::filesystem::directory_iterator("/proc/" + std::to_string(crumbd_.pid()) + "/fd")) {
+      ++count;
+    }
+    return count;
+  };
+  size_t after_first = 0;
+  for (int round = 0; round < FaultRounds(4); ++round) {
+    {
+      PoolWorker worker(Options("worker"));
+      ASSERT_EQ(worker.Do("wait 4"), "ok");
+      ASSERT_EQ(worker.Do("write 1").substr(0, 4), "slot");
+      if (round % 2 == 1) {
+        EXPECT_EQ(worker.Stop(), 0);
+      }
+    }
+    ASSERT_TRUE(Eventually([&] {
+      const auto stats = watcher_->Stats();
+      return stats.ok() && stats->sessions == 1 && Device().resident_bytes == 0;
+    }));
+    // The pool stays, with its handle and its roster.
+    if (round == 0) after_first = fds_of_crumbd();
+    EXPECT_TRUE(Eventually([&] { return fds_of_crumbd() <= after_first; })) << "round " << round;
+  }
+}
+
+}  // namespace
+}  // namespace crumb::fault
+
+int main(int argc, char** argv) {
+  const int worker = crumb::fault::RunPoolWorker(argc, argv);
+  if (worker >= 0) return worker;
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,63 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace crumb::fault {
+
+// What a worker of a device pool is made with.
+struct PoolWorkerOptions {
+  std::string socket_dir;
+  std::string name = "worker";
+  std::string device = "host";
+  std::string token;             // of a tenant
+  uint64_t bytes_max = 2 << 20;  // of its pool
+  int blank_slots = 4;
+  bool demotes = true;  // false: it has no staging memory to copy pages to
+};
+
+// A worker over a device pool of host memory, in a process of its own: this program again. It does
+// what it is told, one line at a time.
+class PoolWorker {
+ public:
+  explicit PoolWorker(const PoolWorkerOptions& options);
+  ~PoolWorker();
+  PoolWorker(const PoolWorker&) = delete;
+  PoolWorker& operator=(const PoolWorker&) = delete;
+
+  // Sends a command and returns the answer; empty when the worker is gone. Commands:
+  //   wait N          waits until N blank slots are ready: "ok" or "late"
+  //   write PAGE      takes a blank slot and writes the page: "slot S" or "none"
+  //   commit PAGE     makes the page visible: the outcome's number or a status
+  //   acquire A B     leases pages [A, B): "hits H device D right R", R of the pages on the device
+  //   check PAGE      "right" or "wrong": what its slot holds
+  //   free PAGE       lets the slot of a written page go: "ok"
+  //   release         lets all leases go: "ok"
+  //   joined          waits until the pool is joined: "ok" or "late"
+  //   handles         how many are mapped: "N"
+  //   reclaimed       slots that a new crumbd knows again: "N"
+  //   demoted         pages copied down: "N"
+  //   open            opens the keyspace again: "ok" or a status
+  //   fds             open descriptors: "N"
+  //   maps            mappings of device memory: "N"
+  std::string Do(const std::string& command);
+
+  void Kill();
+  // Asks it to end; its exit code.
+  int Stop();
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = -1;
+  int socket_ = -1;
+};
+
+// The worker's main function, when the arguments say that this is one; else -1.
+int RunPoolWorker(int argc, char** argv);
+
+}  // namespace crumb::fault
