@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <random>
 #include <string>
@@ -17,6 +18,12 @@ namespace {
 
 constexpr size_t kMarksMax = 4096;
 constexpr int kAttemptsMax = 8;  // to find a byte that is not taken, of 2^62
+constexpr off_t kLastByte = (off_t{1} << 62) - 1;
+
+struct Range {
+  off_t first = 0;
+  off_t last = 0;  // inclusive
+};
 
 }  // namespace
 
@@ -25,21 +32,30 @@ absl::StatusOr<UniqueFd> CreateRoster() { return CreateMemfd("crumb-roster", 1);
 absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster) {
   // Only memory files have seals; locks of others may block, or be nobody's.
   if (::fcntl(roster, F_GET_SEALS) < 0) return absl::DataLossError("not a roster");
+  // The kernel names any lock in a range, not the first: what lies on both sides of it is asked for
+  // again.
   std::vector<uint64_t> marks;
-  off_t from = 0;
-  while (marks.size() < kMarksMax) {
+  std::vector<Range> unknown = {{0, kLastByte}};
+  while (!unknown.empty()) {
+    const Range range = unknown.back();
+    unknown.pop_back();
     struct flock lock = {};
     lock.l_type = F_WRLCK;
     lock.l_whence = SEEK_SET;
-    lock.l_start = from;
+    lock.l_start = range.first;
+    lock.l_len = range.last - range.first + 1;
     if (::fcntl(roster, F_OFD_GETLK, &lock) != 0) return ErrnoStatus(errno, "reading a roster");
-    if (lock.l_type == F_UNLCK) return marks;
+    if (lock.l_type == F_UNLCK) continue;
+    if (lock.l_len != 1) return absl::DataLossError("a roster is locked by more than bytes");
+    if (marks.size() == kMarksMax) {
+      return absl::DataLossError("a roster has more than " + std::to_string(kMarksMax) + " marks");
+    }
     marks.push_back(static_cast<uint64_t>(lock.l_start));
-    // A lock to the end of the file hides whatever else there is.
-    if (lock.l_len == 0) return absl::DataLossError("a roster is locked as a whole");
-    from = lock.l_start + lock.l_len;
+    if (lock.l_start > range.first) unknown.push_back({range.first, lock.l_start - 1});
+    if (lock.l_start < range.last) unknown.push_back({lock.l_start + 1, range.last});
   }
-  return absl::DataLossError("a roster has more than " + std::to_string(kMarksMax) + " marks");
+  std::sort(marks.begin(), marks.end());
+  return marks;
 }
 
 absl::StatusOr<RosterMark> RosterMark::Take(int roster) {

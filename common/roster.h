@@ -16,7 +16,7 @@ namespace crumb {
 
 absl::StatusOr<UniqueFd> CreateRoster();
 
-// The locked bytes. kDataLoss: not a roster, or more marks than there can be processes.
+// The locked bytes, ascending. kDataLoss: not a roster, or more marks than there can be processes.
 absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster);
 
 // A process's mark, until it is destroyed or the process ends. Move-only.

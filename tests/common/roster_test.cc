@@ -29,6 +29,23 @@ TEST(RosterTest, MarksAreThereUntilTheyGo) {
   EXPECT_THAT(ReadRoster(roster.get()).value(), ElementsAre(two.byte()));
 }
 
+// However the kernel orders them.
+TEST(RosterTest, AllMarksAreFound) {
+  const UniqueFd roster = CreateRoster().value();
+  std::vector<RosterMark> marks;
+  std::vector<uint64_t> bytes;
+  for (int i = 0; i < 100; ++i) {
+    marks.push_back(RosterMark::Take(roster.get()).value());
+    bytes.push_back(marks.back().byte());
+  }
+  EXPECT_THAT(ReadRoster(roster.get()).value(), testing::UnorderedElementsAreArray(bytes));
+  for (int i = 0; i < 50; ++i) {
+    marks.erase(marks.begin());
+    bytes.erase(bytes.begin());
+  }
+  EXPECT_THAT(ReadRoster(roster.get()).value(), testing::UnorderedElementsAreArray(bytes));
+}
+
 TEST(RosterTest, AMarkOutlivesTheDescriptorItWasTakenThrough) {
   UniqueFd roster = CreateRoster().value();
   const UniqueFd other(::fcntl(roster.get(), F_DUPFD_CLOEXEC, 0));
