@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/connection.h"
 
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -97,6 +98,7 @@ absl::Status Connection::Shake(const ClientOptions& options) {
   hello.set_engine(options.engine);
   hello.set_staging_bytes(options.staging_bytes);
   hello.set_tenant_token(options.token);
+  hello.set_slab_grants(true);
   const int fds[] = {pidfd.get()};
   CRUMB_RETURN_IF_ERROR(SendFdMessage(socket_.get(), hello.SerializeAsString(), fds));
 
@@ -130,6 +132,7 @@ absl::Status Connection::Map(const v1::SessionWelcome& welcome, std::span<Unique
   engine_ = welcome.engine();
   epoch_ = welcome.epoch();
   device_pools_ = welcome.device_pools();
+  grants_ = welcome.slab_grants();
   if (welcome.staging_bytes() > 0) {
     CRUMB_ASSIGN_OR_RETURN(staging_, MapChecked(fds.front().get(), welcome.staging_bytes(),
                                                 Mapping::Access::kReadWrite));
@@ -177,8 +180,31 @@ absl::StatusOr<PoolExchange> Connection::Ask(const v1::PoolRequest& request,
   return exchange;
 }
 
+// What crumbd sent before the answer that names it is in the socket by now.
+void Connection::TakeGrants() const {
+  pollfd waiting{.fd = socket_.get(), .events = POLLIN, .revents = 0};
+  while (::poll(&waiting, 1, 0) == 1) {
+    const absl::StatusOr<FdMessage> message = ReceiveFdMessage(socket_.get());
+    v1::SlabGrant grant;
+    if (!message.ok() || !grant.ParseFromString(message->bytes) || message->fds.size() != 1) return;
+    absl::StatusOr<Mapping> slab =
+        MapChecked(message->fds[0].get(), grant.bytes(), Mapping::Access::kReadOnly);
+    if (slab.ok()) granted_.insert_or_assign(grant.slab(), *std::move(slab));
+  }
+}
+
 absl::StatusOr<std::span<const std::byte>> Connection::SlabBytes(uint32_t slab,
                                                                  uint64_t offset) const {
+  if (grants_) {
+    MutexLock lock(&mutex_);
+    if (!granted_.contains(slab)) TakeGrants();
+    const auto found = granted_.find(slab);
+    if (found == granted_.end() || offset >= found->second.size()) {
+      return absl::DataLossError("a fragment lies in no slab that crumbd sent: slab " +
+                                 std::to_string(slab) + ", byte " + std::to_string(offset));
+    }
+    return std::span<const std::byte>(found->second.bytes()).subspan(offset);
+  }
   if (slab >= slabs_.size() || offset >= slabs_[slab].size()) {
     return absl::DataLossError("a fragment lies outside crumbd's slabs: slab " +
                                std::to_string(slab) + ", byte " + std::to_string(offset));
@@ -188,6 +214,11 @@ absl::StatusOr<std::span<const std::byte>> Connection::SlabBytes(uint32_t slab,
 
 void Connection::ForgetSlab(uint32_t slab) const {
   MutexLock lock(&mutex_);
+  if (grants_) {
+    TakeGrants();  // one may have come that no answer was read of
+    granted_.erase(slab);
+    return;
+  }
   if (slab >= slabs_.size() || mapped_used_) return;
   // The addresses stay taken, so that other threads find the slab as it was described to them.
   ::mmap(slabs_[slab].data(), slabs_[slab].size(), PROT_NONE,

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <unordered_map>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -55,7 +56,7 @@ class Connection {
   // connection is broken.
   absl::StatusOr<PoolExchange> Ask(const v1::PoolRequest& request, std::span<const int> fds);
 
-  // kDataLoss: outside the slabs.
+  // kDataLoss: outside the slabs. Valid under a lease that names the slab.
   absl::StatusOr<std::span<const std::byte>> SlabBytes(uint32_t slab, uint64_t offset) const;
   // Lets the memory of a slab go that crumbd says holds nothing any more, under no lease of this
   // session; not when it may be pinned.
@@ -67,6 +68,7 @@ class Connection {
   Connection();
   absl::Status Shake(const ClientOptions& options);
   absl::Status Map(const v1::SessionWelcome& welcome, std::span<UniqueFd> fds);
+  void TakeGrants() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const pid_t pid_;
   bool device_pools_ = false;
@@ -77,10 +79,12 @@ class Connection {
   std::string engine_;
   uint64_t epoch_ = 0;
   Mapping staging_;
-  std::vector<Mapping> slabs_;
+  std::vector<Mapping> slabs_;  // all of them, unless they are granted one by one
+  bool grants_ = false;
   mutable Mutex mutex_;
   mutable bool mapped_used_ ABSL_GUARDED_BY(mutex_) = false;
-  mutable MappedMemory mapped_;  // changes, with the lock, until it is used
+  mutable MappedMemory mapped_;  // changes, with the lock, until it is used; no granted slabs
+  mutable std::unordered_map<uint32_t, Mapping> granted_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<RpcStub> stub_;
 };
 

@@ -148,10 +148,14 @@ class RunningDaemon : public Daemon {
 
   absl::Status StartParts() {
     certificates_.Look();
+    if (options_.tenants.own_slabs()) CRUMB_RETURN_IF_ERROR(CheckOwnSlabs());
     CRUMB_ASSIGN_OR_RETURN(std::string secret, TenantSecret(*store_, options_.cluster.secret_file));
     CRUMB_ASSIGN_OR_RETURN(
-        keyspaces_, KeyspaceRegistry::Open(*store_, std::move(secret), metrics_.tokens,
-                                           static_cast<size_t>(options_.limits.keyspaces_max)));
+        keyspaces_,
+        KeyspaceRegistry::Open(*store_, std::move(secret), metrics_.tokens,
+                               static_cast<size_t>(options_.limits.keyspaces_max),
+                               options_.tenants.own_slabs() ? KeyspaceRegistry::Slabs::kOfEachTenant
+                                                            : KeyspaceRegistry::Slabs::kOfAll));
     CRUMB_ASSIGN_OR_RETURN(node_.id, NodeId(*store_));
     node_.version = kVersion;
     node_.address =
@@ -190,6 +194,15 @@ class RunningDaemon : public Daemon {
     return absl::OkStatus();
   }
 
+  absl::Status CheckOwnSlabs() {
+    const absl::Status usable = store_->SetTenant(KeyspaceId(), "");
+    if (!usable.ok()) {
+      return absl::FailedPreconditionError("tenants.shared_memory cannot be own here: " +
+                                           std::string(usable.message()));
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status OpenCluster() {
     if (!options_.cluster.enabled()) return absl::OkStatus();
     const storage::StoreStats stats = store_->Stats();
@@ -220,7 +233,9 @@ class RunningDaemon : public Daemon {
 
   // A session that does not hear it keeps the memory until it ends.
   void TellSlabGone(uint32_t slab) {
+    if (sessions_ == nullptr) return;
     for (const auto& session : sessions_->List()) {
+      if (session->slabs() != nullptr && !session->slabs()->Forget(slab)) continue;
       const auto notices = session->notices();
       if (notices != nullptr && !notices->AddSlabGone(slab)) metrics_.notices_dropped.Add();
     }
@@ -231,13 +246,13 @@ class RunningDaemon : public Daemon {
     CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
     // Before the first session: what was dropped while this node was away is not served.
     if (cluster_ != nullptr) CRUMB_RETURN_IF_ERROR(cluster_->Join(grpc_->tcp_address()));
-    CRUMB_ASSIGN_OR_RETURN(fd_listener_,
-                           FdListener::Start({options_.listen.fd_socket,
-                                              options_.sessions,
-                                              epoch.slot(),
-                                              {tenants_.get(), options_.tenants.shared_memory},
-                                              pools_.get()},
-                                             *sessions_, *store_, metrics_));
+    CRUMB_ASSIGN_OR_RETURN(
+        fd_listener_, FdListener::Start({options_.listen.fd_socket,
+                                         options_.sessions,
+                                         epoch.slot(),
+                                         {tenants_.get(), options_.tenants.shared_memory != "off",
+                                          options_.tenants.own_slabs()}},
+                                        *sessions_, *store_, metrics_));
     history_ = std::make_unique<History>(
         History::Options{options_.admin.history_interval,
                          static_cast<size_t>(options_.admin.history_samples_max)},

@@ -47,9 +47,10 @@ v1::KeyspaceState ToProto(ServingState state) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<KeyspaceRegistry>> KeyspaceRegistry::Open(
-    storage::TieredStore& store, std::string secret, ModelTokens& tokens, size_t keyspaces_max) {
+    storage::TieredStore& store, std::string secret, ModelTokens& tokens, size_t keyspaces_max,
+    Slabs slabs) {
   std::unique_ptr<KeyspaceRegistry> registry(
-      new KeyspaceRegistry(store, std::move(secret), tokens, keyspaces_max));
+      new KeyspaceRegistry(store, std::move(secret), tokens, keyspaces_max, slabs));
   CRUMB_ASSIGN_OR_RETURN(const auto records, store.Records());
   for (const auto& [name, value] : records) {
     if (!name.starts_with(kRecordPrefix)) continue;
@@ -211,6 +212,7 @@ absl::Status KeyspaceRegistry::Load(const std::string& name, const std::string& 
   v1::KeyspaceRecord record;
   if (!record.ParseFromString(value)) return absl::DataLossError("not a keyspace record");
   CRUMB_ASSIGN_OR_RETURN(const auto keyspace, MakeFrom(id, record));
+  CRUMB_RETURN_IF_ERROR(KeepApart(*keyspace));
   MutexLock lock(&mutex_);
   keyspaces_.emplace(id, keyspace);
   records_[id] = record;
@@ -222,6 +224,7 @@ absl::Status KeyspaceRegistry::Apply(const KeyspaceId& id, const v1::KeyspaceRec
   CRUMB_ASSIGN_OR_RETURN(auto keyspace, MakeFrom(id, record));
   CRUMB_RETURN_IF_ERROR(
       store_.PutRecord(std::string(kRecordPrefix) + id.ToHex(), record.SerializeAsString()));
+  CRUMB_RETURN_IF_ERROR(KeepApart(*keyspace));
   MutexLock lock(&mutex_);
   const auto [known, added] = keyspaces_.emplace(id, keyspace);
   if (!added && known->second->tenant != keyspace->tenant) {

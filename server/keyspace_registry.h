@@ -33,11 +33,15 @@ class KeyspaceRegistry {
     std::string reason;
   };
 
+  // Whether the store keeps pages of each tenant apart in host memory.
+  enum class Slabs { kOfAll, kOfEachTenant };
+
   // Reads the records. `secret` makes the tenants' salts. `store` and `tokens` must outlive this.
   static absl::StatusOr<std::unique_ptr<KeyspaceRegistry>> Open(storage::TieredStore& store,
                                                                 std::string secret,
                                                                 ModelTokens& tokens,
-                                                                size_t keyspaces_max);
+                                                                size_t keyspaces_max,
+                                                                Slabs slabs = Slabs::kOfAll);
 
   // The id that a description gives. kInvalidArgument: a field or the geometry.
   absl::StatusOr<KeyspaceId> IdOf(const Description& description) const;
@@ -78,8 +82,18 @@ class KeyspaceRegistry {
 
  private:
   KeyspaceRegistry(storage::TieredStore& store, std::string secret, ModelTokens& tokens,
-                   size_t keyspaces_max)
-      : store_(store), secret_(std::move(secret)), tokens_(tokens), keyspaces_max_(keyspaces_max) {}
+                   size_t keyspaces_max, Slabs slabs)
+      : store_(store),
+        secret_(std::move(secret)),
+        tokens_(tokens),
+        keyspaces_max_(keyspaces_max),
+        slabs_(slabs) {}
+
+  // Before the keyspace can be found with this tenant.
+  absl::Status KeepApart(const Keyspace& keyspace) const {
+    if (slabs_ == Slabs::kOfAll) return absl::OkStatus();
+    return store_.SetTenant(keyspace.id, keyspace.tenant);
+  }
 
   // Notes the tenant that the id was made for, in a record of before tenants were noted. Holds
   // changing_.
@@ -97,6 +111,7 @@ class KeyspaceRegistry {
   const std::string secret_;
   ModelTokens& tokens_;
   const size_t keyspaces_max_;
+  const Slabs slabs_;
   std::function<void(const KeyspaceId&)> changed_;
   std::atomic<uint64_t> version_{1};
 

@@ -15,9 +15,6 @@ namespace {
 
 // Slots begin on this boundary, so that they can be written to disk without a copy.
 constexpr uint32_t kGranuleBytes = 512;
-// Sizes what a policy remembers of evicted pages; a page of a small model.
-constexpr uint64_t kTypicalPageBytes = 256 << 10;
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostTier>> HostTier::Open(const Options& options, const Clock& clock,
@@ -39,61 +36,90 @@ HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
       table_(std::move(policy), kGranuleBytes, &inherited_) {
   for (size_t i = 0; i < memory_->size(); ++i) {
     table_.slots().AddRegion(static_cast<uint32_t>(i), memory_->bytes(i));
+    slabs_.push_back({.bytes = memory_->bytes(i), .since = clock_.Now()});
   }
+  share_used_.push_back(clock_.Now());
 }
 
-absl::StatusOr<Slot> HostTier::Reserve(uint64_t bytes, uint64_t departing_bytes_max,
+absl::StatusOr<Slot> HostTier::Reserve(const KeyspaceId& keyspace, uint64_t bytes,
+                                       uint64_t departing_bytes_max,
                                        std::vector<Departure>* departures) {
   if (bytes > memory_->slab_bytes()) {
     return absl::InvalidArgumentError("a fragment of " + std::to_string(bytes) +
                                       " bytes is larger than a slab: raise host.slab_bytes");
   }
-  const TimePoint now = clock_.Now();
+  Demotion demotion = {clock_.Now(), departing_bytes_max, departures};
   std::optional<Slot> slot;
+  std::optional<uint32_t> taken;
+  std::vector<uint32_t> gone;
   std::vector<PageTable::Change> changes;
+  uint32_t share = 0;
   {
     MutexLock lock(&mutex_);
-    slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
-    while (!slot) {
-      if (!EvictOne(now, &departing_bytes_max, departures)) break;
-      slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
-      if (slot) break;
-      EmptyChunkFor(bytes, now);
-      slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner);
-    }
+    share = table_.ShareOf(keyspace);
+    share_used_[share] = demotion.now;
+    slot = Allocate(bytes, share);
+    if (!slot && table_.shares() > 1) taken = TakeSlab(share, demotion, &gone);
+    if (!slot && !taken) slot = EvictFor(bytes, share, demotion);
     changes = table_.TakeChanges();
   }
   Announce(changes);
+  for (const uint32_t slab : gone) {
+    if (options_.slab_gone) options_.slab_gone(slab);
+  }
+  if (taken) slot = ScrubAndGive(*taken, share, bytes, demotion.now);
   if (!slot) {
     return absl::ResourceExhaustedError("every slot of host memory is leased or being written");
   }
   return *slot;
 }
 
-bool HostTier::EvictOne(TimePoint now, uint64_t* departing_bytes_max,
-                        std::vector<Departure>* departures) {
+std::optional<Slot> HostTier::Allocate(uint64_t bytes, uint32_t share) {
+  const auto slot = table_.slots().Allocate(bytes, SlotAllocator::kNoOwner, share);
+  if (slot) slabs_[slot->region].written = true;
+  return slot;
+}
+
+std::optional<Slot> HostTier::EvictFor(uint64_t bytes, uint32_t share, Demotion& demotion) {
+  std::optional<Slot> slot;
+  while (!slot && EvictOne(share, demotion)) {
+    slot = Allocate(bytes, share);
+    if (slot) break;
+    EmptyChunkFor(bytes, share, demotion.now);
+    slot = Allocate(bytes, share);
+  }
+  return slot;
+}
+
+bool HostTier::EvictOne(uint32_t share, Demotion& demotion) {
   // Nothing of its own: no search would find a victim.
   if (inherited_.held_bytes() > 0 && table_.slots().used_bytes() == 0) return false;
+  // The slots of an adopted slab are no use to anybody.
+  const auto may_go = [this](const Page& page) {
+    mutex_.AssertHeld();
+    return inherited_.held_bytes() == 0 || table_.HasOwnSlot(page);
+  };
   while (true) {
-    // The slots of an adopted slab are no use to anybody.
-    const auto victim = table_.Victim(now, [this](const Page& page) {
-      mutex_.AssertHeld();
-      return inherited_.held_bytes() == 0 || table_.HasOwnSlot(page);
-    });
+    const auto victim = table_.Victim(demotion.now, may_go, share);
     if (!victim) return false;
-    const bool worth_keeping = !options_.demote_only_hit || table_[*victim].was_hit;
-    const uint64_t absent_bytes = BytesAbsentBelow(table_[*victim]);
-    if (absent_bytes == 0 || !worth_keeping || absent_bytes > *departing_bytes_max) {
-      table_.Remove(*victim, RemovalReason::kCapacity, now);
-      return true;
-    }
-    *departing_bytes_max -= absent_bytes;
-    Depart(*victim, departures);
+    if (Evict(*victim, demotion)) return true;
   }
 }
 
-void HostTier::EmptyChunkFor(uint64_t bytes, TimePoint now) {
-  std::vector<PageHandle> owners = table_.slots().OwnersOfNearlyEmptyChunk(bytes);
+bool HostTier::Evict(PageHandle page, Demotion& demotion) {
+  const bool worth_keeping = !options_.demote_only_hit || table_[page].was_hit;
+  const uint64_t absent_bytes = BytesAbsentBelow(table_[page]);
+  if (absent_bytes == 0 || !worth_keeping || absent_bytes > demotion.bytes_max) {
+    table_.Remove(page, RemovalReason::kCapacity, demotion.now);
+    return true;
+  }
+  demotion.bytes_max -= absent_bytes;
+  Depart(page, demotion.departures);
+  return false;
+}
+
+void HostTier::EmptyChunkFor(uint64_t bytes, uint32_t share, TimePoint now) {
+  std::vector<PageHandle> owners = table_.slots().OwnersOfNearlyEmptyChunk(bytes, share);
   std::sort(owners.begin(), owners.end());
   owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
   for (const PageHandle owner : owners) {
@@ -140,8 +166,10 @@ absl::StatusOr<PageHandle> HostTier::Publish(const FragmentMeta& meta, const Slo
   std::vector<PageTable::Change> changes;
   {
     MutexLock lock(&mutex_);
-    table_.BeginAccess();
-    page = table_.Insert(meta, slot, below, now);
+    table_.BeginAccess(table_.ShareOf(meta.keyspace));
+    page = slabs_[slot.region].share == table_.ShareOf(meta.keyspace)
+               ? table_.Insert(meta, slot, below, now)
+               : absl::ResourceExhaustedError("the keyspace became another tenant's meanwhile");
     if (page.ok()) {
       table_.Ref(*page);
       table_.CountPut(meta);
@@ -251,7 +279,9 @@ LeaseId HostTier::Lease(const AcquireRequest& request, std::vector<PageHandle> p
 
 void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   MutexLock lock(&mutex_);
-  table_.BeginAccess();
+  const uint32_t share = table_.ShareOf(keyspace);
+  share_used_[share] = clock_.Now();
+  table_.BeginAccess(share);
   for (auto key = keys.rbegin(); key != keys.rend(); ++key) {
     const PageHandle page = table_.Find(keyspace, *key);
     if (page != kNoPage) table_.Hit(page);
@@ -418,7 +448,13 @@ void HostTier::Announce(const std::vector<PageTable::Change>& changes) const {
 
 TierStats HostTier::Stats() const {
   MutexLock lock(&mutex_);
-  return table_.Stats();
+  TierStats stats = table_.Stats();
+  for (const SlabState& slab : slabs_) {
+    const bool in_table =
+        slab.phase == SlabState::Phase::kOwned || slab.phase == SlabState::Phase::kClosing;
+    if (!in_table) stats.capacity_bytes += slab.bytes;
+  }
+  return stats;
 }
 
 void HostTier::AddLeaseStats(StoreStats& stats) const {
@@ -426,6 +462,12 @@ void HostTier::AddLeaseStats(StoreStats& stats) const {
   MutexLock lock(&mutex_);
   stats.leases = leases_.size();
   stats.leased_slots = leased_fragments_;
+  stats.slab_moves = slab_moves_;
+  for (const SlabState& slab : slabs_) {
+    ++(slab.phase == SlabState::Phase::kOwned     ? stats.slabs_owned
+       : slab.phase == SlabState::Phase::kClosing ? stats.slabs_closing
+                                                  : stats.slabs_gone);
+  }
   for (const auto& [id, lease] : leases_) {
     stats.oldest_lease_seconds = std::max(stats.oldest_lease_seconds,
                                           std::chrono::duration<double>(now - lease.since).count());

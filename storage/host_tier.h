@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -19,6 +20,9 @@
 #include "storage/tiered_store.h"
 
 namespace crumb::storage {
+
+// Sizes what a policy remembers of evicted pages; a page of a small model.
+inline constexpr uint64_t kTypicalPageBytes = 256 << 10;
 
 // A reference to one fragment of a host page that is on its way to the tier below.
 struct Departure {
@@ -49,12 +53,22 @@ class HostTier {
   static absl::StatusOr<std::unique_ptr<HostTier>> Open(const Options& options, const Clock& clock,
                                                         FragmentTierEvents events);
 
-  // A slot for `bytes` that nobody sees, evicting pages for it. Pages that the tier below lacks are
-  // kept and returned as departures, to be queued, up to `departing_bytes_max`; beyond that they
-  // are lost.
-  // kResourceExhausted: every slot is in use or referred to; kInvalidArgument: no slab is so large.
-  absl::StatusOr<Slot> Reserve(uint64_t bytes, uint64_t departing_bytes_max,
-                               std::vector<Departure>* departures);
+  // Keeps the keyspace's pages in slabs of this tenant's own from now on; those that are elsewhere
+  // leave host memory. Keyspaces of no tenant share slabs of theirs. kUnimplemented: the kernel
+  // cannot tell who maps a slab.
+  absl::Status SetTenant(const KeyspaceId& keyspace, const std::string& tenant);
+  // A descriptor for reading of a slab that pages of this keyspace lie in, for a process to map. As
+  // long as anybody has or maps it, the slab goes to no other tenant. kPermissionDenied: the slab
+  // is not of the keyspace's tenant.
+  absl::StatusOr<UniqueFd> OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const;
+
+  // A slot for `bytes` in a slab of the keyspace's tenant that nobody sees, evicting pages of that
+  // tenant for it, or emptying another's slab where that one has more than its part. Pages that the
+  // tier below lacks are kept and returned as departures, to be queued, up to
+  // `departing_bytes_max`; beyond that they are lost. kResourceExhausted: every slot is in use or
+  // referred to; kInvalidArgument: no slab is so large.
+  absl::StatusOr<Slot> Reserve(const KeyspaceId& keyspace, uint64_t bytes,
+                               uint64_t departing_bytes_max, std::vector<Departure>* departures);
   std::span<std::byte> Memory(const Slot& slot) const;
   void Abandon(const Slot& slot);
   // Makes what was written to `slot` visible and returns a reference to its page, below == kQueued
@@ -126,7 +140,7 @@ class HostTier {
   // What the process that follows needs. Nobody may write here from now on.
   absl::StatusOr<HandedOverMemory> HandOver() const;
   TierStats Stats() const;
-  // Fills the fields on leases.
+  // Fills the fields on leases and slabs.
   void AddLeaseStats(StoreStats& stats) const;
 
  private:
@@ -152,12 +166,55 @@ class HostTier {
   Move MovePage(PageHandle page, uint32_t region);
   void EvictForRoom(PageHandle page);
   bool GiveUpIfEmpty(uint32_t region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
-  bool EvictOne(TimePoint now, uint64_t* departing_bytes_max, std::vector<Departure>* departures)
+  // Host memory that a call may still hand to the tier below, and what it handed.
+  struct Demotion {
+    TimePoint now;
+    uint64_t bytes_max = 0;
+    std::vector<Departure>* departures = nullptr;
+  };
+  // A slab belongs to one share of the table, or to nobody.
+  struct SlabState {
+    enum class Phase : uint8_t {
+      kOwned,
+      kClosing,    // takes no more pages; those in it leave
+      kGone,       // nobody's, but who mapped it may still
+      kScrubbing,  // about to be somebody's
+    };
+    Phase phase = Phase::kOwned;
+    uint32_t share = 0;  // the last one, when it is nobody's
+    bool written = false;
+    uint64_t bytes = 0;
+    TimePoint since;  // when it became the share's
+  };
+
+  std::optional<Slot> Allocate(uint64_t bytes, uint32_t share)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<Slot> EvictFor(uint64_t bytes, uint32_t share, Demotion& demotion)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes a page out, or hands it to the tier below first. False: it stays for that.
+  bool Evict(PageHandle page, Demotion& demotion) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool EvictOne(uint32_t share, Demotion& demotion) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // A slab that is nobody's, for ScrubAndGive; adds slabs that became so to `gone`. None: there is
+  // none now, but another share may be giving one up.
+  std::optional<uint32_t> TakeSlab(uint32_t share, Demotion& demotion, std::vector<uint32_t>* gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<uint32_t> UnusedSlab() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The slab that another share must give up for this one; none: this one has its part.
+  std::optional<uint32_t> SlabToClose(uint32_t share, TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes one slab without pages from another share. False: there is none.
+  bool GiveUpIdle(uint32_t share, std::vector<uint32_t>* gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Overwrites what was in the slab, and allocates in it.
+  std::optional<Slot> ScrubAndGive(uint32_t slab, uint32_t share, uint64_t bytes, TimePoint now);
   // Adds the fragments of page `index` of a request that intersect `range`.
   static void AddRefs(const Page& page, size_t index, const TileRange& range,
                       std::vector<FragmentRef>* fragments);
-  void EmptyChunkFor(uint64_t bytes, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EmptyChunkFor(uint64_t bytes, uint32_t share, TimePoint now)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t BytesAbsentBelow(const Page& page) const;
   void Depart(PageHandle page, std::vector<Departure>* departures)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -175,6 +232,10 @@ class HostTier {
 
   mutable Mutex mutex_;
   PageTable table_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<std::string, uint32_t> share_of_tenant_ ABSL_GUARDED_BY(mutex_);
+  std::vector<SlabState> slabs_ ABSL_GUARDED_BY(mutex_);
+  std::vector<TimePoint> share_used_ ABSL_GUARDED_BY(mutex_);
+  uint64_t slab_moves_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);
   LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t leased_fragments_ ABSL_GUARDED_BY(mutex_) = 0;

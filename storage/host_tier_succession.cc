@@ -253,7 +253,11 @@ absl::Status HostTier::TakeMemory(uint64_t bytes) {
     CRUMB_ASSIGN_OR_RETURN(const size_t slab, memory_->Grow(bytes));
     bytes -= before - memory_->missing_bytes();
     MutexLock lock(&mutex_);
-    table_.slots().GrowRegion(static_cast<uint32_t>(slab), memory_->bytes(slab));
+    SlabState& grown = slabs_[slab];
+    grown.bytes = memory_->bytes(slab);
+    if (grown.phase == SlabState::Phase::kOwned || grown.phase == SlabState::Phase::kClosing) {
+      table_.slots().GrowRegion(static_cast<uint32_t>(slab), grown.bytes);
+    }
   }
   return absl::OkStatus();
 }
@@ -320,7 +324,7 @@ HostTier::Move HostTier::MovePage(PageHandle handle, uint32_t region) {
     if (page.references > 0) return Move::kInUse;
     for (const Fragment& fragment : page.fragments) {
       if (fragment.slot.region != region) continue;
-      const auto slot = table_.slots().Allocate(fragment.bytes, SlotAllocator::kNoOwner);
+      const auto slot = Allocate(fragment.bytes, table_.ShareOf(page.keyspace));
       if (!slot) {
         give_back();
         return Move::kNoRoom;

@@ -40,19 +40,41 @@ HistogramSnapshot SnapshotOf(const Histogram& histogram) {
 
 PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes,
                      InheritedSlabs* inherited)
-    : policy_(std::move(policy)),
-      allocator_(std::make_unique<SlotAllocator>(granule_bytes)),
+    : allocator_(std::make_unique<SlotAllocator>(granule_bytes)),
       slots_(*allocator_),
       inherited_(inherited),
       lifetime_seconds_(LifetimeBounds()),
-      reuse_seconds_(LifetimeBounds()) {}
+      reuse_seconds_(LifetimeBounds()) {
+  AddShare(std::move(policy));
+}
+
+uint32_t PageTable::AddShare(std::unique_ptr<EvictionPolicy> policy) {
+  shares_.push_back({std::move(policy), {}});
+  return shares() - 1;
+}
+
+void PageTable::SetShare(const KeyspaceId& keyspace, uint32_t share) {
+  MakeSpace(keyspace).share = share;
+}
+
+uint32_t PageTable::ShareOf(const KeyspaceId& keyspace) const {
+  const Space* space = SpaceOf(keyspace);
+  return space == nullptr ? 0 : space->share;
+}
+
+PageTable::Space& PageTable::MakeSpace(const KeyspaceId& keyspace) {
+  auto& space = spaces_[keyspace];
+  if (space == nullptr) space = std::make_unique<Space>();
+  return *space;
+}
 
 PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space)
-    : policy_(std::move(policy)),
-      slots_(space),
+    : slots_(space),
       inherited_(nullptr),
       lifetime_seconds_(LifetimeBounds()),
-      reuse_seconds_(LifetimeBounds()) {}
+      reuse_seconds_(LifetimeBounds()) {
+  AddShare(std::move(policy));
+}
 
 PageTable::Space* PageTable::SpaceOf(const KeyspaceId& keyspace) const {
   const auto found = spaces_.find(keyspace);
@@ -99,8 +121,7 @@ absl::Status PageTable::CanInsert(const FragmentMeta& meta) const {
 absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slot& slot,
                                              Below below, TimePoint now) {
   CRUMB_RETURN_IF_ERROR(CanInsert(meta));
-  auto& space = spaces_[meta.keyspace];
-  if (space == nullptr) space = std::make_unique<Space>();
+  Space* const space = &MakeSpace(meta.keyspace);
   PageHandle handle = Find(meta.keyspace, meta.key);
   if (handle != kNoPage && pages_[handle].generation < meta.generation) {
     Remove(handle, RemovalReason::kDeleted, now);
@@ -130,12 +151,14 @@ PageHandle PageTable::AddPage(Space& space, const FragmentMeta& meta, TimePoint 
   }
   const auto parent = space.pages.find(meta.parent);
   const bool has_parent = parent != space.pages.end();
+  Share& share = shares_[space.share];
   const ItemHandle item =
-      policy_->Insert({.fingerprint = FingerprintOf(meta.key),
-                       .parent = has_parent ? pages_[parent->second].item : kNoItem});
-  if (page_of_item_.size() <= item) page_of_item_.resize(item + 1, kNoPage);
-  page_of_item_[item] = handle;
+      share.policy->Insert({.fingerprint = FingerprintOf(meta.key),
+                            .parent = has_parent ? pages_[parent->second].item : kNoItem});
+  if (share.page_of_item.size() <= item) share.page_of_item.resize(item + 1, kNoPage);
+  share.page_of_item[item] = handle;
   Page& page = pages_[handle];
+  page.share = space.share;
   page.references = 0;
   page.was_hit = page.recency_dirty = false;
   page.access = 0;
@@ -160,7 +183,8 @@ void PageTable::LinkChildren(const Space& space, PageHandle parent) {
   const auto children = space.children.find(pages_[parent].key);
   if (children == space.children.end()) return;
   for (const PageHandle child : children->second) {
-    if (!IsAncestor(space, child, parent)) policy_->Link(pages_[child].item, pages_[parent].item);
+    if (IsAncestor(space, child, parent)) continue;
+    shares_[space.share].policy->Link(pages_[child].item, pages_[parent].item);
   }
 }
 
@@ -207,8 +231,8 @@ void PageTable::Remove(PageHandle handle, RemovalReason reason, TimePoint now) {
     std::erase(siblings->second, handle);
     if (siblings->second.empty()) space.children.erase(siblings);
   }
-  policy_->Remove(page.item,
-                  reason == RemovalReason::kCapacity ? Removal::kEvicted : Removal::kDeleted);
+  shares_[page.share].policy->Remove(
+      page.item, reason == RemovalReason::kCapacity ? Removal::kEvicted : Removal::kDeleted);
   page.item = kNoItem;
   page.resident = false;
   changes_.push_back({page.keyspace, page.key, false});
@@ -252,7 +276,8 @@ void PageTable::Unref(PageHandle handle) {
 }
 
 void PageTable::Hit(PageHandle handle) {
-  if (pages_[handle].resident) policy_->Hit(pages_[handle].item);
+  const Page& page = pages_[handle];
+  if (page.resident) shares_[page.share].policy->Hit(page.item);
 }
 
 void PageTable::NoteRead(PageHandle handle, TimePoint now) {
@@ -263,14 +288,16 @@ void PageTable::NoteRead(PageHandle handle, TimePoint now) {
 }
 
 std::optional<PageHandle> PageTable::Victim(TimePoint now,
-                                            absl::FunctionRef<bool(const Page&)> may_go) {
+                                            absl::FunctionRef<bool(const Page&)> may_go,
+                                            uint32_t share) {
+  const std::vector<PageHandle>& page_of_item = shares_[share].page_of_item;
   const auto is_pinned = [&](ItemHandle item) {
-    const Page& page = pages_[page_of_item_[item]];
+    const Page& page = pages_[page_of_item[item]];
     return page.references > 0 || page.pinned_until > now || !may_go(page);
   };
-  const std::optional<ItemHandle> item = policy_->Victim(is_pinned);
+  const std::optional<ItemHandle> item = shares_[share].policy->Victim(is_pinned);
   if (!item) return std::nullopt;
-  return page_of_item_[*item];
+  return page_of_item[*item];
 }
 
 std::optional<PageHandle> PageTable::ParentLeftBy(
@@ -310,9 +337,8 @@ void PageTable::ForEachPage(absl::FunctionRef<void(PageHandle, const Page&)> vis
 }
 
 void PageTable::RaiseGeneration(const KeyspaceId& keyspace, uint64_t generation) {
-  auto& space = spaces_[keyspace];
-  if (space == nullptr) space = std::make_unique<Space>();
-  space->generation = std::max(space->generation, generation);
+  Space& space = MakeSpace(keyspace);
+  space.generation = std::max(space.generation, generation);
 }
 
 uint64_t PageTable::GenerationOf(const KeyspaceId& keyspace) const {

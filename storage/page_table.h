@@ -51,6 +51,7 @@ struct Page {
   uint64_t generation = 0;
   absl::InlinedVector<Fragment, 1> fragments;
   uint32_t references = 0;
+  uint32_t share = 0;     // whose policy it is in
   bool resident = false;  // false: removed, kept for those who refer to it
   bool was_hit = false;
   bool recency_dirty = false;
@@ -74,6 +75,14 @@ class PageTable {
             InheritedSlabs* inherited = nullptr);
   // Over slots from elsewhere, which outlive this; slots() is not to be called.
   PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space);
+
+  // A new share: keyspaces whose pages lie in regions of their own and leave in an order of their
+  // own. Share 0 is there from the start and has every keyspace that is in no other.
+  uint32_t AddShare(std::unique_ptr<EvictionPolicy> policy);
+  uint32_t shares() const { return static_cast<uint32_t>(shares_.size()); }
+  // Must have no resident pages.
+  void SetShare(const KeyspaceId& keyspace, uint32_t share);
+  uint32_t ShareOf(const KeyspaceId& keyspace) const;
 
   SlotAllocator& slots() { return *allocator_; }
   const SlotAllocator& slots() const { return *allocator_; }
@@ -102,13 +111,15 @@ class PageTable {
   void Ref(PageHandle page) { ++pages_[page].references; }
   void Unref(PageHandle page);
 
-  void BeginAccess() { policy_->BeginAccess(); }
+  void BeginAccess(uint32_t share = 0) { shares_[share].policy->BeginAccess(); }
   // The present access read the page: for the policy.
   void Hit(PageHandle page);
   // Notes that a page was read now: for the statistics.
   void NoteRead(PageHandle page, TimePoint now);
-  // The next page to evict among those without references and pins that `may_go` accepts.
-  std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go);
+  // The next page of the share to evict among those without references and pins that `may_go`
+  // accepts.
+  std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
+                                   uint32_t share = 0);
 
   // The page before this one, when nothing but pages that `leaving` accepts hangs on it: it may
   // leave with them, though the policy sees children.
@@ -143,11 +154,17 @@ class PageTable {
 
  private:
   struct Space {
+    uint32_t share = 0;
     uint64_t generation = 0;
     uint64_t bytes = 0;  // of resident fragments
     absl::flat_hash_map<PageKey, PageHandle> pages;
     // Resident pages by their parent's key, whether it is resident or not.
     absl::flat_hash_map<PageKey, std::vector<PageHandle>> children;
+  };
+
+  struct Share {
+    std::unique_ptr<EvictionPolicy> policy;
+    std::vector<PageHandle> page_of_item;  // by policy handle
   };
 
   bool IsInherited(const Slot& slot) const {
@@ -156,20 +173,20 @@ class PageTable {
   void SetSlotOwner(const Slot& slot, PageHandle page);
   void FreeSlot(const Slot& slot);
   Space* SpaceOf(const KeyspaceId& keyspace) const;
+  Space& MakeSpace(const KeyspaceId& keyspace);
   PageHandle AddPage(Space& space, const FragmentMeta& meta, TimePoint now);
   void LinkChildren(const Space& space, PageHandle parent);
   bool IsAncestor(const Space& space, PageHandle ancestor, PageHandle page) const;
   void FreeSlots(PageHandle page);
   void CountRemoval(const Page& page, RemovalReason reason, TimePoint now);
 
-  const std::unique_ptr<EvictionPolicy> policy_;
+  std::vector<Share> shares_;
   const std::unique_ptr<SlotAllocator> allocator_;  // null: slots from elsewhere
   SlotSpace& slots_;
   InheritedSlabs* const inherited_;
   absl::flat_hash_map<KeyspaceId, std::unique_ptr<Space>> spaces_;
   std::vector<Page> pages_;
   std::vector<PageHandle> free_pages_;
-  std::vector<PageHandle> page_of_item_;  // by policy handle
   std::vector<Change> changes_;
   TierStats stats_;  // what is counted as it happens
   Histogram lifetime_seconds_;

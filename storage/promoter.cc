@@ -32,7 +32,8 @@ void Promoter::Promote(const FragmentMeta& fragment, Done done) {
 
 absl::StatusOr<PageHandle> Promoter::Bring(const FragmentMeta& fragment) {
   std::vector<Departure> departures;
-  absl::StatusOr<Slot> slot = host_.Reserve(fragment.bytes, writer_.room_bytes(), &departures);
+  absl::StatusOr<Slot> slot =
+      host_.Reserve(fragment.keyspace, fragment.bytes, writer_.room_bytes(), &departures);
   writer_.Enqueue(departures);
   CRUMB_RETURN_IF_ERROR(slot.status());
   if (absl::Status status = below_.Get(fragment, host_.Memory(*slot)); !status.ok()) {

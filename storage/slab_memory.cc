@@ -51,6 +51,36 @@ absl::Status Take(int fd, const Mapping& mapping, uint64_t offset, uint64_t byte
 
 }  // namespace
 
+namespace {
+
+// A description of its own, so that the kernel counts who has it apart from this process's.
+absl::StatusOr<UniqueFd> OpenAgain(int fd) {
+  const std::string path = "/proc/self/fd/" + std::to_string(fd);
+  UniqueFd again(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!again.valid()) return ErrnoStatus(errno, "opening a slab again at " + path);
+  return again;
+}
+
+}  // namespace
+
+absl::StatusOr<UniqueFd> SlabMemory::OpenReader(size_t slab) const {
+  return OpenAgain(slabs_[slab].fd.get());
+}
+
+// The kernel grants a write lease to the only reader of a file, and nobody else opened this one for
+// writing: memory files are not counted as open for writing by who made them.
+absl::StatusOr<bool> SlabMemory::HasReaders(size_t slab) const {
+  const int probe = slabs_[slab].probe.get();
+  if (::fcntl(probe, F_SETLEASE, F_WRLCK) == 0) {
+    ::fcntl(probe, F_SETLEASE, F_UNLCK);
+    return false;
+  }
+  if (errno == EAGAIN) return true;
+  return absl::UnimplementedError(
+      "the kernel cannot tell who maps a slab (" +
+      std::string(ErrnoStatus(errno, "F_SETLEASE of a memory file").message()) + ")");
+}
+
 absl::Status SlabMemory::AddSlab(uint64_t wanted_bytes, bool huge_pages) {
   const std::string name = "crumb-slab-" + std::to_string(slabs_.size());
   Memory memory;
@@ -74,6 +104,9 @@ absl::Status SlabMemory::AddSlab(uint64_t wanted_bytes, bool huge_pages) {
   if (::fcntl(memory.fd.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE) !=
       0) {
     return ErrnoStatus(errno, "sealing a slab of host memory");
+  }
+  if (absl::StatusOr<UniqueFd> probe = OpenAgain(memory.fd.get()); probe.ok()) {
+    memory.probe = *std::move(probe);
   }
   slabs_.push_back(std::move(memory));
   return absl::OkStatus();

@@ -34,6 +34,13 @@ class SlabMemory {
   // Descriptors stay this object's.
   std::vector<Slab> slabs() const;
 
+  // Another descriptor of a slab, for reading only: what readers of some slabs but not all are
+  // sent.
+  absl::StatusOr<UniqueFd> OpenReader(size_t slab) const;
+  // Whether a descriptor of OpenReader, or a mapping made of it, is anywhere. kUnimplemented: this
+  // kernel cannot tell.
+  absl::StatusOr<bool> HasReaders(size_t slab) const;
+
   // The next calls' own: bytes from the start of a slab that are there, and bytes still missing.
   uint64_t bytes(size_t slab) const { return slabs_[slab].taken_bytes; }
   uint64_t missing_bytes() const;
@@ -45,6 +52,7 @@ class SlabMemory {
  private:
   struct Memory {
     UniqueFd fd;
+    UniqueFd probe;  // made by OpenReader, this object's own
     Mapping mapping;
     uint64_t taken_bytes = 0;
     uint64_t wanted_bytes = 0;  // of the file's

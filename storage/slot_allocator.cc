@@ -19,8 +19,9 @@ bool FitsWell(uint64_t chunk_bytes, uint64_t slot_bytes) {
 
 }  // namespace
 
-void SlotAllocator::AddRegion(uint32_t region, uint64_t bytes) {
+void SlotAllocator::AddRegion(uint32_t region, uint64_t bytes, uint32_t share) {
   regions_[region] = {};
+  regions_[region].share = share;
   GrowRegion(region, bytes);
 }
 
@@ -43,28 +44,39 @@ void SlotAllocator::GrowRegion(uint32_t region, uint64_t bytes) {
 bool SlotAllocator::RemoveRegion(uint32_t region) {
   const auto found = regions_.find(region);
   if (found == regions_.end() || found->second.used_bytes != 0) return false;
-  for (auto& blocks : free_blocks_) {
-    blocks.erase(blocks.lower_bound({region, 0}), blocks.upper_bound({region, UINT64_MAX}));
-  }
+  CloseRegion(region);
   capacity_bytes_ -= found->second.bytes;
   regions_.erase(found);
   return true;
 }
 
-std::optional<Slot> SlotAllocator::Allocate(uint64_t bytes, uint32_t owner) {
+void SlotAllocator::CloseRegion(uint32_t region) {
+  Region& closed = regions_.at(region);
+  Share& share = shares_[closed.share];
+  closed.closed = true;
+  for (auto& blocks : share.free_blocks) {
+    blocks.erase(blocks.lower_bound({region, 0}), blocks.upper_bound({region, UINT64_MAX}));
+  }
+  for (auto sizes = share.with_room.begin(); sizes != share.with_room.end();) {
+    std::erase_if(sizes->second, [&](uint32_t id) { return chunks_[id].region == region; });
+    sizes = sizes->second.empty() ? share.with_room.erase(sizes) : std::next(sizes);
+  }
+}
+
+std::optional<Slot> SlotAllocator::Allocate(uint64_t bytes, uint32_t owner, uint32_t share) {
   const uint64_t rounded = Rounded(bytes);
   if (bytes == 0 || rounded > UINT32_MAX) return std::nullopt;
-  const std::optional<uint32_t> id = ChunkWithRoom(static_cast<uint32_t>(rounded));
+  const std::optional<uint32_t> id = ChunkWithRoom(shares_[share], static_cast<uint32_t>(rounded));
   if (!id) return std::nullopt;
   return TakeSlot(*id, chunks_[*id].free.back(), owner);
 }
 
-std::optional<uint32_t> SlotAllocator::ChunkWithRoom(uint32_t slot_bytes) {
-  if (const auto found = with_room_.find(slot_bytes); found != with_room_.end()) {
+std::optional<uint32_t> SlotAllocator::ChunkWithRoom(Share& share, uint32_t slot_bytes) {
+  if (const auto found = share.with_room.find(slot_bytes); found != share.with_room.end()) {
     return *found->second.begin();
   }
   const auto open = [&](int order) -> std::optional<uint32_t> {
-    const std::optional<Block> block = TakeBlock(order);
+    const std::optional<Block> block = TakeBlock(share, order);
     if (!block) return std::nullopt;
     return OpenChunk(*block, order, slot_bytes);
   };
@@ -75,7 +87,7 @@ std::optional<uint32_t> SlotAllocator::ChunkWithRoom(uint32_t slot_bytes) {
   if (const auto order = LeastWastefulOrder(slot_bytes)) {
     if (const auto id = open(*order)) return id;
   }
-  if (chunks_of_size_.contains(slot_bytes)) return std::nullopt;
+  if (share.chunks_of_size.contains(slot_bytes)) return std::nullopt;
   for (int order = 0; order < kOrders; ++order) {
     if (BytesOf(order) < slot_bytes) continue;
     if (const auto id = open(order)) return id;
@@ -101,26 +113,28 @@ std::optional<int> SlotAllocator::LeastWastefulOrder(uint32_t slot_bytes) const 
   return best;
 }
 
-std::optional<SlotAllocator::Block> SlotAllocator::TakeBlock(int order) {
+std::optional<SlotAllocator::Block> SlotAllocator::TakeBlock(Share& share, int order) {
+  auto& free_blocks = share.free_blocks;
   int larger = order;
-  while (larger < kOrders && free_blocks_[larger].empty()) ++larger;
+  while (larger < kOrders && free_blocks[larger].empty()) ++larger;
   if (larger == kOrders) return std::nullopt;
-  const Block block = *free_blocks_[larger].begin();
-  free_blocks_[larger].erase(free_blocks_[larger].begin());
+  const Block block = *free_blocks[larger].begin();
+  free_blocks[larger].erase(free_blocks[larger].begin());
   while (larger > order) {
     --larger;
-    free_blocks_[larger].insert({block.first, block.second + BytesOf(larger)});
+    free_blocks[larger].insert({block.first, block.second + BytesOf(larger)});
   }
   return block;
 }
 
 bool SlotAllocator::TakeBlockAt(Block block, int order) {
+  auto& free_blocks = ShareOf(block.first).free_blocks;
   for (int larger = order; larger < kOrders; ++larger) {
     const Block holder = {block.first, block.second / BytesOf(larger) * BytesOf(larger)};
-    if (free_blocks_[larger].erase(holder) == 0) continue;
+    if (free_blocks[larger].erase(holder) == 0) continue;
     for (int half = larger - 1; half >= order; --half) {
       const uint64_t mine = block.second / BytesOf(half) * BytesOf(half);
-      free_blocks_[half].insert({block.first, mine ^ BytesOf(half)});
+      free_blocks[half].insert({block.first, mine ^ BytesOf(half)});
     }
     return true;
   }
@@ -128,11 +142,13 @@ bool SlotAllocator::TakeBlockAt(Block block, int order) {
 }
 
 void SlotAllocator::ReturnBlock(Block block, int order) {
+  if (regions_.at(block.first).closed) return;
+  auto& free_blocks = ShareOf(block.first).free_blocks;
   for (; order + 1 < kOrders; ++order) {
-    if (free_blocks_[order].erase({block.first, block.second ^ BytesOf(order)}) == 0) break;
+    if (free_blocks[order].erase({block.first, block.second ^ BytesOf(order)}) == 0) break;
     block.second &= ~BytesOf(order);
   }
-  free_blocks_[order].insert(block);
+  free_blocks[order].insert(block);
 }
 
 uint32_t SlotAllocator::OpenChunk(Block block, int order, uint32_t slot_bytes) {
@@ -156,8 +172,9 @@ uint32_t SlotAllocator::OpenChunk(Block block, int order, uint32_t slot_bytes) {
   auto& chunk_at = regions_[block.first].chunk_at;
   std::fill_n(chunk_at.begin() + static_cast<ptrdiff_t>(block.second / kChunkBytesMin),
               size_t{1} << order, id);
-  with_room_[slot_bytes].insert(id);
-  ++chunks_of_size_[slot_bytes];
+  Share& share = ShareOf(block.first);
+  share.with_room[slot_bytes].insert(id);
+  ++share.chunks_of_size[slot_bytes];
   chunk_bytes_ += BytesOf(order);
   waste_bytes_ += BytesOf(order) % slot_bytes;
   return id;
@@ -168,10 +185,11 @@ void SlotAllocator::CloseChunk(uint32_t id) {
   auto& chunk_at = regions_[chunk.region].chunk_at;
   std::fill_n(chunk_at.begin() + static_cast<ptrdiff_t>(chunk.offset / kChunkBytesMin),
               size_t{1} << chunk.order, kNoChunk);
-  if (auto& rooms = with_room_[chunk.slot_bytes]; rooms.erase(id) && rooms.empty()) {
-    with_room_.erase(chunk.slot_bytes);
+  Share& share = ShareOf(chunk.region);
+  if (auto& rooms = share.with_room[chunk.slot_bytes]; rooms.erase(id), rooms.empty()) {
+    share.with_room.erase(chunk.slot_bytes);
   }
-  if (--chunks_of_size_[chunk.slot_bytes] == 0) chunks_of_size_.erase(chunk.slot_bytes);
+  if (--share.chunks_of_size[chunk.slot_bytes] == 0) share.chunks_of_size.erase(chunk.slot_bytes);
   chunk_bytes_ -= BytesOf(chunk.order);
   waste_bytes_ -= BytesOf(chunk.order) % chunk.slot_bytes;
   ReturnBlock({chunk.region, chunk.offset}, chunk.order);
@@ -187,9 +205,10 @@ Slot SlotAllocator::TakeSlot(uint32_t id, uint32_t index, uint32_t owner) {
   chunk.owners[index] = owner;
   ++chunk.used;
   if (chunk.free.empty()) {
-    auto& rooms = with_room_[chunk.slot_bytes];
+    auto& with_room = ShareOf(chunk.region).with_room;
+    auto& rooms = with_room[chunk.slot_bytes];
     rooms.erase(id);
-    if (rooms.empty()) with_room_.erase(chunk.slot_bytes);
+    if (rooms.empty()) with_room.erase(chunk.slot_bytes);
   }
   used_bytes_ += chunk.slot_bytes;
   regions_[chunk.region].used_bytes += chunk.slot_bytes;
@@ -242,15 +261,20 @@ void SlotAllocator::Free(const Slot& slot) {
   chunk.owners[index] = kNoOwner;
   chunk.free.push_back(index);
   --chunk.used;
-  with_room_[chunk.slot_bytes].insert(id);
+  if (!regions_.at(chunk.region).closed) {
+    ShareOf(chunk.region).with_room[chunk.slot_bytes].insert(id);
+  }
   used_bytes_ -= chunk.slot_bytes;
   regions_[chunk.region].used_bytes -= chunk.slot_bytes;
   if (chunk.used == 0) CloseChunk(id);
 }
 
-std::vector<uint32_t> SlotAllocator::OwnersOfNearlyEmptyChunk(uint64_t bytes) const {
+std::vector<uint32_t> SlotAllocator::OwnersOfNearlyEmptyChunk(uint64_t bytes,
+                                                              uint32_t share) const {
   const Chunk* emptiest = nullptr;
-  for (const auto& [slot_bytes, ids] : with_room_) {
+  const auto found = shares_.find(share);
+  if (found == shares_.end()) return {};
+  for (const auto& [slot_bytes, ids] : found->second.with_room) {
     if (slot_bytes == Rounded(bytes) || ids.size() < 2) continue;
     for (const uint32_t id : ids) {
       const Chunk& chunk = chunks_[id];

@@ -17,8 +17,9 @@ namespace crumb::storage {
 // kChunkBytesMin that split and join like buddies; a chunk is cut into slots of one size and goes
 // back when its last slot is freed. The chunk size is the smallest that loses at most 2 % at its
 // end to the slot size; only the first chunk of a size may be a worse one, so that a small store
-// can hold many sizes, and where all regions are too small for a good one, the best there is. Keeps
-// addresses only, touches no bytes. Not thread-safe.
+// can hold many sizes, and where all regions are too small for a good one, the best there is. A
+// region is of one share, and each share is cut as if it were alone. Keeps addresses only, touches
+// no bytes. Not thread-safe.
 class SlotAllocator final : public SlotSpace {
  public:
   static constexpr uint64_t kChunkBytesMin = uint64_t{1} << 20;
@@ -28,14 +29,17 @@ class SlotAllocator final : public SlotSpace {
   explicit SlotAllocator(uint32_t granule_bytes) : granule_bytes_(granule_bytes) {}
 
   // Adds `bytes`, rounded down to chunks, as region number `region`, which must be new.
-  void AddRegion(uint32_t region, uint64_t bytes);
+  void AddRegion(uint32_t region, uint64_t bytes, uint32_t share = 0);
   // Makes a region larger, to `bytes` rounded down to chunks; it never shrinks.
   void GrowRegion(uint32_t region, uint64_t bytes);
   // Takes back a region without slots in use. False: there are some.
   bool RemoveRegion(uint32_t region);
+  // Takes no more slots of a region until it is removed.
+  void CloseRegion(uint32_t region);
 
-  // A slot for `bytes`, marked with its owner; none when that size has no room.
-  std::optional<Slot> Allocate(uint64_t bytes, uint32_t owner);
+  // A slot for `bytes` in the share's regions, marked with its owner; none when that size has no
+  // room there.
+  std::optional<Slot> Allocate(uint64_t bytes, uint32_t owner, uint32_t share = 0);
   // Takes the very slot that an earlier process had. False: it is no slot of a chunk that could be.
   bool Claim(const Slot& slot, uint32_t owner);
   void SetOwner(const Slot& slot, uint32_t owner) override;
@@ -44,8 +48,9 @@ class SlotAllocator final : public SlotSpace {
   // Owners in the emptiest chunk whose slots have another size than `bytes` needs, when it is at
   // most an eighth full: moving them out gives the size room. Empty when there is none. A chunk
   // that alone has room for its size is left, for it may be just filling.
-  std::vector<uint32_t> OwnersOfNearlyEmptyChunk(uint64_t bytes) const;
+  std::vector<uint32_t> OwnersOfNearlyEmptyChunk(uint64_t bytes, uint32_t share = 0) const;
   std::vector<uint32_t> OwnersIn(uint32_t region) const;
+  uint64_t used_bytes(uint32_t region) const { return regions_.at(region).used_bytes; }
   // The region with the fewest bytes in use.
   std::optional<uint32_t> EmptiestRegion() const;
 
@@ -59,6 +64,8 @@ class SlotAllocator final : public SlotSpace {
   struct Region {
     uint64_t bytes = 0;
     uint64_t used_bytes = 0;
+    uint32_t share = 0;
+    bool closed = false;
     std::vector<uint32_t> chunk_at;  // by kChunkBytesMin unit; kNoChunk: free
   };
   struct Chunk {
@@ -75,14 +82,22 @@ class SlotAllocator final : public SlotSpace {
   static constexpr uint32_t kNoChunk = UINT32_MAX;
   static constexpr int kOrders = 32;
 
+  // What regions of one share have room for.
+  struct Share {
+    std::set<Block> free_blocks[kOrders];
+    std::map<uint32_t, std::set<uint32_t>> with_room;  // slot size -> chunks with a free slot
+    std::map<uint32_t, uint32_t> chunks_of_size;
+  };
+
   static uint64_t BytesOf(int order) { return kChunkBytesMin << order; }
   uint64_t Rounded(uint64_t bytes) const {
     return (bytes + granule_bytes_ - 1) / granule_bytes_ * granule_bytes_;
   }
-  std::optional<uint32_t> ChunkWithRoom(uint32_t slot_bytes);
+  Share& ShareOf(uint32_t region) { return shares_[regions_.at(region).share]; }
+  std::optional<uint32_t> ChunkWithRoom(Share& share, uint32_t slot_bytes);
   // The chunk size to use where every region is too small for one that loses at most 2 %.
   std::optional<int> LeastWastefulOrder(uint32_t slot_bytes) const;
-  std::optional<Block> TakeBlock(int order);
+  static std::optional<Block> TakeBlock(Share& share, int order);
   bool TakeBlockAt(Block block, int order);
   void ReturnBlock(Block block, int order);
   uint32_t OpenChunk(Block block, int order, uint32_t slot_bytes);
@@ -92,11 +107,9 @@ class SlotAllocator final : public SlotSpace {
 
   const uint32_t granule_bytes_;
   std::map<uint32_t, Region> regions_;
-  std::set<Block> free_blocks_[kOrders];
+  std::map<uint32_t, Share> shares_;
   std::vector<Chunk> chunks_;
-  std::vector<uint32_t> free_chunks_;                 // unused entries of chunks_
-  std::map<uint32_t, std::set<uint32_t>> with_room_;  // slot size -> chunks with a free slot
-  std::map<uint32_t, uint32_t> chunks_of_size_;
+  std::vector<uint32_t> free_chunks_;  // unused entries of chunks_
   uint64_t capacity_bytes_ = 0;
   uint64_t used_bytes_ = 0;
   uint64_t chunk_bytes_ = 0;

@@ -78,7 +78,8 @@ class TieredStoreImpl final : public TieredStore {
   absl::Status Start(const OpenFragmentTier& open_below, StoreStart start);
 
   absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) override;
-  absl::StatusOr<std::shared_ptr<IncomingSlot>> ReserveIncoming(uint64_t bytes) override;
+  absl::StatusOr<std::shared_ptr<IncomingSlot>> ReserveIncoming(const KeyspaceId& keyspace,
+                                                                uint64_t bytes) override;
   absl::StatusOr<CommitOutcome> PublishIncoming(const std::shared_ptr<IncomingSlot>& slot,
                                                 const FragmentHeader& header,
                                                 uint32_t logical_tile_bytes,
@@ -114,6 +115,12 @@ class TieredStoreImpl final : public TieredStore {
     return host_->KeyspaceBytes(keyspace) + below_->KeyspaceBytes(keyspace);
   }
   std::vector<Slab> slabs() const override { return host_->slabs(); }
+  absl::Status SetTenant(const KeyspaceId& keyspace, const std::string& tenant) override {
+    return host_->SetTenant(keyspace, tenant);
+  }
+  absl::StatusOr<UniqueFd> OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const override {
+    return host_->OpenSlab(slab, keyspace);
+  }
   absl::StatusOr<uint64_t> GrowHost(uint64_t bytes) override { return host_->Grow(bytes); }
   DeviceTier* devices() override { return &devices_; }
   StoreStats Stats() const override;
@@ -135,7 +142,7 @@ class TieredStoreImpl final : public TieredStore {
   std::vector<TileRange> Present(const FragmentHeader& header) const;
   absl::Status CommitPiece(const FragmentHeader& header, const CommitRequest& request,
                            const TileRange& piece);
-  absl::StatusOr<Slot> ReserveSlot(uint64_t bytes);
+  absl::StatusOr<Slot> ReserveSlot(const KeyspaceId& keyspace, uint64_t bytes);
   absl::Status Publish(const FragmentMeta& meta, const Slot& slot, bool write_now);
   void AcquireBelow(AcquireRequest request,
                     std::function<void(absl::StatusOr<AcquireResult>)> done);
@@ -306,7 +313,7 @@ absl::StatusOr<CommitOutcome> TieredStoreImpl::Commit(const CommitRequest& reque
 absl::Status TieredStoreImpl::CommitPiece(const FragmentHeader& header,
                                           const CommitRequest& request, const TileRange& piece) {
   const FragmentMeta meta = MetaOf(header, piece, request.logical_tile_bytes);
-  CRUMB_ASSIGN_OR_RETURN(const Slot slot, ReserveSlot(meta.bytes));
+  CRUMB_ASSIGN_OR_RETURN(const Slot slot, ReserveSlot(meta.keyspace, meta.bytes));
   absl::Status copied =
       CopyFragment(header, request.fragment, piece, host_->Memory(slot).first(meta.bytes));
   if (!copied.ok()) {
@@ -319,10 +326,10 @@ absl::Status TieredStoreImpl::CommitPiece(const FragmentHeader& header,
   return Publish(meta, slot, write_now);
 }
 
-absl::StatusOr<Slot> TieredStoreImpl::ReserveSlot(uint64_t bytes) {
+absl::StatusOr<Slot> TieredStoreImpl::ReserveSlot(const KeyspaceId& keyspace, uint64_t bytes) {
   std::vector<Departure> departures;
   absl::StatusOr<Slot> slot =
-      host_->Reserve(bytes, has_below() ? writer_->room_bytes() : 0, &departures);
+      host_->Reserve(keyspace, bytes, has_below() ? writer_->room_bytes() : 0, &departures);
   demoted_.Add(departures.size());
   writer_->Enqueue(departures);
   return slot;
@@ -342,9 +349,10 @@ absl::Status TieredStoreImpl::Publish(const FragmentMeta& meta, const Slot& slot
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<IncomingSlot>> TieredStoreImpl::ReserveIncoming(uint64_t bytes) {
+absl::StatusOr<std::shared_ptr<IncomingSlot>> TieredStoreImpl::ReserveIncoming(
+    const KeyspaceId& keyspace, uint64_t bytes) {
   if (stopped_) return Stopped();
-  CRUMB_ASSIGN_OR_RETURN(const Slot slot, ReserveSlot(bytes));
+  CRUMB_ASSIGN_OR_RETURN(const Slot slot, ReserveSlot(keyspace, bytes));
   return std::make_shared<HostIncomingSlot>(*host_, slot, bytes);
 }
 

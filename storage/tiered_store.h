@@ -16,6 +16,7 @@
 #include "common/config_visitor.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
+#include "common/unique_fd.h"
 #include "storage/host_image.h"
 #include "storage/store_options.h"
 #include "storage/store_stats.h"
@@ -169,8 +170,10 @@ class TieredStore {
   // leased.
   virtual absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) = 0;
 
-  // Room for a fragment of `bytes`, tiles and header. kResourceExhausted: every slot is leased.
-  virtual absl::StatusOr<std::shared_ptr<IncomingSlot>> ReserveIncoming(uint64_t bytes) = 0;
+  // Room for a fragment of the keyspace of `bytes`, tiles and header. kResourceExhausted: every
+  // slot is leased.
+  virtual absl::StatusOr<std::shared_ptr<IncomingSlot>> ReserveIncoming(const KeyspaceId& keyspace,
+                                                                        uint64_t bytes) = 0;
 
   // Makes visible what was received into `slot`: the tiles that `header` names, whose sums the
   // caller has verified, and no more is written there. The header behind them is written here.
@@ -231,6 +234,13 @@ class TieredStore {
                            const std::function<void(const PageKey&, Tier)>& visit) = 0;
 
   virtual std::vector<Slab> slabs() const = 0;
+  // Keeps the keyspace's pages in slabs of this tenant's own from now on; those that are elsewhere
+  // leave host memory. kUnimplemented: this kernel cannot tell who maps a slab.
+  virtual absl::Status SetTenant(const KeyspaceId& keyspace, const std::string& tenant) = 0;
+  // A descriptor for reading of a slab that pages of the keyspace lie in. As long as anybody has or
+  // maps it, the slab goes to no other tenant. kPermissionDenied: it is not of the keyspace's
+  // tenant.
+  virtual absl::StatusOr<UniqueFd> OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const = 0;
   // Takes up to `bytes` of the host memory that is missing yet, moves pages out of slabs that were
   // handed over, and returns how many bytes are missing or to be moved then. Blocks meanwhile.
   // kResourceExhausted: the memory is not there.

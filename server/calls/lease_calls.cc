@@ -30,6 +30,15 @@ TokenTier TokenTierOf(storage::Tier tier) {
   return TokenTier::kHost;
 }
 
+// Sends the process what it does not map of these fragments. False: it cannot read them.
+bool GrantSlabs(const CallContext& context, const Session& session, const KeyspaceId& keyspace,
+                const std::vector<storage::FragmentRef>& fragments) {
+  if (session.slabs() == nullptr) return true;
+  if (session.slabs()->Grant(context.store, keyspace, fragments).ok()) return true;
+  context.metrics.Reject(Rejection::kSlabGrant);
+  return false;
+}
+
 // Answers the bytes of all tiles.
 uint64_t FillFragments(const std::vector<storage::FragmentRef>& found, v1::Fragments* fragments) {
   const int count = static_cast<int>(found.size());
@@ -92,6 +101,11 @@ class Acquisition {
       engine().AddLease(0, 0, taken);
       CountTokens({});
       return done_(result.status());
+    }
+    if (!GrantSlabs(context_, *session_, keyspace_->id, result->fragments)) {
+      engine().AddLease(0, 0, taken);
+      context_.store.Release(result->lease);
+      return Miss(v1::MISS_REASON_BUSY);
     }
     if (!engine().AddLease(result->lease, result->hit_pages, taken)) {
       context_.store.Release(result->lease);
@@ -186,6 +200,11 @@ absl::Status JoinLease(const CallContext& context, Session& session,
       context.store.ReadLease(request.lease(), range);
   if (!leased.has_value()) {
     context.sessions.Release(session, request.lease());
+    return absl::OkStatus();
+  }
+  if (!GrantSlabs(context, session, keyspace->id, leased->fragments)) {
+    context.sessions.Release(session, request.lease());
+    response->set_miss_reason(v1::MISS_REASON_BUSY);
     return absl::OkStatus();
   }
   response->set_lease(request.lease());

@@ -102,7 +102,8 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     if (tile_bytes != geometry.int2_tile_bytes() && tile_bytes != geometry.bf16_tile_bytes()) {
       return settled_(fetch_.names[page], MissReason::kCorrupt);
     }
-    auto slot = context_.store.ReserveIncoming(FragmentBytes(fetch_.range.tiles(), tile_bytes));
+    auto slot = context_.store.ReserveIncoming(fetch_.keyspace->id,
+                                               FragmentBytes(fetch_.range.tiles(), tile_bytes));
     if (!slot.ok()) return settled_(fetch_.names[page], MissReason::kBusy);
     transport::PageWish& wish = request.pages.emplace_back();
     wish.key = fetch_.keys[page];

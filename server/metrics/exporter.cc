@@ -286,6 +286,14 @@ void AddGauges(Families& families, const Scrape& scrape) {
   }
   families.Gauge("crumb_slab_waste_bytes", "Bytes lost to rounding and slab ends.",
                  static_cast<double>(store.host.waste_bytes));
+  for (const auto& [state, slabs] :
+       {std::pair{"owned", store.slabs_owned}, std::pair{"closing", store.slabs_closing},
+        std::pair{"gone", store.slabs_gone}}) {
+    families.Gauge("crumb_slabs", "Slabs of host memory by state.", static_cast<double>(slabs),
+                   {{"state", state}});
+  }
+  families.Counter("crumb_slab_moves_total", "Slabs that went from one tenant to another.",
+                   static_cast<double>(store.slab_moves));
   families.Gauge("crumb_recovery_pages", "Pages at the last start.",
                  static_cast<double>(store.recovered_pages), {{"outcome", "recovered"}});
   families.Gauge("crumb_recovery_pages", "Pages at the last start.",

@@ -38,8 +38,9 @@ enum class Rejection : uint8_t {
   kSessions,
   kStaging,
   kLeaseBudget,
+  kSlabGrant,
 };
-inline constexpr int kRejectionCount = 9;
+inline constexpr int kRejectionCount = 10;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.

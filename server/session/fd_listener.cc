@@ -45,6 +45,7 @@ struct Connection {
   UniqueFd pidfd;   // none before the hello
   TimePoint hello_deadline;
   std::shared_ptr<Session> session;  // null before the hello
+  std::shared_ptr<SlabGate> slabs;   // null: the process has them all
 };
 
 class EpollFdListener : public FdListener {
@@ -58,6 +59,7 @@ class EpollFdListener : public FdListener {
     stopping_.store(true);
     Wake();
     thread_.Join();
+    for (auto& [number, connection] : connections_) CloseSlabs(connection);
     sessions_.OnEnded([] {});
   }
 
@@ -191,19 +193,22 @@ class EpollFdListener : public FdListener {
     // After the hello a process has to talk about pools only: else this is the end.
     if (message.ok() && AnswerPools(connection, *std::move(message))) return;
     epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.socket.get(), nullptr);
+    CloseSlabs(connection);
     connection.socket.Reset();
     const std::shared_ptr<Session> session = connection.session;
     sessions_.Disconnect(session);  // its process stays watched
     if (session->phase() == Session::Phase::kEnded) Close(number);
   }
 
+  // Grants and answers would get between each other on one socket.
+  bool HasPools(const Connection& connection) const {
+    return options_.pools != nullptr && options_.pools->enabled() && connection.slabs == nullptr;
+  }
+
   // False: it was not about pools, or the process does not read its answers.
   bool AnswerPools(const Connection& connection, FdMessage message) {
     v1::PoolRequest request;
-    if (options_.pools == nullptr || !options_.pools->enabled() ||
-        !request.ParseFromString(message.bytes)) {
-      return false;
-    }
+    if (!HasPools(connection) || !request.ParseFromString(message.bytes)) return false;
     const PoolReply reply =
         options_.pools->Handle(connection.session, request, std::move(message.fds));
     std::vector<int> fds;
@@ -228,10 +233,16 @@ class EpollFdListener : public FdListener {
     }
     connection.session = *session;
     connection.pidfd = std::move(hello->pidfd);
+    std::vector<storage::Slab> slabs = store_.slabs();
+    if (options_.tenants.own_slabs) {
+      connection.slabs =
+          std::make_shared<SlabGate>(connection.socket.get(), slabs.empty() ? 0 : slabs[0].bytes);
+      (*session)->SetSlabs(connection.slabs);
+      slabs.clear();
+    }
     const absl::Status answered =
-        AnswerHello(connection.socket.get(), **session, store_.slabs(), options_.epoch,
-                    static_cast<uint32_t>(options_.limits.lease_pages_max),
-                    options_.pools != nullptr && options_.pools->enabled());
+        AnswerHello(connection.socket.get(), **session, slabs, options_.epoch,
+                    static_cast<uint32_t>(options_.limits.lease_pages_max), HasPools(connection));
     if (!answered.ok() || !Add(connection.pidfd.get(), PidfdWord(number)).ok()) {
       LogWarning("session of {} is not opened: {}", (*session)->process_name(),
                  answered.ToString());
@@ -261,11 +272,17 @@ class EpollFdListener : public FdListener {
     for (const uint64_t number : ended) Close(number);
   }
 
+  // The socket is about to be closed.
+  static void CloseSlabs(Connection& connection) {
+    if (connection.slabs != nullptr) connection.slabs->Close();
+  }
+
   // Closing a descriptor takes it out of epoll: nobody else holds one of these.
   void Close(uint64_t number) {
     handshakes_.erase(number);
     const auto found = connections_.find(number);
     if (found == connections_.end()) return;
+    CloseSlabs(found->second);
     for (const UniqueFd* fd : {&found->second.socket, &found->second.pidfd}) {
       if (fd->valid()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd->get(), nullptr);
     }

@@ -37,8 +37,8 @@ absl::StatusOr<std::string> TenantOf(const v1::SessionHello& hello, unsigned uid
   CRUMB_ASSIGN_OR_RETURN(const Caller caller, tenants.table->Authenticate(hello.tenant_token()));
   if (!tenants.shared_memory) {
     return absl::FailedPreconditionError(
-        "tenants have no shared memory here, which shows all tenants' pages: use gRPC with the "
-        "token, or set tenants.shared_memory");
+        "tenants have no shared memory here: use gRPC with the token, or set "
+        "tenants.shared_memory");
   }
   return caller.name();
 }
@@ -75,6 +75,10 @@ absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimi
         fmt::format("a hello carries one pidfd, not {} descriptors", message.fds.size()));
   }
   CRUMB_RETURN_IF_ERROR(CheckPidfd(message.fds.front().get(), peer.pid));
+  if (tenants.own_slabs && !hello.slab_grants()) {
+    return absl::FailedPreconditionError(
+        "tenants.shared_memory is own here, which this client does not know: use a newer one");
+  }
   Hello read;
   CRUMB_ASSIGN_OR_RETURN(read.request.tenant, TenantOf(hello, peer.uid, tenants));
   read.request.process_name = Printable(hello.process_name());
@@ -104,6 +108,7 @@ absl::Status AnswerHello(int socket, const Session& session, std::span<const sto
   welcome.set_token(std::string(session.token().view()));
   welcome.set_engine(std::string(session.engine().id().view()));
   welcome.set_epoch(epoch);
+  welcome.set_slab_grants(session.slabs() != nullptr);
   welcome.set_slab_bytes(slabs.empty() ? 0 : slabs.front().bytes);
   welcome.set_slab_count(static_cast<uint32_t>(slabs.size()));
   welcome.set_lease_pages_max(lease_pages_max);

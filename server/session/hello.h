@@ -24,6 +24,7 @@ inline constexpr uint32_t kSessionProtocolVersion = 1;
 struct SessionTenants {
   const TenantTable* table = nullptr;  // null: no tokens
   bool shared_memory = false;          // whether tenants may open sessions at all
+  bool own_slabs = false;              // whether they get slabs one by one
 };
 
 struct Hello {
@@ -40,7 +41,8 @@ absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimi
 // Tells why, as far as the process reads it.
 void RefuseHello(int socket, const absl::Status& why);
 
-// Sends token, descriptors of staging memory and slabs. kUnavailable when the socket takes no more.
+// Sends token, descriptors of staging memory and slabs; without slabs the session gets grants.
+// kUnavailable when the socket takes no more.
 absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
                          uint64_t epoch, uint32_t lease_pages_max, bool device_pools = false);
 

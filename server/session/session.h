@@ -14,6 +14,7 @@
 #include "server/session/engine.h"
 #include "server/session/notice_queue.h"
 #include "server/session/random_id.h"
+#include "server/session/slab_gate.h"
 #include "server/session/staging_area.h"
 
 namespace crumb::server {
@@ -70,6 +71,10 @@ class Session {
     return std::move(staging_);
   }
 
+  // How the process gets slabs; null: it has them all. Set before the process knows its token.
+  void SetSlabs(std::shared_ptr<SlabGate> slabs) { slabs_ = std::move(slabs); }
+  SlabGate* slabs() const { return slabs_.get(); }
+
   // Null without staging memory, and once the session is no longer open.
   std::shared_ptr<StagingArea> staging() const {
     MutexLock lock(&mutex_);
@@ -99,6 +104,7 @@ class Session {
   const std::shared_ptr<Engine> engine_;
   std::atomic<Phase> phase_{Phase::kOpen};
   AcquireLedger acquires_;
+  std::shared_ptr<SlabGate> slabs_;
   mutable Mutex mutex_;
   std::shared_ptr<StagingArea> staging_ ABSL_GUARDED_BY(mutex_);
   std::shared_ptr<NoticeQueue> notices_ ABSL_GUARDED_BY(mutex_);

@@ -9,13 +9,18 @@ void TenantOptions::Visit(ConfigVisitor& visitor) {
                 "JSON file of tenants and their tokens; read again when it changes, and on SIGHUP. "
                 "Empty: callers need no token.");
   visitor.Field("shared_memory", shared_memory,
-                "Whether tenants' processes may open sessions: these map all host memory for "
-                "reading, other tenants' pages too. Without, tenants read and write by gRPC.");
+                "What tenants' processes map of host memory: off, nothing, they read and write by "
+                "gRPC; own, slabs that hold pages of their tenant alone, one at least for each "
+                "tenant; all, every slab, other tenants' pages too.");
   visitor.Field("tenants_max", tenants_max, "Tenants, and so labels of metrics.");
   visitor.Field("reload_interval", reload_interval, "Time between looks at the file.");
 }
 
 absl::Status TenantOptions::Validate() const {
+  if (shared_memory != "off" && shared_memory != "own" && shared_memory != "all") {
+    return absl::InvalidArgumentError("unknown tenants.shared_memory '" + shared_memory +
+                                      "'; known are off, own, all");
+  }
   if (tenants_max < 1 || tenants_max > 4096) {
     return absl::InvalidArgumentError("tenants.tenants_max is " + std::to_string(tenants_max) +
                                       ", must be from 1 to 4096");

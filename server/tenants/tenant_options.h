@@ -14,11 +14,13 @@ namespace crumb::server {
 // Who may call, and with what: docs/security.md.
 struct TenantOptions {
   std::string file;  // empty: callers need no token, and name their tenant themselves
-  bool shared_memory = false;
+  std::string shared_memory = "off";  // or own, or all
   int64_t tenants_max = 256;
   Duration reload_interval = std::chrono::seconds(10);
 
   bool enabled() const { return !file.empty(); }
+  // Each tenant's pages lie in slabs of its own.
+  bool own_slabs() const { return enabled() && shared_memory == "own"; }
 
   void Visit(ConfigVisitor& visitor);
   // kInvalidArgument naming key and bound.

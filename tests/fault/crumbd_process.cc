@@ -41,7 +41,8 @@ CrumbdProcess::CrumbdProcess(const std::string& folder, const StoreSizes& sizes)
          << "store:\n  host:\n    bytes_max: " << sizes.host_bytes
          << "\n    slab_bytes: " << (sizes.slab_bytes == 0 ? sizes.host_bytes : sizes.slab_bytes)
          << "\n  ssd:\n    path: \"" << (sizes.ssd_bytes == 0 ? "" : ssd_path())
-         << "\"\n    bytes_max: " << std::max<uint64_t>(sizes.ssd_bytes, 16 << 20) << "\n";
+         << "\"\n    bytes_max: " << std::max<uint64_t>(sizes.ssd_bytes, 16 << 20) << "\n"
+         << sizes.more;
 }
 
 CrumbdProcess::~CrumbdProcess() { Kill(); }

@@ -66,7 +66,7 @@ class VectorSlot : public storage::IncomingSlot {
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<storage::IncomingSlot>> MemoryStore::ReserveIncoming(
-    uint64_t bytes) {
+    const KeyspaceId&, uint64_t bytes) {
   MutexLock lock(&mutex_);
   if (used_slots_ == slots_) return absl::ResourceExhaustedError("full");
   return std::make_shared<VectorSlot>(bytes);

@@ -24,7 +24,14 @@ class MemoryStore : public storage::TieredStore {
               std::shared_ptr<RecordMap> records = std::make_shared<RecordMap>());
 
   absl::StatusOr<storage::CommitOutcome> Commit(const storage::CommitRequest& request) override;
-  absl::StatusOr<std::shared_ptr<storage::IncomingSlot>> ReserveIncoming(uint64_t bytes) override;
+  absl::StatusOr<std::shared_ptr<storage::IncomingSlot>> ReserveIncoming(const KeyspaceId& keyspace,
+                                                                         uint64_t bytes) override;
+  absl::Status SetTenant(const KeyspaceId&, const std::string&) override {
+    return absl::UnimplementedError("one slab for all");
+  }
+  absl::StatusOr<UniqueFd> OpenSlab(uint32_t, const KeyspaceId&) const override {
+    return absl::UnimplementedError("one slab for all");
+  }
   absl::StatusOr<storage::CommitOutcome> PublishIncoming(
       const std::shared_ptr<storage::IncomingSlot>& slot, const FragmentHeader& header,
       uint32_t logical_tile_bytes, storage::Received received) override;

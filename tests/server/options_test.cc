@@ -91,6 +91,8 @@ TEST(OptionsTest, ErrorsNameKeyAndBound) {
                       "cluster:\n  nodes: [\"127.0.0.1:1\"]\n  secret_file: /s\n"),
               HasSubstr("a cluster over TLS needs listen.tls.client_ca_file"));
   EXPECT_THAT(Invalid("tenants:\n  tenants_max: 0\n"), HasSubstr("tenants.tenants_max is 0"));
+  EXPECT_THAT(Invalid("tenants:\n  shared_memory: some\n"),
+              HasSubstr("unknown tenants.shared_memory 'some'; known are off, own, all"));
   EXPECT_THAT(Invalid("tenants:\n  reload_interval: 1ms\n"), HasSubstr("tenants.reload_interval"));
   EXPECT_THAT(Invalid("listen:\n  tcp: 127.0.0.1:0\ntenants:\n  file: /t\n"
                       "cluster:\n  nodes: [\"127.0.0.1:1\"]\n  secret_file: /s\n"),

@@ -28,7 +28,7 @@ class TenantDaemonTest : public testing::Test {
     options_.store.ssd.path = folder_.path() + "/data";
     options_.store.ssd.bytes_max = ByteSize{64 << 20};
     options_.tenants.file = folder_.path() + "/tenants.json";
-    options_.tenants.shared_memory = true;
+    options_.tenants.shared_memory = "all";
     options_.log.severity = "off";
     options_.Complete();
     Write("");
@@ -230,7 +230,7 @@ TEST_F(TenantDaemonTest, SessionsOfTenantsNeedATokenAndSharedMemory) {
   EXPECT_THAT(Open("token of nobody")->welcome().error(), HasSubstr("no tenant's"));
   EXPECT_THAT(Open("token of past")->welcome().error(), HasSubstr("has expired"));
   EXPECT_EQ(Series("crumb_hellos_refused_total"), 2);
-  options_.tenants.shared_memory = false;
+  options_.tenants.shared_memory = "off";
   Start();
   const auto refused = Open("token of a");
   EXPECT_THAT(refused->welcome().error(), HasSubstr("tenants.shared_memory"));

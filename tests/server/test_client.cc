@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/server/test_client.h"
 
+#include <poll.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -13,6 +14,8 @@
 
 namespace crumb::server {
 
+UniqueFd OwnPidfd() { return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0))); }
+
 TestClient::TestClient(const std::string& fd_socket, const std::string& grpc_target,
                        uint64_t staging_bytes, const std::string& tenant_token)
     : socket_(ConnectFdChannel(fd_socket).value()), tenant_token_(tenant_token) {
@@ -21,7 +24,8 @@ TestClient::TestClient(const std::string& fd_socket, const std::string& grpc_tar
   hello.set_process_name("test");
   hello.set_staging_bytes(staging_bytes);
   hello.set_tenant_token(tenant_token);
-  const UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  hello.set_slab_grants(true);
+  const UniqueFd pidfd = OwnPidfd();
   const int fds[] = {pidfd.get()};
   SendFdMessage(socket_.get(), hello.SerializeAsString(), fds).IgnoreError();
   const FdMessage message = ReceiveFdMessage(socket_.get()).value();
@@ -34,10 +38,10 @@ TestClient::TestClient(const std::string& fd_socket, const std::string& grpc_tar
                            Mapping::Access::kReadWrite)
                    .value();
   }
-  for (; next < message.fds.size(); ++next) {
-    slabs_.push_back(
-        Mapping::Of(message.fds[next].get(), welcome_.slab_bytes(), Mapping::Access::kReadOnly)
-            .value());
+  for (uint32_t slab = 0; next < message.fds.size(); ++next, ++slab) {
+    slabs_.emplace(slab, Mapping::Of(message.fds[next].get(), welcome_.slab_bytes(),
+                                     Mapping::Access::kReadOnly)
+                             .value());
   }
   stub_ = v1::CacheService::NewStub(
       grpc::CreateChannel(grpc_target, grpc::InsecureChannelCredentials()));
@@ -157,6 +161,18 @@ grpc::Status TestClient::Get(const std::string& keys,
     tiles.clear();
   }
   return stream->Finish();
+}
+
+const std::map<uint32_t, Mapping>& TestClient::Slabs() {
+  pollfd waiting{socket_.get(), POLLIN, 0};
+  while (::poll(&waiting, 1, 0) == 1) {
+    const FdMessage message = ReceiveFdMessage(socket_.get()).value();
+    v1::SlabGrant grant;
+    grant.ParseFromString(message.bytes);
+    slabs_[grant.slab()] =
+        Mapping::Of(message.fds.at(0).get(), grant.bytes(), Mapping::Access::kReadOnly).value();
+  }
+  return slabs_;
 }
 
 std::span<const std::byte> TestClient::Mapped(const v1::Fragments& fragments, int index) const {

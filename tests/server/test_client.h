@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -14,6 +15,9 @@
 #include "grpcpp/grpcpp.h"
 
 namespace crumb::server {
+
+// Of this process.
+UniqueFd OwnPidfd();
 
 // A worker as bare as can be: a session, its staging memory and slabs, and blocking calls. Fails
 // hard (StatusOr::value) when crumbd does not answer; a refusal is in welcome().error().
@@ -47,6 +51,9 @@ class TestClient {
 
   // Bytes of one fragment of an answer, as mapped.
   std::span<const std::byte> Mapped(const v1::Fragments& fragments, int index) const;
+  // All slabs that this client maps, by number; takes those that crumbd has sent meanwhile.
+  const std::map<uint32_t, Mapping>& Slabs();
+  void ForgetSlab(uint32_t slab) { slabs_.erase(slab); }
 
   static PageKey Key(int number);
   static std::string Keys(int first, int count);
@@ -67,7 +74,7 @@ class TestClient {
   std::string token_;
   const std::string tenant_token_;
   Mapping staging_;
-  std::vector<Mapping> slabs_;
+  std::map<uint32_t, Mapping> slabs_;
   std::unique_ptr<v1::CacheService::Stub> stub_;
   v1::OpenKeyspaceResponse keyspace_;
 };

@@ -3,10 +3,14 @@
 #include "storage/slab_memory.h"
 
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cerrno>
 
+#include "common/fd_channel.h"
 #include "gtest/gtest.h"
 
 namespace crumb::storage {
@@ -92,6 +96,53 @@ TEST(SlabMemory, HugePagesAreAWish) {
 TEST(SlabMemory, RefusesWhatCannotBe) {
   EXPECT_TRUE(absl::IsInvalidArgument(SlabMemory::Open(Options(1000, 1 << 20)).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(SlabMemory::Open(Options(1 << 20, 1000)).status()));
+}
+
+TEST(SlabMemory, KnowsWhetherAnybodyReadsASlab) {
+  const auto memory = SlabMemory::Open(Options(2 << 20, 1 << 20)).value();
+  const auto has_readers = [&](size_t slab) { return memory->HasReaders(slab).value(); };
+  EXPECT_FALSE(has_readers(0));
+  UniqueFd reader = memory->OpenReader(0).value();
+  EXPECT_TRUE(has_readers(0));
+  EXPECT_FALSE(has_readers(1));
+  void* const mapped = ::mmap(nullptr, 1 << 20, PROT_READ, MAP_SHARED, reader.get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  EXPECT_EQ(::mmap(nullptr, 1 << 20, PROT_READ | PROT_WRITE, MAP_SHARED, reader.get(), 0),
+            MAP_FAILED);
+  UniqueFd copy(::dup(reader.get()));
+  reader.Reset();
+  EXPECT_TRUE(has_readers(0));  // the copy, and the mapping
+  copy.Reset();
+  EXPECT_TRUE(has_readers(0));  // the mapping alone
+  // A child has it as well, whatever the parent does.
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    char byte;
+    ::close(ends[1]);
+    ::_exit(::read(ends[0], &byte, 1) == 0 ? 0 : 1);
+  }
+  ASSERT_EQ(::munmap(mapped, 1 << 20), 0);
+  EXPECT_TRUE(has_readers(0));
+  ::close(ends[1]);
+  ::close(ends[0]);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_FALSE(has_readers(0));
+  // On its way between processes.
+  int sockets[2];
+  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);
+  const UniqueFd from(sockets[0]);
+  UniqueFd to(sockets[1]);
+  {
+    const UniqueFd sent = memory->OpenReader(0).value();
+    const int fds[] = {sent.get()};
+    ASSERT_TRUE(SendFdMessage(from.get(), "x", fds).ok());
+  }
+  EXPECT_TRUE(has_readers(0));
+  to.Reset();
+  EXPECT_FALSE(has_readers(0));
 }
 
 }  // namespace

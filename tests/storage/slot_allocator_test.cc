@@ -220,5 +220,64 @@ TEST(SlotAllocator, NamesANearlyEmptyChunkOfAnotherSize) {
   EXPECT_TRUE(allocator.OwnersOfNearlyEmptyChunk(10000).empty());
 }
 
+TEST(SlotAllocator, SharesAreCutAsIfEachWereAlone) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const uint64_t sizes[] = {700, 37044, 262324};
+  constexpr uint32_t kShares = 3;
+  // One allocator for all, and one for each.
+  SlotAllocator together(512);
+  std::vector<SlotAllocator> alone(kShares, SlotAllocator(512));
+  for (uint32_t region = 0; region < 2 * kShares; ++region) {
+    together.AddRegion(region, 4 * kMiB, region % kShares);
+    alone[region % kShares].AddRegion(region, 4 * kMiB);
+  }
+  std::vector<std::pair<uint32_t, Slot>> out;
+  for (int step = 0; step < 20000; ++step) {
+    if (random() % 100 < 60 || out.empty()) {
+      const uint32_t share = random() % kShares;
+      const uint64_t bytes = sizes[random() % std::size(sizes)];
+      const auto slot = together.Allocate(bytes, 1, share);
+      const auto expected = alone[share].Allocate(bytes, 1);
+      ASSERT_EQ(slot.has_value(), expected.has_value());
+      if (!slot) continue;
+      ASSERT_EQ(*slot, *expected);
+      ASSERT_EQ(slot->region % kShares, share);
+      out.emplace_back(share, *slot);
+    } else {
+      const size_t index = random() % out.size();
+      together.Free(out[index].second);
+      alone[out[index].first].Free(out[index].second);
+      out.erase(out.begin() + static_cast<ptrdiff_t>(index));
+    }
+  }
+  uint64_t used = 0;
+  for (const SlotAllocator& one : alone) used += one.used_bytes();
+  EXPECT_EQ(together.used_bytes(), used);
+}
+
+TEST(SlotAllocator, AClosedRegionOnlyEmpties) {
+  SlotAllocator allocator(512);
+  allocator.AddRegion(0, 2 * kMiB, 5);
+  std::vector<Slot> slots;
+  while (const auto slot = allocator.Allocate(100'000, 1, 5)) slots.push_back(*slot);
+  ASSERT_GT(slots.size(), 10u);
+  allocator.CloseRegion(0);
+  allocator.Free(slots.back());
+  slots.pop_back();
+  EXPECT_FALSE(allocator.Allocate(100'000, 1, 5));  // though there is room
+  EXPECT_FALSE(allocator.Allocate(512, 1, 5));
+  EXPECT_FALSE(allocator.RemoveRegion(0));
+  for (const Slot& slot : slots) allocator.Free(slot);
+  EXPECT_EQ(allocator.used_bytes(0), 0u);
+  EXPECT_FALSE(allocator.Allocate(512, 1, 5));
+  EXPECT_TRUE(allocator.RemoveRegion(0));
+  EXPECT_EQ(allocator.capacity_bytes(), 0u);
+  allocator.AddRegion(0, 2 * kMiB, 6);  // another's now
+  EXPECT_FALSE(allocator.Allocate(512, 1, 5));
+  EXPECT_TRUE(allocator.Allocate(512, 1, 6));
+}
+
 }  // namespace
 }  // namespace crumb::storage

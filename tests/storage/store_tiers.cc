@@ -105,7 +105,8 @@ class HostTierFace final : public FragmentTier {
  private:
   absl::Status PutOne(const FragmentWrite& write) {
     std::vector<Departure> none;
-    const absl::StatusOr<Slot> slot = host_->Reserve(write.meta.bytes, 0, &none);
+    const absl::StatusOr<Slot> slot =
+        host_->Reserve(write.meta.keyspace, write.meta.bytes, 0, &none);
     if (!slot.ok()) return slot.status();
     std::memcpy(host_->Memory(*slot).data(), write.room.data(), write.meta.bytes);
     const absl::StatusOr<PageHandle> page = host_->Publish(write.meta, *slot, Below::kRefused);

@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_set>
+
+#include "absl/status/status.h"
+#include "common/mutex.h"
+#include "common/page_key.h"
+#include "storage/tiered_store.h"
+
+namespace crumb::server {
+
+// Sends a process the slabs that its leases lie in, each once, over the socket of its session.
+// Thread-safe.
+class SlabGate {
+ public:
+  // `socket` does not block; it is borrowed until Close.
+  SlabGate(int socket, uint64_t slab_bytes) : slab_bytes_(slab_bytes), socket_(socket) {}
+
+  // Sends those slabs of leased fragments of a keyspace that the process does not have. Call before
+  // it hears of the fragments. kPermissionDenied: they lie in another tenant's slab; kUnavailable:
+  // the process reads nothing from its socket, or has closed it.
+  absl::Status Grant(const storage::TieredStore& store, const KeyspaceId& keyspace,
+                     std::span<const storage::FragmentRef> fragments);
+
+  // The slab is empty and belongs to nobody. True: the process has it and must be told.
+  bool Forget(uint32_t slab);
+
+  void Close();
+
+ private:
+  const uint64_t slab_bytes_;
+  Mutex mutex_;
+  int socket_ ABSL_GUARDED_BY(mutex_);  // -1: closed
+  std::unordered_set<uint32_t> granted_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,239 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// What tenants' sessions map of host memory with tenants.shared_memory own.
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <thread>
+
+#include "common/hex.h"
+#include "common/sha256.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "httplib.h"
+#include "server/daemon.h"
+#include "tests/server/temp_folder.h"
+#include "tests/server/test_client.h"
+
+namespace crumb::server {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr uint64_t kSlabBytes = uint64_t{1} << 20;
+constexpr int kSlabs = 4;
+constexpr uint8_t kOfA = 0xa7, kOfB = 0xb9;  // what tenants' pages are filled with
+constexpr int kRun = 64;                     // so many of them in a row are nobody else's
+
+class ServerTenantSlabsTest : public testing::Test {
+ protected:
+  ServerTenantSlabsTest() {
+    options_.listen.socket_dir = folder_.path();
+    options_.admin.listen = "127.0.0.1:0";
+    options_.store.host.bytes_max = ByteSize{kSlabs * kSlabBytes};
+    options_.store.host.slab_bytes = ByteSize{kSlabBytes};
+    options_.store.ssd.path = folder_.path() + "/data";
+    options_.store.ssd.bytes_max = ByteSize{64 << 20};
+    options_.tenants.file = folder_.path() + "/tenants.json";
+    options_.tenants.shared_memory = "own";
+    options_.log.severity = "off";
+    options_.Complete();
+    const auto entry = [](const std::string& name) {
+      return "{\"name\": \"" + name + "\", \"token_sha256\": \"" +
+             HexEncode(Sha256("token of " + name)) + "\"}";
+    };
+    std::ofstream(options_.tenants.file)
+        << "{\"tenants\": [" << entry("a") << "," << entry("b") << "]}";
+    daemon_ = Daemon::Start(options_).value();
+    a_ = Open("token of a");
+    b_ = Open("token of b");
+  }
+
+  std::unique_ptr<TestClient> Open(const std::string& token) const {
+    const Daemon::Endpoints places = daemon_->endpoints();
+    auto client = std::make_unique<TestClient>(places.fd_socket, "unix:" + places.unix_socket,
+                                               1 << 20, token);
+    EXPECT_EQ(client->welcome().error(), "");
+    EXPECT_TRUE(client->OpenKeyspace().ok());
+    return client;
+  }
+
+  static v1::CommitOutcome Store(TestClient& client, int page, uint8_t fill) {
+    v1::CommitResponse response;
+    const auto fragment = client.Fragment(TestClient::Key(page), fill);
+    EXPECT_TRUE(client.Commit(fragment, &response).ok());
+    return response.outcomes_size() == 1 ? response.outcomes(0) : v1::COMMIT_OUTCOME_UNSPECIFIED;
+  }
+  // As many pages as host memory twice.
+  static void Fill(TestClient& client, uint8_t fill) {
+    const int pages = static_cast<int>(2 * kSlabs * kSlabBytes / client.fragment_bytes());
+    for (int page = 0; page < pages; ++page) Store(client, page, fill);
+  }
+  // Leases what there is of pages of one each, reads it, and releases; how many there were.
+  static int ReadAll(TestClient& client, int pages, uint8_t fill) {
+    int found = 0;
+    for (int page = 0; page < pages; ++page) {
+      v1::AcquireResponse response;
+      EXPECT_TRUE(client.Acquire(TestClient::Keys(page, 1), &response).ok());
+      if (response.hit_pages() == 0) continue;
+      ++found;
+      client.Slabs();
+      const auto bytes = client.Mapped(response.fragments(), 0);
+      EXPECT_EQ(bytes[0], std::byte{fill});
+      EXPECT_EQ(bytes[client.tiles_bytes() - 1], std::byte{fill});
+      EXPECT_TRUE(client.Release(response.lease()).ok());
+    }
+    return found;
+  }
+  // Runs of `fill` in everything that the client maps.
+  static int Runs(TestClient& client, uint8_t fill) {
+    const std::vector<std::byte> run(kRun, std::byte{fill});
+    int runs = 0;
+    for (const auto& [number, slab] : client.Slabs()) {
+      const auto bytes = slab.bytes();
+      for (auto at = bytes.begin();; at += kRun, ++runs) {
+        at = std::search(at, bytes.end(), run.begin(), run.end());
+        if (at == bytes.end()) break;
+      }
+    }
+    return runs;
+  }
+  double Series(const std::string& name) const {
+    const auto result = httplib::Client("http://" + daemon_->endpoints().admin).Get("/metrics");
+    if (!result) return -1;
+    const size_t at = result->body.find("\n" + name + " ");
+    EXPECT_NE(at, std::string::npos) << name;
+    return at == std::string::npos ? -1 : std::stod(result->body.substr(at + name.size() + 2));
+  }
+
+  TempFolder folder_;
+  Options options_;
+  std::unique_ptr<Daemon> daemon_;
+  std::unique_ptr<TestClient> a_;
+  std::unique_ptr<TestClient> b_;
+};
+
+TEST_F(ServerTenantSlabsTest, ATenantMapsNothingOfAnother) {
+  EXPECT_TRUE(a_->welcome().slab_grants());
+  EXPECT_EQ(a_->welcome().slab_count(), 0u);
+  EXPECT_TRUE(a_->Slabs().empty());  // before it leases anything
+  for (int page = 0; page < 8; ++page) {
+    ASSERT_EQ(Store(*a_, page, kOfA), v1::COMMIT_OUTCOME_STORED);
+    ASSERT_EQ(Store(*b_, page, kOfB), v1::COMMIT_OUTCOME_STORED);
+  }
+  EXPECT_EQ(ReadAll(*a_, 8, kOfA), 8);
+  EXPECT_EQ(ReadAll(*b_, 8, kOfB), 8);
+  EXPECT_FALSE(a_->Slabs().empty());
+  EXPECT_FALSE(b_->Slabs().empty());
+  EXPECT_GT(Runs(*a_, kOfA), 0);  // the search finds what is there
+  EXPECT_GT(Runs(*b_, kOfB), 0);
+  EXPECT_EQ(Runs(*a_, kOfB), 0);
+  EXPECT_EQ(Runs(*b_, kOfA), 0);
+  for (const auto& [slab, mapping] : a_->Slabs()) EXPECT_FALSE(b_->Slabs().contains(slab));
+}
+
+TEST_F(ServerTenantSlabsTest, MemoryGoesFromOneToTheOtherWhenItIsLetGo) {
+  grpc::ClientContext* const context = a_->Context().release();
+  const std::unique_ptr<grpc::ClientContext> owner(context);
+  context->set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(120));
+  const auto stream = a_->stub().Session(context);
+  ASSERT_TRUE(stream->Write({}));
+  std::atomic<bool> heard{false};
+  std::atomic<uint32_t> gone{UINT32_MAX};
+  std::thread listener([&] {
+    v1::SessionResponse message;
+    while (gone == UINT32_MAX && stream->Read(&message)) {
+      heard = true;
+      if (message.has_slab_gone()) gone = message.slab_gone().slab();
+    }
+  });
+  Fill(*a_, kOfA);
+  // The stream is there: it told of durable pages.
+  for (int i = 0; i < 60'000 && !heard; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(heard);
+  const int pages = static_cast<int>(2 * kSlabs * kSlabBytes / a_->fragment_bytes());
+  EXPECT_GT(ReadAll(*a_, pages, kOfA), 0);  // from SSD, too
+  EXPECT_EQ(a_->Slabs().size(), static_cast<size_t>(kSlabs));
+
+  // The other wants room; what the first one maps is not given away.
+  const double moves = Series("crumb_slab_moves_total");
+  int refused = 0;
+  for (int i = 0; i < 60'000 && Series("crumb_slabs{state=\"gone\"}") < 1; ++i) {
+    // Pages that wait for the SSD keep their slab a little.
+    refused += Store(*b_, 0, kOfB) == v1::COMMIT_OUTCOME_NO_ROOM ? 1 : 0;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_GT(refused, 0);
+  EXPECT_EQ(Store(*b_, 0, kOfB), v1::COMMIT_OUTCOME_NO_ROOM);
+  EXPECT_EQ(Series("crumb_slab_moves_total"), moves);
+
+  listener.join();
+  ASSERT_TRUE(a_->Slabs().contains(gone));
+  a_->ForgetSlab(gone);
+  EXPECT_EQ(Store(*b_, 0, kOfB), v1::COMMIT_OUTCOME_STORED);
+  EXPECT_EQ(Series("crumb_slab_moves_total"), moves + 1);
+  EXPECT_EQ(ReadAll(*b_, 1, kOfB), 1);
+  EXPECT_TRUE(b_->Slabs().contains(gone));
+  EXPECT_GT(Runs(*b_, kOfB), 0);
+  EXPECT_EQ(Runs(*b_, kOfA), 0);
+  EXPECT_EQ(Runs(*a_, kOfB), 0);
+  context->TryCancel();
+}
+
+TEST_F(ServerTenantSlabsTest, ASessionThatEndsLetsItsMemoryGo) {
+  Fill(*a_, kOfA);
+  ReadAll(*a_, 200, kOfA);
+  ASSERT_FALSE(a_->Slabs().empty());
+  a_.reset();  // the process is still there: its mappings count, not its life
+  bool stored = false;
+  for (int i = 0; i < 60'000 && !stored; ++i) {
+    stored = Store(*b_, 0, kOfB) == v1::COMMIT_OUTCOME_STORED;
+    if (!stored) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(stored);
+  EXPECT_EQ(ReadAll(*b_, 1, kOfB), 1);
+  EXPECT_EQ(Runs(*b_, kOfA), 0);
+}
+
+TEST_F(ServerTenantSlabsTest, AProcessThatReadsNoGrantsGetsMissesAndNobodyElseWaits) {
+  // It leases, again and again, and never takes what comes over its socket.
+  for (int page = 0; page < 4; ++page) ASSERT_EQ(Store(*a_, page, kOfA), v1::COMMIT_OUTCOME_STORED);
+  a_->CloseSocket();
+  v1::AcquireResponse response;
+  const grpc::Status asked = a_->Acquire(TestClient::Keys(0, 1), &response);
+  EXPECT_TRUE(!asked.ok() || response.hit_pages() == 0);
+  ASSERT_EQ(Store(*b_, 0, kOfB), v1::COMMIT_OUTCOME_STORED);
+  EXPECT_EQ(ReadAll(*b_, 1, kOfB), 1);
+}
+
+TEST_F(ServerTenantSlabsTest, AnAdministratorReadsEveryTenantsPages) {
+  ASSERT_EQ(Store(*a_, 1, kOfA), v1::COMMIT_OUTCOME_STORED);
+  const auto administrator = Open("");
+  v1::AcquireRequest request;
+  request.set_keyspace(a_->keyspace().keyspace());
+  request.set_keys(TestClient::Keys(1, 1));
+  v1::AcquireResponse response;
+  ASSERT_TRUE(
+      administrator->stub().Acquire(administrator->Context().get(), request, &response).ok());
+  ASSERT_EQ(response.hit_pages(), 1u);
+  administrator->Slabs();
+  EXPECT_EQ(administrator->Mapped(response.fragments(), 0)[0], std::byte{kOfA});
+}
+
+TEST_F(ServerTenantSlabsTest, AClientThatKnowsNoGrantsIsRefused) {
+  const UniqueFd socket = ConnectFdChannel(daemon_->endpoints().fd_socket).value();
+  v1::SessionHello hello;
+  hello.set_protocol_version(1);
+  hello.set_tenant_token("token of a");
+  const UniqueFd pidfd = OwnPidfd();
+  const int fds[] = {pidfd.get()};
+  ASSERT_TRUE(SendFdMessage(socket.get(), hello.SerializeAsString(), fds).ok());
+  v1::SessionWelcome welcome;
+  ASSERT_TRUE(welcome.ParseFromString(ReceiveFdMessage(socket.get()).value().bytes));
+  EXPECT_THAT(welcome.error(), HasSubstr("tenants.shared_memory is own"));
+}
+
+}  // namespace
+}  // namespace crumb::server

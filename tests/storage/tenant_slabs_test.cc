@@ -1,0 +1,235 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// Slabs of tenants: whose pages lie where, and how a slab goes from one to another.
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
+#include "common/mapping.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/tiered_store.h"
+#include "tests/storage/store_calls.h"
+
+namespace crumb::storage {
+namespace {
+
+constexpr uint64_t kSlabBytes = uint64_t{1} << 20;
+constexpr uint64_t kSlabs = 4;
+constexpr uint64_t kFilling = 2 * kSlabs * kSlabBytes / (18 << 10);
+
+class TenantSlabsTest : public testing::Test {
+ protected:
+  TenantSlabsTest() {
+    StoreOptions options = SmallStore("");
+    options.host.bytes_max = ByteSize{kSlabs * kSlabBytes};
+    options.host.slab_bytes = ByteSize{kSlabBytes};
+    StoreEvents events;
+    events.slab_gone = [this](uint32_t slab) { gone_.insert(slab); };
+    store_ = TieredStore::Open(options, clock_, std::move(events)).value();
+    for (uint64_t tenant = 1; tenant <= 5; ++tenant) {
+      EXPECT_TRUE(store_->SetTenant(SampleKeyspace(tenant), Name(tenant)).ok());
+    }
+  }
+
+  static std::string Name(uint64_t tenant) { return "tenant " + std::to_string(tenant); }
+  static SampleFragment Page(uint64_t tenant, uint64_t sequence, uint64_t number) {
+    SampleFragment page = SamplePage(sequence, number);
+    page.keyspace = SampleKeyspace(tenant);
+    return page;
+  }
+  absl::Status Store(uint64_t tenant, uint64_t sequence, uint64_t number) {
+    return Commit(*store_, Page(tenant, sequence, number)).status();
+  }
+  // Commits pages of sequences of one page, twice as many as there is room for.
+  void Fill(uint64_t tenant) {
+    const uint64_t evicted = store_->Stats().host.evicted.capacity;
+    for (uint64_t i = 0; i < kFilling; ++i) ASSERT_TRUE(Store(tenant, i, 0).ok()) << i;
+    EXPECT_GT(store_->Stats().host.evicted.capacity, evicted);
+    gone_.clear();
+  }
+  absl::StatusOr<AcquireResult> Lease(uint64_t tenant, uint64_t sequence, uint64_t pages = 1) {
+    AcquireRequest request = RequestOf(sequence, pages);
+    request.keyspace = SampleKeyspace(tenant);
+    return Acquire(*store_, request);
+  }
+  // The slabs that pages of the tenant lie in, of sequences below `sequences`.
+  std::set<uint32_t> SlabsOf(uint64_t tenant, uint64_t sequences) {
+    std::set<uint32_t> slabs;
+    for (uint64_t i = 0; i < sequences; ++i) {
+      const auto leased = Lease(tenant, i);
+      if (!leased.ok() || leased->lease == 0) continue;
+      for (const FragmentRef& fragment : leased->fragments) slabs.insert(fragment.slab);
+      store_->Release(leased->lease);
+    }
+    return slabs;
+  }
+  Mapping Map(uint64_t tenant, uint32_t slab) {
+    const UniqueFd fd = store_->OpenSlab(slab, SampleKeyspace(tenant)).value();
+    return Mapping::Of(fd.get(), kSlabBytes, Mapping::Access::kReadOnly).value();
+  }
+
+  FakeClock clock_;
+  std::set<uint32_t> gone_;
+  std::unique_ptr<TieredStore> store_;
+};
+
+TEST_F(TenantSlabsTest, OnlyTheTenantOfASlabGetsItAndNobodyWrites) {
+  ASSERT_TRUE(Store(1, 0, 0).ok());
+  ASSERT_TRUE(Store(2, 0, 0).ok());
+  const uint32_t first = *SlabsOf(1, 1).begin();
+  const uint32_t second = *SlabsOf(2, 1).begin();
+  EXPECT_NE(first, second);
+  EXPECT_TRUE(store_->OpenSlab(first, SampleKeyspace(1)).ok());
+  for (const auto& [slab, tenant] : {std::pair{first, 2}, std::pair{second, 1}, std::pair{first, 9},
+                                     std::pair{uint32_t{99}, 1}}) {
+    EXPECT_TRUE(absl::IsPermissionDenied(
+        store_->OpenSlab(slab, SampleKeyspace(static_cast<uint64_t>(tenant))).status()));
+  }
+  const UniqueFd fd = store_->OpenSlab(first, SampleKeyspace(1)).value();
+  EXPECT_FALSE(Mapping::Of(fd.get(), kSlabBytes, Mapping::Access::kReadWrite).ok());
+}
+
+TEST_F(TenantSlabsTest, ATenantAloneUsesEverything) {
+  Fill(1);
+  EXPECT_EQ(SlabsOf(1, kFilling).size(), kSlabs);
+}
+
+TEST_F(TenantSlabsTest, ASlabThatMovesHoldsNothingOfBefore) {
+  Fill(1);
+  ASSERT_TRUE(Store(2, 0, 0).ok());
+  const uint32_t slab = *SlabsOf(2, 1).begin();
+  EXPECT_EQ(gone_, std::set<uint32_t>{slab});
+  EXPECT_EQ(store_->Stats().slab_moves, 1u + kSlabs);  // four from nobody's to the first
+  const Mapping mapped = Map(2, slab);
+  const size_t fragment_bytes = BytesOf(Page(2, 0, 0)).size();
+  const auto zeros = std::count(mapped.bytes().begin(), mapped.bytes().end(), std::byte{0});
+  EXPECT_GE(static_cast<size_t>(zeros), kSlabBytes - fragment_bytes);
+  const auto leased = Lease(2, 0);
+  ASSERT_TRUE(leased.ok());
+  EXPECT_TRUE(IsRight(store_->Bytes(leased->fragments.at(0)), SampleKeyspace(2), SampleKey(0, 0),
+                      leased->fragments[0].tiles_bytes));
+  EXPECT_TRUE(absl::IsPermissionDenied(store_->OpenSlab(slab, SampleKeyspace(1)).status()));
+}
+
+TEST_F(TenantSlabsTest, ASlabThatSomebodyMapsGoesToNobodyElse) {
+  Fill(1);
+  std::map<uint32_t, Mapping> mapped;
+  for (const uint32_t slab : SlabsOf(1, kFilling)) mapped.emplace(slab, Map(1, slab));
+  ASSERT_EQ(mapped.size(), kSlabs);
+  EXPECT_TRUE(absl::IsResourceExhausted(Store(2, 0, 0)));
+  ASSERT_EQ(gone_.size(), 1u);
+  const uint32_t slab = *gone_.begin();
+  EXPECT_EQ(store_->Stats().slabs_gone, 1u);
+  EXPECT_EQ(store_->Stats().host.capacity_bytes, kSlabs * kSlabBytes);
+  // What is mapped still stays as it was.
+  const std::vector<std::byte> before(mapped.at(slab).bytes().begin(),
+                                      mapped.at(slab).bytes().end());
+  for (int i = 0; i < 10; ++i) EXPECT_FALSE(Store(2, 0, 0).ok());
+  EXPECT_TRUE(std::equal(before.begin(), before.end(), mapped.at(slab).data()));
+  EXPECT_TRUE(Store(1, 5000, 0).ok());  // the first goes on in the others
+  mapped.erase(slab);
+  EXPECT_TRUE(Store(2, 0, 0).ok());
+  EXPECT_EQ(*SlabsOf(2, 1).begin(), slab);
+}
+
+TEST_F(TenantSlabsTest, LeasedPagesStayUntilTheyAreReleased) {
+  Fill(1);
+  std::vector<LeaseId> leases;
+  for (uint64_t i = 0; i < kFilling; ++i) {
+    const auto leased = Lease(1, i);
+    if (leased.ok() && leased->lease != 0) leases.push_back(leased->lease);
+  }
+  EXPECT_TRUE(absl::IsResourceExhausted(Store(2, 0, 0)));
+  EXPECT_EQ(store_->Stats().slabs_closing, 1u);
+  EXPECT_TRUE(gone_.empty());
+  for (const LeaseId lease : leases) store_->Release(lease);
+  EXPECT_TRUE(Store(2, 0, 0).ok());
+  EXPECT_EQ(store_->Stats().slabs_closing, 0u);
+}
+
+TEST_F(TenantSlabsTest, EveryTenantGetsItsPartAndNoMore) {
+  Fill(1);
+  Fill(2);
+  EXPECT_EQ(SlabsOf(1, kFilling).size(), kSlabs / 2);
+  EXPECT_EQ(SlabsOf(2, kFilling).size(), kSlabs / 2);
+  Fill(1);  // takes nothing back
+  EXPECT_EQ(SlabsOf(2, kFilling).size(), kSlabs / 2);
+  ASSERT_TRUE(Store(3, 0, 0).ok());
+  ASSERT_TRUE(Store(4, 0, 0).ok());
+  std::set<uint32_t> all;
+  for (uint64_t tenant = 1; tenant <= 4; ++tenant) all.merge(SlabsOf(tenant, kFilling));
+  EXPECT_EQ(all.size(), kSlabs);
+}
+
+TEST_F(TenantSlabsTest, MoreTenantsThanSlabsTakeTurns) {
+  for (uint64_t tenant = 1; tenant <= kSlabs; ++tenant) {
+    ASSERT_TRUE(Store(tenant, 0, 0).ok());
+    clock_.Advance(std::chrono::seconds(1));
+  }
+  EXPECT_FALSE(Store(5, 0, 0).ok());  // all of them are new
+  clock_.Advance(std::chrono::seconds(10));
+  for (const uint64_t tenant : {1, 3, 4}) ASSERT_TRUE(Store(tenant, 1, 0).ok());
+  EXPECT_TRUE(Store(5, 0, 0).ok());
+  EXPECT_TRUE(SlabsOf(2, 1).empty());  // not heard of for longest
+  for (const uint64_t tenant : {1, 3, 4, 5}) EXPECT_FALSE(SlabsOf(tenant, 1).empty());
+}
+
+TEST_F(TenantSlabsTest, AKeyspaceOfAnotherTenantLeavesItsSlabs) {
+  ASSERT_TRUE(Store(1, 0, 0).ok());
+  const auto leased = Lease(1, 0);
+  ASSERT_TRUE(store_->SetTenant(SampleKeyspace(1), Name(2)).ok());
+  EXPECT_EQ(Lease(1, 0)->hit_pages, 0u);
+  ASSERT_TRUE(Store(1, 0, 0).ok());
+  ASSERT_TRUE(Store(2, 0, 0).ok());
+  EXPECT_EQ(SlabsOf(1, 1), SlabsOf(2, 1));
+  EXPECT_FALSE(SlabsOf(1, 1).contains(leased->fragments.at(0).slab));
+  EXPECT_TRUE(store_->Release(leased->lease));
+}
+
+// Whatever tenants do, every leased page is right and lies in a slab that its tenant alone gets.
+TEST_F(TenantSlabsTest, RandomUseKeepsTenantsApart) {
+  std::mt19937_64 random(20261121);
+  struct Held {
+    uint64_t tenant;
+    LeaseId lease;
+    std::vector<FragmentRef> fragments;
+  };
+  std::vector<Held> held;
+  std::array<uint64_t, 6> hits{};
+  for (int step = 0; step < 20'000; ++step) {
+    const uint64_t tenant = 1 + random() % 5;
+    const uint64_t sequence = random() % (tenant * 40);
+    clock_.Advance(std::chrono::milliseconds(random() % 20));
+    if (random() % 2 == 0) {
+      const absl::Status stored = Store(tenant, sequence, 0);
+      ASSERT_TRUE(stored.ok() || absl::IsResourceExhausted(stored)) << stored;
+    } else if (const auto leased = Lease(tenant, sequence); leased.ok() && leased->lease != 0) {
+      ++hits[tenant];
+      held.push_back({tenant, leased->lease, leased->fragments});
+      for (const FragmentRef& fragment : leased->fragments) {
+        ASSERT_TRUE(IsRight(store_->Bytes(fragment), SampleKeyspace(tenant), SampleKey(sequence, 0),
+                            fragment.tiles_bytes));
+        for (uint64_t other = 1; other <= 5; ++other) {
+          ASSERT_EQ(store_->OpenSlab(fragment.slab, SampleKeyspace(other)).ok(), other == tenant);
+        }
+        for (const Held& lease : held) {
+          for (const FragmentRef& there : lease.fragments) {
+            ASSERT_TRUE(lease.tenant == tenant || there.slab != fragment.slab);
+          }
+        }
+      }
+    }
+    while (held.size() > 20) {
+      const size_t index = random() % held.size();
+      ASSERT_TRUE(store_->Release(held[index].lease));
+      held.erase(held.begin() + static_cast<std::ptrdiff_t>(index));
+    }
+  }
+  for (uint64_t tenant = 1; tenant <= 5; ++tenant) EXPECT_GT(hits[tenant], 0u) << tenant;
+  EXPECT_GT(store_->Stats().slab_moves, 10u);
+}
+
+}  // namespace
+}  // namespace crumb::storage
