@@ -251,7 +251,8 @@ class RunningDaemon : public Daemon {
                                          options_.sessions,
                                          epoch.slot(),
                                          {tenants_.get(), options_.tenants.shared_memory != "off",
-                                          options_.tenants.own_slabs()}},
+                                          options_.tenants.own_slabs()},
+                                         pools_.get()},
                                         *sessions_, *store_, metrics_));
     history_ = std::make_unique<History>(
         History::Options{options_.admin.history_interval,

@@ -325,7 +325,7 @@ class Check:
               f"slowest {result['slowest_ms']:6.1f} ms, wrong {result['wrong']}")
         self.that(result["wrong"] == 0, f"{name}: wrong bytes")
         self.that(result["errors"] == 0, f"{name}: failed calls")
-        self.that(share >= least, f"{name}: hit share {share:.2f}, at least {least}")
+        self.that(share >= least - 1e-9, f"{name}: hit share {share:.2f}, at least {least}")
         self.in_time(name, result)
 
     def load(self, name, result):

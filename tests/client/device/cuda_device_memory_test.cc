@@ -25,7 +25,15 @@ INSTANTIATE_TEST_SUITE_P(Cuda, DeviceMemoryContract,
                              "cuda", [] { return DeviceMemory::OpenCuda(0); }, Write}),
                          [](const auto& test) { return test.param.name; });
 
-TEST(CudaDeviceMemoryTest, HasTheNameOfItsDevice) {
+class CudaDeviceMemoryTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const auto memory = DeviceMemory::OpenCuda(0);
+    if (absl::IsUnavailable(memory.status())) GTEST_SKIP() << memory.status();
+  }
+};
+
+TEST_F(CudaDeviceMemoryTest, HasTheNameOfItsDevice) {
   const auto memory = DeviceMemory::OpenCuda(0);
   ASSERT_TRUE(memory.ok()) << memory.status().ToString();
   cudaDeviceProp properties;
@@ -33,7 +41,7 @@ TEST(CudaDeviceMemoryTest, HasTheNameOfItsDevice) {
   EXPECT_EQ(std::memcmp((*memory)->uuid().bytes.data(), properties.uuid.bytes, 16), 0);
 }
 
-TEST(CudaDeviceMemoryTest, SaysThatTheDeviceIsFull) {
+TEST_F(CudaDeviceMemoryTest, SaysThatTheDeviceIsFull) {
   const auto memory = DeviceMemory::OpenCuda(0);
   ASSERT_TRUE(memory.ok()) << memory.status().ToString();
   size_t free = 0;
@@ -43,7 +51,7 @@ TEST(CudaDeviceMemoryTest, SaysThatTheDeviceIsFull) {
   EXPECT_TRUE(absl::IsResourceExhausted((*memory)->Allocate((total / piece + 1) * piece).status()));
 }
 
-TEST(CudaDeviceMemoryTest, ThereIsNoSuchDevice) {
+TEST(CudaDriver, ThereIsNoSuchDevice) {
   EXPECT_TRUE(absl::IsUnavailable(DeviceMemory::OpenCuda(1 << 20).status()));
 }
 
@@ -70,7 +78,7 @@ int RunWriter(int socket) {
   return SendFdMessage(socket, std::to_string(piece), fds).ok() ? 0 : 6;
 }
 
-TEST(CudaDeviceMemoryTest, ADeadProcesssMemoryIsTakenOver) {
+TEST_F(CudaDeviceMemoryTest, ADeadProcesssMemoryIsTakenOver) {
   int sockets[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets), 0);
   const std::string fd = std::to_string(sockets[1]);
