@@ -24,11 +24,12 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
+
+from crumbd_group import free_ports
 
 LOOKUP_MS = 400
 # What a worker would wait at most: a request that takes so long has missed its deadline by far, and
@@ -118,12 +119,7 @@ class Net:
         if self.real:
             return usual
         if i not in self.free:
-            sockets = [socket.socket() for _ in usual]
-            for each in sockets:
-                each.bind(("127.0.0.1", 0))
-            self.free[i] = tuple(each.getsockname()[1] for each in sockets)
-            for each in sockets:
-                each.close()
+            self.free[i] = free_ports(len(usual))
         return self.free[i]
 
     def prefix(self, i):

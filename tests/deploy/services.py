@@ -4,6 +4,7 @@
 
 import json
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -35,9 +36,15 @@ def http(url, timeout=10):
 
 
 def free_port():
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        return place.getsockname()[1]
+    """Below those that outgoing connections take: the server may start much later."""
+    while True:
+        port = random.randrange(15_000, 32_000)
+        with socket.socket() as place:
+            try:
+                place.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 def make_certificates(folder, name, days=365):

@@ -10,6 +10,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
+#include <set>
 #include <thread>
 
 #include "common/crc32c.h"
@@ -21,14 +23,20 @@
 namespace crumb::server {
 
 int FreePort() {
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return 0;
-  ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.sin_port);
+  static std::mt19937 random{std::random_device()()};
+  static std::set<int> given;
+  for (int tries = 0; tries < 1000; ++tries) {
+    // Below those that outgoing connections take: a node may start much later.
+    const int port = std::uniform_int_distribution(15'000, 32'000)(random);
+    const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    address.sin_port = htons(static_cast<uint16_t>(port));
+    if (::bind(fd.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)) != 0) continue;
+    if (given.insert(port).second) return port;
+  }
+  return 0;
 }
 
 bool Eventually(const std::function<bool()>& holds) {
