@@ -16,6 +16,8 @@ class NullSink final : public PageSink {
   void Publish(std::shared_ptr<const KeyspaceBinding>, std::shared_ptr<const Page>) override {
     tally_.publish_dropped_unavailable.Add();
   }
+  void Place(std::shared_ptr<const KeyspaceBinding>,
+             std::vector<std::shared_ptr<const Page>>) override {}
   void NoteRefusedWindow() override { tally_.windows_refused.Add(); }
   void NoteQuality(std::span<const QualitySample>) override { tally_.windows_measured.Add(); }
 

@@ -22,12 +22,15 @@ struct Page {
   kernels::PageFormat format = kernels::PageFormat::kInt2;
   bool over_int2_prefix = false;  // its rows were computed while INT2 pages were attended
   bool finite = true;             // false: held a non-finite row; never leaves the sequence
+  bool placed = false;            // fetched, and attended where it lies: nothing is to be copied
   std::byte* tiles = nullptr;     // the first layer's; in each layer head by head
   size_t tile_bytes = 0;
   size_t layer_stride = 0;       // bytes; other ranks' tiles may lie between layers
   size_t bytes = 0;              // of this rank's tiles; those of a page made here are contiguous
   std::shared_ptr<void> memory;  // keeps `tiles` where they are
-  std::vector<uint32_t> tile_sums;  // of a fetched page: CRC-32C, layer by layer, head by head
+  // CRC-32C of a page that comes from elsewhere or was evicted on a device, layer by layer, head by
+  // head. None of a placed one.
+  std::vector<uint32_t> tile_sums;
 
   std::byte* layer(int index) const { return tiles + layer_stride * index; }
 };

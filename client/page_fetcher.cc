@@ -17,6 +17,22 @@ bool Contains(const TileRange& outer, const TileRange& inner) {
   return outer.layers.Contains(inner.layers) && outer.heads.Contains(inner.heads);
 }
 
+// The fragments of page `page`, which come first in `rest`.
+template <typename Fragment>
+std::span<const Fragment> TakePage(int page, std::span<const Fragment>* rest) {
+  size_t count = 0;
+  while (count < rest->size() && (*rest)[count].page == page) ++count;
+  const std::span<const Fragment> taken = rest->first(count);
+  *rest = rest->subspan(count);
+  return taken;
+}
+
+MissReason ReasonOf(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return MissReason::kBusy;
+  if (absl::IsNotFound(status)) return MissReason::kNotCovered;
+  return absl::IsUnavailable(status) ? MissReason::kUnavailable : MissReason::kCorrupt;
+}
+
 // Which tile of a fragment of `range` is that of a layer and head.
 size_t TileIndex(const TileRange& range, int layer, int head) {
   return static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
@@ -58,6 +74,7 @@ absl::StatusOr<AcquireResult> PageFetcher::Acquire(const PageRequest& request) c
   wanted.timeout = wanted.wait_for_lower_tiers ? request.timeout : kHostOnlyTimeout;
   wanted.lease = request.lease;
   wanted.verify_every = options_.verify_every;
+  if (intake_ != nullptr) intake_->NamePools(&wanted);
   return client_.Acquire(wanted);
 }
 
@@ -69,20 +86,19 @@ absl::StatusOr<FetchedPages> PageFetcher::Fetch(const PageRequest& request) cons
   fetched.lease = acquired.lease;
   fetched.lease_id = acquired.lease_id;
   std::span<const LeasedFragment> rest = acquired.lease->fragments();
+  std::span<const DeviceFragment> on_device = acquired.lease->device_fragments();
   for (int i = 0; i < acquired.hit_pages; ++i) {
-    size_t count = 0;
-    while (count < rest.size() && rest[count].page == i) ++count;
-    const std::span<const LeasedFragment> fragments = rest.first(count);
-    rest = rest.subspan(count);
+    const std::span<const LeasedFragment> fragments = TakePage(i, &rest);
+    const std::span<const DeviceFragment> in_pools = TakePage(i, &on_device);
     if (i >= request.skip) {
       const kernels::PageFormat format = request.first_page + i == 0
                                              ? kernels::PageFormat::kBf16
                                              : request.keyspace.history_format;
-      auto page = Assemble(acquired.lease, fragments, format);
+      auto page = in_pools.empty() ? Assemble(acquired.lease, fragments, format)
+                                   : HoldOnDevice(acquired.lease, in_pools, format);
       if (!page.ok()) {
-        const bool full = absl::IsResourceExhausted(page.status());
-        fetched.miss_reason = full ? MissReason::kBusy : MissReason::kCorrupt;
-        if (!full) client_.Count({.verify_failures = 1});
+        fetched.miss_reason = ReasonOf(page.status());
+        if (fetched.miss_reason == MissReason::kCorrupt) client_.Count({.verify_failures = 1});
         return fetched;
       }
       (*page)->key = request.keys[i];
@@ -105,7 +121,7 @@ absl::StatusOr<std::shared_ptr<Page>> PageFetcher::Assemble(
   const TileRange own = options_.own_tiles();
   page->bytes = FragmentTilesBytes(own.tiles(), page->tile_bytes);
   for (const LeasedFragment& fragment : fragments) {
-    CRUMB_RETURN_IF_ERROR(CheckFits(fragment, *page));
+    CRUMB_RETURN_IF_ERROR(CheckFits(fragment.header, format));
     page->over_int2_prefix |= fragment.header.over_int2_prefix;
   }
   for (const LeasedFragment& fragment : fragments) {
@@ -137,10 +153,25 @@ absl::StatusOr<std::shared_ptr<Page>> PageFetcher::Assemble(
   return page;
 }
 
-absl::Status PageFetcher::CheckFits(const LeasedFragment& fragment, const Page& page) const {
-  const FragmentHeader& header = fragment.header;
-  if (static_cast<int>(header.format) != static_cast<int>(page.format) ||
-      header.tile_bytes != page.tile_bytes || header.layout_id != kernels::kTileLayoutId) {
+// What several fragments of pools hold together is not put together: ranks of one degree share a
+// device's pools.
+absl::StatusOr<std::shared_ptr<Page>> PageFetcher::HoldOnDevice(
+    const std::shared_ptr<const Lease>& lease, std::span<const DeviceFragment> fragments,
+    kernels::PageFormat format) const {
+  const TileRange own = options_.own_tiles();
+  for (const DeviceFragment& fragment : fragments) {
+    CRUMB_RETURN_IF_ERROR(CheckFits(fragment.header, format));
+    if (!Contains(fragment.header.range, own)) continue;
+    return intake_->Hold(fragment, lease);
+  }
+  return absl::NotFoundError("no fragment on a device has all tiles of this rank");
+}
+
+absl::Status PageFetcher::CheckFits(const FragmentHeader& header,
+                                    kernels::PageFormat format) const {
+  if (static_cast<int>(header.format) != static_cast<int>(format) ||
+      header.tile_bytes != options_.tile_shape().bytes(format) ||
+      header.layout_id != kernels::kTileLayoutId) {
     return absl::DataLossError("a fragment of another format");
   }
   if (!Contains(options_.all_tiles(), header.range)) {

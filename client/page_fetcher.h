@@ -8,6 +8,7 @@
 
 #include "client/keyspace_binding.h"
 #include "client/page.h"
+#include "client/page_intake.h"
 #include "client/page_pool.h"
 #include "crumb/acquire.h"
 #include "crumb/client.h"
@@ -41,12 +42,13 @@ struct FetchedPages {
 };
 
 // Asks crumbd for this rank's part of pages and makes it readable: in place where one fragment
-// holds all of it, else copied together and verified. Thread-safe.
+// holds all of it, in crumbd's memory or a device pool of the intake's, else copied together and
+// verified. Thread-safe.
 class PageFetcher {
  public:
-  // All borrowed.
-  PageFetcher(const WorkerOptions& options, Client& client, PagePool& pool)
-      : options_(options), client_(client), pool_(pool) {}
+  // All borrowed; `intake` may be null: no device pools.
+  PageFetcher(const WorkerOptions& options, Client& client, PagePool& pool, PageIntake* intake)
+      : options_(options), client_(client), pool_(pool), intake_(intake) {}
 
   // Leading pages of the request's keys. The status is the call's; what failed a check is a miss.
   absl::StatusOr<FetchedPages> Fetch(const PageRequest& request) const;
@@ -56,11 +58,15 @@ class PageFetcher {
   absl::StatusOr<std::shared_ptr<Page>> Assemble(const std::shared_ptr<const Lease>& lease,
                                                  std::span<const LeasedFragment> fragments,
                                                  kernels::PageFormat format) const;
-  absl::Status CheckFits(const LeasedFragment& fragment, const Page& page) const;
+  absl::StatusOr<std::shared_ptr<Page>> HoldOnDevice(const std::shared_ptr<const Lease>& lease,
+                                                     std::span<const DeviceFragment> fragments,
+                                                     kernels::PageFormat format) const;
+  absl::Status CheckFits(const FragmentHeader& header, kernels::PageFormat format) const;
 
   const WorkerOptions& options_;
   Client& client_;
   PagePool& pool_;
+  PageIntake* const intake_;
 };
 
 }  // namespace crumb::client

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <vector>
 
 #include "client/keyspace_binding.h"
 #include "client/page.h"
@@ -19,6 +20,11 @@ class PageSink {
   // Takes a page to publish, or drops and counts it. Never blocks. Thread-safe.
   virtual void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
                        std::shared_ptr<const Page> page) = 0;
+
+  // Makes loaded pages visible where they lie, which crumbd has elsewhere; or drops and counts
+  // them. Never blocks. Thread-safe.
+  virtual void Place(std::shared_ptr<const KeyspaceBinding> keyspace,
+                     std::vector<std::shared_ptr<const Page>> pages) = 0;
 
   // Notes that a window is kept back because it holds a non-finite row. Never blocks. Thread-safe.
   virtual void NoteRefusedWindow() = 0;

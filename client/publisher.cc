@@ -11,6 +11,9 @@
 namespace crumb::client {
 namespace {
 
+// Loaded pages that wait to be made visible: four of the longest prefixes that an Acquire asks for.
+constexpr size_t kLoadedMax = 65536;
+
 static_assert(static_cast<int>(crumb::PageFormat::kBf16) ==
               static_cast<int>(kernels::PageFormat::kBf16));
 static_assert(static_cast<int>(crumb::PageFormat::kInt2) ==
@@ -19,10 +22,11 @@ static_assert(static_cast<int>(crumb::PageFormat::kInt2) ==
 }  // namespace
 
 Publisher::Publisher(const WorkerOptions& options, Client& client, PageReader& reader,
-                     WorkerTally& tally, std::function<void()> refused)
+                     SharedPlace* place, WorkerTally& tally, std::function<void()> refused)
     : options_(options),
       client_(client),
       reader_(reader),
+      place_(place),
       tally_(tally),
       refused_(std::move(refused)),
       pid_(::getpid()) {}
@@ -54,12 +58,31 @@ void Publisher::Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
     MutexLock lock(&mutex_);
     dropped = queue_.size() >= options_.publish_queue_max;
     if (!dropped) {
-      queue_.push_back({std::move(keyspace), std::move(page)});
+      queue_.push_back({std::move(keyspace), std::move(page), false});
       ++queued_;
       EnsureStarted();
     }
   }
   if (dropped) CountDropped(tally_.publish_dropped_queue, 1);
+}
+
+void Publisher::Place(std::shared_ptr<const KeyspaceBinding> keyspace,
+                      std::vector<std::shared_ptr<const Page>> pages) {
+  if (!keyspace->known_to_crumbd || ::getpid() != pid_ || pages.empty()) return;
+  size_t dropped = 0;
+  {
+    MutexLock lock(&mutex_);
+    for (std::shared_ptr<const Page>& page : pages) {
+      if (loaded_.size() >= kLoadedMax) {
+        ++dropped;
+        continue;
+      }
+      loaded_.push_back({keyspace, std::move(page), true});
+      ++queued_;
+    }
+    EnsureStarted();
+  }
+  tally_.publish_dropped_queue.Add(dropped);
 }
 
 void Publisher::NoteRefusedWindow() {
@@ -105,38 +128,68 @@ void Publisher::Run() {
     std::function<void()> task;
     {
       MutexLock lock(&mutex_);
-      while (queue_.empty() && !task_ && !stopping_) changed_.Wait(&mutex_);
+      while (queue_.empty() && loaded_.empty() && !task_ && !stopping_) changed_.Wait(&mutex_);
       if (stopping_) return;
       task = std::exchange(task_, nullptr);
       batch = TakeBatch();
     }
     if (task) task();
     if (batch.empty()) continue;
-    PublishBatch(batch);
     const size_t pages = batch.size();
-    batch.clear();  // pages may free memory: not under the lock
+    PublishBatch(std::move(batch));  // pages may free memory: not under the lock
     MutexLock lock(&mutex_);
     done_ += pages;
     changed_.NotifyAll();
   }
 }
 
-// Leading pages of the queue that one Reserve and one Commit can serve.
+// Leading pages of a queue that one Reserve and one Commit can serve.
+void Publisher::TakeSome(std::deque<Item>& from, size_t most, std::vector<Item>* batch) {
+  while (!from.empty() && batch->size() < most) {
+    const Item& next = from.front();
+    if (!batch->empty() && (next.keyspace->id != batch->front().keyspace->id ||
+                            next.page->bytes != batch->front().page->bytes)) {
+      return;
+    }
+    batch->push_back(std::move(from.front()));
+    from.pop_front();
+  }
+}
+
 std::vector<Publisher::Item> Publisher::TakeBatch() {
   std::vector<Item> batch;
-  while (!queue_.empty() && batch.size() < static_cast<size_t>(options_.publish_batch)) {
-    const Item& next = queue_.front();
-    if (!batch.empty() && (next.keyspace->id != batch.front().keyspace->id ||
-                           next.page->bytes != batch.front().page->bytes)) {
-      break;
-    }
-    batch.push_back(std::move(queue_.front()));
-    queue_.pop_front();
-  }
+  TakeSome(queue_.empty() ? loaded_ : queue_, static_cast<size_t>(options_.publish_batch), &batch);
   return batch;
 }
 
-void Publisher::PublishBatch(const std::vector<Item>& batch) {
+std::vector<Publisher::Item> Publisher::CommitInPlace(std::vector<Item> batch) {
+  std::vector<Item> there, rest;
+  for (Item& item : batch) (place_->Has(*item.page) ? there : rest).push_back(std::move(item));
+  std::erase_if(rest, [](const Item& item) { return item.loaded; });
+  if (there.empty()) return rest;
+  std::vector<std::shared_ptr<const Page>> pages;
+  std::vector<FragmentHeader> headers;
+  for (const Item& item : there) {
+    pages.push_back(item.page);
+    headers.push_back(HeaderOf(item, item.page->tile_sums));
+  }
+  const auto outcomes =
+      place_->Commit(there.front().keyspace->id, pages, headers, options_.publish_deadline);
+  for (size_t i = 0; i < there.size(); ++i) {
+    const CommitOutcome outcome = outcomes.ok() ? (*outcomes)[i] : CommitOutcome::kUnknown;
+    const bool stored = outcome == CommitOutcome::kStored;
+    if (stored) tally_.pool_pages.Add();
+    if (there[i].loaded) continue;
+    if (stored && !place_->copies()) continue;
+    // A page that is not visible here may be elsewhere; if crumbd refuses it, it is counted there.
+    rest.push_back(std::move(there[i]));
+  }
+  return rest;
+}
+
+void Publisher::PublishBatch(std::vector<Item> batch) {
+  if (place_ != nullptr) batch = CommitInPlace(std::move(batch));
+  if (batch.empty()) return;
   const size_t tiles_bytes = batch.front().page->bytes;
   const size_t bytes = tiles_bytes + FragmentHeaderBytes(options_.own_tiles().tiles());
   size_t next = 0;

@@ -17,8 +17,9 @@ absl::StatusOr<std::unique_ptr<ReplicaWorker>> ReplicaWorker::Create(const Worke
                                                                      Client* client) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
   std::unique_ptr<ReplicaWorker> worker(new ReplicaWorker(options));
-  CRUMB_ASSIGN_OR_RETURN(worker->starter_, SequenceStarter::Create(worker->options_, client,
-                                                                   worker->reader_, nullptr));
+  CRUMB_ASSIGN_OR_RETURN(
+      worker->starter_,
+      SequenceStarter::Create(worker->options_, client, worker->reader_, nullptr, nullptr));
   return worker;
 }
 

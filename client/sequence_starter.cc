@@ -26,13 +26,14 @@ constexpr Duration kBindTimeoutMin = std::chrono::milliseconds(50);
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SequenceStarter>> SequenceStarter::Create(
-    const WorkerOptions& options, Client* client, PageReader& reader, PageIntake* intake) {
+    const WorkerOptions& options, Client* client, PageReader& reader, PageIntake* intake,
+    SharedPlace* place) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
   CRUMB_ASSIGN_OR_RETURN(const KeyspaceId keyspace,
                          PrivateKeyspace(options, options.history_format));
   CRUMB_ASSIGN_OR_RETURN(const KeyspaceId bf16, PrivateKeyspace(options, PageFormat::kBf16));
   std::unique_ptr<SequenceStarter> starter(
-      new SequenceStarter(options, client, keyspace, bf16, reader, intake));
+      new SequenceStarter(options, client, keyspace, bf16, reader, intake, place));
   starter->OpenKeyspaceAhead();
   return starter;
 }
@@ -40,7 +41,7 @@ absl::StatusOr<std::unique_ptr<SequenceStarter>> SequenceStarter::Create(
 SequenceStarter::SequenceStarter(const WorkerOptions& options, Client* client,
                                  const KeyspaceId& private_keyspace,
                                  const KeyspaceId& private_bf16_keyspace, PageReader& reader,
-                                 PageIntake* intake)
+                                 PageIntake* intake, SharedPlace* place)
     : options_(options),
       rule_{.recent_tokens = options.recent_tokens, .prefill_block = options.prefill_block},
       client_(client),
@@ -58,8 +59,8 @@ SequenceStarter::SequenceStarter(const WorkerOptions& options, Client* client,
       null_sink_(std::make_unique<NullSink>(tally_)),
       binding_(private_binding_) {
   if (client_ == nullptr) return;
-  fetcher_ = std::make_unique<PageFetcher>(options_, *client_, pool_);
-  publisher_ = std::make_unique<Publisher>(options_, *client_, reader, tally_,
+  fetcher_ = std::make_unique<PageFetcher>(options_, *client_, pool_, intake_);
+  publisher_ = std::make_unique<Publisher>(options_, *client_, reader, place, tally_,
                                            [this] { rebind_.store(true); });
 }
 
@@ -255,19 +256,26 @@ void SequenceStarter::NoteFetched(SequenceStart& start, FetchedPages& fetched,
                                   std::span<const Tier> tiers) {
   if (intake_ != nullptr && !fetched.pages.empty()) {
     const size_t pages = fetched.pages.size();
-    fetched.pages = intake_->Take(std::move(fetched.pages));
+    fetched.pages = intake_->Take(start.keyspace, std::move(fetched.pages));
     if (fetched.pages.size() < pages) fetched.miss_reason = MissReason::kBusy;
   }
-  int host = 0, ssd = 0, remote = 0;
+  int device = 0, host = 0, ssd = 0, remote = 0;
   for (size_t i = 0; i < fetched.pages.size(); ++i) {
+    const bool placed = fetched.pages[i]->placed;
+    if (intake_ != nullptr && !placed) start.stats.loaded_bytes += fetched.pages[i]->bytes;
     start.pages.push_back(table_.Share(fetched.pages[i]));
-    int& tier = tiers[i] == Tier::kSsd ? ssd : tiers[i] == Tier::kRemote ? remote : host;
+    int& tier = tiers[i] == Tier::kDevice   ? device
+                : tiers[i] == Tier::kSsd    ? ssd
+                : tiers[i] == Tier::kRemote ? remote
+                                            : host;
     tier += kPageTokens;
   }
+  start.stats.hit_tokens_device += device;
   start.stats.hit_tokens_host += host;
   start.stats.hit_tokens_ssd += ssd;
   start.stats.hit_tokens_remote += remote;
   start.stats.fetched_bytes += fetched.bytes;
+  tally_.hit_tokens_device.Add(device);
   tally_.hit_tokens_host.Add(host);
   tally_.hit_tokens_ssd.Add(ssd);
   tally_.hit_tokens_remote.Add(remote);

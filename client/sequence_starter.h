@@ -12,12 +12,14 @@
 #include "client/keyspace_binding.h"
 #include "client/lead_token.h"
 #include "client/page_fetcher.h"
+#include "client/page_intake.h"
 #include "client/page_pool.h"
 #include "client/page_table.h"
 #include "client/publisher.h"
 #include "client/quality_watch.h"
 #include "client/segment_rule.h"
 #include "client/sequence_start.h"
+#include "client/shared_place.h"
 #include "client/worker_tally.h"
 #include "common/mutex.h"
 #include "crumb/client.h"
@@ -26,15 +28,6 @@
 #include "crumb/worker_options.h"
 
 namespace crumb::client {
-
-// Where the pages of a fetched prefix go before a sequence has them.
-class PageIntake {
- public:
-  virtual ~PageIntake() = default;
-  // Takes `pages`, in prefix order, as crumbd's memory has them; answers them as sequences are to
-  // read them: fewer when there is no room for all. Thread-safe.
-  virtual std::vector<std::shared_ptr<Page>> Take(std::vector<std::shared_ptr<Page>> pages) = 0;
-};
 
 // What a SequenceStart is made from with Lead.
 struct LedStart {
@@ -48,10 +41,12 @@ struct LedStart {
 class SequenceStarter {
  public:
   // Validates options. `options` and `client` are borrowed; `client` may be null. `reader` brings
-  // pages to crumbd; `intake` may be null: pages are read where crumbd has them.
+  // pages to crumbd; `intake` may be null: pages are read where crumbd has them. So may `place`:
+  // nobody else reads pages where they are made.
   static absl::StatusOr<std::unique_ptr<SequenceStarter>> Create(const WorkerOptions& options,
                                                                  Client* client, PageReader& reader,
-                                                                 PageIntake* intake);
+                                                                 PageIntake* intake,
+                                                                 SharedPlace* place);
 
   absl::StatusOr<SequenceStart> Begin(std::span<const int32_t> tokens,
                                       const SequenceOptions& options);
@@ -76,7 +71,8 @@ class SequenceStarter {
   using Binding = std::shared_ptr<const KeyspaceBinding>;
 
   SequenceStarter(const WorkerOptions& options, Client* client, const KeyspaceId& private_keyspace,
-                  const KeyspaceId& private_bf16_keyspace, PageReader& reader, PageIntake* intake);
+                  const KeyspaceId& private_bf16_keyspace, PageReader& reader, PageIntake* intake,
+                  SharedPlace* place);
   void OpenKeyspaceAhead();
   Binding CurrentBinding(Duration timeout);
   bool Stale(const KeyspaceBinding& binding) const;

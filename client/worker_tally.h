@@ -12,6 +12,7 @@ struct WorkerTally {
   Counter sequences;
   Counter prompt_tokens;
   Counter hit_tokens_worker;
+  Counter hit_tokens_device;
   Counter hit_tokens_host;
   Counter hit_tokens_ssd;
   Counter hit_tokens_remote;
@@ -23,6 +24,7 @@ struct WorkerTally {
   Counter windows_saturated;
   Counter windows_measured;
   Counter quality_alarms;
+  Counter pool_pages;
   Counter published_pages;
   Counter deduplicated_pages;
   Counter publish_refused;
@@ -36,6 +38,7 @@ struct WorkerTally {
         .sequences = sequences.value(),
         .prompt_tokens = prompt_tokens.value(),
         .hit_tokens_worker = hit_tokens_worker.value(),
+        .hit_tokens_device = hit_tokens_device.value(),
         .hit_tokens_host = hit_tokens_host.value(),
         .hit_tokens_ssd = hit_tokens_ssd.value(),
         .hit_tokens_remote = hit_tokens_remote.value(),
@@ -47,6 +50,7 @@ struct WorkerTally {
         .windows_saturated = windows_saturated.value(),
         .windows_measured = windows_measured.value(),
         .quality_alarms = quality_alarms.value(),
+        .pool_pages = pool_pages.value(),
         .published_pages = published_pages.value(),
         .deduplicated_pages = deduplicated_pages.value(),
         .publish_refused = publish_refused.value(),

@@ -15,6 +15,9 @@
 namespace crumb {
 
 absl::StatusOr<UniqueFd> CreateRoster();
+// A roster that came from another process, in an open file of this one's own: a descriptor of the
+// other's would keep its mark after its end. `roster` stays the caller's. kDataLoss as ReadRoster.
+absl::StatusOr<UniqueFd> AdoptRoster(int roster);
 
 // The locked bytes, ascending. kDataLoss: not a roster, or more marks than there can be processes.
 absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster);

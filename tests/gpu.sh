@@ -16,7 +16,8 @@ nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 for test in "$build"/tests/kernels_cuda_*_test "$build"/tests/client_cuda_*_test; do
   timeout 200 "$test" >"$output/$(basename "$test").log" 2>&1 || code=1
   grep -E '^\[  (FAILED|PASSED) |Failure|error [0-9]' "$output/$(basename "$test").log" | tail -n 60
-  if grep -q '\[  SKIPPED \]' "$output/$(basename "$test").log"; then
+  # What needs two GPUs says so on a machine with one.
+  if grep '\[  SKIPPED \] .*\.' "$output/$(basename "$test").log" | grep -qv 'Peers'; then
     echo "$(basename "$test"): skipped tests on a machine with a GPU"
     code=1
   fi

@@ -131,6 +131,12 @@ class CudaDevice final : public Device {
   }
 
   DeviceKernels& kernels() override { return kernels_; }
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenMemory() override {
+    return DeviceMemory::OpenCuda(ordinal_);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenPeerMemory(int peer) override {
+    return DeviceMemory::OpenCudaPeer(ordinal_, peer);
+  }
 
  private:
   // Many copies in one call where the runtime can: enqueueing them one by one takes longer than

@@ -214,13 +214,18 @@ class CudaRange final : public DeviceRange {
 
 class CudaDeviceMemory final : public DeviceMemory {
  public:
-  CudaDeviceMemory(SharedContext context, const DeviceUuid& uuid, uint64_t granularity)
-      : context_(std::move(context)), uuid_(uuid), granularity_(granularity) {}
+  enum class Whose { kOwn, kPeer };
+  // `context` is of the device that reads.
+  CudaDeviceMemory(SharedContext context, const DeviceUuid& uuid, uint64_t granularity, Whose whose)
+      : context_(std::move(context)), uuid_(uuid), granularity_(granularity), whose_(whose) {}
 
   const DeviceUuid& uuid() const override { return uuid_; }
   uint64_t granularity() const override { return granularity_; }
 
   absl::StatusOr<std::unique_ptr<DeviceHandle>> Allocate(uint64_t bytes) override {
+    if (whose_ == Whose::kPeer) {
+      return absl::FailedPreconditionError("a peer's memory is allocated by its own workers");
+    }
     if (bytes == 0 || bytes % granularity_ != 0) {
       return absl::InvalidArgumentError("a handle's size is a multiple of the granularity");
     }
@@ -270,25 +275,61 @@ class CudaDeviceMemory final : public DeviceMemory {
   const SharedContext context_;
   const DeviceUuid uuid_;
   const uint64_t granularity_;
+  const Whose whose_;
 };
+
+absl::StatusOr<DeviceUuid> UuidOf(const CudaDriver& driver, CUdevice device) {
+  CUuuid name;
+  CRUMB_RETURN_IF_ERROR(driver.Check(driver.DeviceGetUuid(&name, device), "cuDeviceGetUuid"));
+  DeviceUuid uuid;
+  static_assert(sizeof(name.bytes) == sizeof(uuid.bytes));
+  std::memcpy(uuid.bytes.data(), name.bytes, sizeof(name.bytes));
+  return uuid;
+}
+
+// Of memory on `device`, whoever maps it.
+absl::StatusOr<uint64_t> GranularityOf(const CudaDriver& driver, CUmemAllocationProp prop,
+                                       CUdevice device) {
+  prop.location.id = device;
+  size_t granularity = 0;
+  CRUMB_RETURN_IF_ERROR(driver.Check(
+      driver.MemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+      "cuMemGetAllocationGranularity"));
+  return granularity;
+}
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::OpenCuda(int ordinal) {
   CRUMB_ASSIGN_OR_RETURN(SharedContext context, Context::Open(ordinal));
   const CudaDriver& driver = context->driver();
-  CUuuid name;
-  CRUMB_RETURN_IF_ERROR(
-      driver.Check(driver.DeviceGetUuid(&name, context->device()), "cuDeviceGetUuid"));
-  DeviceUuid uuid;
-  static_assert(sizeof(name.bytes) == sizeof(uuid.bytes));
-  std::memcpy(uuid.bytes.data(), name.bytes, sizeof(name.bytes));
-  const CUmemAllocationProp prop = context->allocation();
-  size_t granularity = 0;
+  CRUMB_ASSIGN_OR_RETURN(const DeviceUuid uuid, UuidOf(driver, context->device()));
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t granularity,
+                         GranularityOf(driver, context->allocation(), context->device()));
+  return std::make_unique<CudaDeviceMemory>(std::move(context), uuid, granularity,
+                                            CudaDeviceMemory::Whose::kOwn);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::OpenCudaPeer(int ordinal, int peer) {
+  CRUMB_ASSIGN_OR_RETURN(SharedContext context, Context::Open(ordinal));
+  const CudaDriver& driver = context->driver();
+  CUdevice device = 0;
+  if (driver.DeviceGet(&device, peer) != CUDA_SUCCESS) {
+    return absl::UnavailableError("there is no CUDA device " + std::to_string(peer));
+  }
+  int reaches = 0;
   CRUMB_RETURN_IF_ERROR(driver.Check(
-      driver.MemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-      "cuMemGetAllocationGranularity"));
-  return std::make_unique<CudaDeviceMemory>(std::move(context), uuid, granularity);
+      driver.DeviceCanAccessPeer(&reaches, context->device(), device), "cuDeviceCanAccessPeer"));
+  if (reaches == 0) {
+    return absl::FailedPreconditionError("CUDA device " + std::to_string(ordinal) +
+                                         " does not reach the memory of device " +
+                                         std::to_string(peer));
+  }
+  CRUMB_ASSIGN_OR_RETURN(const DeviceUuid uuid, UuidOf(driver, device));
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t granularity,
+                         GranularityOf(driver, context->allocation(), device));
+  return std::make_unique<CudaDeviceMemory>(std::move(context), uuid, granularity,
+                                            CudaDeviceMemory::Whose::kPeer);
 }
 
 }  // namespace crumb::client

@@ -29,6 +29,7 @@ absl::StatusOr<CudaDriver> LoadDriver() {
   find(driver.DeviceGet, CRUMB_NAME_OF(cuDeviceGet));
   find(driver.DeviceGetUuid, CRUMB_NAME_OF(cuDeviceGetUuid_v2));
   find(driver.DeviceGetAttribute, CRUMB_NAME_OF(cuDeviceGetAttribute));
+  find(driver.DeviceCanAccessPeer, CRUMB_NAME_OF(cuDeviceCanAccessPeer));
   find(driver.PrimaryCtxRetain, CRUMB_NAME_OF(cuDevicePrimaryCtxRetain));
   find(driver.PrimaryCtxRelease, CRUMB_NAME_OF(cuDevicePrimaryCtxRelease));
   find(driver.CtxPushCurrent, CRUMB_NAME_OF(cuCtxPushCurrent));

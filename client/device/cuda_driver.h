@@ -20,6 +20,7 @@ struct CudaDriver {
   decltype(&::cuDeviceGet) DeviceGet;
   decltype(&::cuDeviceGetUuid_v2) DeviceGetUuid;
   decltype(&::cuDeviceGetAttribute) DeviceGetAttribute;
+  decltype(&::cuDeviceCanAccessPeer) DeviceCanAccessPeer;
   decltype(&::cuDevicePrimaryCtxRetain) PrimaryCtxRetain;
   decltype(&::cuDevicePrimaryCtxRelease) PrimaryCtxRelease;
   decltype(&::cuCtxPushCurrent) CtxPushCurrent;

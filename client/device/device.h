@@ -4,16 +4,17 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/device/device_kernels.h"
+#include "client/device/device_memory.h"
 #include "crumb/device_stream.h"
 
 namespace crumb::client {
 
-using DeviceAddress = uint64_t;
 using DeviceEvent = struct DeviceEventHandle*;
 
 // What the device may do with pinned memory.
@@ -82,6 +83,14 @@ class Device {
   virtual absl::Status Clear(DeviceAddress address, size_t bytes, DeviceStream stream) = 0;
 
   virtual DeviceKernels& kernels() = 0;
+
+  // Memory of this device that can be shared with other processes. What is mapped of it is this
+  // device's as what Allocate gives. kFailedPrecondition: there is none.
+  virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenMemory() = 0;
+  // Memory of peer `ordinal`, under the peer's name, mapped so that this device reads it: copies
+  // come from there as from the host. Allocates nothing. kUnavailable: no such peer;
+  // kFailedPrecondition: this device does not reach it.
+  virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenPeerMemory(int ordinal) = 0;
 
  protected:
   Device() = default;

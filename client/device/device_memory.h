@@ -66,6 +66,9 @@ class DeviceMemory {
   // device; kFailedPrecondition: it cannot share memory by descriptors, or this program was built
   // without CUDA. In the library crumb::client_cuda.
   static absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenCuda(int ordinal);
+  // Memory of CUDA device `peer`, under its name, that device `ordinal` reads and copies over
+  // NVLink or PCIe; Allocate answers kFailedPrecondition. So does this call, where the two cannot.
+  static absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenCudaPeer(int ordinal, int peer);
 
   virtual ~DeviceMemory() = default;
 

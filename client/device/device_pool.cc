@@ -26,6 +26,8 @@ constexpr Duration kRetryMax = std::chrono::seconds(2);
 constexpr size_t kDemotionsMax = 4096;
 // Copied down in one call.
 constexpr size_t kDemotionBatch = 16;
+// Slots of one call: crumbd's limits.commit_fragments_max is larger unless somebody lowered it.
+constexpr int kReserveMax = 1024;
 
 // What this process has of one slot.
 struct SlotRecord {
@@ -73,6 +75,7 @@ class RunningPool final : public DevicePool, private PoolListener {
   }
 
   std::shared_ptr<const DeviceSlot> TakeBlank() override;
+  std::vector<std::shared_ptr<const DeviceSlot>> Reserve(int count, Duration timeout) override;
   bool WaitBlank(int count, Duration timeout) override;
   absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
                                                     std::span<const Fragment> fragments,
@@ -117,6 +120,11 @@ class RunningPool final : public DevicePool, private PoolListener {
   absl::StatusOr<std::unique_ptr<DeviceHandle>> AllocateHandle();
   // False: the stock is low still.
   bool Refill();
+  // Blank slots from crumbd, within reach.
+  absl::StatusOr<std::vector<uint64_t>> ReserveMore(PoolSession& session, int count,
+                                                    Duration timeout)
+      ABSL_LOCKS_EXCLUDED(reserving_);
+  std::shared_ptr<const DeviceSlot> HoldBlank(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyDown();
   absl::Status CopyOne(const Demotion& demotion);
   absl::Status Map(uint32_t number, std::unique_ptr<DeviceHandle> handle)
@@ -139,6 +147,7 @@ class RunningPool final : public DevicePool, private PoolListener {
   bool failure_logged_ = false;
   bool device_full_ = false;  // until the pool is joined again
 
+  Mutex reserving_;        // held while crumbd is asked for slots: one question at a time
   mutable Mutex mapping_;  // held while handles are fetched and mapped
   std::map<uint32_t, std::unique_ptr<DeviceHandle>> handles_ ABSL_GUARDED_BY(mapping_);
 
@@ -173,22 +182,49 @@ class RunningPool::HeldSlot final : public DeviceSlot {
   const std::shared_ptr<const Lease> lease_;
 };
 
+std::shared_ptr<const DeviceSlot> RunningPool::HoldBlank(uint64_t slot) {
+  records_[slot] = {
+      .uses = 1, .committed = false, .header = {}, .keyspace = {}, .held_by = session_};
+  return std::make_shared<HeldSlot>(*this, slot, nullptr);
+}
+
 std::shared_ptr<const DeviceSlot> RunningPool::TakeBlank() {
-  uint64_t slot;
+  MutexLock lock(&mutex_);
+  if (stock_.empty()) {
+    ++stats_.out_of_slots;
+    changed_.NotifyAll();
+    return nullptr;
+  }
+  const uint64_t slot = stock_.back();
+  stock_.pop_back();
+  if (stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots)) changed_.NotifyAll();
+  return HoldBlank(slot);
+}
+
+std::vector<std::shared_ptr<const DeviceSlot>> RunningPool::Reserve(int count, Duration timeout) {
+  std::vector<std::shared_ptr<const DeviceSlot>> taken;
+  std::shared_ptr<PoolSession> session;
   {
     MutexLock lock(&mutex_);
-    if (stock_.empty()) {
-      ++stats_.out_of_slots;
-      changed_.NotifyAll();
-      return nullptr;
+    session = session_;
+    while (static_cast<int>(taken.size()) < count && !stock_.empty()) {
+      taken.push_back(HoldBlank(stock_.back()));
+      stock_.pop_back();
     }
-    slot = stock_.back();
-    stock_.pop_back();
-    records_[slot] = {
-        .uses = 1, .committed = false, .header = {}, .keyspace = {}, .held_by = session_};
-    if (stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots)) changed_.NotifyAll();
+    changed_.NotifyAll();
   }
-  return std::make_shared<HeldSlot>(*this, slot, nullptr);
+  while (session != nullptr && static_cast<int>(taken.size()) < count) {
+    const int wanted = std::min(count - static_cast<int>(taken.size()), kReserveMax);
+    const auto more = ReserveMore(*session, wanted, timeout);
+    if (!more.ok() || more->empty()) break;
+    MutexLock lock(&mutex_);
+    if (session_ != session) {
+      session->ReleaseLater(*more);
+      break;
+    }
+    for (const uint64_t slot : *more) taken.push_back(HoldBlank(slot));
+  }
+  return taken;
 }
 
 bool RunningPool::WaitBlank(int count, Duration timeout) {
@@ -302,8 +338,9 @@ bool RunningPool::Wait() {
   MutexLock lock(&mutex_);
   while (!stopping_) {
     if (join_due_ || (session_ != nullptr && !demotions_.empty())) return true;
-    const bool wants =
-        session_ == nullptr || stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots);
+    const bool low =
+        options_.blank_slots > 0 && stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots);
+    const bool wants = session_ == nullptr || low;
     const TimePoint until = wants ? retry_at_ : TimePoint::max();
     if (Clock::Real().Now() >= until) return true;
     if (until == TimePoint::max()) {
@@ -501,6 +538,25 @@ void RunningPool::Grow(PoolSession& session) {
   }
 }
 
+absl::StatusOr<std::vector<uint64_t>> RunningPool::ReserveMore(PoolSession& session, int count,
+                                                               Duration timeout) {
+  std::vector<uint64_t> slots;
+  {
+    // An answer that was lost is asked for again by its number: nobody may ask meanwhile.
+    MutexLock lock(&reserving_);
+    CRUMB_ASSIGN_OR_RETURN(slots, session.Reserve(count, timeout));
+  }
+  std::vector<uint64_t> unreachable;
+  for (const uint64_t slot : slots) {
+    if (!Reach(&session, slot).ok()) unreachable.push_back(slot);
+  }
+  session.ReleaseLater(unreachable);
+  std::erase_if(slots, [&](uint64_t slot) {
+    return std::find(unreachable.begin(), unreachable.end(), slot) != unreachable.end();
+  });
+  return slots;
+}
+
 bool RunningPool::Refill() {
   std::shared_ptr<PoolSession> session;
   int missing;
@@ -509,22 +565,13 @@ bool RunningPool::Refill() {
     session = session_;
     missing = options_.blank_slots - static_cast<int>(stock_.size());
     if (session == nullptr) return false;
-    if (missing * 2 < options_.blank_slots) return true;
+    if (missing <= 0 || missing * 2 < options_.blank_slots) return true;
   }
   Grow(*session);
-  const auto slots = session->Reserve(missing, options_.call_timeout);
+  const auto slots = ReserveMore(*session, missing, options_.call_timeout);
   if (!slots.ok()) return false;
-  std::vector<uint64_t> unreachable;
-  for (const uint64_t slot : *slots) {
-    if (!Reach(session.get(), slot).ok()) unreachable.push_back(slot);
-  }
-  session->ReleaseLater(unreachable);
   MutexLock lock(&mutex_);
-  for (const uint64_t slot : *slots) {
-    if (std::find(unreachable.begin(), unreachable.end(), slot) == unreachable.end()) {
-      stock_.push_back(slot);
-    }
-  }
+  stock_.insert(stock_.end(), slots->begin(), slots->end());
   changed_.NotifyAll();
   return stock_.size() * 2 > static_cast<size_t>(options_.blank_slots);
 }
@@ -588,8 +635,9 @@ absl::Status Validate(const DevicePoolOptions& options, const DeviceMemory& memo
         "DevicePoolOptions: handle_bytes and range_bytes must be multiples of the device's "
         "granularity, range_bytes no less than bytes_max");
   }
-  if (options.blank_slots < 1) {
-    return absl::InvalidArgumentError("DevicePoolOptions.blank_slots must be 1 or more");
+  if (options.blank_slots < 0 || (options.blank_slots == 0 && options.bytes_max > 0)) {
+    return absl::InvalidArgumentError(
+        "DevicePoolOptions.blank_slots must be 1 or more, or 0 without memory to give");
   }
   return absl::OkStatus();
 }

@@ -24,7 +24,7 @@ struct DevicePoolOptions {
   uint64_t handle_bytes = uint64_t{256} << 20;      // of one piece of device memory
   uint64_t bytes_max = 0;                           // of the pool, whoever gave the handles
   uint64_t range_bytes = uint64_t{1} << 40;         // of addresses that handles are mapped into
-  int blank_slots = 64;                             // kept ahead of need
+  int blank_slots = 64;                             // kept ahead of need; 0: only reads
   Duration call_timeout = std::chrono::seconds(2);  // of calls in the background
 };
 
@@ -70,6 +70,9 @@ class DevicePool {
 
   // A blank slot, without waiting and without a call. Null: none is ready now.
   virtual std::shared_ptr<const DeviceSlot> TakeBlank() = 0;
+  // Up to `count` blank slots: those that are ready, then as many as crumbd gives for the asking.
+  // Blocks on that; `timeout` is of each call.
+  virtual std::vector<std::shared_ptr<const DeviceSlot>> Reserve(int count, Duration timeout) = 0;
   // Waits until `count` blank slots are ready. False: not within `timeout`.
   virtual bool WaitBlank(int count, Duration timeout) = 0;
 

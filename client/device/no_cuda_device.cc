@@ -21,4 +21,8 @@ absl::StatusOr<OpenDevice> OpenCudaDevice(int) { return WithoutCuda(); }
 
 absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::OpenCuda(int) { return WithoutCuda(); }
 
+absl::StatusOr<std::unique_ptr<DeviceMemory>> DeviceMemory::OpenCudaPeer(int, int) {
+  return WithoutCuda();
+}
+
 }  // namespace crumb::client

@@ -31,8 +31,8 @@ int PrefixLoad::Settle() const {
   MutexLock lock(&mutex_);
   if (done_.load()) return damaged_;
   const auto* status = reinterpret_cast<const uint32_t*>(lane_.staging.get());
-  for (int i = pages_; i-- > 0;) {
-    if (!arrived.ok() || status[i] != 0) damaged_ = first_page_ + i;
+  for (size_t i = pages_.size(); i-- > 0;) {
+    if (!arrived.ok() || status[i] != 0) damaged_ = pages_[i];
   }
   done_.store(true);
   return damaged_;
@@ -84,15 +84,27 @@ size_t PrefixLoader::SumsAt(int layer, int pages) const {
 
 size_t PrefixLoader::TableBytes(int pages) const { return SumsAt(parts_.geometry.layers, pages); }
 
-std::vector<std::shared_ptr<Page>> PrefixLoader::Take(std::vector<std::shared_ptr<Page>> pages) {
-  if (static_cast<int>(pages.size()) > pages_max_) pages.resize(pages_max_);
-  absl::StatusOr<Pages> taken = Load(pages);
-  if (taken.ok()) return *std::move(taken);
-  // No room is counted as a miss of its own reason.
-  if (!absl::IsResourceExhausted(taken.status())) {
-    LogWarning("a cached prefix was not loaded: {}", taken.status().ToString());
+std::vector<std::shared_ptr<Page>> PrefixLoader::Take(const Keyspace& keyspace,
+                                                      std::vector<std::shared_ptr<Page>> pages) {
+  Pages missing;
+  for (const std::shared_ptr<Page>& page : pages) {
+    if (!page->placed && static_cast<int>(missing.size()) < pages_max_) missing.push_back(page);
   }
-  return {};
+  absl::StatusOr<Pages> loaded = missing.empty() ? Pages() : Load(keyspace, missing);
+  // No room is counted as a miss of its own reason.
+  if (!loaded.ok() && !absl::IsResourceExhausted(loaded.status())) {
+    LogWarning("a cached prefix was not loaded: {}", loaded.status().ToString());
+  }
+  size_t next = 0;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (pages[i]->placed) continue;
+    if (!loaded.ok() || next == loaded->size()) {
+      pages.resize(i);
+      break;
+    }
+    pages[i] = (*loaded)[next++];
+  }
+  return pages;
 }
 
 absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
@@ -102,9 +114,8 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
     CRUMB_ASSIGN_OR_RETURN(slots, parts_.sinks.Take(1, stream_.get()));
   }
   const int wanted = static_cast<int>(from.size()) - (sink ? 1 : 0);
-  const int count = std::min(wanted, parts_.pages.free());
   // Without room for a single page the sink alone is a hit.
-  auto rest = parts_.pages.Take(count, stream_.get());
+  auto rest = parts_.pages.TakeSome(wanted, stream_.get(), parts_.slots_timeout);
   if (rest.ok()) slots.insert(slots.end(), rest->begin(), rest->end());
   Pages to;
   for (size_t i = 0; i < slots.size(); ++i) {
@@ -119,7 +130,8 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
   return to;
 }
 
-absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Pages& from) {
+absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Keyspace& keyspace,
+                                                       const Pages& from) {
   const Page& first = *from.front();
   // The verify kernel knows no tiles as large as BF16 ones: there is one such page, the host looks.
   if (first.format == PageFormat::kBf16) {
@@ -141,20 +153,27 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Pages& from) {
     MutexLock lock(&enqueue_mutex_);
     to = Place(from);
     if (to.ok() && !to->empty()) {
-      load = std::make_shared<PrefixLoad>(parts_.device, *lane, static_cast<int>(first.position),
-                                          static_cast<int>(to->size()));
+      std::vector<int> places;
+      for (const std::shared_ptr<Page>& page : *to)
+        places.push_back(static_cast<int>(page->position));
+      load = std::make_shared<PrefixLoad>(parts_.device, *lane, std::move(places));
       for (const std::shared_ptr<Page>& page : *to) {
         static_cast<DevicePage&>(*page).load = load;
       }
       const absl::Status queued = Enqueue(*lane, *arena, from, *to);
-      if (!queued.ok()) to = queued;
+      if (!queued.ok()) {
+        // Part of it may be on its way to slots that are given back now.
+        parts_.device.Record(lane->all_done.get(), stream_.get()).IgnoreError();
+        parts_.device.Synchronize(lane->all_done.get()).IgnoreError();
+        to = queued;
+      }
     }
   }
   if (!to.ok() || to->empty()) {
     GiveBack(lane);
     return to;
   }
-  SeeOff(load, arena, from, *to);
+  SeeOff(load, arena, keyspace, from, *to);
   return to;
 }
 
@@ -215,11 +234,18 @@ absl::Status PrefixLoader::EnqueueLayer(LoadLane& lane, const PinnedArena& arena
 
 // Crumbd's memory is held until the copies are done, and so are the slots.
 void PrefixLoader::SeeOff(const std::shared_ptr<PrefixLoad>& load,
-                          std::shared_ptr<const PinnedArena> arena, const Pages& from,
-                          const Pages& to) {
-  parts_.background.Add([this, load, arena = std::move(arena), from, to] {
-    if (load->Settle() >= 0) parts_.damaged();
+                          std::shared_ptr<const PinnedArena> arena, const Keyspace& keyspace,
+                          const Pages& from, const Pages& to) {
+  parts_.background.Add([this, load, arena = std::move(arena), keyspace, from, to] {
+    const int damaged = load->Settle();
+    if (damaged >= 0) parts_.damaged();
     GiveBack(&load->lane_);
+    std::vector<std::shared_ptr<const Page>> sound;
+    for (const std::shared_ptr<Page>& page : to) {
+      if (damaged >= 0 && static_cast<int>(page->position) >= damaged) break;
+      sound.push_back(page);
+    }
+    parts_.loaded(keyspace, std::move(sound));
   });
 }
 

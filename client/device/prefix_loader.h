@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -15,7 +16,9 @@
 #include "client/device/device_geometry.h"
 #include "client/device/owned.h"
 #include "client/device/slot_pool.h"
-#include "client/sequence_starter.h"
+#include "client/keyspace_binding.h"
+#include "client/page.h"
+#include "common/clock.h"
 #include "common/mutex.h"
 
 namespace crumb::client {
@@ -31,8 +34,9 @@ struct LoadLane {
 // A fetched prefix on its way to the device. Thread-safe.
 class PrefixLoad {
  public:
-  PrefixLoad(Device& device, LoadLane& lane, int first_page, int pages)
-      : device_(device), lane_(lane), first_page_(first_page), pages_(pages) {}
+  // `pages`: places in their sequence, ascending.
+  PrefixLoad(Device& device, LoadLane& lane, std::vector<int> pages)
+      : device_(device), lane_(lane), pages_(std::move(pages)) {}
 
   // Makes `stream` wait until the pages' tiles of `layer` are there and checked.
   absl::Status MakeWait(DeviceStream stream, int layer) const;
@@ -48,17 +52,18 @@ class PrefixLoad {
 
   Device& device_;
   LoadLane& lane_;  // another load's when this one is done
-  const int first_page_;
-  const int pages_;
+  const std::vector<int> pages_;
   mutable std::atomic<bool> done_{false};
   mutable Mutex mutex_;
   mutable int damaged_ ABSL_GUARDED_BY(mutex_) = -1;
 };
 
-// Copies pages from crumbd's memory into device slots, layer after layer on a stream of its own,
-// and verifies the tiles' sums there. Thread-safe.
-class PrefixLoader final : public PageIntake {
+// Copies pages from crumbd's memory and from peers into device slots, layer after layer on a stream
+// of its own, and verifies the tiles' sums there. Thread-safe.
+class PrefixLoader {
  public:
+  using Keyspace = std::shared_ptr<const KeyspaceBinding>;
+
   struct Parts {
     Device& device;
     const DeviceGeometry& geometry;
@@ -67,12 +72,17 @@ class PrefixLoader final : public PageIntake {
     Background& background;  // sees loads off; ends before the loader
     ArenaPinner& pinner;
     std::function<void()> damaged;  // called for each load with a damaged page
+    // Called with the sound pages of each load.
+    std::function<void(const Keyspace&, std::vector<std::shared_ptr<const Page>>)> loaded;
+    Duration slots_timeout;  // of asking crumbd for shared slots
   };
   static absl::StatusOr<std::unique_ptr<PrefixLoader>> Create(const Parts& parts, int loads,
                                                               int pages_max);
 
-  // As many leading pages as there is room for. Blocks for no copy.
-  std::vector<std::shared_ptr<Page>> Take(std::vector<std::shared_ptr<Page>> pages) override;
+  // As many leading pages as there is room for; those that are placed stay where they are. Blocks
+  // for no copy.
+  std::vector<std::shared_ptr<Page>> Take(const Keyspace& keyspace,
+                                          std::vector<std::shared_ptr<Page>> pages);
 
  private:
   using Pages = std::vector<std::shared_ptr<Page>>;
@@ -80,14 +90,14 @@ class PrefixLoader final : public PageIntake {
   PrefixLoader(const Parts& parts, int pages_max) : parts_(parts), pages_max_(pages_max) {}
   LoadLane* TakeLane();
   void GiveBack(LoadLane* lane);
-  absl::StatusOr<Pages> Load(const Pages& from);
+  absl::StatusOr<Pages> Load(const Keyspace& keyspace, const Pages& from);
   absl::StatusOr<Pages> Place(const Pages& from);
   absl::Status Enqueue(LoadLane& lane, const PinnedArena& arena, const Pages& from,
                        const Pages& to);
   absl::Status EnqueueLayer(LoadLane& lane, const PinnedArena& arena, int layer, const Pages& from,
                             const Pages& to);
   void SeeOff(const std::shared_ptr<PrefixLoad>& load, std::shared_ptr<const PinnedArena> arena,
-              const Pages& from, const Pages& to);
+              const Keyspace& keyspace, const Pages& from, const Pages& to);
 
   // Places inside a lane's tables, of `pages` INT2 pages.
   size_t SumsAt(int layer, int pages) const;

@@ -450,6 +450,8 @@ absl::Status ResidentBatch::Advance(std::span<const std::span<const int32_t>> to
   CRUMB_RETURN_IF_ERROR(CheckTokens(tokens));
   if (!prompt()) CRUMB_RETURN_IF_ERROR(evictor_->Collect());
   CRUMB_RETURN_IF_ERROR(timeline_->EndPass());
+  parts_.pages.PassEnded();
+  parts_.sinks.PassEnded();
   std::vector<UnsettledPage> sinks;
   const std::string damaged = Accept(tokens, pass_, &sinks);
   entries_.clear();

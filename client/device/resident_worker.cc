@@ -20,6 +20,8 @@ namespace {
 constexpr int kDraftSlotsMax = 7;     // of the decode kernel's 8 tokens
 constexpr int kEvictWindowsMin = 64;  // of one launch outside a pass
 constexpr int kSequencesMax = 1024;
+// For shared slots of a prefix that is to be loaded: crumbd answers from memory.
+constexpr Duration kSlotsTimeout = std::chrono::milliseconds(50);
 
 absl::Status CheckServed(const WorkerOptions& options, Device& device) {
   if (options.history_format != PageFormat::kInt2) {
@@ -37,9 +39,26 @@ absl::Status CheckServed(const WorkerOptions& options, Device& device) {
   return absl::OkStatus();
 }
 
+absl::Status CheckPools(const DeviceWorkerOptions& options) {
+  if (options.pool_bytes == 0) {
+    if (options.pool_peers.empty()) return absl::OkStatus();
+    return absl::InvalidArgumentError("pool_peers without pool_bytes");
+  }
+  if (options.pool_handle_bytes == 0 || options.pool_bytes < options.pool_handle_bytes ||
+      options.pool_sink_bytes < options.pool_handle_bytes) {
+    return absl::InvalidArgumentError(
+        "pool_bytes and pool_sink_bytes must be pool_handle_bytes at least");
+  }
+  if (options.pool_blank_pages < 1 || options.pool_blank_sinks < 1) {
+    return absl::InvalidArgumentError("pool_blank_pages and pool_blank_sinks must be 1 at least");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status DeviceWorkerOptions::Validate() const {
+  CRUMB_RETURN_IF_ERROR(CheckPools(*this));
   const std::pair<const char*, int> least_one[] = {{"pages", pages},
                                                    {"sequences", sequences},
                                                    {"prompts", prompts},
@@ -94,6 +113,51 @@ ResidentWorker::ResidentWorker(const WorkerOptions& options,
                                             std::max<size_t>(1, device_options.pin_piece_bytes))),
       background_(std::make_unique<Background>("crumb-settle")) {}
 
+// What the threads still do uses all of it: slots go back to their pool before that does.
+ResidentWorker::~ResidentWorker() {
+  for (SlotPool* pool : {pages_.get(), sinks_.get()}) {
+    if (pool != nullptr) pool->StopSharing();
+  }
+}
+
+absl::Status ResidentWorker::JoinPools() {
+  if (device_options_.pool_bytes == 0 || client_ == nullptr || client_->pools() == nullptr) {
+    return absl::OkStatus();
+  }
+  CRUMB_ASSIGN_OR_RETURN(
+      pools_, WorkerPools::Open(options_, device_options_, geometry_, device_, *client_));
+  pages_->Share(pools_->pages(), *background_);
+  sinks_->Share(pools_->sinks(), *background_);
+  return absl::OkStatus();
+}
+
+void ResidentWorker::NamePools(AcquireRequest* request) const {
+  if (pools_ != nullptr) pools_->NamePools(request);
+}
+
+absl::StatusOr<std::shared_ptr<Page>> ResidentWorker::Hold(const DeviceFragment& fragment,
+                                                           std::shared_ptr<const Lease> lease) {
+  if (pools_ == nullptr) return absl::NotFoundError("this worker takes part in no device pool");
+  return pools_->Hold(fragment, std::move(lease), *pages_, *sinks_);
+}
+
+DevicePoolUse ResidentWorker::pool_use() const {
+  DevicePoolUse use;
+  if (pools_ == nullptr) return use;
+  for (const DevicePool* pool : {&pools_->pages(), &pools_->sinks()}) {
+    const DevicePoolStats stats = pool->stats();
+    use.joined = (pool == &pools_->pages() || use.joined) && pool->id() != PoolId();
+    use.handles += stats.handles;
+    use.blank_slots += stats.blank_slots;
+    use.held_slots += stats.held_slots;
+    use.pages_demoted += stats.pages_demoted;
+    use.demotions_failed += stats.demotions_failed;
+    use.out_of_slots += stats.out_of_slots;
+    use.slots_reclaimed += stats.slots_reclaimed;
+  }
+  return use;
+}
+
 absl::Status ResidentWorker::Allocate() {
   const DeviceWorkerOptions& o = device_options_;
   CRUMB_ASSIGN_OR_RETURN(constants_, DeviceConstants::Upload(device_, options_));
@@ -110,19 +174,26 @@ absl::Status ResidentWorker::Allocate() {
   CRUMB_ASSIGN_OR_RETURN(prompt_rings_,
                          SlotPool::Create(device_, timelines_, "prompts in device memory",
                                           prompt_ring_.bytes, o.prompts));
+  CRUMB_RETURN_IF_ERROR(JoinPools());
   CRUMB_ASSIGN_OR_RETURN(
       results_, EvictResults::Create(device_, o.evict_results,
                                      std::max(kEvictWindowsMin, o.sequences), geometry_.tiles()));
   CRUMB_ASSIGN_OR_RETURN(reader_, DevicePageReader::Create(device_, *pinner_));
-  CRUMB_ASSIGN_OR_RETURN(loader_, PrefixLoader::Create({.device = device_,
-                                                        .geometry = geometry_,
-                                                        .pages = *pages_,
-                                                        .sinks = *sinks_,
-                                                        .background = *background_,
-                                                        .pinner = *pinner_,
-                                                        .damaged = [this] { NoteDamage(); }},
-                                                       o.loads, o.load_pages));
-  CRUMB_ASSIGN_OR_RETURN(starter_, SequenceStarter::Create(options_, client_, *reader_, this));
+  CRUMB_ASSIGN_OR_RETURN(
+      loader_, PrefixLoader::Create(
+                   {.device = device_,
+                    .geometry = geometry_,
+                    .pages = *pages_,
+                    .sinks = *sinks_,
+                    .background = *background_,
+                    .pinner = *pinner_,
+                    .damaged = [this] { NoteDamage(); },
+                    .loaded = [this](const auto& keyspace,
+                                     auto pages) { NoteLoaded(keyspace, std::move(pages)); },
+                    .slots_timeout = kSlotsTimeout},
+                   o.loads, o.load_pages));
+  CRUMB_ASSIGN_OR_RETURN(starter_,
+                         SequenceStarter::Create(options_, client_, *reader_, this, pools_.get()));
   pinner_->Use();
   CRUMB_ASSIGN_OR_RETURN(
       settler_, PageSettler::Create(device_, geometry_.page_bytes(PageFormat::kBf16), *starter_,
@@ -143,6 +214,14 @@ absl::Status ResidentWorker::Allocate() {
                              .results = *results_,
                              .settler = *settler_});
   return absl::OkStatus();
+}
+
+// Pages that crumbd has elsewhere and this device now, too.
+void ResidentWorker::NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
+                                std::vector<std::shared_ptr<const Page>> pages) {
+  if (pools_ == nullptr) return;
+  std::erase_if(pages, [this](const auto& page) { return !pools_->Has(*page); });
+  starter_->sink().Place(keyspace, std::move(pages));
 }
 
 void ResidentWorker::NoteDamage() {

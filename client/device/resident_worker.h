@@ -6,11 +6,14 @@
 #include <optional>
 #include <span>
 #include <string_view>
+#include <vector>
 
 #include "client/device/arena_pinner.h"
 #include "client/device/device_page_reader.h"
 #include "client/device/device_parts.h"
 #include "client/device/prefix_loader.h"
+#include "client/device/worker_pools.h"
+#include "client/page_intake.h"
 #include "crumb/device_worker.h"
 
 namespace crumb::client {
@@ -18,6 +21,8 @@ namespace crumb::client {
 // See DeviceWorker for the contract.
 class ResidentWorker final : public DeviceWorker, private PageIntake {
  public:
+  ~ResidentWorker() override;
+
   static absl::StatusOr<std::unique_ptr<ResidentWorker>> Create(
       const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
       Device& device);
@@ -33,17 +38,25 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   absl::Status WaitPublished(Duration timeout) override;
   const WorkerOptions& options() const override { return options_; }
   WorkerCounters counters() const override { return starter_->counters(); }
+  DevicePoolUse pool_use() const override;
 
  private:
   ResidentWorker(const WorkerOptions& options, const DeviceWorkerOptions& device_options,
                  Client* client, Device& device);
   absl::Status Allocate();
+  absl::Status JoinPools();
   absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
                                                                SequenceStart start);
-  std::vector<std::shared_ptr<Page>> Take(std::vector<std::shared_ptr<Page>> pages) override {
-    return loader_->Take(std::move(pages));
+  void NamePools(AcquireRequest* request) const override;
+  absl::StatusOr<std::shared_ptr<Page>> Hold(const DeviceFragment& fragment,
+                                             std::shared_ptr<const Lease> lease) override;
+  std::vector<std::shared_ptr<Page>> Take(const std::shared_ptr<const KeyspaceBinding>& keyspace,
+                                          std::vector<std::shared_ptr<Page>> pages) override {
+    return loader_->Take(keyspace, std::move(pages));
   }
   void NoteDamage();
+  void NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
+                  std::vector<std::shared_ptr<const Page>> pages);
 
   const WorkerOptions options_;
   const DeviceWorkerOptions device_options_;
@@ -55,6 +68,7 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   std::shared_ptr<TimelineSet> timelines_ = std::make_shared<TimelineSet>();
   std::unique_ptr<ArenaPinner> pinner_;
   std::unique_ptr<DeviceConstants> constants_;
+  std::unique_ptr<WorkerPools> pools_;  // null: all slots are private
   std::unique_ptr<SlotPool> pages_, sinks_, decode_rings_, prompt_rings_;
   std::unique_ptr<EvictResults> results_;
   std::unique_ptr<DevicePageReader> reader_;

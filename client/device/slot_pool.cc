@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/device/slot_pool.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -54,8 +56,7 @@ absl::Status SlotPool::Gather(State& state, int count, DeviceStream stream,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::vector<std::shared_ptr<const ResidentSlot>>> SlotPool::Take(
-    int count, DeviceStream stream) {
+absl::StatusOr<SlotPool::Slots> SlotPool::TakePrivate(int count, DeviceStream stream) {
   std::vector<DeviceAddress> taken;
   {
     MutexLock lock(&state_->mutex);
@@ -69,16 +70,127 @@ absl::StatusOr<std::vector<std::shared_ptr<const ResidentSlot>>> SlotPool::Take(
                                           name_ + ": end other sequences first");
     }
   }
-  std::vector<std::shared_ptr<const ResidentSlot>> slots;
+  Slots slots;
   for (const DeviceAddress address : taken) {
-    slots.emplace_back(new ResidentSlot{address}, [state = state_](const ResidentSlot* slot) {
-      std::vector<Moment> now = state->timelines->Now();
-      MutexLock lock(&state->mutex);
-      state->retired.push_back({slot->address, std::move(now)});
-      delete slot;
-    });
+    slots.emplace_back(new ResidentSlot{address, nullptr},
+                       [state = state_](const ResidentSlot* slot) {
+                         std::vector<Moment> now = state->timelines->Now();
+                         MutexLock lock(&state->mutex);
+                         state->retired.push_back({slot->address, std::move(now)});
+                         delete slot;
+                       });
   }
   return slots;
+}
+
+DevicePool* SlotPool::shared() const {
+  MutexLock lock(&state_->mutex);
+  return state_->shared;
+}
+
+void SlotPool::Share(DevicePool& pool, Background& background) {
+  MutexLock lock(&state_->mutex);
+  state_->shared = &pool;
+  state_->background = &background;
+}
+
+void SlotPool::StopSharing() {
+  {
+    MutexLock lock(&state_->mutex);
+    state_->shared = nullptr;
+    state_->background = nullptr;
+  }
+  Drain(*state_);
+}
+
+absl::StatusOr<SlotPool::Slots> SlotPool::Take(int count, DeviceStream stream) {
+  Slots slots;
+  if (DevicePool* pool = shared()) {
+    while (static_cast<int>(slots.size()) < count) {
+      auto blank = pool->TakeBlank();
+      if (blank == nullptr) break;
+      const DeviceAddress address = blank->address();
+      slots.push_back(Adopt(std::move(blank), address));
+    }
+  }
+  CRUMB_ASSIGN_OR_RETURN(const Slots rest,
+                         TakePrivate(count - static_cast<int>(slots.size()), stream));
+  slots.insert(slots.end(), rest.begin(), rest.end());
+  return slots;
+}
+
+absl::StatusOr<SlotPool::Slots> SlotPool::TakeSome(int count, DeviceStream stream,
+                                                   Duration timeout) {
+  Slots slots;
+  if (DevicePool* pool = shared()) {
+    for (auto& blank : pool->Reserve(count, timeout)) {
+      const DeviceAddress address = blank->address();
+      slots.push_back(Adopt(std::move(blank), address));
+    }
+  }
+  const int missing = count - static_cast<int>(slots.size());
+  // Others may take what is free meanwhile: what there is for them is enough here, too.
+  const auto rest = TakePrivate(std::min(missing, free()), stream);
+  if (rest.ok()) slots.insert(slots.end(), rest->begin(), rest->end());
+  if (!rest.ok() && !absl::IsResourceExhausted(rest.status())) return rest.status();
+  return slots;
+}
+
+std::shared_ptr<const ResidentSlot> SlotPool::Adopt(std::shared_ptr<const DeviceSlot> slot,
+                                                    DeviceAddress address) {
+  return {new ResidentSlot{address, std::move(slot)}, [state = state_](const ResidentSlot* held) {
+            GiveUp(state, held->shared);
+            delete held;
+          }};
+}
+
+void SlotPool::GiveUp(const std::shared_ptr<State>& state, std::shared_ptr<const DeviceSlot> slot) {
+  std::vector<Moment> now = state->timelines->Now();
+  bool inline_now;
+  {
+    MutexLock lock(&state->mutex);
+    state->leaving.push_back({std::move(slot), std::move(now)});
+    inline_now = state->background == nullptr;
+    DrainSoon(state);
+  }
+  if (inline_now) Drain(*state);
+}
+
+// The task is added under the lock, or StopSharing's caller might end its thread before.
+void SlotPool::DrainSoon(const std::shared_ptr<State>& state) {
+  if (state->background == nullptr || std::exchange(state->draining, true)) return;
+  state->background->Add([state] { Drain(*state); });
+}
+
+void SlotPool::PassEnded() {
+  MutexLock lock(&state_->mutex);
+  if (!state_->leaving.empty()) DrainSoon(state_);
+}
+
+void SlotPool::Drain(State& state) {
+  std::vector<Leaving> leaving;
+  bool stopped;
+  {
+    MutexLock lock(&state.mutex);
+    leaving.swap(state.leaving);
+    state.draining = false;
+    stopped = state.background == nullptr;
+  }
+  std::vector<Leaving> open;
+  for (Leaving& one : leaving) {
+    const bool ended = std::all_of(one.users.begin(), one.users.end(), [](const Moment& user) {
+      return user.timeline->Ended(user.pass);
+    });
+    if (!ended && !stopped) {
+      open.push_back(std::move(one));
+      continue;
+    }
+    for (const Moment& user : one.users) user.timeline->Synchronize(user.pass).IgnoreError();
+    one.slot.reset();
+  }
+  MutexLock lock(&state.mutex);
+  state.leaving.insert(state.leaving.end(), std::make_move_iterator(open.begin()),
+                       std::make_move_iterator(open.end()));
 }
 
 int SlotPool::free() const {

@@ -9,8 +9,11 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/device/background.h"
+#include "client/device/device_pool.h"
 #include "client/device/owned.h"
 #include "client/device/timeline.h"
+#include "common/clock.h"
 #include "common/mutex.h"
 
 namespace crumb::client {
@@ -19,27 +22,47 @@ namespace crumb::client {
 // waits for the passes that may still use it.
 struct ResidentSlot {
   DeviceAddress address = 0;
+  std::shared_ptr<const DeviceSlot> shared;  // of a device pool; null: private
 };
 
-// Equal slots in one piece of device memory. Slots may outlive the pool. Thread-safe.
+// Equal slots: private ones in one piece of device memory, and those of a device pool where the
+// worker takes part in one. Private slots may outlive the pool. Thread-safe.
 class SlotPool {
  public:
+  using Slots = std::vector<std::shared_ptr<const ResidentSlot>>;
+
   // `name` is for messages. `device` is borrowed; slots must not outlive it.
   static absl::StatusOr<std::unique_ptr<SlotPool>> Create(
       Device& device, std::shared_ptr<const TimelineSet> timelines, std::string name,
       size_t slot_bytes, int count);
 
-  // `count` slots whose earlier users' work comes before what is enqueued on `stream` from now on.
-  // kResourceExhausted: there are not so many, none is taken.
-  absl::StatusOr<std::vector<std::shared_ptr<const ResidentSlot>>> Take(int count,
-                                                                        DeviceStream stream);
+  // From now on slots are those of `pool` as long as it has blank ones. A shared slot that is given
+  // up is let go by `background`, behind the passes that may still use it. Both borrowed, until
+  // StopSharing, when no pass is under way any more.
+  void Share(DevicePool& pool, Background& background);
+  void StopSharing();
 
-  // Slots that nobody holds, those that wait for their users' work included.
+  // `count` slots whose earlier users' work comes before what is enqueued on `stream` from now on.
+  // Waits for nothing. kResourceExhausted: there are not so many, none is taken.
+  absl::StatusOr<Slots> Take(int count, DeviceStream stream);
+  // As many as there are, `count` at most; asks crumbd for shared ones and blocks on that.
+  absl::StatusOr<Slots> TakeSome(int count, DeviceStream stream, Duration timeout);
+  // A shared slot with a page in it, at `address`.
+  std::shared_ptr<const ResidentSlot> Adopt(std::shared_ptr<const DeviceSlot> slot,
+                                            DeviceAddress address);
+  // A pass has ended on the host: shared slots may have waited for that.
+  void PassEnded();
+
+  // Private slots that nobody holds, those that wait for their users' work included.
   int free() const;
 
  private:
   struct Retired {
     DeviceAddress address = 0;
+    std::vector<Moment> users;
+  };
+  struct Leaving {
+    std::shared_ptr<const DeviceSlot> slot;
     std::vector<Moment> users;
   };
   struct State {
@@ -48,9 +71,19 @@ class SlotPool {
     mutable Mutex mutex;
     std::vector<DeviceAddress> unused ABSL_GUARDED_BY(mutex);
     std::deque<Retired> retired ABSL_GUARDED_BY(mutex);
+    DevicePool* shared ABSL_GUARDED_BY(mutex) = nullptr;
+    Background* background ABSL_GUARDED_BY(mutex) = nullptr;
+    std::vector<Leaving> leaving ABSL_GUARDED_BY(mutex);
+    bool draining ABSL_GUARDED_BY(mutex) = false;  // a task for `leaving` is under way
   };
   SlotPool(std::string name, std::shared_ptr<State> state)
       : name_(std::move(name)), state_(std::move(state)) {}
+  DevicePool* shared() const;
+  absl::StatusOr<Slots> TakePrivate(int count, DeviceStream stream);
+  static void GiveUp(const std::shared_ptr<State>& state, std::shared_ptr<const DeviceSlot> slot);
+  static void DrainSoon(const std::shared_ptr<State>& state)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state->mutex);
+  static void Drain(State& state);
   static absl::StatusOr<bool> WaitForUsers(const Retired& slot, DeviceStream stream);
   static absl::Status Gather(State& state, int count, DeviceStream stream,
                              std::vector<DeviceAddress>* taken)

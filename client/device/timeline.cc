@@ -44,6 +44,11 @@ uint64_t Timeline::latest() const {
   return begun_;
 }
 
+bool Timeline::Ended(uint64_t pass) const {
+  MutexLock lock(&mutex_);
+  return pass <= ended_;
+}
+
 absl::StatusOr<bool> Timeline::MakeWait(DeviceStream stream, uint64_t pass) {
   MutexLock lock(&mutex_);
   if (pass > ended_) return false;

@@ -29,6 +29,8 @@ class Timeline {
 
   // The last pass that was begun: work enqueued until now is done when it is.
   uint64_t latest() const;
+  // Whether the pass has ended on the host: from then on it can be waited for.
+  bool Ended(uint64_t pass) const;
   // Makes `stream` wait for the pass. False: it has not ended on the host yet, so nothing can.
   absl::StatusOr<bool> MakeWait(DeviceStream stream, uint64_t pass);
   // Blocks until the pass has run. It must have ended on the host.

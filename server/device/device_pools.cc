@@ -120,8 +120,7 @@ absl::StatusOr<DevicePools::Pools::iterator> DevicePools::AddLocked(
   if (pool.recovering) {
     CRUMB_ASSIGN_OR_RETURN(pool.id, RandomId::FromBytes(request.pool()));
     CRUMB_RETURN_IF_ERROR(CheckFds(fds, 1));
-    CRUMB_RETURN_IF_ERROR(ReadRoster(fds.front().get()).status());
-    pool.roster = std::move(fds.front());
+    CRUMB_ASSIGN_OR_RETURN(pool.roster, AdoptRoster(fds.front().get()));
   } else {
     CRUMB_ASSIGN_OR_RETURN(pool.id, RandomId::Make());
     CRUMB_ASSIGN_OR_RETURN(pool.roster, CreateRoster());

@@ -76,6 +76,22 @@ TEST(RosterTest, AKilledProcessIsNotThere) {
   ::close(ready[1]);
 }
 
+TEST(RosterTest, AMarkIsSeenThroughItsOwnFile) {
+  const UniqueFd roster = CreateRoster().value();
+  const RosterMark mark = RosterMark::Take(roster.get()).value();
+  EXPECT_THAT(ReadRoster(mark.roster()).value(), ElementsAre(mark.byte()));
+}
+
+TEST(RosterTest, AnAdoptedRosterKeepsNobodysMark) {
+  std::optional<RosterMark> mark = RosterMark::Take(CreateRoster()->get()).value();
+  const UniqueFd adopted = AdoptRoster(mark->roster()).value();
+  EXPECT_THAT(ReadRoster(adopted.get()).value(), ElementsAre(mark->byte()));
+  mark.reset();
+  EXPECT_THAT(ReadRoster(adopted.get()).value(), IsEmpty());
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  EXPECT_TRUE(absl::IsDataLoss(AdoptRoster(null.get()).status()));
+}
+
 TEST(RosterTest, RefusesOtherFiles) {
   const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_TRUE(absl::IsDataLoss(ReadRoster(null.get()).status()));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "crumb/device_stream.h"
@@ -25,8 +26,35 @@ struct DeviceWorkerOptions {
   // bytes, a multiple of the huge pages' size; 0: not at all, and copies are slower.
   size_t pin_piece_bytes = size_t{256} << 20;
 
+  // Device pools, which workers of a tenant on one device share under crumbd's account: pages are
+  // made and loaded there as long as there are blank slots, else in the private `pages`; others'
+  // pages are attended where they lie. 0: none, and all slots are private. docs/client.md.
+  uint64_t pool_bytes = 0;                           // of INT2 pages, whoever gave the memory
+  uint64_t pool_sink_bytes = uint64_t{256} << 20;    // of sinks, the first pages of sequences
+  uint64_t pool_handle_bytes = uint64_t{256} << 20;  // of one piece of device memory
+  int pool_blank_pages = 256;                        // slots kept ready for windows that leave
+  int pool_blank_sinks = 4;
+  // Pages that are made here are also copied to crumbd's memory at once, from where they reach its
+  // SSD and other nodes. False: only when their slots are needed.
+  bool pool_write_through = true;
+  // Other devices of this host, by ordinal, whose pools are looked into, too: what is there is
+  // copied from device to device.
+  std::vector<int> pool_peers = {};
+
   // kInvalidArgument naming the field that is wrong.
   absl::Status Validate() const;
+};
+
+// What a DeviceWorker has of its device's pools now, and has done there.
+struct DevicePoolUse {
+  bool joined = false;
+  uint64_t handles = 0;           // mapped
+  uint64_t blank_slots = 0;       // ready
+  uint64_t held_slots = 0;        // of live sequences, blank ones included
+  uint64_t pages_demoted = 0;     // copied to staging memory because crumbd needed their slots
+  uint64_t demotions_failed = 0;  // of those asked for
+  uint64_t out_of_slots = 0;      // times a private slot was taken because none was ready
+  uint64_t slots_reclaimed = 0;   // held slots that a crumbd that was restarted knows again
 };
 
 // What the passes of a batch are: kPrompt brings chunks of prompts, kDecode the next tokens behind

@@ -65,6 +65,7 @@ class DeviceWorker {
 
   virtual const WorkerOptions& options() const = 0;
   virtual WorkerCounters counters() const = 0;
+  virtual DevicePoolUse pool_use() const = 0;  // zeros without pools
 
  protected:
   DeviceWorker() = default;

@@ -11,7 +11,8 @@ struct WorkerCounters {
   uint64_t sequences = 0;
   uint64_t prompt_tokens = 0;
   uint64_t hit_tokens_worker = 0;  // pages of this worker's live sequences
-  uint64_t hit_tokens_host = 0;    // pages leased from crumbd, by the tier they were found in
+  uint64_t hit_tokens_device = 0;  // pages leased from crumbd, by the tier they were found in
+  uint64_t hit_tokens_host = 0;
   uint64_t hit_tokens_ssd = 0;
   uint64_t hit_tokens_remote = 0;
   uint64_t verify_failures = 0;    // fetched fragments whose header or sums differed: misses
@@ -24,11 +25,12 @@ struct WorkerCounters {
   uint64_t windows_measured = 0;   // of those: by the quality watch
   uint64_t quality_alarms = 0;     // times the watch found errors above the bound
 
-  uint64_t published_pages = 0;              // stored by crumbd
-  uint64_t deduplicated_pages = 0;           // crumbd had them already
-  uint64_t publish_refused = 0;              // crumbd refused them
-  uint64_t publish_dropped_queue = 0;        // the queue was full
-  uint64_t publish_dropped_room = 0;         // no staging memory or no room in any tier
+  uint64_t pool_pages = 0;             // made visible in device pools: evicted here, or loaded
+  uint64_t published_pages = 0;        // stored by crumbd in its own memory
+  uint64_t deduplicated_pages = 0;     // crumbd had them already
+  uint64_t publish_refused = 0;        // crumbd refused them
+  uint64_t publish_dropped_queue = 0;  // the queue was full
+  uint64_t publish_dropped_room = 0;   // no staging memory or no room in any tier
   uint64_t publish_dropped_unavailable = 0;  // no crumbd, or it did not answer in time
   uint64_t published_bytes = 0;              // tiles and headers of published_pages
 };

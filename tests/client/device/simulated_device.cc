@@ -28,8 +28,93 @@ std::byte* NewBytes(size_t bytes) {
 
 }  // namespace
 
-SimulatedDevice::SimulatedDevice(uint32_t seed, size_t memory_max)
+// A range of host memory, known to the device: what is mapped is its own memory, or a peer's.
+class SimulatedDevice::SharedRange final : public DeviceRange {
+ public:
+  SharedRange(SimulatedDevice& device, std::unique_ptr<DeviceRange> range, bool peer)
+      : device_(device), range_(std::move(range)), peer_(peer) {}
+  ~SharedRange() override {
+    MutexLock lock(&device_.mutex_);
+    while (device_.RunOne()) {
+    }
+    for (const auto& [offset, bytes] : mapped_) Known().erase(base() + offset);
+  }
+
+  DeviceAddress base() const override { return range_->base(); }
+  uint64_t bytes() const override { return range_->bytes(); }
+  absl::Status Map(uint64_t offset, const DeviceHandle& handle) override {
+    const absl::Status mapped = range_->Map(offset, handle);
+    if (!mapped.ok()) return mapped;
+    MutexLock lock(&device_.mutex_);
+    mapped_[offset] = handle.bytes();
+    Known()[base() + offset] = handle.bytes();
+    return absl::OkStatus();
+  }
+  absl::Status Unmap(uint64_t offset) override {
+    {
+      MutexLock lock(&device_.mutex_);
+      mapped_.erase(offset);
+      Known().erase(base() + offset);
+    }
+    return range_->Unmap(offset);
+  }
+
+ private:
+  std::map<uint64_t, size_t>& Known() ABSL_EXCLUSIVE_LOCKS_REQUIRED(device_.mutex_) {
+    return peer_ ? device_.peer_ : device_.shared_;
+  }
+
+  SimulatedDevice& device_;
+  const std::unique_ptr<DeviceRange> range_;
+  const bool peer_;
+  std::map<uint64_t, uint64_t> mapped_;
+};
+
+class SimulatedDevice::SharedMemory final : public DeviceMemory {
+ public:
+  SharedMemory(SimulatedDevice& device, const std::string& name, bool peer)
+      : device_(device), memory_(OpenHost({.name = name})), peer_(peer) {}
+
+  const DeviceUuid& uuid() const override { return memory_->uuid(); }
+  uint64_t granularity() const override { return memory_->granularity(); }
+  absl::StatusOr<std::unique_ptr<DeviceHandle>> Allocate(uint64_t bytes) override {
+    if (peer_) return absl::FailedPreconditionError("a peer's memory");
+    return memory_->Allocate(bytes);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceHandle>> Import(UniqueFd fd, uint64_t bytes) override {
+    return memory_->Import(std::move(fd), bytes);
+  }
+  absl::StatusOr<std::unique_ptr<DeviceRange>> Reserve(uint64_t bytes) override {
+    auto range = memory_->Reserve(bytes);
+    if (!range.ok()) return range.status();
+    return std::make_unique<SharedRange>(device_, *std::move(range), peer_);
+  }
+  absl::Status CopyToHost(DeviceAddress from, std::span<std::byte> to) override {
+    return memory_->CopyToHost(from, to);
+  }
+
+ private:
+  SimulatedDevice& device_;
+  const std::unique_ptr<DeviceMemory> memory_;
+  const bool peer_;
+};
+
+absl::StatusOr<std::unique_ptr<DeviceMemory>> SimulatedDevice::OpenMemory() {
+  return std::make_unique<SharedMemory>(*this, name_, false);
+}
+
+absl::StatusOr<std::unique_ptr<DeviceMemory>> SimulatedDevice::OpenPeerMemory(int ordinal) {
+  if (ordinal < 0 || static_cast<size_t>(ordinal) >= peers_.size()) {
+    return absl::UnavailableError("there is no peer " + std::to_string(ordinal));
+  }
+  return std::make_unique<SharedMemory>(*this, peers_[static_cast<size_t>(ordinal)], true);
+}
+
+SimulatedDevice::SimulatedDevice(uint32_t seed, size_t memory_max, std::string name,
+                                 std::vector<std::string> peers)
     : memory_max_(memory_max),
+      name_(std::move(name)),
+      peers_(std::move(peers)),
       kernels_(*this),
       random_(seed),
       eagerness_(static_cast<int>(seed % 3) * 2) {
@@ -39,6 +124,7 @@ SimulatedDevice::SimulatedDevice(uint32_t seed, size_t memory_max)
 SimulatedDevice::~SimulatedDevice() {
   MutexLock lock(&mutex_);
   EXPECT_EQ(memory_.size() + pinned_.size(), 0u) << "device memory was left behind";
+  EXPECT_EQ(shared_.size() + peer_.size(), 0u) << "shared memory was left mapped";
   EXPECT_EQ(pinned_by_.size(), 0u) << "memory was left pinned";
   EXPECT_EQ(streams_.size(), 1u) << "streams were left behind";
   EXPECT_EQ(events_.size(), 0u) << "events were left behind";
@@ -131,7 +217,8 @@ void SimulatedDevice::DeleteEvent(DeviceEvent event) {
 SimulatedDevice::Stream& SimulatedDevice::Of(DeviceStream stream) { return *streams_.at(stream); }
 
 bool SimulatedDevice::Pinned(uint64_t address, size_t bytes) const {
-  const bool whole = Inside(pinned_, address, bytes) || Inside(pinned_by_, address, bytes);
+  const bool whole = Inside(pinned_, address, bytes) || Inside(pinned_by_, address, bytes) ||
+                     Inside(peer_, address, bytes) || Inside(shared_, address, bytes);
   if (whole || everything_pinned.load()) return true;
   EXPECT_FALSE(Inside(pinned_by_, address, 1) || Inside(pinned_by_, address + bytes - 1, 1))
       << "a copy crosses the end of pinned memory";
@@ -139,7 +226,8 @@ bool SimulatedDevice::Pinned(uint64_t address, size_t bytes) const {
 }
 
 void SimulatedDevice::CheckOnDevice(DeviceAddress address, size_t bytes) const {
-  EXPECT_TRUE(Inside(memory_, address, bytes)) << "no device memory at " << address;
+  EXPECT_TRUE(Inside(memory_, address, bytes) || Inside(shared_, address, bytes))
+      << "no device memory at " << address;
 }
 
 void SimulatedDevice::CheckNotCapturing(const char* call) const {
@@ -345,6 +433,11 @@ size_t SimulatedDevice::live_handles() const {
 size_t SimulatedDevice::pinned_ranges() const {
   MutexLock lock(&mutex_);
   return pinned_by_.size();
+}
+
+size_t SimulatedDevice::shared_ranges() const {
+  MutexLock lock(&mutex_);
+  return shared_.size() + peer_.size();
 }
 
 }  // namespace crumb::client

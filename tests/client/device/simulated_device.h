@@ -30,7 +30,10 @@ namespace crumb::client {
 // stream is captured) is a failure of the test that runs. Thread-safe.
 class SimulatedDevice final : public Device {
  public:
-  explicit SimulatedDevice(uint32_t seed, size_t memory_max = SIZE_MAX);
+  // `name`: devices of one name, in other processes too, are one device to DeviceMemory. The names
+  // of its peers are those of OpenPeerMemory's ordinals.
+  explicit SimulatedDevice(uint32_t seed, size_t memory_max = SIZE_MAX,
+                           std::string name = "simulated", std::vector<std::string> peers = {});
   ~SimulatedDevice() override;
 
   absl::StatusOr<DeviceAddress> Allocate(size_t bytes) override;
@@ -52,6 +55,8 @@ class SimulatedDevice final : public Device {
   absl::Status CopyRows(const DeviceRowsCopy& copy, DeviceStream stream) override;
   absl::Status Clear(DeviceAddress address, size_t bytes, DeviceStream stream) override;
   DeviceKernels& kernels() override { return kernels_; }
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenMemory() override;
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenPeerMemory(int ordinal) override;
 
   // Runs all that is queued on one stream, and what that waits for.
   void Drain(DeviceStream stream);
@@ -78,6 +83,7 @@ class SimulatedDevice final : public Device {
   size_t live_allocations() const;  // device and pinned
   size_t live_handles() const;      // streams and events
   size_t pinned_ranges() const;
+  size_t shared_ranges() const;  // mapped pieces of shared memory, peers' included
   uint64_t unpinned_copies() const { return unpinned_copies_.load(); }
 
  private:
@@ -98,6 +104,8 @@ class SimulatedDevice final : public Device {
   };
 
   friend class SimulatedKernels;
+  class SharedMemory;
+  class SharedRange;
   // Enqueues a kernel or a copy.
   absl::Status Enqueue(DeviceStream stream, std::function<void()> run);
   void Add(Stream& stream, Operation operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -112,6 +120,8 @@ class SimulatedDevice final : public Device {
   void CheckNotCapturing(const char* call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t memory_max_;
+  const std::string name_;
+  const std::vector<std::string> peers_;
   SimulatedKernels kernels_;
   mutable Mutex mutex_;
   CondVar progress_;
@@ -121,6 +131,8 @@ class SimulatedDevice final : public Device {
   std::map<DeviceStream, std::unique_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<DeviceEvent, std::unique_ptr<Event>> events_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, size_t> memory_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint64_t, size_t> shared_ ABSL_GUARDED_BY(mutex_);     // mapped, of DeviceMemory
+  std::map<uint64_t, size_t> peer_ ABSL_GUARDED_BY(mutex_);       // the same, of peers
   std::map<uint64_t, size_t> pinned_ ABSL_GUARDED_BY(mutex_);     // allocated
   std::map<uint64_t, size_t> pinned_by_ ABSL_GUARDED_BY(mutex_);  // by Pin
   size_t used_ ABSL_GUARDED_BY(mutex_) = 0;

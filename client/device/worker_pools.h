@@ -1,0 +1,74 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/device/device.h"
+#include "client/device/device_geometry.h"
+#include "client/device/device_memory.h"
+#include "client/device/device_pool.h"
+#include "client/device/slot_pool.h"
+#include "client/shared_place.h"
+#include "crumb/acquire.h"
+#include "crumb/device_options.h"
+#include "crumb/worker_options.h"
+
+namespace crumb::client {
+
+// The device pools that a device worker takes part in: one of INT2 pages and one of sinks on its
+// own device, and those of peers, which it copies from. Thread-safe.
+class WorkerPools final : public SharedPlace {
+ public:
+  // Borrows everything. kInvalidArgument: an option; kFailedPrecondition, kUnavailable: the
+  // device's memory cannot be shared, or a peer's not be reached.
+  static absl::StatusOr<std::unique_ptr<WorkerPools>> Open(const WorkerOptions& options,
+                                                           const DeviceWorkerOptions& pools,
+                                                           const DeviceGeometry& geometry,
+                                                           Device& device, Client& client);
+
+  DevicePool& pages() const { return *own_.pages; }
+  DevicePool& sinks() const { return *own_.sinks; }
+
+  // See PageIntake. Slots of the own device's pools are adopted by `pages` and `sinks`.
+  void NamePools(AcquireRequest* request) const;
+  absl::StatusOr<std::shared_ptr<Page>> Hold(const DeviceFragment& fragment,
+                                             std::shared_ptr<const Lease> lease, SlotPool& pages,
+                                             SlotPool& sinks) const;
+
+  bool Has(const Page& page) const override;
+  bool copies() const override { return copies_; }
+  absl::StatusOr<std::vector<CommitOutcome>> Commit(
+      const KeyspaceId& keyspace, std::span<const std::shared_ptr<const Page>> pages,
+      std::span<const FragmentHeader> headers, Duration timeout) override;
+
+ private:
+  struct Pair {
+    std::unique_ptr<DeviceMemory> memory;
+    std::unique_ptr<DevicePool> pages, sinks;
+  };
+
+  WorkerPools(const WorkerOptions& options, const DeviceGeometry& geometry, bool copies)
+      : options_(options), geometry_(geometry), copies_(copies) {}
+  absl::StatusOr<Pair> OpenPair(const DeviceWorkerOptions& pools,
+                                std::unique_ptr<DeviceMemory> memory, Client& client,
+                                bool peer) const;
+  absl::StatusOr<std::shared_ptr<Page>> HoldOwn(const DeviceFragment& fragment,
+                                                std::shared_ptr<const Lease> lease,
+                                                DevicePool& pool, SlotPool& slots) const;
+  absl::StatusOr<std::shared_ptr<Page>> HoldForCopy(const DeviceFragment& fragment,
+                                                    std::shared_ptr<const Lease> lease,
+                                                    const Pair& pair, DevicePool& pool) const;
+
+  const WorkerOptions& options_;
+  const DeviceGeometry& geometry_;
+  const bool copies_;
+  Pair own_;
+  std::vector<Pair> peers_;
+};
+
+}  // namespace crumb::client
