@@ -4,6 +4,7 @@
 //
 //   codec   the CPU kernels against memory bandwidth     bench/codec_workload.h
 //   kernels the CUDA kernels on a GPU                    bench/kernels_workload.h
+//   decode  whole decode steps on a GPU                  bench/decode_workload.h
 //   store   crumbd's planes, Redis beside them           bench/store_workload.h
 //   simulate a trace over a cluster of many nodes        bench/simulate_workload.h
 //   replay  hit rate of traces under eviction policies   bench/replay_workload.h
@@ -64,6 +65,7 @@ absl::StatusOr<Output> Run(const QualityOptions& options) {
 
 // Unreachable: main runs another program for these.
 absl::StatusOr<Output> Run(const KernelsOptions&) { return Output{}; }
+absl::StatusOr<Output> Run(const DecodeOptions&) { return Output{}; }
 
 // Where this program lies; crumbd lies beside it.
 std::string ProgramFolder() {
@@ -80,9 +82,12 @@ int Main(int argc, char** argv) {
   }
   CatchInterrupts();
   const auto& line = std::get<CommandLine>(parsed);
-  if (const auto* kernels = std::get_if<KernelsOptions>(&line.workload)) {
+  const auto* kernels = std::get_if<KernelsOptions>(&line.workload);
+  const auto* decode = std::get_if<DecodeOptions>(&line.workload);
+  if (kernels != nullptr || decode != nullptr) {
     const std::string commit = RunInfo(argc, argv).value("commit", "unknown");
-    const absl::Status status = RunKernels(*kernels, line.json, commit);
+    const absl::Status status = kernels != nullptr ? RunKernels(*kernels, line.json, commit)
+                                                   : RunDecode(*decode, line.json, commit);
     std::cerr << "crumb-bench: " << std::string(status.message()) << "\n";
     return kExitFailure;
   }

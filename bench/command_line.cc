@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "bench/decode/model_shape.h"
 #include "bench/synthetic_traces.h"
 #include "common/config.h"
 
@@ -16,6 +17,7 @@ namespace {
 constexpr const char* kExamples = R"(Examples:
   crumb-bench codec --json
   crumb-bench kernels --only 0,4 --json
+  crumb-bench decode --shape qwen3-8b --context 102400 --batch 1,8,32 --memory-gb 80
   crumb-bench store --planes shm,grpc --sizes 128KiB,1MiB --redis auto
   crumb-bench store --planes shm --ops acquire --socket-dir /run/crumb
   crumb-bench replay --trace trace.jsonl --capacity-gb 64 --format int2 --policy default --json
@@ -49,8 +51,10 @@ class Grammar {
     store_->crumbd = program_folder + "/crumbd";
     store_->fragment_server = program_folder + "/crumb-fragment-server";
     kernels_->program = program_folder + "/crumb-kernel-bench";
+    decode_->program = program_folder + "/crumb-decode-bench";
     AddCodec();
     AddKernels();
+    AddDecode();
     AddStore();
     AddReplay();
     AddSimulate();
@@ -205,6 +209,28 @@ class Grammar {
         ->check(CLI::Range(0, 1000));
   }
 
+  void AddDecode() {
+    CLI::App* sub =
+        Add("decode", "whole decode steps on the first GPU, INT2 against BF16", decode_);
+    sub->add_option("--shape", decode_->shape, "of which model")
+        ->check(CLI::IsMember(ModelShapeNames()))
+        ->capture_default_str();
+    sub->add_option("--context", decode_->context, "tokens of each sequence")
+        ->check(CLI::Range(kDecodeContextMin, kDecodeContextMax))
+        ->capture_default_str();
+    sub->add_option("--batch", decode_->batches, "sequences; the largest that fits is added")
+        ->delimiter(',')
+        ->check(CLI::Range(1, kDecodeBatchMax))
+        ->capture_default_str();
+    sub->add_option("--kv", decode_->formats, "of keys and values: bf16, int2")
+        ->delimiter(',')
+        ->check(CLI::IsMember({"bf16", "int2"}))
+        ->capture_default_str();
+    sub->add_option("--memory-gb", decode_->memory_gb, "device memory of the largest batch")
+        ->check(CLI::Range(1.0, 1e6))
+        ->capture_default_str();
+  }
+
   void AddQuality() {
     CLI::App* sub = Add("quality", "what 2-bit history does to a model's predictions", quality_);
     sub->add_option("--model", quality_->model, "HF directory of a Qwen3-architecture model")
@@ -265,6 +291,7 @@ class Grammar {
   CommandLine line_;
   std::shared_ptr<CodecOptions> codec_ = std::make_shared<CodecOptions>();
   std::shared_ptr<KernelsOptions> kernels_ = std::make_shared<KernelsOptions>();
+  std::shared_ptr<DecodeOptions> decode_ = std::make_shared<DecodeOptions>();
   std::shared_ptr<StoreWorkloadOptions> store_ = std::make_shared<StoreWorkloadOptions>();
   std::shared_ptr<ReplayOptions> replay_ = std::make_shared<ReplayOptions>();
   std::shared_ptr<QualityOptions> quality_ = std::make_shared<QualityOptions>();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/codec_workload.h"
+#include "bench/decode_workload.h"
 #include "bench/kernels_workload.h"
 #include "bench/quality_workload.h"
 #include "bench/replay_workload.h"
@@ -22,7 +23,7 @@ inline constexpr int kExitUsage = 2;
 struct CommandLine {
   bool json = false;
   std::variant<CodecOptions, StoreWorkloadOptions, ReplayOptions, SimulateOptions, QualityOptions,
-               KernelsOptions>
+               KernelsOptions, DecodeOptions>
       workload;
 };
 
@@ -33,8 +34,8 @@ struct EarlyExit {
   std::string error;
 };
 
-// Never throws. `argv` as main gets it; `program_folder` is where crumbd and
-// crumb-kernel-bench are looked for.
+// Never throws. `argv` as main gets it; `program_folder` is where crumbd,
+// crumb-kernel-bench and crumb-decode-bench are looked for.
 std::variant<CommandLine, EarlyExit> ParseCommandLine(int argc, const char* const* argv,
                                                       const std::string& program_folder);
 

@@ -2,10 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/kernels_workload.h"
 
-#include <unistd.h>
-
-#include <cerrno>
-#include <cstring>
+#include "bench/run_program.h"
 
 namespace crumb::bench {
 
@@ -22,16 +19,7 @@ std::vector<std::string> KernelsArguments(const KernelsOptions& options, bool js
 }
 
 absl::Status RunKernels(const KernelsOptions& options, bool json, const std::string& commit) {
-  std::vector<std::string> arguments = KernelsArguments(options, json, commit);
-  std::vector<char*> argv;
-  for (std::string& argument : arguments) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-  execv(options.program.c_str(), argv.data());
-  if (errno == ENOENT) {
-    return absl::NotFoundError(options.program +
-                               " is not there: it is built with -DCRUMB_CUDA=ON only");
-  }
-  return absl::UnavailableError("cannot run " + options.program + ": " + std::strerror(errno));
+  return RunCudaProgram(KernelsArguments(options, json, commit));
 }
 
 }  // namespace crumb::bench

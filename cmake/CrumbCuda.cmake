@@ -16,6 +16,11 @@ if(NOT CRUMB_CUDA STREQUAL "OFF")
     set(CMAKE_CUDA_RUNTIME_LIBRARY Static)
     enable_language(CUDA)
     find_package(CUDAToolkit REQUIRED)
+    find_path(CRUMB_CUBLAS_INCLUDE_DIR cublasLt.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+    if(NOT CRUMB_CUBLAS_INCLUDE_DIR)
+      message(FATAL_ERROR "CUDA is here without cuBLAS's headers; install them (libcublas-dev-<version>) "
+        "or build with -DCRUMB_CUDA=OFF")
+    endif()
     # CMake 3.25 knows no C++20 of this nvcc and would leave the flag out.
     set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
     set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)

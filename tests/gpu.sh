@@ -13,7 +13,8 @@ quick=${3:-}
 code=0
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-for test in "$build"/tests/kernels_cuda_*_test "$build"/tests/client_cuda_*_test; do
+for test in "$build"/tests/kernels_cuda_*_test "$build"/tests/client_cuda_*_test \
+  "$build"/tests/models_cuda_*_test "$build"/tests/bench_cuda_*_test; do
   timeout 200 "$test" >"$output/$(basename "$test").log" 2>&1 || code=1
   grep -E '^\[  (FAILED|PASSED) |Failure|error [0-9]' "$output/$(basename "$test").log" | tail -n 60
   # What needs two GPUs says so on a machine with one.
@@ -26,6 +27,13 @@ timeout 240 "$build/bin/crumb-kernel-bench" || code=1
 if [[ -n "${CRUMB_COMMIT:-}" ]]; then
   timeout 240 "$build/bin/crumb-kernel-bench" --json --commit "$CRUMB_COMMIT" \
     >"$output/kernel_bench.json" || code=1
+fi
+for shape in qwen3-4b qwen3-8b glm-4.7; do
+  timeout 90 "$build/bin/crumb-decode-bench" --shape "$shape" || code=1
+done
+if [[ -n "${CRUMB_COMMIT:-}" ]]; then
+  timeout 90 "$build/bin/crumb-decode-bench" --json --commit "$CRUMB_COMMIT" \
+    >"$output/decode_bench.json" || code=1
 fi
 timeout 400 "$build/bin/crumb-device-bench" || code=1
 if [[ -n "${CRUMB_COMMIT:-}" ]]; then

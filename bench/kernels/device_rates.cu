@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/kernels/device_rates.h"
 
+#include <errno.h>
+
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
@@ -48,7 +50,8 @@ int Processors() {
 
 void Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
-  std::fprintf(stderr, "crumb-kernel-bench: %s: %s\n", what, cudaGetErrorString(error));
+  std::fprintf(stderr, "%s: %s: %s\n", program_invocation_short_name, what,
+               cudaGetErrorString(error));
   std::exit(1);
 }
 

@@ -66,7 +66,12 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"store", "--redis", "6379"},
                     std::vector<std::string>{"store", "--planes", "ssd", "--socket-dir", "/tmp"},
                     std::vector<std::string>{"store", "--crumbd", "x", "--socket-dir", "/tmp"},
-                    std::vector<std::string>{"codec", "--rounds", "0"}));
+                    std::vector<std::string>{"codec", "--rounds", "0"},
+                    std::vector<std::string>{"decode", "--shape", "gpt-2"},
+                    std::vector<std::string>{"decode", "--context", "414"},
+                    std::vector<std::string>{"decode", "--batch", "1,0"},
+                    std::vector<std::string>{"decode", "--kv", "int4"},
+                    std::vector<std::string>{"decode", "--memory-gb", "0"}));
 
 TEST(CommandLineTest, ReadsReplay) {
   const tools::TempFolder folder;
@@ -125,6 +130,19 @@ TEST(CommandLineTest, KernelsRunsTheProgramBesideIt) {
   const absl::Status status = RunKernels(kernels, line.json, "abc");
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(status.message()), HasSubstr("/programs/crumb-kernel-bench"));
+}
+
+TEST(CommandLineTest, DecodeRunsTheProgramBesideIt) {
+  const CommandLine line =
+      Parsed({"decode", "--shape", "qwen3-4b", "--batch", "1,8", "--kv", "int2", "--json"});
+  const auto& decode = std::get<DecodeOptions>(line.workload);
+  EXPECT_THAT(DecodeArguments(decode, line.json, "abc"),
+              ElementsAre("/programs/crumb-decode-bench", "--shape", "qwen3-4b", "--context",
+                          "102400", "--batch", "1,8", "--kv", "int2", "--memory-gb", "80", "--json",
+                          "--commit", "abc"));
+  const absl::Status status = RunDecode(decode, line.json, "abc");
+  EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("/programs/crumb-decode-bench"));
 }
 
 }  // namespace

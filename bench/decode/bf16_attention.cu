@@ -1,0 +1,346 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/decode/bf16_attention.h"
+
+#include <cmath>
+
+#include "kernels/cuda/ptx.cuh"
+
+// The tokens of all (sequence, KV head) pairs lie on one line, which is cut into equal pieces, one
+// a block and a block a multiprocessor. The warps of a block take tiles of 16 tokens in turn, each
+// through a ring in shared memory that only it touches, and sum up at the end of each pair's part.
+// The block that completes a pair merges its parts. Tokens are the rows of the score product, query
+// heads its columns; channels are the rows of the value product.
+namespace crumb::bench {
+namespace {
+
+namespace ptx = kernels::cuda::ptx;
+
+constexpr int kDim = 128;
+constexpr int kTile = 16;  // tokens
+constexpr int kWarps = 8;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kSlots = 3;
+constexpr int kRowBytes = 2 * kDim;
+constexpr int kSlotBytes = 2 * kTile * kRowBytes;  // K rows, then V rows
+constexpr int kSharedBytes = kWarps * kSlots * kSlotBytes;
+constexpr int kColumnsMax = 16;
+constexpr int kBlocksMax = 256;
+
+// A pair's part: for each column kDim sums, then the maximum and the sum of weights.
+constexpr int kPartFloats = kColumnsMax * (kDim + 2);
+static_assert(kPartFloats * 4 <= kSlots * kSlotBytes, "a warp's part fits into its ring");
+
+struct Line {
+  int tiles;  // of a pair
+  int pairs;
+  int blocks;
+
+  __device__ int64_t total() const { return static_cast<int64_t>(tiles) * pairs; }
+  __device__ int64_t Cut(int block) const { return total() * block / blocks; }
+  // The block whose piece holds `tile`.
+  __device__ int BlockOf(int64_t tile) const {
+    int block = static_cast<int>(tile * blocks / total());
+    while (Cut(block + 1) <= tile) ++block;
+    while (Cut(block) > tile) --block;
+    return block;
+  }
+};
+
+struct KernelParams {
+  Bf16AttentionParams p;
+  Line line;
+  int group;         // query heads of a KV head
+  float scale;       // of log2
+  float* parts;      // [blocks + pairs] of kPartFloats: a block's parts follow each other
+  int32_t* arrived;  // [pairs]
+};
+
+// Where the part of `block` for `pair` lies: every block begins a new part, and so does every pair.
+__device__ __forceinline__ float* PartOf(const KernelParams& k, int block, int pair) {
+  return k.parts + static_cast<size_t>(block + pair) * kPartFloats;
+}
+
+template <int kTiles>  // of 8 columns
+struct State {
+  float o[8][kTiles][4] = {};  // channels 16 m + lane / 4 (+ 8), columns 2 (lane % 4) + {0, 1}
+  float maximum[kTiles][2];
+  float sum[kTiles][2] = {};
+};
+
+__device__ __forceinline__ void AskFor(uint32_t slot, const char* k_rows, int64_t v_offset,
+                                       int first, int tokens, int lane) {
+#pragma unroll
+  for (int i = 0; i < kSlotBytes / 512; ++i) {
+    const int piece = i * 32 + lane, row = piece / 16 % kTile, chunk = piece % 16;
+    const bool is_v = i >= kSlotBytes / 1024;
+    const int token = min(first + row, tokens - 1);
+    const char* from = k_rows + (is_v ? v_offset : 0) + static_cast<int64_t>(token) * kRowBytes;
+    ptx::CopyAsync16(
+        slot + (is_v ? kTile * kRowBytes : 0) + row * kRowBytes + ((chunk ^ (row & 7)) * 16),
+        from + chunk * 16);
+  }
+}
+
+template <int kTiles>
+__device__ __forceinline__ void Attend(uint32_t slot, const uint32_t (&q)[kTiles][8][2], int valid,
+                                       float scale, int lane, State<kTiles>* state) {
+  float s[kTiles][4] = {};
+  const int matrix = lane / 8, matrix_row = lane % 8;
+#pragma unroll
+  for (int step = 0; step < 8; ++step) {
+    uint32_t a[4];
+    const int row = matrix_row + (matrix & 1) * 8, chunk = step * 2 + matrix / 2;
+    ptx::LoadMatrices(a, slot + row * kRowBytes + ((chunk ^ (row & 7)) * 16));
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) ptx::MmaBf16(s[t], a, q[t][step][0], q[t][step][1]);
+  }
+  uint32_t b[kTiles][2];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    float grown[2];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      s[t][j] = lane / 4 + j / 2 * 8 < valid ? s[t][j] * scale : -INFINITY;
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      float m = fmaxf(s[t][j], s[t][2 + j]);
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) m = fmaxf(m, __shfl_xor_sync(~0u, m, step));
+      grown[j] = fmaxf(state->maximum[t][j], m);
+    }
+    const bool grows = grown[0] > state->maximum[t][0] || grown[1] > state->maximum[t][1];
+    if (__any_sync(~0u, grows)) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float factor = ptx::Exp2(state->maximum[t][j] - grown[j]);
+        state->maximum[t][j] = grown[j];
+        state->sum[t][j] *= factor;
+#pragma unroll
+        for (int m = 0; m < 8; ++m) {
+          state->o[m][t][j] *= factor;
+          state->o[m][t][2 + j] *= factor;
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      s[t][j] = ptx::Exp2(s[t][j] - state->maximum[t][j % 2]);
+      state->sum[t][j % 2] += s[t][j];
+    }
+    b[t][0] = ptx::TransposeMatrix(ptx::PackBf16(s[t][0], s[t][1]));
+    b[t][1] = ptx::TransposeMatrix(ptx::PackBf16(s[t][2], s[t][3]));
+  }
+  slot += kTile * kRowBytes;
+#pragma unroll
+  for (int m = 0; m < 8; ++m) {
+    uint32_t a[4];
+    const int row = matrix_row + matrix / 2 * 8, chunk = m * 2 + (matrix & 1);
+    ptx::LoadMatricesTransposed(a, slot + row * kRowBytes + ((chunk ^ (row & 7)) * 16));
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) ptx::MmaBf16(state->o[m][t], a, b[t][0], b[t][1]);
+  }
+}
+
+// The warp's part, into its own ring.
+template <int kTiles>
+__device__ __forceinline__ void StorePart(float* part, int lane, const State<kTiles>& state) {
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int column = t * 8 + lane % 4 * 2 + j;
+      float sum = state.sum[t][j];
+#pragma unroll
+      for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      float* row = part + column * (kDim + 2);
+#pragma unroll
+      for (int m = 0; m < 8; ++m) {
+        row[m * 16 + lane / 4] = state.o[m][t][j];
+        row[m * 16 + lane / 4 + 8] = state.o[m][t][2 + j];
+      }
+      if (lane < 4) {
+        row[kDim] = state.maximum[t][j];
+        row[kDim + 1] = sum;
+      }
+    }
+  }
+}
+
+// One channel of one column over `count` parts `stride` floats apart: the weighted sum, and in
+// *maximum and *sum what belongs to it.
+__device__ __forceinline__ float Merge(const float* part, int count, size_t stride, int column,
+                                       int channel, float* maximum, float* sum) {
+  float m = -INFINITY, total = 0.0f, o = 0.0f;
+  const float* row = part + column * (kDim + 2);
+  for (int i = 0; i < count; ++i) m = fmaxf(m, row[i * stride + kDim]);
+  for (int i = 0; i < count; ++i) {
+    if (row[i * stride + kDim] == -INFINITY) continue;  // a warp without a tile
+    const float factor = ptx::Exp2(row[i * stride + kDim] - m);
+    total += factor * row[i * stride + kDim + 1];
+    o += factor * row[i * stride + channel];
+  }
+  *maximum = m;
+  *sum = total;
+  return o;
+}
+
+__device__ void WriteOut(const KernelParams& k, const float* part, int count, size_t stride,
+                         int pair) {
+  const int sequence = pair / k.p.kv_heads, head = pair % k.p.kv_heads;
+  __nv_bfloat16* out = reinterpret_cast<__nv_bfloat16*>(k.p.out) +
+                       (static_cast<size_t>(sequence) * k.p.q_heads + head * k.group) * kDim;
+  for (int i = threadIdx.x; i < k.group * kDim; i += kThreads) {
+    float maximum, sum;
+    const float o = Merge(part, count, stride, i / kDim, i % kDim, &maximum, &sum);
+    out[i] = __float2bfloat16(o / sum);
+  }
+}
+
+// The block's part of a pair is in shared memory, a part a warp: to the output when it is the whole
+// pair, otherwise to its place; whoever completes the pair writes the output.
+__device__ void FinishPart(const KernelParams& k, const float* warps, size_t stride, int pair) {
+  const int64_t begin = static_cast<int64_t>(pair) * k.line.tiles;
+  const int first = k.line.BlockOf(begin), last = k.line.BlockOf(begin + k.line.tiles - 1);
+  if (first == last) {
+    WriteOut(k, warps, kWarps, stride, pair);
+    return;
+  }
+  float* part = PartOf(k, blockIdx.x, pair);
+  for (int i = threadIdx.x; i < k.group * kDim; i += kThreads) {
+    const int column = i / kDim, channel = i % kDim;
+    float maximum, sum;
+    part[column * (kDim + 2) + channel] =
+        Merge(warps, kWarps, stride, column, channel, &maximum, &sum);
+    if (channel == 0) {
+      part[column * (kDim + 2) + kDim] = maximum;
+      part[column * (kDim + 2) + kDim + 1] = sum;
+    }
+  }
+  __shared__ bool complete;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    complete = atomicAdd(k.arrived + pair, 1) == last - first;
+    if (complete) k.arrived[pair] = 0;
+    __threadfence();
+  }
+  __syncthreads();
+  if (complete) WriteOut(k, PartOf(k, first, pair), last - first + 1, kPartFloats, pair);
+}
+
+template <int kTiles>
+__device__ __forceinline__ void LoadQuery(const KernelParams& k, int pair, int lane,
+                                          uint32_t (&q)[kTiles][8][2]) {
+  const int sequence = pair / k.p.kv_heads, head = pair % k.p.kv_heads;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    const int column = t * 8 + lane / 4;
+    const kernels::Bf16* row =
+        k.p.q + (static_cast<size_t>(sequence) * k.p.q_heads + head * k.group + column) * kDim +
+        lane % 4 * 2;
+#pragma unroll
+    for (int step = 0; step < 8; ++step) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        q[t][step][j] =
+            column < k.group ? *reinterpret_cast<const uint32_t*>(row + step * 16 + j * 8) : 0u;
+      }
+    }
+  }
+}
+
+template <int kTiles>
+__global__ void __launch_bounds__(kThreads, 1) AttendKernel(const KernelParams k) {
+  extern __shared__ __align__(128) char shared[];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  char* ring = shared + warp * kSlots * kSlotBytes;
+  const uint32_t ring_address = ptx::SharedAddress(ring);
+  int64_t at = k.line.Cut(blockIdx.x);
+  const int64_t end = k.line.Cut(blockIdx.x + 1);
+  while (at < end) {
+    const int pair = static_cast<int>(at / k.line.tiles);
+    const int first = static_cast<int>(at % k.line.tiles);
+    const int count = static_cast<int>(min(end - at, static_cast<int64_t>(k.line.tiles - first)));
+    const char* k_rows = reinterpret_cast<const char*>(k.p.rows.address[pair / k.p.kv_heads]) +
+                         k.p.rows.layer_offset + pair % k.p.kv_heads * k.p.rows.head_stride;
+    const int mine = (count - warp + kWarps - 1) / kWarps;
+    const auto ask = [&](int i) {
+      if (i < mine) {
+        AskFor(ring_address + i % kSlots * kSlotBytes, k_rows, k.p.rows.v_offset,
+               (first + warp + i * kWarps) * kTile, k.p.tokens, lane);
+      }
+      ptx::CommitCopies();
+    };
+    for (int i = 0; i < kSlots - 1; ++i) ask(i);
+    uint32_t q[kTiles][8][2];
+    LoadQuery<kTiles>(k, pair, lane, q);
+    State<kTiles> state;
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) state.maximum[t][0] = state.maximum[t][1] = -INFINITY;
+    for (int i = 0; i < mine; ++i) {
+      ptx::WaitCopies<kSlots - 2>();
+      __syncwarp();
+      ask(i + kSlots - 1);
+      const int valid = k.p.tokens - (first + warp + i * kWarps) * kTile;
+      Attend<kTiles>(ring_address + i % kSlots * kSlotBytes, q, valid, k.scale, lane, &state);
+    }
+    ptx::WaitCopies<0>();
+    __syncwarp();
+    StorePart<kTiles>(reinterpret_cast<float*>(ring), lane, state);
+    __syncthreads();
+    FinishPart(k, reinterpret_cast<const float*>(shared), kSlots * kSlotBytes / sizeof(float),
+               pair);
+    __syncthreads();
+    at += count;
+  }
+}
+
+int Processors() {
+  int device = 0, processors = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    return 1;
+  }
+  return processors < kBlocksMax ? processors : kBlocksMax;
+}
+
+size_t PartBytes(int pairs) {
+  return static_cast<size_t>(kBlocksMax + pairs) * kPartFloats * sizeof(float);
+}
+
+template <int kTiles>
+cudaError_t Enqueue(const KernelParams& k, cudaStream_t stream) {
+  const cudaError_t error = cudaFuncSetAttribute(
+      AttendKernel<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (error != cudaSuccess) return error;
+  AttendKernel<kTiles><<<k.line.blocks, kThreads, kSharedBytes, stream>>>(k);
+  return cudaGetLastError();
+}
+
+}  // namespace
+
+size_t Bf16AttentionWorkspaceBytes(int batch, int kv_heads) {
+  const int pairs = batch * kv_heads;
+  return PartBytes(pairs) + pairs * sizeof(int32_t);
+}
+
+cudaError_t Bf16Attention(const Bf16AttentionParams& p, cudaStream_t stream) {
+  if (p.batch < 1 || p.tokens < 1 || p.kv_heads < 1 || p.head_dim != kDim ||
+      p.q_heads % p.kv_heads != 0 || p.q_heads / p.kv_heads > kColumnsMax ||
+      p.rows.token_stride != kRowBytes) {
+    return cudaErrorInvalidValue;
+  }
+  KernelParams k;
+  k.p = p;
+  k.group = p.q_heads / p.kv_heads;
+  k.scale = static_cast<float>(std::log2(std::exp(1.0)) / std::sqrt(double{kDim}));
+  const int pairs = p.batch * p.kv_heads;
+  k.line = {(p.tokens + kTile - 1) / kTile, pairs, Processors()};
+  k.parts = static_cast<float*>(p.workspace);
+  k.arrived = reinterpret_cast<int32_t*>(static_cast<char*>(p.workspace) + PartBytes(pairs));
+  return k.group > 8 ? Enqueue<2>(k, stream) : Enqueue<1>(k, stream);
+}
+
+}  // namespace crumb::bench

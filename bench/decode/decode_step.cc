@@ -1,0 +1,214 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "bench/decode/decode_step.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "bench/decode/read_experts.h"
+#include "bench/kernels/device_rates.h"
+#include "kernels/bf16.h"
+
+namespace crumb::bench {
+namespace {
+
+constexpr int kDim = 128;
+constexpr int kTunedLayers = 12;  // far more weights than L2 holds
+constexpr double kRopeBase = 1e6;
+
+// For every layer with experts, as many routed ones as are read, and the shared ones.
+std::vector<int32_t> DrawExperts(const ModelShape& m, int read) {
+  std::mt19937 random(31);
+  std::vector<int32_t> drawn, ids(m.experts.count);
+  std::iota(ids.begin(), ids.end(), 0);
+  for (int layer = 0; layer < m.expert_layers(); ++layer) {
+    std::shuffle(ids.begin(), ids.end(), random);
+    drawn.insert(drawn.end(), ids.begin(), ids.begin() + (read - m.experts.shared));
+    for (int i = 0; i < m.experts.shared; ++i) drawn.push_back(m.experts.count + i);
+  }
+  return drawn;
+}
+
+}  // namespace
+
+DecodeStep::DecodeStep(const StepWeights& weights, models::cuda::Projections& projections,
+                       const KvCache& cache, const SequenceShape& sequence, int batch)
+    : w_(weights), m_(weights.model), projections_(projections), cache_(cache), batch_(batch) {
+  const size_t b = batch, hidden = b * m_.hidden;
+  tokens_ = Upload(std::vector<int32_t>(b, 1));
+  residual_ = Allocate<Bf16>(hidden);
+  x_ = Allocate<Bf16>(hidden);
+  y_ = Allocate<Bf16>(hidden);
+  qkv_ = Allocate<Bf16>(b * m_.qkv_outputs());
+  q_ = Allocate<Bf16>(b * m_.q_heads * kDim);
+  attended_ = Allocate<Bf16>(b * m_.q_heads * kDim);
+  gate_up_ = Allocate<Bf16>(b * 2 * m_.ffn);
+  gated_ = Allocate<Bf16>(b * m_.ffn);
+  logits_ = Allocate<Bf16>(b * m_.vocabulary);
+  std::vector<float> cosine, sine;
+  for (int s = 0; s < batch; ++s) {
+    for (int i = 0; i < m_.rotary_dim / 2; ++i) {
+      const double angle = (sequence.tokens() - 1) * std::pow(kRopeBase, -2.0 * i / m_.rotary_dim);
+      cosine.push_back(static_cast<float>(std::cos(angle)));
+      sine.push_back(static_cast<float>(std::sin(angle)));
+    }
+  }
+  cosine_ = Upload(cosine);
+  sine_ = Upload(sine);
+  best_ = Upload(std::vector<uint64_t>(b, 0));
+  done_ = Upload(std::vector<uint32_t>(b, 0));
+  if (m_.expert_layers() == 0) return;
+  scores_ = Allocate<Bf16>(b * m_.experts.count);
+  experts_ = Upload(DrawExperts(m_, m_.ExpertsRead(batch)));
+  unused_ = Allocate<uint32_t>(1);
+}
+
+void DecodeStep::Project(const Bf16* x, const Bf16* w, Bf16* y, int inputs, int outputs,
+                         cudaStream_t stream) {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(inputs));
+  if (projections_.Multiply({batch_, inputs, outputs}, scale, x, w, y, stream)) return;
+  std::fprintf(stderr, "crumb-decode-bench: cuBLAS refuses %d x %d x %d\n", batch_, inputs,
+               outputs);
+  std::exit(1);
+}
+
+void DecodeStep::TuneOne(int candidates, int inputs, int outputs, const Bf16* w, size_t stride,
+                         int layers) {
+  const Device<Bf16> x = Allocate<Bf16>(static_cast<size_t>(batch_) * inputs);
+  const Device<Bf16> y = Allocate<Bf16>(static_cast<size_t>(batch_) * outputs);
+  Check(cudaMemset(x.get(), 0, static_cast<size_t>(batch_) * inputs * sizeof(Bf16)), "clear");
+  const models::cuda::ProjectionShape shape = {batch_, inputs, outputs};
+  projections_.Tune(shape, candidates, [&] {
+    bool accepted = true;
+    const double us = TimeGraph(
+        [&](cudaStream_t stream) {
+          for (int layer = 0; layer < std::min(layers, kTunedLayers); ++layer) {
+            accepted = accepted && projections_.Multiply(shape, 1.0f, x.get(), w + layer * stride,
+                                                         y.get(), stream);
+          }
+        },
+        3);
+    return accepted ? us : std::numeric_limits<double>::infinity();
+  });
+}
+
+void DecodeStep::Tune(int candidates) {
+  const int q = m_.q_heads * kDim;
+  TuneOne(candidates, m_.hidden, m_.qkv_outputs(), w_.qkv.get(), w_.qkv_stride, m_.layers);
+  TuneOne(candidates, q, m_.hidden, w_.out.get(), w_.out_stride, m_.layers);
+  TuneOne(candidates, m_.hidden, 2 * m_.ffn, w_.gate_up.get(), w_.gate_up_stride,
+          m_.dense_layers());
+  TuneOne(candidates, m_.ffn, m_.hidden, w_.down.get(), w_.down_stride, m_.dense_layers());
+  if (m_.expert_layers() > 0) {
+    TuneOne(candidates, m_.hidden, m_.experts.count, w_.routers.get(),
+            static_cast<size_t>(m_.experts.count) * m_.hidden, m_.expert_layers());
+  }
+  TuneOne(candidates, m_.hidden, m_.vocabulary, w_.last_projection(), 0, 1);
+}
+
+void DecodeStep::EnqueueFfn(int layer, cudaStream_t stream) {
+  Project(x_.get(), w_.gate_up.get() + layer * w_.gate_up_stride, gate_up_.get(), m_.hidden,
+          2 * m_.ffn, stream);
+  Check(models::cuda::GateUp(batch_, m_.ffn, gate_up_.get(), gated_.get(), stream), "gate");
+  Project(gated_.get(), w_.down.get() + layer * w_.down_stride, y_.get(), m_.ffn, m_.hidden,
+          stream);
+}
+
+void DecodeStep::EnqueueExperts(int layer, cudaStream_t stream) {
+  const size_t index = layer - m_.dense_layers();
+  const size_t layer_experts = m_.experts.count + m_.experts.shared;
+  const int read = m_.ExpertsRead(batch_);
+  Project(x_.get(), w_.routers.get() + index * m_.experts.count * m_.hidden, scores_.get(),
+          m_.hidden, m_.experts.count, stream);
+  Check(ReadExperts(w_.experts.get() + index * layer_experts * m_.expert_bytes(), m_.expert_bytes(),
+                    experts_.get() + index * read, read, unused_.get(), stream),
+        "experts");
+}
+
+void DecodeStep::EnqueueLayer(int layer, cudaStream_t stream) {
+  const models::cuda::NormShape norm = {batch_, m_.hidden, static_cast<float>(m_.epsilon)};
+  Project(x_.get(), w_.qkv.get() + layer * w_.qkv_stride, qkv_.get(), m_.hidden, m_.qkv_outputs(),
+          stream);
+  models::cuda::RopeParams rope;
+  rope.rows = batch_;
+  rope.q_heads = m_.q_heads;
+  rope.kv_heads = m_.kv_heads;
+  rope.rotary_dim = m_.rotary_dim;
+  rope.epsilon = norm.epsilon;
+  rope.qkv = qkv_.get();
+  rope.q_weight = w_.head_norms.get() + layer * 2 * kDim;
+  rope.k_weight = rope.q_weight + kDim;
+  rope.cosine = cosine_.get();
+  rope.sine = sine_.get();
+  rope.q = q_.get();
+  cache_.SetAppend(layer, &rope);
+  Check(models::cuda::NormRopeAppend(rope, stream), "rope");
+  cache_.Attend(layer, q_.get(), attended_.get(), stream);
+  Project(attended_.get(), w_.out.get() + layer * w_.out_stride, y_.get(), m_.q_heads * kDim,
+          m_.hidden, stream);
+  Check(models::cuda::AddAndNorm(norm, y_.get(), Norm(2 * layer + 1), residual_.get(), x_.get(),
+                                 stream),
+        "norm");
+  if (layer < m_.dense_layers()) {
+    EnqueueFfn(layer, stream);
+  } else {
+    EnqueueExperts(layer, stream);
+  }
+  Check(models::cuda::AddAndNorm(norm, y_.get(), Norm(2 * layer + 2), residual_.get(), x_.get(),
+                                 stream),
+        "norm");
+}
+
+void DecodeStep::Enqueue(cudaStream_t stream) {
+  cache_.Plan(stream);
+  Check(
+      models::cuda::EmbedAndNorm({batch_, m_.hidden, static_cast<float>(m_.epsilon)}, tokens_.get(),
+                                 w_.table.get(), Norm(0), residual_.get(), x_.get(), stream),
+      "embedding");
+  for (int layer = 0; layer < m_.layers; ++layer) EnqueueLayer(layer, stream);
+  Project(x_.get(), w_.last_projection(), logits_.get(), m_.hidden, m_.vocabulary, stream);
+  Check(models::cuda::GreedyTokens(batch_, m_.vocabulary, logits_.get(), best_.get(), done_.get(),
+                                   tokens_.get(), stream),
+        "choice");
+}
+
+void DecodeStep::EnqueueAttention(cudaStream_t stream) {
+  cache_.Plan(stream);
+  for (int layer = 0; layer < m_.layers; ++layer) {
+    cache_.Attend(layer, q_.get(), attended_.get(), stream);
+  }
+}
+
+void DecodeStep::EnqueueProjections(cudaStream_t stream) {
+  for (int layer = 0; layer < m_.layers; ++layer) {
+    Project(x_.get(), w_.qkv.get() + layer * w_.qkv_stride, qkv_.get(), m_.hidden, m_.qkv_outputs(),
+            stream);
+    Project(attended_.get(), w_.out.get() + layer * w_.out_stride, y_.get(), m_.q_heads * kDim,
+            m_.hidden, stream);
+    if (layer < m_.dense_layers()) {
+      EnqueueFfn(layer, stream);
+    } else {
+      EnqueueExperts(layer, stream);
+    }
+  }
+  Project(x_.get(), w_.last_projection(), logits_.get(), m_.hidden, m_.vocabulary, stream);
+}
+
+bool DecodeStep::Sane() const {
+  const std::vector<Bf16> logits =
+      Download(logits_.get(), static_cast<size_t>(batch_) * m_.vocabulary);
+  bool differ = false;
+  for (const Bf16 x : logits) {
+    if (!std::isfinite(kernels::Bf16ToFloat(x))) return false;
+    differ = differ || x.bits != logits[0].bits;
+  }
+  return differ;
+}
+
+}  // namespace crumb::bench

@@ -1,0 +1,63 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "bench/decode/kv_cache.h"
+#include "bench/decode/model_shape.h"
+#include "bench/decode/step_weights.h"
+#include "bench/kernels/device_memory.h"
+#include "models/cuda/projections.h"
+
+namespace crumb::bench {
+
+// One decode step of a batch, from token ids to token ids, one token a sequence: embedding, and of
+// every layer norms, projections, RoPE, append, attention; last projection, greedy choice. A
+// layer with experts reads the bytes of those that the batch needs, and computes nothing with them.
+// Borrows weights, projections and cache.
+class DecodeStep {
+ public:
+  DecodeStep(const StepWeights& weights, models::cuda::Projections& projections,
+             const KvCache& cache, const SequenceShape& sequence, int batch);
+
+  // Lets the fastest of cuBLAS's algorithms do each product. Waits.
+  void Tune(int candidates);
+
+  // The functions below enqueue and can be captured; each replay computes the same step again.
+  void Enqueue(cudaStream_t stream);
+  // The step's attention alone, plan included; its projections alone.
+  void EnqueueAttention(cudaStream_t stream);
+  void EnqueueProjections(cudaStream_t stream);
+
+  // Whether the logits of the last step are numbers, not all the same. Waits.
+  bool Sane() const;
+
+ private:
+  using Bf16 = kernels::Bf16;
+
+  void Project(const Bf16* x, const Bf16* w, Bf16* y, int inputs, int outputs, cudaStream_t stream);
+  void TuneOne(int candidates, int inputs, int outputs, const Bf16* w, size_t stride, int layers);
+  void EnqueueLayer(int layer, cudaStream_t stream);
+  void EnqueueFfn(int layer, cudaStream_t stream);
+  void EnqueueExperts(int layer, cudaStream_t stream);
+  const Bf16* Norm(int index) const { return w_.norms.get() + index * size_t(m_.hidden); }
+
+  const StepWeights& w_;
+  const ModelShape& m_;
+  models::cuda::Projections& projections_;
+  const KvCache& cache_;
+  const int batch_;
+  Device<int32_t> tokens_;
+  Device<Bf16> residual_, x_, y_, qkv_, q_, attended_, gate_up_, gated_, logits_;
+  Device<float> cosine_, sine_;
+  Device<uint64_t> best_;
+  Device<uint32_t> done_;
+  Device<Bf16> scores_;      // of the router
+  Device<int32_t> experts_;  // [expert layers, ExpertsRead(batch)], distinct in a layer
+  Device<uint32_t> unused_;
+};
+
+}  // namespace crumb::bench
