@@ -1,0 +1,198 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/ssd/ssd_tier.h"
+
+// How pages leave, and how extents and index share the budget.
+
+#include <algorithm>
+#include <chrono>
+#include <string>
+#include <utility>
+
+#include "common/logging.h"
+#include "storage/ssd/index_budget.h"
+
+namespace crumb::storage {
+namespace {
+
+// An index that outgrows its part gets so many times its size: a compaction writes tables anew
+// beside the old ones.
+constexpr uint64_t kShareToGrow = 3;
+constexpr uint64_t kShareToKeep = 2;
+// Pages evicted at once, so that one index sync covers many, but never more than a part of all.
+constexpr size_t kEvictPagesMax = 32;
+constexpr size_t kEvictPart = 64;
+constexpr Duration kGrowPause = std::chrono::seconds(10);
+
+}  // namespace
+
+uint64_t SsdTier::IndexShare(uint64_t factor) const {
+  return std::max(IndexBytes(options_.bytes_max.value), factor * folder_->BytesBesidesExtents());
+}
+
+bool SsdTier::Grow() {
+  {
+    MutexLock lock(&mutex_);
+    if (growing_ || clock_.Now() < grow_again_at_) return false;
+    growing_ = true;
+  }
+  absl::Status status = absl::ResourceExhaustedError("ssd.bytes_max is reached");
+  uint32_t number = 0;
+  if (files_->bytes() + folder_->extent_bytes() + IndexShare(kShareToGrow) <=
+      options_.bytes_max.value) {
+    absl::StatusOr<uint32_t> created = files_->Create();
+    status = created.status();
+    if (created.ok()) {
+      number = *created;
+    } else {
+      LogWarning("SSD tier {}: no further extent: {}", options_.path,
+                 std::string(status.message()));
+    }
+    MutexLock lock(&mutex_);
+    if (!status.ok()) grow_again_at_ = clock_.Now() + kGrowPause;
+  }
+  MutexLock lock(&mutex_);
+  growing_ = false;
+  if (status.ok()) table_.slots().AddRegion(number, folder_->extent_bytes());
+  return status.ok();
+}
+
+absl::Status SsdTier::EvictFor(uint64_t bytes) {
+  const TimePoint now = clock_.Now();
+  size_t evicted = 0;
+  {
+    MutexLock lock(&mutex_);
+    const size_t wanted = std::clamp<size_t>(table_.Stats().pages / kEvictPart, 1, kEvictPagesMax);
+    while (evicted < wanted) {
+      const auto victim = table_.Victim(now, [](const Page&) { return true; });
+      if (!victim) break;
+      Hide(*victim, RemovalReason::kCapacity);
+      ++evicted;
+    }
+    for (const PageHandle page : table_.slots().OwnersOfNearlyEmptyChunk(bytes)) {
+      const Page& owner = table_[page];
+      if (!owner.resident || owner.references > 0 || owner.pinned_until > now) continue;
+      Hide(page, RemovalReason::kCapacity);
+      ++evicted;
+    }
+  }
+  if (evicted == 0) return absl::UnavailableError("SSD tier has no room: every page is in use");
+  return WriteIndex({});
+}
+
+void SsdTier::ShrinkToBudget() {
+  while (files_->bytes() + IndexShare(kShareToKeep) > options_.bytes_max.value) {
+    if (!RemoveAnExtent()) return;
+  }
+}
+
+bool SsdTier::RemoveAnExtent() {
+  std::optional<uint32_t> emptiest;
+  {
+    MutexLock lock(&mutex_);
+    emptiest = table_.slots().EmptiestRegion();
+    if (!emptiest) return false;
+    for (const PageHandle page : table_.slots().OwnersIn(*emptiest)) {
+      if (table_[page].resident) Hide(page, RemovalReason::kCapacity);
+    }
+  }
+  if (!WriteIndex({}).ok()) return false;
+  {
+    MutexLock lock(&mutex_);
+    if (!table_.slots().RemoveRegion(*emptiest)) return false;  // somebody still reads there
+  }
+  const absl::Status status = files_->Remove(*emptiest);
+  if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
+  return status.ok();
+}
+
+// Leaving.
+
+void SsdTier::Hide(PageHandle page, RemovalReason reason) {
+  const Page& leaving = table_[page];
+  for (const Fragment& fragment : leaving.fragments) {
+    leaving_.deletes.Delete(FragmentKey(leaving.keyspace, leaving.key, fragment.range));
+  }
+  leaving_.deletes.Delete(AccessKey(leaving.keyspace, leaving.key));
+  leaving_.pages.push_back(page);
+  table_.Ref(page);
+  table_.Remove(page, reason, clock_.Now());
+}
+
+absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
+  Leaving leaving;
+  {
+    MutexLock lock(&mutex_);
+    while (index_busy_) index_free_.Wait(&mutex_);
+    // Another call's write may have taken along what this one is for.
+    if (batch.changes.empty() && leaving_.deletes.changes.empty()) return absl::OkStatus();
+    index_busy_ = true;
+    std::swap(leaving, leaving_);
+  }
+  IndexBatch all = leaving.deletes;
+  all.changes.insert(all.changes.end(), batch.changes.begin(), batch.changes.end());
+  const absl::Status status = index_->Write(all);
+  if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
+  MutexLock lock(&mutex_);
+  index_busy_ = false;
+  index_free_.NotifyAll();  // one that finds nothing left to do wakes nobody
+  if (status.ok()) {
+    for (const Slot& slot : leaving.slots) table_.slots().Free(slot);
+    for (const PageHandle page : leaving.pages) table_.Unref(page);
+    return status;
+  }
+  // Back in front, for what follows may be about the same pages.
+  const auto prepend = [](auto& to, const auto& from) {
+    to.insert(to.begin(), from.begin(), from.end());
+  };
+  prepend(leaving_.deletes.changes, leaving.deletes.changes);
+  prepend(leaving_.slots, leaving.slots);
+  prepend(leaving_.pages, leaving.pages);
+  return absl::UnavailableError(status.message());
+}
+
+uint32_t SsdTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  uint32_t removed = 0;
+  {
+    MutexLock lock(&mutex_);
+    WaitForPut();
+    for (const PageKey& key : keys) {
+      const PageHandle page = table_.Find(keyspace, key);
+      if (page == kNoPage) continue;
+      Hide(page, RemovalReason::kDeleted);
+      ++removed;
+    }
+  }
+  if (removed > 0) WriteIndex({}).IgnoreError();  // health has noted it, a later write repeats it
+  Announce();
+  return removed;
+}
+
+uint64_t SsdTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
+  IndexBatch batch;
+  batch.Put(GenerationKey(keyspace), EncodeNumber(generation));
+  {
+    MutexLock lock(&mutex_);
+    if (table_.GenerationOf(keyspace) >= generation) return 0;
+    table_.RaiseGeneration(keyspace, generation);
+  }
+  // With the generation durable, no page below it comes back, whatever happens to the deletes.
+  WriteIndex(batch).IgnoreError();
+  uint64_t dropped = 0;
+  while (true) {
+    {
+      MutexLock lock(&mutex_);
+      WaitForPut();
+      const std::vector<PageHandle> pages = table_.PagesBelow(keyspace, generation);
+      if (pages.empty()) break;
+      const size_t count = std::min(pages.size(), kIndexBatchChangesMax);
+      for (size_t i = 0; i < count; ++i) Hide(pages[i], RemovalReason::kDeleted);
+      dropped += count;
+    }
+    WriteIndex({}).IgnoreError();
+  }
+  Announce();
+  return dropped;
+}
+
+}  // namespace crumb::storage
