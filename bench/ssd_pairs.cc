@@ -24,7 +24,7 @@
 namespace crumb::bench {
 namespace {
 
-constexpr int kPairs = 5;
+constexpr int kPairs = 15;
 constexpr int kDepth = 8;
 constexpr size_t kBodiesBytes = 64 << 20;
 // Of one lease call: enough reads for crumbd to keep kDepth in flight, and a part of host memory.

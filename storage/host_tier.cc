@@ -13,8 +13,10 @@
 namespace crumb::storage {
 namespace {
 
-// Slots begin on this boundary, so that they can be written to disk without a copy.
-constexpr uint32_t kGranuleBytes = 512;
+// Slots begin on the granule, so that they can be written to disk without a copy, and on pages
+// where that costs little: disks fill memory faster that is not cut across its pages.
+constexpr SlotAllocator::Rounding kRounding = {.granule_bytes = 512, .page_bytes = 4096};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostTier>> HostTier::Open(const Options& options, const Clock& clock,
@@ -33,7 +35,7 @@ HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
       memory_(std::move(memory)),
       clock_(clock),
       events_(std::move(events)),
-      table_(std::move(policy), kGranuleBytes, &inherited_) {
+      table_(std::move(policy), kRounding, &inherited_) {
   for (size_t i = 0; i < memory_->size(); ++i) {
     table_.slots().AddRegion(static_cast<uint32_t>(i), memory_->bytes(i));
     slabs_.push_back({.bytes = memory_->bytes(i), .since = clock_.Now()});

@@ -38,9 +38,9 @@ HistogramSnapshot SnapshotOf(const Histogram& histogram) {
   return snapshot;
 }
 
-PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes,
-                     InheritedSlabs* inherited)
-    : allocator_(std::make_unique<SlotAllocator>(granule_bytes)),
+PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy,
+                     const SlotAllocator::Rounding& rounding, InheritedSlabs* inherited)
+    : allocator_(std::make_unique<SlotAllocator>(rounding)),
       slots_(*allocator_),
       inherited_(inherited),
       lifetime_seconds_(LifetimeBounds()),

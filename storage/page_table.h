@@ -71,7 +71,7 @@ struct Page {
 class PageTable {
  public:
   // `inherited`, which may be null and outlives this, has the slots of its regions.
-  PageTable(std::unique_ptr<EvictionPolicy> policy, uint32_t granule_bytes,
+  PageTable(std::unique_ptr<EvictionPolicy> policy, const SlotAllocator::Rounding& rounding,
             InheritedSlabs* inherited = nullptr);
   // Over slots from elsewhere, which outlive this; slots() is not to be called.
   PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space);

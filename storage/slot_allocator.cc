@@ -9,15 +9,27 @@ namespace crumb::storage {
 namespace {
 
 // Of the 3 % that may be lost; rounding fragments up to the granule takes some, too.
-constexpr uint64_t kWastePercentMax = 2;
+constexpr uint64_t kWastePerMilleMax = 20;
+// Rounding up to pages may take one in so many bytes, and leaves that much less to the chunk.
+constexpr uint64_t kPagePart = 64;
+constexpr uint64_t kPagedWastePerMilleMax = 14;
 
-// Whether a chunk of `chunk_bytes` loses at most kWastePercentMax behind its last slot.
-bool FitsWell(uint64_t chunk_bytes, uint64_t slot_bytes) {
-  return chunk_bytes >= slot_bytes &&
-         chunk_bytes % slot_bytes * 100 <= kWastePercentMax * chunk_bytes;
-}
+uint64_t RoundUp(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
+
+uint64_t SlotAllocator::Rounded(uint64_t bytes) const {
+  const uint64_t paged = RoundUp(bytes, rounding_.page_bytes);
+  if ((paged - bytes) * kPagePart <= bytes) return paged;
+  return RoundUp(bytes, rounding_.granule_bytes);
+}
+
+bool SlotAllocator::FitsWell(uint64_t chunk_bytes, uint64_t slot_bytes) const {
+  const bool paged =
+      rounding_.page_bytes > rounding_.granule_bytes && slot_bytes % rounding_.page_bytes == 0;
+  const uint64_t waste_max = paged ? kPagedWastePerMilleMax : kWastePerMilleMax;
+  return chunk_bytes >= slot_bytes && chunk_bytes % slot_bytes * 1000 <= waste_max * chunk_bytes;
+}
 
 void SlotAllocator::AddRegion(uint32_t region, uint64_t bytes, uint32_t share) {
   regions_[region] = {};
@@ -220,7 +232,7 @@ Slot SlotAllocator::TakeSlot(uint32_t id, uint32_t index, uint32_t owner) {
 
 bool SlotAllocator::Claim(const Slot& slot, uint32_t owner) {
   const auto region = regions_.find(slot.region);
-  if (region == regions_.end() || slot.bytes == 0 || slot.bytes % granule_bytes_ != 0 ||
+  if (region == regions_.end() || slot.bytes == 0 || slot.bytes % rounding_.granule_bytes != 0 ||
       slot.chunk_order >= kOrders || slot.bytes > BytesOf(slot.chunk_order)) {
     return false;
   }

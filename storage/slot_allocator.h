@@ -18,15 +18,19 @@ namespace crumb::storage {
 // back when its last slot is freed. The chunk size is the smallest that loses at most 2 % at its
 // end to the slot size; only the first chunk of a size may be a worse one, so that a small store
 // can hold many sizes, and where all regions are too small for a good one, the best there is. A
-// region is of one share, and each share is cut as if it were alone. Keeps addresses only, touches
-// no bytes. Not thread-safe.
+// region is of one share, and each share is cut as if it were alone. Slots are rounded up to whole
+// pages where that and the chunk's end together lose at most 3 %. Keeps addresses only, touches no
+// bytes. Not thread-safe.
 class SlotAllocator final : public SlotSpace {
  public:
   static constexpr uint64_t kChunkBytesMin = uint64_t{1} << 20;
   static constexpr uint32_t kNoOwner = UINT32_MAX;
 
-  // Slots begin at and fill multiples of `granule_bytes`, a power of two.
-  explicit SlotAllocator(uint32_t granule_bytes) : granule_bytes_(granule_bytes) {}
+  struct Rounding {
+    uint32_t granule_bytes = 512;  // slots begin at and fill multiples of it, a power of two
+    uint32_t page_bytes = 512;     // of this, a power of two no smaller, where it costs little
+  };
+  explicit SlotAllocator(const Rounding& rounding) : rounding_(rounding) {}
 
   // Adds `bytes`, rounded down to chunks, as region number `region`, which must be new.
   void AddRegion(uint32_t region, uint64_t bytes, uint32_t share = 0);
@@ -90,9 +94,9 @@ class SlotAllocator final : public SlotSpace {
   };
 
   static uint64_t BytesOf(int order) { return kChunkBytesMin << order; }
-  uint64_t Rounded(uint64_t bytes) const {
-    return (bytes + granule_bytes_ - 1) / granule_bytes_ * granule_bytes_;
-  }
+  uint64_t Rounded(uint64_t bytes) const;
+  // Whether a chunk of `chunk_bytes` loses little enough behind its last slot.
+  bool FitsWell(uint64_t chunk_bytes, uint64_t slot_bytes) const;
   Share& ShareOf(uint32_t region) { return shares_[regions_.at(region).share]; }
   std::optional<uint32_t> ChunkWithRoom(Share& share, uint32_t slot_bytes);
   // The chunk size to use where every region is too small for one that loses at most 2 %.
@@ -105,7 +109,7 @@ class SlotAllocator final : public SlotSpace {
   uint32_t ChunkOf(const Slot& slot) const;
   Slot TakeSlot(uint32_t id, uint32_t index, uint32_t owner);
 
-  const uint32_t granule_bytes_;
+  const Rounding rounding_;
   std::map<uint32_t, Region> regions_;
   std::map<uint32_t, Share> shares_;
   std::vector<Chunk> chunks_;

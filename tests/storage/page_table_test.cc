@@ -24,7 +24,7 @@ class PageTableTest : public testing::Test {
     return page;
   }
 
-  PageTable table_{*MakePolicy("lru", 1000), 512};
+  PageTable table_{*MakePolicy("lru", 1000), {.granule_bytes = 512, .page_bytes = 512}};
 };
 
 TEST_F(PageTableTest, LeavesGoBeforeTheirAncestorsInWhateverOrderTheyCame) {
