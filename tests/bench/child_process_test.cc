@@ -9,13 +9,13 @@
 #include <fstream>
 
 #include "bench/servers_under_test.h"
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::bench {
 namespace {
 
 TEST(ChildProcessTest, EndsWithItsOwner) {
-  const tools::TempFolder folder;
+  const TemporaryFolder folder;
   pid_t pid = -1;
   {
     auto process = ChildProcess::Start({"sleep", "600"}, folder.File("log"));
@@ -28,7 +28,7 @@ TEST(ChildProcessTest, EndsWithItsOwner) {
 }
 
 TEST(ChildProcessTest, NoticesTheEndAndKeepsTheOutput) {
-  const tools::TempFolder folder;
+  const TemporaryFolder folder;
   auto process = ChildProcess::Start({"sh", "-c", "echo out; echo error >&2"}, folder.File("log"));
   ASSERT_TRUE(process.ok()) << process.status();
   while ((*process)->Running()) {
@@ -39,7 +39,7 @@ TEST(ChildProcessTest, NoticesTheEndAndKeepsTheOutput) {
 }
 
 TEST(ChildProcessTest, AProgramThatIsNotThereIsNotFound) {
-  const tools::TempFolder folder;
+  const TemporaryFolder folder;
   EXPECT_EQ(ChildProcess::Start({"/no/such/program"}, folder.File("log")).status().code(),
             absl::StatusCode::kNotFound);
 }

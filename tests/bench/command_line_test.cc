@@ -7,7 +7,7 @@
 
 #include <fstream>
 
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::bench {
 namespace {
@@ -74,7 +74,7 @@ INSTANTIATE_TEST_SUITE_P(
                     std::vector<std::string>{"decode", "--memory-gb", "0"}));
 
 TEST(CommandLineTest, ReadsReplay) {
-  const tools::TempFolder folder;
+  const TemporaryFolder folder;
   std::ofstream(folder.File("trace")) << "";
   const CommandLine line =
       Parsed({"replay", "--trace", folder.File("trace"), "--capacity-gb", "16,64.5", "--format",

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "nlohmann/json.hpp"
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::bench {
 namespace {
@@ -34,7 +34,7 @@ Outcome RunProgram(const std::string& arguments) {
 // Two conversations behind one shared block: 0 1 | 0 2 | 0 1 3. With room for everything the second
 // hits one block and the third two, of 7.
 TEST(CrumbBenchProgramTest, ReplaysATraceByHand) {
-  const tools::TempFolder folder;
+  const TemporaryFolder folder;
   std::ofstream trace(folder.File("trace.jsonl"));
   trace << R"({"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [0, 1]})"
         << "\n"
@@ -55,7 +55,7 @@ TEST(CrumbBenchProgramTest, ReplaysATraceByHand) {
 }
 
 TEST(CrumbBenchProgramTest, ABadTraceIsNamedAndFails) {
-  const tools::TempFolder folder;
+  const TemporaryFolder folder;
   std::ofstream(folder.File("trace.jsonl")) << "{\"hash_ids\": [1,\n";
   const Outcome outcome = RunProgram("replay --trace " + folder.File("trace.jsonl"));
   EXPECT_EQ(outcome.code, 1);
@@ -63,7 +63,7 @@ TEST(CrumbBenchProgramTest, ABadTraceIsNamedAndFails) {
 }
 
 TEST(CrumbBenchProgramTest, APlotThatCannotBeWrittenShowsBeforeAnythingIsMeasured) {
-  const tools::TempFolder folder;
+  const TemporaryFolder folder;
   const Outcome outcome = RunProgram("quality --model " + folder.path() +
                                      " --text /dev/null --plot " + folder.File("no/such/plot.svg"));
   EXPECT_EQ(outcome.code, 1);
@@ -72,7 +72,7 @@ TEST(CrumbBenchProgramTest, APlotThatCannotBeWrittenShowsBeforeAnythingIsMeasure
 }
 
 TEST(CrumbBenchProgramTest, StoreWithoutCrumbdSaysSo) {
-  const tools::TempFolder folder;
+  const TemporaryFolder folder;
   const Outcome outcome = RunProgram("store --planes grpc --socket-dir " + folder.path());
   EXPECT_EQ(outcome.code, 1);
   EXPECT_NE(outcome.out.find(folder.path()), std::string::npos) << outcome.out;

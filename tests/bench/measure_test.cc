@@ -12,7 +12,7 @@
 #include "bench/raw_limits.h"
 #include "bench/timed_calls.h"
 #include "bench/touch.h"
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::bench {
 namespace {
@@ -97,7 +97,7 @@ TEST(RawLimitsTest, MeasureSomething) {
 }
 
 TEST(RawLimitsTest, DirectReadsNeedAWholePiece) {
-  const tools::TempFolder folder;
+  const TemporaryFolder folder;
   DirectReadOptions options;
   options.folder = folder.path();
   options.piece_bytes = 8192;

@@ -11,7 +11,7 @@
 
 #include "calibration/calibrator.h"
 #include "calibration/zip_writer.h"
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::calibration {
 namespace {
@@ -79,7 +79,7 @@ class RotationZooTest : public testing::Test {
     return std::string(read.status().message());
   }
 
-  const tools::TempFolder folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_F(RotationZooTest, ReadsWhatPyTorchWrote) {

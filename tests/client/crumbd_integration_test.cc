@@ -20,6 +20,7 @@
 #include "gtest/gtest.h"
 #include "rank_run.h"
 #include "sequence_model.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 
 extern char** environ;
@@ -184,7 +185,7 @@ class CrumbdIntegrationTest : public testing::Test {
   void SetUp() override { ASSERT_TRUE(crumbd_.Start()); }
   const std::string& dir() const { return crumbd_.socket_dir(); }
 
-  fault::TemporaryFolder folder_;
+  TemporaryFolder folder_;
   fault::CrumbdProcess crumbd_{folder_.path(), {}};
 };
 

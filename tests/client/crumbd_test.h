@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <filesystem>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,22 +12,13 @@
 #include "fake_crumbd.h"
 #include "gtest/gtest.h"
 #include "sequence_model.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::client {
 
 // A temporary folder with a fake crumbd, and what the tests over it share.
 class CrumbdTest : public testing::Test {
  protected:
-  CrumbdTest() {
-    std::string name = (std::filesystem::temp_directory_path() / "crumb-client-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(name.data()), nullptr);
-    dir_ = name;
-  }
-  ~CrumbdTest() override {
-    crumbd_.reset();
-    std::filesystem::remove_all(dir_);
-  }
-
   void StartCrumbd(uint64_t epoch = 1) { crumbd_ = FakeCrumbd::Start(dir_, epoch); }
 
   ClientOptions Options() const {
@@ -71,7 +61,8 @@ class CrumbdTest : public testing::Test {
     return true;
   }
 
-  std::string dir_;
+  const TemporaryFolder folder_;
+  const std::string& dir_ = folder_.path();
   std::unique_ptr<FakeCrumbd> crumbd_;
 };
 

@@ -13,21 +13,16 @@
 #include <fstream>
 
 #include "common/mapping.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb {
 namespace {
 
 class FdChannelTest : public testing::Test {
  protected:
-  void SetUp() override {
-    std::string pattern = std::filesystem::temp_directory_path() / "crumb-fd-XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { std::filesystem::remove_all(folder_); }
-  std::string Path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string Path(const std::string& name) const { return folder_.File(name); }
 
-  std::string folder_;
+  const TemporaryFolder folder_;
 };
 
 int OpenDescriptors() {

@@ -8,24 +8,17 @@
 #include <string>
 
 #include "gtest/gtest.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb {
 
 // A temporary folder of certificates, made with the openssl command; gone on destruction.
 class TestCertificates {
  public:
-  TestCertificates() {
-    std::string name = (std::filesystem::temp_directory_path() / "crumb-tls-XXXXXX").string();
-    EXPECT_NE(::mkdtemp(name.data()), nullptr);
-    folder_ = name;
-  }
-  TestCertificates(const TestCertificates&) = delete;
-  ~TestCertificates() { std::filesystem::remove_all(folder_); }
-
   // NAME.pem or NAME.key of what was made.
-  std::string cert(const std::string& name) const { return folder_ + "/" + name + ".pem"; }
-  std::string key(const std::string& name) const { return folder_ + "/" + name + ".key"; }
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
+  std::string cert(const std::string& name) const { return folder_.File(name + ".pem"); }
+  std::string key(const std::string& name) const { return folder_.File(name + ".key"); }
+  std::string path(const std::string& name) const { return folder_.File(name); }
 
   // A new authority.
   void MakeAuthority(const std::string& name) const {
@@ -41,7 +34,7 @@ class TestCertificates {
     Run("req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj /CN=" + name + " -keyout " +
         key(name) + " -out " + path("request"));
     std::ofstream(path("ca.cnf")) << "[ca]\ndefault_ca=d\n[d]\ndatabase=" << path("index")
-                                  << "\nnew_certs_dir=" << folder_
+                                  << "\nnew_certs_dir=" << folder_.path()
                                   << "\nrand_serial=1\nunique_subject=no\ndefault_md="
                                      "sha256\npolicy=p\n[p]\ncommonName=supplied\n";
     std::ofstream(path("index"), std::ios::app).flush();
@@ -65,7 +58,7 @@ class TestCertificates {
     ADD_FAILURE() << command << "\n" << text.rdbuf();
   }
 
-  std::string folder_;
+  const TemporaryFolder folder_;
 };
 
 }  // namespace crumb

@@ -27,13 +27,6 @@ constexpr auto kStartWait = std::chrono::seconds(30);
 
 }  // namespace
 
-TemporaryFolder::TemporaryFolder() {
-  path_ = std::filesystem::temp_directory_path() / "crumb-fault-XXXXXX";
-  if (::mkdtemp(path_.data()) == nullptr) std::abort();
-}
-
-TemporaryFolder::~TemporaryFolder() { std::filesystem::remove_all(path_); }
-
 CrumbdProcess::CrumbdProcess(const std::string& folder, const StoreSizes& sizes)
     : folder_(folder), control_group_(sizes.control_group) {
   std::ofstream config(folder_ + "/crumbd.yaml");

@@ -10,20 +10,6 @@
 
 namespace crumb::fault {
 
-// A folder below the temporary one, removed with this object.
-class TemporaryFolder {
- public:
-  TemporaryFolder();
-  ~TemporaryFolder();
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 struct StoreSizes {
   uint64_t host_bytes = uint64_t{64} << 20;
   uint64_t slab_bytes = 0;                   // 0: one slab

@@ -13,6 +13,7 @@
 
 #include "client/device/device_memory.h"
 #include "client/device/pool_link.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
 #include "tests/fault/pool_worker.h"

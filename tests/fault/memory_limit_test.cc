@@ -16,6 +16,7 @@
 #include "crumb/client.h"
 #include "crumb/worker.h"
 #include "tests/client/sequence_model.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/memory_group.h"
 

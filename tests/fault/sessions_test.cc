@@ -18,6 +18,7 @@
 
 #include "common/fd_channel.h"
 #include "crumb/v1/session.pb.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
 

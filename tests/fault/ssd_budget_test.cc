@@ -14,6 +14,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
 

@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
 

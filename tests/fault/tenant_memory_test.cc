@@ -23,6 +23,7 @@
 #include "common/hex.h"
 #include "common/sha256.h"
 #include "gtest/gtest.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
 

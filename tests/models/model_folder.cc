@@ -59,18 +59,8 @@ RawTensor WidenToF32(const RawTensor& tensor) {
   return wide;
 }
 
-ModelFolder::ModelFolder() {
-  std::string pattern = (std::filesystem::temp_directory_path() / "crumb-model-XXXXXX").string();
-  path_ = ::mkdtemp(pattern.data());
-}
-
-ModelFolder::~ModelFolder() {
-  std::error_code ignored;
-  std::filesystem::remove_all(path_, ignored);
-}
-
 void ModelFolder::Write(const std::string& name, const std::string& text) const {
-  std::ofstream(path_ / name, std::ios::binary) << text;
+  std::ofstream(folder_.File(name), std::ios::binary) << text;
 }
 
 void ModelFolder::Write(const std::string& name, const nlohmann::json& json) const {

@@ -3,11 +3,12 @@
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
+
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::models {
 
@@ -37,19 +38,14 @@ RawTensor WidenToF32(const RawTensor& tensor);
 // A temporary model directory that goes with this object.
 class ModelFolder {
  public:
-  ModelFolder();
-  ~ModelFolder();
-  ModelFolder(const ModelFolder&) = delete;
-  ModelFolder& operator=(const ModelFolder&) = delete;
-
-  std::string path() const { return path_.string(); }
+  std::string path() const { return folder_.path(); }
   void Write(const std::string& name, const std::string& text) const;
   void Write(const std::string& name, const nlohmann::json& json) const;
   // Writes tiny-lm's own file of that name.
   void CopyTiny(const std::string& name) const;
 
  private:
-  std::filesystem::path path_;
+  const TemporaryFolder folder_;
 };
 
 }  // namespace crumb::models

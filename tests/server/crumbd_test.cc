@@ -14,7 +14,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/server/test_client.h"
 
 namespace crumb::server {
@@ -81,7 +81,7 @@ class CrumbdTest : public testing::Test {
     ASSERT_THAT(Text(endpoints_), HasSubstr("crumbd.sock")) << output();
   }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
   const std::string config_ = folder_.path() + "/crumbd.yaml";
   const std::string output_ = folder_.path() + "/output";
   const std::string endpoints_ = folder_.path() + "/crumbd.endpoints.json";

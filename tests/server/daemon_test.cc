@@ -15,7 +15,7 @@
 #include "grpcpp/health_check_service_interface.h"
 #include "gtest/gtest.h"
 #include "httplib.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/server/test_client.h"
 
 namespace crumb::server {
@@ -81,7 +81,7 @@ class DaemonTest : public testing::Test {
     return true;
   }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
   Options options_ = OptionsIn(folder_.path());
   std::unique_ptr<Daemon> daemon_;
   Daemon::Endpoints places_;
@@ -431,7 +431,7 @@ TEST_F(DaemonTest, AnAcquireNobodyWaitsForLeavesNoLease) {
 
 TEST_F(DaemonTest, ListenersInUseAreNamed) {
   const auto error = [&](const std::function<void(Options&)>& change) {
-    TempFolder other;
+    TemporaryFolder other;
     Options options = OptionsIn(other.path());
     change(options);
     const auto second = Daemon::Start(options);

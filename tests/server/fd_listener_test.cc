@@ -17,8 +17,8 @@
 #include "common/fd_channel.h"
 #include "crumb/v1/session.pb.h"
 #include "gmock/gmock.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/server/call_fixture.h"
-#include "tests/server/temp_folder.h"
 
 namespace crumb::server {
 namespace {
@@ -101,7 +101,7 @@ class FdListenerTest : public CallFixture {
     return welcome.token().empty() && IsClosed(socket.get());
   }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
   const std::string path_ = folder_.path() + "/crumbd.fd.sock";
   std::unique_ptr<FdListener> listener_;
 };

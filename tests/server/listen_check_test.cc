@@ -12,7 +12,7 @@
 #include "common/fd_channel.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::server {
 namespace {
@@ -20,7 +20,7 @@ namespace {
 using testing::HasSubstr;
 
 TEST(ListenCheckTest, UnixSockets) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const std::string path = folder.path() + "/a.sock";
   EXPECT_TRUE(CheckUnixSocketFree(path).ok());
   {

@@ -7,7 +7,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::server {
 namespace {
@@ -26,7 +26,7 @@ class MemoryCheckTest : public testing::Test {
   }
   MemoryFacts Read() const { return ReadMemoryFacts(folder_.path()); }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
 };
 
 storage::HostOptions HostOf(uint64_t bytes, bool huge_pages = false) {

@@ -17,7 +17,7 @@
 #include "crumb/v1/takeover.pb.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::server {
 namespace {
@@ -64,7 +64,7 @@ class TakeoverTest : public testing::Test {
     return memory;
   }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
   Options options_;
   std::promise<void> asked_;
   std::unique_ptr<TakeoverListener> listener_;

@@ -15,8 +15,8 @@
 #include "server/calls/put_assembler.h"
 #include "server/calls/staging_calls.h"
 #include "server/calls/status_calls.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/server/call_fixture.h"
-#include "tests/server/temp_folder.h"
 
 namespace crumb::server {
 namespace {
@@ -210,7 +210,7 @@ TEST_F(TenantCallsTest, AnEngineIsJoinedByItsTenantOnly) {
 }
 
 TEST_F(TenantCallsTest, ACommitOverQuotaIsRefusedAndTheRestUnharmed) {
-  TempFolder folder;
+  TemporaryFolder folder;
   TenantOptions options;
   options.file = folder.path() + "/tenants.json";
   const auto quota = [&](size_t bytes) {

@@ -9,7 +9,7 @@
 #include "gtest/gtest.h"
 #include "httplib.h"
 #include "server/daemon.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/server/test_client.h"
 
 namespace crumb::server {
@@ -125,7 +125,7 @@ class TenantDaemonTest : public testing::Test {
     context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
   }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
   Options options_;
   std::unique_ptr<Daemon> daemon_;
   Daemon::Endpoints places_;

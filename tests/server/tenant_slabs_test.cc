@@ -12,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "httplib.h"
 #include "server/daemon.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/server/test_client.h"
 
 namespace crumb::server {
@@ -106,7 +106,7 @@ class ServerTenantSlabsTest : public testing::Test {
     return at == std::string::npos ? -1 : std::stod(result->body.substr(at + name.size() + 2));
   }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
   Options options_;
   std::unique_ptr<Daemon> daemon_;
   std::unique_ptr<TestClient> a_;

@@ -8,7 +8,7 @@
 #include "common/hex.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::server {
 namespace {
@@ -34,7 +34,7 @@ class TenantTableTest : public testing::Test {
     return TenantTable::Open(options_, [this] { return now_; }).value();
   }
 
-  TempFolder folder_;
+  TemporaryFolder folder_;
   TenantOptions options_;
   Tenant::Instant now_ = std::chrono::system_clock::from_time_t(1'700'000'000);  // 2023-11-14
 };

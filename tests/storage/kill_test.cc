@@ -13,6 +13,7 @@
 #include <thread>
 
 #include "gtest/gtest.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/storage/store_calls.h"
 
 namespace crumb::storage {

@@ -54,20 +54,6 @@ bool AllRight(TieredStore& store, const AcquireRequest& request, const AcquireRe
   return true;
 }
 
-TemporaryFolder::TemporaryFolder(Place place) {
-  const std::filesystem::path memory = "/dev/shm";
-  const bool in_memory = place == Place::kMemory && ::access(memory.c_str(), W_OK) == 0;
-  std::string name =
-      (in_memory ? memory : std::filesystem::temp_directory_path()) / "crumb-storage-XXXXXX";
-  if (::mkdtemp(name.data()) == nullptr) std::abort();
-  path_ = name;
-}
-
-TemporaryFolder::~TemporaryFolder() {
-  std::error_code error;
-  std::filesystem::remove_all(path_, error);
-}
-
 uint64_t DiskBytesOf(const std::string& folder) {
   uint64_t total = 0;
   const auto add = [&](const std::filesystem::path& path) {

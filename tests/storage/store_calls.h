@@ -24,18 +24,6 @@ absl::StatusOr<uint64_t> Flush(TieredStore& store);
 // Whether every leased fragment holds the right bytes.
 bool AllRight(TieredStore& store, const AcquireRequest& request, const AcquireResult& result);
 
-// A folder that is removed when this goes, on disk, or in memory where syncs cost nothing.
-class TemporaryFolder {
- public:
-  enum class Place { kDisk, kMemory };
-  explicit TemporaryFolder(Place place = Place::kDisk);
-  ~TemporaryFolder();
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
 // Bytes that the folder's files take on disk, as du counts them.
 uint64_t DiskBytesOf(const std::string& folder);
 

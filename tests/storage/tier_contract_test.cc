@@ -16,6 +16,7 @@
 #include "storage/fragment_tier.h"
 #include "storage/open_tiered_store.h"
 #include "storage/ssd/ssd_tier.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/storage/fault_tier.h"
 #include "tests/storage/memory_tier.h"
 #include "tests/storage/store_calls.h"

@@ -14,6 +14,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/open_tiered_store.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/storage/fault_tier.h"
 #include "tests/storage/memory_tier.h"
 #include "tests/storage/store_calls.h"

@@ -11,9 +11,9 @@
 #include "common/rotation_file.h"
 #include "models/dense_kv_cache.h"
 #include "models/engine.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/models/model_folder.h"
 #include "tests/models/reference_model.h"
-#include "tests/tools/temp_folder.h"
 #include "tools/absorb.h"
 
 namespace crumb::tools {
@@ -55,7 +55,7 @@ TEST(AbsorbEngineTest, AModelWithBiasesKeepsItsLogits) {
   const models::SmallModel model = models::RandomSmallModel(true, 21);
   const models::ModelFolder folder;
   models::WriteModel(model, folder);
-  const TempFolder out;
+  const TemporaryFolder out;
   const RotationFile file =
       RandomRotations(model.config["num_hidden_layers"], model.config["num_key_value_heads"],
                       model.config["head_dim"]);

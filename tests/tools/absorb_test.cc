@@ -16,7 +16,7 @@
 #include "common/json_file.h"
 #include "common/rotation_file.h"
 #include "common/safetensors.h"
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/tools/tensor_file.h"
 #include "tools/rotation_view.h"
 
@@ -157,7 +157,7 @@ class AbsorbTest : public testing::Test {
     return std::string(result.status.message());
   }
 
-  const TempFolder folder_;
+  const TemporaryFolder folder_;
   Storage storage_;
   std::mt19937 random_{7};
 };

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "common/rotation_file.h"
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/tools/tensor_file.h"
 #include "tools/calibrate.h"
 #include "tools/model_activations.h"
@@ -116,7 +116,7 @@ class CalibrateActivationsTest : public testing::Test {
   }
   std::string SmallError() const { return ErrorOf(SmallCommand()); }
 
-  const TempFolder folder_;
+  const TemporaryFolder folder_;
   TensorFile files_[2];
 };
 

@@ -10,7 +10,7 @@
 #include <iterator>
 
 #include "common/rotation_file.h"
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 #include "tools/rotation_view.h"
 
 namespace crumb::tools {
@@ -34,7 +34,7 @@ class CalibrateTest : public testing::Test {
     return command;
   }
 
-  const TempFolder folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_F(CalibrateTest, RunsTheModelAndWritesAFileThatVerifies) {

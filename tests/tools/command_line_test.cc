@@ -7,7 +7,7 @@
 
 #include <fstream>
 
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::tools {
 namespace {
@@ -119,7 +119,7 @@ TEST(CommandLineTest, ReadsEveryCommand) {
 }
 
 TEST(CommandLineTest, ReadsFilesAndTiles) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   std::ofstream(folder.File("f")) << "x";
   const CommandLine inspect_line = Parsed({"page", "inspect", folder.File("f"), "--tile", "3,1"});
   const auto& inspect = std::get<PageInspectCommand>(inspect_line.command);

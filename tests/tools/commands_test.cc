@@ -10,8 +10,8 @@
 #include <sstream>
 
 #include "nlohmann/json.hpp"
+#include "tests/common/temporary_folder.h"
 #include "tests/tools/sample_fragment.h"
-#include "tests/tools/temp_folder.h"
 #include "tools/crumbd_commands.h"
 #include "tools/fragment_file.h"
 #include "tools/page_inspect.h"
@@ -154,7 +154,7 @@ class CommandsTest : public testing::Test {
     return RunOnCrumbd(command, std::chrono::seconds(1), crumbd_);
   }
 
-  const TempFolder folder_;
+  const TemporaryFolder folder_;
   MemoryClient crumbd_;
   const FragmentFile fragment_ = SampleInt2Fragment({}, kSeed);
   const std::string keyspace_ = fragment_.header.keyspace.ToHex();
@@ -334,7 +334,7 @@ TEST_F(CommandsTest, PageInspectPrintsRowsOfOneTile) {
 }
 
 TEST(RunCommandLineTest, WithoutCrumbdTheErrorNamesTheSocketAndTheWayOut) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   CommandLine line;
   line.socket_dir = folder.path();
   line.timeout_seconds = 5;

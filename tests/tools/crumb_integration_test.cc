@@ -9,8 +9,8 @@
 #include "bench/servers_under_test.h"
 #include "crumb/client.h"
 #include "nlohmann/json.hpp"
+#include "tests/common/temporary_folder.h"
 #include "tests/tools/sample_fragment.h"
-#include "tests/tools/temp_folder.h"
 #include "tools/command_line.h"
 #include "tools/commands.h"
 
@@ -73,7 +73,7 @@ class CrumbIntegrationTest : public testing::Test {
     return {code, out.str(), error.str()};
   }
 
-  const TempFolder folder_;
+  const TemporaryFolder folder_;
   std::unique_ptr<bench::CrumbdUnderTest> crumbd_;
   FragmentFile fragment_;
   std::string keyspace_;

@@ -8,8 +8,8 @@
 #include <fstream>
 #include <random>
 
+#include "tests/common/temporary_folder.h"
 #include "tests/tools/sample_fragment.h"
-#include "tests/tools/temp_folder.h"
 
 namespace crumb::tools {
 namespace {
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 constexpr uint32_t kSeed = 11;
 
 TEST(FragmentFileTest, RoundTripsThroughAFile) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const FragmentFile written = SampleInt2Fragment({}, kSeed);
   ASSERT_TRUE(WriteFragmentFile(folder.File("page"), written.header, written.tiles).ok());
   const auto read = ReadFragmentFile(folder.File("page"));
@@ -71,7 +71,7 @@ TEST(FragmentFileTest, TilesThatLookLikeHeadersDoNotConfuse) {
 }
 
 TEST(FragmentFileTest, ErrorsNameTheFile) {
-  const TempFolder folder;
+  const TemporaryFolder folder;
   const auto absent = ReadFragmentFile(folder.File("absent"));
   EXPECT_EQ(absent.status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(absent.status().message()), HasSubstr("absent"));

@@ -9,7 +9,7 @@
 
 #include "calibration/rotation_zoo.h"
 #include "common/rotation_file.h"
-#include "tests/tools/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 #include "tools/rotation_view.h"
 
 namespace crumb::tools {
@@ -35,7 +35,7 @@ class RotationConvertTest : public testing::Test {
     return command;
   }
 
-  const TempFolder folder_;
+  const TemporaryFolder folder_;
 };
 
 TEST_F(RotationConvertTest, ImportsBothSidesWhateverTheirOrder) {

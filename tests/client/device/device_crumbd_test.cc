@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/client/device/device_run.h"
 #include "tests/client/sequence_model.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 
 namespace crumb::client {
@@ -98,7 +99,7 @@ class DeviceCrumbdTest : public testing::TestWithParam<uint32_t> {
     return std::move(worker).value();
   }
 
-  fault::TemporaryFolder folder_;
+  TemporaryFolder folder_;
   fault::CrumbdProcess crumbd_{folder_.path(), {}};
   const SequenceModel model_;
   SimulatedDevice device_;
@@ -273,7 +274,7 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
 INSTANTIATE_TEST_SUITE_P(Seeds, DeviceCrumbdTest, testing::Range(0u, 3u));
 
 TEST(ArenaPinnerTest, PinsEachConnectionOnceAndInPieces) {
-  fault::TemporaryFolder folder;
+  TemporaryFolder folder;
   fault::CrumbdProcess crumbd(folder.path(), {});
   ASSERT_TRUE(crumbd.Start());
   SimulatedDevice device(0);

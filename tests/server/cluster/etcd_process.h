@@ -8,7 +8,7 @@
 #include <string>
 
 #include "server/cluster/etcd_access.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 
 namespace crumb::server {
 
@@ -54,7 +54,7 @@ class EtcdProcess {
 
  private:
   const Settings settings_;
-  const TempFolder folder_;
+  const TemporaryFolder folder_;
   std::string endpoint_;
   std::string peer_;
   pid_t pid_ = -1;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "server/daemon.h"
-#include "tests/server/temp_folder.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/server/test_client.h"
 
 namespace crumb::server {
@@ -48,7 +48,7 @@ class TestNodes {
 
  private:
   const Settings settings_;
-  TempFolder folder_;
+  TemporaryFolder folder_;
   std::vector<Options> options_;
   std::vector<std::unique_ptr<Daemon>> daemons_;
 };
