@@ -114,6 +114,7 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
     return read;
   }
   read.fragments.reserve(at.pages_size());
+  const std::optional<TileRange>& needed = request.own.has_value() ? request.own : request.range;
   int index = 0;
   int device_index = 0;
   for (int page = 0; page < pages_max; ++page) {
@@ -125,8 +126,7 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
       read.miss_reason =
           fragment.ok() ? Check(*fragment, request, verify(page)) : MissReason::kCorrupt;
       if (read.miss_reason != MissReason::kNone) break;
-      covered +=
-          request.range.has_value() ? Intersect(fragment->header.range, *request.range).tiles() : 0;
+      covered += needed.has_value() ? Intersect(fragment->header.range, *needed).tiles() : 0;
       read.fragments.push_back(*std::move(fragment));
     }
     for (; read.miss_reason == MissReason::kNone && device_index < on_device.pages_size() &&
@@ -135,12 +135,10 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
       absl::StatusOr<DeviceFragment> fragment = ReadDeviceOne(request, on_device, device_index);
       read.miss_reason = fragment.ok() ? CheckDevice(*fragment, request) : MissReason::kCorrupt;
       if (read.miss_reason != MissReason::kNone) break;
-      covered +=
-          request.range.has_value() ? Intersect(fragment->header.range, *request.range).tiles() : 0;
+      covered += needed.has_value() ? Intersect(fragment->header.range, *needed).tiles() : 0;
       read.device_fragments.push_back(*std::move(fragment));
     }
-    if (read.miss_reason == MissReason::kNone && request.range.has_value() &&
-        covered != request.range->tiles()) {
+    if (read.miss_reason == MissReason::kNone && needed.has_value() && covered != needed->tiles()) {
       read.miss_reason = MissReason::kNotCovered;
     }
     if (read.miss_reason != MissReason::kNone) {

@@ -75,6 +75,7 @@ absl::StatusOr<AcquireResult> PageFetcher::Acquire(const PageRequest& request) c
   wanted.lease = request.lease;
   wanted.verify_every = options_.verify_every;
   if (intake_ != nullptr) intake_->NamePools(&wanted);
+  if (!wanted.pools.empty()) wanted.own = options_.own_tiles();
   return client_.Acquire(wanted);
 }
 

@@ -34,6 +34,8 @@ constexpr int64_t kCountMax = int64_t{1} << 30;
 constexpr int64_t kThreadsMax = 256;
 // gRPC's own default bound of a received message; chunks stay well below.
 constexpr uint64_t kChunkBytesMax = 3 << 20;
+// Clients take messages of 64 MiB; the rest of the answer is small beside the sums.
+constexpr uint64_t kSumsBytesMax = 56 << 20;
 
 }  // namespace
 
@@ -75,6 +77,10 @@ absl::Status SessionLimits::Validate() const {
 void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("requests_max", requests_max, "Calls in progress at once, streams included.");
   visitor.Field("acquire_keys_max", acquire_keys_max, "Page keys in one call.");
+  visitor.Field(
+      "device_sums_bytes_max", device_sums_bytes_max,
+      "Headers with tile sums in one answer about pages on devices, which peers' pages need; "
+      "the last ones are left out.");
   visitor.Field("commit_fragments_max", commit_fragments_max,
                 "Fragments in one Reserve or Commit.");
   visitor.Field("commit_queue", commit_queue, "Commits waiting for a thread.");
@@ -106,6 +112,13 @@ void Limits::Visit(ConfigVisitor& visitor) {
 absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.requests_max", requests_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.acquire_keys_max", acquire_keys_max, 1, 65'536));
+  CRUMB_RETURN_IF_ERROR(
+      CheckBytes("limits.device_sums_bytes_max", device_sums_bytes_max, ByteSize{4096}));
+  if (device_sums_bytes_max.value > kSumsBytesMax) {
+    return absl::InvalidArgumentError("limits.device_sums_bytes_max is " +
+                                      FormatByteSize(device_sums_bytes_max) + ", must be at most " +
+                                      FormatByteSize(ByteSize{kSumsBytesMax}));
+  }
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.commit_fragments_max", commit_fragments_max, 1, 65'536));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.commit_queue", commit_queue, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.commit_threads", commit_threads, 1, kThreadsMax));

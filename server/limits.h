@@ -32,6 +32,7 @@ struct SessionLimits {
 struct Limits {
   int64_t requests_max = 4096;
   int64_t acquire_keys_max = 16'384;
+  ByteSize device_sums_bytes_max{uint64_t{32} << 20};  // of one Acquire's answer
   int64_t commit_fragments_max = 4096;
   int64_t commit_queue = 256;
   int64_t commit_threads = 2;

@@ -40,6 +40,11 @@ if [[ -n "${CRUMB_COMMIT:-}" ]]; then
   timeout 400 "$build/bin/crumb-device-bench" --json --commit "$CRUMB_COMMIT" \
     >"$output/device_bench.json" || code=1
 fi
+timeout 60 "$build/bin/crumb-device-hit-bench" || code=1
+if [[ -n "${CRUMB_COMMIT:-}" ]]; then
+  timeout 60 "$build/bin/crumb-device-hit-bench" --json --commit "$CRUMB_COMMIT" \
+    >"$output/device_hit.json" || code=1
+fi
 if [[ "$quick" != --quick ]] && command -v compute-sanitizer >/dev/null; then
   for tool in memcheck racecheck synccheck initcheck; do
     echo "compute-sanitizer $tool"

@@ -211,6 +211,8 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
     named.push_back(context.pools->OfTenant(session, pool));
   }
   std::vector<const FragmentHeader*> shapes;
+  uint64_t room = context.limits.device_sums_bytes_max.value;
+  bool cut = false;
   for (const storage::DeviceFragmentRef& fragment : found) {
     const auto pool = std::find(named.begin(), named.end(), fragment.pool);
     if (pool == named.end()) continue;
@@ -228,8 +230,17 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
     fragments->add_slots(fragment.slot);
     fragments->add_shapes(static_cast<uint32_t>(shape - shapes.begin()));
     const bool peer = index >= static_cast<uint32_t>(request.pools_size());
-    fragments->add_headers(peer || request.device_sums() ? ToBytes(header) : std::string());
+    std::string& sums = *fragments->add_headers();
+    if (!peer && !request.device_sums()) continue;
+    const size_t bytes = FragmentHeaderBytes(header.range.tiles());
+    if (bytes > room) {
+      cut = true;
+      continue;
+    }
+    room -= bytes;
+    sums = ToBytes(header);
   }
+  if (cut) context.metrics.Reject(Rejection::kDeviceSums);
 }
 
 }  // namespace crumb::server

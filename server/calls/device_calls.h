@@ -31,7 +31,8 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
 std::vector<storage::DevicePoolNumber> PoolsOf(const CallContext& context, const Session& session,
                                                const v1::AcquireRequest& request);
 
-// Tells the places of fragments in pools that the request names.
+// Tells the places of fragments in pools that the request names. Headers beyond
+// limits.device_sums_bytes_max are left out: such fragments cannot be copied.
 void FillDeviceFragments(const CallContext& context, const Session& session,
                          const v1::AcquireRequest& request,
                          const std::vector<storage::DeviceFragmentRef>& found,

@@ -39,8 +39,9 @@ enum class Rejection : uint8_t {
   kStaging,
   kLeaseBudget,
   kSlabGrant,
+  kDeviceSums,
 };
-inline constexpr int kRejectionCount = 10;
+inline constexpr int kRejectionCount = 11;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.

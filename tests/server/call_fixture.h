@@ -37,7 +37,7 @@ class CallFixture : public testing::Test {
   std::shared_ptr<Session> OpenSession(uint64_t staging_bytes = 1 << 20,
                                        const std::string& engine = "");
 
-  const Limits limits_;
+  Limits limits_;
   ServerMetrics metrics_{4};
   EventHub events_;
   MemoryStore store_;

@@ -210,6 +210,42 @@ TEST_F(DeviceCallsTest, ARepeatedReserveAnswersTheSameSlots) {
   EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 4u);
 }
 
+// An answer stays below what clients take: sums that do not fit are left out, places are told.
+TEST_F(DeviceCallsTest, SumsThatDoNotFitAreLeftOut) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  std::vector<storage::DeviceFragmentRef> found;
+  for (uint32_t page = 0; page < 20; ++page) {
+    const std::string header = Header(page);
+    found.push_back({.page = page,
+                     .pool = 1,
+                     .slot = page,
+                     .header = std::make_shared<const FragmentHeader>(
+                         DecodeFragmentHeader(std::as_bytes(std::span(header))).value())});
+  }
+  const size_t bytes = Header(0).size();
+  const auto with_sums = [&](const v1::AcquireRequest& request, size_t room) {
+    limits_.device_sums_bytes_max = ByteSize{room};
+    v1::DeviceFragments fragments;
+    FillDeviceFragments(context_, *session, request, found, &fragments);
+    EXPECT_EQ(fragments.slots_size(), 20);
+    EXPECT_EQ(fragments.headers_size(), 20);
+    return std::count_if(fragments.headers().begin(), fragments.headers().end(),
+                         [](const std::string& header) { return !header.empty(); });
+  };
+  v1::AcquireRequest of_peer;
+  of_peer.add_peers(pool);
+  EXPECT_EQ(with_sums(of_peer, 20 * bytes), 20);
+  EXPECT_EQ(context_.metrics.rejected[static_cast<size_t>(Rejection::kDeviceSums)].value(), 0u);
+  EXPECT_EQ(with_sums(of_peer, 5 * bytes + 1), 5);
+  EXPECT_EQ(context_.metrics.rejected[static_cast<size_t>(Rejection::kDeviceSums)].value(), 1u);
+  v1::AcquireRequest in_place;
+  in_place.add_pools(pool);
+  EXPECT_EQ(with_sums(in_place, 5 * bytes), 0);
+  in_place.set_device_sums(true);
+  EXPECT_EQ(with_sums(in_place, 5 * bytes), 5);
+}
+
 // What a process holds is nobody's until it lets go or is gone, though its connection broke.
 TEST_F(DeviceCallsTest, ADisconnectedProcessKeepsItsSlots) {
   const auto session = OpenSession();

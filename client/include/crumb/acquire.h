@@ -27,6 +27,9 @@ struct AcquireRequest {
   uint32_t first_page = 0;        // position of keys[0] in its sequence
   PageKey run;  // the page at the last multiple of 32 at or before it; for first_page 0 not needed
   std::optional<TileRange> range;  // absent: all layers and heads
+  // What of `range` this process reads itself: the rest of a page may be in `pools` of the engine's
+  // other processes, whose places are not told. Absent: all of it.
+  std::optional<TileRange> own;
   uint32_t window_tokens = 0;  // tokens of the prompt that no key stands for, for crumbd's metrics
   Duration timeout = std::chrono::milliseconds(200);  // of the call, lower tiers included
   // Not 0: the lease that another process of the same engine got for these keys. Nothing is looked

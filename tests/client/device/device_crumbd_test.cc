@@ -11,6 +11,7 @@
 #include "crumb/worker.h"
 #include "gtest/gtest.h"
 #include "tests/client/device/device_run.h"
+#include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
@@ -268,6 +269,94 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
                   .value()
                   ->cached_tokens(),
               896);
+  }
+}
+
+// Each rank's part of a page lies in a pool: both in one of one device, or each on its own.
+// Together they are a hit for the engine, and no rank copies.
+TEST_P(DeviceCrumbdTest, RanksLeadAndFollowInPools) {
+  for (const bool one_device : {true, false}) {
+    SCOPED_TRACE(one_device);
+    const SequenceModel model(Options(), RandomTokens(kPrompt + 100, one_device ? 80 : 81));
+    std::vector<std::vector<float>> expected;
+    {
+      MemoryClient store;
+      const auto cpu = Worker::Open(Options(), &store).value();
+      const auto cold = cpu->Begin(model.prompt(kPrompt)).value();
+      model.Pass(*cold, kPrompt);
+      ASSERT_TRUE(cold->Finish().ok());
+      ASSERT_TRUE(cpu->WaitPublished(kPatience).ok());
+      const auto warm = cpu->Begin(model.prompt(kPrompt)).value();
+      model.Pass(*warm, kPrompt);
+      for (int i = 1; i <= 5; ++i) expected.push_back(model.Pass(*warm, kPrompt + i));
+    }
+    std::vector<std::unique_ptr<Client>> clients;
+    std::vector<std::unique_ptr<SimulatedDevice>> devices;
+    std::vector<std::unique_ptr<DeviceWorker>> workers;
+    for (int rank = 0; rank < 2; ++rank) {
+      ClientOptions connection;
+      connection.socket_dir = folder_.path();
+      connection.engine = std::string(16, one_device ? 'o' : 't');
+      connection.staging_bytes = 8 << 20;
+      clients.push_back(Client::Open(connection).value());
+      ASSERT_TRUE(clients.back()->WaitConnected(std::chrono::seconds(20)));
+      WorkerOptions options = Options();
+      options.part = PartOfRank({.tp_rank = rank, .tp_size = 2}, options.layers, options.kv_heads,
+                                options.q_heads)
+                         .value();
+      devices.push_back(std::make_unique<SimulatedDevice>(
+          GetParam() + rank, SIZE_MAX, one_device || rank == 0 ? "first" : "second"));
+      DeviceWorkerOptions pools = SmallDevice();
+      pools.pool_bytes = pools.pool_sink_bytes = 8 << 20;
+      pools.pool_handle_bytes = 2 << 20;
+      pools.pool_write_through = false;
+      workers.push_back(
+          DeviceWorker::Open(options, pools, clients.back().get(), *devices.back()).value());
+      const TimePoint deadline = Clock::Real().Now() + kPatience;
+      while (workers.back()->pool_use().blank_slots < 32) {
+        ASSERT_LT(Clock::Real().Now(), deadline);
+        std::this_thread::yield();
+      }
+    }
+    for (const int cached : {0, kHit}) {
+      std::string token;
+      std::vector<std::unique_ptr<DeviceSequence>> sequences;
+      for (int rank = 0; rank < 2; ++rank) {
+        if (rank == 0) {
+          LedDeviceSequence led = workers[0]->Lead(model.prompt(kPrompt), Patient()).value();
+          token = led.token;
+          sequences.push_back(std::move(led.sequence));
+        } else {
+          auto followed = workers[1]->Follow(token, model.prompt(kPrompt), Patient());
+          ASSERT_TRUE(followed.ok()) << followed.status();
+          sequences.push_back(std::move(followed).value());
+        }
+        const SequenceStats stats = sequences.back()->stats();
+        EXPECT_EQ(stats.hit_tokens_device, cached) << "rank " << rank << " " << stats.miss_reason;
+        EXPECT_EQ(stats.loaded_bytes, 0u);
+      }
+      for (int rank = 0; rank < 2; ++rank) {
+        DeviceRun prompts(*devices[rank], *workers[rank],
+                          {.kind = PassKind::kPrompt, .tokens = 400});
+        DeviceRun decode(*devices[rank], *workers[rank], {});
+        DeviceSequence& sequence = *sequences[rank];
+        while (sequence.length() < kPrompt) {
+          const int tokens = std::min(400, sequence.pass_tokens_max());
+          prompts.Pass({{&sequence, &model, sequence.length() + tokens, tokens}});
+        }
+        for (const std::vector<float>& whole : expected) {
+          const auto pass = decode.Pass({{&sequence, &model, sequence.length() + 1, 1}});
+          if (cached == 0) continue;  // the CPU's pages were attended there
+          EXPECT_LT(Worst(pass->Outputs(0), PartOf(whole, workers[rank]->options())), 2e-5)
+              << "rank " << rank;
+        }
+        ASSERT_TRUE(decode.batch().Finish(sequence).ok());
+        sequences[rank].reset();
+        ASSERT_TRUE(workers[rank]->WaitPublished(kPatience).ok());
+      }
+    }
+    workers.clear();
+    for (const auto& device : devices) EXPECT_EQ(device->shared_ranges(), 0u);
   }
 }
 
