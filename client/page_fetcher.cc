@@ -88,6 +88,8 @@ absl::StatusOr<FetchedPages> PageFetcher::Fetch(const PageRequest& request) cons
   fetched.lease_id = acquired.lease_id;
   std::span<const LeasedFragment> rest = acquired.lease->fragments();
   std::span<const DeviceFragment> on_device = acquired.lease->device_fragments();
+  fetched.pages.reserve(acquired.hit_pages);
+  fetched.page_tiers.reserve(acquired.hit_pages);
   for (int i = 0; i < acquired.hit_pages; ++i) {
     const std::span<const LeasedFragment> fragments = TakePage(i, &rest);
     const std::span<const DeviceFragment> in_pools = TakePage(i, &on_device);
@@ -133,10 +135,11 @@ absl::StatusOr<std::shared_ptr<Page>> PageFetcher::Assemble(
     page->tiles = const_cast<std::byte*>(fragment.tiles.data()) +
                   TileIndex(range, own.layers.begin, own.heads.begin) * page->tile_bytes;
     page->memory = std::const_pointer_cast<Lease>(lease);
-    for (int tile = 0; tile < own.tiles(); ++tile) {
-      const int layer = own.layers.begin + tile / own.heads.size();
-      const int head = own.heads.begin + tile % own.heads.size();
-      page->tile_sums.push_back(fragment.header.tile_sums[TileIndex(range, layer, head)]);
+    page->tile_sums.reserve(own.tiles());
+    for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
+      const auto first =
+          fragment.header.tile_sums.begin() + TileIndex(range, layer, own.heads.begin);
+      page->tile_sums.insert(page->tile_sums.end(), first, first + own.heads.size());
     }
     return page;
   }

@@ -9,8 +9,12 @@
 namespace crumb {
 
 Digest Sha256(std::span<const uint8_t> bytes) {
+  // SHA256() looks the algorithm up in OpenSSL's tables each time, which takes longer than a page's
+  // tokens do.
+  static const EVP_MD* const fetched = EVP_MD_fetch(nullptr, "SHA256", nullptr);
+  const EVP_MD* const algorithm = fetched != nullptr ? fetched : EVP_sha256();
   Digest digest;
-  SHA256(bytes.data(), bytes.size(), digest.data());
+  EVP_Digest(bytes.data(), bytes.size(), digest.data(), nullptr, algorithm, nullptr);
   return digest;
 }
 

@@ -10,6 +10,7 @@
 
 #include "bench/device/endless_client.h"
 #include "client/device/owned.h"
+#include "client/device/resident_sequence.h"
 #include "common/page_key.h"
 #include "common/status_macros.h"
 #include "crumb/device_worker.h"
@@ -57,7 +58,8 @@ class Run {
                                                         .sequences = most,
                                                         .prompts = 1,
                                                         .loads = 1,
-                                                        .load_pages = pages},
+                                                        .load_pages = pages,
+                                                        .load_blocks = workload_.load_blocks},
                                                        &client_, device_));
     CRUMB_ASSIGN_OR_RETURN(prompts_, worker_->NewBatch({.stream = stream_.get(),
                                                         .kind = PassKind::kPrompt,
@@ -108,13 +110,31 @@ class Run {
     return tokens;
   }
 
-  // Begins a sequence and computes what the cache does not supply; the first pass is timed.
+  // Waits until the sequence's prefix is there, as attention would, layer by layer.
+  absl::Status AwaitPrefix(const DeviceSequence& sequence, double start, FetchResult* fetch) {
+    const auto& resident = static_cast<const client::ResidentSequence&>(sequence);
+    for (const auto& load : resident.loads) {
+      CRUMB_RETURN_IF_ERROR(load->MakeWait(stream_.get(), 0));
+    }
+    CRUMB_RETURN_IF_ERROR(Wait());
+    fetch->first_layer_seconds = Now() - start;
+    for (const auto& load : resident.loads) {
+      CRUMB_RETURN_IF_ERROR(load->MakeWaitAll(stream_.get()));
+    }
+    CRUMB_RETURN_IF_ERROR(Wait());
+    fetch->all_layers_seconds = Now() - start;
+    return absl::OkStatus();
+  }
+
+  // Begins a sequence and computes what the cache does not supply. `await`: the prefix is awaited
+  // before the first pass, else by it, layer by layer.
   absl::StatusOr<std::unique_ptr<DeviceSequence>> Begin(const std::vector<int32_t>& tokens,
-                                                        FetchResult* fetch) {
+                                                        bool await, FetchResult* fetch) {
     const double start = Now();
     const std::span<const int32_t> prompt(tokens.data(), workload_.context);
     CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<DeviceSequence> sequence, worker_->Begin(prompt));
     fetch->begin_seconds = Now() - start;
+    if (await) CRUMB_RETURN_IF_ERROR(AwaitPrefix(*sequence, start, fetch));
     bool first = true;
     while (sequence->length() < workload_.context) {
       const int length = sequence->length();
@@ -126,11 +146,11 @@ class Run {
         CRUMB_RETURN_IF_ERROR(Layer(*prompts_, layer));
         if (!first || layer > 0) continue;
         CRUMB_RETURN_IF_ERROR(Wait());
-        fetch->first_layer_seconds = Now() - start;
+        fetch->first_attended_seconds = Now() - start;
       }
       if (std::exchange(first, false)) {
         CRUMB_RETURN_IF_ERROR(Wait());
-        fetch->all_layers_seconds = Now() - start;
+        fetch->all_attended_seconds = Now() - start;
       }
       const std::span<const int32_t> kept = prompt.subspan(length, count);
       CRUMB_RETURN_IF_ERROR(prompts_->Advance({&kept, 1}));
@@ -153,24 +173,34 @@ class Run {
   }
 
   absl::StatusOr<FetchResult> Fetch() {
-    std::vector<FetchResult> rounds;
-    for (int i = 0; i < 4; ++i) {
+    constexpr int kRounds = 5;
+    std::vector<FetchResult> awaited, attended;
+    for (int i = 0; i < 2 * kRounds + 2; ++i) {
       FetchResult round;
-      CRUMB_ASSIGN_OR_RETURN(const auto sequence, Begin(Tokens(i), &round));
+      const bool await = i % 2 == 0;
+      CRUMB_ASSIGN_OR_RETURN(const auto sequence, Begin(Tokens(i), await, &round));
       round.bytes = static_cast<int64_t>(sequence->stats().fetched_bytes);
       if (sequence->stats().hit_tokens() < workload_.context / 2) {
         return absl::InternalError("the prefix did not hit: " + sequence->stats().miss_reason);
       }
-      if (i > 0) rounds.push_back(round);  // the first one warms up
+      if (i > 1) (await ? awaited : attended).push_back(round);  // the first ones warm up
       CRUMB_RETURN_IF_ERROR(worker_->WaitPublished(kPatience));
     }
-    std::sort(rounds.begin(), rounds.end(), [](const FetchResult& a, const FetchResult& b) {
-      return a.all_layers_seconds < b.all_layers_seconds;
-    });
-    FetchResult middle = rounds[rounds.size() / 2];
-    middle.fetch_gbps = static_cast<double>(middle.bytes) / middle.all_layers_seconds / 1e9;
-    CRUMB_ASSIGN_OR_RETURN(middle.copy_gbps, PinnedCopyRate(middle.bytes));
-    return middle;
+    const auto median = [](const std::vector<FetchResult>& rounds, double FetchResult::*field) {
+      std::vector<double> values;
+      for (const FetchResult& round : rounds) values.push_back(round.*field);
+      return Median(std::move(values));
+    };
+    FetchResult result;
+    result.bytes = awaited.front().bytes;
+    result.begin_seconds = median(awaited, &FetchResult::begin_seconds);
+    result.first_layer_seconds = median(awaited, &FetchResult::first_layer_seconds);
+    result.all_layers_seconds = median(awaited, &FetchResult::all_layers_seconds);
+    result.first_attended_seconds = median(attended, &FetchResult::first_attended_seconds);
+    result.all_attended_seconds = median(attended, &FetchResult::all_attended_seconds);
+    result.fetch_gbps = static_cast<double>(result.bytes) / result.all_layers_seconds / 1e9;
+    CRUMB_ASSIGN_OR_RETURN(result.copy_gbps, PinnedCopyRate(result.bytes));
+    return result;
   }
 
   absl::StatusOr<DecodeResult> Decode(int size, int pages) {
@@ -184,7 +214,7 @@ class Run {
     for (int i = 0; i < size; ++i) {
       FetchResult unused;
       tokens.push_back(Tokens(100 * size + i));
-      CRUMB_ASSIGN_OR_RETURN(auto sequence, Begin(tokens.back(), &unused));
+      CRUMB_ASSIGN_OR_RETURN(auto sequence, Begin(tokens.back(), false, &unused));
       sequences.push_back(std::move(sequence));
       // The first decode pass gives the prompt's rows up for the next sequence's.
       CRUMB_RETURN_IF_ERROR(Pass(*first_, {&sequences.back(), 1}, {&tokens.back(), 1}, nullptr));
@@ -195,8 +225,8 @@ class Run {
     Launch launch;
     std::vector<double> plain, evicting;
     const uint64_t published = client_.committed();
-    // Half the passes one by one, then the other half without waiting between them.
-    const int waited = workload_.passes / 2;
+    // Most passes one by one, then the others without waiting between them.
+    const int waited = workload_.passes * 5 / 7;
     double start = Now();
     for (int pass = 0; pass < workload_.passes; ++pass) {
       if (pass == waited) {
@@ -208,8 +238,9 @@ class Run {
       CRUMB_RETURN_IF_ERROR(Pass(*batch, sequences, tokens, &launch));
       if (pass >= waited) continue;
       CRUMB_RETURN_IF_ERROR(Wait());
+      const double seconds = Now() - begin;
       const bool left = sequences.front()->stats().stored_bytes != evicted;
-      if (pass > 1) (left ? evicting : plain).push_back(Now() - begin);
+      if (pass > 1) (left ? evicting : plain).push_back(seconds);
     }
     CRUMB_RETURN_IF_ERROR(Wait());
     result.mean_seconds = (Now() - start) / (workload_.passes - waited);

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "client/device/device.h"
+#include "crumb/device_options.h"
 #include "crumb/worker_options.h"
 
 // What the device worker itself costs: prefixes that come from host memory, and decode passes
@@ -20,8 +21,9 @@ struct DeviceWorkload {
   client::WorkerOptions options;
   int context = 102400;      // tokens that a sequence holds when it decodes
   std::vector<int> batches;  // sequences that decode together
-  int passes = 384;          // decode passes of each batch: six windows of each sequence
+  int passes = 448;          // decode passes of each batch: seven windows of each sequence
   int host_pages = 256;      // different ones in host memory
+  int load_blocks = client::DeviceWorkerOptions().load_blocks;
 };
 
 // Captures what is enqueued on a stream; the answer launches it once more. Empty: passes are
@@ -29,13 +31,17 @@ struct DeviceWorkload {
 using CapturePass =
     std::function<std::function<void()>(client::DeviceStream, const std::function<void()>& pass)>;
 
+// Seconds are counted from the call of Begin on; medians.
 struct FetchResult {
   int64_t bytes = 0;
   double copy_gbps = 0.0;            // of one pinned copy of as many bytes
-  double fetch_gbps = 0.0;           // from Begin to the last layer's attention
+  double fetch_gbps = 0.0;           // until all layers are there
   double begin_seconds = 0.0;        // the call
-  double first_layer_seconds = 0.0;  // from Begin to the first layer's attention
+  double first_layer_seconds = 0.0;  // the first layer is there and checked
   double all_layers_seconds = 0.0;
+  // With the prompt's last tokens attending each layer as soon as it is there:
+  double first_attended_seconds = 0.0;
+  double all_attended_seconds = 0.0;
 };
 
 struct DecodeResult {

@@ -95,6 +95,7 @@ absl::StatusOr<KeyspaceInfo> EndlessClient::OpenKeyspace(const client::KeyspaceS
 absl::StatusOr<AcquireResult> EndlessClient::Acquire(const client::AcquireRequest& request) {
   AcquireResult result;
   std::vector<client::LeasedFragment> fragments;
+  fragments.reserve(request.keys.size());
   for (size_t i = 0; i < request.keys.size(); ++i) {
     const size_t position = request.first_page + i;
     const StoredPage& page = position == 0 ? sink_ : pages_[position % pages_.size()];

@@ -18,7 +18,9 @@ PinnedArena::~PinnedArena() {
 absl::Status PinnedArena::PinOne(Bytes bytes, PinAccess access, const std::atomic<bool>& stop) {
   for (size_t at = 0; at < bytes.size() && !stop.load(); at += piece_bytes_) {
     const Bytes piece = bytes.subspan(at, std::min(piece_bytes_, bytes.size() - at));
-    CRUMB_RETURN_IF_ERROR(device_.Pin(piece, access));
+    const absl::Status pinned = device_.Pin(piece, access);
+    if (absl::IsAlreadyExists(pinned)) continue;
+    CRUMB_RETURN_IF_ERROR(pinned);
     pinned_bytes_.fetch_add(piece.size());
     MutexLock lock(&mutex_);
     pieces_.push_back(piece);
@@ -34,6 +36,25 @@ absl::Status PinnedArena::PinAll(const std::atomic<bool>& stop) {
     CRUMB_RETURN_IF_ERROR(PinOne(slab, PinAccess::kRead, stop));
   }
   return absl::OkStatus();
+}
+
+std::vector<std::span<const std::byte>> PinnedArena::Pinned() const {
+  std::vector<Bytes> pieces;
+  {
+    MutexLock lock(&mutex_);
+    pieces = pieces_;
+  }
+  std::sort(pieces.begin(), pieces.end(),
+            [](const Bytes& a, const Bytes& b) { return a.data() < b.data(); });
+  std::vector<Bytes> ranges;
+  for (const Bytes& piece : pieces) {
+    if (!ranges.empty() && ranges.back().data() + ranges.back().size() == piece.data()) {
+      ranges.back() = {ranges.back().data(), ranges.back().size() + piece.size()};
+    } else {
+      ranges.push_back(piece);
+    }
+  }
+  return ranges;
 }
 
 size_t PinnedArena::ToPieceEnd(uint64_t host) const {

@@ -28,8 +28,11 @@ class PinnedArena {
 
   const MappedMemory* memory() const { return memory_.get(); }
   // Pins piece after piece, until `stop`. A piece that cannot be pinned ends it: the first error.
+  // What somebody else of this process has pinned is left out: it ends when that one ends.
   absl::Status PinAll(const std::atomic<bool>& stop);
   size_t pinned_bytes() const { return pinned_bytes_.load(); }
+  // What this has pinned so far, from the lowest address on, neighbours in one.
+  std::vector<std::span<const std::byte>> Pinned() const;
 
   // The same copies, none of whose host sides crosses the end of a piece: pieces are pinned apart,
   // and a device copies from or to one at a time.
@@ -46,7 +49,7 @@ class PinnedArena {
   Device& device_;
   const std::shared_ptr<const MappedMemory> memory_;
   const size_t piece_bytes_;
-  Mutex mutex_;
+  mutable Mutex mutex_;
   std::vector<Bytes> pieces_ ABSL_GUARDED_BY(mutex_);
   std::atomic<size_t> pinned_bytes_{0};
 };

@@ -28,7 +28,8 @@ void Drop(cudaError_t error, const char* what) {
 
 class CudaDevice final : public Device {
  public:
-  explicit CudaDevice(int ordinal) : ordinal_(ordinal), kernels_(ordinal) {}
+  CudaDevice(int ordinal, bool kernels_read_pinned)
+      : ordinal_(ordinal), kernels_(ordinal), kernels_read_pinned_(kernels_read_pinned) {}
 
   absl::StatusOr<DeviceAddress> Allocate(size_t bytes) override {
     const CurrentDevice current(ordinal_);
@@ -70,6 +71,17 @@ class CudaDevice final : public Device {
         FromCuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate"));
     return reinterpret_cast<DeviceStream>(stream);
   }
+  absl::StatusOr<DeviceStream> NewUrgentStream() override {
+    const CurrentDevice current(ordinal_);
+    int least = 0, greatest = 0;
+    CRUMB_RETURN_IF_ERROR(FromCuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                                   "cudaDeviceGetStreamPriorityRange"));
+    cudaStream_t stream = nullptr;
+    CRUMB_RETURN_IF_ERROR(
+        FromCuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+                 "cudaStreamCreateWithPriority"));
+    return reinterpret_cast<DeviceStream>(stream);
+  }
   void DeleteStream(DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
     Drop(cudaStreamDestroy(Of(stream)), "cudaStreamDestroy");
@@ -98,7 +110,10 @@ class CudaDevice final : public Device {
   absl::StatusOr<bool> Done(DeviceEvent event) override {
     const CurrentDevice current(ordinal_);
     const cudaError_t error = cudaEventQuery(Of(event));
-    if (error == cudaErrorNotReady) return false;
+    if (error == cudaErrorNotReady) {
+      cudaGetLastError();
+      return false;
+    }
     CRUMB_RETURN_IF_ERROR(FromCuda(error, "cudaEventQuery"));
     return true;
   }
@@ -108,10 +123,10 @@ class CudaDevice final : public Device {
   }
 
   absl::Status ToDevice(std::span<const DeviceCopy> copies, DeviceStream stream) override {
-    return Copy(copies, cudaMemcpyHostToDevice, stream);
+    return Copy(copies, stream);
   }
   absl::Status ToHost(std::span<const DeviceCopy> copies, DeviceStream stream) override {
-    return Copy(copies, cudaMemcpyDeviceToHost, stream);
+    return Copy(copies, stream);
   }
   absl::Status CopyRows(const DeviceRowsCopy& copy, DeviceStream stream) override {
     const CurrentDevice current(ordinal_);
@@ -137,19 +152,20 @@ class CudaDevice final : public Device {
   absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenPeerMemory(int peer) override {
     return DeviceMemory::OpenCudaPeer(ordinal_, peer);
   }
+  bool kernels_read_pinned() const override { return kernels_read_pinned_; }
 
  private:
   // Many copies in one call where the runtime can: enqueueing them one by one takes longer than
   // making them.
-  absl::Status Copy(std::span<const DeviceCopy> copies, cudaMemcpyKind kind, DeviceStream stream) {
+  absl::Status Copy(std::span<const DeviceCopy> copies, DeviceStream stream) {
     const CurrentDevice current(ordinal_);
 #if CUDART_VERSION >= 13000
     if (copies.size() > 1 && stream != nullptr) return CopyBatch(copies, stream);
 #endif
     for (const DeviceCopy& copy : copies) {
-      CRUMB_RETURN_IF_ERROR(
-          FromCuda(cudaMemcpyAsync(At(copy.to), At(copy.from), copy.bytes, kind, Of(stream)),
-                   "cudaMemcpyAsync"));
+      CRUMB_RETURN_IF_ERROR(FromCuda(
+          cudaMemcpyAsync(At(copy.to), At(copy.from), copy.bytes, cudaMemcpyDefault, Of(stream)),
+          "cudaMemcpyAsync"));
     }
     return absl::OkStatus();
   }
@@ -175,6 +191,7 @@ class CudaDevice final : public Device {
 
   const int ordinal_;
   CudaKernels kernels_;
+  const bool kernels_read_pinned_;
 };
 
 }  // namespace
@@ -188,7 +205,11 @@ absl::StatusOr<OpenDevice> OpenCudaDevice(int ordinal) {
     return absl::UnavailableError("CUDA device " + std::to_string(ordinal) + ": there are " +
                                   std::to_string(devices));
   }
-  return OpenDevice(new CudaDevice(ordinal));
+  int same_address = 0;
+  CRUMB_RETURN_IF_ERROR(FromCuda(
+      cudaDeviceGetAttribute(&same_address, cudaDevAttrCanUseHostPointerForRegisteredMem, ordinal),
+      "asking for the device's attributes"));
+  return OpenDevice(new CudaDevice(ordinal, same_address != 0));
 }
 
 }  // namespace crumb::client

@@ -8,9 +8,9 @@
 #include "kernels/cuda/decode_attention.h"
 #include "kernels/cuda/evict.h"
 #include "kernels/cuda/evict_constants.h"
+#include "kernels/cuda/fetch.h"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/query_offsets.h"
-#include "kernels/cuda/verify.h"
 
 namespace crumb::client {
 
@@ -24,8 +24,7 @@ cudaStream_t Of(DeviceStream stream) { return reinterpret_cast<cudaStream_t>(str
 
 bool CudaKernels::Supports(const kernels::TileShape& tile) const {
   const CurrentDevice current(ordinal_);
-  return tile.Valid() && cuda::EvictSupported(tile) && cuda::VerifySupported(tile.int2_bytes()) &&
-         cuda::PrefillSupported({.tile = tile});
+  return tile.Valid() && cuda::EvictSupported(tile) && cuda::PrefillSupported({.tile = tile});
 }
 
 bool CudaKernels::DecodeSupported(const cuda::DecodeShape& shape) const {
@@ -98,9 +97,9 @@ absl::Status CudaKernels::Prefill(const cuda::PrefillAttentionParams& params, De
   return FromCuda(cuda::PrefillAttention(params, Of(stream)), "prefill attention");
 }
 
-absl::Status CudaKernels::Verify(const cuda::VerifyParams& params, DeviceStream stream) {
+absl::Status CudaKernels::Fetch(const cuda::FetchParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::VerifyTiles(params, Of(stream)), "verify");
+  return FromCuda(cuda::FetchTiles(params, Of(stream)), "fetch");
 }
 
 absl::Status CudaKernels::QueryOffsets(const cuda::QueryOffsetsParams& params,

@@ -34,7 +34,7 @@ class CudaKernels final : public DeviceKernels {
                       DeviceStream stream) override;
   absl::Status Prefill(const kernels::cuda::PrefillAttentionParams& params,
                        DeviceStream stream) override;
-  absl::Status Verify(const kernels::cuda::VerifyParams& params, DeviceStream stream) override;
+  absl::Status Fetch(const kernels::cuda::FetchParams& params, DeviceStream stream) override;
   absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,
                             DeviceStream stream) override;
 

@@ -10,13 +10,17 @@
 
 namespace crumb::client {
 
-// The status of a CUDA call; `what` names the call.
+// The status of a CUDA call; `what` names the call. The runtime remembers a call's error until it
+// is asked: left there, it would be taken for that of a launch made later.
 inline absl::Status FromCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
+  cudaGetLastError();
   const std::string message = std::string(what) + ": " + cudaGetErrorString(error);
   switch (error) {
     case cudaErrorMemoryAllocation:
       return absl::ResourceExhaustedError(message);
+    case cudaErrorHostMemoryAlreadyRegistered:
+      return absl::AlreadyExistsError(message);
     case cudaErrorInvalidValue:
     case cudaErrorInvalidConfiguration:
       return absl::InvalidArgumentError(message);

@@ -57,11 +57,13 @@ class Device {
   virtual void FreePinned(std::byte* bytes) = 0;
   // Pins whole memory pages of this process, so that copies of them are asynchronous. Blocks while
   // it faults them in. Read-only mappings are pinned with kRead. kResourceExhausted: the limit of
-  // locked memory.
+  // locked memory; kAlreadyExists: some of it is pinned already, by whomever.
   virtual absl::Status Pin(std::span<const std::byte> bytes, PinAccess access) = 0;
   virtual void Unpin(std::span<const std::byte> bytes) = 0;
 
   virtual absl::StatusOr<DeviceStream> NewStream() = 0;
+  // One whose kernels come first where those of other streams wait too.
+  virtual absl::StatusOr<DeviceStream> NewUrgentStream() = 0;
   virtual void DeleteStream(DeviceStream stream) = 0;
   virtual absl::StatusOr<DeviceEvent> NewEvent() = 0;
   virtual void DeleteEvent(DeviceEvent event) = 0;
@@ -83,6 +85,8 @@ class Device {
   virtual absl::Status Clear(DeviceAddress address, size_t bytes, DeviceStream stream) = 0;
 
   virtual DeviceKernels& kernels() = 0;
+  // Whether they read pinned host memory at its own address.
+  virtual bool kernels_read_pinned() const = 0;
 
   // Memory of this device that can be shared with other processes. What is mapped of it is this
   // device's as what Allocate gives. kFailedPrecondition: there is none.

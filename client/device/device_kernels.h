@@ -9,9 +9,9 @@
 #include "kernels/cuda/append_call.h"
 #include "kernels/cuda/decode_call.h"
 #include "kernels/cuda/evict_call.h"
+#include "kernels/cuda/fetch_call.h"
 #include "kernels/cuda/prefill_call.h"
 #include "kernels/cuda/query_offsets_call.h"
-#include "kernels/cuda/verify_call.h"
 
 namespace crumb::client {
 
@@ -51,7 +51,7 @@ class DeviceKernels {
                               DeviceStream stream) = 0;
   virtual absl::Status Prefill(const kernels::cuda::PrefillAttentionParams& params,
                                DeviceStream stream) = 0;
-  virtual absl::Status Verify(const kernels::cuda::VerifyParams& params, DeviceStream stream) = 0;
+  virtual absl::Status Fetch(const kernels::cuda::FetchParams& params, DeviceStream stream) = 0;
   virtual absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,
                                     DeviceStream stream) = 0;
 };

@@ -11,6 +11,11 @@ absl::StatusOr<OwnedStream> NewStream(Device& device) {
   return OwnedStream(device, stream);
 }
 
+absl::StatusOr<OwnedStream> NewUrgentStream(Device& device) {
+  CRUMB_ASSIGN_OR_RETURN(DeviceStream stream, device.NewUrgentStream());
+  return OwnedStream(device, stream);
+}
+
 absl::StatusOr<OwnedEvent> NewEvent(Device& device) {
   CRUMB_ASSIGN_OR_RETURN(DeviceEvent event, device.NewEvent());
   return OwnedEvent(device, event);

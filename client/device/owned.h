@@ -41,6 +41,7 @@ using PinnedBuffer = Owned<std::byte*, &Device::FreePinned>;
 
 // As the device's calls, owned. A buffer of no bytes is not allocated.
 absl::StatusOr<OwnedStream> NewStream(Device& device);
+absl::StatusOr<OwnedStream> NewUrgentStream(Device& device);
 absl::StatusOr<OwnedEvent> NewEvent(Device& device);
 absl::StatusOr<DeviceBuffer> NewDeviceBuffer(Device& device, size_t bytes);
 absl::StatusOr<PinnedBuffer> NewPinnedBuffer(Device& device, size_t bytes);

@@ -3,10 +3,9 @@
 #include "client/device/prefix_loader.h"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 #include <utility>
 
-#include "common/crc32c.h"
 #include "common/logging.h"
 #include "common/status_macros.h"
 
@@ -39,9 +38,10 @@ int PrefixLoad::Settle() const {
 }
 
 absl::StatusOr<std::unique_ptr<PrefixLoader>> PrefixLoader::Create(const Parts& parts, int loads,
-                                                                   int pages_max) {
-  std::unique_ptr<PrefixLoader> loader(new PrefixLoader(parts, pages_max));
-  CRUMB_ASSIGN_OR_RETURN(loader->stream_, NewStream(parts.device));
+                                                                   int pages_max, int blocks) {
+  std::unique_ptr<PrefixLoader> loader(
+      new PrefixLoader(parts, pages_max, parts.device.kernels_read_pinned() ? blocks : 0));
+  CRUMB_ASSIGN_OR_RETURN(loader->stream_, NewUrgentStream(parts.device));
   for (int i = 0; i < loads; ++i) {
     auto lane = std::make_unique<LoadLane>();
     for (int layer = 0; layer < parts.geometry.layers; ++layer) {
@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<PrefixLoader>> PrefixLoader::Create(const Parts& 
       lane->layer_done.push_back(std::move(event));
     }
     CRUMB_ASSIGN_OR_RETURN(lane->all_done, NewEvent(parts.device));
-    const size_t bytes = loader->TableBytes(pages_max);
+    const size_t bytes = loader->TablesAt(0, pages_max).bytes;
     CRUMB_ASSIGN_OR_RETURN(lane->tables, NewDeviceBuffer(parts.device, bytes));
     CRUMB_ASSIGN_OR_RETURN(lane->staging, NewPinnedBuffer(parts.device, bytes));
     loader->GiveBack(lane.get());
@@ -71,18 +71,21 @@ void PrefixLoader::GiveBack(LoadLane* lane) {
   idle_.push_back(lane);
 }
 
-// Tables: status [pages] u32, then addresses [layers, pages] u64, then sums [layers, pages,
-// kv_heads] u32.
-size_t PrefixLoader::AddressesAt(int layer, int pages) const {
-  return (sizeof(uint32_t) * pages + 7) / 8 * 8 + sizeof(uint64_t) * pages * layer;
+PrefixLoader::Tables PrefixLoader::TablesAt(uint64_t base, int pages) const {
+  uint64_t at = base;
+  const auto next = [&at]<typename T>(T** array, size_t count) {
+    *array = reinterpret_cast<T*>(at);
+    at += (sizeof(T) * count + 15) / 16 * 16;
+  };
+  Tables tables;
+  next(&tables.status, pages);
+  next(&tables.from, pages);
+  next(&tables.to, pages);
+  next(&tables.from_stride, pages);
+  next(&tables.sums, size_t{1} * pages * parts_.geometry.tiles());
+  tables.bytes = at - base;
+  return tables;
 }
-
-size_t PrefixLoader::SumsAt(int layer, int pages) const {
-  return AddressesAt(parts_.geometry.layers, pages) +
-         sizeof(uint32_t) * pages * parts_.geometry.kv_heads * layer;
-}
-
-size_t PrefixLoader::TableBytes(int pages) const { return SumsAt(parts_.geometry.layers, pages); }
 
 std::vector<std::shared_ptr<Page>> PrefixLoader::Take(const Keyspace& keyspace,
                                                       std::vector<std::shared_ptr<Page>> pages) {
@@ -118,13 +121,14 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
   auto rest = parts_.pages.TakeSome(wanted, stream_.get(), parts_.slots_timeout);
   if (rest.ok()) slots.insert(slots.end(), rest->begin(), rest->end());
   Pages to;
+  to.reserve(slots.size());
   for (size_t i = 0; i < slots.size(); ++i) {
     auto page = parts_.geometry.NewPage(from[i]->format, slots[i]);
     page->key = from[i]->key;
     page->parent = from[i]->parent;
     page->position = from[i]->position;
     page->over_int2_prefix = from[i]->over_int2_prefix;
-    page->tile_sums = from[i]->tile_sums;
+    page->tile_sums = std::move(from[i]->tile_sums);
     to.push_back(std::move(page));
   }
   return to;
@@ -132,19 +136,7 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
 
 absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Keyspace& keyspace,
                                                        const Pages& from) {
-  const Page& first = *from.front();
-  // The verify kernel knows no tiles as large as BF16 ones: there is one such page, the host looks.
-  if (first.format == PageFormat::kBf16) {
-    for (int tile = 0; tile < parts_.geometry.tiles(); ++tile) {
-      const std::byte* bytes = first.layer(tile / parts_.geometry.kv_heads) +
-                               first.tile_bytes * (tile % parts_.geometry.kv_heads);
-      if (Crc32c({bytes, first.tile_bytes}) != first.tile_sums[tile]) {
-        parts_.damaged();
-        return absl::DataLossError("a tile of the sink page is damaged");
-      }
-    }
-  }
-  const std::shared_ptr<const PinnedArena> arena = parts_.pinner.Use();
+  std::shared_ptr<const PinnedArena> arena = parts_.pinner.Use();
   LoadLane* lane = TakeLane();
   if (lane == nullptr) return absl::ResourceExhaustedError("too many loads are under way");
   absl::StatusOr<Pages> to = Pages{};
@@ -160,7 +152,7 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Keyspace& keyspace,
       for (const std::shared_ptr<Page>& page : *to) {
         static_cast<DevicePage&>(*page).load = load;
       }
-      const absl::Status queued = Enqueue(*lane, *arena, from, *to);
+      const absl::Status queued = Enqueue(MakeJob(*lane, *arena, from, *to));
       if (!queued.ok()) {
         // Part of it may be on its way to slots that are given back now.
         parts_.device.Record(lane->all_done.get(), stream_.get()).IgnoreError();
@@ -173,80 +165,156 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Keyspace& keyspace,
     GiveBack(lane);
     return to;
   }
-  SeeOff(load, arena, keyspace, from, *to);
+  SeeOff(load, std::move(arena), keyspace, from, *to);
   return to;
 }
 
-absl::Status PrefixLoader::Enqueue(LoadLane& lane, const PinnedArena& arena, const Pages& from,
-                                   const Pages& to) {
-  const int pages = static_cast<int>(to.size());
-  const DeviceGeometry& g = parts_.geometry;
-  std::byte* staging = lane.staging.get();
-  std::memset(staging, 0, sizeof(uint32_t) * pages);
-  for (int layer = 0; layer < g.layers; ++layer) {
-    auto* addresses = reinterpret_cast<uint64_t*>(staging + AddressesAt(layer, pages));
-    auto* sums = reinterpret_cast<uint32_t*>(staging + SumsAt(layer, pages));
-    for (int i = 0; i < pages; ++i) {
-      addresses[i] = reinterpret_cast<uint64_t>(to[i]->layer(layer));
-      std::copy_n(to[i]->tile_sums.begin() + layer * g.kv_heads, g.kv_heads,
-                  sums + int64_t{i} * g.kv_heads);
-    }
+PrefixLoader::Job PrefixLoader::MakeJob(LoadLane& lane, const PinnedArena& arena, const Pages& from,
+                                        const Pages& to) const {
+  Job job{.lane = lane, .arena = arena, .from = from, .to = to, .copied = {}};
+  const std::vector<std::span<const std::byte>> pinned = arena.Pinned();
+  const auto readable = [&](const Page& page) {
+    if (blocks_ == 0) return false;
+    const std::byte* end =
+        page.layer(parts_.geometry.layers - 1) + parts_.geometry.layer_stride(page.format);
+    auto range = std::upper_bound(pinned.begin(), pinned.end(), page.tiles,
+                                  [](const std::byte* at, const auto& r) { return at < r.data(); });
+    return range != pinned.begin() && end <= std::prev(range)->data() + std::prev(range)->size();
+  };
+  job.copied.reserve(to.size());
+  for (size_t i = 0; i < to.size(); ++i) {
+    job.copied.push_back(readable(*from[i]) ? 0 : 1);
+    job.any_copied |= job.copied.back() != 0;
+    job.all_copied &= job.copied.back() != 0;
   }
-  const DeviceCopy tables{lane.tables.get(), reinterpret_cast<uint64_t>(staging),
-                          TableBytes(pages)};
-  CRUMB_RETURN_IF_ERROR(parts_.device.ToDevice({&tables, 1}, stream_.get()));
-  for (int layer = 0; layer < g.layers; ++layer) {
-    CRUMB_RETURN_IF_ERROR(EnqueueLayer(lane, arena, layer, from, to));
-  }
-  const DeviceCopy status{reinterpret_cast<uint64_t>(staging), lane.tables.get(),
-                          sizeof(uint32_t) * pages};
-  CRUMB_RETURN_IF_ERROR(parts_.device.ToHost({&status, 1}, stream_.get()));
-  return parts_.device.Record(lane.all_done.get(), stream_.get());
+  return job;
 }
 
-absl::Status PrefixLoader::EnqueueLayer(LoadLane& lane, const PinnedArena& arena, int layer,
-                                        const Pages& from, const Pages& to) {
-  const DeviceGeometry& g = parts_.geometry;
-  const int pages = static_cast<int>(to.size());
-  std::vector<DeviceCopy> copies;
-  copies.reserve(pages);
+void PrefixLoader::FillPlaces(const Job& job) const {
+  const auto pages = static_cast<int>(job.to.size());
+  const Tables tables = TablesAt(reinterpret_cast<uint64_t>(job.lane.staging.get()), pages);
   for (int i = 0; i < pages; ++i) {
-    copies.push_back({reinterpret_cast<uint64_t>(to[i]->layer(layer)),
-                      reinterpret_cast<uint64_t>(from[i]->layer(layer)),
-                      g.layer_stride(to[i]->format)});
+    const Page& from = *job.from[i];
+    const Page& to = *job.to[i];
+    const bool copied = job.copied[i] != 0;
+    tables.status[i] = 0;
+    tables.to[i] = reinterpret_cast<uint64_t>(to.tiles);
+    tables.from[i] = copied ? tables.to[i] : reinterpret_cast<uint64_t>(from.tiles);
+    tables.from_stride[i] = static_cast<int64_t>(copied ? to.layer_stride : from.layer_stride);
   }
-  CRUMB_RETURN_IF_ERROR(parts_.device.ToDevice(arena.CutToDevice(copies), stream_.get()));
-  const int skip = to.front()->format == PageFormat::kBf16 ? 1 : 0;
-  if (pages > skip) {
-    kernels::cuda::VerifyParams params;
-    params.tile_bytes = g.tile.int2_bytes();
-    params.runs = pages - skip;
-    params.tiles_per_run = g.kv_heads;
-    params.run_address =
-        reinterpret_cast<const uint64_t*>(lane.tables.get() + AddressesAt(layer, pages)) + skip;
-    params.sums = reinterpret_cast<const uint32_t*>(lane.tables.get() + SumsAt(layer, pages)) +
-                  skip * g.kv_heads;
-    params.status = reinterpret_cast<uint32_t*>(lane.tables.get()) + skip;
-    CRUMB_RETURN_IF_ERROR(parts_.device.kernels().Verify(params, stream_.get()));
+}
+
+// With the first layer's goes what lies before them.
+absl::Status PrefixLoader::SendSums(const Job& job, int layer_begin, int layer_end) {
+  const auto pages = static_cast<int>(job.to.size());
+  const auto staging = reinterpret_cast<uint64_t>(job.lane.staging.get());
+  const Tables tables = TablesAt(staging, pages);
+  const size_t heads = parts_.geometry.kv_heads;
+  for (int i = 0; i < pages; ++i) {
+    const uint32_t* from = job.to[i]->tile_sums.data();
+    for (int layer = layer_begin; layer < layer_end; ++layer) {
+      std::copy_n(from + heads * layer, heads,
+                  tables.sums + heads * (size_t{1} * pages * layer + i));
+    }
   }
-  return parts_.device.Record(lane.layer_done[layer].get(), stream_.get());
+  const auto place = [&](int layer) {
+    return layer == 0 ? 0
+                      : reinterpret_cast<uint64_t>(tables.sums + heads * pages * layer) - staging;
+  };
+  const uint64_t begin = place(layer_begin), end = place(layer_end);
+  const DeviceCopy copy{job.lane.tables.get() + begin, staging + begin, end - begin};
+  return parts_.device.ToDevice({&copy, 1}, stream_.get());
+}
+
+// The kernel takes a layer at a time. Copies cost by their number: they take twice as many layers
+// each time.
+absl::Status PrefixLoader::Enqueue(const Job& job) {
+  const auto pages = static_cast<int>(job.to.size());
+  const int layers = parts_.geometry.layers;
+  const int sinks = job.to.front()->format == PageFormat::kBf16 ? 1 : 0;
+  Device& device = parts_.device;
+  FillPlaces(job);
+  for (int layer = 0; layer < layers;) {
+    const int end = job.any_copied ? std::min(layers, 2 * layer + 1) : layer + 1;
+    // The first layer is on its way while the host gathers the sums of the others.
+    if (layer < 2) {
+      CRUMB_RETURN_IF_ERROR(SendSums(job, layer, layer == 0 ? end : layers));
+    }
+    // The rest of the sink, a small part of a prefix, comes before the second layer.
+    if (layer < 2) {
+      const int sink_end = layer == 0 ? end : layers;
+      CRUMB_RETURN_IF_ERROR(EnqueueLayers(job, 0, sinks, layer, sink_end));
+    }
+    CRUMB_RETURN_IF_ERROR(EnqueueLayers(job, sinks, pages, layer, end));
+    for (; layer < end; ++layer) {
+      CRUMB_RETURN_IF_ERROR(device.Record(job.lane.layer_done[layer].get(), stream_.get()));
+    }
+  }
+  const DeviceCopy status{reinterpret_cast<uint64_t>(job.lane.staging.get()), job.lane.tables.get(),
+                          sizeof(uint32_t) * pages};
+  CRUMB_RETURN_IF_ERROR(device.ToHost({&status, 1}, stream_.get()));
+  return device.Record(job.lane.all_done.get(), stream_.get());
+}
+
+std::vector<DeviceCopy> PrefixLoader::CopiesOf(const Job& job, int page_begin, int page_end,
+                                               int layer_begin, int layer_end) const {
+  std::vector<DeviceCopy> copies;
+  for (int i = page_begin; i < page_end; ++i) {
+    if (job.copied[i] == 0) continue;
+    const Page& from = *job.from[i];
+    const Page& to = *job.to[i];
+    const int layers = from.layer_stride == to.layer_stride ? layer_end - layer_begin : 1;
+    for (int layer = layer_begin; layer < layer_end; layer += layers) {
+      copies.push_back({reinterpret_cast<uint64_t>(to.layer(layer)),
+                        reinterpret_cast<uint64_t>(from.layer(layer)), to.layer_stride * layers});
+    }
+  }
+  return job.arena.CutToDevice(copies);
+}
+
+absl::Status PrefixLoader::EnqueueLayers(const Job& job, int page_begin, int page_end,
+                                         int layer_begin, int layer_end) {
+  if (page_begin == page_end || layer_begin == layer_end) return absl::OkStatus();
+  const DeviceGeometry& g = parts_.geometry;
+  if (job.any_copied) {
+    CRUMB_RETURN_IF_ERROR(parts_.device.ToDevice(
+        CopiesOf(job, page_begin, page_end, layer_begin, layer_end), stream_.get()));
+  }
+  const Tables tables = TablesAt(job.lane.tables.get(), static_cast<int>(job.to.size()));
+  const Page& shape = *job.to[page_begin];
+  kernels::cuda::FetchParams params;
+  params.tile_bytes = shape.tile_bytes;
+  params.runs = page_end - page_begin;
+  params.tiles_per_run = g.kv_heads;
+  params.layer_begin = layer_begin;
+  params.layer_end = layer_end;
+  params.from = tables.from + page_begin;
+  params.from_layer_stride = tables.from_stride + page_begin;
+  params.to = tables.to + page_begin;
+  params.to_layer_stride = static_cast<int64_t>(shape.layer_stride);
+  params.sums = tables.sums + int64_t{1} * page_begin * g.kv_heads;
+  params.sums_layer_stride = int64_t{1} * g.kv_heads * static_cast<int64_t>(job.to.size());
+  params.status = tables.status + page_begin;
+  params.blocks = job.all_copied ? 0 : blocks_;
+  return parts_.device.kernels().Fetch(params, stream_.get());
 }
 
 // Crumbd's memory is held until the copies are done, and so are the slots.
 void PrefixLoader::SeeOff(const std::shared_ptr<PrefixLoad>& load,
                           std::shared_ptr<const PinnedArena> arena, const Keyspace& keyspace,
-                          const Pages& from, const Pages& to) {
-  parts_.background.Add([this, load, arena = std::move(arena), keyspace, from, to] {
-    const int damaged = load->Settle();
-    if (damaged >= 0) parts_.damaged();
-    GiveBack(&load->lane_);
-    std::vector<std::shared_ptr<const Page>> sound;
-    for (const std::shared_ptr<Page>& page : to) {
-      if (damaged >= 0 && static_cast<int>(page->position) >= damaged) break;
-      sound.push_back(page);
-    }
-    parts_.loaded(keyspace, std::move(sound));
-  });
+                          Pages from, const Pages& to) {
+  parts_.background.Add(
+      [this, load, arena = std::move(arena), keyspace, from = std::move(from), to] {
+        const int damaged = load->Settle();
+        if (damaged >= 0) parts_.damaged();
+        GiveBack(&load->lane_);
+        std::vector<std::shared_ptr<const Page>> sound;
+        for (const std::shared_ptr<Page>& page : to) {
+          if (damaged >= 0 && static_cast<int>(page->position) >= damaged) break;
+          sound.push_back(page);
+        }
+        parts_.loaded(keyspace, std::move(sound));
+      });
 }
 
 }  // namespace crumb::client

@@ -27,7 +27,7 @@ namespace crumb::client {
 struct LoadLane {
   std::vector<OwnedEvent> layer_done;
   OwnedEvent all_done;
-  DeviceBuffer tables;   // run addresses, sums, status
+  DeviceBuffer tables;   // addresses, sums, status
   PinnedBuffer staging;  // the same
 };
 
@@ -58,7 +58,7 @@ class PrefixLoad {
   mutable int damaged_ ABSL_GUARDED_BY(mutex_) = -1;
 };
 
-// Copies pages from crumbd's memory and from peers into device slots, layer after layer on a stream
+// Brings pages from crumbd's memory and from peers into device slots, layer after layer on a stream
 // of its own, and verifies the tiles' sums there. Thread-safe.
 class PrefixLoader {
  public:
@@ -76,36 +76,59 @@ class PrefixLoader {
     std::function<void(const Keyspace&, std::vector<std::shared_ptr<const Page>>)> loaded;
     Duration slots_timeout;  // of asking crumbd for shared slots
   };
+  // `loads` at once, of `pages_max` pages each; `blocks` as DeviceWorkerOptions::load_blocks.
   static absl::StatusOr<std::unique_ptr<PrefixLoader>> Create(const Parts& parts, int loads,
-                                                              int pages_max);
+                                                              int pages_max, int blocks);
 
   // As many leading pages as there is room for; those that are placed stay where they are. Blocks
-  // for no copy.
+  // for no copy of pinned memory.
   std::vector<std::shared_ptr<Page>> Take(const Keyspace& keyspace,
                                           std::vector<std::shared_ptr<Page>> pages);
 
  private:
   using Pages = std::vector<std::shared_ptr<Page>>;
 
-  PrefixLoader(const Parts& parts, int pages_max) : parts_(parts), pages_max_(pages_max) {}
+  // What the device is told of a load: in the lane's pinned memory and in the device's.
+  struct Tables {
+    uint32_t* status = nullptr;      // [pages]
+    uint64_t* from = nullptr;        // [pages] of the first layer
+    uint64_t* to = nullptr;          // [pages]
+    int64_t* from_stride = nullptr;  // [pages] of layers
+    uint32_t* sums = nullptr;        // [layers, pages, kv_heads]
+    size_t bytes = 0;
+  };
+  // A load while it is enqueued. The sink comes first, if it is in it.
+  struct Job {
+    LoadLane& lane;
+    const PinnedArena& arena;
+    const Pages& from;
+    const Pages& to;
+    std::vector<char> copied;  // pages that the kernel cannot read where they are
+    bool any_copied = false;
+    bool all_copied = true;
+  };
+
+  PrefixLoader(const Parts& parts, int pages_max, int blocks)
+      : parts_(parts), pages_max_(pages_max), blocks_(blocks) {}
   LoadLane* TakeLane();
   void GiveBack(LoadLane* lane);
   absl::StatusOr<Pages> Load(const Keyspace& keyspace, const Pages& from);
   absl::StatusOr<Pages> Place(const Pages& from);
-  absl::Status Enqueue(LoadLane& lane, const PinnedArena& arena, const Pages& from,
-                       const Pages& to);
-  absl::Status EnqueueLayer(LoadLane& lane, const PinnedArena& arena, int layer, const Pages& from,
-                            const Pages& to);
+  Job MakeJob(LoadLane& lane, const PinnedArena& arena, const Pages& from, const Pages& to) const;
+  absl::Status Enqueue(const Job& job);
+  void FillPlaces(const Job& job) const;
+  absl::Status SendSums(const Job& job, int layer_begin, int layer_end);
+  absl::Status EnqueueLayers(const Job& job, int page_begin, int page_end, int layer_begin,
+                             int layer_end);
+  std::vector<DeviceCopy> CopiesOf(const Job& job, int page_begin, int page_end, int layer_begin,
+                                   int layer_end) const;
   void SeeOff(const std::shared_ptr<PrefixLoad>& load, std::shared_ptr<const PinnedArena> arena,
-              const Keyspace& keyspace, const Pages& from, const Pages& to);
-
-  // Places inside a lane's tables, of `pages` INT2 pages.
-  size_t SumsAt(int layer, int pages) const;
-  size_t AddressesAt(int layer, int pages) const;
-  size_t TableBytes(int pages) const;
+              const Keyspace& keyspace, Pages from, const Pages& to);
+  Tables TablesAt(uint64_t base, int pages) const;
 
   const Parts parts_;
   const int pages_max_;
+  const int blocks_;
   OwnedStream stream_;
   std::vector<std::unique_ptr<LoadLane>> lanes_;
 

@@ -72,6 +72,10 @@ absl::Status DeviceWorkerOptions::Validate() const {
                                         std::to_string(value));
     }
   }
+  if (load_blocks < 0) {
+    return absl::InvalidArgumentError("load_blocks must be 0 at least, is " +
+                                      std::to_string(load_blocks));
+  }
   if (sequences > kSequencesMax) {
     return absl::InvalidArgumentError("sequences must be " + std::to_string(kSequencesMax) +
                                       " at most, is " + std::to_string(sequences));
@@ -191,7 +195,7 @@ absl::Status ResidentWorker::Allocate() {
                     .loaded = [this](const auto& keyspace,
                                      auto pages) { NoteLoaded(keyspace, std::move(pages)); },
                     .slots_timeout = kSlotsTimeout},
-                   o.loads, o.load_pages));
+                   o.loads, o.load_pages, o.load_blocks));
   CRUMB_ASSIGN_OR_RETURN(starter_,
                          SequenceStarter::Create(options_, client_, *reader_, this, pools_.get()));
   pinner_->Use();

@@ -25,11 +25,21 @@ absl::StatusOr<std::unique_ptr<SlotPool>> SlotPool::Create(
   return std::unique_ptr<SlotPool>(new SlotPool(std::move(name), std::move(state)));
 }
 
-absl::StatusOr<bool> SlotPool::WaitForUsers(const Retired& slot, DeviceStream stream) {
+absl::StatusOr<bool> SlotPool::WaitForUsers(const Retired& slot, DeviceStream stream,
+                                            std::vector<Moment>* waited) {
   for (const Moment& user : slot.users) {
     if (user.timeline->stream() == stream) continue;  // in order anyway
+    const auto known = std::find_if(waited->begin(), waited->end(), [&](const Moment& moment) {
+      return moment.timeline == user.timeline;
+    });
+    if (known != waited->end() && known->pass >= user.pass) continue;
     CRUMB_ASSIGN_OR_RETURN(const bool waits, user.timeline->MakeWait(stream, user.pass));
     if (!waits) return false;
+    if (known == waited->end()) {
+      waited->push_back(user);
+    } else {
+      known->pass = user.pass;
+    }
   }
   return true;
 }
@@ -40,12 +50,13 @@ absl::Status SlotPool::Gather(State& state, int count, DeviceStream stream,
     taken->push_back(state.unused.back());
     state.unused.pop_back();
   }
+  std::vector<Moment> waited;  // by `stream`: slots were mostly given up together
   // Slots of passes that are still open elsewhere go to the end.
   for (size_t tries = state.retired.size(); tries-- > 0;) {
     if (static_cast<int>(taken->size()) == count) return absl::OkStatus();
     Retired slot = std::move(state.retired.front());
     state.retired.pop_front();
-    const absl::StatusOr<bool> usable = WaitForUsers(slot, stream);
+    const absl::StatusOr<bool> usable = WaitForUsers(slot, stream, &waited);
     if (usable.ok() && *usable) {
       taken->push_back(slot.address);
     } else {

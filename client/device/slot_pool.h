@@ -84,7 +84,8 @@ class SlotPool {
   static void DrainSoon(const std::shared_ptr<State>& state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state->mutex);
   static void Drain(State& state);
-  static absl::StatusOr<bool> WaitForUsers(const Retired& slot, DeviceStream stream);
+  static absl::StatusOr<bool> WaitForUsers(const Retired& slot, DeviceStream stream,
+                                           std::vector<Moment>* waited);
   static absl::Status Gather(State& state, int count, DeviceStream stream,
                              std::vector<DeviceAddress>* taken)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex);

@@ -25,9 +25,10 @@ absl::StatusOr<std::unique_ptr<WindowEvictor>> WindowEvictor::Create(
 absl::Status WindowEvictor::MakeArea(int windows_max, Area* area) {
   const DeviceGeometry& g = parts_.geometry;
   area->windows_max = windows_max;
+  const int room = parts_.results.windows();
   CRUMB_ASSIGN_OR_RETURN(area->memory,
-                         NewDeviceBuffer(parts_.device, EvictTable::Bytes(windows_max, g.tiles())));
-  area->table = EvictTable::At(area->memory.get(), windows_max, g.tiles());
+                         NewDeviceBuffer(parts_.device, EvictTable::Bytes(room, g.tiles())));
+  area->table = EvictTable::At(area->memory.get(), room, g.tiles());
   const size_t bytes =
       parts_.device.kernels().EvictWorkspaceBytes(windows_max, g.layers, g.kv_heads);
   CRUMB_ASSIGN_OR_RETURN(area->workspace, NewDeviceBuffer(parts_.device, bytes));
@@ -57,21 +58,10 @@ std::vector<UnsettledPage> WindowEvictor::Fill(uint64_t pass, std::span<const Du
   return pages;
 }
 
-// Tables of a launch lie in the same order on both sides, but for as many windows as each has room.
 absl::Status WindowEvictor::Upload(const EvictTable& from, const Area& area) {
-  const auto copy = [](const auto* to, const auto* host, size_t count) {
-    return DeviceCopy{reinterpret_cast<uint64_t>(to), reinterpret_cast<uint64_t>(host),
-                      count * sizeof(*host)};
-  };
-  const auto windows = static_cast<size_t>(*from.windows);
-  const EvictTable& to = area.table;
-  const DeviceCopy copies[] = {copy(to.windows, from.windows, 1),
-                               copy(to.ring_address, from.ring_address, windows),
-                               copy(to.tile_address, from.tile_address, windows),
-                               copy(to.ring_begin, from.ring_begin, windows),
-                               copy(to.position_block, from.position_block, windows),
-                               copy(to.status, from.status, windows)};
-  return parts_.device.ToDevice(copies, timeline_->stream());
+  const DeviceCopy copy{reinterpret_cast<uint64_t>(area.table.windows),
+                        reinterpret_cast<uint64_t>(from.windows), from.input_bytes()};
+  return parts_.device.ToDevice({&copy, 1}, timeline_->stream());
 }
 
 absl::Status WindowEvictor::Launch(const Area& area, const RingShape& ring) {
@@ -103,13 +93,13 @@ absl::Status WindowEvictor::Launch(const Area& area, const RingShape& ring) {
   return parts_.device.kernels().Evict(params, timeline_->stream());
 }
 
+// Status and sums lie side by side.
 absl::Status WindowEvictor::Download(const Area& area, size_t windows, const EvictTable& to) {
-  const DeviceCopy copies[] = {
-      {reinterpret_cast<uint64_t>(to.status), reinterpret_cast<uint64_t>(area.table.status),
-       sizeof(uint32_t) * windows},
-      {reinterpret_cast<uint64_t>(to.sums), reinterpret_cast<uint64_t>(area.table.sums),
-       sizeof(uint32_t) * windows * parts_.geometry.tiles()}};
-  return parts_.device.ToHost(copies, timeline_->stream());
+  const size_t sums = sizeof(uint32_t) * windows * parts_.geometry.tiles();
+  const auto begin = reinterpret_cast<uint64_t>(to.status);
+  const DeviceCopy copy{begin, reinterpret_cast<uint64_t>(area.table.status),
+                        reinterpret_cast<uint64_t>(to.sums) - begin + sums};
+  return parts_.device.ToHost({&copy, 1}, timeline_->stream());
 }
 
 absl::Status WindowEvictor::EvictSome(std::span<const DueWindow> windows, const RingShape& ring) {
@@ -142,10 +132,12 @@ absl::Status WindowEvictor::EvictNow(std::span<const DueWindow> windows) {
 absl::Status WindowEvictor::Prepare(uint64_t pass, std::span<const DueWindow> windows) {
   results_ = nullptr;
   if (windows.empty()) {
+    if (std::exchange(none_there_, true)) return absl::OkStatus();
     const DeviceCopy none{reinterpret_cast<uint64_t>(captured_.table.windows),
                           reinterpret_cast<uint64_t>(none_.get()), sizeof(int32_t)};
     return parts_.device.ToDevice({&none, 1}, timeline_->stream());
   }
+  none_there_ = false;
   results_ = parts_.results.Take();
   pages_ = Fill(pass, windows, *results_);
   return Upload(*results_, captured_);

@@ -41,7 +41,7 @@ class WindowEvictor {
   void Settle(uint64_t pass);
 
  private:
-  // A launch's tables on the device, and its workspace.
+  // A launch's tables on the device, laid out as EvictResults lays them out, and its workspace.
   struct Area {
     int windows_max = 0;
     DeviceBuffer memory;
@@ -65,6 +65,7 @@ class WindowEvictor {
   Area captured_;
   Area now_;
   PinnedBuffer none_;            // the table of a pass without windows: their number
+  bool none_there_ = false;      // the device has it
   EvictResults::Table results_;  // of the pass under way; null without windows
   std::vector<UnsettledPage> pages_;
 };

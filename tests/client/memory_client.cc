@@ -9,6 +9,33 @@
 
 namespace crumb::client {
 
+namespace {
+
+constexpr size_t kSlotAlignment = 512;
+constexpr size_t kSlabAlignment = 4096;
+
+}  // namespace
+
+MemoryClient::MemoryClient(size_t slab_bytes) {
+  auto* slab = static_cast<std::byte*>(std::aligned_alloc(kSlabAlignment, slab_bytes));
+  mapped_ = std::shared_ptr<MappedMemory>(new MappedMemory, [slab](MappedMemory* mapped) {
+    std::free(slab);
+    delete mapped;
+  });
+  mapped_->slabs.emplace_back(slab, slab_bytes);
+}
+
+std::shared_ptr<std::byte> MemoryClient::NewSlot(size_t bytes) {
+  const size_t rounded = (bytes + kSlotAlignment - 1) / kSlotAlignment * kSlotAlignment;
+  if (mapped_ != nullptr) {
+    const std::span<const std::byte> slab = mapped_->slabs.front();
+    const size_t at = slab_used_.fetch_add(rounded);
+    if (at + rounded <= slab.size()) return {mapped_, const_cast<std::byte*>(slab.data()) + at};
+  }
+  return {static_cast<std::byte*>(std::aligned_alloc(kSlotAlignment, rounded)),
+          [](std::byte* freed) { std::free(freed); }};
+}
+
 size_t MemoryClient::pages() const {
   MutexLock lock(&mutex_);
   return pages_.size();
@@ -88,9 +115,7 @@ absl::StatusOr<std::vector<StagingSlot>> MemoryClient::Reserve(int count, size_t
   if (!up) return absl::UnavailableError("down");
   std::vector<StagingSlot> slots;
   for (int i = 0; i < count; ++i) {
-    const size_t rounded = (fragment_bytes + 511) / 512 * 512;
-    std::shared_ptr<std::byte> bytes(static_cast<std::byte*>(std::aligned_alloc(512, rounded)),
-                                     [](std::byte* freed) { std::free(freed); });
+    std::shared_ptr<std::byte> bytes = NewSlot(fragment_bytes);
     slots.emplace_back(std::span(bytes.get(), fragment_bytes), i, bytes);
   }
   return slots;

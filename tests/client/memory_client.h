@@ -20,6 +20,10 @@ class MemoryClient final : public Client {
  public:
   std::atomic<bool> up{true};
 
+  MemoryClient() = default;
+  // Pages lie in one slab, as far as it reaches, which mapped() tells of.
+  explicit MemoryClient(size_t slab_bytes);
+
   size_t pages() const;
   // Everything stored, by key: encoded header, then tiles.
   std::map<PageKey, std::string> contents() const;
@@ -40,6 +44,7 @@ class MemoryClient final : public Client {
                                                     std::vector<StagingSlot> slots,
                                                     size_t tiles_bytes, Duration timeout) override;
   void Count(const SessionCounters&) override {}
+  std::shared_ptr<const MappedMemory> mapped() override { return mapped_; }
 
   absl::Status SetKeyspaceState(const KeyspaceId&, KeyspaceState, const std::string&,
                                 const std::string&) override {
@@ -86,6 +91,10 @@ class MemoryClient final : public Client {
     size_t tiles_bytes = 0;
   };
 
+  std::shared_ptr<std::byte> NewSlot(size_t bytes);
+
+  std::shared_ptr<MappedMemory> mapped_;  // holds its memory
+  std::atomic<size_t> slab_used_{0};
   mutable Mutex mutex_;
   std::map<std::pair<KeyspaceId, PageKey>, Stored> pages_ ABSL_GUARDED_BY(mutex_);
   const std::shared_ptr<std::atomic<size_t>> leases_ = std::make_shared<std::atomic<size_t>>(0);

@@ -172,7 +172,7 @@ void SimulatedDevice::FreePinned(std::byte* bytes) {
 absl::Status SimulatedDevice::Pin(std::span<const std::byte> bytes, PinAccess) {
   MutexLock lock(&mutex_);
   const auto address = reinterpret_cast<uint64_t>(bytes.data());
-  if (pinned_by_.count(address) != 0) return absl::InternalError("pinned already");
+  if (pinned_by_.count(address) != 0) return absl::AlreadyExistsError("pinned already");
   pinned_by_[address] = bytes.size();
   return absl::OkStatus();
 }
@@ -223,6 +223,13 @@ bool SimulatedDevice::Pinned(uint64_t address, size_t bytes) const {
   EXPECT_FALSE(Inside(pinned_by_, address, 1) || Inside(pinned_by_, address + bytes - 1, 1))
       << "a copy crosses the end of pinned memory";
   return false;
+}
+
+bool SimulatedDevice::KernelMayRead(uint64_t address, size_t bytes) const {
+  const auto pinned = [this](uint64_t at) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return Inside(pinned_, at, 1) || Inside(pinned_by_, at, 1);
+  };
+  return Inside(memory_, address, bytes) || (pinned(address) && pinned(address + bytes - 1));
 }
 
 void SimulatedDevice::CheckOnDevice(DeviceAddress address, size_t bytes) const {

@@ -43,6 +43,7 @@ class SimulatedDevice final : public Device {
   absl::Status Pin(std::span<const std::byte> bytes, PinAccess access) override;
   void Unpin(std::span<const std::byte> bytes) override;
   absl::StatusOr<DeviceStream> NewStream() override;
+  absl::StatusOr<DeviceStream> NewUrgentStream() override { return NewStream(); }
   void DeleteStream(DeviceStream stream) override;
   absl::StatusOr<DeviceEvent> NewEvent() override;
   void DeleteEvent(DeviceEvent event) override;
@@ -57,6 +58,7 @@ class SimulatedDevice final : public Device {
   DeviceKernels& kernels() override { return kernels_; }
   absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenMemory() override;
   absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenPeerMemory(int ordinal) override;
+  bool kernels_read_pinned() const override { return true; }
 
   // Runs all that is queued on one stream, and what that waits for.
   void Drain(DeviceStream stream);
@@ -85,6 +87,7 @@ class SimulatedDevice final : public Device {
   size_t pinned_ranges() const;
   size_t shared_ranges() const;  // mapped pieces of shared memory, peers' included
   uint64_t unpinned_copies() const { return unpinned_copies_.load(); }
+  uint64_t fetched_from_host() const { return fetched_from_host_.load(); }  // tiles, by a kernel
 
  private:
   struct Event {
@@ -117,6 +120,9 @@ class SimulatedDevice final : public Device {
   bool Pinned(uint64_t address, size_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckOnDevice(DeviceAddress address, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether a kernel may read there: device memory or pinned memory. Called by work, which runs
+  // under the lock.
+  bool KernelMayRead(uint64_t address, size_t bytes) const ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void CheckNotCapturing(const char* call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t memory_max_;
@@ -137,6 +143,7 @@ class SimulatedDevice final : public Device {
   std::map<uint64_t, size_t> pinned_by_ ABSL_GUARDED_BY(mutex_);  // by Pin
   size_t used_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<uint64_t> unpinned_copies_{0};
+  std::atomic<uint64_t> fetched_from_host_{0};
 };
 
 }  // namespace crumb::client

@@ -257,18 +257,6 @@ void RunPrefill(const kernels::cuda::PrefillAttentionParams& p) {
   }
 }
 
-void RunVerify(const kernels::cuda::VerifyParams& p) {
-  for (int run = 0; run < p.runs; ++run) {
-    for (int i = 0; i < p.tiles_per_run; ++i) {
-      const auto* tile = reinterpret_cast<const std::byte*>(p.run_address[run] + i * p.tile_bytes);
-      const uint32_t sum = Crc32c({tile, p.tile_bytes});
-      const int64_t at = int64_t{run} * p.tiles_per_run + i;
-      if (p.found != nullptr) p.found[at] = sum;
-      if (p.status != nullptr && sum != p.sums[at]) p.status[run] |= 1u << std::min(i, 31);
-    }
-  }
-}
-
 void RunQueryOffsets(const kernels::cuda::QueryOffsetsParams& p) {
   const int group = p.q_heads / p.kv_heads;
   for (int64_t row = 0; row < int64_t{p.tokens} * p.q_heads; ++row) {
@@ -330,10 +318,30 @@ absl::Status SimulatedKernels::Prefill(const kernels::cuda::PrefillAttentionPara
   return device_.Enqueue(stream, [params] { RunPrefill(params); });
 }
 
-absl::Status SimulatedKernels::Verify(const kernels::cuda::VerifyParams& params,
-                                      DeviceStream stream) {
-  if (params.tile_bytes > 12288) return absl::InvalidArgumentError("Verify");
-  return device_.Enqueue(stream, [params] { RunVerify(params); });
+void SimulatedKernels::RunFetch(const kernels::cuda::FetchParams& p) {
+  for (int run = 0; run < p.runs; ++run) {
+    for (int layer = p.layer_begin; layer < p.layer_end; ++layer) {
+      for (int i = 0; i < p.tiles_per_run; ++i) {
+        const uint64_t from = p.from[run] + layer * p.from_layer_stride[run] + i * p.tile_bytes;
+        const uint64_t to = p.to[run] + layer * p.to_layer_stride + i * p.tile_bytes;
+        ASSERT_TRUE(device_.KernelMayRead(from, p.tile_bytes)) << "a kernel reads host memory";
+        const auto* tile = reinterpret_cast<const std::byte*>(from);
+        if (from != to) {
+          std::memcpy(reinterpret_cast<void*>(to), tile, p.tile_bytes);
+          device_.fetched_from_host_.fetch_add(1);
+        }
+        const uint32_t sum = Crc32c({tile, p.tile_bytes});
+        if (sum != p.sums[layer * p.sums_layer_stride + run * p.tiles_per_run + i])
+          p.status[run] = 1;
+      }
+    }
+  }
+}
+
+absl::Status SimulatedKernels::Fetch(const kernels::cuda::FetchParams& params,
+                                     DeviceStream stream) {
+  if (params.layer_begin >= params.layer_end) return absl::InvalidArgumentError("Fetch");
+  return device_.Enqueue(stream, [this, params] { RunFetch(params); });
 }
 
 absl::Status SimulatedKernels::QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,

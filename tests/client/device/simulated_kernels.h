@@ -43,11 +43,13 @@ class SimulatedKernels final : public DeviceKernels {
                       DeviceStream stream) override;
   absl::Status Prefill(const kernels::cuda::PrefillAttentionParams& params,
                        DeviceStream stream) override;
-  absl::Status Verify(const kernels::cuda::VerifyParams& params, DeviceStream stream) override;
+  absl::Status Fetch(const kernels::cuda::FetchParams& params, DeviceStream stream) override;
   absl::Status QueryOffsets(const kernels::cuda::QueryOffsetsParams& params,
                             DeviceStream stream) override;
 
  private:
+  void RunFetch(const kernels::cuda::FetchParams& params);
+
   SimulatedDevice& device_;
 };
 
