@@ -229,7 +229,8 @@ bool SimulatedDevice::KernelMayRead(uint64_t address, size_t bytes) const {
   const auto pinned = [this](uint64_t at) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return Inside(pinned_, at, 1) || Inside(pinned_by_, at, 1);
   };
-  return Inside(memory_, address, bytes) || (pinned(address) && pinned(address + bytes - 1));
+  return Inside(memory_, address, bytes) || Inside(shared_, address, bytes) ||
+         (pinned(address) && pinned(address + bytes - 1));
 }
 
 void SimulatedDevice::CheckOnDevice(DeviceAddress address, size_t bytes) const {
