@@ -14,11 +14,11 @@ namespace crumb::client {
 // What a DeviceWorker keeps in device memory. All of it is allocated when the worker is opened:
 // docs/client.md has the bytes.
 struct DeviceWorkerOptions {
-  int pages = 4096;          // INT2 pages
-  int sequences = 64;        // that hold tokens at once, forks included
-  int prompts = 2;           // of those, inside their prompt: each has the rows of a prefill block
-  int loads = 4;             // fetched prefixes that are on their way to the device at once
-  int load_pages = 2048;     // pages of one of them; what is longer is cut
+  int pages = 4096;       // INT2 pages
+  int sequences = 64;     // that hold tokens at once, forks included
+  int prompts = 2;        // of those, inside their prompt: each has the rows of a prefill block
+  int loads = 4;          // fetched prefixes that are on their way to the device at once
+  int load_pages = 2048;  // pages of one of them; what is longer is cut
   // Fetched prefixes are read by a kernel of so many blocks of 256 threads, which sums them on the
   // way; 0: by the copy engines, in larger pieces, and summed then. Memory that is not pinned comes
   // that way too.
