@@ -373,14 +373,22 @@ __device__ __forceinline__ void SetBias(const DecodeKernelParams& k, const Segme
   }
 }
 
-// Attends this warp's pages of a segment. kPlain: no offsets by page, no caps, no masks.
+// The first page behind `page` with other offsets, at most `end`.
+__device__ __forceinline__ int EndOfPositionBlock(const DecodeKernelParams& k, int page, int end) {
+  if (k.p.offset == nullptr) return end;
+  const int next = page / k.p.pages_per_position_block + 1;
+  return next < k.p.position_blocks ? min(end, next * k.p.pages_per_position_block) : end;
+}
+
+// Attends this warp's pages of a segment from `page` on and before `end`; returns its next one.
+// kPlain: the same offsets for all, no caps, no masks.
 template <class T, bool kPlain>
-__device__ __forceinline__ void AttendPages(const DecodeKernelParams& k, const Segment& segment,
-                                            int index, const WarpGroup& group, Int2Query<T>& query,
-                                            typename T::Ring& ring, SegmentState<T>& state,
-                                            Int2Sums<T>& sums) {
+__device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Segment& segment,
+                                           int index, const WarpGroup& group, int page, int end,
+                                           Int2Query<T>& query, typename T::Ring& ring,
+                                           SegmentState<T>& state, Int2Sums<T>& sums) {
   const int lane = threadIdx.x % 32;
-  for (int page = segment.begin + group.warp; page < segment.end; page += group.warps) {
+  for (; page < end; page += group.warps) {
     if (!kPlain && k.p.soft_cap <= 0.0f) SetBias<T>(k, segment, index, page, lane, query);
     const uint32_t tile = ring.Wait(k);
     AttendTile<T>(
@@ -392,6 +400,7 @@ __device__ __forceinline__ void AttendPages(const DecodeKernelParams& k, const S
     ring.Release(k);
     if (page + group.warps < segment.end) ring.Fill(k);
   }
+  return page;
 }
 
 // This warp's share of a segment. Leaves outputs in real units in `state`. The slot of the last
@@ -404,11 +413,18 @@ __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Se
   Int2Query<T> query;
   LoadQuery<T>(k, index, lane, &query);
   Int2Sums<T> sums;
-  if (k.p.soft_cap > 0.0f || k.p.window > 0 || k.p.offset != nullptr) {
-    AttendPages<T, false>(k, segment, index, group, query, ring, state, sums);
+  int page = segment.begin + group.warp;
+  if (k.p.soft_cap > 0.0f || k.p.window > 0) {
+    AttendPages<T, false>(k, segment, index, group, page, segment.end, query, ring, state, sums);
   } else {
-    if (k.p.shift != nullptr) SetBias<T>(k, segment, index, segment.begin, lane, query);
-    AttendPages<T, true>(k, segment, index, group, query, ring, state, sums);
+    while (page < segment.end) {
+      if (k.p.shift != nullptr || k.p.offset != nullptr) {
+        SetBias<T>(k, segment, index, page, lane, query);
+      }
+      page =
+          AttendPages<T, true>(k, segment, index, group, page,
+                               EndOfPositionBlock(k, page, segment.end), query, ring, state, sums);
+    }
   }
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {
