@@ -111,6 +111,7 @@ class Crumbd:
 class Demo:
     def __init__(self, arguments, folder):
         self.worker = arguments.bin / "crumb-tiny-lm"
+        self.device = arguments.device
         self.tool = arguments.bin / "crumb"
         self.rotation = folder / "model.rotation"
         self.model = arguments.model
@@ -123,7 +124,7 @@ class Demo:
         prompt_file = self.folder / "prompt.txt"
         prompt_file.write_text(prompt, encoding="utf-8")
         command = [self.worker, "--model", self.model, "--prompt-file", prompt_file, "--json",
-                   *options]
+                   "--device", self.device, *options]
         done = subprocess.run(command, capture_output=True, text=True, timeout=WORKER_SECONDS,
                               check=False)
         if done.returncode != 0:
@@ -221,6 +222,8 @@ def main():
     parser.add_argument("--bin", type=pathlib.Path, default=root / "build/release/bin",
                         help="folder of crumbd, crumb and crumb-tiny-lm")
     parser.add_argument("--model", type=pathlib.Path, default=root / "models/data/tiny-lm")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu",
+                        help="where the workers' model runs")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     arguments = parser.parse_args()
 

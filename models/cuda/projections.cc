@@ -10,6 +10,10 @@ namespace {
 
 constexpr size_t kWorkspaceBytes = size_t{32} << 20;
 
+cudaDataType TypeOf(ProjectionOutput output) {
+  return output == ProjectionOutput::kBf16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
 }  // namespace
 
 // How a shape is multiplied: an algorithm of cuBLASLt, or, without one, as cuBLAS chooses.
@@ -27,14 +31,16 @@ struct Projections::Plan {
   // Row-major rows are columns to cuBLAS: y (outputs x rows) = w' (outputs x inputs) x.
   bool Describe() {
     const cublasOperation_t transposed = CUBLAS_OP_T;
-    const auto layout = [this](cublasLtMatrixLayout_t* out, int height, int width) {
-      return c.lt_layout_create(out, CUDA_R_16BF, height, width, height) == CUBLAS_STATUS_SUCCESS;
+    const auto layout = [this](cublasLtMatrixLayout_t* out, cudaDataType type, int height,
+                               int width) {
+      return c.lt_layout_create(out, type, height, width, height) == CUBLAS_STATUS_SUCCESS;
     };
     return c.lt_desc_create(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
            c.lt_desc_set(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)) ==
                CUBLAS_STATUS_SUCCESS &&
-           layout(&w, shape.inputs, shape.outputs) && layout(&x, shape.inputs, shape.rows) &&
-           layout(&y, shape.outputs, shape.rows);
+           layout(&w, CUDA_R_16BF, shape.inputs, shape.outputs) &&
+           layout(&x, CUDA_R_16BF, shape.inputs, shape.rows) &&
+           layout(&y, TypeOf(shape.output), shape.outputs, shape.rows);
   }
 
   const Cublas& c;
@@ -76,7 +82,7 @@ Projections::Plan* Projections::Find(const ProjectionShape& shape) {
 }
 
 bool Projections::Multiply(const ProjectionShape& s, float scale, const kernels::Bf16* x,
-                           const kernels::Bf16* w, kernels::Bf16* y, cudaStream_t stream) {
+                           const kernels::Bf16* w, void* y, cudaStream_t stream) {
   const float zero = 0.0f;
   const Plan* plan = Find(s);
   if (plan != nullptr && plan->has_algorithm) {
@@ -88,7 +94,7 @@ bool Projections::Multiply(const ProjectionShape& s, float scale, const kernels:
   return cublas_->set_stream(handle_, stream) == CUBLAS_STATUS_SUCCESS &&
          cublas_->set_workspace(handle_, workspace_, kWorkspaceBytes) == CUBLAS_STATUS_SUCCESS &&
          cublas_->gemm(handle_, CUBLAS_OP_T, CUBLAS_OP_N, s.outputs, s.rows, s.inputs, &scale, w,
-                       CUDA_R_16BF, s.inputs, x, CUDA_R_16BF, s.inputs, &zero, y, CUDA_R_16BF,
+                       CUDA_R_16BF, s.inputs, x, CUDA_R_16BF, s.inputs, &zero, y, TypeOf(s.output),
                        s.outputs, CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT) == CUBLAS_STATUS_SUCCESS;
 }
 

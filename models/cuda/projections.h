@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,10 +17,14 @@
 // A model's matrix products by cuBLAS: y = x W' for bf16 rows, sums in fp32.
 namespace crumb::models::cuda {
 
+// Elements of the product.
+enum class ProjectionOutput : uint8_t { kBf16, kF32 };
+
 struct ProjectionShape {
   int rows = 1;     // of x and y
   int inputs = 1;   // a multiple of 8
   int outputs = 1;  // a multiple of 8
+  ProjectionOutput output = ProjectionOutput::kBf16;
   friend bool operator==(const ProjectionShape&, const ProjectionShape&) = default;
 };
 
@@ -36,9 +41,9 @@ class Projections {
   // Enqueues y = scale * x W'; can be captured. False: cuBLAS refused.
   //   x  device [rows, inputs]
   //   w  device [outputs, inputs]
-  //   y  device [rows, outputs]
+  //   y  device [rows, outputs] of shape.output
   bool Multiply(const ProjectionShape& shape, float scale, const kernels::Bf16* x,
-                const kernels::Bf16* w, kernels::Bf16* y, cudaStream_t stream);
+                const kernels::Bf16* w, void* y, cudaStream_t stream);
 
   // Tries cuBLAS's own choice and up to `candidates` of cuBLASLt's, and takes the fastest for
   // later calls with this shape. `seconds` times what its argument enqueues by Multiply. Returns

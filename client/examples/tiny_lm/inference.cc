@@ -8,7 +8,6 @@
 #include <chrono>
 
 #include "client/examples/tiny_lm/checkpoint_digest.h"
-#include "client/examples/tiny_lm/sequence_cache.h"
 #include "common/sha256.h"
 #include "common/status_macros.h"
 #include "models/dense_kv_cache.h"
@@ -19,6 +18,7 @@ namespace crumb::tiny_lm {
 namespace {
 
 constexpr int kDefaultGroupSizeMax = 128;
+constexpr int kAttempts = 3;  // at a prompt whose cached pages come damaged
 constexpr Duration kPublishTimeout = std::chrono::seconds(30);
 
 double SecondsSince(TimePoint start) {
@@ -56,7 +56,10 @@ absl::Status Inference::OpenStore() {
     CRUMB_ASSIGN_OR_RETURN(client_, client::Client::Open(client_options));
   }
   CRUMB_ASSIGN_OR_RETURN(const client::WorkerOptions worker_options, MakeWorkerOptions());
-  CRUMB_ASSIGN_OR_RETURN(worker_, client::Worker::Open(worker_options, client_.get()));
+  CRUMB_ASSIGN_OR_RETURN(runner_,
+                         options_.device == "cuda"
+                             ? OpenCudaRunner(options_.model, worker_options, client_.get())
+                             : OpenCpuRunner(*engine_, worker_options, client_.get()));
   return absl::OkStatus();
 }
 
@@ -124,16 +127,24 @@ absl::StatusOr<RunReport> Inference::Run(std::span<const int32_t> prompt) {
   }
   RunReport report;
   const TimePoint start = Clock::Real().Now();
-  CRUMB_ASSIGN_OR_RETURN(auto sequence,
-                         worker_->Begin(prompt, MakeSequenceOptions(client::Publish::kAll)));
-  CRUMB_ASSIGN_OR_RETURN(const std::vector<int32_t> generated, Generate(*sequence, prompt, report));
+  std::unique_ptr<RunningSequence> sequence;
+  absl::StatusOr<std::vector<int32_t>> answer;
+  for (int attempt = 0; attempt < kAttempts; ++attempt) {
+    sequence.reset();
+    CRUMB_ASSIGN_OR_RETURN(sequence,
+                           runner_->Begin(prompt, MakeSequenceOptions(client::Publish::kAll)));
+    answer = Generate(*sequence, prompt, report);
+    if (!absl::IsDataLoss(answer.status())) break;  // else: cached pages were damaged
+  }
+  CRUMB_RETURN_IF_ERROR(answer.status());
+  const std::vector<int32_t>& generated = *answer;
   report.decode_seconds = SecondsSince(start) - report.ttft_seconds;
   report.text = tokenizer_->Decode(generated);
   report.generated_tokens = static_cast<int>(generated.size());
   report.stats = sequence->stats();
-  const kernels::TileShape shape = worker_->options().tile_shape();
+  const kernels::TileShape shape = runner_->options().tile_shape();
   report.history_bits_per_element =
-      16.0 * static_cast<double>(shape.bytes(worker_->options().history_format)) /
+      16.0 * static_cast<double>(shape.bytes(runner_->options().history_format)) /
       static_cast<double>(shape.bf16_bytes());
   CRUMB_RETURN_IF_ERROR(sequence->Finish());
   if (options_.compare) {
@@ -143,17 +154,16 @@ absl::StatusOr<RunReport> Inference::Run(std::span<const int32_t> prompt) {
   return report;
 }
 
-absl::StatusOr<std::vector<int32_t>> Inference::Generate(client::Sequence& sequence,
+absl::StatusOr<std::vector<int32_t>> Inference::Generate(RunningSequence& sequence,
                                                          std::span<const int32_t> prompt,
                                                          RunReport& report) {
   const TimePoint start = Clock::Real().Now();
   const std::vector<int32_t>& stops = engine_->config().eos_ids;
-  SequenceCache cache(sequence);
   std::vector<int32_t> generated;
   auto fresh = prompt.subspan(static_cast<size_t>(sequence.cached_tokens()));
   do {
     CRUMB_ASSIGN_OR_RETURN(const models::Logits logits,
-                           engine_->Forward(cache, fresh, models::LogitRows::kLast));
+                           sequence.Forward(fresh, models::LogitRows::kLast));
     if (generated.empty()) report.ttft_seconds = SecondsSince(start);
     const int32_t token = models::GreedyToken(logits.last());
     if (std::binary_search(stops.begin(), stops.end(), token)) break;
@@ -168,11 +178,10 @@ absl::StatusOr<std::vector<int32_t>> Inference::Generate(client::Sequence& seque
 absl::StatusOr<Comparison> Inference::Compare(std::span<const int32_t> prompt,
                                               std::span<const int32_t> generated) {
   CRUMB_ASSIGN_OR_RETURN(auto sequence,
-                         worker_->Begin(prompt, MakeSequenceOptions(client::Publish::kNone)));
+                         runner_->Begin(prompt, MakeSequenceOptions(client::Publish::kNone)));
   const auto cached = static_cast<size_t>(sequence->cached_tokens());
-  SequenceCache cache(*sequence);
   CRUMB_ASSIGN_OR_RETURN(models::Logits ours,
-                         engine_->Forward(cache, prompt.subspan(cached), models::LogitRows::kAll));
+                         sequence->Forward(prompt.subspan(cached), models::LogitRows::kAll));
   models::DenseKvCache dense(engine_->config(), engine_->pool());
   if (cached > 0) {
     CRUMB_RETURN_IF_ERROR(
@@ -183,7 +192,7 @@ absl::StatusOr<Comparison> Inference::Compare(std::span<const int32_t> prompt,
   for (size_t i = 0; i < generated.size(); ++i) {
     const auto token = generated.subspan(i, 1);
     CRUMB_ASSIGN_OR_RETURN(const models::Logits our_row,
-                           engine_->Forward(cache, token, models::LogitRows::kLast));
+                           sequence->Forward(token, models::LogitRows::kLast));
     CRUMB_ASSIGN_OR_RETURN(const models::Logits exact_row,
                            engine_->Forward(dense, token, models::LogitRows::kLast));
     ours.values.insert(ours.values.end(), our_row.values.begin(), our_row.values.end());
@@ -197,12 +206,12 @@ absl::StatusOr<Comparison> Inference::Compare(std::span<const int32_t> prompt,
 absl::Status Inference::Publish(RunReport& report) {
   report.store_state = "off";
   if (client_ == nullptr) return absl::OkStatus();
-  CRUMB_RETURN_IF_ERROR(worker_->WaitPublished(kPublishTimeout));
+  CRUMB_RETURN_IF_ERROR(runner_->WaitPublished(kPublishTimeout));
   report.store_state = client_->connected() ? "connected" : "unavailable";
   if (options_.flush && client_->connected()) {
     CRUMB_RETURN_IF_ERROR(client_->Flush(kPublishTimeout).status());
   }
-  const client::WorkerCounters counters = worker_->counters();
+  const client::WorkerCounters counters = runner_->counters();
   report.published_pages = counters.published_pages + counters.deduplicated_pages;
   report.dropped_pages = counters.publish_dropped_queue + counters.publish_dropped_room +
                          counters.publish_dropped_unavailable + counters.publish_refused;

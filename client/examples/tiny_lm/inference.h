@@ -11,14 +11,16 @@
 #include "absl/status/statusor.h"
 #include "client/examples/tiny_lm/run_options.h"
 #include "client/examples/tiny_lm/run_report.h"
+#include "client/examples/tiny_lm/runner.h"
 #include "crumb/client.h"
-#include "crumb/worker.h"
+#include "crumb/worker_options.h"
 #include "models/engine.h"
 #include "models/tokenizer.h"
 
 namespace crumb::tiny_lm {
 
-// A model, its tokenizer, and a Crumb worker for its KV cache. Not thread-safe.
+// A model, its tokenizer, and a Crumb worker for its KV cache, on the CPU or on a GPU. Not
+// thread-safe.
 class Inference {
  public:
   // Loads the model and connects to the store. Errors name file and field; a crumbd that is not
@@ -40,7 +42,7 @@ class Inference {
   absl::StatusOr<client::WorkerOptions> MakeWorkerOptions() const;
   absl::Status SetQuantizer(client::WorkerOptions& worker) const;
   client::SequenceOptions MakeSequenceOptions(client::Publish publish) const;
-  absl::StatusOr<std::vector<int32_t>> Generate(client::Sequence& sequence,
+  absl::StatusOr<std::vector<int32_t>> Generate(RunningSequence& sequence,
                                                 std::span<const int32_t> prompt, RunReport& report);
   absl::StatusOr<Comparison> Compare(std::span<const int32_t> prompt,
                                      std::span<const int32_t> generated);
@@ -48,9 +50,9 @@ class Inference {
 
   const RunOptions options_;
   std::unique_ptr<models::Tokenizer> tokenizer_;
-  std::unique_ptr<models::Engine> engine_;
+  std::unique_ptr<models::Engine> engine_;  // on the CPU
   std::unique_ptr<client::Client> client_;  // null: works alone
-  std::unique_ptr<client::Worker> worker_;
+  std::unique_ptr<Runner> runner_;
 };
 
 }  // namespace crumb::tiny_lm

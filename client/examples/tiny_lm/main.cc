@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-tiny-lm: a real inference worker on the CPU that embeds the Crumb client.
+// crumb-tiny-lm: a real inference worker, on the CPU or on a GPU, that embeds the Crumb client.
 
 #include <fmt/format.h>
 

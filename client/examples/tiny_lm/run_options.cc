@@ -8,8 +8,8 @@ namespace crumb::tiny_lm {
 
 std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
   CLI::App app{
-      "An inference worker: runs a Qwen3-architecture model on this machine's CPU and keeps its KV "
-      "cache in Crumb.",
+      "An inference worker: runs a Qwen3-architecture model on this machine's CPU or GPU and keeps "
+      "its KV cache in Crumb.",
       "crumb-tiny-lm"};
   app.set_version_flag("--version", std::string(CRUMB_VERSION));
   app.add_option("--model", options.model, "HF directory: config.json, safetensors, tokenizer.json")
@@ -37,6 +37,10 @@ std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
   app.add_option("--group-size", options.group_size,
                  "channels that share a scale; 0: head_dim, at most 128")
       ->check(CLI::IsMember({0, 32, 64, 128}))
+      ->capture_default_str();
+  app.add_option("--device", options.device,
+                 "where the model runs: cpu, or cuda for the first GPU (needs cuBLAS)")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
   app.add_option("--threads", options.threads, "compute threads; 0: one per CPU")
       ->check(CLI::Range(0, 256))

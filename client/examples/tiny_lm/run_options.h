@@ -16,6 +16,7 @@ struct RunOptions {
   std::string kv = "int2";            // or bf16
   std::string method;                 // empty: the rotation file's, or oscar
   std::string rotation = "hadamard";  // or identity, or a rotation file
+  std::string device = "cpu";         // or cuda
   int group_size = 0;                 // 0: head_dim, 128 at most
   int threads = 0;                    // 0: one per CPU
   std::string weights_version;        // empty: the digest of the checkpoint's files

@@ -21,6 +21,7 @@ std::string ToJson(const RunReport& report) {
       {"prompt_tokens", stats.prompt_tokens},
       {"hit_tokens",
        {{"worker", stats.hit_tokens_worker},
+        {"device", stats.hit_tokens_device},
         {"host", stats.hit_tokens_host},
         {"ssd", stats.hit_tokens_ssd},
         {"remote", stats.hit_tokens_remote}}},
@@ -53,9 +54,10 @@ std::string ToText(const RunReport& report) {
   const client::SequenceStats& stats = report.stats;
   std::string text = report.text + "\n\n";
   text += fmt::format(
-      "prompt {} tokens: {} from worker, {} from host memory, {} from SSD, {} computed\n",
-      stats.prompt_tokens, stats.hit_tokens_worker, stats.hit_tokens_host, stats.hit_tokens_ssd,
-      ComputedTokens(stats));
+      "prompt {} tokens: {} from worker, {} from device memory, {} from host memory, {} from SSD, "
+      "{} computed\n",
+      stats.prompt_tokens, stats.hit_tokens_worker, stats.hit_tokens_device, stats.hit_tokens_host,
+      stats.hit_tokens_ssd, ComputedTokens(stats));
   text += fmt::format(
       "first token after {:.0f} ms, then {:.1f} tokens/s\n", report.ttft_seconds * 1e3,
       report.decode_seconds > 0 ? (report.generated_tokens - 1) / report.decode_seconds : 0.0);

@@ -323,6 +323,13 @@ TEST(ProjectionsTest, AgreeWithDoublePrecisionTunedOrNot) {
     });
     EXPECT_GT(tried, 1);
     run();
+    const ProjectionShape wide = {rows, shape.inputs, shape.outputs, ProjectionOutput::kF32};
+    DeviceBuffer y(expected.size() * sizeof(float));
+    ASSERT_TRUE(projections->Multiply(wide, 0.25f, device_x.as<Bf16>(), device_w.as<Bf16>(),
+                                      y.as<float>(), nullptr));
+    ASSERT_CUDA(cudaDeviceSynchronize());
+    const std::vector<float> found = y.Download<float>();
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-4);
   }
 }
 

@@ -1,0 +1,269 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "models/cuda/engine.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/status_macros.h"
+#include "models/cuda/buffer.h"
+#include "models/cuda/device_weights.h"
+#include "models/cuda/layer_kernels.h"
+#include "models/cuda/projections.h"
+#include "models/rope.h"
+#include "models/weights.h"
+
+namespace crumb::models::cuda {
+namespace {
+
+constexpr int kHeadDim = 128;
+constexpr int kVector = 8;  // what rows' lengths are multiples of
+
+absl::Status CheckServed(const ModelConfig& config) {
+  if (config.head_dim != kHeadDim) {
+    return absl::InvalidArgumentError(absl::StrCat("the CUDA engine serves head_dim ", kHeadDim,
+                                                   ", this model has ", config.head_dim,
+                                                   "; run it on the CPU"));
+  }
+  if (config.attention_bias) {
+    return absl::InvalidArgumentError(
+        "the CUDA engine serves projections without biases; run this model on the CPU");
+  }
+  for (const int width : {config.hidden_size, config.intermediate_size, config.vocab_size}) {
+    if (width % kVector == 0) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the CUDA engine serves multiples of 8 for hidden, intermediate and vocabulary size, not ",
+        width, "; run this model on the CPU"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OpenDevice(int device) {
+  const cudaError_t error = cudaSetDevice(device);
+  if (error == cudaSuccess) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("CUDA device ", device,
+                                             " cannot be used: ", cudaGetErrorString(error),
+                                             "; is there a GPU, and its driver?"));
+}
+
+// Rows of one chunk on the device.
+struct Activations {
+  absl::Status Allocate(const ModelConfig& c, size_t tokens) {
+    const size_t q_width = size_t{1} * c.q_heads * kHeadDim;
+    const size_t kv_width = size_t{1} * c.kv_heads * kHeadDim;
+    CRUMB_ASSIGN_OR_RETURN(ids, NewBuffer<int32_t>(tokens));
+    const std::pair<Buffer<Bf16>*, size_t> rows[] = {{&residual, c.hidden_size},
+                                                     {&normed, c.hidden_size},
+                                                     {&delta, c.hidden_size},
+                                                     {&qkv, q_width + 2 * kv_width},
+                                                     {&q, q_width},
+                                                     {&k, kv_width},
+                                                     {&v, kv_width},
+                                                     {&attended, q_width},
+                                                     {&gated, c.intermediate_size},
+                                                     {&gate_up, size_t{2} * c.intermediate_size}};
+    for (const auto& [buffer, width] : rows) {
+      CRUMB_ASSIGN_OR_RETURN(*buffer, NewBuffer<Bf16>(tokens * width));
+    }
+    CRUMB_ASSIGN_OR_RETURN(logits, NewBuffer<float>(tokens * c.vocab_size));
+    return absl::OkStatus();
+  }
+
+  Buffer<int32_t> ids;
+  Buffer<Bf16> residual, normed, delta, qkv, q, k, v, attended, gate_up, gated;
+  Buffer<float> logits;
+};
+
+class CublasEngine : public Engine {
+ public:
+  CublasEngine(const EngineOptions& options, ModelConfig config)
+      : options_(options), config_(std::move(config)) {}
+  ~CublasEngine() override {
+    if (stream_ == nullptr) return;
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+
+  absl::Status Open(const std::string& dir) {
+    CRUMB_ASSIGN_OR_RETURN(const Weights weights, Weights::Load(dir, config_));
+    CRUMB_RETURN_IF_ERROR(OpenDevice(options_.device));
+    std::string error;
+    projections_ = Projections::Open(&error);
+    if (projections_ == nullptr) return absl::UnavailableError(error);
+    CRUMB_RETURN_IF_ERROR(
+        FromCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
+    CRUMB_ASSIGN_OR_RETURN(weights_, DeviceWeights::Copy(weights));
+    CRUMB_RETURN_IF_ERROR(MakeTurns());
+    return a_.Allocate(config_, options_.chunk_tokens);
+  }
+
+  const ModelConfig& config() const override { return config_; }
+  cudaStream_t stream() const override { return stream_; }
+
+  absl::StatusOr<Logits> Forward(DeviceKvCache& cache, std::span<const int32_t> tokens,
+                                 LogitRows rows) override {
+    CRUMB_RETURN_IF_ERROR(CheckInput(cache, tokens));
+    Logits logits;
+    logits.vocab_size = config_.vocab_size;
+    while (!tokens.empty()) {
+      const int most = std::min(options_.chunk_tokens, cache.pass_tokens_max());
+      const auto chunk = tokens.first(std::min<size_t>(tokens.size(), most));
+      tokens = tokens.subspan(chunk.size());
+      const int count = static_cast<int>(chunk.size());
+      CRUMB_RETURN_IF_ERROR(EnqueueChunk(cache, chunk));
+      if (rows == LogitRows::kAll) {
+        CRUMB_RETURN_IF_ERROR(ReadLogits(0, count, &logits));
+      } else if (tokens.empty()) {
+        CRUMB_RETURN_IF_ERROR(ReadLogits(count - 1, 1, &logits));
+      }
+      CRUMB_RETURN_IF_ERROR(cache.Advance(chunk));
+    }
+    return logits;
+  }
+
+ private:
+  // Sine and cosine of every position.
+  absl::Status MakeTurns() {
+    const Rope rope(config_.rope, kHeadDim);
+    const size_t half = kHeadDim / 2;
+    std::vector<float> cosine(half * config_.max_positions), sine(cosine.size());
+    for (int position = 0; position < config_.max_positions; ++position) {
+      rope.At(position, cosine.data() + position * half, sine.data() + position * half);
+    }
+    CRUMB_ASSIGN_OR_RETURN(cosine_, NewBufferOf(std::span<const float>(cosine)));
+    CRUMB_ASSIGN_OR_RETURN(sine_, NewBufferOf(std::span<const float>(sine)));
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckInput(const DeviceKvCache& cache, std::span<const int32_t> tokens) const {
+    if (tokens.empty()) return absl::InvalidArgumentError("no tokens to run through the model");
+    const int64_t positions = int64_t{cache.length()} + static_cast<int64_t>(tokens.size());
+    if (positions > config_.max_positions) {
+      return absl::InvalidArgumentError(absl::StrCat("a sequence of ", positions,
+                                                     " tokens, the model has ",
+                                                     config_.max_positions, " positions"));
+    }
+    for (const int32_t token : tokens) {
+      if (token < 0 || token >= config_.vocab_size) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("token ", token, " is outside the vocabulary of ", config_.vocab_size));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Project(int rows, int inputs, int outputs, const Bf16* x, const Bf16* w, void* y,
+                       ProjectionOutput output = ProjectionOutput::kBf16) {
+    if (projections_->Multiply({rows, inputs, outputs, output}, 1.0f, x, w, y, stream_)) {
+      return absl::OkStatus();
+    }
+    return absl::InternalError(
+        absl::StrCat("cuBLAS refuses a product of ", rows, " x ", inputs, " x ", outputs));
+  }
+
+  absl::Status EnqueueChunk(DeviceKvCache& cache, std::span<const int32_t> tokens) {
+    const int rows = static_cast<int>(tokens.size()), position = cache.length();
+    const NormShape norm = {rows, config_.hidden_size, config_.rms_norm_eps};
+    // Pageable memory: the call returns when it has been read.
+    CRUMB_RETURN_IF_ERROR(FromCuda(cudaMemcpyAsync(a_.ids.get(), tokens.data(), tokens.size_bytes(),
+                                                   cudaMemcpyHostToDevice, stream_),
+                                   "copying token ids"));
+    CRUMB_RETURN_IF_ERROR(cache.Start(rows));
+    CRUMB_RETURN_IF_ERROR(FromCuda(EmbedAndNorm(norm, a_.ids.get(), weights_.embedding.get(),
+                                                weights_.layers[0].attention_norm.get(),
+                                                a_.residual.get(), a_.normed.get(), stream_),
+                                   "embedding"));
+    for (int layer = 0; layer < config_.layers; ++layer) {
+      CRUMB_RETURN_IF_ERROR(EnqueueAttention(cache, layer, rows, position));
+      CRUMB_RETURN_IF_ERROR(EnqueueMlp(layer, norm));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status EnqueueAttention(DeviceKvCache& cache, int layer, int rows, int position) {
+    const DeviceLayerWeights& w = weights_.layers[layer];
+    const int heads = config_.q_heads + 2 * config_.kv_heads;
+    CRUMB_RETURN_IF_ERROR(Project(rows, config_.hidden_size, heads * kHeadDim, a_.normed.get(),
+                                  w.qkv.get(), a_.qkv.get()));
+    RopeParams p;
+    p.rows = rows;
+    p.q_heads = config_.q_heads;
+    p.kv_heads = config_.kv_heads;
+    p.epsilon = config_.rms_norm_eps;
+    p.qkv = a_.qkv.get();
+    p.q_weight = w.q_norm.get();
+    p.k_weight = w.k_norm.get();
+    p.cosine = cosine_.get() + size_t{1} * position * kHeadDim / 2;
+    p.sine = sine_.get() + size_t{1} * position * kHeadDim / 2;
+    p.q = a_.q.get();
+    p.k = a_.k.get();
+    p.v = a_.v.get();
+    CRUMB_RETURN_IF_ERROR(FromCuda(NormRopeAppend(p, stream_), "turning q and k"));
+    CRUMB_RETURN_IF_ERROR(cache.Append(layer, a_.k.get(), a_.v.get()));
+    CRUMB_RETURN_IF_ERROR(cache.Attend(layer, a_.q.get(), a_.attended.get()));
+    return Project(rows, config_.q_heads * kHeadDim, config_.hidden_size, a_.attended.get(),
+                   w.out.get(), a_.delta.get());
+  }
+
+  // From what attention adds to the rows that the next layer, or the last projection, reads.
+  absl::Status EnqueueMlp(int layer, const NormShape& norm) {
+    const DeviceLayerWeights& w = weights_.layers[layer];
+    const Bf16* next = layer + 1 < config_.layers ? weights_.layers[layer + 1].attention_norm.get()
+                                                  : weights_.final_norm.get();
+    CRUMB_RETURN_IF_ERROR(FromCuda(AddAndNorm(norm, a_.delta.get(), w.mlp_norm.get(),
+                                              a_.residual.get(), a_.normed.get(), stream_),
+                                   "norm"));
+    CRUMB_RETURN_IF_ERROR(Project(norm.rows, config_.hidden_size, 2 * config_.intermediate_size,
+                                  a_.normed.get(), w.gate_up.get(), a_.gate_up.get()));
+    CRUMB_RETURN_IF_ERROR(FromCuda(
+        GateUp(norm.rows, config_.intermediate_size, a_.gate_up.get(), a_.gated.get(), stream_),
+        "gate"));
+    CRUMB_RETURN_IF_ERROR(Project(norm.rows, config_.intermediate_size, config_.hidden_size,
+                                  a_.gated.get(), w.down.get(), a_.delta.get()));
+    return FromCuda(
+        AddAndNorm(norm, a_.delta.get(), next, a_.residual.get(), a_.normed.get(), stream_),
+        "norm");
+  }
+
+  // Appends the logits of `rows` rows from `first` on; waits for them.
+  absl::Status ReadLogits(int first, int rows, Logits* logits) {
+    CRUMB_RETURN_IF_ERROR(Project(rows, config_.hidden_size, config_.vocab_size,
+                                  a_.normed.get() + size_t{1} * first * config_.hidden_size,
+                                  weights_.output(), a_.logits.get(), ProjectionOutput::kF32));
+    const size_t begin = logits->values.size(), count = size_t{1} * rows * config_.vocab_size;
+    logits->values.resize(begin + count);
+    logits->rows += rows;
+    CRUMB_RETURN_IF_ERROR(
+        FromCuda(cudaMemcpyAsync(logits->values.data() + begin, a_.logits.get(),
+                                 count * sizeof(float), cudaMemcpyDeviceToHost, stream_),
+                 "copying logits"));
+    return FromCuda(cudaStreamSynchronize(stream_), "computing logits");
+  }
+
+  const EngineOptions options_;
+  const ModelConfig config_;
+  std::unique_ptr<Projections> projections_;
+  cudaStream_t stream_ = nullptr;
+  DeviceWeights weights_;
+  Buffer<float> cosine_, sine_;  // [max_positions, head_dim / 2]
+  Activations a_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const std::string& dir,
+                                                     const EngineOptions& options) {
+  if (options.chunk_tokens < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("chunk_tokens must be at least 1, it is ", options.chunk_tokens));
+  }
+  CRUMB_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(dir));
+  CRUMB_RETURN_IF_ERROR(CheckServed(config));
+  auto engine = std::make_unique<CublasEngine>(options, std::move(config));
+  CRUMB_RETURN_IF_ERROR(engine->Open(dir));
+  return engine;
+}
+
+}  // namespace crumb::models::cuda
