@@ -64,6 +64,10 @@ void Engine::Cancel(FetchId fetch) {
   inbox_->Post([this, fetch] { requester_.Cancel(fetch); });
 }
 
+void Engine::Connect(const std::string& address) {
+  inbox_->Post([this, address] { requester_.Connect(address); });
+}
+
 void Engine::Disconnect(const std::string& address) {
   inbox_->Post([this, address] { requester_.Disconnect(address); });
 }
@@ -118,7 +122,7 @@ absl::StatusOr<Connection*> Engine::Open(const std::string& address) {
     counters_.connections_refused.Add();
     return absl::ResourceExhaustedError("transport.connections_max connections are open");
   }
-  CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<Link> link, links_.Connect(address));
+  CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<Link> link, links_.MakeLink(address));
   CRUMB_ASSIGN_OR_RETURN(Connection* const connection, Add(std::move(link), address, true));
   SendHello(*connection);
   return connection;

@@ -34,6 +34,7 @@ class Engine final : public LinkEvents, private ConnectionHost {
   // Any thread; as Transport says.
   absl::StatusOr<FetchId> Fetch(const std::string& address, FetchRequest request, FetchDone done);
   void Cancel(FetchId fetch);
+  void Connect(const std::string& address);
   void Disconnect(const std::string& address);
   TransportStats stats() const { return counters_.Snapshot(); }
   const std::shared_ptr<Inbox>& inbox() const { return inbox_; }
@@ -41,6 +42,10 @@ class Engine final : public LinkEvents, private ConnectionHost {
   // The progress thread. Step returns whether it did anything.
   bool Step();
   TimePoint NextTimer() const { return timers_.Next(); }
+  // Frames of a fetch or a serve may come at any moment.
+  bool Expecting() const {
+    return counters_.fetches_in_flight > 0 || counters_.serves_in_flight > 0;
+  }
   // Ends everything but pulls and sends that the links still have.
   void Shutdown();
 

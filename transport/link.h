@@ -62,7 +62,7 @@ class LinkMaker {
   virtual ~LinkMaker() = default;
 
   // Begins to connect; what is sent meanwhile waits. kInvalidArgument: no numeric ADDRESS:PORT.
-  virtual absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address) = 0;
+  virtual absl::StatusOr<std::unique_ptr<Link>> MakeLink(const std::string& address) = 0;
 };
 
 }  // namespace crumb::transport

@@ -158,6 +158,7 @@ class LoopbackNetwork::LoopbackTransport final : public Transport, private LinkM
     return engine_.Fetch(address, std::move(request), std::move(done));
   }
   void Cancel(FetchId fetch) override { engine_.Cancel(fetch); }
+  void Connect(const std::string& address) override { engine_.Connect(address); }
   void Disconnect(const std::string& address) override { engine_.Disconnect(address); }
   absl::StatusOr<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte>) override {
     return std::make_unique<RegisteredMemory>();
@@ -167,7 +168,7 @@ class LoopbackNetwork::LoopbackTransport final : public Transport, private LinkM
   void Stop() override;
 
  private:
-  absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address) override;
+  absl::StatusOr<std::unique_ptr<Link>> MakeLink(const std::string& address) override;
   std::shared_ptr<LoopbackEnd> MakeEnd() {
     return std::make_shared<LoopbackEnd>(LoopbackEnd{engine_.inbox(), &engine_, nullptr});
   }
@@ -189,7 +190,7 @@ class LoopbackNetwork::LoopbackTransport final : public Transport, private LinkM
   Thread thread_;
 };
 
-absl::StatusOr<std::unique_ptr<Link>> LoopbackNetwork::LoopbackTransport::Connect(
+absl::StatusOr<std::unique_ptr<Link>> LoopbackNetwork::LoopbackTransport::MakeLink(
     const std::string& address) {
   const auto here = MakeEnd();
   std::shared_ptr<LoopbackEnd> there;

@@ -34,6 +34,7 @@ class Requester {
   // Ends with `done` in RunFinished. The caller has counted it as in flight.
   void Start(FetchId id, const std::string& address, FetchRequest request, FetchDone done);
   void Cancel(FetchId id);
+  void Connect(const std::string& address) { (void)ConnectionTo(address); }
   void Disconnect(const std::string& address);
 
   // The connection, which we opened, said hello.

@@ -25,8 +25,8 @@ class RegisteredMemory {
 };
 
 // Moves fragments between crumbds: fetches from peers, serves them from a FragmentSource. Connects
-// to a peer at the first fetch, keeps the connection, and connects again, with growing pauses,
-// after it failed. One progress thread; when nothing is under way it sleeps. Thread-safe.
+// to a peer at Connect or the first fetch, keeps the connection, and connects again, with growing
+// pauses, after it failed. One progress thread; when nothing is under way it sleeps. Thread-safe.
 class Transport {
  public:
   virtual ~Transport() = default;  // as Stop
@@ -44,6 +44,10 @@ class Transport {
   // Ends the wait for a fetch: its pages that have not arrived are kCancelled. Does nothing if it
   // has ended.
   virtual void Cancel(FetchId fetch) = 0;
+
+  // Connects to a peer that fetches are expected from, unless there is a connection or a pause
+  // after a failed one. Never blocks; what becomes of it is seen by the next fetch.
+  virtual void Connect(const std::string& address) = 0;
 
   // Closes the connections to a peer that left; fetches from it end as kUnavailable. A later Fetch
   // connects anew, at once.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/ucx_transport.h"
 
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -50,6 +51,7 @@ class UcxTransport final : public Transport, private LinkMaker {
     return engine_.Fetch(address, std::move(request), std::move(done));
   }
   void Cancel(FetchId fetch) override { engine_.Cancel(fetch); }
+  void Connect(const std::string& address) override { engine_.Connect(address); }
   void Disconnect(const std::string& address) override { engine_.Disconnect(address); }
   absl::StatusOr<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte> memory) override;
   TransportStats stats() const override { return engine_.stats(); }
@@ -57,8 +59,8 @@ class UcxTransport final : public Transport, private LinkMaker {
   void Stop() override;
 
  private:
-  absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address) override {
-    return worker_->Connect(address);
+  absl::StatusOr<std::unique_ptr<Link>> MakeLink(const std::string& address) override {
+    return worker_->MakeLink(address);
   }
   void Wake() {
     const uint64_t one = 1;
@@ -106,8 +108,10 @@ void UcxTransport::Run() {
     const bool moved = worker_->Progress();
     if (engine_.Step() || moved) {
       busy_until = Clock::Real().Now() + options_.poll_for;
-    } else if (Clock::Real().Now() >= busy_until) {
+    } else if (!engine_.Expecting() || Clock::Real().Now() >= busy_until) {
       Sleep();
+    } else {
+      ::sched_yield();
     }
   }
   engine_.Shutdown();

@@ -251,7 +251,7 @@ absl::StatusOr<std::unique_ptr<Link>> UcxWorker::Adopt(ucp_ep_params_t params,
   return std::make_unique<UcxLink>(*this, std::move(endpoint));
 }
 
-absl::StatusOr<std::unique_ptr<Link>> UcxWorker::Connect(const std::string& address) {
+absl::StatusOr<std::unique_ptr<Link>> UcxWorker::MakeLink(const std::string& address) {
   CRUMB_ASSIGN_OR_RETURN(const SocketAddress parsed, SocketAddress::Parse(address));
   ucp_ep_params_t params{};
   params.field_mask = UCP_EP_PARAM_FIELD_FLAGS | UCP_EP_PARAM_FIELD_SOCK_ADDR;

@@ -42,7 +42,7 @@ class UcxWorker final : public LinkMaker {
   // Endpoints are being closed: UCX goes on with that in Progress and signals nothing.
   bool settling() const;
 
-  absl::StatusOr<std::unique_ptr<Link>> Connect(const std::string& address) override;
+  absl::StatusOr<std::unique_ptr<Link>> MakeLink(const std::string& address) override;
 
  private:
   class UcxLink;

@@ -98,16 +98,16 @@ class Acquisition {
     context_.metrics.stages.of(Stage::kAcquireStore)
         .Observe(SecondsBetween(started_, context_.clock.Now()));
     if (!result.ok()) {
-      engine().AddLease(0, 0, taken);
+      engine().AddLease(0, 0, taken, session_->token());
       CountTokens({});
       return done_(result.status());
     }
     if (!GrantSlabs(context_, *session_, keyspace_->id, result->fragments)) {
-      engine().AddLease(0, 0, taken);
+      engine().AddLease(0, 0, taken, session_->token());
       context_.store.Release(result->lease);
       return Miss(v1::MISS_REASON_BUSY);
     }
-    if (!engine().AddLease(result->lease, result->hit_pages, taken)) {
+    if (!engine().AddLease(result->lease, result->hit_pages, taken, session_->token())) {
       context_.store.Release(result->lease);
       CountTokens({});
       return done_(absl::UnauthenticatedError("the session ended"));

@@ -15,6 +15,13 @@ bool Breaker::Allow() {
   return true;
 }
 
+bool IsAnswer(const absl::Status& status) {
+  return !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
+         !absl::IsCancelled(status);
+}
+
+void Breaker::Note(const absl::Status& status) { IsAnswer(status) ? Succeed() : Fail(); }
+
 void Breaker::Succeed() {
   MutexLock lock(&mutex_);
   state_ = State::kClosed;

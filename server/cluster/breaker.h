@@ -5,11 +5,15 @@
 #include <atomic>
 #include <cstdint>
 
+#include "absl/status/status.h"
 #include "common/clock.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
 
 namespace crumb::server {
+
+// Whether a call that ended so was answered by the other node.
+bool IsAnswer(const absl::Status& status);
 
 // Keeps requests from waiting for a node that does not answer: after some failures in a row it is
 // not asked for a while, then by one request, whose success closes the breaker again. Thread-safe.
@@ -23,8 +27,10 @@ class Breaker {
 
   Breaker(const Options& options, const Clock& clock) : options_(options), clock_(clock) {}
 
-  // Whether the node may be asked now. A true answer must be followed by Succeed or Fail.
+  // Whether the node may be asked now. A true answer must be followed by Note, Succeed or Fail.
   bool Allow();
+  // What a call to it ended with: only silence is a failure.
+  void Note(const absl::Status& status);
   void Succeed();
   void Fail();
 

@@ -245,6 +245,7 @@ class RunningCluster final : public Cluster {
   }
 
   void MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entries);
+  std::shared_ptr<Peer> MakePeer(const v1::NodeRecord& record, size_t nodes);
   void InstallNodes(Membership::Nodes nodes);
   void InstallView(const Membership::Nodes& nodes);
   void LogRefused(const std::vector<std::string>& refused);
@@ -318,6 +319,19 @@ void RunningCluster::MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entrie
   }
 }
 
+// Among so few nodes it is worth a connection that may not be needed.
+std::shared_ptr<Peer> RunningCluster::MakePeer(const v1::NodeRecord& record, size_t nodes) {
+  const bool ahead = nodes <= static_cast<size_t>(parts_.options.connect_ahead);
+  if (ahead && transport_ != nullptr && !record.transport_address().empty()) {
+    transport_->Connect(record.transport_address());
+  }
+  const auto when = ahead ? ConnectWhen::kNow : ConnectWhen::kAtFirstCall;
+  return std::make_shared<GrpcPeer>(
+      record, Breaker::Options{parts_.options.breaker_failures, parts_.options.breaker_open},
+      parts_.clock, CallerInfo{parts_.node_id, incarnation_, parts_.spoken.wire_max},
+      PeerStub(record.grpc_address(), channel_, when), calls_in_progress_, transport_.get());
+}
+
 // On the membership's thread, one at a time.
 void RunningCluster::InstallNodes(Membership::Nodes nodes) {
   LogRefused(nodes.refused);
@@ -327,17 +341,13 @@ void RunningCluster::InstallNodes(Membership::Nodes nodes) {
     nodes.nodes.resize(static_cast<size_t>(parts_.options.nodes_max) - 1);
   }
   PeerTable::Peers peers;
-  const Breaker::Options breaker{parts_.options.breaker_failures, parts_.options.breaker_open};
   for (const v1::NodeRecord& record : nodes.nodes) {
     auto known = peers_.Find(record.id());
     if (known != nullptr && known->record().SerializeAsString() == record.SerializeAsString()) {
       peers.push_back(std::move(known));
       continue;
     }
-    peers.push_back(std::make_shared<GrpcPeer>(
-        record, breaker, parts_.clock,
-        CallerInfo{parts_.node_id, incarnation_, parts_.spoken.wire_max},
-        PeerStub(record.grpc_address(), channel_), calls_in_progress_, transport_.get()));
+    peers.push_back(MakePeer(record, nodes.nodes.size()));
   }
   for (const auto& gone : peers_.All()) {
     const bool stays = std::any_of(peers.begin(), peers.end(),

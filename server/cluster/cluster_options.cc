@@ -66,6 +66,9 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("start_deadline", start_deadline,
                 "Longest time that a start waits to hear what was dropped meanwhile.");
   visitor.Field("nodes_max", nodes_max, "Nodes of a view; more are refused.");
+  visitor.Field("connect_ahead", connect_ahead,
+                "While there are at most so many other nodes, each is connected to when it joins; "
+                "else at the first request.");
   visitor.Field("pulls_max", pulls_max,
                 "Requests that fetch from other nodes at once; more are misses.");
   visitor.Field("pull_queue", pull_queue, "Steps of fetches waiting for a thread.");
@@ -113,6 +116,9 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
         std::tuple{"push_retry", push_retry, kLeast}, std::tuple{"peer_lease", peer_lease, kLeast},
         std::tuple{"breaker_open", breaker_open, kLeast}}) {
     if (absl::Status status = CheckPositive(key, value, least); !status.ok()) return status;
+  }
+  if (connect_ahead < 0 || connect_ahead > kNodesMax) {
+    return absl::InvalidArgumentError("cluster.connect_ahead must be from 0 to 65536");
   }
   if (!(weight > 0 && weight <= kWeightMax)) {
     return absl::InvalidArgumentError("cluster.weight must be above 0 and at most 1000000");

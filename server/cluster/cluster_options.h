@@ -31,6 +31,7 @@ struct ClusterOptions {
   Duration node_ttl = std::chrono::seconds(10);
   Duration start_deadline = std::chrono::seconds(5);
   int64_t nodes_max = 4096;
+  int64_t connect_ahead = 64;
   int64_t pulls_max = 256;
   int64_t pull_queue = 4096;
   int64_t pull_threads = 2;

@@ -63,14 +63,13 @@ void FindOperation::Ask(const HomeQuestion& question) {
 
 void FindOperation::Answered(const HomeQuestion& question,
                              const absl::StatusOr<v1::PeerAcquireResponse>& answer) {
+  question.peer->breaker().Note(answer.status());
   if (answer.ok()) {
-    question.peer->breaker().Succeed();
     if (answer->generation() > request_.keyspace->generation.load()) {
       context_.heard_of_newer(question.peer->id());
     }
   } else {
     context_.metrics.pull_ask_failures.Add();
-    question.peer->breaker().Fail();
   }
   {
     MutexLock lock(&mutex_);

@@ -19,7 +19,7 @@ constexpr int kConnectTimeoutMs = 3000;
 }  // namespace
 
 std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address,
-                                                const PeerChannel& channel) {
+                                                const PeerChannel& channel, ConnectWhen when) {
   grpc::ChannelArguments arguments;
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
@@ -27,8 +27,9 @@ std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address,
   // A channel of its own for each node, even when a test runs several in one process.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   if (!channel.name.empty()) arguments.SetSslTargetNameOverride(channel.name);
-  return v1::PeerService::NewStub(
-      grpc::CreateCustomChannel(address, channel.credentials, arguments));
+  const auto made = grpc::CreateCustomChannel(address, channel.credentials, arguments);
+  if (when == ConnectWhen::kNow) made->GetState(/*try_to_connect=*/true);
+  return v1::PeerService::NewStub(made);
 }
 
 GrpcPeer::GrpcPeer(v1::NodeRecord record, const Breaker::Options& options, const Clock& clock,

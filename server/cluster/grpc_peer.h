@@ -19,9 +19,12 @@ struct CallerInfo {
   uint32_t wire_max = kWireMax;
 };
 
-// A channel to `address`, made once for each; connects at its first call and again when it breaks.
+enum class ConnectWhen : uint8_t { kAtFirstCall, kNow };
+
+// A channel to `address`, made once for each; connects in the background when `when` says, and
+// again when it breaks.
 std::shared_ptr<v1::PeerService::Stub> PeerStub(const std::string& address,
-                                                const PeerChannel& channel);
+                                                const PeerChannel& channel, ConnectWhen when);
 
 // A node behind gRPC for control and, where both have it, a transport for bytes.
 class GrpcPeer final : public Peer, public std::enable_shared_from_this<GrpcPeer> {

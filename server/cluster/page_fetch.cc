@@ -137,12 +137,16 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     NoteBreaker(answer);
   }
 
-  // What the peer says of a page is no failure; silence is.
+  // What the peer says of a page is no failure, nor are pages that come late behind others that came
+  // in time: a deadline that is too short for all. Silence is one, and a connection that breaks.
   void NoteBreaker(const transport::FetchAnswer& answer) {
-    const bool silent = std::any_of(answer.pages.begin(), answer.pages.end(), [](const auto& page) {
-      return page.status == PageStatus::kDeadline || page.status == PageStatus::kUnavailable;
-    });
-    if (silent) fetch_.from->breaker().Fail();
+    const auto ended = [&](PageStatus status) {
+      return std::count_if(answer.pages.begin(), answer.pages.end(),
+                           [&](const auto& page) { return page.status == status; });
+    };
+    const auto late = static_cast<size_t>(ended(PageStatus::kDeadline));
+    const bool silent = ended(PageStatus::kUnavailable) > 0 || late == answer.pages.size();
+    silent ? fetch_.from->breaker().Fail() : fetch_.from->breaker().Succeed();
   }
 
   MissReason Publish(size_t page, size_t slot, const transport::PageAnswer& answer) {

@@ -12,6 +12,8 @@ namespace {
 
 // Longest pause before an offer is made again.
 constexpr auto kRetryMax = std::chrono::seconds(30);
+// How far an offer looks for pages of its range: as many ranges as a wide engine has.
+constexpr size_t kBatchesLookedAt = 16;
 
 PushDrop DropOf(v1::MissReason reason) {
   switch (reason) {
@@ -28,12 +30,6 @@ PushDrop DropOf(v1::MissReason reason) {
     default:
       return PushDrop::kBusy;
   }
-}
-
-// Whether the node said something; one that is silent did not.
-bool IsAnswer(const absl::Status& status) {
-  return !absl::IsUnavailable(status) && !absl::IsDeadlineExceeded(status) &&
-         !absl::IsCancelled(status);
 }
 
 PushDrop DropOf(const absl::Status& status) {
@@ -243,19 +239,21 @@ void Pusher::Pump(const std::string& node) {
   }
 }
 
-// Leading items that one offer can name.
+// The first item and those behind it that one offer can name with it: ranks commit pages of their
+// ranges in turn.
 std::vector<Pusher::Item> Pusher::TakeBatch(Outgoing& outgoing) {
-  std::vector<Item> batch;
-  while (!outgoing.items.empty() && batch.size() < options_.batch_pages) {
-    const Item& next = outgoing.items.front();
-    if (!batch.empty() &&
-        (next.keyspace != batch.front().keyspace || next.range != batch.front().range)) {
-      break;
-    }
-    batch.push_back(next);
+  std::vector<Item> batch, others;
+  size_t looked_at = kBatchesLookedAt * options_.batch_pages;
+  for (; !outgoing.items.empty() && batch.size() < options_.batch_pages && looked_at > 0;
+       --looked_at) {
+    Item& next = outgoing.items.front();
+    const bool fits = batch.empty() || (next.keyspace == batch.front().keyspace &&
+                                        next.range == batch.front().range);
+    (fits ? batch : others).push_back(std::move(next));
     outgoing.items.pop_front();
-    --waiting_;
   }
+  outgoing.items.insert(outgoing.items.begin(), others.begin(), others.end());
+  waiting_ -= batch.size();
   return batch;
 }
 
@@ -292,17 +290,12 @@ void Pusher::Send(const std::shared_ptr<Peer>& peer, std::vector<Item> batch,
 // On a thread of the peer's, inside Push when crumbd is stopping.
 void Pusher::Answered(Peer& peer, const std::vector<Item>& batch,
                       const absl::StatusOr<v1::PeerPushResponse>& answer) {
+  peer.breaker().Note(answer.status());
   if (answer.ok()) {
-    peer.breaker().Succeed();
     NoteTaken(peer.id(), batch, *answer);
   } else {
     LogDebug("offering {} pages to node {}: {}", batch.size(), peer.id(),
              answer.status().ToString());
-    if (IsAnswer(answer.status())) {
-      peer.breaker().Succeed();
-    } else {
-      peer.breaker().Fail();
-    }
     for (const Item& item : batch) Fail(peer.id(), item, DropOf(answer.status()));
   }
   MutexLock lock(&mutex_);

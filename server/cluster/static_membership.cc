@@ -21,7 +21,7 @@ StaticMembership::StaticMembership(const Options& options, const v1::NodeRecord&
       self_(self) {
   for (const std::string& address : options_.addresses) {
     if (address == self.grpc_address()) continue;
-    entries_[address].stub = PeerStub(address, options_.channel);
+    entries_[address].stub = PeerStub(address, options_.channel, ConnectWhen::kAtFirstCall);
   }
   thread_ = Thread("crumb-members", [this] { Run(); });
 }

@@ -17,7 +17,8 @@ uint64_t Engine::TakeBudget(uint64_t wanted) {
   return taken;
 }
 
-bool Engine::AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken) {
+bool Engine::AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken,
+                      const RandomId& session) {
   MutexLock lock(&mutex_);
   --acquiring_;
   if (lease == 0 || ended_) {
@@ -25,7 +26,10 @@ bool Engine::AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken) {
     return lease == 0;
   }
   pages_ -= taken - pages;
-  leases_.emplace(lease, Held{.pages = pages});
+  Held held;
+  held.pages = pages;
+  held.acquirer = session.slot();
+  leases_.emplace(lease, std::move(held));
   return true;
 }
 
@@ -37,7 +41,7 @@ bool Engine::JoinLease(storage::LeaseId lease) {
   return true;
 }
 
-Engine::Removal Engine::RemoveLease(storage::LeaseId lease, Hold hold) {
+Engine::Removal Engine::RemoveLease(storage::LeaseId lease, Hold hold, const RandomId& session) {
   MutexLock lock(&mutex_);
   const auto found = leases_.find(lease);
   if (found == leases_.end()) return Removal::kUnknown;
@@ -45,7 +49,8 @@ Engine::Removal Engine::RemoveLease(storage::LeaseId lease, Hold hold) {
   if (hold == Hold::kJoined) {
     if (held.joined == 0) return Removal::kUnknown;
     --held.joined;
-  } else if (!std::exchange(held.acquired, false)) {
+    if (session.slot() != held.acquirer) held.left.insert(session.slot());
+  } else if (held.left.contains(session.slot()) || !std::exchange(held.acquired, false)) {
     return Removal::kUnknown;
   }
   if (held.acquired || held.joined > 0) return Removal::kHeldByOthers;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -33,19 +34,20 @@ class Engine {
   // there are too many leases, or when the engine has ended. Ended by AddLease.
   uint64_t TakeBudget(uint64_t wanted);
 
-  // Notes a lease of `pages` pages, of `taken` taken before, and returns the rest to the budget.
-  // lease 0: nothing was leased. False: the engine has ended meanwhile, and the caller must end the
-  // lease in the store.
-  bool AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken);
+  // Notes a lease of `pages` pages that `session` acquired, of `taken` taken before, and returns
+  // the rest to the budget. lease 0: nothing was leased. False: the engine has ended meanwhile, and
+  // the caller must end the lease in the store.
+  bool AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken, const RandomId& session);
 
   // One more session holds the lease. False: not a lease of this engine.
   bool JoinLease(storage::LeaseId lease);
 
-  // A lease is held by who acquired it and by every session that joined it.
+  // A lease is held by who acquired it and by every session that joined it. Any session of the
+  // engine may let the first hold go, but none that had joined: it has let its own go before.
   enum class Hold { kAcquired, kJoined };
   // kLast: the caller must end the lease in the store. kUnknown: not such a hold of this engine's.
   enum class Removal { kUnknown, kHeldByOthers, kLast };
-  Removal RemoveLease(storage::LeaseId lease, Hold hold);
+  Removal RemoveLease(storage::LeaseId lease, Hold hold, const RandomId& session);
 
   // Ends the engine; answers the leases that the caller must end in the store.
   std::vector<storage::LeaseId> End();
@@ -56,8 +58,10 @@ class Engine {
  private:
   struct Held {
     uint64_t pages = 0;
-    bool acquired = true;  // who acquired it has not released it
+    uint64_t acquirer = 0;  // slot of the session
+    bool acquired = true;   // who acquired it has not released it
     uint64_t joined = 0;
+    std::set<uint64_t> left;  // slots of sessions that had joined
   };
 
   const RandomId id_;

@@ -99,7 +99,8 @@ void SessionTable::RemoveLocked(Session& session, std::vector<storage::LeaseId>&
     disconnected_.fetch_sub(1);
   }
   for (const storage::LeaseId lease : session.TakeAllJoined()) {
-    if (session.engine().RemoveLease(lease, Engine::Hold::kJoined) == Engine::Removal::kLast) {
+    if (session.engine().RemoveLease(lease, Engine::Hold::kJoined, session.token()) ==
+        Engine::Removal::kLast) {
       leases.push_back(lease);
     }
   }
@@ -148,7 +149,8 @@ void SessionTable::NoteLetGo(const Session& session) {
 bool SessionTable::Join(Session& session, storage::LeaseId lease) {
   if (!session.engine().JoinLease(lease)) return false;
   if (session.NoteJoined(lease)) return true;
-  if (session.engine().RemoveLease(lease, Engine::Hold::kJoined) == Engine::Removal::kLast) {
+  if (session.engine().RemoveLease(lease, Engine::Hold::kJoined, session.token()) ==
+      Engine::Removal::kLast) {
     store_.Release(lease);
   }
   return false;
@@ -157,7 +159,7 @@ bool SessionTable::Join(Session& session, storage::LeaseId lease) {
 bool SessionTable::Release(Session& session, storage::LeaseId lease) {
   const Engine::Hold hold =
       session.TakeJoined(lease) ? Engine::Hold::kJoined : Engine::Hold::kAcquired;
-  const Engine::Removal removal = session.engine().RemoveLease(lease, hold);
+  const Engine::Removal removal = session.engine().RemoveLease(lease, hold, session.token());
   if (removal == Engine::Removal::kUnknown) return false;
   if (removal == Engine::Removal::kHeldByOthers) return true;
   store_.Release(lease);

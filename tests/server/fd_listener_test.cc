@@ -233,7 +233,7 @@ TEST_F(FdListenerTest, LeasesOutliveAClosedConnectionUntilReleased) {
   const v1::SessionWelcome welcome = Greet(socket.get());
   const auto session = sessions_.Find(welcome.token());
   ASSERT_EQ(session->engine().TakeBudget(1), 1u);
-  ASSERT_TRUE(session->engine().AddLease(5, 1, 1));
+  ASSERT_TRUE(session->engine().AddLease(5, 1, 1, session->token()));
   const size_t with_session = OpenDescriptors();
   socket.Reset();
   ASSERT_TRUE(Eventually([&] { return session->phase() == Session::Phase::kDisconnected; }));
@@ -274,7 +274,8 @@ TEST_F(FdListenerTest, AKilledWorkerLeavesNothingBehind) {
     request.keys = {Key(0), Key(1)};
     ASSERT_EQ(session->engine().TakeBudget(2), 2u);
     store_.Acquire(request, [&](absl::StatusOr<storage::AcquireResult> result) {
-      ASSERT_TRUE(session->engine().AddLease(result->lease, result->hit_pages, 2));
+      ASSERT_TRUE(
+          session->engine().AddLease(result->lease, result->hit_pages, 2, session->token()));
     });
     EXPECT_EQ(store_.Stats().leases, 1u);
     EXPECT_EQ(sessions_.totals().reservations, 1u);

@@ -150,6 +150,34 @@ TEST_F(LeaseCallsTest, AnotherSessionOfTheEngineJoinsALease) {
   EXPECT_EQ(joined.hit_pages(), 0u);
 }
 
+TEST_F(LeaseCallsTest, AFollowerThatReleasesTwiceLeavesTheLeadersHold) {
+  const auto leader = OpenSession();
+  const auto follower = OpenSession(0, std::string(leader->engine().id().view()));
+  v1::AcquireResponse leased, joined;
+  ASSERT_TRUE(Run(leader, Request(0, 3), &leased).ok());
+  v1::AcquireRequest join = Request(0, 3);
+  join.set_lease(leased.lease());
+  v1::ReleaseRequest release;
+  release.add_leases(leased.lease());
+  v1::ReleaseResponse response;
+  for (int round = 0; round < 2; ++round) {
+    ASSERT_TRUE(Run(follower, join, &joined).ok());
+    EXPECT_EQ(joined.hit_pages(), 3u);
+    for (const uint32_t unknown : {0, 1, 1}) {
+      ASSERT_TRUE(Release(context_, *follower, release, &response).ok());
+      EXPECT_EQ(response.unknown(), unknown);
+      EXPECT_EQ(store_.Stats().leases, 1u);
+    }
+  }
+  // Who acquired it may join it as well, and then releases both.
+  ASSERT_TRUE(Run(leader, join, &joined).ok());
+  ASSERT_TRUE(Release(context_, *leader, release, &response).ok());
+  EXPECT_EQ(store_.Stats().leases, 1u);
+  ASSERT_TRUE(Release(context_, *leader, release, &response).ok());
+  EXPECT_EQ(response.unknown(), 0u);
+  EXPECT_EQ(store_.Stats().leases, 0u);
+}
+
 TEST_F(LeaseCallsTest, AFollowerThatDiesHoldsNothing) {
   const auto leader = OpenSession();
   const auto follower = OpenSession(0, std::string(leader->engine().id().view()));

@@ -81,7 +81,7 @@ TEST_F(SessionTableTest, LeasesEndWithTheEnginesLastSession) {
   const auto a = Open();
   const auto b = Open(0, EngineOf(*a));
   ASSERT_EQ(a->engine().TakeBudget(5), 5u);
-  ASSERT_TRUE(a->engine().AddLease(7, 3, 5));
+  ASSERT_TRUE(a->engine().AddLease(7, 3, 5, a->token()));
   EXPECT_EQ(a->engine().pages(), 3u);
   table_.End(a);
   EXPECT_EQ(b->engine().leases(), 1u);
@@ -101,7 +101,7 @@ TEST_F(SessionTableTest, AClosedConnectionWaitsForTheLeases) {
   uint64_t offset = 0;
   ASSERT_TRUE(a->staging()->Reserve(100, offset));
   ASSERT_EQ(a->engine().TakeBudget(1), 1u);
-  ASSERT_TRUE(a->engine().AddLease(9, 1, 1));
+  ASSERT_TRUE(a->engine().AddLease(9, 1, 1, a->token()));
   table_.Disconnect(a);
   EXPECT_EQ(a->phase(), Session::Phase::kDisconnected);
   EXPECT_EQ(a->staging(), nullptr);
@@ -127,7 +127,7 @@ TEST_F(SessionTableTest, AClosedConnectionWithoutLeasesEndsAtOnce) {
 TEST_F(SessionTableTest, ADisconnectedProcessThatDiesEndsItsLeases) {
   const auto a = Open();
   ASSERT_EQ(a->engine().TakeBudget(1), 1u);
-  ASSERT_TRUE(a->engine().AddLease(9, 1, 1));
+  ASSERT_TRUE(a->engine().AddLease(9, 1, 1, a->token()));
   table_.Disconnect(a);
   table_.End(a);
   EXPECT_EQ(metrics_.leases_reaped.value(), 1u);

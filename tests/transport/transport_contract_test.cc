@@ -200,20 +200,33 @@ TEST_P(TransportContract, OverItsBoundsThePeerIsBusy) {
 }
 
 TEST_P(TransportContract, BoundsLeasedBytes) {
-  source_.Add(1, {{{0, 64}, {0, 64}}}, 8192);  // more than sockets hold
+  source_.Add(1, {{{0, 64}, {0, 64}}}, 16384);  // more than sockets hold
   TransportOptions serving = Options();
   serving.serve_bytes_max.value = 1;
   Start(serving, Options());
   Destination to;
-  to.Want(1, {{0, 64}, {0, 64}}, 8192);
+  to.Want(1, {{0, 64}, {0, 64}}, 16384);
   // One alone is served whatever its size.
   const FetchAnswer answer = Fetch(to.Request()).Wait();
   EXPECT_THAT(StatusesOf(answer), ElementsAre(PageStatus::kHit)) << answer.detail;
   EXPECT_EQ(to.FirstWrong(answer.pages), -1);
   source_.Hold();
   PendingFetch first = Fetch(to.Request()), second = Fetch(to.Request());
-  ASSERT_TRUE(Eventually([&] { return source_.requests() == 3; }));
+  // A third whose end keeps the client from reading, so that the first is under way until then.
+  std::promise<void> ended, read_on;
+  const auto third = client_->Fetch(server_->address(), to.Request(), [&](const FetchAnswer&) {
+    ended.set_value();
+    read_on.get_future().wait();
+  });
+  ASSERT_TRUE(third.ok());
+  ASSERT_TRUE(Eventually([&] { return source_.requests() == 4; }));
+  client_->Cancel(*third);
+  ended.get_future().wait();
   source_.ReplyAll();
+  const bool refused = Eventually(
+      [&] { return GetParam() == Kind::kLoopback || server_->stats().serves_refused > 0; });
+  read_on.set_value();
+  EXPECT_TRUE(refused);
   std::vector<PageStatus> both = {first.Wait().pages[0].status, second.Wait().pages[0].status};
   if (GetParam() != Kind::kLoopback) {
     EXPECT_THAT(both, ElementsAre(PageStatus::kHit, PageStatus::kBusy));
@@ -286,6 +299,44 @@ TEST_P(TransportContract, ComesBackAfterThePeerWasAway) {
     return StatusesOf(PendingFetch(*client_, address, to.Request()).Wait()) ==
            std::vector{PageStatus::kHit};
   }));
+}
+
+TEST_P(TransportContract, AConnectionMadeAheadIsTheOneThatFetchesUse) {
+  source_.Add(1, {kWhole}, kTileBytes);
+  Start();
+  client_->Connect(server_->address());
+  client_->Connect(server_->address());
+  EXPECT_TRUE(Eventually([&] { return server_->stats().connections == 1; }));
+  Destination to;
+  to.Want(1, kWhole, kTileBytes);
+  EXPECT_THAT(StatusesOf(Fetch(to.Request()).Wait()), ElementsAre(PageStatus::kHit));
+  EXPECT_EQ(client_->stats().connections_opened, 1u);
+  EXPECT_EQ(client_->stats().fetches, 1u);
+  // Nobody there: the next fetch says so, and fetches from others go on.
+  client_->Connect("127.0.0.1:1");
+  client_->Connect("no address");
+  Destination again;
+  again.Want(1, kWhole, kTileBytes);
+  EXPECT_THAT(StatusesOf(Fetch(again.Request()).Wait()), ElementsAre(PageStatus::kHit));
+  client_->Stop();
+  client_->Connect(server_->address());
+}
+
+// A thread that looks for more before it sleeps misses nothing that comes meanwhile or after.
+TEST_P(TransportContract, LooksForMoreAsLongAsItIsTold) {
+  for (int page = 0; page < 8; ++page) source_.Add(page, {kWhole}, kTileBytes);
+  for (const auto poll_for : {0, 50, 10'000}) {
+    TransportOptions options = Options();
+    options.poll_for = std::chrono::microseconds(poll_for);
+    Start(options, options);
+    for (int round = 0; round < 20; ++round) {
+      Destination to;
+      to.Want(round % 8, kWhole, kTileBytes);
+      const FetchAnswer answer = Fetch(to.Request()).Wait();
+      ASSERT_THAT(StatusesOf(answer), ElementsAre(PageStatus::kHit)) << answer.detail;
+      EXPECT_EQ(to.FirstWrong(answer.pages), -1);
+    }
+  }
 }
 
 TEST_P(TransportContract, DisconnectEndsFetchesAndLaterOnesConnectAnew) {

@@ -56,6 +56,21 @@ TEST_F(BreakerTest, AProbeThatIsNeverAnsweredDoesNotKeepItOpenForEver) {
   EXPECT_TRUE(breaker_.Allow());
 }
 
+TEST_F(BreakerTest, OnlySilenceIsAFailure) {
+  using absl::StatusCode;
+  for (const auto code : {StatusCode::kUnavailable, StatusCode::kDeadlineExceeded}) {
+    breaker_.Succeed();
+    for (int i = 0; i < 3; ++i) breaker_.Note(absl::Status(code, "silent"));
+    EXPECT_EQ(breaker_.state(), Breaker::State::kOpen) << absl::StatusCodeToString(code);
+  }
+  for (const auto code : {StatusCode::kOk, StatusCode::kResourceExhausted, StatusCode::kNotFound,
+                          StatusCode::kAborted, StatusCode::kPermissionDenied}) {
+    breaker_.Note(absl::Status(code, "answered"));
+    EXPECT_EQ(breaker_.state(), Breaker::State::kClosed) << absl::StatusCodeToString(code);
+    for (int i = 0; i < 2; ++i) breaker_.Note(absl::UnavailableError("silent"));
+  }
+}
+
 PlacementNode Node(const std::string& id, double weight = 1) {
   PlacementNode node;
   node.id = id;

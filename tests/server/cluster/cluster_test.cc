@@ -67,6 +67,23 @@ bool Pushed(TestNodes& nodes, int node) {
   });
 }
 
+TEST(ClusterConnectTest, NodesOfTheViewAreConnectedToBeforeTheyAreNeeded) {
+  for (const int ahead : {0, 64}) {
+    TestNodes::Settings settings;
+    settings.change = [ahead](int, Options& options) { options.cluster.connect_ahead = ahead; };
+    TestNodes nodes(settings);
+    ASSERT_TRUE(nodes.WaitForView(3));
+    const auto opened = [&](int node) {
+      return SeriesOf(nodes.daemon(node).endpoints().admin,
+                      "crumb_transport_connections_opened_total");
+    };
+    // Each opens one to both others, and each has an end that was accepted.
+    const double wanted = ahead == 0 ? 0 : 12;
+    EXPECT_TRUE(Eventually([&] { return opened(0) + opened(1) + opened(2) == wanted; }))
+        << ahead << ": " << opened(0) + opened(1) + opened(2);
+  }
+}
+
 TEST(ClusterMissTest, AMissEverywhereIsAMissAndEndsBeforeTheDeadline) {
   TestNodes nodes({});
   ASSERT_TRUE(nodes.WaitForView(3));

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <future>
+#include <thread>
 
 #include "common/crc32c.h"
 #include "common/sha256.h"
@@ -78,6 +79,11 @@ class FakePeer : public Peer {
       FragmentHeader header = DecodeFragmentHeader(std::span(fragment).subspan(tiles)).value();
       if (wrong_key || wish.key == corrupt) header.key.bytes[0] ^= 1;
       transport::PageAnswer page;
+      if (answer.pages.size() >= late_behind) {
+        page.status = transport::PageStatus::kDeadline;
+        answer.pages.push_back(std::move(page));
+        continue;
+      }
       page.status = transport::PageStatus::kHit;
       page.fragments.push_back({header, wish.range});
       answer.pages.push_back(std::move(page));
@@ -91,6 +97,10 @@ class FakePeer : public Peer {
   }
   const char* transport() const override { return "fake"; }
 
+  size_t fetches_held() {
+    MutexLock lock(&mutex);
+    return held_fetches.size();
+  }
   void AnswerHeldFetches() {
     std::vector<std::function<void()>> ready;
     {
@@ -105,6 +115,7 @@ class FakePeer : public Peer {
   std::atomic<uint32_t> hits_max{UINT32_MAX};
   std::atomic<bool> silent{false}, absent{false}, nonsense{false}, wrong_key{false};
   std::atomic<bool> hold_fetches{false};
+  std::atomic<size_t> late_behind{SIZE_MAX};  // pages of a fetch that come in time
   uint32_t tile_bytes = 0;
   PageKey corrupt;  // of which another page comes
   Mutex mutex;
@@ -114,6 +125,15 @@ class FakePeer : public Peer {
  private:
   const MakeFragment make_;
 };
+
+bool Until(const std::function<bool()>& holds) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!holds()) {
+    if (std::chrono::steady_clock::now() > deadline) return holds();
+    std::this_thread::yield();
+  }
+  return true;
+}
 
 class PullTest : public CallFixture {
  protected:
@@ -253,6 +273,30 @@ TEST_F(PullTest, AnOpenBreakerIsSkipped) {
   EXPECT_EQ(result.pages, 0u);
   EXPECT_EQ(Sum(&FakePeer::asks), 0);
   EXPECT_GT(counts_.breaker_skips.value(), 0u);
+}
+
+// Two pulls, so that a node's two failures, its breaker's most, come with no answer between them.
+TEST_F(PullTest, OnlyANodeNoneOfWhosePagesComesInTimeFails) {
+  for (const size_t in_time : {1, 0}) {
+    for (const auto& fake : fakes_) {
+      fake->late_behind = in_time;
+      fake->hold_fetches = true;
+    }
+    const int begin = in_time == 0 ? 1280 : 0;
+    std::promise<PullResult> first, second;
+    reader_.Pull(Request(begin, 640), [&](PullResult result) { first.set_value(result); });
+    reader_.Pull(Request(begin + 640, 640), [&](PullResult result) { second.set_value(result); });
+    for (const auto& fake : fakes_) {
+      ASSERT_TRUE(Until([&] { return fake->fetches_held() == 2; }));
+    }
+    for (const auto& fake : fakes_) fake->AnswerHeldFetches();
+    EXPECT_LT(first.get_future().get().pages, 640u);
+    EXPECT_LT(second.get_future().get().pages, 640u);
+    for (const auto& fake : fakes_) {
+      const auto expected = in_time == 0 ? Breaker::State::kOpen : Breaker::State::kClosed;
+      EXPECT_TRUE(Until([&] { return fake->breaker().state() == expected; })) << fake->id();
+    }
+  }
 }
 
 TEST_F(PullTest, AnswersThatDoNotFitAreNone) {

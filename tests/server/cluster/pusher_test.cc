@@ -252,6 +252,48 @@ TEST_F(PusherTest, EveryPageEndsInOneCountWhateverHomesDo) {
   EXPECT_GT(counts_.push_retried_pages.value(), 0u);
 }
 
+TEST_F(PusherTest, PagesOfRangesThatTakeTurnsGoInBatchesOfTheirRange) {
+  constexpr int kPages = 40, kRanges = 4;
+  options_.batch_pages = 10;
+  View({"a"});
+  homes_["a"]->Hold();
+  std::map<int, std::vector<PageKey>> order;  // by the first head
+  Mutex mutex;
+  size_t largest = 0;
+  homes_["a"]->Behave([&](const v1::PeerPushRequest& request) {
+    MutexLock lock(&mutex);
+    largest = std::max(largest, KeysIn(request));
+    for (size_t i = 0; i < KeysIn(request); ++i) {
+      order[static_cast<int>(request.range().head_begin())].push_back(
+          PageKey::FromBytes(request.keys().substr(i * sizeof(PageKey), sizeof(PageKey))).value());
+    }
+    return StoredAll(request);
+  });
+  Pusher& pusher = Make();
+  std::map<int, std::vector<PageKey>> committed;
+  for (int page = 0; page < kPages; ++page) {
+    for (uint16_t head = 0; head < kRanges; ++head) {
+      FragmentHeader header = Header(page);
+      header.range.heads = {head, static_cast<uint16_t>(head + 1)};
+      EXPECT_TRUE(pusher.Offer(header));
+      committed[head].push_back(header.key);
+    }
+  }
+  ASSERT_TRUE(Until([&] { return homes_["a"]->held() == 2; }));  // pushes_max
+  homes_["a"]->AnswerHeld();
+  EXPECT_TRUE(Until([&] { return pusher.pending() == 0; }));
+  EXPECT_EQ(Ended(), uint64_t{kPages} * kRanges);
+  MutexLock lock(&mutex);
+  EXPECT_EQ(largest, 10u);
+  // The two that were held went before others were queued; each range needs 4, one more for them.
+  EXPECT_LE(homes_["a"]->calls(), 2 + 2 + kRanges * (kPages / 10 + 1));
+  for (auto& [head, keys] : order) {
+    std::sort(keys.begin(), keys.end());
+    std::sort(committed[head].begin(), committed[head].end());
+    EXPECT_EQ(keys, committed[head]) << "head " << head;
+  }
+}
+
 TEST_F(PusherTest, APageCommittedWhileAloneIsOfferedWhenAnotherNodeIsThere) {
   View({});
   Pusher& pusher = Make();
