@@ -5,13 +5,14 @@
 #include "gtest/gtest.h"
 #include "tests/client/device/simulated_device.h"
 #include "tests/client/sequence_model.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 
 namespace crumb::bench {
 namespace {
 
 TEST(DeviceHitTest, AllPagesHitInPlaceAndNothingIsLeft) {
-  fault::TemporaryFolder folder;
+  TemporaryFolder folder;
   fault::CrumbdProcess crumbd(folder.path(), {});
   ASSERT_TRUE(crumbd.Start());
   client::SimulatedDevice device(1);
@@ -32,7 +33,7 @@ TEST(DeviceHitTest, AllPagesHitInPlaceAndNothingIsLeft) {
 }
 
 TEST(DeviceHitTest, SaysThatThereIsNoCrumbd) {
-  fault::TemporaryFolder folder;
+  TemporaryFolder folder;
   client::SimulatedDevice device(1);
   DeviceHitWorkload workload;
   workload.options = client::SmallWorkerOptions();

@@ -19,6 +19,7 @@
 #include "tests/client/device/pool_player.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 
 namespace crumb::client {
@@ -137,7 +138,7 @@ class DevicePoolsTest : public testing::Test {
 
   static constexpr const char* kWholeHit = "cached 832 device 832 host 0 loaded 0";
 
-  fault::TemporaryFolder folder_;
+  TemporaryFolder folder_;
   fault::CrumbdProcess crumbd_{folder_.path(), {}};
   std::unique_ptr<Client> watcher_;
 };
