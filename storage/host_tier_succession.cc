@@ -167,6 +167,9 @@ HostTier::Adopted HostTier::Adopt(
 
 bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> regions,
                          const std::function<std::optional<Below>(const FragmentMeta&)>& below) {
+  // Whatever the image says, a page came and was used between the clock's beginning and now.
+  const TimePoint now = clock_.Now();
+  const TimePoint used = std::clamp(page.used, TimePoint(), now);
   PageHandle handle = kNoPage;
   for (const HostImage::Fragment& fragment : page.fragments) {
     const FragmentMeta meta = {.keyspace = page.keyspace,
@@ -183,21 +186,21 @@ bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> 
     if (slot.region != kNoRegion && inherited_.Claim(slot, SlotAllocator::kNoOwner)) {
       const std::optional<Below> stands = below(meta);
       if (stands.has_value() && CheckFragmentHeader(meta, Memory(slot)).ok()) {
-        inserted = table_.Insert(meta, slot, *stands, page.used);
+        inserted = table_.Insert(meta, slot, *stands, used);
       }
       if (!inserted.ok()) inherited_.Free(slot);
     }
     if (inserted.ok()) {
       handle = *inserted;
     } else {
-      if (handle != kNoPage) table_.Remove(handle, RemovalReason::kCorrupt, page.used);
+      if (handle != kNoPage) table_.Remove(handle, RemovalReason::kCorrupt, now);
       return false;
     }
   }
   Page& adopted = table_[handle];
   adopted.was_hit = page.was_hit;
-  adopted.added = page.added;
-  adopted.used = page.used;
+  adopted.added = std::clamp(page.added, TimePoint(), used);
+  adopted.used = used;
   adopted.pinned_until = page.pinned_until;
   return true;
 }

@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // What a tenant can do to another's keyspace, call by call, and quotas.
-#include <unistd.h>
-
+#include <chrono>
 #include <fstream>
 #include <functional>
+#include <future>
+#include <memory>
 
 #include "common/hex.h"
 #include "gmock/gmock.h"
@@ -43,11 +44,13 @@ class TenantCallsTest : public CallFixture {
 
   // How a call that goes through an executor ends.
   absl::Status Wait(const std::function<void(Done)>& call) {
-    Answered answered;
-    call(answered.done());
-    for (int i = 0; i < 20'000 && answered.times == 0; ++i) ::usleep(1000);
-    EXPECT_EQ(answered.times, 1);
-    return answered.status;
+    auto answer = std::make_shared<std::promise<absl::Status>>();
+    std::future<absl::Status> answered = answer->get_future();
+    call([answer](absl::Status status) { answer->set_value(std::move(status)); });
+    if (answered.wait_for(std::chrono::seconds(20)) != std::future_status::ready) {
+      return absl::UnknownError("not answered");
+    }
+    return answered.get();
   }
   template <typename Request>
   Request Named(bool keys = true) const {

@@ -103,6 +103,31 @@ TEST_F(SuccessionTest, TheSamePagesAreServedFromTheSameMemory) {
   }
 }
 
+TEST_F(SuccessionTest, ImpossibleTimesBecomePossibleOnes) {
+  clock_.Advance(std::chrono::seconds(10));
+  Open(Options());
+  Commit(1, 4);
+  auto memory = HandOver();
+  ASSERT_EQ(memory->image.pages.size(), 4u);
+  const TimePoint times[] = {TimePoint::min(), TimePoint::max(),
+                             TimePoint(std::chrono::nanoseconds(-1)),
+                             clock_.Now() + std::chrono::hours(1)};
+  for (size_t i = 0; i < 4; ++i) {
+    memory->image.pages[i].added = times[i];
+    memory->image.pages[i].used = times[3 - i];
+    memory->image.pages[i].pinned_until = times[i];
+  }
+  Open(Options(), std::move(memory), 0);
+  EXPECT_EQ(Hits(1, 4), 4u);
+  const AcquireRequest request = RequestOf(1, 4);
+  EXPECT_EQ(store_->Delete(request.keyspace, request.keys), 4u);
+  const StoreStats stats = store_->Stats();
+  for (const auto& seconds : {stats.host.page_lifetime_seconds, stats.host.reuse_gap_seconds}) {
+    EXPECT_GE(seconds.sum, 0.0);
+    EXPECT_LE(seconds.sum, 40.0);  // four pages, none before the clock's beginning
+  }
+}
+
 TEST_F(SuccessionTest, PagesMoveToMemoryOfTheirOwn) {
   Open(Options());
   Commit(1, 300);

@@ -1,0 +1,12 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/fuzz/fuzz_target.h"
+
+namespace crumb::fuzz {
+
+std::vector<const FuzzTarget*> AllTargets() {
+  return {&kConfigTarget,  &kFragmentTarget, &kFrameTarget, &kHostImageTarget,
+          &kRequestTarget, &kRotationTarget, &kTorchTarget};
+}
+
+}  // namespace crumb::fuzz
