@@ -74,10 +74,12 @@ class Reader {
   }
   TimePoint TakeTime() { return TimePoint(TimePoint::duration(Take<int64_t>())); }
   // A count of things of at least `each` bytes; 0 when so many cannot be there.
-  uint64_t TakeCount(size_t each) {
-    const auto count = Take<uint64_t>();
-    if (count > bytes_.size() / each) return Spoil();
-    return count;
+  template <std::integral T = uint64_t>
+  T TakeCount(size_t each) {
+    const T count = Take<T>();
+    if (count <= bytes_.size() / each) return count;
+    Spoil();
+    return 0;
   }
   bool good() const { return good_; }
   bool at_end() const { return bytes_.empty(); }
@@ -88,10 +90,9 @@ class Reader {
     Spoil();
     return false;
   }
-  uint64_t Spoil() {
+  void Spoil() {
     good_ = false;
     bytes_ = {};
-    return 0;
   }
 
   std::span<const std::byte> bytes_;
@@ -221,9 +222,10 @@ absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes) {
     page.added = reader.TakeTime();
     page.used = reader.TakeTime();
     page.pinned_until = reader.TakeTime();
-    const auto fragments = reader.Take<uint32_t>();
+    const auto fragments = reader.TakeCount<uint32_t>(kFragmentBytes);
     if (fragments == 0 || fragments > kFragmentsMax) return Damaged("a page without fragments");
-    for (uint32_t i = 0; i < fragments && reader.good(); ++i) {
+    page.fragments.reserve(fragments);
+    for (uint32_t i = 0; i < fragments; ++i) {
       page.fragments.push_back(TakeFragment(reader));
       if (!IsPossible(image, page.fragments.back())) return Damaged("an impossible fragment");
     }

@@ -30,6 +30,7 @@ std::vector<absl::Status> SsdTier::Put(std::span<const FragmentWrite> fragments)
   ShrinkToBudget();
   Announce();
   std::vector<absl::Status> statuses;
+  statuses.reserve(incoming.size());
   for (Incoming& one : incoming) statuses.push_back(std::move(one.status));
   return statuses;
 }

@@ -131,7 +131,7 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
   }
   IndexBatch all = leaving.deletes;
   all.changes.insert(all.changes.end(), batch.changes.begin(), batch.changes.end());
-  const absl::Status status = index_->Write(all);
+  absl::Status status = index_->Write(all);
   if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
   MutexLock lock(&mutex_);
   index_busy_ = false;

@@ -4,13 +4,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
 #include <random>
+
+#include "tests/common/temporary_folder.h"
 
 namespace crumb {
 namespace {
@@ -19,14 +20,7 @@ using ::testing::HasSubstr;
 
 class RotationFileTest : public testing::Test {
  protected:
-  RotationFileTest()
-      : folder_(std::filesystem::temp_directory_path() /
-                ("crumb_rotation_" + std::to_string(::getpid()))) {
-    std::filesystem::create_directories(folder_);
-  }
-  ~RotationFileTest() override { std::filesystem::remove_all(folder_); }
-
-  std::string Path() const { return folder_ / "rotation.safetensors"; }
+  std::string Path() const { return folder_.File("rotation.safetensors"); }
   std::string Bytes() const {
     std::ifstream in(Path(), std::ios::binary);
     return std::string(std::istreambuf_iterator<char>(in), {});
@@ -35,11 +29,11 @@ class RotationFileTest : public testing::Test {
     std::ofstream(Path(), std::ios::binary | std::ios::trunc) << bytes;
   }
   size_t FilesInFolder() const {
-    return std::distance(std::filesystem::directory_iterator(folder_), {});
+    return std::distance(std::filesystem::directory_iterator(folder_.path()), {});
   }
 
  private:
-  const std::filesystem::path folder_;
+  const TemporaryFolder folder_;
 };
 
 RotationFile Sample() {
