@@ -25,6 +25,7 @@
 #include "server/cluster/cluster.h"
 #include "server/device/device_pools.h"
 #include "server/event_hub.h"
+#include "server/grpc_log.h"
 #include "server/host_growth.h"
 #include "server/keyspace_registry.h"
 #include "server/listen_check.h"
@@ -63,6 +64,7 @@ class RunningDaemon : public Daemon {
 
   absl::Status Open(const OpenStore& open_store,
                     std::unique_ptr<storage::HandedOverMemory> handed_over) {
+    TakeGrpcLog();
     CRUMB_RETURN_IF_ERROR(CheckListeners(options_));
     CRUMB_ASSIGN_OR_RETURN(const auto needs, CheckMemory(options_.store.host, ReadMemoryFacts("")));
     for (const std::string& line : needs) LogInfo("{}", line);
@@ -302,7 +304,7 @@ class RunningDaemon : public Daemon {
     return ExportText({metrics_, store_->Stats(), sessions_->totals(),
                        metrics_.asked_pages.Read(Clock::Real().Now()), keyspaces.size() - bf16,
                        bf16, commits_->queued(), control_->queued(), events_.watchers(), kVersion,
-                       ClusterPart(), TenantPart(), certificates_.Read()});
+                       ClusterPart(), TenantPart(), certificates_.Read(), TlsHandshakeFailures()});
   }
 
   TenantScrape TenantPart() const {

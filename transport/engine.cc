@@ -29,8 +29,9 @@ std::span<const std::byte> BodyOf(const Arrival& arrival) {
 }  // namespace
 
 Engine::Engine(TransportOptions options, FragmentSource* source, LinkMaker& links,
-               const Clock& clock, std::function<void()> wake)
+               const Clock& clock, std::function<void()> wake, FrameVersions speaks)
     : options_(std::move(options)),
+      speaks_(speaks),
       clock_(clock),
       links_(links),
       inbox_(std::make_shared<Inbox>(std::move(wake))),
@@ -169,13 +170,20 @@ void Engine::OnDown(Link* link, const absl::Status& status) {
   Break(connection, status);
 }
 
-void Engine::SendHello(Connection& connection) {
+Hello Engine::OwnHello() const {
   Hello hello;
+  hello.version_min = speaks_.min;
+  hello.version_max = speaks_.max;
+  return hello;
+}
+
+void Engine::SendHello(Connection& connection) {
+  Hello hello = OwnHello();
   hello.connection = connection.id;
   OutgoingFrame frame;
   frame.header.type = FrameType::kHello;
   frame.body = EncodeHello(hello);
-  const uint16_t version = std::exchange(connection.version, kVersionMax);
+  const uint16_t version = std::exchange(connection.version, speaks_.max);
   const uint64_t theirs = std::exchange(connection.theirs, 0);
   connection.Send(std::move(frame), 0, nullptr, nullptr);
   connection.version = version;
@@ -188,7 +196,7 @@ absl::Status Engine::OnHello(Connection& connection, const FrameHeader& header,
   CRUMB_RETURN_IF_ERROR(CheckBody(header, BodyOf(arrival)));
   CRUMB_ASSIGN_OR_RETURN(const Hello hello, DecodeHello(BodyOf(arrival)));
   connection.theirs = hello.connection;
-  const absl::StatusOr<uint16_t> version = CommonVersion(Hello{}, hello);
+  const absl::StatusOr<uint16_t> version = CommonVersion(OwnHello(), hello);
   if (!connection.ours) SendHello(connection);
   if (!version.ok()) {
     counters_.version_mismatches.Add();

@@ -29,7 +29,7 @@ class Engine final : public LinkEvents, private ConnectionHost {
  public:
   // `wake` ends the progress thread's sleep. `source` may be null.
   Engine(TransportOptions options, FragmentSource* source, LinkMaker& links, const Clock& clock,
-         std::function<void()> wake);
+         std::function<void()> wake, FrameVersions speaks = {});
 
   // Any thread; as Transport says.
   absl::StatusOr<FetchId> Fetch(const std::string& address, FetchRequest request, FetchDone done);
@@ -60,6 +60,7 @@ class Engine final : public LinkEvents, private ConnectionHost {
 
   absl::StatusOr<Connection*> Add(std::unique_ptr<Link> link, const std::string& address,
                                   bool ours);
+  Hello OwnHello() const;
   void SendHello(Connection& connection);
   absl::Status OnHello(Connection& connection, const FrameHeader& header, const Arrival& arrival);
   absl::Status Dispatch(Connection& connection, const FrameHeader& header, Arrival& arrival);
@@ -68,6 +69,7 @@ class Engine final : public LinkEvents, private ConnectionHost {
   void OnIdleTimer(uint64_t connection);
 
   const TransportOptions options_;
+  const FrameVersions speaks_;
   const Clock& clock_;
   LinkMaker& links_;
   Counters counters_;

@@ -20,6 +20,11 @@ namespace crumb::transport {
 inline constexpr uint16_t kVersionMin = 1;
 inline constexpr uint16_t kVersionMax = 1;
 
+struct FrameVersions {
+  uint16_t min = kVersionMin;
+  uint16_t max = kVersionMax;
+};
+
 // Bytes of the body of any frame but kData at most.
 inline constexpr size_t kControlBodyMax = 512 << 10;
 

@@ -39,8 +39,10 @@ class UcxMemory final : public RegisteredMemory {
 
 class UcxTransport final : public Transport, private LinkMaker {
  public:
-  UcxTransport(const TransportOptions& options, FragmentSource* source)
-      : options_(options), engine_(options, source, *this, Clock::Real(), [this] { Wake(); }) {}
+  UcxTransport(const TransportOptions& options, FragmentSource* source, FrameVersions speaks)
+      : options_(options),
+        engine_(
+            options, source, *this, Clock::Real(), [this] { Wake(); }, speaks) {}
   ~UcxTransport() override { Stop(); }
 
   absl::Status Start();
@@ -157,9 +159,10 @@ void UcxTransport::Stop() {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Transport>> OpenUcxTransport(TransportOptions options,
-                                                            FragmentSource* source) {
+                                                            FragmentSource* source,
+                                                            FrameVersions speaks) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
-  auto transport = std::make_unique<UcxTransport>(options, source);
+  auto transport = std::make_unique<UcxTransport>(options, source, speaks);
   CRUMB_RETURN_IF_ERROR(transport->Start());
   return transport;
 }

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/status/statusor.h"
+#include "transport/frame.h"
 #include "transport/transport.h"
 
 namespace crumb::transport {
@@ -13,6 +14,7 @@ namespace crumb::transport {
 // outlives the transport. kInvalidArgument: an option, or listen is no address of this machine;
 // kUnavailable: listen is taken; kFailedPrecondition: UCX has none of options.ucx_tls.
 absl::StatusOr<std::unique_ptr<Transport>> OpenUcxTransport(TransportOptions options,
-                                                            FragmentSource* source);
+                                                            FragmentSource* source,
+                                                            FrameVersions speaks = {});
 
 }  // namespace crumb::transport

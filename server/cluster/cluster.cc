@@ -66,7 +66,8 @@ class RunningCluster final : public Cluster {
 
   absl::Status OpenTransport() {
     if (parts_.transport.listen.empty()) return absl::OkStatus();
-    CRUMB_ASSIGN_OR_RETURN(transport_, OpenPeerTransport(parts_.transport, source_));
+    CRUMB_ASSIGN_OR_RETURN(transport_,
+                           OpenPeerTransport(parts_.transport, source_, parts_.spoken.frames));
     LogInfo("transport: {} at {}", transport_->Describe(), transport_->address());
     return absl::OkStatus();
   }

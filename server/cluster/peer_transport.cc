@@ -7,8 +7,9 @@
 namespace crumb::server {
 
 absl::StatusOr<std::unique_ptr<transport::Transport>> OpenPeerTransport(
-    const transport::TransportOptions& options, transport::FragmentSource& source) {
-  return transport::OpenUcxTransport(options, &source);
+    const transport::TransportOptions& options, transport::FragmentSource& source,
+    const transport::FrameVersions& speaks) {
+  return transport::OpenUcxTransport(options, &source, speaks);
 }
 
 }  // namespace crumb::server

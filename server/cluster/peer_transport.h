@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "transport/fragment_source.h"
+#include "transport/frame.h"
 #include "transport/transport.h"
 #include "transport/transport_options.h"
 
@@ -13,6 +14,7 @@ namespace crumb::server {
 
 // The transport that options.listen asks for. `source` must outlive it.
 absl::StatusOr<std::unique_ptr<transport::Transport>> OpenPeerTransport(
-    const transport::TransportOptions& options, transport::FragmentSource& source);
+    const transport::TransportOptions& options, transport::FragmentSource& source,
+    const transport::FrameVersions& speaks);
 
 }  // namespace crumb::server

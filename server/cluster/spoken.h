@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "common/fragment_header.h"
+#include "transport/frame.h"
 
 namespace crumb::server {
 
@@ -17,6 +18,7 @@ struct Spoken {
   uint32_t wire_min = kWireMin;
   uint32_t wire_max = kWireMax;
   uint32_t layout_id = FragmentHeader().layout_id;  // of page tiles
+  transport::FrameVersions frames = {};             // of UCX; told in its hellos
 };
 
 }  // namespace crumb::server

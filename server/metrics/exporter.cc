@@ -485,6 +485,9 @@ std::string ExportText(const Scrape& scrape) {
   AddTransport(families, scrape.cluster.transport);
   AddTenants(families, scrape.tenants);
   AddCertificates(families, scrape.certificates);
+  families.Counter("crumb_tls_handshake_failures_total",
+                   "TLS handshakes that failed, of callers and with other nodes.",
+                   static_cast<double>(scrape.tls_handshake_failures));
   return families.Serialize();
 }
 

@@ -7,6 +7,9 @@
 // goes on until its input ends: the writer with ever new sequences, whose number it keeps in
 // PROGRESS_FILE, the reader with the newest SEQUENCES of those. For each line of input it prints
 // what happened since the line before.
+//   cluster_load SOCKET_FOLDER watch 0 0 0 0
+// follows the node's events, from a snapshot on, until its input ends. For each line of input it
+// prints what pages it knows of, and what of the stream was not as it is to be.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -14,6 +17,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -183,6 +187,74 @@ class Loop {
   std::thread thread_;
 };
 
+// What a router makes of WatchEvents.
+class Watch {
+ public:
+  explicit Watch(TestClient& client) {
+    v1::WatchEventsRequest request;
+    request.set_keyspace(client.keyspace().keyspace());
+    request.set_snapshot(true);
+    stream_ = client.stub().WatchEvents(&context_, request);
+    thread_ = std::thread([this] { Run(); });
+  }
+
+  ~Watch() {
+    context_.TryCancel();
+    thread_.join();
+  }
+
+  nlohmann::json ToJson() const {
+    MutexLock lock(&mutex_);
+    return {{"snapshot", whole_}, {"pages", pages_.size()}, {"disorder", disorder_},
+            {"lost", lost_},      {"ended", ended_}};
+  }
+
+ private:
+  void Run() {
+    v1::WatchEventsResponse event;
+    while (stream_->Read(&event)) Take(event);
+    MutexLock lock(&mutex_);
+    ended_ = true;
+  }
+
+  void Take(const v1::WatchEventsResponse& event) {
+    MutexLock lock(&mutex_);
+    if (whole_ && event.sequence() <= last_) ++disorder_;
+    last_ = event.sequence();
+    switch (event.kind()) {
+      case v1::WatchEventsResponse::KIND_ADDED:
+        pages_.insert(event.key());
+        break;
+      case v1::WatchEventsResponse::KIND_REMOVED:
+        pages_.erase(event.key());
+        break;
+      case v1::WatchEventsResponse::KIND_SNAPSHOT_END:
+        whole_ = true;
+        break;
+      default:
+        ++lost_;
+    }
+  }
+
+  grpc::ClientContext context_;
+  std::unique_ptr<grpc::ClientReader<v1::WatchEventsResponse>> stream_;
+  mutable Mutex mutex_;
+  std::set<std::string> pages_ ABSL_GUARDED_BY(mutex_);
+  uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
+  int disorder_ ABSL_GUARDED_BY(mutex_) = 0;
+  int lost_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool whole_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  std::thread thread_;
+};
+
+void FollowEvents(TestClient& client) {
+  const Watch watch(client);
+  for (std::string line; std::getline(std::cin, line);) {
+    std::cout << watch.ToJson().dump() << std::endl;
+  }
+}
+
 int Main(int argc, char** argv) {
   if (argc != 7 && argc != 8) return 2;
   const std::string folder = argv[1];
@@ -195,7 +267,7 @@ int Main(int argc, char** argv) {
   TestClient client(folder + "/crumbd.fd.sock", "unix:" + folder + "/crumbd.sock");
   if (!client.OpenKeyspace().ok()) return 1;
   if (argc == 7) {
-    Once(client, work);
+    std::string(argv[2]) == "watch" ? FollowEvents(client) : Once(client, work);
     return 0;
   }
   work.progress = argv[7];

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // crumbd as another release would be: it says that it speaks other versions.
-//   other_crumbd CONFIG WIRE_MIN WIRE_MAX LAYOUT
+//   other_crumbd CONFIG WIRE_MIN WIRE_MAX LAYOUT [FRAMES_MIN FRAMES_MAX]
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -12,8 +12,9 @@
 
 int main(int argc, char** argv) {
   using crumb::server::Daemon;
-  if (argc != 5) {
-    std::fprintf(stderr, "usage: %s CONFIG WIRE_MIN WIRE_MAX LAYOUT\n", argv[0]);
+  if (argc != 5 && argc != 7) {
+    std::fprintf(stderr, "usage: %s CONFIG WIRE_MIN WIRE_MAX LAYOUT [FRAMES_MIN FRAMES_MAX]\n",
+                 argv[0]);
     return 2;
   }
   const auto number = [argv](int i) {
@@ -35,9 +36,12 @@ int main(int argc, char** argv) {
   options.Complete();
   const absl::Status valid = options.Validate();
   if (!valid.ok()) return failed(valid);
-  const auto daemon =
-      Daemon::Start(options, crumb::storage::TieredStore::Open, nullptr,
-                    {.wire_min = number(2), .wire_max = number(3), .layout_id = number(4)});
+  crumb::server::Spoken spoken{
+      .wire_min = number(2), .wire_max = number(3), .layout_id = number(4)};
+  if (argc == 7) {
+    spoken.frames = {static_cast<uint16_t>(number(5)), static_cast<uint16_t>(number(6))};
+  }
+  const auto daemon = Daemon::Start(options, crumb::storage::TieredStore::Open, nullptr, spoken);
   if (!daemon.ok()) return failed(daemon.status());
   int signal = 0;
   ::sigwait(&signals, &signal);

@@ -18,7 +18,7 @@ PROGRAMS = []
 
 
 def spoken(versions):
-    """Node i speaks versions[i]: (wire_min, wire_max, layout)."""
+    """Node i speaks versions[i]: (wire_min, wire_max, layout), and (frames_min, frames_max) of UCX."""
     return lambda i: ([PROGRAMS[3]], [str(number) for number in versions[i]])
 
 
@@ -72,6 +72,40 @@ class UpgradeTest(unittest.TestCase):
 
     def test_wire_versions_with_a_list(self):
         self.check_wire_versions(etcd=False)
+
+    def test_versions_of_frames(self):
+        """Builds of two releases of the transport: the one between speaks both."""
+        group = self.group([(1, 1, 1, 1, 1), (1, 1, 1, 1, 2), (1, 1, 1, 2, 2)], etcd=True,
+                           extra="transport:\n  listen: 127.0.0.1:0\n")
+        for i in range(3):
+            group.start(i)
+        for i in range(3):
+            group.sees(i, 2)
+            self.assertEqual({node["transport"] for node in group.nodes(i)["nodes"]
+                              if not node["self"]}, {"ucx"})
+        first = 100
+        for writer, reader in ((0, 1), (1, 0), (1, 2), (2, 1)):
+            # What the writer's places at a node that it cannot speak with is a miss.
+            group.shares(writer, reader, first, sequences=24, pages=8, least=0.4)
+            first += 100
+        # Those that have no version in common say so and harm nobody: none of what one sends is
+        # taken for something else (shares would have failed), and calls do not fail.
+        for i, theirs, own in ((0, "2 to 2", "1 to 1"), (2, "1 to 1", "2 to 2")):
+            wait_for(f"node {i} counts it", lambda i=i: group.metric(
+                i, "crumb_transport_version_mismatches_total") > 0)
+            self.assertIn(f"peer speaks versions {theirs} of the transport, this node {own}",
+                          group.log(i))
+        self.assertEqual(group.metric(1, "crumb_transport_version_mismatches_total"), 0)
+        for i in range(3):
+            self.assertEqual(group.metric(i, "crumb_transport_frames_refused_total"), 0)
+        # The upgrade is finished: the old one comes back as a new one.
+        group.end(0)
+        group.words = spoken([(1, 1, 1, 1, 2), (1, 1, 1, 1, 2), (1, 1, 1, 2, 2)])
+        group.start(0)
+        for i in range(3):
+            group.sees(i, 2)
+        group.shares(0, 2, first)
+        group.shares(2, 0, first + 100)
 
     def test_another_page_layout(self):
         group = self.group([(1, 1, 1), (1, 1, 1), (1, 1, 2)], etcd=True)

@@ -109,6 +109,10 @@ CASES = {  # alert: (series that make it fire, series that do not)
          'crumb_tenant_quota_bytes{I,tenant="x"}': flat(100)},
         {'crumb_tenant_used_bytes{I,tenant="x"}': flat(97),
          'crumb_tenant_quota_bytes{I,tenant="x"}': flat(0)}),  # no quota
+    "CrumbSlabsKept": ({'crumb_slabs{I,state="gone"}': flat(2)},
+                       {'crumb_slabs{I,state="gone"}': "0+1x60 0x80"}),
+    "CrumbHandshakesFailing": ({"crumb_tls_handshake_failures_total{I}": rising(1)},
+                               {"crumb_tls_handshake_failures_total{I}": LATE_JUMP}),
     "CrumbCertificateExpiring": ({EXPIRY: flat(13 * DAY)}, {EXPIRY: flat(15 * DAY)}),
     "CrumbCertificateExpiresSoon": ({EXPIRY: flat(DAY)}, {EXPIRY: flat(0)}),  # without TLS
     "CrumbVersionSkew": (

@@ -4,21 +4,25 @@
 """What the overlays of deploy/k8s render to, held against crumbd and against each other."""
 
 import argparse
+import base64
 import copy
+import json
 import pathlib
 import re
 import shutil
+import ssl
 import subprocess
 import sys
 import tempfile
 import unittest
+import urllib.request
 
 import yaml
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import kustomize
 import manifest_schema
-from services import ROOT
+from services import ROOT, Crumbd, Process, free_port, http, make_certificates, wait_for
 
 sys.path.insert(0, str(ROOT / "deploy/k8s"))
 import make_prometheusrule
@@ -310,6 +314,86 @@ class K8sTest(unittest.TestCase):
                  for s in self.reachable_from(overlay, template, 2379)}
         self.assertEqual(names, {"crumbd", "etcd"})
         self.assertEqual(len(self.reachable_from(overlay, template, 2380)), 1)
+
+    def etcd_command(self, port, folder):
+        """The manifest's command for one member on this machine; `port`: of each of its ports."""
+        container = Overlay("cluster").pods["StatefulSet", "etcd"]["spec"]["containers"][0]
+        mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+        words = []
+        for word in container["command"]:
+            word = re.sub(r"(--initial-cluster=[^,]*).*", r"\1", word)
+            word = re.sub(r"0\.0\.0\.0|(\$\(POD_NAME\)|etcd-0)\.etcd", "127.0.0.1", word)
+            word = word.replace("$(POD_NAME)", "etcd-0")
+            for number, ours in port.items():
+                word = word.replace(f":{number}", f":{ours}")
+            word = word.replace(mounts["tls"] + "/", f"{folder}/")
+            words.append(word.replace(mounts["data"] + "/", f"{folder}/etcd/"))
+        return words, container
+
+    def crumbd_configuration(self, etcd, folder):
+        """The overlay's, for this machine."""
+        settings = yaml.safe_load(Overlay("cluster").configuration(folder).read_text())
+        settings["listen"] = {"socket_dir": str(folder), "tcp": "127.0.0.1:0"}
+        settings["admin"]["listen"] = "127.0.0.1:0"
+        settings["transport"]["listen"] = "127.0.0.1:0"
+        settings["store"]["host"] = {"bytes_max": "16MiB", "slab_bytes": "4MiB"}
+        settings["store"]["ssd"]["path"] = f"{folder}/ssd"
+        cluster = settings["cluster"]
+        cluster |= {"etcd": [etcd], "secret_file": f"{folder}/secret"}
+        access = cluster["etcd_access"]
+        mounts = {m["mountPath"] for m in next(Overlay("cluster").crumbd_pods())[1]["volumeMounts"]}
+        for name in ("ca_file", "cert_file", "key_file"):
+            self.assertIn(access[name].rpartition("/")[0], mounts)
+            access[name] = f"{folder}/{access[name].rpartition('/')[2]}"
+        return settings
+
+    def test_etcd_answers_crumbds_over_tls_and_nobody_else(self):
+        folder = pathlib.Path(self.temporary.name)
+        make_certificates(folder, "etcd-0.etcd")
+        for made, name in (("ca.pem", "ca.crt"), ("node.pem", "tls.crt"), ("node.key", "tls.key")):
+            (folder / made).rename(folder / name)
+        (folder / "secret").write_text("a secret of a test")
+        port = {number: free_port() for number in (2379, 2380, 2381)}
+        words, container = self.etcd_command(port, folder)
+        self.assertNotIn("http://127.0.0.1:%d" % port[2379], " ".join(words))
+        etcd = Process(words, folder / "etcd.log")
+        self.addCleanup(etcd.stop)
+        for probe in ("readinessProbe", "livenessProbe"):
+            ask = container[probe]["httpGet"]
+            number = {p["name"]: p["containerPort"] for p in container["ports"]}[ask["port"]]
+            place = f"http://127.0.0.1:{port[number]}{ask['path']}"
+
+            def healthy():
+                self.assertTrue(etcd.alive(), etcd.tail())
+                try:
+                    return '"health":"true"' in http(place)
+                except OSError:
+                    return False
+
+            wait_for(f"etcd's {probe}", healthy)
+        node = Crumbd(BIN, folder)
+        settings = self.crumbd_configuration(f"127.0.0.1:{port[2379]}", folder)
+        (folder / "crumbd.yaml").write_text(yaml.safe_dump(settings))
+        self.addCleanup(node.stop)
+        node.start()
+        wait_for("crumbd is in etcd", lambda: 'crumb_etcd_state{state="ok"} 1' in
+                 node.get("/metrics"))
+
+        def nodes_in_etcd(scheme, certificate):
+            context = ssl.create_default_context(cafile=folder / "ca.crt")
+            if certificate:
+                context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+            names = [base64.b64encode(b"/crumb/nodes" + end).decode() for end in (b"/", b"0")]
+            question = json.dumps({"key": names[0], "range_end": names[1], "count_only": True})
+            with urllib.request.urlopen(
+                    f"{scheme}://127.0.0.1:{port[2379]}/v3/kv/range", data=question.encode(),
+                    timeout=60, context=context if scheme == "https" else None) as answer:
+                return int(json.load(answer)["count"])
+
+        self.assertEqual(nodes_in_etcd("https", certificate=True), 1)
+        for scheme in ("https", "http"):
+            with self.assertRaises(OSError):  # the handshake, or an answer that is none
+                nodes_in_etcd(scheme, certificate=False)
 
     def test_workers_share_the_socket_folder(self):
         example = yaml.safe_load((K8S / "overlays/daemonset/worker-example.yaml").read_text())

@@ -4,10 +4,12 @@
 """What is installed: as Debian package, under systemd, in a container."""
 
 import argparse
+import json
 import os
 import pathlib
 import re
 import shlex
+import signal
 import socket
 import stat
 import subprocess
@@ -16,7 +18,7 @@ import tempfile
 import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from services import ROOT, Crumbd, wait_for
+from services import ROOT, Crumbd, Process, wait_for
 
 BUILD = ROOT / "build/release"
 RUN_SECONDS = 400
@@ -162,6 +164,53 @@ class SystemdTest(unittest.TestCase):
             self.assertEqual(crumbd.get("/readyz"), "ready\n")
             self.assertEqual(crumbd.stop(), 0)
             self.assertEqual(manager.recv(100), b"STOPPING=1")
+
+    def unit_line(self, name):
+        """The words of a line of the unit, with the built program and the test's configuration."""
+        words = re.search(rf"(?m)^{name}=(.*)$", UNIT.read_text(encoding="utf-8"))[1].split()
+        self.assertEqual(words[0], "/usr/bin/crumbd")
+        there = {"/usr/bin/crumbd": BUILD / "bin/crumbd",
+                 "/etc/crumb/crumbd.yaml": self.folder / "crumbd.yaml"}
+        return [str(there.get(word, word)) for word in words]
+
+    def test_the_unit_starts_reloads_and_stops(self):
+        """As systemd would by the unit's lines: it is not there to do it where the tests run."""
+        tenants = self.folder / "tenants.json"
+        tenants.write_text('{"tenants": []}')
+        tenants.chmod(0o600)
+        crumbd = Crumbd(BUILD / "bin", self.folder,
+                        extra=f"tenants:\n  file: {tenants}\n  reload_interval: 1h\n")
+        endpoints = self.folder / "crumbd.endpoints.json"
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+            manager.bind(str(self.folder / "notify"))
+            manager.settimeout(60)
+            environment = {**os.environ, "NOTIFY_SOCKET": str(self.folder / "notify")}
+            first = Process(self.unit_line("ExecStart"), self.folder / "first.log",
+                            env=environment)
+            self.addCleanup(first.stop)
+            self.assertEqual(manager.recv(100), b"READY=1", first.tail())
+            with (self.folder / "second.log").open("w") as log:  # pipes would outlive the command
+                done = subprocess.run(self.unit_line("ExecReload"), env=environment, stdout=log,
+                                      stderr=log, timeout=120, check=False)
+            log = (self.folder / "second.log").read_text()
+            self.assertEqual(done.returncode, 0, log)
+            told = {manager.recv(100), manager.recv(100)}
+            main = next(int(word[8:]) for word in told if word.startswith(b"MAINPID="))
+            self.addCleanup(lambda: endpoints.exists() and os.kill(main, signal.SIGKILL))
+            self.assertEqual(told, {b"READY=1", b"MAINPID=%d" % main})
+            self.assertEqual(first.child.wait(timeout=60), 0)
+            self.assertNotEqual(main, first.child.pid)
+            crumbd.endpoints = json.loads(endpoints.read_text())
+            self.assertEqual(crumbd.get("/readyz"), "ready\n")
+            # SIGHUP is the other reload: the files that are looked after, at once.
+            tenants.write_text("no tenants")
+            os.kill(main, signal.SIGHUP)
+            wait_for("the file is read", lambda: re.search(
+                r"(?m)^crumb_tenant_reload_failures_total 1$", crumbd.get("/metrics")))
+            self.assertEqual(crumbd.get("/readyz"), "ready\n")
+            os.kill(main, signal.SIGTERM)
+            self.assertEqual(manager.recv(100), b"STOPPING=1")
+            wait_for("the end", lambda: not endpoints.exists())
 
     def test_a_manager_that_is_gone_changes_nothing(self):
         crumbd = Crumbd(BUILD / "bin", self.folder)

@@ -89,6 +89,27 @@ TEST_F(ClusterTlsTest, OnlyNodesMayAskWhatNodesAsk) {
   EXPECT_EQ(local.error_code(), grpc::StatusCode::PERMISSION_DENIED);
 }
 
+TEST_F(ClusterTlsTest, CallersThatAreRefusedInTheHandshakeAreCounted) {
+  TestNodes nodes(Settings());
+  ASSERT_TRUE(nodes.WaitForView(2));
+  const Daemon::Endpoints places = nodes.daemon(0).endpoints();
+  const auto failures = [&] {
+    return SeriesOf(places.admin, "crumb_tls_handshake_failures_total");
+  };
+  made_.Make("ended", "ca", kPeerName, "-startdate 20200101000000Z -enddate 20210101000000Z");
+  made_.MakeAuthority("foreign-ca");
+  made_.Make("foreign", "foreign-ca", kPeerName);
+  for (const char* name : {"ended", "foreign"}) {
+    const double before = failures();
+    EXPECT_FALSE(Hello(places.tcp, name).ok()) << name;
+    EXPECT_TRUE(Eventually([&] { return failures() > before; })) << name;
+  }
+  const double before = failures();
+  EXPECT_FALSE(HelloOver(grpc::CreateChannel(places.tcp, grpc::InsecureChannelCredentials())).ok());
+  EXPECT_TRUE(Eventually([&] { return failures() > before; })) << "without TLS";
+  EXPECT_TRUE(Hello(places.tcp, "node").ok());
+}
+
 TEST_F(ClusterTlsTest, ANodeOfAnotherAuthorityStaysOutside) {
   made_.MakeAuthority("foreign-ca");
   made_.Make("foreign", "foreign-ca", kPeerName);
