@@ -120,7 +120,8 @@ class ClocksTest(unittest.TestCase):
         """An authority and a node's certificate, valid since half a day."""
         past = folder / "past"
         past.write_text(str(-12 * HOUR))
-        environment = {**os.environ, "LD_PRELOAD": PROGRAMS[4], "CRUMB_TEST_WALL_CLOCK": str(past)}
+        environment = {**os.environ, "LD_PRELOAD": os.path.abspath(PROGRAMS[4]),
+                       "CRUMB_TEST_WALL_CLOCK": str(past)}
         key = "-newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes"
         (folder / "names").write_text("subjectAltName=DNS:crumbd.test,IP:127.0.0.1")
         for line in (

@@ -205,8 +205,11 @@ class Watch {
 
   nlohmann::json ToJson() const {
     MutexLock lock(&mutex_);
-    return {{"snapshot", whole_}, {"pages", pages_.size()}, {"disorder", disorder_},
-            {"lost", lost_},      {"ended", ended_}};
+    return {{"snapshot", whole_},
+            {"pages", pages_.size()},
+            {"disorder", disorder_},
+            {"lost", lost_},
+            {"ended", ended_}};
   }
 
  private:
