@@ -6,15 +6,23 @@
 #include <openssl/hmac.h>
 #include <openssl/sha.h>
 
+#include <memory>
+
 namespace crumb {
 
 Digest Sha256(std::span<const uint8_t> bytes) {
-  // SHA256() looks the algorithm up in OpenSSL's tables each time, which takes longer than a page's
-  // tokens do.
+  // SHA256() looks the algorithm up in OpenSSL's tables and allocates, each time: more work than
+  // hashing a page's tokens.
   static const EVP_MD* const fetched = EVP_MD_fetch(nullptr, "SHA256", nullptr);
   const EVP_MD* const algorithm = fetched != nullptr ? fetched : EVP_sha256();
+  thread_local const std::unique_ptr<EVP_MD_CTX, decltype(&EVP_MD_CTX_free)> context(
+      EVP_MD_CTX_new(), EVP_MD_CTX_free);
   Digest digest;
-  EVP_Digest(bytes.data(), bytes.size(), digest.data(), nullptr, algorithm, nullptr);
+  if (EVP_DigestInit_ex2(context.get(), algorithm, nullptr) != 1 ||
+      EVP_DigestUpdate(context.get(), bytes.data(), bytes.size()) != 1 ||
+      EVP_DigestFinal_ex(context.get(), digest.data(), nullptr) != 1) {
+    SHA256(bytes.data(), bytes.size(), digest.data());
+  }
   return digest;
 }
 

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-device-bench [--json] [--commit ID] [--context N] [--batch N,N...] [--load-blocks N]
+// crumb-device-bench [--json] [--commit ID] [--context N] [--batch N,N...] [--load-kernel-layers N]
 //
 // Times the device worker on the first GPU with the shapes of Qwen3-8B (36 layers, 8 KV heads, 32
 // query heads, head_dim 128): a prefix from host memory beside one pinned copy of as many bytes,
@@ -38,8 +38,8 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       arguments->commit = argv[++i];
     } else if (std::strcmp(argv[i], "--context") == 0 && more) {
       arguments->workload.context = std::stoi(argv[++i]);
-    } else if (std::strcmp(argv[i], "--load-blocks") == 0 && more) {
-      arguments->workload.load_blocks = std::stoi(argv[++i]);
+    } else if (std::strcmp(argv[i], "--load-kernel-layers") == 0 && more) {
+      arguments->workload.load_kernel_layers = std::stoi(argv[++i]);
     } else if (std::strcmp(argv[i], "--batch") == 0 && more) {
       std::stringstream list(argv[++i]);
       arguments->workload.batches.clear();
@@ -49,7 +49,7 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
     } else {
       std::fprintf(stderr,
                    "usage: crumb-device-bench [--json] [--commit ID] [--context N] "
-                   "[--batch N,N...] [--load-blocks N]\n");
+                   "[--batch N,N...] [--load-kernel-layers N]\n");
       return false;
     }
   }
@@ -105,9 +105,10 @@ void PrintText(const DeviceResult& result) {
   for (const DecodeResult& d : result.decode) {
     std::printf(
         "batch %d: step %.1f us, with a window of each %.1f us (+%.1f %%), mean %.1f us, "
-        "%llu pages published\n",
+        "beside a prefix that comes %.1f us (there after %.1f ms), %llu pages published\n",
         d.batch, d.step_seconds * 1e6, d.evict_seconds * 1e6,
         100.0 * (d.evict_seconds / d.step_seconds - 1.0), d.mean_seconds * 1e6,
+        d.beside_load_seconds * 1e6, d.load_seconds * 1e3,
         static_cast<unsigned long long>(d.published_pages));
   }
 }
@@ -116,21 +117,25 @@ void PrintJson(const Arguments& arguments, const char* device, const DeviceResul
   const FetchResult& f = result.fetch;
   std::printf(
       "{\"device\": \"%s\", \"commit\": \"%s\", \"command\": \"%s\", \"context\": %d,\n"
-      " \"fetch\": {\"bytes\": %lld, \"load_blocks\": %d, \"gbps\": %.2f, \"copy_gbps\": %.2f, "
+      " \"fetch\": {\"bytes\": %lld, \"load_kernel_layers\": %d, \"gbps\": %.2f, \"copy_gbps\": "
+      "%.2f, "
       "\"percent_of_copy\": %.1f,\n  \"begin_ms\": %.3f, \"first_layer_ms\": %.3f, "
       "\"all_layers_ms\": %.3f, \"first_attended_ms\": %.3f, \"all_attended_ms\": %.3f},\n"
       " \"decode\": [",
       device, arguments.commit.c_str(), arguments.command.c_str(), arguments.workload.context,
-      static_cast<long long>(f.bytes), arguments.workload.load_blocks, f.fetch_gbps, f.copy_gbps,
-      100.0 * f.fetch_gbps / f.copy_gbps, f.begin_seconds * 1e3, f.first_layer_seconds * 1e3,
-      f.all_layers_seconds * 1e3, f.first_attended_seconds * 1e3, f.all_attended_seconds * 1e3);
+      static_cast<long long>(f.bytes), arguments.workload.load_kernel_layers, f.fetch_gbps,
+      f.copy_gbps, 100.0 * f.fetch_gbps / f.copy_gbps, f.begin_seconds * 1e3,
+      f.first_layer_seconds * 1e3, f.all_layers_seconds * 1e3, f.first_attended_seconds * 1e3,
+      f.all_attended_seconds * 1e3);
   for (size_t i = 0; i < result.decode.size(); ++i) {
     const DecodeResult& d = result.decode[i];
     std::printf(
         "%s\n  {\"batch\": %d, \"step_us\": %.2f, \"evict_step_us\": %.2f, "
-        "\"evict_percent\": %.2f, \"mean_us\": %.2f, \"published_pages\": %llu}",
+        "\"evict_percent\": %.2f, \"mean_us\": %.2f, \"beside_load_us\": %.2f, "
+        "\"load_ms\": %.3f, \"published_pages\": %llu}",
         i == 0 ? "" : ",", d.batch, d.step_seconds * 1e6, d.evict_seconds * 1e6,
         100.0 * (d.evict_seconds / d.step_seconds - 1.0), d.mean_seconds * 1e6,
+        d.beside_load_seconds * 1e6, d.load_seconds * 1e3,
         static_cast<unsigned long long>(d.published_pages));
   }
   std::printf("]}\n");

@@ -23,7 +23,7 @@ struct DeviceWorkload {
   std::vector<int> batches;  // sequences that decode together
   int passes = 448;          // decode passes of each batch: seven windows of each sequence
   int host_pages = 256;      // different ones in host memory
-  int load_blocks = client::DeviceWorkerOptions().load_blocks;
+  int load_kernel_layers = client::DeviceWorkerOptions().load_kernel_layers;
 };
 
 // Captures what is enqueued on a stream; the answer launches it once more. Empty: passes are
@@ -46,9 +46,11 @@ struct FetchResult {
 
 struct DecodeResult {
   int batch = 0;
-  double step_seconds = 0.0;   // median of passes in which nothing leaves
-  double evict_seconds = 0.0;  // median of those in which a window of every sequence does
-  double mean_seconds = 0.0;   // of all passes, one after the other without waiting
+  double step_seconds = 0.0;         // median of passes in which nothing leaves
+  double evict_seconds = 0.0;        // median of those in which a window of every sequence does
+  double mean_seconds = 0.0;         // of all passes, one after the other without waiting
+  double beside_load_seconds = 0.0;  // median while the prefix of another sequence comes
+  double load_seconds = 0.0;         // until that is there
   uint64_t published_pages = 0;
 };
 

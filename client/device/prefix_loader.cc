@@ -13,20 +13,54 @@ namespace crumb::client {
 
 using kernels::PageFormat;
 
+namespace {
+
+constexpr int kKernelBlocks = 8;      // saturate PCIe; of 132 multiprocessors of an H200
+constexpr int kEverything = 1 << 20;  // layers, and the statuses behind them
+constexpr int kGroupGrowth = 3;       // of the layers that one copy brings
+
+bool Inside(const std::vector<std::span<const std::byte>>& ranges, const std::byte* begin,
+            const std::byte* end) {
+  const auto after =
+      std::upper_bound(ranges.begin(), ranges.end(), begin,
+                       [](const std::byte* at, const auto& range) { return at < range.data(); });
+  return after != ranges.begin() && end <= std::prev(after)->data() + std::prev(after)->size();
+}
+
+}  // namespace
+
+void PrefixLoad::NoteEnqueued(int layers, absl::Status status) {
+  MutexLock lock(&mutex_);
+  enqueued_ = layers;
+  status_ = std::move(status);
+  changed_.NotifyAll();
+}
+
+absl::Status PrefixLoad::AwaitEnqueued(int layers) const {
+  MutexLock lock(&mutex_);
+  while (status_.ok() && enqueued_ < layers) changed_.Wait(&mutex_);
+  return status_;
+}
+
 absl::Status PrefixLoad::MakeWait(DeviceStream stream, int layer) const {
   if (done_.load()) return absl::OkStatus();
+  CRUMB_RETURN_IF_ERROR(AwaitEnqueued(layer + 1));
   return device_.Wait(stream, lane_.layer_done[layer].get());
 }
 
 absl::Status PrefixLoad::MakeWaitAll(DeviceStream stream) const {
   if (done_.load()) return absl::OkStatus();
+  CRUMB_RETURN_IF_ERROR(AwaitEnqueued(kEverything));
   return device_.Wait(stream, lane_.all_done.get());
 }
 
 int PrefixLoad::Settle() const {
   // The lane may become another load's meanwhile, which makes the wait longer, not shorter.
   absl::Status arrived;
-  if (!done_.load()) arrived = device_.Synchronize(lane_.all_done.get());
+  if (!done_.load()) {
+    arrived = AwaitEnqueued(kEverything);
+    if (arrived.ok()) arrived = device_.Synchronize(lane_.all_done.get());
+  }
   MutexLock lock(&mutex_);
   if (done_.load()) return damaged_;
   const auto* status = reinterpret_cast<const uint32_t*>(lane_.staging.get());
@@ -38,16 +72,19 @@ int PrefixLoad::Settle() const {
 }
 
 absl::StatusOr<std::unique_ptr<PrefixLoader>> PrefixLoader::Create(const Parts& parts, int loads,
-                                                                   int pages_max, int blocks) {
+                                                                   int pages_max,
+                                                                   int kernel_layers) {
   std::unique_ptr<PrefixLoader> loader(
-      new PrefixLoader(parts, pages_max, parts.device.kernels_read_pinned() ? blocks : 0));
+      new PrefixLoader(parts, pages_max, parts.device.kernels_read_pinned() ? kernel_layers : 0));
   CRUMB_ASSIGN_OR_RETURN(loader->stream_, NewUrgentStream(parts.device));
+  CRUMB_ASSIGN_OR_RETURN(loader->check_stream_, NewUrgentStream(parts.device));
   for (int i = 0; i < loads; ++i) {
     auto lane = std::make_unique<LoadLane>();
     for (int layer = 0; layer < parts.geometry.layers; ++layer) {
       CRUMB_ASSIGN_OR_RETURN(OwnedEvent event, NewEvent(parts.device));
       lane->layer_done.push_back(std::move(event));
     }
+    CRUMB_ASSIGN_OR_RETURN(lane->copied, NewEvent(parts.device));
     CRUMB_ASSIGN_OR_RETURN(lane->all_done, NewEvent(parts.device));
     const size_t bytes = loader->TablesAt(0, pages_max).bytes;
     CRUMB_ASSIGN_OR_RETURN(lane->tables, NewDeviceBuffer(parts.device, bytes));
@@ -136,64 +173,63 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
 
 absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Keyspace& keyspace,
                                                        const Pages& from) {
-  std::shared_ptr<const PinnedArena> arena = parts_.pinner.Use();
+  auto job = std::make_shared<Job>();
+  job->arena = parts_.pinner.Use();
+  job->keyspace = keyspace;
+  job->from = from;
   LoadLane* lane = TakeLane();
   if (lane == nullptr) return absl::ResourceExhaustedError("too many loads are under way");
-  absl::StatusOr<Pages> to = Pages{};
-  std::shared_ptr<PrefixLoad> load;
+  absl::Status queued;
   {
     MutexLock lock(&enqueue_mutex_);
-    to = Place(from);
-    if (to.ok() && !to->empty()) {
-      std::vector<int> places;
-      for (const std::shared_ptr<Page>& page : *to)
-        places.push_back(static_cast<int>(page->position));
-      load = std::make_shared<PrefixLoad>(parts_.device, *lane, std::move(places));
-      for (const std::shared_ptr<Page>& page : *to) {
-        static_cast<DevicePage&>(*page).load = load;
-      }
-      const absl::Status queued = Enqueue(MakeJob(*lane, *arena, from, *to));
-      if (!queued.ok()) {
-        // Part of it may be on its way to slots that are given back now.
-        parts_.device.Record(lane->all_done.get(), stream_.get()).IgnoreError();
-        parts_.device.Synchronize(lane->all_done.get()).IgnoreError();
-        to = queued;
-      }
+    absl::StatusOr<Pages> to = Place(from);
+    if (!to.ok() || to->empty()) {
+      GiveBack(lane);
+      return to;
     }
+    job->to = *std::move(to);
+    std::vector<int> places;
+    places.reserve(job->to.size());
+    for (const std::shared_ptr<Page>& page : job->to) {
+      places.push_back(static_cast<int>(page->position));
+    }
+    job->load = std::make_shared<PrefixLoad>(parts_.device, *lane, std::move(places));
+    for (const std::shared_ptr<Page>& page : job->to) {
+      static_cast<DevicePage&>(*page).load = job->load;
+    }
+    LookAtSources(*job);
+    queued = EnqueueFirst(*job);
+    if (!queued.ok()) Drain(*job);
   }
-  if (!to.ok() || to->empty()) {
+  if (!queued.ok()) {
     GiveBack(lane);
-    return to;
+    return queued;
   }
-  SeeOff(load, std::move(arena), keyspace, from, *to);
-  return to;
+  enqueuer_.Add([this, job] { EnqueueRest(*job); });
+  SeeOff(job);
+  return job->to;
 }
 
-PrefixLoader::Job PrefixLoader::MakeJob(LoadLane& lane, const PinnedArena& arena, const Pages& from,
-                                        const Pages& to) const {
-  Job job{.lane = lane, .arena = arena, .from = from, .to = to, .copied = {}};
-  const std::vector<std::span<const std::byte>> pinned = arena.Pinned();
-  const auto readable = [&](const Page& page) {
-    if (blocks_ == 0) return false;
-    const std::byte* end =
-        page.layer(parts_.geometry.layers - 1) + parts_.geometry.layer_stride(page.format);
-    auto range = std::upper_bound(pinned.begin(), pinned.end(), page.tiles,
-                                  [](const std::byte* at, const auto& r) { return at < r.data(); });
-    return range != pinned.begin() && end <= std::prev(range)->data() + std::prev(range)->size();
-  };
-  job.copied.reserve(to.size());
-  for (size_t i = 0; i < to.size(); ++i) {
-    job.copied.push_back(readable(*from[i]) ? 0 : 1);
-    job.any_copied |= job.copied.back() != 0;
-    job.all_copied &= job.copied.back() != 0;
+// Where no page can be read, no kernel is asked.
+void PrefixLoader::LookAtSources(Job& job) const {
+  const std::vector<std::span<const std::byte>> pinned = job.arena->Pinned();
+  const int last = parts_.geometry.layers - 1;
+  bool any_readable = false;
+  job.copied.reserve(job.to.size());
+  for (int i = 0; i < job.pages(); ++i) {
+    const Page& from = *job.from[i];
+    const std::byte* end = from.layer(last) + parts_.geometry.layer_stride(from.format);
+    const bool readable = kernel_layers_ > 0 && Inside(pinned, from.tiles, end);
+    job.copied.push_back(readable ? 0 : 1);
+    job.any_copied |= !readable;
+    any_readable |= readable;
   }
-  return job;
+  job.kernel_layers = any_readable ? std::min(kernel_layers_, parts_.geometry.layers) : 0;
 }
 
 void PrefixLoader::FillPlaces(const Job& job) const {
-  const auto pages = static_cast<int>(job.to.size());
-  const Tables tables = TablesAt(reinterpret_cast<uint64_t>(job.lane.staging.get()), pages);
-  for (int i = 0; i < pages; ++i) {
+  const Tables tables = TablesAt(reinterpret_cast<uint64_t>(job.lane().staging.get()), job.pages());
+  for (int i = 0; i < job.pages(); ++i) {
     const Page& from = *job.from[i];
     const Page& to = *job.to[i];
     const bool copied = job.copied[i] != 0;
@@ -206,81 +242,136 @@ void PrefixLoader::FillPlaces(const Job& job) const {
 
 // With the first layer's goes what lies before them.
 absl::Status PrefixLoader::SendSums(const Job& job, int layer_begin, int layer_end) {
-  const auto pages = static_cast<int>(job.to.size());
-  const auto staging = reinterpret_cast<uint64_t>(job.lane.staging.get());
-  const Tables tables = TablesAt(staging, pages);
-  const size_t heads = parts_.geometry.kv_heads;
-  for (int i = 0; i < pages; ++i) {
+  if (layer_begin == layer_end) return absl::OkStatus();
+  const auto staging = reinterpret_cast<uint64_t>(job.lane().staging.get());
+  const Tables tables = TablesAt(staging, job.pages());
+  const size_t heads = parts_.geometry.kv_heads, layer_sums = heads * job.to.size();
+  for (int i = 0; i < job.pages(); ++i) {
     const uint32_t* from = job.to[i]->tile_sums.data();
     for (int layer = layer_begin; layer < layer_end; ++layer) {
-      std::copy_n(from + heads * layer, heads,
-                  tables.sums + heads * (size_t{1} * pages * layer + i));
+      std::copy_n(from + heads * layer, heads, tables.sums + layer_sums * layer + heads * i);
     }
   }
   const auto place = [&](int layer) {
-    return layer == 0 ? 0
-                      : reinterpret_cast<uint64_t>(tables.sums + heads * pages * layer) - staging;
+    return layer == 0 ? 0 : reinterpret_cast<uint64_t>(tables.sums + layer_sums * layer) - staging;
   };
   const uint64_t begin = place(layer_begin), end = place(layer_end);
-  const DeviceCopy copy{job.lane.tables.get() + begin, staging + begin, end - begin};
+  const DeviceCopy copy{job.lane().tables.get() + begin, staging + begin, end - begin};
   return parts_.device.ToDevice({&copy, 1}, stream_.get());
 }
 
-// The kernel takes a layer at a time. Copies cost by their number: they take twice as many layers
-// each time.
-absl::Status PrefixLoader::Enqueue(const Job& job) {
-  const auto pages = static_cast<int>(job.to.size());
-  const int layers = parts_.geometry.layers;
-  const int sinks = job.to.front()->format == PageFormat::kBf16 ? 1 : 0;
-  Device& device = parts_.device;
+absl::Status PrefixLoader::EnqueueFirst(const Job& job) {
   FillPlaces(job);
-  for (int layer = 0; layer < layers;) {
-    const int end = job.any_copied ? std::min(layers, 2 * layer + 1) : layer + 1;
-    // The first layer is on its way while the host gathers the sums of the others.
-    if (layer < 2) {
-      CRUMB_RETURN_IF_ERROR(SendSums(job, layer, layer == 0 ? end : layers));
-    }
-    // The rest of the sink, a small part of a prefix, comes before the second layer.
-    if (layer < 2) {
-      const int sink_end = layer == 0 ? end : layers;
-      CRUMB_RETURN_IF_ERROR(EnqueueLayers(job, 0, sinks, layer, sink_end));
-    }
-    CRUMB_RETURN_IF_ERROR(EnqueueLayers(job, sinks, pages, layer, end));
-    for (; layer < end; ++layer) {
-      CRUMB_RETURN_IF_ERROR(device.Record(job.lane.layer_done[layer].get(), stream_.get()));
-    }
+  const int layers = job.kernel_layers, sinks = job.sinks();
+  CRUMB_RETURN_IF_ERROR(SendSums(job, 0, layers));
+  CRUMB_RETURN_IF_ERROR(BringByKernel(job, 0, sinks, 0, layers));
+  for (int layer = 0; layer < layers; ++layer) {
+    CRUMB_RETURN_IF_ERROR(BringByKernel(job, sinks, job.pages(), layer, layer + 1));
+    CRUMB_RETURN_IF_ERROR(parts_.device.Record(job.lane().layer_done[layer].get(), stream_.get()));
   }
-  const DeviceCopy status{reinterpret_cast<uint64_t>(job.lane.staging.get()), job.lane.tables.get(),
-                          sizeof(uint32_t) * pages};
-  CRUMB_RETURN_IF_ERROR(device.ToHost({&status, 1}, stream_.get()));
-  return device.Record(job.lane.all_done.get(), stream_.get());
+  job.load->NoteEnqueued(layers, absl::OkStatus());
+  return absl::OkStatus();
 }
 
-std::vector<DeviceCopy> PrefixLoader::CopiesOf(const Job& job, int page_begin, int page_end,
-                                               int layer_begin, int layer_end) const {
+void PrefixLoader::EnqueueRest(const Job& job) {
+  absl::Status queued = EnqueueGroups(job);
+  if (queued.ok()) queued = EnqueueEnd(job);
+  if (!queued.ok()) {
+    LogWarning("a cached prefix was not loaded: {}", queued.ToString());
+    MutexLock lock(&enqueue_mutex_);
+    Drain(job);
+  }
+  job.load->NoteEnqueued(kEverything, queued);
+}
+
+// A copy costs by the piece: each group is larger than all before it. Meanwhile the next load may
+// bring its first layers.
+absl::Status PrefixLoader::EnqueueGroups(const Job& job) {
+  const int layers = parts_.geometry.layers;
+  {
+    MutexLock lock(&enqueue_mutex_);
+    CRUMB_RETURN_IF_ERROR(SendSums(job, job.kernel_layers, layers));
+    CRUMB_RETURN_IF_ERROR(BringByKernel(job, 0, job.sinks(), job.kernel_layers, layers));
+  }
+  for (int begin = job.kernel_layers; begin < layers;) {
+    const int end = std::min(layers, kGroupGrowth * begin + 1);
+    MutexLock lock(&enqueue_mutex_);
+    CRUMB_RETURN_IF_ERROR(BringByCopies(job, begin, end));
+    CRUMB_RETURN_IF_ERROR(FollowCopies(job));
+    CRUMB_RETURN_IF_ERROR(Fetch(job, Check::kInPlace, job.sinks(), job.pages(), begin, end));
+    for (; begin < end; ++begin) {
+      CRUMB_RETURN_IF_ERROR(
+          parts_.device.Record(job.lane().layer_done[begin].get(), check_stream_.get()));
+    }
+    job.load->NoteEnqueued(end, absl::OkStatus());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PrefixLoader::EnqueueEnd(const Job& job) {
+  MutexLock lock(&enqueue_mutex_);
+  CRUMB_RETURN_IF_ERROR(FollowCopies(job));
+  const DeviceCopy status{reinterpret_cast<uint64_t>(job.lane().staging.get()),
+                          job.lane().tables.get(), sizeof(uint32_t) * job.to.size()};
+  CRUMB_RETURN_IF_ERROR(parts_.device.ToHost({&status, 1}, check_stream_.get()));
+  return parts_.device.Record(job.lane().all_done.get(), check_stream_.get());
+}
+
+// Makes the stream of checks wait for what was enqueued on the other.
+absl::Status PrefixLoader::FollowCopies(const Job& job) {
+  CRUMB_RETURN_IF_ERROR(parts_.device.Record(job.lane().copied.get(), stream_.get()));
+  return parts_.device.Wait(check_stream_.get(), job.lane().copied.get());
+}
+
+// Part of what was enqueued may be on its way to slots that are given back now.
+void PrefixLoader::Drain(const Job& job) {
+  FollowCopies(job).IgnoreError();
+  parts_.device.Record(job.lane().all_done.get(), check_stream_.get()).IgnoreError();
+  parts_.device.Synchronize(job.lane().all_done.get()).IgnoreError();
+}
+
+// What it cannot read is copied before.
+absl::Status PrefixLoader::BringByKernel(const Job& job, int page_begin, int page_end,
+                                         int layer_begin, int layer_end) {
+  if (page_begin == page_end || layer_begin == layer_end) return absl::OkStatus();
   std::vector<DeviceCopy> copies;
-  for (int i = page_begin; i < page_end; ++i) {
+  for (int i = page_begin; i < page_end && job.any_copied; ++i) {
     if (job.copied[i] == 0) continue;
+    for (int layer = layer_begin; layer < layer_end; ++layer) {
+      copies.push_back({reinterpret_cast<uint64_t>(job.to[i]->layer(layer)),
+                        reinterpret_cast<uint64_t>(job.from[i]->layer(layer)),
+                        job.to[i]->layer_stride});
+    }
+  }
+  if (!copies.empty()) {
+    CRUMB_RETURN_IF_ERROR(parts_.device.ToDevice(job.arena->CutToDevice(copies), stream_.get()));
+  }
+  return Fetch(job, Check::kOnTheWay, page_begin, page_end, layer_begin, layer_end);
+}
+
+absl::Status PrefixLoader::BringByCopies(const Job& job, int layer_begin, int layer_end) {
+  std::vector<DeviceCopy> copies;
+  copies.reserve(job.to.size());
+  for (int i = job.sinks(); i < job.pages(); ++i) {
     const Page& from = *job.from[i];
     const Page& to = *job.to[i];
+    // Of a fragment with more heads, a layer is a piece.
     const int layers = from.layer_stride == to.layer_stride ? layer_end - layer_begin : 1;
     for (int layer = layer_begin; layer < layer_end; layer += layers) {
       copies.push_back({reinterpret_cast<uint64_t>(to.layer(layer)),
                         reinterpret_cast<uint64_t>(from.layer(layer)), to.layer_stride * layers});
     }
   }
-  return job.arena.CutToDevice(copies);
+  if (copies.empty()) return absl::OkStatus();
+  return parts_.device.ToDevice(job.arena->CutToDevice(copies), stream_.get());
 }
 
-absl::Status PrefixLoader::EnqueueLayers(const Job& job, int page_begin, int page_end,
-                                         int layer_begin, int layer_end) {
-  if (page_begin == page_end || layer_begin == layer_end) return absl::OkStatus();
+absl::Status PrefixLoader::Fetch(const Job& job, Check check, int page_begin, int page_end,
+                                 int layer_begin, int layer_end) {
+  if (page_begin == page_end) return absl::OkStatus();
   const DeviceGeometry& g = parts_.geometry;
-  if (job.any_copied) {
-    CRUMB_RETURN_IF_ERROR(parts_.device.ToDevice(
-        CopiesOf(job, page_begin, page_end, layer_begin, layer_end), stream_.get()));
-  }
-  const Tables tables = TablesAt(job.lane.tables.get(), static_cast<int>(job.to.size()));
+  const bool in_place = check == Check::kInPlace;
+  const Tables tables = TablesAt(job.lane().tables.get(), job.pages());
   const Page& shape = *job.to[page_begin];
   kernels::cuda::FetchParams params;
   params.tile_bytes = shape.tile_bytes;
@@ -288,33 +379,30 @@ absl::Status PrefixLoader::EnqueueLayers(const Job& job, int page_begin, int pag
   params.tiles_per_run = g.kv_heads;
   params.layer_begin = layer_begin;
   params.layer_end = layer_end;
-  params.from = tables.from + page_begin;
+  params.from = in_place ? nullptr : tables.from + page_begin;
   params.from_layer_stride = tables.from_stride + page_begin;
   params.to = tables.to + page_begin;
   params.to_layer_stride = static_cast<int64_t>(shape.layer_stride);
   params.sums = tables.sums + int64_t{1} * page_begin * g.kv_heads;
-  params.sums_layer_stride = int64_t{1} * g.kv_heads * static_cast<int64_t>(job.to.size());
+  params.sums_layer_stride = int64_t{1} * g.kv_heads * job.pages();
   params.status = tables.status + page_begin;
-  params.blocks = job.all_copied ? 0 : blocks_;
-  return parts_.device.kernels().Fetch(params, stream_.get());
+  params.blocks = in_place ? 0 : kKernelBlocks;
+  return parts_.device.kernels().Fetch(params, in_place ? check_stream_.get() : stream_.get());
 }
 
 // Crumbd's memory is held until the copies are done, and so are the slots.
-void PrefixLoader::SeeOff(const std::shared_ptr<PrefixLoad>& load,
-                          std::shared_ptr<const PinnedArena> arena, const Keyspace& keyspace,
-                          Pages from, const Pages& to) {
-  parts_.background.Add(
-      [this, load, arena = std::move(arena), keyspace, from = std::move(from), to] {
-        const int damaged = load->Settle();
-        if (damaged >= 0) parts_.damaged();
-        GiveBack(&load->lane_);
-        std::vector<std::shared_ptr<const Page>> sound;
-        for (const std::shared_ptr<Page>& page : to) {
-          if (damaged >= 0 && static_cast<int>(page->position) >= damaged) break;
-          sound.push_back(page);
-        }
-        parts_.loaded(keyspace, std::move(sound));
-      });
+void PrefixLoader::SeeOff(std::shared_ptr<const Job> job) {
+  parts_.background.Add([this, job = std::move(job)] {
+    const int damaged = job->load->Settle();
+    if (damaged >= 0) parts_.damaged();
+    std::vector<std::shared_ptr<const Page>> sound;
+    for (const std::shared_ptr<Page>& page : job->to) {
+      if (damaged >= 0 && static_cast<int>(page->position) >= damaged) break;
+      sound.push_back(page);
+    }
+    GiveBack(&job->lane());
+    parts_.loaded(job->keyspace, std::move(sound));
+  });
 }
 
 }  // namespace crumb::client

@@ -26,6 +26,7 @@ namespace crumb::client {
 // Events and tables of one load at a time.
 struct LoadLane {
   std::vector<OwnedEvent> layer_done;
+  OwnedEvent copied;  // what was enqueued last on the stream of copies
   OwnedEvent all_done;
   DeviceBuffer tables;   // addresses, sums, status
   PinnedBuffer staging;  // the same
@@ -38,7 +39,8 @@ class PrefixLoad {
   PrefixLoad(Device& device, LoadLane& lane, std::vector<int> pages)
       : device_(device), lane_(lane), pages_(std::move(pages)) {}
 
-  // Makes `stream` wait until the pages' tiles of `layer` are there and checked.
+  // Makes `stream` wait until the pages' tiles of `layer` are there and checked. Blocks until they
+  // are enqueued, milliseconds at most.
   absl::Status MakeWait(DeviceStream stream, int layer) const;
   // Makes `stream` wait for all of them.
   absl::Status MakeWaitAll(DeviceStream stream) const;
@@ -50,11 +52,17 @@ class PrefixLoad {
  private:
   friend class PrefixLoader;
 
+  void NoteEnqueued(int layers, absl::Status status);
+  absl::Status AwaitEnqueued(int layers) const;
+
   Device& device_;
   LoadLane& lane_;  // another load's when this one is done
   const std::vector<int> pages_;
   mutable std::atomic<bool> done_{false};
   mutable Mutex mutex_;
+  mutable CondVar changed_;
+  int enqueued_ ABSL_GUARDED_BY(mutex_) = 0;  // layers
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
   mutable int damaged_ ABSL_GUARDED_BY(mutex_) = -1;
 };
 
@@ -76,9 +84,10 @@ class PrefixLoader {
     std::function<void(const Keyspace&, std::vector<std::shared_ptr<const Page>>)> loaded;
     Duration slots_timeout;  // of asking crumbd for shared slots
   };
-  // `loads` at once, of `pages_max` pages each; `blocks` as DeviceWorkerOptions::load_blocks.
+  // `loads` at once, of `pages_max` pages each; `kernel_layers` as
+  // DeviceWorkerOptions::load_kernel_layers.
   static absl::StatusOr<std::unique_ptr<PrefixLoader>> Create(const Parts& parts, int loads,
-                                                              int pages_max, int blocks);
+                                                              int pages_max, int kernel_layers);
 
   // As many leading pages as there is room for; those that are placed stay where they are. Blocks
   // for no copy of pinned memory.
@@ -99,42 +108,59 @@ class PrefixLoader {
   };
   // A load while it is enqueued. The sink comes first, if it is in it.
   struct Job {
-    LoadLane& lane;
-    const PinnedArena& arena;
-    const Pages& from;
-    const Pages& to;
+    std::shared_ptr<PrefixLoad> load;
+    std::shared_ptr<const PinnedArena> arena;
+    Keyspace keyspace;
+    Pages from;
+    Pages to;
     std::vector<char> copied;  // pages that the kernel cannot read where they are
     bool any_copied = false;
-    bool all_copied = true;
-  };
+    int kernel_layers = 0;
 
-  PrefixLoader(const Parts& parts, int pages_max, int blocks)
-      : parts_(parts), pages_max_(pages_max), blocks_(blocks) {}
+    int pages() const { return static_cast<int>(to.size()); }
+    int sinks() const { return to.front()->format == kernels::PageFormat::kBf16 ? 1 : 0; }
+    LoadLane& lane() const { return load->lane_; }
+  };
+  // Who sums tiles: the kernel that brings them, or one behind the copies.
+  enum class Check { kOnTheWay, kInPlace };
+
+  PrefixLoader(const Parts& parts, int pages_max, int kernel_layers)
+      : parts_(parts),
+        pages_max_(pages_max),
+        kernel_layers_(kernel_layers),
+        enqueuer_("crumb-load") {}
   LoadLane* TakeLane();
   void GiveBack(LoadLane* lane);
   absl::StatusOr<Pages> Load(const Keyspace& keyspace, const Pages& from);
   absl::StatusOr<Pages> Place(const Pages& from);
-  Job MakeJob(LoadLane& lane, const PinnedArena& arena, const Pages& from, const Pages& to) const;
-  absl::Status Enqueue(const Job& job);
+  void LookAtSources(Job& job) const;
+  absl::Status EnqueueFirst(const Job& job);
+  void EnqueueRest(const Job& job);
+  absl::Status EnqueueGroups(const Job& job);
+  absl::Status EnqueueEnd(const Job& job);
   void FillPlaces(const Job& job) const;
   absl::Status SendSums(const Job& job, int layer_begin, int layer_end);
-  absl::Status EnqueueLayers(const Job& job, int page_begin, int page_end, int layer_begin,
+  absl::Status BringByKernel(const Job& job, int page_begin, int page_end, int layer_begin,
                              int layer_end);
-  std::vector<DeviceCopy> CopiesOf(const Job& job, int page_begin, int page_end, int layer_begin,
-                                   int layer_end) const;
-  void SeeOff(const std::shared_ptr<PrefixLoad>& load, std::shared_ptr<const PinnedArena> arena,
-              const Keyspace& keyspace, Pages from, const Pages& to);
+  absl::Status BringByCopies(const Job& job, int layer_begin, int layer_end);
+  absl::Status Fetch(const Job& job, Check check, int page_begin, int page_end, int layer_begin,
+                     int layer_end);
+  absl::Status FollowCopies(const Job& job);
+  void Drain(const Job& job);
+  void SeeOff(std::shared_ptr<const Job> job);
   Tables TablesAt(uint64_t base, int pages) const;
 
   const Parts parts_;
   const int pages_max_;
-  const int blocks_;
-  OwnedStream stream_;
+  const int kernel_layers_;
+  OwnedStream stream_;        // what brings tiles
+  OwnedStream check_stream_;  // what looks at copied ones
   std::vector<std::unique_ptr<LoadLane>> lanes_;
 
-  Mutex mutex_;  // also: one load is enqueued at a time
+  Mutex mutex_;
   std::vector<LoadLane*> idle_ ABSL_GUARDED_BY(mutex_);
-  Mutex enqueue_mutex_;
+  Mutex enqueue_mutex_;  // one thread at a time on the streams
+  Background enqueuer_;  // of what follows the first layers
 };
 
 }  // namespace crumb::client

@@ -72,9 +72,9 @@ absl::Status DeviceWorkerOptions::Validate() const {
                                         std::to_string(value));
     }
   }
-  if (load_blocks < 0) {
-    return absl::InvalidArgumentError("load_blocks must be 0 at least, is " +
-                                      std::to_string(load_blocks));
+  if (load_kernel_layers < 0) {
+    return absl::InvalidArgumentError("load_kernel_layers must be 0 at least, is " +
+                                      std::to_string(load_kernel_layers));
   }
   if (sequences > kSequencesMax) {
     return absl::InvalidArgumentError("sequences must be " + std::to_string(kSequencesMax) +
@@ -195,7 +195,7 @@ absl::Status ResidentWorker::Allocate() {
                     .loaded = [this](const auto& keyspace,
                                      auto pages) { NoteLoaded(keyspace, std::move(pages)); },
                     .slots_timeout = kSlotsTimeout},
-                   o.loads, o.load_pages, o.load_blocks));
+                   o.loads, o.load_pages, o.load_kernel_layers));
   CRUMB_ASSIGN_OR_RETURN(starter_,
                          SequenceStarter::Create(options_, client_, *reader_, this, pools_.get()));
   pinner_->Use();

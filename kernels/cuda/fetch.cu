@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
     const uint32_t expected = p.sums[layer * p.sums_layer_stride + run * per_run + i];
     const int64_t place =
         static_cast<int64_t>(i * p.tile_bytes) + 16 * lane - missing - crc::kUnitBytes * first_skip;
-    uint64_t from = p.from[run] + layer * p.from_layer_stride[run] + place;
     uint64_t to = p.to[run] + layer * p.to_layer_stride + place;
+    uint64_t from = p.from == nullptr ? to : p.from[run] + layer * p.from_layer_stride[run] + place;
     uint32_t sum = ResultOf(FetchPiece(from, to, first_skip, 16 * lane >= missing));
     for (uint32_t done = kUnits - first_skip; done < units; done += kUnits) {
       from += crc::kUnitBytes * kUnits;

@@ -19,7 +19,7 @@ struct FetchParams {
   int layer_begin = 0;
   int layer_end = 1;
   // [runs] in memory that the device can read, pinned host memory too; 16-byte aligned. A run whose
-  // two addresses are equal is summed where it lies.
+  // two addresses are equal is summed where it lies; null: all of them are.
   const uint64_t* from = nullptr;
   const int64_t* from_layer_stride = nullptr;  // [runs]
   const uint64_t* to = nullptr;                // [runs] in device memory, 16-byte aligned

@@ -19,10 +19,10 @@ struct DeviceWorkerOptions {
   int prompts = 2;        // of those, inside their prompt: each has the rows of a prefill block
   int loads = 4;          // fetched prefixes that are on their way to the device at once
   int load_pages = 2048;  // pages of one of them; what is longer is cut
-  // Fetched prefixes are read by a kernel of so many blocks of 256 threads, which sums them on the
-  // way; 0: by the copy engines, in larger pieces, and summed then. Memory that is not pinned comes
-  // that way too.
-  int load_blocks = 16;
+  // Layers of a fetched prefix, the first ones, that a kernel reads and sums on the way: each is
+  // there sooner, but it takes multiprocessors from other work. The copy engines bring the others
+  // in larger and larger groups, and what is not pinned.
+  int load_kernel_layers = 1;
   int passes_in_flight = 4;  // of a batch, queued on its stream
   int evict_results = 8;     // evict launches whose results the host has not looked at yet
 

@@ -311,14 +311,14 @@ TEST(DeviceWorkerTest, HitsComeFromPinnedMemoryAndFromOther) {
   const size_t page = size_t{4} * options.own_tiles().tiles() * options.tile_shape().int2_bytes();
   uint32_t seed = 0;
   for (const size_t slab : {4 * page, 1024 * page}) {
-    for (const int blocks : {0, 16}) {
+    for (const int kernel_layers : {0, 1, 99}) {
       SCOPED_TRACE(slab);
-      SCOPED_TRACE(blocks);
+      SCOPED_TRACE(kernel_layers);
       MemoryClient cpu_store, store(slab / 4096 * 4096);
       SimulatedDevice device(seed++);
       {
         DeviceWorkerOptions sizes = SmallDevice();
-        sizes.load_blocks = blocks;
+        sizes.load_kernel_layers = kernel_layers;
         const auto cpu = Worker::Open(options, &cpu_store).value();
         const auto worker = OpenDevice(options, &store, device, sizes);
         DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
@@ -335,7 +335,7 @@ TEST(DeviceWorkerTest, HitsComeFromPinnedMemoryAndFromOther) {
         EXPECT_EQ(worker->counters().verify_failures, 0u);
         EXPECT_GT(worker->counters().hit_tokens_host, 1000u);
       }
-      EXPECT_EQ(device.fetched_from_host() > 0, blocks > 0);
+      EXPECT_EQ(device.fetched_from_host() > 0, kernel_layers > 0);
     }
   }
 }

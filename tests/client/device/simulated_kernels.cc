@@ -322,8 +322,10 @@ void SimulatedKernels::RunFetch(const kernels::cuda::FetchParams& p) {
   for (int run = 0; run < p.runs; ++run) {
     for (int layer = p.layer_begin; layer < p.layer_end; ++layer) {
       for (int i = 0; i < p.tiles_per_run; ++i) {
-        const uint64_t from = p.from[run] + layer * p.from_layer_stride[run] + i * p.tile_bytes;
         const uint64_t to = p.to[run] + layer * p.to_layer_stride + i * p.tile_bytes;
+        const uint64_t from =
+            p.from == nullptr ? to
+                              : p.from[run] + layer * p.from_layer_stride[run] + i * p.tile_bytes;
         ASSERT_TRUE(device_.KernelMayRead(from, p.tile_bytes)) << "a kernel reads host memory";
         const auto* tile = reinterpret_cast<const std::byte*>(from);
         if (from != to) {

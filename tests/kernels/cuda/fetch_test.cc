@@ -154,6 +154,10 @@ TEST(FetchTiles, LooksAtTilesWhereTheyLie) {
   run.FlipInSlot(5);
   run.FetchLayers(0, kLayers);
   EXPECT_EQ(run.Status(), (std::vector<uint32_t>{0, 0, 0, 0, 0, 1}));
+  run.FlipInSlot(0);
+  run.params.from = nullptr;
+  run.FetchLayers(0, kLayers);
+  EXPECT_EQ(run.Status(), (std::vector<uint32_t>{1, 0, 0, 0, 0, 1}));
 }
 
 TEST(FetchTiles, RefusesOddSizes) {
