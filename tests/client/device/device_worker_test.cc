@@ -8,6 +8,8 @@
 #include <random>
 #include <thread>
 
+#include "client/device/owned.h"
+#include "client/device/resident_sequence.h"
 #include "crumb/device_worker.h"
 #include "crumb/worker.h"
 #include "gmock/gmock.h"
@@ -338,6 +340,37 @@ TEST(DeviceWorkerTest, HitsComeFromPinnedMemoryAndFromOther) {
       EXPECT_EQ(device.fetched_from_host() > 0, kernel_layers > 0);
     }
   }
+}
+
+// What a thread could not enqueue behind Begin's back fails the pass that waits for it, and nobody
+// else.
+TEST(DeviceWorkerTest, LoadsThatCannotBeEnqueuedFail) {
+  const WorkerOptions options = Options();
+  const SequenceModel model(options, RandomTokens(1200, 3));
+  Pair pair(options, 3);
+  DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+  {
+    Twin cold(model, 1000, *pair.cpu, *pair.worker);
+    while (cold.InPrompt()) PassOf(prompts, {{&cold, cold.PromptEntry(512)}});
+    cold.Finish(prompts.batch());
+    pair.Settle();
+  }
+  pair.device.copies_fail_from = 5;
+  {
+    const auto hit = Begin(*pair.worker, model.prompt(1200));
+    EXPECT_EQ(hit->cached_tokens(), 896);
+    const auto& loads = static_cast<const ResidentSequence&>(*hit).loads;
+    ASSERT_EQ(loads.size(), 1u);
+    const OwnedStream stream = NewStream(pair.device).value();
+    EXPECT_TRUE(absl::IsInternal(loads.front()->MakeWait(stream.get(), 0)));
+    EXPECT_TRUE(absl::IsInternal(loads.front()->MakeWaitAll(stream.get())));
+    EXPECT_EQ(loads.front()->Settle(), 0);
+  }
+  pair.device.copies_fail_from = SIZE_MAX;
+  Twin again(model, 1200, *pair.cpu, *pair.worker);
+  EXPECT_EQ(again.sequence().cached_tokens(), 896);
+  while (again.InPrompt()) PassOf(prompts, {{&again, again.PromptEntry(512)}});
+  again.Check();
 }
 
 // Two live sequences with equal prefixes on two streams: the second attends the first one's pages.

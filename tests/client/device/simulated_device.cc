@@ -347,6 +347,7 @@ void SimulatedDevice::Drain(DeviceStream handle) {
 }
 
 absl::Status SimulatedDevice::ToDevice(std::span<const DeviceCopy> copies, DeviceStream stream) {
+  if (copies.size() >= copies_fail_from.load()) return absl::InternalError("copies fail here");
   for (const DeviceCopy& copy : copies) {
     auto from = std::make_shared<std::vector<std::byte>>();
     {

@@ -79,6 +79,8 @@ class SimulatedDevice final : public Device {
 
   // Called for every copy to the host, before it is made: may change the device's bytes.
   std::function<void(const DeviceCopy&)> before_copy_to_host;
+  // Calls of so many copies to the device, or more, fail before they enqueue any.
+  std::atomic<size_t> copies_fail_from{SIZE_MAX};
   // From now on, every allocation and pinned allocation is a failure of the test.
   std::atomic<bool> allocations_forbidden{false};
 
