@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -42,7 +43,11 @@ struct TileRange {
   IndexRange layers;
   IndexRange heads;
 
-  constexpr int tiles() const { return layers.size() * heads.size(); }
+  // At most what an int holds: more than any fragment has, so a lie stays one.
+  constexpr int tiles() const {
+    return static_cast<int>(
+        std::clamp<int64_t>(int64_t{layers.size()} * heads.size(), INT32_MIN, INT32_MAX));
+  }
   friend constexpr bool operator==(const TileRange&, const TileRange&) = default;
 };
 

@@ -127,6 +127,22 @@ TEST(FragmentHeaderTest, ImpossibleValuesAreRefusedBehindAValidSum) {
   EXPECT_EQ(with(136, 5, 4), absl::StatusCode::kDataLoss) << "tile count";
 }
 
+TEST(FragmentHeaderTest, RangesOfMoreTilesThanAnIntCountsAreRefused) {
+  EXPECT_EQ((TileRange{{0, 65535}, {0, 65535}}).tiles(), INT32_MAX);
+  EXPECT_EQ((TileRange{{65535, 0}, {0, 65535}}).tiles(), INT32_MIN);
+  const std::vector<std::byte> whole = Encoded(Example());
+  for (const uint16_t layers : {uint16_t{32768}, uint16_t{63488}, uint16_t{65535}}) {
+    std::vector<std::byte> bytes = whole;
+    StoreLittle(bytes.data() + 128, uint16_t{0});
+    StoreLittle(bytes.data() + 130, layers);
+    StoreLittle(bytes.data() + 132, uint16_t{0});
+    StoreLittle(bytes.data() + 134, uint16_t{65535});
+    StoreLittle(bytes.data() + 136, static_cast<uint32_t>(layers) * 65535u);
+    Reseal(bytes);
+    EXPECT_EQ(DecodeFragmentHeader(bytes).status().code(), absl::StatusCode::kDataLoss) << layers;
+  }
+}
+
 TEST(FragmentHeaderTest, TileSums) {
   FragmentHeader header = Example();
   header.tile_bytes = 64;

@@ -8,9 +8,11 @@
 #include <fstream>
 #include <string_view>
 
+#include "common/logging.h"
 #include "tests/fuzz/fuzz_target.h"
 
 extern "C" int LLVMFuzzerInitialize(int* argc, char*** argv) {
+  crumb::SetLogSeverity(crumb::Severity::kOff);
   constexpr std::string_view kSeeds = "--seeds=";
   for (int i = 1; i < *argc; ++i) {
     const std::string_view argument = (*argv)[i];

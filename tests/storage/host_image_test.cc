@@ -110,6 +110,8 @@ TEST(HostImage, RefusesTheImpossible) {
   EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.tiles_bytes = 0; }));
   EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.range.layers = {3, 3}; }));
   EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.range = {{0, 1000}, {0, 1000}}; }));
+  // More tiles than an int counts.
+  EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.range = {{0, 65535}, {0, 65535}}; }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.slabs = 1 << 17; }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.pages[0].fragments.clear(); }));
 }
