@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-device-bench [--json] [--commit ID] [--context N] [--batch N,N...] [--load-kernel-layers N]
+// crumb-device-bench [--json] [--commit ID] [--context N] [--batch N,N...] [--passes N]
+//                    [--load-kernel-layers N]
 //
 // Times the device worker on the first GPU with the shapes of Qwen3-8B (36 layers, 8 KV heads, 32
 // query heads, head_dim 128): a prefix from host memory beside one pinned copy of as many bytes,
@@ -38,6 +39,8 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       arguments->commit = argv[++i];
     } else if (std::strcmp(argv[i], "--context") == 0 && more) {
       arguments->workload.context = std::stoi(argv[++i]);
+    } else if (std::strcmp(argv[i], "--passes") == 0 && more) {
+      arguments->workload.passes = std::stoi(argv[++i]);
     } else if (std::strcmp(argv[i], "--load-kernel-layers") == 0 && more) {
       arguments->workload.load_kernel_layers = std::stoi(argv[++i]);
     } else if (std::strcmp(argv[i], "--batch") == 0 && more) {
@@ -49,7 +52,7 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
     } else {
       std::fprintf(stderr,
                    "usage: crumb-device-bench [--json] [--commit ID] [--context N] "
-                   "[--batch N,N...] [--load-kernel-layers N]\n");
+                   "[--batch N,N...] [--passes N] [--load-kernel-layers N]\n");
       return false;
     }
   }

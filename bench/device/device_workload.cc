@@ -260,9 +260,9 @@ class Run {
     result.mean_seconds = (Now() - start) / (workload_.passes - waited);
     result.step_seconds = Median(plain);
     result.evict_seconds = Median(evicting);
-    CRUMB_RETURN_IF_ERROR(PassesBeside(*batch, sequences, tokens, &launch, &result));
     CRUMB_RETURN_IF_ERROR(worker_->WaitPublished(kPatience));
     result.published_pages = client_.committed() - published;
+    CRUMB_RETURN_IF_ERROR(PassesBeside(*batch, sequences, tokens, &launch, &result));
     return result;
   }
 
@@ -282,7 +282,7 @@ class Run {
       const auto loaded = [&] {
         return std::all_of(pending.begin(), pending.end(), [](const auto& l) { return l->done(); });
       };
-      for (int pass = 0; pass < kPassesBeside / kRounds && !loaded(); ++pass) {
+      for (int pass = 0; pass < kPassesBeside / kRounds && (pass == 0 || !loaded()); ++pass) {
         const double begin = Now();
         CRUMB_RETURN_IF_ERROR(Pass(batch, sequences, tokens, launch));
         CRUMB_RETURN_IF_ERROR(Wait());

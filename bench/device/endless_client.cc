@@ -36,7 +36,7 @@ EndlessClient::EndlessClient(const client::WorkerOptions& options, int pages, ui
   const size_t page = Rounded(shape.int2_bytes() * tiles);
   memory_.resize(sink + page * pages + kAlignment);
   std::byte* begin = Aligned(memory_.data());
-  std::mt19937 random(seed);
+  std::mt19937_64 random(seed);
   sink_ = MakePage(begin, PageFormat::kBf16, random);
   for (int i = 0; i < pages; ++i) {
     pages_.push_back(MakePage(begin + sink + page * i, PageFormat::kInt2, random));
@@ -49,7 +49,7 @@ EndlessClient::EndlessClient(const client::WorkerOptions& options, int pages, ui
 
 // Codes are random, scales and minima small; BF16 values lie around 1.
 EndlessClient::StoredPage EndlessClient::MakePage(std::byte* at, PageFormat format,
-                                                  std::mt19937& random) const {
+                                                  std::mt19937_64& random) const {
   const kernels::TileShape shape = options_.tile_shape();
   const bool int2 = format == PageFormat::kInt2;
   const size_t tile_bytes = int2 ? shape.int2_bytes() : shape.bf16_bytes();
@@ -60,8 +60,10 @@ EndlessClient::StoredPage EndlessClient::MakePage(std::byte* at, PageFormat form
   page.header.tile_bytes = static_cast<uint32_t>(tile_bytes);
   page.header.range = options_.own_tiles();
   for (int tile = 0; tile < page.header.range.tiles(); ++tile, at += tile_bytes) {
+    uint64_t drawn = 0;
     for (size_t i = 0; i < tile_bytes; i += 2) {
-      const uint32_t draw = random();
+      drawn = i % 8 == 0 ? random() : drawn >> 16;
+      const auto draw = static_cast<uint16_t>(drawn);
       const auto small = static_cast<uint16_t>((int2 ? 0x2000 : 0x3f00) + (draw & 0xff));
       const uint16_t value = i < codes ? static_cast<uint16_t>(draw) : small;
       at[i] = static_cast<std::byte>(value & 0xff);

@@ -64,7 +64,7 @@ class EndlessClient final : public client::Client {
     std::span<const std::byte> tiles;
     FragmentHeader header;
   };
-  StoredPage MakePage(std::byte* at, PageFormat format, std::mt19937& random) const;
+  StoredPage MakePage(std::byte* at, PageFormat format, std::mt19937_64& random) const;
 
   const client::WorkerOptions options_;
   std::vector<std::byte> memory_;   // the sink page, then the others

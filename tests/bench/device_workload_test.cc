@@ -33,6 +33,8 @@ TEST(DeviceWorkloadTest, RunsOnASimulatedDevice) {
     EXPECT_GT(decode.step_seconds, 0.0);
     EXPECT_GT(decode.evict_seconds, 0.0);
     EXPECT_GT(decode.mean_seconds, 0.0);
+    EXPECT_GT(decode.beside_load_seconds, 0.0);
+    EXPECT_GT(decode.load_seconds, 0.0);
     EXPECT_EQ(decode.published_pages, 3u * decode.batch);
   }
   EXPECT_EQ(device.live_allocations(), 0u);
