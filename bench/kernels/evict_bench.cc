@@ -3,14 +3,16 @@
 #include "bench/kernels/evict_bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <random>
 
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
-#include "bench/kernels/evict_transforms.h"
 #include "bench/kernels/random_data.h"
+#include "kernels/bf16.h"
 #include "kernels/cuda/evict.h"
 #include "kernels/cuda/verify.h"
+#include "kernels/quantize.h"
 
 namespace crumb::bench {
 namespace {
@@ -18,6 +20,134 @@ namespace {
 constexpr int kHeads = 8;
 constexpr int kDim = 128;
 constexpr int kTokens = 64;
+
+// Rotations, means and feedback of every matrix, each in a place of its own.
+class Transforms {
+ public:
+  explicit Transforms(int matrices) : matrices_(matrices), random_(9) {
+    std::vector<float> rotations, feedbacks;
+    host_rotation_ = RandomRotation(kDim, random_);
+    host_feedback_ = RandomFeedback();
+    for (int i = 0; i < 2 * matrices; ++i) {
+      rotations.insert(rotations.end(), host_rotation_.begin(), host_rotation_.end());
+      feedbacks.insert(feedbacks.end(), host_feedback_.begin(), host_feedback_.end());
+    }
+    rotation_ = Allocate<char>(2 * matrices * kernels::cuda::EvictRotationBytes(kDim));
+    feedback_ = Allocate<char>(2 * matrices * kernels::cuda::EvictFeedbackBytes(kDim));
+    const Device<float> plain = Upload(rotations), plain_feedback = Upload(feedbacks);
+    Check(kernels::cuda::PrepareEvictRotation(
+              plain.get(), kDim, 2 * matrices, kernels::cuda::RowType::kBf16,
+              reinterpret_cast<kernels::cuda::EvictRotation*>(rotation_.get()), nullptr),
+          "rotation");
+    Check(kernels::cuda::PrepareEvictFeedback(
+              plain_feedback.get(), kDim, 2 * matrices,
+              reinterpret_cast<kernels::cuda::EvictFeedback*>(feedback_.get()), nullptr),
+          "feedback");
+    Check(cudaDeviceSynchronize(), "constants");
+    host_mean_.assign(kDim, kMean);
+    means_ = Upload(std::vector<float>(2 * matrices * kDim, kMean));
+  }
+
+  void Set(kernels::cuda::EvictParams* p) const {
+    p->k = Of(0, 0.96f);
+    p->v = Of(matrices_, 0.92f);
+  }
+
+  // Of any matrix: all are the same.
+  kernels::RowTransform OnHost(float clip, bool feedback) const {
+    return {host_rotation_.data(), host_mean_.data(), clip,
+            feedback ? host_feedback_.data() : nullptr};
+  }
+
+ private:
+  static constexpr float kMean = 0.01f;
+
+  kernels::cuda::EvictTransform Of(size_t matrix, float clip) const {
+    return {reinterpret_cast<const kernels::cuda::EvictRotation*>(
+                rotation_.get() + matrix * kernels::cuda::EvictRotationBytes(kDim)),
+            means_.get() + matrix * kDim, clip,
+            reinterpret_cast<const kernels::cuda::EvictFeedback*>(
+                feedback_.get() + matrix * kernels::cuda::EvictFeedbackBytes(kDim))};
+  }
+
+  // Strictly upper, entries as a damped factorization gives them.
+  std::vector<float> RandomFeedback() {
+    std::vector<float> feedback(static_cast<size_t>(kDim) * kDim, 0.0f);
+    std::normal_distribution<float> normal;
+    for (int i = 0; i < kDim; ++i) {
+      for (int j = i + 1; j < kDim; ++j)
+        feedback[i * kDim + j] = 0.3f / (1 + j - i) * normal(random_);
+    }
+    return feedback;
+  }
+
+  size_t matrices_;
+  std::mt19937 random_;
+  std::vector<float> host_rotation_, host_feedback_, host_mean_;
+  Device<char> rotation_, feedback_;
+  Device<float> means_;
+};
+
+// Tiles of the device beside the CPU's.
+class Sample {
+ public:
+  // rows: K, then V of one window.
+  void Add(const kernels::QuantizeParams& transforms, const std::vector<kernels::Bf16>& rows,
+           const std::vector<uint8_t>& tile) {
+    kernels::QuantizeParams p = transforms;
+    alignas(128) uint8_t expected[kTileBytesMax];
+    p.k = rows.data();
+    p.v = rows.data() + kTokens * kDim;
+    p.k_stride = p.v_stride = kDim;
+    p.tile = expected;
+    kernels::QuantizeTile(p);
+    for (size_t i = 0; i < 2 * p.shape.code_bytes(); ++i) {
+      for (int bits = expected[i] ^ tile[i]; bits != 0; bits >>= 2) different_ += (bits & 3) != 0;
+      codes_ += 4;
+    }
+    own_error_ += WeightedError(p, tile.data());
+    cpu_error_ += WeightedError(p, expected);
+  }
+
+  double CodesDiffer() const { return codes_ == 0 ? 0.0 : different_ / codes_; }
+  double RelativeError() const { return std::abs(own_error_ - cpu_error_) / cpu_error_; }
+
+ private:
+  static constexpr size_t kTileBytesMax = 16384;
+
+  static double WeightedError(const kernels::QuantizeParams& p, const uint8_t* tile) {
+    std::vector<float> k(kTokens * kDim), v(kTokens * kDim);
+    kernels::DequantizeTile(p.shape, tile, k.data(), v.data());
+    return WeightedError(p.k, p.k_transform, k) + WeightedError(p.v, p.v_transform, v);
+  }
+  static double WeightedError(const kernels::Bf16* rows, const kernels::RowTransform& t,
+                              const std::vector<float>& z) {
+    double sum = 0.0;
+    for (int row = 0; row < kTokens; ++row) {
+      double error[kDim];
+      for (int j = 0; j < kDim; ++j) {
+        error[j] = -double{z[row * kDim + j]} - (t.mean == nullptr ? 0.0f : t.mean[j]);
+      }
+      for (int i = 0; i < kDim; ++i) {
+        const double x = kernels::Bf16ToFloat(rows[row * kDim + i]);
+        if (t.rotation == nullptr) error[i] += x;
+        for (int j = 0; t.rotation != nullptr && j < kDim; ++j) {
+          error[j] += x * t.rotation[i * kDim + j];
+        }
+      }
+      for (int j = 0; j < kDim; ++j) {
+        double weighted = error[j];
+        for (int i = 0; t.feedback != nullptr && i < j; ++i) {
+          weighted += error[i] * t.feedback[i * kDim + j];
+        }
+        sum += weighted * weighted;
+      }
+    }
+    return sum;
+  }
+
+  double different_ = 0.0, codes_ = 0.0, own_error_ = 0.0, cpu_error_ = 0.0;
+};
 
 }  // namespace
 
@@ -33,7 +163,7 @@ EvictResult RunEvict(const EvictWorkload& w) {
   const Device<kernels::Bf16> ring = Allocate<kernels::Bf16>(rows * kDim);
   FillBf16(rows * kDim, 3, ring.get());
   const Device<uint8_t> tiles = Allocate<uint8_t>(matrices * windows * copies * tile.int2_bytes());
-  const EvictTransforms transforms(static_cast<int>(matrices));
+  const Transforms transforms(static_cast<int>(matrices));
   std::vector<uint64_t> ring_address, tile_address;
   for (int i = 0; i < windows * copies; ++i) {
     ring_address.push_back(reinterpret_cast<uint64_t>(ring.get()) + i * matrices * head_bytes);
@@ -81,6 +211,23 @@ EvictResult RunEvict(const EvictWorkload& w) {
               }) /
               copies;
   result.bytes = static_cast<double>(call_bytes);
+  kernels::QuantizeParams on_host;
+  on_host.shape = tile;
+  on_host.method = p.method;
+  if (w.method != "naive") {
+    on_host.k_transform = transforms.OnHost(p.k.clip, w.method == "crumb");
+    on_host.v_transform = transforms.OnHost(p.v.clip, w.method == "crumb");
+  }
+  Sample sample;
+  constexpr size_t kSampleTiles = 24;
+  const size_t all_tiles = tile_count * copies;
+  for (size_t i = 0; i < kSampleTiles; ++i) {
+    const size_t at = all_tiles * i / kSampleTiles;
+    sample.Add(on_host, Download(ring.get() + at * 2 * kTokens * kDim, 2 * kTokens * kDim),
+               Download(tiles.get() + at * tile.int2_bytes(), tile.int2_bytes()));
+  }
+  result.codes_differ = sample.CodesDiffer();
+  result.rel_error = sample.RelativeError();
   return result;
 }
 

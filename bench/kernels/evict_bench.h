@@ -20,6 +20,11 @@ struct EvictWorkload {
 struct EvictResult {
   double us = 0.0;     // the launch
   double bytes = 0.0;  // rows read, tiles written
+  // Of a sample of tiles, against the CPU's of the same rows. codes_differ: share of the codes.
+  // rel_error: how much the sum of |(y - z)(I + U)|^2 over all rows differs, as a share of the
+  // CPU's; y a row in the quantized basis, z what the tile holds, U the feedback of crumb, else 0.
+  double codes_differ = 0.0;
+  double rel_error = 0.0;
 };
 
 EvictResult RunEvict(const EvictWorkload& workload);

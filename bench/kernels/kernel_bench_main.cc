@@ -125,16 +125,18 @@ void PrintEvictRow(const Arguments& arguments, bool first, const EvictWorkload& 
   const double rate = r.bytes / r.us * 1e-6;
   if (arguments.json) {
     std::printf(
-        "%s\n  {\"kernel\": \"evict\", \"method\": \"%s\", \"kv_heads\": 8, \"layers\": %d, "
-        "\"tokens\": %d, \"sums\": %s, \"l2\": \"cold\", \"us\": %.2f, \"bytes\": %.0f, \"tbps\": "
-        "%.3f, "
-        "\"percent_of_read\": %.1f}",
-        first ? "" : ",", w.method.c_str(), w.layers, w.tokens, w.sums ? "true" : "false", r.us,
-        r.bytes, rate, 100.0 * rate / read);
+        "%s\n  {\"kernel\": \"evict\", \"method\": \"%s\", \"query_heads\": 0, \"kv_heads\": 8, "
+        "\"head_dim\": 128, \"group_size\": 128, \"layers\": %d, \"batch\": %d, \"context\": %d, "
+        "\"recent\": 64, \"tokens\": %d, \"sums\": %s, \"l2\": \"cold\", \"us\": %.2f, \"bytes\": "
+        "%.0f, \"tbps\": %.3f, \"percent_of_read\": %.1f, \"rel_error\": %.2e, \"codes_differ\": "
+        "%.2e}",
+        first ? "" : ",", w.method.c_str(), w.layers, w.tokens / 64, w.tokens, w.tokens,
+        w.sums ? "true" : "false", r.us, r.bytes, rate, 100.0 * rate / read, r.rel_error,
+        r.codes_differ);
   } else {
-    std::printf("    evict %-8s layers %2d tokens %6d %-4s %20s %9.2f %7.3f %6.1f %9s %7.0f\n",
+    std::printf("    evict %-8s layers %2d tokens %6d %-4s %20s %9.2f %7.3f %6.1f %9.1e %7.0f\n",
                 w.method.c_str(), w.layers, w.tokens, w.sums ? "sums" : "", "", r.us, rate,
-                100.0 * rate / read, "", w.target_us);
+                100.0 * rate / read, r.rel_error, w.target_us);
   }
   std::fflush(stdout);
 }

@@ -325,15 +325,19 @@ double WeightedError(const TileShape& shape, const uint8_t* tile, TilePart part,
   return sum;
 }
 
+bool CodesDiffer(const TileShape& shape, const uint8_t* a, const uint8_t* b, TilePart part, int t) {
+  for (int i = 0; i < shape.head_dim; ++i) {
+    if (ReadCode(shape, a, part, t, i) != ReadCode(shape, b, part, t, i)) return true;
+  }
+  return false;
+}
+
 bool RowDiffers(const TileShape& shape, const uint8_t* a, const uint8_t* b, TilePart part, int t) {
   for (int y = 0; y < shape.groups(); ++y) {
     const RowMeta one = ReadMeta(shape, a, part, t, y), other = ReadMeta(shape, b, part, t, y);
     if (one.scale != other.scale || one.minimum != other.minimum) return true;
   }
-  for (int i = 0; i < shape.head_dim; ++i) {
-    if (ReadCode(shape, a, part, t, i) != ReadCode(shape, b, part, t, i)) return true;
-  }
-  return false;
+  return CodesDiffer(shape, a, b, part, t);
 }
 
 const TileShape kShapes[] = {{64, 128, 128}, {64, 128, 64},  {64, 128, 32}, {64, 64, 64},
@@ -423,7 +427,7 @@ TEST(EvictWindows, CrumbAgreesWithTheCpu) {
       run.Run(options.windows);
       std::vector<uint32_t> status;
       const std::vector<uint8_t> expected = run.Expected(&status);
-      size_t different = 0, rows = 0;
+      size_t different = 0, in_codes = 0, rows = 0;
       double error = 0.0, expected_error = 0.0;
       const int dim = shape.head_dim;
       for (int w = 0; w < options.windows; ++w) {
@@ -435,6 +439,7 @@ TEST(EvictWindows, CrumbAgreesWithTheCpu) {
             const TilePart part = row < 64 ? TilePart::kKey : TilePart::kValue;
             const RowTransform transform = run.HostTransform(row / 64, w, m);
             different += RowDiffers(shape, got, want, part, row % 64);
+            in_codes += CodesDiffer(shape, got, want, part, row % 64);
             ++rows;
             const std::vector<double> y = ExactRow(&window[row * dim], dim, transform);
             error += WeightedError(shape, got, part, row % 64, y, transform.feedback);
@@ -443,10 +448,10 @@ TEST(EvictWindows, CrumbAgreesWithTheCpu) {
         }
       }
       std::printf(
-          "crumb d %d G %d path %d: %zu of %zu rows differ, weighted error %.5f of the "
-          "CPU's, error %.1e\n",
-          dim, shape.group_size, static_cast<int>(path), different, rows, error / expected_error,
-          static_cast<double>(different) / rows);
+          "crumb d %d G %d path %d: %zu of %zu rows differ, %zu of them in codes, weighted error "
+          "%.5f of the CPU's, error %.1e\n",
+          dim, shape.group_size, static_cast<int>(path), different, rows, in_codes,
+          error / expected_error, static_cast<double>(different) / rows);
       // A row of 8 groups has 16 numbers that may round to another half, each as often as in
       // others.
       const double share = shape.groups() == 8 ? 0.02 : 0.01;
