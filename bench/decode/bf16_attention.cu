@@ -2,15 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/decode/bf16_attention.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "kernels/cuda/ptx.cuh"
+#include "models/cuda/launch.cuh"
 
 // The tokens of all (sequence, KV head) pairs lie on one line, which is cut into equal pieces, one
 // a block and a block a multiprocessor. The warps of a block take tiles of 16 tokens in turn, each
 // through a ring in shared memory that only it touches, and sum up at the end of each pair's part.
-// The block that completes a pair merges its parts. Tokens are the rows of the score product, query
-// heads its columns; channels are the rows of the value product.
+// A second kernel merges the parts of pairs that were cut. Tokens are the rows of the score
+// product, query heads its columns; channels are the rows of the value product.
 namespace crumb::bench {
 namespace {
 
@@ -26,6 +29,7 @@ constexpr int kSlotBytes = 2 * kTile * kRowBytes;  // K rows, then V rows
 constexpr int kSharedBytes = kWarps * kSlots * kSlotBytes;
 constexpr int kColumnsMax = 16;
 constexpr int kBlocksMax = 256;
+constexpr int kMergers = 4;
 
 // A pair's part: for each column kDim sums, then the maximum and the sum of weights.
 constexpr int kPartFloats = kColumnsMax * (kDim + 2);
@@ -50,10 +54,9 @@ struct Line {
 struct KernelParams {
   Bf16AttentionParams p;
   Line line;
-  int group;         // query heads of a KV head
-  float scale;       // of log2
-  float* parts;      // [blocks + pairs] of kPartFloats: a block's parts follow each other
-  int32_t* arrived;  // [pairs]
+  int group;     // query heads of a KV head
+  float scale;   // of log2
+  float* parts;  // [blocks + pairs] of kPartFloats: those of a pair follow each other
 };
 
 // Where the part of `block` for `pair` lies: every block begins a new part, and so does every pair.
@@ -168,14 +171,14 @@ __device__ __forceinline__ void StorePart(float* part, int lane, const State<kTi
   }
 }
 
-// One channel of one column over `count` parts `stride` floats apart: the weighted sum, and in
+// One channel of one column over the warps' parts, `stride` floats apart: the weighted sum, and in
 // *maximum and *sum what belongs to it.
-__device__ __forceinline__ float Merge(const float* part, int count, size_t stride, int column,
-                                       int channel, float* maximum, float* sum) {
+__device__ __forceinline__ float Merge(const float* part, size_t stride, int column, int channel,
+                                       float* maximum, float* sum) {
   float m = -INFINITY, total = 0.0f, o = 0.0f;
   const float* row = part + column * (kDim + 2);
-  for (int i = 0; i < count; ++i) m = fmaxf(m, row[i * stride + kDim]);
-  for (int i = 0; i < count; ++i) {
+  for (int i = 0; i < kWarps; ++i) m = fmaxf(m, row[i * stride + kDim]);
+  for (int i = 0; i < kWarps; ++i) {
     if (row[i * stride + kDim] == -INFINITY) continue;  // a warp without a tile
     const float factor = ptx::Exp2(row[i * stride + kDim] - m);
     total += factor * row[i * stride + kDim + 1];
@@ -186,48 +189,80 @@ __device__ __forceinline__ float Merge(const float* part, int count, size_t stri
   return o;
 }
 
-__device__ void WriteOut(const KernelParams& k, const float* part, int count, size_t stride,
-                         int pair) {
+__device__ void WriteOut(const KernelParams& k, const float* part, size_t stride, int pair) {
   const int sequence = pair / k.p.kv_heads, head = pair % k.p.kv_heads;
   __nv_bfloat16* out = reinterpret_cast<__nv_bfloat16*>(k.p.out) +
                        (static_cast<size_t>(sequence) * k.p.q_heads + head * k.group) * kDim;
   for (int i = threadIdx.x; i < k.group * kDim; i += kThreads) {
     float maximum, sum;
-    const float o = Merge(part, count, stride, i / kDim, i % kDim, &maximum, &sum);
+    const float o = Merge(part, stride, i / kDim, i % kDim, &maximum, &sum);
     out[i] = __float2bfloat16(o / sum);
   }
 }
 
 // The block's part of a pair is in shared memory, a part a warp: to the output when it is the whole
-// pair, otherwise to its place; whoever completes the pair writes the output.
+// pair, otherwise to its place.
 __device__ void FinishPart(const KernelParams& k, const float* warps, size_t stride, int pair) {
   const int64_t begin = static_cast<int64_t>(pair) * k.line.tiles;
-  const int first = k.line.BlockOf(begin), last = k.line.BlockOf(begin + k.line.tiles - 1);
-  if (first == last) {
-    WriteOut(k, warps, kWarps, stride, pair);
+  if (k.line.BlockOf(begin) == k.line.BlockOf(begin + k.line.tiles - 1)) {
+    WriteOut(k, warps, stride, pair);
     return;
   }
   float* part = PartOf(k, blockIdx.x, pair);
   for (int i = threadIdx.x; i < k.group * kDim; i += kThreads) {
     const int column = i / kDim, channel = i % kDim;
     float maximum, sum;
-    part[column * (kDim + 2) + channel] =
-        Merge(warps, kWarps, stride, column, channel, &maximum, &sum);
+    part[column * (kDim + 2) + channel] = Merge(warps, stride, column, channel, &maximum, &sum);
     if (channel == 0) {
       part[column * (kDim + 2) + kDim] = maximum;
       part[column * (kDim + 2) + kDim + 1] = sum;
     }
   }
-  __shared__ bool complete;
-  __threadfence();
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    complete = atomicAdd(k.arrived + pair, 1) == last - first;
-    if (complete) k.arrived[pair] = 0;
-    __threadfence();
+}
+
+// One column of one pair from its parts; four threads share a channel's.
+__global__ void __launch_bounds__(kDim* kMergers) CombineKernel(const KernelParams k) {
+  models::cuda::WaitForPrevious();
+  const int pair = blockIdx.x, column = blockIdx.y;
+  const int64_t begin = static_cast<int64_t>(pair) * k.line.tiles;
+  const int first = k.line.BlockOf(begin);
+  const int parts = k.line.BlockOf(begin + k.line.tiles - 1) - first + 1;
+  if (parts == 1) return;
+  const float* rows = PartOf(k, first, pair) + column * (kDim + 2);
+  __shared__ float factors[kBlocksMax], maxima[kBlocksMax];
+  for (int i = threadIdx.x; i < parts; i += blockDim.x) {
+    maxima[i] = rows[static_cast<size_t>(i) * kPartFloats + kDim];
   }
   __syncthreads();
-  if (complete) WriteOut(k, PartOf(k, first, pair), last - first + 1, kPartFloats, pair);
+  float maximum = -INFINITY;
+  for (int i = threadIdx.x % 32; i < parts; i += 32) maximum = fmaxf(maximum, maxima[i]);
+  for (int step = 16; step > 0; step /= 2) {
+    maximum = fmaxf(maximum, __shfl_xor_sync(~0u, maximum, step));
+  }
+  for (int i = threadIdx.x; i < parts; i += blockDim.x) {
+    factors[i] = ptx::Exp2(maxima[i] - maximum);
+    maxima[i] = factors[i] * rows[static_cast<size_t>(i) * kPartFloats + kDim + 1];
+  }
+  __syncthreads();
+  const int channel = threadIdx.x % kDim, merger = threadIdx.x / kDim;
+  float o = 0.0f, sum = 0.0f;
+#pragma unroll 8
+  for (int i = merger; i < parts; i += kMergers) {
+    o = fmaf(factors[i], rows[static_cast<size_t>(i) * kPartFloats + channel], o);
+    sum += maxima[i];
+  }
+  __shared__ float merged[kMergers][kDim], sums[kMergers];
+  merged[merger][channel] = o;
+  if (channel == 0) sums[merger] = sum;
+  __syncthreads();
+  if (merger != 0) return;
+  for (int i = 1; i < kMergers; ++i) {
+    o += merged[i][channel];
+    sum += sums[i];
+  }
+  const int sequence = pair / k.p.kv_heads, head = pair % k.p.kv_heads;
+  const size_t row = static_cast<size_t>(sequence) * k.p.q_heads + head * k.group + column;
+  reinterpret_cast<__nv_bfloat16*>(k.p.out)[row * kDim + channel] = __float2bfloat16(o / sum);
 }
 
 template <int kTiles>
@@ -253,6 +288,9 @@ __device__ __forceinline__ void LoadQuery(const KernelParams& k, int pair, int l
 
 template <int kTiles>
 __global__ void __launch_bounds__(kThreads, 1) AttendKernel(const KernelParams k) {
+#if __CUDA_ARCH__ >= 900
+  ptx::LaunchDependents();
+#endif
   extern __shared__ __align__(128) char shared[];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   char* ring = shared + warp * kSlots * kSlotBytes;
@@ -316,14 +354,15 @@ cudaError_t Enqueue(const KernelParams& k, cudaStream_t stream) {
       AttendKernel<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
   AttendKernel<kTiles><<<k.line.blocks, kThreads, kSharedBytes, stream>>>(k);
-  return cudaGetLastError();
+  const dim3 columns(k.line.pairs, k.group);
+  return models::cuda::Launch(CombineKernel, columns, kDim * kMergers, stream, k);
 }
 
 }  // namespace
 
 size_t Bf16AttentionWorkspaceBytes(int batch, int kv_heads) {
   const int pairs = batch * kv_heads;
-  return PartBytes(pairs) + pairs * sizeof(int32_t);
+  return PartBytes(pairs);
 }
 
 cudaError_t Bf16Attention(const Bf16AttentionParams& p, cudaStream_t stream) {
@@ -337,9 +376,11 @@ cudaError_t Bf16Attention(const Bf16AttentionParams& p, cudaStream_t stream) {
   k.group = p.q_heads / p.kv_heads;
   k.scale = static_cast<float>(std::log2(std::exp(1.0)) / std::sqrt(double{kDim}));
   const int pairs = p.batch * p.kv_heads;
-  k.line = {(p.tokens + kTile - 1) / kTile, pairs, Processors()};
+  const int tiles = (p.tokens + kTile - 1) / kTile;
+  // No block is without a tile: the parts of a pair are those of neighbours.
+  k.line = {tiles, pairs,
+            static_cast<int>(std::min<int64_t>(Processors(), int64_t{tiles} * pairs))};
   k.parts = static_cast<float*>(p.workspace);
-  k.arrived = reinterpret_cast<int32_t*>(static_cast<char*>(p.workspace) + PartBytes(pairs));
   return k.group > 8 ? Enqueue<2>(k, stream) : Enqueue<1>(k, stream);
 }
 

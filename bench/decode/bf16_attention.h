@@ -21,14 +21,13 @@ struct Bf16AttentionParams {
   const kernels::Bf16* q = nullptr;  // device [batch, q_heads, head_dim]
   kernels::Bf16* out = nullptr;      // device [batch, q_heads, head_dim]
   kernels::cuda::Bf16Rows rows;      // slots 0 to tokens - 1; token_stride 2 * head_dim
-  // device, Bf16AttentionWorkspaceBytes, zeroed once when allocated; calls that run one after
-  // another share it.
+  // device, Bf16AttentionWorkspaceBytes; calls that run one after another share it.
   void* workspace = nullptr;
 };
 
 size_t Bf16AttentionWorkspaceBytes(int batch, int kv_heads);
 
-// Enqueues one kernel: no allocation, no synchronisation, can be captured. cudaErrorInvalidValue:
+// Enqueues two kernels: no allocation, no synchronisation, can be captured. cudaErrorInvalidValue:
 // sizes not supported.
 cudaError_t Bf16Attention(const Bf16AttentionParams& params, cudaStream_t stream);
 

@@ -25,9 +25,7 @@ Bf16KvCache::Bf16KvCache(const ModelShape& model, const SequenceShape& sequence,
   address_ = Upload(address);
   begin_ = Upload(std::vector<int32_t>(batch, 0));
   count_ = Upload(std::vector<int32_t>(batch, tokens_));
-  const size_t workspace = Bf16AttentionWorkspaceBytes(batch, model.kv_heads);
-  workspace_ = Allocate<uint8_t>(workspace);
-  Check(cudaMemset(workspace_.get(), 0, workspace), "clear workspace");
+  workspace_ = Allocate<uint8_t>(Bf16AttentionWorkspaceBytes(batch, model.kv_heads));
 }
 
 kernels::cuda::Bf16Rows Bf16KvCache::Rows(int layer) const {

@@ -66,18 +66,15 @@ void Int2KvCache::MakeTable() {
 // The same matrices in every layer, each layer with its own copy.
 void Int2KvCache::MakeTransforms() {
   std::mt19937 random(20240602);
-  std::vector<float> k, v, all_k, all_v;
-  for (int head = 0; head < model_.kv_heads; ++head) {
-    const std::vector<float> a = RandomRotation(kDim, random), b = RandomRotation(kDim, random);
-    k.insert(k.end(), a.begin(), a.end());
-    v.insert(v.end(), b.begin(), b.end());
+  std::vector<float> layer_rotations, rotations;
+  for (int head = 0; head < 2 * model_.kv_heads; ++head) {
+    const std::vector<float> rotation = RandomRotation(kDim, random);
+    layer_rotations.insert(layer_rotations.end(), rotation.begin(), rotation.end());
   }
   for (int layer = 0; layer < model_.layers; ++layer) {
-    all_k.insert(all_k.end(), k.begin(), k.end());
-    all_v.insert(all_v.end(), v.begin(), v.end());
+    rotations.insert(rotations.end(), layer_rotations.begin(), layer_rotations.end());
   }
-  rotation_k_ = Upload(all_k);
-  rotation_v_ = Upload(all_v);
+  rotations_ = Upload(rotations);
   std::normal_distribution<float> normal(0.0f, 0.3f);
   std::vector<float> mean(static_cast<size_t>(model_.layers) * model_.kv_heads * kDim);
   for (float& x : mean) x = normal(random);
@@ -146,6 +143,11 @@ kernels::cuda::Bf16Rows Int2KvCache::Ring(int layer) const {
           kSlots * 2 * kRowBytes, kRowBytes, kSlots * kRowBytes};
 }
 
+models::cuda::L2Prefetch Int2KvCache::Constants(int layer) const {
+  const size_t elements = size_t{2} * model_.kv_heads * kDim * kDim;
+  return {rotations_.get() + layer * elements, elements * sizeof(float)};
+}
+
 void Int2KvCache::Plan(cudaStream_t stream) const {
   Check(kernels::cuda::PlanDecode(Shape(), Lengths(), 0, plan_.get(), stream), "plan");
 }
@@ -174,8 +176,8 @@ void Int2KvCache::Attend(int layer, const kernels::Bf16* q, kernels::Bf16* out,
   p.recent = Ring(layer);
   p.recent_capacity = kSlots;
   const size_t first = static_cast<size_t>(layer) * model_.kv_heads;
-  p.rotation_k = rotation_k_.get() + first * kDim * kDim;
-  p.rotation_v = rotation_v_.get() + first * kDim * kDim;
+  p.rotation_k = rotations_.get() + 2 * first * kDim * kDim;
+  p.rotation_v = p.rotation_k + model_.kv_heads * kDim * kDim;
   p.mean_v = mean_v_.get() + first * kDim;
   p.offset = offset_.get();
   p.plan = plan_.get();

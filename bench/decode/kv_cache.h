@@ -22,6 +22,8 @@ class KvCache {
  public:
   virtual ~KvCache() = default;
 
+  // What attention of `layer` reads beside the cache.
+  virtual models::cuda::L2Prefetch Constants(int layer) const = 0;
   // Once a step, before the first layer.
   virtual void Plan(cudaStream_t stream) const = 0;
   // Where NormRopeAppend puts new rows of `layer`, and what attention asks of it beside.
@@ -39,6 +41,7 @@ class Bf16KvCache : public KvCache {
  public:
   Bf16KvCache(const ModelShape& model, const SequenceShape& sequence, int batch);
 
+  models::cuda::L2Prefetch Constants(int) const override { return {}; }
   void Plan(cudaStream_t) const override {}
   void SetAppend(int layer, models::cuda::RopeParams* p) const override;
   void Attend(int layer, const kernels::Bf16* q, kernels::Bf16* out,
@@ -62,6 +65,7 @@ class Int2KvCache : public KvCache {
  public:
   Int2KvCache(const ModelShape& model, const SequenceShape& sequence, int batch);
 
+  models::cuda::L2Prefetch Constants(int layer) const override;
   void Plan(cudaStream_t stream) const override;
   void SetAppend(int layer, models::cuda::RopeParams* p) const override;
   void Attend(int layer, const kernels::Bf16* q, kernels::Bf16* out,
@@ -88,7 +92,8 @@ class Int2KvCache : public KvCache {
   std::vector<int32_t> begin_host_;
   Device<uint64_t> table_, window_address_;
   Device<int32_t> sink_tokens_, recent_tokens_, pages_, recent_begin_;
-  Device<float> rotation_k_, rotation_v_, mean_k_, mean_v_;  // [layers, kv_heads, ...]
+  Device<float> rotations_;        // [layers, {K, V}, kv_heads, 128, 128]
+  Device<float> mean_k_, mean_v_;  // [layers, kv_heads, 128]
   Device<float> offset_;
   Device<uint8_t> plan_, workspace_;
   EvictTransforms transforms_;

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <limits>
 
+#include "models/cuda/few_rows_product.h"
+
 namespace crumb::models::cuda {
 namespace {
 
@@ -16,7 +18,7 @@ cudaDataType TypeOf(ProjectionOutput output) {
 
 }  // namespace
 
-// How a shape is multiplied: an algorithm of cuBLASLt, or, without one, as cuBLAS chooses.
+// How a shape is multiplied: by an algorithm of cuBLASLt, by our kernel, or as cuBLAS chooses.
 struct Projections::Plan {
   Plan(const Cublas& cublas, const ProjectionShape& of) : c(cublas), shape(of) {}
   ~Plan() {
@@ -45,6 +47,7 @@ struct Projections::Plan {
 
   const Cublas& c;
   ProjectionShape shape;
+  bool few_rows = false;
   bool has_algorithm = false;
   cublasLtMatmulAlgo_t algorithm = {};
   cublasLtMatmulDesc_t product = nullptr;
@@ -85,6 +88,9 @@ bool Projections::Multiply(const ProjectionShape& s, float scale, const kernels:
                            const kernels::Bf16* w, void* y, cudaStream_t stream) {
   const float zero = 0.0f;
   const Plan* plan = Find(s);
+  if (plan != nullptr && plan->few_rows) {
+    return FewRowsProduct(s, scale, x, w, y, stream) == cudaSuccess;
+  }
   if (plan != nullptr && plan->has_algorithm) {
     return cublas_->lt_matmul(lt_handle_, plan->product, &scale, w, plan->w, x, plan->x, &zero, y,
                               plan->y, y, plan->y, &plan->algorithm, workspace_, kWorkspaceBytes,
@@ -102,6 +108,11 @@ std::vector<std::unique_ptr<Projections::Plan>> Projections::Candidates(
     const ProjectionShape& shape, int count) {
   std::vector<std::unique_ptr<Plan>> plans;
   plans.push_back(std::make_unique<Plan>(*cublas_, shape));
+  if (shape.rows <= kFewRows) {
+    plans.push_back(std::make_unique<Plan>(*cublas_, shape));
+    plans.back()->few_rows = true;
+    plans.back()->name = "few rows";
+  }
   Plan probe(*cublas_, shape);
   cublasLtMatmulPreference_t preference = nullptr;
   const size_t bytes = kWorkspaceBytes;

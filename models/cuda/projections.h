@@ -5,7 +5,6 @@
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,20 +12,11 @@
 
 #include "kernels/tile.h"
 #include "models/cuda/cublas.h"
+#include "models/cuda/projection_shape.h"
 
-// A model's matrix products by cuBLAS: y = x W' for bf16 rows, sums in fp32.
+// A model's matrix products, y = x W' for bf16 rows, sums in fp32: by cuBLAS, and for few rows,
+// where that is faster, by a kernel of ours.
 namespace crumb::models::cuda {
-
-// Elements of the product.
-enum class ProjectionOutput : uint8_t { kBf16, kF32 };
-
-struct ProjectionShape {
-  int rows = 1;     // of x and y
-  int inputs = 1;   // a multiple of 8
-  int outputs = 1;  // a multiple of 8
-  ProjectionOutput output = ProjectionOutput::kBf16;
-  friend bool operator==(const ProjectionShape&, const ProjectionShape&) = default;
-};
 
 // Owns cuBLAS's handles and workspace on the current device. Calls run one after another on one
 // stream at a time. Not thread-safe.
@@ -45,9 +35,9 @@ class Projections {
   bool Multiply(const ProjectionShape& shape, float scale, const kernels::Bf16* x,
                 const kernels::Bf16* w, void* y, cudaStream_t stream);
 
-  // Tries cuBLAS's own choice and up to `candidates` of cuBLASLt's, and takes the fastest for
-  // later calls with this shape. `seconds` times what its argument enqueues by Multiply. Returns
-  // the name of the choice.
+  // Tries cuBLAS's own choice, up to `candidates` of cuBLASLt's, and FewRowsProduct where it serves
+  // the shape; takes the fastest for later calls with this shape. `seconds` times what its argument
+  // enqueues by Multiply. Returns the name of the choice.
   std::string Tune(const ProjectionShape& shape, int candidates,
                    const std::function<double()>& seconds);
 

@@ -292,7 +292,7 @@ TEST(ProjectionsTest, AgreeWithDoublePrecisionTunedOrNot) {
   std::string error;
   const auto projections = Projections::Open(&error);
   ASSERT_NE(projections, nullptr) << error;
-  for (const int rows : {1, 5, 32}) {
+  for (const int rows : {1, 2, 3, 4, 5, 32}) {
     const ProjectionShape shape = {rows, 264, 72};
     std::mt19937 random(rows);
     const std::vector<Bf16> x = RandomRows(size_t(rows) * shape.inputs, 1.0, random);
