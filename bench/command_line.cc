@@ -212,7 +212,8 @@ class Grammar {
   void AddDecode() {
     CLI::App* sub =
         Add("decode", "whole decode steps on the first GPU, INT2 against BF16", decode_);
-    sub->add_option("--shape", decode_->shape, "of which model")
+    sub->add_option("--shape", decode_->shapes, "of which models")
+        ->delimiter(',')
         ->check(CLI::IsMember(ModelShapeNames()))
         ->capture_default_str();
     sub->add_option("--context", decode_->context, "tokens of each sequence")

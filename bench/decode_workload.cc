@@ -13,7 +13,7 @@ std::vector<std::string> DecodeArguments(const DecodeOptions& options, bool json
                                          const std::string& commit) {
   std::vector<std::string> arguments = {options.program,
                                         "--shape",
-                                        options.shape,
+                                        fmt::format("{}", fmt::join(options.shapes, ",")),
                                         "--context",
                                         std::to_string(options.context),
                                         "--batch",

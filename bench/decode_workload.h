@@ -13,9 +13,9 @@
 namespace crumb::bench {
 
 struct DecodeOptions {
-  std::string program;             // crumb-decode-bench, beside crumb-bench
-  std::string shape = "qwen3-8b";  // of ModelShapeNames()
-  int context = 102400;            // tokens of each sequence
+  std::string program;                             // crumb-decode-bench, beside crumb-bench
+  std::vector<std::string> shapes = {"qwen3-8b"};  // of ModelShapeNames()
+  int context = 102400;                            // tokens of each sequence
   std::vector<int> batches = {1, 8, 32};
   std::vector<std::string> formats = {"bf16", "int2"};
   double memory_gb = 80;  // the largest batch that fits into so much is measured too

@@ -28,11 +28,10 @@ if [[ -n "${CRUMB_COMMIT:-}" ]]; then
   timeout 240 "$build/bin/crumb-kernel-bench" --json --commit "$CRUMB_COMMIT" \
     >"$output/kernel_bench.json" || code=1
 fi
-for shape in qwen3-4b qwen3-8b glm-4.7; do
-  timeout 90 "$build/bin/crumb-decode-bench" --shape "$shape" || code=1
-done
+timeout 120 "$build/bin/crumb-decode-bench" --shape qwen3-4b,qwen3-8b,glm-4.7 || code=1
 if [[ -n "${CRUMB_COMMIT:-}" ]]; then
-  timeout 90 "$build/bin/crumb-decode-bench" --json --commit "$CRUMB_COMMIT" \
+  timeout 120 "$build/bin/crumb-decode-bench" --shape qwen3-4b,qwen3-8b,glm-4.7 \
+    --json --commit "$CRUMB_COMMIT" \
     >"$output/decode_bench.json" || code=1
 fi
 timeout 400 "$build/bin/crumb-device-bench" || code=1

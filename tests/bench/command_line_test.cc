@@ -134,12 +134,12 @@ TEST(CommandLineTest, KernelsRunsTheProgramBesideIt) {
 
 TEST(CommandLineTest, DecodeRunsTheProgramBesideIt) {
   const CommandLine line =
-      Parsed({"decode", "--shape", "qwen3-4b", "--batch", "1,8", "--kv", "int2", "--json"});
+      Parsed({"decode", "--shape", "qwen3-4b,glm-4.7", "--batch", "1,8", "--kv", "int2", "--json"});
   const auto& decode = std::get<DecodeOptions>(line.workload);
   EXPECT_THAT(DecodeArguments(decode, line.json, "abc"),
-              ElementsAre("/programs/crumb-decode-bench", "--shape", "qwen3-4b", "--context",
-                          "102400", "--batch", "1,8", "--kv", "int2", "--memory-gb", "80", "--json",
-                          "--commit", "abc"));
+              ElementsAre("/programs/crumb-decode-bench", "--shape", "qwen3-4b,glm-4.7",
+                          "--context", "102400", "--batch", "1,8", "--kv", "int2", "--memory-gb",
+                          "80", "--json", "--commit", "abc"));
   const absl::Status status = RunDecode(decode, line.json, "abc");
   EXPECT_EQ(status.code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(status.message()), HasSubstr("/programs/crumb-decode-bench"));

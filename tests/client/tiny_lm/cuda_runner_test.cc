@@ -38,6 +38,31 @@ std::string Prompt(const Key& asked) {
   return text + "\n# What is the pass key for " + asked.name + "? It is";
 }
 
+// How a row of the GPU's logits compares with the CPU's.
+struct RowComparison {
+  double error = 0, norm = 0;  // sums of squares
+  bool same = false;           // the same token is the greatest
+  // By how much the GPU's choice is below the CPU's, in the row's root mean squares.
+  double margin = 0;
+};
+
+RowComparison Compare(std::span<const float> got, std::span<const float> expected) {
+  RowComparison row;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    row.error += std::pow(double{got[i]} - expected[i], 2);
+    row.norm += std::pow(double{expected[i]}, 2);
+  }
+  const int32_t token = models::GreedyToken(got), best = models::GreedyToken(expected);
+  row.same = token == best;
+  row.margin = (expected[best] - expected[token]) /
+               std::sqrt(row.norm / static_cast<double>(expected.size()));
+  return row;
+}
+
+// Two tokens of equal rank: bf16's roundings on the way through the layers may choose either. A
+// wrong token is several root mean squares below the best.
+constexpr double kTie = 0.15;
+
 class CudaRunnerTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -66,22 +91,31 @@ class CudaRunnerTest : public testing::Test {
     return std::move(runner).value();
   }
 
-  // What follows the prompt, token by token, and how many of its tokens came from the cache.
-  std::string Answer(Runner& runner, const std::vector<int32_t>& prompt, int* cached) {
-    const auto sequence = runner.Begin(prompt, {}).value();
-    *cached = sequence->cached_tokens();
-    std::vector<int32_t> generated;
-    auto fresh = std::span(prompt).subspan(*cached);
+  // Both read the prompt and then the tokens that the CPU chooses; at each one the GPU chooses the
+  // same, but for ties. Both begin with as many cached tokens, at least `cached`.
+  void ExpectSameAnswer(Runner& cpu, Runner& gpu, const Key& key, int cached) {
+    SCOPED_TRACE(key.name);
+    const std::vector<int32_t> prompt = tokenizer_->Encode(Prompt(key));
+    const auto expected = cpu.Begin(prompt, {}).value();
+    const auto sequence = gpu.Begin(prompt, {}).value();
+    EXPECT_EQ(sequence->cached_tokens(), expected->cached_tokens());
+    EXPECT_GE(sequence->cached_tokens(), cached);
+    std::vector<int32_t> answer;
+    auto fresh = std::span(prompt).subspan(expected->cached_tokens());
     for (int i = 0; i < kAnswerTokens; ++i) {
+      const auto best = expected->Forward(fresh, models::LogitRows::kLast);
       const auto logits = sequence->Forward(fresh, models::LogitRows::kLast);
-      EXPECT_TRUE(logits.ok()) << logits.status();
-      if (!logits.ok()) return "";
-      generated.push_back(models::GreedyToken(logits->last()));
-      fresh = std::span(generated).last(1);
+      ASSERT_TRUE(best.ok()) << best.status();
+      ASSERT_TRUE(logits.ok()) << logits.status();
+      EXPECT_LE(Compare(logits->last(), best->last()).margin, kTie) << "token " << i;
+      answer.push_back(models::GreedyToken(best->last()));
+      fresh = std::span(answer).last(1);
     }
-    EXPECT_TRUE(sequence->Finish().ok());
-    EXPECT_TRUE(runner.WaitPublished(kPatience).ok());
-    return tokenizer_->Decode(generated);
+    EXPECT_THAT(tokenizer_->Decode(answer), testing::HasSubstr(key.digits));
+    ASSERT_TRUE(expected->Finish().ok());
+    ASSERT_TRUE(sequence->Finish().ok());
+    EXPECT_TRUE(cpu.WaitPublished(kPatience).ok());
+    EXPECT_TRUE(gpu.WaitPublished(kPatience).ok());
   }
 
   std::unique_ptr<models::Tokenizer> tokenizer_;
@@ -101,66 +135,63 @@ TEST_F(CudaRunnerTest, LogitsAreTheCpusWithinBf16) {
   ASSERT_TRUE(logits.ok()) << logits.status();
   ASSERT_EQ(logits->values.size(), expected.values.size());
   ASSERT_EQ(logits->rows, expected.rows);
-  double error = 0, norm = 0;
+  double error = 0, norm = 0, margin = 0;
   int other = 0;
-  for (int row = 0; row < expected.rows; ++row) {
-    double row_error = 0;
-    for (size_t i = 0; i < expected.row(row).size(); ++i) {
-      const double difference = logits->row(row)[i] - expected.row(row)[i];
-      row_error = std::max(row_error, std::abs(difference));
-      error += difference * difference;
-      norm += double{expected.row(row)[i]} * expected.row(row)[i];
-    }
-    const int32_t token = models::GreedyToken(logits->row(row));
-    const int32_t best = models::GreedyToken(expected.row(row));
-    if (token == best) continue;
-    // Another choice is right only where the difference of the logits explains it.
-    ++other;
-    EXPECT_LE(expected.row(row)[best] - expected.row(row)[token], 2 * row_error) << row;
+  for (int i = 0; i < expected.rows; ++i) {
+    const RowComparison row = Compare(logits->row(i), expected.row(i));
+    error += row.error;
+    norm += row.norm;
+    other += row.same ? 0 : 1;
+    margin = std::max(margin, row.margin);
   }
   const double relative = std::sqrt(error / norm);
-  std::printf("relative error %.2e, other choice in %d of %d rows\n", relative, other,
-              expected.rows);
-  EXPECT_LT(relative, 0.03);
+  std::printf("relative error %.2e, other choice in %d of %d rows, margin at most %.3f\n", relative,
+              other, expected.rows, margin);
+  EXPECT_LT(relative, 0.02);
+  EXPECT_LE(margin, kTie);
   EXPECT_LT(other, expected.rows / 50);
 }
 
 TEST_F(CudaRunnerTest, AnswersAsTheCpuDoesAndFromItsOwnAndTheCpusPages) {
   client::MemoryClient store;
-  int cached = 0;
-  {
-    const auto gpu = OnGpu(&store);
-    EXPECT_THAT(Answer(*gpu, tokenizer_->Encode(Prompt(kKeys[0])), &cached),
-                testing::HasSubstr(kKeys[0].digits));
-    EXPECT_EQ(cached, 0);
-  }
+  ExpectSameAnswer(*OnCpu(nullptr), *OnGpu(&store), kKeys[0], 0);
   for (const Key& key : kKeys) {
-    const std::vector<int32_t> prompt = tokenizer_->Encode(Prompt(key));
-    const auto alone = OnCpu(nullptr);
-    const std::string expected = Answer(*alone, prompt, &cached);
-    EXPECT_EQ(cached, 0);
-    EXPECT_THAT(expected, testing::HasSubstr(key.digits));
-    const auto gpu = OnGpu(&store);
-    EXPECT_EQ(Answer(*gpu, prompt, &cached), expected) << key.name;
-    // All but the recent window and what lies behind the last whole page.
-    EXPECT_GE(cached, static_cast<int>(prompt.size()) - 256 - 2 * 64) << key.name;
+    // What the GPU has published is attended by other workers on both sides.
+    const auto cpu = OnCpu(&store), gpu = OnGpu(&store);
+    const int prompt = static_cast<int>(tokenizer_->Encode(Prompt(key)).size());
+    ExpectSameAnswer(*cpu, *gpu, key, prompt - 256 - 2 * 64);
+    EXPECT_EQ(cpu->counters().verify_failures, 0u);
     EXPECT_EQ(gpu->counters().verify_failures, 0u);
-    const auto reader = OnCpu(&store);  // of pages that the GPU made
-    EXPECT_EQ(Answer(*reader, prompt, &cached), expected) << key.name;
-    EXPECT_GT(cached, 0);
-    EXPECT_EQ(reader->counters().verify_failures, 0u);
   }
+  client::MemoryClient cpus;
+  {
+    const auto writer = OnCpu(&cpus);
+    const std::vector<int32_t> prompt = tokenizer_->Encode(Prompt(kKeys[0]));
+    const auto sequence = writer->Begin(prompt, {}).value();
+    ASSERT_TRUE(sequence->Forward(prompt, models::LogitRows::kLast).ok());
+    ASSERT_TRUE(sequence->Finish().ok());
+    ASSERT_TRUE(writer->WaitPublished(kPatience).ok());
+  }
+  ExpectSameAnswer(*OnCpu(&cpus), *OnGpu(&cpus), kKeys[1], 1024);
 }
 
 TEST_F(CudaRunnerTest, DamagedPagesAreDataLoss) {
+  options_.verify_every = 0;  // the host looks at none; the device sums all that it copies
   client::MemoryClient store;
-  int cached = 0;
   const std::vector<int32_t> prompt = tokenizer_->Encode(Prompt(kKeys[0]));
   {
     const auto cpu = OnCpu(&store);
-    Answer(*cpu, prompt, &cached);
+    const auto sequence = cpu->Begin(prompt, {}).value();
+    ASSERT_TRUE(sequence->Forward(prompt, models::LogitRows::kLast).ok());
+    ASSERT_TRUE(sequence->Finish().ok());
+    ASSERT_TRUE(cpu->WaitPublished(kPatience).ok());
   }
-  for (const auto& [key, bytes] : store.contents()) ASSERT_TRUE(store.Damage(key));
+  for (const auto& [key, bytes] : store.contents()) {
+    const auto header = DecodeFragmentHeader(std::as_bytes(std::span(bytes)));
+    if (header.ok() && header->position == 6) {
+      ASSERT_TRUE(store.Damage(key));
+    }
+  }
   const auto gpu = OnGpu(&store);
   const auto sequence = gpu->Begin(prompt, {}).value();
   ASSERT_GT(sequence->cached_tokens(), 0);
