@@ -62,8 +62,8 @@ absl::StatusOr<DeviceFragment> ReadDeviceOne(const AcquireRequest& request,
   fragment.header.generation = shape.generation();
   fragment.header.keyspace = request.keyspace;
   fragment.header.key = request.keys[static_cast<size_t>(fragment.page)];
+  if (at.headers_size() == 0 || at.headers(index).empty()) return fragment;
   const std::string& encoded = at.headers(index);
-  if (encoded.empty()) return fragment;
   CRUMB_ASSIGN_OR_RETURN(
       fragment.header,
       DecodeFragmentHeader(std::as_bytes(std::span(encoded.data(), encoded.size()))));
@@ -73,7 +73,7 @@ absl::StatusOr<DeviceFragment> ReadDeviceOne(const AcquireRequest& request,
 bool WellFormed(const v1::DeviceFragments& at) {
   const int count = at.pages_size();
   return at.pools_size() == count && at.slots_size() == count && at.shapes_size() == count &&
-         at.headers_size() == count;
+         (at.headers_size() == count || at.headers_size() == 0);
 }
 
 MissReason CheckDevice(const DeviceFragment& fragment, const AcquireRequest& request) {
@@ -114,6 +114,7 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
     return read;
   }
   read.fragments.reserve(at.pages_size());
+  read.device_fragments.reserve(on_device.pages_size());
   const std::optional<TileRange>& needed = request.own.has_value() ? request.own : request.range;
   int index = 0;
   int device_index = 0;

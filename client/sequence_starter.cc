@@ -313,6 +313,7 @@ SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t
                       .lease = nullptr,
                       .lease_id = 0,
                       .stats = {}};
+  start.pages.reserve(tokens.size() / kPageTokens);
   start.prompt_keys.reserve(tokens.size() / kPageTokens);
   for (size_t page = 0; (page + 1) * kPageTokens <= tokens.size(); ++page) {
     const Digest extra = page < options.extra.size() ? options.extra[page] : Digest{};

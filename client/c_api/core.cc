@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 #include "client/c_api/core_table.h"
+#include "client/c_api/devices.h"
 #include "client/c_api/handles.h"
 #include "client/c_api/pages.h"
 #include "client/c_api/sequences.h"
@@ -62,6 +63,27 @@ const crumb_core_table* crumb_core() {
       .sequence_finish = SequenceFinish,
       .sequence_close = SequenceClose,
       .sequence_length = SequenceLength,
+      .device_open = DeviceOpen,
+      .device_close = DeviceClose,
+      .device_worker_open = DeviceWorkerOpen,
+      .device_worker_close = DeviceWorkerClose,
+      .device_worker_wait_published = DeviceWorkerWaitPublished,
+      .device_worker_read_counters = DeviceWorkerReadCounters,
+      .device_sequence_begin = DeviceSequenceBegin,
+      .device_sequence_lead = DeviceSequenceLead,
+      .device_sequence_follow = DeviceSequenceFollow,
+      .device_sequence_close = DeviceSequenceClose,
+      .device_sequence_length = DeviceSequenceLength,
+      .device_sequence_pass_tokens_max = DeviceSequencePassTokensMax,
+      .device_batch_open = DeviceBatchOpen,
+      .device_batch_close = DeviceBatchClose,
+      .device_batch_prepare = DeviceBatchPrepare,
+      .device_batch_start = DeviceBatchStart,
+      .device_batch_append = DeviceBatchAppend,
+      .device_batch_attend = DeviceBatchAttend,
+      .device_batch_advance = DeviceBatchAdvance,
+      .device_batch_fork = DeviceBatchFork,
+      .device_batch_finish = DeviceBatchFinish,
   };
   return &table;
 }

@@ -47,6 +47,36 @@ typedef struct crumb_core_table {
   crumb_code (*sequence_finish)(crumb_sequence*);
   void (*sequence_close)(crumb_sequence*);
   uint32_t (*sequence_length)(const crumb_sequence*);
+  crumb_code (*device_open)(const char*, uint32_t, crumb_device**);
+  void (*device_close)(crumb_device*);
+  crumb_code (*device_worker_open)(crumb_client*, crumb_device*, const crumb_worker_options*,
+                                   const crumb_device_worker_options*, crumb_device_worker**);
+  void (*device_worker_close)(crumb_device_worker*);
+  crumb_code (*device_worker_wait_published)(crumb_device_worker*, uint32_t);
+  crumb_code (*device_worker_read_counters)(crumb_device_worker*, crumb_worker_counters*);
+  crumb_code (*device_sequence_begin)(crumb_device_worker*, const int32_t*, size_t,
+                                      const crumb_sequence_options*, crumb_device_sequence**,
+                                      uint32_t*);
+  crumb_code (*device_sequence_lead)(crumb_device_worker*, const int32_t*, size_t,
+                                     const crumb_sequence_options*, crumb_device_sequence**,
+                                     uint32_t*, void*, size_t, size_t*);
+  crumb_code (*device_sequence_follow)(crumb_device_worker*, const void*, size_t, const int32_t*,
+                                       size_t, const crumb_sequence_options*,
+                                       crumb_device_sequence**, uint32_t*);
+  void (*device_sequence_close)(crumb_device_sequence*);
+  uint32_t (*device_sequence_length)(const crumb_device_sequence*);
+  uint32_t (*device_sequence_pass_tokens_max)(const crumb_device_sequence*);
+  crumb_code (*device_batch_open)(crumb_device_worker*, const crumb_device_batch_options*,
+                                  crumb_device_batch**);
+  void (*device_batch_close)(crumb_device_batch*);
+  crumb_code (*device_batch_prepare)(crumb_device_batch*, const crumb_pass_entry*, size_t);
+  crumb_code (*device_batch_start)(crumb_device_batch*);
+  crumb_code (*device_batch_append)(crumb_device_batch*, uint32_t, const void*, const void*);
+  crumb_code (*device_batch_attend)(crumb_device_batch*, uint32_t, const void*, void*);
+  crumb_code (*device_batch_advance)(crumb_device_batch*, const int32_t*, const uint32_t*, size_t);
+  crumb_code (*device_batch_fork)(crumb_device_batch*, crumb_device_sequence*,
+                                  crumb_device_sequence**);
+  crumb_code (*device_batch_finish)(crumb_device_batch*, crumb_device_sequence*);
 } crumb_core_table;
 
 /* The one symbol of libcrumb_core.so. */

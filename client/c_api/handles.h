@@ -9,6 +9,8 @@
 #include "absl/status/status.h"
 #include "crumb.h"
 #include "crumb/client.h"
+#include "crumb/cuda_device.h"
+#include "crumb/device_worker.h"
 #include "crumb/worker.h"
 
 // What stands behind the opaque handles of crumb.h. Members are destroyed last to first, so that a
@@ -25,6 +27,26 @@ struct crumb_worker {
 struct crumb_sequence {
   crumb_worker parts;
   std::unique_ptr<crumb::client::Sequence> sequence;
+};
+
+struct crumb_device {
+  std::shared_ptr<crumb::client::Device> device;
+};
+
+struct crumb_device_worker {
+  std::shared_ptr<crumb::client::Client> client;  // null: none
+  std::shared_ptr<crumb::client::Device> device;
+  std::shared_ptr<crumb::client::DeviceWorker> worker;
+};
+
+struct crumb_device_sequence {
+  crumb_device_worker parts;
+  std::unique_ptr<crumb::client::DeviceSequence> sequence;
+};
+
+struct crumb_device_batch {
+  crumb_device_worker parts;
+  std::unique_ptr<crumb::client::DeviceBatch> batch;
 };
 
 namespace crumb::c_api {

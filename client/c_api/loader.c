@@ -166,3 +166,92 @@ void crumb_sequence_close(crumb_sequence* sequence) {
 uint32_t crumb_sequence_length(const crumb_sequence* sequence) {
   return sequence != NULL ? core->sequence_length(sequence) : 0;
 }
+
+/* Device workers. */
+crumb_code crumb_device_open(const char* back_end, uint32_t ordinal, crumb_device** out) {
+  return Ready() ? core->device_open(back_end, ordinal, out) : CRUMB_UNAVAILABLE;
+}
+void crumb_device_close(crumb_device* device) {
+  if (device != NULL) core->device_close(device);
+}
+crumb_code crumb_device_worker_open(crumb_client* client, crumb_device* device,
+                                    const crumb_worker_options* options,
+                                    const crumb_device_worker_options* device_options,
+                                    crumb_device_worker** out) {
+  return CRUMB_HANDED(device,
+                      core->device_worker_open(client, device, options, device_options, out));
+}
+void crumb_device_worker_close(crumb_device_worker* worker) {
+  if (worker != NULL) core->device_worker_close(worker);
+}
+crumb_code crumb_device_worker_wait_published(crumb_device_worker* worker, uint32_t timeout_ms) {
+  return CRUMB_HANDED(worker, core->device_worker_wait_published(worker, timeout_ms));
+}
+crumb_code crumb_device_worker_read_counters(crumb_device_worker* worker,
+                                             crumb_worker_counters* out) {
+  return CRUMB_HANDED(worker, core->device_worker_read_counters(worker, out));
+}
+crumb_code crumb_device_sequence_begin(crumb_device_worker* worker, const int32_t* tokens,
+                                       size_t count, const crumb_sequence_options* options,
+                                       crumb_device_sequence** out, uint32_t* cached_tokens) {
+  return CRUMB_HANDED(
+      worker, core->device_sequence_begin(worker, tokens, count, options, out, cached_tokens));
+}
+crumb_code crumb_device_sequence_lead(crumb_device_worker* worker, const int32_t* tokens,
+                                      size_t count, const crumb_sequence_options* options,
+                                      crumb_device_sequence** out, uint32_t* cached_tokens,
+                                      void* token, size_t token_capacity, size_t* token_bytes) {
+  return CRUMB_HANDED(
+      worker, core->device_sequence_lead(worker, tokens, count, options, out, cached_tokens, token,
+                                         token_capacity, token_bytes));
+}
+crumb_code crumb_device_sequence_follow(crumb_device_worker* worker, const void* token,
+                                        size_t token_bytes, const int32_t* tokens, size_t count,
+                                        const crumb_sequence_options* options,
+                                        crumb_device_sequence** out, uint32_t* cached_tokens) {
+  return CRUMB_HANDED(worker, core->device_sequence_follow(worker, token, token_bytes, tokens,
+                                                           count, options, out, cached_tokens));
+}
+void crumb_device_sequence_close(crumb_device_sequence* sequence) {
+  if (sequence != NULL) core->device_sequence_close(sequence);
+}
+uint32_t crumb_device_sequence_length(const crumb_device_sequence* sequence) {
+  return sequence != NULL ? core->device_sequence_length(sequence) : 0;
+}
+uint32_t crumb_device_sequence_pass_tokens_max(const crumb_device_sequence* sequence) {
+  return sequence != NULL ? core->device_sequence_pass_tokens_max(sequence) : 0;
+}
+crumb_code crumb_device_batch_open(crumb_device_worker* worker,
+                                   const crumb_device_batch_options* options,
+                                   crumb_device_batch** out) {
+  return CRUMB_HANDED(worker, core->device_batch_open(worker, options, out));
+}
+void crumb_device_batch_close(crumb_device_batch* batch) {
+  if (batch != NULL) core->device_batch_close(batch);
+}
+crumb_code crumb_device_batch_prepare(crumb_device_batch* batch, const crumb_pass_entry* entries,
+                                      size_t count) {
+  return CRUMB_HANDED(batch, core->device_batch_prepare(batch, entries, count));
+}
+crumb_code crumb_device_batch_start(crumb_device_batch* batch) {
+  return CRUMB_HANDED(batch, core->device_batch_start(batch));
+}
+crumb_code crumb_device_batch_append(crumb_device_batch* batch, uint32_t layer, const void* k,
+                                     const void* v) {
+  return CRUMB_HANDED(batch, core->device_batch_append(batch, layer, k, v));
+}
+crumb_code crumb_device_batch_attend(crumb_device_batch* batch, uint32_t layer, const void* q,
+                                     void* out) {
+  return CRUMB_HANDED(batch, core->device_batch_attend(batch, layer, q, out));
+}
+crumb_code crumb_device_batch_advance(crumb_device_batch* batch, const int32_t* tokens,
+                                      const uint32_t* counts, size_t entries) {
+  return CRUMB_HANDED(batch, core->device_batch_advance(batch, tokens, counts, entries));
+}
+crumb_code crumb_device_batch_fork(crumb_device_batch* batch, crumb_device_sequence* sequence,
+                                   crumb_device_sequence** out) {
+  return CRUMB_HANDED(batch, core->device_batch_fork(batch, sequence, out));
+}
+crumb_code crumb_device_batch_finish(crumb_device_batch* batch, crumb_device_sequence* sequence) {
+  return CRUMB_HANDED(batch, core->device_batch_finish(batch, sequence));
+}

@@ -3,6 +3,7 @@
 #include "client/device/device_pool.h"
 
 #include <algorithm>
+#include <atomic>
 #include <deque>
 #include <map>
 #include <unordered_map>
@@ -150,6 +151,7 @@ class RunningPool final : public DevicePool, private PoolListener {
   Mutex reserving_;        // held while crumbd is asked for slots: one question at a time
   mutable Mutex mapping_;  // held while handles are fetched and mapped
   std::map<uint32_t, std::unique_ptr<DeviceHandle>> handles_ ABSL_GUARDED_BY(mapping_);
+  std::atomic<uint32_t> mapped_end_{0};  // all handles below are mapped, for good
 
   mutable Mutex mutex_;
   mutable CondVar changed_;
@@ -469,6 +471,9 @@ absl::Status RunningPool::Map(uint32_t number, std::unique_ptr<DeviceHandle> han
   const uint64_t offset = uint64_t{number} * options_.handle_bytes;
   CRUMB_RETURN_IF_ERROR(range_->Map(offset, *handle));
   handles_.emplace(number, std::move(handle));
+  uint32_t end = mapped_end_.load(std::memory_order_relaxed);
+  while (handles_.contains(end)) ++end;
+  mapped_end_.store(end, std::memory_order_release);
   return absl::OkStatus();
 }
 
@@ -484,6 +489,7 @@ absl::Status RunningPool::MapAll(std::vector<PoolHandle> handles) {
 
 absl::Status RunningPool::Reach(PoolSession* session, uint64_t slot) {
   const auto number = static_cast<uint32_t>(slot / per_handle_);
+  if (number < mapped_end_.load(std::memory_order_acquire)) return absl::OkStatus();
   {
     MutexLock lock(&mapping_);
     if (handles_.contains(number)) return absl::OkStatus();

@@ -147,12 +147,21 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakeSome(int count, DeviceStream strea
   return slots;
 }
 
+// A slot of a device pool in one piece with what gives it up.
+struct SlotPool::AdoptedSlot : ResidentSlot {
+  AdoptedSlot(DeviceAddress at, std::shared_ptr<const DeviceSlot> slot,
+              std::shared_ptr<State> owner)
+      : ResidentSlot{at, std::move(slot)}, state(std::move(owner)) {}
+  AdoptedSlot(const AdoptedSlot&) = delete;
+  AdoptedSlot& operator=(const AdoptedSlot&) = delete;
+  ~AdoptedSlot() { GiveUp(state, std::move(shared)); }
+
+  const std::shared_ptr<State> state;
+};
+
 std::shared_ptr<const ResidentSlot> SlotPool::Adopt(std::shared_ptr<const DeviceSlot> slot,
                                                     DeviceAddress address) {
-  return {new ResidentSlot{address, std::move(slot)}, [state = state_](const ResidentSlot* held) {
-            GiveUp(state, held->shared);
-            delete held;
-          }};
+  return std::make_shared<const AdoptedSlot>(address, std::move(slot), state_);
 }
 
 void SlotPool::GiveUp(const std::shared_ptr<State>& state, std::shared_ptr<const DeviceSlot> slot) {

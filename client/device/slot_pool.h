@@ -61,6 +61,7 @@ class SlotPool {
     DeviceAddress address = 0;
     std::vector<Moment> users;
   };
+  struct AdoptedSlot;
   struct Leaving {
     std::shared_ptr<const DeviceSlot> slot;
     std::vector<Moment> users;

@@ -68,11 +68,11 @@ absl::StatusOr<std::shared_ptr<Page>> WorkerPools::Hold(const DeviceFragment& fr
   if (FragmentTilesBytes(header.range.tiles(), header.tile_bytes) > own.slot_bytes()) {
     return absl::DataLossError("a fragment is larger than the slot it lies in");
   }
-  if (fragment.pool == own.id()) {
-    // Kernels know one distance between layers: that of this rank's heads.
-    if (header.range.heads == options_.own_tiles().heads) {
-      return HoldOwn(fragment, std::move(lease), own, sink ? sinks : pages);
-    }
+  // Kernels know one distance between layers: that of this rank's heads.
+  if (header.range.heads == options_.own_tiles().heads) {
+    auto page = HoldOwn(fragment, lease, own, sink ? sinks : pages);
+    if (!absl::IsNotFound(page.status())) return page;
+  } else if (fragment.pool == own.id()) {
     return HoldForCopy(fragment, std::move(lease), own_, own);
   }
   for (const Pair& peer : peers_) {

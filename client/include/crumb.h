@@ -27,7 +27,7 @@ extern "C" {
 #define CRUMB_API
 #endif
 
-#define CRUMB_ABI_VERSION 1
+#define CRUMB_ABI_VERSION 2
 #define CRUMB_PAGE_TOKENS 64
 #define CRUMB_KEY_BYTES 32
 
@@ -44,7 +44,8 @@ typedef int32_t crumb_code;
 #define CRUMB_UNAVAILABLE 14 /* no crumbd, or the library's other half is not there: retry */
 #define CRUMB_DATA_LOSS 15   /* a checksum differed */
 
-/* CRUMB_ABI_VERSION of the library that is loaded. */
+/* CRUMB_ABI_VERSION of the library that is loaded: it has what this header says if the header's is
+ * not higher. 2: device workers. */
 CRUMB_API uint32_t crumb_abi_version(void);
 /* What the last failed call of this thread had to say; "" before. Valid until the next call. */
 CRUMB_API const char* crumb_message(void);
@@ -245,6 +246,8 @@ typedef struct crumb_worker_counters {
   uint64_t publish_dropped;
   uint64_t windows_measured;
   uint64_t quality_alarms;
+  uint64_t hit_tokens_device; /* since version 2 */
+  uint64_t pool_pages;
 } crumb_worker_counters;
 
 CRUMB_API crumb_code crumb_worker_read_counters(crumb_worker* worker, crumb_worker_counters* out);
@@ -294,6 +297,128 @@ CRUMB_API crumb_code crumb_sequence_finish(crumb_sequence* sequence);
 /* Without crumb_sequence_finish, pages still in the recent window are lost. NULL is allowed. */
 CRUMB_API void crumb_sequence_close(crumb_sequence* sequence);
 CRUMB_API uint32_t crumb_sequence_length(const crumb_sequence* sequence);
+
+/* -- Device worker: the KV cache in the memory of one GPU ------------------------------------- */
+
+/* Since version 2. As the worker above, for batches of sequences: all pointers to rows are device
+ * pointers, and everything is enqueued on the batch's stream. The engine's own streams and pointers
+ * of the same process will do. Workers are thread-safe; a batch, and the sequences in its pass, are
+ * used by one thread at a time. */
+
+typedef struct crumb_device crumb_device;
+typedef struct crumb_device_worker crumb_device_worker;
+typedef struct crumb_device_sequence crumb_device_sequence;
+typedef struct crumb_device_batch crumb_device_batch;
+
+/* Device `ordinal` of a back end; there is "cuda". CRUMB_UNAVAILABLE: no driver, or no such device;
+ * CRUMB_FAILED_PRECONDITION: the library was built without the back end. */
+CRUMB_API crumb_code crumb_device_open(const char* back_end, uint32_t ordinal, crumb_device** out);
+/* Workers keep the device alive. NULL is allowed. */
+CRUMB_API void crumb_device_close(crumb_device* device);
+
+typedef struct crumb_device_worker_options {
+  size_t size;
+  uint32_t pages;            /* private INT2 pages; 0: 4,096 */
+  uint32_t sequences;        /* that hold tokens at once; 0: 64 */
+  uint32_t prompts;          /* of those, inside their prompt; 0: 2 */
+  uint32_t loads;            /* prefixes on their way to the device at once; 0: 4 */
+  uint32_t load_pages;       /* of one of them; 0: 2,048 */
+  uint32_t passes_in_flight; /* of a batch, queued on its stream; 0: 4 */
+  uint32_t draft_slots;      /* tokens of a decode pass beside the first; 0: 7 */
+  uint64_t pin_piece_bytes;  /* crumbd's memory is pinned in pieces of so many bytes; 0: 256 MiB */
+  uint32_t pins_nothing;     /* 1: it is not pinned */
+  /* Device pools that workers of a tenant share; pool_bytes 0: none. */
+  uint32_t pool_copies_late; /* 1: pages go to crumbd's memory when their slots are needed only */
+  uint64_t pool_bytes;
+  uint64_t pool_sink_bytes;   /* 0: 256 MiB */
+  uint64_t pool_handle_bytes; /* 0: 256 MiB */
+  uint32_t pool_blank_pages;  /* 0: 256 */
+  uint32_t pool_blank_sinks;  /* 0: 4 */
+  const uint32_t*
+      pool_peers; /* [pool_peer_count] ordinals of devices whose pools are copied from */
+  size_t pool_peer_count;
+} crumb_device_worker_options;
+
+/* `client` may be NULL: no crumbd; so may `device_options`. parallel_for, page_bytes_max and
+ * history_bf16 of `options` are not used. CRUMB_RESOURCE_EXHAUSTED: too little device memory. */
+CRUMB_API crumb_code crumb_device_worker_open(crumb_client* client, crumb_device* device,
+                                              const crumb_worker_options* options,
+                                              const crumb_device_worker_options* device_options,
+                                              crumb_device_worker** out);
+/* Sequences and batches keep the worker alive. NULL is allowed. */
+CRUMB_API void crumb_device_worker_close(crumb_device_worker* worker);
+CRUMB_API crumb_code crumb_device_worker_wait_published(crumb_device_worker* worker,
+                                                        uint32_t timeout_ms);
+CRUMB_API crumb_code crumb_device_worker_read_counters(crumb_device_worker* worker,
+                                                       crumb_worker_counters* out);
+
+/* As crumb_sequence_begin, _lead and _follow. Cached pages may still be on their way when these
+ * return; the batch waits for them on its stream. */
+CRUMB_API crumb_code crumb_device_sequence_begin(crumb_device_worker* worker, const int32_t* tokens,
+                                                 size_t count,
+                                                 const crumb_sequence_options* options,
+                                                 crumb_device_sequence** out,
+                                                 uint32_t* cached_tokens);
+CRUMB_API crumb_code crumb_device_sequence_lead(crumb_device_worker* worker, const int32_t* tokens,
+                                                size_t count, const crumb_sequence_options* options,
+                                                crumb_device_sequence** out,
+                                                uint32_t* cached_tokens, void* token,
+                                                size_t token_capacity, size_t* token_bytes);
+CRUMB_API crumb_code crumb_device_sequence_follow(crumb_device_worker* worker, const void* token,
+                                                  size_t token_bytes, const int32_t* tokens,
+                                                  size_t count,
+                                                  const crumb_sequence_options* options,
+                                                  crumb_device_sequence** out,
+                                                  uint32_t* cached_tokens);
+/* Between passes. NULL is allowed. */
+CRUMB_API void crumb_device_sequence_close(crumb_device_sequence* sequence);
+CRUMB_API uint32_t crumb_device_sequence_length(const crumb_device_sequence* sequence);
+/* Most tokens that its next pass may bring. */
+CRUMB_API uint32_t crumb_device_sequence_pass_tokens_max(const crumb_device_sequence* sequence);
+
+typedef struct crumb_device_batch_options {
+  size_t size;
+  void* stream;        /* cudaStream_t of the engine's; NULL: the default stream */
+  uint32_t prompts;    /* 1: passes bring chunks of prompts; 0: the next tokens behind them */
+  uint32_t sequences;  /* places; 0: 1 */
+  uint32_t tokens;     /* decode: of every sequence; prompts: of one at most; 0: 1 */
+  uint32_t pages;      /* of one sequence; 0: 2,048 */
+  uint32_t output_f32; /* 1: attention answers f32; 0: bf16 */
+} crumb_device_batch_options;
+
+CRUMB_API crumb_code crumb_device_batch_open(crumb_device_worker* worker,
+                                             const crumb_device_batch_options* options,
+                                             crumb_device_batch** out);
+/* Waits for the passes on the stream. NULL is allowed. */
+CRUMB_API void crumb_device_batch_close(crumb_device_batch* batch);
+
+typedef struct crumb_pass_entry {
+  crumb_device_sequence* sequence;
+  uint32_t tokens; /* fresh ones; decode: the batch's */
+} crumb_pass_entry;
+
+/* A pass: prepare, start, append and attend of every layer, advance. What lies between prepare and
+ * advance of a decode batch may be captured into a CUDA graph once and launched for every pass.
+ * CRUMB_RESOURCE_EXHAUSTED: no room in device memory; nothing has changed. */
+CRUMB_API crumb_code crumb_device_batch_prepare(crumb_device_batch* batch,
+                                                const crumb_pass_entry* entries, size_t count);
+CRUMB_API crumb_code crumb_device_batch_start(crumb_device_batch* batch);
+/* k, v device [sequences, tokens, kv_heads, head_dim] bf16; of prompts [all fresh tokens, ...] */
+CRUMB_API crumb_code crumb_device_batch_append(crumb_device_batch* batch, uint32_t layer,
+                                               const void* k, const void* v);
+/* q, out device [sequences, tokens, q_heads, head_dim]; of prompts [all fresh tokens, ...] */
+CRUMB_API crumb_code crumb_device_batch_attend(crumb_device_batch* batch, uint32_t layer,
+                                               const void* q, void* out);
+/* Of entry i the first counts[i] fresh tokens stay: the next counts[i] ones of `tokens`.
+ * CRUMB_DATA_LOSS: cached pages of the sequences that the message names came damaged. */
+CRUMB_API crumb_code crumb_device_batch_advance(crumb_device_batch* batch, const int32_t* tokens,
+                                                const uint32_t* counts, size_t entries);
+CRUMB_API crumb_code crumb_device_batch_fork(crumb_device_batch* batch,
+                                             crumb_device_sequence* sequence,
+                                             crumb_device_sequence** out);
+/* Publishes every full page. The handle is still to be closed. */
+CRUMB_API crumb_code crumb_device_batch_finish(crumb_device_batch* batch,
+                                               crumb_device_sequence* sequence);
 
 #ifdef __cplusplus
 }

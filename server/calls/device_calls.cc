@@ -213,6 +213,7 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
   std::vector<const FragmentHeader*> shapes;
   uint64_t room = context.limits.device_sums_bytes_max.value;
   bool cut = false;
+  const bool told = request.device_sums() || !request.peers().empty();
   for (const storage::DeviceFragmentRef& fragment : found) {
     const auto pool = std::find(named.begin(), named.end(), fragment.pool);
     if (pool == named.end()) continue;
@@ -230,6 +231,7 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
     fragments->add_slots(fragment.slot);
     fragments->add_shapes(static_cast<uint32_t>(shape - shapes.begin()));
     const bool peer = index >= static_cast<uint32_t>(request.pools_size());
+    if (!told) continue;
     std::string& sums = *fragments->add_headers();
     if (!peer && !request.device_sums()) continue;
     const size_t bytes = FragmentHeaderBytes(header.range.tiles());

@@ -168,7 +168,7 @@ def guest(folder, socket_dir):
     before = threads(), handled_signals()
     library = Library(folder)
     assert (threads(), handled_signals()) == before, "loading the library left traces"
-    assert library.c.crumb_abi_version() == 1
+    assert library.c.crumb_abi_version() == 2
 
     child = os.fork()  # before the first open: the child has its own connection
     if child == 0:
@@ -261,6 +261,14 @@ class CApiTest(unittest.TestCase):
         self.assertEqual(warm, f"cached 704 digest {digest} length 1001\n"
                                "published 0 deduplicated 4\n"
                                f"stages cached 704 digest {digest}\n")
+
+    def test_device_program(self):
+        self.start_crumbd()
+        program = OPTIONS.build / "tests/c_api_device_program"
+        done = subprocess.run([program, self.folder.name], capture_output=True, text=True,
+                              timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"^(no device: |cached 704 on the CPU, 704 on the GPU)")
 
     def test_python_process(self):
         crumbd = self.start_crumbd()
