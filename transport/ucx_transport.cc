@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "transport/ucx_transport.h"
 
-#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -112,8 +111,6 @@ void UcxTransport::Run() {
       busy_until = Clock::Real().Now() + options_.poll_for;
     } else if (!engine_.Expecting() || Clock::Real().Now() >= busy_until) {
       Sleep();
-    } else {
-      ::sched_yield();
     }
   }
   engine_.Shutdown();
