@@ -34,6 +34,7 @@ if [[ -n "${CRUMB_COMMIT:-}" ]]; then
     --json --commit "$CRUMB_COMMIT" \
     >"$output/decode_bench.json" || code=1
 fi
+timeout 300 python3 deploy/demo.py --bin "$build/bin" --device cuda || code=1
 timeout 400 "$build/bin/crumb-device-bench" || code=1
 if [[ -n "${CRUMB_COMMIT:-}" ]]; then
   timeout 400 "$build/bin/crumb-device-bench" --json --commit "$CRUMB_COMMIT" \
