@@ -43,14 +43,14 @@ absl::Status PrefixLoad::AwaitEnqueued(int layers) const {
 }
 
 absl::Status PrefixLoad::MakeWait(DeviceStream stream, int layer) const {
-  if (done_.load()) return absl::OkStatus();
   CRUMB_RETURN_IF_ERROR(AwaitEnqueued(layer + 1));
+  if (done_.load()) return absl::OkStatus();
   return device_.Wait(stream, lane_.layer_done[layer].get());
 }
 
 absl::Status PrefixLoad::MakeWaitAll(DeviceStream stream) const {
-  if (done_.load()) return absl::OkStatus();
   CRUMB_RETURN_IF_ERROR(AwaitEnqueued(kEverything));
+  if (done_.load()) return absl::OkStatus();
   return device_.Wait(stream, lane_.all_done.get());
 }
 
