@@ -50,8 +50,8 @@ void TransportOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("reconnect_after_max", reconnect_after_max, "longest such pause");
   visitor.Field("idle_connection", idle_connection, "a connection without fetches is closed then");
   visitor.Field("poll_for", poll_for,
-                "how long the progress thread looks for more before it sleeps, while fetches or "
-                "serves are under way");
+                "how long the progress thread looks for more before it sleeps, at most, while "
+                "fetches or serves are under way; less where its sleeps are longer");
 }
 
 absl::Status TransportOptions::Validate() const {

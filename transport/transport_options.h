@@ -29,8 +29,8 @@ struct TransportOptions {
   Duration reconnect_after_min = std::chrono::milliseconds(100);  // doubles up to _max
   Duration reconnect_after_max = std::chrono::seconds(10);
   Duration idle_connection = std::chrono::minutes(10);  // then it is closed
-  // Before sleep, while fetches or serves are under way.
-  Duration poll_for = std::chrono::microseconds(100);
+  // Before sleep, at most, while fetches or serves are under way.
+  Duration poll_for = std::chrono::microseconds(200);
 
   // frame_bytes, or what 0 stands for: what a segment takes over TCP only, else 1 MiB.
   size_t FrameBytes() const;

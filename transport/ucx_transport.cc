@@ -16,6 +16,7 @@
 #include "common/thread.h"
 #include "common/unique_fd.h"
 #include "transport/engine.h"
+#include "transport/poll_time.h"
 #include "transport/ucx_status.h"
 #include "transport/ucx_worker.h"
 
@@ -41,7 +42,8 @@ class UcxTransport final : public Transport, private LinkMaker {
   UcxTransport(const TransportOptions& options, FragmentSource* source, FrameVersions speaks)
       : options_(options),
         engine_(
-            options, source, *this, Clock::Real(), [this] { Wake(); }, speaks) {}
+            options, source, *this, Clock::Real(), [this] { Wake(); }, speaks),
+        poll_(options.poll_for) {}
   ~UcxTransport() override { Stop(); }
 
   absl::Status Start();
@@ -79,6 +81,7 @@ class UcxTransport final : public Transport, private LinkMaker {
   UniqueFd wake_;
   UniqueFd epoll_;
   std::atomic<bool> stopping_{false};
+  PollTime poll_;  // the thread's
   Thread thread_;
 };
 
@@ -108,7 +111,7 @@ void UcxTransport::Run() {
   while (!stopping_.load(std::memory_order_relaxed)) {
     const bool moved = worker_->Progress();
     if (engine_.Step() || moved) {
-      busy_until = Clock::Real().Now() + options_.poll_for;
+      busy_until = Clock::Real().Now() + poll_.now();
     } else if (!engine_.Expecting() || Clock::Real().Now() >= busy_until) {
       Sleep();
     }
@@ -119,6 +122,8 @@ void UcxTransport::Run() {
 
 void UcxTransport::Sleep() {
   if (!engine_.inbox()->Sleep()) return;
+  const bool expecting = engine_.Expecting();
+  const TimePoint began = Clock::Real().Now();
   if (worker_->Arm()) {
     int timeout_ms = -1;
     if (const TimePoint next = engine_.NextTimer(); next != TimePoint::max()) {
@@ -134,6 +139,7 @@ void UcxTransport::Sleep() {
     (void)!::read(wake_.get(), &ignored, sizeof(ignored));
   }
   engine_.inbox()->Awake();
+  if (expecting) poll_.NoteSleep(Clock::Real().Now() - began);
 }
 
 absl::StatusOr<std::unique_ptr<RegisteredMemory>> UcxTransport::Register(
