@@ -20,8 +20,8 @@ __device__ __forceinline__ void LoadPlainQuery(const DecodeKernelParams& k, cons
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
     const int column = lane / 4;
-    const int row = T::kPair ? column / 2 : 8 * n + column;
-    const bool exists = row < rows.columns && (!T::kPair || column % 2 == 0);
+    const int row = 8 * n + (T::Paired(n) ? column / 2 : column);
+    const bool exists = row < rows.columns && (!T::Paired(n) || column % 2 == 0);
     const uint32_t* from =
         exists ? reinterpret_cast<const uint32_t*>(
                      static_cast<const Bf16*>(k.p.q) +
@@ -75,7 +75,7 @@ __device__ __forceinline__ void ScoreChunk(bool half,
   for (int a = 0; a < 2; ++a) {
 #pragma unroll
     for (int i = 0; i < T::kLaneRows; ++i) {
-      score[a][i] = acc[i / 2][2 * a + (T::kPair ? 0 : i % 2)];
+      score[a][i] = acc[i / 2][2 * a + i % 2];
     }
   }
 }
@@ -126,19 +126,17 @@ template <class T>
 __device__ __forceinline__ void AddChunkValues(bool half, uint32_t slot, int lane,
                                                const float (&p)[2][T::kLaneRows],
                                                SegmentState<T>& state) {
-  constexpr int kParts = T::kPair ? 1 : 2;  // in a pair, hi and lo sit in neighbouring columns
-  uint32_t b[T::kColumnTiles][kParts][2];
+  uint32_t b[T::kColumnTiles][2][2];  // in a pair, hi and lo sit in neighbouring columns
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      if constexpr (T::kPair) {
-        uint32_t high, low;
-        SplitRows(half, p[a][0], 0.0f, &high, &low);
+      uint32_t high, low;
+      if (T::Paired(n)) {
+        SplitRows(half, p[a][2 * n], 0.0f, &high, &low);
         b[n][0][a] = ptx::TransposeMatrix((high & 0xffff) | low << 16);
       } else {
-        uint32_t high, low;
-        SplitRows(half, p[a][2 * n], p[a][2 * n + 1], &high, &low);
+        SplitRows(half, p[a][2 * n], p[a][(2 * n + 1) % T::kLaneRows], &high, &low);
         b[n][0][a] = ptx::TransposeMatrix(high);
         b[n][1][a] = ptx::TransposeMatrix(low);
       }
@@ -153,7 +151,7 @@ __device__ __forceinline__ void AddChunkValues(bool half, uint32_t slot, int lan
 #pragma unroll
     for (int n = 0; n < T::kColumnTiles; ++n) {
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
+      for (int part = 0; part < (T::Paired(n) ? 1 : 2); ++part) {
         MmaRows(half, state.out[n][m], a, b[n][part][0], b[n][part][1]);
       }
     }

@@ -68,24 +68,23 @@ __device__ __forceinline__ void StorePartial(const DecodeKernelParams& k, int se
       }
     }
   }
-  constexpr int kValues = T::kLaneValues;
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
     if (n > 0) group.Sync();
     if (mine) {
 #pragma unroll
-      for (int v = 0; v < kValues; ++v) {
-        const float* o = state.out[n][T::kPair ? v / 2 : v / 4];
-        const float x = T::kPair ? (o[2 * (v % 2)] + o[2 * (v % 2) + 1]) * factor[0]
-                                 : o[v % 4] * factor[(2 * n + v % 2) % T::kLaneRows];
+      for (int v = 0; v < T::LaneValues(n); ++v) {
+        const float* o = state.out[n][T::Paired(n) ? v / 2 : v / 4];
+        const float x = T::Paired(n) ? (o[2 * (v % 2)] + o[2 * (v % 2) + 1]) * factor[2 * n]
+                                     : o[v % 4] * factor[(2 * n + v % 2) % T::kLaneRows];
         ptx::StoreShared(slot + 4 * (32 * v + lane), x);
       }
     }
     group.Sync();
-    for (int e = group.thread(); e < 32 * kValues; e += group.threads()) {
+    for (int e = group.thread(); e < 32 * T::LaneValues(n); e += group.threads()) {
       const int v = e / 32;
-      const int row = T::RowOf(lane, T::kPair ? 0 : 2 * n + v % 2);
-      const int channel = T::kPair ? 8 * v + lane / 4 : 8 * (v / 2) + lane / 4;
+      const int row = T::RowOf(lane, T::Paired(n) ? 2 * n : 2 * n + v % 2);
+      const int channel = 8 * (T::Paired(n) ? v : v / 2) + lane / 4;
       float value = 0.0f;
 #pragma unroll 4
       for (int w = 0; w < active; ++w) value += ptx::LoadSharedFloat(shared.slot[w] + 4 * e);
@@ -114,11 +113,16 @@ class PairFinish {
         history_(reinterpret_cast<float*>(ring)),
         plain_(history_ + kPassRows * kStageStride<T::kDim>),
         turned_(plain_ + kPassRows * kStageStride<T::kDim>),
-        high_(reinterpret_cast<uint32_t*>(turned_ + kPassRows * kStageStride<T::kDim>)),
+        high_(
+            reinterpret_cast<uint32_t*>(turned_ + kTurnParts * kPassRows * kStageStride<T::kDim>)),
         low_(high_ + kPassRows * kSplitStride),
         row_(reinterpret_cast<PassRow*>(low_ + kPassRows * kSplitStride)),
         list_(reinterpret_cast<FinishedPair*>(row_ + kPassRows)),
-        count_(reinterpret_cast<int*>(list_ + kListMax)) {}
+        count_(reinterpret_cast<int*>(list_ + kListMax)),
+        rotation_(reinterpret_cast<float*>(count_ + 4)) {
+    copies_rotation_ = reinterpret_cast<char*>(rotation_ + T::kDim * kTurnStride) <=
+                       ring + k.launch.warps * k.launch.stages * k.launch.slot_bytes;
+  }
 
   __device__ __forceinline__ void Run(int segment, int segment_end) {
     if (segment >= segment_end) return;
@@ -147,6 +151,10 @@ class PairFinish {
   static constexpr int kPerPass = T::kRows < kPassRows ? kPassRows / T::kRows : 1;
   static constexpr int kFewSplits = 4;
   static constexpr int kSplitStride = T::kDim / 2 + 4;  // words from one row to the next
+  // Floats from one row of R_V to the next: eight lanes' loads lie in different banks.
+  static constexpr int kTurnStride = T::kDim + 16;
+  // Of the channels a turned row is a sum over, as there is room for it.
+  static constexpr int kTurnParts = T::kDim <= 128 ? 2 : 1;
   static constexpr int kQuads = (T::kDim + 127) / 128;  // of 4 channels, per lane
   static constexpr int kBatch = kQuads == 1 ? 8 : 4;    // splits of a row that are loaded together
 
@@ -204,14 +212,8 @@ class PairFinish {
   __device__ __forceinline__ void FinishPass(const FinishedPair* pairs, int count, int parts,
                                              int first_row) {
     const int warp = threadIdx.x / 32, head = pairs->head;
-    constexpr int kAhead = 1;  // parts of R_V that are asked for at once
-    float4 r[kAhead][kTurnQuads];
     const bool turn = k_.p.rotation_v != nullptr;
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int n = warp + i * k_.launch.warps;
-      if (turn && n < T::kDim / 8) LoadColumns(head, n, r[i]);
-    }
+    if (turn && copies_rotation_ && head != head_) CopyRotation(head);
     const int slots = min(kPassRows / parts, count * T::kRows);
     for (int place = warp; place < slots * parts; place += k_.launch.warps) {
       const int slot = place / parts;
@@ -222,16 +224,16 @@ class PairFinish {
     }
     __syncthreads();
     CombineRows(head, slots, parts);
+    ptx::WaitCopies<0>();
     __syncthreads();
     if (turn) {
-#pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
-        const int n = warp + i * k_.launch.warps;
-        if (n < T::kDim / 8) Unrotate(n, r[i]);
-      }
-      for (int n = warp + kAhead * k_.launch.warps; n < T::kDim / 8; n += k_.launch.warps) {
-        LoadColumns(head, n, r[0]);
-        Unrotate(n, r[0]);
+      const float* from = copies_rotation_
+                              ? rotation_
+                              : k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim;
+      const int stride = copies_rotation_ ? kTurnStride : T::kDim;
+#pragma unroll 1
+      for (int i = warp; i < T::kDim / 8 * kTurnParts; i += k_.launch.warps) {
+        Unrotate(from, stride, i / kTurnParts, i % kTurnParts);
       }
       __syncthreads();
     }
@@ -294,13 +296,10 @@ class PairFinish {
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
           const int i = first + j * parts;
+          if (i >= end) break;
           const float w = __shfl_sync(~0u, weight, i % 32);
-          if (i >= end) continue;
-          if (i < s.int2_count) {
-            AddWeighted(w, x[j], history);
-          } else {
-            AddWeighted(w, x[j], plain);
-          }
+          AddWeighted(i < s.int2_count ? w : 0.0f, x[j], history);
+          AddWeighted(i < s.int2_count ? 0.0f : w, x[j], plain);
         }
       }
     }
@@ -364,33 +363,46 @@ class PairFinish {
       ptx::SplitBf16(x.x, x.y, high_ + at, low_ + at);
       ptx::SplitBf16(x.z, x.w, high_ + at + 1, low_ + at + 1);
       if (k_.p.rotation_v == nullptr) {
-        *reinterpret_cast<float4*>(turned_ + slot * kStageStride<T::kDim> + channel) = x;
+        float* to = turned_ + slot * kStageStride<T::kDim> + channel;
+        *reinterpret_cast<float4*>(to) = x;
+#pragma unroll
+        for (int part = 1; part < kTurnParts; ++part) {
+          *reinterpret_cast<float4*>(to + part * kPassRows * kStageStride<T::kDim>) =
+              make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
       }
     }
   }
 
-  // What a lane needs of rows 8 n .. 8 n + 7 of R_V: 32 neighbouring channels make two steps of
-  // the product, a lane taking four neighbours of each half.
-  static constexpr int kTurnQuads = T::kSteps;
-  __device__ __forceinline__ void LoadColumns(int head, int n, float4 (&r)[kTurnQuads]) const {
-    const int lane = threadIdx.x % 32;
-    const float4* from = reinterpret_cast<const float4*>(
-        k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim +
-        static_cast<int64_t>(8 * n + lane / 4) * T::kDim + lane % 4 * 4);
-#pragma unroll
-    for (int s = 0; s < T::kSteps; ++s) r[s] = from[4 * s];
+  // Starts to copy a head's R_V to shared memory.
+  __device__ __forceinline__ void CopyRotation(int head) {
+    constexpr int kPieces = T::kDim / 4;  // of 16 bytes, in a row
+    const float* from = k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim;
+    const uint32_t to = ptx::SharedAddress(rotation_);
+#pragma unroll 2
+    for (int i = threadIdx.x; i < T::kDim * kPieces; i += blockDim.x) {
+      ptx::CopyAsync16(to + 4 * (i / kPieces * kTurnStride) + 16 * (i % kPieces), from + 4 * i);
+    }
+    ptx::CommitCopies();
+    head_ = head;
   }
 
-  // Channels 8 n .. 8 n + 7 of the merged rows times R_V'.
-  __device__ __forceinline__ void Unrotate(int n, const float4 (&r)[kTurnQuads]) {
+  // Channels 8 n .. 8 n + 7 of the merged rows times R_V', a part of the sum over channels. A lane
+  // takes four neighbouring channels of 16, which the product may see in any order.
+  __device__ __forceinline__ void Unrotate(const float* rotation, int stride, int n, int part) {
+    constexpr int kSteps = T::kSteps / kTurnParts;
     const int lane = threadIdx.x % 32;
+    const float* from = rotation + (8 * n + lane / 4) * stride + lane % 4 * 4 + 16 * kSteps * part;
     float acc[3][4] = {};
+    float4 r[kSteps];
 #pragma unroll
-    for (int s = 0; s < T::kSteps; ++s) {
+    for (int s = 0; s < kSteps; ++s) r[s] = *reinterpret_cast<const float4*>(from + 16 * s);
+#pragma unroll
+    for (int s = 0; s < kSteps; ++s) {
       uint32_t a_high[4], a_low[4], high[2], low[2];
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = (lane / 4 + 8 * i) * kSplitStride + 8 * s + lane % 4 * 2;
+        const int at = (lane / 4 + 8 * i) * kSplitStride + 8 * (kSteps * part + s) + lane % 4 * 2;
         const uint2 x = *reinterpret_cast<const uint2*>(high_ + at);
         const uint2 y = *reinterpret_cast<const uint2*>(low_ + at);
         a_high[i] = x.x, a_high[i + 2] = x.y;
@@ -407,8 +419,9 @@ class PairFinish {
       float2 x;
       x.x = acc[0][2 * i] + (acc[1][2 * i] + acc[2][2 * i]);
       x.y = acc[0][2 * i + 1] + (acc[1][2 * i + 1] + acc[2][2 * i + 1]);
-      *reinterpret_cast<float2*>(turned_ + (lane / 4 + 8 * i) * kStageStride<T::kDim> + 8 * n +
-                                 lane % 4 * 2) = x;
+      *reinterpret_cast<float2*>(turned_ +
+                                 (part * kPassRows + lane / 4 + 8 * i) * kStageStride<T::kDim> +
+                                 8 * n + lane % 4 * 2) = x;
     }
   }
 
@@ -422,8 +435,13 @@ class PairFinish {
       const int channel = QuadOf(q);
       if (channel >= T::kDim) continue;
       const int f = slot * kStageStride<T::kDim> + channel;
-      const float4 x = *reinterpret_cast<const float4*>(turned_ + f);
-      float4 sum = x;
+      float4 sum = *reinterpret_cast<const float4*>(turned_ + f);
+#pragma unroll
+      for (int part = 1; part < kTurnParts; ++part) {
+        const float4 x = *reinterpret_cast<const float4*>(
+            turned_ + part * kPassRows * kStageStride<T::kDim> + f);
+        sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+      }
       for (int part = 0; part < parts; ++part) {
         const float4 y = *reinterpret_cast<const float4*>(
             plain_ + (slot * parts + part) * kStageStride<T::kDim> + channel);
@@ -449,12 +467,15 @@ class PairFinish {
   const QueryRows rows_;
   float* history_;  // [kPassRows] rows: the INT2 part, rotated, a row's parts together
   float* plain_;    // the BF16 part, likewise
-  float* turned_;   // the INT2 part in the model's basis, a row for each
+  float* turned_;   // the INT2 part in the model's basis, a row for each, in kTurnParts
   uint32_t* high_;  // the INT2 part, rotated, in two bf16 parts
   uint32_t* low_;
   PassRow* row_;        // [kPassRows]
   FinishedPair* list_;  // [kListMax]
   int* count_;
+  float* rotation_;       // R_V of head_
+  bool copies_rotation_;  // there is room for it
+  int head_ = -1;
 };
 
 }  // namespace crumb::kernels::cuda

@@ -19,10 +19,12 @@ __host__ __device__ constexpr int OutputShift(int m, int a) { return CodeShift(2
 // What a lane knows of its query rows.
 template <class T>
 struct Int2Query {
-  uint32_t fragment[T::kDotTiles][T::kDotSteps][2];  // q' in bytes
-  float sum[T::kGroups][T::kLaneRows];               // of q', in raw score units
-  float factor[T::kLaneRows];                        // raw score -> log2 units; 1 with a soft cap
-  float bias[T::kLaneRows];  // added to the logit, log2 units; 0 with a soft cap
+  // q' in bytes: in registers, or in shared memory as it lies in the workspace.
+  uint32_t fragment[T::kSharedQuery ? 1 : T::kDotTiles][T::kDotSteps][2];
+  uint32_t shared;
+  float sum[T::kGroups][T::kLaneRows];  // of q', in raw score units
+  float factor[T::kLaneRows];           // raw score -> log2 units; 1 with a soft cap
+  float bias[T::kLaneRows];             // added to the logit, log2 units; 0 with a soft cap
 };
 
 // Sums over a segment beside the common state.
@@ -89,6 +91,14 @@ __device__ __forceinline__ void ScoreTokens(
   }
 #pragma unroll
   for (int part = 0; part < T::kDim / 64; ++part) {
+    uint4 q[T::kSharedQuery ? T::kDotTiles : 1];
+    if constexpr (T::kSharedQuery) {
+      static_assert(T::kGroupSplit == 1);
+#pragma unroll
+      for (int n = 0; n < T::kDotTiles; ++n) {
+        q[n] = ptx::LoadShared128(query.shared + 512 * (n * T::kDotSteps / 2 + part) + 16 * lane);
+      }
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -104,8 +114,13 @@ __device__ __forceinline__ void ScoreTokens(
               (part * T::kGroupSplit + split) * T::kGroups / (T::kDim / 64 * T::kGroupSplit);
 #pragma unroll
           for (int n = 0; n < T::kDotTiles; ++n) {
-            ptx::MmaU8S8(acc[v][y][n], a0, a1, a2, a3, query.fragment[n][step][0],
-                         query.fragment[n][step][1]);
+            if constexpr (T::kSharedQuery) {
+              ptx::MmaU8S8(acc[v][y][n], a0, a1, a2, a3, half == 0 ? q[n].x : q[n].z,
+                           half == 0 ? q[n].y : q[n].w);
+            } else {
+              ptx::MmaU8S8(acc[v][y][n], a0, a1, a2, a3, query.fragment[n][step][0],
+                           query.fragment[n][step][1]);
+            }
           }
         }
       }
@@ -121,9 +136,10 @@ __device__ __forceinline__ void ScoreTokens(
         const float scale = ptx::LowHalf(meta[y][at]), minimum = ptx::HighHalf(meta[y][at]);
 #pragma unroll
         for (int i = 0; i < T::kLaneRows; ++i) {
-          const int high = T::kPair ? acc[v][y][0][2 * a] : acc[v][y][i / 2 * 2][2 * a + i % 2];
-          const int low = T::kPair ? acc[v][y][0][2 * a + 1]
-                                   : acc[v][y][(i / 2 * 2 + 1) % T::kDotTiles][2 * a + i % 2];
+          const bool paired = T::Paired(i / 2);
+          const int high = acc[v][y][i / 2 * 2][2 * a + i % 2];
+          const int low = paired ? acc[v][y][i / 2 * 2][2 * a + 1]
+                                 : acc[v][y][(i / 2 * 2 + 1) % T::kDotTiles][2 * a + i % 2];
           float& x = score[to + v][a][i];
           const float rest = y == 0 ? query.sum[y][i] * minimum : fmaf(query.sum[y][i], minimum, x);
           x = fmaf(static_cast<float>(high * 256 + low), scale, rest);
@@ -145,10 +161,8 @@ __device__ __forceinline__ void AddValues(uint32_t codes, int lane, int u,
     for (int n = 0; n < T::kColumnTiles; ++n) {
 #pragma unroll
       for (int a = 0; a < 2; ++a) {
-        b[y][n][a] = ptx::TransposeMatrix(
-            T::kPair ? ptx::PackHalf(weight[y][a][0], 0.0f)
-                     : ptx::PackHalf(weight[y][a][(2 * n) % T::kLaneRows],
-                                     weight[y][a][(2 * n + 1) % T::kLaneRows]));
+        b[y][n][a] = ptx::TransposeMatrix(ptx::PackHalf(
+            weight[y][a][2 * n], T::Paired(n) ? 0.0f : weight[y][a][(2 * n + 1) % T::kLaneRows]));
       }
     }
   }
@@ -199,7 +213,7 @@ __device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows]
 #pragma unroll
     for (int y = 0; y < T::kGroups; ++y) {
       sums.middle[y][i] *= factor;
-      for (int e = T::kPair ? 0 : i % 2; e < 4; e += T::kPair ? 1 : 2) {
+      for (int e = i % 2; e < 4; e += T::Paired(i / 2) ? 1 : 2) {
         sums.rounded[y][i / 2][e] *= factor;
       }
     }
@@ -279,7 +293,7 @@ template <class T, class Adjust>
 __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t tile, int lane,
                                            const Adjust& adjust, SegmentState<T>& state,
                                            Int2Sums<T>& sums) {
-#pragma unroll
+#pragma unroll(T::kColumnTiles > 2 ? 1 : 4)
   for (int first = 0; first < T::kTokens / 16; first += T::kSoftmaxGroups) {
     AttendTokens<T>(query, tile, lane, first, adjust, state, sums);
   }
@@ -288,7 +302,7 @@ __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t t
 // The rotated query of a segment, as RotateQueries left it in the workspace.
 template <class T>
 __device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, int segment, int lane,
-                                          Int2Query<T>* query) {
+                                          uint32_t shared, Int2Query<T>* query) {
   const uint4* fragment = reinterpret_cast<const uint4*>(k.workspace.q_fragment) +
                           static_cast<int64_t>(segment) * T::kDotTiles * T::kDotSteps / 2 * 32;
 #pragma unroll
@@ -296,8 +310,12 @@ __device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, int segme
 #pragma unroll
     for (int s = 0; s < T::kDotSteps; s += 2) {
       const uint4 x = fragment[(n * T::kDotSteps / 2 + s / 2) * 32 + lane];
-      query->fragment[n][s][0] = x.x, query->fragment[n][s][1] = x.y;
-      query->fragment[n][s + 1][0] = x.z, query->fragment[n][s + 1][1] = x.w;
+      if constexpr (T::kSharedQuery) {
+        ptx::StoreShared128(shared + 512 * (n * T::kDotSteps / 2 + s / 2) + 16 * lane, x);
+      } else {
+        query->fragment[n][s][0] = x.x, query->fragment[n][s][1] = x.y;
+        query->fragment[n][s + 1][0] = x.z, query->fragment[n][s + 1][1] = x.w;
+      }
     }
   }
 #pragma unroll
@@ -310,6 +328,7 @@ __device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, int segme
     for (int y = 0; y < T::kGroups; ++y) query->sum[y][i] = constant[1 + y];
     query->bias[i] = 0.0f;
   }
+  if constexpr (T::kSharedQuery) __syncwarp();
 }
 
 // Terms of a row's INT2 logit that depend on the page: offset of its position block, and shift.
@@ -408,10 +427,12 @@ __device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Se
 template <class T>
 __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Segment& segment,
                                            int index, const WarpGroup& group,
-                                           typename T::Ring& ring, SegmentState<T>& state) {
+                                           typename T::Ring& ring, uint32_t shared_query,
+                                           SegmentState<T>& state) {
   const int lane = threadIdx.x % 32;
   Int2Query<T> query;
-  LoadQuery<T>(k, index, lane, &query);
+  query.shared = shared_query;
+  LoadQuery<T>(k, index, lane, shared_query, &query);
   Int2Sums<T> sums;
   int page = segment.begin + group.warp;
   if (k.p.soft_cap > 0.0f || k.p.window > 0) {
@@ -440,8 +461,8 @@ __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Se
         const float unit = PowerOfTwo(24 - OutputShift(m, e / 2));
         const int y = m * T::kGroups / T::kSteps;
         // In a pair of columns the first one takes the middle, their sum is the output.
-        const float middle = T::kPair ? (e % 2 == 0 ? sums.middle[y][0] : 0.0f)
-                                      : sums.middle[y][(2 * n + e % 2) % T::kLaneRows];
+        const float middle =
+            T::Paired(n) && e % 2 != 0 ? 0.0f : sums.middle[y][(2 * n + e % 2) % T::kLaneRows];
         const float add = middle - sums.rounded[y][n][e];
         state.out[n][m][e] = fmaf(state.out[n][m][e], unit, add);
       }

@@ -19,13 +19,16 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   const uint32_t barriers = ptx::SharedAddress(shared + ring_bytes);
   float* stage =
       reinterpret_cast<float*>(shared + ring_bytes + k.launch.warps * k.launch.stages * 8);
+  const uint32_t shared_query = ptx::SharedAddress(stage + kPassRows * kStageStride<T::kDim>) +
+                                warp * static_cast<uint32_t>(k.launch.query_bytes);
   const GroupShare mine =
       k.plan.shares[blockIdx.x * (k.launch.warps / kGroupWarps) + warp / kGroupWarps];
   typename T::Ring ring(k,
                         ptx::SharedAddress(shared) + warp * k.launch.stages * k.launch.slot_bytes,
                         barriers + warp * k.launch.stages * 8);
-  const int group_warps = mine.groups == 1 ? k.launch.warps : kGroupWarps;
-  const WarpGroup group = {warp % group_warps, group_warps, warp / group_warps};
+  const WarpGroup group = mine.groups == 1
+                              ? WarpGroup{warp, k.launch.warps, 0}
+                              : WarpGroup{warp % kGroupWarps, kGroupWarps, warp / kGroupWarps};
 
   // What is asked for first arrives first: addresses, then the rotation, then tiles.
   ring.Prepare(k, group, mine);
@@ -35,13 +38,6 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   }
   if (!k.p.overlap_previous) rotation.PrefetchQuery();
   ring.Start(k);
-  if (k.p.rotation_v != nullptr && mine.begin < mine.end) {
-    // The end will want R_V; it arrives in L2 meanwhile.
-    const float* r = k.p.rotation_v + static_cast<int64_t>(mine.first.head) * T::kDim * T::kDim;
-    for (int i = 32 * threadIdx.x; i < T::kDim * T::kDim; i += 32 * blockDim.x) {
-      ptx::PrefetchL2(r + i);
-    }
-  }
 #if __CUDA_ARCH__ >= 900
   if (k.p.overlap_previous) {
     ptx::WaitForPrevious();
@@ -50,14 +46,26 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   }
 #endif
   rotation.Run(mine.block_begin, mine.block_end);
+  ring.Complete(k);
+  if (k.p.rotation_v != nullptr && mine.block_begin < mine.block_end) {
+    // The end will want R_V; it arrives in L2 meanwhile. One block of a pair asks for it.
+    const Segment& first = k.plan.segments[mine.block_begin];
+    if (first.int2_first == mine.block_begin || mine.block_end - mine.block_begin > 1) {
+      const float* r = k.p.rotation_v + static_cast<int64_t>(first.head) * T::kDim * T::kDim;
+#pragma unroll 1
+      for (int i = 32 * threadIdx.x; i < T::kDim * T::kDim; i += 32 * blockDim.x) {
+        ptx::PrefetchL2(r + i);
+      }
+    }
+  }
 
   for (int index = mine.begin; index < mine.end; ++index) {
-    const Segment segment = index == mine.begin ? mine.first : k.plan.segments[index];
+    const Segment segment = k.plan.segments[index];
     const int active = min(segment.end - segment.begin, group.warps);
     SegmentState<T> state;
     if (group.warp < active) {
       if (segment.kind == kSegmentInt2) {
-        AttendInt2<T>(k, segment, index, group, ring, state);
+        AttendInt2<T>(k, segment, index, group, ring, shared_query, state);
       } else {
         AttendBf16<T>(k, segment, group, ring, state);
       }

@@ -8,11 +8,12 @@ namespace crumb::kernels::cuda {
 namespace {
 
 constexpr int kPlanThreads = 512;
+constexpr size_t kPlanSharedMax = 40 << 10;  // what a kernel has without asking
 
 // What a segment costs beside its bytes, in pages of the block's time: the query, the sum over
 // warps, the merge. Of several groups of a block the others go on meanwhile.
-constexpr int kInt2Overhead = 16;
-constexpr int kBf16Overhead = 8;
+constexpr int kInt2Overhead = 24;
+constexpr int kBf16Overhead = 16;
 // From so many (sequence, KV head) pairs for each block on, blocks are cut into groups.
 constexpr int kGroupPairsMin = 1;
 
@@ -41,12 +42,17 @@ struct PlanArguments {
   int groups_max;
   int segments_max;
   bool batch_invariant;
+  bool shared_lines;
 };
 
-// What is known once the batch has been looked at.
+// What is known once the batch has been looked at, and the lines that positions are looked up in:
+// in shared memory where they have room.
 struct PlanState {
-  int groups;  // per block
-  int active;  // groups that have work
+  int32_t* boundary;        // [groups + 1] position where a share begins
+  int32_t* cost_before;     // [batch + 1] cost of earlier sequences, one head
+  int32_t* segment_before;  // [batch + 1] segments, or items, of earlier sequences, one head
+  int groups;               // per block
+  int active;               // groups that have work
   int head_cost;
   int head_segments;
 };
@@ -118,9 +124,9 @@ __device__ int BoundaryOf(const PlanArguments& a, const PlanState& state, int in
   const int raw =
       static_cast<int>(static_cast<int64_t>(index) * a.kv_heads * head_cost / state.active);
   const int head = raw / head_cost, rest = raw % head_cost;
-  const int sequence = LastNotAbove(a.plan.cost_before, a.batch, rest);
+  const int sequence = LastNotAbove(state.cost_before, a.batch, rest);
   const SequenceCost cost = CostOf(a, sequence, state.groups);
-  int at = rest - a.plan.cost_before[sequence];
+  int at = rest - state.cost_before[sequence];
   if (at < cost.int2()) {
     int pages = max(0, at - cost.int2_overhead);
     if (a.batch_invariant) pages -= pages % kInvariantSplitPages;
@@ -129,7 +135,7 @@ __device__ int BoundaryOf(const PlanArguments& a, const PlanState& state, int in
     const int chunks = a.batch_invariant ? 0 : max(0, at - cost.int2() - cost.bf16_overhead) / 2;
     at = cost.int2() + (chunks == 0 ? 0 : cost.bf16_overhead + 2 * chunks);
   }
-  return head * head_cost + a.plan.cost_before[sequence] + at;
+  return head * head_cost + state.cost_before[sequence] + at;
 }
 
 // Where the share of group `index` is kept.
@@ -151,8 +157,8 @@ __device__ void WriteSegments(const PlanArguments& a, const PlanState& state, Se
   for (int i = 0; i < count; ++i) {
     int begin = from, end = to;
     if (!a.batch_invariant) {
-      begin = max(from, a.plan.boundary[first_group + i]);
-      end = min(to, a.plan.boundary[first_group + i + 1]);
+      begin = max(from, state.boundary[first_group + i]);
+      end = min(to, state.boundary[first_group + i + 1]);
     } else if (int2) {
       begin = i == 0 ? from : from + overhead + i * kInvariantSplitPages;
       end = min(to, from + overhead + (i + 1) * kInvariantSplitPages);
@@ -161,12 +167,12 @@ __device__ void WriteSegments(const PlanArguments& a, const PlanState& state, Se
     segment.end = unit_at(end);
     a.plan.segments[first + i] = segment;
     const int group =
-        a.batch_invariant ? LastNotAbove(a.plan.boundary, state.active, begin) : first_group + i;
-    if (begin == a.plan.boundary[group]) {
+        a.batch_invariant ? LastNotAbove(state.boundary, state.active, begin) : first_group + i;
+    if (begin == state.boundary[group]) {
       ShareOf(a, state, group).first = segment;
       ShareOf(a, state, group).begin = first + i;
     }
-    if (end == a.plan.boundary[group + 1]) ShareOf(a, state, group).end = first + i + 1;
+    if (end == state.boundary[group + 1]) ShareOf(a, state, group).end = first + i + 1;
   }
 }
 
@@ -174,9 +180,9 @@ __device__ void WriteSegments(const PlanArguments& a, const PlanState& state, Se
 __device__ void WritePair(const PlanArguments& a, const PlanState& state, int head, int sequence) {
   const SequenceCost cost = CostOf(a, sequence, state.groups);
   if (cost.cost() == 0) return;
-  const int from = head * state.head_cost + a.plan.cost_before[sequence];
+  const int from = head * state.head_cost + state.cost_before[sequence];
   const int middle = from + cost.int2(), to = from + cost.cost();
-  const int base = head * state.head_segments + a.plan.segment_before[sequence];
+  const int base = head * state.head_segments + state.segment_before[sequence];
   // The index of a segment is the number of items before its own plus, where groups cut items, the
   // number of its group: it grows from segment to segment, whatever is cut where.
   int first[2] = {base, base}, count[2] = {0, 0}, group[2] = {0, 0};
@@ -188,9 +194,9 @@ __device__ void WritePair(const PlanArguments& a, const PlanState& state, int he
           kind == kSegmentInt2 ? (cost.pages + kInvariantSplitPages - 1) / kInvariantSplitPages : 1;
       first[kind] = base + (kind == kSegmentInt2 ? 0 : count[0]);
     } else {
-      group[kind] = LastNotAbove(a.plan.boundary, state.active, bounds[kind]);
+      group[kind] = LastNotAbove(state.boundary, state.active, bounds[kind]);
       count[kind] =
-          LastNotAbove(a.plan.boundary, state.active, bounds[kind + 1] - 1) - group[kind] + 1;
+          LastNotAbove(state.boundary, state.active, bounds[kind + 1] - 1) - group[kind] + 1;
       first[kind] = base + (kind == kSegmentBf16 && cost.pages > 0) + group[kind];
     }
   }
@@ -233,7 +239,16 @@ __global__ void __launch_bounds__(kPlanThreads)
   const int per_thread = (a.batch + kPlanThreads - 1) / kPlanThreads;
   const int begin = min(a.batch, static_cast<int>(threadIdx.x) * per_thread);
   const int end = min(a.batch, begin + per_thread);
+  extern __shared__ int32_t lines[];
   PlanState state;
+  state.boundary = a.plan.boundary;
+  state.cost_before = a.plan.cost_before;
+  state.segment_before = a.plan.segment_before;
+  if (a.shared_lines) {
+    state.boundary = lines;
+    state.cost_before = state.boundary + a.blocks * a.groups_max + 1;
+    state.segment_before = state.cost_before + a.batch + 1;
+  }
   state.groups = 1;
   int2 mine, total, before;
   for (;;) {
@@ -250,8 +265,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
   for (int s = begin; s < end; ++s) {
     const SequenceCost cost = CostOf(a, s, state.groups);
-    a.plan.cost_before[s] = before.x;
-    a.plan.segment_before[s] = before.y;
+    state.cost_before[s] = before.x;
+    state.segment_before[s] = before.y;
     before = make_int2(before.x + cost.cost(), before.y + SplitsOf(a, cost));
   }
   __syncthreads();
@@ -261,7 +276,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   state.head_segments = total.y;
   state.active = max(1, min(groups, all / kUnitsPerBlockMin));
   for (int i = threadIdx.x; i <= groups; i += kPlanThreads) {
-    a.plan.boundary[i] = i < state.active && all > 0 ? BoundaryOf(a, state, i) : all;
+    state.boundary[i] = i < state.active && all > 0 ? BoundaryOf(a, state, i) : all;
     if (i < groups) ShareOf(a, state, i).begin = ShareOf(a, state, i).end = 0;
   }
   // Indices between the segments of two groups of a block may stay without one.
@@ -299,13 +314,16 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
   }
   if (error != cudaSuccess) return error;
   const int dim = shape.tile.head_dim, columns = shape.columns();
-  launch->pair = columns <= 4;
+  launch->pair = columns <= 4 || (columns > 8 && columns <= 12);
   launch->column_tiles = columns <= 8 ? 1 : columns <= 16 ? 2 : 4;
   launch->blocks = processors;
   launch->slot_bytes = shape.tile.int2_bytes();
   launch->warps = WarpsFor(dim, launch->column_tiles);
-  const size_t fixed = kPassRows * (dim + 4) * sizeof(float);
+  launch->query_bytes =
+      launch->column_tiles > 2 ? launch->FragmentWords(shape.tile) * sizeof(uint32_t) : 0;
   for (; launch->warps >= 4; launch->warps -= 4) {
+    const size_t fixed =
+        kPassRows * (dim + 4) * sizeof(float) + launch->warps * launch->query_bytes;
     const size_t per_stage = launch->warps * (launch->slot_bytes + 8);
     launch->stages =
         static_cast<int>(std::min<size_t>(kStagesMax, (shared_max - fixed) / per_stage));
@@ -374,7 +392,11 @@ cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, i
   a.groups_max = launch.groups_max();
   a.segments_max = SegmentsMax(shape, launch);
   a.batch_invariant = shape.batch_invariant;
-  PlanKernel<<<1, kPlanThreads, 0, stream>>>(a);
+  const size_t lines = (static_cast<size_t>(a.blocks) * a.groups_max + 1 +
+                        2 * (static_cast<size_t>(shape.batch) + 1)) *
+                       sizeof(int32_t);
+  a.shared_lines = lines <= kPlanSharedMax;
+  PlanKernel<<<1, kPlanThreads, a.shared_lines ? lines : 0, stream>>>(a);
   return cudaGetLastError();
 }
 

@@ -76,17 +76,18 @@ struct DecodeLaunch {
   int blocks = 0;
   int warps = 0;
   int stages = 0;        // tiles a warp has in shared memory
-  bool pair = false;     // a query row takes two columns: hi and lo halves
+  bool pair = false;     // a query row of the last column tile takes two columns, hi and lo halves
   int column_tiles = 1;  // of 8 columns
   size_t slot_bytes = 0;
+  size_t query_bytes = 0;  // of shared memory a warp keeps the rotated query in; 0: in registers
   size_t shared_bytes = 0;
 
-  int rows() const { return pair ? 4 : 8 * column_tiles; }
+  int rows() const { return 8 * column_tiles - (pair ? 4 : 0); }
   int groups_max() const { return warps / kGroupWarps; }
   // Words of a segment's rotated query.
   size_t FragmentWords(const TileShape& tile) const {
     const int split = tile.group_size == 32 ? 2 : 1;
-    return static_cast<size_t>(pair ? 1 : 2 * column_tiles) * tile.head_dim / 32 * split * 64;
+    return static_cast<size_t>(2 * column_tiles - (pair ? 1 : 0)) * tile.head_dim / 32 * split * 64;
   }
 };
 

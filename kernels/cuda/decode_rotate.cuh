@@ -185,43 +185,53 @@ class QueryRotation {
     const int pairs = kPairs / splits_;
     const uint32_t query = ptx::SharedAddress(stage_) + lane_ % 16 * kQueryStride + lane_ / 16 * 16;
     const bool kept = pass_.head == head_ && block == warp_ % kColumnBlocks;
+    if (!kept) {
 #pragma unroll
-    for (int i = 0; i < kKept; ++i) {
-      if (i >= pairs) continue;
-      if (!kept) LoadPair(pass_.head, block, split * pairs + i, kept_[i]);
-      MultiplyPair(query + 64 * (split * pairs + i), kept_[i], acc);
+      for (int i = 0; i < kKept; ++i) {
+        if (i < pairs) LoadPair(pass_.head, block, split * pairs + i, kept_[i]);
+      }
+      head_ = block == warp_ % kColumnBlocks ? pass_.head : -1;
     }
-    if (!kept) head_ = block == warp_ % kColumnBlocks ? pass_.head : -1;
-    for (int i = kKept; i < pairs; ++i) {
-      float4 r[2][4];
-      LoadPair(pass_.head, block, split * pairs + i, r);
-      MultiplyPair(query + 64 * (split * pairs + i), r, acc);
+    // An fp16 query enters in two bf16 parts, one after the other.
+#pragma unroll 1
+    for (int low = 0; low < (half_ ? 2 : 1); ++low) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        if (i < pairs) MultiplyPair(query + 64 * (split * pairs + i), low, kept_[i], acc);
+      }
+#pragma unroll 1
+      for (int i = kKept; i < pairs; ++i) {
+        float4 r[2][4];
+        LoadPair(pass_.head, block, split * pairs + i, r);
+        MultiplyPair(query + 64 * (split * pairs + i), low, r, acc);
+      }
     }
   }
 
-  __device__ __forceinline__ void MultiplyPair(uint32_t query, const float4 (&r)[2][4],
+  __device__ __forceinline__ void MultiplyPair(uint32_t query, int low, const float4 (&r)[2][4],
                                                float (&acc)[4][4]) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       uint32_t a[4];
       ptx::LoadMatrices(a, query + 32 * s);
+      if (half_) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t part[2];
+          ptx::SplitBf16(ptx::LowHalf(a[i]), ptx::HighHalf(a[i]), &part[0], &part[1]);
+          a[i] = low == 0 ? part[0] : part[1];
+        }
+      }
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float x[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) x[i] = reinterpret_cast<const float*>(&r[s][i])[e];
-        uint32_t high[2], low[2];
-        if (half_) {
-          ptx::SplitHalf(x[0], x[1], &high[0], &low[0]);
-          ptx::SplitHalf(x[2], x[3], &high[1], &low[1]);
-          ptx::MmaF16(acc[e], a, high[0], high[1]);
-          ptx::MmaF16(acc[e], a, low[0], low[1]);
-        } else {
-          ptx::SplitBf16(x[0], x[1], &high[0], &low[0]);
-          ptx::SplitBf16(x[2], x[3], &high[1], &low[1]);
-          ptx::MmaBf16(acc[e], a, high[0], high[1]);
-          ptx::MmaBf16(acc[e], a, low[0], low[1]);
-        }
+        uint32_t high[2], rest[2];
+        ptx::SplitBf16(x[0], x[1], &high[0], &rest[0]);
+        ptx::SplitBf16(x[2], x[3], &high[1], &rest[1]);
+        ptx::MmaBf16(acc[e], a, high[0], high[1]);
+        ptx::MmaBf16(acc[e], a, rest[0], rest[1]);
       }
     }
   }
@@ -316,10 +326,11 @@ class QueryRotation {
     for (int split = 0; split < T::kGroupSplit; ++split) {
       const uint32_t mask = T::kGroupSplit == 1 ? ~0u : 0x00ff00ffu << (8 * split);
       const int step = (part * T::kGroupSplit + split) * 2 + q % 2;
-      StoreWord(segment, T::kPair ? 0 : row / 8 * 2, step, q / 2,
-                4 * (T::kPair ? 2 * row : row % 8) + c, high & mask);
-      StoreWord(segment, T::kPair ? 0 : row / 8 * 2 + 1, step, q / 2,
-                4 * (T::kPair ? 2 * row + 1 : row % 8) + c, low & mask);
+      const int tile = row / 8 * 2, column = row % 8;
+      const bool paired = T::Paired(row / 8);
+      StoreWord(segment, tile, step, q / 2, 4 * (paired ? 2 * column : column) + c, high & mask);
+      StoreWord(segment, paired ? tile : tile + 1, step, q / 2,
+                4 * (paired ? 2 * column + 1 : column) + c, low & mask);
     }
   }
 

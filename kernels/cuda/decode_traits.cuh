@@ -16,8 +16,8 @@ inline constexpr float kLog2E = 1.4426950408889634f;
 inline constexpr float kLag = 4.0f;
 
 // Compile-time sizes of the decode kernel. The score product multiplies codes (bytes) with q' in 16
-// bits, split into two signed bytes. kPair: a query row takes two neighbouring columns, high and
-// low byte; for up to 4 rows. Otherwise high and low bytes are columns of two products.
+// bits, split into two signed bytes. High and low bytes are columns of two products; with kPair, in
+// the last column tile, neighbouring columns of one, for half as many rows.
 template <int dim, int groups, int column_tiles, bool pair, bool bulk>
 struct DecodeTraits {
   static constexpr int kDim = dim;
@@ -31,11 +31,13 @@ struct DecodeTraits {
   // Score products: 64 channels take two, each of them twice where they span two groups.
   static constexpr int kGroupSplit = dim / groups == 32 ? 2 : 1;
   static constexpr int kDotSteps = dim / 32 * kGroupSplit;
-  static constexpr int kDotTiles = pair ? 1 : 2 * column_tiles;  // of 8 columns
-  static constexpr int kRows = pair ? 4 : 8 * column_tiles;      // query rows, padding included
-  static constexpr int kLaneRows = pair ? 1 : 2 * column_tiles;  // query rows of one lane
+  static constexpr int kDotTiles = 2 * column_tiles - (pair ? 1 : 0);  // of 8 columns
+  static constexpr int kRows = 8 * column_tiles - (pair ? 4 : 0);      // query rows, with padding
+  static constexpr int kLaneRows = 2 * column_tiles - (pair ? 1 : 0);  // query rows of one lane
   static constexpr int kCodeBytes = kTokens * dim / 4;
   static constexpr int kMetaBytes = kTokens * groups * 4;
+  // The rotated query stays in shared memory, a copy for each warp, where registers are short.
+  static constexpr bool kSharedQuery = column_tiles > 2;
   static constexpr int kTileBytes = 2 * (kCodeBytes + kMetaBytes);
   static constexpr int kRank = (column_tiles * dim + 127) / 128;
   static constexpr int kThreadsMax = 32 * WarpsFor(dim, column_tiles);
@@ -43,18 +45,22 @@ struct DecodeTraits {
   static constexpr int kTogether = kRank * kDotTiles * groups <= 2 ? 2 : 1;
   // 16-token groups between two looks at the maxima: fewer where scores take many registers.
   static constexpr int kSoftmaxGroups = column_tiles == 1 ? 4 : column_tiles == 2 ? 2 : 1;
-  // Outputs of one lane and column tile, after hi and lo columns are added.
-  static constexpr int kLaneValues = kSteps * (pair ? 2 : 4);
 
   using Ring = TileRing<dim, bulk>;
 
-  static_assert(!pair || column_tiles == 1);
+  // Column tile n holds 4 rows, in pairs of columns.
+  __host__ __device__ static constexpr bool Paired(int n) { return pair && n == column_tiles - 1; }
+  // Outputs of one lane in column tile n, after hi and lo columns are added.
+  __host__ __device__ static constexpr int LaneValues(int n) {
+    return kSteps * (Paired(n) ? 2 : 4);
+  }
+
   static_assert(kChunkTokens * kRowBytes<dim> <= kTileBytes, "a chunk's rows fit a slot");
-  static_assert(kLaneValues * 32 * 4 <= kTileBytes, "a warp's outputs fit a slot");
+  static_assert(LaneValues(0) * 32 * 4 <= kTileBytes, "a warp's outputs fit a slot");
 
   // The query row of a lane's i-th element, i < kLaneRows.
   __device__ static __forceinline__ int RowOf(int lane, int i) {
-    return pair ? lane % 4 : 8 * (i / 2) + 2 * (lane % 4) + i % 2;
+    return 8 * (i / 2) + (Paired(i / 2) ? lane % 4 : 2 * (lane % 4) + i % 2);
   }
 };
 
@@ -79,7 +85,7 @@ struct SegmentState {
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
       float(&o)[4] = out[i / 2][s];
-      if (T::kPair) {
+      if (T::Paired(i / 2)) {
         for (int e = 0; e < 4; ++e) o[e] *= factor;
       } else {
         o[i % 2] *= factor;

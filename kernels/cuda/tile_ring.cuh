@@ -56,6 +56,7 @@ class TileRing {
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBulk) {
       if (lane_ == 0) {
+#pragma unroll 1
         for (int i = 0; i < k.launch.stages; ++i) ptx::InitBarrier(barriers + 8 * i, 32);
         ptx::FenceBarrierInit();
         ptx::FenceCopyEngine();
@@ -72,18 +73,23 @@ class TileRing {
     warps_ = group.warps;
     segment_end_ = share.end;
     segment_ = share.begin;
+    unit_ = unit_end_ = 0;
     if (segment_ >= segment_end_) return;
     Take(share.first);
-    if (unit_ >= unit_end_) {
-      Enter(k);
-    } else {
-      LoadAddresses(k);
-    }
+    if (unit_ < unit_end_) LoadAddresses(k, share.first);
   }
 
+  // Starts the first copies, of the first segment only: to find the next one would keep the block
+  // waiting. Complete starts the others.
   __device__ __forceinline__ void Start(const DecodeKernelParams& k) {
+    started_ = 0;
 #pragma unroll 1
-    for (int i = 0; i < k.launch.stages; ++i) Fill(k);
+    for (; started_ < k.launch.stages && unit_ < unit_end_; ++started_) FillSlot(k);
+  }
+  __device__ __forceinline__ void Complete(const DecodeKernelParams& k) {
+    if (segment_ < segment_end_ && unit_ >= unit_end_) Enter(k);
+#pragma unroll 1
+    for (; started_ < k.launch.stages; ++started_) Fill(k);
   }
 
   // Waits until the oldest slot has arrived and returns its address.
@@ -132,30 +138,36 @@ class TileRing {
   // Starts the copy of the warp's next tile into the slot released longest ago.
   __device__ __forceinline__ void Fill(const DecodeKernelParams& k) {
     if (segment_ < segment_end_) {
-      const uint32_t slot = slots_ + fill_slot_ * static_cast<uint32_t>(k.launch.slot_bytes);
-      const uint32_t barrier = barriers_ + 8 * fill_slot_;
-      if (kind_ == kSegmentInt2) {
-        FillTile(k, slot, barrier);
-        unit_ += warps_;
-        ++index_;
-      } else {
-        FillRows(k, slot, barrier);
-        half_ ^= 1;
-        if (half_ == 0) unit_ += warps_;
-      }
-      if (++fill_slot_ == k.launch.stages) fill_slot_ = 0;
+      FillSlot(k);
       if (unit_ >= unit_end_) Enter(k);
+    } else if constexpr (!kBulk) {
+      ptx::CommitCopies();
     }
-    if constexpr (!kBulk) ptx::CommitCopies();
   }
 
  private:
+  __device__ __forceinline__ void FillSlot(const DecodeKernelParams& k) {
+    const uint32_t slot = slots_ + fill_slot_ * static_cast<uint32_t>(k.launch.slot_bytes);
+    const uint32_t barrier = barriers_ + 8 * fill_slot_;
+    if (kind_ == kSegmentInt2) {
+      FillTile(k, slot, barrier);
+      unit_ += warps_;
+    } else {
+      FillRows(k, slot, barrier);
+      if (index_ % 2 != 0) unit_ += warps_;
+    }
+    ++index_;
+    if (++fill_slot_ == k.launch.stages) fill_slot_ = 0;
+    if constexpr (!kBulk) ptx::CommitCopies();
+  }
+
   // Moves to the next segment that has work for this warp.
   __device__ __forceinline__ void Enter(const DecodeKernelParams& k) {
     for (++segment_; segment_ < segment_end_; ++segment_) {
-      Take(k.plan.segments[segment_]);
+      const Segment& segment = k.plan.segments[segment_];
+      Take(segment);
       if (unit_ >= unit_end_) continue;
-      LoadAddresses(k);
+      LoadAddresses(k, segment);
       break;
     }
   }
@@ -164,37 +176,35 @@ class TileRing {
     unit_ = s.begin + warp_;
     unit_end_ = s.end;
     kind_ = s.kind;
-    sequence_ = s.sequence;
-    head_ = s.head;
     index_ = 0;
-    half_ = 0;
   }
 
-  // In an INT2 segment each lane holds the page address of one of the warp's next 32 tiles. In a
-  // BF16 one lanes 0 to 4 hold what leads to the rows: addresses of sink and recent window, sink
-  // tokens, recent tokens, first slot of the ring.
-  __device__ __forceinline__ void LoadAddresses(const DecodeKernelParams& k) {
+  // In an INT2 segment each lane holds the address of one of the warp's next 32 tiles. In a BF16
+  // one lanes 0 to 4 hold what leads to the rows: addresses of the head's sink and recent rows,
+  // sink tokens, recent tokens, first slot of the ring.
+  __device__ __forceinline__ void LoadAddresses(const DecodeKernelParams& k, const Segment& s) {
     const DecodeLengths& lengths = k.p.lengths;
     address_ = 0;
     if (kind_ == kSegmentInt2) {
       const int page = unit_ + lane_ * warps_;
       if (page < unit_end_) {
-        address_ = k.p.page_address[static_cast<int64_t>(sequence_) * k.p.shape.max_pages + page];
+        address_ = k.p.page_address[static_cast<int64_t>(s.sequence) * k.p.shape.max_pages + page] +
+                   k.p.page_layer_offset + s.head * k.p.page_head_stride;
       }
     } else if (lane_ < 2) {
-      address_ = (lane_ == 0 ? k.p.sink : k.p.recent).address[sequence_];
+      const Bf16Rows& rows = lane_ == 0 ? k.p.sink : k.p.recent;
+      address_ = rows.address[s.sequence] + rows.layer_offset + s.head * rows.head_stride;
     } else if (lane_ < 5) {
       address_ = (lane_ == 2   ? lengths.sink_tokens
                   : lane_ == 3 ? lengths.recent_tokens
-                               : lengths.recent_begin)[sequence_];
+                               : lengths.recent_begin)[s.sequence];
     }
   }
 
   __device__ __forceinline__ void FillTile(const DecodeKernelParams& k, uint32_t slot,
                                            uint32_t barrier) {
-    if (index_ % 32 == 0 && index_ > 0) LoadAddresses(k);
-    const uint64_t address = __shfl_sync(~0u, address_, index_ % 32) + k.p.page_layer_offset +
-                             head_ * k.p.page_head_stride;
+    if (index_ % 32 == 0 && index_ > 0) LoadAddresses(k, k.plan.segments[segment_]);
+    const uint64_t address = __shfl_sync(~0u, address_, index_ % 32);
     const uint32_t bytes = static_cast<uint32_t>(k.launch.slot_bytes);
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBulk) {
@@ -215,22 +225,28 @@ class TileRing {
   // Rows by copies of 16 bytes on either path: padded rows would each take a bulk copy.
   __device__ __forceinline__ void FillRows(const DecodeKernelParams& k, uint32_t slot,
                                            uint32_t barrier) {
-    constexpr int kPieces = kDim / 8;  // of a row
+    constexpr int kPieces = kDim / 8;      // of a row
+    constexpr int kAtOnce = 32 / kPieces;  // rows
     const auto held = [&](int lane) { return __shfl_sync(~0u, address_, lane); };
     const int sink_tokens = static_cast<int>(held(2));
     const ChunkSource source = SourceOf(sink_tokens, static_cast<int>(held(3)), unit_);
     const Bf16Rows& rows = source.sink ? k.p.sink : k.p.recent;
-    const uint64_t base = held(source.sink ? 0 : 1) + rows.layer_offset + head_ * rows.head_stride +
-                          half_ * rows.v_offset;
+    const uint64_t base = held(source.sink ? 0 : 1) + index_ % 2 * rows.v_offset;
     const int64_t stride = rows.token_stride;
-    const int begin = source.sink ? 0 : static_cast<int>(held(4));
-#pragma unroll 1
-    for (int i = lane_; i < source.rows * kPieces; i += 32) {
-      const int row = i / kPieces, piece = i % kPieces;
-      int token = source.first + row + begin;
-      if (!source.sink && token >= k.p.recent_capacity) token -= k.p.recent_capacity;
-      ptx::CopyAsync16(slot + row * kRowBytes<kDim> + 16 * piece,
-                       reinterpret_cast<const char*>(base + token * stride) + 16 * piece);
+    const int begin = static_cast<int>(held(4));
+    const int capacity = source.sink ? source.first + kChunkTokens : k.p.recent_capacity;
+    int row = lane_ / kPieces;
+    int token = source.first + row + (source.sink ? 0 : begin);
+    if (token >= capacity) token -= capacity;
+    uint32_t to = slot + row * kRowBytes<kDim> + lane_ % kPieces * 16;
+    uint64_t from = base + token * stride + lane_ % kPieces * 16;
+#pragma unroll 2
+    for (; row < source.rows; row += kAtOnce) {
+      ptx::CopyAsync16(to, reinterpret_cast<const void*>(from));
+      to += kAtOnce * kRowBytes<kDim>;
+      from += kAtOnce * stride;
+      token += kAtOnce;
+      if (token >= capacity) token -= capacity, from -= capacity * stride;
     }
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBulk) ptx::ArriveWithCopies(barrier);
@@ -240,12 +256,12 @@ class TileRing {
   uint32_t slots_, barriers_;
   int warp_, warps_, lane_;
   int use_slot_, phase_, fill_slot_;
+  int started_;  // copies
   // What is loaded next.
   int segment_, segment_end_;
   int unit_, unit_end_;
-  int kind_, sequence_, head_;
-  int index_;  // tiles of this segment loaded by the warp
-  int half_;   // 0: K rows next, 1: V rows
+  int kind_;
+  int index_;  // slots of this segment filled by the warp: K rows and V rows of a chunk in turn
   uint64_t address_;
 };
 
