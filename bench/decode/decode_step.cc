@@ -160,19 +160,17 @@ void DecodeStep::EnqueueLayer(int layer, cudaStream_t stream) {
   } else {
     EnqueueExperts(layer, stream);
   }
-  const bool last = layer + 1 == m_.layers;
   Check(models::cuda::AddAndNorm(norm, y_.get(), Norm(2 * layer + 2), residual_.get(), x_.get(),
-                                 stream,
-                                 last ? models::cuda::L2Prefetch{} : cache_.Constants(layer + 1)),
+                                 stream),
         "norm");
 }
 
 void DecodeStep::Enqueue(cudaStream_t stream) {
   cache_.Plan(stream);
-  Check(models::cuda::EmbedAndNorm({batch_, m_.hidden, static_cast<float>(m_.epsilon)},
-                                   tokens_.get(), w_.table.get(), Norm(0), residual_.get(),
-                                   x_.get(), stream, cache_.Constants(0)),
-        "embedding");
+  Check(
+      models::cuda::EmbedAndNorm({batch_, m_.hidden, static_cast<float>(m_.epsilon)}, tokens_.get(),
+                                 w_.table.get(), Norm(0), residual_.get(), x_.get(), stream),
+      "embedding");
   for (int layer = 0; layer < m_.layers; ++layer) EnqueueLayer(layer, stream);
   Project(x_.get(), w_.last_projection(), logits_.get(), m_.hidden, m_.vocabulary, stream);
   Check(models::cuda::GreedyTokens(batch_, m_.vocabulary, logits_.get(), best_.get(), done_.get(),

@@ -143,11 +143,6 @@ kernels::cuda::Bf16Rows Int2KvCache::Ring(int layer) const {
           kSlots * 2 * kRowBytes, kRowBytes, kSlots * kRowBytes};
 }
 
-models::cuda::L2Prefetch Int2KvCache::Constants(int layer) const {
-  const size_t elements = size_t{2} * model_.kv_heads * kDim * kDim;
-  return {rotations_.get() + layer * elements, elements * sizeof(float)};
-}
-
 void Int2KvCache::Plan(cudaStream_t stream) const {
   Check(kernels::cuda::PlanDecode(Shape(), Lengths(), 0, plan_.get(), stream), "plan");
 }

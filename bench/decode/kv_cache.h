@@ -22,8 +22,6 @@ class KvCache {
  public:
   virtual ~KvCache() = default;
 
-  // What attention of `layer` reads beside the cache.
-  virtual models::cuda::L2Prefetch Constants(int layer) const = 0;
   // Once a step, before the first layer.
   virtual void Plan(cudaStream_t stream) const = 0;
   // Where NormRopeAppend puts new rows of `layer`, and what attention asks of it beside.
@@ -41,7 +39,6 @@ class Bf16KvCache : public KvCache {
  public:
   Bf16KvCache(const ModelShape& model, const SequenceShape& sequence, int batch);
 
-  models::cuda::L2Prefetch Constants(int) const override { return {}; }
   void Plan(cudaStream_t) const override {}
   void SetAppend(int layer, models::cuda::RopeParams* p) const override;
   void Attend(int layer, const kernels::Bf16* q, kernels::Bf16* out,
@@ -65,7 +62,6 @@ class Int2KvCache : public KvCache {
  public:
   Int2KvCache(const ModelShape& model, const SequenceShape& sequence, int batch);
 
-  models::cuda::L2Prefetch Constants(int layer) const override;
   void Plan(cudaStream_t stream) const override;
   void SetAppend(int layer, models::cuda::RopeParams* p) const override;
   void Attend(int layer, const kernels::Bf16* q, kernels::Bf16* out,

@@ -10,7 +10,6 @@ namespace {
 namespace ptx = kernels::cuda::ptx;
 
 constexpr int kVector = 8;  // bf16 elements of a 16-byte access
-constexpr int kLineBytes = 128;
 constexpr int kHeadDim = 128;
 constexpr int kHeadWarps = 4;
 constexpr int kArgmaxThreads = 256;
@@ -46,16 +45,11 @@ __device__ float BlockSum(float x) {
 // otherwise as itself plus `update`.
 __global__ void __launch_bounds__(1024)
     NormKernel(int hidden, float epsilon, const int32_t* tokens, const uint4* table,
-               const uint4* update, const uint4* weight, uint4* residual, uint4* out,
-               L2Prefetch prefetch) {
+               const uint4* update, const uint4* weight, uint4* residual, uint4* out) {
   const int vectors = hidden / kVector, i = threadIdx.x;
   const size_t at = static_cast<size_t>(blockIdx.x) * vectors + i;
   const bool mine = i < vectors;
   const Row8 w = mine ? Unpack(__ldg(weight + i)) : Row8{};
-  const size_t thread = static_cast<size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  for (size_t line = thread; line < prefetch.bytes / kLineBytes; line += gridDim.x * blockDim.x) {
-    ptx::PrefetchL2(static_cast<const char*>(prefetch.data) + line * kLineBytes);
-  }
   WaitForPrevious();
   Row8 row = {};
   if (mine && tokens != nullptr) {
@@ -78,7 +72,7 @@ __global__ void __launch_bounds__(1024)
 
 cudaError_t LaunchNorm(const NormShape& s, const int32_t* tokens, const Bf16* table,
                        const Bf16* update, const Bf16* weight, Bf16* residual, Bf16* out,
-                       const L2Prefetch& prefetch, cudaStream_t stream) {
+                       cudaStream_t stream) {
   if (s.rows < 1 || s.hidden < kVector || s.hidden % kVector != 0 || s.hidden > 8192) {
     return cudaErrorInvalidValue;
   }
@@ -86,7 +80,7 @@ cudaError_t LaunchNorm(const NormShape& s, const int32_t* tokens, const Bf16* ta
   return Launch(NormKernel, dim3(s.rows), threads, stream, s.hidden, s.epsilon, tokens,
                 reinterpret_cast<const uint4*>(table), reinterpret_cast<const uint4*>(update),
                 reinterpret_cast<const uint4*>(weight), reinterpret_cast<uint4*>(residual),
-                reinterpret_cast<uint4*>(out), prefetch);
+                reinterpret_cast<uint4*>(out));
 }
 
 // A lane's channels of a head: 2 l, 2 l + 1, and the same 64 further.
@@ -226,14 +220,13 @@ __global__ void __launch_bounds__(kArgmaxThreads)
 }  // namespace
 
 cudaError_t EmbedAndNorm(const NormShape& shape, const int32_t* tokens, const Bf16* table,
-                         const Bf16* weight, Bf16* residual, Bf16* out, cudaStream_t stream,
-                         const L2Prefetch& prefetch) {
-  return LaunchNorm(shape, tokens, table, nullptr, weight, residual, out, prefetch, stream);
+                         const Bf16* weight, Bf16* residual, Bf16* out, cudaStream_t stream) {
+  return LaunchNorm(shape, tokens, table, nullptr, weight, residual, out, stream);
 }
 
 cudaError_t AddAndNorm(const NormShape& shape, const Bf16* update, const Bf16* weight,
-                       Bf16* residual, Bf16* out, cudaStream_t stream, const L2Prefetch& prefetch) {
-  return LaunchNorm(shape, nullptr, nullptr, update, weight, residual, out, prefetch, stream);
+                       Bf16* residual, Bf16* out, cudaStream_t stream) {
+  return LaunchNorm(shape, nullptr, nullptr, update, weight, residual, out, stream);
 }
 
 cudaError_t NormRopeAppend(const RopeParams& p, cudaStream_t stream) {

@@ -4,7 +4,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
 #include <cstdint>
 
 #include "kernels/cuda/decode_call.h"
@@ -26,24 +25,16 @@ struct NormShape {
   float epsilon = 1e-6f;
 };
 
-// Constants that a later kernel reads, brought into L2 meanwhile.
-struct L2Prefetch {
-  const void* data = nullptr;
-  size_t bytes = 0;
-};
-
 // residual[row] = table[tokens[row]]; out = RMSNorm(residual) * weight.
 //   tokens    [rows]
 //   residual  [rows, hidden] written
 //   out       [rows, hidden]
 cudaError_t EmbedAndNorm(const NormShape& shape, const int32_t* tokens, const Bf16* table,
-                         const Bf16* weight, Bf16* residual, Bf16* out, cudaStream_t stream,
-                         const L2Prefetch& prefetch = {});
+                         const Bf16* weight, Bf16* residual, Bf16* out, cudaStream_t stream);
 
 // residual += update; out = RMSNorm(residual) * weight.
 cudaError_t AddAndNorm(const NormShape& shape, const Bf16* update, const Bf16* weight,
-                       Bf16* residual, Bf16* out, cudaStream_t stream,
-                       const L2Prefetch& prefetch = {});
+                       Bf16* residual, Bf16* out, cudaStream_t stream);
 
 // Per head: RMSNorm (where weights are given) and RoPE of q and k; q to a buffer, k and v to where
 // attention reads them.
