@@ -15,6 +15,13 @@ namespace {
 constexpr size_t kClaimBytesMax = 1 << 20;
 constexpr size_t kClaimsMax = 1024;
 
+// Of a Reserve. No two of this process have the same: a session that joins a pool again is the same
+// member there, and the number of its last call would be answered with slots that are in use.
+uint64_t NewReserveNumber() {
+  static std::atomic<uint64_t> last{0};
+  return last.fetch_add(1) + 1;
+}
+
 std::string Encoded(const FragmentHeader& header) {
   std::string bytes(FragmentHeaderBytes(header.range.tiles()), '\0');
   EncodeFragmentHeader(header, std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
@@ -81,7 +88,7 @@ class RemotePoolSession final : public PoolSession {
     while (claimed.size() < claims.size()) {
       v1::ClaimSlotsRequest request;
       request.set_pool(id_.ToBytes());
-      request.set_keyspace(ToBytes(keyspace));
+      if (keyspace != KeyspaceId()) request.set_keyspace(ToBytes(keyspace));  // else bare slots
       size_t bytes = 0;
       for (const SlotClaim& claim : claims.subspan(claimed.size())) {
         const bool whole = claim.header.has_value() && CheckTiles(*claim.header).ok();
@@ -107,7 +114,7 @@ class RemotePoolSession final : public PoolSession {
     request.set_request(next_reserve_.load());
     v1::ReserveResponse response;
     CRUMB_RETURN_IF_ERROR(Call(request, &response, timeout));
-    ++next_reserve_;  // an answer that did not arrive is asked for again
+    next_reserve_ = NewReserveNumber();  // an answer that did not arrive is asked for again
     return std::vector<uint64_t>(response.slots().begin(), response.slots().end());
   }
 
@@ -170,7 +177,7 @@ class RemotePoolSession final : public PoolSession {
   const PoolId id_;
   std::vector<PoolHandle> handles_;
   const Duration timeout_;
-  std::atomic<uint64_t> next_reserve_{1};
+  std::atomic<uint64_t> next_reserve_{NewReserveNumber()};
 };
 
 }  // namespace

@@ -224,7 +224,14 @@ std::vector<std::shared_ptr<const DeviceSlot>> RunningPool::Reserve(int count, D
       session->ReleaseLater(*more);
       break;
     }
-    for (const uint64_t slot : *more) taken.push_back(HoldBlank(slot));
+    // An answer that was asked for again may have more slots than this call wants.
+    for (const uint64_t slot : *more) {
+      if (static_cast<int>(taken.size()) < count) {
+        taken.push_back(HoldBlank(slot));
+      } else {
+        stock_.push_back(slot);
+      }
+    }
   }
   return taken;
 }

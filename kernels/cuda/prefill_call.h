@@ -32,6 +32,9 @@ struct PrefillShape {
   int q_heads = 1;  // a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads)
 };
 
+// kWarp: products of one warp although the device has those of four.
+enum class PrefillProducts : uint8_t { kAuto, kWarp };
+
 struct PrefillAttentionParams {
   PrefillShape shape;
   PrefillLengths lengths;
@@ -69,6 +72,7 @@ struct PrefillAttentionParams {
   float scale = 0.0f;     // 0: 1 / sqrt(head_dim)
   float soft_cap = 0.0f;  // > 0: cap * tanh(logit / cap)
   int window = 0;         // > 0: attend the last `window` positions only
+  PrefillProducts products = PrefillProducts::kAuto;
 
   void* workspace = nullptr;  // PrefillWorkspaceBytes(shape)
 };

@@ -7,10 +7,19 @@
 
 namespace crumb::kernels::cuda::prefill {
 
-// 32 query rows a warp where registers hold their outputs, else 16.
+// A warp's products: 32 query rows where registers hold their outputs, else 16.
 template <int dim, int groups>
 cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t stream) {
   constexpr int kColumnTiles = dim <= 128 && groups == 1 ? 4 : 2;
+  if constexpr (dim == 128 && groups <= 2) {
+    if (params.products == PrefillProducts::kAuto && params.soft_cap <= 0.0f &&
+        params.window <= 0) {
+      bool team = false;
+      const cudaError_t error = HasTeamProducts(&team);
+      if (error != cudaSuccess) return error;
+      if (team) return LaunchTeam<Traits<dim, groups, 2>>(params, stream);
+    }
+  }
   return Launch<Traits<dim, groups, kColumnTiles>>(params, stream);
 }
 

@@ -32,6 +32,9 @@ constexpr auto kPatience = std::chrono::seconds(60);
 constexpr int kTokens = 3000;
 constexpr int kChunk = 400;
 constexpr uint64_t kHandleBytes = 2 << 20;
+// Enough for all windows of a test's sequence: none waits for more.
+constexpr int kBlankPages = 60;
+constexpr int kBlankSinks = 4;
 
 class Player {
  public:
@@ -73,7 +76,7 @@ class Player {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (true) {
       const DevicePoolUse use = worker_->pool_use();
-      if (use.joined && use.blank_slots > 4) return "ok";
+      if (use.joined && use.blank_slots >= kBlankPages + kBlankSinks) return "ok";
       if (std::chrono::steady_clock::now() > deadline) return "late";
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
@@ -160,8 +163,8 @@ int Serve(const PlayerOptions& options, const std::string& outputs, int socket) 
   on_device.load_pages = 64;
   on_device.pool_bytes = on_device.pool_sink_bytes = options.pool_bytes;
   on_device.pool_handle_bytes = kHandleBytes;
-  on_device.pool_blank_pages = 32;
-  on_device.pool_blank_sinks = 2;
+  on_device.pool_blank_pages = kBlankPages;
+  on_device.pool_blank_sinks = kBlankSinks;
   on_device.pool_write_through = options.write_through;
   if (options.peer >= 0) on_device.pool_peers = {options.peer};
   auto worker = DeviceWorker::Open(Platform().options, on_device, client->get(), *device);

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <tuple>
 
 #include "kernels/bf16.h"
 #include "kernels/tile_codec.h"
@@ -24,14 +25,33 @@ struct Shape {
   int head_dim, group_size, kv_heads, group;
 };
 
-class PrefillShapes : public testing::TestWithParam<Shape> {};
+// Whether the call is served by products of four warps.
+bool UsesTeams(const PrefillOptions& options) {
+  int device = 0, major = 0;
+  EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
+  EXPECT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), cudaSuccess);
+  return major == 9 && options.products == PrefillProducts::kAuto && options.tile.head_dim == 128 &&
+         options.tile.group_size >= 64 && options.soft_cap <= 0.0f && options.window <= 0;
+}
+
+// Products of one warp take q' rounded to fp16, whose error grows with the logits; those of four
+// warps take what was rounded away too. Rounding a row to bf16 alone takes 1.6e-3 on average and,
+// with few channels, up to 2.4e-3.
+double ErrorBound(bool teams, OutType type, double logit_std) {
+  if (teams) return type == OutType::kF32 ? 5e-4 : 2.4e-3;
+  if (type == OutType::kF32) return logit_std < 4 ? 1e-3 : 4e-3;
+  return logit_std < 4 ? 2.6e-3 : 5e-3;
+}
+
+class PrefillShapes : public testing::TestWithParam<std::tuple<Shape, PrefillProducts>> {};
 
 TEST_P(PrefillShapes, AgreesWithTheOracle) {
   CRUMB_NEEDS_DEVICE();
-  const Shape& shape = GetParam();
+  const auto& [shape, products] = GetParam();
   for (const double logit_std : {1.0, 2.0, 8.0}) {
     for (const OutType type : {OutType::kF32, OutType::kBf16}) {
       PrefillOptions options;
+      options.products = products;
       options.tile = {64, shape.head_dim, shape.group_size};
       options.kv_heads = shape.kv_heads;
       options.group = shape.group;
@@ -42,12 +62,10 @@ TEST_P(PrefillShapes, AgreesWithTheOracle) {
       PrefillCase run(options);
       run.Run();
       const double error = run.WorstError(150);
-      // q' is rounded to fp16, which grows with the logits. Rounding a row of few channels to bf16
-      // alone takes up to 2.4e-3.
-      const double bound =
-          type == OutType::kF32 ? (logit_std < 4 ? 1e-3 : 4e-3) : (logit_std < 4 ? 2.6e-3 : 5e-3);
-      std::printf("d %d G %d g %d std %.0f %s: error %.2e\n", shape.head_dim, shape.group_size,
-                  shape.group, logit_std, type == OutType::kF32 ? "f32" : "bf16", error);
+      const double bound = ErrorBound(UsesTeams(options), type, logit_std);
+      std::printf("d %d G %d g %d %s std %.0f %s: error %.2e\n", shape.head_dim, shape.group_size,
+                  shape.group, products == PrefillProducts::kAuto ? "auto" : "warp", logit_std,
+                  type == OutType::kF32 ? "f32" : "bf16", error);
       EXPECT_LE(error, bound);
     }
   }
@@ -55,11 +73,13 @@ TEST_P(PrefillShapes, AgreesWithTheOracle) {
 
 INSTANTIATE_TEST_SUITE_P(
     Shapes, PrefillShapes,
-    testing::Values(Shape{128, 128, 2, 4}, Shape{128, 128, 3, 1}, Shape{128, 128, 2, 3},
-                    Shape{128, 128, 1, 5}, Shape{128, 128, 1, 6}, Shape{128, 128, 2, 7},
-                    Shape{128, 128, 1, 12}, Shape{128, 128, 1, 16}, Shape{128, 64, 2, 4},
-                    Shape{128, 32, 2, 4}, Shape{64, 64, 2, 4}, Shape{64, 32, 1, 8},
-                    Shape{256, 128, 2, 2}, Shape{256, 64, 1, 4}, Shape{256, 32, 1, 3}));
+    testing::Combine(
+        testing::Values(Shape{128, 128, 2, 4}, Shape{128, 128, 3, 1}, Shape{128, 128, 2, 3},
+                        Shape{128, 128, 1, 5}, Shape{128, 128, 1, 6}, Shape{128, 128, 2, 7},
+                        Shape{128, 128, 1, 12}, Shape{128, 128, 1, 16}, Shape{128, 64, 2, 4},
+                        Shape{128, 32, 2, 4}, Shape{64, 64, 2, 4}, Shape{64, 32, 1, 8},
+                        Shape{256, 128, 2, 2}, Shape{256, 64, 1, 4}, Shape{256, 32, 1, 3}),
+        testing::Values(PrefillProducts::kAuto, PrefillProducts::kWarp)));
 
 TEST(PrefillAttention, EveryTermOfTheLogit) {
   CRUMB_NEEDS_DEVICE();

@@ -162,6 +162,7 @@ PrefillAttentionParams PrefillCase::Params() const {
   if (o_.sink_logit) p.sink_logit = device_sink_logit_.as<float>();
   p.soft_cap = o_.soft_cap;
   p.window = o_.window;
+  p.products = o_.products;
   return p;
 }
 

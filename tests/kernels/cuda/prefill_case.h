@@ -35,6 +35,7 @@ struct PrefillOptions {
   float soft_cap = 0.0f;
   int window = 0;
   OutType out_type = OutType::kF32;
+  PrefillProducts products = PrefillProducts::kAuto;
   uint32_t seed = 1;
 };
 
