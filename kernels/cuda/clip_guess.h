@@ -10,9 +10,9 @@
 namespace crumb::kernels::cuda {
 
 struct ClipGuess {
-  int rank = 0;         // the threshold is the rank-th largest magnitude; 0: no clip
-  float filter = 0.0f;  // values below this times sigma are left out of the search
-  float first = 0.0f;   // the first guess is this times sigma
+  int rank = 0;        // the threshold is the rank-th largest magnitude; 0: no clip
+  float first = 0.0f;  // the first guess is this times sigma
+  float step = 0.0f;   // from one magnitude to the next near the guess, times sigma
 };
 
 // The x that |y| / sigma of normal y stays under with this probability.
@@ -31,11 +31,10 @@ inline ClipGuess GuessClip(float clip, int head_dim) {
   const int index = std::min(static_cast<int>(clip * static_cast<float>(head_dim)), head_dim - 1);
   ClipGuess guess;
   guess.rank = head_dim - index;
-  // Rows whose filter leaves less than `rank` values are rare: 2.5 deviations.
-  const double kept =
-      std::min<double>(guess.rank + 2.5 * std::sqrt(guess.rank) + 2.0, 0.9 * head_dim);
-  guess.filter = TailQuantile(1.0 - kept / head_dim);
   guess.first = TailQuantile(1.0 - (guess.rank - 0.5) / head_dim);
+  const double density =
+      std::sqrt(2.0 / 3.14159265358979) * std::exp(-0.5 * double{guess.first} * guess.first);
+  guess.step = static_cast<float>(1.0 / (head_dim * density));
   return guess;
 }
 

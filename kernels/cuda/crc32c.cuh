@@ -129,7 +129,11 @@ class PlainSum {
 
  private:
   // All ones for an odd count.
-  static __device__ __forceinline__ uint32_t Parity(int count) { return -(count & 1); }
+  static __device__ __forceinline__ uint32_t Parity(int count) {
+    uint32_t parity;
+    asm("bfe.s32 %0, %1, 0, 1;" : "=r"(parity) : "r"(count));
+    return parity;
+  }
 
   int counts_[4][4];
 };

@@ -19,15 +19,6 @@ __device__ float Value(uint16_t bits, RowType type) {
                                 : __half2float(__ushort_as_half(bits));
 }
 
-// The k-th pair of a product's inner channels is not the k-th pair of the row: lane c reads
-// channels 32 p + 8 c .. + 7 by one 16-byte load and takes them for columns 2 c and 2 c + 8 of two
-// steps of
-// 16. column: of the step.
-__device__ int InnerChannel(int step, int column) {
-  const int c = column % 8 / 2, b = column / 8, e = column % 2;
-  return 32 * (step / 2) + 8 * c + 4 * (step % 2) + 2 * b + e;
-}
-
 // A thread makes both parts of one element.
 __global__ void RotationKernel(const float* rotation, int dim, RowType type, uint16_t* prepared) {
   const int64_t matrix = blockIdx.y;
@@ -36,7 +27,7 @@ __global__ void RotationKernel(const float* rotation, int dim, RowType type, uin
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < dim * dim; i += gridDim.x * kThreads) {
     const int column = i / dim, inner = i % dim;  // of the product
     const int chunk = inner / kChunkChannels, k = inner % kChunkChannels;
-    const float x = rotation[InnerChannel(inner / 16, inner % 16) * dim + column];
+    const float x = rotation[inner * dim + column];
     const uint16_t high = Bits(x, type);
     const int at = column * kChunkChannels + 8 * ((k / 8) ^ (column % 8)) + k % 8;
     uint16_t* part = prepared + 2 * chunk * dim * kChunkChannels;

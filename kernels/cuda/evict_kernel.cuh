@@ -46,19 +46,31 @@ struct EvictLayout {
   static constexpr int kRotationBytes = T::kDim * T::kDim * 4;
   static constexpr int kFeedbackBytes =
       kFeedback ? static_cast<int>(EvictFeedbackBytes(T::kDim)) : 0;
-  static constexpr int kSyncBytes = 256;  // a barrier, and the teams' sums
+  static constexpr int kStateBytes = 128;  // a barrier, facts of the matrix, of the teams' means
   static constexpr int kRowBytes = kWarpRows * T::kDim * 2;
-  // With room for two the next matrix is on its way while this one is in use.
-  static constexpr int kRotations = kFeedback || T::kDim == 256 ? 1 : 2;
-  // Rows, candidates and feedback's scratch take turns in the same place.
+  // What moves a warp's plain sums of codes and metadata to their places, a word of each a lane.
+  static constexpr int kCodeUnits = T::kDim == 256 ? 2 : 1;
+  static constexpr int kMetaUnits = (T::kGroups + 1) / 2;
+  static constexpr int kFactorBytes = 128 * (kCodeUnits + kMetaUnits);
+  // Rows and feedback's scratch take turns in the same place.
   static constexpr int kWarpBytes =
-      kFeedback ? (static_cast<int>(sizeof(FeedbackScratch<T>)) + 127) / 128 * 128 : kRowBytes;
-  static_assert(kRowBytes == kCandidateBytes<T> && kRowBytes <= kWarpBytes);
+      kFeedback ? static_cast<int>(sizeof(FeedbackScratch<T>)) : kRowBytes;
+  static_assert(kRowBytes <= kWarpBytes);
 
-  static constexpr int Bytes(bool streamed, int teams) {
-    return (streamed ? kPartBytes<T::kDim> : kRotations * kRotationBytes) + kFeedbackBytes +
-           kSyncBytes + teams * kTeamWarps * kWarpBytes;
+  static constexpr int TeamBytes() {
+    return kTeamWarps * (kWarpBytes + kFactorBytes) + kMeanBytes<T::kDim>;
   }
+  static constexpr int Bytes(bool streamed, int teams) {
+    return (streamed ? kPartBytes<T::kDim> : kRotationBytes) + kFeedbackBytes + kStateBytes +
+           teams * TeamBytes();
+  }
+};
+
+// What is known of a block's matrix; in shared memory, for registers are few.
+struct MatrixFacts {
+  int64_t ring_offset;  // of its rows in a window's ring
+  int64_t tile_offset;
+  const float* mean;  // [position_blocks, head_dim] or null
 };
 
 // kTeamProducts: four warps multiply together, where the device can; R is whole in shared memory.
@@ -66,25 +78,27 @@ template <class T, bool kFeedback, bool kTeamProducts>
 class WindowEvictor {
  public:
   using Layout = EvictLayout<T, kFeedback>;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  static constexpr bool kMeanIsProduct = kTeamProducts;
+#else
+  static constexpr bool kMeanIsProduct = false;
+#endif
 
   __device__ __forceinline__ WindowEvictor(const EvictKernelParams& k, char* shared)
       : k_(k),
         p_(k.p),
         shared_(shared),
-        rotation_(shared),
-        feedback_(shared +
-                  (Streamed() ? kPartBytes<T::kDim> : Layout::kRotations * Layout::kRotationBytes)),
-        sync_(feedback_ + Layout::kFeedbackBytes),
-        warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)),
-        rows_(sync_ + Layout::kSyncBytes + warp_ * Layout::kWarpBytes),
-        team_(warp_ / kTeamWarps),
-        group_(warp_ % kTeamWarps) {}
+        // From one lane: the compiler then knows that warps do not diverge.
+        warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)) {}
 
   __device__ __forceinline__ void Run() {
     const int matrices = 2 * p_.layers * p_.kv_heads;
     // Does not depend on the number of windows: constants are on their way before it is known.
-    SetMatrix(static_cast<int>(static_cast<int64_t>(matrices) * blockIdx.x / gridDim.x));
+    const int sharers = max(1, static_cast<int>(gridDim.x) / matrices);
     InitBarrier();
+    SetMatrix(sharers > 1
+                  ? blockIdx.x / sharers
+                  : static_cast<int>(static_cast<int64_t>(matrices) * blockIdx.x / gridDim.x));
     LoadConstants();
 #if __CUDA_ARCH__ >= 900
     if (p_.overlap_previous) {
@@ -93,43 +107,105 @@ class WindowEvictor {
     }
 #endif
     const int windows = max(0, min(*p_.windows, p_.windows_max));
-    const int64_t all = static_cast<int64_t>(matrices) * windows;
-    const int64_t begin = all * blockIdx.x / gridDim.x, end = all * (blockIdx.x + 1) / gridDim.x;
-    for (int64_t at = begin; at < end;) {
-      const int matrix = static_cast<int>(at / windows);
-      const int first = static_cast<int>(at % windows);
-      const int last = static_cast<int>(min(static_cast<int64_t>(windows), first + end - at));
+    const Place begin = BeginOf(blockIdx.x, sharers, windows);
+    const Place end = BeginOf(blockIdx.x + 1, sharers, windows);
+    int first = begin.window;
+    for (int matrix = begin.matrix; matrix < end.matrix || first < end.window; ++matrix) {
       if (matrix != matrix_) {
         __syncthreads();
         SetMatrix(matrix);
-        if (waiting_) {
-          rotation_ = OtherRotation();
-        } else {
-          LoadConstants();
-        }
+        LoadConstants();
       }
-      EvictRange(first, last, at + last - first < end);
-      at += last - first;
+      EvictRange(first, matrix < end.matrix ? windows : end.window);
+      if (matrix == end.matrix) break;
+      first = 0;
     }
     WaitConstants();  // no copy may be on its way when the block ends
   }
 
  private:
+  struct Place {
+    int matrix;
+    int window;
+  };
+  // Blocks that share a matrix take equal parts of its windows; blocks that have several, equal
+  // parts of all matrices' rounds of windows.
+  __device__ __forceinline__ Place BeginOf(int block, int sharers, int windows) const {
+    if (sharers > 1) {
+      // The end of a matrix is not the begin of the next: it was not loaded.
+      const int matrix = blockIdx.x / sharers;
+      return {matrix, windows * (block - matrix * sharers) / sharers};
+    }
+    const int teams = Teams(), rounds = (windows + teams - 1) / teams;
+    if (rounds == 0) return {matrix_, 0};
+    const int all = 2 * p_.layers * p_.kv_heads * rounds, blocks = gridDim.x;
+    const int round = all / blocks * block + all % blocks * block / blocks;
+    return {round / rounds, round % rounds * teams};
+  }
+
+  // --- Where things lie ----------------------------------------------------------------------
+
+  __device__ __forceinline__ int Teams() const { return blockDim.x / kTeamThreads; }
+  __device__ __forceinline__ int Team() const { return warp_ / kTeamWarps; }
+  __device__ __forceinline__ int Group() const { return warp_ % kTeamWarps; }  // of 16 tokens
+  __device__ __forceinline__ int TeamBarrier() const { return 1 + Team(); }
+  __device__ __forceinline__ bool IsValue() const { return matrix_ % 2 == 1; }
+
+  __device__ __forceinline__ char* Feedback() const {
+    return shared_ + (Streamed() ? kPartBytes<T::kDim> : Layout::kRotationBytes);
+  }
+  __device__ __forceinline__ char* State() const { return Feedback() + Layout::kFeedbackBytes; }
+  __device__ __forceinline__ uint32_t CopyBarrier() const { return ptx::SharedAddress(State()); }
+  __device__ __forceinline__ volatile MatrixFacts& Facts() const {
+    return *reinterpret_cast<volatile MatrixFacts*>(State() + 16);
+  }
+  // Which mean each team has in place.
+  __device__ __forceinline__ volatile uint64_t* PlacedMean() const {
+    return reinterpret_cast<volatile uint64_t*>(State() + 64) + Team();
+  }
+  __device__ __forceinline__ char* Rows() const {  // of this warp
+    return State() + Layout::kStateBytes + warp_ * Layout::kWarpBytes;
+  }
+  __device__ __forceinline__ char* Mean() const {  // of this team
+    return State() + Layout::kStateBytes + Teams() * kTeamWarps * Layout::kWarpBytes +
+           Team() * kMeanBytes<T::kDim>;
+  }
+  // Of code units, then of metadata's; this lane's word.
+  __device__ __forceinline__ volatile uint32_t& SumFactor(int unit) const {
+    char* all = State() + Layout::kStateBytes +
+                Teams() * (kTeamWarps * Layout::kWarpBytes + kMeanBytes<T::kDim>);
+    return *reinterpret_cast<volatile uint32_t*>(all + warp_ * Layout::kFactorBytes + 128 * unit +
+                                                 threadIdx.x % 32 * 4);
+  }
+
+  // --- The matrix ----------------------------------------------------------------------------
+
   __device__ __forceinline__ void SetMatrix(int matrix) {
     matrix_ = matrix;
-    value_ = matrix % 2 == 1;
-    head_ = matrix / 2 % p_.kv_heads;
-    layer_ = matrix / 2 / p_.kv_heads;
-    transform_ = value_ ? &p_.v : &p_.k;
-    if (p_.sums == nullptr) return;
-#pragma unroll
-    for (int i = 0; i < kCodeUnits; ++i) {
-      code_factor_[i] = crc::LaneFactor(k_.powers.codes[value_][group_][i]);
+    if (threadIdx.x == 0) {
+      const int head = matrix / 2 % p_.kv_heads, layer = matrix / 2 / p_.kv_heads;
+      volatile MatrixFacts& facts = Facts();
+      facts.ring_offset = layer * p_.ring_layer_stride + head * p_.ring_head_stride +
+                          (IsValue() ? p_.ring_v_offset : 0);
+      facts.tile_offset = layer * p_.tile_layer_stride + head * p_.tile_head_stride;
+      const float* mean = Transform().mean;
+      facts.mean = mean == nullptr
+                       ? nullptr
+                       : mean + static_cast<int64_t>(matrix / 2) * p_.position_blocks * T::kDim;
     }
-#pragma unroll
-    for (int i = 0; i < kMetaUnits; ++i) {
-      meta_factor_[i] = crc::LaneFactor(k_.powers.meta[value_][i]);
+    // No mean lies at an odd address.
+    if (threadIdx.x % kTeamThreads == 0) *PlacedMean() = 1;
+    if (p_.sums != nullptr) {
+#pragma unroll 1
+      for (int i = 0; i < kCodeUnits; ++i) {
+        SumFactor(i) = crc::LaneFactor(k_.powers.codes[IsValue()][Group()][i]);
+      }
+#pragma unroll 1
+      for (int i = 0; i < kMetaUnits; ++i) {
+        SumFactor(kCodeUnits + i) = crc::LaneFactor(k_.powers.meta[IsValue()][i]);
+      }
     }
+    __syncthreads();
   }
 
   // --- Constants -----------------------------------------------------------------------------
@@ -140,20 +216,22 @@ class WindowEvictor {
                                 : reinterpret_cast<const char*>(rotations) +
                                       static_cast<int64_t>(matrix / 2) * Layout::kRotationBytes;
   }
-  __device__ __forceinline__ char* OtherRotation() const {
-    return rotation_ == shared_ ? shared_ + Layout::kRotationBytes : shared_;
+  __device__ __forceinline__ const EvictTransform& Transform() const {
+    return IsValue() ? p_.v : p_.k;
   }
-  __device__ __forceinline__ bool HasRotation() const { return transform_->rotation != nullptr; }
+  __device__ __forceinline__ bool HasRotation() const {
+    return (IsValue() ? p_.v.rotation : p_.k.rotation) != nullptr;
+  }
   __device__ __forceinline__ bool Streamed() const { return !kTeamProducts && k_.streamed; }
   __device__ __forceinline__ bool HasFeedback() const {
-    return kFeedback && transform_->feedback != nullptr;
+    return kFeedback && (IsValue() ? p_.v.feedback : p_.k.feedback) != nullptr;
   }
 
   __device__ __forceinline__ void InitBarrier() {
 #if __CUDA_ARCH__ >= 900
     if (!k_.bulk) return;
     if (threadIdx.x == 0) {
-      ptx::InitBarrier(ptx::SharedAddress(sync_), 1);
+      ptx::InitBarrier(CopyBarrier(), 1);
       ptx::FenceBarrierInit();
     }
     __syncthreads();
@@ -167,7 +245,7 @@ class WindowEvictor {
     if (k_.bulk) {
       if (threadIdx.x == 0) {
         ptx::CopyBulkShared(ptx::SharedAddress(to), reinterpret_cast<uint64_t>(from), bytes,
-                            ptx::SharedAddress(sync_));
+                            CopyBarrier());
       }
       return;
     }
@@ -181,7 +259,7 @@ class WindowEvictor {
 #if __CUDA_ARCH__ >= 900
     if (k_.bulk && threadIdx.x == 0) {
       ptx::FenceCopyEngine();
-      ptx::ArriveExpecting(ptx::SharedAddress(sync_), bytes);
+      ptx::ArriveExpecting(CopyBarrier(), bytes);
     }
 #endif
   }
@@ -192,32 +270,19 @@ class WindowEvictor {
     if constexpr (kFeedback) {
       if (!HasFeedback()) {
         for (int i = threadIdx.x; i < Layout::kFeedbackBytes / 4; i += blockDim.x) {
-          reinterpret_cast<uint32_t*>(feedback_)[i] = 0;
+          reinterpret_cast<uint32_t*>(Feedback())[i] = 0;
         }
         __syncthreads();
       }
     }
     if (!waiting_) return;
     Expect((whole ? Layout::kRotationBytes : 0) + (HasFeedback() ? Layout::kFeedbackBytes : 0));
-    if (whole) Copy(rotation_, Rotation(matrix_), Layout::kRotationBytes);
+    if (whole) Copy(shared_, Rotation(matrix_), Layout::kRotationBytes);
     if (HasFeedback()) {
-      Copy(feedback_,
-           reinterpret_cast<const char*>(transform_->feedback) +
+      Copy(Feedback(),
+           reinterpret_cast<const char*>(Transform().feedback) +
                static_cast<int64_t>(matrix_ / 2) * Layout::kFeedbackBytes,
            Layout::kFeedbackBytes);
-    }
-  }
-
-  // Starts to load the next matrix beside this one. Only bulk copies: waiting for rows would wait
-  // for any other.
-  __device__ __forceinline__ void LoadAhead() {
-    if constexpr (Layout::kRotations == 2) {
-      if (Streamed() || !k_.bulk || Rotation(matrix_ + 1) == nullptr) return;
-      // Nobody may still wait for the copy before: the barrier tells two in a row apart, not three.
-      __syncthreads();
-      waiting_ = true;
-      Expect(Layout::kRotationBytes);
-      Copy(OtherRotation(), Rotation(matrix_ + 1), Layout::kRotationBytes);
     }
   }
 
@@ -226,7 +291,7 @@ class WindowEvictor {
     waiting_ = false;
 #if __CUDA_ARCH__ >= 900
     if (k_.bulk) {
-      ptx::WaitBarrier(ptx::SharedAddress(sync_), phase_);
+      ptx::WaitBarrier(CopyBarrier(), phase_);
       phase_ ^= 1;
       return;
     }
@@ -244,49 +309,75 @@ class WindowEvictor {
     constexpr int kRowsAtOnce = 32 / kPieces > 0 ? 32 / kPieces : 1;
     const int lane = threadIdx.x % 32, first = lane / kPieces, piece = lane % kPieces;
     const int capacity = p_.ring_capacity;
-    const int64_t stride = p_.ring_token_stride;
-    // Slot of the lane's first row; one wrap at most in a window.
-    int slot = p_.ring_begin[window] % capacity + kWarpRows * group_ + first;
+    const char* ring = reinterpret_cast<const char*>(p_.ring_address[window] + Facts().ring_offset);
+    int slot = p_.ring_begin[window];
+    if (slot >= capacity) slot %= capacity;
+    slot += kWarpRows * Group();
     if (slot >= capacity) slot -= capacity;
-    const char* at = reinterpret_cast<const char*>(
-                         p_.ring_address[window] + layer_ * p_.ring_layer_stride +
-                         head_ * p_.ring_head_stride + (value_ ? p_.ring_v_offset : 0)) +
-                     slot * stride + 16 * piece;
-    const uint32_t to = ptx::SharedAddress(rows_) + first * 2 * T::kDim;
+    const uint32_t to = ptx::SharedAddress(Rows()) + first * 2 * T::kDim;
+    if (slot + kWarpRows <= capacity) {
+      const char* at = ring + (slot + first) * p_.ring_token_stride + 16 * piece;
 #pragma unroll
-    for (int row = 0; row < kWarpRows; row += kRowsAtOnce) {
-      ptx::CopyAsync16(to + row * 2 * T::kDim + PieceOffset(first + row, piece), at);
-      slot += kRowsAtOnce;
-      at += kRowsAtOnce * stride;
-      if (slot >= capacity) {
-        slot -= capacity;
-        at -= capacity * stride;
+      for (int row = 0; row < kWarpRows; row += kRowsAtOnce) {
+        ptx::CopyAsync16(to + row * 2 * T::kDim + PieceOffset(first + row, piece), at);
+        at += kRowsAtOnce * p_.ring_token_stride;
+      }
+    } else {
+#pragma unroll 1
+      for (int row = 0; row < kWarpRows; row += kRowsAtOnce) {
+        int here = slot + first + row;
+        if (here >= capacity) here -= capacity;
+        ptx::CopyAsync16(to + row * 2 * T::kDim + PieceOffset(first + row, piece),
+                         ring + here * p_.ring_token_stride + 16 * piece);
       }
     }
     ptx::CommitCopies();
   }
 
+  // [head_dim] or null.
+  __device__ __forceinline__ const float* MeanOf(int window) const {
+    const float* mean = Facts().mean;
+    if (mean == nullptr || p_.position_block == nullptr) return mean;
+    return mean + static_cast<int64_t>(p_.position_block[window]) * T::kDim;
+  }
+
   // y = x R - mean, from this warp's rows.
-  __device__ __forceinline__ void Transform(const RowPairs<T::kDim>& x, int window,
-                                            float (&y)[T::kTiles][4]) {
-    const float* mean = nullptr;
-    if (transform_->mean != nullptr) {
-      const int block = p_.position_block != nullptr ? p_.position_block[window] : 0;
-      mean = transform_->mean +
-             (static_cast<int64_t>(matrix_ / 2) * p_.position_blocks + block) * T::kDim +
-             threadIdx.x % 4 * 2;
-    }
+  __device__ __forceinline__ void MakeRows(const RowPairs<T::kDim>& x, int window,
+                                           float (&y)[T::kTiles][4]) {
 #pragma unroll
-    for (int n = 0; n < T::kTiles; ++n) {
-      float2 m = make_float2(0.0f, 0.0f);
-      if (mean != nullptr) m = __ldg(reinterpret_cast<const float2*>(mean + 8 * n));
-      y[n][0] = y[n][2] = -m.x;
-      y[n][1] = y[n][3] = -m.y;
-    }
+    for (int n = 0; n < T::kTiles; ++n) y[n][0] = y[n][1] = y[n][2] = y[n][3] = 0.0f;
     if (p_.row_type == RowType::kFp16) {
       Rotate<true>(x, y);
     } else {
       Rotate<false>(x, y);
+    }
+    if (kMeanIsProduct && HasRotation()) return;
+    const float* mean = MeanOf(window);
+    if (mean == nullptr) return;
+#pragma unroll
+    for (int n = 0; n < T::kTiles; ++n) {
+      const float2 m = __ldg(reinterpret_cast<const float2*>(mean + 8 * n + threadIdx.x % 4 * 2));
+      y[n][0] -= m.x, y[n][2] -= m.x;
+      y[n][1] -= m.y, y[n][3] -= m.y;
+    }
+  }
+
+  // Brings the mean to where the team's products take it from, if it is another than before.
+  __device__ __forceinline__ void PlaceMean(int window) {
+    if constexpr (kMeanIsProduct) {
+      if (!HasRotation()) return;
+      const float* mean = MeanOf(window);
+      const uint64_t address = reinterpret_cast<uint64_t>(mean);
+      if (__all_sync(~0u, *PlacedMean() == address)) return;
+      ptx::SyncThreads(TeamBarrier(), kTeamThreads);  // nobody still multiplies
+      const int column = threadIdx.x % kTeamThreads;
+      if (column < T::kDim) {
+        reinterpret_cast<uint4*>(Mean())[column] =
+            MeanColumn(mean == nullptr ? 0.0f : __ldg(mean + column));
+      }
+      if (column == 0) *PlacedMean() = address;
+      ptx::FenceCopyEngine();
+      ptx::SyncThreads(TeamBarrier(), kTeamThreads);
     }
   }
 
@@ -298,16 +389,17 @@ class WindowEvictor {
     }
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (kTeamProducts) {
-      RotateByTeam<T::kDim, kHalf>(x, ptx::SharedAddress(rotation_), y);
+      RotateByTeam<T::kDim, kHalf>(x, ptx::SharedAddress(shared_), ptx::SharedAddress(Mean()), y);
       return;
     }
 #endif
-    const uint32_t rotation = ptx::SharedAddress(rotation_);
-    for (int part = 0; part < 2 * T::kDim / kChunkChannels; ++part) {
+    const uint32_t rotation = ptx::SharedAddress(shared_);
+    for (int i = 0; i < 2 * T::kDim / kChunkChannels; ++i) {
+      const int part = PartInOrder<T::kDim>(i);
       if (Streamed()) {
         __syncthreads();
         Expect(kPartBytes<T::kDim>);
-        Copy(rotation_, Rotation(matrix_) + part * kPartBytes<T::kDim>, kPartBytes<T::kDim>);
+        Copy(shared_, Rotation(matrix_) + part * kPartBytes<T::kDim>, kPartBytes<T::kDim>);
         waiting_ = true;
         WaitConstants();
       }
@@ -318,15 +410,13 @@ class WindowEvictor {
 
   // --- Windows -------------------------------------------------------------------------------
 
-  // Windows [first, last) of the matrix; every team takes every kTeams-th. more: the next matrix
-  // follows.
-  __device__ __forceinline__ void EvictRange(int first, int last, bool more) {
-    const int teams = blockDim.x / kTeamThreads;
-    if (first + team_ < last) CopyRows(first + team_);
+  // Windows [first, last) of the matrix; every team takes every kTeams-th.
+  __device__ __forceinline__ void EvictRange(int first, int last) {
+    const int teams = Teams();
+    if (first + Team() < last) CopyRows(first + Team());
     WaitConstants();
-    if (more) LoadAhead();
     for (int round = first; round < last; round += teams) {
-      const int window = round + team_;
+      const int window = round + Team();
       const bool here = window < last;
       // Parts of R come for all teams together.
       if (!here && !(Streamed() && HasRotation())) break;
@@ -339,31 +429,33 @@ class WindowEvictor {
     }
   }
 
-  __device__ __forceinline__ void LoadAndTransform(int window, float (&y)[T::kTiles][4]) {
-    RowPairs<T::kDim> x;
+  __device__ __forceinline__ void Load(RowPairs<T::kDim>& x) {
     ptx::WaitCopies<0>();
     __syncwarp();
-    ReadRows<T::kDim>(ptx::SharedAddress(rows_), x);
+    ReadRows<T::kDim>(ptx::SharedAddress(Rows()), x);
     __syncwarp();
-    Transform(x, window, y);
   }
 
   __device__ __forceinline__ void FindClip(float (&y)[T::kTiles][4], RowFacts* facts) {
     LookAtRows<T>(y, facts);
-    const ClipGuess& clip = k_.clip[value_];
+    const ClipGuess& clip = k_.clip[IsValue()];
     if (clip.rank == 0) return;
-    FindThresholds<T>(y, clip, reinterpret_cast<float*>(rows_), facts);
-    __syncwarp();
+    FindThresholds<T>(y, clip, facts);
   }
 
   // next: the team's next window, or -1. !here: takes part in copying R only.
   __device__ __forceinline__ void Evict(int window, bool here, int next) {
     float y[T::kTiles][4];
-    LoadAndTransform(window, y);
+    if (here) PlaceMean(window);
+    {
+      RowPairs<T::kDim> x;
+      Load(x);
+      if (next >= 0) CopyRows(next);
+      MakeRows(x, window, y);
+    }
     if (!here) return;
     RowFacts facts;
     FindClip(y, &facts);
-    if (next >= 0) CopyRows(next);
     uint32_t words[T::kTiles / 4], meta[T::kGroups][2];
     const uint32_t status = RoundRows<T>(y, facts, !HasRotation(), words, meta);
     Report(window, status);
@@ -371,31 +463,40 @@ class WindowEvictor {
   }
 
   __device__ __forceinline__ void EvictWithFeedback(int window, int next) {
-    auto& scratch = *reinterpret_cast<FeedbackScratch<T>*>(rows_);
+    auto& scratch = *reinterpret_cast<FeedbackScratch<T>*>(Rows());
+    // Of two warps one walks through both's rows; they take turns, so that all schedulers do.
+    FeedbackScratch<T>* pair = &scratch - warp_ % 2;
+    const int pair_barrier = 1 + kTeamsMax + warp_ / 2;
+    walk_ ^= 1;
+    PlaceMean(window);
     uint32_t cut = 0;  // rows that go without clip
-    float ratio = 1.0f;
     bool finite[2];
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
       {
+        RowPairs<T::kDim> x;
         float y[T::kTiles][4];
-        LoadAndTransform(window, y);
+        Load(x);
+        MakeRows(x, window, y);
         RowFacts facts;
         FindClip(y, &facts);
         finite[0] = facts.finite[0];
         finite[1] = facts.finite[1];
         BeginFeedback<T>(y, facts, cut, scratch);
       }
-      ratio = RoundWithFeedback<T>(scratch, feedback_);
-      if (pass == 1 || k_.clip[value_].rank == 0) break;
+      ptx::SyncThreads(pair_barrier, 64);
+      if ((warp_ + Team() + walk_) % 2 == 0) RoundWithFeedback<T>(pair, Feedback());
+      ptx::SyncThreads(pair_barrier, 64);
+      if (pass == 1 || k_.clip[IsValue()].rank == 0) break;
       // A ratio at its limit says that the clip has cut off most of the row. The team multiplies
       // together, so it goes again together.
+      const float ratio = scratch.ratio[threadIdx.x % kWarpRows];
       cut = __ballot_sync(~0u, ratio >= kInnerProductRatioMax) & 0xffffu;
-      if (!ptx::AnyOfThreads(1 + team_, kTeamThreads, cut != 0)) break;
+      if (!ptx::AnyOfThreads(TeamBarrier(), kTeamThreads, cut != 0)) break;
       CopyRows(window);
     }
     uint32_t words[T::kTiles / 4], meta[T::kGroups][2];
-    const uint32_t status = EndFeedback<T>(finite, ratio, scratch, words, meta);
+    const uint32_t status = EndFeedback<T>(finite, scratch, words, meta);
     if (next >= 0) CopyRows(next);
     Report(window, status);
     Store(window, words, meta);
@@ -412,14 +513,13 @@ class WindowEvictor {
     constexpr int kMetaBytes = kWindowTokens * T::kGroups * 4;
     constexpr int kWide = T::kDim % 128 == 0 ? 4 : 2;  // words of a lane side by side
     const int lane = threadIdx.x % 32;
-    char* tile = reinterpret_cast<char*>(p_.tile_address[window] + layer_ * p_.tile_layer_stride +
-                                         head_ * p_.tile_head_stride);
-    char* codes = tile + (value_ ? kCodeBytes : 0) + 4 * T::kDim * group_;
+    char* tile = reinterpret_cast<char*>(p_.tile_address[window] + Facts().tile_offset);
+    char* codes = tile + (IsValue() ? kCodeBytes : 0) + 4 * T::kDim * Group();
     uint32_t out[T::kTiles / 4];
 #pragma unroll
     for (int i = 0; i < T::kTiles / 4; ++i) {
       // V's words hold tokens along lanes' columns: each 16-bit half of a K word moves as one.
-      out[i] = value_ ? ptx::TransposeMatrix(words[i]) : words[i];
+      out[i] = IsValue() ? ptx::TransposeMatrix(words[i]) : words[i];
     }
 #pragma unroll
     for (int i = 0; i < T::kTiles / 4; i += kWide) {
@@ -431,8 +531,8 @@ class WindowEvictor {
       }
     }
     if (lane % 4 == 0) {
-      char* meta_at = tile + 2 * kCodeBytes + (value_ ? kMetaBytes : 0) +
-                      kWindowTokens / 2 * (lane / 4) + 8 * group_;
+      char* meta_at = tile + 2 * kCodeBytes + (IsValue() ? kMetaBytes : 0) +
+                      kWindowTokens / 2 * (lane / 4) + 8 * Group();
 #pragma unroll
       for (int y = 0; y < T::kGroups; ++y) {
         *reinterpret_cast<uint2*>(meta_at + 4 * kWindowTokens * y) =
@@ -444,8 +544,7 @@ class WindowEvictor {
 
   // --- Tile sums -----------------------------------------------------------------------------
 
-  static constexpr int kCodeUnits = T::kDim == 256 ? 2 : 1;
-  static constexpr int kMetaUnits = (T::kGroups + 1) / 2;
+  static constexpr int kCodeUnits = Layout::kCodeUnits, kMetaUnits = Layout::kMetaUnits;
 
   // This warp's bytes of the tile, in their place, as a plain sum.
   __device__ __forceinline__ uint32_t PlainSumOf(const uint32_t (&out)[T::kTiles / 4],
@@ -464,11 +563,11 @@ class WindowEvictor {
       } else {
         words = make_uint4(out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3]);
       }
-      sum ^= crc::Multiply(crc::SumOfUnit(words), code_factor_[i]);
+      sum ^= crc::Multiply(crc::SumOfUnit(words), SumFactor(i));
     }
     // Of a group's 256 bytes this warp has 8 in every 32.
     const int row = lane % 16 / 2;
-    const bool mine = lane % 2 == group_ / 2;
+    const bool mine = lane % 2 == Group() / 2;
 #pragma unroll
     for (int i = 0; i < kMetaUnits; ++i) {
       constexpr bool kWhole = T::kGroups > 1;  // two groups a unit, else only the upper half
@@ -480,49 +579,36 @@ class WindowEvictor {
         if (lane < 16) word[a] = lower;
         if (!mine) word[a] = 0;
       }
-      const bool upper = group_ % 2 == 1;
+      const bool upper = Group() % 2 == 1;
       sum ^= crc::Multiply(crc::SumOfUnit(make_uint4(upper ? 0 : word[0], upper ? 0 : word[1],
                                                      upper ? word[0] : 0, upper ? word[1] : 0)),
-                           meta_factor_[i]);
+                           SumFactor(kCodeUnits + i));
     }
     return sum;
   }
 
-  // The team's half of the tile meets the other half in the workspace: who comes second writes.
+  // The eight parts of a tile meet in its word of the workspace: who comes last writes the sum.
   __device__ __forceinline__ void AddToSum(int window, const uint32_t (&out)[T::kTiles / 4],
                                            const uint32_t (&meta)[T::kGroups][2]) {
     const uint32_t part = PlainSumOf(out, meta);
-    turn_ ^= 1;
-    uint32_t* parts = reinterpret_cast<uint32_t*>(sync_ + 64) + (2 * team_ + turn_) * kTeamWarps;
-    if (threadIdx.x % 32 == 0) parts[group_] = part;
-    ptx::SyncThreads(1 + team_, kTeamThreads);
-    if (threadIdx.x % kTeamThreads != 0) return;
-    const uint32_t half = parts[0] ^ parts[1] ^ parts[2] ^ parts[3];
-    const int64_t tile = (static_cast<int64_t>(window) * p_.layers + layer_) * p_.kv_heads + head_;
-    auto* slot = static_cast<unsigned long long*>(p_.workspace) + tile;
-    const unsigned long long before = atomicExch(slot, 1ull << 32 | half);
-    if (before == 0) return;
-    p_.sums[tile] = half ^ static_cast<uint32_t>(before) ^ k_.powers.zeros;
-    *slot = 0;
+    if (threadIdx.x % 32 != 0) return;
+    const int64_t tile = static_cast<int64_t>(window) * p_.layers * p_.kv_heads + matrix_ / 2;
+    auto* word = static_cast<unsigned long long*>(p_.workspace) + tile;
+    const uint64_t mine = uint64_t{1} << (32 + kTeamWarps * IsValue() + Group()) | part;
+    const uint64_t now = atomicXor(word, mine) ^ mine;
+    if (now >> 32 != (1u << 2 * kTeamWarps) - 1) return;
+    p_.sums[tile] = static_cast<uint32_t>(now) ^ k_.powers.zeros;
+    *word = 0;
   }
 
   const EvictKernelParams& k_;
   const EvictParams& p_;
-  char* const shared_;
-  char* rotation_;  // of this matrix
-  char* const feedback_;
-  char* const sync_;
-  const int warp_;    // from one lane: the compiler then knows that warps do not diverge
-  char* const rows_;  // of this warp
-  const int team_;
-  const int group_;  // 16-token group of the window
-  const EvictTransform* transform_ = nullptr;
-  int matrix_ = 0, layer_ = 0, head_ = 0;
-  bool value_ = false;
+  char* const shared_;  // R, or a part of it; feedback; state; the warps'; the teams'
+  const int warp_;
+  int matrix_ = 0;
   bool waiting_ = false;  // for constants
   int phase_ = 0;
-  int turn_ = 0;
-  uint32_t code_factor_[kCodeUnits], meta_factor_[kMetaUnits];
+  int walk_ = 0;
 };
 
 template <class T, bool kFeedback, bool kTeamProducts>
@@ -548,9 +634,12 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   if (k.streamed && kFeedback) teams = 1;  // who goes again would leave the others waiting
   while (teams > 0 && Layout::Bytes(k.streamed, teams) > device.shared_bytes) --teams;
   if (teams == 0) return cudaErrorInvalidConfiguration;
-  // As many rounds through a matrix's windows, with no team waiting in the last one.
-  const int rounds = (k.p.windows_max + teams - 1) / teams;
-  teams = (k.p.windows_max + rounds - 1) / rounds;
+  const int matrices = 2 * k.p.layers * k.p.kv_heads;
+  const int sharers = std::min(device.processors / matrices, k.p.windows_max);
+  // As many rounds through a block's windows of a matrix, with no team waiting in the last one.
+  const int share = sharers > 1 ? (k.p.windows_max + sharers - 1) / sharers : k.p.windows_max;
+  const int rounds = (share + teams - 1) / teams;
+  teams = (share + rounds - 1) / rounds;
   const int bytes = Layout::Bytes(k.streamed, teams);
   auto kernel = EvictKernel<T, kFeedback, false>;
   if constexpr (dim <= 128) {
@@ -559,12 +648,15 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  const int64_t items = int64_t{2} * k.p.layers * k.p.kv_heads * k.p.windows_max;
+  const int blocks =
+      sharers > 1
+          ? sharers * matrices
+          : static_cast<int>(std::min<int64_t>(device.processors, int64_t{matrices} * rounds));
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(std::min<int64_t>(device.processors, items)));
+  config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(teams * kTeamThreads);
   config.dynamicSmemBytes = bytes;
   config.stream = stream;

@@ -15,7 +15,7 @@
 // The method `crumb` on 16 rows of a warp: rounding that passes each channel's error on to the
 // channels behind it, and a scale that keeps a row's inner product with itself. Blocks of 16
 // channels follow each other: what earlier blocks add comes from the tensor cores, then one thread
-// per row walks through the block.
+// per row walks through the block. One warp walks for two, a row a lane.
 namespace crumb::kernels::cuda {
 
 // Beyond it a row's scale and minimum are saturated anyway; up to it no product overflows.
@@ -24,7 +24,7 @@ inline constexpr float kInnerProductRatioMax = 2.0f;
 
 // Shared memory of one warp.
 template <class T>
-struct FeedbackScratch {
+struct alignas(128) FeedbackScratch {
   static constexpr int kBlocks = T::kDim / kFeedbackChannels;
   // Of the blocks' own floats in the constants.
   static constexpr int kOwnOffset = FeedbackPairs(T::kDim) * kFeedbackPairBytes;
@@ -34,12 +34,17 @@ struct FeedbackScratch {
   float2 range[T::kGroups][16];  // low, range
   uint32_t meta[T::kGroups][16];
   uint32_t words[16][T::kDim / 16 + 1];
+  float ratio[16];
+  uint32_t large;  // whether errors may be more than a half holds
 };
+
+// Beyond it a value's error, in units of its range, may be more than a half holds.
+inline constexpr float kErrorMax = 32768.0f;
 
 // One thread's row, in units of the range of each group: 0 is the least value, 1 the most.
 struct RowSums {
-  float own = 0.0f;      // <y, y>
-  float product = 0.0f;  // <y, z>
+  float own = 0.0f;    // <y, y>
+  float cross = 0.0f;  // <y, y - z>
 };
 
 // A operand of the products: the errors of block `block`, 16 rows x 16 channels.
@@ -51,21 +56,33 @@ __device__ __forceinline__ void LoadErrors(const FeedbackScratch<T>& s, int bloc
       a, ptx::SharedAddress(&s.y[lane % 16][kFeedbackChannels * block]) + 16 * (lane / 16));
 }
 
-// sums += errors of block `from` times U_{from, to}.
-template <class T>
-__device__ __forceinline__ void AddBlock(const FeedbackScratch<T>& s, const char* feedback,
-                                         int from, int to, float (&sums)[2][4]) {
-  uint32_t a[4];
-  LoadErrors<T>(s, from, a);
-  const uint4 u = reinterpret_cast<const uint4*>(
-      feedback + (to * (to - 1) / 2 + from) * kFeedbackPairBytes)[threadIdx.x % 32];
-  ptx::MmaF16(sums[0], a[0], a[1], a[2], a[3], u.x, u.y);
-  ptx::MmaF16(sums[1], a[0], a[1], a[2], a[3], u.z, u.w);
+// sums += errors of blocks `from` to from + kCount - 1 times U_{from, to} and so on, for both
+// warps' rows. What it loads is asked for first.
+template <class T, int kCount>
+__device__ __forceinline__ void AddBlocks(const FeedbackScratch<T>* pair, const char* feedback,
+                                          int from, int to, float (&sums)[2][2][4]) {
+  uint4 u[kCount];
+  uint32_t a[kCount][2][4];
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    u[i] = reinterpret_cast<const uint4*>(feedback + (to * (to - 1) / 2 + from + i) *
+                                                         kFeedbackPairBytes)[threadIdx.x % 32];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) LoadErrors<T>(pair[h], from + i, a[i][h]);
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const uint32_t(&e)[4] = a[i][h];
+      ptx::MmaF16(sums[h][0], e[0], e[1], e[2], e[3], u[i].x, u[i].y);
+      ptx::MmaF16(sums[h][1], e[0], e[1], e[2], e[3], u[i].z, u[i].w);
+    }
+  }
 }
 
-// Two errors as halves, limited to what a half holds.
-__device__ __forceinline__ uint32_t PackErrors(float low, float high) {
-  const uint32_t packed = ptx::PackHalf(low, high);
+// Two errors, limited to what a half holds.
+__device__ __forceinline__ uint32_t LimitErrors(uint32_t packed) {
   const __half2 limit = __float2half2_rn(65504.0f);
   const __half2 limited =
       __hmax2(__hmin2(reinterpret_cast<const __half2&>(packed), limit), __hneg2(limit));
@@ -78,13 +95,13 @@ __device__ __forceinline__ uint32_t PackErrors(float low, float high) {
 template <bool kOneGroup>
 __device__ __forceinline__ void RoundBlock(const float (&y)[16], const float (&added)[16],
                                            const float* own, float low, float range, float unit,
-                                           RowSums* sums, uint32_t (&codes)[4],
+                                           bool large, RowSums* sums, uint32_t (&codes)[4],
                                            uint32_t (&errors)[8]) {
   constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: whole numbers are its low bits
   constexpr uint32_t kMagicBits = 0x4b400000u;
-  const float inverse = __fdividef(1.0f, range), scale = range * (1.0f / 3.0f);
+  const float inverse = __fdividef(1.0f, range);
   const float factor = kOneGroup ? 1.0f : unit * inverse;
-  float place[16], target[16], error[16];
+  float place[16], target[16], error[16], cross = 0.0f;
 #pragma unroll
   for (int j = 0; j < 16; ++j) {
     place[j] = (y[j] - low) * inverse;
@@ -107,37 +124,46 @@ __device__ __forceinline__ void RoundBlock(const float (&y)[16], const float (&a
     }
     codes[j % 8 / 2] += __float_as_uint(rounded) << (2 * (j / 8) + 16 * (j % 2));
     sums->own = fmaf(y[j], y[j], sums->own);
-    sums->product = fmaf(y[j], fmaf(code, scale, low), sums->product);
+    cross = fmaf(y[j], error[j], cross);
   }
+  sums->cross = fmaf(cross, range, sums->cross);
   const float out = kOneGroup ? 1.0f : __fdividef(range, unit);
 #pragma unroll
   for (int j = 0; j < 16; j += 2) {
-    errors[j / 2] = kOneGroup ? PackErrors(error[j], error[j + 1])
-                              : PackErrors(error[j] * out, error[j + 1] * out);
+    errors[j / 2] = kOneGroup ? ptx::PackHalf(error[j], error[j + 1])
+                              : ptx::PackHalf(error[j] * out, error[j + 1] * out);
   }
+  if (!large) return;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) errors[i] = LimitErrors(errors[i]);
 }
 
-// All blocks of 16 rows whose y and ranges lie in `s`; codes go to s.words. Lanes t and t + 16 do
-// row t, lane t stores. Returns the sums of this lane's row.
+// All blocks of the 32 rows whose y and ranges lie in `pair`, a row a lane; codes go to `words`.
+// Returns the sums of this lane's row.
 template <class T>
-__device__ __forceinline__ RowSums RoundBlocks(FeedbackScratch<T>& s, const char* feedback) {
+__device__ __forceinline__ RowSums RoundBlocks(FeedbackScratch<T>* pair, const char* feedback) {
   const int lane = threadIdx.x % 32, row = lane % 16;
-  float unit = s.range[0][row].y;
+  FeedbackScratch<T>& mine = pair[lane / 16];
+  const bool large = (pair[0].large | pair[1].large) != 0;
+  float unit = mine.range[0][row].y;
 #pragma unroll
-  for (int g = 1; g < T::kGroups; ++g) unit = fmaxf(unit, s.range[g][row].y);
+  for (int g = 1; g < T::kGroups; ++g) unit = fmaxf(unit, mine.range[g][row].y);
   RowSums sums;
   uint32_t words[4] = {0, 0, 0, 0};  // of 64 channels
-  float products[2][4] = {};
+  float products[2][2][4] = {};
 #pragma unroll 1
   for (int block = 0; block < FeedbackScratch<T>::kBlocks; ++block) {
-    if (block > 0) AddBlock<T>(s, feedback, block - 1, block, products);
+    if (block > 0) AddBlocks<T, 1>(pair, feedback, block - 1, block, products);
 #pragma unroll
-    for (int n = 0; n < 2; ++n) {
+    for (int h = 0; h < 2; ++h) {
 #pragma unroll
-      for (int a = 0; a < 2; ++a) {
-        *reinterpret_cast<float2*>(&s.added[lane / 4 + 8 * a][8 * n + lane % 4 * 2]) =
-            make_float2(products[n][2 * a], products[n][2 * a + 1]);
-        products[n][2 * a] = products[n][2 * a + 1] = 0.0f;
+      for (int n = 0; n < 2; ++n) {
+#pragma unroll
+        for (int a = 0; a < 2; ++a) {
+          *reinterpret_cast<float2*>(&pair[h].added[lane / 4 + 8 * a][8 * n + lane % 4 * 2]) =
+              make_float2(products[h][n][2 * a], products[h][n][2 * a + 1]);
+          products[h][n][2 * a] = products[h][n][2 * a + 1] = 0.0f;
+        }
       }
     }
     __syncwarp();
@@ -145,35 +171,36 @@ __device__ __forceinline__ RowSums RoundBlocks(FeedbackScratch<T>& s, const char
 #pragma unroll
     for (int j = 0; j < 16; j += 4) {
       *reinterpret_cast<float4*>(y + j) =
-          *reinterpret_cast<const float4*>(&s.y[row][kFeedbackChannels * block + j]);
-      *reinterpret_cast<float4*>(added + j) = *reinterpret_cast<const float4*>(&s.added[row][j]);
+          *reinterpret_cast<const float4*>(&mine.y[row][kFeedbackChannels * block + j]);
+      *reinterpret_cast<float4*>(added + j) = *reinterpret_cast<const float4*>(&mine.added[row][j]);
     }
     // What the next block gets from all blocks but this one is made meanwhile.
     if (block + 1 < FeedbackScratch<T>::kBlocks) {
-      for (int from = 0; from < block; ++from) {
-        AddBlock<T>(s, feedback, from, block + 1, products);
+      int from = block % 2;
+      if (from == 1) AddBlocks<T, 1>(pair, feedback, 0, block + 1, products);
+#pragma unroll 1
+      for (; from < block; from += 2) {
+        AddBlocks<T, 2>(pair, feedback, from, block + 1, products);
       }
     }
-    const float2 range = s.range[kFeedbackChannels * block / (T::kDim / T::kGroups)][row];
+    const float2 range = mine.range[kFeedbackChannels * block / (T::kDim / T::kGroups)][row];
     uint32_t codes[4], errors[8];
     RoundBlock<T::kGroups == 1>(
         y, added,
         reinterpret_cast<const float*>(feedback + FeedbackScratch<T>::kOwnOffset +
                                        block * kFeedbackOwnBytes),
-        range.x, range.y, unit, &sums, codes, errors);
+        range.x, range.y, unit, large, &sums, codes, errors);
 #pragma unroll
     for (int c = 0; c < 4; ++c) {
       words[c] = (block % 4 == 0 ? 0u : words[c]) | codes[c] << (4 * (block % 4));
     }
     __syncwarp();
-    if (lane < 16) {
-      uint4* to = reinterpret_cast<uint4*>(&s.y[row][kFeedbackChannels * block]);
-      to[0] = make_uint4(errors[0], errors[1], errors[2], errors[3]);
-      to[1] = make_uint4(errors[4], errors[5], errors[6], errors[7]);
-      if (block % 4 == 3) {
+    uint4* to = reinterpret_cast<uint4*>(&mine.y[row][kFeedbackChannels * block]);
+    to[0] = make_uint4(errors[0], errors[1], errors[2], errors[3]);
+    to[1] = make_uint4(errors[4], errors[5], errors[6], errors[7]);
+    if (block % 4 == 3) {
 #pragma unroll
-        for (int c = 0; c < 4; ++c) s.words[row][block / 4 * 4 + c] = words[c];
-      }
+      for (int c = 0; c < 4; ++c) mine.words[row][block / 4 * 4 + c] = words[c];
     }
     __syncwarp();
   }
@@ -185,13 +212,18 @@ template <class T>
 __device__ __forceinline__ void PlaceRows(const float (&y)[T::kTiles][4], const RowFacts& facts,
                                           FeedbackScratch<T>& s) {
   const int lane = threadIdx.x % 32;
+  bool large = false;
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
     const RowRange range = FindRange<T>(y, facts, g);
-    if (lane % 4 != 0) continue;
-    s.range[g][lane / 4] = make_float2(range.low[0], range.range[0]);
-    s.range[g][lane / 4 + 8] = make_float2(range.low[1], range.range[1]);
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      large |= facts.Peak(a) > kErrorMax * range.range[a];
+      if (lane % 4 == 0) s.range[g][lane / 4 + 8 * a] = make_float2(range.low[a], range.range[a]);
+    }
   }
+  large = __any_sync(~0u, large);
+  if (lane == 0) s.large = large;
 #pragma unroll
   for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
@@ -205,8 +237,9 @@ __device__ __forceinline__ void PlaceRows(const float (&y)[T::kTiles][4], const 
 
 // a = <y, y> / <y, z> within [1/2, 2]; 1 where <y, z> is not above 0.
 __device__ __forceinline__ float InnerProductRatio(const RowSums& sums) {
-  if (!(sums.product > 0.0f)) return 1.0f;
-  return fminf(fmaxf(__fdiv_rn(sums.own, sums.product), 1.0f / kInnerProductRatioMax),
+  const float product = sums.own - sums.cross;
+  if (!(product > 0.0f)) return 1.0f;
+  return fminf(fmaxf(__fdiv_rn(sums.own, product), 1.0f / kInnerProductRatioMax),
                kInnerProductRatioMax);
 }
 
@@ -219,12 +252,15 @@ __device__ __forceinline__ void BeginFeedback(float (&y)[T::kTiles][4], RowFacts
   for (int a = 0; a < 2; ++a) {
     if ((cut >> (lane / 4 + 8 * a) & 1) != 0) {
       facts.threshold[a] = kFeedbackMagnitudeMax;
-      facts.reaches_low[a] = facts.reaches_high[a] = false;
     }
     facts.threshold[a] = facts.finite[a] ? fminf(facts.threshold[a], kFeedbackMagnitudeMax) : 0.0f;
   }
-  // The deviation of a row with such values is at least this.
-  if (__any_sync(~0u, fmaxf(facts.sigma[0], facts.sigma[1]) > kFeedbackMagnitudeMax * 0x1p-8f)) {
+  bool large = false;
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+    large |= facts.Peak(a) > kFeedbackMagnitudeMax;
+  }
+  if (__any_sync(~0u, large)) {
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
@@ -236,26 +272,27 @@ __device__ __forceinline__ void BeginFeedback(float (&y)[T::kTiles][4], RowFacts
   PlaceRows<T>(y, facts, s);
 }
 
-// Second part: codes. Returns the row's ratio, in lanes t and t + 16 that of row t.
+// Second part, by one warp for the two of `pair`: codes and ratios.
 template <class T>
-__device__ __forceinline__ float RoundWithFeedback(FeedbackScratch<T>& s, const char* feedback) {
-  return InnerProductRatio(RoundBlocks<T>(s, feedback));
+__device__ __forceinline__ void RoundWithFeedback(FeedbackScratch<T>* pair, const char* feedback) {
+  const int lane = threadIdx.x % 32;
+  pair[lane / 16].ratio[lane % 16] = InnerProductRatio(RoundBlocks<T>(pair, feedback));
 }
 
 // Third part: same outputs as RoundRows. finite: of rows r and r + 8.
 template <class T>
-__device__ __forceinline__ uint32_t EndFeedback(const bool (&finite)[2], float ratio,
-                                                FeedbackScratch<T>& s,
+__device__ __forceinline__ uint32_t EndFeedback(const bool (&finite)[2], FeedbackScratch<T>& s,
                                                 uint32_t (&words)[T::kTiles / 4],
                                                 uint32_t (&meta)[T::kGroups][2]) {
   const int lane = threadIdx.x % 32, row = lane % 16;
+  const float ratio = s.ratio[row];
   uint32_t status = 0;
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
     const float2 range = s.range[g][row];
     bool saturated = false;
-    const uint32_t bits = HalfBits(ratio * __fdiv_rn(range.y, 3.0f), &saturated) |
-                          HalfBits(ratio * range.x, &saturated) << 16;
+    const uint32_t bits =
+        HalfBits(ratio * Third(range.y), &saturated) | HalfBits(ratio * range.x, &saturated) << 16;
     if (lane < 16) s.meta[g][row] = bits;
     if (saturated) status |= kStatusSaturated;
   }

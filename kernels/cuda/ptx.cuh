@@ -124,18 +124,6 @@ __device__ __forceinline__ void StoreShared128(uint32_t address, uint4 x) {
                : "memory");
 }
 
-// If |x| >= bound, x is stored at *end in shared memory and *end grows by `step` bytes.
-__device__ __forceinline__ void AppendIfAtLeast(float x, float bound, uint32_t step,
-                                                uint32_t* end) {
-  asm volatile(
-      "{\n .reg .pred p;\n .reg .f32 magnitude;\n"
-      " abs.f32 magnitude, %1;\n setp.ge.f32 p, magnitude, %2;\n"
-      " @p st.shared.f32 [%0], %1;\n @p add.u32 %0, %0, %3;\n}"
-      : "+r"(*end)
-      : "f"(x), "f"(bound), "r"(step)
-      : "memory");
-}
-
 __device__ __forceinline__ float Exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/clip_guess.h"
+#include "kernels/cuda/evict_ptx.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/quantize.h"
 
@@ -47,47 +48,67 @@ __device__ __forceinline__ float SumOverChannels(float x) {
 // What the threshold's search and the range know of rows r and r + 8.
 struct RowFacts {
   bool finite[2];
-  float sigma[2];      // root of the mean square, near enough for guesses
+  float sigma[2];  // root of the mean square, near enough for guesses
+  float least[2], most[2];
   float threshold[2];  // largest |y| inside the range
-  // The threshold itself is the least (most) value of the clipped row, whatever the others are.
-  bool reaches_low[2], reaches_high[2];
+
+  __device__ __forceinline__ float Peak(int a) const { return fmaxf(-least[a], most[a]); }
 };
 
-// Rows' deviation and whether their values are finite; rows that are not become zeros. Squares that
-// overflow say nothing, so such a warp looks at every value.
+// Rows' extremes and whether their values are finite; rows that are not become zeros.
 template <class T>
 __device__ __forceinline__ void LookAtRows(float (&y)[T::kTiles][4], RowFacts* facts) {
-  float squares[2] = {0.0f, 0.0f};
+  // Among floats as signed numbers the most is the most; as unsigned ones it is the least, if one
+  // is negative.
+  int most_bits[2];
+  uint32_t least_bits[2];
 #pragma unroll
   for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) squares[i / 2] = fmaf(y[n][i], y[n][i], squares[i / 2]);
+    for (int a = 0; a < 2; ++a) {
+      const float one = y[n][2 * a], other = y[n][2 * a + 1];
+      if (n == 0) {
+        most_bits[a] = __float_as_int(one);
+        least_bits[a] = __float_as_uint(one);
+      }
+      most_bits[a] = __vimax3_s32(most_bits[a], __float_as_int(one), __float_as_int(other));
+      least_bits[a] = __vimax3_u32(least_bits[a], __float_as_uint(one), __float_as_uint(other));
+    }
   }
   bool plain = true;
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    squares[a] = SumOverChannels(squares[a]);
+    int most = most_bits[a];
+    uint32_t least = least_bits[a];
+#pragma unroll
+    for (int lanes = 1; lanes <= 2; lanes *= 2) {
+      most = max(most, __shfl_xor_sync(~0u, most, lanes));
+      least = max(least, __shfl_xor_sync(~0u, least, lanes));
+    }
     facts->finite[a] = true;
-    facts->sigma[a] = sqrtf(squares[a] / T::kDim);
+    facts->most[a] = __int_as_float(most);
+    facts->least[a] = __uint_as_float(least);
     facts->threshold[a] = FLT_MAX;
-    facts->reaches_low[a] = facts->reaches_high[a] = false;
-    plain &= squares[a] < 1e30f;
+    plain &= most >= 0 && most < 0x7f800000 && least - 0x80000000u < 0x7f800000u;
   }
   if (__all_sync(~0u, plain)) return;
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    float peak = 0.0f, poison = 0.0f;
+    float least = y[0][2 * a], most = least, poison = 0.0f;
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        peak = fmaxf(peak, fabsf(y[n][2 * a + e]));
+        least = fminf(least, y[n][2 * a + e]);
+        most = fmaxf(most, y[n][2 * a + e]);
         poison = fmaf(y[n][2 * a + e], 0.0f, poison);  // NaN as soon as one is not finite
       }
     }
-    peak = MaxOverChannels(peak);
+    least = MinOverChannels(least);
+    most = MaxOverChannels(most);
     facts->finite[a] = SumOverChannels(poison) == 0.0f;
-    if (!(squares[a] < 1e30f)) facts->sigma[a] = facts->finite[a] ? 0.5f * peak : 0.0f;
+    facts->least[a] = facts->finite[a] ? least : 0.0f;
+    facts->most[a] = facts->finite[a] ? most : 0.0f;
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
@@ -103,21 +124,23 @@ __device__ __forceinline__ float AtLeast(float magnitude, float bound) {
   return one;
 }
 
-// The rank-th largest |v| of rows r and r + 8, exactly: at(a, i) of each lane of 4, i < kCount, of
-// which low_count[a] are at least low[a], and none more than peak[a]. Counts values at and above a
+// A bound with `rank` values at or above it, or one less.
+struct Neighbour {
+  float bound;
+  bool above;  // the threshold is the most below the bound, else the least from it on
+};
+
+// Bounds for rows r (even c) and r + 8 (odd c), whatever the rows. Counts values at and above a
 // bound that closes in, interpolated at first, in the bits of floats when that does not end it.
-// Lanes with odd c follow row r + 8, the others row r.
-template <int kCount, typename At>
-__device__ __forceinline__ void LargestMagnitudes(const At& at, const ClipGuess& clip,
-                                                  const float (&sigma)[2], const float (&lows)[2],
-                                                  const int (&low_counts)[2],
-                                                  const float (&peak)[2], float (&found)[2]) {
+template <class T>
+__device__ __forceinline__ Neighbour SearchInFloats(const float (&y)[T::kTiles][4],
+                                                    const ClipGuess& clip, const RowFacts& facts) {
   const bool second = threadIdx.x % 2 != 0;
   const float rank = static_cast<float>(clip.rank);
-  float low = second ? lows[1] : lows[0];
-  float low_count = static_cast<float>(second ? low_counts[1] : low_counts[0]), high_count = 0.0f;
-  float high = __int_as_float(__float_as_int(second ? peak[1] : peak[0]) + 1);
-  float bound = (second ? sigma[1] : sigma[0]) * clip.first;
+  const float peak = second ? facts.Peak(1) : facts.Peak(0);
+  float low = 0.0f, low_count = T::kDim, high_count = 0.0f;
+  float high = __int_as_float(__float_as_int(peak) + 1);
+  float bound = 0.5f * peak;
   bool done = false;
 #pragma unroll 1
   for (int round = 0; round < 48; ++round) {
@@ -129,9 +152,12 @@ __device__ __forceinline__ void LargestMagnitudes(const At& at, const ClipGuess&
     const float first_bound = second ? other : bound, second_bound = second ? bound : other;
     float first_count = 0.0f, second_count = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      first_count += AtLeast(fabsf(at(0, i)), first_bound);
-      second_count += AtLeast(fabsf(at(1, i)), second_bound);
+    for (int n = 0; n < T::kTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        first_count += AtLeast(fabsf(y[n][e]), first_bound);
+        second_count += AtLeast(fabsf(y[n][2 + e]), second_bound);
+      }
     }
     float count = second ? second_count : first_count;
     count += __shfl_xor_sync(~0u, second ? first_count : second_count, 1);
@@ -142,6 +168,7 @@ __device__ __forceinline__ void LargestMagnitudes(const At& at, const ClipGuess&
       low_count = below ? count : low_count;
       high = below ? high : bound;
       high_count = below ? high_count : count;
+      // With no float between them the threshold is `low` itself.
       done = low_count == rank || high_count == rank - 1.0f ||
              __float_as_int(high) - __float_as_int(low) <= 1;
       const float part = __fdividef(low_count - rank + 0.5f, low_count - high_count);
@@ -149,107 +176,149 @@ __device__ __forceinline__ void LargestMagnitudes(const At& at, const ClipGuess&
     }
     if (__all_sync(~0u, done)) break;
   }
-  // The least value from `low` on, or the most below `high`: the most of all at most `limit` times
-  // -1 or 1.
-  const bool from_above = low_count != rank && high_count == rank - 1.0f;
-  const float my_sign = from_above ? 1.0f : -1.0f;
-  const float my_limit = from_above ? __int_as_float(__float_as_int(high) - 1) : -low;
-  const float other_sign = __shfl_xor_sync(~0u, my_sign, 1);
-  const float other_limit = __shfl_xor_sync(~0u, my_limit, 1);
+  const bool above = low_count != rank && high_count == rank - 1.0f;
+  return {above ? high : low, above};
+}
+
+// Rows' magnitudes as halves, rounded towards zero: in the order in which products take them.
+template <class T>
+using RowHalves = uint32_t[T::kTiles][2];
+
+// facts->sigma, of halves: the diagonals of their products with themselves.
+template <class T>
+__device__ __forceinline__ void FindSigma(const RowHalves<T>& halves, RowFacts* facts) {
+  const int lane = threadIdx.x % 32, row = lane / 4;
+  float squares[2][4] = {};
+#pragma unroll
+  for (int n = 0; n < T::kTiles; n += 2) {
+    const uint32_t first = halves[n][0], second = halves[n][1];
+    const uint32_t third = halves[n + 1][0], fourth = halves[n + 1][1];
+    ptx::MmaF16(squares[0], first, second, third, fourth, first, third);
+    ptx::MmaF16(squares[1], first, second, third, fourth, second, fourth);
+  }
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+    const float mine = row % 2 == 0 ? squares[a][2 * a] : squares[a][2 * a + 1];
+    const float square = __shfl_sync(~0u, mine, 4 * row + row / 2);
+    facts->sigma[a] = sqrtf(square * (1.0f / T::kDim));
+  }
+}
+
+// How many magnitudes of the row r (r + 8) are at least the bound in both halves of bounds[0] (1).
+template <class T>
+__device__ __forceinline__ void CountAtLeast(const RowHalves<T>& halves, uint32_t first_bound,
+                                             uint32_t second_bound, float (&counts)[2]) {
+  constexpr uint32_t kOnes = 0x3c003c00u;
+  float sums[2][4] = {};
+#pragma unroll
+  for (int n = 0; n < T::kTiles; n += 2) {
+    ptx::MmaF16(sums[n / 2 % 2], ptx::HalvesAtLeast(halves[n][0], first_bound),
+                ptx::HalvesAtLeast(halves[n][1], second_bound),
+                ptx::HalvesAtLeast(halves[n + 1][0], first_bound),
+                ptx::HalvesAtLeast(halves[n + 1][1], second_bound), kOnes, kOnes);
+  }
+  counts[0] = sums[0][0] + sums[1][0];
+  counts[1] = sums[0][2] + sums[1][2];
+}
+
+// Bounds for rows r (even c) and r + 8 (odd c). False if one of the warp's rows has too many values
+// that are the same as halves.
+template <class T>
+__device__ __forceinline__ bool SearchInHalves(const RowHalves<T>& halves, const ClipGuess& clip,
+                                               const RowFacts& facts, Neighbour* found) {
+  constexpr int kRoundsMax = 10;
+  const bool second = threadIdx.x % 2 != 0;
+  const float rank = static_cast<float>(clip.rank);
+  const float sigma = second ? facts.sigma[1] : facts.sigma[0];
+  const float step = sigma * clip.step;
+  float high = __int_as_float(__float_as_int(second ? facts.Peak(1) : facts.Peak(0)) + 1);
+  float low = 0.0f, low_count = T::kDim, high_count = 0.0f, bound = sigma * clip.first;
+  bool done = false;
+#pragma unroll 1
+  for (int round = 0; round < kRoundsMax; ++round) {
+    const uint32_t packed = ptx::PackHalfTowardsZero(bound, bound);
+    bound = ptx::LowHalf(packed);
+    const uint32_t other = __shfl_xor_sync(~0u, packed, 1);
+    float counts[2];
+    CountAtLeast<T>(halves, second ? other : packed, second ? packed : other, counts);
+    const float count = second ? counts[1] : counts[0];
+    const float newton = fmaf(count - rank + 0.5f, step, bound);
+    if (count >= rank) {
+      low = bound;
+      low_count = count;
+    } else {
+      high = bound;
+      high_count = count;
+    }
+    done = low_count == rank || high_count == rank - 1.0f;
+    const float part = (low_count - rank + 0.5f) * ptx::Reciprocal(low_count - high_count);
+    bound = low > 0.0f ? fmaf(part, high - low, low) : newton;
+    if (done) bound = low_count == rank ? low : high;
+    if (__all_sync(~0u, done)) break;
+  }
+  found->bound = bound;
+  found->above = low_count != rank;
+  return __all_sync(~0u, done);
+}
+
+// The magnitude next to each row's bound.
+template <class T>
+__device__ __forceinline__ void TakeNeighbours(const float (&y)[T::kTiles][4],
+                                               const Neighbour& found, RowFacts* facts) {
+  const bool second = threadIdx.x % 2 != 0;
+  // Magnitudes' distances upwards from the bound, downwards from the one below it for bits turned
+  // over: those on the other side wrap around and are large.
+  const uint32_t my_flip = found.above ? ~0u : 0u;
+  const uint32_t bits = __float_as_uint(found.bound);
+  const uint32_t my_shift = found.above ? bits : 0u - bits;
+  const uint32_t other_flip = __shfl_xor_sync(~0u, my_flip, 1);
+  const uint32_t other_shift = __shfl_xor_sync(~0u, my_shift, 1);
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
     const bool mine = second == (a == 1);
-    const float sign = mine ? my_sign : other_sign, limit = mine ? my_limit : other_limit;
-    float most = -INFINITY;
+    const uint32_t flip = mine ? my_flip : other_flip, shift = mine ? my_shift : other_shift;
+    uint32_t least = ~0u;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const float signed_value = fabsf(at(a, i)) * sign;
-      if (signed_value <= limit) most = fmaxf(most, signed_value);
+    for (int n = 0; n < T::kTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const uint32_t turned = (__float_as_uint(y[n][2 * a + e]) & 0x7fffffffu) ^ flip;
+        least = __viaddmin_u32(turned, shift, least);
+      }
     }
-    found[a] = fabsf(MaxOverChannels(most));
+    least = min(least, __shfl_xor_sync(~0u, least, 1));
+    least = min(least, __shfl_xor_sync(~0u, least, 2));
+    facts->threshold[a] = __uint_as_float((least - shift) ^ flip);
   }
 }
 
-// The same over all values of the rows.
-template <class T>
-__device__ __forceinline__ void LargestOfAll(const float (&y)[T::kTiles][4], const ClipGuess& clip,
-                                             RowFacts* facts) {
-  float peak[2] = {0.0f, 0.0f};
-#pragma unroll
-  for (int n = 0; n < T::kTiles; ++n) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) peak[i / 2] = fmaxf(peak[i / 2], fabsf(y[n][i]));
-  }
-#pragma unroll
-  for (int a = 0; a < 2; ++a) peak[a] = MaxOverChannels(peak[a]);
-  const float lows[2] = {0.0f, 0.0f};
-  const int low_counts[2] = {T::kDim, T::kDim};
-  LargestMagnitudes<2 * T::kTiles>([&](int a, int i) -> float { return y[i / 2][2 * a + i % 2]; },
-                                   clip, facts->sigma, lows, low_counts, peak, facts->threshold);
-}
-
-inline constexpr int kCandidatesMax = 12;  // of a lane and row
-
-// Bytes of shared memory that a warp's search needs: a column of each lane's values of one row.
-template <class T>
-inline constexpr int kCandidateBytes = 32 * T::kDim;
-
-// The few values of row r + 8 a that can matter are gathered first: those above a guess that lies
-// well below the threshold. scratch: this lane's column. Returns how many there are, and the first
-// kCandidatesMax of them, with zeros behind them.
-template <class T, int a>
-__device__ __forceinline__ int Gather(const float (&y)[T::kTiles][4], float bound, float* scratch,
-                                      float (&values)[kCandidatesMax]) {
-  const uint32_t begin = ptx::SharedAddress(scratch);
-  uint32_t end = begin;
-#pragma unroll
-  for (int n = 0; n < T::kTiles; ++n) {
-#pragma unroll
-    for (int e = 0; e < 2; ++e) ptx::AppendIfAtLeast(y[n][2 * a + e], bound, 128, &end);
-  }
-  const int count = static_cast<int>(end - begin) / 128;
-#pragma unroll
-  for (int i = 0; i < kCandidatesMax; ++i) values[i] = i < count ? scratch[32 * i] : 0.0f;
-  return count;
-}
-
-// Fills in threshold and reaches_*. scratch: kCandidateBytes that only this warp uses.
+// Fills in sigma and threshold.
 template <class T>
 __device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
-                                               const ClipGuess& clip, float* scratch,
-                                               RowFacts* facts) {
-  scratch += threadIdx.x % 32;
-  float values[2][kCandidatesMax];
-  const int counts[2] = {Gather<T, 0>(y, facts->sigma[0] * clip.filter, scratch, values[0]),
-                         Gather<T, 1>(y, facts->sigma[1] * clip.filter, scratch, values[1])};
-  const int sum = SumOverChannels(counts[0] | counts[1] << 16);
-  const int found[2] = {sum & 0xffff, sum >> 16};
-  const bool enough =
-      min(found[0], found[1]) >= clip.rank && max(counts[0], counts[1]) <= kCandidatesMax;
-  if (!__all_sync(~0u, enough)) {
-    LargestOfAll<T>(y, clip, facts);
-    return;
-  }
-  float least[2] = {0.0f, 0.0f}, most[2] = {0.0f, 0.0f}, peak[2];
+                                               const ClipGuess& clip, RowFacts* facts) {
+  // Halves hold neither larger values nor, in enough bits, smaller ones.
+  constexpr float kMost = 65504.0f, kLeast = 0x1p-12f;
+  bool plain = true;
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
+    plain &= facts->Peak(a) < kMost && facts->Peak(a) > kLeast;
+  }
+  Neighbour found;
+  bool ended = __all_sync(~0u, plain);
+  if (ended) {
+    RowHalves<T> halves;
 #pragma unroll
-    for (int i = 0; i < kCandidatesMax; ++i) {
-      least[a] = fminf(least[a], values[a][i]);
-      most[a] = fmaxf(most[a], values[a][i]);
+    for (int n = 0; n < T::kTiles; ++n) {
+#pragma unroll
+      for (int a = 0; a < 2; ++a) {
+        halves[n][a] = ptx::PackHalfTowardsZero(y[n][2 * a], y[n][2 * a + 1]) & 0x7fff7fffu;
+      }
     }
-    least[a] = MinOverChannels(least[a]);
-    most[a] = MaxOverChannels(most[a]);
-    peak[a] = fmaxf(most[a], -least[a]);
+    FindSigma<T>(halves, facts);
+    ended = SearchInHalves<T>(halves, clip, *facts, &found);
   }
-  const float lows[2] = {facts->sigma[0] * clip.filter, facts->sigma[1] * clip.filter};
-  LargestMagnitudes<kCandidatesMax>([&](int a, int i) -> float { return values[a][i]; }, clip,
-                                    facts->sigma, lows, found, peak, facts->threshold);
-#pragma unroll
-  for (int a = 0; a < 2; ++a) {
-    facts->reaches_low[a] = -least[a] >= facts->threshold[a];
-    facts->reaches_high[a] = most[a] >= facts->threshold[a];
-  }
+  if (!ended) found = SearchInFloats<T>(y, clip, *facts);
+  TakeNeighbours<T>(y, found, facts);
 }
 
 // --- Ranges ----------------------------------------------------------------------------------
@@ -263,35 +332,33 @@ struct RowRange {
 template <class T>
 __device__ __forceinline__ RowRange FindRange(const float (&y)[T::kTiles][4], const RowFacts& facts,
                                               int g) {
-  float low[2], high[2];
-  bool known = T::kGroups == 1;
+  RowRange found;
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    low[a] = -facts.threshold[a];
-    high[a] = facts.threshold[a];
-    known &= facts.reaches_low[a] && facts.reaches_high[a];
-  }
-  if (!__all_sync(~0u, known)) {
-#pragma unroll
-    for (int a = 0; a < 2; ++a) {
-      float least = facts.threshold[a], most = -facts.threshold[a];
+    float least = facts.least[a], most = facts.most[a];
+    if constexpr (T::kGroups > 1) {
+      least = facts.threshold[a], most = -facts.threshold[a];
 #pragma unroll
       for (int n = 0; n < T::kTiles; ++n) {
         if (n / T::kGroupTiles != g) continue;
         least = fminf(least, fminf(y[n][2 * a], y[n][2 * a + 1]));
         most = fmaxf(most, fmaxf(y[n][2 * a], y[n][2 * a + 1]));
       }
-      low[a] = fmaxf(MinOverChannels(least), -facts.threshold[a]);
-      high[a] = fminf(MaxOverChannels(most), facts.threshold[a]);
+      least = MinOverChannels(least);
+      most = MaxOverChannels(most);
     }
-  }
-  RowRange found;
-#pragma unroll
-  for (int a = 0; a < 2; ++a) {
-    found.low[a] = low[a];
-    found.range[a] = fminf(fmaxf(__fsub_rn(high[a], low[a]), 1e-8f), FLT_MAX);
+    found.low[a] = fminf(fmaxf(least, -facts.threshold[a]), facts.threshold[a]);
+    const float high = fmaxf(fminf(most, facts.threshold[a]), -facts.threshold[a]);
+    found.range[a] = fminf(fmaxf(__fsub_rn(high, found.low[a]), 1e-8f), FLT_MAX);
   }
   return found;
+}
+
+// x / 3, rounded to the nearest; x normal.
+__device__ __forceinline__ float Third(float x) {
+  constexpr float kThird = 1.0f / 3.0f;
+  const float guess = x * kThird;
+  return fmaf(fmaf(-3.0f, guess, x), kThird, guess);
 }
 
 // fp16, nearest even, limited to +-65504.
@@ -354,7 +421,7 @@ __device__ __forceinline__ void RoundExactly(const float (&y)[T::kTiles][4], con
     float factor[2], offset[2][3];
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      const float scale = __fdiv_rn(ranges[g].range[a], 3.0f);
+      const float scale = Third(ranges[g].range[a]);
       factor[a] = facts.finite[a] ? StepFactor(scale) : 0.0f;
       // Each of three lanes finds one bound; a step begins behind the float below it.
       const float least = LeastWithCode(min(lane % 4 + 1, 3), ranges[g].low[a], scale);
@@ -384,30 +451,46 @@ __device__ __forceinline__ void RoundExactly(const float (&y)[T::kTiles][4], con
   }
 }
 
-// The same but for values within some 2^-20 of the range of a bound between two codes.
+// The same but for values within some 2^-20 of the range of a bound between two codes. No |y| is
+// above kPlaceMax ranges.
+inline constexpr float kPlaceMax = 8192.0f;
+
 template <class T>
-__device__ __forceinline__ void RoundNearly(const float (&y)[T::kTiles][4],
+__device__ __forceinline__ void RoundNearly(float (&y)[T::kTiles][4],
                                             const RowRange (&ranges)[T::kGroups],
                                             uint32_t (&words)[T::kTiles / 4]) {
-  constexpr float kMagic = 12582912.0f;  // 1.5 * 2^23: whole numbers are its low bits
-  constexpr uint32_t kMagicBits = 0x4b400000u;
+  // The middle of the range lies between codes 1 and 2, so codes are whole numbers rounded down:
+  // the low bits of a float with this on top.
+  constexpr float kMagic = 12582914.0f;  // 1.5 * 2^23 + 2
 #pragma unroll
-  for (int i = 0; i < T::kTiles / 4; ++i) words[i] = 0u - kMagicBits * 0x55555555u;
+  for (int i = 0; i < T::kTiles / 4; ++i) words[i] = 0;
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
-    float factor[2], offset[2];
+    float factor[2], middle[2];
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      factor[a] = __fdividef(1.0f, ranges[g].range[a]);
-      offset[a] = -ranges[g].low[a] * factor[a];
+      factor[a] = __fdividef(3.0f, ranges[g].range[a]);
+      middle[a] = fmaf(0.5f, ranges[g].range[a], ranges[g].low[a]);
+    }
+    // Clipped on both sides it is zero.
+    if (__any_sync(~0u, middle[0] != 0.0f || middle[1] != 0.0f)) {
+#pragma unroll
+      for (int n = g * T::kGroupTiles; n < (g + 1) * T::kGroupTiles; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) y[n][i] -= middle[i / 2];
+      }
     }
 #pragma unroll
     for (int n = g * T::kGroupTiles; n < (g + 1) * T::kGroupTiles; ++n) {
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const float place = __saturatef(fmaf(y[n][i], factor[i / 2], offset[i / 2]));
-        words[2 * (n / 8) + i / 2] += __float_as_uint(fmaf(place, 3.0f, kMagic))
-                                      << (2 * (n % 8) + 16 * (i % 2));
+      for (int a = 0; a < 2; ++a) {
+        uint32_t code[2];
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          code[e] = __float_as_uint(__fmaf_rd(y[n][2 * a + e], factor[a], kMagic));
+        }
+        const uint32_t pair = __byte_perm(code[0], code[1], 0x5410);
+        words[2 * (n / 8) + a] += __vimin_s16x2_relu(pair, 0x00030003u) << (2 * (n % 8));
       }
     }
   }
@@ -417,7 +500,7 @@ __device__ __forceinline__ void RoundNearly(const float (&y)[T::kTiles][4],
 // a, in K's order. meta[y][a]: valid in every lane of the row. exact: y is the scalar definition's,
 // so the codes can be. Returns status bits of the lane's rows.
 template <class T>
-__device__ __forceinline__ uint32_t RoundRows(const float (&y)[T::kTiles][4], const RowFacts& facts,
+__device__ __forceinline__ uint32_t RoundRows(float (&y)[T::kTiles][4], const RowFacts& facts,
                                               bool exact, uint32_t (&words)[T::kTiles / 4],
                                               uint32_t (&meta)[T::kGroups][2]) {
   uint32_t status = 0;
@@ -432,9 +515,10 @@ __device__ __forceinline__ uint32_t RoundRows(const float (&y)[T::kTiles][4], co
       // Far from zero and narrow, or beyond what an inverse can be: not by one multiplication.
       const float range = ranges[g].range[a];
       exact |= fabsf(ranges[g].low[a]) > 64.0f * range || range > 1e30f;
+      exact |= facts.Peak(a) > kPlaceMax * range;
       bool saturated = false;
-      meta[g][a] = HalfBits(__fdiv_rn(range, 3.0f), &saturated) |
-                   HalfBits(ranges[g].low[a], &saturated) << 16;
+      meta[g][a] = HalfBits(Third(range), &saturated) | HalfBits(ranges[g].low[a], &saturated)
+                                                            << 16;
       if (!facts.finite[a]) {
         meta[g][a] = 0;
         status |= kStatusNonFinite;

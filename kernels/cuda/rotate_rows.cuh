@@ -12,30 +12,32 @@
 // parts, so the product is good to 2^-18 of the row.
 namespace crumb::kernels::cuda {
 
-// Rows r and r + 8 of 16 as pairs of channels: x[a][4 p + i] is channels 32 p + 8 c + 2 i.
+// Rows r and r + 8 of 16 as pairs of channels, as products take them: x[n][a] is channels 8 n + 2 c
+// and the next of row r + 8 a.
 template <int kDim>
-using RowPairs = uint32_t[2][kDim / 8];
+using RowPairs = uint32_t[kDim / 8][2];
 
 // Bytes from a row's begin in shared memory to 16-byte piece `piece`: neighbouring rows use
 // different banks.
-__device__ __forceinline__ int PieceOffset(int row, int piece) {
-  return 16 * (piece ^ (row % 2 * 4));
-}
+__device__ __forceinline__ int PieceOffset(int row, int piece) { return 16 * (piece ^ (row % 8)); }
 
 template <int kDim>
 __device__ __forceinline__ void ReadRows(uint32_t rows, RowPairs<kDim>& x) {
-  const int lane = threadIdx.x % 32;
+  const int row = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
 #pragma unroll
-  for (int a = 0; a < 2; ++a) {
-    const int row = lane / 4 + 8 * a;
+  for (int s = 0; s < kDim / 16; ++s) {
+    uint32_t four[4];
+    ptx::LoadMatrices(four, rows + row * 2 * kDim + PieceOffset(row, 2 * s + half));
 #pragma unroll
-    for (int i = 0; i < kDim / 32; ++i) {
-      const uint4 four =
-          ptx::LoadShared128(rows + row * 2 * kDim + PieceOffset(row, 4 * i + lane % 4));
-      x[a][4 * i] = four.x, x[a][4 * i + 1] = four.y;
-      x[a][4 * i + 2] = four.z, x[a][4 * i + 3] = four.w;
-    }
+    for (int i = 0; i < 4; ++i) x[2 * s + i / 2][i % 2] = four[i];
   }
+}
+
+// Low parts of R go first: tensor cores round every sum down, so large ones had better be few.
+template <int kDim>
+__device__ __forceinline__ constexpr int PartInOrder(int i) {
+  constexpr int kChunks = kDim / kChunkChannels;
+  return i < kChunks ? 2 * i + 1 : 2 * (i - kChunks);
 }
 
 // y += x times one part of R, by one warp: any device.
@@ -54,7 +56,7 @@ __device__ __forceinline__ void RotateByPart(const RowPairs<kDim>& x, int chunk,
       a[i] = 0;
 #pragma unroll
       for (int q = 0; q < kDim / kChunkChannels; ++q) {
-        if (q == chunk) a[i] = x[i % 2][2 * (4 * q + s) + i / 2];
+        if (q == chunk) a[i] = x[2 * (4 * q + s) + i / 2][i % 2];
       }
     }
     const uint32_t at = row + (((2 * s + lane / 8 % 2) ^ (lane % 8)) * 16);
@@ -73,19 +75,35 @@ __device__ __forceinline__ void RotateByPart(const RowPairs<kDim>& x, int chunk,
   }
 }
 
+// The mean in three bf16 parts, as a matrix of 16 inner channels of which only the first 3 count.
+template <int kDim>
+inline constexpr int kMeanBytes = 16 * kDim;
+
+// One column of it. mean: of the column.
+__device__ __forceinline__ uint4 MeanColumn(float mean) {
+  const float high = ptx::LowBf16(ptx::PackBf16(-mean, 0.0f));
+  const float middle = ptx::LowBf16(ptx::PackBf16(-mean - high, 0.0f));
+  return make_uint4(ptx::PackBf16(high, middle), ptx::PackBf16(-mean - high - middle, 0.0f), 0, 0);
+}
+
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// y += x R, by the four warps that hold 64 rows. rotation: all parts.
+// y += x R - mean, by the four warps that hold 64 rows. rotation: all parts. mean: kMeanBytes.
 template <int kDim, bool kHalf>
 __device__ __forceinline__ void RotateByTeam(const RowPairs<kDim>& x, uint32_t rotation,
-                                             float (&y)[kDim / 8][4]) {
+                                             uint32_t mean, float (&y)[kDim / 8][4]) {
   ptx::FenceProducts();
+  const int c = threadIdx.x % 4;
+  const uint32_t ones = c == 0 ? 0x3f803f80u : (c == 1 ? 0x3f80u : 0u);
+  const uint32_t once[4] = {ones, ones, 0, 0};
+  ptx::GroupMmaBf16<kDim / 8>(y, once, ptx::NarrowMatrix(mean));
 #pragma unroll
-  for (int part = 0; part < 2 * kDim / kChunkChannels; ++part) {
+  for (int i = 0; i < 2 * kDim / kChunkChannels; ++i) {
+    const int part = PartInOrder<kDim>(i);
     const uint64_t matrix = ptx::SwizzledMatrix(rotation + part * kPartBytes<kDim>);
 #pragma unroll
     for (int s = 0; s < kChunkChannels / 16; ++s) {
       const int at = 2 * (4 * (part / 2) + s);
-      const uint32_t a[4] = {x[0][at], x[1][at], x[0][at + 1], x[1][at + 1]};
+      const uint32_t a[4] = {x[at][0], x[at][1], x[at + 1][0], x[at + 1][1]};
       if constexpr (kHalf) {
         ptx::GroupMmaF16<kDim / 8>(y, a, matrix + 2 * s);
       } else {
@@ -101,20 +119,12 @@ __device__ __forceinline__ void RotateByTeam(const RowPairs<kDim>& x, uint32_t r
 // y += rows as they are: channel 8 n + 2 c + e of a lane.
 template <int kDim, bool kHalf>
 __device__ __forceinline__ void SpreadRows(const RowPairs<kDim>& x, float (&y)[kDim / 8][4]) {
-  const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      // The 8 channels of a tile are the four words of lane n % 4.
-      uint32_t word = 0;
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const uint32_t other = __shfl_sync(~0u, x[a][n / 4 * 4 + i], lane / 4 * 4 + n % 4);
-        if (lane % 4 == i) word = other;
-      }
-      y[n][2 * a] += kHalf ? ptx::LowHalf(word) : ptx::LowBf16(word);
-      y[n][2 * a + 1] += kHalf ? ptx::HighHalf(word) : ptx::HighBf16(word);
+      y[n][2 * a] += kHalf ? ptx::LowHalf(x[n][a]) : ptx::LowBf16(x[n][a]);
+      y[n][2 * a + 1] += kHalf ? ptx::HighHalf(x[n][a]) : ptx::HighBf16(x[n][a]);
     }
   }
 }

@@ -16,6 +16,11 @@ __device__ __forceinline__ uint64_t SwizzledMatrix(uint32_t shared) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{1} << 16) |
          ((shared & 0x3ffff) >> 4);
 }
+// The same of 16 inner channels, columns of 16 bytes side by side: the first 8 channels are given,
+// the others are taken to be the same.
+__device__ __forceinline__ uint64_t NarrowMatrix(uint32_t shared) {
+  return (uint64_t{8} << 32) | ((shared & 0x3ffff) >> 4);
+}
 __device__ __forceinline__ void FenceProducts() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
