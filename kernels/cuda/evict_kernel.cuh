@@ -164,11 +164,13 @@ class WindowEvictor {
     return reinterpret_cast<volatile uint64_t*>(State() + 64) + Team();
   }
   __device__ __forceinline__ char* Rows() const {  // of this warp
-    return State() + Layout::kStateBytes + warp_ * Layout::kWarpBytes;
+    return State() + Layout::kStateBytes + Teams() * kMeanBytes<T::kDim> +
+           warp_ * Layout::kWarpBytes;
   }
-  __device__ __forceinline__ char* Mean() const {  // of this team
-    return State() + Layout::kStateBytes + Teams() * kTeamWarps * Layout::kWarpBytes +
-           Team() * kMeanBytes<T::kDim>;
+  // Of this team. Not last: memcheck takes a product's matrix for as long as one without gaps and
+  // repeats, twice these bytes.
+  __device__ __forceinline__ char* Mean() const {
+    return State() + Layout::kStateBytes + Team() * kMeanBytes<T::kDim>;
   }
   // Of code units, then of metadata's; this lane's word.
   __device__ __forceinline__ volatile uint32_t& SumFactor(int unit) const {
@@ -363,7 +365,8 @@ class WindowEvictor {
   }
 
   // Brings the mean to where the team's products take it from, if it is another than before.
-  __device__ __forceinline__ void PlaceMean(int window) {
+  __device__ __forceinline__ void PlaceMean([[maybe_unused]] int window) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (kMeanIsProduct) {
       if (!HasRotation()) return;
       const float* mean = MeanOf(window);
@@ -379,6 +382,7 @@ class WindowEvictor {
       ptx::FenceCopyEngine();
       ptx::SyncThreads(TeamBarrier(), kTeamThreads);
     }
+#endif
   }
 
   template <bool kHalf>
