@@ -8,6 +8,7 @@
 
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
+#include "bench/kernels/evict_transforms.h"
 #include "bench/kernels/random_data.h"
 #include "kernels/bf16.h"
 #include "kernels/cuda/evict.h"
@@ -20,73 +21,6 @@ namespace {
 constexpr int kHeads = 8;
 constexpr int kDim = 128;
 constexpr int kTokens = 64;
-
-// Rotations, means and feedback of every matrix, each in a place of its own.
-class Transforms {
- public:
-  explicit Transforms(int matrices) : matrices_(matrices), random_(9) {
-    std::vector<float> rotations, feedbacks;
-    host_rotation_ = RandomRotation(kDim, random_);
-    host_feedback_ = RandomFeedback();
-    for (int i = 0; i < 2 * matrices; ++i) {
-      rotations.insert(rotations.end(), host_rotation_.begin(), host_rotation_.end());
-      feedbacks.insert(feedbacks.end(), host_feedback_.begin(), host_feedback_.end());
-    }
-    rotation_ = Allocate<char>(2 * matrices * kernels::cuda::EvictRotationBytes(kDim));
-    feedback_ = Allocate<char>(2 * matrices * kernels::cuda::EvictFeedbackBytes(kDim));
-    const Device<float> plain = Upload(rotations), plain_feedback = Upload(feedbacks);
-    Check(kernels::cuda::PrepareEvictRotation(
-              plain.get(), kDim, 2 * matrices, kernels::cuda::RowType::kBf16,
-              reinterpret_cast<kernels::cuda::EvictRotation*>(rotation_.get()), nullptr),
-          "rotation");
-    Check(kernels::cuda::PrepareEvictFeedback(
-              plain_feedback.get(), kDim, 2 * matrices,
-              reinterpret_cast<kernels::cuda::EvictFeedback*>(feedback_.get()), nullptr),
-          "feedback");
-    Check(cudaDeviceSynchronize(), "constants");
-    host_mean_.assign(kDim, kMean);
-    means_ = Upload(std::vector<float>(2 * matrices * kDim, kMean));
-  }
-
-  void Set(kernels::cuda::EvictParams* p) const {
-    p->k = Of(0, 0.96f);
-    p->v = Of(matrices_, 0.92f);
-  }
-
-  // Of any matrix: all are the same.
-  kernels::RowTransform OnHost(float clip, bool feedback) const {
-    return {host_rotation_.data(), host_mean_.data(), clip,
-            feedback ? host_feedback_.data() : nullptr};
-  }
-
- private:
-  static constexpr float kMean = 0.01f;
-
-  kernels::cuda::EvictTransform Of(size_t matrix, float clip) const {
-    return {reinterpret_cast<const kernels::cuda::EvictRotation*>(
-                rotation_.get() + matrix * kernels::cuda::EvictRotationBytes(kDim)),
-            means_.get() + matrix * kDim, clip,
-            reinterpret_cast<const kernels::cuda::EvictFeedback*>(
-                feedback_.get() + matrix * kernels::cuda::EvictFeedbackBytes(kDim))};
-  }
-
-  // Strictly upper, entries as a damped factorization gives them.
-  std::vector<float> RandomFeedback() {
-    std::vector<float> feedback(static_cast<size_t>(kDim) * kDim, 0.0f);
-    std::normal_distribution<float> normal;
-    for (int i = 0; i < kDim; ++i) {
-      for (int j = i + 1; j < kDim; ++j)
-        feedback[i * kDim + j] = 0.3f / (1 + j - i) * normal(random_);
-    }
-    return feedback;
-  }
-
-  size_t matrices_;
-  std::mt19937 random_;
-  std::vector<float> host_rotation_, host_feedback_, host_mean_;
-  Device<char> rotation_, feedback_;
-  Device<float> means_;
-};
 
 // Tiles of the device beside the CPU's.
 class Sample {
@@ -163,7 +97,7 @@ EvictResult RunEvict(const EvictWorkload& w) {
   const Device<kernels::Bf16> ring = Allocate<kernels::Bf16>(rows * kDim);
   FillBf16(rows * kDim, 3, ring.get());
   const Device<uint8_t> tiles = Allocate<uint8_t>(matrices * windows * copies * tile.int2_bytes());
-  const Transforms transforms(static_cast<int>(matrices));
+  const EvictTransforms transforms(static_cast<int>(matrices));
   std::vector<uint64_t> ring_address, tile_address;
   for (int i = 0; i < windows * copies; ++i) {
     ring_address.push_back(reinterpret_cast<uint64_t>(ring.get()) + i * matrices * head_bytes);

@@ -9,16 +9,17 @@ namespace crumb::bench {
 namespace {
 
 constexpr int kDim = 128;
+constexpr float kMean = 0.01f;
 
 }  // namespace
 
 EvictTransforms::EvictTransforms(int matrices) : matrices_(matrices), random_(9) {
   std::vector<float> rotations, feedbacks;
-  const std::vector<float> rotation = RandomRotation(kDim, random_);
-  const std::vector<float> feedback = RandomFeedback();
+  host_rotation_ = RandomRotation(kDim, random_);
+  host_feedback_ = RandomFeedback();
   for (int i = 0; i < 2 * matrices; ++i) {
-    rotations.insert(rotations.end(), rotation.begin(), rotation.end());
-    feedbacks.insert(feedbacks.end(), feedback.begin(), feedback.end());
+    rotations.insert(rotations.end(), host_rotation_.begin(), host_rotation_.end());
+    feedbacks.insert(feedbacks.end(), host_feedback_.begin(), host_feedback_.end());
   }
   rotation_ = Allocate<char>(2 * matrices * kernels::cuda::EvictRotationBytes(kDim));
   feedback_ = Allocate<char>(2 * matrices * kernels::cuda::EvictFeedbackBytes(kDim));
@@ -32,12 +33,18 @@ EvictTransforms::EvictTransforms(int matrices) : matrices_(matrices), random_(9)
             reinterpret_cast<kernels::cuda::EvictFeedback*>(feedback_.get()), nullptr),
         "feedback");
   Check(cudaDeviceSynchronize(), "constants");
-  means_ = Upload(std::vector<float>(2 * matrices * kDim, 0.01f));
+  host_mean_.assign(kDim, kMean);
+  means_ = Upload(std::vector<float>(2 * matrices * kDim, kMean));
 }
 
 void EvictTransforms::Set(kernels::cuda::EvictParams* p) const {
   p->k = Of(0, 0.96f);
   p->v = Of(matrices_, 0.92f);
+}
+
+kernels::RowTransform EvictTransforms::OnHost(float clip, bool feedback) const {
+  return {host_rotation_.data(), host_mean_.data(), clip,
+          feedback ? host_feedback_.data() : nullptr};
 }
 
 kernels::cuda::EvictTransform EvictTransforms::Of(size_t matrix, float clip) const {

@@ -8,6 +8,7 @@
 
 #include "bench/kernels/device_memory.h"
 #include "kernels/cuda/evict.h"
+#include "kernels/quantize.h"
 
 namespace crumb::bench {
 
@@ -20,12 +21,16 @@ class EvictTransforms {
   // Clips as the method oscar uses them.
   void Set(kernels::cuda::EvictParams* p) const;
 
+  // The same of any matrix for the CPU, they are all alike. Points into this object.
+  kernels::RowTransform OnHost(float clip, bool feedback) const;
+
  private:
   kernels::cuda::EvictTransform Of(size_t matrix, float clip) const;
   std::vector<float> RandomFeedback();
 
   size_t matrices_;
   std::mt19937 random_;
+  std::vector<float> host_rotation_, host_feedback_, host_mean_;
   Device<char> rotation_, feedback_;
   Device<float> means_;
 };
