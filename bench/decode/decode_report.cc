@@ -54,6 +54,10 @@ double SpeedOf(const DecodeRows& rows, KvFormat kv, int batch) {
 
 double Ratio(double above, double below) { return below > 0 ? above / below : 0.0; }
 
+// A gain that was not measured, for want of one of the formats, is 0.
+std::string GainJson(double gain) { return gain > 0 ? Format("%.3f", gain) : "null"; }
+std::string GainText(double gain) { return gain > 0 ? Format("%.2f", gain) : "not measured"; }
+
 std::string RowJson(const DecodeRun& run, const ModelShape& model, const DecodeRow& r) {
   const Floor floor = FloorOf(run, model, r);
   return Format(
@@ -79,12 +83,13 @@ std::string ShapeJson(const DecodeRun& run, const DecodeRows& shape) {
     separator = ",\n";
   }
   const DecodeGains gains = GainsOf(run, shape);
-  return json + Format(
-                    "],\n   \"largest_batch\": {\"bf16\": %d, \"int2\": %d}, \"gain_batch_1\": "
-                    "%.3f, \"gain_batch_1_of_bytes\": %.3f, \"gain_per_gpu\": %.3f, "
-                    "\"gain_per_gpu_of_bytes\": %.3f}",
-                    gains.largest_bf16, gains.largest_int2, gains.batch_1, gains.batch_1_of_bytes,
-                    gains.per_gpu, gains.per_gpu_of_bytes);
+  return json +
+         Format("],\n   \"largest_batch\": {\"bf16\": %d, \"int2\": %d}, ", gains.largest_bf16,
+                gains.largest_int2) +
+         "\"gain_batch_1\": " + GainJson(gains.batch_1) +
+         ", \"gain_batch_1_of_bytes\": " + GainJson(gains.batch_1_of_bytes) +
+         ", \"gain_per_gpu\": " + GainJson(gains.per_gpu) +
+         ", \"gain_per_gpu_of_bytes\": " + GainJson(gains.per_gpu_of_bytes) + "}";
 }
 
 }  // namespace
@@ -135,11 +140,11 @@ std::string RowText(const DecodeRun& run, const ModelShape& model, const DecodeR
 
 std::string GainsText(const DecodeRun& run, const DecodeRows& rows) {
   const DecodeGains gains = GainsOf(run, rows);
-  return Format(
-      "largest batch in %.0f GB: %d bf16, %d int2; INT2 over BF16: %.2f at batch 1 (bytes allow "
-      "%.2f), %.2f in tokens per second of a GPU (bytes allow %.2f)\n",
-      run.memory_gb, gains.largest_bf16, gains.largest_int2, gains.batch_1, gains.batch_1_of_bytes,
-      gains.per_gpu, gains.per_gpu_of_bytes);
+  return Format("largest batch in %.0f GB: %d bf16, %d int2; INT2 over BF16: ", run.memory_gb,
+                gains.largest_bf16, gains.largest_int2) +
+         GainText(gains.batch_1) + " at batch 1 (bytes allow " + GainText(gains.batch_1_of_bytes) +
+         "), " + GainText(gains.per_gpu) + " in tokens per second of a GPU (bytes allow " +
+         GainText(gains.per_gpu_of_bytes) + ")\n";
 }
 
 std::string DecodeJson(const DecodeRun& run, const std::vector<DecodeRows>& shapes) {

@@ -58,6 +58,8 @@ TEST(DecodeReportTest, GainsAreThoseOfTheLargestBatches) {
   DecodeRows without = Measured();
   without.rows.erase(without.rows.begin(), without.rows.begin() + 2);
   EXPECT_EQ(GainsOf(TestRun(), without).batch_1, 0);
+  EXPECT_THAT(GainsText(TestRun(), without), HasSubstr("INT2 over BF16: not measured at batch 1"));
+  EXPECT_THAT(DecodeJson(TestRun(), {without}), HasSubstr("\"gain_batch_1\": null"));
   EXPECT_EQ(GainsOf(TestRun(), without).per_gpu, 0);
 }
 
