@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "client/run_of.h"
 #include "common/crc32c.h"
 #include "common/status_macros.h"
 
@@ -37,6 +38,24 @@ MissReason ReasonOf(const absl::Status& status) {
 size_t TileIndex(const TileRange& range, int layer, int head) {
   return static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
          (head - range.heads.begin);
+}
+
+// The sums of the tiles `own` of a fragment that has them all.
+void TakeSums(const FragmentHeader& header, const TileRange& own, std::vector<uint32_t>* sums) {
+  if (header.range == own) {
+    *sums = header.tile_sums;
+    return;
+  }
+  sums->reserve(own.tiles());
+  for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
+    const auto first = header.tile_sums.begin() + TileIndex(header.range, layer, own.heads.begin);
+    sums->insert(sums->end(), first, first + own.heads.size());
+  }
+}
+
+kernels::PageFormat FormatOf(const PageRequest& request, int index) {
+  return request.first_page + index == 0 ? kernels::PageFormat::kBf16
+                                         : request.keyspace.history_format;
 }
 
 // Copies the fragment's share of `own` to its place in `page`. kDataLoss: a copy's sum differs.
@@ -86,89 +105,110 @@ absl::StatusOr<FetchedPages> PageFetcher::Fetch(const PageRequest& request) cons
   if (acquired.lease == nullptr) return fetched;
   fetched.lease = acquired.lease;
   fetched.lease_id = acquired.lease_id;
+  HeldPages held = HoldOnDevice(request, acquired.lease);
+  auto next_held = held.pages.begin();
   std::span<const LeasedFragment> rest = acquired.lease->fragments();
   std::span<const DeviceFragment> on_device = acquired.lease->device_fragments();
+  RunOf<Page> in_memory;
   fetched.pages.reserve(acquired.hit_pages);
   fetched.page_tiers.reserve(acquired.hit_pages);
   for (int i = 0; i < acquired.hit_pages; ++i) {
     const std::span<const LeasedFragment> fragments = TakePage(i, &rest);
-    const std::span<const DeviceFragment> in_pools = TakePage(i, &on_device);
+    const bool in_pools = !TakePage(i, &on_device).empty();
     if (i >= request.skip) {
-      const kernels::PageFormat format = request.first_page + i == 0
-                                             ? kernels::PageFormat::kBf16
-                                             : request.keyspace.history_format;
-      auto page = in_pools.empty() ? Assemble(acquired.lease, fragments, format)
-                                   : HoldOnDevice(acquired.lease, in_pools, format);
-      if (!page.ok()) {
-        fetched.miss_reason = ReasonOf(page.status());
+      std::shared_ptr<Page> page;
+      absl::Status status;
+      if (!in_pools) {
+        page = in_memory.New();
+        status = Assemble(acquired.lease, fragments, FormatOf(request, i), *page);
+      } else if (next_held != held.pages.end()) {
+        page = std::move(*next_held++);
+      } else {
+        status = held.status;
+      }
+      if (!status.ok()) {
+        fetched.miss_reason = ReasonOf(status);
         if (fetched.miss_reason == MissReason::kCorrupt) client_.Count({.verify_failures = 1});
         return fetched;
       }
-      (*page)->key = request.keys[i];
-      (*page)->parent = i == 0 ? request.parent : request.keys[i - 1];
-      (*page)->position = static_cast<uint32_t>(request.first_page + i);
-      fetched.bytes += (*page)->bytes;
-      fetched.pages.push_back(*std::move(page));
+      page->key = request.keys[i];
+      page->parent = i == 0 ? request.parent : request.keys[i - 1];
+      page->position = static_cast<uint32_t>(request.first_page + i);
+      fetched.bytes += page->bytes;
+      fetched.pages.push_back(std::move(page));
     }
     fetched.page_tiers.push_back(acquired.page_tiers[i]);
   }
   return fetched;
 }
 
-absl::StatusOr<std::shared_ptr<Page>> PageFetcher::Assemble(
-    const std::shared_ptr<const Lease>& lease, std::span<const LeasedFragment> fragments,
-    kernels::PageFormat format) const {
-  auto page = std::make_shared<Page>();
-  page->format = format;
-  page->tile_bytes = options_.tile_shape().bytes(format);
+absl::Status PageFetcher::Assemble(const std::shared_ptr<const Lease>& lease,
+                                   std::span<const LeasedFragment> fragments,
+                                   kernels::PageFormat format, Page& page) const {
+  page.format = format;
+  page.tile_bytes = options_.tile_shape().bytes(format);
   const TileRange own = options_.own_tiles();
-  page->bytes = FragmentTilesBytes(own.tiles(), page->tile_bytes);
+  page.bytes = FragmentTilesBytes(own.tiles(), page.tile_bytes);
   for (const LeasedFragment& fragment : fragments) {
     CRUMB_RETURN_IF_ERROR(CheckFits(fragment.header, format));
-    page->over_int2_prefix |= fragment.header.over_int2_prefix;
+    page.over_int2_prefix |= fragment.header.over_int2_prefix;
   }
   for (const LeasedFragment& fragment : fragments) {
     const TileRange& range = fragment.header.range;
     if (!Contains(range, own)) continue;
-    page->layer_stride = page->tile_bytes * range.heads.size();
+    page.layer_stride = page.tile_bytes * range.heads.size();
     // Pages are read only from here on; crumbd's slabs are mapped read-only besides.
-    page->tiles = const_cast<std::byte*>(fragment.tiles.data()) +
-                  TileIndex(range, own.layers.begin, own.heads.begin) * page->tile_bytes;
-    page->memory = std::const_pointer_cast<Lease>(lease);
-    page->tile_sums.reserve(own.tiles());
-    for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
-      const auto first =
-          fragment.header.tile_sums.begin() + TileIndex(range, layer, own.heads.begin);
-      page->tile_sums.insert(page->tile_sums.end(), first, first + own.heads.size());
-    }
-    return page;
+    page.tiles = const_cast<std::byte*>(fragment.tiles.data()) +
+                 TileIndex(range, own.layers.begin, own.heads.begin) * page.tile_bytes;
+    page.memory = std::const_pointer_cast<Lease>(lease);
+    TakeSums(fragment.header, own, &page.tile_sums);
+    return absl::OkStatus();
   }
-  CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, pool_.Allocate(page->bytes));
-  page->layer_stride = page->tile_bytes * own.heads.size();
-  page->tiles = memory.get();
-  page->memory = std::move(memory);
-  page->tile_sums.resize(own.tiles());
+  CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, pool_.Allocate(page.bytes));
+  page.layer_stride = page.tile_bytes * own.heads.size();
+  page.tiles = memory.get();
+  page.memory = std::move(memory);
+  page.tile_sums.resize(own.tiles());
   int copied = 0;
   for (const LeasedFragment& fragment : fragments) {
-    CRUMB_RETURN_IF_ERROR(CopyTiles(fragment, own, *page));
+    CRUMB_RETURN_IF_ERROR(CopyTiles(fragment, own, page));
     copied += Intersect(fragment.header.range, own).tiles();
   }
   if (copied != own.tiles()) return absl::DataLossError("fragments that leave tiles out");
-  return page;
+  return absl::OkStatus();
+}
+
+// The pages of the request in device pools, behind those that it skips.
+HeldPages PageFetcher::HoldOnDevice(const PageRequest& request,
+                                    const std::shared_ptr<const Lease>& lease) const {
+  HeldPages none;
+  std::span<const DeviceFragment> rest = lease->device_fragments();
+  std::vector<const DeviceFragment*> chosen;
+  chosen.reserve(rest.size());
+  while (!rest.empty() && none.status.ok()) {
+    const int page = rest.front().page;
+    const auto fragments = TakePage(page, &rest);
+    if (page < request.skip) continue;
+    const auto one = Choose(fragments, FormatOf(request, page));
+    none.status = one.status();
+    if (one.ok()) chosen.push_back(*one);
+  }
+  if (chosen.empty()) return none;
+  HeldPages held = intake_->Hold(chosen, lease);
+  if (held.status.ok()) held.status = none.status;
+  return held;
 }
 
 // What several fragments of pools hold together is not put together: ranks of one degree share a
 // device's pools.
-absl::StatusOr<std::shared_ptr<Page>> PageFetcher::HoldOnDevice(
-    const std::shared_ptr<const Lease>& lease, std::span<const DeviceFragment> fragments,
-    kernels::PageFormat format) const {
+absl::StatusOr<const DeviceFragment*> PageFetcher::Choose(std::span<const DeviceFragment> fragments,
+                                                          kernels::PageFormat format) const {
   const TileRange own = options_.own_tiles();
   for (const DeviceFragment& fragment : fragments) {
     CRUMB_RETURN_IF_ERROR(CheckFits(fragment.header, format));
-    if (!Contains(fragment.header.range, own)) continue;
-    return intake_->Hold(fragment, lease);
+    if (Contains(fragment.header.range, own)) return &fragment;
   }
-  return absl::NotFoundError("no fragment on a device has all tiles of this rank");
+  return absl::NotFoundError("no fragment in a device pool holds all of this rank's part");
 }
 
 absl::Status PageFetcher::CheckFits(const FragmentHeader& header,

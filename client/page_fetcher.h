@@ -55,12 +55,13 @@ class PageFetcher {
 
  private:
   absl::StatusOr<AcquireResult> Acquire(const PageRequest& request) const;
-  absl::StatusOr<std::shared_ptr<Page>> Assemble(const std::shared_ptr<const Lease>& lease,
-                                                 std::span<const LeasedFragment> fragments,
-                                                 kernels::PageFormat format) const;
-  absl::StatusOr<std::shared_ptr<Page>> HoldOnDevice(const std::shared_ptr<const Lease>& lease,
-                                                     std::span<const DeviceFragment> fragments,
-                                                     kernels::PageFormat format) const;
+  absl::Status Assemble(const std::shared_ptr<const Lease>& lease,
+                        std::span<const LeasedFragment> fragments, kernels::PageFormat format,
+                        Page& page) const;
+  HeldPages HoldOnDevice(const PageRequest& request,
+                         const std::shared_ptr<const Lease>& lease) const;
+  absl::StatusOr<const DeviceFragment*> Choose(std::span<const DeviceFragment> fragments,
+                                               kernels::PageFormat format) const;
   absl::Status CheckFits(const FragmentHeader& header, kernels::PageFormat format) const;
 
   const WorkerOptions& options_;

@@ -3,9 +3,10 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "client/keyspace_binding.h"
 #include "client/page.h"
 #include "crumb/acquire.h"
@@ -14,6 +15,13 @@
 
 namespace crumb::client {
 
+// Leading pages of those asked for, and why the next one is none: kNotFound, its pool is not joined
+// any more; kDataLoss, its fragment does not fit its slot.
+struct HeldPages {
+  std::vector<std::shared_ptr<Page>> pages;
+  absl::Status status;
+};
+
 // Where the pages of a fetched prefix go before a sequence has them. Thread-safe.
 class PageIntake {
  public:
@@ -21,11 +29,10 @@ class PageIntake {
 
   // Names the device pools whose fragments Hold takes.
   virtual void NamePools(AcquireRequest* request) const = 0;
-  // A page of one fragment in such a pool that has all of this rank's tiles: `placed` if sequences
-  // read it where it lies, else Take copies it. Has neither key nor position yet.
-  // kNotFound: the pool is not joined any more; kDataLoss: the fragment does not fit its slot.
-  virtual absl::StatusOr<std::shared_ptr<Page>> Hold(const DeviceFragment& fragment,
-                                                     std::shared_ptr<const Lease> lease) = 0;
+  // Pages of one fragment each, in such pools, that have all of this rank's tiles: `placed` where
+  // sequences read them where they lie, else Take copies them. Have neither key nor position yet.
+  virtual HeldPages Hold(std::span<const DeviceFragment* const> fragments,
+                         const std::shared_ptr<const Lease>& lease) = 0;
 
   // Takes `pages`, in prefix order, where crumbd or Hold has them; answers them as sequences are to
   // read them: fewer when there is no room for all.

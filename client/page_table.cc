@@ -2,9 +2,36 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/page_table.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "common/placement.h"
+
 namespace crumb::client {
+
+void PageTable::State::Forget(const PageKey& key) {
+  const auto found = pages.find(key);
+  if (found != pages.end() && found->second.expired()) pages.erase(found);
+}
+
+void PageTable::State::Insert(const std::shared_ptr<const Page>& wrapped) {
+  std::weak_ptr<const Page>& entry = pages[wrapped->key];
+  if (entry.expired()) entry = wrapped;
+}
+
+// Pages that become findable and go together.
+struct PageTable::Run {
+  explicit Run(std::shared_ptr<State> of) : state(std::move(of)) {}
+  Run(const Run&) = delete;
+  Run& operator=(const Run&) = delete;
+  ~Run() {
+    MutexLock lock(&state->mutex);
+    for (const auto& page : pages) state->Forget(page->key);
+  }
+
+  const std::shared_ptr<State> state;
+  std::vector<std::shared_ptr<const Page>> pages;
+};
 
 std::shared_ptr<const Page> PageTable::Find(const PageKey& key) const {
   MutexLock lock(&state_->mutex);
@@ -18,9 +45,7 @@ std::shared_ptr<const Page> PageTable::Wrap(std::shared_ptr<const Page> page) {
       raw, [state = state_, owner = std::move(page)](const Page* dying) mutable {
         {
           MutexLock lock(&state->mutex);
-          const auto found = state->pages.find(dying->key);
-          // Another page of this key may have taken the place meanwhile.
-          if (found != state->pages.end() && found->second.expired()) state->pages.erase(found);
+          state->Forget(dying->key);
         }
         owner.reset();
       });
@@ -28,13 +53,29 @@ std::shared_ptr<const Page> PageTable::Wrap(std::shared_ptr<const Page> page) {
 
 void PageTable::Insert(const std::shared_ptr<const Page>& wrapped) {
   MutexLock lock(&state_->mutex);
-  std::weak_ptr<const Page>& entry = state_->pages[wrapped->key];
-  if (entry.expired()) entry = wrapped;
+  state_->Insert(wrapped);
 }
 
 std::shared_ptr<const Page> PageTable::Share(std::shared_ptr<const Page> page) {
   std::shared_ptr<const Page> shared = Wrap(std::move(page));
   Insert(shared);
+  return shared;
+}
+
+std::vector<std::shared_ptr<const Page>> PageTable::ShareAll(
+    std::span<const std::shared_ptr<Page>> pages) {
+  std::vector<std::shared_ptr<const Page>> shared;
+  shared.reserve(pages.size());
+  while (!pages.empty()) {
+    const auto of_run = pages.first(std::min(pages.size(), kRunPages));
+    pages = pages.subspan(of_run.size());
+    const auto run = std::make_shared<Run>(state_);
+    run->pages.assign(of_run.begin(), of_run.end());
+    MutexLock lock(&state_->mutex);
+    for (const auto& page : run->pages) {
+      state_->Insert(shared.emplace_back(run, page.get()));
+    }
+  }
   return shared;
 }
 

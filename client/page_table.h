@@ -3,8 +3,10 @@
 #pragma once
 
 #include <memory>
-#include <unordered_map>
+#include <span>
+#include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "client/page.h"
 #include "common/mutex.h"
 
@@ -26,14 +28,23 @@ class PageTable {
   void Insert(const std::shared_ptr<const Page>& wrapped);
   // Both.
   std::shared_ptr<const Page> Share(std::shared_ptr<const Page> page);
+  // Both for the pages of a fetched prefix, run by run: those of a run are held as long as one of
+  // them is.
+  std::vector<std::shared_ptr<const Page>> ShareAll(std::span<const std::shared_ptr<Page>> pages);
 
   size_t size() const;
 
  private:
   struct State {
     mutable Mutex mutex;
-    std::unordered_map<PageKey, std::weak_ptr<const Page>> pages ABSL_GUARDED_BY(mutex);
+    absl::flat_hash_map<PageKey, std::weak_ptr<const Page>> pages ABSL_GUARDED_BY(mutex);
+
+    // Unless another page of this key has taken the place meanwhile.
+    void Forget(const PageKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
+    // The first page of a key stays.
+    void Insert(const std::shared_ptr<const Page>& wrapped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   };
+  struct Run;
   std::shared_ptr<State> state_;
 };
 

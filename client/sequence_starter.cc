@@ -55,6 +55,7 @@ SequenceStarter::SequenceStarter(const WorkerOptions& options, Client* client,
                                                             .history_format = PageFormat::kBf16})),
       intake_(intake),
       pool_(options.page_bytes_max),
+      known_prompts_(options.known_prompt_tokens),
       watch_(options_, [this](double error) { NoteBadQuality(error); }),
       null_sink_(std::make_unique<NullSink>(tally_)),
       binding_(private_binding_) {
@@ -259,11 +260,12 @@ void SequenceStarter::NoteFetched(SequenceStart& start, FetchedPages& fetched,
     fetched.pages = intake_->Take(start.keyspace, std::move(fetched.pages));
     if (fetched.pages.size() < pages) fetched.miss_reason = MissReason::kBusy;
   }
+  const auto shared = table_.ShareAll(fetched.pages);
+  start.pages.insert(start.pages.end(), shared.begin(), shared.end());
   int device = 0, host = 0, ssd = 0, remote = 0;
   for (size_t i = 0; i < fetched.pages.size(); ++i) {
     const bool placed = fetched.pages[i]->placed;
     if (intake_ != nullptr && !placed) start.stats.loaded_bytes += fetched.pages[i]->bytes;
-    start.pages.push_back(table_.Share(fetched.pages[i]));
     int& tier = tiers[i] == Tier::kDevice   ? device
                 : tiers[i] == Tier::kSsd    ? ssd
                 : tiers[i] == Tier::kRemote ? remote
@@ -304,25 +306,25 @@ void SequenceStarter::NoteFetchFailure(SequenceStart& start, const absl::Status&
 
 SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t> tokens,
                                        const SequenceOptions& options) {
-  PageKeyChain chain(keyspace->id);
+  PromptKeys keys = known_prompts_.KeysOf(keyspace->id, tokens, options.extra);
   SequenceStart start{.keyspace = std::move(keyspace),
                       .prompt = {tokens.begin(), tokens.end()},
-                      .prompt_keys = {},
-                      .chain = chain,
+                      .prompt_keys = std::move(keys.keys),
+                      .chain = keys.chain,
                       .pages = {},
                       .lease = nullptr,
                       .lease_id = 0,
                       .stats = {}};
   start.pages.reserve(tokens.size() / kPageTokens);
-  start.prompt_keys.reserve(tokens.size() / kPageTokens);
-  for (size_t page = 0; (page + 1) * kPageTokens <= tokens.size(); ++page) {
-    const Digest extra = page < options.extra.size() ? options.extra[page] : Digest{};
-    start.prompt_keys.push_back(
-        start.chain.Next(tokens.subspan(page * kPageTokens, kPageTokens), extra));
-  }
   tally_.sequences.Add();
   tally_.prompt_tokens.Add(tokens.size());
+  tally_.prompt_tokens_known.Add(keys.pages_known * kPageTokens);
   return start;
+}
+
+// Behind everything that the device can begin with.
+void SequenceStarter::KeepPrompt(const SequenceStart& start, const SequenceOptions& options) {
+  known_prompts_.Keep(start.keyspace->id, start.prompt, options.extra, start.prompt_keys);
 }
 
 int SequenceStarter::HitPagesMax(size_t tokens, const SequenceOptions& options) const {
@@ -346,6 +348,7 @@ absl::StatusOr<SequenceStart> SequenceStarter::Begin(std::span<const int32_t> to
   CountShared(start);
   FetchRest(start, pages_max, timeout);
   NoteUsed(start);
+  KeepPrompt(start, options);
   return start;
 }
 
@@ -362,6 +365,7 @@ absl::StatusOr<LedStart> SequenceStarter::Lead(std::span<const int32_t> tokens,
   token.lease = start.lease_id;
   if (!start.pages.empty()) token.last_key = start.prompt_keys[start.pages.size() - 1];
   NoteUsed(start);
+  KeepPrompt(start, options);
   return LedStart{std::move(start), EncodeLeadToken(token)};
 }
 
@@ -392,6 +396,7 @@ absl::StatusOr<SequenceStart> SequenceStarter::Follow(std::string_view bytes,
                               ": lead again with that cached_tokens_max");
   }
   start.stats.miss_reason.clear();
+  KeepPrompt(start, options);
   return start;
 }
 

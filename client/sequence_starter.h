@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/keyspace_binding.h"
+#include "client/known_prompts.h"
 #include "client/lead_token.h"
 #include "client/page_fetcher.h"
 #include "client/page_intake.h"
@@ -82,6 +83,7 @@ class SequenceStarter {
                         const SequenceOptions& options);
   int HitPagesMax(size_t tokens, const SequenceOptions& options) const;
   const KeyspaceId& ModelOf(kernels::PageFormat format) const;
+  void KeepPrompt(const SequenceStart& start, const SequenceOptions& options);
   void FindShared(SequenceStart& start, int pages_max) const;
   void CountShared(SequenceStart& start);
   void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
@@ -102,6 +104,7 @@ class SequenceStarter {
   PageIntake* const intake_;
   PagePool pool_;
   PageTable table_;
+  KnownPrompts known_prompts_;
   WorkerTally tally_;
   std::atomic<bool> rebind_{false};  // crumbd disagreed about the keyspace
   QualityWatch watch_;

@@ -11,6 +11,7 @@ namespace crumb::client {
 struct WorkerTally {
   Counter sequences;
   Counter prompt_tokens;
+  Counter prompt_tokens_known;
   Counter hit_tokens_worker;
   Counter hit_tokens_device;
   Counter hit_tokens_host;
@@ -37,6 +38,7 @@ struct WorkerTally {
     return {
         .sequences = sequences.value(),
         .prompt_tokens = prompt_tokens.value(),
+        .prompt_tokens_known = prompt_tokens_known.value(),
         .hit_tokens_worker = hit_tokens_worker.value(),
         .hit_tokens_device = hit_tokens_device.value(),
         .hit_tokens_host = hit_tokens_host.value(),

@@ -3,8 +3,10 @@
 #include "common/page_key.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "common/hex.h"
+#include "common/little_endian.h"  // which tokens are, in memory and hashed
 
 namespace crumb {
 namespace {
@@ -56,10 +58,7 @@ PageKey PageKeyChain::Next(std::span<const int32_t> tokens, const Digest& extra)
   out = Put(out, keyspace_.bytes);
   out = Put(out, previous_.bytes);
   out = Put(out, extra);
-  for (const int32_t token : tokens.first(kPageTokens)) {
-    const auto value = static_cast<uint32_t>(token);
-    for (int shift = 0; shift < 32; shift += 8) *out++ = static_cast<uint8_t>(value >> shift);
-  }
+  std::memcpy(out, tokens.data(), 4 * kPageTokens);
   previous_ = PageKey{Sha256(buffer)};
   return previous_;
 }

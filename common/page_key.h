@@ -52,6 +52,9 @@ extern template struct DigestId<KeyspaceIdTag>;
 class PageKeyChain {
  public:
   explicit PageKeyChain(const KeyspaceId& keyspace) : keyspace_(keyspace) {}
+  // Goes on behind the page of key `previous`.
+  PageKeyChain(const KeyspaceId& keyspace, const PageKey& previous)
+      : keyspace_(keyspace), previous_(previous) {}
 
   // The key of the next page. `tokens` holds kPageTokens ids. `extra` is the digest of whatever
   // else the page depends on (cache salt, images), zeros for nothing.

@@ -1,13 +1,14 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // crumb-device-bench [--json] [--commit ID] [--context N] [--batch N,N...] [--passes N]
-//                    [--load-kernel-layers N]
+//                    [--load-kernel-layers N] [--idle-device]
 //
 // Times the device worker on the first GPU with the shapes of Qwen3-8B (36 layers, 8 KV heads, 32
 // query heads, head_dim 128): a prefix from host memory beside one pinned copy of as many bytes,
 // with the sums verified on the GPU; and decode passes of whole batches as one CUDA graph (append,
 // attention, eviction; no projections), with what a pass costs in which a window of every sequence
-// leaves and is published. bench/device/device_workload.h.
+// leaves and is published. bench/device/device_workload.h. --idle-device: the host's work alone,
+// without a GPU.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include <string>
 
 #include "bench/device/device_workload.h"
+#include "bench/device/idle_device.h"
 #include "crumb/cuda_device.h"
 
 namespace crumb::bench {
@@ -26,6 +28,7 @@ struct Arguments {
   bool json = false;
   std::string commit = "unknown";
   std::string command = "crumb-device-bench";
+  bool idle_device = false;
   DeviceWorkload workload;
 };
 
@@ -35,6 +38,8 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
     const bool more = i + 1 < argc;
     if (std::strcmp(argv[i], "--json") == 0) {
       arguments->json = true;
+    } else if (std::strcmp(argv[i], "--idle-device") == 0) {
+      arguments->idle_device = true;
     } else if (std::strcmp(argv[i], "--commit") == 0 && more) {
       arguments->commit = argv[++i];
     } else if (std::strcmp(argv[i], "--context") == 0 && more) {
@@ -52,7 +57,7 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
     } else {
       std::fprintf(stderr,
                    "usage: crumb-device-bench [--json] [--commit ID] [--context N] "
-                   "[--batch N,N...] [--passes N] [--load-kernel-layers N]\n");
+                   "[--batch N,N...] [--passes N] [--load-kernel-layers N] [--idle-device]\n");
       return false;
     }
   }
@@ -144,11 +149,24 @@ void PrintJson(const Arguments& arguments, const char* device, const DeviceResul
   std::printf("]}\n");
 }
 
+// The host's work alone.
+int RunIdle(const Arguments& arguments) {
+  const auto device = OpenIdleDevice();
+  const auto result = RunDeviceWorkload(arguments.workload, *device, CapturePass());
+  if (!result.ok()) {
+    std::fprintf(stderr, "crumb-device-bench: %s\n", result.status().ToString().c_str());
+    return 1;
+  }
+  PrintText(*result);
+  return 0;
+}
+
 int Main(int argc, char** argv) {
   Arguments arguments;
   arguments.workload.options = Qwen3Of8B();
   arguments.workload.batches = {1, 8, 32};
   if (!Parse(argc, argv, &arguments)) return 2;
+  if (arguments.idle_device) return RunIdle(arguments);
   const auto device = client::OpenCudaDevice(0);
   if (!device.ok()) {
     std::fprintf(stderr, "crumb-device-bench: %s\n", device.status().ToString().c_str());

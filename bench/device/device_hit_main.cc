@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // crumb-device-hit-bench [--json] [--commit ID] [--crumbd PROGRAM | --socket-dir DIR]
-//                        [--tokens N] [--rounds N]
+//                        [--tokens N] [--rounds N] [--idle-device]
 //
 // Times a prefix hit in the device tier on the first GPU with the shapes of Qwen3-8B (36 layers, 8
 // KV heads, head_dim 128): bench/device/device_hit.h. Starts a crumbd of its own, the one beside
-// this program, unless it is told which.
+// this program, unless it is told which. --idle-device: the host's work alone, without a GPU.
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
@@ -13,7 +13,9 @@
 #include <string>
 
 #include "bench/device/device_hit.h"
+#include "bench/device/idle_device.h"
 #include "bench/servers_under_test.h"
+#include "common/status_macros.h"
 #include "crumb/cuda_device.h"
 
 namespace crumb::bench {
@@ -24,6 +26,7 @@ struct Arguments {
   std::string commit = "unknown";
   std::string command = "crumb-device-hit-bench";
   std::string crumbd;
+  bool idle_device = false;
   DeviceHitWorkload workload;
 };
 
@@ -42,6 +45,8 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       arguments->crumbd = argv[++i];
     } else if (std::strcmp(argv[i], "--socket-dir") == 0 && more) {
       arguments->workload.socket_dir = argv[++i];
+    } else if (std::strcmp(argv[i], "--idle-device") == 0) {
+      arguments->idle_device = true;
     } else if (std::strcmp(argv[i], "--tokens") == 0 && more) {
       arguments->workload.tokens = std::stoi(argv[++i]);
     } else if (std::strcmp(argv[i], "--rounds") == 0 && more) {
@@ -49,7 +54,7 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
     } else {
       std::fprintf(stderr,
                    "usage: crumb-device-hit-bench [--json] [--commit ID] [--crumbd PROGRAM | "
-                   "--socket-dir DIR] [--tokens N] [--rounds N]\n");
+                   "--socket-dir DIR] [--tokens N] [--rounds N] [--idle-device]\n");
       return false;
     }
   }
@@ -70,9 +75,13 @@ client::WorkerOptions Qwen3Of8B() {
   return options;
 }
 
+absl::StatusOr<client::OpenDevice> OpenDevice(const Arguments& arguments) {
+  if (arguments.idle_device) return client::OpenDevice(OpenIdleDevice().release());
+  return client::OpenCudaDevice(0);
+}
+
 absl::StatusOr<DeviceHitResult> Run(Arguments& arguments) {
-  auto device = client::OpenCudaDevice(0);
-  if (!device.ok()) return device.status();
+  CRUMB_ASSIGN_OR_RETURN(const client::OpenDevice device, OpenDevice(arguments));
   std::unique_ptr<CrumbdUnderTest> crumbd;
   if (arguments.workload.socket_dir.empty()) {
     auto started =
@@ -81,7 +90,7 @@ absl::StatusOr<DeviceHitResult> Run(Arguments& arguments) {
     crumbd = *std::move(started);
     arguments.workload.socket_dir = crumbd->socket_dir();
   }
-  return RunDeviceHit(arguments.workload, **device);
+  return RunDeviceHit(arguments.workload, *device);
 }
 
 int Main(int argc, char** argv) {

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "client/device/device_page.h"
+#include "client/run_of.h"
 #include "common/page_key.h"
 #include "crumb/worker_options.h"
 #include "kernels/cuda/decode_call.h"
@@ -71,7 +72,18 @@ struct DeviceGeometry {
   // A page without key in `slot`.
   std::shared_ptr<DevicePage> NewPage(kernels::PageFormat format,
                                       std::shared_ptr<const ResidentSlot> slot) const {
-    auto page = std::make_shared<DevicePage>();
+    return Filled(std::make_shared<DevicePage>(), format, std::move(slot));
+  }
+  // The same of a run.
+  std::shared_ptr<DevicePage> NewPage(kernels::PageFormat format,
+                                      std::shared_ptr<const ResidentSlot> slot,
+                                      RunOf<DevicePage>& run) const {
+    return Filled(run.New(), format, std::move(slot));
+  }
+
+ private:
+  std::shared_ptr<DevicePage> Filled(std::shared_ptr<DevicePage> page, kernels::PageFormat format,
+                                     std::shared_ptr<const ResidentSlot> slot) const {
     page->format = format;
     page->tile_bytes = tile.bytes(format);
     page->layer_stride = layer_stride(format);

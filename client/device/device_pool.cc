@@ -6,7 +6,6 @@
 #include <atomic>
 #include <deque>
 #include <map>
-#include <unordered_map>
 #include <utility>
 
 #include "client/device/pool_link.h"
@@ -32,11 +31,42 @@ constexpr int kReserveMax = 1024;
 
 // What this process has of one slot.
 struct SlotRecord {
-  int uses = 0;
+  int uses = 0;  // 0: nothing
   bool committed = false;
-  std::optional<FragmentHeader> header;  // of the page there, with sums; none: blank, or not known
-  KeyspaceId keyspace;                   // of the header
+  // Of the page there, with sums; null: blank, or not known.
+  std::shared_ptr<const FragmentHeader> header;
   std::shared_ptr<PoolSession> held_by;  // that it is to be released to; null: a lease holds it
+};
+
+// Records by slot number, as many as there are slots within reach.
+class SlotRecords {
+ public:
+  // A record for a slot that is used from now on.
+  SlotRecord& Use(uint64_t slot) {
+    if (slot >= records_.size()) records_.resize(slot + 1);
+    SlotRecord& record = records_[slot];
+    if (record.uses++ == 0) ++used_;
+    return record;
+  }
+  // Null: the slot is not used.
+  SlotRecord* Find(uint64_t slot) {
+    return slot < records_.size() && records_[slot].uses > 0 ? &records_[slot] : nullptr;
+  }
+  void Erase(SlotRecord& record) {
+    record = SlotRecord();
+    --used_;
+  }
+  size_t used() const { return used_; }
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    for (uint64_t slot = 0; slot < records_.size(); ++slot) {
+      if (records_[slot].uses > 0) visit(slot, records_[slot]);
+    }
+  }
+
+ private:
+  std::vector<SlotRecord> records_;
+  size_t used_ = 0;
 };
 
 class RunningPool final : public DevicePool, private PoolListener {
@@ -85,8 +115,9 @@ class RunningPool final : public DevicePool, private PoolListener {
     MutexLock lock(&mutex_);
     return session_ == nullptr ? PoolId() : known_;
   }
-  absl::StatusOr<std::shared_ptr<const DeviceSlot>> Hold(
-      const DeviceFragment& fragment, std::shared_ptr<const Lease> lease) override;
+  absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> Hold(
+      std::span<const DeviceFragment* const> fragments,
+      std::shared_ptr<const Lease> lease) override;
   DeviceAddress base() const override { return range_->base(); }
   uint64_t slot_bytes() const override { return options_.slot_bytes; }
   DevicePoolStats stats() const override;
@@ -95,12 +126,10 @@ class RunningPool final : public DevicePool, private PoolListener {
     return range_->base() + slot / per_handle_ * options_.handle_bytes +
            slot % per_handle_ * options_.slot_bytes;
   }
-  // A use of the slot has ended.
-  void LetGo(uint64_t slot);
 
  private:
   class HeldSlot;
-  using Records = std::unordered_map<uint64_t, SlotRecord>;
+  struct HeldSlots;
 
   void OnConnected() override {
     MutexLock lock(&mutex_);
@@ -126,6 +155,9 @@ class RunningPool final : public DevicePool, private PoolListener {
                                                     Duration timeout)
       ABSL_LOCKS_EXCLUDED(reserving_);
   std::shared_ptr<const DeviceSlot> HoldBlank(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A use of each of them has ended.
+  void LetGo(std::span<const HeldSlot> slots);
+  void LetGoOne(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CopyDown();
   absl::Status CopyOne(const Demotion& demotion);
   absl::Status Map(uint32_t number, std::unique_ptr<DeviceHandle> handle)
@@ -158,7 +190,7 @@ class RunningPool final : public DevicePool, private PoolListener {
   std::shared_ptr<PoolSession> session_ ABSL_GUARDED_BY(mutex_);  // null: not joined
   PoolId known_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint64_t> stock_ ABSL_GUARDED_BY(mutex_);  // blank, of session_
-  Records records_ ABSL_GUARDED_BY(mutex_);
+  SlotRecords records_ ABSL_GUARDED_BY(mutex_);
   std::deque<Demotion> demotions_ ABSL_GUARDED_BY(mutex_);
   bool join_due_ ABSL_GUARDED_BY(mutex_) = true;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
@@ -169,25 +201,34 @@ class RunningPool final : public DevicePool, private PoolListener {
 
 class RunningPool::HeldSlot final : public DeviceSlot {
  public:
-  HeldSlot(RunningPool& pool, uint64_t slot, std::shared_ptr<const Lease> lease)
-      : pool_(pool), slot_(slot), lease_(std::move(lease)) {}
-  HeldSlot(const HeldSlot&) = delete;
-  HeldSlot& operator=(const HeldSlot&) = delete;
-  ~HeldSlot() override { pool_.LetGo(slot_); }
+  HeldSlot(const RunningPool& pool, uint64_t slot) : pool_(pool), slot_(slot) {}
 
   DeviceAddress address() const override { return pool_.AddressOf(slot_); }
   uint64_t number() const override { return slot_; }
 
  private:
-  RunningPool& pool_;
+  const RunningPool& pool_;
   const uint64_t slot_;
-  const std::shared_ptr<const Lease> lease_;
+};
+
+// Slots that are let go together.
+struct RunningPool::HeldSlots {
+  HeldSlots(RunningPool& of, std::shared_ptr<const Lease> under)
+      : pool(of), lease(std::move(under)) {}
+  HeldSlots(const HeldSlots&) = delete;
+  HeldSlots& operator=(const HeldSlots&) = delete;
+  ~HeldSlots() { pool.LetGo(slots); }
+
+  RunningPool& pool;
+  const std::shared_ptr<const Lease> lease;
+  std::vector<HeldSlot> slots;
 };
 
 std::shared_ptr<const DeviceSlot> RunningPool::HoldBlank(uint64_t slot) {
-  records_[slot] = {
-      .uses = 1, .committed = false, .header = {}, .keyspace = {}, .held_by = session_};
-  return std::make_shared<HeldSlot>(*this, slot, nullptr);
+  const auto held = std::make_shared<HeldSlots>(*this, nullptr);
+  held->slots.emplace_back(*this, slot);
+  records_.Use(slot).held_by = session_;
+  return {held, &held->slots.front()};
 }
 
 std::shared_ptr<const DeviceSlot> RunningPool::TakeBlank() {
@@ -245,13 +286,20 @@ bool RunningPool::WaitBlank(int count, Duration timeout) {
   return stock_.size() >= static_cast<size_t>(count);
 }
 
-void RunningPool::LetGo(uint64_t slot) {
+void RunningPool::LetGo(std::span<const HeldSlot> slots) {
   MutexLock lock(&mutex_);
-  const auto found = records_.find(slot);
-  if (--found->second.uses > 0) return;
-  const std::shared_ptr<PoolSession> held_by = std::move(found->second.held_by);
-  const bool blank = !found->second.committed;
-  records_.erase(found);
+  for (const HeldSlot& slot : slots) LetGoOne(slot.number());
+}
+
+void RunningPool::LetGoOne(uint64_t slot) {
+  SlotRecord& record = *records_.Find(slot);
+  if (record.uses > 1) {
+    --record.uses;
+    return;
+  }
+  const std::shared_ptr<PoolSession> held_by = std::move(record.held_by);
+  const bool blank = !record.committed;
+  records_.Erase(record);
   if (held_by == nullptr) return;
   if (blank && held_by == session_ && !stopping_ &&
       stock_.size() < static_cast<size_t>(options_.blank_slots)) {
@@ -274,11 +322,11 @@ absl::StatusOr<std::vector<CommitOutcome>> RunningPool::Commit(const KeyspaceId&
     session = session_;
     if (session == nullptr) return absl::UnavailableError("the device pool is not joined");
     for (const Fragment& fragment : fragments) {
-      const auto record = records_.find(fragment.slot->number());
-      if (record == records_.end() || record->second.committed) {
+      const SlotRecord* record = records_.Find(fragment.slot->number());
+      if (record == nullptr || record->committed) {
         return absl::InvalidArgumentError("a slot is not blank");
       }
-      if (record->second.held_by != session) {
+      if (record->held_by != session) {
         return absl::AbortedError("the connection that reserved a slot was lost");
       }
       slots.push_back(fragment.slot->number());
@@ -290,34 +338,42 @@ absl::StatusOr<std::vector<CommitOutcome>> RunningPool::Commit(const KeyspaceId&
   for (size_t i = 0; i < slots.size(); ++i) {
     // Without an answer nobody knows whether it is blank: it is not used as such again.
     if (outcomes.ok() && (*outcomes)[i] != CommitOutcome::kStored) continue;
-    SlotRecord& record = records_.at(slots[i]);
+    SlotRecord& record = *records_.Find(slots[i]);
     record.committed = true;
-    if (outcomes.ok()) record.header = headers[i];
-    record.keyspace = keyspace;
+    if (outcomes.ok()) record.header = std::make_shared<const FragmentHeader>(headers[i]);
   }
   return outcomes;
 }
 
-absl::StatusOr<std::shared_ptr<const DeviceSlot>> RunningPool::Hold(
-    const DeviceFragment& fragment, std::shared_ptr<const Lease> lease) {
+absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> RunningPool::Hold(
+    std::span<const DeviceFragment* const> fragments, std::shared_ptr<const Lease> lease) {
   std::shared_ptr<PoolSession> session;
   {
     MutexLock lock(&mutex_);
     session = session_;
-    if (fragment.pool != known_) return absl::NotFoundError("the fragment is in another pool");
+    for (const DeviceFragment* fragment : fragments) {
+      if (fragment->pool != known_) return absl::NotFoundError("a fragment is in another pool");
+    }
   }
-  CRUMB_RETURN_IF_ERROR(Reach(session.get(), fragment.slot));
-  {
-    MutexLock lock(&mutex_);
-    SlotRecord& record = records_[fragment.slot];
-    ++record.uses;
+  for (const DeviceFragment* fragment : fragments) {
+    CRUMB_RETURN_IF_ERROR(Reach(session.get(), fragment->slot));
+  }
+  const auto held = std::make_shared<HeldSlots>(*this, std::move(lease));
+  held->slots.reserve(fragments.size());
+  std::vector<std::shared_ptr<const DeviceSlot>> slots;
+  slots.reserve(fragments.size());
+  MutexLock lock(&mutex_);
+  for (const DeviceFragment* fragment : fragments) {
+    const FragmentHeader& header = fragment->header;
+    slots.emplace_back(held, &held->slots.emplace_back(*this, fragment->slot));
+    SlotRecord& record = records_.Use(fragment->slot);
     record.committed = true;
-    const bool whole =
-        static_cast<int>(fragment.header.tile_sums.size()) == fragment.header.range.tiles();
-    if (!record.header.has_value() && whole) record.header = fragment.header;
-    record.keyspace = fragment.header.keyspace;
+    const bool whole = static_cast<int>(header.tile_sums.size()) == header.range.tiles();
+    if (record.header == nullptr && whole) {
+      record.header = std::make_shared<const FragmentHeader>(header);
+    }
   }
-  return std::make_shared<HeldSlot>(*this, fragment.slot, std::move(lease));
+  return slots;
 }
 
 DevicePoolStats RunningPool::stats() const {
@@ -326,7 +382,7 @@ DevicePoolStats RunningPool::stats() const {
     MutexLock lock(&mutex_);
     stats = stats_;
     stats.blank_slots = stock_.size();
-    stats.held_slots = records_.size();
+    stats.held_slots = records_.used();
   }
   MutexLock lock(&mapping_);
   stats.handles = handles_.size();
@@ -444,9 +500,13 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
   std::map<KeyspaceId, std::vector<SlotClaim>> claims;
   {
     MutexLock lock(&mutex_);
-    for (const auto& [slot, record] : records_) {
-      claims[record.header ? record.keyspace : KeyspaceId()].push_back({slot, record.header});
-    }
+    records_.ForEach([&](uint64_t slot, const SlotRecord& record) {
+      if (record.header == nullptr) {
+        claims[KeyspaceId()].push_back({slot, std::nullopt});
+      } else {
+        claims[record.header->keyspace].push_back({slot, *record.header});
+      }
+    });
   }
   for (const auto& [keyspace, slots] : claims) {
     absl::StatusOr<std::vector<bool>> claimed = session->Claim(keyspace, slots);
@@ -461,11 +521,11 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
     std::vector<uint64_t> not_needed;
     for (size_t i = 0; i < slots.size(); ++i) {
       if (!(*claimed)[i]) continue;
-      const auto record = records_.find(slots[i].slot);
-      if (record == records_.end()) {
+      SlotRecord* record = records_.Find(slots[i].slot);
+      if (record == nullptr) {
         not_needed.push_back(slots[i].slot);  // let go meanwhile
       } else {
-        record->second.held_by = session;
+        record->held_by = session;
         ++stats_.slots_reclaimed;
       }
     }
@@ -495,6 +555,9 @@ absl::Status RunningPool::MapAll(std::vector<PoolHandle> handles) {
 }
 
 absl::Status RunningPool::Reach(PoolSession* session, uint64_t slot) {
+  if (slot / per_handle_ >= options_.range_bytes / options_.handle_bytes) {
+    return absl::NotFoundError("the pool has no slot " + std::to_string(slot));
+  }
   const auto number = static_cast<uint32_t>(slot / per_handle_);
   if (number < mapped_end_.load(std::memory_order_acquire)) return absl::OkStatus();
   {

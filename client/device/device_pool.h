@@ -84,10 +84,11 @@ class DevicePool {
 
   // What AcquireRequest::pools wants to know. Zeros: not joined now.
   virtual PoolId id() const = 0;
-  // Holds the slot of a fragment that an Acquire found in this pool, as long as `lease` is held,
-  // which goes with it; maps its handle first if it is new. kNotFound: of another pool.
-  virtual absl::StatusOr<std::shared_ptr<const DeviceSlot>> Hold(
-      const DeviceFragment& fragment, std::shared_ptr<const Lease> lease) = 0;
+  // Holds the slots of fragments that an Acquire found in this pool, as long as `lease` is held,
+  // which goes with them; maps handles first that are new. The slots are let go together, with the
+  // last of them. kNotFound: one is of another pool; none is held.
+  virtual absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> Hold(
+      std::span<const DeviceFragment* const> fragments, std::shared_ptr<const Lease> lease) = 0;
 
   virtual DeviceAddress base() const = 0;  // of the range
   virtual uint64_t slot_bytes() const = 0;

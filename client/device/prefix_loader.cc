@@ -159,8 +159,9 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
   if (rest.ok()) slots.insert(slots.end(), rest->begin(), rest->end());
   Pages to;
   to.reserve(slots.size());
+  RunOf<DevicePage> run;
   for (size_t i = 0; i < slots.size(); ++i) {
-    auto page = parts_.geometry.NewPage(from[i]->format, slots[i]);
+    auto page = parts_.geometry.NewPage(from[i]->format, std::move(slots[i]), run);
     page->key = from[i]->key;
     page->parent = from[i]->parent;
     page->position = from[i]->position;

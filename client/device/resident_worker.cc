@@ -139,10 +139,12 @@ void ResidentWorker::NamePools(AcquireRequest* request) const {
   if (pools_ != nullptr) pools_->NamePools(request);
 }
 
-absl::StatusOr<std::shared_ptr<Page>> ResidentWorker::Hold(const DeviceFragment& fragment,
-                                                           std::shared_ptr<const Lease> lease) {
-  if (pools_ == nullptr) return absl::NotFoundError("this worker takes part in no device pool");
-  return pools_->Hold(fragment, std::move(lease), *pages_, *sinks_);
+HeldPages ResidentWorker::Hold(std::span<const DeviceFragment* const> fragments,
+                               const std::shared_ptr<const Lease>& lease) {
+  if (pools_ == nullptr) {
+    return {{}, absl::NotFoundError("this worker takes part in no device pool")};
+  }
+  return pools_->Hold(fragments, lease, *pages_, *sinks_);
 }
 
 DevicePoolUse ResidentWorker::pool_use() const {

@@ -48,8 +48,8 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
                                                                SequenceStart start);
   void NamePools(AcquireRequest* request) const override;
-  absl::StatusOr<std::shared_ptr<Page>> Hold(const DeviceFragment& fragment,
-                                             std::shared_ptr<const Lease> lease) override;
+  HeldPages Hold(std::span<const DeviceFragment* const> fragments,
+                 const std::shared_ptr<const Lease>& lease) override;
   std::vector<std::shared_ptr<Page>> Take(const std::shared_ptr<const KeyspaceBinding>& keyspace,
                                           std::vector<std::shared_ptr<Page>> pages) override {
     return loader_->Take(keyspace, std::move(pages));

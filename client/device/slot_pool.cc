@@ -6,6 +6,7 @@
 #include <iterator>
 #include <utility>
 
+#include "common/placement.h"
 #include "common/status_macros.h"
 
 namespace crumb::client {
@@ -67,7 +68,34 @@ absl::Status SlotPool::Gather(State& state, int count, DeviceStream stream,
   return absl::OkStatus();
 }
 
-absl::StatusOr<SlotPool::Slots> SlotPool::TakePrivate(int count, DeviceStream stream) {
+// Private slots that are given up together.
+struct SlotPool::PrivateSlots {
+  explicit PrivateSlots(std::shared_ptr<State> of) : state(std::move(of)) {}
+  PrivateSlots(const PrivateSlots&) = delete;
+  PrivateSlots& operator=(const PrivateSlots&) = delete;
+  ~PrivateSlots() {
+    const std::vector<Moment> now = state->timelines->Now();
+    MutexLock lock(&state->mutex);
+    for (const ResidentSlot& slot : slots) state->retired.push_back({slot.address, now});
+  }
+
+  const std::shared_ptr<State> state;
+  std::vector<ResidentSlot> slots;
+};
+
+SlotPool::Slots SlotPool::Private(const std::shared_ptr<State>& state,
+                                  std::span<const DeviceAddress> addresses) {
+  const auto run = std::make_shared<PrivateSlots>(state);
+  run->slots.reserve(addresses.size());
+  Slots slots;
+  for (const DeviceAddress address : addresses) {
+    slots.emplace_back(run, &run->slots.emplace_back(ResidentSlot{address, nullptr}));
+  }
+  return slots;
+}
+
+// `run` of them are given up together.
+absl::StatusOr<SlotPool::Slots> SlotPool::TakePrivate(int count, int run, DeviceStream stream) {
   std::vector<DeviceAddress> taken;
   {
     MutexLock lock(&state_->mutex);
@@ -82,14 +110,12 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakePrivate(int count, DeviceStream st
     }
   }
   Slots slots;
-  for (const DeviceAddress address : taken) {
-    slots.emplace_back(new ResidentSlot{address, nullptr},
-                       [state = state_](const ResidentSlot* slot) {
-                         std::vector<Moment> now = state->timelines->Now();
-                         MutexLock lock(&state->mutex);
-                         state->retired.push_back({slot->address, std::move(now)});
-                         delete slot;
-                       });
+  slots.reserve(taken.size());
+  for (std::span<const DeviceAddress> rest = taken; !rest.empty();) {
+    const auto together = rest.first(std::min(rest.size(), static_cast<size_t>(run)));
+    rest = rest.subspan(together.size());
+    const Slots made = Private(state_, together);
+    slots.insert(slots.end(), made.begin(), made.end());
   }
   return slots;
 }
@@ -114,18 +140,22 @@ void SlotPool::StopSharing() {
   Drain(*state_);
 }
 
+std::shared_ptr<const ResidentSlot> SlotPool::AdoptOne(std::shared_ptr<const DeviceSlot> slot) {
+  const DeviceAddress address = slot->address();
+  return Adopt({{address, std::move(slot)}}).front();
+}
+
 absl::StatusOr<SlotPool::Slots> SlotPool::Take(int count, DeviceStream stream) {
   Slots slots;
   if (DevicePool* pool = shared()) {
     while (static_cast<int>(slots.size()) < count) {
       auto blank = pool->TakeBlank();
       if (blank == nullptr) break;
-      const DeviceAddress address = blank->address();
-      slots.push_back(Adopt(std::move(blank), address));
+      slots.push_back(AdoptOne(std::move(blank)));
     }
   }
   CRUMB_ASSIGN_OR_RETURN(const Slots rest,
-                         TakePrivate(count - static_cast<int>(slots.size()), stream));
+                         TakePrivate(count - static_cast<int>(slots.size()), 1, stream));
   slots.insert(slots.end(), rest.begin(), rest.end());
   return slots;
 }
@@ -135,41 +165,45 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakeSome(int count, DeviceStream strea
   Slots slots;
   if (DevicePool* pool = shared()) {
     for (auto& blank : pool->Reserve(count, timeout)) {
-      const DeviceAddress address = blank->address();
-      slots.push_back(Adopt(std::move(blank), address));
+      slots.push_back(AdoptOne(std::move(blank)));
     }
   }
   const int missing = count - static_cast<int>(slots.size());
   // Others may take what is free meanwhile: what there is for them is enough here, too.
-  const auto rest = TakePrivate(std::min(missing, free()), stream);
+  const auto rest = TakePrivate(std::min(missing, free()), kRunPages, stream);
   if (rest.ok()) slots.insert(slots.end(), rest->begin(), rest->end());
   if (!rest.ok() && !absl::IsResourceExhausted(rest.status())) return rest.status();
   return slots;
 }
 
-// A slot of a device pool in one piece with what gives it up.
-struct SlotPool::AdoptedSlot : ResidentSlot {
-  AdoptedSlot(DeviceAddress at, std::shared_ptr<const DeviceSlot> slot,
-              std::shared_ptr<State> owner)
-      : ResidentSlot{at, std::move(slot)}, state(std::move(owner)) {}
-  AdoptedSlot(const AdoptedSlot&) = delete;
-  AdoptedSlot& operator=(const AdoptedSlot&) = delete;
-  ~AdoptedSlot() { GiveUp(state, std::move(shared)); }
+// Slots of a device pool that are given up together.
+struct SlotPool::AdoptedSlots {
+  AdoptedSlots(std::vector<ResidentSlot> taken, std::shared_ptr<State> owner)
+      : slots(std::make_shared<const std::vector<ResidentSlot>>(std::move(taken))),
+        state(std::move(owner)) {}
+  AdoptedSlots(const AdoptedSlots&) = delete;
+  AdoptedSlots& operator=(const AdoptedSlots&) = delete;
+  ~AdoptedSlots() { GiveUp(state, std::move(slots)); }
 
+  std::shared_ptr<const std::vector<ResidentSlot>> slots;
   const std::shared_ptr<State> state;
 };
 
-std::shared_ptr<const ResidentSlot> SlotPool::Adopt(std::shared_ptr<const DeviceSlot> slot,
-                                                    DeviceAddress address) {
-  return std::make_shared<const AdoptedSlot>(address, std::move(slot), state_);
+SlotPool::Slots SlotPool::Adopt(std::vector<ResidentSlot> slots) {
+  const auto adopted = std::make_shared<const AdoptedSlots>(std::move(slots), state_);
+  Slots made;
+  made.reserve(adopted->slots->size());
+  for (const ResidentSlot& slot : *adopted->slots) made.emplace_back(adopted, &slot);
+  return made;
 }
 
-void SlotPool::GiveUp(const std::shared_ptr<State>& state, std::shared_ptr<const DeviceSlot> slot) {
+void SlotPool::GiveUp(const std::shared_ptr<State>& state,
+                      std::shared_ptr<const std::vector<ResidentSlot>> slots) {
   std::vector<Moment> now = state->timelines->Now();
   bool inline_now;
   {
     MutexLock lock(&state->mutex);
-    state->leaving.push_back({std::move(slot), std::move(now)});
+    state->leaving.push_back({std::move(slots), std::move(now)});
     inline_now = state->background == nullptr;
     DrainSoon(state);
   }
@@ -206,7 +240,7 @@ void SlotPool::Drain(State& state) {
       continue;
     }
     for (const Moment& user : one.users) user.timeline->Synchronize(user.pass).IgnoreError();
-    one.slot.reset();
+    one.slots.reset();
   }
   MutexLock lock(&state.mutex);
   state.leaving.insert(state.leaving.end(), std::make_move_iterator(open.begin()),

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,11 +46,11 @@ class SlotPool {
   // `count` slots whose earlier users' work comes before what is enqueued on `stream` from now on.
   // Waits for nothing. kResourceExhausted: there are not so many, none is taken.
   absl::StatusOr<Slots> Take(int count, DeviceStream stream);
-  // As many as there are, `count` at most; asks crumbd for shared ones and blocks on that.
+  // As many as there are, `count` at most; asks crumbd for shared ones and blocks on that. Private
+  // ones are given up in runs of kRunPages.
   absl::StatusOr<Slots> TakeSome(int count, DeviceStream stream, Duration timeout);
-  // A shared slot with a page in it, at `address`.
-  std::shared_ptr<const ResidentSlot> Adopt(std::shared_ptr<const DeviceSlot> slot,
-                                            DeviceAddress address);
+  // Takes shared slots, given up together; `address` may lie behind a slot's begin.
+  Slots Adopt(std::vector<ResidentSlot> slots);
   // A pass has ended on the host: shared slots may have waited for that.
   void PassEnded();
 
@@ -61,9 +62,10 @@ class SlotPool {
     DeviceAddress address = 0;
     std::vector<Moment> users;
   };
-  struct AdoptedSlot;
+  struct PrivateSlots;
+  struct AdoptedSlots;
   struct Leaving {
-    std::shared_ptr<const DeviceSlot> slot;
+    std::shared_ptr<const std::vector<ResidentSlot>> slots;
     std::vector<Moment> users;
   };
   struct State {
@@ -80,8 +82,12 @@ class SlotPool {
   SlotPool(std::string name, std::shared_ptr<State> state)
       : name_(std::move(name)), state_(std::move(state)) {}
   DevicePool* shared() const;
-  absl::StatusOr<Slots> TakePrivate(int count, DeviceStream stream);
-  static void GiveUp(const std::shared_ptr<State>& state, std::shared_ptr<const DeviceSlot> slot);
+  std::shared_ptr<const ResidentSlot> AdoptOne(std::shared_ptr<const DeviceSlot> slot);
+  absl::StatusOr<Slots> TakePrivate(int count, int run, DeviceStream stream);
+  static Slots Private(const std::shared_ptr<State>& state,
+                       std::span<const DeviceAddress> addresses);
+  static void GiveUp(const std::shared_ptr<State>& state,
+                     std::shared_ptr<const std::vector<ResidentSlot>> slots);
   static void DrainSoon(const std::shared_ptr<State>& state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state->mutex);
   static void Drain(State& state);

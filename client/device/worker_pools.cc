@@ -2,10 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/device/worker_pools.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "client/aligned_bytes.h"
 #include "client/device/device_page.h"
+#include "common/placement.h"
 #include "common/status_macros.h"
 
 namespace crumb::client {
@@ -59,41 +61,79 @@ void WorkerPools::NamePools(AcquireRequest* request) const {
   }
 }
 
-absl::StatusOr<std::shared_ptr<Page>> WorkerPools::Hold(const DeviceFragment& fragment,
-                                                        std::shared_ptr<const Lease> lease,
-                                                        SlotPool& pages, SlotPool& sinks) const {
+HeldPages WorkerPools::Hold(Fragments fragments, const std::shared_ptr<const Lease>& lease,
+                            SlotPool& pages, SlotPool& sinks) const {
+  HeldPages held;
+  held.pages.reserve(fragments.size());
+  while (held.status.ok() && held.pages.size() < fragments.size()) {
+    const Fragments rest = fragments.subspan(held.pages.size());
+    const FragmentHeader& first = rest.front()->header;
+    const bool sink = first.format == crumb::PageFormat::kBf16;
+    if (const size_t own = OwnRun(rest); own > 0) {
+      held.status =
+          HoldOwn(rest.first(own), lease, PoolOf(own_, first), sink ? sinks : pages, &held.pages);
+      continue;
+    }
+    auto page = HoldElsewhere(*rest.front(), lease);
+    held.status = page.status();
+    if (page.ok()) held.pages.push_back(*std::move(page));
+  }
+  return held;
+}
+
+// How many of the first fragments lie in one of the own device's pools and are attended there, of
+// one run at most. Kernels know one distance between layers: that of this rank's heads.
+size_t WorkerPools::OwnRun(Fragments fragments) const {
+  const FragmentHeader& first = fragments.front()->header;
+  const DevicePool& pool = PoolOf(own_, first);
+  const PoolId id = pool.id();
+  const auto attended = [&](const DeviceFragment* fragment) {
+    const FragmentHeader& header = fragment->header;
+    return fragment->pool == id && header.format == first.format &&
+           header.range.heads == options_.own_tiles().heads &&
+           FragmentTilesBytes(header.range.tiles(), header.tile_bytes) <= pool.slot_bytes();
+  };
+  const Fragments run = fragments.first(std::min(fragments.size(), kRunPages));
+  return static_cast<size_t>(std::find_if_not(run.begin(), run.end(), attended) - run.begin());
+}
+
+absl::Status WorkerPools::HoldOwn(Fragments fragments, const std::shared_ptr<const Lease>& lease,
+                                  DevicePool& pool, SlotPool& slots,
+                                  std::vector<std::shared_ptr<Page>>* held) const {
+  CRUMB_ASSIGN_OR_RETURN(auto in_pool, pool.Hold(fragments, lease));
+  const auto format = static_cast<PageFormat>(fragments.front()->header.format);
+  std::vector<ResidentSlot> taken;
+  taken.reserve(in_pool.size());
+  for (size_t i = 0; i < in_pool.size(); ++i) {
+    const int skipped = options_.own_tiles().layers.begin - fragments[i]->header.range.layers.begin;
+    const DeviceAddress address = in_pool[i]->address() + geometry_.layer_stride(format) * skipped;
+    taken.push_back({address, std::move(in_pool[i])});
+  }
+  SlotPool::Slots adopted = slots.Adopt(std::move(taken));
+  RunOf<DevicePage> run;
+  for (size_t i = 0; i < adopted.size(); ++i) {
+    auto page = geometry_.NewPage(format, std::move(adopted[i]), run);
+    page->placed = true;
+    page->over_int2_prefix = fragments[i]->header.over_int2_prefix;
+    held->push_back(std::move(page));
+  }
+  return absl::OkStatus();
+}
+
+// A page that has to be copied.
+absl::StatusOr<std::shared_ptr<Page>> WorkerPools::HoldElsewhere(
+    const DeviceFragment& fragment, const std::shared_ptr<const Lease>& lease) const {
   const FragmentHeader& header = fragment.header;
-  const bool sink = header.format == crumb::PageFormat::kBf16;
-  DevicePool& own = sink ? *own_.sinks : *own_.pages;
+  DevicePool& own = PoolOf(own_, header);
   if (FragmentTilesBytes(header.range.tiles(), header.tile_bytes) > own.slot_bytes()) {
     return absl::DataLossError("a fragment is larger than the slot it lies in");
   }
-  // Kernels know one distance between layers: that of this rank's heads.
-  if (header.range.heads == options_.own_tiles().heads) {
-    auto page = HoldOwn(fragment, lease, own, sink ? sinks : pages);
-    if (!absl::IsNotFound(page.status())) return page;
-  } else if (fragment.pool == own.id()) {
-    return HoldForCopy(fragment, std::move(lease), own_, own);
-  }
+  if (fragment.pool == own.id()) return HoldForCopy(fragment, lease, own_, own);
   for (const Pair& peer : peers_) {
-    DevicePool& pool = sink ? *peer.sinks : *peer.pages;
-    if (fragment.pool == pool.id()) return HoldForCopy(fragment, std::move(lease), peer, pool);
+    DevicePool& pool = PoolOf(peer, header);
+    if (fragment.pool == pool.id()) return HoldForCopy(fragment, lease, peer, pool);
   }
   return absl::NotFoundError("a fragment lies in a pool that was joined anew");
-}
-
-absl::StatusOr<std::shared_ptr<Page>> WorkerPools::HoldOwn(const DeviceFragment& fragment,
-                                                           std::shared_ptr<const Lease> lease,
-                                                           DevicePool& pool,
-                                                           SlotPool& slots) const {
-  const auto format = static_cast<PageFormat>(fragment.header.format);
-  CRUMB_ASSIGN_OR_RETURN(auto slot, pool.Hold(fragment, std::move(lease)));
-  const int skipped = options_.own_tiles().layers.begin - fragment.header.range.layers.begin;
-  const DeviceAddress address = slot->address() + geometry_.layer_stride(format) * skipped;
-  auto page = geometry_.NewPage(format, slots.Adopt(std::move(slot), address));
-  page->placed = true;
-  page->over_int2_prefix = fragment.header.over_int2_prefix;
-  return page;
 }
 
 absl::StatusOr<std::shared_ptr<Page>> WorkerPools::HoldForCopy(const DeviceFragment& fragment,
@@ -106,7 +146,9 @@ absl::StatusOr<std::shared_ptr<Page>> WorkerPools::HoldForCopy(const DeviceFragm
   if (static_cast<int>(header.tile_sums.size()) != header.range.tiles()) {
     return absl::NotFoundError("a fragment's sums were not sent: it cannot be copied");
   }
-  CRUMB_ASSIGN_OR_RETURN(auto slot, pool.Hold(fragment, std::move(lease)));
+  const DeviceFragment* const one = &fragment;
+  CRUMB_ASSIGN_OR_RETURN(const auto held, pool.Hold({&one, 1}, std::move(lease)));
+  const std::shared_ptr<const DeviceSlot>& slot = held.front();
   auto page = std::make_shared<Page>();
   page->format = static_cast<PageFormat>(header.format);
   page->tile_bytes = header.tile_bytes;

@@ -13,6 +13,7 @@
 #include "client/device/device_memory.h"
 #include "client/device/device_pool.h"
 #include "client/device/slot_pool.h"
+#include "client/page_intake.h"
 #include "client/shared_place.h"
 #include "crumb/acquire.h"
 #include "crumb/device_options.h"
@@ -36,9 +37,8 @@ class WorkerPools final : public SharedPlace {
 
   // See PageIntake. Slots of the own device's pools are adopted by `pages` and `sinks`.
   void NamePools(AcquireRequest* request) const;
-  absl::StatusOr<std::shared_ptr<Page>> Hold(const DeviceFragment& fragment,
-                                             std::shared_ptr<const Lease> lease, SlotPool& pages,
-                                             SlotPool& sinks) const;
+  HeldPages Hold(std::span<const DeviceFragment* const> fragments,
+                 const std::shared_ptr<const Lease>& lease, SlotPool& pages, SlotPool& sinks) const;
 
   bool Has(const Page& page) const override;
   bool copies() const override { return copies_; }
@@ -57,9 +57,17 @@ class WorkerPools final : public SharedPlace {
   absl::StatusOr<Pair> OpenPair(const DeviceWorkerOptions& pools,
                                 std::unique_ptr<DeviceMemory> memory, Client& client,
                                 bool peer) const;
-  absl::StatusOr<std::shared_ptr<Page>> HoldOwn(const DeviceFragment& fragment,
-                                                std::shared_ptr<const Lease> lease,
-                                                DevicePool& pool, SlotPool& slots) const;
+  using Fragments = std::span<const DeviceFragment* const>;
+
+  DevicePool& PoolOf(const Pair& pair, const FragmentHeader& header) const {
+    return header.format == crumb::PageFormat::kBf16 ? *pair.sinks : *pair.pages;
+  }
+  size_t OwnRun(Fragments fragments) const;
+  absl::Status HoldOwn(Fragments fragments, const std::shared_ptr<const Lease>& lease,
+                       DevicePool& pool, SlotPool& slots,
+                       std::vector<std::shared_ptr<Page>>* held) const;
+  absl::StatusOr<std::shared_ptr<Page>> HoldElsewhere(
+      const DeviceFragment& fragment, const std::shared_ptr<const Lease>& lease) const;
   absl::StatusOr<std::shared_ptr<Page>> HoldForCopy(const DeviceFragment& fragment,
                                                     std::shared_ptr<const Lease> lease,
                                                     const Pair& pair, DevicePool& pool) const;

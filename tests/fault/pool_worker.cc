@@ -107,10 +107,12 @@ class Worker {
     if (result->lease != nullptr) {
       for (const client::DeviceFragment& fragment : result->lease->device_fragments()) {
         ++on_device;
-        auto slot = pool_->Hold(fragment, result->lease);
-        if (!slot.ok()) continue;
-        if (Right(first + static_cast<uint64_t>(fragment.page), (*slot)->address())) ++right;
-        held_.push_back(*slot);
+        const client::DeviceFragment* const one = &fragment;
+        const auto slots = pool_->Hold({&one, 1}, result->lease);
+        if (!slots.ok()) continue;
+        const auto& slot = slots->front();
+        if (Right(first + static_cast<uint64_t>(fragment.page), slot->address())) ++right;
+        held_.push_back(slot);
       }
     }
     return "hits " + std::to_string(result->hit_pages) + " device " + std::to_string(on_device) +

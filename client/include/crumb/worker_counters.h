@@ -10,8 +10,9 @@ namespace crumb::client {
 struct WorkerCounters {
   uint64_t sequences = 0;
   uint64_t prompt_tokens = 0;
-  uint64_t hit_tokens_worker = 0;  // pages of this worker's live sequences
-  uint64_t hit_tokens_device = 0;  // pages leased from crumbd, by the tier they were found in
+  uint64_t prompt_tokens_known = 0;  // of those: as an earlier prompt, not hashed
+  uint64_t hit_tokens_worker = 0;    // pages of this worker's live sequences
+  uint64_t hit_tokens_device = 0;    // pages leased from crumbd, by the tier they were found in
   uint64_t hit_tokens_host = 0;
   uint64_t hit_tokens_ssd = 0;
   uint64_t hit_tokens_remote = 0;

@@ -53,8 +53,11 @@ struct WorkerOptions {
   float soft_cap = 0.0f;    // > 0: cap * tanh(logit / cap)
 
   size_t page_bytes_max = size_t{16} << 30;  // private memory for pages; beyond it Append fails
-  size_t publish_queue_max = 1024;           // pages waiting to be published; more are dropped
-  int publish_batch = 32;                    // pages per Reserve and Commit
+  // Of the latest prompts, kept with their page keys (4.5 bytes a token): a prompt that begins as
+  // one of them is not hashed again that far. 0: none.
+  size_t known_prompt_tokens = size_t{1} << 20;
+  size_t publish_queue_max = 1024;  // pages waiting to be published; more are dropped
+  int publish_batch = 32;           // pages per Reserve and Commit
   Duration publish_deadline = std::chrono::seconds(2);       // of one such call
   Duration begin_deadline = std::chrono::milliseconds(200);  // default of SequenceOptions
 

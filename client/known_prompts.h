@@ -1,0 +1,61 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "common/mutex.h"
+#include "common/page_key.h"
+
+namespace crumb::client {
+
+// Keys of a prompt's full pages.
+struct PromptKeys {
+  std::vector<PageKey> keys;
+  PageKeyChain chain;      // behind `keys`
+  size_t pages_known = 0;  // leading ones that were not hashed
+};
+
+// The latest prompts of a worker and the keys of their pages: as far as a prompt begins as one of
+// them did its tokens are compared instead of hashed. Thread-safe.
+class KnownPrompts {
+ public:
+  // Keeps `tokens_max` tokens and kPromptsMax prompts at most, those that were used last.
+  explicit KnownPrompts(size_t tokens_max) : tokens_max_(tokens_max) {}
+
+  // `extra` as SequenceOptions has it.
+  PromptKeys KeysOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
+                    std::span<const Digest> extra);
+  // Keeps a prompt whose keys are known now; `keys` are of all its full pages.
+  void Keep(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
+            std::span<const Digest> extra, std::span<const PageKey> keys);
+
+  size_t prompts() const;
+  size_t tokens() const;  // of all prompts
+
+  static constexpr size_t kPromptsMax = 32;
+
+ private:
+  struct Prompt {
+    KeyspaceId keyspace;
+    std::vector<int32_t> tokens;  // of full pages
+    std::vector<Digest> extra;    // without zeros at the end
+    std::vector<PageKey> keys;
+
+    bool SamePage(size_t page, std::span<const int32_t> of, std::span<const Digest> of_extra) const;
+  };
+  using Prompts = std::vector<std::shared_ptr<const Prompt>>;
+
+  Prompts Snapshot() const;
+
+  const size_t tokens_max_;
+  mutable Mutex mutex_;
+  Prompts prompts_ ABSL_GUARDED_BY(mutex_);  // the latest last
+  size_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace crumb::client
