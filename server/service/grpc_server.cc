@@ -17,6 +17,7 @@
 #include "grpcpp/server_builder.h"
 #include "server/listen_check.h"
 #include "server/service/cache_service.h"
+#include "server/service/callback_wakes.h"
 #include "server/service/peer_service.h"
 #include "server/tls_credentials.h"
 
@@ -73,6 +74,7 @@ class BuiltServer : public GrpcServer {
       tcp_address_ = Target(tcp);
     }
     SetServing(false);
+    wakes_ = std::make_unique<CallbackWakes>(*server_);
     return absl::OkStatus();
   }
 
@@ -87,6 +89,7 @@ class BuiltServer : public GrpcServer {
 
   void Stop(Duration grace) override {
     if (server_ == nullptr) return;
+    wakes_.reset();
     service_.StopStreams();
     server_->Shutdown(std::chrono::system_clock::now() +
                       std::chrono::duration_cast<std::chrono::system_clock::duration>(grace));
@@ -99,6 +102,7 @@ class BuiltServer : public GrpcServer {
   CacheService service_;
   std::unique_ptr<PeerService> peer_service_;  // null: this node is alone
   std::unique_ptr<grpc::Server> server_;
+  std::unique_ptr<CallbackWakes> wakes_;
   std::string socket_path_;
   std::string tcp_address_;
 };
