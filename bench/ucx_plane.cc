@@ -36,12 +36,14 @@ FragmentSet MakeSet(size_t fragment_bytes, size_t bodies_bytes) {
 class FetchRound {
  public:
   FetchRound(transport::Transport& transport, const std::string& address,
-             const FragmentSet& fragments, size_t pages, size_t in_flight)
+             const FragmentSet& fragments, size_t pages, size_t in_flight, UcxRooms rooms)
       : transport_(transport),
         address_(address),
         fragments_(fragments),
         pages_(pages),
-        rooms_(in_flight, std::vector<std::byte>(fragments.tiles_bytes())) {
+        in_flight_(in_flight),
+        rooms_(rooms == UcxRooms::kReused ? in_flight : pages,
+               std::vector<std::byte>(fragments.tiles_bytes())) {
     for (size_t page = 0; page < pages; ++page) keys_.push_back(fragments.Key(page));
   }
 
@@ -53,9 +55,9 @@ class FetchRound {
     end_ = begin + length;
     {
       MutexLock lock(&mutex_);
-      under_way_ = rooms_.size();
+      under_way_ = in_flight_;
     }
-    for (size_t room = 0; room < rooms_.size(); ++room) Start(room);
+    for (size_t i = 0; i < in_flight_; ++i) Start(i);
     MutexLock lock(&mutex_);
     while (under_way_ > 0) idle_.Wait(&mutex_);
     CRUMB_RETURN_IF_ERROR(status_);
@@ -63,15 +65,16 @@ class FetchRound {
   }
 
  private:
-  void Start(size_t room) {
+  // With a room for each page the page's own, else that of the fetch that ended.
+  void Start(size_t reused) {
+    const size_t page = next_++ % pages_;
+    const size_t room = rooms_.size() == pages_ ? page : reused;
     transport::FetchRequest request;
     request.session = kSession;
     request.keyspace = fragments_.keyspace();
     request.generation = fragments_.generation();
-    request.pages = {{keys_[next_++ % pages_],
-                      fragments_.range(),
-                      FragmentSet::kTileBytes,
-                      {rooms_[room].data(), 0, 0}}};
+    request.pages = {
+        {keys_[page], fragments_.range(), FragmentSet::kTileBytes, {rooms_[room].data(), 0, 0}}};
     const TimePoint begin = Clock::Real().Now();
     const auto started = transport_.Fetch(
         address_, std::move(request),
@@ -104,6 +107,7 @@ class FetchRound {
   const std::string address_;
   const FragmentSet& fragments_;
   const size_t pages_;
+  const size_t in_flight_;
   std::vector<PageKey> keys_;
   std::vector<std::vector<std::byte>> rooms_;
   std::atomic<size_t> next_{0};
@@ -169,11 +173,12 @@ absl::StatusOr<std::unique_ptr<FragmentServer>> FragmentServer::Start(const std:
 
 absl::StatusOr<TimedCalls> RunUcxFetches(const TimedCallsOptions& options,
                                          const std::string& server, size_t fragment_bytes,
-                                         size_t pages, size_t in_flight, const std::string& here) {
+                                         size_t pages, size_t in_flight, const std::string& here,
+                                         UcxRooms rooms) {
   const FragmentSet fragments = MakeSet(fragment_bytes, 1);
   CRUMB_ASSIGN_OR_RETURN(const auto transport,
                          transport::OpenUcxTransport(UcxPlaneOptions(here), nullptr));
-  FetchRound round(*transport, server, fragments, pages, in_flight);
+  FetchRound round(*transport, server, fragments, pages, in_flight, rooms);
   Latencies warm_up, latencies;
   CRUMB_RETURN_IF_ERROR(round.Run(std::chrono::milliseconds(50), warm_up).status());
   TimedCalls total;

@@ -50,12 +50,16 @@ class FragmentServer {
   std::string address_;
 };
 
+// Where fetches write: as much memory as is under way, which stays in caches, or as all pages take.
+enum class UcxRooms { kReused, kOnePerPage };
+
 // Fetches of one fragment each, `in_flight` at a time: whoever ends starts the next one. Sums are
 // verified on arrival, as always. `server` is where a crumb-fragment-server listens, `here` this
 // end's address. kDataLoss, kUnavailable: a fetch was no hit.
 absl::StatusOr<TimedCalls> RunUcxFetches(const TimedCallsOptions& options,
                                          const std::string& server, size_t fragment_bytes,
                                          size_t pages, size_t in_flight,
-                                         const std::string& here = "127.0.0.1");
+                                         const std::string& here = "127.0.0.1",
+                                         UcxRooms rooms = UcxRooms::kReused);
 
 }  // namespace crumb::bench

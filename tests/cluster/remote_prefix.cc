@@ -4,7 +4,9 @@
 //   remote_prefix write SOCKET_FOLDER PREFIXES PAGES    publishes them; prints the last
 //                                                       key of every run
 //   remote_prefix read SOCKET_FOLDER PREFIX PAGES       leases that one once; prints what it took
-//   remote_prefix ucx SERVER HERE IN_FLIGHT PAGES       fetches from a crumb-fragment-server
+//   remote_prefix ucx SERVER HERE IN_FLIGHT PAGES       fetches from a crumb-fragment-server, each
+//                                                       page to memory of its own
+//   remote_prefix cores A B                             prints how far apart the cores are
 #include <algorithm>
 #include <cstdlib>
 #include <iostream>
@@ -17,6 +19,7 @@
 #include "bench/ucx_plane.h"
 #include "common/placement.h"
 #include "nlohmann/json.hpp"
+#include "tests/cluster/core_distance.h"
 
 namespace crumb::bench {
 namespace {
@@ -61,16 +64,29 @@ absl::Status OfCrumbd(bool write, const std::string& folder, size_t number, size
 absl::Status OfUcx(const std::string& server, const std::string& here, size_t in_flight,
                    size_t pages) {
   TimedCallsOptions options;
-  options.seconds = 2;
+  options.seconds = 0.5;
   options.bytes_per_call = kFragmentBytes;
-  const auto timed = RunUcxFetches(options, server, kFragmentBytes, pages, in_flight, here);
+  const auto timed =
+      RunUcxFetches(options, server, kFragmentBytes, pages, in_flight, here, UcxRooms::kOnePerPage);
   if (!timed.ok()) return timed.status();
   std::cout << nlohmann::json({{"gb_per_s", timed->gb_per_s}}).dump() << std::endl;
   return absl::OkStatus();
 }
 
+absl::Status OfCores(int one, int other) {
+  const auto distance = CoreDistanceNs(one, other);
+  if (!distance.ok()) return distance.status();
+  std::cout << nlohmann::json({{"ns", *distance}}).dump() << std::endl;
+  return absl::OkStatus();
+}
+
 int Main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
+  if (what == "cores" && argc == 4) {
+    const absl::Status status = OfCores(std::atoi(argv[2]), std::atoi(argv[3]));
+    if (!status.ok()) std::cerr << status.ToString() << std::endl;
+    return status.ok() ? 0 : 1;
+  }
   if (argc != (what == "ucx" ? 6 : 5)) return 2;
   const size_t count = std::strtoull(argv[argc - 2], nullptr, 10);
   const size_t pages = std::strtoull(argv[argc - 1], nullptr, 10);
