@@ -1,14 +1,14 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // crumb-device-bench [--json] [--commit ID] [--context N] [--batch N,N...] [--passes N]
-//                    [--load-kernel-layers N] [--idle-device]
+//                    [--load-kernel-layers N] [--idle-device] [--history int2|bf16]
 //
 // Times the device worker on the first GPU with the shapes of Qwen3-8B (36 layers, 8 KV heads, 32
 // query heads, head_dim 128): a prefix from host memory beside one pinned copy of as many bytes,
 // with the sums verified on the GPU; and decode passes of whole batches as one CUDA graph (append,
 // attention, eviction; no projections), with what a pass costs in which a window of every sequence
-// leaves and is published. bench/device/device_workload.h. --idle-device: the host's work alone,
-// without a GPU.
+// leaves and is published; of INT2 history, or of BF16. bench/device/device_workload.h.
+// --idle-device: the host's work alone, without a GPU.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
@@ -48,6 +48,11 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       arguments->workload.passes = std::stoi(argv[++i]);
     } else if (std::strcmp(argv[i], "--load-kernel-layers") == 0 && more) {
       arguments->workload.load_kernel_layers = std::stoi(argv[++i]);
+    } else if (std::strcmp(argv[i], "--history") == 0 && more) {
+      const bool bf16 = std::strcmp(argv[++i], "bf16") == 0;
+      if (!bf16) continue;
+      arguments->workload.options.history_format = kernels::PageFormat::kBf16;
+      arguments->workload.host_pages = 32;
     } else if (std::strcmp(argv[i], "--batch") == 0 && more) {
       std::stringstream list(argv[++i]);
       arguments->workload.batches.clear();
@@ -57,7 +62,8 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
     } else {
       std::fprintf(stderr,
                    "usage: crumb-device-bench [--json] [--commit ID] [--context N] "
-                   "[--batch N,N...] [--passes N] [--load-kernel-layers N] [--idle-device]\n");
+                   "[--batch N,N...] [--passes N] [--load-kernel-layers N] [--idle-device] "
+                   "[--history int2|bf16]\n");
       return false;
     }
   }

@@ -56,9 +56,11 @@ class Run {
     CRUMB_ASSIGN_OR_RETURN(event_, client::NewEvent(device_));
     const int most = *std::max_element(workload_.batches.begin(), workload_.batches.end());
     const int pages = (workload_.context + workload_.passes + kPassesBeside) / kPageTokens + 8;
+    const bool bf16 = options_.history_format == kernels::PageFormat::kBf16;
     CRUMB_ASSIGN_OR_RETURN(worker_,
                            DeviceWorker::Open(options_,
-                                              {.pages = pages * (most + 1),
+                                              {.pages = bf16 ? 1 : pages * (most + 1),
+                                               .bf16_pages = bf16 ? pages * (most + 1) : 0,
                                                .sequences = most,
                                                .prompts = 1,
                                                .loads = 1,

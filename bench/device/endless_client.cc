@@ -33,13 +33,14 @@ EndlessClient::EndlessClient(const client::WorkerOptions& options, int pages, ui
   const kernels::TileShape shape = options.tile_shape();
   const size_t tiles = options.own_tiles().tiles();
   const size_t sink = Rounded(shape.bf16_bytes() * tiles);
-  const size_t page = Rounded(shape.int2_bytes() * tiles);
+  const size_t page = Rounded(shape.bytes(options.history_format) * tiles);
   memory_.resize(sink + page * pages + kAlignment);
   std::byte* begin = Aligned(memory_.data());
   std::mt19937_64 random(seed);
   sink_ = MakePage(begin, PageFormat::kBf16, random);
   for (int i = 0; i < pages; ++i) {
-    pages_.push_back(MakePage(begin + sink + page * i, PageFormat::kInt2, random));
+    pages_.push_back(
+        MakePage(begin + sink + page * i, static_cast<PageFormat>(options.history_format), random));
   }
   staging_.resize(sink * 2 + (page + kAlignment) * kStagingSlots);
   mapped_->slabs.emplace_back(begin, sink + page * pages);

@@ -29,11 +29,17 @@ struct DeviceParts {
   SequenceStarter& starter;
   TimelineSet& timelines;
   SlotPool& pages;
+  SlotPool& bf16_pages;
   SlotPool& sinks;
   SlotPool& decode_rings;
   SlotPool& prompt_rings;
   EvictResults& results;
   PageSettler& settler;
+
+  // Slots of history pages.
+  SlotPool& PagesOf(kernels::PageFormat format) const {
+    return format == kernels::PageFormat::kBf16 ? bf16_pages : pages;
+  }
 };
 
 }  // namespace crumb::client

@@ -31,7 +31,8 @@ void PassTables::Set(int place, const Place& what) {
   const auto base = reinterpret_cast<uint64_t>(Staging());
   const int numbers[kColumns] = {
       what.sink_tokens, what.pages,      what.recent_tokens, what.recent_begin, what.fresh_tokens,
-      what.fresh_begin, what.sink_after, what.recent_after,  what.begin_after,  0};
+      what.fresh_begin, what.sink_after, what.recent_after,  what.begin_after,  0,
+      what.bf16_pages};
   for (int column = 0; column < kColumns; ++column) {
     Numbers(base, static_cast<Column>(column))[place] = numbers[column];
   }
@@ -67,14 +68,16 @@ kernels::cuda::DecodeLengths PassTables::lengths() const {
   return {.sink_tokens = OnDevice(kSink),
           .pages = OnDevice(kPages),
           .recent_tokens = OnDevice(kRecent),
-          .recent_begin = OnDevice(kBegin)};
+          .recent_begin = OnDevice(kBegin),
+          .bf16_pages = OnDevice(kBf16Pages)};
 }
 
 kernels::cuda::DecodeLengths PassTables::lengths_after(int place) const {
   return {.sink_tokens = OnDevice(kSinkAfter, place),
           .pages = OnDevice(kNoPages, place),
           .recent_tokens = OnDevice(kRecentAfter, place),
-          .recent_begin = OnDevice(kBeginAfter, place)};
+          .recent_begin = OnDevice(kBeginAfter, place),
+          .bf16_pages = nullptr};
 }
 
 kernels::cuda::PrefillLengths PassTables::prefill_lengths() const {
@@ -83,7 +86,8 @@ kernels::cuda::PrefillLengths PassTables::prefill_lengths() const {
           .recent_tokens = OnDevice(kRecent),
           .recent_begin = OnDevice(kBegin),
           .fresh_tokens = OnDevice(kFresh),
-          .fresh_begin = OnDevice(kFreshBegin)};
+          .fresh_begin = OnDevice(kFreshBegin),
+          .bf16_pages = OnDevice(kBf16Pages)};
 }
 
 }  // namespace crumb::client

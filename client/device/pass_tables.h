@@ -27,7 +27,8 @@ class PassTables {
   // What one place of the next pass holds; padding is all zeros.
   struct Place {
     int sink_tokens = 0;
-    int pages = 0;
+    int pages = 0;       // INT2 ones
+    int bf16_pages = 0;  // behind them
     int recent_tokens = 0;
     int recent_begin = 0;
     int fresh_tokens = 0;
@@ -68,6 +69,7 @@ class PassTables {
     kRecentAfter,
     kBeginAfter,
     kNoPages,
+    kBf16Pages,
     kColumns
   };
   // What of the page table the device has.

@@ -155,7 +155,10 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
   }
   const int wanted = static_cast<int>(from.size()) - (sink ? 1 : 0);
   // Without room for a single page the sink alone is a hit.
-  auto rest = parts_.pages.TakeSome(wanted, stream_.get(), parts_.slots_timeout);
+  SlotPool& pool = from.back()->position > 0 && from.back()->format == PageFormat::kBf16
+                       ? parts_.bf16_pages
+                       : parts_.pages;
+  auto rest = pool.TakeSome(wanted, stream_.get(), parts_.slots_timeout);
   if (rest.ok()) slots.insert(slots.end(), rest->begin(), rest->end());
   Pages to;
   to.reserve(slots.size());

@@ -76,6 +76,7 @@ class PrefixLoader {
     Device& device;
     const DeviceGeometry& geometry;
     SlotPool& pages;
+    SlotPool& bf16_pages;
     SlotPool& sinks;
     Background& background;  // sees loads off; ends before the loader
     ArenaPinner& pinner;
@@ -118,7 +119,7 @@ class PrefixLoader {
     int kernel_layers = 0;
 
     int pages() const { return static_cast<int>(to.size()); }
-    int sinks() const { return to.front()->format == kernels::PageFormat::kBf16 ? 1 : 0; }
+    int sinks() const { return to.front()->position == 0 ? 1 : 0; }
     LoadLane& lane() const { return load->lane_; }
   };
   // Who sums tiles: the kernel that brings them, or one behind the copies.

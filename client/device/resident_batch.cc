@@ -143,18 +143,19 @@ absl::Status ResidentBatch::CheckEntries(std::span<const PassEntry> entries) con
 }
 
 absl::StatusOr<ResidentBatch::Room> ResidentBatch::TakeRoom(std::span<const PassEntry> entries) {
-  int sinks = 0, rings = 0, pages = 0;
+  int sinks = 0, rings = 0, pages = 0, bf16_pages = 0;
   for (const PassEntry& entry : entries) {
     const auto& sequence = static_cast<const ResidentSequence&>(*entry.sequence);
     if (sequence.pages.empty() && sequence.open_sink == nullptr) ++sinks;
     if (NeedsRows(sequence)) ++rings;
-    pages += DueWindows(sequence);
+    (sequence.history_format() == PageFormat::kBf16 ? bf16_pages : pages) += DueWindows(sequence);
   }
   Room room;
   SlotPool& ring_pool = prompt() ? parts_.prompt_rings : parts_.decode_rings;
   CRUMB_ASSIGN_OR_RETURN(room.sinks, parts_.sinks.Take(sinks, options_.stream));
   CRUMB_ASSIGN_OR_RETURN(room.rings, ring_pool.Take(rings, options_.stream));
   CRUMB_ASSIGN_OR_RETURN(room.pages, parts_.pages.Take(pages, options_.stream));
+  CRUMB_ASSIGN_OR_RETURN(room.bf16_pages, parts_.bf16_pages.Take(bf16_pages, options_.stream));
   return room;
 }
 
@@ -212,7 +213,7 @@ absl::Status ResidentBatch::Prepare(std::span<const PassEntry> entries) {
   CRUMB_ASSIGN_OR_RETURN(Room room, TakeRoom(entries));
   std::vector<DueWindow> now, in_pass;
   std::vector<ResidentSequence*> sequences;
-  auto page = room.pages.begin();
+  auto int2_page = room.pages.begin(), bf16_page = room.bf16_pages.begin();
   auto sink = room.sinks.begin();
   for (const PassEntry& entry : entries) {
     auto& sequence = static_cast<ResidentSequence&>(*entry.sequence);
@@ -220,9 +221,11 @@ absl::Status ResidentBatch::Prepare(std::span<const PassEntry> entries) {
     if (sequence.pages.empty() && sequence.open_sink == nullptr) {
       sequence.open_sink = parts_.geometry.NewPage(PageFormat::kBf16, *sink++);
     }
-    const bool at_once = prompt() || sequence.prompt_rows;
+    // The pass's own launch, which may be captured, makes INT2 pages of decode rings.
+    const bool bf16 = sequence.history_format() == PageFormat::kBf16;
+    const bool at_once = prompt() || sequence.prompt_rows || bf16;
     for (int due = DueWindows(sequence); due-- > 0;) {
-      (at_once ? now : in_pass).push_back({&sequence, *page++});
+      (at_once ? now : in_pass).push_back({&sequence, *(bf16 ? bf16_page : int2_page)++});
     }
     sequences.push_back(&sequence);
   }
@@ -248,7 +251,8 @@ PassTables::Place ResidentBatch::PlaceOf(const ResidentSequence& sequence) const
   const int counted = prompt() ? length : end;
   PassTables::Place place;
   place.sink_tokens = std::min(kPageTokens, counted);
-  place.pages = history_end / kPageTokens - 1;
+  const bool bf16 = sequence.history_format() == PageFormat::kBf16;
+  (bf16 ? place.bf16_pages : place.pages) = history_end / kPageTokens - 1;
   place.recent_tokens = std::max(0, counted - history_end);
   place.recent_begin = history_end % capacity;
   place.fresh_tokens = sequence.fresh;
@@ -267,7 +271,7 @@ absl::Status ResidentBatch::FillTables(uint64_t pass) {
   for (size_t i = 0; i < entries_.size(); ++i) {
     const PassTables::Place place = PlaceOf(*entries_[i]);
     tables_->Set(static_cast<int>(i), place);
-    tables_->SetPages(static_cast<int>(i), *entries_[i], place.pages);
+    tables_->SetPages(static_cast<int>(i), *entries_[i], place.pages + place.bf16_pages);
     fresh_ += entries_[i]->fresh;
   }
   return tables_->Upload(options_.stream);
@@ -508,7 +512,8 @@ absl::Status ResidentBatch::Finish(DeviceSequence& base) {
   int end = sequence.rows == nullptr ? 0 : sequence.length() / kPageTokens;
   while (end > sequence.stored_pages() && !sequence.Publishes(end - 1)) --end;
   if (end > sequence.stored_pages()) {
-    auto slots = parts_.pages.Take(end - sequence.stored_pages(), options_.stream);
+    auto slots = parts_.PagesOf(sequence.history_format())
+                     .Take(end - sequence.stored_pages(), options_.stream);
     status = slots.status();
     if (status.ok()) status = Join(sequence);
     if (status.ok()) {

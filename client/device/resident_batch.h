@@ -39,9 +39,10 @@ class ResidentBatch final : public DeviceBatch {
   using Slots = std::vector<std::shared_ptr<const ResidentSlot>>;
   // Room that a pass needs, taken before anything changes.
   struct Room {
-    Slots sinks;  // of entries without one
-    Slots rings;  // of entries without rows of the pass's kind
-    Slots pages;  // of due windows
+    Slots sinks;       // of entries without one
+    Slots rings;       // of entries without rows of the pass's kind
+    Slots pages;       // of due windows
+    Slots bf16_pages;  // of those with BF16 history
   };
 
   ResidentBatch(const DeviceParts& parts, const DeviceBatchOptions& options)

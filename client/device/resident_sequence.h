@@ -60,6 +60,7 @@ class ResidentSequence final : public DeviceSequence {
   int fresh = 0;        // tokens of the pass under way
   bool finished = false;
 
+  kernels::PageFormat history_format() const { return keyspace->history_format; }
   const RingShape& ring() const { return prompt_rows ? parts.prompt_ring : parts.decode_ring; }
   // Pages whose tiles are enqueued; the sink counts always.
   int stored_pages() const { return std::max<int>(1, static_cast<int>(pages.size())); }

@@ -24,9 +24,6 @@ constexpr int kSequencesMax = 1024;
 constexpr Duration kSlotsTimeout = std::chrono::milliseconds(50);
 
 absl::Status CheckServed(const WorkerOptions& options, Device& device) {
-  if (options.history_format != PageFormat::kInt2) {
-    return absl::InvalidArgumentError("device workers keep INT2 history only");
-  }
   if (options.draft_slots > kDraftSlotsMax) {
     return absl::InvalidArgumentError("device workers have 7 draft_slots at most, not " +
                                       std::to_string(options.draft_slots));
@@ -72,9 +69,13 @@ absl::Status DeviceWorkerOptions::Validate() const {
                                         std::to_string(value));
     }
   }
-  if (load_kernel_layers < 0) {
-    return absl::InvalidArgumentError("load_kernel_layers must be 0 at least, is " +
-                                      std::to_string(load_kernel_layers));
+  const std::pair<const char*, int> least_none[] = {{"load_kernel_layers", load_kernel_layers},
+                                                    {"bf16_pages", bf16_pages}};
+  for (const auto& [name, value] : least_none) {
+    if (value < 0) {
+      return absl::InvalidArgumentError(std::string(name) + " must be 0 at least, is " +
+                                        std::to_string(value));
+    }
   }
   if (sequences > kSequencesMax) {
     return absl::InvalidArgumentError("sequences must be " + std::to_string(kSequencesMax) +
@@ -170,6 +171,8 @@ absl::Status ResidentWorker::Allocate() {
   CRUMB_ASSIGN_OR_RETURN(pages_,
                          SlotPool::Create(device_, timelines_, "pages in device memory",
                                           geometry_.page_bytes(PageFormat::kInt2), o.pages));
+  bf16_pages_ = SlotPool::CreateEmpty(device_, timelines_, "BF16 pages in device memory",
+                                      geometry_.page_bytes(PageFormat::kBf16), o.bf16_pages);
   // Sinks of finished sequences stay until they are published.
   CRUMB_ASSIGN_OR_RETURN(
       sinks_, SlotPool::Create(device_, timelines_, "sinks in device memory",
@@ -190,6 +193,7 @@ absl::Status ResidentWorker::Allocate() {
                    {.device = device_,
                     .geometry = geometry_,
                     .pages = *pages_,
+                    .bf16_pages = *bf16_pages_,
                     .sinks = *sinks_,
                     .background = *background_,
                     .pinner = *pinner_,
@@ -214,6 +218,7 @@ absl::Status ResidentWorker::Allocate() {
                              .starter = *starter_,
                              .timelines = *timelines_,
                              .pages = *pages_,
+                             .bf16_pages = *bf16_pages_,
                              .sinks = *sinks_,
                              .decode_rings = *decode_rings_,
                              .prompt_rings = *prompt_rings_,
@@ -235,14 +240,28 @@ void ResidentWorker::NoteDamage() {
   if (client_ != nullptr) client_->Count({.verify_failures = 1});
 }
 
+absl::Status ResidentWorker::ProvideFor(const KeyspaceBinding& keyspace) {
+  if (keyspace.history_format != PageFormat::kBf16) return absl::OkStatus();
+  const int count = device_options_.bf16_pages;
+  const size_t bytes = geometry_.page_bytes(PageFormat::kBf16) * count;
+  absl::Status provided = bf16_pages_->Provide();
+  if (count > 0 && !absl::IsResourceExhausted(provided)) return provided;
+  return absl::ResourceExhaustedError(
+      "sequences of " + options_.model + " store BF16 now, and there is no device memory for " +
+      std::to_string(count) + " BF16 pages of " + std::to_string(bytes) +
+      " bytes in all (bf16_pages of DeviceWorkerOptions)");
+}
+
+std::vector<std::shared_ptr<Page>> ResidentWorker::Take(
+    const std::shared_ptr<const KeyspaceBinding>& keyspace,
+    std::vector<std::shared_ptr<Page>> pages) {
+  if (!ProvideFor(*keyspace).ok()) return {};  // nor can the sequence begin
+  return loader_->Take(keyspace, std::move(pages));
+}
+
 absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentWorker::MakeSequence(
     const SequenceOptions& options, SequenceStart start) {
-  if (start.keyspace->history_format != PageFormat::kInt2) {
-    return absl::FailedPreconditionError(
-        "INT2 pages of " + options_.model +
-        " are switched off and device workers keep no BF16 history: use a CPU worker, or set the "
-        "keyspace's state to active");
-  }
+  CRUMB_RETURN_IF_ERROR(ProvideFor(*start.keyspace));
   return std::make_unique<ResidentSequence>(*parts_, options, std::move(start));
 }
 

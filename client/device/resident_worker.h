@@ -51,9 +51,9 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   HeldPages Hold(std::span<const DeviceFragment* const> fragments,
                  const std::shared_ptr<const Lease>& lease) override;
   std::vector<std::shared_ptr<Page>> Take(const std::shared_ptr<const KeyspaceBinding>& keyspace,
-                                          std::vector<std::shared_ptr<Page>> pages) override {
-    return loader_->Take(keyspace, std::move(pages));
-  }
+                                          std::vector<std::shared_ptr<Page>> pages) override;
+  // Makes sure that there is memory for history pages of sequences of this keyspace.
+  absl::Status ProvideFor(const KeyspaceBinding& keyspace);
   void NoteDamage();
   void NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
                   std::vector<std::shared_ptr<const Page>> pages);
@@ -69,7 +69,7 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   std::unique_ptr<ArenaPinner> pinner_;
   std::unique_ptr<DeviceConstants> constants_;
   std::unique_ptr<WorkerPools> pools_;  // null: all slots are private
-  std::unique_ptr<SlotPool> pages_, sinks_, decode_rings_, prompt_rings_;
+  std::unique_ptr<SlotPool> pages_, bf16_pages_, sinks_, decode_rings_, prompt_rings_;
   std::unique_ptr<EvictResults> results_;
   std::unique_ptr<DevicePageReader> reader_;
   std::unique_ptr<PrefixLoader> loader_;

@@ -14,16 +14,31 @@ namespace crumb::client {
 absl::StatusOr<std::unique_ptr<SlotPool>> SlotPool::Create(
     Device& device, std::shared_ptr<const TimelineSet> timelines, std::string name,
     size_t slot_bytes, int count) {
+  auto pool = CreateEmpty(device, std::move(timelines), std::move(name), slot_bytes, count);
+  CRUMB_RETURN_IF_ERROR(pool->Provide());
+  return pool;
+}
+
+std::unique_ptr<SlotPool> SlotPool::CreateEmpty(Device& device,
+                                                std::shared_ptr<const TimelineSet> timelines,
+                                                std::string name, size_t slot_bytes, int count) {
   auto state = std::make_shared<State>();
+  state->device = &device;
+  state->slot_bytes = slot_bytes;
+  state->count = count;
   state->timelines = std::move(timelines);
-  CRUMB_ASSIGN_OR_RETURN(state->memory, NewDeviceBuffer(device, slot_bytes * count));
-  {
-    MutexLock lock(&state->mutex);
-    for (int i = count; i-- > 0;) {
-      state->unused.push_back(state->memory.get() + slot_bytes * i);
-    }
-  }
   return std::unique_ptr<SlotPool>(new SlotPool(std::move(name), std::move(state)));
+}
+
+absl::Status SlotPool::Provide() {
+  MutexLock providing(&state_->provide_mutex);
+  if (state_->memory.get() != 0 || state_->count == 0) return absl::OkStatus();
+  CRUMB_ASSIGN_OR_RETURN(state_->memory,
+                         NewDeviceBuffer(*state_->device, state_->slot_bytes * state_->count));
+  const DeviceAddress first = state_->memory.get();
+  MutexLock lock(&state_->mutex);
+  for (int i = state_->count; i-- > 0;) state_->unused.push_back(first + state_->slot_bytes * i);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<bool> SlotPool::WaitForUsers(const Retired& slot, DeviceStream stream,

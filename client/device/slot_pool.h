@@ -36,6 +36,12 @@ class SlotPool {
   static absl::StatusOr<std::unique_ptr<SlotPool>> Create(
       Device& device, std::shared_ptr<const TimelineSet> timelines, std::string name,
       size_t slot_bytes, int count);
+  // The same without slots, until they are provided for.
+  static std::unique_ptr<SlotPool> CreateEmpty(Device& device,
+                                               std::shared_ptr<const TimelineSet> timelines,
+                                               std::string name, size_t slot_bytes, int count);
+  // Allocates the private slots, if they are not there yet. kResourceExhausted: no device memory.
+  absl::Status Provide();
 
   // From now on slots are those of `pool` as long as it has blank ones. A shared slot that is given
   // up is let go by `background`, behind the passes that may still use it. Both borrowed, until
@@ -69,8 +75,12 @@ class SlotPool {
     std::vector<Moment> users;
   };
   struct State {
+    Device* device = nullptr;
+    size_t slot_bytes = 0;
+    int count = 0;
     std::shared_ptr<const TimelineSet> timelines;
-    DeviceBuffer memory;
+    Mutex provide_mutex;
+    DeviceBuffer memory ABSL_GUARDED_BY(provide_mutex);
     mutable Mutex mutex;
     std::vector<DeviceAddress> unused ABSL_GUARDED_BY(mutex);
     std::deque<Retired> retired ABSL_GUARDED_BY(mutex);

@@ -44,7 +44,7 @@ std::vector<UnsettledPage> WindowEvictor::Fill(uint64_t pass, std::span<const Du
   for (size_t i = 0; i < windows.size(); ++i) {
     ResidentSequence& sequence = *windows[i].sequence;
     const int index = static_cast<int>(sequence.pages.size());
-    auto page = parts_.geometry.NewPage(PageFormat::kInt2, windows[i].slot);
+    auto page = parts_.geometry.NewPage(sequence.history_format(), windows[i].slot);
     page->written = {timeline_, pass};
     to.ring_address[i] = sequence.rows->address;
     to.tile_address[i] = page->address();
@@ -64,10 +64,11 @@ absl::Status WindowEvictor::Upload(const EvictTable& from, const Area& area) {
   return parts_.device.ToDevice({&copy, 1}, timeline_->stream());
 }
 
-absl::Status WindowEvictor::Launch(const Area& area, const RingShape& ring) {
+absl::Status WindowEvictor::Launch(const Area& area, const RingShape& ring, PageFormat format) {
   const DeviceGeometry& g = parts_.geometry;
   kernels::cuda::EvictParams params;
   params.tile = g.tile;
+  params.format = format;
   params.method = parts_.options.method;
   params.layers = g.layers;
   params.kv_heads = g.kv_heads;
@@ -81,8 +82,8 @@ absl::Status WindowEvictor::Launch(const Area& area, const RingShape& ring) {
   params.ring_token_stride = ring.token_stride;
   params.ring_v_offset = ring.v_offset;
   params.tile_address = area.table.tile_address;
-  params.tile_layer_stride = static_cast<int64_t>(g.layer_stride(PageFormat::kInt2));
-  params.tile_head_stride = static_cast<int64_t>(g.tile.int2_bytes());
+  params.tile_layer_stride = static_cast<int64_t>(g.layer_stride(format));
+  params.tile_head_stride = static_cast<int64_t>(g.tile.bytes(format));
   params.k = parts_.constants.evict_k();
   params.v = parts_.constants.evict_v();
   params.position_block = area.table.position_block;
@@ -102,12 +103,13 @@ absl::Status WindowEvictor::Download(const Area& area, size_t windows, const Evi
   return parts_.device.ToHost({&copy, 1}, timeline_->stream());
 }
 
-absl::Status WindowEvictor::EvictSome(std::span<const DueWindow> windows, const RingShape& ring) {
+absl::Status WindowEvictor::EvictSome(std::span<const DueWindow> windows) {
+  const ResidentSequence& first = *windows.front().sequence;
   CRUMB_ASSIGN_OR_RETURN(const uint64_t pass, timeline_->BeginPass());
   EvictResults::Table results = parts_.results.Take();
   std::vector<UnsettledPage> pages = Fill(pass, windows, *results);
   CRUMB_RETURN_IF_ERROR(Upload(*results, now_));
-  CRUMB_RETURN_IF_ERROR(Launch(now_, ring));
+  CRUMB_RETURN_IF_ERROR(Launch(now_, first.ring(), first.history_format()));
   CRUMB_RETURN_IF_ERROR(Download(now_, windows.size(), *results));
   CRUMB_RETURN_IF_ERROR(timeline_->EndPass());
   parts_.settler.Settle({timeline_, pass}, std::move(results), std::move(pages));
@@ -116,14 +118,17 @@ absl::Status WindowEvictor::EvictSome(std::span<const DueWindow> windows, const 
 
 absl::Status WindowEvictor::EvictNow(std::span<const DueWindow> windows) {
   while (!windows.empty()) {
-    const bool prompt = windows.front().sequence->prompt_rows;
+    const ResidentSequence& first = *windows.front().sequence;
+    const auto alike = [&](const ResidentSequence& other) {
+      return other.prompt_rows == first.prompt_rows &&
+             other.history_format() == first.history_format();
+    };
     size_t count = 1;
     while (count < windows.size() && count < static_cast<size_t>(now_.windows_max) &&
-           windows[count].sequence->prompt_rows == prompt) {
+           alike(*windows[count].sequence)) {
       ++count;
     }
-    CRUMB_RETURN_IF_ERROR(
-        EvictSome(windows.first(count), prompt ? parts_.prompt_ring : parts_.decode_ring));
+    CRUMB_RETURN_IF_ERROR(EvictSome(windows.first(count)));
     windows = windows.subspan(count);
   }
   return absl::OkStatus();
@@ -143,7 +148,9 @@ absl::Status WindowEvictor::Prepare(uint64_t pass, std::span<const DueWindow> wi
   return Upload(*results_, captured_);
 }
 
-absl::Status WindowEvictor::Launch() { return Launch(captured_, parts_.decode_ring); }
+absl::Status WindowEvictor::Launch() {
+  return Launch(captured_, parts_.decode_ring, PageFormat::kInt2);
+}
 
 absl::Status WindowEvictor::Collect() {
   return results_ == nullptr ? absl::OkStatus() : Download(captured_, pages_.size(), *results_);

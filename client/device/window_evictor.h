@@ -32,7 +32,7 @@ class WindowEvictor {
   // Evicts windows as passes of their own.
   absl::Status EvictNow(std::span<const DueWindow> windows);
 
-  // Tells the device which windows of decode rings leave in the pass that was begun.
+  // Tells the device which windows of decode rings leave for INT2 pages in the pass that was begun.
   absl::Status Prepare(uint64_t pass, std::span<const DueWindow> windows);
   // The launch of that pass: the same for every one.
   absl::Status Launch();
@@ -56,9 +56,10 @@ class WindowEvictor {
   std::vector<UnsettledPage> Fill(uint64_t pass, std::span<const DueWindow> windows,
                                   const EvictTable& to);
   absl::Status Upload(const EvictTable& from, const Area& area);
-  absl::Status Launch(const Area& area, const RingShape& ring);
+  absl::Status Launch(const Area& area, const RingShape& ring, kernels::PageFormat format);
   absl::Status Download(const Area& area, size_t windows, const EvictTable& to);
-  absl::Status EvictSome(std::span<const DueWindow> windows, const RingShape& ring);
+  // Of one kind of rows and one format.
+  absl::Status EvictSome(std::span<const DueWindow> windows);
 
   const DeviceParts& parts_;
   const std::shared_ptr<Timeline> timeline_;

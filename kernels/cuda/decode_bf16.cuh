@@ -7,8 +7,9 @@
 #include "kernels/cuda/decode_ptx.cuh"
 #include "kernels/cuda/decode_traits.cuh"
 
-// Attention of a few query rows over BF16 rows (sink and recent window), one warp, 16 tokens at a
-// time. Same fragments as over INT2 tiles; the query is exact, probabilities are split in two.
+// Attention of a few query rows over BF16 rows (sink, BF16 pages, recent window), one warp, 16
+// tokens at a time. Same fragments as over INT2 tiles; the query is exact, probabilities are split
+// in two.
 namespace crumb::kernels::cuda {
 
 // The query rows as they are, one fragment per 16 channels. Rows that do not exist are zero.
@@ -83,7 +84,7 @@ __device__ __forceinline__ void ScoreChunk(bool half,
 struct WindowLengths {
   int sink;
   int pages;
-  int recent;
+  int recent;  // with those of BF16 pages
 };
 
 // Scales and caps scores to log2 units; -infinity where a row may not attend.
@@ -169,7 +170,7 @@ __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Se
   const bool half = k.p.row_type == RowType::kFp16;
   const WindowLengths lengths = {k.p.lengths.sink_tokens[segment.sequence],
                                  k.p.lengths.pages[segment.sequence],
-                                 k.p.lengths.recent_tokens[segment.sequence]};
+                                 WindowTokens(k.p.lengths, segment.sequence)};
   for (int chunk = segment.begin + group.warp; chunk < segment.end; chunk += group.warps) {
     const ChunkSource source = SourceOf(lengths.sink, lengths.recent, chunk);
     float score[2][T::kLaneRows];

@@ -11,7 +11,7 @@
 // header. All pointers are device pointers.
 namespace crumb::kernels::cuda {
 
-// Where each sequence's tokens are at this step. A sequence with all three lengths 0 is padding:
+// Where each sequence's tokens are at this step. A sequence with all lengths 0 is padding:
 // nothing of it is read and nothing written. The fresh query tokens are the newest recent ones,
 // so recent_tokens >= q_tokens for every sequence that is not padding.
 struct DecodeLengths {
@@ -19,6 +19,9 @@ struct DecodeLengths {
   const int32_t* pages = nullptr;          // [batch] history pages
   const int32_t* recent_tokens = nullptr;  // [batch]
   const int32_t* recent_begin = nullptr;   // [batch] ring slot of the oldest recent token
+  // [batch] history pages behind `pages` that are BF16, which lie as the sink does; null: none. Of
+  // these page j has column pages + j of page_address.
+  const int32_t* bf16_pages = nullptr;
 };
 
 // BF16 (or FP16) rows of every sequence. Row of (sequence, KV head, slot): address[sequence] +
@@ -40,7 +43,7 @@ struct DecodeShape {
   int q_tokens = 1;   // query tokens per sequence
   int kv_heads = 1;
   int q_heads = 1;  // a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads)
-  int window_tokens_max = 384;  // most BF16 tokens (sink and recent) of one sequence
+  int window_tokens_max = 384;  // most tokens in sink and recent window of one sequence
   // True: how a sequence is cut into splits depends on its own lengths alone, so that its output
   // does not depend on what else is in the batch. Costs balance.
   bool batch_invariant = false;
@@ -65,7 +68,8 @@ struct DecodeAttentionParams {
   float* lse = nullptr;  // [batch, q_tokens, q_heads] natural log of the softmax sum, or null
 
   // Tile of (sequence, page, KV head): page_address[sequence, page] + page_layer_offset
-  // + head * page_head_stride. Bytes; tiles are 128-byte aligned.
+  // + head * page_head_stride. Bytes; tiles are 128-byte aligned. Of a BF16 page, rows as the
+  // sink's: its offset and strides with page_address for the address.
   const uint64_t* page_address = nullptr;  // [batch, max_pages]
   int64_t page_layer_offset = 0;
   int64_t page_head_stride = 0;

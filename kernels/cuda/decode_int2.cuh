@@ -363,7 +363,7 @@ __device__ __forceinline__ void AdjustScores(const DecodeKernelParams& k, const 
   const QueryRows rows(k);
   const int sink = k.p.lengths.sink_tokens[segment.sequence];
   const int total = sink + k.p.lengths.pages[segment.sequence] * T::kTokens +
-                    k.p.lengths.recent_tokens[segment.sequence];
+                    WindowTokens(k.p.lengths, segment.sequence);
   for (int i = 0; i < T::kLaneRows; ++i) {
     const int row = T::RowOf(lane, i);
     if (k.p.soft_cap > 0.0f) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/window_tokens.cuh"
+
 namespace crumb::kernels::cuda {
 namespace {
 
@@ -60,7 +62,7 @@ struct PlanState {
 __device__ SequenceCost CostOf(const PlanArguments& a, int sequence, int groups) {
   const int sink = a.lengths.sink_tokens[sequence];
   const int pages = a.lengths.pages[sequence];
-  const int recent = a.lengths.recent_tokens[sequence];
+  const int recent = WindowTokens(a.lengths, sequence);
   SequenceCost cost;
   cost.int2_overhead = kInt2Overhead / groups;
   cost.bf16_overhead = kBf16Overhead / groups;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/evict.h"
 
+#include "kernels/cuda/evict_bf16.h"
 #include "kernels/cuda/evict_kernel.cuh"
 
 namespace crumb::kernels::cuda {
@@ -44,10 +45,12 @@ size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) {
 }
 
 cudaError_t EvictWindows(const EvictParams& p, cudaStream_t stream) {
-  if (!EvictSupported(p.tile) || (p.sums != nullptr && p.workspace == nullptr)) {
+  const bool int2 = p.format == PageFormat::kInt2;
+  if (!EvictSupported(p.tile) || (int2 && p.sums != nullptr && p.workspace == nullptr)) {
     return cudaErrorInvalidValue;
   }
   if (p.windows_max < 1) return cudaSuccess;
+  if (!int2) return EvictBf16Windows(p, stream);
   int device = 0, major = 0;
   EvictDevice has{};
   cudaError_t error = cudaGetDevice(&device);

@@ -10,9 +10,9 @@
 #include "kernels/cuda/evict_constants.h"
 #include "kernels/tile.h"
 
-// Evicted windows: the 64 oldest rows of recent rings -> INT2 page tiles, on the GPU, for all
-// layers and sequences of a step in one launch. Same definition as QuantizeTile in
-// kernels/quantize.h. All pointers are device pointers.
+// Evicted windows: the 64 oldest rows of recent rings -> page tiles, on the GPU, for all layers and
+// sequences of a step in one launch; INT2 ones, or BF16 ones where 2 bits are given up. Same
+// definition as QuantizeTile in kernels/quantize.h. All pointers are device pointers.
 namespace crumb::kernels::cuda {
 
 // Whether the kernel serves this tile: 64 tokens.

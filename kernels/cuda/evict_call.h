@@ -32,6 +32,9 @@ struct EvictTransform {
 
 struct EvictParams {
   TileShape tile;
+  // Of the pages. With kBf16 rows stay as they are: method, transforms, position blocks and
+  // workspace are not looked at, and row_type is kBf16.
+  PageFormat format = PageFormat::kInt2;
   Method method = Method::kOscar;
   RowType row_type = RowType::kBf16;  // of the rings; rotations are prepared for the same
   int layers = 1;

@@ -6,22 +6,27 @@
 
 #include "kernels/cuda/prefill_int2.cuh"
 
-// A warp's columns over BF16 rows: sink, recent ring and the fresh tokens themselves, in that
-// order. The query is exact, probabilities are split in two.
+// A warp's columns over BF16 rows: sink, BF16 pages, recent ring and the fresh tokens themselves,
+// in that order. The query is exact, probabilities are split in two.
 namespace crumb::kernels::cuda::prefill {
 
-// Where the K rows of the block's head begin. BF16 tokens are counted across the three.
+// Where the K rows of the block's head begin. BF16 tokens are counted across all of them.
 struct RowSources {
   uint64_t sink, recent, fresh;
+  const uint64_t* pages;  // BF16 ones
   int recent_begin;
 
   template <class T>
   __device__ __forceinline__ RowSources(const PrefillAttentionParams& p, const Block<T>& block)
-      : sink(0), recent(0), recent_begin(0) {
+      : sink(0), recent(0), pages(nullptr), recent_begin(0) {
     if (block.sink > 0) {
       sink = p.sink.address[block.sequence] + p.sink.layer_offset + block.head * p.sink.head_stride;
     }
-    if (block.recent > 0) {
+    if (block.paged > 0) {
+      pages =
+          p.page_address + static_cast<int64_t>(block.sequence) * p.shape.max_pages + block.pages;
+    }
+    if (block.recent > block.paged) {
       recent = p.recent.address[block.sequence] + p.recent.layer_offset +
                block.head * p.recent.head_stride;
       recent_begin = p.lengths.recent_begin[block.sequence];
@@ -36,8 +41,12 @@ struct RowSources {
     if (token < block.sink)
       return sink + token * p.sink.token_stride + (value ? p.sink.v_offset : 0);
     token -= block.sink;
+    if (token < block.paged) {
+      return pages[token / kPageRows] + p.sink.layer_offset + block.head * p.sink.head_stride +
+             token % kPageRows * p.sink.token_stride + (value ? p.sink.v_offset : 0);
+    }
     if (token < block.recent) {
-      int slot = token + recent_begin;
+      int slot = token - block.paged + recent_begin;
       if (slot >= p.recent_capacity) slot -= p.recent_capacity;
       return recent + slot * p.recent.token_stride + (value ? p.recent.v_offset : 0);
     }

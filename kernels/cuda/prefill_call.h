@@ -20,6 +20,7 @@ struct PrefillLengths {
   const int32_t* recent_begin = nullptr;   // [batch] ring slot of the oldest recent token
   const int32_t* fresh_tokens = nullptr;   // [batch] at most fresh_max
   const int32_t* fresh_begin = nullptr;    // [batch] row of the first fresh token in q, k, v, out
+  const int32_t* bf16_pages = nullptr;     // [batch] as DecodeLengths; null: none
 };
 
 // Sizes that fix the grid; a captured graph serves every batch within them.
@@ -50,7 +51,8 @@ struct PrefillAttentionParams {
   int64_t head_stride = 0;
 
   // Tile of (sequence, page, KV head): page_address[sequence, page] + page_layer_offset
-  // + head * page_head_stride. Bytes; tiles are 128-byte aligned.
+  // + head * page_head_stride. Bytes; tiles are 128-byte aligned. BF16 pages as in
+  // DecodeAttentionParams.
   const uint64_t* page_address = nullptr;  // [batch, max_pages]
   int64_t page_layer_offset = 0;
   int64_t page_head_stride = 0;

@@ -7,8 +7,9 @@
 #include "kernels/cuda/prefill_bf16.cuh"
 #include "kernels/cuda/prefill_team.cuh"
 
-// A block's columns over BF16 rows by products of four warps, 64 tokens at a time: sink, recent
-// ring and the fresh tokens themselves. The query is exact, probabilities are split in two.
+// A block's columns over BF16 rows by products of four warps, 64 tokens at a time: sink, BF16
+// pages, recent ring and the fresh tokens themselves. The query is exact, probabilities are split
+// in two.
 namespace crumb::kernels::cuda::prefill {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -7,6 +7,7 @@
 #include "kernels/cuda/code_pairs.cuh"
 #include "kernels/cuda/prefill_attention.h"
 #include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/window_tokens.cuh"
 
 // Sizes, shared memory and the running softmax of prefill attention. Query rows (a fresh token with
 // one query head) are the columns of every product, tokens and channels their rows, so tiles go to
@@ -68,8 +69,10 @@ struct Block {
   int first_token;  // fresh token of the first column
   int last_token;   // of the last one that exists
   int columns;      // that exist
-  int sink, pages, recent, fresh;
-  int begin;  // row of the first fresh token in q
+  int sink, pages, fresh;
+  int paged;   // tokens of BF16 pages
+  int recent;  // those, and older BF16 tokens behind them
+  int begin;   // row of the first fresh token in q
   float scale;
 
   __device__ __forceinline__ explicit Block(const PrefillAttentionParams& p)
@@ -86,7 +89,8 @@ struct Block {
     first_column = first;
     sink = l.sink_tokens[sequence];
     pages = l.pages[sequence];
-    recent = l.recent_tokens[sequence];
+    paged = kPageRows * Bf16Pages(l, sequence);
+    recent = paged + l.recent_tokens[sequence];
     begin = l.fresh_begin[sequence];
     scale = p.scale != 0.0f ? p.scale : rsqrtf(static_cast<float>(T::kDim));
   }

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/decode_params.h"
 #include "kernels/cuda/decode_ptx.cuh"
+#include "kernels/cuda/window_tokens.cuh"
 
 // What a warp keeps in flight: a ring of slots in shared memory, filled ahead with the warp's next
 // tiles and BF16 chunks, across segment ends. No synchronisation beyond the warp.
@@ -19,7 +20,7 @@ inline constexpr int kRowBytes = 2 * kDim + 16;
 // Where the rows of one chunk come from.
 struct ChunkSource {
   bool sink;
-  int first;  // token of the sink or of the recent window
+  int first;  // token of the sink, or of BF16 pages and recent window
   int rows;   // 1..16
 };
 
@@ -146,6 +147,10 @@ class TileRing {
   }
 
  private:
+  // Lanes that hold addresses of BF16 pages, for that many chunks.
+  static constexpr int kPageLane = 8;
+  static constexpr int kPageLanes = 32 - kPageLane;
+
   __device__ __forceinline__ void FillSlot(const DecodeKernelParams& k) {
     const uint32_t slot = slots_ + fill_slot_ * static_cast<uint32_t>(k.launch.slot_bytes);
     const uint32_t barrier = barriers_ + 8 * fill_slot_;
@@ -180,8 +185,9 @@ class TileRing {
   }
 
   // In an INT2 segment each lane holds the address of one of the warp's next 32 tiles. In a BF16
-  // one lanes 0 to 4 hold what leads to the rows: addresses of the head's sink and recent rows,
-  // sink tokens, recent tokens, first slot of the ring.
+  // one lanes 0 to 5 hold what leads to the rows: addresses of the head's sink and recent rows,
+  // sink tokens, recent tokens, first slot of the ring, BF16 pages; the lanes from kPageLane on the
+  // addresses of the pages of the warp's next chunks.
   __device__ __forceinline__ void LoadAddresses(const DecodeKernelParams& k, const Segment& s) {
     const DecodeLengths& lengths = k.p.lengths;
     address_ = 0;
@@ -198,6 +204,21 @@ class TileRing {
       address_ = (lane_ == 2   ? lengths.sink_tokens
                   : lane_ == 3 ? lengths.recent_tokens
                                : lengths.recent_begin)[s.sequence];
+    } else if (lengths.bf16_pages != nullptr) {
+      const int pages = lengths.bf16_pages[s.sequence];
+      if (lane_ == 5) {
+        address_ = pages;
+      } else if (lane_ >= kPageLane && pages > 0) {
+        const int sink_tokens = lengths.sink_tokens[s.sequence];
+        const ChunkSource source =
+            SourceOf(sink_tokens, pages * kPageRows, unit_ + (lane_ - kPageLane) * warps_);
+        const int page = source.first / kPageRows;
+        if (!source.sink && page < pages) {
+          address_ = k.p.page_address[static_cast<int64_t>(s.sequence) * k.p.shape.max_pages +
+                                      lengths.pages[s.sequence] + page] +
+                     k.p.sink.layer_offset + s.head * k.p.sink.head_stride;
+        }
+      }
     }
   }
 
@@ -229,14 +250,24 @@ class TileRing {
     constexpr int kAtOnce = 32 / kPieces;  // rows
     const auto held = [&](int lane) { return __shfl_sync(~0u, address_, lane); };
     const int sink_tokens = static_cast<int>(held(2));
-    const ChunkSource source = SourceOf(sink_tokens, static_cast<int>(held(3)), unit_);
-    const Bf16Rows& rows = source.sink ? k.p.sink : k.p.recent;
-    const uint64_t base = held(source.sink ? 0 : 1) + index_ % 2 * rows.v_offset;
+    const int paged = static_cast<int>(held(5)) * kPageRows;
+    const ChunkSource source = SourceOf(sink_tokens, paged + static_cast<int>(held(3)), unit_);
+    const bool page = !source.sink && source.first < paged;
+    if (page && index_ % 2 == 0 && index_ / 2 % kPageLanes == 0 && index_ > 0) {
+      LoadAddresses(k, k.plan.segments[segment_]);
+    }
+    const Bf16Rows& rows = source.sink || page ? k.p.sink : k.p.recent;
+    const uint64_t base = held(page          ? kPageLane + index_ / 2 % kPageLanes
+                               : source.sink ? 0
+                                             : 1) +
+                          index_ % 2 * rows.v_offset;
     const int64_t stride = rows.token_stride;
     const int begin = static_cast<int>(held(4));
-    const int capacity = source.sink ? source.first + kChunkTokens : k.p.recent_capacity;
+    // Of what is no ring, the rows of a chunk follow each other.
+    const int first = page ? source.first % kPageRows : source.first - (source.sink ? 0 : paged);
+    const int capacity = source.sink || page ? first + kChunkTokens : k.p.recent_capacity;
     int row = lane_ / kPieces;
-    int token = source.first + row + (source.sink ? 0 : begin);
+    int token = first + row + (source.sink || page ? 0 : begin);
     if (token >= capacity) token -= capacity;
     uint32_t to = slot + row * kRowBytes<kDim> + lane_ % kPieces * 16;
     uint64_t from = base + token * stride + lane_ % kPieces * 16;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "memory_client.h"
 
+#include <algorithm>
 #include <cstdlib>
 
 #include "common/keyspace.h"
@@ -75,11 +76,45 @@ absl::StatusOr<KeyspaceInfo> MemoryClient::OpenKeyspace(const KeyspaceSpec& spec
   KeyspaceInfo info;
   info.id = description.Id();
   info.generation = 1;
-  info.state = KeyspaceState::kActive;
+  info.state = StateOf(info.id);
   info.int2_tile_bytes = static_cast<uint32_t>(shape.int2_bytes());
   info.bf16_tile_bytes = static_cast<uint32_t>(shape.bf16_bytes());
   info.epoch = 1;
+  const auto format = spec.fields.find("format");
+  MutexLock lock(&mutex_);
+  if (format != spec.fields.end() && format->second == "int2" &&
+      std::find(int2_.begin(), int2_.end(), info.id) == int2_.end()) {
+    int2_.push_back(info.id);
+  }
   return info;
+}
+
+KeyspaceState MemoryClient::StateOf(const KeyspaceId& keyspace) {
+  MutexLock lock(&mutex_);
+  const auto found = states_.find(keyspace);
+  return found == states_.end() ? KeyspaceState::kActive : found->second;
+}
+
+absl::Status MemoryClient::SetKeyspaceState(const KeyspaceId& keyspace, KeyspaceState state,
+                                            const std::string&, const std::string&) {
+  MutexLock lock(&mutex_);
+  states_[keyspace] = state;
+  return absl::OkStatus();
+}
+
+void MemoryClient::Count(const SessionCounters& counters) {
+  MutexLock lock(&mutex_);
+  quality_.insert(quality_.end(), counters.quality.begin(), counters.quality.end());
+}
+
+std::vector<KeyspaceId> MemoryClient::int2_keyspaces() const {
+  MutexLock lock(&mutex_);
+  return int2_;
+}
+
+std::vector<QualitySample> MemoryClient::quality() const {
+  MutexLock lock(&mutex_);
+  return quality_;
 }
 
 absl::StatusOr<AcquireResult> MemoryClient::Acquire(const AcquireRequest& request) {

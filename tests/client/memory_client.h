@@ -30,12 +30,16 @@ class MemoryClient final : public Client {
   // Changes a byte of a stored page's last tile. False: not there.
   bool Damage(const PageKey& key);
   size_t leases() const { return leases_->load(); }
+  // The keyspaces that were opened and hold INT2 pages.
+  std::vector<KeyspaceId> int2_keyspaces() const;
+  // Every sample that was counted.
+  std::vector<QualitySample> quality() const;
 
   bool connected() override { return up; }
   uint64_t epoch() override { return up ? 1 : 0; }
   bool WaitConnected(Duration) override { return up; }
   absl::StatusOr<KeyspaceInfo> OpenKeyspace(const KeyspaceSpec& spec, Duration timeout) override;
-  KeyspaceState StateOf(const KeyspaceId&) override { return KeyspaceState::kActive; }
+  KeyspaceState StateOf(const KeyspaceId& keyspace) override;
   absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) override;
   absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
                                                    const PendingPages& pending,
@@ -43,13 +47,11 @@ class MemoryClient final : public Client {
   absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
                                                     std::vector<StagingSlot> slots,
                                                     size_t tiles_bytes, Duration timeout) override;
-  void Count(const SessionCounters&) override {}
+  void Count(const SessionCounters& counters) override;
   std::shared_ptr<const MappedMemory> mapped() override { return mapped_; }
 
-  absl::Status SetKeyspaceState(const KeyspaceId&, KeyspaceState, const std::string&,
-                                const std::string&) override {
-    return absl::UnimplementedError("");
-  }
+  absl::Status SetKeyspaceState(const KeyspaceId& keyspace, KeyspaceState state,
+                                const std::string& by, const std::string& reason) override;
   absl::StatusOr<LookupResult> Lookup(const KeyspaceId&, std::span<const PageKey>) override {
     return absl::UnimplementedError("");
   }
@@ -97,6 +99,9 @@ class MemoryClient final : public Client {
   std::atomic<size_t> slab_used_{0};
   mutable Mutex mutex_;
   std::map<std::pair<KeyspaceId, PageKey>, Stored> pages_ ABSL_GUARDED_BY(mutex_);
+  std::map<KeyspaceId, KeyspaceState> states_ ABSL_GUARDED_BY(mutex_);
+  std::vector<KeyspaceId> int2_ ABSL_GUARDED_BY(mutex_);
+  std::vector<QualitySample> quality_ ABSL_GUARDED_BY(mutex_);
   const std::shared_ptr<std::atomic<size_t>> leases_ = std::make_shared<std::atomic<size_t>>(0);
 };
 

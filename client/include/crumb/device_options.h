@@ -11,10 +11,14 @@
 
 namespace crumb::client {
 
-// What a DeviceWorker keeps in device memory. All of it is allocated when the worker is opened:
-// docs/client.md has the bytes.
+// What a DeviceWorker keeps in device memory. All of it but bf16_pages is allocated when the worker
+// is opened: docs/client.md has the bytes.
 struct DeviceWorkerOptions {
-  int pages = 4096;       // INT2 pages
+  int pages = 4096;  // INT2 pages
+  // BF16 history pages, of seven times their size: allocated when the first sequence with BF16
+  // history begins, because INT2 was given up, and kept from then on. 0: none, such sequences
+  // cannot begin.
+  int bf16_pages = 512;
   int sequences = 64;     // that hold tokens at once, forks included
   int prompts = 2;        // of those, inside their prompt: each has the rows of a prefill block
   int loads = 4;          // fetched prefixes that are on their way to the device at once

@@ -29,8 +29,8 @@ struct LedDeviceSequence {
 };
 
 // The KV cache of one model replica, or of one rank of it, in the memory of one GPU: what Worker is
-// on the CPU, with the same options, keyspaces, prefixes and published pages. History is INT2 only.
-// Thread-safe. Two threads of its own: one looks at the results of evicted windows, one publishes.
+// on the CPU, with the same options, keyspaces, prefixes and published pages. Thread-safe. Two
+// threads of its own: one looks at the results of evicted windows, one publishes.
 class DeviceWorker {
  public:
   virtual ~DeviceWorker() = default;
@@ -39,14 +39,14 @@ class DeviceWorker {
 
   // `client` is borrowed and may be null: no crumbd. `device` is borrowed and outlives the worker.
   // Allocates everything. kInvalidArgument: an option, or one that the device back end does not
-  // serve (BF16 history, more than 7 draft slots); kResourceExhausted: too little device memory.
+  // serve (more than 7 draft slots); kResourceExhausted: too little device memory.
   static absl::StatusOr<std::unique_ptr<DeviceWorker>> Open(
       const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
       Device& device);
 
   // As Worker::Begin, Lead and Follow. Cached pages are on their way to the device when this
-  // returns, layer after layer; a pass may begin at once. kFailedPrecondition: the keyspace is in
-  // state bf16.
+  // returns, layer after layer; a pass may begin at once. kResourceExhausted: no device memory for
+  // BF16 history, which the keyspace's state asks for.
   virtual absl::StatusOr<std::unique_ptr<DeviceSequence>> Begin(
       std::span<const int32_t> tokens, const SequenceOptions& options = {}) = 0;
   virtual absl::StatusOr<LedDeviceSequence> Lead(std::span<const int32_t> tokens,

@@ -265,5 +265,63 @@ TEST_F(CudaDeviceTest, HitsOfTheCpusPagesAreVerified) {
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("token 320"));
 }
 
+// INT2 is given up while sequences run: new ones, whose history is BF16, share the captured passes
+// of those that go on, publish BF16 pages, and hit them.
+TEST_F(CudaDeviceTest, Bf16HistoryJoinsInt2InOneGraph) {
+  const WorkerOptions options = Options();
+  std::vector<SequenceModel> models;
+  for (uint32_t i = 0; i < 4; ++i) models.emplace_back(options, RandomTokens(1600, 50 + i));
+  MemoryClient cpu_store, device_store;
+  const auto cpu = Worker::Open(options, &cpu_store).value();
+  const auto worker = OpenWorker(options, &device_store);
+  DeviceRun prompts(*device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
+  DeviceRun decode(*device_, *worker, {.sequences = 4, .tokens = 3});
+  decode.Capture(CudaGraphs());
+  std::vector<std::unique_ptr<DeviceSequence>> sequences;
+  std::vector<std::unique_ptr<Sequence>> expected;
+  const int lengths[] = {700, 1300, 600, 900};
+  for (int round = 0; round < 100; ++round) {
+    if (round % 20 == 0 && sequences.size() < models.size()) {
+      const size_t next = sequences.size();
+      sequences.push_back(worker->Begin(models[next].prompt(lengths[next])).value());
+      expected.push_back(cpu->Begin(models[next].prompt(lengths[next])).value());
+      EXPECT_LT(
+          Prompt(prompts, models[next], *sequences[next], *expected[next], lengths[next], 400),
+          5e-3);
+      for (MemoryClient* store : {&cpu_store, &device_store}) {
+        for (const KeyspaceId& keyspace : store->int2_keyspaces()) {
+          ASSERT_TRUE(store->SetKeyspaceState(keyspace, KeyspaceState::kBf16, "", "").ok());
+        }
+      }
+    }
+    std::vector<RunEntry> entries;
+    for (size_t i = 0; i < sequences.size(); ++i) {
+      entries.push_back({sequences[i].get(), &models[i], sequences[i]->length() + 3,
+                         1 + static_cast<int>((round + i) % 3)});
+    }
+    const auto pass = decode.Pass(entries);
+    for (size_t i = 0; i < entries.size(); ++i) {
+      const double bound = i == 0 ? 5e-3 : 5e-4;  // of BF16 history only sums differ
+      ASSERT_LT(RelativeError(pass->Outputs(i),
+                              models[i].Pass(*expected[i], entries[i].end, entries[i].accepted)),
+                bound)
+          << "round " << round << " sequence " << i;
+    }
+  }
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    ASSERT_TRUE(expected[i]->Finish().ok());
+    ASSERT_TRUE(decode.batch().Finish(*sequences[i]).ok());
+  }
+  ASSERT_TRUE(cpu->WaitPublished(kPatience).ok());
+  ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+  EXPECT_EQ(worker->counters().windows_evicted, cpu->counters().windows_evicted);
+  ExpectAlike(device_store, cpu_store);
+  auto warm = worker->Begin(models[1].prompt(1500)).value();
+  auto warm_cpu = cpu->Begin(models[1].prompt(1500)).value();
+  EXPECT_EQ(warm->cached_tokens(), 1216);
+  EXPECT_LT(Prompt(prompts, models[1], *warm, *warm_cpu, 1500, 400), 5e-4);
+  EXPECT_EQ(worker->counters().verify_failures, 0u);
+}
+
 }  // namespace
 }  // namespace crumb::client

@@ -592,15 +592,15 @@ TEST(DeviceWorkerTest, RefusesWhatItDoesNotServe) {
   const auto code = [&](const WorkerOptions& options, const DeviceWorkerOptions& sizes) {
     return DeviceWorker::Open(options, sizes, nullptr, device).status().code();
   };
-  WorkerOptions bf16 = Options();
-  bf16.history_format = kernels::PageFormat::kBf16;
-  EXPECT_EQ(code(bf16, SmallDevice()), absl::StatusCode::kInvalidArgument);
   WorkerOptions drafts = Options();
   drafts.draft_slots = 8;
   EXPECT_EQ(code(drafts, SmallDevice()), absl::StatusCode::kInvalidArgument);
   DeviceWorkerOptions none = SmallDevice();
   none.prompts = 0;
   EXPECT_EQ(code(Options(), none), absl::StatusCode::kInvalidArgument);
+  DeviceWorkerOptions negative = SmallDevice();
+  negative.bf16_pages = -1;
+  EXPECT_EQ(code(Options(), negative), absl::StatusCode::kInvalidArgument);
   SimulatedDevice small(0, 1 << 20);
   EXPECT_EQ(DeviceWorker::Open(Options(), SmallDevice(), nullptr, small).status().code(),
             absl::StatusCode::kResourceExhausted);
@@ -670,6 +670,197 @@ TEST(DeviceWorkerTest, RotationsWithMeansFeedbackAndShifts) {
   Twin twin(model, 800, *pair.cpu, *pair.worker);
   while (twin.InPrompt()) PassOf(prompts, {{&twin, twin.PromptEntry(400)}});
   for (int i = 0; i < 70; ++i) PassOf(decode, {{&twin, twin.Entry(1, 1)}});
+  twin.Check();
+  twin.Finish(decode.batch());
+  pair.ExpectSamePages();
+}
+
+// Moves new sequences of both workers to BF16 history, or back.
+void SetState(Pair& pair, KeyspaceState state) {
+  for (MemoryClient* store : {&pair.cpu_store, &pair.device_store}) {
+    for (const KeyspaceId& keyspace : store->int2_keyspaces()) {
+      ASSERT_TRUE(store->SetKeyspaceState(keyspace, state, "test", "test").ok());
+    }
+  }
+}
+
+int Bf16PagesOf(const MemoryClient& store) {
+  int pages = 0;
+  for (const auto& [key, bytes] : store.contents()) {
+    const auto header = DecodeFragmentHeader(std::as_bytes(std::span(bytes)));
+    EXPECT_TRUE(header.ok()) << header.status();
+    if (!header.ok()) continue;
+    pages += header->format == crumb::PageFormat::kBf16 && header->position > 0;
+  }
+  return pages;
+}
+
+// A keyspace is given up while sequences run: those go on with INT2, new ones in the same captured
+// passes have BF16 history, and afterwards INT2 comes back.
+TEST(DeviceWorkerTest, SequencesOfBothFormatsShareABatch) {
+  for (uint32_t seed = 0; seed < 3; ++seed) {
+    SCOPED_TRACE(seed);
+    const WorkerOptions options = Options();
+    Pair pair(options, seed);
+    std::mt19937 random(seed);
+    std::vector<SequenceModel> models;
+    for (uint32_t i = 0; i < 6; ++i) models.emplace_back(options, RandomTokens(1200, 60 + i));
+    DeviceRun prompts(pair.device, *pair.worker,
+                      {.kind = PassKind::kPrompt, .sequences = 3, .tokens = 400});
+    DeviceRun decode(pair.device, *pair.worker,
+                     {.kind = PassKind::kDecode, .sequences = 6, .tokens = 3});
+    decode.Capture(Simulated(pair.device));
+    std::vector<std::unique_ptr<Twin>> live;
+    const int lengths[] = {700, 330, 1100, 30, 600, 900};
+    for (int round = 0; round < 72; ++round) {
+      if (round == 18) SetState(pair, KeyspaceState::kBf16);
+      if (round == 54) SetState(pair, KeyspaceState::kActive);
+      if (round % 11 == 0 && live.size() < models.size()) {
+        const size_t next = live.size();
+        live.push_back(
+            std::make_unique<Twin>(models[next], lengths[next], *pair.cpu, *pair.worker));
+      }
+      std::vector<std::pair<Twin*, RunEntry>> in_prompt, behind;
+      for (const auto& twin : live) {
+        if (twin->InPrompt() && in_prompt.size() < 3) {
+          in_prompt.emplace_back(twin.get(), twin->PromptEntry(1 + random() % 400));
+        } else if (!twin->InPrompt()) {
+          behind.emplace_back(twin.get(), twin->Entry(3, random() % 4));
+        }
+      }
+      if (!in_prompt.empty()) PassOf(prompts, in_prompt);
+      if (!behind.empty()) PassOf(decode, behind);
+    }
+    int bf16 = 0;
+    for (const auto& twin : live) {
+      twin->Check();
+      const SequenceStats ours = twin->sequence().stats(), theirs = twin->expected().stats();
+      EXPECT_EQ(ours.held_bytes, theirs.held_bytes);
+      EXPECT_EQ(ours.stored_bytes, theirs.stored_bytes);
+      bf16 += ours.bits_per_element() == 16.0 && twin->length() > 400;
+      twin->Finish(twin->InPrompt() ? prompts.batch() : decode.batch());
+    }
+    EXPECT_EQ(bf16, 2);
+    pair.ExpectSamePages();
+    EXPECT_GT(Bf16PagesOf(pair.device_store), 10);
+    EXPECT_EQ(pair.worker->counters().windows_evicted, pair.cpu->counters().windows_evicted);
+  }
+}
+
+// Behind the first, each hits what was published before it; rows fork with their pages.
+TEST(DeviceWorkerTest, Bf16HistoryIsFetchedAndForked) {
+  for (const int kernel_layers : {0, 1, 99}) {
+    SCOPED_TRACE(kernel_layers);
+    const WorkerOptions options = Options();
+    const SequenceModel model(options, RandomTokens(1800, 9));
+    DeviceWorkerOptions sizes = SmallDevice();
+    sizes.load_kernel_layers = kernel_layers;
+    Pair pair(options, 3 + kernel_layers % 2, sizes);
+    pair.device.everything_pinned = true;
+    SetState(pair, KeyspaceState::kBf16);
+    DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+    DeviceRun decode(pair.device, *pair.worker, {.sequences = 2});
+    int cached = 0;
+    for (const int prompt : {1000, 1300, 1700}) {
+      pair.device.HoldOthers();
+      Twin twin(model, prompt, *pair.cpu, *pair.worker);
+      EXPECT_EQ(twin.sequence().cached_tokens(), twin.expected().cached_tokens());
+      EXPECT_EQ(twin.sequence().cached_tokens() > 0, prompt > 1000);
+      cached += twin.sequence().cached_tokens();
+      while (twin.InPrompt()) PassOf(prompts, {{&twin, twin.PromptEntry(512)}});
+      for (int i = 0; i < 10; ++i) PassOf(decode, {{&twin, twin.Entry(1, 1)}});
+      Twin fork = twin.Fork(decode.batch());
+      for (int i = 0; i < 70; ++i) {
+        PassOf(decode, {{&twin, twin.Entry(1, 1)}, {&fork, fork.Entry(1, 1)}});
+      }
+      pair.device.LetGo();
+      twin.Check();
+      fork.Check();
+      twin.Finish(decode.batch());
+      fork.Finish(decode.batch());
+      pair.ExpectSamePages();
+    }
+    EXPECT_EQ(pair.worker->counters().hit_tokens_host, static_cast<uint64_t>(cached));
+    EXPECT_EQ(pair.worker->counters().verify_failures, 0u);
+  }
+}
+
+TEST(DeviceWorkerTest, DamagedBf16PagesEndThePrompt) {
+  WorkerOptions options = Options();
+  options.verify_every = 0;
+  const SequenceModel model(options, RandomTokens(1200, 3));
+  Pair pair(options, 3);
+  SetState(pair, KeyspaceState::kBf16);
+  DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+  Twin first(model, 1000, *pair.cpu, *pair.worker);
+  while (first.InPrompt()) PassOf(prompts, {{&first, first.PromptEntry(512)}});
+  first.Finish(prompts.batch());
+  pair.Settle();
+  for (const auto& [key, bytes] : pair.device_store.contents()) {
+    const auto header = DecodeFragmentHeader(std::as_bytes(std::span(bytes)));
+    ASSERT_TRUE(header.ok()) << header.status();
+    if (header->position == 4) {
+      ASSERT_TRUE(pair.device_store.Damage(key));
+    }
+  }
+  const auto hit = Begin(*pair.worker, model.prompt(1200));
+  EXPECT_EQ(hit->cached_tokens(), 896);
+  absl::Status status;
+  while (status.ok() && hit->length() < 1200) {
+    const int tokens = hit->pass_tokens_max();
+    status = prompts.TryPass({{hit.get(), &model, hit->length() + tokens, tokens}}).status();
+  }
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), testing::HasSubstr("token 192"));
+}
+
+// BF16 pages take memory when they are wanted, not before; where there is none, sequences say so.
+TEST(DeviceWorkerTest, Bf16PagesNeedMemoryWhenTheyAreUsed) {
+  const WorkerOptions options = Options();
+  const SequenceModel model(options, RandomTokens(1200, 3));
+  DeviceWorkerOptions sizes = SmallDevice();
+  sizes.bf16_pages = 6;
+  Pair pair(options, 1, sizes);
+  const size_t before = pair.device.live_allocations();
+  Begin(*pair.worker, model.prompt(700));
+  EXPECT_EQ(pair.device.live_allocations(), before);
+  SetState(pair, KeyspaceState::kBf16);
+  DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+  const size_t with_run = pair.device.live_allocations();
+  {
+    Twin twin(model, 1200, *pair.cpu, *pair.worker);
+    EXPECT_EQ(pair.device.live_allocations(), with_run + 1);
+    PassOf(prompts, {{&twin, twin.PromptEntry(512)}});
+    const absl::Status full = prompts.TryPass({twin.PromptEntry(512)}).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+    EXPECT_THAT(std::string(full.message()), testing::HasSubstr("BF16 pages in device memory"));
+    twin.Check();
+  }
+  for (const int pages : {0, 1 << 20}) {
+    sizes.bf16_pages = pages;
+    MemoryClient store;
+    SimulatedDevice device(0, size_t{256} << 20);
+    const auto worker = OpenDevice(options, &store, device, sizes);
+    for (const KeyspaceId& keyspace : store.int2_keyspaces()) {
+      ASSERT_TRUE(store.SetKeyspaceState(keyspace, KeyspaceState::kBf16, "", "").ok());
+    }
+    const absl::Status none = worker->Begin(model.prompt(700)).status();
+    EXPECT_TRUE(absl::IsResourceExhausted(none)) << none;
+    EXPECT_THAT(std::string(none.message()), testing::HasSubstr("bf16_pages"));
+  }
+}
+
+// A worker that stores BF16 by its options.
+TEST(DeviceWorkerTest, Bf16WorkersAreAsOnTheCpu) {
+  WorkerOptions options = Options();
+  options.history_format = kernels::PageFormat::kBf16;
+  const SequenceModel model(options, RandomTokens(900, 3));
+  Pair pair(options, 2);
+  DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
+  DeviceRun decode(pair.device, *pair.worker, {});
+  Twin twin(model, 700, *pair.cpu, *pair.worker);
+  while (twin.InPrompt()) PassOf(prompts, {{&twin, twin.PromptEntry(300)}});
+  for (int i = 0; i < 130; ++i) PassOf(decode, {{&twin, twin.Entry(1, 1)}});
   twin.Check();
   twin.Finish(decode.batch());
   pair.ExpectSamePages();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/aligned_bytes.h"
+#include "client/cpu_backend.h"
 #include "common/crc32c.h"
 #include "gtest/gtest.h"
 #include "kernels/attention.h"
@@ -19,6 +20,7 @@ namespace {
 
 using kernels::AttentionParams;
 using kernels::Bf16;
+using kernels::PageFormat;
 using kernels::cuda::Bf16Rows;
 using kernels::cuda::OutType;
 
@@ -54,6 +56,28 @@ AttentionParams StaticOf(const Params& p) {
   out.window = p.window;
   out.sink_logit = p.sink_logit;
   return out;
+}
+
+// The history of a sequence, which is of one format here; of BF16 pages rows are as the sink's.
+template <typename Params>
+std::vector<uint64_t> HistoryOf(const Params& p, int sequence, AttentionParams* out) {
+  const int int2 = p.lengths.pages[sequence], bf16 = p.lengths.bf16_pages[sequence];
+  EXPECT_TRUE(int2 == 0 || bf16 == 0);
+  EXPECT_LE(int2 + bf16, p.shape.max_pages);
+  out->pages = int2 + bf16;
+  int64_t layer_offset = p.page_layer_offset;
+  if (bf16 > 0) {
+    out->history_format = PageFormat::kBf16;
+    out->page_head_stride = p.sink.head_stride;
+    out->rotation_k = out->rotation_v = out->mean_v = out->shift = nullptr;
+    out->position_blocks = 0;
+    layer_offset = p.sink.layer_offset;
+  }
+  std::vector<uint64_t> pages;
+  for (int i = 0; i < out->pages; ++i) {
+    pages.push_back(p.page_address[int64_t{sequence} * p.shape.max_pages + i] + layer_offset);
+  }
+  return pages;
 }
 
 // Attends slice by slice and stores the rows as `type` at `out`.
@@ -105,6 +129,13 @@ void RunAppend(const kernels::cuda::AppendParams& p) {
   }
 }
 
+uint32_t CopyTile(const kernels::QuantizeParams& p) {
+  const size_t elements = size_t{64} * p.shape.head_dim;
+  std::memcpy(p.tile, p.k, 2 * elements);
+  std::memcpy(p.tile + 2 * elements, p.v, 2 * elements);
+  return AllFinite(p.k, elements) && AllFinite(p.v, elements) ? 0 : kernels::kStatusNonFinite;
+}
+
 void RunEvict(const kernels::cuda::EvictParams& p) {
   const int64_t dim = p.tile.head_dim;
   ASSERT_LE(*p.windows, p.windows_max);
@@ -138,11 +169,12 @@ void RunEvict(const kernels::cuda::EvictParams& p) {
       params.v_transform = transform(p.v);
       params.tile = reinterpret_cast<uint8_t*>(p.tile_address[w] + layer * p.tile_layer_stride +
                                                head * p.tile_head_stride);
-      const uint32_t status = kernels::QuantizeTile(params);
+      const uint32_t status =
+          p.format == PageFormat::kInt2 ? kernels::QuantizeTile(params) : CopyTile(params);
       if (p.status != nullptr) p.status[w] |= status;
       if (p.sums != nullptr) {
         p.sums[int64_t{w} * p.layers * p.kv_heads + index] =
-            Crc32c({reinterpret_cast<const std::byte*>(params.tile), p.tile.int2_bytes()});
+            Crc32c({reinterpret_cast<const std::byte*>(params.tile), p.tile.bytes(p.format)});
       }
     }
   }
@@ -156,23 +188,24 @@ void RunPlan(const kernels::cuda::DecodeShape& shape, const kernels::cuda::Decod
     *out++ = lengths.pages[s];
     *out++ = lengths.recent_tokens[s];
     *out++ = lengths.recent_begin[s];
+    *out++ = lengths.bf16_pages[s];
   }
 }
 
 void RunDecode(const kernels::cuda::DecodeAttentionParams& p) {
   const int64_t row = int64_t{p.shape.q_heads} * p.shape.tile.head_dim;
   const size_t element = p.out_type == OutType::kF32 ? 4 : 2;
-  std::vector<int32_t> planned(4 * p.shape.batch);
+  std::vector<int32_t> planned(5 * p.shape.batch);
   RunPlan(p.shape, p.lengths, planned.data());
   EXPECT_EQ(std::memcmp(planned.data(), p.plan, planned.size() * 4), 0)
       << "the plan is of other lengths";
   for (int s = 0; s < p.shape.batch; ++s) {
     AttentionParams a = StaticOf(p);
     a.sink_tokens = p.lengths.sink_tokens[s];
-    a.pages = p.lengths.pages[s];
+    const std::vector<uint64_t> pages = HistoryOf(p, s, &a);
+    a.page_address = pages.data();
     a.recent_tokens = p.lengths.recent_tokens[s];
     if (a.sink_tokens + a.pages + a.recent_tokens == 0) continue;
-    ASSERT_LE(a.pages, p.shape.max_pages);
     ASSERT_LE(a.sink_tokens + a.recent_tokens, p.shape.window_tokens_max);
     a.sink_k = reinterpret_cast<const Bf16*>(Row(p.sink, s, 0, 0, false));
     a.sink_v = reinterpret_cast<const Bf16*>(Row(p.sink, s, 0, 0, true));
@@ -184,11 +217,6 @@ void RunDecode(const kernels::cuda::DecodeAttentionParams& p) {
     a.recent_v = reinterpret_cast<const Bf16*>(Row(p.recent, s, 0, 0, true));
     a.recent_head_stride = p.recent.head_stride / 2;
     a.recent_token_stride = p.recent.token_stride / 2;
-    std::vector<uint64_t> pages;
-    for (int i = 0; i < a.pages; ++i) {
-      pages.push_back(p.page_address[int64_t{s} * p.shape.max_pages + i] + p.page_layer_offset);
-    }
-    a.page_address = pages.data();
     const int64_t first = int64_t{s} * p.shape.q_tokens;
     a.q = static_cast<const Bf16*>(p.q) + first * row;
     a.offset = ItemOf(p.offset, first, int64_t{p.shape.q_heads} * p.position_blocks);
@@ -213,8 +241,8 @@ void RunPrefill(const kernels::cuda::PrefillAttentionParams& p) {
     const int begin = p.lengths.fresh_begin[s], older = p.lengths.recent_tokens[s];
     const int old_sink = p.lengths.sink_tokens[s];
     AttentionParams a = StaticOf(p);
-    a.pages = p.lengths.pages[s];
-    ASSERT_LE(a.pages, p.shape.max_pages);
+    const std::vector<uint64_t> pages = HistoryOf(p, s, &a);
+    a.page_address = pages.data();
     a.sink_tokens = a.pages + older > 0 ? old_sink : std::min(64, old_sink + fresh);
     const int moved = a.sink_tokens - old_sink;
     a.recent_tokens = older + fresh - moved;
@@ -246,11 +274,6 @@ void RunPrefill(const kernels::cuda::PrefillAttentionParams& p) {
     a.recent_capacity = a.recent_tokens;
     a.recent_head_stride = a.recent_tokens * dim;
     a.sink_token_stride = a.recent_token_stride = dim;
-    std::vector<uint64_t> pages;
-    for (int i = 0; i < a.pages; ++i) {
-      pages.push_back(p.page_address[int64_t{s} * p.shape.max_pages + i] + p.page_layer_offset);
-    }
-    a.page_address = pages.data();
     a.q = p.q + begin * row;
     a.offset = ItemOf(p.offset, begin, int64_t{p.shape.q_heads} * p.position_blocks);
     AttendAll(a, fresh, p.out_type, static_cast<std::byte*>(p.out) + begin * row * element);

@@ -22,7 +22,7 @@ class SimulatedKernels final : public DeviceKernels {
   size_t FeedbackBytes(int head_dim) const override { return size_t{4} * head_dim * head_dim; }
   // Who planned for which lengths.
   size_t PlanBytes(const kernels::cuda::DecodeShape& shape) const override {
-    return size_t{16} * shape.batch;
+    return size_t{20} * shape.batch;
   }
   size_t DecodeWorkspaceBytes(const kernels::cuda::DecodeShape&) const override { return 256; }
   size_t PrefillWorkspaceBytes(const kernels::cuda::PrefillShape&) const override { return 0; }
