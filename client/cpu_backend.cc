@@ -53,17 +53,21 @@ int CpuBackend::PositionBlock(int position) const {
                     options_.rotations.position_blocks() - 1);
 }
 
-kernels::QuantizeParams CpuBackend::TileParams(const RecentRows& rows, int position, int layer,
-                                               int head, const Page& page) const {
-  const int64_t dim = options_.head_dim;
+WindowRows CpuBackend::RowsOf(const RecentRows& rows, int position, int layer, int head) {
   const int64_t at = head * rows.head_stride() + rows.slot(position) * rows.token_stride();
+  return {.k = rows.k(layer) + at, .v = rows.v(layer) + at, .stride = rows.token_stride()};
+}
+
+kernels::QuantizeParams CpuBackend::TileParams(const WindowRows& rows, int position, int layer,
+                                               int head, std::byte* tile) const {
+  const int64_t dim = options_.head_dim;
   const RotationSet::Layer& data = *layers_[layer];
   kernels::QuantizeParams params;
   params.shape = options_.tile_shape();
   params.method = options_.method;
-  params.k = rows.k(layer) + at;
-  params.v = rows.v(layer) + at;
-  params.k_stride = params.v_stride = rows.token_stride();
+  params.k = rows.k;
+  params.v = rows.v;
+  params.k_stride = params.v_stride = rows.stride;
   const int64_t mean_row =
       int64_t{head} * options_.rotations.position_blocks() + PositionBlock(position);
   params.k_transform = {.rotation = ItemOf(data.rotation_k(), head, dim * dim),
@@ -74,13 +78,15 @@ kernels::QuantizeParams CpuBackend::TileParams(const RecentRows& rows, int posit
                         .mean = ItemOf(data.rotated_mean_v(), head, dim),
                         .clip = options_.clip_v,
                         .feedback = ItemOf(data.feedback_v(), head, dim * dim)};
-  params.tile = reinterpret_cast<uint8_t*>(page.layer(layer) + page.tile_bytes * head);
+  params.tile = reinterpret_cast<uint8_t*>(tile);
   return params;
 }
 
 uint32_t CpuBackend::StoreTile(const RecentRows& rows, int position, int layer, int head,
                                const Page& page) const {
-  const kernels::QuantizeParams params = TileParams(rows, position, layer, head, page);
+  const kernels::QuantizeParams params =
+      TileParams(RowsOf(rows, position, layer, head), position, layer, head,
+                 page.layer(layer) + page.tile_bytes * head);
   if (page.format == PageFormat::kInt2) return kernels::QuantizeTile(params);
   const size_t elements = size_t{kPageTokens} * options_.head_dim;
   std::memcpy(params.tile, params.k, elements * sizeof(Bf16));
@@ -103,11 +109,17 @@ uint32_t CpuBackend::StoreWindow(const RecentRows& rows, int position, int layer
 
 QualitySample CpuBackend::Measure(const RecentRows& rows, int position, int layer, int head,
                                   const Page& page, std::span<const float> queries) const {
+  return Measure(RowsOf(rows, position, layer, head), position, layer, head,
+                 page.layer(layer) + page.tile_bytes * head, queries);
+}
+
+QualitySample CpuBackend::Measure(const WindowRows& rows, int position, int layer, int head,
+                                  std::byte* tile, std::span<const float> queries) const {
   const float scale = options_.scale != 0.0f
                           ? options_.scale
                           : 1.0f / std::sqrt(static_cast<float>(options_.head_dim));
   const kernels::WindowError error = kernels::MeasureWindow(
-      TileParams(rows, position, layer, head, page), queries, scale, options_.soft_cap);
+      TileParams(rows, position, layer, head, tile), queries, scale, options_.soft_cap);
   return {.layer = options_.own_tiles().layers.begin + layer,
           .attention_error = error.attention,
           .key_error = error.key,

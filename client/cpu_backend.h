@@ -34,6 +34,13 @@ struct AttentionCall {
   int recent_tokens = 0;
 };
 
+// The exact rows of a window of one (layer, KV head).
+struct WindowRows {
+  const kernels::Bf16* k = nullptr;
+  const kernels::Bf16* v = nullptr;
+  int64_t stride = 0;  // elements from row to row
+};
+
 // Stores windows and computes attention on the CPU. Thread-safe; shares work through
 // WorkerOptions::parallel_for.
 class CpuBackend {
@@ -51,13 +58,18 @@ class CpuBackend {
   QualitySample Measure(const RecentRows& rows, int position, int layer, int head, const Page& page,
                         std::span<const float> queries) const;
 
+  // The same of rows and a tile that lie anywhere.
+  QualitySample Measure(const WindowRows& rows, int position, int layer, int head, std::byte* tile,
+                        std::span<const float> queries) const;
+
   // kResourceExhausted: no work memory.
   absl::Status Attend(const AttentionCall& call) const;
 
  private:
   void Parallel(int count, const std::function<void(int)>& body) const;
-  kernels::QuantizeParams TileParams(const RecentRows& rows, int position, int layer, int head,
-                                     const Page& page) const;
+  static WindowRows RowsOf(const RecentRows& rows, int position, int layer, int head);
+  kernels::QuantizeParams TileParams(const WindowRows& rows, int position, int layer, int head,
+                                     std::byte* tile) const;
   uint32_t StoreTile(const RecentRows& rows, int position, int layer, int head,
                      const Page& page) const;
   kernels::AttentionParams ParamsOf(const AttentionCall& call) const;

@@ -11,6 +11,7 @@
 #include "client/device/evict_results.h"
 #include "client/device/page_settler.h"
 #include "client/device/slot_pool.h"
+#include "client/device/window_watch.h"
 #include "client/sequence_starter.h"
 #include "crumb/device_options.h"
 #include "crumb/worker_options.h"
@@ -35,6 +36,7 @@ struct DeviceParts {
   SlotPool& prompt_rings;
   EvictResults& results;
   PageSettler& settler;
+  WindowWatch* watch;  // null: the quality is not watched
 
   // Slots of history pages.
   SlotPool& PagesOf(kernels::PageFormat format) const {

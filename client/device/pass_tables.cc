@@ -32,7 +32,7 @@ void PassTables::Set(int place, const Place& what) {
   const int numbers[kColumns] = {
       what.sink_tokens, what.pages,      what.recent_tokens, what.recent_begin, what.fresh_tokens,
       what.fresh_begin, what.sink_after, what.recent_after,  what.begin_after,  0,
-      what.bf16_pages};
+      what.bf16_pages,  what.held_head};
   for (int column = 0; column < kColumns; ++column) {
     Numbers(base, static_cast<Column>(column))[place] = numbers[column];
   }

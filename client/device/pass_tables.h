@@ -33,6 +33,7 @@ class PassTables {
     int recent_begin = 0;
     int fresh_tokens = 0;
     int fresh_begin = 0;
+    int held_head = 0;  // 1 + the KV head whose queries the pass holds; 0: none
     // Where Append puts the fresh rows: lengths with them.
     int sink_after = 0;
     int recent_after = 0;
@@ -53,6 +54,7 @@ class PassTables {
   kernels::cuda::DecodeLengths lengths() const;
   kernels::cuda::DecodeLengths lengths_after(int place) const;
   kernels::cuda::PrefillLengths prefill_lengths() const;
+  const int32_t* held_heads() const { return OnDevice(kHeldHead); }
   const uint64_t* sinks(int place) const { return Addresses(memory_.get(), 0) + place; }
   const uint64_t* rings(int place) const { return Addresses(memory_.get(), 1) + place; }
   const uint64_t* page_table() const { return reinterpret_cast<const uint64_t*>(pages_.get()); }
@@ -70,6 +72,7 @@ class PassTables {
     kBeginAfter,
     kNoPages,
     kBf16Pages,
+    kHeldHead,
     kColumns
   };
   // What of the page table the device has.

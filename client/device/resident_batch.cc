@@ -67,6 +67,12 @@ absl::Status ResidentBatch::Allocate() {
     CRUMB_ASSIGN_OR_RETURN(
         offsets_,
         NewDeviceBuffer(device, sizeof(float) * rows * parts_.options.rotations.position_blocks()));
+    // The kernel that makes these holds queries, too, in passes that are captured.
+    if (!prompt() && parts_.watch != nullptr) {
+      CRUMB_ASSIGN_OR_RETURN(held_,
+                             NewDeviceBuffer(device, parts_.watch->token_bytes() * options_.tokens *
+                                                         parts_.geometry.layers));
+    }
   }
   parts_.timelines.Add(timeline_);
   return absl::OkStatus();
@@ -236,9 +242,51 @@ absl::Status ResidentBatch::Prepare(std::span<const PassEntry> entries) {
     if (NeedsRows(*sequences[i])) CRUMB_RETURN_IF_ERROR(GiveRows(*sequences[i], *ring++));
     sequences[i]->fresh = entries[i].tokens;
   }
+  if (parts_.watch != nullptr) TakeSamples(sequences, in_pass);
   if (!prompt()) CRUMB_RETURN_IF_ERROR(evictor_->Prepare(pass_, in_pass));
   entries_ = std::move(sequences);
   return FillTables(pass_);
+}
+
+void ResidentBatch::TakeSample(ResidentSequence& sequence, int page_begin, int page_end) {
+  if (sequence.history_format() != PageFormat::kInt2) return;
+  for (int page = page_begin; page < page_end && sequence.sample == nullptr; ++page) {
+    sequence.sample = parts_.watch->TakeTurn(page, options_.stream);
+  }
+}
+
+void ResidentBatch::TakeSamples(std::span<ResidentSequence* const> sequences,
+                                std::span<const DueWindow> in_pass) {
+  sample_ = nullptr;
+  const SegmentRule& rule = parts_.starter.rule();
+  for (ResidentSequence* sequence : sequences) {
+    if (!prompt()) break;
+    const int end = sequence->length() + sequence->fresh;
+    const int leaves =
+        end == sequence->log.prompt() ? rule.HistoryEnd(end + 1) : rule.BlockBegin(end);
+    TakeSample(*sequence, sequence->stored_pages(), leaves / kPageTokens);
+  }
+  for (const DueWindow& window : in_pass) {
+    if (held_.get() == 0 || sample_ != nullptr) break;
+    sampled_ = window.sequence;
+    TakeSample(*window.sequence, window.sequence->stored_pages(),
+               window.sequence->stored_pages() + 1);
+    sample_ = window.sequence->sample;
+  }
+}
+
+// Of the prompts some of whose windows leave next, for one of these.
+absl::Status ResidentBatch::HoldQueries(int layer, const void* q) const {
+  const size_t token = size_t{2} * parts_.geometry.q_heads * parts_.geometry.head_dim;
+  auto at = reinterpret_cast<DeviceAddress>(q);
+  for (const ResidentSequence* sequence : entries_) {
+    if (sequence->sample != nullptr) {
+      CRUMB_RETURN_IF_ERROR(parts_.watch->HoldQueries(*sequence->sample, {timeline_, pass_}, layer,
+                                                      at, sequence->fresh));
+    }
+    at += token * sequence->fresh;
+  }
+  return absl::OkStatus();
 }
 
 PassTables::Place ResidentBatch::PlaceOf(const ResidentSequence& sequence) const {
@@ -262,6 +310,7 @@ PassTables::Place ResidentBatch::PlaceOf(const ResidentSequence& sequence) const
   place.begin_after = kPageTokens % capacity;
   place.sink = sequence.sink_address();
   place.ring = sequence.rows->address;
+  if (sample_ != nullptr && &sequence == sampled_) place.held_head = 1 + sample_->head;
   return place;
 }
 
@@ -342,6 +391,12 @@ absl::StatusOr<const float*> ResidentBatch::Offsets(int layer, const void* q) {
   params.q = static_cast<const Bf16*>(q);
   params.mean_k = mean;
   params.offset = reinterpret_cast<float*>(offsets_.get());
+  if (held_.get() != 0) {
+    params.held_head = tables_->held_heads();
+    params.held_tokens = options_.tokens;
+    params.held = reinterpret_cast<Bf16*>(held_.get() +
+                                          parts_.watch->token_bytes() * options_.tokens * layer);
+  }
   CRUMB_RETURN_IF_ERROR(parts_.device.kernels().QueryOffsets(params, options_.stream));
   return params.offset;
 }
@@ -353,6 +408,7 @@ absl::Status ResidentBatch::Attend(int layer, const void* q, void* out) {
         CRUMB_RETURN_IF_ERROR(load->MakeWait(options_.stream, layer));
       }
     }
+    CRUMB_RETURN_IF_ERROR(HoldQueries(layer, q));
   }
   CRUMB_ASSIGN_OR_RETURN(const float* offsets, Offsets(layer, q));
   return prompt() ? AttendPrompt(layer, q, out, offsets) : AttendDecode(layer, q, out, offsets);
@@ -434,6 +490,8 @@ std::string ResidentBatch::Accept(std::span<const std::span<const int32_t>> toke
   for (size_t i = 0; i < tokens.size(); ++i) {
     ResidentSequence& sequence = *entries_[i];
     sequence.log.Accept(tokens[i]);
+    // A prompt's pass that was given up ends nothing.
+    if (static_cast<int>(tokens[i].size()) < sequence.fresh) sequence.sample.reset();
     sequence.fresh = 0;
     sequence.last = {timeline_, pass};
     const int page = sequence.DamagedLoad(!sequence.log.InPrompt());
@@ -453,6 +511,10 @@ std::string ResidentBatch::Accept(std::span<const std::span<const int32_t>> toke
 absl::Status ResidentBatch::Advance(std::span<const std::span<const int32_t>> tokens) {
   CRUMB_RETURN_IF_ERROR(CheckTokens(tokens));
   if (!prompt()) CRUMB_RETURN_IF_ERROR(evictor_->Collect());
+  if (sample_ != nullptr) {
+    CRUMB_RETURN_IF_ERROR(
+        parts_.watch->HoldQueriesOfAll(*sample_, {timeline_, pass_}, held_.get(), options_.tokens));
+  }
   CRUMB_RETURN_IF_ERROR(timeline_->EndPass());
   parts_.pages.PassEnded();
   parts_.sinks.PassEnded();
@@ -462,6 +524,7 @@ absl::Status ResidentBatch::Advance(std::span<const std::span<const int32_t>> to
   // A sink comes before the windows of its sequence, the first of which leaves later.
   for (UnsettledPage& sink : sinks) parts_.settler.SettleSink({timeline_, pass_}, std::move(sink));
   evictor_->Settle(pass_);
+  sample_ = nullptr;
   if (damaged.empty()) return absl::OkStatus();
   return absl::DataLossError("cached pages came damaged" + damaged +
                              ": begin these again with that cached_tokens_max");

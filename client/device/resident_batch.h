@@ -67,6 +67,12 @@ class ResidentBatch final : public DeviceBatch {
   absl::Status GiveRows(ResidentSequence& sequence, std::shared_ptr<const ResidentSlot> rows);
   absl::Status CopyRange(const ResidentSequence& from, DeviceAddress to, int begin, int end);
   absl::Status FillTables(uint64_t pass);
+  // Picks windows to measure: those that leave behind a pass that ends a block or the prompt, or
+  // one of those that leave in a decode pass. The pass holds its queries for them.
+  void TakeSamples(std::span<ResidentSequence* const> sequences,
+                   std::span<const DueWindow> in_pass);
+  void TakeSample(ResidentSequence& sequence, int page_begin, int page_end);
+  absl::Status HoldQueries(int layer, const void* q) const;
   PassTables::Place PlaceOf(const ResidentSequence& sequence) const;
   absl::Status AppendPrompt(int layer, const void* k, const void* v);
   absl::Status AttendDecode(int layer, const void* q, void* out, const float* offsets);
@@ -85,7 +91,10 @@ class ResidentBatch final : public DeviceBatch {
   std::unique_ptr<WindowEvictor> evictor_;
   DeviceBuffer plan_;
   DeviceBuffer workspace_;
-  DeviceBuffer offsets_;                    // q . mu_k of one layer
+  DeviceBuffer offsets_;                  // q . mu_k of one layer
+  DeviceBuffer held_;                     // queries of a decode pass for `sample_`, or none
+  std::shared_ptr<WindowSample> sample_;  // of the pass under way
+  const ResidentSequence* sampled_ = nullptr;
   std::vector<ResidentSequence*> entries_;  // of the pass under way
   int fresh_ = 0;                           // tokens of all of them
   const void* prompt_k_ = nullptr;          // rows that the layer's Attend reads

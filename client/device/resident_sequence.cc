@@ -96,6 +96,7 @@ void ResidentSequence::Release() {
   pages.clear();
   open_sink.reset();
   rows.reset();
+  sample.reset();
   loads.clear();
 }
 

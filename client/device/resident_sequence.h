@@ -56,8 +56,9 @@ class ResidentSequence final : public DeviceSequence {
   Moment last;                                           // the latest pass
   std::vector<std::shared_ptr<const PrefixLoad>> loads;  // not known to be sound
   std::shared_ptr<PageLine> line;
-  bool joined = false;  // the stream of its first pass waited for pages of others
-  int fresh = 0;        // tokens of the pass under way
+  std::shared_ptr<WindowSample> sample;  // for a window that leaves soon; mostly null
+  bool joined = false;                   // the stream of its first pass waited for pages of others
+  int fresh = 0;                         // tokens of the pass under way
   bool finished = false;
 
   kernels::PageFormat history_format() const { return keyspace->history_format; }

@@ -208,6 +208,9 @@ absl::Status ResidentWorker::Allocate() {
   CRUMB_ASSIGN_OR_RETURN(
       settler_, PageSettler::Create(device_, geometry_.page_bytes(PageFormat::kBf16), *starter_,
                                     *background_));
+  if (starter_->watch().enabled()) {
+    CRUMB_ASSIGN_OR_RETURN(watch_, WindowWatch::Create(device_, options_, geometry_, *starter_));
+  }
   parts_.emplace(DeviceParts{.device = device_,
                              .options = options_,
                              .device_options = device_options_,
@@ -223,7 +226,8 @@ absl::Status ResidentWorker::Allocate() {
                              .decode_rings = *decode_rings_,
                              .prompt_rings = *prompt_rings_,
                              .results = *results_,
-                             .settler = *settler_});
+                             .settler = *settler_,
+                             .watch = watch_.get()});
   return absl::OkStatus();
 }
 
@@ -293,6 +297,9 @@ absl::StatusOr<std::unique_ptr<DeviceBatch>> ResidentWorker::NewBatch(
 absl::Status ResidentWorker::WaitPublished(Duration timeout) {
   const TimePoint deadline = Clock::Real().Now() + timeout;
   CRUMB_RETURN_IF_ERROR(background_->WaitIdle(timeout));
+  if (watch_ != nullptr) {
+    CRUMB_RETURN_IF_ERROR(watch_->WaitIdle(deadline - Clock::Real().Now()));
+  }
   return starter_->WaitPublished(deadline - Clock::Real().Now());
 }
 

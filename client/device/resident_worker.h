@@ -75,6 +75,7 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   std::unique_ptr<PrefixLoader> loader_;
   std::unique_ptr<PageSettler> settler_;
   std::unique_ptr<SequenceStarter> starter_;  // its publisher's thread uses the above
+  std::unique_ptr<WindowWatch> watch_;        // null: the quality is not watched
   std::optional<DeviceParts> parts_;
   std::unique_ptr<Background> background_;  // its thread uses all of it
 };

@@ -58,6 +58,28 @@ std::vector<UnsettledPage> WindowEvictor::Fill(uint64_t pass, std::span<const Du
   return pages;
 }
 
+absl::Status WindowEvictor::HoldSamples(uint64_t pass, std::span<const DueWindow> windows,
+                                        std::span<const UnsettledPage> pages,
+                                        std::vector<SampledPage>* sampled) {
+  for (size_t i = 0; i < windows.size(); ++i) {
+    ResidentSequence& sequence = *windows[i].sequence;
+    if (sequence.sample == nullptr ||
+        sequence.sample->page != static_cast<int>(pages[i].page->position)) {
+      continue;
+    }
+    CRUMB_RETURN_IF_ERROR(parts_.watch->HoldRows(*sequence.sample, {timeline_, pass},
+                                                 sequence.rows->address, sequence.ring()));
+    sampled->push_back({std::move(sequence.sample), pages[i].page});
+  }
+  return absl::OkStatus();
+}
+
+void WindowEvictor::Measure(std::vector<SampledPage> sampled) {
+  for (SampledPage& one : sampled) {
+    parts_.watch->Measure(std::move(one.sample), std::move(one.page));
+  }
+}
+
 absl::Status WindowEvictor::Upload(const EvictTable& from, const Area& area) {
   const DeviceCopy copy{reinterpret_cast<uint64_t>(area.table.windows),
                         reinterpret_cast<uint64_t>(from.windows), from.input_bytes()};
@@ -108,11 +130,14 @@ absl::Status WindowEvictor::EvictSome(std::span<const DueWindow> windows) {
   CRUMB_ASSIGN_OR_RETURN(const uint64_t pass, timeline_->BeginPass());
   EvictResults::Table results = parts_.results.Take();
   std::vector<UnsettledPage> pages = Fill(pass, windows, *results);
+  std::vector<SampledPage> sampled;
+  CRUMB_RETURN_IF_ERROR(HoldSamples(pass, windows, pages, &sampled));
   CRUMB_RETURN_IF_ERROR(Upload(*results, now_));
   CRUMB_RETURN_IF_ERROR(Launch(now_, first.ring(), first.history_format()));
   CRUMB_RETURN_IF_ERROR(Download(now_, windows.size(), *results));
   CRUMB_RETURN_IF_ERROR(timeline_->EndPass());
   parts_.settler.Settle({timeline_, pass}, std::move(results), std::move(pages));
+  Measure(std::move(sampled));
   return absl::OkStatus();
 }
 
@@ -145,6 +170,8 @@ absl::Status WindowEvictor::Prepare(uint64_t pass, std::span<const DueWindow> wi
   none_there_ = false;
   results_ = parts_.results.Take();
   pages_ = Fill(pass, windows, *results_);
+  sampled_.clear();
+  CRUMB_RETURN_IF_ERROR(HoldSamples(pass, windows, pages_, &sampled_));
   return Upload(*results_, captured_);
 }
 
@@ -160,6 +187,7 @@ void WindowEvictor::Settle(uint64_t pass) {
   if (results_ == nullptr) return;
   parts_.settler.Settle({timeline_, pass}, std::exchange(results_, nullptr),
                         std::exchange(pages_, {}));
+  Measure(std::exchange(sampled_, {}));
 }
 
 }  // namespace crumb::client

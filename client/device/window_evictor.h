@@ -55,6 +55,15 @@ class WindowEvictor {
   // Adds the windows' pages to their sequences and writes `to`.
   std::vector<UnsettledPage> Fill(uint64_t pass, std::span<const DueWindow> windows,
                                   const EvictTable& to);
+  // A window that is to be measured, and its page.
+  struct SampledPage {
+    std::shared_ptr<WindowSample> sample;
+    std::shared_ptr<const DevicePage> page;
+  };
+  // Keeps the rows of the windows that are to be measured, pages[i] of windows[i].
+  absl::Status HoldSamples(uint64_t pass, std::span<const DueWindow> windows,
+                           std::span<const UnsettledPage> pages, std::vector<SampledPage>* sampled);
+  void Measure(std::vector<SampledPage> sampled);
   absl::Status Upload(const EvictTable& from, const Area& area);
   absl::Status Launch(const Area& area, const RingShape& ring, kernels::PageFormat format);
   absl::Status Download(const Area& area, size_t windows, const EvictTable& to);
@@ -69,6 +78,7 @@ class WindowEvictor {
   bool none_there_ = false;      // the device has it
   EvictResults::Table results_;  // of the pass under way; null without windows
   std::vector<UnsettledPage> pages_;
+  std::vector<SampledPage> sampled_;
 };
 
 }  // namespace crumb::client

@@ -19,6 +19,12 @@ struct QueryOffsetsParams {
   const Bf16* q = nullptr;        // [tokens, q_heads, head_dim]
   const float* mean_k = nullptr;  // [kv_heads, head_dim, position_blocks] mu_k
   float* offset = nullptr;        // out [tokens, q_heads, position_blocks]
+
+  // Queries to be kept, or null: of sequence s, whose tokens are [s * held_tokens, (s + 1) *
+  // held_tokens), those that read KV head held_head[s] - 1; 0: none. At most one sequence has some.
+  const int32_t* held_head = nullptr;  // [tokens / held_tokens]
+  int held_tokens = 1;
+  Bf16* held = nullptr;  // out [held_tokens, q_heads / kv_heads, head_dim]
 };
 
 }  // namespace crumb::kernels::cuda

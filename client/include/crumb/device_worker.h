@@ -29,8 +29,8 @@ struct LedDeviceSequence {
 };
 
 // The KV cache of one model replica, or of one rank of it, in the memory of one GPU: what Worker is
-// on the CPU, with the same options, keyspaces, prefixes and published pages. Thread-safe. Two
-// threads of its own: one looks at the results of evicted windows, one publishes.
+// on the CPU, with the same options, keyspaces, prefixes and published pages. Thread-safe.
+// Threads of its own look at the results of evicted windows, publish pages and measure windows.
 class DeviceWorker {
  public:
   virtual ~DeviceWorker() = default;
@@ -59,7 +59,8 @@ class DeviceWorker {
   virtual absl::StatusOr<std::unique_ptr<DeviceBatch>> NewBatch(
       const DeviceBatchOptions& options) = 0;
 
-  // Waits until everything that passes have evicted so far was published or dropped.
+  // Waits until everything that passes have evicted so far was published or dropped, and measured
+  // where the quality watch wants that.
   // kDeadlineExceeded: not within `timeout`.
   virtual absl::Status WaitPublished(Duration timeout) = 0;
 

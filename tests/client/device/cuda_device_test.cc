@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <random>
 
 #include "crumb/cuda_device.h"
 #include "crumb/device_worker.h"
@@ -321,6 +322,58 @@ TEST_F(CudaDeviceTest, Bf16HistoryJoinsInt2InOneGraph) {
   EXPECT_EQ(warm->cached_tokens(), 1216);
   EXPECT_LT(Prompt(prompts, models[1], *warm, *warm_cpu, 1500, 400), 5e-4);
   EXPECT_EQ(worker->counters().verify_failures, 0u);
+}
+
+// The quality watch sees on the GPU what it sees on the CPU: at a prompt's end of the same window
+// and queries, later, in captured passes, of windows of the same kind.
+TEST_F(CudaDeviceTest, TheWatchMeasuresWindows) {
+  WorkerOptions options = Options();
+  options.watch_every = 1;
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal(0.0f, 0.3f);
+  RotationSet::Arrays arrays;
+  arrays.layers = options.layers;
+  arrays.kv_heads = options.kv_heads;
+  arrays.head_dim = options.head_dim;
+  arrays.q_heads = options.q_heads;
+  arrays.mean_k.resize(size_t{1} * options.layers * options.kv_heads * options.head_dim);
+  for (float& value : arrays.mean_k) value = normal(random);
+  options.rotations = RotationSet::Of("centred", std::move(arrays)).value();
+  const SequenceModel model(options, RandomTokens(900, 7));
+  MemoryClient cpu_store, device_store;
+  const auto cpu = Worker::Open(options, &cpu_store).value();
+  const auto worker = OpenWorker(options, &device_store);
+  DeviceRun prompts(*device_, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
+  DeviceRun decode(*device_, *worker, {.sequences = 2, .tokens = 2});
+  decode.Capture(CudaGraphs());
+  auto expected = cpu->Begin(model.prompt(450)).value();
+  const auto sequence = worker->Begin(model.prompt(450)).value();
+  EXPECT_LT(Prompt(prompts, model, *sequence, *expected, 450, 512), 5e-3);
+  double mean_error = 0.0;
+  for (int end = 452; end <= 900; end += 2) {
+    decode.Pass({{sequence.get(), &model, end, 2}});
+    model.Pass(*expected, end);
+    if (end == 452) {
+      ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+      const auto ours = device_store.quality(), theirs = cpu_store.quality();
+      ASSERT_EQ(ours.size(), static_cast<size_t>(options.layers));
+      ASSERT_GE(theirs.size(), ours.size());
+      for (size_t i = 0; i < ours.size(); ++i) {
+        EXPECT_EQ(ours[i].layer, theirs[i].layer);
+        EXPECT_NEAR(ours[i].attention_error, theirs[i].attention_error,
+                    0.03 * theirs[i].attention_error);
+        EXPECT_NEAR(ours[i].key_error, theirs[i].key_error, 0.03 * theirs[i].key_error);
+        EXPECT_NEAR(ours[i].value_error, theirs[i].value_error, 0.03 * theirs[i].value_error);
+        mean_error += theirs[i].attention_error / options.layers;
+      }
+    }
+  }
+  ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+  EXPECT_GT(worker->counters().windows_measured, 5u);
+  for (const QualitySample& sample : device_store.quality()) {
+    EXPECT_GT(sample.attention_error, 0.3 * mean_error);
+    EXPECT_LT(sample.attention_error, 3.0 * mean_error);
+  }
 }
 
 }  // namespace

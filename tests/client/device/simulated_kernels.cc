@@ -283,6 +283,11 @@ void RunPrefill(const kernels::cuda::PrefillAttentionParams& p) {
 void RunQueryOffsets(const kernels::cuda::QueryOffsetsParams& p) {
   const int group = p.q_heads / p.kv_heads;
   for (int64_t row = 0; row < int64_t{p.tokens} * p.q_heads; ++row) {
+    const int64_t token = row / p.q_heads, head = row % p.q_heads;
+    if (p.held_head != nullptr && p.held_head[token / p.held_tokens] == head / group + 1) {
+      const int64_t to = token % p.held_tokens * group + head % group;
+      std::copy_n(p.q + row * p.head_dim, p.head_dim, p.held + to * p.head_dim);
+    }
     const float* mean =
         p.mean_k + row % p.q_heads / group * int64_t{p.head_dim} * p.position_blocks;
     float* out = p.offset + row * p.position_blocks;
