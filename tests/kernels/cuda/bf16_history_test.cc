@@ -314,8 +314,8 @@ class HistoryCase {
 
 // With INT2 pages before them, alone, many, none, and padding between.
 std::vector<Lengths> Ragged() {
-  return {{64, 0, 3, 256, 70}, {64, 9, 0, 300, 33}, {0, 0, 0, 0, 0},   {64, 0, 150, 65, 40},
-          {64, 5, 7, 40, 90},  {64, 0, 1, 17, 5},   {33, 0, 0, 9, 31}, {64, 40, 33, 319, 1}};
+  return {{64, 0, 3, 256, 70}, {64, 9, 0, 300, 33}, {0, 0, 0, 0, 0},   {64, 0, 29, 65, 40},
+          {64, 5, 7, 40, 90},  {64, 0, 1, 17, 5},   {33, 0, 0, 9, 31}, {64, 12, 17, 319, 1}};
 }
 
 const TileShape kTiles[] = {{64, 128, 128}, {64, 128, 64}, {64, 64, 64}, {64, 256, 128}};
@@ -355,7 +355,7 @@ TEST(Bf16History, DecodeOfOneAndOfMany) {
   CRUMB_NEEDS_DEVICE();
   HistoryOptions one;
   one.kv_heads = 1;
-  one.sequences = {{64, 0, 700, 300, 0}};
+  one.sequences = {{64, 0, 400, 300, 0}};
   EXPECT_LE(HistoryCase(one).Decode(), 1e-3);
   HistoryOptions many;
   many.kv_heads = 8;
