@@ -7,9 +7,9 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "kernels/bf16.h"
+#include "models/engine_input.h"
 
 namespace crumb::models {
 
@@ -76,10 +76,7 @@ struct Engine::Scratch {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const std::string& dir,
                                                      const EngineOptions& options) {
-  if (options.chunk_tokens < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chunk_tokens must be at least 1, it is ", options.chunk_tokens));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckChunkTokens(options.chunk_tokens));
   CRUMB_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(dir));
   CRUMB_ASSIGN_OR_RETURN(Weights weights, Weights::Load(dir, config));
   return std::unique_ptr<Engine>(new Engine(options, std::move(config), std::move(weights)));
@@ -95,7 +92,7 @@ Engine::Engine(const EngineOptions& options, ModelConfig config, Weights weights
 
 absl::StatusOr<Logits> Engine::Forward(KvCache& cache, std::span<const int32_t> tokens,
                                        LogitRows rows) const {
-  CRUMB_RETURN_IF_ERROR(CheckInput(cache, tokens));
+  CRUMB_RETURN_IF_ERROR(CheckForwardInput(config_, cache.length(), tokens));
   const int total = static_cast<int>(tokens.size());
   Scratch scratch(config_, std::min(total, chunk_tokens_));
   Logits logits;
@@ -114,23 +111,6 @@ absl::StatusOr<Logits> Engine::Forward(KvCache& cache, std::span<const int32_t> 
     }
   }
   return logits;
-}
-
-absl::Status Engine::CheckInput(const KvCache& cache, std::span<const int32_t> tokens) const {
-  if (tokens.empty()) return absl::InvalidArgumentError("no tokens to run through the model");
-  const int64_t positions = int64_t{cache.length()} + static_cast<int64_t>(tokens.size());
-  if (positions > config_.max_positions) {
-    return absl::InvalidArgumentError(absl::StrCat("a sequence of ", positions,
-                                                   " tokens, the model has ", config_.max_positions,
-                                                   " positions"));
-  }
-  for (const int32_t token : tokens) {
-    if (token < 0 || token >= config_.vocab_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("token ", token, " is outside the vocabulary of ", config_.vocab_size));
-    }
-  }
-  return absl::OkStatus();
 }
 
 absl::Status Engine::ForwardChunk(KvCache& cache, std::span<const int32_t> tokens,

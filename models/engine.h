@@ -60,7 +60,6 @@ class Engine {
 
   Engine(const EngineOptions& options, ModelConfig config, Weights weights);
 
-  absl::Status CheckInput(const KvCache& cache, std::span<const int32_t> tokens) const;
   absl::Status ForwardChunk(KvCache& cache, std::span<const int32_t> tokens,
                             Scratch& scratch) const;
   absl::Status AttentionBlock(KvCache& cache, int layer, int tokens, Scratch& scratch) const;

@@ -19,6 +19,7 @@
 
 #include "bench/device/device_workload.h"
 #include "bench/device/idle_device.h"
+#include "bench/device/model_options.h"
 #include "crumb/cuda_device.h"
 
 namespace crumb::bench {
@@ -68,22 +69,6 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
     }
   }
   return true;
-}
-
-client::WorkerOptions Qwen3Of8B() {
-  client::WorkerOptions options;
-  options.model = "qwen3-8b";
-  options.weights = "none";
-  options.layers = 36;
-  options.kv_heads = 8;
-  options.q_heads = 32;
-  options.head_dim = 128;
-  options.draft_slots = 7;
-  options.watch_every = 0;
-  options.verify_every = 0;
-  options.publish_queue_max = 1 << 16;
-  options.rotations = client::RotationSet::Hadamard(128).value();
-  return options;
 }
 
 // Ends the program when a CUDA call failed.
@@ -170,6 +155,8 @@ int RunIdle(const Arguments& arguments) {
 int Main(int argc, char** argv) {
   Arguments arguments;
   arguments.workload.options = Qwen3Of8B();
+  arguments.workload.options.verify_every = 0;
+  arguments.workload.options.publish_queue_max = 1 << 16;
   arguments.workload.batches = {1, 8, 32};
   if (!Parse(argc, argv, &arguments)) return 2;
   if (arguments.idle_device) return RunIdle(arguments);

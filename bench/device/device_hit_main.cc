@@ -14,6 +14,7 @@
 
 #include "bench/device/device_hit.h"
 #include "bench/device/idle_device.h"
+#include "bench/device/model_options.h"
 #include "bench/servers_under_test.h"
 #include "common/status_macros.h"
 #include "crumb/cuda_device.h"
@@ -59,20 +60,6 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
     }
   }
   return arguments->workload.rounds > 0 && arguments->workload.tokens >= 1024;
-}
-
-client::WorkerOptions Qwen3Of8B() {
-  client::WorkerOptions options;
-  options.model = "qwen3-8b";
-  options.weights = "none";
-  options.layers = 36;
-  options.kv_heads = 8;
-  options.q_heads = 32;
-  options.head_dim = 128;
-  options.watch_every = 0;
-  options.draft_slots = 7;
-  options.rotations = client::RotationSet::Hadamard(128).value();
-  return options;
 }
 
 absl::StatusOr<client::OpenDevice> OpenDevice(const Arguments& arguments) {

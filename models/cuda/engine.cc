@@ -12,6 +12,7 @@
 #include "models/cuda/device_weights.h"
 #include "models/cuda/layer_kernels.h"
 #include "models/cuda/projections.h"
+#include "models/engine_input.h"
 #include "models/rope.h"
 #include "models/weights.h"
 
@@ -104,7 +105,7 @@ class CublasEngine : public Engine {
 
   absl::StatusOr<Logits> Forward(DeviceKvCache& cache, std::span<const int32_t> tokens,
                                  LogitRows rows) override {
-    CRUMB_RETURN_IF_ERROR(CheckInput(cache, tokens));
+    CRUMB_RETURN_IF_ERROR(CheckForwardInput(config_, cache.length(), tokens));
     Logits logits;
     logits.vocab_size = config_.vocab_size;
     while (!tokens.empty()) {
@@ -134,23 +135,6 @@ class CublasEngine : public Engine {
     }
     CRUMB_ASSIGN_OR_RETURN(cosine_, NewBufferOf(std::span<const float>(cosine)));
     CRUMB_ASSIGN_OR_RETURN(sine_, NewBufferOf(std::span<const float>(sine)));
-    return absl::OkStatus();
-  }
-
-  absl::Status CheckInput(const DeviceKvCache& cache, std::span<const int32_t> tokens) const {
-    if (tokens.empty()) return absl::InvalidArgumentError("no tokens to run through the model");
-    const int64_t positions = int64_t{cache.length()} + static_cast<int64_t>(tokens.size());
-    if (positions > config_.max_positions) {
-      return absl::InvalidArgumentError(absl::StrCat("a sequence of ", positions,
-                                                     " tokens, the model has ",
-                                                     config_.max_positions, " positions"));
-    }
-    for (const int32_t token : tokens) {
-      if (token < 0 || token >= config_.vocab_size) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("token ", token, " is outside the vocabulary of ", config_.vocab_size));
-      }
-    }
     return absl::OkStatus();
   }
 
@@ -255,10 +239,7 @@ class CublasEngine : public Engine {
 
 absl::StatusOr<std::unique_ptr<Engine>> Engine::Load(const std::string& dir,
                                                      const EngineOptions& options) {
-  if (options.chunk_tokens < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("chunk_tokens must be at least 1, it is ", options.chunk_tokens));
-  }
+  CRUMB_RETURN_IF_ERROR(CheckChunkTokens(options.chunk_tokens));
   CRUMB_ASSIGN_OR_RETURN(ModelConfig config, LoadModelConfig(dir));
   CRUMB_RETURN_IF_ERROR(CheckServed(config));
   auto engine = std::make_unique<CublasEngine>(options, std::move(config));
