@@ -99,6 +99,7 @@ absl::Status Connection::Shake(const ClientOptions& options) {
   hello.set_staging_bytes(options.staging_bytes);
   hello.set_tenant_token(options.token);
   hello.set_slab_grants(true);
+  hello.set_pool_socket(true);
   const int fds[] = {pidfd.get()};
   CRUMB_RETURN_IF_ERROR(SendFdMessage(socket_.get(), hello.SerializeAsString(), fds));
 
@@ -113,7 +114,8 @@ absl::Status Connection::Shake(const ClientOptions& options) {
   if (welcome.token().size() != kTokenBytes || welcome.slab_count() > kSlabsMax) {
     return absl::DataLossError("crumbd's welcome holds impossible values");
   }
-  const size_t expected = welcome.slab_count() + (welcome.staging_bytes() > 0 ? 1 : 0);
+  const size_t expected = welcome.slab_count() + (welcome.staging_bytes() > 0 ? 1 : 0) +
+                          (welcome.pool_socket() ? 1 : 0);
   while (answer.fds.size() < expected) {
     CRUMB_ASSIGN_OR_RETURN(FdMessage more, ReceiveFdMessage(socket_.get()));
     if (more.fds.empty()) break;
@@ -122,6 +124,11 @@ absl::Status Connection::Shake(const ClientOptions& options) {
   if (answer.fds.size() != expected) {
     return absl::DataLossError("crumbd announced " + std::to_string(expected) +
                                " descriptors and sent " + std::to_string(answer.fds.size()));
+  }
+  if (welcome.pool_socket()) {
+    pool_socket_ = std::move(answer.fds.back());
+    answer.fds.pop_back();
+    CRUMB_RETURN_IF_ERROR(SetTimeouts(pool_socket_.get(), options.connect_timeout));
   }
   return Map(welcome, answer.fds);
 }
@@ -154,9 +161,10 @@ absl::StatusOr<PoolExchange> Connection::Ask(const v1::PoolRequest& request,
   MutexLock lock(&asking_);
   if (ask_failed_) return absl::UnavailableError("crumbd's socket for descriptors is out of step");
   ask_failed_ = true;  // until the answer is complete
-  const absl::Status sent = SendFdMessage(socket_.get(), request.SerializeAsString(), fds);
+  const int socket = pool_socket_.valid() ? pool_socket_.get() : socket_.get();
+  const absl::Status sent = SendFdMessage(socket, request.SerializeAsString(), fds);
   if (!sent.ok()) return absl::UnavailableError(sent.message());
-  absl::StatusOr<FdMessage> message = ReceiveFdMessage(socket_.get());
+  absl::StatusOr<FdMessage> message = ReceiveFdMessage(socket);
   if (!message.ok()) return absl::UnavailableError(message.status().message());
   PoolExchange exchange;
   if (!exchange.answer.ParseFromString(message->bytes)) {
@@ -167,7 +175,7 @@ absl::StatusOr<PoolExchange> Connection::Ask(const v1::PoolRequest& request,
   const size_t expected = (exchange.answer.roster() ? 1 : 0) +
                           (own ? 0 : static_cast<size_t>(exchange.answer.handles_size()));
   while (exchange.fds.size() < expected) {
-    message = ReceiveFdMessage(socket_.get());
+    message = ReceiveFdMessage(socket);
     if (!message.ok()) return absl::UnavailableError(message.status().message());
     if (message->fds.empty()) return absl::DataLossError("crumbd sent too few descriptors");
     for (UniqueFd& fd : message->fds) exchange.fds.push_back(std::move(fd));

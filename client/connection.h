@@ -74,7 +74,8 @@ class Connection {
   bool device_pools_ = false;
   Mutex asking_;
   bool ask_failed_ ABSL_GUARDED_BY(asking_) = false;  // question and answer may be out of step
-  UniqueFd socket_;  // crumbd ends the session when it is closed and no lease is left
+  UniqueFd socket_;       // crumbd ends the session when it is closed and no lease is left
+  UniqueFd pool_socket_;  // for questions about pools; none: `socket_`
   std::string token_;
   std::string engine_;
   uint64_t epoch_ = 0;

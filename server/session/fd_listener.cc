@@ -28,11 +28,13 @@
 namespace crumb::server {
 namespace {
 
-// Connections are numbered; epoll's word is the number, doubled, plus 1 for the pidfd.
+// Connections are numbered from 1; epoll's word is the number times 4, plus what it is about.
 constexpr uint64_t kListenerWord = 0;
 constexpr uint64_t kWakeWord = 1;
-constexpr uint64_t SocketWord(uint64_t number) { return number << 1; }
-constexpr uint64_t PidfdWord(uint64_t number) { return number << 1 | 1; }
+enum class Source : uint64_t { kSocket, kPidfd, kPools };
+constexpr uint64_t WordOf(uint64_t number, Source source) {
+  return number << 2 | static_cast<uint64_t>(source);
+}
 
 // A PoolAnswer that says of its first field, the code, that it is 0.
 constexpr std::string_view kNoError("\x08\0", 2);
@@ -43,6 +45,7 @@ constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 struct Connection {
   UniqueFd socket;  // none once the process closed it
   UniqueFd pidfd;   // none before the hello
+  UniqueFd pools;   // talks about pools; none: `socket` does, or nobody
   TimePoint hello_deadline;
   std::shared_ptr<Session> session;  // null before the hello
   std::shared_ptr<SlabGate> slabs;   // null: the process has them all
@@ -128,10 +131,16 @@ class EpollFdListener : public FdListener {
   void Handle(uint64_t word) {
     if (word == kListenerWord) return Accept();
     if (word == kWakeWord) return DropEnded();
-    const auto found = connections_.find(word >> 1);
+    const auto found = connections_.find(word >> 2);
     if (found == connections_.end()) return;  // closed by an earlier event of this round
-    if ((word & 1) != 0) return OnProcessEnd(found->first, found->second);
-    OnSocket(found->first, found->second);
+    switch (static_cast<Source>(word & 3)) {
+      case Source::kPidfd:
+        return OnProcessEnd(found->first, found->second);
+      case Source::kPools:
+        return OnPools(found->second);
+      case Source::kSocket:
+        return OnSocket(found->first, found->second);
+    }
   }
 
   void Accept() {
@@ -149,7 +158,7 @@ class EpollFdListener : public FdListener {
         Close(*handshakes_.begin());
       }
       const uint64_t number = ++last_number_;
-      if (!Add(socket.get(), SocketWord(number)).ok()) continue;
+      if (!Add(socket.get(), WordOf(number, Source::kSocket)).ok()) continue;
       Connection& connection = connections_[number];
       connection.socket = std::move(socket);
       connection.hello_deadline = Clock::Real().Now() + options_.limits.hello_timeout;
@@ -191,18 +200,47 @@ class EpollFdListener : public FdListener {
       return Close(number);
     }
     // After the hello a process has to talk about pools only: else this is the end.
-    if (message.ok() && AnswerPools(connection, *std::move(message))) return;
-    epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, connection.socket.get(), nullptr);
+    const bool here = !connection.pools.valid();
+    if (here && message.ok() && AnswerPools(connection, *std::move(message))) return;
     CloseSlabs(connection);
-    connection.socket.Reset();
+    Forget(&connection.socket);
+    Forget(&connection.pools);
     const std::shared_ptr<Session> session = connection.session;
     sessions_.Disconnect(session);  // its process stays watched
     if (session->phase() == Session::Phase::kEnded) Close(number);
   }
 
+  // A process that talks of something else there talks of pools no more.
+  void OnPools(Connection& connection) {
+    absl::StatusOr<FdMessage> message = ReceiveFdMessage(connection.pools.get());
+    if (message.ok() && AnswerPools(connection, *std::move(message))) return;
+    Forget(&connection.pools);
+  }
+
+  // Closing a descriptor takes it out of epoll only when nobody else holds it.
+  void Forget(UniqueFd* fd) {
+    if (!fd->valid()) return;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd->get(), nullptr);
+    fd->Reset();
+  }
+
   // Grants and answers would get between each other on one socket.
   bool HasPools(const Connection& connection) const {
-    return options_.pools != nullptr && options_.pools->enabled() && connection.slabs == nullptr;
+    return options_.pools != nullptr && options_.pools->enabled() &&
+           (connection.slabs == nullptr || connection.pools.valid());
+  }
+
+  // A pair of sockets about pools: this end is the connection's, the other one is returned.
+  absl::StatusOr<UniqueFd> OpenPools(uint64_t number, Connection& connection) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+      return ErrnoStatus(errno, "a socket for device pools");
+    }
+    UniqueFd other(ends[1]);
+    connection.pools = UniqueFd(ends[0]);
+    CRUMB_RETURN_IF_ERROR(SetNonBlocking(connection.pools.get()));
+    CRUMB_RETURN_IF_ERROR(Add(connection.pools.get(), WordOf(number, Source::kPools)));
+    return other;
   }
 
   // False: it was not about pools, or the process does not read its answers.
@@ -216,7 +254,8 @@ class EpollFdListener : public FdListener {
     std::string bytes = reply.answer.SerializeAsString();
     // An answer without content; a message without content would be the end of the connection.
     if (bytes.empty()) bytes = kNoError;
-    return SendFdBatches(connection.socket.get(), std::move(bytes), fds).ok();
+    const UniqueFd& socket = connection.pools.valid() ? connection.pools : connection.socket;
+    return SendFdBatches(socket.get(), std::move(bytes), fds).ok();
   }
 
   // False: refused and counted, and the connection is to be closed.
@@ -233,17 +272,8 @@ class EpollFdListener : public FdListener {
     }
     connection.session = *session;
     connection.pidfd = std::move(hello->pidfd);
-    std::vector<storage::Slab> slabs = store_.slabs();
-    if (options_.tenants.own_slabs) {
-      connection.slabs =
-          std::make_shared<SlabGate>(connection.socket.get(), slabs.empty() ? 0 : slabs[0].bytes);
-      (*session)->SetSlabs(connection.slabs);
-      slabs.clear();
-    }
-    const absl::Status answered =
-        AnswerHello(connection.socket.get(), **session, slabs, options_.epoch,
-                    static_cast<uint32_t>(options_.limits.lease_pages_max), HasPools(connection));
-    if (!answered.ok() || !Add(connection.pidfd.get(), PidfdWord(number)).ok()) {
+    const absl::Status answered = Welcome(number, connection, hello->pool_socket);
+    if (!answered.ok() || !Add(connection.pidfd.get(), WordOf(number, Source::kPidfd)).ok()) {
       LogWarning("session of {} is not opened: {}", (*session)->process_name(),
                  answered.ToString());
       metrics_.hellos_refused.Add();
@@ -253,6 +283,23 @@ class EpollFdListener : public FdListener {
     LogInfo("session of {} opened, staging {} bytes", (*session)->process_name(),
             (*session)->staging() == nullptr ? 0 : (*session)->staging()->size());
     return true;
+  }
+
+  absl::Status Welcome(uint64_t number, Connection& connection, bool takes_pool_socket) {
+    std::vector<storage::Slab> slabs = store_.slabs();
+    UniqueFd pools;  // the process's end
+    if (options_.tenants.own_slabs) {
+      connection.slabs =
+          std::make_shared<SlabGate>(connection.socket.get(), slabs.empty() ? 0 : slabs[0].bytes);
+      connection.session->SetSlabs(connection.slabs);
+      slabs.clear();
+      if (takes_pool_socket && options_.pools != nullptr && options_.pools->enabled()) {
+        CRUMB_ASSIGN_OR_RETURN(pools, OpenPools(number, connection));
+      }
+    }
+    return AnswerHello(connection.socket.get(), *connection.session, slabs, options_.epoch,
+                       static_cast<uint32_t>(options_.limits.lease_pages_max),
+                       {HasPools(connection), pools.get()});
   }
 
   void OnProcessEnd(uint64_t number, Connection& connection) {
@@ -277,14 +324,13 @@ class EpollFdListener : public FdListener {
     if (connection.slabs != nullptr) connection.slabs->Close();
   }
 
-  // Closing a descriptor takes it out of epoll: nobody else holds one of these.
   void Close(uint64_t number) {
     handshakes_.erase(number);
     const auto found = connections_.find(number);
     if (found == connections_.end()) return;
     CloseSlabs(found->second);
-    for (const UniqueFd* fd : {&found->second.socket, &found->second.pidfd}) {
-      if (fd->valid()) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd->get(), nullptr);
+    for (UniqueFd* fd : {&found->second.socket, &found->second.pidfd, &found->second.pools}) {
+      Forget(fd);
     }
     connections_.erase(found);
   }

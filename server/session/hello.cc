@@ -85,6 +85,7 @@ absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimi
   read.request.engine = hello.engine();
   read.request.uid = peer.uid;
   read.request.staging_bytes = hello.staging_bytes();
+  read.pool_socket = hello.pool_socket();
   read.pidfd = std::move(message.fds.front());
   return read;
 }
@@ -97,7 +98,7 @@ void RefuseHello(int socket, const absl::Status& why) {
 }
 
 absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
-                         uint64_t epoch, uint32_t lease_pages_max, bool device_pools) {
+                         uint64_t epoch, uint32_t lease_pages_max, WelcomePools pools) {
   std::vector<int> fds;
   v1::SessionWelcome welcome;
   if (const auto staging = session.staging()) {
@@ -112,7 +113,11 @@ absl::Status AnswerHello(int socket, const Session& session, std::span<const sto
   welcome.set_slab_bytes(slabs.empty() ? 0 : slabs.front().bytes);
   welcome.set_slab_count(static_cast<uint32_t>(slabs.size()));
   welcome.set_lease_pages_max(lease_pages_max);
-  welcome.set_device_pools(device_pools);
+  welcome.set_device_pools(pools.kept);
+  if (pools.socket >= 0) {
+    welcome.set_pool_socket(true);
+    fds.push_back(pools.socket);
+  }
   return SendFdBatches(socket, welcome.SerializeAsString(), fds);
 }
 

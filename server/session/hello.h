@@ -29,6 +29,7 @@ struct SessionTenants {
 
 struct Hello {
   SessionTable::OpenRequest request;
+  bool pool_socket = false;  // the process takes a socket for pools
   UniqueFd pidfd;
 };
 
@@ -41,10 +42,15 @@ absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimi
 // Tells why, as far as the process reads it.
 void RefuseHello(int socket, const absl::Status& why);
 
+struct WelcomePools {
+  bool kept = false;  // the process may ask about device pools
+  int socket = -1;    // where it does; -1: the session's
+};
+
 // Sends token, descriptors of staging memory and slabs; without slabs the session gets grants.
 // kUnavailable when the socket takes no more.
 absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
-                         uint64_t epoch, uint32_t lease_pages_max, bool device_pools = false);
+                         uint64_t epoch, uint32_t lease_pages_max, WelcomePools pools = {});
 
 // Sends `bytes` with the first descriptors, and the others behind it with a zero byte each message.
 // kUnavailable when the socket takes no more.

@@ -7,12 +7,15 @@
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
 
 #include "client/device/device_memory.h"
 #include "client/device/pool_link.h"
+#include "common/hex.h"
+#include "common/sha256.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
@@ -38,6 +41,11 @@ bool Eventually(const std::function<bool()>& condition) {
 
 class DevicePoolsTest : public testing::Test {
  protected:
+  DevicePoolsTest() : DevicePoolsTest([](const std::string&) { return StoreSizes(); }) {}
+  // With what `sizes` answers of the folder.
+  explicit DevicePoolsTest(const std::function<StoreSizes(const std::string&)>& sizes)
+      : crumbd_(folder_.path(), sizes(folder_.path())) {}
+
   void SetUp() override {
     ASSERT_TRUE(crumbd_.Start());
     auto client = Connect(folder_.path(), "watcher");
@@ -73,7 +81,7 @@ class DevicePoolsTest : public testing::Test {
   }
 
   TemporaryFolder folder_;
-  CrumbdProcess crumbd_{folder_.path(), {}};
+  CrumbdProcess crumbd_;
   std::unique_ptr<client::Client> watcher_;
 };
 
@@ -304,6 +312,78 @@ TEST_F(DevicePoolsTest, NothingIsLeftOfWorkersThatCameAndWent) {
     if (round == 0) after_first = fds_of_crumbd();
     EXPECT_TRUE(Eventually([&] { return fds_of_crumbd() <= after_first; })) << "round " << round;
   }
+}
+
+// With tenants.shared_memory own: slabs come one by one, over the session's socket, while pools are
+// talked about on another. The watcher is the administrator.
+class TenantPoolsTest : public DevicePoolsTest {
+ protected:
+  TenantPoolsTest() : DevicePoolsTest(&TenantPoolsTest::Sizes) {}
+
+  PoolWorkerOptions OptionsOf(const std::string& tenant, const std::string& name) const {
+    PoolWorkerOptions options = Options(name);
+    options.token = "token of " + tenant;
+    return options;
+  }
+
+ private:
+  static StoreSizes Sizes(const std::string& folder) {
+    const auto entry = [](const std::string& name) {
+      return "{\"name\": \"" + name + "\", \"token_sha256\": \"" +
+             HexEncode(Sha256("token of " + name)) + "\"}";
+    };
+    const std::string path = folder + "/tenants.json";
+    std::ofstream(path) << "{\"tenants\": [" << entry("one") << "," << entry("two") << "]}";
+    StoreSizes sizes;
+    sizes.slab_bytes = uint64_t{4} << 20;
+    sizes.more = "tenants:\n  file: " + path + "\n  shared_memory: own\n";
+    return sizes;
+  }
+};
+
+TEST_F(TenantPoolsTest, EachTenantHasAPool) {
+  PoolWorker writer(OptionsOf("one", "writer"));
+  PoolWorker reader(OptionsOf("one", "reader"));
+  PoolWorker other(OptionsOf("two", "other"));
+  for (PoolWorker* worker : {&writer, &reader, &other}) ASSERT_EQ(worker->Do("wait 4"), "ok");
+  for (int page = 0; page < 6; ++page) Publish(writer, page);
+  EXPECT_EQ(reader.Do("acquire 0 6"), "hits 6 device 6 right 6");
+  EXPECT_EQ(other.Do("acquire 0 6"), "hits 0 device 0 right 0");
+  Publish(other, 0);  // the same page, and not a copy of the other tenant's
+  EXPECT_EQ(Device().pages, 7u);
+  EXPECT_EQ(Device().capacity_bytes, 2 * kSlotsPerHandle * kSlotBytes);
+  EXPECT_EQ(other.Do("acquire 0 1"), "hits 1 device 1 right 1");
+}
+
+TEST_F(TenantPoolsTest, PagesMoveDownToSlabsThatComeOneByOne) {
+  constexpr int kPages = 2 * kSlotsPerHandle;
+  PoolWorker worker(OptionsOf("one", "worker"));
+  PoolWorker reader(OptionsOf("one", "reader"));
+  ASSERT_EQ(worker.Do("wait 4"), "ok");
+  for (int page = 0; page < kPages; ++page) {
+    Publish(worker, page);
+    ASSERT_EQ(worker.Do("free " + std::to_string(page)), "ok");
+  }
+  EXPECT_GT(Counter("crumb_device_demoted_slots_total"), 0u);
+  const std::string hits = "hits " + std::to_string(kPages) + " device ";
+  const std::string all = "acquire 0 " + std::to_string(kPages);
+  for (PoolWorker* each : {&worker, &reader}) {
+    const std::string answer = each->Do(all);
+    EXPECT_EQ(answer.substr(0, hits.size()), hits) << answer;
+    EXPECT_EQ(each->Do("release"), "ok");
+  }
+}
+
+TEST_F(TenantPoolsTest, WorkersGiveTheirPoolToTheNextCrumbd) {
+  PoolWorker writer(OptionsOf("one", "writer"));
+  ASSERT_EQ(writer.Do("wait 4"), "ok");
+  for (int page = 0; page < 6; ++page) Publish(writer, page);
+  crumbd_.Kill();
+  ASSERT_TRUE(crumbd_.Start());
+  ASSERT_TRUE(Eventually([&] { return writer.Do("reclaimed") == "6"; }));
+  PoolWorker fresh(OptionsOf("one", "fresh"));
+  ASSERT_EQ(fresh.Do("wait 4"), "ok");
+  EXPECT_EQ(fresh.Do("acquire 0 6"), "hits 6 device 6 right 6");
 }
 
 }  // namespace

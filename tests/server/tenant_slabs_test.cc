@@ -222,6 +222,60 @@ TEST_F(ServerTenantSlabsTest, AnAdministratorReadsEveryTenantsPages) {
   EXPECT_EQ(administrator->Mapped(response.fragments(), 0)[0], std::byte{kOfA});
 }
 
+// Says hello as an older client, or as one that takes a socket for pools.
+FdMessage SayHello(int socket, bool pool_socket, v1::SessionWelcome* welcome) {
+  v1::SessionHello hello;
+  hello.set_protocol_version(1);
+  hello.set_tenant_token("token of a");
+  hello.set_slab_grants(true);
+  hello.set_pool_socket(pool_socket);
+  const UniqueFd pidfd = OwnPidfd();
+  const int fds[] = {pidfd.get()};
+  EXPECT_TRUE(SendFdMessage(socket, hello.SerializeAsString(), fds).ok());
+  FdMessage message = ReceiveFdMessage(socket).value();
+  EXPECT_TRUE(welcome->ParseFromString(message.bytes));
+  return message;
+}
+
+TEST_F(ServerTenantSlabsTest, AnOlderClientHasNoPools) {
+  const UniqueFd socket = ConnectFdChannel(daemon_->endpoints().fd_socket).value();
+  v1::SessionWelcome welcome;
+  const FdMessage message = SayHello(socket.get(), false, &welcome);
+  EXPECT_TRUE(welcome.slab_grants());
+  EXPECT_FALSE(welcome.device_pools());
+  EXPECT_FALSE(welcome.pool_socket());
+  EXPECT_TRUE(message.fds.empty());
+}
+
+TEST_F(ServerTenantSlabsTest, NonsenseAtTheSocketForPoolsEndsIt) {
+  const UniqueFd socket = ConnectFdChannel(daemon_->endpoints().fd_socket).value();
+  v1::SessionWelcome welcome;
+  const FdMessage message = SayHello(socket.get(), true, &welcome);
+  EXPECT_TRUE(welcome.device_pools());
+  ASSERT_TRUE(welcome.pool_socket());
+  ASSERT_EQ(message.fds.size(), 1u);
+  const int pools = message.fds[0].get();
+  v1::PoolRequest request;
+  request.mutable_fetch()->set_pool("of nobody");
+  ASSERT_TRUE(SendFdMessage(pools, request.SerializeAsString(), {}).ok());
+  v1::PoolAnswer answer;
+  ASSERT_TRUE(answer.ParseFromString(ReceiveFdMessage(pools).value().bytes));
+  EXPECT_NE(answer.code(), 0u);
+  ASSERT_TRUE(SendFdMessage(pools, "\xff\xff\xff", {}).ok());
+  EXPECT_FALSE(ReceiveFdMessage(pools).ok());  // crumbd closed its end
+  // Of the session nothing else has changed: another pool request there would be its end.
+  grpc::ClientContext context;
+  context.AddMetadata("authorization", "Bearer token of a");
+  context.AddMetadata("crumb-session",
+                      HexEncode({reinterpret_cast<const uint8_t*>(welcome.token().data()),
+                                 welcome.token().size()}));
+  v1::AcquireRequest wanted;
+  wanted.set_keyspace(a_->keyspace().keyspace());
+  wanted.set_keys(TestClient::Keys(0, 1));
+  v1::AcquireResponse response;
+  EXPECT_TRUE(a_->stub().Acquire(&context, wanted, &response).ok());
+}
+
 TEST_F(ServerTenantSlabsTest, AClientThatKnowsNoGrantsIsRefused) {
   const UniqueFd socket = ConnectFdChannel(daemon_->endpoints().fd_socket).value();
   v1::SessionHello hello;
