@@ -150,7 +150,7 @@ std::vector<QualitySample> WindowWatch::MeasureAll(const WindowSample& sample,
     std::vector<float> held(token * sample.tokens);
     std::transform(queries + token * kTokens * layer,
                    queries + token * (kTokens * layer + sample.tokens), held.begin(),
-                   kernels::Bf16ToFloat);
+                   [](Bf16 x) { return kernels::Bf16ToFloat(x); });
     layers.push_back(backend_.Measure({.k = k, .v = k + window, .stride = geometry_.head_dim},
                                       static_cast<int>(page.position) * kPageTokens, layer,
                                       sample.head, tiles + page.tile_bytes * layer, held));

@@ -914,7 +914,8 @@ std::vector<QualitySample> Measured(const WorkerOptions& options, const Sequence
     const auto q = model.Queries(layer, begin, end);
     for (int t = 0; t < end - begin; ++t) {
       const kernels::Bf16* from = &q[(t * options.q_heads + head * group) * dim];
-      std::transform(from, from + group * dim, std::back_inserter(queries), kernels::Bf16ToFloat);
+      std::transform(from, from + group * dim, std::back_inserter(queries),
+                     [](kernels::Bf16 x) { return kernels::Bf16ToFloat(x); });
     }
     samples.push_back(backend.Measure(
         {.k = &k[head * dim], .v = &v[head * dim], .stride = int64_t{options.kv_heads} * dim},
