@@ -137,6 +137,10 @@ class RunningDaemon : public Daemon {
     storage::StoreStart start;
     start.host_bytes = HostRoom();
     start.handed_over = std::move(handed_over);
+    // Slabs are everybody's here, whoever had them.
+    if (start.handed_over != nullptr && !options_.tenants.own_slabs()) {
+      start.handed_over->image.tenants.clear();
+    }
     CRUMB_ASSIGN_OR_RETURN(
         store_, open_store(options_.store, Clock::Real(), std::move(events), std::move(start)));
     const storage::StoreStats stats = store_->Stats();

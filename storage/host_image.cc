@@ -17,8 +17,11 @@ constexpr std::string_view kMagic = "CRMBHOST";
 constexpr size_t kHeadBytes = 24;
 constexpr size_t kLengthOffset = 16;
 constexpr size_t kSumBytes = 4;
-constexpr uint16_t kReaderVersion = 1;
+constexpr uint16_t kReaderVersion = 2;
+constexpr size_t kVersionOffset = 8;
+constexpr size_t kReaderVersionOffset = 10;
 
+constexpr uint16_t kVersionWithTenants = 2;
 constexpr uint32_t kSlabsMax = 1 << 16;
 constexpr uint32_t kFragmentsMax = kFragmentTilesMax;
 // The least that one of them takes.
@@ -154,6 +157,8 @@ std::string EncodeHostImage(const HostImage& image) {
   writer.Add(uint64_t{0});  // the length, below
   writer.Add(image.slab_bytes);
   writer.Add(image.slabs);
+  writer.Add(static_cast<uint32_t>(image.tenants.size()));
+  for (const std::string& tenant : image.tenants) writer.AddText(tenant);
   writer.Add(static_cast<uint64_t>(image.generations.size()));
   for (const auto& [keyspace, generation] : image.generations) {
     writer.AddBytes(keyspace.view());
@@ -187,7 +192,7 @@ std::string EncodeHostImage(const HostImage& image) {
 absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes) {
   if (bytes.size() < kHeadBytes + kSumBytes) return Damaged("it is truncated");
   if (std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) != 0) return Damaged("it is none");
-  if (LoadLittle<uint16_t>(bytes.data() + 10) > kHostImageVersion) {
+  if (LoadLittle<uint16_t>(bytes.data() + kReaderVersionOffset) > kHostImageVersion) {
     return absl::FailedPreconditionError("image of host memory: it needs a newer reader");
   }
   if (LoadLittle<uint64_t>(bytes.data() + kLengthOffset) != bytes.size()) {
@@ -202,6 +207,14 @@ absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes) {
   image.slab_bytes = reader.Take<uint64_t>();
   image.slabs = reader.Take<uint32_t>();
   if (image.slabs > kSlabsMax) return Damaged("too many slabs");
+  if (LoadLittle<uint16_t>(bytes.data() + kVersionOffset) >= kVersionWithTenants) {
+    for (auto left = reader.TakeCount<uint32_t>(4); left > 0 && reader.good(); --left) {
+      image.tenants.push_back(reader.TakeText());
+    }
+    if (!image.tenants.empty() && image.tenants.size() != image.slabs) {
+      return Damaged("it names another number of tenants than of slabs");
+    }
+  }
   for (uint64_t left = reader.TakeCount(40); left > 0; --left) {
     const auto keyspace = reader.TakeId<KeyspaceId>();
     image.generations.emplace_back(keyspace, reader.Take<uint64_t>());

@@ -17,7 +17,7 @@
 
 namespace crumb::storage {
 
-inline constexpr uint16_t kHostImageVersion = 1;
+inline constexpr uint16_t kHostImageVersion = 2;
 
 // What one process tells its successor on the same host about its host memory:
 // docs/formats/host-image.md. Times are of the monotonic clock, which both share.
@@ -47,6 +47,8 @@ struct HostImage {
 
   uint64_t slab_bytes = 0;
   uint32_t slabs = 0;
+  // Whose pages alone each slab holds, empty: of keyspaces of no tenant. None: they are mixed.
+  std::vector<std::string> tenants;
   std::vector<std::pair<KeyspaceId, uint64_t>> generations;
   std::vector<std::pair<std::string, std::string>> records;  // where no tier below keeps them
   // Least recently used first; what was used at one time, children before their parents.

@@ -160,6 +160,13 @@ class HostTier {
   bool AdoptPage(const HostImage::Page& page, std::span<const uint32_t> regions,
                  const std::function<std::optional<Below>(const FragmentMeta&)>& below)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes the page's keyspace one of the tenant whose slabs it lies in. False: that cannot be.
+  bool AdoptTenant(const HostImage::Page& page, std::span<const uint32_t> regions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Of each slab that is adopted, by the region it becomes.
+  absl::StatusOr<std::vector<uint32_t>> SharesOf(const HostImage& image,
+                                                 std::span<const uint32_t> regions)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status TakeMemory(uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
   void RenewSlabs() ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
   enum class Move { kMoved, kInUse, kNoRoom, kGone };
@@ -195,6 +202,11 @@ class HostTier {
   bool Evict(PageHandle page, Demotion& demotion) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool EvictOne(uint32_t share, Demotion& demotion) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // 0 for no tenant; `policy` is for a new share.
+  uint32_t ShareOfTenant(const std::string& tenant, std::unique_ptr<EvictionPolicy> policy)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives the page's share a slab that is nobody's or another's without pages. False: none is.
+  bool TakeIdleSlab(PageHandle page);
   // A slab that is nobody's, for ScrubAndGive; adds slabs that became so to `gone`. None: there is
   // none now, but another share may be giving one up.
   std::optional<uint32_t> TakeSlab(uint32_t share, Demotion& demotion, std::vector<uint32_t>* gone)

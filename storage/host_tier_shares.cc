@@ -24,13 +24,7 @@ absl::Status HostTier::SetTenant(const KeyspaceId& keyspace, const std::string& 
   std::vector<PageTable::Change> changes;
   {
     MutexLock lock(&mutex_);
-    uint32_t share = 0;
-    if (!tenant.empty()) {
-      const auto [found, added] = share_of_tenant_.try_emplace(tenant, table_.shares());
-      if (added) table_.AddShare(std::move(policy));
-      if (added) share_used_.push_back(now);
-      share = found->second;
-    }
+    const uint32_t share = ShareOfTenant(tenant, std::move(policy));
     if (table_.ShareOf(keyspace) == share) return absl::OkStatus();
     for (const PageHandle page : table_.PagesBelow(keyspace, UINT64_MAX)) {
       table_.Remove(page, RemovalReason::kDeleted, now);
@@ -42,8 +36,22 @@ absl::Status HostTier::SetTenant(const KeyspaceId& keyspace, const std::string& 
   return absl::OkStatus();
 }
 
+uint32_t HostTier::ShareOfTenant(const std::string& tenant,
+                                 std::unique_ptr<EvictionPolicy> policy) {
+  if (tenant.empty()) return 0;
+  const auto [found, added] = share_of_tenant_.try_emplace(tenant, table_.shares());
+  if (added) {
+    table_.AddShare(std::move(policy));
+    share_used_.push_back(clock_.Now());
+  }
+  return found->second;
+}
+
 absl::StatusOr<UniqueFd> HostTier::OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
+  if (inherited_.Holds(slab) && inherited_.share(slab) == table_.ShareOf(keyspace)) {
+    return inherited_.OpenReader(slab);
+  }
   const bool there = slab < slabs_.size() && (slabs_[slab].phase == SlabState::Phase::kOwned ||
                                               slabs_[slab].phase == SlabState::Phase::kClosing);
   if (!there || slabs_[slab].share != table_.ShareOf(keyspace)) {
@@ -93,6 +101,32 @@ bool HostTier::GiveUpIdle(uint32_t share, std::vector<uint32_t>* gone) {
     return true;
   }
   return false;
+}
+
+bool HostTier::TakeIdleSlab(PageHandle page) {
+  const TimePoint now = clock_.Now();
+  std::vector<uint32_t> gone;
+  std::optional<uint32_t> taken;
+  uint32_t share = 0;
+  uint64_t bytes = 0;
+  {
+    MutexLock lock(&mutex_);
+    if (table_.shares() == 1 || !table_[page].resident) return false;
+    share = table_.ShareOf(table_[page].keyspace);
+    for (const Fragment& fragment : table_[page].fragments) {
+      bytes = std::max<uint64_t>(bytes, fragment.bytes);
+    }
+    do {
+      taken = UnusedSlab();
+    } while (!taken && GiveUpIdle(share, &gone));
+  }
+  for (const uint32_t slab : gone) {
+    if (options_.slab_gone) options_.slab_gone(slab);
+  }
+  if (!taken) return false;
+  const auto slot = ScrubAndGive(*taken, share, bytes, now);
+  if (slot) Abandon(*slot);
+  return slot.has_value();
 }
 
 void HostTier::EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone) {

@@ -142,8 +142,12 @@ HostTier::Adopted HostTier::Adopt(
   std::vector<PageTable::Change> changes;
   {
     MutexLock lock(&mutex_);
-    const absl::Status mapped = inherited_.Adopt(std::move(slabs), memory.image.slab_bytes,
-                                                 static_cast<uint32_t>(memory_->size()));
+    const auto shares = SharesOf(memory.image, regions);
+    absl::Status mapped = shares.status();
+    if (mapped.ok()) {
+      mapped = inherited_.Adopt(std::move(slabs), memory.image.slab_bytes,
+                                static_cast<uint32_t>(memory_->size()), *shares);
+    }
     if (!mapped.ok()) {
       LogWarning("host tier: memory of the process before is left out: {}", mapped.ToString());
       return adopted;
@@ -153,9 +157,11 @@ HostTier::Adopted HostTier::Adopt(
     }
     TimePoint access = TimePoint::min();
     for (const HostImage::Page& page : memory.image.pages) {
-      if (page.used != access) table_.BeginAccess();
+      if (page.used != access) {
+        for (uint32_t share = 0; share < table_.shares(); ++share) table_.BeginAccess(share);
+      }
       access = page.used;
-      if (!AdoptPage(page, regions, below)) continue;
+      if (!AdoptTenant(page, regions) || !AdoptPage(page, regions, below)) continue;
       ++adopted.pages;
       --adopted.left_out;
     }
@@ -163,6 +169,34 @@ HostTier::Adopted HostTier::Adopt(
   }
   Announce(changes);
   return adopted;
+}
+
+absl::StatusOr<std::vector<uint32_t>> HostTier::SharesOf(const HostImage& image,
+                                                         std::span<const uint32_t> regions) {
+  const auto first = static_cast<uint32_t>(memory_->size());
+  std::vector<uint32_t> shares(image.slabs, InheritedSlabs::kMixed);
+  for (size_t slab = 0; slab < image.tenants.size(); ++slab) {
+    if (regions[slab] == kNoRegion) continue;
+    CRUMB_ASSIGN_OR_RETURN(
+        auto policy, MakePolicy(options_.host.policy, capacity_bytes() / kTypicalPageBytes + 1));
+    shares[regions[slab] - first] = ShareOfTenant(image.tenants[slab], std::move(policy));
+  }
+  return shares;
+}
+
+bool HostTier::AdoptTenant(const HostImage::Page& page, std::span<const uint32_t> regions) {
+  uint32_t share = InheritedSlabs::kMixed;
+  for (const HostImage::Fragment& fragment : page.fragments) {
+    const uint32_t region = regions[fragment.slot.region];
+    if (region == kNoRegion) return false;
+    const uint32_t here = inherited_.share(region);
+    if (share != InheritedSlabs::kMixed && here != share) return false;
+    share = here;
+  }
+  if (share == InheritedSlabs::kMixed || share == table_.ShareOf(page.keyspace)) return true;
+  if (!table_.PagesBelow(page.keyspace, UINT64_MAX).empty()) return false;
+  table_.SetShare(page.keyspace, share);
+  return true;
 }
 
 bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> regions,
@@ -214,12 +248,19 @@ absl::StatusOr<HandedOverMemory> HostTier::HandOver() const {
   table_.ForEachPage([&](PageHandle, const Page& page) {
     for (const Fragment& fragment : page.fragments) places[fragment.slot.region] = 0;
   });
-  for (size_t i = 0; i < all.size(); ++i) {
+  std::vector<std::string> names(table_.shares());
+  for (const auto& [tenant, share] : share_of_tenant_) names[share] = tenant;
+  bool mixed = table_.shares() == 1;
+  for (uint32_t i = 0; i < all.size(); ++i) {
     if (places[i] == kNoRegion) continue;  // nothing in it
     places[i] = memory.image.slabs++;
+    const uint32_t share = inherited_.Holds(i) ? inherited_.share(i) : slabs_[i].share;
+    mixed |= share == InheritedSlabs::kMixed;
+    if (!mixed) memory.image.tenants.push_back(names[share]);
     CRUMB_ASSIGN_OR_RETURN(UniqueFd copy, Duplicate(all[i].fd));
     memory.slabs.push_back(std::move(copy));
   }
+  if (mixed) memory.image.tenants.clear();
   table_.ForEachPage(
       [&](PageHandle, const Page& page) { memory.image.pages.push_back(ImageOf(page, places)); });
   memory.image.generations = table_.Generations();
@@ -282,7 +323,8 @@ void HostTier::RenewSlabs() {
     }
     bool evicting = false;
     for (const PageHandle page : owners) {
-      const Move move = MovePage(page, region);
+      Move move = MovePage(page, region);
+      if (move == Move::kNoRoom && TakeIdleSlab(page)) move = MovePage(page, region);
       if (move == Move::kMoved) progress_ = clock_.Now();
       if (move != Move::kNoRoom) continue;
       evicting |= memory_is_back && clock_.Now() >= progress_ + kPatience;

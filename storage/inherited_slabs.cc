@@ -14,6 +14,7 @@
 
 #include "common/errno_status.h"
 #include "common/status_macros.h"
+#include "storage/slab_memory.h"
 
 namespace crumb::storage {
 namespace {
@@ -37,7 +38,7 @@ absl::Status CheckSlab(int fd, uint64_t bytes) {
 }  // namespace
 
 absl::Status InheritedSlabs::Adopt(std::vector<UniqueFd> slabs, uint64_t slab_bytes,
-                                   uint32_t first_region) {
+                                   uint32_t first_region, std::span<const uint32_t> shares) {
   first_region_ = first_region;
   slab_bytes_ = slab_bytes;
   CRUMB_ASSIGN_OR_RETURN(nothing_, CreateMemfd("crumb-slab-given-up", slab_bytes));
@@ -47,10 +48,17 @@ absl::Status InheritedSlabs::Adopt(std::vector<UniqueFd> slabs, uint64_t slab_by
     CRUMB_ASSIGN_OR_RETURN(slab.mapping,
                            Mapping::Of(fd.get(), slab_bytes, Mapping::Access::kReadOnly));
     slab.fd = std::move(fd);
+    slab.share = shares[slabs_.size()];
     slabs_.push_back(std::move(slab));
     held_bytes_ += slab_bytes;
   }
   return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> InheritedSlabs::OpenReader(uint32_t region) const {
+  const Inherited& slab = slabs_[region - first_region_];
+  if (!slab.held) return absl::NotFoundError("the slab was given up");
+  return OpenSlabReader(slab.fd.get());
 }
 
 void InheritedSlabs::AppendTo(std::vector<Slab>& slabs) const {

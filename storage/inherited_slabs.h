@@ -6,9 +6,11 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/mapping.h"
 #include "common/unique_fd.h"
 #include "storage/slot_allocator.h"
@@ -24,13 +26,19 @@ class InheritedSlabs {
  public:
   // Slabs of `slab_bytes` each, as regions from `first_region` on. kDataLoss: one is of another
   // size or not sealed against shrinking and writing.
-  absl::Status Adopt(std::vector<UniqueFd> slabs, uint64_t slab_bytes, uint32_t first_region);
+  // `shares[i]` of the table is whose pages alone the i-th holds; kMixed: of several.
+  static constexpr uint32_t kMixed = UINT32_MAX;
+  absl::Status Adopt(std::vector<UniqueFd> slabs, uint64_t slab_bytes, uint32_t first_region,
+                     std::span<const uint32_t> shares);
 
   bool Holds(uint32_t region) const {
     return region >= first_region_ && region - first_region_ < slabs_.size();
   }
   uint32_t first_region() const { return first_region_; }
   std::byte* data(uint32_t region) const { return slabs_[region - first_region_].mapping.data(); }
+  uint32_t share(uint32_t region) const { return slabs_[region - first_region_].share; }
+  // Another descriptor of a slab, for reading only. kNotFound: it was given up.
+  absl::StatusOr<UniqueFd> OpenReader(uint32_t region) const;
   // In order. A descriptor of a slab that was given up is that of an empty file of its size.
   void AppendTo(std::vector<Slab>& slabs) const;
 
@@ -60,6 +68,7 @@ class InheritedSlabs {
     std::map<uint64_t, Claimed> claimed;  // by offset
     uint64_t used_bytes = 0;
     bool held = true;
+    uint32_t share = kMixed;
   };
 
   uint32_t first_region_ = 0;

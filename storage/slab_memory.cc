@@ -51,20 +51,15 @@ absl::Status Take(int fd, const Mapping& mapping, uint64_t offset, uint64_t byte
 
 }  // namespace
 
-namespace {
-
-// A description of its own, so that the kernel counts who has it apart from this process's.
-absl::StatusOr<UniqueFd> OpenAgain(int fd) {
+absl::StatusOr<UniqueFd> OpenSlabReader(int fd) {
   const std::string path = "/proc/self/fd/" + std::to_string(fd);
   UniqueFd again(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!again.valid()) return ErrnoStatus(errno, "opening a slab again at " + path);
   return again;
 }
 
-}  // namespace
-
 absl::StatusOr<UniqueFd> SlabMemory::OpenReader(size_t slab) const {
-  return OpenAgain(slabs_[slab].fd.get());
+  return OpenSlabReader(slabs_[slab].fd.get());
 }
 
 // The kernel grants a write lease to the only reader of a file, and nobody else opened this one for
@@ -105,7 +100,7 @@ absl::Status SlabMemory::AddSlab(uint64_t wanted_bytes, bool huge_pages) {
       0) {
     return ErrnoStatus(errno, "sealing a slab of host memory");
   }
-  if (absl::StatusOr<UniqueFd> probe = OpenAgain(memory.fd.get()); probe.ok()) {
+  if (absl::StatusOr<UniqueFd> probe = OpenSlabReader(memory.fd.get()); probe.ok()) {
     memory.probe = *std::move(probe);
   }
   slabs_.push_back(std::move(memory));

@@ -16,6 +16,10 @@
 
 namespace crumb::storage {
 
+// A description of its own of a slab's file, for reading only, so that the kernel counts who has it
+// apart from this process's.
+absl::StatusOr<UniqueFd> OpenSlabReader(int fd);
+
 // The host tier's memory: memory files of one size, mapped writable here and sealed, so that
 // whoever else maps them can only read. What of them may be used is taken in full: at Open as far
 // as it is wished, the rest by Grow. Thread-safe but for Grow, which one thread calls at a time.

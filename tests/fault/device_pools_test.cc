@@ -7,19 +7,17 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
 
 #include "client/device/device_memory.h"
 #include "client/device/pool_link.h"
-#include "common/hex.h"
-#include "common/sha256.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
 #include "tests/fault/pool_worker.h"
+#include "tests/fault/tenants.h"
 
 namespace crumb::fault {
 namespace {
@@ -322,21 +320,15 @@ class TenantPoolsTest : public DevicePoolsTest {
 
   PoolWorkerOptions OptionsOf(const std::string& tenant, const std::string& name) const {
     PoolWorkerOptions options = Options(name);
-    options.token = "token of " + tenant;
+    options.token = TokenOf(tenant);
     return options;
   }
 
  private:
   static StoreSizes Sizes(const std::string& folder) {
-    const auto entry = [](const std::string& name) {
-      return "{\"name\": \"" + name + "\", \"token_sha256\": \"" +
-             HexEncode(Sha256("token of " + name)) + "\"}";
-    };
-    const std::string path = folder + "/tenants.json";
-    std::ofstream(path) << "{\"tenants\": [" << entry("one") << "," << entry("two") << "]}";
     StoreSizes sizes;
     sizes.slab_bytes = uint64_t{4} << 20;
-    sizes.more = "tenants:\n  file: " + path + "\n  shared_memory: own\n";
+    sizes.more = TenantsWithOwnSlabs(folder, {"one", "two"});
     return sizes;
   }
 };

@@ -19,6 +19,7 @@
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
+#include "tests/fault/tenants.h"
 
 namespace crumb::fault {
 namespace {
@@ -55,12 +56,12 @@ std::string LogOf(const CrumbdProcess& crumbd) {
 }
 
 // Publishes what is not there yet until all of it is: a busy machine may refuse some.
-bool Fill(client::Client& client) {
+bool Fill(client::Client& client, uint64_t count = kPages) {
   const auto pages = KnownPages::Open(client);
   if (!pages.ok()) return false;
   uint64_t next = 0;
   return Eventually([&] {
-    while (next < kPages) {
+    while (next < count) {
       const auto outcomes = pages->Publish(client, next, 8);
       if (!outcomes.ok()) return false;
       for (const client::CommitOutcome outcome : *outcomes) {
@@ -80,12 +81,12 @@ struct Found {
   uint64_t wrong = 0;
 };
 
-Found ReadAll(client::Client& client) {
+Found ReadAll(client::Client& client, uint64_t count = kPages) {
   Found found;
   const auto pages = KnownPages::Open(client);
   EXPECT_TRUE(pages.ok()) << pages.status();
   if (!pages.ok()) return found;
-  for (uint64_t number = 0; number < kPages; ++number) {
+  for (uint64_t number = 0; number < count; ++number) {
     const auto right = pages->ReadBack(client, number, seconds(10));
     if (absl::IsDataLoss(right.status())) {
       ++found.wrong;
@@ -213,6 +214,43 @@ TEST(TakeoverTest, NoPageIsLostAndLiveLeasesStayRight) {
   }
   load.Stop();
   EXPECT_EQ(load.wrong(), 0u);
+  EXPECT_EQ(crumbd.Stop(), 0);
+}
+
+// Each tenant's pages stay where they are, in slabs that only its processes are given.
+TEST(TakeoverTest, TenantsWithSlabsOfTheirOwnLoseNoPage) {
+  constexpr uint64_t kPagesEach = 250;
+  const std::vector<std::string> tenants = {"one", "two"};
+  TemporaryFolder folder;
+  StoreSizes sizes = kSizes;
+  sizes.ssd_bytes = 0;
+  sizes.more = TenantsWithOwnSlabs(folder.path(), tenants);
+  CrumbdProcess crumbd(folder.path(), sizes);
+  ASSERT_TRUE(crumbd.Start());
+  std::vector<std::unique_ptr<client::Client>> clients;
+  for (const std::string& tenant : tenants) {
+    client::ClientOptions options;
+    options.socket_dir = folder.path();
+    options.process_name = tenant;
+    options.token = TokenOf(tenant);
+    auto client = client::Client::Open(options);
+    ASSERT_TRUE(client.ok()) << client.status();
+    clients.push_back(*std::move(client));
+    ASSERT_TRUE(Fill(*clients.back(), kPagesEach));
+  }
+  for (int round = 0; round < FaultRounds(2); ++round) {
+    ASSERT_NO_FATAL_FAILURE(TakeOver(crumbd));
+    for (const auto& client : clients) {
+      ASSERT_TRUE(client->WaitConnected(seconds(30)));
+      const Found found = ReadAll(*client, kPagesEach);
+      EXPECT_EQ(found.right, kPagesEach) << "round " << round << LogOf(crumbd);
+      EXPECT_EQ(found.wrong, 0u);
+    }
+    // Pages have moved to slabs of the successor's.
+    EXPECT_TRUE(Eventually([&] { return HostCapacity(*clients[0]) == sizes.host_bytes; }))
+        << LogOf(crumbd);
+    for (const auto& client : clients) EXPECT_EQ(ReadAll(*client, kPagesEach).right, kPagesEach);
+  }
   EXPECT_EQ(crumbd.Stop(), 0);
 }
 

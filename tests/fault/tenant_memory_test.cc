@@ -20,12 +20,11 @@
 #include <thread>
 #include <unordered_set>
 
-#include "common/hex.h"
-#include "common/sha256.h"
 #include "gtest/gtest.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
+#include "tests/fault/tenants.h"
 
 extern char** environ;
 
@@ -47,7 +46,7 @@ std::unique_ptr<client::Client> ConnectAs(const std::string& tenant, const std::
   client::ClientOptions options;
   options.socket_dir = dir;
   options.process_name = tenant;
-  options.token = "token of " + tenant;
+  options.token = TokenOf(tenant);
   options.staging_bytes = 4 << 20;
   return client::Client::Open(options).value();
 }
@@ -177,18 +176,10 @@ class Child {
 
 TEST(TenantMemoryTest, MemoryMovesBetweenLivingProcessesAndShowsNothing) {
   TemporaryFolder folder;
-  std::ofstream tenants(folder.path() + "/tenants.json");
-  tenants << "{\"tenants\": [";
-  for (const char* name : {"first", "second"}) {
-    tenants << (name[0] == 'f' ? "" : ",") << "{\"name\": \"" << name << "\", \"token_sha256\": \""
-            << HexEncode(Sha256("token of " + std::string(name))) << "\"}";
-  }
-  tenants << "]}";
-  tenants.close();
-  CrumbdProcess crumbd(folder.path(), {.host_bytes = kHostBytes,
-                                       .slab_bytes = kSlabBytes,
-                                       .more = "tenants:\n  file: " + folder.path() +
-                                               "/tenants.json\n  shared_memory: own\n"});
+  CrumbdProcess crumbd(folder.path(),
+                       {.host_bytes = kHostBytes,
+                        .slab_bytes = kSlabBytes,
+                        .more = TenantsWithOwnSlabs(folder.path(), {"first", "second"})});
   ASSERT_TRUE(crumbd.Start());
   Child first("first", folder.path());
   ASSERT_TRUE(WaitFor(

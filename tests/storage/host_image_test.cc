@@ -18,6 +18,7 @@ HostImage Sample() {
   HostImage image;
   image.slab_bytes = 2 << 20;
   image.slabs = 3;
+  image.tenants = {"one", "", "two"};
   image.generations = {{SampleKeyspace(1), 7}, {SampleKeyspace(2), UINT64_MAX}};
   image.records = {{"node-id", "abc"}, {"empty", ""}, {"", std::string("\0x", 2)}};
   for (uint32_t i = 0; i < 5; ++i) {
@@ -66,11 +67,11 @@ TEST(HostImage, RoundTrip) {
 
 TEST(HostImage, GoldenHead) {
   const std::string bytes = EncodeHostImage(HostImage());
-  ASSERT_EQ(bytes.size(), 64u);
+  ASSERT_EQ(bytes.size(), 68u);
   EXPECT_EQ(bytes.substr(0, 8), "CRMBHOST");
-  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 8), 1);   // version
-  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 10), 1);  // of the oldest reader
-  EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 64u);
+  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 8), 2);   // version
+  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 10), 2);  // of the oldest reader
+  EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 68u);
   EXPECT_EQ(bytes, WithSum(bytes));
 }
 
@@ -88,10 +89,25 @@ TEST(HostImage, EveryTruncationAndEveryFlippedBitIsRefused) {
 
 TEST(HostImage, NeedsItsReader) {
   std::string bytes = EncodeHostImage(Sample());
-  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 8, uint16_t{2});
+  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 8, uint16_t{3});
   EXPECT_TRUE(DecodeHostImage(Bytes(WithSum(bytes))).ok()) << "a newer writer, for old readers";
-  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 10, uint16_t{2});
+  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 10, uint16_t{3});
   EXPECT_TRUE(absl::IsFailedPrecondition(DecodeHostImage(Bytes(WithSum(bytes))).status()));
+}
+
+// Without tenants, as before tenants were told of.
+TEST(HostImage, ReadsTheFirstVersion) {
+  HostImage image = Sample();
+  image.tenants.clear();
+  std::string bytes = EncodeHostImage(image);
+  bytes.erase(36, 4);  // behind the number of slabs: that of tenants
+  std::byte* const head = reinterpret_cast<std::byte*>(bytes.data());
+  StoreLittle(head + 8, uint16_t{1});
+  StoreLittle(head + 10, uint16_t{1});
+  StoreLittle(head + 16, static_cast<uint64_t>(bytes.size()));
+  const auto decoded = DecodeHostImage(Bytes(WithSum(bytes)));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_TRUE(*decoded == image);
 }
 
 TEST(HostImage, RefusesTheImpossible) {
@@ -113,6 +129,7 @@ TEST(HostImage, RefusesTheImpossible) {
   // More tiles than an int counts.
   EXPECT_TRUE(refused([](HostImage&, Fragment& f) { f.range = {{0, 65535}, {0, 65535}}; }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.slabs = 1 << 17; }));
+  EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.tenants.pop_back(); }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.pages[0].fragments.clear(); }));
 }
 

@@ -312,5 +312,118 @@ TEST_F(SuccessionTest, AnImageThatLiesGivesNoWrongPage) {
   EXPECT_EQ(Hits(2, 5), 5u);
 }
 
+// Stores whose slabs are a tenant's each: keyspaces 1 to 3 are of one each, 4 of nobody.
+class TenantSuccessionTest : public SuccessionTest {
+ protected:
+  static constexpr uint64_t kTenants = 3;
+
+  static KeyspaceId Keyspace(uint64_t tenant) { return SampleKeyspace(tenant); }
+  void OpenOwn(std::unique_ptr<HandedOverMemory> memory = nullptr,
+               uint64_t host_bytes = UINT64_MAX) {
+    Open(Options(), std::move(memory), host_bytes);
+    for (uint64_t tenant = 1; tenant <= kTenants; ++tenant) {
+      ASSERT_TRUE(store_->SetTenant(Keyspace(tenant), "tenant " + std::to_string(tenant)).ok());
+    }
+    ASSERT_TRUE(store_->SetTenant(Keyspace(kTenants + 1), "").ok());
+  }
+  void CommitOf(uint64_t tenant, uint64_t pages) {
+    for (uint64_t i = 0; i < pages; ++i) {
+      SampleFragment page = SamplePage(tenant, i);
+      page.keyspace = Keyspace(tenant);
+      ASSERT_TRUE(storage::Commit(*store_, page).ok());
+    }
+  }
+  AcquireRequest RequestFor(uint64_t tenant, uint64_t pages) {
+    AcquireRequest request = RequestOf(tenant, pages);
+    request.keyspace = Keyspace(tenant);
+    return request;
+  }
+  // Hits of a tenant's pages, of which every byte is checked, and that they lie in slabs which this
+  // tenant alone is given.
+  uint32_t HitsOf(uint64_t tenant, uint64_t pages) {
+    const AcquireRequest request = RequestFor(tenant, pages);
+    const auto result = Acquire(*store_, request);
+    EXPECT_TRUE(result.ok()) << result.status();
+    EXPECT_TRUE(AllRight(*store_, request, *result));
+    std::set<uint32_t> slabs;
+    for (const FragmentRef& fragment : result->fragments) slabs.insert(fragment.slab);
+    for (const uint32_t slab : slabs) {
+      for (uint64_t other = 1; other <= kTenants + 1; ++other) {
+        EXPECT_EQ(store_->OpenSlab(slab, Keyspace(other)).ok(), other == tenant)
+            << "slab " << slab << " of " << tenant << " for " << other;
+      }
+    }
+    if (result->lease != 0) {
+      EXPECT_TRUE(store_->Release(result->lease));
+    }
+    return result->hit_pages;
+  }
+};
+
+TEST_F(TenantSuccessionTest, TenantsKeepTheirPagesAndNothingMore) {
+  OpenOwn();
+  for (uint64_t tenant = 1; tenant <= kTenants + 1; ++tenant) CommitOf(tenant, 60 * tenant);
+  for (int succession = 0; succession < 3; ++succession) {
+    auto memory = HandOver();
+    EXPECT_EQ(memory->image.pages.size(), 600u);
+    EXPECT_EQ(memory->image.tenants.size(), memory->image.slabs);
+    OpenOwn(std::move(memory), 0);
+    for (uint64_t tenant = 1; tenant <= kTenants + 1; ++tenant) {
+      EXPECT_EQ(HitsOf(tenant, 60 * tenant), 60 * tenant) << tenant;
+    }
+    if (succession == 1) continue;  // handed over from where they are
+    ASSERT_TRUE(Settle());
+    EXPECT_EQ(store_->Stats().host.capacity_bytes, 16 * kMiB);
+    for (uint64_t tenant = 1; tenant <= kTenants + 1; ++tenant) {
+      EXPECT_EQ(HitsOf(tenant, 60 * tenant), 60 * tenant) << tenant;
+    }
+  }
+}
+
+TEST_F(TenantSuccessionTest, AFullStoreMovesThroughOneSlab) {
+  OpenOwn();
+  for (uint64_t tenant = 1; tenant <= kTenants; ++tenant) CommitOf(tenant, 1000);
+  const uint64_t pages = store_->Stats().host.pages;
+  auto memory = HandOver();
+  EXPECT_EQ(memory->image.pages.size(), pages);
+  OpenOwn(std::move(memory), 0);
+  EXPECT_EQ(store_->Stats().host.pages, pages);
+  ASSERT_TRUE(Settle());
+  EXPECT_EQ(store_->Stats().host.capacity_bytes, 16 * kMiB);
+  EXPECT_EQ(store_->Stats().host.pages, pages);
+  for (uint64_t tenant = 1; tenant <= kTenants; ++tenant) HitsOf(tenant, 1000);
+  // And goes on as before.
+  CommitOf(kTenants, 5);
+}
+
+TEST_F(TenantSuccessionTest, MixedSlabsAreNoTenants) {
+  Open(Options());
+  for (uint64_t tenant = 1; tenant <= kTenants + 1; ++tenant) CommitOf(tenant, 20);
+  auto memory = HandOver();
+  EXPECT_TRUE(memory->image.tenants.empty());
+  OpenOwn(std::move(memory), 0);
+  for (uint64_t tenant = 1; tenant <= kTenants; ++tenant) EXPECT_EQ(HitsOf(tenant, 20), 0u);
+  const AcquireRequest request = RequestFor(kTenants + 1, 20);
+  const auto result = Acquire(*store_, request);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->hit_pages, 20u);
+  for (const FragmentRef& fragment : result->fragments) {
+    EXPECT_FALSE(store_->OpenSlab(fragment.slab, request.keyspace).ok());
+  }
+}
+
+TEST_F(TenantSuccessionTest, AnImageThatLiesAboutTenantsMixesNothing) {
+  OpenOwn();
+  for (uint64_t tenant = 1; tenant <= 2; ++tenant) CommitOf(tenant, 20);
+  auto memory = HandOver();
+  ASSERT_EQ(memory->image.slabs, 2u);
+  // The first tenant's slab is the second's: its pages are of a keyspace that becomes another's.
+  memory->image.tenants[0] = memory->image.tenants[1];
+  OpenOwn(std::move(memory), 0);
+  uint32_t hits = 0;
+  for (uint64_t tenant = 1; tenant <= 2; ++tenant) hits += HitsOf(tenant, 20);
+  EXPECT_EQ(hits, 20u);
+}
+
 }  // namespace
 }  // namespace crumb::storage
