@@ -90,6 +90,8 @@ struct PageAnswer {
 struct FetchAnswer {
   std::vector<PageAnswer> pages;  // one per wish, in order
   // Why pages are kUnavailable, kCorrupt, kRefused or kBusy, if any is; for the log.
+  // kFailedPrecondition: this transport and the peer's have no version in common, and nothing was
+  // asked of it.
   absl::Status detail;
 };
 

@@ -185,7 +185,11 @@ void Requester::OnPulled(const FetchPtr& fetch, const TileBatch& batch,
   if (fetch->state.complete()) Finish(fetch, PageStatus::kUnavailable, absl::OkStatus());
 }
 
-void Requester::OnDown(Connection& connection, const absl::Status& why) {
+void Requester::OnDown(Connection& connection, const absl::Status& status) {
+  const bool asked = connection.phase == Connection::Phase::kUp;
+  const absl::Status why = asked && absl::IsFailedPrecondition(status)
+                               ? absl::UnavailableError(status.message())
+                               : status;
   const auto peer = peers_.find(connection.address);
   if (peer != peers_.end() && peer->second.connection == connection.id) {
     peer->second.connection = 0;

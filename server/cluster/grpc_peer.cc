@@ -96,12 +96,17 @@ void GrpcPeer::Fetch(transport::FetchRequest request, transport::FetchDone done)
   if (!UsesTransport()) {
     return StartGrpcFetch(stub_, calls_, clock_, std::move(request), std::move(done));
   }
-  // A copy for the answer when the transport does not take the request.
   const size_t pages = request.pages.size();
   const auto shared_done = std::make_shared<transport::FetchDone>(std::move(done));
+  const auto again = std::make_shared<transport::FetchRequest>(request);
   const auto fetch = transport_->Fetch(
       record().transport_address(), std::move(request),
-      [shared_done](transport::FetchAnswer answer) { (*shared_done)(std::move(answer)); });
+      [self = shared_from_this(), again, shared_done](transport::FetchAnswer answer) {
+        if (!absl::IsFailedPrecondition(answer.detail)) return (*shared_done)(std::move(answer));
+        // No version of frames in common: bytes go by gRPC until one of the two is another release.
+        StartGrpcFetch(self->stub_, self->calls_, self->clock_, std::move(*again),
+                       std::move(*shared_done));
+      });
   if (fetch.ok()) return;
   transport::FetchAnswer answer;
   answer.pages.resize(pages);
