@@ -85,9 +85,9 @@ absl::Status ShmPlane::GetCopy(size_t first, size_t count) {
   CRUMB_ASSIGN_OR_RETURN(const auto lease, LeasePages(first, Keys(first, count), Duration::zero()));
   for (const client::LeasedFragment& fragment : lease->fragments()) {
     const size_t tile_bytes = fragment.header.tile_bytes;
-    for (size_t i = 0; i < fragment.header.tile_sums.size(); ++i) {
+    for (size_t i = 0; i < fragment.tile_sums.size(); ++i) {
       const std::span<const std::byte> tile = fragment.tiles.subspan(i * tile_bytes, tile_bytes);
-      if (CopyCrc32c(copy_.data() + i * tile_bytes, tile) != fragment.header.tile_sums[i]) {
+      if (CopyCrc32c(copy_.data() + i * tile_bytes, tile) != fragment.tile_sums[i]) {
         return absl::DataLossError("a copied tile's checksum differs");
       }
     }

@@ -19,7 +19,9 @@ absl::StatusOr<LeasedFragment> ReadOne(const Connection& connection, const v1::F
   if (tiles_bytes > bytes.size()) return absl::DataLossError("a header lies outside its slab");
   LeasedFragment fragment;
   fragment.page = static_cast<int>(at.pages(index));
-  CRUMB_ASSIGN_OR_RETURN(fragment.header, DecodeFragmentHeader(bytes.subspan(tiles_bytes)));
+  CRUMB_ASSIGN_OR_RETURN(FragmentHeaderView view, ViewFragmentHeader(bytes.subspan(tiles_bytes)));
+  fragment.header = std::move(view.header);
+  fragment.tile_sums = view.tile_sums;
   fragment.tiles = bytes.first(tiles_bytes);
   if (FragmentTilesBytes(fragment.header.range.tiles(), fragment.header.tile_bytes) !=
       tiles_bytes) {

@@ -18,7 +18,7 @@ Digest ExtraOf(std::span<const Digest> extra, size_t page) {
 bool KnownPrompts::Prompt::SamePage(size_t page, std::span<const int32_t> of,
                                     std::span<const Digest> of_extra) const {
   const size_t at = page * kPageTokens;
-  return std::memcmp(tokens.data() + at, of.data() + at, sizeof(int32_t) * kPageTokens) == 0 &&
+  return std::memcmp(tokens->data() + at, of.data() + at, sizeof(int32_t) * kPageTokens) == 0 &&
          (page >= std::max(extra.size(), of_extra.size()) ||
           ExtraOf(extra, page) == ExtraOf(of_extra, page));
 }
@@ -31,7 +31,8 @@ KnownPrompts::Prompts KnownPrompts::Snapshot() const {
 PromptKeys KnownPrompts::KeysOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
                                 std::span<const Digest> extra) {
   const size_t pages = tokens.size() / kPageTokens;
-  PromptKeys found{.keys = {}, .chain = PageKeyChain(keyspace), .pages_known = 0};
+  PromptKeys found{
+      .tokens = nullptr, .keys = {}, .chain = PageKeyChain(keyspace), .pages_known = 0};
   size_t& known = found.pages_known;
   const Prompts prompts = Snapshot();
   const Prompt* best = nullptr;
@@ -52,6 +53,11 @@ PromptKeys KnownPrompts::KeysOf(const KeyspaceId& keyspace, std::span<const int3
     found.keys.assign(best->keys.begin(), best->keys.begin() + static_cast<std::ptrdiff_t>(known));
     found.chain = PageKeyChain(keyspace, found.keys.back());
   }
+  if (known == pages && best != nullptr && std::ranges::equal(*best->tokens, tokens)) {
+    found.tokens = best->tokens;
+  } else {
+    found.tokens = std::make_shared<const std::vector<int32_t>>(tokens.begin(), tokens.end());
+  }
   for (size_t page = known; page < pages; ++page) {
     found.keys.push_back(
         found.chain.Next(tokens.subspan(page * kPageTokens, kPageTokens), ExtraOf(extra, page)));
@@ -59,10 +65,9 @@ PromptKeys KnownPrompts::KeysOf(const KeyspaceId& keyspace, std::span<const int3
   return found;
 }
 
-void KnownPrompts::Keep(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
+void KnownPrompts::Keep(const KeyspaceId& keyspace, const SharedTokens& tokens,
                         std::span<const Digest> extra, std::span<const PageKey> keys) {
-  const size_t full = keys.size() * kPageTokens;
-  if (keys.empty() || full > tokens_max_) return;
+  if (keys.empty() || tokens->size() > tokens_max_) return;
   // What begins as this one does and is no longer is a part of it, by its last key.
   const auto part_of = [&](const Prompt& prompt) {
     return prompt.keyspace == keyspace && prompt.keys.size() <= keys.size() &&
@@ -80,24 +85,24 @@ void KnownPrompts::Keep(const KeyspaceId& keyspace, std::span<const int32_t> tok
   }
   std::erase_if(prompts_, [&](const std::shared_ptr<const Prompt>& prompt) {
     if (!part_of(*prompt)) return false;
-    tokens_ -= prompt->tokens.size();
+    tokens_ -= prompt->tokens->size();
     return true;
   });
   size_t oldest = 0;
   while (oldest < prompts_.size() &&
-         (tokens_ + full > tokens_max_ || prompts_.size() - oldest >= kPromptsMax)) {
-    tokens_ -= prompts_[oldest++]->tokens.size();
+         (tokens_ + tokens->size() > tokens_max_ || prompts_.size() - oldest >= kPromptsMax)) {
+    tokens_ -= prompts_[oldest++]->tokens->size();
   }
   prompts_.erase(prompts_.begin(), prompts_.begin() + static_cast<std::ptrdiff_t>(oldest));
   auto prompt = std::make_shared<Prompt>();
   prompt->keyspace = keyspace;
-  prompt->tokens.assign(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(full));
+  prompt->tokens = tokens;
   prompt->extra.assign(extra.begin(), extra.begin() + static_cast<std::ptrdiff_t>(
                                                           std::min(extra.size(), keys.size())));
   while (!prompt->extra.empty() && prompt->extra.back() == Digest{}) prompt->extra.pop_back();
   prompt->keys.assign(keys.begin(), keys.end());
   prompts_.push_back(std::move(prompt));
-  tokens_ += full;
+  tokens_ += tokens->size();
 }
 
 size_t KnownPrompts::prompts() const {

@@ -13,8 +13,11 @@
 
 namespace crumb::client {
 
-// Keys of a prompt's full pages.
+using SharedTokens = std::shared_ptr<const std::vector<int32_t>>;
+
+// A prompt and the keys of its full pages.
 struct PromptKeys {
+  SharedTokens tokens;
   std::vector<PageKey> keys;
   PageKeyChain chain;      // behind `keys`
   size_t pages_known = 0;  // leading ones that were not hashed
@@ -31,8 +34,8 @@ class KnownPrompts {
   PromptKeys KeysOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
                     std::span<const Digest> extra);
   // Keeps a prompt whose keys are known now; `keys` are of all its full pages.
-  void Keep(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
-            std::span<const Digest> extra, std::span<const PageKey> keys);
+  void Keep(const KeyspaceId& keyspace, const SharedTokens& tokens, std::span<const Digest> extra,
+            std::span<const PageKey> keys);
 
   size_t prompts() const;
   size_t tokens() const;  // of all prompts
@@ -42,8 +45,8 @@ class KnownPrompts {
  private:
   struct Prompt {
     KeyspaceId keyspace;
-    std::vector<int32_t> tokens;  // of full pages
-    std::vector<Digest> extra;    // without zeros at the end
+    SharedTokens tokens;
+    std::vector<Digest> extra;  // without zeros at the end
     std::vector<PageKey> keys;
 
     bool SamePage(size_t page, std::span<const int32_t> of, std::span<const Digest> of_extra) const;

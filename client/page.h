@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "common/page_key.h"
@@ -31,7 +32,12 @@ struct Page {
   // CRC-32C of a page that comes from elsewhere or was evicted on a device, layer by layer, head by
   // head. None of a placed one.
   std::vector<uint32_t> tile_sums;
+  // The same of a page that lies in one fragment, where `memory` keeps them; else empty.
+  std::span<const uint32_t> fragment_sums;
 
+  std::span<const uint32_t> sums() const {
+    return fragment_sums.empty() ? std::span(tile_sums) : fragment_sums;
+  }
   std::byte* layer(int index) const { return tiles + layer_stride * index; }
 };
 

@@ -40,16 +40,18 @@ size_t TileIndex(const TileRange& range, int layer, int head) {
          (head - range.heads.begin);
 }
 
-// The sums of the tiles `own` of a fragment that has them all.
-void TakeSums(const FragmentHeader& header, const TileRange& own, std::vector<uint32_t>* sums) {
-  if (header.range == own) {
-    *sums = header.tile_sums;
+// Gives `page` the sums of the tiles `own`, which the fragment has.
+void TakeSums(const LeasedFragment& fragment, const TileRange& own, Page& page) {
+  const TileRange& range = fragment.header.range;
+  if (range == own) {
+    page.fragment_sums = fragment.tile_sums;
     return;
   }
-  sums->reserve(own.tiles());
+  page.tile_sums.reserve(own.tiles());
   for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
-    const auto first = header.tile_sums.begin() + TileIndex(header.range, layer, own.heads.begin);
-    sums->insert(sums->end(), first, first + own.heads.size());
+    const auto of_layer =
+        fragment.tile_sums.subspan(TileIndex(range, layer, own.heads.begin), own.heads.size());
+    page.tile_sums.insert(page.tile_sums.end(), of_layer.begin(), of_layer.end());
   }
 }
 
@@ -69,7 +71,7 @@ absl::Status CopyTiles(const LeasedFragment& fragment, const TileRange& own, Pag
           page.layer(layer - own.layers.begin) + page.tile_bytes * (head - own.heads.begin);
       const uint32_t sum =
           CopyCrc32c(to, fragment.tiles.subspan(tile * page.tile_bytes, page.tile_bytes));
-      if (sum != fragment.header.tile_sums[tile]) {
+      if (sum != fragment.tile_sums[tile]) {
         return absl::DataLossError("a tile's checksum differs");
       }
       page.tile_sums[TileIndex(own, layer, head)] = sum;
@@ -161,7 +163,7 @@ absl::Status PageFetcher::Assemble(const std::shared_ptr<const Lease>& lease,
     page.tiles = const_cast<std::byte*>(fragment.tiles.data()) +
                  TileIndex(range, own.layers.begin, own.heads.begin) * page.tile_bytes;
     page.memory = std::const_pointer_cast<Lease>(lease);
-    TakeSums(fragment.header, own, &page.tile_sums);
+    TakeSums(fragment, own, page);
     return absl::OkStatus();
   }
   CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, pool_.Allocate(page.bytes));

@@ -17,7 +17,7 @@ namespace crumb::client {
 // What Worker::Begin found for a prompt.
 struct SequenceStart {
   std::shared_ptr<const KeyspaceBinding> keyspace;
-  std::vector<int32_t> prompt;
+  std::shared_ptr<const std::vector<int32_t>> prompt;
   std::vector<PageKey> prompt_keys;                // of all its full pages
   PageKeyChain chain;                              // behind prompt_keys
   std::vector<std::shared_ptr<const Page>> pages;  // leading pages that hit

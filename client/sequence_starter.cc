@@ -198,7 +198,7 @@ PageRequest SequenceStarter::RequestFor(const SequenceStart& start, int first, i
           .parent = first == 0 ? PageKey{} : start.prompt_keys[first - 1],
           .run = start.prompt_keys[first / kRunPages * kRunPages],
           .keys = std::span(start.prompt_keys).subspan(first, end - first),
-          .window_tokens = static_cast<int>(start.prompt.size()) - end * kPageTokens,
+          .window_tokens = static_cast<int>(start.prompt->size()) - end * kPageTokens,
           .timeout = timeout,
           .whole_pages = false,
           .lease = 0,
@@ -308,7 +308,7 @@ SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t
                                        const SequenceOptions& options) {
   PromptKeys keys = known_prompts_.KeysOf(keyspace->id, tokens, options.extra);
   SequenceStart start{.keyspace = std::move(keyspace),
-                      .prompt = {tokens.begin(), tokens.end()},
+                      .prompt = std::move(keys.tokens),
                       .prompt_keys = std::move(keys.keys),
                       .chain = keys.chain,
                       .pages = {},

@@ -3,6 +3,7 @@
 #include "client/token_log.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -12,15 +13,15 @@ TokenLog::TokenLog(const SegmentRule& rule, const SequenceOptions& options, Sequ
     : rule_(rule),
       history_format_(start.keyspace->history_format),
       extra_(options.extra),
-      prompt_(static_cast<int>(start.prompt.size())),
+      prompt_(static_cast<int>(start.prompt->size())),
       hit_(static_cast<int>(start.pages.size()) * kPageTokens),
       length_(hit_),
-      tokens_(std::move(start.prompt)),
+      prompt_tokens_(std::move(start.prompt)),
       keys_(std::move(start.prompt_keys)),
       chain_(start.chain) {}
 
 absl::Status TokenLog::CheckNext(std::span<const int32_t> tokens) const {
-  if (InPrompt() && !std::equal(tokens.begin(), tokens.end(), tokens_.begin() + length_)) {
+  if (InPrompt() && !std::equal(tokens.begin(), tokens.end(), prompt_tokens_->begin() + length_)) {
     return absl::InvalidArgumentError("the tokens from position " + std::to_string(length_) +
                                       " on differ from the prompt given to Begin");
   }
@@ -28,14 +29,20 @@ absl::Status TokenLog::CheckNext(std::span<const int32_t> tokens) const {
 }
 
 void TokenLog::Accept(std::span<const int32_t> tokens) {
-  if (!InPrompt()) tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
+  if (!InPrompt()) generated_.insert(generated_.end(), tokens.begin(), tokens.end());
   length_ += static_cast<int>(tokens.size());
+}
+
+int32_t TokenLog::TokenAt(size_t position) const {
+  const size_t prompt = prompt_tokens_->size();
+  return position < prompt ? (*prompt_tokens_)[position] : generated_[position - prompt];
 }
 
 PageKey TokenLog::KeyOf(int page) {
   while (static_cast<int>(keys_.size()) <= page) {
     const size_t next = keys_.size();
-    const std::span<const int32_t> tokens(tokens_.data() + next * kPageTokens, kPageTokens);
+    std::array<int32_t, kPageTokens> tokens;
+    for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = TokenAt(next * kPageTokens + i);
     keys_.push_back(chain_.Next(tokens, next < extra_.size() ? extra_[next] : Digest{}));
   }
   return keys_[page];

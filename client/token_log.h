@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -37,6 +38,7 @@ class TokenLog {
   void Identify(int index, Page& page);
 
  private:
+  int32_t TokenAt(size_t position) const;
   // Whether a token of the page had INT2 pages before it when it was computed.
   bool OverInt2Prefix(int page) const;
 
@@ -46,9 +48,10 @@ class TokenLog {
   int prompt_;
   int hit_;
   int length_;
-  std::vector<int32_t> tokens_;  // the prompt, then what was generated
-  std::vector<PageKey> keys_;    // of full pages, as far as they are known
-  PageKeyChain chain_;           // stands behind keys_
+  std::shared_ptr<const std::vector<int32_t>> prompt_tokens_;
+  std::vector<int32_t> generated_;
+  std::vector<PageKey> keys_;  // of full pages, as far as they are known
+  PageKeyChain chain_;         // stands behind keys_
 };
 
 }  // namespace crumb::client

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "common/crc32c.h"
+#include "common/fragment_header_view.h"
 #include "common/little_endian.h"
 
 namespace crumb {
@@ -96,7 +97,10 @@ void EncodeFragmentHeader(const FragmentHeader& header, std::span<std::byte> out
   StoreLittle(to + out.size() - 4, Crc32c(out.first(out.size() - 4)));
 }
 
-absl::StatusOr<FragmentHeader> DecodeFragmentHeader(std::span<const std::byte> bytes) {
+namespace {
+
+// All but the sums.
+absl::StatusOr<FragmentHeader> DecodeFields(std::span<const std::byte> bytes) {
   if (absl::Status status = CheckEnvelope(bytes); !status.ok()) return status;
   const std::byte* from = bytes.data();
   FragmentHeader header;
@@ -115,9 +119,29 @@ absl::StatusOr<FragmentHeader> DecodeFragmentHeader(std::span<const std::byte> b
   header.position = LoadLittle<uint32_t>(from + 140);
   const size_t size = LoadLittle<uint32_t>(from + 8);
   if (absl::Status status = CheckFields(header, tiles, size); !status.ok()) return status;
-  header.tile_sums.resize(tiles);
-  std::memcpy(header.tile_sums.data(), from + kSumsOffset, 4 * size_t{tiles});
   return header;
+}
+
+}  // namespace
+
+absl::StatusOr<FragmentHeader> DecodeFragmentHeader(std::span<const std::byte> bytes) {
+  absl::StatusOr<FragmentHeader> header = DecodeFields(bytes);
+  if (!header.ok()) return header;
+  const auto tiles = static_cast<size_t>(header->range.tiles());
+  header->tile_sums.resize(tiles);
+  std::memcpy(header->tile_sums.data(), bytes.data() + kSumsOffset, 4 * tiles);
+  return header;
+}
+
+absl::StatusOr<FragmentHeaderView> ViewFragmentHeader(std::span<const std::byte> bytes) {
+  if (reinterpret_cast<uintptr_t>(bytes.data()) % alignof(uint32_t) != 0) {
+    return absl::DataLossError("fragment header is not aligned");
+  }
+  absl::StatusOr<FragmentHeader> header = DecodeFields(bytes);
+  if (!header.ok()) return header.status();
+  const auto tiles = static_cast<size_t>(header->range.tiles());
+  const auto* sums = reinterpret_cast<const uint32_t*>(bytes.data() + kSumsOffset);
+  return FragmentHeaderView{*std::move(header), std::span(sums, tiles)};
 }
 
 FragmentShape ShapeOfHeader(std::span<const std::byte> bytes) {
@@ -128,13 +152,18 @@ FragmentShape ShapeOfHeader(std::span<const std::byte> bytes) {
 }
 
 absl::Status VerifyTileSums(const FragmentHeader& header, std::span<const std::byte> tiles) {
+  return VerifyTileSums(header, header.tile_sums, tiles);
+}
+
+absl::Status VerifyTileSums(const FragmentHeader& header, std::span<const uint32_t> sums,
+                            std::span<const std::byte> tiles) {
   if (tiles.size() != FragmentTilesBytes(header.range.tiles(), header.tile_bytes)) {
     return absl::DataLossError(
         "fragment has " + std::to_string(tiles.size()) + " bytes of tiles, its header says " +
         std::to_string(header.range.tiles()) + " tiles of " + std::to_string(header.tile_bytes));
   }
-  for (size_t i = 0; i < header.tile_sums.size(); ++i) {
-    if (Crc32c(tiles.subspan(i * header.tile_bytes, header.tile_bytes)) != header.tile_sums[i]) {
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (Crc32c(tiles.subspan(i * header.tile_bytes, header.tile_bytes)) != sums[i]) {
       return absl::DataLossError("checksum of tile " + std::to_string(i) + " differs");
     }
   }

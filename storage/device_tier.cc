@@ -48,6 +48,9 @@ void AddAll(TierStats& to, const TierStats& of) {
   to.waste_bytes += of.waste_bytes;
 }
 
+// Keys whose places in the index are brought to the cache before they are looked up.
+constexpr size_t kPrefetchAhead = 8;
+
 bool Usable(const Page& page, const AcquireRequest& request) {
   return page.generation >= request.generation;
 }
@@ -335,17 +338,27 @@ size_t DeviceTier::HeldBy(DevicePoolNumber pool, HolderId holder) const {
   return index == nullptr ? 0 : index->HeldBy(holder);
 }
 
-DeviceTier::PlacesOf DeviceTier::Places(const AcquireRequest& request, const PageKey& key) const {
+std::vector<DeviceTier::Source> DeviceTier::SourcesOf(const AcquireRequest& request) const {
+  std::vector<Source> sources;
+  for (const DevicePoolNumber number : request.pools) {
+    DevicePoolIndex* pool = Find(number);
+    if (pool == nullptr) continue;
+    PageTable& table = pool->table();
+    sources.push_back({number, &table, table.ViewOf(request.keyspace)});
+  }
+  return sources;
+}
+
+DeviceTier::PlacesOf DeviceTier::Places(std::span<const Source> sources,
+                                        const AcquireRequest& request, const PageKey& key) {
   PlacesOf places;
   std::vector<TileRange> covered;
-  for (const DevicePoolNumber number : request.pools) {
-    const DevicePoolIndex* pool = Find(number);
-    if (pool == nullptr) continue;
-    const PageHandle handle = pool->table().Find(request.keyspace, key);
-    if (handle == kNoPage || !Usable(pool->table()[handle], request)) continue;
-    const Page& page = pool->table()[handle];
+  for (const Source& source : sources) {
+    const PageHandle handle = source.pages.Find(key);
+    if (handle == kNoPage || !Usable((*source.table)[handle], request)) continue;
+    const Page& page = (*source.table)[handle];
     if (places.empty() && page.Covers(request.range)) {
-      places.push_back({number, handle});
+      places.push_back({source.number, handle});
       return places;
     }
     // Pieces of several pools: taken when they add tiles and overlap nothing.
@@ -360,18 +373,23 @@ DeviceTier::PlacesOf DeviceTier::Places(const AcquireRequest& request, const Pag
     }
     if (!adds || overlaps) continue;
     for (const Fragment& fragment : page.fragments) covered.push_back(fragment.range);
-    places.push_back({number, handle});
+    places.push_back({source.number, handle});
   }
   if (places.empty() || !Covers(covered, request.range)) places.clear();
   return places;
 }
 
 std::vector<DeviceTier::PlacesOf> DeviceTier::Ref(const AcquireRequest& request) {
-  std::vector<PlacesOf> pages(request.keys.size());
+  const std::span<const PageKey> keys = request.keys;
+  std::vector<PlacesOf> pages(keys.size());
   MutexLock lock(&mutex_);
-  for (size_t i = 0; i < pages.size(); ++i) {
-    pages[i] = Places(request, request.keys[i]);
-    for (const auto& [pool, page] : pages[i]) pools_.at(pool)->table().Ref(page);
+  const std::vector<Source> sources = SourcesOf(request);
+  for (size_t i = 0; i < keys.size() && !sources.empty(); ++i) {
+    if (i + kPrefetchAhead < keys.size()) {
+      for (const Source& source : sources) source.pages.Prefetch(keys[i + kPrefetchAhead]);
+    }
+    pages[i] = Places(sources, request, keys[i]);
+    for (const auto& [pool, page] : pages[i]) TableOf(pool).Ref(page);
   }
   return pages;
 }
@@ -379,7 +397,7 @@ std::vector<DeviceTier::PlacesOf> DeviceTier::Ref(const AcquireRequest& request)
 void DeviceTier::Unref(std::span<const PlacesOf> pages) {
   MutexLock lock(&mutex_);
   for (const PlacesOf& places : pages) {
-    for (const auto& [pool, page] : places) pools_.at(pool)->table().Unref(page);
+    for (const auto& [pool, page] : places) TableOf(pool).Unref(page);
   }
 }
 
@@ -387,8 +405,9 @@ std::vector<bool> DeviceTier::Covered(const AcquireRequest& request) const {
   std::vector<bool> covered(request.keys.size());
   if (request.pools.empty()) return covered;
   MutexLock lock(&mutex_);
+  const std::vector<Source> sources = SourcesOf(request);
   for (size_t i = 0; i < covered.size(); ++i) {
-    covered[i] = !Places(request, request.keys[i]).empty();
+    covered[i] = !Places(sources, request, request.keys[i]).empty();
   }
   return covered;
 }
@@ -396,7 +415,7 @@ std::vector<bool> DeviceTier::Covered(const AcquireRequest& request) const {
 void DeviceTier::AddRefs(const PlacesOf& places, uint32_t index, const TileRange& range,
                          std::vector<DeviceFragmentRef>* fragments) const {
   for (const auto& [number, handle] : places) {
-    const DevicePoolIndex& pool = *pools_.at(number);
+    const DevicePoolIndex& pool = *Find(number);
     for (const Fragment& fragment : pool.table()[handle].fragments) {
       if (!Overlaps(fragment.range, range)) continue;
       fragments->push_back({.page = index,
@@ -411,19 +430,20 @@ LeaseId DeviceTier::Lease(const AcquireRequest& request, std::vector<PlacesOf> p
                           std::vector<uint32_t> below_pages,
                           std::vector<DeviceFragmentRef>* fragments) {
   const TimePoint now = clock_.Now();
+  fragments->reserve(pages.size());
   MutexLock lock(&mutex_);
+  std::map<DevicePoolNumber, std::vector<PageHandle>> read;
   for (size_t i = 0; i < pages.size(); ++i) {
     AddRefs(pages[i], static_cast<uint32_t>(i), request.range, fragments);
     for (const auto& [number, handle] : pages[i]) {
-      PageTable& table = pools_.at(number)->table();
-      table.NoteRead(handle, now);
+      read[number].push_back(handle);
+      PageTable& table = TableOf(number);
       for (const Fragment& fragment : table[handle].fragments) {
-        if (Overlaps(fragment.range, request.range)) {
-          table.CountGet(table.MetaOf(table[handle], fragment));
-        }
+        if (Overlaps(fragment.range, request.range)) table.CountGet(fragment);
       }
     }
   }
+  for (const auto& [number, handles] : read) TableOf(number).NoteRead(handles, now);
   const LeaseId lease = ++last_lease_ | kOwnLease;
   leases_[lease] = {std::move(pages), below, std::move(below_pages), now};
   return lease;
@@ -450,7 +470,7 @@ std::optional<LeaseId> DeviceTier::Release(LeaseId lease) {
   const auto found = leases_.find(lease);
   if (found == leases_.end()) return std::nullopt;
   for (const PlacesOf& places : found->second.pages) {
-    for (const auto& [pool, page] : places) pools_.at(pool)->table().Unref(page);
+    for (const auto& [pool, page] : places) TableOf(pool).Unref(page);
   }
   const LeaseId below = found->second.below;
   leases_.erase(found);

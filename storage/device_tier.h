@@ -126,8 +126,20 @@ class DeviceTier {
   using Pools = std::map<DevicePoolNumber, std::unique_ptr<DevicePoolIndex>>;
 
   DevicePoolIndex* Find(DevicePoolNumber pool) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  PlacesOf Places(const AcquireRequest& request, const PageKey& key) const
+  // Of a pool that there is.
+  PageTable& TableOf(DevicePoolNumber pool) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return pools_.find(pool)->second->table();
+  }
+  // A pool that a request names, and what it has of the request's keyspace.
+  struct Source {
+    DevicePoolNumber number = 0;
+    PageTable* table = nullptr;
+    PageTable::View pages;
+  };
+  std::vector<Source> SourcesOf(const AcquireRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static PlacesOf Places(std::span<const Source> sources, const AcquireRequest& request,
+                         const PageKey& key);
   void AddRefs(const PlacesOf& places, uint32_t index, const TileRange& range,
                std::vector<DeviceFragmentRef>* fragments) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

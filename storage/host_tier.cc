@@ -270,10 +270,10 @@ LeaseId HostTier::Lease(const AcquireRequest& request, std::vector<PageHandle> p
     AddRefs(page, i, request.range, fragments);
     if (found_in[i] != Tier::kHost) continue;
     for (const Fragment& fragment : page.fragments) {
-      if (Overlaps(fragment.range, request.range)) table_.CountGet(table_.MetaOf(page, fragment));
+      if (Overlaps(fragment.range, request.range)) table_.CountGet(fragment);
     }
   }
-  for (const PageHandle page : pages) table_.NoteRead(page, now);
+  table_.NoteRead(pages, now);
   leased_fragments_ += fragments->size();
   leases_[++last_lease_] = {std::move(pages), fragments->size(), now};
   return last_lease_;

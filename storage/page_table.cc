@@ -11,6 +11,17 @@
 namespace crumb::storage {
 namespace {
 
+// Keys whose places in the index are brought to the cache before they are looked up.
+constexpr size_t kPrefetchAhead = 8;
+
+// `times` observations of one value.
+void Observe(HistogramSnapshot& histogram, double value, uint64_t times) {
+  const auto bucket = std::lower_bound(histogram.bounds.begin(), histogram.bounds.end(), value) -
+                      histogram.bounds.begin();
+  histogram.counts[static_cast<size_t>(bucket)] += times;
+  histogram.sum += value * static_cast<double>(times);
+}
+
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
 uint64_t FingerprintOf(const PageKey& key) {
@@ -44,7 +55,7 @@ PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy,
       slots_(*allocator_),
       inherited_(inherited),
       lifetime_seconds_(LifetimeBounds()),
-      reuse_seconds_(LifetimeBounds()) {
+      reuse_seconds_(SnapshotOf(lifetime_seconds_)) {
   AddShare(std::move(policy));
 }
 
@@ -72,7 +83,7 @@ PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space)
     : slots_(space),
       inherited_(nullptr),
       lifetime_seconds_(LifetimeBounds()),
-      reuse_seconds_(LifetimeBounds()) {
+      reuse_seconds_(SnapshotOf(lifetime_seconds_)) {
   AddShare(std::move(policy));
 }
 
@@ -81,23 +92,20 @@ PageTable::Space* PageTable::SpaceOf(const KeyspaceId& keyspace) const {
   return found == spaces_.end() ? nullptr : found->second.get();
 }
 
+PageTable::View PageTable::ViewOf(const KeyspaceId& keyspace) const {
+  return View(SpaceOf(keyspace));
+}
+
 PageHandle PageTable::Find(const KeyspaceId& keyspace, const PageKey& key) const {
-  const Space* space = SpaceOf(keyspace);
-  if (space == nullptr) return kNoPage;
-  const auto found = space->pages.find(key);
-  return found == space->pages.end() ? kNoPage : found->second;
+  return ViewOf(keyspace).Find(key);
 }
 
 void PageTable::FindEach(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                          absl::FunctionRef<bool(size_t, PageHandle)> visit) const {
-  const Space* space = SpaceOf(keyspace);
+  const View view = ViewOf(keyspace);
   for (size_t i = 0; i < keys.size(); ++i) {
-    PageHandle handle = kNoPage;
-    if (space != nullptr) {
-      const auto found = space->pages.find(keys[i]);
-      if (found != space->pages.end()) handle = found->second;
-    }
-    if (!visit(i, handle)) return;
+    if (i + kPrefetchAhead < keys.size()) view.Prefetch(keys[i + kPrefetchAhead]);
+    if (!visit(i, view.Find(keys[i]))) return;
   }
 }
 
@@ -280,11 +288,23 @@ void PageTable::Hit(PageHandle handle) {
   if (page.resident) shares_[page.share].policy->Hit(page.item);
 }
 
-void PageTable::NoteRead(PageHandle handle, TimePoint now) {
-  Page& page = pages_[handle];
-  reuse_seconds_.Observe(Seconds(now - page.used));
-  page.used = now;
-  page.was_hit = true;
+// Pages of a prefix were mostly read together before, too.
+void PageTable::NoteRead(std::span<const PageHandle> pages, TimePoint now) {
+  TimePoint before;
+  uint64_t alike = 0;
+  const auto observe = [&] {
+    if (alike > 0) Observe(reuse_seconds_, Seconds(now - before), alike);
+    alike = 0;
+  };
+  for (const PageHandle handle : pages) {
+    Page& page = pages_[handle];
+    if (page.used != before) observe();
+    before = page.used;
+    ++alike;
+    page.used = now;
+    page.was_hit = true;
+  }
+  observe();
 }
 
 std::optional<PageHandle> PageTable::Victim(TimePoint now,
@@ -371,6 +391,12 @@ void PageTable::CountGet(const FragmentMeta& meta) {
   stats_.stored_get_bytes += meta.bytes;
 }
 
+void PageTable::CountGet(const Fragment& fragment) {
+  stats_.logical_get_bytes +=
+      static_cast<uint64_t>(fragment.range.tiles()) * fragment.logical_tile_bytes;
+  stats_.stored_get_bytes += fragment.bytes;
+}
+
 TierStats PageTable::Stats() const {
   TierStats stats = stats_;
   stats.capacity_bytes = slots_.capacity_bytes();
@@ -381,7 +407,7 @@ TierStats PageTable::Stats() const {
     stats.resident_bytes += inherited_->used_bytes();
   }
   stats.page_lifetime_seconds = SnapshotOf(lifetime_seconds_);
-  stats.reuse_gap_seconds = SnapshotOf(reuse_seconds_);
+  stats.reuse_gap_seconds = reuse_seconds_;
   return stats;
 }
 

@@ -94,6 +94,10 @@ class PageTable {
   void FindEach(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                 absl::FunctionRef<bool(size_t, PageHandle)> visit) const;
 
+  // Looks up many pages of one keyspace; valid until the table is changed.
+  class View;
+  View ViewOf(const KeyspaceId& keyspace) const;
+
   // Adds a fragment that lies in `slot`. An older generation of the page is removed.
   // kAlreadyExists: some of its tiles are there; kAborted: its generation is older than what is
   // there or was dropped. On error the slot stays the caller's.
@@ -114,8 +118,8 @@ class PageTable {
   void BeginAccess(uint32_t share = 0) { shares_[share].policy->BeginAccess(); }
   // The present access read the page: for the policy.
   void Hit(PageHandle page);
-  // Notes that a page was read now: for the statistics.
-  void NoteRead(PageHandle page, TimePoint now);
+  // Notes that pages were read now: for the statistics.
+  void NoteRead(std::span<const PageHandle> pages, TimePoint now);
   // The next page of the share to evict among those without references and pins that `may_go`
   // accepts.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
@@ -149,6 +153,7 @@ class PageTable {
 
   void CountPut(const FragmentMeta& meta);
   void CountGet(const FragmentMeta& meta);
+  void CountGet(const Fragment& fragment);
   TierStats Stats() const;
   FragmentMeta MetaOf(const Page& page, const Fragment& fragment) const;
 
@@ -190,7 +195,25 @@ class PageTable {
   std::vector<Change> changes_;
   TierStats stats_;  // what is counted as it happens
   Histogram lifetime_seconds_;
-  Histogram reuse_seconds_;
+  HistogramSnapshot reuse_seconds_;
+};
+
+class PageTable::View {
+ public:
+  PageHandle Find(const PageKey& key) const {
+    if (space_ == nullptr) return kNoPage;
+    const auto found = space_->pages.find(key);
+    return found == space_->pages.end() ? kNoPage : found->second;
+  }
+  // Ahead of Find.
+  void Prefetch(const PageKey& key) const {
+    if (space_ != nullptr) space_->pages.prefetch(key);
+  }
+
+ private:
+  friend class PageTable;
+  explicit View(const Space* space) : space_(space) {}
+  const Space* space_;
 };
 
 // A copy of a histogram's state.

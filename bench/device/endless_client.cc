@@ -70,7 +70,7 @@ EndlessClient::StoredPage EndlessClient::MakePage(std::byte* at, PageFormat form
       at[i] = static_cast<std::byte>(value & 0xff);
       at[i + 1] = static_cast<std::byte>(value >> 8);
     }
-    page.header.tile_sums.push_back(Crc32c({at, tile_bytes}));
+    page.tile_sums.push_back(Crc32c({at, tile_bytes}));
   }
   const size_t bytes = tile_bytes * page.header.range.tiles();
   page.tiles = {at - bytes, bytes};
@@ -102,7 +102,7 @@ absl::StatusOr<AcquireResult> EndlessClient::Acquire(const client::AcquireReques
   for (size_t i = 0; i < request.keys.size(); ++i) {
     const size_t position = request.first_page + i;
     const StoredPage& page = position == 0 ? sink_ : pages_[position % pages_.size()];
-    fragments.push_back({static_cast<int>(i), page.header, page.tiles});
+    fragments.push_back({static_cast<int>(i), page.header, page.tile_sums, page.tiles});
     result.page_tiers.push_back(client::Tier::kHost);
   }
   result.hit_pages = static_cast<int>(fragments.size());

@@ -63,6 +63,7 @@ class EndlessClient final : public client::Client {
   struct StoredPage {
     std::span<const std::byte> tiles;
     FragmentHeader header;
+    std::vector<uint32_t> tile_sums;
   };
   StoredPage MakePage(std::byte* at, PageFormat format, std::mt19937_64& random) const;
 

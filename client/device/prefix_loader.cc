@@ -169,7 +169,6 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
     page->parent = from[i]->parent;
     page->position = from[i]->position;
     page->over_int2_prefix = from[i]->over_int2_prefix;
-    page->tile_sums = std::move(from[i]->tile_sums);
     to.push_back(std::move(page));
   }
   return to;
@@ -251,7 +250,7 @@ absl::Status PrefixLoader::SendSums(const Job& job, int layer_begin, int layer_e
   const Tables tables = TablesAt(staging, job.pages());
   const size_t heads = parts_.geometry.kv_heads, layer_sums = heads * job.to.size();
   for (int i = 0; i < job.pages(); ++i) {
-    const uint32_t* from = job.to[i]->tile_sums.data();
+    const uint32_t* from = job.from[i]->sums().data();
     for (int layer = layer_begin; layer < layer_end; ++layer) {
       std::copy_n(from + heads * layer, heads, tables.sums + layer_sums * layer + heads * i);
     }
@@ -403,6 +402,12 @@ void PrefixLoader::SeeOff(std::shared_ptr<const Job> job) {
     for (const std::shared_ptr<Page>& page : job->to) {
       if (damaged >= 0 && static_cast<int>(page->position) >= damaged) break;
       sound.push_back(page);
+    }
+    if (parts_.keeps_sums) {
+      for (size_t i = 0; i < sound.size(); ++i) {
+        const std::span<const uint32_t> sums = job->from[i]->sums();
+        job->to[i]->tile_sums.assign(sums.begin(), sums.end());
+      }
     }
     GiveBack(&job->lane());
     parts_.loaded(job->keyspace, std::move(sound));

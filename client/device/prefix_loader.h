@@ -83,7 +83,8 @@ class PrefixLoader {
     std::function<void()> damaged;  // called for each load with a damaged page
     // Called with the sound pages of each load.
     std::function<void(const Keyspace&, std::vector<std::shared_ptr<const Page>>)> loaded;
-    Duration slots_timeout;  // of asking crumbd for shared slots
+    bool keeps_sums = false;  // whether `loaded` wants the pages' sums
+    Duration slots_timeout;   // of asking crumbd for shared slots
   };
   // `loads` at once, of `pages_max` pages each; `kernel_layers` as
   // DeviceWorkerOptions::load_kernel_layers.

@@ -200,6 +200,7 @@ absl::Status ResidentWorker::Allocate() {
                     .damaged = [this] { NoteDamage(); },
                     .loaded = [this](const auto& keyspace,
                                      auto pages) { NoteLoaded(keyspace, std::move(pages)); },
+                    .keeps_sums = pools_ != nullptr,
                     .slots_timeout = kSlotsTimeout},
                    o.loads, o.load_pages, o.load_kernel_layers));
   CRUMB_ASSIGN_OR_RETURN(starter_,

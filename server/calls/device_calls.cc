@@ -210,6 +210,11 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
   for (const std::string& pool : request.peers()) {
     named.push_back(context.pools->OfTenant(session, pool));
   }
+  const int count = static_cast<int>(found.size());
+  fragments->mutable_pages()->Reserve(count);
+  fragments->mutable_pools()->Reserve(count);
+  fragments->mutable_slots()->Reserve(count);
+  fragments->mutable_shapes()->Reserve(count);
   std::vector<const FragmentHeader*> shapes;
   uint64_t room = context.limits.device_sums_bytes_max.value;
   bool cut = false;

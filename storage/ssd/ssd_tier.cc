@@ -137,7 +137,7 @@ void SsdTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
     const PageHandle page = table_.Find(keyspace, *key);
     if (page == kNoPage) continue;
     table_.Hit(page);
-    table_.NoteRead(page, now);
+    table_.NoteRead({&page, 1}, now);
     MarkUsed(page);
   }
 }

@@ -121,7 +121,7 @@ absl::StatusOr<AcquireResult> MemoryClient::Acquire(const AcquireRequest& reques
   if (!up) return absl::UnavailableError("down");
   AcquireResult result;
   std::vector<LeasedFragment> fragments;
-  auto hold = std::make_shared<std::vector<std::shared_ptr<std::byte>>>();
+  auto hold = std::make_shared<std::vector<std::shared_ptr<void>>>();
   MutexLock lock(&mutex_);
   for (const PageKey& key : request.keys) {
     const auto found = pages_.find({request.keyspace, key});
@@ -130,9 +130,12 @@ absl::StatusOr<AcquireResult> MemoryClient::Acquire(const AcquireRequest& reques
       break;
     }
     const Stored& stored = found->second;
+    const auto sums = std::make_shared<std::vector<uint32_t>>(stored.header.tile_sums);
     fragments.push_back(
-        {result.hit_pages++, stored.header, {stored.bytes.get(), stored.tiles_bytes}});
+        {result.hit_pages++, stored.header, *sums, {stored.bytes.get(), stored.tiles_bytes}});
+    fragments.back().header.tile_sums.clear();
     hold->push_back(stored.bytes);
+    hold->push_back(sums);
     result.page_tiers.push_back(Tier::kHost);
   }
   if (result.hit_pages == 0) return result;

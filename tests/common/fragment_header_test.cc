@@ -4,10 +4,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
 #include "common/crc32c.h"
+#include "common/fragment_header_view.h"
 #include "common/hex.h"
 #include "common/little_endian.h"
 
@@ -46,6 +48,30 @@ TEST(FragmentHeaderTest, RoundTrip) {
   const auto decoded = DecodeFragmentHeader(bytes);
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(*decoded, header);
+}
+
+TEST(FragmentHeaderTest, AViewReadsTheSumsWhereTheyLie) {
+  FragmentHeader header = Example();
+  auto bytes = Encoded(header);
+  const auto view = ViewFragmentHeader(bytes);
+  ASSERT_TRUE(view.ok()) << view.status();
+  EXPECT_TRUE(std::ranges::equal(view->tile_sums, header.tile_sums));
+  const auto* first = reinterpret_cast<const std::byte*>(view->tile_sums.data());
+  EXPECT_GE(first, bytes.data());
+  EXPECT_LE(first + view->tile_sums.size_bytes(), bytes.data() + bytes.size());
+  header.tile_sums.clear();
+  EXPECT_EQ(view->header, header);
+  // Truncated, flipped and misaligned ones are refused.
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_TRUE(absl::IsDataLoss(ViewFragmentHeader(std::span(bytes).first(size)).status()));
+  }
+  for (size_t bit = 0; bit < 8 * bytes.size(); ++bit) {
+    auto flipped = bytes;
+    flipped[bit / 8] ^= std::byte{1} << (bit % 8);
+    EXPECT_FALSE(ViewFragmentHeader(flipped).ok()) << bit;
+  }
+  bytes.insert(bytes.begin(), std::byte{0});
+  EXPECT_TRUE(absl::IsDataLoss(ViewFragmentHeader(std::span(bytes).subspan(1)).status()));
 }
 
 TEST(FragmentHeaderTest, GoldenBytes) {

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "common/fragment_header.h"
+#include "common/fragment_header_view.h"
 #include "crumb/device_fragment.h"
 
 namespace crumb::client {
@@ -16,12 +17,14 @@ namespace crumb::client {
 // One fragment in crumbd's shared memory. Its header was decoded and compared with what was asked
 // for; its tiles were not read yet.
 struct LeasedFragment {
-  int page = 0;  // index into the keys of the Acquire
-  FragmentHeader header;
-  std::span<const std::byte> tiles;  // layer by layer, head by head; valid while the lease lives
+  int page = 0;           // index into the keys of the Acquire
+  FragmentHeader header;  // without tile sums
+  // Valid while the lease lives, layer by layer, head by head:
+  std::span<const uint32_t> tile_sums;
+  std::span<const std::byte> tiles;
 
   // kDataLoss naming the first tile whose checksum differs. Reads every byte.
-  absl::Status VerifyTiles() const { return VerifyTileSums(header, tiles); }
+  absl::Status VerifyTiles() const { return VerifyTileSums(header, tile_sums, tiles); }
 };
 
 // Pages that stay where they are until this is destroyed. Outlives the connection it came over:
