@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cluster/breaker.h"
 
+#include <algorithm>
+
 namespace crumb::server {
 
 bool Breaker::Allow() {
@@ -20,20 +22,24 @@ bool IsAnswer(const absl::Status& status) {
          !absl::IsCancelled(status);
 }
 
-void Breaker::Note(const absl::Status& status) { IsAnswer(status) ? Succeed() : Fail(); }
-
-void Breaker::Succeed() {
-  MutexLock lock(&mutex_);
-  state_ = State::kClosed;
-  failures_ = 0;
+void Breaker::Note(const absl::Status& status) {
+  IsAnswer(status) ? Succeed(Of::kCalls) : Fail(Of::kCalls);
 }
 
-void Breaker::Fail() {
+void Breaker::Succeed(Of what) {
+  MutexLock lock(&mutex_);
+  failures_[static_cast<size_t>(what)] = 0;
+  // Of an open one that the other kind of failure opened this tells nothing.
+  const int64_t most = *std::max_element(failures_.begin(), failures_.end());
+  if (state_ == State::kHalfOpen || most < options_.failures) state_ = State::kClosed;
+}
+
+void Breaker::Fail(Of what) {
   const TimePoint now = clock_.Now();
   MutexLock lock(&mutex_);
-  ++failures_;
+  const int64_t failures = ++failures_[static_cast<size_t>(what)];
   if (state_ == State::kOpen) return;
-  if (state_ == State::kClosed && failures_ < options_.failures) return;
+  if (state_ == State::kClosed && failures < options_.failures) return;
   state_ = State::kOpen;
   until_ = now + options_.open_for;
   opened_.Add();

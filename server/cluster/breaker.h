@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 
@@ -16,10 +17,13 @@ namespace crumb::server {
 bool IsAnswer(const absl::Status& status);
 
 // Keeps requests from waiting for a node that does not answer: after some failures in a row it is
-// not asked for a while, then by one request, whose success closes the breaker again. Thread-safe.
+// not asked for a while, then by one request, whose success closes the breaker again. Calls and
+// bytes are counted apart, since every fetch follows a call: a node that answers and does not
+// deliver is silent, too. Thread-safe.
 class Breaker {
  public:
   enum class State : uint8_t { kClosed, kOpen, kHalfOpen };
+  enum class Of : uint8_t { kCalls, kBytes };
   struct Options {
     int64_t failures = 5;
     Duration open_for = std::chrono::seconds(2);
@@ -31,8 +35,8 @@ class Breaker {
   bool Allow();
   // What a call to it ended with: only silence is a failure.
   void Note(const absl::Status& status);
-  void Succeed();
-  void Fail();
+  void Succeed(Of what);
+  void Fail(Of what);
 
   State state() const;
   uint64_t opened() const { return opened_.value(); }
@@ -43,8 +47,8 @@ class Breaker {
   Counter opened_;
   mutable Mutex mutex_;
   State state_ ABSL_GUARDED_BY(mutex_) = State::kClosed;
-  int64_t failures_ ABSL_GUARDED_BY(mutex_) = 0;  // in a row
-  TimePoint until_ ABSL_GUARDED_BY(mutex_);       // of kOpen, and of the probe of kHalfOpen
+  std::array<int64_t, 2> failures_ ABSL_GUARDED_BY(mutex_) = {};  // in a row, by Of
+  TimePoint until_ ABSL_GUARDED_BY(mutex_);  // of kOpen, and of the probe of kHalfOpen
 };
 
 const char* BreakerStateName(Breaker::State state);

@@ -147,7 +147,8 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     };
     const auto late = static_cast<size_t>(ended(PageStatus::kDeadline));
     const bool silent = ended(PageStatus::kUnavailable) > 0 || late == answer.pages.size();
-    silent ? fetch_.from->breaker().Fail() : fetch_.from->breaker().Succeed();
+    Breaker& breaker = fetch_.from->breaker();
+    silent ? breaker.Fail(Breaker::Of::kBytes) : breaker.Succeed(Breaker::Of::kBytes);
   }
 
   MissReason Publish(size_t page, size_t slot, const transport::PageAnswer& answer) {

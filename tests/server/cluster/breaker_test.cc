@@ -14,7 +14,7 @@ class BreakerTest : public testing::Test {
   void Fail(int times) {
     for (int i = 0; i < times; ++i) {
       EXPECT_TRUE(breaker_.Allow());
-      breaker_.Fail();
+      breaker_.Fail(Breaker::Of::kCalls);
     }
   }
   FakeClock clock_;
@@ -23,7 +23,7 @@ class BreakerTest : public testing::Test {
 
 TEST_F(BreakerTest, OpensAfterFailuresInARowOnly) {
   Fail(2);
-  breaker_.Succeed();
+  breaker_.Succeed(Breaker::Of::kCalls);
   Fail(2);
   EXPECT_EQ(breaker_.state(), Breaker::State::kClosed);
   Fail(1);
@@ -39,11 +39,11 @@ TEST_F(BreakerTest, LetsOneProbeThroughWhenItsTimeIsUp) {
   clock_.Advance(std::chrono::milliseconds(1));
   EXPECT_TRUE(breaker_.Allow());
   EXPECT_FALSE(breaker_.Allow());
-  breaker_.Fail();
+  breaker_.Fail(Breaker::Of::kCalls);
   EXPECT_FALSE(breaker_.Allow());
   clock_.Advance(std::chrono::seconds(2));
   EXPECT_TRUE(breaker_.Allow());
-  breaker_.Succeed();
+  breaker_.Succeed(Breaker::Of::kCalls);
   EXPECT_EQ(breaker_.state(), Breaker::State::kClosed);
   EXPECT_TRUE(breaker_.Allow());
 }
@@ -59,7 +59,7 @@ TEST_F(BreakerTest, AProbeThatIsNeverAnsweredDoesNotKeepItOpenForEver) {
 TEST_F(BreakerTest, OnlySilenceIsAFailure) {
   using absl::StatusCode;
   for (const auto code : {StatusCode::kUnavailable, StatusCode::kDeadlineExceeded}) {
-    breaker_.Succeed();
+    breaker_.Succeed(Breaker::Of::kCalls);
     for (int i = 0; i < 3; ++i) breaker_.Note(absl::Status(code, "silent"));
     EXPECT_EQ(breaker_.state(), Breaker::State::kOpen) << absl::StatusCodeToString(code);
   }
@@ -69,6 +69,30 @@ TEST_F(BreakerTest, OnlySilenceIsAFailure) {
     EXPECT_EQ(breaker_.state(), Breaker::State::kClosed) << absl::StatusCodeToString(code);
     for (int i = 0; i < 2; ++i) breaker_.Note(absl::UnavailableError("silent"));
   }
+}
+
+TEST_F(BreakerTest, WhoAnswersAndDoesNotDeliverIsSilent) {
+  using Of = Breaker::Of;
+  const auto ask = [&](bool delivers) {
+    EXPECT_TRUE(breaker_.Allow());
+    breaker_.Note(absl::OkStatus());
+    delivers ? breaker_.Succeed(Of::kBytes) : breaker_.Fail(Of::kBytes);
+  };
+  for (const bool delivers : {false, false, true, false, false}) ask(delivers);
+  EXPECT_EQ(breaker_.state(), Breaker::State::kClosed);
+  ask(false);
+  EXPECT_EQ(breaker_.state(), Breaker::State::kOpen);
+  breaker_.Note(absl::OkStatus());  // of a call that was under way
+  EXPECT_FALSE(breaker_.Allow());
+  // The probe delivers nothing either.
+  clock_.Advance(std::chrono::seconds(2));
+  ask(false);
+  EXPECT_FALSE(breaker_.Allow());
+  EXPECT_EQ(breaker_.opened(), 2u);
+  clock_.Advance(std::chrono::seconds(2));
+  ask(true);
+  ask(false);
+  EXPECT_TRUE(breaker_.Allow());
 }
 
 PlacementNode Node(const std::string& id, double weight = 1) {

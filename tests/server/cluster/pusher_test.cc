@@ -440,7 +440,7 @@ TEST_F(PusherTest, ThousandsOfSmallBatchesForAHomeThatIsNotAsked) {
   breaker_ = {.failures = 1, .open_for = std::chrono::hours(1)};
   options_.attempts = 1;
   View({"a"});
-  homes_["a"]->breaker().Fail();
+  homes_["a"]->breaker().Fail(Breaker::Of::kCalls);
   Pusher& pusher = Make();
   constexpr int kPages = 16'000;
   for (int i = 0; i < kPages; ++i) {
