@@ -9,6 +9,7 @@
 
 #include "client/c_api/handles.h"
 #include "client/c_api/options.h"
+#include "client/c_api/starts.h"
 #include "common/status_macros.h"
 
 namespace crumb::c_api {
@@ -59,14 +60,6 @@ client::DeviceBatchOptions OptionsOf(const crumb_device_batch_options& given) {
   SetInt(given.pages, &options.pages);
   options.output = given.output_f32 != 0 ? client::DeviceOutput::kF32 : client::DeviceOutput::kBf16;
   return options;
-}
-
-void Hand(const crumb_device_worker& worker, std::unique_ptr<client::DeviceSequence> sequence,
-          crumb_device_sequence** out, uint32_t* cached_tokens) {
-  if (cached_tokens != nullptr) {
-    *cached_tokens = static_cast<uint32_t>(sequence->cached_tokens());
-  }
-  *out = new crumb_device_sequence{worker, std::move(sequence)};
 }
 
 }  // namespace
@@ -127,57 +120,24 @@ crumb_code DeviceWorkerReadCounters(crumb_device_worker* worker, crumb_worker_co
 crumb_code DeviceSequenceBegin(crumb_device_worker* worker, const int32_t* tokens, size_t count,
                                const crumb_sequence_options* options, crumb_device_sequence** out,
                                uint32_t* cached_tokens) {
-  return Guarded([&]() -> absl::Status {
-    if (tokens == nullptr || out == nullptr) {
-      return absl::InvalidArgumentError("crumb_device_sequence_begin: tokens or out is NULL");
-    }
-    CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
-    CRUMB_ASSIGN_OR_RETURN(auto sequence, worker->worker->Begin({tokens, count}, wanted));
-    Hand(*worker, std::move(sequence), out, cached_tokens);
-    return absl::OkStatus();
-  });
+  return StartAlone("crumb_device_sequence_begin", worker, tokens, count, options, out,
+                    cached_tokens);
 }
 
 crumb_code DeviceSequenceLead(crumb_device_worker* worker, const int32_t* tokens, size_t count,
                               const crumb_sequence_options* options, crumb_device_sequence** out,
                               uint32_t* cached_tokens, void* token, size_t token_capacity,
                               size_t* token_bytes) {
-  return Guarded([&]() -> absl::Status {
-    if (tokens == nullptr || out == nullptr || token == nullptr || token_bytes == nullptr) {
-      return absl::InvalidArgumentError(
-          "crumb_device_sequence_lead: tokens, out, token or token_bytes is NULL");
-    }
-    if (token_capacity < CRUMB_LEAD_TOKEN_BYTES(count)) {
-      return absl::InvalidArgumentError(
-          "crumb_device_sequence_lead: token has room for less than CRUMB_LEAD_TOKEN_BYTES(count)");
-    }
-    CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
-    CRUMB_ASSIGN_OR_RETURN(client::LedDeviceSequence led,
-                           worker->worker->Lead({tokens, count}, wanted));
-    if (led.token.size() > token_capacity) return absl::InternalError("a token of unusual size");
-    std::memcpy(token, led.token.data(), led.token.size());
-    *token_bytes = led.token.size();
-    Hand(*worker, std::move(led.sequence), out, cached_tokens);
-    return absl::OkStatus();
-  });
+  return StartLeading("crumb_device_sequence_lead", worker, tokens, count, options, out,
+                      cached_tokens, token, token_capacity, token_bytes);
 }
 
 crumb_code DeviceSequenceFollow(crumb_device_worker* worker, const void* token, size_t token_bytes,
                                 const int32_t* tokens, size_t count,
                                 const crumb_sequence_options* options, crumb_device_sequence** out,
                                 uint32_t* cached_tokens) {
-  return Guarded([&]() -> absl::Status {
-    if (tokens == nullptr || out == nullptr || token == nullptr) {
-      return absl::InvalidArgumentError(
-          "crumb_device_sequence_follow: token, tokens or out is NULL");
-    }
-    CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
-    CRUMB_ASSIGN_OR_RETURN(auto sequence,
-                           worker->worker->Follow({static_cast<const char*>(token), token_bytes},
-                                                  {tokens, count}, wanted));
-    Hand(*worker, std::move(sequence), out, cached_tokens);
-    return absl::OkStatus();
-  });
+  return StartFollowing("crumb_device_sequence_follow", worker, token, token_bytes, tokens, count,
+                        options, out, cached_tokens);
 }
 
 void DeviceSequenceClose(crumb_device_sequence* sequence) { delete sequence; }

@@ -2,12 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/c_api/sequences.h"
 
-#include <algorithm>
-#include <cstring>
-#include <string>
-
 #include "client/c_api/handles.h"
 #include "client/c_api/options.h"
+#include "client/c_api/starts.h"
 #include "common/status_macros.h"
 #include "kernels/tile.h"
 
@@ -15,14 +12,6 @@ namespace crumb::c_api {
 namespace {
 
 using kernels::Bf16;
-
-void Hand(const crumb_worker& worker, std::unique_ptr<client::Sequence> sequence,
-          crumb_sequence** out, uint32_t* cached_tokens) {
-  if (cached_tokens != nullptr) {
-    *cached_tokens = static_cast<uint32_t>(sequence->cached_tokens());
-  }
-  *out = new crumb_sequence{worker, std::move(sequence)};
-}
 
 }  // namespace
 
@@ -54,15 +43,7 @@ crumb_code WorkerReadCounters(crumb_worker* worker, crumb_worker_counters* out) 
 crumb_code SequenceBegin(crumb_worker* worker, const int32_t* tokens, size_t count,
                          const crumb_sequence_options* options, crumb_sequence** out,
                          uint32_t* cached_tokens) {
-  return Guarded([&]() -> absl::Status {
-    if (tokens == nullptr || out == nullptr) {
-      return absl::InvalidArgumentError("crumb_sequence_begin: tokens or out is NULL");
-    }
-    CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
-    CRUMB_ASSIGN_OR_RETURN(auto sequence, worker->worker->Begin({tokens, count}, wanted));
-    Hand(*worker, std::move(sequence), out, cached_tokens);
-    return absl::OkStatus();
-  });
+  return StartAlone("crumb_sequence_begin", worker, tokens, count, options, out, cached_tokens);
 }
 
 crumb_code PartOfRank(crumb_worker_options* options, uint32_t tp_rank, uint32_t tp_size,
@@ -91,40 +72,16 @@ crumb_code SequenceLead(crumb_worker* worker, const int32_t* tokens, size_t coun
                         const crumb_sequence_options* options, crumb_sequence** out,
                         uint32_t* cached_tokens, void* token, size_t token_capacity,
                         size_t* token_bytes) {
-  return Guarded([&]() -> absl::Status {
-    if (tokens == nullptr || out == nullptr || token == nullptr || token_bytes == nullptr) {
-      return absl::InvalidArgumentError(
-          "crumb_sequence_lead: tokens, out, token or token_bytes is NULL");
-    }
-    if (token_capacity < CRUMB_LEAD_TOKEN_BYTES(count)) {
-      return absl::InvalidArgumentError(
-          "crumb_sequence_lead: token has room for less than CRUMB_LEAD_TOKEN_BYTES(count)");
-    }
-    CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
-    CRUMB_ASSIGN_OR_RETURN(client::LedSequence led, worker->worker->Lead({tokens, count}, wanted));
-    if (led.token.size() > token_capacity) return absl::InternalError("a token of unusual size");
-    std::memcpy(token, led.token.data(), led.token.size());
-    *token_bytes = led.token.size();
-    Hand(*worker, std::move(led.sequence), out, cached_tokens);
-    return absl::OkStatus();
-  });
+  return StartLeading("crumb_sequence_lead", worker, tokens, count, options, out, cached_tokens,
+                      token, token_capacity, token_bytes);
 }
 
 crumb_code SequenceFollow(crumb_worker* worker, const void* token, size_t token_bytes,
                           const int32_t* tokens, size_t count,
                           const crumb_sequence_options* options, crumb_sequence** out,
                           uint32_t* cached_tokens) {
-  return Guarded([&]() -> absl::Status {
-    if (tokens == nullptr || out == nullptr || token == nullptr) {
-      return absl::InvalidArgumentError("crumb_sequence_follow: token, tokens or out is NULL");
-    }
-    CRUMB_ASSIGN_OR_RETURN(const client::SequenceOptions wanted, OptionsOf(Known(options)));
-    CRUMB_ASSIGN_OR_RETURN(auto sequence,
-                           worker->worker->Follow({static_cast<const char*>(token), token_bytes},
-                                                  {tokens, count}, wanted));
-    Hand(*worker, std::move(sequence), out, cached_tokens);
-    return absl::OkStatus();
-  });
+  return StartFollowing("crumb_sequence_follow", worker, token, token_bytes, tokens, count, options,
+                        out, cached_tokens);
 }
 
 crumb_code SequenceAppend(crumb_sequence* sequence, uint32_t layer, uint32_t tokens, const void* k,
