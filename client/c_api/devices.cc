@@ -29,6 +29,7 @@ void SetBytes(uint64_t given, Number* option) {
 absl::StatusOr<client::DeviceWorkerOptions> OptionsOf(const crumb_device_worker_options& given) {
   client::DeviceWorkerOptions options;
   SetInt(given.pages, &options.pages);
+  SetInt(given.bf16_pages, &options.bf16_pages);
   SetInt(given.sequences, &options.sequences);
   SetInt(given.prompts, &options.prompts);
   SetInt(given.loads, &options.loads);

@@ -337,10 +337,12 @@ typedef struct crumb_device_worker_options {
   const uint32_t*
       pool_peers; /* [pool_peer_count] ordinals of devices whose pools are copied from */
   size_t pool_peer_count;
+  /* BF16 history pages, where INT2 is given up; allocated when they are needed; 0: 512 */
+  uint32_t bf16_pages;
 } crumb_device_worker_options;
 
-/* `client` may be NULL: no crumbd; so may `device_options`. parallel_for, page_bytes_max and
- * history_bf16 of `options` are not used. CRUMB_RESOURCE_EXHAUSTED: too little device memory. */
+/* `client` may be NULL: no crumbd; so may `device_options`. parallel_for and page_bytes_max of
+ * `options` are not used. CRUMB_RESOURCE_EXHAUSTED: too little device memory. */
 CRUMB_API crumb_code crumb_device_worker_open(crumb_client* client, crumb_device* device,
                                               const crumb_worker_options* options,
                                               const crumb_device_worker_options* device_options,

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "client/device/arena_pinner.h"
+#include "client/worker_keyspace.h"
 #include "crumb/client.h"
 #include "crumb/device_worker.h"
 #include "crumb/worker.h"
@@ -357,6 +358,59 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollowInPools) {
     }
     workers.clear();
     for (const auto& device : devices) EXPECT_EQ(device->shared_ranges(), 0u);
+  }
+}
+
+// A command gives INT2 up: sequences on the device store BF16, which both back ends hit. History
+// pages go through crumbd's memory; sinks may lie in a pool, as ever.
+TEST_P(DeviceCrumbdTest, Bf16HistoryGoesThroughCrumbd) {
+  KeyspaceSpec spec;
+  spec.fields = KeyspaceFields(Options(), kernels::PageFormat::kInt2).value();
+  spec.layers = Options().layers;
+  spec.kv_heads = Options().kv_heads;
+  spec.head_dim = Options().head_dim;
+  spec.group_size = Options().group_size;
+  const KeyspaceId int2 = client_->OpenKeyspace(spec, kPatience).value().id;
+  ASSERT_TRUE(client_->SetKeyspaceState(int2, KeyspaceState::kBf16, "test", "a test").ok());
+  WorkerOptions bf16 = Options();
+  bf16.history_format = kernels::PageFormat::kBf16;
+  for (const bool pooled : {false, true}) {
+    SCOPED_TRACE(pooled);
+    const SequenceModel model(Options(), RandomTokens(kPrompt + 100, pooled ? 90 : 91));
+    const auto alone = Worker::Open(bf16, nullptr).value();
+    const auto cold = alone->Begin(model.prompt(kPrompt)).value();
+    const std::vector<float> expected = PlayOnCpu(model, *cold);
+    DeviceWorkerOptions sizes = SmallDevice();
+    if (pooled) {
+      sizes.pool_bytes = sizes.pool_sink_bytes = 8 << 20;
+      sizes.pool_handle_bytes = 2 << 20;
+    }
+    {
+      const auto worker = DeviceWorker::Open(Options(), sizes, client_.get(), device_).value();
+      const TimePoint deadline = Clock::Real().Now() + kPatience;
+      while (pooled && worker->pool_use().blank_slots < 32) {
+        ASSERT_LT(Clock::Real().Now(), deadline);
+        std::this_thread::yield();
+      }
+      DeviceRun prompts(device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
+      DeviceRun decode(device_, *worker, {});
+      for (const int cached : {0, kHit}) {
+        const auto sequence = worker->Begin(model.prompt(kPrompt), Patient()).value();
+        EXPECT_EQ(sequence->cached_tokens(), cached) << sequence->stats().miss_reason;
+        EXPECT_EQ(sequence->stats().hit_tokens_device, pooled && cached > 0 ? 64 : 0);
+        EXPECT_LT(Worst(Play(prompts, decode, model, *sequence), expected), 2e-5);
+        EXPECT_EQ(sequence->stats().bits_per_element(), 16.0);
+        ASSERT_TRUE(decode.batch().Finish(*sequence).ok());
+        ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+      }
+      EXPECT_EQ(worker->counters().publish_refused, 0u);
+      EXPECT_EQ(worker->counters().verify_failures, 0u);
+    }
+    const auto cpu = Worker::Open(Options(), client_.get()).value();
+    const auto hit = cpu->Begin(model.prompt(kPrompt), Patient()).value();
+    EXPECT_EQ(hit->cached_tokens(), kHit);
+    EXPECT_LT(Worst(PlayOnCpu(model, *hit), expected), 2e-5);
+    EXPECT_EQ(cpu->counters().verify_failures, 0u);
   }
 }
 
