@@ -142,7 +142,9 @@ std::vector<std::string> Seeds() {
     }
     image.pages.push_back(page);
   }
-  return {EncodeHostImage({}), EncodeHostImage(image)};
+  HostImage of_tenants = image;
+  of_tenants.tenants = {"one", ""};
+  return {EncodeHostImage({}), EncodeHostImage(image), EncodeHostImage(of_tenants)};
 }
 
 }  // namespace
