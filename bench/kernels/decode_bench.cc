@@ -25,6 +25,7 @@ constexpr int kLayers = 20;
 constexpr int kSinkTokens = 64;
 constexpr int kRecentTokens = 287;
 constexpr int kRingSlots = 328;
+constexpr int kPositionBlocks = 64;
 
 int PagesOf(int context, const TileShape& tile) {
   return std::max(0, (context - kSinkTokens - kRecentTokens) / tile.tokens);
@@ -84,6 +85,11 @@ class Setup {
     p.rotation_k = rotation_k_.get() + layer * matrix;
     p.rotation_v = rotation_v_.get() + layer * matrix;
     p.mean_v = mean_v_.get();
+    if (w_.offsets) {
+      p.offset = offset_.get() + layer * offset_host_.size() / kLayers;
+      p.position_blocks = kPositionBlocks;
+      p.pages_per_position_block = PagesPerBlock();
+    }
     p.copy_path = w_.ampere ? kernels::cuda::CopyPath::kAsync16 : kernels::cuda::CopyPath::kAuto;
     p.overlap_previous = w_.overlap;
     p.plan = plan_.get();
@@ -169,7 +175,15 @@ class Setup {
     std::normal_distribution<float> normal(0.0f, 0.3f);
     for (int i = 0; i < w_.kv_heads * dim_; ++i) mean_host_.push_back(normal(random_));
     mean_v_ = Upload(mean_host_);
+    if (w_.offsets) {
+      offset_host_.resize(static_cast<size_t>(batch_) * w_.q_tokens * w_.q_heads * kPositionBlocks *
+                          kLayers);
+      for (float& x : offset_host_) x = normal(random_);
+      offset_ = Upload(offset_host_);
+    }
   }
+
+  int PagesPerBlock() const { return (max_pages_ + kPositionBlocks - 1) / kPositionBlocks; }
 
   double RowError(int layer, int sequence, int head) const {
     const size_t tile_bytes = w_.tile.int2_bytes();
@@ -218,6 +232,15 @@ class Setup {
     p.rotation_k = rotation_k_host_.data() + static_cast<size_t>(head) * dim_ * dim_;
     p.rotation_v = rotation_v_host_.data() + static_cast<size_t>(head) * dim_ * dim_;
     p.mean_v = mean_host_.data() + head * dim_;
+    std::vector<float> offset;
+    if (w_.offsets) {
+      const float* from = offset_host_.data() + index / dim_ * kPositionBlocks;
+      offset.assign(from, from + kPositionBlocks);
+      offset.resize(static_cast<size_t>(w_.q_tokens) * kPositionBlocks);
+      p.offset = offset.data();
+      p.position_blocks = kPositionBlocks;
+      p.pages_per_position_block = PagesPerBlock();
+    }
     const kernels::cuda::OracleRow expected = kernels::cuda::OracleAttend(p, 0, 0);
     const std::vector<Bf16> out = Download(out_.get() + index, dim_);
     double error = 0.0, norm = 0.0;
@@ -241,10 +264,10 @@ class Setup {
   std::vector<int> pages_;
   std::vector<uint64_t> table_host_;
   std::vector<int32_t> begin_host_;
-  std::vector<float> rotation_k_host_, rotation_v_host_, mean_host_;
+  std::vector<float> rotation_k_host_, rotation_v_host_, mean_host_, offset_host_;
   Device<uint64_t> table_, window_address_;
   Device<int32_t> sink_tokens_, recent_tokens_, page_count_, recent_begin_;
-  Device<float> rotation_k_, rotation_v_, mean_v_;
+  Device<float> rotation_k_, rotation_v_, mean_v_, offset_;
   Device<Bf16> q_, out_;
   Device<uint8_t> plan_, workspace_;
 };
@@ -344,6 +367,12 @@ std::vector<DecodeWorkload> StandardDecodeWorkloads() {
     w.overlap = true;
     all.push_back(w);
   }
+  w = Uniform("offsets", 32, 32, 102400, 0);
+  w.offsets = true;
+  all.push_back(w);
+  w = Uniform("8 query tokens", 32, 32, 32768, 0);
+  w.q_tokens = 8;
+  all.push_back(w);
   return all;
 }
 

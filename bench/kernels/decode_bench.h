@@ -21,6 +21,7 @@ struct DecodeWorkload {
   bool overlap = false;  // each call may start while the one before ends
   bool ampere = false;   // 16-byte copies instead of bulk ones
   bool batch_invariant = false;
+  bool offsets = false;    // logits have offsets, of kPositionBlocks position blocks
   double target_us = 0.0;  // the goal, 0: none
 };
 

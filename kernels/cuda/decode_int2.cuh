@@ -331,7 +331,7 @@ __device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, int segme
   if constexpr (T::kSharedQuery) __syncwarp();
 }
 
-// Terms of a row's INT2 logit that depend on the page: offset of its position block, and shift.
+// Terms of a row's INT2 logit under a cap: offset of the page's position block, and shift.
 struct RowTerms {
   float factor;  // raw score -> nats before the cap
   float offset;  // nats
@@ -381,26 +381,62 @@ __device__ __forceinline__ void AdjustScores(const DecodeKernelParams& k, const 
   }
 }
 
-// The bias of the lane's rows on this page, log2 units.
+// What is added to the logits of a warp's pages beside the product: offset of the page's position
+// block minus shift, where there is no cap. Offsets of the next position block are asked for while
+// one is attended. Lane i looks after row i.
 template <class T>
-__device__ __forceinline__ void SetBias(const DecodeKernelParams& k, const Segment& segment,
-                                        int index, int page, int lane, Int2Query<T>& query) {
-#pragma unroll
-  for (int i = 0; i < T::kLaneRows; ++i) {
-    const RowTerms terms = TermsOf<T>(k, segment, index, page, T::RowOf(lane, i));
-    query.bias[i] = (terms.offset - terms.shift) * kLog2E;
+class RowBiases {
+ public:
+  // Every stride-th page from `page` on is the warp's.
+  __device__ __forceinline__ RowBiases(const DecodeKernelParams& k, const Segment& segment,
+                                       int page, int stride, int lane)
+      : segment_(segment), stride_(stride), lane_(lane) {
+    if (!Exist(k)) return;
+    const QueryRows rows(k);
+    const int row = min(lane, rows.columns - 1);
+    if (k.p.shift != nullptr) shift_ = k.p.shift[segment.head * rows.heads + row % rows.heads];
+    Load(k, page);
   }
-}
 
-// The first page behind `page` with other offsets, at most `end`.
-__device__ __forceinline__ int EndOfPositionBlock(const DecodeKernelParams& k, int page, int end) {
-  if (k.p.offset == nullptr) return end;
-  const int next = page / k.p.pages_per_position_block + 1;
-  return next < k.p.position_blocks ? min(end, next * k.p.pages_per_position_block) : end;
-}
+  // Biases of the lane's rows (log2 units) for the warp's pages from `page` on. Returns the first
+  // page behind them. `page` is the constructor's, or the warp's next one behind what was returned.
+  __device__ __forceinline__ int Set(const DecodeKernelParams& k, int page,
+                                     float (&bias)[T::kLaneRows]) {
+    if (!Exist(k)) return segment_.end;
+    const float mine = fmaf(offset_, k.scale, -shift_) * kLog2E;
+#pragma unroll
+    for (int i = 0; i < T::kLaneRows; ++i) bias[i] = __shfl_sync(~0u, mine, T::RowOf(lane_, i));
+    if (k.p.offset == nullptr) return segment_.end;
+    const int block = page / k.p.pages_per_position_block + 1;
+    if (block >= k.p.position_blocks) return segment_.end;
+    const int end = min(block * k.p.pages_per_position_block, segment_.end);
+    if (end < segment_.end) Load(k, page + (end - page + stride_ - 1) / stride_ * stride_);
+    return end;
+  }
+
+ private:
+  __device__ __forceinline__ static bool Exist(const DecodeKernelParams& k) {
+    return (k.p.offset != nullptr || k.p.shift != nullptr) && k.p.soft_cap <= 0.0f;
+  }
+
+  __device__ __forceinline__ void Load(const DecodeKernelParams& k, int page) {
+    if (k.p.offset == nullptr) return;
+    const QueryRows rows(k);
+    const int block = min(page / k.p.pages_per_position_block, k.p.position_blocks - 1);
+    const int64_t at =
+        rows.IndexOf(k, segment_.sequence, segment_.head, min(lane_, rows.columns - 1));
+    offset_ = k.p.offset[at * k.p.position_blocks + block];
+  }
+
+  const Segment& segment_;
+  const int stride_;
+  const int lane_;
+  float offset_ = 0.0f;  // of the position block that comes next
+  float shift_ = 0.0f;
+};
 
 // Attends this warp's pages of a segment from `page` on and before `end`; returns its next one.
-// kPlain: the same offsets for all, no caps, no masks.
+// kPlain: no caps, no masks.
 template <class T, bool kPlain>
 __device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Segment& segment,
                                            int index, const WarpGroup& group, int page, int end,
@@ -408,7 +444,6 @@ __device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Se
                                            SegmentState<T>& state, Int2Sums<T>& sums) {
   const int lane = threadIdx.x % 32;
   for (; page < end; page += group.warps) {
-    if (!kPlain && k.p.soft_cap <= 0.0f) SetBias<T>(k, segment, index, page, lane, query);
     const uint32_t tile = ring.Wait(k);
     AttendTile<T>(
         query, tile, lane,
@@ -434,18 +469,15 @@ __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Se
   query.shared = shared_query;
   LoadQuery<T>(k, index, lane, shared_query, &query);
   Int2Sums<T> sums;
+  const bool plain = k.p.soft_cap <= 0.0f && k.p.window <= 0;
   int page = segment.begin + group.warp;
-  if (k.p.soft_cap > 0.0f || k.p.window > 0) {
-    AttendPages<T, false>(k, segment, index, group, page, segment.end, query, ring, state, sums);
-  } else {
-    while (page < segment.end) {
-      if (k.p.shift != nullptr || k.p.offset != nullptr) {
-        SetBias<T>(k, segment, index, page, lane, query);
-      }
-      page =
-          AttendPages<T, true>(k, segment, index, group, page,
-                               EndOfPositionBlock(k, page, segment.end), query, ring, state, sums);
-    }
+  RowBiases<T> biases(k, segment, page, group.warps, lane);
+  while (page < segment.end) {
+    const int end = biases.Set(k, page, query.bias);
+    page =
+        plain
+            ? AttendPages<T, true>(k, segment, index, group, page, end, query, ring, state, sums)
+            : AttendPages<T, false>(k, segment, index, group, page, end, query, ring, state, sums);
   }
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {

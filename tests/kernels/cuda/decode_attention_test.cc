@@ -78,7 +78,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(DecodeAttention, Fp16QueryAndRows) {
   CRUMB_NEEDS_DEVICE();
-  for (const int group : {1, 4, 7, 12}) {
+  for (const int group : {1, 4, 7, 12, 16, 20}) {
     for (const bool transforms : {true, false}) {
       DecodeOptions options;
       options.kv_heads = 2;
@@ -98,76 +98,90 @@ TEST(DecodeAttention, Fp16QueryAndRows) {
   }
 }
 
+// Query heads of a KV head, for each number of column tiles.
+constexpr int kEachForm[] = {4, 12, 16, 20};
+
 TEST(DecodeAttention, LogitsThatGrowMonotonically) {
   CRUMB_NEEDS_DEVICE();
-  for (const double nats : {5.0, 40.0}) {
-    DecodeOptions options;
-    options.sequences = {{64, 90, 64}};
-    options.logit_std = 0.05;
-    options.transforms = false;
-    DecodeCase run(options);
-    run.Rise(0, 0, nats);
-    run.Run();
-    EXPECT_LE(run.WorstError(), 5e-4) << nats;
+  for (const int group : kEachForm) {
+    for (const double nats : {5.0, 40.0}) {
+      DecodeOptions options;
+      options.kv_heads = 1;
+      options.group = group;
+      options.sequences = {{64, 90, 64}};
+      options.logit_std = 0.05;
+      options.transforms = false;
+      DecodeCase run(options);
+      run.Rise(0, 0, nats);
+      run.Run();
+      EXPECT_LE(run.WorstError(), 5e-4) << nats << " nats, " << group << " heads";
+    }
   }
 }
 
 TEST(DecodeAttention, EveryTermOfTheLogit) {
   CRUMB_NEEDS_DEVICE();
   for (int mask = 0; mask < 64; ++mask) {
-    DecodeOptions options;
-    options.kv_heads = 2;
-    options.group = mask % 2 == 0 ? 4 : 6;
-    options.sequences = {{64, 5, 256}, {64, 0, 30}, {64, 20, 64}};
-    options.offset = (mask & 1) != 0;
-    options.shift = (mask & 2) != 0;
-    options.sink_logit = (mask & 4) != 0;
-    options.soft_cap = (mask & 8) != 0 ? 3.0f : 0.0f;
-    options.window = (mask & 16) != 0 ? 400 : 0;
-    options.transforms = (mask & 32) == 0;
-    options.seed = mask;
-    DecodeCase run(options);
-    run.Run();
-    EXPECT_LE(run.WorstError(), 5e-4) << "mask " << mask;
+    for (const int form : {0, 1}) {
+      DecodeOptions options;
+      options.kv_heads = 2;
+      options.group = form == 0 ? (mask % 2 == 0 ? 4 : 6) : kEachForm[1 + mask % 3];
+      options.sequences = {{64, 5, 256}, {64, 0, 30}, {64, 20, 64}};
+      options.offset = (mask & 1) != 0;
+      options.shift = (mask & 2) != 0;
+      options.sink_logit = (mask & 4) != 0;
+      options.soft_cap = (mask & 8) != 0 ? 3.0f : 0.0f;
+      options.window = (mask & 16) != 0 ? 400 : 0;
+      options.transforms = (mask & 32) == 0;
+      options.seed = mask;
+      DecodeCase run(options);
+      run.Run();
+      EXPECT_LE(run.WorstError(), 5e-4) << "mask " << mask << ", " << options.group << " heads";
+    }
   }
 }
 
 TEST(DecodeAttention, BatchesWithAmpereCopiesToo) {
   CRUMB_NEEDS_DEVICE();
   for (const int batch : {1, 3, 15, 16, 33, 128}) {
-    DecodeOptions options;
-    options.kv_heads = 2;
-    options.group = 4;
-    options.sequences = Ragged(batch);
-    options.seed = batch;
-    DecodeCase run(options);
-    run.Run();
-    EXPECT_LE(run.WorstError(200), 5e-4) << "batch " << batch;
-    const std::vector<uint8_t> bulk = run.OutBytes();
-    run.Run();
-    EXPECT_EQ(run.OutBytes(), bulk) << "a second run gave other bits";
-    options.copy_path = CopyPath::kAsync16;
-    DecodeCase ampere(options);
-    ampere.Run();
-    EXPECT_EQ(ampere.OutBytes(), bulk) << "batch " << batch;
+    for (const int group : kEachForm) {
+      if (group != 4 && batch == 128) continue;
+      DecodeOptions options;
+      options.kv_heads = 2;
+      options.group = group;
+      options.sequences = Ragged(batch);
+      options.seed = batch;
+      DecodeCase run(options);
+      run.Run();
+      EXPECT_LE(run.WorstError(200), 5e-4) << "batch " << batch;
+      const std::vector<uint8_t> bulk = run.OutBytes();
+      run.Run();
+      EXPECT_EQ(run.OutBytes(), bulk) << "a second run gave other bits";
+      options.copy_path = CopyPath::kAsync16;
+      DecodeCase ampere(options);
+      ampere.Run();
+      EXPECT_EQ(ampere.OutBytes(), bulk) << "batch " << batch << ", " << group << " heads";
+    }
   }
 }
 
 TEST(DecodeAttention, LengthsAroundEveryBoundary) {
   CRUMB_NEEDS_DEVICE();
-  DecodeOptions options;
-  options.kv_heads = 2;
-  options.group = 4;
-  for (const int length : {1, 63, 64, 65, 319, 320, 321, 383, 384, 385, 447, 448, 449}) {
-    SequenceLengths s;
-    s.sink = std::min(length - 1, 64);
-    s.pages = std::max(0, (length - s.sink - 256) / 64);
-    s.recent = length - s.sink - 64 * s.pages;
-    options.sequences.push_back(s);
+  for (const int group : kEachForm) {
+    DecodeOptions options;
+    options.kv_heads = 2;
+    options.group = group;
+    for (const int length : {1, 63, 64, 65, 319, 320, 321, 383, 384, 385, 447, 448, 449}) {
+      SequenceLengths s;
+      s.sink = std::min(length - 1, 64);
+      s.pages = std::max(0, (length - s.sink - 256) / 64);
+      s.recent = length - s.sink - 64 * s.pages;
+      options.sequences.push_back(s);
+    }
+    DecodeCase run(options);
+    run.Run();
+    EXPECT_LE(run.WorstError(), 5e-4) << group << " heads";
   }
-  DecodeCase run(options);
-  run.Run();
-  EXPECT_LE(run.WorstError(), 5e-4);
 }
 
 TEST(DecodeAttention, LongContextUnderOneKey) {
@@ -193,78 +207,84 @@ TEST(DecodeAttention, LongContextUnderOneKey) {
 
 TEST(DecodeAttention, PaddedEntriesTouchNothing) {
   CRUMB_NEEDS_DEVICE();
-  DecodeOptions options;
-  options.kv_heads = 2;
-  options.group = 4;
-  options.sequences = {{0, 0, 0}, {64, 7, 256}, {0, 0, 0}, {0, 0, 0}, {64, 0, 9}, {0, 0, 0}};
-  DecodeCase run(options);
-  run.Run();
-  EXPECT_LE(run.WorstError(), 5e-4);
-  const std::vector<uint8_t> out = run.OutBytes();
-  const size_t per_sequence = out.size() / 6;
-  for (const int padded : {0, 2, 3, 5}) {
-    for (size_t i = 0; i < per_sequence; ++i) {
-      ASSERT_EQ(out[padded * per_sequence + i], 0xff) << "sequence " << padded;
+  for (const int group : kEachForm) {
+    DecodeOptions options;
+    options.kv_heads = 2;
+    options.group = group;
+    options.sequences = {{0, 0, 0}, {64, 7, 256}, {0, 0, 0}, {0, 0, 0}, {64, 0, 9}, {0, 0, 0}};
+    DecodeCase run(options);
+    run.Run();
+    EXPECT_LE(run.WorstError(), 5e-4);
+    const std::vector<uint8_t> out = run.OutBytes();
+    const size_t per_sequence = out.size() / 6;
+    for (const int padded : {0, 2, 3, 5}) {
+      for (size_t i = 0; i < per_sequence; ++i) {
+        ASSERT_EQ(out[padded * per_sequence + i], 0xff) << "sequence " << padded;
+      }
     }
   }
 }
 
 TEST(DecodeAttention, OneGraphServesGrowingLengths) {
   CRUMB_NEEDS_DEVICE();
-  DecodeOptions options;
-  options.kv_heads = 2;
-  options.group = 4;
-  options.max_pages = 40;
-  options.sequences = {{64, 40, 330}, {64, 40, 330}, {64, 40, 330}};
-  DecodeCase run(options);
-  cudaStream_t stream;
-  ASSERT_CUDA(cudaStreamCreate(&stream));
-  ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-  ASSERT_CUDA(run.Enqueue(stream));
-  cudaGraph_t graph;
-  ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
-  cudaGraphExec_t executable;
-  ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
-  std::mt19937 random(5);
-  for (int step = 0; step < 60; ++step) {
-    std::vector<SequenceLengths> lengths;
-    for (int s = 0; s < 3; ++s) {
-      const bool there = random() % 4 != 0;
-      lengths.push_back(there ? SequenceLengths{64, static_cast<int>(random() % 41),
-                                                1 + static_cast<int>(random() % 320)}
-                              : SequenceLengths{});
+  for (const int group : {4, 12, 16}) {
+    DecodeOptions options;
+    options.kv_heads = 2;
+    options.group = group;
+    options.max_pages = 40;
+    options.sequences = {{64, 40, 330}, {64, 40, 330}, {64, 40, 330}};
+    DecodeCase run(options);
+    cudaStream_t stream;
+    ASSERT_CUDA(cudaStreamCreate(&stream));
+    ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    ASSERT_CUDA(run.Enqueue(stream));
+    cudaGraph_t graph;
+    ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+    cudaGraphExec_t executable;
+    ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    std::mt19937 random(5);
+    for (int step = 0; step < 60; ++step) {
+      std::vector<SequenceLengths> lengths;
+      for (int s = 0; s < 3; ++s) {
+        const bool there = random() % 4 != 0;
+        lengths.push_back(there ? SequenceLengths{64, static_cast<int>(random() % 41),
+                                                  1 + static_cast<int>(random() % 320)}
+                                : SequenceLengths{});
+      }
+      run.SetLengths(lengths);
+      run.Run();
+      const std::vector<uint8_t> fresh = run.OutBytes();
+      run.PoisonOutputs();
+      ASSERT_CUDA(cudaGraphLaunch(executable, stream));
+      ASSERT_CUDA(cudaStreamSynchronize(stream));
+      ASSERT_EQ(run.OutBytes(), fresh) << "step " << step;
+      EXPECT_LE(run.WorstError(8), 5e-4) << "step " << step;
     }
-    run.SetLengths(lengths);
-    run.Run();
-    const std::vector<uint8_t> fresh = run.OutBytes();
-    run.PoisonOutputs();
-    ASSERT_CUDA(cudaGraphLaunch(executable, stream));
-    ASSERT_CUDA(cudaStreamSynchronize(stream));
-    ASSERT_EQ(run.OutBytes(), fresh) << "step " << step;
-    EXPECT_LE(run.WorstError(8), 5e-4) << "step " << step;
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
   }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
 }
 
 TEST(DecodeAttention, InvariantSplitsIgnoreTheRestOfTheBatch) {
   CRUMB_NEEDS_DEVICE();
-  DecodeOptions options;
-  options.kv_heads = 2;
-  options.group = 4;
-  options.batch_invariant = true;
-  options.max_pages = 400;
-  options.sequences = {{64, 400, 300}, {0, 0, 0}, {0, 0, 0}};
-  DecodeCase run(options);
-  run.Run();
-  EXPECT_LE(run.WorstError(), 5e-4);
-  const std::vector<uint8_t> alone = run.OutBytes();
-  run.SetLengths({{64, 400, 300}, {64, 129, 70}, {64, 0, 300}});
-  run.Run();
-  EXPECT_LE(run.WorstError(), 5e-4);
-  const std::vector<uint8_t> together = run.OutBytes();
-  EXPECT_TRUE(std::equal(alone.begin(), alone.begin() + alone.size() / 3, together.begin()));
+  for (const int group : kEachForm) {
+    DecodeOptions options;
+    options.kv_heads = 2;
+    options.group = group;
+    options.batch_invariant = true;
+    options.max_pages = 400;
+    options.sequences = {{64, 400, 300}, {0, 0, 0}, {0, 0, 0}};
+    DecodeCase run(options);
+    run.Run();
+    EXPECT_LE(run.WorstError(), 5e-4);
+    const std::vector<uint8_t> alone = run.OutBytes();
+    run.SetLengths({{64, 400, 300}, {64, 129, 70}, {64, 0, 300}});
+    run.Run();
+    EXPECT_LE(run.WorstError(), 5e-4);
+    const std::vector<uint8_t> together = run.OutBytes();
+    EXPECT_TRUE(std::equal(alone.begin(), alone.begin() + alone.size() / 3, together.begin()));
+  }
 }
 
 TEST(DecodeAttention, RefusesWhatItDoesNotServe) {
