@@ -9,7 +9,7 @@ if(NOT CRUMB_CUDA STREQUAL "OFF")
   if(CMAKE_CUDA_COMPILER)
     set(CRUMB_HAVE_CUDA ON)
     # Machine code for Ampere and Hopper, PTX that newer devices compile when they load it.
-    # -DCMAKE_CUDA_ARCHITECTURES="80-real;90a-real;100-real;120" adds Blackwell's.
+    # The preset release-gpus adds machine code for Blackwell.
     if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
       set(CMAKE_CUDA_ARCHITECTURES "80-real;90a-real;90-virtual")
     endif()

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/device/cuda_kernels.h"
 
+#include <string>
+
 #include "client/device/cuda_status.h"
 #include "client/device/current_device.h"
 #include "kernels/cuda/append.h"
@@ -78,7 +80,14 @@ absl::Status CudaKernels::Append(const cuda::AppendParams& params, DeviceStream 
 
 absl::Status CudaKernels::Evict(const cuda::EvictParams& params, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::EvictWindows(params, Of(stream)), "evict");
+  const cudaError_t error = cuda::EvictWindows(params, Of(stream));
+  if (error == cudaErrorInvalidConfiguration) {
+    cudaGetLastError();
+    return absl::FailedPreconditionError(
+        "evict: a block of this GPU has too little shared memory for method crumb at head_dim " +
+        std::to_string(params.tile.head_dim) + "; take method oscar (docs/kernels/cuda.md)");
+  }
+  return FromCuda(error, "evict");
 }
 
 absl::Status CudaKernels::Plan(const cuda::DecodeShape& shape, const cuda::DecodeLengths& lengths,
