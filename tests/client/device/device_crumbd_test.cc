@@ -40,6 +40,24 @@ DeviceWorkerOptions SmallDevice() {
   return options;
 }
 
+DeviceWorkerOptions Pooled() {
+  DeviceWorkerOptions options = SmallDevice();
+  options.pool_bytes = options.pool_sink_bytes = 8 << 20;
+  options.pool_handle_bytes = 2 << 20;
+  options.pool_blank_pages = 32;
+  return options;
+}
+
+// Until slots of both pools are ready.
+void AwaitBlank(const DeviceWorker& worker) {
+  const TimePoint deadline = Clock::Real().Now() + kPatience;
+  const int wanted = Pooled().pool_blank_pages + Pooled().pool_blank_sinks;
+  while (worker.pool_use().blank_slots < static_cast<uint64_t>(wanted)) {
+    ASSERT_LT(Clock::Real().Now(), deadline);
+    std::this_thread::yield();
+  }
+}
+
 std::unique_ptr<Client> OpenClient(const std::string& dir) {
   ClientOptions options;
   options.socket_dir = dir;
@@ -307,17 +325,11 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollowInPools) {
                          .value();
       devices.push_back(std::make_unique<SimulatedDevice>(
           GetParam() + rank, SIZE_MAX, one_device || rank == 0 ? "first" : "second"));
-      DeviceWorkerOptions pools = SmallDevice();
-      pools.pool_bytes = pools.pool_sink_bytes = 8 << 20;
-      pools.pool_handle_bytes = 2 << 20;
+      DeviceWorkerOptions pools = Pooled();
       pools.pool_write_through = false;
       workers.push_back(
           DeviceWorker::Open(options, pools, clients.back().get(), *devices.back()).value());
-      const TimePoint deadline = Clock::Real().Now() + kPatience;
-      while (workers.back()->pool_use().blank_slots < 32) {
-        ASSERT_LT(Clock::Real().Now(), deadline);
-        std::this_thread::yield();
-      }
+      AwaitBlank(*workers.back());
     }
     for (const int cached : {0, kHit}) {
       std::string token;
@@ -380,18 +392,11 @@ TEST_P(DeviceCrumbdTest, Bf16HistoryGoesThroughCrumbd) {
     const auto alone = Worker::Open(bf16, nullptr).value();
     const auto cold = alone->Begin(model.prompt(kPrompt)).value();
     const std::vector<float> expected = PlayOnCpu(model, *cold);
-    DeviceWorkerOptions sizes = SmallDevice();
-    if (pooled) {
-      sizes.pool_bytes = sizes.pool_sink_bytes = 8 << 20;
-      sizes.pool_handle_bytes = 2 << 20;
-    }
     {
-      const auto worker = DeviceWorker::Open(Options(), sizes, client_.get(), device_).value();
-      const TimePoint deadline = Clock::Real().Now() + kPatience;
-      while (pooled && worker->pool_use().blank_slots < 32) {
-        ASSERT_LT(Clock::Real().Now(), deadline);
-        std::this_thread::yield();
-      }
+      const auto worker =
+          DeviceWorker::Open(Options(), pooled ? Pooled() : SmallDevice(), client_.get(), device_)
+              .value();
+      if (pooled) AwaitBlank(*worker);
       DeviceRun prompts(device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
       DeviceRun decode(device_, *worker, {});
       for (const int cached : {0, kHit}) {
