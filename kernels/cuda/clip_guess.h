@@ -11,8 +11,8 @@ namespace crumb::kernels::cuda {
 
 struct ClipGuess {
   int rank = 0;        // the threshold is the rank-th largest magnitude; 0: no clip
-  float first = 0.0f;  // the first guess is this times sigma
-  float step = 0.0f;   // from one magnitude to the next near the guess, times sigma
+  float first = 0.0f;  // the first guess is this times the row's sum of magnitudes
+  float step = 0.0f;   // from one magnitude to the next near the guess, times that sum
 };
 
 // The x that |y| / sigma of normal y stays under with this probability.
@@ -31,10 +31,13 @@ inline ClipGuess GuessClip(float clip, int head_dim) {
   const int index = std::min(static_cast<int>(clip * static_cast<float>(head_dim)), head_dim - 1);
   ClipGuess guess;
   guess.rank = head_dim - index;
-  guess.first = TailQuantile(1.0 - (guess.rank - 0.5) / head_dim);
-  const double density =
-      std::sqrt(2.0 / 3.14159265358979) * std::exp(-0.5 * double{guess.first} * guess.first);
-  guess.step = static_cast<float>(1.0 / (head_dim * density));
+  constexpr double kPi = 3.14159265358979;
+  const double quantile = TailQuantile(1.0 - (guess.rank - 0.5) / head_dim);
+  const double density = std::sqrt(2.0 / kPi) * std::exp(-0.5 * quantile * quantile);
+  // The mean magnitude is sigma times sqrt(2 / pi).
+  const double sigma = std::sqrt(0.5 * kPi) / head_dim;
+  guess.first = static_cast<float>(sigma * quantile);
+  guess.step = static_cast<float>(sigma / (head_dim * density));
   return guess;
 }
 

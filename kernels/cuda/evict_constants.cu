@@ -41,6 +41,23 @@ struct FeedbackLayout {
   int64_t bytes;
 };
 
+// U of channels k and n of the same block.
+__device__ void PlaceOwn(int k, int n, float x, char* own) {
+  const int pair = k % 8 / 2, to = n % 8 / 2;
+  if (k / 8 == n / 8) {
+    float* tile = reinterpret_cast<float*>(own + 256 * (n / 8));
+    const int word = 2 * (k % 2) + n % 2;
+    if (pair < 3) tile[16 * pair + 4 * to + word] = pair < to ? x : 0.0f;
+    // Of a pair's four only that of its first channel and its second is not zero.
+    if (pair == to) tile[48 + 4 * to + (word ^ 1)] = x;
+  } else if (k < n) {
+    __half* halves = reinterpret_cast<__half*>(own + 512 + 8 * (4 * (n % 8) + pair));
+    const __half high = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    halves[k % 2] = high;
+    halves[2 + k % 2] = __float2half_rn(fminf(fmaxf(x - __half2float(high), -65504.0f), 65504.0f));
+  }
+}
+
 __global__ void FeedbackKernel(const float* feedback, int dim, FeedbackLayout layout,
                                char* prepared) {
   const int64_t matrix = blockIdx.y;
@@ -52,7 +69,7 @@ __global__ void FeedbackKernel(const float* feedback, int dim, FeedbackLayout la
     const int block = to / 16, before = from / 16, k = from % 16, n = to % 16;
     const float x = from < to ? feedback[i] : 0.0f;
     if (block == before) {
-      reinterpret_cast<float*>(own + block * kFeedbackOwnBytes)[16 * k + n] = x;
+      PlaceOwn(k, n, x, own + block * kFeedbackOwnBytes);
     } else if (before < block) {
       // Lane 4 r + c: words (columns 0-7, k 2 c), (the same, k + 8), (columns 8-15, both).
       const int lane = 4 * (n % 8) + k % 8 / 2, word = 2 * (n / 8) + k / 8;

@@ -24,14 +24,19 @@ template <int kDim>
 inline constexpr int kPartBytes = kDim * 2 * kChunkChannels;
 
 // U in blocks of 16 channels: for each block but the first, the products' fragments of all blocks
-// before it (fp16, 512 bytes a pair); then for each block its own 16 x 16 floats.
+// before it (fp16, 512 bytes a pair); then for each block what it needs itself. That is for each of
+// its tiles of 8 channels four times 16 bytes a lane c of 4: what pair 0, 1 and 2 of the tile's
+// channels add to pair c, zero up to c itself, and what its first channel adds to its second; then
+// the fragments of the first tile's share in the second, high and low halves.
 inline constexpr int kFeedbackChannels = 16;
 inline constexpr int kFeedbackPairBytes = 512;
-inline constexpr int kFeedbackOwnBytes = 1024;
+inline constexpr int kFeedbackOwnBytes = 768;
 constexpr int FeedbackPairs(int head_dim) {
   const int blocks = head_dim / kFeedbackChannels;
   return blocks * (blocks - 1) / 2;
 }
+template <int kDim>
+inline constexpr int kFeedbackOwnOffset = FeedbackPairs(kDim) * kFeedbackPairBytes;
 
 // Bytes of one matrix.
 constexpr size_t EvictRotationBytes(int head_dim) {

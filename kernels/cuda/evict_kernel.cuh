@@ -21,7 +21,6 @@ inline constexpr int kWindowTokens = 64;
 inline constexpr int kWarpRows = 16;  // one 16-token group of the tile
 inline constexpr int kTeamWarps = kWindowTokens / kWarpRows;
 inline constexpr int kTeamThreads = 32 * kTeamWarps;
-inline constexpr int kTeamsMax = 4;
 
 // x^(8 n) of the n bytes that lie behind a piece of the tile, for its sum.
 struct TilePowers {
@@ -41,24 +40,20 @@ struct EvictKernelParams {
 template <class T, bool kFeedback>
 struct EvictLayout {
   // Teams of a block: accumulators of 128 and more registers leave room for few.
-  static constexpr int kTeams = kFeedback ? (T::kDim == 256 ? 1 : 3) : (T::kDim == 256 ? 2 : 4);
+  static constexpr int kTeams = kFeedback ? (T::kDim == 256 ? 1 : 4) : (T::kDim == 256 ? 2 : 4);
   static constexpr int kThreads = kTeams * kTeamThreads;
   static constexpr int kRotationBytes = T::kDim * T::kDim * 4;
   static constexpr int kFeedbackBytes =
       kFeedback ? static_cast<int>(EvictFeedbackBytes(T::kDim)) : 0;
   static constexpr int kStateBytes = 128;  // a barrier, facts of the matrix, of the teams' means
-  static constexpr int kRowBytes = kWarpRows * T::kDim * 2;
+  static constexpr int kRowBytes = kWarpRows * kRowPitch<T::kDim>;
   // What moves a warp's plain sums of codes and metadata to their places, a word of each a lane.
   static constexpr int kCodeUnits = T::kDim == 256 ? 2 : 1;
   static constexpr int kMetaUnits = (T::kGroups + 1) / 2;
   static constexpr int kFactorBytes = 128 * (kCodeUnits + kMetaUnits);
-  // Rows and feedback's scratch take turns in the same place.
-  static constexpr int kWarpBytes =
-      kFeedback ? static_cast<int>(sizeof(FeedbackScratch<T>)) : kRowBytes;
-  static_assert(kRowBytes <= kWarpBytes);
 
   static constexpr int TeamBytes() {
-    return kTeamWarps * (kWarpBytes + kFactorBytes) + kMeanBytes<T::kDim>;
+    return kTeamWarps * (kRowBytes + kFactorBytes) + kMeanBytes<T::kDim>;
   }
   static constexpr int Bytes(bool streamed, int teams) {
     return (streamed ? kPartBytes<T::kDim> : kRotationBytes) + kFeedbackBytes + kStateBytes +
@@ -73,15 +68,18 @@ struct MatrixFacts {
   const float* mean;  // [position_blocks, head_dim] or null
 };
 
-// kTeamProducts: four warps multiply together, where the device can; R is whole in shared memory.
-template <class T, bool kFeedback, bool kTeamProducts>
+// How rows meet R. kByTeam: four warps multiply together; R, of K and of V, is whole in shared
+// memory. For devices and rows that can.
+enum class Products { kByWarp, kByTeamBf16, kByTeamHalf };
+
+template <class T, bool kFeedback, Products kProducts>
 class WindowEvictor {
  public:
   using Layout = EvictLayout<T, kFeedback>;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  static constexpr bool kMeanIsProduct = kTeamProducts;
+  static constexpr bool kByTeam = kProducts != Products::kByWarp;
 #else
-  static constexpr bool kMeanIsProduct = false;
+  static constexpr bool kByTeam = false;
 #endif
 
   __device__ __forceinline__ WindowEvictor(const EvictKernelParams& k, char* shared)
@@ -165,7 +163,7 @@ class WindowEvictor {
   }
   __device__ __forceinline__ char* Rows() const {  // of this warp
     return State() + Layout::kStateBytes + Teams() * kMeanBytes<T::kDim> +
-           warp_ * Layout::kWarpBytes;
+           warp_ * Layout::kRowBytes;
   }
   // Of this team. Not last: memcheck takes a product's matrix for as long as one without gaps and
   // repeats, twice these bytes.
@@ -175,7 +173,7 @@ class WindowEvictor {
   // Of code units, then of metadata's; this lane's word.
   __device__ __forceinline__ volatile uint32_t& SumFactor(int unit) const {
     char* all = State() + Layout::kStateBytes +
-                Teams() * (kTeamWarps * Layout::kWarpBytes + kMeanBytes<T::kDim>);
+                Teams() * (kTeamWarps * Layout::kRowBytes + kMeanBytes<T::kDim>);
     return *reinterpret_cast<volatile uint32_t*>(all + warp_ * Layout::kFactorBytes + 128 * unit +
                                                  threadIdx.x % 32 * 4);
   }
@@ -222,16 +220,17 @@ class WindowEvictor {
     return IsValue() ? p_.v : p_.k;
   }
   __device__ __forceinline__ bool HasRotation() const {
-    return (IsValue() ? p_.v.rotation : p_.k.rotation) != nullptr;
+    return kByTeam || (IsValue() ? p_.v.rotation : p_.k.rotation) != nullptr;
   }
-  __device__ __forceinline__ bool Streamed() const { return !kTeamProducts && k_.streamed; }
+  __device__ __forceinline__ bool Streamed() const { return !kByTeam && k_.streamed; }
+  __device__ __forceinline__ bool Bulk() const { return kByTeam || k_.bulk; }
   __device__ __forceinline__ bool HasFeedback() const {
     return kFeedback && (IsValue() ? p_.v.feedback : p_.k.feedback) != nullptr;
   }
 
   __device__ __forceinline__ void InitBarrier() {
 #if __CUDA_ARCH__ >= 900
-    if (!k_.bulk) return;
+    if (!Bulk()) return;
     if (threadIdx.x == 0) {
       ptx::InitBarrier(CopyBarrier(), 1);
       ptx::FenceBarrierInit();
@@ -244,7 +243,7 @@ class WindowEvictor {
   // for.
   __device__ __forceinline__ void Copy(char* to, const char* from, int bytes) {
 #if __CUDA_ARCH__ >= 900
-    if (k_.bulk) {
+    if (Bulk()) {
       if (threadIdx.x == 0) {
         ptx::CopyBulkShared(ptx::SharedAddress(to), reinterpret_cast<uint64_t>(from), bytes,
                             CopyBarrier());
@@ -259,7 +258,7 @@ class WindowEvictor {
 
   __device__ __forceinline__ void Expect(int bytes) {
 #if __CUDA_ARCH__ >= 900
-    if (k_.bulk && threadIdx.x == 0) {
+    if (Bulk() && threadIdx.x == 0) {
       ptx::FenceCopyEngine();
       ptx::ArriveExpecting(CopyBarrier(), bytes);
     }
@@ -292,7 +291,7 @@ class WindowEvictor {
     if (!waiting_) return;
     waiting_ = false;
 #if __CUDA_ARCH__ >= 900
-    if (k_.bulk) {
+    if (Bulk()) {
       ptx::WaitBarrier(CopyBarrier(), phase_);
       phase_ ^= 1;
       return;
@@ -308,32 +307,41 @@ class WindowEvictor {
   // Starts to copy this warp's rows of a window.
   __device__ __forceinline__ void CopyRows(int window) {
     constexpr int kPieces = T::kDim / 8;  // of a row
-    constexpr int kRowsAtOnce = 32 / kPieces > 0 ? 32 / kPieces : 1;
+    constexpr int kRowsAtOnce = 32 / kPieces;
     const int lane = threadIdx.x % 32, first = lane / kPieces, piece = lane % kPieces;
     const int capacity = p_.ring_capacity;
-    const char* ring = reinterpret_cast<const char*>(p_.ring_address[window] + Facts().ring_offset);
+    const char* ring =
+        reinterpret_cast<const char*>(p_.ring_address[window] + Facts().ring_offset) + 16 * piece;
     int slot = p_.ring_begin[window];
     if (slot >= capacity) slot %= capacity;
     slot += kWarpRows * Group();
     if (slot >= capacity) slot -= capacity;
-    const uint32_t to = ptx::SharedAddress(Rows()) + first * 2 * T::kDim;
+    const uint32_t to = ptx::SharedAddress(Rows()) + first * kRowPitch<T::kDim> + 16 * piece;
     if (slot + kWarpRows <= capacity) {
-      const char* at = ring + (slot + first) * p_.ring_token_stride + 16 * piece;
+      const char* at = ring + (slot + first) * p_.ring_token_stride;
+      const int64_t step = kRowsAtOnce * p_.ring_token_stride;
 #pragma unroll
       for (int row = 0; row < kWarpRows; row += kRowsAtOnce) {
-        ptx::CopyAsync16(to + row * 2 * T::kDim + PieceOffset(first + row, piece), at);
-        at += kRowsAtOnce * p_.ring_token_stride;
+        ptx::CopyAsync16(to + row * kRowPitch<T::kDim>, at);
+        at += step;
       }
     } else {
 #pragma unroll 1
       for (int row = 0; row < kWarpRows; row += kRowsAtOnce) {
         int here = slot + first + row;
         if (here >= capacity) here -= capacity;
-        ptx::CopyAsync16(to + row * 2 * T::kDim + PieceOffset(first + row, piece),
-                         ring + here * p_.ring_token_stride + 16 * piece);
+        ptx::CopyAsync16(to + row * kRowPitch<T::kDim>, ring + here * p_.ring_token_stride);
       }
     }
     ptx::CommitCopies();
+  }
+
+  // Waits until they are there, as pairs.
+  __device__ __forceinline__ void Load(RowPairs<T::kDim>& x) {
+    ptx::WaitCopies<0>();
+    __syncwarp();
+    ReadRows<T::kDim>(ptx::SharedAddress(Rows()), x);
+    __syncwarp();
   }
 
   // [head_dim] or null.
@@ -343,32 +351,44 @@ class WindowEvictor {
     return mean + static_cast<int64_t>(p_.position_block[window]) * T::kDim;
   }
 
-  // y = x R - mean, from this warp's rows.
-  __device__ __forceinline__ void MakeRows(const RowPairs<T::kDim>& x, int window,
-                                           float (&y)[T::kTiles][4]) {
+  // y = x R - mean, from this warp's rows; then those of window `next` (none if < 0) are on their
+  // way.
+  __device__ __forceinline__ void MakeRows(const RowPairs<T::kDim>& x, int window, int next,
+                                           float (&y)[T::kTiles][4], RowFacts* facts) {
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) y[n][0] = y[n][1] = y[n][2] = y[n][3] = 0.0f;
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    if constexpr (kByTeam) {
+      StartRotation<T::kDim, kProducts == Products::kByTeamHalf>(x, ptx::SharedAddress(shared_),
+                                                                 ptx::SharedAddress(Mean()), y);
+      if (next >= 0) CopyRows(next);
+      ptx::WaitProducts();
+      LookAtRows<T>(y, facts);
+      return;
+    }
+#endif
+    if (next >= 0) CopyRows(next);
     if (p_.row_type == RowType::kFp16) {
       Rotate<true>(x, y);
     } else {
       Rotate<false>(x, y);
     }
-    if (kMeanIsProduct && HasRotation()) return;
     const float* mean = MeanOf(window);
-    if (mean == nullptr) return;
+    if (mean != nullptr) {
 #pragma unroll
-    for (int n = 0; n < T::kTiles; ++n) {
-      const float2 m = __ldg(reinterpret_cast<const float2*>(mean + 8 * n + threadIdx.x % 4 * 2));
-      y[n][0] -= m.x, y[n][2] -= m.x;
-      y[n][1] -= m.y, y[n][3] -= m.y;
+      for (int n = 0; n < T::kTiles; ++n) {
+        const float2 m = __ldg(reinterpret_cast<const float2*>(mean + 8 * n + threadIdx.x % 4 * 2));
+        y[n][0] -= m.x, y[n][2] -= m.x;
+        y[n][1] -= m.y, y[n][3] -= m.y;
+      }
     }
+    LookAtRows<T>(y, facts);
   }
 
   // Brings the mean to where the team's products take it from, if it is another than before.
   __device__ __forceinline__ void PlaceMean([[maybe_unused]] int window) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if constexpr (kMeanIsProduct) {
-      if (!HasRotation()) return;
+    if constexpr (kByTeam) {
       const float* mean = MeanOf(window);
       const uint64_t address = reinterpret_cast<uint64_t>(mean);
       if (__all_sync(~0u, *PlacedMean() == address)) return;
@@ -391,12 +411,6 @@ class WindowEvictor {
       SpreadRows<T::kDim, kHalf>(x, y);
       return;
     }
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    if constexpr (kTeamProducts) {
-      RotateByTeam<T::kDim, kHalf>(x, ptx::SharedAddress(shared_), ptx::SharedAddress(Mean()), y);
-      return;
-    }
-#endif
     const uint32_t rotation = ptx::SharedAddress(shared_);
     for (int i = 0; i < 2 * T::kDim / kChunkChannels; ++i) {
       const int part = PartInOrder<T::kDim>(i);
@@ -425,6 +439,9 @@ class WindowEvictor {
       // Parts of R come for all teams together.
       if (!here && !(Streamed() && HasRotation())) break;
       const int next = window + teams < last ? window + teams : -1;
+      if (round == first || p_.position_block != nullptr) {
+        if (here) PlaceMean(window);
+      }
       if constexpr (kFeedback) {
         EvictWithFeedback(window, next);
       } else {
@@ -433,15 +450,7 @@ class WindowEvictor {
     }
   }
 
-  __device__ __forceinline__ void Load(RowPairs<T::kDim>& x) {
-    ptx::WaitCopies<0>();
-    __syncwarp();
-    ReadRows<T::kDim>(ptx::SharedAddress(Rows()), x);
-    __syncwarp();
-  }
-
-  __device__ __forceinline__ void FindClip(float (&y)[T::kTiles][4], RowFacts* facts) {
-    LookAtRows<T>(y, facts);
+  __device__ __forceinline__ void FindClip(const float (&y)[T::kTiles][4], RowFacts* facts) {
     const ClipGuess& clip = k_.clip[IsValue()];
     if (clip.rank == 0) return;
     FindThresholds<T>(y, clip, facts);
@@ -450,58 +459,53 @@ class WindowEvictor {
   // next: the team's next window, or -1. !here: takes part in copying R only.
   __device__ __forceinline__ void Evict(int window, bool here, int next) {
     float y[T::kTiles][4];
-    if (here) PlaceMean(window);
+    RowFacts facts;
     {
-      RowPairs<T::kDim> x;
-      Load(x);
-      if (next >= 0) CopyRows(next);
-      MakeRows(x, window, y);
+      RowPairs<T::kDim> x = {};
+      if (here) Load(x);
+      MakeRows(x, window, next, y, &facts);
     }
     if (!here) return;
-    RowFacts facts;
     FindClip(y, &facts);
-    uint32_t words[T::kTiles / 4], meta[T::kGroups][2];
+    uint32_t words[T::kTiles / 4], meta[T::kGroups];
     const uint32_t status = RoundRows<T>(y, facts, !HasRotation(), words, meta);
     Report(window, status);
     Store(window, words, meta);
   }
 
   __device__ __forceinline__ void EvictWithFeedback(int window, int next) {
-    auto& scratch = *reinterpret_cast<FeedbackScratch<T>*>(Rows());
-    // Of two warps one walks through both's rows; they take turns, so that all schedulers do.
-    FeedbackScratch<T>* pair = &scratch - warp_ % 2;
-    const int pair_barrier = 1 + kTeamsMax + warp_ / 2;
-    walk_ ^= 1;
-    PlaceMean(window);
-    uint32_t cut = 0;  // rows that go without clip
-    bool finite[2];
+    uint32_t words[T::kTiles / 4], meta[T::kGroups], status = 0;
+    bool cut = false;  // the lane's own row goes without clip
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
+      float y[T::kTiles][4];
+      RowFacts facts;
       {
         RowPairs<T::kDim> x;
-        float y[T::kTiles][4];
         Load(x);
-        MakeRows(x, window, y);
-        RowFacts facts;
-        FindClip(y, &facts);
-        finite[0] = facts.finite[0];
-        finite[1] = facts.finite[1];
-        BeginFeedback<T>(y, facts, cut, scratch);
+        MakeRows(x, window, next, y, &facts);
       }
-      ptx::SyncThreads(pair_barrier, 64);
-      if ((warp_ + Team() + walk_) % 2 == 0) RoundWithFeedback<T>(pair, Feedback());
-      ptx::SyncThreads(pair_barrier, 64);
+      FindClip(y, &facts);
+      if (cut) facts.threshold = kFeedbackMagnitudeMax;
+      facts.threshold = facts.finite ? fminf(facts.threshold, kFeedbackMagnitudeMax) : 0.0f;
+      RowRange ranges[T::kGroups];
+#pragma unroll
+      for (int g = 0; g < T::kGroups; ++g) ranges[g] = FindRange<T>(y, facts, g);
+      const float ratio = RoundWithFeedback<T>(y, facts, ranges, !HasRotation(), Feedback(), words);
+      status = 0;
+#pragma unroll
+      for (int g = 0; g < T::kGroups; ++g) {
+        status |= PackMeta(ranges[g], ratio, facts.finite, &meta[g]);
+      }
       if (pass == 1 || k_.clip[IsValue()].rank == 0) break;
       // A ratio at its limit says that the clip has cut off most of the row. The team multiplies
       // together, so it goes again together.
-      const float ratio = scratch.ratio[threadIdx.x % kWarpRows];
-      cut = __ballot_sync(~0u, ratio >= kInnerProductRatioMax) & 0xffffu;
-      if (!ptx::AnyOfThreads(TeamBarrier(), kTeamThreads, cut != 0)) break;
+      cut = ratio >= kInnerProductRatioMax;
+      if (!ptx::AnyOfThreads(TeamBarrier(), kTeamThreads, cut)) break;
+      ptx::WaitCopies<0>();
+      __syncwarp();
       CopyRows(window);
     }
-    uint32_t words[T::kTiles / 4], meta[T::kGroups][2];
-    const uint32_t status = EndFeedback<T>(finite, scratch, words, meta);
-    if (next >= 0) CopyRows(next);
     Report(window, status);
     Store(window, words, meta);
   }
@@ -512,7 +516,7 @@ class WindowEvictor {
 
   // Writes the group's codes and metadata.
   __device__ __forceinline__ void Store(int window, const uint32_t (&words)[T::kTiles / 4],
-                                        const uint32_t (&meta)[T::kGroups][2]) {
+                                        const uint32_t (&meta)[T::kGroups]) {
     constexpr int kCodeBytes = kWindowTokens * T::kDim / 4;
     constexpr int kMetaBytes = kWindowTokens * T::kGroups * 4;
     constexpr int kWide = T::kDim % 128 == 0 ? 4 : 2;  // words of a lane side by side
@@ -534,13 +538,12 @@ class WindowEvictor {
         *reinterpret_cast<uint2*>(at) = make_uint2(out[i], out[i + 1]);
       }
     }
-    if (lane % 4 == 0) {
+    if (lane % 4 < 2) {
       char* meta_at = tile + 2 * kCodeBytes + (IsValue() ? kMetaBytes : 0) +
-                      kWindowTokens / 2 * (lane / 4) + 8 * Group();
+                      kWindowTokens / 2 * (lane / 4) + 8 * Group() + 4 * (lane % 2);
 #pragma unroll
-      for (int y = 0; y < T::kGroups; ++y) {
-        *reinterpret_cast<uint2*>(meta_at + 4 * kWindowTokens * y) =
-            make_uint2(meta[y][0], meta[y][1]);
+      for (int g = 0; g < T::kGroups; ++g) {
+        *reinterpret_cast<uint32_t*>(meta_at + 4 * kWindowTokens * g) = meta[g];
       }
     }
     if (p_.sums != nullptr) AddToSum(window, out, meta);
@@ -552,7 +555,7 @@ class WindowEvictor {
 
   // This warp's bytes of the tile, in their place, as a plain sum.
   __device__ __forceinline__ uint32_t PlainSumOf(const uint32_t (&out)[T::kTiles / 4],
-                                                 const uint32_t (&meta)[T::kGroups][2]) const {
+                                                 const uint32_t (&meta)[T::kGroups]) const {
     const int lane = threadIdx.x % 32;
     uint32_t sum = 0;
 #pragma unroll
@@ -578,8 +581,8 @@ class WindowEvictor {
       uint32_t word[2];
 #pragma unroll
       for (int a = 0; a < 2; ++a) {
-        word[a] = __shfl_sync(~0u, meta[kWhole ? 2 * i + 1 : 0][a], 4 * row);
-        const uint32_t lower = kWhole ? __shfl_sync(~0u, meta[2 * i][a], 4 * row) : 0u;
+        word[a] = __shfl_sync(~0u, meta[kWhole ? 2 * i + 1 : 0], 4 * row + a);
+        const uint32_t lower = kWhole ? __shfl_sync(~0u, meta[2 * i], 4 * row + a) : 0u;
         if (lane < 16) word[a] = lower;
         if (!mine) word[a] = 0;
       }
@@ -593,7 +596,7 @@ class WindowEvictor {
 
   // The eight parts of a tile meet in its word of the workspace: who comes last writes the sum.
   __device__ __forceinline__ void AddToSum(int window, const uint32_t (&out)[T::kTiles / 4],
-                                           const uint32_t (&meta)[T::kGroups][2]) {
+                                           const uint32_t (&meta)[T::kGroups]) {
     const uint32_t part = PlainSumOf(out, meta);
     if (threadIdx.x % 32 != 0) return;
     const int64_t tile = static_cast<int64_t>(window) * p_.layers * p_.kv_heads + matrix_ / 2;
@@ -612,14 +615,13 @@ class WindowEvictor {
   int matrix_ = 0;
   bool waiting_ = false;  // for constants
   int phase_ = 0;
-  int walk_ = 0;
 };
 
-template <class T, bool kFeedback, bool kTeamProducts>
+template <class T, bool kFeedback, Products kProducts>
 __global__ void __launch_bounds__(EvictLayout<T, kFeedback>::kThreads, 1)
     EvictKernel(const __grid_constant__ EvictKernelParams k) {
   extern __shared__ __align__(1024) char shared[];
-  WindowEvictor<T, kFeedback, kTeamProducts>(k, shared).Run();
+  WindowEvictor<T, kFeedback, kProducts>(k, shared).Run();
 }
 
 // What a device has.
@@ -645,9 +647,13 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   const int rounds = (share + teams - 1) / teams;
   teams = (share + rounds - 1) / rounds;
   const int bytes = Layout::Bytes(k.streamed, teams);
-  auto kernel = EvictKernel<T, kFeedback, false>;
+  auto kernel = EvictKernel<T, kFeedback, Products::kByWarp>;
   if constexpr (dim <= 128) {
-    if (device.team_products && !k.streamed) kernel = EvictKernel<T, kFeedback, true>;
+    const bool rotated = k.p.k.rotation != nullptr && k.p.v.rotation != nullptr;
+    if (device.team_products && !k.streamed && rotated) {
+      kernel = k.p.row_type == RowType::kFp16 ? EvictKernel<T, kFeedback, Products::kByTeamHalf>
+                                              : EvictKernel<T, kFeedback, Products::kByTeamBf16>;
+    }
   }
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);

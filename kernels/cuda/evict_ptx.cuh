@@ -22,6 +22,12 @@ __device__ __forceinline__ uint32_t HalvesAtLeast(uint32_t x, uint32_t bound) {
   return y;
 }
 
+__device__ __forceinline__ uint32_t AddHalves(uint32_t x, uint32_t y) {
+  uint32_t sum;
+  asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(x), "r"(y));
+  return sum;
+}
+
 __device__ __forceinline__ float Reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -25,96 +25,92 @@ struct RowTraits {
   static constexpr int kGroupTiles = group_size / 8;
 };
 
-// Over the 4 lanes that share rows.
-__device__ __forceinline__ float MaxOverChannels(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+// What is known of a row as a whole lies with half of the lanes that share it: row r with even
+// ones, row r + 8 with odd ones. That row is the lane's own.
+__device__ __forceinline__ bool OwnsSecondRow() { return threadIdx.x % 2 != 0; }
+__device__ __forceinline__ int OwnRow() { return threadIdx.x % 32 / 4 + (OwnsSecondRow() ? 8 : 0); }
+template <class Value>
+__device__ __forceinline__ Value OfOwnRow(const Value (&of)[2]) {
+  return OwnsSecondRow() ? of[1] : of[0];
 }
-__device__ __forceinline__ float MinOverChannels(float x) {
-  x = fminf(x, __shfl_xor_sync(~0u, x, 1));
-  return fminf(x, __shfl_xor_sync(~0u, x, 2));
+// of[a]: of row r + 8 a, from what each lane has of its own.
+template <class Value>
+__device__ __forceinline__ void OfBothRows(Value mine, Value (&of)[2]) {
+  const Value other = __shfl_xor_sync(~0u, mine, 1);
+  of[0] = OwnsSecondRow() ? other : mine;
+  of[1] = OwnsSecondRow() ? mine : other;
 }
-__device__ __forceinline__ int SumOverChannels(int x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-__device__ __forceinline__ float SumOverChannels(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
+// Over the 4 lanes that share rows, of the lane's own row. of[a]: this lane's part of row r + 8 a.
+template <class Value, class Join>
+__device__ __forceinline__ Value JoinOwnRow(const Value (&of)[2], Join join) {
+  const Value other = OwnsSecondRow() ? of[0] : of[1];
+  const Value mine = join(OfOwnRow(of), __shfl_xor_sync(~0u, other, 1));
+  return join(mine, __shfl_xor_sync(~0u, mine, 2));
 }
 
 // --- The clip threshold ----------------------------------------------------------------------
 
-// What the threshold's search and the range know of rows r and r + 8.
+// Of the lane's own row.
 struct RowFacts {
-  bool finite[2];
-  float sigma[2];  // root of the mean square, near enough for guesses
-  float least[2], most[2];
-  float threshold[2];  // largest |y| inside the range
+  bool finite;
+  float least, most;
+  float threshold;  // largest |y| inside the range
 
-  __device__ __forceinline__ float Peak(int a) const { return fmaxf(-least[a], most[a]); }
+  __device__ __forceinline__ float Peak() const { return fmaxf(-least, most); }
 };
 
-// Rows' extremes and whether their values are finite; rows that are not become zeros.
+// The same for any rows.
 template <class T>
-__device__ __forceinline__ void LookAtRows(float (&y)[T::kTiles][4], RowFacts* facts) {
+__device__ __forceinline__ void LookCloser(const float (&y)[T::kTiles][4], RowFacts* facts) {
+  float least[2], most[2], poison[2];
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+    least[a] = most[a] = y[0][2 * a];
+    poison[a] = 0.0f;
+#pragma unroll
+    for (int n = 0; n < T::kTiles; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        least[a] = fminf(least[a], y[n][2 * a + e]);
+        most[a] = fmaxf(most[a], y[n][2 * a + e]);
+        poison[a] = fmaf(y[n][2 * a + e], 0.0f, poison[a]);  // NaN as soon as one is not finite
+      }
+    }
+  }
+  facts->finite = JoinOwnRow(poison, [](float x, float y) { return x + y; }) == 0.0f;
+  const float all_least = JoinOwnRow(least, [](float x, float y) { return fminf(x, y); });
+  const float all_most = JoinOwnRow(most, [](float x, float y) { return fmaxf(x, y); });
+  facts->least = facts->finite ? all_least : 0.0f;
+  facts->most = facts->finite ? all_most : 0.0f;
+}
+
+// Rows' extremes, zeros for rows with values that are not finite. Those values stay where they are:
+// whoever changed y on a path of its own would have all of it moved on the others.
+template <class T>
+__device__ __forceinline__ void LookAtRows(const float (&y)[T::kTiles][4], RowFacts* facts) {
   // Among floats as signed numbers the most is the most; as unsigned ones it is the least, if one
   // is negative.
   int most_bits[2];
   uint32_t least_bits[2];
 #pragma unroll
-  for (int n = 0; n < T::kTiles; ++n) {
+  for (int a = 0; a < 2; ++a) {
+    most_bits[a] = max(__float_as_int(y[0][2 * a]), __float_as_int(y[0][2 * a + 1]));
+    least_bits[a] = max(__float_as_uint(y[0][2 * a]), __float_as_uint(y[0][2 * a + 1]));
 #pragma unroll
-    for (int a = 0; a < 2; ++a) {
+    for (int n = 1; n < T::kTiles; ++n) {
       const float one = y[n][2 * a], other = y[n][2 * a + 1];
-      if (n == 0) {
-        most_bits[a] = __float_as_int(one);
-        least_bits[a] = __float_as_uint(one);
-      }
       most_bits[a] = __vimax3_s32(most_bits[a], __float_as_int(one), __float_as_int(other));
       least_bits[a] = __vimax3_u32(least_bits[a], __float_as_uint(one), __float_as_uint(other));
     }
   }
-  bool plain = true;
-#pragma unroll
-  for (int a = 0; a < 2; ++a) {
-    int most = most_bits[a];
-    uint32_t least = least_bits[a];
-#pragma unroll
-    for (int lanes = 1; lanes <= 2; lanes *= 2) {
-      most = max(most, __shfl_xor_sync(~0u, most, lanes));
-      least = max(least, __shfl_xor_sync(~0u, least, lanes));
-    }
-    facts->finite[a] = true;
-    facts->most[a] = __int_as_float(most);
-    facts->least[a] = __uint_as_float(least);
-    facts->threshold[a] = FLT_MAX;
-    plain &= most >= 0 && most < 0x7f800000 && least - 0x80000000u < 0x7f800000u;
-  }
-  if (__all_sync(~0u, plain)) return;
-#pragma unroll
-  for (int a = 0; a < 2; ++a) {
-    float least = y[0][2 * a], most = least, poison = 0.0f;
-#pragma unroll
-    for (int n = 0; n < T::kTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        least = fminf(least, y[n][2 * a + e]);
-        most = fmaxf(most, y[n][2 * a + e]);
-        poison = fmaf(y[n][2 * a + e], 0.0f, poison);  // NaN as soon as one is not finite
-      }
-    }
-    least = MinOverChannels(least);
-    most = MaxOverChannels(most);
-    facts->finite[a] = SumOverChannels(poison) == 0.0f;
-    facts->least[a] = facts->finite[a] ? least : 0.0f;
-    facts->most[a] = facts->finite[a] ? most : 0.0f;
-#pragma unroll
-    for (int n = 0; n < T::kTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) y[n][2 * a + e] = facts->finite[a] ? y[n][2 * a + e] : 0.0f;
-    }
-  }
+  const int most = JoinOwnRow(most_bits, [](int x, int y) { return max(x, y); });
+  const uint32_t least = JoinOwnRow(least_bits, [](uint32_t x, uint32_t y) { return max(x, y); });
+  facts->finite = true;
+  facts->most = __int_as_float(most);
+  facts->least = __uint_as_float(least);
+  facts->threshold = FLT_MAX;
+  const bool plain = static_cast<uint32_t>(most) < 0x7f800000u && least - 0x80000000u < 0x7f800000u;
+  if (!__all_sync(~0u, plain)) LookCloser<T>(y, facts);
 }
 
 // 1 if magnitude >= bound, else 0.
@@ -130,17 +126,15 @@ struct Neighbour {
   bool above;  // the threshold is the most below the bound, else the least from it on
 };
 
-// Bounds for rows r (even c) and r + 8 (odd c), whatever the rows. Counts values at and above a
+// A bound for the lane's own row, whatever the rows. Counts values at and above a
 // bound that closes in, interpolated at first, in the bits of floats when that does not end it.
 template <class T>
 __device__ __forceinline__ Neighbour SearchInFloats(const float (&y)[T::kTiles][4],
                                                     const ClipGuess& clip, const RowFacts& facts) {
-  const bool second = threadIdx.x % 2 != 0;
   const float rank = static_cast<float>(clip.rank);
-  const float peak = second ? facts.Peak(1) : facts.Peak(0);
   float low = 0.0f, low_count = T::kDim, high_count = 0.0f;
-  float high = __int_as_float(__float_as_int(peak) + 1);
-  float bound = 0.5f * peak;
+  float high = __int_as_float(__float_as_int(facts.Peak()) + 1);
+  float bound = 0.5f * facts.Peak();
   bool done = false;
 #pragma unroll 1
   for (int round = 0; round < 48; ++round) {
@@ -148,20 +142,14 @@ __device__ __forceinline__ Neighbour SearchInFloats(const float (&y)[T::kTiles][
       const int begin = __float_as_int(low);
       bound = __int_as_float(begin + (__float_as_int(high) - begin) / 2);
     }
-    const float other = __shfl_xor_sync(~0u, bound, 1);
-    const float first_bound = second ? other : bound, second_bound = second ? bound : other;
-    float first_count = 0.0f, second_count = 0.0f;
+    float bounds[2], counts[2] = {0.0f, 0.0f};
+    OfBothRows(bound, bounds);
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        first_count += AtLeast(fabsf(y[n][e]), first_bound);
-        second_count += AtLeast(fabsf(y[n][2 + e]), second_bound);
-      }
+      for (int i = 0; i < 4; ++i) counts[i / 2] += AtLeast(fabsf(y[n][i]), bounds[i / 2]);
     }
-    float count = second ? second_count : first_count;
-    count += __shfl_xor_sync(~0u, second ? first_count : second_count, 1);
-    count += __shfl_xor_sync(~0u, count, 2);
+    const float count = JoinOwnRow(counts, [](float x, float y) { return x + y; });
     if (!done) {
       const bool below = count >= rank;
       low = below ? bound : low;
@@ -180,79 +168,78 @@ __device__ __forceinline__ Neighbour SearchInFloats(const float (&y)[T::kTiles][
   return {above ? high : low, above};
 }
 
-// Rows' magnitudes as halves, rounded towards zero: in the order in which products take them.
+// Rows' magnitudes as halves, rounded towards zero: they keep their order against any bound that a
+// half can hold. In the order in which products take them.
 template <class T>
 using RowHalves = uint32_t[T::kTiles][2];
 
-// facts->sigma, of halves: the diagonals of their products with themselves.
+// The magnitudes' sum in the lane's own row, near enough for a guess. No magnitude is above
+// kHalfMost.
+inline constexpr float kHalfMost = 2047.0f;
 template <class T>
-__device__ __forceinline__ void FindSigma(const RowHalves<T>& halves, RowFacts* facts) {
-  const int lane = threadIdx.x % 32, row = lane / 4;
-  float squares[2][4] = {};
-#pragma unroll
-  for (int n = 0; n < T::kTiles; n += 2) {
-    const uint32_t first = halves[n][0], second = halves[n][1];
-    const uint32_t third = halves[n + 1][0], fourth = halves[n + 1][1];
-    ptx::MmaF16(squares[0], first, second, third, fourth, first, third);
-    ptx::MmaF16(squares[1], first, second, third, fourth, second, fourth);
-  }
+__device__ __forceinline__ float SumMagnitudes(const RowHalves<T>& halves) {
+  float sums[2];
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    const float mine = row % 2 == 0 ? squares[a][2 * a] : squares[a][2 * a + 1];
-    const float square = __shfl_sync(~0u, mine, 4 * row + row / 2);
-    facts->sigma[a] = sqrtf(square * (1.0f / T::kDim));
+    uint32_t parts[4];
+#pragma unroll
+    for (int n = 0; n < T::kTiles; ++n) {
+      parts[n % 4] = n < 4 ? halves[n][a] : ptx::AddHalves(parts[n % 4], halves[n][a]);
+    }
+    const uint32_t sum =
+        ptx::AddHalves(ptx::AddHalves(parts[0], parts[1]), ptx::AddHalves(parts[2], parts[3]));
+    sums[a] = ptx::LowHalf(sum) + ptx::HighHalf(sum);
   }
+  return JoinOwnRow(sums, [](float x, float y) { return x + y; });
 }
 
-// How many magnitudes of the row r (r + 8) are at least the bound in both halves of bounds[0] (1).
+// How many magnitudes of row r + 8 a are at least the bound in both halves of bounds[a]: their ones
+// times ones, on the tensor cores.
 template <class T>
-__device__ __forceinline__ void CountAtLeast(const RowHalves<T>& halves, uint32_t first_bound,
-                                             uint32_t second_bound, float (&counts)[2]) {
+__device__ __forceinline__ float CountAtLeast(const RowHalves<T>& halves,
+                                              const uint32_t (&bounds)[2]) {
   constexpr uint32_t kOnes = 0x3c003c00u;
-  float sums[2][4] = {};
+  float parts[2][4] = {};
 #pragma unroll
   for (int n = 0; n < T::kTiles; n += 2) {
-    ptx::MmaF16(sums[n / 2 % 2], ptx::HalvesAtLeast(halves[n][0], first_bound),
-                ptx::HalvesAtLeast(halves[n][1], second_bound),
-                ptx::HalvesAtLeast(halves[n + 1][0], first_bound),
-                ptx::HalvesAtLeast(halves[n + 1][1], second_bound), kOnes, kOnes);
+    ptx::MmaF16(parts[n / 2 % 2], ptx::HalvesAtLeast(halves[n][0], bounds[0]),
+                ptx::HalvesAtLeast(halves[n][1], bounds[1]),
+                ptx::HalvesAtLeast(halves[n + 1][0], bounds[0]),
+                ptx::HalvesAtLeast(halves[n + 1][1], bounds[1]), kOnes, kOnes);
   }
-  counts[0] = sums[0][0] + sums[1][0];
-  counts[1] = sums[0][2] + sums[1][2];
+  const float counts[2] = {parts[0][0] + parts[1][0], parts[0][2] + parts[1][2]};
+  return OfOwnRow(counts);
 }
 
-// Bounds for rows r (even c) and r + 8 (odd c). False if one of the warp's rows has too many values
-// that are the same as halves.
+// A bound for the lane's own row. False if one of the warp's rows has too many values that are the
+// same as halves.
 template <class T>
 __device__ __forceinline__ bool SearchInHalves(const RowHalves<T>& halves, const ClipGuess& clip,
                                                const RowFacts& facts, Neighbour* found) {
   constexpr int kRoundsMax = 10;
-  const bool second = threadIdx.x % 2 != 0;
-  const float rank = static_cast<float>(clip.rank);
-  const float sigma = second ? facts.sigma[1] : facts.sigma[0];
-  const float step = sigma * clip.step;
-  float high = __int_as_float(__float_as_int(second ? facts.Peak(1) : facts.Peak(0)) + 1);
-  float low = 0.0f, low_count = T::kDim, high_count = 0.0f, bound = sigma * clip.first;
+  const float rank = static_cast<float>(clip.rank), middle = rank - 0.5f;
+  const float sum = SumMagnitudes<T>(halves);
+  const float step = sum * clip.step;
+  float high = __int_as_float(__float_as_int(facts.Peak()) + 1);
+  float low = 0.0f, low_count = T::kDim, high_count = 0.0f, bound = sum * clip.first;
   bool done = false;
 #pragma unroll 1
   for (int round = 0; round < kRoundsMax; ++round) {
     const uint32_t packed = ptx::PackHalfTowardsZero(bound, bound);
+    uint32_t bounds[2];
+    OfBothRows(packed, bounds);
     bound = ptx::LowHalf(packed);
-    const uint32_t other = __shfl_xor_sync(~0u, packed, 1);
-    float counts[2];
-    CountAtLeast<T>(halves, second ? other : packed, second ? packed : other, counts);
-    const float count = second ? counts[1] : counts[0];
-    const float newton = fmaf(count - rank + 0.5f, step, bound);
-    if (count >= rank) {
-      low = bound;
-      low_count = count;
-    } else {
-      high = bound;
-      high_count = count;
-    }
+    const float count = CountAtLeast<T>(halves, bounds);
+    // A normal distribution's step, until there are values on both sides to go by.
+    const float stepped = fmaf(count - middle, step, bound);
+    const bool below = count >= rank;
+    low = below ? bound : low;
+    low_count = below ? count : low_count;
+    high = below ? high : bound;
+    high_count = below ? high_count : count;
     done = low_count == rank || high_count == rank - 1.0f;
-    const float part = (low_count - rank + 0.5f) * ptx::Reciprocal(low_count - high_count);
-    bound = low > 0.0f ? fmaf(part, high - low, low) : newton;
+    const float part = (low_count - middle) * ptx::Reciprocal(low_count - high_count);
+    bound = low > 0.0f && high_count > 0.0f ? fmaf(part, high - low, low) : stepped;
     if (done) bound = low_count == rank ? low : high;
     if (__all_sync(~0u, done)) break;
   }
@@ -261,50 +248,42 @@ __device__ __forceinline__ bool SearchInHalves(const RowHalves<T>& halves, const
   return __all_sync(~0u, done);
 }
 
-// The magnitude next to each row's bound.
+// The magnitude next to the bound of the lane's own row.
 template <class T>
-__device__ __forceinline__ void TakeNeighbours(const float (&y)[T::kTiles][4],
-                                               const Neighbour& found, RowFacts* facts) {
-  const bool second = threadIdx.x % 2 != 0;
-  // Magnitudes' distances upwards from the bound, downwards from the one below it for bits turned
-  // over: those on the other side wrap around and are large.
-  const uint32_t my_flip = found.above ? ~0u : 0u;
+__device__ __forceinline__ float TakeNeighbour(const float (&y)[T::kTiles][4],
+                                               const Neighbour& found) {
+  // Twice a float's bits, modulo 2^32, are twice its magnitude's. Distances from the bound:
+  // upwards, or, from the float below it, downwards. Those on the other side wrap around and are
+  // large.
   const uint32_t bits = __float_as_uint(found.bound);
-  const uint32_t my_shift = found.above ? bits : 0u - bits;
-  const uint32_t other_flip = __shfl_xor_sync(~0u, my_flip, 1);
-  const uint32_t other_shift = __shfl_xor_sync(~0u, my_shift, 1);
+  const uint32_t my_factor = found.above ? ~1u : 2u;
+  const uint32_t my_offset = found.above ? 2 * bits - 2 : 0u - 2 * bits;
+  uint32_t factor[2], offset[2], least[2];
+  OfBothRows(my_factor, factor);
+  OfBothRows(my_offset, offset);
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    const bool mine = second == (a == 1);
-    const uint32_t flip = mine ? my_flip : other_flip, shift = mine ? my_shift : other_shift;
-    uint32_t least = ~0u;
+    least[a] = ~0u;
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) {
-#pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        const uint32_t turned = (__float_as_uint(y[n][2 * a + e]) & 0x7fffffffu) ^ flip;
-        least = __viaddmin_u32(turned, shift, least);
-      }
+      least[a] = __vimin3_u32(least[a], __float_as_uint(y[n][2 * a]) * factor[a] + offset[a],
+                              __float_as_uint(y[n][2 * a + 1]) * factor[a] + offset[a]);
     }
-    least = min(least, __shfl_xor_sync(~0u, least, 1));
-    least = min(least, __shfl_xor_sync(~0u, least, 2));
-    facts->threshold[a] = __uint_as_float((least - shift) ^ flip);
   }
+  const uint32_t nearest = JoinOwnRow(least, [](uint32_t x, uint32_t y) { return min(x, y); });
+  const uint32_t twice = found.above ? my_offset - nearest : nearest - my_offset;
+  return __uint_as_float(twice / 2);
 }
 
-// Fills in sigma and threshold.
+// Fills in threshold.
 template <class T>
 __device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
                                                const ClipGuess& clip, RowFacts* facts) {
   // Halves hold neither larger values nor, in enough bits, smaller ones.
-  constexpr float kMost = 65504.0f, kLeast = 0x1p-12f;
-  bool plain = true;
-#pragma unroll
-  for (int a = 0; a < 2; ++a) {
-    plain &= facts->Peak(a) < kMost && facts->Peak(a) > kLeast;
-  }
+  constexpr float kLeast = 0x1p-12f;
+  const float peak = facts->Peak();
   Neighbour found;
-  bool ended = __all_sync(~0u, plain);
+  bool ended = __all_sync(~0u, peak < kHalfMost && peak > kLeast);
   if (ended) {
     RowHalves<T> halves;
 #pragma unroll
@@ -314,43 +293,44 @@ __device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
         halves[n][a] = ptx::PackHalfTowardsZero(y[n][2 * a], y[n][2 * a + 1]) & 0x7fff7fffu;
       }
     }
-    FindSigma<T>(halves, facts);
     ended = SearchInHalves<T>(halves, clip, *facts, &found);
   }
   if (!ended) found = SearchInFloats<T>(y, clip, *facts);
-  TakeNeighbours<T>(y, found, facts);
+  facts->threshold = TakeNeighbour<T>(y, found);
 }
 
 // --- Ranges ----------------------------------------------------------------------------------
 
+// Of the lane's own row.
 struct RowRange {
-  float low[2];    // least clipped value of rows r and r + 8
-  float range[2];  // most - least, at least 1e-8
+  float low;    // least clipped value
+  float range;  // most - least, at least 1e-8
 };
 
 // Of group g.
 template <class T>
 __device__ __forceinline__ RowRange FindRange(const float (&y)[T::kTiles][4], const RowFacts& facts,
                                               int g) {
-  RowRange found;
+  float least = facts.least, most = facts.most;
+  if constexpr (T::kGroups > 1) {
+    float leasts[2], mosts[2];
 #pragma unroll
-  for (int a = 0; a < 2; ++a) {
-    float least = facts.least[a], most = facts.most[a];
-    if constexpr (T::kGroups > 1) {
-      least = facts.threshold[a], most = -facts.threshold[a];
+    for (int a = 0; a < 2; ++a) {
+      leasts[a] = FLT_MAX, mosts[a] = -FLT_MAX;
 #pragma unroll
       for (int n = 0; n < T::kTiles; ++n) {
         if (n / T::kGroupTiles != g) continue;
-        least = fminf(least, fminf(y[n][2 * a], y[n][2 * a + 1]));
-        most = fmaxf(most, fmaxf(y[n][2 * a], y[n][2 * a + 1]));
+        leasts[a] = fminf(leasts[a], fminf(y[n][2 * a], y[n][2 * a + 1]));
+        mosts[a] = fmaxf(mosts[a], fmaxf(y[n][2 * a], y[n][2 * a + 1]));
       }
-      least = MinOverChannels(least);
-      most = MaxOverChannels(most);
     }
-    found.low[a] = fminf(fmaxf(least, -facts.threshold[a]), facts.threshold[a]);
-    const float high = fmaxf(fminf(most, facts.threshold[a]), -facts.threshold[a]);
-    found.range[a] = fminf(fmaxf(__fsub_rn(high, found.low[a]), 1e-8f), FLT_MAX);
+    least = JoinOwnRow(leasts, [](float x, float y) { return fminf(x, y); });
+    most = JoinOwnRow(mosts, [](float x, float y) { return fmaxf(x, y); });
   }
+  RowRange found;
+  found.low = fminf(fmaxf(least, -facts.threshold), facts.threshold);
+  const float high = fmaxf(fminf(most, facts.threshold), -facts.threshold);
+  found.range = fminf(fmaxf(__fsub_rn(high, found.low), 1e-8f), FLT_MAX);
   return found;
 }
 
@@ -404,7 +384,8 @@ __device__ __forceinline__ float StepFactor(float scale) {
   return __int_as_float((127 + min(max(60 - exponent, -126), 127)) << 23);
 }
 
-// The words of codes for ranges[g]. Exactly the scalar definition's.
+// The words of codes for ranges[g]. Exactly the scalar definition's, zero for rows that are not
+// finite: NaN saturates to zero.
 template <class T>
 __device__ __forceinline__ void RoundExactly(const float (&y)[T::kTiles][4], const RowFacts& facts,
                                              const RowRange (&ranges)[T::kGroups],
@@ -418,13 +399,16 @@ __device__ __forceinline__ void RoundExactly(const float (&y)[T::kTiles][4], con
   for (int i = 0; i < T::kTiles / 4; ++i) sums[i][0] = sums[i][1] = kBase;
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
-    float factor[2], offset[2][3];
+    const float my_scale = Third(ranges[g].range);
+    const float my_factor = facts.finite ? StepFactor(my_scale) : 0.0f;
+    float factor[2], scale[2], low[2], offset[2][3];
+    OfBothRows(my_factor, factor);
+    OfBothRows(my_scale, scale);
+    OfBothRows(ranges[g].low, low);
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      const float scale = Third(ranges[g].range[a]);
-      factor[a] = facts.finite[a] ? StepFactor(scale) : 0.0f;
       // Each of three lanes finds one bound; a step begins behind the float below it.
-      const float least = LeastWithCode(min(lane % 4 + 1, 3), ranges[g].low[a], scale);
+      const float least = LeastWithCode(min(lane % 4 + 1, 3), low[a], scale[a]);
       const float mine = -nextafterf(least, -INFINITY) * factor[a];
 #pragma unroll
       for (int code = 0; code < 3; ++code) {
@@ -466,14 +450,13 @@ __device__ __forceinline__ void RoundNearly(float (&y)[T::kTiles][4],
   for (int i = 0; i < T::kTiles / 4; ++i) words[i] = 0;
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
-    float factor[2], middle[2];
-#pragma unroll
-    for (int a = 0; a < 2; ++a) {
-      factor[a] = __fdividef(3.0f, ranges[g].range[a]);
-      middle[a] = fmaf(0.5f, ranges[g].range[a], ranges[g].low[a]);
-    }
+    float factor[2];
+    OfBothRows(3.0f * ptx::Reciprocal(ranges[g].range), factor);
+    const float my_middle = fmaf(0.5f, ranges[g].range, ranges[g].low);
     // Clipped on both sides it is zero.
-    if (__any_sync(~0u, middle[0] != 0.0f || middle[1] != 0.0f)) {
+    if (__any_sync(~0u, my_middle != 0.0f)) {
+      float middle[2];
+      OfBothRows(my_middle, middle);
 #pragma unroll
       for (int n = g * T::kGroupTiles; n < (g + 1) * T::kGroupTiles; ++n) {
 #pragma unroll
@@ -496,36 +479,39 @@ __device__ __forceinline__ void RoundNearly(float (&y)[T::kTiles][4],
   }
 }
 
+// Scale and minimum of a row: ratio times the range's. Status bits.
+__device__ __forceinline__ uint32_t PackMeta(const RowRange& range, float ratio, bool finite,
+                                             uint32_t* meta) {
+  const float scale = ratio * Third(range.range), low = ratio * range.low;
+  if (__all_sync(~0u, finite && fmaxf(scale, fabsf(low)) < 65520.0f)) {
+    *meta = ptx::PackHalf(scale, low);
+    return 0;
+  }
+  bool saturated = false;
+  *meta = HalfBits(scale, &saturated) | HalfBits(low, &saturated) << 16;
+  if (!finite) *meta = 0;
+  return !finite ? kStatusNonFinite : (saturated ? kStatusSaturated : 0);
+}
+
 // Codes and metadata of 16 rows. words[2 p + a]: the word of channels 64 p .. 64 p + 63, row r + 8
-// a, in K's order. meta[y][a]: valid in every lane of the row. exact: y is the scalar definition's,
-// so the codes can be. Returns status bits of the lane's rows.
+// a, in K's order. meta[g]: of the lane's own row. exact: y is the scalar definition's, so the
+// codes can be. Returns status bits of the lane's own row.
 template <class T>
 __device__ __forceinline__ uint32_t RoundRows(float (&y)[T::kTiles][4], const RowFacts& facts,
                                               bool exact, uint32_t (&words)[T::kTiles / 4],
-                                              uint32_t (&meta)[T::kGroups][2]) {
+                                              uint32_t (&meta)[T::kGroups]) {
   uint32_t status = 0;
   RowRange ranges[T::kGroups];
 #pragma unroll
   for (int g = 0; g < T::kGroups; ++g) {
     ranges[g] = FindRange<T>(y, facts, g);
-#pragma unroll
-    for (int a = 0; a < 2; ++a) {
-      // The scalar definition negates the largest of 0 - y: its zero is negative.
-      if (ranges[g].low[a] == 0.0f) ranges[g].low[a] = -0.0f;
-      // Far from zero and narrow, or beyond what an inverse can be: not by one multiplication.
-      const float range = ranges[g].range[a];
-      exact |= fabsf(ranges[g].low[a]) > 64.0f * range || range > 1e30f;
-      exact |= facts.Peak(a) > kPlaceMax * range;
-      bool saturated = false;
-      meta[g][a] = HalfBits(Third(range), &saturated) | HalfBits(ranges[g].low[a], &saturated)
-                                                            << 16;
-      if (!facts.finite[a]) {
-        meta[g][a] = 0;
-        status |= kStatusNonFinite;
-      } else if (saturated) {
-        status |= kStatusSaturated;
-      }
-    }
+    // The scalar definition negates the largest of 0 - y: its zero is negative.
+    if (ranges[g].low == 0.0f) ranges[g].low = -0.0f;
+    // Far from zero and narrow, or beyond what an inverse can be: not by one multiplication.
+    const float range = ranges[g].range;
+    exact |= fabsf(ranges[g].low) > 64.0f * range || range > 1e30f;
+    exact |= facts.Peak() > kPlaceMax * range || !facts.finite;
+    status |= PackMeta(ranges[g], 1.0f, facts.finite, &meta[g]);
   }
   if (__any_sync(~0u, exact)) {
     RoundExactly<T>(y, facts, ranges, words);

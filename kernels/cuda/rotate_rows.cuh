@@ -17,17 +17,17 @@ namespace crumb::kernels::cuda {
 template <int kDim>
 using RowPairs = uint32_t[kDim / 8][2];
 
-// Bytes from a row's begin in shared memory to 16-byte piece `piece`: neighbouring rows use
-// different banks.
-__device__ __forceinline__ int PieceOffset(int row, int piece) { return 16 * (piece ^ (row % 8)); }
+// Bytes from row to row in shared memory: 8 rows' pieces of 16 bytes use different banks.
+template <int kDim>
+inline constexpr int kRowPitch = 2 * kDim + 16;
 
 template <int kDim>
 __device__ __forceinline__ void ReadRows(uint32_t rows, RowPairs<kDim>& x) {
-  const int row = threadIdx.x % 16, half = threadIdx.x % 32 / 16;
+  const uint32_t at = rows + threadIdx.x % 16 * kRowPitch<kDim> + threadIdx.x % 32 / 16 * 16;
 #pragma unroll
   for (int s = 0; s < kDim / 16; ++s) {
     uint32_t four[4];
-    ptx::LoadMatrices(four, rows + row * 2 * kDim + PieceOffset(row, 2 * s + half));
+    ptx::LoadMatrices(four, at + 32 * s);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[2 * s + i / 2][i % 2] = four[i];
   }
@@ -87,11 +87,15 @@ __device__ __forceinline__ uint4 MeanColumn(float mean) {
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// y += x R - mean, by the four warps that hold 64 rows. rotation: all parts. mean: kMeanBytes.
+// Starts y += x R - mean, by the four warps that hold 64 rows. rotation: all parts. mean:
+// kMeanBytes. Neither x nor y may be used before WaitProducts.
 template <int kDim, bool kHalf>
-__device__ __forceinline__ void RotateByTeam(const RowPairs<kDim>& x, uint32_t rotation,
-                                             uint32_t mean, float (&y)[kDim / 8][4]) {
+__device__ __forceinline__ void StartRotation(const RowPairs<kDim>& x, uint32_t rotation,
+                                              uint32_t mean, float (&y)[kDim / 8][4]) {
   ptx::FenceProducts();
+  // A reduction leaves them where descriptors have to be, a register of the whole warp.
+  rotation = __reduce_or_sync(~0u, rotation);
+  mean = __reduce_or_sync(~0u, mean);
   const int c = threadIdx.x % 4;
   const uint32_t ones = c == 0 ? 0x3f803f80u : (c == 1 ? 0x3f80u : 0u);
   const uint32_t once[4] = {ones, ones, 0, 0};
@@ -112,7 +116,6 @@ __device__ __forceinline__ void RotateByTeam(const RowPairs<kDim>& x, uint32_t r
     }
   }
   ptx::CommitProducts();
-  ptx::WaitProducts();
 }
 #endif
 
