@@ -557,7 +557,7 @@ def measure(cluster, programs):
                  for in_flight in (1, 8)]
         read = ask(tool, "read", str(cluster.folder / "1"), str(prefix), str(pages))["gb_per_s"]
         after = distance()
-        moved = max(before, after) > 1.5 * min(before, after)
+        moved = max(before, after) > 2 * min(before, after)
         if not moved:
             shares.append(read / max(plain))
         runs = len(keys) // rounds
