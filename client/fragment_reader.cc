@@ -40,36 +40,35 @@ bool WellFormed(const v1::Fragments& at) {
 }
 
 // The fragment at `index`, as far as its place is told.
-absl::StatusOr<DeviceFragment> ReadDeviceOne(const AcquireRequest& request,
-                                             const v1::DeviceFragments& at, int index) {
+absl::Status ReadDeviceOne(const AcquireRequest& request, const v1::DeviceFragments& at, int index,
+                           DeviceFragment& fragment) {
   const size_t pool = at.pools(index);
   if (at.shapes(index) >= static_cast<uint32_t>(at.shape_size()) ||
       pool >= request.pools.size() + request.peers.size()) {
     return absl::DataLossError("a fragment on a device has no shape or pool");
   }
-  DeviceFragment fragment;
   fragment.page = static_cast<int>(at.pages(index));
   fragment.slot = at.slots(index);
   fragment.pool = pool < request.pools.size() ? request.pools[pool]
                                               : request.peers[pool - request.pools.size()];
   const v1::DeviceFragments::Shape& shape = at.shape(static_cast<int>(at.shapes(index)));
-  fragment.header.range = {{static_cast<uint16_t>(shape.range().layer_begin()),
-                            static_cast<uint16_t>(shape.range().layer_end())},
-                           {static_cast<uint16_t>(shape.range().head_begin()),
-                            static_cast<uint16_t>(shape.range().head_end())}};
-  fragment.header.format = static_cast<PageFormat>(shape.format());
-  fragment.header.over_int2_prefix = shape.over_int2_prefix();
-  fragment.header.layout_id = shape.layout_id();
-  fragment.header.tile_bytes = shape.tile_bytes();
-  fragment.header.generation = shape.generation();
-  fragment.header.keyspace = request.keyspace;
-  fragment.header.key = request.keys[static_cast<size_t>(fragment.page)];
-  if (at.headers_size() == 0 || at.headers(index).empty()) return fragment;
+  FragmentHeader& header = fragment.header;
+  header.range = {{static_cast<uint16_t>(shape.range().layer_begin()),
+                   static_cast<uint16_t>(shape.range().layer_end())},
+                  {static_cast<uint16_t>(shape.range().head_begin()),
+                   static_cast<uint16_t>(shape.range().head_end())}};
+  header.format = static_cast<PageFormat>(shape.format());
+  header.over_int2_prefix = shape.over_int2_prefix();
+  header.layout_id = shape.layout_id();
+  header.tile_bytes = shape.tile_bytes();
+  header.generation = shape.generation();
+  header.keyspace = request.keyspace;
+  header.key = request.keys[static_cast<size_t>(fragment.page)];
+  if (at.headers_size() == 0 || at.headers(index).empty()) return absl::OkStatus();
   const std::string& encoded = at.headers(index);
   CRUMB_ASSIGN_OR_RETURN(
-      fragment.header,
-      DecodeFragmentHeader(std::as_bytes(std::span(encoded.data(), encoded.size()))));
-  return fragment;
+      header, DecodeFragmentHeader(std::as_bytes(std::span(encoded.data(), encoded.size()))));
+  return absl::OkStatus();
 }
 
 bool WellFormed(const v1::DeviceFragments& at) {
@@ -135,11 +134,12 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
     for (; read.miss_reason == MissReason::kNone && device_index < on_device.pages_size() &&
            static_cast<int>(on_device.pages(device_index)) == page;
          ++device_index) {
-      absl::StatusOr<DeviceFragment> fragment = ReadDeviceOne(request, on_device, device_index);
-      read.miss_reason = fragment.ok() ? CheckDevice(*fragment, request) : MissReason::kCorrupt;
+      DeviceFragment& fragment = read.device_fragments.emplace_back();
+      read.miss_reason = ReadDeviceOne(request, on_device, device_index, fragment).ok()
+                             ? CheckDevice(fragment, request)
+                             : MissReason::kCorrupt;
       if (read.miss_reason != MissReason::kNone) break;
-      covered += needed.has_value() ? Intersect(fragment->header.range, *needed).tiles() : 0;
-      read.device_fragments.push_back(*std::move(fragment));
+      covered += needed.has_value() ? Intersect(fragment.header.range, *needed).tiles() : 0;
     }
     if (read.miss_reason == MissReason::kNone && needed.has_value() && covered != needed->tiles()) {
       read.miss_reason = MissReason::kNotCovered;

@@ -3,6 +3,7 @@
 #include "client/page_table.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "common/placement.h"
@@ -63,14 +64,14 @@ std::shared_ptr<const Page> PageTable::Share(std::shared_ptr<const Page> page) {
 }
 
 std::vector<std::shared_ptr<const Page>> PageTable::ShareAll(
-    std::span<const std::shared_ptr<Page>> pages) {
+    std::vector<std::shared_ptr<Page>> pages) {
   std::vector<std::shared_ptr<const Page>> shared;
   shared.reserve(pages.size());
-  while (!pages.empty()) {
-    const auto of_run = pages.first(std::min(pages.size(), kRunPages));
-    pages = pages.subspan(of_run.size());
+  for (auto next = pages.begin(); next != pages.end();) {
+    const auto end = next + std::min<std::ptrdiff_t>(pages.end() - next, kRunPages);
     const auto run = std::make_shared<Run>(state_);
-    run->pages.assign(of_run.begin(), of_run.end());
+    run->pages.assign(std::move_iterator(next), std::move_iterator(end));
+    next = end;
     MutexLock lock(&state_->mutex);
     for (const auto& page : run->pages) {
       state_->Insert(shared.emplace_back(run, page.get()));

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <span>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -30,7 +29,7 @@ class PageTable {
   std::shared_ptr<const Page> Share(std::shared_ptr<const Page> page);
   // Both for the pages of a fetched prefix, run by run: those of a run are held as long as one of
   // them is.
-  std::vector<std::shared_ptr<const Page>> ShareAll(std::span<const std::shared_ptr<Page>> pages);
+  std::vector<std::shared_ptr<const Page>> ShareAll(std::vector<std::shared_ptr<Page>> pages);
 
   size_t size() const;
 

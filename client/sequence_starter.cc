@@ -3,6 +3,7 @@
 #include "client/sequence_starter.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "client/null_sink.h"
@@ -260,8 +261,6 @@ void SequenceStarter::NoteFetched(SequenceStart& start, FetchedPages& fetched,
     fetched.pages = intake_->Take(start.keyspace, std::move(fetched.pages));
     if (fetched.pages.size() < pages) fetched.miss_reason = MissReason::kBusy;
   }
-  const auto shared = table_.ShareAll(fetched.pages);
-  start.pages.insert(start.pages.end(), shared.begin(), shared.end());
   int device = 0, host = 0, ssd = 0, remote = 0;
   for (size_t i = 0; i < fetched.pages.size(); ++i) {
     const bool placed = fetched.pages[i]->placed;
@@ -272,6 +271,9 @@ void SequenceStarter::NoteFetched(SequenceStart& start, FetchedPages& fetched,
                                             : host;
     tier += kPageTokens;
   }
+  auto shared = table_.ShareAll(std::move(fetched.pages));
+  start.pages.insert(start.pages.end(), std::move_iterator(shared.begin()),
+                     std::move_iterator(shared.end()));
   start.stats.hit_tokens_device += device;
   start.stats.hit_tokens_host += host;
   start.stats.hit_tokens_ssd += ssd;

@@ -13,6 +13,7 @@
 #include "client/device/device_geometry.h"
 #include "client/device/device_pool.h"
 #include "client/device/owned.h"
+#include "client/device/resident_sequence.h"
 #include "client/worker_keyspace.h"
 #include "common/crc32c.h"
 #include "common/page_key.h"
@@ -63,18 +64,18 @@ class Writer {
   Writer(const DeviceHitWorkload& workload, client::Device& device)
       : workload_(workload), device_(device), geometry_(workload.options) {}
 
-  absl::Status Fill(std::span<const int32_t> tokens) {
+  // All prompts have the same number of pages.
+  absl::Status Fill(std::span<const std::vector<int32_t>> prompts) {
     CRUMB_ASSIGN_OR_RETURN(client_, Connect(workload_));
     CRUMB_ASSIGN_OR_RETURN(memory_, device_.OpenMemory());
     CRUMB_ASSIGN_OR_RETURN(stream_, client::NewStream(device_));
     CRUMB_ASSIGN_OR_RETURN(written_, client::NewEvent(device_));
     CRUMB_RETURN_IF_ERROR(OpenKeyspace());
-    PageKeyChain chain(keyspace_.id);
-    for (size_t at = 0; at + kPageTokens <= tokens.size(); at += kPageTokens) {
-      keys_.push_back(chain.Next(tokens.subspan(at, kPageTokens), Digest{}));
+    for (const std::vector<int32_t>& tokens : prompts) {
+      keys_.push_back(PageKeysOf(keyspace_.id, tokens));
     }
     CRUMB_RETURN_IF_ERROR(FillPool(PageFormat::kBf16, 0, 1));
-    return FillPool(PageFormat::kInt2, 1, static_cast<int>(keys_.size()));
+    return FillPool(PageFormat::kInt2, 1, static_cast<int>(keys_.front().size()));
   }
 
   // What an Acquire of all pages by itself takes.
@@ -84,7 +85,7 @@ class Writer {
       client::AcquireRequest request;
       request.keyspace = keyspace_.id;
       request.generation = keyspace_.generation;
-      request.keys = std::span(keys_).first(static_cast<size_t>(pages));
+      request.keys = std::span(keys_.front()).first(static_cast<size_t>(pages));
       request.range = workload_.options.own_tiles();
       for (const auto& pool : pools_) request.pools.push_back(pool->id());
       request.timeout = kPatience;
@@ -109,15 +110,16 @@ class Writer {
     return absl::OkStatus();
   }
 
-  FragmentHeader HeaderOf(PageFormat format, int page) const {
+  FragmentHeader HeaderOf(PageFormat format, size_t prompt, int page) const {
+    const std::vector<PageKey>& keys = keys_[prompt];
     FragmentHeader header;
     header.format = static_cast<crumb::PageFormat>(format);
     header.layout_id = kernels::kTileLayoutId;
     header.tile_bytes = static_cast<uint32_t>(geometry_.tile.bytes(format));
     header.generation = keyspace_.generation;
     header.keyspace = keyspace_.id;
-    header.key = keys_[static_cast<size_t>(page)];
-    if (page > 0) header.parent = keys_[static_cast<size_t>(page) - 1];
+    header.key = keys[static_cast<size_t>(page)];
+    if (page > 0) header.parent = keys[static_cast<size_t>(page) - 1];
     header.position = static_cast<uint32_t>(page) + 1;
     header.range = workload_.options.own_tiles();
     const std::vector<std::byte> zeros(header.tile_bytes);
@@ -125,22 +127,30 @@ class Writer {
     return header;
   }
 
-  // Pages [first, end), all of one format.
+  // Pages [first, end) of every prompt, all of one format.
   absl::Status FillPool(PageFormat format, int first, int end) {
     client::DevicePoolOptions options;
     options.slot_bytes = geometry_.page_bytes(format);
     options.handle_bytes = kHandleBytes;
-    options.bytes_max = WholeHandles(options.slot_bytes, end - first);
+    options.bytes_max =
+        WholeHandles(options.slot_bytes, (end - first) * static_cast<int>(keys_.size()));
     options.blank_slots = 1;
     CRUMB_ASSIGN_OR_RETURN(pools_.emplace_back(), DevicePool::Open(options, *memory_, *client_));
     DevicePool& pool = *pools_.back();
     if (!pool.WaitBlank(1, kPatience)) return absl::UnavailableError("no slots in a device pool");
+    for (size_t prompt = 0; prompt < keys_.size(); ++prompt) {
+      CRUMB_RETURN_IF_ERROR(FillPrompt(pool, format, prompt, first, end));
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FillPrompt(DevicePool& pool, PageFormat format, size_t prompt, int first, int end) {
     for (int page = first; page < end;) {
       const auto slots = pool.Reserve(std::min(kCommitBatch, end - page), kPatience);
       std::vector<DevicePool::Fragment> fragments;
       for (const auto& slot : slots) {
-        CRUMB_RETURN_IF_ERROR(device_.Clear(slot->address(), options.slot_bytes, stream_.get()));
-        fragments.push_back({slot, HeaderOf(format, page++)});
+        CRUMB_RETURN_IF_ERROR(device_.Clear(slot->address(), pool.slot_bytes(), stream_.get()));
+        fragments.push_back({slot, HeaderOf(format, prompt, page++)});
       }
       if (slots.empty()) return absl::ResourceExhaustedError("a device pool is full");
       CRUMB_RETURN_IF_ERROR(device_.Record(written_.get(), stream_.get()));
@@ -163,7 +173,7 @@ class Writer {
   client::OwnedStream stream_;
   client::OwnedEvent written_;
   client::KeyspaceInfo keyspace_;
-  std::vector<PageKey> keys_;
+  std::vector<std::vector<PageKey>> keys_;  // of each prompt
   std::vector<std::unique_ptr<DevicePool>> pools_;
 };
 
@@ -173,7 +183,8 @@ class Reader {
   Reader(const DeviceHitWorkload& workload, client::Device& device)
       : workload_(workload), device_(device) {}
 
-  absl::Status Open() {
+  // Room for `prefixes` in its pools; `peer`: the ordinal of a device that they come from, or -1.
+  absl::Status Open(int prefixes, int peer) {
     const client::WorkerOptions& options = workload_.options;
     const client::DeviceGeometry geometry(options);
     const int pages = workload_.tokens / kPageTokens + 16;
@@ -183,9 +194,10 @@ class Reader {
     on_device.sequences = 2;
     on_device.prompts = 1;
     on_device.loads = 1;
-    on_device.load_pages = 64;
-    on_device.pool_bytes = WholeHandles(geometry.page_bytes(PageFormat::kInt2), pages);
-    on_device.pool_sink_bytes = WholeHandles(geometry.page_bytes(PageFormat::kBf16), 1);
+    on_device.load_pages = peer < 0 ? 64 : pages;
+    if (peer >= 0) on_device.pool_peers = {peer};
+    on_device.pool_bytes = WholeHandles(geometry.page_bytes(PageFormat::kInt2), pages * prefixes);
+    on_device.pool_sink_bytes = WholeHandles(geometry.page_bytes(PageFormat::kBf16), prefixes);
     on_device.pool_handle_bytes = kHandleBytes;
     on_device.pool_blank_pages = 1;
     on_device.pool_blank_sinks = 1;
@@ -238,6 +250,34 @@ class Reader {
     return WaitFor([&] { return worker_->pool_use().held_slots <= held; });
   }
 
+  // One prefix that comes from the peer; fills in its times.
+  absl::Status PeerRound(std::span<const int32_t> prompt, PeerHitResult* round) {
+    client::SequenceOptions options;
+    options.publish = client::Publish::kNone;
+    options.deadline = std::chrono::seconds(2);
+    const auto start = std::chrono::steady_clock::now();
+    CRUMB_ASSIGN_OR_RETURN(auto sequence, worker_->Begin(prompt, options));
+    round->begin_ms = MsSince(start);
+    const auto& loads = static_cast<const client::ResidentSequence&>(*sequence).loads;
+    for (const auto& load : loads) CRUMB_RETURN_IF_ERROR(load->MakeWait(stream_.get(), 0));
+    CRUMB_RETURN_IF_ERROR(Drain());
+    round->first_layer_ms = MsSince(start);
+    for (const auto& load : loads) CRUMB_RETURN_IF_ERROR(load->MakeWaitAll(stream_.get()));
+    CRUMB_RETURN_IF_ERROR(Drain());
+    round->all_layers_ms = MsSince(start);
+    const client::SequenceStats stats = sequence->stats();
+    if (stats.hit_tokens_device + 2 * kChunk < workload_.tokens || stats.loaded_bytes == 0) {
+      return absl::InternalError(fmt::format("of {} tokens {} hit on devices, {} bytes came: {}",
+                                             workload_.tokens, stats.hit_tokens_device,
+                                             stats.loaded_bytes, stats.miss_reason));
+    }
+    round->pages = stats.hit_tokens_device / kPageTokens;
+    round->bytes = static_cast<int64_t>(stats.loaded_bytes);
+    round->gbps = static_cast<double>(round->bytes) / round->all_layers_ms / 1e6;
+    sequence.reset();
+    return worker_->WaitPublished(kPatience);
+  }
+
  private:
   static constexpr int kChunk = 256;
 
@@ -287,16 +327,26 @@ class Reader {
   std::unique_ptr<client::DeviceBatch> prompts_;
 };
 
+std::vector<std::vector<int32_t>> Prompts(const DeviceHitWorkload& workload, int count) {
+  std::vector<std::vector<int32_t>> prompts(static_cast<size_t>(count));
+  for (int i = 0; i < count; ++i) {
+    auto& prompt = prompts[static_cast<size_t>(i)];
+    prompt.resize(static_cast<size_t>(workload.tokens));
+    std::iota(prompt.begin(), prompt.end(), 1 + i * 1000003);
+  }
+  return prompts;
+}
+
 }  // namespace
 
 absl::StatusOr<DeviceHitResult> RunDeviceHit(const DeviceHitWorkload& workload,
                                              client::Device& device) {
-  std::vector<int32_t> tokens(static_cast<size_t>(workload.tokens));
-  std::iota(tokens.begin(), tokens.end(), 1);
+  const std::vector<std::vector<int32_t>> prompts = Prompts(workload, 1);
+  const std::vector<int32_t>& tokens = prompts.front();
   Writer writer(workload, device);
-  CRUMB_RETURN_IF_ERROR(writer.Fill(tokens));
+  CRUMB_RETURN_IF_ERROR(writer.Fill(prompts));
   Reader reader(workload, device);
-  CRUMB_RETURN_IF_ERROR(reader.Open());
+  CRUMB_RETURN_IF_ERROR(reader.Open(1, -1));
   DeviceHitResult result;
   std::vector<double> begin, ready;
   for (int round = 0; round < workload.rounds + kWarmUp; ++round) {
@@ -308,6 +358,33 @@ absl::StatusOr<DeviceHitResult> RunDeviceHit(const DeviceHitWorkload& workload,
   result.ready_ms_p50 = Quantile(ready, 0.5);
   result.ready_ms_p99 = Quantile(ready, 0.99);
   CRUMB_ASSIGN_OR_RETURN(result.acquire_ms_p50, writer.AcquireMs(result.pages));
+  return result;
+}
+
+absl::StatusOr<PeerHitResult> RunPeerHit(const DeviceHitWorkload& workload, client::Device& device,
+                                         client::Device& peer, int peer_ordinal) {
+  const int prefixes = workload.rounds + 1;
+  const std::vector<std::vector<int32_t>> prompts = Prompts(workload, prefixes);
+  Writer writer(workload, peer);
+  CRUMB_RETURN_IF_ERROR(writer.Fill(prompts));
+  Reader reader(workload, device);
+  CRUMB_RETURN_IF_ERROR(reader.Open(prefixes, peer_ordinal));
+  std::vector<PeerHitResult> rounds;
+  for (const std::vector<int32_t>& prompt : prompts) {
+    CRUMB_RETURN_IF_ERROR(reader.PeerRound(prompt, &rounds.emplace_back()));
+  }
+  rounds.erase(rounds.begin());
+  const auto median = [&rounds](double PeerHitResult::*field) {
+    std::vector<double> values;
+    for (const PeerHitResult& round : rounds) values.push_back(round.*field);
+    return Quantile(std::move(values), 0.5);
+  };
+  PeerHitResult result = rounds.front();
+  result.rounds = workload.rounds;
+  result.begin_ms = median(&PeerHitResult::begin_ms);
+  result.first_layer_ms = median(&PeerHitResult::first_layer_ms);
+  result.all_layers_ms = median(&PeerHitResult::all_layers_ms);
+  result.gbps = median(&PeerHitResult::gbps);
   return result;
 }
 

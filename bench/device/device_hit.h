@@ -32,6 +32,22 @@ struct DeviceHitResult {
   double acquire_ms_p50 = 0.0;  // of Begin, an Acquire of as many pages by itself
 };
 
+struct PeerHitResult {
+  int pages = 0;      // that hit, all of them in the peer's pools
+  int rounds = 0;     // each with a prefix of its own, after one that warms up
+  int64_t bytes = 0;  // of all tiles
+  // From the call of Begin on, medians:
+  double begin_ms = 0.0;        // the call
+  double first_layer_ms = 0.0;  // the first layer is there and checked
+  double all_layers_ms = 0.0;
+  double gbps = 0.0;  // bytes by all_layers_ms
+};
+
+// A prefix that lies in the pools of `peer`, the device of ordinal `peer_ordinal`, and is copied
+// into pools of `device`. Of rounds as many as there are distinct prefixes in the peer's memory.
+absl::StatusOr<PeerHitResult> RunPeerHit(const DeviceHitWorkload& workload, client::Device& device,
+                                         client::Device& peer, int peer_ordinal);
+
 // kInternal: pages did not hit on the device, or something was copied.
 absl::StatusOr<DeviceHitResult> RunDeviceHit(const DeviceHitWorkload& workload,
                                              client::Device& device);

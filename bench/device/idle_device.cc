@@ -3,6 +3,7 @@
 #include "bench/device/idle_device.h"
 
 #include <cstdlib>
+#include <string>
 
 #include "common/status_macros.h"
 
@@ -65,8 +66,14 @@ class IdleKernels final : public client::DeviceKernels {
   }
 };
 
+std::unique_ptr<DeviceMemory> MemoryOf(int ordinal) {
+  return DeviceMemory::OpenHost({.name = "idle" + std::to_string(ordinal)});
+}
+
 class IdleDevice final : public Device {
  public:
+  explicit IdleDevice(int ordinal) : ordinal_(ordinal) {}
+
   absl::StatusOr<DeviceAddress> Allocate(size_t bytes) override {
     CRUMB_ASSIGN_OR_RETURN(std::byte * memory, AllocatePinned(bytes));
     return reinterpret_cast<DeviceAddress>(memory);
@@ -102,19 +109,20 @@ class IdleDevice final : public Device {
   client::DeviceKernels& kernels() override { return kernels_; }
   bool kernels_read_pinned() const override { return true; }
 
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenMemory() override {
-    return DeviceMemory::OpenHost({.name = "idle", .bytes_max = UINT64_MAX});
-  }
-  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenPeerMemory(int) override {
-    return absl::UnavailableError("an idle device has no peers");
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenMemory() override { return MemoryOf(ordinal_); }
+  absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenPeerMemory(int ordinal) override {
+    return MemoryOf(ordinal);
   }
 
  private:
+  const int ordinal_;
   IdleKernels kernels_;
 };
 
 }  // namespace
 
-std::unique_ptr<Device> OpenIdleDevice() { return std::make_unique<IdleDevice>(); }
+std::unique_ptr<Device> OpenIdleDevice(int ordinal) {
+  return std::make_unique<IdleDevice>(ordinal);
+}
 
 }  // namespace crumb::bench

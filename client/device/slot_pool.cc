@@ -41,9 +41,9 @@ absl::Status SlotPool::Provide() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> SlotPool::WaitForUsers(const Retired& slot, DeviceStream stream,
+absl::StatusOr<bool> SlotPool::WaitForUsers(std::span<const Moment> users, DeviceStream stream,
                                             std::vector<Moment>* waited) {
-  for (const Moment& user : slot.users) {
+  for (const Moment& user : users) {
     if (user.timeline->stream() == stream) continue;  // in order anyway
     const auto known = std::find_if(waited->begin(), waited->end(), [&](const Moment& moment) {
       return moment.timeline == user.timeline;
@@ -67,14 +67,17 @@ absl::Status SlotPool::Gather(State& state, int count, DeviceStream stream,
     state.unused.pop_back();
   }
   std::vector<Moment> waited;  // by `stream`: slots were mostly given up together
+  std::shared_ptr<const std::vector<Moment>> last;  // of a slot that is usable
   // Slots of passes that are still open elsewhere go to the end.
   for (size_t tries = state.retired.size(); tries-- > 0;) {
     if (static_cast<int>(taken->size()) == count) return absl::OkStatus();
     Retired slot = std::move(state.retired.front());
     state.retired.pop_front();
-    const absl::StatusOr<bool> usable = WaitForUsers(slot, stream, &waited);
+    const absl::StatusOr<bool> usable =
+        slot.users == last ? true : WaitForUsers(*slot.users, stream, &waited);
     if (usable.ok() && *usable) {
       taken->push_back(slot.address);
+      last = std::move(slot.users);
     } else {
       state.retired.push_back(std::move(slot));
     }
@@ -89,7 +92,7 @@ struct SlotPool::PrivateSlots {
   PrivateSlots(const PrivateSlots&) = delete;
   PrivateSlots& operator=(const PrivateSlots&) = delete;
   ~PrivateSlots() {
-    const std::vector<Moment> now = state->timelines->Now();
+    const auto now = std::make_shared<const std::vector<Moment>>(state->timelines->Now());
     MutexLock lock(&state->mutex);
     for (const ResidentSlot& slot : slots) state->retired.push_back({slot.address, now});
   }
@@ -117,7 +120,7 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakePrivate(int count, int run, Device
     const absl::Status gathered = Gather(*state_, count, stream, &taken);
     if (!gathered.ok() || static_cast<int>(taken.size()) < count) {
       // `stream` waits for their users, another one may not.
-      const std::vector<Moment> now = state_->timelines->Now();
+      const auto now = std::make_shared<const std::vector<Moment>>(state_->timelines->Now());
       for (const DeviceAddress address : taken) state_->retired.push_back({address, now});
       CRUMB_RETURN_IF_ERROR(gathered);
       return absl::ResourceExhaustedError("no room for " + std::to_string(count) + " more " +

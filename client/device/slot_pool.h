@@ -66,7 +66,7 @@ class SlotPool {
  private:
   struct Retired {
     DeviceAddress address = 0;
-    std::vector<Moment> users;
+    std::shared_ptr<const std::vector<Moment>> users;  // of all that were given up with it
   };
   struct PrivateSlots;
   struct AdoptedSlots;
@@ -101,7 +101,7 @@ class SlotPool {
   static void DrainSoon(const std::shared_ptr<State>& state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state->mutex);
   static void Drain(State& state);
-  static absl::StatusOr<bool> WaitForUsers(const Retired& slot, DeviceStream stream,
+  static absl::StatusOr<bool> WaitForUsers(std::span<const Moment> users, DeviceStream stream,
                                            std::vector<Moment>* waited);
   static absl::Status Gather(State& state, int count, DeviceStream stream,
                              std::vector<DeviceAddress>* taken)
