@@ -31,6 +31,12 @@ constexpr int kColumnsMax = 16;
 constexpr int kBlocksMax = 256;
 constexpr int kMergers = 4;
 
+__device__ __forceinline__ void WaitForPrevious() {
+#if __CUDA_ARCH__ >= 900
+  ptx::WaitForPrevious();
+#endif
+}
+
 // A pair's part: for each column kDim sums, then the maximum and the sum of weights.
 constexpr int kPartFloats = kColumnsMax * (kDim + 2);
 static_assert(kPartFloats * 4 <= kSlots * kSlotBytes, "a warp's part fits into its ring");
@@ -297,6 +303,7 @@ __global__ void __launch_bounds__(kThreads, 1) AttendKernel(const KernelParams k
   const uint32_t ring_address = ptx::SharedAddress(ring);
   int64_t at = k.line.Cut(blockIdx.x);
   const int64_t end = k.line.Cut(blockIdx.x + 1);
+  bool waits = true;
   while (at < end) {
     const int pair = static_cast<int>(at / k.line.tiles);
     const int first = static_cast<int>(at % k.line.tiles);
@@ -311,7 +318,14 @@ __global__ void __launch_bounds__(kThreads, 1) AttendKernel(const KernelParams k
       }
       ptx::CommitCopies();
     };
+    // The kernel before writes q, and each pair's newest row.
+    if (waits && first + (kSlots - 1) * kWarps >= k.line.tiles) {
+      WaitForPrevious();
+      waits = false;
+    }
     for (int i = 0; i < kSlots - 1; ++i) ask(i);
+    if (waits) WaitForPrevious();
+    waits = false;
     uint32_t q[kTiles][8][2];
     LoadQuery<kTiles>(k, pair, lane, q);
     State<kTiles> state;
@@ -353,7 +367,9 @@ cudaError_t Enqueue(const KernelParams& k, cudaStream_t stream) {
   const cudaError_t error = cudaFuncSetAttribute(
       AttendKernel<kTiles>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (error != cudaSuccess) return error;
-  AttendKernel<kTiles><<<k.line.blocks, kThreads, kSharedBytes, stream>>>(k);
+  const cudaError_t launched = models::cuda::LaunchWithShared(
+      AttendKernel<kTiles>, dim3(k.line.blocks), kThreads, kSharedBytes, stream, k);
+  if (launched != cudaSuccess) return launched;
   const dim3 columns(k.line.pairs, k.group);
   return models::cuda::Launch(CombineKernel, columns, kDim * kMergers, stream, k);
 }

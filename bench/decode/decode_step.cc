@@ -37,6 +37,9 @@ std::vector<int32_t> DrawExperts(const ModelShape& m, int read) {
 
 }  // namespace
 
+using models::cuda::ChainOutput;
+using models::cuda::ChainProduct;
+
 DecodeStep::DecodeStep(const StepWeights& weights, models::cuda::Projections& projections,
                        const KvCache& cache, const SequenceShape& sequence, int batch)
     : w_(weights), m_(weights.model), projections_(projections), cache_(cache), batch_(batch) {
@@ -63,6 +66,7 @@ DecodeStep::DecodeStep(const StepWeights& weights, models::cuda::Projections& pr
   sine_ = Upload(sine);
   best_ = Upload(std::vector<uint64_t>(b, 0));
   done_ = Upload(std::vector<uint32_t>(b, 0));
+  barrier_ = Upload(std::vector<uint32_t>(1, 0));
   if (m_.expert_layers() == 0) return;
   scores_ = Allocate<Bf16>(b * m_.experts.count);
   experts_ = Upload(DrawExperts(m_, m_.ExpertsRead(batch)));
@@ -99,6 +103,17 @@ void DecodeStep::TuneOne(int candidates, int inputs, int outputs, const Bf16* w,
 }
 
 void DecodeStep::Tune(int candidates) {
+  TuneProjections(candidates);
+  if (!models::cuda::ServesChain(Chain({QkvProduct(0), OutProduct(0), DownProduct(0)}))) return;
+  const auto step_us = [this](bool chained) {
+    chained_ = chained;
+    return TimeGraph([this](cudaStream_t stream) { Enqueue(stream); }, 3);
+  };
+  const double apart = step_us(false);
+  chained_ = step_us(true) < apart;
+}
+
+void DecodeStep::TuneProjections(int candidates) {
   const int q = m_.q_heads * kDim;
   TuneOne(candidates, m_.hidden, m_.qkv_outputs(), w_.qkv.get(), w_.qkv_stride, m_.layers);
   TuneOne(candidates, q, m_.hidden, w_.out.get(), w_.out_stride, m_.layers);
@@ -122,25 +137,90 @@ void DecodeStep::EnqueueFfn(int layer, cudaStream_t stream) {
 
 void DecodeStep::EnqueueExperts(int layer, cudaStream_t stream) {
   const size_t index = layer - m_.dense_layers();
-  const size_t layer_experts = m_.experts.count + m_.experts.shared;
-  const int read = m_.ExpertsRead(batch_);
   Project(x_.get(), w_.routers.get() + index * m_.experts.count * m_.hidden, scores_.get(),
           m_.hidden, m_.experts.count, stream);
+  EnqueueReadExperts(layer, stream);
+}
+
+void DecodeStep::EnqueueReadExperts(int layer, cudaStream_t stream) const {
+  const size_t index = layer - m_.dense_layers();
+  const size_t layer_experts = m_.experts.count + m_.experts.shared;
+  const int read = m_.ExpertsRead(batch_);
   Check(ReadExperts(w_.experts.get() + index * layer_experts * m_.expert_bytes(), m_.expert_bytes(),
                     experts_.get() + index * read, read, unused_.get(), stream),
         "experts");
 }
 
-void DecodeStep::EnqueueLayer(int layer, cudaStream_t stream) {
-  const models::cuda::NormShape norm = {batch_, m_.hidden, static_cast<float>(m_.epsilon)};
-  Project(x_.get(), w_.qkv.get() + layer * w_.qkv_stride, qkv_.get(), m_.hidden, m_.qkv_outputs(),
-          stream);
+ChainProduct DecodeStep::Product(const Bf16* x, const Bf16* norm, const Bf16* w, int inputs,
+                                 int outputs, ChainOutput output, Bf16* y) const {
+  const float scale = 1.0f / std::sqrt(static_cast<float>(inputs));
+  return {inputs, outputs, output, scale, x, norm, w, y};
+}
+
+// Layer m_.layers: the vocabulary.
+ChainProduct DecodeStep::QkvProduct(int layer) const {
+  const Bf16* norm = Norm(2 * layer);
+  if (layer == m_.layers) {
+    return Product(residual_.get(), norm, w_.last_projection(), m_.hidden, m_.vocabulary,
+                   ChainOutput::kStore, logits_.get());
+  }
+  return Product(residual_.get(), norm, w_.qkv.get() + layer * w_.qkv_stride, m_.hidden,
+                 m_.qkv_outputs(), ChainOutput::kStore, qkv_.get());
+}
+
+models::cuda::ProductChain DecodeStep::Chain(std::initializer_list<ChainProduct> products) const {
+  models::cuda::ProductChain chain;
+  chain.rows = batch_;
+  chain.count = static_cast<int>(products.size());
+  chain.epsilon = static_cast<float>(m_.epsilon);
+  std::copy(products.begin(), products.end(), chain.products);
+  chain.barrier = barrier_.get();
+  return chain;
+}
+
+void DecodeStep::EnqueueChain(std::initializer_list<ChainProduct> products,
+                              cudaStream_t stream) const {
+  Check(models::cuda::MultiplyChain(Chain(products), stream), "chain of products");
+}
+
+ChainProduct DecodeStep::OutProduct(int layer) const {
+  return Product(attended_.get(), nullptr, w_.out.get() + layer * w_.out_stride, m_.q_heads * kDim,
+                 m_.hidden, ChainOutput::kAdd, residual_.get());
+}
+
+ChainProduct DecodeStep::DownProduct(int layer) const {
+  return Product(gated_.get(), nullptr, w_.down.get() + layer * w_.down_stride, m_.ffn, m_.hidden,
+                 ChainOutput::kAdd, residual_.get());
+}
+
+// From attention's output to what the next layer's RoPE reads.
+void DecodeStep::EnqueueChains(int layer, cudaStream_t stream) const {
+  const Bf16* norm = Norm(2 * layer + 1);
+  if (layer < m_.dense_layers()) {
+    EnqueueChain({OutProduct(layer),
+                  Product(residual_.get(), norm, w_.gate_up.get() + layer * w_.gate_up_stride,
+                          m_.hidden, 2 * m_.ffn, ChainOutput::kGate, gated_.get()),
+                  DownProduct(layer), QkvProduct(layer + 1)},
+                 stream);
+    return;
+  }
+  const size_t index = layer - m_.dense_layers();
+  EnqueueChain(
+      {OutProduct(layer),
+       Product(residual_.get(), norm, w_.routers.get() + index * m_.experts.count * m_.hidden,
+               m_.hidden, m_.experts.count, ChainOutput::kStore, scores_.get())},
+      stream);
+  EnqueueReadExperts(layer, stream);
+  EnqueueChain({QkvProduct(layer + 1)}, stream);
+}
+
+void DecodeStep::EnqueueAttend(int layer, cudaStream_t stream) {
   models::cuda::RopeParams rope;
   rope.rows = batch_;
   rope.q_heads = m_.q_heads;
   rope.kv_heads = m_.kv_heads;
   rope.rotary_dim = m_.rotary_dim;
-  rope.epsilon = norm.epsilon;
+  rope.epsilon = static_cast<float>(m_.epsilon);
   rope.qkv = qkv_.get();
   rope.q_weight = w_.head_norms.get() + layer * 2 * kDim;
   rope.k_weight = rope.q_weight + kDim;
@@ -150,6 +230,13 @@ void DecodeStep::EnqueueLayer(int layer, cudaStream_t stream) {
   cache_.SetAppend(layer, &rope);
   Check(models::cuda::NormRopeAppend(rope, stream), "rope");
   cache_.Attend(layer, q_.get(), attended_.get(), stream);
+}
+
+void DecodeStep::EnqueueLayer(int layer, cudaStream_t stream) {
+  const models::cuda::NormShape norm = {batch_, m_.hidden, static_cast<float>(m_.epsilon)};
+  Project(x_.get(), w_.qkv.get() + layer * w_.qkv_stride, qkv_.get(), m_.hidden, m_.qkv_outputs(),
+          stream);
+  EnqueueAttend(layer, stream);
   Project(attended_.get(), w_.out.get() + layer * w_.out_stride, y_.get(), m_.q_heads * kDim,
           m_.hidden, stream);
   Check(models::cuda::AddAndNorm(norm, y_.get(), Norm(2 * layer + 1), residual_.get(), x_.get(),
@@ -171,8 +258,18 @@ void DecodeStep::Enqueue(cudaStream_t stream) {
       models::cuda::EmbedAndNorm({batch_, m_.hidden, static_cast<float>(m_.epsilon)}, tokens_.get(),
                                  w_.table.get(), Norm(0), residual_.get(), x_.get(), stream),
       "embedding");
-  for (int layer = 0; layer < m_.layers; ++layer) EnqueueLayer(layer, stream);
-  Project(x_.get(), w_.last_projection(), logits_.get(), m_.hidden, m_.vocabulary, stream);
+  if (chained_) EnqueueChain({QkvProduct(0)}, stream);
+  for (int layer = 0; layer < m_.layers; ++layer) {
+    if (chained_) {
+      EnqueueAttend(layer, stream);
+      EnqueueChains(layer, stream);
+    } else {
+      EnqueueLayer(layer, stream);
+    }
+  }
+  if (!chained_) {
+    Project(x_.get(), w_.last_projection(), logits_.get(), m_.hidden, m_.vocabulary, stream);
+  }
   Check(models::cuda::GreedyTokens(batch_, m_.vocabulary, logits_.get(), best_.get(), done_.get(),
                                    tokens_.get(), stream),
         "choice");
@@ -186,6 +283,11 @@ void DecodeStep::EnqueueAttention(cudaStream_t stream) {
 }
 
 void DecodeStep::EnqueueProjections(cudaStream_t stream) {
+  if (chained_) {
+    EnqueueChain({QkvProduct(0)}, stream);
+    for (int layer = 0; layer < m_.layers; ++layer) EnqueueChains(layer, stream);
+    return;
+  }
   for (int layer = 0; layer < m_.layers; ++layer) {
     Project(x_.get(), w_.qkv.get() + layer * w_.qkv_stride, qkv_.get(), m_.hidden, m_.qkv_outputs(),
             stream);

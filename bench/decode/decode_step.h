@@ -4,12 +4,14 @@
 
 #include <cuda_runtime_api.h>
 
+#include <initializer_list>
 #include <string>
 
 #include "bench/decode/kv_cache.h"
 #include "bench/decode/model_shape.h"
 #include "bench/decode/step_weights.h"
 #include "bench/kernels/device_memory.h"
+#include "models/cuda/product_chain.h"
 #include "models/cuda/projections.h"
 
 namespace crumb::bench {
@@ -23,7 +25,8 @@ class DecodeStep {
   DecodeStep(const StepWeights& weights, models::cuda::Projections& projections,
              const KvCache& cache, const SequenceShape& sequence, int batch);
 
-  // Lets the fastest of cuBLAS's algorithms do each product. Waits.
+  // Lets the fastest of cuBLAS's algorithms do each product, or chains do all of few rows where
+  // the step is faster by them. Waits.
   void Tune(int candidates);
 
   // The functions below enqueue and can be captured; each replay computes the same step again.
@@ -39,10 +42,24 @@ class DecodeStep {
   using Bf16 = kernels::Bf16;
 
   void Project(const Bf16* x, const Bf16* w, Bf16* y, int inputs, int outputs, cudaStream_t stream);
+  void TuneProjections(int candidates);
   void TuneOne(int candidates, int inputs, int outputs, const Bf16* w, size_t stride, int layers);
+  void EnqueueAttend(int layer, cudaStream_t stream);
   void EnqueueLayer(int layer, cudaStream_t stream);
   void EnqueueFfn(int layer, cudaStream_t stream);
   void EnqueueExperts(int layer, cudaStream_t stream);
+  void EnqueueReadExperts(int layer, cudaStream_t stream) const;
+  // Few rows: all products from one attention to the next as one chain, or two around experts.
+  models::cuda::ChainProduct Product(const Bf16* x, const Bf16* norm, const Bf16* w, int inputs,
+                                     int outputs, models::cuda::ChainOutput output, Bf16* y) const;
+  models::cuda::ChainProduct QkvProduct(int layer) const;
+  models::cuda::ChainProduct OutProduct(int layer) const;
+  models::cuda::ChainProduct DownProduct(int layer) const;
+  models::cuda::ProductChain Chain(
+      std::initializer_list<models::cuda::ChainProduct> products) const;
+  void EnqueueChain(std::initializer_list<models::cuda::ChainProduct> products,
+                    cudaStream_t stream) const;
+  void EnqueueChains(int layer, cudaStream_t stream) const;
   const Bf16* Norm(int index) const { return w_.norms.get() + index * size_t(m_.hidden); }
 
   const StepWeights& w_;
@@ -51,6 +68,8 @@ class DecodeStep {
   const KvCache& cache_;
   const int batch_;
   Device<int32_t> tokens_;
+  bool chained_ = false;
+  Device<uint32_t> barrier_;  // of chains
   Device<Bf16> residual_, x_, y_, qkv_, q_, attended_, gate_up_, gated_, logits_;
   Device<float> cosine_, sine_;
   Device<uint64_t> best_;

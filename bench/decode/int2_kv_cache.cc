@@ -175,6 +175,7 @@ void Int2KvCache::Attend(int layer, const kernels::Bf16* q, kernels::Bf16* out,
   p.rotation_v = p.rotation_k + model_.kv_heads * kDim * kDim;
   p.mean_v = mean_v_.get() + first * kDim;
   p.offset = offset_.get();
+  p.overlap_previous = layer > 0;  // not of the plan
   p.plan = plan_.get();
   p.workspace = workspace_.get();
   Check(kernels::cuda::DecodeAttention(p, stream), "attention");

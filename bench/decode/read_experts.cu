@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/decode/read_experts.h"
 
+#include "models/cuda/launch.cuh"
+
 namespace crumb::bench {
 namespace {
 
@@ -12,6 +14,7 @@ constexpr int kPieceVectors = kThreads * kUnroll;  // 64 KB
 // A block reads one piece of one expert.
 __global__ void __launch_bounds__(kThreads)
     ReadKernel(const uint4* experts, int64_t vectors, const int32_t* ids, uint32_t* unused) {
+  models::cuda::WaitForPrevious();  // which experts, a model would say only now
   const uint4* from = experts + ids[blockIdx.y] * vectors;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kPieceVectors + threadIdx.x;
   uint32_t sum = 0;
@@ -33,9 +36,8 @@ cudaError_t ReadExperts(const uint8_t* experts, int64_t bytes, const int32_t* id
   if (bytes < 16 || bytes % 16 != 0 || count < 1 || count > 65535) return cudaErrorInvalidValue;
   const int64_t vectors = bytes / 16;
   const dim3 grid(static_cast<unsigned>((vectors + kPieceVectors - 1) / kPieceVectors), count);
-  ReadKernel<<<grid, kThreads, 0, stream>>>(reinterpret_cast<const uint4*>(experts), vectors, ids,
-                                            unused);
-  return cudaGetLastError();
+  return models::cuda::Launch(ReadKernel, grid, kThreads, stream,
+                              reinterpret_cast<const uint4*>(experts), vectors, ids, unused);
 }
 
 }  // namespace crumb::bench

@@ -93,8 +93,9 @@ struct DecodeAttentionParams {
   int window = 0;         // > 0: attend the last `window` positions only
 
   CopyPath copy_path = CopyPath::kAuto;
-  // The kernel before this one in the stream wrote neither tiles nor windows nor lengths nor plan:
-  // its end then overlaps this one's start.
+  // The kernel before this one in the stream wrote neither tiles nor lengths nor plan (it may write
+  // q, offsets and rows of the windows), nor did one that it did not wait for: its end then
+  // overlaps this one's start.
   bool overlap_previous = false;
 
   const void* plan = nullptr;  // DecodePlanBytes(shape), written by PlanDecode

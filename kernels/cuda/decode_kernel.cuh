@@ -37,11 +37,14 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
     rotation.Prefetch(mine.block_begin, mine.block_end, mine.block_head);
   }
   if (!k.p.overlap_previous) rotation.PrefetchQuery();
-  ring.Start(k);
+  // The kernel before may write the newest rows of windows.
+  const bool waits = k.p.overlap_previous && !ring.StartsWithTiles();
+  if (!waits) ring.Start(k);
 #if __CUDA_ARCH__ >= 900
+  ptx::LaunchDependents();
   if (k.p.overlap_previous) {
     ptx::WaitForPrevious();
-    ptx::LaunchDependents();
+    if (waits) ring.Start(k);
     rotation.PrefetchQuery();
   }
 #endif

@@ -75,10 +75,14 @@ class TileRing {
     segment_end_ = share.end;
     segment_ = share.begin;
     unit_ = unit_end_ = 0;
+    kind_ = kSegmentInt2;
     if (segment_ >= segment_end_) return;
     Take(share.first);
     if (unit_ < unit_end_) LoadAddresses(k, share.first);
   }
+
+  // Whether the first copies are of pages' tiles, if there are any.
+  __device__ __forceinline__ bool StartsWithTiles() const { return kind_ == kSegmentInt2; }
 
   // Starts the first copies, of the first segment only: to find the next one would keep the block
   // waiting. Complete starts the others.

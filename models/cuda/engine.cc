@@ -3,6 +3,7 @@
 #include "models/cuda/engine.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <utility>
 #include <vector>
 
@@ -11,6 +12,7 @@
 #include "models/cuda/buffer.h"
 #include "models/cuda/device_weights.h"
 #include "models/cuda/layer_kernels.h"
+#include "models/cuda/product_chain.h"
 #include "models/cuda/projections.h"
 #include "models/engine_input.h"
 #include "models/rope.h"
@@ -97,7 +99,11 @@ class CublasEngine : public Engine {
         FromCuda(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream"));
     CRUMB_ASSIGN_OR_RETURN(weights_, DeviceWeights::Copy(weights));
     CRUMB_RETURN_IF_ERROR(MakeTurns());
-    return a_.Allocate(config_, options_.chunk_tokens);
+    CRUMB_RETURN_IF_ERROR(a_.Allocate(config_, options_.chunk_tokens));
+    const uint32_t zero[] = {0};
+    CRUMB_ASSIGN_OR_RETURN(barrier_, NewBufferOf(std::span<const uint32_t>(zero)));
+    chains_ = ServesChains();
+    return absl::OkStatus();
   }
 
   const ModelConfig& config() const override { return config_; }
@@ -115,9 +121,9 @@ class CublasEngine : public Engine {
       const int count = static_cast<int>(chunk.size());
       CRUMB_RETURN_IF_ERROR(EnqueueChunk(cache, chunk));
       if (rows == LogitRows::kAll) {
-        CRUMB_RETURN_IF_ERROR(ReadLogits(0, count, &logits));
+        CRUMB_RETURN_IF_ERROR(ReadLogits(Chained(count), 0, count, &logits));
       } else if (tokens.empty()) {
-        CRUMB_RETURN_IF_ERROR(ReadLogits(count - 1, 1, &logits));
+        CRUMB_RETURN_IF_ERROR(ReadLogits(Chained(count), count - 1, 1, &logits));
       }
       CRUMB_RETURN_IF_ERROR(cache.Advance(chunk));
     }
@@ -159,18 +165,79 @@ class CublasEngine : public Engine {
                                                 weights_.layers[0].attention_norm.get(),
                                                 a_.residual.get(), a_.normed.get(), stream_),
                                    "embedding"));
+    if (Chained(rows)) CRUMB_RETURN_IF_ERROR(Multiply(rows, {QkvProduct(0)}));
     for (int layer = 0; layer < config_.layers; ++layer) {
-      CRUMB_RETURN_IF_ERROR(EnqueueAttention(cache, layer, rows, position));
-      CRUMB_RETURN_IF_ERROR(EnqueueMlp(layer, norm));
+      if (Chained(rows)) {
+        CRUMB_RETURN_IF_ERROR(EnqueueAttention(cache, layer, rows, position));
+        CRUMB_RETURN_IF_ERROR(EnqueueChain(layer, rows));
+      } else {
+        const DeviceLayerWeights& w = weights_.layers[layer];
+        CRUMB_RETURN_IF_ERROR(Project(rows, config_.hidden_size, QkvWidth(), a_.normed.get(),
+                                      w.qkv.get(), a_.qkv.get()));
+        CRUMB_RETURN_IF_ERROR(EnqueueAttention(cache, layer, rows, position));
+        CRUMB_RETURN_IF_ERROR(EnqueueMlp(layer, norm));
+      }
     }
     return absl::OkStatus();
   }
 
+  // Few rows, between two attentions: all products are one kernel.
+  bool Chained(int rows) const { return chains_ && rows <= kFewRows; }
+
+  bool ServesChains() const {
+    const Bf16* norm = weights_.final_norm.get();
+    const auto product = [&](int inputs, const Bf16* weight) {
+      return Product(nullptr, inputs, weight, nullptr, 2, ChainOutput::kStore, nullptr);
+    };
+    return ServesChain(Chain(
+        kFewRows, {product(config_.hidden_size, norm), product(config_.q_heads * kHeadDim, nullptr),
+                   product(config_.intermediate_size, nullptr)}));
+  }
+
+  absl::Status Multiply(int rows, std::initializer_list<ChainProduct> products) {
+    return FromCuda(MultiplyChain(Chain(rows, products), stream_), "multiplying a few rows");
+  }
+
+  ProductChain Chain(int rows, std::initializer_list<ChainProduct> products) const {
+    ProductChain chain;
+    chain.rows = rows;
+    chain.count = static_cast<int>(products.size());
+    chain.epsilon = config_.rms_norm_eps;
+    std::copy(products.begin(), products.end(), chain.products);
+    chain.barrier = barrier_.get();
+    return chain;
+  }
+
+  // `norm`, or null: of rows that are multiplied as they are.
+  static ChainProduct Product(const Bf16* x, int inputs, const Bf16* norm, const Bf16* w,
+                              int outputs, ChainOutput output, void* y) {
+    return {inputs, outputs, output, 1.0f, x, norm, w, y};
+  }
+
+  ChainProduct QkvProduct(int layer) const {
+    const DeviceLayerWeights& w = weights_.layers[layer];
+    return Product(a_.residual.get(), config_.hidden_size, w.attention_norm.get(), w.qkv.get(),
+                   QkvWidth(), ChainOutput::kStore, a_.qkv.get());
+  }
+
+  // From what attention leaves to the next layer's q, k and v.
+  absl::Status EnqueueChain(int layer, int rows) {
+    const DeviceLayerWeights& w = weights_.layers[layer];
+    const int hidden = config_.hidden_size, width = config_.intermediate_size;
+    const ChainProduct out = Product(a_.attended.get(), config_.q_heads * kHeadDim, nullptr,
+                                     w.out.get(), hidden, ChainOutput::kAdd, a_.residual.get());
+    const ChainProduct gate = Product(a_.residual.get(), hidden, w.mlp_norm.get(), w.gate_up.get(),
+                                      2 * width, ChainOutput::kGate, a_.gated.get());
+    const ChainProduct down = Product(a_.gated.get(), width, nullptr, w.down.get(), hidden,
+                                      ChainOutput::kAdd, a_.residual.get());
+    if (layer + 1 == config_.layers) return Multiply(rows, {out, gate, down});
+    return Multiply(rows, {out, gate, down, QkvProduct(layer + 1)});
+  }
+
+  int QkvWidth() const { return (config_.q_heads + 2 * config_.kv_heads) * kHeadDim; }
+
   absl::Status EnqueueAttention(DeviceKvCache& cache, int layer, int rows, int position) {
     const DeviceLayerWeights& w = weights_.layers[layer];
-    const int heads = config_.q_heads + 2 * config_.kv_heads;
-    CRUMB_RETURN_IF_ERROR(Project(rows, config_.hidden_size, heads * kHeadDim, a_.normed.get(),
-                                  w.qkv.get(), a_.qkv.get()));
     RopeParams p;
     p.rows = rows;
     p.q_heads = config_.q_heads;
@@ -186,14 +253,14 @@ class CublasEngine : public Engine {
     p.v = a_.v.get();
     CRUMB_RETURN_IF_ERROR(FromCuda(NormRopeAppend(p, stream_), "turning q and k"));
     CRUMB_RETURN_IF_ERROR(cache.Append(layer, a_.k.get(), a_.v.get()));
-    CRUMB_RETURN_IF_ERROR(cache.Attend(layer, a_.q.get(), a_.attended.get()));
-    return Project(rows, config_.q_heads * kHeadDim, config_.hidden_size, a_.attended.get(),
-                   w.out.get(), a_.delta.get());
+    return cache.Attend(layer, a_.q.get(), a_.attended.get());
   }
 
-  // From what attention adds to the rows that the next layer, or the last projection, reads.
+  // From what attention leaves to the rows that the next layer, or the last projection, reads.
   absl::Status EnqueueMlp(int layer, const NormShape& norm) {
     const DeviceLayerWeights& w = weights_.layers[layer];
+    CRUMB_RETURN_IF_ERROR(Project(norm.rows, config_.q_heads * kHeadDim, config_.hidden_size,
+                                  a_.attended.get(), w.out.get(), a_.delta.get()));
     const Bf16* next = layer + 1 < config_.layers ? weights_.layers[layer + 1].attention_norm.get()
                                                   : weights_.final_norm.get();
     CRUMB_RETURN_IF_ERROR(FromCuda(AddAndNorm(norm, a_.delta.get(), w.mlp_norm.get(),
@@ -211,11 +278,20 @@ class CublasEngine : public Engine {
         "norm");
   }
 
-  // Appends the logits of `rows` rows from `first` on; waits for them.
-  absl::Status ReadLogits(int first, int rows, Logits* logits) {
-    CRUMB_RETURN_IF_ERROR(Project(rows, config_.hidden_size, config_.vocab_size,
-                                  a_.normed.get() + size_t{1} * first * config_.hidden_size,
-                                  weights_.output(), a_.logits.get(), ProjectionOutput::kF32));
+  // Appends the logits of `rows` rows from `first` on; waits for them. `chained`: how the chunk
+  // ran.
+  absl::Status ReadLogits(bool chained, int first, int rows, Logits* logits) {
+    const size_t begin_row = size_t{1} * first * config_.hidden_size;
+    if (chained) {
+      CRUMB_RETURN_IF_ERROR(Multiply(
+          rows,
+          {Product(a_.residual.get() + begin_row, config_.hidden_size, weights_.final_norm.get(),
+                   weights_.output(), config_.vocab_size, ChainOutput::kF32, a_.logits.get())}));
+    } else {
+      CRUMB_RETURN_IF_ERROR(Project(rows, config_.hidden_size, config_.vocab_size,
+                                    a_.normed.get() + begin_row, weights_.output(), a_.logits.get(),
+                                    ProjectionOutput::kF32));
+    }
     const size_t begin = logits->values.size(), count = size_t{1} * rows * config_.vocab_size;
     logits->values.resize(begin + count);
     logits->rows += rows;
@@ -231,6 +307,8 @@ class CublasEngine : public Engine {
   std::unique_ptr<Projections> projections_;
   cudaStream_t stream_ = nullptr;
   DeviceWeights weights_;
+  bool chains_ = false;
+  Buffer<uint32_t> barrier_;     // of chains
   Buffer<float> cosine_, sine_;  // [max_positions, head_dim / 2]
   Activations a_;
 };

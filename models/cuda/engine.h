@@ -23,8 +23,9 @@ struct EngineOptions {
 };
 
 // models::Engine on a GPU: the same models, with activations in bf16 between kernels and sums in
-// fp32; projections by cuBLAS. Serves head_dim 128 and projections without biases. Weights are
-// copied to the device, f32 ones rounded to bf16. Not thread-safe.
+// fp32; projections by cuBLAS, those of few rows by chains (product_chain.h). Serves head_dim 128
+// and projections without biases. Weights are copied to the device, f32 ones rounded to bf16. Not
+// thread-safe.
 class Engine {
  public:
   // Reads an HF directory. kUnavailable: no driver, no such device, or no cuBLAS;

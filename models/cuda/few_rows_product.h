@@ -5,11 +5,10 @@
 #include <cuda_runtime_api.h>
 
 #include "kernels/tile.h"
+#include "models/cuda/product_chain.h"
 #include "models/cuda/projection_shape.h"
 
 namespace crumb::models::cuda {
-
-inline constexpr int kFewRows = 4;
 
 // y = scale * x W' for 1 to kFewRows rows of x: reads W once, as a stream. Enqueues one kernel,
 // which asks for its first weights while the kernel before it ends: no allocation, no

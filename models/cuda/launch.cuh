@@ -18,11 +18,12 @@ __device__ __forceinline__ void WaitForPrevious() {
 }
 
 template <typename... Parameters, typename... Arguments>
-cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream,
-                   Arguments... arguments) {
+cudaError_t LaunchWithShared(void (*kernel)(Parameters...), dim3 grid, int threads,
+                             size_t shared_bytes, cudaStream_t stream, Arguments... arguments) {
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   cudaLaunchAttribute overlap = {};
   overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -30,6 +31,12 @@ cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, int threads, cudaSt
   config.attrs = &overlap;
   config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+template <typename... Parameters, typename... Arguments>
+cudaError_t Launch(void (*kernel)(Parameters...), dim3 grid, int threads, cudaStream_t stream,
+                   Arguments... arguments) {
+  return LaunchWithShared(kernel, grid, threads, 0, stream, arguments...);
 }
 
 }  // namespace crumb::models::cuda

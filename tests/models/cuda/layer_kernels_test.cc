@@ -11,6 +11,7 @@
 #include "models/cuda/projections.h"
 #include "tests/kernels/cuda/device_buffer.h"
 #include "tests/kernels/cuda/random_inputs.h"
+#include "tests/models/cuda/rows.h"
 
 namespace crumb::models::cuda {
 namespace {
@@ -23,32 +24,6 @@ using kernels::cuda::HaveDevice;
 using kernels::cuda::RandomRows;
 
 constexpr int kDim = 128;
-constexpr double kBf16Step = 1.0 / 256;  // twice the largest relative rounding of bf16
-
-double Value(Bf16 x) { return Bf16ToFloat(x); }
-
-// Both within bf16's rounding of each other; `noise` for what was rounded on the way.
-void ExpectClose(const std::vector<Bf16>& found, const std::vector<double>& expected,
-                 double noise) {
-  ASSERT_EQ(found.size(), expected.size());
-  int wrong = 0;
-  for (size_t i = 0; i < found.size(); ++i) {
-    const double bound = std::abs(expected[i]) * kBf16Step + noise;
-    if (!(std::abs(Value(found[i]) - expected[i]) <= bound) && ++wrong < 5) {
-      ADD_FAILURE() << "element " << i << ": " << Value(found[i]) << ", not " << expected[i];
-    }
-  }
-  EXPECT_EQ(wrong, 0);
-}
-
-std::vector<double> Normalized(const Bf16* row, const Bf16* weight, int count, double epsilon) {
-  double square = 0;
-  for (int i = 0; i < count; ++i) square += Value(row[i]) * Value(row[i]);
-  const double factor = 1 / std::sqrt(square / count + epsilon);
-  std::vector<double> out;
-  for (int i = 0; i < count; ++i) out.push_back(Value(row[i]) * factor * Value(weight[i]));
-  return out;
-}
 
 class NormTest : public testing::TestWithParam<int> {};
 

@@ -1,0 +1,42 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/ptx.cuh"
+
+// Instructions that only chains of products use.
+namespace crumb::models::cuda::ptx {
+
+using namespace kernels::cuda::ptx;  // NOLINT: one name for all instructions
+
+// As SyncThreads, for threads that do not wait.
+__device__ __forceinline__ void ArriveThreads(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
+}
+
+// What other blocks wrote before they added to `p` is seen after it.
+__device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* p) {
+  uint32_t x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(p) : "memory");
+  return x;
+}
+
+// Adds to a counter of the device; orders what the block wrote before a barrier ahead of it.
+__device__ __forceinline__ uint32_t AddReleaseAcquire(uint32_t* p, uint32_t x) {
+  uint32_t old;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(p), "r"(x)
+               : "memory");
+  return old;
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+__device__ __forceinline__ void Arrive(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+#endif
+
+}  // namespace crumb::models::cuda::ptx
