@@ -147,12 +147,18 @@ class Writer {
   absl::Status FillPrompt(DevicePool& pool, PageFormat format, size_t prompt, int first, int end) {
     for (int page = first; page < end;) {
       const auto slots = pool.Reserve(std::min(kCommitBatch, end - page), kPatience);
+      if (slots.empty()) {
+        // It may still grow.
+        if (!pool.WaitBlank(1, kPatience)) {
+          return absl::ResourceExhaustedError("a device pool is full");
+        }
+        continue;
+      }
       std::vector<DevicePool::Fragment> fragments;
       for (const auto& slot : slots) {
         CRUMB_RETURN_IF_ERROR(device_.Clear(slot->address(), pool.slot_bytes(), stream_.get()));
         fragments.push_back({slot, HeaderOf(format, prompt, page++)});
       }
-      if (slots.empty()) return absl::ResourceExhaustedError("a device pool is full");
       CRUMB_RETURN_IF_ERROR(device_.Record(written_.get(), stream_.get()));
       CRUMB_RETURN_IF_ERROR(device_.Synchronize(written_.get()));
       CRUMB_ASSIGN_OR_RETURN(const auto outcomes, pool.Commit(keyspace_.id, fragments, kPatience));
