@@ -62,6 +62,7 @@ class Setup {
     shape.kv_heads = w_.kv_heads;
     shape.q_heads = w_.q_heads;
     shape.batch_invariant = w_.batch_invariant;
+    shape.form = w_.ampere ? kernels::cuda::DecodeForm::kPlanned : w_.form;
     return shape;
   }
 
@@ -373,6 +374,19 @@ std::vector<DecodeWorkload> StandardDecodeWorkloads() {
   w = Uniform("8 query tokens", 32, 32, 32768, 0);
   w.q_tokens = 8;
   all.push_back(w);
+  // A rank of a model whose KV heads are spread over as many: 12 query heads share one.
+  w = Uniform("one KV head", 12, 1, 102400, 0);
+  w.kv_heads = 1;
+  all.push_back(w);
+  all.push_back(Uniform("two sequences", 32, 2, 32768, 0));
+  // The same by the other form.
+  const size_t end = all.size();
+  for (const size_t same : {size_t{0}, size_t{1}, end - 2, end - 1}) {
+    w = all[same];
+    w.form = kernels::cuda::DecodeForm::kPlanned;
+    w.name += ", with a plan";
+    all.push_back(w);
+  }
   return all;
 }
 

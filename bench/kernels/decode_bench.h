@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/decode_call.h"
 #include "kernels/tile.h"
 
 // Times decode attention: one graph of kLayers calls on as many layers' tiles and windows, pages at
@@ -21,7 +22,8 @@ struct DecodeWorkload {
   bool overlap = false;  // each call may start while the one before ends
   bool ampere = false;   // 16-byte copies instead of bulk ones
   bool batch_invariant = false;
-  bool offsets = false;    // logits have offsets, of kPositionBlocks position blocks
+  bool offsets = false;  // logits have offsets, of kPositionBlocks position blocks
+  kernels::cuda::DecodeForm form = kernels::cuda::DecodeForm::kAuto;
   double target_us = 0.0;  // the goal, 0: none
 };
 

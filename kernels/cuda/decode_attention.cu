@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "kernels/cuda/decode_cluster.h"
 #include "kernels/cuda/decode_dispatch.h"
 #include "kernels/cuda/decode_plan.h"
 
@@ -34,12 +35,16 @@ cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t st
   }
   if (error != cudaSuccess) return error;
   k.p = params;
+  k.heads = params.shape.q_heads / params.shape.kv_heads;
   k.p.overlap_previous = params.overlap_previous && major >= 9;
   k.scale = params.scale != 0.0f ? params.scale
                                  : 1.0f / std::sqrt(static_cast<float>(params.shape.tile.head_dim));
   k.log2_scale = k.scale * 1.4426950408889634f;
   LayOutPlan(params.shape, k.launch, const_cast<void*>(params.plan), &k.plan);
   LayOutWorkspace(params.shape, k.launch, params.workspace, &k.workspace);
+  if (k.launch.cluster.taken()) {
+    return params.copy_path == CopyPath::kAuto ? LaunchClusters(k, stream) : cudaErrorInvalidValue;
+  }
   const bool bulk = params.copy_path == CopyPath::kAuto && major >= 9;
   return FindDecodeKernel(params.shape.tile, params.shape.columns(), bulk)(k, stream);
 }

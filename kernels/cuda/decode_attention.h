@@ -22,8 +22,9 @@ size_t DecodePlanBytes(const DecodeShape& shape);
 size_t DecodeWorkspaceBytes(const DecodeShape& shape);
 
 // Cuts the batch's tokens into equal shares of bytes, one per block of the attention kernel. Run
-// once a step, after the lengths are final. Enqueues one kernel; grid and block depend on the
-// shape alone. `plan` is 256-byte aligned. cudaErrorInvalidValue: sizes not supported.
+// once a step, after the lengths are final. Enqueues one kernel, or none where clusters serve the
+// shape (DecodeForm); grid and block depend on the shape alone. `plan` is 256-byte aligned.
+// cudaErrorInvalidValue: sizes not supported.
 cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, int window,
                        void* plan, cudaStream_t stream);
 

@@ -160,9 +160,9 @@ __device__ __forceinline__ void AddChunkValues(bool half, uint32_t slot, int lan
 }
 
 // This warp's share of a segment of BF16 chunks. The last slot is released but not filled again.
-template <class T>
+template <class T, class Ring>
 __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Segment& segment,
-                                           const WarpGroup& group, typename T::Ring& ring,
+                                           const WarpGroup& group, Ring& ring,
                                            SegmentState<T>& state) {
   const int lane = threadIdx.x % 32;
   uint32_t q[T::kColumnTiles][T::kSteps][2];

@@ -35,6 +35,12 @@ struct Bf16Rows {
   int64_t v_offset = 0;
 };
 
+// How the work is cut. kPlanned: equal pieces of the batch's bytes, one for each multiprocessor, by
+// the plan. kClusters: thread block clusters of Hopper, the same ones for each sequence and KV
+// head; head_dim and groups of 128, up to 16 columns. kAuto: clusters where they serve the shape,
+// for at most two sequences, and unless batch_invariant.
+enum class DecodeForm : uint8_t { kAuto, kPlanned, kClusters };
+
 // Sizes that fix the grid and the workspace; a captured graph serves every batch within them.
 struct DecodeShape {
   TileShape tile;
@@ -47,6 +53,7 @@ struct DecodeShape {
   // True: how a sequence is cut into splits depends on its own lengths alone, so that its output
   // does not depend on what else is in the batch. Costs balance.
   bool batch_invariant = false;
+  DecodeForm form = DecodeForm::kAuto;
 
   // Columns of the score matrix of one KV head.
   int columns() const { return q_tokens * (q_heads / kv_heads); }
@@ -54,7 +61,8 @@ struct DecodeShape {
 
 enum class OutType : uint8_t { kBf16, kF32, kFp16 };
 
-// Which instructions bring tiles to shared memory. kAuto takes bulk copies where there are any.
+// Which instructions bring tiles to shared memory. kAuto takes bulk copies where there are any;
+// kAsync16 is for DecodeForm::kPlanned only.
 enum class CopyPath : uint8_t { kAuto, kAsync16 };
 
 struct DecodeAttentionParams {
@@ -98,7 +106,7 @@ struct DecodeAttentionParams {
   // overlaps this one's start.
   bool overlap_previous = false;
 
-  const void* plan = nullptr;  // DecodePlanBytes(shape), written by PlanDecode
+  const void* plan = nullptr;  // DecodePlanBytes(shape), after PlanDecode
   void* workspace = nullptr;   // DecodeWorkspaceBytes(shape), zeroed once when allocated
 };
 

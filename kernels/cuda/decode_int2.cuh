@@ -299,12 +299,16 @@ __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t t
   }
 }
 
-// The rotated query of a segment, as RotateQueries left it in the workspace.
+// A segment's rotated query, as QuantizeQueryRow leaves it.
+struct RotatedQuery {
+  const uint32_t* fragment;  // [FragmentWords]
+  const float* constant;     // [rows, 1 + groups] raw score to log2 units, sums of q'
+};
+
 template <class T>
-__device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, int segment, int lane,
-                                          uint32_t shared, Int2Query<T>* query) {
-  const uint4* fragment = reinterpret_cast<const uint4*>(k.workspace.q_fragment) +
-                          static_cast<int64_t>(segment) * T::kDotTiles * T::kDotSteps / 2 * 32;
+__device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, const RotatedQuery& from,
+                                          int lane, uint32_t shared, Int2Query<T>* query) {
+  const uint4* fragment = reinterpret_cast<const uint4*>(from.fragment);
 #pragma unroll
   for (int n = 0; n < T::kDotTiles; ++n) {
 #pragma unroll
@@ -320,9 +324,7 @@ __device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, int segme
   }
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {
-    const float* constant =
-        k.workspace.row_constant +
-        (static_cast<int64_t>(segment) * T::kRows + T::RowOf(lane, i)) * (1 + T::kGroups);
+    const float* constant = from.constant + T::RowOf(lane, i) * (1 + T::kGroups);
     query->factor[i] = k.p.soft_cap > 0.0f ? 1.0f : constant[0];
 #pragma unroll
     for (int y = 0; y < T::kGroups; ++y) query->sum[y][i] = constant[1 + y];
@@ -339,7 +341,7 @@ struct RowTerms {
 };
 template <class T>
 __device__ __forceinline__ RowTerms TermsOf(const DecodeKernelParams& k, const Segment& segment,
-                                            int index, int page, int row) {
+                                            const RotatedQuery& rotated, int page, int row) {
   const QueryRows rows(k);
   RowTerms terms = {0.0f, 0.0f, 0.0f};
   if (row >= rows.columns) return terms;
@@ -349,16 +351,14 @@ __device__ __forceinline__ RowTerms TermsOf(const DecodeKernelParams& k, const S
     terms.offset = k.p.offset[at * k.p.position_blocks + block] * k.scale;
   }
   if (k.p.shift != nullptr) terms.shift = k.p.shift[segment.head * rows.heads + row % rows.heads];
-  terms.factor =
-      k.workspace.row_constant[(static_cast<int64_t>(index) * T::kRows + row) * (1 + T::kGroups)] /
-      kLog2E;
+  terms.factor = rotated.constant[row * (1 + T::kGroups)] / kLog2E;
   return terms;
 }
 
 // Caps logits and masks positions outside the rows' spans, in place.
 template <class T>
 __device__ __forceinline__ void AdjustScores(const DecodeKernelParams& k, const Segment& segment,
-                                             int index, int page, int u, int lane,
+                                             const RotatedQuery& rotated, int page, int u, int lane,
                                              float (&score)[2][T::kLaneRows]) {
   const QueryRows rows(k);
   const int sink = k.p.lengths.sink_tokens[segment.sequence];
@@ -367,7 +367,7 @@ __device__ __forceinline__ void AdjustScores(const DecodeKernelParams& k, const 
   for (int i = 0; i < T::kLaneRows; ++i) {
     const int row = T::RowOf(lane, i);
     if (k.p.soft_cap > 0.0f) {
-      const RowTerms terms = TermsOf<T>(k, segment, index, page, row);
+      const RowTerms terms = TermsOf<T>(k, segment, rotated, page, row);
       for (int a = 0; a < 2; ++a) {
         const float logit = fmaf(score[a][i], terms.factor, terms.offset);
         score[a][i] = (SoftCap(logit, k.p.soft_cap) - terms.shift) * kLog2E;
@@ -437,10 +437,10 @@ class RowBiases {
 
 // Attends this warp's pages of a segment from `page` on and before `end`; returns its next one.
 // kPlain: no caps, no masks.
-template <class T, bool kPlain>
+template <class T, bool kPlain, class Ring>
 __device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Segment& segment,
-                                           int index, const WarpGroup& group, int page, int end,
-                                           Int2Query<T>& query, typename T::Ring& ring,
+                                           const RotatedQuery& rotated, const WarpGroup& group,
+                                           int page, int end, Int2Query<T>& query, Ring& ring,
                                            SegmentState<T>& state, Int2Sums<T>& sums) {
   const int lane = threadIdx.x % 32;
   for (; page < end; page += group.warps) {
@@ -448,7 +448,7 @@ __device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Se
     AttendTile<T>(
         query, tile, lane,
         [&](float(&score)[2][T::kLaneRows], int u) {
-          if (!kPlain) AdjustScores<T>(k, segment, index, page, u, lane, score);
+          if (!kPlain) AdjustScores<T>(k, segment, rotated, page, u, lane, score);
         },
         state, sums);
     ring.Release(k);
@@ -459,25 +459,25 @@ __device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Se
 
 // This warp's share of a segment. Leaves outputs in real units in `state`. The slot of the last
 // tile is released but not filled again.
-template <class T>
+template <class T, class Ring>
 __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Segment& segment,
-                                           int index, const WarpGroup& group,
-                                           typename T::Ring& ring, uint32_t shared_query,
+                                           const RotatedQuery& rotated, const WarpGroup& group,
+                                           Ring& ring, uint32_t shared_query,
                                            SegmentState<T>& state) {
   const int lane = threadIdx.x % 32;
   Int2Query<T> query;
   query.shared = shared_query;
-  LoadQuery<T>(k, index, lane, shared_query, &query);
+  LoadQuery<T>(k, rotated, lane, shared_query, &query);
   Int2Sums<T> sums;
   const bool plain = k.p.soft_cap <= 0.0f && k.p.window <= 0;
   int page = segment.begin + group.warp;
   RowBiases<T> biases(k, segment, page, group.warps, lane);
   while (page < segment.end) {
     const int end = biases.Set(k, page, query.bias);
-    page =
-        plain
-            ? AttendPages<T, true>(k, segment, index, group, page, end, query, ring, state, sums)
-            : AttendPages<T, false>(k, segment, index, group, page, end, query, ring, state, sums);
+    page = plain ? AttendPages<T, true>(k, segment, rotated, group, page, end, query, ring, state,
+                                        sums)
+                 : AttendPages<T, false>(k, segment, rotated, group, page, end, query, ring, state,
+                                         sums);
   }
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {

@@ -9,6 +9,13 @@
 
 namespace crumb::kernels::cuda {
 
+// Where the block's rotation leaves a segment's query.
+template <class T>
+__device__ __forceinline__ RotatedQuery RotatedOf(const DecodeKernelParams& k, int64_t segment) {
+  return {k.workspace.q_fragment + segment * T::kFragmentWords,
+          k.workspace.row_constant + segment * T::kRows * (1 + T::kGroups)};
+}
+
 // One block per multiprocessor. Shared memory: ring slots of all warps, their barriers, and a
 // staging area of kPassRows rows that also holds the warps' states.
 template <class T>
@@ -68,7 +75,7 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
     SegmentState<T> state;
     if (group.warp < active) {
       if (segment.kind == kSegmentInt2) {
-        AttendInt2<T>(k, segment, index, group, ring, shared_query, state);
+        AttendInt2<T>(k, segment, RotatedOf<T>(k, index), group, ring, shared_query, state);
       } else {
         AttendBf16<T>(k, segment, group, ring, state);
       }

@@ -13,6 +13,7 @@ struct DecodeKernelParams {
   PlanView plan;
   WorkspaceView workspace;
   DecodeLaunch launch;
+  int heads;  // query heads per KV head
   float scale;
   float log2_scale;  // scale * log2(e)
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/cuda/decode_cluster.h"
 #include "kernels/cuda/window_tokens.cuh"
 
 namespace crumb::kernels::cuda {
@@ -330,7 +331,7 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
     launch->stages =
         static_cast<int>(std::min<size_t>(kStagesMax, (shared_max - fixed) / per_stage));
     launch->shared_bytes = launch->stages * per_stage + fixed;
-    if (launch->stages >= 2) return cudaSuccess;
+    if (launch->stages >= 2) return ChooseClusters(shape, launch);
   }
   return cudaErrorInvalidValue;
 }
@@ -357,6 +358,14 @@ size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, voi
   const size_t segments = SegmentsMax(shape, launch);
   const size_t dim = shape.tile.head_dim, rows = launch.rows();
   size_t at = 0;
+  if (launch.cluster.taken()) {
+    const size_t pairs = static_cast<size_t>(shape.batch) * shape.kv_heads;
+    const size_t parts = pairs * launch.cluster.parts;
+    *view = {};
+    at = Take(base, at, pairs * launch.cluster.blocks(), &view->arrivals);
+    at = Take(base, at, parts * launch.cluster.blocks() * rows * 2, &view->row_state);
+    return Take(base, at, parts * rows * dim, &view->partial);
+  }
   at = Take(base, at, static_cast<size_t>(shape.batch) * shape.kv_heads, &view->arrivals);
   at = Take(base, at, segments * launch.FragmentWords(shape.tile), &view->q_fragment);
   at = Take(base, at, segments * rows * (1 + shape.tile.groups()), &view->row_constant);
@@ -381,7 +390,7 @@ cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, i
                        void* plan, cudaStream_t stream) {
   DecodeLaunch launch;
   const cudaError_t error = LaunchOf(shape, &launch);
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess || launch.cluster.taken()) return error;
   PlanArguments a;
   a.lengths = lengths;
   LayOutPlan(shape, launch, plan, &a.plan);

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/decode_cluster_layout.h"
 
 // The plan PlanDecode leaves in device memory, and the workspace of DecodeAttention. Inside the
 // CUDA back end only.
@@ -62,7 +63,8 @@ struct PlanView {
   Segment* segments;        // [SegmentsMax]
 };
 
-// Where the parts of the workspace lie.
+// Where the parts of the workspace lie. With clusters: arrivals [pairs, blocks], row_state [pairs,
+// parts, blocks, rows, 2], partial [pairs, parts, rows, head_dim], the others null.
 struct WorkspaceView {
   int32_t* arrivals;     // [kv_heads * batch] segments done; zero between calls
   uint32_t* q_fragment;  // [segments, FragmentWords] bytes of q R_K
@@ -81,6 +83,7 @@ struct DecodeLaunch {
   size_t slot_bytes = 0;
   size_t query_bytes = 0;  // of shared memory a warp keeps the rotated query in; 0: in registers
   size_t shared_bytes = 0;
+  ClusterLaunch cluster;  // the form with clusters, where it is taken
 
   int rows() const { return 8 * column_tiles - (pair ? 4 : 0); }
   int groups_max() const { return warps / kGroupWarps; }

@@ -16,6 +16,83 @@ namespace crumb::kernels::cuda {
 template <int kDim>
 inline constexpr int kStageStride = kDim + 4;
 
+// Word b of a lane's B fragment.
+template <class T>
+__device__ __forceinline__ void StoreQueryWord(uint32_t* fragment, int tile, int step, int b,
+                                               int lane, uint32_t word) {
+  fragment[(tile * (T::kDotSteps / 2) + step / 2) * 128 + lane * 4 + step % 2 * 2 + b] = word;
+}
+
+// Four channels a lane: byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e. Codes of
+// odd q arrive times 4, so their query is a quarter.
+template <class T>
+__device__ __forceinline__ void StoreQueryWords(uint32_t* fragment, int row, int part,
+                                                const float* x, float unit, int (&sum)[2]) {
+  const int lane = threadIdx.x % 32, q = lane / 4 % 4, c = lane % 4;
+  uint32_t high = 0, low = 0;
+#pragma unroll
+  for (int byte = 0; byte < 4; ++byte) {
+    const int upper = byte % 2, e = byte / 2;
+    const int value = __float2int_rn(x[64 * part + 32 * upper + 8 * q + 2 * c + e] *
+                                     (q % 2 == 0 ? unit : 0.25f * unit));
+    const int rest = static_cast<int8_t>(value);
+    sum[upper] += q % 2 == 0 ? value : 4 * value;
+    high |= static_cast<uint32_t>((value - rest) / 256 & 0xff) << (8 * byte);
+    low |= static_cast<uint32_t>(rest & 0xff) << (8 * byte);
+  }
+#pragma unroll
+  for (int split = 0; split < T::kGroupSplit; ++split) {
+    const uint32_t mask = T::kGroupSplit == 1 ? ~0u : 0x00ff00ffu << (8 * split);
+    const int step = (part * T::kGroupSplit + split) * 2 + q % 2;
+    const int tile = row / 8 * 2, column = row % 8;
+    const bool paired = T::Paired(row / 8);
+    StoreQueryWord<T>(fragment, tile, step, q / 2, 4 * (paired ? 2 * column : column) + c,
+                      high & mask);
+    StoreQueryWord<T>(fragment, paired ? tile : tile + 1, step, q / 2,
+                      4 * (paired ? 2 * column + 1 : column) + c, low & mask);
+  }
+}
+
+// Rounds a rotated row to 16 bits and stores its bytes and constants. One warp. `fragment` and
+// `constant` are those of RotatedQuery.
+template <class T>
+__device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float log2_scale,
+                                                 uint32_t* fragment, float* constant) {
+  constexpr int kParts = T::kDim / 64, kPasses = (T::kDim + 127) / 128;
+  const int lane = threadIdx.x % 32;
+  float most = 0.0f;
+  for (int i = lane; i < T::kDim; i += 32) most = fmaxf(most, fabsf(x[i]));
+  for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+  // Both bytes are signed: 127 * 256 + 127 is the largest value.
+  const float unit = most > 0x1p-100f && most < INFINITY ? 32600.0f / most : 1.0f;
+  int sum[kPasses][2];  // of this lane's channels below and above 32 of the 64
+#pragma unroll
+  for (int pass = 0; pass < kPasses; ++pass) {
+    const int part = 2 * pass + lane / 16;
+    sum[pass][0] = sum[pass][1] = 0;
+    if (part < kParts) StoreQueryWords<T>(fragment, row, part, x, unit, sum[pass]);
+    for (int step = 1; step < 16; step *= 2) {
+      sum[pass][0] += __shfl_xor_sync(~0u, sum[pass][0], step);
+      sum[pass][1] += __shfl_xor_sync(~0u, sum[pass][1], step);
+    }
+  }
+  float* own = constant + row * (1 + T::kGroups);
+#pragma unroll
+  for (int y = 0; y < T::kGroups; ++y) {
+    int group = 0;
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) {
+        const int value = __shfl_sync(~0u, sum[part / 2][upper], part % 2 * 16);
+        if ((2 * part + upper) * T::kGroups / (2 * kParts) == y) group += value;
+      }
+    }
+    if (lane == 0) own[1 + y] = static_cast<float>(group);
+  }
+  if (lane == 0) own[0] = log2_scale / unit;
+}
+
 // q' = q R_K of the block's INT2 segments, as fragments of bytes in the workspace. A warp
 // multiplies 32 output channels by a part of the input channels; loads are whole lines.
 template <class T>
@@ -161,8 +238,10 @@ class QueryRotation {
     for (int slot = warp_; slot < kPassRows; slot += k_.launch.warps) {
       const int at = slot / T::kRows;
       if (at >= pass_.count) break;
-      StoreRow(first_ + (pass_.lanes >> (8 * at) & 0xff), first_row + slot % T::kRows,
-               stage_ + slot * kStageStride<T::kDim>);
+      const int64_t segment = first_ + (pass_.lanes >> (8 * at) & 0xff);
+      QuantizeQueryRow<T>(stage_ + slot * kStageStride<T::kDim>, first_row + slot % T::kRows,
+                          k_.log2_scale, k_.workspace.q_fragment + segment * T::kFragmentWords,
+                          k_.workspace.row_constant + segment * T::kRows * (1 + T::kGroups));
     }
     __syncthreads();
   }
@@ -267,80 +346,6 @@ class QueryRotation {
             make_float4(x.x + acc[0][at], x.y + acc[1][at], x.z + acc[2][at], x.w + acc[3][at]);
       }
     }
-  }
-
-  // Rounds a rotated row to 16 bits and stores its bytes and constants. One warp.
-  __device__ __forceinline__ void StoreRow(int segment, int row, const float* x) {
-    constexpr int kParts = T::kDim / 64, kPasses = (T::kDim + 127) / 128;
-    float most = 0.0f;
-    for (int i = lane_; i < T::kDim; i += 32) most = fmaxf(most, fabsf(x[i]));
-    for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-    // Both bytes are signed: 127 * 256 + 127 is the largest value.
-    const float unit = most > 0x1p-100f && most < INFINITY ? 32600.0f / most : 1.0f;
-    int sum[kPasses][2];  // of this lane's channels below and above 32 of the 64
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int part = 2 * pass + lane_ / 16;
-      sum[pass][0] = sum[pass][1] = 0;
-      if (part < kParts) StoreWords(segment, row, part, x, unit, sum[pass]);
-      for (int step = 1; step < 16; step *= 2) {
-        sum[pass][0] += __shfl_xor_sync(~0u, sum[pass][0], step);
-        sum[pass][1] += __shfl_xor_sync(~0u, sum[pass][1], step);
-      }
-    }
-    float* constant = k_.workspace.row_constant +
-                      (static_cast<int64_t>(segment) * T::kRows + row) * (1 + T::kGroups);
-#pragma unroll
-    for (int y = 0; y < T::kGroups; ++y) {
-      int group = 0;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int upper = 0; upper < 2; ++upper) {
-          const int value = __shfl_sync(~0u, sum[part / 2][upper], part % 2 * 16);
-          if ((2 * part + upper) * T::kGroups / (2 * kParts) == y) group += value;
-        }
-      }
-      if (lane_ == 0) constant[1 + y] = static_cast<float>(group);
-    }
-    if (lane_ == 0) constant[0] = k_.log2_scale / unit;
-  }
-
-  // Four channels a lane: byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e. Codes of
-  // odd q arrive times 4, so their query is a quarter.
-  __device__ __forceinline__ void StoreWords(int segment, int row, int part, const float* x,
-                                             float unit, int (&sum)[2]) {
-    const int q = lane_ / 4 % 4, c = lane_ % 4;
-    uint32_t high = 0, low = 0;
-#pragma unroll
-    for (int byte = 0; byte < 4; ++byte) {
-      const int upper = byte % 2, e = byte / 2;
-      const int value = __float2int_rn(x[64 * part + 32 * upper + 8 * q + 2 * c + e] *
-                                       (q % 2 == 0 ? unit : 0.25f * unit));
-      const int rest = static_cast<int8_t>(value);
-      sum[upper] += q % 2 == 0 ? value : 4 * value;
-      high |= static_cast<uint32_t>((value - rest) / 256 & 0xff) << (8 * byte);
-      low |= static_cast<uint32_t>(rest & 0xff) << (8 * byte);
-    }
-#pragma unroll
-    for (int split = 0; split < T::kGroupSplit; ++split) {
-      const uint32_t mask = T::kGroupSplit == 1 ? ~0u : 0x00ff00ffu << (8 * split);
-      const int step = (part * T::kGroupSplit + split) * 2 + q % 2;
-      const int tile = row / 8 * 2, column = row % 8;
-      const bool paired = T::Paired(row / 8);
-      StoreWord(segment, tile, step, q / 2, 4 * (paired ? 2 * column : column) + c, high & mask);
-      StoreWord(segment, paired ? tile : tile + 1, step, q / 2,
-                4 * (paired ? 2 * column + 1 : column) + c, low & mask);
-    }
-  }
-
-  // Word b of a lane's B fragment.
-  __device__ __forceinline__ void StoreWord(int segment, int tile, int step, int b, int lane,
-                                            uint32_t word) {
-    const int64_t at = static_cast<int64_t>(segment) * T::kDotTiles + tile;
-    k_.workspace
-        .q_fragment[(at * (T::kDotSteps / 2) + step / 2) * 128 + lane * 4 + step % 2 * 2 + b] =
-        word;
   }
 
   const DecodeKernelParams& k_;

@@ -34,6 +34,7 @@ struct DecodeTraits {
   static constexpr int kDotTiles = 2 * column_tiles - (pair ? 1 : 0);  // of 8 columns
   static constexpr int kRows = 8 * column_tiles - (pair ? 4 : 0);      // query rows, with padding
   static constexpr int kLaneRows = 2 * column_tiles - (pair ? 1 : 0);  // query rows of one lane
+  static constexpr int kFragmentWords = kDotTiles * kDotSteps * 64;    // of a rotated query
   static constexpr int kCodeBytes = kTokens * dim / 4;
   static constexpr int kMetaBytes = kTokens * groups * 4;
   // The rotated query stays in shared memory, a copy for each warp, where registers are short.
@@ -112,13 +113,17 @@ struct QueryRows {
   int columns;  // rows that exist
 
   __device__ __forceinline__ explicit QueryRows(const DecodeKernelParams& k)
-      : heads(k.p.shape.q_heads / k.p.shape.kv_heads), columns(k.p.shape.q_tokens * heads) {}
-  __device__ __forceinline__ int TokenOf(int row) const { return row / heads; }
+      : heads(k.heads), columns(k.p.shape.q_tokens * k.heads) {}
+  // A division takes longer than the question whether there is one token.
+  __device__ __forceinline__ int TokenOf(int row) const {
+    return columns == heads ? 0 : row / heads;
+  }
   // Index of (sequence, row) in arrays [batch, q_tokens, q_heads].
   __device__ __forceinline__ int64_t IndexOf(const DecodeKernelParams& k, int sequence, int head,
                                              int row) const {
-    return (static_cast<int64_t>(sequence) * k.p.shape.q_tokens + row / heads) * k.p.shape.q_heads +
-           head * heads + row % heads;
+    const int token = TokenOf(row);
+    return (static_cast<int64_t>(sequence) * k.p.shape.q_tokens + token) * k.p.shape.q_heads +
+           head * heads + row - token * heads;
   }
 };
 

@@ -22,6 +22,9 @@ struct ChunkSource {
   bool sink;
   int first;  // token of the sink, or of BF16 pages and recent window
   int rows;   // 1..16
+
+  // Whether it is in one of the BF16 pages, which hold `paged` tokens.
+  __device__ __forceinline__ bool InPage(int paged) const { return !sink && first < paged; }
 };
 
 __device__ __forceinline__ ChunkSource SourceOf(int sink_tokens, int recent_tokens, int chunk) {
@@ -31,6 +34,34 @@ __device__ __forceinline__ ChunkSource SourceOf(int sink_tokens, int recent_toke
   source.first = (source.sink ? chunk : chunk - sink_chunks) * kChunkTokens;
   source.rows = min(kChunkTokens, (source.sink ? sink_tokens : recent_tokens) - source.first);
   return source;
+}
+
+// Starts to copy a chunk's K or V rows to a slot, by copies of 16 bytes: padded rows would each
+// take a bulk copy. One warp. base: the first row of sink, BF16 page or ring; begin: slot of the
+// oldest of `capacity` recent tokens.
+template <int kDim>
+__device__ __forceinline__ void CopyChunk(const ChunkSource& source, int paged, uint64_t base,
+                                          int64_t stride, int begin, int capacity, uint32_t slot) {
+  constexpr int kPieces = kDim / 8;      // of a row
+  constexpr int kAtOnce = 32 / kPieces;  // rows
+  const int lane = threadIdx.x % 32;
+  const bool page = source.InPage(paged);
+  // Of what is no ring, the rows of a chunk follow each other.
+  const int first = page ? source.first % kPageRows : source.first - (source.sink ? 0 : paged);
+  if (source.sink || page) capacity = first + kChunkTokens;
+  int row = lane / kPieces;
+  int token = first + row + (source.sink || page ? 0 : begin);
+  if (token >= capacity) token -= capacity;
+  uint32_t to = slot + row * kRowBytes<kDim> + lane % kPieces * 16;
+  uint64_t from = base + token * stride + lane % kPieces * 16;
+#pragma unroll 2
+  for (; row < source.rows; row += kAtOnce) {
+    ptx::CopyAsync16(to, reinterpret_cast<const void*>(from));
+    to += kAtOnce * kRowBytes<kDim>;
+    from += kAtOnce * stride;
+    token += kAtOnce;
+    if (token >= capacity) token -= capacity, from -= capacity * stride;
+  }
 }
 
 // The warps that share the work of a segment: a whole block, or kGroupWarps of it.
@@ -247,16 +278,13 @@ class TileRing {
     }
   }
 
-  // Rows by copies of 16 bytes on either path: padded rows would each take a bulk copy.
   __device__ __forceinline__ void FillRows(const DecodeKernelParams& k, uint32_t slot,
                                            uint32_t barrier) {
-    constexpr int kPieces = kDim / 8;      // of a row
-    constexpr int kAtOnce = 32 / kPieces;  // rows
     const auto held = [&](int lane) { return __shfl_sync(~0u, address_, lane); };
     const int sink_tokens = static_cast<int>(held(2));
     const int paged = static_cast<int>(held(5)) * kPageRows;
     const ChunkSource source = SourceOf(sink_tokens, paged + static_cast<int>(held(3)), unit_);
-    const bool page = !source.sink && source.first < paged;
+    const bool page = source.InPage(paged);
     if (page && index_ % 2 == 0 && index_ / 2 % kPageLanes == 0 && index_ > 0) {
       LoadAddresses(k, k.plan.segments[segment_]);
     }
@@ -265,24 +293,8 @@ class TileRing {
                                : source.sink ? 0
                                              : 1) +
                           index_ % 2 * rows.v_offset;
-    const int64_t stride = rows.token_stride;
-    const int begin = static_cast<int>(held(4));
-    // Of what is no ring, the rows of a chunk follow each other.
-    const int first = page ? source.first % kPageRows : source.first - (source.sink ? 0 : paged);
-    const int capacity = source.sink || page ? first + kChunkTokens : k.p.recent_capacity;
-    int row = lane_ / kPieces;
-    int token = first + row + (source.sink || page ? 0 : begin);
-    if (token >= capacity) token -= capacity;
-    uint32_t to = slot + row * kRowBytes<kDim> + lane_ % kPieces * 16;
-    uint64_t from = base + token * stride + lane_ % kPieces * 16;
-#pragma unroll 2
-    for (; row < source.rows; row += kAtOnce) {
-      ptx::CopyAsync16(to, reinterpret_cast<const void*>(from));
-      to += kAtOnce * kRowBytes<kDim>;
-      from += kAtOnce * stride;
-      token += kAtOnce;
-      if (token >= capacity) token -= capacity, from -= capacity * stride;
-    }
+    CopyChunk<kDim>(source, paged, base, rows.token_stride, static_cast<int>(held(4)),
+                    k.p.recent_capacity, slot);
 #if __CUDA_ARCH__ >= 900
     if constexpr (kBulk) ptx::ArriveWithCopies(barrier);
 #endif

@@ -40,6 +40,7 @@ struct HistoryOptions {
   float soft_cap = 0.0f;
   int window = 0;
   bool batch_invariant = false;
+  DecodeForm form = DecodeForm::kAuto;
   CopyPath copy_path = CopyPath::kAuto;
   PrefillProducts products = PrefillProducts::kAuto;
   std::vector<Lengths> sequences;
@@ -92,6 +93,7 @@ class HistoryCase {
     p.shape.max_pages = columns_;
     p.shape.q_tokens = o_.q_tokens;
     p.shape.batch_invariant = o_.batch_invariant;
+    p.shape.form = o_.form;
     p.copy_path = o_.copy_path;
     p.lengths = {.sink_tokens = sink_tokens_.as<int32_t>(),
                  .pages = pages_.as<int32_t>(),
@@ -350,13 +352,37 @@ TEST(Bf16History, DecodeOfDraftsCapsAndWindows) {
   }
 }
 
+// By clusters: warps divide by how much of a sequence is BF16.
+TEST(Bf16History, DecodeByClusters) {
+  CRUMB_NEEDS_DEVICE();
+  int major = 0;
+  ASSERT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+  if (major < 9) GTEST_SKIP() << "no clusters on this device";
+  for (const int group : {1, 4, 7, 12, 16}) {
+    for (int mask = 0; mask < 4; ++mask) {
+      HistoryOptions options;
+      options.group = group;
+      options.form = DecodeForm::kClusters;
+      options.soft_cap = (mask & 1) != 0 ? 3.0f : 0.0f;
+      options.window = (mask & 2) != 0 ? 500 : 0;
+      options.sequences = Ragged();
+      EXPECT_LE(HistoryCase(options).Decode(), 1e-3) << group << " heads, mask " << mask;
+    }
+  }
+}
+
 // One long sequence is cut over the whole device, many short ones share blocks.
 TEST(Bf16History, DecodeOfOneAndOfMany) {
   CRUMB_NEEDS_DEVICE();
-  HistoryOptions one;
-  one.kv_heads = 1;
-  one.sequences = {{64, 0, 400, 300, 0}};
-  EXPECT_LE(HistoryCase(one).Decode(), 1e-3);
+  for (const DecodeForm form : {DecodeForm::kAuto, DecodeForm::kPlanned}) {
+    HistoryOptions one;
+    one.kv_heads = 1;
+    one.form = form;
+    one.sequences = {{64, 0, 400, 300, 0}};
+    EXPECT_LE(HistoryCase(one).Decode(), 1e-3);
+    one.sequences = {{64, 150, 250, 300, 0}};
+    EXPECT_LE(HistoryCase(one).Decode(), 1e-3);
+  }
   HistoryOptions many;
   many.kv_heads = 8;
   for (int i = 0; i < 40; ++i) many.sequences.push_back({64, i % 3, i % 5, 20 + i, 0});

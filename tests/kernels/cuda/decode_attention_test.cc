@@ -21,6 +21,18 @@ std::vector<SequenceLengths> Ragged(int batch) {
   return sequences;
 }
 
+constexpr DecodeForm kForms[] = {DecodeForm::kPlanned, DecodeForm::kClusters};
+
+const char* NameOf(DecodeForm form) { return form == DecodeForm::kClusters ? "clusters" : "plan"; }
+
+// Whether the device and the sizes allow the form.
+bool Serves(DecodeForm form, const TileShape& tile, int columns) {
+  if (form != DecodeForm::kClusters) return true;
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+         major >= 9 && tile.head_dim == 128 && tile.group_size == 128 && columns <= 16;
+}
+
 struct Shape {
   int head_dim;
   int group_size;
@@ -34,30 +46,35 @@ class DecodeShapes : public testing::TestWithParam<Shape> {};
 TEST_P(DecodeShapes, AgreeWithTheOracle) {
   CRUMB_NEEDS_DEVICE();
   const Shape shape = GetParam();
-  for (const double logit_std : {1.0, 2.0, 8.0}) {
-    for (const OutType type : {OutType::kF32, OutType::kBf16}) {
-      DecodeOptions options;
-      options.tile = {64, shape.head_dim, shape.group_size};
-      options.kv_heads = shape.kv_heads;
-      options.group = shape.group;
-      options.q_tokens = shape.q_tokens;
-      options.sequences = Ragged(5);
-      for (SequenceLengths& s : options.sequences) {
-        if (s.recent > 0) s.recent = std::max(s.recent, shape.q_tokens);
+  for (const DecodeForm form : kForms) {
+    const TileShape tile = {64, shape.head_dim, shape.group_size};
+    if (!Serves(form, tile, shape.group * shape.q_tokens)) continue;
+    for (const double logit_std : {1.0, 2.0, 8.0}) {
+      for (const OutType type : {OutType::kF32, OutType::kBf16}) {
+        DecodeOptions options;
+        options.tile = tile;
+        options.form = form;
+        options.kv_heads = shape.kv_heads;
+        options.group = shape.group;
+        options.q_tokens = shape.q_tokens;
+        options.sequences = Ragged(5);
+        for (SequenceLengths& s : options.sequences) {
+          if (s.recent > 0) s.recent = std::max(s.recent, shape.q_tokens);
+        }
+        options.logit_std = logit_std;
+        options.out_type = type;
+        options.seed = 7 + shape.group;
+        DecodeCase run(options);
+        run.Run();
+        const double error = run.WorstError(160);
+        // Rounding to bf16 alone takes 1.65e-3 of a row in the mean, of some rows more than 2e-3.
+        const double bound =
+            type == OutType::kF32 ? (logit_std < 4 ? 5e-4 : 2e-3) : (logit_std < 4 ? 2e-3 : 5e-3);
+        std::printf("%s: d %d G %d g %d q %d std %.0f %s: error %.2e\n", NameOf(form),
+                    shape.head_dim, shape.group_size, shape.group, shape.q_tokens, logit_std,
+                    type == OutType::kF32 ? "f32" : "bf16", error);
+        EXPECT_LE(run.WorstOfBound(bound, 160), 1.0);
       }
-      options.logit_std = logit_std;
-      options.out_type = type;
-      options.seed = 7 + shape.group;
-      DecodeCase run(options);
-      run.Run();
-      const double error = run.WorstError(160);
-      // Rounding to bf16 alone takes 1.65e-3 of a row in the mean, of some rows more than 2e-3.
-      const double bound =
-          type == OutType::kF32 ? (logit_std < 4 ? 5e-4 : 2e-3) : (logit_std < 4 ? 2e-3 : 5e-3);
-      std::printf("d %d G %d g %d q %d std %.0f %s: error %.2e\n", shape.head_dim, shape.group_size,
-                  shape.group, shape.q_tokens, logit_std, type == OutType::kF32 ? "f32" : "bf16",
-                  error);
-      EXPECT_LE(run.WorstOfBound(bound, 160), 1.0);
     }
   }
 }
@@ -76,13 +93,28 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{128, 128, 1, 13, 1}, Shape{128, 128, 1, 14, 1}, Shape{128, 128, 2, 15, 1},
                     Shape{128, 128, 8, 16, 1}));
 
-TEST(DecodeAttention, Fp16QueryAndRows) {
-  CRUMB_NEEDS_DEVICE();
+// Everything else that both forms promise.
+class DecodeForms : public testing::TestWithParam<DecodeForm> {
+ protected:
+  void SetUp() override {
+    CRUMB_NEEDS_DEVICE();
+    if (!Serves(GetParam(), {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  }
+  // The form, or the other where it does not serve so many heads.
+  static DecodeForm FormFor(const DecodeOptions& options) {
+    return Serves(GetParam(), options.tile, options.group * options.q_tokens)
+               ? GetParam()
+               : DecodeForm::kPlanned;
+  }
+};
+
+TEST_P(DecodeForms, Fp16QueryAndRows) {
   for (const int group : {1, 4, 7, 12, 16, 20}) {
     for (const bool transforms : {true, false}) {
       DecodeOptions options;
       options.kv_heads = 2;
       options.group = group;
+      options.form = FormFor(options);
       options.sequences = Ragged(12);
       options.row_type = RowType::kFp16;
       options.transforms = transforms;
@@ -101,13 +133,13 @@ TEST(DecodeAttention, Fp16QueryAndRows) {
 // Query heads of a KV head, for each number of column tiles.
 constexpr int kEachForm[] = {4, 12, 16, 20};
 
-TEST(DecodeAttention, LogitsThatGrowMonotonically) {
-  CRUMB_NEEDS_DEVICE();
+TEST_P(DecodeForms, LogitsThatGrowMonotonically) {
   for (const int group : kEachForm) {
     for (const double nats : {5.0, 40.0}) {
       DecodeOptions options;
       options.kv_heads = 1;
       options.group = group;
+      options.form = FormFor(options);
       options.sequences = {{64, 90, 64}};
       options.logit_std = 0.05;
       options.transforms = false;
@@ -119,13 +151,13 @@ TEST(DecodeAttention, LogitsThatGrowMonotonically) {
   }
 }
 
-TEST(DecodeAttention, EveryTermOfTheLogit) {
-  CRUMB_NEEDS_DEVICE();
+TEST_P(DecodeForms, EveryTermOfTheLogit) {
   for (int mask = 0; mask < 64; ++mask) {
     for (const int form : {0, 1}) {
       DecodeOptions options;
       options.kv_heads = 2;
       options.group = form == 0 ? (mask % 2 == 0 ? 4 : 6) : kEachForm[1 + mask % 3];
+      options.form = FormFor(options);
       options.sequences = {{64, 5, 256}, {64, 0, 30}, {64, 20, 64}};
       options.offset = (mask & 1) != 0;
       options.shift = (mask & 2) != 0;
@@ -141,14 +173,14 @@ TEST(DecodeAttention, EveryTermOfTheLogit) {
   }
 }
 
-TEST(DecodeAttention, BatchesWithAmpereCopiesToo) {
-  CRUMB_NEEDS_DEVICE();
+TEST_P(DecodeForms, BatchesWithAmpereCopiesToo) {
   for (const int batch : {1, 3, 15, 16, 33, 128}) {
     for (const int group : kEachForm) {
       if (group != 4 && batch == 128) continue;
       DecodeOptions options;
       options.kv_heads = 2;
       options.group = group;
+      options.form = FormFor(options);
       options.sequences = Ragged(batch);
       options.seed = batch;
       DecodeCase run(options);
@@ -157,6 +189,7 @@ TEST(DecodeAttention, BatchesWithAmpereCopiesToo) {
       const std::vector<uint8_t> bulk = run.OutBytes();
       run.Run();
       EXPECT_EQ(run.OutBytes(), bulk) << "a second run gave other bits";
+      if (options.form == DecodeForm::kClusters) continue;
       options.copy_path = CopyPath::kAsync16;
       DecodeCase ampere(options);
       ampere.Run();
@@ -165,12 +198,12 @@ TEST(DecodeAttention, BatchesWithAmpereCopiesToo) {
   }
 }
 
-TEST(DecodeAttention, LengthsAroundEveryBoundary) {
-  CRUMB_NEEDS_DEVICE();
+TEST_P(DecodeForms, LengthsAroundEveryBoundary) {
   for (const int group : kEachForm) {
     DecodeOptions options;
     options.kv_heads = 2;
     options.group = group;
+    options.form = FormFor(options);
     for (const int length : {1, 63, 64, 65, 319, 320, 321, 383, 384, 385, 447, 448, 449}) {
       SequenceLengths s;
       s.sink = std::min(length - 1, 64);
@@ -184,13 +217,13 @@ TEST(DecodeAttention, LengthsAroundEveryBoundary) {
   }
 }
 
-TEST(DecodeAttention, LongContextUnderOneKey) {
-  CRUMB_NEEDS_DEVICE();
+TEST_P(DecodeForms, LongContextUnderOneKey) {
   for (const double nats : {8.0, 12.0, 16.0}) {
     for (const double value_std : {1.0, 1e-2, 1e-4}) {
       DecodeOptions options;
       options.kv_heads = 1;
       options.group = 1;
+      options.form = FormFor(options);
       options.sequences = {{64, 1562, 64}};
       options.logit_std = 0.05;
       options.value_std = value_std;
@@ -205,12 +238,12 @@ TEST(DecodeAttention, LongContextUnderOneKey) {
   }
 }
 
-TEST(DecodeAttention, PaddedEntriesTouchNothing) {
-  CRUMB_NEEDS_DEVICE();
+TEST_P(DecodeForms, PaddedEntriesTouchNothing) {
   for (const int group : kEachForm) {
     DecodeOptions options;
     options.kv_heads = 2;
     options.group = group;
+    options.form = FormFor(options);
     options.sequences = {{0, 0, 0}, {64, 7, 256}, {0, 0, 0}, {0, 0, 0}, {64, 0, 9}, {0, 0, 0}};
     DecodeCase run(options);
     run.Run();
@@ -225,12 +258,12 @@ TEST(DecodeAttention, PaddedEntriesTouchNothing) {
   }
 }
 
-TEST(DecodeAttention, OneGraphServesGrowingLengths) {
-  CRUMB_NEEDS_DEVICE();
+TEST_P(DecodeForms, OneGraphServesGrowingLengths) {
   for (const int group : {4, 12, 16}) {
     DecodeOptions options;
     options.kv_heads = 2;
     options.group = group;
+    options.form = FormFor(options);
     options.max_pages = 40;
     options.sequences = {{64, 40, 330}, {64, 40, 330}, {64, 40, 330}};
     DecodeCase run(options);
@@ -266,12 +299,12 @@ TEST(DecodeAttention, OneGraphServesGrowingLengths) {
   }
 }
 
-TEST(DecodeAttention, InvariantSplitsIgnoreTheRestOfTheBatch) {
-  CRUMB_NEEDS_DEVICE();
+TEST_P(DecodeForms, InvariantSplitsIgnoreTheRestOfTheBatch) {
   for (const int group : kEachForm) {
     DecodeOptions options;
     options.kv_heads = 2;
     options.group = group;
+    options.form = FormFor(options);
     options.batch_invariant = true;
     options.max_pages = 400;
     options.sequences = {{64, 400, 300}, {0, 0, 0}, {0, 0, 0}};
@@ -286,6 +319,84 @@ TEST(DecodeAttention, InvariantSplitsIgnoreTheRestOfTheBatch) {
     EXPECT_TRUE(std::equal(alone.begin(), alone.begin() + alone.size() / 3, together.begin()));
   }
 }
+
+// A cluster, or several, for each of few pairs, of 2 to 16 blocks; up to 8 clusters a pair.
+TEST(DecodeAttention, ClustersOfEverySize) {
+  CRUMB_NEEDS_DEVICE();
+  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  for (const int kv_heads : {1, 3, 8, 17, 70}) {
+    for (const int group : {4, 8, 12, 16}) {
+      DecodeOptions options;
+      options.form = DecodeForm::kClusters;
+      options.kv_heads = kv_heads;
+      options.group = group;
+      options.max_pages = kv_heads < 9 ? 512 : 40;
+      options.sequences = {{64, kv_heads < 9 ? 177 + 13 * kv_heads : 37, 287}};
+      options.seed = kv_heads;
+      DecodeCase run(options);
+      run.Run();
+      EXPECT_LE(run.WorstError(24), 5e-4) << kv_heads << " heads of " << group;
+      const std::vector<uint8_t> first = run.OutBytes();
+      run.Run();
+      EXPECT_EQ(run.OutBytes(), first) << "a second run gave other bits";
+    }
+  }
+}
+
+// More pages than a warp's lanes hold addresses of.
+TEST(DecodeAttention, VeryLongSequenceOfOneCluster) {
+  CRUMB_NEEDS_DEVICE();
+  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  DecodeOptions options;
+  options.form = DecodeForm::kClusters;
+  options.kv_heads = 33;
+  options.group = 1;
+  options.sequences = {{64, 1600, 300}};
+  DecodeCase run(options);
+  run.Run();
+  EXPECT_LE(run.WorstError(16), 5e-4);
+}
+
+TEST(DecodeAttention, ChoosesClustersForFewSequences) {
+  CRUMB_NEEDS_DEVICE();
+  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  // What is chosen shows in the workspace: with clusters it holds no queries.
+  const auto workspace = [](int batch, bool invariant, DecodeForm form) {
+    DecodeShape shape;
+    shape.batch = batch;
+    shape.max_pages = 500;
+    shape.kv_heads = 8;
+    shape.q_heads = 32;
+    shape.batch_invariant = invariant;
+    shape.form = form;
+    return DecodeWorkspaceBytes(shape);
+  };
+  const DecodeForm any = DecodeForm::kAuto;
+  for (const int batch : {1, 2}) {
+    EXPECT_EQ(workspace(batch, false, any), workspace(batch, false, DecodeForm::kClusters));
+    EXPECT_EQ(workspace(batch, true, any), workspace(batch, true, DecodeForm::kPlanned));
+  }
+  EXPECT_EQ(workspace(32, false, any), workspace(32, false, DecodeForm::kPlanned));
+  EXPECT_LT(workspace(1, false, any), workspace(1, false, DecodeForm::kPlanned));
+}
+
+TEST(DecodeAttention, ClustersRefuseWhatTheyDoNotServe) {
+  CRUMB_NEEDS_DEVICE();
+  DecodeShape shape;
+  shape.form = DecodeForm::kClusters;
+  shape.kv_heads = 1;
+  shape.q_heads = 17;
+  EXPECT_EQ(DecodePlanBytes(shape), 0u);
+  shape.q_heads = 4;
+  shape.tile.group_size = 64;
+  EXPECT_EQ(DecodePlanBytes(shape), 0u);
+  shape.tile.group_size = 128;
+  shape.tile.head_dim = 256;
+  EXPECT_EQ(DecodePlanBytes(shape), 0u);
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, DecodeForms, testing::ValuesIn(kForms),
+                         [](const auto& form) { return NameOf(form.param); });
 
 TEST(DecodeAttention, RefusesWhatItDoesNotServe) {
   DecodeShape shape;

@@ -180,6 +180,7 @@ DecodeAttentionParams DecodeCase::Params() {
   p.shape.kv_heads = options_.kv_heads;
   p.shape.q_heads = q_heads();
   p.shape.batch_invariant = options_.batch_invariant;
+  p.shape.form = options_.form;
   p.lengths = {sink_tokens_.as<int32_t>(), pages_.as<int32_t>(), recent_tokens_.as<int32_t>(),
                begin_.as<int32_t>()};
   p.q = q_.as<Bf16>();

@@ -39,6 +39,7 @@ struct DecodeOptions {
   OutType out_type = OutType::kF32;
   CopyPath copy_path = CopyPath::kAuto;
   bool batch_invariant = false;
+  DecodeForm form = DecodeForm::kAuto;
   uint32_t seed = 1;
 };
 

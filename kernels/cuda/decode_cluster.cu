@@ -1,0 +1,160 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/decode_cluster.h"
+
+#include <algorithm>
+#include <atomic>
+#include <bit>
+
+#include "kernels/cuda/decode_cluster.cuh"
+
+namespace crumb::kernels::cuda {
+namespace {
+
+// Blocks of a cluster.
+constexpr int kSizesLog2[] = {4, 3, 2, 1};
+constexpr int kClusterSizes = 4;
+constexpr int kDevicesMax = 64;
+// Most sequences of kAuto: clusters divide the device by sequences, whatever their lengths.
+constexpr int kAutoBatchMax = 2;
+// A cluster's blocks get at least so many pages of a full sequence before a pair gets another.
+constexpr int kPagesPerBlockMin = 4;
+
+using Kernel = void (*)(const DecodeKernelParams);
+
+Kernel KernelOf(int columns) {
+  if (columns <= 4) return DecodeClusterKernel<DecodeTraits<128, 1, 1, true, true>>;
+  if (columns <= 8) return DecodeClusterKernel<DecodeTraits<128, 1, 1, false, true>>;
+  if (columns <= 12) return DecodeClusterKernel<DecodeTraits<128, 1, 2, true, true>>;
+  return DecodeClusterKernel<DecodeTraits<128, 1, 2, false, true>>;
+}
+
+ClusterLayout LayoutOf(const DecodeShape& shape, const DecodeLaunch& launch, int size) {
+  return {launch.warps,  static_cast<uint32_t>(launch.slot_bytes),           shape.tile.head_dim,
+          launch.rows(), static_cast<int>(launch.FragmentWords(shape.tile)), 1 << kSizesLog2[size]};
+}
+
+cudaError_t AllowClusters(Kernel kernel, int shared_bytes) {
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (error != cudaSuccess) return error;
+  return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
+// A launch configuration; it points to its own attributes.
+struct ClusterConfig {
+  cudaLaunchAttribute attribute[2] = {};
+  cudaLaunchConfig_t config = {};
+
+  ClusterConfig(dim3 grid, int blocks, int warps, size_t shared_bytes) {
+    attribute[0].id = cudaLaunchAttributeClusterDimension;
+    attribute[0].val.clusterDim.x = blocks;
+    attribute[0].val.clusterDim.y = attribute[0].val.clusterDim.z = 1;
+    attribute[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(32 * warps);
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = attribute;
+    config.numAttrs = 1;
+  }
+  ClusterConfig(const ClusterConfig&) = delete;
+  ClusterConfig& operator=(const ClusterConfig&) = delete;
+};
+
+// Clusters of kSizesLog2[size] that the device runs at once. A device's answer is kept: it takes
+// longer than a launch, and all instances fill a multiprocessor alike.
+cudaError_t ClustersAtOnce(int device, int size, int* clusters) {
+  static std::atomic<int> known[kDevicesMax][kClusterSizes] = {};  // 1 more than the answer
+  if (device >= kDevicesMax) return cudaErrorInvalidDevice;
+  std::atomic<int>& answer = known[device][size];
+  if (answer.load(std::memory_order_relaxed) == 0) {
+    DecodeShape shape;
+    DecodeLaunch launch;
+    launch.warps = WarpsFor(128, 1);
+    launch.pair = true;
+    launch.slot_bytes = shape.tile.int2_bytes();
+    const uint32_t bytes = LayoutOf(shape, launch, size).bytes;
+    const Kernel kernel = KernelOf(1);
+    cudaError_t error = AllowClusters(kernel, static_cast<int>(bytes));
+    if (error != cudaSuccess) return error;
+    const int blocks = 1 << kSizesLog2[size];
+    const ClusterConfig one(dim3(blocks), blocks, launch.warps, bytes);
+    int found = 0;
+    error = cudaOccupancyMaxActiveClusters(&found, kernel, &one.config);
+    if (error != cudaSuccess) return error;
+    answer.store(found + 1, std::memory_order_relaxed);
+  }
+  *clusters = answer.load(std::memory_order_relaxed) - 1;
+  return cudaSuccess;
+}
+
+bool Serves(const DecodeShape& shape) {
+  return shape.tile.tokens == 64 && shape.tile.head_dim == 128 && shape.tile.group_size == 128 &&
+         shape.columns() <= 16;
+}
+
+}  // namespace
+
+cudaError_t ChooseClusters(const DecodeShape& shape, DecodeLaunch* launch) {
+  const bool asked = shape.form == DecodeForm::kClusters;
+  const cudaError_t none = asked ? cudaErrorInvalidValue : cudaSuccess;
+  if (shape.form == DecodeForm::kPlanned || !Serves(shape)) return none;
+  if (!asked && (shape.batch > kAutoBatchMax || shape.batch_invariant)) return none;
+  int device = 0, major = 0, shared_max = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  }
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (error != cudaSuccess) return error;
+  if (major < 9) return none;
+  const int pairs = shape.batch * shape.kv_heads;
+  ClusterLayout layout[kClusterSizes];
+  int parts[kClusterSizes] = {}, most = 0, smallest = -1;
+  for (int size = 0; size < kClusterSizes; ++size) {
+    layout[size] = LayoutOf(shape, *launch, size);
+    if (layout[size].bytes > static_cast<uint32_t>(shared_max)) continue;
+    int clusters = 0;
+    error = ClustersAtOnce(device, size, &clusters);
+    if (error != cudaSuccess) return error;
+    const int wanted = shape.max_pages / (kPagesPerBlockMin << kSizesLog2[size]);
+    parts[size] = std::min(clusters / pairs, std::max(1, wanted));
+    most = std::max(most, parts[size] << kSizesLog2[size]);
+    smallest = size;
+  }
+  // The largest clusters that use nearly as many blocks as any: fewer parts to merge. Where there
+  // are more pairs than clusters at once, the smallest.
+  int taken = 0;
+  while (taken < kClusterSizes &&
+         (parts[taken] == 0 || 8 * (parts[taken] << kSizesLog2[taken]) < 7 * most)) {
+    ++taken;
+  }
+  if (taken == kClusterSizes) {
+    if (!asked || smallest < 0) return none;
+    taken = smallest;
+  }
+  const int dim_log2 = std::countr_zero(static_cast<unsigned>(shape.tile.head_dim));
+  launch->cluster.blocks_log2 = kSizesLog2[taken];
+  launch->cluster.slice_log2 = dim_log2 - kSizesLog2[taken];
+  launch->cluster.parts = std::max(1, parts[taken]);
+  launch->cluster.layout = layout[taken];
+  return cudaSuccess;
+}
+
+cudaError_t LaunchClusters(const DecodeKernelParams& k, cudaStream_t stream) {
+  const ClusterLaunch& launch = k.launch.cluster;
+  const DecodeShape& shape = k.p.shape;
+  const Kernel kernel = KernelOf(shape.columns());
+  const cudaError_t error = AllowClusters(kernel, static_cast<int>(launch.layout.bytes));
+  if (error != cudaSuccess) return error;
+  ClusterConfig all(dim3(launch.blocks() * launch.parts, shape.kv_heads, shape.batch),
+                    launch.blocks(), k.launch.warps, launch.layout.bytes);
+  all.config.stream = stream;
+  if (k.p.overlap_previous) all.config.numAttrs = 2;
+  return cudaLaunchKernelEx(&all.config, kernel, k);
+}
+
+}  // namespace crumb::kernels::cuda

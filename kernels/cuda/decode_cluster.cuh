@@ -1,0 +1,155 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode_bf16.cuh"
+#include "kernels/cuda/decode_cluster_finish.cuh"
+#include "kernels/cuda/decode_cluster_ring.cuh"
+#include "kernels/cuda/decode_int2.cuh"
+
+// The cluster form (decode_cluster.h). A block's last warp takes chunks
+// of the windows, the others take pages; all of them finish the sequence.
+namespace crumb::kernels::cuda {
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// One warp of a block has the windows, or more where BF16 pages belong to them: by bytes, a chunk
+// is as much as two pages. `count`: the pair's blocks.
+template <int kWarps>
+__device__ __forceinline__ int PageWarps(int pages, int bf16_pages, int chunks, int count) {
+  if (bf16_pages == 0) return kWarps - 1;
+  const int share = 2 * kWarps * chunks / (2 * chunks + pages);
+  return kWarps - max(1, min(min(share, kWarps - 1), (chunks + count - 1) / count));
+}
+
+// Warps, from the first of `warps` on, that get one of `units` dealt to this block: place `own`.
+__device__ __forceinline__ int ActiveWarps(int units, int own, int count, int warps) {
+  return min(max(0, (units - own + count - 1) / count), warps);
+}
+
+// One block.
+template <class T>
+__device__ __forceinline__ void RunCluster(const DecodeKernelParams& k) {
+  extern __shared__ __align__(128) char shared[];
+  using Memory = ClusterMemory<T>;
+  constexpr int kWarps = Memory::kWarps;
+  const int warp = threadIdx.x / 32;
+  ClusterPlace place(k);
+  place.Take(k, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y));
+  const Memory memory(shared, k);
+
+  // Barriers before anything is asked for: what orders their state would wait for loads.
+  PageRing<T> pages;
+  WindowRing<T> windows;
+  pages.Init(memory.Slots(warp), memory.Address(memory.at.barriers) + 8 * kClusterStages * warp);
+  windows.Take(pages);
+  if (threadIdx.x == 0) memory.InitExchanges(place.blocks);
+  __syncwarp();
+  ptx::ArriveCluster();
+
+  // What is asked for first arrives first: lengths and addresses, then R_K and the query. As long
+  // as lengths are not here, addresses are those of the usual roles.
+  const int sequence = place.sequence, count = place.count(), index = place.index();
+  const int sink = k.p.lengths.sink_tokens[sequence];
+  const int page_end = k.p.lengths.pages[sequence];
+  const int bf16_pages = Bf16Pages(k.p.lengths, sequence);
+  const int recent = k.p.lengths.recent_tokens[sequence] + kPageRows * bf16_pages;
+  if (warp < kWarps - 1) {
+    pages.Prepare(k, sequence, warp * count + index, (kWarps - 1) * count);
+  }
+  if (warp == kWarps - 1 || k.p.lengths.bf16_pages != nullptr) {
+    windows.Prepare(k, sequence, place.head);
+  }
+  SliceRotation<T> rotation(k, place);
+  rotation.AskMatrix();
+  if (!k.p.overlap_previous) rotation.AskQuery();
+
+  if (sink + page_end + recent == 0) {  // padding
+    ptx::WaitCluster();
+    if (k.p.overlap_previous) ptx::WaitForPrevious();
+    return;
+  }
+  int first_page = 0;
+  if (k.p.window > 0) {
+    const int oldest = sink + page_end * T::kTokens + recent - k.p.shape.q_tokens - k.p.window + 1;
+    first_page = min(max(oldest - sink, 0) / T::kTokens, page_end);
+  }
+  const int chunks =
+      (sink + kChunkTokens - 1) / kChunkTokens + (recent + kChunkTokens - 1) / kChunkTokens;
+  const int page_warps = PageWarps<kWarps>(page_end - first_page, bf16_pages, chunks, count);
+  const bool takes_pages = warp < page_warps;
+  const int page = warp * count + index, page_stride = page_warps * count;
+  // The first blocks have a page more: chunks begin at the last.
+  const int chunk = (warp - page_warps) * count + count - 1 - index;
+  const int chunk_stride = (kWarps - page_warps) * count;
+  if (!takes_pages) {
+    windows.Start(k, sequence, sink, recent, page_end, chunk, chunk_stride, chunks);
+  } else {
+    if (first_page > 0 || page_warps < kWarps - 1) {
+      pages.Prepare(k, sequence, first_page + page, page_stride);
+    }
+    pages.Start(k, sequence, place.head, page_end);
+  }
+  if (k.p.overlap_previous) {
+    ptx::WaitForPrevious();
+    ptx::LaunchDependents();
+    rotation.AskQuery();
+  }
+
+  // The rotated query, while tiles arrive.
+  rotation.Multiply(memory.Floats(memory.at.products));
+  __syncthreads();
+  ptx::WaitCluster();
+  Segment segment = {};
+  segment.sequence = sequence;
+  segment.head = place.head;
+  const WarpRoles roles = {page_warps, ActiveWarps(page_end - first_page, index, count, page_warps),
+                           ActiveWarps(chunks, count - 1 - index, count, kWarps - page_warps)};
+  if (takes_pages) {
+    rotation.Send(memory, page_warps);
+    ptx::WaitRemote(memory.Barrier(kRotatedSlices), 0);
+    for (int row = warp; row < T::kRows; row += page_warps) {
+      QuantizeQueryRow<T>(memory.Floats(memory.at.query) + row * kStageStride<T::kDim>, row,
+                          k.log2_scale, reinterpret_cast<uint32_t*>(shared + memory.at.fragment),
+                          memory.Floats(memory.at.constant));
+    }
+    ptx::SyncThreads(1, 32 * page_warps);
+    AskTurn<T>(k, memory, place, page_warps);
+    segment.begin = first_page;
+    segment.end = page_end;
+    segment.kind = kSegmentInt2;
+    if (warp < roles.active_pages) {
+      SegmentState<T> state;
+      AttendInt2<T>(k, segment, memory.Rotated(), WarpGroup{page, page_stride, 0}, pages, 0, state);
+      KeepWarpSums<T>(memory, memory.Slots(warp), warp, state);
+    }
+  } else {
+    segment.begin = 0;
+    segment.end = chunks;
+    segment.kind = kSegmentBf16;
+    if (chunk < chunks) {
+      SegmentState<T> state;
+      AttendBf16<T>(k, segment, WarpGroup{chunk, chunk_stride, 0}, windows, state);
+      KeepWarpSums<T>(memory, memory.Slots(warp), warp, state);
+    }
+  }
+  ptx::WaitCopies<0>();
+  __syncthreads();
+
+  SendBlockSums<T>(memory, place, roles);
+  MergeSlice<T>(k, memory, place);
+  __syncthreads();
+  FinishSlice<T>(k, memory, place);
+}
+#endif
+
+template <class T>
+__global__ void __launch_bounds__(T::kThreadsMax, 1)
+    DecodeClusterKernel(const __grid_constant__ DecodeKernelParams k) {
+#if __CUDA_ARCH__ >= 900  // never launched on others
+  RunCluster<T>(k);
+#endif
+}
+
+}  // namespace crumb::kernels::cuda
