@@ -84,6 +84,7 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k) {
   const int chunk = (warp - page_warps) * count + count - 1 - index;
   const int chunk_stride = (kWarps - page_warps) * count;
   if (!takes_pages) {
+    if (k.p.overlap_previous) ptx::WaitForPrevious();  // it may write the newest rows
     windows.Start(k, sequence, sink, recent, page_end, chunk, chunk_stride, chunks);
   } else {
     if (first_page > 0 || page_warps < kWarps - 1) {
