@@ -73,7 +73,8 @@ struct EvictParams {
 
   RotatePath path = RotatePath::kAuto;
   // The kernel before this one in the stream wrote nothing that this one reads, and reads nothing
-  // that this one writes: its end then overlaps this one's start.
+  // that this one writes: its end then overlaps this one's start, which reads rows already. Others
+  // whose output this one reads had ended when the one before began.
   bool overlap_previous = false;
 };
 

@@ -98,26 +98,23 @@ class WindowEvictor {
                   ? blockIdx.x / sharers
                   : static_cast<int>(static_cast<int64_t>(matrices) * blockIdx.x / gridDim.x));
     LoadConstants();
-#if __CUDA_ARCH__ >= 900
-    if (p_.overlap_previous) {
-      ptx::LaunchDependents();
-      ptx::WaitForPrevious();
-    }
-#endif
     const int windows = max(0, min(*p_.windows, p_.windows_max));
     const Place begin = BeginOf(blockIdx.x, sharers, windows);
     const Place end = BeginOf(blockIdx.x + 1, sharers, windows);
     int first = begin.window;
+    bool waited = false;
     for (int matrix = begin.matrix; matrix < end.matrix || first < end.window; ++matrix) {
       if (matrix != matrix_) {
         __syncthreads();
         SetMatrix(matrix);
         LoadConstants();
       }
-      EvictRange(first, matrix < end.matrix ? windows : end.window);
+      EvictRange(first, matrix < end.matrix ? windows : end.window, !waited);
+      waited = true;
       if (matrix == end.matrix) break;
       first = 0;
     }
+    if (!waited) WaitPrevious();
     WaitConstants();  // no copy may be on its way when the block ends
   }
 
@@ -428,10 +425,22 @@ class WindowEvictor {
 
   // --- Windows -------------------------------------------------------------------------------
 
-  // Windows [first, last) of the matrix; every team takes every kTeams-th.
-  __device__ __forceinline__ void EvictRange(int first, int last) {
+  // Until the kernel before has ended; then the next may begin. Only then: what it reads ahead may
+  // come from before this one, but not be still on its way.
+  __device__ __forceinline__ void WaitPrevious() {
+#if __CUDA_ARCH__ >= 900
+    if (!p_.overlap_previous) return;
+    ptx::WaitForPrevious();
+    ptx::LaunchDependents();
+#endif
+  }
+
+  // Windows [first, last) of the matrix; every team takes every kTeams-th. begins: the block's
+  // first ones.
+  __device__ __forceinline__ void EvictRange(int first, int last, bool begins) {
     const int teams = Teams();
     if (first + Team() < last) CopyRows(first + Team());
+    if (begins) WaitPrevious();
     WaitConstants();
     for (int round = first; round < last; round += teams) {
       const int window = round + Team();
@@ -646,6 +655,13 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   const int share = sharers > 1 ? (k.p.windows_max + sharers - 1) / sharers : k.p.windows_max;
   const int rounds = (share + teams - 1) / teams;
   teams = (share + rounds - 1) / rounds;
+  // Where blocks go from matrix to matrix, two of half the size a multiprocessor: one computes
+  // while the other waits for R.
+  constexpr int kReserved = 1024;  // of a block, beside its own shared memory
+  const bool halves =
+      Layout::kTeams == 4 && !kFeedback && matrices > device.processors &&
+      2 * (Layout::Bytes(k.streamed, 2) + kReserved) <= device.shared_bytes + kReserved;
+  if (halves) teams = std::min(teams, 2);
   const int bytes = Layout::Bytes(k.streamed, teams);
   auto kernel = EvictKernel<T, kFeedback, Products::kByWarp>;
   if constexpr (dim <= 128) {
@@ -661,7 +677,8 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   const int blocks =
       sharers > 1
           ? sharers * matrices
-          : static_cast<int>(std::min<int64_t>(device.processors, int64_t{matrices} * rounds));
+          : static_cast<int>(std::min<int64_t>(device.processors * (halves ? 2 : 1),
+                                               int64_t{matrices} * ((share + teams - 1) / teams)));
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

@@ -52,17 +52,16 @@ __device__ __forceinline__ RoundUnits MakeUnits(const RowRange& range, float uni
 }
 
 // Eight channels. target: y and what earlier channels add; place: y. Both in units above low. own:
-// this tile's U. bits[i]: a float whose low bits are the code.
+// this tile's U. level[i]: the code / 3, or the float below it.
 template <bool kOneGroup>
 __device__ __forceinline__ void RoundTile(float (&target)[4], const float (&place)[4],
                                           const char* own, const RoundUnits& units,
-                                          float (&error)[4], uint32_t (&bits)[4]) {
+                                          float (&error)[4], float (&level)[4]) {
   // Whole numbers on top of 1.5 * 2^23 are its low bits. Times the float below 1 / 3 they are exact
   // with the product of both taken away, so one operation takes away, divides and limits.
   constexpr float kMagic = 12582912.0f, kThird = 0x1.555554p-2f, kMagicThird = 4194303.75f;
   const char* mine = own + threadIdx.x % 4 * 16;
   const float next = *reinterpret_cast<const float*>(mine + 192);
-  float level[4];
   const auto round = [&](int i, float reached) {
     const float whole = fmaf(reached, kOneGroup ? 3.0f : units.factor[i / 2], kMagic);
     level[i] = __saturatef(fmaf(whole, kThird, -kMagicThird));
@@ -86,20 +85,19 @@ __device__ __forceinline__ void RoundTile(float (&target)[4], const float (&plac
       target[i + 1] = fmaf(second, u.w, fmaf(first, u.y, target[i + 1]));
     }
   }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) bits[i] = __float_as_uint(fmaf(level[i], 3.0f, kMagic));
 }
 
-// sums += errors of block `from` times U_{from, to}.
+// sums = what `first` and `second` have, plus errors of block `from` times U_{from, to}.
 template <class T>
 __device__ __forceinline__ void AddBlock(const uint32_t (&errors)[T::kTiles / 2][4],
                                          const char* feedback, int from, int to,
+                                         const float (&first)[4], const float (&second)[4],
                                          float (&sums)[2][4]) {
   const uint4 u = reinterpret_cast<const uint4*>(
       feedback + (to * (to - 1) / 2 + from) * kFeedbackPairBytes)[threadIdx.x % 32];
   const auto& e = errors[from];
-  ptx::MmaF16(sums[0], e[0], e[1], e[2], e[3], u.x, u.y);
-  ptx::MmaF16(sums[1], e[0], e[1], e[2], e[3], u.z, u.w);
+  ptx::MmaF16Onto(sums[0], first, e, u.x, u.y);
+  ptx::MmaF16Onto(sums[1], second, e, u.z, u.w);
 }
 
 // sums += errors of a block's first eight channels times U of its others, in enough bits: both as
@@ -161,13 +159,13 @@ __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const Ro
                                               uint32_t (&words)[T::kTiles / 4]) {
   constexpr bool kOneGroup = T::kGroups == 1;
   constexpr int kBlocks = T::kTiles / 2;
-  constexpr uint32_t kMagicBits = 0x4b400000u;
+  // Codes times powers of 4, on top of it, are the low bits of a float.
+  constexpr float kBase = 8388608.0f;
   const float inverse = facts.finite ? ptx::Reciprocal(unit) : 0.0f;
   const float own = PlaceRows<T, kCareful>(y, ranges, inverse);
   float both_units[2], cross[2] = {};
   OfBothRows(unit, both_units);
-#pragma unroll
-  for (int i = 0; i < T::kTiles / 4; ++i) words[i] = 0u - kMagicBits * 0x5555u * 0x10001u;
+  float sums[2][2];
   uint32_t errors[kBlocks][4];
   // Of this block and of the next: y and what earlier channels add.
   float target[2][4], next_target[2][4];
@@ -178,34 +176,43 @@ __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const Ro
     if (2 * block % T::kGroupTiles == 0) {
       units = MakeUnits(ranges[2 * block / T::kGroupTiles], unit, inverse);
     }
+    if (block == 0) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      target[i / 4][i % 4] = block < 2 ? y[2 * block + i / 4][i % 4] : next_target[i / 4][i % 4];
+      for (int i = 0; i < 8; ++i) target[i / 4][i % 4] = y[i / 4][i % 4];
+    } else if (block == 1) {
+      AddBlock<T>(errors, feedback, 0, block, y[2], y[3], target);
+    } else {
+      AddBlock<T>(errors, feedback, block - 1, block, next_target[0], next_target[1], target);
     }
-    if (block > 0) AddBlock<T>(errors, feedback, block - 1, block, target);
     // What the next block gets from all blocks but this one is made meanwhile.
     if (block > 0 && block + 1 < kBlocks) {
+      const int n = 2 * block + 2;
+      AddBlock<T>(errors, feedback, 0, block + 1, y[n], y[n + 1], next_target);
 #pragma unroll
-      for (int i = 0; i < 8; ++i) next_target[i / 4][i % 4] = y[2 * block + 2 + i / 4][i % 4];
-#pragma unroll
-      for (int from = 0; from < block; ++from) {
-        AddBlock<T>(errors, feedback, from, block + 1, next_target);
+      for (int from = 1; from < block; ++from) {
+        AddBlock<T>(errors, feedback, from, block + 1, next_target[0], next_target[1], next_target);
       }
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int n = 2 * block + half;
-      float error[4];
-      uint32_t bits[4];
-      RoundTile<kOneGroup>(target[half], y[n], constants + 256 * half, units, error, bits);
+      float error[4], level[4];
+      RoundTile<kOneGroup>(target[half], y[n], constants + 256 * half, units, error, level);
 #pragma unroll
       for (int a = 0; a < 2; ++a) {
         errors[block][2 * half + a] = PackErrors<kCareful>(error[2 * a], error[2 * a + 1]);
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
           const int i = 2 * a + e;
-          words[2 * (n / 8) + a] += bits[i] << (2 * (n % 8) + 16 * e);
+          sums[a][e] = fmaf(level[i], 3.0f * (1 << (2 * (n % 8))), n % 8 == 0 ? kBase : sums[a][e]);
           cross[a] = fmaf(fmaf(y[n][i], both_units[a], units.low[a]), error[i], cross[a]);
+        }
+      }
+      if (n % 8 == 7) {
+#pragma unroll
+        for (int a = 0; a < 2; ++a) {
+          words[2 * (n / 8) + a] =
+              __byte_perm(__float_as_uint(sums[a][0]), __float_as_uint(sums[a][1]), 0x5410);
         }
       }
       if (half == 0) AddTile<kCareful>(error, errors[block], constants + 512, target[1]);

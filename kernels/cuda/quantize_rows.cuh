@@ -193,22 +193,23 @@ __device__ __forceinline__ float SumMagnitudes(const RowHalves<T>& halves) {
   return JoinOwnRow(sums, [](float x, float y) { return x + y; });
 }
 
-// How many magnitudes of row r + 8 a are at least the bound in both halves of bounds[a]: their ones
-// times ones, on the tensor cores.
+// How many magnitudes of the lane's own row are at least the bound in both halves of bounds[a]; of
+// row r + 8 a.
 template <class T>
 __device__ __forceinline__ float CountAtLeast(const RowHalves<T>& halves,
                                               const uint32_t (&bounds)[2]) {
-  constexpr uint32_t kOnes = 0x3c003c00u;
-  float parts[2][4] = {};
+  // Ones of a pair are 16-bit -1s: the sum's negative is (high - low) 2^16 + low.
+  uint32_t sums[2] = {0, 0};
 #pragma unroll
   for (int n = 0; n < T::kTiles; n += 2) {
-    ptx::MmaF16(parts[n / 2 % 2], ptx::HalvesAtLeast(halves[n][0], bounds[0]),
-                ptx::HalvesAtLeast(halves[n][1], bounds[1]),
-                ptx::HalvesAtLeast(halves[n + 1][0], bounds[0]),
-                ptx::HalvesAtLeast(halves[n + 1][1], bounds[1]), kOnes, kOnes);
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      sums[a] = sums[a] - ptx::HalvesAtLeast(halves[n][a], bounds[a]) -
+                ptx::HalvesAtLeast(halves[n + 1][a], bounds[a]);
+    }
   }
-  const float counts[2] = {parts[0][0] + parts[1][0], parts[0][2] + parts[1][2]};
-  return OfOwnRow(counts);
+  const uint32_t sum = JoinOwnRow(sums, [](uint32_t x, uint32_t y) { return x + y; });
+  return static_cast<float>(static_cast<int>(2 * (sum & 0xffffu)) + (static_cast<int>(sum) >> 16));
 }
 
 // A bound for the lane's own row. False if one of the warp's rows has too many values that are the

@@ -410,6 +410,25 @@ TEST(EvictWindows, RotatedCodesAgreeWithTheCpu) {
   }
 }
 
+// More matrices than any GPU has multiprocessors: blocks go from one to the next.
+TEST(EvictWindows, BlocksGoFromMatrixToMatrix) {
+  CRUMB_NEEDS_DEVICE();
+  for (const int windows : {1, 5}) {
+    EvictOptions options;
+    options.tile = {64, 64, 64};
+    options.layers = 60;
+    options.windows = windows;
+    EvictCase run(options);
+    run.Run(windows);
+    std::vector<uint32_t> status;
+    const std::vector<uint8_t> expected = run.Expected(&status);
+    size_t codes = 0;
+    const size_t different = DifferentCodes(options.tile, expected, run.tiles(), &codes);
+    EXPECT_LE(static_cast<double>(different), 1e-5 * static_cast<double>(codes) + 1);
+    EXPECT_EQ(run.status(), status);
+  }
+}
+
 // At most 1 % of rows differ, and the errors that count are as large as the CPU's.
 TEST(EvictWindows, CrumbAgreesWithTheCpu) {
   CRUMB_NEEDS_DEVICE();
