@@ -26,6 +26,7 @@ constexpr int kStreamWarps = 4;  // that ask for weights: a copy takes a warp so
 constexpr int kBlockThreads = kThreads + 32 * kStreamWarps;
 constexpr int kVector = 8;
 constexpr int kNormVectors = 2;  // of a thread
+constexpr int kSlotsMin = 3;
 constexpr int kSlotsMax = 10;
 
 // From one row to the next 64 bytes more than lines: lanes' loads of two rows lie in different
@@ -65,6 +66,7 @@ constexpr int kSteps = kPieceMax / kStep / kGroupWarps;  // of a warp
 constexpr int kConsumers = 1;                            // barrier of the warps that multiply
 constexpr int kTileSums = 2;                             // barriers of open tiles
 static_assert(kTileSums + kOpenTiles <= 16);
+static_assert(kAhead <= kSlotsMin, "a slot is not filled again before it was seen to land");
 
 // The outputs of a block, in tiles of as many or one less, and the pieces of a row.
 struct Share {
@@ -463,7 +465,7 @@ bool LayOut(const ProductChain& chain, const Device& device, KernelParams* k) {
                        (chain.rows - 1) * kStateRowBytes -
                        static_cast<int64_t>(chain.rows) * k->x_stride;
   k->slots = static_cast<int>(std::min<int64_t>(room / kSlotBytes, kSlotsMax));
-  return k->slots >= 2;
+  return k->slots >= kSlotsMin;
 }
 
 template <int kRows>

@@ -213,6 +213,11 @@ TEST(ProductChainTest, RefusesWhatItDoesNotServe) {
   refused(chain);
   chain.products[0].inputs = 1 << 17;  // rows that do not fit
   refused(chain);
+  chain.rows = kFewRows;
+  chain.products[0].inputs = 20000;  // rows that leave the ring too little
+  refused(chain);
+  chain.rows = 1;
+  EXPECT_TRUE(ServesChain(chain));
   const Bf16 weight[1] = {};
   chain.products[0].inputs = 8224;
   EXPECT_TRUE(ServesChain(chain));
