@@ -14,10 +14,11 @@ cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t str
   if constexpr (dim == 128 && groups <= 2) {
     if (params.products == PrefillProducts::kAuto && params.soft_cap <= 0.0f &&
         params.window <= 0) {
+      using T = Traits<dim, groups, 4>;
       bool team = false;
-      const cudaError_t error = HasTeamProducts(&team);
+      const cudaError_t error = RunsTeams<T>(&team);
       if (error != cudaSuccess) return error;
-      if (team) return LaunchTeam<Traits<dim, groups, 2>>(params, stream);
+      if (team) return LaunchTeam<T>(params, stream);
     }
   }
   return Launch<Traits<dim, groups, kColumnTiles>>(params, stream);

@@ -4,7 +4,6 @@
 
 #include <cuda_bf16.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/prefill_bf16.cuh"
@@ -16,19 +15,15 @@
 
 namespace crumb::kernels::cuda::prefill {
 
-// Which query row each column is.
+// Which query row column `i` of the block is.
 template <class T>
-__device__ __forceinline__ void NameColumns(const PrefillAttentionParams& p, const Block<T>& block,
-                                            int* tokens, int* rows, float* bias) {
-  for (int i = threadIdx.x; i < T::kBlockColumns; i += T::kThreads) {
-    const bool exists = i < block.columns;
-    const int64_t column = block.first_column + (exists ? i : 0);
-    const int token = static_cast<int>(column / block.heads);
-    const int head = block.head * block.heads + static_cast<int>(column % block.heads);
-    tokens[i] = token;
-    rows[i] = exists ? (block.begin + token) * p.shape.q_heads + head : -1;
-    bias[i] = 0.0f;
-  }
+__device__ __forceinline__ void NameColumn(const PrefillAttentionParams& p, const Block<T>& block,
+                                           int i, int* token, int* row) {
+  const bool exists = i < block.columns;
+  const int64_t column = block.first_column + (exists ? i : 0);
+  const int head = block.head * block.heads + static_cast<int>(column % block.heads);
+  *token = static_cast<int>(column / block.heads);
+  *row = exists ? (block.begin + *token) * p.shape.q_heads + head : -1;
 }
 
 // Divides by the softmax sums and writes the warp's rows.
@@ -101,7 +96,10 @@ __device__ __forceinline__ void PrefillByWarps(const PrefillAttentionParams& p,
                                                const Block<T>& block, Shared<T>& shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const bool active = warp * T::kColumns < block.columns;
-  NameColumns<T>(p, block, shared.token[0], shared.row[0], shared.bias[0]);
+  for (int i = threadIdx.x; i < T::kBlockColumns; i += T::kThreads) {
+    NameColumn<T>(p, block, i, &shared.token[0][i], &shared.row[0][i]);
+    shared.bias[0][i] = 0.0f;
+  }
   __syncthreads();
   State<T> state;
   if (active) LoadPlainQuery<T>(p, shared, warp, lane);
@@ -142,30 +140,65 @@ __global__ void __launch_bounds__(T::kThreads, 2)
   PrefillByWarps<T>(p, block, *reinterpret_cast<Shared<T>*>(storage));
 }
 
-// Products of four warps where the device has them: no caps, no window.
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// A team's query rows: pages, BF16 rows, output.
 template <class T>
-__global__ void __launch_bounds__(T::kThreads, 2)
-    TeamPrefillKernel(const __grid_constant__ PrefillAttentionParams p) {
+__device__ __forceinline__ void PrefillByTeam(const PrefillAttentionParams& p,
+                                              const Block<T>& block,
+                                              TeamBlockShared<T>& block_shared,
+                                              TeamBarriers<T>& barriers) {
+  const Team team(block);
+  TeamShared<T>& shared = block_shared.team[team.index];
+  if (team.thread < TeamTraits<T>::kQueries) {
+    const int i = team.thread;
+    NameColumn<T>(p, block, TeamTraits<T>::kQueries * team.index + i, &shared.token[i],
+                  &shared.row[i]);
+    for (float(&bias)[TeamTraits<T>::kQueries] : shared.bias) bias[i] = 0.0f;
+  }
+  team.Sync();
+  TeamState state;
+  if (block.pages > 0) AttendPagesByTeam<T>(p, block, block_shared, barriers, team, state);
+  SyncBlock<T>();  // what lies where BF16 rows come is free
+  TeamRows<T>(p, block, block_shared, barriers, team, state).Attend();
+  WriteTeamRows<T>(p, shared, team, state);
+}
+
+// Tokens for both teams: K or V.
+template <class T>
+__device__ __forceinline__ void BringTokens(const PrefillAttentionParams& p, const Block<T>& block,
+                                            bool value, TeamBlockShared<T>& shared,
+                                            TeamBarriers<T>& barriers) {
+  if (block.pages > 0) BringTeamPages<T>(p, block, value, shared, barriers);
+  SyncBlock<T>();
+  TeamRowSource<T>(p, block, value, shared, barriers).Run();
+}
+#endif
+
+// Products of four warps: no caps, no window. Empty where the device has none (RunsTeams).
+template <class T>
+__global__ void __launch_bounds__(TeamTraits<T>::kThreads, 1)
+    TeamPrefillKernel([[maybe_unused]] const __grid_constant__ PrefillAttentionParams p) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ __align__(1024) char storage[];
+  __shared__ TeamBarriers<T> barriers;
   const Block<T> block(p);
   if (block.columns <= 0) return;
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  TeamShared<T>& shared = *reinterpret_cast<TeamShared<T>*>(storage);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  NameColumns<T>(p, block, shared.token, shared.row, shared.bias);
-  if (threadIdx.x < T::kBlockColumns) shared.terms[threadIdx.x][0] = 0.0f;
+  TeamBlockShared<T>& shared = *reinterpret_cast<TeamBlockShared<T>*>(storage);
+  if (threadIdx.x == 0) InitTeamBarriers<T>(block, barriers);
   __syncthreads();
-  TeamState state;
-  if (block.pages > 0) AttendPagesByTeam<T>(p, block, shared, warp, lane, state);
-  AttendRowsByTeam<T>(p, block, shared, warp, lane, state);
-  WriteTeamRows<T>(p, shared, warp, lane, state);
-#else
-  PrefillByWarps<T>(p, block, *reinterpret_cast<Shared<T>*>(storage));
+  constexpr int kTeamThreads = TeamTraits<T>::kTeams * T::kThreads;
+  if (threadIdx.x >= kTeamThreads) {
+    ptx::GiveRegisters<TeamTraits<T>::kBringRegisters>();
+    BringTokens<T>(p, block, threadIdx.x >= kTeamThreads + T::kThreads, shared, barriers);
+  } else {
+    ptx::TakeRegisters<TeamTraits<T>::kRegisters>();
+    PrefillByTeam<T>(p, block, shared, barriers);
+  }
 #endif
 }
 
 template <class T>
-cudaError_t LaunchKernel(void (*kernel)(PrefillAttentionParams), int bytes,
+cudaError_t LaunchKernel(void (*kernel)(PrefillAttentionParams), int threads, int bytes,
                          const PrefillAttentionParams& p, cudaStream_t stream) {
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
@@ -174,7 +207,7 @@ cudaError_t LaunchKernel(void (*kernel)(PrefillAttentionParams), int bytes,
       static_cast<int64_t>(p.shape.fresh_max) * (p.shape.q_heads / p.shape.kv_heads);
   const dim3 grid(static_cast<unsigned>((columns + T::kBlockColumns - 1) / T::kBlockColumns),
                   static_cast<unsigned>(p.shape.kv_heads), static_cast<unsigned>(p.shape.batch));
-  kernel<<<grid, T::kThreads, bytes, stream>>>(p);
+  kernel<<<grid, threads, bytes, stream>>>(p);
   return cudaGetLastError();
 }
 
@@ -182,24 +215,22 @@ template <class T>
 cudaError_t Launch(const PrefillAttentionParams& p, cudaStream_t stream) {
   constexpr int kBytes = static_cast<int>(sizeof(Shared<T>));
   static_assert(kBytes <= 113 * 1024, "two blocks a multiprocessor");
-  return LaunchKernel<T>(PrefillKernel<T>, kBytes, p, stream);
+  return LaunchKernel<T>(PrefillKernel<T>, T::kThreads, kBytes, p, stream);
 }
 
 template <class T>
 cudaError_t LaunchTeam(const PrefillAttentionParams& p, cudaStream_t stream) {
-  constexpr int kBytes = static_cast<int>(std::max(sizeof(TeamShared<T>), sizeof(Shared<T>)));
-  static_assert(kBytes <= 113 * 1024, "two blocks a multiprocessor");
-  return LaunchKernel<T>(TeamPrefillKernel<T>, kBytes, p, stream);
+  constexpr int kBytes = static_cast<int>(sizeof(TeamBlockShared<T>));
+  static_assert(kBytes + 1024 <= 227 * 1024, "what a block of Hopper can have");
+  return LaunchKernel<T>(TeamPrefillKernel<T>, TeamTraits<T>::kThreads, kBytes, p, stream);
 }
 
-// Whether the device has products of four warps: Hopper only.
-inline cudaError_t HasTeamProducts(bool* has) {
-  int device = 0, major = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  *has = major == 9;
+// Whether the device runs products of four warps: it has them, and the build has its machine code.
+template <class T>
+cudaError_t RunsTeams(bool* runs) {
+  cudaFuncAttributes attributes{};
+  const cudaError_t error = cudaFuncGetAttributes(&attributes, TeamPrefillKernel<T>);
+  *runs = attributes.sharedSizeBytes > 0;
   return error;
 }
 

@@ -181,9 +181,9 @@ __device__ __forceinline__ void WaitCopies() {
 // --- Hopper: bulk copies that complete on a barrier in shared memory --------------------------
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Stores four 8 x 8 matrices of 16-bit elements transposed; addresses as for LoadMatrices.
-__device__ __forceinline__ void StoreMatricesTransposed(uint32_t address, const uint32_t (&x)[4]) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
+// Stores four 8 x 8 matrices of 16-bit elements; addresses as for LoadMatrices.
+__device__ __forceinline__ void StoreMatrices(uint32_t address, const uint32_t (&x)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
                "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
                : "memory");
 }
