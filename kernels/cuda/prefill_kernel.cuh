@@ -158,7 +158,7 @@ __device__ __forceinline__ void PrefillByTeam(const PrefillAttentionParams& p,
   team.Sync();
   TeamState state;
   if (block.pages > 0) AttendPagesByTeam<T>(p, block, block_shared, barriers, team, state);
-  SyncBlock<T>();  // what lies where BF16 rows come is free
+  LetBring<T>();  // what lies where BF16 rows come is free
   TeamRows<T>(p, block, block_shared, barriers, team, state).Attend();
   WriteTeamRows<T>(p, shared, team, state);
 }
@@ -169,7 +169,7 @@ __device__ __forceinline__ void BringTokens(const PrefillAttentionParams& p, con
                                             bool value, TeamBlockShared<T>& shared,
                                             TeamBarriers<T>& barriers) {
   if (block.pages > 0) BringTeamPages<T>(p, block, value, shared, barriers);
-  SyncBlock<T>();
+  WaitToBring<T>(value);
   TeamRowSource<T>(p, block, value, shared, barriers).Run();
 }
 #endif

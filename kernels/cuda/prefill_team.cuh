@@ -152,11 +152,20 @@ __device__ __forceinline__ uint64_t Matrix(const void* shared) {
   return ptx::SwizzledMatrix(ptx::SharedAddress(shared));
 }
 
-// Waits for both teams, or for the whole block.
+// Waits for both teams.
 __device__ __forceinline__ void SyncTeams() { ptx::SyncThreads(3, 256); }
+
+// A team is done with what lies where the next tokens come to. It waits for nobody here: tokens
+// have barriers of their own.
 template <class T>
-__device__ __forceinline__ void SyncBlock() {
-  ptx::SyncThreads(4, TeamTraits<T>::kThreads);
+__device__ __forceinline__ void LetBring() {
+  constexpr int kThreads = (TeamTraits<T>::kTeams + 1) * T::kThreads;
+  asm volatile("bar.arrive 4, %0; bar.arrive 9, %0;" ::"n"(kThreads) : "memory");
+}
+// Waits for both teams: the warps that bring K, or V.
+template <class T>
+__device__ __forceinline__ void WaitToBring(bool value) {
+  ptx::SyncThreads(value ? 9 : 4, (TeamTraits<T>::kTeams + 1) * T::kThreads);
 }
 
 // The use of a buffer that `step` makes, as the parity of its barrier.
@@ -165,18 +174,17 @@ __device__ __forceinline__ void WaitStep(const uint64_t (&barriers)[kBuffers], i
   ptx::WaitBarrier(ptx::SharedAddress(&barriers[step % kBuffers]), step / kBuffers % 2);
 }
 
-// The warp has written, or read, its part of the buffer that `step` uses.
+// The warp has written, or read, its part of the buffer that `step` uses: every lane for itself.
 template <int kBuffers>
 __device__ __forceinline__ void ArriveStep(uint64_t (&barriers)[kBuffers], int step) {
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) ptx::Arrive(ptx::SharedAddress(&barriers[step % kBuffers]), 1);
+  ptx::Arrive(ptx::SharedAddress(&barriers[step % kBuffers]), 1);
 }
 
 // One thread of the block; the others wait for the block afterwards.
 template <class T>
 __device__ __forceinline__ void InitTeamBarriers(const Block<T>& block, TeamBarriers<T>& barriers) {
   using U = TeamTraits<T>;
-  const int readers = (block.columns > U::kQueries ? U::kTeams : 1) * T::kWarps;
+  const int readers = (block.columns > U::kQueries ? U::kTeams : 1) * T::kThreads;
   const auto init = [](uint64_t& barrier, int arrivals) {
     ptx::InitBarrier(ptx::SharedAddress(&barrier), arrivals);
   };
@@ -185,13 +193,13 @@ __device__ __forceinline__ void InitTeamBarriers(const Block<T>& block, TeamBarr
     init(barriers.tile[1][i], 1);
   }
   for (int i = 0; i < U::kBuffers; ++i) {
-    init(barriers.keys[i], T::kWarps);
-    init(barriers.values[i], T::kWarps);
+    init(barriers.keys[i], T::kThreads);
+    init(barriers.values[i], T::kThreads);
     init(barriers.keys_free[i], readers);
     init(barriers.values_free[i], readers);
   }
   for (int i = 0; i < U::kStages; ++i) {
-    init(barriers.rows[i], 2 * T::kWarps);
+    init(barriers.rows[i], 2 * T::kThreads);
     init(barriers.rows_free[i], readers);
   }
   ptx::FenceBarrierInit();

@@ -290,7 +290,7 @@ __device__ __forceinline__ void BringTeamPages(const PrefillAttentionParams& p,
                                                TeamBarriers<T>& barriers) {
   TeamTiles<T> tiles(p, block, value, shared, barriers);
   // From here on what lay where tiles are unpacked is read, and the query's exponent known.
-  SyncBlock<T>();
+  WaitToBring<T>(value);
   if (value) {
     TeamValueUnpacker<T>(block, tiles, shared, barriers).Run();
   } else {
@@ -521,7 +521,7 @@ __device__ __forceinline__ void AttendPagesByTeam(const PrefillAttentionParams& 
   float query_sum[T::kGroups][2];
   PrepareTeamQuery<T>(p, block, shared, team, query_sum);
   ptx::FenceCopyEngine();
-  SyncBlock<T>();
+  LetBring<T>();
   const int exponent = TeamPages<T>(p, block, query_sum, shared, barriers, team, state).Attend();
   SyncTeams();  // nobody multiplies any longer: what lies where tiles were is free
   TurnTeamBack<T>(p, block, PowerOfTwo(exponent), shared, team, state);
