@@ -109,6 +109,8 @@ double PlainCopyRate(int peer, size_t bytes) {
   std::vector<double> seconds;
   bool done = cudaSetDevice(peer) == cudaSuccess && cudaMalloc(&from, bytes) == cudaSuccess &&
               cudaSetDevice(0) == cudaSuccess && cudaMalloc(&to, bytes) == cudaSuccess;
+  // Without it copies pass host memory. Where it cannot be had, they do.
+  if (done && cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) cudaGetLastError();
   for (int round = 0; done && round < kPeerRounds + 1; ++round) {
     const auto start = std::chrono::steady_clock::now();
     done = cudaMemcpyPeer(to, 0, from, peer, bytes) == cudaSuccess &&
