@@ -3,12 +3,13 @@
 #include "client/device/device_pool.h"
 
 #include <algorithm>
-#include <atomic>
 #include <deque>
 #include <map>
 #include <utility>
 
 #include "client/device/pool_link.h"
+#include "client/device/pool_range.h"
+#include "client/device/slot_records.h"
 #include "common/logging.h"
 #include "common/mutex.h"
 #include "common/roster.h"
@@ -29,55 +30,14 @@ constexpr size_t kDemotionBatch = 16;
 // Slots of one call: crumbd's limits.commit_fragments_max is larger unless somebody lowered it.
 constexpr int kReserveMax = 1024;
 
-// What this process has of one slot.
-struct SlotRecord {
-  int uses = 0;  // 0: nothing
-  bool committed = false;
-  // Of the page there, with sums; null: blank, or not known.
-  std::shared_ptr<const FragmentHeader> header;
-  std::shared_ptr<PoolSession> held_by;  // that it is to be released to; null: a lease holds it
-};
-
-// Records by slot number, as many as there are slots within reach.
-class SlotRecords {
- public:
-  // A record for a slot that is used from now on.
-  SlotRecord& Use(uint64_t slot) {
-    if (slot >= records_.size()) records_.resize(slot + 1);
-    SlotRecord& record = records_[slot];
-    if (record.uses++ == 0) ++used_;
-    return record;
-  }
-  // Null: the slot is not used.
-  SlotRecord* Find(uint64_t slot) {
-    return slot < records_.size() && records_[slot].uses > 0 ? &records_[slot] : nullptr;
-  }
-  void Erase(SlotRecord& record) {
-    record = SlotRecord();
-    --used_;
-  }
-  size_t used() const { return used_; }
-  template <typename Visit>
-  void ForEach(const Visit& visit) const {
-    for (uint64_t slot = 0; slot < records_.size(); ++slot) {
-      if (records_[slot].uses > 0) visit(slot, records_[slot]);
-    }
-  }
-
- private:
-  std::vector<SlotRecord> records_;
-  size_t used_ = 0;
-};
-
 class RunningPool final : public DevicePool, private PoolListener {
  public:
   RunningPool(const DevicePoolOptions& options, DeviceMemory& memory, Client& client,
-              std::unique_ptr<DeviceRange> range)
+              std::unique_ptr<PoolRange> range)
       : options_(options),
         memory_(memory),
         client_(client),
         link_(*client.pools()),
-        per_handle_(options.handle_bytes / options.slot_bytes),
         range_(std::move(range)) {}
 
   ~RunningPool() override {
@@ -122,10 +82,7 @@ class RunningPool final : public DevicePool, private PoolListener {
   uint64_t slot_bytes() const override { return options_.slot_bytes; }
   DevicePoolStats stats() const override;
 
-  DeviceAddress AddressOf(uint64_t slot) const {
-    return range_->base() + slot / per_handle_ * options_.handle_bytes +
-           slot % per_handle_ * options_.slot_bytes;
-  }
+  DeviceAddress AddressOf(uint64_t slot) const { return range_->AddressOf(slot); }
 
  private:
   class HeldSlot;
@@ -138,18 +95,6 @@ class RunningPool final : public DevicePool, private PoolListener {
   }
   void OnDemotions(const PoolId& pool, std::vector<Demotion> demotions) override;
 
-  void Run();
-  bool Wait();
-  // Everything below is the thread's, but Map.
-  void JoinAgain();
-  absl::Status Join();
-  absl::Status OfferAll(PoolSession& session, std::span<const PoolHandle> there);
-  absl::Status ClaimAll(const std::shared_ptr<PoolSession>& session);
-  absl::Status Adopt(const std::shared_ptr<PoolSession>& session, JoinedPool joined);
-  void Grow(PoolSession& session);
-  absl::StatusOr<std::unique_ptr<DeviceHandle>> AllocateHandle();
-  // False: the stock is low still.
-  bool Refill();
   // Blank slots from crumbd, within reach.
   absl::StatusOr<std::vector<uint64_t>> ReserveMore(PoolSession& session, int count,
                                                     Duration timeout)
@@ -158,20 +103,23 @@ class RunningPool final : public DevicePool, private PoolListener {
   // A use of each of them has ended.
   void LetGo(std::span<const HeldSlot> slots);
   void LetGoOne(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // The thread's.
+  void Run();
+  bool Wait();
+  void JoinAgain();
+  absl::Status Join();
+  absl::Status ClaimAll(const std::shared_ptr<PoolSession>& session);
+  // False: the stock is low still.
+  bool Refill();
   void CopyDown();
   absl::Status CopyOne(const Demotion& demotion);
-  absl::Status Map(uint32_t number, std::unique_ptr<DeviceHandle> handle)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mapping_);
-  absl::Status MapAll(std::vector<PoolHandle> handles);
-  // Maps the slot's handle if it is not.
-  absl::Status Reach(PoolSession* session, uint64_t slot);
 
   const DevicePoolOptions options_;
   DeviceMemory& memory_;
   Client& client_;
   PoolLink& link_;
-  const uint64_t per_handle_;
-  const std::unique_ptr<DeviceRange> range_;
+  const std::unique_ptr<PoolRange> range_;
 
   // The thread's.
   RosterMark mark_;
@@ -180,10 +128,7 @@ class RunningPool final : public DevicePool, private PoolListener {
   bool failure_logged_ = false;
   bool device_full_ = false;  // until the pool is joined again
 
-  Mutex reserving_;        // held while crumbd is asked for slots: one question at a time
-  mutable Mutex mapping_;  // held while handles are fetched and mapped
-  std::map<uint32_t, std::unique_ptr<DeviceHandle>> handles_ ABSL_GUARDED_BY(mapping_);
-  std::atomic<uint32_t> mapped_end_{0};  // all handles below are mapped, for good
+  Mutex reserving_;  // held while crumbd is asked for slots: one question at a time
 
   mutable Mutex mutex_;
   mutable CondVar changed_;
@@ -356,7 +301,7 @@ absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> RunningPool::Hold
     }
   }
   for (const DeviceFragment* fragment : fragments) {
-    CRUMB_RETURN_IF_ERROR(Reach(session.get(), fragment->slot));
+    CRUMB_RETURN_IF_ERROR(range_->Reach(session.get(), fragment->slot));
   }
   const auto held = std::make_shared<HeldSlots>(*this, std::move(lease));
   held->slots.reserve(fragments.size());
@@ -384,8 +329,7 @@ DevicePoolStats RunningPool::stats() const {
     stats.blank_slots = stock_.size();
     stats.held_slots = records_.used();
   }
-  MutexLock lock(&mapping_);
-  stats.handles = handles_.size();
+  stats.handles = range_->handles();
   return stats;
 }
 
@@ -464,34 +408,18 @@ absl::Status RunningPool::Join() {
     MutexLock lock(&mutex_);
     known_ = session->id();
   } else {
-    CRUMB_RETURN_IF_ERROR(OfferAll(*session, handles));
+    CRUMB_RETURN_IF_ERROR(range_->OfferAll(*session, handles));
     // Unless the pool was made anew, crumbd knows what is held.
     const absl::Status claimed = ClaimAll(session);
     if (!claimed.ok() && !absl::IsFailedPrecondition(claimed)) return claimed;
   }
-  CRUMB_RETURN_IF_ERROR(MapAll(std::move(handles)));
+  CRUMB_RETURN_IF_ERROR(range_->MapAll(std::move(handles)));
   request.known = session->id();
   request.roster_mark = mark_.byte();
   CRUMB_RETURN_IF_ERROR(link_.Join(request).status());
-  device_full_ = false;
-  Grow(*session);
+  device_full_ = !range_->Grow(*session);
   MutexLock lock(&mutex_);
   session_ = session;
-  return absl::OkStatus();
-}
-
-// Handles that this process has and crumbd has not.
-absl::Status RunningPool::OfferAll(PoolSession& session, std::span<const PoolHandle> there) {
-  MutexLock lock(&mapping_);
-  for (const auto& [number, handle] : handles_) {
-    const bool known = std::any_of(there.begin(), there.end(), [number = number](const auto& one) {
-      return one.number == number;
-    });
-    if (known) continue;
-    CRUMB_ASSIGN_OR_RETURN(const UniqueFd fd, handle->Export());
-    const absl::Status offered = session.OfferAgain(fd.get(), number);
-    if (!offered.ok() && !absl::IsAlreadyExists(offered)) return offered;
-  }
   return absl::OkStatus();
 }
 
@@ -534,86 +462,6 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
   return absl::OkStatus();
 }
 
-absl::Status RunningPool::Map(uint32_t number, std::unique_ptr<DeviceHandle> handle) {
-  const uint64_t offset = uint64_t{number} * options_.handle_bytes;
-  CRUMB_RETURN_IF_ERROR(range_->Map(offset, *handle));
-  handles_.emplace(number, std::move(handle));
-  uint32_t end = mapped_end_.load(std::memory_order_relaxed);
-  while (handles_.contains(end)) ++end;
-  mapped_end_.store(end, std::memory_order_release);
-  return absl::OkStatus();
-}
-
-absl::Status RunningPool::MapAll(std::vector<PoolHandle> handles) {
-  MutexLock lock(&mapping_);
-  for (PoolHandle& one : handles) {
-    if (handles_.contains(one.number)) continue;
-    CRUMB_ASSIGN_OR_RETURN(auto handle, memory_.Import(std::move(one.fd), options_.handle_bytes));
-    CRUMB_RETURN_IF_ERROR(Map(one.number, std::move(handle)));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status RunningPool::Reach(PoolSession* session, uint64_t slot) {
-  if (slot / per_handle_ >= options_.range_bytes / options_.handle_bytes) {
-    return absl::NotFoundError("the pool has no slot " + std::to_string(slot));
-  }
-  const auto number = static_cast<uint32_t>(slot / per_handle_);
-  if (number < mapped_end_.load(std::memory_order_acquire)) return absl::OkStatus();
-  {
-    MutexLock lock(&mapping_);
-    if (handles_.contains(number)) return absl::OkStatus();
-  }
-  if (session == nullptr) return absl::UnavailableError("the device pool is not joined");
-  CRUMB_ASSIGN_OR_RETURN(std::vector<PoolHandle> handles, session->Handles(number));
-  CRUMB_RETURN_IF_ERROR(MapAll(std::move(handles)));
-  MutexLock lock(&mapping_);
-  if (handles_.contains(number)) return absl::OkStatus();
-  return absl::NotFoundError("the pool has no handle " + std::to_string(number));
-}
-
-absl::StatusOr<std::unique_ptr<DeviceHandle>> RunningPool::AllocateHandle() {
-  auto handle = memory_.Allocate(options_.handle_bytes);
-  if (!absl::IsResourceExhausted(handle.status())) return handle;
-  // Pools that nobody uses any more may have the memory.
-  const auto freed = link_.Reclaim(memory_.uuid(), options_.handle_bytes);
-  if (!freed.ok() || *freed == 0) return handle;
-  return memory_.Allocate(options_.handle_bytes);
-}
-
-// Fills the pool up to its size, as far as there is memory.
-void RunningPool::Grow(PoolSession& session) {
-  while (!device_full_) {
-    {
-      MutexLock lock(&mapping_);
-      if ((handles_.size() + 1) * options_.handle_bytes > options_.bytes_max) return;
-    }
-    auto handle = AllocateHandle();
-    if (!handle.ok()) {
-      LogWarning("a device pool stays smaller than wanted: {}", handle.status().ToString());
-      device_full_ = true;
-      return;
-    }
-    const auto fd = (*handle)->Export();
-    const auto number = fd.ok() ? session.Offer(fd->get(), options_.bytes_max)
-                                : absl::StatusOr<uint32_t>(fd.status());
-    if (!number.ok()) {
-      const bool others_did = absl::IsResourceExhausted(number.status());
-      if (!others_did && !absl::IsUnavailable(number.status())) {
-        LogWarning("crumbd did not take device memory: {}", number.status().ToString());
-      }
-      return;
-    }
-    MutexLock lock(&mapping_);
-    const absl::Status mapped = Map(*number, *std::move(handle));
-    if (!mapped.ok()) {
-      LogWarning("device memory cannot be mapped: {}", mapped.ToString());
-      device_full_ = true;
-      return;
-    }
-  }
-}
-
 absl::StatusOr<std::vector<uint64_t>> RunningPool::ReserveMore(PoolSession& session, int count,
                                                                Duration timeout) {
   std::vector<uint64_t> slots;
@@ -624,7 +472,7 @@ absl::StatusOr<std::vector<uint64_t>> RunningPool::ReserveMore(PoolSession& sess
   }
   std::vector<uint64_t> unreachable;
   for (const uint64_t slot : slots) {
-    if (!Reach(&session, slot).ok()) unreachable.push_back(slot);
+    if (!range_->Reach(&session, slot).ok()) unreachable.push_back(slot);
   }
   session.ReleaseLater(unreachable);
   std::erase_if(slots, [&](uint64_t slot) {
@@ -643,7 +491,7 @@ bool RunningPool::Refill() {
     if (session == nullptr) return false;
     if (missing <= 0 || missing * 2 < options_.blank_slots) return true;
   }
-  Grow(*session);
+  if (!device_full_) device_full_ = !range_->Grow(*session);
   const auto slots = ReserveMore(*session, missing, options_.call_timeout);
   if (!slots.ok()) return false;
   MutexLock lock(&mutex_);
@@ -669,8 +517,9 @@ void RunningPool::CopyDown() {
     std::vector<uint64_t> slots;
     for (const Demotion& one : batch) {
       slots.push_back(one.slot);
-      const absl::Status copied =
-          Reach(session.get(), one.slot).ok() ? CopyOne(one) : absl::NotFoundError("no such slot");
+      const absl::Status copied = range_->Reach(session.get(), one.slot).ok()
+                                      ? CopyOne(one)
+                                      : absl::NotFoundError("no such slot");
       if (!copied.ok()) ++failed;
     }
     session->Demoted(slots).IgnoreError();  // else the session is lost, and crumbd knows
@@ -726,7 +575,11 @@ absl::StatusOr<std::unique_ptr<DevicePool>> DevicePool::Open(const DevicePoolOpt
   if (client.pools() == nullptr) {
     return absl::FailedPreconditionError("device pools need a crumbd on this host");
   }
-  CRUMB_ASSIGN_OR_RETURN(auto range, memory.Reserve(options.range_bytes));
+  CRUMB_ASSIGN_OR_RETURN(auto range, PoolRange::Open({.slot_bytes = options.slot_bytes,
+                                                      .handle_bytes = options.handle_bytes,
+                                                      .bytes_max = options.bytes_max,
+                                                      .range_bytes = options.range_bytes},
+                                                     memory, *client.pools()));
   auto pool = std::make_unique<RunningPool>(options, memory, client, std::move(range));
   pool->Start();
   return pool;
