@@ -173,10 +173,9 @@ absl::Status Session::RunShm(client::Client& client, const FragmentSet& fragment
                  Whole([&](size_t index) { return shm.GetCopy(index % resident, 1); }));
 }
 
-// Only the others' time counts: this process sleeps.
 absl::Status Session::RunIdle() {
   fmt::print(stderr, "store: idle for {} s\n", options_.idle_seconds);
-  const double own_before = CpuSeconds({}), before = CpuSeconds(pids_);
+  const double before = CpuSecondsOf(pids_);
   const TimePoint begin = Clock::Real().Now();
   const auto length =
       std::chrono::duration_cast<Duration>(std::chrono::duration<double>(options_.idle_seconds));
@@ -187,8 +186,7 @@ absl::Status Session::RunIdle() {
   row.plane = "none";
   row.operation = "idle";
   row.timed.seconds = std::chrono::duration<double>(Clock::Real().Now() - begin).count();
-  row.core_percent =
-      100 * ((CpuSeconds(pids_) - before) - (CpuSeconds({}) - own_before)) / row.timed.seconds;
+  row.core_percent = 100 * (CpuSecondsOf(pids_) - before) / row.timed.seconds;
   result_.rows.push_back(std::move(row));
   return absl::OkStatus();
 }

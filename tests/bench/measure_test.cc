@@ -1,17 +1,23 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // What workloads measure with: latencies, timed calls, CPU seconds, raw limits.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <fstream>
 #include <numeric>
+#include <thread>
 
 #include "bench/cpu_seconds.h"
 #include "bench/latencies.h"
 #include "bench/raw_limits.h"
 #include "bench/timed_calls.h"
 #include "bench/touch.h"
+#include "common/unique_fd.h"
 #include "tests/common/temporary_folder.h"
 
 namespace crumb::bench {
@@ -71,8 +77,42 @@ TEST(CpuSecondsTest, GrowsWithWorkAndCountsOtherProcesses) {
   }
   const int self[] = {::getpid()};
   EXPECT_GT(CpuSeconds(self), CpuSeconds({}));
-  const int nobody[] = {0x3fffffff};
-  EXPECT_NEAR(CpuSeconds(nobody), CpuSeconds({}), 0.05);
+  const int nobody[] = {1 << 27};  // more than the kernel gives
+  EXPECT_EQ(CpuSecondsOf(nobody), 0);
+}
+
+// Works for 3 ms of its CPU time in a thread that ends, tells `out` its CPU time and sleeps.
+[[noreturn]] void WorkAndSleep(int out) {
+  std::thread([] {
+    while (CpuSeconds({}) < 3e-3) {
+    }
+  }).join();
+  const double told = CpuSeconds({});
+  if (::write(out, &told, sizeof(told)) != sizeof(told)) ::_exit(1);
+  while (true) ::pause();
+}
+
+// What is read of another process lies between what it had read of itself and what the kernel
+// charged it in the end: closer than the 10 ms that /proc counts by.
+TEST(CpuSecondsTest, OtherProcessesAreCountedFinerThanTicks) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const UniqueFd from(ends[0]), to(ends[1]);
+  const int child[] = {::fork()};
+  ASSERT_GE(child[0], 0);
+  if (child[0] == 0) WorkAndSleep(to.get());
+  double told = 0;
+  EXPECT_EQ(::read(from.get(), &told, sizeof(told)), static_cast<ssize_t>(sizeof(told)));
+  const double read = CpuSecondsOf(child);
+  EXPECT_EQ(::kill(child[0], SIGKILL), 0);
+  rusage usage{};
+  int status = 0;
+  ASSERT_EQ(::wait4(child[0], &status, 0, &usage), child[0]);
+  const auto seconds = [](const timeval& time) { return time.tv_sec + time.tv_usec * 1e-6; };
+  EXPECT_GE(told, 3e-3);
+  EXPECT_GE(read, told);
+  EXPECT_LE(read, seconds(usage.ru_utime) + seconds(usage.ru_stime) + 1e-5);
+  EXPECT_EQ(CpuSecondsOf(child), 0);  // gone
 }
 
 TEST(TouchTest, SumsEveryByte) {
