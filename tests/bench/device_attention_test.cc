@@ -45,7 +45,8 @@ class DeviceAttentionTest : public testing::TestWithParam<Case> {
 TEST_P(DeviceAttentionTest, AgreesWithTheCpu) {
   const Case& c = GetParam();
   const auto backend = OpenDeviceAttention();
-  if (absl::IsFailedPrecondition(backend.status())) GTEST_SKIP() << backend.status();
+  if (absl::IsFailedPrecondition(backend.status()))
+    GTEST_SKIP() << "needs a CUDA device: " << backend.status();
   ASSERT_TRUE(backend.ok()) << backend.status();
   kernels::AttentionParams params;
   params.shape = {.tokens = kTokens, .head_dim = kDim, .group_size = kDim};

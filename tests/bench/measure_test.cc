@@ -146,7 +146,7 @@ TEST(RawLimitsTest, DirectReadsNeedAWholePiece) {
   std::ofstream(folder.File("pages")) << std::string(100'000, 'x');
   const auto rate = DirectReadGbPerS(options);
   if (rate.status().code() == absl::StatusCode::kInvalidArgument) {
-    GTEST_SKIP() << "the temporary folder's file system has no direct I/O";
+    GTEST_SKIP() << "needs direct I/O in the temporary folder; set TMPDIR to one on a disk";
   }
   ASSERT_TRUE(rate.ok()) << rate.status();
   EXPECT_GT(*rate, 0);

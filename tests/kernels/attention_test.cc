@@ -18,7 +18,7 @@ namespace {
 class AttentionTest : public testing::TestWithParam<CpuIsa> {
  protected:
   void SetUp() override {
-    if (!SelectCpuIsa(GetParam())) GTEST_SKIP() << "not on this machine";
+    if (!SelectCpuIsa(GetParam())) GTEST_SKIP() << "needs a CPU with " << CpuIsaName(GetParam());
   }
 
   void Check(const AttentionSizes& sizes) {

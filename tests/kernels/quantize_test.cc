@@ -93,7 +93,7 @@ void ExpectRowMatchesReference(const Window& window, const std::vector<uint8_t>&
 class QuantizeTest : public testing::TestWithParam<CpuIsa> {
  protected:
   void SetUp() override {
-    if (!SelectCpuIsa(GetParam())) GTEST_SKIP() << "not on this machine";
+    if (!SelectCpuIsa(GetParam())) GTEST_SKIP() << "needs a CPU with " << CpuIsaName(GetParam());
   }
 
  private:

@@ -22,7 +22,8 @@ using kernels::CpuIsa;
 class MatmulTest : public testing::TestWithParam<CpuIsa> {
  protected:
   void SetUp() override {
-    if (!kernels::SelectCpuIsa(GetParam())) GTEST_SKIP() << "not on this machine";
+    if (!kernels::SelectCpuIsa(GetParam()))
+      GTEST_SKIP() << "needs a CPU with " << kernels::CpuIsaName(GetParam());
     seed_ = std::random_device{}();
     random_.seed(seed_);
   }

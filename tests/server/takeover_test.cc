@@ -122,7 +122,7 @@ TEST_F(TakeoverTest, RefusesWhoeverMayNotAndGoesOn) {
 }
 
 TEST_F(TakeoverTest, AnotherUserIsRefused) {
-  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
   ASSERT_NO_FATAL_FAILURE(Listen());
   // Even where the folders would let it in.
   ASSERT_EQ(::chmod(folder_.path().c_str(), 0777), 0);

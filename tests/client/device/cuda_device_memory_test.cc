@@ -29,7 +29,8 @@ class CudaDeviceMemoryTest : public testing::Test {
  protected:
   void SetUp() override {
     const auto memory = DeviceMemory::OpenCuda(0);
-    if (absl::IsUnavailable(memory.status())) GTEST_SKIP() << memory.status();
+    if (absl::IsUnavailable(memory.status()))
+      GTEST_SKIP() << "needs a CUDA device: " << memory.status();
   }
 };
 

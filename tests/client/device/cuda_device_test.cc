@@ -98,7 +98,8 @@ class CudaDeviceTest : public testing::Test {
  protected:
   void SetUp() override {
     auto device = OpenCudaDevice(0);
-    if (absl::IsUnavailable(device.status())) GTEST_SKIP() << device.status();
+    if (absl::IsUnavailable(device.status()))
+      GTEST_SKIP() << "needs a CUDA device: " << device.status();
     ASSERT_TRUE(device.ok()) << device.status();
     device_ = *std::move(device);
   }

@@ -26,7 +26,8 @@ class DeviceMemoryContract : public testing::TestWithParam<DeviceUnderTest> {
  protected:
   void SetUp() override {
     auto opened = GetParam().open();
-    if (absl::IsUnavailable(opened.status())) GTEST_SKIP() << opened.status();
+    if (absl::IsUnavailable(opened.status()))
+      GTEST_SKIP() << "needs a CUDA device: " << opened.status();
     ASSERT_TRUE(opened.ok()) << opened.status().ToString();
     memory_ = *std::move(opened);
     handle_bytes_ = memory_->granularity();

@@ -52,7 +52,7 @@ double RelativeError(const std::vector<float>& got, const std::vector<float>& ex
 class DevicePoolsTest : public testing::Test {
  protected:
   void SetUp() override {
-    if (Platform().open(0) == nullptr) GTEST_SKIP() << "there is no device";
+    if (Platform().open(0) == nullptr) GTEST_SKIP() << "needs a CUDA device";
     ASSERT_TRUE(crumbd_.Start());
     watcher_ = OpenClient();
   }
@@ -317,7 +317,7 @@ TEST_F(DevicePoolsTest, PoolsOutliveATakeover) {
 }
 
 TEST_F(DevicePoolsTest, PeersAreCopiedFromAndVerified) {
-  if (Platform().open(1) == nullptr) GTEST_SKIP() << "one device only: peers were not tested";
+  if (Platform().open(1) == nullptr) GTEST_SKIP() << "needs two CUDA devices";
   PoolPlayer writer(Options());
   ASSERT_EQ(writer.Do("joined"), "ok");
   PlayCold(writer, 7, 5);

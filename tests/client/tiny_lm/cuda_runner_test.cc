@@ -67,7 +67,7 @@ class CudaRunnerTest : public testing::Test {
  protected:
   void SetUp() override {
     if (const auto device = client::OpenCudaDevice(0); absl::IsUnavailable(device.status())) {
-      GTEST_SKIP() << device.status();
+      GTEST_SKIP() << "needs a CUDA device: " << device.status();
     }
     tokenizer_ = models::Tokenizer::Load(models::kTinyLm).value();
     engine_ = models::Engine::Load(models::kTinyLm, {}).value();

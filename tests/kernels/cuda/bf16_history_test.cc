@@ -357,7 +357,7 @@ TEST(Bf16History, DecodeByClusters) {
   CRUMB_NEEDS_DEVICE();
   int major = 0;
   ASSERT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-  if (major < 9) GTEST_SKIP() << "no clusters on this device";
+  if (major < 9) GTEST_SKIP() << "needs compute capability 9.0, for clusters";
   for (const int group : {1, 4, 7, 12, 16}) {
     for (int mask = 0; mask < 4; ++mask) {
       HistoryOptions options;

@@ -98,7 +98,7 @@ class DecodeForms : public testing::TestWithParam<DecodeForm> {
  protected:
   void SetUp() override {
     CRUMB_NEEDS_DEVICE();
-    if (!Serves(GetParam(), {}, 1)) GTEST_SKIP() << "no clusters on this device";
+    if (!Serves(GetParam(), {}, 1)) GTEST_SKIP() << "needs compute capability 9.0, for clusters";
   }
   // The form, or the other where it does not serve so many heads.
   static DecodeForm FormFor(const DecodeOptions& options) {
@@ -323,7 +323,8 @@ TEST_P(DecodeForms, InvariantSplitsIgnoreTheRestOfTheBatch) {
 // A cluster, or several, for each of few pairs, of 2 to 16 blocks; up to 8 clusters a pair.
 TEST(DecodeAttention, ClustersOfEverySize) {
   CRUMB_NEEDS_DEVICE();
-  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  if (!Serves(DecodeForm::kClusters, {}, 1))
+    GTEST_SKIP() << "needs compute capability 9.0, for clusters";
   for (const int kv_heads : {1, 3, 8, 17, 70}) {
     for (const int group : {4, 8, 12, 16}) {
       DecodeOptions options;
@@ -346,7 +347,8 @@ TEST(DecodeAttention, ClustersOfEverySize) {
 // More pages than a warp's lanes hold addresses of.
 TEST(DecodeAttention, VeryLongSequenceOfOneCluster) {
   CRUMB_NEEDS_DEVICE();
-  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  if (!Serves(DecodeForm::kClusters, {}, 1))
+    GTEST_SKIP() << "needs compute capability 9.0, for clusters";
   DecodeOptions options;
   options.form = DecodeForm::kClusters;
   options.kv_heads = 33;
@@ -359,7 +361,8 @@ TEST(DecodeAttention, VeryLongSequenceOfOneCluster) {
 
 TEST(DecodeAttention, ChoosesClustersForFewSequences) {
   CRUMB_NEEDS_DEVICE();
-  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  if (!Serves(DecodeForm::kClusters, {}, 1))
+    GTEST_SKIP() << "needs compute capability 9.0, for clusters";
   // What is chosen shows in the workspace: with clusters it holds no queries.
   const auto workspace = [](int batch, bool invariant, DecodeForm form) {
     DecodeShape shape;

@@ -19,7 +19,7 @@ inline bool HaveDevice() {
 
 // Ends the test with a word where there is no GPU.
 #define CRUMB_NEEDS_DEVICE() \
-  if (!HaveDevice()) GTEST_SKIP() << "no CUDA device on this machine"
+  if (!HaveDevice()) GTEST_SKIP() << "needs a CUDA device"
 
 #define ASSERT_CUDA(expression)                                   \
   do {                                                            \

@@ -399,7 +399,7 @@ class SsdTierOnSmallDiskTest : public SsdTierTest {
   void Mount(const std::string& options) {
     fs::create_directories(options_.path);
     if (::mount("none", options_.path.c_str(), "tmpfs", 0, options.c_str()) != 0) {
-      GTEST_SKIP() << "mounting is not allowed here";
+      GTEST_SKIP() << "needs the right to mount, as root has it";
     }
     mounted_ = true;
   }
