@@ -9,6 +9,7 @@
 
 #include "common/crc32c.h"
 #include "crumbd_test.h"
+#include "tests/common/eventually.h"
 
 namespace crumb::client {
 namespace {

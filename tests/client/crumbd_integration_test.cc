@@ -11,7 +11,6 @@
 #include <chrono>
 #include <iostream>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/hex.h"
@@ -20,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "rank_run.h"
 #include "sequence_model.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 
@@ -170,15 +170,6 @@ class RoleProcess {
   pid_t pid_ = -1;
   int output_ = -1;
 };
-
-bool Eventually(const std::function<bool()>& condition) {
-  const TimePoint deadline = Clock::Real().Now() + seconds(20);
-  while (!condition()) {
-    if (Clock::Real().Now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return true;
-}
 
 class CrumbdIntegrationTest : public testing::Test {
  protected:

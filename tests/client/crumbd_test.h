@@ -2,10 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "crumb/client.h"
 #include "crumb/worker.h"
@@ -49,16 +47,6 @@ class CrumbdTest : public testing::Test {
     model.Pass(*sequence, prompt);
     EXPECT_TRUE(sequence->Finish().ok());
     EXPECT_TRUE(worker.WaitPublished(std::chrono::seconds(20)).ok());
-  }
-
-  // Waits for what other threads bring about. False: it did not happen within 20 s.
-  static bool Eventually(const std::function<bool()>& condition) {
-    const TimePoint deadline = Clock::Real().Now() + std::chrono::seconds(20);
-    while (!condition()) {
-      if (Clock::Real().Now() > deadline) return false;
-      std::this_thread::yield();
-    }
-    return true;
   }
 
   const TemporaryFolder folder_;

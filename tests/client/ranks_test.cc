@@ -9,6 +9,7 @@
 #include "crumbd_test.h"
 #include "gmock/gmock.h"
 #include "rank_run.h"
+#include "tests/common/eventually.h"
 
 namespace crumb::client {
 namespace {

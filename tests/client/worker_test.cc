@@ -13,6 +13,7 @@
 #include "crumbd_test.h"
 #include "gmock/gmock.h"
 #include "kernels/bf16.h"
+#include "tests/common/eventually.h"
 
 namespace crumb::client {
 namespace {

@@ -7,15 +7,19 @@
 
 namespace crumb {
 
-// Waits until `condition` holds. False: it did not, `within` that time; long enough for a loaded
-// machine, so that only what never comes takes it.
+// Waits until `condition` holds, busily at first. False: it did not, `within` that time; long
+// enough for a loaded machine, so that only what never comes takes it.
 template <typename Condition>
 bool Eventually(const Condition& condition,
-                std::chrono::steady_clock::duration within = std::chrono::seconds(60)) {
+                std::chrono::steady_clock::duration within = std::chrono::seconds(90)) {
   const auto deadline = std::chrono::steady_clock::now() + within;
-  while (!condition()) {
+  for (int polls = 0; !condition(); ++polls) {
     if (std::chrono::steady_clock::now() > deadline) return condition();
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    if (polls < 1000) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
   return true;
 }

@@ -9,10 +9,10 @@
 #include <filesystem>
 #include <functional>
 #include <string>
-#include <thread>
 
 #include "client/device/device_memory.h"
 #include "client/device/pool_link.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
@@ -27,15 +27,6 @@ constexpr const char* kDeduplicated = "2";
 // Slots of 16 tiles in a handle of 2 MiB.
 constexpr uint64_t kSlotBytes = 16 * 4608;
 constexpr int kSlotsPerHandle = (2 << 20) / static_cast<int>(kSlotBytes);
-
-bool Eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return true;
-}
 
 class DevicePoolsTest : public testing::Test {
  protected:

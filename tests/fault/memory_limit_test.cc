@@ -8,14 +8,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <functional>
 #include <iostream>
-#include <thread>
 #include <vector>
 
 #include "crumb/client.h"
 #include "crumb/worker.h"
 #include "tests/client/sequence_model.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/memory_group.h"
@@ -55,15 +54,6 @@ std::vector<float> Decode(const SequenceModel& model, Sequence& sequence, int st
     outputs.insert(outputs.end(), out.begin(), out.end());
   }
   return outputs;
-}
-
-bool Eventually(Duration within, const std::function<bool()>& condition) {
-  const TimePoint deadline = Clock::Real().Now() + within;
-  while (!condition()) {
-    if (Clock::Real().Now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-  return true;
 }
 
 uint64_t HostCapacity(client::Client& client) {
@@ -117,7 +107,7 @@ TEST(MemoryLimitTest, AKilledCrumbdIsReplacedWithinTheSameLimit) {
 
   sequence.reset();
   const TimePoint released = Clock::Real().Now();
-  EXPECT_TRUE(Eventually(kCapacityBack, [&] { return HostCapacity(*client) == kHostBytes; }))
+  EXPECT_TRUE(Eventually([&] { return HostCapacity(*client) == kHostBytes; }, kCapacityBack))
       << HostCapacity(*client) << " of " << kHostBytes;
   std::cout << "full capacity after "
             << std::chrono::duration<double>(Clock::Real().Now() - released).count() << " s\n";

@@ -10,14 +10,13 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iostream>
 #include <iterator>
 #include <string>
-#include <thread>
 
 #include "common/fd_channel.h"
 #include "crumb/v1/session.pb.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
@@ -53,15 +52,6 @@ Held HeldBy(pid_t pid) {
     if (line.starts_with("RssAnon:")) held.resident_bytes = std::stoull(line.substr(8)) * 1024;
   }
   return held;
-}
-
-bool Eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return true;
 }
 
 // One session in one of the ways in which processes come and go.

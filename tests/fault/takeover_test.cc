@@ -16,6 +16,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
@@ -26,21 +27,11 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
-using std::chrono::steady_clock;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr StoreSizes kSizes = {
     .host_bytes = 64 * kMiB, .slab_bytes = 8 * kMiB, .ssd_bytes = 256 * kMiB};
 constexpr uint64_t kPages = 640;  // three quarters of it
-
-bool Eventually(const std::function<bool()>& condition) {
-  const auto deadline = steady_clock::now() + seconds(60);
-  while (!condition()) {
-    if (steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  return true;
-}
 
 // The exit code of a process that ends by itself; -1: a signal ended it, -2: it does not end.
 int WaitEnd(pid_t pid) {

@@ -15,12 +15,11 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <iostream>
-#include <thread>
 #include <unordered_set>
 
 #include "gtest/gtest.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
@@ -31,7 +30,6 @@ extern char** environ;
 namespace crumb::fault {
 namespace {
 
-using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr uint64_t kSlabBytes = uint64_t{1} << 20;
@@ -40,7 +38,6 @@ constexpr uint64_t kFirstOfFirst = 1;  // page 0 has words that are 0
 constexpr int kPagesOfFirst = 220;     // twice what host memory holds
 constexpr uint64_t kFirstOfSecond = 1'000'000;
 constexpr int kPagesOfSecond = 20;
-constexpr int kWaitSeconds = 90;
 
 std::unique_ptr<client::Client> ConnectAs(const std::string& tenant, const std::string& dir) {
   client::ClientOptions options;
@@ -49,14 +46,6 @@ std::unique_ptr<client::Client> ConnectAs(const std::string& tenant, const std::
   options.token = TokenOf(tenant);
   options.staging_bytes = 4 << 20;
   return client::Client::Open(options).value();
-}
-
-bool WaitFor(const std::function<bool()>& condition) {
-  for (int i = 0; i < kWaitSeconds * 100; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  return false;
 }
 
 // The first word of each 128 bytes of the pages [first, first + count): nobody else's memory holds
@@ -120,7 +109,7 @@ int RunFirst(const std::string& dir) {
             << " words of its own\n";
   if (before <= 0 || own.bytes != kHostBytes || own.words == 0) return 2;
   std::ofstream(dir + "/filled").flush();
-  if (!WaitFor([&] { return std::filesystem::exists(dir + "/done"); })) return 3;
+  if (!Eventually([&] { return std::filesystem::exists(dir + "/done"); })) return 3;
   const Scan others = ScanSlabs(WordsOf(pages, kFirstOfSecond, kPagesOfSecond));
   std::cerr << "first, later: maps " << others.bytes << " bytes, " << others.words
             << " words of the second\n";
@@ -132,7 +121,7 @@ int RunSecond(const std::string& dir) {
   const auto client = ConnectAs("second", dir);
   const KnownPages pages = KnownPages::Open(*client).value();
   int read = 0;
-  const bool got_room = WaitFor([&] {
+  const bool got_room = Eventually([&] {
     read = PublishAndRead(pages, *client, kFirstOfSecond, kPagesOfSecond);
     return read < 0 || read == kPagesOfSecond;
   });
@@ -182,7 +171,7 @@ TEST(TenantMemoryTest, MemoryMovesBetweenLivingProcessesAndShowsNothing) {
                         .more = TenantsWithOwnSlabs(folder.path(), {"first", "second"})});
   ASSERT_TRUE(crumbd.Start());
   Child first("first", folder.path());
-  ASSERT_TRUE(WaitFor(
+  ASSERT_TRUE(Eventually(
       [&] { return !first.lives() || std::filesystem::exists(folder.path() + "/filled"); }));
   ASSERT_TRUE(first.lives()) << "ended with " << first.Wait();
   EXPECT_EQ(Child("second", folder.path()).Wait(), 0);

@@ -10,30 +10,23 @@
 #include "gtest/gtest.h"
 #include "kernels/reference/reference.h"
 #include "tests/kernels/attention_case.h"
+#include "tests/kernels/each_isa.h"
 #include "tests/kernels/shapes.h"
 
 namespace crumb::kernels {
 namespace {
 
-class AttentionTest : public testing::TestWithParam<CpuIsa> {
+class AttentionTest : public EachIsa {
  protected:
-  void SetUp() override {
-    if (!SelectCpuIsa(GetParam())) GTEST_SKIP() << "needs a CPU with " << CpuIsaName(GetParam());
-  }
-
   void Check(const AttentionSizes& sizes) {
     AttentionCase attention(sizes, &random_);
     attention.ExpectMatchesReference();
   }
 
   RandomData random_;
-
- private:
-  IsaScope scope_;
 };
 
-INSTANTIATE_TEST_SUITE_P(Isas, AttentionTest, testing::ValuesIn(kAllIsas),
-                         [](const auto& isa) { return std::string(CpuIsaName(isa.param)); });
+INSTANTIATE_TEST_SUITE_P(Isas, AttentionTest, testing::ValuesIn(kAllIsas), IsaNameOf);
 
 TEST_P(AttentionTest, EveryShapeInt2) {
   for (const TileShape& shape : AllShapes()) {

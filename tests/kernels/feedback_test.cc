@@ -9,6 +9,7 @@
 #include "kernels/fp16.h"
 #include "kernels/quantize.h"
 #include "kernels/reference/reference.h"
+#include "tests/kernels/each_isa.h"
 #include "tests/kernels/random_data.h"
 #include "tests/kernels/shapes.h"
 
@@ -90,18 +91,9 @@ void ExpectRowMatchesReference(const Window& window, const std::vector<uint8_t>&
   }
 }
 
-class FeedbackTest : public testing::TestWithParam<CpuIsa> {
- protected:
-  void SetUp() override {
-    if (!SelectCpuIsa(GetParam())) GTEST_SKIP() << "needs a CPU with " << CpuIsaName(GetParam());
-  }
+using FeedbackTest = EachIsa;
 
- private:
-  IsaScope scope_;
-};
-
-INSTANTIATE_TEST_SUITE_P(Isas, FeedbackTest, testing::ValuesIn(kAllIsas),
-                         [](const auto& isa) { return std::string(CpuIsaName(isa.param)); });
+INSTANTIATE_TEST_SUITE_P(Isas, FeedbackTest, testing::ValuesIn(kAllIsas), IsaNameOf);
 
 TEST_P(FeedbackTest, MatchesTheDoublePrecisionReference) {
   RandomData random;

@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "kernels/fp16.h"
 #include "kernels/reference/reference.h"
+#include "tests/kernels/each_isa.h"
 #include "tests/kernels/random_data.h"
 #include "tests/kernels/shapes.h"
 
@@ -90,18 +91,9 @@ void ExpectRowMatchesReference(const Window& window, const std::vector<uint8_t>&
   }
 }
 
-class QuantizeTest : public testing::TestWithParam<CpuIsa> {
- protected:
-  void SetUp() override {
-    if (!SelectCpuIsa(GetParam())) GTEST_SKIP() << "needs a CPU with " << CpuIsaName(GetParam());
-  }
+using QuantizeTest = EachIsa;
 
- private:
-  IsaScope scope_;
-};
-
-INSTANTIATE_TEST_SUITE_P(Isas, QuantizeTest, testing::ValuesIn(kAllIsas),
-                         [](const auto& isa) { return std::string(CpuIsaName(isa.param)); });
+INSTANTIATE_TEST_SUITE_P(Isas, QuantizeTest, testing::ValuesIn(kAllIsas), IsaNameOf);
 
 TEST_P(QuantizeTest, MatchesTheDoublePrecisionReference) {
   RandomData random;

@@ -12,11 +12,11 @@
 
 #include <filesystem>
 #include <random>
-#include <thread>
 
 #include "common/fd_channel.h"
 #include "crumb/v1/session.pb.h"
 #include "gmock/gmock.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/server/call_fixture.h"
 
@@ -35,16 +35,6 @@ v1::SessionHello Hello(uint64_t staging_bytes = 64 << 10) {
   hello.set_process_name("test");
   hello.set_staging_bytes(staging_bytes);
   return hello;
-}
-
-// Waits until `condition` holds, at most ten seconds.
-template <typename Condition>
-bool Eventually(const Condition& condition) {
-  for (int i = 0; i < 10'000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
 }
 
 size_t OpenDescriptors() {

@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/transport/fetch_calls.h"
 
-#include <thread>
-
 namespace crumb::transport {
 namespace {
 
@@ -83,15 +81,6 @@ std::vector<PageStatus> StatusesOf(const FetchAnswer& answer) {
   std::vector<PageStatus> statuses;
   for (const PageAnswer& page : answer.pages) statuses.push_back(page.status);
   return statuses;
-}
-
-bool Eventually(const std::function<bool()>& holds) {
-  const TimePoint end = Clock::Real().Now() + kPatience;
-  while (!holds()) {
-    if (Clock::Real().Now() >= end) return false;
-    std::this_thread::yield();
-  }
-  return true;
 }
 
 }  // namespace crumb::transport

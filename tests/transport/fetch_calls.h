@@ -3,7 +3,6 @@
 #pragma once
 
 #include <condition_variable>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -62,7 +61,4 @@ class PendingFetch {
 };
 
 std::vector<PageStatus> StatusesOf(const FetchAnswer& answer);
-// Looks again and again, for half a minute at most.
-bool Eventually(const std::function<bool()>& holds);
-
 }  // namespace crumb::transport

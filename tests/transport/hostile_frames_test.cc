@@ -7,6 +7,7 @@
 #include <random>
 
 #include "common/crc32c.h"
+#include "tests/common/eventually.h"
 #include "tests/transport/fetch_calls.h"
 #include "tests/transport/sample_source.h"
 #include "transport/frame.h"

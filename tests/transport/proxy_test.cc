@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/common/eventually.h"
 #include "tests/transport/fetch_calls.h"
 #include "tests/transport/sample_source.h"
 #include "tests/transport/tcp_proxy.h"

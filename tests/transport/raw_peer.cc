@@ -3,6 +3,7 @@
 #include "tests/transport/raw_peer.h"
 
 #include "common/crc32c.h"
+#include "tests/common/eventually.h"
 #include "tests/transport/fetch_calls.h"
 
 namespace crumb::transport {

@@ -8,6 +8,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/common/eventually.h"
 #include "tests/transport/fetch_calls.h"
 #include "tests/transport/sample_source.h"
 #include "transport/loopback_transport.h"

@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/common/eventually.h"
 #include "tests/transport/fetch_calls.h"
 #include "tests/transport/peer_process.h"
 #include "tests/transport/raw_peer.h"

@@ -3,7 +3,6 @@
 // The device back end on a GPU against the CPU back end. Needs one; tests/gpu.sh runs it.
 #include <cuda_runtime_api.h>
 
-#include <cmath>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -40,17 +39,6 @@ DeviceWorkerOptions SmallDevice() {
   options.prompts = 4;
   options.load_pages = 64;
   return options;
-}
-
-// ||got - expected|| / ||expected||
-double RelativeError(const std::vector<float>& got, const std::vector<float>& expected) {
-  if (got.size() != expected.size()) return INFINITY;
-  double error = 0.0, norm = 0.0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    error += std::pow(double{got[i]} - expected[i], 2);
-    norm += std::pow(double{expected[i]}, 2);
-  }
-  return std::sqrt(error / norm);
 }
 
 // The same keys; of the tiles' bytes few differ, where the GPU rounds another way.

@@ -12,6 +12,7 @@
 #include "crumb/worker.h"
 #include "gtest/gtest.h"
 #include "tests/client/device/device_run.h"
+#include "tests/client/device/worker_pair.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
 #include "tests/common/temporary_folder.h"
@@ -20,28 +21,18 @@
 namespace crumb::client {
 namespace {
 
-constexpr Duration kPatience = std::chrono::seconds(60);
 constexpr int kPrompt = 1100;
 constexpr int kHit = 832;
 
-WorkerOptions Options() {
-  WorkerOptions options = SmallWorkerOptions();
-  options.draft_slots = 7;
-  options.watch_every = 0;
-  return options;
-}
-
-DeviceWorkerOptions SmallDevice() {
-  DeviceWorkerOptions options;
-  options.pages = 128;
-  options.sequences = 8;
-  options.load_pages = 64;
-  options.pin_piece_bytes = 1 << 20;  // many pieces, so that pages cross their ends
+// Of many pieces, so that pages cross their ends.
+DeviceWorkerOptions InPieces() {
+  DeviceWorkerOptions options = SmallDevice();
+  options.pin_piece_bytes = 1 << 20;
   return options;
 }
 
 DeviceWorkerOptions Pooled() {
-  DeviceWorkerOptions options = SmallDevice();
+  DeviceWorkerOptions options = InPieces();
   options.pool_bytes = options.pool_sink_bytes = 8 << 20;
   options.pool_handle_bytes = 2 << 20;
   options.pool_blank_pages = 32;
@@ -108,13 +99,13 @@ double Worst(const std::vector<float>& a, const std::vector<float>& b) {
 
 class DeviceCrumbdTest : public testing::TestWithParam<uint32_t> {
  protected:
-  DeviceCrumbdTest() : model_(Options(), RandomTokens(kPrompt + 100, 42)), device_(GetParam()) {
+  DeviceCrumbdTest() : model_(PairOptions(), RandomTokens(kPrompt + 100, 42)), device_(GetParam()) {
     EXPECT_TRUE(crumbd_.Start());
     client_ = OpenClient(folder_.path());
     EXPECT_TRUE(client_->WaitConnected(std::chrono::seconds(20)));
   }
   std::unique_ptr<DeviceWorker> OpenDevice() {
-    auto worker = DeviceWorker::Open(Options(), SmallDevice(), client_.get(), device_);
+    auto worker = DeviceWorker::Open(PairOptions(), InPieces(), client_.get(), device_);
     EXPECT_TRUE(worker.ok()) << worker.status();
     return std::move(worker).value();
   }
@@ -131,7 +122,7 @@ TEST_P(DeviceCrumbdTest, PagesGoFromCpuToDeviceAndBack) {
   {
     auto cpu_client = OpenClient(folder_.path());
     ASSERT_TRUE(cpu_client->WaitConnected(std::chrono::seconds(20)));
-    const auto cpu = Worker::Open(Options(), cpu_client.get()).value();
+    const auto cpu = Worker::Open(PairOptions(), cpu_client.get()).value();
     const auto cold = cpu->Begin(model_.prompt(kPrompt)).value();
     PlayOnCpu(model_, *cold);
     ASSERT_TRUE(cold->Finish().ok());
@@ -140,7 +131,7 @@ TEST_P(DeviceCrumbdTest, PagesGoFromCpuToDeviceAndBack) {
     ASSERT_EQ(warm->cached_tokens(), kHit);
     expected = PlayOnCpu(model_, *warm);
   }
-  const SequenceModel other(Options(), RandomTokens(kPrompt + 100, 43));
+  const SequenceModel other(PairOptions(), RandomTokens(kPrompt + 100, 43));
   {
     const auto worker = OpenDevice();
     DeviceRun prompts(device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
@@ -161,7 +152,7 @@ TEST_P(DeviceCrumbdTest, PagesGoFromCpuToDeviceAndBack) {
   EXPECT_EQ(device_.pinned_ranges(), 0u);
   auto cpu_client = OpenClient(folder_.path());
   ASSERT_TRUE(cpu_client->WaitConnected(std::chrono::seconds(20)));
-  WorkerOptions checked = Options();
+  WorkerOptions checked = PairOptions();
   checked.verify_every = 1;
   const auto cpu = Worker::Open(checked, cpu_client.get()).value();
   EXPECT_EQ(cpu->Begin(other.prompt(kPrompt), Patient()).value()->cached_tokens(), kHit);
@@ -175,7 +166,7 @@ TEST_P(DeviceCrumbdTest, KilledCrumbdCostsNoToken) {
   DeviceRun prompts(device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
   DeviceRun decode(device_, *worker, {});
   {
-    const auto cpu = Worker::Open(Options(), client_.get()).value();
+    const auto cpu = Worker::Open(PairOptions(), client_.get()).value();
     const auto cold = cpu->Begin(model_.prompt(kPrompt)).value();
     PlayOnCpu(model_, *cold);
     ASSERT_TRUE(cold->Finish().ok());
@@ -226,10 +217,10 @@ std::vector<float> PartOf(const std::vector<float>& whole, const WorkerOptions& 
 TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
   for (const RankPlace size : {RankPlace{.tp_size = 2}, RankPlace{.pp_size = 2}}) {
     SCOPED_TRACE(size.tp_size);
-    const SequenceModel model(Options(), RandomTokens(kPrompt + 100, 60 + size.tp_size));
+    const SequenceModel model(PairOptions(), RandomTokens(kPrompt + 100, 60 + size.tp_size));
     std::vector<std::vector<float>> expected;
     {
-      const auto cpu = Worker::Open(Options(), client_.get()).value();
+      const auto cpu = Worker::Open(PairOptions(), client_.get()).value();
       const auto cold = cpu->Begin(model.prompt(900)).value();
       model.Pass(*cold, 900);
       ASSERT_TRUE(cold->Finish().ok());
@@ -249,7 +240,7 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
       connection.staging_bytes = 8 << 20;
       const auto client = Client::Open(connection).value();
       ASSERT_TRUE(client->WaitConnected(std::chrono::seconds(20)));
-      WorkerOptions options = Options();
+      WorkerOptions options = PairOptions();
       options.part = PartOfRank({.tp_rank = size.tp_size > 1 ? rank : 0,
                                  .tp_size = size.tp_size,
                                  .pp_rank = size.pp_size > 1 ? rank : 0,
@@ -257,7 +248,7 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
                                 options.layers, options.kv_heads, options.q_heads)
                          .value();
       SimulatedDevice device(GetParam() + rank);
-      const auto worker = DeviceWorker::Open(options, SmallDevice(), client.get(), device).value();
+      const auto worker = DeviceWorker::Open(options, InPieces(), client.get(), device).value();
       DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
       DeviceRun decode(device, *worker, {});
       std::unique_ptr<DeviceSequence> sequence;
@@ -283,7 +274,7 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
       ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
       EXPECT_EQ(worker->counters().published_pages, 3u);  // 14, 15 and 16
     }
-    const auto cpu = Worker::Open(Options(), client_.get()).value();
+    const auto cpu = Worker::Open(PairOptions(), client_.get()).value();
     EXPECT_EQ(cpu->Begin(std::span(model.tokens()).first(kPrompt + 100), Patient())
                   .value()
                   ->cached_tokens(),
@@ -296,11 +287,11 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
 TEST_P(DeviceCrumbdTest, RanksLeadAndFollowInPools) {
   for (const bool one_device : {true, false}) {
     SCOPED_TRACE(one_device);
-    const SequenceModel model(Options(), RandomTokens(kPrompt + 100, one_device ? 80 : 81));
+    const SequenceModel model(PairOptions(), RandomTokens(kPrompt + 100, one_device ? 80 : 81));
     std::vector<std::vector<float>> expected;
     {
       MemoryClient store;
-      const auto cpu = Worker::Open(Options(), &store).value();
+      const auto cpu = Worker::Open(PairOptions(), &store).value();
       const auto cold = cpu->Begin(model.prompt(kPrompt)).value();
       model.Pass(*cold, kPrompt);
       ASSERT_TRUE(cold->Finish().ok());
@@ -319,7 +310,7 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollowInPools) {
       connection.staging_bytes = 8 << 20;
       clients.push_back(Client::Open(connection).value());
       ASSERT_TRUE(clients.back()->WaitConnected(std::chrono::seconds(20)));
-      WorkerOptions options = Options();
+      WorkerOptions options = PairOptions();
       options.part = PartOfRank({.tp_rank = rank, .tp_size = 2}, options.layers, options.kv_heads,
                                 options.q_heads)
                          .value();
@@ -377,24 +368,24 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollowInPools) {
 // pages go through crumbd's memory; sinks may lie in a pool, as ever.
 TEST_P(DeviceCrumbdTest, Bf16HistoryGoesThroughCrumbd) {
   KeyspaceSpec spec;
-  spec.fields = KeyspaceFields(Options(), kernels::PageFormat::kInt2).value();
-  spec.layers = Options().layers;
-  spec.kv_heads = Options().kv_heads;
-  spec.head_dim = Options().head_dim;
-  spec.group_size = Options().group_size;
+  spec.fields = KeyspaceFields(PairOptions(), kernels::PageFormat::kInt2).value();
+  spec.layers = PairOptions().layers;
+  spec.kv_heads = PairOptions().kv_heads;
+  spec.head_dim = PairOptions().head_dim;
+  spec.group_size = PairOptions().group_size;
   const KeyspaceId int2 = client_->OpenKeyspace(spec, kPatience).value().id;
   ASSERT_TRUE(client_->SetKeyspaceState(int2, KeyspaceState::kBf16, "test", "a test").ok());
-  WorkerOptions bf16 = Options();
+  WorkerOptions bf16 = PairOptions();
   bf16.history_format = kernels::PageFormat::kBf16;
   for (const bool pooled : {false, true}) {
     SCOPED_TRACE(pooled);
-    const SequenceModel model(Options(), RandomTokens(kPrompt + 100, pooled ? 90 : 91));
+    const SequenceModel model(PairOptions(), RandomTokens(kPrompt + 100, pooled ? 90 : 91));
     const auto alone = Worker::Open(bf16, nullptr).value();
     const auto cold = alone->Begin(model.prompt(kPrompt)).value();
     const std::vector<float> expected = PlayOnCpu(model, *cold);
     {
       const auto worker =
-          DeviceWorker::Open(Options(), pooled ? Pooled() : SmallDevice(), client_.get(), device_)
+          DeviceWorker::Open(PairOptions(), pooled ? Pooled() : InPieces(), client_.get(), device_)
               .value();
       if (pooled) AwaitBlank(*worker);
       DeviceRun prompts(device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
@@ -411,7 +402,7 @@ TEST_P(DeviceCrumbdTest, Bf16HistoryGoesThroughCrumbd) {
       EXPECT_EQ(worker->counters().publish_refused, 0u);
       EXPECT_EQ(worker->counters().verify_failures, 0u);
     }
-    const auto cpu = Worker::Open(Options(), client_.get()).value();
+    const auto cpu = Worker::Open(PairOptions(), client_.get()).value();
     const auto hit = cpu->Begin(model.prompt(kPrompt), Patient()).value();
     EXPECT_EQ(hit->cached_tokens(), kHit);
     EXPECT_LT(Worst(PlayOnCpu(model, *hit), expected), 2e-5);

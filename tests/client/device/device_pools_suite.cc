@@ -7,18 +7,17 @@
 #include <sys/wait.h>
 
 #include <chrono>
-#include <cmath>
 #include <filesystem>
-#include <functional>
 #include <map>
-#include <thread>
 
 #include "crumb/client.h"
 #include "crumb/worker.h"
 #include "gtest/gtest.h"
+#include "tests/client/device/device_run.h"
 #include "tests/client/device/pool_player.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 
@@ -28,26 +27,6 @@ namespace {
 constexpr auto kPatience = std::chrono::seconds(60);
 constexpr int kPrompt = 1100;
 constexpr int kHit = 832;
-
-bool Eventually(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
-  while (!condition()) {
-    if (std::chrono::steady_clock::now() > deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  }
-  return true;
-}
-
-// ||got - expected|| / ||expected||
-double RelativeError(const std::vector<float>& got, const std::vector<float>& expected) {
-  if (got.size() != expected.size()) return INFINITY;
-  double error = 0.0, norm = 0.0;
-  for (size_t i = 0; i < got.size(); ++i) {
-    error += std::pow(double{got[i]} - expected[i], 2);
-    norm += std::pow(double{expected[i]}, 2);
-  }
-  return std::sqrt(error / norm);
-}
 
 class DevicePoolsTest : public testing::Test {
  protected:

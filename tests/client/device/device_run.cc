@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/client/device/device_run.h"
 
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -190,6 +191,16 @@ std::shared_ptr<RunPass> DeviceRun::Pass(const std::vector<RunEntry>& entries) {
   auto pass = TryPass(entries);
   EXPECT_TRUE(pass.ok()) << pass.status();
   return std::move(pass).value();
+}
+
+double RelativeError(const std::vector<float>& got, const std::vector<float>& expected) {
+  if (got.size() != expected.size()) return INFINITY;
+  double error = 0.0, norm = 0.0;
+  for (size_t i = 0; i < got.size(); ++i) {
+    error += std::pow(double{got[i]} - expected[i], 2);
+    norm += std::pow(double{expected[i]}, 2);
+  }
+  return std::sqrt(error / norm);
 }
 
 }  // namespace crumb::client

@@ -44,6 +44,9 @@ class RunPass {
   std::vector<int> tokens;
 };
 
+// ||got - expected|| / ||expected||; infinite where the sizes differ.
+double RelativeError(const std::vector<float>& got, const std::vector<float>& expected);
+
 // Waits until all that is queued on `stream` is done.
 void Drain(Device& device, DeviceStream stream);
 

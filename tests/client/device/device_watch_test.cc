@@ -12,24 +12,11 @@
 namespace crumb::client {
 namespace {
 
-// Random constants, with means, so that decode passes make offsets.
+// Constants with means, so that decode passes make offsets.
 WorkerOptions CentredOptions() {
   WorkerOptions options = PairOptions();
   std::mt19937 random(5);
-  std::normal_distribution<float> normal(0.0f, 0.3f);
-  RotationSet::Arrays arrays;
-  arrays.layers = 2;
-  arrays.kv_heads = 2;
-  arrays.head_dim = 64;
-  arrays.q_heads = 4;
-  arrays.position_blocks = 3;
-  arrays.pages_per_position_block = 2;
-  arrays.mean_k.resize(2 * 2 * 3 * 64);
-  arrays.mean_v.resize(2 * 2 * 64);
-  for (auto* values : {&arrays.mean_k, &arrays.mean_v}) {
-    for (float& value : *values) value = normal(random);
-  }
-  options.rotations = RotationSet::Of("centred", std::move(arrays)).value();
+  options.rotations = RotationSet::Of("centred", RandomMeans(random)).value();
   return options;
 }
 

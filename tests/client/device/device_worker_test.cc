@@ -240,20 +240,9 @@ TEST(DeviceWorkerTest, RotationsWithMeansFeedbackAndShifts) {
   WorkerOptions options = PairOptions();
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0.0f, 0.3f);
-  RotationSet::Arrays arrays;
-  arrays.layers = 2;
-  arrays.kv_heads = 2;
-  arrays.head_dim = 64;
-  arrays.q_heads = 4;
-  arrays.position_blocks = 3;
-  arrays.pages_per_position_block = 2;
-  const auto fill = [&](std::vector<float>& values, size_t count) {
-    values.resize(count);
-    for (float& value : values) value = normal(random);
-  };
-  fill(arrays.mean_k, 2 * 2 * 3 * 64);
-  fill(arrays.mean_v, 2 * 2 * 64);
-  fill(arrays.shift, 2 * 4);
+  RotationSet::Arrays arrays = RandomMeans(random);
+  arrays.shift.resize(2 * 4);
+  for (float& value : arrays.shift) value = normal(random);
   arrays.feedback_k.assign(2 * 2 * 64 * 64, 0.0f);
   for (int matrix = 0; matrix < 4; ++matrix) {
     for (int i = 0; i < 64; ++i) {

@@ -18,6 +18,23 @@ WorkerOptions PairOptions() {
   return options;
 }
 
+RotationSet::Arrays RandomMeans(std::mt19937& random) {
+  RotationSet::Arrays arrays;
+  arrays.layers = 2;
+  arrays.kv_heads = 2;
+  arrays.head_dim = 64;
+  arrays.q_heads = 4;
+  arrays.position_blocks = 3;
+  arrays.pages_per_position_block = 2;
+  arrays.mean_k.resize(2 * 2 * 3 * 64);
+  arrays.mean_v.resize(2 * 2 * 64);
+  std::normal_distribution<float> normal(0.0f, 0.3f);
+  for (auto* values : {&arrays.mean_k, &arrays.mean_v}) {
+    for (float& value : *values) value = normal(random);
+  }
+  return arrays;
+}
+
 DeviceWorkerOptions SmallDevice() {
   DeviceWorkerOptions options;
   options.pages = 128;

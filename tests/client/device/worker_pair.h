@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -19,6 +20,8 @@ inline constexpr Duration kPatience = std::chrono::seconds(60);
 
 // SmallWorkerOptions with 7 draft slots; nothing is measured.
 WorkerOptions PairOptions();
+// Means of keys, by position, and of values, for these options' shapes; no other constants.
+RotationSet::Arrays RandomMeans(std::mt19937& random);
 // 128 pages, 8 sequences, 4 prompts, loads of 64 pages.
 DeviceWorkerOptions SmallDevice();
 

@@ -8,6 +8,7 @@
 
 #include "gtest/gtest.h"
 #include "server/cluster/cluster.h"
+#include "tests/common/eventually.h"
 #include "tests/server/cluster/test_nodes.h"
 
 namespace crumb::server {

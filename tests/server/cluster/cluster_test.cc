@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "server/cluster/etcd/etcd_client.h"
+#include "tests/common/eventually.h"
 #include "tests/server/cluster/etcd_process.h"
 #include "tests/server/cluster/test_nodes.h"
 

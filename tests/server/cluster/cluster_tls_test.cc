@@ -7,6 +7,7 @@
 #include "crumb/v1/peer_service.grpc.pb.h"
 #include "gmock/gmock.h"
 #include "server/cluster/etcd/etcd_client.h"
+#include "tests/common/eventually.h"
 #include "tests/common/test_certificates.h"
 #include "tests/server/cluster/etcd_process.h"
 #include "tests/server/cluster/test_nodes.h"

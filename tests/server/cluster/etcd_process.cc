@@ -15,6 +15,7 @@
 
 #include "httplib.h"
 #include "server/cluster/etcd/etcd_client.h"
+#include "tests/common/eventually.h"
 #include "tests/server/cluster/test_nodes.h"
 
 extern char** environ;

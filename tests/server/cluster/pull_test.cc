@@ -14,6 +14,7 @@
 #include "server/cluster/pull_operation.h"
 #include "server/cluster/remote_reader.h"
 #include "server/cluster/run_finder.h"
+#include "tests/common/eventually.h"
 #include "tests/server/call_fixture.h"
 
 namespace crumb::server {
@@ -125,15 +126,6 @@ class FakePeer : public Peer {
  private:
   const MakeFragment make_;
 };
-
-bool Until(const std::function<bool()>& holds) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!holds()) {
-    if (std::chrono::steady_clock::now() > deadline) return holds();
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 class PullTest : public CallFixture {
  protected:
@@ -288,14 +280,14 @@ TEST_F(PullTest, OnlyANodeNoneOfWhosePagesComesInTimeFails) {
       std::promise<PullResult> pulled;
       reader_.Pull(Request(begin, 640), [&](PullResult result) { pulled.set_value(result); });
       for (const auto& fake : fakes_) {
-        ASSERT_TRUE(Until([&] { return fake->fetches_held() == 1; }));
+        ASSERT_TRUE(Eventually([&] { return fake->fetches_held() == 1; }));
       }
       for (const auto& fake : fakes_) fake->AnswerHeldFetches();
       EXPECT_LT(pulled.get_future().get().pages, 640u);
     }
     for (const auto& fake : fakes_) {
       const auto expected = in_time == 0 ? Breaker::State::kOpen : Breaker::State::kClosed;
-      EXPECT_TRUE(Until([&] { return fake->breaker().state() == expected; })) << fake->id();
+      EXPECT_TRUE(Eventually([&] { return fake->breaker().state() == expected; })) << fake->id();
     }
   }
 }

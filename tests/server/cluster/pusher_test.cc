@@ -10,6 +10,7 @@
 #include <set>
 #include <thread>
 
+#include "tests/common/eventually.h"
 #include "tests/server/call_fixture.h"
 
 namespace crumb::server {
@@ -18,15 +19,6 @@ namespace {
 using std::chrono::milliseconds;
 using Answer = absl::StatusOr<v1::PeerPushResponse>;
 using Behaviour = std::function<Answer(const v1::PeerPushRequest&)>;
-
-bool Until(const std::function<bool()>& holds) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
-  while (!holds()) {
-    if (std::chrono::steady_clock::now() > deadline) return holds();
-    std::this_thread::yield();
-  }
-  return true;
-}
 
 v1::NodeRecord RecordOf(const std::string& id) {
   v1::NodeRecord record;
@@ -247,7 +239,7 @@ TEST_F(PusherTest, EveryPageEndsInOneCountWhateverHomesDo) {
     if (i == 200) View({"a", "b"});
     if (i == 300) View({"a", "b", "d"});
   }
-  EXPECT_TRUE(Until([&] { return pusher.pending() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
   EXPECT_EQ(Ended(), kPages);
   EXPECT_GT(counts_.push_retried_pages.value(), 0u);
 }
@@ -279,9 +271,9 @@ TEST_F(PusherTest, PagesOfRangesThatTakeTurnsGoInBatchesOfTheirRange) {
       committed[head].push_back(header.key);
     }
   }
-  ASSERT_TRUE(Until([&] { return homes_["a"]->held() == 2; }));  // pushes_max
+  ASSERT_TRUE(Eventually([&] { return homes_["a"]->held() == 2; }));  // pushes_max
   homes_["a"]->AnswerHeld();
-  EXPECT_TRUE(Until([&] { return pusher.pending() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
   EXPECT_EQ(Ended(), uint64_t{kPages} * kRanges);
   MutexLock lock(&mutex);
   EXPECT_EQ(largest, 10u);
@@ -298,11 +290,11 @@ TEST_F(PusherTest, APageCommittedWhileAloneIsOfferedWhenAnotherNodeIsThere) {
   View({});
   Pusher& pusher = Make();
   for (int i = 0; i < 40; ++i) EXPECT_TRUE(pusher.Offer(Header(i)));
-  EXPECT_TRUE(Until([&] { return pusher.pending() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
   EXPECT_EQ(Ended(), 0u);
   View({"a"});
-  EXPECT_TRUE(Until([&] { return homes_["a"]->taken().size() == 40; }));
-  EXPECT_TRUE(Until([&] { return Ended() == 40; }));
+  EXPECT_TRUE(Eventually([&] { return homes_["a"]->taken().size() == 40; }));
+  EXPECT_TRUE(Eventually([&] { return Ended() == 40; }));
   EXPECT_EQ(AllDropped(), 0u);
 }
 
@@ -312,11 +304,11 @@ TEST_F(PusherTest, SoManyWaitForAnotherNodeAndNoMore) {
   Pusher& pusher = Make();
   for (int i = 0; i < 20; ++i) {
     EXPECT_TRUE(pusher.Offer(Header(i)));
-    EXPECT_TRUE(Until([&] { return pusher.pending() == 0; }));
+    EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
   }
   EXPECT_EQ(Dropped(PushDrop::kAlone), 12u);
   View({"a"});
-  EXPECT_TRUE(Until([&] { return counts_.push_stored_pages.value() == 8; }));
+  EXPECT_TRUE(Eventually([&] { return counts_.push_stored_pages.value() == 8; }));
   EXPECT_TRUE(homes_["a"]->taken().contains(Key(19)));
   EXPECT_FALSE(homes_["a"]->taken().contains(Key(0)));
 }
@@ -326,12 +318,12 @@ TEST_F(PusherTest, WhatWaitsForANodeThatLeavesGoesToTheNextHome) {
   homes_["a"]->Hold();
   Pusher& pusher = Make();
   for (int i = 0; i < 500; ++i) pusher.Offer(Header(i));
-  ASSERT_TRUE(Until([&] { return homes_["a"]->held() == 2; }));  // pushes_max
+  ASSERT_TRUE(Eventually([&] { return homes_["a"]->held() == 2; }));  // pushes_max
   View({"b"});
   homes_["a"]->Behave([](const auto&) { return absl::UnavailableError("gone"); });
   homes_["a"]->AnswerHeld();
-  EXPECT_TRUE(Until([&] { return homes_["b"]->taken().size() == 500; }));
-  EXPECT_TRUE(Until([&] { return pusher.pending() == 0; }));
+  EXPECT_TRUE(Eventually([&] { return homes_["b"]->taken().size() == 500; }));
+  EXPECT_TRUE(Eventually([&] { return pusher.pending() == 0; }));
   EXPECT_EQ(Ended(), 500u);
   EXPECT_EQ(AllDropped(), 0u);
 }
@@ -347,7 +339,7 @@ TEST_F(PusherTest, AHomeThatIsSilentForAWhileLosesNothing) {
   });
   Pusher& pusher = Make();
   for (int i = 0; i < 300; ++i) pusher.Offer(Header(i));
-  EXPECT_TRUE(Until([&] { return counts_.push_stored_pages.value() == 300; }));
+  EXPECT_TRUE(Eventually([&] { return counts_.push_stored_pages.value() == 300; }));
   EXPECT_EQ(AllDropped(), 0u);
   EXPECT_EQ(homes_["a"]->taken().size(), 300u);
 }
@@ -361,7 +353,7 @@ TEST_F(PusherTest, AHomeThatKnowsTheCallerOnlyInAMomentLosesNothing) {
   });
   Pusher& pusher = Make();
   pusher.Offer(Header(1));
-  EXPECT_TRUE(Until([&] { return counts_.push_stored_pages.value() == 1; }));
+  EXPECT_TRUE(Eventually([&] { return counts_.push_stored_pages.value() == 1; }));
   EXPECT_EQ(counts_.push_retried_pages.value(), 2u);
   EXPECT_EQ(homes_["a"]->breaker().opened(), 0u);
 }
@@ -380,22 +372,22 @@ TEST_F(PusherTest, ReasonsAreTold) {
   for (const auto& [told, counted] : reasons) {
     homes_["a"]->Behave([told = told](const auto& request) { return FailedAll(request, told); });
     pusher.Offer(Header(page++));
-    EXPECT_TRUE(Until([&, counted = counted] { return Dropped(counted) == 1; }));
+    EXPECT_TRUE(Eventually([&, counted = counted] { return Dropped(counted) == 1; }));
   }
   // What cannot be otherwise next time is not offered again.
   EXPECT_EQ(homes_["a"]->calls(), 9);
   homes_["a"]->Behave([](const auto&) { return absl::FailedPreconditionError("wire version"); });
   pusher.Offer(Header(page++));
-  EXPECT_TRUE(Until([&] { return Dropped(PushDrop::kRefused) == 1; }));
+  EXPECT_TRUE(Eventually([&] { return Dropped(PushDrop::kRefused) == 1; }));
   EXPECT_EQ(homes_["a"]->calls(), 10);
   homes_["a"]->Behave([](const auto&) { return absl::UnavailableError("no route"); });
   pusher.Offer(Header(page++));
-  EXPECT_TRUE(Until([&] { return Dropped(PushDrop::kSilent) == 1; }));
+  EXPECT_TRUE(Eventually([&] { return Dropped(PushDrop::kSilent) == 1; }));
   FragmentHeader orphan = Header(page++);
   orphan.parent = Key(9999);
   orphan.position = 7;
   pusher.Offer(orphan);
-  EXPECT_TRUE(Until([&] { return Dropped(PushDrop::kUnplaced) == 1; }));
+  EXPECT_TRUE(Eventually([&] { return Dropped(PushDrop::kUnplaced) == 1; }));
   EXPECT_EQ(Ended(), static_cast<uint64_t>(page));
 }
 
@@ -405,7 +397,7 @@ TEST_F(PusherTest, ANodeOfTheViewThatIsNoPeerIsCounted) {
   peers_.SetPeers({});
   Pusher& pusher = Make();
   pusher.Offer(Header(1));
-  EXPECT_TRUE(Until([&] { return Dropped(PushDrop::kNodeGone) == 1; }));
+  EXPECT_TRUE(Eventually([&] { return Dropped(PushDrop::kNodeGone) == 1; }));
 }
 
 TEST_F(PusherTest, TheQueueIsBoundedAndStoppingCountsWhatIsLeft) {
@@ -418,11 +410,11 @@ TEST_F(PusherTest, TheQueueIsBoundedAndStoppingCountsWhatIsLeft) {
   // Two batches are with the home.
   EXPECT_GE(Dropped(PushDrop::kQueueFull), 180u);
   EXPECT_LE(Dropped(PushDrop::kQueueFull), 200u);
-  ASSERT_TRUE(Until([&] { return homes_["a"]->held() == 2; }));
+  ASSERT_TRUE(Eventually([&] { return homes_["a"]->held() == 2; }));
   std::thread stopping([&] { pusher.Stop(); });
   // New pages are refused from here on; offers under way are waited for.
   uint64_t offered = 300;
-  EXPECT_TRUE(Until([&] {
+  EXPECT_TRUE(Eventually([&] {
     ++offered;
     pusher.Offer(Header(1000));
     return Dropped(PushDrop::kStopped) > 0;
@@ -449,7 +441,7 @@ TEST_F(PusherTest, ThousandsOfSmallBatchesForAHomeThatIsNotAsked) {
     header.range.heads = {head, static_cast<uint16_t>(head + 1)};
     EXPECT_TRUE(pusher.Offer(header));
   }
-  EXPECT_TRUE(Until([&] { return Dropped(PushDrop::kBreaker) == kPages; }));
+  EXPECT_TRUE(Eventually([&] { return Dropped(PushDrop::kBreaker) == kPages; }));
   EXPECT_EQ(homes_["a"]->calls(), 0);
 }
 

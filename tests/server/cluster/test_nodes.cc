@@ -19,6 +19,7 @@
 #include "common/unique_fd.h"
 #include "gtest/gtest.h"
 #include "httplib.h"
+#include "tests/common/eventually.h"
 
 namespace crumb::server {
 
@@ -37,15 +38,6 @@ int FreePort() {
     if (given.insert(port).second) return port;
   }
   return 0;
-}
-
-bool Eventually(const std::function<bool()>& holds) {
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (!holds()) {
-    if (std::chrono::steady_clock::now() > deadline) return holds();
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-  return true;
 }
 
 TestNodes::TestNodes(const Settings& settings) : settings_(settings) {

@@ -16,9 +16,6 @@ namespace crumb::server {
 // A TCP port of the loopback interface that was free a moment ago.
 int FreePort();
 
-// Polls until `holds` or 20 seconds are over; what `holds` answered last.
-bool Eventually(const std::function<bool()>& holds);
-
 // Some crumbds of one cluster in this process, at loopback addresses.
 class TestNodes {
  public:
