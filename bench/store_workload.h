@@ -16,14 +16,13 @@
 //             before, until a byte of the last page was read; the release is not timed
 //   put       shm: copy into staging, commit with crumbd's check of the sums; grpc: streaming Put
 //   get       shm: lease, read every byte where it lies, release; grpc: streaming Get, sums
-//   checked;
-//             ucx-tcp: fetch from another process over UCX on the loopback address, one page a
-//             call, one call and 16 calls in flight, sums verified on arrival;
-//             ssd: lease of pages that lie on the SSD tier only, until crumbd has checked them and
-//             their bytes can be read
+//             checked; ucx-tcp: fetch from another process over UCX on the loopback address, one
+//             page a call, one call and 16 calls in flight, sums verified on arrival; ssd: lease of
+//             pages that lie on the SSD tier only, until crumbd has checked them and their bytes
+//             can be read
 //   get-copy  (shm) get, with the bytes copied out and their sums checked
 //   raw-read  (ssd) O_DIRECT reads at depth 8 of the files that the SSD tier made, in turn with
-//             get: five pairs, of which the median ratio is reported
+//             get: fifteen pairs, of which the median ratio is reported
 //   idle      CPU time of a crumbd that holds pages and a session and is asked nothing
 //
 // Pages are INT2 fragments of 4,608-byte tiles. CPU seconds are those of all threads of both
