@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/fragment_header_view.h"
 #include "common/status_macros.h"
 
 namespace crumb::client {
@@ -39,37 +40,11 @@ bool WellFormed(const v1::Fragments& at) {
          at.header_offsets_size() == count;
 }
 
-// The fragment at `index`, as far as its place is told.
-absl::Status ReadDeviceOne(const AcquireRequest& request, const v1::DeviceFragments& at, int index,
-                           DeviceFragment& fragment) {
-  const size_t pool = at.pools(index);
-  if (at.shapes(index) >= static_cast<uint32_t>(at.shape_size()) ||
-      pool >= request.pools.size() + request.peers.size()) {
-    return absl::DataLossError("a fragment on a device has no shape or pool");
-  }
-  fragment.page = static_cast<int>(at.pages(index));
-  fragment.slot = at.slots(index);
-  fragment.pool = pool < request.pools.size() ? request.pools[pool]
-                                              : request.peers[pool - request.pools.size()];
-  const v1::DeviceFragments::Shape& shape = at.shape(static_cast<int>(at.shapes(index)));
-  FragmentHeader& header = fragment.header;
-  header.range = {{static_cast<uint16_t>(shape.range().layer_begin()),
-                   static_cast<uint16_t>(shape.range().layer_end())},
-                  {static_cast<uint16_t>(shape.range().head_begin()),
-                   static_cast<uint16_t>(shape.range().head_end())}};
-  header.format = static_cast<PageFormat>(shape.format());
-  header.over_int2_prefix = shape.over_int2_prefix();
-  header.layout_id = shape.layout_id();
-  header.tile_bytes = shape.tile_bytes();
-  header.generation = shape.generation();
-  header.keyspace = request.keyspace;
-  header.key = request.keys[static_cast<size_t>(fragment.page)];
-  if (at.headers_size() == 0 || at.headers(index).empty()) return absl::OkStatus();
-  const std::string& encoded = at.headers(index);
-  CRUMB_ASSIGN_OR_RETURN(
-      header, DecodeFragmentHeader(std::as_bytes(std::span(encoded.data(), encoded.size()))));
-  return absl::OkStatus();
-}
+// What an answer tells of fragments on devices, as long as somebody reads it.
+struct ToldFragments {
+  v1::DeviceFragments at;
+  std::vector<FragmentHeader> shapes;
+};
 
 bool WellFormed(const v1::DeviceFragments& at) {
   const int count = at.pages_size();
@@ -77,11 +52,60 @@ bool WellFormed(const v1::DeviceFragments& at) {
          (at.headers_size() == count || at.headers_size() == 0);
 }
 
-MissReason CheckDevice(const DeviceFragment& fragment, const AcquireRequest& request) {
-  const MissReason identity =
-      CheckIdentity(fragment.header, request.keyspace, request.keys[fragment.page]);
-  if (identity != MissReason::kNone) return identity;
-  return fragment.header.generation == request.generation ? MissReason::kNone
+std::shared_ptr<const ToldFragments> Keep(const AcquireRequest& request, v1::DeviceFragments* at) {
+  auto told = std::make_shared<ToldFragments>();
+  told->at.Swap(at);
+  told->shapes.reserve(static_cast<size_t>(told->at.shape_size()));
+  for (const v1::DeviceFragments::Shape& shape : told->at.shape()) {
+    FragmentHeader& header = told->shapes.emplace_back();
+    header.range = {{static_cast<uint16_t>(shape.range().layer_begin()),
+                     static_cast<uint16_t>(shape.range().layer_end())},
+                    {static_cast<uint16_t>(shape.range().head_begin()),
+                     static_cast<uint16_t>(shape.range().head_end())}};
+    header.format = static_cast<PageFormat>(shape.format());
+    header.over_int2_prefix = shape.over_int2_prefix();
+    header.layout_id = shape.layout_id();
+    header.tile_bytes = shape.tile_bytes();
+    header.generation = shape.generation();
+    header.keyspace = request.keyspace;
+  }
+  return told;
+}
+
+bool SameShape(const FragmentHeader& a, const FragmentHeader& b) {
+  return a.range == b.range && a.format == b.format && a.tile_bytes == b.tile_bytes &&
+         a.layout_id == b.layout_id && a.over_int2_prefix == b.over_int2_prefix &&
+         a.generation == b.generation;
+}
+
+// The header of a fragment whose shape and place are told.
+MissReason ReadDeviceHeader(const AcquireRequest& request, const std::string& encoded,
+                            DeviceFragment& fragment) {
+  fragment.header = std::as_bytes(std::span(encoded.data(), encoded.size()));
+  const absl::StatusOr<FragmentHeaderView> view = ViewFragmentHeader(fragment.header);
+  if (!view.ok() || !SameShape(view->header, *fragment.shape)) return MissReason::kCorrupt;
+  fragment.tile_sums = view->tile_sums;
+  return CheckIdentity(view->header, request.keyspace,
+                       request.keys[static_cast<size_t>(fragment.page)]);
+}
+
+MissReason ReadDeviceOne(const AcquireRequest& request, const ToldFragments& told, int index,
+                         DeviceFragment& fragment) {
+  const v1::DeviceFragments& at = told.at;
+  const size_t pool = at.pools(index), shape = at.shapes(index);
+  if (shape >= told.shapes.size() || pool >= request.pools.size() + request.peers.size()) {
+    return MissReason::kCorrupt;
+  }
+  fragment.page = static_cast<int>(at.pages(index));
+  fragment.slot = at.slots(index);
+  fragment.pool = pool < request.pools.size() ? request.pools[pool]
+                                              : request.peers[pool - request.pools.size()];
+  fragment.shape = &told.shapes[shape];
+  if (at.headers_size() > 0 && !at.headers(index).empty()) {
+    const MissReason read = ReadDeviceHeader(request, at.headers(index), fragment);
+    if (read != MissReason::kNone) return read;
+  }
+  return fragment.shape->generation == request.generation ? MissReason::kNone
                                                           : MissReason::kGeneration;
 }
 
@@ -104,16 +128,17 @@ MissReason CheckIdentity(const FragmentHeader& header, const KeyspaceId& keyspac
 }
 
 ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& request,
-                         const v1::AcquireResponse& answer,
-                         const std::function<bool(int page)>& verify) {
+                         v1::AcquireResponse& answer, const std::function<bool(int page)>& verify) {
   ReadFragments read;
   const v1::Fragments& at = answer.fragments();
   const int pages_max = static_cast<int>(std::min<size_t>(answer.hit_pages(), request.keys.size()));
-  const v1::DeviceFragments& on_device = answer.device_fragments();
-  if (!WellFormed(at) || !WellFormed(on_device)) {
+  if (!WellFormed(at) || !WellFormed(answer.device_fragments())) {
     read.miss_reason = MissReason::kCorrupt;
     return read;
   }
+  const auto told = Keep(request, answer.mutable_device_fragments());
+  const v1::DeviceFragments& on_device = told->at;
+  read.told = told;
   read.fragments.reserve(at.pages_size());
   read.device_fragments.reserve(on_device.pages_size());
   const std::optional<TileRange>& needed = request.own.has_value() ? request.own : request.range;
@@ -135,11 +160,9 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
            static_cast<int>(on_device.pages(device_index)) == page;
          ++device_index) {
       DeviceFragment& fragment = read.device_fragments.emplace_back();
-      read.miss_reason = ReadDeviceOne(request, on_device, device_index, fragment).ok()
-                             ? CheckDevice(fragment, request)
-                             : MissReason::kCorrupt;
+      read.miss_reason = ReadDeviceOne(request, *told, device_index, fragment);
       if (read.miss_reason != MissReason::kNone) break;
-      covered += needed.has_value() ? Intersect(fragment.header.range, *needed).tiles() : 0;
+      covered += needed.has_value() ? Intersect(fragment.shape->range, *needed).tiles() : 0;
     }
     if (read.miss_reason == MissReason::kNone && needed.has_value() && covered != needed->tiles()) {
       read.miss_reason = MissReason::kNotCovered;

@@ -24,6 +24,7 @@ struct Page {
   bool over_int2_prefix = false;  // its rows were computed while INT2 pages were attended
   bool finite = true;             // false: held a non-finite row; never leaves the sequence
   bool placed = false;            // fetched, and attended where it lies: nothing is to be copied
+  bool in_pool = false;           // fetched, in a device pool: kernels read it where it is mapped
   std::byte* tiles = nullptr;     // the first layer's; in each layer head by head
   size_t tile_bytes = 0;
   size_t layer_stride = 0;       // bytes; other ranks' tiles may lie between layers

@@ -207,8 +207,8 @@ absl::StatusOr<const DeviceFragment*> PageFetcher::Choose(std::span<const Device
                                                           kernels::PageFormat format) const {
   const TileRange own = options_.own_tiles();
   for (const DeviceFragment& fragment : fragments) {
-    CRUMB_RETURN_IF_ERROR(CheckFits(fragment.header, format));
-    if (Contains(fragment.header.range, own)) return &fragment;
+    CRUMB_RETURN_IF_ERROR(CheckFits(*fragment.shape, format));
+    if (Contains(fragment.shape->range, own)) return &fragment;
   }
   return absl::NotFoundError("no fragment in a device pool holds all of this rank's part");
 }

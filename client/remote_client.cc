@@ -260,8 +260,9 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
   }
   result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
   if (result.hit_pages > 0 && hold != nullptr) {
-    result.lease = std::make_shared<const Lease>(std::move(read.fragments),
-                                                 std::move(read.device_fragments), std::move(hold));
+    result.lease =
+        std::make_shared<const Lease>(std::move(read.fragments), std::move(read.device_fragments),
+                                      std::move(read.told), std::move(hold));
     result.lease_id = answer.lease();
   } else {
     result.hit_pages = 0;

@@ -28,7 +28,7 @@ constexpr size_t kDemotionsMax = 4096;
 // Copied down in one call.
 constexpr size_t kDemotionBatch = 16;
 // Slots of one call: crumbd's limits.commit_fragments_max is larger unless somebody lowered it.
-constexpr int kReserveMax = 1024;
+constexpr int kReserveMax = 2048;
 
 class RunningPool final : public DevicePool, private PoolListener {
  public:
@@ -66,7 +66,8 @@ class RunningPool final : public DevicePool, private PoolListener {
   }
 
   std::shared_ptr<const DeviceSlot> TakeBlank() override;
-  std::vector<std::shared_ptr<const DeviceSlot>> Reserve(int count, Duration timeout) override;
+  std::vector<std::shared_ptr<const DeviceSlot>> Reserve(int count, Duration timeout,
+                                                         int together) override;
   bool WaitBlank(int count, Duration timeout) override;
   absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
                                                     std::span<const Fragment> fragments,
@@ -99,7 +100,10 @@ class RunningPool final : public DevicePool, private PoolListener {
   absl::StatusOr<std::vector<uint64_t>> ReserveMore(PoolSession& session, int count,
                                                     Duration timeout)
       ABSL_LOCKS_EXCLUDED(reserving_);
-  std::shared_ptr<const DeviceSlot> HoldBlank(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Lets go of them together.
+  void HoldBlanks(std::span<const uint64_t> slots,
+                  std::vector<std::shared_ptr<const DeviceSlot>>* held)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A use of each of them has ended.
   void LetGo(std::span<const HeldSlot> slots);
   void LetGoOne(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -169,11 +173,14 @@ struct RunningPool::HeldSlots {
   std::vector<HeldSlot> slots;
 };
 
-std::shared_ptr<const DeviceSlot> RunningPool::HoldBlank(uint64_t slot) {
-  const auto held = std::make_shared<HeldSlots>(*this, nullptr);
-  held->slots.emplace_back(*this, slot);
-  records_.Use(slot).held_by = session_;
-  return {held, &held->slots.front()};
+void RunningPool::HoldBlanks(std::span<const uint64_t> slots,
+                             std::vector<std::shared_ptr<const DeviceSlot>>* held) {
+  const auto run = std::make_shared<HeldSlots>(*this, nullptr);
+  run->slots.reserve(slots.size());
+  for (const uint64_t slot : slots) {
+    held->emplace_back(run, &run->slots.emplace_back(*this, slot));
+    records_.Use(slot).held_by = session_;
+  }
 }
 
 std::shared_ptr<const DeviceSlot> RunningPool::TakeBlank() {
@@ -186,19 +193,30 @@ std::shared_ptr<const DeviceSlot> RunningPool::TakeBlank() {
   const uint64_t slot = stock_.back();
   stock_.pop_back();
   if (stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots)) changed_.NotifyAll();
-  return HoldBlank(slot);
+  std::vector<std::shared_ptr<const DeviceSlot>> taken;
+  HoldBlanks({&slot, 1}, &taken);
+  return taken.front();
 }
 
-std::vector<std::shared_ptr<const DeviceSlot>> RunningPool::Reserve(int count, Duration timeout) {
+std::vector<std::shared_ptr<const DeviceSlot>> RunningPool::Reserve(int count, Duration timeout,
+                                                                    int together) {
   std::vector<std::shared_ptr<const DeviceSlot>> taken;
+  taken.reserve(static_cast<size_t>(std::max(count, 0)));
+  // As many of `slots` as are wanted still; answers the others.
+  const auto take = [&](std::span<const uint64_t> slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (static_cast<int>(taken.size()) < count && !slots.empty()) {
+      const auto run = std::min(
+          {static_cast<size_t>(count) - taken.size(), slots.size(), static_cast<size_t>(together)});
+      HoldBlanks(slots.last(run), &taken);
+      slots = slots.first(slots.size() - run);
+    }
+    return slots;
+  };
   std::shared_ptr<PoolSession> session;
   {
     MutexLock lock(&mutex_);
     session = session_;
-    while (static_cast<int>(taken.size()) < count && !stock_.empty()) {
-      taken.push_back(HoldBlank(stock_.back()));
-      stock_.pop_back();
-    }
+    stock_.resize(take(stock_).size());
     changed_.NotifyAll();
   }
   while (session != nullptr && static_cast<int>(taken.size()) < count) {
@@ -211,13 +229,8 @@ std::vector<std::shared_ptr<const DeviceSlot>> RunningPool::Reserve(int count, D
       break;
     }
     // An answer that was asked for again may have more slots than this call wants.
-    for (const uint64_t slot : *more) {
-      if (static_cast<int>(taken.size()) < count) {
-        taken.push_back(HoldBlank(slot));
-      } else {
-        stock_.push_back(slot);
-      }
-    }
+    const std::span<const uint64_t> rest = take(*more);
+    stock_.insert(stock_.end(), rest.begin(), rest.end());
   }
   return taken;
 }
@@ -309,14 +322,12 @@ absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> RunningPool::Hold
   slots.reserve(fragments.size());
   MutexLock lock(&mutex_);
   for (const DeviceFragment* fragment : fragments) {
-    const FragmentHeader& header = fragment->header;
     slots.emplace_back(held, &held->slots.emplace_back(*this, fragment->slot));
     SlotRecord& record = records_.Use(fragment->slot);
     record.committed = true;
-    const bool whole = static_cast<int>(header.tile_sums.size()) == header.range.tiles();
-    if (record.header == nullptr && whole) {
-      record.header = std::make_shared<const FragmentHeader>(header);
-    }
+    if (record.header != nullptr || !record.told.empty()) continue;
+    record.told = fragment->header;
+    if (!record.told.empty()) record.told_keeper = held->lease->told();
   }
   return slots;
 }
@@ -429,11 +440,14 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
   {
     MutexLock lock(&mutex_);
     records_.ForEach([&](uint64_t slot, const SlotRecord& record) {
-      if (record.header == nullptr) {
-        claims[KeyspaceId()].push_back({slot, std::nullopt});
-      } else {
-        claims[record.header->keyspace].push_back({slot, *record.header});
+      std::optional<FragmentHeader> header;
+      if (record.header != nullptr) {
+        header = *record.header;
+      } else if (auto told = DecodeFragmentHeader(record.told); told.ok()) {
+        header = *std::move(told);
       }
+      claims[header.has_value() ? header->keyspace : KeyspaceId()].push_back(
+          {slot, std::move(header)});
     });
   }
   for (const auto& [keyspace, slots] : claims) {

@@ -71,8 +71,10 @@ class DevicePool {
   // A blank slot, without waiting and without a call. Null: none is ready now.
   virtual std::shared_ptr<const DeviceSlot> TakeBlank() = 0;
   // Up to `count` blank slots: those that are ready, then as many as crumbd gives for the asking.
-  // Blocks on that; `timeout` is of each call.
-  virtual std::vector<std::shared_ptr<const DeviceSlot>> Reserve(int count, Duration timeout) = 0;
+  // Blocks on that; `timeout` is of each call. So many of them are let go `together`, with the
+  // last.
+  virtual std::vector<std::shared_ptr<const DeviceSlot>> Reserve(int count, Duration timeout,
+                                                                 int together = 1) = 0;
   // Waits until `count` blank slots are ready. False: not within `timeout`.
   virtual bool WaitBlank(int count, Duration timeout) = 0;
 

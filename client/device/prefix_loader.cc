@@ -16,6 +16,7 @@ using kernels::PageFormat;
 namespace {
 
 constexpr int kKernelBlocks = 8;      // saturate PCIe; of 132 multiprocessors of an H200
+constexpr int kPoolBlocks = 48;       // that read other devices' memory
 constexpr int kEverything = 1 << 20;  // layers, and the statuses behind them
 constexpr int kGroupGrowth = 3;       // of the layers that one copy brings
 
@@ -74,8 +75,7 @@ int PrefixLoad::Settle() const {
 absl::StatusOr<std::unique_ptr<PrefixLoader>> PrefixLoader::Create(const Parts& parts, int loads,
                                                                    int pages_max,
                                                                    int kernel_layers) {
-  std::unique_ptr<PrefixLoader> loader(
-      new PrefixLoader(parts, pages_max, parts.device.kernels_read_pinned() ? kernel_layers : 0));
+  std::unique_ptr<PrefixLoader> loader(new PrefixLoader(parts, pages_max, kernel_layers));
   CRUMB_ASSIGN_OR_RETURN(loader->stream_, NewUrgentStream(parts.device));
   CRUMB_ASSIGN_OR_RETURN(loader->check_stream_, NewUrgentStream(parts.device));
   for (int i = 0; i < loads; ++i) {
@@ -222,7 +222,9 @@ void PrefixLoader::LookAtSources(Job& job) const {
   for (int i = 0; i < job.pages(); ++i) {
     const Page& from = *job.from[i];
     const std::byte* end = from.layer(last) + parts_.geometry.layer_stride(from.format);
-    const bool readable = kernel_layers_ > 0 && Inside(pinned, from.tiles, end);
+    const bool readable =
+        kernel_layers_ > 0 &&
+        (from.in_pool || (parts_.device.kernels_read_pinned() && Inside(pinned, from.tiles, end)));
     job.copied.push_back(readable ? 0 : 1);
     job.any_copied |= !readable;
     any_readable |= readable;
@@ -291,15 +293,12 @@ void PrefixLoader::EnqueueRest(const Job& job) {
 // bring its first layers.
 absl::Status PrefixLoader::EnqueueGroups(const Job& job) {
   const int layers = parts_.geometry.layers;
-  {
-    MutexLock lock(&enqueue_mutex_);
-    CRUMB_RETURN_IF_ERROR(SendSums(job, job.kernel_layers, layers));
-    CRUMB_RETURN_IF_ERROR(BringByKernel(job, 0, job.sinks(), job.kernel_layers, layers));
-  }
   for (int begin = job.kernel_layers; begin < layers;) {
     const int end = std::min(layers, kGroupGrowth * begin + 1);
     MutexLock lock(&enqueue_mutex_);
     CRUMB_RETURN_IF_ERROR(BringByCopies(job, begin, end));
+    CRUMB_RETURN_IF_ERROR(SendSums(job, begin, end));
+    CRUMB_RETURN_IF_ERROR(BringByKernel(job, 0, job.sinks(), begin, end));
     CRUMB_RETURN_IF_ERROR(FollowCopies(job));
     CRUMB_RETURN_IF_ERROR(Fetch(job, Check::kInPlace, job.sinks(), job.pages(), begin, end));
     for (; begin < end; ++begin) {
@@ -389,7 +388,7 @@ absl::Status PrefixLoader::Fetch(const Job& job, Check check, int page_begin, in
   params.sums = tables.sums + int64_t{1} * page_begin * g.kv_heads;
   params.sums_layer_stride = int64_t{1} * g.kv_heads * job.pages();
   params.status = tables.status + page_begin;
-  params.blocks = in_place ? 0 : kKernelBlocks;
+  params.blocks = in_place ? 0 : job.from[page_begin]->in_pool ? kPoolBlocks : kKernelBlocks;
   return parts_.device.kernels().Fetch(params, in_place ? check_stream_.get() : stream_.get());
 }
 

@@ -181,9 +181,19 @@ absl::StatusOr<SlotPool::Slots> SlotPool::Take(int count, DeviceStream stream) {
 absl::StatusOr<SlotPool::Slots> SlotPool::TakeSome(int count, DeviceStream stream,
                                                    Duration timeout) {
   Slots slots;
+  slots.reserve(static_cast<size_t>(std::max(count, 0)));
   if (DevicePool* pool = shared()) {
-    for (auto& blank : pool->Reserve(count, timeout)) {
-      slots.push_back(AdoptOne(std::move(blank)));
+    auto blanks = pool->Reserve(count, timeout, kRunPages);
+    for (size_t begin = 0; begin < blanks.size(); begin += kRunPages) {
+      const size_t end = std::min(blanks.size(), begin + kRunPages);
+      std::vector<ResidentSlot> run;
+      run.reserve(end - begin);
+      for (size_t i = begin; i < end; ++i) {
+        const DeviceAddress address = blanks[i]->address();
+        run.push_back({address, std::move(blanks[i])});
+      }
+      const Slots adopted = Adopt(std::move(run));
+      slots.insert(slots.end(), adopted.begin(), adopted.end());
     }
   }
   const int missing = count - static_cast<int>(slots.size());

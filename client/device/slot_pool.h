@@ -52,8 +52,8 @@ class SlotPool {
   // `count` slots whose earlier users' work comes before what is enqueued on `stream` from now on.
   // Waits for nothing. kResourceExhausted: there are not so many, none is taken.
   absl::StatusOr<Slots> Take(int count, DeviceStream stream);
-  // As many as there are, `count` at most; asks crumbd for shared ones and blocks on that. Private
-  // ones are given up in runs of kRunPages.
+  // As many as there are, `count` at most; asks crumbd for shared ones and blocks on that. They are
+  // given up in runs of kRunPages.
   absl::StatusOr<Slots> TakeSome(int count, DeviceStream stream, Duration timeout);
   // Takes shared slots, given up together; `address` may lie behind a slot's begin.
   Slots Adopt(std::vector<ResidentSlot> slots);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "client/device/pool_link.h"
@@ -16,8 +17,11 @@ namespace crumb::client {
 struct SlotRecord {
   int uses = 0;  // 0: nothing
   bool committed = false;
-  // Of the page there, with sums; null: blank, or not known.
+  // Of the page there, with sums: as it was committed here, or encoded, as crumbd told it. Neither:
+  // blank, or not known.
   std::shared_ptr<const FragmentHeader> header;
+  std::span<const std::byte> told;
+  std::shared_ptr<const void> told_keeper;
   std::shared_ptr<PoolSession> held_by;  // that it is to be released to; null: a lease holds it
 };
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/aligned_bytes.h"
 #include "client/device/device_page.h"
 #include "common/placement.h"
 #include "common/status_macros.h"
@@ -67,16 +66,14 @@ HeldPages WorkerPools::Hold(Fragments fragments, const std::shared_ptr<const Lea
   held.pages.reserve(fragments.size());
   while (held.status.ok() && held.pages.size() < fragments.size()) {
     const Fragments rest = fragments.subspan(held.pages.size());
-    const FragmentHeader& first = rest.front()->header;
+    const FragmentHeader& first = *rest.front()->shape;
     const bool sink = first.format == crumb::PageFormat::kBf16;
     if (const size_t own = OwnRun(rest); own > 0) {
       held.status =
           HoldOwn(rest.first(own), lease, PoolOf(own_, first), sink ? sinks : pages, &held.pages);
       continue;
     }
-    auto page = HoldElsewhere(*rest.front(), lease);
-    held.status = page.status();
-    if (page.ok()) held.pages.push_back(*std::move(page));
+    held.status = HoldElsewhere(rest, lease, &held.pages);
   }
   return held;
 }
@@ -84,11 +81,11 @@ HeldPages WorkerPools::Hold(Fragments fragments, const std::shared_ptr<const Lea
 // How many of the first fragments lie in one of the own device's pools and are attended there, of
 // one run at most. Kernels know one distance between layers: that of this rank's heads.
 size_t WorkerPools::OwnRun(Fragments fragments) const {
-  const FragmentHeader& first = fragments.front()->header;
+  const FragmentHeader& first = *fragments.front()->shape;
   const DevicePool& pool = PoolOf(own_, first);
   const PoolId id = pool.id();
   const auto attended = [&](const DeviceFragment* fragment) {
-    const FragmentHeader& header = fragment->header;
+    const FragmentHeader& header = *fragment->shape;
     return fragment->pool == id && header.format == first.format &&
            header.range.heads == options_.own_tiles().heads &&
            FragmentTilesBytes(header.range.tiles(), header.tile_bytes) <= pool.slot_bytes();
@@ -101,11 +98,11 @@ absl::Status WorkerPools::HoldOwn(Fragments fragments, const std::shared_ptr<con
                                   DevicePool& pool, SlotPool& slots,
                                   std::vector<std::shared_ptr<Page>>* held) const {
   CRUMB_ASSIGN_OR_RETURN(auto in_pool, pool.Hold(fragments, lease));
-  const auto format = static_cast<PageFormat>(fragments.front()->header.format);
+  const auto format = static_cast<PageFormat>(fragments.front()->shape->format);
   std::vector<ResidentSlot> taken;
   taken.reserve(in_pool.size());
   for (size_t i = 0; i < in_pool.size(); ++i) {
-    const int skipped = options_.own_tiles().layers.begin - fragments[i]->header.range.layers.begin;
+    const int skipped = options_.own_tiles().layers.begin - fragments[i]->shape->range.layers.begin;
     const DeviceAddress address = in_pool[i]->address() + geometry_.layer_stride(format) * skipped;
     taken.push_back({address, std::move(in_pool[i])});
   }
@@ -114,69 +111,78 @@ absl::Status WorkerPools::HoldOwn(Fragments fragments, const std::shared_ptr<con
   for (size_t i = 0; i < adopted.size(); ++i) {
     auto page = geometry_.NewPage(format, std::move(adopted[i]), run);
     page->placed = true;
-    page->over_int2_prefix = fragments[i]->header.over_int2_prefix;
+    page->over_int2_prefix = fragments[i]->shape->over_int2_prefix;
     held->push_back(std::move(page));
   }
   return absl::OkStatus();
 }
 
-// A page that has to be copied.
-absl::StatusOr<std::shared_ptr<Page>> WorkerPools::HoldElsewhere(
-    const DeviceFragment& fragment, const std::shared_ptr<const Lease>& lease) const {
-  const FragmentHeader& header = fragment.header;
-  DevicePool& own = PoolOf(own_, header);
-  if (FragmentTilesBytes(header.range.tiles(), header.tile_bytes) > own.slot_bytes()) {
+// Pages that have to be copied: the first fragments that lie in one pool and have one shape, of one
+// run at most.
+absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
+                                        const std::shared_ptr<const Lease>& lease,
+                                        std::vector<std::shared_ptr<Page>>* held) const {
+  const DeviceFragment& first = *fragments.front();
+  const FragmentHeader& shape = *first.shape;
+  if (FragmentTilesBytes(shape.range.tiles(), shape.tile_bytes) >
+      PoolOf(own_, shape).slot_bytes()) {
     return absl::DataLossError("a fragment is larger than the slot it lies in");
   }
-  if (fragment.pool == own.id()) return HoldForCopy(fragment, lease, own_, own);
+  const Pair* pair = PoolOf(own_, shape).id() == first.pool ? &own_ : nullptr;
   for (const Pair& peer : peers_) {
-    DevicePool& pool = PoolOf(peer, header);
-    if (fragment.pool == pool.id()) return HoldForCopy(fragment, lease, peer, pool);
+    if (pair == nullptr && PoolOf(peer, shape).id() == first.pool) pair = &peer;
   }
-  return absl::NotFoundError("a fragment lies in a pool that was joined anew");
-}
-
-absl::StatusOr<std::shared_ptr<Page>> WorkerPools::HoldForCopy(const DeviceFragment& fragment,
-                                                               std::shared_ptr<const Lease> lease,
-                                                               const Pair& pair,
-                                                               DevicePool& pool) const {
-  const FragmentHeader& header = fragment.header;
-  const TileRange own = options_.own_tiles();
-  const int heads = header.range.heads.size();
-  if (static_cast<int>(header.tile_sums.size()) != header.range.tiles()) {
+  if (pair == nullptr) return absl::NotFoundError("a fragment lies in a pool that was joined anew");
+  const Fragments run = fragments.first(std::min(fragments.size(), kRunPages));
+  const auto alike = [&](const DeviceFragment* fragment) {
+    return fragment->pool == first.pool && fragment->shape == first.shape &&
+           static_cast<int>(fragment->tile_sums.size()) == shape.range.tiles();
+  };
+  const auto end = std::find_if_not(run.begin(), run.end(), alike);
+  if (end == run.begin()) {
     return absl::NotFoundError("a fragment's sums were not sent: it cannot be copied");
   }
-  const DeviceFragment* const one = &fragment;
-  CRUMB_ASSIGN_OR_RETURN(const auto held, pool.Hold({&one, 1}, std::move(lease)));
-  const std::shared_ptr<const DeviceSlot>& slot = held.front();
-  auto page = std::make_shared<Page>();
-  page->format = static_cast<PageFormat>(header.format);
-  page->tile_bytes = header.tile_bytes;
-  page->layer_stride = page->tile_bytes * heads;
-  page->bytes = FragmentTilesBytes(own.tiles(), header.tile_bytes);
-  page->over_int2_prefix = header.over_int2_prefix;
-  const auto tile_of = [&](int layer, int head) {
-    return (layer - header.range.layers.begin) * heads + head - header.range.heads.begin;
-  };
-  for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
-    for (int head = own.heads.begin; head < own.heads.end; ++head) {
-      page->tile_sums.push_back(header.tile_sums[tile_of(layer, head)]);
-    }
+  const Fragments copied(run.begin(), end);
+  CRUMB_ASSIGN_OR_RETURN(const auto slots, PoolOf(*pair, shape).Hold(copied, lease));
+  RunOf<Page> pages;
+  for (size_t i = 0; i < copied.size(); ++i) {
+    held->push_back(pages.New());
+    FillForCopy(*copied[i], slots[i], *held->back());
   }
-  const size_t first = page->tile_bytes * tile_of(own.layers.begin, own.heads.begin);
-  page->tiles = reinterpret_cast<std::byte*>(slot->address() + first);
-  page->memory = std::const_pointer_cast<DeviceSlot>(slot);
-  if (page->format == PageFormat::kInt2) return page;
-  // No kernel checks a sink: it goes through host memory, where the loader does.
-  const size_t bytes = page->layer_stride * own.layers.size();
-  AlignedBytes copy = AllocateAligned(bytes);
-  if (copy == nullptr) return absl::ResourceExhaustedError("no memory for a peer's sink page");
-  const size_t before = page->tile_bytes * (own.heads.begin - header.range.heads.begin);
-  CRUMB_RETURN_IF_ERROR(
-      pair.memory->CopyToHost(slot->address() + first - before, std::span(copy.get(), bytes)));
-  page->tiles = copy.get() + before;
-  page->memory = std::shared_ptr<std::byte>(std::move(copy));
-  return page;
+  return absl::OkStatus();
+}
+
+// Layers and heads of this rank's tiles in a fragment, which has more.
+void WorkerPools::TakeSums(const DeviceFragment& fragment, Page& page) const {
+  const TileRange own = options_.own_tiles(), range = fragment.shape->range;
+  if (range == own) {
+    page.fragment_sums = fragment.tile_sums;
+    return;
+  }
+  page.tile_sums.reserve(static_cast<size_t>(own.tiles()));
+  for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
+    const size_t first = static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
+                         (own.heads.begin - range.heads.begin);
+    const auto sums = fragment.tile_sums.subspan(first, own.heads.size());
+    page.tile_sums.insert(page.tile_sums.end(), sums.begin(), sums.end());
+  }
+}
+
+void WorkerPools::FillForCopy(const DeviceFragment& fragment,
+                              const std::shared_ptr<const DeviceSlot>& slot, Page& page) const {
+  const FragmentHeader& shape = *fragment.shape;
+  const TileRange own = options_.own_tiles(), range = shape.range;
+  page.format = static_cast<PageFormat>(shape.format);
+  page.tile_bytes = shape.tile_bytes;
+  page.layer_stride = page.tile_bytes * range.heads.size();
+  page.bytes = FragmentTilesBytes(own.tiles(), shape.tile_bytes);
+  page.over_int2_prefix = shape.over_int2_prefix;
+  page.in_pool = true;
+  TakeSums(fragment, page);
+  const size_t before = page.layer_stride * (own.layers.begin - range.layers.begin) +
+                        page.tile_bytes * (own.heads.begin - range.heads.begin);
+  page.tiles = reinterpret_cast<std::byte*>(slot->address() + before);
+  page.memory = std::const_pointer_cast<DeviceSlot>(slot);
 }
 
 bool WorkerPools::Has(const Page& page) const { return OnDevice(page).slot->shared != nullptr; }

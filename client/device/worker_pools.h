@@ -66,11 +66,11 @@ class WorkerPools final : public SharedPlace {
   absl::Status HoldOwn(Fragments fragments, const std::shared_ptr<const Lease>& lease,
                        DevicePool& pool, SlotPool& slots,
                        std::vector<std::shared_ptr<Page>>* held) const;
-  absl::StatusOr<std::shared_ptr<Page>> HoldElsewhere(
-      const DeviceFragment& fragment, const std::shared_ptr<const Lease>& lease) const;
-  absl::StatusOr<std::shared_ptr<Page>> HoldForCopy(const DeviceFragment& fragment,
-                                                    std::shared_ptr<const Lease> lease,
-                                                    const Pair& pair, DevicePool& pool) const;
+  absl::Status HoldElsewhere(Fragments fragments, const std::shared_ptr<const Lease>& lease,
+                             std::vector<std::shared_ptr<Page>>* held) const;
+  void FillForCopy(const DeviceFragment& fragment, const std::shared_ptr<const DeviceSlot>& slot,
+                   Page& page) const;
+  void TakeSums(const DeviceFragment& fragment, Page& page) const;
 
   const WorkerOptions& options_;
   const DeviceGeometry& geometry_;

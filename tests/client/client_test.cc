@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
+#include <functional>
 
 #include "common/crc32c.h"
 #include "crumbd_test.h"
@@ -149,6 +151,102 @@ TEST_F(ClientTest, AnswersOutsideTheSlabAreMisses) {
     EXPECT_EQ(result.hit_pages, 0) << bad.offset;
     EXPECT_EQ(result.miss_reason, MissReason::kCorrupt) << bad.offset;
   }
+}
+
+std::string Encoded(const FragmentHeader& header) {
+  std::string bytes(FragmentHeaderBytes(header.range.tiles()), '\0');
+  EncodeFragmentHeader(header, std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
+  return bytes;
+}
+
+// Two pages of one shape on a device, with headers.
+v1::DeviceFragments OnDevice(const KeyspaceInfo& keyspace, std::span<const PageKey> keys) {
+  v1::DeviceFragments fragments;
+  v1::DeviceFragments::Shape& shape = *fragments.add_shape();
+  shape.mutable_range()->set_layer_end(1);
+  shape.mutable_range()->set_head_end(1);
+  shape.set_format(v1::PAGE_FORMAT_INT2);
+  shape.set_tile_bytes(keyspace.int2_tile_bytes);
+  shape.set_layout_id(1);
+  shape.set_generation(keyspace.generation);
+  for (uint32_t page = 0; page < 2; ++page) {
+    fragments.add_pages(page);
+    fragments.add_pools(0);
+    fragments.add_slots(7 + page);
+    fragments.add_shapes(0);
+    fragments.add_headers(Encoded(SmallFragment(keyspace, keys[page], 'x').header));
+  }
+  return fragments;
+}
+
+TEST_F(ClientTest, FragmentsOnDevicesAreReadWithTheirSumsOrRefused) {
+  StartCrumbd();
+  const auto client = OpenClient();
+  const KeyspaceInfo keyspace = client->OpenKeyspace(SmallSpec(), seconds(5)).value();
+  const std::vector<PageKey> keys = PageKeysOf(keyspace.id, RandomTokens(128, 1));
+  AcquireRequest request;
+  request.keyspace = keyspace.id;
+  request.generation = keyspace.generation;
+  request.keys = keys;
+  request.range = TileRange{{0, 1}, {0, 1}};
+  request.timeout = seconds(5);
+  request.pools = {PoolId::FromBytes("a pool of 16 b..")};
+  const v1::DeviceFragments right = OnDevice(keyspace, keys);
+  const FragmentHeader header = SmallFragment(keyspace, keys[1], 'x').header;
+  crumbd_->PlaceOnDevices(2, right);
+  const AcquireResult found = client->Acquire(request).value();
+  ASSERT_EQ(found.hit_pages, 2);
+  const std::span<const DeviceFragment> read = found.lease->device_fragments();
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read[1].slot, 8u);
+  EXPECT_EQ(read[1].pool, request.pools[0]);
+  EXPECT_EQ(read[1].shape->range, header.range);
+  EXPECT_EQ(read[0].shape, read[1].shape);
+  EXPECT_TRUE(std::ranges::equal(read[1].tile_sums, header.tile_sums));
+  EXPECT_EQ(DecodeFragmentHeader(read[1].header).value(), header);
+
+  using Spoil = std::function<void(v1::DeviceFragments&)>;
+  const auto second = [&](const std::function<void(FragmentHeader&)>& change) {
+    return [&header, change](v1::DeviceFragments& all) {
+      FragmentHeader changed = header;
+      change(changed);
+      all.set_headers(1, Encoded(changed));
+    };
+  };
+  const std::pair<Spoil, MissReason> spoilt[] = {
+      {[](auto& all) { all.mutable_headers(1)->at(60) ^= 1; }, MissReason::kCorrupt},
+      {[](auto& all) { all.mutable_headers(1)->resize(100); }, MissReason::kCorrupt},
+      {[](auto& all) { all.set_headers(1, "short"); }, MissReason::kCorrupt},
+      {[](auto& all) { all.set_shapes(1, 1); }, MissReason::kCorrupt},
+      {[](auto& all) { all.set_pools(1, 1); }, MissReason::kCorrupt},
+      {second([&](FragmentHeader& of) { of.key = keys[0]; }), MissReason::kCorrupt},
+      {second([](FragmentHeader& of) { of.generation += 1; }), MissReason::kCorrupt},
+      {second([](FragmentHeader& of) { of.tile_bytes *= 2; }), MissReason::kCorrupt},
+      {second([](FragmentHeader& of) { of.format = PageFormat::kBf16; }), MissReason::kCorrupt},
+      {[](auto& all) {
+         all.mutable_shape(0)->set_generation(99);
+         all.clear_headers();
+       },
+       MissReason::kGeneration},
+      {[](auto& all) { all.mutable_headers()->RemoveLast(); }, MissReason::kCorrupt},
+      {[](auto& all) { all.set_pages(1, 5); }, MissReason::kNotCovered},
+  };
+  for (size_t i = 0; i < std::size(spoilt); ++i) {
+    v1::DeviceFragments wrong = right;
+    spoilt[i].first(wrong);
+    crumbd_->PlaceOnDevices(2, wrong);
+    const AcquireResult result = client->Acquire(request).value();
+    EXPECT_LT(result.hit_pages, 2) << i;
+    EXPECT_EQ(result.miss_reason, spoilt[i].second) << i;
+  }
+  // Without headers places are told, and no sums.
+  v1::DeviceFragments bare = right;
+  bare.clear_headers();
+  crumbd_->PlaceOnDevices(2, bare);
+  const AcquireResult placed = client->Acquire(request).value();
+  ASSERT_EQ(placed.hit_pages, 2);
+  EXPECT_TRUE(placed.lease->device_fragments()[1].tile_sums.empty());
+  EXPECT_TRUE(placed.lease->device_fragments()[1].header.empty());
 }
 
 TEST_F(ClientTest, UnusedRoomIsGivenBack) {

@@ -158,8 +158,12 @@ grpc::Status FakeCrumbd::Acquire(Context* context, const v1::AcquireRequest* req
   Lease lease{.engine = Find(context)->engine, .pages = {}};
   for (size_t i = 0; i < request->keys().size() / 32; ++i) {
     const PageId id{IdOf(request->keyspace()), KeyAt(request->keys(), i)};
-    if (!AnswerPage(id, *request, response)) break;
+    if (device_pages_ > 0 || !AnswerPage(id, *request, response)) break;
     lease.pages.push_back(id);
+  }
+  if (device_pages_ > 0) {
+    response->set_hit_pages(device_pages_);
+    *response->mutable_device_fragments() = device_fragments_;
   }
   if (response->hit_pages() > 0) {
     response->set_lease(++last_id_);
@@ -429,6 +433,12 @@ void FakeCrumbd::Swap(const PageId& a, const PageId& b) {
 void FakeCrumbd::Place(const PageId& id, const Page& page) {
   MutexLock lock(&mutex_);
   pages_[id] = {page};
+}
+
+void FakeCrumbd::PlaceOnDevices(uint32_t pages, const v1::DeviceFragments& fragments) {
+  MutexLock lock(&mutex_);
+  device_pages_ = pages;
+  device_fragments_ = fragments;
 }
 
 size_t FakeCrumbd::leases() const {

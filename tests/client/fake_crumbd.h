@@ -59,6 +59,9 @@ class FakeCrumbd final : public v1::CacheService::Service {
 
   // Answers `page` for `id` from now on, wherever that is.
   void Place(const PageId& id, const Page& page);
+  // Every Acquire answers, under a lease, that its pages lie on devices as told here; with zero
+  // pages none does any more.
+  void PlaceOnDevices(uint32_t pages, const v1::DeviceFragments& fragments);
 
   size_t leases() const;
   size_t reservations() const;
@@ -139,6 +142,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   size_t quality_samples_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<uint32_t> quality_layers_ ABSL_GUARDED_BY(mutex_);
   std::string state_reason_ ABSL_GUARDED_BY(mutex_);
+  uint32_t device_pages_ ABSL_GUARDED_BY(mutex_) = 0;
+  v1::DeviceFragments device_fragments_ ABSL_GUARDED_BY(mutex_);
   std::set<grpc::ServerReaderWriter<v1::SessionResponse, v1::SessionRequest>*> streams_
       ABSL_GUARDED_BY(mutex_);
   std::set<Context*> stream_contexts_ ABSL_GUARDED_BY(mutex_);

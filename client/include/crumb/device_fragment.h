@@ -3,8 +3,10 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -27,11 +29,17 @@ struct PoolId {
 };
 
 // A fragment that lies in a slot of a device pool. A slot holds tiles only; the header is crumbd's.
+// What it points to is valid while its lease lives.
 struct DeviceFragment {
   int page = 0;  // index into the keys of the Acquire
   PoolId pool;
   uint64_t slot = 0;
-  FragmentHeader header;  // with tile sums only where they were asked for, and of peers
+  // What fragments of one shape have in common: all but key, parent, position and tile sums.
+  const FragmentHeader* shape = nullptr;
+  // Only where they were asked for, and of peers: the header as EncodeFragmentHeader writes it, and
+  // the tile sums in it.
+  std::span<const std::byte> header;
+  std::span<const uint32_t> tile_sums;
 };
 
 }  // namespace crumb::client

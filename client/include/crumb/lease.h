@@ -31,13 +31,15 @@ struct LeasedFragment {
 // when crumbd dies the memory stays mapped. Thread-safe once made. Must not outlive its Client.
 class Lease {
  public:
-  // `hold` keeps the memory mapped and ends the lease when its last reference goes.
+  // `hold` keeps the memory mapped and ends the lease when its last reference goes; `told` keeps
+  // what device fragments point to.
   Lease(std::vector<LeasedFragment> fragments, std::shared_ptr<void> hold)
-      : Lease(std::move(fragments), {}, std::move(hold)) {}
+      : Lease(std::move(fragments), {}, nullptr, std::move(hold)) {}
   Lease(std::vector<LeasedFragment> fragments, std::vector<DeviceFragment> device_fragments,
-        std::shared_ptr<void> hold)
+        std::shared_ptr<const void> told, std::shared_ptr<void> hold)
       : fragments_(std::move(fragments)),
         device_fragments_(std::move(device_fragments)),
+        told_(std::move(told)),
         hold_(std::move(hold)) {}
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -46,10 +48,13 @@ class Lease {
   std::span<const LeasedFragment> fragments() const { return fragments_; }
   // In device pools that the Acquire named; by page, ascending.
   std::span<const DeviceFragment> device_fragments() const { return device_fragments_; }
+  // Keeps what they point to when the lease has ended, too.
+  const std::shared_ptr<const void>& told() const { return told_; }
 
  private:
   std::vector<LeasedFragment> fragments_;
   std::vector<DeviceFragment> device_fragments_;
+  std::shared_ptr<const void> told_;
   std::shared_ptr<void> hold_;
 };
 

@@ -230,7 +230,7 @@ bool SimulatedDevice::KernelMayRead(uint64_t address, size_t bytes) const {
     return Inside(pinned_, at, 1) || Inside(pinned_by_, at, 1);
   };
   return Inside(memory_, address, bytes) || Inside(shared_, address, bytes) ||
-         (pinned(address) && pinned(address + bytes - 1));
+         Inside(peer_, address, bytes) || (pinned(address) && pinned(address + bytes - 1));
 }
 
 void SimulatedDevice::CheckOnDevice(DeviceAddress address, size_t bytes) const {
