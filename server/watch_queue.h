@@ -28,21 +28,21 @@ class WatchQueue {
       : events_max_(events_max), wake_(std::move(wake)) {}
 
   // False: the queue is full; the reader gets one item `lost` after what is queued.
-  bool Add(Item item) {
+  bool Add(const Item& item) {
     MutexLock lock(&mutex_);
     if (lost_ || items_.size() >= events_max_) {
       if (!lost_) items_.push_back({item.sequence, {}, true});
       lost_ = true;
       return false;
     }
-    items_.push_back(std::move(item));
+    items_.push_back(item);
     return true;
   }
 
   std::optional<Item> Take() {
     MutexLock lock(&mutex_);
     if (items_.empty()) return std::nullopt;
-    Item item = std::move(items_.front());
+    const Item item = items_.front();
     items_.pop_front();
     if (item.lost) lost_ = false;
     return item;

@@ -246,7 +246,7 @@ void DeviceTier::Demote(DevicePoolNumber pool, const std::vector<Leaving>& leavi
 }
 
 absl::Status DeviceTier::Commit(DevicePoolNumber pool, HolderId holder, uint64_t slot,
-                                std::shared_ptr<const FragmentHeader> header,
+                                const std::shared_ptr<const FragmentHeader>& header,
                                 uint32_t logical_tile_bytes) {
   absl::Status status;
   std::vector<PageTable::Change> changes;
@@ -262,7 +262,8 @@ absl::Status DeviceTier::Commit(DevicePoolNumber pool, HolderId holder, uint64_t
 }
 
 bool DeviceTier::Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
-                       std::shared_ptr<const FragmentHeader> header, uint32_t logical_tile_bytes) {
+                       const std::shared_ptr<const FragmentHeader>& header,
+                       uint32_t logical_tile_bytes) {
   bool claimed;
   std::vector<PageTable::Change> changes;
   {

@@ -62,9 +62,10 @@ class DeviceTier {
   std::vector<uint64_t> Reserve(DevicePoolNumber pool, HolderId holder, size_t count);
   // See DevicePoolIndex. kAlreadyExists: tiles of it are there; kAborted: of a dropped generation.
   absl::Status Commit(DevicePoolNumber pool, HolderId holder, uint64_t slot,
-                      std::shared_ptr<const FragmentHeader> header, uint32_t logical_tile_bytes);
+                      const std::shared_ptr<const FragmentHeader>& header,
+                      uint32_t logical_tile_bytes);
   bool Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
-             std::shared_ptr<const FragmentHeader> header, uint32_t logical_tile_bytes);
+             const std::shared_ptr<const FragmentHeader>& header, uint32_t logical_tile_bytes);
   // Lets slots go; answers how many of them the holder did not hold.
   size_t Release(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
   // Answers how many of the slots were not the holder's to copy.

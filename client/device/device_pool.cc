@@ -421,7 +421,7 @@ absl::Status RunningPool::Join() {
   } else {
     CRUMB_RETURN_IF_ERROR(range_->OfferAll(*session, handles));
     // Unless the pool was made anew, crumbd knows what is held.
-    const absl::Status claimed = ClaimAll(session);
+    absl::Status claimed = ClaimAll(session);
     if (!claimed.ok() && !absl::IsFailedPrecondition(claimed)) return claimed;
   }
   CRUMB_RETURN_IF_ERROR(range_->MapAll(std::move(handles)));

@@ -77,7 +77,7 @@ absl::Status PoolRange::OfferAll(PoolSession& session, std::span<const PoolHandl
     });
     if (known) continue;
     CRUMB_ASSIGN_OR_RETURN(const UniqueFd fd, handle->Export());
-    const absl::Status offered = session.OfferAgain(fd.get(), number);
+    absl::Status offered = session.OfferAgain(fd.get(), number);
     if (!offered.ok() && !absl::IsAlreadyExists(offered)) return offered;
   }
   return absl::OkStatus();

@@ -98,7 +98,6 @@ class WindowWatch {
   WindowWatch(Device& device, const WorkerOptions& options, const DeviceGeometry& geometry,
               SequenceStarter& starter)
       : device_(device),
-        options_(options),
         geometry_(geometry),
         starter_(starter),
         backend_(options),
@@ -110,7 +109,6 @@ class WindowWatch {
   std::vector<QualitySample> MeasureAll(const WindowSample& sample, const DevicePage& page) const;
 
   Device& device_;
-  const WorkerOptions& options_;
   const DeviceGeometry& geometry_;
   SequenceStarter& starter_;
   const CpuBackend backend_;

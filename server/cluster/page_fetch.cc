@@ -177,8 +177,8 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
 
 }  // namespace
 
-void StartPageFetch(const PullContext& context, PageFetch fetch, std::shared_ptr<const void> held,
-                    PageSettled settled) {
+void StartPageFetch(const PullContext& context, const PageFetch& fetch,
+                    const std::shared_ptr<const void>& held, const PageSettled& settled) {
   // In as many requests as the transport's bound takes.
   const size_t pages = fetch.keys.size();
   for (size_t begin = 0; begin < pages; begin += context.fetch_pages_max) {

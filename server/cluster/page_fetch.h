@@ -28,7 +28,7 @@ using PageSettled = std::function<void(size_t name, storage::MissReason reason)>
 
 // Reserves room, fetches, checks and publishes. `settled` is called once for each page, on the
 // executor's threads or inside the call. Never blocks. `held` lives until the fetch has ended.
-void StartPageFetch(const PullContext& context, PageFetch fetch, std::shared_ptr<const void> held,
-                    PageSettled settled);
+void StartPageFetch(const PullContext& context, const PageFetch& fetch,
+                    const std::shared_ptr<const void>& held, const PageSettled& settled);
 
 }  // namespace crumb::server

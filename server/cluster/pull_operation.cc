@@ -150,7 +150,7 @@ void PullOperation::Answered(const HomeQuestion& question,
     fetches = TakeFetches(question.runs, &leases);
   }
   for (size_t i = 0; i < fetches.size(); ++i) {
-    StartPageFetch(context_, std::move(fetches[i]), leases[i],
+    StartPageFetch(context_, fetches[i], leases[i],
                    [self = shared_from_this()](size_t page, MissReason reason) {
                      self->Settle(page, reason);
                    });

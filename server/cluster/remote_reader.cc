@@ -68,7 +68,7 @@ void RemoteReader::Take(OfferedPages offered, Taken done) {
     progress->reasons.assign(fetch.keys.size(), storage::MissReason::kNone);
   }
   if (fetch.keys.empty()) return done({});
-  StartPageFetch(context_, std::move(fetch), nullptr,
+  StartPageFetch(context_, fetch, nullptr,
                  [progress, done = std::move(done)](size_t page, storage::MissReason reason) {
                    std::vector<storage::MissReason> reasons;
                    {
