@@ -64,7 +64,7 @@ __device__ __forceinline__ void ScoreChunk(bool half,
                                            uint32_t slot, int lane,
                                            float (&score)[2][T::kLaneRows]) {
   float acc[T::kColumnTiles][4] = {};
-  const uint32_t address = slot + lane % 16 * kRowBytes<T::kDim> + lane / 16 * 16;
+  const uint32_t address = slot + ChunkRowAt<T::kDim>(ChunkToken(lane % 16)) + lane / 16 * 16;
 #pragma unroll
   for (int s = 0; s < T::kSteps; ++s) {
     uint32_t a[4];
@@ -102,7 +102,7 @@ __device__ __forceinline__ void FinishScores(const DecodeKernelParams& k,
     const RowSpan span = SpanOf(k, total, rows.TokenOf(min(T::RowOf(lane, i), rows.columns - 1)));
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      const int row = 8 * a + lane / 4, position = first + row;
+      const int row = ChunkToken(8 * a + lane / 4), position = first + row;
       const bool attends = row < source.rows && position >= span.first && position <= span.last;
       const float logit = k.p.soft_cap > 0.0f
                               ? SoftCap(score[a][i] * k.scale, k.p.soft_cap) * kLog2E
@@ -117,7 +117,7 @@ template <class T>
 __device__ __forceinline__ void ClearMissingRows(uint32_t slot, int rows, int lane) {
   constexpr int kPieces = T::kDim / 8;
   for (int i = rows * kPieces + lane; i < kChunkTokens * kPieces; i += 32) {
-    ptx::StoreShared128(slot + i / kPieces * kRowBytes<T::kDim> + i % kPieces * 16,
+    ptx::StoreShared128(slot + ChunkRowAt<T::kDim>(i / kPieces) + i % kPieces * 16,
                         make_uint4(0, 0, 0, 0));
   }
   __syncwarp();
@@ -144,7 +144,7 @@ __device__ __forceinline__ void AddChunkValues(bool half, uint32_t slot, int lan
     }
   }
   const uint32_t address =
-      slot + (lane % 8 + lane / 16 * 8) * kRowBytes<T::kDim> + lane / 8 % 2 * 16;
+      slot + ChunkRowAt<T::kDim>(ChunkToken(lane % 8 + lane / 16 * 8)) + lane / 8 % 2 * 16;
 #pragma unroll
   for (int m = 0; m < T::kSteps; ++m) {
     uint32_t a[4];

@@ -102,26 +102,26 @@ __device__ __forceinline__ void StorePartial(const DecodeKernelParams& k, int se
 }
 
 // Completes pairs: counts this block's segments in, and finishes those whose last segment it was.
-// A pass has kPassRows places: for rows, or for parts of the splits of one pair's rows.
+// A pass has up to kPlacesMax places: for rows, or for parts of the splits of rows.
 template <class T>
 class PairFinish {
  public:
   // ring: the block's slots, idle now.
-  __device__ __forceinline__ PairFinish(const DecodeKernelParams& k, char* ring)
-      : k_(k),
-        rows_(k),
-        history_(reinterpret_cast<float*>(ring)),
-        plain_(history_ + kPassRows * kStageStride<T::kDim>),
-        turned_(plain_ + kPassRows * kStageStride<T::kDim>),
-        high_(
-            reinterpret_cast<uint32_t*>(turned_ + kTurnParts * kPassRows * kStageStride<T::kDim>)),
-        low_(high_ + kPassRows * kSplitStride),
-        row_(reinterpret_cast<PassRow*>(low_ + kPassRows * kSplitStride)),
-        list_(reinterpret_cast<FinishedPair*>(row_ + kPassRows)),
-        count_(reinterpret_cast<int*>(list_ + kListMax)),
-        rotation_(reinterpret_cast<float*>(count_ + 4)) {
-    copies_rotation_ = reinterpret_cast<char*>(rotation_ + T::kDim * kTurnStride) <=
-                       ring + k.launch.warps * k.launch.stages * k.launch.slot_bytes;
+  __device__ __forceinline__ PairFinish(const DecodeKernelParams& k, char* ring) : k_(k), rows_(k) {
+    const int bytes = k.launch.warps * k.launch.stages * static_cast<int>(k.launch.slot_bytes);
+    places_ = PlacesFor(bytes - kRotationBytes);
+    copies_rotation_ = places_ > 0;
+    // The smallest ring is short of a few bytes; the staging area behind it is idle, too.
+    if (!copies_rotation_) places_ = max(kPassRows, PlacesFor(bytes));
+    history_ = reinterpret_cast<float*>(ring);
+    plain_ = history_ + places_ * kStageStride<T::kDim>;
+    turned_ = plain_ + places_ * kStageStride<T::kDim>;
+    high_ = reinterpret_cast<uint32_t*>(turned_ + kTurnParts * places_ * kStageStride<T::kDim>);
+    low_ = high_ + places_ * kSplitStride;
+    row_ = reinterpret_cast<PassRow*>(low_ + places_ * kSplitStride);
+    list_ = reinterpret_cast<FinishedPair*>(row_ + places_);
+    count_ = reinterpret_cast<int*>(list_ + kListMax);
+    rotation_ = reinterpret_cast<float*>(count_ + 4);
   }
 
   __device__ __forceinline__ void Run(int segment, int segment_end) {
@@ -129,16 +129,18 @@ class PairFinish {
     for (; segment < segment_end; segment += kListMax) {
       const int count = CountIn(segment, min(segment + kListMax, segment_end));
       for (int i = 0; i < count;) {
-        // Pairs of one head share a pass, where they have few splits: in which order a row is
-        // summed must not depend on which pairs happen to be completed together.
+        // Pairs of one head share a pass. In which order a row is summed depends on the pair's
+        // splits alone, not on which pairs happen to be completed together.
+        const bool few = list_[i].splits() <= kFewSplits;
         const int parts =
-            list_[i].splits() <= kFewSplits ? 1 : min(kPerPass, max(1, k_.launch.warps / T::kRows));
+            few ? 1 : min(kPassRows / kRowsAtOnce, max(1, k_.launch.warps / T::kRows));
+        const int most = places_ / (kRowsAtOnce * parts);
         int pairs = 1;
-        while (parts == 1 && pairs < kPerPass && i + pairs < count &&
-               list_[i + pairs].head == list_[i].head && list_[i + pairs].splits() <= kFewSplits) {
+        while (pairs < most && i + pairs < count && list_[i + pairs].head == list_[i].head &&
+               (list_[i + pairs].splits() <= kFewSplits) == few) {
           ++pairs;
         }
-        for (int row = 0; row < T::kRows; row += kPassRows) {
+        for (int row = 0; row < T::kRows; row += kRowsAtOnce) {
           FinishPass(list_ + i, pairs, parts, row);
         }
         i += pairs;
@@ -148,7 +150,8 @@ class PairFinish {
 
  private:
   static constexpr int kListMax = 128;
-  static constexpr int kPerPass = T::kRows < kPassRows ? kPassRows / T::kRows : 1;
+  static constexpr int kPlacesMax = 3 * kPassRows;
+  static constexpr int kRowsAtOnce = T::kRows < kPassRows ? T::kRows : kPassRows;  // of a pair
   static constexpr int kFewSplits = 4;
   static constexpr int kSplitStride = T::kDim / 2 + 4;  // words from one row to the next
   // Floats from one row of R_V to the next: eight lanes' loads lie in different banks.
@@ -157,6 +160,9 @@ class PairFinish {
   static constexpr int kTurnParts = T::kDim <= 128 ? 2 : 1;
   static constexpr int kQuads = (T::kDim + 127) / 128;  // of 4 channels, per lane
   static constexpr int kBatch = kQuads == 1 ? 8 : 4;    // splits of a row that are loaded together
+  // Rows of few splits a warp merges at once.
+  static constexpr int kRowsOfFew = kQuads == 1 ? 4 : 2;
+  static constexpr int kRotationBytes = T::kDim * kTurnStride * 4;
 
   struct FinishedPair {
     int sequence;
@@ -177,6 +183,16 @@ class PairFinish {
     float mass;  // the INT2 part of the sum
   };
 
+  // The most places of a pass, in steps of kPassRows, that `bytes` hold beside the list.
+  __device__ static __forceinline__ int PlacesFor(int bytes) {
+    constexpr int kPlaceBytes = (2 + kTurnParts) * kStageStride<T::kDim> * 4 +
+                                2 * kSplitStride * 4 + static_cast<int>(sizeof(PassRow));
+    bytes -= kListMax * static_cast<int>(sizeof(FinishedPair)) + 16;
+    int places = kPlacesMax;
+    while (places > 0 && places * kPlaceBytes > bytes) places -= kPassRows;
+    return places;
+  }
+
   // Lists the pairs that are complete. Returns their number, to all threads.
   __device__ __forceinline__ int CountIn(int segment, int segment_end) {
     const int lane = threadIdx.x % 32;
@@ -189,6 +205,7 @@ class PairFinish {
     __syncthreads();  // all warps have written their sums, and have left the last list
     if (threadIdx.x < 32) {
       int count = 0;
+#pragma unroll 1
       for (int first = segment; first < segment_end; first += 32) {
         if (first > segment) look(first);
         bool last = false;
@@ -214,13 +231,17 @@ class PairFinish {
     const int warp = threadIdx.x / 32, head = pairs->head;
     const bool turn = k_.p.rotation_v != nullptr;
     if (turn && copies_rotation_ && head != head_) CopyRotation(head);
-    const int slots = min(kPassRows / parts, count * T::kRows);
-    for (int place = warp; place < slots * parts; place += k_.launch.warps) {
-      const int slot = place / parts;
-      const int row = first_row + slot % T::kRows;
-      MergeRow(slot, place % parts, parts,
-               slot / T::kRows < count && row < rows_.columns ? pairs + slot / T::kRows : nullptr,
-               row);
+    const int slots = count * kRowsAtOnce;
+    if (pairs->splits() <= kFewSplits) {
+      for (int slot = kRowsOfFew * warp; slot < slots; slot += kRowsOfFew * k_.launch.warps) {
+        MergeFew(slot, pairs[slot / kRowsAtOnce], first_row + slot % kRowsAtOnce);
+      }
+    } else {
+      for (int place = warp; place < slots * parts; place += k_.launch.warps) {
+        const int slot = place / parts;
+        MergeRow(slot, place % parts, parts, pairs[slot / kRowsAtOnce],
+                 first_row + slot % kRowsAtOnce);
+      }
     }
     __syncthreads();
     CombineRows(head, slots, parts);
@@ -233,7 +254,7 @@ class PairFinish {
       const int stride = copies_rotation_ ? kTurnStride : T::kDim;
 #pragma unroll 1
       for (int i = warp; i < T::kDim / 8 * kTurnParts; i += k_.launch.warps) {
-        Unrotate(from, stride, i / kTurnParts, i % kTurnParts);
+        Unrotate(from, stride, i / kTurnParts, i % kTurnParts, slots);
       }
       __syncthreads();
     }
@@ -250,14 +271,14 @@ class PairFinish {
   }
 
   // Merges segments `part`, part + parts, ... of one row, history and BF16 apart.
-  __device__ __forceinline__ void MergeRow(int slot, int part, int parts, const FinishedPair* pair,
+  __device__ __forceinline__ void MergeRow(int slot, int part, int parts, const FinishedPair& pair,
                                            int row) {
     const int lane = threadIdx.x % 32;
-    if (pair == nullptr) {
+    if (row >= rows_.columns) {
       if (lane == 0 && part == 0) row_[slot].index = -1;
       return;
     }
-    const FinishedPair s = *pair;
+    const FinishedPair s = pair;
     const int count = s.int2_count + s.bf16_count;
     const auto segment_at = [&](int i) {
       return i < s.int2_count ? s.int2_first + i : s.bf16_first + i - s.int2_count;
@@ -319,6 +340,73 @@ class PairFinish {
     }
   }
 
+  // Merges kRowsOfFew rows of a pair of up to kFewSplits segments, all asked for at once.
+  __device__ __forceinline__ void MergeFew(int slot, const FinishedPair& pair, int row) {
+    const int lane = threadIdx.x % 32, mine = lane % kRowsOfFew;
+    const FinishedPair s = pair;
+    const int count = s.splits(), split = lane / kRowsOfFew;
+    const auto segment_at = [&](int i) {
+      return i < s.int2_count ? s.int2_first + i : s.bf16_first + i - s.int2_count;
+    };
+    const RowState state =
+        split < count ? StateOf(segment_at(split), row + mine) : RowState{kNoLogit, 0.0f};
+    float4 x[kFewSplits][kRowsOfFew][kQuads];
+#pragma unroll
+    for (int i = 0; i < kFewSplits; ++i) {
+#pragma unroll
+      for (int r = 0; r < kRowsOfFew; ++r) {
+        if (i < count) LoadPartial(segment_at(i), row + r, x[i][r]);
+      }
+    }
+    const bool exists = row + mine < rows_.columns;
+    const bool has_sink = k_.p.sink_logit != nullptr && exists;
+    const float sink =
+        has_sink ? k_.p.sink_logit[s.head * rows_.heads + (row + mine) % rows_.heads] * kLog2E
+                 : kNoLogit;
+    float reference = fmaxf(sink, state.reference);
+    for (int step = kRowsOfFew; step < 32; step *= 2) {
+      reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, step));
+    }
+    const float weight = ptx::Exp2(state.reference - reference);
+    float sum = weight * state.sum, mass = split < s.int2_count ? sum : 0.0f;
+    for (int step = kRowsOfFew; step < 32; step *= 2) {
+      sum += __shfl_xor_sync(~0u, sum, step);
+      mass += __shfl_xor_sync(~0u, mass, step);
+    }
+    if (has_sink) sum += ptx::Exp2(sink - reference);
+    if (split == 0) {
+      row_[slot + mine] = {exists ? rows_.IndexOf(k_, s.sequence, s.head, row + mine) : int64_t{-1},
+                           reference, sum, mass};
+    }
+    // History comes first: one sum after the other.
+    float4 part[kRowsOfFew][kQuads] = {};
+    const auto store = [&](float* to) {
+#pragma unroll
+      for (int r = 0; r < kRowsOfFew; ++r) {
+#pragma unroll
+        for (int q = 0; q < kQuads; ++q) {
+          if (QuadOf(q) < T::kDim) {
+            *reinterpret_cast<float4*>(to + (slot + r) * kStageStride<T::kDim> + QuadOf(q)) =
+                part[r][q];
+          }
+          part[r][q] = {};
+        }
+      }
+    };
+    if (s.int2_count == 0) store(history_);
+#pragma unroll
+    for (int i = 0; i < kFewSplits; ++i) {
+      if (i < count) {
+#pragma unroll
+        for (int r = 0; r < kRowsOfFew; ++r) {
+          AddWeighted(__shfl_sync(~0u, weight, kRowsOfFew * i + r), x[i][r], part[r]);
+        }
+      }
+      if (i == s.int2_count - 1) store(history_);
+    }
+    store(plain_);
+  }
+
   __device__ static __forceinline__ int QuadOf(int q) { return 4 * (threadIdx.x % 32) + 128 * q; }
 
   __device__ __forceinline__ void LoadPartial(int segment, int row, float4 (&x)[kQuads]) const {
@@ -367,7 +455,7 @@ class PairFinish {
         *reinterpret_cast<float4*>(to) = x;
 #pragma unroll
         for (int part = 1; part < kTurnParts; ++part) {
-          *reinterpret_cast<float4*>(to + part * kPassRows * kStageStride<T::kDim>) =
+          *reinterpret_cast<float4*>(to + part * places_ * kStageStride<T::kDim>) =
               make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
       }
@@ -387,41 +475,51 @@ class PairFinish {
     head_ = head;
   }
 
-  // Channels 8 n .. 8 n + 7 of the merged rows times R_V', a part of the sum over channels. A lane
-  // takes four neighbouring channels of 16, which the product may see in any order.
-  __device__ __forceinline__ void Unrotate(const float* rotation, int stride, int n, int part) {
+  // Channels 8 n .. 8 n + 7 of the first `rows` merged rows times R_V', a part of the sum over
+  // channels. A lane takes four neighbouring channels of 16, which the product may see in any
+  // order.
+  __device__ __forceinline__ void Unrotate(const float* rotation, int stride, int n, int part,
+                                           int rows) {
     constexpr int kSteps = T::kSteps / kTurnParts;
     const int lane = threadIdx.x % 32;
     const float* from = rotation + (8 * n + lane / 4) * stride + lane % 4 * 4 + 16 * kSteps * part;
-    float acc[3][4] = {};
     float4 r[kSteps];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) r[s] = *reinterpret_cast<const float4*>(from + 16 * s);
+    uint32_t high[kSteps][2], low[kSteps][2];
 #pragma unroll
     for (int s = 0; s < kSteps; ++s) {
-      uint32_t a_high[4], a_low[4], high[2], low[2];
+      ptx::SplitBf16(r[s].x, r[s].y, &high[s][0], &low[s][0]);
+      ptx::SplitBf16(r[s].z, r[s].w, &high[s][1], &low[s][1]);
+    }
+#pragma unroll 1
+    for (int first = 0; first < rows; first += kPassRows) {
+      float acc[3][4] = {};
+#pragma unroll
+      for (int s = 0; s < kSteps; ++s) {
+        uint32_t a_high[4], a_low[4];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at =
+              (first + lane / 4 + 8 * i) * kSplitStride + 8 * (kSteps * part + s) + lane % 4 * 2;
+          const uint2 x = *reinterpret_cast<const uint2*>(high_ + at);
+          const uint2 y = *reinterpret_cast<const uint2*>(low_ + at);
+          a_high[i] = x.x, a_high[i + 2] = x.y;
+          a_low[i] = y.x, a_low[i + 2] = y.y;
+        }
+        ptx::MmaBf16(acc[0], a_high, high[s][0], high[s][1]);
+        ptx::MmaBf16(acc[1], a_high, low[s][0], low[s][1]);
+        ptx::MmaBf16(acc[2], a_low, high[s][0], high[s][1]);
+      }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const int at = (lane / 4 + 8 * i) * kSplitStride + 8 * (kSteps * part + s) + lane % 4 * 2;
-        const uint2 x = *reinterpret_cast<const uint2*>(high_ + at);
-        const uint2 y = *reinterpret_cast<const uint2*>(low_ + at);
-        a_high[i] = x.x, a_high[i + 2] = x.y;
-        a_low[i] = y.x, a_low[i + 2] = y.y;
+        float2 x;
+        x.x = acc[0][2 * i] + (acc[1][2 * i] + acc[2][2 * i]);
+        x.y = acc[0][2 * i + 1] + (acc[1][2 * i + 1] + acc[2][2 * i + 1]);
+        *reinterpret_cast<float2*>(
+            turned_ + (part * places_ + first + lane / 4 + 8 * i) * kStageStride<T::kDim> + 8 * n +
+            lane % 4 * 2) = x;
       }
-      ptx::SplitBf16(r[s].x, r[s].y, &high[0], &low[0]);
-      ptx::SplitBf16(r[s].z, r[s].w, &high[1], &low[1]);
-      ptx::MmaBf16(acc[0], a_high, high[0], high[1]);
-      ptx::MmaBf16(acc[1], a_high, low[0], low[1]);
-      ptx::MmaBf16(acc[2], a_low, high[0], high[1]);
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      float2 x;
-      x.x = acc[0][2 * i] + (acc[1][2 * i] + acc[2][2 * i]);
-      x.y = acc[0][2 * i + 1] + (acc[1][2 * i + 1] + acc[2][2 * i + 1]);
-      *reinterpret_cast<float2*>(turned_ +
-                                 (part * kPassRows + lane / 4 + 8 * i) * kStageStride<T::kDim> +
-                                 8 * n + lane % 4 * 2) = x;
     }
   }
 
@@ -438,8 +536,8 @@ class PairFinish {
       float4 sum = *reinterpret_cast<const float4*>(turned_ + f);
 #pragma unroll
       for (int part = 1; part < kTurnParts; ++part) {
-        const float4 x = *reinterpret_cast<const float4*>(
-            turned_ + part * kPassRows * kStageStride<T::kDim> + f);
+        const float4 x =
+            *reinterpret_cast<const float4*>(turned_ + part * places_ * kStageStride<T::kDim> + f);
         sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
       }
       for (int part = 0; part < parts; ++part) {
@@ -465,12 +563,13 @@ class PairFinish {
 
   const DecodeKernelParams& k_;
   const QueryRows rows_;
-  float* history_;  // [kPassRows] rows: the INT2 part, rotated, a row's parts together
+  int places_;      // of a pass
+  float* history_;  // [places] rows: the INT2 part, rotated, a row's parts together
   float* plain_;    // the BF16 part, likewise
   float* turned_;   // the INT2 part in the model's basis, a row for each, in kTurnParts
   uint32_t* high_;  // the INT2 part, rotated, in two bf16 parts
   uint32_t* low_;
-  PassRow* row_;        // [kPassRows]
+  PassRow* row_;        // [places]
   FinishedPair* list_;  // [kListMax]
   int* count_;
   float* rotation_;       // R_V of head_

@@ -56,7 +56,7 @@ struct DecodeTraits {
     return kSteps * (Paired(n) ? 2 : 4);
   }
 
-  static_assert(kChunkTokens * kRowBytes<dim> <= kTileBytes, "a chunk's rows fit a slot");
+  static_assert(kChunkTokens / 2 * kPairBytes<dim> <= kTileBytes, "a chunk's rows fit a slot");
   static_assert(LaneValues(0) * 32 * 4 <= kTileBytes, "a warp's outputs fit a slot");
 
   // The query row of a lane's i-th element, i < kLaneRows.

@@ -12,10 +12,17 @@
 // tiles and BF16 chunks, across segment ends. No synchronisation beyond the warp.
 namespace crumb::kernels::cuda {
 
-// A BF16 chunk fills two slots, its K rows and then its V rows. Rows are padded by 16 bytes, so
-// that the eight rows of a matrix fragment lie in different banks.
+// A BF16 chunk fills two slots, its K rows and then its V rows. Two neighbouring tokens lie
+// together, as they do in memory; such pairs are padded by 16 bytes, so that the first rows of
+// eight pairs lie in different banks, and the second ones too. Row r of a fragment is of token
+// ChunkToken(r).
 template <int kDim>
-inline constexpr int kRowBytes = 2 * kDim + 16;
+inline constexpr int kPairBytes = 4 * kDim + 16;
+template <int kDim>
+__device__ __forceinline__ int ChunkRowAt(int token) {
+  return token / 2 * kPairBytes<kDim> + token % 2 * (2 * kDim);
+}
+__device__ __forceinline__ int ChunkToken(int row) { return row % 8 * 2 + row / 8; }
 
 // Where the rows of one chunk come from.
 struct ChunkSource {
@@ -36,9 +43,8 @@ __device__ __forceinline__ ChunkSource SourceOf(int sink_tokens, int recent_toke
   return source;
 }
 
-// Starts to copy a chunk's K or V rows to a slot, by copies of 16 bytes: padded rows would each
-// take a bulk copy. One warp. base: the first row of sink, BF16 page or ring; begin: slot of the
-// oldest of `capacity` recent tokens.
+// Starts to copy a chunk's K or V rows to a slot, by copies of 16 bytes. One warp. base: the first
+// row of sink, BF16 page or ring; begin: slot of the oldest of `capacity` recent tokens.
 template <int kDim>
 __device__ __forceinline__ void CopyChunk(const ChunkSource& source, int paged, uint64_t base,
                                           int64_t stride, int begin, int capacity, uint32_t slot) {
@@ -52,17 +58,46 @@ __device__ __forceinline__ void CopyChunk(const ChunkSource& source, int paged, 
   int row = lane / kPieces;
   int token = first + row + (source.sink || page ? 0 : begin);
   if (token >= capacity) token -= capacity;
-  uint32_t to = slot + row * kRowBytes<kDim> + lane % kPieces * 16;
   uint64_t from = base + token * stride + lane % kPieces * 16;
 #pragma unroll 2
   for (; row < source.rows; row += kAtOnce) {
-    ptx::CopyAsync16(to, reinterpret_cast<const void*>(from));
-    to += kAtOnce * kRowBytes<kDim>;
+    ptx::CopyAsync16(slot + ChunkRowAt<kDim>(row) + lane % kPieces * 16,
+                     reinterpret_cast<const void*>(from));
     from += kAtOnce * stride;
     token += kAtOnce;
     if (token >= capacity) token -= capacity, from -= capacity * stride;
   }
 }
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// The same by bulk copies, one for a pair of tokens whose rows follow each other. All lanes arrive
+// at `barrier`.
+template <int kDim>
+__device__ __forceinline__ void CopyChunkBulk(const ChunkSource& source, int paged, uint64_t base,
+                                              int64_t stride, int begin, int capacity,
+                                              uint32_t slot, uint32_t barrier) {
+  constexpr uint32_t kBytes = 2 * kDim;
+  const int lane = threadIdx.x % 32, row = 2 * lane;
+  if (lane == 0) {
+    ptx::ArriveExpecting(barrier, source.rows * kBytes);
+    ptx::Arrive(barrier, 31);  // for the other lanes
+  }
+  if (row >= source.rows) return;
+  const bool page = source.InPage(paged), ring = !source.sink && !page;
+  int token = (page ? source.first % kPageRows : source.first - (source.sink ? 0 : paged)) + row +
+              (ring ? begin : 0);
+  if (ring && token >= capacity) token -= capacity;
+  const uint32_t to = slot + lane * kPairBytes<kDim>;
+  const uint64_t from = base + token * stride;
+  const bool both = row + 1 < source.rows, wraps = ring && token + 1 == capacity;
+  if (both && !wraps && stride == kBytes) {
+    ptx::CopyBulk(to, from, 2 * kBytes, barrier);
+    return;
+  }
+  ptx::CopyBulk(to, from, kBytes, barrier);
+  if (both) ptx::CopyBulk(to + kBytes, wraps ? base : from + stride, kBytes, barrier);
+}
+#endif
 
 // The warps that share the work of a segment: a whole block, or kGroupWarps of it.
 struct WarpGroup {
@@ -293,11 +328,16 @@ class TileRing {
                                : source.sink ? 0
                                              : 1) +
                           index_ % 2 * rows.v_offset;
-    CopyChunk<kDim>(source, paged, base, rows.token_stride, static_cast<int>(held(4)),
-                    k.p.recent_capacity, slot);
+    const int begin = static_cast<int>(held(4));
 #if __CUDA_ARCH__ >= 900
-    if constexpr (kBulk) ptx::ArriveWithCopies(barrier);
+    if constexpr (kBulk) {
+      CopyChunkBulk<kDim>(source, paged, base, rows.token_stride, begin, k.p.recent_capacity, slot,
+                          barrier);
+    }
 #endif
+    if constexpr (!kBulk) {
+      CopyChunk<kDim>(source, paged, base, rows.token_stride, begin, k.p.recent_capacity, slot);
+    }
   }
 
   uint32_t slots_, barriers_;
