@@ -49,16 +49,16 @@ constexpr uint32_t SumOfZeros(size_t bytes) {
 
 // Words 0 and 1 of lane 4 r + c are in row r of the bit product, words 2 and 3 in row r + 8.
 // Columns[l][2 m + w]: lane l's constants of word w (+ 2 in the lower rows) for output bits 8 m ..
-// 8 m + 7 of a unit that `units_after` units follow.
+// 8 m + 7 of a unit that `bytes_after` bytes follow.
 struct Columns {
   uint32_t word[32][8];
 };
-constexpr Columns MakeColumns(int units_after) {
+constexpr Columns MakeColumns(int bytes_after) {
   Columns k{};
   for (int c = 0; c < 4; ++c) {
     for (int w = 0; w < 2; ++w) {
       // Bit 31 is the last of the word: the lowest power.
-      uint32_t power = PowerOfX(8 * kUnitBytes * units_after + 32 + 416 - 128 * c - 32 * w);
+      uint32_t power = PowerOfX(8 * bytes_after + 32 + 416 - 128 * c - 32 * w);
       for (int bit = 31; bit >= 0; --bit) {
         for (int n = 0; n < 32; ++n) {
           k.word[4 * (n % 8) + c][2 * (n / 8) + w] |= (power >> n & 1) << bit;
@@ -110,14 +110,15 @@ class PlainSum {
     ptx::MmaBits(counts_[3], a, second.z, second.w);
   }
 
-  // The plain sum, in every lane. rows: this lane's constants.
+  // The plain sum, in every lane. rows: this lane's constants, kStep apart.
+  template <int kStep = 1>
   __device__ __forceinline__ uint32_t Result(const uint4* rows) const {
     uint32_t sum = 0;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const uint4 factor = rows[2 * h + half];
+        const uint4 factor = rows[(2 * h + half) * kStep];
         sum ^= factor.x & Parity(counts_[2 * half][2 * h]);
         sum ^= factor.y & Parity(counts_[2 * half][2 * h + 1]);
         sum ^= factor.z & Parity(counts_[2 * half + 1][2 * h]);

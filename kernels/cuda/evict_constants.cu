@@ -19,20 +19,22 @@ __device__ float Value(uint16_t bits, RowType type) {
                                 : __half2float(__ushort_as_half(bits));
 }
 
-// A thread makes both parts of one element.
-__global__ void RotationKernel(const float* rotation, int dim, RowType type, uint16_t* prepared) {
+// A thread makes all parts of one element.
+__global__ void RotationKernel(const float* rotation, int dim, int parts, RowType type,
+                               uint16_t* prepared) {
   const int64_t matrix = blockIdx.y;
   rotation += matrix * dim * dim;
-  prepared += matrix * 2 * dim * dim;
+  prepared += matrix * parts * dim * dim;
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < dim * dim; i += gridDim.x * kThreads) {
     const int column = i / dim, inner = i % dim;  // of the product
     const int chunk = inner / kChunkChannels, k = inner % kChunkChannels;
-    const float x = rotation[inner * dim + column];
-    const uint16_t high = Bits(x, type);
+    float left = rotation[inner * dim + column];
     const int at = column * kChunkChannels + 8 * ((k / 8) ^ (column % 8)) + k % 8;
-    uint16_t* part = prepared + 2 * chunk * dim * kChunkChannels;
-    part[at] = high;
-    part[dim * kChunkChannels + at] = Bits(x - Value(high, type), type);
+    for (int part = 0; part < parts; ++part) {
+      const uint16_t bits = Bits(left, type);
+      prepared[(parts * chunk + part) * dim * kChunkChannels + at] = bits;
+      left -= Value(bits, type);
+    }
   }
 }
 
@@ -88,7 +90,7 @@ cudaError_t PrepareEvictRotation(const float* rotation, int head_dim, int matric
                                  EvictRotation* prepared, cudaStream_t stream) {
   if (!Served(head_dim) || matrices < 1 || matrices > 65535) return cudaErrorInvalidValue;
   const dim3 grid(head_dim * head_dim / kThreads / 4, matrices);
-  RotationKernel<<<grid, kThreads, 0, stream>>>(rotation, head_dim, type,
+  RotationKernel<<<grid, kThreads, 0, stream>>>(rotation, head_dim, RotationParts(head_dim), type,
                                                 reinterpret_cast<uint16_t*>(prepared));
   return cudaGetLastError();
 }

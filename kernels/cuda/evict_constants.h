@@ -17,9 +17,13 @@ namespace crumb::kernels::cuda {
 struct EvictRotation;
 struct EvictFeedback;
 
-// R in parts: chunks of 64 inner channels, of each the high and then the low part; a part has
-// head_dim columns of 64 16-bit elements each, in the 128-byte swizzle of Hopper's tensor cores.
+// R in parts: chunks of 64 inner channels, of each the high part, then the low one, what 16 bits
+// leave of R, and for head_dim 256 what these leave; a part has head_dim columns of 64 16-bit
+// elements each, in the 128-byte swizzle of Hopper's tensor cores.
 inline constexpr int kChunkChannels = 64;
+constexpr int RotationParts(int head_dim) { return head_dim == 256 ? 3 : 2; }
+template <int kDim>
+inline constexpr int kRotationParts = RotationParts(kDim);
 template <int kDim>
 inline constexpr int kPartBytes = kDim * 2 * kChunkChannels;
 
@@ -40,7 +44,7 @@ inline constexpr int kFeedbackOwnOffset = FeedbackPairs(kDim) * kFeedbackPairByt
 
 // Bytes of one matrix.
 constexpr size_t EvictRotationBytes(int head_dim) {
-  return static_cast<size_t>(head_dim) * head_dim * 4;
+  return static_cast<size_t>(head_dim) * head_dim * 2 * RotationParts(head_dim);
 }
 constexpr size_t EvictFeedbackBytes(int head_dim) {
   return static_cast<size_t>(FeedbackPairs(head_dim)) * kFeedbackPairBytes +

@@ -5,36 +5,26 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/cuda/crc32c.cuh"
 #include "kernels/cuda/evict.h"
 #include "kernels/cuda/feedback_rows.cuh"
 #include "kernels/cuda/ptx.cuh"
 #include "kernels/cuda/quantize_rows.cuh"
 #include "kernels/cuda/rotate_rows.cuh"
+#include "kernels/cuda/tile_sums.cuh"
 
 // A matrix is the R of one (layer, KV head, K or V). A block keeps one matrix in shared memory and
 // passes the windows of its share through it, four warps a window, 16 rows a warp: the product on
 // the tensor cores, everything else in its accumulators. docs/kernels/evict.md has the account.
 namespace crumb::kernels::cuda {
 
-inline constexpr int kWindowTokens = 64;
-inline constexpr int kWarpRows = 16;  // one 16-token group of the tile
-inline constexpr int kTeamWarps = kWindowTokens / kWarpRows;
 inline constexpr int kTeamThreads = 32 * kTeamWarps;
-
-// x^(8 n) of the n bytes that lie behind a piece of the tile, for its sum.
-struct TilePowers {
-  uint32_t codes[2][kTeamWarps][2];  // [K or V][token group][unit of 512 bytes]
-  uint32_t meta[2][4];               // [K or V][unit]
-  uint32_t zeros;                    // the sum of a tile of zeros
-};
 
 struct EvictKernelParams {
   EvictParams p;
-  ClipGuess clip[2];  // K, V
-  TilePowers powers;
-  bool bulk;      // copy R by bulk copies, and multiply by four warps where the device can
-  bool streamed;  // R does not fit and passes part by part
+  ClipGuess clip[2];   // K, V
+  uint32_t zeros_sum;  // of a tile of zeros
+  bool bulk;           // copy R by bulk copies, and multiply by four warps where the device can
+  bool streamed;       // R does not fit and passes part by part
 };
 
 template <class T, bool kFeedback>
@@ -42,22 +32,16 @@ struct EvictLayout {
   // Teams of a block: accumulators of 128 and more registers leave room for few.
   static constexpr int kTeams = kFeedback ? (T::kDim == 256 ? 1 : 4) : (T::kDim == 256 ? 2 : 4);
   static constexpr int kThreads = kTeams * kTeamThreads;
-  static constexpr int kRotationBytes = T::kDim * T::kDim * 4;
+  static constexpr int kRotationBytes = static_cast<int>(EvictRotationBytes(T::kDim));
   static constexpr int kFeedbackBytes =
       kFeedback ? static_cast<int>(EvictFeedbackBytes(T::kDim)) : 0;
   static constexpr int kStateBytes = 128;  // a barrier, facts of the matrix, of the teams' means
   static constexpr int kRowBytes = kWarpRows * kRowPitch<T::kDim>;
-  // What moves a warp's plain sums of codes and metadata to their places, a word of each a lane.
-  static constexpr int kCodeUnits = T::kDim == 256 ? 2 : 1;
-  static constexpr int kMetaUnits = (T::kGroups + 1) / 2;
-  static constexpr int kFactorBytes = 128 * (kCodeUnits + kMetaUnits);
+  static constexpr int kTeamBytes = kTeamWarps * kRowBytes + kMeanBytes<T::kDim>;
 
-  static constexpr int TeamBytes() {
-    return kTeamWarps * (kRowBytes + kFactorBytes) + kMeanBytes<T::kDim>;
-  }
-  static constexpr int Bytes(bool streamed, int teams) {
+  static constexpr int Bytes(bool streamed, int teams, bool sums) {
     return (streamed ? kPartBytes<T::kDim> : kRotationBytes) + kFeedbackBytes + kStateBytes +
-           teams * TeamBytes();
+           teams * kTeamBytes + (sums ? static_cast<int>(sizeof(MatrixSums<T>)) : 0);
   }
 };
 
@@ -87,7 +71,8 @@ class WindowEvictor {
         p_(k.p),
         shared_(shared),
         // From one lane: the compiler then knows that warps do not diverge.
-        warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)) {}
+        warp_(__shfl_sync(~0u, threadIdx.x / 32, 0)),
+        waited_(!k.p.overlap_previous) {}
 
   __device__ __forceinline__ void Run() {
     const int matrices = 2 * p_.layers * p_.kv_heads;
@@ -102,19 +87,17 @@ class WindowEvictor {
     const Place begin = BeginOf(blockIdx.x, sharers, windows);
     const Place end = BeginOf(blockIdx.x + 1, sharers, windows);
     int first = begin.window;
-    bool waited = false;
     for (int matrix = begin.matrix; matrix < end.matrix || first < end.window; ++matrix) {
       if (matrix != matrix_) {
         __syncthreads();
         SetMatrix(matrix);
         LoadConstants();
       }
-      EvictRange(first, matrix < end.matrix ? windows : end.window, !waited);
-      waited = true;
+      EvictRange(first, matrix < end.matrix ? windows : end.window);
       if (matrix == end.matrix) break;
       first = 0;
     }
-    if (!waited) WaitPrevious();
+    WaitPrevious();
     WaitConstants();  // no copy may be on its way when the block ends
   }
 
@@ -167,12 +150,9 @@ class WindowEvictor {
   __device__ __forceinline__ char* Mean() const {
     return State() + Layout::kStateBytes + Team() * kMeanBytes<T::kDim>;
   }
-  // Of code units, then of metadata's; this lane's word.
-  __device__ __forceinline__ volatile uint32_t& SumFactor(int unit) const {
-    char* all = State() + Layout::kStateBytes +
-                Teams() * (kTeamWarps * Layout::kRowBytes + kMeanBytes<T::kDim>);
-    return *reinterpret_cast<volatile uint32_t*>(all + warp_ * Layout::kFactorBytes + 128 * unit +
-                                                 threadIdx.x % 32 * 4);
+  __device__ __forceinline__ MatrixSums<T>& Sums() const {
+    return *reinterpret_cast<MatrixSums<T>*>(State() + Layout::kStateBytes +
+                                             Teams() * Layout::kTeamBytes);
   }
 
   // --- The matrix ----------------------------------------------------------------------------
@@ -192,16 +172,7 @@ class WindowEvictor {
     }
     // No mean lies at an odd address.
     if (threadIdx.x % kTeamThreads == 0) *PlacedMean() = 1;
-    if (p_.sums != nullptr) {
-#pragma unroll 1
-      for (int i = 0; i < kCodeUnits; ++i) {
-        SumFactor(i) = crc::LaneFactor(k_.powers.codes[IsValue()][Group()][i]);
-      }
-#pragma unroll 1
-      for (int i = 0; i < kMetaUnits; ++i) {
-        SumFactor(kCodeUnits + i) = crc::LaneFactor(k_.powers.meta[IsValue()][i]);
-      }
-    }
+    if (p_.sums != nullptr) Sums().Load(IsValue());
     __syncthreads();
   }
 
@@ -408,9 +379,11 @@ class WindowEvictor {
       SpreadRows<T::kDim, kHalf>(x, y);
       return;
     }
+    // Eight groups have 16 numbers that may round to another half: of them y has to be nearer.
+    constexpr int kParts = kFeedback && T::kGroups == 8 ? kRotationParts<T::kDim> : 2;
     const uint32_t rotation = ptx::SharedAddress(shared_);
-    for (int i = 0; i < 2 * T::kDim / kChunkChannels; ++i) {
-      const int part = PartInOrder<T::kDim>(i);
+    for (int i = 0; i < kParts * (T::kDim / kChunkChannels); ++i) {
+      const int part = PartInOrder<T::kDim, kParts>(i);
       if (Streamed()) {
         __syncthreads();
         Expect(kPartBytes<T::kDim>);
@@ -418,7 +391,7 @@ class WindowEvictor {
         waiting_ = true;
         WaitConstants();
       }
-      RotateByPart<T::kDim, kHalf>(x, part / 2,
+      RotateByPart<T::kDim, kHalf>(x, part / kRotationParts<T::kDim>,
                                    rotation + (Streamed() ? 0 : part * kPartBytes<T::kDim>), y);
     }
   }
@@ -426,21 +399,21 @@ class WindowEvictor {
   // --- Windows -------------------------------------------------------------------------------
 
   // Until the kernel before has ended; then the next may begin. Only then: what it reads ahead may
-  // come from before this one, but not be still on its way.
+  // come from before this one, but not be still on its way. At about the middle of a window, so
+  // that of two calls that follow each other each hides half of the other.
   __device__ __forceinline__ void WaitPrevious() {
 #if __CUDA_ARCH__ >= 900
-    if (!p_.overlap_previous) return;
+    if (waited_) return;
     ptx::WaitForPrevious();
     ptx::LaunchDependents();
+    waited_ = true;
 #endif
   }
 
-  // Windows [first, last) of the matrix; every team takes every kTeams-th. begins: the block's
-  // first ones.
-  __device__ __forceinline__ void EvictRange(int first, int last, bool begins) {
+  // Windows [first, last) of the matrix; every team takes every kTeams-th.
+  __device__ __forceinline__ void EvictRange(int first, int last) {
     const int teams = Teams();
     if (first + Team() < last) CopyRows(first + Team());
-    if (begins) WaitPrevious();
     WaitConstants();
     for (int round = first; round < last; round += teams) {
       const int window = round + Team();
@@ -475,6 +448,7 @@ class WindowEvictor {
       MakeRows(x, window, next, y, &facts);
     }
     if (!here) return;
+    WaitPrevious();
     FindClip(y, &facts);
     uint32_t words[T::kTiles / 4], meta[T::kGroups];
     const uint32_t status = RoundRows<T>(y, facts, !HasRotation(), words, meta);
@@ -495,6 +469,7 @@ class WindowEvictor {
         MakeRows(x, window, next, y, &facts);
       }
       FindClip(y, &facts);
+      WaitPrevious();
       if (cut) facts.threshold = kFeedbackMagnitudeMax;
       facts.threshold = facts.finite ? fminf(facts.threshold, kFeedbackMagnitudeMax) : 0.0f;
       RowRange ranges[T::kGroups];
@@ -558,62 +533,17 @@ class WindowEvictor {
     if (p_.sums != nullptr) AddToSum(window, out, meta);
   }
 
-  // --- Tile sums -----------------------------------------------------------------------------
-
-  static constexpr int kCodeUnits = Layout::kCodeUnits, kMetaUnits = Layout::kMetaUnits;
-
-  // This warp's bytes of the tile, in their place, as a plain sum.
-  __device__ __forceinline__ uint32_t PlainSumOf(const uint32_t (&out)[T::kTiles / 4],
-                                                 const uint32_t (&meta)[T::kGroups]) const {
-    const int lane = threadIdx.x % 32;
-    uint32_t sum = 0;
-#pragma unroll
-    for (int i = 0; i < kCodeUnits; ++i) {
-      uint4 words;
-      if constexpr (T::kDim == 64) {
-        // 256 bytes, 8 a lane: they fill the unit's upper half.
-        const int from = lane % 16 * 2;
-        words = make_uint4(__shfl_sync(~0u, out[0], from), __shfl_sync(~0u, out[1], from),
-                           __shfl_sync(~0u, out[0], from + 1), __shfl_sync(~0u, out[1], from + 1));
-        if (lane < 16) words = make_uint4(0, 0, 0, 0);
-      } else {
-        words = make_uint4(out[4 * i], out[4 * i + 1], out[4 * i + 2], out[4 * i + 3]);
-      }
-      sum ^= crc::Multiply(crc::SumOfUnit(words), SumFactor(i));
-    }
-    // Of a group's 256 bytes this warp has 8 in every 32.
-    const int row = lane % 16 / 2;
-    const bool mine = lane % 2 == Group() / 2;
-#pragma unroll
-    for (int i = 0; i < kMetaUnits; ++i) {
-      constexpr bool kWhole = T::kGroups > 1;  // two groups a unit, else only the upper half
-      uint32_t word[2];
-#pragma unroll
-      for (int a = 0; a < 2; ++a) {
-        word[a] = __shfl_sync(~0u, meta[kWhole ? 2 * i + 1 : 0], 4 * row + a);
-        const uint32_t lower = kWhole ? __shfl_sync(~0u, meta[2 * i], 4 * row + a) : 0u;
-        if (lane < 16) word[a] = lower;
-        if (!mine) word[a] = 0;
-      }
-      const bool upper = Group() % 2 == 1;
-      sum ^= crc::Multiply(crc::SumOfUnit(make_uint4(upper ? 0 : word[0], upper ? 0 : word[1],
-                                                     upper ? word[0] : 0, upper ? word[1] : 0)),
-                           SumFactor(kCodeUnits + i));
-    }
-    return sum;
-  }
-
   // The eight parts of a tile meet in its word of the workspace: who comes last writes the sum.
   __device__ __forceinline__ void AddToSum(int window, const uint32_t (&out)[T::kTiles / 4],
                                            const uint32_t (&meta)[T::kGroups]) {
-    const uint32_t part = PlainSumOf(out, meta);
+    const uint32_t part = Sums().PartOf(Group(), out, meta);
     if (threadIdx.x % 32 != 0) return;
     const int64_t tile = static_cast<int64_t>(window) * p_.layers * p_.kv_heads + matrix_ / 2;
     auto* word = static_cast<unsigned long long*>(p_.workspace) + tile;
     const uint64_t mine = uint64_t{1} << (32 + kTeamWarps * IsValue() + Group()) | part;
     const uint64_t now = atomicXor(word, mine) ^ mine;
     if (now >> 32 != (1u << 2 * kTeamWarps) - 1) return;
-    p_.sums[tile] = static_cast<uint32_t>(now) ^ k_.powers.zeros;
+    p_.sums[tile] = static_cast<uint32_t>(now) ^ k_.zeros_sum;
     *word = 0;
   }
 
@@ -622,6 +552,7 @@ class WindowEvictor {
   char* const shared_;  // R, or a part of it; feedback; state; the warps'; the teams'
   const int warp_;
   int matrix_ = 0;
+  bool waited_;           // for the kernel before
   bool waiting_ = false;  // for constants
   int phase_ = 0;
 };
@@ -645,9 +576,10 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   using T = RowTraits<dim, group_size>;
   using Layout = EvictLayout<T, kFeedback>;
   int teams = Layout::kTeams;
-  k.streamed = Layout::Bytes(false, 1) > device.shared_bytes;
+  const bool sums = k.p.sums != nullptr;
+  k.streamed = Layout::Bytes(false, 1, sums) > device.shared_bytes;
   if (k.streamed && kFeedback) teams = 1;  // who goes again would leave the others waiting
-  while (teams > 0 && Layout::Bytes(k.streamed, teams) > device.shared_bytes) --teams;
+  while (teams > 0 && Layout::Bytes(k.streamed, teams, sums) > device.shared_bytes) --teams;
   if (teams == 0) return cudaErrorInvalidConfiguration;
   const int matrices = 2 * k.p.layers * k.p.kv_heads;
   const int sharers = std::min(device.processors / matrices, k.p.windows_max);
@@ -660,9 +592,9 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   constexpr int kReserved = 1024;  // of a block, beside its own shared memory
   const bool halves =
       Layout::kTeams == 4 && !kFeedback && matrices > device.processors &&
-      2 * (Layout::Bytes(k.streamed, 2) + kReserved) <= device.shared_bytes + kReserved;
+      2 * (Layout::Bytes(k.streamed, 2, sums) + kReserved) <= device.shared_bytes + kReserved;
   if (halves) teams = std::min(teams, 2);
-  const int bytes = Layout::Bytes(k.streamed, teams);
+  const int bytes = Layout::Bytes(k.streamed, teams, sums);
   auto kernel = EvictKernel<T, kFeedback, Products::kByWarp>;
   if constexpr (dim <= 128) {
     const bool rotated = k.p.k.rotation != nullptr && k.p.v.rotation != nullptr;

@@ -15,11 +15,21 @@ __device__ __forceinline__ uint32_t PackHalfTowardsZero(float low, float high) {
   return y;
 }
 
-// For each half -1 as a 16-bit integer if x >= bound, else 0.
-__device__ __forceinline__ uint32_t HalvesAtLeast(uint32_t x, uint32_t bound) {
+// For each half -1 as a 16-bit integer if |x| >= bound, else 0.
+__device__ __forceinline__ uint32_t MagnitudesAtLeast(uint32_t x, uint32_t bound) {
   uint32_t y;
-  asm("set.ge.u32.f16x2 %0, %1, %2;" : "=r"(y) : "r"(x), "r"(bound));
+  asm("{\n .reg .b32 m;\n abs.f16x2 m, %1;\n set.ge.u32.f16x2 %0, m, %2;\n}"
+      : "=r"(y)
+      : "r"(x), "r"(bound));
   return y;
+}
+
+__device__ __forceinline__ uint32_t AddMagnitudes(uint32_t x, uint32_t y) {
+  uint32_t sum;
+  asm("{\n .reg .b32 m, n;\n abs.f16x2 m, %1;\n abs.f16x2 n, %2;\n add.rn.f16x2 %0, m, n;\n}"
+      : "=r"(sum)
+      : "r"(x), "r"(y));
+  return sum;
 }
 
 __device__ __forceinline__ uint32_t AddHalves(uint32_t x, uint32_t y) {

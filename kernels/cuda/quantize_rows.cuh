@@ -168,84 +168,87 @@ __device__ __forceinline__ Neighbour SearchInFloats(const float (&y)[T::kTiles][
   return {above ? high : low, above};
 }
 
-// Rows' magnitudes as halves, rounded towards zero: they keep their order against any bound that a
-// half can hold. In the order in which products take them.
+// Rows as halves, rounded towards zero: magnitudes keep their order against any bound that a half
+// can hold. Row r's value is the low half, that of row r + 8 in the same channel the high one.
 template <class T>
-using RowHalves = uint32_t[T::kTiles][2];
+using RowHalves = uint32_t[2 * T::kTiles];
 
 // The magnitudes' sum in the lane's own row, near enough for a guess. No magnitude is above
 // kHalfMost.
 inline constexpr float kHalfMost = 2047.0f;
 template <class T>
 __device__ __forceinline__ float SumMagnitudes(const RowHalves<T>& halves) {
-  float sums[2];
+  uint32_t parts[4];
 #pragma unroll
-  for (int a = 0; a < 2; ++a) {
-    uint32_t parts[4];
+  for (int n = 0; n < 4; ++n) parts[n] = ptx::AddMagnitudes(halves[2 * n], halves[2 * n + 1]);
 #pragma unroll
-    for (int n = 0; n < T::kTiles; ++n) {
-      parts[n % 4] = n < 4 ? halves[n][a] : ptx::AddHalves(parts[n % 4], halves[n][a]);
-    }
-    const uint32_t sum =
-        ptx::AddHalves(ptx::AddHalves(parts[0], parts[1]), ptx::AddHalves(parts[2], parts[3]));
-    sums[a] = ptx::LowHalf(sum) + ptx::HighHalf(sum);
+  for (int n = 8; n < 2 * T::kTiles; ++n) {
+    parts[n % 4] = ptx::AddMagnitudes(parts[n % 4], halves[n]);
   }
-  return JoinOwnRow(sums, [](float x, float y) { return x + y; });
+  uint32_t sum =
+      ptx::AddHalves(ptx::AddHalves(parts[0], parts[1]), ptx::AddHalves(parts[2], parts[3]));
+  sum = ptx::AddHalves(sum, __shfl_xor_sync(~0u, sum, 1));
+  sum = ptx::AddHalves(sum, __shfl_xor_sync(~0u, sum, 2));
+  return ptx::LowHalf(OwnsSecondRow() ? sum >> 16 : sum);
 }
 
-// How many magnitudes of the lane's own row are at least the bound in both halves of bounds[a]; of
-// row r + 8 a.
+// Twice the number of magnitudes of the lane's own row that are at least its half of `bounds`, on
+// top of 2^23.
 template <class T>
-__device__ __forceinline__ float CountAtLeast(const RowHalves<T>& halves,
-                                              const uint32_t (&bounds)[2]) {
+__device__ __forceinline__ float CountAtLeast(const RowHalves<T>& halves, uint32_t bounds) {
   // Ones of a pair are 16-bit -1s: the sum's negative is (high - low) 2^16 + low.
   uint32_t sums[2] = {0, 0};
 #pragma unroll
-  for (int n = 0; n < T::kTiles; n += 2) {
+  for (int n = 0; n < 2 * T::kTiles; n += 4) {
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      sums[a] = sums[a] - ptx::HalvesAtLeast(halves[n][a], bounds[a]) -
-                ptx::HalvesAtLeast(halves[n + 1][a], bounds[a]);
+      sums[a] = sums[a] - ptx::MagnitudesAtLeast(halves[n + a], bounds) -
+                ptx::MagnitudesAtLeast(halves[n + 2 + a], bounds);
     }
   }
-  const uint32_t sum = JoinOwnRow(sums, [](uint32_t x, uint32_t y) { return x + y; });
-  return static_cast<float>(static_cast<int>(2 * (sum & 0xffffu)) + (static_cast<int>(sum) >> 16));
+  uint32_t sum = sums[0] + sums[1];
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  const uint32_t twice = 2 * (sum + (sum << 16));
+  return __uint_as_float(__byte_perm(twice, 0x4b000000u, OwnsSecondRow() ? 0x7632u : 0x7610u));
 }
 
 // A bound for the lane's own row. False if one of the warp's rows has too many values that are the
 // same as halves.
 template <class T>
 __device__ __forceinline__ bool SearchInHalves(const RowHalves<T>& halves, const ClipGuess& clip,
-                                               const RowFacts& facts, Neighbour* found) {
+                                               Neighbour* found) {
   constexpr int kRoundsMax = 10;
-  const float rank = static_cast<float>(clip.rank), middle = rank - 0.5f;
   const float sum = SumMagnitudes<T>(halves);
-  const float step = sum * clip.step;
-  float high = __int_as_float(__float_as_int(facts.Peak()) + 1);
-  float low = 0.0f, low_count = T::kDim, high_count = 0.0f, bound = sum * clip.first;
+  const float step = sum * (0.5f * clip.step);
+  // Counts less the middle between `rank` and one less, twice: odd numbers.
+  const float middle = 8388608.0f + (2.0f * static_cast<float>(clip.rank) - 1.0f);
+  float low = 0.0f, low_count = 0.0f, high = 0.0f, high_count = 0.0f, bound = sum * clip.first;
+  float count;
   bool done = false;
 #pragma unroll 1
   for (int round = 0; round < kRoundsMax; ++round) {
     const uint32_t packed = ptx::PackHalfTowardsZero(bound, bound);
-    uint32_t bounds[2];
-    OfBothRows(packed, bounds);
+    const uint32_t other = __shfl_xor_sync(~0u, packed, 1);
     bound = ptx::LowHalf(packed);
-    const float count = CountAtLeast<T>(halves, bounds);
-    // A normal distribution's step, until there are values on both sides to go by.
-    const float stepped = fmaf(count - middle, step, bound);
-    const bool below = count >= rank;
+    count =
+        CountAtLeast<T>(halves, __byte_perm(packed, other, OwnsSecondRow() ? 0x1054u : 0x5410u)) -
+        middle;
+    done = fabsf(count) == 1.0f;
+    if (__all_sync(~0u, done)) break;
+    const bool below = count > 0.0f;
     low = below ? bound : low;
     low_count = below ? count : low_count;
     high = below ? high : bound;
     high_count = below ? high_count : count;
-    done = low_count == rank || high_count == rank - 1.0f;
-    const float part = (low_count - middle) * ptx::Reciprocal(low_count - high_count);
-    bound = low > 0.0f && high_count > 0.0f ? fmaf(part, high - low, low) : stepped;
-    if (done) bound = low_count == rank ? low : high;
-    if (__all_sync(~0u, done)) break;
+    // A normal distribution's step, until there are values on both sides to go by.
+    const float part = low_count * ptx::Reciprocal(low_count - high_count);
+    const float next =
+        low > 0.0f && high_count < 0.0f ? fmaf(part, high - low, low) : fmaf(count, step, bound);
+    bound = done ? bound : next;
   }
   found->bound = bound;
-  found->above = low_count != rank;
+  found->above = count < 0.0f;
   return __all_sync(~0u, done);
 }
 
@@ -290,11 +293,11 @@ __device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) {
 #pragma unroll
-      for (int a = 0; a < 2; ++a) {
-        halves[n][a] = ptx::PackHalfTowardsZero(y[n][2 * a], y[n][2 * a + 1]) & 0x7fff7fffu;
+      for (int e = 0; e < 2; ++e) {
+        halves[2 * n + e] = ptx::PackHalfTowardsZero(y[n][e], y[n][2 + e]);
       }
     }
-    ended = SearchInHalves<T>(halves, clip, *facts, &found);
+    ended = SearchInHalves<T>(halves, clip, &found);
   }
   if (!ended) found = SearchInFloats<T>(y, clip, *facts);
   facts->threshold = TakeNeighbour<T>(y, found);

@@ -9,7 +9,7 @@
 #include "kernels/cuda/sm90_products.cuh"
 
 // Rows times R on the tensor cores. A row is exact in its 16-bit type, R is the sum of two such
-// parts, so the product is good to 2^-18 of the row.
+// parts, so the product is good to 2^-18 of the row; with a third one, to what the sums lose.
 namespace crumb::kernels::cuda {
 
 // Rows r and r + 8 of 16 as pairs of channels, as products take them: x[n][a] is channels 8 n + 2 c
@@ -33,11 +33,12 @@ __device__ __forceinline__ void ReadRows(uint32_t rows, RowPairs<kDim>& x) {
   }
 }
 
-// Low parts of R go first: tensor cores round every sum down, so large ones had better be few.
-template <int kDim>
+// The first kParts of each chunk of R. Low ones go first: tensor cores round every sum down, so
+// large ones had better be few.
+template <int kDim, int kParts>
 __device__ __forceinline__ constexpr int PartInOrder(int i) {
   constexpr int kChunks = kDim / kChunkChannels;
-  return i < kChunks ? 2 * i + 1 : 2 * (i - kChunks);
+  return i % kChunks * kRotationParts<kDim> + kParts - 1 - i / kChunks;
 }
 
 // y += x times one part of R, by one warp: any device.
@@ -102,7 +103,7 @@ __device__ __forceinline__ void StartRotation(const RowPairs<kDim>& x, uint32_t 
   ptx::GroupMmaBf16<kDim / 8>(y, once, ptx::NarrowMatrix(mean));
 #pragma unroll
   for (int i = 0; i < 2 * kDim / kChunkChannels; ++i) {
-    const int part = PartInOrder<kDim>(i);
+    const int part = PartInOrder<kDim, 2>(i);
     const uint64_t matrix = ptx::SwizzledMatrix(rotation + part * kPartBytes<kDim>);
 #pragma unroll
     for (int s = 0; s < kChunkChannels / 16; ++s) {

@@ -19,7 +19,7 @@ struct AllColumns {
 };
 constexpr AllColumns MakeAllColumns() {
   AllColumns all{};
-  for (int i = 0; i < crc::kUnitsMax; ++i) all.unit[i] = crc::MakeColumns(i);
+  for (int i = 0; i < crc::kUnitsMax; ++i) all.unit[i] = crc::MakeColumns(i * crc::kUnitBytes);
   return all;
 }
 __device__ const AllColumns kColumns = MakeAllColumns();
