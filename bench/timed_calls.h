@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "bench/latencies.h"
 #include "common/clock.h"
 
 namespace crumb::bench {
@@ -28,6 +29,24 @@ struct TimedCalls {
   double p50_us = 0;    // of one call
   double p99_us = 0;
   double cpu_seconds_per_gb = 0;  // of this process and the others; 0 without bytes
+};
+
+// Adds up the rounds of a figure. CPU time counts from here on.
+class TimedRounds {
+ public:
+  // Borrows `options`.
+  explicit TimedRounds(const TimedCallsOptions& options);
+
+  Duration length() const;  // of each round
+  // A round of so many calls that took so long together.
+  void Add(uint64_t calls, double seconds);
+  TimedCalls Total(const Latencies& latencies) const;
+
+ private:
+  const TimedCallsOptions& options_;
+  const double cpu_before_;
+  TimedCalls total_;
+  std::vector<double> rates_;
 };
 
 // One call: does the work number `index` and says how long the part that counts took.

@@ -6,7 +6,6 @@
 #include <fstream>
 #include <utility>
 
-#include "bench/cpu_seconds.h"
 #include "bench/interrupt.h"
 #include "bench/latencies.h"
 #include "common/mutex.h"
@@ -181,26 +180,12 @@ absl::StatusOr<TimedCalls> RunUcxFetches(const TimedCallsOptions& options,
   FetchRound round(*transport, server, fragments, pages, in_flight, rooms);
   Latencies warm_up, latencies;
   CRUMB_RETURN_IF_ERROR(round.Run(std::chrono::milliseconds(50), warm_up).status());
-  TimedCalls total;
-  std::vector<double> rates;
-  const double cpu_before = CpuSeconds(options.other_pids);
+  TimedRounds rounds(options);
   for (int i = 0; i < options.rounds && !Interrupted(); ++i) {
-    const auto length = std::chrono::duration_cast<Duration>(
-        std::chrono::duration<double>(options.seconds / options.rounds));
-    CRUMB_ASSIGN_OR_RETURN(const auto ran, round.Run(length, latencies));
-    const double seconds = ToSeconds(ran.second);
-    total.calls += ran.first;
-    total.seconds += seconds;
-    rates.push_back(static_cast<double>(ran.first * options.bytes_per_call) / seconds * 1e-9);
+    CRUMB_ASSIGN_OR_RETURN(const auto ran, round.Run(rounds.length(), latencies));
+    rounds.Add(ran.first, ToSeconds(ran.second));
   }
-  total.gb_per_s = Median(rates);
-  total.p50_us = latencies.Percentile(0.5);
-  total.p99_us = latencies.Percentile(0.99);
-  const double gigabytes = static_cast<double>(total.calls * options.bytes_per_call) * 1e-9;
-  if (gigabytes > 0) {
-    total.cpu_seconds_per_gb = (CpuSeconds(options.other_pids) - cpu_before) / gigabytes;
-  }
-  return total;
+  return rounds.Total(latencies);
 }
 
 }  // namespace crumb::bench

@@ -110,6 +110,15 @@ int CrumbdProcess::Stop() {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+uint64_t HostCapacity(client::Client& client) {
+  const auto stats = client.Stats();
+  if (!stats.ok()) return 0;
+  for (const auto& tier : stats->tiers) {
+    if (tier.tier == client::Tier::kHost) return tier.capacity_bytes;
+  }
+  return 0;
+}
+
 int FaultRounds(int otherwise) {
   const char* rounds = std::getenv("CRUMB_FAULT_ROUNDS");
   return rounds == nullptr ? otherwise : std::atoi(rounds);

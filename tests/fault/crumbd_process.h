@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "crumb/client.h"
+
 namespace crumb::fault {
 
 struct StoreSizes {
@@ -55,6 +57,9 @@ class CrumbdProcess {
   const std::string control_group_;
   pid_t pid_ = -1;
 };
+
+// Bytes of host memory that crumbd says it has; 0: it does not answer.
+uint64_t HostCapacity(client::Client& client);
 
 // Rounds of a fault test: the environment variable CRUMB_FAULT_ROUNDS, or `otherwise`.
 int FaultRounds(int otherwise);

@@ -56,15 +56,6 @@ std::vector<float> Decode(const SequenceModel& model, Sequence& sequence, int st
   return outputs;
 }
 
-uint64_t HostCapacity(client::Client& client) {
-  const auto stats = client.Stats();
-  if (!stats.ok()) return 0;
-  for (const auto& tier : stats->tiers) {
-    if (tier.tier == client::Tier::kHost) return tier.capacity_bytes;
-  }
-  return 0;
-}
-
 TEST(MemoryLimitTest, AKilledCrumbdIsReplacedWithinTheSameLimit) {
   const MemoryGroup group(kLimitBytes);
   std::cout << (group.folder().empty() ? "no control group can be made: without a limit"

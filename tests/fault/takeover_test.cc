@@ -152,15 +152,6 @@ void TakeOver(CrumbdProcess& crumbd) {
   ASSERT_TRUE(crumbd.WaitServing()) << LogOf(crumbd);
 }
 
-uint64_t HostCapacity(client::Client& client) {
-  const auto stats = client.Stats();
-  if (!stats.ok()) return 0;
-  for (const auto& tier : stats->tiers) {
-    if (tier.tier == client::Tier::kHost) return tier.capacity_bytes;
-  }
-  return 0;
-}
-
 TEST(TakeoverTest, NoPageIsLostAndLiveLeasesStayRight) {
   TemporaryFolder folder;
   StoreSizes sizes = kSizes;

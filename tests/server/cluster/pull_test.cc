@@ -37,6 +37,16 @@ class FakePeer : public Peer {
     return record;
   }
 
+  // Answers what it was asked while it was silent.
+  void AnswerLate() {
+    std::vector<Answer<v1::PeerAcquireResponse>> late;
+    {
+      MutexLock lock(&mutex);
+      late.swap(held);
+    }
+    for (const auto& answer : late) answer(absl::DeadlineExceededError("late"));
+  }
+
   void Acquire(v1::PeerAcquireRequest request, TimePoint,
                Answer<v1::PeerAcquireResponse> answer) override {
     ++asks;
@@ -246,14 +256,7 @@ TEST_F(PullTest, SilenceIsAMissAtTheDeadline) {
   EXPECT_EQ(result.miss_reason, MissReason::kDeadline);
   EXPECT_GE(Clock::Real().Now() - began, std::chrono::milliseconds(50));
   EXPECT_EQ(counts_.pulls_late.value(), 1u);
-  for (const auto& fake : fakes_) {
-    std::vector<Peer::Answer<v1::PeerAcquireResponse>> held;
-    {
-      MutexLock lock(&fake->mutex);
-      held.swap(fake->held);
-    }
-    for (const auto& answer : held) answer(absl::DeadlineExceededError("late"));
-  }
+  for (const auto& fake : fakes_) fake->AnswerLate();
 }
 
 TEST_F(PullTest, AnOpenBreakerIsSkipped) {
@@ -451,14 +454,7 @@ TEST_F(PullTest, FindEndsAtItsDeadline) {
   EXPECT_EQ(found.miss_reason, MissReason::kDeadline);
   EXPECT_EQ(counts_.pulls_late.value(), 1u);
   // What comes later is heard by nobody.
-  for (const auto& fake : fakes_) {
-    std::vector<Peer::Answer<v1::PeerAcquireResponse>> held;
-    {
-      MutexLock lock(&fake->mutex);
-      held.swap(fake->held);
-    }
-    for (const auto& answer : held) answer(absl::DeadlineExceededError("late"));
-  }
+  for (const auto& fake : fakes_) fake->AnswerLate();
 }
 
 TEST_F(PullTest, FindTakesAnswersThatDoNotFitForNone) {
