@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <numeric>
 #include <random>
+#include <utility>
 
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
@@ -380,13 +381,24 @@ std::vector<DecodeWorkload> StandardDecodeWorkloads() {
   all.push_back(w);
   all.push_back(Uniform("two sequences", 32, 2, 32768, 0));
   // The same by the other form.
+  const auto add_planned = [&all](size_t same) {
+    DecodeWorkload planned = all[same];
+    planned.form = kernels::cuda::DecodeForm::kPlanned;
+    planned.name += ", with a plan";
+    all.push_back(planned);
+  };
   const size_t end = all.size();
-  for (const size_t same : {size_t{0}, size_t{1}, end - 2, end - 1}) {
-    w = all[same];
-    w.form = kernels::cuda::DecodeForm::kPlanned;
-    w.name += ", with a plan";
-    all.push_back(w);
+  for (const size_t same : {size_t{0}, size_t{1}, end - 2, end - 1}) add_planned(same);
+  // The plan chooses the form.
+  for (const auto& [batch, context] : {std::pair{4, 32768}, {8, 102400}}) {
+    all.push_back(Uniform("some sequences", 32, batch, context, 0));
+    add_planned(all.size() - 1);
   }
+  w = Uniform("one KV head", 12, 16, 102400, 0);
+  w.kv_heads = 1;
+  all.push_back(w);
+  add_planned(all.size() - 1);
+  add_planned(2);
   return all;
 }
 

@@ -42,7 +42,7 @@ cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t st
   k.log2_scale = k.scale * 1.4426950408889634f;
   LayOutPlan(params.shape, k.launch, const_cast<void*>(params.plan), &k.plan);
   LayOutWorkspace(params.shape, k.launch, params.workspace, &k.workspace);
-  if (k.launch.cluster.taken()) {
+  if (k.launch.cluster.taken() || k.launch.cluster.by_plan) {
     return params.copy_path == CopyPath::kAuto ? LaunchClusters(k, stream) : cudaErrorInvalidValue;
   }
   const bool bulk = params.copy_path == CopyPath::kAuto && major >= 9;

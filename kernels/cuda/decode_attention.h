@@ -21,9 +21,9 @@ bool DecodeSupported(const DecodeShape& shape);
 size_t DecodePlanBytes(const DecodeShape& shape);
 size_t DecodeWorkspaceBytes(const DecodeShape& shape);
 
-// Cuts the batch's tokens into equal shares of bytes, one per block of the attention kernel. Run
-// once a step, after the lengths are final. Enqueues one kernel, or none where clusters serve the
-// shape (DecodeForm); grid and block depend on the shape alone. `plan` is 256-byte aligned.
+// Cuts the batch's tokens into equal shares of bytes, one a block of the attention kernel, or lets
+// clusters have them. Once a step, when lengths are final. Enqueues one kernel, or none where that
+// needs no plan (DecodeForm); grid and block depend on the shape alone. `plan` is 256-byte aligned.
 // cudaErrorInvalidValue: sizes not supported.
 cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, int window,
                        void* plan, cudaStream_t stream);

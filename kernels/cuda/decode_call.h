@@ -35,10 +35,10 @@ struct Bf16Rows {
   int64_t v_offset = 0;
 };
 
-// How the work is cut. kPlanned: equal pieces of the batch's bytes, one for each multiprocessor, by
-// the plan. kClusters: thread block clusters of Hopper, the same ones for each sequence and KV
-// head; head_dim and groups of 128, up to 16 columns. kAuto: clusters where they serve the shape,
-// for at most two sequences, and unless batch_invariant.
+// How the work is cut. kPlanned: equal pieces of the bytes, one for each multiprocessor. kClusters:
+// thread block clusters of Hopper, the same ones for each sequence and KV head; head_dim and groups
+// of 128, up to 16 columns. kAuto: clusters where they serve the shape, for at most two sequences;
+// with more, while all pairs have one at once, as lengths ask for. Never if batch_invariant.
 enum class DecodeForm : uint8_t { kAuto, kPlanned, kClusters };
 
 // Sizes that fix the grid and the workspace; a captured graph serves every batch within them.

@@ -15,12 +15,15 @@ namespace {
 constexpr int kSizesLog2[] = {4, 3, 2, 1};
 constexpr int kClusterSizes = 4;
 constexpr int kDevicesMax = 64;
-// Most sequences of kAuto: clusters divide the device by sequences, whatever their lengths.
+// Most sequences for which kAuto has no plan: clusters divide the device by sequences, whatever
+// their lengths.
 constexpr int kAutoBatchMax = 2;
+// Blocks of a cluster where the plan decides: with 2, most blocks run at once.
+constexpr int kByPlanSize = 3;
 // A cluster's blocks get at least so many pages of a full sequence before a pair gets another.
 constexpr int kPagesPerBlockMin = 4;
 
-using Kernel = void (*)(const DecodeKernelParams);
+using Kernel = DecodeKernelPointer;
 
 Kernel KernelOf(int columns) {
   if (columns <= 4) return DecodeClusterKernel<DecodeTraits<128, 1, 1, true, true>>;
@@ -39,6 +42,14 @@ cudaError_t AllowClusters(Kernel kernel, int shared_bytes) {
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
   if (error != cudaSuccess) return error;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
+void TakeClusters(const DecodeShape& shape, int size, const ClusterLayout& layout,
+                  ClusterLaunch* cluster) {
+  const int dim_log2 = std::countr_zero(static_cast<unsigned>(shape.tile.head_dim));
+  cluster->blocks_log2 = kSizesLog2[size];
+  cluster->slice_log2 = dim_log2 - kSizesLog2[size];
+  cluster->layout = layout;
 }
 
 // A launch configuration; it points to its own attributes.
@@ -89,6 +100,26 @@ cudaError_t ClustersAtOnce(int device, int size, int* clusters) {
   return cudaSuccess;
 }
 
+// Both forms in one launch, where all pairs have a cluster at once. Blocks are those of the
+// clusters at once, which on an odd number of multiprocessors are fewer.
+cudaError_t ChooseByPlan(const DecodeShape& shape, int device, int shared_max,
+                         DecodeLaunch* launch) {
+  const ClusterLayout layout = LayoutOf(shape, *launch, kByPlanSize);
+  if (layout.bytes > static_cast<uint32_t>(shared_max)) return cudaSuccess;
+  int clusters = 0;
+  const cudaError_t error = ClustersAtOnce(device, kByPlanSize, &clusters);
+  if (error != cudaSuccess) return error;
+  const int blocks = clusters << kSizesLog2[kByPlanSize];
+  if (shape.batch * shape.kv_heads > clusters || 8 * blocks < 7 * launch->blocks) {
+    return cudaSuccess;
+  }
+  launch->blocks = blocks;
+  launch->shared_bytes = std::max<size_t>(launch->shared_bytes, layout.bytes);
+  TakeClusters(shape, kByPlanSize, layout, &launch->cluster);
+  launch->cluster.by_plan = true;
+  return cudaSuccess;
+}
+
 bool Serves(const DecodeShape& shape) {
   return shape.tile.tokens == 64 && shape.tile.head_dim == 128 && shape.tile.group_size == 128 &&
          shape.columns() <= 16;
@@ -100,7 +131,7 @@ cudaError_t ChooseClusters(const DecodeShape& shape, DecodeLaunch* launch) {
   const bool asked = shape.form == DecodeForm::kClusters;
   const cudaError_t none = asked ? cudaErrorInvalidValue : cudaSuccess;
   if (shape.form == DecodeForm::kPlanned || !Serves(shape)) return none;
-  if (!asked && (shape.batch > kAutoBatchMax || shape.batch_invariant)) return none;
+  if (!asked && shape.batch_invariant) return none;
   int device = 0, major = 0, shared_max = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) {
@@ -111,6 +142,9 @@ cudaError_t ChooseClusters(const DecodeShape& shape, DecodeLaunch* launch) {
   }
   if (error != cudaSuccess) return error;
   if (major < 9) return none;
+  if (!asked && shape.batch > kAutoBatchMax) {
+    return ChooseByPlan(shape, device, shared_max, launch);
+  }
   const int pairs = shape.batch * shape.kv_heads;
   ClusterLayout layout[kClusterSizes];
   int parts[kClusterSizes] = {}, most = 0, smallest = -1;
@@ -136,22 +170,23 @@ cudaError_t ChooseClusters(const DecodeShape& shape, DecodeLaunch* launch) {
     if (!asked || smallest < 0) return none;
     taken = smallest;
   }
-  const int dim_log2 = std::countr_zero(static_cast<unsigned>(shape.tile.head_dim));
-  launch->cluster.blocks_log2 = kSizesLog2[taken];
-  launch->cluster.slice_log2 = dim_log2 - kSizesLog2[taken];
+  TakeClusters(shape, taken, layout[taken], &launch->cluster);
   launch->cluster.parts = std::max(1, parts[taken]);
-  launch->cluster.layout = layout[taken];
   return cudaSuccess;
 }
 
 cudaError_t LaunchClusters(const DecodeKernelParams& k, cudaStream_t stream) {
   const ClusterLaunch& launch = k.launch.cluster;
   const DecodeShape& shape = k.p.shape;
-  const Kernel kernel = KernelOf(shape.columns());
-  const cudaError_t error = AllowClusters(kernel, static_cast<int>(launch.layout.bytes));
+  const Kernel kernel =
+      launch.by_plan ? FindEitherKernel(shape.columns()) : KernelOf(shape.columns());
+  const size_t bytes = launch.by_plan ? k.launch.shared_bytes : launch.layout.bytes;
+  const cudaError_t error = AllowClusters(kernel, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;
-  ClusterConfig all(dim3(launch.blocks() * launch.parts, shape.kv_heads, shape.batch),
-                    launch.blocks(), k.launch.warps, launch.layout.bytes);
+  const dim3 grid = launch.by_plan
+                        ? dim3(k.launch.blocks)
+                        : dim3(launch.blocks() * launch.parts, shape.kv_heads, shape.batch);
+  ClusterConfig all(grid, launch.blocks(), k.launch.warps, bytes);
   all.config.stream = stream;
   if (k.p.overlap_previous) all.config.numAttrs = 2;
   return cudaLaunchKernelEx(&all.config, kernel, k);

@@ -14,11 +14,10 @@
 namespace crumb::kernels::cuda {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// One warp of a block has the windows, or more where BF16 pages belong to them: by bytes, a chunk
-// is as much as two pages. `count`: the pair's blocks.
+// One warp of a block has the windows, or more where they are much of the sequence: by bytes, a
+// chunk is as much as two pages. `count`: the pair's blocks.
 template <int kWarps>
-__device__ __forceinline__ int PageWarps(int pages, int bf16_pages, int chunks, int count) {
-  if (bf16_pages == 0) return kWarps - 1;
+__device__ __forceinline__ int PageWarps(int pages, int chunks, int count) {
   const int share = 2 * kWarps * chunks / (2 * chunks + pages);
   return kWarps - max(1, min(min(share, kWarps - 1), (chunks + count - 1) / count));
 }
@@ -30,13 +29,11 @@ __device__ __forceinline__ int ActiveWarps(int units, int own, int count, int wa
 
 // One block.
 template <class T>
-__device__ __forceinline__ void RunCluster(const DecodeKernelParams& k) {
+__device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const ClusterPlace& place) {
   extern __shared__ __align__(128) char shared[];
   using Memory = ClusterMemory<T>;
   constexpr int kWarps = Memory::kWarps;
   const int warp = threadIdx.x / 32;
-  ClusterPlace place(k);
-  place.Take(k, static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y));
   const Memory memory(shared, k);
 
   // Barriers before anything is asked for: what orders their state would wait for loads.
@@ -77,13 +74,16 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k) {
   }
   const int chunks =
       (sink + kChunkTokens - 1) / kChunkTokens + (recent + kChunkTokens - 1) / kChunkTokens;
-  const int page_warps = PageWarps<kWarps>(page_end - first_page, bf16_pages, chunks, count);
+  const int page_warps = PageWarps<kWarps>(page_end - first_page, chunks, count);
   const bool takes_pages = warp < page_warps;
   const int page = warp * count + index, page_stride = page_warps * count;
   // The first blocks have a page more: chunks begin at the last.
   const int chunk = (warp - page_warps) * count + count - 1 - index;
   const int chunk_stride = (kWarps - page_warps) * count;
   if (!takes_pages) {
+    if (warp < kWarps - 1 && k.p.lengths.bf16_pages == nullptr) {
+      windows.Prepare(k, sequence, place.head);
+    }
     if (k.p.overlap_previous) ptx::WaitForPrevious();  // it may write the newest rows
     windows.Start(k, sequence, sink, recent, page_end, chunk, chunk_stride, chunks);
   } else {
@@ -149,7 +149,7 @@ template <class T>
 __global__ void __launch_bounds__(T::kThreadsMax, 1)
     DecodeClusterKernel(const __grid_constant__ DecodeKernelParams k) {
 #if __CUDA_ARCH__ >= 900  // never launched on others
-  RunCluster<T>(k);
+  RunCluster<T>(k, ClusterPlace(k));
 #endif
 }
 

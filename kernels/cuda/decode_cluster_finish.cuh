@@ -21,23 +21,30 @@ struct ClusterPlace {
   int blocks;  // of the cluster
   int part;    // of the pair's clusters
   int parts;
-  int pair = 0;  // sequence and head as one number
-  int sequence = 0;
-  int head = 0;
+  int sequence;
+  int head;
+  int pair;        // sequence and head as one number
+  int first;       // of the pair's clusters, of all
   int slice_log2;  // channels of a block
 
+  // By the grid.
   __device__ __forceinline__ explicit ClusterPlace(const DecodeKernelParams& k)
+      : ClusterPlace(k, {k.launch.cluster.parts,
+                         static_cast<int>(blockIdx.x) >> k.launch.cluster.blocks_log2,
+                         static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)}) {
+    first = pair * parts;
+  }
+  // By the plan.
+  __device__ __forceinline__ ClusterPlace(const DecodeKernelParams& k, const ClusterShare& share)
       : rank(static_cast<int>(blockIdx.x) & ((1 << k.launch.cluster.blocks_log2) - 1)),
         blocks(1 << k.launch.cluster.blocks_log2),
-        part(static_cast<int>(blockIdx.x) >> k.launch.cluster.blocks_log2),
-        parts(k.launch.cluster.parts),
+        part(share.part),
+        parts(share.parts),
+        sequence(share.sequence),
+        head(share.head),
+        pair(share.sequence * k.p.shape.kv_heads + share.head),
+        first((static_cast<int>(blockIdx.x) >> k.launch.cluster.blocks_log2) - share.part),
         slice_log2(k.launch.cluster.slice_log2) {}
-  __device__ __forceinline__ void Take(const DecodeKernelParams& k, int new_sequence,
-                                       int new_head) {
-    sequence = new_sequence;
-    head = new_head;
-    pair = sequence * k.p.shape.kv_heads + head;
-  }
   __device__ __forceinline__ int slice() const { return 1 << slice_log2; }
   // Of the pair's blocks.
   __device__ __forceinline__ int index() const { return part * blocks + rank; }
@@ -531,7 +538,7 @@ __device__ __forceinline__ void FinishParts(const DecodeKernelParams& k,
                                             const ClusterPlace& place) {
   constexpr int kTogether = 8;
   // [pairs, blocks, parts, rows]
-  const int first = ((place.pair << k.launch.cluster.blocks_log2) + place.rank) * place.parts;
+  const int first = (place.first << k.launch.cluster.blocks_log2) + place.rank * place.parts;
   RowState* states = reinterpret_cast<RowState*>(k.workspace.row_state) + first * T::kRows;
   // [pairs, blocks, parts, rows, slice]
   float* partial =

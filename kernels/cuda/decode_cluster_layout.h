@@ -53,12 +53,16 @@ struct ClusterLayout {
 };
 
 struct ClusterLaunch {
-  int blocks_log2 = -1;  // blocks of a cluster; -1: the shape has a plan instead
+  int blocks_log2 = -1;  // blocks of a cluster; -1: the shape has no clusters
   int slice_log2 = 0;    // channels of a block
-  int parts = 1;         // clusters that share a sequence and KV head
+  int parts = 1;         // clusters that share a sequence and KV head, unless by_plan
+  // The plan decides from the lengths: clusters, as many for each pair as its bytes ask for, or its
+  // equal pieces for each block.
+  bool by_plan = false;
   ClusterLayout layout;
 
-  bool taken() const { return blocks_log2 >= 0; }
+  // Whatever the lengths; there is no plan.
+  bool taken() const { return blocks_log2 >= 0 && !by_plan; }
   int blocks() const { return 1 << blocks_log2; }
 };
 

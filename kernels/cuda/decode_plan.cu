@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/decode_cluster.h"
+#include "kernels/cuda/decode_cluster_plan.cuh"
 #include "kernels/cuda/window_tokens.cuh"
 
 namespace crumb::kernels::cuda {
@@ -17,6 +18,9 @@ constexpr size_t kPlanSharedMax = 40 << 10;  // what a kernel has without asking
 // warps, the merge. Of several groups of a block the others go on meanwhile.
 constexpr int kInt2Overhead = 24;
 constexpr int kBf16Overhead = 16;
+// What all of this form's time outside its tile loop is more than that of clusters, with up to 8
+// columns; with more, a page takes longer.
+constexpr int kPlannedOverhead = 170;
 // From so many (sequence, KV head) pairs for each block on, blocks are cut into groups.
 constexpr int kGroupPairsMin = 1;
 
@@ -36,6 +40,7 @@ struct SequenceCost {
 struct PlanArguments {
   DecodeLengths lengths;
   PlanView plan;
+  ClusterPlan clusters;
   int batch;
   int kv_heads;
   int q_tokens;
@@ -237,8 +242,22 @@ __device__ void CompleteShares(const PlanArguments& a, const PlanState& state, i
   }
 }
 
+// Whether clusters attend: then there is nothing more to plan.
+__device__ bool ClustersAttend(const PlanArguments& a) {
+  __shared__ int32_t costs[kPlanThreads];
+  if (a.clusters.shares == nullptr) return false;
+  const int sequence = static_cast<int>(threadIdx.x);
+  if (sequence < a.batch) {
+    const SequenceCost cost = CostOf(a, sequence, 1);
+    costs[sequence] = cost.pages + 2 * cost.chunks;
+  }
+  __syncthreads();
+  return __syncthreads_or(sequence < 32 && PlanClusters(a.clusters, costs, a.batch, a.kv_heads));
+}
+
 __global__ void __launch_bounds__(kPlanThreads)
     PlanKernel(const __grid_constant__ PlanArguments a) {
+  if (ClustersAttend(a)) return;
   const int per_thread = (a.batch + kPlanThreads - 1) / kPlanThreads;
   const int begin = min(a.batch, static_cast<int>(threadIdx.x) * per_thread);
   const int end = min(a.batch, begin + per_thread);
@@ -350,6 +369,10 @@ size_t LayOutPlan(const DecodeShape& shape, const DecodeLaunch& launch, void* ba
   at = Take(base, at, groups + 1, &view->boundary);
   at = Take(base, at, shape.batch + 1, &view->cost_before);
   at = Take(base, at, shape.batch + 1, &view->segment_before);
+  view->clusters = nullptr;
+  if (launch.cluster.by_plan) {
+    at = Take(base, at, launch.blocks / launch.cluster.blocks(), &view->clusters);
+  }
   return Take(base, at, SegmentsMax(shape, launch), &view->segments);
 }
 
@@ -366,7 +389,9 @@ size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, voi
     at = Take(base, at, parts * launch.cluster.blocks() * rows * 2, &view->row_state);
     return Take(base, at, parts * rows * dim, &view->partial);
   }
-  at = Take(base, at, static_cast<size_t>(shape.batch) * shape.kv_heads, &view->arrivals);
+  // Of a cluster each block counts.
+  const size_t counters = launch.cluster.by_plan ? launch.cluster.blocks() : 1;
+  at = Take(base, at, counters * shape.batch * shape.kv_heads, &view->arrivals);
   at = Take(base, at, segments * launch.FragmentWords(shape.tile), &view->q_fragment);
   at = Take(base, at, segments * rows * (1 + shape.tile.groups()), &view->row_constant);
   at = Take(base, at, segments * rows * 2, &view->row_state);
@@ -402,6 +427,12 @@ cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, i
   a.blocks = launch.blocks;
   a.groups_max = launch.groups_max();
   a.segments_max = SegmentsMax(shape, launch);
+  a.clusters = {a.plan.clusters, 0, 0, 0};
+  if (launch.cluster.by_plan) {
+    a.clusters.blocks = launch.cluster.blocks();
+    a.clusters.clusters = launch.blocks / a.clusters.blocks;
+    a.clusters.overhead = kPlannedOverhead / launch.column_tiles;
+  }
   a.batch_invariant = shape.batch_invariant;
   const size_t lines = (static_cast<size_t>(a.blocks) * a.groups_max + 1 +
                         2 * (static_cast<size_t>(shape.batch) + 1)) *

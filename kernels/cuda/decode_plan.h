@@ -54,6 +54,15 @@ struct alignas(128) GroupShare {
 };
 static_assert(sizeof(GroupShare) == 128);
 
+// What one cluster does where the plan decides between both forms (ClusterLaunch::by_plan).
+struct alignas(16) ClusterShare {
+  int32_t parts;  // clusters of its pair; 0: it has none; kNoClusters: its blocks have GroupShares
+  int32_t part;   // the pair's clusters follow each other
+  int32_t sequence;
+  int32_t head;
+};
+inline constexpr int kNoClusters = -1;
+
 // Where the parts of the plan lie.
 struct PlanView {
   GroupShare* shares;       // [blocks, groups_max]; with one group to a block, all alike
@@ -61,10 +70,12 @@ struct PlanView {
   int32_t* cost_before;     // [batch + 1] cost of earlier sequences, one head
   int32_t* segment_before;  // [batch + 1] segments, or items, of earlier sequences, one head
   Segment* segments;        // [SegmentsMax]
+  ClusterShare* clusters;   // [blocks / blocks of a cluster], or null
 };
 
 // Where the parts of the workspace lie. With clusters: arrivals [pairs, blocks], row_state [pairs,
-// parts, blocks, rows, 2], partial [pairs, parts, rows, head_dim], the others null.
+// parts, blocks, rows, 2], partial [pairs, parts, rows, head_dim], the others null. Where the plan
+// decides, clusters use the beginnings of what the other form has.
 struct WorkspaceView {
   int32_t* arrivals;     // [kv_heads * batch] segments done; zero between calls
   uint32_t* q_fragment;  // [segments, FragmentWords] bytes of q R_K

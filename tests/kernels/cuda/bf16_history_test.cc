@@ -332,6 +332,7 @@ TEST(Bf16History, DecodeAgreesWithTheOracle) {
         options.tile = tile;
         options.group = group;
         options.copy_path = path;
+        if (path == CopyPath::kAsync16) options.form = DecodeForm::kPlanned;
         options.sequences = Ragged();
         EXPECT_LE(HistoryCase(options).Decode(), 1e-3) << tile.head_dim << " group " << group;
       }

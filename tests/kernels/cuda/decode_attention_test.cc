@@ -21,9 +21,12 @@ std::vector<SequenceLengths> Ragged(int batch) {
   return sequences;
 }
 
-constexpr DecodeForm kForms[] = {DecodeForm::kPlanned, DecodeForm::kClusters};
+constexpr DecodeForm kForms[] = {DecodeForm::kPlanned, DecodeForm::kClusters, DecodeForm::kAuto};
 
-const char* NameOf(DecodeForm form) { return form == DecodeForm::kClusters ? "clusters" : "plan"; }
+const char* NameOf(DecodeForm form) {
+  if (form == DecodeForm::kAuto) return "auto";
+  return form == DecodeForm::kClusters ? "clusters" : "plan";
+}
 
 // Whether the device and the sizes allow the form.
 bool Serves(DecodeForm form, const TileShape& tile, int columns) {
@@ -189,7 +192,7 @@ TEST_P(DecodeForms, BatchesWithAmpereCopiesToo) {
       const std::vector<uint8_t> bulk = run.OutBytes();
       run.Run();
       EXPECT_EQ(run.OutBytes(), bulk) << "a second run gave other bits";
-      if (options.form == DecodeForm::kClusters) continue;
+      if (options.form != DecodeForm::kPlanned) continue;
       options.copy_path = CopyPath::kAsync16;
       DecodeCase ampere(options);
       ampere.Run();
@@ -381,6 +384,131 @@ TEST(DecodeAttention, ChoosesClustersForFewSequences) {
   }
   EXPECT_EQ(workspace(32, false, any), workspace(32, false, DecodeForm::kPlanned));
   EXPECT_LT(workspace(1, false, any), workspace(1, false, DecodeForm::kPlanned));
+}
+
+// From three sequences on the plan decides. The workspace then has the other form's parts, and
+// counters for each block of a cluster.
+TEST(DecodeAttention, ThePlanDecidesForMoreSequences) {
+  CRUMB_NEEDS_DEVICE();
+  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  const auto plan = [](int batch, DecodeForm form) {
+    DecodeShape shape;
+    shape.batch = batch;
+    shape.max_pages = 500;
+    shape.kv_heads = 8;
+    shape.q_heads = 32;
+    shape.form = form;
+    return DecodePlanBytes(shape);
+  };
+  EXPECT_GT(plan(8, DecodeForm::kAuto), plan(8, DecodeForm::kPlanned));
+  EXPECT_EQ(plan(32, DecodeForm::kAuto), plan(32, DecodeForm::kPlanned));
+}
+
+struct Decided {
+  const char* name;
+  int kv_heads;
+  bool clusters;  // of the plan's two forms
+  std::vector<SequenceLengths> sequences;
+};
+
+std::vector<SequenceLengths> Equal(int batch, const SequenceLengths& one) {
+  return std::vector<SequenceLengths>(batch, one);
+}
+std::vector<SequenceLengths> With(std::vector<SequenceLengths> sequences, int at,
+                                  const SequenceLengths& one) {
+  sequences[at] = one;
+  return sequences;
+}
+
+// Batches in which one form or the other is far ahead, and what is between.
+std::vector<Decided> DecidedByThePlan() {
+  const SequenceLengths usual = {64, 60, 287}, small = {64, 3, 70}, none = {};
+  return {
+      {"equal", 8, true, Equal(8, usual)},
+      {"some parts each", 8, true, Equal(4, {64, 130, 300})},
+      {"three sequences", 8, true, Equal(3, usual)},
+      {"one KV head, three sequences", 1, true, Equal(3, {64, 700, 287})},
+      {"one KV head, sixty sequences", 1, true, Equal(60, usual)},
+      {"two KV heads, one long", 2, true, With(Equal(9, small), 4, {64, 600, 287})},
+      {"one long among three", 8, true, With(Equal(3, small), 1, {64, 300, 287})},
+      {"one long among eight", 8, false, With(Equal(8, small), 3, {64, 560, 287})},
+      {"two long among eight", 8, false,
+       With(With(Equal(8, small), 7, {64, 700, 20}), 0, {64, 620, 287})},
+      {"one long, the others padding", 8, true, With(Equal(8, none), 5, {64, 500, 287})},
+      {"windows only", 8, true, Equal(8, {64, 0, 300})},
+      {"a token each", 8, true, Equal(8, {0, 0, 4})},
+  };
+}
+
+TEST(DecodeAttention, ThePlanTakesTheFormThatLengthsAskFor) {
+  CRUMB_NEEDS_DEVICE();
+  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  for (const Decided& decided : DecidedByThePlan()) {
+    for (const int group : {4, 8, 12, 16}) {
+      if (decided.kv_heads == 8 && group % 8 == 0) continue;
+      DecodeOptions options;
+      options.kv_heads = decided.kv_heads;
+      options.group = group;
+      options.sequences = decided.sequences;
+      options.sink_logit = group == 8;
+      options.seed = group;
+      DecodeCase run(options);
+      run.Run();
+      EXPECT_LE(run.WorstError(16), 5e-4) << decided.name << ", " << group << " heads";
+      const std::vector<uint8_t> bytes = run.OutBytes();
+      run.Run();
+      EXPECT_EQ(run.OutBytes(), bytes) << decided.name << ": a second run gave other bits";
+      // The two forms add up in different orders.
+      options.form = DecodeForm::kPlanned;
+      DecodeCase planned(options);
+      planned.Run();
+      EXPECT_EQ(planned.OutBytes() != bytes, decided.clusters)
+          << decided.name << ", " << group << " heads";
+    }
+  }
+}
+
+// One graph while lengths move from balanced to ragged and back, with padding: at each step the
+// bits of calls that were not captured.
+TEST(DecodeAttention, OneGraphServesBothForms) {
+  CRUMB_NEEDS_DEVICE();
+  for (const int group : {4, 12}) {
+    DecodeOptions options;
+    options.kv_heads = 8;
+    options.group = group;
+    options.max_pages = 500;
+    options.sequences = Equal(8, {64, 500, 330});
+    DecodeCase run(options);
+    cudaStream_t stream;
+    ASSERT_CUDA(cudaStreamCreate(&stream));
+    ASSERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+    ASSERT_CUDA(run.Enqueue(stream));
+    cudaGraph_t graph;
+    ASSERT_CUDA(cudaStreamEndCapture(stream, &graph));
+    cudaGraphExec_t executable;
+    ASSERT_CUDA(cudaGraphInstantiate(&executable, graph, 0));
+    std::mt19937 random(group);
+    for (int step = 0; step < 24; ++step) {
+      std::vector<SequenceLengths> lengths;
+      for (int s = 0; s < 8; ++s) {
+        const int pages = step % 3 == 0 ? 480 + s : static_cast<int>(random() % 20);
+        lengths.push_back(random() % 5 == 0 ? SequenceLengths{}
+                                            : SequenceLengths{64, pages, 1 + 40 * s});
+      }
+      if (step % 3 == 1) lengths[step % 8] = {64, 500, 330};
+      run.SetLengths(lengths);
+      run.Run();
+      const std::vector<uint8_t> fresh = run.OutBytes();
+      run.PoisonOutputs();
+      ASSERT_CUDA(cudaGraphLaunch(executable, stream));
+      ASSERT_CUDA(cudaStreamSynchronize(stream));
+      ASSERT_EQ(run.OutBytes(), fresh) << "step " << step;
+      EXPECT_LE(run.WorstError(8), 5e-4) << "step " << step;
+    }
+    cudaGraphExecDestroy(executable);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+  }
 }
 
 TEST(DecodeAttention, ClustersRefuseWhatTheyDoNotServe) {
