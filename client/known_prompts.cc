@@ -23,17 +23,24 @@ bool KnownPrompts::Prompt::SamePage(size_t page, std::span<const int32_t> of,
           ExtraOf(extra, page) == ExtraOf(of_extra, page));
 }
 
+void HashPages(std::span<const int32_t> tokens, std::span<const Digest> extra, size_t end,
+               std::vector<PageKey>* keys, PageKeyChain* chain) {
+  for (size_t page = keys->size(); page < end; ++page) {
+    keys->push_back(
+        chain->Next(tokens.subspan(page * kPageTokens, kPageTokens), ExtraOf(extra, page)));
+  }
+}
+
 KnownPrompts::Prompts KnownPrompts::Snapshot() const {
   MutexLock lock(&mutex_);
   return prompts_;
 }
 
-PromptKeys KnownPrompts::KeysOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
-                                std::span<const Digest> extra) {
+PromptKeys KnownPrompts::KnownOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
+                                 std::span<const Digest> extra) {
   const size_t pages = tokens.size() / kPageTokens;
-  PromptKeys found{
-      .tokens = nullptr, .keys = {}, .chain = PageKeyChain(keyspace), .pages_known = 0};
-  size_t& known = found.pages_known;
+  PromptKeys found{.tokens = nullptr, .keys = {}, .chain = PageKeyChain(keyspace)};
+  size_t known = 0;
   const Prompts prompts = Snapshot();
   const Prompt* best = nullptr;
   for (auto next = prompts.rbegin(); next != prompts.rend() && known < pages; ++next) {
@@ -55,12 +62,6 @@ PromptKeys KnownPrompts::KeysOf(const KeyspaceId& keyspace, std::span<const int3
   }
   if (known == pages && best != nullptr && std::ranges::equal(*best->tokens, tokens)) {
     found.tokens = best->tokens;
-  } else {
-    found.tokens = std::make_shared<const std::vector<int32_t>>(tokens.begin(), tokens.end());
-  }
-  for (size_t page = known; page < pages; ++page) {
-    found.keys.push_back(
-        found.chain.Next(tokens.subspan(page * kPageTokens, kPageTokens), ExtraOf(extra, page)));
   }
   return found;
 }

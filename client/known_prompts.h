@@ -15,13 +15,16 @@ namespace crumb::client {
 
 using SharedTokens = std::shared_ptr<const std::vector<int32_t>>;
 
-// A prompt and the keys of its full pages.
+// What is known of a prompt without hashing.
 struct PromptKeys {
-  SharedTokens tokens;
-  std::vector<PageKey> keys;
-  PageKeyChain chain;      // behind `keys`
-  size_t pages_known = 0;  // leading ones that were not hashed
+  SharedTokens tokens;        // null: not all of them are known
+  std::vector<PageKey> keys;  // of leading full pages, with room for those of all
+  PageKeyChain chain;         // behind `keys`
 };
+
+// Hashes further pages of a prompt, up to page `end`. `extra` as SequenceOptions has it.
+void HashPages(std::span<const int32_t> tokens, std::span<const Digest> extra, size_t end,
+               std::vector<PageKey>* keys, PageKeyChain* chain);
 
 // The latest prompts of a worker and the keys of their pages: as far as a prompt begins as one of
 // them did its tokens are compared instead of hashed. Thread-safe.
@@ -31,8 +34,8 @@ class KnownPrompts {
   explicit KnownPrompts(size_t tokens_max) : tokens_max_(tokens_max) {}
 
   // `extra` as SequenceOptions has it.
-  PromptKeys KeysOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
-                    std::span<const Digest> extra);
+  PromptKeys KnownOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
+                     std::span<const Digest> extra);
   // Keeps a prompt whose keys are known now; `keys` are of all its full pages.
   void Keep(const KeyspaceId& keyspace, const SharedTokens& tokens, std::span<const Digest> extra,
             std::span<const PageKey> keys);

@@ -57,7 +57,7 @@ void TakeSums(const LeasedFragment& fragment, const TileRange& own, Page& page) 
 
 kernels::PageFormat FormatOf(const PageRequest& request, int index) {
   return request.first_page + index == 0 ? kernels::PageFormat::kBf16
-                                         : request.keyspace.history_format;
+                                         : request.keyspace->history_format;
 }
 
 // Copies the fragment's share of `own` to its place in `page`. kDataLoss: a copy's sum differs.
@@ -82,10 +82,10 @@ absl::Status CopyTiles(const LeasedFragment& fragment, const TileRange& own, Pag
 
 }  // namespace
 
-absl::StatusOr<AcquireResult> PageFetcher::Acquire(const PageRequest& request) const {
+PageFetcher::Asked PageFetcher::Ask(const PageRequest& request) const {
   AcquireRequest wanted;
-  wanted.keyspace = request.keyspace.id;
-  wanted.generation = request.keyspace.generation;
+  wanted.keyspace = request.keyspace->id;
+  wanted.generation = request.keyspace->generation;
   wanted.keys = request.keys;
   wanted.first_page = static_cast<uint32_t>(request.first_page);
   wanted.run = request.run;
@@ -95,13 +95,28 @@ absl::StatusOr<AcquireResult> PageFetcher::Acquire(const PageRequest& request) c
   wanted.timeout = wanted.wait_for_lower_tiers ? request.timeout : kHostOnlyTimeout;
   wanted.lease = request.lease;
   wanted.verify_every = options_.verify_every;
+  wanted.behind_miss = request.behind_miss;
   if (intake_ != nullptr) intake_->NamePools(&wanted);
   if (!wanted.pools.empty()) wanted.own = options_.own_tiles();
-  return client_.Acquire(wanted);
+  return {request, client_.StartAcquire(wanted)};
 }
 
-absl::StatusOr<FetchedPages> PageFetcher::Fetch(const PageRequest& request) const {
-  CRUMB_ASSIGN_OR_RETURN(AcquireResult acquired, Acquire(request));
+bool PageFetcher::Asked::Await() {
+  if (pending_ != nullptr) answer_ = std::exchange(pending_, nullptr)->Finish();
+  return answer_.ok() && static_cast<size_t>(answer_->hit_pages) == request_.keys.size();
+}
+
+bool PageFetcher::Asked::HasCopies() const {
+  if (!answer_.ok() || answer_->lease == nullptr) return false;
+  const std::span<const DeviceFragment> on_device = answer_->lease->device_fragments();
+  return !answer_->lease->fragments().empty() ||
+         (!on_device.empty() && !on_device.back().tile_sums.empty());
+}
+
+absl::StatusOr<FetchedPages> PageFetcher::Read(Asked asked) const {
+  asked.Await();
+  CRUMB_ASSIGN_OR_RETURN(const AcquireResult acquired, std::move(asked.answer_));
+  const PageRequest& request = asked.request_;
   FetchedPages fetched;
   fetched.miss_reason = acquired.miss_reason;
   if (acquired.lease == nullptr) return fetched;

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "client/keyspace_binding.h"
@@ -18,7 +19,7 @@ namespace crumb::client {
 
 // A prefix, or the rest of one, to be fetched.
 struct PageRequest {
-  const KeyspaceBinding& keyspace;
+  const KeyspaceBinding* keyspace = nullptr;
   int first_page = 0;  // position of keys[0] in its sequence
   PageKey parent;      // of keys[0]
   PageKey run;         // see AcquireRequest
@@ -28,6 +29,7 @@ struct PageRequest {
   bool whole_pages = false;             // hit only where all layers and heads are there
   uint64_t lease = 0;                   // see AcquireRequest
   int skip = 0;                         // leading keys whose pages the caller has
+  bool behind_miss = false;             // see AcquireRequest
 };
 
 // Pages of a prefix as attention reads them, still under crumbd's lease.
@@ -46,15 +48,40 @@ struct FetchedPages {
 // verified. Thread-safe.
 class PageFetcher {
  public:
+  // What was asked for and has not been read yet. What its request points to must outlive it.
+  class Asked {
+   public:
+    // Whether Await will not block.
+    bool Ready() { return pending_ == nullptr || pending_->Ready(); }
+    // Waits for crumbd's answer. True: all pages are there, as far as crumbd knows.
+    bool Await();
+    // Of an answer: whether pages are there that no sequence attends where they lie, were they in
+    // device memory.
+    bool HasCopies() const;
+
+   private:
+    friend class PageFetcher;
+    Asked(const PageRequest& request, std::unique_ptr<PendingAcquire> pending)
+        : request_(request), pending_(std::move(pending)) {}
+
+    PageRequest request_;
+    std::unique_ptr<PendingAcquire> pending_;  // null: answered
+    absl::StatusOr<AcquireResult> answer_;
+  };
+
   // All borrowed; `intake` may be null: no device pools.
   PageFetcher(const WorkerOptions& options, Client& client, PagePool& pool, PageIntake* intake)
       : options_(options), client_(client), pool_(pool), intake_(intake) {}
 
+  // Sends the question.
+  Asked Ask(const PageRequest& request) const;
   // Leading pages of the request's keys. The status is the call's; what failed a check is a miss.
-  absl::StatusOr<FetchedPages> Fetch(const PageRequest& request) const;
+  absl::StatusOr<FetchedPages> Read(Asked asked) const;
+  absl::StatusOr<FetchedPages> Fetch(const PageRequest& request) const {
+    return Read(Ask(request));
+  }
 
  private:
-  absl::StatusOr<AcquireResult> Acquire(const PageRequest& request) const;
   absl::Status Assemble(const std::shared_ptr<const Lease>& lease,
                         std::span<const LeasedFragment> fragments, kernels::PageFormat format,
                         Page& page) const;

@@ -34,11 +34,20 @@ class PageIntake {
   virtual HeldPages Hold(std::span<const DeviceFragment* const> fragments,
                          const std::shared_ptr<const Lease>& lease) = 0;
 
-  // Takes `pages`, in prefix order, where crumbd or Hold has them; answers them as sequences are to
-  // read them: fewer when there is no room for all.
-  virtual std::vector<std::shared_ptr<Page>> Take(
-      const std::shared_ptr<const KeyspaceBinding>& keyspace,
-      std::vector<std::shared_ptr<Page>> pages) = 0;
+  // A prefix on its way in, part by part. One thread at a time.
+  class Prefix {
+   public:
+    // The last part was taken: what is left to do for all of them is done now and in the
+    // background. Passes that use its pages wait for that.
+    virtual ~Prefix() = default;
+    // Takes the next pages, in prefix order, where crumbd or Hold has them; answers them as
+    // sequences are to read them: fewer when there is no room for all, and then it is the last
+    // part.
+    virtual std::vector<std::shared_ptr<Page>> Take(std::vector<std::shared_ptr<Page>> pages) = 0;
+  };
+  // Of `pages_max` pages at most.
+  virtual std::unique_ptr<Prefix> NewPrefix(const std::shared_ptr<const KeyspaceBinding>& keyspace,
+                                            int pages_max) = 0;
 };
 
 }  // namespace crumb::client

@@ -210,11 +210,98 @@ KeyspaceState RemoteClient::StateOf(const KeyspaceId& keyspace) {
   return link.keeper == nullptr ? KeyspaceState::kUnknown : link.keeper->StateOf(keyspace);
 }
 
-absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& request) {
+// An Acquire over one connection.
+class RemoteClient::PendingLease final : public PendingAcquire {
+ public:
+  PendingLease(const AcquireRequest& request, std::shared_ptr<ConnectionKeeper> keeper,
+               std::shared_ptr<Connection> connection, uint32_t turn)
+      : request_(request),
+        keeper_(std::move(keeper)),
+        connection_(std::move(connection)),
+        turn_(turn) {}
+  ~PendingLease() override {
+    if (call_ == nullptr) return;
+    call_.reset();
+    keeper_->ForgetLater(connection_, number_);
+  }
+
+  void Send(const v1::AcquireRequest& wire) {
+    number_ = wire.request();
+    call_ = connection_->stub().Start(
+        {connection_->token(), Clock::Real().Now() + request_.timeout}, wire, &answer_);
+  }
+
+  bool Ready() override { return call_ == nullptr || call_->Ready(); }
+  absl::StatusOr<AcquireResult> Finish() override;
+
+ private:
+  const AcquireRequest request_;
+  const std::shared_ptr<ConnectionKeeper> keeper_;
+  const std::shared_ptr<Connection> connection_;
+  const uint32_t turn_;
+  uint64_t number_ = 0;
+  v1::AcquireResponse answer_;
+  std::unique_ptr<PendingCall> call_;  // null: finished
+};
+
+absl::StatusOr<AcquireResult> RemoteClient::PendingLease::Finish() {
+  const absl::Status status = std::exchange(call_, nullptr)->Finish();
+  if (absl::IsDeadlineExceeded(status)) keeper_->Count({.deadline_exceeded = 1});
+  if (!status.ok()) {
+    // A lease may have been granted, or still be.
+    keeper_->ForgetLater(connection_, number_);
+    return status;
+  }
+  std::shared_ptr<void> hold;
+  if (answer_.lease() != 0) {
+    hold = std::make_shared<LeaseHold>(keeper_, connection_, answer_.lease());
+  }
+  const uint32_t every = request_.verify_every;
+  ReadFragments read = ReadAnswer(*connection_, request_, answer_, [&](int page) {
+    return every > 0 && (static_cast<uint32_t>(page) + turn_) % every == 0;
+  });
+  AcquireResult result;
+  result.hit_pages = read.hit_pages;
+  result.miss_reason = static_cast<MissReason>(answer_.miss_reason());
+  if (read.miss_reason != MissReason::kNone) {
+    result.miss_reason = read.miss_reason;
+    if (read.miss_reason != MissReason::kGeneration) keeper_->Count({.verify_failures = 1});
+  }
+  const int told = std::min(result.hit_pages, answer_.page_tiers_size());
+  result.page_tiers.reserve(static_cast<size_t>(result.hit_pages));
+  for (int page = 0; page < told; ++page) {
+    result.page_tiers.push_back(static_cast<Tier>(answer_.page_tiers(page)));
+  }
+  result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
+  if (result.hit_pages > 0 && hold != nullptr) {
+    result.lease =
+        std::make_shared<const Lease>(std::move(read.fragments), std::move(read.device_fragments),
+                                      std::move(read.told), std::move(hold));
+    result.lease_id = answer_.lease();
+  } else {
+    result.hit_pages = 0;
+    result.page_tiers.clear();
+  }
+  return result;
+}
+
+// What could not be sent.
+class RemoteClient::FailedAcquire final : public PendingAcquire {
+ public:
+  explicit FailedAcquire(absl::Status status) : status_(std::move(status)) {}
+  absl::StatusOr<AcquireResult> Finish() override { return status_; }
+
+ private:
+  const absl::Status status_;
+};
+
+std::unique_ptr<PendingAcquire> RemoteClient::StartAcquire(const AcquireRequest& request) {
   Link& link = CurrentLink();
-  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
+  absl::StatusOr<std::shared_ptr<Connection>> connection = Connected();
+  if (!connection.ok()) return std::make_unique<FailedAcquire>(connection.status());
   if (link.keeper == nullptr) {
-    return absl::FailedPreconditionError("Acquire needs shared memory, not " + options_.address);
+    return std::make_unique<FailedAcquire>(
+        absl::FailedPreconditionError("Acquire needs shared memory, not " + options_.address));
   }
   v1::AcquireRequest wire;
   wire.set_keyspace(ToBytes(request.keyspace));
@@ -228,47 +315,17 @@ absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& reques
   for (const PoolId& pool : request.pools) wire.add_pools(pool.ToBytes());
   for (const PoolId& pool : request.peers) wire.add_peers(pool.ToBytes());
   wire.set_device_sums(request.device_sums);
+  wire.set_behind_miss(request.behind_miss);
   wire.set_request(last_request_.fetch_add(1) + 1);
-  v1::AcquireResponse answer;
-  const absl::Status status = connection->stub().Call(
-      {connection->token(), Clock::Real().Now() + request.timeout}, wire, &answer);
-  if (absl::IsDeadlineExceeded(status)) link.keeper->Count({.deadline_exceeded = 1});
-  if (!status.ok()) {
-    // A lease may have been granted, or still be.
-    link.keeper->ForgetLater(connection, wire.request());
-    return status;
-  }
+  auto pending =
+      std::make_unique<PendingLease>(request, link.keeper, *std::move(connection),
+                                     verify_turn_.fetch_add(1, std::memory_order_relaxed));
+  pending->Send(wire);
+  return pending;
+}
 
-  std::shared_ptr<void> hold;
-  if (answer.lease() != 0) {
-    hold = std::make_shared<LeaseHold>(link.keeper, connection, answer.lease());
-  }
-  const uint32_t every = request.verify_every;
-  const uint32_t turn = verify_turn_.fetch_add(1, std::memory_order_relaxed);
-  ReadFragments read = ReadAnswer(*connection, request, answer, [&](int page) {
-    return every > 0 && (static_cast<uint32_t>(page) + turn) % every == 0;
-  });
-  AcquireResult result;
-  result.hit_pages = read.hit_pages;
-  result.miss_reason = static_cast<MissReason>(answer.miss_reason());
-  if (read.miss_reason != MissReason::kNone) {
-    result.miss_reason = read.miss_reason;
-    if (read.miss_reason != MissReason::kGeneration) link.keeper->Count({.verify_failures = 1});
-  }
-  for (int page = 0; page < result.hit_pages && page < answer.page_tiers_size(); ++page) {
-    result.page_tiers.push_back(static_cast<Tier>(answer.page_tiers(page)));
-  }
-  result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
-  if (result.hit_pages > 0 && hold != nullptr) {
-    result.lease =
-        std::make_shared<const Lease>(std::move(read.fragments), std::move(read.device_fragments),
-                                      std::move(read.told), std::move(hold));
-    result.lease_id = answer.lease();
-  } else {
-    result.hit_pages = 0;
-    result.page_tiers.clear();
-  }
-  return result;
+absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& request) {
+  return StartAcquire(request)->Finish();
 }
 
 absl::StatusOr<LookupResult> RemoteClient::Lookup(const KeyspaceId& keyspace,

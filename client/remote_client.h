@@ -28,6 +28,7 @@ class RemoteClient final : public Client {
                                 const std::string& who, const std::string& reason) override;
   KeyspaceState StateOf(const KeyspaceId& keyspace) override;
   absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) override;
+  std::unique_ptr<PendingAcquire> StartAcquire(const AcquireRequest& request) override;
   absl::StatusOr<LookupResult> Lookup(const KeyspaceId& keyspace,
                                       std::span<const PageKey> keys) override;
   absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
@@ -60,6 +61,8 @@ class RemoteClient final : public Client {
   void Count(const SessionCounters& amounts) override;
 
  private:
+  class PendingLease;
+  class FailedAcquire;
   // What belongs to one process: one of the two, or none where gRPC cannot be used.
   struct Link {
     pid_t pid = 0;

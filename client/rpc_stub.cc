@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <functional>
 #include <optional>
 #include <utility>
 
@@ -188,6 +189,62 @@ class GrpcSessionStream final : public SessionStream {
   grpc::Alarm wake_alarm_ ABSL_GUARDED_BY(mutex_);
 };
 
+// One unary call on a queue of its own.
+template <typename Response>
+class GrpcCall final : public PendingCall {
+ public:
+  using Reader = grpc::ClientAsyncResponseReader<Response>;
+
+  explicit GrpcCall(std::function<absl::Status(const grpc::Status&)> ended)
+      : ended_(std::move(ended)) {}
+  ~GrpcCall() override {
+    if (reader_ != nullptr && !finished_) {
+      context_.TryCancel();
+      Await();
+    }
+    queue_.Shutdown();
+    void* tag = nullptr;
+    bool ok = false;
+    while (queue_.Next(&tag, &ok)) {
+    }
+  }
+
+  grpc::ClientContext& context() { return context_; }
+  grpc::CompletionQueue& queue() { return queue_; }
+  void Send(std::unique_ptr<Reader> reader, Response* response) {
+    reader_ = std::move(reader);
+    reader_->StartCall();
+    reader_->Finish(response, &status_, this);
+  }
+
+  bool Ready() override {
+    void* tag = nullptr;
+    bool ok = false;
+    finished_ = finished_ || queue_.AsyncNext(&tag, &ok, gpr_time_0(GPR_CLOCK_MONOTONIC)) ==
+                                 grpc::CompletionQueue::GOT_EVENT;
+    return finished_;
+  }
+  absl::Status Finish() override {
+    Await();
+    return ended_(status_);
+  }
+
+ private:
+  void Await() {
+    void* tag = nullptr;
+    bool ok = false;
+    if (!finished_) queue_.Next(&tag, &ok);
+    finished_ = true;
+  }
+
+  const std::function<absl::Status(const grpc::Status&)> ended_;
+  grpc::ClientContext context_;
+  grpc::CompletionQueue queue_;
+  std::unique_ptr<Reader> reader_;
+  grpc::Status status_;
+  bool finished_ = false;
+};
+
 class GrpcStub final : public RpcStub {
  public:
   GrpcStub(std::shared_ptr<grpc::Channel> channel, const std::string& token, std::string hint)
@@ -209,9 +266,14 @@ class GrpcStub final : public RpcStub {
                     v1::SetKeyspaceStateResponse* response) override {
     return Unary(&Service::Stub::SetKeyspaceState, call, request, response);
   }
-  absl::Status Call(const CallContext& call, const v1::AcquireRequest& request,
-                    v1::AcquireResponse* response) override {
-    return Unary(&Service::Stub::Acquire, call, request, response);
+  std::unique_ptr<PendingCall> Start(const CallContext& call, const v1::AcquireRequest& request,
+                                     v1::AcquireResponse* response) override {
+    auto pending = std::make_unique<GrpcCall<v1::AcquireResponse>>(
+        [this](const grpc::Status& status) { return Ended(status); });
+    Prepare(call, pending->context());
+    pending->Send(stub_->PrepareAsyncAcquire(&pending->context(), request, &pending->queue()),
+                  response);
+    return pending;
   }
   absl::Status Call(const CallContext& call, const v1::LookupRequest& request,
                     v1::LookupResponse* response) override {

@@ -38,6 +38,16 @@ class SessionStream {
   virtual void Wake() = 0;
 };
 
+// A call that is under way. Destroyed before it was finished it is cancelled.
+class PendingCall {
+ public:
+  virtual ~PendingCall() = default;
+  // Whether Finish will not block. Does not block.
+  virtual bool Ready() = 0;
+  // Blocks until the answer is there or the call has failed. Once.
+  virtual absl::Status Finish() = 0;
+};
+
 // crumbd's service over gRPC: the only place of the client that knows gRPC. Thread-safe. Calls
 // block until their deadline at most.
 class RpcStub {
@@ -60,8 +70,9 @@ class RpcStub {
                             v1::OpenKeyspaceResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::SetKeyspaceStateRequest&,
                             v1::SetKeyspaceStateResponse*) = 0;
-  virtual absl::Status Call(const CallContext&, const v1::AcquireRequest&,
-                            v1::AcquireResponse*) = 0;
+  // Sends and returns. The answer's place must outlive the result.
+  virtual std::unique_ptr<PendingCall> Start(const CallContext&, const v1::AcquireRequest&,
+                                             v1::AcquireResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::LookupRequest&, v1::LookupResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::ReleaseRequest&,
                             v1::ReleaseResponse*) = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "client/null_sink.h"
@@ -23,6 +24,34 @@ namespace {
 constexpr Duration kOpenTimeout = std::chrono::seconds(2);
 // For a sequence that waits for nothing: crumbd answers from memory.
 constexpr Duration kBindTimeoutMin = std::chrono::milliseconds(50);
+// For crumbd to count keys.
+constexpr Duration kCountTimeout = std::chrono::milliseconds(50);
+// Parts of what is not known of a prompt, at most: each is a question of its own.
+constexpr int kPartsMax = 2;
+// Pages that are hashed before it is looked again whether crumbd has answered.
+constexpr size_t kHashedBetweenLooks = 64;
+
+// Where the parts of a prompt's pages end that are asked for one after the other: while crumbd
+// looks for a part the next one's keys are hashed. `known` of them need no hashing.
+std::vector<int> PartEnds(int known, int pages, int part_pages) {
+  std::vector<int> ends;
+  const int fresh = pages - std::min(known, pages);
+  if (part_pages > 0) {
+    const int run = std::min(part_pages, static_cast<int>(kRunPages));
+    const int parts = std::min(kPartsMax, fresh / part_pages);
+    if (known >= part_pages && parts > 0) ends.push_back(known / run * run);
+    for (int part = 1; part < parts; ++part) {
+      ends.push_back((pages - fresh + fresh * part / parts) / run * run);
+    }
+  }
+  ends.push_back(pages);
+  return ends;
+}
+
+// Of a prompt, behind those pages.
+int WindowTokens(size_t tokens, int pages) {
+  return static_cast<int>(tokens) - pages * kPageTokens;
+}
 
 }  // namespace
 
@@ -193,35 +222,167 @@ void SequenceStarter::CountShared(SequenceStart& start) {
 
 // Pages [first, end) of the prompt.
 PageRequest SequenceStarter::RequestFor(const SequenceStart& start, int first, int end,
-                                        Duration timeout) const {
-  return {.keyspace = *start.keyspace,
+                                        int window_tokens, Duration timeout) const {
+  return {.keyspace = start.keyspace.get(),
           .first_page = first,
           .parent = first == 0 ? PageKey{} : start.prompt_keys[first - 1],
           .run = start.prompt_keys[first / kRunPages * kRunPages],
           .keys = std::span(start.prompt_keys).subspan(first, end - first),
-          .window_tokens = static_cast<int>(start.prompt->size()) - end * kPageTokens,
+          .window_tokens = window_tokens,
           .timeout = timeout,
           .whole_pages = false,
           .lease = 0,
-          .skip = 0};
+          .skip = 0,
+          .behind_miss = false};
+}
+
+bool SequenceStarter::CanFetch(const SequenceStart& start) const {
+  return fetcher_ != nullptr && start.keyspace->known_to_crumbd;
+}
+
+// Null: pages are read where crumbd has them.
+std::unique_ptr<PageIntake::Prefix> SequenceStarter::NewPrefix(const SequenceStart& start,
+                                                               int pages_max) const {
+  return intake_ == nullptr ? nullptr : intake_->NewPrefix(start.keyspace, pages_max);
 }
 
 void SequenceStarter::FetchRest(SequenceStart& start, int pages_max, Duration timeout) {
   const int first = static_cast<int>(start.pages.size());
-  if (fetcher_ == nullptr || !start.keyspace->known_to_crumbd || first >= pages_max) return;
+  if (!CanFetch(start) || first >= pages_max) return;
+  const int window = WindowTokens(start.prompt->size(), pages_max);
   absl::StatusOr<FetchedPages> fetched =
-      fetcher_->Fetch(RequestFor(start, first, pages_max, timeout));
+      fetcher_->Fetch(RequestFor(start, first, pages_max, window, timeout));
   if (!fetched.ok()) return NoteFetchFailure(start, fetched.status());
-  NoteFetched(start, *fetched, fetched->page_tiers);
+  const auto intake = NewPrefix(start, pages_max - first);
+  NoteFetched(start, *fetched, fetched->page_tiers, intake.get());
+}
+
+// The prefix of one prompt, asked for in parts. A part is asked for once all of the one before is
+// known to be there: before that one's pages are taken, unless they have to be copied, which begins
+// as soon as crumbd has answered.
+class SequenceStarter::Parts {
+ public:
+  Parts(SequenceStarter& starter, SequenceStart& start, std::span<const int32_t> tokens,
+        const SequenceOptions& options)
+      : starter_(starter),
+        start_(start),
+        tokens_(tokens),
+        options_(options),
+        timeout_(options.deadline.value_or(starter.options_.begin_deadline)),
+        deadline_(Clock::Real().Now() + timeout_),
+        pages_max_(starter.HitPagesMax(tokens.size(), options)),
+        ends_(PartEnds(static_cast<int>(start.prompt_keys.size()), pages_max_,
+                       starter.options_.part_pages)) {}
+
+  void Fetch() {
+    TakeShared();
+    if (part_ == ends_.size() || !starter_.CanFetch(start_)) return;
+    intake_ = starter_.NewPrefix(start_, pages_max_ - have());
+    asked_ = Ask(have(), part_);
+    for (; asked_.has_value(); ++part_) {
+      const bool last = part_ + 1 == ends_.size();
+      HashAhead(last ? tokens_.size() / kPageTokens : static_cast<size_t>(ends_[part_ + 1]));
+      if (last) starter_.HashRest(start_, tokens_, options_);
+      const bool whole = asked_.has_value() ? asked_->Await() : whole_;
+      std::optional<PageFetcher::Asked> next;
+      if (whole && !last) next = Ask(ends_[part_], part_ + 1);
+      if (asked_.has_value()) Take();
+      if (!whole_ && !last && !next.has_value() && !failed_) CountRest();
+      if (whole_) asked_ = std::move(next);
+    }
+  }
+
+ private:
+  int have() const { return static_cast<int>(start_.pages.size()); }
+  void Hash(size_t end) { starter_.Hash(start_, tokens_, options_, end); }
+
+  // Parts that live sequences have need no question.
+  void TakeShared() {
+    for (; part_ < ends_.size(); ++part_) {
+      Hash(static_cast<size_t>(ends_[part_]));
+      starter_.FindShared(start_, ends_[part_]);
+      if (have() < ends_[part_]) break;
+    }
+    starter_.CountShared(start_);
+  }
+
+  PageFetcher::Asked Ask(int first, size_t part) const {
+    Duration left = timeout_;
+    if (left > Duration::zero()) left = std::max(deadline_ - Clock::Real().Now(), Duration(1));
+    const bool last = part + 1 == ends_.size();
+    return starter_.fetcher_->Ask(starter_.RequestFor(
+        start_, first, ends_[part], last ? WindowTokens(tokens_.size(), pages_max_) : 0, left));
+  }
+
+  void HashAhead(size_t end) {
+    while (start_.prompt_keys.size() < end) {
+      Hash(std::min(end, start_.prompt_keys.size() + kHashedBetweenLooks));
+      if (intake_ == nullptr || !asked_.has_value() || looked_ || !asked_->Ready()) continue;
+      looked_ = true;
+      asked_->Await();
+      if (asked_->HasCopies()) Take();
+    }
+    looked_ = false;
+  }
+
+  // The pages of the part that was asked for.
+  void Take() {
+    absl::StatusOr<FetchedPages> fetched =
+        starter_.fetcher_->Read(*std::exchange(asked_, std::nullopt));
+    failed_ = !fetched.ok();
+    if (fetched.ok()) {
+      starter_.NoteFetched(start_, *fetched, fetched->page_tiers, intake_.get());
+    } else {
+      starter_.NoteFetchFailure(start_, fetched.status());
+    }
+    whole_ = have() == ends_[part_];
+  }
+
+  // Nobody looks for what lies behind a miss, but it was asked for.
+  void CountRest() {
+    Hash(static_cast<size_t>(pages_max_));
+    PageRequest request = starter_.RequestFor(
+        start_, ends_[part_], pages_max_, WindowTokens(tokens_.size(), pages_max_), kCountTimeout);
+    request.behind_miss = true;
+    starter_.fetcher_->Fetch(request).status().IgnoreError();
+  }
+
+  SequenceStarter& starter_;
+  SequenceStart& start_;
+  const std::span<const int32_t> tokens_;
+  const SequenceOptions& options_;
+  const Duration timeout_;
+  const TimePoint deadline_;
+  const int pages_max_;
+  const std::vector<int> ends_;
+  size_t part_ = 0;
+  std::unique_ptr<PageIntake::Prefix> intake_;  // null: pages are read where crumbd has them
+  std::optional<PageFetcher::Asked> asked_;     // null: taken
+  bool looked_ = false;                         // at the answer, while the next part is hashed
+  bool whole_ = false;                          // the last part that was taken
+  bool failed_ = false;
+};
+
+void SequenceStarter::Hash(SequenceStart& start, std::span<const int32_t> tokens,
+                           const SequenceOptions& options, size_t end) const {
+  HashPages(tokens, options.extra, end, &start.prompt_keys, &start.chain);
+}
+
+void SequenceStarter::HashRest(SequenceStart& start, std::span<const int32_t> tokens,
+                               const SequenceOptions& options) const {
+  Hash(start, tokens, options, tokens.size() / kPageTokens);
+  if (start.prompt != nullptr) return;
+  start.prompt = std::make_shared<const std::vector<int32_t>>(tokens.begin(), tokens.end());
 }
 
 // The prefix that every rank can have: what crumbd holds for all layers and heads, and this rank
 // can read. Pages of live sequences spare this rank the reading only. Returns the pages' tiers.
 std::vector<Tier> SequenceStarter::FetchWhole(SequenceStart& start, int pages_max,
                                               Duration timeout) {
-  if (fetcher_ == nullptr || !start.keyspace->known_to_crumbd || pages_max == 0) return {};
+  if (!CanFetch(start) || pages_max == 0) return {};
   FindShared(start, pages_max);
-  PageRequest request = RequestFor(start, 0, pages_max, timeout);
+  const int window = WindowTokens(start.prompt->size(), pages_max);
+  PageRequest request = RequestFor(start, 0, pages_max, window, timeout);
   request.whole_pages = true;
   request.skip = static_cast<int>(start.pages.size());
   absl::StatusOr<FetchedPages> fetched = fetcher_->Fetch(request);
@@ -233,7 +394,8 @@ std::vector<Tier> SequenceStarter::FetchWhole(SequenceStart& start, int pages_ma
   const std::vector<Tier>& tiers = fetched->page_tiers;
   start.pages.resize(std::min(start.pages.size(), tiers.size()));
   CountShared(start);
-  NoteFetched(start, *fetched, std::span(tiers).subspan(start.pages.size()));
+  const auto intake = NewPrefix(start, pages_max);
+  NoteFetched(start, *fetched, std::span(tiers).subspan(start.pages.size()), intake.get());
   start.lease = std::move(fetched->lease);
   start.lease_id = fetched->lease_id;
   fetched->page_tiers.resize(start.pages.size());
@@ -245,20 +407,21 @@ void SequenceStarter::JoinLease(SequenceStart& start, const LeadToken& token, Du
   const int pages = static_cast<int>(token.tiers.size());
   const int have = static_cast<int>(start.pages.size());
   if (token.lease == 0 || have >= pages || token.keyspace.epoch != client_->epoch()) return;
-  PageRequest request = RequestFor(start, 0, pages, timeout);
+  PageRequest request = RequestFor(start, 0, pages, 0, timeout);
   request.lease = token.lease;
   request.skip = have;
   absl::StatusOr<FetchedPages> fetched = fetcher_->Fetch(request);
   if (!fetched.ok()) return NoteFetchFailure(start, fetched.status());
-  NoteFetched(start, *fetched, std::span(token.tiers).subspan(have));
+  const auto intake = NewPrefix(start, pages);
+  NoteFetched(start, *fetched, std::span(token.tiers).subspan(have), intake.get());
 }
 
 // `tiers` of the fetched pages, or of more.
 void SequenceStarter::NoteFetched(SequenceStart& start, FetchedPages& fetched,
-                                  std::span<const Tier> tiers) {
-  if (intake_ != nullptr && !fetched.pages.empty()) {
+                                  std::span<const Tier> tiers, PageIntake::Prefix* intake) {
+  if (intake != nullptr && !fetched.pages.empty()) {
     const size_t pages = fetched.pages.size();
-    fetched.pages = intake_->Take(start.keyspace, std::move(fetched.pages));
+    fetched.pages = intake->Take(std::move(fetched.pages));
     if (fetched.pages.size() < pages) fetched.miss_reason = MissReason::kBusy;
   }
   int device = 0, host = 0, ssd = 0, remote = 0;
@@ -308,7 +471,7 @@ void SequenceStarter::NoteFetchFailure(SequenceStart& start, const absl::Status&
 
 SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t> tokens,
                                        const SequenceOptions& options) {
-  PromptKeys keys = known_prompts_.KeysOf(keyspace->id, tokens, options.extra);
+  PromptKeys keys = known_prompts_.KnownOf(keyspace->id, tokens, options.extra);
   SequenceStart start{.keyspace = std::move(keyspace),
                       .prompt = std::move(keys.tokens),
                       .prompt_keys = std::move(keys.keys),
@@ -320,7 +483,7 @@ SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t
   start.pages.reserve(tokens.size() / kPageTokens);
   tally_.sequences.Add();
   tally_.prompt_tokens.Add(tokens.size());
-  tally_.prompt_tokens_known.Add(keys.pages_known * kPageTokens);
+  tally_.prompt_tokens_known.Add(start.prompt_keys.size() * kPageTokens);
   return start;
 }
 
@@ -345,10 +508,8 @@ absl::StatusOr<SequenceStart> SequenceStarter::Begin(std::span<const int32_t> to
   const Duration timeout = options.deadline.value_or(options_.begin_deadline);
   SequenceStart start =
       StartOf(CurrentBinding(std::max(timeout, kBindTimeoutMin)), tokens, options);
-  const int pages_max = HitPagesMax(tokens.size(), options);
-  FindShared(start, pages_max);
-  CountShared(start);
-  FetchRest(start, pages_max, timeout);
+  Parts(*this, start, tokens, options).Fetch();
+  HashRest(start, tokens, options);
   NoteUsed(start);
   KeepPrompt(start, options);
   return start;
@@ -360,6 +521,7 @@ absl::StatusOr<LedStart> SequenceStarter::Lead(std::span<const int32_t> tokens,
   const Duration timeout = options.deadline.value_or(options_.begin_deadline);
   SequenceStart start =
       StartOf(CurrentBinding(std::max(timeout, kBindTimeoutMin)), tokens, options);
+  HashRest(start, tokens, options);
   LeadToken token;
   token.model = ModelOf(start.keyspace->history_format);
   token.keyspace = *start.keyspace;
@@ -382,6 +544,7 @@ absl::StatusOr<SequenceStart> SequenceStarter::Follow(std::string_view bytes,
   const Duration timeout = options.deadline.value_or(options_.begin_deadline);
   SequenceStart start =
       StartOf(std::make_shared<const KeyspaceBinding>(token.keyspace), tokens, options);
+  HashRest(start, tokens, options);
   const size_t pages = token.tiers.size();
   if (pages >
           static_cast<size_t>(rule_.HitTokensMax(static_cast<int>(tokens.size()))) / kPageTokens ||

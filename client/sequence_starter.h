@@ -70,6 +70,7 @@ class SequenceStarter {
 
  private:
   using Binding = std::shared_ptr<const KeyspaceBinding>;
+  class Parts;
 
   SequenceStarter(const WorkerOptions& options, Client* client, const KeyspaceId& private_keyspace,
                   const KeyspaceId& private_bf16_keyspace, PageReader& reader, PageIntake* intake,
@@ -86,13 +87,21 @@ class SequenceStarter {
   void KeepPrompt(const SequenceStart& start, const SequenceOptions& options);
   void FindShared(SequenceStart& start, int pages_max) const;
   void CountShared(SequenceStart& start);
+  bool CanFetch(const SequenceStart& start) const;
+  std::unique_ptr<PageIntake::Prefix> NewPrefix(const SequenceStart& start, int pages_max) const;
   void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
+  void Hash(SequenceStart& start, std::span<const int32_t> tokens, const SequenceOptions& options,
+            size_t end) const;
+  void HashRest(SequenceStart& start, std::span<const int32_t> tokens,
+                const SequenceOptions& options) const;
   std::vector<Tier> FetchWhole(SequenceStart& start, int pages_max, Duration timeout);
   void JoinLease(SequenceStart& start, const LeadToken& token, Duration timeout);
-  PageRequest RequestFor(const SequenceStart& start, int first, int end, Duration timeout) const;
+  PageRequest RequestFor(const SequenceStart& start, int first, int end, int window_tokens,
+                         Duration timeout) const;
   void NoteBadQuality(double error);
   void TellBadQuality();
-  void NoteFetched(SequenceStart& start, FetchedPages& fetched, std::span<const Tier> tiers);
+  void NoteFetched(SequenceStart& start, FetchedPages& fetched, std::span<const Tier> tiers,
+                   PageIntake::Prefix* intake);
   void NoteUsed(const SequenceStart& start);
   void NoteFetchFailure(SequenceStart& start, const absl::Status& status);
 

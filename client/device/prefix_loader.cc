@@ -30,6 +30,11 @@ bool Inside(const std::vector<std::span<const std::byte>>& ranges, const std::by
 
 }  // namespace
 
+void PrefixLoad::NotePlaces(std::vector<int> places) {
+  MutexLock lock(&mutex_);
+  places_ = std::move(places);
+}
+
 void PrefixLoad::NoteEnqueued(int layers, absl::Status status) {
   MutexLock lock(&mutex_);
   enqueued_ = layers;
@@ -65,8 +70,8 @@ int PrefixLoad::Settle() const {
   MutexLock lock(&mutex_);
   if (done_.load()) return damaged_;
   const auto* status = reinterpret_cast<const uint32_t*>(lane_.staging.get());
-  for (size_t i = pages_.size(); i-- > 0;) {
-    if (!arrived.ok() || status[i] != 0) damaged_ = pages_[i];
+  for (size_t i = places_.size(); i-- > 0;) {
+    if (!arrived.ok() || status[i] != 0) damaged_ = places_[i];
   }
   done_.store(true);
   return damaged_;
@@ -108,43 +113,76 @@ void PrefixLoader::GiveBack(LoadLane* lane) {
   idle_.push_back(lane);
 }
 
-PrefixLoader::Tables PrefixLoader::TablesAt(uint64_t base, int pages) const {
+PrefixLoader::Tables PrefixLoader::TablesAt(uint64_t base, int capacity) const {
   uint64_t at = base;
   const auto next = [&at]<typename T>(T** array, size_t count) {
     *array = reinterpret_cast<T*>(at);
     at += (sizeof(T) * count + 15) / 16 * 16;
   };
   Tables tables;
-  next(&tables.status, pages);
-  next(&tables.from, pages);
-  next(&tables.to, pages);
-  next(&tables.from_stride, pages);
-  next(&tables.sums, size_t{1} * pages * parts_.geometry.tiles());
+  next(&tables.status, capacity);
+  next(&tables.from, capacity);
+  next(&tables.to, capacity);
+  next(&tables.from_stride, capacity);
+  next(&tables.sums, size_t{1} * capacity * parts_.geometry.tiles());
   tables.bytes = at - base;
   return tables;
 }
 
-std::vector<std::shared_ptr<Page>> PrefixLoader::Take(const Keyspace& keyspace,
-                                                      std::vector<std::shared_ptr<Page>> pages) {
-  Pages missing;
-  for (const std::shared_ptr<Page>& page : pages) {
-    if (!page->placed && static_cast<int>(missing.size()) < pages_max_) missing.push_back(page);
+// A prefix, and its load as soon as a page has to be brought.
+class PrefixLoader::Incoming final : public PageIntake::Prefix {
+ public:
+  Incoming(PrefixLoader& loader, Keyspace keyspace, int capacity)
+      : loader_(loader), keyspace_(std::move(keyspace)), capacity_(capacity) {}
+  ~Incoming() override {
+    if (job_ != nullptr) loader_.Complete(std::move(job_));
   }
-  absl::StatusOr<Pages> loaded = missing.empty() ? Pages() : Load(keyspace, missing);
-  // No room is counted as a miss of its own reason.
-  if (!loaded.ok() && !absl::IsResourceExhausted(loaded.status())) {
-    LogWarning("a cached prefix was not loaded: {}", loaded.status().ToString());
-  }
-  size_t next = 0;
-  for (size_t i = 0; i < pages.size(); ++i) {
-    if (pages[i]->placed) continue;
-    if (!loaded.ok() || next == loaded->size()) {
-      pages.resize(i);
-      break;
+
+  std::vector<std::shared_ptr<Page>> Take(std::vector<std::shared_ptr<Page>> pages) override {
+    const int room = capacity_ - (job_ == nullptr ? 0 : job_->pages());
+    Pages missing;
+    missing.reserve(std::min(pages.size(), static_cast<size_t>(std::max(room, 0))));
+    for (const std::shared_ptr<Page>& page : pages) {
+      if (!page->placed && static_cast<int>(missing.size()) < room) missing.push_back(page);
     }
-    pages[i] = (*loaded)[next++];
+    absl::StatusOr<Pages> loaded = missing.empty() ? Pages() : Load(missing);
+    // No room is counted as a miss of its own reason.
+    if (!loaded.ok() && !absl::IsResourceExhausted(loaded.status())) {
+      LogWarning("a cached prefix was not loaded: {}", loaded.status().ToString());
+    }
+    size_t next = 0;
+    for (size_t i = 0; i < pages.size(); ++i) {
+      if (pages[i]->placed) continue;
+      if (!loaded.ok() || next == loaded->size()) {
+        pages.resize(i);
+        break;
+      }
+      pages[i] = std::move((*loaded)[next++]);
+    }
+    return pages;
   }
-  return pages;
+
+ private:
+  absl::StatusOr<Pages> Load(const Pages& missing) {
+    std::shared_ptr<Job> job = job_ != nullptr ? job_ : loader_.NewJob(keyspace_, capacity_);
+    if (job == nullptr) return absl::ResourceExhaustedError("too many loads are under way");
+    absl::StatusOr<Pages> loaded = loader_.Add(*job, missing);
+    if (job->pages() > 0) {
+      job_ = std::move(job);
+    } else {
+      loader_.GiveBack(&job->lane());
+    }
+    return loaded;
+  }
+
+  PrefixLoader& loader_;
+  const Keyspace keyspace_;
+  const int capacity_;
+  std::shared_ptr<Job> job_;
+};
+
+std::unique_ptr<PageIntake::Prefix> PrefixLoader::NewPrefix(Keyspace keyspace, int pages_max) {
+  return std::make_unique<Incoming>(*this, std::move(keyspace), std::min(pages_max, pages_max_));
 }
 
 absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
@@ -159,7 +197,7 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
                        ? parts_.bf16_pages
                        : parts_.pages;
   auto rest = pool.TakeSome(wanted, stream_.get(), parts_.slots_timeout);
-  if (rest.ok()) slots.insert(slots.end(), rest->begin(), rest->end());
+  if (rest.ok()) std::move(rest->begin(), rest->end(), std::back_inserter(slots));
   Pages to;
   to.reserve(slots.size());
   RunOf<DevicePage> run;
@@ -174,52 +212,67 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
   return to;
 }
 
-absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Load(const Keyspace& keyspace,
-                                                       const Pages& from) {
+std::shared_ptr<PrefixLoader::Job> PrefixLoader::NewJob(const Keyspace& keyspace, int capacity) {
+  LoadLane* lane = TakeLane();
+  if (lane == nullptr) return nullptr;
   auto job = std::make_shared<Job>();
+  job->load = std::make_shared<PrefixLoad>(parts_.device, *lane);
   job->arena = parts_.pinner.Use();
   job->keyspace = keyspace;
-  job->from = from;
-  LoadLane* lane = TakeLane();
-  if (lane == nullptr) return absl::ResourceExhaustedError("too many loads are under way");
+  job->capacity = capacity;
+  for (auto* pages : {&job->from, &job->to}) pages->reserve(static_cast<size_t>(capacity));
+  job->copied.reserve(static_cast<size_t>(capacity));
+  return job;
+}
+
+absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Add(Job& job, const Pages& from) {
+  MutexLock lock(&enqueue_mutex_);
+  CRUMB_ASSIGN_OR_RETURN(Pages to, Place(from));
+  if (to.empty()) return to;
+  const int begin = job.pages();
+  for (size_t i = 0; i < to.size(); ++i) {
+    static_cast<DevicePage&>(*to[i]).load = job.load;
+    job.from.push_back(from[i]);
+    job.to.push_back(to[i]);
+  }
+  LookAtSources(job, begin);
+  const absl::Status queued = EnqueuePart(job, begin);
+  if (queued.ok()) return to;
+  Drain(job);
+  job.from.resize(static_cast<size_t>(begin));
+  job.to.resize(static_cast<size_t>(begin));
+  job.copied.resize(static_cast<size_t>(begin));
+  return queued;
+}
+
+void PrefixLoader::Complete(std::shared_ptr<Job> job) {
+  std::vector<int> places;
+  places.reserve(job->to.size());
+  for (const std::shared_ptr<Page>& page : job->to) {
+    places.push_back(static_cast<int>(page->position));
+  }
+  job->load->NotePlaces(std::move(places));
   absl::Status queued;
   {
     MutexLock lock(&enqueue_mutex_);
-    absl::StatusOr<Pages> to = Place(from);
-    if (!to.ok() || to->empty()) {
-      GiveBack(lane);
-      return to;
-    }
-    job->to = *std::move(to);
-    std::vector<int> places;
-    places.reserve(job->to.size());
-    for (const std::shared_ptr<Page>& page : job->to) {
-      places.push_back(static_cast<int>(page->position));
-    }
-    job->load = std::make_shared<PrefixLoad>(parts_.device, *lane, std::move(places));
-    for (const std::shared_ptr<Page>& page : job->to) {
-      static_cast<DevicePage&>(*page).load = job->load;
-    }
-    LookAtSources(*job);
-    queued = EnqueueFirst(*job);
+    queued = EnqueueKernelLayers(*job);
     if (!queued.ok()) Drain(*job);
   }
-  if (!queued.ok()) {
-    GiveBack(lane);
-    return queued;
+  if (queued.ok()) {
+    enqueuer_.Add([this, job] { EnqueueRest(*job); });
+  } else {
+    LogWarning("a cached prefix was not loaded: {}", queued.ToString());
+    job->load->NoteEnqueued(kEverything, queued);
   }
-  enqueuer_.Add([this, job] { EnqueueRest(*job); });
-  SeeOff(job);
-  return job->to;
+  SeeOff(std::move(job));
 }
 
-// Where no page can be read, no kernel is asked.
-void PrefixLoader::LookAtSources(Job& job) const {
+// Where no page of the first part can be read, no kernel is asked.
+void PrefixLoader::LookAtSources(Job& job, int page_begin) const {
   const std::vector<std::span<const std::byte>> pinned = job.arena->Pinned();
   const int last = parts_.geometry.layers - 1;
   bool any_readable = false;
-  job.copied.reserve(job.to.size());
-  for (int i = 0; i < job.pages(); ++i) {
+  for (int i = page_begin; i < job.pages(); ++i) {
     const Page& from = *job.from[i];
     const std::byte* end = from.layer(last) + parts_.geometry.layer_stride(from.format);
     const bool readable =
@@ -229,12 +282,27 @@ void PrefixLoader::LookAtSources(Job& job) const {
     job.any_copied |= !readable;
     any_readable |= readable;
   }
+  if (page_begin > 0) return;
   job.kernel_layers = any_readable ? std::min(kernel_layers_, parts_.geometry.layers) : 0;
 }
 
-void PrefixLoader::FillPlaces(const Job& job) const {
-  const Tables tables = TablesAt(reinterpret_cast<uint64_t>(job.lane().staging.get()), job.pages());
-  for (int i = 0; i < job.pages(); ++i) {
+void PrefixLoader::GatherSums(const Job& job, int page_begin, int layer_begin,
+                              int layer_end) const {
+  const Tables tables =
+      TablesAt(reinterpret_cast<uint64_t>(job.lane().staging.get()), job.capacity);
+  const size_t heads = parts_.geometry.kv_heads, layer_sums = heads * job.capacity;
+  for (int i = page_begin; i < job.pages(); ++i) {
+    const uint32_t* from = job.from[i]->sums().data();
+    for (int layer = layer_begin; layer < layer_end; ++layer) {
+      std::copy_n(from + heads * layer, heads, tables.sums + layer_sums * layer + heads * i);
+    }
+  }
+}
+
+absl::Status PrefixLoader::SendPlaces(const Job& job, int page_begin) {
+  const auto staging = reinterpret_cast<uint64_t>(job.lane().staging.get());
+  const Tables tables = TablesAt(staging, job.capacity);
+  for (int i = page_begin; i < job.pages(); ++i) {
     const Page& from = *job.from[i];
     const Page& to = *job.to[i];
     const bool copied = job.copied[i] != 0;
@@ -243,35 +311,52 @@ void PrefixLoader::FillPlaces(const Job& job) const {
     tables.from[i] = copied ? tables.to[i] : reinterpret_cast<uint64_t>(from.tiles);
     tables.from_stride[i] = static_cast<int64_t>(copied ? to.layer_stride : from.layer_stride);
   }
+  GatherSums(job, page_begin, 0, 1);
+  const size_t pages = job.to.size() - page_begin, heads = parts_.geometry.kv_heads;
+  std::vector<DeviceCopy> copies;
+  const auto add = [&](const void* rows, size_t bytes) {
+    const uint64_t from = reinterpret_cast<uint64_t>(rows);
+    copies.push_back({job.lane().tables.get() + (from - staging), from, bytes});
+  };
+  add(tables.status + page_begin, sizeof(uint32_t) * pages);
+  add(tables.from + page_begin, sizeof(uint64_t) * pages);
+  add(tables.to + page_begin, sizeof(uint64_t) * pages);
+  add(tables.from_stride + page_begin, sizeof(int64_t) * pages);
+  add(tables.sums + heads * page_begin, sizeof(uint32_t) * heads * pages);
+  return parts_.device.ToDevice(copies, stream_.get());
 }
 
-// With the first layer's goes what lies before them.
+// Of all pages, of layers behind the first.
 absl::Status PrefixLoader::SendSums(const Job& job, int layer_begin, int layer_end) {
-  if (layer_begin == layer_end) return absl::OkStatus();
+  layer_begin = std::max(layer_begin, 1);
+  if (layer_begin >= layer_end) return absl::OkStatus();
+  GatherSums(job, 0, layer_begin, layer_end);
   const auto staging = reinterpret_cast<uint64_t>(job.lane().staging.get());
-  const Tables tables = TablesAt(staging, job.pages());
-  const size_t heads = parts_.geometry.kv_heads, layer_sums = heads * job.to.size();
-  for (int i = 0; i < job.pages(); ++i) {
-    const uint32_t* from = job.from[i]->sums().data();
-    for (int layer = layer_begin; layer < layer_end; ++layer) {
-      std::copy_n(from + heads * layer, heads, tables.sums + layer_sums * layer + heads * i);
-    }
-  }
-  const auto place = [&](int layer) {
-    return layer == 0 ? 0 : reinterpret_cast<uint64_t>(tables.sums + layer_sums * layer) - staging;
-  };
-  const uint64_t begin = place(layer_begin), end = place(layer_end);
-  const DeviceCopy copy{job.lane().tables.get() + begin, staging + begin, end - begin};
+  const Tables tables = TablesAt(staging, job.capacity);
+  const size_t layer_sums = size_t{1} * parts_.geometry.kv_heads * job.capacity;
+  const uint64_t from = reinterpret_cast<uint64_t>(tables.sums + layer_sums * layer_begin);
+  const DeviceCopy copy{job.lane().tables.get() + (from - staging), from,
+                        sizeof(uint32_t) * layer_sums * (layer_end - layer_begin)};
   return parts_.device.ToDevice({&copy, 1}, stream_.get());
 }
 
-absl::Status PrefixLoader::EnqueueFirst(const Job& job) {
-  FillPlaces(job);
+absl::Status PrefixLoader::EnqueuePart(const Job& job, int page_begin) {
+  CRUMB_RETURN_IF_ERROR(SendPlaces(job, page_begin));
+  if (job.kernel_layers == 0) return absl::OkStatus();
+  const int behind_sink = std::max(page_begin, job.sinks());
+  CRUMB_RETURN_IF_ERROR(BringByKernel(job, page_begin, behind_sink, 0, 1));
+  return BringByKernel(job, behind_sink, job.pages(), 0, 1);
+}
+
+// The first one is under way.
+absl::Status PrefixLoader::EnqueueKernelLayers(const Job& job) {
   const int layers = job.kernel_layers, sinks = job.sinks();
-  CRUMB_RETURN_IF_ERROR(SendSums(job, 0, layers));
-  CRUMB_RETURN_IF_ERROR(BringByKernel(job, 0, sinks, 0, layers));
+  CRUMB_RETURN_IF_ERROR(SendSums(job, 1, layers));
   for (int layer = 0; layer < layers; ++layer) {
-    CRUMB_RETURN_IF_ERROR(BringByKernel(job, sinks, job.pages(), layer, layer + 1));
+    if (layer > 0) {
+      CRUMB_RETURN_IF_ERROR(BringByKernel(job, 0, sinks, layer, layer + 1));
+      CRUMB_RETURN_IF_ERROR(BringByKernel(job, sinks, job.pages(), layer, layer + 1));
+    }
     CRUMB_RETURN_IF_ERROR(parts_.device.Record(job.lane().layer_done[layer].get(), stream_.get()));
   }
   job.load->NoteEnqueued(layers, absl::OkStatus());
@@ -373,7 +458,7 @@ absl::Status PrefixLoader::Fetch(const Job& job, Check check, int page_begin, in
   if (page_begin == page_end) return absl::OkStatus();
   const DeviceGeometry& g = parts_.geometry;
   const bool in_place = check == Check::kInPlace;
-  const Tables tables = TablesAt(job.lane().tables.get(), job.pages());
+  const Tables tables = TablesAt(job.lane().tables.get(), job.capacity);
   const Page& shape = *job.to[page_begin];
   kernels::cuda::FetchParams params;
   params.tile_bytes = shape.tile_bytes;
@@ -386,7 +471,7 @@ absl::Status PrefixLoader::Fetch(const Job& job, Check check, int page_begin, in
   params.to = tables.to + page_begin;
   params.to_layer_stride = static_cast<int64_t>(shape.layer_stride);
   params.sums = tables.sums + int64_t{1} * page_begin * g.kv_heads;
-  params.sums_layer_stride = int64_t{1} * g.kv_heads * job.pages();
+  params.sums_layer_stride = int64_t{1} * g.kv_heads * job.capacity;
   params.status = tables.status + page_begin;
   params.blocks = in_place ? 0 : job.from[page_begin]->in_pool ? kPoolBlocks : kKernelBlocks;
   return parts_.device.kernels().Fetch(params, in_place ? check_stream_.get() : stream_.get());

@@ -18,6 +18,7 @@
 #include "client/device/slot_pool.h"
 #include "client/keyspace_binding.h"
 #include "client/page.h"
+#include "client/page_intake.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 
@@ -35,9 +36,7 @@ struct LoadLane {
 // A fetched prefix on its way to the device. Thread-safe.
 class PrefixLoad {
  public:
-  // `pages`: places in their sequence, ascending.
-  PrefixLoad(Device& device, LoadLane& lane, std::vector<int> pages)
-      : device_(device), lane_(lane), pages_(std::move(pages)) {}
+  PrefixLoad(Device& device, LoadLane& lane) : device_(device), lane_(lane) {}
 
   // Makes `stream` wait until the pages' tiles of `layer` are there and checked. Blocks until they
   // are enqueued, milliseconds at most.
@@ -52,15 +51,17 @@ class PrefixLoad {
  private:
   friend class PrefixLoader;
 
+  // Places of all its pages in their sequence, ascending.
+  void NotePlaces(std::vector<int> places);
   void NoteEnqueued(int layers, absl::Status status);
   absl::Status AwaitEnqueued(int layers) const;
 
   Device& device_;
   LoadLane& lane_;  // another load's when this one is done
-  const std::vector<int> pages_;
   mutable std::atomic<bool> done_{false};
   mutable Mutex mutex_;
   mutable CondVar changed_;
+  std::vector<int> places_ ABSL_GUARDED_BY(mutex_);
   int enqueued_ ABSL_GUARDED_BY(mutex_) = 0;  // layers
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   mutable int damaged_ ABSL_GUARDED_BY(mutex_) = -1;
@@ -91,21 +92,22 @@ class PrefixLoader {
   static absl::StatusOr<std::unique_ptr<PrefixLoader>> Create(const Parts& parts, int loads,
                                                               int pages_max, int kernel_layers);
 
-  // As many leading pages as there is room for; those that are placed stay where they are. Blocks
-  // for no copy of pinned memory.
-  std::vector<std::shared_ptr<Page>> Take(const Keyspace& keyspace,
-                                          std::vector<std::shared_ptr<Page>> pages);
+  // A prefix of `pages_max` pages at most, as PageIntake has it. Pages that are placed stay where
+  // they are. The first layer of each part is enqueued at once. Blocks for no copy of pinned
+  // memory.
+  std::unique_ptr<PageIntake::Prefix> NewPrefix(Keyspace keyspace, int pages_max);
 
  private:
   using Pages = std::vector<std::shared_ptr<Page>>;
 
+  class Incoming;
   // What the device is told of a load: in the lane's pinned memory and in the device's.
   struct Tables {
-    uint32_t* status = nullptr;      // [pages]
-    uint64_t* from = nullptr;        // [pages] of the first layer
-    uint64_t* to = nullptr;          // [pages]
-    int64_t* from_stride = nullptr;  // [pages] of layers
-    uint32_t* sums = nullptr;        // [layers, pages, kv_heads]
+    uint32_t* status = nullptr;      // [capacity] of pages
+    uint64_t* from = nullptr;        // [capacity] of the first layer
+    uint64_t* to = nullptr;          // [capacity]
+    int64_t* from_stride = nullptr;  // [capacity] of layers
+    uint32_t* sums = nullptr;        // [layers, capacity, kv_heads]
     size_t bytes = 0;
   };
   // A load while it is enqueued. The sink comes first, if it is in it.
@@ -118,6 +120,7 @@ class PrefixLoader {
     std::vector<char> copied;  // pages that the kernel cannot read where they are
     bool any_copied = false;
     int kernel_layers = 0;
+    int capacity = 0;  // of pages
 
     int pages() const { return static_cast<int>(to.size()); }
     int sinks() const { return to.front()->position == 0 ? 1 : 0; }
@@ -133,15 +136,22 @@ class PrefixLoader {
         enqueuer_("crumb-load") {}
   LoadLane* TakeLane();
   void GiveBack(LoadLane* lane);
-  absl::StatusOr<Pages> Load(const Keyspace& keyspace, const Pages& from);
+  std::shared_ptr<Job> NewJob(const Keyspace& keyspace, int capacity);
+  // Adds pages and enqueues their first layer; answers those that there was room for.
+  absl::StatusOr<Pages> Add(Job& job, const Pages& from);
+  // The job's last part was added.
+  void Complete(std::shared_ptr<Job> job);
   absl::StatusOr<Pages> Place(const Pages& from);
-  void LookAtSources(Job& job) const;
-  absl::Status EnqueueFirst(const Job& job);
+  void LookAtSources(Job& job, int page_begin) const;
+  absl::Status EnqueuePart(const Job& job, int page_begin);
+  absl::Status EnqueueKernelLayers(const Job& job);
   void EnqueueRest(const Job& job);
   absl::Status EnqueueGroups(const Job& job);
   absl::Status EnqueueEnd(const Job& job);
-  void FillPlaces(const Job& job) const;
+  // Pages from `page_begin` on, and their first layer's sums.
+  absl::Status SendPlaces(const Job& job, int page_begin);
   absl::Status SendSums(const Job& job, int layer_begin, int layer_end);
+  void GatherSums(const Job& job, int page_begin, int layer_begin, int layer_end) const;
   absl::Status BringByKernel(const Job& job, int page_begin, int page_end, int layer_begin,
                              int layer_end);
   absl::Status BringByCopies(const Job& job, int layer_begin, int layer_end);
@@ -150,7 +160,7 @@ class PrefixLoader {
   absl::Status FollowCopies(const Job& job);
   void Drain(const Job& job);
   void SeeOff(std::shared_ptr<const Job> job);
-  Tables TablesAt(uint64_t base, int pages) const;
+  Tables TablesAt(uint64_t base, int capacity) const;
 
   const Parts parts_;
   const int pages_max_;

@@ -257,11 +257,10 @@ absl::Status ResidentWorker::ProvideFor(const KeyspaceBinding& keyspace) {
       " bytes in all (bf16_pages of DeviceWorkerOptions)");
 }
 
-std::vector<std::shared_ptr<Page>> ResidentWorker::Take(
-    const std::shared_ptr<const KeyspaceBinding>& keyspace,
-    std::vector<std::shared_ptr<Page>> pages) {
-  if (!ProvideFor(*keyspace).ok()) return {};  // nor can the sequence begin
-  return loader_->Take(keyspace, std::move(pages));
+std::unique_ptr<PageIntake::Prefix> ResidentWorker::NewPrefix(
+    const std::shared_ptr<const KeyspaceBinding>& keyspace, int pages_max) {
+  // Without memory for its pages nor can the sequence begin.
+  return loader_->NewPrefix(keyspace, ProvideFor(*keyspace).ok() ? pages_max : 0);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentWorker::MakeSequence(

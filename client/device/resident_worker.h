@@ -50,8 +50,8 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   void NamePools(AcquireRequest* request) const override;
   HeldPages Hold(std::span<const DeviceFragment* const> fragments,
                  const std::shared_ptr<const Lease>& lease) override;
-  std::vector<std::shared_ptr<Page>> Take(const std::shared_ptr<const KeyspaceBinding>& keyspace,
-                                          std::vector<std::shared_ptr<Page>> pages) override;
+  std::unique_ptr<Prefix> NewPrefix(const std::shared_ptr<const KeyspaceBinding>& keyspace,
+                                    int pages_max) override;
   // Makes sure that there is memory for history pages of sequences of this keyspace.
   absl::Status ProvideFor(const KeyspaceBinding& keyspace);
   void NoteDamage();

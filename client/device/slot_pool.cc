@@ -106,6 +106,7 @@ SlotPool::Slots SlotPool::Private(const std::shared_ptr<State>& state,
   const auto run = std::make_shared<PrivateSlots>(state);
   run->slots.reserve(addresses.size());
   Slots slots;
+  slots.reserve(addresses.size());
   for (const DeviceAddress address : addresses) {
     slots.emplace_back(run, &run->slots.emplace_back(ResidentSlot{address, nullptr}));
   }
@@ -132,8 +133,8 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakePrivate(int count, int run, Device
   for (std::span<const DeviceAddress> rest = taken; !rest.empty();) {
     const auto together = rest.first(std::min(rest.size(), static_cast<size_t>(run)));
     rest = rest.subspan(together.size());
-    const Slots made = Private(state_, together);
-    slots.insert(slots.end(), made.begin(), made.end());
+    Slots made = Private(state_, together);
+    std::move(made.begin(), made.end(), std::back_inserter(slots));
   }
   return slots;
 }
@@ -192,14 +193,14 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakeSome(int count, DeviceStream strea
         const DeviceAddress address = blanks[i]->address();
         run.push_back({address, std::move(blanks[i])});
       }
-      const Slots adopted = Adopt(std::move(run));
-      slots.insert(slots.end(), adopted.begin(), adopted.end());
+      Slots adopted = Adopt(std::move(run));
+      std::move(adopted.begin(), adopted.end(), std::back_inserter(slots));
     }
   }
   const int missing = count - static_cast<int>(slots.size());
   // Others may take what is free meanwhile: what there is for them is enough here, too.
-  const auto rest = TakePrivate(std::min(missing, free()), kRunPages, stream);
-  if (rest.ok()) slots.insert(slots.end(), rest->begin(), rest->end());
+  auto rest = TakePrivate(std::min(missing, free()), kRunPages, stream);
+  if (rest.ok()) std::move(rest->begin(), rest->end(), std::back_inserter(slots));
   if (!rest.ok() && !absl::IsResourceExhausted(rest.status())) return rest.status();
   return slots;
 }

@@ -241,6 +241,7 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
   const auto acquisition = std::make_shared<Acquisition>(context, std::move(session), *keyspace,
                                                          request, response, std::move(done));
   if ((*keyspace)->quality_off()) return acquisition->Miss(v1::MISS_REASON_QUALITY);
+  if (request.behind_miss()) return acquisition->Miss(v1::MISS_REASON_ABSENT);
   const uint64_t taken = acquisition->engine().TakeBudget(wanted->keys.size());
   if (taken == 0) {
     context.metrics.Reject(Rejection::kLeaseBudget);

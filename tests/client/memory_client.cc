@@ -117,15 +117,36 @@ std::vector<QualitySample> MemoryClient::quality() const {
   return quality_;
 }
 
+std::vector<MemoryClient::Ask> MemoryClient::asks() const {
+  MutexLock lock(&mutex_);
+  return asks_;
+}
+
+void MemoryClient::Hide(const std::vector<PageKey>& keys) {
+  MutexLock lock(&mutex_);
+  hidden_ = {keys.begin(), keys.end()};
+}
+
 absl::StatusOr<AcquireResult> MemoryClient::Acquire(const AcquireRequest& request) {
+  if (before_acquire) before_acquire(asks().size());
   if (!up) return absl::UnavailableError("down");
   AcquireResult result;
+  {
+    MutexLock lock(&mutex_);
+    asks_.push_back({request.first_page,
+                     {request.keys.begin(), request.keys.end()},
+                     request.window_tokens,
+                     request.behind_miss});
+  }
+  result.miss_reason = MissReason::kAbsent;
+  if (request.behind_miss) return result;
+  result.miss_reason = MissReason::kNone;
   std::vector<LeasedFragment> fragments;
   auto hold = std::make_shared<std::vector<std::shared_ptr<void>>>();
   MutexLock lock(&mutex_);
   for (const PageKey& key : request.keys) {
     const auto found = pages_.find({request.keyspace, key});
-    if (found == pages_.end()) {
+    if (found == pages_.end() || hidden_.contains(key)) {
       result.miss_reason = MissReason::kAbsent;
       break;
     }

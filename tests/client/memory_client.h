@@ -3,8 +3,10 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -32,6 +34,19 @@ class MemoryClient final : public Client {
   size_t leases() const { return leases_->load(); }
   // The keyspaces that were opened and hold INT2 pages.
   std::vector<KeyspaceId> int2_keyspaces() const;
+  // The Acquires so far.
+  struct Ask {
+    uint32_t first_page = 0;
+    std::vector<PageKey> keys;
+    uint32_t window_tokens = 0;
+    bool behind_miss = false;
+  };
+  std::vector<Ask> asks() const;
+  // Called before each Acquire looks, with the number of those before it; set while nobody asks.
+  std::function<void(size_t)> before_acquire;
+  // Pages of these keys are not found from now on; those hidden before are again.
+  void Hide(const std::vector<PageKey>& keys);
+
   // Every sample that was counted.
   std::vector<QualitySample> quality() const;
 
@@ -102,6 +117,8 @@ class MemoryClient final : public Client {
   std::map<KeyspaceId, KeyspaceState> states_ ABSL_GUARDED_BY(mutex_);
   std::vector<KeyspaceId> int2_ ABSL_GUARDED_BY(mutex_);
   std::vector<QualitySample> quality_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Ask> asks_ ABSL_GUARDED_BY(mutex_);
+  std::set<PageKey> hidden_ ABSL_GUARDED_BY(mutex_);
   const std::shared_ptr<std::atomic<size_t>> leases_ = std::make_shared<std::atomic<size_t>>(0);
 };
 

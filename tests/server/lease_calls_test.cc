@@ -92,6 +92,31 @@ TEST_F(LeaseCallsTest, TheTokenTiersSumToAllRequestedTokens) {
             Tokens(TokenTier::kHost));
 }
 
+TEST_F(LeaseCallsTest, KeysBehindAMissAreCountedAndNotLookedFor) {
+  const auto session = OpenSession();
+  v1::AcquireRequest request = Request(0, 3);  // all of them are there
+  request.set_window_tokens(300);
+  request.set_behind_miss(true);
+  v1::AcquireResponse response;
+  ASSERT_TRUE(Run(session, request, &response).ok());
+  EXPECT_EQ(response.lease(), 0u);
+  EXPECT_EQ(response.hit_pages(), 0u);
+  EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_ABSENT);
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  EXPECT_EQ(Tokens(TokenTier::kMiss), 3u * kPageTokens);
+  EXPECT_EQ(Tokens(TokenTier::kWindow), 300u);
+  EXPECT_EQ(AllTokens(), 3u * kPageTokens + 300u);
+  const auto asked = [&] {
+    return metrics_.asked_pages.Read(context_.clock.Now()).front().requested_pages;
+  };
+  EXPECT_EQ(asked(), 3u);
+  // They took nothing off the engine's budget.
+  request.set_behind_miss(false);
+  ASSERT_TRUE(Run(session, request, &response).ok());
+  EXPECT_EQ(response.hit_pages(), 3u);
+  EXPECT_EQ(asked(), 6u);
+}
+
 TEST_F(LeaseCallsTest, ReleaseEndsTheLeaseForWhoeverSharesTheEngine) {
   const auto a = OpenSession();
   const auto b = OpenSession(0, std::string(a->engine().id().view()));

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
@@ -45,6 +46,8 @@ struct AcquireRequest {
   // Pools of other devices of this host that this process can copy from.
   std::vector<PoolId> peers;
   bool device_sums = false;  // tile sums of fragments in `pools`, too
+  // The page before keys[0] was no hit: nothing is looked for, the keys are counted as misses.
+  bool behind_miss = false;
 };
 
 struct AcquireResult {
@@ -53,6 +56,17 @@ struct AcquireResult {
   int hit_pages = 0;                           // leading keys whose tiles are all here
   std::vector<Tier> page_tiers;                // of the hit pages
   MissReason miss_reason = MissReason::kNone;  // of the first page that is not a hit
+};
+
+// An Acquire that is under way. Destroyed before it was finished it is given up: a lease that it is
+// granted is given back. One thread at a time.
+class PendingAcquire {
+ public:
+  virtual ~PendingAcquire() = default;
+  // Whether Finish will not wait for an answer. Does not block.
+  virtual bool Ready() { return true; }
+  // Blocks until the answer, or the request's timeout since the start. Once.
+  virtual absl::StatusOr<AcquireResult> Finish() = 0;
 };
 
 struct LookupResult {

@@ -59,6 +59,9 @@ class Client {
   // Leases the longest prefix that is there. A fragment that fails its check is a miss, and ends
   // the prefix.
   virtual absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) = 0;
+  // The same in two steps: this one sends. What the request points to stays until the result is
+  // destroyed, and so does the client. A client that cannot send by itself does all in Finish.
+  virtual std::unique_ptr<PendingAcquire> StartAcquire(const AcquireRequest& request);
   // Tells where the longest prefix is, on other nodes too.
   virtual absl::StatusOr<LookupResult> Lookup(const KeyspaceId& keyspace,
                                               std::span<const PageKey> keys) = 0;

@@ -56,6 +56,9 @@ struct WorkerOptions {
   // Of the latest prompts, kept with their page keys (4.5 bytes a token): a prompt that begins as
   // one of them is not hashed again that far. 0: none.
   size_t known_prompt_tokens = size_t{1} << 20;
+  // Pages that take as long to hash as crumbd takes for a question: a prompt with several times as
+  // many unknown ones is asked for in parts, the next of which is hashed meanwhile. 0: at once.
+  int part_pages = 256;
   size_t publish_queue_max = 1024;  // pages waiting to be published; more are dropped
   int publish_batch = 32;           // pages per Reserve and Commit
   Duration publish_deadline = std::chrono::seconds(2);       // of one such call

@@ -89,7 +89,7 @@ TEST(DevicePrefixTest, LoadsThatCannotBeEnqueuedFail) {
     cold.Finish(prompts.batch());
     pair.Settle();
   }
-  pair.device.copies_fail_from = 5;
+  pair.device.copies_fail_from = 8;
   {
     const auto hit = BeginOn(*pair.worker, model.prompt(1200));
     EXPECT_EQ(hit->cached_tokens(), 896);
@@ -105,6 +105,41 @@ TEST(DevicePrefixTest, LoadsThatCannotBeEnqueuedFail) {
   EXPECT_EQ(again.sequence().cached_tokens(), 896);
   RunPrompt(prompts, again, 512);
   again.Check();
+}
+
+// Room ends in any part of a prefix; what was taken before is attended.
+TEST(DevicePrefixTest, PrefixesEndWhereRoomDoes) {
+  const WorkerOptions options = PairOptions();
+  const SequenceModel model(options, RandomTokens(1200, 3));
+  for (const int load_pages : {1, 2, 5, 6, 9, 13}) {
+    for (const bool by_load : {false, true}) {
+      SCOPED_TRACE(std::to_string(load_pages) + (by_load ? " of a load" : " slots"));
+      MemoryClient store(64 << 20);
+      SimulatedDevice device(static_cast<uint32_t>(load_pages));
+      {
+        const auto writer = OpenDevice(options, &store, device);
+        DeviceRun prompts(device, *writer, {.kind = PassKind::kPrompt, .tokens = 512});
+        auto first = BeginOn(*writer, model.prompt(1200));
+        RunPrompt(prompts, *first, model, 1200);
+        ASSERT_TRUE(prompts.batch().Finish(*first).ok());
+        ASSERT_TRUE(writer->WaitPublished(kPatience).ok());
+      }
+      DeviceWorkerOptions sizes = SmallDevice();
+      // A sink has its own place.
+      (by_load ? sizes.load_pages : sizes.pages) = by_load ? load_pages : load_pages - 1;
+      sizes.pages = std::max(sizes.pages, 1);
+      const int expected = by_load ? load_pages : sizes.pages + 1;
+      const auto worker = OpenDevice(options, &store, device, sizes);
+      ASSERT_TRUE(Eventually([&] { return device.pinned_ranges() > 0; }));
+      const auto hit = BeginOn(*worker, model.prompt(1200));
+      EXPECT_EQ(hit->cached_tokens(), 64 * expected);
+      EXPECT_EQ(hit->stats().miss_reason, "busy");
+      if (by_load) {
+        DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
+        RunPrompt(prompts, *hit, model, 1200);
+      }
+    }
+  }
 }
 
 // Two live sequences with equal prefixes on two streams: the second attends the first one's pages.

@@ -15,6 +15,7 @@ WorkerOptions PairOptions() {
   WorkerOptions options = SmallWorkerOptions();
   options.draft_slots = 7;
   options.watch_every = 0;
+  options.part_pages = 3;  // prefixes come in parts
   return options;
 }
 

@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/acquire.h"
+
+#include "crumb/client.h"
+
+namespace crumb::client {
+namespace {
+
+// Sends when it is finished.
+class AcquireLater final : public PendingAcquire {
+ public:
+  AcquireLater(Client& client, const AcquireRequest& request)
+      : client_(client), request_(request) {}
+  absl::StatusOr<AcquireResult> Finish() override { return client_.Acquire(request_); }
+
+ private:
+  Client& client_;
+  const AcquireRequest request_;
+};
+
+}  // namespace
+
+std::unique_ptr<PendingAcquire> Client::StartAcquire(const AcquireRequest& request) {
+  return std::make_unique<AcquireLater>(*this, request);
+}
+
+}  // namespace crumb::client
