@@ -91,11 +91,22 @@ sanitize() {
     return
   fi
   local filter='*LengthsAround*:*PaddedEntries*:*SameBytes*:*ReportsTheTile*:*GrowOverEvery*:*WritesTheNew*'
+  # racecheck of 2025.3.1 names hazards across a __syncthreads in blocks of clusters; 2026.4 does not
+  # (docs/kernels/cuda.md).
+  local version clusters=yes
+  version=$(compute-sanitizer --version | grep -oE 'Version [0-9.]+' | cut -d' ' -f2)
+  [[ "$(printf '%s\n' 2026.4 "$version" | sort -V | head -n 1)" == 2026.4 ]] || clusters=''
   for tool in memcheck racecheck synccheck initcheck; do
     echo "compute-sanitizer $tool"
     for test in decode evict verify serving append paged_kv prefill; do
+      local left_out=''
+      if [[ "$tool $test" == 'racecheck decode' && -z "$clusters" ]]; then
+        left_out='-*/clusters'
+        echo "decode: clusters left out of racecheck, which needs compute-sanitizer 2026.4 for them;" \
+          "this is $version"
+      fi
       attempt "$tool $test" 120 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-        "$programs/tests/kernels_cuda_${test}_test" --gtest_filter="$filter" \
+        "$programs/tests/kernels_cuda_${test}_test" --gtest_filter="$filter$left_out" \
         >"$output/$tool.$test.log" 2>&1
       echo "$test: $(grep -E 'SUMMARY|ERROR' "$output/$tool.$test.log" | tail -n 1)"
     done
