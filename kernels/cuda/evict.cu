@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/crc32c.cuh"
 #include "kernels/cuda/evict_bf16.h"
-#include "kernels/cuda/evict_kernel.cuh"
+#include "kernels/cuda/evict_launch.cuh"
 
 namespace crumb::kernels::cuda {
 namespace {

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/evict_kernel.cuh"
+#include "kernels/cuda/evict_launch.cuh"
 
 namespace crumb::kernels::cuda {
 

@@ -2,7 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cuda/evict.h"
@@ -23,6 +22,8 @@ struct EvictKernelParams {
   EvictParams p;
   ClipGuess clip[2];   // K, V
   uint32_t zeros_sum;  // of a tile of zeros
+  int sharers;         // blocks of each matrix; 1: blocks go from matrix to matrix
+  bool windows_apart;  // and a block may begin between a round's windows
   bool bulk;           // copy R by bulk copies, and multiply by four warps where the device can
   bool streamed;       // R does not fit and passes part by part
 };
@@ -77,7 +78,7 @@ class WindowEvictor {
   __device__ __forceinline__ void Run() {
     const int matrices = 2 * p_.layers * p_.kv_heads;
     // Does not depend on the number of windows: constants are on their way before it is known.
-    const int sharers = max(1, static_cast<int>(gridDim.x) / matrices);
+    const int sharers = k_.sharers;
     InitBarrier();
     SetMatrix(sharers > 1
                   ? blockIdx.x / sharers
@@ -86,6 +87,7 @@ class WindowEvictor {
     const int windows = max(0, min(*p_.windows, p_.windows_max));
     const Place begin = BeginOf(blockIdx.x, sharers, windows);
     const Place end = BeginOf(blockIdx.x + 1, sharers, windows);
+    few_ = begin.matrix == end.matrix && end.window - begin.window <= Teams();
     int first = begin.window;
     for (int matrix = begin.matrix; matrix < end.matrix || first < end.window; ++matrix) {
       if (matrix != matrix_) {
@@ -102,6 +104,13 @@ class WindowEvictor {
   }
 
  private:
+  // What a window has become: codes as RoundRows has them, metadata of the lane's own row.
+  struct Result {
+    int window = -1;  // none
+    uint32_t words[T::kTiles / 4];
+    uint32_t meta[T::kGroups];
+  };
+
   struct Place {
     int matrix;
     int window;
@@ -114,11 +123,11 @@ class WindowEvictor {
       const int matrix = blockIdx.x / sharers;
       return {matrix, windows * (block - matrix * sharers) / sharers};
     }
-    const int teams = Teams(), rounds = (windows + teams - 1) / teams;
+    const int step = k_.windows_apart ? 1 : Teams(), rounds = (windows + step - 1) / step;
     if (rounds == 0) return {matrix_, 0};
     const int all = 2 * p_.layers * p_.kv_heads * rounds, blocks = gridDim.x;
     const int round = all / blocks * block + all % blocks * block / blocks;
-    return {round / rounds, round % rounds * teams};
+    return {round / rounds, round % rounds * step};
   }
 
   // --- Where things lie ----------------------------------------------------------------------
@@ -320,9 +329,10 @@ class WindowEvictor {
   }
 
   // y = x R - mean, from this warp's rows; then those of window `next` (none if < 0) are on their
-  // way.
+  // way. Meanwhile the window before is stored; it becomes none.
   __device__ __forceinline__ void MakeRows(const RowPairs<T::kDim>& x, int window, int next,
-                                           float (&y)[T::kTiles][4], RowFacts* facts) {
+                                           Result* before, float (&y)[T::kTiles][4],
+                                           RowFacts* facts) {
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) y[n][0] = y[n][1] = y[n][2] = y[n][3] = 0.0f;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -330,12 +340,17 @@ class WindowEvictor {
       StartRotation<T::kDim, kProducts == Products::kByTeamHalf>(x, ptx::SharedAddress(shared_),
                                                                  ptx::SharedAddress(Mean()), y);
       if (next >= 0) CopyRows(next);
+      if (few_ && !kFeedback) WaitPrevious();
+      if (before->window >= 0) Store(*before);
+      before->window = -1;
       ptx::WaitProducts();
       LookAtRows<T>(y, facts);
       return;
     }
 #endif
     if (next >= 0) CopyRows(next);
+    if (before->window >= 0) Store(*before);
+    before->window = -1;
     if (p_.row_type == RowType::kFp16) {
       Rotate<true>(x, y);
     } else {
@@ -399,8 +414,8 @@ class WindowEvictor {
   // --- Windows -------------------------------------------------------------------------------
 
   // Until the kernel before has ended; then the next may begin. Only then: what it reads ahead may
-  // come from before this one, but not be still on its way. At about the middle of a window, so
-  // that of two calls that follow each other each hides half of the other.
+  // come from before this one, but not be still on its way. At about the middle of a block's first
+  // window, so that of two calls that follow each other each hides half of the other.
   __device__ __forceinline__ void WaitPrevious() {
 #if __CUDA_ARCH__ >= 900
     if (waited_) return;
@@ -415,6 +430,7 @@ class WindowEvictor {
     const int teams = Teams();
     if (first + Team() < last) CopyRows(first + Team());
     WaitConstants();
+    Result result;
     for (int round = first; round < last; round += teams) {
       const int window = round + Team();
       const bool here = window < last;
@@ -425,39 +441,40 @@ class WindowEvictor {
         if (here) PlaceMean(window);
       }
       if constexpr (kFeedback) {
-        EvictWithFeedback(window, next);
+        EvictWithFeedback(window, next, &result);
       } else {
-        Evict(here ? window : first, here, next);
+        Evict(here ? window : first, here, next, &result);
       }
     }
+    if (result.window >= 0) Store(result);
   }
 
+  template <bool kSquares>
   __device__ __forceinline__ void FindClip(const float (&y)[T::kTiles][4], RowFacts* facts) {
     const ClipGuess& clip = k_.clip[IsValue()];
     if (clip.rank == 0) return;
-    FindThresholds<T>(y, clip, facts);
+    FindThresholds<T, kSquares>(y, clip, facts);
   }
 
-  // next: the team's next window, or -1. !here: takes part in copying R only.
-  __device__ __forceinline__ void Evict(int window, bool here, int next) {
+  // next: the team's next window, or -1. !here: takes part in copying R only. result: of the team's
+  // window before, then of this one.
+  __device__ __forceinline__ void Evict(int window, bool here, int next, Result* result) {
     float y[T::kTiles][4];
     RowFacts facts;
     {
       RowPairs<T::kDim> x = {};
       if (here) Load(x);
-      MakeRows(x, window, next, y, &facts);
+      MakeRows(x, window, next, result, y, &facts);
     }
     if (!here) return;
+    FindClip<false>(y, &facts);
     WaitPrevious();
-    FindClip(y, &facts);
-    uint32_t words[T::kTiles / 4], meta[T::kGroups];
-    const uint32_t status = RoundRows<T>(y, facts, !HasRotation(), words, meta);
-    Report(window, status);
-    Store(window, words, meta);
+    const uint32_t status = RoundRows<T>(y, facts, !HasRotation(), result->words, result->meta);
+    Finish(window, status, result);
   }
 
-  __device__ __forceinline__ void EvictWithFeedback(int window, int next) {
-    uint32_t words[T::kTiles / 4], meta[T::kGroups], status = 0;
+  __device__ __forceinline__ void EvictWithFeedback(int window, int next, Result* result) {
+    uint32_t status = 0;
     bool cut = false;  // the lane's own row goes without clip
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
@@ -466,20 +483,22 @@ class WindowEvictor {
       {
         RowPairs<T::kDim> x;
         Load(x);
-        MakeRows(x, window, next, y, &facts);
+        MakeRows(x, window, next, result, y, &facts);
       }
-      FindClip(y, &facts);
+      facts.squares = SumSquares<T>(y);
+      FindClip<true>(y, &facts);
       WaitPrevious();
       if (cut) facts.threshold = kFeedbackMagnitudeMax;
       facts.threshold = facts.finite ? fminf(facts.threshold, kFeedbackMagnitudeMax) : 0.0f;
       RowRange ranges[T::kGroups];
 #pragma unroll
       for (int g = 0; g < T::kGroups; ++g) ranges[g] = FindRange<T>(y, facts, g);
-      const float ratio = RoundWithFeedback<T>(y, facts, ranges, !HasRotation(), Feedback(), words);
+      const float ratio =
+          RoundWithFeedback<T>(y, facts, ranges, !HasRotation(), Feedback(), result->words);
       status = 0;
 #pragma unroll
       for (int g = 0; g < T::kGroups; ++g) {
-        status |= PackMeta(ranges[g], ratio, facts.finite, &meta[g]);
+        status |= PackMeta(ranges[g], ratio, facts.finite, &result->meta[g]);
       }
       if (pass == 1 || k_.clip[IsValue()].rank == 0) break;
       // A ratio at its limit says that the clip has cut off most of the row. The team multiplies
@@ -490,55 +509,54 @@ class WindowEvictor {
       __syncwarp();
       CopyRows(window);
     }
-    Report(window, status);
-    Store(window, words, meta);
+    Finish(window, status, result);
   }
 
-  __device__ __forceinline__ void Report(int window, uint32_t status) {
+  __device__ __forceinline__ void Finish(int window, uint32_t status, Result* result) {
+    result->window = window;
     if (p_.status != nullptr && status != 0) atomicOr(p_.status + window, status);
+    if (IsValue()) {
+      // V's words hold tokens along lanes' columns: each 16-bit half of a K word moves as one.
+#pragma unroll
+      for (uint32_t& word : result->words) word = ptx::TransposeMatrix(word);
+    }
+    if (p_.sums != nullptr) AddToSum(*result);
   }
 
   // Writes the group's codes and metadata.
-  __device__ __forceinline__ void Store(int window, const uint32_t (&words)[T::kTiles / 4],
-                                        const uint32_t (&meta)[T::kGroups]) {
+  __device__ __forceinline__ void Store(const Result& result) {
     constexpr int kCodeBytes = kWindowTokens * T::kDim / 4;
     constexpr int kMetaBytes = kWindowTokens * T::kGroups * 4;
     constexpr int kWide = T::kDim % 128 == 0 ? 4 : 2;  // words of a lane side by side
     const int lane = threadIdx.x % 32;
-    char* tile = reinterpret_cast<char*>(p_.tile_address[window] + Facts().tile_offset);
-    char* codes = tile + (IsValue() ? kCodeBytes : 0) + 4 * T::kDim * Group();
-    uint32_t out[T::kTiles / 4];
-#pragma unroll
-    for (int i = 0; i < T::kTiles / 4; ++i) {
-      // V's words hold tokens along lanes' columns: each 16-bit half of a K word moves as one.
-      out[i] = IsValue() ? ptx::TransposeMatrix(words[i]) : words[i];
-    }
+    const auto& words = result.words;
+    char* tile = reinterpret_cast<char*>(p_.tile_address[result.window] + Facts().tile_offset);
+    char* codes = tile + (IsValue() ? kCodeBytes : 0) + 4 * T::kDim * Group() + 4 * kWide * lane;
 #pragma unroll
     for (int i = 0; i < T::kTiles / 4; i += kWide) {
-      char* at = codes + 128 * i + 4 * kWide * lane;
       if constexpr (kWide == 4) {
-        *reinterpret_cast<uint4*>(at) = make_uint4(out[i], out[i + 1], out[i + 2], out[i + 3]);
+        *reinterpret_cast<uint4*>(codes + 128 * i) =
+            make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
       } else {
-        *reinterpret_cast<uint2*>(at) = make_uint2(out[i], out[i + 1]);
+        *reinterpret_cast<uint2*>(codes + 128 * i) = make_uint2(words[i], words[i + 1]);
       }
     }
     if (lane % 4 < 2) {
-      char* meta_at = tile + 2 * kCodeBytes + (IsValue() ? kMetaBytes : 0) +
-                      kWindowTokens / 2 * (lane / 4) + 8 * Group() + 4 * (lane % 2);
+      char* meta = tile + 2 * kCodeBytes + (IsValue() ? kMetaBytes : 0) +
+                   kWindowTokens / 2 * (lane / 4) + 8 * Group() + 4 * (lane % 2);
 #pragma unroll
       for (int g = 0; g < T::kGroups; ++g) {
-        *reinterpret_cast<uint32_t*>(meta_at + 4 * kWindowTokens * g) = meta[g];
+        *reinterpret_cast<uint32_t*>(meta + 4 * kWindowTokens * g) = result.meta[g];
       }
     }
-    if (p_.sums != nullptr) AddToSum(window, out, meta);
   }
 
   // The eight parts of a tile meet in its word of the workspace: who comes last writes the sum.
-  __device__ __forceinline__ void AddToSum(int window, const uint32_t (&out)[T::kTiles / 4],
-                                           const uint32_t (&meta)[T::kGroups]) {
-    const uint32_t part = Sums().PartOf(Group(), out, meta);
+  __device__ __forceinline__ void AddToSum(const Result& result) {
+    const uint32_t part = Sums().PartOf(Group(), result.words, result.meta);
     if (threadIdx.x % 32 != 0) return;
-    const int64_t tile = static_cast<int64_t>(window) * p_.layers * p_.kv_heads + matrix_ / 2;
+    const int64_t tile =
+        static_cast<int64_t>(result.window) * p_.layers * p_.kv_heads + matrix_ / 2;
     auto* word = static_cast<unsigned long long*>(p_.workspace) + tile;
     const uint64_t mine = uint64_t{1} << (32 + kTeamWarps * IsValue() + Group()) | part;
     const uint64_t now = atomicXor(word, mine) ^ mine;
@@ -553,6 +571,7 @@ class WindowEvictor {
   const int warp_;
   int matrix_ = 0;
   bool waited_;           // for the kernel before
+  bool few_ = false;      // the block has one window a team
   bool waiting_ = false;  // for constants
   int phase_ = 0;
 };
@@ -563,72 +582,5 @@ __global__ void __launch_bounds__(EvictLayout<T, kFeedback>::kThreads, 1)
   extern __shared__ __align__(1024) char shared[];
   WindowEvictor<T, kFeedback, kProducts>(k, shared).Run();
 }
-
-// What a device has.
-struct EvictDevice {
-  int processors;
-  int shared_bytes;  // of a block at most
-  bool team_products;
-};
-
-template <int dim, int group_size, bool kFeedback>
-cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStream_t stream) {
-  using T = RowTraits<dim, group_size>;
-  using Layout = EvictLayout<T, kFeedback>;
-  int teams = Layout::kTeams;
-  const bool sums = k.p.sums != nullptr;
-  k.streamed = Layout::Bytes(false, 1, sums) > device.shared_bytes;
-  if (k.streamed && kFeedback) teams = 1;  // who goes again would leave the others waiting
-  while (teams > 0 && Layout::Bytes(k.streamed, teams, sums) > device.shared_bytes) --teams;
-  if (teams == 0) return cudaErrorInvalidConfiguration;
-  const int matrices = 2 * k.p.layers * k.p.kv_heads;
-  const int sharers = std::min(device.processors / matrices, k.p.windows_max);
-  // As many rounds through a block's windows of a matrix, with no team waiting in the last one.
-  const int share = sharers > 1 ? (k.p.windows_max + sharers - 1) / sharers : k.p.windows_max;
-  const int rounds = (share + teams - 1) / teams;
-  teams = (share + rounds - 1) / rounds;
-  // Where blocks go from matrix to matrix, two of half the size a multiprocessor: one computes
-  // while the other waits for R.
-  constexpr int kReserved = 1024;  // of a block, beside its own shared memory
-  const bool halves =
-      Layout::kTeams == 4 && !kFeedback && matrices > device.processors &&
-      2 * (Layout::Bytes(k.streamed, 2, sums) + kReserved) <= device.shared_bytes + kReserved;
-  if (halves) teams = std::min(teams, 2);
-  const int bytes = Layout::Bytes(k.streamed, teams, sums);
-  auto kernel = EvictKernel<T, kFeedback, Products::kByWarp>;
-  if constexpr (dim <= 128) {
-    const bool rotated = k.p.k.rotation != nullptr && k.p.v.rotation != nullptr;
-    if (device.team_products && !k.streamed && rotated) {
-      kernel = k.p.row_type == RowType::kFp16 ? EvictKernel<T, kFeedback, Products::kByTeamHalf>
-                                              : EvictKernel<T, kFeedback, Products::kByTeamBf16>;
-    }
-  }
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (error != cudaSuccess) return error;
-  const int blocks =
-      sharers > 1
-          ? sharers * matrices
-          : static_cast<int>(std::min<int64_t>(device.processors * (halves ? 2 : 1),
-                                               int64_t{matrices} * ((share + teams - 1) / teams)));
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(blocks));
-  config.blockDim = dim3(teams * kTeamThreads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = k.p.overlap_previous ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, k);
-}
-
-using EvictLauncher = cudaError_t (*)(EvictKernelParams, const EvictDevice&, cudaStream_t);
-
-// Per head_dim; null: no such group size.
-EvictLauncher EvictDim64(int group_size, bool feedback);
-EvictLauncher EvictDim128(int group_size, bool feedback);
-EvictLauncher EvictDim256(int group_size, bool feedback);
 
 }  // namespace crumb::kernels::cuda

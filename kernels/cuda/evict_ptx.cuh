@@ -49,6 +49,12 @@ __device__ __forceinline__ void MmaF16Onto(float (&d)[4], const float (&c)[4],
         "f"(c[2]), "f"(c[3]));
 }
 
+__device__ __forceinline__ float SquareRoot(float x) {
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 __device__ __forceinline__ float Reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

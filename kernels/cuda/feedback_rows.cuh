@@ -125,7 +125,8 @@ __device__ __forceinline__ float InnerProductRatio(float own, float cross) {
 
 // y becomes y - low in units. kCareful: values may be beyond their limits, or low far beyond a
 // unit. inverse: 1 / unit of the lane's own row, 0 if it is not finite: then it becomes zeros or
-// NaN, whose codes are zero. Returns <y, y> of the lane's own row.
+// NaN, whose codes are zero. kCareful: returns <y, y> of the lane's
+// own row, limited.
 template <class T, bool kCareful>
 __device__ __forceinline__ float PlaceRows(float (&y)[T::kTiles][4],
                                            const RowRange (&ranges)[T::kGroups], float inverse) {
@@ -142,12 +143,12 @@ __device__ __forceinline__ float PlaceRows(float (&y)[T::kTiles][4],
     for (int i = 0; i < 4; ++i) {
       float value = y[n][i];
       if (kCareful) value = fminf(fmaxf(value, -kFeedbackMagnitudeMax), kFeedbackMagnitudeMax);
-      own[i / 2] = fmaf(value, value, own[i / 2]);
+      if (kCareful) own[i / 2] = fmaf(value, value, own[i / 2]);
       y[n][i] = kCareful ? (value - low[i / 2]) * inverses[i / 2]
                          : fmaf(value, inverses[i / 2], offset[i / 2]);
     }
   }
-  return JoinOwnRow(own, [](float x, float y) { return x + y; });
+  return kCareful ? JoinOwnRow(own, [](float x, float y) { return x + y; }) : 0.0f;
 }
 
 // Codes of 16 rows, as RoundRows has them. unit: of the lane's own row. y does not survive. Returns
@@ -162,7 +163,8 @@ __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const Ro
   // Codes times powers of 4, on top of it, are the low bits of a float.
   constexpr float kBase = 8388608.0f;
   const float inverse = facts.finite ? ptx::Reciprocal(unit) : 0.0f;
-  const float own = PlaceRows<T, kCareful>(y, ranges, inverse);
+  const float limited = PlaceRows<T, kCareful>(y, ranges, inverse);
+  const float own = kCareful ? limited : facts.squares;
   float both_units[2], cross[2] = {};
   OfBothRows(unit, both_units);
   float sums[2][2];

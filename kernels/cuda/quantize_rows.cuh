@@ -55,6 +55,7 @@ struct RowFacts {
   bool finite;
   float least, most;
   float threshold;  // largest |y| inside the range
+  float squares;    // their sum, where somebody asked for it
 
   __device__ __forceinline__ float Peak() const { return fmaxf(-least, most); }
 };
@@ -82,6 +83,17 @@ __device__ __forceinline__ void LookCloser(const float (&y)[T::kTiles][4], RowFa
   const float all_most = JoinOwnRow(most, [](float x, float y) { return fmaxf(x, y); });
   facts->least = facts->finite ? all_least : 0.0f;
   facts->most = facts->finite ? all_most : 0.0f;
+}
+
+template <class T>
+__device__ __forceinline__ float SumSquares(const float (&y)[T::kTiles][4]) {
+  float sums[2] = {};
+#pragma unroll
+  for (int n = 0; n < T::kTiles; ++n) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) sums[i / 2] = fmaf(y[n][i], y[n][i], sums[i / 2]);
+  }
+  return JoinOwnRow(sums, [](float x, float y) { return x + y; });
 }
 
 // Rows' extremes, zeros for rows with values that are not finite. Those values stay where they are:
@@ -215,12 +227,16 @@ __device__ __forceinline__ float CountAtLeast(const RowHalves<T>& halves, uint32
 
 // A bound for the lane's own row. False if one of the warp's rows has too many values that are the
 // same as halves.
-template <class T>
+template <class T, bool kSquares>
 __device__ __forceinline__ bool SearchInHalves(const RowHalves<T>& halves, const ClipGuess& clip,
-                                               Neighbour* found) {
+                                               const RowFacts& facts, Neighbour* found) {
   constexpr int kRoundsMax = 10;
-  const float sum = SumMagnitudes<T>(halves);
-  const float step = sum * (0.5f * clip.step);
+  // Of a normal distribution: a sum of magnitudes squared, to the sum of squares.
+  constexpr float kRatio = 0.63661977f * T::kDim;  // 2 / pi of each
+  // Steps a little short of it end sooner.
+  constexpr float kShort = 0.8f;
+  const float sum = kSquares ? ptx::SquareRoot(kRatio * facts.squares) : SumMagnitudes<T>(halves);
+  const float step = sum * (0.5f * kShort * clip.step);
   // Counts less the middle between `rank` and one less, twice: odd numbers.
   const float middle = 8388608.0f + (2.0f * static_cast<float>(clip.rank) - 1.0f);
   float low = 0.0f, low_count = 0.0f, high = 0.0f, high_count = 0.0f, bound = sum * clip.first;
@@ -279,8 +295,8 @@ __device__ __forceinline__ float TakeNeighbour(const float (&y)[T::kTiles][4],
   return __uint_as_float(twice / 2);
 }
 
-// Fills in threshold.
-template <class T>
+// Fills in threshold. kSquares: squares are there, by which it is found a little sooner.
+template <class T, bool kSquares>
 __device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
                                                const ClipGuess& clip, RowFacts* facts) {
   // Halves hold neither larger values nor, in enough bits, smaller ones.
@@ -297,7 +313,7 @@ __device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
         halves[2 * n + e] = ptx::PackHalfTowardsZero(y[n][e], y[n][2 + e]);
       }
     }
-    ended = SearchInHalves<T>(halves, clip, &found);
+    ended = SearchInHalves<T, kSquares>(halves, clip, *facts, &found);
   }
   if (!ended) found = SearchInFloats<T>(y, clip, *facts);
   facts->threshold = TakeNeighbour<T>(y, found);
