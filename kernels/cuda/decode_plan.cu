@@ -20,7 +20,7 @@ constexpr int kInt2Overhead = 24;
 constexpr int kBf16Overhead = 16;
 // What all of this form's time outside its tile loop is more than that of clusters, with up to 8
 // columns; with more, a page takes longer.
-constexpr int kPlannedOverhead = 170;
+constexpr int kPlannedOverhead = 195;
 // From so many (sequence, KV head) pairs for each block on, blocks are cut into groups.
 constexpr int kGroupPairsMin = 1;
 
