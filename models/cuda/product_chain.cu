@@ -46,14 +46,15 @@ __host__ __device__ constexpr int XStride(int inputs) {
 }
 
 // Sums of tiles that some warps have left and others not: a warp that waits for a piece knows that
-// those of kSlotsMax pieces before have been read by all of their group.
-constexpr int kOpenTiles = kSlotsMax + 3;
+// those of kSlotsMax pieces before have been read by all of their group, and who adds a tile up has
+// multiplied one more by then.
+constexpr int kOpenTiles = kSlotsMax + 4;
 
 template <int kRows>
 struct SharedState {
   uint64_t full[kSlotsMax], empty[kSlotsMax];
   float squares[kWarps][kRows];
-  float sums[kOpenTiles][kWarps][kRows][kTile];
+  alignas(8) float sums[kOpenTiles][kWarps][kRows][kTile];
 };
 
 constexpr int64_t kStateRowBytes = sizeof(SharedState<2>) - sizeof(SharedState<1>);
@@ -62,6 +63,7 @@ static_assert(sizeof(SharedState<4>) == sizeof(SharedState<1>) + 3 * kStateRowBy
 #if __CUDA_ARCH__ >= 900
 
 constexpr int kAhead = 3;                                // pieces of a block that are on their way
+constexpr int kAheadWaiting = 2;                         // the same while blocks wait for rows
 constexpr int kSteps = kPieceMax / kStep / kGroupWarps;  // of a warp
 constexpr int kConsumers = 1;                            // barrier of the warps that multiply
 constexpr int kTileSums = 2;                             // barriers of open tiles
@@ -128,7 +130,7 @@ class Ring {
 
 // By one of kStreamWarps warps: rows `warp` and `warp` + 4 of every tile, of gates those of both
 // halves.
-__device__ __forceinline__ void Stream(const ProductChain& chain, Ring ring, int warp) {
+__device__ __forceinline__ void Stream(const ProductChain& chain, Ring ring, int slots, int warp) {
   static_assert(kStreamWarps == kTile / 2);
   const bool leader = threadIdx.x % 32 == 0;
   Ring landed = ring;
@@ -136,6 +138,8 @@ __device__ __forceinline__ void Stream(const ProductChain& chain, Ring ring, int
   for (int index = 0; index < chain.count; ++index) {
     const ChainProduct& p = chain.products[index];
     const Share share(p, index);
+    // What is asked for before blocks have this product's rows.
+    int early = index > 0 ? slots : 0;
     const bool gate = p.output == ChainOutput::kGate;
     const int64_t row_bytes = int64_t{2} * p.inputs;
     const int64_t second_bytes = row_bytes * (gate ? p.outputs / 2 : kTile / 2);
@@ -147,12 +151,11 @@ __device__ __forceinline__ void Stream(const ProductChain& chain, Ring ring, int
         const uint32_t bytes = 2 * kStep * share.Steps(piece);
         ring.WaitEmpty();
         // What is asked for and has not come yet delays every other access by its bytes.
-        if (ahead == kAhead) {
+        for (const int most = early-- > 0 ? kAheadWaiting : kAhead; ahead >= most; --ahead) {
           landed.WaitFull();
           landed.Next();
-        } else {
-          ++ahead;
         }
+        ++ahead;
         if (leader) {
           const uint32_t slot = ring.slot() + warp * kRowStride;
           ptx::ArriveExpecting(ring.full(), mine * bytes);
@@ -175,6 +178,11 @@ class Consumer {
   __device__ __forceinline__ Consumer(const KernelParams& k, SharedState<kRows>* state, char* x,
                                       Ring ring)
       : k_(k), state_(state), x_(x), ring_(ring), lane_(threadIdx.x % 32), warp_(threadIdx.x / 32) {
+    group_warp_ = warp_ % kGroupWarps;
+    next_piece_ = warp_ / kGroupWarps;
+    const uint32_t lane_bytes = 2 * kStep * group_warp_ + lane_ % 4 * 16;
+    x_lane_ = ptx::SharedAddress(x_) + lane_ / 4 % kRows * k_.x_stride + lane_bytes;
+    w_lane_ = lane_ / 4 * kRowStride + lane_bytes;
     if (warp_ >= kGroupWarps) ring_.Next();
   }
 
@@ -190,6 +198,7 @@ class Consumer {
       }
       const Share share(p, index);
       for (int tile = 0; tile < share.tiles; ++tile) Multiply(p, share, tile);
+      if (held_ >= 0) AddUp(p, share);
       if (index + 1 < k_.chain.count) Arrive();
     }
   }
@@ -228,19 +237,20 @@ class Consumer {
     ptx::SyncThreads(kConsumers, kThreads);
   }
 
+  // Rows of x in shared memory: of every 16 bytes the words 0, 2, 1, 3. So the registers of a load
+  // are operands of both products, with rows 8 to 15 of the second.
+  __device__ __forceinline__ void KeepVector(int row, int i, const uint4& v) const {
+    ptx::StoreShared128(ptx::SharedAddress(x_) + row * k_.x_stride + 16 * i, {v.x, v.z, v.y, v.w});
+  }
+
   __device__ __forceinline__ void Copy(const ChainProduct& p) {
     const int vectors = p.inputs / kVector;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const uint4* from = reinterpret_cast<const uint4*>(p.x) + static_cast<int64_t>(r) * vectors;
-      const uint32_t to = ptx::SharedAddress(x_) + r * k_.x_stride;
 #pragma unroll 4
-      for (int i = threadIdx.x; i < vectors; i += kThreads) {
-        ptx::CopyAsync16(to + 16 * i, from + i);
-      }
+      for (int i = threadIdx.x; i < vectors; i += kThreads) KeepVector(r, i, __ldcg(from + i));
     }
-    ptx::CommitCopies();
-    ptx::WaitCopies<0>();
     ptx::SyncThreads(kConsumers, kThreads);
   }
 
@@ -301,89 +311,112 @@ class Consumer {
         Unpack(weight[j], scale);
 #pragma unroll
         for (int e = 0; e < kVector; ++e) x[e] *= factor * scale[e];
-        ptx::StoreShared128(ptx::SharedAddress(x_) + r * k_.x_stride + 16 * i,
-                            {ptx::PackBf16(x[0], x[1]), ptx::PackBf16(x[2], x[3]),
-                             ptx::PackBf16(x[4], x[5]), ptx::PackBf16(x[6], x[7])});
+        KeepVector(r, i,
+                   {ptx::PackBf16(x[0], x[1]), ptx::PackBf16(x[2], x[3]), ptx::PackBf16(x[4], x[5]),
+                    ptx::PackBf16(x[6], x[7])});
       }
     }
     ptx::SyncThreads(kConsumers, kThreads);
   }
 
-  // A tile of W, each warp with every eighth step of its group's pieces; then one warp sums up, and
-  // the others go on.
+  // A tile of W, each warp with every eighth step of its group's pieces. Then all go on; one of
+  // them adds the tile up later.
   __device__ __forceinline__ void Multiply(const ChainProduct& p, const Share& share, int tile) {
-    const int first = share.Begin(tile), count = share.Count(tile);
-    const int warp = tiles_ % kWarps, row = lane_ / kTile, column = lane_ % kTile;
-    const bool mine = warp_ == warp && row < kRows && column < count;
-    const int64_t at = static_cast<int64_t>(row) * p.outputs + first + column;
-    float before = 0.0f;
-    if (mine && p.output == ChainOutput::kAdd) {
-      before = __bfloat162float(
-          __ushort_as_bfloat16(__ldcg(static_cast<const unsigned short*>(p.y) + at)));
+    const bool adds = warp_ == adder_;
+    adder_ = adder_ + 1 == kWarps ? 0 : adder_ + 1;
+    unsigned short before = 0;
+    if (adds && p.output == ChainOutput::kAdd) {
+      const Place place(p, share, tile, lane_);
+      if (place.mine) before = __ldcg(static_cast<const unsigned short*>(p.y) + place.at);
     }
     float even[4] = {}, odd[4] = {};
-    uint32_t x = ptx::SharedAddress(x_) + lane_ / 4 % kRows * k_.x_stride + lane_ % 4 * 16;
-    const int group = warp_ / kGroupWarps, group_warp = warp_ % kGroupWarps;
-    int piece = (group + pieces_) % kGroups;
-    pieces_ += share.pieces;
-    x += 2 * kStep * share.piece_steps * piece;
+    const uint32_t x_stride = 2 * kStep * share.piece_steps;
+    int piece = next_piece_;
+    next_piece_ ^= share.pieces % kGroups;
+    uint32_t x = x_lane_ + x_stride * piece;
     for (; piece < share.pieces; piece += kGroups) {
-      const int steps = share.Steps(piece);
-      const uint32_t w = ring_.slot() + lane_ / 4 * kRowStride + lane_ % 4 * 16;
+      const int steps = share.Steps(piece) - group_warp_;
+      const uint32_t w = ring_.slot() + w_lane_;
       uint4 xs[kSteps], ws[kSteps];
       ring_.WaitFull();
 #pragma unroll
       for (int j = 0; j < kSteps; ++j) {
-        const int step = group_warp + j * kGroupWarps;
-        if (step >= steps) continue;
-        ws[j] = ptx::LoadShared128(w + 2 * kStep * step);
-        xs[j] = ptx::LoadShared128(x + 2 * kStep * step);
+        if (j * kGroupWarps >= steps) continue;
+        ws[j] = ptx::LoadShared128(w + 2 * kStep * kGroupWarps * j);
+        // Other rows of the product are not used.
+        if (lane_ < 4 * kRows) xs[j] = ptx::LoadShared128(x + 2 * kStep * kGroupWarps * j);
       }
-      x += 2 * kStep * share.piece_steps * kGroups;
+      x += kGroups * x_stride;
       __syncwarp();
       if (lane_ == 0) ring_.ArriveEmpty();
       for (int i = 0; i < kGroups; ++i) ring_.Next();
 #pragma unroll
       for (int j = 0; j < kSteps; ++j) {
-        if (group_warp + j * kGroupWarps >= steps) continue;
-        ptx::MmaBf16(even, {xs[j].x, 0, xs[j].y, 0}, ws[j].x, ws[j].y);
-        ptx::MmaBf16(odd, {xs[j].z, 0, xs[j].w, 0}, ws[j].z, ws[j].w);
+        if (j * kGroupWarps >= steps) continue;
+        const uint32_t a[4] = {xs[j].x, xs[j].y, xs[j].z, xs[j].w};
+        ptx::MmaBf16(even, a, ws[j].x, ws[j].y);
+        ptx::MmaBf16(odd, a, ws[j].z, ws[j].w);
       }
     }
-    const int open = tiles_++ % kOpenTiles;
-    auto& sums = state_->sums[open];
+    auto& sums = state_->sums[open_];
     if (lane_ / 4 < kRows) {
-      sums[warp_][lane_ / 4][lane_ % 4 * 2] = even[0] + odd[0];
-      sums[warp_][lane_ / 4][lane_ % 4 * 2 + 1] = even[1] + odd[1];
+      *reinterpret_cast<float2*>(&sums[warp_][lane_ / 4][lane_ % 4 * 2]) =
+          make_float2(even[0] + odd[2], even[1] + odd[3]);
     }
-    if (warp_ != warp) {
-      ptx::ArriveThreads(kTileSums + open, kThreads);
-      return;
+    if (held_ >= 0) AddUp(p, share);
+    if (adds) {
+      held_ = tile * 16 + open_;
+      held_before_ = before;
+    } else {
+      ptx::ArriveThreads(kTileSums + open_, kThreads);
     }
-    ptx::SyncThreads(kTileSums + open, kThreads);
-    float total = 0.0f;
-    if (row < kRows) {
-#pragma unroll
-      for (int w = 0; w < kWarps; ++w) total += sums[w][row][column];
-    }
-    Store(p, at, row, first, mine, count, before, p.scale * total);
+    open_ = open_ + 1 == kOpenTiles ? 0 : open_ + 1;
   }
 
-  __device__ __forceinline__ void Store(const ChainProduct& p, int64_t at, int row, int first,
-                                        bool mine, int count, float before, float total) const {
-    __nv_bfloat16* y = static_cast<__nv_bfloat16*>(p.y);
+  // The warp's tile, when it has multiplied another: nobody waits for who adds up.
+  __device__ __forceinline__ void AddUp(const ChainProduct& p, const Share& share) {
+    const int open = held_ % 16;
+    ptx::SyncThreads(kTileSums + open, kThreads);
+    const Place place(p, share, held_ / 16, lane_);
+    float total = 0.0f;
+    if (place.row < kRows) {
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        total += state_->sums[open][w][place.row][lane_ % kTile];
+      }
+    }
+    Store(p, place, held_before_, p.scale * total);
+    held_ = -1;
+  }
+
+  // A lane's output of a tile, when one warp adds up.
+  struct Place {
+    int row;
+    bool mine;   // there is one
+    int64_t at;  // in y
+
+    __device__ __forceinline__ Place(const ChainProduct& p, const Share& share, int tile, int lane)
+        : row(lane / kTile) {
+      const int column = lane % kTile;
+      mine = row < kRows && column < share.Count(tile);
+      const int width = p.output == ChainOutput::kGate ? p.outputs / 2 : p.outputs;
+      at = static_cast<int64_t>(row) * width + share.Begin(tile) + column;
+    }
+  };
+
+  __device__ __forceinline__ void Store(const ChainProduct& p, const Place& place,
+                                        unsigned short before, float total) const {
+    float y = total;
     if (p.output == ChainOutput::kGate) {
-      const float up = __shfl_down_sync(~0u, total, kTile / 2);
-      const int column = lane_ % kTile;
-      if (row >= kRows || column >= count) return;
-      y[static_cast<int64_t>(row) * (p.outputs / 2) + first + column] =
-          __float2bfloat16(total / (1.0f + __expf(-total)) * up);
-    } else if (!mine) {
-      return;
-    } else if (p.output == ChainOutput::kF32) {
-      static_cast<float*>(p.y)[at] = total;
+      y = __fdividef(total, 1.0f + __expf(-total)) * __shfl_down_sync(~0u, total, kTile / 2);
+    } else if (p.output == ChainOutput::kAdd) {
+      y += ptx::LowBf16(before);
+    }
+    if (!place.mine) return;
+    if (p.output == ChainOutput::kF32) {
+      static_cast<float*>(p.y)[place.at] = y;
     } else {
-      y[at] = __float2bfloat16(before + total);
+      static_cast<__nv_bfloat16*>(p.y)[place.at] = __float2bfloat16(y);
     }
   }
 
@@ -391,8 +424,13 @@ class Consumer {
   SharedState<kRows>* state_;
   char* x_;
   Ring ring_;
-  int lane_, warp_;
-  int tiles_ = 0, pieces_ = 0;  // so far
+  int lane_, warp_, group_warp_;
+  uint32_t x_lane_, w_lane_;  // where the lane begins in rows of x, and in a slot
+  int next_piece_;            // of the group in a tile
+  int adder_ = 0;             // the next tile's
+  int open_ = 0;              // the next tile's sums
+  int held_ = -1;             // the tile that this warp adds up next, and its sums
+  unsigned short held_before_ = 0;
   uint32_t arrived_ = 0;
 };
 
@@ -418,7 +456,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   __syncthreads();
   const Ring ring(state->full, state->empty, shared, k.slots);
   if (threadIdx.x >= kThreads) {
-    Stream(k.chain, ring, threadIdx.x / 32 - kWarps);
+    Stream(k.chain, ring, k.slots, threadIdx.x / 32 - kWarps);
   } else {
     Consumer<kRows>(k, state, x, ring).Run();
   }
