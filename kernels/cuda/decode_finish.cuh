@@ -70,6 +70,11 @@ __device__ __forceinline__ void StorePartial(const DecodeKernelParams& k, int se
   }
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
+    // Rows are so far apart that what a store's lanes have, eight channels of four rows, lies in
+    // different banks.
+    constexpr int kQuads = T::kDim / 4;
+    static_assert(8 * (T::kDim + 4) * 4 <= T::kTileBytes, "eight rows fit a slot");
+    const int rows = T::Paired(n) ? 4 : 8, stride = T::kDim + (T::Paired(n) ? 8 : 4);
     if (n > 0) group.Sync();
     if (mine) {
 #pragma unroll
@@ -77,23 +82,28 @@ __device__ __forceinline__ void StorePartial(const DecodeKernelParams& k, int se
         const float* o = state.out[n][T::Paired(n) ? v / 2 : v / 4];
         const float x = T::Paired(n) ? (o[2 * (v % 2)] + o[2 * (v % 2) + 1]) * factor[2 * n]
                                      : o[v % 4] * factor[(2 * n + v % 2) % T::kLaneRows];
-        ptx::StoreShared(slot + 4 * (32 * v + lane), x);
+        const int row = T::Paired(n) ? lane % 4 : lane % 4 * 2 + v % 2;
+        const int channel = 8 * (T::Paired(n) ? v : v / 2) + lane / 4;
+        ptx::StoreShared(slot + 4 * (row * stride + channel), x);
       }
     }
     group.Sync();
-    for (int e = group.thread(); e < 32 * T::LaneValues(n); e += group.threads()) {
-      const int v = e / 32;
-      const int row = T::RowOf(lane, T::Paired(n) ? 2 * n : 2 * n + v % 2);
-      const int channel = 8 * (T::Paired(n) ? v : v / 2) + lane / 4;
-      float value = 0.0f;
+#pragma unroll 1
+    for (int i = group.thread(); i < rows * kQuads; i += group.threads()) {
+      const int row = i / kQuads, at = 4 * (row * stride + i % kQuads * 4);
+      float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll 4
-      for (int w = 0; w < active; ++w) value += ptx::LoadSharedFloat(shared.slot[w] + 4 * e);
-      const int64_t at = static_cast<int64_t>(segment) * T::kRows + row;
-      k.workspace.partial[at * T::kDim + channel] = value;
-      if (channel == 0) {
+      for (int w = 0; w < active; ++w) {
+        const uint4 x = ptx::LoadShared128(shared.slot[w] + at);
+        value.x += __uint_as_float(x.x), value.y += __uint_as_float(x.y);
+        value.z += __uint_as_float(x.z), value.w += __uint_as_float(x.w);
+      }
+      const int64_t to = static_cast<int64_t>(segment) * T::kRows + 8 * n + row;
+      reinterpret_cast<float4*>(k.workspace.partial)[to * kQuads + i % kQuads] = value;
+      if (i % kQuads == 0) {
         float sum = 0.0f;
-        for (int w = 0; w < active; ++w) sum += shared.state[w * T::kRows + row].sum;
-        k.workspace.row_state[2 * at + 1] = sum;
+        for (int w = 0; w < active; ++w) sum += shared.state[w * T::kRows + 8 * n + row].sum;
+        k.workspace.row_state[2 * to + 1] = sum;
       }
     }
   }
