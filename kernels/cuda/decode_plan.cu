@@ -14,10 +14,10 @@ namespace {
 constexpr int kPlanThreads = 512;
 constexpr size_t kPlanSharedMax = 40 << 10;  // what a kernel has without asking
 
-// What a segment costs beside its bytes, in pages of the block's time: the query, the sum over
-// warps, the merge. Of several groups of a block the others go on meanwhile.
-constexpr int kInt2Overhead = 24;
-constexpr int kBf16Overhead = 16;
+// What a segment costs beside its bytes, in pages of the time of one of a block's `groups`: the
+// query, the sum over warps, the merge. Of several groups the others go on meanwhile.
+__device__ int Int2Overhead(int groups) { return groups == 1 ? 24 : groups == 2 ? 12 : 10; }
+__device__ int Bf16Overhead(int groups) { return groups == 1 ? 16 : groups == 2 ? 8 : 7; }
 // What all of this form's time outside its tile loop is more than that of clusters, with up to 8
 // columns; with more, a page takes longer.
 constexpr int kPlannedOverhead = 195;
@@ -70,8 +70,8 @@ __device__ SequenceCost CostOf(const PlanArguments& a, int sequence, int groups)
   const int pages = a.lengths.pages[sequence];
   const int recent = WindowTokens(a.lengths, sequence);
   SequenceCost cost;
-  cost.int2_overhead = kInt2Overhead / groups;
-  cost.bf16_overhead = kBf16Overhead / groups;
+  cost.int2_overhead = Int2Overhead(groups);
+  cost.bf16_overhead = Bf16Overhead(groups);
   cost.first_page = 0;
   if (a.window > 0) {
     const int total = sink + pages * a.page_tokens + recent;
