@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/decode_attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/decode_cluster.h"
@@ -21,7 +22,8 @@ bool DecodeSupported(const DecodeShape& shape) {
   return shape.tile.Valid() && shape.tile.tokens == 64 && shape.batch >= 1 &&
          shape.max_pages >= 1 && shape.q_tokens >= 1 && shape.kv_heads >= 1 &&
          shape.q_heads >= shape.kv_heads && shape.q_heads % shape.kv_heads == 0 &&
-         FindDecodeKernel(shape.tile, shape.columns(), true) != nullptr;
+         shape.columns() <= kColumnsMax &&
+         FindDecodeKernel(shape.tile, LaunchColumnsFor(shape.columns()), true) != nullptr;
 }
 
 cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream) {
@@ -42,11 +44,19 @@ cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t st
   k.log2_scale = k.scale * 1.4426950408889634f;
   LayOutPlan(params.shape, k.launch, const_cast<void*>(params.plan), &k.plan);
   LayOutWorkspace(params.shape, k.launch, params.workspace, &k.workspace);
-  if (k.launch.cluster.taken() || k.launch.cluster.by_plan) {
-    return params.copy_path == CopyPath::kAuto ? LaunchClusters(k, stream) : cudaErrorInvalidValue;
-  }
+  const bool clusters = k.launch.cluster.taken() || k.launch.cluster.by_plan;
+  if (clusters && params.copy_path != CopyPath::kAuto) return cudaErrorInvalidValue;
   const bool bulk = params.copy_path == CopyPath::kAuto && major >= 9;
-  return FindDecodeKernel(params.shape.tile, params.shape.columns(), bulk)(k, stream);
+  const DecodeLauncher launch =
+      clusters ? LaunchClusters : FindDecodeKernel(params.shape.tile, k.launch.columns, bulk);
+  const int columns = params.shape.columns();
+  for (k.first_row = 0; k.first_row < columns; k.first_row += k.launch.columns) {
+    k.columns = std::min(k.launch.columns, columns - k.first_row);
+    error = launch(k, stream);
+    if (error != cudaSuccess) return error;
+    k.p.overlap_previous = false;  // the next one takes the same workspace
+  }
+  return cudaSuccess;
 }
 
 }  // namespace crumb::kernels::cuda

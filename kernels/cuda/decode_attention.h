@@ -28,9 +28,9 @@ size_t DecodeWorkspaceBytes(const DecodeShape& shape);
 cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, int window,
                        void* plan, cudaStream_t stream);
 
-// Enqueues one kernel: no allocation, no synchronisation, can be captured. The result depends on
-// the inputs and the device's number of multiprocessors only. cudaErrorInvalidValue: sizes not
-// supported.
+// Enqueues one kernel, from 17 columns on two: no allocation, no synchronisation, can be captured.
+// The result depends on the inputs and the device's number of multiprocessors only.
+// cudaErrorInvalidValue: sizes not supported.
 cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream);
 
 }  // namespace crumb::kernels::cuda

@@ -122,7 +122,7 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
     segment.kind = kSegmentInt2;
     if (warp < roles.active_pages) {
       SegmentState<T> state;
-      AttendInt2<T>(k, segment, memory.Rotated(), WarpGroup{page, page_stride, 0}, pages, 0, state);
+      AttendInt2<T>(k, segment, memory.Rotated(), WarpGroup{page, page_stride, 0}, pages, state);
       KeepWarpSums<T>(memory, memory.Slots(warp), warp, state);
     }
   } else {

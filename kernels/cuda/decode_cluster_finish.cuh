@@ -399,7 +399,7 @@ __device__ __forceinline__ void MergeSlice(const DecodeKernelParams& k,
     const float mean =
         k.p.mean_v != nullptr ? k.p.mean_v[place.head * T::kDim + own_channel] : 0.0f;
     const float sink =
-        sinks ? k.p.sink_logit[place.head * rows.heads + row % rows.heads] * kLog2E : kNoLogit;
+        sinks ? k.p.sink_logit[place.head * rows.heads + rows.HeadOf(row)] * kLog2E : kNoLogit;
     float reference = sink;
 #pragma unroll 4
     for (int from = 0; from < place.blocks; ++from) {

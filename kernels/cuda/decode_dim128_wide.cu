@@ -7,7 +7,6 @@ namespace crumb::kernels::cuda {
 DecodeLauncher FindDim128Wide(int columns, bool bulk) {
   if (columns <= 12) return Instance<128, 1, 2, true>(bulk);
   if (columns <= 16) return Instance<128, 1, 2, false>(bulk);
-  if (columns <= 32) return Instance<128, 1, 4, false>(bulk);
   return nullptr;
 }
 

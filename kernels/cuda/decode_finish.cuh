@@ -308,7 +308,7 @@ class PairFinish {
     load(part, min(32, count), x);
     const bool has_sink = k_.p.sink_logit != nullptr;
     const float sink =
-        has_sink ? k_.p.sink_logit[s.head * rows_.heads + row % rows_.heads] * kLog2E : kNoLogit;
+        has_sink ? k_.p.sink_logit[s.head * rows_.heads + rows_.HeadOf(row)] * kLog2E : kNoLogit;
     float reference = fmaxf(sink, mine.reference);
     for (int i = lane + 32; i < count; i += 32) reference = fmaxf(reference, state_at(i).reference);
     for (int step = 1; step < 32; step *= 2) {
@@ -371,7 +371,7 @@ class PairFinish {
     const bool exists = row + mine < rows_.columns;
     const bool has_sink = k_.p.sink_logit != nullptr && exists;
     const float sink =
-        has_sink ? k_.p.sink_logit[s.head * rows_.heads + (row + mine) % rows_.heads] * kLog2E
+        has_sink ? k_.p.sink_logit[s.head * rows_.heads + rows_.HeadOf(row + mine)] * kLog2E
                  : kNoLogit;
     float reference = fmaxf(sink, state.reference);
     for (int step = kRowsOfFew; step < 32; step *= 2) {

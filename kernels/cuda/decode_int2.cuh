@@ -19,12 +19,10 @@ __host__ __device__ constexpr int OutputShift(int m, int a) { return CodeShift(2
 // What a lane knows of its query rows.
 template <class T>
 struct Int2Query {
-  // q' in bytes: in registers, or in shared memory as it lies in the workspace.
-  uint32_t fragment[T::kSharedQuery ? 1 : T::kDotTiles][T::kDotSteps][2];
-  uint32_t shared;
-  float sum[T::kGroups][T::kLaneRows];  // of q', in raw score units
-  float factor[T::kLaneRows];           // raw score -> log2 units; 1 with a soft cap
-  float bias[T::kLaneRows];             // added to the logit, log2 units; 0 with a soft cap
+  uint32_t fragment[T::kDotTiles][T::kDotSteps][2];  // q' in bytes
+  float sum[T::kGroups][T::kLaneRows];               // of q', in raw score units
+  float factor[T::kLaneRows];                        // raw score -> log2 units; 1 with a soft cap
+  float bias[T::kLaneRows];  // added to the logit, log2 units; 0 with a soft cap
 };
 
 // Sums over a segment beside the common state.
@@ -91,14 +89,6 @@ __device__ __forceinline__ void ScoreTokens(
   }
 #pragma unroll
   for (int part = 0; part < T::kDim / 64; ++part) {
-    uint4 q[T::kSharedQuery ? T::kDotTiles : 1];
-    if constexpr (T::kSharedQuery) {
-      static_assert(T::kGroupSplit == 1);
-#pragma unroll
-      for (int n = 0; n < T::kDotTiles; ++n) {
-        q[n] = ptx::LoadShared128(query.shared + 512 * (n * T::kDotSteps / 2 + part) + 16 * lane);
-      }
-    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -114,13 +104,8 @@ __device__ __forceinline__ void ScoreTokens(
               (part * T::kGroupSplit + split) * T::kGroups / (T::kDim / 64 * T::kGroupSplit);
 #pragma unroll
           for (int n = 0; n < T::kDotTiles; ++n) {
-            if constexpr (T::kSharedQuery) {
-              ptx::MmaU8S8(acc[v][y][n], a0, a1, a2, a3, half == 0 ? q[n].x : q[n].z,
-                           half == 0 ? q[n].y : q[n].w);
-            } else {
-              ptx::MmaU8S8(acc[v][y][n], a0, a1, a2, a3, query.fragment[n][step][0],
-                           query.fragment[n][step][1]);
-            }
+            ptx::MmaU8S8(acc[v][y][n], a0, a1, a2, a3, query.fragment[n][step][0],
+                         query.fragment[n][step][1]);
           }
         }
       }
@@ -293,7 +278,7 @@ template <class T, class Adjust>
 __device__ __forceinline__ void AttendTile(const Int2Query<T>& query, uint32_t tile, int lane,
                                            const Adjust& adjust, SegmentState<T>& state,
                                            Int2Sums<T>& sums) {
-#pragma unroll(T::kColumnTiles > 2 ? 1 : 4)
+#pragma unroll
   for (int first = 0; first < T::kTokens / 16; first += T::kSoftmaxGroups) {
     AttendTokens<T>(query, tile, lane, first, adjust, state, sums);
   }
@@ -307,19 +292,15 @@ struct RotatedQuery {
 
 template <class T>
 __device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, const RotatedQuery& from,
-                                          int lane, uint32_t shared, Int2Query<T>* query) {
+                                          int lane, Int2Query<T>* query) {
   const uint4* fragment = reinterpret_cast<const uint4*>(from.fragment);
 #pragma unroll
   for (int n = 0; n < T::kDotTiles; ++n) {
 #pragma unroll
     for (int s = 0; s < T::kDotSteps; s += 2) {
       const uint4 x = fragment[(n * T::kDotSteps / 2 + s / 2) * 32 + lane];
-      if constexpr (T::kSharedQuery) {
-        ptx::StoreShared128(shared + 512 * (n * T::kDotSteps / 2 + s / 2) + 16 * lane, x);
-      } else {
-        query->fragment[n][s][0] = x.x, query->fragment[n][s][1] = x.y;
-        query->fragment[n][s + 1][0] = x.z, query->fragment[n][s + 1][1] = x.w;
-      }
+      query->fragment[n][s][0] = x.x, query->fragment[n][s][1] = x.y;
+      query->fragment[n][s + 1][0] = x.z, query->fragment[n][s + 1][1] = x.w;
     }
   }
 #pragma unroll
@@ -330,7 +311,6 @@ __device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, const Rot
     for (int y = 0; y < T::kGroups; ++y) query->sum[y][i] = constant[1 + y];
     query->bias[i] = 0.0f;
   }
-  if constexpr (T::kSharedQuery) __syncwarp();
 }
 
 // Terms of a row's INT2 logit under a cap: offset of the page's position block, and shift.
@@ -350,7 +330,7 @@ __device__ __forceinline__ RowTerms TermsOf(const DecodeKernelParams& k, const S
     const int block = min(page / k.p.pages_per_position_block, k.p.position_blocks - 1);
     terms.offset = k.p.offset[at * k.p.position_blocks + block] * k.scale;
   }
-  if (k.p.shift != nullptr) terms.shift = k.p.shift[segment.head * rows.heads + row % rows.heads];
+  if (k.p.shift != nullptr) terms.shift = k.p.shift[segment.head * rows.heads + rows.HeadOf(row)];
   terms.factor = rotated.constant[row * (1 + T::kGroups)] / kLog2E;
   return terms;
 }
@@ -394,7 +374,7 @@ class RowBiases {
     if (!Exist(k)) return;
     const QueryRows rows(k);
     const int row = min(lane, rows.columns - 1);
-    if (k.p.shift != nullptr) shift_ = k.p.shift[segment.head * rows.heads + row % rows.heads];
+    if (k.p.shift != nullptr) shift_ = k.p.shift[segment.head * rows.heads + rows.HeadOf(row)];
     Load(k, page);
   }
 
@@ -462,12 +442,10 @@ __device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Se
 template <class T, class Ring>
 __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Segment& segment,
                                            const RotatedQuery& rotated, const WarpGroup& group,
-                                           Ring& ring, uint32_t shared_query,
-                                           SegmentState<T>& state) {
+                                           Ring& ring, SegmentState<T>& state) {
   const int lane = threadIdx.x % 32;
   Int2Query<T> query;
-  query.shared = shared_query;
-  LoadQuery<T>(k, rotated, lane, shared_query, &query);
+  LoadQuery<T>(k, rotated, lane, &query);
   Int2Sums<T> sums;
   const bool plain = k.p.soft_cap <= 0.0f && k.p.window <= 0;
   int page = segment.begin + group.warp;

@@ -26,8 +26,6 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   const uint32_t barriers = ptx::SharedAddress(shared + ring_bytes);
   float* stage =
       reinterpret_cast<float*>(shared + ring_bytes + k.launch.warps * k.launch.stages * 8);
-  const uint32_t shared_query = ptx::SharedAddress(stage + kPassRows * kStageStride<T::kDim>) +
-                                warp * static_cast<uint32_t>(k.launch.query_bytes);
   const GroupShare mine =
       k.plan.shares[blockIdx.x * (k.launch.warps / kGroupWarps) + warp / kGroupWarps];
   typename T::Ring ring(k,
@@ -75,7 +73,7 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
     SegmentState<T> state;
     if (group.warp < active) {
       if (segment.kind == kSegmentInt2) {
-        AttendInt2<T>(k, segment, RotatedOf<T>(k, index), group, ring, shared_query, state);
+        AttendInt2<T>(k, segment, RotatedOf<T>(k, index), group, ring, state);
       } else {
         AttendBf16<T>(k, segment, group, ring, state);
       }

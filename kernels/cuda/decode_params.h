@@ -13,7 +13,9 @@ struct DecodeKernelParams {
   PlanView plan;
   WorkspaceView workspace;
   DecodeLaunch launch;
-  int heads;  // query heads per KV head
+  int heads;      // query heads per KV head
+  int first_row;  // of this launch, query rows of a KV head
+  int columns;    // of this launch
   float scale;
   float log2_scale;  // scale * log2(e)
 };

@@ -335,17 +335,16 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
     error = cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
   if (error != cudaSuccess) return error;
-  const int dim = shape.tile.head_dim, columns = shape.columns();
+  const int dim = shape.tile.head_dim;
+  launch->columns = LaunchColumnsFor(shape.columns());
+  const int columns = launch->columns;
   launch->pair = columns <= 4 || (columns > 8 && columns <= 12);
-  launch->column_tiles = columns <= 8 ? 1 : columns <= 16 ? 2 : 4;
+  launch->column_tiles = columns <= 8 ? 1 : 2;
   launch->blocks = processors;
   launch->slot_bytes = shape.tile.int2_bytes();
   launch->warps = WarpsFor(dim, launch->column_tiles);
-  launch->query_bytes =
-      launch->column_tiles > 2 ? launch->FragmentWords(shape.tile) * sizeof(uint32_t) : 0;
   for (; launch->warps >= 4; launch->warps -= 4) {
-    const size_t fixed =
-        kPassRows * (dim + 4) * sizeof(float) + launch->warps * launch->query_bytes;
+    const size_t fixed = kPassRows * (dim + 4) * sizeof(float);
     const size_t per_stage = launch->warps * (launch->slot_bytes + 8);
     launch->stages =
         static_cast<int>(std::min<size_t>(kStagesMax, (shared_max - fixed) / per_stage));

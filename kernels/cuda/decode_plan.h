@@ -86,13 +86,13 @@ struct WorkspaceView {
 
 // How the attention kernel is launched on a device.
 struct DecodeLaunch {
+  int columns = 1;  // of one launch; a call of more has several, one after another
   int blocks = 0;
   int warps = 0;
   int stages = 0;        // tiles a warp has in shared memory
   bool pair = false;     // a query row of the last column tile takes two columns, hi and lo halves
   int column_tiles = 1;  // of 8 columns
   size_t slot_bytes = 0;
-  size_t query_bytes = 0;  // of shared memory a warp keeps the rotated query in; 0: in registers
   size_t shared_bytes = 0;
   ClusterLaunch cluster;  // the form with clusters, where it is taken
 
@@ -108,6 +108,14 @@ struct DecodeLaunch {
 // Warps of a block, where shared memory has room for them: as many as registers allow.
 constexpr int WarpsFor(int head_dim, int column_tiles) {
   return column_tiles * head_dim > 128 ? 8 : 12;
+}
+
+// Columns of a call, and of a launch: output and query of more would not fit the registers.
+inline constexpr int kColumnsMax = 32;
+inline constexpr int kLaunchColumnsMax = 16;
+constexpr int LaunchColumnsFor(int columns) {
+  const int launches = (columns + kLaunchColumnsMax - 1) / kLaunchColumnsMax;
+  return (columns + launches - 1) / launches;
 }
 
 // On the current device. cudaErrorInvalidValue: sizes not supported.

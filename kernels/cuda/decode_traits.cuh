@@ -37,15 +37,13 @@ struct DecodeTraits {
   static constexpr int kFragmentWords = kDotTiles * kDotSteps * 64;    // of a rotated query
   static constexpr int kCodeBytes = kTokens * dim / 4;
   static constexpr int kMetaBytes = kTokens * groups * 4;
-  // The rotated query stays in shared memory, a copy for each warp, where registers are short.
-  static constexpr bool kSharedQuery = column_tiles > 2;
   static constexpr int kTileBytes = 2 * (kCodeBytes + kMetaBytes);
   static constexpr int kRank = (column_tiles * dim + 127) / 128;
   static constexpr int kThreadsMax = 32 * WarpsFor(dim, column_tiles);
   // 16-token groups whose scores are made together, as registers allow: independent products.
   static constexpr int kTogether = kRank * kDotTiles * groups <= 2 ? 2 : 1;
   // 16-token groups between two looks at the maxima: fewer where scores take many registers.
-  static constexpr int kSoftmaxGroups = column_tiles == 1 ? 4 : column_tiles == 2 ? 2 : 1;
+  static constexpr int kSoftmaxGroups = column_tiles == 1 ? 4 : 2;
 
   using Ring = TileRing<dim, bulk>;
 
@@ -107,23 +105,25 @@ __device__ __forceinline__ float SumOverTokens(float x) {
   return x;
 }
 
-// The query rows of a KV head: row = q_token * heads + head of the group.
+// The query rows of a KV head that a launch looks after. Of all rows, first + row = q_token * heads
+// + head of the group.
 struct QueryRows {
   int heads;    // query heads per KV head
+  int first;    // row of the launch
   int columns;  // rows that exist
+  bool one;     // query token
 
   __device__ __forceinline__ explicit QueryRows(const DecodeKernelParams& k)
-      : heads(k.heads), columns(k.p.shape.q_tokens * k.heads) {}
+      : heads(k.heads), first(k.first_row), columns(k.columns), one(k.p.shape.q_tokens == 1) {}
   // A division takes longer than the question whether there is one token.
-  __device__ __forceinline__ int TokenOf(int row) const {
-    return columns == heads ? 0 : row / heads;
-  }
+  __device__ __forceinline__ int TokenOf(int row) const { return one ? 0 : (first + row) / heads; }
+  __device__ __forceinline__ int HeadOf(int row) const { return (first + row) % heads; }
   // Index of (sequence, row) in arrays [batch, q_tokens, q_heads].
   __device__ __forceinline__ int64_t IndexOf(const DecodeKernelParams& k, int sequence, int head,
                                              int row) const {
     const int token = TokenOf(row);
     return (static_cast<int64_t>(sequence) * k.p.shape.q_tokens + token) * k.p.shape.q_heads +
-           head * heads + row - token * heads;
+           head * heads + first + row - token * heads;
   }
 };
 

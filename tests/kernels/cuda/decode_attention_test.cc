@@ -94,7 +94,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{256, 128, 2, 4, 1}, Shape{256, 128, 1, 6, 1}, Shape{128, 128, 8, 4, 1},
                     Shape{128, 128, 1, 9, 1}, Shape{128, 128, 1, 10, 1}, Shape{128, 128, 8, 11, 1},
                     Shape{128, 128, 1, 13, 1}, Shape{128, 128, 1, 14, 1}, Shape{128, 128, 2, 15, 1},
-                    Shape{128, 128, 8, 16, 1}));
+                    Shape{128, 128, 8, 16, 1}, Shape{128, 128, 1, 17, 1},
+                    Shape{128, 128, 2, 8, 3}));
 
 // Everything else that both forms promise.
 class DecodeForms : public testing::TestWithParam<DecodeForm> {
