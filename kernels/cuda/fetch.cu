@@ -21,7 +21,9 @@ struct PieceColumns {
 };
 constexpr PieceColumns MakePieceColumns() {
   PieceColumns all{};
-  for (int i = 0; i < kUnits; ++i) all.unit[i] = crc::MakeColumns(kUnits - 1 - i);
+  for (int i = 0; i < kUnits; ++i) {
+    all.unit[i] = crc::MakeColumns((kUnits - 1 - i) * crc::kUnitBytes);
+  }
   return all;
 }
 __device__ const PieceColumns kColumns = MakePieceColumns();
