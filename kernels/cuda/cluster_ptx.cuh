@@ -31,6 +31,35 @@ __device__ __forceinline__ void WaitCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
+// 16 bytes of device memory that are written and read as one, and need no other order.
+struct Packet {
+  uint64_t low, high;
+};
+__device__ __forceinline__ void StorePacket(Packet* to, const Packet& x) {
+  asm volatile(
+      "{\n .reg .b128 x;\n mov.b128 x, {%1, %2};\n st.relaxed.gpu.global.b128 [%0], x;\n}" ::"l"(
+          to),
+      "l"(x.low), "l"(x.high)
+      : "memory");
+}
+__device__ __forceinline__ Packet LoadPacket(const Packet* from) {
+  Packet x;
+  asm volatile("{\n .reg .b128 x;\n ld.relaxed.gpu.global.b128 x, [%2];\n mov.b128 {%0, %1}, x;\n}"
+               : "=l"(x.low), "=l"(x.high)
+               : "l"(from)
+               : "memory");
+  return x;
+}
+// Adds to a counter of the device, and orders nothing.
+__device__ __forceinline__ int AddRelaxed(int32_t* p, int x) {
+  int old;
+  asm volatile("atom.add.relaxed.gpu.global.s32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(p), "r"(x)
+               : "memory");
+  return old;
+}
+
 // Stores to mapped addresses; the mapped barrier counts the bytes when they are there.
 __device__ __forceinline__ void StoreRemote(uint32_t address, float4 x, uint32_t barrier) {
   asm volatile(

@@ -111,7 +111,7 @@ class SliceRotation {
 
   // Ask for all that the warp multiplies by: what is asked for behind tiles comes behind them.
   __device__ __forceinline__ void AskMatrix() {
-    if (threadIdx.x >= 32 * T::kSteps) return;
+    if (threadIdx.x >= 32 * T::kSteps || k_.p.rotation_k == nullptr) return;
     if (place_.slice() >= 32) {
       LoadQuads();
     } else {
@@ -122,8 +122,9 @@ class SliceRotation {
     if (threadIdx.x < 32 * T::kSteps) LoadQuery();
   }
 
-  __device__ __forceinline__ void Multiply(float* products) const {
+  __device__ __forceinline__ void Multiply(float* products) {
     if (threadIdx.x >= 32 * T::kSteps) return;
+    if (k_.p.rotation_k == nullptr) SetIdentity();
     uint32_t a[2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -177,8 +178,7 @@ class SliceRotation {
   static constexpr int kQuadsMax = T::kDim / 64;  // of 32 channels, in a slice
   static_assert(T::kSteps <= ClusterMemory<T>::kWarps);
 
-  // Element i of a lane's operand: row 16 step + 2 c + {0, 1, 8, 9} of R_K; the identity where
-  // there is none.
+  // Element i of a lane's operand: row 16 step + 2 c + {0, 1, 8, 9} of R_K.
   __device__ static __forceinline__ int MatrixRow(int i) {
     return threadIdx.x / 32 * 16 + threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8;
   }
@@ -192,18 +192,10 @@ class SliceRotation {
       if (32 * quad >= place_.slice()) break;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        float x[4];
-        if (k_.p.rotation_k != nullptr) {
-          const float4 all =
-              *reinterpret_cast<const float4*>(matrix + (i % 2 + i / 2 * 8) * T::kDim + 32 * quad);
-          x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
-        } else {
-          for (int e = 0; e < 4; ++e) {
-            x[e] = MatrixRow(i) == column + 32 * quad + e ? 1.0f : 0.0f;
-          }
-        }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) matrix_[quad][e][i] = x[e];
+        const float4 x =
+            *reinterpret_cast<const float4*>(matrix + (i % 2 + i / 2 * 8) * T::kDim + 32 * quad);
+        matrix_[quad][0][i] = x.x, matrix_[quad][1][i] = x.y;
+        matrix_[quad][2][i] = x.z, matrix_[quad][3][i] = x.w;
       }
     }
   }
@@ -217,10 +209,19 @@ class SliceRotation {
       if (8 * e >= place_.slice()) break;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        matrix_[0][e][i] = k_.p.rotation_k != nullptr
-                               ? matrix[(i % 2 + i / 2 * 8) * T::kDim + 8 * e]
-                           : MatrixRow(i) == column + 8 * e ? 1.0f
-                                                            : 0.0f;
+        matrix_[0][e][i] = matrix[(i % 2 + i / 2 * 8) * T::kDim + 8 * e];
+      }
+    }
+  }
+  __device__ __forceinline__ void SetIdentity() {
+    const int n = threadIdx.x % 32 / 4, first = place_.rank << place_.slice_log2;
+#pragma unroll
+    for (int quad = 0; quad < kQuadsMax; ++quad) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int column = first + (place_.slice() >= 32 ? 32 * quad + 4 * n + e : 8 * e + n);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) matrix_[quad][e][i] = MatrixRow(i) == column ? 1.0f : 0.0f;
       }
     }
   }
@@ -451,8 +452,8 @@ __device__ __forceinline__ void AskTurn(const DecodeKernelParams& k, const Clust
 }
 
 // Turns the merged history back by R_V', adds the windows' part, and calls `use(row, channel of the
-// slice, value, state)`, once for each row and channel. A warp multiplies 8 channels; factors in
-// two bf16 parts.
+// slice, values of this channel and the next, state)`, once for each row and two channels. A warp
+// multiplies 8 channels; factors in two bf16 parts.
 template <class T, class Use>
 __device__ __forceinline__ void TurnSlice(const DecodeKernelParams& k,
                                           const ClusterMemory<T>& memory, const ClusterPlace& place,
@@ -491,106 +492,156 @@ __device__ __forceinline__ void TurnSlice(const DecodeKernelParams& k,
         ptx::MmaBf16(acc[2], a_low, b_high[0], b_high[1]);
       }
     }
-#pragma unroll
-    for (int e = 0; e < (T::kRows > 8 ? 4 : 2); ++e) {
-      const int row = lane / 4 + e / 2 * 8, channel = 8 * tile + lane % 4 * 2 + e % 2;
+#pragma unroll 1
+    for (int half = 0; half < (T::kRows > 8 ? 2 : 1); ++half) {
+      const int row = lane / 4 + half * 8, channel = 8 * tile + lane % 4 * 2;
       if (row >= T::kRows) continue;
-      float value = acc[0][e] + (acc[1][e] + acc[2][e]);
-      if (k.p.rotation_v == nullptr) {
-        value =
-            merged[e / 2 * 8 * kStageStride<T::kDim> + (place.rank << place.slice_log2) + channel];
+      float value[2];
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        value[e] = half == 0 ? acc[0][e] + (acc[1][e] + acc[2][e])
+                             : acc[0][2 + e] + (acc[1][2 + e] + acc[2][2 + e]);
+        if (k.p.rotation_v == nullptr) {
+          value[e] = merged[half * 8 * kStageStride<T::kDim> + (place.rank << place.slice_log2) +
+                            channel + e];
+        }
+        value[e] += memory.Floats(memory.at.plain)[(row << place.slice_log2) + channel + e];
       }
-      value += memory.Floats(memory.at.plain)[(row << place.slice_log2) + channel];
-      use(row, channel, value, states[row]);
+      use(row, channel, make_float2(value[0], value[1]), states[row]);
     }
   }
 }
 
-__device__ __forceinline__ void StoreOut(const DecodeKernelParams& k, int64_t at, float x) {
+// Two neighbouring elements of the output.
+__device__ __forceinline__ void StoreOut(const DecodeKernelParams& k, int64_t at, float x,
+                                         float y) {
   if (k.p.out_type == OutType::kF32) {
-    static_cast<float*>(k.p.out)[at] = x;
+    *reinterpret_cast<float2*>(static_cast<float*>(k.p.out) + at) = make_float2(x, y);
   } else {
-    static_cast<uint16_t*>(k.p.out)[at] = static_cast<uint16_t>(
-        k.p.out_type == OutType::kFp16 ? ptx::PackHalf(x, 0.0f) : ptx::PackBf16(x, 0.0f));
+    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(k.p.out) + at) =
+        k.p.out_type == OutType::kFp16 ? ptx::PackHalf(x, y) : ptx::PackBf16(x, y);
   }
 }
 
-// Writes a row's channel, and its sum once.
+// Writes two of a row's channels, and its sum once.
 template <class T>
-__device__ __forceinline__ void StoreRowChannel(const DecodeKernelParams& k,
-                                                const ClusterPlace& place, int row, int channel,
-                                                float value, const RowState& state) {
+__device__ __forceinline__ void StoreRowChannels(const DecodeKernelParams& k,
+                                                 const ClusterPlace& place, int row, int channel,
+                                                 float2 value, const RowState& state) {
   const QueryRows rows(k);
   if (row >= rows.columns) return;
   const int64_t index = rows.IndexOf(k, place.sequence, place.head, row);
   const int own_channel = place.rank * place.slice() + channel;
-  StoreOut(k, index * T::kDim + own_channel, state.sum > 0.0f ? value / state.sum : 0.0f);
+  const bool any = state.sum > 0.0f;
+  StoreOut(k, index * T::kDim + own_channel, any ? value.x / state.sum : 0.0f,
+           any ? value.y / state.sum : 0.0f);
   if (own_channel == 0 && k.p.lse != nullptr) {
     k.p.lse[index] = (state.reference + log2f(state.sum)) / kLog2E;
   }
 }
 
-// Several clusters have parts of the pair: the last of them to bring its slice adds them up, in
-// their order. What it reads of up to kTogether parts is asked for at once.
+// Several clusters have parts of the pair. The one that comes last to this point, where it still
+// has its sums to merge, reads the others' slices and writes the pair's; so those it waits for are
+// under way. One thread of each block asks how many came before, and leaves the answer for all.
+__device__ __forceinline__ bool Counts(const ClusterPlace& place) {
+  return place.parts > 1 && threadIdx.x == blockDim.x - 32;
+}
+__device__ __forceinline__ int32_t* ArrivalsOf(const DecodeKernelParams& k,
+                                               const ClusterPlace& place) {
+  return k.workspace.arrivals + (place.pair << k.launch.cluster.blocks_log2) + place.rank;
+}
+__device__ __forceinline__ int CountPart(const DecodeKernelParams& k, const ClusterPlace& place) {
+  return Counts(place) ? ptx::AddRelaxed(ArrivalsOf(k, place), 1) : 0;
+}
+template <class T>
+__device__ __forceinline__ void KeepCount(const DecodeKernelParams& k,
+                                          const ClusterMemory<T>& memory, const ClusterPlace& place,
+                                          int before) {
+  if (!Counts(place)) return;
+  if (before == place.parts - 1) *ArrivalsOf(k, place) = 0;
+  *reinterpret_cast<int*>(memory.shared + memory.at.arrived) = before;
+}
+
+// Two channels of a row in one part, and what they are relative to. Never all zero bits, which say
+// that nothing has come.
+__device__ __forceinline__ ptx::Packet PackPart(float2 value, const RowState& state) {
+  const auto pack = [](uint32_t low, uint32_t high) {
+    return low | static_cast<uint64_t>(high) << 32;
+  };
+  const uint32_t reference =
+      state.reference == 0.0f ? 0x80000000u : __float_as_uint(state.reference);
+  return {pack(__float_as_uint(value.x), __float_as_uint(value.y)),
+          pack(reference, __float_as_uint(state.sum))};
+}
+__device__ __forceinline__ float LowFloat(uint64_t x) {
+  return __uint_as_float(static_cast<uint32_t>(x));
+}
+__device__ __forceinline__ float HighFloat(uint64_t x) {
+  return __uint_as_float(static_cast<uint32_t>(x >> 32));
+}
+
+// Writes this part, or adds up all of them in their order. A packet that has been read is cleared
+// for the next call.
 template <class T>
 __device__ __forceinline__ void FinishParts(const DecodeKernelParams& k,
                                             const ClusterMemory<T>& memory,
                                             const ClusterPlace& place) {
-  constexpr int kTogether = 8;
-  // [pairs, blocks, parts, rows]
+  constexpr int kTogether = T::kRows > 8 ? 16 : 8;
+  // [pairs, blocks, parts, rows, slice / 2]
   const int first = (place.first << k.launch.cluster.blocks_log2) + place.rank * place.parts;
-  RowState* states = reinterpret_cast<RowState*>(k.workspace.row_state) + first * T::kRows;
-  // [pairs, blocks, parts, rows, slice]
-  float* partial =
-      k.workspace.partial + (static_cast<int64_t>(first) * T::kRows << place.slice_log2);
-  const int own = place.part * T::kRows;
-  TurnSlice<T>(k, memory, place, [&](int row, int channel, float value, const RowState& state) {
-    partial[((own + row) << place.slice_log2) + channel] = value;
-    if (channel == 0) states[own + row] = state;
-  });
-  __syncthreads();
-  bool last = false;
-  if (threadIdx.x == 0) {
-    int32_t* arrivals =
-        k.workspace.arrivals + (place.pair << k.launch.cluster.blocks_log2) + place.rank;
-    last = ptx::AddReleaseAcquire(arrivals, 1) == place.parts - 1;
-    if (last) *arrivals = 0;
-  }
-  if (!__syncthreads_or(last)) return;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < T::kRows << place.slice_log2; i += blockDim.x) {
-    const int row = i >> place.slice_log2, channel = i & (place.slice() - 1);
+  const int stride = T::kRows << (place.slice_log2 - 1);
+  ptx::Packet* packets = reinterpret_cast<ptx::Packet*>(k.workspace.packets) + first * stride;
+  const bool last =
+      *reinterpret_cast<const int*>(memory.shared + memory.at.arrived) == place.parts - 1;
+  TurnSlice<T>(k, memory, place, [&](int row, int channel, float2 value, const RowState& own) {
+    ptx::Packet* packet = packets + (((row << place.slice_log2) + channel) >> 1);
+    const ptx::Packet mine = PackPart(value, own);
+    const ptx::Packet none = PackPart(make_float2(0.0f, 0.0f), {kNoLogit, 0.0f});
+    if (!last) {
+      ptx::StorePacket(packet + place.part * stride, mine);
+      return;
+    }
     RowState all = {kNoLogit, 0.0f};
-    float value = 0.0f;
+    float2 total = make_float2(0.0f, 0.0f);
 #pragma unroll 1
     for (int base = 0; base < place.parts; base += kTogether) {
-      float2 state[kTogether];
-      float x[kTogether];
+      ptx::Packet x[kTogether];
+      bool here;
+      do {
+        // As many loads however many parts there are, so that all of them are under way at once.
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) {
-        state[j] = make_float2(kNoLogit, 0.0f);
-        x[j] = 0.0f;
-        if (base + j < place.parts) {
-          const int at = (base + j) * T::kRows + row;
-          state[j] = __ldcg(reinterpret_cast<const float2*>(states) + at);
-          x[j] = __ldcg(partial + (at << place.slice_log2) + channel);
+        for (int j = 0; j < kTogether; ++j) {
+          x[j] = ptx::LoadPacket(packet + min(base + j, place.parts - 1) * stride);
         }
-      }
+        here = true;
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          if (base + j == place.part) x[j] = mine;
+          if (base + j >= place.parts) x[j] = none;
+          here &= static_cast<uint32_t>(x[j].high) != 0;
+        }
+      } while (!here);
       float reference = all.reference;
 #pragma unroll
-      for (int j = 0; j < kTogether; ++j) reference = fmaxf(reference, state[j].x);
+      for (int j = 0; j < kTogether; ++j) {
+        reference = fmaxf(reference, LowFloat(x[j].high));
+        if (base + j < place.parts) {
+          *reinterpret_cast<uint4*>(packet + (base + j) * stride) = make_uint4(0, 0, 0, 0);
+        }
+      }
       const float factor = ptx::Exp2(all.reference - reference);
       all = {reference, all.sum * factor};
-      value *= factor;
+      total = make_float2(total.x * factor, total.y * factor);
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
-        const float weight = ptx::Exp2(state[j].x - reference);
-        all.sum = fmaf(weight, state[j].y, all.sum);
-        value = fmaf(weight, x[j], value);
+        const float weight = ptx::Exp2(LowFloat(x[j].high) - reference);
+        all.sum = fmaf(weight, HighFloat(x[j].high), all.sum);
+        total.x = fmaf(weight, LowFloat(x[j].low), total.x);
+        total.y = fmaf(weight, HighFloat(x[j].low), total.y);
       }
     }
-    StoreRowChannel<T>(k, place, row, channel, value, all);
-  }
+    StoreRowChannels<T>(k, place, row, channel, total, all);
+  });
 }
 
 // Writes the sequence, or this part of it.
@@ -602,8 +653,8 @@ __device__ __forceinline__ void FinishSlice(const DecodeKernelParams& k,
     FinishParts<T>(k, memory, place);
     return;
   }
-  TurnSlice<T>(k, memory, place, [&](int row, int channel, float value, const RowState& state) {
-    StoreRowChannel<T>(k, place, row, channel, value, state);
+  TurnSlice<T>(k, memory, place, [&](int row, int channel, float2 value, const RowState& state) {
+    StoreRowChannels<T>(k, place, row, channel, value, state);
   });
 }
 

@@ -26,6 +26,7 @@ struct ClusterLayout {
   uint32_t merged;       // from all: the history's part, [rows] rows of dim + 4 floats
   uint32_t plain;        // [rows, slice] the windows' part
   uint32_t row_state;    // [rows, 2] maximum and sum
+  uint32_t arrived;      // parts of the pair that had come when this one did
   uint32_t bytes;        // of all
 
   ClusterLayout() = default;
@@ -45,7 +46,8 @@ struct ClusterLayout {
         merged(block_state + 16 * blocks * rows),
         plain(merged + 4 * rows * (dim + 4)),
         row_state(plain + 4 * rows * (dim / blocks)),
-        bytes(row_state + 8 * rows) {}
+        arrived(row_state + 8 * rows),
+        bytes(arrived + 16) {}
 
  private:
   static constexpr uint32_t Round(uint32_t x) { return (x + 15) / 16 * 16; }

@@ -385,16 +385,19 @@ size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, voi
     const size_t parts = pairs * launch.cluster.parts;
     *view = {};
     at = Take(base, at, pairs * launch.cluster.blocks(), &view->arrivals);
-    at = Take(base, at, parts * launch.cluster.blocks() * rows * 2, &view->row_state);
-    return Take(base, at, parts * rows * dim, &view->partial);
+    return Take(base, at, parts * rows * dim / 2, &view->packets);
   }
+  view->packets = nullptr;
   // Of a cluster each block counts.
   const size_t counters = launch.cluster.by_plan ? launch.cluster.blocks() : 1;
   at = Take(base, at, counters * shape.batch * shape.kv_heads, &view->arrivals);
   at = Take(base, at, segments * launch.FragmentWords(shape.tile), &view->q_fragment);
   at = Take(base, at, segments * rows * (1 + shape.tile.groups()), &view->row_constant);
   at = Take(base, at, segments * rows * 2, &view->row_state);
-  return Take(base, at, segments * rows * dim, &view->partial);
+  at = Take(base, at, segments * rows * dim, &view->partial);
+  if (!launch.cluster.by_plan) return at;
+  const size_t clusters = launch.blocks / launch.cluster.blocks();
+  return Take(base, at, clusters * rows * dim / 2, &view->packets);
 }
 
 size_t DecodePlanBytes(const DecodeShape& shape) {

@@ -73,15 +73,17 @@ struct PlanView {
   ClusterShare* clusters;   // [blocks / blocks of a cluster], or null
 };
 
-// Where the parts of the workspace lie. With clusters: arrivals [pairs, blocks], row_state [pairs,
-// parts, blocks, rows, 2], partial [pairs, parts, rows, head_dim], the others null. Where the plan
-// decides, clusters use the beginnings of what the other form has.
+// Where the parts of the workspace lie. With clusters: arrivals [pairs, blocks] and packets, the
+// others null; where the plan decides, all of them.
 struct WorkspaceView {
   int32_t* arrivals;     // [kv_heads * batch] segments done; zero between calls
   uint32_t* q_fragment;  // [segments, FragmentWords] bytes of q R_K
   float* row_constant;   // [segments, rows, 1 + groups] raw score to log2 units, sums of q'
   float* row_state;      // [segments, rows, 2] maximum (log2 units) and softmax sum
   float* partial;        // [segments, rows, head_dim] values, scaled to the maximum
+  // [clusters, blocks, rows, slice / 2] what blocks of a pair's clusters leave for the last one;
+  // zero between calls
+  uint64_t (*packets)[2];
 };
 
 // How the attention kernel is launched on a device.

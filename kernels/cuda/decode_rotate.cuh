@@ -62,7 +62,8 @@ __device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float 
   const int lane = threadIdx.x % 32;
   float most = 0.0f;
   for (int i = lane; i < T::kDim; i += 32) most = fmaxf(most, fabsf(x[i]));
-  for (int step = 1; step < 32; step *= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+  // Of floats that are not negative the bits are in the same order.
+  most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
   // Both bytes are signed: 127 * 256 + 127 is the largest value.
   const float unit = most > 0x1p-100f && most < INFINITY ? 32600.0f / most : 1.0f;
   int sum[kPasses][2];  // of this lane's channels below and above 32 of the 64
@@ -71,26 +72,37 @@ __device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float 
     const int part = 2 * pass + lane / 16;
     sum[pass][0] = sum[pass][1] = 0;
     if (part < kParts) StoreQueryWords<T>(fragment, row, part, x, unit, sum[pass]);
-    for (int step = 1; step < 16; step *= 2) {
-      sum[pass][0] += __shfl_xor_sync(~0u, sum[pass][0], step);
-      sum[pass][1] += __shfl_xor_sync(~0u, sum[pass][1], step);
-    }
   }
   float* own = constant + row * (1 + T::kGroups);
+  if (lane == 0) own[0] = log2_scale / unit;
+  if constexpr (T::kGroups == 1) {
+    int all = 0;
 #pragma unroll
-  for (int y = 0; y < T::kGroups; ++y) {
-    int group = 0;
+    for (int pass = 0; pass < kPasses; ++pass) all += sum[pass][0] + sum[pass][1];
+    all = __reduce_add_sync(~0u, all);
+    if (lane == 0) own[1] = static_cast<float>(all);
+  } else {
 #pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-      for (int upper = 0; upper < 2; ++upper) {
-        const int value = __shfl_sync(~0u, sum[part / 2][upper], part % 2 * 16);
-        if ((2 * part + upper) * T::kGroups / (2 * kParts) == y) group += value;
+    for (int pass = 0; pass < kPasses; ++pass) {
+      for (int step = 1; step < 16; step *= 2) {
+        sum[pass][0] += __shfl_xor_sync(~0u, sum[pass][0], step);
+        sum[pass][1] += __shfl_xor_sync(~0u, sum[pass][1], step);
       }
     }
-    if (lane == 0) own[1 + y] = static_cast<float>(group);
+#pragma unroll
+    for (int y = 0; y < T::kGroups; ++y) {
+      int group = 0;
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+#pragma unroll
+        for (int upper = 0; upper < 2; ++upper) {
+          const int value = __shfl_sync(~0u, sum[part / 2][upper], part % 2 * 16);
+          if ((2 * part + upper) * T::kGroups / (2 * kParts) == y) group += value;
+        }
+      }
+      if (lane == 0) own[1 + y] = static_cast<float>(group);
+    }
   }
-  if (lane == 0) own[0] = log2_scale / unit;
 }
 
 // q' = q R_K of the block's INT2 segments, as fragments of bytes in the workspace. A warp
