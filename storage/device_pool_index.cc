@@ -7,6 +7,14 @@
 #include "common/status_macros.h"
 
 namespace crumb::storage {
+namespace {
+
+bool SameFragment(const FragmentHeader& a, const FragmentHeader& b) {
+  return a.keyspace == b.keyspace && a.key == b.key && a.generation == b.generation &&
+         a.range == b.range;
+}
+
+}  // namespace
 
 DevicePoolIndex::DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_t slot_bytes,
                                  uint64_t handle_bytes, bool recovering)
@@ -18,7 +26,10 @@ bool DevicePoolIndex::AddHandle(uint32_t number) {
   const auto fresh = recovering_ ? UniformSlots::Fresh::kUnknown : UniformSlots::Fresh::kFree;
   if (!slots_.AddHandle(number, fresh)) return false;
   const uint64_t slots = (uint64_t{number} + 1) * (slots_.total() / slots_.handles());
-  if (headers_.size() < slots) headers_.resize(slots);
+  if (headers_.size() < slots) {
+    headers_.resize(slots);
+    pages_.resize(slots, kNoPage);
+  }
   return true;
 }
 
@@ -27,15 +38,27 @@ void DevicePoolIndex::EndRecovery() {
   slots_.FreeUnknown();
 }
 
-void DevicePoolIndex::Keep(HolderId holder, uint64_t slot, PageHandle page) {
-  holds_[holder][slot] = page;
+bool DevicePoolIndex::Holds(HolderId holder, uint64_t slot) const {
+  const auto holds = holds_.find(holder);
+  return holds != holds_.end() && holds->second.contains(slot);
+}
+
+void DevicePoolIndex::Keep(HolderId holder, uint64_t slot) {
+  holds_[holder].insert(slot);
   ++held_;
-  if (page == kNoPage) ++blank_;
+}
+
+size_t DevicePoolIndex::HoldersOf(uint64_t blank) const {
+  const auto shared = shared_.find(blank);
+  return shared == shared_.end() ? 1 : shared->second;
 }
 
 std::optional<uint64_t> DevicePoolIndex::TakeBlank(HolderId holder) {
   const std::optional<uint64_t> slot = slots_.Take();
-  if (slot) Keep(holder, *slot, kNoPage);
+  if (!slot) return std::nullopt;
+  pages_[*slot] = kNoPage;
+  ++blank_;
+  Keep(holder, *slot);
   return slot;
 }
 
@@ -58,6 +81,8 @@ absl::StatusOr<PageHandle> DevicePoolIndex::Insert(
                              .logical_tile_bytes = logical_tile_bytes};
   CRUMB_ASSIGN_OR_RETURN(const PageHandle page, table_.Insert(meta, at, Below::kAbsent, now));
   headers_[slot] = header;
+  pages_[slot] = page;
+  --blank_;
   table_.CountPut(meta);
   return page;
 }
@@ -65,83 +90,70 @@ absl::StatusOr<PageHandle> DevicePoolIndex::Insert(
 absl::Status DevicePoolIndex::Commit(HolderId holder, uint64_t slot,
                                      const std::shared_ptr<const FragmentHeader>& header,
                                      uint32_t logical_tile_bytes, TimePoint now) {
-  const auto holds = holds_.find(holder);
-  if (holds == holds_.end()) return absl::InvalidArgumentError("slots: none is reserved");
-  const auto hold = holds->second.find(slot);
-  if (hold == holds->second.end() || hold->second != kNoPage) {
+  if (!Holds(holder, slot) || pages_[slot] != kNoPage || HoldersOf(slot) > 1) {
     return absl::InvalidArgumentError("slots: " + std::to_string(slot) + " is not reserved");
   }
   table_.BeginAccess();
   CRUMB_ASSIGN_OR_RETURN(const PageHandle page, Insert(slot, header, logical_tile_bytes, now));
   table_.Ref(page);
-  hold->second = page;
-  --blank_;
   return absl::OkStatus();
-}
-
-std::optional<PageHandle> DevicePoolIndex::PageAt(uint64_t slot,
-                                                  const FragmentHeader& header) const {
-  const PageHandle page = table_.Find(header.keyspace, header.key);
-  if (page == kNoPage || table_[page].generation != header.generation) return std::nullopt;
-  for (const Fragment& fragment : table_[page].fragments) {
-    if (slots_.NumberOf(fragment.slot) == slot && fragment.range == header.range) return page;
-  }
-  return std::nullopt;
 }
 
 bool DevicePoolIndex::Claim(HolderId holder, uint64_t slot,
                             const std::shared_ptr<const FragmentHeader>& header,
                             uint32_t logical_tile_bytes, TimePoint now) {
-  if (!slots_.Has(slot)) return false;
-  if (const auto holds = holds_.find(holder);
-      holds != holds_.end() && holds->second.contains(slot)) {
+  if (!recovering_ || !slots_.Has(slot)) return false;
+  const bool first = slots_.TakeAt(slot);
+  if (first) {
+    pages_[slot] = kNoPage;
+    ++blank_;
+  }
+  if (header != nullptr && pages_[slot] == kNoPage) {
+    const size_t holders = first ? 0 : HoldersOf(slot);
+    // A page that cannot be known here stays the holders' own.
+    if (const auto page = Insert(slot, header, logical_tile_bytes, now); page.ok()) {
+      for (size_t i = 0; i < holders; ++i) table_.Ref(*page);
+      shared_.erase(slot);
+    }
+  } else if (header != nullptr && !SameFragment(*header, *headers_[slot])) {
     return false;
   }
-  if (slots_.TakeAt(slot)) {
-    PageHandle page = kNoPage;
-    if (header != nullptr) {
-      // A page that cannot be known here stays the holder's own.
-      const auto inserted = Insert(slot, header, logical_tile_bytes, now);
-      if (inserted.ok()) table_.Ref(page = *inserted);
-    }
-    Keep(holder, slot, page);
-    return true;
+  if (Holds(holder, slot)) return true;
+  if (pages_[slot] != kNoPage) {
+    table_.Ref(pages_[slot]);
+  } else if (!first) {
+    shared_[slot] = HoldersOf(slot) + 1;
   }
-  const auto page = header == nullptr ? std::nullopt : PageAt(slot, *header);
-  if (!page) return false;
-  table_.Ref(*page);
-  Keep(holder, slot, *page);
+  Keep(holder, slot);
   return true;
 }
 
-void DevicePoolIndex::LetGo(uint64_t slot, PageHandle page) {
+void DevicePoolIndex::LetGo(uint64_t slot) {
   --held_;
-  if (page == kNoPage) {
+  if (pages_[slot] != kNoPage) {
+    table_.Unref(pages_[slot]);
+  } else if (const auto shared = shared_.find(slot); shared != shared_.end()) {
+    if (--shared->second == 1) shared_.erase(shared);
+  } else {
     --blank_;
     slots_.Free(slot);
-  } else {
-    table_.Unref(page);
   }
 }
 
 bool DevicePoolIndex::Release(HolderId holder, uint64_t slot) {
   const auto holds = holds_.find(holder);
-  if (holds == holds_.end()) return false;
-  const auto hold = holds->second.find(slot);
-  if (hold == holds->second.end()) return false;
-  const PageHandle page = hold->second;
-  holds->second.erase(hold);
+  if (holds == holds_.end() || holds->second.erase(slot) == 0) return false;
   if (holds->second.empty()) holds_.erase(holds);
-  LetGo(slot, page);
+  LetGo(slot);
   return true;
 }
 
 size_t DevicePoolIndex::ReleaseAll(HolderId holder) {
   const auto holds = holds_.find(holder);
   if (holds == holds_.end()) return 0;
-  const Holds held = std::move(holds->second);
+  const auto held = std::move(holds->second);
   holds_.erase(holds);
-  for (const auto& [slot, page] : held) LetGo(slot, page);
+  for (const uint64_t slot : held) LetGo(slot);
   return held.size();
 }
 
@@ -162,6 +174,7 @@ std::optional<PageHandle> DevicePoolIndex::ParentToLeave(PageHandle child, TimeP
 }
 
 std::optional<PageHandle> DevicePoolIndex::BeginDeparture(PageHandle child, TimePoint now) {
+  if (recovering_) return std::nullopt;
   std::optional<PageHandle> page = ParentToLeave(child, now);
   if (!page) page = table_.Victim(now, [](const Page&) { return true; });
   if (!page) return std::nullopt;

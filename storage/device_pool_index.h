@@ -25,12 +25,14 @@ struct DemotionWork {
   std::shared_ptr<const FragmentHeader> header;
 };
 
-// One device pool's slots and pages. A slot is free; blank in the hands of one process; or it holds
-// a fragment, which processes may hold besides. The bytes are the processes' own business: nothing
+// One device pool's slots and pages. A slot is free; blank in the hands of one process, or of
+// several that had it before the pool was made anew and do not say what it holds; or it holds a
+// fragment, which processes may hold besides. The bytes are the processes' own business: nothing
 // here reads them. Not thread-safe: the tier's lock covers it.
 class DevicePoolIndex {
  public:
-  // `recovering`: an earlier crumbd's pool; slots that nobody claims stay unused until EndRecovery.
+  // `recovering`: an earlier crumbd's pool. No slot is given out, and no page leaves, until
+  // EndRecovery: whoever is not back may use it.
   DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_t slot_bytes,
                   uint64_t handle_bytes, bool recovering);
 
@@ -43,13 +45,14 @@ class DevicePoolIndex {
 
   // A free slot for `holder` to write.
   std::optional<uint64_t> TakeBlank(HolderId holder);
-  // Makes a blank slot of the holder's a fragment that it holds. kInvalidArgument: it is no such
-  // slot, or too small; else as PageTable::Insert, and the slot stays blank.
+  // Makes a blank slot that the holder alone has a fragment that it holds. kInvalidArgument: it is
+  // no such slot, or too small; else as PageTable::Insert, and the slot stays blank.
   absl::Status Commit(HolderId holder, uint64_t slot,
                       const std::shared_ptr<const FragmentHeader>& header,
                       uint32_t logical_tile_bytes, TimePoint now);
-  // The holder had the slot before this pool was made anew: blank, or with a fragment. False: it is
-  // somebody else's.
+  // The holder had the slot before this pool was made anew. `header` says what lies there; null:
+  // nothing, or it does not know; others may have it as well. What one says holds for all. False:
+  // there is no such slot, another page lies there, or the recovery has ended.
   bool Claim(HolderId holder, uint64_t slot, const std::shared_ptr<const FragmentHeader>& header,
              uint32_t logical_tile_bytes, TimePoint now);
   // The holder lets a slot go. False: it does not hold it.
@@ -89,24 +92,26 @@ class DevicePoolIndex {
   };
   std::optional<PageHandle> ParentToLeave(PageHandle child, TimePoint now) const;
 
-  using Holds = absl::flat_hash_map<uint64_t, PageHandle>;  // slot -> its page; kNoPage: blank
-
-  void LetGo(uint64_t slot, PageHandle page);
-  void Keep(HolderId holder, uint64_t slot, PageHandle page);
+  void LetGo(uint64_t slot);
+  void Keep(HolderId holder, uint64_t slot);
+  bool Holds(HolderId holder, uint64_t slot) const;
+  // How many hold the blank slot.
+  size_t HoldersOf(uint64_t blank) const;
   absl::StatusOr<PageHandle> Insert(uint64_t slot,
                                     const std::shared_ptr<const FragmentHeader>& header,
                                     uint32_t logical_tile_bytes, TimePoint now);
-  std::optional<PageHandle> PageAt(uint64_t slot, const FragmentHeader& header) const;
 
   UniformSlots slots_;
   PageTable table_;
   bool recovering_;
-  absl::flat_hash_map<HolderId, Holds> holds_;
-  size_t held_ = 0;                                   // holds of any kind
-  size_t blank_ = 0;                                  // of them
+  absl::flat_hash_map<HolderId, absl::flat_hash_set<uint64_t>> holds_;  // slots
+  size_t held_ = 0;                                                     // holds of any kind
+  size_t blank_ = 0;                                  // slots that are held without a page
+  absl::flat_hash_map<uint64_t, size_t> shared_;      // holders of such a slot, if several
   absl::flat_hash_map<uint64_t, Demoting> demoting_;  // by slot
   absl::flat_hash_set<PageHandle> leaving_;           // between BeginDeparture and its end
   std::vector<std::shared_ptr<const FragmentHeader>> headers_;  // by slot, of the last fragment
+  std::vector<PageHandle> pages_;  // by slot, for one that is taken; kNoPage: blank
 };
 
 }  // namespace crumb::storage

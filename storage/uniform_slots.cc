@@ -21,7 +21,10 @@ bool UniformSlots::AddHandle(uint32_t number, Fresh fresh) {
     states_[slot - 1] = fresh == Fresh::kFree ? State::kFree : State::kUnknown;
     if (fresh == Fresh::kFree) free_.push_back(slot - 1);
   }
-  if (fresh == Fresh::kUnknown) unknown_ += per_handle_;
+  if (fresh == Fresh::kUnknown) {
+    unknown_ += per_handle_;
+    let_go_ = Fresh::kUnknown;
+  }
   ++handles_;
   return true;
 }
@@ -54,12 +57,18 @@ void UniformSlots::FreeUnknown() {
     free_.push_back(slot - 1);
   }
   unknown_ = 0;
+  let_go_ = Fresh::kFree;
 }
 
 void UniformSlots::Free(uint64_t number) {
+  --used_;
+  if (let_go_ == Fresh::kUnknown) {
+    states_[number] = State::kUnknown;
+    ++unknown_;
+    return;
+  }
   states_[number] = State::kFree;
   free_.push_back(number);
-  --used_;
 }
 
 Slot UniformSlots::At(uint64_t number) const {

@@ -33,6 +33,7 @@ class UniformSlots final : public SlotSpace {
   bool TakeAt(uint64_t number);
   // Makes slots free that nobody has taken.
   void FreeUnknown();
+  // Of a taken slot. Between an AddHandle of unknown ones and FreeUnknown it is not known either.
   void Free(uint64_t number);
   void Free(const Slot& slot) override { Free(NumberOf(slot)); }
   void SetOwner(const Slot&, uint32_t) override {}
@@ -62,8 +63,9 @@ class UniformSlots final : public SlotSpace {
   uint64_t handles_ = 0;
   uint64_t used_ = 0;
   uint64_t unknown_ = 0;
-  std::vector<State> states_;   // by slot number
-  std::vector<uint64_t> free_;  // as a stack
+  Fresh let_go_ = Fresh::kFree;  // what a slot is that Free is called of
+  std::vector<State> states_;    // by slot number
+  std::vector<uint64_t> free_;   // as a stack
 };
 
 }  // namespace crumb::storage

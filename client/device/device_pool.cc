@@ -114,6 +114,9 @@ class RunningPool final : public DevicePool, private PoolListener {
   void JoinAgain();
   absl::Status Join();
   absl::Status ClaimAll(const std::shared_ptr<PoolSession>& session);
+  // Claims without headers what was refused with them.
+  static absl::Status ClaimBare(PoolSession& session, std::span<const SlotClaim> claims,
+                                std::vector<bool>* claimed);
   // False: the stock is low still.
   bool Refill();
   void CopyDown();
@@ -459,6 +462,7 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
       claimed = session->Claim(KeyspaceId(), bare);
     }
     CRUMB_RETURN_IF_ERROR(claimed.status());
+    CRUMB_RETURN_IF_ERROR(ClaimBare(*session, slots, &*claimed));
     MutexLock lock(&mutex_);
     std::vector<uint64_t> not_needed;
     for (size_t i = 0; i < slots.size(); ++i) {
@@ -473,6 +477,24 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
     }
     session->ReleaseLater(not_needed);
   }
+  return absl::OkStatus();
+}
+
+absl::Status RunningPool::ClaimBare(PoolSession& session, std::span<const SlotClaim> claims,
+                                    std::vector<bool>* claimed) {
+  std::vector<size_t> refused;
+  std::vector<SlotClaim> bare;
+  for (size_t i = 0; i < claims.size(); ++i) {
+    if ((*claimed)[i]) continue;
+    refused.push_back(i);
+    bare.push_back({claims[i].slot, std::nullopt});
+  }
+  if (refused.empty()) return absl::OkStatus();
+  // crumbd knows another page there. Work reads the slot whatever it is called: it must stay held.
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<bool> held, session.Claim(KeyspaceId(), bare));
+  for (size_t i = 0; i < refused.size(); ++i) (*claimed)[refused[i]] = held[i];
+  const auto lost = std::count(held.begin(), held.end(), false);
+  if (lost > 0) LogError("crumbd does not know {} slots of a device pool that are in use", lost);
   return absl::OkStatus();
 }
 

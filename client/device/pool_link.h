@@ -74,7 +74,7 @@ class PoolSession {
   // Gives one back to a crumbd that was restarted, by its number. kAlreadyExists: somebody else
   // has.
   virtual absl::Status OfferAgain(int fd, uint32_t number) = 0;
-  // Claims slots held before. False where one is not this process's any more.
+  // Claims slots held before. False: no such slot, or another page is there.
   virtual absl::StatusOr<std::vector<bool>> Claim(const KeyspaceId& keyspace,
                                                   std::span<const SlotClaim> claims) = 0;
 

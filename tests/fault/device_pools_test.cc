@@ -4,6 +4,7 @@
 // this program again, with arguments.
 
 #include <gtest/gtest.h>
+#include <signal.h>
 
 #include <chrono>
 #include <filesystem>
@@ -256,6 +257,54 @@ TEST_F(DevicePoolsTest, WorkersGiveTheirPoolToTheNextCrumbd) {
   // They go on as before.
   Publish(writer, 20);
   EXPECT_EQ(reader.Do("acquire 20 21"), "hits 1 device 1 right 1");
+}
+
+// Holders of the same slots claim them one after the other, each with headers or without; then the
+// first lets go, and the pool is written full.
+TEST_F(DevicePoolsTest, SlotsOfSeveralHoldersOutliveTheFirst) {
+  constexpr int kHeld = 3;
+  for (const char* const second_takes : {"take", "acquire"}) {
+    for (const char* const first_takes : {"take", "acquire"}) {
+      SCOPED_TRACE(std::string(first_takes) + ", then " + second_takes);
+      PoolWorkerOptions reads = Options("reader");
+      reads.bytes_max = 0;
+      reads.blank_slots = 0;
+      PoolWorker first(reads);
+      PoolWorker second(reads);
+      ASSERT_EQ(first.Do("joined"), "ok");
+      ASSERT_EQ(second.Do("joined"), "ok");
+      {
+        PoolWorker writer(Options("writer"));
+        ASSERT_EQ(writer.Do("wait 4"), "ok");
+        for (int page = 0; page < kHeld; ++page) Publish(writer, page);
+        ASSERT_EQ(first.Do(std::string(first_takes) + " 0 3"), "hits 3 device 3 right 3");
+        ASSERT_EQ(second.Do(std::string(second_takes) + " 0 3"), "hits 3 device 3 right 3");
+        ASSERT_EQ(writer.Stop(), 0);
+      }
+      ASSERT_EQ(::kill(second.pid(), SIGSTOP), 0);
+      crumbd_.Kill();
+      ASSERT_TRUE(crumbd_.Start());
+      ASSERT_TRUE(watcher_->WaitConnected(std::chrono::seconds(20)));
+      EXPECT_TRUE(Eventually([&] { return first.Do("reclaimed") == "3"; }));
+      ASSERT_EQ(::kill(second.pid(), SIGCONT), 0);
+      ASSERT_TRUE(Eventually([&] { return second.Do("reclaimed") == "3"; }));
+      ASSERT_EQ(first.Do("release"), "ok");
+      ASSERT_EQ(first.Stop(), 0);
+      PoolWorkerOptions writes = Options("other");
+      writes.blank_slots = kSlotsPerHandle;
+      PoolWorker other(writes);
+      ASSERT_EQ(other.Do("wait " + std::to_string(kSlotsPerHandle - kHeld)), "ok");
+      int written = 10;
+      while (other.Do("write " + std::to_string(written)) != "none") ++written;
+      EXPECT_EQ(written - 10, kSlotsPerHandle - kHeld);
+      EXPECT_EQ(second.Do("taken"), "3 of 3");
+      ASSERT_EQ(second.Stop(), 0);
+      ASSERT_EQ(other.Stop(), 0);
+      crumbd_.Kill();  // the next round begins with an empty pool
+      ASSERT_TRUE(crumbd_.Start());
+      ASSERT_TRUE(watcher_->WaitConnected(std::chrono::seconds(20)));
+    }
+  }
 }
 
 TEST_F(DevicePoolsTest, APoolThatNobodyUsesIsGivenUpOnRequest) {

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -44,7 +45,9 @@ class Worker {
     if (verb == "wait") return pool_->WaitBlank(static_cast<int>(first), kWait) ? "ok" : "late";
     if (verb == "write") return Write(first);
     if (verb == "commit") return Commit(first);
-    if (verb == "acquire") return Acquire(first, second);
+    if (verb == "acquire") return Acquire(first, second, true);
+    if (verb == "take") return Acquire(first, second, false);
+    if (verb == "taken") return Taken();
     if (verb == "check") return Right(first, written_.at(first)->address()) ? "right" : "wrong";
     if (verb == "free") return written_.erase(first) == 1 ? "ok" : "none";
     if (verb == "joined") return Joined();
@@ -89,7 +92,7 @@ class Worker {
     return std::to_string(static_cast<int>(outcomes->front()));
   }
 
-  std::string Acquire(uint64_t first, uint64_t end) {
+  std::string Acquire(uint64_t first, uint64_t end, bool sums) {
     std::vector<PageKey> keys;
     for (uint64_t page = first; page < end; ++page) keys.push_back(pages_.Key(page));
     client::AcquireRequest request;
@@ -98,7 +101,7 @@ class Worker {
     request.keys = keys;
     request.timeout = kWait;
     request.verify_every = 1;
-    request.device_sums = true;
+    request.device_sums = sums;
     if (pool_->id() != client::PoolId()) request.pools = {pool_->id()};
     const auto result = client_->Acquire(request);
     if (!result.ok()) return result.status().ToString();
@@ -111,12 +114,20 @@ class Worker {
         const auto slots = pool_->Hold({&one, 1}, result->lease);
         if (!slots.ok()) continue;
         const auto& slot = slots->front();
-        if (Right(first + static_cast<uint64_t>(fragment.page), slot->address())) ++right;
-        held_.push_back(slot);
+        const uint64_t page = first + static_cast<uint64_t>(fragment.page);
+        if (Right(page, slot->address())) ++right;
+        held_.push_back({page, slot});
       }
     }
     return "hits " + std::to_string(result->hit_pages) + " device " + std::to_string(on_device) +
            " right " + std::to_string(right);
+  }
+
+  std::string Taken() const {
+    const auto right = std::count_if(held_.begin(), held_.end(), [this](const auto& held) {
+      return Right(held.first, held.second->address());
+    });
+    return std::to_string(right) + " of " + std::to_string(held_.size());
   }
 
   std::string Joined() const {
@@ -157,7 +168,8 @@ class Worker {
   KnownPages pages_;
   client::DevicePool* const pool_;
   std::map<uint64_t, std::shared_ptr<const client::DeviceSlot>> written_;
-  std::vector<std::shared_ptr<const client::DeviceSlot>> held_;
+  // By page, of leases.
+  std::vector<std::pair<uint64_t, std::shared_ptr<const client::DeviceSlot>>> held_;
 };
 
 int Serve(const PoolWorkerOptions& options, int socket) {

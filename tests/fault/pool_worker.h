@@ -35,6 +35,8 @@ class PoolWorker {
   //   write PAGE      takes a blank slot and writes the page: "slot S" or "none"
   //   commit PAGE     makes the page visible: the outcome's number or a status
   //   acquire A B     leases pages [A, B): "hits H device D right R", R of the pages on the device
+  //   take A B        the same without sums: it does not know what to tell the next crumbd
+  //   taken           what lies in leased slots now: "R of H"
   //   check PAGE      "right" or "wrong": what its slot holds
   //   free PAGE       lets the slot of a written page go: "ok"
   //   release         lets all leases go: "ok"

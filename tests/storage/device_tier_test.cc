@@ -305,19 +305,137 @@ TEST_F(DeviceTierTest, ARecoveringPoolGivesOutNothingUntilAllIsKnown) {
   EXPECT_THAT(tier_->Reserve(pool, kAnn, 4), IsEmpty());
   const auto header = HeaderOf(SamplePage(1, 0));
   EXPECT_TRUE(tier_->Claim(pool, kAnn, 0, header, 1));
-  EXPECT_FALSE(tier_->Claim(pool, kAnn, 0, header, 1));  // twice
-  EXPECT_TRUE(tier_->Claim(pool, kBob, 0, header, 1));   // another reader of it
-  EXPECT_FALSE(tier_->Claim(pool, kBob, 0, nullptr, 1));
+  EXPECT_TRUE(tier_->Claim(pool, kAnn, 0, header, 1));  // asked again: one hold
+  EXPECT_TRUE(tier_->Claim(pool, kBob, 0, header, 1));  // another reader of it
+  EXPECT_EQ(PoolStats().held_slots, 2u);
   EXPECT_TRUE(tier_->Claim(pool, kBob, 1, nullptr, 1));   // blank
-  EXPECT_FALSE(tier_->Claim(pool, kAnn, 1, nullptr, 1));  // Bob's
-  EXPECT_FALSE(tier_->Claim(pool, kAnn, 1, header, 1));
   EXPECT_FALSE(tier_->Claim(pool, kAnn, 4, nullptr, 1));  // no such slot
   EXPECT_TRUE(tier_->Claim(pool, kBob, 2, header, 1));    // a second copy stays its own
+  EXPECT_EQ(PoolStats().blank_slots, 2u);
   EXPECT_EQ(Acquire(*store_, Request(1, 1, {pool}))->hit_pages, 1u);
   tier_->EndRecovery(pool);
+  EXPECT_FALSE(tier_->Claim(pool, kAnn, 2, nullptr, 1));  // too late
   EXPECT_THAT(tier_->Reserve(pool, kAnn, 4), ElementsAre(3));
   EXPECT_EQ(tier_->Release(pool, kBob, std::vector<uint64_t>{0, 1, 2}), 0u);
   EXPECT_EQ(tier_->Release(pool, kAnn, std::vector<uint64_t>{0}), 0u);
+}
+
+// Claims of one slot by readers that know its page or do not, in every order.
+class SharedClaimsTest : public DeviceTierTest {
+ protected:
+  SharedClaimsTest() { pool_ = AddPool(4, true); }
+
+  bool Claim(HolderId holder, const std::shared_ptr<const FragmentHeader>& header) {
+    return tier_->Claim(pool_, holder, 0, header, 1);
+  }
+  size_t Release(HolderId holder) {
+    return tier_->Release(pool_, holder, std::vector<uint64_t>{0});
+  }
+  uint32_t Hits() {
+    const auto result = Acquire(*store_, Request(1, 2, {pool_}));
+    if (result->lease != 0) store_->Release(result->lease);
+    return result->hit_pages;
+  }
+  // The slots that nobody may be using.
+  std::vector<uint64_t> FreeSlots() {
+    std::vector<uint64_t> slots = tier_->Reserve(pool_, kEve, 4);
+    tier_->Release(pool_, kEve, slots);
+    return slots;
+  }
+
+  static constexpr HolderId kEve = 33;
+  const std::shared_ptr<const FragmentHeader> page_ = HeaderOf(SamplePage(1, 0));
+  const std::shared_ptr<const FragmentHeader> other_page_ = HeaderOf(SamplePage(1, 1));
+};
+
+TEST_F(SharedClaimsTest, ASlotOfTwoHoldersOutlivesTheFirst) {
+  const std::vector<std::shared_ptr<const FragmentHeader>> told = {nullptr, page_};
+  for (const auto& ann : told) {
+    for (const auto& bob : told) {
+      for (const bool before : {false, true}) {  // the end of the recovery
+        SCOPED_TRACE(testing::Message() << "Ann knows the page: " << (ann != nullptr)
+                                        << ", Bob: " << (bob != nullptr) << ", before " << before);
+        pool_ = AddPool(4, true);
+        EXPECT_TRUE(Claim(kAnn, ann));
+        EXPECT_TRUE(Claim(kBob, bob));
+        const bool named = ann != nullptr || bob != nullptr;
+        EXPECT_EQ(PoolStats().held_slots, 2u);
+        EXPECT_EQ(PoolStats().blank_slots, named ? 0u : 1u);
+        EXPECT_EQ(Hits(), named ? 1u : 0u);
+        const auto release = [&] { EXPECT_EQ(Release(kAnn), 0u); };
+        if (before) release();
+        tier_->EndRecovery(pool_);
+        if (!before) release();
+        EXPECT_THAT(FreeSlots(), UnorderedElementsAre(1, 2, 3));
+        EXPECT_EQ(tier_->HeldBy(pool_, kBob), 1u);
+        tier_->EndHolder(kBob);
+        EXPECT_EQ(PoolStats().held_slots, 0u);
+        EXPECT_EQ(PoolStats().blank_slots, 0u);
+        store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key});
+        EXPECT_THAT(FreeSlots(), UnorderedElementsAre(0, 1, 2, 3));
+        EXPECT_TRUE(tier_->RemovePool(pool_));
+      }
+    }
+  }
+}
+
+TEST_F(SharedClaimsTest, ALateHeaderNamesTheSlotForAllWhoHoldIt) {
+  EXPECT_TRUE(Claim(kAnn, nullptr));
+  EXPECT_TRUE(Claim(kBob, nullptr));
+  // Nobody alone has it to write.
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kAnn, 0, page_, 1)));
+  EXPECT_TRUE(Claim(kEve, page_));
+  EXPECT_FALSE(Claim(44, other_page_));
+  EXPECT_TRUE(Claim(44, page_));
+  EXPECT_TRUE(Claim(55, nullptr));
+  EXPECT_EQ(PoolStats().held_slots, 5u);
+  tier_->EndRecovery(pool_);
+  store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key});
+  for (const HolderId holder : {kEve, HolderId{44}, kAnn, HolderId{55}}) {
+    EXPECT_EQ(Release(holder), 0u);
+    EXPECT_EQ(PoolStats().free_slots, 8u + 3u);
+  }
+  EXPECT_EQ(Release(kBob), 0u);
+  EXPECT_EQ(PoolStats().free_slots, 8u + 4u);
+}
+
+TEST_F(SharedClaimsTest, AnotherPageInAHeldSlotIsRefused) {
+  EXPECT_TRUE(Claim(kAnn, page_));
+  EXPECT_FALSE(Claim(kBob, other_page_));
+  EXPECT_EQ(tier_->HeldBy(pool_, kBob), 0u);
+  EXPECT_EQ(Hits(), 1u);
+  // What it holds is its own business, the page is not.
+  EXPECT_TRUE(Claim(kBob, nullptr));
+  EXPECT_EQ(Release(kAnn), 0u);
+  tier_->EndRecovery(pool_);
+  EXPECT_THAT(FreeSlots(), UnorderedElementsAre(1, 2, 3));
+}
+
+// A page that has been deleted, or is another slot's, has no entry: its slot has readers still.
+TEST_F(SharedClaimsTest, PagesWithoutAnEntryAreClaimedByAll) {
+  EXPECT_TRUE(Claim(kAnn, page_));
+  store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key});
+  EXPECT_TRUE(Claim(kBob, page_));
+  EXPECT_TRUE(tier_->Claim(pool_, kAnn, 1, other_page_, 1));
+  EXPECT_TRUE(tier_->Claim(pool_, kAnn, 2, other_page_, 1));
+  EXPECT_TRUE(tier_->Claim(pool_, kBob, 2, other_page_, 1));
+  tier_->EndRecovery(pool_);
+  EXPECT_EQ(tier_->Release(pool_, kAnn, std::vector<uint64_t>{0, 1, 2}), 0u);
+  EXPECT_THAT(tier_->Reserve(pool_, kEve, 1), ElementsAre(3));
+  EXPECT_EQ(tier_->HeldBy(pool_, kBob), 2u);
+}
+
+// Whoever is not back may use a slot that all who are back have let go.
+TEST_F(SharedClaimsTest, NoSlotIsGivenOutBeforeAllAreBack) {
+  EXPECT_TRUE(Claim(kAnn, nullptr));
+  EXPECT_TRUE(tier_->Claim(pool_, kAnn, 1, page_, 1));
+  EXPECT_EQ(tier_->Release(pool_, kAnn, std::vector<uint64_t>{0, 1}), 0u);
+  EXPECT_THAT(tier_->Reserve(pool_, kEve, 4), IsEmpty());
+  EXPECT_EQ(Hits(), 1u);  // nothing had to leave
+  EXPECT_TRUE(Claim(kBob, nullptr));
+  EXPECT_TRUE(tier_->Claim(pool_, kBob, 1, page_, 1));
+  tier_->EndRecovery(pool_);
+  EXPECT_THAT(tier_->Reserve(pool_, kEve, 4), UnorderedElementsAre(2, 3));
 }
 
 TEST_F(DeviceTierTest, RefusesPoolsOfImpossibleSizes) {
