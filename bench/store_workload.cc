@@ -79,8 +79,11 @@ class Session {
 
   absl::Status Measure(const Figure& figure, const TimedCall& call);
   double LimitOf(const std::string& name) const;
-  absl::Status Fill(StorePlane& store, size_t pages);
-  // Pages [0, n) that get goes round in; puts use numbers behind them.
+  absl::Status Fill(StorePlane& store, size_t first, size_t pages);
+  // A number that no figure before has written a page from: a page that is there already would be
+  // neither written nor kept longer.
+  size_t FreshPages() { return next_page_ += 10'000'000; }
+  // Pages that get goes round in.
   static size_t ResidentPages(const FragmentSet& fragments) {
     return std::max<size_t>(kStreamPages, kResidentBytes / fragments.fragment_bytes());
   }
@@ -88,6 +91,7 @@ class Session {
   const StoreWorkloadOptions& options_;
   const std::vector<int> pids_;
   StoreResult& result_;
+  size_t next_page_ = 0;
 };
 
 double Session::LimitOf(const std::string& name) const {
@@ -116,9 +120,9 @@ absl::Status Session::Measure(const Figure& figure, const TimedCall& call) {
   return absl::OkStatus();
 }
 
-absl::Status Session::Fill(StorePlane& store, size_t pages) {
+absl::Status Session::Fill(StorePlane& store, size_t first, size_t pages) {
   for (size_t page = 0; page < pages && !Interrupted(); page += kStreamPages) {
-    CRUMB_RETURN_IF_ERROR(store.Put(page, std::min(kStreamPages, pages - page)));
+    CRUMB_RETURN_IF_ERROR(store.Put(first + page, std::min(kStreamPages, pages - page)));
   }
   return absl::OkStatus();
 }
@@ -128,33 +132,33 @@ absl::Status Session::RunPlane(const std::string& plane, StorePlane& store,
   const size_t resident = ResidentPages(fragments) / pages_per_call * pages_per_call;
   const bool shm = plane == "shm";
   if (Contains(options_.operations, "get")) {
-    CRUMB_RETURN_IF_ERROR(Fill(store, resident));
+    const size_t first = FreshPages();
+    CRUMB_RETURN_IF_ERROR(Fill(store, first, resident));
     CRUMB_RETURN_IF_ERROR(Measure({plane, "get", fragments.tiles_bytes(), pages_per_call, true,
                                    shm ? "memory read" : "loopback TCP"},
                                   Whole([&](size_t index) {
-                                    return store.Get(index * pages_per_call % resident,
+                                    return store.Get(first + index * pages_per_call % resident,
                                                      pages_per_call);
                                   })));
   }
   if (!Contains(options_.operations, "put")) return absl::OkStatus();
-  // Another place for each figure: a page that is there already would not be written.
-  static size_t next_page = 1'000'000;
-  const size_t base = next_page;
-  next_page += 10'000'000;
+  const size_t first = FreshPages();
   return Measure({plane, "put", fragments.tiles_bytes(), pages_per_call, true,
                   shm ? "memory copy" : "loopback TCP"},
-                 Whole([&, base](size_t index) {
-                   return store.Put(base + index * pages_per_call, pages_per_call);
+                 Whole([&](size_t index) {
+                   return store.Put(first + index * pages_per_call, pages_per_call);
                  }));
 }
 
 absl::Status Session::RunAcquire(ShmPlane& shm, const FragmentSet& fragments) {
-  CRUMB_RETURN_IF_ERROR(Fill(shm, kManyPages));
+  const size_t first = FreshPages();
+  CRUMB_RETURN_IF_ERROR(Fill(shm, first, kManyPages));
   for (const size_t pages : {size_t{1}, kManyPages}) {
     std::vector<PageKey> keys;
-    for (size_t page = 0; page < pages; ++page) keys.push_back(fragments.Key(page));
-    CRUMB_RETURN_IF_ERROR(Measure({"shm", "acquire", fragments.tiles_bytes(), pages, false, ""},
-                                  [&](size_t) { return shm.Acquire(0, keys, Duration::zero()); }));
+    for (size_t page = 0; page < pages; ++page) keys.push_back(fragments.Key(first + page));
+    CRUMB_RETURN_IF_ERROR(
+        Measure({"shm", "acquire", fragments.tiles_bytes(), pages, false, ""},
+                [&](size_t) { return shm.Acquire(first, keys, Duration::zero()); }));
   }
   return absl::OkStatus();
 }
@@ -168,9 +172,10 @@ absl::Status Session::RunShm(client::Client& client, const FragmentSet& fragment
   CRUMB_RETURN_IF_ERROR(RunPlane("shm", shm, fragments, 1));
   if (!Contains(options_.operations, "get")) return absl::OkStatus();
   const size_t resident = ResidentPages(fragments);
-  CRUMB_RETURN_IF_ERROR(Fill(shm, resident));
+  const size_t first = FreshPages();
+  CRUMB_RETURN_IF_ERROR(Fill(shm, first, resident));
   return Measure({"shm", "get-copy", fragments.tiles_bytes(), 1, true, "memory copy"},
-                 Whole([&](size_t index) { return shm.GetCopy(index % resident, 1); }));
+                 Whole([&](size_t index) { return shm.GetCopy(first + index % resident, 1); }));
 }
 
 absl::Status Session::RunIdle() {
@@ -203,7 +208,11 @@ absl::Status RunCrumbdPlanes(const StoreWorkloadOptions& options, StoreResult& r
   std::string socket_dir = options.socket_dir;
   int pid = 0;
   if (socket_dir.empty()) {
-    CRUMB_ASSIGN_OR_RETURN(own, CrumbdUnderTest::Start({options.crumbd, options.host_bytes}));
+    CrumbdSettings settings;
+    settings.program = options.crumbd;
+    settings.host_bytes = options.host_bytes;
+    settings.host_policy = "lru";  // what get reads was written last
+    CRUMB_ASSIGN_OR_RETURN(own, CrumbdUnderTest::Start(settings));
     socket_dir = own->socket_dir();
     pid = own->pid();
   } else {
