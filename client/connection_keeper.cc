@@ -206,19 +206,26 @@ void ConnectionKeeper::Serve(const Connection& connection, SessionStream& stream
   stream.Flush(Clock::Real().Now() + kFarewellTimeout);
 }
 
-void ConnectionKeeper::Listen(PoolListener* listener) {
+absl::Status ConnectionKeeper::Listen(const PoolName& pool, PoolListener* listener) {
   MutexLock lock(&listening_);
-  listeners_.push_back(listener);
+  for (const Listening& there : listeners_) {
+    if (there.pool != pool) continue;
+    return absl::FailedPreconditionError(
+        "this Client takes part in a device pool of slots of " + std::to_string(pool.slot_bytes) +
+        " bytes on that device already: open another Client for another DeviceWorker");
+  }
+  listeners_.push_back({pool, listener});
+  return absl::OkStatus();
 }
 
 void ConnectionKeeper::StopListening(PoolListener* listener) {
   MutexLock lock(&listening_);
-  std::erase(listeners_, listener);
+  std::erase_if(listeners_, [&](const Listening& one) { return one.listener == listener; });
 }
 
 void ConnectionKeeper::TellConnected() {
   MutexLock lock(&listening_);
-  for (PoolListener* listener : listeners_) listener->OnConnected();
+  for (const Listening& one : listeners_) one.listener->OnConnected();
 }
 
 void ConnectionKeeper::TellDemotions(const v1::SessionResponse::Demotions& message) {
@@ -230,7 +237,7 @@ void ConnectionKeeper::TellDemotions(const v1::SessionResponse::Demotions& messa
     if (header.ok()) demotions.push_back({pool, message.slots(i), *std::move(header)});
   }
   MutexLock lock(&listening_);
-  for (PoolListener* listener : listeners_) listener->OnDemotions(pool, demotions);
+  for (const Listening& one : listeners_) one.listener->OnDemotions(pool, demotions);
 }
 
 void ConnectionKeeper::Handle(const Connection& connection, const v1::SessionResponse& message) {

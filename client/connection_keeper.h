@@ -51,8 +51,9 @@ class ConnectionKeeper {
   void ReleaseSlotsLater(std::shared_ptr<Connection> connection, const PoolId& pool,
                          std::span<const uint64_t> slots);
 
-  // `listener` hears of connections and demotions, on the thread, until StopListening returns.
-  void Listen(PoolListener* listener);
+  // `listener` hears of connections and demotions, on the thread, until StopListening returns. See
+  // PoolLink::Listen.
+  absl::Status Listen(const PoolName& pool, PoolListener* listener);
   void StopListening(PoolListener* listener);
 
   Duration call_timeout() const { return options_.call_timeout; }
@@ -69,6 +70,10 @@ class ConnectionKeeper {
   struct Return {
     std::shared_ptr<Connection> connection;
     uint64_t id = 0;  // of a lease or an Acquire, or a staging offset
+  };
+  struct Listening {
+    PoolName pool;
+    PoolListener* listener = nullptr;
   };
   struct SlotReturn {
     std::shared_ptr<Connection> connection;
@@ -116,7 +121,7 @@ class ConnectionKeeper {
   bool counted_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<KeyspaceId, KeyspaceState> states_ ABSL_GUARDED_BY(mutex_);
   Mutex listening_;  // held while listeners are called
-  std::vector<PoolListener*> listeners_ ABSL_GUARDED_BY(listening_);
+  std::vector<Listening> listeners_ ABSL_GUARDED_BY(listening_);
   Thread thread_;
 };
 

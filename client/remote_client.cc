@@ -276,7 +276,7 @@ absl::StatusOr<AcquireResult> RemoteClient::PendingLease::Finish() {
   if (result.hit_pages > 0 && hold != nullptr) {
     result.lease =
         std::make_shared<const Lease>(std::move(read.fragments), std::move(read.device_fragments),
-                                      std::move(read.told), std::move(hold));
+                                      std::move(read.told), connection_->epoch(), std::move(hold));
     result.lease_id = answer_.lease();
   } else {
     result.hit_pages = 0;

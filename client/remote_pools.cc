@@ -33,6 +33,16 @@ absl::Status CheckTiles(const FragmentHeader& header) {
   return absl::InvalidArgumentError("a fragment's header has not one sum for each tile");
 }
 
+v1::PoolRequest JoinMessage(const PoolName& name, const PoolId& known) {
+  v1::PoolRequest message;
+  v1::PoolRequest::Join& join = *message.mutable_join();
+  join.set_device(name.device.ToBytes());
+  join.set_slot_bytes(name.slot_bytes);
+  join.set_handle_bytes(name.handle_bytes);
+  if (known != PoolId()) join.set_pool(known.ToBytes());
+  return message;
+}
+
 // The answer's handles; `fds` are what came along behind the roster.
 absl::StatusOr<std::vector<PoolHandle>> HandlesOf(const v1::PoolAnswer& answer,
                                                   std::span<UniqueFd> fds) {
@@ -50,16 +60,18 @@ absl::StatusOr<std::vector<PoolHandle>> HandlesOf(const v1::PoolAnswer& answer,
 class RemotePoolSession final : public PoolSession {
  public:
   RemotePoolSession(std::shared_ptr<ConnectionKeeper> keeper,
-                    std::shared_ptr<Connection> connection, const PoolId& id,
+                    std::shared_ptr<Connection> connection, const PoolName& name, const PoolId& id,
                     std::vector<PoolHandle> handles, Duration timeout)
       : keeper_(std::move(keeper)),
         connection_(std::move(connection)),
+        name_(name),
         id_(id),
         handles_(std::move(handles)),
         timeout_(timeout) {}
 
   const PoolId& id() const override { return id_; }
   uint64_t epoch() const override { return connection_->epoch(); }
+  const std::string& holder() const override { return connection_->token(); }
   bool connected() const override { return keeper_->current() == connection_; }
 
   absl::StatusOr<std::vector<PoolHandle>> Handles(uint32_t first) override {
@@ -105,6 +117,13 @@ class RemotePoolSession final : public PoolSession {
       claimed.insert(claimed.end(), response.claimed().begin(), response.claimed().end());
     }
     return claimed;
+  }
+
+  // Over this connection: another crumbd knows nothing of what was claimed here.
+  absl::Status TellMark(uint64_t mark) override {
+    v1::PoolRequest message = JoinMessage(name_, id_);
+    message.mutable_join()->set_roster_mark(mark);
+    return connection_->Ask(message, {}).status();
   }
 
   absl::StatusOr<std::vector<uint64_t>> Reserve(int count, Duration timeout) override {
@@ -174,6 +193,7 @@ class RemotePoolSession final : public PoolSession {
 
   const std::shared_ptr<ConnectionKeeper> keeper_;
   const std::shared_ptr<Connection> connection_;
+  const PoolName name_;
   const PoolId id_;
   std::vector<PoolHandle> handles_;
   const Duration timeout_;
@@ -185,13 +205,7 @@ class RemotePoolSession final : public PoolSession {
 absl::StatusOr<JoinedPool> RemotePools::Join(const PoolJoin& request) {
   const std::shared_ptr<Connection> connection = keeper_->current();
   if (connection == nullptr) return absl::UnavailableError("no crumbd");
-  v1::PoolRequest message;
-  v1::PoolRequest::Join& join = *message.mutable_join();
-  join.set_device(request.device.ToBytes());
-  join.set_slot_bytes(request.slot_bytes);
-  join.set_handle_bytes(request.handle_bytes);
-  if (request.known != PoolId()) join.set_pool(request.known.ToBytes());
-  join.set_roster_mark(request.roster_mark);
+  const v1::PoolRequest message = JoinMessage(request.name, request.known);
   const bool with_roster = request.known != PoolId() && request.roster_fd >= 0;
   CRUMB_ASSIGN_OR_RETURN(
       PoolExchange exchange,
@@ -204,7 +218,7 @@ absl::StatusOr<JoinedPool> RemotePools::Join(const PoolJoin& request) {
                          HandlesOf(exchange.answer, std::span(exchange.fds).subspan(1)));
   JoinedPool joined;
   joined.roster = std::move(exchange.fds.front());
-  joined.session = std::make_shared<RemotePoolSession>(keeper_, connection,
+  joined.session = std::make_shared<RemotePoolSession>(keeper_, connection, request.name,
                                                        PoolId::FromBytes(exchange.answer.pool()),
                                                        std::move(handles), keeper_->call_timeout());
   return joined;

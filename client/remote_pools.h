@@ -16,7 +16,9 @@ class RemotePools final : public PoolLink {
 
   absl::StatusOr<JoinedPool> Join(const PoolJoin& request) override;
   absl::StatusOr<uint64_t> Reclaim(const DeviceUuid& device, uint64_t bytes) override;
-  void Listen(PoolListener* listener) override { keeper_->Listen(listener); }
+  absl::Status Listen(const PoolName& pool, PoolListener* listener) override {
+    return keeper_->Listen(pool, listener);
+  }
   void StopListening(PoolListener* listener) override { keeper_->StopListening(listener); }
 
  private:

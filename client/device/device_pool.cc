@@ -38,10 +38,10 @@ class RunningPool final : public DevicePool, private PoolListener {
         memory_(memory),
         client_(client),
         link_(*client.pools()),
+        name_{memory.uuid(), options.slot_bytes, options.handle_bytes},
         range_(std::move(range)) {}
 
   ~RunningPool() override {
-    link_.StopListening(this);
     {
       MutexLock lock(&mutex_);
       stopping_ = true;
@@ -55,14 +55,17 @@ class RunningPool final : public DevicePool, private PoolListener {
       session = std::move(session_);
       stock.swap(stock_);
     }
-    if (session == nullptr) return;
-    session->ReleaseLater(stock);
-    session->Leave();
+    if (session != nullptr) {
+      session->ReleaseLater(stock);
+      session->Leave();
+    }
+    link_.StopListening(this);  // now the pool's next one may come
   }
 
-  void Start() {
-    link_.Listen(this);
+  absl::Status Start() {
+    CRUMB_RETURN_IF_ERROR(link_.Listen(name_, this));
     thread_ = Thread("crumb-pool", [this] { Run(); });
+    return absl::OkStatus();
   }
 
   std::shared_ptr<const DeviceSlot> TakeBlank() override;
@@ -114,6 +117,9 @@ class RunningPool final : public DevicePool, private PoolListener {
   void JoinAgain();
   absl::Status Join();
   absl::Status ClaimAll(const std::shared_ptr<PoolSession>& session);
+  // Whether what the lease names is in this pool, and crumbd knows of it.
+  absl::Status CheckLeased(std::span<const DeviceFragment* const> fragments,
+                           const Lease& lease) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Claims without headers what was refused with them.
   static absl::Status ClaimBare(PoolSession& session, std::span<const SlotClaim> claims,
                                 std::vector<bool>* claimed);
@@ -126,6 +132,7 @@ class RunningPool final : public DevicePool, private PoolListener {
   DeviceMemory& memory_;
   Client& client_;
   PoolLink& link_;
+  const PoolName name_;
   const std::unique_ptr<PoolRange> range_;
 
   // The thread's.
@@ -141,6 +148,7 @@ class RunningPool final : public DevicePool, private PoolListener {
   mutable CondVar changed_;
   std::shared_ptr<PoolSession> session_ ABSL_GUARDED_BY(mutex_);  // null: not joined
   PoolId known_ ABSL_GUARDED_BY(mutex_);
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;  // of the crumbd that was told last what is held
   std::vector<uint64_t> stock_ ABSL_GUARDED_BY(mutex_);  // blank, of session_
   SlotRecords records_ ABSL_GUARDED_BY(mutex_);
   std::deque<Demotion> demotions_ ABSL_GUARDED_BY(mutex_);
@@ -306,15 +314,23 @@ absl::StatusOr<std::vector<CommitOutcome>> RunningPool::Commit(const KeyspaceId&
   return outcomes;
 }
 
+absl::Status RunningPool::CheckLeased(std::span<const DeviceFragment* const> fragments,
+                                      const Lease& lease) const {
+  for (const DeviceFragment* fragment : fragments) {
+    if (fragment->pool != known_) return absl::NotFoundError("a fragment is in another pool");
+  }
+  // The next crumbd holds what it was told of, and has given out the rest.
+  if (lease.epoch() == epoch_) return absl::OkStatus();
+  return absl::AbortedError("crumbd has restarted since it gave a lease of a device pool");
+}
+
 absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> RunningPool::Hold(
     std::span<const DeviceFragment* const> fragments, std::shared_ptr<const Lease> lease) {
   std::shared_ptr<PoolSession> session;
   {
     MutexLock lock(&mutex_);
     session = session_;
-    for (const DeviceFragment* fragment : fragments) {
-      if (fragment->pool != known_) return absl::NotFoundError("a fragment is in another pool");
-    }
+    CRUMB_RETURN_IF_ERROR(CheckLeased(fragments, *lease));
   }
   for (const DeviceFragment* fragment : fragments) {
     CRUMB_RETURN_IF_ERROR(range_->Reach(session.get(), fragment->slot));
@@ -324,6 +340,7 @@ absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> RunningPool::Hold
   std::vector<std::shared_ptr<const DeviceSlot>> slots;
   slots.reserve(fragments.size());
   MutexLock lock(&mutex_);
+  CRUMB_RETURN_IF_ERROR(CheckLeased(fragments, *held->lease));
   for (const DeviceFragment* fragment : fragments) {
     slots.emplace_back(held, &held->slots.emplace_back(*this, fragment->slot));
     SlotRecord& record = records_.Use(fragment->slot);
@@ -406,9 +423,7 @@ void RunningPool::JoinAgain() {
 }
 
 absl::Status RunningPool::Join() {
-  PoolJoin request = {.device = memory_.uuid(),
-                      .slot_bytes = options_.slot_bytes,
-                      .handle_bytes = options_.handle_bytes};
+  PoolJoin request = {.name = name_};
   {
     MutexLock lock(&mutex_);
     request.known = known_;
@@ -421,6 +436,7 @@ absl::Status RunningPool::Join() {
     CRUMB_ASSIGN_OR_RETURN(mark_, RosterMark::Take(joined.roster.get()));
     MutexLock lock(&mutex_);
     known_ = session->id();
+    epoch_ = session->epoch();
   } else {
     CRUMB_RETURN_IF_ERROR(range_->OfferAll(*session, handles));
     // Unless the pool was made anew, crumbd knows what is held.
@@ -428,9 +444,7 @@ absl::Status RunningPool::Join() {
     if (!claimed.ok() && !absl::IsFailedPrecondition(claimed)) return claimed;
   }
   CRUMB_RETURN_IF_ERROR(range_->MapAll(std::move(handles)));
-  request.known = session->id();
-  request.roster_mark = mark_.byte();
-  CRUMB_RETURN_IF_ERROR(link_.Join(request).status());
+  CRUMB_RETURN_IF_ERROR(session->TellMark(mark_.byte()));
   device_full_ = !range_->Grow(*session);
   MutexLock lock(&mutex_);
   session_ = session;
@@ -442,6 +456,7 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
   std::map<KeyspaceId, std::vector<SlotClaim>> claims;
   {
     MutexLock lock(&mutex_);
+    epoch_ = session->epoch();
     records_.ForEach([&](uint64_t slot, const SlotRecord& record) {
       std::optional<FragmentHeader> header;
       if (record.header != nullptr) {
@@ -455,12 +470,8 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
   }
   for (const auto& [keyspace, slots] : claims) {
     absl::StatusOr<std::vector<bool>> claimed = session->Claim(keyspace, slots);
-    if (absl::IsNotFound(claimed.status())) {
-      // Nobody has opened the keyspace yet: the slots stay ours, the pages are nobody's.
-      std::vector<SlotClaim> bare = slots;
-      for (SlotClaim& claim : bare) claim.header.reset();
-      claimed = session->Claim(KeyspaceId(), bare);
-    }
+    // Nobody has opened the keyspace yet: the slots stay ours, the pages are nobody's.
+    if (absl::IsNotFound(claimed.status())) claimed = std::vector<bool>(slots.size());
     CRUMB_RETURN_IF_ERROR(claimed.status());
     CRUMB_RETURN_IF_ERROR(ClaimBare(*session, slots, &*claimed));
     MutexLock lock(&mutex_);
@@ -470,10 +481,13 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
       SlotRecord* record = records_.Find(slots[i].slot);
       if (record == nullptr) {
         not_needed.push_back(slots[i].slot);  // let go meanwhile
-      } else {
-        record->held_by = session;
-        ++stats_.slots_reclaimed;
+        continue;
       }
+      const std::shared_ptr<PoolSession> former = std::exchange(record->held_by, session);
+      ++stats_.slots_reclaimed;
+      // Claimed of the same crumbd over a connection that was lost: it would be held twice.
+      if (former == nullptr || former->epoch() != session->epoch()) continue;
+      if (former->holder() != session->holder()) former->ReleaseLater({&slots[i].slot, 1});
     }
     session->ReleaseLater(not_needed);
   }
@@ -490,7 +504,7 @@ absl::Status RunningPool::ClaimBare(PoolSession& session, std::span<const SlotCl
     bare.push_back({claims[i].slot, std::nullopt});
   }
   if (refused.empty()) return absl::OkStatus();
-  // crumbd knows another page there. Work reads the slot whatever it is called: it must stay held.
+  // Work reads the slot whatever crumbd knows of the page there: it must stay held.
   CRUMB_ASSIGN_OR_RETURN(const std::vector<bool> held, session.Claim(KeyspaceId(), bare));
   for (size_t i = 0; i < refused.size(); ++i) (*claimed)[refused[i]] = held[i];
   const auto lost = std::count(held.begin(), held.end(), false);
@@ -617,7 +631,7 @@ absl::StatusOr<std::unique_ptr<DevicePool>> DevicePool::Open(const DevicePoolOpt
                                                       .range_bytes = options.range_bytes},
                                                      memory, *client.pools()));
   auto pool = std::make_unique<RunningPool>(options, memory, client, std::move(range));
-  pool->Start();
+  CRUMB_RETURN_IF_ERROR(pool->Start());
   return pool;
 }
 

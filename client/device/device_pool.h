@@ -61,7 +61,8 @@ class DevicePool {
   };
 
   // `memory` and `client` must outlive the pool. Needs no crumbd to be there. kInvalidArgument: an
-  // option; kFailedPrecondition: `client` is not on this host.
+  // option; kFailedPrecondition: `client` is not on this host, or takes part in this device's pool
+  // of these sizes already.
   static absl::StatusOr<std::unique_ptr<DevicePool>> Open(const DevicePoolOptions& options,
                                                           DeviceMemory& memory, Client& client);
 
@@ -88,7 +89,9 @@ class DevicePool {
   virtual PoolId id() const = 0;
   // Holds the slots of fragments that an Acquire found in this pool, as long as `lease` is held,
   // which goes with them; maps handles first that are new. The slots are let go together, with the
-  // last of them. kNotFound: one is of another pool; none is held.
+  // last of them. None is held otherwise: kNotFound, one is of another pool; kAborted, crumbd has
+  // restarted since the lease and was told what is held; kUnavailable, crumbd has to be asked for a
+  // handle and is not there.
   virtual absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> Hold(
       std::span<const DeviceFragment* const> fragments, std::shared_ptr<const Lease> lease) = 0;
 

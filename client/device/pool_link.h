@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -27,17 +28,21 @@ struct PoolHandle {
   UniqueFd fd;
 };
 
-struct PoolJoin {
+// What crumbd tells the pools of a tenant apart by.
+struct PoolName {
   DeviceUuid device;
   uint64_t slot_bytes = 0;
   uint64_t handle_bytes = 0;
+
+  friend bool operator==(const PoolName&, const PoolName&) = default;
+};
+
+struct PoolJoin {
+  PoolName name;
   // A pool that this process is in, or was with an earlier crumbd: then it is made anew under its
   // id, from its roster, without handles. Zeros: any pool of that name, or a new one.
   PoolId known = {};
   int roster_fd = -1;
-  // This process's mark in the roster, told once it has taken it and claimed what it held: slots
-  // that nobody claims are free when everybody in the roster has told. 0: not yet.
-  uint64_t roster_mark = 0;
 };
 
 // A slot that this process held in the pool of a crumbd before.
@@ -62,6 +67,8 @@ class PoolSession {
 
   virtual const PoolId& id() const = 0;
   virtual uint64_t epoch() const = 0;  // of crumbd
+  // Who holds slots, as crumbd sees it: the same for all sessions over one connection.
+  virtual const std::string& holder() const = 0;
   virtual bool connected() const = 0;
 
   // The handles that were there when the pool was joined, once.
@@ -77,6 +84,9 @@ class PoolSession {
   // Claims slots held before. False: no such slot, or another page is there.
   virtual absl::StatusOr<std::vector<bool>> Claim(const KeyspaceId& keyspace,
                                                   std::span<const SlotClaim> claims) = 0;
+  // Tells this process's mark in the roster, once it has taken it and claimed what it held: slots
+  // that nobody claims are free when everybody in the roster has told.
+  virtual absl::Status TellMark(uint64_t mark) = 0;
 
   // Up to `count` blank slots; fewer when the pool is full of pages that are in use.
   virtual absl::StatusOr<std::vector<uint64_t>> Reserve(int count, Duration timeout) = 0;
@@ -118,8 +128,10 @@ class PoolLink {
   // Makes crumbd give up pools on the device that no process has any more, the longest unused
   // first, until `bytes` are free. Answers how many were.
   virtual absl::StatusOr<uint64_t> Reclaim(const DeviceUuid& device, uint64_t bytes) = 0;
-  // `listener` is called until StopListening has returned.
-  virtual void Listen(PoolListener* listener) = 0;
+  // `listener`, which takes part in the pool, is called until StopListening has returned.
+  // kFailedPrecondition: another one does. crumbd knows processes, not their parts: what one lets
+  // go would be let go for both.
+  virtual absl::Status Listen(const PoolName& pool, PoolListener* listener) = 0;
   virtual void StopListening(PoolListener* listener) = 0;
 };
 

@@ -21,6 +21,7 @@ namespace crumb::client {
 class MemoryClient final : public Client {
  public:
   std::atomic<bool> up{true};
+  PoolLink* link = nullptr;  // what pools() answers
 
   MemoryClient() = default;
   // Pages lie in one slab, as far as it reaches, which mapped() tells of.
@@ -64,6 +65,7 @@ class MemoryClient final : public Client {
                                                     size_t tiles_bytes, Duration timeout) override;
   void Count(const SessionCounters& counters) override;
   std::shared_ptr<const MappedMemory> mapped() override { return mapped_; }
+  PoolLink* pools() override { return link; }
 
   absl::Status SetKeyspaceState(const KeyspaceId& keyspace, KeyspaceState state,
                                 const std::string& by, const std::string& reason) override;

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "client/device/device_memory.h"
+#include "client/device/device_pool.h"
 #include "client/device/pool_link.h"
 #include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
@@ -305,6 +306,37 @@ TEST_F(DevicePoolsTest, SlotsOfSeveralHoldersOutliveTheFirst) {
       ASSERT_TRUE(watcher_->WaitConnected(std::chrono::seconds(20)));
     }
   }
+}
+
+// crumbd knows a process, not its parts: what one of two let go it would let go for both.
+TEST_F(DevicePoolsTest, AClientTakesPartInAPoolOnce) {
+  const auto memory = client::DeviceMemory::OpenHost({.name = "host"});
+  const auto other_device = client::DeviceMemory::OpenHost({.name = "other"});
+  const client::DevicePoolOptions options = {.slot_bytes = kSlotBytes,
+                                             .handle_bytes = 2 << 20,
+                                             .bytes_max = 2 << 20,
+                                             .range_bytes = uint64_t{1} << 30,
+                                             .blank_slots = 4};
+  client::DevicePoolOptions other_slots = options;
+  other_slots.slot_bytes *= 2;
+  for (int round = 0; round < 2; ++round) {  // the second time behind the first ones' end
+    auto pool = client::DevicePool::Open(options, *memory, *watcher_);
+    ASSERT_TRUE(pool.ok()) << pool.status();
+    const auto again = client::DevicePool::Open(options, *memory, *watcher_);
+    EXPECT_TRUE(absl::IsFailedPrecondition(again.status())) << again.status();
+    EXPECT_TRUE(client::DevicePool::Open(options, *other_device, *watcher_).ok());
+    EXPECT_TRUE(client::DevicePool::Open(other_slots, *memory, *watcher_).ok());
+    // The one that there is goes on.
+    EXPECT_TRUE((*pool)->WaitBlank(4, std::chrono::seconds(60)));
+  }
+  // Another Client is somebody else.
+  auto second = Connect(folder_.path(), "second");
+  ASSERT_TRUE(second.ok()) << second.status();
+  const auto one = client::DevicePool::Open(options, *memory, *watcher_).value();
+  const auto two = client::DevicePool::Open(options, *memory, **second).value();
+  EXPECT_TRUE(one->WaitBlank(4, std::chrono::seconds(60)));
+  EXPECT_TRUE(two->WaitBlank(4, std::chrono::seconds(60)));
+  EXPECT_EQ(one->id(), two->id());
 }
 
 TEST_F(DevicePoolsTest, APoolThatNobodyUsesIsGivenUpOnRequest) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -32,14 +33,15 @@ struct LeasedFragment {
 class Lease {
  public:
   // `hold` keeps the memory mapped and ends the lease when its last reference goes; `told` keeps
-  // what device fragments point to.
+  // what device fragments point to; `epoch` is that of the crumbd that gave the lease.
   Lease(std::vector<LeasedFragment> fragments, std::shared_ptr<void> hold)
-      : Lease(std::move(fragments), {}, nullptr, std::move(hold)) {}
+      : Lease(std::move(fragments), {}, nullptr, 0, std::move(hold)) {}
   Lease(std::vector<LeasedFragment> fragments, std::vector<DeviceFragment> device_fragments,
-        std::shared_ptr<const void> told, std::shared_ptr<void> hold)
+        std::shared_ptr<const void> told, uint64_t epoch, std::shared_ptr<void> hold)
       : fragments_(std::move(fragments)),
         device_fragments_(std::move(device_fragments)),
         told_(std::move(told)),
+        epoch_(epoch),
         hold_(std::move(hold)) {}
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
@@ -50,11 +52,14 @@ class Lease {
   std::span<const DeviceFragment> device_fragments() const { return device_fragments_; }
   // Keeps what they point to when the lease has ended, too.
   const std::shared_ptr<const void>& told() const { return told_; }
+  // Of the crumbd that gave it: the next one knows of no slot that only this lease holds.
+  uint64_t epoch() const { return epoch_; }
 
  private:
   std::vector<LeasedFragment> fragments_;
   std::vector<DeviceFragment> device_fragments_;
   std::shared_ptr<const void> told_;
+  uint64_t epoch_ = 0;
   std::shared_ptr<void> hold_;
 };
 

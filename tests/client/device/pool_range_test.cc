@@ -39,6 +39,7 @@ class KeptHandles final : public PoolSession, public PoolLink {
 
   const PoolId& id() const override { return id_; }
   uint64_t epoch() const override { return 1; }
+  const std::string& holder() const override { return holder_; }
   bool connected() const override { return true; }
   std::vector<PoolHandle> TakeFirstHandles() override { return From(0); }
   absl::StatusOr<std::vector<PoolHandle>> Handles(uint32_t first) override {
@@ -59,6 +60,7 @@ class KeptHandles final : public PoolSession, public PoolLink {
   absl::StatusOr<std::vector<bool>> Claim(const KeyspaceId&, std::span<const SlotClaim>) override {
     return absl::UnimplementedError("");
   }
+  absl::Status TellMark(uint64_t) override { return absl::OkStatus(); }
   absl::StatusOr<std::vector<uint64_t>> Reserve(int, Duration) override {
     return absl::UnimplementedError("");
   }
@@ -76,11 +78,12 @@ class KeptHandles final : public PoolSession, public PoolLink {
     EXPECT_EQ(bytes, kHandle);
     return give ? give() : 0;
   }
-  void Listen(PoolListener*) override {}
+  absl::Status Listen(const PoolName&, PoolListener*) override { return absl::OkStatus(); }
   void StopListening(PoolListener*) override {}
 
  private:
   const PoolId id_{};
+  const std::string holder_;
 };
 
 class PoolRangeTest : public testing::Test {
