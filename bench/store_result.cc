@@ -14,6 +14,9 @@ double PercentOfLimit(const StoreRow& row) {
   return row.limit_gb_per_s == 0 ? 0 : 100 * row.timed.gb_per_s / row.limit_gb_per_s;
 }
 
+// What was not measured, or does not apply, is null: every row has every figure's name.
+json Measured(double value) { return value == 0 ? json() : json(value); }
+
 json RowJson(const StoreRow& row) {
   json out = {{"plane", row.plane}, {"op", row.operation}};
   if (row.operation == "idle") {
@@ -25,13 +28,11 @@ json RowJson(const StoreRow& row) {
               {"pages_per_call", row.pages_per_call},
               {"in_flight", row.in_flight},
               {"calls", row.timed.calls},
-              {"seconds", row.timed.seconds},
-              {"p50_us", row.timed.p50_us},
-              {"p99_us", row.timed.p99_us}});
-  if (row.timed.gb_per_s > 0) {
-    out["gbps"] = row.timed.gb_per_s;
-    out["cpu_s_per_gb"] = row.timed.cpu_seconds_per_gb;
-  }
+              {"seconds", Measured(row.timed.seconds)},
+              {"p50_us", Measured(row.timed.p50_us)},
+              {"p99_us", Measured(row.timed.p99_us)},
+              {"gbps", Measured(row.timed.gb_per_s)},
+              {"cpu_s_per_gb", Measured(row.timed.cpu_seconds_per_gb)}});
   if (row.limit_gb_per_s > 0) {
     out.update({{"limit", row.limit},
                 {"limit_gb_per_s", row.limit_gb_per_s},

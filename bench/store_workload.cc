@@ -191,7 +191,8 @@ absl::Status Session::RunIdle() {
   row.plane = "none";
   row.operation = "idle";
   row.timed.seconds = std::chrono::duration<double>(Clock::Real().Now() - begin).count();
-  row.core_percent = 100 * (CpuSecondsOf(pids_) - before) / row.timed.seconds;
+  // Clocks of other processes may run back by some microseconds.
+  row.core_percent = 100 * std::max(0.0, CpuSecondsOf(pids_) - before) / row.timed.seconds;
   result_.rows.push_back(std::move(row));
   return absl::OkStatus();
 }

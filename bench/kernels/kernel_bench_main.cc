@@ -7,13 +7,15 @@
 // (bench/kernels/paged_bench.h), prefill (bench/kernels/prefill_bench.h). Rates are bytes the
 // algorithm needs over time; percent is of the read rate measured in the same run, for dequantize
 // of the copy rate. --only picks decode rows by number and leaves the others out; --only evict is
-// the opposite, evict:N one of its rows. --kernel picks the rows of one kernel, verify's with
-// evict's.
+// the opposite, evict:N one of its rows. --kernel picks the rows of one kernel.
+#include <algorithm>
+#include <charconv>
 #include <cstdio>
-#include <cstring>
+#include <fstream>
+#include <iterator>
 #include <numeric>
-#include <sstream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bench/kernels/decode_bench.h"
@@ -37,33 +39,83 @@ struct Arguments {
   bool Wants(const char* name) const { return kernel.empty() ? only.empty() : kernel == name; }
 };
 
+constexpr const char* kKernels[] = {"decode", "evict", "verify", "dequantize", "append", "prefill"};
+constexpr char kUsage[] =
+    "usage: crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]]\n"
+    "         [--kernel decode|evict|verify|dequantize|append|prefill]\n"
+    "Times the CUDA kernels on the first GPU, all rows without --only and --kernel. --only picks\n"
+    "decode rows by number, or those of evict, or one of them. Exit code: 0 done, 1 failed, 2 "
+    "wrong\n"
+    "arguments.\n";
+
+// The whole of `text` as a number of a row.
+bool ParseRow(std::string_view text, int* row) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *row);
+  return error == std::errc() && end == text.data() + text.size() && *row >= 0;
+}
+
+// Of --only: evict, evict:N, or numbers between commas.
+bool ParseOnly(std::string_view list, Arguments* arguments) {
+  if (list.substr(0, 5) == "evict") {
+    arguments->kernel = "evict";
+    if (list.size() == 5) return true;
+    return list[5] == ':' && ParseRow(list.substr(6), &arguments->evict_row);
+  }
+  for (size_t at = 0; at <= list.size();) {
+    const size_t comma = std::min(list.find(',', at), list.size());
+    arguments->only.push_back(0);
+    if (!ParseRow(list.substr(at, comma - at), &arguments->only.back())) return false;
+    at = comma + 1;
+  }
+  return true;
+}
+
+// False: the usage is to be printed. What was wrong is on standard error then, unless it was asked
+// for.
 bool Parse(int argc, char** argv, Arguments* arguments) {
   arguments->command = "crumb-kernel-bench";
   for (int i = 1; i < argc; ++i) arguments->command.append(" ").append(argv[i]);
   for (int i = 1; i < argc; ++i) {
-    if (std::strcmp(argv[i], "--json") == 0) {
+    const std::string_view name = argv[i];
+    const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
+    bool right = true;
+    if (name == "--help") return false;
+    if (name == "--json") {
       arguments->json = true;
-    } else if (std::strcmp(argv[i], "--commit") == 0 && i + 1 < argc) {
-      arguments->commit = argv[++i];
-    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc &&
-               std::strncmp(argv[i + 1], "evict", 5) == 0) {
-      arguments->kernel = "evict";
-      if (argv[++i][5] == ':') arguments->evict_row = std::stoi(argv[i] + 6);
-    } else if (std::strcmp(argv[i], "--only") == 0 && i + 1 < argc) {
-      std::stringstream list(argv[++i]);
-      for (std::string item; std::getline(list, item, ',');) {
-        arguments->only.push_back(std::stoi(item));
-      }
-    } else if (std::strcmp(argv[i], "--kernel") == 0 && i + 1 < argc) {
-      arguments->kernel = argv[++i];
+      continue;
+    }
+    if (name == "--commit" && value != nullptr) {
+      arguments->commit = value;
+    } else if (name == "--only" && value != nullptr) {
+      right = ParseOnly(value, arguments);
+    } else if (name == "--kernel" && value != nullptr) {
+      arguments->kernel = value;
+      right = std::find(std::begin(kKernels), std::end(kKernels), arguments->kernel) !=
+              std::end(kKernels);
     } else {
-      std::fprintf(stderr,
-                   "usage: crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]] "
-                   "[--kernel decode|evict|dequantize|append|prefill]\n");
+      right = false;
+    }
+    if (!right) {
+      std::fprintf(stderr, "crumb-kernel-bench: %s %s is no argument that it knows\n", argv[i],
+                   value == nullptr ? "" : value);
       return false;
     }
+    ++i;
   }
   return true;
+}
+
+// "580.95.05", or "unknown" where the driver does not say.
+std::string DriverVersion() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  // NVRM version: NVIDIA UNIX ... Kernel Module  580.95.05  ...
+  for (std::string word; file >> word;) {
+    if (word.find_first_not_of("0123456789.") == std::string::npos &&
+        word.find('.') != std::string::npos) {
+      return word;
+    }
+  }
+  return "unknown";
 }
 
 std::string Context(const DecodeWorkload& w) {
@@ -87,15 +139,18 @@ void PrintHeader(const Arguments& arguments, double read, double copy) {
   Check(cudaRuntimeGetVersion(&runtime), "runtime version");
   if (arguments.json) {
     std::printf(
-        "{\"device\": \"%s\", \"multiprocessors\": %d, \"driver_cuda\": %d, \"cuda\": %d, "
+        "{\"device\": \"%s\", \"multiprocessors\": %d, \"driver\": \"%s\", \"driver_cuda\": %d, "
+        "\"cuda\": %d, "
         "\"commit\": \"%s\", \"command\": \"%s\", \"read_tbps\": %.3f, \"copy_tbps\": %.3f,\n"
         " \"rows\": [",
-        device.name, device.multiProcessorCount, driver, runtime, arguments.commit.c_str(),
-        arguments.command.c_str(), read, copy);
+        device.name, device.multiProcessorCount, DriverVersion().c_str(), driver, runtime,
+        arguments.commit.c_str(), arguments.command.c_str(), read, copy);
     return;
   }
-  std::printf("%s, %d multiprocessors, driver CUDA %d, runtime %d; read %.3f TB/s, copy %.3f\n",
-              device.name, device.multiProcessorCount, driver, runtime, read, copy);
+  std::printf(
+      "%s, %d multiprocessors, driver %s of CUDA %d, runtime %d; read %.3f TB/s, copy %.3f\n",
+      device.name, device.multiProcessorCount, DriverVersion().c_str(), driver, runtime, read,
+      copy);
   std::printf("%3s %-20s %5s %3s %3s %5s %8s %9s %7s %6s %9s %7s\n", "row", "decode", "heads", "kv",
               "q", "batch", "context", "us", "TB/s", "%read", "error", "goal us");
 }
@@ -157,32 +212,35 @@ void PrintVerifyRow(const Arguments& arguments, bool first, const VerifyWorkload
 }
 
 void PrintDequantizeRow(const Arguments& arguments, bool first, const DequantizeWorkload& w,
-                        const PagedResult& r, double copy) {
+                        const PagedResult& r, double read, double copy) {
   const double rate = r.bytes / r.us * 1e-6;
   if (arguments.json) {
     std::printf(
-        "%s\n  {\"kernel\": \"dequantize\", \"name\": \"%s\", \"kv_heads\": 8, \"layers\": %d, "
-        "\"tokens\": %d, \"block_tokens\": %d, \"us\": %.2f, \"bytes\": %.0f, \"tbps\": %.3f, "
-        "\"percent_of_copy\": %.1f}",
-        first ? "" : ",", w.name.c_str(), w.layers, w.tokens, w.block_tokens, r.us, r.bytes, rate,
-        100.0 * rate / copy);
+        "%s\n  {\"kernel\": \"dequantize\", \"name\": \"%s\", \"query_heads\": 0, \"kv_heads\": 8, "
+        "\"layers\": %d, \"batch\": 1, \"context\": %d, \"recent\": 0, \"tokens\": %d, "
+        "\"block_tokens\": %d, \"l2\": \"%s\", \"us\": %.2f, \"bytes\": %.0f, \"tbps\": %.3f, "
+        "\"percent_of_read\": %.1f, \"percent_of_copy\": %.1f, \"rel_error\": %.2e}",
+        first ? "" : ",", w.name.c_str(), w.layers, w.tokens, w.tokens, w.block_tokens,
+        r.warm ? "warm" : "cold", r.us, r.bytes, rate, 100.0 * rate / read, 100.0 * rate / copy,
+        r.rel_error);
   } else {
     std::printf(
         "    dequantize %-12s layers %2d tokens %6d block %3d %12s %9.2f %7.3f %5.1f%% of copy, "
-        "goal %.0f%%\n",
+        "goal %.0f%%, error %.1e\n",
         w.name.c_str(), w.layers, w.tokens, w.block_tokens, "", r.us, rate, 100.0 * rate / copy,
-        w.target_percent);
+        w.target_percent, r.rel_error);
   }
   std::fflush(stdout);
 }
 
 void PrintAppendRow(const Arguments& arguments, bool first, const AppendWorkload& w,
-                    const PagedResult& r) {
+                    const PagedResult& r, double read) {
+  const double rate = r.bytes / r.us * 1e-6;
   if (arguments.json) {
     std::printf(
         "%s\n  {\"kernel\": \"append\", \"kv_heads\": 8, \"batch\": %d, \"q_tokens\": %d, "
-        "\"us\": %.2f, \"bytes\": %.0f}",
-        first ? "" : ",", w.batch, w.q_tokens, r.us, r.bytes);
+        "\"us\": %.2f, \"bytes\": %.0f, \"tbps\": %.3f, \"percent_of_read\": %.1f}",
+        first ? "" : ",", w.batch, w.q_tokens, r.us, r.bytes, rate, 100.0 * rate / read);
   } else {
     std::printf("    append batch %3d tokens %d %36s %9.2f %24s %7.1f\n", w.batch, w.q_tokens, "",
                 r.us, "", w.target_us);
@@ -208,7 +266,11 @@ void PrintPrefillRow(const Arguments& arguments, bool first, const PrefillWorklo
 
 int Main(int argc, char** argv) {
   Arguments arguments;
-  if (!Parse(argc, argv, &arguments)) return 2;
+  if (!Parse(argc, argv, &arguments)) {
+    const bool asked = argc > 1 && std::string_view(argv[argc - 1]) == "--help";
+    std::fputs(kUsage, asked ? stdout : stderr);
+    return asked ? 0 : 2;
+  }
   std::vector<DecodeWorkload> workloads = StandardDecodeWorkloads();
   std::vector<DecodeWorkload> chosen;
   std::vector<int> numbers;
@@ -237,20 +299,22 @@ int Main(int argc, char** argv) {
       PrintEvictRow(arguments, first, evicts[i], RunEvict(evicts[i]), read);
       first = false;
     }
+  }
+  if (arguments.Wants("verify")) {
     for (const VerifyWorkload& w : StandardVerifyWorkloads()) {
-      if (arguments.evict_row >= 0) break;
       PrintVerifyRow(arguments, first, w, RunVerify(w), read);
+      first = false;
     }
   }
   if (arguments.Wants("dequantize")) {
     for (const DequantizeWorkload& w : StandardDequantizeWorkloads()) {
-      PrintDequantizeRow(arguments, first, w, RunDequantize(w), copy);
+      PrintDequantizeRow(arguments, first, w, RunDequantize(w), read, copy);
       first = false;
     }
   }
   if (arguments.Wants("append")) {
     for (const AppendWorkload& w : StandardAppendWorkloads()) {
-      PrintAppendRow(arguments, first, w, RunAppend(w));
+      PrintAppendRow(arguments, first, w, RunAppend(w), read);
       first = false;
     }
   }

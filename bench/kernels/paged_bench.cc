@@ -3,13 +3,16 @@
 #include "bench/kernels/paged_bench.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/random_data.h"
+#include "kernels/bf16.h"
 #include "kernels/cuda/append.h"
 #include "kernels/cuda/paged_kv.h"
+#include "kernels/quantize.h"
 
 namespace crumb::bench {
 namespace {
@@ -29,6 +32,56 @@ std::vector<int32_t> Permuted(int count, std::mt19937& random) {
   return order;
 }
 
+// What the outputs are checked against, on the host.
+struct DequantizeData {
+  std::vector<float> rotation;  // [kDim, kDim] of all matrices
+  float mean = 0.0f;            // of all elements that are rotated
+  std::vector<int32_t> slot;    // of each page's tiles
+  std::vector<int32_t> table;   // blocks
+};
+
+// The worst row of some tiles of the first layer: (minimum + scale * code) R' + mean.
+double WorstRow(const DequantizeWorkload& w, const DequantizeParams& p, const DequantizeData& data,
+                const uint8_t* tiles, const kernels::Bf16* rows) {
+  const size_t page_bytes = static_cast<size_t>(w.layers) * kHeads * p.tile.int2_bytes();
+  const size_t part = static_cast<size_t>(w.tokens) * kHeads * kDim;
+  std::vector<float> y[2] = {std::vector<float>(kTokens * kDim),
+                             std::vector<float>(kTokens * kDim)};
+  double worst = 0.0;
+  const int pages = w.tokens / kTokens, step = std::max(1, pages / 24);
+  for (int page = 0; page < pages; page += step) {
+    const int head = page / step % kHeads;
+    const std::vector<uint8_t> tile = Download(
+        tiles + data.slot[page] * page_bytes + head * p.tile.int2_bytes(), p.tile.int2_bytes());
+    kernels::DequantizeTile(p.tile, tile.data(), y[0].data(), y[1].data());
+    for (int t = page % 5; t < kTokens; t += 9) {
+      const int token = page * kTokens + t;
+      const int64_t at = data.table[token / w.block_tokens] * p.kv.block_stride +
+                         token % w.block_tokens * p.kv.token_stride + head * p.kv.head_stride;
+      for (const int value : {0, 1}) {
+        const bool rotated = value == 0 ? w.rotate_k : w.rotate_v;
+        const std::vector<kernels::Bf16> row = Download(rows + value * part + at / 2, kDim);
+        const float* from = y[value].data() + t * kDim;
+        double error = 0.0, norm = 0.0;
+        for (int i = 0; i < kDim; ++i) {
+          double expected = from[i];
+          if (rotated) {
+            expected = data.mean;
+            for (int j = 0; j < kDim; ++j) {
+              expected += static_cast<double>(from[j]) * data.rotation[i * kDim + j];
+            }
+          }
+          const double difference = kernels::Bf16ToFloat(row[i]) - expected;
+          error += difference * difference;
+          norm += expected * expected;
+        }
+        worst = std::max(worst, std::sqrt(error / norm));
+      }
+    }
+  }
+  return worst;
+}
+
 }  // namespace
 
 PagedResult RunDequantize(const DequantizeWorkload& w) {
@@ -42,14 +95,18 @@ PagedResult RunDequantize(const DequantizeWorkload& w) {
   const size_t layer_rows = static_cast<size_t>(w.tokens) * kHeads;
   const Device<kernels::Bf16> rows = Allocate<kernels::Bf16>(2 * w.layers * layer_rows * kDim);
   std::vector<float> all_rotations;
-  const std::vector<float> rotation = RandomRotation(kDim, random);
+  DequantizeData data;
+  data.mean = 0.01f;
+  data.rotation = RandomRotation(kDim, random);
   for (size_t i = 0; i < matrices; ++i) {
-    all_rotations.insert(all_rotations.end(), rotation.begin(), rotation.end());
+    all_rotations.insert(all_rotations.end(), data.rotation.begin(), data.rotation.end());
   }
   const Device<float> rotations = Upload(all_rotations);
-  const Device<float> means = Upload(std::vector<float>(matrices * kDim, 0.01f));
+  const Device<float> means = Upload(std::vector<float>(matrices * kDim, data.mean));
   std::vector<uint64_t> page_address, k_address, v_address;
-  for (const int32_t slot : Permuted(pages, random)) {
+  data.slot = Permuted(pages, random);
+  data.table = Permuted(blocks, random);
+  for (const int32_t slot : data.slot) {
     page_address.push_back(reinterpret_cast<uint64_t>(tiles.get()) + slot * page_bytes);
   }
   for (int layer = 0; layer < w.layers; ++layer) {
@@ -63,7 +120,7 @@ PagedResult RunDequantize(const DequantizeWorkload& w) {
                          device_v = Upload(v_address);
   const Device<int32_t> device_first = Upload(first_token),
                         device_sequence = Upload(std::vector<int32_t>(pages, 0)),
-                        device_table = Upload(Permuted(blocks, random)),
+                        device_table = Upload(data.table),
                         count = Upload(std::vector<int32_t>{pages});
   DequantizeParams p;
   p.layers = w.layers;
@@ -88,6 +145,10 @@ PagedResult RunDequantize(const DequantizeWorkload& w) {
       [&](cudaStream_t stream) { Check(kernels::cuda::DequantizePages(p, stream), "dequantize"); });
   result.bytes = static_cast<double>(pages * page_bytes) +
                  static_cast<double>(w.layers * layer_rows) * 4 * kDim;
+  int l2_bytes = 0;
+  Check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, 0), "size of L2");
+  result.warm = result.bytes < 2.0 * l2_bytes;
+  result.rel_error = WorstRow(w, p, data, tiles.get(), rows.get());
   return result;
 }
 

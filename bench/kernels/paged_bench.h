@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-// Times page tiles -> an engine's BF16 paged KV (one launch, outputs far larger than L2, tiles and
-// blocks at permuted addresses) and appending new rows (a graph of 20 calls), head_dim 128, G =
-// 128, 8 KV heads.
+// Times page tiles -> an engine's BF16 paged KV (one launch, tiles and blocks at permuted
+// addresses, outputs far larger than L2 but for a row of 4,096 tokens) and appending new rows (a
+// graph of 20 calls), head_dim 128, G = 128, 8 KV heads.
 namespace crumb::bench {
 
 struct DequantizeWorkload {
@@ -30,6 +30,9 @@ struct AppendWorkload {
 struct PagedResult {
   double us = 0.0;
   double bytes = 0.0;  // read and written
+  bool warm = false;   // all of it may lie in L2
+  // Dequantize: worst ||row - definition|| / ||definition|| of some rows, in double precision.
+  double rel_error = 0.0;
 };
 
 PagedResult RunDequantize(const DequantizeWorkload& workload);

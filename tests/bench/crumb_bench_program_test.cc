@@ -20,8 +20,8 @@ struct Outcome {
   std::string out;
 };
 
-Outcome RunProgram(const std::string& arguments) {
-  FILE* pipe = ::popen((std::string(CRUMB_BENCH_PROGRAM) + " " + arguments + " 2>&1").c_str(), "r");
+Outcome RunProgram(const std::string& arguments, const std::string& program = CRUMB_BENCH_PROGRAM) {
+  FILE* pipe = ::popen((program + " " + arguments + " 2>&1").c_str(), "r");
   Outcome outcome;
   std::array<char, 4096> buffer;
   for (size_t size; (size = std::fread(buffer.data(), 1, buffer.size(), pipe)) > 0;) {
@@ -77,6 +77,20 @@ TEST(CrumbBenchProgramTest, StoreWithoutCrumbdSaysSo) {
   EXPECT_EQ(outcome.code, 1);
   EXPECT_NE(outcome.out.find(folder.path()), std::string::npos) << outcome.out;
 }
+
+#ifdef CRUMB_KERNEL_BENCH_PROGRAM
+TEST(KernelBenchProgramTest, RefusesArgumentsThatItDoesNotKnow) {
+  for (const char* wrong : {"--only abc", "--only 1,,2", "--only 3,", "--only evict:x", "--only -1",
+                            "--kernel foo", "--commit", "--fast"}) {
+    const Outcome outcome = RunProgram(wrong, CRUMB_KERNEL_BENCH_PROGRAM);
+    EXPECT_EQ(outcome.code, 2) << wrong << ": " << outcome.out;
+    EXPECT_NE(outcome.out.find("usage"), std::string::npos) << outcome.out;
+  }
+  const Outcome help = RunProgram("--help", CRUMB_KERNEL_BENCH_PROGRAM);
+  EXPECT_EQ(help.code, 0);
+  EXPECT_NE(help.out.find("--kernel"), std::string::npos) << help.out;
+}
+#endif
 
 }  // namespace
 }  // namespace crumb::bench

@@ -39,7 +39,7 @@ TEST(WorkloadOutputTest, CodecRowsNameTheirShareOfTheLimit) {
   EXPECT_THAT(CodecText({row}), HasSubstr("4096"));
 }
 
-TEST(StoreResultTest, LeavesOutWhatWasNotMeasured) {
+TEST(StoreResultTest, WhatWasNotMeasuredIsNull) {
   StoreResult result;
   result.memory_read_gb_per_s = 10;
   StoreRow acquire;
@@ -57,7 +57,10 @@ TEST(StoreResultTest, LeavesOutWhatWasNotMeasured) {
   idle.core_percent = 0.5;
   result.rows = {acquire, get, idle};
   const nlohmann::json json = StoreJson(result);
-  EXPECT_FALSE(json["rows"][0].contains("gbps"));
+  for (const char* name : {"gbps", "cpu_s_per_gb", "p99_us"}) {
+    ASSERT_TRUE(json["rows"][0].contains(name)) << name;
+    EXPECT_TRUE(json["rows"][0][name].is_null()) << name;
+  }
   EXPECT_EQ(json["rows"][0]["p50_us"], 500);
   EXPECT_EQ(json["rows"][1]["percent_of_limit"], 50);
   EXPECT_EQ(json["rows"][1]["gbps"], 5);
