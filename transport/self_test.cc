@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint32_t kTileBytes = 4608;
 constexpr TileRange kRange = {{0, 32}, {0, 8}};
-constexpr size_t kPages = 16;
+constexpr size_t kPages = 4;
 constexpr int kRounds = 4;
 constexpr Duration kPatience = std::chrono::seconds(10);
 

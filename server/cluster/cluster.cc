@@ -22,6 +22,7 @@
 #include "server/cluster/static_membership.h"
 #include "server/session/random_id.h"
 #include "storage/deadline_timer.h"
+#include "transport/self_test.h"
 
 namespace crumb::server {
 namespace {
@@ -69,6 +70,13 @@ class RunningCluster final : public Cluster {
     CRUMB_ASSIGN_OR_RETURN(transport_,
                            OpenPeerTransport(parts_.transport, source_, parts_.spoken.frames));
     LogInfo("transport: {} at {}", transport_->Describe(), transport_->address());
+    const auto test = transport::RunSelfTest(parts_.transport);
+    if (test.ok()) {
+      LogInfo("transport: self-test at {:.1f} GB/s, sums verified", test->gb_per_s);
+    } else {
+      LogWarning("transport: self-test failed, so peers may not be served: {}",
+                 test.status().ToString());
+    }
     return absl::OkStatus();
   }
 
