@@ -393,7 +393,8 @@ TEST(DecodeAttention, ChoosesClustersForFewSequences) {
 // counters for each block of a cluster.
 TEST(DecodeAttention, ThePlanDecidesForMoreSequences) {
   CRUMB_NEEDS_DEVICE();
-  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  if (!Serves(DecodeForm::kClusters, {}, 1))
+    GTEST_SKIP() << "needs compute capability 9.0, for clusters";
   const auto plan = [](int batch, DecodeForm form) {
     DecodeShape shape;
     shape.batch = batch;
@@ -445,7 +446,8 @@ std::vector<Decided> DecidedByThePlan() {
 
 TEST(DecodeAttention, ThePlanTakesTheFormThatLengthsAskFor) {
   CRUMB_NEEDS_DEVICE();
-  if (!Serves(DecodeForm::kClusters, {}, 1)) GTEST_SKIP() << "no clusters on this device";
+  if (!Serves(DecodeForm::kClusters, {}, 1))
+    GTEST_SKIP() << "needs compute capability 9.0, for clusters";
   for (const Decided& decided : DecidedByThePlan()) {
     for (const int group : {4, 8, 12, 16}) {
       if (decided.kv_heads == 8 && group % 8 == 0) continue;
