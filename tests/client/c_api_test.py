@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
 """libcrumb.so as a guest: in a C program, and in a Python process that has grpc and protobuf of its
-own, before and after a fork, against a real crumbd."""
+own, and torch where it is installed, before and after a fork, against a real crumbd."""
 
 import argparse
 import ctypes
@@ -221,6 +221,11 @@ class CApiTest(unittest.TestCase):
                              capture_output=True, text=True).stdout
         return [line.split()[-1] for line in out.splitlines()]
 
+    def needed(self, name):
+        out = subprocess.run(["readelf", "-d", self.libraries / name], check=True,
+                             capture_output=True, text=True).stdout
+        return set(re.findall(r"NEEDED.*\[(.+?)\]", out))
+
     def test_exports_its_functions_only(self):
         header = (OPTIONS.source / "client/include/crumb.h").read_text(encoding="utf-8")
         declared = set(re.findall(r"\b(crumb_\w+)\(", header)) - {"crumb_client_open"}
@@ -230,10 +235,14 @@ class CApiTest(unittest.TestCase):
         self.assertEqual(self.exported("libcrumb_core.so"), ["crumb_core"])
 
     def test_needs_nothing_until_it_is_used(self):
-        out = subprocess.run(["readelf", "-d", self.libraries / "libcrumb.so"], check=True,
-                             capture_output=True, text=True).stdout
-        needed = set(re.findall(r"NEEDED.*\[(.+?)\]", out))
-        self.assertLessEqual(needed, {"libc.so.6", "libdl.so.2", "libpthread.so.0"})
+        self.assertLessEqual(self.needed("libcrumb.so"),
+                             {"libc.so.6", "libdl.so.2", "libpthread.so.0"})
+
+    def test_the_core_links_neither_ucx_nor_cuda(self):
+        needed = self.needed("libcrumb_core.so")
+        self.assertIn("libc.so.6", needed)
+        for name in needed:
+            self.assertNotRegex(name, r"^lib(uc[a-z]\.|cuda|cublas|nvidia)")
 
     def test_a_missing_core_is_told(self):
         alone = pathlib.Path(self.folder.name) / "libcrumb.so"
@@ -276,7 +285,11 @@ class CApiTest(unittest.TestCase):
                                self.folder.name], capture_output=True, text=True, timeout=120,
                               check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr + crumbd.process.tail())
-        print(done.stdout.strip())
+        beside = done.stdout.strip()
+        # What install_packages.sh --tests brings has to be there; torch is taken where it is.
+        self.assertIn("grpc", beside)
+        self.assertIn("google.protobuf", beside)
+        print(beside + ("" if "torch" in beside else "; torch is not installed: not tested beside it"))
 
 
 if __name__ == "__main__":
