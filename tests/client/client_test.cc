@@ -153,6 +153,42 @@ TEST_F(ClientTest, AnswersOutsideTheSlabAreMisses) {
   }
 }
 
+// A page that is whole, with all sums right, and not the one that was asked for.
+TEST_F(ClientTest, PagesOfAnotherKeyOrKeyspaceAreRefusedAndCounted) {
+  StartCrumbd();
+  const auto client = OpenClient();
+  const KeyspaceInfo keyspace = client->OpenKeyspace(SmallSpec(), seconds(5)).value();
+  KeyspaceSpec other_spec = SmallSpec();
+  other_spec.fields["model"] = "another";
+  const KeyspaceInfo other = client->OpenKeyspace(other_spec, seconds(5)).value();
+  const std::vector<PageKey> keys = PageKeysOf(keyspace.id, RandomTokens(128, 1));
+  for (const auto& [of, key] :
+       {std::pair(keyspace, keys[0]), std::pair(keyspace, keys[1]), std::pair(other, keys[0])}) {
+    ASSERT_EQ(*CommitOne(*client, of, SmallFragment(of, key, 'x')), CommitOutcome::kStored);
+  }
+  AcquireRequest request;
+  request.keyspace = keyspace.id;
+  request.generation = keyspace.generation;
+  request.keys = std::span(keys).first(1);
+  request.timeout = seconds(5);
+  ASSERT_EQ(client->Acquire(request)->hit_pages, 1);
+  const auto pages = crumbd_->pages();
+  uint32_t refused = 0;
+  for (const FakeCrumbd::PageId& id :
+       {FakeCrumbd::PageId(keyspace.id, keys[1]), FakeCrumbd::PageId(other.id, keys[0])}) {
+    crumbd_->Place({keyspace.id, keys[0]}, pages.at(id));
+    const AcquireResult result = client->Acquire(request).value();
+    EXPECT_EQ(result.hit_pages, 0);
+    EXPECT_EQ(result.lease, nullptr);
+    EXPECT_EQ(result.miss_reason, MissReason::kCorrupt);
+    ++refused;
+    EXPECT_TRUE(Eventually([&] { return crumbd_->counters().verify_failures() == refused; }));
+  }
+  crumbd_->Place({keyspace.id, keys[0]}, pages.at({keyspace.id, keys[0]}));
+  EXPECT_EQ(client->Acquire(request)->hit_pages, 1);
+  EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
+}
+
 std::string Encoded(const FragmentHeader& header) {
   std::string bytes(FragmentHeaderBytes(header.range.tiles()), '\0');
   EncodeFragmentHeader(header, std::as_writable_bytes(std::span(bytes.data(), bytes.size())));
@@ -220,6 +256,7 @@ TEST_F(ClientTest, FragmentsOnDevicesAreReadWithTheirSumsOrRefused) {
       {[](auto& all) { all.set_shapes(1, 1); }, MissReason::kCorrupt},
       {[](auto& all) { all.set_pools(1, 1); }, MissReason::kCorrupt},
       {second([&](FragmentHeader& of) { of.key = keys[0]; }), MissReason::kCorrupt},
+      {second([](FragmentHeader& of) { of.keyspace.bytes[0] ^= 1; }), MissReason::kCorrupt},
       {second([](FragmentHeader& of) { of.generation += 1; }), MissReason::kCorrupt},
       {second([](FragmentHeader& of) { of.tile_bytes *= 2; }), MissReason::kCorrupt},
       {second([](FragmentHeader& of) { of.format = PageFormat::kBf16; }), MissReason::kCorrupt},
@@ -231,6 +268,7 @@ TEST_F(ClientTest, FragmentsOnDevicesAreReadWithTheirSumsOrRefused) {
       {[](auto& all) { all.mutable_headers()->RemoveLast(); }, MissReason::kCorrupt},
       {[](auto& all) { all.set_pages(1, 5); }, MissReason::kNotCovered},
   };
+  uint32_t refused = 0;
   for (size_t i = 0; i < std::size(spoilt); ++i) {
     v1::DeviceFragments wrong = right;
     spoilt[i].first(wrong);
@@ -238,7 +276,9 @@ TEST_F(ClientTest, FragmentsOnDevicesAreReadWithTheirSumsOrRefused) {
     const AcquireResult result = client->Acquire(request).value();
     EXPECT_LT(result.hit_pages, 2) << i;
     EXPECT_EQ(result.miss_reason, spoilt[i].second) << i;
+    if (spoilt[i].second != MissReason::kGeneration) ++refused;
   }
+  EXPECT_TRUE(Eventually([&] { return crumbd_->counters().verify_failures() == refused; }));
   // Without headers places are told, and no sums.
   v1::DeviceFragments bare = right;
   bare.clear_headers();

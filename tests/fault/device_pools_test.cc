@@ -206,6 +206,35 @@ TEST_F(DevicePoolsTest, WhatOneHoldsAnotherCannotTake) {
   EXPECT_EQ(holder.Do("acquire 0 4"), "hits 4 device 4 right 4");
 }
 
+// A worker that has the pool mapped and attends every slot of it is killed: all can be used again.
+TEST_F(DevicePoolsTest, AKilledReaderLeavesEverySlot) {
+  PoolWorker writer(Options("writer"));
+  PoolWorkerOptions reads = Options("reader");
+  reads.bytes_max = 0;
+  reads.blank_slots = 0;
+  PoolWorker reader(reads);
+  ASSERT_EQ(writer.Do("wait 4"), "ok");
+  ASSERT_EQ(reader.Do("joined"), "ok");
+  for (int page = 0; page < kSlotsPerHandle; ++page) Publish(writer, page);
+  const std::string count = std::to_string(kSlotsPerHandle);
+  ASSERT_EQ(reader.Do("acquire 0 " + count),
+            "hits " + count + " device " + count + " right " + count);
+  for (int page = 0; page < kSlotsPerHandle; ++page) {
+    ASSERT_EQ(writer.Do("free " + std::to_string(page)), "ok");
+  }
+  EXPECT_EQ(writer.Do("write 99"), "none");
+  EXPECT_EQ(reader.Do("taken"), count + " of " + count);
+  reader.Kill();
+  for (int page = 100; page < 100 + kSlotsPerHandle; ++page) {
+    const std::string write = "write " + std::to_string(page);
+    ASSERT_TRUE(Eventually([&] { return writer.Do(write) != "none"; })) << page;
+  }
+  EXPECT_TRUE(Eventually([&] {
+    const auto stats = watcher_->Stats();
+    return stats.ok() && stats->leases == 0 && stats->sessions == 2;
+  }));
+}
+
 TEST_F(DevicePoolsTest, TheFirstOfTwoCopiesWins) {
   PoolWorker one(Options("one"));
   PoolWorker two(Options("two"));

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Ten thousand sessions are opened and dropped, some in the middle of their opening. crumbd has
-// then what it had before: descriptors, mappings, memory, sessions, leases.
+// Ten thousand sessions are opened and dropped, some in the middle of their opening or of joining a
+// device pool. crumbd and this process have then what they had before: descriptors, mappings,
+// pinned memory; crumbd also memory, sessions, leases, slots.
 
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -14,6 +15,8 @@
 #include <iterator>
 #include <string>
 
+#include "client/device/device_memory.h"
+#include "client/device/device_pool.h"
 #include "common/fd_channel.h"
 #include "crumb/v1/session.pb.h"
 #include "tests/common/eventually.h"
@@ -28,6 +31,8 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr int kSessions = 10'000;
 constexpr int kWarmUp = 500;
 constexpr int kLeasing = 40;
+constexpr uint64_t kSlotBytes = 64 << 10;
+constexpr uint64_t kHandleBytes = 2 * kMiB;
 // What an allocator may keep of what it was given.
 constexpr uint64_t kMemorySlack = 16 * kMiB;
 constexpr size_t kMappingsSlack = 16;
@@ -36,6 +41,7 @@ struct Held {
   size_t descriptors = 0;
   size_t mappings = 0;
   uint64_t resident_bytes = 0;
+  uint64_t pinned_bytes = 0;
 };
 
 Held HeldBy(pid_t pid) {
@@ -50,8 +56,32 @@ Held HeldBy(pid_t pid) {
   for (std::string line; std::getline(status, line);) {
     // Of its own: slabs are the same all the time, staging is charged to who writes it.
     if (line.starts_with("RssAnon:")) held.resident_bytes = std::stoull(line.substr(8)) * 1024;
+    if (line.starts_with("VmPin:") || line.starts_with("VmLck:")) {
+      held.pinned_bytes += std::stoull(line.substr(6)) * 1024;
+    }
   }
   return held;
+}
+
+client::DeviceMemory& Memory() {
+  static const auto memory = client::DeviceMemory::OpenHost({.name = "sessions"});
+  return *memory;
+}
+
+// Takes part in the pool of whole clients below, by itself.
+void JoinPool(int socket, bool waits) {
+  v1::PoolRequest request;
+  request.mutable_join()->set_device(Memory().uuid().ToBytes());
+  request.mutable_join()->set_slot_bytes(kSlotBytes);
+  request.mutable_join()->set_handle_bytes(kHandleBytes);
+  ASSERT_TRUE(SendFdMessage(socket, request.SerializeAsString(), {}).ok());
+  if (!waits) return;
+  const auto answer = ReceiveFdMessage(socket);
+  ASSERT_TRUE(answer.ok()) << answer.status();
+  v1::PoolAnswer joined;
+  ASSERT_TRUE(joined.ParseFromString(answer->bytes));
+  EXPECT_EQ(joined.code(), 0u) << joined.error();
+  EXPECT_TRUE(joined.roster());
 }
 
 // One session in one of the ways in which processes come and go.
@@ -74,6 +104,9 @@ void OpenAndDrop(const std::string& socket_dir, int number) {
   v1::SessionWelcome welcome;
   ASSERT_TRUE(welcome.ParseFromString(answer->bytes));
   EXPECT_EQ(welcome.error().empty(), number % 10 > 2) << welcome.error();
+  if (number % 10 == 4 || number % 10 == 5) {
+    ASSERT_NO_FATAL_FAILURE(JoinPool(socket->get(), /*waits=*/number % 10 == 4));
+  }
 }
 
 TEST(SessionsTest, TenThousandLeaveNothingBehind) {
@@ -87,7 +120,12 @@ TEST(SessionsTest, TenThousandLeaveNothingBehind) {
   ASSERT_TRUE(pages->Publish(**watcher, 0, 8).ok());
   const auto quiet = [&] {
     const auto stats = (*watcher)->Stats();
-    return stats.ok() && stats->sessions == 1 && stats->leases == 0 && stats->reservations == 0;
+    if (!stats.ok()) return false;
+    uint64_t slots = 0;  // that somebody has, of the device pool
+    for (const auto& tier : stats->tiers) {
+      if (tier.tier == client::Tier::kDevice) slots += tier.resident_bytes;
+    }
+    return stats->sessions == 1 && stats->leases == 0 && stats->reservations == 0 && slots == 0;
   };
   const auto visit = [&](int first, int last) {
     for (int number = first; number < last; ++number) {
@@ -99,11 +137,21 @@ TEST(SessionsTest, TenThousandLeaveNothingBehind) {
       EXPECT_TRUE(pages->ReadBack(**client, 3, std::chrono::seconds(10)).ok());
       const auto room = (*client)->Reserve(2, pages->fragment_bytes(), std::chrono::seconds(10));
       EXPECT_TRUE(room.ok()) << room.status();
+      auto pool = client::DevicePool::Open({.slot_bytes = kSlotBytes,
+                                            .handle_bytes = kHandleBytes,
+                                            .bytes_max = kHandleBytes,
+                                            .range_bytes = 4 * kHandleBytes,
+                                            .blank_slots = 4},
+                                           Memory(), **client);
+      ASSERT_TRUE(pool.ok()) << pool.status();
+      EXPECT_TRUE((*pool)->WaitBlank(4, std::chrono::seconds(60)));
+      EXPECT_NE((*pool)->TakeBlank(), nullptr);
     }
   };
   ASSERT_NO_FATAL_FAILURE(visit(0, kWarmUp));
   ASSERT_TRUE(Eventually(quiet));
   const Held before = HeldBy(crumbd.pid());
+  const Held own_before = HeldBy(::getpid());
   const auto began = std::chrono::steady_clock::now();
   ASSERT_NO_FATAL_FAILURE(visit(kWarmUp, kWarmUp + kSessions));
   std::cout << kSessions << " sessions in "
@@ -116,7 +164,12 @@ TEST(SessionsTest, TenThousandLeaveNothingBehind) {
     return HeldBy(crumbd.pid()).mappings <= before.mappings + kMappingsSlack;
   })) << HeldBy(crumbd.pid()).mappings
       << " mappings, before " << before.mappings;
+  EXPECT_TRUE(Eventually([&] { return HeldBy(::getpid()).descriptors <= own_before.descriptors; }))
+      << HeldBy(::getpid()).descriptors << " descriptors here, before " << own_before.descriptors;
+  EXPECT_LE(HeldBy(::getpid()).mappings, own_before.mappings + kMappingsSlack);
+  EXPECT_EQ(HeldBy(::getpid()).pinned_bytes, own_before.pinned_bytes);
   const Held after = HeldBy(crumbd.pid());
+  EXPECT_EQ(after.pinned_bytes, before.pinned_bytes);
   EXPECT_LE(after.resident_bytes, before.resident_bytes + kMemorySlack);
   std::cout << "descriptors " << before.descriptors << " -> " << after.descriptors << ", mappings "
             << before.mappings << " -> " << after.mappings << ", memory of its own "

@@ -33,6 +33,7 @@ void SampleSource::Add(int page, const std::vector<TileRange>& fragments, uint32
     header.tile_bytes = tile_bytes;
     header.generation = kSampleGeneration;
     header.keyspace = SampleKeyspace();
+    if (flaw == Flaw::kOtherKeyspace) header.keyspace.bytes[31] ^= 1;
     header.key = SampleKey(flaw == Flaw::kOtherKey ? page + 1000000 : page);
     header.range = range;
     std::vector<std::byte>& bytes =

@@ -25,7 +25,7 @@ std::byte SampleByte(int page, int layer, int head, size_t offset);
 // Pages whose bytes follow from their number, as a peer would hold them. Thread-safe.
 class SampleSource final : public FragmentSource {
  public:
-  enum class Flaw { kNone, kTileFlipped, kHeaderFlipped, kOtherKey };
+  enum class Flaw { kNone, kTileFlipped, kHeaderFlipped, kOtherKey, kOtherKeyspace };
 
   void Add(int page, const std::vector<TileRange>& fragments, uint32_t tile_bytes,
            Flaw flaw = Flaw::kNone);

@@ -106,20 +106,22 @@ TEST_P(TransportContract, TellsEachPagesStatus) {
   source_.Add(4, {kWhole}, kTileBytes, SampleSource::Flaw::kHeaderFlipped);
   source_.Add(5, {kWhole}, kTileBytes, SampleSource::Flaw::kOtherKey);
   source_.Add(6, {kWhole}, 2304);
+  source_.Add(7, {kWhole}, kTileBytes, SampleSource::Flaw::kOtherKeyspace);
   Start();
   Destination to;
-  for (int page = 0; page < 7; ++page) to.Want(page, kWhole, kTileBytes);
+  for (int page = 0; page < 8; ++page) to.Want(page, kWhole, kTileBytes);
   to.Want(1, {{0, 1}, {0, 4}}, kTileBytes);
   to.Want(3, {{0, 1}, {0, 4}}, kTileBytes);  // the flipped tile is not among these
   const FetchAnswer answer = Fetch(to.Request()).Wait();
-  EXPECT_THAT(StatusesOf(answer),
-              ElementsAre(PageStatus::kAbsent, PageStatus::kHit, PageStatus::kNotCovered,
-                          PageStatus::kCorrupt, PageStatus::kCorrupt, PageStatus::kCorrupt,
-                          PageStatus::kCorrupt, PageStatus::kHit, PageStatus::kHit))
+  EXPECT_THAT(
+      StatusesOf(answer),
+      ElementsAre(PageStatus::kAbsent, PageStatus::kHit, PageStatus::kNotCovered,
+                  PageStatus::kCorrupt, PageStatus::kCorrupt, PageStatus::kCorrupt,
+                  PageStatus::kCorrupt, PageStatus::kCorrupt, PageStatus::kHit, PageStatus::kHit))
       << answer.detail;
   EXPECT_EQ(answer.detail.code(), absl::StatusCode::kDataLoss);
   EXPECT_EQ(to.FirstWrong(answer.pages), -1);
-  EXPECT_EQ(client_->stats().pages_fetched[static_cast<size_t>(PageStatus::kCorrupt)], 4u);
+  EXPECT_EQ(client_->stats().pages_fetched[static_cast<size_t>(PageStatus::kCorrupt)], 5u);
 }
 
 TEST_P(TransportContract, RefusesOtherSessionsAndMissesOtherGenerations) {
