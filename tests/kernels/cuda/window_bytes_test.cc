@@ -1,0 +1,331 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// A window has one set of bytes, wherever it is evicted: alone in a decode step, with hundreds of
+// others at a prompt's end, with one layer or all of them, on the CPU where the method is exact.
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <tuple>
+
+#include "kernels/bf16.h"
+#include "kernels/cuda/evict.h"
+#include "kernels/fp16.h"
+#include "kernels/quantize.h"
+#include "kernels/tile_codec.h"
+#include "tests/kernels/cuda/device_buffer.h"
+#include "tests/kernels/cuda/random_inputs.h"
+
+namespace crumb::kernels::cuda {
+namespace {
+
+constexpr int kDistinct = 4;  // windows; a launch of more evicts them again and again
+constexpr int kRing = 71;
+
+struct WindowSetup {
+  TileShape tile;
+  Method method = Method::kOscar;
+  RowType row_type = RowType::kBf16;
+  int layers = 1;
+  int heads = 2;
+};
+
+std::vector<float> HadamardMatrix(int dim) {
+  std::vector<float> h(static_cast<size_t>(dim) * dim);
+  for (int i = 0; i < dim; ++i) {
+    for (int j = 0; j < dim; ++j) {
+      const bool odd = std::popcount(static_cast<unsigned>(i & j)) % 2 != 0;
+      h[i * dim + j] = (odd ? -1.0f : 1.0f) / std::sqrt(static_cast<float>(dim));
+    }
+  }
+  return h;
+}
+
+class Windows {
+ public:
+  explicit Windows(const WindowSetup& setup) : s_(setup), matrices_(setup.layers * setup.heads) {
+    std::mt19937 random(31);
+    const int dim = s_.tile.head_dim;
+    std::normal_distribution<float> normal;
+    rows_.resize(size_t{kDistinct} * matrices_ * 2 * kRing * dim);
+    // Of some 60,000 values, which are the same in both types.
+    std::vector<Bf16> values(60013);
+    for (Bf16& x : values) {
+      x = Bf16FromFloat(normal(random));
+      if (std::abs(Bf16ToFloat(x)) < 1e-3f) x = {};
+    }
+    for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = values[i * 7 % values.size()];
+    for (int w = 0; w < kDistinct; ++w) begin_.push_back((17 * w + 60) % kRing);
+    // Few matrices that differ are enough; they lie at different places for each head and part.
+    std::vector<float> pool[3], feedback;
+    for (int i = 0; i < 3; ++i) {
+      pool[i] = s_.method == Method::kHadamard ? HadamardMatrix(dim) : RandomRotation(dim, random);
+    }
+    for (size_t i = 0; i < 2 * matrices_; ++i) {
+      rotation_.insert(rotation_.end(), pool[i % 3].begin(), pool[i % 3].end());
+    }
+    feedback.resize(static_cast<size_t>(dim) * dim);
+    for (int i = 0; i < dim; ++i) {
+      for (int j = i + 1; j < dim; ++j) {
+        feedback[i * dim + j] = 0.3f / static_cast<float>(1 + j - i) * normal(random);
+      }
+    }
+    for (size_t i = 0; i < 2 * matrices_; ++i) {
+      feedback_.insert(feedback_.end(), feedback.begin(), feedback.end());
+    }
+    mean_ = RandomFloats(2 * matrices_ * dim, 0.3, random);
+    Upload();
+  }
+
+  // The tiles of windows first, first + 1, ... (of the distinct ones, round and round), in that
+  // order, of layers [0, layers).
+  std::vector<uint8_t> Evict(int first, int count, int layers, RotatePath path, int grid = 0) {
+    const int dim = s_.tile.head_dim;
+    const size_t page = size_t{1} * layers * s_.heads * s_.tile.int2_bytes();
+    DeviceBuffer tiles(page * count);
+    std::vector<uint64_t> from, to;
+    std::vector<int32_t> begin;
+    for (int i = 0; i < count; ++i) {
+      const int w = (first + i) % kDistinct;
+      from.push_back(device_rows_.address() + w * matrices_ * 4 * kRing * dim);
+      to.push_back(tiles.address() + i * page);
+      begin.push_back(begin_[w]);
+    }
+    grid = std::max(grid, count);
+    from.resize(grid, from[0]);  // room that is not used points somewhere
+    to.resize(grid, to[0]);
+    begin.resize(grid, 0);
+    const DeviceBuffer ring(from), tile(to), slots(begin), number(std::vector<int32_t>{count}),
+        status(std::vector<uint32_t>(grid, 0));
+    EvictParams p;
+    p.tile = s_.tile;
+    p.method = s_.method;
+    p.row_type = s_.row_type;
+    p.path = path;
+    p.layers = layers;
+    p.kv_heads = s_.heads;
+    p.windows_max = grid;
+    p.windows = number.as<int32_t>();
+    p.ring_address = ring.as<uint64_t>();
+    p.ring_begin = slots.as<int32_t>();
+    p.ring_capacity = kRing;
+    p.ring_head_stride = 4 * kRing * dim;
+    p.ring_layer_stride = p.ring_head_stride * s_.heads;
+    p.ring_token_stride = 2 * dim;
+    p.ring_v_offset = 2 * kRing * dim;
+    p.tile_address = tile.as<uint64_t>();
+    p.tile_head_stride = static_cast<int64_t>(s_.tile.int2_bytes());
+    p.tile_layer_stride = p.tile_head_stride * s_.heads;
+    p.k = Transform(0);
+    p.v = Transform(1);
+    p.status = status.as<uint32_t>();
+    EXPECT_EQ(EvictWindows(p, nullptr), cudaSuccess);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(status.Download<uint32_t>(), std::vector<uint32_t>(grid, 0));
+    return tiles.Download<uint8_t>();
+  }
+
+  // The CPU's tile of (window, layer and head).
+  std::vector<uint8_t> OnTheCpu(int w, size_t matrix) const {
+    const int dim = s_.tile.head_dim;
+    const Bf16* from = rows_.data() + (w * matrices_ + matrix) * 2 * kRing * dim;
+    std::vector<Bf16> window(size_t{2} * 64 * dim);
+    for (int t = 0; t < 64; ++t) {
+      const int slot = (begin_[w] + t) % kRing;
+      std::copy_n(from + slot * dim, dim, window.begin() + t * dim);
+      std::copy_n(from + (kRing + slot) * dim, dim, window.begin() + (64 + t) * dim);
+    }
+    alignas(128) uint8_t tile[16384];
+    QuantizeParams q;
+    q.shape = s_.tile;
+    q.method = s_.method;
+    q.k = window.data();
+    q.v = window.data() + size_t{64} * dim;
+    q.k_stride = q.v_stride = dim;
+    for (const int value : {0, 1}) {
+      RowTransform& t = value == 0 ? q.k_transform : q.v_transform;
+      if (s_.method == Method::kNaive) continue;
+      const size_t at = value * matrices_ + matrix;
+      t = {rotation_.data() + at * dim * dim, mean_.data() + at * dim, 0.92f,
+           s_.method == Method::kCrumb ? feedback_.data() + at * dim * dim : nullptr};
+    }
+    q.tile = tile;
+    EXPECT_EQ(QuantizeTile(q), 0u);
+    return {tile, tile + s_.tile.int2_bytes()};
+  }
+
+ private:
+  void Upload() {
+    const int dim = s_.tile.head_dim;
+    std::vector<Bf16> rows = rows_;
+    if (s_.row_type == RowType::kFp16) {
+      for (Bf16& x : rows) x.bits = Half(Bf16ToFloat(x));
+    }
+    device_rows_.Upload(rows);
+    const int count = static_cast<int>(2 * matrices_);
+    DeviceBuffer plain(rotation_);
+    device_rotation_.Allocate(count * EvictRotationBytes(dim));
+    EXPECT_EQ(PrepareEvictRotation(plain.as<float>(), dim, count, s_.row_type,
+                                   device_rotation_.as<EvictRotation>(), nullptr),
+              cudaSuccess);
+    DeviceBuffer upper(feedback_);
+    device_feedback_.Allocate(count * EvictFeedbackBytes(dim));
+    EXPECT_EQ(PrepareEvictFeedback(upper.as<float>(), dim, count,
+                                   device_feedback_.as<EvictFeedback>(), nullptr),
+              cudaSuccess);
+    device_mean_.Upload(mean_);
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  }
+  EvictTransform Transform(int value) const {
+    EvictTransform t;
+    if (s_.method == Method::kNaive) return t;
+    const int dim = s_.tile.head_dim;
+    const size_t at = value * matrices_;
+    t.rotation = reinterpret_cast<const EvictRotation*>(device_rotation_.as<char>() +
+                                                        at * EvictRotationBytes(dim));
+    t.mean = device_mean_.as<float>() + at * dim;
+    t.clip = 0.92f;
+    t.feedback = reinterpret_cast<const EvictFeedback*>(device_feedback_.as<char>() +
+                                                        at * EvictFeedbackBytes(dim));
+    return t;
+  }
+
+  const WindowSetup s_;
+  const size_t matrices_;
+  std::vector<Bf16> rows_;
+  std::vector<int32_t> begin_;
+  std::vector<float> rotation_, feedback_, mean_;
+  DeviceBuffer device_rows_, device_rotation_, device_feedback_, device_mean_;
+};
+
+constexpr TileShape kTiles[] = {{64, 128, 128}, {64, 128, 32}, {64, 64, 64}, {64, 256, 128}};
+constexpr Method kMethods[] = {Method::kNaive, Method::kHadamard, Method::kOscar, Method::kCrumb};
+
+// Whether page `page` of a launch begins with the first `bytes` bytes of `alone`.
+bool Same(const std::vector<uint8_t>& launch, size_t page_bytes, size_t page,
+          const std::vector<uint8_t>& alone, size_t bytes) {
+  return std::memcmp(&launch[page * page_bytes], alone.data(), bytes) == 0;
+}
+
+class WindowBytes : public testing::TestWithParam<std::tuple<TileShape, Method, RowType>> {
+ protected:
+  // Evicts windows alone, and in launches of `counts`; the bytes are the same.
+  void Compare(int layers, const std::vector<int>& counts) {
+    WindowSetup setup;
+    std::tie(setup.tile, setup.method, setup.row_type) = GetParam();
+    setup.layers = layers;
+    Windows windows(setup);
+    const size_t layer = setup.heads * setup.tile.int2_bytes(), page = layer * layers;
+    for (const RotatePath path : {RotatePath::kAuto, RotatePath::kWarp}) {
+      std::vector<std::vector<uint8_t>> alone;
+      for (int w = 0; w < kDistinct; ++w) {
+        alone.push_back(windows.Evict(w, 1, layers, path));
+        // Fewer layers, and room for more windows.
+        EXPECT_TRUE(Same(windows.Evict(w, 1, 1, path, 9), layer, 0, alone[w], layer))
+            << "window " << w << ", one layer";
+      }
+      for (const int count : counts) {
+        const std::vector<uint8_t> together = windows.Evict(2, count, layers, path);
+        size_t differ = 0;
+        for (int i = 0; i < count; ++i) {
+          differ += !Same(together, page, i, alone[(2 + i) % kDistinct], page);
+        }
+        EXPECT_EQ(differ, 0u) << "path " << static_cast<int>(path) << ": " << layers << " layers, "
+                              << count << " windows";
+      }
+      if (setup.method != Method::kNaive || setup.row_type != RowType::kBf16) continue;
+      for (int w = 0; w < kDistinct; ++w) {
+        EXPECT_TRUE(Same(alone[w], page, 0, windows.OnTheCpu(w, 0), setup.tile.int2_bytes()));
+      }
+    }
+  }
+};
+
+// A decode step, a prompt of some thousand tokens.
+TEST_P(WindowBytes, AloneAndAmongOthers) {
+  CRUMB_NEEDS_DEVICE();
+  Compare(2, {2, 7, 64});
+}
+
+// More matrices than multiprocessors.
+TEST_P(WindowBytes, WithAllLayers) {
+  CRUMB_NEEDS_DEVICE();
+  Compare(72, {3, 20});
+}
+
+// More windows than all blocks take at once, many times over.
+TEST_P(WindowBytes, InThousands) {
+  CRUMB_NEEDS_DEVICE();
+  Compare(1, {4000});
+}
+
+using Case = std::tuple<TileShape, Method, RowType>;
+
+std::string NameOf(const testing::TestParamInfo<Case>& info) {
+  const auto& [tile, method, type] = info.param;
+  return "d" + std::to_string(tile.head_dim) + "_G" + std::to_string(tile.group_size) + "_" +
+         std::string(MethodName(method)) + (type == RowType::kFp16 ? "_fp16" : "_bf16");
+}
+
+INSTANTIATE_TEST_SUITE_P(Methods, WindowBytes,
+                         testing::Combine(testing::ValuesIn(kTiles), testing::ValuesIn(kMethods),
+                                          testing::Values(RowType::kBf16, RowType::kFp16)),
+                         NameOf);
+
+bool RowDiffers(const TileShape& shape, const uint8_t* a, const uint8_t* b, TilePart part, int t) {
+  for (int y = 0; y < shape.groups(); ++y) {
+    const RowMeta one = ReadMeta(shape, a, part, t, y), other = ReadMeta(shape, b, part, t, y);
+    if (one.scale != other.scale || one.minimum != other.minimum) return true;
+  }
+  for (int i = 0; i < shape.head_dim; ++i) {
+    if (ReadCode(shape, a, part, t, i) != ReadCode(shape, b, part, t, i)) return true;
+  }
+  return false;
+}
+
+// Hadamard matrices as rotations, and fp16 rows with `crumb`: of the first at most 1e-5 of the
+// codes differ from the CPU's, of the second 1 % of the rows.
+TEST(WindowBytesOnTheCpu, HadamardAndHalfRowsAgree) {
+  CRUMB_NEEDS_DEVICE();
+  for (const TileShape& tile : kTiles) {
+    for (const Method method : {Method::kHadamard, Method::kCrumb}) {
+      WindowSetup setup;
+      setup.tile = tile;
+      setup.method = method;
+      setup.row_type = method == Method::kCrumb ? RowType::kFp16 : RowType::kBf16;
+      setup.layers = 4;
+      Windows windows(setup);
+      const std::vector<uint8_t> got = windows.Evict(0, kDistinct, setup.layers, RotatePath::kAuto);
+      const size_t matrices = size_t{1} * setup.layers * setup.heads;
+      size_t rows = 0, codes = 0, differ = 0;
+      for (int w = 0; w < kDistinct; ++w) {
+        for (size_t m = 0; m < matrices; ++m) {
+          const uint8_t* tile_got = &got[(w * matrices + m) * tile.int2_bytes()];
+          const std::vector<uint8_t> expected = windows.OnTheCpu(w, m);
+          for (int row = 0; row < 128; ++row) {
+            const TilePart part = row < 64 ? TilePart::kKey : TilePart::kValue;
+            ++rows;
+            differ += RowDiffers(tile, tile_got, expected.data(), part, row % 64);
+            for (int i = 0; i < tile.head_dim; ++i) {
+              codes += ReadCode(tile, tile_got, part, row % 64, i) !=
+                       ReadCode(tile, expected.data(), part, row % 64, i);
+            }
+          }
+        }
+      }
+      std::printf("%s d %d G %d: %zu of %zu rows differ, %zu codes\n",
+                  std::string(MethodName(method)).c_str(), tile.head_dim, tile.group_size, differ,
+                  rows, codes);
+      if (method == Method::kCrumb) {
+        EXPECT_LE(static_cast<double>(differ), 0.01 * static_cast<double>(rows));
+      } else {
+        EXPECT_LE(static_cast<double>(codes), 1e-5 * static_cast<double>(rows) * tile.head_dim + 1);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace crumb::kernels::cuda
