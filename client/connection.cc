@@ -100,6 +100,7 @@ absl::Status Connection::Shake(const ClientOptions& options) {
   hello.set_tenant_token(options.token);
   hello.set_slab_grants(true);
   hello.set_pool_socket(true);
+  hello.set_call_socket(true);
   const int fds[] = {pidfd.get()};
   CRUMB_RETURN_IF_ERROR(SendFdMessage(socket_.get(), hello.SerializeAsString(), fds));
 
@@ -115,7 +116,7 @@ absl::Status Connection::Shake(const ClientOptions& options) {
     return absl::DataLossError("crumbd's welcome holds impossible values");
   }
   const size_t expected = welcome.slab_count() + (welcome.staging_bytes() > 0 ? 1 : 0) +
-                          (welcome.pool_socket() ? 1 : 0);
+                          (welcome.pool_socket() ? 1 : 0) + (welcome.call_socket() ? 1 : 0);
   while (answer.fds.size() < expected) {
     CRUMB_ASSIGN_OR_RETURN(FdMessage more, ReceiveFdMessage(socket_.get()));
     if (more.fds.empty()) break;
@@ -124,6 +125,10 @@ absl::Status Connection::Shake(const ClientOptions& options) {
   if (answer.fds.size() != expected) {
     return absl::DataLossError("crumbd announced " + std::to_string(expected) +
                                " descriptors and sent " + std::to_string(answer.fds.size()));
+  }
+  if (welcome.call_socket()) {
+    calls_ = std::make_unique<CallSocket>(std::move(answer.fds.back()));
+    answer.fds.pop_back();
   }
   if (welcome.pool_socket()) {
     pool_socket_ = std::move(answer.fds.back());

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "client/call_socket.h"
 #include "client/rpc_stub.h"
 #include "common/mapping.h"
 #include "common/mutex.h"
@@ -45,6 +46,8 @@ class Connection {
   ~Connection();
 
   RpcStub& stub() const { return *stub_; }
+  // Null: questions go over gRPC.
+  CallSocket* calls() const { return calls_.get(); }
   const std::string& token() const { return token_; }  // hexadecimal; empty over TCP
   const std::string& engine() const { return engine_; }
   uint64_t epoch() const { return epoch_; }
@@ -87,6 +90,7 @@ class Connection {
   mutable MappedMemory mapped_;  // changes, with the lock, until it is used; no granted slabs
   mutable std::unordered_map<uint32_t, Mapping> granted_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<RpcStub> stub_;
+  std::unique_ptr<CallSocket> calls_;
 };
 
 }  // namespace crumb::client

@@ -225,36 +225,65 @@ class RemoteClient::PendingLease final : public PendingAcquire {
     keeper_->ForgetLater(connection_, number_);
   }
 
-  void Send(const v1::AcquireRequest& wire) {
-    number_ = wire.request();
-    call_ = connection_->stub().Start(
-        {connection_->token(), Clock::Real().Now() + request_.timeout}, wire, &answer_);
+  void Send(v1::AcquireRequest wire) {
+    wire_ = std::move(wire);
+    number_ = wire_.request();
+    deadline_ = Clock::Real().Now() + request_.timeout;
+    // Sums are megabytes.
+    const bool small = wire_.peers().empty() && !wire_.device_sums();
+    if (small && connection_->calls() != nullptr) {
+      call_ = connection_->calls()->Start(wire_, deadline_, &answer_, &extent_);
+    }
+    if (call_ == nullptr) call_ = StartOverGrpc(&answer_);
   }
 
   bool Ready() override { return call_ == nullptr || call_->Ready(); }
   absl::StatusOr<AcquireResult> Finish() override;
 
  private:
+  std::unique_ptr<PendingCall> StartOverGrpc(v1::AcquireResponse* answer) const {
+    return connection_->stub().Start({connection_->token(), deadline_}, wire_, answer);
+  }
+  absl::Status BringFragments(std::shared_ptr<void>* hold);
+
   const AcquireRequest request_;
   const std::shared_ptr<ConnectionKeeper> keeper_;
   const std::shared_ptr<Connection> connection_;
   const uint32_t turn_;
+  v1::AcquireRequest wire_;
   uint64_t number_ = 0;
+  TimePoint deadline_;
+  CallSocket::Extent extent_;
   v1::AcquireResponse answer_;
   std::unique_ptr<PendingCall> call_;  // null: finished
 };
 
+// Of a lease that was answered without them, which is held twice for it: `hold` becomes both.
+absl::Status RemoteClient::PendingLease::BringFragments(std::shared_ptr<void>* hold) {
+  wire_.set_lease(answer_.lease());
+  v1::AcquireResponse joined;
+  CRUMB_RETURN_IF_ERROR(StartOverGrpc(&joined)->Finish());
+  if (joined.lease() == 0) return absl::UnavailableError("crumbd does not know its lease any more");
+  using Holds = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
+  *hold = std::make_shared<Holds>(
+      *hold, std::make_shared<LeaseHold>(keeper_, connection_, joined.lease()));
+  answer_.mutable_fragments()->Swap(joined.mutable_fragments());
+  answer_.mutable_device_fragments()->Swap(joined.mutable_device_fragments());
+  return absl::OkStatus();
+}
+
 absl::StatusOr<AcquireResult> RemoteClient::PendingLease::Finish() {
-  const absl::Status status = std::exchange(call_, nullptr)->Finish();
+  absl::Status status = std::exchange(call_, nullptr)->Finish();
+  std::shared_ptr<void> hold;
+  if (status.ok() && answer_.lease() != 0) {
+    hold = std::make_shared<LeaseHold>(keeper_, connection_, answer_.lease());
+  }
+  if (status.ok() && extent_.fragments_apart) status = BringFragments(&hold);
   if (absl::IsDeadlineExceeded(status)) keeper_->Count({.deadline_exceeded = 1});
   if (!status.ok()) {
     // A lease may have been granted, or still be.
     keeper_->ForgetLater(connection_, number_);
     return status;
-  }
-  std::shared_ptr<void> hold;
-  if (answer_.lease() != 0) {
-    hold = std::make_shared<LeaseHold>(keeper_, connection_, answer_.lease());
   }
   const uint32_t every = request_.verify_every;
   ReadFragments read = ReadAnswer(*connection_, request_, answer_, [&](int page) {
@@ -320,7 +349,7 @@ std::unique_ptr<PendingAcquire> RemoteClient::StartAcquire(const AcquireRequest&
   auto pending =
       std::make_unique<PendingLease>(request, link.keeper, *std::move(connection),
                                      verify_turn_.fetch_add(1, std::memory_order_relaxed));
-  pending->Send(wire);
+  pending->Send(std::move(wire));
   return pending;
 }
 

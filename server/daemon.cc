@@ -19,6 +19,7 @@
 #include "server/admin/status_json.h"
 #include "server/admin/status_page.h"
 #include "server/calls/call_context.h"
+#include "server/calls/call_sockets.h"
 #include "server/calls/keyspace_calls.h"
 #include "server/calls/status_calls.h"
 #include "server/certificate_watch.h"
@@ -96,6 +97,7 @@ class RunningDaemon : public Daemon {
     ready_.store(false);
     if (endpoints_written_) std::remove(options_.listen.endpoints_file.c_str());
     if (grpc_ != nullptr) grpc_->SetServing(false);
+    if (calls_ != nullptr) calls_->Stop();
     if (grpc_ != nullptr) grpc_->Stop(options_.stop_grace);
     fd_listener_.reset();  // behind the calls, which wake it
     if (cluster_ != nullptr) cluster_->Stop();
@@ -252,13 +254,18 @@ class RunningDaemon : public Daemon {
     CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
     // Before the first session: what was dropped while this node was away is not served.
     if (cluster_ != nullptr) CRUMB_RETURN_IF_ERROR(cluster_->Join(grpc_->tcp_address()));
+    // A tenant's token comes with each call, and may be withdrawn.
+    if (tenants_ == nullptr) {
+      CRUMB_ASSIGN_OR_RETURN(calls_, CallSockets::Start(*context_));
+    }
     CRUMB_ASSIGN_OR_RETURN(
         fd_listener_, FdListener::Start({options_.listen.fd_socket,
                                          options_.sessions,
                                          epoch.slot(),
                                          {tenants_.get(), options_.tenants.shared_memory != "off",
                                           options_.tenants.own_slabs()},
-                                         pools_.get()},
+                                         pools_.get(),
+                                         calls_.get()},
                                         *sessions_, *store_, metrics_));
     history_ = std::make_unique<History>(
         History::Options{options_.admin.history_interval,
@@ -392,6 +399,7 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<Cluster> cluster_;      // null: this node is alone
   std::unique_ptr<TenantTable> tenants_;  // null: callers need no token
   std::unique_ptr<CallContext> context_;
+  std::unique_ptr<CallSockets> calls_;  // null: calls go over gRPC alone
   std::unique_ptr<FdListener> fd_listener_;
   std::unique_ptr<GrpcServer> grpc_;
   std::unique_ptr<History> history_;

@@ -14,6 +14,7 @@
 #include <set>
 #include <string_view>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/errno_status.h"
@@ -43,9 +44,10 @@ constexpr std::string_view kNoError("\x08\0", 2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 
 struct Connection {
-  UniqueFd socket;  // none once the process closed it
-  UniqueFd pidfd;   // none before the hello
-  UniqueFd pools;   // talks about pools; none: `socket` does, or nobody
+  UniqueFd socket;     // none once the process closed it
+  UniqueFd pidfd;      // none before the hello
+  UniqueFd pools;      // talks about pools; none: `socket` does, or nobody
+  uint64_t calls = 0;  // its socket for calls; 0: none
   TimePoint hello_deadline;
   std::shared_ptr<Session> session;  // null before the hello
   std::shared_ptr<SlabGate> slabs;   // null: the process has them all
@@ -203,6 +205,7 @@ class EpollFdListener : public FdListener {
     const bool here = !connection.pools.valid();
     if (here && message.ok() && AnswerPools(connection, *std::move(message))) return;
     CloseSlabs(connection);
+    CloseCalls(connection);
     Forget(&connection.socket);
     Forget(&connection.pools);
     const std::shared_ptr<Session> session = connection.session;
@@ -272,7 +275,7 @@ class EpollFdListener : public FdListener {
     }
     connection.session = *session;
     connection.pidfd = std::move(hello->pidfd);
-    const absl::Status answered = Welcome(number, connection, hello->pool_socket);
+    const absl::Status answered = Welcome(number, connection, *hello);
     if (!answered.ok() || !Add(connection.pidfd.get(), WordOf(number, Source::kPidfd)).ok()) {
       LogWarning("session of {} is not opened: {}", (*session)->process_name(),
                  answered.ToString());
@@ -285,7 +288,7 @@ class EpollFdListener : public FdListener {
     return true;
   }
 
-  absl::Status Welcome(uint64_t number, Connection& connection, bool takes_pool_socket) {
+  absl::Status Welcome(uint64_t number, Connection& connection, const Hello& hello) {
     std::vector<storage::Slab> slabs = store_.slabs();
     UniqueFd pools;  // the process's end
     if (options_.tenants.own_slabs) {
@@ -293,13 +296,18 @@ class EpollFdListener : public FdListener {
           std::make_shared<SlabGate>(connection.socket.get(), slabs.empty() ? 0 : slabs[0].bytes);
       connection.session->SetSlabs(connection.slabs);
       slabs.clear();
-      if (takes_pool_socket && options_.pools != nullptr && options_.pools->enabled()) {
+      if (hello.pool_socket && options_.pools != nullptr && options_.pools->enabled()) {
         CRUMB_ASSIGN_OR_RETURN(pools, OpenPools(number, connection));
       }
     }
+    CallPlane::Opened calls;
+    if (hello.call_socket && options_.calls != nullptr) {
+      CRUMB_ASSIGN_OR_RETURN(calls, options_.calls->Open(connection.session));
+      connection.calls = calls.number;
+    }
     return AnswerHello(connection.socket.get(), *connection.session, slabs, options_.epoch,
                        static_cast<uint32_t>(options_.limits.lease_pages_max),
-                       {HasPools(connection), pools.get()});
+                       {HasPools(connection), pools.get()}, calls.socket.get());
   }
 
   void OnProcessEnd(uint64_t number, Connection& connection) {
@@ -324,11 +332,16 @@ class EpollFdListener : public FdListener {
     if (connection.slabs != nullptr) connection.slabs->Close();
   }
 
+  void CloseCalls(Connection& connection) const {
+    if (connection.calls != 0) options_.calls->Close(std::exchange(connection.calls, 0));
+  }
+
   void Close(uint64_t number) {
     handshakes_.erase(number);
     const auto found = connections_.find(number);
     if (found == connections_.end()) return;
     CloseSlabs(found->second);
+    CloseCalls(found->second);
     for (UniqueFd* fd : {&found->second.socket, &found->second.pidfd, &found->second.pools}) {
       Forget(fd);
     }

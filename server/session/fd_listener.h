@@ -6,6 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "server/session/call_plane.h"
 #include "server/session/hello.h"
 #include "server/session/session_table.h"
 #include "storage/tiered_store.h"
@@ -26,6 +27,7 @@ class FdListener {
     uint64_t epoch = 0;  // of the slabs
     SessionTenants tenants = {};
     DevicePools* pools = nullptr;  // null: none; outlives this
+    CallPlane* calls = nullptr;    // null: sessions get no sockets for calls; outlives this
   };
 
   // kAlreadyExists: another crumbd answers there; kNotFound: the folder is missing. The references

@@ -86,6 +86,7 @@ absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimi
   read.request.uid = peer.uid;
   read.request.staging_bytes = hello.staging_bytes();
   read.pool_socket = hello.pool_socket();
+  read.call_socket = hello.call_socket();
   read.pidfd = std::move(message.fds.front());
   return read;
 }
@@ -98,7 +99,8 @@ void RefuseHello(int socket, const absl::Status& why) {
 }
 
 absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
-                         uint64_t epoch, uint32_t lease_pages_max, WelcomePools pools) {
+                         uint64_t epoch, uint32_t lease_pages_max, WelcomePools pools,
+                         int call_socket) {
   std::vector<int> fds;
   v1::SessionWelcome welcome;
   if (const auto staging = session.staging()) {
@@ -117,6 +119,10 @@ absl::Status AnswerHello(int socket, const Session& session, std::span<const sto
   if (pools.socket >= 0) {
     welcome.set_pool_socket(true);
     fds.push_back(pools.socket);
+  }
+  if (call_socket >= 0) {
+    welcome.set_call_socket(true);
+    fds.push_back(call_socket);
   }
   return SendFdBatches(socket, welcome.SerializeAsString(), fds);
 }

@@ -30,6 +30,7 @@ struct SessionTenants {
 struct Hello {
   SessionTable::OpenRequest request;
   bool pool_socket = false;  // the process takes a socket for pools
+  bool call_socket = false;  // and one for calls
   UniqueFd pidfd;
 };
 
@@ -48,9 +49,11 @@ struct WelcomePools {
 };
 
 // Sends token, descriptors of staging memory and slabs; without slabs the session gets grants.
-// kUnavailable when the socket takes no more.
+// `call_socket`: where the process makes calls; -1: over gRPC alone. kUnavailable when the socket
+// takes no more.
 absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
-                         uint64_t epoch, uint32_t lease_pages_max, WelcomePools pools = {});
+                         uint64_t epoch, uint32_t lease_pages_max, WelcomePools pools = {},
+                         int call_socket = -1);
 
 // Sends `bytes` with the first descriptors, and the others behind it with a zero byte each message.
 // kUnavailable when the socket takes no more.

@@ -128,6 +128,79 @@ TEST_F(ClientTest, CommitsAndAcquiresInSharedMemory) {
   EXPECT_TRUE(Eventually([&] { return crumbd_->counters().verify_failures() == 1; }));
 }
 
+TEST_F(ClientTest, AsksOverASocketOfItsOwn) {
+  StartCrumbd(7);
+  crumbd_->call_sockets = true;
+  const auto client = OpenClient();
+  const KeyspaceInfo keyspace = client->OpenKeyspace(SmallSpec(), seconds(5)).value();
+  const std::vector<PageKey> keys = PageKeysOf(keyspace.id, RandomTokens(192, 1));
+  for (int i = 0; i < 2; ++i) {
+    CommitOne(*client, keyspace, SmallFragment(keyspace, keys[i], char('a' + i))).value();
+  }
+  AcquireRequest request;
+  request.keyspace = keyspace.id;
+  request.generation = keyspace.generation;
+  request.keys = keys;
+  request.range = TileRange{{0, 1}, {0, 1}};
+  request.timeout = seconds(20);
+  for (const bool apart : {false, true}) {
+    crumbd_->fragments_apart = apart;
+    AcquireResult result = client->Acquire(request).value();
+    EXPECT_EQ(result.hit_pages, 2);
+    EXPECT_EQ(result.miss_reason, MissReason::kAbsent);
+    ASSERT_EQ(result.lease->fragments().size(), 2);
+    EXPECT_EQ(result.lease->fragments()[1].tiles[0], std::byte{'b'});
+    EXPECT_EQ(crumbd_->joins(), apart ? 1u : 0u);
+    EXPECT_EQ(crumbd_->leases(), 1u);
+    result.lease.reset();
+    EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
+  }
+  EXPECT_EQ(crumbd_->socket_calls(), 2u);
+  EXPECT_EQ(crumbd_->acquires(), 3u);
+  // A second question meanwhile, and one that names peers, go over gRPC.
+  crumbd_->fragments_apart = false;
+  auto first = client->StartAcquire(request);
+  auto second = client->StartAcquire(request);
+  EXPECT_EQ(second->Finish()->hit_pages, 2);
+  EXPECT_EQ(first->Finish()->hit_pages, 2);
+  EXPECT_EQ(crumbd_->socket_calls(), 3u);
+  request.peers = {PoolId::FromBytes(std::string(16, 'p'))};
+  EXPECT_EQ(client->Acquire(request)->hit_pages, 2);
+  EXPECT_EQ(crumbd_->socket_calls(), 3u);
+  EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
+}
+
+TEST_F(ClientTest, AnAnswerThatIsNotWaitedForOnItsSocketLeavesNoLease) {
+  StartCrumbd(7);
+  crumbd_->call_sockets = true;
+  const auto client = OpenClient();
+  const KeyspaceInfo keyspace = client->OpenKeyspace(SmallSpec(), seconds(5)).value();
+  const std::vector<PageKey> keys = PageKeysOf(keyspace.id, RandomTokens(64, 1));
+  CommitOne(*client, keyspace, SmallFragment(keyspace, keys[0], 'a')).value();
+  AcquireRequest request;
+  request.keyspace = keyspace.id;
+  request.generation = keyspace.generation;
+  request.keys = keys;
+  request.range = TileRange{{0, 1}, {0, 1}};
+  crumbd_->block_acquire = true;
+  request.timeout = milliseconds(20);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(client->Acquire(request).status()));
+  request.timeout = seconds(20);
+  auto dropped = client->StartAcquire(request);
+  EXPECT_FALSE(dropped->Ready());
+  dropped.reset();
+  crumbd_->block_acquire = false;
+  // Behind two answers that nobody waits for.
+  auto asked = client->StartAcquire(request);
+  EXPECT_TRUE(Eventually([&] { return asked->Ready(); }));
+  AcquireResult result = asked->Finish().value();
+  EXPECT_EQ(result.hit_pages, 1);
+  EXPECT_EQ(crumbd_->socket_calls(), 3u);
+  EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 1; }));
+  result.lease.reset();
+  EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
+}
+
 TEST_F(ClientTest, AnswersOutsideTheSlabAreMisses) {
   StartCrumbd();
   const auto client = OpenClient();

@@ -4,14 +4,17 @@
 
 #include <sys/socket.h>
 
+#include <array>
 #include <cstring>
 #include <utility>
 
+#include "common/call_message.h"
 #include "common/clock.h"
 #include "common/fd_channel.h"
 #include "common/hex.h"
 #include "common/keyspace.h"
 #include "common/status_macros.h"
+#include "crumb/v1/call_socket.pb.h"
 #include "crumb/v1/session.pb.h"
 #include "gtest/gtest.h"
 #include "kernels/tile.h"
@@ -56,6 +59,8 @@ FakeCrumbd::~FakeCrumbd() {
   stopping_ = true;
   ::shutdown(listener_.get(), SHUT_RDWR);
   accept_thread_.Join();
+  for (const UniqueFd& socket : calls_) ::shutdown(socket.get(), SHUT_RDWR);
+  call_threads_.clear();
   ::unlink((dir_ + "/crumbd.fd.sock").c_str());
   BreakStreams();
   server_->Shutdown(std::chrono::system_clock::now());
@@ -85,6 +90,16 @@ absl::Status FakeCrumbd::Welcome(UniqueFd socket) {
   Room room;
   CRUMB_ASSIGN_OR_RETURN(room.staging, Mapping::Of(staging_fd.get(), hello.staging_bytes(),
                                                    Mapping::Access::kReadWrite));
+  UniqueFd calls;
+  if (call_sockets && hello.call_socket()) {
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+      return absl::InternalError("socketpair");
+    }
+    calls_.emplace_back(ends[0]);
+    calls = UniqueFd(ends[1]);
+    welcome.set_call_socket(true);
+  }
   MutexLock lock(&mutex_);
   std::string token(16, '\0');
   const uint64_t id = ++last_id_;
@@ -96,12 +111,44 @@ absl::Status FakeCrumbd::Welcome(UniqueFd socket) {
   welcome.set_slab_bytes(kSlabBytes);
   welcome.set_slab_count(1);
   welcome.set_staging_bytes(hello.staging_bytes());
-  const int fds[] = {staging_fd.get(), slab_fd_.get()};
+  std::vector<int> fds = {staging_fd.get(), slab_fd_.get()};
+  if (calls.valid()) fds.push_back(calls.get());
   CRUMB_RETURN_IF_ERROR(SendFdMessage(socket.get(), welcome.SerializeAsString(), fds));
   room.socket = std::move(socket);
   const auto* bytes = reinterpret_cast<const uint8_t*>(token.data());
-  sessions_[HexEncode({bytes, token.size()})] = std::move(room);
+  const std::string session = HexEncode({bytes, token.size()});
+  sessions_[session] = std::move(room);
+  if (!calls.valid()) return absl::OkStatus();
+  call_threads_.emplace_back("fake-calls", [this, session, answering = calls_.back().get()] {
+    AnswerCalls(session, answering);
+  });
   return absl::OkStatus();
+}
+
+void FakeCrumbd::AnswerCalls(const std::string& session, int socket) {
+  std::vector<char> bytes(kCallMessageBytesMax);
+  while (true) {
+    const ssize_t size = ::recv(socket, bytes.data(), bytes.size(), 0);
+    v1::SocketCall call;
+    if (size <= 0 || !call.ParseFromArray(bytes.data(), static_cast<int>(size))) return;
+    ++acquires_;
+    ++socket_calls_;
+    v1::SocketAnswer answer;
+    answer.set_request(call.acquire().request());
+    {
+      MutexLock lock(&mutex_);
+      while (block_acquire && !stopping_) {
+        changed_.WaitUntil(&mutex_, Clock::Real().Now() + std::chrono::milliseconds(1));
+      }
+      AcquireLocked(sessions_[session], call.acquire(), answer.mutable_acquire());
+    }
+    if (fragments_apart) {
+      answer.mutable_acquire()->clear_fragments();
+      answer.set_fragments_apart(true);
+    }
+    const std::string answered = answer.SerializeAsString();
+    ::send(socket, answered.data(), answered.size(), MSG_NOSIGNAL);
+  }
 }
 
 FakeCrumbd::Room* FakeCrumbd::Find(Context* context) {
@@ -155,10 +202,16 @@ grpc::Status FakeCrumbd::Acquire(Context* context, const v1::AcquireRequest* req
     Join(*Find(context), *request, response);
     return grpc::Status::OK;
   }
-  Lease lease{.engine = Find(context)->engine, .pages = {}};
-  for (size_t i = 0; i < request->keys().size() / 32; ++i) {
-    const PageId id{IdOf(request->keyspace()), KeyAt(request->keys(), i)};
-    if (device_pages_ > 0 || !AnswerPage(id, *request, response)) break;
+  AcquireLocked(*Find(context), *request, response);
+  return grpc::Status::OK;
+}
+
+void FakeCrumbd::AcquireLocked(const Room& room, const v1::AcquireRequest& request,
+                               v1::AcquireResponse* response) {
+  Lease lease{.engine = room.engine, .pages = {}};
+  for (size_t i = 0; i < request.keys().size() / 32; ++i) {
+    const PageId id{IdOf(request.keyspace()), KeyAt(request.keys(), i)};
+    if (device_pages_ > 0 || !AnswerPage(id, request, response)) break;
     lease.pages.push_back(id);
   }
   if (device_pages_ > 0) {
@@ -167,10 +220,9 @@ grpc::Status FakeCrumbd::Acquire(Context* context, const v1::AcquireRequest* req
   }
   if (response->hit_pages() > 0) {
     response->set_lease(++last_id_);
-    if (forgotten_.erase(request->request()) == 0) leases_[last_id_] = std::move(lease);
-    lease_of_request_[request->request()] = last_id_;
+    if (forgotten_.erase(request.request()) == 0) leases_[last_id_] = std::move(lease);
+    lease_of_request_[request.request()] = last_id_;
   }
-  return grpc::Status::OK;
 }
 
 bool FakeCrumbd::AnswerPage(const PageId& id, const v1::AcquireRequest& request,

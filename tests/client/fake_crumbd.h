@@ -43,9 +43,11 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::atomic<bool> refuse_commits{false};
   std::atomic<bool> no_staging_room{false};
   std::atomic<bool> refuse_hello{false};
-  std::atomic<bool> claim_coverage{false};  // pages hit although fragments are missing
-  std::atomic<bool> bf16_only{false};       // state of keyspaces that are opened from now on
-  std::atomic<uint64_t> generation{1};      // of keyspaces that are opened from now on
+  std::atomic<bool> call_sockets{false};     // for sessions that are opened from now on
+  std::atomic<bool> fragments_apart{false};  // of answers there
+  std::atomic<bool> claim_coverage{false};   // pages hit although fragments are missing
+  std::atomic<bool> bf16_only{false};        // state of keyspaces that are opened from now on
+  std::atomic<uint64_t> generation{1};       // of keyspaces that are opened from now on
   std::atomic<v1::Tier> tier{v1::TIER_HOST};
 
   // The first fragment of every page, and all of one's.
@@ -67,6 +69,7 @@ class FakeCrumbd final : public v1::CacheService::Service {
   size_t reservations() const;
   size_t sessions() const;  // whose socket is open
   uint64_t acquires() const { return acquires_.load(); }
+  uint64_t socket_calls() const { return socket_calls_.load(); }  // of the Acquires
   uint64_t joins() const { return joins_.load(); }  // Acquires that named a lease and got it
   v1::SessionRequest::Counters counters() const;
   size_t quality_samples() const;  // reported so far
@@ -94,6 +97,10 @@ class FakeCrumbd final : public v1::CacheService::Service {
   absl::Status Listen();
   void Accept();
   absl::Status Welcome(UniqueFd socket);
+  // Answers a session's calls until the socket is closed.
+  void AnswerCalls(const std::string& session, int socket);
+  void AcquireLocked(const Room& room, const v1::AcquireRequest& request,
+                     v1::AcquireResponse* response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Room* Find(Context* context) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::CommitOutcome CommitOne(Room& room, uint64_t offset, uint32_t tiles_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -128,6 +135,7 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::atomic<bool> stopping_{false};
   std::atomic<uint64_t> acquires_{0};
   std::atomic<uint64_t> joins_{0};
+  std::atomic<uint64_t> socket_calls_{0};
 
   mutable Mutex mutex_;
   CondVar changed_;
@@ -149,6 +157,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::set<Context*> stream_contexts_ ABSL_GUARDED_BY(mutex_);
 
   std::unique_ptr<grpc::Server> server_;
+  std::vector<UniqueFd> calls_;       // the accepting thread's until it ends
+  std::vector<Thread> call_threads_;  // the same
   Thread accept_thread_;
 };
 

@@ -14,8 +14,10 @@
 #include <random>
 
 #include "common/fd_channel.h"
+#include "crumb/v1/call_socket.pb.h"
 #include "crumb/v1/session.pb.h"
 #include "gmock/gmock.h"
+#include "server/calls/call_sockets.h"
 #include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/server/call_fixture.h"
@@ -119,6 +121,40 @@ TEST_F(FdListenerTest, AHelloGetsTokenStagingAndSlabs) {
   ASSERT_TRUE(session->staging()->Reserve(100, offset));
   mine.data()[offset] = std::byte{99};
   EXPECT_EQ(StagingArea::Take(session->staging(), offset)->bytes()[0], std::byte{99});
+}
+
+TEST_F(FdListenerTest, WhoAsksForOneGetsASocketForCalls) {
+  const auto calls = CallSockets::Start(context_).value();
+  listener_.reset();
+  listener_ = FdListener::Start(
+                  {.path = path_, .limits = ShortPatience(), .epoch = 42, .calls = calls.get()},
+                  sessions_, store_, metrics_)
+                  .value();
+  const UniqueFd pidfd = PidfdOf(::getpid());
+  const int fds[] = {pidfd.get()};
+  std::vector<UniqueFd> received;
+  const UniqueFd older = Connect();
+  EXPECT_FALSE(Greet(older.get(), Hello().SerializeAsString(), fds, &received).call_socket());
+  EXPECT_EQ(received.size(), 2u);
+  v1::SessionHello hello = Hello();
+  hello.set_call_socket(true);
+  UniqueFd socket = Connect();
+  EXPECT_TRUE(Greet(socket.get(), hello.SerializeAsString(), fds, &received).call_socket());
+  ASSERT_EQ(received.size(), 3u);
+  v1::SocketCall call;
+  call.mutable_acquire()->set_request(5);
+  const std::string asked = call.SerializeAsString();
+  ASSERT_EQ(::send(received[2].get(), asked.data(), asked.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(asked.size()));
+  auto message = ReceiveFdMessage(received[2].get());
+  v1::SocketAnswer answer;
+  ASSERT_TRUE(message.ok() && answer.ParseFromString(message->bytes));
+  EXPECT_EQ(answer.request(), 5u);
+  EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kInvalidArgument));
+  // It goes with the session's connection.
+  socket.Reset();
+  EXPECT_TRUE(IsClosed(received[2].get()));
+  listener_.reset();
 }
 
 TEST_F(FdListenerTest, ProcessesJoinAnEngine) {

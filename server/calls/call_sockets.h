@@ -1,0 +1,72 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <span>
+#include <unordered_map>
+
+#include "absl/status/statusor.h"
+#include "common/call_message.h"
+#include "common/mutex.h"
+#include "common/thread.h"
+#include "crumb/v1/call_socket.pb.h"
+#include "server/calls/call_context.h"
+#include "server/service/call_scope.h"
+#include "server/session/call_plane.h"
+
+namespace crumb::server {
+
+// Answers SocketCalls: an Acquire that passes one thread and two system calls here, none of
+// gRPC's. One thread, woken by its sockets; it never waits for one of them. Sockets are those of
+// FdListener's connections, whose bounds hold for them. Thread-safe.
+class CallSockets final : public CallPlane {
+ public:
+  // An answer of more than `answer_bytes_max` goes without its fragments. What `context` refers to
+  // must outlive this.
+  static absl::StatusOr<std::unique_ptr<CallSockets>> Start(
+      const CallContext& context, size_t answer_bytes_max = kCallMessageBytesMax);
+  ~CallSockets() override { Stop(); }
+
+  // Begins no call any more, waits for those in progress, and closes the sockets. Idempotent.
+  void Stop();
+
+  absl::StatusOr<Opened> Open(std::shared_ptr<Session> session) override;
+  void Close(uint64_t number) override;
+
+ private:
+  struct Socket {
+    UniqueFd fd;
+    std::shared_ptr<Session> session;
+  };
+  struct Call;
+
+  CallSockets(const CallContext& context, size_t answer_bytes_max)
+      : context_(context), answer_bytes_max_(answer_bytes_max) {}
+  absl::Status OpenEpoll();
+  absl::Status Watch(int fd, uint64_t number);
+  void Run();
+  void OnReadable(uint64_t number, std::span<char> buffer);
+  // False: it is no SocketCall.
+  bool Begin(const std::shared_ptr<Socket>& socket, std::span<const char> message);
+  void End(Call& call, const absl::Status& status);
+  void Answer(Call& call);
+
+  const CallContext context_;
+  const size_t answer_bytes_max_;
+  CallsInProgress calls_;
+  UniqueFd epoll_;
+  UniqueFd wake_;
+  std::atomic<bool> stopping_{false};
+
+  mutable Mutex mutex_;
+  CondVar idle_;
+  int64_t open_calls_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t last_number_ ABSL_GUARDED_BY(mutex_) = 0;  // 0 wakes the thread
+  std::unordered_map<uint64_t, std::shared_ptr<Socket>> sockets_ ABSL_GUARDED_BY(mutex_);
+
+  Thread thread_;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,30 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "common/unique_fd.h"
+#include "server/session/session.h"
+
+namespace crumb::server {
+
+// Where the calls of a session are answered that take a socket of their own. Thread-safe.
+class CallPlane {
+ public:
+  struct Opened {
+    uint64_t number = 0;
+    UniqueFd socket;  // the process's end
+  };
+
+  virtual ~CallPlane() = default;
+
+  // Answers the session's calls from now on, until Close or the process closes its end.
+  virtual absl::StatusOr<Opened> Open(std::shared_ptr<Session> session) = 0;
+  // Calls in progress go on and answer nobody. Nothing for a number that is not open.
+  virtual void Close(uint64_t number) = 0;
+};
+
+}  // namespace crumb::server

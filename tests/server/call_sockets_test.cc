@@ -1,0 +1,224 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/calls/call_sockets.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <filesystem>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "server/calls/lease_calls.h"
+#include "tests/common/eventually.h"
+#include "tests/server/call_fixture.h"
+
+namespace crumb::server {
+namespace {
+
+using testing::HasSubstr;
+
+constexpr int kPatienceMs = 20'000;
+
+class CallSocketsTest : public CallFixture {
+ protected:
+  CallSocketsTest() {
+    for (int i = 0; i < 8; ++i) Store(Key(i));
+  }
+
+  void Start(size_t answer_bytes_max = kCallMessageBytesMax) {
+    calls_ = CallSockets::Start(context_, answer_bytes_max).value();
+    session_ = OpenSession();
+    opened_ = calls_->Open(session_).value();
+  }
+
+  v1::SocketCall Call(uint64_t number, int first, int count) const {
+    v1::SocketCall call;
+    call.set_timeout_us(uint64_t{60} * 1'000'000);
+    call.mutable_acquire()->set_request(number);
+    call.mutable_acquire()->set_keyspace(std::string(keyspace_->id.view()));
+    call.mutable_acquire()->set_keys(Keys(first, count));
+    return call;
+  }
+
+  static void Send(int socket, const std::string& bytes) {
+    EXPECT_EQ(::send(socket, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(bytes.size()));
+  }
+  void Ask(const v1::SocketCall& call) { Send(opened_.socket.get(), call.SerializeAsString()); }
+
+  // Bytes of the next message; 0: the end.
+  static ssize_t Receive(int socket, std::string* bytes) {
+    bytes->resize(kCallMessageBytesMax);
+    pollfd waiting{socket, POLLIN, 0};
+    EXPECT_EQ(::poll(&waiting, 1, kPatienceMs), 1);
+    const ssize_t size = ::recv(socket, bytes->data(), bytes->size(), MSG_DONTWAIT);
+    bytes->resize(static_cast<size_t>(std::max<ssize_t>(size, 0)));
+    return size;
+  }
+  v1::SocketAnswer Answer() {
+    std::string bytes;
+    v1::SocketAnswer answer;
+    EXPECT_GT(Receive(opened_.socket.get(), &bytes), 0);
+    EXPECT_TRUE(answer.ParseFromString(bytes));
+    return answer;
+  }
+  static bool IsClosed(int socket) {
+    std::string bytes;
+    return Receive(socket, &bytes) <= 0;
+  }
+  size_t leases() const { return static_cast<size_t>(store_.Stats().leases); }
+
+  std::unique_ptr<CallSockets> calls_;
+  std::shared_ptr<Session> session_;
+  CallPlane::Opened opened_;
+};
+
+TEST_F(CallSocketsTest, AnswersWhatAcquireAnswers) {
+  Start();
+  v1::SocketCall call = Call(3, 2, 10);
+  call.mutable_acquire()->set_window_tokens(256);
+  Ask(call);
+  const v1::SocketAnswer answer = Answer();
+  EXPECT_EQ(answer.request(), 3u);
+  EXPECT_EQ(answer.code(), 0u);
+  EXPECT_FALSE(answer.fragments_apart());
+  v1::AcquireResponse expected;
+  Answered answered;
+  Acquire(context_, OpenSession(), TimePoint::max(), call.acquire(), &expected, answered.done());
+  EXPECT_EQ(expected.hit_pages(), 6u);
+  EXPECT_NE(answer.acquire().lease(), 0u);
+  expected.set_lease(answer.acquire().lease());
+  EXPECT_EQ(answer.acquire().SerializeAsString(), expected.SerializeAsString());
+  EXPECT_TRUE(sessions_.Release(*session_, answer.acquire().lease()));
+  const Histogram& timed = metrics_.requests.of(Rpc::kAcquire, Outcome::kOk);
+  uint64_t times = 0;
+  for (size_t i = 0; i <= timed.bounds().size(); ++i) times += timed.bucket(i);
+  EXPECT_EQ(times, 1u);
+}
+
+TEST_F(CallSocketsTest, ErrorsAreAnswered) {
+  Start();
+  v1::SocketCall call = Call(4, 0, 1);
+  call.mutable_acquire()->set_keyspace(std::string(32, 'x'));
+  Ask(call);
+  const v1::SocketAnswer unknown = Answer();
+  EXPECT_EQ(unknown.request(), 4u);
+  EXPECT_EQ(unknown.code(), static_cast<uint32_t>(absl::StatusCode::kNotFound));
+  EXPECT_THAT(unknown.error(), HasSubstr("keyspace"));
+  sessions_.Disconnect(session_);
+  Ask(Call(5, 0, 1));
+  EXPECT_EQ(Answer().code(), static_cast<uint32_t>(absl::StatusCode::kUnauthenticated));
+}
+
+TEST_F(CallSocketsTest, MoreCallsThanTheBoundAllowsAreRefused) {
+  limits_.requests_max = 2;
+  Start();
+  store_.HoldAcquires();
+  for (const uint64_t number : {1, 2, 3}) Ask(Call(number, 0, 1));
+  const v1::SocketAnswer refused = Answer();
+  EXPECT_EQ(refused.request(), 3u);
+  EXPECT_EQ(refused.code(), static_cast<uint32_t>(absl::StatusCode::kResourceExhausted));
+  store_.AnswerHeld();
+  EXPECT_EQ(Answer().request() + Answer().request(), 3u);
+}
+
+TEST_F(CallSocketsTest, FragmentsThatDoNotFitAreAnsweredToWhoNamesTheLease) {
+  Start(64);
+  Ask(Call(1, 0, 8));
+  const v1::SocketAnswer answer = Answer();
+  EXPECT_TRUE(answer.fragments_apart());
+  EXPECT_EQ(answer.acquire().hit_pages(), 8u);
+  EXPECT_EQ(answer.acquire().page_tiers_size(), 8);
+  EXPECT_EQ(answer.acquire().fragments().pages_size(), 0);
+  const uint64_t lease = answer.acquire().lease();
+  v1::AcquireRequest request = Call(1, 0, 8).acquire();
+  request.set_lease(lease);
+  v1::AcquireResponse joined;
+  Answered answered;
+  Acquire(context_, session_, TimePoint::max(), request, &joined, answered.done());
+  EXPECT_TRUE(answered.status.ok());
+  EXPECT_EQ(joined.fragments().pages_size(), 8);
+  EXPECT_EQ(metrics_.tokens.Total(TokenTier::kHost), 8u * kPageTokens);  // counted once
+  EXPECT_TRUE(sessions_.Release(*session_, lease));
+  EXPECT_EQ(leases(), 1u);
+  EXPECT_TRUE(sessions_.Release(*session_, lease));
+  EXPECT_EQ(leases(), 0u);
+}
+
+TEST_F(CallSocketsTest, HostileMessagesEndTheirSocketAlone) {
+  Start();
+  v1::SocketCall unnamed = Call(1, 0, 1);
+  unnamed.mutable_acquire()->set_request(0);
+  std::mt19937 random(7);
+  std::string garbage(1000, '\0');
+  for (char& c : garbage) c = static_cast<char>(random());
+  const std::vector<std::string> hostile = {garbage, unnamed.SerializeAsString(),
+                                            std::string(1, '\0'),
+                                            std::string(kCallMessageBytesMax + 1, '\0')};
+  for (const std::string& bytes : hostile) {
+    const CallPlane::Opened opened = calls_->Open(session_).value();
+    Send(opened.socket.get(), bytes);
+    EXPECT_TRUE(IsClosed(opened.socket.get())) << bytes.size();
+  }
+  Ask(Call(2, 0, 1));
+  EXPECT_EQ(Answer().acquire().hit_pages(), 1u);
+}
+
+TEST_F(CallSocketsTest, WhoNeverReadsIsCutOffAndLeavesNoLease) {
+  Start();
+  int asked = 0;
+  for (; asked < 100'000; ++asked) {
+    const std::string next = Call(static_cast<uint64_t>(asked) + 1, 0, 8).SerializeAsString();
+    if (::send(opened_.socket.get(), next.data(), next.size(), MSG_NOSIGNAL) < 0) break;
+  }
+  EXPECT_LT(asked, 100'000);
+  // Leases whose answers lie in the socket are the session's; those of answers that did not fit are
+  // nobody's.
+  sessions_.End(session_);
+  EXPECT_TRUE(Eventually([&] { return leases() == 0; }));
+}
+
+TEST_F(CallSocketsTest, CallsInProgressOutliveTheirSocketAndAreWaitedFor) {
+  Start();
+  store_.HoldAcquires();
+  Ask(Call(1, 0, 8));
+  ASSERT_TRUE(Eventually([&] { return metrics_.requests.in_flight() == 1; }));
+  calls_->Close(opened_.number);
+  EXPECT_TRUE(IsClosed(opened_.socket.get()));
+  const CallPlane::Opened other = calls_->Open(session_).value();
+  std::atomic<bool> stopped{false};
+  Thread stopper("stopper", [&] {
+    calls_->Stop();
+    stopped = true;
+  });
+  EXPECT_TRUE(Eventually([&] { return !calls_->Open(session_).ok(); }));
+  EXPECT_FALSE(stopped);
+  store_.AnswerHeld();
+  stopper.Join();
+  EXPECT_TRUE(IsClosed(other.socket.get()));
+  EXPECT_EQ(leases(), 0u);  // of an answer that nobody could be told
+}
+
+TEST_F(CallSocketsTest, LeavesNoDescriptorBehind) {
+  Start();
+  const auto descriptors = [] {
+    size_t count = 0;
+    for ([[maybe_unused]] const auto& entry :
+         std::filesystem::directory_iterator("/proc/self/fd")) {
+      ++count;
+    }
+    return count;
+  };
+  const size_t before = descriptors();
+  for (int i = 0; i < 10; ++i) {
+    CallPlane::Opened opened = calls_->Open(session_).value();
+    if (i % 2 == 0) calls_->Close(opened.number);
+  }
+  EXPECT_TRUE(Eventually([&] { return descriptors() == before; }));
+}
+
+}  // namespace
+}  // namespace crumb::server
