@@ -17,7 +17,6 @@
 namespace crumb {
 namespace {
 
-constexpr size_t kMarksMax = 4096;
 constexpr int kAttemptsMax = 8;  // to find a byte that is not taken, of 2^62
 constexpr off_t kLastByte = (off_t{1} << 62) - 1;
 
@@ -63,8 +62,9 @@ absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster) {
     if (::fcntl(file.get(), F_OFD_GETLK, &lock) != 0) return ErrnoStatus(errno, "reading a roster");
     if (lock.l_type == F_UNLCK) continue;
     if (lock.l_len != 1) return absl::DataLossError("a roster is locked by more than bytes");
-    if (marks.size() == kMarksMax) {
-      return absl::DataLossError("a roster has more than " + std::to_string(kMarksMax) + " marks");
+    if (marks.size() == kRosterMarksMax) {
+      return absl::DataLossError("a roster has more than " + std::to_string(kRosterMarksMax) +
+                                 " marks");
     }
     marks.push_back(static_cast<uint64_t>(lock.l_start));
     if (lock.l_start > range.first) unknown.push_back({range.first, lock.l_start - 1});

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 #include <vector>
@@ -13,6 +14,8 @@
 // something has locked a byte of its own. Locks end with their process, and whoever has the file
 // sees them, also after everybody else was restarted.
 namespace crumb {
+
+inline constexpr size_t kRosterMarksMax = 4096;  // more is no roster
 
 absl::StatusOr<UniqueFd> CreateRoster();
 // A roster that came from another process, in an open file of this one's own: a descriptor of the

@@ -72,9 +72,10 @@ DevicePoolIndex* DeviceTier::Find(DevicePoolNumber pool) const {
 absl::StatusOr<DevicePoolNumber> DeviceTier::AddPool(uint64_t slot_bytes, uint64_t handle_bytes,
                                                      bool recovering) {
   if (slot_bytes == 0 || slot_bytes % kTileAlignment != 0 || slot_bytes > UINT32_MAX ||
-      handle_bytes < slot_bytes) {
+      handle_bytes < slot_bytes || handle_bytes / slot_bytes > UINT32_MAX) {
     return absl::InvalidArgumentError(
-        "slot_bytes must be a multiple of 128 below 4 GiB and fit into handle_bytes");
+        "slot_bytes must be a multiple of 128 below 4 GiB and fit into handle_bytes, 2^32 times at "
+        "most");
   }
   CRUMB_ASSIGN_OR_RETURN(auto policy, MakePolicy(options_.device.policy, kPolicyPages));
   MutexLock lock(&mutex_);
@@ -323,6 +324,18 @@ void DeviceTier::EndDemotions(HolderId holder) {
       dropped_ += pool->DropDemotions(holder, clock_.Now());
     }
     changes = TakeChanges();
+  }
+  Announce(changes);
+}
+
+void DeviceTier::EndDemotions(DevicePoolNumber pool, HolderId holder) {
+  std::vector<PageTable::Change> changes;
+  {
+    MutexLock lock(&mutex_);
+    DevicePoolIndex* index = Find(pool);
+    if (index == nullptr) return;
+    dropped_ += index->DropDemotions(holder, clock_.Now());
+    changes = index->table().TakeChanges();
   }
   Announce(changes);
 }

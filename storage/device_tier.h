@@ -74,6 +74,8 @@ class DeviceTier {
   void EndHolder(HolderId holder);
   // The process copies no more: what it was to copy is lost.
   void EndDemotions(HolderId holder);
+  // In one pool only.
+  void EndDemotions(DevicePoolNumber pool, HolderId holder);
   size_t HeldBy(DevicePoolNumber pool, HolderId holder) const;
 
   // Where one page lies, referred to; empty: not covered.

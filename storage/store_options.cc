@@ -61,8 +61,9 @@ absl::Status StoreOptions::Validate() const {
   }
   if (auto policy = MakePolicy(host.policy, 1); !policy.ok()) return policy.status();
   if (auto policy = MakePolicy(device.policy, 1); !policy.ok()) return policy.status();
-  if (device.demotions_max < 0 || device.demotions_max > 1'000'000) {
-    return Refuse("device.demotions_max must be from 0 to 1000000");
+  // A worker remembers no more of one pool.
+  if (device.demotions_max < 0 || device.demotions_max > 4096) {
+    return Refuse("device.demotions_max must be from 0 to 4096");
   }
   if (device.blank_percent_min < 0 || device.blank_percent_min > 50) {
     return Refuse("device.blank_percent_min must be from 0 to 50");

@@ -166,8 +166,10 @@ absl::Status DevicePools::Join(const std::shared_ptr<Session>& session,
   member.session = session;
   member.engine = &session->engine();
   member.leaving = false;
-  if (request.roster_mark() != 0) {
-    pool->second.known_marks.insert(request.roster_mark());
+  if (request.roster_mark() != 0 && pool->second.recovering) {
+    if (pool->second.known_marks.size() < kRosterMarksMax) {
+      pool->second.known_marks.insert(request.roster_mark());
+    }
     SettleRecoveryLocked(pool);
   }
   reply->answer.set_pool(std::string(pool->second.id.view()));
@@ -206,11 +208,24 @@ absl::Status DevicePools::Offer(const Session& session, const v1::PoolRequest::O
   if (number >= bound) {
     return absl::ResourceExhaustedError("number is not below device_pools.handles_max");
   }
+  if (SlotsLocked(pool, uint64_t{number} + 1) > static_cast<uint64_t>(options_.slots_max)) {
+    return absl::ResourceExhaustedError("device_pools.slots_max is reached");
+  }
   if (!tier_->AddHandle(found->first, number)) return absl::InternalError("a handle's number");
   pool.handles.emplace(number, std::move(fds.front()));
   reply->answer.set_pool(std::string(pool.id.view()));
   reply->answer.add_handles(number);  // its descriptor is the sender's
   return absl::OkStatus();
+}
+
+uint64_t DevicePools::SlotsLocked(const Pool& pool, uint64_t end) const {
+  uint64_t slots = 0;
+  for (const auto& [number, there] : pools_) {
+    uint64_t handles = there.handles.empty() ? 0 : uint64_t{there.handles.rbegin()->first} + 1;
+    if (&there == &pool) handles = std::max(handles, end);
+    slots += handles * (there.handle_bytes / there.slot_bytes);
+  }
+  return slots;
 }
 
 absl::Status DevicePools::Fetch(const Session& session, const v1::PoolRequest::Fetch& request,
@@ -222,10 +237,17 @@ absl::Status DevicePools::Fetch(const Session& session, const v1::PoolRequest::F
 }
 
 absl::Status DevicePools::Leave(const Session& session, const v1::PoolRequest::Leave& request) {
+  storage::DevicePoolNumber number;
+  {
+    MutexLock lock(&mutex_);
+    CRUMB_ASSIGN_OR_RETURN(const auto found, JoinedLocked(session, request.pool()));
+    number = found->first;
+    found->second.members.at(HolderOf(session)).leaving = true;
+  }
+  tier_->EndDemotions(number, HolderOf(session));  // it is asked for no more
   MutexLock lock(&mutex_);
-  CRUMB_ASSIGN_OR_RETURN(const auto found, JoinedLocked(session, request.pool()));
-  found->second.members.at(HolderOf(session)).leaving = true;
-  DropLeaving(found->first, found->second);
+  const auto pool = pools_.find(number);
+  if (pool != pools_.end()) DropLeaving(number, pool->second);
   return absl::OkStatus();
 }
 
@@ -275,6 +297,7 @@ void DevicePools::SettleRecoveryLocked(Pools::iterator found) {
       marks->begin(), marks->end(), [&](uint64_t mark) { return pool.known_marks.contains(mark); });
   if (!all_known) return;
   pool.recovering = false;
+  pool.known_marks.clear();
   tier_->EndRecovery(found->first);
 }
 
@@ -413,7 +436,7 @@ bool DevicePools::AskDemoter(storage::DevicePoolNumber number, storage::HolderId
     const auto pool = pools_.find(number);
     if (pool == pools_.end()) return false;
     const auto member = pool->second.members.find(holder);
-    if (member == pool->second.members.end()) return false;
+    if (member == pool->second.members.end() || member->second.leaving) return false;
     session = member->second.session.lock();
     demotions.pool = pool->second.id;
   }

@@ -106,6 +106,8 @@ class DevicePools final : public SessionMemory {
   absl::Status Fetch(const Session& session, const v1::PoolRequest::Fetch& request,
                      PoolReply* reply);
   absl::Status Leave(const Session& session, const v1::PoolRequest::Leave& request);
+  // Slots that crumbd has room for in all pools, `pool` having handles below `end`.
+  uint64_t SlotsLocked(const Pool& pool, uint64_t end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void DropLeaving(storage::DevicePoolNumber number, Pool& pool);
   absl::Status Reclaim(const v1::PoolRequest::Reclaim& request, PoolReply* reply);
 

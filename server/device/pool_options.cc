@@ -11,6 +11,10 @@ void PoolOptions::Visit(ConfigVisitor& visitor) {
                 "Device pools at once: one for each device, tenant and slot size. 0: none.");
   visitor.Field("handles_max", handles_max,
                 "Pieces of device memory in one pool; each takes a descriptor.");
+  visitor.Field(
+      "slots_max", slots_max,
+      "Slots of all pools together, up to each one's last handle; each takes about 30 bytes "
+      "of crumbd's memory.");
   visitor.Field("keep_for", keep_for,
                 "How long a pool and its pages are kept that no process takes part in. A starting "
                 "worker that needs the memory ends it at once.");
@@ -24,6 +28,10 @@ absl::Status PoolOptions::Validate() const {
   if (handles_max < 1 || handles_max > 1'000'000) {
     return absl::InvalidArgumentError("device_pools.handles_max is " + std::to_string(handles_max) +
                                       ", must be from 1 to 1000000");
+  }
+  if (slots_max < 1 || slots_max > 1'000'000'000) {
+    return absl::InvalidArgumentError("device_pools.slots_max is " + std::to_string(slots_max) +
+                                      ", must be from 1 to 1000000000");
   }
   if (keep_for < Duration::zero()) {
     return absl::InvalidArgumentError("device_pools.keep_for must not be negative");

@@ -13,6 +13,7 @@ namespace crumb::server {
 struct PoolOptions {
   int64_t pools_max = 64;                        // 0: none, and processes are told so
   int64_t handles_max = 4096;                    // of one pool
+  int64_t slots_max = 8'388'608;                 // of all pools
   Duration keep_for = std::chrono::minutes(10);  // a pool that no process takes part in
 
   void Visit(ConfigVisitor& visitor);

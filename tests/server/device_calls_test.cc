@@ -18,6 +18,7 @@ using testing::ElementsAre;
 using testing::SizeIs;
 
 constexpr uint64_t kHandleBytes = 1 << 20;
+constexpr int64_t kSlotsMax = 4096;  // half of what a handle has at the smallest slots
 
 // Calls about device pools, over the pools and a tier of their own; the other tiers are the
 // fixture's.
@@ -26,8 +27,11 @@ class DeviceCallsTest : public CallFixture {
   DeviceCallsTest()
       : tier_({.device = {}, .is_below = [](const storage::FragmentMeta&) { return false; }},
               Clock::Real(), {}),
-        pools_({.pools_max = 4, .handles_max = 8, .keep_for = std::chrono::hours(1)}, &tier_,
-               Clock::Real()),
+        pools_({.pools_max = 4,
+                .handles_max = 8,
+                .slots_max = kSlotsMax,
+                .keep_for = std::chrono::hours(1)},
+               &tier_, Clock::Real()),
         device_(16, 'd') {
     sessions_.SetMemory(&pools_);
     context_.pools = &pools_;
@@ -99,6 +103,8 @@ class DeviceCallsTest : public CallFixture {
     v1::ReleaseResponse response;
     return server::Release(context_, session, request, &response);
   }
+
+  void FillPool(const std::shared_ptr<Session>& session, const std::string& pool);
 
   uint32_t Code(const std::shared_ptr<Session>& session, const v1::PoolRequest& request,
                 std::vector<UniqueFd> fds = {}) {
@@ -300,6 +306,46 @@ TEST_F(DeviceCallsTest, BoundsPoolsAndHandles) {
   EXPECT_EQ(Code(session, v1::PoolRequest()), kInvalid);
 }
 
+// The index has an entry for every slot: small slots in large handles would take all memory.
+TEST_F(DeviceCallsTest, BoundsSlotsOfAllPools) {
+  const auto session = OpenSession();
+  v1::PoolRequest join = JoinRequest();
+  join.mutable_join()->set_slot_bytes(128);
+  join.mutable_join()->set_handle_bytes(uint64_t{1} << 62);
+  EXPECT_EQ(Code(session, join), kInvalid);
+  join.mutable_join()->set_handle_bytes(uint64_t{1} << 38);
+  const PoolReply vast = pools_.Handle(session, join, {});
+  ASSERT_EQ(vast.answer.code(), 0u) << vast.answer.error();
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(vast.answer.pool());
+  EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
+  // Pools share the bound, which is of places: what lies before a handle counts.
+  join.mutable_join()->set_slot_bytes(kHandleBytes / (kSlotsMax / 4));
+  join.mutable_join()->set_handle_bytes(kHandleBytes);
+  const UniqueFd roster = CreateRoster().value();
+  join.mutable_join()->set_pool(std::string(16, 'q'));
+  std::vector<UniqueFd> fds;
+  fds.push_back(UniqueFd(::fcntl(roster.get(), F_DUPFD_CLOEXEC, 0)));
+  ASSERT_EQ(Code(session, join, std::move(fds)), 0u);
+  offer.mutable_offer()->set_pool(std::string(16, 'q'));
+  offer.mutable_offer()->set_number(4);
+  EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
+  offer.mutable_offer()->set_number(2);
+  EXPECT_EQ(Code(session, offer, OneFd()), 0u);
+  offer.mutable_offer()->set_number(0);
+  EXPECT_EQ(Code(session, offer, OneFd()), 0u);
+  v1::PoolRequest third;
+  third.mutable_offer()->set_pool(Join(session, false));
+  EXPECT_EQ(Code(session, third, OneFd()), 0u);
+  join.mutable_join()->clear_pool();
+  join.mutable_join()->set_device(std::string(16, 'e'));
+  const PoolReply fourth = pools_.Handle(session, join, {});
+  ASSERT_EQ(fourth.answer.code(), 0u) << fourth.answer.error();
+  offer.mutable_offer()->set_pool(fourth.answer.pool());
+  offer.mutable_offer()->clear_number();
+  EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
+}
+
 TEST_F(DeviceCallsTest, APoolGrowsNoLargerThanItsWorkersWant) {
   const auto session = OpenSession();
   v1::PoolRequest offer;
@@ -376,9 +422,8 @@ TEST_F(DeviceCallsTest, WithoutATierEveryRequestIsRefused) {
   EXPECT_TRUE(absl::IsFailedPrecondition(server::Reserve(context_, *session, request, &response)));
 }
 
-TEST_F(DeviceCallsTest, DemotionsGoToAMemberWithAStream) {
-  const auto session = OpenSession();
-  const std::string pool = Join(session);
+// Pages that nobody holds in every slot of the pool.
+void DeviceCallsTest::FillPool(const std::shared_ptr<Session>& session, const std::string& pool) {
   const auto total = static_cast<uint32_t>(kHandleBytes / slot_bytes());
   for (uint32_t page = 0; page < total; ++page) {
     const auto slots = Reserve(*session, pool, 1);
@@ -387,6 +432,39 @@ TEST_F(DeviceCallsTest, DemotionsGoToAMemberWithAStream) {
     ASSERT_TRUE(Commit(session, pool, slots[0], Header(static_cast<int>(page)), &response).ok());
     ASSERT_TRUE(Release(*session, pool, slots).ok());
   }
+}
+
+// It was asked to copy, and closes its pool while its session stays.
+TEST_F(DeviceCallsTest, WhoLeavesCopiesNothing) {
+  const auto session = OpenSession();
+  const auto other = OpenSession();
+  const std::string pool = Join(session);
+  ASSERT_EQ(Join(other), pool);
+  ASSERT_NO_FATAL_FAILURE(FillPool(other, pool));
+  auto notices = std::make_shared<NoticeQueue>(8, [] {});
+  ASSERT_TRUE(session->OpenNotices(notices));
+  EXPECT_THAT(Reserve(*other, pool, 1), SizeIs(0));
+  const auto notice = notices->Take();
+  ASSERT_TRUE(notice.has_value());
+  const size_t asked = std::get<NoticeQueue::Demotions>(*notice).work.size();
+  ASSERT_GT(asked, 0u);
+  const auto demoting = [&] {
+    storage::StoreStats stats;
+    tier_.AddStats(stats);
+    return stats.pools.demoting_slots;
+  };
+  EXPECT_EQ(demoting(), asked);
+  v1::PoolRequest leave;
+  leave.mutable_leave()->set_pool(pool);
+  ASSERT_EQ(Code(session, leave), 0u);
+  EXPECT_EQ(demoting(), 0u);
+  EXPECT_THAT(Reserve(*other, pool, static_cast<uint32_t>(asked)), SizeIs(asked));
+}
+
+TEST_F(DeviceCallsTest, DemotionsGoToAMemberWithAStream) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  ASSERT_NO_FATAL_FAILURE(FillPool(session, pool));
   int wakes = 0;
   auto notices = std::make_shared<NoticeQueue>(8, [&wakes] { ++wakes; });
   ASSERT_TRUE(session->OpenNotices(notices));

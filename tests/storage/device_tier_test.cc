@@ -444,6 +444,7 @@ TEST_F(DeviceTierTest, RefusesPoolsOfImpossibleSizes) {
   EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(4096, 2048, false).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(
       tier_->AddPool(uint64_t{1} << 32, uint64_t{1} << 40, false).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(128, uint64_t{1} << 60, false).status()));
   EXPECT_FALSE(tier_->AddHandle(pool_, 0));
   EXPECT_FALSE(tier_->AddHandle(1234, 0));
 }
