@@ -399,6 +399,44 @@ TEST_F(DevicePoolTest, ALeaseOutlivesItsConnection) {
   EXPECT_THAT(crumbd_.Free(), Not(Contains(slot)));
 }
 
+// A device that has memory for fewer handles than the pool may have, or for none.
+TEST_F(DevicePoolTest, AFullDeviceLeavesThePoolSmaller) {
+  pool_.reset();
+  for (const uint64_t handles : {1, 0}) {
+    SCOPED_TRACE(handles);
+    crumbd_.Restart();  // without what was there
+    const auto memory = DeviceMemory::OpenHost({.name = "full", .bytes_max = handles * kHandle});
+    const auto pool = DevicePool::Open({.slot_bytes = kSlot,
+                                        .handle_bytes = kHandle,
+                                        .bytes_max = 4 * kHandle,
+                                        .range_bytes = 8 * kHandle,
+                                        .blank_slots = kBlanks},
+                                       *memory, client_)
+                          .value();
+    ASSERT_TRUE(Eventually([&] { return pool->id() != PoolId(); }));
+    const uint64_t slots = handles * kPerHandle;
+    std::vector<std::shared_ptr<const DeviceSlot>> taken;
+    EXPECT_TRUE(Eventually([&] {
+      if (auto slot = pool->TakeBlank()) taken.push_back(std::move(slot));
+      return taken.size() == slots;
+    }));
+    const uint64_t out = pool->stats().out_of_slots;
+    EXPECT_EQ(pool->TakeBlank(), nullptr);
+    EXPECT_EQ(pool->stats().out_of_slots, out + 1);
+    EXPECT_THAT(pool->Reserve(4, std::chrono::seconds(1)), IsEmpty());
+    EXPECT_EQ(pool->stats().handles, handles);
+    std::set<DeviceAddress> places;
+    for (const auto& slot : taken) places.insert(slot->address());
+    EXPECT_EQ(places.size(), slots);
+    if (slots == 0) continue;
+    const uint64_t back = taken.back()->number();
+    taken.pop_back();
+    const auto again = pool->TakeBlank();
+    ASSERT_NE(again, nullptr);
+    EXPECT_EQ(again->number(), back);
+  }
+}
+
 // crumbd dies again, or the connection breaks, between the claims and the roster's mark: what one
 // crumbd was told of is nothing to the next, and to the same one it is held once.
 TEST_F(DevicePoolTest, ClaimsAndTheRostersMarkReachOneCrumbd) {
