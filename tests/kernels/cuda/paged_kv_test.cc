@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <limits>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -125,8 +126,9 @@ class PagedCase {
     EXPECT_EQ(touched, 0u) << "bytes outside the rows";
   }
 
-  // Quantizes the cache's pages by both; the method is naive, so bytes are the same.
-  void QuantizeAndCompare() {
+  // Quantizes the cache's pages by both; the method is naive, so bytes are the same. poisoned: an
+  // element of the first page's last layer and head is NaN.
+  void QuantizeAndCompare(bool poisoned = false) {
     const int dim = o_.tile.head_dim, element = o_.element == KvElement::kBf16 ? 2 : 1;
     std::vector<uint8_t> cache(cache_bytes());
     for (size_t i = 0; i + 1 < cache.size(); i += 2) {
@@ -140,6 +142,11 @@ class PagedCase {
           cache[i + j] = byte;
         }
       }
+    }
+    if (poisoned) {
+      const size_t row = LayerOffset(o_.layers - 1, false) +
+                         RowOffset(pages_[0].sequence, pages_[0].first + 40, o_.kv_heads - 1);
+      for (int i = 0; i < element; ++i) cache[row + 9 * element + i] = 0xff;
     }
     cache_.Upload(cache);
     UploadAddresses();
@@ -167,6 +174,7 @@ class PagedCase {
     ASSERT_CUDA(cudaDeviceSynchronize());
     const std::vector<uint8_t> tiles = tiles_.Download<uint8_t>();
     size_t different = 0;
+    std::vector<uint32_t> expected_status(pages_.size(), 0);
     for (size_t page = 0; page < pages_.size(); ++page) {
       for (int layer = 0; layer < o_.layers; ++layer) {
         for (int head = 0; head < o_.kv_heads; ++head) {
@@ -189,13 +197,15 @@ class PagedCase {
           q.v = rows[1].data();
           q.k_stride = q.v_stride = dim;
           q.tile = tile;
-          QuantizeTile(q);
+          expected_status[page] |= QuantizeTile(q);
           const uint8_t* got = tiles.data() + TileOffset(page, layer, head);
           for (size_t i = 0; i < o_.tile.int2_bytes(); ++i) different += got[i] != tile[i];
         }
       }
     }
     EXPECT_EQ(different, 0u);
+    EXPECT_EQ(status.Download<uint32_t>(), expected_status);
+    EXPECT_EQ(expected_status[0], poisoned ? kStatusNonFinite : 0u);
   }
 
   std::vector<uint8_t> CacheBytes() const { return cache_.Download<uint8_t>(); }
@@ -312,6 +322,9 @@ class PagedCase {
       return x;
     }
     const int byte = row[i], exponent = byte >> 3 & 15, mantissa = byte & 7;
+    if (exponent == 15 && mantissa == 7) {
+      return Bf16FromFloat(std::numeric_limits<float>::quiet_NaN());
+    }
     const float magnitude = exponent == 0 ? std::ldexp(static_cast<float>(mantissa), -9)
                                           : std::ldexp(8.0f + mantissa, exponent - 10);
     return Bf16FromFloat(((byte & 0x80) != 0 ? -magnitude : magnitude) * scale);
@@ -401,7 +414,9 @@ TEST(QuantizeFromPages, SameBytesAsTheCpu) {
     for (const int block_tokens : {1, 16, 48, 128}) {
       for (const KvLayout layout : {KvLayout::kNhd, KvLayout::kHnd}) {
         PagedOptions options;
-        options.tile = block_tokens == 16 ? TileShape{64, 64, 32} : TileShape{64, 128, 128};
+        options.tile = block_tokens == 16   ? TileShape{64, 64, 32}
+                       : block_tokens == 48 ? TileShape{64, 256, 64}
+                                            : TileShape{64, 128, 128};
         options.element = element;
         options.block_tokens = block_tokens;
         options.layout = layout;
@@ -409,6 +424,15 @@ TEST(QuantizeFromPages, SameBytesAsTheCpu) {
         PagedCase(options).QuantizeAndCompare();
       }
     }
+  }
+}
+
+TEST(QuantizeFromPages, SaysWhichPageIsNotFinite) {
+  CRUMB_NEEDS_DEVICE();
+  for (const KvElement element : {KvElement::kBf16, KvElement::kFp8E4m3}) {
+    PagedOptions options;
+    options.element = element;
+    PagedCase(options).QuantizeAndCompare(/*poisoned=*/true);
   }
 }
 
