@@ -307,6 +307,7 @@ TEST_F(ClientTest, FragmentsOnDevicesAreReadWithTheirSumsOrRefused) {
   ASSERT_EQ(found.hit_pages, 2);
   const std::span<const DeviceFragment> read = found.lease->device_fragments();
   ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(found.lease->epoch(), client->epoch());
   EXPECT_EQ(read[1].slot, 8u);
   EXPECT_EQ(read[1].pool, request.pools[0]);
   EXPECT_EQ(read[1].shape->range, header.range);

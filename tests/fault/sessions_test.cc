@@ -84,6 +84,15 @@ void JoinPool(int socket, bool waits) {
   EXPECT_TRUE(joined.roster());
 }
 
+// Sends what crumbd refuses, with descriptors that it keeps none of.
+void TalkNonsense(int socket, bool parses) {
+  v1::PoolRequest request;  // about a pool that the session is not in
+  request.mutable_offer()->set_pool(std::string(16, '?'));
+  const std::string bytes = parses ? request.SerializeAsString() : std::string(64, '\xff');
+  const int fds[] = {socket, socket, socket};
+  ASSERT_TRUE(SendFdMessage(socket, bytes, fds).ok());
+}
+
 // One session in one of the ways in which processes come and go.
 void OpenAndDrop(const std::string& socket_dir, int number) {
   const auto socket = ConnectFdChannel(socket_dir + "/crumbd.fd.sock");
@@ -106,6 +115,9 @@ void OpenAndDrop(const std::string& socket_dir, int number) {
   EXPECT_EQ(welcome.error().empty(), number % 10 > 2) << welcome.error();
   if (number % 10 == 4 || number % 10 == 5) {
     ASSERT_NO_FATAL_FAILURE(JoinPool(socket->get(), /*waits=*/number % 10 == 4));
+  }
+  if (number % 10 == 6 || number % 10 == 7) {
+    ASSERT_NO_FATAL_FAILURE(TalkNonsense(socket->get(), /*parses=*/number % 10 == 6));
   }
 }
 
