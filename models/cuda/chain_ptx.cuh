@@ -34,6 +34,17 @@ __device__ __forceinline__ uint32_t AddReleaseAcquire(uint32_t* p, uint32_t x) {
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// True for one lane of a warp that is whole. As the compiler knows that, what this lane asks of the
+// copy engine takes one instruction; behind any other condition it is a loop over lanes.
+__device__ __forceinline__ bool Elect() {
+  uint32_t chosen;
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " elect.sync _|p, 0xffffffff;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(chosen));
+  return chosen != 0;
+}
 __device__ __forceinline__ void Arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }

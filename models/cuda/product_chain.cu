@@ -22,7 +22,7 @@ constexpr int kGroupWarps = 8;
 constexpr int kGroups = 2;
 constexpr int kWarps = kGroups * kGroupWarps;  // that multiply
 constexpr int kThreads = 32 * kWarps;
-constexpr int kStreamWarps = 4;  // that ask for weights: a copy takes a warp some 100 cycles
+constexpr int kStreamWarps = 4;  // that ask for weights
 constexpr int kBlockThreads = kThreads + 32 * kStreamWarps;
 constexpr int kVector = 8;
 constexpr int kNormVectors = 2;  // of a thread
@@ -35,8 +35,17 @@ constexpr int kRowStride = 2 * kPieceMax + 64;
 constexpr int kSlotBytes = kTile * kRowStride;
 static_assert(kRowStride % 128 == 64);
 
+// What blocks divide among them, divided by the host: divisions would delay what is asked for
+// first.
+struct Division {
+  uint32_t each, rest;  // outputs of a block, of gates pairs; and what is left, over all blocks
+  int pieces, piece_steps, steps;
+};
+
 struct KernelParams {
   ProductChain chain;
+  Division divisions[kChainProductsMax];
+  uint32_t blocks_reciprocal;  // 2^32 / blocks, rounded up
   int slots;
   int x_stride;  // bytes
 };
@@ -50,8 +59,26 @@ __host__ __device__ constexpr int XStride(int inputs) {
 // multiplied one more by then.
 constexpr int kOpenTiles = kSlotsMax + 4;
 
+// The outputs of a block, in tiles of as many or one less, and the pieces of a row.
+struct alignas(16) Share {
+  int begin, tiles, each, larger;
+  int pieces, piece_steps, steps;
+
+#if __CUDA_ARCH__ >= 900
+  __device__ __forceinline__ int Begin(int tile) const {
+    return begin + tile * each + min(tile, larger);
+  }
+  __device__ __forceinline__ int Count(int tile) const { return each + (tile < larger ? 1 : 0); }
+  // Of a piece.
+  __device__ __forceinline__ int Steps(int piece) const {
+    return min(piece_steps, steps - piece * piece_steps);
+  }
+#endif
+};
+
 template <int kRows>
 struct SharedState {
+  Share shares[kChainProductsMax];
   uint64_t full[kSlotsMax], empty[kSlotsMax];
   float squares[kWarps][kRows];
   alignas(8) float sums[kOpenTiles][kWarps][kRows][kTile];
@@ -70,37 +97,27 @@ constexpr int kTileSums = 2;                             // barriers of open til
 static_assert(kTileSums + kOpenTiles <= 16);
 static_assert(kAhead <= kSlotsMin, "a slot is not filled again before it was seen to land");
 
-// The outputs of a block, in tiles of as many or one less, and the pieces of a row.
-struct Share {
-  int begin, tiles, pieces, piece_steps;
-
-  __device__ __forceinline__ Share(const ChainProduct& p, int index) {
-    const bool gate = p.output == ChainOutput::kGate;
-    const int64_t units = gate ? p.outputs / 2 : p.outputs;
-    // Who gets one more than others is another block each time.
-    const int64_t blocks = gridDim.x, block = (blockIdx.x + index) % gridDim.x;
-    begin = static_cast<int>(units * block / blocks);
-    const int count = static_cast<int>(units * (block + 1) / blocks) - begin;
-    const int most = gate ? kTile / 2 : kTile;
-    tiles = (count + most - 1) / most;
-    each_ = tiles > 0 ? count / tiles : 0;
-    larger_ = count - each_ * tiles;
-    steps_ = p.inputs / kStep;
-    pieces = (steps_ + kPieceMax / kStep - 1) / (kPieceMax / kStep);
-    piece_steps = (steps_ + pieces - 1) / pieces;
-  }
-  __device__ __forceinline__ int Begin(int tile) const {
-    return begin + tile * each_ + min(tile, larger_);
-  }
-  __device__ __forceinline__ int Count(int tile) const { return each_ + (tile < larger_ ? 1 : 0); }
-  // Of a piece.
-  __device__ __forceinline__ int Steps(int piece) const {
-    return min(piece_steps, steps_ - piece * piece_steps);
-  }
-
- private:
-  int each_, larger_, steps_;
-};
+__device__ __forceinline__ Share ShareOf(const KernelParams& k, int index) {
+  const Division& d = k.divisions[index];
+  const bool gate = k.chain.products[index].output == ChainOutput::kGate;
+  // Who gets one more than others is another block each time.
+  uint32_t block = blockIdx.x + index;
+  while (block >= gridDim.x) block -= gridDim.x;
+  // Exact: both factors are below the number of blocks.
+  const uint32_t before = __umulhi(d.rest * block, k.blocks_reciprocal);
+  const uint32_t after = __umulhi(d.rest * (block + 1), k.blocks_reciprocal);
+  const uint32_t count = d.each + after - before, most = gate ? kTile / 2 : kTile;
+  const uint32_t tiles = (count + most - 1) / most;
+  Share share;
+  share.begin = static_cast<int>(d.each * block + before);
+  share.tiles = static_cast<int>(tiles);
+  share.each = static_cast<int>(tiles > 0 ? count / tiles : 0);
+  share.larger = static_cast<int>(count) - share.each * share.tiles;
+  share.steps = d.steps;
+  share.pieces = d.pieces;
+  share.piece_steps = d.piece_steps;
+  return share;
+}
 
 class Ring {
  public:
@@ -119,8 +136,8 @@ class Ring {
     ptx::WaitBarrier(empty_ + 8 * at_, phase_ ^ 1);
   }
   __device__ __forceinline__ void ArriveEmpty() const { ptx::Arrive(empty_ + 8 * at_); }
-  __device__ __forceinline__ void Next() {
-    if (++at_ == count_) at_ = 0, phase_ ^= 1;
+  __device__ __forceinline__ void Next(int pieces = 1) {
+    for (at_ += pieces; at_ >= count_; at_ -= count_) phase_ ^= 1;
   }
 
  private:
@@ -128,49 +145,74 @@ class Ring {
   int count_, at_ = 0, phase_ = 0;
 };
 
-// By one of kStreamWarps warps: rows `warp` and `warp` + 4 of every tile, of gates those of both
-// halves.
-__device__ __forceinline__ void Stream(const ProductChain& chain, Ring ring, int slots, int warp) {
-  static_assert(kStreamWarps == kTile / 2);
-  const bool leader = threadIdx.x % 32 == 0;
-  Ring landed = ring;
-  int ahead = 0;
-  for (int index = 0; index < chain.count; ++index) {
-    const ChainProduct& p = chain.products[index];
-    const Share share(p, index);
-    // What is asked for before blocks have this product's rows.
-    int early = index > 0 ? slots : 0;
-    const bool gate = p.output == ChainOutput::kGate;
-    const int64_t row_bytes = int64_t{2} * p.inputs;
-    const int64_t second_bytes = row_bytes * (gate ? p.outputs / 2 : kTile / 2);
-    for (int tile = 0; tile < share.tiles; ++tile) {
-      const int count = share.Count(tile);
-      const int mine = (warp < count ? 1 : 0) + (warp + (gate ? 0 : kTile / 2) < count ? 1 : 0);
-      uint64_t from = reinterpret_cast<uint64_t>(p.w) + (share.Begin(tile) + warp) * row_bytes;
-      for (int piece = 0; piece < share.pieces; ++piece) {
-        const uint32_t bytes = 2 * kStep * share.Steps(piece);
-        ring.WaitEmpty();
+// One of kStreamWarps warps, which take a block's pieces in turn.
+class Stream {
+ public:
+  __device__ __forceinline__ Stream(const ProductChain& chain, const Share* shares, Ring ring,
+                                    int slots, int warp)
+      : chain_(chain), shares_(shares), ring_(ring), landed_(ring), slots_(slots), warp_(warp) {
+    // A group that waits for a slot must know that what it held before has landed: that was its
+    // own piece, or one that was seen to land before the group's last one was asked for.
+    most_ = slots % kGroups == 0 ? kAhead : min(kAhead, slots - kGroups);
+    ring_.Next(warp);
+  }
+
+  __device__ __forceinline__ void Run() {
+    int before = 0;  // pieces of the products before
+    for (int index = 0; index < chain_.count; ++index) {
+      const Share share = shares_[index];
+      // What is asked for before blocks have this product's rows.
+      const int early = index > 0 ? slots_ : 0;
+      int number = (warp_ - before) & (kStreamWarps - 1), piece = number, tile = 0;
+      while (true) {
+        for (; piece >= share.pieces; piece -= share.pieces) ++tile;
+        if (tile >= share.tiles) break;
         // What is asked for and has not come yet delays every other access by its bytes.
-        for (const int most = early-- > 0 ? kAheadWaiting : kAhead; ahead >= most; --ahead) {
-          landed.WaitFull();
-          landed.Next();
+        const int most = number < early ? min(kAheadWaiting, most_) : most_;
+        for (; seen_ <= before + number - most; ++seen_) {
+          landed_.WaitFull();
+          landed_.Next();
         }
-        ++ahead;
-        if (leader) {
-          const uint32_t slot = ring.slot() + warp * kRowStride;
-          ptx::ArriveExpecting(ring.full(), mine * bytes);
-          if (mine > 0) ptx::CopyBulk(slot, from, bytes, ring.full());
-          if (mine > 1) {
-            ptx::CopyBulk(slot + kTile / 2 * kRowStride, from + second_bytes, bytes, ring.full());
-          }
-        }
+        ring_.WaitEmpty();
+        if (ptx::Elect()) Ask(chain_.products[index], share, tile, piece);
         __syncwarp();
-        from += bytes;
-        ring.Next();
+        ring_.Next(kStreamWarps);
+        number += kStreamWarps;
+        piece += kStreamWarps;
+      }
+      before += share.tiles * share.pieces;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void Ask(const ChainProduct& p, const Share& share, int tile,
+                                      int piece) const {
+    const bool gate = p.output == ChainOutput::kGate;
+    const int count = share.Count(tile), second_count = gate ? count : count - kTile / 2;
+    const uint64_t row_bytes = 2 * static_cast<uint64_t>(p.inputs);
+    const uint64_t first = reinterpret_cast<uint64_t>(p.w) + share.Begin(tile) * row_bytes +
+                           2 * kStep * share.piece_steps * piece;
+    const uint64_t second = first + row_bytes * (gate ? p.outputs / 2 : kTile / 2);
+    const uint32_t bytes = 2 * kStep * share.Steps(piece), slot = ring_.slot();
+    ptx::ArriveExpecting(ring_.full(), (gate ? 2 * count : count) * bytes);
+#pragma unroll
+    for (int r = 0; r < kTile / 2; ++r) {
+      if (r < count)
+        ptx::CopyBulk(slot + r * kRowStride, first + r * row_bytes, bytes, ring_.full());
+      if (r < second_count) {
+        ptx::CopyBulk(slot + (kTile / 2 + r) * kRowStride, second + r * row_bytes, bytes,
+                      ring_.full());
       }
     }
   }
-}
+
+  const ProductChain& chain_;
+  const Share* shares_;
+  Ring ring_, landed_;
+  int slots_, warp_;
+  int most_;      // pieces on their way
+  int seen_ = 0;  // to land
+};
 
 template <int kRows>
 class Consumer {
@@ -196,7 +238,7 @@ class Consumer {
         Wait(index);
         Copy(p);
       }
-      const Share share(p, index);
+      const Share share = state_->shares[index];
       for (int tile = 0; tile < share.tiles; ++tile) Multiply(p, share, tile);
       if (held_ >= 0) AddUp(p, share);
       if (index + 1 < k_.chain.count) Arrive();
@@ -349,7 +391,7 @@ class Consumer {
       x += kGroups * x_stride;
       __syncwarp();
       if (lane_ == 0) ring_.ArriveEmpty();
-      for (int i = 0; i < kGroups; ++i) ring_.Next();
+      ring_.Next(kGroups);
 #pragma unroll
       for (int j = 0; j < kSteps; ++j) {
         if (j * kGroupWarps >= steps) continue;
@@ -447,16 +489,19 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   auto* state = reinterpret_cast<SharedState<kRows>*>(x + kRows * k.x_stride);
   if (threadIdx.x == kThreads) {
     for (int i = 0; i < k.slots; ++i) {
-      ptx::InitBarrier(ptx::SharedAddress(state->full + i), kStreamWarps);
+      ptx::InitBarrier(ptx::SharedAddress(state->full + i), 1);
       ptx::InitBarrier(ptx::SharedAddress(state->empty + i), kGroupWarps);
     }
     ptx::FenceBarrierInit();
     ptx::FenceCopyEngine();
   }
+  if (threadIdx.x < k.chain.count) {
+    state->shares[threadIdx.x] = ShareOf(k, threadIdx.x);
+  }
   __syncthreads();
   const Ring ring(state->full, state->empty, shared, k.slots);
   if (threadIdx.x >= kThreads) {
-    Stream(k.chain, ring, k.slots, threadIdx.x / 32 - kWarps);
+    Stream(k.chain, state->shares, ring, k.slots, threadIdx.x / 32 - kWarps).Run();
   } else {
     Consumer<kRows>(k, state, x, ring).Run();
   }
@@ -487,6 +532,17 @@ bool ValidProduct(const ChainProduct& p) {
          (p.output != ChainOutput::kGate || p.outputs % 2 == 0);
 }
 
+Division Divide(const ChainProduct& p, uint32_t blocks) {
+  const uint32_t units = p.output == ChainOutput::kGate ? p.outputs / 2 : p.outputs;
+  Division d;
+  d.each = units / blocks;
+  d.rest = units % blocks;
+  d.steps = p.inputs / kStep;
+  d.pieces = (d.steps + kPieceMax / kStep - 1) / (kPieceMax / kStep);
+  d.piece_steps = (d.steps + d.pieces - 1) / d.pieces;
+  return d;
+}
+
 // False: not served.
 bool LayOut(const ProductChain& chain, const Device& device, KernelParams* k) {
   if (device.major < 9 || chain.rows < 1 || chain.rows > kFewRows || chain.count < 1 ||
@@ -498,7 +554,9 @@ bool LayOut(const ProductChain& chain, const Device& device, KernelParams* k) {
   for (int i = 0; i < chain.count; ++i) {
     if (!ValidProduct(chain.products[i])) return false;
     k->x_stride = std::max(k->x_stride, XStride(chain.products[i].inputs));
+    k->divisions[i] = Divide(chain.products[i], device.processors);
   }
+  k->blocks_reciprocal = static_cast<uint32_t>(((uint64_t{1} << 32) - 1) / device.processors + 1);
   const int64_t room = device.shared_bytes - static_cast<int64_t>(sizeof(SharedState<1>)) -
                        (chain.rows - 1) * kStateRowBytes -
                        static_cast<int64_t>(chain.rows) * k->x_stride;
