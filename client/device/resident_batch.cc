@@ -457,10 +457,10 @@ absl::Status ResidentBatch::AttendPrompt(int layer, const void* q, void* out,
   SetShared(layer, offsets, &params);
   params.shape = PrefillShape();
   params.lengths = tables_->prefill_lengths();
-  params.q = static_cast<const Bf16*>(q);
+  params.q = q;
   params.out = out;
-  params.k = static_cast<const Bf16*>(prompt_k_);
-  params.v = static_cast<const Bf16*>(prompt_v_);
+  params.k = prompt_k_;
+  params.v = prompt_v_;
   params.token_stride = int64_t{1} * g.head_dim * g.kv_heads;
   params.head_stride = g.head_dim;
   return parts_.device.kernels().Prefill(params, options_.stream);

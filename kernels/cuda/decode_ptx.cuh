@@ -9,18 +9,6 @@
 // Instructions that only decode attention uses.
 namespace crumb::kernels::cuda::ptx {
 
-// D += A B of 16 x 8 x 16 with fp16 operands.
-__device__ __forceinline__ void MmaF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                       uint32_t b1) {
-  MmaF16(d, a[0], a[1], a[2], a[3], b0, b1);
-}
-
-// Two floats as the sum of two fp16 pairs.
-__device__ __forceinline__ void SplitHalf(float x, float y, uint32_t* high, uint32_t* low) {
-  *high = PackHalf(x, y);
-  *low = PackHalf(x - LowHalf(*high), y - HighHalf(*high));
-}
-
 // Adds to a counter of the device; orders what the block wrote before a barrier ahead of it, and
 // what others wrote before theirs ahead of what follows.
 __device__ __forceinline__ int AddReleaseAcquire(int32_t* p, int x) {

@@ -33,20 +33,21 @@ struct PrefillShape {
   int q_heads = 1;  // a multiple of kv_heads; query head h reads KV head h / (q_heads / kv_heads)
 };
 
-// kWarp: products of one warp although the device has those of four.
+// kWarp: products of one warp although the device has those of four, as FP16 takes always.
 enum class PrefillProducts : uint8_t { kAuto, kWarp };
 
 struct PrefillAttentionParams {
   PrefillShape shape;
   PrefillLengths lengths;
 
-  const Bf16* q = nullptr;  // [tokens, q_heads, head_dim]
-  void* out = nullptr;      // [tokens, q_heads, head_dim] bf16 or f32
+  const void* q = nullptr;            // [tokens, q_heads, head_dim] of row_type
+  void* out = nullptr;                // [tokens, q_heads, head_dim] of out_type
+  RowType row_type = RowType::kBf16;  // of q, k, v, sink, recent window and BF16 pages
   OutType out_type = OutType::kBf16;
   float* lse = nullptr;  // [tokens, q_heads] natural log of the softmax sum, or null
   // Fresh rows: token * token_stride + head * head_stride elements in; multiples of 8.
-  const Bf16* k = nullptr;
-  const Bf16* v = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
 

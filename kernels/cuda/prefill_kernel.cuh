@@ -53,7 +53,7 @@ __device__ __forceinline__ void WriteRows(const PrefillAttentionParams& p, const
   }
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
-    if (p.out_type == OutType::kBf16) {
+    if (p.out_type != OutType::kF32) {
       const int row = shared.row[warp][8 * n + r];
       uint32_t* to =
           static_cast<uint32_t*>(p.out) + static_cast<int64_t>(max(row, 0)) * (T::kDim / 2) + c;
@@ -61,8 +61,9 @@ __device__ __forceinline__ void WriteRows(const PrefillAttentionParams& p, const
       for (int m = 0; m < T::kSteps; ++m) {
 #pragma unroll
         for (int a = 0; a < 2; ++a) {
+          const float x = state.out[n][m][2 * a], y = state.out[n][m][2 * a + 1];
           const uint32_t pair = ptx::TransposeMatrix(
-              ptx::PackBf16(state.out[n][m][2 * a], state.out[n][m][2 * a + 1]));
+              p.out_type == OutType::kFp16 ? ptx::PackHalf(x, y) : ptx::PackBf16(x, y));
           if (row >= 0) to[8 * m + 4 * a] = pair;
         }
       }

@@ -7,7 +7,7 @@
 #include "kernels/cuda/prefill_traits.cuh"
 
 // Into INT2's bases and back, a warp for its own columns: q' = q R_K before the pages, the output
-// times R_V' after them. Both are products with a matrix read from global memory, bf16 high + low.
+// times R_V' after them. Both are products with a matrix read from global memory, high + low part.
 namespace crumb::kernels::cuda::prefill {
 
 // The warp's query rows as they are, as operands. Columns that do not exist are zero.
@@ -17,9 +17,8 @@ __device__ __forceinline__ void LoadPlainQuery(const PrefillAttentionParams& p, 
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
     const int row = shared.row[warp][8 * n + lane / 4];
-    const uint32_t* from =
-        reinterpret_cast<const uint32_t*>(p.q + static_cast<int64_t>(max(row, 0)) * T::kDim) +
-        lane % 4;
+    const uint32_t* from = static_cast<const uint32_t*>(p.q) +
+                           static_cast<int64_t>(max(row, 0)) * (T::kDim / 2) + lane % 4;
 #pragma unroll
     for (int s = 0; s < T::kSteps; s += 2) {
       uint4 x = make_uint4(0, 0, 0, 0);
@@ -30,9 +29,9 @@ __device__ __forceinline__ void LoadPlainQuery(const PrefillAttentionParams& p, 
   __syncwarp();
 }
 
-// A 16 x 16 piece of a matrix in global memory as an operand in two bf16 parts. Element (row, k) at
-// matrix[row * row_stride + k * k_stride].
-template <bool kRowMajor>
+// A 16 x 16 piece of a matrix in global memory as an operand in two parts of a type. Element
+// (row, k) at matrix[row * row_stride + k * k_stride].
+template <RowType row_type, bool kRowMajor>
 __device__ __forceinline__ void LoadPiece(const float* matrix, int dim, int m, int s, int lane,
                                           uint32_t (&high)[4], uint32_t (&low)[4]) {
 #pragma unroll
@@ -46,7 +45,7 @@ __device__ __forceinline__ void LoadPiece(const float* matrix, int dim, int m, i
       x = __ldg(matrix + k * dim + row);
       y = __ldg(matrix + (k + 1) * dim + row);
     }
-    ptx::SplitBf16(x, y, &high[i], &low[i]);
+    SplitRows<row_type>(x, y, &high[i], &low[i]);
   }
 }
 
@@ -61,12 +60,12 @@ __device__ __forceinline__ void RotateQuery(const float* rotation, const Shared<
 #pragma unroll 4
     for (int s = 0; s < T::kSteps; ++s) {
       uint32_t high[4], low[4];
-      LoadPiece<false>(rotation, T::kDim, m, s, lane, high, low);
+      LoadPiece<T::kRowType, false>(rotation, T::kDim, m, s, lane, high, low);
 #pragma unroll
       for (int n = 0; n < T::kColumnTiles; ++n) {
         const uint2 b = reinterpret_cast<const uint2*>(&shared.query[warp][n][s / 2][lane])[s % 2];
-        ptx::MmaBf16(acc[n], low, b.x, b.y);
-        ptx::MmaBf16(acc[n], high, b.x, b.y);
+        MmaRows<T::kRowType>(acc[n], low, b.x, b.y);
+        MmaRows<T::kRowType>(acc[n], high, b.x, b.y);
       }
     }
 #pragma unroll
@@ -137,7 +136,9 @@ __device__ __forceinline__ int PackPlainQuery(float factor, Shared<T>& shared, i
   for (int at = 0; at < T::kColumnTiles * T::kSteps / 2; ++at) {
     const uint4 x = shared.query[warp][0][at][lane];
     for (const uint32_t pair : {x.x, x.y, x.z, x.w}) {
-      most = fmaxf(most, fmaxf(fabsf(ptx::LowBf16(pair)), fabsf(ptx::HighBf16(pair))) * factor);
+      most = fmaxf(
+          most, fmaxf(fabsf(LowElement<T::kRowType>(pair)), fabsf(HighElement<T::kRowType>(pair))) *
+                    factor);
     }
   }
   for (int step = 1; step < 32; step *= 2) {
@@ -154,8 +155,8 @@ __device__ __forceinline__ int PackPlainQuery(float factor, Shared<T>& shared, i
       for (int i = 0; i < 4; ++i) {
         const float unit =
             factor * PowerOfTwo(exponent) * PowerOfTwo(-CodeShift(2 * ((s + i / 2) % 4) + i % 2));
-        x[i] = ptx::PackHalf(LimitHalf(ptx::LowBf16(x[i]) * unit),
-                             LimitHalf(ptx::HighBf16(x[i]) * unit));
+        x[i] = ptx::PackHalf(LimitHalf(LowElement<T::kRowType>(x[i]) * unit),
+                             LimitHalf(HighElement<T::kRowType>(x[i]) * unit));
       }
       shared.query[warp][n][s / 2][lane] = make_uint4(x[0], x[1], x[2], x[3]);
     }
@@ -242,7 +243,7 @@ __device__ __forceinline__ void TurnBack(const float* rotation, Shared<T>& share
 #pragma unroll 4
       for (int s = 0; s < T::kSteps; ++s) {
         uint32_t high[4], low[4];
-        LoadPiece<true>(rotation, T::kDim, m, s, lane, high, low);
+        LoadPiece<RowType::kBf16, true>(rotation, T::kDim, m, s, lane, high, low);
 #pragma unroll
         for (int n = 0; n < kHalf; ++n) {
           const uint2 b_high =

@@ -299,7 +299,7 @@ __device__ __forceinline__ void LoadTeamQuery(const PrefillAttentionParams& p,
     const int row = shared.row[query];
     uint4 x = make_uint4(0, 0, 0, 0);
     if (row >= 0) {
-      x = *reinterpret_cast<const uint4*>(p.q + static_cast<int64_t>(row) * T::kDim + 8 * piece);
+      x = static_cast<const uint4*>(p.q)[static_cast<int64_t>(row) * kPieces + piece];
     }
     *reinterpret_cast<uint4*>(to + piece / 8 * TeamTraits<T>::kMatrixBytes +
                               query * TeamTraits<T>::kLineBytes + ((piece ^ query) % 8) * 16) = x;

@@ -24,6 +24,11 @@ __device__ __forceinline__ void MmaF16(float (&d)[4], uint32_t a0, uint32_t a1, 
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+__device__ __forceinline__ void MmaF16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
+                                       uint32_t b1) {
+  MmaF16(d, a[0], a[1], a[2], a[3], b0, b1);
+}
+
 // D += A B of 16 x 8 x 32: A unsigned bytes, B signed bytes.
 __device__ __forceinline__ void MmaU8S8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                         uint32_t a3, uint32_t b0, uint32_t b1) {
@@ -155,6 +160,12 @@ __device__ __forceinline__ float HighBf16(uint32_t x) { return __uint_as_float(x
 __device__ __forceinline__ void SplitBf16(float x, float y, uint32_t* high, uint32_t* low) {
   *high = PackBf16(x, y);
   *low = PackBf16(x - LowBf16(*high), y - HighBf16(*high));
+}
+
+// Two floats as the sum of two fp16 pairs.
+__device__ __forceinline__ void SplitHalf(float x, float y, uint32_t* high, uint32_t* low) {
+  *high = PackHalf(x, y);
+  *low = PackHalf(x - LowHalf(*high), y - HighHalf(*high));
 }
 
 // Brings the line of `p` into L2.

@@ -248,7 +248,7 @@ void RunPrefill(const kernels::cuda::PrefillAttentionParams& p) {
     a.recent_tokens = older + fresh - moved;
     GatheredRows rows;
     for (int part = 0; part < 2; ++part) {
-      const Bf16* given = part == 0 ? p.k : p.v;
+      const auto* given = static_cast<const Bf16*>(part == 0 ? p.k : p.v);
       for (int head = 0; head < p.shape.kv_heads; ++head) {
         const auto add = [&](std::vector<Bf16>& to, const void* from) {
           const auto* values = static_cast<const Bf16*>(from);
@@ -274,7 +274,7 @@ void RunPrefill(const kernels::cuda::PrefillAttentionParams& p) {
     a.recent_capacity = a.recent_tokens;
     a.recent_head_stride = a.recent_tokens * dim;
     a.sink_token_stride = a.recent_token_stride = dim;
-    a.q = p.q + begin * row;
+    a.q = static_cast<const Bf16*>(p.q) + begin * row;
     a.offset = ItemOf(p.offset, begin, int64_t{p.shape.q_heads} * p.position_blocks);
     AttendAll(a, fresh, p.out_type, static_cast<std::byte*>(p.out) + begin * row * element);
   }

@@ -15,26 +15,10 @@
 namespace crumb::kernels::cuda {
 namespace {
 
-// The value of 16 bits, and the other way round, of either type.
-float ToFloat(RowType type, Bf16 x) {
-  return type == RowType::kFp16 ? Fp16ToFloat(x.bits) : Bf16ToFloat(x);
-}
-Bf16 FromFloat(RowType type, float x) {
-  bool saturated = false;
-  return type == RowType::kFp16 ? Bf16{Fp16FromFloat(x, &saturated)} : Bf16FromFloat(x);
-}
-
 double Rounded(OutType type, double x) {
   if (type == OutType::kF32) return static_cast<float>(x);
   const RowType row = type == OutType::kFp16 ? RowType::kFp16 : RowType::kBf16;
   return ToFloat(row, FromFloat(row, static_cast<float>(x)));
-}
-
-std::vector<Bf16> RandomRows(RowType type, size_t count, double deviation, std::mt19937& random) {
-  std::normal_distribution<float> normal(0.0f, static_cast<float>(deviation));
-  std::vector<Bf16> rows(count);
-  for (Bf16& x : rows) x = FromFloat(type, normal(random));
-  return rows;
 }
 
 }  // namespace

@@ -30,8 +30,10 @@ bool UsesTeams(const PrefillOptions& options) {
   int device = 0, major = 0;
   EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
   EXPECT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), cudaSuccess);
-  return major == 9 && options.products == PrefillProducts::kAuto && options.tile.head_dim == 128 &&
-         options.tile.group_size >= 64 && options.soft_cap <= 0.0f && options.window <= 0;
+  return major == 9 && options.products == PrefillProducts::kAuto &&
+         options.row_type == RowType::kBf16 && options.out_type != OutType::kFp16 &&
+         options.tile.head_dim == 128 && options.tile.group_size >= 64 &&
+         options.soft_cap <= 0.0f && options.window <= 0;
 }
 
 // Products of one warp take q' rounded to fp16, whose error grows with the logits; those of four
@@ -80,6 +82,65 @@ INSTANTIATE_TEST_SUITE_P(
                         Shape{128, 32, 2, 4}, Shape{64, 64, 2, 4}, Shape{64, 32, 1, 8},
                         Shape{256, 128, 2, 2}, Shape{256, 64, 1, 4}, Shape{256, 32, 1, 3}),
         testing::Values(PrefillProducts::kAuto, PrefillProducts::kWarp)));
+
+class PrefillFp16 : public testing::TestWithParam<Shape> {};
+
+TEST_P(PrefillFp16, AgreesWithTheOracle) {
+  CRUMB_NEEDS_DEVICE();
+  const Shape& shape = GetParam();
+  for (const double logit_std : {1.0, 2.0, 8.0}) {
+    // With small values p is far above 1 while pages are attended.
+    for (const double value_std : {1.0, 1e-2, 1e-4}) {
+      for (const OutType type : {OutType::kF32, OutType::kFp16}) {
+        PrefillOptions options;
+        options.row_type = RowType::kFp16;
+        options.out_type = type;
+        options.tile = {64, shape.head_dim, shape.group_size};
+        options.kv_heads = shape.kv_heads;
+        options.group = shape.group;
+        options.sequences = Ragged();
+        options.logit_std = logit_std;
+        options.value_std = value_std;
+        options.transforms = shape.group != 7;
+        options.seed = 5 + shape.group;
+        PrefillCase run(options);
+        run.Run();
+        const double error = run.WorstError(150);
+        std::printf("fp16: d %d G %d g %d %s std %.0f, %g: error %.2e\n", shape.head_dim,
+                    shape.group_size, shape.group, type == OutType::kF32 ? "f32" : "fp16",
+                    logit_std, value_std, error);
+        // q' in fp16 as in ErrorBound, up to 1.1e-3 here; means of values of 1e-4 are subnormal.
+        const double query = logit_std < 4 ? 1.2e-3 : 4e-3;
+        const double rounding = type == OutType::kF32 ? 0.0 : value_std < 1e-3 ? 3e-3 : 4e-4;
+        EXPECT_LE(error, query + rounding);
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, PrefillFp16,
+                         testing::Values(Shape{128, 128, 2, 4}, Shape{128, 128, 1, 7},
+                                         Shape{128, 64, 1, 5}, Shape{128, 32, 2, 3},
+                                         Shape{64, 64, 2, 4}, Shape{64, 32, 1, 12},
+                                         Shape{256, 128, 1, 2}, Shape{256, 64, 1, 3},
+                                         Shape{256, 32, 1, 1}));
+
+TEST(PrefillAttention, Fp16RowsWithCapsWindowsAndLearnedSinks) {
+  CRUMB_NEEDS_DEVICE();
+  for (int mask = 0; mask < 16; ++mask) {
+    PrefillOptions options;
+    options.row_type = RowType::kFp16;
+    options.sequences = {{64, 5, 6, 30}, {64, 9, 0, 70}, {0, 0, 0, 12}};
+    options.offset = options.shift = (mask & 1) != 0;
+    options.sink_logit = (mask & 2) != 0;
+    options.soft_cap = (mask & 4) != 0 ? 3.0f : 0.0f;
+    options.window = (mask & 8) != 0 ? 300 : 0;
+    options.seed = mask;
+    PrefillCase run(options);
+    run.Run();
+    EXPECT_LE(run.WorstError(40), 1e-3) << "mask " << mask;
+  }
+}
 
 TEST(PrefillAttention, EveryTermOfTheLogit) {
   CRUMB_NEEDS_DEVICE();
