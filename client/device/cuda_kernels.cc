@@ -26,7 +26,8 @@ cudaStream_t Of(DeviceStream stream) { return reinterpret_cast<cudaStream_t>(str
 
 bool CudaKernels::Supports(const kernels::TileShape& tile) const {
   const CurrentDevice current(ordinal_);
-  return tile.Valid() && cuda::EvictSupported(tile) && cuda::PrefillSupported({.tile = tile});
+  return tile.Valid() && cuda::EvictSupported(tile) && cuda::PrefillSupported({.tile = tile}) &&
+         cuda::DecodeSupported({.tile = tile});
 }
 
 bool CudaKernels::DecodeSupported(const cuda::DecodeShape& shape) const {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "common/status_macros.h"
+#include "fmt/format.h"
 
 namespace crumb::client {
 
@@ -45,8 +46,11 @@ absl::Status ResidentBatch::Allocate() {
   }
   if (!prompt() && (options_.tokens > 1 + parts_.options.draft_slots ||
                     !device.kernels().DecodeSupported(DecodeShape()))) {
-    return absl::InvalidArgumentError("decode attention does not serve " +
-                                      std::to_string(options_.tokens) + " tokens at once here");
+    const DeviceGeometry& g = parts_.geometry;
+    return absl::InvalidArgumentError(fmt::format(
+        "decode attention does not serve {} tokens at once with {} query heads over {} KV heads of "
+        "{} channels, groups of {}: take fewer draft slots",
+        options_.tokens, g.q_heads, g.kv_heads, g.tile.head_dim, g.tile.group_size));
   }
   CRUMB_ASSIGN_OR_RETURN(
       timeline_, Timeline::Create(device, options_.stream, parts_.device_options.passes_in_flight));

@@ -13,7 +13,10 @@ namespace crumb::kernels::cuda {
 
 DecodeLauncher FindDecodeKernel(const TileShape& tile, int columns, bool bulk) {
   if (tile.head_dim == 64) return FindDim64(tile.group_size, columns, bulk);
-  if (tile.head_dim == 256) return FindDim256(tile.group_size, columns, bulk);
+  if (tile.head_dim == 256) {
+    return tile.group_size == 128 ? FindDim256(columns, bulk)
+                                  : FindDim256Groups(tile.group_size, columns, bulk);
+  }
   if (tile.group_size != 128) return FindDim128Groups(tile.group_size, columns, bulk);
   return columns <= 8 ? FindDim128(columns, bulk) : FindDim128Wide(columns, bulk);
 }
@@ -23,7 +26,8 @@ bool DecodeSupported(const DecodeShape& shape) {
          shape.max_pages >= 1 && shape.q_tokens >= 1 && shape.kv_heads >= 1 &&
          shape.q_heads >= shape.kv_heads && shape.q_heads % shape.kv_heads == 0 &&
          shape.columns() <= kColumnsMax &&
-         FindDecodeKernel(shape.tile, LaunchColumnsFor(shape.columns()), true) != nullptr;
+         FindDecodeKernel(shape.tile, LaunchColumnsFor(shape.tile, shape.columns()), true) !=
+             nullptr;
 }
 
 cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream) {

@@ -13,7 +13,8 @@
 // schedule. All pointers are device pointers unless said otherwise.
 namespace crumb::kernels::cuda {
 
-// Whether the kernels serve these sizes: tiles of 64 tokens, and columns() up to 32.
+// Whether the kernels serve these sizes: tiles of 64 tokens, head_dim 64, 128 or 256 with groups of
+// 32, 64 or 128 (no wider than head_dim), and columns() up to 32.
 bool DecodeSupported(const DecodeShape& shape);
 
 // Bytes of the plan and of the workspace on the current device; 256-byte aligned buffers. Calls
@@ -28,9 +29,9 @@ size_t DecodeWorkspaceBytes(const DecodeShape& shape);
 cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, int window,
                        void* plan, cudaStream_t stream);
 
-// Enqueues one kernel, from 17 columns on two: no allocation, no synchronisation, can be captured.
-// The result depends on the inputs and the device's number of multiprocessors only.
-// cudaErrorInvalidValue: sizes not supported.
+// Enqueues one kernel for every 16 columns (8 unless head_dim and groups are 128): no allocation,
+// no synchronisation, can be captured. The result depends on the inputs and the device's number of
+// multiprocessors only. cudaErrorInvalidValue: sizes not supported.
 cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream);
 
 }  // namespace crumb::kernels::cuda

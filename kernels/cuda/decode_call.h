@@ -12,8 +12,8 @@
 namespace crumb::kernels::cuda {
 
 // Where each sequence's tokens are at this step. A sequence with all lengths 0 is padding:
-// nothing of it is read and nothing written. The fresh query tokens are the newest recent ones,
-// so recent_tokens >= q_tokens for every sequence that is not padding.
+// nothing of it is read and nothing written. The fresh query tokens are the sequence's newest ones:
+// recent_tokens >= q_tokens, unless the sequence has no more than its sink.
 struct DecodeLengths {
   const int32_t* sink_tokens = nullptr;    // [batch]
   const int32_t* pages = nullptr;          // [batch] history pages

@@ -4,8 +4,6 @@
 
 namespace crumb::kernels::cuda {
 
-DecodeLauncher FindDim256(int group_size, int columns, bool bulk) {
-  return group_size == 128 ? NarrowInstance<256, 2>(columns, bulk) : nullptr;
-}
+DecodeLauncher FindDim256(int columns, bool bulk) { return NarrowInstance<256, 2>(columns, bulk); }
 
 }  // namespace crumb::kernels::cuda

@@ -5,7 +5,8 @@
 namespace crumb::kernels::cuda {
 
 DecodeLauncher FindDim64(int group_size, int columns, bool bulk) {
-  return group_size == 64 ? NarrowInstance<64, 1>(columns, bulk) : nullptr;
+  return group_size == 64 ? NarrowInstance<64, 1>(columns, bulk)
+                          : NarrowInstance<64, 2>(columns, bulk);
 }
 
 }  // namespace crumb::kernels::cuda

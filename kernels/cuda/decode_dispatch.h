@@ -20,6 +20,7 @@ DecodeLauncher FindDim64(int group_size, int columns, bool bulk);
 DecodeLauncher FindDim128(int columns, bool bulk);
 DecodeLauncher FindDim128Wide(int columns, bool bulk);
 DecodeLauncher FindDim128Groups(int group_size, int columns, bool bulk);
-DecodeLauncher FindDim256(int group_size, int columns, bool bulk);
+DecodeLauncher FindDim256(int columns, bool bulk);
+DecodeLauncher FindDim256Groups(int group_size, int columns, bool bulk);
 
 }  // namespace crumb::kernels::cuda

@@ -336,7 +336,7 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
   }
   if (error != cudaSuccess) return error;
   const int dim = shape.tile.head_dim;
-  launch->columns = LaunchColumnsFor(shape.columns());
+  launch->columns = LaunchColumnsFor(shape.tile, shape.columns());
   const int columns = launch->columns;
   launch->pair = columns <= 4 || (columns > 8 && columns <= 12);
   launch->column_tiles = columns <= 8 ? 1 : 2;

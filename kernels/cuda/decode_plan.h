@@ -114,9 +114,9 @@ constexpr int WarpsFor(int head_dim, int column_tiles) {
 
 // Columns of a call, and of a launch: output and query of more would not fit the registers.
 inline constexpr int kColumnsMax = 32;
-inline constexpr int kLaunchColumnsMax = 16;
-constexpr int LaunchColumnsFor(int columns) {
-  const int launches = (columns + kLaunchColumnsMax - 1) / kLaunchColumnsMax;
+constexpr int LaunchColumnsFor(const TileShape& tile, int columns) {
+  const int columns_max = tile.head_dim == 128 && tile.group_size == 128 ? 16 : 8;
+  const int launches = (columns + columns_max - 1) / columns_max;
   return (columns + launches - 1) / launches;
 }
 

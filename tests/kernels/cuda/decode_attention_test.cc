@@ -99,6 +99,17 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{128, 128, 8, 16, 1}, Shape{128, 128, 1, 17, 1},
                     Shape{128, 128, 2, 8, 3}));
 
+// Every head_dim and group that tiles may have, beyond 8 columns in several launches.
+INSTANTIATE_TEST_SUITE_P(Tiles, DecodeShapes,
+                         testing::Values(Shape{64, 32, 2, 4, 1}, Shape{64, 32, 1, 7, 1},
+                                         Shape{256, 64, 2, 4, 1}, Shape{256, 64, 1, 7, 1},
+                                         Shape{256, 32, 2, 3, 1}, Shape{256, 32, 1, 8, 1},
+                                         Shape{64, 64, 2, 12, 1}, Shape{64, 32, 1, 16, 1},
+                                         Shape{128, 64, 2, 12, 1}, Shape{128, 32, 1, 16, 1},
+                                         Shape{256, 128, 1, 16, 1}, Shape{256, 64, 1, 12, 1},
+                                         Shape{256, 32, 1, 9, 1}, Shape{256, 128, 2, 3, 4},
+                                         Shape{128, 64, 1, 5, 5}, Shape{64, 64, 1, 8, 4}));
+
 // Everything else that both forms promise.
 class DecodeForms : public testing::TestWithParam<DecodeForm> {
  protected:
