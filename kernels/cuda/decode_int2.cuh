@@ -174,7 +174,8 @@ __device__ __forceinline__ void AddValues(uint32_t codes, int lane, int u,
   }
 }
 
-// Makes room for larger logits (`best`, log2 units, this lane's) or value scales.
+// Makes room for larger logits (`best`, log2 units, this lane's) or value scales. The largest key's
+// p becomes a power of two, so its p * v_scale is exact in each group.
 template <class T>
 __device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows],
                                                uint32_t scale_most, SegmentState<T>& state,
@@ -184,7 +185,7 @@ __device__ __forceinline__ void MoveReferences(const float (&best)[T::kLaneRows]
     scale_most = max(scale_most, __shfl_xor_sync(~0u, scale_most, step));
   }
   if (scale_most > sums.scale_bound) {
-    // The bound is the power of two above: p * v_scale * 2^headroom stays under 2^(10 + kLag).
+    // The bound is the power of two above: p * v_scale * 2^headroom stays under 2^(10 + kKeyLag).
     const int exponent = ilogbf(fmaxf(ptx::LowHalf(scale_most), 0x1p-24f)) + 1;
     sums.headroom = static_cast<float>(10 - exponent);
     sums.scale_bound = scale_most;
@@ -240,7 +241,7 @@ __device__ __forceinline__ void AttendTokens(const Int2Query<T>& query, uint32_t
 #pragma unroll
     for (int e = 1; e < 2 * kGroups; ++e) most = fmaxf(most, score[e / 2][e % 2][i]);
     best[i] = fmaf(most, query.factor[i], query.bias[i]);
-    grows |= best[i] - state.reference[i] > sums.headroom + kLag;
+    grows |= best[i] - state.reference[i] > sums.headroom + T::kKeyLag;
   }
   if (__any_sync(~0u, grows)) MoveReferences<T>(best, scale_most, state, sums);
 

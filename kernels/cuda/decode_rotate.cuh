@@ -62,6 +62,7 @@ __device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float 
   const int lane = threadIdx.x % 32;
   float most = 0.0f;
   for (int i = lane; i < T::kDim; i += 32) most = fmaxf(most, fabsf(x[i]));
+  if (lane / 8 % 2 == 1) most *= 0.25f;  // odd q
   // Of floats that are not negative the bits are in the same order.
   most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
   // Both bytes are signed: 127 * 256 + 127 is the largest value.

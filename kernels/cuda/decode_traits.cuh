@@ -40,6 +40,9 @@ struct DecodeTraits {
   static constexpr int kTileBytes = 2 * (kCodeBytes + kMetaBytes);
   static constexpr int kRank = (column_tiles * dim + 127) / 128;
   static constexpr int kThreadsMax = 32 * WarpsFor(dim, column_tiles);
+  // kLag of INT2 keys: a key that has most of a row is to be a maximum that is followed, as others'
+  // weights are rounded. With more rows one of them grows more often, and moving takes longer.
+  static constexpr float kKeyLag = column_tiles == 1 && pair ? 1.0f : 2.0f;
   // 16-token groups whose scores are made together, as registers allow: independent products.
   static constexpr int kTogether = kRank * kDotTiles * groups <= 2 ? 2 : 1;
   // 16-token groups between two looks at the maxima: fewer where scores take many registers.

@@ -229,6 +229,70 @@ void DecodeCase::Rise(int sequence, int head, double nats) {
   arena_.Upload(arena_host_);
 }
 
+double DecodeCase::PlaceKey(const std::vector<float>& q, const DecodeKey& key,
+                            uint8_t* tile) const {
+  const TileShape& shape = options_.tile;
+  double sum = 0.0, dot = 0.0;
+  for (int i = 0; i < shape.head_dim; ++i) {
+    const double code = std::clamp(std::round(q[i] / options_.logit_std + 1.5), 0.0, 3.0);
+    WriteCode(shape, TilePart::kKey, key.token, i, static_cast<uint8_t>(code), tile);
+    sum += q[i];
+    dot += q[i] * code;
+  }
+  const double root = std::sqrt(shape.head_dim);
+  const double scale = key.nats * root / (dot - 1.5 * sum);
+  const RowMeta meta = {Half(scale), Half(-1.5 * scale)};
+  for (int y = 0; y < shape.groups(); ++y) {
+    WriteMeta(shape, TilePart::kKey, key.token, y, meta, tile);
+  }
+  return (Fp16ToFloat(meta.minimum) * sum + Fp16ToFloat(meta.scale) * dot) / root;
+}
+
+void DecodeCase::Dominate(int sequence, int head, const std::vector<DecodeKey>& keys) {
+  const TileShape& shape = options_.tile;
+  const int dim = shape.head_dim;
+  std::vector<float> q(dim);
+  for (int i = 0; i < options_.q_tokens * options_.group; ++i) {
+    const int token = i / options_.group, of_group = i % options_.group;
+    Bf16* row =
+        q_host_.data() + ((static_cast<size_t>(sequence) * options_.q_tokens + token) * q_heads() +
+                          head * options_.group + of_group) *
+                             dim;
+    for (int j = 0; j < dim; ++j) {
+      if (i == 0) q[j] = ToFloat(options_.row_type, row[j]);
+      row[j] = FromFloat(options_.row_type, q[j] * (1.0f + i / 64.0f));
+    }
+  }
+  q_.Upload(q_host_);
+  for (int page = 0; page < lengths_[sequence].pages; ++page) {
+    for (int t = 0; t < shape.tokens; ++t) {
+      for (int y = 0; y < shape.groups(); ++y) {
+        WriteMeta(shape, TilePart::kKey, t, y, {Half(1e-3), Half(-1.5e-3)},
+                  Tile(sequence, page, head));
+      }
+    }
+  }
+  double before = 0.0, last = 0.0;
+  for (const DecodeKey& key : keys) {
+    before = last;
+    last = PlaceKey(q, key, Tile(sequence, key.page, head));
+  }
+  const auto loss = [&](uint16_t scale) {
+    const double weight = std::exp(last - before) * Fp16ToFloat(scale);
+    return std::abs(Fp16ToFloat(Half(weight)) / weight - 1.0);
+  };
+  uint16_t worst = 0x3800;  // from .5 on
+  for (uint16_t scale = 0x3800; scale < 0x3c00; ++scale) {
+    if (loss(scale) > loss(worst)) worst = scale;
+  }
+  const RowMeta meta = {worst, Half(-1.5 * Fp16ToFloat(worst))};
+  for (int y = 0; y < shape.groups(); ++y) {
+    WriteMeta(shape, TilePart::kValue, keys.back().token, y, meta,
+              Tile(sequence, keys.back().page, head));
+  }
+  arena_.Upload(arena_host_);
+}
+
 void DecodeCase::PoisonOutputs() {
   out_.Fill(0xff);
   lse_.Fill(0xff);

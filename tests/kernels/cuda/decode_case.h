@@ -43,6 +43,13 @@ struct DecodeOptions {
   uint32_t seed = 1;
 };
 
+// A key of the history, and its logit.
+struct DecodeKey {
+  int page = 0;
+  int token = 0;
+  double nats = 0.0;
+};
+
 class DecodeCase {
  public:
   explicit DecodeCase(const DecodeOptions& options);
@@ -53,6 +60,11 @@ class DecodeCase {
   // Makes the history's logits grow from token to token, from 0 to `nats` for the first query head.
   // Without transforms.
   void Rise(int sequence, int head, double nats);
+  // Makes the rows of a KV head nearly alike (row i is the first one times 1 + i / 64), what its
+  // history says to them small, and `keys` such that say as much as they should to the first row.
+  // The last one gets a v_scale that falls between two fp16 numbers when it is multiplied by its
+  // probability, if that is 1 at the key before. Without transforms.
+  void Dominate(int sequence, int head, const std::vector<DecodeKey>& keys);
   void PoisonOutputs();
   // Sets the lengths on the device; pages and windows beyond them stay as they are.
   void SetLengths(const std::vector<SequenceLengths>& sequences);
@@ -89,6 +101,8 @@ class DecodeCase {
   // same of the oracle rounded to the output's type.
   template <typename Visit>
   void VisitErrors(int rows_max, const Visit& visit) const;
+  // Makes a key say about `key.nats` to query q, by codes that follow q. Returns what it says.
+  double PlaceKey(const std::vector<float>& q, const DecodeKey& key, uint8_t* tile) const;
   void ScaleKeys(int sequence, int page, int head, int token, double nats);
 
   DecodeOptions options_;
