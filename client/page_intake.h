@@ -27,8 +27,6 @@ class PageIntake {
  public:
   virtual ~PageIntake() = default;
 
-  // Whether every page that is fetched has to be copied: there is no pool it could lie in.
-  virtual bool CopiesAll() const = 0;
   // Names the device pools whose fragments Hold takes.
   virtual void NamePools(AcquireRequest* request) const = 0;
   // Pages of one fragment each, in such pools, that have all of this rank's tiles: `placed` where

@@ -28,20 +28,17 @@ constexpr Duration kBindTimeoutMin = std::chrono::milliseconds(50);
 constexpr Duration kCountTimeout = std::chrono::milliseconds(50);
 // Parts of what is not known of a prompt, at most: each is a question of its own.
 constexpr int kPartsMax = 2;
-// The same where all pages have to be copied: the first layer is there sooner the less of it is
-// left when the last keys are hashed.
-constexpr int kCopiedPartsMax = 4;
 // Pages that are hashed before it is looked again whether crumbd has answered.
 constexpr size_t kHashedBetweenLooks = 64;
 
 // Where the parts of a prompt's pages end that are asked for one after the other: while crumbd
 // looks for a part the next one's keys are hashed. `known` of them need no hashing.
-std::vector<int> PartEnds(int known, int pages, int part_pages, int parts_max) {
+std::vector<int> PartEnds(int known, int pages, int part_pages) {
   std::vector<int> ends;
   const int fresh = pages - std::min(known, pages);
   if (part_pages > 0) {
     const int run = std::min(part_pages, static_cast<int>(kRunPages));
-    const int parts = std::min(parts_max, fresh / part_pages);
+    const int parts = std::min(kPartsMax, fresh / part_pages);
     if (known >= part_pages && parts > 0) ends.push_back(known / run * run);
     for (int part = 1; part < parts; ++part) {
       ends.push_back((pages - fresh + fresh * part / parts) / run * run);
@@ -223,10 +220,6 @@ void SequenceStarter::CountShared(SequenceStart& start) {
   tally_.hit_tokens_worker.Add(start.stats.hit_tokens_worker);
 }
 
-int SequenceStarter::PartsMax() const {
-  return intake_ != nullptr && intake_->CopiesAll() ? kCopiedPartsMax : kPartsMax;
-}
-
 // Pages [first, end) of the prompt.
 PageRequest SequenceStarter::RequestFor(const SequenceStart& start, int first, int end,
                                         int window_tokens, Duration timeout) const {
@@ -279,7 +272,7 @@ class SequenceStarter::Parts {
         deadline_(Clock::Real().Now() + timeout_),
         pages_max_(starter.HitPagesMax(tokens.size(), options)),
         ends_(PartEnds(static_cast<int>(start.prompt_keys.size()), pages_max_,
-                       starter.options_.part_pages, starter.PartsMax())) {}
+                       starter.options_.part_pages)) {}
 
   void Fetch() {
     TakeShared();

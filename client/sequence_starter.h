@@ -87,7 +87,6 @@ class SequenceStarter {
   void KeepPrompt(const SequenceStart& start, const SequenceOptions& options);
   void FindShared(SequenceStart& start, int pages_max) const;
   void CountShared(SequenceStart& start);
-  int PartsMax() const;  // of what has to be hashed
   bool CanFetch(const SequenceStart& start) const;
   std::unique_ptr<PageIntake::Prefix> NewPrefix(const SequenceStart& start, int pages_max) const;
   void FetchRest(SequenceStart& start, int pages_max, Duration timeout);

@@ -47,7 +47,6 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   absl::Status JoinPools();
   absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
                                                                SequenceStart start);
-  bool CopiesAll() const override { return pools_ == nullptr; }
   void NamePools(AcquireRequest* request) const override;
   HeldPages Hold(std::span<const DeviceFragment* const> fragments,
                  const std::shared_ptr<const Lease>& lease) override;

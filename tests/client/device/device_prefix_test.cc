@@ -40,30 +40,6 @@ TEST(DevicePrefixTest, HitsComeLayerByLayerAndCountAsOnTheCpu) {
   }
 }
 
-// The less of its first layer is left to be copied when the last keys are hashed, the better.
-TEST(DevicePrefixTest, PrefixesThatAreCopiedComeInMoreParts) {
-  WorkerOptions options = PairOptions();
-  options.known_prompt_tokens = 0;
-  const SequenceModel model(options, RandomTokens(1500, 3));
-  WorkerPair pair(options, 5);
-  DeviceRun prompts(pair.device, *pair.worker, {.kind = PassKind::kPrompt, .tokens = 512});
-  {
-    Twin cold(model, 1400, pair);
-    RunPrompt(prompts, cold, 512);
-    cold.Finish(prompts.batch());
-    pair.Settle();
-  }
-  const size_t cpu_asks = pair.cpu_store.asks().size(), asks = pair.device_store.asks().size();
-  Twin warm(model, 1400, pair);
-  EXPECT_GT(warm.expected().cached_tokens(), 1000);
-  EXPECT_EQ(warm.sequence().cached_tokens(), warm.expected().cached_tokens());
-  EXPECT_EQ(pair.cpu_store.asks().size() - cpu_asks, 2u);
-  EXPECT_EQ(pair.device_store.asks().size() - asks, 4u);
-  RunPrompt(prompts, warm, 512);
-  warm.Check();
-  warm.Finish(prompts.batch());
-}
-
 // Pages that lie in pinned memory come by the kernel, others by copies, together and alone.
 TEST(DevicePrefixTest, HitsComeFromPinnedMemoryAndFromOther) {
   WorkerOptions options = PairOptions();
