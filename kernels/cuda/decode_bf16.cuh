@@ -17,7 +17,7 @@ template <class T>
 __device__ __forceinline__ void LoadPlainQuery(const DecodeKernelParams& k, const Segment& segment,
                                                int lane,
                                                uint32_t (&q)[T::kColumnTiles][T::kSteps][2]) {
-  const QueryRows rows(k);
+  const QueryRows rows = RowsOf<T>(k);
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
     const int column = lane / 4;
@@ -93,20 +93,22 @@ __device__ __forceinline__ void FinishScores(const DecodeKernelParams& k,
                                              const WindowLengths& lengths,
                                              const ChunkSource& source, int lane,
                                              float (&score)[2][T::kLaneRows]) {
-  const QueryRows rows(k);
+  const QueryRows rows = RowsOf<T>(k);
   const int before_recent = lengths.sink + lengths.pages * T::kTokens;
   const int total = before_recent + lengths.recent;
   const int first = source.first + (source.sink ? 0 : before_recent);
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {
-    const RowSpan span = SpanOf(k, total, rows.TokenOf(min(T::RowOf(lane, i), rows.columns - 1)));
+    const RowSpan span =
+        SpanOf<T>(k, total, rows.TokenOf(min(T::RowOf(lane, i), rows.columns - 1)));
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
       const int row = ChunkToken(8 * a + lane / 4), position = first + row;
-      const bool attends = row < source.rows && position >= span.first && position <= span.last;
-      const float logit = k.p.soft_cap > 0.0f
-                              ? SoftCap(score[a][i] * k.scale, k.p.soft_cap) * kLog2E
-                              : score[a][i] * k.log2_scale;
+      // Where there is one query token and no window, a row attends all positions.
+      const bool attends =
+          row < source.rows && (T::kPlain || (position >= span.first && position <= span.last));
+      const float logit = Capped<T>(k) ? SoftCap(score[a][i] * k.scale, k.p.soft_cap) * kLog2E
+                                       : score[a][i] * k.log2_scale;
       score[a][i] = attends ? logit : -INFINITY;
     }
   }
@@ -167,7 +169,7 @@ __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Se
   const int lane = threadIdx.x % 32;
   uint32_t q[T::kColumnTiles][T::kSteps][2];
   LoadPlainQuery<T>(k, segment, lane, q);
-  const bool half = k.p.row_type == RowType::kFp16;
+  const bool half = HalfRows<T>(k);
   const WindowLengths lengths = {k.p.lengths.sink_tokens[segment.sequence],
                                  k.p.lengths.pages[segment.sequence],
                                  WindowTokens(k.p.lengths, segment.sequence)};

@@ -25,16 +25,33 @@ constexpr int kPagesPerBlockMin = 4;
 
 using Kernel = DecodeKernelPointer;
 
-Kernel KernelOf(int columns) {
-  if (columns <= 4) return DecodeClusterKernel<DecodeTraits<128, 1, 1, true, true>>;
-  if (columns <= 8) return DecodeClusterKernel<DecodeTraits<128, 1, 1, false, true>>;
-  if (columns <= 12) return DecodeClusterKernel<DecodeTraits<128, 1, 2, true, true>>;
-  return DecodeClusterKernel<DecodeTraits<128, 1, 2, false, true>>;
+template <class T>
+Kernel Instance(bool plain) {
+  return plain ? DecodeClusterKernel<PlainTraits<T>> : DecodeClusterKernel<T>;
 }
 
-ClusterLayout LayoutOf(const DecodeShape& shape, const DecodeLaunch& launch, int size) {
-  return {launch.warps,  static_cast<uint32_t>(launch.slot_bytes),           shape.tile.head_dim,
-          launch.rows(), static_cast<int>(launch.FragmentWords(shape.tile)), 1 << kSizesLog2[size]};
+Kernel KernelOf(int columns, bool plain) {
+  if (columns <= 4) return Instance<DecodeTraits<128, 1, 1, true, true>>(plain);
+  if (columns <= 8) return Instance<DecodeTraits<128, 1, 1, false, true>>(plain);
+  if (columns <= 12) return Instance<DecodeTraits<128, 1, 2, true, true>>(plain);
+  return Instance<DecodeTraits<128, 1, 2, false, true>>(plain);
+}
+
+// Whether the kernels of PlainTraits serve a call.
+bool IsPlain(const DecodeAttentionParams& p) {
+  return p.shape.q_tokens == 1 && p.row_type == RowType::kBf16 && p.soft_cap <= 0.0f &&
+         p.window <= 0 && p.rotation_k != nullptr && p.rotation_v != nullptr;
+}
+
+ClusterLayout LayoutOf(const DecodeShape& shape, const DecodeLaunch& launch, int blocks,
+                       bool plain = false) {
+  return {launch.warps,
+          static_cast<uint32_t>(launch.slot_bytes),
+          shape.tile.head_dim,
+          launch.rows(),
+          static_cast<int>(launch.FragmentWords(shape.tile)),
+          blocks,
+          plain && StagesFactors(launch.column_tiles, launch.pair)};
 }
 
 cudaError_t AllowClusters(Kernel kernel, int shared_bytes) {
@@ -85,11 +102,11 @@ cudaError_t ClustersAtOnce(int device, int size, int* clusters) {
     launch.warps = WarpsFor(128, 1);
     launch.pair = true;
     launch.slot_bytes = shape.tile.int2_bytes();
-    const uint32_t bytes = LayoutOf(shape, launch, size).bytes;
-    const Kernel kernel = KernelOf(1);
+    const int blocks = 1 << kSizesLog2[size];
+    const uint32_t bytes = LayoutOf(shape, launch, blocks).bytes;
+    const Kernel kernel = KernelOf(1, false);
     cudaError_t error = AllowClusters(kernel, static_cast<int>(bytes));
     if (error != cudaSuccess) return error;
-    const int blocks = 1 << kSizesLog2[size];
     const ClusterConfig one(dim3(blocks), blocks, launch.warps, bytes);
     int found = 0;
     error = cudaOccupancyMaxActiveClusters(&found, kernel, &one.config);
@@ -104,7 +121,7 @@ cudaError_t ClustersAtOnce(int device, int size, int* clusters) {
 // clusters at once, which on an odd number of multiprocessors are fewer.
 cudaError_t ChooseByPlan(const DecodeShape& shape, int device, int shared_max,
                          DecodeLaunch* launch) {
-  const ClusterLayout layout = LayoutOf(shape, *launch, kByPlanSize);
+  const ClusterLayout layout = LayoutOf(shape, *launch, 1 << kSizesLog2[kByPlanSize]);
   if (layout.bytes > static_cast<uint32_t>(shared_max)) return cudaSuccess;
   int clusters = 0;
   const cudaError_t error = ClustersAtOnce(device, kByPlanSize, &clusters);
@@ -149,7 +166,7 @@ cudaError_t ChooseClusters(const DecodeShape& shape, DecodeLaunch* launch) {
   ClusterLayout layout[kClusterSizes];
   int parts[kClusterSizes] = {}, most = 0, smallest = -1;
   for (int size = 0; size < kClusterSizes; ++size) {
-    layout[size] = LayoutOf(shape, *launch, size);
+    layout[size] = LayoutOf(shape, *launch, 1 << kSizesLog2[size]);
     if (layout[size].bytes > static_cast<uint32_t>(shared_max)) continue;
     int clusters = 0;
     error = ClustersAtOnce(device, size, &clusters);
@@ -175,11 +192,14 @@ cudaError_t ChooseClusters(const DecodeShape& shape, DecodeLaunch* launch) {
   return cudaSuccess;
 }
 
-cudaError_t LaunchClusters(const DecodeKernelParams& k, cudaStream_t stream) {
-  const ClusterLaunch& launch = k.launch.cluster;
+cudaError_t LaunchClusters(const DecodeKernelParams& params, cudaStream_t stream) {
+  DecodeKernelParams k = params;
+  ClusterLaunch& launch = k.launch.cluster;
   const DecodeShape& shape = k.p.shape;
+  const bool plain = !launch.by_plan && IsPlain(k.p);
+  if (plain) launch.layout = LayoutOf(shape, k.launch, launch.blocks(), true);
   const Kernel kernel =
-      launch.by_plan ? FindEitherKernel(shape.columns()) : KernelOf(shape.columns());
+      launch.by_plan ? FindEitherKernel(shape.columns()) : KernelOf(shape.columns(), plain);
   const size_t bytes = launch.by_plan ? k.launch.shared_bytes : launch.layout.bytes;
   const cudaError_t error = AllowClusters(kernel, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;

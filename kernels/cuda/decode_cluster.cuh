@@ -59,7 +59,7 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
   if (warp == kWarps - 1 || k.p.lengths.bf16_pages != nullptr) {
     windows.Prepare(k, sequence, place.head);
   }
-  SliceRotation<T> rotation(k, place);
+  SliceRotation<T> rotation(k, place, memory);
   rotation.AskMatrix();
   if (!k.p.overlap_previous) rotation.AskQuery();
 
@@ -67,12 +67,13 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
   asm volatile("" : "+r"(sink), "+r"(page_end), "+r"(recent), "+r"(bf16_pages)::"memory");
   recent += kPageRows * bf16_pages;
   if (sink + page_end + recent == 0) {  // padding
+    ptx::WaitCopies<0>();
     ptx::WaitCluster();
     if (k.p.overlap_previous) ptx::WaitForPrevious();
     return;
   }
   int first_page = 0;
-  if (k.p.window > 0) {
+  if (Windowed<T>(k)) {
     const int oldest = sink + page_end * T::kTokens + recent - k.p.shape.q_tokens - k.p.window + 1;
     first_page = min(max(oldest - sink, 0) / T::kTokens, page_end);
   }

@@ -106,25 +106,44 @@ struct ClusterMemory {
 template <class T>
 class SliceRotation {
  public:
-  __device__ __forceinline__ SliceRotation(const DecodeKernelParams& k, const ClusterPlace& place)
-      : k_(k), place_(place), rows_(k), half_(k.p.row_type == RowType::kFp16) {}
+  __device__ __forceinline__ SliceRotation(const DecodeKernelParams& k, const ClusterPlace& place,
+                                           const ClusterMemory<T>& memory)
+      : k_(k),
+        place_(place),
+        rows_(RowsOf<T>(k)),
+        half_(HalfRows<T>(k)),
+        stage_(memory.shared + memory.at.rotation + threadIdx.x / 32 * kStageBytes) {}
 
   // Ask for all that the warp multiplies by: what is asked for behind tiles comes behind them.
+  // Staged, nothing that is loaded to registers before waits for it.
   __device__ __forceinline__ void AskMatrix() {
-    if (threadIdx.x >= 32 * T::kSteps || k_.p.rotation_k == nullptr) return;
-    if (place_.slice() >= 32) {
-      LoadQuads();
+    if (!Takes() || !RotatesKeys<T>(k_)) return;
+    if constexpr (T::kStaged) {
+      CopyMatrix();
     } else {
-      LoadSingles();
+      LoadMatrix(Matrix(), T::kDim);
     }
   }
   __device__ __forceinline__ void AskQuery() {
-    if (threadIdx.x < 32 * T::kSteps) LoadQuery();
+    if (!Takes()) return;
+    if constexpr (T::kStaged) {
+      CopyQuery();
+    } else {
+      LoadQuery();
+    }
   }
 
   __device__ __forceinline__ void Multiply(float* products) {
-    if (threadIdx.x >= 32 * T::kSteps) return;
-    if (k_.p.rotation_k == nullptr) SetIdentity();
+    if (!Takes()) return;
+    if constexpr (T::kStaged) {
+      ptx::WaitCopies<0>();
+      __syncwarp();
+      LoadStagedQuery();
+      if (RotatesKeys<T>(k_)) {
+        LoadMatrix(reinterpret_cast<const float*>(stage_), kFactorStride / 4);
+      }
+    }
+    if (!RotatesKeys<T>(k_)) SetIdentity();
     uint32_t a[2][4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -134,9 +153,9 @@ class SliceRotation {
       }
     }
     const int row = threadIdx.x % 32 / 4;
-    float* to = products + ((threadIdx.x / 32 * T::kRows + row) << place_.slice_log2);
+    float* to = products + ((Step() * T::kRows + row) << place_.slice_log2);
 #pragma unroll
-    for (int quad = 0; quad < kQuadsMax; ++quad) {
+    for (int quad = 0; quad < kQuads; ++quad) {
       if (32 * quad >= place_.slice()) break;
       float acc[4][4] = {};
       // Without quads the slice has one or two tiles.
@@ -175,48 +194,97 @@ class SliceRotation {
   }
 
  private:
-  static constexpr int kQuadsMax = T::kDim / 64;  // of 32 channels, in a slice
+  static constexpr uint32_t kStageBytes = FactorBytes(T::kRows);
+  static constexpr int kQuads = T::kDim / 64;  // of 32 channels, in a slice
   static_assert(T::kSteps <= ClusterMemory<T>::kWarps);
+  static_assert(!T::kStaged || T::kPlain);
+
+  __device__ static __forceinline__ int Step() { return threadIdx.x / 32; }
+  __device__ static __forceinline__ bool Takes() { return threadIdx.x < 32 * T::kSteps; }
+
+  // The first of the warp's 16 rows of R_K, and of its channels.
+  __device__ __forceinline__ const float* Matrix() const {
+    return k_.p.rotation_k + (static_cast<int64_t>(place_.head) * T::kDim + 16 * Step()) * T::kDim +
+           (place_.rank << place_.slice_log2);
+  }
+  __device__ __forceinline__ void CopyMatrix() const {
+    const float* matrix = Matrix();
+    const int pieces_log2 = place_.slice_log2 - 2;  // of 16 bytes, a row
+    const int lane = threadIdx.x % 32, piece = lane & ((1 << pieces_log2) - 1);
+    const uint32_t to = ptx::SharedAddress(stage_) + 16 * piece;
+#pragma unroll 1
+    for (int row = lane >> pieces_log2; row < 16; row += 32 >> pieces_log2) {
+      ptx::CopyAsync16(to + row * kFactorStride, matrix + row * T::kDim + 4 * piece);
+    }
+    ptx::CommitCopies();
+  }
+  // Two pieces of 16 bytes are 16 channels of a query row.
+  __device__ __forceinline__ void CopyQuery() const {
+    const int lane = threadIdx.x % 32, row = lane / 2;
+    if (row < rows_.columns) {
+      ptx::CopyAsync16(
+          ptx::SharedAddress(stage_) + 16 * kFactorStride + kQueryPiece * row + lane % 2 * 16,
+          static_cast<const Bf16*>(k_.p.q) +
+              rows_.IndexOf(k_, place_.sequence, place_.head, row) * T::kDim + 16 * Step() +
+              lane % 2 * 8);
+    }
+    ptx::CommitCopies();
+  }
+  __device__ __forceinline__ void LoadStagedQuery() {
+    const uint32_t* query = reinterpret_cast<const uint32_t*>(stage_ + 16 * kFactorStride);
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = lane / 4 + i * 8;
+      const bool exists = 8 * i < T::kRows && row < rows_.columns;
+      query_[i] = exists ? query[row * (kQueryPiece / 4) + lane % 4] : 0;
+      query_[i + 2] = exists ? query[row * (kQueryPiece / 4) + lane % 4 + 4] : 0;
+    }
+  }
 
   // Element i of a lane's operand: row 16 step + 2 c + {0, 1, 8, 9} of R_K.
   __device__ static __forceinline__ int MatrixRow(int i) {
-    return threadIdx.x / 32 * 16 + threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8;
+    return Step() * 16 + threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8;
+  }
+  // `from`: where the warp's rows and channels begin.
+  __device__ __forceinline__ void LoadMatrix(const float* from, int stride) {
+    from += threadIdx.x % 4 * 2 * stride;
+    if (place_.slice() >= 32) {
+      LoadQuads(from + threadIdx.x % 32 / 4 * 4, stride);
+    } else {
+      LoadSingles(from + threadIdx.x % 32 / 4, stride);
+    }
   }
   // Tile e of a quad has channels 32 quad + 4 n + e, n the column of the product.
-  __device__ __forceinline__ void LoadQuads() {
-    const int column = (place_.rank << place_.slice_log2) + threadIdx.x % 32 / 4 * 4;
-    const float* matrix = k_.p.rotation_k + static_cast<int64_t>(place_.head) * T::kDim * T::kDim +
-                          MatrixRow(0) * T::kDim + column;
+  __device__ __forceinline__ void LoadQuads(const float* matrix, int stride) {
 #pragma unroll
-    for (int quad = 0; quad < kQuadsMax; ++quad) {
+    for (int quad = 0; quad < kQuads; ++quad) {
       if (32 * quad >= place_.slice()) break;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float4 x =
-            *reinterpret_cast<const float4*>(matrix + (i % 2 + i / 2 * 8) * T::kDim + 32 * quad);
+            *reinterpret_cast<const float4*>(matrix + (i % 2 + i / 2 * 8) * stride + 32 * quad);
         matrix_[quad][0][i] = x.x, matrix_[quad][1][i] = x.y;
         matrix_[quad][2][i] = x.z, matrix_[quad][3][i] = x.w;
       }
     }
   }
   // Tile e has channels 8 e + n.
-  __device__ __forceinline__ void LoadSingles() {
-    const int column = (place_.rank << place_.slice_log2) + threadIdx.x % 32 / 4;
-    const float* matrix = k_.p.rotation_k + static_cast<int64_t>(place_.head) * T::kDim * T::kDim +
-                          MatrixRow(0) * T::kDim + column;
+  __device__ __forceinline__ void LoadSingles(const float* matrix, int stride) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       if (8 * e >= place_.slice()) break;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        matrix_[0][e][i] = matrix[(i % 2 + i / 2 * 8) * T::kDim + 8 * e];
+        matrix_[0][e][i] = matrix[(i % 2 + i / 2 * 8) * stride + 8 * e];
       }
     }
   }
   __device__ __forceinline__ void SetIdentity() {
-    const int n = threadIdx.x % 32 / 4, first = place_.rank << place_.slice_log2;
+    const int n = threadIdx.x % 32 / 4;
+    const int first = place_.rank << place_.slice_log2;
 #pragma unroll
-    for (int quad = 0; quad < kQuadsMax; ++quad) {
+    for (int quad = 0; quad < kQuads; ++quad) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int column = first + (place_.slice() >= 32 ? 32 * quad + 4 * n + e : 8 * e + n);
@@ -226,7 +294,7 @@ class SliceRotation {
     }
   }
   __device__ __forceinline__ void LoadQuery() {
-    const int lane = threadIdx.x % 32, step = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, step = Step();
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = lane / 4 + i * 8;
@@ -281,7 +349,8 @@ class SliceRotation {
   const ClusterPlace& place_;
   const QueryRows rows_;
   const bool half_;
-  float matrix_[kQuadsMax][4][4];
+  char* const stage_;
+  float matrix_[kQuads][4][4];
   uint32_t query_[4];
 };
 
@@ -326,12 +395,13 @@ template <class T>
 __device__ __forceinline__ void SendBlockSums(const ClusterMemory<T>& memory,
                                               const ClusterPlace& place, const WarpRoles& roles) {
   static_assert(T::kDim / 4 == 32);
+  constexpr int kWarps = ClusterMemory<T>::kWarps;
   const int lane = threadIdx.x % 32, slice = place.slice();
   const int windows_end = roles.pages + roles.active_windows;
   const bool windows = lane >= roles.pages;
   const RowState* states = reinterpret_cast<const RowState*>(memory.shared + memory.at.warp_state);
   const uint32_t barrier = memory.Barrier(kPartialSums);
-  for (int row = threadIdx.x / 32; row < T::kRows; row += ClusterMemory<T>::kWarps) {
+  for (int row = threadIdx.x / 32; row < T::kRows; row += kWarps) {
     RowState mine = {kNoLogit, 0.0f};
     if (windows ? lane < windows_end : lane < roles.active_pages) {
       mine = states[lane * T::kRows + row];
@@ -342,24 +412,29 @@ __device__ __forceinline__ void SendBlockSums(const ClusterMemory<T>& memory,
     }
     const float factor = ptx::Exp2(mine.reference - reference);
     const uint32_t from = 4 * (row * ClusterMemory<T>::kSumStride + 4 * lane);
-    const auto load = [&](int warp) {
-      const uint4 x = ptx::LoadShared128(memory.Slots(warp) + from);
-      return make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z),
-                         __uint_as_float(x.w));
+    const auto add = [&](float f, const uint4& x, float4* sum) {
+      *sum =
+          make_float4(fmaf(f, __uint_as_float(x.x), sum->x), fmaf(f, __uint_as_float(x.y), sum->y),
+                      fmaf(f, __uint_as_float(x.z), sum->z), fmaf(f, __uint_as_float(x.w), sum->w));
     };
-    const auto sum = [&](int begin, int end) {
-      float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-      for (int w = begin; w < end; ++w) {
-        const float f = __shfl_sync(~0u, factor, w);
-        const float4 x = load(w);
-        all = make_float4(fmaf(f, x.x, all.x), fmaf(f, x.y, all.y), fmaf(f, x.z, all.z),
-                          fmaf(f, x.w, all.w));
+    float4 history = make_float4(0.0f, 0.0f, 0.0f, 0.0f), plain = history;
+    if (roles.active_pages > 0) {
+      // All warps' sums at once; for those that have none the last one's count nothing.
+      uint4 x[kWarps];
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        x[w] = ptx::LoadShared128(memory.Slots(min(w, roles.active_pages - 1)) + from);
       }
-      return all;
-    };
-    const float4 history = sum(0, roles.active_pages);
-    const float4 plain = sum(roles.pages, windows_end);
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        const float f = __shfl_sync(~0u, factor, w);
+        add(w < roles.active_pages ? f : 0.0f, x[w], &history);
+      }
+    }
+#pragma unroll 1
+    for (int w = roles.pages; w < windows_end; ++w) {
+      add(__shfl_sync(~0u, factor, w), ptx::LoadShared128(memory.Slots(w) + from), &plain);
+    }
     const int owner = 4 * lane >> place.slice_log2;
     const int at = (place.rank * T::kRows + row) * 2 * slice + (4 * lane & (slice - 1));
     const uint32_t to = ptx::MapShared(memory.Address(memory.at.partial + 4 * at), owner);
@@ -386,13 +461,11 @@ template <class T>
 __device__ __forceinline__ void MergeSlice(const DecodeKernelParams& k,
                                            const ClusterMemory<T>& memory,
                                            const ClusterPlace& place) {
-  const QueryRows rows(k);
+  const QueryRows rows = RowsOf<T>(k);
   const int slice = place.slice();
   const float* partial = memory.Floats(memory.at.partial);
   const float4* states = reinterpret_cast<const float4*>(memory.shared + memory.at.block_state);
   const bool sinks = k.p.sink_logit != nullptr && place.part == 0;
-  if (threadIdx.x >= T::kRows << place.slice_log2) return;
-  ptx::WaitRemote(memory.Barrier(kPartialSums), 0);
 #pragma unroll 1
   for (int i = threadIdx.x; i < T::kRows << place.slice_log2; i += blockDim.x) {
     const int row = i >> place.slice_log2, channel = i & (slice - 1);
@@ -401,27 +474,32 @@ __device__ __forceinline__ void MergeSlice(const DecodeKernelParams& k,
         k.p.mean_v != nullptr ? k.p.mean_v[place.head * T::kDim + own_channel] : 0.0f;
     const float sink =
         sinks ? k.p.sink_logit[place.head * rows.heads + rows.HeadOf(row)] * kLog2E : kNoLogit;
+    ptx::WaitRemote(memory.Barrier(kPartialSums), 0);
     float reference = sink;
-#pragma unroll 4
-    for (int from = 0; from < place.blocks; ++from) {
+#pragma unroll 1
+    for (int from = 0; from < place.blocks; from += 2) {
       reference = fmaxf(reference, states[from * T::kRows + row].x);
+      reference = fmaxf(reference, states[(from + 1) * T::kRows + row].x);
     }
     float sum = sinks ? ptx::Exp2(sink - reference) : 0.0f;
     float mass = 0.0f, history = 0.0f, plain = 0.0f;
-#pragma unroll 4
-    for (int from = 0; from < place.blocks; ++from) {
-      const float4 state = states[from * T::kRows + row];
-      const float* x = partial + (from * T::kRows + row) * 2 * slice + channel;
-      const float factor = ptx::Exp2(state.x - reference);
-      sum = fmaf(factor, state.y, sum);
-      mass = fmaf(factor, state.z, mass);
-      history = fmaf(factor, x[0], history);
-      plain = fmaf(factor, x[slice], plain);
+#pragma unroll 1
+    for (int base = 0; base < place.blocks; base += 2) {
+#pragma unroll
+      for (int from = base; from < base + 2; ++from) {
+        const float4 state = states[from * T::kRows + row];
+        const float* x = partial + (from * T::kRows + row) * 2 * slice + channel;
+        const float factor = ptx::Exp2(state.x - reference);
+        sum = fmaf(factor, state.y, sum);
+        mass = fmaf(factor, state.z, mass);
+        history = fmaf(factor, x[0], history);
+        plain = fmaf(factor, x[slice], plain);
+      }
     }
     history = fmaf(mass, mean, history);
     const uint32_t to =
         memory.Address(memory.at.merged) + 4 * (row * kStageStride<T::kDim> + own_channel);
-#pragma unroll 4
+#pragma unroll 1
     for (int block = 0; block < place.blocks; ++block) {
       ptx::StoreRemote(ptx::MapShared(to, block), history,
                        ptx::MapShared(memory.Barrier(kMergedSlices), block));
@@ -439,10 +517,11 @@ template <class T>
 __device__ __forceinline__ void AskTurn(const DecodeKernelParams& k, const ClusterMemory<T>& memory,
                                         const ClusterPlace& place, int warps) {
   constexpr int kPieces = T::kDim / 4;  // of 16 bytes, in a row
-  if (k.p.rotation_v != nullptr) {
+  if (RotatesValues<T>(k)) {
     const float* from = k.p.rotation_v + static_cast<int64_t>(place.head) * T::kDim * T::kDim +
                         place.rank * place.slice() * T::kDim;
     const uint32_t to = memory.Address(memory.at.rotation);
+#pragma unroll 1
     for (int i = threadIdx.x; i < place.slice() * kPieces; i += 32 * warps) {
       ptx::CopyAsync16(to + 4 * (i / kPieces * kStageStride<T::kDim> + i % kPieces * 4),
                        from + 4 * i);
@@ -458,42 +537,62 @@ template <class T, class Use>
 __device__ __forceinline__ void TurnSlice(const DecodeKernelParams& k,
                                           const ClusterMemory<T>& memory, const ClusterPlace& place,
                                           const Use& use) {
+  constexpr int kHalves = T::kRows > 8 ? 2 : 1;  // of 8 rows
+  constexpr int kTogether = 4;                   // steps whose factors are loaded at once
   const int lane = threadIdx.x % 32;
   const float* merged = memory.Floats(memory.at.merged) + lane / 4 * kStageStride<T::kDim>;
-  const float* rotation = memory.Floats(memory.at.rotation) + lane / 4 * kStageStride<T::kDim>;
   const RowState* states = reinterpret_cast<const RowState*>(memory.shared + memory.at.row_state);
   ptx::WaitRemote(memory.Barrier(kMergedSlices), 0);
-  const auto split = [](const float4& x, uint32_t(&high)[2], uint32_t(&low)[2]) {
-    ptx::SplitBf16(x.x, x.y, &high[0], &low[0]);
-    ptx::SplitBf16(x.z, x.w, &high[1], &low[1]);
+  const auto split = [](const uint4& x, uint32_t(&high)[2], uint32_t(&low)[2]) {
+    ptx::SplitBf16(__uint_as_float(x.x), __uint_as_float(x.y), &high[0], &low[0]);
+    ptx::SplitBf16(__uint_as_float(x.z), __uint_as_float(x.w), &high[1], &low[1]);
   };
   for (int tile = static_cast<int>(threadIdx.x) / 32; tile < place.slice() / 8;
        tile += ClusterMemory<T>::kWarps) {
     float acc[3][4] = {};
-    if (k.p.rotation_v != nullptr) {
-#pragma unroll 4
-      for (int step = 0; step < T::kSteps; ++step) {
-        // A lane takes four neighbouring channels of 16, which a product may see in any order.
-        const int at = 16 * step + lane % 4 * 4;
-        uint32_t a_high[4] = {}, a_low[4] = {}, b_high[2], b_low[2];
+    if (RotatesValues<T>(k)) {
+      // A lane takes four neighbouring channels of 16, which a product may see in any order. Rows
+      // that do not exist are the last one again: nobody reads what becomes of them.
+      uint32_t from[kHalves];
 #pragma unroll
-        for (int i = 0; i < (T::kRows > 8 ? 2 : 1); ++i) {
-          if (lane / 4 + 8 * i >= T::kRows) continue;
-          uint32_t high[2], low[2];
-          split(*reinterpret_cast<const float4*>(merged + 8 * i * kStageStride<T::kDim> + at), high,
-                low);
-          a_high[i] = high[0], a_high[i + 2] = high[1];
-          a_low[i] = low[0], a_low[i + 2] = low[1];
+      for (int i = 0; i < kHalves; ++i) {
+        const int row = min(lane / 4 + 8 * i, T::kRows - 1);
+        from[i] =
+            memory.Address(memory.at.merged) + 4 * (row * kStageStride<T::kDim> + lane % 4 * 4);
+      }
+      uint32_t turn = memory.Address(memory.at.rotation) +
+                      4 * ((8 * tile + lane / 4) * kStageStride<T::kDim> + lane % 4 * 4);
+#pragma unroll 1
+      for (int step = 0; step < T::kSteps; step += kTogether) {
+        uint4 a[kTogether][kHalves], b[kTogether];
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          b[j] = ptx::LoadShared128(turn + 64 * j);
+#pragma unroll
+          for (int i = 0; i < kHalves; ++i) a[j][i] = ptx::LoadShared128(from[i] + 64 * j);
         }
-        split(*reinterpret_cast<const float4*>(rotation + 8 * tile * kStageStride<T::kDim> + at),
-              b_high, b_low);
-        ptx::MmaBf16(acc[0], a_high, b_high[0], b_high[1]);
-        ptx::MmaBf16(acc[1], a_high, b_low[0], b_low[1]);
-        ptx::MmaBf16(acc[2], a_low, b_high[0], b_high[1]);
+        turn += 64 * kTogether;
+#pragma unroll
+        for (int i = 0; i < kHalves; ++i) from[i] += 64 * kTogether;
+#pragma unroll
+        for (int j = 0; j < kTogether; ++j) {
+          uint32_t a_high[4] = {}, a_low[4] = {}, b_high[2], b_low[2];
+#pragma unroll
+          for (int i = 0; i < kHalves; ++i) {
+            uint32_t high[2], low[2];
+            split(a[j][i], high, low);
+            a_high[i] = high[0], a_high[i + 2] = high[1];
+            a_low[i] = low[0], a_low[i + 2] = low[1];
+          }
+          split(b[j], b_high, b_low);
+          ptx::MmaBf16(acc[0], a_high, b_high[0], b_high[1]);
+          ptx::MmaBf16(acc[1], a_high, b_low[0], b_low[1]);
+          ptx::MmaBf16(acc[2], a_low, b_high[0], b_high[1]);
+        }
       }
     }
 #pragma unroll 1
-    for (int half = 0; half < (T::kRows > 8 ? 2 : 1); ++half) {
+    for (int half = 0; half < kHalves; ++half) {
       const int row = lane / 4 + half * 8, channel = 8 * tile + lane % 4 * 2;
       if (row >= T::kRows) continue;
       float value[2];
@@ -501,7 +600,7 @@ __device__ __forceinline__ void TurnSlice(const DecodeKernelParams& k,
       for (int e = 0; e < 2; ++e) {
         value[e] = half == 0 ? acc[0][e] + (acc[1][e] + acc[2][e])
                              : acc[0][2 + e] + (acc[1][2 + e] + acc[2][2 + e]);
-        if (k.p.rotation_v == nullptr) {
+        if (!RotatesValues<T>(k)) {
           value[e] = merged[half * 8 * kStageStride<T::kDim> + (place.rank << place.slice_log2) +
                             channel + e];
         }
@@ -528,15 +627,15 @@ template <class T>
 __device__ __forceinline__ void StoreRowChannels(const DecodeKernelParams& k,
                                                  const ClusterPlace& place, int row, int channel,
                                                  float2 value, const RowState& state) {
-  const QueryRows rows(k);
+  const QueryRows rows = RowsOf<T>(k);
   if (row >= rows.columns) return;
   const int64_t index = rows.IndexOf(k, place.sequence, place.head, row);
   const int own_channel = place.rank * place.slice() + channel;
   const bool any = state.sum > 0.0f;
-  StoreOut(k, index * T::kDim + own_channel, any ? value.x / state.sum : 0.0f,
-           any ? value.y / state.sum : 0.0f);
+  const float part = any ? 1.0f / state.sum : 0.0f;
+  StoreOut(k, index * T::kDim + own_channel, value.x * part, value.y * part);
   if (own_channel == 0 && k.p.lse != nullptr) {
-    k.p.lse[index] = (state.reference + log2f(state.sum)) / kLog2E;
+    k.p.lse[index] = (state.reference + ptx::Log2(state.sum)) * (1.0f / kLog2E);
   }
 }
 
@@ -580,10 +679,10 @@ __device__ __forceinline__ float HighFloat(uint64_t x) {
   return __uint_as_float(static_cast<uint32_t>(x >> 32));
 }
 
-// Writes this part, or adds up all of them in their order. A packet that has been read is cleared
-// for the next call.
+// Writes the sequence, or this part, or adds up all of them in their order. A packet that has been
+// read is cleared for the next call.
 template <class T>
-__device__ __forceinline__ void FinishParts(const DecodeKernelParams& k,
+__device__ __forceinline__ void FinishSlice(const DecodeKernelParams& k,
                                             const ClusterMemory<T>& memory,
                                             const ClusterPlace& place) {
   constexpr int kTogether = T::kRows > 8 ? 16 : 8;
@@ -591,70 +690,60 @@ __device__ __forceinline__ void FinishParts(const DecodeKernelParams& k,
   const int first = (place.first << k.launch.cluster.blocks_log2) + place.rank * place.parts;
   const int stride = T::kRows << (place.slice_log2 - 1);
   ptx::Packet* packets = reinterpret_cast<ptx::Packet*>(k.workspace.packets) + first * stride;
-  const bool last =
-      *reinterpret_cast<const int*>(memory.shared + memory.at.arrived) == place.parts - 1;
+  const bool last = place.parts == 1 || *reinterpret_cast<const int*>(
+                                            memory.shared + memory.at.arrived) == place.parts - 1;
   TurnSlice<T>(k, memory, place, [&](int row, int channel, float2 value, const RowState& own) {
     ptx::Packet* packet = packets + (((row << place.slice_log2) + channel) >> 1);
     const ptx::Packet mine = PackPart(value, own);
-    const ptx::Packet none = PackPart(make_float2(0.0f, 0.0f), {kNoLogit, 0.0f});
-    if (!last) {
+    if (__builtin_expect(!last, 1)) {
       ptx::StorePacket(packet + place.part * stride, mine);
       return;
     }
     RowState all = {kNoLogit, 0.0f};
     float2 total = make_float2(0.0f, 0.0f);
+    if (place.parts == 1) {
+      all = own;
+      total = value;
+    }
 #pragma unroll 1
-    for (int base = 0; base < place.parts; base += kTogether) {
+    for (int base = 0; place.parts > 1 && base < place.parts; base += kTogether) {
+      // As many loads however many parts there are, so that all of them are under way at once.
+      ptx::Packet* from[kTogether];
       ptx::Packet x[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) {
+        from[j] = packet + min(base + j, place.parts - 1) * stride;
+      }
       bool here;
       do {
-        // As many loads however many parts there are, so that all of them are under way at once.
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          x[j] = ptx::LoadPacket(packet + min(base + j, place.parts - 1) * stride);
-        }
+        for (int j = 0; j < kTogether; ++j) x[j] = ptx::LoadPacket(from[j]);
         here = true;
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
-          if (base + j == place.part) x[j] = mine;
-          if (base + j >= place.parts) x[j] = none;
+          if (base + j == place.part || base + j >= place.parts) x[j] = mine;
           here &= static_cast<uint32_t>(x[j].high) != 0;
         }
       } while (!here);
-      float reference = all.reference;
+      float reference = all.reference, other[kTogether];
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
-        reference = fmaxf(reference, LowFloat(x[j].high));
-        if (base + j < place.parts) {
-          *reinterpret_cast<uint4*>(packet + (base + j) * stride) = make_uint4(0, 0, 0, 0);
-        }
+        *reinterpret_cast<uint4*>(from[j]) = make_uint4(0, 0, 0, 0);
+        other[j] = base + j < place.parts ? LowFloat(x[j].high) : kNoLogit;
+        reference = fmaxf(reference, other[j]);
       }
       const float factor = ptx::Exp2(all.reference - reference);
       all = {reference, all.sum * factor};
       total = make_float2(total.x * factor, total.y * factor);
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
-        const float weight = ptx::Exp2(LowFloat(x[j].high) - reference);
+        const float weight = ptx::Exp2(other[j] - reference);
         all.sum = fmaf(weight, HighFloat(x[j].high), all.sum);
         total.x = fmaf(weight, LowFloat(x[j].low), total.x);
         total.y = fmaf(weight, HighFloat(x[j].low), total.y);
       }
     }
     StoreRowChannels<T>(k, place, row, channel, total, all);
-  });
-}
-
-// Writes the sequence, or this part of it.
-template <class T>
-__device__ __forceinline__ void FinishSlice(const DecodeKernelParams& k,
-                                            const ClusterMemory<T>& memory,
-                                            const ClusterPlace& place) {
-  if (place.parts > 1) {
-    FinishParts<T>(k, memory, place);
-    return;
-  }
-  TurnSlice<T>(k, memory, place, [&](int row, int channel, float2 value, const RowState& state) {
-    StoreRowChannels<T>(k, place, row, channel, value, state);
   });
 }
 

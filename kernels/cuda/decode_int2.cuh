@@ -307,7 +307,7 @@ __device__ __forceinline__ void LoadQuery(const DecodeKernelParams& k, const Rot
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {
     const float* constant = from.constant + T::RowOf(lane, i) * (1 + T::kGroups);
-    query->factor[i] = k.p.soft_cap > 0.0f ? 1.0f : constant[0];
+    query->factor[i] = Capped<T>(k) ? 1.0f : constant[0];
 #pragma unroll
     for (int y = 0; y < T::kGroups; ++y) query->sum[y][i] = constant[1 + y];
     query->bias[i] = 0.0f;
@@ -323,7 +323,7 @@ struct RowTerms {
 template <class T>
 __device__ __forceinline__ RowTerms TermsOf(const DecodeKernelParams& k, const Segment& segment,
                                             const RotatedQuery& rotated, int page, int row) {
-  const QueryRows rows(k);
+  const QueryRows rows = RowsOf<T>(k);
   RowTerms terms = {0.0f, 0.0f, 0.0f};
   if (row >= rows.columns) return terms;
   const int64_t at = rows.IndexOf(k, segment.sequence, segment.head, row);
@@ -341,20 +341,20 @@ template <class T>
 __device__ __forceinline__ void AdjustScores(const DecodeKernelParams& k, const Segment& segment,
                                              const RotatedQuery& rotated, int page, int u, int lane,
                                              float (&score)[2][T::kLaneRows]) {
-  const QueryRows rows(k);
+  const QueryRows rows = RowsOf<T>(k);
   const int sink = k.p.lengths.sink_tokens[segment.sequence];
   const int total = sink + k.p.lengths.pages[segment.sequence] * T::kTokens +
                     WindowTokens(k.p.lengths, segment.sequence);
   for (int i = 0; i < T::kLaneRows; ++i) {
     const int row = T::RowOf(lane, i);
-    if (k.p.soft_cap > 0.0f) {
+    if (Capped<T>(k)) {
       const RowTerms terms = TermsOf<T>(k, segment, rotated, page, row);
       for (int a = 0; a < 2; ++a) {
         const float logit = fmaf(score[a][i], terms.factor, terms.offset);
         score[a][i] = (SoftCap(logit, k.p.soft_cap) - terms.shift) * kLog2E;
       }
     }
-    const RowSpan span = SpanOf(k, total, rows.TokenOf(min(row, rows.columns - 1)));
+    const RowSpan span = SpanOf<T>(k, total, rows.TokenOf(min(row, rows.columns - 1)));
     for (int a = 0; a < 2; ++a) {
       const int position = sink + page * T::kTokens + 16 * u + 8 * a + lane / 4;
       if (position < span.first) score[a][i] = -INFINITY;
@@ -373,7 +373,7 @@ class RowBiases {
                                        int page, int stride, int lane)
       : segment_(segment), stride_(stride), lane_(lane) {
     if (!Exist(k)) return;
-    const QueryRows rows(k);
+    const QueryRows rows = RowsOf<T>(k);
     const int row = min(lane, rows.columns - 1);
     if (k.p.shift != nullptr) shift_ = k.p.shift[segment.head * rows.heads + rows.HeadOf(row)];
     Load(k, page);
@@ -397,12 +397,12 @@ class RowBiases {
 
  private:
   __device__ __forceinline__ static bool Exist(const DecodeKernelParams& k) {
-    return (k.p.offset != nullptr || k.p.shift != nullptr) && k.p.soft_cap <= 0.0f;
+    return (k.p.offset != nullptr || k.p.shift != nullptr) && !Capped<T>(k);
   }
 
   __device__ __forceinline__ void Load(const DecodeKernelParams& k, int page) {
     if (k.p.offset == nullptr) return;
-    const QueryRows rows(k);
+    const QueryRows rows = RowsOf<T>(k);
     const int block = min(page / k.p.pages_per_position_block, k.p.position_blocks - 1);
     const int64_t at =
         rows.IndexOf(k, segment_.sequence, segment_.head, min(lane_, rows.columns - 1));
@@ -448,7 +448,7 @@ __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Se
   Int2Query<T> query;
   LoadQuery<T>(k, rotated, lane, &query);
   Int2Sums<T> sums;
-  const bool plain = k.p.soft_cap <= 0.0f && k.p.window <= 0;
+  const bool plain = !Capped<T>(k) && !Windowed<T>(k);
   int page = segment.begin + group.warp;
   RowBiases<T> biases(k, segment, page, group.warps, lane);
   while (page < segment.end) {

@@ -9,6 +9,13 @@
 // Instructions that only decode attention uses.
 namespace crumb::kernels::cuda::ptx {
 
+// At most 2^-22 off.
+__device__ __forceinline__ float Log2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // Adds to a counter of the device; orders what the block wrote before a barrier ahead of it, and
 // what others wrote before theirs ahead of what follows.
 __device__ __forceinline__ int AddReleaseAcquire(int32_t* p, int x) {

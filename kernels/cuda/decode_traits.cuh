@@ -25,6 +25,8 @@ struct DecodeTraits {
   static constexpr int kColumnTiles = column_tiles;
   static constexpr bool kPair = pair;
   static constexpr bool kBulk = bulk;
+  static constexpr bool kPlain = false;
+  static constexpr bool kStaged = false;  // see ClusterLayout
   static constexpr int kTokens = 64;
   static constexpr int kSteps = dim / 16;  // fragments along the channels
   static constexpr int kWords = dim / 32;  // code words per lane and 16 tokens
@@ -65,6 +67,36 @@ struct DecodeTraits {
     return 8 * (i / 2) + (Paired(i / 2) ? lane % 4 : 2 * (lane % 4) + i % 2);
   }
 };
+
+// Of a kernel for calls as most are: one query token, rows of bf16, both rotations, no cap, no
+// sliding window. Less code and fewer registers. LaunchClusters looks which calls are such.
+template <class General>
+struct PlainTraits : General {
+  static constexpr bool kPlain = true;
+  static constexpr bool kStaged = StagesFactors(General::kColumnTiles, General::kPair);
+};
+
+// What other calls may ask for.
+template <class T>
+__device__ __forceinline__ bool Capped(const DecodeKernelParams& k) {
+  return !T::kPlain && k.p.soft_cap > 0.0f;
+}
+template <class T>
+__device__ __forceinline__ bool Windowed(const DecodeKernelParams& k) {
+  return !T::kPlain && k.p.window > 0;
+}
+template <class T>
+__device__ __forceinline__ bool HalfRows(const DecodeKernelParams& k) {
+  return !T::kPlain && k.p.row_type == RowType::kFp16;
+}
+template <class T>
+__device__ __forceinline__ bool RotatesKeys(const DecodeKernelParams& k) {
+  return T::kPlain || k.p.rotation_k != nullptr;
+}
+template <class T>
+__device__ __forceinline__ bool RotatesValues(const DecodeKernelParams& k) {
+  return T::kPlain || k.p.rotation_v != nullptr;
+}
 
 // Running softmax and output of one warp over one segment. Probabilities are 2^(logit -
 // reference); `sum` counts this lane's tokens only.
@@ -115,12 +147,19 @@ struct QueryRows {
   int first;    // row of the launch
   int columns;  // rows that exist
   bool one;     // query token
+  bool plain;   // of PlainTraits
 
-  __device__ __forceinline__ explicit QueryRows(const DecodeKernelParams& k)
-      : heads(k.heads), first(k.first_row), columns(k.columns), one(k.p.shape.q_tokens == 1) {}
+  __device__ __forceinline__ explicit QueryRows(const DecodeKernelParams& k, bool plain = false)
+      : heads(k.heads),
+        first(k.first_row),
+        columns(k.columns),
+        one(plain || k.p.shape.q_tokens == 1),
+        plain(plain) {}
   // A division takes longer than the question whether there is one token.
   __device__ __forceinline__ int TokenOf(int row) const { return one ? 0 : (first + row) / heads; }
-  __device__ __forceinline__ int HeadOf(int row) const { return (first + row) % heads; }
+  __device__ __forceinline__ int HeadOf(int row) const {
+    return plain ? min(first + row, heads - 1) : (first + row) % heads;
+  }
   // Index of (sequence, row) in arrays [batch, q_tokens, q_heads].
   __device__ __forceinline__ int64_t IndexOf(const DecodeKernelParams& k, int sequence, int head,
                                              int row) const {
@@ -130,15 +169,21 @@ struct QueryRows {
   }
 };
 
+template <class T>
+__device__ __forceinline__ QueryRows RowsOf(const DecodeKernelParams& k) {
+  return QueryRows(k, T::kPlain);
+}
+
 // Which positions a row may attend: first..last.
 struct RowSpan {
   int first;
   int last;
 };
+template <class T>
 __device__ __forceinline__ RowSpan SpanOf(const DecodeKernelParams& k, int total, int q_token) {
   RowSpan span;
   span.last = total - k.p.shape.q_tokens + q_token;
-  span.first = k.p.window > 0 ? span.last - k.p.window + 1 : 0;
+  span.first = Windowed<T>(k) ? span.last - k.p.window + 1 : 0;
   return span;
 }
 
