@@ -631,8 +631,7 @@ __device__ __forceinline__ void StoreRowChannels(const DecodeKernelParams& k,
   if (row >= rows.columns) return;
   const int64_t index = rows.IndexOf(k, place.sequence, place.head, row);
   const int own_channel = place.rank * place.slice() + channel;
-  const bool any = state.sum > 0.0f;
-  const float part = any ? 1.0f / state.sum : 0.0f;
+  const float part = state.sum != 0.0f ? 1.0f / state.sum : 0.0f;  // NaN stays
   StoreOut(k, index * T::kDim + own_channel, value.x * part, value.y * part);
   if (own_channel == 0 && k.p.lse != nullptr) {
     k.p.lse[index] = (state.reference + ptx::Log2(state.sum)) * (1.0f / kLog2E);

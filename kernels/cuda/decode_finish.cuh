@@ -537,7 +537,7 @@ class PairFinish {
   __device__ __forceinline__ void StoreRow(int slot, int parts) const {
     const PassRow at = row_[slot];
     if (at.index < 0) return;
-    const float inverse = at.sum > 0.0f ? 1.0f / at.sum : 0.0f;
+    const float inverse = at.sum != 0.0f ? 1.0f / at.sum : 0.0f;  // NaN stays
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       const int channel = QuadOf(q);

@@ -438,6 +438,26 @@ __device__ __forceinline__ int AttendPages(const DecodeKernelParams& k, const Se
   return page;
 }
 
+// Tensor cores cut sums towards zero, and the largest lose most: what accumulators of codes 0 to 3
+// have grown to, 1.5 for each weight, is taken out of them now and then.
+template <class T>
+__device__ __forceinline__ void Level(SegmentState<T>& state, Int2Sums<T>& sums) {
+#pragma unroll
+  for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+#pragma unroll
+      for (int m = 0; m < T::kSteps; ++m) {
+        const float unit = PowerOfTwo(OutputShift(m, e / 2) - 24);
+        float& x = state.out[n][m][e];
+        x = fmaf(sums.rounded[m * T::kGroups / T::kSteps][n][e], -unit, x);
+      }
+#pragma unroll
+      for (int y = 0; y < T::kGroups; ++y) sums.rounded[y][n][e] = 0.0f;
+    }
+  }
+}
+
 // This warp's share of a segment. Leaves outputs in real units in `state`. The slot of the last
 // tile is released but not filled again.
 template <class T, class Ring>
@@ -451,8 +471,14 @@ __device__ __forceinline__ void AttendInt2(const DecodeKernelParams& k, const Se
   const bool plain = !Capped<T>(k) && !Windowed<T>(k);
   int page = segment.begin + group.warp;
   RowBiases<T> biases(k, segment, page, group.warps, lane);
+  int biases_end = page, level_end = page + T::kLevelPages * group.warps;
   while (page < segment.end) {
-    const int end = biases.Set(k, page, query.bias);
+    if (page >= level_end) {
+      Level<T>(state, sums);
+      level_end += T::kLevelPages * group.warps;
+    }
+    if (page >= biases_end) biases_end = biases.Set(k, page, query.bias);
+    const int end = min(biases_end, level_end);
     page = plain ? AttendPages<T, true>(k, segment, rotated, group, page, end, query, ring, state,
                                         sums)
                  : AttendPages<T, false>(k, segment, rotated, group, page, end, query, ring, state,

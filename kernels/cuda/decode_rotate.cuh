@@ -60,11 +60,11 @@ __device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float 
                                                  uint32_t* fragment, float* constant) {
   constexpr int kParts = T::kDim / 64, kPasses = (T::kDim + 127) / 128;
   const int lane = threadIdx.x % 32;
-  float most = 0.0f;
-  for (int i = lane; i < T::kDim; i += 32) most = fmaxf(most, fabsf(x[i]));
-  if (lane / 8 % 2 == 1) most *= 0.25f;  // odd q
-  // Of floats that are not negative the bits are in the same order.
-  most = __uint_as_float(__reduce_max_sync(~0u, __float_as_uint(most)));
+  // Of floats that are not negative the bits are in the same order, NaN behind infinity.
+  uint32_t bits = 0;
+  for (int i = lane; i < T::kDim; i += 32) bits = max(bits, __float_as_uint(fabsf(x[i])));
+  if (lane / 8 % 2 == 1) bits = __float_as_uint(0.25f * __uint_as_float(bits));  // odd q
+  const float most = __uint_as_float(__reduce_max_sync(~0u, bits));
   // Both bytes are signed: 127 * 256 + 127 is the largest value.
   const float unit = most > 0x1p-100f && most < INFINITY ? 32600.0f / most : 1.0f;
   int sum[kPasses][2];  // of this lane's channels below and above 32 of the 64
@@ -75,7 +75,8 @@ __device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float 
     if (part < kParts) StoreQueryWords<T>(fragment, row, part, x, unit, sum[pass]);
   }
   float* own = constant + row * (1 + T::kGroups);
-  if (lane == 0) own[0] = log2_scale / unit;
+  // Rounded, a row that is not finite would look like one that is: none of its logits is a number.
+  if (lane == 0) own[0] = most < INFINITY ? log2_scale / unit : __int_as_float(0x7fffffff);
   if constexpr (T::kGroups == 1) {
     int all = 0;
 #pragma unroll

@@ -49,6 +49,7 @@ struct DecodeTraits {
   static constexpr int kTogether = kRank * kDotTiles * groups <= 2 ? 2 : 1;
   // 16-token groups between two looks at the maxima: fewer where scores take many registers.
   static constexpr int kSoftmaxGroups = column_tiles == 1 ? 4 : 2;
+  static constexpr int kLevelPages = 32;  // of a warp, between two levellings
 
   using Ring = TileRing<dim, bulk>;
 

@@ -133,7 +133,17 @@ __device__ __forceinline__ void Score(const Shared<T>& shared, int warp, int lan
   for (int v = 0; v < 2; ++v) LoadWords<T>(tile, u + v, lane, w[v]);
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
-    Scores<T> acc = {};
+    Scores<T> acc;
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+      for (int v = 0; v < 2; ++v) {
+        const uint4 x =
+            ptx::LoadShared128(ptx::SharedAddress(&shared.query_rest[warp][y][4 * n + lane % 4]));
+        acc[v][n][0] = __uint_as_float(x.x), acc[v][n][1] = __uint_as_float(x.y);
+        acc[v][n][2] = __uint_as_float(x.z), acc[v][n][3] = __uint_as_float(x.w);
+      }
+    }
     MultiplyCodes<T>(shared, warp, lane, w, y, acc);
     const uint4 meta = LoadMeta<T>(tile + 2 * T::kCodeBytes, y, u, lane);
 #pragma unroll

@@ -89,7 +89,8 @@ __device__ __forceinline__ int QueryExponent(float most) {
 }
 
 // Rounds q' to the operands of the score product: log2 units, times 2^exponent, divided by what
-// CodePair multiplies a channel's codes with. Returns the exponent, the same in all lanes.
+// CodePair multiplies a channel's codes with. Returns the exponent, the same in all lanes. Leaves
+// the sums of q' as it was.
 template <class T>
 __device__ __forceinline__ int PackRotatedQuery(
     const float (&rotated)[T::kColumnTiles][T::kSteps][4], float factor, Shared<T>& shared,
@@ -110,6 +111,19 @@ __device__ __forceinline__ int PackRotatedQuery(
   __syncwarp();
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+    for (int y = 0; y < T::kGroups; ++y) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        float sum = 0.0f;
+#pragma unroll
+        for (int m = y * T::kStepsPerGroup; m < (y + 1) * T::kStepsPerGroup; ++m) {
+          sum += rotated[n][m][e] + rotated[n][m][2 + e];
+        }
+        sum = SumOverRows(sum);
+        if (lane < 4) shared.query_sum[warp][y][8 * n + 2 * lane + e] = sum * factor;
+      }
+    }
 #pragma unroll
     for (int s = 0; s < T::kSteps; s += 2) {
       uint32_t x[4];
@@ -147,46 +161,66 @@ __device__ __forceinline__ int PackPlainQuery(float factor, Shared<T>& shared, i
   const int exponent = QueryExponent(most);
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
+    float sum = 0.0f;
 #pragma unroll
     for (int s = 0; s < T::kSteps; s += 2) {
       const uint4 old = shared.query[warp][n][s / 2][lane];
       uint32_t x[4] = {old.x, old.y, old.z, old.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
+        sum += LowElement<T::kRowType>(x[i]) + HighElement<T::kRowType>(x[i]);
         const float unit =
             factor * PowerOfTwo(exponent) * PowerOfTwo(-CodeShift(2 * ((s + i / 2) % 4) + i % 2));
         x[i] = ptx::PackHalf(LimitHalf(LowElement<T::kRowType>(x[i]) * unit),
                              LimitHalf(HighElement<T::kRowType>(x[i]) * unit));
       }
       shared.query[warp][n][s / 2][lane] = make_uint4(x[0], x[1], x[2], x[3]);
+      if ((s + 2) % T::kStepsPerGroup == 0) {
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (lane % 4 == 0) {
+          shared.query_sum[warp][s / T::kStepsPerGroup][8 * n + lane / 4] = sum * factor;
+        }
+        sum = 0.0f;
+      }
     }
   }
   __syncwarp();
   return exponent;
 }
 
-// Sums of the rounded operands over each group's channels, log2 units.
+// What rounding took from the operands, over each group's channels: a row's minimum is multiplied
+// by the sum of q' itself, its codes less 1.5 by the operands. Nothing where an operand was
+// limited.
 template <class T>
-__device__ __forceinline__ void SumQuery(int exponent, Shared<T>& shared, int warp, int lane) {
+__device__ __forceinline__ void SumRounding(int exponent, Shared<T>& shared, int warp, int lane) {
 #pragma unroll 1
   for (int n = 0; n < T::kColumnTiles; ++n) {
 #pragma unroll
     for (int y = 0; y < T::kGroups; ++y) {
-      float sum = 0.0f;
+      float sum = 0.0f, most = 0.0f;
 #pragma unroll
       for (int s = y * T::kStepsPerGroup; s < (y + 1) * T::kStepsPerGroup; ++s) {
         const uint2 x = reinterpret_cast<const uint2*>(&shared.query[warp][n][s / 2][lane])[s % 2];
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const uint32_t pair = half == 0 ? x.x : x.y;
+          most = fmaxf(most, fmaxf(fabsf(ptx::LowHalf(pair)), fabsf(ptx::HighHalf(pair))));
           sum = fmaf(ptx::LowHalf(pair) + ptx::HighHalf(pair),
                      PowerOfTwo(CodeShift(2 * (s % 4) + half)), sum);
         }
       }
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+#pragma unroll
+      for (int step = 1; step < 4; step *= 2) {
+        sum += __shfl_xor_sync(~0u, sum, step);
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+      }
       if (lane % 4 == 0) {
-        shared.query_sum[warp][y][8 * n + lane / 4] = sum * PowerOfTwo(-exponent);
+        float& all = shared.query_sum[warp][y][8 * n + lane / 4];
+        if (most >= 65504.0f) all = sum * PowerOfTwo(-exponent);
+        // Products are 2^-24 of codes times operands.
+        float* rest = &shared.query_rest[warp][y][4 * n + lane / 8].x + lane / 4 % 2;
+        rest[0] = rest[2] = 1.5f * PowerOfTwo(-24) * fmaf(all, PowerOfTwo(exponent), -sum);
       }
     }
   }
@@ -208,7 +242,7 @@ __device__ __forceinline__ float PrepareQuery(const PrefillAttentionParams& p,
   } else {
     exponent = PackPlainQuery<T>(factor, shared, warp, lane);
   }
-  SumQuery<T>(exponent, shared, warp, lane);
+  SumRounding<T>(exponent, shared, warp, lane);
   return PowerOfTwo(24 - exponent);
 }
 

@@ -56,10 +56,13 @@ struct Shared {
     char rows[T::kRowStages][2][T::kRows][T::kRowBytes];  // K, V
   };
   float query_sum[T::kWarps][T::kGroups][T::kColumns];  // log2 units
-  float bias[T::kWarps][T::kColumns];                   // of INT2 logits, log2 units
-  float held_sum[T::kLaneColumns][T::kThreads];         // of p, before the last levelling
-  int token[T::kWarps][T::kColumns];                    // fresh token of the column
-  int row[T::kWarps][T::kColumns];                      // of q and out, negative: no such column
+  // 1.5 times what rounding took from it, in the unit of products: of two columns, twice, which is
+  // where a lane's sums of products begin.
+  float4 query_rest[T::kWarps][T::kGroups][T::kColumns / 2];
+  float bias[T::kWarps][T::kColumns];            // of INT2 logits, log2 units
+  float held_sum[T::kLaneColumns][T::kThreads];  // of p, before the last levelling
+  int token[T::kWarps][T::kColumns];             // fresh token of the column
+  int row[T::kWarps][T::kColumns];               // of q and out, negative: no such column
 };
 
 // What a block works on.

@@ -293,6 +293,14 @@ void DecodeCase::Dominate(int sequence, int head, const std::vector<DecodeKey>& 
   arena_.Upload(arena_host_);
 }
 
+void DecodeCase::LevelQuery() {
+  const float size = static_cast<float>(options_.logit_std);
+  for (Bf16& x : q_host_) {
+    x = FromFloat(options_.row_type, std::copysign(size, ToFloat(options_.row_type, x)));
+  }
+  q_.Upload(q_host_);
+}
+
 void DecodeCase::PoisonOutputs() {
   out_.Fill(0xff);
   lse_.Fill(0xff);

@@ -57,6 +57,8 @@ class DecodeCase {
   // Makes one history token's logit `nats` for the first query head: a K row that is constant, as
   // large as that query's sum of elements asks for. Without transforms.
   void PeakAt(int sequence, int page, int head, int token, double nats);
+  // Query elements keep their signs alone: 16 bits hold them exactly, before any rotation.
+  void LevelQuery();
   // Makes the history's logits grow from token to token, from 0 to `nats` for the first query head.
   // Without transforms.
   void Rise(int sequence, int head, double nats);
