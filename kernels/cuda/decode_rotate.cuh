@@ -23,88 +23,127 @@ __device__ __forceinline__ void StoreQueryWord(uint32_t* fragment, int tile, int
   fragment[(tile * (T::kDotSteps / 2) + step / 2) * 128 + lane * 4 + step % 2 * 2 + b] = word;
 }
 
-// Four channels a lane: byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e. Codes of
-// odd q arrive times 4, so their query is a quarter.
+// A query row in 16 bits, as one warp holds it: of each part of 64 channels a lane of 16 has four.
+// Byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e. Codes of odd q arrive times 4, so
+// their query is a quarter.
 template <class T>
-__device__ __forceinline__ void StoreQueryWords(uint32_t* fragment, int row, int part,
-                                                const float* x, float unit, int (&sum)[2]) {
-  const int lane = threadIdx.x % 32, q = lane / 4 % 4, c = lane % 4;
-  uint32_t high = 0, low = 0;
-#pragma unroll
-  for (int byte = 0; byte < 4; ++byte) {
-    const int upper = byte % 2, e = byte / 2;
-    const int value = __float2int_rn(x[64 * part + 32 * upper + 8 * q + 2 * c + e] *
-                                     (q % 2 == 0 ? unit : 0.25f * unit));
-    const int rest = static_cast<int8_t>(value);
-    sum[upper] += q % 2 == 0 ? value : 4 * value;
-    high |= static_cast<uint32_t>((value - rest) / 256 & 0xff) << (8 * byte);
-    low |= static_cast<uint32_t>(rest & 0xff) << (8 * byte);
+struct RoundedQuery {
+  static constexpr int kParts = T::kDim / 64, kPasses = (T::kDim + 127) / 128;
+  static constexpr int kErrorUnit = 256;  // errors are counted in such parts of a step
+  int value[kPasses][4];
+  int sum[kPasses][2];    // of this lane's channels below and above 32 of the 64
+  int error[kPasses][2];  // what rounding left out of them
+
+  __device__ __forceinline__ static int Q() { return threadIdx.x % 32 / 4 % 4; }
+  __device__ __forceinline__ static int Part(int pass) { return 2 * pass + threadIdx.x % 32 / 16; }
+  __device__ __forceinline__ static int Channel(int pass, int byte) {
+    return 64 * Part(pass) + 32 * (byte % 2) + 8 * Q() + 2 * (threadIdx.x % 4) + byte / 2;
   }
+
+  __device__ __forceinline__ RoundedQuery(const float* x, float unit) {
+    const int weight = Q() % 2 == 0 ? 1 : 4;
 #pragma unroll
-  for (int split = 0; split < T::kGroupSplit; ++split) {
-    const uint32_t mask = T::kGroupSplit == 1 ? ~0u : 0x00ff00ffu << (8 * split);
-    const int step = (part * T::kGroupSplit + split) * 2 + q % 2;
-    const int tile = row / 8 * 2, column = row % 8;
+    for (int pass = 0; pass < kPasses; ++pass) {
+      sum[pass][0] = sum[pass][1] = error[pass][0] = error[pass][1] = 0;
+      if (Part(pass) >= kParts) continue;
+#pragma unroll
+      for (int byte = 0; byte < 4; ++byte) {
+        const float exact = x[Channel(pass, byte)] * unit;
+        const int rounded = __float2int_rn(exact * (weight == 1 ? 1.0f : 0.25f));
+        value[pass][byte] = rounded;
+        sum[pass][byte % 2] += weight * rounded;
+        error[pass][byte % 2] +=
+            __float2int_rn((exact - static_cast<float>(weight * rounded)) * kErrorUnit);
+      }
+    }
+  }
+
+  // The warp's sum of a group's channels.
+  __device__ __forceinline__ static int OfGroup(const int (&of)[kPasses][2], int y) {
+    int mine = 0;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) {
+        if ((2 * Part(pass) + upper) * T::kGroups / (2 * kParts) == y) mine += of[pass][upper];
+      }
+    }
+    return __reduce_add_sync(~0u, mine);
+  }
+
+  // Rounds channels of group y otherwise, by one step each, so that the group's sum keeps what
+  // rounding left out: it is what a row's minimum is multiplied with. Returns the sum.
+  __device__ __forceinline__ int KeepSum(int y) {
+    constexpr int kWidth = T::kDim / T::kGroups, kEven = kWidth / 2;
+    const int left_out = OfGroup(error, y);
+    const int missing = (left_out + (left_out < 0 ? -kErrorUnit / 2 : kErrorUnit / 2)) / kErrorUnit;
+    const int each = missing / kEven, more = missing - each * kEven;
+    if (Q() % 2 == 0) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+#pragma unroll
+        for (int byte = 0; byte < 4; ++byte) {
+          const int channel = Channel(pass, byte), within = channel % kWidth;
+          if (Part(pass) >= kParts || channel / kWidth != y) continue;
+          const bool takes = within / 16 * 8 + within % 8 < abs(more);
+          value[pass][byte] += each + (!takes ? 0 : more < 0 ? -1 : 1);
+        }
+      }
+    }
+    return OfGroup(sum, y) + missing;
+  }
+
+  // As high and low bytes of operands, to the fragment of the block's query row `row`.
+  __device__ __forceinline__ void Store(uint32_t* fragment, int row) const {
+    const int q = Q(), c = threadIdx.x % 4, tile = row / 8 * 2, column = row % 8;
     const bool paired = T::Paired(row / 8);
-    StoreQueryWord<T>(fragment, tile, step, q / 2, 4 * (paired ? 2 * column : column) + c,
-                      high & mask);
-    StoreQueryWord<T>(fragment, paired ? tile : tile + 1, step, q / 2,
-                      4 * (paired ? 2 * column + 1 : column) + c, low & mask);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (Part(pass) >= kParts) continue;
+      uint32_t high = 0, low = 0;
+#pragma unroll
+      for (int byte = 0; byte < 4; ++byte) {
+        const int rest = static_cast<int8_t>(value[pass][byte]);
+        high |= static_cast<uint32_t>((value[pass][byte] - rest) / 256 & 0xff) << (8 * byte);
+        low |= static_cast<uint32_t>(rest & 0xff) << (8 * byte);
+      }
+#pragma unroll
+      for (int split = 0; split < T::kGroupSplit; ++split) {
+        const uint32_t mask = T::kGroupSplit == 1 ? ~0u : 0x00ff00ffu << (8 * split);
+        const int step = (Part(pass) * T::kGroupSplit + split) * 2 + q % 2;
+        StoreQueryWord<T>(fragment, tile, step, q / 2, 4 * (paired ? 2 * column : column) + c,
+                          high & mask);
+        StoreQueryWord<T>(fragment, paired ? tile : tile + 1, step, q / 2,
+                          4 * (paired ? 2 * column + 1 : column) + c, low & mask);
+      }
+    }
   }
-}
+};
 
 // Rounds a rotated row to 16 bits and stores its bytes and constants. One warp. `fragment` and
 // `constant` are those of RotatedQuery.
 template <class T>
 __device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float log2_scale,
                                                  uint32_t* fragment, float* constant) {
-  constexpr int kParts = T::kDim / 64, kPasses = (T::kDim + 127) / 128;
   const int lane = threadIdx.x % 32;
   // Of floats that are not negative the bits are in the same order, NaN behind infinity.
   uint32_t bits = 0;
   for (int i = lane; i < T::kDim; i += 32) bits = max(bits, __float_as_uint(fabsf(x[i])));
   if (lane / 8 % 2 == 1) bits = __float_as_uint(0.25f * __uint_as_float(bits));  // odd q
   const float most = __uint_as_float(__reduce_max_sync(~0u, bits));
+  const bool finite = most < INFINITY;
   // Both bytes are signed: 127 * 256 + 127 is the largest value.
-  const float unit = most > 0x1p-100f && most < INFINITY ? 32600.0f / most : 1.0f;
-  int sum[kPasses][2];  // of this lane's channels below and above 32 of the 64
-#pragma unroll
-  for (int pass = 0; pass < kPasses; ++pass) {
-    const int part = 2 * pass + lane / 16;
-    sum[pass][0] = sum[pass][1] = 0;
-    if (part < kParts) StoreQueryWords<T>(fragment, row, part, x, unit, sum[pass]);
-  }
+  const float unit = !finite ? 0.0f : most > 0x1p-100f ? 32600.0f / most : 1.0f;
+  RoundedQuery<T> query(x, unit);
   float* own = constant + row * (1 + T::kGroups);
   // Rounded, a row that is not finite would look like one that is: none of its logits is a number.
-  if (lane == 0) own[0] = most < INFINITY ? log2_scale / unit : __int_as_float(0x7fffffff);
-  if constexpr (T::kGroups == 1) {
-    int all = 0;
+  if (lane == 0) own[0] = finite ? log2_scale / unit : __int_as_float(0x7fffffff);
 #pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) all += sum[pass][0] + sum[pass][1];
-    all = __reduce_add_sync(~0u, all);
-    if (lane == 0) own[1] = static_cast<float>(all);
-  } else {
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      for (int step = 1; step < 16; step *= 2) {
-        sum[pass][0] += __shfl_xor_sync(~0u, sum[pass][0], step);
-        sum[pass][1] += __shfl_xor_sync(~0u, sum[pass][1], step);
-      }
-    }
-#pragma unroll
-    for (int y = 0; y < T::kGroups; ++y) {
-      int group = 0;
-#pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-#pragma unroll
-        for (int upper = 0; upper < 2; ++upper) {
-          const int value = __shfl_sync(~0u, sum[part / 2][upper], part % 2 * 16);
-          if ((2 * part + upper) * T::kGroups / (2 * kParts) == y) group += value;
-        }
-      }
-      if (lane == 0) own[1 + y] = static_cast<float>(group);
-    }
+  for (int y = 0; y < T::kGroups; ++y) {
+    const int sum = query.KeepSum(y);
+    if (lane == 0) own[1 + y] = static_cast<float>(sum);
   }
+  query.Store(fragment, row);
 }
 
 // q' = q R_K of the block's INT2 segments, as fragments of bytes in the workspace. A warp

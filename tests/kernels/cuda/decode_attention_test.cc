@@ -509,7 +509,7 @@ std::vector<Decided> DecidedByThePlan() {
        With(With(Equal(8, small), 7, {64, 700, 20}), 0, {64, 620, 287})},
       {"one long, the others padding", 8, true, With(Equal(8, none), 5, {64, 500, 287})},
       {"windows only", 8, true, Equal(8, {64, 0, 300})},
-      {"a token each", 8, true, Equal(8, {0, 0, 4})},
+      {"a young window each", 8, true, Equal(8, {0, 0, 200})},
   };
 }
 
