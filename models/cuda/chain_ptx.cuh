@@ -23,13 +23,6 @@ __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* p) {
   return x;
 }
 
-// The multiprocessor's clock.
-__device__ __forceinline__ uint32_t Cycles() {
-  uint32_t cycles;
-  asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
-  return cycles;
-}
-
 // Adds to a counter of the device; orders what the block wrote before a barrier ahead of it.
 __device__ __forceinline__ uint32_t AddReleaseAcquire(uint32_t* p, uint32_t x) {
   uint32_t old;
