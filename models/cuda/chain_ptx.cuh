@@ -23,6 +23,19 @@ __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* p) {
   return x;
 }
 
+// WaitBarrier that may give up: whether the phase of this parity is over.
+__device__ __forceinline__ bool TryWaitBarrier(uint32_t barrier, uint32_t parity) {
+  uint32_t over;
+  asm volatile(
+      "{\n .reg .pred p;\n"
+      " mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      " selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(over)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return over != 0;
+}
+
 // Adds to a counter of the device; orders what the block wrote before a barrier ahead of it.
 __device__ __forceinline__ uint32_t AddReleaseAcquire(uint32_t* p, uint32_t x) {
   uint32_t old;

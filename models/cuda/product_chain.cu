@@ -80,6 +80,7 @@ template <int kRows>
 struct SharedState {
   Share shares[kChainProductsMax];
   uint64_t full[kSlotsMax], empty[kSlotsMax];
+  int asked[kSlotsMax];  // piece of the chain that was last asked for, into each slot; at first -1
   float squares[kWarps][kRows];
   alignas(8) float sums[kOpenTiles][kWarps][kRows][kTile];
 };
@@ -130,7 +131,9 @@ class Ring {
 
   __device__ __forceinline__ uint32_t full() const { return full_ + 8 * at_; }
   __device__ __forceinline__ uint32_t slot() const { return slots_ + at_ * kSlotBytes; }
+  __device__ __forceinline__ int at() const { return at_; }
   __device__ __forceinline__ void WaitFull() const { ptx::WaitBarrier(full(), phase_); }
+  __device__ __forceinline__ bool TryFull() const { return ptx::TryWaitBarrier(full(), phase_); }
   // At first all are empty.
   __device__ __forceinline__ void WaitEmpty() const {
     ptx::WaitBarrier(empty_ + 8 * at_, phase_ ^ 1);
@@ -149,8 +152,14 @@ class Ring {
 class Stream {
  public:
   __device__ __forceinline__ Stream(const ProductChain& chain, const Share* shares, Ring ring,
-                                    int slots, int warp)
-      : chain_(chain), shares_(shares), ring_(ring), landed_(ring), slots_(slots), warp_(warp) {
+                                    volatile int* asked, int slots, int warp)
+      : chain_(chain),
+        shares_(shares),
+        asked_(asked),
+        ring_(ring),
+        landed_(ring),
+        slots_(slots),
+        warp_(warp) {
     // A group that waits for a slot must know that what it held before has landed: that was its
     // own piece, or one that was seen to land before the group's last one was asked for.
     most_ = slots % kGroups == 0 ? kAhead : min(kAhead, slots - kGroups);
@@ -169,12 +178,12 @@ class Stream {
         if (tile >= share.tiles) break;
         // What is asked for and has not come yet delays every other access by its bytes.
         const int most = number < early ? min(kAheadWaiting, most_) : most_;
-        for (; seen_ <= before + number - most; ++seen_) {
-          landed_.WaitFull();
-          landed_.Next();
-        }
+        for (; seen_ <= before + number - most; ++seen_) WaitLanded();
         ring_.WaitEmpty();
-        if (ptx::Elect()) Ask(chain_.products[index], share, tile, piece);
+        if (ptx::Elect()) {
+          asked_[ring_.at()] = before + number;
+          Ask(chain_.products[index], share, tile, piece);
+        }
         __syncwarp();
         ring_.Next(kStreamWarps);
         number += kStreamWarps;
@@ -185,6 +194,13 @@ class Stream {
   }
 
  private:
+  // Piece seen_. To a warp that comes so late that its slot was filled again the barrier's parity
+  // says nothing; then what was asked for does.
+  __device__ __forceinline__ void WaitLanded() {
+    while (!landed_.TryFull() && asked_[landed_.at()] <= seen_) continue;
+    landed_.Next();
+  }
+
   __device__ __forceinline__ void Ask(const ChainProduct& p, const Share& share, int tile,
                                       int piece) const {
     const bool gate = p.output == ChainOutput::kGate;
@@ -208,6 +224,7 @@ class Stream {
 
   const ProductChain& chain_;
   const Share* shares_;
+  volatile int* asked_;
   Ring ring_, landed_;
   int slots_, warp_;
   int most_;      // pieces on their way
@@ -491,6 +508,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
     for (int i = 0; i < k.slots; ++i) {
       ptx::InitBarrier(ptx::SharedAddress(state->full + i), 1);
       ptx::InitBarrier(ptx::SharedAddress(state->empty + i), kGroupWarps);
+      state->asked[i] = -1;
     }
     ptx::FenceBarrierInit();
     ptx::FenceCopyEngine();
@@ -501,7 +519,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   __syncthreads();
   const Ring ring(state->full, state->empty, shared, k.slots);
   if (threadIdx.x >= kThreads) {
-    Stream(k.chain, state->shares, ring, k.slots, threadIdx.x / 32 - kWarps).Run();
+    Stream(k.chain, state->shares, ring, state->asked, k.slots, threadIdx.x / 32 - kWarps).Run();
   } else {
     Consumer<kRows>(k, state, x, ring).Run();
   }
