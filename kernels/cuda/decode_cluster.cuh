@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/decode_bf16.cuh"
 #include "kernels/cuda/decode_cluster_finish.cuh"
+#include "kernels/cuda/decode_cluster_query.cuh"
 #include "kernels/cuda/decode_cluster_ring.cuh"
 #include "kernels/cuda/decode_int2.cuh"
 
