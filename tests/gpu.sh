@@ -93,7 +93,7 @@ sanitize() {
   local filter='*LengthsAround*:*PaddedEntries*:*SameBytes*:*ReportsTheTile*:*GrowOverEvery*:*WritesTheNew*'
   filter+=':*LooksAt*:*ReportsTheRun*:*WindowsAreCopied*:*DecodeOfDrafts*:*AgreeWithSums*'
   # racecheck of 2025.3.1 names hazards across a __syncthreads in blocks of clusters; 2026.4 does not
-  # (docs/kernels/cuda.md).
+  # (docs/kernels/decode.md).
   local version clusters=yes
   version=$(compute-sanitizer --version | grep -oE 'Version [0-9.]+' | cut -d' ' -f2)
   [[ "$(printf '%s\n' 2026.4 "$version" | sort -V | head -n 1)" == 2026.4 ]] || clusters=''

@@ -9,7 +9,7 @@
 #include "kernels/cuda/decode_call.h"
 
 // Decode attention of one layer for a batch, on the GPU: BF16 sink, INT2 history pages as they are
-// stored, BF16 recent ring. Same definition as kernels/attention.h; docs/kernels/cuda.md has the
+// stored, BF16 recent ring. Same definition as kernels/attention.h; docs/kernels/decode.md has the
 // schedule. All pointers are device pointers unless said otherwise.
 namespace crumb::kernels::cuda {
 

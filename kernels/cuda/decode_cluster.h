@@ -12,8 +12,8 @@
 
 // The cluster form of decode attention: every (sequence, KV head) has a cluster of blocks, or
 // several, that share its tokens evenly and exchange sums through each other's shared memory. How
-// many, the plan says or, without one, the grid. docs/kernels/cuda.md has the schedule. Inside the
-// CUDA back end only.
+// many, the plan says or, without one, the grid. docs/kernels/decode.md has the schedule. Inside
+// the CUDA back end only.
 namespace crumb::kernels::cuda {
 
 // Whether and how a shape is served by clusters on the current device: sets launch->cluster, and

@@ -8,8 +8,8 @@ namespace {
 
 // Both forms: which of them, and what a cluster does, the plan says. Blocks of all clusters run at
 // once. What a kernel's code begins with is there when it starts; what lies 100 KB further is
-// missing line by line, in every launch (docs/kernels/cuda.md). So clusters, which have less to do,
-// come first: the compiler lays them where they are not jumped to.
+// missing line by line, in every launch (docs/kernels/decode_attempts.md). So clusters, which have
+// less to do, come first: the compiler lays them where they are not jumped to.
 template <class T>
 __global__ void __launch_bounds__(T::kThreadsMax, 1)
     DecodeEitherKernel(const __grid_constant__ DecodeKernelParams k) {

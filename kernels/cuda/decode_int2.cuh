@@ -10,7 +10,7 @@
 
 // Attention of a few query rows over INT2 page tiles, one warp. Tokens are the rows of the score
 // product, channels the rows of the value product, query rows the columns of both, so codes go
-// from shared memory to the tensor cores by masking alone. docs/kernels/cuda.md has the account.
+// from shared memory to the tensor cores by masking alone. docs/kernels/decode.md has the account.
 namespace crumb::kernels::cuda {
 
 // The shift left in output register pair `a` (channel 16 m + 8 a + r) of channel tile m.
