@@ -12,7 +12,7 @@
 namespace crumb::client {
 
 // What a DeviceWorker keeps in device memory. All of it but bf16_pages is allocated when the worker
-// is opened: docs/client.md has the bytes.
+// is opened: docs/device_worker.md has the bytes.
 struct DeviceWorkerOptions {
   int pages = 4096;  // INT2 pages
   // BF16 history pages, of seven times their size: allocated when the first sequence with BF16
@@ -36,7 +36,7 @@ struct DeviceWorkerOptions {
 
   // Device pools, which workers of a tenant on one device share under crumbd's account: pages are
   // made and loaded there as long as there are blank slots, else in the private `pages`; others'
-  // pages are attended where they lie. 0: none, and all slots are private. docs/client.md.
+  // pages are attended where they lie. 0: none, and all slots are private. docs/device_worker.md.
   uint64_t pool_bytes = 0;                           // of INT2 pages, whoever gave the memory
   uint64_t pool_sink_bytes = uint64_t{256} << 20;    // of sinks, the first pages of sequences
   uint64_t pool_handle_bytes = uint64_t{256} << 20;  // of one piece of device memory

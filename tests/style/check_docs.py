@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""Complains where a page of the documentation leads nowhere: check_docs.py [ROOT]
+
+A relative link of a Markdown file must lead to a file or folder of the tree, its #anchor to a
+heading there; a page below docs/ that a source file names must exist."""
+
+import os
+import re
+import subprocess
+import sys
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#+ +(.*?) *$", re.MULTILINE)
+PAGE = re.compile(r"(?<![\w./-])docs/[\w./-]+\.md\b")
+
+
+def files_of(root):
+    """Files that git tracks or would track; where root is no checkout, all but what was built."""
+    listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+                            cwd=root, capture_output=True, text=True)
+    if listed.returncode == 0:
+        return sorted({f for f in listed.stdout.split("\0") if os.path.isfile(os.path.join(root, f))})
+    found = (os.path.relpath(os.path.join(folder, name), root)
+             for folder, _, names in os.walk(root) for name in names)
+    return sorted(f for f in found if f.split(os.sep)[0] not in (".git", "build"))
+
+
+def read(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except UnicodeDecodeError:
+        return ""
+
+
+def anchors_of(text):
+    """Anchors of a page's headings, as GitHub makes them."""
+    anchors = set()
+    for heading in HEADING.findall(FENCE.sub("", text)):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        anchor = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
+        times = sum(1 for other in anchors if re.fullmatch(re.escape(anchor) + r"(-\d+)?", other))
+        anchors.add(f"{anchor}-{times}" if times else anchor)
+    return anchors
+
+
+def links_complaints(root, page):
+    for link in LINK.findall(FENCE.sub("", read(os.path.join(root, page)))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+        full = os.path.join(root, target)
+        if not os.path.exists(full):
+            yield f"{page}: no {target}"
+        elif anchor and target.endswith(".md") and anchor not in anchors_of(read(full)):
+            yield f"{page}: {target} has no heading #{anchor}"
+
+
+def complaints(root):
+    for name in files_of(root):
+        if name.endswith(".md"):
+            yield from links_complaints(root, name)
+        else:
+            for page in sorted(set(PAGE.findall(read(os.path.join(root, name))))):
+                if not os.path.exists(os.path.join(root, page)):
+                    yield f"{name}: no {page}"
+
+
+def main():
+    root = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "../..")
+    told = list(complaints(root))
+    print("\n".join(told) or "every link leads somewhere")
+    return 1 if told else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
