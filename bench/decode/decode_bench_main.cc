@@ -19,6 +19,7 @@
 #include "bench/decode/kv_cache.h"
 #include "bench/decode/model_shape.h"
 #include "bench/decode/step_weights.h"
+#include "bench/kernels/ask_gpu.h"
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
 #include "models/cuda/projections.h"
@@ -38,8 +39,6 @@ struct Arguments {
   Arguments() {
     run.context = 102400;
     run.memory_gb = 80;
-    run.commit = "unknown";
-    run.command = "crumb-decode-bench";
   }
 
   std::vector<ModelShape> models = {*ModelShapeNamed("qwen3-8b")};
@@ -106,7 +105,7 @@ bool SetMemory(const std::string& text, Arguments* a) {
 }
 
 bool SetCommit(const std::string& text, Arguments* a) {
-  a->run.commit = text;
+  a->run.gpu.commit = text;
   return true;
 }
 
@@ -119,7 +118,7 @@ bool Parse(int argc, char** argv, Arguments* a, std::string* wrong) {
   constexpr Option kOptions[] = {{"--shape", SetShapes},     {"--context", SetContext},
                                  {"--batch", SetBatches},    {"--kv", SetFormats},
                                  {"--memory-gb", SetMemory}, {"--commit", SetCommit}};
-  for (int i = 1; i < argc; ++i) a->run.command.append(" ").append(argv[i]);
+  a->run.gpu.SetCommand("crumb-decode-bench", argc, argv);
   for (int i = 1; i < argc; ++i) {
     const std::string word = argv[i];
     if (word == "--json" || word == "--help") {
@@ -207,9 +206,7 @@ DecodeRows MeasureShape(const Arguments& a, const ModelShape& model,
 }
 
 void MeasureDevice(DecodeRun* run) {
-  cudaDeviceProp device;
-  Check(cudaGetDeviceProperties(&device, 0), "properties");
-  run->device = device.name;
+  Check(AskGpu(0, &run->gpu), "device");
   constexpr size_t kBytes = size_t{8} << 30;
   const Device<char> memory = Allocate<char>(kBytes);
   run->read_tbps = ReadRate(memory.get(), kBytes);

@@ -18,15 +18,6 @@ __attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...
   return text;
 }
 
-std::string Quoted(const std::string& text) {
-  std::string quoted = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') quoted += '\\';
-    quoted += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-  }
-  return quoted + "\"";
-}
-
 struct Floor {
   double bytes, us, percent, percent_of_read;
 };
@@ -116,8 +107,8 @@ DecodeGains GainsOf(const DecodeRun& run, const DecodeRows& rows) {
 }
 
 std::string RunText(const DecodeRun& run) {
-  return run.device + Format(", cuBLAS %d, read %.3f TB/s, copy %.3f TB/s\n", run.cublas,
-                             run.read_tbps, run.copy_tbps);
+  return GpuRunText(run.gpu) + Format(", cuBLAS %d, read %.3f TB/s, copy %.3f TB/s\n", run.cublas,
+                                      run.read_tbps, run.copy_tbps);
 }
 
 std::string ShapeText(const DecodeRun& run, const ModelShape& model) {
@@ -149,8 +140,7 @@ std::string GainsText(const DecodeRun& run, const DecodeRows& rows) {
 
 std::string DecodeJson(const DecodeRun& run, const std::vector<DecodeRows>& shapes) {
   std::string json =
-      "{\"device\": " + Quoted(run.device) + Format(", \"cublas\": %d, \"commit\": ", run.cublas) +
-      Quoted(run.commit) + ", \"command\": " + Quoted(run.command) +
+      "{" + GpuRunJson(run.gpu) + Format(", \"cublas\": %d", run.cublas) +
       Format(
           ",\n \"read_tbps\": %.3f, \"copy_tbps\": %.3f, \"context\": %d, \"memory_gb\": %g,\n"
           " \"shapes\": [",

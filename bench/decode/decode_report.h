@@ -6,15 +6,14 @@
 #include <vector>
 
 #include "bench/decode/model_shape.h"
+#include "bench/gpu_run.h"
 
 // What was measured of decode steps, as text and as JSON. No CUDA.
 namespace crumb::bench {
 
 struct DecodeRun {
-  std::string device;
+  GpuRun gpu;
   int cublas = 0;  // version
-  std::string commit;
-  std::string command;
   double read_tbps = 0;
   double copy_tbps = 0;
   int context = 0;

@@ -20,6 +20,7 @@
 #include "bench/device/device_workload.h"
 #include "bench/device/idle_device.h"
 #include "bench/device/model_options.h"
+#include "bench/kernels/ask_gpu.h"
 #include "crumb/cuda_device.h"
 
 namespace crumb::bench {
@@ -27,14 +28,13 @@ namespace {
 
 struct Arguments {
   bool json = false;
-  std::string commit = "unknown";
-  std::string command = "crumb-device-bench";
+  GpuRun run;
   bool idle_device = false;
   DeviceWorkload workload;
 };
 
 bool Parse(int argc, char** argv, Arguments* arguments) {
-  for (int i = 1; i < argc; ++i) arguments->command.append(" ").append(argv[i]);
+  arguments->run.SetCommand("crumb-device-bench", argc, argv);
   for (int i = 1; i < argc; ++i) {
     const bool more = i + 1 < argc;
     if (std::strcmp(argv[i], "--json") == 0) {
@@ -42,7 +42,7 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
     } else if (std::strcmp(argv[i], "--idle-device") == 0) {
       arguments->idle_device = true;
     } else if (std::strcmp(argv[i], "--commit") == 0 && more) {
-      arguments->commit = argv[++i];
+      arguments->run.commit = argv[++i];
     } else if (std::strcmp(argv[i], "--context") == 0 && more) {
       arguments->workload.context = std::stoi(argv[++i]);
     } else if (std::strcmp(argv[i], "--passes") == 0 && more) {
@@ -112,16 +112,16 @@ void PrintText(const DeviceResult& result) {
   }
 }
 
-void PrintJson(const Arguments& arguments, const char* device, const DeviceResult& result) {
+void PrintJson(const Arguments& arguments, const DeviceResult& result) {
   const FetchResult& f = result.fetch;
   std::printf(
-      "{\"device\": \"%s\", \"commit\": \"%s\", \"command\": \"%s\", \"context\": %d,\n"
+      "{%s, \"context\": %d,\n"
       " \"fetch\": {\"bytes\": %lld, \"load_kernel_layers\": %d, \"gbps\": %.2f, \"copy_gbps\": "
       "%.2f, "
       "\"percent_of_copy\": %.1f,\n  \"begin_ms\": %.3f, \"first_layer_ms\": %.3f, "
       "\"all_layers_ms\": %.3f, \"first_attended_ms\": %.3f, \"all_attended_ms\": %.3f},\n"
       " \"decode\": [",
-      device, arguments.commit.c_str(), arguments.command.c_str(), arguments.workload.context,
+      GpuRunJson(arguments.run).c_str(), arguments.workload.context,
       static_cast<long long>(f.bytes), arguments.workload.load_kernel_layers, f.fetch_gbps,
       f.copy_gbps, 100.0 * f.fetch_gbps / f.copy_gbps, f.begin_seconds * 1e3,
       f.first_layer_seconds * 1e3, f.all_layers_seconds * 1e3, f.first_attended_seconds * 1e3,
@@ -165,15 +165,14 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "crumb-device-bench: %s\n", device.status().ToString().c_str());
     return 1;
   }
-  cudaDeviceProp properties;
-  Check(cudaGetDeviceProperties(&properties, 0), "device");
+  Check(AskGpu(0, &arguments.run), "device");
   const auto result = RunDeviceWorkload(arguments.workload, **device, Captured);
   if (!result.ok()) {
     std::fprintf(stderr, "crumb-device-bench: %s\n", result.status().ToString().c_str());
     return 1;
   }
   if (arguments.json) {
-    PrintJson(arguments, properties.name, *result);
+    PrintJson(arguments, *result);
   } else {
     PrintText(*result);
   }

@@ -25,6 +25,7 @@
 #include "bench/device/device_hit.h"
 #include "bench/device/idle_device.h"
 #include "bench/device/model_options.h"
+#include "bench/kernels/ask_gpu.h"
 #include "bench/servers_under_test.h"
 #include "common/status_macros.h"
 #include "crumb/cuda_device.h"
@@ -36,8 +37,7 @@ constexpr int kPeerRounds = 5;
 
 struct Arguments {
   bool json = false;
-  std::string commit = "unknown";
-  std::string command = "crumb-device-hit-bench";
+  GpuRun run;
   std::string crumbd;
   bool idle_device = false;
   int peer = -1;
@@ -48,13 +48,13 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
   std::error_code ignored;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);
   arguments->crumbd = (self.parent_path() / "crumbd").string();
-  for (int i = 1; i < argc; ++i) arguments->command.append(" ").append(argv[i]);
+  arguments->run.SetCommand("crumb-device-hit-bench", argc, argv);
   for (int i = 1; i < argc; ++i) {
     const bool more = i + 1 < argc;
     if (std::strcmp(argv[i], "--json") == 0) {
       arguments->json = true;
     } else if (std::strcmp(argv[i], "--commit") == 0 && more) {
-      arguments->commit = argv[++i];
+      arguments->run.commit = argv[++i];
     } else if (std::strcmp(argv[i], "--crumbd") == 0 && more) {
       arguments->crumbd = argv[++i];
     } else if (std::strcmp(argv[i], "--socket-dir") == 0 && more) {
@@ -81,9 +81,12 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
   return arguments->workload.rounds > 0 && arguments->workload.tokens >= 1024;
 }
 
-absl::StatusOr<client::OpenDevice> OpenDevice(const Arguments& arguments, int ordinal) {
+absl::StatusOr<client::OpenDevice> OpenDevice(Arguments& arguments, int ordinal) {
   if (arguments.idle_device) return client::OpenDevice(OpenIdleDevice(ordinal).release());
-  return client::OpenCudaDevice(ordinal);
+  CRUMB_ASSIGN_OR_RETURN(client::OpenDevice device, client::OpenCudaDevice(ordinal));
+  const cudaError_t error = ordinal == 0 ? AskGpu(0, &arguments.run) : cudaSuccess;
+  if (error != cudaSuccess) return absl::InternalError(cudaGetErrorString(error));
+  return device;
 }
 
 // Null where one is there already.
@@ -148,13 +151,12 @@ int PeerMain(Arguments& arguments) {
   const PeerHitResult& r = *result;
   if (arguments.json) {
     std::printf(
-        "{\"commit\": \"%s\", \"command\": \"%s\", \"rows\": [{\"plane\": \"device\", "
-        "\"op\": \"peer_hit\", \"pages\": %d, \"rounds\": %d, \"bytes\": %lld, "
+        "{%s, \"rows\": [{\"plane\": \"device\", \"op\": \"peer_hit\", \"pages\": %d, \"rounds\": "
+        "%d, \"bytes\": %lld, "
         "\"begin_ms_p50\": %.3f, \"first_layer_ms_p50\": %.3f, \"all_layers_ms_p50\": %.3f, "
         "\"gbps\": %.2f, \"plain_copy_gbps\": %.2f}]}\n",
-        arguments.commit.c_str(), arguments.command.c_str(), r.pages, r.rounds,
-        static_cast<long long>(r.bytes), r.begin_ms, r.first_layer_ms, r.all_layers_ms, r.gbps,
-        plain_gbps);
+        GpuRunJson(arguments.run).c_str(), r.pages, r.rounds, static_cast<long long>(r.bytes),
+        r.begin_ms, r.first_layer_ms, r.all_layers_ms, r.gbps, plain_gbps);
   } else {
     std::printf(
         "peer_hit of %d pages, %.2f GB: Begin %.3f ms, first layer after %.3f ms, all after "
@@ -178,11 +180,11 @@ int Main(int argc, char** argv) {
   const DeviceHitResult& r = *result;
   if (arguments.json) {
     std::printf(
-        "{\"commit\": \"%s\", \"command\": \"%s\", \"rows\": [{\"plane\": \"device\", "
-        "\"op\": \"device_hit\", \"pages\": %d, \"rounds\": %d, \"ready_ms_p50\": %.3f, "
+        "{%s, \"rows\": [{\"plane\": \"device\", \"op\": \"device_hit\", \"pages\": %d, "
+        "\"rounds\": %d, \"ready_ms_p50\": %.3f, "
         "\"ready_ms_p99\": %.3f, \"begin_ms_p50\": %.3f, \"acquire_ms_p50\": %.3f}]}\n",
-        arguments.commit.c_str(), arguments.command.c_str(), r.pages, r.rounds, r.ready_ms_p50,
-        r.ready_ms_p99, r.begin_ms_p50, r.acquire_ms_p50);
+        GpuRunJson(arguments.run).c_str(), r.pages, r.rounds, r.ready_ms_p50, r.ready_ms_p99,
+        r.begin_ms_p50, r.acquire_ms_p50);
   } else {
     std::printf(
         "device_hit of %d pages: ready after %.3f ms (median of %d; p99 %.3f ms), Begin %.3f ms, "

@@ -11,13 +11,13 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <fstream>
 #include <iterator>
 #include <numeric>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "bench/kernels/ask_gpu.h"
 #include "bench/kernels/decode_bench.h"
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
@@ -30,8 +30,7 @@ namespace {
 
 struct Arguments {
   bool json = false;
-  std::string commit = "unknown";
-  std::string command;
+  GpuRun run;
   std::vector<int> only;
   std::string kernel;
   int evict_row = -1;  // -1: all
@@ -73,8 +72,7 @@ bool ParseOnly(std::string_view list, Arguments* arguments) {
 // False: the usage is to be printed. What was wrong is on standard error then, unless it was asked
 // for.
 bool Parse(int argc, char** argv, Arguments* arguments) {
-  arguments->command = "crumb-kernel-bench";
-  for (int i = 1; i < argc; ++i) arguments->command.append(" ").append(argv[i]);
+  arguments->run.SetCommand("crumb-kernel-bench", argc, argv);
   for (int i = 1; i < argc; ++i) {
     const std::string_view name = argv[i];
     const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
@@ -85,7 +83,7 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
       continue;
     }
     if (name == "--commit" && value != nullptr) {
-      arguments->commit = value;
+      arguments->run.commit = value;
     } else if (name == "--only" && value != nullptr) {
       right = ParseOnly(value, arguments);
     } else if (name == "--kernel" && value != nullptr) {
@@ -105,19 +103,6 @@ bool Parse(int argc, char** argv, Arguments* arguments) {
   return true;
 }
 
-// "580.95.05", or "unknown" where the driver does not say.
-std::string DriverVersion() {
-  std::ifstream file("/proc/driver/nvidia/version");
-  // NVRM version: NVIDIA UNIX ... Kernel Module  580.95.05  ...
-  for (std::string word; file >> word;) {
-    if (word.find_first_not_of("0123456789.") == std::string::npos &&
-        word.find('.') != std::string::npos) {
-      return word;
-    }
-  }
-  return "unknown";
-}
-
 std::string Context(const DecodeWorkload& w) {
   for (const int context : w.contexts) {
     if (context != w.contexts[0]) return "ragged";
@@ -132,25 +117,12 @@ int64_t MeanContext(const DecodeWorkload& w) {
 }
 
 void PrintHeader(const Arguments& arguments, double read, double copy) {
-  cudaDeviceProp device;
-  Check(cudaGetDeviceProperties(&device, 0), "properties");
-  int driver = 0, runtime = 0;
-  Check(cudaDriverGetVersion(&driver), "driver version");
-  Check(cudaRuntimeGetVersion(&runtime), "runtime version");
   if (arguments.json) {
-    std::printf(
-        "{\"device\": \"%s\", \"multiprocessors\": %d, \"driver\": \"%s\", \"driver_cuda\": %d, "
-        "\"cuda\": %d, "
-        "\"commit\": \"%s\", \"command\": \"%s\", \"read_tbps\": %.3f, \"copy_tbps\": %.3f,\n"
-        " \"rows\": [",
-        device.name, device.multiProcessorCount, DriverVersion().c_str(), driver, runtime,
-        arguments.commit.c_str(), arguments.command.c_str(), read, copy);
+    std::printf("{%s, \"read_tbps\": %.3f, \"copy_tbps\": %.3f,\n \"rows\": [",
+                GpuRunJson(arguments.run).c_str(), read, copy);
     return;
   }
-  std::printf(
-      "%s, %d multiprocessors, driver %s of CUDA %d, runtime %d; read %.3f TB/s, copy %.3f\n",
-      device.name, device.multiProcessorCount, DriverVersion().c_str(), driver, runtime, read,
-      copy);
+  std::printf("%s; read %.3f TB/s, copy %.3f\n", GpuRunText(arguments.run).c_str(), read, copy);
   std::printf("%3s %-20s %5s %3s %3s %5s %8s %9s %7s %6s %9s %7s\n", "row", "decode", "heads", "kv",
               "q", "batch", "context", "us", "TB/s", "%read", "error", "goal us");
 }
@@ -287,6 +259,7 @@ int Main(int argc, char** argv) {
   const size_t bytes =
       std::min<size_t>(chosen.empty() ? size_t{4} << 30 : bench.arena_bytes(), size_t{8} << 30);
   const double read = ReadRate(arena, bytes), copy = CopyRate(arena, bytes);
+  Check(AskGpu(0, &arguments.run), "device");
   PrintHeader(arguments, read, copy);
   for (size_t i = 0; i < chosen.size(); ++i) {
     PrintRow(arguments, i == 0, numbers[i], chosen[i], bench.Run(chosen[i]), read);

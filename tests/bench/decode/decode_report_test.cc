@@ -14,9 +14,8 @@ using ::testing::HasSubstr;
 
 DecodeRun TestRun() {
   DecodeRun run;
-  run.device = "a \"GPU\"";
-  run.commit = "abc";
-  run.command = "crumb-decode-bench --json";
+  run.gpu.device = "a \"GPU\"";
+  run.gpu.commit = "abc";
   run.read_tbps = 4.0;
   run.copy_tbps = 2.0;
   run.context = 102400;
