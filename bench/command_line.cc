@@ -75,8 +75,19 @@ class Grammar {
   EarlyExit ExitOf(const CLI::ParseError& error) {
     std::ostringstream out, err;
     if (app_.exit(error, out, err) == 0) return {0, out.str(), ""};
-    return {kExitUsage, "",
-            std::string("crumb-bench: ") + error.what() + " (see crumb-bench --help)\n"};
+    const std::string what = app_.get_subcommands().empty() ? NoSubcommand() : error.what();
+    return {kExitUsage, "", "crumb-bench: " + what + " (see crumb-bench --help)\n"};
+  }
+
+  std::string NoSubcommand() const {
+    const std::vector<std::string> typed = app_.remaining();
+    std::string text = typed.empty() ? "a subcommand is required: one of"
+                                     : "'" + typed.front() + "' is no subcommand: they are";
+    const char* before = " ";
+    for (const CLI::App* sub : app_.get_subcommands(nullptr)) {
+      text += std::exchange(before, ", ") + sub->get_name();
+    }
+    return text;
   }
 
   template <typename Options>

@@ -41,6 +41,18 @@ TEST_P(WrongArgumentsTest, AreOneLineAndCodeTwo) {
   EXPECT_EQ(std::count(exit.error.begin(), exit.error.end(), '\n'), 1) << exit.error;
 }
 
+TEST(CommandLineTest, NamesWhatIsNoSubcommandAndThoseThereAre) {
+  const auto error_of = [](const std::vector<std::string>& words) {
+    return std::get<EarlyExit>(Parse(words)).error;
+  };
+  constexpr const char* kAll = "codec, kernels, decode, store, replay, simulate, quality (see";
+  EXPECT_THAT(error_of({"sotre", "--json"}), HasSubstr("'sotre' is no subcommand: they are"));
+  EXPECT_THAT(error_of({"sotre", "--json"}), HasSubstr(kAll));
+  EXPECT_THAT(error_of({}), HasSubstr("a subcommand is required"));
+  EXPECT_THAT(error_of({}), HasSubstr(kAll));
+  EXPECT_THAT(error_of({"--jsno"}), HasSubstr("'--jsno'"));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, WrongArgumentsTest,
     testing::Values(std::vector<std::string>{}, std::vector<std::string>{"nothing"},

@@ -3,6 +3,7 @@
 #include "client/examples/tiny_lm/run_options.h"
 
 #include <CLI/CLI.hpp>
+#include <iostream>
 
 namespace crumb::tiny_lm {
 
@@ -59,8 +60,9 @@ std::optional<int> ParseRunOptions(int argc, char** argv, RunOptions& options) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    const int code = app.exit(error);
-    return code == 0 ? 0 : 2;
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::cerr << "crumb-tiny-lm: " << error.what() << " (see crumb-tiny-lm --help)\n";
+    return 2;
   }
   return std::nullopt;
 }

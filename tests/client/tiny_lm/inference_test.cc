@@ -29,6 +29,14 @@ TEST(RunOptionsTest, RunsOnTheCpuUnlessToldOtherwise) {
   EXPECT_EQ(Parse({"--prompt-file", "x", "--device", "tpu"}, options), 2);
 }
 
+TEST(RunOptionsTest, ErrorsNameTheProgram) {
+  RunOptions options;
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(Parse({}, options), 2);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "crumb-tiny-lm: --prompt-file is required (see crumb-tiny-lm --help)\n");
+}
+
 RunOptions Options(const std::string& device) {
   RunOptions options;
   options.model = models::kTinyLm;
