@@ -277,7 +277,9 @@ class CApiTest(unittest.TestCase):
         done = subprocess.run([program, self.folder.name], capture_output=True, text=True,
                               timeout=120, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
-        self.assertRegex(done.stdout, r"^(no device: |cached 704 on the CPU, 704 on the GPU)")
+        if done.stdout.startswith("no device: "):
+            self.skipTest("needs a CUDA device: " + done.stdout.strip())
+        self.assertRegex(done.stdout, r"^cached 704 on the CPU, 704 on the GPU")
 
     def test_python_process(self):
         crumbd = self.start_crumbd()
