@@ -4,7 +4,8 @@
 """Complains where a page of the documentation leads nowhere: check_docs.py [ROOT]
 
 A relative link of a Markdown file must lead to a file or folder of the tree, its #anchor to a
-heading there; a page below docs/ that a source file names must exist."""
+heading there; a page below docs/ that a source file names must exist; and a link must lead to
+each page below docs/ from another one, or nobody finds it."""
 
 import os
 import re
@@ -22,7 +23,8 @@ def files_of(root):
     listed = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
                             cwd=root, capture_output=True, text=True)
     if listed.returncode == 0:
-        return sorted({f for f in listed.stdout.split("\0") if os.path.isfile(os.path.join(root, f))})
+        found = set(listed.stdout.split("\0"))
+        return sorted(f for f in found if os.path.isfile(os.path.join(root, f)))
     found = (os.path.relpath(os.path.join(folder, name), root)
              for folder, _, names in os.walk(root) for name in names)
     return sorted(f for f in found if f.split(os.sep)[0] not in (".git", "build"))
@@ -47,12 +49,17 @@ def anchors_of(text):
     return anchors
 
 
-def links_complaints(root, page):
+def links_of(root, page):
+    """(target below root, anchor) of each relative link of a page."""
     for link in LINK.findall(FENCE.sub("", read(os.path.join(root, page)))):
-        if re.match(r"[a-z]+:", link):
-            continue
-        path, _, anchor = link.partition("#")
-        target = os.path.normpath(os.path.join(os.path.dirname(page), path)) if path else page
+        if not re.match(r"[a-z]+:", link):
+            path, _, anchor = link.partition("#")
+            folder = os.path.dirname(page)
+            yield os.path.normpath(os.path.join(folder, path)) if path else page, anchor
+
+
+def links_complaints(root, page):
+    for target, anchor in links_of(root, page):
         full = os.path.join(root, target)
         if not os.path.exists(full):
             yield f"{page}: no {target}"
@@ -61,8 +68,14 @@ def links_complaints(root, page):
 
 
 def complaints(root):
-    for name in files_of(root):
-        if name.endswith(".md"):
+    names = files_of(root)
+    pages = [name for name in names if name.endswith(".md")]
+    linked = {target for page in pages for target, _ in links_of(root, page) if target != page}
+    for page in pages:
+        if page.startswith("docs/") and page not in linked:
+            yield f"{page}: no page has a link to it"
+    for name in names:
+        if name in pages:
             yield from links_complaints(root, name)
         else:
             for page in sorted(set(PAGE.findall(read(os.path.join(root, name))))):

@@ -34,7 +34,11 @@ class CheckDocsTest(unittest.TestCase):
 
     def test_link_is_relative_to_its_page(self):
         self.assertEqual([f"{PAGE}: no {D}/{PAGE}"],
-                         self.complaints({PAGE: f"[self]({PAGE})"}))
+                         self.complaints({PAGE: f"[self]({PAGE})", "README.md": f"[x]({PAGE})"}))
+
+    def test_page_that_nobody_finds(self):
+        self.assertEqual([f"{PAGE}: no page has a link to it"],
+                         self.complaints({PAGE: "# Cache\n[here](#cache)\n", "README.md": "docs"}))
 
     def test_missing_heading(self):
         self.assertEqual([f"README.md: {PAGE} has no heading #emptying"],
