@@ -153,7 +153,7 @@ struct StoreStart {
 
 // All tiers of one node as one store of fragments: what is committed is visible at once in host
 // memory, written through to the SSD tier in the background, and brought up again when asked for.
-// docs/architecture.md, "Life of a page". Thread-safe.
+// docs/architecture.md, "Life of an evicted window". Thread-safe.
 class TieredStore {
  public:
   // Takes the memory, opens or creates the SSD folder and recovers its index. Errors name the
