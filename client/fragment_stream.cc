@@ -12,7 +12,7 @@
 namespace crumb::client {
 namespace {
 
-constexpr size_t kChunkBytes = 1 << 20;
+constexpr size_t kChunkBytes = 2 << 20;
 
 }  // namespace
 
@@ -41,8 +41,12 @@ absl::Status FragmentAssembler::Add(v1::GetResponse& message) {
   if (!open_.has_value() || open_->tiles.size() + message.tiles().size() > open_bytes_) {
     return absl::DataLossError("more bytes than the fragment's header announces");
   }
-  if (open_->tiles.empty()) open_->tiles.reserve(open_bytes_);
-  open_->tiles += message.tiles();
+  if (message.tiles().size() == open_bytes_) {
+    open_->tiles = std::move(*message.mutable_tiles());
+  } else {
+    if (open_->tiles.empty()) open_->tiles.reserve(open_bytes_);
+    open_->tiles += message.tiles();
+  }
   return open_->tiles.size() == open_bytes_ ? Deliver() : absl::OkStatus();
 }
 
@@ -67,7 +71,8 @@ bool FragmentSplitter::Next(v1::PutRequest* message) {
     message->set_header(std::move(header));
   }
   const size_t size = std::min(kChunkBytes, fragment.tiles.size() - sent_);
-  message->set_tiles(fragment.tiles.substr(sent_, size));
+  // Into the memory that the message had for the one before.
+  message->mutable_tiles()->assign(fragment.tiles, sent_, size);
   sent_ += size;
   if (sent_ == fragment.tiles.size()) {
     sent_ = 0;

@@ -41,7 +41,7 @@ struct Limits {
   int64_t get_streams = 64;
   int64_t put_streams = 16;
   int64_t put_fragments_max = 65'536;
-  ByteSize chunk_bytes{uint64_t{1} << 20};
+  ByteSize chunk_bytes{uint64_t{2} << 20};
   int64_t watchers_max = 64;
   int64_t watch_queue = 65'536;
   int64_t watch_snapshot_pages_max = 4'194'304;

@@ -24,7 +24,7 @@ struct SsdOptions {
   ByteSize bytes_max{uint64_t{8} << 30};  // all files in the folder together, at every moment
   std::string policy = "default";
   std::string admission = "all";  // or second_hit
-  int64_t io_threads = 4;
+  int64_t io_threads = 8;
   int64_t write_queue_pages_max = 4096;
   int64_t read_queue_pages_max = 16384;
   bool direct_io = true;
