@@ -130,8 +130,9 @@ class Machine:
                 return 127
             with self.lock:
                 self.running.add(process)
+                late = self.stopped
             try:
-                return process.wait(seconds)
+                return 143 if late else process.wait(seconds)
             except subprocess.TimeoutExpired:
                 log.write(f"\nnot done after {seconds:.0f} s\n".encode())
                 return 124
@@ -144,9 +145,13 @@ class Machine:
         """Yields jobs as they are done."""
         deadline = time.monotonic() + seconds
         with concurrent.futures.ThreadPoolExecutor(self.slots) as pool:
-            for done in concurrent.futures.as_completed(
-                    [pool.submit(self.run, job, deadline) for job in jobs]):
-                yield done.result()
+            try:
+                for done in concurrent.futures.as_completed(
+                        [pool.submit(self.run, job, deadline) for job in jobs]):
+                    yield done.result()
+            except BaseException:  # the pool waits for all that was submitted
+                self.stop()
+                raise
 
     def stop(self):
         with self.lock:

@@ -35,6 +35,23 @@ def skips(reason):
     return PASSES + f"printf 'a_test.cc:7: Skipped\\n{reason}\\n\\n[  SKIPPED ] A.B (0 ms)\\n'"
 
 
+def has_ended(process):
+    """Whether it runs no more; nobody may have waited for it."""
+    try:
+        os.readlink(f"/proc/{process}/cwd")
+    except OSError:
+        return True
+    return False
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AssertionError("waited for a minute")
+        time.sleep(0.01)
+
+
 class GpuScriptTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="crumb-gpu-script-")
@@ -65,9 +82,11 @@ class GpuScriptTest(unittest.TestCase):
 
     def run_script(self, *arguments):
         return subprocess.run([self.path / "bash", SCRIPT, *arguments], capture_output=True,
-                              text=True, timeout=100, check=False,
-                              env={"PATH": str(self.path), "CUDA_HOME": str(self.folder),
-                                   "PYTHONDONTWRITEBYTECODE": "1"})
+                              text=True, timeout=100, check=False, env=self.environment())
+
+    def environment(self):
+        return {"PATH": str(self.path), "CUDA_HOME": str(self.folder),
+                "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run_programs(self, *arguments):
         return self.run_script("--programs", self.folder / "programs", "--output",
@@ -218,6 +237,19 @@ class GpuScriptTest(unittest.TestCase):
         self.assertIn("failed: memcheck.fetch", done.stdout)
 
 
+    def test_ends_with_all_that_it_started_when_told(self):
+        child = self.folder / "child"
+        self.machine({"a_cuda_b_test": LISTS + f"sleep 600 & echo $! >{child}; wait"})
+        with subprocess.Popen([self.path / "bash", SCRIPT, "--programs", self.folder / "programs",
+                               "--output", self.folder / "output"], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, env=self.environment()) as script:
+            wait_until(lambda: child.exists() and child.read_text().endswith("\n"))
+            script.terminate()
+            script.communicate(timeout=60)
+        self.assertEqual(script.returncode, 143)
+        wait_until(lambda: has_ended(child.read_text().strip()))
+
+
 class MachineTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory(prefix="crumb-gpu-programs-")
@@ -234,9 +266,7 @@ class MachineTest(unittest.TestCase):
         job = self.job("hangs", "bash", "-c", f"sleep 600 & echo $! >{child}; wait", seconds=3)
         self.assertEqual(self.machine.run(job, time.monotonic() + 60).code, 124)
         self.assertIn("not done after", job.text())
-        deadline = time.monotonic() + 30
-        while os.path.exists(f"/proc/{child.read_text().strip()}/cwd"):
-            self.assertLess(time.monotonic(), deadline, "what it started goes on")
+        wait_until(lambda: has_ended(child.read_text().strip()))
 
     def test_a_section_has_an_end(self):
         job = self.job("late", "true")
