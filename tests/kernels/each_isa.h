@@ -4,7 +4,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tests/kernels/shapes.h"
 
@@ -15,6 +17,18 @@ class EachIsa : public testing::TestWithParam<CpuIsa> {
  protected:
   void SetUp() override {
     if (!SelectCpuIsa(GetParam())) GTEST_SKIP() << "needs a CPU with " << CpuIsaName(GetParam());
+  }
+
+  // Quantizes `window` with this instruction set and with the portable code: same bytes and status.
+  template <class Window>
+  void ExpectSameBytesAsPortable(const Window& window) {
+    uint32_t status = 0, portable_status = 0;
+    const std::vector<uint8_t> tile = window.Quantize(&status);
+    ASSERT_TRUE(SelectCpuIsa(CpuIsa::kPortable));
+    const std::vector<uint8_t> portable = window.Quantize(&portable_status);
+    ASSERT_TRUE(SelectCpuIsa(GetParam()));
+    EXPECT_EQ(status, portable_status);
+    EXPECT_TRUE(tile == portable);
   }
 
  private:
