@@ -12,17 +12,15 @@
 
 #include "kernels/bf16.h"
 #include "kernels/cuda/evict.h"
-#include "kernels/fp16.h"
 #include "kernels/quantize.h"
 #include "kernels/tile_codec.h"
-#include "tests/kernels/cuda/device_buffer.h"
+#include "tests/kernels/cuda/evict_inputs.h"
 #include "tests/kernels/cuda/random_inputs.h"
 
 namespace crumb::kernels::cuda {
 namespace {
 
 constexpr int kDistinct = 4;  // windows; a launch of more evicts them again and again
-constexpr int kRing = 71;
 
 struct WindowSetup {
   TileShape tile;
@@ -49,7 +47,7 @@ class Windows {
     std::mt19937 random(31);
     const int dim = s_.tile.head_dim;
     std::normal_distribution<float> normal;
-    rows_.resize(size_t{kDistinct} * matrices_ * 2 * kRing * dim);
+    rows_.resize(size_t{kDistinct} * matrices_ * 2 * kEvictRing * dim);
     // Of some 60,000 values, which are the same in both types.
     std::vector<Bf16> values(60013);
     for (Bf16& x : values) {
@@ -57,21 +55,16 @@ class Windows {
       if (std::abs(Bf16ToFloat(x)) < 1e-3f) x = {};
     }
     for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = values[i * 7 % values.size()];
-    for (int w = 0; w < kDistinct; ++w) begin_.push_back((17 * w + 60) % kRing);
+    for (int w = 0; w < kDistinct; ++w) begin_.push_back((17 * w + 60) % kEvictRing);
     // Few matrices that differ are enough; they lie at different places for each head and part.
-    std::vector<float> pool[3], feedback;
+    std::vector<float> pool[3];
     for (int i = 0; i < 3; ++i) {
       pool[i] = s_.method == Method::kHadamard ? HadamardMatrix(dim) : RandomRotation(dim, random);
     }
     for (size_t i = 0; i < 2 * matrices_; ++i) {
       rotation_.insert(rotation_.end(), pool[i % 3].begin(), pool[i % 3].end());
     }
-    feedback.resize(static_cast<size_t>(dim) * dim);
-    for (int i = 0; i < dim; ++i) {
-      for (int j = i + 1; j < dim; ++j) {
-        feedback[i * dim + j] = 0.3f / static_cast<float>(1 + j - i) * normal(random);
-      }
-    }
+    const std::vector<float> feedback = RandomFeedback(dim, random);
     for (size_t i = 0; i < 2 * matrices_; ++i) {
       feedback_.insert(feedback_.end(), feedback.begin(), feedback.end());
     }
@@ -89,7 +82,7 @@ class Windows {
     std::vector<int32_t> begin;
     for (int i = 0; i < count; ++i) {
       const int w = (first + i) % kDistinct;
-      from.push_back(device_rows_.address() + w * matrices_ * 4 * kRing * dim);
+      from.push_back(device_rows_.address() + w * matrices_ * 4 * kEvictRing * dim);
       to.push_back(tiles.address() + i * page);
       begin.push_back(begin_[w]);
     }
@@ -110,14 +103,8 @@ class Windows {
     p.windows = number.as<int32_t>();
     p.ring_address = ring.as<uint64_t>();
     p.ring_begin = slots.as<int32_t>();
-    p.ring_capacity = kRing;
-    p.ring_head_stride = 4 * kRing * dim;
-    p.ring_layer_stride = p.ring_head_stride * s_.heads;
-    p.ring_token_stride = 2 * dim;
-    p.ring_v_offset = 2 * kRing * dim;
     p.tile_address = tile.as<uint64_t>();
-    p.tile_head_stride = static_cast<int64_t>(s_.tile.int2_bytes());
-    p.tile_layer_stride = p.tile_head_stride * s_.heads;
+    SetStrides(&p);
     p.k = Transform(0);
     p.v = Transform(1);
     p.status = status.as<uint32_t>();
@@ -130,13 +117,8 @@ class Windows {
   // The CPU's tile of (window, layer and head).
   std::vector<uint8_t> OnTheCpu(int w, size_t matrix) const {
     const int dim = s_.tile.head_dim;
-    const Bf16* from = rows_.data() + (w * matrices_ + matrix) * 2 * kRing * dim;
-    std::vector<Bf16> window(size_t{2} * 64 * dim);
-    for (int t = 0; t < 64; ++t) {
-      const int slot = (begin_[w] + t) % kRing;
-      std::copy_n(from + slot * dim, dim, window.begin() + t * dim);
-      std::copy_n(from + (kRing + slot) * dim, dim, window.begin() + (64 + t) * dim);
-    }
+    const std::vector<Bf16> window =
+        WindowOfRing(&rows_[(w * matrices_ + matrix) * 2 * kEvictRing * dim], begin_[w], dim);
     alignas(128) uint8_t tile[16384];
     QuantizeParams q;
     q.shape = s_.tile;
@@ -158,37 +140,13 @@ class Windows {
 
  private:
   void Upload() {
-    const int dim = s_.tile.head_dim;
-    std::vector<Bf16> rows = rows_;
-    if (s_.row_type == RowType::kFp16) {
-      for (Bf16& x : rows) x.bits = Half(Bf16ToFloat(x));
-    }
-    device_rows_.Upload(rows);
-    const int count = static_cast<int>(2 * matrices_);
-    DeviceBuffer plain(rotation_);
-    device_rotation_.Allocate(count * EvictRotationBytes(dim));
-    EXPECT_EQ(PrepareEvictRotation(plain.as<float>(), dim, count, s_.row_type,
-                                   device_rotation_.as<EvictRotation>(), nullptr),
-              cudaSuccess);
-    DeviceBuffer upper(feedback_);
-    device_feedback_.Allocate(count * EvictFeedbackBytes(dim));
-    EXPECT_EQ(PrepareEvictFeedback(upper.as<float>(), dim, count,
-                                   device_feedback_.as<EvictFeedback>(), nullptr),
-              cudaSuccess);
-    device_mean_.Upload(mean_);
-    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    device_rows_.Upload(RowsOf(s_.row_type, rows_));
+    constants_.Upload(rotation_, feedback_, mean_, s_.tile.head_dim, s_.row_type);
   }
   EvictTransform Transform(int value) const {
-    EvictTransform t;
-    if (s_.method == Method::kNaive) return t;
-    const int dim = s_.tile.head_dim;
-    const size_t at = value * matrices_;
-    t.rotation = reinterpret_cast<const EvictRotation*>(device_rotation_.as<char>() +
-                                                        at * EvictRotationBytes(dim));
-    t.mean = device_mean_.as<float>() + at * dim;
+    if (s_.method == Method::kNaive) return {};
+    EvictTransform t = constants_.Of(value);
     t.clip = 0.92f;
-    t.feedback = reinterpret_cast<const EvictFeedback*>(device_feedback_.as<char>() +
-                                                        at * EvictFeedbackBytes(dim));
     return t;
   }
 
@@ -197,7 +155,8 @@ class Windows {
   std::vector<Bf16> rows_;
   std::vector<int32_t> begin_;
   std::vector<float> rotation_, feedback_, mean_;
-  DeviceBuffer device_rows_, device_rotation_, device_feedback_, device_mean_;
+  EvictConstants constants_;
+  DeviceBuffer device_rows_;
 };
 
 constexpr TileShape kTiles[] = {{64, 128, 128}, {64, 128, 32}, {64, 64, 64}, {64, 256, 128}};
@@ -273,17 +232,6 @@ INSTANTIATE_TEST_SUITE_P(Methods, WindowBytes,
                          testing::Combine(testing::ValuesIn(kTiles), testing::ValuesIn(kMethods),
                                           testing::Values(RowType::kBf16, RowType::kFp16)),
                          NameOf);
-
-bool RowDiffers(const TileShape& shape, const uint8_t* a, const uint8_t* b, TilePart part, int t) {
-  for (int y = 0; y < shape.groups(); ++y) {
-    const RowMeta one = ReadMeta(shape, a, part, t, y), other = ReadMeta(shape, b, part, t, y);
-    if (one.scale != other.scale || one.minimum != other.minimum) return true;
-  }
-  for (int i = 0; i < shape.head_dim; ++i) {
-    if (ReadCode(shape, a, part, t, i) != ReadCode(shape, b, part, t, i)) return true;
-  }
-  return false;
-}
 
 // Hadamard matrices as rotations, and fp16 rows with `crumb`: of the first at most 1e-5 of the
 // codes differ from the CPU's, of the second 1 % of the rows.
