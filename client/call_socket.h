@@ -7,7 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "client/rpc_stub.h"
+#include "client/pending_call.h"
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/unique_fd.h"

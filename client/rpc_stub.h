@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "client/pending_call.h"
 #include "common/clock.h"
 #include "crumb/client_options.h"
 #include "crumb/v1/cache_service.pb.h"
@@ -36,16 +37,6 @@ class SessionStream {
   virtual void Flush(TimePoint deadline) = 0;
   // Ends a Wait.
   virtual void Wake() = 0;
-};
-
-// A call that is under way. Destroyed before it was finished it is cancelled.
-class PendingCall {
- public:
-  virtual ~PendingCall() = default;
-  // Whether Finish will not block. Does not block.
-  virtual bool Ready() = 0;
-  // Blocks until the answer is there or the call has failed. Once.
-  virtual absl::Status Finish() = 0;
 };
 
 // crumbd's service over gRPC: the only place of the client that knows gRPC. Thread-safe. Calls

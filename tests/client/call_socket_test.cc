@@ -4,10 +4,13 @@
 
 #include <sys/socket.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "common/call_message.h"
+#include "common/thread.h"
 #include "gtest/gtest.h"
 
 namespace crumb::client {
@@ -153,6 +156,43 @@ TEST_F(CallSocketTest, ASocketThatTakesNoMoreIsNotWaitedFor) {
   EXPECT_LT(sent, 1000);
   for (int i = 0; i < sent; ++i) Question();
   EXPECT_NE(Ask(2), nullptr);
+}
+
+TEST_F(CallSocketTest, ThreadsShareItAndEachGetsItsOwnAnswer) {
+  Thread answering("crumbd", [this] {
+    std::string bytes(kCallMessageBytesMax, '\0');
+    v1::SocketCall call;
+    for (ssize_t size; (size = ::recv(crumbd_.get(), bytes.data(), bytes.size(), 0)) > 0;) {
+      ASSERT_TRUE(call.ParseFromArray(bytes.data(), static_cast<int>(size)));
+      Answer(call.acquire().request(), 1000 + call.acquire().request());
+    }
+  });
+  std::atomic<int> asked{0};
+  {
+    std::vector<Thread> threads;
+    for (uint64_t thread = 0; thread < 4; ++thread) {
+      threads.emplace_back("asking", [&, thread] {
+        for (uint64_t i = 0; i < 200; ++i) {
+          v1::AcquireRequest request;
+          request.set_request(4 * i + thread + 1);
+          v1::AcquireResponse response;
+          CallSocket::Extent extent;
+          const auto call =
+              calls_->Start(request, Clock::Real().Now() + kPatience, &response, &extent);
+          if (call == nullptr) continue;  // another thread's is under way
+          ++asked;
+          if (i % 8 == 7) continue;  // given up
+          EXPECT_TRUE(call->Finish().ok());
+          EXPECT_EQ(response.lease(), 1000 + request.request());
+        }
+      });
+    }
+    for (Thread& thread : threads) thread.Join();
+  }
+  EXPECT_GT(asked, 0);
+  EXPECT_TRUE(Ask(5000)->Finish().ok());  // behind the answers to those given up
+  calls_.reset();
+  answering.Join();
 }
 
 }  // namespace

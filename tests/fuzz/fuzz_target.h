@@ -21,6 +21,7 @@ struct FuzzTarget {
 };
 
 // The targets, one per source of this folder.
+extern const FuzzTarget kCallTarget;
 extern const FuzzTarget kConfigTarget;
 extern const FuzzTarget kFragmentTarget;
 extern const FuzzTarget kFrameTarget;

@@ -202,6 +202,31 @@ TEST_F(CallSocketsTest, CallsInProgressOutliveTheirSocketAndAreWaitedFor) {
   EXPECT_EQ(leases(), 0u);  // of an answer that nobody could be told
 }
 
+TEST_F(CallSocketsTest, SocketsComeAndGoWhileOthersAsk) {
+  Start();
+  const std::shared_ptr<Session> other = OpenSession();
+  std::atomic<bool> done{false};
+  Thread closing("closing", [&] {
+    for (uint64_t number = 1; !done; ++number) {
+      const CallPlane::Opened opened = calls_->Open(other).value();
+      Send(opened.socket.get(), Call(number, 0, 8).SerializeAsString());
+      calls_->Close(opened.number);
+    }
+  });
+  for (uint64_t number = 1; number <= 300 && !HasFailure(); ++number) {
+    Ask(Call(number, 0, 8));
+    const v1::SocketAnswer answer = Answer();
+    EXPECT_EQ(answer.request(), number);
+    EXPECT_EQ(answer.acquire().hit_pages(), 8u);
+    EXPECT_TRUE(sessions_.Release(*session_, answer.acquire().lease()));
+  }
+  done = true;
+  closing.Join();
+  calls_->Stop();
+  sessions_.End(other);  // with leases whose answers it did not read
+  EXPECT_EQ(leases(), 0u);
+}
+
 TEST_F(CallSocketsTest, LeavesNoDescriptorBehind) {
   Start();
   const auto descriptors = [] {
