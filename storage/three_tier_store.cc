@@ -1,0 +1,380 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "storage/three_tier_store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/logging.h"
+#include "common/status_macros.h"
+#include "storage/coverage.h"
+#include "storage/incoming_fragment.h"
+
+namespace crumb::storage {
+namespace {
+
+// Queued fragments keep their slots; this part of host memory may wait so, the rest can be evicted.
+constexpr uint64_t kQueuedShare = 4;
+// Accesses whose recency waits to be noted below; more are forgotten.
+constexpr size_t kRecencyQueueMax = 256;
+
+FragmentMeta MetaOf(const FragmentHeader& header, const TileRange& range,
+                    uint32_t logical_tile_bytes) {
+  return {
+      .keyspace = header.keyspace,
+      .key = header.key,
+      .parent = header.parent,
+      .generation = header.generation,
+      .range = range,
+      .tiles_bytes = static_cast<uint32_t>(FragmentTilesBytes(range.tiles(), header.tile_bytes)),
+      .bytes = static_cast<uint32_t>(FragmentBytes(range.tiles(), header.tile_bytes)),
+      .logical_tile_bytes = logical_tile_bytes};
+}
+
+// A slot of host memory until it is published.
+class HostIncomingSlot final : public IncomingSlot {
+ public:
+  HostIncomingSlot(HostTier& host, const Slot& slot, uint64_t bytes)
+      : host_(host), bytes_(bytes), slot_(slot) {}
+  ~HostIncomingSlot() override {
+    if (!taken_) host_.Abandon(slot_);
+  }
+  std::span<std::byte> memory() override { return host_.Memory(slot_).first(bytes_); }
+  Slot Take() {
+    taken_ = true;
+    return slot_;
+  }
+
+ private:
+  HostTier& host_;
+  const uint64_t bytes_;
+  const Slot slot_;
+  bool taken_ = false;
+};
+
+}  // namespace
+
+ThreeTierStore::ThreeTierStore(const StoreOptions& options, const Clock& clock, StoreEvents events)
+    : options_(options),
+      clock_(clock),
+      events_(std::move(events)),
+      pending_(clock, options.pending_for, static_cast<size_t>(options.pending_pages_max)),
+      timer_(clock),
+      devices_(DeviceTierOptions(), clock, DeviceEvents()),
+      recency_({.name = "crumb-recency", .threads = 1, .queue_max = kRecencyQueueMax}) {}
+
+absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStart start) {
+  CRUMB_ASSIGN_OR_RETURN(below_, open_below(BelowEvents()));
+  CRUMB_RETURN_IF_ERROR(OpenHost(std::move(start)));
+  host_ready_ = true;
+  readers_ = std::make_unique<Executor>(
+      Executor::Options{.name = "crumb-ssd-read",
+                        .threads = has_below() ? static_cast<int>(options_.ssd.io_threads) : 0,
+                        .queue_max = static_cast<size_t>(options_.ssd.read_queue_pages_max)});
+  writer_ = std::make_unique<WriteThrough>(
+      WriteThrough::Options{.pages_max = static_cast<size_t>(options_.ssd.write_queue_pages_max),
+                            .bytes_max = has_below() ? host_->capacity_bytes() / kQueuedShare : 0,
+                            .flush_only_hit = only_hit()},
+      *host_, *below_, [this](const KeyspaceId& keyspace, const PageKey& key) {
+        if (events_.durable) events_.durable(keyspace, key);
+      });
+  promoter_ = std::make_unique<Promoter>(*host_, *below_, *writer_, *readers_);
+  // What the process before had queued and not written.
+  if (has_below() && !only_hit()) {
+    writer_->Enqueue(host_->RefAbsentBelow(static_cast<size_t>(options_.ssd.write_queue_pages_max),
+                                           /*only_hit=*/false));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ThreeTierStore::OpenHost(StoreStart start) {
+  HostTier::Options options = {.host = options_.host,
+                               .demote_only_hit = only_hit(),
+                               .first_bytes = start.host_bytes,
+                               .slab_gone = events_.slab_gone};
+  if (start.handed_over != nullptr) {
+    LimitToHandedOver(*start.handed_over, &options);
+    for (const auto& [name, value] : start.handed_over->image.records) {
+      if (!has_below()) CRUMB_RETURN_IF_ERROR(below_->PutRecord(name, value));
+    }
+  }
+  CRUMB_ASSIGN_OR_RETURN(host_, HostTier::Open(options, clock_, EventsOf(Tier::kHost)));
+  if (start.handed_over == nullptr) return absl::OkStatus();
+  const HostTier::Adopted adopted = host_->Adopt(
+      std::move(*start.handed_over), [this](const FragmentMeta& meta) { return BelowOf(meta); });
+  LogInfo("host tier: {} pages taken over, {} left out", adopted.pages, adopted.left_out);
+  return absl::OkStatus();
+}
+
+std::optional<Below> ThreeTierStore::BelowOf(const FragmentMeta& meta) const {
+  if (!has_below()) return Below::kRefused;
+  if (meta.generation < below_->GenerationOf(meta.keyspace)) return std::nullopt;
+  for (const FragmentMeta& there : below_->Find(meta.keyspace, meta.key)) {
+    if (there.range == meta.range && there.generation == meta.generation) return Below::kStored;
+  }
+  return Below::kAbsent;
+}
+
+absl::StatusOr<HandedOverMemory> ThreeTierStore::HandOver() {
+  CRUMB_ASSIGN_OR_RETURN(HandedOverMemory memory, host_->HandOver());
+  if (!has_below()) {
+    CRUMB_ASSIGN_OR_RETURN(memory.image.records, below_->Records());
+  }
+  return memory;
+}
+
+void ThreeTierStore::Announce(const KeyspaceId& keyspace, const PageKey& key, Tier tier,
+                              PageEvent::Kind kind) const {
+  if (events_.page) events_.page({kind, keyspace, key, tier});
+}
+
+DeviceTier::Options ThreeTierStore::DeviceTierOptions() const {
+  return {.device = options_.device, .is_below = [this](const FragmentMeta& fragment) {
+            std::vector<TileRange> present =
+                host_->Present(fragment.keyspace, fragment.key, fragment.generation);
+            for (const FragmentMeta& there : below_->Find(fragment.keyspace, fragment.key)) {
+              const bool known =
+                  std::any_of(present.begin(), present.end(),
+                              [&](const TileRange& range) { return Overlaps(range, there.range); });
+              if (!known && there.generation >= fragment.generation) present.push_back(there.range);
+            }
+            return Covers(present, fragment.range);
+          }};
+}
+
+FragmentTierEvents ThreeTierStore::EventsOf(Tier tier) const {
+  const auto announce = [this, tier](PageEvent::Kind kind) {
+    return [this, tier, kind](const KeyspaceId& keyspace, const PageKey& key) {
+      Announce(keyspace, key, tier, kind);
+    };
+  };
+  return {.added = announce(PageEvent::Kind::kAdded),
+          .removed = announce(PageEvent::Kind::kRemoved)};
+}
+
+FragmentTierEvents ThreeTierStore::BelowEvents() {
+  return {.added =
+              [this](const KeyspaceId& keyspace, const PageKey& key) {
+                Announce(keyspace, key, Tier::kSsd, PageEvent::Kind::kAdded);
+              },
+          .removed =
+              [this](const KeyspaceId& keyspace, const PageKey& key) {
+                if (host_ready_) host_->ForgetBelow(keyspace, key);
+                Announce(keyspace, key, Tier::kSsd, PageEvent::Kind::kRemoved);
+              }};
+}
+
+std::vector<TileRange> ThreeTierStore::Present(const FragmentHeader& header) const {
+  std::vector<TileRange> present = host_->Present(header.keyspace, header.key, header.generation);
+  for (const FragmentMeta& fragment : below_->Find(header.keyspace, header.key)) {
+    if (fragment.generation >= header.generation) present.push_back(fragment.range);
+  }
+  return present;
+}
+
+absl::StatusOr<CommitOutcome> ThreeTierStore::Commit(const CommitRequest& request) {
+  if (stopped_) return Stopped();
+  absl::StatusOr<FragmentHeader> header = ReadCommitHeader(request);
+  if (!header.ok()) {
+    if (absl::IsDataLoss(header.status())) verify_failures_.Add();
+    return header.status();
+  }
+  if (header->generation < below_->GenerationOf(header->keyspace)) {
+    return absl::InvalidArgumentError("the fragment's generation was dropped");
+  }
+  int stored_tiles = 0;
+  for (const TileRange& piece : Subtract(header->range, Present(*header))) {
+    const absl::Status status = CommitPiece(*header, request, piece);
+    if (status.ok()) {
+      stored_tiles += piece.tiles();
+    } else if (absl::IsAborted(status)) {
+      return absl::InvalidArgumentError("the fragment's generation was dropped");
+    } else if (!absl::IsAlreadyExists(status)) {
+      return status;
+    }
+  }
+  const int known_tiles = header->range.tiles() - stored_tiles;
+  dedup_bytes_.Add(static_cast<uint64_t>(known_tiles) * header->tile_bytes);
+  return stored_tiles > 0 ? CommitOutcome::kStored : CommitOutcome::kDeduplicated;
+}
+
+absl::Status ThreeTierStore::CommitPiece(const FragmentHeader& header, const CommitRequest& request,
+                                         const TileRange& piece) {
+  const FragmentMeta meta = MetaOf(header, piece, request.logical_tile_bytes);
+  CRUMB_ASSIGN_OR_RETURN(const Slot slot, ReserveSlot(meta.keyspace, meta.bytes));
+  absl::Status copied =
+      CopyFragment(header, request.fragment, piece, host_->Memory(slot).first(meta.bytes));
+  if (!copied.ok()) {
+    verify_failures_.Add();
+    host_->Abandon(slot);
+    return copied;
+  }
+  const bool write_now = has_below() && !only_hit();
+  if (!write_now && has_below()) admission_rejected_.Add();
+  return Publish(meta, slot, write_now);
+}
+
+absl::StatusOr<Slot> ThreeTierStore::ReserveSlot(const KeyspaceId& keyspace, uint64_t bytes) {
+  std::vector<Departure> departures;
+  absl::StatusOr<Slot> slot =
+      host_->Reserve(keyspace, bytes, has_below() ? writer_->room_bytes() : 0, &departures);
+  demoted_.Add(departures.size());
+  writer_->Enqueue(departures);
+  return slot;
+}
+
+// Takes the slot, whatever comes of it.
+absl::Status ThreeTierStore::Publish(const FragmentMeta& meta, const Slot& slot, bool write_now) {
+  CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_->Publish(meta, slot,
+                                                               write_now     ? Below::kQueued
+                                                               : has_below() ? Below::kAbsent
+                                                                             : Below::kRefused));
+  if (write_now) {
+    writer_->Enqueue(std::vector<Departure>{{page, meta}});
+  } else {
+    host_->Unref(std::span(&page, 1));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<IncomingSlot>> ThreeTierStore::ReserveIncoming(
+    const KeyspaceId& keyspace, uint64_t bytes) {
+  if (stopped_) return Stopped();
+  CRUMB_ASSIGN_OR_RETURN(const Slot slot, ReserveSlot(keyspace, bytes));
+  return std::make_shared<HostIncomingSlot>(*host_, slot, bytes);
+}
+
+absl::StatusOr<CommitOutcome> ThreeTierStore::PublishIncoming(
+    const std::shared_ptr<IncomingSlot>& slot, const FragmentHeader& header,
+    uint32_t logical_tile_bytes, Received received) {
+  if (stopped_) return Stopped();
+  auto& incoming = static_cast<HostIncomingSlot&>(*slot);
+  const FragmentMeta meta = MetaOf(header, header.range, logical_tile_bytes);
+  if (meta.bytes != slot->memory().size()) {
+    return absl::InvalidArgumentError("the fragment's size differs from its slot's");
+  }
+  if (header.generation < below_->GenerationOf(header.keyspace)) {
+    return absl::InvalidArgumentError("the fragment's generation was dropped");
+  }
+  EncodeFragmentHeader(header, slot->memory().subspan(meta.tiles_bytes));
+  const std::vector<TileRange> present = Present(header);
+  if (Covers(present, header.range)) return CommitOutcome::kDeduplicated;
+  const bool overlaps = std::any_of(present.begin(), present.end(), [&](const TileRange& there) {
+    return Overlaps(there, header.range);
+  });
+  if (overlaps) {  // only the tiles that are missing, as pieces of their own
+    CommitRequest request;
+    request.keyspace = header.keyspace;
+    request.generation = header.generation;
+    request.fragment = slot->memory();
+    request.tiles_bytes = meta.tiles_bytes;
+    request.logical_tile_bytes = logical_tile_bytes;
+    return Commit(request);
+  }
+  const bool write_now = received == Received::kHome && has_below() && !only_hit();
+  const absl::Status published = Publish(meta, incoming.Take(), write_now);
+  if (published.ok()) return CommitOutcome::kStored;
+  if (absl::IsAlreadyExists(published)) return CommitOutcome::kDeduplicated;
+  if (absl::IsAborted(published)) {
+    return absl::InvalidArgumentError("the fragment's generation was dropped");
+  }
+  return published;
+}
+
+void ThreeTierStore::Flush(std::function<void(absl::StatusOr<uint64_t>)> done) {
+  if (!has_below()) return done(uint64_t{0});
+  writer_->Flush([this, done = std::move(done)](const absl::Status& status) {
+    if (!status.ok()) return done(status);
+    StoreStats stats;
+    below_->AddStats(stats);
+    done(stats.ssd.pages);
+  });
+}
+
+uint32_t ThreeTierStore::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
+                             TimePoint until) {
+  uint32_t pinned = 0;
+  for (const PageKey& key : keys) {
+    const std::span<const PageKey> one(&key, 1);
+    const uint32_t above =
+        std::max(devices_.Pin(keyspace, one, until), host_->Pin(keyspace, one, until));
+    pinned += std::max(above, below_->Pin(keyspace, one, until));
+  }
+  return pinned;
+}
+
+// Devices and host memory first, then whatever is on its way down, then below, then what was on its
+// way up.
+uint32_t ThreeTierStore::Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  std::vector<PageKey> removed = devices_.Remove(keyspace, keys);
+  const std::vector<PageKey> in_host = host_->Remove(keyspace, keys);
+  removed.insert(removed.end(), in_host.begin(), in_host.end());
+  writer_->WaitFor(keyspace, keys);
+  std::sort(removed.begin(), removed.end());
+  removed.erase(std::unique(removed.begin(), removed.end()), removed.end());
+  uint32_t only_below = 0;
+  for (const PageKey& key : keys) {
+    const bool was_above = std::binary_search(removed.begin(), removed.end(), key);
+    if (!was_above && !below_->Find(keyspace, key).empty()) ++only_below;
+  }
+  below_->Remove(keyspace, keys);
+  promoter_->WaitFor(keyspace, keys);
+  host_->Remove(keyspace, keys);
+  return static_cast<uint32_t>(removed.size()) + only_below;
+}
+
+uint64_t ThreeTierStore::DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) {
+  std::vector<PageKey> removed = devices_.Drop(keyspace, generation);
+  const std::vector<PageKey> in_host = host_->Drop(keyspace, generation);
+  removed.insert(removed.end(), in_host.begin(), in_host.end());
+  std::sort(removed.begin(), removed.end());
+  removed.erase(std::unique(removed.begin(), removed.end()), removed.end());
+  uint64_t only_above = 0;
+  for (const PageKey& key : removed) {
+    if (below_->Find(keyspace, key).empty()) ++only_above;
+  }
+  return only_above + below_->Drop(keyspace, generation);
+}
+
+std::optional<PageKey> ThreeTierStore::ParentOf(const KeyspaceId& keyspace,
+                                                const PageKey& key) const {
+  if (const auto parent = host_->ParentOf(keyspace, key)) return parent;
+  if (const auto parent = devices_.ParentOf(keyspace, key)) return parent;
+  const std::vector<FragmentMeta> below = below_->Find(keyspace, key);
+  if (below.empty()) return std::nullopt;
+  return below.front().parent;
+}
+
+void ThreeTierStore::ForEachPage(const KeyspaceId& keyspace,
+                                 const std::function<void(const PageKey&, Tier)>& visit) {
+  devices_.ForEachPage(keyspace, [&](const PageKey& key) { visit(key, Tier::kDevice); });
+  host_->ForEachPage(keyspace, [&](const PageKey& key) { visit(key, Tier::kHost); });
+  below_->ForEachPage(keyspace, [&](const PageKey& key) { visit(key, Tier::kSsd); });
+}
+
+StoreStats ThreeTierStore::Stats() const {
+  StoreStats stats;
+  below_->AddStats(stats);
+  stats.host = host_->Stats();
+  host_->AddLeaseStats(stats);
+  devices_.AddStats(stats);  // behind the other leases
+  stats.durable_pages = writer_->durable_pages();
+  stats.dedup_bytes = dedup_bytes_.value();
+  stats.write_queue_pages = writer_->queued();
+  stats.write_queue_dropped = writer_->dropped();
+  stats.admission_rejected = admission_rejected_.value();
+  stats.promoted_pages = promoter_->promoted();
+  stats.demoted_pages = demoted_.value();
+  stats.verify_failures_commit = verify_failures_.value();
+  return stats;
+}
+
+absl::Status ThreeTierStore::Stop(Duration grace) {
+  if (stopped_.exchange(true) || promoter_ == nullptr) return absl::OkStatus();
+  readers_->Stop();
+  recency_.Stop();
+  writer_->Stop(std::chrono::steady_clock::now() + grace);
+  return below_->Sync();
+}
+
+}  // namespace crumb::storage
