@@ -61,9 +61,4 @@ PeerTable::Peers PeerTable::HomesToAsk(const PageKey& run) const {
   return peers;
 }
 
-bool PeerTable::IsHome(const PageKey& run) const {
-  const std::vector<std::string> ids = IdsOf(*history_.views().current, run);
-  return std::find(ids.begin(), ids.end(), self_) != ids.end();
-}
-
 }  // namespace crumb::server

@@ -32,8 +32,6 @@ class PeerTable {
   std::vector<std::string> HomesToPush(const PageKey& run) const;
   // The homes in either view but this node; those of the newest view first.
   Peers HomesToAsk(const PageKey& run) const;
-  // Whether this node is a home in the newest view.
-  bool IsHome(const PageKey& run) const;
 
   // Ids of the homes in the newest and in the previous view.
   struct Homes {
