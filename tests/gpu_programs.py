@@ -30,8 +30,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 SECTION_SECONDS = {"checks": 300, "timings": 420, "sanitizers": 300}
 CHECK_SECONDS = 200
 SANITIZER_SECONDS = 150
-MOST_PARTS = 32
-# What takes longest comes first; of these more parts than of others.
+# What takes longest comes first, each test by itself.
 LONG_TESTS = ("kernels_cuda_decode_test", "kernels_cuda_hazards_test",
               "kernels_cuda_bf16_history_test", "kernels_cuda_prefill_test",
               "kernels_cuda_evict_test")
@@ -239,9 +238,19 @@ def run_rows(machine, report, jobs, seconds, judge):
         if why:
             report.fail(job.row, why)
             for bad in [j for j in of_row if j.code != 0][:3]:
-                told = re.findall(r"^.*(?:FAILED|Failure|rror|not done|not started).*$",
-                                  bad.text(), re.M)
-                report.excerpt(bad, told)
+                report.excerpt(bad, told_of(bad.text()))
+
+
+def told_of(text):
+    """What a log says of a failure, with a few lines behind each."""
+    lines, told, left = text.splitlines(), [], 0
+    for line in lines:
+        if re.search(r"Failure|FAILED|Error|ERROR SUMMARY|not done|not started", line):
+            left = 6 if "Failure" in line else 1
+        if left > 0:
+            told.append(line)
+            left -= 1
+    return told
 
 
 def judge_tests(machine, tests, jobs):
@@ -270,7 +279,7 @@ def judge_program(jobs):
 def checks(machine, report, options):
     del options
     programs = sorted((machine.programs / "tests").glob("*_cuda_*_test"),
-                      key=lambda p: (p.name not in LONG_TESTS, p.name))
+                      key=lambda p: (*[p.name != x for x in LONG_TESTS], p.name))
     with concurrent.futures.ThreadPoolExecutor(machine.slots) as pool:
         tests = dict(zip([p.name for p in programs],
                          pool.map(lambda p: listed_tests(machine, p), programs)))
@@ -281,8 +290,9 @@ def checks(machine, report, options):
                 ["python3", "tests/client/c_api_test.py", "--build", str(machine.programs),
                  "CApiTest.test_device_program"], 200)]
     for program in programs:
-        parts = MOST_PARTS if program.name in LONG_TESTS else SHORT_PARTS
-        jobs += test_jobs(program.name, [str(program)], tests[program.name], parts, CHECK_SECONDS)
+        count = tests[program.name]
+        parts = count if program.name in LONG_TESTS else SHORT_PARTS
+        jobs += test_jobs(program.name, [str(program)], count, parts, CHECK_SECONDS)
 
     def judge(of_row):
         if of_row[0].row not in tests:
@@ -346,7 +356,7 @@ def sanitizer_jobs(machine, sanitizer, tests):
                        f"--gtest_filter={chosen}"]
             name = f"{tool}.{test}"
             tests[name] = listed_tests(machine, program, chosen)
-            yield from test_jobs(name, command, tests[name], MOST_PARTS, SANITIZER_SECONDS)
+            yield from test_jobs(name, command, tests[name], tests[name], SANITIZER_SECONDS)
 
 
 def sanitizers(machine, report, options):

@@ -30,19 +30,15 @@ bool DecodeSupported(const DecodeShape& shape) {
              nullptr;
 }
 
-cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream) {
+cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream,
+                            DeviceLimits limits) {
   DecodeKernelParams k;
-  cudaError_t error = LaunchOf(params.shape, &k.launch);
-  if (error != cudaSuccess) return error;
-  int device = 0, major = 0;
-  error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
+  cudaError_t error = CompleteLimits(&limits);
+  if (error == cudaSuccess) error = LaunchOf(params.shape, limits, &k.launch);
   if (error != cudaSuccess) return error;
   k.p = params;
   k.heads = params.shape.q_heads / params.shape.kv_heads;
-  k.p.overlap_previous = params.overlap_previous && major >= 9;
+  k.p.overlap_previous = params.overlap_previous && limits.major >= 9;
   k.scale = params.scale != 0.0f ? params.scale
                                  : 1.0f / std::sqrt(static_cast<float>(params.shape.tile.head_dim));
   k.log2_scale = k.scale * 1.4426950408889634f;
@@ -50,7 +46,7 @@ cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t st
   LayOutWorkspace(params.shape, k.launch, params.workspace, &k.workspace);
   const bool clusters = k.launch.cluster.taken() || k.launch.cluster.by_plan;
   if (clusters && params.copy_path != CopyPath::kAuto) return cudaErrorInvalidValue;
-  const bool bulk = params.copy_path == CopyPath::kAuto && major >= 9;
+  const bool bulk = params.copy_path == CopyPath::kAuto && limits.major >= 9;
   const DecodeLauncher launch =
       clusters ? LaunchClusters : FindDecodeKernel(params.shape.tile, k.launch.columns, bulk);
   const int columns = params.shape.columns();

@@ -144,30 +144,25 @@ bool Serves(const DecodeShape& shape) {
 
 }  // namespace
 
-cudaError_t ChooseClusters(const DecodeShape& shape, DecodeLaunch* launch) {
+cudaError_t ChooseClusters(const DecodeShape& shape, const DeviceLimits& limits,
+                           DecodeLaunch* launch) {
   const bool asked = shape.form == DecodeForm::kClusters;
   const cudaError_t none = asked ? cudaErrorInvalidValue : cudaSuccess;
   if (shape.form == DecodeForm::kPlanned || !Serves(shape)) return none;
   if (!asked && shape.batch_invariant) return none;
-  int device = 0, major = 0, shared_max = 0;
+  if (limits.major < 9) return none;
+  int device = 0;
   cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
   if (error != cudaSuccess) return error;
-  if (major < 9) return none;
   if (!asked && shape.batch > kAutoBatchMax) {
-    return ChooseByPlan(shape, device, shared_max, launch);
+    return ChooseByPlan(shape, device, limits.shared_bytes, launch);
   }
   const int pairs = shape.batch * shape.kv_heads;
   ClusterLayout layout[kClusterSizes];
   int parts[kClusterSizes] = {}, most = 0, smallest = -1;
   for (int size = 0; size < kClusterSizes; ++size) {
     layout[size] = LayoutOf(shape, *launch, 1 << kSizesLog2[size]);
-    if (layout[size].bytes > static_cast<uint32_t>(shared_max)) continue;
+    if (layout[size].bytes > static_cast<uint32_t>(limits.shared_bytes)) continue;
     int clusters = 0;
     error = ClustersAtOnce(device, size, &clusters);
     if (error != cudaSuccess) return error;

@@ -324,32 +324,24 @@ size_t Take(void* base, size_t offset, size_t count, T** part) {
 
 }  // namespace
 
-cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch) {
+cudaError_t LaunchOf(const DecodeShape& shape, const DeviceLimits& limits, DecodeLaunch* launch) {
   if (!DecodeSupported(shape)) return cudaErrorInvalidValue;
-  int device = 0, processors = 0, shared_max = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&shared_max, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  }
-  if (error != cudaSuccess) return error;
   const int dim = shape.tile.head_dim;
   launch->columns = LaunchColumnsFor(shape.tile, shape.columns());
   const int columns = launch->columns;
   launch->pair = columns <= 4 || (columns > 8 && columns <= 12);
   launch->column_tiles = columns <= 8 ? 1 : 2;
-  launch->blocks = processors;
+  launch->blocks = limits.processors;
   launch->slot_bytes = shape.tile.int2_bytes();
   launch->warps = WarpsFor(dim, launch->column_tiles);
   for (; launch->warps >= 4; launch->warps -= 4) {
     const size_t fixed = kPassRows * (dim + 4) * sizeof(float);
     const size_t per_stage = launch->warps * (launch->slot_bytes + 8);
+    if (fixed + 2 * per_stage > static_cast<size_t>(limits.shared_bytes)) continue;
     launch->stages =
-        static_cast<int>(std::min<size_t>(kStagesMax, (shared_max - fixed) / per_stage));
+        static_cast<int>(std::min<size_t>(kStagesMax, (limits.shared_bytes - fixed) / per_stage));
     launch->shared_bytes = launch->stages * per_stage + fixed;
-    if (launch->stages >= 2) return ChooseClusters(shape, launch);
+    return ChooseClusters(shape, limits, launch);
   }
   return cudaErrorInvalidValue;
 }
@@ -400,23 +392,27 @@ size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, voi
   return Take(base, at, clusters * rows * dim / 2, &view->packets);
 }
 
-size_t DecodePlanBytes(const DecodeShape& shape) {
+size_t DecodePlanBytes(const DecodeShape& shape, DeviceLimits limits) {
   DecodeLaunch launch;
   PlanView view;
-  return LaunchOf(shape, &launch) == cudaSuccess ? LayOutPlan(shape, launch, nullptr, &view) : 0;
+  if (CompleteLimits(&limits) != cudaSuccess) return 0;
+  if (LaunchOf(shape, limits, &launch) != cudaSuccess) return 0;
+  return LayOutPlan(shape, launch, nullptr, &view);
 }
 
-size_t DecodeWorkspaceBytes(const DecodeShape& shape) {
+size_t DecodeWorkspaceBytes(const DecodeShape& shape, DeviceLimits limits) {
   DecodeLaunch launch;
   WorkspaceView view;
-  return LaunchOf(shape, &launch) == cudaSuccess ? LayOutWorkspace(shape, launch, nullptr, &view)
-                                                 : 0;
+  if (CompleteLimits(&limits) != cudaSuccess) return 0;
+  if (LaunchOf(shape, limits, &launch) != cudaSuccess) return 0;
+  return LayOutWorkspace(shape, launch, nullptr, &view);
 }
 
 cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, int window,
-                       void* plan, cudaStream_t stream) {
+                       void* plan, cudaStream_t stream, DeviceLimits limits) {
   DecodeLaunch launch;
-  const cudaError_t error = LaunchOf(shape, &launch);
+  cudaError_t error = CompleteLimits(&limits);
+  if (error == cudaSuccess) error = LaunchOf(shape, limits, &launch);
   if (error != cudaSuccess || launch.cluster.taken()) return error;
   PlanArguments a;
   a.lengths = lengths;

@@ -120,8 +120,8 @@ constexpr int LaunchColumnsFor(const TileShape& tile, int columns) {
   return (columns + launches - 1) / launches;
 }
 
-// On the current device. cudaErrorInvalidValue: sizes not supported.
-cudaError_t LaunchOf(const DecodeShape& shape, DecodeLaunch* launch);
+// On the current device, within complete limits. cudaErrorInvalidValue: sizes not supported.
+cudaError_t LaunchOf(const DecodeShape& shape, const DeviceLimits& limits, DecodeLaunch* launch);
 
 int SegmentsMax(const DecodeShape& shape, const DecodeLaunch& launch);
 // Sets the view's pointers from `base` (may be null) and returns the bytes.

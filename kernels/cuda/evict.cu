@@ -23,31 +23,23 @@ size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) {
   return 8 * static_cast<size_t>(windows_max) * layers * kv_heads;
 }
 
-cudaError_t EvictWindows(const EvictParams& p, cudaStream_t stream) {
+cudaError_t EvictWindows(const EvictParams& p, cudaStream_t stream, DeviceLimits limits) {
   const bool int2 = p.format == PageFormat::kInt2;
   if (!EvictSupported(p.tile) || (int2 && p.sums != nullptr && p.workspace == nullptr)) {
     return cudaErrorInvalidValue;
   }
   if (p.windows_max < 1) return cudaSuccess;
   if (!int2) return EvictBf16Windows(p, stream);
-  int device = 0, major = 0;
-  EvictDevice has{};
-  cudaError_t error = cudaGetDevice(&device);
-  const auto get = [&](int* value, cudaDeviceAttr attribute) {
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(value, attribute, device);
-  };
-  get(&has.processors, cudaDevAttrMultiProcessorCount);
-  get(&has.shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin);
-  get(&major, cudaDevAttrComputeCapabilityMajor);
+  const cudaError_t error = CompleteLimits(&limits);
   if (error != cudaSuccess) return error;
   EvictKernelParams k{};
   k.p = p;
-  k.p.overlap_previous = p.overlap_previous && major >= 9;
+  k.p.overlap_previous = p.overlap_previous && limits.major >= 9;
   k.clip[0] = GuessClip(p.k.clip, p.tile.head_dim);
   k.clip[1] = GuessClip(p.v.clip, p.tile.head_dim);
   k.zeros_sum = crc::SumOfZeros(p.tile.int2_bytes());
-  k.bulk = p.path == RotatePath::kAuto && major >= 9;
-  has.team_products = k.bulk && major == 9;
+  k.bulk = p.path == RotatePath::kAuto && limits.major >= 9;
+  const EvictDevice has = {limits.processors, limits.shared_bytes, k.bulk && limits.major == 9};
   return LauncherOf(p.tile, p.method == Method::kCrumb)(k, has, stream);
 }
 

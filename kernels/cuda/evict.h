@@ -6,6 +6,7 @@
 
 #include <cstddef>
 
+#include "kernels/cuda/device_limits.h"
 #include "kernels/cuda/evict_call.h"
 #include "kernels/cuda/evict_constants.h"
 #include "kernels/tile.h"
@@ -23,8 +24,8 @@ size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads);
 
 // Enqueues one kernel: no allocation, no synchronisation, can be captured. Deterministic.
 // cudaErrorInvalidValue: tile not supported, or sums without a workspace.
-// cudaErrorInvalidConfiguration: the device has too little shared memory for the method's
-// constants.
-cudaError_t EvictWindows(const EvictParams& params, cudaStream_t stream);
+// cudaErrorInvalidConfiguration: the device, or the limits, have too little shared memory for the
+// method's constants.
+cudaError_t EvictWindows(const EvictParams& params, cudaStream_t stream, DeviceLimits limits = {});
 
 }  // namespace crumb::kernels::cuda

@@ -43,8 +43,8 @@ DecodeCase::DecodeCase(const DecodeOptions& options)
   lse_.Allocate(rows * 4);
   SetLengths(lengths_);
   const DecodeShape shape = Params().shape;
-  plan_.Allocate(DecodePlanBytes(shape));
-  workspace_.Allocate(DecodeWorkspaceBytes(shape));
+  plan_.Allocate(DecodePlanBytes(shape, options_.limits));
+  workspace_.Allocate(DecodeWorkspaceBytes(shape, options_.limits));
   workspace_.Fill(0);
 }
 
@@ -198,8 +198,9 @@ DecodeAttentionParams DecodeCase::Params() {
 
 cudaError_t DecodeCase::Enqueue(cudaStream_t stream) {
   const DecodeAttentionParams p = Params();
-  const cudaError_t error = PlanDecode(p.shape, p.lengths, p.window, plan_.as<void>(), stream);
-  return error != cudaSuccess ? error : DecodeAttention(p, stream);
+  const cudaError_t error =
+      PlanDecode(p.shape, p.lengths, p.window, plan_.as<void>(), stream, options_.limits);
+  return error != cudaSuccess ? error : DecodeAttention(p, stream, options_.limits);
 }
 
 void DecodeCase::ScaleKeys(int sequence, int page, int head, int token, double nats) {

@@ -40,6 +40,7 @@ struct DecodeOptions {
   CopyPath copy_path = CopyPath::kAuto;
   bool batch_invariant = false;
   DecodeForm form = DecodeForm::kAuto;
+  DeviceLimits limits;
   uint32_t seed = 1;
 };
 

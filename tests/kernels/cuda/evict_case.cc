@@ -33,7 +33,7 @@ void EvictCase::Run(int windows_max) {
   status_.Upload(std::vector<uint32_t>(o_.windows, 0));
   EvictParams p = Params();
   p.windows_max = windows_max;
-  ASSERT_CUDA(EvictWindows(p, nullptr));
+  ASSERT_CUDA(EvictWindows(p, nullptr, o_.limits));
   ASSERT_CUDA(cudaDeviceSynchronize());
   device_tiles_ = tiles_.Download<uint8_t>();
 }

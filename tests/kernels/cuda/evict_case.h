@@ -21,6 +21,7 @@ struct EvictOptions {
   Method method = Method::kOscar;
   RowType row_type = RowType::kBf16;
   RotatePath path = RotatePath::kAuto;
+  DeviceLimits limits;
   int layers = 2;
   int kv_heads = 2;
   int windows = 3;

@@ -81,7 +81,31 @@ std::vector<uint8_t> DeviceTile(const EvictParams& p, size_t bytes) {
   return tile;
 }
 
-const RotatePath kPaths[] = {RotatePath::kAuto, RotatePath::kWarp};
+// How rows meet R, on which device: with less shared memory R passes in parts and fewer teams share
+// it, below 9 there are no bulk copies, from 10 on no products of four warps.
+struct EvictWay {
+  const char* name;
+  RotatePath path = RotatePath::kAuto;
+  DeviceLimits limits;
+};
+constexpr EvictWay kWays[] = {{"auto", RotatePath::kAuto, {}},
+                              {"warp", RotatePath::kWarp, {}},
+                              {"of8_0", RotatePath::kAuto, {8, 108, 163 << 10}},
+                              {"of8_6", RotatePath::kAuto, {8, 20, 99 << 10}},
+                              {"of8_9", RotatePath::kAuto, {8, 128, 99 << 10}},
+                              {"of10_0", RotatePath::kAuto, {10, 0, 0}},
+                              {"of12_0", RotatePath::kAuto, {12, 0, 99 << 10}}};
+
+class EvictWays : public testing::TestWithParam<EvictWay> {
+ protected:
+  // Covariances of head_dim 256, with rows and sums, take 152 to 155 KB.
+  static bool HasRoom(const TileShape& shape) {
+    const int bytes = GetParam().limits.shared_bytes;
+    return shape.head_dim < 256 || bytes == 0 || bytes > 155 << 10;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Ways, EvictWays, testing::ValuesIn(kWays),
+                         [](const auto& way) { return way.param.name; });
 
 TEST(EvictWindows, NaiveIsTheCpuBitForBit) {
   CRUMB_NEEDS_DEVICE();
@@ -108,33 +132,49 @@ TEST(EvictWindows, NaiveIsTheCpuBitForBit) {
   }
 }
 
-TEST(EvictWindows, RotatedCodesAgreeWithTheCpu) {
+TEST_P(EvictWays, RotatedCodesAgreeWithTheCpu) {
   CRUMB_NEEDS_DEVICE();
   for (const TileShape& shape : kShapes) {
-    for (const RotatePath path : kPaths) {
-      for (const RowType type : {RowType::kBf16, RowType::kFp16}) {
-        EvictOptions options;
-        options.tile = shape;
-        options.path = path;
-        options.row_type = type;
-        options.rows = type == RowType::kBf16 ? Rows::kOutliers : Rows::kNormal;
-        options.layers = 3;
-        options.windows = 12;
-        options.position_blocks = 3;
-        EvictCase run(options);
-        run.Run(options.windows);
-        std::vector<uint32_t> status;
-        const std::vector<uint8_t> expected = run.Expected(&status);
-        size_t codes = 0;
-        const size_t different = DifferentCodes(shape, expected, run.tiles(), &codes);
-        std::printf("d %d G %d path %d type %d: %zu of %zu codes differ, error %.1e\n",
-                    shape.head_dim, shape.group_size, static_cast<int>(path),
-                    static_cast<int>(type), different, codes,
-                    static_cast<double>(different) / static_cast<double>(codes));
-        EXPECT_LE(static_cast<double>(different), 1e-5 * static_cast<double>(codes) + 1);
-        EXPECT_EQ(run.status(), status);
-      }
+    for (const RowType type : {RowType::kBf16, RowType::kFp16}) {
+      EvictOptions options;
+      options.tile = shape;
+      options.path = GetParam().path;
+      options.limits = GetParam().limits;
+      options.row_type = type;
+      options.rows = type == RowType::kBf16 ? Rows::kOutliers : Rows::kNormal;
+      options.layers = 3;
+      options.windows = 12;
+      options.position_blocks = 3;
+      EvictCase run(options);
+      run.Run(options.windows);
+      std::vector<uint32_t> status;
+      const std::vector<uint8_t> expected = run.Expected(&status);
+      size_t codes = 0;
+      const size_t different = DifferentCodes(shape, expected, run.tiles(), &codes);
+      std::printf("%s d %d G %d type %d: %zu of %zu codes differ, error %.1e\n", GetParam().name,
+                  shape.head_dim, shape.group_size, static_cast<int>(type), different, codes,
+                  static_cast<double>(different) / static_cast<double>(codes));
+      EXPECT_LE(static_cast<double>(different), 1e-5 * static_cast<double>(codes) + 1);
+      EXPECT_EQ(run.status(), status);
     }
+  }
+}
+
+TEST_P(EvictWays, NaiveIsTheCpuBitForBit) {
+  CRUMB_NEEDS_DEVICE();
+  for (const TileShape& shape : kShapes) {
+    EvictOptions options;
+    options.tile = shape;
+    options.path = GetParam().path;
+    options.limits = GetParam().limits;
+    options.rotated = options.centred = false;
+    options.rows = Rows::kExtreme;
+    options.windows = 5;
+    EvictCase run(options);
+    run.Run(options.windows);
+    std::vector<uint32_t> status;
+    EXPECT_EQ(run.Expected(&status), run.tiles()) << "d " << shape.head_dim;
+    EXPECT_EQ(run.status(), status);
   }
 }
 
@@ -158,51 +198,54 @@ TEST(EvictWindows, BlocksGoFromMatrixToMatrix) {
 }
 
 // At most 1 % of rows differ, and the errors that count are as large as the CPU's.
-TEST(EvictWindows, CrumbAgreesWithTheCpu) {
+TEST_P(EvictWays, CrumbAgreesWithTheCpu) {
   CRUMB_NEEDS_DEVICE();
   for (const TileShape& shape : kShapes) {
-    for (const RotatePath path : kPaths) {
-      EvictOptions options;
-      options.tile = shape;
-      options.method = Method::kCrumb;
-      options.path = path;
-      options.k_clip = options.v_clip = 0.92f;
-      options.rows = Rows::kOutliers;
-      options.windows = shape.head_dim == 128 ? 16 : 6;
-      options.position_blocks = 2;
-      EvictCase run(options);
-      run.Run(options.windows);
-      std::vector<uint32_t> status;
-      const std::vector<uint8_t> expected = run.Expected(&status);
-      size_t different = 0, in_codes = 0, rows = 0;
-      double error = 0.0, expected_error = 0.0;
-      const int dim = shape.head_dim;
-      for (int w = 0; w < options.windows; ++w) {
-        for (size_t m = 0; m < run.matrices(); ++m) {
-          const std::vector<Bf16> window = run.WindowOf(w, m);
-          const size_t at = (w * run.matrices() + m) * shape.int2_bytes();
-          const uint8_t *got = run.tiles().data() + at, *want = expected.data() + at;
-          for (int row = 0; row < 128; ++row) {
-            const TilePart part = row < 64 ? TilePart::kKey : TilePart::kValue;
-            const RowTransform transform = run.HostTransform(row / 64, w, m);
-            different += RowDiffers(shape, got, want, part, row % 64);
-            in_codes += CodesDiffer(shape, got, want, part, row % 64);
-            ++rows;
-            const std::vector<double> y = ExactRow(&window[row * dim], dim, transform);
-            error += WeightedError(shape, got, part, row % 64, y, transform.feedback);
-            expected_error += WeightedError(shape, want, part, row % 64, y, transform.feedback);
-          }
+    EvictOptions options;
+    options.tile = shape;
+    options.method = Method::kCrumb;
+    options.path = GetParam().path;
+    options.limits = GetParam().limits;
+    options.k_clip = options.v_clip = 0.92f;
+    options.rows = Rows::kOutliers;
+    options.windows = shape.head_dim == 128 ? 16 : 6;
+    options.position_blocks = 2;
+    EvictCase run(options);
+    if (!HasRoom(shape)) {
+      EXPECT_EQ(EvictWindows(run.Params(), nullptr, options.limits), cudaErrorInvalidConfiguration);
+      continue;
+    }
+    run.Run(options.windows);
+    std::vector<uint32_t> status;
+    const std::vector<uint8_t> expected = run.Expected(&status);
+    size_t different = 0, in_codes = 0, rows = 0;
+    double error = 0.0, expected_error = 0.0;
+    const int dim = shape.head_dim;
+    for (int w = 0; w < options.windows; ++w) {
+      for (size_t m = 0; m < run.matrices(); ++m) {
+        const std::vector<Bf16> window = run.WindowOf(w, m);
+        const size_t at = (w * run.matrices() + m) * shape.int2_bytes();
+        const uint8_t *got = run.tiles().data() + at, *want = expected.data() + at;
+        for (int row = 0; row < 128; ++row) {
+          const TilePart part = row < 64 ? TilePart::kKey : TilePart::kValue;
+          const RowTransform transform = run.HostTransform(row / 64, w, m);
+          different += RowDiffers(shape, got, want, part, row % 64);
+          in_codes += CodesDiffer(shape, got, want, part, row % 64);
+          ++rows;
+          const std::vector<double> y = ExactRow(&window[row * dim], dim, transform);
+          error += WeightedError(shape, got, part, row % 64, y, transform.feedback);
+          expected_error += WeightedError(shape, want, part, row % 64, y, transform.feedback);
         }
       }
-      std::printf(
-          "crumb d %d G %d path %d: %zu of %zu rows differ, %zu of them in codes, weighted error "
-          "%.5f of the CPU's, error %.1e\n",
-          dim, shape.group_size, static_cast<int>(path), different, rows, in_codes,
-          error / expected_error, static_cast<double>(different) / rows);
-      EXPECT_LE(static_cast<double>(different), 0.01 * static_cast<double>(rows));
-      EXPECT_NEAR(error / expected_error, 1.0, 2e-3);
-      EXPECT_EQ(run.status(), status);
     }
+    std::printf(
+        "crumb %s d %d G %d: %zu of %zu rows differ, %zu of them in codes, weighted error "
+        "%.5f of the CPU's, error %.1e\n",
+        GetParam().name, dim, shape.group_size, different, rows, in_codes, error / expected_error,
+        static_cast<double>(different) / rows);
+    EXPECT_LE(static_cast<double>(different), 0.01 * static_cast<double>(rows));
+    EXPECT_NEAR(error / expected_error, 1.0, 2e-3);
+    EXPECT_EQ(run.status(), status);
   }
 }
 
