@@ -26,8 +26,10 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-# Seconds of a section; what has not begun by then does not.
-SECTION_SECONDS = {"checks": 300, "timings": 420, "sanitizers": 300}
+# Seconds of a section on a host that runs so many programs at once, with fewer of them more; what
+# has not begun by then does not.
+SECTION_SECONDS = {"checks": 150, "timings": 280, "sanitizers": 150}
+SECTION_SLOTS = 32
 CHECK_SECONDS = 200
 SANITIZER_SECONDS = 150
 # What takes longest comes first, each test by itself.
@@ -140,8 +142,9 @@ class Machine:
                 with self.lock:
                     self.running.discard(process)
 
-    def run_all(self, jobs, seconds):
+    def run_all(self, jobs, section):
         """Yields jobs as they are done."""
+        seconds = SECTION_SECONDS[section] * max(1.0, SECTION_SLOTS / self.slots)
         deadline = time.monotonic() + seconds
         with concurrent.futures.ThreadPoolExecutor(self.slots) as pool:
             try:
@@ -220,11 +223,11 @@ def test_jobs(name, command, tests, parts, seconds):
         yield Job(f"{name}.{part}" if parts > 1 else name, name, command, seconds, shard)
 
 
-def run_rows(machine, report, jobs, seconds, judge):
+def run_rows(machine, report, jobs, section, judge):
     """Runs jobs; judge(row's jobs) says what to print and why it failed, of a row that is done."""
     missing = collections.Counter(job.row for job in jobs)
     done = collections.defaultdict(list)
-    for job in machine.run_all(jobs, seconds):
+    for job in machine.run_all(jobs, section):
         done[job.row].append(job)
         missing[job.row] -= 1
         if missing[job.row] > 0:
@@ -298,7 +301,7 @@ def checks(machine, report, options):
         if of_row[0].row not in tests:
             return judge_program(of_row)
         return judge_tests(machine, tests[of_row[0].row], of_row)
-    run_rows(machine, report, jobs, SECTION_SECONDS["checks"], judge)
+    run_rows(machine, report, jobs, "checks", judge)
 
 
 def timings(machine, report, options):
@@ -373,8 +376,8 @@ def sanitizers(machine, report, options):
                                    re.findall(r"^=+ ((?:ERROR|RACECHECK) SUMMARY.*|Error: .*)$",
                                               job.text(), re.M))
         return "; ".join([what, *told]), why
-    run_rows(machine, report, list(sanitizer_jobs(machine, sanitizer, tests)),
-             SECTION_SECONDS["sanitizers"], judge)
+    run_rows(machine, report, list(sanitizer_jobs(machine, sanitizer, tests)), "sanitizers",
+             judge)
 
 
 SECTIONS = {"checks": checks, "timings": timings, "sanitizers": sanitizers}
