@@ -30,6 +30,7 @@ void Add(SessionCounters& to, const SessionCounters& amounts) {
   to.deadline_exceeded += amounts.deadline_exceeded;
   to.verify_failures += amounts.verify_failures;
   to.windows_refused += amounts.windows_refused;
+  to.scrubbed_pages += amounts.scrubbed_pages;
   const size_t room = kSamplesMax - std::min(kSamplesMax, to.quality.size());
   to.quality.insert(to.quality.end(), amounts.quality.begin(),
                     amounts.quality.begin() + std::min(room, amounts.quality.size()));
@@ -44,6 +45,7 @@ v1::SessionRequest ToRequest(const SessionCounters& counters) {
   out.set_deadline_exceeded(counters.deadline_exceeded);
   out.set_verify_failures(counters.verify_failures);
   out.set_windows_refused(counters.windows_refused);
+  out.set_scrubbed_pages(counters.scrubbed_pages);
   for (const QualitySample& sample : counters.quality) {
     v1::SessionRequest::QualitySample& added = *request.add_quality();
     added.set_layer(static_cast<uint32_t>(sample.layer));

@@ -80,6 +80,23 @@ std::vector<std::shared_ptr<const Page>> PageTable::ShareAll(
   return shared;
 }
 
+void PageTable::Remove(const Page& page) {
+  std::shared_ptr<const Page> there;  // let go without the lock
+  MutexLock lock(&state_->mutex);
+  const auto found = state_->pages.find(page.key);
+  if (found == state_->pages.end()) return;
+  there = found->second.lock();
+  if (there.get() == &page) state_->pages.erase(found);
+}
+
+std::vector<PageKey> PageTable::Keys() const {
+  std::vector<PageKey> keys;
+  MutexLock lock(&state_->mutex);
+  keys.reserve(state_->pages.size());
+  for (const auto& [key, page] : state_->pages) keys.push_back(key);
+  return keys;
+}
+
 size_t PageTable::size() const {
   MutexLock lock(&state_->mutex);
   return state_->pages.size();

@@ -31,6 +31,11 @@ class PageTable {
   // them is.
   std::vector<std::shared_ptr<const Page>> ShareAll(std::vector<std::shared_ptr<Page>> pages);
 
+  // Makes the page findable no more, if it is; another one of its key may come.
+  void Remove(const Page& page);
+  // Of all pages that can be found now.
+  std::vector<PageKey> Keys() const;
+
   size_t size() const;
 
  private:

@@ -154,6 +154,44 @@ class RemotePoolSession final : public PoolSession {
     return OutcomesOf(response.outcomes(), slots.size());
   }
 
+  absl::StatusOr<std::vector<std::optional<FragmentHeader>>> Headers(
+      std::span<const uint64_t> slots, Duration timeout) override {
+    v1::ScrubSlotsRequest request;
+    request.set_pool(id_.ToBytes());
+    request.mutable_slots()->Assign(slots.begin(), slots.end());
+    v1::ScrubSlotsResponse response;
+    CRUMB_RETURN_IF_ERROR(Call(request, &response, timeout));
+    if (static_cast<size_t>(response.headers_size()) != slots.size()) {
+      return absl::DataLossError("crumbd answered another number of headers");
+    }
+    std::vector<std::optional<FragmentHeader>> headers;
+    for (const std::string& bytes : response.headers()) {
+      auto header = DecodeFragmentHeader(std::as_bytes(std::span(bytes.data(), bytes.size())));
+      const bool whole = header.ok() && CheckTiles(*header).ok();
+      headers.push_back(whole ? std::optional(*std::move(header)) : std::nullopt);
+    }
+    return headers;
+  }
+
+  absl::Status Withdraw(std::span<const uint64_t> slots, std::span<const PageKey> keys,
+                        Duration timeout) override {
+    v1::ScrubSlotsRequest request;
+    request.set_pool(id_.ToBytes());
+    request.mutable_damaged()->Assign(slots.begin(), slots.end());
+    request.set_damaged_keys(ToBytes(keys));
+    v1::ScrubSlotsResponse response;
+    return Call(request, &response, timeout);
+  }
+
+  absl::Status ReleaseAllBut(std::span<const uint64_t> slots) override {
+    v1::ReleaseRequest request;
+    request.set_pool(id_.ToBytes());
+    request.mutable_slots()->Assign(slots.begin(), slots.end());
+    request.set_all_but_slots(true);
+    v1::ReleaseResponse response;
+    return Call(request, &response, timeout_);
+  }
+
   void ReleaseLater(std::span<const uint64_t> slots) override {
     keeper_->ReleaseSlotsLater(connection_, id_, slots);
   }

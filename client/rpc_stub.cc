@@ -335,6 +335,10 @@ class GrpcStub final : public RpcStub {
                     v1::ClaimSlotsResponse* response) override {
     return Unary(&Service::Stub::ClaimSlots, call, request, response);
   }
+  absl::Status Call(const CallContext& call, const v1::ScrubSlotsRequest& request,
+                    v1::ScrubSlotsResponse* response) override {
+    return Unary(&Service::Stub::ScrubSlots, call, request, response);
+  }
   absl::Status Call(const CallContext& call, const v1::DrainNodeRequest& request,
                     v1::DrainNodeResponse* response) override {
     return Unary(&Service::Stub::DrainNode, call, request, response);

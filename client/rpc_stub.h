@@ -73,6 +73,8 @@ class RpcStub {
   virtual absl::Status Call(const CallContext&, const v1::AbortRequest&, v1::AbortResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::ClaimSlotsRequest&,
                             v1::ClaimSlotsResponse*) = 0;
+  virtual absl::Status Call(const CallContext&, const v1::ScrubSlotsRequest&,
+                            v1::ScrubSlotsResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::FlushRequest&, v1::FlushResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::PrefetchRequest&,
                             v1::PrefetchResponse*) = 0;

@@ -18,6 +18,8 @@ struct WorkerTally {
   Counter hit_tokens_ssd;
   Counter hit_tokens_remote;
   Counter verify_failures;
+  Counter pages_scrubbed;
+  Counter scrubs_dropped;
   Counter deadline_exceeded;
   Counter unavailable;
   Counter windows_evicted;
@@ -45,6 +47,8 @@ struct WorkerTally {
         .hit_tokens_ssd = hit_tokens_ssd.value(),
         .hit_tokens_remote = hit_tokens_remote.value(),
         .verify_failures = verify_failures.value(),
+        .pages_scrubbed = pages_scrubbed.value(),
+        .scrubs_dropped = scrubs_dropped.value(),
         .deadline_exceeded = deadline_exceeded.value(),
         .unavailable = unavailable.value(),
         .windows_evicted = windows_evicted.value(),

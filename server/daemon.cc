@@ -170,7 +170,8 @@ class RunningDaemon : public Daemon {
         options_.listen.tcp.empty() ? "unix:" + options_.listen.unix_socket : options_.listen.tcp;
     node_.started = started_;
     sessions_ = std::make_unique<SessionTable>(options_.sessions, *store_, metrics_);
-    pools_ = std::make_unique<DevicePools>(options_.device_pools, store_->devices(), Clock::Real());
+    pools_ = std::make_unique<DevicePools>(options_.device_pools, store_->devices(), Clock::Real(),
+                                           metrics_);
     sessions_->SetMemory(pools_.get());
     commits_ = std::make_unique<Executor>(
         Executor::Options{"crumb-commit", static_cast<int>(options_.limits.commit_threads),

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/device_pool_index.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -128,6 +129,21 @@ bool DevicePoolIndex::Claim(HolderId holder, uint64_t slot,
   return true;
 }
 
+std::shared_ptr<const FragmentHeader> DevicePoolIndex::PageAt(uint64_t slot) const {
+  if (!slots_.Taken(slot) || pages_[slot] == kNoPage) return nullptr;
+  return headers_[slot];
+}
+
+bool DevicePoolIndex::Withdraw(uint64_t slot, const PageKey& key, TimePoint now) {
+  const auto header = PageAt(slot);
+  if (header == nullptr || header->key != key) return false;
+  const PageHandle page = table_.Find(header->keyspace, key);
+  // A page that was removed has its slots still; the one of its key may lie elsewhere by now.
+  if (page == kNoPage || page != pages_[slot]) return false;
+  table_.Remove(page, RemovalReason::kCorrupt, now);
+  return true;
+}
+
 void DevicePoolIndex::LetGo(uint64_t slot) {
   --held_;
   if (pages_[slot] != kNoPage) {
@@ -155,6 +171,19 @@ size_t DevicePoolIndex::ReleaseAll(HolderId holder) {
   holds_.erase(holds);
   for (const uint64_t slot : held) LetGo(slot);
   return held.size();
+}
+
+size_t DevicePoolIndex::ReleaseAllBut(HolderId holder, std::span<const uint64_t> kept) {
+  const auto holds = holds_.find(holder);
+  if (holds == holds_.end()) return 0;
+  std::vector<uint64_t> stay(kept.begin(), kept.end());
+  std::sort(stay.begin(), stay.end());
+  std::vector<uint64_t> gone;
+  for (const uint64_t slot : holds->second) {
+    if (!std::binary_search(stay.begin(), stay.end(), slot)) gone.push_back(slot);
+  }
+  for (const uint64_t slot : gone) Release(holder, slot);
+  return gone.size();
 }
 
 size_t DevicePoolIndex::HeldBy(HolderId holder) const {

@@ -59,6 +59,8 @@ class DevicePoolIndex {
   bool Release(HolderId holder, uint64_t slot);
   // Answers how many slots it held.
   size_t ReleaseAll(HolderId holder);
+  // The same of all but those slots.
+  size_t ReleaseAllBut(HolderId holder, std::span<const uint64_t> kept);
   size_t HeldBy(HolderId holder) const;
   size_t held() const { return held_; }
   size_t blank() const { return blank_; }
@@ -84,6 +86,12 @@ class DevicePoolIndex {
   std::shared_ptr<const FragmentHeader> HeaderAt(const Slot& slot) const {
     return headers_[slots_.NumberOf(slot)];
   }
+  // Of the page in a slot that is taken, also of one that was removed and is in use still. Null:
+  // there is no such slot, or no page in it.
+  std::shared_ptr<const FragmentHeader> PageAt(uint64_t slot) const;
+  // Removes the page `key` that has a fragment in the slot, whose bytes are damaged. False: there
+  // is none.
+  bool Withdraw(uint64_t slot, const PageKey& key, TimePoint now);
 
  private:
   struct Demoting {

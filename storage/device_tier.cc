@@ -270,6 +270,31 @@ bool DeviceTier::Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
   return claimed;
 }
 
+std::vector<std::shared_ptr<const FragmentHeader>> DeviceTier::HeadersAt(
+    DevicePoolNumber pool, std::span<const uint64_t> slots) const {
+  std::vector<std::shared_ptr<const FragmentHeader>> headers;
+  headers.reserve(slots.size());
+  MutexLock lock(&mutex_);
+  const DevicePoolIndex* index = Find(pool);
+  for (const uint64_t slot : slots) {
+    headers.push_back(index == nullptr ? nullptr : index->PageAt(slot));
+  }
+  return headers;
+}
+
+bool DeviceTier::Withdraw(DevicePoolNumber pool, uint64_t slot, const PageKey& key) {
+  std::vector<PageTable::Change> changes;
+  {
+    MutexLock lock(&mutex_);
+    DevicePoolIndex* index = Find(pool);
+    if (index == nullptr || !index->Withdraw(slot, key, clock_.Now())) return false;
+    ++withdrawn_;
+    changes = index->table().TakeChanges();
+  }
+  Announce(changes);
+  return true;
+}
+
 size_t DeviceTier::Release(DevicePoolNumber pool, HolderId holder,
                            std::span<const uint64_t> slots) {
   MutexLock lock(&mutex_);
@@ -277,6 +302,13 @@ size_t DeviceTier::Release(DevicePoolNumber pool, HolderId holder,
   if (index == nullptr) return slots.size();
   return static_cast<size_t>(std::count_if(
       slots.begin(), slots.end(), [&](uint64_t slot) { return !index->Release(holder, slot); }));
+}
+
+size_t DeviceTier::ReleaseAllBut(DevicePoolNumber pool, HolderId holder,
+                                 std::span<const uint64_t> kept) {
+  MutexLock lock(&mutex_);
+  DevicePoolIndex* index = Find(pool);
+  return index == nullptr ? 0 : index->ReleaseAllBut(holder, kept);
 }
 
 size_t DeviceTier::Demoted(DevicePoolNumber pool, HolderId holder,
@@ -367,6 +399,7 @@ void DeviceTier::AddStats(StoreStats& stats) const {
   stats.pools.pools = pools_.size();
   stats.pools.demoted_slots = demoted_;
   stats.pools.dropped_slots = dropped_;
+  stats.verify_failures_device = withdrawn_;
   for (const auto& [number, pool] : pools_) {
     AddAll(stats.device, pool->table().Stats());
     stats.pools.handles += pool->slots().handles();

@@ -66,8 +66,16 @@ class DeviceTier {
                       uint32_t logical_tile_bytes);
   bool Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
              const std::shared_ptr<const FragmentHeader>& header, uint32_t logical_tile_bytes);
+  // See DevicePoolIndex::PageAt: one a slot.
+  std::vector<std::shared_ptr<const FragmentHeader>> HeadersAt(
+      DevicePoolNumber pool, std::span<const uint64_t> slots) const;
+  // Takes a damaged page out of the pool, and counts it. Those who hold or have leased it keep its
+  // slots; nobody else gets it. False: the page is not there.
+  bool Withdraw(DevicePoolNumber pool, uint64_t slot, const PageKey& key);
   // Lets slots go; answers how many of them the holder did not hold.
   size_t Release(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
+  // Lets go of all that the holder holds but those slots; answers how many.
+  size_t ReleaseAllBut(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> kept);
   // Answers how many of the slots were not the holder's to copy.
   size_t Demoted(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
   // The process is gone: what it held is free, what it was to copy is lost.
@@ -172,6 +180,7 @@ class DeviceTier {
   TierStats removed_ ABSL_GUARDED_BY(mutex_);  // counters of pools that are gone
   uint64_t demoted_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t withdrawn_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace crumb::storage

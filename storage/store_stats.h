@@ -73,6 +73,7 @@ struct StoreStats {
   uint64_t demoted_pages = 0;
   uint64_t verify_failures_commit = 0;
   uint64_t verify_failures_ssd = 0;
+  uint64_t verify_failures_device = 0;  // pages that workers found damaged in device pools
   uint64_t recovered_pages = 0;
   uint64_t discarded_pages = 0;  // at recovery
   double recovery_seconds = 0;

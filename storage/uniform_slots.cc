@@ -12,6 +12,10 @@ bool UniformSlots::Has(uint64_t number) const {
   return number < states_.size() && states_[number] != State::kAbsent;
 }
 
+bool UniformSlots::Taken(uint64_t number) const {
+  return Has(number) && states_[number] == State::kTaken;
+}
+
 bool UniformSlots::AddHandle(uint32_t number, Fresh fresh) {
   if (HasHandle(number)) return false;
   const uint64_t first = uint64_t{number} * per_handle_;

@@ -39,6 +39,7 @@ class UniformSlots final : public SlotSpace {
   void SetOwner(const Slot&, uint32_t) override {}
 
   bool Has(uint64_t number) const;
+  bool Taken(uint64_t number) const;
   Slot At(uint64_t number) const;
   uint64_t NumberOf(const Slot& slot) const {
     return uint64_t{slot.region} * per_handle_ + slot.offset / slot_bytes_;

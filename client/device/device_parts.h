@@ -18,6 +18,8 @@
 
 namespace crumb::client {
 
+class PageScrubber;
+
 // What the batches and sequences of one device worker share. Everything is borrowed from it.
 struct DeviceParts {
   Device& device;
@@ -36,7 +38,8 @@ struct DeviceParts {
   SlotPool& prompt_rings;
   EvictResults& results;
   PageSettler& settler;
-  WindowWatch* watch;  // null: the quality is not watched
+  WindowWatch* watch;            // null: the quality is not watched
+  const PageScrubber* scrubber;  // null: nothing is scrubbed
 
   // Slots of history pages.
   SlotPool& PagesOf(kernels::PageFormat format) const {

@@ -30,6 +30,9 @@ constexpr size_t kDemotionBatch = 16;
 // Slots of one call: crumbd's limits.commit_fragments_max is larger unless somebody lowered it.
 constexpr int kReserveMax = 2048;
 
+// Connections that were lost and of which crumbd could not be told yet what is used still.
+constexpr size_t kFormerMax = 16;
+
 class RunningPool final : public DevicePool, private PoolListener {
  public:
   RunningPool(const DevicePoolOptions& options, DeviceMemory& memory, Client& client,
@@ -82,6 +85,10 @@ class RunningPool final : public DevicePool, private PoolListener {
   absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> Hold(
       std::span<const DeviceFragment* const> fragments,
       std::shared_ptr<const Lease> lease) override;
+  absl::StatusOr<std::vector<std::optional<FragmentHeader>>> Headers(
+      std::span<const uint64_t> slots, Duration timeout) override;
+  absl::Status Withdraw(std::span<const uint64_t> slots, std::span<const PageKey> keys,
+                        Duration timeout) override;
   DeviceAddress base() const override { return range_->base(); }
   uint64_t slot_bytes() const override { return options_.slot_bytes; }
   DevicePoolStats stats() const override;
@@ -116,6 +123,11 @@ class RunningPool final : public DevicePool, private PoolListener {
   bool Wait();
   void JoinAgain();
   absl::Status Join();
+  absl::Status TakePart(const std::shared_ptr<PoolSession>& session, UniqueFd roster);
+  void AddFormer(std::shared_ptr<PoolSession> session);
+  // Tells crumbd what is used of what it thinks is held over connections that were lost.
+  void SettleFormer();
+  absl::StatusOr<std::shared_ptr<PoolSession>> Joined() const;
   absl::Status ClaimAll(const std::shared_ptr<PoolSession>& session);
   // Whether what the lease names is in this pool, and crumbd knows of it.
   absl::Status CheckLeased(std::span<const DeviceFragment* const> fragments,
@@ -140,7 +152,8 @@ class RunningPool final : public DevicePool, private PoolListener {
   TimePoint retry_at_;
   Duration retry_after_ = kRetryMin;
   bool failure_logged_ = false;
-  bool device_full_ = false;  // until the pool is joined again
+  bool device_full_ = false;                         // until the pool is joined again
+  std::deque<std::shared_ptr<PoolSession>> former_;  // not settled yet
 
   Mutex reserving_;  // held while crumbd is asked for slots: one question at a time
 
@@ -309,7 +322,8 @@ absl::StatusOr<std::vector<CommitOutcome>> RunningPool::Commit(const KeyspaceId&
     if (outcomes.ok() && (*outcomes)[i] != CommitOutcome::kStored) continue;
     SlotRecord& record = *records_.Find(slots[i]);
     record.committed = true;
-    if (outcomes.ok()) record.header = std::make_shared<const FragmentHeader>(headers[i]);
+    if (!outcomes.ok() || record.withdrawn) continue;
+    record.header = std::make_shared<const FragmentHeader>(headers[i]);
   }
   return outcomes;
 }
@@ -345,11 +359,41 @@ absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> RunningPool::Hold
     slots.emplace_back(held, &held->slots.emplace_back(*this, fragment->slot));
     SlotRecord& record = records_.Use(fragment->slot);
     record.committed = true;
-    if (record.header != nullptr || !record.told.empty()) continue;
+    if (record.withdrawn || record.header != nullptr || !record.told.empty()) continue;
     record.told = fragment->header;
     if (!record.told.empty()) record.told_keeper = held->lease->told();
   }
   return slots;
+}
+
+absl::StatusOr<std::shared_ptr<PoolSession>> RunningPool::Joined() const {
+  MutexLock lock(&mutex_);
+  if (session_ == nullptr) return absl::UnavailableError("the device pool is not joined");
+  return session_;
+}
+
+absl::StatusOr<std::vector<std::optional<FragmentHeader>>> RunningPool::Headers(
+    std::span<const uint64_t> slots, Duration timeout) {
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<PoolSession> session, Joined());
+  return session->Headers(slots, timeout);
+}
+
+absl::Status RunningPool::Withdraw(std::span<const uint64_t> slots, std::span<const PageKey> keys,
+                                   Duration timeout) {
+  {
+    // The next crumbd is told of the slot, and not of the page.
+    MutexLock lock(&mutex_);
+    for (const uint64_t slot : slots) {
+      SlotRecord* record = records_.Find(slot);
+      if (record == nullptr) continue;
+      record->withdrawn = true;
+      record->header = nullptr;
+      record->told = {};
+      record->told_keeper = nullptr;
+    }
+  }
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<PoolSession> session, Joined());
+  return session->Withdraw(slots, keys, timeout);
 }
 
 DevicePoolStats RunningPool::stats() const {
@@ -380,7 +424,7 @@ bool RunningPool::Wait() {
     if (join_due_ || (session_ != nullptr && !demotions_.empty())) return true;
     const bool low =
         options_.blank_slots > 0 && stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots);
-    const bool wants = session_ == nullptr || low;
+    const bool wants = session_ == nullptr || low || !former_.empty();
     const TimePoint until = wants ? retry_at_ : TimePoint::max();
     if (Clock::Real().Now() >= until) return true;
     if (until == TimePoint::max()) {
@@ -395,6 +439,7 @@ bool RunningPool::Wait() {
 void RunningPool::Run() {
   while (Wait()) {
     JoinAgain();
+    SettleFormer();
     CopyDown();
     retry_after_ = Refill() ? kRetryMin : std::min(2 * retry_after_, kRetryMax);
     retry_at_ = Clock::Real().Now() + retry_after_;
@@ -409,7 +454,7 @@ void RunningPool::JoinAgain() {
     if (session_ != nullptr) {
       // What lies in stock is not in use; what the caller holds goes back when it lets go.
       session_->ReleaseLater(stock_);
-      session_ = nullptr;
+      AddFormer(std::exchange(session_, nullptr));
     }
     stock_.clear();
     demotions_.clear();
@@ -422,6 +467,39 @@ void RunningPool::JoinAgain() {
   }
 }
 
+void RunningPool::AddFormer(std::shared_ptr<PoolSession> session) {
+  if (former_.size() >= kFormerMax) former_.pop_front();
+  former_.push_back(std::move(session));
+}
+
+// A Reserve or Claim may have been granted whose answer was lost with its connection. What was
+// reserved over a former connection is used only if it is on record: there is a new session, and
+// who is late finds that out under the lock.
+void RunningPool::SettleFormer() {
+  std::vector<std::pair<std::shared_ptr<PoolSession>, std::vector<uint64_t>>> due;
+  {
+    MutexLock lock(&mutex_);
+    if (session_ == nullptr) return;
+    for (const auto& former : std::exchange(former_, {})) {
+      // The next crumbd was told by claims what is held.
+      const bool same = former->epoch() == session_->epoch();
+      if (same && former->holder() != session_->holder()) due.push_back({former, {}});
+    }
+    records_.ForEach([&](uint64_t slot, const SlotRecord& record) {
+      for (auto& [former, slots] : due) {
+        if (record.held_by != nullptr && record.held_by->holder() == former->holder()) {
+          slots.push_back(slot);
+        }
+      }
+    });
+  }
+  for (const auto& [former, slots] : due) {
+    const absl::Status told = former->ReleaseAllBut(slots);
+    const bool again = absl::IsUnavailable(told) || absl::IsDeadlineExceeded(told);
+    if (again) AddFormer(former);
+  }
+}
+
 absl::Status RunningPool::Join() {
   PoolJoin request = {.name = name_};
   {
@@ -430,10 +508,21 @@ absl::Status RunningPool::Join() {
   }
   request.roster_fd = mark_.roster();
   CRUMB_ASSIGN_OR_RETURN(JoinedPool joined, link_.Join(request));
-  const std::shared_ptr<PoolSession> session = joined.session;
+  absl::Status part = TakePart(joined.session, std::move(joined.roster));
+  // It may hold what it was not told of.
+  if (!part.ok()) AddFormer(std::move(joined.session));
+  return part;
+}
+
+absl::Status RunningPool::TakePart(const std::shared_ptr<PoolSession>& session, UniqueFd roster) {
+  bool first;
+  {
+    MutexLock lock(&mutex_);
+    first = known_ == PoolId();
+  }
   std::vector<PoolHandle> handles = session->TakeFirstHandles();
-  if (request.known == PoolId()) {
-    CRUMB_ASSIGN_OR_RETURN(mark_, RosterMark::Take(joined.roster.get()));
+  if (first) {
+    CRUMB_ASSIGN_OR_RETURN(mark_, RosterMark::Take(roster.get()));
     MutexLock lock(&mutex_);
     known_ = session->id();
     epoch_ = session->epoch();

@@ -95,6 +95,14 @@ class DevicePool {
   virtual absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> Hold(
       std::span<const DeviceFragment* const> fragments, std::shared_ptr<const Lease> lease) = 0;
 
+  // What crumbd knows to lie in slots of this pool, one a slot. It is so as long as they are held.
+  virtual absl::StatusOr<std::vector<std::optional<FragmentHeader>>> Headers(
+      std::span<const uint64_t> slots, Duration timeout) = 0;
+  // Makes this crumbd, and those that come after it, give nobody the pages any more that were found
+  // damaged; keys[i] is the one in slots[i], which is held and stays held.
+  virtual absl::Status Withdraw(std::span<const uint64_t> slots, std::span<const PageKey> keys,
+                                Duration timeout) = 0;
+
   virtual DeviceAddress base() const = 0;  // of the range
   virtual uint64_t slot_bytes() const = 0;
   virtual DevicePoolStats stats() const = 0;

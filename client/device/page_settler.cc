@@ -33,6 +33,7 @@ void PageSettler::Settle(const Moment& moment, EvictResults::Table results,
       const size_t tiles = page.bytes / page.tile_bytes;
       const uint32_t* sums = results->sums + i * tiles;
       page.tile_sums.assign(sums, sums + tiles);
+      page.has_sums.Set();
       page.finite = (results->status[i] & kernels::kStatusNonFinite) == 0;
       if ((results->status[i] & kernels::kStatusSaturated) != 0) {
         starter_.tally().windows_saturated.Add();
@@ -63,6 +64,7 @@ absl::Status PageSettler::LookAtSink(const Moment& moment, const UnsettledPage& 
   for (size_t at = 0; at < page.bytes; at += page.tile_bytes) {
     page.tile_sums.push_back(Crc32c({sink_.get() + at, page.tile_bytes}));
   }
+  page.has_sums.Set();
   return absl::OkStatus();
 }
 

@@ -96,8 +96,19 @@ class PoolSession {
                                                             std::span<const uint64_t> slots,
                                                             std::span<const FragmentHeader> headers,
                                                             Duration timeout) = 0;
+  // What crumbd knows to lie in slots that the process holds or has leased, one a slot.
+  virtual absl::StatusOr<std::vector<std::optional<FragmentHeader>>> Headers(
+      std::span<const uint64_t> slots, Duration timeout) = 0;
+  // Takes pages out of the pool whose bytes in these slots are damaged; keys[i] is the one in
+  // slots[i].
+  virtual absl::Status Withdraw(std::span<const uint64_t> slots, std::span<const PageKey> keys,
+                                Duration timeout) = 0;
   // Lets go of slots, soon; the process uses them no more.
   virtual void ReleaseLater(std::span<const uint64_t> slots) = 0;
+  // Of a connection that was lost: lets go of all that crumbd says is held over it but `slots`,
+  // such as what was in an answer that did not arrive. Nothing is reserved or claimed over it any
+  // more. kUnavailable, kDeadlineExceeded: not known whether it has; may be called again.
+  virtual absl::Status ReleaseAllBut(std::span<const uint64_t> slots) = 0;
   // The copies of these slots are committed, or will never be.
   virtual absl::Status Demoted(std::span<const uint64_t> slots) = 0;
   // Takes part no more once what it holds is released; is asked for nothing.

@@ -491,6 +491,7 @@ void PrefixLoader::SeeOff(std::shared_ptr<const Job> job) {
       for (size_t i = 0; i < sound.size(); ++i) {
         const std::span<const uint32_t> sums = job->from[i]->sums();
         job->to[i]->tile_sums.assign(sums.begin(), sums.end());
+        OnDevice(*job->to[i]).has_sums.Set();
       }
     }
     GiveBack(&job->lane());

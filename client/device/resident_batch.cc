@@ -498,7 +498,10 @@ std::string ResidentBatch::Accept(std::span<const std::span<const int32_t>> toke
     if (static_cast<int>(tokens[i].size()) < sequence.fresh) sequence.sample.reset();
     sequence.fresh = 0;
     sequence.last = {timeline_, pass};
-    const int page = sequence.DamagedLoad(!sequence.log.InPrompt());
+    int page = sequence.DamagedLoad(!sequence.log.InPrompt());
+    if (const int held = sequence.DamagedPage(); held >= 0 && (page < 0 || held < page)) {
+      page = held;
+    }
     if (page >= 0) {
       // Nothing computed over them may be shared.
       sequence.line->Damage(0);
@@ -510,6 +513,11 @@ std::string ResidentBatch::Accept(std::span<const std::span<const int32_t>> toke
     }
   }
   return damaged;
+}
+
+absl::Status ResidentBatch::DamagedError(const std::string& where) {
+  return absl::DataLossError("cached pages are damaged" + where +
+                             ": begin these again with that cached_tokens_max");
 }
 
 absl::Status ResidentBatch::Advance(std::span<const std::span<const int32_t>> tokens) {
@@ -530,8 +538,7 @@ absl::Status ResidentBatch::Advance(std::span<const std::span<const int32_t>> to
   evictor_->Settle(pass_);
   sample_ = nullptr;
   if (damaged.empty()) return absl::OkStatus();
-  return absl::DataLossError("cached pages came damaged" + damaged +
-                             ": begin these again with that cached_tokens_max");
+  return DamagedError(damaged);
 }
 
 absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentBatch::Fork(DeviceSequence& base) {
@@ -574,6 +581,11 @@ absl::Status ResidentBatch::Finish(DeviceSequence& base) {
   auto& sequence = static_cast<ResidentSequence&>(base);
   CRUMB_RETURN_IF_ERROR(CheckOutside(sequence));
   sequence.finished = true;
+  if (const int page = sequence.DamagedPage(); page >= 0) {
+    sequence.line->Damage(0);
+    sequence.Release();
+    return DamagedError("; the sequence at token " + std::to_string(page * kPageTokens));
+  }
   absl::Status status;
   std::vector<DueWindow> due;
   int end = sequence.rows == nullptr ? 0 : sequence.length() / kPageTokens;

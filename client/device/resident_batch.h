@@ -81,6 +81,7 @@ class ResidentBatch final : public DeviceBatch {
   void SetShared(int layer, const float* offsets, Params* params) const;
   absl::StatusOr<const float*> Offsets(int layer, const void* q);
   absl::Status CheckTokens(std::span<const std::span<const int32_t>> tokens) const;
+  static absl::Status DamagedError(const std::string& where);
   std::string Accept(std::span<const std::span<const int32_t>> tokens, uint64_t pass,
                      std::vector<UnsettledPage>* sinks);
 

@@ -6,6 +6,8 @@
 #include <atomic>
 #include <utility>
 
+#include "client/device/page_scrubber.h"
+
 namespace crumb::client {
 namespace {
 
@@ -89,6 +91,17 @@ int ResidentSequence::DamagedLoad(bool wait) {
     return page < 0;
   });
   return damaged;
+}
+
+int ResidentSequence::DamagedPage() {
+  if (parts.scrubber == nullptr) return -1;
+  const uint64_t damages = parts.scrubber->damages();
+  if (damages == damages_seen_) return -1;
+  damages_seen_ = damages;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (OnDevice(*pages[i]).damaged.is_set()) return static_cast<int>(i);
+  }
+  return -1;
 }
 
 void ResidentSequence::Release() {

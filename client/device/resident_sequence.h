@@ -41,6 +41,8 @@ class ResidentSequence final : public DeviceSequence {
   // The first page that was damaged on its way from crumbd, or -1. With `wait` it is known;
   // without, what is still on its way is looked at later.
   int DamagedLoad(bool wait);
+  // The first page that was found damaged where it lies, or -1.
+  int DamagedPage();
   // Gives up what a finished sequence holds.
   void Release();
 
@@ -72,6 +74,7 @@ class ResidentSequence final : public DeviceSequence {
  private:
   std::shared_ptr<const Lease> lease_;
   SequenceStats stats_;
+  uint64_t damages_seen_ = 0;  // of those that the scrubber found
 };
 
 }  // namespace crumb::client

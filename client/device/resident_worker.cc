@@ -69,8 +69,10 @@ absl::Status DeviceWorkerOptions::Validate() const {
                                         std::to_string(value));
     }
   }
-  const std::pair<const char*, int> least_none[] = {{"load_kernel_layers", load_kernel_layers},
-                                                    {"bf16_pages", bf16_pages}};
+  const std::pair<const char*, int> least_none[] = {
+      {"load_kernel_layers", load_kernel_layers},
+      {"bf16_pages", bf16_pages},
+      {"scrub_pages_per_second", scrub_pages_per_second}};
   for (const auto& [name, value] : least_none) {
     if (value < 0) {
       return absl::InvalidArgumentError(std::string(name) + " must be 0 at least, is " +
@@ -120,6 +122,7 @@ ResidentWorker::ResidentWorker(const WorkerOptions& options,
 
 // What the threads still do uses all of it: slots go back to their pool before that does.
 ResidentWorker::~ResidentWorker() {
+  scrubber_.reset();
   for (SlotPool* pool : {pages_.get(), sinks_.get()}) {
     if (pool != nullptr) pool->StopSharing();
   }
@@ -200,7 +203,7 @@ absl::Status ResidentWorker::Allocate() {
                     .damaged = [this] { NoteDamage(); },
                     .loaded = [this](const auto& keyspace,
                                      auto pages) { NoteLoaded(keyspace, std::move(pages)); },
-                    .keeps_sums = pools_ != nullptr,
+                    .keeps_sums = pools_ != nullptr || o.scrub_pages_per_second > 0,
                     .slots_timeout = kSlotsTimeout},
                    o.loads, o.load_pages, o.load_kernel_layers));
   CRUMB_ASSIGN_OR_RETURN(starter_,
@@ -211,6 +214,15 @@ absl::Status ResidentWorker::Allocate() {
                                     *background_));
   if (starter_->watch().enabled()) {
     CRUMB_ASSIGN_OR_RETURN(watch_, WindowWatch::Create(device_, options_, geometry_, *starter_));
+  }
+  if (o.scrub_pages_per_second > 0) {
+    CRUMB_ASSIGN_OR_RETURN(scrubber_, PageScrubber::Create({.device = device_,
+                                                            .geometry = geometry_,
+                                                            .table = starter_->table(),
+                                                            .pools = pools_.get(),
+                                                            .client = client_,
+                                                            .tally = starter_->tally()},
+                                                           o.scrub_pages_per_second));
   }
   parts_.emplace(DeviceParts{.device = device_,
                              .options = options_,
@@ -228,7 +240,8 @@ absl::Status ResidentWorker::Allocate() {
                              .prompt_rings = *prompt_rings_,
                              .results = *results_,
                              .settler = *settler_,
-                             .watch = watch_.get()});
+                             .watch = watch_.get(),
+                             .scrubber = scrubber_.get()});
   return absl::OkStatus();
 }
 
@@ -266,6 +279,7 @@ std::unique_ptr<PageIntake::Prefix> ResidentWorker::NewPrefix(
 absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentWorker::MakeSequence(
     const SequenceOptions& options, SequenceStart start) {
   CRUMB_RETURN_IF_ERROR(ProvideFor(*start.keyspace));
+  if (scrubber_ != nullptr) scrubber_->Offer(start.pages, options_.verify_every);
   return std::make_unique<ResidentSequence>(*parts_, options, std::move(start));
 }
 

@@ -11,6 +11,7 @@
 #include "client/device/arena_pinner.h"
 #include "client/device/device_page_reader.h"
 #include "client/device/device_parts.h"
+#include "client/device/page_scrubber.h"
 #include "client/device/prefix_loader.h"
 #include "client/device/worker_pools.h"
 #include "client/page_intake.h"
@@ -78,6 +79,7 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   std::unique_ptr<WindowWatch> watch_;        // null: the quality is not watched
   std::optional<DeviceParts> parts_;
   std::unique_ptr<Background> background_;  // its thread uses all of it
+  std::unique_ptr<PageScrubber> scrubber_;  // so does its; null: nothing is scrubbed
 };
 
 }  // namespace crumb::client

@@ -17,6 +17,7 @@ namespace crumb::client {
 struct SlotRecord {
   int uses = 0;  // 0: nothing
   bool committed = false;
+  bool withdrawn = false;  // the page there is damaged
   // Of the page there, with sums: as it was committed here, or encoded, as crumbd told it. Neither:
   // blank, or not known.
   std::shared_ptr<const FragmentHeader> header;

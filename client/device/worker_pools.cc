@@ -152,20 +152,60 @@ absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
   return absl::OkStatus();
 }
 
-// Layers and heads of this rank's tiles in a fragment, which has more.
 void WorkerPools::TakeSums(const DeviceFragment& fragment, Page& page) const {
-  const TileRange own = options_.own_tiles(), range = fragment.shape->range;
-  if (range == own) {
+  const TileRange range = fragment.shape->range;
+  if (range == options_.own_tiles()) {
     page.fragment_sums = fragment.tile_sums;
-    return;
+  } else {
+    page.tile_sums = OwnSums(range, fragment.tile_sums);
   }
-  page.tile_sums.reserve(static_cast<size_t>(own.tiles()));
+}
+
+// Of this rank's layers and heads, of a fragment that may have more.
+std::vector<uint32_t> WorkerPools::OwnSums(const TileRange& range,
+                                           std::span<const uint32_t> sums) const {
+  const TileRange own = options_.own_tiles();
+  std::vector<uint32_t> taken;
+  taken.reserve(static_cast<size_t>(own.tiles()));
   for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
     const size_t first = static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
                          (own.heads.begin - range.heads.begin);
-    const auto sums = fragment.tile_sums.subspan(first, own.heads.size());
-    page.tile_sums.insert(page.tile_sums.end(), sums.begin(), sums.end());
+    const auto of_layer = sums.subspan(first, own.heads.size());
+    taken.insert(taken.end(), of_layer.begin(), of_layer.end());
   }
+  return taken;
+}
+
+WorkerPools::Place WorkerPools::PlaceOf(const Page& page) {
+  return {page.key, page.format, OnDevice(page).slot->shared->number()};
+}
+
+absl::StatusOr<std::vector<std::vector<uint32_t>>> WorkerPools::SumsOf(
+    std::span<const Place> places, Duration timeout) const {
+  const TileRange own = options_.own_tiles();
+  std::vector<std::vector<uint32_t>> sums(places.size());
+  for (const PageFormat format : {PageFormat::kInt2, PageFormat::kBf16}) {
+    std::vector<uint64_t> slots;
+    std::vector<size_t> asked;
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (places[i].format != format) continue;
+      slots.push_back(places[i].slot);
+      asked.push_back(i);
+    }
+    if (slots.empty()) continue;
+    CRUMB_ASSIGN_OR_RETURN(const auto headers, PoolOf(own_, format).Headers(slots, timeout));
+    for (size_t i = 0; i < asked.size(); ++i) {
+      if (!headers[i].has_value() || headers[i]->key != places[asked[i]].key) continue;
+      const TileRange& range = headers[i]->range;
+      if (!range.layers.Contains(own.layers) || !range.heads.Contains(own.heads)) continue;
+      sums[asked[i]] = OwnSums(headers[i]->range, headers[i]->tile_sums);
+    }
+  }
+  return sums;
+}
+
+absl::Status WorkerPools::Withdraw(const Place& place, Duration timeout) const {
+  return PoolOf(own_, place.format).Withdraw({&place.slot, 1}, {&place.key, 1}, timeout);
 }
 
 void WorkerPools::FillForCopy(const DeviceFragment& fragment,
@@ -187,15 +227,32 @@ void WorkerPools::FillForCopy(const DeviceFragment& fragment,
 
 bool WorkerPools::Has(const Page& page) const { return OnDevice(page).slot->shared != nullptr; }
 
+// A page may be found damaged before it is known to others.
 absl::StatusOr<std::vector<CommitOutcome>> WorkerPools::Commit(
     const KeyspaceId& keyspace, std::span<const std::shared_ptr<const Page>> pages,
     std::span<const FragmentHeader> headers, Duration timeout) {
+  std::vector<CommitOutcome> outcomes(pages.size(), CommitOutcome::kRefused);
   std::vector<DevicePool::Fragment> fragments;
+  std::vector<size_t> sound;
   for (size_t i = 0; i < pages.size(); ++i) {
+    if (OnDevice(*pages[i]).damaged.is_set()) continue;
     fragments.push_back({OnDevice(*pages[i]).slot->shared, headers[i]});
+    sound.push_back(i);
   }
-  const bool sink = pages.front()->format == PageFormat::kBf16;
-  return (sink ? own_.sinks : own_.pages)->Commit(keyspace, fragments, timeout);
+  CRUMB_ASSIGN_OR_RETURN(const auto committed,
+                         PoolOf(own_, pages.front()->format).Commit(keyspace, fragments, timeout));
+  for (size_t i = 0; i < sound.size(); ++i) outcomes[sound[i]] = committed[i];
+  WithdrawDamaged(pages, timeout).IgnoreError();  // whoever found it tells again, too
+  return outcomes;
+}
+
+absl::Status WorkerPools::WithdrawDamaged(std::span<const std::shared_ptr<const Page>> pages,
+                                          Duration timeout) const {
+  for (const std::shared_ptr<const Page>& page : pages) {
+    if (!OnDevice(*page).damaged.is_set()) continue;
+    CRUMB_RETURN_IF_ERROR(Withdraw(PlaceOf(*page), timeout));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace crumb::client

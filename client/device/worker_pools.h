@@ -40,6 +40,20 @@ class WorkerPools final : public SharedPlace {
   HeldPages Hold(std::span<const DeviceFragment* const> fragments,
                  const std::shared_ptr<const Lease>& lease, SlotPool& pages, SlotPool& sinks) const;
 
+  // Where a page lies in a pool of the own device, and which it is.
+  struct Place {
+    PageKey key;
+    kernels::PageFormat format = kernels::PageFormat::kInt2;
+    uint64_t slot = 0;
+  };
+  static Place PlaceOf(const Page& page);
+  // What the tiles of this rank should have there, as crumbd was told; none where it knows no such
+  // page. It is so as long as the pages are held. Errors of crumbd's calls.
+  absl::StatusOr<std::vector<std::vector<uint32_t>>> SumsOf(std::span<const Place> places,
+                                                            Duration timeout) const;
+  // Makes crumbd give nobody the page any more. It must be held.
+  absl::Status Withdraw(const Place& place, Duration timeout) const;
+
   bool Has(const Page& page) const override;
   bool copies() const override { return copies_; }
   absl::StatusOr<std::vector<CommitOutcome>> Commit(
@@ -59,9 +73,14 @@ class WorkerPools final : public SharedPlace {
                                 bool peer) const;
   using Fragments = std::span<const DeviceFragment* const>;
 
-  DevicePool& PoolOf(const Pair& pair, const FragmentHeader& header) const {
-    return header.format == crumb::PageFormat::kBf16 ? *pair.sinks : *pair.pages;
+  static DevicePool& PoolOf(const Pair& pair, kernels::PageFormat format) {
+    return format == kernels::PageFormat::kBf16 ? *pair.sinks : *pair.pages;
   }
+  static DevicePool& PoolOf(const Pair& pair, const FragmentHeader& header) {
+    return PoolOf(pair, static_cast<kernels::PageFormat>(header.format));
+  }
+  absl::Status WithdrawDamaged(std::span<const std::shared_ptr<const Page>> pages,
+                               Duration timeout) const;
   size_t OwnRun(Fragments fragments) const;
   absl::Status HoldOwn(Fragments fragments, const std::shared_ptr<const Lease>& lease,
                        DevicePool& pool, SlotPool& slots,
@@ -71,6 +90,7 @@ class WorkerPools final : public SharedPlace {
   void FillForCopy(const DeviceFragment& fragment, const std::shared_ptr<const DeviceSlot>& slot,
                    Page& page) const;
   void TakeSums(const DeviceFragment& fragment, Page& page) const;
+  std::vector<uint32_t> OwnSums(const TileRange& range, std::span<const uint32_t> sums) const;
 
   const WorkerOptions& options_;
   const DeviceGeometry& geometry_;

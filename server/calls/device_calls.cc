@@ -3,8 +3,10 @@
 #include "server/calls/device_calls.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
+#include "common/logging.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "server/device/device_pools.h"
@@ -14,6 +16,9 @@ namespace crumb::server {
 namespace {
 
 using storage::DevicePoolNumber;
+
+// Of a lost session, in one call: a megabyte, and more than a device has slots.
+constexpr int64_t kKeptSlotsMax = 262'144;
 
 absl::Status CheckCount(const CallContext& context, const char* field, uint64_t count) {
   if (count >= 1 && count <= static_cast<uint64_t>(context.limits.commit_fragments_max)) {
@@ -136,11 +141,20 @@ absl::Status ReleaseSlots(const CallContext& context, const Session& session,
                           const v1::ReleaseRequest& request) {
   CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
                          PoolOf(context, session, request.pool(), false));
-  if (request.slots_size() + request.demoted_size() > context.limits.acquire_keys_max) {
-    return absl::InvalidArgumentError("slots: more than limits.acquire_keys_max");
+  const int64_t slots_max =
+      request.all_but_slots() ? kKeptSlotsMax : context.limits.acquire_keys_max;
+  if (request.slots_size() + request.demoted_size() > slots_max) {
+    return absl::InvalidArgumentError(fmt::format("slots: more than {}", slots_max));
   }
   storage::DeviceTier& tier = context.pools->tier();
   const storage::HolderId holder = session.token().slot();
+  if (request.all_but_slots()) {
+    const size_t gone = context.pools->ReleaseAllBut(
+        session, pool, std::vector<uint64_t>(request.slots().begin(), request.slots().end()));
+    if (gone > 0) LogInfo("device pool {}: {} slots of a lost connection are free", pool, gone);
+    context.sessions.NoteLetGo(session);
+    return absl::OkStatus();
+  }
   const size_t unknown =
       tier.Release(pool, holder,
                    std::vector<uint64_t>(request.slots().begin(), request.slots().end())) +
@@ -178,6 +192,37 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
     const uint32_t logical = keyspace == nullptr ? 0 : keyspace->geometry.bf16_tile_bytes();
     response->add_claimed(
         tier.Claim(pool, session.token().slot(), request.slots(i), std::move(header), logical));
+  }
+  if (!context.pools->Sealed(session, pool)) return absl::OkStatus();
+  // The process has said meanwhile what it uses of this session's: these it claims over another.
+  tier.Release(pool, session.token().slot(),
+               std::vector<uint64_t>(request.slots().begin(), request.slots().end()));
+  return absl::AbortedError("the process has another session");
+}
+
+absl::Status ScrubSlots(const CallContext& context, const Session& session,
+                        const v1::ScrubSlotsRequest& request, v1::ScrubSlotsResponse* response) {
+  CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
+                         PoolOf(context, session, request.pool(), true));
+  CRUMB_RETURN_IF_ERROR(CheckCount(
+      context, "slots", static_cast<uint64_t>(request.slots_size()) + request.damaged_size()));
+  if (request.damaged_keys().size() != request.damaged_size() * sizeof(PageKey)) {
+    return absl::InvalidArgumentError(
+        fmt::format("damaged_keys has {} bytes, not 32 for each of {} slots",
+                    request.damaged_keys().size(), request.damaged_size()));
+  }
+  storage::DeviceTier& tier = context.pools->tier();
+  uint32_t withdrawn = 0;
+  for (int i = 0; i < request.damaged_size(); ++i) {
+    PageKey key;
+    std::memcpy(&key, request.damaged_keys().data() + i * sizeof(PageKey), sizeof(PageKey));
+    withdrawn += tier.Withdraw(pool, request.damaged(i), key) ? 1 : 0;
+  }
+  if (withdrawn > 0) LogWarning("{} damaged pages leave device pool {}", withdrawn, pool);
+  response->set_withdrawn(withdrawn);
+  for (const auto& header : tier.HeadersAt(
+           pool, std::vector<uint64_t>(request.slots().begin(), request.slots().end()))) {
+    response->add_headers(header == nullptr ? std::string() : ToBytes(*header));
   }
   return absl::OkStatus();
 }

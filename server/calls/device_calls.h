@@ -26,6 +26,10 @@ absl::Status ReleaseSlots(const CallContext& context, const Session& session,
 absl::Status ClaimSlots(const CallContext& context, const Session& session,
                         const v1::ClaimSlotsRequest& request, v1::ClaimSlotsResponse* response);
 
+// Tells headers of slots, and takes pages out of the pool that were found damaged.
+absl::Status ScrubSlots(const CallContext& context, const Session& session,
+                        const v1::ScrubSlotsRequest& request, v1::ScrubSlotsResponse* response);
+
 // The pools whose pages count for an Acquire of the session, the best first: those the request
 // names, then those of the engine's other processes.
 std::vector<storage::DevicePoolNumber> PoolsOf(const CallContext& context, const Session& session,

@@ -35,8 +35,9 @@ absl::Status CheckFds(const std::vector<UniqueFd>& fds, size_t expected) {
 
 }  // namespace
 
-DevicePools::DevicePools(const PoolOptions& options, storage::DeviceTier* tier, const Clock& clock)
-    : options_(options), tier_(tier), clock_(clock) {
+DevicePools::DevicePools(const PoolOptions& options, storage::DeviceTier* tier, const Clock& clock,
+                         ServerMetrics& metrics)
+    : options_(options), tier_(tier), clock_(clock), metrics_(metrics) {
   if (tier_ == nullptr) return;
   tier_->SetDemoters(
       {.choose = [this](storage::DevicePoolNumber pool) { return ChooseDemoter(pool); },
@@ -108,6 +109,7 @@ DevicePools::Pools::iterator DevicePools::BestLocked(const v1::PoolRequest::Join
 absl::StatusOr<DevicePools::Pools::iterator> DevicePools::AddLocked(
     const v1::PoolRequest::Join& request, const std::string& tenant, std::vector<UniqueFd> fds) {
   if (pools_.size() >= static_cast<size_t>(options_.pools_max)) {
+    metrics_.Reject(Rejection::kDevicePools);
     return absl::ResourceExhaustedError(fmt::format(
         "{} device pools are there, device_pools.pools_max allows no more", pools_.size()));
   }
@@ -187,6 +189,7 @@ absl::Status DevicePools::Offer(const Session& session, const v1::PoolRequest::O
   Pool& pool = found->second;
   const auto bound = static_cast<uint32_t>(options_.handles_max);
   if (pool.handles.size() >= bound) {
+    metrics_.Reject(Rejection::kDeviceHandles);
     return absl::ResourceExhaustedError("device_pools.handles_max is reached");
   }
   const uint64_t bytes = (pool.handles.size() + 1) * pool.handle_bytes;
@@ -206,9 +209,11 @@ absl::Status DevicePools::Offer(const Session& session, const v1::PoolRequest::O
     return absl::UnavailableError("the pool's handles are not all known yet, try again");
   }
   if (number >= bound) {
+    metrics_.Reject(Rejection::kDeviceHandles);
     return absl::ResourceExhaustedError("number is not below device_pools.handles_max");
   }
   if (SlotsLocked(pool, uint64_t{number} + 1) > static_cast<uint64_t>(options_.slots_max)) {
+    metrics_.Reject(Rejection::kDeviceSlots);
     return absl::ResourceExhaustedError("device_pools.slots_max is reached");
   }
   if (!tier_->AddHandle(found->first, number)) return absl::InternalError("a handle's number");
@@ -352,20 +357,45 @@ std::vector<uint64_t> DevicePools::Reserve(const Session& session, storage::Devi
   {
     MutexLock lock(&mutex_);
     const Member* member = member_of();
-    if (member == nullptr) return {};
+    if (member == nullptr || member->sealed) return {};
     if (request != 0 && member->last_request == request) return member->last_slots;
   }
   std::vector<uint64_t> slots = tier_->Reserve(pool, holder, count);
   {
     MutexLock lock(&mutex_);
-    if (Member* member = member_of()) {
+    if (Member* member = member_of(); member != nullptr && !member->sealed) {
       member->last_request = request;
       member->last_slots = slots;
       return slots;
     }
   }
-  tier_->Release(pool, holder, slots);  // the process has ended meanwhile
+  tier_->Release(pool, holder, slots);  // the process or its session has ended meanwhile
   return {};
+}
+
+size_t DevicePools::ReleaseAllBut(const Session& session, storage::DevicePoolNumber pool,
+                                  std::span<const uint64_t> kept) {
+  const storage::HolderId holder = HolderOf(session);
+  {
+    MutexLock lock(&mutex_);
+    const auto found = pools_.find(pool);
+    if (found == pools_.end()) return 0;
+    const auto member = found->second.members.find(holder);
+    if (member == found->second.members.end()) return 0;
+    member->second.sealed = member->second.leaving = true;
+    member->second.last_request = 0;
+    member->second.last_slots.clear();
+  }
+  tier_->EndDemotions(pool, holder);  // nobody hears of them over that connection
+  return tier_->ReleaseAllBut(pool, holder, kept);
+}
+
+bool DevicePools::Sealed(const Session& session, storage::DevicePoolNumber pool) const {
+  MutexLock lock(&mutex_);
+  const auto found = pools_.find(pool);
+  if (found == pools_.end()) return true;
+  const auto member = found->second.members.find(HolderOf(session));
+  return member == found->second.members.end() || member->second.sealed;
 }
 
 TimePoint DevicePools::Check() {

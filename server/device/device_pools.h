@@ -18,6 +18,7 @@
 #include "common/unique_fd.h"
 #include "crumb/v1/session.pb.h"
 #include "server/device/pool_options.h"
+#include "server/metrics/server_metrics.h"
 #include "server/session/random_id.h"
 #include "server/session/session.h"
 #include "server/session/session_memory.h"
@@ -35,8 +36,10 @@ struct PoolReply {
 // which processes take part. Slots and pages are the device tier's. Thread-safe.
 class DevicePools final : public SessionMemory {
  public:
-  // `tier` null: this store has no device tier, and every request is refused.
-  DevicePools(const PoolOptions& options, storage::DeviceTier* tier, const Clock& clock);
+  // `tier` null: this store has no device tier, and every request is refused. `metrics` is
+  // borrowed.
+  DevicePools(const PoolOptions& options, storage::DeviceTier* tier, const Clock& clock,
+              ServerMetrics& metrics);
 
   bool enabled() const { return tier_ != nullptr && options_.pools_max > 0; }
   storage::DeviceTier& tier() const { return *tier_; }
@@ -59,6 +62,13 @@ class DevicePools final : public SessionMemory {
   std::vector<uint64_t> Reserve(const Session& session, storage::DevicePoolNumber pool,
                                 uint64_t request, size_t count);
 
+  // Lets go of what the session holds in the pool but `kept`. The process has another session: this
+  // one is given nothing more there, whatever is still under way. Answers how many slots went.
+  size_t ReleaseAllBut(const Session& session, storage::DevicePoolNumber pool,
+                       std::span<const uint64_t> kept);
+  // Whether that was called. Who has just given the session slots takes them back then.
+  bool Sealed(const Session& session, storage::DevicePoolNumber pool) const;
+
   // Gives pools up whose time is over, and ends recoveries. Answers when to come again.
   TimePoint Check();
 
@@ -79,6 +89,7 @@ class DevicePools final : public SessionMemory {
     std::weak_ptr<Session> session;
     const Engine* engine = nullptr;
     bool leaving = false;  // once it holds nothing
+    bool sealed = false;   // is given no slots any more
     uint64_t last_request = 0;
     std::vector<uint64_t> last_slots;
   };
@@ -130,6 +141,7 @@ class DevicePools final : public SessionMemory {
   const PoolOptions options_;
   storage::DeviceTier* const tier_;
   const Clock& clock_;
+  ServerMetrics& metrics_;
 
   mutable Mutex mutex_;
   Pools pools_ ABSL_GUARDED_BY(mutex_);

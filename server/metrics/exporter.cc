@@ -212,6 +212,7 @@ void AddReasons(Families& families, const Scrape& scrape) {
   for (const auto& [where, count] :
        {std::pair{"commit", scrape.store.verify_failures_commit},
         std::pair{"ssd", scrape.store.verify_failures_ssd},
+        std::pair{"device", scrape.store.verify_failures_device},
         std::pair{"client", metrics.client_verify_failures.value()},
         std::pair{"peer", scrape.cluster.metrics == nullptr
                               ? uint64_t{0}

@@ -11,7 +11,8 @@ const char* RpcName(Rpc rpc) {
       "Put",          "Prefetch",         "Pin",           "Unpin",       "Delete",
       "DropKeyspace", "WatchEvents",      "Stats",         "ListNodes",   "Session",
       "LocatePage",   "DrainNode",        "PeerHello",     "PeerAcquire", "PeerRelease",
-      "PeerPush",     "PeerRead",         "PeerKeyspaces", "PeerDrain",   "ClaimSlots"};
+      "PeerPush",     "PeerRead",         "PeerKeyspaces", "PeerDrain",   "ClaimSlots",
+      "ScrubSlots"};
   return kNames[static_cast<size_t>(rpc)];
 }
 

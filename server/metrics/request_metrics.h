@@ -42,8 +42,9 @@ enum class Rpc : uint8_t {
   kPeerKeyspaces,
   kPeerDrain,
   kClaimSlots,
+  kScrubSlots,
 };
-inline constexpr int kRpcCount = 30;
+inline constexpr int kRpcCount = 31;
 const char* RpcName(Rpc rpc);
 
 // How a call ended, as few kinds as somebody acts upon.

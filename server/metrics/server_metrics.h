@@ -40,8 +40,11 @@ enum class Rejection : uint8_t {
   kLeaseBudget,
   kSlabGrant,
   kDeviceSums,
+  kDevicePools,
+  kDeviceHandles,
+  kDeviceSlots,
 };
-inline constexpr int kRejectionCount = 11;
+inline constexpr int kRejectionCount = 14;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.
@@ -78,6 +81,7 @@ struct ServerMetrics {
   Counter publish_dropped_pages;
   Counter client_deadline_exceeded;
   Counter client_verify_failures;
+  Counter scrubbed_pages;
 
   Counter deadline_exceeded;  // Acquires that ended with miss reason DEADLINE
   Counter sessions_opened;

@@ -47,6 +47,7 @@ class CacheService final
   Unary* Commit(Context*, const v1::CommitRequest*, v1::CommitResponse*) override;
   Unary* Abort(Context*, const v1::AbortRequest*, v1::AbortResponse*) override;
   Unary* ClaimSlots(Context*, const v1::ClaimSlotsRequest*, v1::ClaimSlotsResponse*) override;
+  Unary* ScrubSlots(Context*, const v1::ScrubSlotsRequest*, v1::ScrubSlotsResponse*) override;
 
   // Pages.
   Unary* Flush(Context*, const v1::FlushRequest*, v1::FlushResponse*) override;

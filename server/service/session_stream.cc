@@ -109,6 +109,7 @@ class SessionStream : public Base {
     metrics.client_deadline_exceeded.Add(counters.deadline_exceeded());
     metrics.client_verify_failures.Add(counters.verify_failures());
     metrics.Refuse(Refusal::kNonFinite, counters.windows_refused());
+    metrics.scrubbed_pages.Add(counters.scrubbed_pages());
   }
 
   const CallContext context_;

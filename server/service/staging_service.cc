@@ -43,4 +43,13 @@ grpc::ServerUnaryReactor* CacheService::ClaimSlots(Context* call,
   });
 }
 
+grpc::ServerUnaryReactor* CacheService::ScrubSlots(Context* call,
+                                                   const v1::ScrubSlotsRequest* request,
+                                                   v1::ScrubSlotsResponse* response) {
+  return Answer(call, Rpc::kScrubSlots, [&](const CallContext& context) -> absl::Status {
+    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+    return server::ScrubSlots(context, *session, *request, response);
+  });
+}
+
 }  // namespace crumb::server

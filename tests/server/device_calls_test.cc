@@ -31,7 +31,7 @@ class DeviceCallsTest : public CallFixture {
                 .handles_max = 8,
                 .slots_max = kSlotsMax,
                 .keep_for = std::chrono::hours(1)},
-               &tier_, Clock::Real()),
+               &tier_, Clock::Real(), metrics_),
         device_(16, 'd') {
     sessions_.SetMemory(&pools_);
     context_.pools = &pools_;
@@ -303,6 +303,8 @@ TEST_F(DeviceCallsTest, BoundsPoolsAndHandles) {
   EXPECT_EQ(Code(session, offer), kInvalid);  // without a descriptor
   for (int i = 0; i < 8; ++i) EXPECT_EQ(Code(session, offer, OneFd()), 0u);
   EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
+  EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kDevicePools)].value(), 1u);
+  EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kDeviceHandles)].value(), 1u);
   EXPECT_EQ(Code(session, v1::PoolRequest()), kInvalid);
 }
 
@@ -319,6 +321,7 @@ TEST_F(DeviceCallsTest, BoundsSlotsOfAllPools) {
   v1::PoolRequest offer;
   offer.mutable_offer()->set_pool(vast.answer.pool());
   EXPECT_EQ(Code(session, offer, OneFd()), kExhausted);
+  EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kDeviceSlots)].value(), 1u);
   // Pools share the bound, which is of places: what lies before a handle counts.
   join.mutable_join()->set_slot_bytes(kHandleBytes / (kSlotsMax / 4));
   join.mutable_join()->set_handle_bytes(kHandleBytes);
@@ -398,6 +401,83 @@ TEST_F(DeviceCallsTest, ARecoveredPoolWaitsForEverybodyInItsRoster) {
   EXPECT_TRUE(Release(*ann, pool, {first, first + 1}).ok());
 }
 
+// The answer to a Reserve was lost with its connection: the process says what it uses, and the rest
+// is free, also what is reserved by a call that comes late.
+TEST_F(DeviceCallsTest, ALostSessionKeepsWhatIsUsedOnly) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  const std::vector<uint64_t> used = Reserve(*session, pool, 3, 1);
+  const std::vector<uint64_t> lost = Reserve(*session, pool, 4, 2);
+  ASSERT_THAT(lost, SizeIs(4));
+  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 7u);
+  v1::ReleaseRequest release;
+  release.set_pool(pool);
+  release.set_all_but_slots(true);
+  for (const uint64_t slot : {used[0], used[2], lost[0] + 1000}) release.add_slots(slot);
+  ASSERT_TRUE(server::ReleaseSlots(context_, *session, release).ok());
+  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 2u);
+  EXPECT_THAT(Reserve(*session, pool, 4, 2), SizeIs(0));
+  EXPECT_THAT(Reserve(*session, pool, 4, 3), SizeIs(0));
+  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 2u);
+  // The process's next session has what was free; the former lets go when its work is done.
+  const auto next = OpenSession();
+  Join(next, false);
+  EXPECT_THAT(Reserve(*next, pool, 4, 1), SizeIs(4));
+  EXPECT_TRUE(Release(*session, pool, {used[0], used[2]}).ok());
+  EXPECT_EQ(tier_.HeldBy(1, session->token().slot()), 0u);
+  pools_.Check();
+  EXPECT_FALSE(pools_.Joined(*session, pool).ok());
+}
+
+TEST_F(DeviceCallsTest, DamagedPagesLeaveThePool) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  const std::vector<uint64_t> slots = Reserve(*session, pool, 3);
+  v1::CommitResponse committed;
+  ASSERT_TRUE(Commit(session, pool, slots[0], Header(0), &committed).ok());
+  ASSERT_TRUE(Commit(session, pool, slots[1], Header(1), &committed).ok());
+  v1::ScrubSlotsRequest scrub;
+  scrub.set_pool(pool);
+  for (const uint64_t slot : slots) scrub.add_slots(slot);
+  scrub.add_slots(uint64_t{1} << 40);
+  v1::ScrubSlotsResponse response;
+  ASSERT_TRUE(ScrubSlots(context_, *session, scrub, &response).ok());
+  EXPECT_THAT(response.headers(), ElementsAre(Header(0), Header(1), "", ""));
+  // With the key of another page nothing happens.
+  scrub.add_damaged(slots[1]);
+  EXPECT_TRUE(absl::IsInvalidArgument(ScrubSlots(context_, *session, scrub, &response)));
+  const auto key = [&](int page) {
+    const std::string bytes = Header(page);
+    const auto header = DecodeFragmentHeader(std::as_bytes(std::span(bytes))).value();
+    return std::string(reinterpret_cast<const char*>(&header.key), sizeof(header.key));
+  };
+  scrub.set_damaged_keys(key(0));
+  response.Clear();
+  ASSERT_TRUE(ScrubSlots(context_, *session, scrub, &response).ok());
+  EXPECT_EQ(response.withdrawn(), 0u);
+  scrub.set_damaged_keys(key(1));
+  for (const uint32_t withdrawn : {1u, 0u}) {
+    response.Clear();
+    ASSERT_TRUE(ScrubSlots(context_, *session, scrub, &response).ok());
+    EXPECT_EQ(response.withdrawn(), withdrawn);
+    // Who holds it may look at it again.
+    EXPECT_THAT(response.headers(), ElementsAre(Header(0), Header(1), "", ""));
+  }
+  storage::StoreStats stats;
+  tier_.AddStats(stats);
+  EXPECT_EQ(stats.verify_failures_device, 1u);
+  EXPECT_EQ(stats.device.evicted.corrupt, 1u);
+  EXPECT_EQ(stats.device.pages, 1u);
+  // Its slot is free when nobody holds it, and is nobody's damaged page any more.
+  ASSERT_TRUE(Release(*session, pool, {slots[1]}).ok());
+  response.Clear();
+  ASSERT_TRUE(ScrubSlots(context_, *session, scrub, &response).ok());
+  EXPECT_EQ(response.withdrawn(), 0u);
+  EXPECT_THAT(response.headers(), ElementsAre(Header(0), "", "", ""));
+  const auto stranger = OpenSession();
+  EXPECT_TRUE(absl::IsInvalidArgument(ScrubSlots(context_, *stranger, scrub, &response)));
+}
+
 TEST_F(DeviceCallsTest, ARosterIsAMemoryFile) {
   const auto session = OpenSession();
   v1::PoolRequest join = JoinRequest();
@@ -409,7 +489,7 @@ TEST_F(DeviceCallsTest, ARosterIsAMemoryFile) {
 }
 
 TEST_F(DeviceCallsTest, WithoutATierEveryRequestIsRefused) {
-  DevicePools none({}, nullptr, Clock::Real());
+  DevicePools none({}, nullptr, Clock::Real(), metrics_);
   const auto session = OpenSession();
   EXPECT_FALSE(none.enabled());
   EXPECT_EQ(none.Handle(session, JoinRequest(), {}).answer.code(),

@@ -94,6 +94,7 @@ class TenantDaemonTest : public testing::Test {
     unary(&Stub::LocatePage);
     unary(&Stub::DrainNode);
     unary(&Stub::ClaimSlots);
+    unary(&Stub::ScrubSlots);
     grpc::ClientContext get, put, watch, session;
     for (grpc::ClientContext* context : {&get, &put, &watch, &session}) {
       Prepare(authorization, *context);

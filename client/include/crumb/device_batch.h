@@ -65,8 +65,9 @@ class DeviceBatch {
   // now on, the others (rejected drafts, or a pass given up) are dropped. Does not wait for the
   // device, but behind a prompt for the check of fetched pages, which the pass's outputs waited
   // for. kInvalidArgument: more than were fresh, or ids that differ from the prompt; nothing has
-  // changed. kDataLoss: fetched pages were damaged: the outputs of the sequences that the message
-  // names are void, drop these; the pass is ended for all.
+  // changed. kDataLoss: fetched pages were damaged, or pages were found so where they lie: the
+  // outputs of the sequences that the message names are void, drop these; the pass is ended for
+  // all.
   virtual absl::Status Advance(std::span<const std::span<const int32_t>> tokens) = 0;
 
   // Another sequence that continues from here: pages are shared, windows are copied. Between passes
@@ -75,7 +76,7 @@ class DeviceBatch {
 
   // Publishes every full page, those in the recent window too; the sequence takes no more passes
   // and may be dropped at once. Between passes. kResourceExhausted: no room for these pages, they
-  // stay unpublished.
+  // stay unpublished. kDataLoss: it attends a page that was found damaged, nothing is published.
   virtual absl::Status Finish(DeviceSequence& sequence) = 0;
 
  protected:

@@ -34,6 +34,11 @@ struct DeviceWorkerOptions {
   // bytes, a multiple of the huge pages' size; 0: not at all, and copies are slower.
   size_t pin_piece_bytes = size_t{256} << 20;
 
+  // Pages that are attended where they lie are summed again, so many a second at most, by a thread
+  // and on a stream of their own: one of WorkerOptions::verify_every of each prefix soon after it
+  // begins, and all that the worker holds, one after the other. 0: none.
+  int scrub_pages_per_second = 64;
+
   // Device pools, which workers of a tenant on one device share under crumbd's account: pages are
   // made and loaded there as long as there are blank slots, else in the private `pages`; others'
   // pages are attended where they lie. 0: none, and all slots are private. docs/device_worker.md.

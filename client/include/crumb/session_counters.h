@@ -17,6 +17,7 @@ struct SessionCounters {
   uint64_t deadline_exceeded = 0;
   uint64_t verify_failures = 0;
   uint64_t windows_refused = 0;
+  uint64_t scrubbed_pages = 0;
   std::vector<QualitySample> quality = {};
 };
 

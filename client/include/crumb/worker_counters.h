@@ -17,6 +17,8 @@ struct WorkerCounters {
   uint64_t hit_tokens_ssd = 0;
   uint64_t hit_tokens_remote = 0;
   uint64_t verify_failures = 0;    // fetched fragments whose header or sums differed: misses
+  uint64_t pages_scrubbed = 0;     // pages on a device that were summed again where they lie
+  uint64_t scrubs_dropped = 0;     // pages of prefixes that were to be, too many at once
   uint64_t deadline_exceeded = 0;  // hits given up because crumbd answered too late
   uint64_t unavailable = 0;        // hits given up because crumbd was not there or refused
 

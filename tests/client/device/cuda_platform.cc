@@ -1,5 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
+#include <cuda_runtime_api.h>
+
 #include <iostream>
 
 #include "crumb/cuda_device.h"
@@ -25,6 +27,10 @@ const PlayerPlatform& Platform() {
     made.options.draft_slots = 7;
     made.options.watch_every = 0;
     made.options.rotations = RotationSet::Hadamard(128).value();
+    made.free_bytes = [] {
+      size_t free = 0, total = 0;
+      return cudaMemGetInfo(&free, &total) == cudaSuccess ? free : 0;
+    };
     made.error_max = 1e-2;  // of single tokens: some codes are rounded another way
     return made;
   }();

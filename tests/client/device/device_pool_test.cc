@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <set>
@@ -35,6 +36,8 @@ class ModelCrumbd final : public PoolLink {
  public:
   // Called without the lock, once.
   std::function<void()> before_claim, before_told, before_handles;
+  // The connection breaks before the next answer of that kind arrives, once.
+  std::atomic<bool> lose_reserve{false}, lose_claim{false};
 
   absl::StatusOr<JoinedPool> Join(const PoolJoin& request) override;
   absl::StatusOr<uint64_t> Reclaim(const DeviceUuid&, uint64_t) override { return 0; }
@@ -110,6 +113,11 @@ class ModelCrumbd final : public PoolLink {
     MutexLock lock(&mutex_);
     return connection_;
   }
+  // Slots of which a claim said what page lies there.
+  std::set<uint64_t> told_pages() const {
+    MutexLock lock(&mutex_);
+    return told_pages_;
+  }
   // Over the connection that there is now.
   bool WasTold() const {
     MutexLock lock(&mutex_);
@@ -166,6 +174,7 @@ class ModelCrumbd final : public PoolLink {
   bool recovering_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint32_t, UniqueFd> handles_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, std::set<int>> holders_ ABSL_GUARDED_BY(mutex_);
+  std::set<uint64_t> told_pages_ ABSL_GUARDED_BY(mutex_);
   Mutex listening_;
   PoolListener* listener_ ABSL_GUARDED_BY(listening_) = nullptr;
 };
@@ -207,12 +216,19 @@ class ModelCrumbd::Session final : public PoolSession {
   absl::StatusOr<std::vector<bool>> Claim(const KeyspaceId& keyspace,
                                           std::span<const SlotClaim> claims) override {
     Call(crumbd_.before_claim);
-    MutexLock lock(&crumbd_.mutex_);
-    if (!ConnectedLocked()) return absl::UnavailableError("");
-    if (!crumbd_.recovering_) return absl::FailedPreconditionError("");
-    if (keyspace != KeyspaceId()) return absl::NotFoundError("nobody has opened it yet");
-    for (const SlotClaim& claim : claims) crumbd_.holders_[claim.slot].insert(connection_);
-    return std::vector<bool>(claims.size(), true);
+    {
+      MutexLock lock(&crumbd_.mutex_);
+      if (!ConnectedLocked()) return absl::UnavailableError("");
+      if (!crumbd_.recovering_) return absl::FailedPreconditionError("");
+      for (const SlotClaim& claim : claims) {
+        if (claim.header.has_value()) crumbd_.told_pages_.insert(claim.slot);
+      }
+      if (keyspace != KeyspaceId()) return absl::NotFoundError("nobody has opened it yet");
+      for (const SlotClaim& claim : claims) crumbd_.holders_[claim.slot].insert(connection_);
+    }
+    if (!crumbd_.lose_claim.exchange(false)) return std::vector<bool>(claims.size(), true);
+    crumbd_.Reconnect();
+    return absl::UnavailableError("the connection is lost");
   }
   absl::Status TellMark(uint64_t mark) override {
     EXPECT_NE(mark, 0u);
@@ -224,15 +240,19 @@ class ModelCrumbd::Session final : public PoolSession {
     return absl::OkStatus();
   }
   absl::StatusOr<std::vector<uint64_t>> Reserve(int count, Duration) override {
-    MutexLock lock(&crumbd_.mutex_);
-    if (!ConnectedLocked()) return absl::UnavailableError("");
     std::vector<uint64_t> slots;
-    for (const uint64_t slot : crumbd_.FreeLocked()) {
-      if (static_cast<int>(slots.size()) == count) break;
-      crumbd_.holders_[slot].insert(connection_);
-      slots.push_back(slot);
+    {
+      MutexLock lock(&crumbd_.mutex_);
+      if (!ConnectedLocked()) return absl::UnavailableError("");
+      for (const uint64_t slot : crumbd_.FreeLocked()) {
+        if (static_cast<int>(slots.size()) == count) break;
+        crumbd_.holders_[slot].insert(connection_);
+        slots.push_back(slot);
+      }
     }
-    return slots;
+    if (!crumbd_.lose_reserve.exchange(false)) return slots;
+    crumbd_.Reconnect();
+    return absl::UnavailableError("the connection is lost");
   }
   absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId&,
                                                     std::span<const uint64_t> slots,
@@ -247,6 +267,23 @@ class ModelCrumbd::Session final : public PoolSession {
     MutexLock lock(&crumbd_.mutex_);
     if (epoch_ != crumbd_.epoch_) return;
     for (const uint64_t slot : slots) crumbd_.holders_[slot].erase(connection_);
+  }
+  absl::Status ReleaseAllBut(std::span<const uint64_t> slots) override {
+    MutexLock lock(&crumbd_.mutex_);
+    if (crumbd_.down_) return absl::UnavailableError("");
+    if (epoch_ != crumbd_.epoch_) return absl::UnauthenticatedError("no such session");
+    EXPECT_FALSE(ConnectedLocked());
+    for (auto& [slot, holders] : crumbd_.holders_) {
+      if (std::find(slots.begin(), slots.end(), slot) == slots.end()) holders.erase(connection_);
+    }
+    return absl::OkStatus();
+  }
+  absl::StatusOr<std::vector<std::optional<FragmentHeader>>> Headers(
+      std::span<const uint64_t> slots, Duration) override {
+    return std::vector<std::optional<FragmentHeader>>(slots.size());
+  }
+  absl::Status Withdraw(std::span<const uint64_t>, std::span<const PageKey>, Duration) override {
+    return absl::OkStatus();
   }
   absl::Status Demoted(std::span<const uint64_t>) override { return absl::OkStatus(); }
   void Leave() override {}
@@ -397,6 +434,65 @@ TEST_F(DevicePoolTest, ALeaseOutlivesItsConnection) {
   auto held = Hold(lease);
   ASSERT_TRUE(held.ok()) << held.status();
   EXPECT_THAT(crumbd_.Free(), Not(Contains(slot)));
+}
+
+// What crumbd gave, and the answer was lost with its connection: it is free again, and what is used
+// stays.
+TEST_F(DevicePoolTest, SlotsOfALostReserveAreGivenBack) {
+  auto used = pool_->TakeBlank();
+  ASSERT_NE(used, nullptr);
+  const int former = crumbd_.connection();
+  crumbd_.lose_reserve = true;
+  const auto taken = pool_->Reserve(kBlanks + 2, std::chrono::seconds(20));
+  ASSERT_FALSE(crumbd_.lose_reserve);
+  ASSERT_NE(crumbd_.connection(), former);
+  AwaitJoined();
+  std::set<uint64_t> in_use = {used->number()};
+  for (const auto& slot : taken) in_use.insert(slot->number());
+  EXPECT_TRUE(Eventually([&] {
+    for (uint64_t slot = 0; slot < kPerHandle; ++slot) {
+      if (!in_use.contains(slot) && crumbd_.HoldersOf(slot).contains(former)) return false;
+    }
+    return true;
+  }));
+  EXPECT_THAT(crumbd_.HoldersOf(used->number()), UnorderedElementsAre(former));
+  const uint64_t number = used->number();
+  used.reset();
+  EXPECT_TRUE(Eventually([&] { return crumbd_.HoldersOf(number).count(former) == 0; }));
+}
+
+TEST_F(DevicePoolTest, SlotsOfALostClaimAreHeldOnce) {
+  const auto used = pool_->TakeBlank();
+  ASSERT_NE(used, nullptr);
+  crumbd_.lose_claim = true;
+  crumbd_.Restart();
+  AwaitJoined();
+  ASSERT_FALSE(crumbd_.lose_claim);
+  EXPECT_TRUE(Eventually(
+      [&] { return crumbd_.HoldersOf(used->number()) == std::set<int>{crumbd_.connection()}; }));
+}
+
+// The next crumbd holds the slot of a page that was found damaged, and does not know the page.
+TEST_F(DevicePoolTest, AWithdrawnPageIsNotToldToTheNextCrumbd) {
+  std::vector<DevicePool::Fragment> fragments;
+  for (uint8_t i = 0; i < 2; ++i) {
+    DevicePool::Fragment& fragment = fragments.emplace_back();
+    fragment.slot = pool_->TakeBlank();
+    ASSERT_NE(fragment.slot, nullptr);
+    fragment.header.keyspace.bytes[0] = 7;
+    fragment.header.key.bytes[0] = i;
+  }
+  const uint64_t sound = fragments[0].slot->number(), damaged = fragments[1].slot->number();
+  ASSERT_TRUE(
+      pool_->Commit(fragments[0].header.keyspace, fragments, std::chrono::seconds(20)).ok());
+  ASSERT_TRUE(
+      pool_->Withdraw({&damaged, 1}, {&fragments[1].header.key, 1}, std::chrono::seconds(20)).ok());
+  crumbd_.Restart();
+  AwaitJoined();
+  EXPECT_THAT(crumbd_.told_pages(), UnorderedElementsAre(sound));
+  for (const uint64_t slot : {sound, damaged}) {
+    EXPECT_THAT(crumbd_.HoldersOf(slot), UnorderedElementsAre(crumbd_.connection()));
+  }
 }
 
 // A device that has memory for fewer handles than the pool may have, or for none.

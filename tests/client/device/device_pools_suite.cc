@@ -6,13 +6,17 @@
 #include <signal.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <map>
 
 #include "crumb/client.h"
+#include "crumb/device_worker.h"
 #include "crumb/worker.h"
 #include "gtest/gtest.h"
+#include "tests/client/device/counting_device.h"
 #include "tests/client/device/device_run.h"
 #include "tests/client/device/pool_player.h"
 #include "tests/client/memory_client.h"
@@ -93,7 +97,7 @@ class DevicePoolsTest : public testing::Test {
     return std::string(verb) + " " + std::to_string(seed) + " " + std::to_string(count);
   }
 
-  static std::vector<float> Expected(uint32_t seed, int tokens, bool hit) {
+  static std::vector<float> Expected(uint32_t seed, int tokens, bool hit, int cached = kHit) {
     const WorkerOptions& options = Platform().options;
     const SequenceModel model(options, PlayerTokens(seed));
     MemoryClient store;
@@ -104,8 +108,10 @@ class DevicePoolsTest : public testing::Test {
       EXPECT_TRUE(cold->Finish().ok());
       EXPECT_TRUE(worker->WaitPublished(kPatience).ok());
     }
-    const auto sequence = worker->Begin(model.prompt(kPrompt)).value();
-    EXPECT_EQ(sequence->cached_tokens(), hit ? kHit : 0);
+    SequenceOptions begin;
+    begin.cached_tokens_max = cached;
+    const auto sequence = worker->Begin(model.prompt(kPrompt), begin).value();
+    EXPECT_EQ(sequence->cached_tokens(), hit ? cached : 0);
     model.Pass(*sequence, kPrompt);
     std::vector<float> outputs;
     for (int i = 1; i <= tokens; ++i) {
@@ -326,6 +332,154 @@ TEST_F(DevicePoolsTest, PeersAreCopiedFromAndVerified) {
   ExpectGoesOn(reader, 7, 5, 20, true);
   EXPECT_EQ(reader.Stop(), 0);
   EXPECT_EQ(beside.Stop(), 0);
+}
+
+// A page in the pool that somebody else made changes where it lies. Who attends it finds that out
+// by the sums that crumbd knows, and nobody is given it any more.
+TEST_F(DevicePoolsTest, ADamagedPageIsFoundAndGivenToNobody) {
+  constexpr int kDamaged = 4, kRest = kDamaged * 64;
+  PoolPlayer writer(Options());
+  PlayerOptions options = Options();
+  options.scrub = 500;
+  PoolPlayer reader(options);
+  ASSERT_EQ(writer.Do("joined"), "ok");
+  ASSERT_EQ(reader.Do("joined"), "ok");
+  PlayCold(writer, 8, 5);
+  ASSERT_EQ(writer.Do("published"), "ok");
+  ASSERT_EQ(reader.Do(Line("begin", 8, kPrompt)), kWholeHit);
+  ExpectRight(reader, 8, 5, true);
+  // Sums of all that it attends are looked at, and are right.
+  ASSERT_TRUE(Eventually([&] { return NumberIn(reader.Do("counters"), "scrubbed") > 60; }));
+  EXPECT_EQ(NumberIn(reader.Do("counters"), "verify"), 0);
+  const uint64_t pages = Device().pages;
+  ASSERT_EQ(reader.Do(Line("flip", 8, kDamaged)), "ok");
+  ASSERT_TRUE(Eventually([&] { return NumberIn(reader.Do("counters"), "verify") == 1; }));
+  EXPECT_TRUE(Eventually([&] { return Device().pages == pages - 1; }));
+  const std::string played = reader.Do("play 8 1");
+  EXPECT_NE(played.find("DATA_LOSS"), std::string::npos) << played;
+  EXPECT_NE(played.find("token " + std::to_string(kRest)), std::string::npos) << played;
+  ASSERT_EQ(reader.Do("drop 8"), "ok");
+
+  const std::string rest =
+      "cached " + std::to_string(kRest) + " device " + std::to_string(kRest) + " host 0 loaded 0";
+  PoolPlayer next(Options());
+  ASSERT_EQ(next.Do("joined"), "ok");
+  ASSERT_EQ(next.Do(Line("begin", 8, kPrompt)), rest);
+  ASSERT_EQ(next.Do("play 8 3"), "ok");
+  EXPECT_LE(RelativeError(next.OutputsOf(8), Expected(8, 3, true, kRest)), Platform().error_max);
+  // A sound one takes its place.
+  ASSERT_EQ(next.Do("finish 8"), "ok");
+  ASSERT_EQ(next.Do("published"), "ok");
+  ASSERT_EQ(reader.Do(Line("begin", 8, kPrompt)), kWholeHit);
+  ASSERT_EQ(reader.Do("play 8 3"), "ok");
+  EXPECT_EQ(NumberIn(reader.Do("counters"), "verify"), 1);
+  EXPECT_TRUE(Eventually([&] { return Counter("crumb_scrubbed_pages_total") > 60; }));
+  EXPECT_EQ(next.Stop(), 0);
+  EXPECT_EQ(reader.Stop(), 0);
+  EXPECT_EQ(writer.Stop(), 0);
+}
+
+// What a process has of the system. Anonymous mappings are left out: an allocator keeps those.
+struct ProcessUse {
+  size_t fds = 0;
+  std::map<std::string, int> mappings;  // by the file, and how often it is mapped
+  uint64_t locked_kb = 0, pinned_kb = 0, mapped_kb = 0;
+};
+
+ProcessUse UseOfThisProcess() {
+  ProcessUse use;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    use.fds += entry.path().empty() ? 0 : 1;
+  }
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    const size_t file = line.find_first_of("/[");
+    const bool shared = file != std::string::npos && (line.find("memfd") != std::string::npos ||
+                                                      line.find("/dev/") != std::string::npos);
+    if (shared) ++use.mappings[line.substr(file)];
+  }
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmLck:")) use.locked_kb = std::stoull(line.substr(6));
+    if (line.starts_with("VmPin:")) use.pinned_kb = std::stoull(line.substr(6));
+    if (line.starts_with("VmSize:")) use.mapped_kb = std::stoull(line.substr(7));
+  }
+  return use;
+}
+
+// Workers that open, hit, decode, evict, publish and close, beside others that are killed: neither
+// descriptor nor mapping nor pinned byte nor device memory is left of them.
+TEST_F(DevicePoolsTest, NothingIsLeftInAProcessThatOpensAndCloses) {
+  const auto device = std::make_shared<CountingDevice>(Platform().open(0));
+  const auto round = [&](uint32_t seed) {
+    const auto client = OpenClient();
+    DeviceWorkerOptions on_device;
+    on_device.pages = 64;
+    on_device.sequences = 8;
+    on_device.load_pages = 64;
+    on_device.pool_bytes = on_device.pool_sink_bytes = 8 << 20;
+    on_device.pool_handle_bytes = 2 << 20;
+    on_device.pool_blank_pages = 60;
+    on_device.pool_blank_sinks = 4;
+    on_device.pin_piece_bytes = 2 << 20;
+    const auto worker =
+        DeviceWorker::Open(Platform().options, on_device, client.get(), *device).value();
+    ASSERT_TRUE(Eventually([&] {
+      const DevicePoolUse use = worker->pool_use();
+      return use.joined && use.blank_slots == 64;
+    }));
+    DeviceRun prompts(*device, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
+    DeviceRun decode(*device, *worker, {});
+    PoolPlayer other(Options());
+    ASSERT_EQ(other.Do("joined"), "ok");
+    const SequenceModel model(Platform().options, PlayerTokens(seed));
+    for (const int cached : {0, kHit}) {
+      const auto sequence = worker->Begin(model.prompt(kPrompt)).value();
+      EXPECT_EQ(sequence->cached_tokens(), cached);
+      while (sequence->length() < kPrompt) {
+        const int tokens = std::min(400, sequence->pass_tokens_max());
+        prompts.Pass({{sequence.get(), &model, sequence->length() + tokens, tokens}});
+      }
+      for (int i = 0; i < 70; ++i) {
+        decode.Pass({{sequence.get(), &model, sequence->length() + 1, 1}});
+      }
+      ASSERT_TRUE(decode.batch().Finish(*sequence).ok());
+      ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+      if (cached == 0) {
+        ASSERT_EQ(other.Do(Line("begin", seed, kPrompt)), kWholeHit);
+        ASSERT_EQ(other.Do("play " + std::to_string(seed) + " 2"), "ok");
+      }
+    }
+    ASSERT_EQ(other.Do(Line("begin", seed + 100, kPrompt)), "cached 0 device 0 host 0 loaded 0");
+    other.Kill();
+  };
+  const auto free_bytes = [] {
+    return Platform().free_bytes == nullptr ? 0 : Platform().free_bytes();
+  };
+  // What a process keeps for good, such as modules and threads' stacks, is there after two rounds.
+  for (uint32_t i = 0; i < 2; ++i) round(60 + i);
+  const CountingDevice::Live live = device->live();
+  const ProcessUse before = UseOfThisProcess();
+  const uint64_t free_before = free_bytes();
+  EXPECT_EQ(live, CountingDevice::Live()) << live.ToString();
+  EXPECT_GT(device->pinned_ever(), 0u);
+  for (uint32_t i = 2; i < 5; ++i) round(60 + i);
+  EXPECT_EQ(device->live(), live) << device->live().ToString();
+  // gRPC closes its descriptors when it comes to it.
+  ProcessUse after;
+  EXPECT_TRUE(Eventually([&] {
+    after = UseOfThisProcess();
+    return after.fds <= before.fds && after.mappings == before.mappings;
+  }));
+  EXPECT_LE(after.fds, before.fds);
+  EXPECT_EQ(after.mappings, before.mappings);
+  EXPECT_EQ(after.locked_kb, before.locked_kb);
+  EXPECT_EQ(after.pinned_kb, before.pinned_kb);
+  // A pool's range of addresses is a terabyte, and a threads' stack or an allocator's arena 64 MiB.
+  EXPECT_LT(after.mapped_kb, before.mapped_kb + (uint64_t{2} << 20));
+  // Of a process that was killed the driver gives memory back in its own time.
+  EXPECT_TRUE(Eventually([&] { return free_bytes() >= free_before; }))
+      << "of device memory " << free_before << " bytes were free, " << free_bytes() << " are now";
 }
 
 TEST_F(DevicePoolsTest, NothingIsLeftOfPlayersThatCameAndWent) {

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "client/device/resident_sequence.h"
 #include "gtest/gtest.h"
 
 namespace crumb::client {
@@ -201,6 +202,22 @@ double RelativeError(const std::vector<float>& got, const std::vector<float>& ex
     norm += std::pow(double{expected[i]}, 2);
   }
   return std::sqrt(error / norm);
+}
+
+std::string FlipBit(Device& device, DeviceSequence& sequence, int page) {
+  const auto& pages = static_cast<ResidentSequence&>(sequence).pages;
+  if (page < 0 || static_cast<size_t>(page) >= pages.size()) return "no such page";
+  const uint64_t at = reinterpret_cast<uint64_t>(pages[page]->tiles) + pages[page]->bytes / 2;
+  const OwnedStream stream = NewStream(device).value();
+  const PinnedBuffer byte = NewPinnedBuffer(device, 1).value();
+  const DeviceCopy out{reinterpret_cast<uint64_t>(byte.get()), at, 1};
+  if (!device.ToHost({&out, 1}, stream.get()).ok()) return "not read";
+  Drain(device, stream.get());
+  *byte.get() ^= std::byte{4};
+  const DeviceCopy in{at, reinterpret_cast<uint64_t>(byte.get()), 1};
+  if (!device.ToDevice({&in, 1}, stream.get()).ok()) return "not written";
+  Drain(device, stream.get());
+  return "ok";
 }
 
 }  // namespace crumb::client

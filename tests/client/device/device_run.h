@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "client/device/owned.h"
@@ -94,5 +95,8 @@ class DeviceRun {
   // [layers] of the pass being made
   std::vector<DeviceAddress> q_, k_, v_, out_;
 };
+
+// Flips a bit in the middle of a page that the sequence attends, where it lies; "ok", or why not.
+std::string FlipBit(Device& device, DeviceSequence& sequence, int page);
 
 }  // namespace crumb::client

@@ -38,7 +38,9 @@ TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
   for (uint32_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
     const WorkerOptions options = PairOptions();
-    WorkerPair pair(options, seed);
+    DeviceWorkerOptions sizes = SmallDevice();
+    if (seed == 1) sizes.scrub_pages_per_second = 2000;  // beside everything else
+    WorkerPair pair(options, seed, sizes);
     Crowd crowd(pair, options,
                 {.prompts = {30, 520, 63, 700, 330, 1},
                  .tokens = 1000,
@@ -49,6 +51,9 @@ TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
     for (int round = 0; round < 90; ++round) {
       if (!crowd.AllJoined() && crowd.live().size() < 3 && round % 8 == 0) crowd.Join();
       crowd.Round();
+      if (seed == 1 && round == 30) {  // from now on it is busy
+        ASSERT_TRUE(Eventually([&] { return pair.worker->counters().pages_scrubbed > 0; }));
+      }
       if (round % 29 == 28) crowd.ForkFirst();
       if (round % 23 == 22) crowd.FinishFirst();
     }
@@ -56,6 +61,7 @@ TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
     crowd.FinishAll();
     pair.ExpectSamePages();
     EXPECT_GT(pair.worker->counters().published_pages, 20u);
+    EXPECT_EQ(pair.worker->counters().verify_failures, 0u);
   }
 }
 

@@ -59,6 +59,7 @@ class Player {
     if (verb == "play") return Play(seed, count);
     if (verb == "finish") return Finish(seed);
     if (verb == "drop") return sequences_.erase(seed) == 1 ? "ok" : "none";
+    if (verb == "flip") return FlipBit(device_, *sequences_.at(seed).sequence, count);
     if (verb == "published") return worker_->WaitPublished(kPatience).ok() ? "ok" : "late";
     if (verb == "pool") return Pool();
     if (verb == "counters") return Counters();
@@ -134,7 +135,8 @@ class Player {
     const WorkerCounters counters = worker_->counters();
     return "pool " + std::to_string(counters.pool_pages) + " published " +
            std::to_string(counters.published_pages) + " verify " +
-           std::to_string(counters.verify_failures);
+           std::to_string(counters.verify_failures) + " scrubbed " +
+           std::to_string(counters.pages_scrubbed);
   }
 
   Device& device_;
@@ -166,8 +168,11 @@ int Serve(const PlayerOptions& options, const std::string& outputs, int socket) 
   on_device.pool_blank_pages = kBlankPages;
   on_device.pool_blank_sinks = kBlankSinks;
   on_device.pool_write_through = options.write_through;
+  on_device.scrub_pages_per_second = options.scrub;
+  WorkerOptions worker_options = Platform().options;
+  worker_options.verify_every = static_cast<uint32_t>(options.verify_every);
   if (options.peer >= 0) on_device.pool_peers = {options.peer};
-  auto worker = DeviceWorker::Open(Platform().options, on_device, client->get(), *device);
+  auto worker = DeviceWorker::Open(worker_options, on_device, client->get(), *device);
   if (!worker.ok()) {
     std::fprintf(stderr, "player: %s\n", worker.status().ToString().c_str());
     return 4;
@@ -209,11 +214,14 @@ PoolPlayer::PoolPlayer(const PlayerOptions& options)
   const std::string device = std::to_string(options.device), peer = std::to_string(options.peer);
   const std::string bytes = std::to_string(options.pool_bytes);
   const std::string pages = std::to_string(options.private_pages);
+  const std::string scrub = std::to_string(options.scrub);
+  const std::string every = std::to_string(options.verify_every);
   const char* arguments[] = {"pool_player",    "--pool-player",
                              fd.c_str(),       options.socket_dir.c_str(),
                              outputs_.c_str(), device.c_str(),
                              peer.c_str(),     bytes.c_str(),
                              pages.c_str(),    options.write_through ? "1" : "0",
+                             scrub.c_str(),    every.c_str(),
                              nullptr};
   ::posix_spawn(&pid_, "/proc/self/exe", nullptr, nullptr, const_cast<char**>(arguments), environ);
   ::close(std::stoi(fd));
@@ -253,7 +261,7 @@ int PoolPlayer::Stop() {
 }
 
 int RunPoolPlayer(int argc, char** argv) {
-  if (argc != 10 || std::strcmp(argv[1], "--pool-player") != 0) return -1;
+  if (argc != 12 || std::strcmp(argv[1], "--pool-player") != 0) return -1;
   PlayerOptions options;
   options.socket_dir = argv[3];
   options.device = std::stoi(argv[5]);
@@ -261,6 +269,8 @@ int RunPoolPlayer(int argc, char** argv) {
   options.pool_bytes = std::stoull(argv[7]);
   options.private_pages = std::stoi(argv[8]);
   options.write_through = std::strcmp(argv[9], "1") == 0;
+  options.scrub = std::stoi(argv[10]);
+  options.verify_every = std::stoi(argv[11]);
   return Serve(options, argv[4], std::stoi(argv[2]));
 }
 

@@ -20,6 +20,8 @@ struct PlayerPlatform {
   // Device `ordinal`, which reads the memory of the others; null: there is none.
   std::function<std::shared_ptr<Device>(int ordinal)> open;
   WorkerOptions options;
+  // Bytes of device 0 that nobody has, this process or another; none: not known.
+  std::function<uint64_t()> free_bytes = nullptr;
   double error_max = 0.0;  // ||got - expected|| / ||expected|| of outputs against the CPU worker's
 };
 const PlayerPlatform& Platform();
@@ -32,6 +34,8 @@ struct PlayerOptions {
   uint64_t pool_bytes = 8 << 20;  // of pages, and of sinks
   bool write_through = false;     // pages go to crumbd's memory at once, too
   int private_pages = 64;         // slots beside the pool
+  int scrub = 0;                  // pages a second that are looked at again
+  int verify_every = 64;          // pages of a prefix, one of which is
 };
 
 // The tokens of all sequences with number `seed`.
@@ -55,9 +59,10 @@ class PoolPlayer {
   //                     the decode passes are in OutputsOf(S)
   //   finish S          publishes what is left of it and drops it: "ok"
   //   drop S            drops it: "ok"
+  //   flip S P          flips a bit of page P of sequence S where it lies: "ok"
   //   published         waits until all is published: "ok"
   //   pool              "handles H held D demoted M failed F out O reclaimed R"
-  //   counters          "pool P published N verify V"
+  //   counters          "pool P published N verify V scrubbed S"
   std::string Do(const std::string& command);
   std::vector<float> OutputsOf(uint32_t seed) const;
 

@@ -70,6 +70,14 @@ class KeptHandles final : public PoolSession, public PoolLink {
     return absl::UnimplementedError("");
   }
   void ReleaseLater(std::span<const uint64_t>) override {}
+  absl::Status ReleaseAllBut(std::span<const uint64_t>) override { return absl::OkStatus(); }
+  absl::StatusOr<std::vector<std::optional<FragmentHeader>>> Headers(std::span<const uint64_t>,
+                                                                     Duration) override {
+    return absl::UnimplementedError("");
+  }
+  absl::Status Withdraw(std::span<const uint64_t>, std::span<const PageKey>, Duration) override {
+    return absl::UnimplementedError("");
+  }
   absl::Status Demoted(std::span<const uint64_t>) override { return absl::OkStatus(); }
   void Leave() override {}
 

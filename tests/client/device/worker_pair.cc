@@ -42,6 +42,7 @@ DeviceWorkerOptions SmallDevice() {
   options.sequences = 8;
   options.prompts = 4;
   options.load_pages = 64;
+  options.scrub_pages_per_second = 0;  // holds slots for a moment
   return options;
 }
 

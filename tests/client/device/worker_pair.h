@@ -22,7 +22,7 @@ inline constexpr Duration kPatience = std::chrono::seconds(60);
 WorkerOptions PairOptions();
 // Means of keys, by position, and of values, for these options' shapes; no other constants.
 RotationSet::Arrays RandomMeans(std::mt19937& random);
-// 128 pages, 8 sequences, 4 prompts, loads of 64 pages.
+// 128 pages, 8 sequences, 4 prompts, loads of 64 pages; nothing is scrubbed.
 DeviceWorkerOptions SmallDevice();
 
 // Both must succeed. `client` may be null.
