@@ -27,15 +27,19 @@ EvictCase::EvictCase(const EvictOptions& options)
   Upload();
 }
 
-void EvictCase::Run(int windows_max) {
+void EvictCase::FillTiles() {
   tiles_.Fill(0xff);
   sums_.Fill(0xff);
+}
+
+void EvictCase::Run(int windows_max) {
+  FillTiles();
   status_.Upload(std::vector<uint32_t>(o_.windows, 0));
   EvictParams p = Params();
   p.windows_max = windows_max;
   ASSERT_CUDA(EvictWindows(p, nullptr, o_.limits));
   ASSERT_CUDA(cudaDeviceSynchronize());
-  device_tiles_ = tiles_.Download<uint8_t>();
+  DownloadTiles();
 }
 
 EvictParams EvictCase::Params() const {

@@ -43,6 +43,10 @@ class EvictCase {
 
   // Evicts the windows by a grid for `windows_max` of them.
   void Run(int windows_max);
+  // What Run does before and after the launch: bytes that nobody wrote are 0xff; tiles() are those
+  // on the device.
+  void FillTiles();
+  void DownloadTiles() { device_tiles_ = tiles_.Download<uint8_t>(); }
   EvictParams Params() const;
 
   // The rows of one tile in order: K, then V.
