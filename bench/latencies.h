@@ -15,6 +15,10 @@ double ToSeconds(Duration duration);
 class Latencies {
  public:
   void Add(Duration duration) { microseconds_.push_back(ToMicroseconds(duration)); }
+  void Add(const Latencies& others) {
+    microseconds_.insert(microseconds_.end(), others.microseconds_.begin(),
+                         others.microseconds_.end());
+  }
   size_t count() const { return microseconds_.size(); }
 
   // The least value that `share` (0 to 1) of the operations did not exceed; 0 without operations.

@@ -19,6 +19,7 @@
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
 #include "tests/fault/pool_worker.h"
+#include "tests/fault/socket_proxy.h"
 #include "tests/fault/tenants.h"
 
 namespace crumb::fault {
@@ -479,6 +480,52 @@ TEST_F(TenantPoolsTest, WorkersGiveTheirPoolToTheNextCrumbd) {
   PoolWorker fresh(OptionsOf("one", "fresh"));
   ASSERT_EQ(fresh.Do("wait 4"), "ok");
   EXPECT_EQ(fresh.Do("acquire 0 6"), "hits 6 device 6 right 6");
+}
+
+// crumbd's answer with slots is lost, and the connection with it: the process has another one soon,
+// and others are given those slots while it lives.
+TEST_F(DevicePoolsTest, SlotsOfALostAnswerAreFreeForOthers) {
+  const TemporaryFolder before_it;
+  std::filesystem::create_symlink(folder_.path() + "/crumbd.fd.sock",
+                                  before_it.path() + "/crumbd.fd.sock");
+  SocketProxy proxy(before_it.path() + "/crumbd.sock", folder_.path() + "/crumbd.sock");
+  const auto memory = client::DeviceMemory::OpenHost({.name = "lost-answers"});
+  const auto open_pool = [&](client::Client& client) {
+    return client::DevicePool::Open({.slot_bytes = kSlotBytes,
+                                     .handle_bytes = 2 << 20,
+                                     .bytes_max = 2 << 20,
+                                     .range_bytes = uint64_t{1} << 30,
+                                     .blank_slots = 2},
+                                    *memory, client)
+        .value();
+  };
+  client::ClientOptions options;
+  options.socket_dir = before_it.path();
+  options.backoff_min = std::chrono::milliseconds(5);
+  options.backoff_max = std::chrono::milliseconds(50);
+  const auto client = client::Client::Open(options).value();
+  ASSERT_TRUE(client->WaitConnected(std::chrono::seconds(20)));
+  const auto pool = open_pool(*client);
+  ASSERT_TRUE(pool->WaitBlank(2, std::chrono::seconds(60)));
+  const auto used = pool->TakeBlank();
+  ASSERT_NE(used, nullptr);
+  ASSERT_TRUE(pool->WaitBlank(1, std::chrono::seconds(60)));
+  proxy.SwallowAnswers();
+  // It is granted: what is missing afterwards are these.
+  pool->Reserve(kSlotsPerHandle / 2, std::chrono::seconds(2));
+  const auto other_client = Connect(folder_.path(), "other").value();
+  const auto other = open_pool(*other_client);
+  ASSERT_TRUE(other->WaitBlank(1, std::chrono::seconds(60)));
+  EXPECT_LT(other->Reserve(kSlotsPerHandle, std::chrono::seconds(20)).size(),
+            static_cast<size_t>(kSlotsPerHandle / 2 + 4));
+  proxy.Cut();
+  // All but the one in use and the blank ones of the first pool.
+  EXPECT_TRUE(Eventually([&] {
+    return other->Reserve(kSlotsPerHandle, std::chrono::seconds(20)).size() >=
+           static_cast<size_t>(kSlotsPerHandle - 5);
+  }));
+  EXPECT_NE(pool->id(), client::PoolId());
+  EXPECT_EQ(pool->stats().held_slots, 1u);
 }
 
 }  // namespace
