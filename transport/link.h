@@ -18,7 +18,7 @@
 namespace crumb::transport {
 
 // A way to one peer. Destroying it closes it by force: frames that were not sent are dropped, pulls
-// under way end with an error, and neither calls the engine back.
+// under way end with an error, and neither calls the protocol back.
 class Link {
  public:
   virtual ~Link() = default;

@@ -9,7 +9,7 @@
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "common/thread.h"
-#include "transport/engine.h"
+#include "transport/protocol.h"
 
 namespace crumb::transport {
 namespace {
@@ -43,8 +43,8 @@ LoopbackNetwork::Frame Flatten(const OutgoingFrame& frame) {
 // One end of a way: what the other end may post to, from another thread.
 struct LoopbackEnd {
   std::shared_ptr<Inbox> inbox;
-  Engine* engine = nullptr;  // touched in the inbox's tasks only
-  Link* link = nullptr;      // null after it was destroyed; likewise
+  Protocol* protocol = nullptr;  // touched in the inbox's tasks only
+  Link* link = nullptr;          // null after it was destroyed; likewise
 };
 
 class LoopbackNetwork::State {
@@ -111,7 +111,8 @@ class LoopbackNetwork::LoopbackLink final : public Link {
     here_->link = nullptr;
     there_->inbox->Post([there = there_] {
       if (there->link == nullptr) return;
-      there->engine->OnDown(there->link, absl::UnavailableError("the peer closed the connection"));
+      there->protocol->OnDown(there->link,
+                              absl::UnavailableError("the peer closed the connection"));
     });
   }
 
@@ -121,7 +122,7 @@ class LoopbackNetwork::LoopbackLink final : public Link {
       there_->inbox->Post([there = there_, flat = std::move(flat)] {
         if (there->link == nullptr) return;
         BytesArrival arrival(flat.body);
-        there->engine->OnFrame(there->link, flat.header, arrival);
+        there->protocol->OnFrame(there->link, flat.header, arrival);
       });
     }
     keep.reset();
@@ -141,7 +142,7 @@ class LoopbackNetwork::LoopbackTransport final : public Transport, private LinkM
  public:
   LoopbackTransport(std::shared_ptr<State> state, TransportOptions options, FragmentSource* source)
       : state_(std::move(state)),
-        engine_(std::move(options), source, *this, Clock::Real(), [this] { Wake(); }) {}
+        protocol_(std::move(options), source, *this, Clock::Real(), [this] { Wake(); }) {}
   ~LoopbackTransport() override { Stop(); }
 
   absl::Status Start(const std::string& listen) {
@@ -155,22 +156,22 @@ class LoopbackNetwork::LoopbackTransport final : public Transport, private LinkM
   std::string address() const override { return address_; }
   absl::StatusOr<FetchId> Fetch(const std::string& address, FetchRequest request,
                                 FetchDone done) override {
-    return engine_.Fetch(address, std::move(request), std::move(done));
+    return protocol_.Fetch(address, std::move(request), std::move(done));
   }
-  void Cancel(FetchId fetch) override { engine_.Cancel(fetch); }
-  void Connect(const std::string& address) override { engine_.Connect(address); }
-  void Disconnect(const std::string& address) override { engine_.Disconnect(address); }
+  void Cancel(FetchId fetch) override { protocol_.Cancel(fetch); }
+  void Connect(const std::string& address) override { protocol_.Connect(address); }
+  void Disconnect(const std::string& address) override { protocol_.Disconnect(address); }
   absl::StatusOr<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte>) override {
     return std::make_unique<RegisteredMemory>();
   }
-  TransportStats stats() const override { return engine_.stats(); }
+  TransportStats stats() const override { return protocol_.stats(); }
   std::string Describe() const override { return "loopback"; }
   void Stop() override;
 
  private:
   absl::StatusOr<std::unique_ptr<Link>> MakeLink(const std::string& address) override;
   std::shared_ptr<LoopbackEnd> MakeEnd() {
-    return std::make_shared<LoopbackEnd>(LoopbackEnd{engine_.inbox(), &engine_, nullptr});
+    return std::make_shared<LoopbackEnd>(LoopbackEnd{protocol_.inbox(), &protocol_, nullptr});
   }
   void Run();
   void WaitUntil(TimePoint until);
@@ -182,7 +183,7 @@ class LoopbackNetwork::LoopbackTransport final : public Transport, private LinkM
 
   const std::shared_ptr<State> state_;
   std::string address_;
-  Engine engine_;
+  Protocol protocol_;
   std::atomic<bool> stopping_{false};
   Mutex mutex_;
   CondVar wake_;
@@ -197,7 +198,7 @@ absl::StatusOr<std::unique_ptr<Link>> LoopbackNetwork::LoopbackTransport::MakeLi
   const bool found = state_->Visit(address, [&](LoopbackTransport& peer) {
     there = peer.MakeEnd();
     there->inbox->Post([state = state_, here, there, name = address_] {
-      there->engine->OnAccepted(std::make_unique<LoopbackLink>(state, there, here), name);
+      there->protocol->OnAccepted(std::make_unique<LoopbackLink>(state, there, here), name);
     });
   });
   if (!found) return absl::UnavailableError("nobody listens at " + address);
@@ -218,11 +219,11 @@ void LoopbackNetwork::LoopbackTransport::WaitUntil(TimePoint until) {
 
 void LoopbackNetwork::LoopbackTransport::Run() {
   while (!stopping_.load()) {
-    if (engine_.Step() || !engine_.inbox()->Sleep()) continue;
-    WaitUntil(engine_.NextTimer());
-    engine_.inbox()->Awake();
+    if (protocol_.Step() || !protocol_.inbox()->Sleep()) continue;
+    WaitUntil(protocol_.NextTimer());
+    protocol_.inbox()->Awake();
   }
-  engine_.Shutdown();
+  protocol_.Shutdown();
 }
 
 void LoopbackNetwork::LoopbackTransport::Stop() {

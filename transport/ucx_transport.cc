@@ -15,8 +15,8 @@
 #include "common/status_macros.h"
 #include "common/thread.h"
 #include "common/unique_fd.h"
-#include "transport/engine.h"
 #include "transport/poll_time.h"
+#include "transport/protocol.h"
 #include "transport/ucx_status.h"
 #include "transport/ucx_worker.h"
 
@@ -41,7 +41,7 @@ class UcxTransport final : public Transport, private LinkMaker {
  public:
   UcxTransport(const TransportOptions& options, FragmentSource* source, FrameVersions speaks)
       : options_(options),
-        engine_(
+        protocol_(
             options, source, *this, Clock::Real(), [this] { Wake(); }, speaks),
         poll_(options.poll_for) {}
   ~UcxTransport() override { Stop(); }
@@ -51,13 +51,13 @@ class UcxTransport final : public Transport, private LinkMaker {
   std::string address() const override { return address_; }
   absl::StatusOr<FetchId> Fetch(const std::string& address, FetchRequest request,
                                 FetchDone done) override {
-    return engine_.Fetch(address, std::move(request), std::move(done));
+    return protocol_.Fetch(address, std::move(request), std::move(done));
   }
-  void Cancel(FetchId fetch) override { engine_.Cancel(fetch); }
-  void Connect(const std::string& address) override { engine_.Connect(address); }
-  void Disconnect(const std::string& address) override { engine_.Disconnect(address); }
+  void Cancel(FetchId fetch) override { protocol_.Cancel(fetch); }
+  void Connect(const std::string& address) override { protocol_.Connect(address); }
+  void Disconnect(const std::string& address) override { protocol_.Disconnect(address); }
   absl::StatusOr<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte> memory) override;
-  TransportStats stats() const override { return engine_.stats(); }
+  TransportStats stats() const override { return protocol_.stats(); }
   std::string Describe() const override { return context_->description(); }
   void Stop() override;
 
@@ -74,7 +74,7 @@ class UcxTransport final : public Transport, private LinkMaker {
   void Sleep();
 
   const TransportOptions options_;
-  Engine engine_;
+  Protocol protocol_;
   std::shared_ptr<UcxContext> context_;
   std::unique_ptr<UcxWorker> worker_;
   std::string address_;
@@ -98,7 +98,7 @@ absl::Status UcxTransport::Start() {
   epoll_ = UniqueFd(::epoll_create1(EPOLL_CLOEXEC));
   if (!wake_.valid() || !epoll_.valid()) return ErrnoStatus(errno, "eventfd or epoll");
   CRUMB_ASSIGN_OR_RETURN(context_, UcxContext::Create(options_));
-  CRUMB_ASSIGN_OR_RETURN(worker_, UcxWorker::Create(context_, options_, engine_));
+  CRUMB_ASSIGN_OR_RETURN(worker_, UcxWorker::Create(context_, options_, protocol_));
   address_ = worker_->address();
   CRUMB_RETURN_IF_ERROR(Watch(wake_.get()));
   CRUMB_RETURN_IF_ERROR(Watch(worker_->event_fd()));
@@ -110,23 +110,23 @@ void UcxTransport::Run() {
   TimePoint busy_until{};
   while (!stopping_.load(std::memory_order_relaxed)) {
     const bool moved = worker_->Progress();
-    if (engine_.Step() || moved) {
+    if (protocol_.Step() || moved) {
       busy_until = Clock::Real().Now() + poll_.now();
-    } else if (!engine_.Expecting() || Clock::Real().Now() >= busy_until) {
+    } else if (!protocol_.Expecting() || Clock::Real().Now() >= busy_until) {
       Sleep();
     }
   }
-  engine_.Shutdown();
+  protocol_.Shutdown();
   worker_.reset();
 }
 
 void UcxTransport::Sleep() {
-  if (!engine_.inbox()->Sleep()) return;
-  const bool expecting = engine_.Expecting();
+  if (!protocol_.inbox()->Sleep()) return;
+  const bool expecting = protocol_.Expecting();
   const TimePoint began = Clock::Real().Now();
   if (worker_->Arm()) {
     int timeout_ms = -1;
-    if (const TimePoint next = engine_.NextTimer(); next != TimePoint::max()) {
+    if (const TimePoint next = protocol_.NextTimer(); next != TimePoint::max()) {
       const auto left = std::chrono::ceil<std::chrono::milliseconds>(next - Clock::Real().Now());
       timeout_ms =
           static_cast<int>(std::clamp<int64_t>(left.count(), 0, std::numeric_limits<int>::max()));
@@ -138,7 +138,7 @@ void UcxTransport::Sleep() {
     uint64_t ignored = 0;
     (void)!::read(wake_.get(), &ignored, sizeof(ignored));
   }
-  engine_.inbox()->Awake();
+  protocol_.inbox()->Awake();
   if (expecting) poll_.NoteSleep(Clock::Real().Now() - began);
 }
 

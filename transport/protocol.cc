@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/engine.h"
+#include "transport/protocol.h"
 
 #include <sys/random.h>
 
@@ -28,8 +28,8 @@ std::span<const std::byte> BodyOf(const Arrival& arrival) {
 
 }  // namespace
 
-Engine::Engine(TransportOptions options, FragmentSource* source, LinkMaker& links,
-               const Clock& clock, std::function<void()> wake, FrameVersions speaks)
+Protocol::Protocol(TransportOptions options, FragmentSource* source, LinkMaker& links,
+                   const Clock& clock, std::function<void()> wake, FrameVersions speaks)
     : options_(std::move(options)),
       speaks_(speaks),
       clock_(clock),
@@ -38,8 +38,8 @@ Engine::Engine(TransportOptions options, FragmentSource* source, LinkMaker& link
       requester_({options_, counters_, timers_, clock_, *this}),
       responder_({options_, counters_, timers_, clock_, *this, source, inbox_}) {}
 
-absl::StatusOr<FetchId> Engine::Fetch(const std::string& address, FetchRequest request,
-                                      FetchDone done) {
+absl::StatusOr<FetchId> Protocol::Fetch(const std::string& address, FetchRequest request,
+                                        FetchDone done) {
   CRUMB_RETURN_IF_ERROR(
       IncomingFetch::Check(request, static_cast<size_t>(options_.fetch_pages_max)));
   if (counters_.fetches_in_flight.fetch_add(1) >= static_cast<uint64_t>(options_.fetches_max)) {
@@ -61,19 +61,19 @@ absl::StatusOr<FetchId> Engine::Fetch(const std::string& address, FetchRequest r
   return id;
 }
 
-void Engine::Cancel(FetchId fetch) {
+void Protocol::Cancel(FetchId fetch) {
   inbox_->Post([this, fetch] { requester_.Cancel(fetch); });
 }
 
-void Engine::Connect(const std::string& address) {
+void Protocol::Connect(const std::string& address) {
   inbox_->Post([this, address] { requester_.Connect(address); });
 }
 
-void Engine::Disconnect(const std::string& address) {
+void Protocol::Disconnect(const std::string& address) {
   inbox_->Post([this, address] { requester_.Disconnect(address); });
 }
 
-bool Engine::Step() {
+bool Protocol::Step() {
   broken_.clear();
   bool did = false;
   for (Inbox::Task& task : inbox_->Take()) {
@@ -84,7 +84,7 @@ bool Engine::Step() {
   return requester_.RunFinished() || did || !broken_.empty();
 }
 
-void Engine::Shutdown() {
+void Protocol::Shutdown() {
   inbox_->Close();
   for (Inbox::Task& task : inbox_->Take()) task();
   requester_.Stop();
@@ -96,8 +96,8 @@ void Engine::Shutdown() {
   timers_.Clear();
 }
 
-absl::StatusOr<Connection*> Engine::Add(std::unique_ptr<Link> link, const std::string& address,
-                                        bool ours) {
+absl::StatusOr<Connection*> Protocol::Add(std::unique_ptr<Link> link, const std::string& address,
+                                          bool ours) {
   CRUMB_ASSIGN_OR_RETURN(const uint64_t id, RandomNumber());
   auto connection = std::make_unique<Connection>();
   connection->id = id;
@@ -118,7 +118,7 @@ absl::StatusOr<Connection*> Engine::Add(std::unique_ptr<Link> link, const std::s
   return raw;
 }
 
-absl::StatusOr<Connection*> Engine::Open(const std::string& address) {
+absl::StatusOr<Connection*> Protocol::Open(const std::string& address) {
   if (connections_.size() >= static_cast<size_t>(options_.connections_max)) {
     counters_.connections_refused.Add();
     return absl::ResourceExhaustedError("transport.connections_max connections are open");
@@ -129,7 +129,7 @@ absl::StatusOr<Connection*> Engine::Open(const std::string& address) {
   return connection;
 }
 
-void Engine::OnAccepted(std::unique_ptr<Link> link, const std::string& address) {
+void Protocol::OnAccepted(std::unique_ptr<Link> link, const std::string& address) {
   if (connections_.size() >= static_cast<size_t>(options_.connections_max)) {
     counters_.connections_refused.Add();
     return;
@@ -138,12 +138,12 @@ void Engine::OnAccepted(std::unique_ptr<Link> link, const std::string& address) 
   if (!added.ok()) LogWarning("peer {}: {}", address, std::string(added.status().message()));
 }
 
-Connection* Engine::Find(uint64_t connection) {
+Connection* Protocol::Find(uint64_t connection) {
   const auto found = connections_.find(connection);
   return found == connections_.end() ? nullptr : found->second.get();
 }
 
-void Engine::Break(Connection& connection, const absl::Status& why) {
+void Protocol::Break(Connection& connection, const absl::Status& why) {
   const auto found = connections_.find(connection.id);
   if (found == connections_.end()) return;
   broken_.push_back(std::move(found->second));
@@ -156,7 +156,7 @@ void Engine::Break(Connection& connection, const absl::Status& why) {
   if (connection.ours) requester_.OnDown(connection, why);
 }
 
-void Engine::OnDown(Link* link, const absl::Status& status) {
+void Protocol::OnDown(Link* link, const absl::Status& status) {
   const auto found = by_link_.find(link);
   if (found == by_link_.end()) return;
   Connection& connection = *connections_.at(found->second);
@@ -170,14 +170,14 @@ void Engine::OnDown(Link* link, const absl::Status& status) {
   Break(connection, status);
 }
 
-Hello Engine::OwnHello() const {
+Hello Protocol::OwnHello() const {
   Hello hello;
   hello.version_min = speaks_.min;
   hello.version_max = speaks_.max;
   return hello;
 }
 
-void Engine::SendHello(Connection& connection) {
+void Protocol::SendHello(Connection& connection) {
   Hello hello = OwnHello();
   hello.connection = connection.id;
   OutgoingFrame frame;
@@ -190,8 +190,8 @@ void Engine::SendHello(Connection& connection) {
   connection.theirs = theirs;
 }
 
-absl::Status Engine::OnHello(Connection& connection, const FrameHeader& header,
-                             const Arrival& arrival) {
+absl::Status Protocol::OnHello(Connection& connection, const FrameHeader& header,
+                               const Arrival& arrival) {
   if (connection.phase != Connection::Phase::kHello) return absl::DataLossError("a second hello");
   CRUMB_RETURN_IF_ERROR(CheckBody(header, BodyOf(arrival)));
   CRUMB_ASSIGN_OR_RETURN(const Hello hello, DecodeHello(BodyOf(arrival)));
@@ -212,16 +212,16 @@ absl::Status Engine::OnHello(Connection& connection, const FrameHeader& header,
 }
 
 // Who connected hangs up first: it knows whether it is about to ask for something.
-Duration Engine::IdleLimit(const Connection& connection) const {
+Duration Protocol::IdleLimit(const Connection& connection) const {
   return connection.ours ? options_.idle_connection : 2 * options_.idle_connection;
 }
 
-void Engine::WatchIdle(Connection& connection) {
+void Protocol::WatchIdle(Connection& connection) {
   connection.timer = timers_.Add(connection.used + IdleLimit(connection),
                                  [this, id = connection.id] { OnIdleTimer(id); });
 }
 
-void Engine::OnIdleTimer(uint64_t id) {
+void Protocol::OnIdleTimer(uint64_t id) {
   Connection* connection = Find(id);
   if (connection == nullptr) return;
   if (!connection->fetches.empty() || !connection->serves.empty()) connection->used = clock_.Now();
@@ -229,7 +229,8 @@ void Engine::OnIdleTimer(uint64_t id) {
   Break(*connection, absl::UnavailableError("closed after idle_connection"));
 }
 
-absl::Status Engine::Dispatch(Connection& connection, const FrameHeader& header, Arrival& arrival) {
+absl::Status Protocol::Dispatch(Connection& connection, const FrameHeader& header,
+                                Arrival& arrival) {
   if (header.type == FrameType::kHello) return OnHello(connection, header, arrival);
   if (connection.phase != Connection::Phase::kUp || header.version != connection.version) {
     return absl::DataLossError("a frame of another version than was agreed");
@@ -246,7 +247,7 @@ absl::Status Engine::Dispatch(Connection& connection, const FrameHeader& header,
   return absl::OkStatus();
 }
 
-void Engine::OnFrame(Link* link, std::span<const std::byte> bytes, Arrival& arrival) {
+void Protocol::OnFrame(Link* link, std::span<const std::byte> bytes, Arrival& arrival) {
   const absl::StatusOr<FrameHeader> header = DecodeFrameHeader(bytes);
   uint64_t id = header.ok() ? header->connection : 0;
   // Only a hello, which has no number yet, and what is damaged go by the link.

@@ -25,11 +25,11 @@ namespace crumb::transport {
 // The protocol over whatever carries frames: connections and their hellos, dispatch to requester
 // and responder. A progress thread drives it with Step; calls of other threads come through the
 // inbox.
-class Engine final : public LinkEvents, private ConnectionHost {
+class Protocol final : public LinkEvents, private ConnectionHost {
  public:
   // `wake` ends the progress thread's sleep. `source` may be null.
-  Engine(TransportOptions options, FragmentSource* source, LinkMaker& links, const Clock& clock,
-         std::function<void()> wake, FrameVersions speaks = {});
+  Protocol(TransportOptions options, FragmentSource* source, LinkMaker& links, const Clock& clock,
+           std::function<void()> wake, FrameVersions speaks = {});
 
   // Any thread; as Transport says.
   absl::StatusOr<FetchId> Fetch(const std::string& address, FetchRequest request, FetchDone done);
