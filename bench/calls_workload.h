@@ -27,6 +27,7 @@ struct CallsRow {
   int pages = 0;
   int beside_pages = 0;
   size_t calls = 0;  // of `clients`
+  size_t busy = 0;   // besides: too many leases of the caller's had not gone back yet
   double calls_per_second = 0;
   double p50_us = 0, p99_us = 0, max_us = 0;  // of one call, without the release
 };

@@ -8,15 +8,15 @@ namespace crumb::bench {
 namespace {
 
 constexpr Duration kConnectWait = std::chrono::seconds(5);
-constexpr uint64_t kStagingBytes = 128 << 20;
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<client::Client>> ConnectTo(const std::string& socket_dir) {
+absl::StatusOr<std::unique_ptr<client::Client>> ConnectTo(const std::string& socket_dir,
+                                                          uint64_t staging_bytes) {
   client::ClientOptions options;
   options.socket_dir = socket_dir;
   options.process_name = "crumb-bench";
-  options.staging_bytes = kStagingBytes;
+  options.staging_bytes = staging_bytes;
   CRUMB_ASSIGN_OR_RETURN(auto client, client::Client::Open(options));
   if (client->WaitConnected(kConnectWait)) return client;
   return absl::UnavailableError("no crumbd answers in " + socket_dir);
