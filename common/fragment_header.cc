@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/fragment_header.h"
 
+#include <algorithm>
+#include <span>
 #include <string>
 
 #include "common/crc32c.h"
@@ -93,7 +95,7 @@ void EncodeFragmentHeader(const FragmentHeader& header, std::span<std::byte> out
   StoreLittle(to + 134, header.range.heads.end);
   StoreLittle(to + 136, static_cast<uint32_t>(header.tile_sums.size()));
   StoreLittle(to + 140, header.position);
-  std::memcpy(to + kSumsOffset, header.tile_sums.data(), 4 * header.tile_sums.size());
+  std::ranges::copy(std::as_bytes(std::span(header.tile_sums)), to + kSumsOffset);
   StoreLittle(to + out.size() - 4, Crc32c(out.first(out.size() - 4)));
 }
 

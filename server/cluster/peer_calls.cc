@@ -18,7 +18,8 @@ constexpr auto kWaitMax = std::chrono::seconds(60);
 constexpr int kAnswerShare = 8;
 
 absl::StatusOr<std::vector<PageKey>> KeysOf(const std::string& bytes, size_t keys_max) {
-  if (bytes.size() % sizeof(PageKey) != 0 || bytes.size() / sizeof(PageKey) > keys_max) {
+  if (bytes.empty() || bytes.size() % sizeof(PageKey) != 0 ||
+      bytes.size() / sizeof(PageKey) > keys_max) {
     return absl::InvalidArgumentError(
         fmt::format("{} bytes are no page keys, or more than {}", bytes.size(), keys_max));
   }

@@ -50,6 +50,12 @@ TEST(FragmentHeaderTest, RoundTrip) {
   EXPECT_EQ(*decoded, header);
 }
 
+TEST(FragmentHeaderTest, OneOfNoTilesIsWrittenAndRefused) {
+  const auto bytes = Encoded(FragmentHeader());
+  EXPECT_EQ(bytes.size(), FragmentHeaderBytes(0));
+  EXPECT_EQ(DecodeFragmentHeader(bytes).status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST(FragmentHeaderTest, AViewReadsTheSumsWhereTheyLie) {
   FragmentHeader header = Example();
   auto bytes = Encoded(header);

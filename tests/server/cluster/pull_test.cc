@@ -190,6 +190,28 @@ class PullTest : public CallFixture {
     return sum;
   }
 
+  // What this node answers its peers with: at most 64 keys a call.
+  PeerCallContext PeerCalls() {
+    return {Clock::Real(),
+            store_,
+            *keyspaces_,
+            peers_,
+            grants_,
+            leases_,
+            reader_,
+            counts_,
+            std::chrono::seconds(10),
+            64,
+            [] {
+              v1::NodeRecord self;
+              self.set_id("self");
+              self.set_wire_max(kWireMax);
+              return self;
+            },
+            {},
+            {}};
+  }
+
   std::vector<std::shared_ptr<FakePeer>> fakes_;
   Executor steps_;
   storage::DeadlineTimer timer_;
@@ -197,6 +219,8 @@ class PullTest : public CallFixture {
   PageFlights flights_;
   ClusterMetrics counts_;
   std::atomic<int> heard_{0};
+  PeerSessions grants_{4};
+  PeerLeases leases_{store_, Clock::Real(), 4, std::chrono::seconds(10)};
   RemoteReader reader_{{store_, peers_, flights_, timer_, steps_, Clock::Real(), counts_, 1024,
                         [this](const std::string&) { ++heard_; }},
                        4};
@@ -363,26 +387,7 @@ TEST_F(PullTest, OverTheBoundIsAMissAtOnce) {
 TEST_F(PullTest, AHomeSaysWhichOfferedPagesItDidNotTakeAndWhy) {
   Store(Key(1));
   fakes_[0]->corrupt = Key(2);
-  PeerSessions grants(4);
-  PeerLeases leases(store_, Clock::Real(), 4, std::chrono::seconds(10));
-  const PeerCallContext context{Clock::Real(),
-                                store_,
-                                *keyspaces_,
-                                peers_,
-                                grants,
-                                leases,
-                                reader_,
-                                counts_,
-                                std::chrono::seconds(10),
-                                64,
-                                [] {
-                                  v1::NodeRecord self;
-                                  self.set_id("self");
-                                  self.set_wire_max(kWireMax);
-                                  return self;
-                                },
-                                {},
-                                {}};
+  const PeerCallContext context = PeerCalls();
   v1::PeerPushRequest request;
   request.mutable_caller()->set_node("peer-0");
   request.mutable_caller()->set_wire_version(kWireMax);
@@ -411,6 +416,52 @@ TEST_F(PullTest, AHomeSaysWhichOfferedPagesItDidNotTakeAndWhy) {
   PeerPush(context, request, Clock::Real().Now() + std::chrono::seconds(30), &response,
            [&](const absl::Status& status) { refused.set_value(status); });
   EXPECT_TRUE(absl::IsAborted(refused.get_future().get()));
+}
+
+// Of them a message would hold any number.
+TEST_F(PullTest, PeersThatNameNoPageAreRefused) {
+  const PeerCallContext context = PeerCalls();
+  const TimePoint deadline = Clock::Real().Now() + std::chrono::seconds(30);
+  std::vector<absl::Status> answers;
+  const PeerDone done = [&](const absl::Status& status) { answers.push_back(status); };
+  const std::string keyspace(keyspace_->id.view());
+  v1::PeerCaller caller;
+  caller.set_node("peer-0");
+  caller.set_wire_version(kWireMax);
+  v1::TileRange range;
+  range.set_layer_end(static_cast<uint32_t>(kGeometry.layers));
+  range.set_head_end(static_cast<uint32_t>(kGeometry.kv_heads));
+
+  v1::PeerAcquireRequest acquire;
+  *acquire.mutable_caller() = caller;
+  acquire.set_keyspace(keyspace);
+  acquire.set_generation(keyspace_->generation.load());
+  *acquire.mutable_range() = range;
+  v1::PeerAcquireResponse acquired;
+  PeerAcquire(context, acquire, deadline, &acquired, done);
+  EXPECT_TRUE(answers.back().ok());  // asks for a session
+  acquire.add_runs(Keys(0, 1));
+  acquire.add_runs("");
+  PeerAcquire(context, acquire, deadline, &acquired, done);
+  EXPECT_TRUE(absl::IsInvalidArgument(answers.back()));
+
+  v1::PeerPushRequest push;
+  *push.mutable_caller() = caller;
+  push.mutable_keyspace()->set_keyspace(keyspace);
+  *push.mutable_range() = range;
+  push.set_session(std::string(16, 's'));
+  v1::PeerPushResponse pushed;
+  PeerPush(context, push, deadline, &pushed, done);
+  EXPECT_TRUE(absl::IsInvalidArgument(answers.back()));
+  EXPECT_EQ(answers.size(), 3u);
+
+  v1::PeerReadRequest read;
+  read.set_session(std::string(16, 's'));
+  read.set_keyspace(keyspace);
+  *read.mutable_range() = range;
+  EXPECT_TRUE(absl::IsInvalidArgument(SourceRequestOf(context, read, deadline).status()));
+  read.set_keys(Keys(0, 1));
+  EXPECT_TRUE(SourceRequestOf(context, read, deadline).ok());
 }
 
 TEST_F(PullTest, FindTellsWhoHasWhatWithOneCallANodeAndMovesNothing) {
