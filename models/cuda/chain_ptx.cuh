@@ -23,6 +23,13 @@ __device__ __forceinline__ uint32_t LoadAcquire(const uint32_t* p) {
   return x;
 }
 
+// The multiprocessor's clock.
+__device__ __forceinline__ uint32_t Cycles() {
+  uint32_t cycles;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(cycles)::"memory");
+  return cycles;
+}
+
 // WaitBarrier that may give up: whether the phase of this parity is over.
 __device__ __forceinline__ bool TryWaitBarrier(uint32_t barrier, uint32_t parity) {
   uint32_t over;

@@ -26,6 +26,8 @@ constexpr int kStreamWarps = 4;  // that ask for weights
 constexpr int kBlockThreads = kThreads + 32 * kStreamWarps;
 constexpr int kVector = 8;
 constexpr int kNormVectors = 2;  // of a thread
+constexpr int kAhead = 3;        // pieces of a block that are on their way
+constexpr int kAheadPaced = 4;   // the same where it asks at a pace
 constexpr int kSlotsMin = 3;
 constexpr int kSlotsMax = 10;
 
@@ -46,6 +48,8 @@ struct KernelParams {
   ProductChain chain;
   Division divisions[kChainProductsMax];
   uint32_t blocks_reciprocal;  // 2^32 / blocks, rounded up
+  uint32_t pace;               // cycles of a block from byte to byte, in 1/65536; 0: as they come
+  int ahead;                   // pieces of a block that are on their way
   int slots;
   int x_stride;  // bytes
 };
@@ -90,13 +94,12 @@ static_assert(sizeof(SharedState<4>) == sizeof(SharedState<1>) + 3 * kStateRowBy
 
 #if __CUDA_ARCH__ >= 900
 
-constexpr int kAhead = 3;                                // pieces of a block that are on their way
-constexpr int kAheadWaiting = 2;                         // the same while blocks wait for rows
+constexpr int kAheadWaiting = 2;                         // pieces on their way while blocks wait
+constexpr int kPaceBurst = 2000;                         // cycles that may be made good
 constexpr int kSteps = kPieceMax / kStep / kGroupWarps;  // of a warp
 constexpr int kConsumers = 1;                            // barrier of the warps that multiply
 constexpr int kTileSums = 2;                             // barriers of open tiles
 static_assert(kTileSums + kOpenTiles <= 16);
-static_assert(kAhead <= kSlotsMin, "a slot is not filled again before it was seen to land");
 
 __device__ __forceinline__ Share ShareOf(const KernelParams& k, int index) {
   const Division& d = k.divisions[index];
@@ -151,18 +154,20 @@ class Ring {
 // One of kStreamWarps warps, which take a block's pieces in turn.
 class Stream {
  public:
-  __device__ __forceinline__ Stream(const ProductChain& chain, const Share* shares, Ring ring,
-                                    volatile int* asked, int slots, int warp)
-      : chain_(chain),
+  __device__ __forceinline__ Stream(const KernelParams& k, const Share* shares, Ring ring,
+                                    volatile int* asked, int warp)
+      : chain_(k.chain),
         shares_(shares),
         asked_(asked),
         ring_(ring),
         landed_(ring),
-        slots_(slots),
-        warp_(warp) {
+        slots_(k.slots),
+        warp_(warp),
+        pace_(k.pace),
+        due_(ptx::Cycles()) {
     // A group that waits for a slot must know that what it held before has landed: that was its
     // own piece, or one that was seen to land before the group's last one was asked for.
-    most_ = slots % kGroups == 0 ? kAhead : min(kAhead, slots - kGroups);
+    most_ = min(k.ahead, slots_ % kGroups == 0 ? slots_ : slots_ - kGroups);
     ring_.Next(warp);
   }
 
@@ -180,6 +185,7 @@ class Stream {
         const int most = number < early ? min(kAheadWaiting, most_) : most_;
         for (; seen_ <= before + number - most; ++seen_) WaitLanded();
         ring_.WaitEmpty();
+        WaitUntilDue(share, tile, piece, chain_.products[index].output);
         if (ptx::Elect()) {
           asked_[ring_.at()] = before + number;
           Ask(chain_.products[index], share, tile, piece);
@@ -199,6 +205,22 @@ class Stream {
   __device__ __forceinline__ void WaitLanded() {
     while (!landed_.TryFull() && asked_[landed_.at()] <= seen_) continue;
     landed_.Next();
+  }
+
+  // Memory serves whom it likes: blocks that ask as fast as they can get ahead of others, for which
+  // all wait in the end.
+  __device__ __forceinline__ void WaitUntilDue(const Share& share, int tile, int piece,
+                                               ChainOutput output) {
+    if (pace_ == 0) return;
+    uint32_t now;
+    do {
+      now = ptx::Cycles();
+    } while (static_cast<int>(now - due_) < 0);
+    const uint32_t rows = share.Count(tile) * (output == ChainOutput::kGate ? 2 : 1);
+    const uint32_t bytes = 2 * kStep * share.Steps(piece) * rows;
+    // The other warps ask for as much in between.
+    due_ +=
+        max(static_cast<int>(now - due_) - kPaceBurst, 0) + (bytes * kStreamWarps * pace_ >> 16);
   }
 
   __device__ __forceinline__ void Ask(const ChainProduct& p, const Share& share, int tile,
@@ -229,6 +251,8 @@ class Stream {
   int slots_, warp_;
   int most_;      // pieces on their way
   int seen_ = 0;  // to land
+  uint32_t pace_;
+  uint32_t due_;  // the clock when this warp may ask again
 };
 
 template <int kRows>
@@ -519,7 +543,7 @@ __global__ void __launch_bounds__(kBlockThreads, 1)
   __syncthreads();
   const Ring ring(state->full, state->empty, shared, k.slots);
   if (threadIdx.x >= kThreads) {
-    Stream(k.chain, state->shares, ring, state->asked, k.slots, threadIdx.x / 32 - kWarps).Run();
+    Stream(k, state->shares, ring, state->asked, threadIdx.x / 32 - kWarps).Run();
   } else {
     Consumer<kRows>(k, state, x, ring).Run();
   }
@@ -530,6 +554,7 @@ struct Device {
   int major = 0;
   int processors = 0;
   int shared_bytes = 0;  // of a block
+  int clock_khz = 0, memory_khz = 0, bus_bits = 0;
 };
 
 cudaError_t Look(Device* d) {
@@ -541,6 +566,9 @@ cudaError_t Look(Device* d) {
   get(cudaDevAttrComputeCapabilityMajor, &d->major);
   get(cudaDevAttrMultiProcessorCount, &d->processors);
   get(cudaDevAttrMaxSharedMemoryPerBlockOptin, &d->shared_bytes);
+  get(cudaDevAttrClockRate, &d->clock_khz);
+  get(cudaDevAttrMemoryClockRate, &d->memory_khz);
+  get(cudaDevAttrGlobalMemoryBusWidth, &d->bus_bits);
   return error;
 }
 
@@ -548,6 +576,14 @@ bool ValidProduct(const ChainProduct& p) {
   const int most = p.norm_weight != nullptr ? kThreads * kNormVectors * kVector : 1 << 20;
   return p.inputs >= kStep && p.inputs % kStep == 0 && p.inputs <= most && p.outputs >= 1 &&
          (p.output != ChainOutput::kGate || p.outputs % 2 == 0);
+}
+
+// A block's part of 103 % of the memory's nominal rate; none where the driver does not tell it.
+uint32_t PaceOf(const Device& device) {
+  const double bytes = 1.03 * 2.0 * device.memory_khz * device.bus_bits / 8;
+  if (bytes <= 0 || device.clock_khz <= 0) return 0;
+  const double cycles = 1.0 * device.clock_khz * device.processors / bytes;
+  return static_cast<uint32_t>(65536.0 * std::min(cycles, 0.5));  // a piece's stay below 2^32
 }
 
 Division Divide(const ChainProduct& p, uint32_t blocks) {
@@ -574,6 +610,9 @@ bool LayOut(const ProductChain& chain, const Device& device, KernelParams* k) {
     k->x_stride = std::max(k->x_stride, XStride(chain.products[i].inputs));
     k->divisions[i] = Divide(chain.products[i], device.processors);
   }
+  // Several rows, and chains that end before their blocks have drawn apart, are slower by a pace.
+  k->pace = chain.rows == 1 && chain.count > 2 ? PaceOf(device) : 0;
+  k->ahead = k->pace > 0 ? kAheadPaced : kAhead;
   k->blocks_reciprocal = static_cast<uint32_t>(((uint64_t{1} << 32) - 1) / device.processors + 1);
   const int64_t room = device.shared_bytes - static_cast<int64_t>(sizeof(SharedState<1>)) -
                        (chain.rows - 1) * kStateRowBytes -
