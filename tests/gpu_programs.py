@@ -32,11 +32,13 @@ SECTION_SECONDS = {"checks": 150, "timings": 280, "sanitizers": 150}
 SECTION_SLOTS = 32
 CHECK_SECONDS = 200
 SANITIZER_SECONDS = 150
-# What takes longest comes first, each test by itself.
-LONG_TESTS = ("kernels_cuda_decode_test", "kernels_cuda_hazards_test",
-              "kernels_cuda_bf16_history_test", "kernels_cuda_prefill_test",
-              "kernels_cuda_evict_test")
-SHORT_PARTS = 4
+# What takes longest comes first, in many parts: not one for each test, as a process that begins
+# beside others takes seconds until it has its GPU.
+LONG_TESTS = {"kernels_cuda_decode_test": 40, "kernels_cuda_prefill_test": 16,
+              "kernels_cuda_hazards_test": 16, "kernels_cuda_evict_test": 16,
+              "kernels_cuda_bf16_history_test": 6}
+SHORT_PARTS = 3
+TWO_GPU_TESTS = ("client_cuda_pools_test",)
 
 # (file, program, seconds, arguments, GPUs)
 TIMINGS = (
@@ -66,7 +68,8 @@ class Job:
     command: list
     seconds: int
     environment: dict = dataclasses.field(default_factory=dict)
-    gpu: int = 0  # the first that it sees
+    gpus: int = 1  # that it sees
+    gpu: int = 0  # the first of them
     output: pathlib.Path = None  # of standard output, else it is in the log, too
     log: pathlib.Path = None
     code: int = None
@@ -93,8 +96,7 @@ class Machine:
         self.stopped = False
 
     def environment(self, job):
-        """All GPUs, the job's one first: who wants two takes the next."""
-        order = self.gpus[job.gpu:] + self.gpus[:job.gpu]
+        order = (self.gpus[job.gpu:] + self.gpus[:job.gpu])[:job.gpus]
         libraries = [str(self.programs / "lib"), os.environ.get("LD_LIBRARY_PATH", "")]
         return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(order),
                 "LD_LIBRARY_PATH": ":".join(x for x in libraries if x), **job.environment}
@@ -215,12 +217,12 @@ def may_lack(machine, reason):
     return bool(needs) and machine.capability < float(needs.group(1))
 
 
-def test_jobs(name, command, tests, parts, seconds):
+def test_jobs(name, command, tests, parts, seconds, gpus=1):
     """The parts of a program with GoogleTest's tests."""
     parts = max(1, min(tests, parts))
     for part in range(parts):
         shard = {"GTEST_TOTAL_SHARDS": str(parts), "GTEST_SHARD_INDEX": str(part)}
-        yield Job(f"{name}.{part}" if parts > 1 else name, name, command, seconds, shard)
+        yield Job(f"{name}.{part}" if parts > 1 else name, name, command, seconds, shard, gpus)
 
 
 def run_rows(machine, report, jobs, section, judge):
@@ -293,9 +295,9 @@ def checks(machine, report, options):
                 ["python3", "tests/client/c_api_test.py", "--build", str(machine.programs),
                  "CApiTest.test_device_program"], 200)]
     for program in programs:
-        count = tests[program.name]
-        parts = count if program.name in LONG_TESTS else SHORT_PARTS
-        jobs += test_jobs(program.name, [str(program)], count, parts, CHECK_SECONDS)
+        jobs += test_jobs(program.name, [str(program)], tests[program.name],
+                          LONG_TESTS.get(program.name, SHORT_PARTS), CHECK_SECONDS,
+                          2 if program.name in TWO_GPU_TESTS else 1)
 
     def judge(of_row):
         if of_row[0].row not in tests:
@@ -313,7 +315,7 @@ def timings(machine, report, options):
         file = machine.output / f"{name}.{'json' if options.commit else 'txt'}"
         json_arguments = ["--json", "--commit", options.commit] if options.commit else []
         job = Job(name, name, [str(machine.programs / "bin" / program), *arguments,
-                               *json_arguments], seconds, output=file)
+                               *json_arguments], seconds, gpus=gpus, output=file)
         machine.run(job, end, first=True)
         why = f"exit code {job.code}" if job.code else ""
         if options.commit and not why:

@@ -12,9 +12,12 @@
 #include "crumb/worker.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/client/device/counting_device.h"
 #include "tests/client/device/device_run.h"
+#include "tests/client/device/process_use.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
+#include "tests/common/eventually.h"
 
 namespace crumb::client {
 namespace {
@@ -253,6 +256,84 @@ TEST_F(CudaDeviceTest, HitsOfTheCpusPagesAreVerified) {
   }
   EXPECT_TRUE(absl::IsDataLoss(status)) << status;
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("token 320"));
+}
+
+TEST_F(CudaDeviceTest, AFlippedBitIsFoundWhereItLies) {
+  const WorkerOptions options = Options();
+  const SequenceModel model(options, RandomTokens(1200, 8));
+  DeviceWorkerOptions sizes = SmallDevice();
+  sizes.scrub_pages_per_second = 500;
+  const auto worker = DeviceWorker::Open(options, sizes, nullptr, *device_).value();
+  DeviceRun prompts(*device_, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
+  DeviceRun decode(*device_, *worker, {});
+  for (const int damaged : {0, 5}) {
+    const uint64_t before = worker->counters().verify_failures;
+    const auto sequence = worker->Begin(model.prompt(1000)).value();
+    while (sequence->length() < 1000) {
+      const int tokens = std::min(512, sequence->pass_tokens_max());
+      prompts.Pass({{sequence.get(), &model, sequence->length() + tokens, tokens}});
+    }
+    decode.Pass({{sequence.get(), &model, 1001, 1}});
+    ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+    // Two laps over sound pages.
+    const uint64_t scrubbed = worker->counters().pages_scrubbed;
+    ASSERT_TRUE(Eventually([&] { return worker->counters().pages_scrubbed > scrubbed + 40; }));
+    EXPECT_EQ(worker->counters().verify_failures, before);
+    ASSERT_EQ(FlipBit(*device_, *sequence, damaged), "ok");
+    ASSERT_TRUE(Eventually([&] { return worker->counters().verify_failures == before + 1; }));
+    const auto pass = decode.TryPass({{sequence.get(), &model, 1002, 1}});
+    EXPECT_TRUE(absl::IsDataLoss(pass.status())) << pass.status();
+    EXPECT_THAT(std::string(pass.status().message()),
+                testing::HasSubstr("token " + std::to_string(64 * damaged)));
+  }
+}
+
+// Rounds of opening, prefilling, decoding, publishing, hitting and closing: counted before and
+// after. With device pools and processes that die: device_pools_suite.cc.
+TEST_F(CudaDeviceTest, NothingIsLeftOfWorkersThatOpenAndClose) {
+  const auto device =
+      std::make_shared<CountingDevice>(std::shared_ptr<Device>(device_.get(), [](Device*) {}));
+  const auto round = [&] {
+    const WorkerOptions options = Options();
+    const SequenceModel model(options, RandomTokens(1400, 3));
+    MemoryClient store;
+    const auto worker = DeviceWorker::Open(options, SmallDevice(), &store, *device).value();
+    DeviceRun prompts(*device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
+    DeviceRun decode(*device, *worker, {});
+    decode.Capture(CudaGraphs());
+    for (const int cached : {0, 832}) {
+      const auto sequence = worker->Begin(model.prompt(1100)).value();
+      EXPECT_EQ(sequence->cached_tokens(), cached);
+      while (sequence->length() < 1100) {
+        const int tokens = std::min(512, sequence->pass_tokens_max());
+        prompts.Pass({{sequence.get(), &model, sequence->length() + tokens, tokens}});
+      }
+      for (int i = 1; i <= 70; ++i) decode.Pass({{sequence.get(), &model, 1100 + i, 1}});
+      ASSERT_TRUE(decode.batch().Finish(*sequence).ok());
+      ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+    }
+  };
+  const auto free_bytes = [] {
+    size_t free = 0, total = 0;
+    EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+    return free;
+  };
+  // Modules, threads' stacks and the driver's own are there after two rounds.
+  for (int i = 0; i < 2; ++i) round();
+  const ProcessUse before = UseOfThisProcess();
+  const size_t free_before = free_bytes();
+  EXPECT_EQ(device->live(), CountingDevice::Live()) << device->live().ToString();
+  for (int i = 0; i < 4; ++i) round();
+  EXPECT_EQ(device->live(), CountingDevice::Live()) << device->live().ToString();
+  const ProcessUse after = UseOfThisProcess();
+  EXPECT_LE(after.fds, before.fds);
+  EXPECT_EQ(after.mappings, before.mappings);
+  EXPECT_EQ(after.locked_kb, before.locked_kb);
+  EXPECT_EQ(after.pinned_kb, before.pinned_kb);
+  EXPECT_LT(after.mapped_kb, before.mapped_kb + (uint64_t{1} << 20));
+  // Another process may use the device meanwhile: it gives back what it took.
+  EXPECT_TRUE(Eventually([&] { return free_bytes() >= free_before; }))
+      << "of device memory " << free_before << " bytes were free, " << free_bytes() << " are now";
 }
 
 // INT2 is given up while sequences run: new ones, whose history is BF16, share the captured passes

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <map>
 
 #include "crumb/client.h"
@@ -19,6 +18,7 @@
 #include "tests/client/device/counting_device.h"
 #include "tests/client/device/device_run.h"
 #include "tests/client/device/pool_player.h"
+#include "tests/client/device/process_use.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
 #include "tests/common/eventually.h"
@@ -377,34 +377,6 @@ TEST_F(DevicePoolsTest, ADamagedPageIsFoundAndGivenToNobody) {
   EXPECT_EQ(next.Stop(), 0);
   EXPECT_EQ(reader.Stop(), 0);
   EXPECT_EQ(writer.Stop(), 0);
-}
-
-// What a process has of the system. Anonymous mappings are left out: an allocator keeps those.
-struct ProcessUse {
-  size_t fds = 0;
-  std::map<std::string, int> mappings;  // by the file, and how often it is mapped
-  uint64_t locked_kb = 0, pinned_kb = 0, mapped_kb = 0;
-};
-
-ProcessUse UseOfThisProcess() {
-  ProcessUse use;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    use.fds += entry.path().empty() ? 0 : 1;
-  }
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    const size_t file = line.find_first_of("/[");
-    const bool shared = file != std::string::npos && (line.find("memfd") != std::string::npos ||
-                                                      line.find("/dev/") != std::string::npos);
-    if (shared) ++use.mappings[line.substr(file)];
-  }
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.starts_with("VmLck:")) use.locked_kb = std::stoull(line.substr(6));
-    if (line.starts_with("VmPin:")) use.pinned_kb = std::stoull(line.substr(6));
-    if (line.starts_with("VmSize:")) use.mapped_kb = std::stoull(line.substr(7));
-  }
-  return use;
 }
 
 // Workers that open, hit, decode, evict, publish and close, beside others that are killed: neither
