@@ -7,15 +7,20 @@ For the prefill rows of crumb-kernel-bench: fresh tokens over a dense BF16 prefi
 themselves. The prefix and the causal part are timed apart and added; merging the two is left out,
 in the library's favour. With --decode, for the bf16 rows of crumb-decode-bench: one token of each
 sequence over --context tokens, a CUDA graph of several layers, time of one layer. Run it in the
-same session on the same GPU as the program it is compared with.
+same session on the same GPU as the program it is compared with; with --bench it runs
+crumb-kernel-bench's prefill rows itself, before and after its own, so that one file has both.
 
-  python3 bench/kernels/baseline.py [--heads 32] [--kv-heads 8] [--dim 128]
+  python3 bench/kernels/baseline.py [--heads 32] [--kv-heads 8] [--dim 128] [--json]
+      [--bench build/release/bin/crumb-kernel-bench [--commit HASH]]
   python3 bench/kernels/baseline.py --decode 1,4 [--context 102367] [--json]
 """
 
 import argparse
 import json
+import shlex
 import statistics
+import subprocess
+import sys
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -68,10 +73,34 @@ def decode_us(backend, heads, kv_heads, dim, batch, context):
     return median_us(graph.replay) / layers
 
 
+LIBRARIES = (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION))
+
+
+def driver_version():
+    try:
+        lines = subprocess.run(["nvidia-smi", "--query-gpu=driver_version",
+                                "--format=csv,noheader"],
+                               check=True, capture_output=True, text=True).stdout.split()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return lines[0] if lines else None
+
+
+def environment():
+    return {"device": torch.cuda.get_device_name(), "driver": driver_version(),
+            "cuda": torch.version.cuda, "torch": torch.__version__,
+            "cudnn": torch.backends.cudnn.version(), "command": shlex.join(["python3"] + sys.argv)}
+
+
+def print_json(head, rows):
+    """One object, a line for each row."""
+    print("{" + ", ".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in head.items()) + ",")
+    print(' "rows": [\n  ' + ",\n  ".join(json.dumps(row) for row in rows) + "\n ]}")
+
+
 def decode(a):
     rows = []
-    for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION),
-                          ("flash", SDPBackend.FLASH_ATTENTION)):
+    for name, backend in LIBRARIES:
         for batch in (int(b) for b in a.decode.split(",")):
             us = decode_us(backend, a.heads, a.kv_heads, a.dim, batch, a.context)
             size = 4 * batch * a.kv_heads * a.context * a.dim
@@ -82,8 +111,41 @@ def decode(a):
                 print(f"{name} batch {batch} over {a.context}: {us:.1f} us a layer, "
                       f"{size / us * 1e-6:.2f} TB/s", flush=True)
     if a.json:
-        print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                          "cudnn": torch.backends.cudnn.version(), "rows": rows}))
+        print_json(environment(), rows)
+
+
+def crumb_prefill(a, when):
+    """crumb-kernel-bench's prefill rows, as baseline rows are."""
+    command = [a.bench, "--kernel", "prefill", "--json"]
+    if a.commit:
+        command += ["--commit", a.commit]
+    result = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return [{"library": "crumb", "when": when, "commit": result["commit"]} | row
+            for row in result["rows"]]
+
+
+def prefill(a):
+    rows = crumb_prefill(a, "before") if a.bench else []
+    for name, backend in LIBRARIES:
+        for fresh, cached in ((4096, 32768), (4096, 102400)):
+            prefix = attention_us(backend, a.heads, a.kv_heads, a.dim, fresh, cached, False)
+            own = attention_us(backend, a.heads, a.kv_heads, a.dim, fresh, fresh, True)
+            flop = 4 * a.dim * a.heads * fresh * (cached + fresh / 2)
+            rows.append({"library": name, "rows_type": "bf16", "query_heads": a.heads,
+                         "kv_heads": a.kv_heads, "head_dim": a.dim, "fresh": fresh,
+                         "cached": cached, "us": round(prefix + own, 1),
+                         "prefix_us": round(prefix, 1), "causal_us": round(own, 1),
+                         "tflops": round(flop / (prefix + own) * 1e-6, 1)})
+    if a.bench:
+        rows += crumb_prefill(a, "after")
+    if a.json:
+        print_json(environment(), rows)
+        return
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
+          f"cuDNN {torch.backends.cudnn.version()}")
+    for row in rows:
+        print(f"{row['library']} {row.get('name', '')} {row['fresh']} over {row['cached']}: "
+              f"{row['us']:.0f} us, {row['tflops']:.0f} TFLOPS")
 
 
 def main():
@@ -93,21 +155,14 @@ def main():
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--decode", help="batches of decode attention, instead of prefill")
     parser.add_argument("--context", type=int, default=102367)
-    parser.add_argument("--json", action="store_true", help="with --decode: one JSON object")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--bench", help="prefill: the crumb-kernel-bench to run beside")
+    parser.add_argument("--commit", help="that crumb-kernel-bench was built from")
     a = parser.parse_args()
     if a.decode:
         decode(a)
-        return
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, "
-          f"cuDNN {torch.backends.cudnn.version()}")
-    for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION),
-                          ("flash", SDPBackend.FLASH_ATTENTION)):
-        for fresh, cached in ((4096, 32768), (4096, 102400)):
-            prefix = attention_us(backend, a.heads, a.kv_heads, a.dim, fresh, cached, False)
-            own = attention_us(backend, a.heads, a.kv_heads, a.dim, fresh, fresh, True)
-            flop = 4 * a.dim * a.heads * fresh * (cached + fresh / 2)
-            print(f"{name} {fresh} over {cached}: {prefix + own:.0f} us, "
-                  f"{flop / (prefix + own) * 1e-6:.0f} TFLOPS", flush=True)
+    else:
+        prefill(a)
 
 
 if __name__ == "__main__":

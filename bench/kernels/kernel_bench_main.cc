@@ -225,10 +225,10 @@ void PrintPrefillRow(const Arguments& arguments, bool first, const PrefillWorklo
   if (arguments.json) {
     std::printf(
         "%s\n  {\"kernel\": \"prefill\", \"name\": \"%s\", \"query_heads\": %d, \"kv_heads\": %d, "
-        "\"fresh\": %d, \"cached\": %d, \"group_size\": %d, \"us\": %.1f, \"tflops\": %.1f, "
-        "\"rel_error\": %.2e}",
-        first ? "" : ",", w.name.c_str(), w.q_heads, w.kv_heads, w.fresh, w.cached, w.group_size,
-        r.us, r.tflops, r.rel_error);
+        "\"fresh\": %d, \"cached\": %d, \"head_dim\": %d, \"group_size\": %d, \"us\": %.1f, "
+        "\"tflops\": %.1f, \"rel_error\": %.2e}",
+        first ? "" : ",", w.name.c_str(), w.q_heads, w.kv_heads, w.fresh, w.cached, w.head_dim,
+        w.group_size, r.us, r.tflops, r.rel_error);
   } else {
     std::printf("    prefill %-28s %9.1f us %6.0f TFLOPS, error %.1e\n", w.name.c_str(), r.us,
                 r.tflops, r.rel_error);

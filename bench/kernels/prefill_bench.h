@@ -5,9 +5,12 @@
 #include <string>
 #include <vector>
 
+#include "kernels/cuda/prefill_call.h"
+
 // Times prefill attention of one layer: fresh tokens of one sequence over a sink of 64 tokens and
 // INT2 pages at permuted addresses, rotations and un-rotation included. head_dim 128, G = 128
-// unless said. bench/kernels/baseline.py times dense BF16 attention on the same shapes.
+// unless said; rows named "warp" and those with a cap or another head_dim go by products of one
+// warp on every device. bench/kernels/baseline.py times dense BF16 attention on the same shapes.
 namespace crumb::bench {
 
 struct PrefillWorkload {
@@ -17,6 +20,9 @@ struct PrefillWorkload {
   int fresh = 4096;
   int cached = 32768;  // sink included
   int group_size = 128;
+  int head_dim = 128;
+  float soft_cap = 0.0f;
+  kernels::cuda::PrefillProducts products = kernels::cuda::PrefillProducts::kAuto;
 };
 
 struct PrefillResult {

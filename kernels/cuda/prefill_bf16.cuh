@@ -199,7 +199,8 @@ __device__ __forceinline__ void AttendStage(const PrefillAttentionParams& p, con
   float best[T::kLaneColumns];
   LargestLogits<T, kHalves>(t, best);
   if (__any_sync(~0u, state.MustMove(best))) {
-    Follow<T, kHalves>(state, best, 0, t, nullptr, nullptr);
+    float factor[T::kLaneColumns];
+    Follow<T, kHalves>(state, best, 0, t, factor);
   }
 #pragma unroll
   for (int v = 0; v < kHalves; ++v) {

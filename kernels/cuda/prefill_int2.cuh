@@ -97,72 +97,106 @@ __device__ __forceinline__ uint4 LoadMeta(const char* meta, int group, int u, in
 template <class T>
 using Scores = float[2][T::kColumnTiles][4];  // element 2 a + e: token r + 8 a, column 2 c + e
 
-// Sums of code * q' over one quantization group's channels, of 32 tokens from group u on.
+// 16 tokens' codes of a part of 64 channels and one half of it, as a product's operand of bytes.
+// Halves are every other eight channels, or, with groups of 32 channels, the lower and the
+// upper 32.
+template <class T>
+__device__ __forceinline__ void CodeBytes(const uint32_t (&w)[T::kWords], int part, int half,
+                                          uint32_t (&a)[4]) {
+  constexpr uint32_t kCodes = 0x03030303u;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t word = w[2 * part + i];
+    if constexpr (T::kStepsPerGroup > 2) {
+      // A byte of word >> 4 b is a code of eight 2 b + half or of the one 4 further.
+      a[i] = (word >> (2 * half)) & kCodes;
+      a[2 + i] = (word >> (2 * half + 4)) & kCodes;
+    } else {
+      // Eights 4 half to 4 half + 3 lie in every other byte.
+      const uint32_t four = (word >> (8 * half)) & 0x00ff00ffu;
+      a[i] = (four | four << 6) & kCodes;
+      a[2 + i] = (four >> 4 | four << 2) & kCodes;
+    }
+  }
+}
+
+// Adds code * q' over the channels of group `y` with the high or the low bytes of q', of 32 tokens
+// from group u on.
 template <class T>
 __device__ __forceinline__ void MultiplyCodes(const Shared<T>& shared, int warp, int lane,
-                                              const uint32_t (&w)[2][T::kWords], int group,
-                                              Scores<T>& acc) {
+                                              const uint32_t (&w)[2][T::kWords], int y, int byte,
+                                              int (&acc)[2][T::kColumnTiles][4]) {
+  constexpr int kHalves = T::kStepsPerGroup / 2;
 #pragma unroll
-  for (int s = group * T::kStepsPerGroup; s < (group + 1) * T::kStepsPerGroup; s += 2) {
+  for (int part = y * kHalves / 2; part < (y * kHalves + kHalves + 1) / 2; ++part) {
     uint4 q[T::kColumnTiles];
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) q[n] = shared.query[warp][n][s / 2][lane];
+    for (int n = 0; n < T::kColumnTiles; ++n) q[n] = shared.query[warp][n][2 * part + byte][lane];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int i = 2 * ((s + half) / 4), j = 2 * ((s + half) % 4);
+      if (kHalves == 1 && half != y % 2) continue;
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        const uint32_t a0 = CodePair(w[v][i], j), a1 = CodePair(w[v][i + 1], j);
-        const uint32_t a2 = CodePair(w[v][i], j + 1), a3 = CodePair(w[v][i + 1], j + 1);
+        uint32_t a[4];
+        CodeBytes<T>(w[v], part, half, a);
 #pragma unroll
         for (int n = 0; n < T::kColumnTiles; ++n) {
-          ptx::MmaF16(acc[v][n], a0, a1, a2, a3, half == 0 ? q[n].x : q[n].z,
-                      half == 0 ? q[n].y : q[n].w);
+          ptx::MmaU8S8(acc[v][n], a[0], a[1], a[2], a[3], half == 0 ? q[n].x : q[n].z,
+                       half == 0 ? q[n].y : q[n].w);
         }
       }
     }
   }
 }
 
-// Logits of 32 tokens minus each column's reference (kPlain) or as they are, log2 units.
+// Logits of 32 tokens minus each column's reference (kPlain) or as they are, log2 units. Products
+// are exact, and codes are taken from their middle.
 template <class T, bool kPlain>
 __device__ __forceinline__ void Score(const Shared<T>& shared, int warp, int lane, const char* tile,
-                                      int u, float factor, const State<T>& state, Scores<T>& t) {
+                                      int u, const State<T>& state, Scores<T>& t) {
   uint32_t w[2][T::kWords];
 #pragma unroll
   for (int v = 0; v < 2; ++v) LoadWords<T>(tile, u + v, lane, w[v]);
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
-    Scores<T> acc;
+    int acc[2][T::kColumnTiles][4] = {};
+    MultiplyCodes<T>(shared, warp, lane, w, y, 0, acc);
+    float2 sum[T::kColumnTiles];
 #pragma unroll
     for (int n = 0; n < T::kColumnTiles; ++n) {
+      const uint4 terms =
+          ptx::LoadShared128(ptx::SharedAddress(&shared.query_terms[warp][y][4 * n + lane % 4]));
+      sum[n] = make_float2(__uint_as_float(terms.z), __uint_as_float(terms.w));
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
-        const uint4 x =
-            ptx::LoadShared128(ptx::SharedAddress(&shared.query_rest[warp][y][4 * n + lane % 4]));
-        acc[v][n][0] = __uint_as_float(x.x), acc[v][n][1] = __uint_as_float(x.y);
-        acc[v][n][2] = __uint_as_float(x.z), acc[v][n][3] = __uint_as_float(x.w);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          acc[v][n][i] = acc[v][n][i] * 256 + static_cast<int>(i % 2 == 0 ? terms.x : terms.y);
+        }
       }
     }
-    MultiplyCodes<T>(shared, warp, lane, w, y, acc);
+    MultiplyCodes<T>(shared, warp, lane, w, y, 1, acc);
     const uint4 meta = LoadMeta<T>(tile + 2 * T::kCodeBytes, y, u, lane);
 #pragma unroll
     for (int n = 0; n < T::kColumnTiles; ++n) {
-      const float2 sum =
-          *reinterpret_cast<const float2*>(&shared.query_sum[warp][y][8 * n + 2 * (lane % 4)]);
+      const uint4 unit =
+          ptx::LoadShared128(ptx::SharedAddress(&shared.query_unit[warp][4 * n + lane % 4]));
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
 #pragma unroll
         for (int a = 0; a < 2; ++a) {
           const uint32_t word = v == 0 ? (a == 0 ? meta.x : meta.y) : (a == 0 ? meta.z : meta.w);
-          const float scale = ptx::LowHalf(word) * factor, minimum = ptx::HighHalf(word);
+          const float scale = ptx::LowHalf(word), middle = fmaf(1.5f, scale, ptx::HighHalf(word));
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
             const float rest = y > 0    ? t[v][n][2 * a + e]
                                : kPlain ? -state.reference[2 * n + e]
                                         : 0.0f;
+            const float products = fmaf(__int_as_float(acc[v][n][2 * a + e]),
+                                        __uint_as_float(e == 0 ? unit.x : unit.y),
+                                        __uint_as_float(e == 0 ? unit.z : unit.w));
             t[v][n][2 * a + e] =
-                fmaf(acc[v][n][2 * a + e], scale, fmaf(e == 0 ? sum.x : sum.y, minimum, rest));
+                fmaf(products, scale, fmaf(e == 0 ? sum[n].x : sum[n].y, middle, rest));
           }
         }
       }
@@ -173,56 +207,97 @@ __device__ __forceinline__ void Score(const Shared<T>& shared, int warp, int lan
 // Sums beside the common state.
 template <class T>
 struct PageSums {
-  // Of p * v_min, this lane's tokens, and what Level has taken out of the accumulators.
-  float minimum[T::kGroups][T::kLaneColumns] = {};
+  // Of p * v_min, this lane's tokens, and 1.5 times what rounding took from p * v_scale: the rest
+  // of it meets codes between -1.5 and 1.5.
+  float beside[T::kGroups][T::kLaneColumns] = {};
 };
 
-// Products add codes of 0 to 3 and cut their sums towards zero; over a long context that is a bias
-// larger than an average of values with mixed signs. So what the sums grow by, about 1.5 v_scale p,
-// is taken out of the accumulators now and then and kept beside them, with what is no product. The
-// estimate is the same in all lanes of a column.
+// Tensor cores cut sums towards zero: those of codes, which are 0 to 3, lose more over a long
+// context than an average of values with mixed signs is, and one large key makes them lose what is
+// added behind it. So now and then all sums go to this lane's local memory, in real units.
 template <class T>
-__device__ __forceinline__ void Level(const char* tile, int lane, Shared<T>& shared,
-                                      State<T>& state, PageSums<T>& sums) {
-  float middle[T::kGroups];
+class HeldSums {
+ public:
+  // The sums of column tile n and channel tile m, as in State::out. All accumulators are zero
+  // afterwards.
+  __device__ __forceinline__ void Take(Shared<T>& shared, State<T>& state, PageSums<T>& sums) {
+    float4* at = Sums();
 #pragma unroll
-  for (int y = 0; y < T::kGroups; ++y) {
-    float total = 0.0f;
+    for (int n = 0; n < T::kColumnTiles; ++n) {
+      float old[2];  // factors
 #pragma unroll
-    for (int u = 0; u < T::kTokens / 16; u += 2) {
-      const uint4 meta = LoadMeta<T>(tile + 2 * T::kCodeBytes + T::kMetaBytes, y, u, lane);
-      total +=
-          ptx::LowHalf(meta.x) + ptx::LowHalf(meta.y) + ptx::LowHalf(meta.z) + ptx::LowHalf(meta.w);
-    }
-    middle[y] = SumOverRows(total) * (1.5f / T::kTokens);
-  }
+      for (int e = 0; e < 2; ++e) {
+        const int i = 2 * n + e;
+        float& sum = shared.held_sum[i][threadIdx.x];
+        old[e] = shared.held_factor[i][threadIdx.x];
+        shared.held_factor[i][threadIdx.x] = 1.0f;
+        sum = fmaf(sum, old[e], state.sum[i]);
+        state.sum[i] = 0.0f;
+      }
 #pragma unroll
-  for (int i = 0; i < T::kLaneColumns; ++i) {
-    const float mass = SumOverRows(state.sum[i]);
-    shared.held_sum[i][threadIdx.x] += state.sum[i];
-    state.sum[i] = 0.0f;
+      for (int y = 0; y < T::kGroups; ++y) {
+        float(&beside)[T::kLaneColumns] = sums.beside[y];
+        const float even = SumOverRows(beside[2 * n]), odd = SumOverRows(beside[2 * n + 1]);
+        beside[2 * n] = beside[2 * n + 1] = 0.0f;
 #pragma unroll
-    for (int y = 0; y < T::kGroups; ++y) {
-      const float part = mass * middle[y];
-      sums.minimum[y][i] += 0.125f * part;  // of 8 lanes
-#pragma unroll
-      for (int m = y * T::kStepsPerGroup; m < (y + 1) * T::kStepsPerGroup; ++m) {
-#pragma unroll
-        for (int a = 0; a < 2; ++a) {
-          float& x = state.out[i / 2][m][2 * a + i % 2];
-          x = fmaf(part, -PowerOfTwo(CodeShift(2 * (m % 4) + a) - 24), x);
+        for (int m = y * T::kStepsPerGroup; m < (y + 1) * T::kStepsPerGroup; ++m) {
+          float(&out)[4] = state.out[n][m];
+          const float first = PowerOfTwo(24 - CodeShift(2 * (m % 4)));
+          const float second = PowerOfTwo(24 - CodeShift(2 * (m % 4) + 1));
+          float4 x = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+          if (any_) x = at[n * T::kSteps + m];
+          x.x = fmaf(x.x, old[0], fmaf(out[0], first, even));
+          x.y = fmaf(x.y, old[1], fmaf(out[1], first, odd));
+          x.z = fmaf(x.z, old[0], fmaf(out[2], second, even));
+          x.w = fmaf(x.w, old[1], fmaf(out[3], second, odd));
+          at[n * T::kSteps + m] = x;
+          out[0] = out[1] = out[2] = out[3] = 0.0f;
         }
       }
     }
+    any_ = true;
   }
-}
+
+  // Multiplies sums with a factor of each column: when they are met next.
+  __device__ __forceinline__ void Scale(const float (&factor)[T::kLaneColumns], Shared<T>& shared) {
+#pragma unroll
+    for (int i = 0; i < T::kLaneColumns; ++i) shared.held_factor[i][threadIdx.x] *= factor[i];
+  }
+
+  // Gives the sums back to the state.
+  __device__ __forceinline__ void Return(const Shared<T>& shared, State<T>& state) {
+    const float4* at = Sums();
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+      for (int m = 0; m < T::kSteps; ++m) {
+        const float4 x = at[n * T::kSteps + m];
+        state.out[n][m][0] = x.x, state.out[n][m][1] = x.y;
+        state.out[n][m][2] = x.z, state.out[n][m][3] = x.w;
+      }
+#pragma unroll
+      for (int e = 0; e < 2; ++e) state.sum[2 * n + e] = shared.held_sum[2 * n + e][threadIdx.x];
+    }
+  }
+
+ private:
+  // Where the compiler has to put them into memory.
+  __device__ __forceinline__ float4* Sums() {
+    float4* at = sums_;
+    asm volatile("" : "+l"(at)::"memory");
+    return at;
+  }
+
+  float4 sums_[T::kColumnTiles * T::kSteps];
+  bool any_ = false;
+};
 
 // Follows larger logits: shifts `t`, which is relative to the references, along with them.
 template <class T, int kHalves>
 __device__ __forceinline__ void Follow(State<T>& state, const float (&best)[T::kLaneColumns],
                                        uint32_t scale_most, float (&t)[kHalves][T::kColumnTiles][4],
-                                       PageSums<T>* sums, float* held_sum) {
-  float moved[T::kLaneColumns], factor[T::kLaneColumns];
+                                       float (&factor)[T::kLaneColumns]) {
+  float moved[T::kLaneColumns];
   state.Move(best, scale_most, moved, factor);
 #pragma unroll
   for (int i = 0; i < T::kLaneColumns; ++i) {
@@ -230,11 +305,6 @@ __device__ __forceinline__ void Follow(State<T>& state, const float (&best)[T::k
     for (int v = 0; v < kHalves; ++v) {
       t[v][i / 2][i % 2] -= moved[i];
       t[v][i / 2][2 + i % 2] -= moved[i];
-    }
-    if (sums != nullptr) {
-      held_sum[i * T::kThreads + threadIdx.x] *= factor[i];
-#pragma unroll
-      for (int y = 0; y < T::kGroups; ++y) sums->minimum[y][i] *= factor[i];
     }
   }
 }
@@ -254,15 +324,13 @@ __device__ __forceinline__ void LargestLogits(const float (&t)[kHalves][T::kColu
 
 // Probabilities of 32 tokens, then their values.
 template <class T>
-__device__ __forceinline__ void AddValues(const char* tile, int u, int lane, bool level,
-                                          Shared<T>& shared, Scores<T>& t, State<T>& state,
-                                          PageSums<T>& sums) {
+__device__ __forceinline__ void AddValues(const char* tile, int u, int lane, Shared<T>& shared,
+                                          Scores<T>& t, State<T>& state, PageSums<T>& sums,
+                                          HeldSums<T>& held) {
   const char* meta_at = tile + 2 * T::kCodeBytes + T::kMetaBytes;
   uint4 meta[T::kGroups];
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) meta[y] = LoadMeta<T>(meta_at, y, u, lane);
-  float best[T::kLaneColumns];
-  LargestLogits<T, 2>(t, best);
   uint32_t scale_most = 0;
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
@@ -270,10 +338,20 @@ __device__ __forceinline__ void AddValues(const char* tile, int u, int lane, boo
                           __vmaxu2(__vmaxu2(meta[y].x, meta[y].y), __vmaxu2(meta[y].z, meta[y].w)));
   }
   scale_most &= 0xffff;
-  const bool moves = level || scale_most > state.scale_bound || state.MustMove(best);
-  if (__any_sync(~0u, moves)) {
-    Follow<T, 2>(state, best, scale_most, t, &sums, shared.held_sum[0]);
-    if (level) Level<T>(tile, lane, shared, state, sums);
+  const bool looks = scale_most > state.scale_bound || state.MayMove(t);
+  if (__any_sync(~0u, looks)) {
+    float best[T::kLaneColumns];
+    LargestLogits<T, 2>(t, best);
+    if (__any_sync(~0u, scale_most > state.scale_bound || state.MustMove(best))) {
+      float factor[T::kLaneColumns];
+      Follow<T, 2>(state, best, scale_most, t, factor);
+#pragma unroll
+      for (int i = 0; i < T::kLaneColumns; ++i) {
+#pragma unroll
+        for (int y = 0; y < T::kGroups; ++y) sums.beside[y][i] *= factor[i];
+      }
+      held.Scale(factor, shared);
+    }
   }
 
 #pragma unroll
@@ -293,12 +371,12 @@ __device__ __forceinline__ void AddValues(const char* tile, int u, int lane, boo
         for (int y = 0; y < T::kGroups; ++y) {
           const uint32_t word =
               v == 0 ? (a == 0 ? meta[y].x : meta[y].y) : (a == 0 ? meta[y].z : meta[y].w);
-          const float scale = ptx::LowHalf(word), minimum = ptx::HighHalf(word);
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            sums.minimum[y][2 * n + e] = fmaf(p[e], minimum, sums.minimum[y][2 * n + e]);
-          }
-          b[y][n][a] = ptx::TransposeMatrix(ptx::PackHalf(p[0] * scale, p[1] * scale));
+          const float scale = ptx::LowHalf(word), middle = fmaf(1.5f, scale, ptx::HighHalf(word));
+          const uint32_t weights = ptx::PackHalf(p[0] * scale, p[1] * scale);
+          float* beside = &sums.beside[y][2 * n];
+          beside[0] = fmaf(-1.5f, ptx::LowHalf(weights), fmaf(p[0], middle, beside[0]));
+          beside[1] = fmaf(-1.5f, ptx::HighHalf(weights), fmaf(p[1], middle, beside[1]));
+          b[y][n][a] = ptx::TransposeMatrix(weights);
         }
       }
     }
@@ -389,13 +467,17 @@ __device__ __forceinline__ void SetBias(const PrefillAttentionParams& p, const B
 // the references then. Leaves outputs in real units. Warps without columns only help to copy.
 template <class T, bool kPlain>
 __device__ __forceinline__ void AttendPages(const PrefillAttentionParams& p, const Block<T>& block,
-                                            int begin, float factor, Shared<T>& shared, int warp,
-                                            int lane, State<T>& state) {
+                                            int begin, Shared<T>& shared, int warp, int lane,
+                                            State<T>& state) {
   const bool active = warp * T::kColumns < block.columns;
   TileStream<T> stream(p, block, begin, shared);
   PageSums<T> sums;
+  HeldSums<T> held;
 #pragma unroll
-  for (int i = 0; i < T::kLaneColumns; ++i) shared.held_sum[i][threadIdx.x] = 0.0f;
+  for (int i = 0; i < T::kLaneColumns; ++i) {
+    shared.held_sum[i][threadIdx.x] = 0.0f;
+    shared.held_factor[i][threadIdx.x] = 1.0f;
+  }
   int position_block = -1;
   for (int page = begin; page < block.pages; ++page) {
     if (active) {
@@ -403,36 +485,32 @@ __device__ __forceinline__ void AttendPages(const PrefillAttentionParams& p, con
     }
     const char* tile = stream.Next();
     if (!active) continue;
-    const bool level = (page - begin) % T::kLevelPages == T::kLevelPages - 1;
 #pragma unroll 1
     for (int u = 0; u < T::kTokens / 16; u += 2) {
       Scores<T> t;
-      Score<T, kPlain>(shared, warp, lane, tile, u, factor, state, t);
+      Score<T, kPlain>(shared, warp, lane, tile, u, state, t);
       if constexpr (!kPlain) {
         AdjustScores<T>(p, block, shared, warp, lane, page, u, state, t);
       }
-      AddValues<T>(tile, u, lane, level && u == 0, shared, t, state, sums);
+      AddValues<T>(tile, u, lane, shared, t, state, sums, held);
     }
+    if ((page - begin) % T::kHoldPages == T::kHoldPages - 1) held.Take(shared, state, sums);
   }
   ptx::WaitCopies<0>();
   if (!active) return;
+  held.Take(shared, state, sums);
+  held.Return(shared, state);
 #pragma unroll
   for (int i = 0; i < T::kLaneColumns; ++i) {
     if (kPlain) state.reference[i] += shared.bias[warp][8 * (i / 2) + 2 * (lane % 4) + i % 2];
-#pragma unroll
-    for (int y = 0; y < T::kGroups; ++y) sums.minimum[y][i] = SumOverRows(sums.minimum[y][i]);
-    state.sum[i] += shared.held_sum[i][threadIdx.x];
+    if (p.mean_v == nullptr) continue;
     const float mass = SumOverRows(state.sum[i]);
 #pragma unroll
     for (int m = 0; m < T::kSteps; ++m) {
 #pragma unroll
       for (int a = 0; a < 2; ++a) {
         float& x = state.out[i / 2][m][2 * a + i % 2];
-        x = fmaf(x, PowerOfTwo(24 - CodeShift(2 * (m % 4) + a)),
-                 sums.minimum[m / T::kStepsPerGroup][i]);
-        if (p.mean_v != nullptr) {
-          x = fmaf(mass, p.mean_v[block.head * T::kDim + 16 * m + 8 * a + lane / 4], x);
-        }
+        x = fmaf(mass, p.mean_v[block.head * T::kDim + 16 * m + 8 * a + lane / 4], x);
       }
     }
   }

@@ -108,13 +108,12 @@ __device__ __forceinline__ void PrefillByWarps(const PrefillAttentionParams& p,
   // History, in its own basis.
   const int begin = FirstPage<T>(p, block);
   if (begin < block.pages) {
-    float factor = 0.0f;
-    if (active) factor = PrepareQuery<T>(p, block, shared, warp, lane, state);
+    if (active) PrepareQuery<T>(p, block, shared, warp, lane, state);
     state.Clear();
     if (p.soft_cap > 0.0f || p.window > 0) {
-      AttendPages<T, false>(p, block, begin, factor, shared, warp, lane, state);
+      AttendPages<T, false>(p, block, begin, shared, warp, lane, state);
     } else {
-      AttendPages<T, true>(p, block, begin, factor, shared, warp, lane, state);
+      AttendPages<T, true>(p, block, begin, shared, warp, lane, state);
     }
     if (active) {
       if (p.rotation_v != nullptr) {

@@ -88,162 +88,203 @@ __device__ __forceinline__ int QueryExponent(float most) {
   return min(max(exponent, 0), 40);
 }
 
-// Rounds q' to the operands of the score product: log2 units, times 2^exponent, divided by what
-// CodePair multiplies a channel's codes with. Returns the exponent, the same in all lanes. Leaves
-// the sums of q' as it was.
+// Sums of products of bytes become floats by lying in the bits of one from 2^23 to 2^24: they are
+// counted from the middle of these, and may be this far off it.
+inline constexpr float kProductsMiddle = 0x1.8p23f;
+inline constexpr float kProductsMost = 0x1p22f;
+
+// What a column of q' is rounded by, to 16 bits.
 template <class T>
-__device__ __forceinline__ int PackRotatedQuery(
+struct ColumnRange {
+  float most = 0.0f;                // absolute value
+  float sum[T::kGroups] = {};       // of a group's
+  float absolute[T::kGroups] = {};  // of their absolute values
+
+  __device__ __forceinline__ void Add(float x, int group) {
+    most = fmaxf(most, fabsf(x));
+    sum[group] += x;
+    absolute[group] += fabsf(x);
+  }
+  // Over the lanes that share the column: those whose numbers differ by `first`, 2 first, .. < end.
+  __device__ __forceinline__ void Join(int first, int end) {
+    for (int step = first; step < end; step *= 2) {
+      most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+#pragma unroll
+      for (int y = 0; y < T::kGroups; ++y) {
+        sum[y] += __shfl_xor_sync(~0u, sum[y], step);
+        absolute[y] += __shfl_xor_sync(~0u, absolute[y], step);
+      }
+    }
+  }
+  // Steps of a unit of q'. Both bytes are signed: 127 * 256 + 127 is the largest number of steps,
+  // and codes are at most 1.5 from their middle.
+  __device__ __forceinline__ float Steps() const {
+    float total = 0.0f;
+#pragma unroll
+    for (const float x : absolute) total = fmaxf(total, x);
+    if (!(most > 0x1p-100f)) return 1.0f;
+    return fminf(32600.0f / most, 0.98f * kProductsMost / 1.5f / total);
+  }
+  __device__ __forceinline__ bool Finite() const {
+    bool finite = true;
+#pragma unroll
+    for (const float x : absolute) finite &= x < INFINITY;
+    return finite;
+  }
+};
+
+// What scores of a column are made of beside its operands. One lane.
+template <class T>
+__device__ __forceinline__ void StoreTerms(const ColumnRange<T>& range,
+                                           const int (&rounded)[T::kGroups], float factor,
+                                           Shared<T>& shared, int warp, int column) {
+#pragma unroll
+  for (int y = 0; y < T::kGroups; ++y) {
+    float* terms = &shared.query_terms[warp][y][column / 2].x + column % 2;
+    terms[0] = __int_as_float(__float_as_int(kProductsMiddle) - 3 * rounded[y] / 2);
+    terms[2] = range.sum[y] * factor;
+  }
+  // Two bits less, so that its product with the middle is exact. A row that is not finite would
+  // look like one that is: none of its logits is a number.
+  float unit = __uint_as_float(__float_as_uint(factor / range.Steps()) & ~3u);
+  if (!range.Finite()) unit = __int_as_float(0x7fffffff);
+  float* units = &shared.query_unit[warp][column / 2].x + column % 2;
+  units[0] = unit;
+  units[2] = -kProductsMiddle * unit;
+}
+
+// Steps of an element.
+__device__ __forceinline__ int Round(float x, float steps) { return __float2int_rn(x * steps); }
+
+// Pairs of steps of 64 channels, eight by eight (two channels of a column each), as operands in the
+// order of CodeBytes: bytes are two eights of both channels. High bytes, then low ones.
+template <class T>
+__device__ __forceinline__ void SplitBytes(const uint32_t (&steps)[8], uint4* high, uint4* low) {
+  uint32_t h[4], l[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // Of words 0 and 1 (half 0), 2 and 3 (half 1).
+    const int eight = T::kStepsPerGroup > 2 ? i / 2 + 2 * (i % 2) : 2 * i;
+    const uint32_t one = steps[eight], other = steps[eight + (T::kStepsPerGroup > 2 ? 4 : 1)];
+    // Low bytes are signed.
+    h[i] = __byte_perm(__vadd2(one, 0x00800080u), __vadd2(other, 0x00800080u), 0x7351);
+    l[i] = __byte_perm(one, other, 0x6240);
+  }
+  *high = make_uint4(h[0], h[1], h[2], h[3]);
+  *low = make_uint4(l[0], l[1], l[2], l[3]);
+}
+
+__device__ __forceinline__ uint32_t PackSteps(int low, int high) {
+  return __byte_perm(static_cast<uint32_t>(low), static_cast<uint32_t>(high), 0x5410);
+}
+
+// Rounds q' to 16 bits, as operands of the score product in two bytes, columns by themselves.
+template <class T>
+__device__ __forceinline__ void PackRotatedQuery(
     const float (&rotated)[T::kColumnTiles][T::kSteps][4], float factor, Shared<T>& shared,
     int warp, int lane) {
-  float most = 0.0f;
-#pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
-#pragma unroll
-    for (int m = 0; m < T::kSteps; ++m) {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) most = fmaxf(most, fabsf(rotated[n][m][i]) * factor);
-    }
-  }
-  for (int step = 1; step < 32; step *= 2) {
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-  }
-  const int exponent = QueryExponent(most);
   __syncwarp();
 #pragma unroll
   for (int n = 0; n < T::kColumnTiles; ++n) {
+    float steps[2];
 #pragma unroll
-    for (int y = 0; y < T::kGroups; ++y) {
+    for (int e = 0; e < 2; ++e) {
+      ColumnRange<T> range;
+      int rounded[T::kGroups] = {};
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        float sum = 0.0f;
+      for (int m = 0; m < T::kSteps; ++m) {
 #pragma unroll
-        for (int m = y * T::kStepsPerGroup; m < (y + 1) * T::kStepsPerGroup; ++m) {
-          sum += rotated[n][m][e] + rotated[n][m][2 + e];
+        for (int a = 0; a < 2; ++a) {
+          range.Add(rotated[n][m][2 * a + e], m / T::kStepsPerGroup);
         }
-        sum = SumOverRows(sum);
-        if (lane < 4) shared.query_sum[warp][y][8 * n + 2 * lane + e] = sum * factor;
       }
+      range.Join(4, 32);
+      steps[e] = range.Steps();
+#pragma unroll
+      for (int m = 0; m < T::kSteps; ++m) {
+#pragma unroll
+        for (int a = 0; a < 2; ++a) {
+          rounded[m / T::kStepsPerGroup] += Round(rotated[n][m][2 * a + e], steps[e]);
+        }
+      }
+#pragma unroll
+      for (int y = 0; y < T::kGroups; ++y) rounded[y] = SumOverRows(rounded[y]);
+      if (lane < 4) StoreTerms<T>(range, rounded, factor, shared, warp, 8 * n + 2 * lane + e);
     }
 #pragma unroll
-    for (int s = 0; s < T::kSteps; s += 2) {
-      uint32_t x[4];
+    for (int part = 0; part < T::kSteps / 4; ++part) {
+      uint32_t x[8];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int step = s + i / 2, half = i % 2;
-        const float unit =
-            factor * PowerOfTwo(exponent) * PowerOfTwo(-CodeShift(2 * (step % 4) + half));
-        x[i] =
-            ptx::TransposeMatrix(ptx::PackHalf(LimitHalf(rotated[n][step][2 * half] * unit),
-                                               LimitHalf(rotated[n][step][2 * half + 1] * unit)));
+      for (int j = 0; j < 8; ++j) {
+        const float(&from)[4] = rotated[n][4 * part + j / 2];
+        const int a = j % 2;
+        x[j] = ptx::TransposeMatrix(
+            PackSteps(Round(from[2 * a], steps[0]), Round(from[2 * a + 1], steps[1])));
       }
-      shared.query[warp][n][s / 2][lane] = make_uint4(x[0], x[1], x[2], x[3]);
+      uint4(*to)[32] = &shared.query[warp][n][2 * part];
+      SplitBytes<T>(x, &to[0][lane], &to[1][lane]);
     }
   }
   __syncwarp();
-  return exponent;
 }
 
 // The same for queries that need no rotation, in place.
 template <class T>
-__device__ __forceinline__ int PackPlainQuery(float factor, Shared<T>& shared, int warp, int lane) {
-  float most = 0.0f;
-  for (int at = 0; at < T::kColumnTiles * T::kSteps / 2; ++at) {
-    const uint4 x = shared.query[warp][0][at][lane];
-    for (const uint32_t pair : {x.x, x.y, x.z, x.w}) {
-      most = fmaxf(
-          most, fmaxf(fabsf(LowElement<T::kRowType>(pair)), fabsf(HighElement<T::kRowType>(pair))) *
-                    factor);
-    }
-  }
-  for (int step = 1; step < 32; step *= 2) {
-    most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-  }
-  const int exponent = QueryExponent(most);
-#pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
-    float sum = 0.0f;
-#pragma unroll
-    for (int s = 0; s < T::kSteps; s += 2) {
-      const uint4 old = shared.query[warp][n][s / 2][lane];
-      uint32_t x[4] = {old.x, old.y, old.z, old.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        sum += LowElement<T::kRowType>(x[i]) + HighElement<T::kRowType>(x[i]);
-        const float unit =
-            factor * PowerOfTwo(exponent) * PowerOfTwo(-CodeShift(2 * ((s + i / 2) % 4) + i % 2));
-        x[i] = ptx::PackHalf(LimitHalf(LowElement<T::kRowType>(x[i]) * unit),
-                             LimitHalf(HighElement<T::kRowType>(x[i]) * unit));
-      }
-      shared.query[warp][n][s / 2][lane] = make_uint4(x[0], x[1], x[2], x[3]);
-      if ((s + 2) % T::kStepsPerGroup == 0) {
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (lane % 4 == 0) {
-          shared.query_sum[warp][s / T::kStepsPerGroup][8 * n + lane / 4] = sum * factor;
-        }
-        sum = 0.0f;
-      }
-    }
-  }
-  __syncwarp();
-  return exponent;
-}
-
-// What rounding took from the operands, over each group's channels: a row's minimum is multiplied
-// by the sum of q' itself, its codes less 1.5 by the operands. Nothing where an operand was
-// limited.
-template <class T>
-__device__ __forceinline__ void SumRounding(int exponent, Shared<T>& shared, int warp, int lane) {
+__device__ __forceinline__ void PackPlainQuery(float factor, Shared<T>& shared, int warp,
+                                               int lane) {
 #pragma unroll 1
   for (int n = 0; n < T::kColumnTiles; ++n) {
+    ColumnRange<T> range;
+    int rounded[T::kGroups] = {};
+    uint32_t x[2 * T::kSteps];
+#pragma unroll
+    for (int s = 0; s < T::kSteps; s += 2) {
+      const uint4 pairs = shared.query[warp][n][s / 2][lane];
+      x[2 * s] = pairs.x, x[2 * s + 1] = pairs.y, x[2 * s + 2] = pairs.z, x[2 * s + 3] = pairs.w;
+    }
+#pragma unroll
+    for (int j = 0; j < 2 * T::kSteps; ++j) {
+      range.Add(LowElement<T::kRowType>(x[j]), j / 2 / T::kStepsPerGroup);
+      range.Add(HighElement<T::kRowType>(x[j]), j / 2 / T::kStepsPerGroup);
+    }
+    range.Join(1, 4);
+    const float steps = range.Steps();
+#pragma unroll
+    for (int j = 0; j < 2 * T::kSteps; ++j) {
+      const int low = Round(LowElement<T::kRowType>(x[j]), steps);
+      const int high = Round(HighElement<T::kRowType>(x[j]), steps);
+      rounded[j / 2 / T::kStepsPerGroup] += low + high;
+      x[j] = PackSteps(low, high);
+    }
 #pragma unroll
     for (int y = 0; y < T::kGroups; ++y) {
-      float sum = 0.0f, most = 0.0f;
+      rounded[y] += __shfl_xor_sync(~0u, rounded[y], 1);
+      rounded[y] += __shfl_xor_sync(~0u, rounded[y], 2);
+    }
+    if (lane % 4 == 0) StoreTerms<T>(range, rounded, factor, shared, warp, 8 * n + lane / 4);
 #pragma unroll
-      for (int s = y * T::kStepsPerGroup; s < (y + 1) * T::kStepsPerGroup; ++s) {
-        const uint2 x = reinterpret_cast<const uint2*>(&shared.query[warp][n][s / 2][lane])[s % 2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const uint32_t pair = half == 0 ? x.x : x.y;
-          most = fmaxf(most, fmaxf(fabsf(ptx::LowHalf(pair)), fabsf(ptx::HighHalf(pair))));
-          sum = fmaf(ptx::LowHalf(pair) + ptx::HighHalf(pair),
-                     PowerOfTwo(CodeShift(2 * (s % 4) + half)), sum);
-        }
-      }
-#pragma unroll
-      for (int step = 1; step < 4; step *= 2) {
-        sum += __shfl_xor_sync(~0u, sum, step);
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
-      }
-      if (lane % 4 == 0) {
-        float& all = shared.query_sum[warp][y][8 * n + lane / 4];
-        if (most >= 65504.0f) all = sum * PowerOfTwo(-exponent);
-        // Products are 2^-24 of codes times operands.
-        float* rest = &shared.query_rest[warp][y][4 * n + lane / 8].x + lane / 4 % 2;
-        rest[0] = rest[2] = 1.5f * PowerOfTwo(-24) * fmaf(all, PowerOfTwo(exponent), -sum);
-      }
+    for (int part = 0; part < T::kSteps / 4; ++part) {
+      uint4(*to)[32] = &shared.query[warp][n][2 * part];
+      const uint32_t(&eight)[8] = *reinterpret_cast<const uint32_t(*)[8]>(&x[8 * part]);
+      SplitBytes<T>(eight, &to[0][lane], &to[1][lane]);
     }
   }
   __syncwarp();
 }
 
-// q' of the warp's columns as operands, and their sums. Returns 2^24 / 2^exponent: what a score is
-// to be multiplied with beside its token's scale.
+// q' of the warp's columns as operands, and what belongs to them.
 template <class T>
-__device__ __forceinline__ float PrepareQuery(const PrefillAttentionParams& p,
-                                              const Block<T>& block, Shared<T>& shared, int warp,
-                                              int lane, State<T>& state) {
+__device__ __forceinline__ void PrepareQuery(const PrefillAttentionParams& p, const Block<T>& block,
+                                             Shared<T>& shared, int warp, int lane,
+                                             State<T>& state) {
   const float factor = block.scale * kLog2E;
-  int exponent;
   if (p.rotation_k != nullptr) {
     const int64_t matrix = static_cast<int64_t>(block.head) * T::kDim * T::kDim;
     RotateQuery<T>(p.rotation_k + matrix, shared, warp, lane, state.out);
-    exponent = PackRotatedQuery<T>(state.out, factor, shared, warp, lane);
+    PackRotatedQuery<T>(state.out, factor, shared, warp, lane);
   } else {
-    exponent = PackPlainQuery<T>(factor, shared, warp, lane);
+    PackPlainQuery<T>(factor, shared, warp, lane);
   }
-  SumRounding<T>(exponent, shared, warp, lane);
-  return PowerOfTwo(24 - exponent);
 }
 
 // out := out R_V', through the query's shared memory, half of the columns at a time.

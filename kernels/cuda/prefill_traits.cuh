@@ -43,7 +43,7 @@ struct Traits {
   static constexpr int kRows = dim == 256 ? 16 : 32;  // BF16 tokens of a stage
   static constexpr int kRowBytes = 2 * dim + 16;      // padded against bank conflicts
   static constexpr int kRowStages = 3;
-  static constexpr int kLevelPages = 16;  // between two levellings
+  static constexpr int kHoldPages = 16;  // between two times that sums are put away (HeldSums)
 };
 
 // Shared memory of a block.
@@ -55,14 +55,17 @@ struct Shared {
     char tiles[T::kStages][T::kTileBytes];
     char rows[T::kRowStages][2][T::kRows][T::kRowBytes];  // K, V
   };
-  float query_sum[T::kWarps][T::kGroups][T::kColumns];  // log2 units
-  // 1.5 times what rounding took from it, in the unit of products: of two columns, twice, which is
-  // where a lane's sums of products begin.
-  float4 query_rest[T::kWarps][T::kGroups][T::kColumns / 2];
-  float bias[T::kWarps][T::kColumns];            // of INT2 logits, log2 units
-  float held_sum[T::kLaneColumns][T::kThreads];  // of p, before the last levelling
-  int token[T::kWarps][T::kColumns];             // fresh token of the column
-  int row[T::kWarps][T::kColumns];               // of q and out, negative: no such column
+  // Of two columns and a group: where sums of products begin, minus 1.5 times the sum of the
+  // rounded column, as integers behind kProductsMiddle's bits; and the sums of q', log2 units.
+  float4 query_terms[T::kWarps][T::kGroups][T::kColumns / 2];
+  // Of two columns: log2 units of a product's unit, and what takes the middle out of products.
+  float4 query_unit[T::kWarps][T::kColumns / 2];
+  float bias[T::kWarps][T::kColumns];  // of INT2 logits, log2 units
+  // Of p, put away, and what all that is put away is to be multiplied with.
+  float held_sum[T::kLaneColumns][T::kThreads];
+  float held_factor[T::kLaneColumns][T::kThreads];
+  int token[T::kWarps][T::kColumns];  // fresh token of the column
+  int row[T::kWarps][T::kColumns];    // of q and out, negative: no such column
 };
 
 // What a block works on.
@@ -147,6 +150,12 @@ __device__ __forceinline__ float SumOverRows(float x) {
   return x;
 }
 
+__device__ __forceinline__ int SumOverRows(int x) {
+#pragma unroll
+  for (int step = 4; step < 32; step *= 2) x += __shfl_xor_sync(~0u, x, step);
+  return x;
+}
+
 __device__ __forceinline__ float SoftCap(float logit, float cap) {
   return cap * tanhf(logit / cap);
 }
@@ -195,6 +204,24 @@ struct State {
       reference[i] += headroom;
     }
     headroom = 0.0f;
+  }
+
+  // Whether MustMove has to be asked about logits `t` minus references. As integers positive ones
+  // compare as they do, and others are below them.
+  __device__ __forceinline__ bool MayMove(const float (&t)[2][T::kColumnTiles][4]) const {
+    int most[4] = {};  // chains of their own
+#pragma unroll
+    for (int v = 0; v < 2; ++v) {
+#pragma unroll
+      for (int n = 0; n < T::kColumnTiles; ++n) {
+        int& x = most[n % 2 * 2];
+        int& y = most[n % 2 * 2 + 1];
+        x = __vimax3_s32(x, __float_as_int(t[v][n][0]), __float_as_int(t[v][n][1]));
+        y = __vimax3_s32(y, __float_as_int(t[v][n][2]), __float_as_int(t[v][n][3]));
+      }
+    }
+    const int all = max(max(most[0], most[1]), max(most[2], most[3]));
+    return all > __float_as_int(headroom + kLag) || seen != (1u << T::kLaneColumns) - 1;
   }
 
   // `best`: largest logits of this lane minus reference.

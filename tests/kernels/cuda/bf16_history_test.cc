@@ -334,7 +334,7 @@ TEST(Bf16History, DecodeAgreesWithTheOracle) {
         options.copy_path = path;
         if (path == CopyPath::kAsync16) options.form = DecodeForm::kPlanned;
         options.sequences = Ragged();
-        EXPECT_LE(HistoryCase(options).Decode(), 1e-3) << tile.head_dim << " group " << group;
+        EXPECT_LE(HistoryCase(options).Decode(), 5e-4) << tile.head_dim << " group " << group;
       }
     }
   }
@@ -349,7 +349,7 @@ TEST(Bf16History, DecodeOfDraftsCapsAndWindows) {
     options.window = (mask & 4) != 0 ? 500 : 0;
     options.batch_invariant = mask % 3 == 0;
     options.sequences = Ragged();
-    EXPECT_LE(HistoryCase(options).Decode(), 1e-3) << "mask " << mask;
+    EXPECT_LE(HistoryCase(options).Decode(), 5e-4) << "mask " << mask;
   }
 }
 
@@ -367,7 +367,7 @@ TEST(Bf16History, DecodeByClusters) {
       options.soft_cap = (mask & 1) != 0 ? 3.0f : 0.0f;
       options.window = (mask & 2) != 0 ? 500 : 0;
       options.sequences = Ragged();
-      EXPECT_LE(HistoryCase(options).Decode(), 1e-3) << group << " heads, mask " << mask;
+      EXPECT_LE(HistoryCase(options).Decode(), 5e-4) << group << " heads, mask " << mask;
     }
   }
 }
@@ -380,14 +380,14 @@ TEST(Bf16History, DecodeOfOneAndOfMany) {
     one.kv_heads = 1;
     one.form = form;
     one.sequences = {{64, 0, 400, 300, 0}};
-    EXPECT_LE(HistoryCase(one).Decode(), 1e-3);
+    EXPECT_LE(HistoryCase(one).Decode(), 5e-4);
     one.sequences = {{64, 150, 250, 300, 0}};
-    EXPECT_LE(HistoryCase(one).Decode(), 1e-3);
+    EXPECT_LE(HistoryCase(one).Decode(), 5e-4);
   }
   HistoryOptions many;
   many.kv_heads = 8;
   for (int i = 0; i < 40; ++i) many.sequences.push_back({64, i % 3, i % 5, 20 + i, 0});
-  EXPECT_LE(HistoryCase(many).Decode(), 1e-3);
+  EXPECT_LE(HistoryCase(many).Decode(), 5e-4);
 }
 
 TEST(Bf16History, PrefillAgreesWithTheOracle) {
@@ -400,7 +400,7 @@ TEST(Bf16History, PrefillAgreesWithTheOracle) {
         options.products = products;
         options.window = window;
         options.sequences = Ragged();
-        EXPECT_LE(HistoryCase(options).Prefill(), 1.5e-3) << tile.head_dim << " window " << window;
+        EXPECT_LE(HistoryCase(options).Prefill(), 5e-4) << tile.head_dim << " window " << window;
       }
     }
   }

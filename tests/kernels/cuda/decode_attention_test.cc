@@ -140,7 +140,7 @@ TEST_P(DecodeForms, Fp16QueryAndRows) {
       options.out_type = OutType::kFp16;
       DecodeCase half(options);
       half.Run();
-      EXPECT_LE(half.WorstOfBound(7e-4, 100), 1.0) << group << " heads";
+      EXPECT_LE(half.WorstOfBound(5e-4, 100), 1.0) << group << " heads";
     }
   }
 }

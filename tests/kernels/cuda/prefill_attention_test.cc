@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "kernels/bf16.h"
+#include "kernels/fp16.h"
 #include "kernels/tile_codec.h"
 #include "tests/kernels/cuda/prefill_case.h"
 
@@ -25,24 +26,15 @@ struct Shape {
   int head_dim, group_size, kv_heads, group;
 };
 
-// Whether the call is served by products of four warps.
-bool UsesTeams(const PrefillOptions& options) {
-  int device = 0, major = 0;
-  EXPECT_EQ(cudaGetDevice(&device), cudaSuccess);
-  EXPECT_EQ(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device), cudaSuccess);
-  return major == 9 && options.products == PrefillProducts::kAuto &&
-         options.row_type == RowType::kBf16 && options.out_type != OutType::kFp16 &&
-         options.tile.head_dim == 128 && options.tile.group_size >= 64 &&
-         options.soft_cap <= 0.0f && options.window <= 0;
+// What a row may be off by; where rounding it to the type of `out` alone takes more, that.
+double ErrorBound(OutType type, double logit_std) {
+  if (type == OutType::kF32) return logit_std < 4 ? 5e-4 : 2e-3;
+  return logit_std < 4 ? 2e-3 : 5e-3;
 }
 
-// Products of one warp take q' rounded to fp16, whose error grows with the logits; those of four
-// warps take what was rounded away too. Rounding a row to bf16 alone takes 1.6e-3 on average and,
-// with few channels, up to 2.4e-3.
-double ErrorBound(bool teams, OutType type, double logit_std) {
-  if (teams) return type == OutType::kF32 ? 5e-4 : 2.4e-3;
-  if (type == OutType::kF32) return logit_std < 4 ? 1e-3 : 4e-3;
-  return logit_std < 4 ? 2.6e-3 : 5e-3;
+const char* NameOf(OutType type) {
+  if (type == OutType::kF32) return "f32";
+  return type == OutType::kBf16 ? "bf16" : "fp16";
 }
 
 class PrefillShapes : public testing::TestWithParam<std::tuple<Shape, PrefillProducts>> {};
@@ -63,12 +55,10 @@ TEST_P(PrefillShapes, AgreesWithTheOracle) {
       options.seed = 3 + shape.group;
       PrefillCase run(options);
       run.Run();
-      const double error = run.WorstError(150);
-      const double bound = ErrorBound(UsesTeams(options), type, logit_std);
       std::printf("d %d G %d g %d %s std %.0f %s: error %.2e\n", shape.head_dim, shape.group_size,
                   shape.group, products == PrefillProducts::kAuto ? "auto" : "warp", logit_std,
-                  type == OutType::kF32 ? "f32" : "bf16", error);
-      EXPECT_LE(error, bound);
+                  NameOf(type), run.WorstError(150));
+      EXPECT_LE(run.WorstOfBound(ErrorBound(type, logit_std), 150), 1.0);
     }
   }
 }
@@ -105,14 +95,13 @@ TEST_P(PrefillFp16, AgreesWithTheOracle) {
         options.seed = 5 + shape.group;
         PrefillCase run(options);
         run.Run();
-        const double error = run.WorstError(150);
         std::printf("fp16: d %d G %d g %d %s std %.0f, %g: error %.2e\n", shape.head_dim,
-                    shape.group_size, shape.group, type == OutType::kF32 ? "f32" : "fp16",
-                    logit_std, value_std, error);
-        // q' in fp16 as in ErrorBound, up to 1.1e-3 here; means of values of 1e-4 are subnormal.
-        const double query = logit_std < 4 ? 1.2e-3 : 4e-3;
-        const double rounding = type == OutType::kF32 ? 0.0 : value_std < 1e-3 ? 3e-3 : 4e-4;
-        EXPECT_LE(error, query + rounding);
+                    shape.group_size, shape.group, NameOf(type), logit_std, value_std,
+                    run.WorstError(150));
+        // A row in fp16 takes its rounding beside, which is more where elements are subnormal.
+        double bound = ErrorBound(OutType::kF32, logit_std);
+        if (type != OutType::kF32) bound *= 1.4;
+        EXPECT_LE(run.WorstOfBound(bound, 150), value_std < 1e-3 ? 1.1 : 1.0);
       }
     }
   }
@@ -138,7 +127,7 @@ TEST(PrefillAttention, Fp16RowsWithCapsWindowsAndLearnedSinks) {
     options.seed = mask;
     PrefillCase run(options);
     run.Run();
-    EXPECT_LE(run.WorstError(40), 1e-3) << "mask " << mask;
+    EXPECT_LE(run.WorstError(40), 5e-4) << "mask " << mask;
   }
 }
 
@@ -157,7 +146,7 @@ TEST(PrefillAttention, EveryTermOfTheLogit) {
     options.seed = mask;
     PrefillCase run(options);
     run.Run();
-    EXPECT_LE(run.WorstError(40), options.transforms ? 5e-4 : 1.5e-3) << "mask " << mask;
+    EXPECT_LE(run.WorstError(40), 5e-4) << "mask " << mask;
   }
 }
 
@@ -203,31 +192,132 @@ TEST(PrefillAttention, PaddedEntriesStayUntouched) {
 
 TEST(PrefillAttention, SmallValuesAndPeaks) {
   CRUMB_NEEDS_DEVICE();
-  for (const double value_std : {1.0, 1e-2, 1e-4}) {
-    for (const double nats : {0.0, 8.0, 14.0, 16.0}) {
-      PrefillOptions options;
-      options.kv_heads = 1;
-      options.group = 2;
-      options.sequences = {{64, 400, 0, 3}};
-      options.value_std = value_std;
-      options.logit_std = 0.01;
-      options.transforms = false;
-      PrefillCase run(options);
-      if (nats > 0.0) {
-        // A constant K row whose logit is `nats` for the first query row.
-        double sum = 0.0;
-        for (int i = 0; i < 128; ++i) sum += Bf16ToFloat(run.q()[i]);
-        for (const int page : {7, 311}) {
-          WriteMeta(options.tile, TilePart::kKey, 21, 0,
-                    {0, Half((page == 7 ? 0.5 : 1.0) * nats * std::sqrt(128.0) / sum)},
-                    run.Tile(0, page, 0));
+  for (const PrefillProducts products : {PrefillProducts::kAuto, PrefillProducts::kWarp}) {
+    for (const double value_std : {1.0, 1e-2, 1e-4}) {
+      for (const double nats : {0.0, 8.0, 14.0, 16.0}) {
+        PrefillOptions options;
+        options.products = products;
+        options.kv_heads = 1;
+        options.group = 2;
+        options.sequences = {{64, 400, 0, 3}};
+        options.value_std = value_std;
+        options.logit_std = 0.01;
+        options.transforms = false;
+        PrefillCase run(options);
+        if (nats > 0.0) {
+          // A constant K row whose logit is `nats` for the first query row.
+          double sum = 0.0;
+          for (int i = 0; i < 128; ++i) sum += Bf16ToFloat(run.q()[i]);
+          for (const int page : {7, 311}) {
+            WriteMeta(options.tile, TilePart::kKey, 21, 0,
+                      {0, Half((page == 7 ? 0.5 : 1.0) * nats * std::sqrt(128.0) / sum)},
+                      run.Tile(0, page, 0));
+          }
+          run.Upload();
         }
-        run.Upload();
+        run.Run();
+        const double error = run.RowError(0, run.Out(), run.Lse());
+        std::printf("values %.0e, peak %.0f nats: error %.1e\n", value_std, nats, error);
+        EXPECT_LE(error, 5e-4);
       }
+    }
+  }
+}
+
+// The key of a row that gets `nats`: its codes follow the signs of the query. Returns the logit.
+double PlaceKey(const TileShape& shape, const Bf16* q, int token, double nats, uint8_t* tile) {
+  double sum = 0.0;
+  for (int i = 0; i < shape.head_dim; ++i) {
+    const double x = Bf16ToFloat(q[i]);
+    WriteCode(shape, TilePart::kKey, token, i, x > 0.0 ? 3 : 0, tile);
+    sum += std::abs(x);
+  }
+  const double root = std::sqrt(shape.head_dim);
+  const uint16_t scale = Half(nats * root / 1.5 / sum);
+  for (int y = 0; y < shape.groups(); ++y) {
+    WriteMeta(shape, TilePart::kKey, token, y, {scale, Half(-1.5 * Fp16ToFloat(scale))}, tile);
+  }
+  return 1.5 * Fp16ToFloat(scale) * sum / root;
+}
+
+// A key that has 21 to 93 % of its row, 2 to 15 times what another in an earlier page has: as
+// references stay, its probability is rounded, with the scale of V that loses most by it.
+TEST(PrefillAttention, OneKeyThatHasMostOfARow) {
+  CRUMB_NEEDS_DEVICE();
+  const TileShape shapes[] = {
+      {64, 128, 128}, {64, 128, 64}, {64, 128, 32}, {64, 64, 64}, {64, 256, 128}};
+  for (const TileShape& shape : shapes) {
+    for (const PrefillProducts products : {PrefillProducts::kAuto, PrefillProducts::kWarp}) {
+      PrefillOptions options;
+      options.tile = shape;
+      options.products = products;
+      options.kv_heads = 64;
+      options.group = 1;
+      options.sequences = {{64, 45, 0, 1}};
+      options.logit_std = 2.0;
+      options.transforms = false;
+      options.seed = shape.head_dim + shape.group_size;
+      PrefillCase run(options);
+      std::mt19937 random(options.seed);
+      for (int head = 0; head < options.kv_heads; ++head) {
+        for (int page = 0; page < 45; ++page) {
+          for (int t = 0; t < 64 * shape.groups(); ++t) {
+            WriteMeta(shape, TilePart::kKey, t % 64, t / 64, {Half(1e-3), Half(-1.5e-3)},
+                      run.Tile(0, page, head));
+          }
+        }
+        const Bf16* q = run.q().data() + static_cast<size_t>(head) * shape.head_dim;
+        const double ratio = 2.1 + random() % 1024 / 1024.0 * 13.1;
+        const int page = 29 + static_cast<int>(random() % 16), token = random() % 64;
+        const double before =
+            PlaceKey(shape, q, random() % 64, 14.0 - std::log(ratio), run.Tile(0, page - 4, head));
+        const double last = PlaceKey(shape, q, token, 14.0, run.Tile(0, page, head));
+        const auto loss = [&](uint16_t scale) {
+          const double weight = std::exp(last - before) * Fp16ToFloat(scale);
+          return std::abs(Fp16ToFloat(Half(weight)) / weight - 1.0);
+        };
+        uint16_t worst = 0x3800;  // from .5 on
+        for (uint16_t scale = 0x3800; scale < 0x3c00; ++scale) {
+          if (loss(scale) > loss(worst)) worst = scale;
+        }
+        for (int y = 0; y < shape.groups(); ++y) {
+          WriteMeta(shape, TilePart::kValue, token, y, {worst, Half(-1.5 * Fp16ToFloat(worst))},
+                    run.Tile(0, page, head));
+        }
+      }
+      run.Upload();
       run.Run();
-      const double error = run.RowError(0, run.Out(), run.Lse());
-      std::printf("values %.0e, peak %.0f nats: error %.1e\n", value_std, nats, error);
-      EXPECT_LE(error, 1e-3);
+      const double error = run.WorstError(64);
+      std::printf("d %d G %d %s, one key: error %.2e\n", shape.head_dim, shape.group_size,
+                  products == PrefillProducts::kAuto ? "auto" : "warp", error);
+      EXPECT_LE(error, 5e-4);
+    }
+  }
+}
+
+TEST(PrefillAttention, ManyRows) {
+  CRUMB_NEEDS_DEVICE();
+  const TileShape shapes[] = {{64, 128, 128}, {64, 128, 32}, {64, 64, 64}, {64, 256, 128}};
+  for (const TileShape& shape : shapes) {
+    for (const PrefillProducts products : {PrefillProducts::kAuto, PrefillProducts::kWarp}) {
+      if (products == PrefillProducts::kAuto && shape.groups() > 1) continue;
+      double worst = 0.0;
+      for (int seed = 0; seed < 2; ++seed) {
+        PrefillOptions options;
+        options.tile = shape;
+        options.products = products;
+        options.kv_heads = 4;
+        options.sequences = {{64, 9, 20, 37}, {64, 3, 0, 33}};
+        options.logit_std = 2.0;
+        options.seed = 1000 + seed;
+        PrefillCase run(options);
+        run.Run();
+        const double error = run.WorstError(500);
+        if (!(error <= worst)) worst = error;
+      }
+      std::printf("d %d G %d %s, many rows: error %.2e\n", shape.head_dim, shape.group_size,
+                  products == PrefillProducts::kAuto ? "auto" : "warp", worst);
+      EXPECT_LE(worst, 5e-4);
     }
   }
 }

@@ -10,6 +10,15 @@
 #include "kernels/cuda/host_oracle.h"
 
 namespace crumb::kernels::cuda {
+namespace {
+
+double Rounded(OutType type, double x) {
+  if (type == OutType::kF32) return static_cast<float>(x);
+  const RowType row = type == OutType::kFp16 ? RowType::kFp16 : RowType::kBf16;
+  return ToFloat(row, FromFloat(row, static_cast<float>(x)));
+}
+
+}  // namespace
 
 PrefillCase::PrefillCase(const PrefillOptions& options)
     : o_(options), batch_(static_cast<int>(options.sequences.size())), random_(options.seed) {
@@ -254,8 +263,8 @@ AttentionParams PrefillCase::HostParams(int sequence, std::vector<uint64_t>* pag
   return p;
 }
 
-double PrefillCase::RowError(int row, const std::vector<float>& out,
-                             const std::vector<float>& lse) const {
+PrefillCase::RowErrors PrefillCase::ErrorsOf(int row, const std::vector<float>& out,
+                                             const std::vector<float>& lse) const {
   const int dim = o_.tile.head_dim, token = row / q_heads();
   int sequence = batch_ - 1;
   while (fresh_begin_[sequence] > token || o_.sequences[sequence].fresh == 0) --sequence;
@@ -265,26 +274,48 @@ double PrefillCase::RowError(int row, const std::vector<float>& out,
   const OracleRow expected =
       OracleAttend(p, token - fresh_begin_[sequence], row % q_heads(),
                    o_.row_type == RowType::kFp16 ? OracleRows::kF16 : OracleRows::kBf16);
-  double error = 0.0, norm = 0.0;
+  double error = 0.0, rounding = 0.0, norm = 0.0;
   for (int i = 0; i < dim; ++i) {
     const double difference = out[static_cast<size_t>(row) * dim + i] - expected.out[i];
+    const double rounded = Rounded(o_.out_type, expected.out[i]) - expected.out[i];
     error += difference * difference;
+    rounding += rounded * rounded;
     norm += expected.out[i] * expected.out[i];
   }
   if (!(std::abs(lse[row] - expected.lse) < 2e-2)) {
     ADD_FAILURE() << "row " << row << ": lse " << lse[row] << ", not " << expected.lse;
   }
-  return std::sqrt(error / norm);
+  return {std::sqrt(error / norm), std::sqrt(rounding / norm)};
+}
+
+double PrefillCase::RowError(int row, const std::vector<float>& out,
+                             const std::vector<float>& lse) const {
+  return ErrorsOf(row, out, lse).all;
+}
+
+void PrefillCase::VisitErrors(int rows_max,
+                              const std::function<void(const RowErrors&)>& visit) const {
+  const std::vector<float> out = Out(), lse = Lse();
+  const int step = std::max(1, rows() / rows_max);
+  for (int row = 0; row < rows() + step - 1; row += step) {
+    visit(ErrorsOf(std::min(row, rows() - 1), out, lse));
+  }
 }
 
 double PrefillCase::WorstError(int rows_max) const {
-  const std::vector<float> out = Out(), lse = Lse();
-  const int step = std::max(1, rows() / rows_max);
   double worst = 0.0;
-  for (int row = 0; row < rows() + step - 1; row += step) {
-    const double error = RowError(std::min(row, rows() - 1), out, lse);
-    if (!(error <= worst)) worst = error;
-  }
+  VisitErrors(rows_max, [&](const RowErrors& of) {
+    if (!(of.all <= worst)) worst = of.all;
+  });
+  return worst;
+}
+
+double PrefillCase::WorstOfBound(double bound, int rows_max) const {
+  double worst = 0.0;
+  VisitErrors(rows_max, [&](const RowErrors& of) {
+    const double share = of.all / std::max(bound, 1.02 * of.rounding);
+    if (!(share <= worst)) worst = share;
+  });
   return worst;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <random>
 #include <vector>
 
@@ -55,7 +56,10 @@ class PrefillCase {
   // Largest ||out - oracle|| / ||oracle|| over rows; at most `rows_max` rows, spread evenly, the
   // first and last among them.
   double WorstError(int rows_max) const;
-  // The same of one row.
+  // The same in parts of what is allowed: `bound`, or what rounding the oracle's row to the type of
+  // `out` takes by itself where that is more.
+  double WorstOfBound(double bound, int rows_max) const;
+  // ||out - oracle|| / ||oracle|| of one row.
   double RowError(int row, const std::vector<float>& out, const std::vector<float>& lse) const;
 
   // Host copies, to change before Upload.
@@ -72,6 +76,11 @@ class PrefillCase {
   void MakeTransforms();
   AttentionParams HostParams(int sequence, std::vector<uint64_t>* pages,
                              std::vector<Bf16>* recent) const;
+  struct RowErrors {
+    double all, rounding;  // relative: of `out`, of the oracle's row rounded to its type
+  };
+  RowErrors ErrorsOf(int row, const std::vector<float>& out, const std::vector<float>& lse) const;
+  void VisitErrors(int rows_max, const std::function<void(const RowErrors&)>& visit) const;
 
   PrefillOptions o_;
   int batch_;

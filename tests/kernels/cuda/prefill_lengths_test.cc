@@ -3,6 +3,7 @@
 // Prefill at both ends of what it promises: a chunk of 8,192 tokens, and 100k tokens before a
 // chunk.
 #include <cmath>
+#include <cstdio>
 
 #include "kernels/bf16.h"
 #include "kernels/tile_codec.h"
@@ -13,27 +14,20 @@ namespace {
 
 constexpr PrefillProducts kProducts[] = {PrefillProducts::kAuto, PrefillProducts::kWarp};
 
-// Products of one warp round the query to fp16.
-double Bound(PrefillProducts products) { return products == PrefillProducts::kAuto ? 5e-4 : 1e-3; }
-
 TEST(PrefillLengths, AChunkOf8192TokensBesideOneOfOne) {
   CRUMB_NEEDS_DEVICE();
-  int major = 0;
-  ASSERT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
   for (const PrefillProducts products : kProducts) {
     PrefillOptions options;
     options.products = products;
     options.sequences = {{64, 30, 100, 8192}, {64, 3, 0, 1}};
     PrefillCase run(options);
     run.Run();
-    EXPECT_LE(run.WorstError(90), Bound(major == 9 ? products : PrefillProducts::kWarp));
+    EXPECT_LE(run.WorstError(90), 5e-4);
   }
 }
 
 TEST(PrefillLengths, OneKeyOver100kFlatOnes) {
   CRUMB_NEEDS_DEVICE();
-  int major = 0;
-  ASSERT_CUDA(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
   for (const PrefillProducts products : kProducts) {
     for (const double value_std : {1.0, 1e-2, 1e-4}) {
       for (const double nats : {8.0, 12.0, 16.0}) {
@@ -53,7 +47,11 @@ TEST(PrefillLengths, OneKeyOver100kFlatOnes) {
                   run.Tile(0, 311, 0));
         run.Upload();
         run.Run();
-        EXPECT_LE(run.RowError(0, run.Out(), run.Lse()), 1e-3)
+        const double error = run.RowError(0, run.Out(), run.Lse());
+        std::printf("%.0f nats, V %.0e, products %d: error %.2e\n", nats, value_std,
+                    static_cast<int>(products), error);
+        // Those of four warps cut sums behind one large key: up to 5.8e-4 where values are 1e-4.
+        EXPECT_LE(error, products == PrefillProducts::kWarp ? 5e-4 : 6e-4)
             << nats << " nats, V " << value_std << ", products " << static_cast<int>(products);
       }
     }
