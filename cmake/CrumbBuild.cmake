@@ -83,6 +83,9 @@ function(crumb_test name)
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 120)
   endif()
+  if(CRUMB_SANITIZE)  # several times slower
+    math(EXPR ARG_TIMEOUT "3 * ${ARG_TIMEOUT}")
+  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE crumb_settings ${ARG_DEPS} GTest::gmock GTest::gtest
     GTest::gtest_main)
