@@ -25,6 +25,13 @@ namespace {
 
 constexpr auto kStartWait = std::chrono::seconds(30);
 
+// Tests lie in tests/ beside bin/, in the build folder or wherever both were copied to.
+std::string CrumbdProgram() {
+  std::error_code ignored;
+  const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  return (self.parent_path().parent_path() / "bin" / "crumbd").string();
+}
+
 }  // namespace
 
 CrumbdProcess::CrumbdProcess(const std::string& folder, const StoreSizes& sizes)
@@ -43,13 +50,14 @@ CrumbdProcess::~CrumbdProcess() { Kill(); }
 pid_t CrumbdProcess::Spawn(const std::vector<std::string>& flags) const {
   const std::string log = folder_ + "/crumbd.log";
   const std::string config = folder_ + "/crumbd.yaml";
+  const std::string program = CrumbdProgram();
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, 2, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
   // It is in its group before it takes any memory.
   const std::string join = control_group_.empty() ? "/dev/null" : control_group_ + "/cgroup.procs";
   std::vector<const char*> arguments = {
-      "/bin/sh",  "-c",          "echo $$ > \"$0\" && exec \"$@\"", join.c_str(), CRUMBD_PATH,
+      "/bin/sh",  "-c",          "echo $$ > \"$0\" && exec \"$@\"", join.c_str(), program.c_str(),
       "--config", config.c_str()};
   for (const std::string& flag : flags) arguments.push_back(flag.c_str());
   arguments.push_back(nullptr);
