@@ -89,8 +89,23 @@ MissReason ReadDeviceHeader(const AcquireRequest& request, const std::string& en
                        request.keys[static_cast<size_t>(fragment.page)]);
 }
 
+// Of a fragment whose shape is told. False: they are not there.
+bool ReadFirstSums(const AcquireRequest& request, const std::string& sums, size_t* at,
+                   DeviceFragment& fragment) {
+  const std::optional<TileRange>& tiles = request.peer_sums;
+  if (!tiles.has_value() || sums.empty()) return true;
+  if (Intersect(fragment.shape->range, *tiles) != *tiles) return true;
+  const size_t bytes = sizeof(uint32_t) * static_cast<size_t>(tiles->tiles());
+  if (sums.size() - *at < bytes) return false;
+  fragment.tile_sums = {reinterpret_cast<const uint32_t*>(sums.data() + *at),
+                        static_cast<size_t>(tiles->tiles())};
+  *at += bytes;
+  return true;
+}
+
+// `sums_at`: how many of the bytes of sums belong to fragments before this one.
 MissReason ReadDeviceOne(const AcquireRequest& request, const ToldFragments& told, int index,
-                         DeviceFragment& fragment) {
+                         size_t* sums_at, DeviceFragment& fragment) {
   const v1::DeviceFragments& at = told.at;
   const size_t pool = at.pools(index), shape = at.shapes(index);
   if (shape >= told.shapes.size() || pool >= request.pools.size() + request.peers.size()) {
@@ -104,6 +119,9 @@ MissReason ReadDeviceOne(const AcquireRequest& request, const ToldFragments& tol
   if (at.headers_size() > 0 && !at.headers(index).empty()) {
     const MissReason read = ReadDeviceHeader(request, at.headers(index), fragment);
     if (read != MissReason::kNone) return read;
+  } else if (pool >= request.pools.size() &&
+             !ReadFirstSums(request, at.sums(), sums_at, fragment)) {
+    return MissReason::kCorrupt;
   }
   return fragment.shape->generation == request.generation ? MissReason::kNone
                                                           : MissReason::kGeneration;
@@ -144,6 +162,7 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
   const std::optional<TileRange>& needed = request.own.has_value() ? request.own : request.range;
   int index = 0;
   int device_index = 0;
+  size_t sums_at = 0;
   for (int page = 0; page < pages_max; ++page) {
     const size_t first = read.fragments.size();
     const size_t device_first = read.device_fragments.size();
@@ -160,7 +179,7 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
            static_cast<int>(on_device.pages(device_index)) == page;
          ++device_index) {
       DeviceFragment& fragment = read.device_fragments.emplace_back();
-      read.miss_reason = ReadDeviceOne(request, *told, device_index, fragment);
+      read.miss_reason = ReadDeviceOne(request, *told, device_index, &sums_at, fragment);
       if (read.miss_reason != MissReason::kNone) break;
       covered += needed.has_value() ? Intersect(fragment.shape->range, *needed).tiles() : 0;
     }

@@ -13,6 +13,8 @@
 
 namespace crumb::client {
 
+class LateSums;
+
 // 64 tokens of one sequence, this rank's layers and KV heads, where attention reads them: in memory
 // of this process, in crumbd's slabs under a lease, or in device memory. Immutable once its last
 // tile is written.
@@ -35,6 +37,8 @@ struct Page {
   std::vector<uint32_t> tile_sums;
   // The same of a page that lies in one fragment, where `memory` keeps them; else empty.
   std::span<const uint32_t> fragment_sums;
+  std::shared_ptr<LateSums> late_sums;  // not null: `sums` are those of the first layers, until it
+                                        // brings all
 
   std::span<const uint32_t> sums() const {
     return fragment_sums.empty() ? std::span(tile_sums) : fragment_sums;

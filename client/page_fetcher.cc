@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "client/late_sums.h"
 #include "client/run_of.h"
 #include "common/crc32c.h"
 #include "common/status_macros.h"
@@ -98,7 +99,8 @@ PageFetcher::Asked PageFetcher::Ask(const PageRequest& request) const {
   wanted.behind_miss = request.behind_miss;
   if (intake_ != nullptr) intake_->NamePools(&wanted);
   if (!wanted.pools.empty()) wanted.own = options_.own_tiles();
-  return {request, client_.StartAcquire(wanted)};
+  auto pending = client_.StartAcquire(wanted);
+  return {request, std::move(wanted), std::move(pending)};
 }
 
 bool PageFetcher::Asked::Await() {
@@ -123,6 +125,7 @@ absl::StatusOr<FetchedPages> PageFetcher::Read(Asked asked) const {
   fetched.lease = acquired.lease;
   fetched.lease_id = acquired.lease_id;
   HeldPages held = HoldOnDevice(request, acquired.lease);
+  LetSumsFollow(asked, acquired, held.pages);
   auto next_held = held.pages.begin();
   std::span<const LeasedFragment> rest = acquired.lease->fragments();
   std::span<const DeviceFragment> on_device = acquired.lease->device_fragments();
@@ -157,6 +160,21 @@ absl::StatusOr<FetchedPages> PageFetcher::Read(Asked asked) const {
     fetched.page_tiers.push_back(acquired.page_tiers[i]);
   }
   return fetched;
+}
+
+// Of pages that were told some of their sums.
+void PageFetcher::LetSumsFollow(const Asked& asked, const AcquireResult& acquired,
+                                std::span<const std::shared_ptr<Page>> pages) const {
+  const TileRange own = options_.own_tiles();
+  std::shared_ptr<LateSums> late;
+  for (const std::shared_ptr<Page>& page : pages) {
+    if (page->placed || page->sums().size() == static_cast<size_t>(own.tiles())) continue;
+    if (late == nullptr) {
+      late =
+          std::make_shared<LateSums>(client_, asked.sent_, acquired.lease, acquired.lease_id, own);
+    }
+    page->late_sums = late;
+  }
 }
 
 absl::Status PageFetcher::Assemble(const std::shared_ptr<const Lease>& lease,

@@ -61,10 +61,11 @@ class PageFetcher {
 
    private:
     friend class PageFetcher;
-    Asked(const PageRequest& request, std::unique_ptr<PendingAcquire> pending)
-        : request_(request), pending_(std::move(pending)) {}
+    Asked(const PageRequest& request, AcquireRequest sent, std::unique_ptr<PendingAcquire> pending)
+        : request_(request), sent_(std::move(sent)), pending_(std::move(pending)) {}
 
     PageRequest request_;
+    AcquireRequest sent_;
     std::unique_ptr<PendingAcquire> pending_;  // null: answered
     absl::StatusOr<AcquireResult> answer_;
   };
@@ -82,6 +83,8 @@ class PageFetcher {
   }
 
  private:
+  void LetSumsFollow(const Asked& asked, const AcquireResult& acquired,
+                     std::span<const std::shared_ptr<Page>> pages) const;
   absl::Status Assemble(const std::shared_ptr<const Lease>& lease,
                         std::span<const LeasedFragment> fragments, kernels::PageFormat format,
                         Page& page) const;

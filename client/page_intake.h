@@ -27,6 +27,8 @@ class PageIntake {
  public:
   virtual ~PageIntake() = default;
 
+  // Whether a page may be attended where it lies. Else all are copied.
+  virtual bool attends_in_place() const = 0;
   // Names the device pools whose fragments Hold takes.
   virtual void NamePools(AcquireRequest* request) const = 0;
   // Pages of one fragment each, in such pools, that have all of this rank's tiles: `placed` where

@@ -229,8 +229,8 @@ class RemoteClient::PendingLease final : public PendingAcquire {
     wire_ = std::move(wire);
     number_ = wire_.request();
     deadline_ = Clock::Real().Now() + request_.timeout;
-    // Sums are megabytes.
-    const bool small = wire_.peers().empty() && !wire_.device_sums();
+    // All sums are megabytes.
+    const bool small = (wire_.peers().empty() || wire_.has_peer_sums()) && !wire_.device_sums();
     if (small && connection_->calls() != nullptr) {
       call_ = connection_->calls()->Start(wire_, deadline_, &answer_, &extent_);
     }
@@ -344,6 +344,7 @@ std::unique_ptr<PendingAcquire> RemoteClient::StartAcquire(const AcquireRequest&
   for (const PoolId& pool : request.pools) wire.add_pools(pool.ToBytes());
   for (const PoolId& pool : request.peers) wire.add_peers(pool.ToBytes());
   wire.set_device_sums(request.device_sums);
+  if (request.peer_sums.has_value()) *wire.mutable_peer_sums() = ToWire(*request.peer_sums);
   wire.set_behind_miss(request.behind_miss);
   wire.set_request(last_request_.fetch_add(1) + 1);
   auto pending =

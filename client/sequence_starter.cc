@@ -26,19 +26,21 @@ constexpr Duration kOpenTimeout = std::chrono::seconds(2);
 constexpr Duration kBindTimeoutMin = std::chrono::milliseconds(50);
 // For crumbd to count keys.
 constexpr Duration kCountTimeout = std::chrono::milliseconds(50);
-// Parts of what is not known of a prompt, at most: each is a question of its own.
+// Parts of what is not known of a prompt, at most: each is a question of its own. More where pages
+// are copied: they begin to come with the first one, and the last ones are fewer.
 constexpr int kPartsMax = 2;
+constexpr int kCopiedPartsMax = 4;
 // Pages that are hashed before it is looked again whether crumbd has answered.
 constexpr size_t kHashedBetweenLooks = 64;
 
 // Where the parts of a prompt's pages end that are asked for one after the other: while crumbd
 // looks for a part the next one's keys are hashed. `known` of them need no hashing.
-std::vector<int> PartEnds(int known, int pages, int part_pages) {
+std::vector<int> PartEnds(int known, int pages, int part_pages, int parts_max) {
   std::vector<int> ends;
   const int fresh = pages - std::min(known, pages);
   if (part_pages > 0) {
     const int run = std::min(part_pages, static_cast<int>(kRunPages));
-    const int parts = std::min(kPartsMax, fresh / part_pages);
+    const int parts = std::min(parts_max, fresh / part_pages);
     if (known >= part_pages && parts > 0) ends.push_back(known / run * run);
     for (int part = 1; part < parts; ++part) {
       ends.push_back((pages - fresh + fresh * part / parts) / run * run);
@@ -257,6 +259,10 @@ void SequenceStarter::FetchRest(SequenceStart& start, int pages_max, Duration ti
   NoteFetched(start, *fetched, fetched->page_tiers, intake.get());
 }
 
+int SequenceStarter::PartsMax() const {
+  return intake_ != nullptr && !intake_->attends_in_place() ? kCopiedPartsMax : kPartsMax;
+}
+
 // The prefix of one prompt, asked for in parts. A part is asked for once all of the one before is
 // known to be there: before that one's pages are taken, unless they have to be copied, which begins
 // as soon as crumbd has answered.
@@ -272,7 +278,7 @@ class SequenceStarter::Parts {
         deadline_(Clock::Real().Now() + timeout_),
         pages_max_(starter.HitPagesMax(tokens.size(), options)),
         ends_(PartEnds(static_cast<int>(start.prompt_keys.size()), pages_max_,
-                       starter.options_.part_pages)) {}
+                       starter.options_.part_pages, starter.PartsMax())) {}
 
   void Fetch() {
     TakeShared();

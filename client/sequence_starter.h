@@ -87,6 +87,7 @@ class SequenceStarter {
   void KeepPrompt(const SequenceStart& start, const SequenceOptions& options);
   void FindShared(SequenceStart& start, int pages_max) const;
   void CountShared(SequenceStart& start);
+  int PartsMax() const;
   bool CanFetch(const SequenceStart& start) const;
   std::unique_ptr<PageIntake::Prefix> NewPrefix(const SequenceStart& start, int pages_max) const;
   void FetchRest(SequenceStart& start, int pages_max, Duration timeout);

@@ -15,10 +15,11 @@ using kernels::PageFormat;
 
 namespace {
 
-constexpr int kKernelBlocks = 8;      // saturate PCIe; of 132 multiprocessors of an H200
-constexpr int kPoolBlocks = 48;       // that read other devices' memory
-constexpr int kEverything = 1 << 20;  // layers, and the statuses behind them
-constexpr int kGroupGrowth = 3;       // of the layers that one copy brings
+constexpr int kKernelBlocks = 8;       // saturate PCIe; of 132 multiprocessors of an H200
+constexpr int kPoolBlocks = 48;        // that read other devices' memory
+constexpr int kPoolKernelLayers = 12;  // that it brings where all pages are there
+constexpr int kEverything = 1 << 20;   // layers, and the statuses behind them
+constexpr int kGroupGrowth = 3;        // of the layers that one copy brings
 
 bool Inside(const std::vector<std::span<const std::byte>>& ranges, const std::byte* begin,
             const std::byte* end) {
@@ -40,6 +41,16 @@ void PrefixLoad::NoteEnqueued(int layers, absl::Status status) {
   enqueued_ = layers;
   status_ = std::move(status);
   changed_.NotifyAll();
+}
+
+void PrefixLoad::NoteUnchecked(int place) {
+  MutexLock lock(&mutex_);
+  unchecked_ = std::min(unchecked_, place);
+}
+
+bool PrefixLoad::checked(int place) const {
+  MutexLock lock(&mutex_);
+  return place < unchecked_;
 }
 
 absl::Status PrefixLoad::AwaitEnqueued(int layers) const {
@@ -71,7 +82,7 @@ int PrefixLoad::Settle() const {
   if (done_.load()) return damaged_;
   const auto* status = reinterpret_cast<const uint32_t*>(lane_.staging.get());
   for (size_t i = places_.size(); i-- > 0;) {
-    if (!arrived.ok() || status[i] != 0) damaged_ = places_[i];
+    if (!arrived.ok() || status[i] != 0 || places_[i] >= unchecked_) damaged_ = places_[i];
   }
   done_.store(true);
   return damaged_;
@@ -237,12 +248,24 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Add(Job& job, const Pages& fro
   }
   LookAtSources(job, begin);
   const absl::Status queued = EnqueuePart(job, begin);
-  if (queued.ok()) return to;
+  if (queued.ok()) {
+    AskForSums(job, begin);
+    return to;
+  }
   Drain(job);
   job.from.resize(static_cast<size_t>(begin));
   job.to.resize(static_cast<size_t>(begin));
   job.copied.resize(static_cast<size_t>(begin));
   return queued;
+}
+
+void PrefixLoader::AskForSums(Job& job, int page_begin) {
+  for (int i = page_begin; i < job.pages(); ++i) {
+    const std::shared_ptr<LateSums>& late = job.from[i]->late_sums;
+    if (late == nullptr || (!job.late_sums.empty() && job.late_sums.back() == late)) continue;
+    job.late_sums.push_back(late);
+    enqueuer_.Add([late] { late->Await().IgnoreError(); });
+  }
 }
 
 void PrefixLoader::Complete(std::shared_ptr<Job> job) {
@@ -255,7 +278,12 @@ void PrefixLoader::Complete(std::shared_ptr<Job> job) {
   absl::Status queued;
   {
     MutexLock lock(&enqueue_mutex_);
-    queued = EnqueueKernelLayers(*job);
+    if (job->all_in_pools && job->kernel_layers > 0) {
+      job->kernel_layers =
+          std::max(job->kernel_layers, std::min(kPoolKernelLayers, parts_.geometry.layers));
+    }
+    const int told = job->late_sums.empty() ? job->kernel_layers : std::min(1, job->kernel_layers);
+    queued = EnqueueKernelLayers(*job, 0, told);
     if (!queued.ok()) Drain(*job);
   }
   if (queued.ok()) {
@@ -279,6 +307,7 @@ void PrefixLoader::LookAtSources(Job& job, int page_begin) const {
         kernel_layers_ > 0 &&
         (from.in_pool || (parts_.device.kernels_read_pinned() && Inside(pinned, from.tiles, end)));
     job.copied.push_back(readable ? 0 : 1);
+    job.all_in_pools &= from.in_pool;
     job.any_copied |= !readable;
     any_readable |= readable;
   }
@@ -349,22 +378,47 @@ absl::Status PrefixLoader::EnqueuePart(const Job& job, int page_begin) {
 }
 
 // The first one is under way.
-absl::Status PrefixLoader::EnqueueKernelLayers(const Job& job) {
-  const int layers = job.kernel_layers, sinks = job.sinks();
-  CRUMB_RETURN_IF_ERROR(SendSums(job, 1, layers));
-  for (int layer = 0; layer < layers; ++layer) {
+absl::Status PrefixLoader::EnqueueKernelLayers(const Job& job, int layer_begin, int layer_end) {
+  const int sinks = job.sinks();
+  CRUMB_RETURN_IF_ERROR(SendSums(job, layer_begin, layer_end));
+  for (int layer = layer_begin; layer < layer_end; ++layer) {
     if (layer > 0) {
       CRUMB_RETURN_IF_ERROR(BringByKernel(job, 0, sinks, layer, layer + 1));
       CRUMB_RETURN_IF_ERROR(BringByKernel(job, sinks, job.pages(), layer, layer + 1));
     }
     CRUMB_RETURN_IF_ERROR(parts_.device.Record(job.lane().layer_done[layer].get(), stream_.get()));
   }
-  job.load->NoteEnqueued(layers, absl::OkStatus());
+  job.load->NoteEnqueued(layer_end, absl::OkStatus());
   return absl::OkStatus();
 }
 
+// What does not come is as good as damaged: nothing is attended that was not looked at.
+void PrefixLoader::AwaitSums(const Job& job) const {
+  for (const std::shared_ptr<LateSums>& late : job.late_sums) {
+    absl::Status told = late->Await();
+    for (const std::shared_ptr<Page>& page : job.from) {
+      if (page->late_sums != late) continue;
+      const int index = static_cast<int>(page->position) - late->first_page();
+      if (told.ok() && late->Fill(index, *page)) continue;
+      if (told.ok()) told = absl::NotFoundError("crumbd told too few sums of a peer's pages");
+      job.load->NoteUnchecked(static_cast<int>(page->position));
+      page->fragment_sums = {};
+      page->tile_sums.assign(static_cast<size_t>(parts_.geometry.tiles()), 0);
+    }
+    if (!told.ok()) parts_.unchecked(told);
+  }
+}
+
+absl::Status PrefixLoader::EnqueueBehindSums(const Job& job) {
+  if (job.late_sums.empty()) return absl::OkStatus();
+  AwaitSums(job);
+  MutexLock lock(&enqueue_mutex_);
+  return EnqueueKernelLayers(job, std::min(1, job.kernel_layers), job.kernel_layers);
+}
+
 void PrefixLoader::EnqueueRest(const Job& job) {
-  absl::Status queued = EnqueueGroups(job);
+  absl::Status queued = EnqueueBehindSums(job);
+  if (queued.ok()) queued = EnqueueGroups(job);
   if (queued.ok()) queued = EnqueueEnd(job);
   if (!queued.ok()) {
     LogWarning("a cached prefix was not loaded: {}", queued.ToString());
@@ -481,7 +535,7 @@ absl::Status PrefixLoader::Fetch(const Job& job, Check check, int page_begin, in
 void PrefixLoader::SeeOff(std::shared_ptr<const Job> job) {
   parts_.background.Add([this, job = std::move(job)] {
     const int damaged = job->load->Settle();
-    if (damaged >= 0) parts_.damaged();
+    if (damaged >= 0 && job->load->checked(damaged)) parts_.damaged();
     std::vector<std::shared_ptr<const Page>> sound;
     for (const std::shared_ptr<Page>& page : job->to) {
       if (damaged >= 0 && static_cast<int>(page->position) >= damaged) break;

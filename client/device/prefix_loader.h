@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <climits>
 #include <functional>
 #include <memory>
 #include <span>
@@ -17,6 +18,7 @@
 #include "client/device/owned.h"
 #include "client/device/slot_pool.h"
 #include "client/keyspace_binding.h"
+#include "client/late_sums.h"
 #include "client/page.h"
 #include "client/page_intake.h"
 #include "common/clock.h"
@@ -44,9 +46,11 @@ class PrefixLoad {
   // Makes `stream` wait for all of them.
   absl::Status MakeWaitAll(DeviceStream stream) const;
   bool done() const { return done_.load(); }
-  // Blocks until all pages are there and answers which page of the sequence was damaged on its way:
-  // the first, or -1.
+  // Blocks until all pages are there and answers which page of the sequence cannot be attended: the
+  // first that was damaged on its way, or whose sums did not come, or -1.
   int Settle() const;
+  // Of a page that Settle answered: whether it was looked at.
+  bool checked(int place) const;
 
  private:
   friend class PrefixLoader;
@@ -54,6 +58,8 @@ class PrefixLoad {
   // Places of all its pages in their sequence, ascending.
   void NotePlaces(std::vector<int> places);
   void NoteEnqueued(int layers, absl::Status status);
+  // Pages from `place` on cannot be checked.
+  void NoteUnchecked(int place);
   absl::Status AwaitEnqueued(int layers) const;
 
   Device& device_;
@@ -65,6 +71,7 @@ class PrefixLoad {
   int enqueued_ ABSL_GUARDED_BY(mutex_) = 0;  // layers
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   mutable int damaged_ ABSL_GUARDED_BY(mutex_) = -1;
+  int unchecked_ ABSL_GUARDED_BY(mutex_) = INT_MAX;  // place of the first such page
 };
 
 // Brings pages from crumbd's memory and from peers into device slots, layer after layer on a stream
@@ -81,7 +88,8 @@ class PrefixLoader {
     SlotPool& sinks;
     Background& background;  // sees loads off; ends before the loader
     ArenaPinner& pinner;
-    std::function<void()> damaged;  // called for each load with a damaged page
+    std::function<void()> damaged;                       // called for each load with a damaged page
+    std::function<void(const absl::Status&)> unchecked;  // and where sums did not come
     // Called with the sound pages of each load.
     std::function<void(const Keyspace&, std::vector<std::shared_ptr<const Page>>)> loaded;
     bool keeps_sums = false;  // whether `loaded` wants the pages' sums
@@ -119,8 +127,10 @@ class PrefixLoader {
     Pages to;
     std::vector<char> copied;  // pages that the kernel cannot read where they are
     bool any_copied = false;
+    bool all_in_pools = true;  // other devices' memory
     int kernel_layers = 0;
-    int capacity = 0;  // of pages
+    std::vector<std::shared_ptr<LateSums>> late_sums;  // of pages, in their order
+    int capacity = 0;                                  // of pages
 
     int pages() const { return static_cast<int>(to.size()); }
     int sinks() const { return to.front()->position == 0 ? 1 : 0; }
@@ -139,13 +149,17 @@ class PrefixLoader {
   std::shared_ptr<Job> NewJob(const Keyspace& keyspace, int capacity);
   // Adds pages and enqueues their first layer; answers those that there was room for.
   absl::StatusOr<Pages> Add(Job& job, const Pages& from);
+  // Those that pages from `page_begin` on lack, while the next part is looked for.
+  void AskForSums(Job& job, int page_begin);
   // The job's last part was added.
   void Complete(std::shared_ptr<Job> job);
   absl::StatusOr<Pages> Place(const Pages& from);
   void LookAtSources(Job& job, int page_begin) const;
   absl::Status EnqueuePart(const Job& job, int page_begin);
-  absl::Status EnqueueKernelLayers(const Job& job);
+  absl::Status EnqueueKernelLayers(const Job& job, int layer_begin, int layer_end);
   void EnqueueRest(const Job& job);
+  absl::Status EnqueueBehindSums(const Job& job);
+  void AwaitSums(const Job& job) const;
   absl::Status EnqueueGroups(const Job& job);
   absl::Status EnqueueEnd(const Job& job);
   // Pages from `page_begin` on, and their first layer's sums.

@@ -8,6 +8,7 @@
 
 #include "client/device/resident_batch.h"
 #include "client/device/resident_sequence.h"
+#include "common/logging.h"
 #include "common/status_macros.h"
 #include "crumb/client.h"
 
@@ -201,6 +202,7 @@ absl::Status ResidentWorker::Allocate() {
                     .background = *background_,
                     .pinner = *pinner_,
                     .damaged = [this] { NoteDamage(); },
+                    .unchecked = [this](const absl::Status& why) { NoteUnchecked(why); },
                     .loaded = [this](const auto& keyspace,
                                      auto pages) { NoteLoaded(keyspace, std::move(pages)); },
                     .keeps_sums = pools_ != nullptr || o.scrub_pages_per_second > 0,
@@ -256,6 +258,12 @@ void ResidentWorker::NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& ke
 void ResidentWorker::NoteDamage() {
   starter_->tally().verify_failures.Add();
   if (client_ != nullptr) client_->Count({.verify_failures = 1});
+}
+
+void ResidentWorker::NoteUnchecked(const absl::Status& why) {
+  LogWarning("pages of a peer cannot be checked: {}", why.ToString());
+  WorkerTally& tally = starter_->tally();
+  (absl::IsDeadlineExceeded(why) ? tally.deadline_exceeded : tally.unavailable).Add();
 }
 
 absl::Status ResidentWorker::ProvideFor(const KeyspaceBinding& keyspace) {

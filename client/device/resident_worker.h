@@ -48,6 +48,7 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   absl::Status JoinPools();
   absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
                                                                SequenceStart start);
+  bool attends_in_place() const override { return pools_ != nullptr; }
   void NamePools(AcquireRequest* request) const override;
   HeldPages Hold(std::span<const DeviceFragment* const> fragments,
                  const std::shared_ptr<const Lease>& lease) override;
@@ -56,6 +57,7 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   // Makes sure that there is memory for history pages of sequences of this keyspace.
   absl::Status ProvideFor(const KeyspaceBinding& keyspace);
   void NoteDamage();
+  void NoteUnchecked(const absl::Status& why);
   void NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
                   std::vector<std::shared_ptr<const Page>> pages);
 

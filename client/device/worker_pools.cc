@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "client/device/device_page.h"
+#include "client/late_sums.h"
 #include "common/placement.h"
 #include "common/status_macros.h"
 
@@ -17,7 +18,8 @@ absl::StatusOr<std::unique_ptr<WorkerPools>> WorkerPools::Open(const WorkerOptio
                                                                const DeviceWorkerOptions& pools,
                                                                const DeviceGeometry& geometry,
                                                                Device& device, Client& client) {
-  std::unique_ptr<WorkerPools> opened(new WorkerPools(options, geometry, pools.pool_write_through));
+  std::unique_ptr<WorkerPools> opened(new WorkerPools(
+      options, geometry, std::max(1, pools.load_kernel_layers), pools.pool_write_through));
   CRUMB_ASSIGN_OR_RETURN(auto memory, device.OpenMemory());
   CRUMB_ASSIGN_OR_RETURN(opened->own_, opened->OpenPair(pools, std::move(memory), client, false));
   for (const int peer : pools.pool_peers) {
@@ -58,6 +60,17 @@ void WorkerPools::NamePools(AcquireRequest* request) const {
     add(*peer.pages, &request->peers);
     add(*peer.sinks, &request->peers);
   }
+  if (!request->peers.empty() && FirstSums() != options_.own_tiles()) {
+    request->peer_sums = FirstSums();
+  }
+}
+
+// Of the layers that begin to come before all sums are there.
+TileRange WorkerPools::FirstSums() const {
+  TileRange first = options_.own_tiles();
+  first.layers.end =
+      static_cast<uint16_t>(std::min<int>(first.layers.end, first.layers.begin + first_layers_));
+  return first;
 }
 
 HeldPages WorkerPools::Hold(Fragments fragments, const std::shared_ptr<const Lease>& lease,
@@ -135,8 +148,9 @@ absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
   if (pair == nullptr) return absl::NotFoundError("a fragment lies in a pool that was joined anew");
   const Fragments run = fragments.first(std::min(fragments.size(), kRunPages));
   const auto alike = [&](const DeviceFragment* fragment) {
+    const auto told = static_cast<int>(fragment->tile_sums.size());
     return fragment->pool == first.pool && fragment->shape == first.shape &&
-           static_cast<int>(fragment->tile_sums.size()) == shape.range.tiles();
+           (told == shape.range.tiles() || (told > 0 && told == FirstSums().tiles()));
   };
   const auto end = std::find_if_not(run.begin(), run.end(), alike);
   if (end == run.begin()) {
@@ -150,30 +164,6 @@ absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
     FillForCopy(*copied[i], slots[i], *held->back());
   }
   return absl::OkStatus();
-}
-
-void WorkerPools::TakeSums(const DeviceFragment& fragment, Page& page) const {
-  const TileRange range = fragment.shape->range;
-  if (range == options_.own_tiles()) {
-    page.fragment_sums = fragment.tile_sums;
-  } else {
-    page.tile_sums = OwnSums(range, fragment.tile_sums);
-  }
-}
-
-// Of this rank's layers and heads, of a fragment that may have more.
-std::vector<uint32_t> WorkerPools::OwnSums(const TileRange& range,
-                                           std::span<const uint32_t> sums) const {
-  const TileRange own = options_.own_tiles();
-  std::vector<uint32_t> taken;
-  taken.reserve(static_cast<size_t>(own.tiles()));
-  for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
-    const size_t first = static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
-                         (own.heads.begin - range.heads.begin);
-    const auto of_layer = sums.subspan(first, own.heads.size());
-    taken.insert(taken.end(), of_layer.begin(), of_layer.end());
-  }
-  return taken;
 }
 
 WorkerPools::Place WorkerPools::PlaceOf(const Page& page) {
@@ -198,7 +188,7 @@ absl::StatusOr<std::vector<std::vector<uint32_t>>> WorkerPools::SumsOf(
       if (!headers[i].has_value() || headers[i]->key != places[asked[i]].key) continue;
       const TileRange& range = headers[i]->range;
       if (!range.layers.Contains(own.layers) || !range.heads.Contains(own.heads)) continue;
-      sums[asked[i]] = OwnSums(headers[i]->range, headers[i]->tile_sums);
+      sums[asked[i]] = OwnSums(headers[i]->range, headers[i]->tile_sums, own);
     }
   }
   return sums;
@@ -218,7 +208,11 @@ void WorkerPools::FillForCopy(const DeviceFragment& fragment,
   page.bytes = FragmentTilesBytes(own.tiles(), shape.tile_bytes);
   page.over_int2_prefix = shape.over_int2_prefix;
   page.in_pool = true;
-  TakeSums(fragment, page);
+  if (static_cast<int>(fragment.tile_sums.size()) == range.tiles()) {
+    TakeSums(fragment, own, page);
+  } else {
+    page.fragment_sums = fragment.tile_sums;
+  }
   const size_t before = page.layer_stride * (own.layers.begin - range.layers.begin) +
                         page.tile_bytes * (own.heads.begin - range.heads.begin);
   page.tiles = reinterpret_cast<std::byte*>(slot->address() + before);

@@ -66,8 +66,9 @@ class WorkerPools final : public SharedPlace {
     std::unique_ptr<DevicePool> pages, sinks;
   };
 
-  WorkerPools(const WorkerOptions& options, const DeviceGeometry& geometry, bool copies)
-      : options_(options), geometry_(geometry), copies_(copies) {}
+  WorkerPools(const WorkerOptions& options, const DeviceGeometry& geometry, int first_layers,
+              bool copies)
+      : options_(options), geometry_(geometry), first_layers_(first_layers), copies_(copies) {}
   absl::StatusOr<Pair> OpenPair(const DeviceWorkerOptions& pools,
                                 std::unique_ptr<DeviceMemory> memory, Client& client,
                                 bool peer) const;
@@ -81,6 +82,7 @@ class WorkerPools final : public SharedPlace {
   }
   absl::Status WithdrawDamaged(std::span<const std::shared_ptr<const Page>> pages,
                                Duration timeout) const;
+  TileRange FirstSums() const;
   size_t OwnRun(Fragments fragments) const;
   absl::Status HoldOwn(Fragments fragments, const std::shared_ptr<const Lease>& lease,
                        DevicePool& pool, SlotPool& slots,
@@ -89,11 +91,10 @@ class WorkerPools final : public SharedPlace {
                              std::vector<std::shared_ptr<Page>>* held) const;
   void FillForCopy(const DeviceFragment& fragment, const std::shared_ptr<const DeviceSlot>& slot,
                    Page& page) const;
-  void TakeSums(const DeviceFragment& fragment, Page& page) const;
-  std::vector<uint32_t> OwnSums(const TileRange& range, std::span<const uint32_t> sums) const;
 
   const WorkerOptions& options_;
   const DeviceGeometry& geometry_;
+  const int first_layers_;
   const bool copies_;
   Pair own_;
   std::vector<Pair> peers_;

@@ -91,6 +91,31 @@ v1::DeviceFragments::Shape ShapeOf(const FragmentHeader& header) {
   return shape;
 }
 
+// None: the request wants no such sums. It was looked at.
+TileRange FirstSumsOf(const v1::AcquireRequest& request) {
+  const v1::TileRange& wanted = request.peer_sums();
+  return {{static_cast<uint16_t>(wanted.layer_begin()), static_cast<uint16_t>(wanted.layer_end())},
+          {static_cast<uint16_t>(wanted.head_begin()), static_cast<uint16_t>(wanted.head_end())}};
+}
+
+// The sums of `tiles` if the fragment has all of them. False: there is no room.
+bool AddSums(const FragmentHeader& header, const TileRange& tiles, uint64_t* room,
+             v1::DeviceFragments* fragments) {
+  if (Intersect(header.range, tiles) != tiles) return true;
+  const auto heads = static_cast<size_t>(tiles.heads.size());
+  const size_t bytes = sizeof(uint32_t) * static_cast<size_t>(tiles.tiles());
+  if (bytes > *room) return false;
+  *room -= bytes;
+  for (int layer = tiles.layers.begin; layer < tiles.layers.end; ++layer) {
+    const size_t at = static_cast<size_t>(layer - header.range.layers.begin) *
+                          static_cast<size_t>(header.range.heads.size()) +
+                      static_cast<size_t>(tiles.heads.begin - header.range.heads.begin);
+    fragments->mutable_sums()->append(reinterpret_cast<const char*>(header.tile_sums.data() + at),
+                                      sizeof(uint32_t) * heads);
+  }
+  return true;
+}
+
 // Whether the two have one shape.
 bool SameShape(const FragmentHeader& a, const FragmentHeader& b) {
   return a.range == b.range && a.format == b.format && a.tile_bytes == b.tile_bytes &&
@@ -263,7 +288,9 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
   std::vector<const FragmentHeader*> shapes;
   uint64_t room = context.limits.device_sums_bytes_max.value;
   bool cut = false;
-  const bool told = request.device_sums() || !request.peers().empty();
+  const TileRange first = FirstSumsOf(request);
+  const bool of_peers = !request.peers().empty() && !request.has_peer_sums();
+  const bool told = request.device_sums() || of_peers;
   for (const storage::DeviceFragmentRef& fragment : found) {
     const auto pool = std::find(named.begin(), named.end(), fragment.pool);
     if (pool == named.end()) continue;
@@ -281,9 +308,10 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
     fragments->add_slots(fragment.slot);
     fragments->add_shapes(static_cast<uint32_t>(shape - shapes.begin()));
     const bool peer = index >= static_cast<uint32_t>(request.pools_size());
+    if (peer && first.tiles() > 0 && !cut) cut = !AddSums(header, first, &room, fragments);
     if (!told) continue;
     std::string& sums = *fragments->add_headers();
-    if (!peer && !request.device_sums()) continue;
+    if (peer ? !of_peers : !request.device_sums()) continue;
     const size_t bytes = FragmentHeaderBytes(header.range.tiles());
     if (bytes > room) {
       cut = true;
@@ -292,7 +320,10 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
     room -= bytes;
     sums = ToBytes(header);
   }
-  if (cut) context.metrics.Reject(Rejection::kDeviceSums);
+  if (cut) {
+    fragments->clear_sums();
+    context.metrics.Reject(Rejection::kDeviceSums);
+  }
 }
 
 }  // namespace crumb::server

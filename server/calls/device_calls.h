@@ -35,7 +35,8 @@ absl::Status ScrubSlots(const CallContext& context, const Session& session,
 std::vector<storage::DevicePoolNumber> PoolsOf(const CallContext& context, const Session& session,
                                                const v1::AcquireRequest& request);
 
-// Tells the places of fragments in pools that the request names. Headers beyond
+// Tells the places of fragments in pools that the request names; its peer_sums are a range of the
+// keyspace's. Headers beyond
 // limits.device_sums_bytes_max are left out: such fragments cannot be copied.
 void FillDeviceFragments(const CallContext& context, const Session& session,
                          const v1::AcquireRequest& request,

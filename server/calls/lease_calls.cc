@@ -181,6 +181,11 @@ v1::Tier ToProto(storage::Tier tier) {
 
 namespace {
 
+absl::Status CheckPeerSums(const Keyspace& keyspace, const v1::AcquireRequest& request) {
+  if (!request.has_peer_sums()) return absl::OkStatus();
+  return ReadRange(keyspace, request.peer_sums()).status();
+}
+
 // Answers from a lease that another session of the engine holds. No tokens are counted: its own
 // Acquire did.
 absl::Status JoinLease(const CallContext& context, Session& session,
@@ -190,6 +195,7 @@ absl::Status JoinLease(const CallContext& context, Session& session,
   if (request.has_range()) {
     CRUMB_ASSIGN_OR_RETURN(range, ReadRange(*keyspace, request.range()));
   }
+  CRUMB_RETURN_IF_ERROR(CheckPeerSums(*keyspace, request));
   response->set_miss_reason(v1::MISS_REASON_ABSENT);
   if (!context.sessions.Join(session, request.lease())) return absl::OkStatus();
   if (!session.acquires().Finish(request.request(), request.lease())) {
@@ -231,6 +237,8 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
   auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);
   if (!wanted.ok()) return done(wanted.status());
   wanted->pools = PoolsOf(context, *session, request);
+  const absl::Status sums = CheckPeerSums(**keyspace, request);
+  if (!sums.ok()) return done(sums);
   if (request.window_tokens() >
       static_cast<uint32_t>(context.limits.acquire_keys_max) * static_cast<uint32_t>(kPageTokens)) {
     return done(absl::InvalidArgumentError(

@@ -252,6 +252,73 @@ TEST_F(DeviceCallsTest, SumsThatDoNotFitAreLeftOut) {
   EXPECT_EQ(with_sums(in_place, 5 * bytes), 5);
 }
 
+// Who wants to begin before all sums are there is told some, and no header.
+TEST_F(DeviceCallsTest, SumsOfSomeTilesComeWithoutHeaders) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  std::vector<storage::DeviceFragmentRef> found;
+  std::string expected;
+  const TileRange all = keyspace_->geometry.all_tiles();
+  const IndexRange heads = {1, all.heads.end};
+  for (uint32_t page = 0; page < 20; ++page) {
+    const std::string bytes = Header(static_cast<int>(page));
+    FragmentHeader header = DecodeFragmentHeader(std::as_bytes(std::span(bytes))).value();
+    if (page == 7) {  // lacks a tile
+      header.range.layers.begin = 1;
+      header.tile_sums.erase(header.tile_sums.begin(), header.tile_sums.begin() + all.heads.size());
+    } else {
+      expected.append(reinterpret_cast<const char*>(&header.tile_sums[heads.begin]),
+                      sizeof(uint32_t) * static_cast<size_t>(heads.size()));
+    }
+    found.push_back({.page = page,
+                     .pool = 1,
+                     .slot = page,
+                     .header = std::make_shared<const FragmentHeader>(std::move(header))});
+  }
+  v1::AcquireRequest request;
+  request.add_peers(pool);
+  request.mutable_peer_sums()->set_layer_end(1);
+  request.mutable_peer_sums()->set_head_begin(heads.begin);
+  request.mutable_peer_sums()->set_head_end(heads.end);
+  v1::DeviceFragments told;
+  FillDeviceFragments(context_, *session, request, found, &told);
+  EXPECT_EQ(told.slots_size(), 20);
+  EXPECT_EQ(told.headers_size(), 0);
+  EXPECT_EQ(told.sums(), expected);
+  limits_.device_sums_bytes_max = ByteSize{expected.size() - 1};
+  v1::DeviceFragments cut;
+  FillDeviceFragments(context_, *session, request, found, &cut);
+  EXPECT_EQ(cut.slots_size(), 20);
+  EXPECT_TRUE(cut.sums().empty());
+  EXPECT_EQ(context_.metrics.rejected[static_cast<size_t>(Rejection::kDeviceSums)].value(), 1u);
+  v1::AcquireRequest in_place = request;
+  in_place.clear_peers();
+  in_place.add_pools(pool);
+  v1::DeviceFragments own;
+  FillDeviceFragments(context_, *session, in_place, found, &own);
+  EXPECT_TRUE(own.sums().empty());
+}
+
+TEST_F(DeviceCallsTest, SumsOfTilesThatAKeyspaceLacksAreRefused) {
+  const auto session = OpenSession();
+  const TileRange all = keyspace_->geometry.all_tiles();
+  for (const uint32_t end : {0u, all.layers.end + 1u, 65537u, UINT32_MAX}) {
+    v1::AcquireRequest request;
+    request.set_keyspace(std::string(keyspace_->id.view()));
+    request.set_keys(std::string(Key(0).view()));
+    request.mutable_peer_sums()->set_layer_end(end);
+    request.mutable_peer_sums()->set_head_end(1);
+    for (const uint64_t lease : {0u, 5u}) {
+      request.set_request(1 + end + lease);
+      request.set_lease(lease);
+      v1::AcquireResponse response;
+      Answered answered;
+      server::Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
+      EXPECT_TRUE(absl::IsInvalidArgument(answered.status)) << end << " " << answered.status;
+    }
+  }
+}
+
 // What a process holds is nobody's until it lets go or is gone, though its connection broke.
 TEST_F(DeviceCallsTest, ADisconnectedProcessKeepsItsSlots) {
   const auto session = OpenSession();

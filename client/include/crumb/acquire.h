@@ -46,6 +46,9 @@ struct AcquireRequest {
   // Pools of other devices of this host that this process can copy from.
   std::vector<PoolId> peers;
   bool device_sums = false;  // tile sums of fragments in `pools`, too
+  // Of fragments in `peers` no headers, but the sums of these tiles: what is told fits where
+  // answers are quick. An Acquire of the lease without it tells all.
+  std::optional<TileRange> peer_sums;
   // The page before keys[0] was no hit: nothing is looked for, the keys are counted as misses.
   bool behind_miss = false;
 };

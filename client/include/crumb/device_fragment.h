@@ -37,7 +37,7 @@ struct DeviceFragment {
   // What fragments of one shape have in common: all but key, parent, position and tile sums.
   const FragmentHeader* shape = nullptr;
   // Only where they were asked for, and of peers: the header as EncodeFragmentHeader writes it, and
-  // the tile sums in it.
+  // the tile sums in it. With AcquireRequest::peer_sums no header, and the sums of those tiles.
   std::span<const std::byte> header;
   std::span<const uint32_t> tile_sums;
 };

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The device back end on a simulated device over a real crumbd.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <thread>
 
@@ -13,8 +14,10 @@
 #include "gtest/gtest.h"
 #include "tests/client/device/device_run.h"
 #include "tests/client/device/worker_pair.h"
+#include "tests/client/forwarding_client.h"
 #include "tests/client/memory_client.h"
 #include "tests/client/sequence_model.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 
@@ -361,6 +364,78 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollowInPools) {
     }
     workers.clear();
     for (const auto& device : devices) EXPECT_EQ(device->shared_ranges(), 0u);
+  }
+}
+
+// Answers no question about a lease that it has been given, when it is told so.
+class ForgetfulClient final : public ForwardingClient {
+ public:
+  using ForwardingClient::ForwardingClient;
+
+  std::unique_ptr<PendingAcquire> StartAcquire(const AcquireRequest& request) override {
+    if (request.lease != 0) ++questions;
+    if (request.lease == 0 || !forgets) return ForwardingClient::StartAcquire(request);
+    return std::make_unique<Silence>();
+  }
+
+  std::atomic<bool> forgets{false};
+  std::atomic<int> questions{0};
+
+ private:
+  class Silence final : public PendingAcquire {
+   public:
+    absl::StatusOr<AcquireResult> Finish() override {
+      return absl::UnavailableError("crumbd is gone");
+    }
+  };
+};
+
+// The first layer of a peer's pages begins to come before most of their sums are there. Where those
+// do not come, nothing is attended: the pass says so, and it is nobody's damage.
+TEST_P(DeviceCrumbdTest, APeersPagesNeedTheirSums) {
+  const std::vector<std::string> names = {"owner", "reader"};
+  SimulatedDevice owner(GetParam(), SIZE_MAX, "owner", names);
+  SimulatedDevice reader(GetParam() + 1, SIZE_MAX, "reader", names);
+  const auto reading = OpenClient(folder_.path());
+  ASSERT_TRUE(reading->WaitConnected(std::chrono::seconds(20)));
+  ForgetfulClient forgetful(*reading);
+  DeviceWorkerOptions pools = Pooled();
+  pools.pool_write_through = false;
+  {
+    const auto writer = DeviceWorker::Open(PairOptions(), pools, client_.get(), owner).value();
+    AwaitBlank(*writer);
+    DeviceRun prompts(owner, *writer, {.kind = PassKind::kPrompt, .tokens = 400});
+    DeviceRun decode(owner, *writer, {});
+    const auto cold = writer->Begin(model_.prompt(kPrompt), Patient()).value();
+    Play(prompts, decode, model_, *cold);
+    ASSERT_TRUE(decode.batch().Finish(*cold).ok());
+    ASSERT_TRUE(writer->WaitPublished(kPatience).ok());
+  }
+  pools.pool_peers = {0};
+  const auto worker = DeviceWorker::Open(PairOptions(), pools, &forgetful, reader).value();
+  AwaitBlank(*worker);
+  DeviceRun prompts(reader, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
+  const auto pass = [&](DeviceSequence& sequence) {
+    const int tokens = std::min(400, sequence.pass_tokens_max());
+    return prompts.TryPass({{&sequence, &model_, sequence.length() + tokens, tokens}}).status();
+  };
+  for (const bool forgets : {true, false}) {
+    forgetful.forgets = forgets;
+    std::unique_ptr<DeviceSequence> hit;
+    // The peer's pools are joined in the background.
+    ASSERT_TRUE(Eventually([&] {
+      hit = worker->Begin(model_.prompt(kPrompt), Patient()).value();
+      return hit->stats().hit_tokens_device == kHit;
+    })) << hit->stats().miss_reason;
+    EXPECT_GT(hit->stats().loaded_bytes, 0u);
+    absl::Status status;
+    while (status.ok() && hit->length() < kPrompt) status = pass(*hit);
+    EXPECT_EQ(absl::IsDataLoss(status), forgets) << status;
+    EXPECT_GT(forgetful.questions.exchange(0), 0);
+    EXPECT_EQ(worker->counters().verify_failures, 0u);
+    EXPECT_GT(worker->counters().unavailable, 0u);
+    hit.reset();
+    ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
   }
 }
 

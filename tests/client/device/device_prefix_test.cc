@@ -76,6 +76,38 @@ TEST(DevicePrefixTest, HitsComeFromPinnedMemoryAndFromOther) {
   }
 }
 
+// A prefix that is copied is asked for in more parts than one that is attended where it lies: its
+// first layer comes with the first of them.
+TEST(DevicePrefixTest, WhatIsCopiedIsAskedForInFourParts) {
+  WorkerOptions options = PairOptions();
+  options.part_pages = 4;
+  options.known_prompt_tokens = 0;
+  const SequenceModel model(options, RandomTokens(1500, 3));
+  WorkerPair pair(options, 5);
+  const auto cold = pair.cpu->Begin(model.prompt(1400)).value();
+  model.Pass(*cold, 1400);
+  ASSERT_TRUE(cold->Finish().ok());
+  pair.Settle();
+  const auto firsts = [&](MemoryClient& store, const auto& begin) {
+    const size_t before = store.asks().size();
+    begin();
+    std::vector<uint32_t> found;
+    const auto asks = store.asks();
+    for (size_t i = before; i < asks.size(); ++i) found.push_back(asks[i].first_page);
+    return found;
+  };
+  // 1,144 tokens may be cached, 17 pages.
+  std::unique_ptr<DeviceSequence> hit;
+  const auto worker = OpenDevice(options, &pair.cpu_store, pair.device, SmallDevice());
+  EXPECT_THAT(firsts(pair.cpu_store, [&] { hit = BeginOn(*worker, model.prompt(1400)); }),
+              testing::ElementsAre(0, 4, 8, 12));
+  EXPECT_EQ(hit->stats().hit_tokens_host, 17 * kPageTokens);
+  std::unique_ptr<Sequence> in_place;
+  const auto cpu = Worker::Open(options, &pair.cpu_store).value();
+  EXPECT_THAT(firsts(pair.cpu_store, [&] { in_place = cpu->Begin(model.prompt(1400)).value(); }),
+              testing::ElementsAre(0, 8));
+}
+
 // What a thread could not enqueue behind Begin's back fails the pass that waits for it, and nobody
 // else.
 TEST(DevicePrefixTest, LoadsThatCannotBeEnqueuedFail) {
