@@ -136,7 +136,7 @@ class TenantDaemonTest : public testing::Test {
 TEST_F(TenantDaemonTest, NoCallIsServedWithoutATokenThatCounts) {
   const auto all = [&](const std::string& authorization, const std::string& text) {
     const auto ends = AllCalls(authorization);
-    EXPECT_EQ(ends.size(), 23u);
+    EXPECT_EQ(ends.size(), 24u);
     for (const grpc::Status& end : ends) {
       EXPECT_EQ(end.error_code(), grpc::StatusCode::UNAUTHENTICATED) << end.error_message();
       EXPECT_THAT(end.error_message(), HasSubstr(text));
@@ -147,9 +147,9 @@ TEST_F(TenantDaemonTest, NoCallIsServedWithoutATokenThatCounts) {
   all("Bearer ", "the token is no tenant's");
   all("Basic token of a", "must be 'Bearer TOKEN'");
   all("Bearer token of past", "tenant 'past' has expired");
-  EXPECT_EQ(Series("crumb_unauthenticated_total{reason=\"missing\"}"), 23);
-  EXPECT_EQ(Series("crumb_unauthenticated_total{reason=\"unknown\"}"), 69);
-  EXPECT_EQ(Series("crumb_unauthenticated_total{reason=\"expired\"}"), 23);
+  EXPECT_EQ(Series("crumb_unauthenticated_total{reason=\"missing\"}"), 24);
+  EXPECT_EQ(Series("crumb_unauthenticated_total{reason=\"unknown\"}"), 72);
+  EXPECT_EQ(Series("crumb_unauthenticated_total{reason=\"expired\"}"), 24);
   // With one, calls fail by what they ask for only.
   int served = 0;
   for (const grpc::Status& end : AllCalls("Bearer token of a")) {
