@@ -38,6 +38,38 @@ __device__ __forceinline__ uint32_t AddHalves(uint32_t x, uint32_t y) {
   return sum;
 }
 
+__device__ __forceinline__ uint32_t SubtractHalves(uint32_t x, uint32_t y) {
+  uint32_t difference;
+  asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(x), "r"(y));
+  return difference;
+}
+__device__ __forceinline__ uint32_t MultiplyHalves(uint32_t x, uint32_t y) {
+  uint32_t product;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(product) : "r"(x), "r"(y));
+  return product;
+}
+__device__ __forceinline__ uint32_t MultiplyAddHalves(uint32_t x, uint32_t y, uint32_t z) {
+  uint32_t sum;
+  asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
+  return sum;
+}
+// For each half all ones if |x| <= bound, or x > y; else zero.
+__device__ __forceinline__ uint32_t MagnitudesAtMost(uint32_t x, uint32_t bound) {
+  uint32_t y;
+  asm("{\n .reg .b32 m;\n abs.f16x2 m, %1;\n set.le.u32.f16x2 %0, m, %2;\n}"
+      : "=r"(y)
+      : "r"(x), "r"(bound));
+  return y;
+}
+__device__ __forceinline__ uint32_t HalvesAbove(uint32_t x, uint32_t y) {
+  uint32_t above;
+  asm("set.gt.u32.f16x2 %0, %1, %2;" : "=r"(above) : "r"(x), "r"(y));
+  return above;
+}
+__device__ __forceinline__ uint32_t Select(uint32_t mask, uint32_t one, uint32_t other) {
+  return (mask & one) | (~mask & other);
+}
+
 // D = C + A B of 16 x 8 x 16, fp16 operands, fp32 accumulators.
 __device__ __forceinline__ void MmaF16Onto(float (&d)[4], const float (&c)[4],
                                            const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -47,6 +79,14 @@ __device__ __forceinline__ void MmaF16Onto(float (&d)[4], const float (&c)[4],
       : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]),
         "f"(c[2]), "f"(c[3]));
+}
+
+// threadIdx.x % 32. With that, a compiler (ptxas 13.0) took a value for another: it made (t << 3) &
+// 0xf8 in the place of t and went on to use it as t.
+__device__ __forceinline__ uint32_t Lane() {
+  uint32_t lane;
+  asm("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
 }
 
 __device__ __forceinline__ float SquareRoot(float x) {

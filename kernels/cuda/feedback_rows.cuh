@@ -60,7 +60,7 @@ __device__ __forceinline__ void RoundTile(float (&target)[4], const float (&plac
   // Whole numbers on top of 1.5 * 2^23 are its low bits. Times the float below 1 / 3 they are exact
   // with the product of both taken away, so one operation takes away, divides and limits.
   constexpr float kMagic = 12582912.0f, kThird = 0x1.555554p-2f, kMagicThird = 4194303.75f;
-  const char* mine = own + threadIdx.x % 4 * 16;
+  const char* mine = own + ptx::Lane() % 4 * 16;
   const float next = *reinterpret_cast<const float*>(mine + 192);
   const auto round = [&](int i, float reached) {
     const float whole = fmaf(reached, kOneGroup ? 3.0f : units.factor[i / 2], kMagic);
@@ -93,8 +93,8 @@ __device__ __forceinline__ void AddBlock(const uint32_t (&errors)[T::kTiles / 2]
                                          const char* feedback, int from, int to,
                                          const float (&first)[4], const float (&second)[4],
                                          float (&sums)[2][4]) {
-  const uint4 u = reinterpret_cast<const uint4*>(
-      feedback + (to * (to - 1) / 2 + from) * kFeedbackPairBytes)[threadIdx.x % 32];
+  const uint4 u = reinterpret_cast<const uint4*>(feedback + (to * (to - 1) / 2 + from) *
+                                                                kFeedbackPairBytes)[ptx::Lane()];
   const auto& e = errors[from];
   ptx::MmaF16Onto(sums[0], first, e, u.x, u.y);
   ptx::MmaF16Onto(sums[1], second, e, u.z, u.w);
@@ -110,7 +110,7 @@ __device__ __forceinline__ void AddTile(const float (&error)[4], uint32_t (&erro
     errors[2 + a] = PackErrors<kCareful>(error[2 * a] - ptx::LowHalf(errors[a]),
                                          error[2 * a + 1] - ptx::HighHalf(errors[a]));
   }
-  const uint2 u = reinterpret_cast<const uint2*>(halves)[threadIdx.x % 32];
+  const uint2 u = reinterpret_cast<const uint2*>(halves)[ptx::Lane()];
   ptx::MmaF16(sums, errors[0], errors[1], errors[2], errors[3], u.y, 0);
   ptx::MmaF16(sums, errors[0], errors[1], errors[2], errors[3], u.x, u.x);
 }

@@ -132,10 +132,11 @@ __device__ __forceinline__ float AtLeast(float magnitude, float bound) {
   return one;
 }
 
-// A bound with `rank` values at or above it, or one less.
+// A bound with `rank` values at or above it, or one less; or with one more or two less.
 struct Neighbour {
   float bound;
-  bool above;  // the threshold is the most below the bound, else the least from it on
+  bool above;   // the threshold is the most below the bound, else the least from it on
+  bool second;  // the one next to that
 };
 
 // A bound for the lane's own row, whatever the rows. Counts values at and above a
@@ -177,7 +178,7 @@ __device__ __forceinline__ Neighbour SearchInFloats(const float (&y)[T::kTiles][
     if (__all_sync(~0u, done)) break;
   }
   const bool above = low_count != rank && high_count == rank - 1.0f;
-  return {above ? high : low, above};
+  return {above ? high : low, above, false};
 }
 
 // Rows as halves, rounded towards zero: magnitudes keep their order against any bound that a half
@@ -204,12 +205,12 @@ __device__ __forceinline__ float SumMagnitudes(const RowHalves<T>& halves) {
   return ptx::LowHalf(OwnsSecondRow() ? sum >> 16 : sum);
 }
 
-// Twice the number of magnitudes of the lane's own row that are at least its half of `bounds`, on
-// top of 2^23.
+// Twice the number of magnitudes that are at least `bounds`, as halves on top of 1024.
 template <class T>
-__device__ __forceinline__ float CountAtLeast(const RowHalves<T>& halves, uint32_t bounds) {
-  // Ones of a pair are 16-bit -1s: the sum's negative is (high - low) 2^16 + low.
-  uint32_t sums[2] = {0, 0};
+__device__ __forceinline__ uint32_t CountAtLeast(const RowHalves<T>& halves, uint32_t bounds) {
+  // Ones of a pair are 16-bit -1s: the sum's negative is (high - low) 2^16 + low. Four lanes' parts
+  // of 1024 become it by the last multiplication.
+  uint32_t sums[2] = {0x6400 / 8, 0};
 #pragma unroll
   for (int n = 0; n < 2 * T::kTiles; n += 4) {
 #pragma unroll
@@ -218,15 +219,14 @@ __device__ __forceinline__ float CountAtLeast(const RowHalves<T>& halves, uint32
                 ptx::MagnitudesAtLeast(halves[n + 2 + a], bounds);
     }
   }
-  uint32_t sum = sums[0] + sums[1];
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  sum += __shfl_xor_sync(~0u, sum, 2);
-  const uint32_t twice = 2 * (sum + (sum << 16));
-  return __uint_as_float(__byte_perm(twice, 0x4b000000u, OwnsSecondRow() ? 0x7632u : 0x7610u));
+  const uint32_t sum = sums[0] + sums[1];
+  const uint32_t others = __shfl_xor_sync(~0u, sum, 1) + __shfl_xor_sync(~0u, sum, 2);
+  const uint32_t all = sum + others + __shfl_xor_sync(~0u, sum, 3);
+  return 0x20002u * all;
 }
 
-// A bound for the lane's own row. False if one of the warp's rows has too many values that are the
-// same as halves.
+// Bounds for rows r and r + 8, as halves of a pair, and for the lane's own row. False if one of the
+// warp's rows has too many values that are the same as halves.
 template <class T, bool kSquares>
 __device__ __forceinline__ bool SearchInHalves(const RowHalves<T>& halves, const ClipGuess& clip,
                                                const RowFacts& facts, Neighbour* found) {
@@ -236,40 +236,64 @@ __device__ __forceinline__ bool SearchInHalves(const RowHalves<T>& halves, const
   // Steps a little short of it end sooner.
   constexpr float kShort = 0.8f;
   const float sum = kSquares ? ptx::SquareRoot(kRatio * facts.squares) : SumMagnitudes<T>(halves);
-  const float step = sum * (0.5f * kShort * clip.step);
+  // The lanes of a row have the same: all of them search for both.
+  float both[2];
+  OfBothRows(sum, both);
+  const float first = clip.first, one_step = 0.5f * kShort * clip.step;
+  uint32_t bounds = ptx::PackHalf(both[0] * first, both[1] * first);
+  const uint32_t step = ptx::PackHalf(both[0] * one_step, both[1] * one_step);
   // Counts less the middle between `rank` and one less, twice: odd numbers.
-  const float middle = 8388608.0f + (2.0f * static_cast<float>(clip.rank) - 1.0f);
-  float low = 0.0f, low_count = 0.0f, high = 0.0f, high_count = 0.0f, bound = sum * clip.first;
-  float count;
-  bool done = false;
+  const float middle_of_one = -1023.0f - 2.0f * static_cast<float>(clip.rank);
+  const uint32_t middle = ptx::PackHalf(middle_of_one, middle_of_one);
+  constexpr uint32_t kNear = 0x42004200u;  // 3
+  uint32_t low = 0, low_count = 0, high = 0, high_count = 0, count, done = 0;
 #pragma unroll 1
   for (int round = 0; round < kRoundsMax; ++round) {
-    const uint32_t packed = ptx::PackHalfTowardsZero(bound, bound);
-    const uint32_t other = __shfl_xor_sync(~0u, packed, 1);
-    bound = ptx::LowHalf(packed);
-    count =
-        CountAtLeast<T>(halves, __byte_perm(packed, other, OwnsSecondRow() ? 0x1054u : 0x5410u)) -
-        middle;
-    done = fabsf(count) == 1.0f;
-    if (__all_sync(~0u, done)) break;
-    const bool below = count > 0.0f;
-    low = below ? bound : low;
-    low_count = below ? count : low_count;
-    high = below ? high : bound;
-    high_count = below ? high_count : count;
+    count = ptx::AddHalves(CountAtLeast<T>(halves, bounds), middle);
+    done = ptx::MagnitudesAtMost(count, kNear);
+    if (__all_sync(~0u, done == ~0u)) break;
+    const uint32_t below = ptx::HalvesAbove(count, 0);
+    low = ptx::Select(below, bounds, low);
+    low_count = ptx::Select(below, count, low_count);
+    high = ptx::Select(below, high, bounds);
+    high_count = ptx::Select(below, high_count, count);
     // A normal distribution's step, until there are values on both sides to go by.
-    const float part = low_count * ptx::Reciprocal(low_count - high_count);
-    const float next =
-        low > 0.0f && high_count < 0.0f ? fmaf(part, high - low, low) : fmaf(count, step, bound);
-    bound = done ? bound : next;
+    const uint32_t all = ptx::SubtractHalves(low_count, high_count);
+    const uint32_t inverse =
+        ptx::PackHalf(ptx::Reciprocal(ptx::LowHalf(all)), ptx::Reciprocal(ptx::HighHalf(all)));
+    const uint32_t between = ptx::MultiplyAddHalves(ptx::MultiplyHalves(low_count, inverse),
+                                                    ptx::SubtractHalves(high, low), low);
+    const uint32_t further = ptx::MultiplyAddHalves(count, step, bounds);
+    const uint32_t closed = ptx::HalvesAbove(0, ptx::MultiplyHalves(low_count, high_count));
+    bounds = ptx::Select(done, bounds, ptx::Select(closed, between, further));
   }
-  found->bound = bound;
-  found->above = count < 0.0f;
-  return __all_sync(~0u, done);
+  const uint32_t mine = OwnsSecondRow() ? bounds >> 16 : bounds;
+  // A step may have led below zero, where no magnitude is.
+  found->bound = fmaxf(ptx::LowHalf(mine), 0.0f);
+  const uint32_t my_count = OwnsSecondRow() ? count : count << 16;
+  found->above = my_count >> 31 != 0;
+  found->second = (my_count & 0x40000000u) != 0;
+  return __all_sync(~0u, done == ~0u);
 }
 
-// The magnitude next to the bound of the lane's own row.
-template <class T>
+// The least two of some numbers.
+struct Two {
+  uint32_t least, second;
+};
+__device__ __forceinline__ Two JoinWithLane(const Two& mine, const Two& theirs, int lanes) {
+  const uint32_t least = __shfl_xor_sync(~0u, theirs.least, lanes);
+  const uint32_t second = __shfl_xor_sync(~0u, theirs.second, lanes);
+  return {min(mine.least, least), __vimin3_u32(max(mine.least, least), mine.second, second)};
+}
+// JoinOwnRow for rows r and r + 8.
+__device__ __forceinline__ Two JoinOwnRow(const Two& first, const Two& other) {
+  const Two mine = OwnsSecondRow() ? other : first, theirs = OwnsSecondRow() ? first : other;
+  const Two both = JoinWithLane(mine, theirs, 1);
+  return JoinWithLane(both, both, 2);
+}
+
+// The magnitude next to the bound of the lane's own row; kSecond: or the one next to that.
+template <class T, bool kSecond>
 __device__ __forceinline__ float TakeNeighbour(const float (&y)[T::kTiles][4],
                                                const Neighbour& found) {
   // Twice a float's bits, modulo 2^32, are twice its magnitude's. Distances from the bound:
@@ -281,16 +305,27 @@ __device__ __forceinline__ float TakeNeighbour(const float (&y)[T::kTiles][4],
   uint32_t factor[2], offset[2], least[2];
   OfBothRows(my_factor, factor);
   OfBothRows(my_offset, offset);
+  uint32_t second[2];
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    least[a] = ~0u;
+    least[a] = second[a] = ~0u;
 #pragma unroll
     for (int n = 0; n < T::kTiles; ++n) {
-      least[a] = __vimin3_u32(least[a], __float_as_uint(y[n][2 * a]) * factor[a] + offset[a],
-                              __float_as_uint(y[n][2 * a + 1]) * factor[a] + offset[a]);
+      const uint32_t one = __float_as_uint(y[n][2 * a]) * factor[a] + offset[a];
+      const uint32_t other = __float_as_uint(y[n][2 * a + 1]) * factor[a] + offset[a];
+      if constexpr (kSecond) {
+        second[a] = __vimin3_u32(second[a], max(one, other), max(least[a], min(one, other)));
+      }
+      least[a] = __vimin3_u32(least[a], one, other);
     }
   }
-  const uint32_t nearest = JoinOwnRow(least, [](uint32_t x, uint32_t y) { return min(x, y); });
+  uint32_t nearest;
+  if constexpr (kSecond) {
+    const Two two = JoinOwnRow(Two{least[0], second[0]}, Two{least[1], second[1]});
+    nearest = found.second ? two.second : two.least;
+  } else {
+    nearest = JoinOwnRow(least, [](uint32_t x, uint32_t y) { return min(x, y); });
+  }
   const uint32_t twice = found.above ? my_offset - nearest : nearest - my_offset;
   return __uint_as_float(twice / 2);
 }
@@ -316,7 +351,8 @@ __device__ __forceinline__ void FindThresholds(const float (&y)[T::kTiles][4],
     ended = SearchInHalves<T, kSquares>(halves, clip, *facts, &found);
   }
   if (!ended) found = SearchInFloats<T>(y, clip, *facts);
-  facts->threshold = TakeNeighbour<T>(y, found);
+  // Among floats a search ends next to it.
+  facts->threshold = ended ? TakeNeighbour<T, true>(y, found) : TakeNeighbour<T, false>(y, found);
 }
 
 // --- Ranges ----------------------------------------------------------------------------------

@@ -103,6 +103,7 @@ class EvictWays : public testing::TestWithParam<EvictWay> {
     const int bytes = GetParam().limits.shared_bytes;
     return shape.head_dim < 256 || bytes == 0 || bytes > 155 << 10;
   }
+  static void CompareCrumb(Rows rows_are);
 };
 INSTANTIATE_TEST_SUITE_P(Ways, EvictWays, testing::ValuesIn(kWays),
                          [](const auto& way) { return way.param.name; });
@@ -111,7 +112,8 @@ TEST(EvictWindows, NaiveIsTheCpuBitForBit) {
   CRUMB_NEEDS_DEVICE();
   for (const TileShape& shape : kShapes) {
     for (const Rows rows : {Rows::kNormal, Rows::kOutliers, Rows::kExtreme}) {
-      for (const float clip : {0.0f, 0.96f, 0.5f}) {
+      for (const float clip : {0.0f, 0.96f, 0.5f, 0.01f}) {
+        if (clip == 0.01f && rows != Rows::kNormal) continue;  // nearly all are beyond it
         EvictOptions options;
         options.tile = shape;
         options.rotated = options.centred = false;
@@ -198,8 +200,7 @@ TEST(EvictWindows, BlocksGoFromMatrixToMatrix) {
 }
 
 // At most 1 % of rows differ, and the errors that count are as large as the CPU's.
-TEST_P(EvictWays, CrumbAgreesWithTheCpu) {
-  CRUMB_NEEDS_DEVICE();
+void EvictWays::CompareCrumb(Rows rows_are) {
   for (const TileShape& shape : kShapes) {
     EvictOptions options;
     options.tile = shape;
@@ -207,7 +208,7 @@ TEST_P(EvictWays, CrumbAgreesWithTheCpu) {
     options.path = GetParam().path;
     options.limits = GetParam().limits;
     options.k_clip = options.v_clip = 0.92f;
-    options.rows = Rows::kOutliers;
+    options.rows = rows_are;
     options.windows = shape.head_dim == 128 ? 16 : 6;
     options.position_blocks = 2;
     EvictCase run(options);
@@ -239,14 +240,26 @@ TEST_P(EvictWays, CrumbAgreesWithTheCpu) {
       }
     }
     std::printf(
-        "crumb %s d %d G %d: %zu of %zu rows differ, %zu of them in codes, weighted error "
+        "crumb %s d %d G %d rows %d: %zu of %zu rows differ, %zu of them in codes, weighted error "
         "%.5f of the CPU's, error %.1e\n",
-        GetParam().name, dim, shape.group_size, different, rows, in_codes, error / expected_error,
-        static_cast<double>(different) / rows);
+        GetParam().name, dim, shape.group_size, static_cast<int>(rows_are), different, rows,
+        in_codes, error / expected_error, static_cast<double>(different) / rows);
     EXPECT_LE(static_cast<double>(different), 0.01 * static_cast<double>(rows));
     EXPECT_NEAR(error / expected_error, 1.0, 2e-3);
     EXPECT_EQ(run.status(), status);
   }
+}
+
+// Their thresholds are found among halves.
+TEST_P(EvictWays, CrumbAgreesWithTheCpu) {
+  CRUMB_NEEDS_DEVICE();
+  CompareCrumb(Rows::kNormal);
+}
+
+// And these among floats.
+TEST_P(EvictWays, CrumbAgreesWithTheCpuOnOutliers) {
+  CRUMB_NEEDS_DEVICE();
+  CompareCrumb(Rows::kOutliers);
 }
 
 // Without feedback and rotation nothing is left to differ in but the last bit of a ratio.
@@ -427,16 +440,116 @@ TEST(EvictWindows, SumsAreThoseOfTheBytes) {
   }
 }
 
+// Leaves NaN in all of the shared memory that the next kernel finds.
+void PoisonSharedMemory() {
+  constexpr int kDim = 128, kWindows = 1024;
+  const DeviceBuffer ones(4 * std::max(EvictRotationBytes(kDim), size_t{1} << 20));
+  const DeviceBuffer address(std::vector<uint64_t>(kWindows, ones.address()));
+  const DeviceBuffer tiles(size_t{1} << 20);
+  const DeviceBuffer tile(std::vector<uint64_t>(kWindows, tiles.address()));
+  const DeviceBuffer begin(std::vector<int32_t>(kWindows, 0));
+  const DeviceBuffer count(std::vector<int32_t>{kWindows});
+  EvictParams p;
+  p.method = Method::kCrumb;
+  p.windows_max = kWindows;
+  p.windows = count.as<int32_t>();
+  p.ring_address = address.as<uint64_t>();
+  p.ring_begin = begin.as<int32_t>();
+  p.ring_token_stride = 2 * kDim;
+  p.tile_address = tile.as<uint64_t>();
+  p.k.rotation = p.v.rotation = ones.as<EvictRotation>();
+  p.k.feedback = p.v.feedback = ones.as<EvictFeedback>();
+  ASSERT_CUDA(EvictWindows(p, nullptr));
+  ASSERT_CUDA(cudaDeviceSynchronize());
+}
+
+// Whatever the grid is and whatever lies in shared memory.
 TEST(EvictWindows, SameBytesOnEveryRun) {
   CRUMB_NEEDS_DEVICE();
-  for (const Method method : {Method::kOscar, Method::kCrumb}) {
-    EvictOptions options;
-    options.method = method;
-    EvictCase run(options);
-    run.Run(3);
-    const std::vector<uint8_t> first = run.tiles();
-    run.Run(20);  // another grid
-    EXPECT_EQ(run.tiles(), first);
+  for (const TileShape& shape : kShapes) {
+    for (const RotatePath path : {RotatePath::kAuto, RotatePath::kWarp}) {
+      for (const Method method : {Method::kOscar, Method::kCrumb}) {
+        for (const Rows rows : {Rows::kNormal, Rows::kOutliers}) {
+          EvictOptions options;
+          options.tile = shape;
+          options.method = method;
+          options.path = path;
+          options.k_clip = options.v_clip = 0.92f;
+          options.rows = rows;
+          options.windows = 9;
+          EvictCase run(options);
+          run.Run(9);
+          const std::vector<uint8_t> first = run.tiles();
+          const std::vector<uint32_t> sums = run.sums();
+          for (int round = 0; round < 12; ++round) {
+            if (round % 4 == 3) PoisonSharedMemory();
+            run.Run(round % 2 == 0 ? 9 : 40);  // another grid
+            ASSERT_EQ(run.tiles(), first)
+                << "d " << shape.head_dim << " G " << shape.group_size << " path "
+                << static_cast<int>(path) << " rows " << static_cast<int>(rows) << " run " << round;
+            ASSERT_EQ(run.sums(), sums);
+          }
+        }
+      }
+    }
+  }
+}
+
+// What lists say of windows that are not there is not looked at.
+TEST(EvictWindows, FewerWindowsThanThereCanBe) {
+  CRUMB_NEEDS_DEVICE();
+  constexpr int kMost = 40;
+  for (const RotatePath path : {RotatePath::kAuto, RotatePath::kWarp}) {
+    for (const Method method : {Method::kOscar, Method::kCrumb}) {
+      EvictOptions options;
+      options.method = method;
+      options.path = path;
+      options.windows = 9;
+      EvictCase run(options);
+      run.Run(9);
+      const std::vector<uint8_t> all = run.tiles();
+      const EvictParams plain = run.Params();
+      const auto lengthen = [&]<typename T>(const T* list, T bad) {
+        std::vector<T> longer(kMost, bad);
+        EXPECT_EQ(cudaMemcpy(longer.data(), list, 9 * sizeof(T), cudaMemcpyDeviceToHost),
+                  cudaSuccess);
+        return longer;
+      };
+      const DeviceBuffer ring(lengthen(plain.ring_address, uint64_t{16}));
+      const DeviceBuffer tile(lengthen(plain.tile_address, uint64_t{128}));
+      const DeviceBuffer begin(lengthen(plain.ring_begin, int32_t{1} << 30));
+      const DeviceBuffer block(lengthen(plain.position_block, int32_t{1} << 30));
+      const DeviceBuffer status(std::vector<uint32_t>(kMost, 0));
+      const size_t tile_bytes = run.matrices() * options.tile.int2_bytes();
+      for (const int windows : {0, 1, 4, 9}) {
+        for (const int most : {9, 10, kMost}) {
+          const DeviceBuffer count(std::vector<int32_t>{windows});
+          EvictParams p = plain;
+          p.windows = count.as<int32_t>();
+          p.windows_max = most;
+          p.ring_address = ring.as<uint64_t>();
+          p.tile_address = tile.as<uint64_t>();
+          p.ring_begin = begin.as<int32_t>();
+          p.position_block = block.as<int32_t>();
+          p.status = status.as<uint32_t>();
+          run.FillTiles();
+          ASSERT_CUDA(EvictWindows(p, nullptr));
+          ASSERT_CUDA(cudaDeviceSynchronize());
+          std::vector<uint8_t> expected(all.size(), 0xff);
+          std::copy_n(all.begin(), windows * tile_bytes, expected.begin());
+          run.DownloadTiles();
+          ASSERT_EQ(run.tiles(), expected) << windows << " of " << most;
+          EXPECT_EQ(status.Download<uint32_t>(), std::vector<uint32_t>(kMost, 0));
+          const std::vector<uint32_t> sums = run.sums();
+          for (size_t i = 0; i < sums.size(); ++i) {
+            const uint8_t* bytes = all.data() + i * options.tile.int2_bytes();
+            const bool there = i < windows * run.matrices();
+            ASSERT_EQ(sums[i], there ? Crc32cOracle(bytes, options.tile.int2_bytes()) : ~0u);
+          }
+          for (const uint64_t word : run.workspace()) ASSERT_EQ(word, 0u);
+        }
+      }
+    }
   }
 }
 
