@@ -424,6 +424,7 @@ TEST_P(DeviceCrumbdTest, APeersPagesNeedTheirSums) {
     std::unique_ptr<DeviceSequence> hit;
     // The peer's pools are joined in the background.
     ASSERT_TRUE(Eventually([&] {
+      hit.reset();  // or the next one would share what it has got
       hit = worker->Begin(model_.prompt(kPrompt), Patient()).value();
       return hit->stats().hit_tokens_device == kHit;
     })) << hit->stats().miss_reason;
