@@ -37,12 +37,6 @@ Kernel KernelOf(int columns, bool plain) {
   return Instance<DecodeTraits<128, 1, 2, false, true>>(plain);
 }
 
-// Whether the kernels of PlainTraits serve a call.
-bool IsPlain(const DecodeAttentionParams& p) {
-  return p.shape.q_tokens == 1 && p.row_type == RowType::kBf16 && p.soft_cap <= 0.0f &&
-         p.window <= 0 && p.rotation_k != nullptr && p.rotation_v != nullptr;
-}
-
 ClusterLayout LayoutOf(const DecodeShape& shape, const DecodeLaunch& launch, int blocks,
                        bool plain = false) {
   return {launch.warps,

@@ -97,10 +97,19 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
   if constexpr (kServed) RunBlock<T>(k);
 }
 
-// Enqueues DecodeKernel<T>.
+// That of PlainTraits where there is one and it serves the call.
+template <class T>
+auto KernelFor(const DecodeKernelParams& k) {
+  if constexpr (T::kPlainPlanned) {
+    if (IsPlain(k.p)) return DecodeKernel<PlainTraits<T>>;
+  }
+  return DecodeKernel<T>;
+}
+
+// Enqueues DecodeKernel.
 template <class T>
 cudaError_t LaunchDecode(const DecodeKernelParams& k, cudaStream_t stream) {
-  const auto kernel = DecodeKernel<T>;
+  const auto kernel = KernelFor<T>(k);
   const cudaError_t error = cudaFuncSetAttribute(
       kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(k.launch.shared_bytes));
   if (error != cudaSuccess) return error;

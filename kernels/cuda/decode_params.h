@@ -20,4 +20,10 @@ struct DecodeKernelParams {
   float log2_scale;  // scale * log2(e)
 };
 
+// Whether the kernels of PlainTraits serve a call.
+inline bool IsPlain(const DecodeAttentionParams& p) {
+  return p.shape.q_tokens == 1 && p.row_type == RowType::kBf16 && p.soft_cap <= 0.0f &&
+         p.window <= 0 && p.rotation_k != nullptr && p.rotation_v != nullptr;
+}
+
 }  // namespace crumb::kernels::cuda

@@ -27,6 +27,8 @@ struct DecodeTraits {
   static constexpr bool kBulk = bulk;
   static constexpr bool kPlain = false;
   static constexpr bool kStaged = false;  // see ClusterLayout
+  // Whether plain calls have a kernel of their own without clusters, too.
+  static constexpr bool kPlainPlanned = bulk && dim == 128 && groups == 1 && column_tiles == 1;
   static constexpr int kTokens = 64;
   static constexpr int kSteps = dim / 16;  // fragments along the channels
   static constexpr int kWords = dim / 32;  // code words per lane and 16 tokens
@@ -70,7 +72,7 @@ struct DecodeTraits {
 };
 
 // Of a kernel for calls as most are: one query token, rows of bf16, both rotations, no cap, no
-// sliding window. Less code and fewer registers. LaunchClusters looks which calls are such.
+// sliding window. Less code and fewer registers. IsPlain tells which calls are such.
 template <class General>
 struct PlainTraits : General {
   static constexpr bool kPlain = true;
