@@ -7,7 +7,7 @@ For the prefill rows of crumb-kernel-bench: fresh tokens over a dense BF16 prefi
 themselves. The prefix and the causal part are timed apart and added; merging the two is left out,
 in the library's favour. With --decode, for the bf16 rows of crumb-decode-bench: one token of each
 sequence over --context tokens, a CUDA graph of several layers, time of one layer. Run it in the
-same session on the same GPU as the program it is compared with; with --bench it runs
+same minutes on the same GPU as the program it is compared with; with --bench it runs
 crumb-kernel-bench's prefill rows itself, before and after its own, so that one file has both.
 
   python3 bench/kernels/baseline.py [--heads 32] [--kv-heads 8] [--dim 128] [--json]
