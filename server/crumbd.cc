@@ -50,6 +50,7 @@ constexpr auto kDyingWait = std::chrono::seconds(10);
 
 constexpr int kExitOk = 0;
 constexpr int kExitFailed = 1;
+constexpr int kExitUsage = 2;
 
 int Fail(const absl::Status& status) {
   std::fprintf(stderr, "crumbd: %s\n", std::string(status.message()).c_str());
@@ -241,7 +242,13 @@ int main(int argc, char** argv) {
   app.add_flag("--check", check, "Check configuration, sockets, ports and memory, then exit");
   app.add_flag("--check-config", check_config, "Check the configuration alone, then exit");
   app.add_flag("--print-config", print, "Print every setting with its meaning, then exit");
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);
+    std::fprintf(stderr, "crumbd: %s (see crumbd --help)\n", error.what());
+    return kExitUsage;
+  }
 
   Options options;
   const absl::Status read = ReadOptions(config, options);

@@ -116,7 +116,8 @@ TEST_F(CrumbdTest, ChecksAndPrintsItsConfiguration) {
   EXPECT_THAT(output(), HasSubstr("/nonexistent/folder/ does not exist"));
   EXPECT_EQ(Run({"--config", "/nonexistent.yaml"}), 1);
   EXPECT_THAT(output(), HasSubstr("/nonexistent.yaml"));
-  EXPECT_NE(Run({"--nonsense"}), 0);
+  EXPECT_EQ(Run({"--nonsense"}), 2);
+  EXPECT_THAT(output(), HasSubstr("crumbd: The following argument was not expected: --nonsense"));
 }
 
 TEST_F(CrumbdTest, ASecondOneSaysWhoIsInTheWay) {
