@@ -4,18 +4,21 @@
 
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
 #include "common/errno_status.h"
 #include "common/fd_channel.h"
 #include "common/hex.h"
+#include "common/logging.h"
 #include "common/status_macros.h"
 #include "crumb/v1/session.pb.h"
 
@@ -60,6 +63,34 @@ absl::StatusOr<Mapping> MapChecked(int fd, uint64_t size, Mapping::Access access
   return Mapping::Of(fd, size, access);
 }
 
+// Descriptors that an attempt to connect needs at once: a message of crumbd's, and the sockets.
+constexpr rlim_t kDescriptorsToConnect = kFdsPerMessageMax + 16;
+
+// Raises this process's soft limit on descriptors as far as an attempt to connect needs, within
+// the hard limit. The limit is the whole process's and the library is a guest in it, so this
+// happens only after an attempt has failed for want of descriptors. False: it is as high as it may
+// be.
+bool RaiseDescriptorLimit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
+  const rlim_t before = limit.rlim_cur;
+  limit.rlim_cur = std::min(limit.rlim_max, limit.rlim_cur + kDescriptorsToConnect);
+  if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+  LogWarning("this process may open {} file descriptors, which are used up: the limit is {} now",
+             before, limit.rlim_cur);
+  return true;
+}
+
+absl::Status NoDescriptors(const absl::Status& status) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  return absl::ResourceExhaustedError(
+      "this process may open " + std::to_string(limit.rlim_cur) +
+      " file descriptors (RLIMIT_NOFILE) and has too few left to connect to crumbd: raise the hard "
+      "limit (LimitNOFILE= in systemd, ulimit -Hn, --ulimit nofile= of a container) by " +
+      std::to_string(kDescriptorsToConnect) + " (" + std::string(status.message()) + ")");
+}
+
 }  // namespace
 
 Connection::Connection() : pid_(::getpid()) {}
@@ -73,7 +104,13 @@ Connection::~Connection() {
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions& options) {
   std::shared_ptr<Connection> connection(new Connection());
   const TimePoint deadline = Clock::Real().Now() + options.connect_timeout;
-  CRUMB_RETURN_IF_ERROR(connection->Shake(options));
+  absl::Status shaken = connection->Shake(options);
+  if (absl::IsResourceExhausted(shaken) && RaiseDescriptorLimit()) {
+    connection.reset(new Connection());
+    shaken = connection->Shake(options);
+  }
+  if (absl::IsResourceExhausted(shaken)) return NoDescriptors(shaken);
+  CRUMB_RETURN_IF_ERROR(shaken);
   connection->stub_ = RpcStub::Connect("unix:" + options.socket_dir + "/crumbd.sock", options);
   if (!connection->stub_->WaitConnected(deadline)) {
     return absl::DeadlineExceededError("crumbd.sock in " + options.socket_dir + " does not answer");
@@ -115,48 +152,52 @@ absl::Status Connection::Shake(const ClientOptions& options) {
   if (welcome.token().size() != kTokenBytes || welcome.slab_count() > kSlabsMax) {
     return absl::DataLossError("crumbd's welcome holds impossible values");
   }
-  const size_t expected = welcome.slab_count() + (welcome.staging_bytes() > 0 ? 1 : 0) +
-                          (welcome.pool_socket() ? 1 : 0) + (welcome.call_socket() ? 1 : 0);
-  while (answer.fds.size() < expected) {
-    CRUMB_ASSIGN_OR_RETURN(FdMessage more, ReceiveFdMessage(socket_.get()));
-    if (more.fds.empty()) break;
-    for (UniqueFd& fd : more.fds) answer.fds.push_back(std::move(fd));
-  }
-  if (answer.fds.size() != expected) {
-    return absl::DataLossError("crumbd announced " + std::to_string(expected) +
-                               " descriptors and sent " + std::to_string(answer.fds.size()));
-  }
-  if (welcome.call_socket()) {
-    calls_ = std::make_unique<CallSocket>(std::move(answer.fds.back()));
-    answer.fds.pop_back();
-  }
-  if (welcome.pool_socket()) {
-    pool_socket_ = std::move(answer.fds.back());
-    answer.fds.pop_back();
-    CRUMB_RETURN_IF_ERROR(SetTimeouts(pool_socket_.get(), options.connect_timeout));
-  }
-  return Map(welcome, answer.fds);
-}
-
-absl::Status Connection::Map(const v1::SessionWelcome& welcome, std::span<UniqueFd> fds) {
   const std::string& token = welcome.token();
   token_ = HexEncode({reinterpret_cast<const uint8_t*>(token.data()), token.size()});
   engine_ = welcome.engine();
   epoch_ = welcome.epoch();
   device_pools_ = welcome.device_pools();
   grants_ = welcome.slab_grants();
-  if (welcome.staging_bytes() > 0) {
-    CRUMB_ASSIGN_OR_RETURN(staging_, MapChecked(fds.front().get(), welcome.staging_bytes(),
-                                                Mapping::Access::kReadWrite));
-    fds = fds.subspan(1);
+  const size_t expected = welcome.slab_count() + (welcome.staging_bytes() > 0 ? 1 : 0) +
+                          (welcome.pool_socket() ? 1 : 0) + (welcome.call_socket() ? 1 : 0);
+  size_t taken = 0;
+  while (true) {
+    for (UniqueFd& fd : answer.fds) {
+      if (taken == expected) return absl::DataLossError("crumbd sent too many descriptors");
+      CRUMB_RETURN_IF_ERROR(Take(welcome, taken++, std::move(fd), options));
+    }
+    if (taken == expected) break;
+    CRUMB_ASSIGN_OR_RETURN(answer, ReceiveFdMessage(socket_.get()));
+    if (answer.fds.empty()) {
+      return absl::DataLossError("crumbd announced " + std::to_string(expected) +
+                                 " descriptors and sent " + std::to_string(taken));
+    }
   }
-  for (const UniqueFd& fd : fds) {
+  mapped_.staging = staging_.bytes();
+  return absl::OkStatus();
+}
+
+absl::Status Connection::Take(const v1::SessionWelcome& welcome, size_t index, UniqueFd fd,
+                              const ClientOptions& options) {
+  const size_t staging = welcome.staging_bytes() > 0 ? 1 : 0;
+  if (index < staging) {
+    CRUMB_ASSIGN_OR_RETURN(
+        staging_, MapChecked(fd.get(), welcome.staging_bytes(), Mapping::Access::kReadWrite));
+    return absl::OkStatus();
+  }
+  const size_t sockets = staging + welcome.slab_count();
+  if (index < sockets) {
     CRUMB_ASSIGN_OR_RETURN(Mapping slab,
                            MapChecked(fd.get(), welcome.slab_bytes(), Mapping::Access::kReadOnly));
     slabs_.push_back(std::move(slab));
     mapped_.slabs.emplace_back(slabs_.back().bytes());
+    return absl::OkStatus();
   }
-  mapped_.staging = staging_.bytes();
+  if (welcome.pool_socket() && index == sockets) {
+    pool_socket_ = std::move(fd);
+    return SetTimeouts(pool_socket_.get(), options.connect_timeout);
+  }
+  calls_ = std::make_unique<CallSocket>(std::move(fd));
   return absl::OkStatus();
 }
 

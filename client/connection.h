@@ -70,7 +70,10 @@ class Connection {
  private:
   Connection();
   absl::Status Shake(const ClientOptions& options);
-  absl::Status Map(const v1::SessionWelcome& welcome, std::span<UniqueFd> fds);
+  // Takes the `index`th descriptor of those that crumbd sends for `welcome`, in the order of
+  // SessionWelcome. Memory is mapped and its descriptor closed at once.
+  absl::Status Take(const v1::SessionWelcome& welcome, size_t index, UniqueFd fd,
+                    const ClientOptions& options);
   void TakeGrants() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const pid_t pid_;

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/fd_channel.h"
 
+#include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -134,6 +135,11 @@ absl::StatusOr<FdMessage> ReceiveFdMessage(int socket) {
   }
   received.fds = TakeFds(message);
   if (size == 0) return absl::UnavailableError("closed by the peer");
+  // The kernel leaves out the descriptors for which there is no number.
+  if ((message.msg_flags & MSG_CTRUNC) != 0 &&
+      !UniqueFd(::fcntl(socket, F_DUPFD_CLOEXEC, 0)).valid()) {
+    return absl::ResourceExhaustedError("no file descriptor is left for what was sent");
+  }
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     return absl::InvalidArgumentError("message larger than the protocol allows");
   }

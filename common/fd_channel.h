@@ -40,7 +40,9 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 // `fds` are not closed; at most kFdsPerMessageMax.
 absl::Status SendFdMessage(int socket, const std::string& bytes, std::span<const int> fds);
 
-// kUnavailable "closed by the peer" at the end; kInvalidArgument for a message that is too large.
+// kUnavailable "closed by the peer" at the end; kInvalidArgument for a message that is too large;
+// kResourceExhausted when this process may not open as many descriptors as were sent, of which
+// those received so far are closed.
 absl::StatusOr<FdMessage> ReceiveFdMessage(int socket);
 
 }  // namespace crumb

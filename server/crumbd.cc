@@ -22,6 +22,7 @@
 #include "common/config.h"
 #include "common/logging.h"
 #include "server/daemon.h"
+#include "server/descriptor_check.h"
 #include "server/listen_check.h"
 #include "server/memory_check.h"
 #include "server/options.h"
@@ -75,6 +76,9 @@ int Check(const Options& options, bool here) {
     const auto needs = CheckMemory(options.store.host, crumb::server::ReadMemoryFacts(""));
     if (!needs.ok()) return Fail(needs.status());
     for (const std::string& line : *needs) std::puts(line.c_str());
+    const auto descriptors = CheckDescriptors(crumb::server::DescriptorNeedsOf(options));
+    if (!descriptors.ok()) return Fail(descriptors.status());
+    for (const std::string& line : *descriptors) std::puts(line.c_str());
   }
   std::puts("crumbd: the configuration is valid");
   return kExitOk;
@@ -122,6 +126,8 @@ DaemonOr StartInPlaceOfAnother(const Options& options) {
   // What can be known before the other one stops.
   const auto fits = CheckMemory(options.store.host, crumb::server::ReadMemoryFacts(""));
   if (!fits.ok()) return fits.status();
+  const auto descriptors = CheckDescriptors(crumb::server::DescriptorNeedsOf(options));
+  if (!descriptors.ok()) return descriptors.status();
   const absl::Status usable = options.listen.tls.CheckFiles(std::chrono::system_clock::now());
   if (!usable.ok()) return usable;
   auto takeover = crumb::server::TakeOver(options, 2 * options.stop_grace + kHandOverWait);

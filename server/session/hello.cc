@@ -17,6 +17,9 @@ namespace crumb::server {
 namespace {
 
 constexpr size_t kProcessNameBytesMax = 64;
+// A message of one byte takes 832 bytes of a socket's buffer, which has 208 KiB by default.
+constexpr size_t kMessagesWanted = 64;
+constexpr size_t kFdsPerMessageWanted = 16;
 
 bool IsAdministrator(unsigned uid) { return uid == ::geteuid() || uid == 0; }
 
@@ -128,9 +131,11 @@ absl::Status AnswerHello(int socket, const Session& session, std::span<const sto
 }
 
 absl::Status SendFdBatches(int socket, std::string bytes, std::span<const int> fds) {
+  const size_t batch =
+      std::clamp(fds.size() / kMessagesWanted + 1, kFdsPerMessageWanted, kFdsPerMessageMax);
   size_t sent = 0;
   do {
-    const size_t count = std::min(fds.size() - sent, kFdsPerMessageMax);
+    const size_t count = std::min(fds.size() - sent, batch);
     CRUMB_RETURN_IF_ERROR(SendFdMessage(socket, bytes, fds.subspan(sent, count)));
     sent += count;
     bytes.assign(1, '\0');

@@ -56,6 +56,8 @@ absl::Status AnswerHello(int socket, const Session& session, std::span<const sto
                          int call_socket = -1);
 
 // Sends `bytes` with the first descriptors, and the others behind it with a zero byte each message.
+// A message carries few of them, so that a receiver that closes each once it is mapped gets by with
+// few free descriptors, as long as that makes no more messages than a socket's buffer takes.
 // kUnavailable when the socket takes no more.
 absl::Status SendFdBatches(int socket, std::string bytes, std::span<const int> fds);
 
