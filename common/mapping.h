@@ -34,7 +34,8 @@ class Mapping {
   size_t size_ = 0;
 };
 
-// An anonymous memory file of `size` bytes that allows seals, named for /proc/<pid>/fd.
+// An anonymous memory file of `size` bytes that allows seals, named for /proc/<pid>/fd. Its mode is
+// 0600, so that other users cannot open it again through /proc.
 absl::StatusOr<UniqueFd> CreateMemfd(const std::string& name, size_t size);
 
 }  // namespace crumb

@@ -3,6 +3,7 @@
 #include "common/roster.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -35,7 +36,12 @@ absl::StatusOr<UniqueFd> OpenAnew(int roster) {
 
 }  // namespace
 
-absl::StatusOr<UniqueFd> CreateRoster() { return CreateMemfd("crumb-roster", 1); }
+absl::StatusOr<UniqueFd> CreateRoster() {
+  CRUMB_ASSIGN_OR_RETURN(UniqueFd roster, CreateMemfd("crumb-roster", 1));
+  // Workers that run as other users open it again, to lock bytes of their own. It holds no data.
+  if (::fchmod(roster.get(), 0666) != 0) return ErrnoStatus(errno, "fchmod of a roster");
+  return roster;
+}
 
 absl::StatusOr<UniqueFd> AdoptRoster(int roster) {
   CRUMB_RETURN_IF_ERROR(ReadRoster(roster).status());

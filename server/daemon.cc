@@ -24,6 +24,7 @@
 #include "server/calls/status_calls.h"
 #include "server/certificate_watch.h"
 #include "server/cluster/cluster.h"
+#include "server/descriptor_check.h"
 #include "server/device/device_pools.h"
 #include "server/event_hub.h"
 #include "server/grpc_log.h"
@@ -69,6 +70,8 @@ class RunningDaemon : public Daemon {
     CRUMB_RETURN_IF_ERROR(CheckListeners(options_));
     CRUMB_ASSIGN_OR_RETURN(const auto needs, CheckMemory(options_.store.host, ReadMemoryFacts("")));
     for (const std::string& line : needs) LogInfo("{}", line);
+    CRUMB_ASSIGN_OR_RETURN(const auto descriptors, CheckDescriptors(DescriptorNeedsOf(options_)));
+    for (const std::string& line : descriptors) LogInfo("{}", line);
     std::remove(options_.listen.endpoints_file.c_str());  // of one that was killed
     CRUMB_RETURN_IF_ERROR(StartAdmin());  // first: it tells that crumbd is not ready yet
     CRUMB_RETURN_IF_ERROR(RecoverStore(open_store, std::move(handed_over)));
@@ -138,6 +141,8 @@ class RunningDaemon : public Daemon {
     events.page = [this](const storage::PageEvent& event) { events_.Publish(event); };
     storage::StoreStart start;
     start.host_bytes = HostRoom();
+    start.slabs_of_tenants = options_.tenants.own_slabs();
+    start.free_memory = [] { return FreeMemory(ReadMemoryFacts("")); };
     start.handed_over = std::move(handed_over);
     // Slabs are everybody's here, whoever had them.
     if (start.handed_over != nullptr && !options_.tenants.own_slabs()) {

@@ -45,14 +45,18 @@ void HostGrowth::Run() {
 }
 
 bool HostGrowth::Take() {
-  for (uint64_t room = room_(); room >= kStepBytesMin; room = room_()) {
-    const absl::StatusOr<uint64_t> missing = store_.GrowHost(std::min(room, kStepBytes));
-    if (!missing.ok()) return true;  // somebody was faster
+  // Without room nothing is taken, but pages may move and processes may have let slabs go.
+  for (uint64_t before = UINT64_MAX;;) {
+    const uint64_t room = room_();
+    const absl::StatusOr<uint64_t> missing =
+        store_.GrowHost(room >= kStepBytesMin ? std::min(room, kStepBytes) : 0);
+    if (!missing.ok()) return true;  // another process took the memory first
     if (*missing == 0) return false;
+    if (*missing >= before) return true;  // no progress: wait for the next interval
+    before = *missing;
     MutexLock lock(&mutex_);
-    if (stopping_) break;
+    if (stopping_) return true;
   }
-  return true;
 }
 
 }  // namespace crumb::server

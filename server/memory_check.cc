@@ -163,9 +163,13 @@ MemoryFacts ReadMemoryFacts(const std::string& root) {
   return facts;
 }
 
+uint64_t FreeMemory(const MemoryFacts& facts) {
+  return std::min(facts.available_bytes.value_or(UINT64_MAX),
+                  facts.limit_room_bytes.value_or(UINT64_MAX));
+}
+
 uint64_t MemoryRoom(const MemoryFacts& facts) {
-  const uint64_t room = std::min(facts.available_bytes.value_or(UINT64_MAX),
-                                 facts.limit_room_bytes.value_or(UINT64_MAX));
+  const uint64_t room = FreeMemory(facts);
   return room == UINT64_MAX ? room : room - std::min(room, kBesideBytes);
 }
 

@@ -28,6 +28,9 @@ struct MemoryFacts {
 // cannot be read is taken as unlimited.
 MemoryFacts ReadMemoryFacts(const std::string& root);
 
+// Bytes that could be taken now, in normal pages. UINT64_MAX: nothing is known.
+uint64_t FreeMemory(const MemoryFacts& facts);
+
 // What the host tier may take now, in normal pages: all but a reserve for the rest of crumbd.
 // UINT64_MAX: nothing is known.
 uint64_t MemoryRoom(const MemoryFacts& facts);

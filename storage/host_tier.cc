@@ -3,6 +3,7 @@
 #include "storage/host_tier.h"
 
 #include <algorithm>
+#include <bit>
 #include <string>
 #include <utility>
 
@@ -23,7 +24,8 @@ absl::StatusOr<std::unique_ptr<HostTier>> HostTier::Open(const Options& options,
                                                          FragmentTierEvents events) {
   const uint64_t pages = options.host.bytes_max.value / kTypicalPageBytes + 1;
   CRUMB_ASSIGN_OR_RETURN(auto policy, MakePolicy(options.host.policy, pages));
-  CRUMB_ASSIGN_OR_RETURN(auto memory, SlabMemory::Open(options.host, options.first_bytes));
+  CRUMB_ASSIGN_OR_RETURN(auto memory,
+                         SlabMemory::Open(options.host, options.first_bytes, options.sharing));
   return std::unique_ptr<HostTier>(
       new HostTier(options, std::move(memory), std::move(policy), clock, std::move(events)));
 }
@@ -41,6 +43,7 @@ HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
     slabs_.push_back({.bytes = memory_->bytes(i), .since = clock_.Now()});
   }
   share_used_.push_back(clock_.Now());
+  numbers_ = std::bit_ceil(static_cast<uint32_t>(memory_->size()));
 }
 
 absl::StatusOr<Slot> HostTier::Reserve(const KeyspaceId& keyspace, uint64_t bytes,
@@ -52,24 +55,20 @@ absl::StatusOr<Slot> HostTier::Reserve(const KeyspaceId& keyspace, uint64_t byte
   }
   Demotion demotion = {clock_.Now(), departing_bytes_max, departures};
   std::optional<Slot> slot;
-  std::optional<uint32_t> taken;
-  std::vector<uint32_t> gone;
   std::vector<PageTable::Change> changes;
   uint32_t share = 0;
+  bool tenants = false;
   {
     MutexLock lock(&mutex_);
     share = table_.ShareOf(keyspace);
     share_used_[share] = demotion.now;
     slot = Allocate(bytes, share);
-    if (!slot && table_.shares() > 1) taken = TakeSlab(share, demotion, &gone);
-    if (!slot && !taken) slot = EvictFor(bytes, share, demotion);
+    tenants = table_.shares() > 1;
+    if (!slot && !tenants) slot = EvictFor(bytes, share, demotion);
     changes = table_.TakeChanges();
   }
   Announce(changes);
-  for (const uint32_t slab : gone) {
-    if (options_.slab_gone) options_.slab_gone(slab);
-  }
-  if (taken) slot = ScrubAndGive(*taken, share, bytes, demotion.now);
+  if (!slot && tenants) slot = AllocateFromOthers(bytes, share, demotion);
   if (!slot) {
     return absl::ResourceExhaustedError("every slot of host memory is leased or being written");
   }
@@ -291,11 +290,11 @@ void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) 
 }
 
 void HostTier::AddRefs(const Page& page, size_t index, const TileRange& range,
-                       std::vector<FragmentRef>* fragments) {
+                       std::vector<FragmentRef>* fragments) const {
   for (const Fragment& fragment : page.fragments) {
     if (!Overlaps(fragment.range, range)) continue;
     fragments->push_back({.page = static_cast<uint32_t>(index),
-                          .slab = fragment.slot.region,
+                          .slab = NumberOf(fragment.slot.region),
                           .offset = fragment.slot.offset,
                           .tiles_bytes = fragment.tiles_bytes});
   }
@@ -325,7 +324,7 @@ bool HostTier::Release(LeaseId lease) {
 
 std::span<const std::byte> HostTier::Bytes(const FragmentRef& fragment) const {
   constexpr size_t kHeaderSizeOffset = 8;  // docs/formats/fragment.md
-  const std::byte* begin = Data(fragment.slab) + fragment.offset;
+  const std::byte* begin = Data(RegionOf(fragment.slab)) + fragment.offset;
   const auto header_bytes = LoadLittle<uint32_t>(begin + fragment.tiles_bytes + kHeaderSizeOffset);
   return {begin, size_t{fragment.tiles_bytes} + header_bytes};
 }
@@ -465,6 +464,8 @@ void HostTier::AddLeaseStats(StoreStats& stats) const {
   stats.leases = leases_.size();
   stats.leased_slots = leased_fragments_;
   stats.slab_moves = slab_moves_;
+  stats.slabs_revoked = revoked_;
+  stats.slab_renewals_failed = renewals_failed_;
   for (const SlabState& slab : slabs_) {
     ++(slab.phase == SlabState::Phase::kOwned     ? stats.slabs_owned
        : slab.phase == SlabState::Phase::kClosing ? stats.slabs_closing

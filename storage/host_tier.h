@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -40,6 +41,9 @@ class HostTier {
     bool demote_only_hit = false;
     // What Open takes of host.bytes_max; Grow takes the rest.
     uint64_t first_bytes = UINT64_MAX;
+    SlabMemory::Sharing sharing = SlabMemory::Sharing::kFixed;
+    // As StoreStart::free_memory.
+    std::function<uint64_t()> free_memory = {};
     // Told, without the lock, when nothing will be read in a slab any more.
     std::function<void(uint32_t slab)> slab_gone = {};
   };
@@ -54,12 +58,12 @@ class HostTier {
                                                         FragmentTierEvents events);
 
   // Keeps the keyspace's pages in slabs of this tenant's own from now on; those that are elsewhere
-  // leave host memory. Keyspaces of no tenant share slabs of theirs. kUnimplemented: the kernel
-  // cannot tell who maps a slab.
+  // leave host memory. Keyspaces of no tenant share slabs of theirs. kFailedPrecondition: the
+  // slabs cannot change their tenants.
   absl::Status SetTenant(const KeyspaceId& keyspace, const std::string& tenant);
-  // A descriptor for reading of a slab that pages of this keyspace lie in, for a process to map. As
-  // long as anybody has or maps it, the slab goes to no other tenant. kPermissionDenied: the slab
-  // is not of the keyspace's tenant.
+  // A descriptor for reading of a slab that pages of this keyspace lie in, for a process to map.
+  // Its file never holds another tenant's pages. kPermissionDenied: the slab is not of the
+  // keyspace's tenant, or holds none of its pages.
   absl::StatusOr<UniqueFd> OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const;
 
   // A slot for `bytes` in a slab of the keyspace's tenant that nobody sees, evicting pages of that
@@ -172,6 +176,11 @@ class HostTier {
   enum class Move { kMoved, kInUse, kNoRoom, kGone };
   Move MovePage(PageHandle page, uint32_t region);
   void EvictForRoom(PageHandle page);
+  // Takes the memory of slabs that were given up from processes that still have them: the next
+  // process knows nothing of these slabs.
+  void RevokeGivenUp() const;
+  // Gives back the memory of adopted slabs that were given up and that no process has open.
+  void DropLeaving();
   bool GiveUpIfEmpty(uint32_t region) ABSL_EXCLUSIVE_LOCKS_REQUIRED(growing_);
   // Host memory that a call may still hand to the tier below, and what it handed.
   struct Demotion {
@@ -179,19 +188,35 @@ class HostTier {
     uint64_t bytes_max = 0;
     std::vector<Departure>* departures = nullptr;
   };
-  // A slab belongs to one share of the table, or to nobody.
+  // A slab belongs to one share of the table, or is on its way to another:
+  //
+  //   kOwned --CloseRegion--> kClosing --its last page left--> kGone --UnusedSlab--> kRenewing
+  //      ^--------------------------------Give-------------------------------------------'
+  //
+  // kGone and kRenewing alternate until MakeFresh succeeds.
   struct SlabState {
     enum class Phase : uint8_t {
       kOwned,
-      kClosing,    // takes no more pages; those in it leave
-      kGone,       // nobody's, but who mapped it may still
-      kScrubbing,  // about to be somebody's
+      kClosing,   // takes no more pages; those in it leave
+      kGone,      // given up; processes that mapped it may still do so
+      kRenewing,  // one thread replaces its file, without the lock
     };
     Phase phase = Phase::kOwned;
-    uint32_t share = 0;  // the last one, when it is nobody's
-    bool written = false;
+    uint32_t share = 0;    // the last one, when it was given up
+    bool written = false;  // since its file was made
+    bool dropped = false;  // its file was given back, and there is no fresh one yet
+    uint32_t files = 0;    // that it had before the present one
     uint64_t bytes = 0;
-    TimePoint since;  // when it became the share's
+    uint64_t free_before = 0;  // free memory before its file was given back
+    TimePoint since = {};      // when it became the share's, or was given up
+    TimePoint retry = {};      // when it may be looked at again
+  };
+  // What the count of a share's slabs is compared with: all that are its own or kept by its
+  // processes, by share, and the part that each share may have.
+  struct Parts {
+    std::map<uint32_t, size_t> owned;
+    std::map<uint32_t, size_t> kept;
+    size_t part = 0;
   };
 
   std::optional<Slot> Allocate(uint64_t bytes, uint32_t share)
@@ -207,24 +232,48 @@ class HostTier {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Gives the page's share a slab that is nobody's or another's without pages. False: none is.
   bool TakeIdleSlab(PageHandle page);
-  // A slab that is nobody's, for ScrubAndGive; adds slabs that became so to `gone`. None: there is
-  // none now, but another share may be giving one up.
-  std::optional<uint32_t> TakeSlab(uint32_t share, Demotion& demotion, std::vector<uint32_t>* gone)
+  // A slot for a share whose slabs are full: in a slab that another share gave up or must give up,
+  // else in place of pages of its own.
+  std::optional<Slot> AllocateFromOthers(uint64_t bytes, uint32_t share, Demotion& demotion);
+  // A slab that was given up and is not in `tried`, for MakeFresh; adds the numbers of slabs that
+  // were given up to `gone`. None: there is none now, but another share may be giving one up; with
+  // *more set it has pages that are to be evicted first: call again, and let others have the lock
+  // between.
+  std::optional<uint32_t> TakeSlab(uint32_t share, Demotion& demotion,
+                                   std::span<const uint32_t> tried, std::vector<uint32_t>* gone,
+                                   bool* more) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::optional<uint32_t> UnusedSlab(std::span<const uint32_t> tried, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<uint32_t> UnusedSlab() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Parts CountParts(uint32_t share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether a slab was given up so lately that processes may let it go yet: no other is taken from
+  // its tenant meanwhile.
+  bool Settling(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The slab that another share must give up for this one; none: this one has its part.
   std::optional<uint32_t> SlabToClose(uint32_t share, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone)
+  void GiveUp(uint32_t slab, TimePoint now, std::vector<uint32_t>* gone)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Evicts pages of closing slabs. True: it stopped at its bound, before the last one.
+  bool EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes one slab without pages from another share. False: there is none.
-  bool GiveUpIdle(uint32_t share, std::vector<uint32_t>* gone)
+  bool GiveUpIdle(uint32_t share, TimePoint now, std::vector<uint32_t>* gone)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Overwrites what was in the slab, and allocates in it.
-  std::optional<Slot> ScrubAndGive(uint32_t slab, uint32_t share, uint64_t bytes, TimePoint now);
+  void TellGone(std::span<const uint32_t> gone) const;
+  // Replaces the file of a slab in kRenewing by a fresh one. False: processes keep the old one, or
+  // its memory has not come back; the slab is in kGone again.
+  bool MakeFresh(uint32_t slab);
+  bool DropFile(uint32_t slab);
+  bool MayRevoke(uint32_t slab);
+  // Makes a slab that is fresh the share's and allocates in it.
+  std::optional<Slot> Give(uint32_t slab, uint32_t share, uint64_t bytes);
+  // The number that readers know a slab by. It is another one for each file that the slab has, so
+  // that a reader which has not heard of a move cannot take the old file for the new one.
+  uint32_t NumberOf(uint32_t region) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  uint32_t RegionOf(uint32_t number) const { return number & (numbers_ - 1); }
   // Adds the fragments of page `index` of a request that intersect `range`.
-  static void AddRefs(const Page& page, size_t index, const TileRange& range,
-                      std::vector<FragmentRef>* fragments);
+  void AddRefs(const Page& page, size_t index, const TileRange& range,
+               std::vector<FragmentRef>* fragments) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EmptyChunkFor(uint64_t bytes, uint32_t share, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint64_t BytesAbsentBelow(const Page& page) const;
@@ -235,6 +284,7 @@ class HostTier {
   const Options options_;
   const std::unique_ptr<SlabMemory> memory_;
   InheritedSlabs inherited_;  // changed with mutex_ held
+  uint32_t numbers_ = 1;      // power of two above all regions; fixed once others see the tier
 
   Mutex growing_;                                 // one Grow at a time
   TimePoint progress_ ABSL_GUARDED_BY(growing_);  // when a page moved or a slab was given up
@@ -248,6 +298,10 @@ class HostTier {
   std::vector<SlabState> slabs_ ABSL_GUARDED_BY(mutex_);
   std::vector<TimePoint> share_used_ ABSL_GUARDED_BY(mutex_);
   uint64_t slab_moves_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t next_gone_ ABSL_GUARDED_BY(mutex_) = 0;  // where UnusedSlab begins
+  uint64_t revoked_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<uint32_t, int64_t> revoked_of_ ABSL_GUARDED_BY(mutex_);  // by share
+  uint64_t renewals_failed_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);
   LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t leased_fragments_ ABSL_GUARDED_BY(mutex_) = 0;

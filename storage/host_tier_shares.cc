@@ -2,9 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Slabs of tenants: docs/adr/0009-tenants-and-shared-memory.md.
 #include <algorithm>
-#include <cstring>
 #include <map>
 
+#include "common/logging.h"
 #include "common/status_macros.h"
 #include "storage/host_tier.h"
 
@@ -13,11 +13,25 @@ namespace {
 
 // How long a share keeps its only slab before a share without any may take it.
 constexpr Duration kOnlySlabMin = std::chrono::seconds(10);
+// Slabs that one reservation tries to make fresh: bounds its system calls.
+constexpr size_t kSlabTriesMax = 8;
+// Pages of a closing slab that leave before other callers get the lock.
+constexpr size_t kEvictionsPerLock = 256;
+// After pages were found pinned the kernel is not made to look at all of a slab's pages again for
+// this long.
+constexpr Duration kPinnedRetry = std::chrono::seconds(1);
+// Free memory that must be left when a slab takes its memory again, unless there was less before.
+constexpr uint64_t kFreeMin = uint64_t{64} << 20;
+// Measures of free memory lag behind and count others' allocations: a sixteenth of a slab may be
+// missing in them.
+constexpr uint64_t kFreeNoiseShare = 16;
 
 }  // namespace
 
 absl::Status HostTier::SetTenant(const KeyspaceId& keyspace, const std::string& tenant) {
-  CRUMB_RETURN_IF_ERROR(memory_->HasReaders(0).status());
+  if (memory_->sharing() != SlabMemory::Sharing::kByTenant) {
+    return absl::FailedPreconditionError("the store was opened without slabs of tenants");
+  }
   CRUMB_ASSIGN_OR_RETURN(
       auto policy, MakePolicy(options_.host.policy, capacity_bytes() / kTypicalPageBytes + 1));
   const TimePoint now = clock_.Now();
@@ -47,89 +61,159 @@ uint32_t HostTier::ShareOfTenant(const std::string& tenant,
   return found->second;
 }
 
+uint32_t HostTier::NumberOf(uint32_t region) const {
+  return region < slabs_.size() ? region + slabs_[region].files * numbers_ : region;
+}
+
 absl::StatusOr<UniqueFd> HostTier::OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
+  const uint32_t region = RegionOf(slab);
   if (inherited_.Holds(slab) && inherited_.share(slab) == table_.ShareOf(keyspace)) {
     return inherited_.OpenReader(slab);
   }
-  const bool there = slab < slabs_.size() && (slabs_[slab].phase == SlabState::Phase::kOwned ||
-                                              slabs_[slab].phase == SlabState::Phase::kClosing);
-  if (!there || slabs_[slab].share != table_.ShareOf(keyspace)) {
+  const bool there = region < slabs_.size() && slab == NumberOf(region) &&
+                     (slabs_[region].phase == SlabState::Phase::kOwned ||
+                      slabs_[region].phase == SlabState::Phase::kClosing);
+  if (!there || !slabs_[region].written || slabs_[region].share != table_.ShareOf(keyspace)) {
     return absl::PermissionDeniedError("the slab is not of the keyspace's tenant");
   }
-  return memory_->OpenReader(slab);
+  return memory_->OpenReader(region);
+}
+
+std::optional<Slot> HostTier::AllocateFromOthers(uint64_t bytes, uint32_t share,
+                                                 Demotion& demotion) {
+  std::vector<uint32_t> tried;
+  while (true) {
+    std::optional<Slot> slot;
+    std::optional<uint32_t> taken;
+    std::vector<uint32_t> gone;
+    std::vector<PageTable::Change> changes;
+    bool more = false;
+    {
+      MutexLock lock(&mutex_);
+      slot = Allocate(bytes, share);
+      if (!slot && tried.size() < kSlabTriesMax) {
+        taken = TakeSlab(share, demotion, tried, &gone, &more);
+      }
+      if (!slot && !taken && !more) slot = EvictFor(bytes, share, demotion);
+      changes = table_.TakeChanges();
+    }
+    Announce(changes);
+    TellGone(gone);
+    if (more) continue;
+    if (!taken) return slot;
+    if (MakeFresh(*taken)) return Give(*taken, share, bytes);
+    tried.push_back(*taken);
+  }
+}
+
+void HostTier::TellGone(std::span<const uint32_t> gone) const {
+  if (!options_.slab_gone) return;
+  for (const uint32_t number : gone) options_.slab_gone(number);
 }
 
 std::optional<uint32_t> HostTier::TakeSlab(uint32_t share, Demotion& demotion,
-                                           std::vector<uint32_t>* gone) {
-  EmptyClosing(demotion, gone);
-  if (const auto slab = UnusedSlab()) return slab;
-  while (GiveUpIdle(share, gone)) {
-    if (const auto slab = UnusedSlab()) return slab;
+                                           std::span<const uint32_t> tried,
+                                           std::vector<uint32_t>* gone, bool* more) {
+  *more = EmptyClosing(demotion, gone);
+  if (*more) return std::nullopt;
+  // A slab that a tenant's processes keep counts as the tenant's: giving slabs up without letting
+  // them go brings it no others.
+  Parts parts = CountParts(share);
+  if (parts.kept[share] > 0 && parts.owned[share] + parts.kept[share] >= parts.part) {
+    return std::nullopt;
   }
+  if (const auto slab = UnusedSlab(tried, demotion.now)) return slab;
+  if (GiveUpIdle(share, demotion.now, gone)) return UnusedSlab(tried, demotion.now);
+  // One at a time.
   const bool closing = std::any_of(slabs_.begin(), slabs_.end(), [](const SlabState& slab) {
     return slab.phase == SlabState::Phase::kClosing;
   });
-  if (closing) return std::nullopt;  // one at a time
+  if (closing || Settling(demotion.now)) return std::nullopt;
   const auto slab = SlabToClose(share, demotion.now);
   if (!slab) return std::nullopt;
   table_.slots().CloseRegion(*slab);
   slabs_[*slab].phase = SlabState::Phase::kClosing;
-  EmptyClosing(demotion, gone);
-  return UnusedSlab();
+  *more = EmptyClosing(demotion, gone);
+  if (*more) return std::nullopt;
+  return UnusedSlab(tried, demotion.now);
 }
 
-std::optional<uint32_t> HostTier::UnusedSlab() {
-  for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
-    if (slabs_[slab].phase != SlabState::Phase::kGone) continue;
-    const auto has_readers = memory_->HasReaders(slab);
-    if (!has_readers.ok() || *has_readers) continue;
-    slabs_[slab].phase = SlabState::Phase::kScrubbing;
+std::optional<uint32_t> HostTier::UnusedSlab(std::span<const uint32_t> tried, TimePoint now) {
+  for (size_t i = 0; i < slabs_.size(); ++i) {
+    const auto slab = static_cast<uint32_t>((next_gone_ + i) % slabs_.size());
+    if (slabs_[slab].phase != SlabState::Phase::kGone || slabs_[slab].retry > now) continue;
+    if (std::find(tried.begin(), tried.end(), slab) != tried.end()) continue;
+    slabs_[slab].phase = SlabState::Phase::kRenewing;
+    next_gone_ = slab + 1;
     return slab;
   }
   return std::nullopt;
 }
 
-bool HostTier::GiveUpIdle(uint32_t share, std::vector<uint32_t>* gone) {
-  for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
-    SlabState& state = slabs_[slab];
-    if (state.phase != SlabState::Phase::kOwned || state.share == share) continue;
-    if (state.bytes == 0) continue;  // not there yet
-    if (!table_.slots().RemoveRegion(slab)) continue;
-    state.phase = SlabState::Phase::kGone;
-    gone->push_back(slab);
-    return true;
+bool HostTier::Settling(TimePoint now) const {
+  return std::any_of(slabs_.begin(), slabs_.end(), [&](const SlabState& slab) {
+    const bool given_up =
+        slab.phase == SlabState::Phase::kGone || slab.phase == SlabState::Phase::kRenewing;
+    return given_up && slab.written && now < slab.since + options_.host.let_go_timeout;
+  });
+}
+
+void HostTier::GiveUp(uint32_t slab, TimePoint now, std::vector<uint32_t>* gone) {
+  slabs_[slab].phase = SlabState::Phase::kGone;
+  slabs_[slab].since = now;
+  slabs_[slab].retry = TimePoint::min();
+  gone->push_back(NumberOf(slab));
+}
+
+bool HostTier::GiveUpIdle(uint32_t share, TimePoint now, std::vector<uint32_t>* gone) {
+  // Slabs that never held a page cost nothing to move; of the others, one at a time.
+  for (const bool written : {false, true}) {
+    if (written && Settling(now)) return false;
+    for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
+      const SlabState& state = slabs_[slab];
+      if (state.phase != SlabState::Phase::kOwned || state.share == share) continue;
+      if (state.written != written || state.bytes == 0) continue;  // 0: not there yet
+      if (!table_.slots().RemoveRegion(slab)) continue;
+      GiveUp(slab, now, gone);
+      return true;
+    }
   }
   return false;
 }
 
 bool HostTier::TakeIdleSlab(PageHandle page) {
   const TimePoint now = clock_.Now();
-  std::vector<uint32_t> gone;
-  std::optional<uint32_t> taken;
-  uint32_t share = 0;
-  uint64_t bytes = 0;
-  {
-    MutexLock lock(&mutex_);
-    if (table_.shares() == 1 || !table_[page].resident) return false;
-    share = table_.ShareOf(table_[page].keyspace);
-    for (const Fragment& fragment : table_[page].fragments) {
-      bytes = std::max<uint64_t>(bytes, fragment.bytes);
+  std::vector<uint32_t> tried;
+  while (tried.size() < kSlabTriesMax) {
+    std::vector<uint32_t> gone;
+    std::optional<uint32_t> taken;
+    uint32_t share = 0;
+    uint64_t bytes = 0;
+    {
+      MutexLock lock(&mutex_);
+      if (table_.shares() == 1 || !table_[page].resident) return false;
+      share = table_.ShareOf(table_[page].keyspace);
+      for (const Fragment& fragment : table_[page].fragments) {
+        bytes = std::max<uint64_t>(bytes, fragment.bytes);
+      }
+      taken = UnusedSlab(tried, now);
+      if (!taken && GiveUpIdle(share, now, &gone)) taken = UnusedSlab(tried, now);
     }
-    do {
-      taken = UnusedSlab();
-    } while (!taken && GiveUpIdle(share, &gone));
+    TellGone(gone);
+    if (!taken) return false;
+    if (MakeFresh(*taken)) {
+      const auto slot = Give(*taken, share, bytes);
+      if (slot) Abandon(*slot);
+      return slot.has_value();
+    }
+    tried.push_back(*taken);
   }
-  for (const uint32_t slab : gone) {
-    if (options_.slab_gone) options_.slab_gone(slab);
-  }
-  if (!taken) return false;
-  const auto slot = ScrubAndGive(*taken, share, bytes, now);
-  if (slot) Abandon(*slot);
-  return slot.has_value();
+  return false;
 }
 
-void HostTier::EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone) {
+bool HostTier::EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone) {
+  size_t evictions = 0;
   for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
     if (slabs_[slab].phase != SlabState::Phase::kClosing) continue;
     std::vector<PageHandle> owners = table_.slots().OwnersIn(slab);
@@ -138,21 +222,31 @@ void HostTier::EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone) {
     for (const PageHandle owner : owners) {
       const Page& page = table_[owner];
       if (!page.resident || page.references > 0 || page.pinned_until > demotion.now) continue;
+      if (++evictions > kEvictionsPerLock) return true;
       Evict(owner, demotion);
     }
-    if (!table_.slots().RemoveRegion(slab)) continue;
-    slabs_[slab].phase = SlabState::Phase::kGone;
-    gone->push_back(slab);
+    if (table_.slots().RemoveRegion(slab)) GiveUp(slab, demotion.now, gone);
   }
+  return false;
+}
+
+HostTier::Parts HostTier::CountParts(uint32_t share) const {
+  Parts parts;
+  parts.owned[share] = 0;
+  for (const SlabState& slab : slabs_) {
+    if (slab.phase == SlabState::Phase::kOwned) ++parts.owned[slab.share];
+    if (slab.phase == SlabState::Phase::kGone && slab.written && !slab.dropped) {
+      ++parts.kept[slab.share];
+    }
+  }
+  parts.part = std::max<size_t>(1, slabs_.size() / parts.owned.size());
+  return parts;
 }
 
 std::optional<uint32_t> HostTier::SlabToClose(uint32_t share, TimePoint now) {
-  std::map<uint32_t, size_t> owned;
-  owned[share] = 0;
-  for (const SlabState& slab : slabs_) {
-    if (slab.phase == SlabState::Phase::kOwned) ++owned[slab.share];
-  }
-  const size_t part = std::max<size_t>(1, slabs_.size() / owned.size());
+  Parts parts = CountParts(share);
+  std::map<uint32_t, size_t>& owned = parts.owned;
+  const size_t part = parts.part;
   if (owned[share] >= part) return std::nullopt;
   const auto most = std::max_element(
       owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
@@ -176,23 +270,88 @@ std::optional<uint32_t> HostTier::SlabToClose(uint32_t share, TimePoint now) {
   return emptiest;
 }
 
-std::optional<Slot> HostTier::ScrubAndGive(uint32_t slab, uint32_t share, uint64_t bytes,
-                                           TimePoint now) {
-  uint64_t written_bytes = 0;
+bool HostTier::MayRevoke(uint32_t slab) {
+  const TimePoint now = clock_.Now();
+  MutexLock lock(&mutex_);
+  const SlabState& state = slabs_[slab];
+  int64_t& of_tenant = revoked_of_[state.share];
+  if (now < state.since + options_.host.let_go_timeout ||
+      revoked_ >= static_cast<uint64_t>(options_.host.revoked_slabs_max) ||
+      of_tenant >= options_.host.revoked_slabs_per_tenant) {
+    return false;
+  }
+  ++of_tenant;
+  ++revoked_;
+  return true;
+}
+
+bool HostTier::DropFile(uint32_t slab) {
+  const uint64_t free_before = options_.free_memory ? options_.free_memory() : UINT64_MAX;
+  const SlabMemory::Drop drop = memory_->TryDrop(slab);
+  bool dropped = drop == SlabMemory::Drop::kDropped;
+  // What is not shown to be free may stay in use outside for as long as it is pinned there, which
+  // nothing can find out later: so it is counted, and limited.
+  if (!dropped && MayRevoke(slab)) {
+    const absl::Status revoked = memory_->Revoke(slab);
+    dropped = revoked.ok();
+    LogWarning(
+        "host tier: slab {} is taken from processes that did not let it go within "
+        "store.host.let_go_timeout: {}",
+        slab, revoked.ToString());
+  }
+  MutexLock lock(&mutex_);
+  slabs_[slab].dropped = dropped;
+  slabs_[slab].free_before = free_before;
+  if (drop == SlabMemory::Drop::kPinned) slabs_[slab].retry = clock_.Now() + kPinnedRetry;
+  return dropped;
+}
+
+bool HostTier::MakeFresh(uint32_t slab) {
+  bool dropped = false;
   {
     MutexLock lock(&mutex_);
-    if (slabs_[slab].written) written_bytes = slabs_[slab].bytes;
+    if (!slabs_[slab].written) return true;  // no process was ever given its file
+    dropped = slabs_[slab].dropped;
   }
-  // Nobody else maps it and nobody is given it: without the lock.
-  std::memset(memory_->data(slab), 0, written_bytes);
+  bool fresh = false;
+  if (dropped || DropFile(slab)) {
+    uint64_t free_before = 0;
+    {
+      MutexLock lock(&mutex_);
+      free_before = slabs_[slab].free_before;
+    }
+    const absl::Status renewed = memory_->Renew(slab, [&](uint64_t bytes) {
+      if (!options_.free_memory) return true;
+      return options_.free_memory() + bytes / kFreeNoiseShare >=
+             bytes + std::min(free_before, kFreeMin);
+    });
+    fresh = renewed.ok();
+    if (!fresh) LogWarning("host tier: slab {} stays out of use: {}", slab, renewed.ToString());
+  }
+  MutexLock lock(&mutex_);
+  SlabState& state = slabs_[slab];
+  if (fresh) {
+    state.dropped = false;
+    state.written = false;
+    ++state.files;
+    return true;
+  }
+  if (state.dropped) {
+    ++renewals_failed_;
+    state.retry = clock_.Now() + kPinnedRetry;
+  }
+  state.phase = SlabState::Phase::kGone;
+  return false;
+}
+
+std::optional<Slot> HostTier::Give(uint32_t slab, uint32_t share, uint64_t bytes) {
+  const TimePoint now = clock_.Now();
   MutexLock lock(&mutex_);
   SlabState& state = slabs_[slab];
   if (state.share != share) ++slab_moves_;
-  state = {.phase = SlabState::Phase::kOwned,
-           .share = share,
-           .written = false,
-           .bytes = state.bytes,
-           .since = now};
+  state.phase = SlabState::Phase::kOwned;
+  state.share = share;
+  state.since = now;
   table_.slots().AddRegion(slab, state.bytes, share);
   return Allocate(bytes, share);
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
 #include <utility>
@@ -152,6 +153,7 @@ HostTier::Adopted HostTier::Adopt(
       LogWarning("host tier: memory of the process before is left out: {}", mapped.ToString());
       return adopted;
     }
+    numbers_ = std::bit_ceil(static_cast<uint32_t>(memory_->size() + fit));
     for (const auto& [keyspace, generation] : memory.image.generations) {
       table_.RaiseGeneration(keyspace, generation);
     }
@@ -239,11 +241,27 @@ bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> 
   return true;
 }
 
+void HostTier::RevokeGivenUp() const {
+  std::vector<uint32_t> given_up;
+  {
+    MutexLock lock(&mutex_);
+    for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
+      if (slabs_[slab].phase == SlabState::Phase::kGone && slabs_[slab].written) {
+        given_up.push_back(slab);
+      }
+    }
+  }
+  for (const uint32_t slab : given_up) {
+    const absl::Status revoked = memory_->Revoke(slab);
+    if (!revoked.ok()) LogWarning("host tier: {}", revoked.ToString());
+  }
+}
+
 absl::StatusOr<HandedOverMemory> HostTier::HandOver() const {
+  RevokeGivenUp();
   HandedOverMemory memory;
   memory.image.slab_bytes = memory_->slab_bytes();
-  const std::vector<Slab> all = slabs();
-  std::vector<uint32_t> places(all.size(), kNoRegion);
+  std::vector<uint32_t> places(slabs().size(), kNoRegion);
   MutexLock lock(&mutex_);
   table_.ForEachPage([&](PageHandle, const Page& page) {
     for (const Fragment& fragment : page.fragments) places[fragment.slot.region] = 0;
@@ -251,13 +269,14 @@ absl::StatusOr<HandedOverMemory> HostTier::HandOver() const {
   std::vector<std::string> names(table_.shares());
   for (const auto& [tenant, share] : share_of_tenant_) names[share] = tenant;
   bool mixed = table_.shares() == 1;
-  for (uint32_t i = 0; i < all.size(); ++i) {
+  for (uint32_t i = 0; i < places.size(); ++i) {
     if (places[i] == kNoRegion) continue;  // nothing in it
     places[i] = memory.image.slabs++;
     const uint32_t share = inherited_.Holds(i) ? inherited_.share(i) : slabs_[i].share;
     mixed |= share == InheritedSlabs::kMixed;
     if (!mixed) memory.image.tenants.push_back(names[share]);
-    CRUMB_ASSIGN_OR_RETURN(UniqueFd copy, Duplicate(all[i].fd));
+    CRUMB_ASSIGN_OR_RETURN(UniqueFd copy,
+                           Duplicate(inherited_.Holds(i) ? inherited_.file(i) : memory_->file(i)));
     memory.slabs.push_back(std::move(copy));
   }
   if (mixed) memory.image.tenants.clear();
@@ -280,7 +299,7 @@ absl::StatusOr<uint64_t> HostTier::Grow(uint64_t bytes) {
   RenewSlabs();
   CRUMB_RETURN_IF_ERROR(taken);
   MutexLock lock(&mutex_);
-  return memory_->missing_bytes() + inherited_.held_bytes();
+  return memory_->missing_bytes() + inherited_.held_bytes() + inherited_.leaving_bytes();
 }
 
 absl::Status HostTier::TakeMemory(uint64_t bytes) {
@@ -306,7 +325,19 @@ absl::Status HostTier::TakeMemory(uint64_t bytes) {
   return absl::OkStatus();
 }
 
+void HostTier::DropLeaving() {
+  std::vector<UniqueFd> leaving;
+  {
+    MutexLock lock(&mutex_);
+    leaving = inherited_.TakeLeaving();
+  }
+  std::erase_if(leaving, [](const UniqueFd& file) { return GiveBackUnread(file); });
+  MutexLock lock(&mutex_);
+  inherited_.PutLeaving(std::move(leaving));
+}
+
 void HostTier::RenewSlabs() {
+  DropLeaving();
   std::vector<uint32_t> held;
   {
     MutexLock lock(&mutex_);
@@ -331,7 +362,10 @@ void HostTier::RenewSlabs() {
       if (!evicting) return;
       EvictForRoom(page);
     }
-    if (GiveUpIfEmpty(region)) progress_ = clock_.Now();
+    if (GiveUpIfEmpty(region)) {
+      progress_ = clock_.Now();
+      DropLeaving();
+    }
     if (!evicting) continue;
     progress_ = clock_.Now();  // one slab at a time: its memory may be all that is needed
     return;

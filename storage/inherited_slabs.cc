@@ -19,19 +19,23 @@
 namespace crumb::storage {
 namespace {
 
-constexpr int kSeals = F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE;
+constexpr int kSeals = F_SEAL_GROW | F_SEAL_FUTURE_WRITE;
+constexpr mode_t kOthers = 0077;
 
-// A file that could shrink would end this process at a read, one that somebody writes to would
-// serve what nobody checked.
-absl::Status CheckSlab(int fd, uint64_t bytes) {
+// A file that another user could shrink would end this process at a read; a file that is written to
+// would serve unchecked bytes. Sets *shrinks to whether this user can shrink it.
+absl::Status CheckSlab(int fd, uint64_t bytes, bool* shrinks) {
   struct stat status;
   if (::fstat(fd, &status) != 0) return ErrnoStatus(errno, "fstat of a slab that is handed over");
   const int seals = ::fcntl(fd, F_GET_SEALS);
   if (status.st_size < 0 || static_cast<uint64_t>(status.st_size) != bytes || seals < 0 ||
-      (seals & kSeals) != kSeals) {
+      (seals & kSeals) != kSeals ||
+      ((seals & F_SEAL_SHRINK) == 0 &&
+       (status.st_uid != ::geteuid() || (status.st_mode & kOthers) != 0))) {
     return absl::DataLossError("a slab that is handed over has " + std::to_string(status.st_size) +
                                " bytes and seals " + std::to_string(seals));
   }
+  *shrinks = (seals & F_SEAL_SHRINK) == 0;
   return absl::OkStatus();
 }
 
@@ -43,8 +47,9 @@ absl::Status InheritedSlabs::Adopt(std::vector<UniqueFd> slabs, uint64_t slab_by
   slab_bytes_ = slab_bytes;
   CRUMB_ASSIGN_OR_RETURN(nothing_, CreateMemfd("crumb-slab-given-up", slab_bytes));
   for (UniqueFd& fd : slabs) {
-    CRUMB_RETURN_IF_ERROR(CheckSlab(fd.get(), slab_bytes));
     Inherited slab;
+    CRUMB_RETURN_IF_ERROR(CheckSlab(fd.get(), slab_bytes, &slab.shrinks));
+    CRUMB_ASSIGN_OR_RETURN(slab.reader, OpenSlabReader(fd.get()));
     CRUMB_ASSIGN_OR_RETURN(slab.mapping,
                            Mapping::Of(fd.get(), slab_bytes, Mapping::Access::kReadOnly));
     slab.fd = std::move(fd);
@@ -62,7 +67,7 @@ absl::StatusOr<UniqueFd> InheritedSlabs::OpenReader(uint32_t region) const {
 }
 
 void InheritedSlabs::AppendTo(std::vector<Slab>& slabs) const {
-  for (const Inherited& slab : slabs_) slabs.push_back({slab.fd.get(), slab_bytes_});
+  for (const Inherited& slab : slabs_) slabs.push_back({slab.reader.get(), slab_bytes_});
 }
 
 bool InheritedSlabs::Claim(const Slot& slot, uint32_t owner) {
@@ -121,12 +126,27 @@ absl::Status InheritedSlabs::GiveUp(uint32_t region) {
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
     return ErrnoStatus(errno, "unmapping a slab");
   }
-  if (::dup3(nothing_.get(), slab.fd.get(), O_CLOEXEC) < 0) {
-    return ErrnoStatus(errno, "giving up a slab's descriptor");
+  if (slab.shrinks) {
+    UniqueFd file(::fcntl(slab.fd.get(), F_DUPFD_CLOEXEC, 0));
+    if (file.valid()) leaving_.push_back(std::move(file));
+  }
+  for (const UniqueFd* fd : {&slab.fd, &slab.reader}) {
+    if (::dup3(nothing_.get(), fd->get(), O_CLOEXEC) < 0) {
+      return ErrnoStatus(errno, "giving up a slab's descriptor");
+    }
   }
   slab.held = false;
   held_bytes_ -= slab_bytes_;
   return absl::OkStatus();
+}
+
+bool GiveBackUnread(const UniqueFd& file) {
+  const absl::StatusOr<UniqueFd> reader = OpenSlabReader(file.get());
+  if (!reader.ok()) return true;
+  const absl::StatusOr<bool> alone = TakeSlabLease(reader->get());
+  if (alone.ok() && !*alone) return false;
+  // Where the kernel has no leases the file is only closed: a process may read it.
+  return !alone.ok() || ::ftruncate(file.get(), 0) == 0;
 }
 
 }  // namespace crumb::storage

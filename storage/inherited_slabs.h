@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -18,14 +19,15 @@
 
 namespace crumb::storage {
 
-// Slabs that the process before filled. Their seals let nobody map them writable again, so what is
-// in them stays as it is: pages are read there, move out, and an empty slab is given up. Its number
-// and address stay taken. Data and descriptors are read without a lock; the rest is not
-// thread-safe: the tier's lock covers it.
+// Slabs that the process before filled. Their seals allow no new writable mapping, so what is in
+// them stays as it is: pages are read there, move out, and an empty slab is given up. Its number
+// and address stay taken. The memory of a slab that may shrink (a tenant's) is given back once no
+// process has it open; of one that may not, when the last process closes it. Data and descriptors
+// are read without a lock; the rest is not thread-safe: the tier's lock covers it.
 class InheritedSlabs {
  public:
   // Slabs of `slab_bytes` each, as regions from `first_region` on. kDataLoss: one is of another
-  // size or not sealed against shrinking and writing.
+  // size, not sealed against writing, or could be shrunk by another user.
   // `shares[i]` of the table is whose pages alone the i-th holds; kMixed: of several.
   static constexpr uint32_t kMixed = UINT32_MAX;
   absl::Status Adopt(std::vector<UniqueFd> slabs, uint64_t slab_bytes, uint32_t first_region,
@@ -39,7 +41,10 @@ class InheritedSlabs {
   uint32_t share(uint32_t region) const { return slabs_[region - first_region_].share; }
   // Another descriptor of a slab, for reading only. kNotFound: it was given up.
   absl::StatusOr<UniqueFd> OpenReader(uint32_t region) const;
-  // In order. A descriptor of a slab that was given up is that of an empty file of its size.
+  // The descriptor that the process before handed over, for the next one.
+  int file(uint32_t region) const { return slabs_[region - first_region_].fd.get(); }
+  // In order, read-only. A descriptor of a slab that was given up is that of an empty file of its
+  // size.
   void AppendTo(std::vector<Slab>& slabs) const;
 
   // Takes a slot. False: it is outside, or somebody has some of it.
@@ -53,6 +58,11 @@ class InheritedSlabs {
   uint64_t used_bytes(uint32_t region) const { return slabs_[region - first_region_].used_bytes; }
   // Unmaps a slab without slots in use.
   absl::Status GiveUp(uint32_t region);
+  // Files of slabs that were given up and that processes may still have open, for GiveBackUnread;
+  // those that they have go back.
+  std::vector<UniqueFd> TakeLeaving() { return std::exchange(leaving_, {}); }
+  void PutLeaving(std::vector<UniqueFd> files) { leaving_ = std::move(files); }
+  uint64_t leaving_bytes() const { return leaving_.size() * slab_bytes_; }
 
   uint64_t held_bytes() const { return held_bytes_; }  // of slabs not given up
   uint64_t used_bytes() const { return used_bytes_; }
@@ -64,6 +74,8 @@ class InheritedSlabs {
   };
   struct Inherited {
     UniqueFd fd;
+    UniqueFd reader;
+    bool shrinks = false;
     Mapping mapping;
     std::map<uint64_t, Claimed> claimed;  // by offset
     uint64_t used_bytes = 0;
@@ -75,8 +87,14 @@ class InheritedSlabs {
   uint64_t slab_bytes_ = 0;
   std::vector<Inherited> slabs_;
   UniqueFd nothing_;  // what takes the place of a slab that was given up
+  // Files that may shrink of slabs that were given up: an O_PATH descriptor elsewhere would keep
+  // their memory.
+  std::vector<UniqueFd> leaving_;
   uint64_t held_bytes_ = 0;
   uint64_t used_bytes_ = 0;
 };
+
+// Gives the memory of a slab's file back if no process reads it. False: one does.
+bool GiveBackUnread(const UniqueFd& file);
 
 }  // namespace crumb::storage

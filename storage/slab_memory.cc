@@ -4,7 +4,10 @@
 
 #include <fcntl.h>
 #include <linux/memfd.h>
+#include <signal.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,6 +23,10 @@ namespace crumb::storage {
 namespace {
 
 constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
+constexpr uint64_t kUnitBytes = SlotAllocator::kChunkBytesMin;
+// Readers' descriptors could be opened again through /proc: only this process's user may, and only
+// for reading.
+constexpr mode_t kSlabMode = 0400;
 
 absl::StatusOr<UniqueFd> CreateHuge(const std::string& name, uint64_t bytes) {
   UniqueFd fd(
@@ -32,11 +39,10 @@ absl::StatusOr<UniqueFd> CreateHuge(const std::string& name, uint64_t bytes) {
   return fd;
 }
 
-constexpr uint64_t kUnitBytes = SlotAllocator::kChunkBytesMin;
-
 // A later shortage would be a signal instead of a status, so bytes are there before they are used;
 // page table entries, too, so that no commit pays for the first touch.
 absl::Status Take(int fd, const Mapping& mapping, uint64_t offset, uint64_t bytes) {
+  if (bytes == 0) return absl::OkStatus();
   if (::fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
     return absl::ResourceExhaustedError(
         "no " + std::to_string(bytes) + " bytes of memory for a slab: lower host.bytes_max (" +
@@ -49,6 +55,25 @@ absl::Status Take(int fd, const Mapping& mapping, uint64_t offset, uint64_t byte
   return absl::OkStatus();
 }
 
+// Ends the mapping and keeps its addresses, so that no other mapping can come to lie there.
+absl::Status Unmap(const Mapping& mapping) {
+  if (::mmap(mapping.data(), mapping.size(), PROT_NONE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) {
+    return ErrnoStatus(errno, "unmapping a slab");
+  }
+  return absl::OkStatus();
+}
+
+// Makes `to` another descriptor of the file of `from`.
+absl::Status Replace(const UniqueFd& from, const UniqueFd& to) {
+  if (::dup3(from.get(), to.get(), O_CLOEXEC) < 0) {
+    return ErrnoStatus(errno, "replacing a slab's descriptor");
+  }
+  return absl::OkStatus();
+}
+
+std::string NameOf(size_t slab) { return "crumb-slab-" + std::to_string(slab); }
+
 }  // namespace
 
 absl::StatusOr<UniqueFd> OpenSlabReader(int fd) {
@@ -58,67 +83,91 @@ absl::StatusOr<UniqueFd> OpenSlabReader(int fd) {
   return again;
 }
 
-absl::StatusOr<UniqueFd> SlabMemory::OpenReader(size_t slab) const {
-  return OpenSlabReader(slabs_[slab].fd.get());
-}
-
-// The kernel grants a write lease to the only reader of a file, and nobody else opened this one for
-// writing: memory files are not counted as open for writing by who made them.
-absl::StatusOr<bool> SlabMemory::HasReaders(size_t slab) const {
-  const int probe = slabs_[slab].probe.get();
-  if (::fcntl(probe, F_SETLEASE, F_WRLCK) == 0) {
-    ::fcntl(probe, F_SETLEASE, F_UNLCK);
-    return false;
+absl::StatusOr<bool> TakeSlabLease(int reader) {
+  // A process that opens the file while the lease is held makes the kernel signal this one, with
+  // SIGIO unless another signal is set, and SIGIO ends a process. SIGURG is ignored by default.
+  if (::fcntl(reader, F_SETSIG, SIGURG) == 0 && ::fcntl(reader, F_SETLEASE, F_WRLCK) == 0) {
+    return true;
   }
-  if (errno == EAGAIN) return true;
+  if (errno == EAGAIN) return false;
   return absl::UnimplementedError(
       "the kernel cannot tell who maps a slab (" +
       std::string(ErrnoStatus(errno, "F_SETLEASE of a memory file").message()) + ")");
 }
 
-absl::Status SlabMemory::AddSlab(uint64_t wanted_bytes, bool huge_pages) {
-  const std::string name = "crumb-slab-" + std::to_string(slabs_.size());
-  Memory memory;
-  memory.wanted_bytes = wanted_bytes;
-  if (huge_pages && slab_bytes_ % kHugePageBytes == 0) {
-    absl::StatusOr<UniqueFd> huge = CreateHuge(name, slab_bytes_);
+void DropSlabLease(int reader) { ::fcntl(reader, F_SETLEASE, F_UNLCK); }
+
+absl::Status EmptySlab(const Mapping& mapping, int fd) {
+  CRUMB_RETURN_IF_ERROR(Unmap(mapping));
+  if (::ftruncate(fd, 0) != 0) return ErrnoStatus(errno, "giving a slab's memory back");
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UniqueFd> SlabMemory::OpenReader(size_t slab) const {
+  return OpenSlabReader(slabs_[slab].file.get());
+}
+
+absl::StatusOr<SlabMemory::File> SlabMemory::MakeFile(size_t slab, bool may_be_huge) const {
+  File made;
+  if (may_be_huge && huge_pages_ && slab_bytes_ % kHugePageBytes == 0) {
+    absl::StatusOr<UniqueFd> huge = CreateHuge(NameOf(slab), slab_bytes_);
     if (huge.ok()) {
-      memory.fd = std::move(*huge);
-      memory.taken_bytes = wanted_bytes;
+      made = {*std::move(huge), true};
     } else {
       LogWarning("host tier: {}; going on with pages of the normal size",
                  std::string(huge.status().message()));
     }
   }
-  if (!memory.fd.valid()) {
-    CRUMB_ASSIGN_OR_RETURN(memory.fd, CreateMemfd(name, slab_bytes_));
+  if (!made.fd.valid()) {
+    CRUMB_ASSIGN_OR_RETURN(made.fd, CreateMemfd(NameOf(slab), slab_bytes_));
   }
-  CRUMB_ASSIGN_OR_RETURN(memory.mapping,
-                         Mapping::Of(memory.fd.get(), slab_bytes_, Mapping::Access::kReadWrite));
-  // A mapping that is writable already stays so; nobody can make another.
-  if (::fcntl(memory.fd.get(), F_ADD_SEALS, F_SEAL_GROW | F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE) !=
-      0) {
+  if (::fchmod(made.fd.get(), kSlabMode) != 0) return ErrnoStatus(errno, "fchmod of a slab");
+  return made;
+}
+
+absl::Status SlabMemory::Seal(int fd) const {
+  // The mapping that is writable already stays so; no process can make another.
+  const int shrink = sharing_ == Sharing::kFixed ? F_SEAL_SHRINK : 0;
+  if (::fcntl(fd, F_ADD_SEALS, F_SEAL_GROW | F_SEAL_FUTURE_WRITE | shrink) != 0) {
     return ErrnoStatus(errno, "sealing a slab of host memory");
   }
-  if (absl::StatusOr<UniqueFd> probe = OpenSlabReader(memory.fd.get()); probe.ok()) {
-    memory.probe = *std::move(probe);
-  }
+  return absl::OkStatus();
+}
+
+absl::Status SlabMemory::AddSlab(uint64_t wanted_bytes) {
+  CRUMB_ASSIGN_OR_RETURN(File made, MakeFile(slabs_.size(), /*may_be_huge=*/true));
+  Memory memory;
+  memory.file = std::move(made.fd);
+  CRUMB_ASSIGN_OR_RETURN(memory.mapping,
+                         Mapping::Of(memory.file.get(), slab_bytes_, Mapping::Access::kReadWrite));
+  CRUMB_RETURN_IF_ERROR(Seal(memory.file.get()));
+  CRUMB_ASSIGN_OR_RETURN(memory.reader, OpenSlabReader(memory.file.get()));
   slabs_.push_back(std::move(memory));
+  MutexLock lock(&mutex_);
+  states_.push_back({.taken_bytes = made.huge ? wanted_bytes : 0, .wanted_bytes = wanted_bytes});
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::unique_ptr<SlabMemory>> SlabMemory::Open(const HostOptions& options,
-                                                             uint64_t first_bytes) {
+                                                             uint64_t first_bytes,
+                                                             Sharing sharing) {
   auto memory = std::make_unique<SlabMemory>();
   memory->total_bytes_ = options.bytes_max.value / kUnitBytes * kUnitBytes;
   memory->slab_bytes_ =
       std::min(options.slab_bytes.value / kUnitBytes * kUnitBytes, memory->total_bytes_);
+  memory->huge_pages_ = options.huge_pages;
+  memory->sharing_ = sharing;
   if (memory->slab_bytes_ == 0) {
     return absl::InvalidArgumentError("host.bytes_max and host.slab_bytes must be 1 MiB or more");
   }
+  CRUMB_ASSIGN_OR_RETURN(memory->nothing_, CreateMemfd("crumb-slab-dropped", memory->slab_bytes_));
+  if (sharing == Sharing::kByTenant) {
+    CRUMB_ASSIGN_OR_RETURN(const UniqueFd reader, OpenSlabReader(memory->nothing_.get()));
+    CRUMB_RETURN_IF_ERROR(TakeSlabLease(reader.get()).status());
+  }
   for (uint64_t left = memory->total_bytes_; left > 0;) {
     const uint64_t wanted = std::min(left, memory->slab_bytes_);
-    CRUMB_RETURN_IF_ERROR(memory->AddSlab(wanted, options.huge_pages));
+    CRUMB_RETURN_IF_ERROR(memory->AddSlab(wanted));
     left -= wanted;
   }
   while (memory->missing_bytes() > 0) {
@@ -129,30 +178,148 @@ absl::StatusOr<std::unique_ptr<SlabMemory>> SlabMemory::Open(const HostOptions& 
   return memory;
 }
 
+uint64_t SlabMemory::bytes(size_t slab) const {
+  MutexLock lock(&mutex_);
+  return states_[slab].taken_bytes;
+}
+
 uint64_t SlabMemory::missing_bytes() const {
+  MutexLock lock(&mutex_);
   uint64_t missing = 0;
-  for (const Memory& memory : slabs_) missing += memory.wanted_bytes - memory.taken_bytes;
+  for (const State& state : states_) missing += state.wanted_bytes - state.taken_bytes;
   return missing;
 }
 
+bool SlabMemory::dropped(size_t slab) const {
+  MutexLock lock(&mutex_);
+  return states_[slab].phase == State::Phase::kDropped;
+}
+
+void SlabMemory::SetPhase(size_t slab, State::Phase phase) {
+  MutexLock lock(&mutex_);
+  states_[slab].phase = phase;
+}
+
 absl::StatusOr<size_t> SlabMemory::Grow(uint64_t bytes) {
-  for (size_t slab = 0; slab < slabs_.size(); ++slab) {
-    Memory& memory = slabs_[slab];
-    if (memory.taken_bytes == memory.wanted_bytes) continue;
-    const uint64_t more =
-        std::min(bytes / kUnitBytes * kUnitBytes, memory.wanted_bytes - memory.taken_bytes);
-    if (more > 0) {
-      CRUMB_RETURN_IF_ERROR(Take(memory.fd.get(), memory.mapping, memory.taken_bytes, more));
+  size_t slab = 0;
+  uint64_t taken = 0;
+  uint64_t more = 0;
+  {
+    MutexLock lock(&mutex_);
+    while (slab < states_.size() && states_[slab].taken_bytes == states_[slab].wanted_bytes) ++slab;
+    if (slab == states_.size()) return absl::OutOfRangeError("all of host.bytes_max is taken");
+    State& state = states_[slab];
+    if (state.phase == State::Phase::kChanging) {
+      return absl::ResourceExhaustedError("a slab is being renewed: try again");
     }
-    memory.taken_bytes += more;
-    return slab;
+    taken = state.taken_bytes;
+    more = std::min(bytes / kUnitBytes * kUnitBytes, state.wanted_bytes - taken);
+    if (more == 0) return slab;
+    if (state.phase == State::Phase::kDropped) {  // Renew allocates it
+      state.taken_bytes += more;
+      return slab;
+    }
+    state.phase = State::Phase::kGrowing;
   }
-  return absl::OutOfRangeError("all of host.bytes_max is taken");
+  const absl::Status there = Take(slabs_[slab].file.get(), slabs_[slab].mapping, taken, more);
+  MutexLock lock(&mutex_);
+  states_[slab].phase = State::Phase::kThere;
+  CRUMB_RETURN_IF_ERROR(there);
+  states_[slab].taken_bytes += more;
+  return slab;
+}
+
+SlabMemory::Drop SlabMemory::TryDrop(size_t slab) {
+  {
+    MutexLock lock(&mutex_);
+    if (states_[slab].phase == State::Phase::kDropped) return Drop::kDropped;
+    if (states_[slab].phase != State::Phase::kThere) return Drop::kHeld;
+    states_[slab].phase = State::Phase::kChanging;
+  }
+  const Memory& memory = slabs_[slab];
+  const absl::StatusOr<bool> alone = TakeSlabLease(memory.reader.get());
+  if (!alone.ok() || !*alone) {
+    SetPhase(slab, State::Phase::kThere);
+    return Drop::kHeld;
+  }
+  // No descriptor or mapping is left elsewhere, and none can come while the lease is held. What
+  // remains are references to single pages: before the kernel seals a file against writing it looks
+  // at each page for references that it cannot account for.
+  absl::Status done = Unmap(memory.mapping);
+  const bool free = done.ok() && ::fcntl(memory.file.get(), F_ADD_SEALS, F_SEAL_WRITE) == 0;
+  if (free) done = EmptySlab(memory.mapping, memory.file.get());
+  if (free && done.ok()) done = Detach(slab);  // ends the lease
+  if (free && done.ok()) {
+    SetPhase(slab, State::Phase::kDropped);
+    return Drop::kDropped;
+  }
+  if (!done.ok()) LogError("host tier: {}", done.ToString());
+  DropSlabLease(memory.reader.get());
+  SetPhase(slab, State::Phase::kThere);
+  return Drop::kPinned;
+}
+
+absl::Status SlabMemory::Revoke(size_t slab) {
+  {
+    MutexLock lock(&mutex_);
+    if (states_[slab].phase == State::Phase::kDropped) return absl::OkStatus();
+    if (states_[slab].phase != State::Phase::kThere) {
+      return absl::UnavailableError("the slab is being changed: try again");
+    }
+    states_[slab].phase = State::Phase::kChanging;
+  }
+  absl::Status done = EmptySlab(slabs_[slab].mapping, slabs_[slab].file.get());
+  if (done.ok()) done = Detach(slab);
+  SetPhase(slab, done.ok() ? State::Phase::kDropped : State::Phase::kThere);
+  return done;
+}
+
+absl::Status SlabMemory::Detach(size_t slab) {
+  CRUMB_RETURN_IF_ERROR(Replace(nothing_, slabs_[slab].file));
+  return Replace(nothing_, slabs_[slab].reader);
+}
+
+absl::Status SlabMemory::Renew(size_t slab, const std::function<bool(uint64_t bytes)>& may_take) {
+  uint64_t taken = 0;
+  {
+    MutexLock lock(&mutex_);
+    State& state = states_[slab];
+    if (state.phase != State::Phase::kDropped) {
+      return absl::FailedPreconditionError("only a dropped slab can be renewed");
+    }
+    state.phase = State::Phase::kChanging;
+    taken = state.taken_bytes;
+  }
+  const absl::Status done = PutFile(slab, taken, may_take);
+  if (!done.ok()) Unmap(slabs_[slab].mapping).IgnoreError();
+  SetPhase(slab, done.ok() ? State::Phase::kThere : State::Phase::kDropped);
+  return done;
+}
+
+absl::Status SlabMemory::PutFile(size_t slab, uint64_t taken,
+                                 const std::function<bool(uint64_t bytes)>& may_take) {
+  const Memory& memory = slabs_[slab];
+  // Huge pages need an address that is a multiple of their size.
+  const bool aligned = reinterpret_cast<uintptr_t>(memory.mapping.data()) % kHugePageBytes == 0;
+  CRUMB_ASSIGN_OR_RETURN(const File made, MakeFile(slab, aligned));
+  if (!made.huge && !may_take(taken)) {
+    return absl::ResourceExhaustedError(
+        "the memory of a slab that was given up has not come back: processes pin its pages");
+  }
+  if (::mmap(memory.mapping.data(), slab_bytes_, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+             made.fd.get(), 0) == MAP_FAILED) {
+    return ErrnoStatus(errno, "mapping a fresh slab");
+  }
+  if (!made.huge) CRUMB_RETURN_IF_ERROR(Take(made.fd.get(), memory.mapping, 0, taken));
+  CRUMB_RETURN_IF_ERROR(Seal(made.fd.get()));
+  CRUMB_ASSIGN_OR_RETURN(const UniqueFd reader, OpenSlabReader(made.fd.get()));
+  CRUMB_RETURN_IF_ERROR(Replace(made.fd, memory.file));
+  return Replace(reader, memory.reader);
 }
 
 std::vector<Slab> SlabMemory::slabs() const {
   std::vector<Slab> slabs;
-  for (const Memory& memory : slabs_) slabs.push_back({memory.fd.get(), memory.mapping.size()});
+  for (const Memory& memory : slabs_) slabs.push_back({memory.reader.get(), memory.mapping.size()});
   return slabs;
 }
 

@@ -19,6 +19,15 @@ void HostOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("slab_bytes", slab_bytes, "size of one memory file that workers map");
   visitor.Field("huge_pages", huge_pages, "take 2 MiB pages when the system has reserved them");
   visitor.Field("policy", policy, "which pages leave first: default, lru, fifo, s3fifo");
+  visitor.Field("let_go_timeout", let_go_timeout,
+                "with tenants.shared_memory own: how long processes may keep a slab that they were "
+                "told to let go before its memory is taken from them");
+  visitor.Field("revoked_slabs_max", revoked_slabs_max,
+                "slabs taken from processes that kept them, while crumbd runs: pinned pages of "
+                "each may hold up to slab_bytes beside bytes_max");
+  visitor.Field("revoked_slabs_per_tenant", revoked_slabs_per_tenant,
+                "how many of these may be one tenant's; its further slabs stay out of use until "
+                "its processes let them go");
 }
 
 void SsdOptions::Visit(ConfigVisitor& visitor) {
@@ -58,6 +67,12 @@ void StoreOptions::Visit(ConfigVisitor& visitor) {
 absl::Status StoreOptions::Validate() const {
   if (host.bytes_max.value < kHostBytesMin || host.slab_bytes.value < kHostBytesMin) {
     return Refuse("host.bytes_max and host.slab_bytes must be 1 MiB or more");
+  }
+  if (host.let_go_timeout < Duration::zero() || host.revoked_slabs_max < 0 ||
+      host.revoked_slabs_per_tenant < 0) {
+    return Refuse(
+        "host.let_go_timeout, host.revoked_slabs_max and host.revoked_slabs_per_tenant must not be "
+        "negative");
   }
   if (auto policy = MakePolicy(host.policy, 1); !policy.ok()) return policy.status();
   if (auto policy = MakePolicy(device.policy, 1); !policy.ok()) return policy.status();

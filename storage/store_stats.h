@@ -59,10 +59,12 @@ struct StoreStats {
   TierStats ssd;
   uint64_t leases = 0;
   uint64_t leased_slots = 0;
-  uint64_t slabs_owned = 0;    // by a tenant, or by all together
-  uint64_t slabs_closing = 0;  // whose pages leave for another tenant
-  uint64_t slabs_gone = 0;     // empty, and maybe mapped still by those who had them
-  uint64_t slab_moves = 0;     // from one tenant to another
+  uint64_t slabs_owned = 0;           // by a tenant, or by all together
+  uint64_t slabs_closing = 0;         // whose pages leave for another tenant
+  uint64_t slabs_gone = 0;            // empty, and maybe mapped still by those who had them
+  uint64_t slab_moves = 0;            // from one tenant to another
+  uint64_t slabs_revoked = 0;         // taken from processes that did not let them go
+  uint64_t slab_renewals_failed = 0;  // for want of memory
   double oldest_lease_seconds = 0;
   uint64_t durable_pages = 0;
   uint64_t dedup_bytes = 0;

@@ -91,6 +91,9 @@ absl::Status ThreeTierStore::OpenHost(StoreStart start) {
   HostTier::Options options = {.host = options_.host,
                                .demote_only_hit = only_hit(),
                                .first_bytes = start.host_bytes,
+                               .sharing = start.slabs_of_tenants ? SlabMemory::Sharing::kByTenant
+                                                                 : SlabMemory::Sharing::kFixed,
+                               .free_memory = start.free_memory,
                                .slab_gone = events_.slab_gone};
   if (start.handed_over != nullptr) {
     LimitToHandedOver(*start.handed_over, &options);

@@ -138,12 +138,18 @@ struct StoreEvents {
   // Index and bytes of this page are synced to the SSD tier.
   std::function<void(const KeyspaceId&, const PageKey&)> durable;
   std::function<void(const PageEvent&)> page;
-  // Nothing will be read in this slab any more: who maps it should let it go.
+  // Nothing will be read in this slab any more, and its number names no other: processes that map
+  // it must let it go.
   std::function<void(uint32_t slab)> slab_gone = {};
 };
 
 // What a store finds when it opens.
 struct StoreStart {
+  // Each slab holds one tenant's pages at a time, and SetTenant may be called.
+  bool slabs_of_tenants = false;
+  // Bytes of memory that this process could take now. Read before the memory of a slab that moved
+  // is taken again: processes may pin pages of the old one. Null: not limited.
+  std::function<uint64_t()> free_memory = {};
   uint64_t host_bytes = UINT64_MAX;  // to take of host.bytes_max at once; GrowHost takes the rest
   // Host memory of the process before, which has ended or will write no more: its pages are served
   // from where they are. What does not fit or does not check is left out, and nothing of it an
@@ -235,10 +241,10 @@ class TieredStore {
 
   virtual std::vector<Slab> slabs() const = 0;
   // Keeps the keyspace's pages in slabs of this tenant's own from now on; those that are elsewhere
-  // leave host memory. kUnimplemented: this kernel cannot tell who maps a slab.
+  // leave host memory. kFailedPrecondition: the store was opened without slabs_of_tenants.
   virtual absl::Status SetTenant(const KeyspaceId& keyspace, const std::string& tenant) = 0;
-  // A descriptor for reading of a slab that pages of the keyspace lie in. As long as anybody has or
-  // maps it, the slab goes to no other tenant. kPermissionDenied: it is not of the keyspace's
+  // A descriptor for reading of a slab that pages of the keyspace lie in. Its file never holds
+  // another tenant's pages. kPermissionDenied: the slab is not of the keyspace's
   // tenant.
   virtual absl::StatusOr<UniqueFd> OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const = 0;
   // Takes up to `bytes` of the host memory that is missing yet, moves pages out of slabs that were

@@ -295,6 +295,12 @@ void AddGauges(Families& families, const Scrape& scrape) {
   }
   families.Counter("crumb_slab_moves_total", "Slabs that went from one tenant to another.",
                    static_cast<double>(store.slab_moves));
+  families.Counter("crumb_slabs_revoked_total",
+                   "Slabs taken from processes that did not let them go in time.",
+                   static_cast<double>(store.slabs_revoked));
+  families.Counter("crumb_slab_renewals_failed_total",
+                   "Slabs that moved and could not take their memory again.",
+                   static_cast<double>(store.slab_renewals_failed));
   families.Gauge("crumb_recovery_pages", "Pages at the last start.",
                  static_cast<double>(store.recovered_pages), {{"outcome", "recovered"}});
   families.Gauge("crumb_recovery_pages", "Pages at the last start.",

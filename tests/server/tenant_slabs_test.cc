@@ -1,10 +1,22 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // What tenants' sessions map of host memory with tenants.shared_memory own.
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/uio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdio>
+#include <deque>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 #include "common/hex.h"
 #include "common/sha256.h"
@@ -175,11 +187,188 @@ TEST_F(ServerTenantSlabsTest, MemoryGoesFromOneToTheOtherWhenItIsLetGo) {
   EXPECT_EQ(Store(*b_, 0, kOfB), v1::COMMIT_OUTCOME_STORED);
   EXPECT_EQ(Series("crumb_slab_moves_total"), moves + 1);
   EXPECT_EQ(ReadAll(*b_, 1, kOfB), 1);
-  EXPECT_TRUE(b_->Slabs().contains(gone));
+  EXPECT_FALSE(b_->Slabs().contains(gone));  // another number, since it is another file
   EXPECT_GT(Runs(*b_, kOfB), 0);
   EXPECT_EQ(Runs(*b_, kOfA), 0);
   EXPECT_EQ(Runs(*a_, kOfB), 0);
   context->TryCancel();
+}
+
+constexpr size_t kPage = 4096;
+
+bool HasRunOfB(const std::vector<std::byte>& bytes) {
+  const std::vector<std::byte> run(kRun, std::byte{kOfB});
+  return std::search(bytes.begin(), bytes.end(), run.begin(), run.end()) != bytes.end();
+}
+
+UniqueFd OpenAgain(int fd, int flags) {
+  return UniqueFd(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), flags | O_CLOEXEC));
+}
+
+// What a hostile process keeps of a slab.
+class KeptSlab {
+ public:
+  explicit KeptSlab(int fd) : path_(OpenAgain(fd, O_PATH)) {
+    void* const mapped = ::mmap(nullptr, kSlabBytes, PROT_READ, MAP_SHARED, fd, 0);
+    EXPECT_NE(mapped, MAP_FAILED);
+    mapped_ = static_cast<std::byte*>(mapped);
+    for (auto& pipe : pipes_) {
+      int ends[2];
+      EXPECT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+      pipe = {UniqueFd(ends[0]), UniqueFd(ends[1])};
+    }
+    const iovec part = {mapped_ + kPage, kPage};
+    EXPECT_EQ(::vmsplice(pipes_[0][1].get(), &part, 1, 0), static_cast<ssize_t>(kPage));
+    loff_t at = 2 * kPage;
+    EXPECT_GT(::splice(fd, &at, pipes_[1][1].get(), nullptr, 8 * kPage, SPLICE_F_NONBLOCK), 0);
+  }
+  ~KeptSlab() { Unmap(); }
+
+  void Unmap() {
+    if (mapped_ != nullptr) ::munmap(std::exchange(mapped_, nullptr), kSlabBytes);
+  }
+  bool ShowsB() {
+    bool shown = false;
+    std::vector<std::byte> bytes(kSlabBytes);
+    const UniqueFd again = OpenAgain(path_.get(), O_RDONLY | O_NONBLOCK);
+    if (again.valid() && ::pread(again.get(), bytes.data(), bytes.size(), 0) > 0) {
+      shown |= HasRunOfB(bytes);
+    }
+    for (const auto& pipe : pipes_) {
+      std::fill(bytes.begin(), bytes.end(), std::byte{0});
+      while (::read(pipe[0].get(), bytes.data(), bytes.size()) > 0) shown |= HasRunOfB(bytes);
+    }
+    // The kernel reports a fault to write(); an access would end this process.
+    const UniqueFd file(::memfd_create("copy", MFD_CLOEXEC));
+    for (size_t at = 0; mapped_ != nullptr && at < kSlabBytes; at += kPage) {
+      if (::write(file.get(), mapped_ + at, kPage) <= 0) continue;
+      bytes.resize(kPage);
+      EXPECT_GT(::pread(file.get(), bytes.data(), kPage, 0), 0);
+      EXPECT_EQ(::lseek(file.get(), 0, SEEK_SET), 0);
+      shown |= HasRunOfB(bytes);
+    }
+    return shown;
+  }
+
+ private:
+  UniqueFd path_;
+  std::byte* mapped_ = nullptr;
+  std::array<std::array<UniqueFd, 2>, 2> pipes_;
+};
+
+// A process that has the descriptors, and looks at them when it is told to.
+class Accomplice {
+ public:
+  explicit Accomplice(const std::vector<UniqueFd>& slabs) {
+    int ends[2];
+    EXPECT_EQ(::pipe(ends), 0);
+    pid_ = ::fork();
+    if (pid_ == 0) {
+      char byte;
+      ::close(ends[1]);
+      if (::read(ends[0], &byte, 1) != 0) ::_exit(2);
+      for (const UniqueFd& slab : slabs) {
+        static std::array<unsigned char, kPage> page;
+        for (off_t at = 0; ::pread(slab.get(), page.data(), kPage, at) > 0; at += kPage) {
+          int run = 0;
+          for (const unsigned char value : page) {
+            run = value == kOfB ? run + 1 : 0;
+            if (run == kRun) ::_exit(1);
+          }
+        }
+      }
+      ::_exit(0);
+    }
+    ::close(ends[0]);
+    go_ = UniqueFd(ends[1]);
+  }
+  ~Accomplice() { Wait(); }
+  // 0: it saw nothing of B.
+  int Wait() {
+    go_.Reset();
+    if (pid_ > 0) ::waitpid(std::exchange(pid_, -1), &status_, 0);
+    return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128;
+  }
+
+ private:
+  pid_t pid_ = -1;
+  int status_ = 0;
+  UniqueFd go_;
+};
+
+class KeptSlabsTest : public ServerTenantSlabsTest {
+ protected:
+  KeptSlabsTest() {
+    a_.reset();
+    b_.reset();
+    daemon_.reset();
+    options_.store.host.let_go_timeout = std::chrono::milliseconds(50);
+    options_.store.host.revoked_slabs_max = kSlabs;
+    options_.store.host.revoked_slabs_per_tenant = kSlabs;
+    daemon_ = Daemon::Start(options_).value();
+    a_ = Open("token of a");
+    b_ = Open("token of b");
+    a_->KeepDescriptors();
+    Fill(*a_, kOfA);
+    ReadAll(*a_, static_cast<int>(2 * kSlabs * kSlabBytes / a_->fragment_bytes()), kOfA);
+    for (const UniqueFd& fd : a_->KeepDescriptors()) kept_.emplace_back(fd.get());
+  }
+  // B takes memory that was A's, and fills it.
+  bool FillB() {
+    for (int i = 0; i < 60'000; ++i) {
+      Fill(*b_, kOfB);
+      if (ReadAll(*b_, 20, kOfB) > 0 && b_->Slabs().size() >= kSlabs / 2) return true;
+    }
+    return false;
+  }
+
+  std::deque<KeptSlab> kept_;
+};
+
+TEST_F(KeptSlabsTest, PathsAndPinnedPagesShowNothingOfTheNextTenant) {
+  ASSERT_EQ(kept_.size(), static_cast<size_t>(kSlabs));
+  for (KeptSlab& slab : kept_) slab.Unmap();
+  a_->KeepDescriptors().clear();
+  a_->ForgetSlabs();
+  ASSERT_TRUE(FillB());
+  EXPECT_GT(Runs(*b_, kOfB), 0);
+  for (KeptSlab& slab : kept_) EXPECT_FALSE(slab.ShowsB());
+}
+
+TEST_F(KeptSlabsTest, MappingsAndDescriptorsShowNothingOfTheNextTenant) {
+  ASSERT_EQ(kept_.size(), static_cast<size_t>(kSlabs));
+  Accomplice other(a_->KeepDescriptors());
+  ASSERT_TRUE(FillB());
+  EXPECT_GT(Runs(*b_, kOfB), 0);
+  for (KeptSlab& slab : kept_) EXPECT_FALSE(slab.ShowsB());
+  EXPECT_EQ(other.Wait(), 0);
+  EXPECT_GE(Series("crumb_slabs_revoked_total"), kSlabs / 2);
+}
+
+TEST_F(KeptSlabsTest, AnotherUserCannotOpenASlabAgain) {
+  const int fd = a_->KeepDescriptors().at(0).get();
+  struct stat status {};
+  ASSERT_EQ(::fstat(fd, &status), 0);
+  EXPECT_EQ(status.st_mode & 0777, 0400u);
+  if (::geteuid() != 0) return;  // this process can become no other user
+  const pid_t child = ::fork();
+  if (child == 0) {
+    constexpr uid_t kNobody = 65534;
+    char link[64];
+    std::snprintf(link, sizeof(link), "/proc/self/fd/%d", fd);
+    // Without being dumpable its own links in /proc would be closed to it.
+    if (::setresuid(kNobody, kNobody, kNobody) != 0 || ::prctl(PR_SET_DUMPABLE, 1) != 0) ::_exit(2);
+    char path[64];
+    if (::readlink(link, path, sizeof(path)) <= 0) ::_exit(3);
+    for (const int flags : {O_RDONLY, O_RDWR}) {
+      if (::open(link, flags | O_NONBLOCK) >= 0) ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  int ended = 0;
+  ASSERT_EQ(::waitpid(child, &ended, 0), child);
+  EXPECT_TRUE(WIFEXITED(ended));
+  EXPECT_EQ(WEXITSTATUS(ended), 0);
 }
 
 TEST_F(ServerTenantSlabsTest, ASessionThatEndsLetsItsMemoryGo) {

@@ -166,11 +166,12 @@ grpc::Status TestClient::Get(const std::string& keys,
 const std::map<uint32_t, Mapping>& TestClient::Slabs() {
   pollfd waiting{socket_.get(), POLLIN, 0};
   while (::poll(&waiting, 1, 0) == 1) {
-    const FdMessage message = ReceiveFdMessage(socket_.get()).value();
+    FdMessage message = ReceiveFdMessage(socket_.get()).value();
     v1::SlabGrant grant;
     grant.ParseFromString(message.bytes);
     slabs_[grant.slab()] =
         Mapping::Of(message.fds.at(0).get(), grant.bytes(), Mapping::Access::kReadOnly).value();
+    if (keeps_) kept_.push_back(std::move(message.fds[0]));
   }
   return slabs_;
 }

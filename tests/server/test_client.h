@@ -54,6 +54,12 @@ class TestClient {
   // All slabs that this client maps, by number; takes those that crumbd has sent meanwhile.
   const std::map<uint32_t, Mapping>& Slabs();
   void ForgetSlab(uint32_t slab) { slabs_.erase(slab); }
+  void ForgetSlabs() { slabs_.clear(); }
+  // Descriptors of slabs that came, from the first call on.
+  std::vector<UniqueFd>& KeepDescriptors() {
+    keeps_ = true;
+    return kept_;
+  }
 
   static PageKey Key(int number);
   static std::string Keys(int first, int count);
@@ -75,6 +81,8 @@ class TestClient {
   const std::string tenant_token_;
   Mapping staging_;
   std::map<uint32_t, Mapping> slabs_;
+  bool keeps_ = false;
+  std::vector<UniqueFd> kept_;
   std::unique_ptr<v1::CacheService::Stub> stub_;
   v1::OpenKeyspaceResponse keyspace_;
 };

@@ -35,6 +35,7 @@ class SuccessionTest : public testing::Test {
     StoreStart start;
     start.host_bytes = host_bytes;
     start.handed_over = std::move(memory);
+    start.slabs_of_tenants = slabs_of_tenants_;
     auto opened = TieredStore::Open(options, clock_, events, std::move(start));
     ASSERT_TRUE(opened.ok()) << opened.status();
     store_ = *std::move(opened);
@@ -73,6 +74,7 @@ class SuccessionTest : public testing::Test {
     return false;
   }
 
+  bool slabs_of_tenants_ = false;
   FakeClock clock_;
   TemporaryFolder folder_;
   std::set<uint32_t> gone_;
@@ -315,6 +317,8 @@ TEST_F(SuccessionTest, AnImageThatLiesGivesNoWrongPage) {
 // Stores whose slabs are a tenant's each: keyspaces 1 to 3 are of one each, 4 of nobody.
 class TenantSuccessionTest : public SuccessionTest {
  protected:
+  TenantSuccessionTest() { slabs_of_tenants_ = true; }
+
   static constexpr uint64_t kTenants = 3;
 
   static KeyspaceId Keyspace(uint64_t tenant) { return SampleKeyspace(tenant); }

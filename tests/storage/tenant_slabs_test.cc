@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kSlabBytes = uint64_t{1} << 20;
 constexpr uint64_t kSlabs = 4;
+constexpr Duration kLetGo = std::chrono::seconds(10);
 constexpr uint64_t kFilling = 2 * kSlabs * kSlabBytes / (18 << 10);
 
 class TenantSlabsTest : public testing::Test {
@@ -27,7 +28,13 @@ class TenantSlabsTest : public testing::Test {
     options.host.slab_bytes = ByteSize{kSlabBytes};
     StoreEvents events;
     events.slab_gone = [this](uint32_t slab) { gone_.insert(slab); };
-    store_ = TieredStore::Open(options, clock_, std::move(events)).value();
+    options.host.let_go_timeout = kLetGo;
+    options.host.revoked_slabs_max = 3;
+    options.host.revoked_slabs_per_tenant = 2;
+    StoreStart start;
+    start.slabs_of_tenants = true;
+    start.free_memory = [this] { return free_bytes_; };
+    store_ = TieredStore::Open(options, clock_, std::move(events), std::move(start)).value();
     for (uint64_t tenant = 1; tenant <= 5; ++tenant) {
       EXPECT_TRUE(store_->SetTenant(SampleKeyspace(tenant), Name(tenant)).ok());
     }
@@ -70,7 +77,15 @@ class TenantSlabsTest : public testing::Test {
     return Mapping::Of(fd.get(), kSlabBytes, Mapping::Access::kReadOnly).value();
   }
 
+  // Maps every slab of the tenant's pages.
+  std::map<uint32_t, Mapping> MapAll(uint64_t tenant) {
+    std::map<uint32_t, Mapping> mapped;
+    for (const uint32_t slab : SlabsOf(tenant, kFilling)) mapped.emplace(slab, Map(tenant, slab));
+    return mapped;
+  }
+
   FakeClock clock_;
+  uint64_t free_bytes_ = UINT64_MAX / 2;
   std::set<uint32_t> gone_;
   std::unique_ptr<TieredStore> store_;
 };
@@ -100,7 +115,9 @@ TEST_F(TenantSlabsTest, ASlabThatMovesHoldsNothingOfBefore) {
   Fill(1);
   ASSERT_TRUE(Store(2, 0, 0).ok());
   const uint32_t slab = *SlabsOf(2, 1).begin();
-  EXPECT_EQ(gone_, std::set<uint32_t>{slab});
+  ASSERT_EQ(gone_.size(), 1u);
+  EXPECT_NE(*gone_.begin(), slab);  // the same memory under another number
+  EXPECT_EQ(*gone_.begin(), slab % kSlabs);
   EXPECT_EQ(store_->Stats().slab_moves, 1u + kSlabs);  // four from nobody's to the first
   const Mapping mapped = Map(2, slab);
   const size_t fragment_bytes = BytesOf(Page(2, 0, 0)).size();
@@ -131,7 +148,72 @@ TEST_F(TenantSlabsTest, ASlabThatSomebodyMapsGoesToNobodyElse) {
   EXPECT_TRUE(Store(1, 5000, 0).ok());  // the first goes on in the others
   mapped.erase(slab);
   EXPECT_TRUE(Store(2, 0, 0).ok());
-  EXPECT_EQ(*SlabsOf(2, 1).begin(), slab);
+  EXPECT_EQ(*SlabsOf(2, 1).begin() % kSlabs, slab);
+}
+
+TEST_F(TenantSlabsTest, ASlabThatIsKeptIsRevokedInTimeAndWithinBounds) {
+  Fill(1);
+  const auto mapped = MapAll(1);
+  ASSERT_EQ(mapped.size(), kSlabs);
+  EXPECT_TRUE(absl::IsResourceExhausted(Store(2, 0, 0)));
+  clock_.Advance(kLetGo - std::chrono::milliseconds(1));
+  EXPECT_TRUE(absl::IsResourceExhausted(Store(2, 0, 0)));
+  EXPECT_EQ(store_->Stats().slabs_gone, 1u);  // the next one is not given up yet
+  EXPECT_EQ(store_->Stats().slabs_revoked, 0u);
+  clock_.Advance(std::chrono::milliseconds(1));
+  ASSERT_TRUE(Store(2, 0, 0).ok());
+  EXPECT_EQ(store_->Stats().slabs_revoked, 1u);
+  EXPECT_FALSE(gone_.contains(*SlabsOf(2, 1).begin()));
+  // Another one, and no third of this tenant's.
+  for (uint64_t i = 1; i < kFilling; ++i) Store(2, i, 0).IgnoreError();
+  clock_.Advance(kLetGo);
+  for (uint64_t i = 1; i < kFilling; ++i) Store(2, i, 0).IgnoreError();
+  EXPECT_EQ(store_->Stats().slabs_revoked, 2u);
+  EXPECT_EQ(SlabsOf(2, kFilling).size(), kSlabs / 2);
+  // The third gets a slab of the second, which keeps none.
+  bool stored = false;
+  for (int round = 0; round < 10 && !stored; ++round) {
+    stored = Store(3, 0, 0).ok();
+    clock_.Advance(kLetGo);
+  }
+  EXPECT_TRUE(stored);
+  EXPECT_EQ(store_->Stats().slabs_revoked, 2u);
+}
+
+TEST_F(TenantSlabsTest, ATenantThatKeepsSlabsTakesNoneFromOthers) {
+  Fill(1);
+  std::vector<Mapping> kept;
+  for (uint64_t round = 0; round < 20; ++round) {
+    if (Store(2, round, 0).ok()) {
+      const AcquireRequest request = [&] {
+        AcquireRequest wanted = RequestOf(round, 1);
+        wanted.keyspace = SampleKeyspace(2);
+        return wanted;
+      }();
+      for (const uint32_t slab : SlabsOf(2, round + 1)) kept.push_back(Map(2, slab));
+      store_->Delete(request.keyspace, request.keys);
+    }
+    Store(3, round, 0).IgnoreError();  // takes the second's slabs, which are empty
+    EXPECT_TRUE(Store(1, round, 0).ok()) << round;
+    clock_.Advance(kLetGo);
+  }
+  EXPECT_FALSE(kept.empty());
+  EXPECT_LE(store_->Stats().slabs_revoked, 2u);
+  EXPECT_LE(store_->Stats().slabs_gone, kSlabs / 2);  // its part while it is one of two
+  EXPECT_FALSE(SlabsOf(1, kFilling).empty());
+  EXPECT_TRUE(Store(3, 0, 0).ok());
+}
+
+TEST_F(TenantSlabsTest, ASlabWhoseMemoryDoesNotComeBackStaysOutOfUse) {
+  Fill(1);
+  free_bytes_ = kSlabBytes / 2;  // what pinned pages leave
+  EXPECT_TRUE(absl::IsResourceExhausted(Store(2, 0, 0)));
+  EXPECT_EQ(store_->Stats().slab_renewals_failed, 1u);
+  EXPECT_TRUE(Store(1, 5000, 0).ok());
+  free_bytes_ = UINT64_MAX / 2;
+  clock_.Advance(std::chrono::seconds(1));
+  EXPECT_TRUE(Store(2, 0, 0).ok());
+  EXPECT_EQ(store_->Stats().slabs_gone, 0u);
 }
 
 TEST_F(TenantSlabsTest, LeasedPagesStayUntilTheyAreReleased) {
