@@ -37,8 +37,8 @@ class BeladyPolicy final : public storage::EvictionPolicy {
     return item;
   }
 
-  // Depth only breaks ties, and a chain is inserted from its beginning.
-  void Link(ItemHandle, ItemHandle) override {}
+  // The depth says which item of a chain goes first.
+  void SetHasChildren(ItemHandle, bool) override {}
 
   void Hit(ItemHandle item) override {
     order_.erase(KeyOf(item));
@@ -50,8 +50,10 @@ class BeladyPolicy final : public storage::EvictionPolicy {
     free_.push_back(item);
   }
 
-  std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) override {
-    for (auto key = order_.rbegin(); key != order_.rend(); ++key) {
+  std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                       size_t& steps) override {
+    for (auto key = order_.rbegin(); key != order_.rend() && steps > 0; ++key) {
+      --steps;
       if (!is_pinned(std::get<2>(*key))) return std::get<2>(*key);
     }
     return std::nullopt;

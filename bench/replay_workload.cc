@@ -13,6 +13,7 @@
 #include "bench/belady_policy.h"
 #include "bench/synthetic_traces.h"
 #include "common/status_macros.h"
+#include "storage/policy/chain_counts.h"
 #include "storage/policy/policy.h"
 
 namespace crumb::bench {
@@ -71,7 +72,7 @@ class ReplayCache {
 
  private:
   void Insert(uint32_t block, ItemHandle parent) {
-    const ItemHandle item = policy_->Insert({.fingerprint = block, .parent = parent});
+    const ItemHandle item = chains_.Insert(*policy_, {.fingerprint = block, .parent = parent});
     handles_[block] = item;
     if (item >= blocks_.size()) blocks_.resize(item + 1);
     blocks_[item] = block;
@@ -82,12 +83,13 @@ class ReplayCache {
     const auto nothing_pinned = [](ItemHandle) { return false; };
     const ItemHandle victim = *policy_->Victim(nothing_pinned);
     handles_[blocks_[victim]] = kNoItem;
-    policy_->Remove(victim, storage::Removal::kEvicted);
+    chains_.Remove(*policy_, victim, storage::Removal::kEvicted);
     --resident_;
     ++evictions_;
   }
 
   std::unique_ptr<EvictionPolicy> policy_;
+  storage::ChainCounts chains_;
   size_t capacity_;
   size_t resident_ = 0;
   size_t evictions_ = 0;

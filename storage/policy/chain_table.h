@@ -6,45 +6,42 @@
 #include <cstdint>
 #include <vector>
 
+#include "common/chunked_vector.h"
 #include "storage/policy/policy.h"
 
 namespace crumb::storage {
 
-// The resident items of a policy and how they hang together: parents, children, and the access that
-// used each last. Hands out handles. Not thread-safe.
+// The resident items of a policy: what identifies each, the access that used it last, and whether
+// it has children. Hands out handles. Every call is O(1). Not thread-safe.
 class ChainTable {
  public:
   struct Item {
     uint64_t fingerprint = 0;
     uint64_t last_access = 0;
-    ItemHandle parent = kNoItem;
-    ItemHandle first_child = kNoItem;
-    ItemHandle next_sibling = kNoItem;
-    ItemHandle previous_sibling = kNoItem;
+    bool has_children = false;
   };
 
-  // Adds an item used by `access`, below info.parent if it has one.
+  // Adds an item used by `access`.
   ItemHandle Add(const ItemInfo& info, uint64_t access);
-
-  // Unlinks `item` from its parent and children and frees its handle.
-  void Remove(ItemHandle item);
-
-  // Hangs `child`, which has no parent, below `parent`.
-  void Link(ItemHandle child, ItemHandle parent);
+  // Frees the handle of `item`.
+  void Remove(ItemHandle item) { free_.push_back(item); }
 
   const Item& operator[](ItemHandle item) const { return items_[item]; }
   void Touch(ItemHandle item, uint64_t access) { items_[item].last_access = access; }
-  bool IsLeaf(ItemHandle item) const { return items_[item].first_child == kNoItem; }
+  void SetHasChildren(ItemHandle item, bool has_children) {
+    items_[item].has_children = has_children;
+  }
+  bool IsLeaf(ItemHandle item) const { return !items_[item].has_children; }
 
   size_t size() const { return items_.size() - free_.size(); }
   // Handles given out so far are below this.
   size_t handle_end() const { return items_.size(); }
-  size_t MemoryBytes() const;
+  size_t MemoryBytes() const {
+    return items_.MemoryBytes() + free_.capacity() * sizeof(ItemHandle);
+  }
 
  private:
-  void Unlink(ItemHandle child);
-
-  std::vector<Item> items_;       // by handle
+  ChunkedVector<Item> items_;     // by handle
   std::vector<ItemHandle> free_;  // handles to use again, last freed first
 };
 

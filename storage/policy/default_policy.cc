@@ -49,7 +49,9 @@ class DefaultPolicy final : public EvictionPolicy {
     return policy_.Insert(info);
   }
 
-  void Link(ItemHandle child, ItemHandle parent) override { policy_.Link(child, parent); }
+  void SetHasChildren(ItemHandle item, bool has_children) override {
+    policy_.SetHasChildren(item, has_children);
+  }
 
   void Hit(ItemHandle item) override {
     const uint64_t fingerprint = policy_.FingerprintOf(item);
@@ -66,8 +68,9 @@ class DefaultPolicy final : public EvictionPolicy {
     policy_.Remove(item, reason);
   }
 
-  std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) override {
-    return policy_.Victim(is_pinned);
+  std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                       size_t& steps) override {
+    return policy_.FindVictim(is_pinned, steps);
   }
 
   PolicyUsage Usage() const override {

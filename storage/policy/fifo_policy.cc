@@ -20,7 +20,7 @@ class FifoPolicy final : public EvictionPolicy {
     return item;
   }
 
-  void Link(ItemHandle child, ItemHandle parent) override { table_.Link(child, parent); }
+  void SetHasChildren(ItemHandle, bool) override {}
 
   void Hit(ItemHandle) override {}
 
@@ -29,8 +29,10 @@ class FifoPolicy final : public EvictionPolicy {
     table_.Remove(item);
   }
 
-  std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) override {
-    for (size_t tried = 0; tried < queue_.size(); ++tried) {
+  std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                       size_t& steps) override {
+    for (size_t tried = 0; tried < queue_.size() && steps > 0; ++tried) {
+      --steps;
       const ItemHandle item = queue_.oldest();
       if (!is_pinned(item)) return item;
       queue_.Remove(item);

@@ -20,6 +20,16 @@ void ItemQueue::Remove(ItemHandle item) {
   --size_;
 }
 
+void ItemQueue::TakeAll(ItemQueue& other) {
+  if (other.size_ == 0) return;
+  (newest_ == kNoItem ? oldest_ : links_[newest_].newer) = other.oldest_;
+  links_[other.oldest_].older = newest_;
+  newest_ = other.newest_;
+  size_ += other.size_;
+  other.newest_ = other.oldest_ = kNoItem;
+  other.size_ = 0;
+}
+
 void ItemQueue::Insert(ItemHandle item, ItemHandle newer, ItemHandle older) {
   links_[item] = {newer, older};
   (newer == kNoItem ? newest_ : links_[newer].older) = item;

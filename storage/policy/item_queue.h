@@ -3,8 +3,8 @@
 #pragma once
 
 #include <cstddef>
-#include <vector>
 
+#include "common/chunked_vector.h"
 #include "storage/policy/policy.h"
 
 namespace crumb::storage {
@@ -19,14 +19,14 @@ class ItemLinks {
   };
 
   Link& operator[](ItemHandle item) {
-    if (item >= links_.size()) links_.resize(item + 1);
+    links_.GrowTo(item + size_t{1});
     return links_[item];
   }
   const Link& operator[](ItemHandle item) const { return links_[item]; }
-  size_t MemoryBytes() const { return links_.capacity() * sizeof(Link); }
+  size_t MemoryBytes() const { return links_.MemoryBytes(); }
 
  private:
-  std::vector<Link> links_;
+  ChunkedVector<Link> links_;
 };
 
 // A queue from newest to oldest. Every call is O(1).
@@ -47,6 +47,8 @@ class ItemQueue {
   // Puts `item` right behind `newer`, which is in this queue.
   void PushBehind(ItemHandle item, ItemHandle newer);
   void Remove(ItemHandle item);
+  // Moves all items of `other`, in their order, to the newest end of this queue.
+  void TakeAll(ItemQueue& other);
 
  private:
   void Insert(ItemHandle item, ItemHandle newer, ItemHandle older);

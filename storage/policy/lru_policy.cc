@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/policy/lru_policy.h"
 
+#include "common/chunked_vector.h"
 #include "storage/policy/chain_table.h"
 #include "storage/policy/item_queue.h"
 
@@ -21,12 +22,19 @@ class LruPolicy final : public EvictionPolicy {
     } else {
       queue_.PushNewest(item);
     }
-    passed_over_.resize(table_.handle_end());
+    passed_over_.GrowTo(table_.handle_end());
     passed_over_[item] = false;
     return item;
   }
 
-  void Link(ItemHandle child, ItemHandle parent) override { table_.Link(child, parent); }
+  void SetHasChildren(ItemHandle item, bool has_children) override {
+    table_.SetHasChildren(item, has_children);
+    // A parent that was passed over for its children's sake is as old as the last of them.
+    if (has_children || !passed_over_[item]) return;
+    queue_.Remove(item);
+    queue_.PushOldest(item);
+    passed_over_[item] = false;
+  }
 
   void Hit(ItemHandle item) override {
     table_.Touch(item, access_);
@@ -35,19 +43,14 @@ class LruPolicy final : public EvictionPolicy {
   }
 
   void Remove(ItemHandle item, Removal) override {
-    const ItemHandle parent = table_[item].parent;
     queue_.Remove(item);
     table_.Remove(item);
-    // A parent that was passed over for its children's sake is as old as the last of them.
-    if (parent != kNoItem && passed_over_[parent] && table_.IsLeaf(parent)) {
-      queue_.Remove(parent);
-      queue_.PushOldest(parent);
-      passed_over_[parent] = false;
-    }
   }
 
-  std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) override {
-    for (size_t tried = 0; tried < queue_.size(); ++tried) {
+  std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                       size_t& steps) override {
+    for (size_t tried = 0; tried < queue_.size() && steps > 0; ++tried) {
+      --steps;
       const ItemHandle item = queue_.oldest();
       const bool has_children = !table_.IsLeaf(item);
       if (!has_children && !is_pinned(item)) return item;
@@ -61,7 +64,7 @@ class LruPolicy final : public EvictionPolicy {
     return {
         .items = table_.size(),
         .ghosts = 0,
-        .memory_bytes = table_.MemoryBytes() + links_.MemoryBytes() + passed_over_.capacity() / 8};
+        .memory_bytes = table_.MemoryBytes() + links_.MemoryBytes() + passed_over_.MemoryBytes()};
   }
 
  private:
@@ -74,7 +77,7 @@ class LruPolicy final : public EvictionPolicy {
   ChainTable table_;
   ItemLinks links_;
   ItemQueue queue_{links_};
-  std::vector<bool> passed_over_;  // by handle: was oldest while it had children
+  ChunkedVector<bool> passed_over_;  // by handle: was oldest while it had children
 };
 
 }  // namespace

@@ -28,8 +28,10 @@ struct ItemInfo {
   // to recognise items that were evicted and came back; a collision costs hits, never correctness.
   uint64_t fingerprint = 0;
   // The resident item whose absence makes this one unreachable; kNoItem when it begins a sequence
-  // or the parent is not resident.
+  // or the parent is not resident. Used to rank the item beside its parent.
   ItemHandle parent = kNoItem;
+  // Whether resident items hang below this one already: it arrived after its children.
+  bool has_children = false;
 };
 
 enum class Removal {
@@ -46,14 +48,20 @@ struct PolicyUsage {
 
 // Orders the items of one tier for eviction.
 //
+// A policy keeps no chains. The caller counts the resident children of each item and reports, by
+// SetHasChildren, when an item gets its first child or loses its last one; so every call costs the
+// same however long the chains are. ChainCounts does this for callers whose parents never arrive
+// late.
+//
 // Time is counted in accesses: BeginAccess() opens one (a lookup, a commit, one replayed request)
 // and whatever follows belongs to it. Within an access, Hit() the items that were served deepest
 // first, so that the beginning of a chain ends as its most recent item, and Insert() new ones
 // parents first; an item inserted below a parent of the same access ranks right behind it.
 //
-// Every policy but `fifo` evicts leaves first: an item with a resident child is never a victim.
-// Deterministic: the same calls give the same victims. Calls cost O(1) or O(log items), amortised.
-// Not thread-safe: the caller's lock covers it. Handles passed in must be resident.
+// Every policy but `fifo` evicts leaves first: an item that has children is never a victim.
+// Deterministic: the same calls give the same victims. Calls cost O(1) or O(log items), and a
+// search for a victim what its caller allows. Not thread-safe: the caller's lock covers it. Handles
+// passed in must be resident.
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -66,19 +74,29 @@ class EvictionPolicy {
   // Adds an item; it counts as used by the current access.
   virtual ItemHandle Insert(const ItemInfo& info) = 0;
 
-  // Makes `parent` the parent of `child`, which had none resident: after a restart, or when a
-  // parent arrives late. Changes no recency. No cycles.
-  virtual void Link(ItemHandle child, ItemHandle parent) = 0;
+  // The item got its first resident child, or lost its last one: call this after the child was
+  // inserted or removed. Changes no recency; an item that lost its last child ranks as one that is
+  // at least as old as that child was. REQUIRES: the value changes.
+  virtual void SetHasChildren(ItemHandle item, bool has_children) = 0;
 
   // The current access read `item`.
   virtual void Hit(ItemHandle item) = 0;
 
-  // Forgets a resident item; its children stay, without a parent. The handle is free afterwards.
+  // Forgets a resident item, whether it has children or not. The handle is free afterwards.
   virtual void Remove(ItemHandle item, Removal reason) = 0;
 
-  // The item to evict next, or nullopt when there is none that is not pinned. The item stays
-  // resident until Remove(). A pinned item that stands in the way counts as recently used.
-  virtual std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) = 0;
+  // The item to evict next. It stays resident until Remove(). A pinned item that stands in the way
+  // counts as recently used. The search looks at no more than `steps` items and takes them off
+  // `steps`. Returns nullopt when no item is free to go or, with `steps` at 0, when the search has
+  // not seen all of them: the next call goes on from there.
+  virtual std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                               size_t& steps) = 0;
+
+  // FindVictim without a bound.
+  std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) {
+    size_t steps = SIZE_MAX;
+    return FindVictim(is_pinned, steps);
+  }
 
   virtual PolicyUsage Usage() const = 0;
 };
@@ -87,7 +105,7 @@ class EvictionPolicy {
 // remembers of evicted ones. kInvalidArgument for an unknown name, listing the known ones.
 //
 // After a restart a tier re-creates recency by inserting its items least recent first, one access
-// per persisted access, and linking them afterwards.
+// per persisted access, parents before or after their children.
 absl::StatusOr<std::unique_ptr<EvictionPolicy>> MakePolicy(std::string_view name,
                                                            size_t capacity_items);
 

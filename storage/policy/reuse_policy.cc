@@ -11,6 +11,9 @@ constexpr size_t kGhostsPerItem = 8;
 constexpr size_t kEpochsPerCapacity = 8;
 // Learning takes some 50 us; in a tiny tier it waits for this many insertions.
 constexpr size_t kEpochInsertionsMin = 16;
+// Parked items that go back to their queues with each insertion: twice as many in an epoch as a
+// full tier can have.
+constexpr size_t kUnparkedPerInsertion = 2 * kEpochsPerCapacity;
 
 }  // namespace
 
@@ -30,21 +33,26 @@ void ReusePolicy::SetOrder(Order order) {
 ItemHandle ReusePolicy::Insert(const ItemInfo& info) {
   if (++insertions_ % epoch_insertions_ == 0) AdvanceEpoch();
   const ItemHandle item = table_.Add(info, access_);
-  states_.resize(table_.handle_end());
+  Unpark(std::min(to_unpark_, kUnparkedPerInsertion));
+  states_.GrowTo(table_.handle_end());
   states_[item] = State();
   if (const std::optional<Ghost> ghost = ghosts_.Take(info.fingerprint)) {
     model_.End(ReuseModel::ClassOf(ghost->uses), ghost->epoch, ReuseModel::Ending::kUsed);
     states_[item].uses = ghost->uses + 1;
   }
   BeginPeriod(item);
-  if (info.parent != kNoItem) Dequeue(info.parent);
-  Enqueue(item, End::kNewest);
+  if (!info.has_children) Enqueue(item, End::kNewest);
   return item;
 }
 
-void ReusePolicy::Link(ItemHandle child, ItemHandle parent) {
-  table_.Link(child, parent);
-  Dequeue(parent);
+void ReusePolicy::SetHasChildren(ItemHandle item, bool has_children) {
+  table_.SetHasChildren(item, has_children);
+  if (has_children) {
+    Dequeue(item);
+  } else {
+    // A parent that lost its last child is at least as old as that child was.
+    Enqueue(item, End::kOldest);
+  }
 }
 
 void ReusePolicy::Hit(ItemHandle item) {
@@ -57,7 +65,6 @@ void ReusePolicy::Hit(ItemHandle item) {
 }
 
 void ReusePolicy::Remove(ItemHandle item, Removal reason) {
-  const ItemHandle parent = table_[item].parent;
   Dequeue(item);
   if (reason == Removal::kDeleted) {
     EndPeriod(item, ReuseModel::Ending::kGivenUp);
@@ -68,15 +75,18 @@ void ReusePolicy::Remove(ItemHandle item, Removal reason) {
     model_.End(ReuseModel::ClassOf(dropped->uses), dropped->epoch, ReuseModel::Ending::kGivenUp);
   }
   table_.Remove(item);
-  // A parent that lost its last child is at least as old as that child was.
-  if (parent != kNoItem && table_.IsLeaf(parent)) Enqueue(parent, End::kOldest);
 }
 
-std::optional<ItemHandle> ReusePolicy::Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) {
-  std::optional<ItemHandle> victim = FindVictim(is_pinned);
-  if (!victim && parked_.size() > 0) {
-    Unpark();
-    victim = FindVictim(is_pinned);
+std::optional<ItemHandle> ReusePolicy::FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                                  size_t& steps) {
+  std::optional<ItemHandle> victim = SearchQueues(is_pinned, steps);
+  // All that is left was pinned when it was met: looks at it once more.
+  for (size_t left = parked_.size(); !victim && left > 0 && steps > 0;) {
+    const size_t count = std::min(left, std::max<size_t>(steps / 2, 1));
+    left -= count;
+    steps -= count;
+    Unpark(count);
+    victim = SearchQueues(is_pinned, steps);
   }
   return victim;
 }
@@ -85,7 +95,7 @@ PolicyUsage ReusePolicy::Usage() const {
   return {.items = table_.size(),
           .ghosts = ghosts_.size(),
           .memory_bytes = sizeof(*this) + table_.MemoryBytes() + links_.MemoryBytes() +
-                          ghosts_.MemoryBytes() + states_.capacity() * sizeof(State) +
+                          ghosts_.MemoryBytes() + states_.MemoryBytes() +
                           kQueues * sizeof(ItemQueue)};
 }
 
@@ -112,7 +122,7 @@ uint16_t ReusePolicy::QueueFor(ItemHandle item) const {
 
 void ReusePolicy::Enqueue(ItemHandle item, End end) {
   const uint16_t queue = QueueFor(item);
-  states_[item].queue = queue;
+  states_[item].where = Where::kQueued;
   if (end == End::kNewest) {
     queues_[queue].PushNewest(item);
   } else {
@@ -122,20 +132,23 @@ void ReusePolicy::Enqueue(ItemHandle item, End end) {
 }
 
 void ReusePolicy::Dequeue(ItemHandle item) {
-  uint16_t& queue = states_[item].queue;
-  if (queue == kNowhere) return;
-  (queue == kParked ? parked_ : queues_[queue]).Remove(item);
-  queue = kNowhere;
+  Where& where = states_[item].where;
+  if (where == Where::kNowhere) return;
+  (where == Where::kParked ? parked_ : queues_[QueueFor(item)]).Remove(item);
+  where = Where::kNowhere;
 }
 
-std::optional<ItemHandle> ReusePolicy::FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned) {
+std::optional<ItemHandle> ReusePolicy::SearchQueues(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                                    size_t& steps) {
   for (; first_ < kQueues; ++first_) {
     const ItemQueue& queue = queues_[ranking_[first_]];
     while (queue.oldest() != kNoItem) {
+      if (steps == 0) return std::nullopt;
+      --steps;
       const ItemHandle item = queue.oldest();
       if (!is_pinned(item)) return item;
       Dequeue(item);
-      states_[item].queue = kParked;
+      states_[item].where = Where::kParked;
       parked_.PushNewest(item);
     }
   }
@@ -144,8 +157,9 @@ std::optional<ItemHandle> ReusePolicy::FindVictim(absl::FunctionRef<bool(ItemHan
 
 // Pinned leaves wait aside until the next epoch, so that each is met once in it, and count as used
 // then; the model is not told that they were, only that their period was cut short.
-void ReusePolicy::Unpark() {
-  while (parked_.oldest() != kNoItem) {
+void ReusePolicy::Unpark(size_t count) {
+  to_unpark_ -= std::min(to_unpark_, count);
+  for (; count > 0 && parked_.oldest() != kNoItem; --count) {
     const ItemHandle item = parked_.oldest();
     Dequeue(item);
     EndPeriod(item, ReuseModel::Ending::kGivenUp);
@@ -158,14 +172,9 @@ void ReusePolicy::AdvanceEpoch() {
   model_.AdvanceEpoch();
   // The slot that the new epoch takes over holds items that reach the last age now.
   for (size_t c = 0; c < ReuseModel::kClasses; ++c) {
-    const ItemQueue& leaving = queues_[QueueAt(c, 0)];
-    while (leaving.oldest() != kNoItem) {
-      const ItemHandle item = leaving.oldest();
-      Dequeue(item);
-      Enqueue(item, End::kNewest);
-    }
+    queues_[QueueAt(c, ReuseModel::kAges - 1)].TakeAll(queues_[QueueAt(c, 0)]);
   }
-  Unpark();
+  to_unpark_ = parked_.size();
   RankQueues();
 }
 

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/chunked_vector.h"
 #include "storage/policy/chain_table.h"
 #include "storage/policy/ghost_list.h"
 #include "storage/policy/item_queue.h"
@@ -40,22 +41,27 @@ class ReusePolicy final : public EvictionPolicy {
   std::string_view name() const override { return "reuse"; }
   void BeginAccess() override { ++access_; }
   ItemHandle Insert(const ItemInfo& info) override;
-  void Link(ItemHandle child, ItemHandle parent) override;
+  void SetHasChildren(ItemHandle item, bool has_children) override;
   void Hit(ItemHandle item) override;
   void Remove(ItemHandle item, Removal reason) override;
-  std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) override;
+  std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                       size_t& steps) override;
   PolicyUsage Usage() const override;
 
  private:
   static constexpr size_t kQueues = ReuseModel::kClasses * ReuseModel::kAges;
-  static constexpr uint16_t kNowhere = UINT16_MAX;
-  static constexpr uint16_t kParked = kQueues;
-  static_assert(kQueues < kNowhere);
+  static_assert(kQueues <= UINT16_MAX);
+
+  enum class Where : uint8_t {
+    kNowhere,  // it has children
+    kQueued,   // in the queue of its class and age
+    kParked,   // pinned when it was met in its queue
+  };
 
   struct State {
     uint32_t uses = 0;
-    uint32_t epoch = 0;         // of the last use
-    uint16_t queue = kNowhere;  // index into queues_, or kParked
+    uint32_t epoch = 0;  // of the last use
+    Where where = Where::kNowhere;
   };
 
   // A period is the time between two uses of an item, as the model counts them.
@@ -68,8 +74,9 @@ class ReusePolicy final : public EvictionPolicy {
   void Enqueue(ItemHandle item, End end);
   void Dequeue(ItemHandle item);
 
-  std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned);
-  void Unpark();
+  std::optional<ItemHandle> SearchQueues(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                         size_t& steps);
+  void Unpark(size_t count);
   void AdvanceEpoch();
   void RankQueues();
 
@@ -79,10 +86,11 @@ class ReusePolicy final : public EvictionPolicy {
   Order order_ = Order::kWorth;
   ReuseModel model_;
   ChainTable table_;
-  std::vector<State> states_;  // by handle
+  ChunkedVector<State> states_;  // by handle
   ItemLinks links_;
   std::deque<ItemQueue> queues_;             // by class and ring slot; leaves only
   ItemQueue parked_{links_};                 // pinned leaves that stood in the way
+  size_t to_unpark_ = 0;                     // of them, those parked before this epoch
   std::array<uint16_t, kQueues> ranking_{};  // queues, first to be emptied first
   std::array<uint16_t, kQueues> place_{};    // of a queue in ranking_
   uint16_t first_ = 0;                       // queues before this place are empty

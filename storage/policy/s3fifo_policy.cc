@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/chunked_vector.h"
 #include "storage/policy/chain_table.h"
 #include "storage/policy/ghost_list.h"
 #include "storage/policy/item_queue.h"
@@ -27,7 +28,7 @@ class S3FifoPolicy final : public EvictionPolicy {
 
   ItemHandle Insert(const ItemInfo& info) override {
     const ItemHandle item = table_.Add(info, access_);
-    states_.resize(table_.handle_end());
+    states_.GrowTo(table_.handle_end());
     states_[item] = State();
     states_[item].in_main = ghosts_.Take(info.fingerprint).has_value();
     const bool behind_parent = info.parent != kNoItem &&
@@ -41,7 +42,14 @@ class S3FifoPolicy final : public EvictionPolicy {
     return item;
   }
 
-  void Link(ItemHandle child, ItemHandle parent) override { table_.Link(child, parent); }
+  void SetHasChildren(ItemHandle item, bool has_children) override {
+    table_.SetHasChildren(item, has_children);
+    // A parent that was passed over for its children's sake is as old as the last of them.
+    if (has_children || !states_[item].passed_over) return;
+    QueueOf(item).Remove(item);
+    QueueOf(item).PushOldest(item);
+    states_[item].passed_over = false;
+  }
 
   void Hit(ItemHandle item) override {
     uint8_t& uses = states_[item].uses;
@@ -49,29 +57,25 @@ class S3FifoPolicy final : public EvictionPolicy {
   }
 
   void Remove(ItemHandle item, Removal reason) override {
-    const ItemHandle parent = table_[item].parent;
     if (reason == Removal::kEvicted && !states_[item].in_main) {
       ghosts_.Add({.fingerprint = table_[item].fingerprint, .epoch = 0, .uses = 0});
     }
     QueueOf(item).Remove(item);
     table_.Remove(item);
-    // A parent that was passed over for its children's sake is as old as the last of them.
-    if (parent != kNoItem && states_[parent].passed_over && table_.IsLeaf(parent)) {
-      QueueOf(parent).Remove(parent);
-      QueueOf(parent).PushOldest(parent);
-      states_[parent].passed_over = false;
-    }
   }
 
-  std::optional<ItemHandle> Victim(absl::FunctionRef<bool(ItemHandle)> is_pinned) override {
+  std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                       size_t& steps) override {
     // Every item is seen at most once per round it can be given, and once more in the main queue.
     const size_t tries_max = (kUsesMax + 2) * table_.size();
-    bool blocked = false;  // the queue whose turn it is has a parent or pinned item at its end
+    // `blocked_`: the queue to take from has a parent or pinned item at its end.
     for (size_t tried = 0; tried < tries_max; ++tried) {
-      const bool from_small = SmallIsNext() != blocked && small_.size() > 0;
+      if (steps == 0) return std::nullopt;
+      --steps;
+      const bool from_small = SmallIsNext() != blocked_ && small_.size() > 0;
       const ItemHandle item = from_small || main_.size() == 0 ? small_.oldest() : main_.oldest();
       State& state = states_[item];
-      blocked = false;
+      blocked_ = false;
       if (!state.in_main && state.uses >= kUsesToStay) {
         MoveToMain(item);
       } else if (state.in_main && state.uses > 0) {
@@ -80,23 +84,23 @@ class S3FifoPolicy final : public EvictionPolicy {
       } else if (!table_.IsLeaf(item)) {
         // It stays for its children's sake, and is on probation no longer.
         state.passed_over = true;
-        blocked = true;
+        blocked_ = true;
         MoveToMain(item);
       } else if (is_pinned(item)) {
-        blocked = true;
+        blocked_ = true;
         GiveAnotherRound(item);
       } else {
         return item;
       }
     }
-    return AnyUnpinnedLeaf(is_pinned);
+    return AnyUnpinnedLeaf(is_pinned, steps);
   }
 
   PolicyUsage Usage() const override {
     return {.items = table_.size(),
             .ghosts = ghosts_.size(),
             .memory_bytes = table_.MemoryBytes() + links_.MemoryBytes() + ghosts_.MemoryBytes() +
-                            states_.capacity() * sizeof(State)};
+                            states_.MemoryBytes()};
   }
 
  private:
@@ -127,9 +131,12 @@ class S3FifoPolicy final : public EvictionPolicy {
   }
 
   // Pinned items and parents can keep one queue at its share while the other has a victim.
-  std::optional<ItemHandle> AnyUnpinnedLeaf(absl::FunctionRef<bool(ItemHandle)> is_pinned) {
+  std::optional<ItemHandle> AnyUnpinnedLeaf(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                            size_t& steps) {
     for (const ItemQueue* queue : {&small_, &main_}) {
       for (ItemHandle item = queue->oldest(); item != kNoItem; item = queue->NewerThan(item)) {
+        if (steps == 0) return std::nullopt;
+        --steps;
         if (table_.IsLeaf(item) && !is_pinned(item)) return item;
       }
     }
@@ -141,7 +148,8 @@ class S3FifoPolicy final : public EvictionPolicy {
   ItemLinks links_;
   ItemQueue small_{links_};
   ItemQueue main_{links_};
-  std::vector<State> states_;  // by handle
+  ChunkedVector<State> states_;  // by handle
+  bool blocked_ = false;         // of the search for a victim, kept from one call to the next
   GhostList ghosts_;
 };
 

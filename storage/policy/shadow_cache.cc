@@ -22,7 +22,8 @@ size_t ShadowCache::Access(std::span<const uint64_t> chain) {
   for (const uint64_t fingerprint : chain) {
     const auto [place, absent] = resident_.try_emplace(fingerprint, kNoItem);
     if (absent) {
-      const ItemHandle item = policy_->Insert({.fingerprint = fingerprint, .parent = parent});
+      const ItemHandle item =
+          chains_.Insert(*policy_, {.fingerprint = fingerprint, .parent = parent});
       place->second = item;
       if (item >= fingerprints_.size()) fingerprints_.resize(item + 1);
       fingerprints_[item] = fingerprint;
@@ -36,7 +37,7 @@ size_t ShadowCache::Access(std::span<const uint64_t> chain) {
 void ShadowCache::Forget(uint64_t fingerprint) {
   const auto found = resident_.find(fingerprint);
   if (found == resident_.end()) return;
-  policy_->Remove(found->second, Removal::kDeleted);
+  chains_.Remove(*policy_, found->second, Removal::kDeleted);
   resident_.erase(found);
 }
 
@@ -44,11 +45,12 @@ void ShadowCache::EvictOne() {
   // Nothing is pinned and chains have an end, so there is a victim.
   const ItemHandle victim = *policy_->Victim([](ItemHandle) { return false; });
   resident_.erase(fingerprints_[victim]);
-  policy_->Remove(victim, Removal::kEvicted);
+  chains_.Remove(*policy_, victim, Removal::kEvicted);
 }
 
 size_t ShadowCache::MemoryBytes() const {
-  return policy_->Usage().memory_bytes + fingerprints_.capacity() * sizeof(uint64_t) +
+  return policy_->Usage().memory_bytes + chains_.MemoryBytes() +
+         fingerprints_.capacity() * sizeof(uint64_t) +
          resident_.capacity() * (sizeof(std::pair<uint64_t, ItemHandle>) + 1);
 }
 

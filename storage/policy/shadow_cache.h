@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "storage/policy/chain_counts.h"
 #include "storage/policy/policy.h"
 
 namespace crumb::storage {
@@ -32,6 +33,7 @@ class ShadowCache {
   void EvictOne();
 
   std::unique_ptr<EvictionPolicy> policy_;
+  ChainCounts chains_;
   size_t capacity_items_;
   absl::flat_hash_map<uint64_t, ItemHandle> resident_;
   std::vector<uint64_t> fingerprints_;  // by handle

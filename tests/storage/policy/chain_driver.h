@@ -44,7 +44,7 @@ class ChainDriver {
     return true;
   }
 
-  // Uses node `i` and all above it: hits deepest first, insertions and links from the top.
+  // Uses node `i` and all above it: hits deepest first, insertions from the top.
   void Access(int i) {
     ++access_;
     policy_->BeginAccess();
@@ -64,20 +64,23 @@ class ChainDriver {
     by_handle_[nodes_[i].handle] = -1;
     nodes_[i].handle = kNoItem;
     --by_handle_size_;
+    const int parent = nodes_[i].parent;
+    const bool was_last = parent >= 0 && nodes_[parent].handle != kNoItem && IsLeaf(parent);
+    if (was_last) policy_->SetHasChildren(nodes_[parent].handle, false);
   }
 
  private:
   void Insert(int i) {
     Node& node = nodes_[i];
     const ItemHandle parent = node.parent < 0 ? kNoItem : nodes_[node.parent].handle;
-    node.handle =
-        policy_->Insert({.fingerprint = static_cast<uint64_t>(i) * 7919, .parent = parent});
+    const bool is_first = parent != kNoItem && IsLeaf(node.parent);
+    node.handle = policy_->Insert({.fingerprint = static_cast<uint64_t>(i) * 7919,
+                                   .parent = parent,
+                                   .has_children = !IsLeaf(i)});
     if (node.handle >= by_handle_.size()) by_handle_.resize(node.handle + 1, -1);
     by_handle_[node.handle] = i;
     ++by_handle_size_;
-    for (const Node& other : nodes_) {
-      if (other.handle != kNoItem && other.parent == i) policy_->Link(other.handle, node.handle);
-    }
+    if (is_first) policy_->SetHasChildren(parent, true);
   }
 
   std::unique_ptr<EvictionPolicy> policy_;

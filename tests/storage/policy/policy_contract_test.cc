@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "storage/policy/chain_counts.h"
 #include "storage/policy/policy.h"
 #include "tests/storage/policy/chain_driver.h"
 
@@ -108,28 +109,63 @@ TEST_P(LeafFirstContractTest, AllItemsOfAChainLeaveLeafFirst) {
   const std::unique_ptr<EvictionPolicy> policy = Make(GetParam());
   policy->BeginAccess();
   std::vector<ItemHandle> chain;
+  ChainCounts counts;
   for (uint64_t i = 0; i < 50; ++i) {
-    chain.push_back(
-        policy->Insert({.fingerprint = i, .parent = chain.empty() ? kNoItem : chain.back()}));
+    chain.push_back(counts.Insert(
+        *policy, {.fingerprint = i, .parent = chain.empty() ? kNoItem : chain.back()}));
   }
   while (!chain.empty()) {
     EXPECT_EQ(policy->Victim(NothingPinned), chain.back());
-    policy->Remove(chain.back(), Removal::kEvicted);
+    counts.Remove(*policy, chain.back(), Removal::kEvicted);
     chain.pop_back();
   }
   EXPECT_EQ(policy->Victim(NothingPinned), std::nullopt);
 }
 
-TEST_P(LeafFirstContractTest, LinkedParentsStayForTheirChildren) {
+TEST_P(LeafFirstContractTest, ParentsStayForTheirChildrenWhicheverCameFirst) {
   const std::unique_ptr<EvictionPolicy> policy = Make(GetParam());
   policy->BeginAccess();
-  const ItemHandle parent = policy->Insert({.fingerprint = 1, .parent = kNoItem});
+  const ItemHandle parent = policy->Insert({.fingerprint = 1, .has_children = true});
   policy->BeginAccess();
-  const ItemHandle child = policy->Insert({.fingerprint = 2, .parent = kNoItem});
-  policy->Link(child, parent);
+  const ItemHandle child = policy->Insert({.fingerprint = 2});
   EXPECT_EQ(policy->Victim(NothingPinned), child);
   policy->Remove(child, Removal::kDeleted);
+  policy->SetHasChildren(parent, false);
   EXPECT_EQ(policy->Victim(NothingPinned), parent);
+}
+
+// However many items are pinned, a search looks at as many as it may, and the next one goes on.
+TEST_P(PolicyContractTest, ASearchLooksAtNoMoreItemsThanItMay) {
+  constexpr size_t kItems = 10'000;
+  constexpr size_t kSteps = 64;
+  const std::unique_ptr<EvictionPolicy> policy = Make(GetParam(), kItems);
+  std::vector<ItemHandle> items;
+  for (uint64_t i = 0; i < kItems; ++i) {
+    policy->BeginAccess();
+    items.push_back(policy->Insert({.fingerprint = i}));
+  }
+  size_t looked = 0;
+  const auto find = [&](ItemHandle free) {
+    std::optional<ItemHandle> victim;
+    for (size_t call = 0; call < 10 * kItems / kSteps && !victim; ++call) {
+      size_t steps = kSteps;
+      looked = 0;
+      victim = policy->FindVictim(
+          [&](ItemHandle item) {
+            ++looked;
+            return item != free;
+          },
+          steps);
+      EXPECT_LE(looked, kSteps);
+      if (!victim) {
+        EXPECT_LE(steps, 1u) << "gave up before its end";
+      }
+    }
+    return victim;
+  };
+  EXPECT_EQ(find(items[kItems - 1]), items[kItems - 1]);
+  EXPECT_EQ(find(items[kItems / 2]), items[kItems / 2]);
+  EXPECT_EQ(find(kNoItem), std::nullopt);
 }
 
 TEST_P(PolicyContractTest, MemoryOfThePastIsBounded) {

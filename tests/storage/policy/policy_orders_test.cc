@@ -64,8 +64,10 @@ TEST(LruPolicyTest, ParentOfAGrowingChainIsAsOldAsItsChild) {
   const ItemHandle root = InsertAlone(*policy, 1);
   policy->BeginAccess();
   const ItemHandle child = policy->Insert({.fingerprint = 2, .parent = root});
+  policy->SetHasChildren(root, true);
   const ItemHandle later = InsertAlone(*policy, 3);
   EXPECT_EQ(Evict(*policy), child);
+  policy->SetHasChildren(root, false);
   EXPECT_EQ(Evict(*policy), root);
   EXPECT_EQ(Evict(*policy), later);
 }
