@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <random>
 
 #include "common/hex.h"
 #include "common/little_endian.h"  // which tokens are, in memory and hashed
@@ -23,6 +24,13 @@ uint8_t* Put(uint8_t* out, std::string_view text) {
 }
 
 }  // namespace
+
+const std::array<uint64_t, 4> kDigestHashSecrets = [] {
+  std::random_device random;
+  std::array<uint64_t, 4> secrets;
+  for (uint64_t& secret : secrets) secret = uint64_t{random()} << 32 | random();
+  return secrets;
+}();
 
 template <typename Tag>
 absl::StatusOr<DigestId<Tag>> DigestId<Tag>::FromBytes(std::string_view bytes) {

@@ -19,6 +19,24 @@ namespace crumb {
 
 inline constexpr int kPageTokens = 64;
 
+// Random numbers of this process that keep the places of digests in hash maps unforeseeable:
+// clients choose page keys, and keys that all fell into one place would make every lookup a walk
+// over them.
+extern const std::array<uint64_t, 4> kDigestHashSecrets;
+
+// A hash over all of a digest's bytes, keyed with kDigestHashSecrets.
+inline uint64_t HashDigest(const Digest& bytes) {
+  std::array<uint64_t, 4> words;
+  static_assert(sizeof(words) == sizeof(Digest));
+  std::memcpy(words.data(), bytes.data(), sizeof(words));
+  const auto fold = [](uint64_t a, uint64_t b) {
+    __extension__ const auto product = static_cast<unsigned __int128>(a) * b;
+    return static_cast<uint64_t>(product) ^ static_cast<uint64_t>(product >> 64);
+  };
+  return fold(words[0] ^ kDigestHashSecrets[0], words[1] ^ kDigestHashSecrets[1]) ^
+         fold(words[2] ^ kDigestHashSecrets[2], words[3] ^ kDigestHashSecrets[3]);
+}
+
 // 32 bytes that name a page (or a keyspace): a SHA-256 digest, compared by value.
 template <typename Tag>
 struct DigestId {
@@ -34,9 +52,7 @@ struct DigestId {
   friend auto operator<=>(const DigestId&, const DigestId&) = default;
   template <typename H>
   friend H AbslHashValue(H h, const DigestId& id) {
-    uint64_t word;  // the digest is uniform already
-    std::memcpy(&word, id.bytes.data(), sizeof(word));
-    return H::combine(std::move(h), word);
+    return H::combine(std::move(h), HashDigest(id.bytes));
   }
 };
 
@@ -75,9 +91,5 @@ PageKey ForeignPageKey(const KeyspaceId& keyspace, std::span<const uint8_t> byte
 
 template <typename Tag>
 struct std::hash<crumb::DigestId<Tag>> {
-  size_t operator()(const crumb::DigestId<Tag>& id) const {
-    size_t word;
-    std::memcpy(&word, id.bytes.data(), sizeof(word));
-    return word;
-  }
+  size_t operator()(const crumb::DigestId<Tag>& id) const { return crumb::HashDigest(id.bytes); }
 };
