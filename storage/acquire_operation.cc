@@ -36,7 +36,11 @@ AcquireResult LeasePrefix(HostTier& host, const AcquireRequest& request,
   result.hit_pages = static_cast<uint32_t>(pages.size());
   result.miss_reason = reason;
   if (!pages.empty()) {
-    result.lease = host.Lease(request, std::move(pages), tiers, &result.fragments);
+    const HostTier::Leased leased = host.Lease(request, std::move(pages), tiers, &result.fragments);
+    if (leased.pages < result.hit_pages) result.miss_reason = MissReason::kBusy;
+    result.hit_pages = static_cast<uint32_t>(leased.pages);
+    result.lease = leased.id;
+    tiers.resize(leased.pages);
   }
   result.page_tiers = std::move(tiers);
   return result;

@@ -7,9 +7,7 @@
 #include <string>
 #include <utility>
 
-#include "common/little_endian.h"
 #include "common/status_macros.h"
-#include "storage/coverage.h"
 
 namespace crumb::storage {
 namespace {
@@ -17,6 +15,13 @@ namespace {
 // Slots begin on the granule, so that they can be written to disk without a copy, and on pages
 // where that costs little: disks fill memory faster that is not cut across its pages.
 constexpr SlotAllocator::Rounding kRounding = {.granule_bytes = 512, .page_bytes = 4096};
+// A search for room lets the lock go after so many evictions, or pages looked at; 64 and 1,024 take
+// some 50 us each.
+constexpr size_t kEvictionsPerHold = 64;
+constexpr size_t kVictimStepsPerHold = 1024;
+// Pages that one Reserve looks at for each that it evicts, before it gives up: some 3 ms. Only
+// where so many in a row are leased or pinned does it end without having seen all.
+constexpr size_t kVictimStepsMax = 65'536;
 
 }  // namespace
 
@@ -38,6 +43,7 @@ HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
       clock_(clock),
       events_(std::move(events)),
       table_(std::move(policy), kRounding, &inherited_) {
+  table_.SetPageFragmentsMax(options.page_fragments_max);
   for (size_t i = 0; i < memory_->size(); ++i) {
     table_.slots().AddRegion(static_cast<uint32_t>(i), memory_->bytes(i));
     slabs_.push_back({.bytes = memory_->bytes(i), .since = clock_.Now()});
@@ -54,25 +60,29 @@ absl::StatusOr<Slot> HostTier::Reserve(const KeyspaceId& keyspace, uint64_t byte
                                       " bytes is larger than a slab: raise host.slab_bytes");
   }
   Demotion demotion = {clock_.Now(), departing_bytes_max, departures};
-  std::optional<Slot> slot;
-  std::vector<PageTable::Change> changes;
-  uint32_t share = 0;
+  Search search = {.bytes = bytes};
   bool tenants = false;
-  {
-    MutexLock lock(&mutex_);
-    share = table_.ShareOf(keyspace);
-    share_used_[share] = demotion.now;
-    slot = Allocate(bytes, share);
-    tenants = table_.shares() > 1;
-    if (!slot && !tenants) slot = EvictFor(bytes, share, demotion);
-    changes = table_.TakeChanges();
+  for (bool first = true; first || search.goes_on(); first = false) {
+    std::vector<PageTable::Change> changes;
+    {
+      MutexLock lock(&mutex_);
+      search.share = table_.ShareOf(keyspace);
+      share_used_[search.share] = demotion.now;
+      search.slot = Allocate(bytes, search.share);
+      tenants = table_.shares() > 1;
+      if (!search.slot && !tenants) EvictFor(search, demotion);
+      changes = table_.TakeChanges();
+    }
+    Announce(changes);
+    if (tenants) break;
   }
-  Announce(changes);
-  if (!slot && tenants) slot = AllocateFromOthers(bytes, share, demotion);
-  if (!slot) {
+  if (!search.slot && tenants) {
+    search.slot = AllocateFromOthers(bytes, search.share, demotion);
+  }
+  if (!search.slot) {
     return absl::ResourceExhaustedError("every slot of host memory is leased or being written");
   }
-  return *slot;
+  return *search.slot;
 }
 
 std::optional<Slot> HostTier::Allocate(uint64_t bytes, uint32_t share) {
@@ -81,30 +91,43 @@ std::optional<Slot> HostTier::Allocate(uint64_t bytes, uint32_t share) {
   return slot;
 }
 
-std::optional<Slot> HostTier::EvictFor(uint64_t bytes, uint32_t share, Demotion& demotion) {
-  std::optional<Slot> slot;
-  while (!slot && EvictOne(share, demotion)) {
-    slot = Allocate(bytes, share);
-    if (slot) break;
-    EmptyChunkFor(bytes, share, demotion.now);
-    slot = Allocate(bytes, share);
+void HostTier::EvictFor(Search& search, Demotion& demotion) {
+  for (size_t evicted = 0; evicted < kEvictionsPerHold; ++evicted) {
+    if (!EvictOne(search, demotion)) return;
+    search.slot = Allocate(search.bytes, search.share);
+    if (search.slot) return;
+    EmptyChunkFor(search.bytes, search.share, demotion.now);
+    search.slot = Allocate(search.bytes, search.share);
+    if (search.slot) return;
   }
-  return slot;
 }
 
-bool HostTier::EvictOne(uint32_t share, Demotion& demotion) {
+bool HostTier::EvictOne(Search& search, Demotion& demotion) {
   // Nothing of its own: no search would find a victim.
-  if (inherited_.held_bytes() > 0 && table_.slots().used_bytes() == 0) return false;
+  if (inherited_.held_bytes() > 0 && table_.slots().used_bytes() == 0) {
+    search.ended = true;
+    return false;
+  }
   // The slots of an adopted slab are no use to anybody.
   const auto may_go = [this](const Page& page) {
     mutex_.AssertHeld();
     return inherited_.held_bytes() == 0 || table_.HasOwnSlot(page);
   };
-  while (true) {
-    const auto victim = table_.Victim(demotion.now, may_go, share);
-    if (!victim) return false;
-    if (Evict(*victim, demotion)) return true;
+  for (size_t left = kVictimStepsPerHold; left > 0;) {
+    size_t steps = left;
+    const auto victim = table_.Victim(demotion.now, may_go, search.share, steps);
+    search.steps += left - steps;
+    left = steps;
+    if (!victim) {
+      search.ended = steps > 0 || search.steps >= kVictimStepsMax;
+      return false;
+    }
+    if (Evict(*victim, demotion)) {
+      search.steps = 0;
+      return true;
+    }
   }
+  return false;
 }
 
 bool HostTier::Evict(PageHandle page, Demotion& demotion) {
@@ -142,12 +165,12 @@ uint64_t HostTier::BytesAbsentBelow(const Page& page) const {
 }
 
 void HostTier::Depart(PageHandle handle, std::vector<Departure>* departures) {
-  Page& page = table_[handle];
-  for (Fragment& fragment : page.fragments) {
-    if (fragment.below != Below::kAbsent) continue;
-    fragment.below = Below::kQueued;
+  const Page& page = table_[handle];
+  for (size_t i = 0; i < page.fragments.size(); ++i) {
+    if (page.fragments[i].below != Below::kAbsent) continue;
+    table_.SetBelow(handle, i, Below::kQueued);
     table_.Ref(handle);
-    departures->push_back({handle, table_.MetaOf(page, fragment)});
+    departures->push_back({handle, table_.MetaOf(page, page.fragments[i])});
   }
 }
 
@@ -183,228 +206,29 @@ absl::StatusOr<PageHandle> HostTier::Publish(const FragmentMeta& meta, const Slo
   return page;
 }
 
-std::vector<TileRange> HostTier::Present(const KeyspaceId& keyspace, const PageKey& key,
-                                         uint64_t generation) const {
-  std::vector<TileRange> ranges;
-  MutexLock lock(&mutex_);
-  const PageHandle handle = table_.Find(keyspace, key);
-  if (handle == kNoPage || table_[handle].generation < generation) return ranges;
-  for (const Fragment& fragment : table_[handle].fragments) ranges.push_back(fragment.range);
-  return ranges;
-}
-
-std::optional<PageKey> HostTier::ParentOf(const KeyspaceId& keyspace, const PageKey& key) const {
-  MutexLock lock(&mutex_);
-  const PageHandle handle = table_.Find(keyspace, key);
-  if (handle == kNoPage) return std::nullopt;
-  return table_[handle].parent;
-}
-
-uint64_t HostTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
-  MutexLock lock(&mutex_);
-  return table_.BytesOf(keyspace);
-}
-
-std::vector<PageHandle> HostTier::RefPrefix(const AcquireRequest& request, size_t first,
-                                            size_t last, MissReason* miss) {
-  std::vector<PageHandle> pages;
-  pages.reserve(last - first);
-  *miss = MissReason::kNone;
-  PageHandle stale = kNoPage;
-  std::vector<PageTable::Change> changes;
-  {
-    MutexLock lock(&mutex_);
-    const auto keys = std::span(request.keys).subspan(first, last - first);
-    table_.FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
-      mutex_.AssertHeld();
-      if (handle == kNoPage) {
-        *miss = MissReason::kAbsent;
-      } else if (table_[handle].generation < request.generation) {
-        *miss = MissReason::kGeneration;
-        stale = handle;
-      } else if (!table_[handle].Covers(request.range)) {
-        *miss = MissReason::kNotCovered;
-      } else {
-        table_.Ref(handle);
-        pages.push_back(handle);
-        return true;
-      }
-      return false;
-    });
-    if (stale != kNoPage) table_.Remove(stale, RemovalReason::kDeleted, clock_.Now());
-    changes = table_.TakeChanges();
-  }
-  Announce(changes);
-  return pages;
-}
-
-void HostTier::Unref(std::span<const PageHandle> pages) {
-  MutexLock lock(&mutex_);
-  for (const PageHandle page : pages) table_.Unref(page);
-}
-
-size_t HostTier::CountPrefix(const AcquireRequest& request, size_t first, size_t last) const {
-  size_t count = 0;
-  MutexLock lock(&mutex_);
-  const auto keys = std::span(request.keys).subspan(first, last - first);
-  table_.FindEach(request.keyspace, keys, [&](size_t, PageHandle handle) {
-    mutex_.AssertHeld();
-    if (handle == kNoPage || table_[handle].generation < request.generation ||
-        !table_[handle].Covers(request.range)) {
-      return false;
-    }
-    ++count;
-    return true;
-  });
-  return count;
-}
-
-LeaseId HostTier::Lease(const AcquireRequest& request, std::vector<PageHandle> pages,
-                        std::span<const Tier> found_in, std::vector<FragmentRef>* fragments) {
-  const TimePoint now = clock_.Now();
-  fragments->reserve(pages.size());
-  MutexLock lock(&mutex_);
-  for (size_t i = 0; i < pages.size(); ++i) {
-    const Page& page = table_[pages[i]];
-    AddRefs(page, i, request.range, fragments);
-    if (found_in[i] != Tier::kHost) continue;
-    for (const Fragment& fragment : page.fragments) {
-      if (Overlaps(fragment.range, request.range)) table_.CountGet(fragment);
-    }
-  }
-  table_.NoteRead(pages, now);
-  leased_fragments_ += fragments->size();
-  leases_[++last_lease_] = {std::move(pages), fragments->size(), now};
-  return last_lease_;
-}
-
-void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
-  MutexLock lock(&mutex_);
-  const uint32_t share = table_.ShareOf(keyspace);
-  share_used_[share] = clock_.Now();
-  table_.BeginAccess(share);
-  for (auto key = keys.rbegin(); key != keys.rend(); ++key) {
-    const PageHandle page = table_.Find(keyspace, *key);
-    if (page != kNoPage) table_.Hit(page);
-  }
-}
-
-void HostTier::AddRefs(const Page& page, size_t index, const TileRange& range,
-                       std::vector<FragmentRef>* fragments) const {
-  for (const Fragment& fragment : page.fragments) {
-    if (!Overlaps(fragment.range, range)) continue;
-    fragments->push_back({.page = static_cast<uint32_t>(index),
-                          .slab = NumberOf(fragment.slot.region),
-                          .offset = fragment.slot.offset,
-                          .tiles_bytes = fragment.tiles_bytes});
-  }
-}
-
-std::optional<LeasedPages> HostTier::ReadLease(LeaseId lease, const TileRange& range) const {
-  LeasedPages read;
-  MutexLock lock(&mutex_);
-  const auto found = leases_.find(lease);
-  if (found == leases_.end()) return std::nullopt;
-  const std::vector<PageHandle>& pages = found->second.pages;
-  read.pages = static_cast<uint32_t>(pages.size());
-  read.fragments.reserve(pages.size());
-  for (size_t i = 0; i < pages.size(); ++i) AddRefs(table_[pages[i]], i, range, &read.fragments);
-  return read;
-}
-
-bool HostTier::Release(LeaseId lease) {
-  MutexLock lock(&mutex_);
-  const auto found = leases_.find(lease);
-  if (found == leases_.end()) return false;
-  for (const PageHandle page : found->second.pages) table_.Unref(page);
-  leased_fragments_ -= found->second.fragments;
-  leases_.erase(found);
-  return true;
-}
-
-std::span<const std::byte> HostTier::Bytes(const FragmentRef& fragment) const {
-  constexpr size_t kHeaderSizeOffset = 8;  // docs/formats/fragment.md
-  const std::byte* begin = Data(RegionOf(fragment.slab)) + fragment.offset;
-  const auto header_bytes = LoadLittle<uint32_t>(begin + fragment.tiles_bytes + kHeaderSizeOffset);
-  return {begin, size_t{fragment.tiles_bytes} + header_bytes};
-}
-
-uint32_t HostTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint until) {
-  uint32_t found = 0;
-  MutexLock lock(&mutex_);
-  for (const PageKey& key : keys) {
-    const PageHandle handle = table_.Find(keyspace, key);
-    if (handle == kNoPage) continue;
-    table_[handle].pinned_until = until;
-    ++found;
-  }
-  return found;
-}
-
-std::vector<PageKey> HostTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
-  std::vector<PageKey> removed;
-  std::vector<PageTable::Change> changes;
-  {
-    MutexLock lock(&mutex_);
-    for (const PageKey& key : keys) {
-      const PageHandle handle = table_.Find(keyspace, key);
-      if (handle == kNoPage) continue;
-      table_.Remove(handle, RemovalReason::kDeleted, clock_.Now());
-      removed.push_back(key);
-    }
-    changes = table_.TakeChanges();
-  }
-  Announce(changes);
-  return removed;
-}
-
-std::vector<PageKey> HostTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
-  std::vector<PageKey> removed;
-  std::vector<PageTable::Change> changes;
-  {
-    MutexLock lock(&mutex_);
-    table_.RaiseGeneration(keyspace, generation);
-    for (const PageHandle handle : table_.PagesBelow(keyspace, generation)) {
-      removed.push_back(table_[handle].key);
-      table_.Remove(handle, RemovalReason::kDeleted, clock_.Now());
-    }
-    changes = table_.TakeChanges();
-  }
-  Announce(changes);
-  return removed;
-}
-
-void HostTier::ForEachPage(const KeyspaceId& keyspace,
-                           const std::function<void(const PageKey&)>& visit) const {
-  std::vector<PageKey> keys;
-  {
-    MutexLock lock(&mutex_);
-    table_.ForEachPage(keyspace, [&](const Page& page) { keys.push_back(page.key); });
-  }
-  for (const PageKey& key : keys) visit(key);
-}
-
 std::vector<Departure> HostTier::RefAbsentBelow(size_t limit, bool only_hit) {
   std::vector<Departure> departures;
-  std::vector<PageHandle> pages;
-  MutexLock lock(&mutex_);
-  table_.ForEachPage([&](PageHandle handle, const Page& page) {
-    const bool absent = std::any_of(page.fragments.begin(), page.fragments.end(),
-                                    [](const Fragment& f) { return f.below == Below::kAbsent; });
-    if (absent && pages.size() < limit && (!only_hit || page.was_hit)) pages.push_back(handle);
-  });
-  for (const PageHandle page : pages) Depart(page, &departures);
+  for (size_t left = limit; left > 0;) {
+    const size_t piece = std::min(left, kPagesPerHold);
+    MutexLock lock(&mutex_);
+    const std::vector<PageHandle> pages = table_.AbsentBelow(piece, only_hit);
+    for (const PageHandle page : pages) Depart(page, &departures);
+    if (pages.size() < piece) break;
+    left -= piece;
+  }
   return departures;
 }
 
 std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
                                                 std::span<const PageKey> keys) {
   std::vector<Departure> departures;
-  MutexLock lock(&mutex_);
-  for (const PageKey& key : keys) {
-    const PageHandle handle = table_.Find(keyspace, key);
-    if (handle != kNoPage) Depart(handle, &departures);
-  }
+  InPieces(keys, [&](std::span<const PageKey> piece) {
+    MutexLock lock(&mutex_);
+    for (const PageKey& key : piece) {
+      const PageHandle handle = table_.Find(keyspace, key);
+      if (handle != kNoPage) Depart(handle, &departures);
+    }
+  });
   return departures;
 }
 
@@ -420,9 +244,11 @@ std::span<const std::byte> HostTier::View(const Departure& departure) const {
 
 bool HostTier::Return(const Departure& departure, Below below) {
   MutexLock lock(&mutex_);
-  Page& page = table_[departure.page];
-  for (Fragment& fragment : page.fragments) {
-    if (fragment.range == departure.meta.range) fragment.below = below;
+  const Page& page = table_[departure.page];
+  for (size_t i = 0; i < page.fragments.size(); ++i) {
+    if (page.fragments[i].range == departure.meta.range) {
+      table_.SetBelow(departure.page, i, below);
+    }
   }
   const bool all_below =
       page.resident && below == Below::kStored &&
@@ -436,8 +262,9 @@ void HostTier::ForgetBelow(const KeyspaceId& keyspace, const PageKey& key) {
   MutexLock lock(&mutex_);
   const PageHandle handle = table_.Find(keyspace, key);
   if (handle == kNoPage) return;
-  for (Fragment& fragment : table_[handle].fragments) {
-    if (fragment.below == Below::kStored) fragment.below = Below::kAbsent;
+  const Page& page = table_[handle];
+  for (size_t i = 0; i < page.fragments.size(); ++i) {
+    if (page.fragments[i].below == Below::kStored) table_.SetBelow(handle, i, Below::kAbsent);
   }
 }
 
@@ -471,10 +298,10 @@ void HostTier::AddLeaseStats(StoreStats& stats) const {
        : slab.phase == SlabState::Phase::kClosing ? stats.slabs_closing
                                                   : stats.slabs_gone);
   }
-  for (const auto& [id, lease] : leases_) {
-    stats.oldest_lease_seconds = std::max(stats.oldest_lease_seconds,
-                                          std::chrono::duration<double>(now - lease.since).count());
-  }
+  if (leases_.empty()) return;
+  // Leases are numbered in the order in which they were given.
+  const Duration age = now - leases_.begin()->second.since;
+  stats.oldest_lease_seconds = std::max(0.0, std::chrono::duration<double>(age).count());
 }
 
 }  // namespace crumb::storage

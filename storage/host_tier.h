@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <functional>
 #include <map>
@@ -32,7 +33,8 @@ struct Departure {
 };
 
 // Host memory as a tier: slots in slabs, who refers to them, leases. Its one lock is held for
-// bookkeeping only. Thread-safe.
+// bookkeeping only, and let go between pieces of a long call: a call on many keys, pages or
+// fragments is not one step to others, who may see a part of it. Thread-safe.
 class HostTier {
  public:
   struct Options {
@@ -44,6 +46,8 @@ class HostTier {
     SlabMemory::Sharing sharing = SlabMemory::Sharing::kFixed;
     // As StoreStart::free_memory.
     std::function<uint64_t()> free_memory = {};
+    // Fragments that one page may have.
+    size_t page_fragments_max = SIZE_MAX;
     // Told, without the lock, when nothing will be read in a slab any more.
     std::function<void(uint32_t slab)> slab_gone = {};
   };
@@ -94,9 +98,14 @@ class HostTier {
   // How many keys from `first` on are covered; refers to nothing and counts as no use.
   size_t CountPrefix(const AcquireRequest& request, size_t first, size_t last) const;
 
-  // Turns references into a lease and names the fragments that intersect request.range.
-  LeaseId Lease(const AcquireRequest& request, std::vector<PageHandle> pages,
-                std::span<const Tier> found_in, std::vector<FragmentRef>* fragments);
+  // Turns references into a lease of the first pages that have no more than request.fragments_max
+  // fragments in request.range, names those fragments, and gives the other references back.
+  struct Leased {
+    LeaseId id = 0;  // 0: no page is leased
+    size_t pages = 0;
+  };
+  Leased Lease(const AcquireRequest& request, std::vector<PageHandle> pages,
+               std::span<const Tier> found_in, std::vector<FragmentRef>* fragments);
   std::optional<LeasedPages> ReadLease(LeaseId lease, const TileRange& range) const;
   bool Release(LeaseId lease);
   // One access used these pages, in prefix order. Apart from Lease, so that a reader does not wait
@@ -112,8 +121,9 @@ class HostTier {
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&)>& visit) const;
 
-  // Marks fragments of these pages that the tier below lacks as queued and refers to each; at most
-  // `limit`. With `only_hit`, those of pages that were read since they came.
+  // Marks fragments that the tier below lacks as queued and refers to each; those of at most
+  // `limit` pages, pages that were read since they came first. With `only_hit`, of no others. Costs
+  // what it returns, however many pages there are.
   std::vector<Departure> RefAbsentBelow(size_t limit, bool only_hit);
   std::vector<Departure> RefAbsentBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
   // The slot's bytes while the page is resident, empty when it was removed.
@@ -148,6 +158,16 @@ class HostTier {
   void AddLeaseStats(StoreStats& stats) const;
 
  private:
+  // Keys or pages that are worked on before the lock is let go: some 100 us.
+  static constexpr size_t kPagesPerHold = 512;
+  // Calls `work` with one part after the other of `all`.
+  template <typename T, typename Work>
+  static void InPieces(std::span<const T> all, Work work) {
+    for (size_t begin = 0; begin < all.size(); begin += kPagesPerHold) {
+      work(all.subspan(begin, std::min(kPagesPerHold, all.size() - begin)));
+    }
+  }
+
   struct LeaseRecord {
     std::vector<PageHandle> pages;
     size_t fragments = 0;
@@ -221,11 +241,20 @@ class HostTier {
 
   std::optional<Slot> Allocate(uint64_t bytes, uint32_t share)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  std::optional<Slot> EvictFor(uint64_t bytes, uint32_t share, Demotion& demotion)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A search for room, which goes on over several holds of the lock.
+  struct Search {
+    uint64_t bytes = 0;
+    uint32_t share = 0;
+    std::optional<Slot> slot = {};
+    size_t steps = 0;    // pages looked at since the last one that was evicted
+    bool ended = false;  // there is no page that may go, or none was found among many
+    bool goes_on() const { return !slot && !ended; }
+  };
+  // Evicts pages until there is room, the search ends, or the lock was held long enough.
+  void EvictFor(Search& search, Demotion& demotion) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes a page out, or hands it to the tier below first. False: it stays for that.
   bool Evict(PageHandle page, Demotion& demotion) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool EvictOne(uint32_t share, Demotion& demotion) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool EvictOne(Search& search, Demotion& demotion) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // 0 for no tenant; `policy` is for a new share.
   uint32_t ShareOfTenant(const std::string& tenant, std::unique_ptr<EvictionPolicy> policy)
@@ -271,6 +300,9 @@ class HostTier {
   // that a reader which has not heard of a move cannot take the old file for the new one.
   uint32_t NumberOf(uint32_t region) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   uint32_t RegionOf(uint32_t number) const { return number & (numbers_ - 1); }
+  // Adds the fragments of a page that a lease takes in. False: they would be too many.
+  bool AddLeased(PageHandle handle, size_t index, Tier found_in, const AcquireRequest& request,
+                 std::vector<FragmentRef>* fragments) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Adds the fragments of page `index` of a request that intersect `range`.
   void AddRefs(const Page& page, size_t index, const TileRange& range,
                std::vector<FragmentRef>* fragments) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -302,7 +334,7 @@ class HostTier {
   uint64_t revoked_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint32_t, int64_t> revoked_of_ ABSL_GUARDED_BY(mutex_);  // by share
   uint64_t renewals_failed_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);
+  std::map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);  // the oldest first
   LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   size_t leased_fragments_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -82,26 +82,26 @@ absl::StatusOr<UniqueFd> HostTier::OpenSlab(uint32_t slab, const KeyspaceId& key
 
 std::optional<Slot> HostTier::AllocateFromOthers(uint64_t bytes, uint32_t share,
                                                  Demotion& demotion) {
+  Search search = {.bytes = bytes, .share = share};
   std::vector<uint32_t> tried;
   while (true) {
-    std::optional<Slot> slot;
     std::optional<uint32_t> taken;
     std::vector<uint32_t> gone;
     std::vector<PageTable::Change> changes;
     bool more = false;
     {
       MutexLock lock(&mutex_);
-      slot = Allocate(bytes, share);
-      if (!slot && tried.size() < kSlabTriesMax) {
+      search.slot = Allocate(bytes, share);
+      if (!search.slot && tried.size() < kSlabTriesMax) {
         taken = TakeSlab(share, demotion, tried, &gone, &more);
       }
-      if (!slot && !taken && !more) slot = EvictFor(bytes, share, demotion);
+      if (!search.slot && !taken && !more) EvictFor(search, demotion);
       changes = table_.TakeChanges();
     }
     Announce(changes);
     TellGone(gone);
-    if (more) continue;
-    if (!taken) return slot;
+    if (more || (!taken && search.goes_on())) continue;
+    if (!taken) return search.slot;
     if (MakeFresh(*taken)) return Give(*taken, share, bytes);
     tried.push_back(*taken);
   }

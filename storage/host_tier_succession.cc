@@ -196,7 +196,7 @@ bool HostTier::AdoptTenant(const HostImage::Page& page, std::span<const uint32_t
     share = here;
   }
   if (share == InheritedSlabs::kMixed || share == table_.ShareOf(page.keyspace)) return true;
-  if (!table_.PagesBelow(page.keyspace, UINT64_MAX).empty()) return false;
+  if (!table_.PagesBelow(page.keyspace, UINT64_MAX, /*limit=*/1).empty()) return false;
   table_.SetShare(page.keyspace, share);
   return true;
 }
@@ -234,7 +234,7 @@ bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> 
     }
   }
   Page& adopted = table_[handle];
-  adopted.was_hit = page.was_hit;
+  table_.SetWasHit(handle, page.was_hit);
   adopted.added = std::clamp(page.added, TimePoint(), used);
   adopted.used = used;
   adopted.pinned_until = page.pinned_until;

@@ -3,6 +3,7 @@
 #include "storage/page_table.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -123,6 +124,10 @@ absl::Status PageTable::CanInsert(const FragmentMeta& meta) const {
       return absl::AlreadyExistsError("tiles of the fragment are there already");
     }
   }
+  if (pages_[handle].fragments.size() >= page_fragments_max_) {
+    return absl::ResourceExhaustedError("the page has " + std::to_string(page_fragments_max_) +
+                                        " fragments, store.page_fragments_max allows no more");
+  }
   return absl::OkStatus();
 }
 
@@ -142,6 +147,7 @@ absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slo
                                       .logical_tile_bytes = meta.logical_tile_bytes,
                                       .below = below,
                                       .slot = slot});
+  if (below == Below::kAbsent && ++pages_[handle].absent_fragments == 1) EnterAbsentList(handle);
   SetSlotOwner(slot, handle);
   space->bytes += meta.bytes;
   stats_.resident_logical_bytes += meta.logical_bytes();
@@ -150,24 +156,26 @@ absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slo
 }
 
 PageHandle PageTable::AddPage(Space& space, const FragmentMeta& meta, TimePoint now) {
-  PageHandle handle = static_cast<PageHandle>(pages_.size());
+  auto handle = static_cast<PageHandle>(pages_.size());
   if (free_pages_.empty()) {
-    pages_.emplace_back();
+    pages_.Append();
   } else {
     handle = free_pages_.back();
     free_pages_.pop_back();
   }
-  const auto parent = space.pages.find(meta.parent);
-  const bool has_parent = parent != space.pages.end();
+  const ForestHandle place = TakePlace(space, meta.key);
+  const ForestHandle parent = ParentPlace(space, meta, place);
+  const PageHandle parent_page = parent == kNoForestNode ? kNoPage : places_[parent].page;
   Share& share = shares_[space.share];
   const ItemHandle item =
       share.policy->Insert({.fingerprint = FingerprintOf(meta.key),
-                            .parent = has_parent ? pages_[parent->second].item : kNoItem});
-  if (share.page_of_item.size() <= item) share.page_of_item.resize(item + 1, kNoPage);
+                            .parent = parent_page == kNoPage ? kNoItem : pages_[parent_page].item,
+                            .has_children = places_[place].first_child != kNoForestNode});
+  share.page_of_item.GrowTo(item + size_t{1});
   share.page_of_item[item] = handle;
   Page& page = pages_[handle];
   page.share = space.share;
-  page.references = 0;
+  page.references = page.absent_fragments = 0;
   page.was_hit = page.recency_dirty = false;
   page.access = 0;
   page.pinned_until = TimePoint();
@@ -177,33 +185,14 @@ PageHandle PageTable::AddPage(Space& space, const FragmentMeta& meta, TimePoint 
   page.generation = meta.generation;
   page.resident = true;
   page.item = item;
+  page.place = place;
   page.added = page.used = now;
-  space.pages.emplace(meta.key, handle);
-  LinkChildren(space, handle);
-  if (meta.parent != PageKey{}) space.children[meta.parent].push_back(handle);
+  space.pages.Insert(meta.key, handle);
+  places_[place].page = handle;
+  if (parent != kNoForestNode) LinkPlace(place, parent);
   changes_.push_back({meta.keyspace, meta.key, true});
   ++stats_.pages;
   return handle;
-}
-
-// Parents are named by whoever wrote the page, so they may form a ring; the policy must not see it.
-void PageTable::LinkChildren(const Space& space, PageHandle parent) {
-  const auto children = space.children.find(pages_[parent].key);
-  if (children == space.children.end()) return;
-  for (const PageHandle child : children->second) {
-    if (IsAncestor(space, child, parent)) continue;
-    shares_[space.share].policy->Link(pages_[child].item, pages_[parent].item);
-  }
-}
-
-bool PageTable::IsAncestor(const Space& space, PageHandle ancestor, PageHandle page) const {
-  for (size_t steps = 0; steps <= space.pages.size(); ++steps) {
-    if (page == ancestor) return true;
-    const auto parent = space.pages.find(pages_[page].parent);
-    if (parent == space.pages.end()) return false;
-    page = parent->second;
-  }
-  return true;  // a ring above: as good as one
 }
 
 void PageTable::SetSlotOwner(const Slot& slot, PageHandle page) {
@@ -234,14 +223,13 @@ void PageTable::Remove(PageHandle handle, RemovalReason reason, TimePoint now) {
   Space& space = *SpaceOf(page.keyspace);
   CountRemoval(page, reason, now);
   for (const Fragment& fragment : page.fragments) space.bytes -= fragment.bytes;
-  space.pages.erase(page.key);
-  if (const auto siblings = space.children.find(page.parent); siblings != space.children.end()) {
-    std::erase(siblings->second, handle);
-    if (siblings->second.empty()) space.children.erase(siblings);
-  }
+  if (page.in_absent_list) LeaveAbsentList(handle);
+  space.pages.Erase(page.key);
   shares_[page.share].policy->Remove(
       page.item, reason == RemovalReason::kCapacity ? Removal::kEvicted : Removal::kDeleted);
+  LeavePlace(space, page);
   page.item = kNoItem;
+  page.place = kNoForestNode;
   page.resident = false;
   changes_.push_back({page.keyspace, page.key, false});
   if (page.references == 0) FreeSlots(handle);
@@ -302,44 +290,33 @@ void PageTable::NoteRead(std::span<const PageHandle> pages, TimePoint now) {
     before = page.used;
     ++alike;
     page.used = now;
-    page.was_hit = true;
+    if (!page.was_hit) SetWasHit(handle, true);
   }
   observe();
 }
 
 std::optional<PageHandle> PageTable::Victim(TimePoint now,
                                             absl::FunctionRef<bool(const Page&)> may_go,
-                                            uint32_t share) {
-  const std::vector<PageHandle>& page_of_item = shares_[share].page_of_item;
+                                            uint32_t share, size_t& steps) {
+  const ChunkedVector<PageHandle>& page_of_item = shares_[share].page_of_item;
   const auto is_pinned = [&](ItemHandle item) {
     const Page& page = pages_[page_of_item[item]];
     return page.references > 0 || page.pinned_until > now || !may_go(page);
   };
-  const std::optional<ItemHandle> item = shares_[share].policy->Victim(is_pinned);
+  const std::optional<ItemHandle> item = shares_[share].policy->FindVictim(is_pinned, steps);
   if (!item) return std::nullopt;
   return page_of_item[*item];
 }
 
-std::optional<PageHandle> PageTable::ParentLeftBy(
-    PageHandle page, absl::FunctionRef<bool(PageHandle)> leaving) const {
-  const Space& space = *SpaceOf(pages_[page].keyspace);
-  const auto parent = space.pages.find(pages_[page].parent);
-  const auto children = space.children.find(pages_[page].parent);
-  if (parent == space.pages.end() || children == space.children.end()) return std::nullopt;
-  for (const PageHandle child : children->second) {
-    if (!leaving(child)) return std::nullopt;
-  }
-  return parent->second;
-}
-
-std::vector<PageHandle> PageTable::PagesBelow(const KeyspaceId& keyspace,
-                                              uint64_t generation) const {
+std::vector<PageHandle> PageTable::PagesBelow(const KeyspaceId& keyspace, uint64_t generation,
+                                              size_t limit) const {
   std::vector<PageHandle> found;
   const Space* space = SpaceOf(keyspace);
   if (space == nullptr) return found;
-  for (const auto& [key, handle] : space->pages) {
+  space->pages.ForEach([&](PageHandle handle) {
     if (pages_[handle].generation < generation) found.push_back(handle);
-  }
+    return found.size() < limit;
+  });
   return found;
 }
 
@@ -347,12 +324,37 @@ void PageTable::ForEachPage(const KeyspaceId& keyspace,
                             absl::FunctionRef<void(const Page&)> visit) const {
   const Space* space = SpaceOf(keyspace);
   if (space == nullptr) return;
-  for (const auto& [key, handle] : space->pages) visit(pages_[handle]);
+  space->pages.ForEach([&](PageHandle handle) {
+    visit(pages_[handle]);
+    return true;
+  });
+}
+
+PageHandle PageTable::Scan(const KeyspaceId& keyspace, PageHandle from, size_t count,
+                           absl::FunctionRef<void(PageHandle, const Page&)> visit) const {
+  const Space* space = SpaceOf(keyspace);
+  if (space == nullptr) return kNoPage;
+  if (from == 0 && space->pages.size() <= count) {
+    space->pages.ForEach([&](PageHandle handle) {
+      visit(handle, pages_[handle]);
+      return true;
+    });
+    return kNoPage;
+  }
+  const size_t end = std::min(pages_.size(), from + count);
+  for (size_t handle = from; handle < end; ++handle) {
+    const Page& page = pages_[handle];
+    if (page.resident && page.keyspace == keyspace) visit(static_cast<PageHandle>(handle), page);
+  }
+  return end == pages_.size() ? kNoPage : static_cast<PageHandle>(end);
 }
 
 void PageTable::ForEachPage(absl::FunctionRef<void(PageHandle, const Page&)> visit) const {
   for (const auto& [id, space] : spaces_) {
-    for (const auto& [key, handle] : space->pages) visit(handle, pages_[handle]);
+    space->pages.ForEach([&](PageHandle handle) {
+      visit(handle, pages_[handle]);
+      return true;
+    });
   }
 }
 

@@ -12,10 +12,13 @@
 #include "absl/container/inlined_vector.h"
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
+#include "common/chunked_vector.h"
 #include "common/clock.h"
 #include "common/metrics.h"
 #include "storage/fragment_tier.h"
 #include "storage/inherited_slabs.h"
+#include "storage/key_index.h"
+#include "storage/page_forest.h"
 #include "storage/policy/policy.h"
 #include "storage/slot_allocator.h"
 
@@ -55,7 +58,12 @@ struct Page {
   bool resident = false;  // false: removed, kept for those who refer to it
   bool was_hit = false;
   bool recency_dirty = false;
+  bool in_absent_list = false;
   ItemHandle item = kNoItem;
+  ForestHandle place = kNoForestNode;  // while it is resident
+  uint32_t absent_fragments = 0;       // whose `below` is kAbsent
+  PageHandle absent_before = kNoPage;  // neighbours in a list of pages with absent fragments
+  PageHandle absent_behind = kNoPage;
   uint64_t access = 0;  // the tier's own count of accesses when it was last used
   TimePoint added;
   TimePoint used;
@@ -68,6 +76,17 @@ struct Page {
 // in what order they leave. A page is the unit of eviction: when one of its fragments has to go the
 // others are worth nothing. A removed page's slots are free once nobody refers to it. Does no I/O.
 // Not thread-safe: the tier's lock covers it.
+//
+// Parents. A page names its parent, which may be absent, arrive later, or be a lie: writers choose
+// the names. Each page that is resident, or that resident pages name as their parent, has a place
+// in a forest; a place outlives its page while it has children. A page that arrives takes the place
+// of its key, with the children there, and is linked below its parent's place unless that is in the
+// same tree already: that link would close a ring, and the page counts as one without a parent. So
+// there are no rings and always a leaf to evict, and no call walks along a chain of pages or over
+// the children of one.
+//
+// Cost. A call costs O(log n) for each key, page or fragment that it is given or returns, whatever
+// else the table holds, except for ForEachPage and PagesBelow, which walk.
 class PageTable {
  public:
   // `inherited`, which may be null and outlives this, has the slots of its regions.
@@ -83,6 +102,9 @@ class PageTable {
   // Must have no resident pages.
   void SetShare(const KeyspaceId& keyspace, uint32_t share);
   uint32_t ShareOf(const KeyspaceId& keyspace) const;
+
+  // Insert refuses more fragments than this of one page. No bound at first.
+  void SetPageFragmentsMax(size_t most) { page_fragments_max_ = most; }
 
   SlotAllocator& slots() { return *allocator_; }
   const SlotAllocator& slots() const { return *allocator_; }
@@ -100,7 +122,8 @@ class PageTable {
 
   // Adds a fragment that lies in `slot`. An older generation of the page is removed.
   // kAlreadyExists: some of its tiles are there; kAborted: its generation is older than what is
-  // there or was dropped. On error the slot stays the caller's.
+  // there or was dropped; kResourceExhausted: the page has as many fragments as it may have. On
+  // error the slot stays the caller's.
   absl::StatusOr<PageHandle> Insert(const FragmentMeta& meta, const Slot& slot, Below below,
                                     TimePoint now);
   // Whether Insert would take it, with Insert's errors.
@@ -118,21 +141,42 @@ class PageTable {
   void BeginAccess(uint32_t share = 0) { shares_[share].policy->BeginAccess(); }
   // The present access read the page: for the policy.
   void Hit(PageHandle page);
+  // Sets how a fragment stands with the tier below: `fragment` is an index into page.fragments.
+  void SetBelow(PageHandle page, size_t fragment, Below below);
+  // Up to `limit` resident pages with fragments that the tier below lacks, pages that were hit
+  // first; with `only_hit` no others. Costs what it returns.
+  std::vector<PageHandle> AbsentBelow(size_t limit, bool only_hit) const;
+  void SetWasHit(PageHandle page, bool was_hit);
+
   // Notes that pages were read now: for the statistics.
   void NoteRead(std::span<const PageHandle> pages, TimePoint now);
   // The next page of the share to evict among those without references and pins that `may_go`
-  // accepts.
+  // accepts. Looks at `steps` pages at most and takes them off; with `steps` at 0 there may be one
+  // that it has not seen, and the next call goes on from there.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
-                                   uint32_t share = 0);
+                                   uint32_t share, size_t& steps);
+  // The same with a bound that is ample unless somebody pins all that he can.
+  std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
+                                   uint32_t share = 0) {
+    size_t steps = kVictimStepsMax;
+    return Victim(now, may_go, share, steps);
+  }
 
   // The page before this one, when nothing but pages that `leaving` accepts hangs on it: it may
-  // leave with them, though the policy sees children.
+  // leave with them, though the policy sees children. None if more than kSiblingsMax hang on it.
   std::optional<PageHandle> ParentLeftBy(PageHandle page,
                                          absl::FunctionRef<bool(PageHandle)> leaving) const;
 
-  // Pages of a keyspace with a generation below `generation`.
-  std::vector<PageHandle> PagesBelow(const KeyspaceId& keyspace, uint64_t generation) const;
+  // Up to `limit` pages of a keyspace with a generation below `generation`.
+  std::vector<PageHandle> PagesBelow(const KeyspaceId& keyspace, uint64_t generation,
+                                     size_t limit = SIZE_MAX) const;
   void ForEachPage(const KeyspaceId& keyspace, absl::FunctionRef<void(const Page&)> visit) const;
+  // Visits pages of a keyspace in pieces between which the tier may let its lock go: looks at up to
+  // `count` pages of the table from `from` on, 0 at first, and returns where the next piece begins,
+  // kNoPage behind the last. Sees every page once that is there from the first piece to the last.
+  // `visit` must not change the table.
+  PageHandle Scan(const KeyspaceId& keyspace, PageHandle from, size_t count,
+                  absl::FunctionRef<void(PageHandle, const Page&)> visit) const;
   void ForEachPage(absl::FunctionRef<void(PageHandle, const Page&)> visit) const;
 
   void RaiseGeneration(const KeyspaceId& keyspace, uint64_t generation);
@@ -157,19 +201,41 @@ class PageTable {
   TierStats Stats() const;
   FragmentMeta MetaOf(const Page& page, const Fragment& fragment) const;
 
+  // What keeping the chains of pages has cost so far, in steps of a few memory accesses.
+  uint64_t chain_steps() const { return forest_.steps(); }
+
  private:
+  // Pages that Victim looks at by default: 65,536 take some 3 ms.
+  static constexpr size_t kVictimStepsMax = 65'536;
+  // Pages that ParentLeftBy asks about.
+  static constexpr size_t kSiblingsMax = 64;
+
   struct Space {
     uint32_t share = 0;
     uint64_t generation = 0;
     uint64_t bytes = 0;  // of resident fragments
-    absl::flat_hash_map<PageKey, PageHandle> pages;
-    // Resident pages by their parent's key, whether it is resident or not.
-    absl::flat_hash_map<PageKey, std::vector<PageHandle>> children;
+    KeyIndex pages;
+    KeyIndex vacant;  // places of absent pages that have children
+  };
+
+  // The place of a page, or of an absent page that resident ones name as their parent.
+  struct Place {
+    PageHandle page = kNoPage;
+    ForestHandle parent = kNoForestNode;  // that it is linked to
+    ForestHandle first_child = kNoForestNode;
+    ForestHandle next_sibling = kNoForestNode;
+    ForestHandle previous_sibling = kNoForestNode;
+  };
+
+  // A list of resident pages with fragments that the tier below lacks, the oldest first.
+  struct AbsentList {
+    PageHandle first = kNoPage;
+    PageHandle last = kNoPage;
   };
 
   struct Share {
     std::unique_ptr<EvictionPolicy> policy;
-    std::vector<PageHandle> page_of_item;  // by policy handle
+    ChunkedVector<PageHandle> page_of_item;  // by policy handle
   };
 
   bool IsInherited(const Slot& slot) const {
@@ -180,8 +246,18 @@ class PageTable {
   Space* SpaceOf(const KeyspaceId& keyspace) const;
   Space& MakeSpace(const KeyspaceId& keyspace);
   PageHandle AddPage(Space& space, const FragmentMeta& meta, TimePoint now);
-  void LinkChildren(const Space& space, PageHandle parent);
-  bool IsAncestor(const Space& space, PageHandle ancestor, PageHandle page) const;
+  ForestHandle NewPlace();
+  // The place of the page's key, with the children that wait there.
+  ForestHandle TakePlace(Space& space, const PageKey& key);
+  // The place that a page at `place` is to hang below; kNoForestNode: none, or it would close a
+  // ring.
+  ForestHandle ParentPlace(Space& space, const FragmentMeta& meta, ForestHandle place);
+  void LinkPlace(ForestHandle place, ForestHandle parent);
+  void UnlinkPlace(ForestHandle place);
+  void LeavePlace(Space& space, const Page& page);
+  void NoteChildren(ForestHandle place, bool has_children);
+  void EnterAbsentList(PageHandle page);
+  void LeaveAbsentList(PageHandle page);
   void FreeSlots(PageHandle page);
   void CountRemoval(const Page& page, RemovalReason reason, TimePoint now);
 
@@ -190,8 +266,12 @@ class PageTable {
   SlotSpace& slots_;
   InheritedSlabs* const inherited_;
   absl::flat_hash_map<KeyspaceId, std::unique_ptr<Space>> spaces_;
-  std::vector<Page> pages_;
+  ChunkedVector<Page> pages_;
   std::vector<PageHandle> free_pages_;
+  PageForest forest_;
+  ChunkedVector<Place> places_;  // by forest handle
+  AbsentList absent_[2];         // of pages that were not hit, and of those that were
+  size_t page_fragments_max_ = SIZE_MAX;
   std::vector<Change> changes_;
   TierStats stats_;  // what is counted as it happens
   Histogram lifetime_seconds_;
@@ -201,13 +281,12 @@ class PageTable {
 class PageTable::View {
  public:
   PageHandle Find(const PageKey& key) const {
-    if (space_ == nullptr) return kNoPage;
-    const auto found = space_->pages.find(key);
-    return found == space_->pages.end() ? kNoPage : found->second;
+    static_assert(kNoPage == KeyIndex::kNone);
+    return space_ == nullptr ? kNoPage : space_->pages.Find(key);
   }
   // Ahead of Find.
   void Prefetch(const PageKey& key) const {
-    if (space_ != nullptr) space_->pages.prefetch(key);
+    if (space_ != nullptr) space_->pages.Prefetch(key);
   }
 
  private:

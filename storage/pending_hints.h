@@ -25,6 +25,8 @@ class PendingHints {
   bool Has(const KeyspaceId& keyspace, const PageKey& key) const;
 
  private:
+  void SetPiece(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+
   using Name = std::pair<KeyspaceId, PageKey>;
   struct Hint {
     TimePoint until;

@@ -67,9 +67,11 @@ void Promoter::DropStale(const FragmentMeta& fragment) {
 }
 
 void Promoter::WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  std::vector<PageKey> wanted(keys.begin(), keys.end());
+  std::sort(wanted.begin(), wanted.end());
   const auto is_wanted = [&](const auto& entry) {
     return entry.first.keyspace == keyspace &&
-           std::find(keys.begin(), keys.end(), entry.first.key) != keys.end();
+           std::binary_search(wanted.begin(), wanted.end(), entry.first.key);
   };
   MutexLock lock(&mutex_);
   while (std::any_of(under_way_.begin(), under_way_.end(), is_wanted)) ended_.Wait(&mutex_);

@@ -62,6 +62,8 @@ void StoreOptions::Visit(ConfigVisitor& visitor) {
   visitor.Section("ssd", [&] { ssd.Visit(visitor); });
   visitor.Field("pending_for", pending_for, "how long a page counts as being committed");
   visitor.Field("pending_pages_max", pending_pages_max, "pages that count so at a time");
+  visitor.Field("page_fragments_max", page_fragments_max,
+                "fragments that one page may have: pipeline stages times groups of heads");
 }
 
 absl::Status StoreOptions::Validate() const {
@@ -85,6 +87,9 @@ absl::Status StoreOptions::Validate() const {
   }
   if (pending_pages_max < 0 || pending_for < Duration::zero()) {
     return Refuse("pending_pages_max and pending_for must not be negative");
+  }
+  if (page_fragments_max < 1 || page_fragments_max > 4096) {
+    return Refuse("page_fragments_max must be from 1 to 4096");
   }
   if (ssd.path.empty()) return absl::OkStatus();
   if (auto policy = MakePolicy(ssd.policy, 1); !policy.ok()) return policy.status();

@@ -51,6 +51,9 @@ struct StoreOptions {
   SsdOptions ssd;
   Duration pending_for = std::chrono::seconds(10);
   int64_t pending_pages_max = 65536;
+  // Fragments of one page, over all tiers. Writers of one model split a page by pipeline stages and
+  // by groups of heads, so a page has as many as a replica has GPUs: 64 is eight hosts of eight.
+  int64_t page_fragments_max = 64;
 
   void Visit(ConfigVisitor& visitor);
   // kInvalidArgument naming the first setting that is out of range.

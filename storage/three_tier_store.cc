@@ -88,13 +88,15 @@ absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStar
 }
 
 absl::Status ThreeTierStore::OpenHost(StoreStart start) {
-  HostTier::Options options = {.host = options_.host,
-                               .demote_only_hit = only_hit(),
-                               .first_bytes = start.host_bytes,
-                               .sharing = start.slabs_of_tenants ? SlabMemory::Sharing::kByTenant
-                                                                 : SlabMemory::Sharing::kFixed,
-                               .free_memory = start.free_memory,
-                               .slab_gone = events_.slab_gone};
+  HostTier::Options options = {
+      .host = options_.host,
+      .demote_only_hit = only_hit(),
+      .first_bytes = start.host_bytes,
+      .sharing =
+          start.slabs_of_tenants ? SlabMemory::Sharing::kByTenant : SlabMemory::Sharing::kFixed,
+      .free_memory = start.free_memory,
+      .page_fragments_max = static_cast<size_t>(options_.page_fragments_max),
+      .slab_gone = events_.slab_gone};
   if (start.handed_over != nullptr) {
     LimitToHandedOver(*start.handed_over, &options);
     for (const auto& [name, value] : start.handed_over->image.records) {
@@ -186,7 +188,14 @@ absl::StatusOr<CommitOutcome> ThreeTierStore::Commit(const CommitRequest& reques
     return absl::InvalidArgumentError("the fragment's generation was dropped");
   }
   int stored_tiles = 0;
-  for (const TileRange& piece : Subtract(header->range, Present(*header))) {
+  const std::vector<TileRange> present = Present(*header);
+  const std::vector<TileRange> pieces = Subtract(header->range, present);
+  if (!pieces.empty() &&
+      present.size() + pieces.size() > static_cast<size_t>(options_.page_fragments_max)) {
+    return absl::InvalidArgumentError(
+        "the page would have more fragments than store.page_fragments_max allows");
+  }
+  for (const TileRange& piece : pieces) {
     const absl::Status status = CommitPiece(*header, request, piece);
     if (status.ok()) {
       stored_tiles += piece.tiles();

@@ -67,9 +67,11 @@ void WriteThrough::Flush(FlushDone done) {
 }
 
 void WriteThrough::WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  std::vector<PageKey> wanted(keys.begin(), keys.end());
+  std::sort(wanted.begin(), wanted.end());
   const auto is_wanted = [&](const Departure& departure) {
     return departure.meta.keyspace == keyspace &&
-           std::find(keys.begin(), keys.end(), departure.meta.key) != keys.end();
+           std::binary_search(wanted.begin(), wanted.end(), departure.meta.key);
   };
   MutexLock lock(&mutex_);
   while (std::any_of(under_way_.begin(), under_way_.end(), is_wanted)) batch_ended_.Wait(&mutex_);

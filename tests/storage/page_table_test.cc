@@ -2,6 +2,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/page_table.h"
 
+#include <algorithm>
+#include <map>
+#include <random>
+#include <set>
+
 #include "gtest/gtest.h"
 #include "storage/policy/policy.h"
 #include "tests/storage/sample_fragment.h"
@@ -61,6 +66,188 @@ TEST_F(PageTableTest, ARingOfParentsCanStillBeEvicted) {
     const auto victim = table_.Victim(kNow, AnyPage);
     ASSERT_TRUE(victim);
     table_.Remove(*victim, RemovalReason::kCapacity, kNow);
+  }
+}
+
+// What a page table is to do with parents, without any thought of what it costs.
+class ChainModel {
+ public:
+  void Insert(const PageKey& key, const PageKey& parent) {
+    resident_.insert(key);
+    bool ring = parent == PageKey{} || parent == key;
+    for (PageKey at = parent; !ring && resident_.contains(at) && links_.contains(at);) {
+      at = links_[at];
+      ring = at == key;
+    }
+    if (!ring) links_[key] = parent;
+  }
+  void Remove(const PageKey& key) {
+    resident_.erase(key);
+    links_.erase(key);
+  }
+  bool IsLeaf(const PageKey& key) const {
+    return std::none_of(links_.begin(), links_.end(),
+                        [&](const auto& link) { return link.second == key; });
+  }
+  const std::set<PageKey>& resident() const { return resident_; }
+
+ private:
+  std::set<PageKey> resident_;
+  std::map<PageKey, PageKey> links_;  // of resident pages: the parent they hang below
+};
+
+// Parents are drawn at random, so chains are torn and joined and many would be rings.
+TEST_F(PageTableTest, WhateverParentsAreNamedLeavesLeaveAndAllPagesCanLeave) {
+  constexpr uint64_t kPages = 40;
+  for (uint64_t seed = 1; seed <= 20; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    std::mt19937_64 random(seed);
+    ChainModel model;
+    const auto evict = [&] {
+      const auto victim = table_.Victim(kNow, AnyPage);
+      ASSERT_TRUE(victim) << model.resident().size() << " pages are left";
+      const PageKey key = table_[*victim].key;
+      ASSERT_TRUE(model.resident().contains(key));
+      EXPECT_TRUE(model.IsLeaf(key));
+      table_.Remove(*victim, RemovalReason::kCapacity, kNow);
+      model.Remove(key);
+    };
+    for (int step = 0; step < 1500; ++step) {
+      SampleFragment sample = SamplePage(1, random() % kPages);
+      sample.parent = random() % 5 == 0 ? PageKey{} : SampleKey(1, random() % kPages);
+      const PageHandle there = table_.Find(sample.keyspace, sample.key);
+      if (there != kNoPage) {
+        table_.Remove(there, RemovalReason::kDeleted, kNow);
+        model.Remove(sample.key);
+      } else {
+        ASSERT_TRUE(Insert(sample).ok());
+        model.Insert(sample.key, sample.parent);
+      }
+      if (random() % 8 == 0 && !model.resident().empty()) evict();
+    }
+    while (!model.resident().empty() && !HasFatalFailure()) evict();
+    EXPECT_FALSE(table_.Victim(kNow, AnyPage));
+  }
+}
+
+class ChainCostTest : public testing::Test {
+ protected:
+  ChainCostTest() { table_.slots().AddRegion(0, uint64_t{1} << 30); }
+
+  void Insert(const PageKey& key, const PageKey& parent) {
+    const FragmentMeta meta = {.keyspace = SampleKeyspace(0),
+                               .key = key,
+                               .parent = parent,
+                               .generation = 1,
+                               .range = {{0, 1}, {0, 1}},
+                               .tiles_bytes = 100,
+                               .bytes = 200,
+                               .logical_tile_bytes = 100};
+    const auto slot = table_.slots().Allocate(meta.bytes, SlotAllocator::kNoOwner);
+    ASSERT_TRUE(table_.Insert(meta, *slot, Below::kAbsent, kNow).ok());
+  }
+  void Remove(const PageKey& key) {
+    table_.Remove(table_.Find(SampleKeyspace(0), key), RemovalReason::kDeleted, kNow);
+  }
+
+  PageTable table_{*MakePolicy("default", 100'000), {.granule_bytes = 512, .page_bytes = 512}};
+};
+
+// A page that comes back at the end of a long chain while many pages wait for it: a walk up the
+// chain for each of these would take `kChain` times `kChildren` steps.
+TEST_F(ChainCostTest, LinkingAPageCostsAsMuchAsItsLogarithm) {
+  constexpr uint64_t kChain = 30'000;
+  constexpr uint64_t kChildren = 30'000;
+  constexpr uint64_t kRounds = 200;
+  constexpr uint64_t kLog = 16;       // of all pages
+  constexpr uint64_t kConstant = 20;  // steps for each link, cut or question: of a random treap
+  for (uint64_t i = 0; i < kChain; ++i) {
+    Insert(SampleKey(1, i), i == 0 ? PageKey{} : SampleKey(1, i - 1));
+  }
+  const PageKey meeting = SampleKey(2, 0);
+  for (uint64_t i = 0; i < kChildren; ++i) Insert(SampleKey(3, i), meeting);
+  EXPECT_LT(table_.chain_steps(), kConstant * (kChain + kChildren));
+  const uint64_t before = table_.chain_steps();
+  for (uint64_t round = 0; round < kRounds; ++round) {
+    Insert(meeting, SampleKey(1, kChain - 1));
+    Remove(meeting);
+  }
+  EXPECT_LT(table_.chain_steps() - before, kConstant * kLog * kRounds);
+}
+
+// As a recovered index may come: the end of a chain first.
+TEST_F(ChainCostTest, AChainThatComesBackwardsCostsNoMore) {
+  constexpr uint64_t kChain = 60'000;
+  for (uint64_t i = kChain; i-- > 0;) {
+    Insert(SampleKey(1, i), i == 0 ? PageKey{} : SampleKey(1, i - 1));
+  }
+  EXPECT_LT(table_.chain_steps(), 20u * 16 * kChain);
+  const auto victim = table_.Victim(kNow, AnyPage);
+  ASSERT_TRUE(victim);
+  EXPECT_EQ(table_[*victim].key, SampleKey(1, kChain - 1));
+}
+
+TEST_F(PageTableTest, PagesThatTheTierBelowLacksAreListed) {
+  const auto keys = [&](size_t limit, bool only_hit) {
+    std::set<PageKey> listed;
+    for (const PageHandle page : table_.AbsentBelow(limit, only_hit)) {
+      listed.insert(table_[page].key);
+    }
+    return listed;
+  };
+  std::vector<PageHandle> pages;
+  for (uint64_t i = 0; i < 4; ++i) pages.push_back(*Insert(SamplePage(1, i)));
+  EXPECT_EQ(keys(10, false).size(), 4u);
+  EXPECT_EQ(keys(2, false).size(), 2u);
+  EXPECT_EQ(keys(10, true).size(), 0u);
+  table_.NoteRead(std::span(pages).subspan(2, 1), kNow);
+  EXPECT_EQ(keys(10, true), std::set<PageKey>{SampleKey(1, 2)});
+  EXPECT_EQ(keys(1, false), std::set<PageKey>{SampleKey(1, 2)});  // those that were hit first
+  table_.SetBelow(pages[2], 0, Below::kQueued);
+  table_.SetBelow(pages[0], 0, Below::kStored);
+  EXPECT_EQ(keys(10, false), (std::set<PageKey>{SampleKey(1, 1), SampleKey(1, 3)}));
+  table_.SetBelow(pages[0], 0, Below::kAbsent);
+  table_.Remove(pages[1], RemovalReason::kDeleted, kNow);
+  table_.Ref(pages[3]);
+  table_.Remove(pages[3], RemovalReason::kDeleted, kNow);
+  table_.SetBelow(pages[3], 0, Below::kAbsent);  // a departure that ends after its page went
+  table_.Unref(pages[3]);
+  EXPECT_EQ(keys(10, false), std::set<PageKey>{SampleKey(1, 0)});
+}
+
+TEST_F(PageTableTest, AWalkInPiecesSeesEveryPageOnce) {
+  constexpr uint64_t kPages = 100;
+  for (uint64_t i = 0; i < kPages; ++i) {
+    SampleFragment sample = SamplePage(1, i);
+    ASSERT_TRUE(Insert(sample).ok());
+    sample.keyspace = SampleKeyspace(1);
+    ASSERT_TRUE(Insert(sample).ok());
+  }
+  for (const size_t piece : {size_t{7}, size_t{100}, size_t{1000}}) {
+    std::multiset<PageKey> seen;
+    size_t pieces = 0;
+    for (PageHandle next = 0; next != kNoPage; ++pieces) {
+      next = table_.Scan(SampleKeyspace(1), next, piece, [&](PageHandle handle, const Page& page) {
+        EXPECT_EQ(page.keyspace, SampleKeyspace(1));
+        EXPECT_EQ(&table_[handle], &page);
+        seen.insert(page.key);
+      });
+    }
+    EXPECT_EQ(seen.size(), kPages);
+    EXPECT_EQ(std::set<PageKey>(seen.begin(), seen.end()).size(), kPages);
+    EXPECT_EQ(pieces == 1, piece >= kPages);
+  }
+  EXPECT_EQ(table_.Scan(SampleKeyspace(7), 0, 10, [](PageHandle, const Page&) { FAIL(); }),
+            kNoPage);
+}
+
+TEST_F(PageTableTest, APageHasNoMoreFragmentsThanItMay) {
+  table_.SetPageFragmentsMax(2);
+  SampleFragment sample = SamplePage(1, 0);
+  for (uint16_t head = 0; head < 3; ++head) {
+    sample.range.heads = {head, static_cast<uint16_t>(head + 1)};
+    EXPECT_EQ(Insert(sample).status().code(),
+              head < 2 ? absl::StatusCode::kOk : absl::StatusCode::kResourceExhausted);
   }
 }
 

@@ -61,7 +61,7 @@ class HostTierFace final : public FragmentTier {
     if (pages.empty()) return absl::NotFoundError("no such page");
     const Tier tier = Tier::kHost;
     std::vector<FragmentRef> fragments;
-    const LeaseId lease = host_->Lease(request, pages, std::span(&tier, 1), &fragments);
+    const LeaseId lease = host_->Lease(request, pages, std::span(&tier, 1), &fragments).id;
     const absl::Status status = CopyOut(fragment, host_->Bytes(fragments[0]), room);
     host_->Release(lease);
     return status;

@@ -1,0 +1,155 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// The part of a page table that keeps the chains of pages, and the lists of pages that the tier
+// below lacks.
+#include <utility>
+
+#include "storage/page_table.h"
+
+namespace crumb::storage {
+
+ForestHandle PageTable::NewPlace() {
+  const ForestHandle place = forest_.Add();
+  places_.GrowTo(place + size_t{1});
+  places_[place] = {};
+  return place;
+}
+
+ForestHandle PageTable::TakePlace(Space& space, const PageKey& key) {
+  const ForestHandle vacant = space.vacant.Find(key);
+  if (vacant == KeyIndex::kNone) return NewPlace();
+  space.vacant.Erase(key);
+  return vacant;
+}
+
+ForestHandle PageTable::ParentPlace(Space& space, const FragmentMeta& meta, ForestHandle place) {
+  if (meta.parent == PageKey{} || meta.parent == meta.key) return kNoForestNode;
+  const PageHandle page = space.pages.Find(meta.parent);
+  ForestHandle parent =
+      page == kNoPage ? space.vacant.Find(meta.parent) : ForestHandle{pages_[page].place};
+  if (parent == kNoForestNode) {
+    parent = NewPlace();
+    space.vacant.Insert(meta.parent, parent);
+    return parent;
+  }
+  // Only a page that has children already can be above its own parent.
+  const bool has_children = places_[place].first_child != kNoForestNode;
+  return has_children && forest_.SameTree(place, parent) ? kNoForestNode : parent;
+}
+
+void PageTable::LinkPlace(ForestHandle place, ForestHandle parent) {
+  forest_.Link(place, parent);
+  const ForestHandle sibling = places_[parent].first_child;
+  places_[place].parent = parent;
+  places_[place].next_sibling = sibling;
+  places_[parent].first_child = place;
+  if (sibling == kNoForestNode) {
+    NoteChildren(parent, true);
+  } else {
+    places_[sibling].previous_sibling = place;
+  }
+}
+
+void PageTable::NoteChildren(ForestHandle place, bool has_children) {
+  const PageHandle handle = places_[place].page;
+  if (handle == kNoPage) return;
+  const Page& page = pages_[handle];
+  shares_[page.share].policy->SetHasChildren(page.item, has_children);
+}
+
+void PageTable::UnlinkPlace(ForestHandle place) {
+  Place& child = places_[place];
+  const ForestHandle parent = child.parent;
+  if (parent == kNoForestNode) return;
+  if (child.first_child != kNoForestNode) forest_.Cut(place);
+  if (child.next_sibling != kNoForestNode) {
+    places_[child.next_sibling].previous_sibling = child.previous_sibling;
+  }
+  (child.previous_sibling == kNoForestNode ? places_[parent].first_child
+                                           : places_[child.previous_sibling].next_sibling) =
+      child.next_sibling;
+  child.parent = child.next_sibling = child.previous_sibling = kNoForestNode;
+}
+
+// Children keep the place, for their parent may come back.
+void PageTable::LeavePlace(Space& space, const Page& page) {
+  const ForestHandle place = page.place;
+  const ForestHandle parent = places_[place].parent;
+  UnlinkPlace(place);
+  places_[place].page = kNoPage;
+  if (places_[place].first_child != kNoForestNode) {
+    space.vacant.Insert(page.key, place);
+  } else {
+    forest_.Remove(place);
+  }
+  if (parent == kNoForestNode || places_[parent].first_child != kNoForestNode) return;
+  if (places_[parent].page != kNoPage) return NoteChildren(parent, false);
+  space.vacant.Erase(page.parent);
+  forest_.Remove(parent);
+}
+
+std::optional<PageHandle> PageTable::ParentLeftBy(
+    PageHandle page, absl::FunctionRef<bool(PageHandle)> leaving) const {
+  const ForestHandle place = pages_[page].place;
+  if (place == kNoForestNode || places_[place].parent == kNoForestNode) return std::nullopt;
+  const Place& parent = places_[places_[place].parent];
+  if (parent.page == kNoPage) return std::nullopt;
+  size_t seen = 0;
+  for (ForestHandle child = parent.first_child; child != kNoForestNode;
+       child = places_[child].next_sibling) {
+    if (++seen > kSiblingsMax || !leaving(places_[child].page)) return std::nullopt;
+  }
+  return parent.page;
+}
+
+void PageTable::SetBelow(PageHandle handle, size_t fragment, Below below) {
+  Page& page = pages_[handle];
+  const Below before = std::exchange(page.fragments[fragment].below, below);
+  if (before == Below::kAbsent) --page.absent_fragments;
+  if (below == Below::kAbsent) ++page.absent_fragments;
+  const bool belongs = page.resident && page.absent_fragments > 0;
+  if (belongs && !page.in_absent_list) EnterAbsentList(handle);
+  if (!belongs && page.in_absent_list) LeaveAbsentList(handle);
+}
+
+void PageTable::SetWasHit(PageHandle handle, bool was_hit) {
+  Page& page = pages_[handle];
+  const bool listed = page.in_absent_list;
+  if (listed) LeaveAbsentList(handle);
+  page.was_hit = was_hit;
+  if (listed) EnterAbsentList(handle);
+}
+
+void PageTable::EnterAbsentList(PageHandle handle) {
+  Page& page = pages_[handle];
+  AbsentList& list = absent_[page.was_hit ? 1 : 0];
+  page.in_absent_list = true;
+  page.absent_before = std::exchange(list.last, handle);
+  page.absent_behind = kNoPage;
+  (page.absent_before == kNoPage ? list.first : pages_[page.absent_before].absent_behind) = handle;
+}
+
+void PageTable::LeaveAbsentList(PageHandle handle) {
+  Page& page = pages_[handle];
+  AbsentList& list = absent_[page.was_hit ? 1 : 0];
+  page.in_absent_list = false;
+  (page.absent_before == kNoPage ? list.first : pages_[page.absent_before].absent_behind) =
+      page.absent_behind;
+  (page.absent_behind == kNoPage ? list.last : pages_[page.absent_behind].absent_before) =
+      page.absent_before;
+  page.absent_before = page.absent_behind = kNoPage;
+}
+
+std::vector<PageHandle> PageTable::AbsentBelow(size_t limit, bool only_hit) const {
+  std::vector<PageHandle> found;
+  for (const int list : {1, 0}) {
+    if (list == 0 && only_hit) break;
+    for (PageHandle page = absent_[list].first; page != kNoPage && found.size() < limit;
+         page = pages_[page].absent_behind) {
+      found.push_back(page);
+    }
+  }
+  return found;
+}
+
+}  // namespace crumb::storage
