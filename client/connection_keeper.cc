@@ -22,6 +22,8 @@ constexpr size_t kSlotsPerReturn = 1024;
 constexpr size_t kStatesMax = 4096;
 // Samples that wait for the next report; more are dropped, they are samples.
 constexpr size_t kSamplesMax = 4096;
+// Leases, Acquires or reservations given back in one call, fewer than crumbd takes in one.
+constexpr size_t kReturnsPerCall = 1024;
 
 void Add(SessionCounters& to, const SessionCounters& amounts) {
   to.used_tokens += amounts.used_tokens;
@@ -67,6 +69,21 @@ void ByConnection(Returns& returns, const Call& call) {
     while (end < returns.size() && returns[end].connection == returns[begin].connection) ++end;
     call(*returns[begin].connection, std::span(returns).subspan(begin, end - begin));
     begin = end;
+  }
+}
+
+// Gives `returns` back in calls of at most kReturnsPerCall entries.
+template <typename Request, typename Response, typename Connection, typename Return, typename Add>
+void CallInPieces(Connection& connection, std::span<Return> returns, const Add& add) {
+  while (!returns.empty()) {
+    const size_t count = std::min(returns.size(), kReturnsPerCall);
+    Request request;
+    for (const Return& one : returns.first(count)) add(one, request);
+    Response response;
+    connection.stub()
+        .Call({connection.token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
+        .IgnoreError();
+    returns = returns.subspan(count);
   }
 }
 
@@ -286,20 +303,14 @@ void ConnectionKeeper::GiveBackPending() {
     pending = std::exchange(pending_, {});
   }
   ByConnection(pending.leases, [](Connection& connection, std::span<Return> returns) {
-    v1::ReleaseRequest request;
-    for (const Return& lease : returns) request.add_leases(lease.id);
-    v1::ReleaseResponse response;
-    connection.stub()
-        .Call({connection.token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
-        .IgnoreError();
+    CallInPieces<v1::ReleaseRequest, v1::ReleaseResponse>(
+        connection, returns,
+        [](const Return& lease, auto& request) { request.add_leases(lease.id); });
   });
   ByConnection(pending.requests, [](Connection& connection, std::span<Return> returns) {
-    v1::ReleaseRequest request;
-    for (const Return& acquire : returns) request.add_requests(acquire.id);
-    v1::ReleaseResponse response;
-    connection.stub()
-        .Call({connection.token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
-        .IgnoreError();
+    CallInPieces<v1::ReleaseRequest, v1::ReleaseResponse>(
+        connection, returns,
+        [](const Return& acquire, auto& request) { request.add_requests(acquire.id); });
   });
   for (const SlotReturn& one : pending.slots) {
     v1::ReleaseRequest request;
@@ -311,12 +322,9 @@ void ConnectionKeeper::GiveBackPending() {
         .IgnoreError();
   }
   ByConnection(pending.rooms, [](Connection& connection, std::span<Return> returns) {
-    v1::AbortRequest request;
-    for (const Return& room : returns) request.add_offsets(room.id);
-    v1::AbortResponse response;
-    connection.stub()
-        .Call({connection.token(), Clock::Real().Now() + kReturnTimeout}, request, &response)
-        .IgnoreError();
+    CallInPieces<v1::AbortRequest, v1::AbortResponse>(
+        connection, returns,
+        [](const Return& room, auto& request) { request.add_offsets(room.id); });
   });
 }
 

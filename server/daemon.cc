@@ -21,6 +21,7 @@
 #include "server/calls/call_context.h"
 #include "server/calls/call_sockets.h"
 #include "server/calls/keyspace_calls.h"
+#include "server/calls/prefetch_budget.h"
 #include "server/calls/status_calls.h"
 #include "server/certificate_watch.h"
 #include "server/cluster/cluster.h"
@@ -56,6 +57,8 @@ class RunningDaemon : public Daemon {
         events_({static_cast<size_t>(options.limits.watchers_max),
                  static_cast<size_t>(options.limits.durable_waits_max)},
                 metrics_),
+        prefetches_({static_cast<size_t>(options.limits.prefetches_max),
+                     static_cast<size_t>(options.limits.tenant_prefetches_max)}),
         certificates_(options.listen.tls.Certificates(), options.listen.tls.expiry_warning,
                       [] { return CertificateWatch::Instant::clock::now(); }) {}
 
@@ -204,7 +207,8 @@ class RunningDaemon : public Daemon {
                                                          cluster_.get(),
                                                          tenants_.get(),
                                                          {},
-                                                         pools_.get()});
+                                                         pools_.get(),
+                                                         &prefetches_});
     return absl::OkStatus();
   }
 
@@ -394,6 +398,7 @@ class RunningDaemon : public Daemon {
   // In the order in which one uses the other.
   ServerMetrics metrics_;
   EventHub events_;
+  PrefetchBudget prefetches_;
   CertificateWatch certificates_;
   std::unique_ptr<storage::TieredStore> store_;
   std::unique_ptr<HostGrowth> growth_;

@@ -202,8 +202,10 @@ std::vector<std::shared_ptr<Keyspace>> KeyspaceRegistry::ListOf(const std::strin
 }
 
 KeyspaceRegistry::StateReason KeyspaceRegistry::ReasonOf(const KeyspaceId& id) const {
-  const v1::KeyspaceRecord record = RecordOf(id);
-  return {record.state_who(), record.state_reason()};
+  MutexLock lock(&mutex_);
+  const auto found = records_.find(id);
+  if (found == records_.end()) return {};
+  return {found->second.state_who(), found->second.state_reason()};
 }
 
 absl::Status KeyspaceRegistry::Load(const std::string& name, const std::string& value) {

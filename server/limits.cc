@@ -77,6 +77,12 @@ absl::Status SessionLimits::Validate() const {
 void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("requests_max", requests_max, "Calls in progress at once, streams included.");
   visitor.Field("acquire_keys_max", acquire_keys_max, "Page keys in one call.");
+  visitor.Field("answer_fragments_max", answer_fragments_max,
+                "Fragments that one answer names; the prefix ends before the page with which there "
+                "would be more.");
+  visitor.Field("release_leases_max", release_leases_max, "Leases in one Release.");
+  visitor.Field("prefetches_max", prefetches_max, "Prefetch calls whose pages are on their way.");
+  visitor.Field("tenant_prefetches_max", tenant_prefetches_max, "The same of one tenant.");
   visitor.Field(
       "device_sums_bytes_max", device_sums_bytes_max,
       "Headers with tile sums in one answer about pages on devices, which peers' pages need; "
@@ -112,6 +118,13 @@ void Limits::Visit(ConfigVisitor& visitor) {
 absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.requests_max", requests_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.acquire_keys_max", acquire_keys_max, 1, 65'536));
+  // The first page fits, whatever store.page_fragments_max is.
+  CRUMB_RETURN_IF_ERROR(
+      CheckRange("limits.answer_fragments_max", answer_fragments_max, 4096, 4'194'304));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.release_leases_max", release_leases_max, 1, 65'536));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.prefetches_max", prefetches_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(
+      CheckRange("limits.tenant_prefetches_max", tenant_prefetches_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(
       CheckBytes("limits.device_sums_bytes_max", device_sums_bytes_max, ByteSize{4096}));
   if (device_sums_bytes_max.value > kSumsBytesMax) {

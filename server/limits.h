@@ -32,6 +32,11 @@ struct SessionLimits {
 struct Limits {
   int64_t requests_max = 4096;
   int64_t acquire_keys_max = 16'384;
+  // Fragments that one answer names: 16 for each of 16,384 pages, 4 MB of an answer.
+  int64_t answer_fragments_max = 262'144;
+  int64_t release_leases_max = 16'384;                 // of one call
+  int64_t prefetches_max = 64;                         // under way, of all callers
+  int64_t tenant_prefetches_max = 16;                  // under way, of one tenant
   ByteSize device_sums_bytes_max{uint64_t{32} << 20};  // of one Acquire's answer
   int64_t commit_fragments_max = 4096;
   int64_t commit_queue = 256;

@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/page_keys.h"
 
 namespace crumb::server {
 
@@ -36,7 +39,8 @@ uint64_t BytesOfTenant(const CallContext& context, const std::string& tenant) {
   return bytes;
 }
 
-absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const std::string& keys) {
+absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const std::string& keys,
+                                              Repeats repeats) {
   static_assert(sizeof(PageKey) == 32 && std::is_trivially_copyable_v<PageKey>);
   if (keys.empty() || keys.size() % sizeof(PageKey) != 0) {
     return absl::InvalidArgumentError(fmt::format(
@@ -50,6 +54,12 @@ absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const 
   }
   std::vector<PageKey> read(count);
   std::memcpy(read.data(), keys.data(), keys.size());
+  const auto duplicate =
+      repeats == Repeats::kAllowed ? std::nullopt : FindDuplicate(std::span(std::as_const(read)));
+  if (duplicate) {
+    return absl::InvalidArgumentError(fmt::format(
+        "keys: number {} repeats an earlier one, each page may be named once", *duplicate));
+  }
   return read;
 }
 

@@ -24,6 +24,7 @@ namespace crumb::server {
 
 class Cluster;
 class DevicePools;
+class PrefetchBudget;
 
 // Called exactly once, possibly before the call that takes it returns.
 using Done = std::function<void(absl::Status)>;
@@ -43,6 +44,7 @@ struct CallContext {
   const TenantTable* tenants = nullptr;  // null: callers need no token
   Caller caller;                         // of the call
   DevicePools* pools = nullptr;          // null: this node keeps none
+  PrefetchBudget* prefetches = nullptr;  // null: no bound
 };
 
 // The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown, or another
@@ -50,8 +52,14 @@ struct CallContext {
 absl::StatusOr<std::shared_ptr<Keyspace>> FindKeyspace(const CallContext& context,
                                                        const std::string& id);
 
-// The page keys of a request's field. kInvalidArgument naming the bound.
-absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const std::string& keys);
+// Whether a field may name a page key more than once: where keys are a prefix of a sequence it may
+// not, for every answer is as long as its question.
+enum class Repeats : uint8_t { kRefused, kAllowed };
+
+// The page keys of a request's field. kInvalidArgument naming the bound, or the key that is there
+// twice.
+absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const std::string& keys,
+                                              Repeats repeats = Repeats::kRefused);
 
 // Whether the caller may know of the keyspace.
 bool MaySee(const CallContext& context, const Keyspace& keyspace);

@@ -9,6 +9,7 @@
 #include "common/logging.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/calls/field_bounds.h"
 #include "server/device/device_pools.h"
 #include "storage/device_tier.h"
 
@@ -193,6 +194,7 @@ absl::Status ReleaseSlots(const CallContext& context, const Session& session,
 
 absl::Status ClaimSlots(const CallContext& context, const Session& session,
                         const v1::ClaimSlotsRequest& request, v1::ClaimSlotsResponse* response) {
+  CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
                          PoolOf(context, session, request.pool(), true));
   CRUMB_RETURN_IF_ERROR(CheckCount(context, "slots", request.slots_size()));
@@ -227,6 +229,7 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
 
 absl::Status ScrubSlots(const CallContext& context, const Session& session,
                         const v1::ScrubSlotsRequest& request, v1::ScrubSlotsResponse* response) {
+  CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
                          PoolOf(context, session, request.pool(), true));
   CRUMB_RETURN_IF_ERROR(CheckCount(

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "server/calls/cluster_acquire.h"
+#include "server/calls/field_bounds.h"
 #include "server/calls/lease_calls.h"
 #include "server/calls/store_request.h"
 
@@ -13,6 +14,8 @@ namespace crumb::server {
 
 void GetReader::Open(const CallContext& context, const v1::GetRequest& request, TimePoint deadline,
                      Opened opened) {
+  const absl::Status fits = CheckFields(context.limits, request);
+  if (!fits.ok()) return opened(fits);
   const auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return opened(keyspace.status());
   auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);

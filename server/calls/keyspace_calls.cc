@@ -6,6 +6,7 @@
 
 #include "common/logging.h"
 #include "common/status_macros.h"
+#include "server/calls/field_bounds.h"
 
 namespace crumb::server {
 namespace {
@@ -38,6 +39,8 @@ v1::KeyspaceState ToProto(ServingState state) {
 
 void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& request,
                   v1::OpenKeyspaceResponse* response, Done done) {
+  const absl::Status fits = CheckFields(context.limits, request);
+  if (!fits.ok()) return done(fits);
   KeyspaceRegistry::Description description;
   description.fields.insert(request.fields().begin(), request.fields().end());
   description.geometry = {request.layers(), request.kv_heads(), request.head_dim(),
@@ -73,6 +76,8 @@ void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& req
 
 void SetKeyspaceState(const CallContext& context, const v1::SetKeyspaceStateRequest& request,
                       Done done) {
+  const absl::Status fits = CheckFields(context.limits, request);
+  if (!fits.ok()) return done(fits);
   const auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return done(keyspace.status());
   if (request.state() != v1::KEYSPACE_STATE_ACTIVE && request.state() != v1::KEYSPACE_STATE_BF16) {
@@ -96,6 +101,8 @@ void SetKeyspaceState(const CallContext& context, const v1::SetKeyspaceStateRequ
 
 void DropKeyspace(const CallContext& context, const v1::DropKeyspaceRequest& request,
                   v1::DropKeyspaceResponse* response, Done done) {
+  const absl::Status fits = CheckFields(context.limits, request);
+  if (!fits.ok()) return done(fits);
   const auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return done(keyspace.status());
   RunOnControl(

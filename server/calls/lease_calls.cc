@@ -10,6 +10,8 @@
 #include "fmt/format.h"
 #include "server/calls/cluster_acquire.h"
 #include "server/calls/device_calls.h"
+#include "server/calls/field_bounds.h"
+#include "server/calls/prefetch_budget.h"
 #include "server/calls/store_request.h"
 #include "server/device/device_pools.h"
 
@@ -208,6 +210,12 @@ absl::Status JoinLease(const CallContext& context, Session& session,
     context.sessions.Release(session, request.lease());
     return absl::OkStatus();
   }
+  if (leased->fragments.size() > static_cast<size_t>(context.limits.answer_fragments_max)) {
+    context.sessions.Release(session, request.lease());
+    return absl::ResourceExhaustedError(
+        fmt::format("the lease has {} fragments in this range, limits.answer_fragments_max is {}",
+                    leased->fragments.size(), context.limits.answer_fragments_max));
+  }
   if (!GrantSlabs(context, session, keyspace->id, leased->fragments)) {
     context.sessions.Release(session, request.lease());
     response->set_miss_reason(v1::MISS_REASON_BUSY);
@@ -231,6 +239,8 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
   if (session->phase() != Session::Phase::kOpen) {
     return done(absl::UnauthenticatedError("the session is closed"));
   }
+  const absl::Status fits = CheckFields(context.limits, request);
+  if (!fits.ok()) return done(fits);
   if (request.lease() != 0) return done(JoinLease(context, *session, request, response));
   auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return done(keyspace.status());
@@ -261,6 +271,8 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
 
 void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequest& request,
             v1::LookupResponse* response, Done done) {
+  const absl::Status fits = CheckFields(context.limits, request);
+  if (!fits.ok()) return done(fits);
   const auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return done(keyspace.status());
   auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);
@@ -288,6 +300,7 @@ void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequ
 
 absl::Status Release(const CallContext& context, Session& session,
                      const v1::ReleaseRequest& request, v1::ReleaseResponse* response) {
+  CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   if (!request.pool().empty()) CRUMB_RETURN_IF_ERROR(ReleaseSlots(context, session, request));
   uint32_t unknown = 0;
   for (const uint64_t lease : request.leases()) {
@@ -302,6 +315,7 @@ absl::Status Release(const CallContext& context, Session& session,
 
 absl::Status Prefetch(const CallContext& context, const v1::PrefetchRequest& request,
                       v1::PrefetchResponse* response) {
+  CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
   CRUMB_ASSIGN_OR_RETURN(
       storage::AcquireRequest wanted,
@@ -316,11 +330,21 @@ absl::Status Prefetch(const CallContext& context, const v1::PrefetchRequest& req
     wanted.keys.resize(there.hit_pages);
   }
   if (response->queued_pages() + response->asked_pages() == 0) return absl::OkStatus();
+  std::shared_ptr<PrefetchBudget::Place> place;
+  if (context.prefetches != nullptr) {
+    place = context.prefetches->Take(context.tenants == nullptr ? "" : keyspace->tenant);
+    if (place == nullptr) {
+      context.metrics.Reject(Rejection::kPrefetches);
+      response->Clear();
+      return absl::ResourceExhaustedError(
+          "limits.prefetches_max or limits.tenant_prefetches_max is reached, try again");
+    }
+  }
   ClusterAcquireRequest anywhere = MakeClusterRequest(keyspace, std::move(wanted), request);
   anywhere.awaited = false;
   storage::TieredStore& store = context.store;
   AcquireAnywhere(context, std::move(anywhere),
-                  [&store](const absl::StatusOr<storage::AcquireResult>& result) {
+                  [&store, place](const absl::StatusOr<storage::AcquireResult>& result) {
                     if (result.ok() && result->lease != 0) store.Release(result->lease);
                   });
   return absl::OkStatus();

@@ -6,6 +6,7 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/calls/field_bounds.h"
 #include "server/calls/store_request.h"
 #include "server/cluster/cluster.h"
 
@@ -27,6 +28,8 @@ absl::StatusOr<Duration> TtlOf(const CallContext& context, const v1::PinRequest&
 
 void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& request,
          v1::PinResponse* response, Done done) {
+  const absl::Status fits = CheckFields(context.limits, request);
+  if (!fits.ok()) return done(fits);
   const auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return done(keyspace.status());
   auto wanted = MakeStoreRequest(context, **keyspace, request, request.wait_ms(), deadline);
@@ -53,6 +56,7 @@ void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& r
 
 absl::Status Unpin(const CallContext& context, const v1::UnpinRequest& request,
                    v1::UnpinResponse* response) {
+  CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
   CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadKeys(context, request.keys()));
   response->set_unpinned_pages(context.store.Unpin(keyspace->id, keys));
@@ -61,6 +65,8 @@ absl::Status Unpin(const CallContext& context, const v1::UnpinRequest& request,
 
 void Delete(const CallContext& context, const v1::DeleteRequest& request,
             v1::DeleteResponse* response, Done done) {
+  const absl::Status fits = CheckFields(context.limits, request);
+  if (!fits.ok()) return done(fits);
   const auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return done(keyspace.status());
   auto keys = ReadKeys(context, request.keys());

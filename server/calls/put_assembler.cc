@@ -7,11 +7,13 @@
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "server/calls/field_bounds.h"
 #include "server/calls/staging_calls.h"
 
 namespace crumb::server {
 
 absl::StatusOr<bool> PutAssembler::Add(const v1::PutRequest& request) {
+  CRUMB_RETURN_IF_ERROR(CheckFields(context_.limits, request));
   if (keyspace_ == nullptr) {
     CRUMB_ASSIGN_OR_RETURN(keyspace_, FindKeyspace(context_, request.keyspace()));
   } else if (!request.keyspace().empty() && request.keyspace() != keyspace_->id.view()) {

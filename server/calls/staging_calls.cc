@@ -9,6 +9,7 @@
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "server/calls/device_calls.h"
+#include "server/calls/field_bounds.h"
 #include "server/cluster/cluster.h"
 
 namespace crumb::server {
@@ -77,6 +78,7 @@ void RunCommit(const CallContext& context, CommitWork& work) {
 
 absl::Status Reserve(const CallContext& context, const Session& session,
                      const v1::ReserveRequest& request, v1::ReserveResponse* response) {
+  CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   if (!request.pool().empty()) return ReserveSlots(context, session, request, response);
   CRUMB_ASSIGN_OR_RETURN(const auto staging, StagingOf(session));
   CRUMB_RETURN_IF_ERROR(CheckCount(context, "count", request.count()));
@@ -88,7 +90,7 @@ absl::Status Reserve(const CallContext& context, const Session& session,
   }
   if (!request.keys().empty()) {
     CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
-    CRUMB_ASSIGN_OR_RETURN(const auto keys, ReadKeys(context, request.keys()));
+    CRUMB_ASSIGN_OR_RETURN(const auto keys, ReadKeys(context, request.keys(), Repeats::kAllowed));
     context.store.SetPending(keyspace->id, keys);
   }
   for (uint32_t i = 0; i < request.count(); ++i) {
@@ -101,6 +103,8 @@ absl::Status Reserve(const CallContext& context, const Session& session,
 
 void Commit(const CallContext& context, std::shared_ptr<Session> session,
             const v1::CommitRequest& request, v1::CommitResponse* response, Done done) {
+  const absl::Status fits = CheckFields(context.limits, request);
+  if (!fits.ok()) return done(fits);
   if (!request.pool().empty()) return done(CommitSlots(context, *session, request, response));
   const auto staging = StagingOf(*session);
   if (!staging.ok()) return done(staging.status());
@@ -138,6 +142,7 @@ void Commit(const CallContext& context, std::shared_ptr<Session> session,
 
 absl::Status Abort(const CallContext& context, const Session& session,
                    const v1::AbortRequest& request) {
+  CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const auto staging, StagingOf(session));
   CRUMB_RETURN_IF_ERROR(CheckCount(context, "offsets", request.offsets_size()));
   uint32_t unknown = 0;

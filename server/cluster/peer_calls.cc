@@ -9,6 +9,7 @@
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "server/miss_reason.h"
+#include "server/page_keys.h"
 
 namespace crumb::server {
 namespace {
@@ -16,6 +17,8 @@ namespace {
 constexpr auto kWaitMax = std::chrono::seconds(60);
 // Of the time for fetching what was offered, one part in so many is left for the answer.
 constexpr int kAnswerShare = 8;
+// Fragments that a PeerAcquire leases, for each page that it may name.
+constexpr size_t kFragmentsPerPage = 16;
 
 absl::StatusOr<std::vector<PageKey>> KeysOf(const std::string& bytes, size_t keys_max) {
   if (bytes.empty() || bytes.size() % sizeof(PageKey) != 0 ||
@@ -139,6 +142,13 @@ absl::StatusOr<std::vector<storage::AcquireRequest>> RunsOf(const PeerCallContex
   if (keys > context.keys_max) {
     return absl::InvalidArgumentError(fmt::format("runs hold more than {} keys", context.keys_max));
   }
+  std::vector<PageKey> all;
+  all.reserve(keys);
+  for (storage::AcquireRequest& run : runs) {
+    all.insert(all.end(), run.keys.begin(), run.keys.end());
+    run.fragments_max = kFragmentsPerPage * context.keys_max;
+  }
+  if (FindDuplicate(all)) return absl::InvalidArgumentError("runs: a page is named twice");
   return runs;
 }
 

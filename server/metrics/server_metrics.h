@@ -43,8 +43,9 @@ enum class Rejection : uint8_t {
   kDevicePools,
   kDeviceHandles,
   kDeviceSlots,
+  kPrefetches,
 };
-inline constexpr int kRejectionCount = 14;
+inline constexpr int kRejectionCount = 15;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.

@@ -22,8 +22,10 @@ CallFixture::CallFixture(Limits limits, SessionLimits session_limits)
       sessions_(session_limits, store_, metrics_),
       commits_({"commits", 1, static_cast<size_t>(limits_.commit_queue)}),
       control_({"control", 1, static_cast<size_t>(limits_.control_queue)}),
-      context_{limits_,  Clock::Real(), store_,   *keyspaces_, sessions_, events_,
-               metrics_, commits_,      control_, nullptr,     nullptr,   {}},
+      prefetches_({static_cast<size_t>(limits_.prefetches_max),
+                   static_cast<size_t>(limits_.tenant_prefetches_max)}),
+      context_{limits_,  Clock::Real(), store_,  *keyspaces_, sessions_, events_, metrics_,
+               commits_, control_,      nullptr, nullptr,     {},        nullptr, &prefetches_},
       keyspace_(keyspaces_->OpenKeyspace({{{"model", "tiny"}}, kGeometry, ""}).value()) {}
 
 CallFixture::~CallFixture() {

@@ -10,6 +10,7 @@
 #include "crumb/v1/cache_service.pb.h"
 #include "gtest/gtest.h"
 #include "server/calls/call_context.h"
+#include "server/calls/prefetch_budget.h"
 #include "tests/server/memory_store.h"
 
 namespace crumb::server {
@@ -45,6 +46,7 @@ class CallFixture : public testing::Test {
   SessionTable sessions_;
   Executor commits_;
   Executor control_;
+  PrefetchBudget prefetches_;
   CallContext context_;
   std::shared_ptr<Keyspace> keyspace_;
 };

@@ -5,6 +5,8 @@
 #include <random>
 
 #include "gmock/gmock.h"
+#include "server/calls/get_reader.h"
+#include "server/calls/page_calls.h"
 #include "tests/server/call_fixture.h"
 
 namespace crumb::server {
@@ -304,8 +306,8 @@ TEST_F(LeaseCallsTest, BadInputNamesFieldAndBound) {
   request.clear_keys();
   EXPECT_THAT(error(request), HasSubstr("keys has 0 bytes"));
   request.set_keys(std::string(32 * 100'000, 'k'));
-  EXPECT_THAT(error(request), HasSubstr("keys holds 100000 page keys"));
-  EXPECT_THAT(error(request), HasSubstr("16384"));
+  EXPECT_THAT(error(request),
+              HasSubstr("keys has 3200000 bytes, limits.acquire_keys_max allows 524288"));
   request = Request(0, 2);
   request.set_keyspace("x");
   EXPECT_THAT(error(request), HasSubstr("keyspace has 1 bytes"));
@@ -385,6 +387,97 @@ TEST_F(LeaseCallsTest, ARequestGivenUpGetsNoLeaseBeforeOrAfterItsAnswer) {
   EXPECT_EQ(store_.Stats().leases, 0u);
   EXPECT_EQ(session->engine().pages(), 0u);
   EXPECT_EQ(AllTokens(), 8u * kPageTokens);
+}
+
+// An answer that is as long as its question allows no amplification.
+TEST_F(LeaseCallsTest, APageIsNamedOnceInEveryCall) {
+  const auto session = OpenSession();
+  const std::string keyspace(keyspace_->id.view());
+  const std::string twice = Keys(0, 3) + Keys(1, 1);
+  const auto refused = [](const absl::Status& status) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("number 3 repeats"));
+  };
+  const auto made = [&](auto request) {
+    request.set_keyspace(keyspace);
+    request.set_keys(twice);
+    return request;
+  };
+  v1::AcquireResponse acquired;
+  refused(Run(session, made(v1::AcquireRequest()), &acquired));
+  v1::LookupResponse looked_up;
+  refused(LookUp(made(v1::LookupRequest()), &looked_up));
+  v1::PrefetchResponse prefetched;
+  refused(Prefetch(context_, made(v1::PrefetchRequest()), &prefetched));
+  v1::UnpinResponse unpinned;
+  refused(Unpin(context_, made(v1::UnpinRequest()), &unpinned));
+  Answered pinned, deleted;
+  v1::PinRequest pin = made(v1::PinRequest());
+  pin.set_ttl_ms(1000);
+  v1::PinResponse pin_response;
+  Pin(context_, TimePoint::max(), pin, &pin_response, pinned.done());
+  refused(pinned.status);
+  v1::DeleteResponse delete_response;
+  Delete(context_, made(v1::DeleteRequest()), &delete_response, deleted.done());
+  refused(deleted.status);
+  absl::Status got;
+  GetReader::Open(context_, made(v1::GetRequest()), TimePoint::max(),
+                  [&](const auto& reader) { got = reader.status(); });
+  refused(got);
+  EXPECT_EQ(store_.Stats().leases, 0u);
+}
+
+class PrefetchTest : public CallFixture {
+ protected:
+  static Limits Few() {
+    Limits limits;
+    limits.prefetches_max = 3;
+    return limits;
+  }
+  PrefetchTest() : CallFixture(Few()) {
+    for (int i = 0; i < 8; ++i) Store(Key(i));
+    store_.ReportTier(storage::Tier::kSsd);
+  }
+};
+
+TEST_F(PrefetchTest, NoMoreAreUnderWayThanMayBe) {
+  store_.HoldAcquires();
+  v1::PrefetchRequest request;
+  request.set_keyspace(std::string(keyspace_->id.view()));
+  request.set_keys(Keys(0, 8));
+  v1::PrefetchResponse response;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Prefetch(context_, request, &response).ok());
+    EXPECT_EQ(response.queued_pages(), 8u);
+  }
+  const absl::Status refused = Prefetch(context_, request, &response);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("limits.prefetches_max"));
+  EXPECT_EQ(metrics_.rejected[static_cast<size_t>(Rejection::kPrefetches)].value(), 1u);
+  EXPECT_EQ(prefetches_.under_way(), 3u);
+  store_.AnswerHeld();
+  EXPECT_EQ(prefetches_.under_way(), 0u);
+  EXPECT_TRUE(Prefetch(context_, request, &response).ok());
+  EXPECT_EQ(store_.Stats().leases, 0u);
+}
+
+TEST(PrefetchBudgetTest, ATenantTakesItsPartOnly) {
+  PrefetchBudget budget({.all_max = 5, .tenant_max = 2});
+  std::vector<std::unique_ptr<PrefetchBudget::Place>> places;
+  for (int i = 0; i < 2; ++i) {
+    places.push_back(budget.Take("a"));
+    EXPECT_NE(places.back(), nullptr);
+  }
+  EXPECT_EQ(budget.Take("a"), nullptr);
+  places.push_back(budget.Take("b"));
+  EXPECT_NE(places.back(), nullptr);
+  for (int i = 0; i < 2; ++i) {
+    places.push_back(budget.Take(""));
+    EXPECT_NE(places.back(), nullptr);
+  }
+  EXPECT_EQ(budget.Take("b"), nullptr);
+  places.erase(places.begin());
+  EXPECT_NE(budget.Take("a"), nullptr);
 }
 
 TEST_F(LeaseCallsTest, LookupLeasesNothing) {

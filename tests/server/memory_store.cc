@@ -102,7 +102,7 @@ storage::AcquireResult MemoryStore::AcquireLocked(const storage::AcquireRequest&
       break;
     }
     result.fragments.push_back({result.hit_pages, 0, page->slot * slot_bytes_, page->tiles_bytes});
-    result.page_tiers.push_back(storage::Tier::kHost);
+    result.page_tiers.push_back(tier_);
     ++result.hit_pages;
   }
   if (result.hit_pages > 0) leases_[result.lease = ++last_lease_] = result;
@@ -121,6 +121,11 @@ void MemoryStore::Acquire(storage::AcquireRequest request,
     result = AcquireLocked(request);
   }
   done(std::move(result));
+}
+
+void MemoryStore::ReportTier(storage::Tier tier) {
+  MutexLock lock(&mutex_);
+  tier_ = tier;
 }
 
 void MemoryStore::HoldAcquires() {

@@ -67,6 +67,9 @@ class MemoryStore : public storage::TieredStore {
   // The keys of the last SetPending.
   const std::vector<PageKey>& pending() const { return pending_; }
 
+  // Pages are found in this tier from now on.
+  void ReportTier(storage::Tier tier);
+
   // Acquires from now on are answered only by AnswerHeld.
   void HoldAcquires();
   void AnswerHeld();
@@ -101,6 +104,7 @@ class MemoryStore : public storage::TieredStore {
   std::map<storage::LeaseId, storage::AcquireResult> leases_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::pair<KeyspaceId, PageKey>> not_durable_ ABSL_GUARDED_BY(mutex_);
   bool hold_ ABSL_GUARDED_BY(mutex_) = false;
+  storage::Tier tier_ ABSL_GUARDED_BY(mutex_) = storage::Tier::kHost;
   std::vector<Held> held_ ABSL_GUARDED_BY(mutex_);
   std::vector<PageKey> pending_;  // set by the thread that reads it
 };

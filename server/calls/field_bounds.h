@@ -1,0 +1,36 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+
+#include "absl/status/status.h"
+#include "google/protobuf/message.h"
+#include "server/limits.h"
+
+namespace crumb::server {
+
+// Bounds on the size of every request. A message may have 4 MiB, which is room for more numbers or
+// names than any call can mean; so each field that can grow has a bound of its own, and a request
+// that passes one is refused before any work is done for it. The table is in field_bounds.cc; a
+// test compares it with the messages of the API.
+
+// How much of a field a request may have.
+struct FieldBound {
+  std::string_view field;  // its full name, "crumb.v1.AcquireRequest.keys"
+  uint64_t count = 1;      // elements of a repeated field or a map
+  uint64_t bytes = 0;      // of each element that is a string or bytes
+  std::string_view key;    // the setting that the bound follows; empty: it is fixed
+};
+
+// The bound of a field; none: the table has no such field.
+std::optional<FieldBound> BoundOf(std::string_view field, const Limits& limits);
+
+// kInvalidArgument naming the first field that is longer than its bound, and the bound. Looks into
+// messages within the message.
+absl::Status CheckFields(const Limits& limits, const google::protobuf::Message& request);
+
+}  // namespace crumb::server
