@@ -35,18 +35,20 @@ absl::Status HostTier::SetTenant(const KeyspaceId& keyspace, const std::string& 
   CRUMB_ASSIGN_OR_RETURN(
       auto policy, MakePolicy(options_.host.policy, capacity_bytes() / kTypicalPageBytes + 1));
   const TimePoint now = clock_.Now();
-  std::vector<PageTable::Change> changes;
-  {
-    MutexLock lock(&mutex_);
-    const uint32_t share = ShareOfTenant(tenant, std::move(policy));
-    if (table_.ShareOf(keyspace) == share) return absl::OkStatus();
-    for (const PageHandle page : table_.PagesBelow(keyspace, UINT64_MAX)) {
-      table_.Remove(page, RemovalReason::kDeleted, now);
+  for (bool moved = false; !moved;) {
+    std::vector<PageTable::Change> changes;
+    {
+      MutexLock lock(&mutex_);
+      const uint32_t share = ShareOfTenant(tenant, std::move(policy));
+      if (table_.ShareOf(keyspace) == share) return absl::OkStatus();
+      const auto pages = table_.PagesBelow(keyspace, UINT64_MAX, kPagesPerHold);
+      for (const PageHandle page : pages) table_.Remove(page, RemovalReason::kDeleted, now);
+      moved = pages.size() < kPagesPerHold;
+      if (moved) table_.SetShare(keyspace, share);
+      changes = table_.TakeChanges();
     }
-    table_.SetShare(keyspace, share);
-    changes = table_.TakeChanges();
+    Announce(changes);
   }
-  Announce(changes);
   return absl::OkStatus();
 }
 

@@ -198,12 +198,16 @@ uint64_t SsdTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
 
 void SsdTier::ForEachPage(const KeyspaceId& keyspace,
                           const std::function<void(const PageKey&)>& visit) const {
-  std::vector<PageKey> keys;
-  {
-    MutexLock lock(&mutex_);
-    table_.ForEachPage(keyspace, [&](const Page& page) { keys.push_back(page.key); });
+  constexpr size_t kScanPerHold = 4096;  // pages looked at before the lock is let go
+  for (PageHandle next = 0; next != kNoPage;) {
+    std::vector<PageKey> keys;
+    {
+      MutexLock lock(&mutex_);
+      next = table_.Scan(keyspace, next, kScanPerHold,
+                         [&](PageHandle, const Page& page) { keys.push_back(page.key); });
+    }
+    for (const PageKey& key : keys) visit(key);
   }
-  for (const PageKey& key : keys) visit(key);
 }
 
 absl::Status SsdTier::PutRecord(const std::string& name, const std::string& value) {

@@ -23,6 +23,8 @@ constexpr uint64_t kShareToKeep = 2;
 constexpr size_t kEvictPagesMax = 32;
 constexpr size_t kEvictPart = 64;
 constexpr Duration kGrowPause = std::chrono::seconds(10);
+// Pages taken out of sight before the lock is let go: some 500 us.
+constexpr size_t kPagesPerHold = 512;
 
 }  // namespace
 
@@ -153,10 +155,10 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
 
 uint32_t SsdTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   uint32_t removed = 0;
-  {
+  for (size_t begin = 0; begin < keys.size(); begin += kPagesPerHold) {
     MutexLock lock(&mutex_);
     WaitForPut();
-    for (const PageKey& key : keys) {
+    for (const PageKey& key : keys.subspan(begin, std::min(kPagesPerHold, keys.size() - begin))) {
       const PageHandle page = table_.Find(keyspace, key);
       if (page == kNoPage) continue;
       Hide(page, RemovalReason::kDeleted);
@@ -183,11 +185,11 @@ uint64_t SsdTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
     {
       MutexLock lock(&mutex_);
       WaitForPut();
-      const std::vector<PageHandle> pages = table_.PagesBelow(keyspace, generation);
+      const std::vector<PageHandle> pages =
+          table_.PagesBelow(keyspace, generation, kIndexBatchChangesMax);
       if (pages.empty()) break;
-      const size_t count = std::min(pages.size(), kIndexBatchChangesMax);
-      for (size_t i = 0; i < count; ++i) Hide(pages[i], RemovalReason::kDeleted);
-      dropped += count;
+      for (const PageHandle page : pages) Hide(page, RemovalReason::kDeleted);
+      dropped += pages.size();
     }
     WriteIndex({}).IgnoreError();
   }
