@@ -6,7 +6,8 @@
 
 namespace crumb {
 
-Executor::Executor(const Options& options) : options_(options) {
+Executor::Executor(const Options& options)
+    : options_(options), places_(options.queue_max, options.part_max_percent) {
   for (int i = 0; i < options_.threads; ++i) {
     threads_.emplace_back(options_.name + std::to_string(i), [this] { Run(); });
   }
@@ -14,17 +15,36 @@ Executor::Executor(const Options& options) : options_(options) {
 
 Executor::~Executor() { Stop(); }
 
-bool Executor::Submit(std::function<void()> task) {
+bool Executor::Submit(const std::string& tenant, std::function<void()> task) {
   {
     MutexLock lock(&mutex_);
-    if (!stopping_ && tasks_.size() < options_.queue_max) {
-      tasks_.push_back(std::move(task));
+    if (!stopping_ && places_.Take(tenant) == TenantBudget::Taken::kYes) {
+      auto& waiting = tasks_[tenant];
+      if (waiting.empty()) rotation_.push_back(tenant);
+      waiting.push_back(std::move(task));
+      ++queued_;
       wake_.NotifyOne();
       return true;
     }
   }
   refused_.Add();
   return false;
+}
+
+std::function<void()> Executor::TakeLocked() {
+  const std::string tenant = std::move(rotation_.front());
+  rotation_.pop_front();
+  const auto found = tasks_.find(tenant);
+  std::function<void()> task = std::move(found->second.front());
+  found->second.pop_front();
+  --queued_;
+  places_.Give(tenant);
+  if (found->second.empty()) {
+    tasks_.erase(found);
+  } else {
+    rotation_.push_back(tenant);
+  }
+  return task;
 }
 
 void Executor::Stop() {
@@ -38,7 +58,7 @@ void Executor::Stop() {
 
 size_t Executor::queued() const {
   MutexLock lock(&mutex_);
-  return tasks_.size();
+  return queued_;
 }
 
 void Executor::Run() {
@@ -46,10 +66,9 @@ void Executor::Run() {
     std::function<void()> task;
     {
       MutexLock lock(&mutex_);
-      while (tasks_.empty() && !stopping_) wake_.Wait(&mutex_);
-      if (tasks_.empty()) return;
-      task = std::move(tasks_.front());
-      tasks_.pop_front();
+      while (queued_ == 0 && !stopping_) wake_.Wait(&mutex_);
+      if (queued_ == 0) return;
+      task = TakeLocked();
     }
     task();
   }

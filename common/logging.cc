@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "common/printable.h"
 #include "common/recent_log.h"
 #include "spdlog/sinks/stdout_color_sinks.h"
 #include "spdlog/spdlog.h"
@@ -60,8 +61,10 @@ absl::Status SetLogSeverity(const std::string& name) {
 bool LogEnabled(Severity severity) { return Logger().should_log(LevelOf(severity)); }
 
 void LogLine(Severity severity, const std::string& text) {
-  if (LogEnabled(severity)) RecentLog::Process().Add(severity, text);
-  Logger().log(LevelOf(severity), text);
+  if (!LogEnabled(severity)) return;
+  const std::string line = Printable(text);
+  RecentLog::Process().Add(severity, line);
+  Logger().log(LevelOf(severity), line);
 }
 
 }  // namespace crumb

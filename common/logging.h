@@ -9,7 +9,8 @@
 #include "fmt/format.h"
 
 // One line a call to standard error: time, severity, thread, text. Log once, where a thing is
-// handled or dropped. Thread-safe. Format strings are fmt's.
+// handled or dropped. Thread-safe. Format strings are fmt's. Whatever a line is made of, it stays
+// one line without escape sequences and of bounded length: LogLine passes it through Printable().
 namespace crumb {
 
 enum class Severity { kDebug, kInfo, kWarning, kError, kOff };

@@ -29,8 +29,10 @@
 #include "server/device/device_pools.h"
 #include "server/event_hub.h"
 #include "server/grpc_log.h"
+#include "server/held_memory.h"
 #include "server/host_growth.h"
 #include "server/keyspace_registry.h"
+#include "server/keyspace_upkeep.h"
 #include "server/listen_check.h"
 #include "server/memory_check.h"
 #include "server/metrics/exporter.h"
@@ -55,7 +57,8 @@ class RunningDaemon : public Daemon {
         started_(Clock::Real().Now()),
         metrics_(static_cast<size_t>(options.limits.model_labels_max)),
         events_({static_cast<size_t>(options.limits.watchers_max),
-                 static_cast<size_t>(options.limits.durable_waits_max)},
+                 static_cast<size_t>(options.limits.durable_waits_max),
+                 options.tenants.budget_percent()},
                 metrics_),
         prefetches_({static_cast<size_t>(options.limits.prefetches_max),
                      static_cast<size_t>(options.limits.tenant_prefetches_max)}),
@@ -110,6 +113,7 @@ class RunningDaemon : public Daemon {
     if (commits_ != nullptr) commits_->Stop();
     if (control_ != nullptr) control_->Stop();
     growth_.reset();
+    upkeep_.reset();
     const absl::Status stopped = store_ == nullptr ? absl::OkStatus() : store_->Stop(write_grace);
     admin_.reset();
     history_.reset();
@@ -171,21 +175,28 @@ class RunningDaemon : public Daemon {
         KeyspaceRegistry::Open(*store_, std::move(secret), metrics_.tokens,
                                static_cast<size_t>(options_.limits.keyspaces_max),
                                options_.tenants.own_slabs() ? KeyspaceRegistry::Slabs::kOfEachTenant
-                                                            : KeyspaceRegistry::Slabs::kOfAll));
+                                                            : KeyspaceRegistry::Slabs::kOfAll,
+                               options_.tenants.budget_percent()));
     CRUMB_ASSIGN_OR_RETURN(node_.id, NodeId(*store_));
     node_.version = kVersion;
     node_.address =
         options_.listen.tcp.empty() ? "unix:" + options_.listen.unix_socket : options_.listen.tcp;
     node_.started = started_;
-    sessions_ = std::make_unique<SessionTable>(options_.sessions, *store_, metrics_);
+    sessions_ = std::make_unique<SessionTable>(options_.sessions, *store_, metrics_,
+                                               options_.tenants.budget_percent());
+    if (options_.tenants.enabled()) {
+      held_ = std::make_unique<HeldMemory>(options_.store.host.bytes_max.value,
+                                           options_.tenants.budget_percent(), Clock::Real());
+    }
     pools_ = std::make_unique<DevicePools>(options_.device_pools, store_->devices(), Clock::Real(),
                                            metrics_);
     sessions_->SetMemory(pools_.get());
-    commits_ = std::make_unique<Executor>(
-        Executor::Options{"crumb-commit", static_cast<int>(options_.limits.commit_threads),
-                          static_cast<size_t>(options_.limits.commit_queue)});
+    commits_ = std::make_unique<Executor>(Executor::Options{
+        "crumb-commit", static_cast<int>(options_.limits.commit_threads),
+        static_cast<size_t>(options_.limits.commit_queue), options_.tenants.budget_percent()});
     control_ = std::make_unique<Executor>(
-        Executor::Options{"crumb-control", 1, static_cast<size_t>(options_.limits.control_queue)});
+        Executor::Options{"crumb-control", 1, static_cast<size_t>(options_.limits.control_queue),
+                          options_.tenants.budget_percent()});
     CRUMB_RETURN_IF_ERROR(OpenCluster());
     if (options_.tenants.enabled()) {
       CRUMB_ASSIGN_OR_RETURN(tenants_, TenantTable::Open(options_.tenants, [] {
@@ -208,7 +219,9 @@ class RunningDaemon : public Daemon {
                                                          tenants_.get(),
                                                          {},
                                                          pools_.get(),
-                                                         &prefetches_});
+                                                         &prefetches_,
+                                                         held_.get(),
+                                                         options_.tenants.budget_percent()});
     return absl::OkStatus();
   }
 
@@ -282,6 +295,8 @@ class RunningDaemon : public Daemon {
                          static_cast<size_t>(options_.admin.history_samples_max)},
         [this] { return Sample(); });
     growth_ = std::make_unique<HostGrowth>(*store_, HostRoom, kGrowthInterval);
+    upkeep_ = std::make_unique<KeyspaceUpkeep>(
+        *keyspaces_, metrics_, options_.limits.keyspace_idle_max, cluster_ != nullptr);
     grpc_->SetServing(true);
     ready_.store(true);
     const Endpoints places = endpoints();
@@ -325,7 +340,8 @@ class RunningDaemon : public Daemon {
     return ExportText({metrics_, store_->Stats(), sessions_->totals(),
                        metrics_.asked_pages.Read(Clock::Real().Now()), keyspaces.size() - bf16,
                        bf16, commits_->queued(), control_->queued(), events_.watchers(), kVersion,
-                       ClusterPart(), TenantPart(), certificates_.Read(), TlsHandshakeFailures()});
+                       ClusterPart(), TenantPart(), certificates_.Read(), TlsHandshakeFailures(),
+                       held_ == nullptr ? 0 : held_->used()});
   }
 
   TenantScrape TenantPart() const {
@@ -403,6 +419,8 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<storage::TieredStore> store_;
   std::unique_ptr<HostGrowth> growth_;
   std::unique_ptr<KeyspaceRegistry> keyspaces_;
+  std::unique_ptr<KeyspaceUpkeep> upkeep_;
+  std::unique_ptr<HeldMemory> held_;  // null: tenants are not told apart
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<DevicePools> pools_;
   std::unique_ptr<Executor> commits_;

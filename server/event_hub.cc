@@ -24,31 +24,40 @@ void EventHub::Publish(const storage::PageEvent& event) {
   for (const auto& queue : touched) queue->Wake();
 }
 
-bool EventHub::Watch(const KeyspaceId& keyspace, const std::shared_ptr<WatchQueue>& watcher,
-                     uint64_t& sequence) {
+absl::Status EventHub::Watch(const std::string& tenant, const KeyspaceId& keyspace,
+                             const std::shared_ptr<WatchQueue>& watcher, uint64_t& sequence) {
   MutexLock lock(&mutex_);
   DropGoneLocked();
-  if (watchers_.size() >= options_.watchers_max) {
-    metrics_.Reject(Rejection::kWatchers);
-    return false;
+  const TenantBudget::Taken taken = watcher_budget_.Take(tenant);
+  if (taken != TenantBudget::Taken::kYes) {
+    metrics_.Reject(Rejection::kWatchers, taken);
+    return TenantBudget::Error(taken, "limits.watchers_max");
   }
-  watchers_.push_back({keyspace, watcher});
+  watchers_.push_back({keyspace, watcher, tenant});
   sequence = sequence_;
-  return true;
+  return absl::OkStatus();
 }
 
 void EventHub::AwaitDurable(const PageKey& key, const std::shared_ptr<NoticeQueue>& notices) {
   MutexLock lock(&mutex_);
-  if (durable_waits_.size() >= options_.durable_waits_max) {
+  const auto known = durable_waits_.find(key);
+  if (known != durable_waits_.end()) {
+    known->second.notices = notices;
+    return;
+  }
+  if (wait_budget_.Take(notices->tenant()) != TenantBudget::Taken::kYes) {
     metrics_.notices_dropped.Add();
     return;
   }
-  durable_waits_[key] = notices;
+  durable_waits_.emplace(key, DurableWait{notices, notices->tenant()});
 }
 
 void EventHub::ForgetDurable(const PageKey& key) {
   MutexLock lock(&mutex_);
-  durable_waits_.erase(key);
+  const auto found = durable_waits_.find(key);
+  if (found == durable_waits_.end()) return;
+  wait_budget_.Give(found->second.tenant);
+  durable_waits_.erase(found);
 }
 
 void EventHub::OnDurable(const KeyspaceId& keyspace, const PageKey& key) {
@@ -57,7 +66,8 @@ void EventHub::OnDurable(const KeyspaceId& keyspace, const PageKey& key) {
     MutexLock lock(&mutex_);
     const auto found = durable_waits_.find(key);
     if (found == durable_waits_.end()) return;
-    notices = found->second.lock();
+    notices = found->second.notices.lock();
+    wait_budget_.Give(found->second.tenant);
     durable_waits_.erase(found);
   }
   if (notices != nullptr && !notices->AddDurable(keyspace, key)) metrics_.notices_dropped.Add();
@@ -70,7 +80,11 @@ size_t EventHub::watchers() const {
 }
 
 void EventHub::DropGoneLocked() {
-  std::erase_if(watchers_, [](const Watcher& watcher) { return watcher.queue.expired(); });
+  std::erase_if(watchers_, [this](const Watcher& watcher) {
+    if (!watcher.queue.expired()) return false;
+    watcher_budget_.Give(watcher.tenant);
+    return true;
+  });
 }
 
 }  // namespace crumb::server

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
 #include "server/metrics/model_tokens.h"
@@ -51,6 +52,10 @@ struct Keyspace {
 
   std::atomic<uint64_t> generation{1};
   std::atomic<ServingState> state{ServingState::kActive};
+  // When a call last named the keyspace; the epoch: none has since this node started.
+  std::atomic<TimePoint> used{TimePoint()};
+
+  void NoteUse(TimePoint now) { used.store(now, std::memory_order_relaxed); }
 
   // Whether pages are to miss with reason QUALITY.
   bool quality_off() const { return int2_history && state.load() == ServingState::kBf16; }

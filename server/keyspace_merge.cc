@@ -109,6 +109,10 @@ KeyspaceChanges MergeKeyspace(v1::KeyspaceRecord& ours, const v1::KeyspaceRecord
   } else if (theirs.tenant() < ours.tenant()) {
     changes.theirs_behind = true;
   }
+  if (theirs.last_used_unix_s() > ours.last_used_unix_s()) {
+    ours.set_last_used_unix_s(theirs.last_used_unix_s());
+    changes.any = true;
+  }
   MergeState(ours, theirs, changes);
   MergeDeletions(ours, theirs, changes);
   return changes;

@@ -3,6 +3,7 @@
 #include "server/keyspace_registry.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "common/hex.h"
 #include "common/keyspace.h"
@@ -15,6 +16,9 @@ namespace crumb::server {
 namespace {
 
 constexpr std::string_view kRecordPrefix = "keyspace/";
+constexpr char kFloorRecord[] = "keyspace-generation-floor";  // a decimal number
+// Times of last use are written when they are older than this part of limits.keyspace_idle_max.
+constexpr int kUseWritesPerIdleTime = 16;
 constexpr size_t kFieldsMax = 64;
 constexpr size_t kNameBytesMax = 64;
 constexpr size_t kValueBytesMax = 1024;
@@ -48,11 +52,12 @@ v1::KeyspaceState ToProto(ServingState state) {
 
 absl::StatusOr<std::unique_ptr<KeyspaceRegistry>> KeyspaceRegistry::Open(
     storage::TieredStore& store, std::string secret, ModelTokens& tokens, size_t keyspaces_max,
-    Slabs slabs) {
-  std::unique_ptr<KeyspaceRegistry> registry(
-      new KeyspaceRegistry(store, std::move(secret), tokens, keyspaces_max, slabs));
+    Slabs slabs, int64_t part_max_percent) {
+  std::unique_ptr<KeyspaceRegistry> registry(new KeyspaceRegistry(
+      store, std::move(secret), tokens, keyspaces_max, slabs, part_max_percent));
   CRUMB_ASSIGN_OR_RETURN(const auto records, store.Records());
   for (const auto& [name, value] : records) {
+    if (name == kFloorRecord) CRUMB_RETURN_IF_ERROR(registry->LoadFloor(value));
     if (!name.starts_with(kRecordPrefix)) continue;
     // One damaged record loses one keyspace's pages, not the node.
     const absl::Status loaded = registry->Load(name, value);
@@ -95,9 +100,9 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::OpenKeyspace(
     if (found->tenant == description.tenant) return found;
     return Adopt(id, description.tenant);
   }
-  if (List().size() >= keyspaces_max_) {
-    return absl::ResourceExhaustedError(
-        fmt::format("{} keyspaces are open, limits.keyspaces_max allows no more", keyspaces_max_));
+  const TenantBudget::Taken taken = budget_.Take(description.tenant);
+  if (taken != TenantBudget::Taken::kYes) {
+    return TenantBudget::Error(taken, "limits.keyspaces_max");
   }
   v1::KeyspaceRecord record;
   record.mutable_fields()->insert(description.fields.begin(), description.fields.end());
@@ -105,10 +110,14 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::OpenKeyspace(
   record.set_kv_heads(description.geometry.kv_heads);
   record.set_head_dim(description.geometry.head_dim);
   record.set_group_size(description.geometry.group_size);
-  record.set_generation(1);
+  record.set_generation(generation_floor_);
   record.set_state(v1::KEYSPACE_STATE_ACTIVE);
   record.set_tenant(description.tenant);
-  CRUMB_RETURN_IF_ERROR(Apply(id, record));
+  const absl::Status applied = Apply(id, record);
+  if (!applied.ok()) {
+    budget_.Give(description.tenant);
+    return applied;
+  }
   TellChange(id);
   return Find(id);
 }
@@ -166,10 +175,15 @@ absl::StatusOr<KeyspaceChanges> KeyspaceRegistry::Merge(const KeyspaceId& id,
   MutexLock changing(&changing_);
   KeyspaceChanges changes;
   if (Find(id) == nullptr) {
-    if (List().size() >= keyspaces_max_) {
-      return absl::ResourceExhaustedError("limits.keyspaces_max is reached");
+    const TenantBudget::Taken taken = budget_.Take(record.tenant());
+    if (taken != TenantBudget::Taken::kYes) {
+      return TenantBudget::Error(taken, "limits.keyspaces_max");
     }
-    CRUMB_RETURN_IF_ERROR(Apply(id, record));
+    const absl::Status applied = Apply(id, record);
+    if (!applied.ok()) {
+      budget_.Give(record.tenant());
+      return applied;
+    }
     changes.any = true;
     return changes;
   }
@@ -177,6 +191,89 @@ absl::StatusOr<KeyspaceChanges> KeyspaceRegistry::Merge(const KeyspaceId& id,
   changes = MergeKeyspace(merged, record);
   if (changes.any) CRUMB_RETURN_IF_ERROR(Apply(id, merged));
   return changes;
+}
+
+size_t KeyspaceRegistry::EndUnused(const Unused& unused) {
+  size_t ended = 0;
+  for (std::shared_ptr<Keyspace>& listed : List()) {
+    const std::shared_ptr<Keyspace> keyspace = std::move(listed);
+    const absl::StatusOr<bool> done = EndIfUnused(keyspace, unused);
+    if (done.ok() && *done) ++ended;
+    if (!done.ok()) {
+      LogWarning("keyspace {} cannot be looked after: {}", keyspace->id.ToHex(),
+                 done.status().ToString());
+    }
+  }
+  return ended;
+}
+
+absl::StatusOr<bool> KeyspaceRegistry::EndIfUnused(const std::shared_ptr<Keyspace>& keyspace,
+                                                   const Unused& unused) {
+  MutexLock changing(&changing_);
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t last_used_s, NoteLastUse(*keyspace, unused));
+  const std::chrono::system_clock::time_point last_used{
+      std::chrono::seconds(static_cast<int64_t>(last_used_s))};
+  if (unused.wall_now - last_used < unused.idle_max) return false;
+  if (!MayEnd(keyspace, RecordOf(keyspace->id), unused.in_cluster)) return false;
+  CRUMB_RETURN_IF_ERROR(EndOne(*keyspace));
+  return true;
+}
+
+absl::StatusOr<uint64_t> KeyspaceRegistry::NoteLastUse(const Keyspace& keyspace,
+                                                       const Unused& unused) {
+  using std::chrono::seconds;
+  const auto unix_seconds = [](std::chrono::system_clock::time_point at) {
+    return static_cast<uint64_t>(
+        std::chrono::duration_cast<seconds>(at.time_since_epoch()).count());
+  };
+  v1::KeyspaceRecord record = RecordOf(keyspace.id);
+  const TimePoint used = keyspace.used.load();
+  uint64_t last_used = record.last_used_unix_s();
+  if (used != TimePoint()) {
+    const auto ago = std::chrono::duration_cast<std::chrono::system_clock::duration>(
+        std::max(unused.now - used, Duration::zero()));
+    last_used = std::max(last_used, unix_seconds(unused.wall_now - ago));
+  } else if (last_used == 0) {
+    last_used = unix_seconds(unused.wall_now);  // a record that is new, or without the field
+  }
+  const auto step =
+      std::chrono::duration_cast<seconds>(unused.idle_max).count() / kUseWritesPerIdleTime;
+  if (last_used > record.last_used_unix_s() + static_cast<uint64_t>(step)) {
+    record.set_last_used_unix_s(last_used);
+    CRUMB_RETURN_IF_ERROR(Apply(keyspace.id, record));
+  }
+  return last_used;
+}
+
+bool KeyspaceRegistry::MayEnd(const std::shared_ptr<Keyspace>& keyspace,
+                              const v1::KeyspaceRecord& record, bool in_cluster) const {
+  if (keyspace.use_count() > 2) return false;  // a call has it
+  if (record.state() != v1::KEYSPACE_STATE_ACTIVE) return false;
+  const bool remembers = record.generation() > 1 || record.deletions_size() > 0 ||
+                         !record.forgotten_deletions().empty();
+  if (in_cluster && remembers) return false;
+  bool has_pages = store_.KeyspaceBytes(keyspace->id) > 0;
+  if (!has_pages) {  // what is left to look at are pages in device pools
+    store_.ForEachPage(keyspace->id, [&](const PageKey&, storage::Tier) { has_pages = true; });
+  }
+  return !has_pages;
+}
+
+absl::Status KeyspaceRegistry::EndOne(const Keyspace& keyspace) {
+  const uint64_t generation = keyspace.generation.load();
+  if (generation > generation_floor_) {
+    CRUMB_RETURN_IF_ERROR(store_.PutRecord(kFloorRecord, std::to_string(generation)));
+    generation_floor_ = generation;
+  }
+  CRUMB_RETURN_IF_ERROR(
+      store_.PutRecord(std::string(kRecordPrefix) + keyspace.id.ToHex(), std::string()));
+  LogInfo("keyspace {} of model {} has ended: it was unused", keyspace.id.ToHex(), keyspace.model);
+  budget_.Give(keyspace.tenant);
+  MutexLock lock(&mutex_);
+  records_.erase(keyspace.id);
+  keyspaces_.erase(keyspace.id);
+  version_.fetch_add(1);
+  return absl::OkStatus();
 }
 
 v1::KeyspaceRecord KeyspaceRegistry::RecordOf(const KeyspaceId& id) const {
@@ -208,6 +305,18 @@ KeyspaceRegistry::StateReason KeyspaceRegistry::ReasonOf(const KeyspaceId& id) c
   return {found->second.state_who(), found->second.state_reason()};
 }
 
+absl::Status KeyspaceRegistry::LoadFloor(const std::string& value) {
+  uint64_t floor = 0;
+  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), floor);
+  // Going on with a lower one could serve what was dropped.
+  if (error != std::errc() || end != value.data() + value.size() || floor == 0) {
+    return absl::DataLossError(std::string("record ") + kFloorRecord + " is not a number");
+  }
+  MutexLock changing(&changing_);
+  generation_floor_ = floor;
+  return absl::OkStatus();
+}
+
 absl::Status KeyspaceRegistry::Load(const std::string& name, const std::string& value) {
   CRUMB_ASSIGN_OR_RETURN(const KeyspaceId id,
                          KeyspaceId::FromHex(std::string_view(name).substr(kRecordPrefix.size())));
@@ -215,6 +324,7 @@ absl::Status KeyspaceRegistry::Load(const std::string& name, const std::string& 
   if (!record.ParseFromString(value)) return absl::DataLossError("not a keyspace record");
   CRUMB_ASSIGN_OR_RETURN(const auto keyspace, MakeFrom(id, record));
   CRUMB_RETURN_IF_ERROR(KeepApart(*keyspace));
+  budget_.Add(keyspace->tenant, 1);
   MutexLock lock(&mutex_);
   keyspaces_.emplace(id, keyspace);
   records_[id] = record;
@@ -230,6 +340,9 @@ absl::Status KeyspaceRegistry::Apply(const KeyspaceId& id, const v1::KeyspaceRec
   MutexLock lock(&mutex_);
   const auto [known, added] = keyspaces_.emplace(id, keyspace);
   if (!added && known->second->tenant != keyspace->tenant) {
+    budget_.Give(known->second->tenant);
+    budget_.Add(keyspace->tenant, 1);
+    keyspace->used.store(known->second->used.load());
     known->second = keyspace;  // calls in progress end with the former one
   } else if (!added) {
     known->second->generation.store(keyspace->generation.load());

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -12,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
+#include "common/tenant_budget.h"
 #include "crumb/v1/record.pb.h"
 #include "server/keyspace.h"
 #include "server/keyspace_merge.h"
@@ -37,11 +39,9 @@ class KeyspaceRegistry {
   enum class Slabs { kOfAll, kOfEachTenant };
 
   // Reads the records. `secret` makes the tenants' salts. `store` and `tokens` must outlive this.
-  static absl::StatusOr<std::unique_ptr<KeyspaceRegistry>> Open(storage::TieredStore& store,
-                                                                std::string secret,
-                                                                ModelTokens& tokens,
-                                                                size_t keyspaces_max,
-                                                                Slabs slabs = Slabs::kOfAll);
+  static absl::StatusOr<std::unique_ptr<KeyspaceRegistry>> Open(
+      storage::TieredStore& store, std::string secret, ModelTokens& tokens, size_t keyspaces_max,
+      Slabs slabs = Slabs::kOfAll, int64_t part_max_percent = 100);
 
   // The id that a description gives. kInvalidArgument: a field or the geometry.
   absl::StatusOr<KeyspaceId> IdOf(const Description& description) const;
@@ -50,7 +50,7 @@ class KeyspaceRegistry {
   std::shared_ptr<Keyspace> Find(const KeyspaceId& id) const;
 
   // Opens a keyspace, for the first time or again. Writes a record the first time: blocks.
-  // kResourceExhausted: too many keyspaces.
+  // kResourceExhausted: too many keyspaces, or too many of the tenant.
   absl::StatusOr<std::shared_ptr<Keyspace>> OpenKeyspace(const Description& description);
 
   // Sets and persists the state. Blocks. kNotFound.
@@ -68,6 +68,26 @@ class KeyspaceRegistry {
   // kResourceExhausted: too many keyspaces.
   absl::StatusOr<KeyspaceChanges> Merge(const KeyspaceId& id, const v1::KeyspaceRecord& record);
 
+  // What EndUnused goes by.
+  struct Unused {
+    Duration idle_max{};  // a keyspace that no call has named for so long is unused
+    TimePoint now;
+    std::chrono::system_clock::time_point wall_now;
+    // Other nodes may still hold pages that were dropped or deleted here: a record that remembers
+    // such a thing stays.
+    bool in_cluster = false;
+  };
+  // Ends the keyspaces that are unused and that nothing needs: without pages in any tier, without
+  // calls in progress, in state active, and not remembered for the sake of other nodes. Their
+  // records are removed durably, and a tenant may open others in their place. Opening such a
+  // keyspace again makes a new one. Also notes durably when the others were last used. Returns how
+  // many have ended. Blocks.
+  //
+  // Pages of a dropped generation do not come back: before a record goes, the node's generation
+  // floor is raised to the record's generation, durably, and keyspaces that are opened for the
+  // first time begin at the floor. One number stands for all keyspaces that have ended.
+  size_t EndUnused(const Unused& unused);
+
   // What is kept of a keyspace; empty when it is not known.
   v1::KeyspaceRecord RecordOf(const KeyspaceId& id) const;
 
@@ -82,12 +102,12 @@ class KeyspaceRegistry {
 
  private:
   KeyspaceRegistry(storage::TieredStore& store, std::string secret, ModelTokens& tokens,
-                   size_t keyspaces_max, Slabs slabs)
+                   size_t keyspaces_max, Slabs slabs, int64_t part_max_percent)
       : store_(store),
         secret_(std::move(secret)),
         tokens_(tokens),
-        keyspaces_max_(keyspaces_max),
-        slabs_(slabs) {}
+        slabs_(slabs),
+        budget_(keyspaces_max, part_max_percent) {}
 
   // Before the keyspace can be found with this tenant.
   absl::Status KeepApart(const Keyspace& keyspace) const {
@@ -99,6 +119,16 @@ class KeyspaceRegistry {
   // changing_.
   absl::StatusOr<std::shared_ptr<Keyspace>> Adopt(const KeyspaceId& id, const std::string& tenant);
   absl::Status Load(const std::string& name, const std::string& value);
+  absl::Status LoadFloor(const std::string& value);
+  absl::StatusOr<bool> EndIfUnused(const std::shared_ptr<Keyspace>& keyspace, const Unused& unused);
+  // Whether nothing but time keeps an unused keyspace; `keyspace` is the only reference beside the
+  // registry's own.
+  bool MayEnd(const std::shared_ptr<Keyspace>& keyspace, const v1::KeyspaceRecord& record,
+              bool in_cluster) const;
+  // Persists when a keyspace was last used, if that is news worth a write; holds changing_.
+  absl::StatusOr<uint64_t> NoteLastUse(const Keyspace& keyspace, const Unused& unused);
+  // Removes record and keyspace; holds changing_.
+  absl::Status EndOne(const Keyspace& keyspace);
   // Persists and applies; holds changing_.
   absl::Status Apply(const KeyspaceId& id, const v1::KeyspaceRecord& record);
   absl::StatusOr<std::shared_ptr<Keyspace>> MakeFrom(const KeyspaceId& id,
@@ -110,12 +140,14 @@ class KeyspaceRegistry {
   storage::TieredStore& store_;
   const std::string secret_;
   ModelTokens& tokens_;
-  const size_t keyspaces_max_;
   const Slabs slabs_;
+  TenantBudget budget_;  // keyspaces by the tenant in their records
   std::function<void(const KeyspaceId&)> changed_;
   std::atomic<uint64_t> version_{1};
 
   Mutex changing_;  // held over reading, persisting and applying a change
+  // Generation that new keyspaces begin with; no keyspace that has ended had a higher one.
+  uint64_t generation_floor_ ABSL_GUARDED_BY(changing_) = 1;
   mutable Mutex mutex_;
   std::unordered_map<KeyspaceId, std::shared_ptr<Keyspace>> keyspaces_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<KeyspaceId, v1::KeyspaceRecord> records_ ABSL_GUARDED_BY(mutex_);

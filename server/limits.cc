@@ -29,6 +29,17 @@ absl::Status CheckPositive(const char* key, Duration value) {
   return absl::InvalidArgumentError(std::string(key) + " must be more than 0");
 }
 
+// gRPC counts these in milliseconds, in an int.
+absl::Status CheckMilliseconds(const char* key, Duration value) {
+  if (value >= std::chrono::milliseconds(1) && value <= std::chrono::hours(24 * 24)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(std::string(key) + " must be from 1ms to 576h");
+}
+
+// A few of the largest messages at a time.
+constexpr uint64_t kReceiveBytesMin = 16 << 20;
+
 // Room for counts that nobody needs more of; keeps sums of limits far from overflow.
 constexpr int64_t kCountMax = int64_t{1} << 30;
 constexpr int64_t kThreadsMax = 256;
@@ -111,8 +122,25 @@ void Limits::Visit(ConfigVisitor& visitor) {
                 "Distinct values of the metrics label model; further models count as other.");
   visitor.Field("wait_max", wait_max, "Longest time a call waits for lower tiers.");
   visitor.Field("pin_max", pin_max, "Longest time a page can be pinned for.");
+  visitor.Field(
+      "stream_progress_timeout", stream_progress_timeout,
+      "A Put whose caller sends nothing for so long, and a Get or WatchEvents whose caller "
+      "reads nothing, is ended.");
+  visitor.Field("keyspace_idle_max", keyspace_idle_max,
+                "A keyspace without pages that no call has named for so long is forgotten.");
   visitor.Field("streams_per_connection", streams_per_connection,
                 "Calls in progress on one connection.");
+  visitor.Field("receive_bytes_max", receive_bytes_max,
+                "Memory that gRPC takes for messages and calls of all connections together, those "
+                "without a token included; beyond it calls are ended.");
+  visitor.Field("handshake_timeout", handshake_timeout,
+                "Time for a new connection's TLS and HTTP/2 handshakes.");
+  visitor.Field("keepalive_interval", keepalive_interval,
+                "A connection from which nothing came for so long is asked for a sign of life.");
+  visitor.Field("keepalive_timeout", keepalive_timeout,
+                "A connection that gives no such sign for so long is closed.");
+  visitor.Field("idle_connection", idle_connection,
+                "A connection without calls is closed after so long; clients connect again.");
 }
 
 absl::Status Limits::Validate() const {
@@ -157,6 +185,14 @@ absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.model_labels_max", model_labels_max, 1, 1024));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.wait_max", wait_max));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.pin_max", pin_max));
+  CRUMB_RETURN_IF_ERROR(CheckPositive("limits.stream_progress_timeout", stream_progress_timeout));
+  CRUMB_RETURN_IF_ERROR(CheckPositive("limits.keyspace_idle_max", keyspace_idle_max));
+  CRUMB_RETURN_IF_ERROR(
+      CheckBytes("limits.receive_bytes_max", receive_bytes_max, ByteSize{kReceiveBytesMin}));
+  CRUMB_RETURN_IF_ERROR(CheckMilliseconds("limits.handshake_timeout", handshake_timeout));
+  CRUMB_RETURN_IF_ERROR(CheckMilliseconds("limits.keepalive_interval", keepalive_interval));
+  CRUMB_RETURN_IF_ERROR(CheckMilliseconds("limits.keepalive_timeout", keepalive_timeout));
+  CRUMB_RETURN_IF_ERROR(CheckMilliseconds("limits.idle_connection", idle_connection));
   return CheckRange("limits.streams_per_connection", streams_per_connection, 1, kCountMax);
 }
 

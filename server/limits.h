@@ -56,7 +56,14 @@ struct Limits {
   int64_t model_labels_max = 32;
   Duration wait_max = std::chrono::seconds(30);
   Duration pin_max = std::chrono::hours(24);
+  Duration stream_progress_timeout = std::chrono::seconds(30);  // of Put, Get and WatchEvents
+  Duration keyspace_idle_max = std::chrono::hours(24 * 30);
   int64_t streams_per_connection = 1024;
+  ByteSize receive_bytes_max{uint64_t{256} << 20};  // gRPC's buffers of all connections
+  Duration handshake_timeout = std::chrono::seconds(10);
+  Duration keepalive_interval = std::chrono::seconds(60);
+  Duration keepalive_timeout = std::chrono::seconds(20);
+  Duration idle_connection = std::chrono::minutes(30);
 
   void Visit(ConfigVisitor& visitor);
   absl::Status Validate() const;

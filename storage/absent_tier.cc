@@ -30,7 +30,11 @@ class AbsentTier final : public FragmentTier {
 
   absl::Status PutRecord(const std::string& name, const std::string& value) override {
     MutexLock lock(&mutex_);
-    records_[name] = value;
+    if (value.empty()) {
+      records_.erase(name);
+    } else {
+      records_[name] = value;
+    }
     return absl::OkStatus();
   }
   absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() const override {

@@ -96,7 +96,7 @@ class FragmentTier {
   virtual void ForEachPage(const KeyspaceId& keyspace,
                            const std::function<void(const PageKey&)>& visit) const = 0;
 
-  // Small named records beside the pages, durable on return.
+  // Small named records beside the pages, durable on return. An empty value removes the record.
   virtual absl::Status PutRecord(const std::string& name, const std::string& value) = 0;
   virtual absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() const = 0;
 

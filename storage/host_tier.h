@@ -89,6 +89,7 @@ class HostTier {
 
   std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const;
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const;
+  uint64_t PageBytes(const KeyspaceId& keyspace, const PageKey& key) const;
 
   // Refers to the pages from `first` on that cover the request, up to the first that does not; a
   // page of an older generation is removed. Sets *miss to why it stopped.

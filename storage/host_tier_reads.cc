@@ -36,6 +36,15 @@ std::optional<PageKey> HostTier::ParentOf(const KeyspaceId& keyspace, const Page
   return table_[handle].parent;
 }
 
+uint64_t HostTier::PageBytes(const KeyspaceId& keyspace, const PageKey& key) const {
+  MutexLock lock(&mutex_);
+  const PageHandle page = table_.Find(keyspace, key);
+  if (page == kNoPage) return 0;
+  uint64_t bytes = 0;
+  for (const Fragment& fragment : table_[page].fragments) bytes += fragment.bytes;
+  return bytes;
+}
+
 uint64_t HostTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
   return table_.BytesOf(keyspace);

@@ -315,6 +315,12 @@ uint32_t ThreeTierStore::Pin(const KeyspaceId& keyspace, std::span<const PageKey
   return pinned;
 }
 
+uint64_t ThreeTierStore::PageBytes(const KeyspaceId& keyspace, const PageKey& key) const {
+  uint64_t below = 0;
+  for (const FragmentMeta& fragment : below_->Find(keyspace, key)) below += fragment.bytes;
+  return std::max(below, host_->PageBytes(keyspace, key));
+}
+
 // Devices and host memory first, then whatever is on its way down, then below, then what was on its
 // way up.
 uint32_t ThreeTierStore::Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) {

@@ -68,6 +68,7 @@ class ThreeTierStore final : public TieredStore {
   std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const override;
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&, Tier)>& visit) override;
+  uint64_t PageBytes(const KeyspaceId& keyspace, const PageKey& key) const override;
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
     return host_->KeyspaceBytes(keyspace) + below_->KeyspaceBytes(keyspace);
   }

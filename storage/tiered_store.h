@@ -225,7 +225,8 @@ class TieredStore {
   // Removes every page of the keyspace whose generation is below `generation`.
   virtual uint64_t DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) = 0;
 
-  // Small persistent records of the server beside the index (node id, keyspaces, states). Empty
+  // Small persistent records of the server beside the index (node id, keyspaces, states). An empty
+  // value removes the record, durably. Empty
   // when there is no SSD tier: then they live as long as the process.
   virtual absl::Status PutRecord(const std::string& name, const std::string& value) = 0;
   virtual absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() = 0;
@@ -237,6 +238,10 @@ class TieredStore {
   // Bytes of the keyspace's fragments, tiles and headers, in all tiers together: what is in two
   // counts twice. Does not block.
   virtual uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const = 0;
+
+  // Bytes of the page's fragments in host memory or, if they are more, on the SSD; 0: it is in
+  // neither. Does not block.
+  virtual uint64_t PageBytes(const KeyspaceId& keyspace, const PageKey& key) const = 0;
 
   // Every page there is, for snapshots.
   virtual void ForEachPage(const KeyspaceId& keyspace,

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/cluster_view.h"
 
+#include "common/printable.h"
 #include "fmt/format.h"
 #include "tools/text_table.h"
 
@@ -12,7 +13,7 @@ using nlohmann::json;
 
 std::string Joined(const std::vector<std::string>& ids) {
   std::string joined;
-  for (const std::string& id : ids) joined += (joined.empty() ? "" : ", ") + id;
+  for (const std::string& id : ids) joined += (joined.empty() ? "" : ", ") + Printable(id);
   return joined.empty() ? "none" : joined;
 }
 
@@ -33,8 +34,8 @@ std::string NodesText(const client::NodeList& list) {
   text += list.view_epoch == 0
               ? "\nno cluster\n"
               : fmt::format("\nview {}, before it {}\n", list.view_epoch, list.previous_epoch);
-  if (!list.trouble.empty()) text += "trouble: " + list.trouble + "\n";
-  for (const std::string& refused : list.refused) text += "refused: " + refused + "\n";
+  if (!list.trouble.empty()) text += "trouble: " + Printable(list.trouble) + "\n";
+  for (const std::string& refused : list.refused) text += "refused: " + Printable(refused) + "\n";
   return text;
 }
 

@@ -9,6 +9,7 @@
 #include <string>
 #include <thread>
 
+#include "common/printable.h"
 #include "common/status_macros.h"
 #include "crumb/client.h"
 #include "tools/absorb.h"
@@ -87,13 +88,14 @@ void WaitFor(double seconds, const std::function<bool()>& interrupted) {
 
 int PrintResult(const CommandResult& result, bool json, std::ostream& out, std::ostream& error) {
   if (json && (result.status.ok() || !result.json.empty())) {
-    out << result.json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) << "\n";
+    // In ASCII: names from other callers of crumbd cannot drive a terminal.
+    out << result.json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace) << "\n";
   } else if (!json) {
-    out << result.text;
+    out << PrintableLines(result.text);
   }
   out.flush();
   if (result.status.ok()) return 0;
-  error << "crumb: " << std::string(result.status.message()) << "\n";
+  error << "crumb: " << PrintableLines(result.status.message()) << "\n";
   return kExitFailure;
 }
 

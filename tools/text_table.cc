@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "common/printable.h"
 #include "fmt/format.h"
 
 namespace crumb::tools {
@@ -35,6 +36,8 @@ void AppendLine(const std::vector<std::string>& cells, const std::vector<size_t>
 
 void TextTable::AddRow(std::vector<std::string> cells) {
   cells.resize(headings_.size());
+  // Names and reasons come from other callers of crumbd: a cell is one line without escapes.
+  for (std::string& cell : cells) cell = Printable(cell);
   rows_.push_back(std::move(cells));
 }
 

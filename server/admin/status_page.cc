@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "common/hex.h"
+#include "common/printable.h"
 #include "fmt/format.h"
 
 namespace crumb::server {
@@ -48,11 +49,11 @@ svg{display:block;width:100%;height:7.5rem;background:var(--paper);border-radius
 </style></head><body>
 )";
 
-// Text as it may stand in an element or a quoted attribute. Bytes that are no UTF-8 are the
-// browser's to replace; control characters are shown as blanks.
+// Text as it may stand in an element or a quoted attribute, made visible and bounded.
 std::string Escaped(std::string_view text) {
+  constexpr size_t kTextBytesMax = 1024;
   std::string escaped;
-  for (const char c : text) {
+  for (const char c : Printable(text, kTextBytesMax)) {
     switch (c) {
       case '&':
         escaped += "&amp;";
@@ -70,7 +71,7 @@ std::string Escaped(std::string_view text) {
         escaped += "&#39;";
         break;
       default:
-        escaped += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+        escaped += c;
     }
   }
   return escaped;

@@ -24,6 +24,7 @@ absl::StatusOr<std::shared_ptr<Keyspace>> FindKeyspace(const CallContext& contex
   if (keyspace == nullptr || !MaySee(context, *keyspace)) {
     return absl::NotFoundError("unknown keyspace " + keyspace_id->ToHex() + ": open it first");
   }
+  keyspace->NoteUse(context.clock.Now());
   return keyspace;
 }
 
@@ -74,15 +75,16 @@ void RunOnControl(const CallContext& context, std::function<absl::Status()> work
   const TimePoint queued_at = context.clock.Now();
   // Shared, because a refused task is destroyed without having run.
   const auto shared_done = std::make_shared<Done>(std::move(done));
-  const bool queued =
-      context.control.Submit([context, queued_at, work = std::move(work), shared_done] {
+  const bool queued = context.control.Submit(
+      context.caller.name(), [context, queued_at, work = std::move(work), shared_done] {
         context.metrics.stages.of(Stage::kControlQueue)
             .Observe(SecondsBetween(queued_at, context.clock.Now()));
         (*shared_done)(work());
       });
   if (queued) return;
   context.metrics.Reject(Rejection::kControlQueue);
-  (*shared_done)(absl::ResourceExhaustedError("limits.control_queue is reached, try again"));
+  (*shared_done)(absl::ResourceExhaustedError(
+      "limits.control_queue, or the tenant's part of it, is reached, try again"));
 }
 
 }  // namespace crumb::server

@@ -24,6 +24,7 @@ namespace crumb::server {
 
 class Cluster;
 class DevicePools;
+class HeldMemory;
 class PrefetchBudget;
 
 // Called exactly once, possibly before the call that takes it returns.
@@ -45,6 +46,8 @@ struct CallContext {
   Caller caller;                         // of the call
   DevicePools* pools = nullptr;          // null: this node keeps none
   PrefetchBudget* prefetches = nullptr;  // null: no bound
+  HeldMemory* held = nullptr;            // null: tenants are not told apart
+  int64_t part_max_percent = 100;        // of every budget, for one tenant: TenantBudget
 };
 
 // The keyspace that a request names. kInvalidArgument: not 32 bytes; kNotFound: unknown, or another
@@ -70,7 +73,8 @@ uint64_t BytesOfTenant(const CallContext& context, const std::string& tenant);
 // `wait_ms` from now, no later than `deadline` nor than the bound allows.
 TimePoint WaitUntil(const CallContext& context, uint64_t wait_ms, TimePoint deadline);
 
-// Runs `work` on the control executor; kResourceExhausted at once when its queue is full.
+// Runs `work` on the control executor, in the caller's place of its queue; kResourceExhausted at
+// once when its queue is full.
 void RunOnControl(const CallContext& context, std::function<absl::Status()> work, Done done);
 
 }  // namespace crumb::server

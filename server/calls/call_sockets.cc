@@ -157,7 +157,7 @@ bool CallSockets::Begin(const std::shared_ptr<Socket>& socket, std::span<const c
     MutexLock lock(&mutex_);
     ++open_calls_;
   }
-  const absl::Status admitted = call->scope->Admit();
+  const absl::Status admitted = call->scope->Admit(socket->session->engine().tenant());
   if (!admitted.ok()) {
     End(*call, admitted);
     return true;

@@ -43,7 +43,9 @@ class CallSockets final : public CallPlane {
   struct Call;
 
   CallSockets(const CallContext& context, size_t answer_bytes_max)
-      : context_(context), answer_bytes_max_(answer_bytes_max) {}
+      : context_(context),
+        answer_bytes_max_(answer_bytes_max),
+        calls_(context.limits, context.part_max_percent) {}
   absl::Status OpenEpoll();
   absl::Status Watch(int fd, uint64_t number);
   void Run();

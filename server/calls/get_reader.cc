@@ -23,13 +23,20 @@ void GetReader::Open(const CallContext& context, const v1::GetRequest& request, 
   if ((*keyspace)->quality_off()) {
     return opened(std::unique_ptr<GetReader>(new GetReader(context, {}, v1::MISS_REASON_QUALITY)));
   }
-  AcquireAnywhere(
-      context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
-      [context, opened = std::move(opened)](absl::StatusOr<storage::AcquireResult> result) {
-        if (!result.ok()) return opened(result.status());
-        const v1::MissReason reason = ToProto(result->miss_reason);
-        opened(std::unique_ptr<GetReader>(new GetReader(context, *std::move(result), reason)));
-      });
+  AcquireAnywhere(context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
+                  [context, keyspace = *keyspace, keys = request.keys(),
+                   opened = std::move(opened)](absl::StatusOr<storage::AcquireResult> result) {
+                    if (!result.ok()) return opened(result.status());
+                    v1::MissReason reason = ToProto(result->miss_reason);
+                    auto held = HoldMemory(context, *keyspace, keys, result->fragments);
+                    if (!held.ok()) {
+                      context.store.Release(result->lease);
+                      *result = {};
+                      reason = v1::MISS_REASON_BUSY;
+                    }
+                    opened(std::unique_ptr<GetReader>(new GetReader(
+                        context, *std::move(result), reason, std::move(held).value_or(nullptr))));
+                  });
 }
 
 GetReader::~GetReader() {

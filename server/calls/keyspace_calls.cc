@@ -59,14 +59,19 @@ void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& req
   context.metrics.quality.Cover(request.layers());
   const auto known = context.keyspaces.Find(*id);
   if (known != nullptr && known->tenant == description.tenant) {
+    known->NoteUse(context.clock.Now());
     Fill(*known, response);
     return done(absl::OkStatus());
   }
   KeyspaceRegistry& keyspaces = context.keyspaces;
   RunOnControl(
       context,
-      [&keyspaces, description = std::move(description), response]() -> absl::Status {
-        CRUMB_ASSIGN_OR_RETURN(const auto keyspace, keyspaces.OpenKeyspace(description));
+      [&keyspaces, &metrics = context.metrics, description = std::move(description),
+       response]() -> absl::Status {
+        const auto opened = keyspaces.OpenKeyspace(description);
+        if (absl::IsResourceExhausted(opened.status())) metrics.Reject(Rejection::kKeyspaces);
+        CRUMB_RETURN_IF_ERROR(opened.status());
+        const std::shared_ptr<Keyspace>& keyspace = *opened;
         LogInfo("keyspace {} of model {} is open", keyspace->id.ToHex(), keyspace->model);
         Fill(*keyspace, response);
         return absl::OkStatus();

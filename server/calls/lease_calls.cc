@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -14,6 +15,7 @@
 #include "server/calls/prefetch_budget.h"
 #include "server/calls/store_request.h"
 #include "server/device/device_pools.h"
+#include "server/held_memory.h"
 
 namespace crumb::server {
 namespace {
@@ -58,6 +60,32 @@ uint64_t FillFragments(const std::vector<storage::FragmentRef>& found, v1::Fragm
   }
   return bytes;
 }
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<const void>> HoldMemory(
+    const CallContext& context, const Keyspace& keyspace, std::string_view keys,
+    const std::vector<storage::FragmentRef>& fragments) {
+  if (context.held == nullptr || fragments.empty()) return std::shared_ptr<const void>();
+  std::vector<HeldMemory::PageBytes> pages;
+  uint32_t last = UINT32_MAX;
+  for (const storage::FragmentRef& fragment : fragments) {
+    if (fragment.page != last) {
+      last = fragment.page;
+      auto& page = pages.emplace_back();
+      std::memcpy(page.key.bytes.data(), keys.data() + size_t{last} * sizeof(PageKey),
+                  sizeof(PageKey));
+    }
+    pages.back().bytes += fragment.tiles_bytes;
+  }
+  auto held = context.held->TakeLease(keyspace.tenant, pages);
+  if (!held.ok()) {
+    context.metrics.Reject(Rejection::kHeldMemory, TenantBudget::Taken::kPartFull);
+  }
+  return held;
+}
+
+namespace {
 
 // One Acquire until it is answered; counts its tokens when it goes, whatever became of it.
 class Acquisition {
@@ -109,8 +137,21 @@ class Acquisition {
       context_.store.Release(result->lease);
       return Miss(v1::MISS_REASON_BUSY);
     }
-    if (!engine().AddLease(result->lease, result->hit_pages, taken, session_->token())) {
+    auto held = HoldMemory(context_, *keyspace_, request_.keys(), result->fragments);
+    if (!held.ok()) {
+      engine().AddLease(0, 0, taken, session_->token());
       context_.store.Release(result->lease);
+      return Miss(v1::MISS_REASON_BUSY);
+    }
+    if (!engine().AddLease(result->lease, result->hit_pages, taken, session_->token(),
+                           *std::move(held))) {
+      context_.store.Release(result->lease);
+      CountTokens({});
+      return done_(absl::UnauthenticatedError("the session ended"));
+    }
+    // The process may have died meanwhile, and what it had acquired has ended already.
+    if (session_->phase() == Session::Phase::kEnded) {
+      context_.sessions.Release(*session_, result->lease);
       CountTokens({});
       return done_(absl::UnauthenticatedError("the session ended"));
     }

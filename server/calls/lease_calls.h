@@ -3,6 +3,8 @@
 #pragma once
 
 #include <memory>
+#include <string_view>
+#include <vector>
 
 #include "crumb/v1/cache_service.pb.h"
 #include "server/calls/call_context.h"
@@ -11,6 +13,13 @@
 namespace crumb::server {
 
 v1::Tier ToProto(storage::Tier tier);
+
+// Takes the memory of leased fragments off the part of host memory that the keyspace's tenant may
+// keep from eviction; ends with the result. `keys` are those that the fragments' pages index. Null
+// where tenants are not told apart. kResourceExhausted, counted: the tenant holds its part.
+absl::StatusOr<std::shared_ptr<const void>> HoldMemory(
+    const CallContext& context, const Keyspace& keyspace, std::string_view keys,
+    const std::vector<storage::FragmentRef>& fragments);
 
 // Leases the longest prefix for the session's engine and counts the requested tokens once.
 // `request` and `response` stay valid until `done`. A lease that nobody will hear of must be given

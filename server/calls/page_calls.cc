@@ -9,6 +9,7 @@
 #include "server/calls/field_bounds.h"
 #include "server/calls/store_request.h"
 #include "server/cluster/cluster.h"
+#include "server/held_memory.h"
 
 namespace crumb::server {
 
@@ -24,6 +25,30 @@ absl::StatusOr<Duration> TtlOf(const CallContext& context, const v1::PinRequest&
   return std::chrono::milliseconds(request.ttl_ms());
 }
 
+// Pins the pages that are there, in order, until the tenant holds its part of the memory that may
+// be kept from eviction. kResourceExhausted then, naming how many are pinned.
+absl::Status PinPages(const CallContext& context, const Keyspace& keyspace,
+                      std::span<const PageKey> keys, TimePoint until, v1::PinResponse* response) {
+  if (context.held == nullptr) {
+    response->set_pinned_pages(context.store.Pin(keyspace.id, keys, until));
+    return absl::OkStatus();
+  }
+  uint32_t pinned = 0;
+  for (const PageKey& key : keys) {
+    const uint64_t bytes = context.store.PageBytes(keyspace.id, key);
+    if (bytes == 0) continue;  // absent, or on a device only, whose pools are the tenant's own
+    const absl::Status held = context.held->Pin(keyspace.tenant, {key, bytes}, until);
+    if (!held.ok()) {
+      context.metrics.Reject(Rejection::kHeldMemory, TenantBudget::Taken::kPartFull);
+      return absl::ResourceExhaustedError(fmt::format("{} of {} pages are pinned: {}", pinned,
+                                                      keys.size(), std::string(held.message())));
+    }
+    pinned += context.store.Pin(keyspace.id, {&key, 1}, until);
+  }
+  response->set_pinned_pages(pinned);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& request,
@@ -36,21 +61,20 @@ void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& r
   if (!wanted.ok()) return done(wanted.status());
   const auto ttl = TtlOf(context, request);
   if (!ttl.ok()) return done(ttl.status());
-  const auto pin = [context, response, ttl = *ttl, id = (*keyspace)->id, keys = wanted->keys] {
-    response->set_pinned_pages(context.store.Pin(id, keys, context.clock.Now() + ttl));
+  const auto pin = [context, response, ttl = *ttl, keyspace = *keyspace, keys = wanted->keys] {
+    return PinPages(context, *keyspace, keys, context.clock.Now() + ttl, response);
   };
   const bool waits = request.wait_ms() > 0 && !(*keyspace)->quality_off();
   if (context.cluster == nullptr || !waits) {
-    pin();
-    return done(absl::OkStatus());
+    return done(pin());
   }
   // Leased until they are pinned, what was brought cannot go before.
   AcquireAnywhere(
       context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
       [context, pin, done = std::move(done)](const absl::StatusOr<storage::AcquireResult>& result) {
-        pin();
+        const absl::Status pinned = pin();
         if (result.ok() && result->lease != 0) context.store.Release(result->lease);
-        done(absl::OkStatus());
+        done(pinned);
       });
 }
 
@@ -60,6 +84,7 @@ absl::Status Unpin(const CallContext& context, const v1::UnpinRequest& request,
   CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
   CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadKeys(context, request.keys()));
   response->set_unpinned_pages(context.store.Unpin(keyspace->id, keys));
+  if (context.held != nullptr) context.held->Unpin(keyspace->tenant, keys);
   return absl::OkStatus();
 }
 
@@ -73,8 +98,10 @@ void Delete(const CallContext& context, const v1::DeleteRequest& request,
   if (!keys.ok()) return done(keys.status());
   RunOnControl(
       context,
-      [context, id = (*keyspace)->id, keys = *std::move(keys), response]() -> absl::Status {
+      [context, id = (*keyspace)->id, tenant = (*keyspace)->tenant, keys = *std::move(keys),
+       response]() -> absl::Status {
         response->set_deleted_pages(context.store.Delete(id, keys));
+        if (context.held != nullptr) context.held->Unpin(tenant, keys);
         if (context.cluster == nullptr) return absl::OkStatus();
         return context.cluster->NoteDeletion(id, keys);
       },

@@ -130,14 +130,15 @@ void Commit(const CallContext& context, std::shared_ptr<Session> session,
   work->response = response;
   work->queued_at = context.clock.Now();
   work->done = std::move(done);
-  const bool queued = context.commits.Submit([context, work] {
+  const bool queued = context.commits.Submit(context.caller.name(), [context, work] {
     RunCommit(context, *work);
     work->done(absl::OkStatus());
   });
   if (queued) return;
   context.metrics.Reject(Rejection::kCommitQueue);
   work->pieces.clear();
-  work->done(absl::ResourceExhaustedError("limits.commit_queue is reached, try again"));
+  work->done(absl::ResourceExhaustedError(
+      "limits.commit_queue, or the tenant's part of it, is reached, try again"));
 }
 
 absl::Status Abort(const CallContext& context, const Session& session,

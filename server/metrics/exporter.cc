@@ -199,11 +199,16 @@ void AddPath(Families& families, const Scrape& scrape) {
 
 void AddReasons(Families& families, const Scrape& scrape) {
   const ServerMetrics& metrics = scrape.metrics;
-  for (int i = 0; i < kRejectionCount; ++i) {
-    families.Counter("crumb_rejected_total", "Calls turned away over a bound.",
-                     static_cast<double>(metrics.rejected[static_cast<size_t>(i)].value()),
-                     {{"reason", RejectionName(static_cast<Rejection>(i))}});
-  }
+  const auto rejections = [&](const char* name, const char* help,
+                              const std::array<Counter, kRejectionCount>& counters) {
+    for (size_t i = 0; i < counters.size(); ++i) {
+      families.Counter(name, help, static_cast<double>(counters[i].value()),
+                       {{"reason", RejectionName(static_cast<Rejection>(i))}});
+    }
+  };
+  rejections("crumb_rejected_total", "Calls turned away over a bound.", metrics.rejected);
+  rejections("crumb_tenant_rejected_total", "Of them, those whose tenant held its part.",
+             metrics.part_rejected);
   for (int i = 0; i < kRefusalCount; ++i) {
     families.Counter("crumb_pages_refused_total", "Fragments that were not stored.",
                      static_cast<double>(metrics.refused_pages[static_cast<size_t>(i)].value()),
@@ -279,6 +284,8 @@ void AddGauges(Families& families, const Scrape& scrape) {
   gauge("crumb_engines", "Engines open.", static_cast<double>(scrape.sessions.engines));
   gauge("crumb_staging_bytes", "Staging memory of all sessions.",
         static_cast<double>(scrape.sessions.staging_bytes));
+  gauge("crumb_held_bytes", "Host memory that leases and pins keep, where there are tenants.",
+        static_cast<double>(scrape.held_bytes));
   gauge("crumb_watchers", "WatchEvents calls.", static_cast<double>(scrape.watchers));
   for (const auto& [state, count] :
        {std::pair{"active", scrape.active_keyspaces}, std::pair{"bf16", scrape.bf16_keyspaces}}) {

@@ -53,6 +53,7 @@ struct Scrape {
   TenantScrape tenants = {};
   std::vector<CertificateWatch::Reading> certificates = {};
   uint64_t tls_handshake_failures = 0;
+  uint64_t held_bytes = 0;
 };
 
 // The Prometheus text format, version 0.0.4. docs/metrics.md lists every series.

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/metrics/model_tokens.h"
 
+#include "common/printable.h"
+
 namespace crumb::server {
 
 const char* TokenTierName(TokenTier tier) {
@@ -16,11 +18,13 @@ ModelTokens::ModelTokens(size_t models_max) : models_max_(models_max) {
 }
 
 TokenCounters& ModelTokens::Of(const std::string& model) {
+  constexpr size_t kLabelBytesMax = 128;
+  const std::string label = Printable(model, kLabelBytesMax);
   MutexLock lock(&mutex_);
-  const auto found = models_.find(model);
+  const auto found = models_.find(label);
   if (found != models_.end()) return *found->second;
   if (models_.size() > models_max_) return *models_.at(kOther);
-  return *models_.emplace(model, std::make_unique<TokenCounters>()).first->second;
+  return *models_.emplace(label, std::make_unique<TokenCounters>()).first->second;
 }
 
 void ModelTokens::ForEach(

@@ -9,6 +9,7 @@
 
 #include "common/clock.h"
 #include "common/metrics.h"
+#include "common/tenant_budget.h"
 #include "server/metrics/model_tokens.h"
 #include "server/metrics/page_windows.h"
 #include "server/metrics/quality_metrics.h"
@@ -44,8 +45,10 @@ enum class Rejection : uint8_t {
   kDeviceHandles,
   kDeviceSlots,
   kPrefetches,
+  kHeldMemory,
+  kKeyspaces,
 };
-inline constexpr int kRejectionCount = 15;
+inline constexpr int kRejectionCount = 17;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.
@@ -72,6 +75,7 @@ struct ServerMetrics {
   ModelTokens tokens;
   PageWindows asked_pages{Clock::Real().Now()};  // of Acquires
   std::array<Counter, kRejectionCount> rejected;
+  std::array<Counter, kRejectionCount> part_rejected;  // because the tenant held its part
   std::array<Counter, kRefusalCount> refused_pages;
   std::array<Counter, kTokenTierCount> fetched_tokens;  // of leased pages
 
@@ -91,12 +95,17 @@ struct ServerMetrics {
   Counter leases_reaped;  // ended with their engine
   Counter events_lost;
   Counter notices_dropped;
-  Counter grpc_bytes_in;  // tile bytes through Put
+  Counter stalled_streams;  // ended because their caller made no progress
+  Counter keyspaces_ended;  // because nobody had used them for a time
+  Counter grpc_bytes_in;    // tile bytes through Put
   Counter grpc_bytes_out;
   Counter shm_bytes_in;  // tile bytes through staging
   Counter shm_bytes_out;
 
-  void Reject(Rejection reason) { rejected[static_cast<size_t>(reason)].Add(); }
+  void Reject(Rejection reason, TenantBudget::Taken why = TenantBudget::Taken::kTotalFull) {
+    rejected[static_cast<size_t>(reason)].Add();
+    if (why == TenantBudget::Taken::kPartFull) part_rejected[static_cast<size_t>(reason)].Add();
+  }
   void Refuse(Refusal reason, uint64_t pages = 1) {
     refused_pages[static_cast<size_t>(reason)].Add(pages);
   }

@@ -14,11 +14,10 @@
 
 namespace crumb::server {
 
-absl::Status CacheService::Admit(const CallScope& scope, const Context& call,
+absl::Status CacheService::Admit(CallScope& scope, const Context& call,
                                  CallContext& context) const {
-  CRUMB_RETURN_IF_ERROR(scope.Admit());
   CRUMB_ASSIGN_OR_RETURN(context.caller, CallerOf(call, context));
-  return absl::OkStatus();
+  return scope.Admit(context.caller.name());
 }
 
 grpc::ServerUnaryReactor* CacheService::Answer(
@@ -56,8 +55,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Get(Context* call,
   auto scope = NewScope(Rpc::kGet);
   CallContext context = context_;
   const absl::Status admitted = Admit(*scope, *call, context);
-  return StartGet(context, admitted, calls_, std::move(scope),
-                  DeadlineOf(*call, context_.clock.Now()), *request);
+  return StartGet(context, admitted, {calls_, stalls_}, std::move(scope), *call, *request);
 }
 
 grpc::ServerReadReactor<v1::PutRequest>* CacheService::Put(Context* call,
@@ -65,7 +63,7 @@ grpc::ServerReadReactor<v1::PutRequest>* CacheService::Put(Context* call,
   auto scope = NewScope(Rpc::kPut);
   CallContext context = context_;
   const absl::Status admitted = Admit(*scope, *call, context);
-  return StartPut(context, admitted, calls_, std::move(scope), response);
+  return StartPut(context, admitted, {calls_, stalls_}, std::move(scope), response);
 }
 
 grpc::ServerWriteReactor<v1::WatchEventsResponse>* CacheService::WatchEvents(
@@ -73,7 +71,7 @@ grpc::ServerWriteReactor<v1::WatchEventsResponse>* CacheService::WatchEvents(
   auto scope = NewScope(Rpc::kWatchEvents);
   CallContext context = context_;
   const absl::Status admitted = Admit(*scope, *call, context);
-  return StartWatch(context, admitted, streams_, std::move(scope), *request);
+  return StartWatch(context, admitted, streams_, stalls_, std::move(scope), *call, *request);
 }
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* CacheService::Session(

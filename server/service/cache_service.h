@@ -9,6 +9,7 @@
 #include "server/calls/call_context.h"
 #include "server/calls/status_calls.h"
 #include "server/service/call_scope.h"
+#include "server/service/stall_watch.h"
 #include "server/service/stream_registry.h"
 
 namespace crumb::server {
@@ -20,7 +21,10 @@ class CacheService final
  public:
   // What `context` refers to must outlive this.
   CacheService(const CallContext& context, NodeInfo node)
-      : context_(context), node_(std::move(node)) {}
+      : context_(context),
+        node_(std::move(node)),
+        calls_(context.limits, context.part_max_percent),
+        stalls_(context.limits.stream_progress_timeout, context.clock) {}
 
   // Ends the streams that would last for ever and refuses new ones.
   void StopStreams() { streams_.Stop(absl::UnavailableError("crumbd is stopping")); }
@@ -69,7 +73,7 @@ class CacheService final
 
  private:
   // Whether the call may be made; `context` becomes the caller's.
-  absl::Status Admit(const CallScope& scope, const Context& call, CallContext& context) const;
+  absl::Status Admit(CallScope& scope, const Context& call, CallContext& context) const;
   // Answers with the status of `call`, which does not block.
   Unary* Answer(Context* call_context, Rpc rpc,
                 const std::function<absl::Status(const CallContext&)>& call);
@@ -85,6 +89,7 @@ class CacheService final
   const NodeInfo node_;
   CallsInProgress calls_;
   StreamRegistry streams_;
+  StallWatch stalls_;
 };
 
 }  // namespace crumb::server

@@ -2,20 +2,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
-#include <memory>
+#include <optional>
+#include <string>
 
 #include "absl/status/status.h"
 #include "common/clock.h"
+#include "common/tenant_budget.h"
 #include "server/calls/call_context.h"
 
 namespace crumb::server {
 
-// Calls in progress, and how many of the kinds that have a bound of their own. Thread-safe.
+// Places of calls in progress, and of the kinds that have a bound of their own. Thread-safe.
 struct CallsInProgress {
-  std::atomic<int64_t> all{0};
-  std::atomic<int64_t> gets{0};
-  std::atomic<int64_t> puts{0};
+  CallsInProgress(const Limits& limits, int64_t part_max_percent)
+      : all(static_cast<uint64_t>(limits.requests_max), part_max_percent),
+        gets(static_cast<uint64_t>(limits.get_streams), part_max_percent),
+        puts(static_cast<uint64_t>(limits.put_streams), part_max_percent) {}
+
+  TenantBudget all;
+  TenantBudget gets;
+  TenantBudget puts;
 };
 
 // One call from its arrival to its end: bounded, counted and timed.
@@ -23,21 +29,22 @@ class CallScope {
  public:
   CallScope(const CallContext& context, CallsInProgress& calls, Rpc rpc)
       : context_(context), calls_(calls), rpc_(rpc), started_(context.clock.Now()) {
-    calls_.all.fetch_add(1);
     context_.metrics.requests.Begin();
   }
   CallScope(const CallScope&) = delete;
   ~CallScope() {
-    calls_.all.fetch_sub(1);
     context_.metrics.requests.End();
     context_.metrics.requests.Observe(rpc_, code_, SecondsBetween(started_, context_.clock.Now()));
   }
 
-  // kResourceExhausted when there are more calls than the bound allows.
-  absl::Status Admit() const {
-    if (calls_.all.load() <= context_.limits.requests_max) return absl::OkStatus();
-    context_.metrics.Reject(Rejection::kRequests);
-    return absl::ResourceExhaustedError("limits.requests_max is reached, try again");
+  // Takes a place for the tenant on whose behalf the call is made; empty: none. kResourceExhausted
+  // when there are more calls, or more of the tenant, than the bound allows. Call once.
+  absl::Status Admit(const std::string& tenant) {
+    place_.emplace(calls_.all, tenant);
+    if (place_->taken() != TenantBudget::Taken::kYes) {
+      context_.metrics.Reject(Rejection::kRequests, place_->taken());
+    }
+    return TenantBudget::Error(place_->taken(), "limits.requests_max");
   }
 
   // What the call ended with.
@@ -48,21 +55,8 @@ class CallScope {
   CallsInProgress& calls_;
   const Rpc rpc_;
   const TimePoint started_;
+  std::optional<TenantGrant> place_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
-};
-
-// Holds one place of `count`; taken() is false when `most` are held already.
-class Place {
- public:
-  Place(std::atomic<int64_t>& count, int64_t most)
-      : count_(count), taken_(count.fetch_add(1) < most) {}
-  Place(const Place&) = delete;
-  ~Place() { count_.fetch_sub(1); }
-  bool taken() const { return taken_; }
-
- private:
-  std::atomic<int64_t>& count_;
-  const bool taken_;
 };
 
 }  // namespace crumb::server

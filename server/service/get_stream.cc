@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/get_stream.h"
 
+#include <atomic>
 #include <optional>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "google/protobuf/io/zero_copy_stream_impl_lite.h"
 #include "grpcpp/support/slice.h"
 #include "server/calls/get_reader.h"
+#include "server/service/call_metadata.h"
 #include "server/service/grpc_status.h"
 
 namespace crumb::server {
@@ -53,22 +55,28 @@ grpc::ByteBuffer Encode(const std::shared_ptr<GetReader>& reader, const GetReade
   return grpc::ByteBuffer(slices, 2);
 }
 
-class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
+class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer>,
+                  public StallableStream,
+                  public std::enable_shared_from_this<GetStream> {
  public:
-  GetStream(const CallContext& context, CallsInProgress& calls, std::unique_ptr<CallScope> scope)
+  GetStream(const CallContext& context, const StreamParts& parts, std::unique_ptr<CallScope> scope,
+            grpc::CallbackServerContext& call)
       : context_(context),
         scope_(std::move(scope)),
-        place_(std::in_place, calls.gets, context.limits.get_streams) {}
+        call_(call),
+        place_(std::in_place, parts.calls.gets, context.caller.name()) {}
 
-  void Start(const absl::Status& admitted, TimePoint deadline, const grpc::ByteBuffer& bytes) {
+  void Start(const absl::Status& admitted, StallWatch& stalls, const grpc::ByteBuffer& bytes) {
+    self_ = shared_from_this();
     if (!admitted.ok()) return End(admitted);
-    if (!place_->taken()) {
-      context_.metrics.Reject(Rejection::kGetStreams);
-      return End(absl::ResourceExhaustedError("limits.get_streams is reached, try again"));
+    if (place_->taken() != TenantBudget::Taken::kYes) {
+      context_.metrics.Reject(Rejection::kGetStreams, place_->taken());
+      return End(TenantBudget::Error(place_->taken(), "limits.get_streams"));
     }
     v1::GetRequest request;
     if (!Parse(bytes, request)) return End(absl::InvalidArgumentError("not a GetRequest"));
-    GetReader::Open(context_, request, deadline,
+    stalls.Add(weak_from_this());
+    GetReader::Open(context_, request, DeadlineOf(call_, context_.clock.Now()),
                     [this](absl::StatusOr<std::unique_ptr<GetReader>> reader) {
                       if (!reader.ok()) return End(reader.status());
                       reader_ = *std::move(reader);
@@ -77,16 +85,31 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
   }
 
   void OnWriteDone(bool ok) override {
+    if (!EndWait()) return EndStalled();
     if (!ok) return End(absl::CancelledError());
     WriteNext();
   }
-  void OnDone() override { delete this; }
+
+  void Stalled() override {
+    context_.metrics.stalled_streams.Add();
+    call_.TryCancel();  // the write fails
+    EndStalled();
+  }
+
+  void OnDone() override { self_.reset(); }  // may delete this
 
  private:
   void WriteNext() {
     if (!reader_->Next(part_)) return End(absl::OkStatus());
     message_ = Encode(reader_, part_);
+    BeginWait(context_.clock.Now(), /*progressed=*/true);
     StartWrite(&message_);
+  }
+
+  // Ends the stream once TryCancel has returned, which needs the call, and the write has failed.
+  void EndStalled() {
+    if (stalled_steps_.fetch_add(1) == 0) return;
+    End(absl::DeadlineExceededError("nothing was read for limits.stream_progress_timeout"));
   }
 
   void End(const absl::Status& status) {
@@ -97,20 +120,27 @@ class GetStream : public grpc::ServerWriteReactor<grpc::ByteBuffer> {
 
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
-  std::optional<Place> place_;  // until the call has its status: gRPC tells later that it is done
+  grpc::CallbackServerContext& call_;
+  // Until the call has its status: gRPC reports later that it is done.
+  std::optional<TenantGrant> place_;
   std::shared_ptr<GetReader> reader_;
   GetReader::Part part_;
   grpc::ByteBuffer message_;
+  std::atomic<int> stalled_steps_{0};
+  std::shared_ptr<GetStream> self_;  // until OnDone
 };
 
 }  // namespace
 
-grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGet(
-    const CallContext& context, const absl::Status& admitted, CallsInProgress& calls,
-    std::unique_ptr<CallScope> scope, TimePoint deadline, const grpc::ByteBuffer& request) {
-  auto* stream = new GetStream(context, calls, std::move(scope));  // deletes itself in OnDone
-  stream->Start(admitted, deadline, request);
-  return stream;
+grpc::ServerWriteReactor<grpc::ByteBuffer>* StartGet(const CallContext& context,
+                                                     const absl::Status& admitted,
+                                                     const StreamParts& parts,
+                                                     std::unique_ptr<CallScope> scope,
+                                                     grpc::CallbackServerContext& call,
+                                                     const grpc::ByteBuffer& request) {
+  const auto stream = std::make_shared<GetStream>(context, parts, std::move(scope), call);
+  stream->Start(admitted, parts.stalls, request);
+  return stream.get();
 }
 
 }  // namespace crumb::server

@@ -13,6 +13,7 @@
 #include "common/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
+#include "grpcpp/resource_quota.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
 #include "server/listen_check.h"
@@ -23,6 +24,11 @@
 
 namespace crumb::server {
 namespace {
+
+// gRPC's default, said aloud: a Commit, an Acquire and a chunk of a Put at their limits fit.
+constexpr int kMessageBytesMax = 4 << 20;
+// Of one call's headers; a token and a session's id take less than 300 bytes.
+constexpr int kMetadataBytesMax = 8 << 10;
 
 // As gRPC writes it.
 std::string Target(const HostPort& address) {
@@ -42,6 +48,31 @@ class BuiltServer : public GrpcServer {
   }
   ~BuiltServer() override { Stop(Duration::zero()); }
 
+  // What callers can make gRPC itself hold or do, with or without a token: memory of messages that
+  // have not arrived whole, handshakes that do not end, connections that nobody uses.
+  static void SetBounds(const Limits& limits, grpc::ServerBuilder& builder) {
+    const auto milliseconds = [](Duration duration) {
+      return static_cast<int>(
+          std::chrono::duration_cast<std::chrono::milliseconds>(duration).count());
+    };
+    grpc::ResourceQuota quota("crumbd");
+    quota.Resize(limits.receive_bytes_max.value);
+    builder.SetResourceQuota(quota);
+    builder.SetMaxReceiveMessageSize(kMessageBytesMax);
+    builder.AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMetadataBytesMax);
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
+                               static_cast<int>(limits.streams_per_connection));
+    builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS,
+                               milliseconds(limits.handshake_timeout));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, milliseconds(limits.keepalive_interval));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS,
+                               milliseconds(limits.keepalive_timeout));
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+    builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);  // no bound on ours
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS,
+                               milliseconds(limits.idle_connection));
+  }
+
   absl::Status Open(const ListenOptions& options, const Limits& limits) {
     CRUMB_RETURN_IF_ERROR(CheckUnixSocketFree(options.unix_socket));
     grpc::EnableDefaultHealthCheckService(true);
@@ -50,8 +81,7 @@ class BuiltServer : public GrpcServer {
     builder.RegisterService(&service_);
     if (peer_service_ != nullptr) builder.RegisterService(peer_service_.get());
     builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error
-    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS,
-                               static_cast<int>(limits.streams_per_connection));
+    SetBounds(limits, builder);
     builder.AddListeningPort("unix:" + options.unix_socket, grpc::InsecureServerCredentials());
     int port = 0;
     HostPort tcp;

@@ -119,8 +119,8 @@ grpc::ServerUnaryReactor* PeerService::Answer(Context* call_context, Rpc rpc,
     scope->SetCode(status.code());
     reactor->Finish(ToGrpc(status));
   };
-  absl::Status admitted = scope->Admit();
-  if (admitted.ok()) admitted = CheckPeerName(*call_context, peer_name_);
+  absl::Status admitted = CheckPeerName(*call_context, peer_name_);
+  if (admitted.ok()) admitted = scope->Admit("");
   if (admitted.ok()) {
     call(done);
   } else {
@@ -179,8 +179,8 @@ grpc::ServerUnaryReactor* PeerService::PeerDrain(Context* call, const v1::PeerDr
 grpc::ServerWriteReactor<v1::PeerReadResponse>* PeerService::PeerRead(
     Context* call, const v1::PeerReadRequest* request) {
   auto scope = std::make_unique<CallScope>(context_, calls_, Rpc::kPeerRead);
-  absl::Status admitted = scope->Admit();
-  if (admitted.ok()) admitted = CheckPeerName(*call, peer_name_);
+  absl::Status admitted = CheckPeerName(*call, peer_name_);
+  if (admitted.ok()) admitted = scope->Admit("");
   // Deletes itself in OnDone.
   auto* stream = new ReadStream(context_, cluster_, std::move(scope));
   stream->Start(admitted, *request, DeadlineOf(*call, context_.clock.Now()));

@@ -19,7 +19,10 @@ class PeerService final : public v1::PeerService::CallbackService {
  public:
   // What `context` refers to and `cluster` must outlive this. `peer_name`: see CheckPeerName.
   PeerService(const CallContext& context, Cluster& cluster, std::string peer_name)
-      : context_(context), cluster_(cluster), peer_name_(std::move(peer_name)) {}
+      : context_(context),
+        cluster_(cluster),
+        peer_name_(std::move(peer_name)),
+        calls_(context.limits, /*part_max_percent=*/100) {}
 
   using Context = grpc::CallbackServerContext;
   using Unary = grpc::ServerUnaryReactor;

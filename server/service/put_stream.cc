@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/put_stream.h"
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -11,45 +12,71 @@
 namespace crumb::server {
 namespace {
 
-class PutStream : public grpc::ServerReadReactor<v1::PutRequest> {
+// A caller who sends at least this much between two waits makes progress.
+constexpr size_t kProgressBytes = 1 << 20;
+
+class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
+                  public StallableStream,
+                  public std::enable_shared_from_this<PutStream> {
  public:
-  PutStream(const CallContext& context, CallsInProgress& calls, std::unique_ptr<CallScope> scope,
+  PutStream(const CallContext& context, const StreamParts& parts, std::unique_ptr<CallScope> scope,
             v1::PutResponse* response)
       : context_(context),
         scope_(std::move(scope)),
-        place_(std::in_place, calls.puts, context.limits.put_streams),
+        place_(std::in_place, parts.calls.puts, context.caller.name()),
         assembler_(context),
         response_(response) {}
 
-  void Start(const absl::Status& admitted) {
+  void Start(const absl::Status& admitted, StallWatch& stalls) {
+    self_ = shared_from_this();
     if (!admitted.ok()) return End(admitted);
-    if (!place_->taken()) {
-      context_.metrics.Reject(Rejection::kPutStreams);
-      return End(absl::ResourceExhaustedError("limits.put_streams is reached, try again"));
+    if (place_->taken() != TenantBudget::Taken::kYes) {
+      context_.metrics.Reject(Rejection::kPutStreams, place_->taken());
+      return End(TenantBudget::Error(place_->taken(), "limits.put_streams"));
     }
-    StartRead(&request_);
+    stalls.Add(weak_from_this());
+    ReadNext(true);
   }
 
   void OnReadDone(bool ok) override {
+    if (!EndWait()) return;  // Stalled() ends the stream
     if (!ok) {
       *response_ = assembler_.Finish();
       return End(absl::OkStatus());
     }
     const absl::StatusOr<bool> complete = assembler_.Add(request_);
     if (!complete.ok()) return End(complete.status());
-    if (!*complete) return StartRead(&request_);
-    const bool queued = context_.commits.Submit([this] {
+    if (!*complete) {
+      received_ += request_.tiles().size();
+      return ReadNext(received_ >= kProgressBytes);
+    }
+    const bool queued = context_.commits.Submit(context_.caller.name(), [this] {
       assembler_.Commit();
-      StartRead(&request_);
+      ReadNext(true);
     });
     if (queued) return;
     context_.metrics.Reject(Rejection::kCommitQueue);
-    End(absl::ResourceExhaustedError("limits.commit_queue is reached, try again"));
+    End(absl::ResourceExhaustedError(
+        "limits.commit_queue, or the tenant's part of it, is reached, try again"));
   }
 
-  void OnDone() override { delete this; }
+  // The read in progress ends with the stream.
+  void Stalled() override {
+    context_.metrics.stalled_streams.Add();
+    End(absl::DeadlineExceededError(
+        "the Put made no progress for limits.stream_progress_timeout; what it had sent whole is "
+        "stored"));
+  }
+
+  void OnDone() override { self_.reset(); }  // may delete this
 
  private:
+  void ReadNext(bool progressed) {
+    if (progressed) received_ = 0;
+    BeginWait(context_.clock.Now(), progressed);
+    StartRead(&request_);
+  }
+
   void End(const absl::Status& status) {
     scope_->SetCode(status.code());
     place_.reset();
@@ -58,23 +85,25 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest> {
 
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
-  std::optional<Place> place_;  // until the call has its status: gRPC tells later that it is done
+  // Until the call has its status: gRPC reports later that it is done.
+  std::optional<TenantGrant> place_;
   PutAssembler assembler_;
+  size_t received_ = 0;  // tile bytes since the last progress
   v1::PutRequest request_;
   v1::PutResponse* const response_;
+  std::shared_ptr<PutStream> self_;  // until OnDone
 };
 
 }  // namespace
 
 grpc::ServerReadReactor<v1::PutRequest>* StartPut(const CallContext& context,
                                                   const absl::Status& admitted,
-                                                  CallsInProgress& calls,
+                                                  const StreamParts& parts,
                                                   std::unique_ptr<CallScope> scope,
                                                   v1::PutResponse* response) {
-  // Deletes itself in OnDone.
-  auto* stream = new PutStream(context, calls, std::move(scope), response);
-  stream->Start(admitted);
-  return stream;
+  const auto stream = std::make_shared<PutStream>(context, parts, std::move(scope), response);
+  stream->Start(admitted, parts.stalls);
+  return stream.get();
 }
 
 }  // namespace crumb::server

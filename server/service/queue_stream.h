@@ -25,7 +25,7 @@ class QueueStream : public Reactor,
     std::optional<grpc::Status> end;
     {
       MutexLock lock(&mutex_);
-      if (!begun_ || writing_ || finished_) return;
+      if (!begun_ || writing_ || finished_ || !MayEnd()) return;
       if (end_.has_value()) {
         finished_ = true;
         end = end_;
@@ -37,12 +37,14 @@ class QueueStream : public Reactor,
     }
     // Only one thread gets here until the operation below has completed.
     if (end.has_value()) return this->Finish(*end);
+    BeforeWrite();
     this->StartWrite(&message_);
   }
 
   void Stop(const absl::Status& why) override { End(ToGrpc(why)); }
 
   void OnWriteDone(bool ok) override {
+    AfterWrite();
     {
       MutexLock lock(&mutex_);
       writing_ = false;
@@ -61,6 +63,11 @@ class QueueStream : public Reactor,
   virtual bool Take(Response& message) = 0;
   // The stream is over.
   virtual void Ended() {}
+  // A message is about to be written; the caller has taken it, or it failed. One after the other.
+  virtual void BeforeWrite() {}
+  virtual void AfterWrite() {}
+  // False: the stream neither writes nor ends now; Wake() follows once this changes.
+  virtual bool MayEnd() const { return true; }
 
   // Starts writing. Call once, from whoever made this shared.
   void Begin() {

@@ -90,10 +90,12 @@ class SessionStream : public Base {
   absl::Status Subscribe(StreamRegistry& streams) {
     CRUMB_RETURN_IF_ERROR(admitted_);
     if (!streams.Add(shared_from_this())) return absl::UnavailableError("crumbd is stopping");
-    auto notices = std::make_shared<NoticeQueue>(static_cast<size_t>(context_.limits.notices_max),
-                                                 [weak = weak_from_this()] {
-                                                   if (const auto self = weak.lock()) self->Wake();
-                                                 });
+    auto notices = std::make_shared<NoticeQueue>(
+        static_cast<size_t>(context_.limits.notices_max),
+        [weak = weak_from_this()] {
+          if (const auto self = weak.lock()) self->Wake();
+        },
+        session_->engine().tenant());
     if (!session_->OpenNotices(notices)) {
       return absl::FailedPreconditionError("the session has a stream already");
     }

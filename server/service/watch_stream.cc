@@ -2,11 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/watch_stream.h"
 
+#include <atomic>
 #include <utility>
 #include <vector>
 
 #include "common/status_macros.h"
 #include "fmt/format.h"
+#include "grpcpp/server_context.h"
 #include "server/calls/lease_calls.h"
 #include "server/service/queue_stream.h"
 
@@ -16,10 +18,20 @@ namespace {
 using Base =
     QueueStream<grpc::ServerWriteReactor<v1::WatchEventsResponse>, v1::WatchEventsResponse>;
 
-class WatchStream : public Base {
+class WatchStream : public Base, public StallableStream {
  public:
-  WatchStream(const CallContext& context, std::unique_ptr<CallScope> scope)
-      : context_(context), scope_(std::move(scope)) {}
+  WatchStream(const CallContext& context, std::unique_ptr<CallScope> scope,
+              grpc::CallbackServerContext& call)
+      : context_(context), scope_(std::move(scope)), call_(call) {}
+
+  // A write that its caller does not read ends only with the call. The stream must not end before
+  // TryCancel has returned, because the call's context would go with it.
+  void Stalled() override {
+    context_.metrics.stalled_streams.Add();
+    call_.TryCancel();
+    cancelled_.store(true);
+    End(grpc::Status(grpc::StatusCode::CANCELLED, "limits.stream_progress_timeout"));
+  }
 
   void Start(const absl::Status& admitted, StreamRegistry& streams,
              const v1::WatchEventsRequest& request) {
@@ -73,6 +85,9 @@ class WatchStream : public Base {
   }
 
   void Ended() override { queue_.reset(); }
+  void BeforeWrite() override { BeginWait(context_.clock.Now(), /*progressed=*/true); }
+  void AfterWrite() override { EndWait(); }
+  bool MayEnd() const override { return !stalled() || cancelled_.load(); }
 
  private:
   absl::Status Subscribe(StreamRegistry& streams, const v1::WatchEventsRequest& request) {
@@ -83,10 +98,7 @@ class WatchStream : public Base {
                                           [weak = weak_from_this()] {
                                             if (const auto self = weak.lock()) self->Wake();
                                           });
-    if (!context_.events.Watch(keyspace_, queue_, sequence_)) {
-      return absl::ResourceExhaustedError("limits.watchers_max is reached");
-    }
-    return absl::OkStatus();
+    return context_.events.Watch(context_.caller.name(), keyspace_, queue_, sequence_);
   }
 
   absl::Status ReadSnapshot() {
@@ -108,6 +120,8 @@ class WatchStream : public Base {
 
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
+  grpc::CallbackServerContext& call_;
+  std::atomic<bool> cancelled_{false};
   KeyspaceId keyspace_;
   uint64_t sequence_ = 0;  // of the last event before the snapshot
   std::shared_ptr<WatchQueue> queue_;
@@ -120,8 +134,10 @@ class WatchStream : public Base {
 
 grpc::ServerWriteReactor<v1::WatchEventsResponse>* StartWatch(
     const CallContext& context, const absl::Status& admitted, StreamRegistry& streams,
-    std::unique_ptr<CallScope> scope, const v1::WatchEventsRequest& request) {
-  const auto stream = std::make_shared<WatchStream>(context, std::move(scope));
+    StallWatch& stalls, std::unique_ptr<CallScope> scope, grpc::CallbackServerContext& call,
+    const v1::WatchEventsRequest& request) {
+  const auto stream = std::make_shared<WatchStream>(context, std::move(scope), call);
+  stalls.Add(stream);
   stream->Start(admitted, streams, request);
   return stream.get();
 }

@@ -18,7 +18,7 @@ uint64_t Engine::TakeBudget(uint64_t wanted) {
 }
 
 bool Engine::AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken,
-                      const RandomId& session) {
+                      const RandomId& session, std::shared_ptr<const void> held_budget) {
   MutexLock lock(&mutex_);
   --acquiring_;
   if (lease == 0 || ended_) {
@@ -29,6 +29,7 @@ bool Engine::AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken,
   Held held;
   held.pages = pages;
   held.acquirer = session.slot();
+  held.held = std::move(held_budget);
   leases_.emplace(lease, std::move(held));
   return true;
 }
@@ -57,6 +58,23 @@ Engine::Removal Engine::RemoveLease(storage::LeaseId lease, Hold hold, const Ran
   pages_ -= found->second.pages;
   leases_.erase(found);
   return Removal::kLast;
+}
+
+std::vector<storage::LeaseId> Engine::DropAcquiredBy(const RandomId& session) {
+  MutexLock lock(&mutex_);
+  std::vector<storage::LeaseId> ended;
+  for (auto lease = leases_.begin(); lease != leases_.end();) {
+    Held& held = lease->second;
+    if (held.acquirer == session.slot()) held.acquired = false;
+    if (held.acquired || held.joined > 0) {
+      ++lease;
+      continue;
+    }
+    ended.push_back(lease->first);
+    pages_ -= held.pages;
+    lease = leases_.erase(lease);
+  }
+  return ended;
 }
 
 std::vector<storage::LeaseId> Engine::End() {

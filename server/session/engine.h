@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -36,8 +37,9 @@ class Engine {
 
   // Notes a lease of `pages` pages that `session` acquired, of `taken` taken before, and returns
   // the rest to the budget. lease 0: nothing was leased. False: the engine has ended meanwhile, and
-  // the caller must end the lease in the store.
-  bool AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken, const RandomId& session);
+  // the caller must end the lease in the store. `held` is kept as long as the lease is.
+  bool AddLease(storage::LeaseId lease, uint64_t pages, uint64_t taken, const RandomId& session,
+                std::shared_ptr<const void> held = nullptr);
 
   // One more session holds the lease. False: not a lease of this engine.
   bool JoinLease(storage::LeaseId lease);
@@ -48,6 +50,12 @@ class Engine {
   // kLast: the caller must end the lease in the store. kUnknown: not such a hold of this engine's.
   enum class Removal { kUnknown, kHeldByOthers, kLast };
   Removal RemoveLease(storage::LeaseId lease, Hold hold, const RandomId& session);
+
+  // The process of `session` is gone: the leases that it acquired are held by the sessions that
+  // joined them alone. Returns those that no session holds, which the caller must end in the store.
+  // Without this, a leader that crashes and comes back would use up the budget of an engine whose
+  // other processes live on.
+  std::vector<storage::LeaseId> DropAcquiredBy(const RandomId& session);
 
   // Ends the engine; answers the leases that the caller must end in the store.
   std::vector<storage::LeaseId> End();
@@ -61,7 +69,8 @@ class Engine {
     uint64_t acquirer = 0;  // slot of the session
     bool acquired = true;   // who acquired it has not released it
     uint64_t joined = 0;
-    std::set<uint64_t> left;  // slots of sessions that had joined
+    std::set<uint64_t> left;           // slots of sessions that had joined
+    std::shared_ptr<const void> held;  // budget that the lease's pages take
   };
 
   const RandomId id_;

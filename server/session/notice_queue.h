@@ -41,8 +41,11 @@ class NoticeQueue {
   using Notice = std::variant<Durable, StateChange, SlabGone, Demotions>;
 
   // `wake` is called after each addition, never under a lock, and must not block.
-  NoticeQueue(size_t notices_max, std::function<void()> wake)
-      : notices_max_(notices_max), wake_(std::move(wake)) {}
+  NoticeQueue(size_t notices_max, std::function<void()> wake, std::string tenant = "")
+      : notices_max_(notices_max), wake_(std::move(wake)), tenant_(std::move(tenant)) {}
+
+  // The tenant whose session reads the notices; empty: none.
+  const std::string& tenant() const { return tenant_; }
 
   // False when the queue is full.
   bool AddDurable(const KeyspaceId& keyspace, const PageKey& key);
@@ -58,6 +61,7 @@ class NoticeQueue {
 
   const size_t notices_max_;
   const std::function<void()> wake_;
+  const std::string tenant_;
   Mutex mutex_;
   size_t size_ ABSL_GUARDED_BY(mutex_) = 0;  // keys, changes and slots
   std::deque<Notice> notices_ ABSL_GUARDED_BY(mutex_);

@@ -6,7 +6,6 @@
 
 #include "common/logging.h"
 #include "common/status_macros.h"
-#include "fmt/format.h"
 
 namespace crumb::server {
 namespace {
@@ -25,24 +24,35 @@ absl::StatusOr<std::shared_ptr<Session>> SessionTable::Open(const OpenRequest& r
         staging, StagingArea::Create(staging_bytes, static_cast<size_t>(limits_.reservations_max)));
   }
   MutexLock lock(&mutex_);
-  if (sessions_.size() >= static_cast<size_t>(limits_.sessions_max)) {
-    metrics_.Reject(Rejection::kSessions);
-    return absl::ResourceExhaustedError(fmt::format(
-        "{} sessions are open, sessions.sessions_max allows no more", sessions_.size()));
-  }
-  if (staging_bytes_ + staging_bytes > limits_.staging_total_bytes_max.value) {
-    metrics_.Reject(Rejection::kStaging);
-    return absl::ResourceExhaustedError("sessions.staging_total_bytes_max is reached");
-  }
-  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Engine> engine, JoinLocked(request));
-  auto session = std::make_shared<Session>(token, request.process_name, engine, std::move(staging));
-  if (!sessions_.emplace(token.slot(), session).second) {
+  if (sessions_.contains(token.slot())) {
     return absl::UnavailableError("session ids collided, try again");
   }
-  ++engines_.at(engine->id().slot()).sessions;
-  staging_bytes_ += staging_bytes;
+  CRUMB_RETURN_IF_ERROR(TakeRoomLocked(request.tenant, staging_bytes));
+  const absl::StatusOr<std::shared_ptr<Engine>> engine = JoinLocked(request);
+  if (!engine.ok()) {
+    session_budget_.Give(request.tenant);
+    staging_budget_.Give(request.tenant, staging_bytes);
+    return engine.status();
+  }
+  auto session =
+      std::make_shared<Session>(token, request.process_name, *engine, std::move(staging));
+  sessions_.emplace(token.slot(), session);
+  ++engines_.at((*engine)->id().slot()).sessions;
   metrics_.sessions_opened.Add();
   return session;
+}
+
+absl::Status SessionTable::TakeRoomLocked(const std::string& tenant, uint64_t staging_bytes) {
+  const TenantBudget::Taken session = session_budget_.Take(tenant);
+  if (session != TenantBudget::Taken::kYes) {
+    metrics_.Reject(Rejection::kSessions, session);
+    return TenantBudget::Error(session, "sessions.sessions_max");
+  }
+  const TenantBudget::Taken staging = staging_budget_.Take(tenant, staging_bytes);
+  if (staging == TenantBudget::Taken::kYes) return absl::OkStatus();
+  session_budget_.Give(tenant);
+  metrics_.Reject(Rejection::kStaging, staging);
+  return TenantBudget::Error(staging, "sessions.staging_total_bytes_max");
 }
 
 absl::StatusOr<std::shared_ptr<Engine>> SessionTable::JoinLocked(const OpenRequest& request) {
@@ -62,17 +72,18 @@ absl::StatusOr<std::shared_ptr<Engine>> SessionTable::JoinLocked(const OpenReque
           "the engine's id is another user's or tenant's: choose 16 random bytes");
     }
   }
-  if (engines_.size() >= static_cast<size_t>(limits_.engines_max)) {
-    metrics_.Reject(Rejection::kSessions);
-    return absl::ResourceExhaustedError(
-        fmt::format("{} engines are open, sessions.engines_max allows no more", engines_.size()));
+  if (engines_.contains(id.slot())) {
+    return absl::UnavailableError("engine ids collided, try again");
+  }
+  const TenantBudget::Taken taken = engine_budget_.Take(request.tenant);
+  if (taken != TenantBudget::Taken::kYes) {
+    metrics_.Reject(Rejection::kSessions, taken);
+    return TenantBudget::Error(taken, "sessions.engines_max");
   }
   auto engine = std::make_shared<Engine>(id, request.uid, request.tenant,
                                          static_cast<uint64_t>(limits_.lease_pages_max),
                                          static_cast<size_t>(limits_.leases_max));
-  if (!engines_.emplace(id.slot(), EngineEntry{engine}).second) {
-    return absl::UnavailableError("engine ids collided, try again");
-  }
+  engines_.emplace(id.slot(), EngineEntry{engine});
   return engine;
 }
 
@@ -86,7 +97,9 @@ std::shared_ptr<Session> SessionTable::Find(std::string_view token) const {
 }
 
 void SessionTable::DropStagingLocked(Session& session) {
-  if (const auto staging = session.TakeStaging()) staging_bytes_ -= staging->size();
+  if (const auto staging = session.TakeStaging()) {
+    staging_budget_.Give(session.engine().tenant(), staging->size());
+  }
 }
 
 void SessionTable::RemoveLocked(Session& session, std::vector<storage::LeaseId>& leases) {
@@ -104,7 +117,12 @@ void SessionTable::RemoveLocked(Session& session, std::vector<storage::LeaseId>&
       leases.push_back(lease);
     }
   }
+  for (const storage::LeaseId lease : session.engine().DropAcquiredBy(session.token())) {
+    leases.push_back(lease);
+  }
+  session_budget_.Give(session.engine().tenant());
   if (--entry->second.sessions == 0) {
+    engine_budget_.Give(session.engine().tenant());
     for (const storage::LeaseId lease : session.engine().End()) leases.push_back(lease);
     engines_.erase(entry);
   }
@@ -199,7 +217,7 @@ SessionTable::Totals SessionTable::totals() const {
   Totals totals;
   totals.sessions = sessions_.size();
   totals.engines = engines_.size();
-  totals.staging_bytes = staging_bytes_;
+  totals.staging_bytes = staging_budget_.used();
   for (const auto& [slot, entry] : engines_) {
     totals.leases += entry.engine->leases();
     totals.leased_pages += entry.engine->pages();

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/mutex.h"
+#include "common/tenant_budget.h"
 #include "server/limits.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session.h"
@@ -37,9 +38,16 @@ class SessionTable {
     uint64_t staging_bytes = 0;
   };
 
-  // The references must outlive this.
-  SessionTable(const SessionLimits& limits, storage::TieredStore& store, ServerMetrics& metrics)
-      : limits_(limits), store_(store), metrics_(metrics) {}
+  // `part_max_percent`: of sessions, engines and staging memory, for one tenant (TenantBudget). The
+  // references must outlive this.
+  SessionTable(const SessionLimits& limits, storage::TieredStore& store, ServerMetrics& metrics,
+               int64_t part_max_percent = 100)
+      : limits_(limits),
+        store_(store),
+        metrics_(metrics),
+        session_budget_(static_cast<uint64_t>(limits.sessions_max), part_max_percent),
+        engine_budget_(static_cast<uint64_t>(limits.engines_max), part_max_percent),
+        staging_budget_(limits.staging_total_bytes_max.value, part_max_percent) {}
 
   // Called, on any thread, after sessions ended otherwise than by End. Set before use.
   void OnEnded(std::function<void()> ended) { ended_ = std::move(ended); }
@@ -58,7 +66,8 @@ class SessionTable {
   // ends as soon as its engine holds no lease, because the process may be reading leased pages.
   void Disconnect(const std::shared_ptr<Session>& session);
 
-  // The process is gone: what it joined ends, the leases with their engine's last one. Idempotent.
+  // The process is gone: the leases that it acquired or joined end unless other sessions joined
+  // them; all leases end with their engine's last process. Idempotent.
   void End(const std::shared_ptr<Session>& session);
 
   // The session holds a lease of its engine too, until it releases it or its process is gone.
@@ -84,6 +93,9 @@ class SessionTable {
     size_t disconnected = 0;  // of them
   };
 
+  // Takes a session's places in the budgets, or none of them.
+  absl::Status TakeRoomLocked(const std::string& tenant, uint64_t staging_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Engine>> JoinLocked(const OpenRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RemoveLocked(Session& session, std::vector<storage::LeaseId>& leases)
@@ -96,13 +108,15 @@ class SessionTable {
   const SessionLimits limits_;
   storage::TieredStore& store_;
   ServerMetrics& metrics_;
+  TenantBudget session_budget_;
+  TenantBudget engine_budget_;
+  TenantBudget staging_budget_;
   std::function<void()> ended_ = [] {};
   SessionMemory* memory_ = nullptr;  // null: nobody holds more than is known here
 
   mutable Mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<uint64_t, EngineEntry> engines_ ABSL_GUARDED_BY(mutex_);
-  uint64_t staging_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<size_t> disconnected_{0};  // spares Release the lock
 };
 

@@ -13,6 +13,10 @@ void TenantOptions::Visit(ConfigVisitor& visitor) {
                 "gRPC; own, slabs that hold pages of their tenant alone, one at least for each "
                 "tenant; all, every slab, other tenants' pages too.");
   visitor.Field("tenants_max", tenants_max, "Tenants, and so labels of metrics.");
+  visitor.Field(
+      "part_max_percent", part_max_percent,
+      "Percent of what other tenants leave of a bounded resource (streams, sessions, queue "
+      "places, memory kept by leases and pins, keyspaces) that one tenant may take.");
   visitor.Field("reload_interval", reload_interval, "Time between looks at the file.");
 }
 
@@ -24,6 +28,10 @@ absl::Status TenantOptions::Validate() const {
   if (tenants_max < 1 || tenants_max > 4096) {
     return absl::InvalidArgumentError("tenants.tenants_max is " + std::to_string(tenants_max) +
                                       ", must be from 1 to 4096");
+  }
+  if (part_max_percent < 1 || part_max_percent > 100) {
+    return absl::InvalidArgumentError("tenants.part_max_percent is " +
+                                      std::to_string(part_max_percent) + ", must be from 1 to 100");
   }
   if (reload_interval < std::chrono::milliseconds(100)) {
     return absl::InvalidArgumentError("tenants.reload_interval must be at least 100ms");

@@ -16,9 +16,12 @@ struct TenantOptions {
   std::string file;  // empty: callers need no token, and name their tenant themselves
   std::string shared_memory = "off";  // or own, or all
   int64_t tenants_max = 256;
+  int64_t part_max_percent = 50;  // TenantBudget
   Duration reload_interval = std::chrono::seconds(10);
 
   bool enabled() const { return !file.empty(); }
+  // For budgets: 100 while tenants are not told apart.
+  int64_t budget_percent() const { return enabled() ? part_max_percent : 100; }
   // Each tenant's pages lie in slabs of its own.
   bool own_slabs() const { return enabled() && shared_memory == "own"; }
 

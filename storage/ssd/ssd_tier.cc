@@ -212,10 +212,18 @@ void SsdTier::ForEachPage(const KeyspaceId& keyspace,
 
 absl::Status SsdTier::PutRecord(const std::string& name, const std::string& value) {
   IndexBatch batch;
-  batch.Put(RecordKey(name), value);
+  if (value.empty()) {
+    batch.Delete(RecordKey(name));
+  } else {
+    batch.Put(RecordKey(name), value);
+  }
   CRUMB_RETURN_IF_ERROR(WriteIndex(batch));
   MutexLock lock(&mutex_);
-  records_[name] = value;
+  if (value.empty()) {
+    records_.erase(name);
+  } else {
+    records_[name] = value;
+  }
   return absl::OkStatus();
 }
 

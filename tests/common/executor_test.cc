@@ -49,5 +49,52 @@ TEST(ExecutorTest, RefusesOverItsBoundAndCounts) {
   EXPECT_FALSE(executor.Submit([] {})) << "stopped";
 }
 
+// One thread, held up until every task is queued; what ran then, in order.
+class RotationTest : public testing::Test {
+ protected:
+  RotationTest() {
+    executor_.Submit([this] {
+      MutexLock lock(&mutex_);
+      started_ = true;
+      changed_.NotifyAll();
+      while (!open_) changed_.Wait(&mutex_);
+    });
+    MutexLock lock(&mutex_);
+    while (!started_) changed_.Wait(&mutex_);
+  }
+  ~RotationTest() override { Ran(); }  // the executor runs what is queued before it ends
+  bool Submit(const std::string& tenant) {
+    return executor_.Submit(tenant, [this, tenant] { ran_ += tenant; });
+  }
+  std::string Ran() {
+    {
+      MutexLock lock(&mutex_);
+      open_ = true;
+      changed_.NotifyAll();
+    }
+    executor_.Stop();
+    return ran_;
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  bool started_ = false;
+  bool open_ = false;
+  std::string ran_;
+  Executor executor_{{.name = "test", .threads = 1, .queue_max = 8, .part_max_percent = 50}};
+};
+
+TEST_F(RotationTest, ATenantHasOnlyItsPartOfThePlaces) {
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(Submit("a"));
+  EXPECT_FALSE(Submit("a"));
+  EXPECT_TRUE(Submit("b"));
+  EXPECT_EQ(executor_.refused(), 1u);
+}
+
+TEST_F(RotationTest, TenantsTakeTurnsWhateverTheyQueued) {
+  for (const char* tenant : {"a", "a", "a", "b", "b", "c"}) ASSERT_TRUE(Submit(tenant));
+  EXPECT_EQ(Ran(), "abcaba");
+}
+
 }  // namespace
 }  // namespace crumb

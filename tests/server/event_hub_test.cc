@@ -29,7 +29,7 @@ class EventHubTest : public testing::Test {
  protected:
   std::shared_ptr<WatchQueue> Watch(const KeyspaceId& keyspace, size_t events_max) {
     auto queue = std::make_shared<WatchQueue>(events_max, [this] { ++woken_; });
-    EXPECT_TRUE(hub_.Watch(keyspace, queue, sequence_));
+    EXPECT_TRUE(hub_.Watch("", keyspace, queue, sequence_).ok());
     return queue;
   }
 
@@ -72,10 +72,10 @@ TEST_F(EventHubTest, WatchersAreBoundedAndGoneOnesMakeRoom) {
   auto first = Watch(Space(1), 3);
   const auto second = Watch(Space(1), 3);
   const auto third = std::make_shared<WatchQueue>(3, [] {});
-  EXPECT_FALSE(hub_.Watch(Space(1), third, sequence_));
+  EXPECT_TRUE(absl::IsResourceExhausted(hub_.Watch("", Space(1), third, sequence_)));
   first.reset();
   EXPECT_EQ(hub_.watchers(), 1u);
-  EXPECT_TRUE(hub_.Watch(Space(1), third, sequence_));
+  EXPECT_TRUE(hub_.Watch("", Space(1), third, sequence_).ok());
 }
 
 TEST_F(EventHubTest, DurabilityGoesToWhoWaitsOnce) {
@@ -110,6 +110,33 @@ TEST_F(EventHubTest, AStreamThatEndedIsNotTold) {
   notices.reset();
   hub_.OnDurable(Space(1), Key(1));
   EXPECT_EQ(woken_, 0);
+}
+
+TEST_F(EventHubTest, OneTenantTakesNeitherAllWatchersNorAllWaits) {
+  EventHub hub({4, 4, 50}, metrics_);
+  std::vector<std::shared_ptr<WatchQueue>> queues;
+  const auto watch = [&](const std::string& tenant) {
+    queues.push_back(std::make_shared<WatchQueue>(1, [] {}));
+    return hub.Watch(tenant, Space(1), queues.back(), sequence_).ok();
+  };
+  EXPECT_TRUE(watch("a"));
+  EXPECT_TRUE(watch("a"));
+  EXPECT_FALSE(watch("a"));
+  EXPECT_TRUE(watch("b"));
+  EXPECT_EQ(metrics_.part_rejected[static_cast<size_t>(Rejection::kWatchers)].value(), 1u);
+  const auto of_a = std::make_shared<NoticeQueue>(
+      10, [] {}, "a");
+  const auto of_b = std::make_shared<NoticeQueue>(
+      10, [] {}, "b");
+  for (int i = 0; i < 4; ++i) hub.AwaitDurable(Key(i), of_a);
+  hub.AwaitDurable(Key(10), of_b);
+  EXPECT_EQ(metrics_.notices_dropped.value(), 2u);
+  hub.OnDurable(Space(1), Key(10));
+  EXPECT_TRUE(of_b->Take().has_value());
+  hub.ForgetDurable(Key(0));
+  hub.AwaitDurable(Key(2), of_a);
+  hub.OnDurable(Space(1), Key(2));
+  EXPECT_TRUE(of_a->Take().has_value());
 }
 
 }  // namespace

@@ -167,5 +167,80 @@ TEST_F(KeyspaceRegistryTest, ARecordWithoutTenantBecomesThatOfWhoOpensIt) {
   EXPECT_EQ(unknown.tenant(), "x");
 }
 
+class UnusedKeyspacesTest : public KeyspaceRegistryTest {
+ protected:
+  static constexpr Duration kIdle = std::chrono::hours(24 * 30);
+
+  // Looks after the keyspaces once, so many hours after the start.
+  size_t Look(KeyspaceRegistry& registry, int hours, bool in_cluster = false) {
+    const TimePoint now = TimePoint() + std::chrono::hours(1'000 + hours);
+    const std::chrono::system_clock::time_point wall{std::chrono::hours(500'000 + hours)};
+    return registry.EndUnused({kIdle, now, wall, in_cluster});
+  }
+  static TimePoint At(int hours) { return TimePoint() + std::chrono::hours(1'000 + hours); }
+};
+
+TEST_F(UnusedKeyspacesTest, EndAndMakeRoom) {
+  const auto registry = Open();
+  const KeyspaceId used = registry->OpenKeyspace(Description("used")).value()->id;
+  for (const char* model : {"a", "b"}) ASSERT_TRUE(registry->OpenKeyspace(Description(model)).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(registry->OpenKeyspace(Description("c")).status()));
+  EXPECT_EQ(Look(*registry, 0), 0u);
+  registry->Find(used)->NoteUse(At(700));
+  EXPECT_EQ(Look(*registry, 719), 0u);
+  EXPECT_EQ(Look(*registry, 721), 2u);
+  EXPECT_NE(registry->Find(used), nullptr);
+  EXPECT_TRUE(registry->OpenKeyspace(Description("c")).ok());
+  EXPECT_EQ(Open()->List().size(), 2u) << "the records have gone, too";
+}
+
+TEST_F(UnusedKeyspacesTest, TimeGoesOnOverRestarts) {
+  ASSERT_TRUE(Open()->OpenKeyspace(Description("a")).ok());
+  EXPECT_EQ(Look(*Open(), 0), 0u);
+  EXPECT_EQ(Look(*Open(), 400), 0u);
+  EXPECT_EQ(Look(*Open(), 721), 1u);
+}
+
+TEST_F(UnusedKeyspacesTest, StayWhileSomethingNeedsThem) {
+  const auto registry = Open();
+  auto held = registry->OpenKeyspace(Description("in a call")).value();
+  const KeyspaceId decided = registry->OpenKeyspace(Description("decided")).value()->id;
+  ASSERT_TRUE(registry->SetState(decided, ServingState::kBf16, {"me", "worse"}).ok());
+  const KeyspaceId dropped = registry->OpenKeyspace(Description("dropped")).value()->id;
+  ASSERT_TRUE(registry->RaiseGeneration(dropped).ok());
+  EXPECT_EQ(Look(*registry, 0), 0u);
+  EXPECT_EQ(Look(*registry, 1'000, /*in_cluster=*/true), 0u);
+  held.reset();
+  EXPECT_EQ(Look(*registry, 1'000, /*in_cluster=*/true), 1u);
+  EXPECT_EQ(Look(*registry, 1'000), 1u) << "the dropped one: no other node has its pages";
+  EXPECT_NE(registry->Find(decided), nullptr);
+}
+
+TEST_F(UnusedKeyspacesTest, WhatWasDroppedDoesNotComeBack) {
+  {
+    const auto registry = Open();
+    const KeyspaceId id = registry->OpenKeyspace(Description("a")).value()->id;
+    for (int i = 0; i < 4; ++i) ASSERT_TRUE(registry->RaiseGeneration(id).ok());
+    Look(*registry, 0);
+    ASSERT_EQ(Look(*registry, 721), 1u);
+    EXPECT_EQ(registry->OpenKeyspace(Description("a")).value()->generation.load(), 5u);
+  }
+  records_->erase("keyspace/" + Open()->IdOf(Description("a")).value().ToHex());
+  EXPECT_EQ(Open()->OpenKeyspace(Description("a")).value()->generation.load(), 5u);
+  (*records_)["keyspace-generation-floor"] = "five";
+  EXPECT_TRUE(
+      absl::IsDataLoss(KeyspaceRegistry::Open(store_, "secret of sixteen", tokens_, 3).status()));
+}
+
+TEST_F(KeyspaceRegistryTest, OneTenantDoesNotTakeAllKeyspaces) {
+  const auto registry = KeyspaceRegistry::Open(store_, "secret of sixteen", tokens_, 4,
+                                               KeyspaceRegistry::Slabs::kOfAll, 50)
+                            .value();
+  EXPECT_TRUE(registry->OpenKeyspace(Description("1", "a")).ok());
+  EXPECT_TRUE(registry->OpenKeyspace(Description("2", "a")).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(registry->OpenKeyspace(Description("3", "a")).status()));
+  EXPECT_TRUE(registry->OpenKeyspace(Description("1", "b")).ok());
+}
+
 }  // namespace
 }  // namespace crumb::server

@@ -223,13 +223,23 @@ uint64_t MemoryStore::DropKeyspace(const KeyspaceId& keyspace, uint64_t generati
 
 absl::Status MemoryStore::PutRecord(const std::string& name, const std::string& value) {
   MutexLock lock(&mutex_);
-  (*records_)[name] = value;
+  if (value.empty()) {
+    records_->erase(name);
+  } else {
+    (*records_)[name] = value;
+  }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> MemoryStore::Records() {
   MutexLock lock(&mutex_);
   return std::vector<std::pair<std::string, std::string>>(records_->begin(), records_->end());
+}
+
+uint64_t MemoryStore::PageBytes(const KeyspaceId& keyspace, const PageKey& key) const {
+  MutexLock lock(&mutex_);
+  const Page* const page = FindLocked(keyspace, key);
+  return page == nullptr ? 0 : page->bytes;
 }
 
 uint64_t MemoryStore::KeyspaceBytes(const KeyspaceId& keyspace) const {

@@ -53,6 +53,7 @@ class MemoryStore : public storage::TieredStore {
   absl::Status PutRecord(const std::string& name, const std::string& value) override;
   absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() override;
   std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const override;
+  uint64_t PageBytes(const KeyspaceId& keyspace, const PageKey& key) const override;
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override;
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&, storage::Tier)>& visit) override;

@@ -83,8 +83,9 @@ TEST_F(SessionTableTest, LeasesEndWithTheEnginesLastSession) {
   ASSERT_EQ(a->engine().TakeBudget(5), 5u);
   ASSERT_TRUE(a->engine().AddLease(7, 3, 5, a->token()));
   EXPECT_EQ(a->engine().pages(), 3u);
+  ASSERT_TRUE(table_.Join(*b, 7));
   table_.End(a);
-  EXPECT_EQ(b->engine().leases(), 1u);
+  EXPECT_EQ(b->engine().leases(), 1u) << "b has joined it";
   table_.End(b);
   EXPECT_EQ(metrics_.leases_reaped.value(), 1u);
   EXPECT_EQ(b->engine().leases(), 0u);
@@ -92,6 +93,42 @@ TEST_F(SessionTableTest, LeasesEndWithTheEnginesLastSession) {
   EXPECT_EQ(table_.totals().engines, 0u);
   table_.End(b);
   EXPECT_EQ(metrics_.sessions_reaped.value(), 2u);
+}
+
+TEST_F(SessionTableTest, ALeaderThatCrashesAgainAndAgainLeavesNoLeases) {
+  const auto follower = Open();
+  for (uint64_t lease = 1; lease <= 100; ++lease) {
+    const auto leader = Open(0, EngineOf(*follower));
+    ASSERT_EQ(leader->engine().TakeBudget(5), 5u) << "after " << lease - 1 << " crashes";
+    ASSERT_TRUE(leader->engine().AddLease(lease, 5, 5, leader->token()));
+    if (lease == 50) {
+      ASSERT_TRUE(table_.Join(*follower, lease));
+    }
+    table_.End(leader);
+  }
+  EXPECT_EQ(follower->engine().leases(), 1u) << "the one that the follower has joined";
+  EXPECT_EQ(follower->engine().pages(), 5u);
+  EXPECT_EQ(metrics_.leases_reaped.value(), 99u);
+  EXPECT_TRUE(table_.Release(*follower, 50));
+  EXPECT_EQ(follower->engine().pages(), 0u);
+}
+
+TEST_F(SessionTableTest, OneTenantTakesNeitherAllSessionsNorAllStagingMemory) {
+  SessionLimits limits = Limits();
+  limits.sessions_max = limits.engines_max = 4;
+  limits.staging_total_bytes_max = ByteSize{4 << 20};
+  SessionTable table(limits, store_, metrics_, /*part_max_percent=*/50);
+  const auto open = [&](const std::string& tenant, uint64_t staging) {
+    return table.Open({"test", "", 0, staging, tenant});
+  };
+  const auto first = open("a", 1 << 20);
+  const auto second = open("a", 1 << 20);
+  EXPECT_TRUE(absl::IsResourceExhausted(open("a", 0).status()));
+  EXPECT_TRUE(open("b", 1 << 20).ok());
+  table.End(*first);
+  table.End(*second);
+  EXPECT_EQ(table.totals().staging_bytes, uint64_t{1} << 20);
+  EXPECT_TRUE(open("a", 1 << 20).ok());
 }
 
 TEST_F(SessionTableTest, AClosedConnectionWaitsForTheLeases) {

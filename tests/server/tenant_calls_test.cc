@@ -16,6 +16,7 @@
 #include "server/calls/put_assembler.h"
 #include "server/calls/staging_calls.h"
 #include "server/calls/status_calls.h"
+#include "server/held_memory.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/server/call_fixture.h"
 
@@ -256,6 +257,61 @@ TEST_F(TenantCallsTest, ACommitOverQuotaIsRefusedAndTheRestUnharmed) {
   quota(3 * fragment_bytes());
   ASSERT_TRUE(table->Reload(true).ok());
   EXPECT_EQ(commit(5), v1::COMMIT_OUTCOME_STORED);
+}
+
+// Host memory for eight pages, of which one tenant may keep four.
+TEST_F(TenantCallsTest, LeasesAndPinsKeepAPartOfHostMemoryAndNoMore) {
+  for (int key = 2; key <= 8; ++key) Store(Key(key));
+  HeldMemory held(8 * fragment_bytes(), 50, Clock::Real());
+  CallContext context = As("a");
+  context.held = &held;
+  const auto session = OpenSession();
+  const auto acquire = [&](int first, int count) {
+    v1::AcquireRequest request = Named<v1::AcquireRequest>();
+    request.set_keys(Keys(first, count));
+    v1::AcquireResponse response;
+    EXPECT_TRUE(Wait([&](Done done) {
+                  Acquire(context, session, TimePoint::max(), request, &response, std::move(done));
+                }).ok());
+    return response;
+  };
+  const auto pin = [&](int first, int count, v1::PinResponse* response) {
+    auto request = Named<v1::PinRequest>();
+    request.set_keys(Keys(first, count));
+    request.set_ttl_ms(3'600'000);
+    return Wait(
+        [&](Done done) { Pin(context, TimePoint::max(), request, response, std::move(done)); });
+  };
+  const v1::AcquireResponse two = acquire(1, 2);
+  EXPECT_EQ(two.hit_pages(), 2u);
+  EXPECT_EQ(acquire(1, 2).hit_pages(), 2u) << "the same pages cost nothing";
+  EXPECT_EQ(acquire(3, 4).miss_reason(), v1::MISS_REASON_BUSY);
+  EXPECT_EQ(metrics_.part_rejected[static_cast<size_t>(Rejection::kHeldMemory)].value(), 1u);
+  v1::PinResponse pinned;
+  EXPECT_TRUE(pin(3, 1, &pinned).ok());
+  EXPECT_EQ(pinned.pinned_pages(), 1u);
+  const absl::Status refused = pin(4, 3, &pinned);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused));
+  EXPECT_THAT(refused.ToString(), HasSubstr("1 of 3 pages are pinned"));
+  EXPECT_TRUE(pin(100, 2, &pinned).ok()) << "absent pages cost nothing";
+  EXPECT_EQ(pinned.pinned_pages(), 0u);
+  // A Get has to keep its pages, too.
+  absl::StatusOr<std::unique_ptr<GetReader>> reader;
+  auto get = Named<v1::GetRequest>();
+  get.set_keys(Keys(5, 3));
+  GetReader::Open(
+      context, get, TimePoint::max(),
+      [&](absl::StatusOr<std::unique_ptr<GetReader>> opened) { reader = std::move(opened); });
+  GetReader::Part part;
+  ASSERT_TRUE(reader.ok() && (*reader)->Next(part));
+  EXPECT_EQ(part.message.miss_reason(), v1::MISS_REASON_BUSY);
+  // What is given back can be kept again.
+  v1::UnpinResponse unpinned;
+  auto unpin = Named<v1::UnpinRequest>();
+  unpin.set_keys(Keys(3, 2));
+  ASSERT_TRUE(Unpin(context, unpin, &unpinned).ok());
+  sessions_.End(session);
+  EXPECT_EQ(held.used(), 0u) << "leases end with their process";
 }
 
 }  // namespace

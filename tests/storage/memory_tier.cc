@@ -157,7 +157,11 @@ void MemoryTier::ForEachPage(const KeyspaceId& keyspace,
 
 absl::Status MemoryTier::PutRecord(const std::string& name, const std::string& value) {
   MutexLock lock(&mutex_);
-  records_[name] = value;
+  if (value.empty()) {
+    records_.erase(name);
+  } else {
+    records_[name] = value;
+  }
   return absl::OkStatus();
 }
 

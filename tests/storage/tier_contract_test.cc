@@ -269,6 +269,9 @@ TEST_P(TierContract, KeepsRecords) {
   EXPECT_THAT(*records,
               testing::UnorderedElementsAre(testing::Pair("node", "c"),
                                             testing::Pair("state", std::string("\0b", 2))));
+  ASSERT_TRUE(tier_->PutRecord("node", "").ok());
+  EXPECT_THAT(*tier_->Records(),
+              testing::ElementsAre(testing::Pair("state", std::string("\0b", 2))));
 }
 
 TEST_P(TierContract, ManyThreadsSeeOnlyRightBytes) {

@@ -43,5 +43,11 @@ TEST(FormatPercentTest, OfNothingIsADash) {
   EXPECT_EQ(FormatPercent(0, 0), "-");
 }
 
+TEST(TextTableTest, CellsCannotDriveTheTerminalNorForgeRows) {
+  TextTable table({"model", "state"});
+  table.AddRow({"a\nb  active", "\x1b[2J"});
+  EXPECT_EQ(table.ToString(), "model         state\na\\nb  active  \\x1b[2J\n");
+}
+
 }  // namespace
 }  // namespace crumb::tools

@@ -1,0 +1,85 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "absl/status/status.h"
+#include "common/mutex.h"
+
+namespace crumb {
+
+// A bounded resource that several tenants draw from: streams, queue places, sessions, bytes. No
+// tenant can take all of it: a tenant may hold at most `part_max_percent` of what the other tenants
+// leave. With 50, a tenant that is alone gets one half, a second one a quarter, a third one an
+// eighth, and so on, and what they leave is there for the next tenant at once, without anything
+// being taken back. The first unit is granted to every tenant while any is left, so that a resource
+// of few units serves as many tenants as it has units.
+//
+// With 100 tenants are not told apart: the total alone counts, at the cost of one atomic addition.
+//
+// Invariants: used() <= total unless Add() went beyond it; used() is the sum over all tenants.
+// Thread-safe.
+class TenantBudget {
+ public:
+  // The result of Take. kTotalFull: the resource is used up; kPartFull: the tenant holds its part.
+  enum class Taken : uint8_t { kYes, kTotalFull, kPartFull };
+
+  // REQUIRES: part_max_percent is from 1 to 100.
+  TenantBudget(uint64_t total, int64_t part_max_percent)
+      : total_(total), part_max_percent_(static_cast<uint64_t>(part_max_percent)) {}
+  TenantBudget(const TenantBudget&) = delete;
+
+  // Takes `amount` units for a tenant, or none. The empty name is a tenant like any other.
+  Taken Take(const std::string& tenant, uint64_t amount = 1);
+  // Takes them whatever the bounds: for what exists already, such as records read at a start.
+  void Add(const std::string& tenant, uint64_t amount);
+  // Returns units that the tenant holds.
+  void Give(const std::string& tenant, uint64_t amount = 1);
+
+  uint64_t total() const { return total_; }
+  uint64_t used() const { return used_.load(); }
+  // 0 while tenants are not told apart.
+  uint64_t used_by(const std::string& tenant) const;
+
+  // kResourceExhausted for a Take that failed; `key` is the setting that bounds the total.
+  static absl::Status Error(Taken taken, const char* key);
+
+ private:
+  bool tells_apart() const { return part_max_percent_ < 100; }
+
+  const uint64_t total_;
+  const uint64_t part_max_percent_;
+  std::atomic<uint64_t> used_{0};
+  mutable Mutex mutex_;
+  // Tenants that hold something.
+  std::unordered_map<std::string, uint64_t> held_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Units of a budget that are returned when this ends. The budget must outlive it.
+class TenantGrant {
+ public:
+  using Taken = TenantBudget::Taken;
+
+  TenantGrant(TenantBudget& budget, std::string tenant, uint64_t amount = 1)
+      : budget_(budget),
+        tenant_(std::move(tenant)),
+        amount_(amount),
+        taken_(budget.Take(tenant_, amount)) {}
+  TenantGrant(const TenantGrant&) = delete;
+  ~TenantGrant() {
+    if (taken_ == Taken::kYes) budget_.Give(tenant_, amount_);
+  }
+  Taken taken() const { return taken_; }
+
+ private:
+  TenantBudget& budget_;
+  const std::string tenant_;
+  const uint64_t amount_;
+  const Taken taken_;
+};
+
+}  // namespace crumb

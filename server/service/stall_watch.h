@@ -1,0 +1,90 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <memory>
+#include <vector>
+
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/thread.h"
+
+namespace crumb::server {
+
+// A stream that sometimes waits for its caller: for a message to arrive, or for one to be read.
+// A stream that waits longer than the StallWatch allows is stalled, and ends. Its states:
+//
+//   working --BeginWait--> waiting --EndWait--> working
+//                             |
+//                             +--Claim by StallWatch--> stalled (final; Stalled() is called once)
+//
+// EndWait and Claim exclude each other: whichever comes first has its effect, the other returns
+// false. Thread-safe.
+class StallableStream {
+ public:
+  virtual ~StallableStream() = default;
+
+  // The stream waits for its caller from now on. `progressed`: it got further since the wait
+  // before; otherwise this wait counts from where that one began, so that a caller who sends a byte
+  // now and then is stalled, too.
+  void BeginWait(TimePoint now, bool progressed) {
+    if (progressed || waits_since_ == kWorking) waits_since_ = now;
+    waiting_since_.store(waits_since_);
+  }
+  // The caller did something. False: the stream is stalled, Stalled() has been or is being called.
+  bool EndWait() {
+    TimePoint waiting = waiting_since_.load();
+    while (waiting != kStalled) {
+      if (waiting_since_.compare_exchange_weak(waiting, kWorking)) return true;
+    }
+    return false;
+  }
+  bool stalled() const { return waiting_since_.load() == kStalled; }
+
+  // For StallWatch. True: the stream has waited since before `since` and is stalled now.
+  bool Claim(TimePoint since) {
+    TimePoint waiting = waiting_since_.load();
+    return waiting != kWorking && waiting != kStalled && waiting <= since &&
+           waiting_since_.compare_exchange_strong(waiting, kStalled);
+  }
+  // Ends the stream. Called once, on StallWatch's thread, without locks.
+  virtual void Stalled() = 0;
+
+ private:
+  static constexpr TimePoint kWorking = TimePoint();
+  static constexpr TimePoint kStalled = TimePoint::max();
+
+  TimePoint waits_since_ = kWorking;  // used by BeginWait alone
+  std::atomic<TimePoint> waiting_since_{kWorking};
+};
+
+// Ends streams that wait too long for their callers. Its thread, crumb-stalls, sleeps while there
+// are no streams. Thread-safe.
+class StallWatch {
+ public:
+  // `clock` must outlive this.
+  StallWatch(Duration timeout, const Clock& clock);
+  ~StallWatch();
+
+  // Watches the stream as long as it lives.
+  void Add(const std::weak_ptr<StallableStream>& stream);
+
+  Duration timeout() const { return timeout_; }
+
+ private:
+  void Run();
+  // The streams that live; forgets the others.
+  std::vector<std::shared_ptr<StallableStream>> Streams();
+
+  const Duration timeout_;
+  const Clock& clock_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  std::list<std::weak_ptr<StallableStream>> streams_ ABSL_GUARDED_BY(mutex_);
+  Thread thread_;
+};
+
+}  // namespace crumb::server

@@ -1,0 +1,52 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+#include "common/unique_fd.h"
+
+namespace crumb::server {
+
+// A caller without a token who speaks just enough HTTP/2 to begin gRPC calls whose messages never
+// end: as many bytes of each as the server's flow control lets through, and then silence.
+class UnfinishedCalls {
+ public:
+  // Connects to the Unix socket and begins `calls` calls, each of a message that claims to have
+  // `message_bytes`. connected() is false when there is no connection.
+  UnfinishedCalls(const std::string& socket, int calls, uint32_t message_bytes);
+
+  // Sends what the server lets through, until it has let through nothing for `quiet_ms`.
+  void Push(int quiet_ms);
+
+  bool connected() const { return fd_.valid(); }
+  uint64_t sent_bytes() const { return sent_; }
+  // Whether the server has closed the connection.
+  bool closed() const { return closed_; }
+
+ private:
+  struct Call {
+    int64_t window = 65'535;
+    uint32_t left = 0;  // of the message
+  };
+
+  void Send(const std::string& bytes);
+  void SendFrame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload);
+  // Reads frames for `wait_ms`. False: none came.
+  bool Receive(int wait_ms);
+  void OnFrame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload);
+  // True: something was sent.
+  bool SendData();
+
+  UniqueFd fd_;
+  std::string received_;
+  int64_t window_ = 65'535;
+  int64_t initial_window_ = 65'535;
+  std::map<uint32_t, Call> calls_;
+  uint64_t sent_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace crumb::server
