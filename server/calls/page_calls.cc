@@ -36,7 +36,7 @@ void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& r
   const auto pin = [context, response, ttl = *ttl, id = (*keyspace)->id, keys = wanted->keys] {
     response->set_pinned_pages(context.store.Pin(id, keys, context.clock.Now() + ttl));
   };
-  const bool waits = request.wait_ms() > 0 && !(*keyspace)->quality_off();
+  const bool waits = request.wait_ms() > 0 && (*keyspace)->serves();
   if (context.cluster == nullptr || !waits) {
     pin();
     return done(absl::OkStatus());
