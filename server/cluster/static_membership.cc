@@ -236,10 +236,10 @@ void StaticMembership::TakeOver(const Arrived& arrived) {
   MutexLock lock(&mutex_);
   Entry& entry = entries_[arrived.address];
   entry.exchanging = false;
+  if (entry.failure.ok()) entry.failed_at = now;
   entry.failure = status;
   if (!status.ok()) {
     metrics_.record_exchange_failures.Add();
-    entry.failed_at = now;
     entry.next_exchange = now + options_.heartbeat;
     return;
   }

@@ -76,7 +76,7 @@ class StaticMembership final : public Membership {
     uint64_t target = 0;         // what `their_version` was at `behind_since`
     TimePoint behind_since;      // this node has not reached `target` since
     absl::Status failure;        // of the latest exchange
-    TimePoint failed_at;         // not OK: when
+    TimePoint failed_at;         // not OK: when the first of the failures in a row was
     bool behind() const { return their_seen < their_version; }
   };
   // An exchange's answer that waits for the membership's thread.
