@@ -95,6 +95,7 @@ PageFetcher::Asked PageFetcher::Ask(const PageRequest& request) const {
   wanted.wait_for_lower_tiers = request.timeout > Duration::zero();
   wanted.timeout = wanted.wait_for_lower_tiers ? request.timeout : kHostOnlyTimeout;
   wanted.lease = request.lease;
+  wanted.lease_epoch = request.lease_epoch;
   wanted.verify_every = options_.verify_every;
   wanted.behind_miss = request.behind_miss;
   if (intake_ != nullptr) intake_->NamePools(&wanted);

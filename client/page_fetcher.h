@@ -28,6 +28,7 @@ struct PageRequest {
   Duration timeout = Duration::zero();  // zero: host memory only
   bool whole_pages = false;             // hit only where all layers and heads are there
   uint64_t lease = 0;                   // see AcquireRequest
+  uint64_t lease_epoch = 0;             // see AcquireRequest
   int skip = 0;                         // leading keys whose pages the caller has
   bool behind_miss = false;             // see AcquireRequest
 };

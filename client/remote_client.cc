@@ -332,6 +332,10 @@ std::unique_ptr<PendingAcquire> RemoteClient::StartAcquire(const AcquireRequest&
     return std::make_unique<FailedAcquire>(
         absl::FailedPreconditionError("Acquire needs shared memory, not " + options_.address));
   }
+  if (request.lease_epoch != 0 && request.lease_epoch != (*connection)->epoch()) {
+    return std::make_unique<FailedAcquire>(
+        absl::AbortedError("the lease was given by a crumbd that has ended: acquire again"));
+  }
   v1::AcquireRequest wire;
   wire.set_keyspace(ToBytes(request.keyspace));
   wire.set_keys(ToBytes(request.keys));

@@ -415,9 +415,15 @@ void SequenceStarter::JoinLease(SequenceStart& start, const LeadToken& token, Du
   if (token.lease == 0 || have >= pages || token.keyspace.epoch != client_->epoch()) return;
   PageRequest request = RequestFor(start, 0, pages, 0, timeout);
   request.lease = token.lease;
+  // The connection may have become another crumbd's since the look above.
+  request.lease_epoch = token.keyspace.epoch;
   request.skip = have;
   absl::StatusOr<FetchedPages> fetched = fetcher_->Fetch(request);
   if (!fetched.ok()) return NoteFetchFailure(start, fetched.status());
+  const uint64_t epoch = fetched->lease == nullptr ? 0 : fetched->lease->epoch();
+  if (epoch != 0 && epoch != token.keyspace.epoch) {
+    return NoteFetchFailure(start, absl::AbortedError("another crumbd answered"));
+  }
   const auto intake = NewPrefix(start, pages);
   NoteFetched(start, *fetched, std::span(token.tiers).subspan(have), intake.get());
 }

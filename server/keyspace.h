@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 
 #include "absl/status/status.h"
@@ -57,8 +58,16 @@ struct Keyspace {
 
   void NoteUse(TimePoint now) { used.store(now, std::memory_order_relaxed); }
 
+  // True while this node may have missed that pages were dropped (KeyspaceRegistry::Withhold). Null
+  // in keyspaces that no registry made.
+  std::shared_ptr<const std::atomic<bool>> withheld;
+
   // Whether pages are to miss with reason QUALITY.
   bool quality_off() const { return int2_history && state.load() == ServingState::kBf16; }
+  // Whether pages are to miss with reason GENERATION, because they may have been dropped.
+  bool unheard() const { return withheld != nullptr && withheld->load(); }
+  // Whether pages may be served at all.
+  bool serves() const { return !quality_off() && !unheard(); }
 
   // kInvalidArgument when a fragment with this header cannot belong here.
   absl::Status CheckHeader(const FragmentHeader& header) const;

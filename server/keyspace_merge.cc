@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <map>
+#include <set>
 #include <tuple>
+#include <utility>
 
 namespace crumb::server {
 namespace {
@@ -118,6 +121,76 @@ KeyspaceChanges MergeKeyspace(v1::KeyspaceRecord& ours, const v1::KeyspaceRecord
   return changes;
 }
 
+absl::Status CheckRecord(const v1::KeyspaceRecord& record) {
+  constexpr size_t kFieldsMax = 64;
+  constexpr size_t kTextBytesMax = 1024;
+  const auto refuse = [](const char* field) {
+    return absl::InvalidArgumentError(std::string("the keyspace's record has an impossible ") +
+                                      field);
+  };
+  if (record.generation() == 0) return refuse("generation");
+  if (static_cast<size_t>(record.fields_size()) > kFieldsMax) return refuse("number of fields");
+  for (const auto& [name, value] : record.fields()) {
+    if (name.size() > kTextBytesMax || value.size() > kTextBytesMax) return refuse("field");
+  }
+  if (record.tenant().size() > kTextBytesMax || record.state_who().size() > kTextBytesMax ||
+      record.state_reason().size() > kTextBytesMax) {
+    return refuse("tenant or state");
+  }
+  if (static_cast<size_t>(record.forgotten_deletions_size()) > kDeletionNodesMax) {
+    return refuse("number of nodes that deleted");
+  }
+  for (const auto& [node, number] : record.forgotten_deletions()) {
+    if (node.empty() || node.size() > kNodeIdBytesMax || number == UINT64_MAX) {
+      return refuse("forgotten deletion");
+    }
+  }
+  for (const v1::Deletion& deletion : record.deletions()) {
+    if (deletion.node().empty() || deletion.node().size() > kNodeIdBytesMax ||
+        deletion.number() == 0 || deletion.number() == UINT64_MAX ||
+        deletion.keys().size() % sizeof(PageKey) != 0) {
+      return refuse("deletion");
+    }
+  }
+  return absl::OkStatus();
+}
+
+bool ForgetDeletions(v1::KeyspaceRecord& record, size_t keys_max) {
+  struct Listed {
+    size_t bytes = 0;
+    std::deque<const v1::Deletion*> oldest_first;
+  };
+  DropForgotten(record);  // and sorts: a node's deletions stand in the order of their numbers
+  std::map<std::string, Listed> by_node;
+  size_t keys = 0;
+  size_t bytes = 0;
+  for (const v1::Deletion& deletion : record.deletions()) {
+    Listed& listed = by_node[deletion.node()];
+    listed.oldest_first.push_back(&deletion);
+    listed.bytes += deletion.ByteSizeLong();
+    keys += deletion.keys().size() / sizeof(PageKey);
+    bytes += deletion.ByteSizeLong();
+  }
+  std::set<std::pair<size_t, std::string>> most;  // nodes by the bytes of their deletions
+  for (const auto& [node, listed] : by_node) most.emplace(listed.bytes, node);
+  bool forgot = false;
+  while ((keys > keys_max || bytes > kDeletionBytesMax) && !most.empty()) {
+    const std::string node = most.rbegin()->second;
+    most.erase(std::prev(most.end()));
+    Listed& listed = by_node[node];
+    const v1::Deletion& oldest = *listed.oldest_first.front();
+    listed.oldest_first.pop_front();
+    listed.bytes -= oldest.ByteSizeLong();
+    keys -= oldest.keys().size() / sizeof(PageKey);
+    bytes -= oldest.ByteSizeLong();
+    (*record.mutable_forgotten_deletions())[node] = oldest.number();
+    forgot = true;
+    if (!listed.oldest_first.empty()) most.emplace(listed.bytes, node);
+  }
+  if (forgot) DropForgotten(record);
+  return forgot;
+}
+
 void AddDeletion(v1::KeyspaceRecord& record, const std::string& node,
                  const std::vector<PageKey>& keys, size_t keys_max) {
   const uint64_t number = NumberOf(NewestDeletions(record), node) + 1;
@@ -125,19 +198,7 @@ void AddDeletion(v1::KeyspaceRecord& record, const std::string& node,
   added.set_node(node);
   added.set_number(number);
   for (const PageKey& key : keys) added.mutable_keys()->append(key.view());
-  size_t listed = 0;
-  for (const v1::Deletion& deletion : record.deletions()) {
-    if (deletion.node() == node) listed += deletion.keys().size() / sizeof(PageKey);
-  }
-  // DropForgotten keeps a node's deletions in order.
-  DropForgotten(record);
-  for (const v1::Deletion& deletion : record.deletions()) {
-    if (listed <= keys_max) break;
-    if (deletion.node() != node) continue;
-    listed -= deletion.keys().size() / sizeof(PageKey);
-    (*record.mutable_forgotten_deletions())[node] = deletion.number();
-  }
-  DropForgotten(record);
+  ForgetDeletions(record, keys_max);
 }
 
 }  // namespace crumb::server

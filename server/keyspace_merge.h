@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "common/page_key.h"
 #include "crumb/v1/record.pb.h"
 
@@ -23,12 +24,27 @@ struct KeyspaceChanges {
   bool theirs_behind = false;    // `theirs` lacks what `ours` has
 };
 
+// Bounds of a record, which keep it below what one message of gRPC (4 MiB) and one request of etcd
+// (1.5 MiB) carry: a name or a value is at most 1,024 bytes, so fields take 68 KiB, deletions 1 MiB
+// and the numbers of forgotten deletions 192 KiB.
+inline constexpr size_t kDeletionKeysMax = 16'384;            // pages that deletions list
+inline constexpr size_t kDeletionBytesMax = size_t{1} << 20;  // encoded deletions
+inline constexpr size_t kDeletionNodesMax = 2'048;            // nodes that ever deleted
+inline constexpr size_t kNodeIdBytesMax = 64;
+
+// kInvalidArgument, naming the field: a record that no crumbd makes.
+absl::Status CheckRecord(const v1::KeyspaceRecord& record);
+
 // Brings what `theirs` knows into `ours`. The generation only rises, of two states the one of the
 // higher version counts, deletions are united.
 KeyspaceChanges MergeKeyspace(v1::KeyspaceRecord& ours, const v1::KeyspaceRecord& theirs);
 
-// Notes that `node` deleted pages; of its deletions the oldest are forgotten while more than
-// `keys_max` keys are listed.
+// Forgets deletions while the record lists more than `keys_max` keys or takes more than
+// kDeletionBytesMax bytes: the oldest of the node that lists the most. A node that has not heard of
+// a forgotten deletion deletes all its pages of the keyspace. Returns whether any was forgotten.
+bool ForgetDeletions(v1::KeyspaceRecord& record, size_t keys_max);
+
+// Notes that `node` deleted pages, then forgets deletions beyond `keys_max` keys.
 void AddDeletion(v1::KeyspaceRecord& record, const std::string& node,
                  const std::vector<PageKey>& keys, size_t keys_max);
 

@@ -171,7 +171,9 @@ absl::Status KeyspaceRegistry::NoteDeletion(const KeyspaceId& id, const std::str
 }
 
 absl::StatusOr<KeyspaceChanges> KeyspaceRegistry::Merge(const KeyspaceId& id,
-                                                        const v1::KeyspaceRecord& record) {
+                                                        const v1::KeyspaceRecord& record,
+                                                        size_t keys_max) {
+  CRUMB_RETURN_IF_ERROR(CheckRecord(record));
   MutexLock changing(&changing_);
   KeyspaceChanges changes;
   if (Find(id) == nullptr) {
@@ -179,7 +181,9 @@ absl::StatusOr<KeyspaceChanges> KeyspaceRegistry::Merge(const KeyspaceId& id,
     if (taken != TenantBudget::Taken::kYes) {
       return TenantBudget::Error(taken, "limits.keyspaces_max");
     }
-    const absl::Status applied = Apply(id, record);
+    v1::KeyspaceRecord fresh = record;
+    ForgetDeletions(fresh, keys_max);
+    const absl::Status applied = Apply(id, fresh);
     if (!applied.ok()) {
       budget_.Give(record.tenant());
       return applied;
@@ -189,6 +193,7 @@ absl::StatusOr<KeyspaceChanges> KeyspaceRegistry::Merge(const KeyspaceId& id,
   }
   v1::KeyspaceRecord merged = RecordOf(id);
   changes = MergeKeyspace(merged, record);
+  changes.any |= ForgetDeletions(merged, keys_max);
   if (changes.any) CRUMB_RETURN_IF_ERROR(Apply(id, merged));
   return changes;
 }
@@ -272,8 +277,64 @@ absl::Status KeyspaceRegistry::EndOne(const Keyspace& keyspace) {
   MutexLock lock(&mutex_);
   records_.erase(keyspace.id);
   keyspaces_.erase(keyspace.id);
-  version_.fetch_add(1);
+  ForgetChange(keyspace.id);
   return absl::OkStatus();
+}
+
+KeyspaceRegistry::RecordPage KeyspaceRegistry::RecordsAfter(uint64_t after,
+                                                            size_t bytes_max) const {
+  RecordPage page;
+  size_t bytes = 0;
+  MutexLock lock(&mutex_);
+  page.next = version_.load();
+  for (auto change = by_change_.upper_bound(after); change != by_change_.end(); ++change) {
+    const auto found = records_.find(change->second);
+    if (found == records_.end()) continue;
+    bytes += found->second.ByteSizeLong() + sizeof(KeyspaceId);
+    if (page.records.size() == kPageRecords || (!page.records.empty() && bytes > bytes_max)) {
+      page.next = std::prev(change)->first;
+      page.more = true;
+      break;
+    }
+    page.records.emplace_back(found->first, found->second);
+  }
+  return page;
+}
+
+void KeyspaceRegistry::NoteChange(const KeyspaceId& id) {
+  const uint64_t number = version_.fetch_add(1) + 1;
+  uint64_t& changed_at = changed_at_[id];
+  by_change_.erase(changed_at);
+  changed_at = number;
+  by_change_.emplace(number, id);
+}
+
+void KeyspaceRegistry::ForgetChange(const KeyspaceId& id) {
+  version_.fetch_add(1);
+  const auto found = changed_at_.find(id);
+  if (found == changed_at_.end()) return;
+  by_change_.erase(found->second);
+  changed_at_.erase(found);
+}
+
+v1::KeyspaceRecord KeyspaceRegistry::HeadOf(const KeyspaceId& id) const {
+  v1::KeyspaceRecord head;
+  MutexLock lock(&mutex_);
+  const auto found = records_.find(id);
+  if (found == records_.end()) return head;
+  const v1::KeyspaceRecord& record = found->second;
+  *head.mutable_fields() = record.fields();
+  head.set_layers(record.layers());
+  head.set_kv_heads(record.kv_heads());
+  head.set_head_dim(record.head_dim());
+  head.set_group_size(record.group_size());
+  head.set_generation(record.generation());
+  head.set_state(record.state());
+  head.set_state_who(record.state_who());
+  head.set_state_reason(record.state_reason());
+  head.set_state_version(record.state_version());
+  head.set_tenant(record.tenant());
+  return head;
 }
 
 v1::KeyspaceRecord KeyspaceRegistry::RecordOf(const KeyspaceId& id) const {
@@ -328,6 +389,7 @@ absl::Status KeyspaceRegistry::Load(const std::string& name, const std::string& 
   MutexLock lock(&mutex_);
   keyspaces_.emplace(id, keyspace);
   records_[id] = record;
+  NoteChange(id);
   return absl::OkStatus();
 }
 
@@ -349,7 +411,7 @@ absl::Status KeyspaceRegistry::Apply(const KeyspaceId& id, const v1::KeyspaceRec
     known->second->state.store(keyspace->state.load());
   }
   records_[id] = record;
-  version_.fetch_add(1);
+  NoteChange(id);
   return absl::OkStatus();
 }
 
@@ -367,6 +429,7 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::MakeFrom(
   keyspace->int2_history = format == keyspace->fields.end() || format->second != "bf16";
   keyspace->tenant = record.tenant();
   keyspace->tokens = &tokens_.Of(keyspace->model);
+  keyspace->withheld = withheld_;
   keyspace->generation.store(record.generation());
   keyspace->state.store(record.state() == v1::KEYSPACE_STATE_BF16 ? ServingState::kBf16
                                                                   : ServingState::kActive);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -63,10 +64,12 @@ class KeyspaceRegistry {
   absl::Status NoteDeletion(const KeyspaceId& id, const std::string& node,
                             const std::vector<PageKey>& keys, size_t keys_max);
 
-  // Takes over what another node knows: opens the keyspace when it is not known here. Blocks. The
-  // caller does to the store what the answer asks for. kInvalidArgument: not a keyspace;
-  // kResourceExhausted: too many keyspaces.
-  absl::StatusOr<KeyspaceChanges> Merge(const KeyspaceId& id, const v1::KeyspaceRecord& record);
+  // Takes over what another node knows: opens the keyspace if it is not known here. `keys_max`
+  // bounds the deletions that the merged record lists. Blocks. The caller does to the store what
+  // the result names. kInvalidArgument: not a keyspace, or a record beyond CheckRecord's bounds;
+  // kResourceExhausted: too many keyspaces, and this one is not known here.
+  absl::StatusOr<KeyspaceChanges> Merge(const KeyspaceId& id, const v1::KeyspaceRecord& record,
+                                        size_t keys_max = kDeletionKeysMax);
 
   // What EndUnused goes by.
   struct Unused {
@@ -88,10 +91,31 @@ class KeyspaceRegistry {
   // first time begin at the floor. One number stands for all keyspaces that have ended.
   size_t EndUnused(const Unused& unused);
 
+  // Records of a page; a node that takes them over writes each to disk within one call's deadline.
+  static constexpr size_t kPageRecords = 64;
+
+  // Records in the order of their latest changes.
+  struct RecordPage {
+    std::vector<std::pair<KeyspaceId, v1::KeyspaceRecord>> records;
+    uint64_t next = 0;  // RecordsAfter(next) continues behind this page
+    bool more = false;  // there are records behind this page
+  };
+  // The records that changed after change number `after` (0: all of them), the earliest change
+  // first: at most kPageRecords, as many as `bytes_max` bytes hold but at least one. A record that
+  // changes while a caller goes through the pages comes again, behind them. Does not block.
+  RecordPage RecordsAfter(uint64_t after, size_t bytes_max) const;
+
+  // While true, no page of any keyspace is served: this node may have missed that pages were
+  // dropped. Thread-safe.
+  void Withhold(bool withheld) { withheld_->store(withheld); }
+  bool withheld() const { return withheld_->load(); }
+
+  // What is kept of a keyspace but its deletions: 70 KiB at most. Empty when it is not known.
+  v1::KeyspaceRecord HeadOf(const KeyspaceId& id) const;
   // What is kept of a keyspace; empty when it is not known.
   v1::KeyspaceRecord RecordOf(const KeyspaceId& id) const;
 
-  // Grows with every change, so that others can see that there is something new.
+  // The number of the latest change; grows with every change of a record.
   uint64_t version() const { return version_.load(); }
   // Called after changes that began here, on the thread that made them. Set before use.
   void OnChange(std::function<void(const KeyspaceId&)> changed) { changed_ = std::move(changed); }
@@ -129,6 +153,10 @@ class KeyspaceRegistry {
   absl::StatusOr<uint64_t> NoteLastUse(const Keyspace& keyspace, const Unused& unused);
   // Removes record and keyspace; holds changing_.
   absl::Status EndOne(const Keyspace& keyspace);
+  // Gives the record of `id` the next change number.
+  void NoteChange(const KeyspaceId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The record of `id` is gone: no page of records names it any more.
+  void ForgetChange(const KeyspaceId& id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Persists and applies; holds changing_.
   absl::Status Apply(const KeyspaceId& id, const v1::KeyspaceRecord& record);
   absl::StatusOr<std::shared_ptr<Keyspace>> MakeFrom(const KeyspaceId& id,
@@ -144,6 +172,7 @@ class KeyspaceRegistry {
   TenantBudget budget_;  // keyspaces by the tenant in their records
   std::function<void(const KeyspaceId&)> changed_;
   std::atomic<uint64_t> version_{1};
+  const std::shared_ptr<std::atomic<bool>> withheld_ = std::make_shared<std::atomic<bool>>(false);
 
   Mutex changing_;  // held over reading, persisting and applying a change
   // Generation that new keyspaces begin with; no keyspace that has ended had a higher one.
@@ -151,6 +180,9 @@ class KeyspaceRegistry {
   mutable Mutex mutex_;
   std::unordered_map<KeyspaceId, std::shared_ptr<Keyspace>> keyspaces_ ABSL_GUARDED_BY(mutex_);
   std::unordered_map<KeyspaceId, v1::KeyspaceRecord> records_ ABSL_GUARDED_BY(mutex_);
+  // Records by the number of their latest change, and the number by keyspace.
+  std::map<uint64_t, KeyspaceId> by_change_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<KeyspaceId, uint64_t> changed_at_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace crumb::server

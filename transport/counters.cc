@@ -17,6 +17,8 @@ TransportStats Counters::Snapshot() const {
   stats.bytes_served = bytes_served.value();
   stats.serves_in_flight = serves_in_flight;
   stats.serve_bytes_in_flight = serve_bytes_in_flight;
+  stats.refusal_bytes = refusal_bytes;
+  stats.unread_closes = unread_closes.value();
   stats.connections = connections;
   stats.connections_opened = connections_opened.value();
   stats.connections_failed = connections_failed.value();

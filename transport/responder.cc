@@ -14,7 +14,8 @@ namespace {
 
 // Frames of one connection that are with the link at a time.
 constexpr int kFramesPostedMax = 32;
-constexpr uint64_t kTimeLeftMaxUs = uint64_t{3600} * 1000 * 1000;
+// The longest that a request is worked on, whatever time its peer gives it.
+constexpr uint64_t kTimeLeftMaxUs = uint64_t{60} * 1000 * 1000;
 
 SourceAnswer AllOf(const FetchBody& fetch, PageStatus status) {
   SourceAnswer answer;
@@ -44,7 +45,8 @@ absl::Status Responder::OnFetch(Connection& connection, const FrameHeader& heade
     return absl::DataLossError("a fetch of this number is under way");
   }
   const TransportOptions& options = parts_.options;
-  const bool busy = parts_.counters.serves_in_flight >= static_cast<uint64_t>(options.serves_max) ||
+  const auto serves_max = static_cast<uint64_t>(options.serves_max);
+  const bool busy = parts_.counters.serves_in_flight >= serves_max || *asked_ >= serves_max ||
                     fetch.pages.size() > static_cast<size_t>(options.fetch_pages_max);
   const TimePoint deadline =
       parts_.clock.Now() + std::chrono::microseconds(std::min(fetch.time_left_us, kTimeLeftMaxUs));
@@ -58,16 +60,31 @@ absl::Status Responder::OnFetch(Connection& connection, const FrameHeader& heade
   connection.serves.emplace(header.fetch, serve);
   if (busy || parts_.source == nullptr) {
     if (busy) parts_.counters.serves_refused.Add();
-    const PageStatus status = busy ? PageStatus::kBusy : PageStatus::kRefused;
-    Answer(connection, serve, AllOf(serve->body, status));
-    return absl::OkStatus();
+    return Refuse(connection, serve, busy ? PageStatus::kBusy : PageStatus::kRefused);
   }
+  asked_->fetch_add(1);
   parts_.source->Acquire(RequestOf(connection, *serve),
-                         [this, weak, inbox = parts_.inbox](SourceAnswer answer) {
+                         [this, weak, asked = asked_, inbox = parts_.inbox](SourceAnswer answer) {
+                           asked->fetch_sub(1);
                            // std::function wants to be copied, the answer not to be.
                            auto kept = std::make_shared<SourceAnswer>(std::move(answer));
                            inbox->Post([this, weak, kept] { OnReply(weak, std::move(*kept)); });
                          });
+  return absl::OkStatus();
+}
+
+absl::Status Responder::Refuse(Connection& connection, const std::shared_ptr<Serve>& serve,
+                               PageStatus status) {
+  // The request, its copy in the answer, and the answer's pages.
+  constexpr size_t kPageBytes = 2 * sizeof(FetchBody::Page) + sizeof(SourcePage);
+  const uint64_t bytes = sizeof(Serve) + serve->body.pages.size() * kPageBytes;
+  serve->refusal_bytes = bytes;
+  if (parts_.counters.refusal_bytes.fetch_add(bytes) + bytes >
+      parts_.options.refusals_bytes_max.value) {
+    parts_.counters.unread_closes.Add();
+    return absl::ResourceExhaustedError("the peer asks for more and does not read its answers");
+  }
+  Answer(connection, serve, AllOf(serve->body, status));
   return absl::OkStatus();
 }
 

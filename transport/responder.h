@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "absl/status/status.h"
@@ -15,7 +16,12 @@
 namespace crumb::transport {
 
 // Peers' fetches: asks the source, and sends what it leased, a bounded number of frames at a time.
-// Of the progress thread.
+//
+// What a peer makes this node hold is bounded at every stage. A request counts against serves_max
+// until its last frame has left, and until the source has replied even where the peer has cancelled
+// it meanwhile, because the source goes on reading. Requests above that are answered busy; these
+// answers wait for the peer to read, and when they take more than refusals_bytes_max the connection
+// that asks for the next one is broken. Belongs to the progress thread.
 class Responder {
  public:
   struct Parts {
@@ -37,6 +43,9 @@ class Responder {
 
  private:
   void OnReply(const std::weak_ptr<Serve>& weak, SourceAnswer answer);
+  // kResourceExhausted: the connection is to be broken.
+  absl::Status Refuse(Connection& connection, const std::shared_ptr<Serve>& serve,
+                      PageStatus status);
   void Answer(Connection& connection, const std::shared_ptr<Serve>& serve, SourceAnswer answer);
   void Pump(Connection& connection);
   bool SendNext(Connection& connection, const std::shared_ptr<Serve>& serve);
@@ -44,6 +53,8 @@ class Responder {
   void OnStuck(const std::weak_ptr<Serve>& weak);
 
   const Parts parts_;
+  // Requests that the source has not replied to. Outlives this in replies that come late.
+  const std::shared_ptr<std::atomic<uint64_t>> asked_ = std::make_shared<std::atomic<uint64_t>>(0);
 };
 
 }  // namespace crumb::transport

@@ -28,6 +28,7 @@ struct Serve {
     timers.Remove(timer);
     counters.serves_in_flight.fetch_sub(1);
     counters.serve_bytes_in_flight.fetch_sub(bytes);
+    counters.refusal_bytes.fetch_sub(refusal_bytes);
   }
   Serve(const Serve&) = delete;
   Serve& operator=(const Serve&) = delete;
@@ -40,8 +41,9 @@ struct Serve {
   const FetchBody body;
   const TimePoint deadline;
   std::optional<OutgoingAnswer> answer;
-  uint64_t bytes = 0;      // counted as in flight
-  int answers_unsent = 0;  // frames that are with the link
+  uint64_t bytes = 0;          // counted as in flight
+  uint64_t refusal_bytes = 0;  // counted as a busy answer's
+  int answers_unsent = 0;      // frames that are with the link
 };
 
 }  // namespace crumb::transport

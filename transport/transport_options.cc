@@ -38,6 +38,10 @@ void TransportOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("fetches_max", fetches_max, "own fetches under way; more are refused");
   visitor.Field("fetch_pages_max", fetch_pages_max, "pages of one fetch");
   visitor.Field("serves_max", serves_max, "peers' fetches under way; more are answered busy");
+  visitor.Field(
+      "refusals_bytes_max", refusals_bytes_max,
+      "memory of busy answers that peers have not read; beyond it the connection of a peer "
+      "that asks for more is closed");
   visitor.Field("serve_bytes_max", serve_bytes_max,
                 "leased tiles being sent; more are answered busy");
   visitor.Field("quarantine_bytes_max", quarantine_bytes_max,
@@ -70,6 +74,9 @@ absl::Status TransportOptions::Validate() const {
   }
   if (fetch_pages_max > kFetchPagesLimit) {
     return absl::InvalidArgumentError("transport.fetch_pages_max must be 8192 at most");
+  }
+  if (refusals_bytes_max.value < kSegmentBytesMax) {
+    return absl::InvalidArgumentError("transport.refusals_bytes_max must be at least 1MiB");
   }
   if (serve_bytes_max.value == 0 || quarantine_bytes_max.value == 0) {
     return absl::InvalidArgumentError(

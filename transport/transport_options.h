@@ -21,6 +21,9 @@ struct TransportOptions {
   int64_t fetches_max = 1024;                  // own fetches under way; more are refused
   int64_t fetch_pages_max = 1024;              // pages of one fetch
   int64_t serves_max = 1024;                   // peers' fetches under way; more are answered busy
+  // Memory of busy answers that wait to be sent, of all connections. A peer that goes on asking and
+  // does not read them is disconnected beyond it.
+  ByteSize refusals_bytes_max{uint64_t{16} << 20};
   ByteSize serve_bytes_max{uint64_t{1}
                            << 30};  // of leased tiles being sent; more are answered busy
   ByteSize quarantine_bytes_max{uint64_t{1} << 30};    // then connections are closed by force

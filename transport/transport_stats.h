@@ -26,6 +26,8 @@ struct TransportStats {
   uint64_t bytes_served = 0;
   uint64_t serves_in_flight = 0;       // gauge
   uint64_t serve_bytes_in_flight = 0;  // gauge
+  uint64_t refusal_bytes = 0;          // gauge: memory of busy answers that are not sent yet
+  uint64_t unread_closes = 0;          // connections of peers that did not read busy answers
   // Connections.
   uint64_t connections = 0;  // gauge, both ways
   uint64_t connections_opened = 0;

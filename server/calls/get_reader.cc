@@ -23,6 +23,10 @@ void GetReader::Open(const CallContext& context, const v1::GetRequest& request, 
   if ((*keyspace)->quality_off()) {
     return opened(std::unique_ptr<GetReader>(new GetReader(context, {}, v1::MISS_REASON_QUALITY)));
   }
+  if ((*keyspace)->unheard()) {
+    return opened(
+        std::unique_ptr<GetReader>(new GetReader(context, {}, v1::MISS_REASON_GENERATION)));
+  }
   AcquireAnywhere(context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
                   [context, keyspace = *keyspace, keys = request.keys(),
                    opened = std::move(opened)](absl::StatusOr<storage::AcquireResult> result) {

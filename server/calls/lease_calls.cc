@@ -300,6 +300,7 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
   const auto acquisition = std::make_shared<Acquisition>(context, std::move(session), *keyspace,
                                                          request, response, std::move(done));
   if ((*keyspace)->quality_off()) return acquisition->Miss(v1::MISS_REASON_QUALITY);
+  if ((*keyspace)->unheard()) return acquisition->Miss(v1::MISS_REASON_GENERATION);
   if (request.behind_miss()) return acquisition->Miss(v1::MISS_REASON_ABSENT);
   const uint64_t taken = acquisition->engine().TakeBudget(wanted->keys.size());
   if (taken == 0) {
@@ -323,6 +324,10 @@ void Lookup(const CallContext& context, TimePoint deadline, const v1::LookupRequ
   }
   if ((*keyspace)->quality_off()) {
     response->set_miss_reason(v1::MISS_REASON_QUALITY);
+    return done(absl::OkStatus());
+  }
+  if ((*keyspace)->unheard()) {
+    response->set_miss_reason(v1::MISS_REASON_GENERATION);
     return done(absl::OkStatus());
   }
   FindAnywhere(context, MakeClusterRequest(*keyspace, *std::move(wanted), request),
@@ -361,7 +366,7 @@ absl::Status Prefetch(const CallContext& context, const v1::PrefetchRequest& req
   CRUMB_ASSIGN_OR_RETURN(
       storage::AcquireRequest wanted,
       MakeStoreRequest(context, *keyspace, request, UINT32_MAX, TimePoint::max()));
-  if (keyspace->quality_off()) return absl::OkStatus();
+  if (!keyspace->serves()) return absl::OkStatus();
   const storage::LookupResult there = context.store.Lookup(wanted);
   response->set_queued_pages(static_cast<uint32_t>(
       std::count(there.page_tiers.begin(), there.page_tiers.end(), storage::Tier::kSsd)));

@@ -64,7 +64,7 @@ void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& r
   const auto pin = [context, response, ttl = *ttl, keyspace = *keyspace, keys = wanted->keys] {
     return PinPages(context, *keyspace, keys, context.clock.Now() + ttl, response);
   };
-  const bool waits = request.wait_ms() > 0 && !(*keyspace)->quality_off();
+  const bool waits = request.wait_ms() > 0 && (*keyspace)->serves();
   if (context.cluster == nullptr || !waits) {
     return done(pin());
   }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <utility>
 
@@ -30,6 +31,9 @@ namespace {
 // Pages whose run is remembered: 72 bytes each.
 constexpr size_t kRememberedRuns = 1 << 18;
 constexpr auto kReapInterval = std::chrono::seconds(1);
+// Bytes of records in one PeerKeyspaces message; a record is 1.3 MiB at most (keyspace_merge.h), so
+// that both stay below gRPC's bound of 4 MiB for a message.
+constexpr size_t kRecordPageBytes = size_t{1} << 20;
 
 std::string MachineName() {
   char name[256] = {};
@@ -47,15 +51,21 @@ class RunningCluster final : public Cluster {
         hellos_(std::make_shared<OutgoingCalls>()),
         peers_(parts_.node_id, static_cast<size_t>(parts_.options.replicas)),
         sessions_(static_cast<size_t>(parts_.options.nodes_max)),
-        leases_(parts_.store, parts_.clock, static_cast<size_t>(parts_.options.peer_leases_max),
+        leases_(parts_.store, parts_.clock,
+                {static_cast<size_t>(parts_.options.peer_leases_max),
+                 static_cast<size_t>(parts_.options.peer_leases_per_node_max),
+                 static_cast<size_t>(parts_.options.peer_lease_pages_max)},
                 parts_.options.peer_lease),
-        source_(parts_.store, parts_.keyspaces, sessions_, metrics_),
+        source_(parts_.store, parts_.keyspaces, sessions_, metrics_,
+                static_cast<size_t>(parts_.options.peer_reads_max)),
         runs_(parts_.store, kRememberedRuns),
         timer_(parts_.clock),
         steps_({"crumb-pull", static_cast<int>(parts_.options.pull_threads),
                 static_cast<size_t>(parts_.options.pull_queue)}),
         blocking_({"crumb-merge", 1, parts_.control_queue}),
-        reader_(MakePullContext(), static_cast<size_t>(parts_.options.pulls_max)),
+        reader_(MakePullContext(), static_cast<size_t>(parts_.options.pulls_max),
+                static_cast<size_t>(parts_.options.pulls_per_tenant_max)),
+        push_pages_(static_cast<size_t>(parts_.options.peer_push_pages_max)),
         pusher_(
             {static_cast<size_t>(parts_.options.push_queue_pages),
              static_cast<size_t>(parts_.options.push_batch_pages), parts_.options.pushes_max,
@@ -83,9 +93,14 @@ class RunningCluster final : public Cluster {
   absl::Status Join(const std::string& address) override {
     FillSelf(address);
     parts_.keyspaces.OnChange([this](const KeyspaceId&) {
+      const bool reread = left_out_.exchange(false);
       MutexLock lock(&mutex_);
-      if (membership_ != nullptr) membership_->KeyspacesChanged();
+      if (membership_ == nullptr) return;
+      membership_->KeyspacesChanged();
+      // What was opened here may be what others know drops of.
+      if (reread) membership_->RereadKeyspaces();
     });
+    parts_.keyspaces.Withhold(true);  // until the membership has heard of drops
     InstallView({});
     auto membership = MakeMembership();
     Membership* const joined = membership.get();
@@ -95,9 +110,9 @@ class RunningCluster final : public Cluster {
     }
     ScheduleReap();
     if (!joined->WaitSynced(parts_.options.start_deadline)) {
-      LogWarning(
-          "nobody told within cluster.start_deadline what was dropped meanwhile: serving what is "
-          "here");
+      LogWarning("no other node told within cluster.start_deadline what was dropped meanwhile: {}",
+                 parts_.keyspaces.withheld() ? "pages are withheld until one has"
+                                             : "serving what is here");
     }
     const v1::NodeRecord self = Self();
     LogInfo("cluster '{}': node {} at {}, {} nodes in view {}", self.cluster(), self.id(),
@@ -180,17 +195,17 @@ class RunningCluster final : public Cluster {
             sessions_,
             leases_,
             reader_,
+            push_pages_,
             metrics_,
             parts_.options.push_deadline,
             parts_.keys_max,
+            kRecordPageBytes,
             [this] { return Self(); },
             [this](std::vector<v1::KeyspaceEntry> entries,
                    const std::function<void(absl::Status)>& done) {
               auto shared = std::make_shared<std::vector<v1::KeyspaceEntry>>(std::move(entries));
-              const bool queued = blocking_.Submit([this, shared, done] {
-                MergeKeyspaces(*shared);
-                done(absl::OkStatus());
-              });
+              const bool queued =
+                  blocking_.Submit([this, shared, done] { done(MergeKeyspaces(*shared)); });
               if (!queued) done(absl::ResourceExhaustedError("limits.control_queue is reached"));
             },
             [this] { return BeginDrain(); }};
@@ -225,35 +240,48 @@ class RunningCluster final : public Cluster {
     Membership::Events events;
     events.nodes = [this](Membership::Nodes nodes) { InstallNodes(std::move(nodes)); };
     events.keyspaces = [this](const Membership::Keyspaces& keyspaces) {
-      MergeKeyspaces(keyspaces);
+      return MergeKeyspaces(keyspaces);
     };
-    events.own_keyspaces = [this] { return OwnKeyspaces(); };
+    events.own_version = [this] { return parts_.keyspaces.version(); };
+    events.own_page = [this](uint64_t after) { return OwnPageAfter(after); };
+    events.tell_peers = [this](Membership::Keyspaces keyspaces, std::function<void()> failed) {
+      TellPeers(std::move(keyspaces), std::move(failed));
+    };
+    events.withhold = [this](bool withheld) { parts_.keyspaces.Withhold(withheld); };
     if (!options.etcd.empty()) {
       EtcdMembership::Options etcd;
       etcd.prefix = options.etcd_prefix;
       etcd.node_ttl = options.node_ttl;
+      etcd.deletions_max = static_cast<size_t>(options.deletions_max);
+      etcd.serve_unheard = options.serve_unheard;
+      etcd.unheard_after = options.start_deadline;
       return std::make_unique<EtcdMembership>(
           etcd, Self(), EtcdClient::Make(options.etcd, options.rpc_deadline, options.etcd_access),
           std::move(events), metrics_);
     }
     return std::make_unique<StaticMembership>(
         StaticMembership::Options{options.nodes, options.heartbeat, options.node_ttl,
-                                  options.rpc_deadline, channel_},
-        Self(), std::move(events), hellos_, parts_.clock);
+                                  options.rpc_deadline, options.start_deadline,
+                                  options.serve_unheard, channel_},
+        Self(), std::move(events), hellos_, parts_.clock, metrics_);
   }
 
-  std::pair<uint64_t, Membership::Keyspaces> OwnKeyspaces() const {
-    const uint64_t version = parts_.keyspaces.version();
-    Membership::Keyspaces own;
-    for (const auto& keyspace : parts_.keyspaces.List()) {
-      v1::KeyspaceEntry& entry = own.emplace_back();
-      entry.set_keyspace(std::string(keyspace->id.view()));
-      *entry.mutable_record() = parts_.keyspaces.RecordOf(keyspace->id);
+  Membership::OwnPage OwnPageAfter(uint64_t after) const {
+    auto page = parts_.keyspaces.RecordsAfter(after, kRecordPageBytes);
+    Membership::OwnPage own;
+    own.next = page.next;
+    for (auto& [id, record] : page.records) {
+      v1::KeyspaceEntry& entry = own.keyspaces.emplace_back();
+      entry.set_keyspace(std::string(id.view()));
+      *entry.mutable_record() = std::move(record);
     }
-    return {version, std::move(own)};
+    return own;
   }
 
-  void MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entries);
+  void TellPeers(Membership::Keyspaces keyspaces, const std::function<void()>& failed);
+  absl::Status MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entries);
+  absl::Status MergeEntry(const v1::KeyspaceEntry& entry);
+  void ApplyChanges(const KeyspaceId& id, const KeyspaceChanges& changes);
   std::shared_ptr<Peer> MakePeer(const v1::NodeRecord& record, size_t nodes);
   void InstallNodes(Membership::Nodes nodes);
   void InstallView(const Membership::Nodes& nodes);
@@ -271,6 +299,8 @@ class RunningCluster final : public Cluster {
   const std::string incarnation_;
   const PeerChannel channel_;
   bool stopped_ = false;
+  // A keyspace that this node does not know was left out, for want of room.
+  std::atomic<bool> left_out_{false};
   ClusterMetrics metrics_;
 
   // In the order in which one uses the other.
@@ -287,6 +317,7 @@ class RunningCluster final : public Cluster {
   Executor steps_;
   Executor blocking_;
   RemoteReader reader_;
+  PartyBudget push_pages_;  // that this node fetches for offers, by the node that offered them
   Pusher pusher_;
   Drain drain_;
   const PeerCallContext calls_;
@@ -297,35 +328,68 @@ class RunningCluster final : public Cluster {
   std::unique_ptr<Membership> membership_ ABSL_GUARDED_BY(mutex_);
 };
 
-void RunningCluster::MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entries) {
-  for (const v1::KeyspaceEntry& entry : entries) {
-    const auto id = KeyspaceId::FromBytes(entry.keyspace());
-    if (!id.ok()) continue;
-    const auto changes = parts_.keyspaces.Merge(*id, entry.record());
-    if (!changes.ok()) {
-      LogWarning("what another node knows of keyspace {} is left out: {}", id->ToHex(),
-                 changes.status().ToString());
-      continue;
-    }
-    if (changes->any) metrics_.keyspace_merges.Add();
-    if (changes->generation) {
-      const uint64_t generation = parts_.keyspaces.Find(*id)->generation.load();
-      const uint64_t pages = parts_.store.DropKeyspace(*id, generation);
-      LogInfo("keyspace {} was dropped by another node: {} pages, generation {} now", id->ToHex(),
-              pages, generation);
-    }
-    if (changes->state) parts_.state_changed(*id);
-    std::vector<PageKey> deleted = changes->deleted;
-    if (changes->all_deleted) {
-      parts_.store.ForEachPage(
-          *id, [&deleted](const PageKey& key, storage::Tier) { deleted.push_back(key); });
-      LogWarning(
-          "keyspace {}: deletions were forgotten before this node heard of them: deleting "
-          "all its {} pages",
-          id->ToHex(), deleted.size());
-    }
-    if (!deleted.empty()) parts_.store.Delete(*id, deleted);
+void RunningCluster::TellPeers(Membership::Keyspaces keyspaces,
+                               const std::function<void()>& failed) {
+  v1::PeerKeyspacesRequest request;
+  request.set_paged(true);
+  request.set_after(UINT64_MAX);  // their records come by etcd
+  for (v1::KeyspaceEntry& entry : keyspaces) *request.add_keyspaces() = std::move(entry);
+  for (const auto& peer : peers_.All()) {
+    metrics_.record_exchanges.Add();
+    peer->Keyspaces(request, parts_.clock.Now() + parts_.options.rpc_deadline,
+                    [this, failed](const absl::StatusOr<v1::PeerKeyspacesResponse>& answer) {
+                      if (answer.ok() && !answer->refused()) return;
+                      metrics_.record_exchange_failures.Add();
+                      failed();
+                    });
   }
+}
+
+// Takes over all that can be; not OK when a drop that it tells of is not in force.
+absl::Status RunningCluster::MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entries) {
+  absl::Status first;
+  for (const v1::KeyspaceEntry& entry : entries) first.Update(MergeEntry(entry));
+  return first;
+}
+
+absl::Status RunningCluster::MergeEntry(const v1::KeyspaceEntry& entry) {
+  CRUMB_ASSIGN_OR_RETURN(const KeyspaceId id, KeyspaceId::FromBytes(entry.keyspace()));
+  const auto changes =
+      parts_.keyspaces.Merge(id, entry.record(), static_cast<size_t>(parts_.options.deletions_max));
+  if (changes.ok()) {
+    ApplyChanges(id, *changes);
+    return absl::OkStatus();
+  }
+  metrics_.records_refused.Add();
+  LogWarning("what another node knows of keyspace {} is left out: {}", id.ToHex(),
+             changes.status().ToString());
+  // This node has no page of a keyspace that it does not know.
+  if (parts_.keyspaces.Find(id) == nullptr) {
+    left_out_ = true;
+    return absl::OkStatus();
+  }
+  return changes.status();
+}
+
+void RunningCluster::ApplyChanges(const KeyspaceId& id, const KeyspaceChanges& changes) {
+  if (changes.any) metrics_.keyspace_merges.Add();
+  if (changes.generation) {
+    const uint64_t generation = parts_.keyspaces.Find(id)->generation.load();
+    const uint64_t pages = parts_.store.DropKeyspace(id, generation);
+    LogInfo("keyspace {} was dropped by another node: {} pages, generation {} now", id.ToHex(),
+            pages, generation);
+  }
+  if (changes.state) parts_.state_changed(id);
+  std::vector<PageKey> deleted = changes.deleted;
+  if (changes.all_deleted) {
+    parts_.store.ForEachPage(
+        id, [&deleted](const PageKey& key, storage::Tier) { deleted.push_back(key); });
+    LogWarning(
+        "keyspace {}: deletions were forgotten before this node heard of them: deleting "
+        "all its {} pages",
+        id.ToHex(), deleted.size());
+  }
+  if (!deleted.empty()) parts_.store.Delete(id, deleted);
 }
 
 // Among so few nodes it is worth a connection that may not be needed.
@@ -490,7 +554,11 @@ Cluster::Gauges RunningCluster::gauges() const {
         {peer->id(), state == Breaker::State::kClosed, state, peer->breaker().opened()});
   }
   MutexLock lock(&mutex_);
-  if (membership_ != nullptr) gauges.etcd = membership_->health().state;
+  gauges.withheld = parts_.keyspaces.withheld();
+  if (membership_ == nullptr) return gauges;
+  const Membership::Health health = membership_->health();
+  gauges.etcd = health.state;
+  gauges.unheard_nodes = health.unheard_nodes;
   return gauges;
 }
 

@@ -38,13 +38,20 @@ struct ClusterMetrics {
   Counter served_bytes;    // over gRPC; the transport counts its own
   Counter serve_refused;   // no session, or not its keyspace
   Counter received_pages;  // pushed to this node
+  // Over what one other node may take of this one.
+  Counter peer_leases_refused;
+  Counter peer_reads_refused;
+  Counter peer_pushes_refused;
   Counter peer_leases_reaped;
 
   // Membership.
   Counter view_changes;
   Counter nodes_refused;
   Counter etcd_failures;
-  Counter keyspace_merges;  // changes that other nodes told of
+  Counter keyspace_merges;           // changes that other nodes told of
+  Counter record_exchanges;          // PeerKeyspaces calls
+  Counter record_exchange_failures;  // of them, those of which nothing was taken over
+  Counter records_refused;           // keyspace records of other nodes that were not taken over
 };
 
 }  // namespace crumb::server

@@ -10,6 +10,7 @@ namespace {
 constexpr int64_t kCountMax = int64_t{1} << 30;
 constexpr int64_t kThreadsMax = 64;
 constexpr int64_t kReplicasMax = 8;
+constexpr int64_t kPushPagesMin = 1024;  // of one offer at most: push_batch_pages of other nodes
 constexpr int64_t kNodesMax = 65'536;
 // What an etcd lease can be granted for, and what a watch can react to.
 constexpr Duration kTtlMin = std::chrono::seconds(1);
@@ -64,13 +65,19 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("node_ttl", node_ttl,
                 "A node that is not heard of for so long leaves the view; the etcd lease's time.");
   visitor.Field("start_deadline", start_deadline,
-                "Longest time that a start waits to hear what was dropped meanwhile.");
+                "Longest time that a start waits to hear what was dropped meanwhile, and after "
+                "which a node that answers but does not give its records makes pages withheld.");
+  visitor.Field("serve_unheard", serve_unheard,
+                "Serve pages of before the start although no other node, nor etcd, has told what "
+                "was dropped meanwhile.");
   visitor.Field("nodes_max", nodes_max, "Nodes of a view; more are refused.");
   visitor.Field("connect_ahead", connect_ahead,
                 "While there are at most so many other nodes, each is connected to when it joins; "
                 "else at the first request.");
   visitor.Field("pulls_max", pulls_max,
                 "Requests that fetch from other nodes at once; more are misses.");
+  visitor.Field("pulls_per_tenant_max", pulls_per_tenant_max,
+                "Of them, those for keyspaces of one tenant.");
   visitor.Field("pull_queue", pull_queue, "Steps of fetches waiting for a thread.");
   visitor.Field("pull_threads", pull_threads, "Threads that make fetched pages visible.");
   visitor.Field("push_queue_pages", push_queue_pages,
@@ -84,6 +91,15 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
                 "Pause before the second one; each is twice the one before.");
   visitor.Field("peer_leases_max", peer_leases_max,
                 "Leases of other nodes at once; more are answered without a lease.");
+  visitor.Field("peer_leases_per_node_max", peer_leases_per_node_max,
+                "Of them, those of one node.");
+  visitor.Field("peer_lease_pages_max", peer_lease_pages_max,
+                "Pages in all leases of one other node.");
+  visitor.Field("peer_reads_max", peer_reads_max,
+                "Fetches of one other node at once, by gRPC and UCX together; more are busy.");
+  visitor.Field("peer_push_pages_max", peer_push_pages_max,
+                "Pages that this node fetches at once because one other node offered them; offers "
+                "of more are made again later.");
   visitor.Field("peer_lease", peer_lease, "Longest time that another node keeps a lease.");
   visitor.Field("breaker_failures", breaker_failures,
                 "Failures in a row after which a node is not asked for a while.");
@@ -102,6 +118,10 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
         Count{"push_batch_pages", push_batch_pages, 1024}, Count{"pushes_max", pushes_max, 64},
         Count{"push_attempts", push_attempts, 100},
         Count{"peer_leases_max", peer_leases_max, kCountMax},
+        Count{"peer_leases_per_node_max", peer_leases_per_node_max, kCountMax},
+        Count{"peer_lease_pages_max", peer_lease_pages_max, kCountMax},
+        Count{"peer_reads_max", peer_reads_max, kCountMax},
+        Count{"pulls_per_tenant_max", pulls_per_tenant_max, kCountMax},
         Count{"breaker_failures", breaker_failures, 1000},
         Count{"deletions_max", deletions_max, 16'384}}) {
     if (absl::Status status = CheckCount(count); !status.ok()) return status;
@@ -116,6 +136,10 @@ absl::Status ClusterOptions::Validate(const std::string& tcp) const {
         std::tuple{"push_retry", push_retry, kLeast}, std::tuple{"peer_lease", peer_lease, kLeast},
         std::tuple{"breaker_open", breaker_open, kLeast}}) {
     if (absl::Status status = CheckPositive(key, value, least); !status.ok()) return status;
+  }
+  if (peer_push_pages_max < kPushPagesMin || peer_push_pages_max > kCountMax) {
+    return absl::InvalidArgumentError(
+        "cluster.peer_push_pages_max must be at least 1024, the most that one offer has");
   }
   if (connect_ahead < 0 || connect_ahead > kNodesMax) {
     return absl::InvalidArgumentError("cluster.connect_ahead must be from 0 to 65536");

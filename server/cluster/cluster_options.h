@@ -30,9 +30,11 @@ struct ClusterOptions {
   Duration heartbeat = std::chrono::seconds(1);
   Duration node_ttl = std::chrono::seconds(10);
   Duration start_deadline = std::chrono::seconds(5);
+  bool serve_unheard = false;
   int64_t nodes_max = 4096;
   int64_t connect_ahead = 64;
   int64_t pulls_max = 256;
+  int64_t pulls_per_tenant_max = 192;
   int64_t pull_queue = 4096;
   int64_t pull_threads = 2;
   int64_t push_queue_pages = 16'384;
@@ -42,6 +44,10 @@ struct ClusterOptions {
   int64_t push_attempts = 5;
   Duration push_retry = std::chrono::seconds(1);
   int64_t peer_leases_max = 4096;
+  int64_t peer_leases_per_node_max = 1024;
+  int64_t peer_lease_pages_max = 65'536;  // of one node
+  int64_t peer_reads_max = 1024;          // of one node
+  int64_t peer_push_pages_max = 2048;     // of one node
   Duration peer_lease = std::chrono::seconds(10);
   int64_t breaker_failures = 5;
   Duration breaker_open = std::chrono::seconds(2);

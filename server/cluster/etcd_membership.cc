@@ -36,7 +36,7 @@ std::string TroubleOf(Membership::State state, const absl::Status& kept) {
     case Membership::State::kSilent:
       return fmt::format(
           "etcd does not answer ({}): the last view stays in force, nodes that come or go are not "
-          "noticed",
+          "noticed, what is dropped is sent to the nodes of the view directly",
           kept.ToString());
     case Membership::State::kFull:
       return fmt::format(
@@ -84,10 +84,11 @@ void EtcdMembership::KeyspacesChanged() {
 
 Membership::Health EtcdMembership::health() const {
   MutexLock lock(&mutex_);
-  if (state_ == State::kOk) return {state_, ""};
+  if (state_ == State::kOk) return {state_, unheard_};
   const auto seconds =
       std::chrono::duration_cast<std::chrono::seconds>(Clock::Real().Now() - since_).count();
-  return {state_, fmt::format("for {} s {}", seconds, trouble_)};
+  const char* const between = unheard_.empty() ? "" : "; ";
+  return {state_, fmt::format("for {} s {}{}{}", seconds, trouble_, between, unheard_)};
 }
 
 bool EtcdMembership::WaitSynced(Duration most) {
@@ -135,6 +136,7 @@ void EtcdMembership::Keep() {
       more = Sleep(renewal);
       continue;
     }
+    TellDirectly();
     // An etcd that takes no records renews leases nevertheless.
     more = Sleep(lease_ != 0 ? std::min(retry, renewal) : retry);
     retry = std::min(retry * 2, options_.retry_max);
@@ -229,15 +231,31 @@ absl::Status EtcdMembership::Register(const v1::NodeRecord& self) {
 }
 
 absl::Status EtcdMembership::StoreKeyspaces() {
-  const auto [version, own] = events_.own_keyspaces();
   {
     MutexLock lock(&mutex_);
     if (std::exchange(forgotten_, false)) stored_version_ = 0;
   }
-  if (version == stored_version_) return absl::OkStatus();
-  for (const v1::KeyspaceEntry& entry : own) CRUMB_RETURN_IF_ERROR(StoreKeyspace(entry));
-  stored_version_ = version;
-  return absl::OkStatus();
+  // One record that etcd refuses does not hold up the others.
+  absl::Status first;
+  uint64_t stored = stored_version_;
+  while (stored < events_.own_version()) {
+    const OwnPage own = events_.own_page(stored);
+    for (const v1::KeyspaceEntry& entry : own.keyspaces) first.Update(StoreKeyspace(entry));
+    if (absl::IsUnavailable(first) || absl::IsDeadlineExceeded(first)) return first;
+    stored = own.next;
+  }
+  if (first.ok()) stored_version_ = stored;
+  return first;
+}
+
+void EtcdMembership::TellDirectly() {
+  if (tell_again_->exchange(false)) told_version_ = 0;
+  told_version_ = std::max(told_version_, stored_version_);
+  while (told_version_ < events_.own_version()) {
+    OwnPage own = events_.own_page(told_version_);
+    told_version_ = own.next;
+    events_.tell_peers(std::move(own.keyspaces), [again = tell_again_] { again->store(true); });
+  }
 }
 
 absl::Status EtcdMembership::StoreKeyspace(const v1::KeyspaceEntry& entry) {
@@ -254,6 +272,7 @@ absl::Status EtcdMembership::StoreKeyspace(const v1::KeyspaceEntry& entry) {
     if (stored.revision != 0 && !MergeKeyspace(merged, entry.record()).any) {
       return absl::OkStatus();
     }
+    ForgetDeletions(merged, options_.deletions_max);  // etcd takes 1.5 MiB
     CRUMB_ASSIGN_OR_RETURN(const bool written,
                            etcd_->PutIf(key, merged.SerializeAsString(), 0, stored.revision));
     int64_t revision = 0;
@@ -275,7 +294,9 @@ void EtcdMembership::WatchAll() {
   bool told = false;  // that it ended, since it last worked
   while (true) {
     const auto began = std::chrono::steady_clock::now();
-    const absl::Status ended = WatchOnce();
+    absl::Status ended = WatchOnce();
+    if (!taken_.ok()) ended = taken_;
+    NoteTaken(taken_);
     {
       MutexLock lock(&mutex_);
       if (stopping_) return;
@@ -320,13 +341,15 @@ absl::Status EtcdMembership::WatchOnce() {
   CRUMB_ASSIGN_OR_RETURN(const std::vector<EtcdEntry> entries, ReadAll(&revision));
   NoteLoss(entries, revision);
   revision_ = revision;
-  ApplyKeyspaces(entries);
+  taken_ = ApplyKeyspaces(entries);
   ApplyNodes(entries, /*all=*/true, revision);
-  {
+  if (taken_.ok()) {
     MutexLock lock(&mutex_);
     synced_ = true;
     changed_.NotifyAll();
   }
+  NoteTaken(taken_);
+  CRUMB_RETURN_IF_ERROR(taken_);
   return etcd_->Watch(options_.prefix, revision,
                       [this](const std::vector<EtcdEntry>& changes) { return Changed(changes); });
 }
@@ -346,10 +369,33 @@ bool EtcdMembership::Changed(const std::vector<EtcdEntry>& changes) {
                           Clock::Real().Now() - failed_last_ < options_.node_ttl + kReturnGrace;
     if (troubled) return false;
   }
-  ApplyKeyspaces(changes);
+  taken_ = ApplyKeyspaces(changes);
   revision_ = std::max(revision_, last);
   if (last > 0) ApplyNodes(changes, /*all=*/false, last);
-  return true;
+  return taken_.ok();
+}
+
+// Says so once for each change.
+void EtcdMembership::NoteTaken(const absl::Status& taken) {
+  std::string unheard;
+  {
+    MutexLock lock(&mutex_);
+    const bool early = Clock::Real().Now() - started_ < options_.unheard_after;
+    if (stopping_ || (!synced_ && taken.ok() && early)) return;
+    if (!taken.ok()) {
+      unheard = "pages are withheld: what etcd tells of keyspaces could not be taken over: " +
+                taken.ToString();
+    } else if (!synced_ && !options_.serve_unheard) {
+      unheard =
+          "pages are withheld: etcd has not told since the start what was dropped meanwhile; see "
+          "to etcd, or set cluster.serve_unheard";
+    }
+    if (unheard == unheard_ && unheard.empty() != withheld_) return;
+    unheard_ = unheard;
+  }
+  if (!unheard.empty()) LogError("{}", unheard);
+  withheld_ = !unheard.empty();
+  events_.withhold(withheld_);
 }
 
 // Keyspaces are never deleted: where one is missing or older, etcd lost data or was given a backup.
@@ -412,7 +458,7 @@ void EtcdMembership::TellNodes(int64_t revision) {
   events_.nodes(std::move(nodes));
 }
 
-void EtcdMembership::ApplyKeyspaces(const std::vector<EtcdEntry>& entries) {
+absl::Status EtcdMembership::ApplyKeyspaces(const std::vector<EtcdEntry>& entries) {
   Keyspaces told;
   {
     MutexLock lock(&mutex_);
@@ -420,7 +466,9 @@ void EtcdMembership::ApplyKeyspaces(const std::vector<EtcdEntry>& entries) {
       if (entry.deleted || !entry.key.starts_with(KeyspacePrefix())) continue;
       const auto id = KeyspaceId::FromHex(entry.key.substr(KeyspacePrefix().size()));
       v1::KeyspaceRecord record;
-      if (!id.ok() || !record.ParseFromString(entry.value)) continue;
+      if (!id.ok()) continue;
+      // One that cannot be read is refused where this node knows the keyspace.
+      if (!record.ParseFromString(entry.value)) record.Clear();
       Stored& stored = keyspaces_[entry.key];
       if (stored.revision < entry.mod_revision) stored = {record, entry.mod_revision};
       v1::KeyspaceEntry& added = told.emplace_back();
@@ -428,7 +476,7 @@ void EtcdMembership::ApplyKeyspaces(const std::vector<EtcdEntry>& entries) {
       *added.mutable_record() = std::move(record);
     }
   }
-  if (!told.empty()) events_.keyspaces(std::move(told));
+  return told.empty() ? absl::OkStatus() : events_.keyspaces(told);
 }
 
 }  // namespace crumb::server

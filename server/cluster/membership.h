@@ -3,12 +3,15 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "common/clock.h"
 #include "crumb/v1/peer_service.pb.h"
 #include "crumb/v1/record.pb.h"
 
@@ -35,17 +38,30 @@ class Membership {
   };
   struct Health {
     State state = State::kNone;
-    std::string trouble;  // what is wrong and what comes of it; empty: nothing
+    std::string trouble;       // what is wrong and what comes of it; empty: nothing
+    size_t unheard_nodes = 0;  // nodes that answer, but whose records this node could not take over
+  };
+  // Records of this node's keyspaces in the order of their changes.
+  struct OwnPage {
+    Keyspaces keyspaces;
+    uint64_t next = 0;  // the change that this page ends with
   };
 
   // Called on the membership's threads, one at a time.
   struct Events {
     // The nodes changed.
     std::function<void(Nodes)> nodes;
-    // What others know of keyspaces.
-    std::function<void(Keyspaces)> keyspaces;
-    // All that this node knows of keyspaces, and its version.
-    std::function<std::pair<uint64_t, Keyspaces>()> own_keyspaces;
+    // Takes over what others know of keyspaces. Not OK: some of it is not in force here.
+    std::function<absl::Status(const Keyspaces&)> keyspaces;
+    // The number of the latest change of this node's own records.
+    std::function<uint64_t()> own_version;
+    // A page of own records that changed behind change `after`; 0: the first page.
+    std::function<OwnPage(uint64_t after)> own_page;
+    // Sends records to every other node directly, in the background. `failed` is called for each
+    // node that did not take them over.
+    std::function<void(Keyspaces, std::function<void()> failed)> tell_peers;
+    // Whether pages are to be withheld, because drops may not have been heard of.
+    std::function<void(bool)> withhold;
   };
 
   virtual ~Membership() = default;
@@ -56,8 +72,10 @@ class Membership {
   virtual void KeyspacesChanged() = 0;
   // A node knows more of a keyspace than this one: ask soon.
   virtual void AskKeyspaces() = 0;
-  // Waits until others were heard of once, and this node was told of where it can be, at most until
-  // then. False: nobody answered.
+  // Takes over all records of others from the first one on: some were left out before.
+  virtual void RereadKeyspaces() {}
+  // Waits until others were heard of once, and this node was told of where it can be, for at most
+  // `most`. False: no node's records were heard of.
   virtual bool WaitSynced(Duration most) = 0;
   virtual Health health() const { return {}; }
   // Leaves, and joins the threads. Idempotent.

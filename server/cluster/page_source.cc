@@ -2,10 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cluster/page_source.h"
 
+#include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "common/mutex.h"
 
 namespace crumb::server {
@@ -43,19 +46,24 @@ struct HeldLeases {
   }
   storage::TieredStore& store;
   std::vector<storage::LeaseId> leases;
+  std::shared_ptr<const PartyBudget::Hold> budget;  // the request's place
 };
 
 // One request: leases stretch after stretch, since the store leases prefixes and a page that is
-// absent ends one.
+// absent ends one. Behind a page that is absent a stretch has one page, and each that is complete
+// is followed by one of twice the length: so the keys of all stretches together are at most about
+// three times the request's, wherever pages are absent.
 class Walk : public std::enable_shared_from_this<Walk> {
  public:
   Walk(storage::TieredStore& store, transport::SourceRequest request,
-       transport::FragmentSource::Reply reply, ClusterMetrics& metrics)
+       transport::FragmentSource::Reply reply, ClusterMetrics& metrics,
+       std::shared_ptr<const PartyBudget::Hold> budget)
       : store_(store),
         request_(std::move(request)),
         reply_(std::move(reply)),
         metrics_(metrics),
         held_(std::make_shared<HeldLeases>(store)) {
+    held_->budget = std::move(budget);
     answer_.pages.resize(request_.pages.size());
   }
 
@@ -95,7 +103,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
     wanted.generation = request_.generation;
     wanted.range = request_.pages[next_].range;
     wanted.deadline = request_.deadline;
-    for (size_t i = next_; i < request_.pages.size(); ++i) {
+    for (size_t i = next_; i < request_.pages.size() && wanted.keys.size() < stretch_max_; ++i) {
       if (request_.pages[i].range != wanted.range) break;
       wanted.keys.push_back(request_.pages[i].key);
     }
@@ -119,6 +127,11 @@ class Walk : public std::enable_shared_from_this<Walk> {
     }
     metrics_.served_pages.Add(result->hit_pages);
     next_ += result->hit_pages;
+    if (result->miss_reason != MissReason::kNone) {
+      stretch_max_ = 1;
+    } else if (stretch_max_ <= request_.pages.size()) {
+      stretch_max_ *= 2;
+    }
     if (next_ < request_.pages.size() && result->miss_reason != MissReason::kNone) {
       answer_.pages[next_++].status = StatusOf(result->miss_reason);
     }
@@ -132,6 +145,7 @@ class Walk : public std::enable_shared_from_this<Walk> {
   std::shared_ptr<HeldLeases> held_;
   transport::SourceAnswer answer_;
   size_t next_ = 0;
+  size_t stretch_max_ = SIZE_MAX;
 
   Mutex mutex_;
   bool answered_ ABSL_GUARDED_BY(mutex_) = false;
@@ -148,13 +162,25 @@ void PageSource::Acquire(transport::SourceRequest request, Reply reply) {
     reply(std::move(answer));
   };
   const auto keyspace = keyspaces_.Find(request.keyspace);
-  if (keyspace == nullptr || !sessions_.MayRead(request.session, request.keyspace)) {
+  const std::optional<std::string> node = sessions_.ReaderOf(request.session, request.keyspace);
+  absl::flat_hash_set<PageKey> keys;
+  // A request that names a page twice would have its bytes sent twice.
+  const bool distinct = std::all_of(request.pages.begin(), request.pages.end(),
+                                    [&](const auto& page) { return keys.insert(page.key).second; });
+  if (keyspace == nullptr || !node || !distinct) {
     metrics_.serve_refused.Add();
     return refuse(PageStatus::kRefused);
   }
   if (keyspace->generation.load() > request.generation) return refuse(PageStatus::kStale);
+  if (keyspace->unheard()) return refuse(PageStatus::kStale);
   if (keyspace->quality_off()) return refuse(PageStatus::kAbsent);
-  std::make_shared<Walk>(store_, std::move(request), std::move(reply), metrics_)->Go();
+  std::shared_ptr<const PartyBudget::Hold> budget = reads_.Take(*node, 1);
+  if (budget == nullptr) {
+    metrics_.peer_reads_refused.Add();
+    return refuse(PageStatus::kBusy);
+  }
+  std::make_shared<Walk>(store_, std::move(request), std::move(reply), metrics_, std::move(budget))
+      ->Go();
 }
 
 }  // namespace crumb::server

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "server/cluster/cluster_metrics.h"
+#include "server/cluster/peer_budget.h"
 #include "server/cluster/peer_sessions.h"
 #include "server/keyspace_registry.h"
 #include "storage/tiered_store.h"
@@ -11,13 +12,18 @@
 namespace crumb::server {
 
 // Serves pages to other nodes, over every transport: checks the session, then leases in the store
-// what is asked for, until it is sent. Thread-safe.
+// what is asked for, until it is sent. A request counts against its node's budget until its answer
+// was sent or dropped, whatever became of the call or connection that it came by. Thread-safe.
 class PageSource final : public transport::FragmentSource {
  public:
   // The references must outlive this and every reply.
   PageSource(storage::TieredStore& store, const KeyspaceRegistry& keyspaces,
-             const PeerSessions& sessions, ClusterMetrics& metrics)
-      : store_(store), keyspaces_(keyspaces), sessions_(sessions), metrics_(metrics) {}
+             const PeerSessions& sessions, ClusterMetrics& metrics, size_t reads_per_node_max)
+      : store_(store),
+        keyspaces_(keyspaces),
+        sessions_(sessions),
+        metrics_(metrics),
+        reads_(reads_per_node_max) {}
 
   void Acquire(transport::SourceRequest request, Reply reply) override;
 
@@ -26,6 +32,7 @@ class PageSource final : public transport::FragmentSource {
   const KeyspaceRegistry& keyspaces_;
   const PeerSessions& sessions_;
   ClusterMetrics& metrics_;
+  PartyBudget reads_;  // requests, by node
 };
 
 }  // namespace crumb::server

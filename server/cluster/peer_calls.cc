@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "server/miss_reason.h"
@@ -19,6 +20,8 @@ constexpr auto kWaitMax = std::chrono::seconds(60);
 constexpr int kAnswerShare = 8;
 // Fragments that a PeerAcquire leases, for each page that it may name.
 constexpr size_t kFragmentsPerPage = 16;
+// Below gRPC's default bound of a received message, 4 MiB.
+constexpr size_t kWholeBytesMax = size_t{7} << 19;
 
 absl::StatusOr<std::vector<PageKey>> KeysOf(const std::string& bytes, size_t keys_max) {
   if (bytes.empty() || bytes.size() % sizeof(PageKey) != 0 ||
@@ -76,8 +79,10 @@ class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
   void Answer() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     std::vector<storage::LeaseId> leases;
     storage::MissReason reason = storage::MissReason::kNone;
+    size_t pages = 0;
     for (const storage::AcquireResult& result : results_) {
       response_->add_hit_pages(result.hit_pages);
+      pages += result.hit_pages;
       if (result.lease != 0) leases.push_back(result.lease);
       if (reason == storage::MissReason::kNone) reason = result.miss_reason;
       uint32_t page = UINT32_MAX;
@@ -89,7 +94,10 @@ class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
       }
     }
     response_->set_miss_reason(ToProto(reason));
-    if (!leases.empty()) response_->set_lease(context_.leases.Add(node_, std::move(leases)));
+    if (!leases.empty()) {
+      response_->set_lease(context_.leases.Add(node_, std::move(leases), pages));
+      if (response_->lease() == 0) context_.metrics.peer_leases_refused.Add();
+    }
     done_(absl::OkStatus());
   }
 
@@ -130,33 +138,41 @@ absl::StatusOr<std::vector<storage::AcquireRequest>> RunsOf(const PeerCallContex
   CRUMB_ASSIGN_OR_RETURN(const TileRange range, RangeOf(keyspace, request.range()));
   std::vector<storage::AcquireRequest> runs;
   size_t keys = 0;
+  absl::flat_hash_set<PageKey> distinct;
   for (const std::string& bytes : request.runs()) {
     storage::AcquireRequest& run = runs.emplace_back();
     CRUMB_ASSIGN_OR_RETURN(run.keys, KeysOf(bytes, context.keys_max));
     keys += run.keys.size();
+    if (keys > context.keys_max) {
+      return absl::InvalidArgumentError(
+          fmt::format("runs hold more than {} keys", context.keys_max));
+    }
+    for (const PageKey& key : run.keys) {
+      if (distinct.insert(key).second) continue;
+      return absl::InvalidArgumentError("runs name page " + key.ToHex() + " twice");
+    }
     run.keyspace = keyspace.id;
     run.generation = std::max(request.generation(), keyspace.generation.load());
     run.range = range;
     run.deadline = WaitUntil(context, request.wait_ms(), deadline);
-  }
-  if (keys > context.keys_max) {
-    return absl::InvalidArgumentError(fmt::format("runs hold more than {} keys", context.keys_max));
-  }
-  std::vector<PageKey> all;
-  all.reserve(keys);
-  for (storage::AcquireRequest& run : runs) {
-    all.insert(all.end(), run.keys.begin(), run.keys.end());
     run.fragments_max = kFragmentsPerPage * context.keys_max;
   }
-  if (FindDuplicate(all)) return absl::InvalidArgumentError("runs: a page is named twice");
   return runs;
+}
+
+// Whose budget a call counts against: its node's, or, of nodes that are not in the view and might
+// have any name, one for all of them together.
+std::string BudgetOf(const PeerCallContext& context, const v1::PeerCaller& caller) {
+  return context.peers.Find(caller.node()) == nullptr ? "" : caller.node();
 }
 
 }  // namespace
 
 absl::Status CheckCaller(const PeerCallContext& context, const v1::PeerCaller& caller) {
   const v1::NodeRecord self = context.self();
-  if (caller.node().empty()) return absl::InvalidArgumentError("the call names no node");
+  if (caller.node().empty() || caller.node().size() > kNodeIdBytesMax) {
+    return absl::InvalidArgumentError("the call names no node");
+  }
   if (caller.node() == self.id()) {
     return absl::FailedPreconditionError(
         "two nodes have the id " + self.id() +
@@ -180,6 +196,9 @@ void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& r
   const absl::Status caller = CheckCaller(context, request.caller());
   if (!caller.ok()) return done(caller);
   context.metrics.served_asks.Add();
+  if (static_cast<size_t>(request.runs_size()) > context.keys_max) {
+    return done(absl::InvalidArgumentError(fmt::format("more than {} runs", context.keys_max)));
+  }
   const auto id = KeyspaceId::FromBytes(request.keyspace());
   if (!id.ok()) return done(id.status());
   const auto keyspace = context.keyspaces.Find(*id);
@@ -192,13 +211,20 @@ void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& r
     AnswerMisses(request, v1::MISS_REASON_GENERATION, response);
     return done(absl::OkStatus());
   }
+  if (keyspace->unheard()) {
+    AnswerMisses(request, v1::MISS_REASON_GENERATION, response);
+    return done(absl::OkStatus());
+  }
   if (keyspace->quality_off()) {
     AnswerMisses(request, v1::MISS_REASON_QUALITY, response);
     return done(absl::OkStatus());
   }
   const auto runs = RunsOf(context, *keyspace, request, deadline);
   if (!runs.ok()) return done(runs.status());
-  const auto session = context.sessions.Grant(request.caller().node(), keyspace->id);
+  const std::string budget = BudgetOf(context, request.caller());
+  const auto session = context.sessions.Grant(
+      request.caller().node(), keyspace->id,
+      budget.empty() ? PeerSessions::Who::kStranger : PeerSessions::Who::kMember);
   if (!session.ok()) return done(session.status());
   response->set_session(std::string(session->begin(), session->end()));
   if (runs->empty()) return done(absl::OkStatus());
@@ -206,15 +232,17 @@ void PeerAcquire(const PeerCallContext& context, const v1::PeerAcquireRequest& r
     AnswerFromLookup(context, *runs, keyspace->geometry.int2_tile_bytes(), response);
     return done(absl::OkStatus());
   }
-  std::make_shared<PeerAcquisition>(context, request.caller().node(), runs->size(), response,
-                                    std::move(done))
+  std::make_shared<PeerAcquisition>(context, budget, runs->size(), response, std::move(done))
       ->Start(*runs);
 }
 
 absl::Status PeerRelease(const PeerCallContext& context, const v1::PeerReleaseRequest& request) {
-  for (const uint64_t lease : request.leases()) {
-    context.leases.Release(request.caller().node(), lease);
+  CRUMB_RETURN_IF_ERROR(CheckCaller(context, request.caller()));
+  if (request.leases_size() > kReleasesMax) {
+    return absl::InvalidArgumentError(fmt::format("more than {} leases", kReleasesMax));
   }
+  const std::string node = BudgetOf(context, request.caller());
+  for (const uint64_t lease : request.leases()) context.leases.Release(node, lease);
   return absl::OkStatus();
 }
 
@@ -246,7 +274,9 @@ void TakeOffer(const PeerCallContext& context, const v1::PeerPushRequest& reques
   // What has come by then is told in time.
   if (offered.deadline > now) offered.deadline -= (offered.deadline - now) / kAnswerShare;
   std::vector<uint32_t> missing;  // indices into the keys
+  absl::flat_hash_set<PageKey> seen;
   for (size_t i = 0; i < keys->size(); ++i) {
+    if (!seen.insert((*keys)[i]).second) continue;
     storage::AcquireRequest one;
     one.keyspace = *id;
     one.generation = offered.keyspace->generation.load();
@@ -257,20 +287,29 @@ void TakeOffer(const PeerCallContext& context, const v1::PeerPushRequest& reques
     offered.keys.push_back((*keys)[i]);
     offered.tile_bytes.push_back(request.tile_bytes(static_cast<int>(i)));
   }
+  std::shared_ptr<const PartyBudget::Hold> budget =
+      context.push_pages.Take(request.caller().node(), offered.keys.size());
+  if (budget == nullptr) {
+    context.metrics.peer_pushes_refused.Add();
+    return done(absl::ResourceExhaustedError(
+        "cluster.peer_push_pages_max pages of this node's offers are being fetched"));
+  }
   response->set_deduplicated(static_cast<uint32_t>(keys->size() - offered.keys.size()));
-  context.reader.Take(std::move(offered), [&context, response, missing, done](const auto& reasons) {
-    for (size_t i = 0; i < reasons.size(); ++i) {
-      if (reasons[i] == storage::MissReason::kNone) continue;
-      response->add_failed_pages(missing[i]);
-      response->add_failed_reasons(ToProto(reasons[i]));
-    }
-    const auto failed = static_cast<uint32_t>(response->failed_pages_size());
-    const auto stored = static_cast<uint32_t>(reasons.size()) - failed;
-    context.metrics.received_pages.Add(stored);
-    response->set_stored(stored);
-    response->set_failed(failed);
-    done(absl::OkStatus());
-  });
+  context.reader.Take(std::move(offered),
+                      [&context, response, missing, done, budget](const auto& reasons) mutable {
+                        budget.reset();
+                        for (size_t i = 0; i < reasons.size(); ++i) {
+                          if (reasons[i] == storage::MissReason::kNone) continue;
+                          response->add_failed_pages(missing[i]);
+                          response->add_failed_reasons(ToProto(reasons[i]));
+                        }
+                        const auto failed = static_cast<uint32_t>(response->failed_pages_size());
+                        const auto stored = static_cast<uint32_t>(reasons.size()) - failed;
+                        context.metrics.received_pages.Add(stored);
+                        response->set_stored(stored);
+                        response->set_failed(failed);
+                        done(absl::OkStatus());
+                      });
 }
 
 }  // namespace
@@ -292,18 +331,57 @@ void PeerPush(const PeerCallContext& context, const v1::PeerPushRequest& request
                 });
 }
 
+namespace {
+
+void FillRecords(KeyspaceRegistry::RecordPage page, v1::PeerKeyspacesResponse* response) {
+  for (auto& [id, record] : page.records) {
+    v1::KeyspaceEntry* entry = response->add_keyspaces();
+    entry->set_keyspace(std::string(id.view()));
+    *entry->mutable_record() = std::move(record);
+  }
+}
+
+void FillPage(const PeerCallContext& context, uint64_t after, v1::PeerKeyspacesResponse* response) {
+  KeyspaceRegistry::RecordPage page =
+      context.keyspaces.RecordsAfter(after, context.record_page_bytes);
+  response->set_paged(true);
+  response->set_next(page.next);
+  response->set_more(page.more);
+  response->set_incarnation(context.self().incarnation());
+  FillRecords(std::move(page), response);
+}
+
+// For callers that know no pages: they would take a part for all of it.
+absl::Status FillWhole(const PeerCallContext& context, v1::PeerKeyspacesResponse* response) {
+  uint64_t after = 0;
+  for (bool more = true; more;) {
+    KeyspaceRegistry::RecordPage page =
+        context.keyspaces.RecordsAfter(after, context.record_page_bytes);
+    after = page.next;
+    more = page.more;
+    FillRecords(std::move(page), response);
+    if (response->ByteSizeLong() > kWholeBytesMax) {
+      return absl::ResourceExhaustedError(
+          "this node's keyspace records do not fit into one message, and the calling node's "
+          "release takes no pages of them: upgrade it");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
 void PeerKeyspaces(const PeerCallContext& context, const v1::PeerKeyspacesRequest& request,
                    v1::PeerKeyspacesResponse* response, PeerDone done) {
   const absl::Status caller = CheckCaller(context, request.caller());
   if (!caller.ok()) return done(caller);
   context.merge({request.keyspaces().begin(), request.keyspaces().end()},
-                [&context, response, done = std::move(done)](const absl::Status& merged) {
-                  if (!merged.ok()) return done(merged);
-                  for (const auto& keyspace : context.keyspaces.List()) {
-                    auto* entry = response->add_keyspaces();
-                    entry->set_keyspace(std::string(keyspace->id.view()));
-                    *entry->mutable_record() = context.keyspaces.RecordOf(keyspace->id);
-                  }
+                [&context, paged = request.paged(), after = request.after(), response,
+                 done = std::move(done)](const absl::Status& merged) {
+                  if (!paged) return done(merged.ok() ? FillWhole(context, response) : merged);
+                  if (absl::IsResourceExhausted(merged)) return done(merged);
+                  response->set_refused(!merged.ok());
+                  FillPage(context, after, response);
                   done(absl::OkStatus());
                 });
 }

@@ -28,19 +28,25 @@ struct PeerCallContext {
   PeerSessions& sessions;
   PeerLeases& leases;
   RemoteReader& reader;
+  PartyBudget& push_pages;  // that are being fetched, by the node that offered them
   ClusterMetrics& metrics;
   Duration push_deadline;
   size_t keys_max;
+  size_t record_page_bytes;  // of records in one PeerKeyspaces answer
   std::function<v1::NodeRecord()> self;
-  // Takes over what another node knows of keyspaces, on a thread that may block, then calls back.
+  // Takes over what another node knows of keyspaces, on a thread that may block, then calls back
+  // with an error if some of it is not in force.
   std::function<void(std::vector<v1::KeyspaceEntry>, std::function<void(absl::Status)>)> merge;
   std::function<absl::Status()> drain;
 };
 
 using PeerDone = std::function<void(absl::Status)>;
 
+// Leases in one PeerRelease at most; callers release one at a time.
+inline constexpr int kReleasesMax = 1024;
+
 // kFailedPrecondition: a caller with this node's id, or of a wire version that this node does not
-// speak.
+// speak. kInvalidArgument: no node's name.
 absl::Status CheckCaller(const PeerCallContext& context, const v1::PeerCaller& caller);
 
 void PeerHello(const PeerCallContext& context, v1::PeerHelloResponse* response);

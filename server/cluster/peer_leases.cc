@@ -15,12 +15,17 @@ PeerLeases::~PeerLeases() {
   for (const auto& [id, entry] : entries) ReleaseInStore(entry.leases);
 }
 
-uint64_t PeerLeases::Add(const std::string& node, std::vector<storage::LeaseId> leases) {
+uint64_t PeerLeases::Add(const std::string& node, std::vector<storage::LeaseId> leases,
+                         size_t pages) {
   const TimePoint until = clock_.Now() + lasts_;
   {
     MutexLock lock(&mutex_);
-    if (entries_.size() < leases_max_) {
-      entries_[++last_] = {node, std::move(leases), until};
+    const auto found = held_.find(node);
+    const Held held = found == held_.end() ? Held() : found->second;
+    if (entries_.size() < bounds_.leases_max && held.leases < bounds_.leases_per_node_max &&
+        held.pages + pages <= bounds_.pages_per_node_max) {
+      entries_[++last_] = {node, std::move(leases), pages, until};
+      held_[node] = {held.leases + 1, held.pages + pages};
       return last_;
     }
   }
@@ -34,6 +39,7 @@ void PeerLeases::Release(const std::string& node, uint64_t lease) {
     MutexLock lock(&mutex_);
     const auto found = entries_.find(lease);
     if (found == entries_.end() || found->second.node != node) return;
+    GiveBack(found->second);
     ended = std::move(found->second.leases);
     entries_.erase(found);
   }
@@ -52,6 +58,7 @@ size_t PeerLeases::Reap() {
         continue;
       }
       ended.insert(ended.end(), entry->second.leases.begin(), entry->second.leases.end());
+      GiveBack(entry->second);
       entry = entries_.erase(entry);
       ++count;
     }
@@ -63,6 +70,13 @@ size_t PeerLeases::Reap() {
 size_t PeerLeases::size() const {
   MutexLock lock(&mutex_);
   return entries_.size();
+}
+
+void PeerLeases::GiveBack(const Entry& entry) {
+  Held& held = held_[entry.node];
+  --held.leases;
+  held.pages -= entry.pages;
+  if (held.leases == 0) held_.erase(entry.node);
 }
 
 void PeerLeases::ReleaseInStore(const std::vector<storage::LeaseId>& leases) {

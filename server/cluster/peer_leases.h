@@ -15,16 +15,23 @@ namespace crumb::server {
 
 // Leases that other nodes hold between asking for pages and fetching them. They keep pages in host
 // memory, no more: a fetch takes a lease of its own, so one that is over in the middle makes a
-// miss, not a wrong byte. That is why these, and only these, end by a clock. Thread-safe.
+// miss, not a wrong byte. That is why these, and only these, end by a clock. One node may have only
+// a part of them, so that it cannot keep the others from theirs. Thread-safe.
 class PeerLeases {
  public:
+  struct Bounds {
+    size_t leases_max = 4096;           // of all nodes
+    size_t leases_per_node_max = 1024;  // of each
+    size_t pages_per_node_max = 65'536;
+  };
+
   // The references must outlive this.
-  PeerLeases(storage::TieredStore& store, const Clock& clock, size_t leases_max, Duration lasts)
-      : store_(store), clock_(clock), leases_max_(leases_max), lasts_(lasts) {}
+  PeerLeases(storage::TieredStore& store, const Clock& clock, const Bounds& bounds, Duration lasts)
+      : store_(store), clock_(clock), bounds_(bounds), lasts_(lasts) {}
   ~PeerLeases();
 
-  // Takes over store leases. 0, and they are released: there are too many.
-  uint64_t Add(const std::string& node, std::vector<storage::LeaseId> leases);
+  // Takes over store leases of `pages` pages. 0, and they are released: a bound is reached.
+  uint64_t Add(const std::string& node, std::vector<storage::LeaseId> leases, size_t pages);
   // Ends a lease of `node`.
   void Release(const std::string& node, uint64_t lease);
   // Ends those whose time is up; how many.
@@ -35,17 +42,24 @@ class PeerLeases {
   struct Entry {
     std::string node;
     std::vector<storage::LeaseId> leases;
+    size_t pages = 0;
     TimePoint until;
   };
+  struct Held {
+    size_t leases = 0;
+    size_t pages = 0;
+  };
+  void GiveBack(const Entry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseInStore(const std::vector<storage::LeaseId>& leases);
 
   storage::TieredStore& store_;
   const Clock& clock_;
-  const size_t leases_max_;
+  const Bounds bounds_;
   const Duration lasts_;
   mutable Mutex mutex_;
   uint64_t last_ ABSL_GUARDED_BY(mutex_) = 0;
   std::unordered_map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);  // by node
 };
 
 }  // namespace crumb::server

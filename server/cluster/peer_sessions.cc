@@ -10,8 +10,9 @@
 namespace crumb::server {
 
 absl::StatusOr<transport::SessionToken> PeerSessions::Grant(const std::string& node,
-                                                            const KeyspaceId& keyspace) {
+                                                            const KeyspaceId& keyspace, Who who) {
   MutexLock lock(&mutex_);
+  if (who == Who::kMember) std::erase(strangers_, node);
   auto token = tokens_.find(node);
   if (token == tokens_.end()) {
     if (tokens_.size() >= nodes_max_) {
@@ -23,19 +24,30 @@ absl::StatusOr<transport::SessionToken> PeerSessions::Grant(const std::string& n
     std::memcpy(fresh.data(), id.bytes.data(), fresh.size());
     token = tokens_.emplace(node, fresh).first;
     sessions_[fresh].node = node;
+    if (who == Who::kStranger) strangers_.push_back(node);
+    if (strangers_.size() > kStrangersMax) ForgetLocked(std::string(strangers_.front()));
   }
   sessions_[token->second].keyspaces.insert(keyspace);
   return token->second;
 }
 
-bool PeerSessions::MayRead(const transport::SessionToken& token, const KeyspaceId& keyspace) const {
+std::optional<std::string> PeerSessions::ReaderOf(const transport::SessionToken& token,
+                                                  const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
   const auto session = sessions_.find(token);
-  return session != sessions_.end() && session->second.keyspaces.contains(keyspace);
+  if (session == sessions_.end() || !session->second.keyspaces.contains(keyspace)) {
+    return std::nullopt;
+  }
+  return session->second.node;
 }
 
 void PeerSessions::Forget(const std::string& node) {
   MutexLock lock(&mutex_);
+  ForgetLocked(node);
+}
+
+void PeerSessions::ForgetLocked(const std::string& node) {
+  std::erase(strangers_, node);
   const auto token = tokens_.find(node);
   if (token == tokens_.end()) return;
   sessions_.erase(token->second);

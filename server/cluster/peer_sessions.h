@@ -3,7 +3,10 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <deque>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -15,16 +18,22 @@
 namespace crumb::server {
 
 // What other nodes may fetch: each has one session, whose token it got on the control plane, and
-// may read the keyspaces that it named there. Thread-safe.
+// may read the keyspaces that it named there. Nodes that are not in the view, as one that has just
+// joined, are strangers: only the kStrangersMax that came last have a session. Thread-safe.
 class PeerSessions {
  public:
+  static constexpr size_t kStrangersMax = 64;
+  enum class Who : uint8_t { kMember, kStranger };
+
   explicit PeerSessions(size_t nodes_max) : nodes_max_(nodes_max) {}
 
   // The token of `node`, which may read `keyspace` from now on. kResourceExhausted: too many nodes.
-  absl::StatusOr<transport::SessionToken> Grant(const std::string& node,
-                                                const KeyspaceId& keyspace);
+  absl::StatusOr<transport::SessionToken> Grant(const std::string& node, const KeyspaceId& keyspace,
+                                                Who who = Who::kMember);
 
-  bool MayRead(const transport::SessionToken& token, const KeyspaceId& keyspace) const;
+  // The node whose session may read `keyspace`; none: there is no such session.
+  std::optional<std::string> ReaderOf(const transport::SessionToken& token,
+                                      const KeyspaceId& keyspace) const;
 
   // The node has left.
   void Forget(const std::string& node);
@@ -34,11 +43,13 @@ class PeerSessions {
     std::string node;
     std::set<KeyspaceId> keyspaces;
   };
+  void ForgetLocked(const std::string& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const size_t nodes_max_;
   mutable Mutex mutex_;
   std::map<transport::SessionToken, Session> sessions_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, transport::SessionToken> tokens_ ABSL_GUARDED_BY(mutex_);
+  std::deque<std::string> strangers_ ABSL_GUARDED_BY(mutex_);  // the oldest first
 };
 
 }  // namespace crumb::server

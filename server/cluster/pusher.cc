@@ -262,7 +262,7 @@ v1::PeerPushRequest Pusher::RequestOf(const std::vector<Item>& batch,
   v1::PeerPushRequest request;
   const KeyspaceId& keyspace = batch.front().keyspace;
   request.mutable_keyspace()->set_keyspace(std::string(keyspace.view()));
-  *request.mutable_keyspace()->mutable_record() = keyspaces_.RecordOf(keyspace);
+  *request.mutable_keyspace()->mutable_record() = keyspaces_.HeadOf(keyspace);
   const TileRange& range = batch.front().range;
   request.mutable_range()->set_layer_begin(range.layers.begin);
   request.mutable_range()->set_layer_end(range.layers.end);

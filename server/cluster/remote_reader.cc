@@ -11,19 +11,24 @@
 
 namespace crumb::server {
 
-bool RemoteReader::Enter(const PullRequest& request) {
+std::shared_ptr<const PartyBudget::Hold> RemoteReader::Enter(const PullRequest& request) {
   const size_t most = request.awaited ? pulls_max_ : pulls_max_ / 2;
-  if (active_.fetch_add(1) < most) return true;
+  if (active_.fetch_add(1) < most) {
+    auto place = tenants_.Take(request.keyspace->tenant, 1);
+    if (place != nullptr) return place;
+  }
   active_.fetch_sub(1);
   context_.metrics.pulls_refused.Add();
-  return false;
+  return nullptr;
 }
 
 void RemoteReader::Pull(PullRequest request, std::function<void(PullResult)> done) {
-  if (!Enter(request)) return done({0, storage::MissReason::kBusy});
+  auto place = Enter(request);
+  if (place == nullptr) return done({0, storage::MissReason::kBusy});
   context_.metrics.pulls.Add();
   std::make_shared<PullOperation>(context_, std::move(request),
-                                  [this, done = std::move(done)](PullResult result) {
+                                  [this, place, done = std::move(done)](PullResult result) mutable {
+                                    place.reset();
                                     active_.fetch_sub(1);
                                     done(result);
                                   })
@@ -31,14 +36,16 @@ void RemoteReader::Pull(PullRequest request, std::function<void(PullResult)> don
 }
 
 void RemoteReader::Find(PullRequest request, std::function<void(FoundPages)> done) {
-  if (!Enter(request)) {
+  auto place = Enter(request);
+  if (place == nullptr) {
     FoundPages none;
     none.miss_reason = storage::MissReason::kBusy;
     return done(std::move(none));
   }
   context_.metrics.finds.Add();
   std::make_shared<FindOperation>(context_, std::move(request),
-                                  [this, done = std::move(done)](FoundPages found) {
+                                  [this, place, done = std::move(done)](FoundPages found) mutable {
+                                    place.reset();
                                     active_.fetch_sub(1);
                                     done(std::move(found));
                                   })

@@ -12,6 +12,7 @@
 #include "common/executor.h"
 #include "server/cluster/cluster_metrics.h"
 #include "server/cluster/page_flights.h"
+#include "server/cluster/peer_budget.h"
 #include "server/cluster/peer_table.h"
 #include "server/keyspace.h"
 #include "storage/deadline_timer.h"
@@ -75,8 +76,10 @@ struct PullContext {
 // Thread-safe; never blocks.
 class RemoteReader {
  public:
-  RemoteReader(PullContext context, size_t pulls_max)
-      : context_(std::move(context)), pulls_max_(pulls_max) {}
+  // At most `pulls_max` pulls and finds at a time, of them `per_tenant_max` for keyspaces of one
+  // tenant.
+  RemoteReader(PullContext context, size_t pulls_max, size_t per_tenant_max = SIZE_MAX)
+      : context_(std::move(context)), pulls_max_(pulls_max), tenants_(per_tenant_max) {}
 
   // Calls `done` once: when the prefix's end is known, at the latest at the deadline. On any
   // thread.
@@ -93,12 +96,13 @@ class RemoteReader {
   size_t active() const { return active_.load(); }
 
  private:
-  // A place among `pulls_max`; false: none is left.
-  bool Enter(const PullRequest& request);
+  // A place among `pulls_max`; null: none is left, or none for this tenant.
+  std::shared_ptr<const PartyBudget::Hold> Enter(const PullRequest& request);
 
   const PullContext context_;
   const size_t pulls_max_;
   std::atomic<size_t> active_{0};
+  PartyBudget tenants_;
 };
 
 }  // namespace crumb::server

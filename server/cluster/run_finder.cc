@@ -2,17 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cluster/run_finder.h"
 
-#include <vector>
+#include <algorithm>
 
 namespace crumb::server {
-namespace {
-
-// Longer chains than any context has.
-constexpr uint32_t kPagesMax = 1 << 17;
-
-}  // namespace
 
 std::optional<PageKey> RunFinder::Find(const FragmentHeader& header) {
+  {
+    MutexLock lock(&mutex_);
+    credit_ = std::min<uint32_t>(credit_ + kRunPages, kWalkStepsMax);
+  }
   const std::optional<Place> place = PlaceOf(header);
   if (!place) return std::nullopt;
   Remember(header.key, *place);
@@ -50,18 +48,47 @@ std::optional<RunFinder::Place> RunFinder::FromPosition(const FragmentHeader& he
   return Place{run, position};
 }
 
-std::optional<RunFinder::Place> RunFinder::FromRoot(const FragmentHeader& header) const {
-  std::vector<PageKey> chain = {header.key, header.parent};  // from the page to the root
-  while (chain.size() < kPagesMax) {
-    const std::optional<PageKey> parent = store_.ParentOf(header.keyspace, chain.back());
+bool RunFinder::TakeStep() {
+  MutexLock lock(&mutex_);
+  if (credit_ == 0) return false;
+  --credit_;
+  return true;
+}
+
+std::optional<RunFinder::Place> RunFinder::FromRoot(const FragmentHeader& header) {
+  std::vector<PageKey> chain = {header.key};  // from the page towards the root
+  PageKey next = header.parent;
+  // Brent's search for a ring: `mark` is the page that the walk stood at when its length was last a
+  // power of two, so a ring leads back to it within twice the length of stem and ring.
+  PageKey mark = header.key;
+  size_t next_mark = 2;
+  while (true) {
+    if (next == PageKey{}) return PlaceChain(chain, std::nullopt);
+    if (const auto known = Known(next)) return PlaceChain(chain, known);
+    if (next == mark || next == header.key || !TakeStep()) return std::nullopt;
+    const std::optional<PageKey> parent = store_.ParentOf(header.keyspace, next);
     if (!parent) return std::nullopt;
-    if (*parent == PageKey{}) {
-      const auto position = static_cast<uint32_t>(chain.size() - 1);
-      return Place{chain[position % kRunPages], position};
+    chain.push_back(next);
+    if (chain.size() == next_mark) {
+      mark = next;
+      next_mark *= 2;
     }
-    chain.push_back(*parent);
+    next = *parent;
   }
-  return std::nullopt;
+}
+
+RunFinder::Place RunFinder::PlaceChain(const std::vector<PageKey>& chain,
+                                       const std::optional<Place>& root) {
+  Place place;
+  bool first = !root;
+  if (root) place = *root;
+  for (auto page = chain.rbegin(); page != chain.rend(); ++page) {
+    if (!first) ++place.position;
+    if (first || place.position % kRunPages == 0) place.run = *page;
+    first = false;
+    Remember(*page, place);
+  }
+  return place;
 }
 
 void RunFinder::Remember(const PageKey& key, const Place& place) {

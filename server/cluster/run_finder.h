@@ -4,6 +4,7 @@
 
 #include <deque>
 #include <optional>
+#include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "common/fragment_header.h"
@@ -14,14 +15,25 @@
 namespace crumb::server {
 
 // Finds the page that begins a page's run, from the position in its header and the chain of
-// parents. Remembers what it found for as many pages as it may. Thread-safe.
+// parents. Remembers what it found for as many pages as it may.
+//
+// Parents are what writers say, so they may form a ring or a chain without an end. A step is one
+// look at a page's parent in the store. A header with a position takes 31 steps at most. One
+// without leads to the root: the walk stops at the first page whose place is known, remembers the
+// place of every page on its way, and takes its steps out of a common credit, which each page that
+// is asked for raises by kRunPages up to kWalkStepsMax. n pages therefore never take more than
+// n * kRunPages + kWalkStepsMax steps. A ring has no root; its pages have no run. Thread-safe.
 class RunFinder {
  public:
+  // Steps of one walk to the root: a context of 524,288 tokens.
+  static constexpr uint32_t kWalkStepsMax = 1 << 13;
+
   // `store` must outlive this.
   RunFinder(const storage::TieredStore& store, size_t pages_max)
       : store_(store), pages_max_(pages_max) {}
 
-  // None when an ancestor that it takes is not here. Does not block.
+  // None when an ancestor that it takes is not here, or cannot be reached within the credit of
+  // steps. Does not block.
   std::optional<PageKey> Find(const FragmentHeader& header);
 
  private:
@@ -32,12 +44,17 @@ class RunFinder {
   std::optional<Place> PlaceOf(const FragmentHeader& header);
   std::optional<Place> Known(const PageKey& key) const;
   std::optional<Place> FromPosition(const FragmentHeader& header) const;
-  std::optional<Place> FromRoot(const FragmentHeader& header) const;
+  std::optional<Place> FromRoot(const FragmentHeader& header);
+  // Places the pages of `chain`, the last of which hangs on `root` (none: it is the first page of
+  // its sequence), and remembers them. Returns the place of the first.
+  Place PlaceChain(const std::vector<PageKey>& chain, const std::optional<Place>& root);
+  bool TakeStep();
   void Remember(const PageKey& key, const Place& place);
 
   const storage::TieredStore& store_;
   const size_t pages_max_;
   mutable Mutex mutex_;
+  uint32_t credit_ ABSL_GUARDED_BY(mutex_) = kWalkStepsMax;  // steps
   absl::flat_hash_map<PageKey, Place> places_ ABSL_GUARDED_BY(mutex_);
   std::deque<PageKey> by_age_ ABSL_GUARDED_BY(mutex_);
 };

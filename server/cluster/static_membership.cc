@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "common/logging.h"
+#include "fmt/format.h"
 #include "server/cluster/grpc_peer.h"
 #include "server/cluster/node_check.h"
 
@@ -13,12 +14,14 @@ namespace crumb::server {
 
 StaticMembership::StaticMembership(const Options& options, const v1::NodeRecord& self,
                                    Events events, std::shared_ptr<OutgoingCalls> calls,
-                                   const Clock& clock)
+                                   const Clock& clock, ClusterMetrics& metrics)
     : options_(options),
       events_(std::move(events)),
       calls_(std::move(calls)),
       clock_(clock),
-      self_(self) {
+      metrics_(metrics),
+      self_(self),
+      started_(clock.Now()) {
   for (const std::string& address : options_.addresses) {
     if (address == self.grpc_address()) continue;
     entries_[address].stub = PeerStub(address, options_.channel, ConnectWhen::kAtFirstCall);
@@ -35,6 +38,13 @@ void StaticMembership::Publish(const v1::NodeRecord& self) {
 }
 
 void StaticMembership::AskKeyspaces() {
+  MutexLock lock(&mutex_);
+  for (auto& [address, entry] : entries_) entry.next_hello = TimePoint();
+  woken_ = true;
+  changed_.NotifyAll();
+}
+
+void StaticMembership::RereadKeyspaces() {
   MutexLock lock(&mutex_);
   for (auto& [address, entry] : entries_) entry.their_seen = 0;
   woken_ = true;
@@ -53,8 +63,12 @@ bool StaticMembership::WaitSynced(Duration most) {
   while (!synced_ && !stopping_) {
     if (!changed_.WaitUntil(&mutex_, deadline)) break;
   }
-  return std::any_of(entries_.begin(), entries_.end(),
-                     [](const auto& entry) { return !entry.second.record.id().empty(); });
+  return heard_once_;
+}
+
+Membership::Health StaticMembership::health() const {
+  MutexLock lock(&mutex_);
+  return {State::kNone, trouble_, unheard_};
 }
 
 void StaticMembership::Stop() {
@@ -72,7 +86,7 @@ void StaticMembership::Run() {
   while (true) {
     SayHellos();
     ExchangeKeyspaces();
-    std::vector<Keyspaces> arrived;
+    std::vector<Arrived> arrived;
     {
       MutexLock lock(&mutex_);
       const auto wake_at = std::chrono::steady_clock::now() + options_.heartbeat;
@@ -83,12 +97,14 @@ void StaticMembership::Run() {
       woken_ = false;
       arrived.swap(arrived_);
     }
-    for (Keyspaces& keyspaces : arrived) events_.keyspaces(std::move(keyspaces));
+    for (const Arrived& one : arrived) TakeOver(one);
+    JudgeHeard();
     TellNodes();
     MutexLock lock(&mutex_);
-    const bool all = std::all_of(entries_.begin(), entries_.end(), [](const auto& entry) {
+    const bool all = std::all_of(entries_.begin(), entries_.end(), [this](const auto& entry) {
       const Entry& node = entry.second;
-      return node.answered && (node.record.id().empty() || node.their_seen >= node.their_version);
+      const bool usable = !node.record.id().empty() && CheckNode(self_, node.record).ok();
+      return node.answered && !(usable && node.behind());
     });
     if (all && arrived_.empty() && !synced_) {
       synced_ = true;
@@ -137,6 +153,7 @@ void StaticMembership::Heard(const std::string& address,
   if (restarted) {
     entry.their_seen = 0;
     entry.own_told = 0;
+    entry.failure = absl::OkStatus();
   }
   const bool news = restarted || entry.record.state() != answer->node().state() ||
                     answer->keyspaces_version() != entry.their_version ||
@@ -144,55 +161,157 @@ void StaticMembership::Heard(const std::string& address,
   entry.record = answer->node();
   entry.their_version = answer->keyspaces_version();
   entry.heard = clock_.Now();
+  if (entry.behind() && entry.their_seen >= entry.target) {
+    entry.target = entry.their_version;
+    entry.behind_since = entry.heard;
+  }
   if (!news) return;
   woken_ = true;
   changed_.NotifyAll();
 }
 
+bool StaticMembership::MayExchange(const Entry& entry, TimePoint now) const {
+  return !entry.exchanging && now >= entry.next_exchange && IsAlive(entry, now) &&
+         CheckNode(self_, entry.record).ok();
+}
+
 void StaticMembership::ExchangeKeyspaces() {
-  const auto [version, own] = events_.own_keyspaces();
+  const uint64_t version = events_.own_version();
   const TimePoint now = clock_.Now();
-  struct Due {
-    std::string address;
-    std::shared_ptr<v1::PeerService::Stub> stub;
-    uint32_t wire_version = 0;  // the highest that both speak
-  };
-  std::vector<Due> due;
-  v1::PeerKeyspacesRequest request;
+  std::vector<std::string> due;
   {
     MutexLock lock(&mutex_);
-    request.mutable_caller()->set_node(self_.id());
-    request.mutable_caller()->set_incarnation(self_.incarnation());
     for (auto& [address, entry] : entries_) {
-      if (entry.record.id().empty() || entry.exchanging || !CheckNode(self_, entry.record).ok() ||
-          now - entry.heard >= options_.node_ttl) {
-        continue;
-      }
-      if (entry.their_seen >= entry.their_version && entry.own_told >= version) continue;
+      if (!MayExchange(entry, now) || (!entry.behind() && entry.own_told >= version)) continue;
       entry.exchanging = true;
-      due.push_back({address, entry.stub, std::min(self_.wire_max(), entry.record.wire_max())});
+      due.push_back(address);
     }
   }
-  if (due.empty()) return;
-  for (const v1::KeyspaceEntry& entry : own) *request.add_keyspaces() = entry;
-  for (const auto& [address, stub, wire_version] : due) {
-    request.mutable_caller()->set_wire_version(wire_version);
-    StartCall<v1::PeerKeyspacesResponse>(
-        calls_, request, ToGrpcDeadline(now + options_.rpc_deadline, now),
-        [&stub = stub](auto... arguments) { stub->async()->PeerKeyspaces(arguments...); },
-        [this, address = address,
-         told = version](const absl::StatusOr<v1::PeerKeyspacesResponse>& answer) {
-          MutexLock lock(&mutex_);
-          Entry& entry = entries_[address];
-          entry.exchanging = false;
-          if (!answer.ok()) return;
-          entry.own_told = told;
-          entry.their_seen = entry.their_version;
-          arrived_.emplace_back(answer->keyspaces().begin(), answer->keyspaces().end());
-          woken_ = true;
-          changed_.NotifyAll();
-        });
+  for (const std::string& address : due) StartExchange(address, now);
+}
+
+// One page each way.
+void StaticMembership::StartExchange(const std::string& address, TimePoint now) {
+  std::shared_ptr<v1::PeerService::Stub> stub;
+  uint64_t own_told = 0;
+  v1::PeerKeyspacesRequest request;
+  Arrived arrived{address, 0, 0, absl::UnknownError("")};
+  {
+    MutexLock lock(&mutex_);
+    const Entry& entry = entries_[address];
+    stub = entry.stub;
+    own_told = entry.own_told;
+    arrived.their_version = entry.their_version;
+    request.set_after(entry.their_seen);
+    v1::PeerCaller& caller = *request.mutable_caller();
+    caller.set_node(self_.id());
+    caller.set_incarnation(self_.incarnation());
+    caller.set_wire_version(std::min(self_.wire_max(), entry.record.wire_max()));
   }
+  request.set_paged(true);
+  OwnPage own = events_.own_page(own_told);
+  arrived.own_next = own.next;
+  for (v1::KeyspaceEntry& entry : own.keyspaces) *request.add_keyspaces() = std::move(entry);
+  metrics_.record_exchanges.Add();
+  StartCall<v1::PeerKeyspacesResponse>(
+      calls_, std::move(request), ToGrpcDeadline(now + options_.rpc_deadline, now),
+      [&stub](auto... arguments) { stub->async()->PeerKeyspaces(arguments...); },
+      [this, arrived = std::move(arrived)](Exchanged answer) mutable {
+        arrived.answer = std::move(answer);
+        MutexLock lock(&mutex_);
+        arrived_.push_back(std::move(arrived));
+        woken_ = true;
+        changed_.NotifyAll();
+      });
+}
+
+// The page counts as heard of once it is in force here, not before.
+void StaticMembership::TakeOver(const Arrived& arrived) {
+  absl::Status status = arrived.answer.status();
+  if (status.ok()) {
+    const auto& theirs = arrived.answer->keyspaces();
+    status = events_.keyspaces(Keyspaces(theirs.begin(), theirs.end()));
+  }
+  const TimePoint now = clock_.Now();
+  MutexLock lock(&mutex_);
+  Entry& entry = entries_[arrived.address];
+  entry.exchanging = false;
+  if (entry.failure.ok()) entry.failed_at = now;
+  entry.failure = status;
+  if (!status.ok()) {
+    metrics_.record_exchange_failures.Add();
+    entry.next_exchange = now + options_.heartbeat;
+    return;
+  }
+  const v1::PeerKeyspacesResponse& answer = *arrived.answer;
+  // Of a process that began between hello and exchange: the next hello says so.
+  if (answer.paged() && answer.incarnation() != entry.record.incarnation()) return;
+  if (answer.refused()) {
+    entry.next_exchange = now + options_.heartbeat;
+  } else {
+    entry.own_told = arrived.own_next;
+  }
+  entry.their_seen = answer.paged() ? answer.next() : arrived.their_version;
+  if (entry.their_seen >= entry.target && entry.behind()) {
+    entry.target = entry.their_version;
+    entry.behind_since = now;
+  }
+  woken_ = true;  // there may be another page
+}
+
+std::optional<std::string> StaticMembership::WhyUnheard(const std::string& address,
+                                                        const Entry& entry, TimePoint now) const {
+  if (!IsAlive(entry, now) || !entry.behind() || !CheckNode(self_, entry.record).ok()) {
+    return std::nullopt;
+  }
+  const bool failed = !entry.failure.ok() && entry.heard > entry.failed_at;
+  const bool late = entry.heard - entry.behind_since > options_.unheard_after;
+  if (!failed && !late) return std::nullopt;
+  return fmt::format("node {} at {} ({})", entry.record.id(), address,
+                     failed ? entry.failure.ToString() : "not all of them in time");
+}
+
+// Decides whether pages are withheld, and says so once for each change.
+void StaticMembership::JudgeHeard() {
+  std::string unheard;
+  std::string trouble;
+  {
+    const TimePoint now = clock_.Now();
+    MutexLock lock(&mutex_);
+    unheard_ = 0;
+    bool alone = true;
+    for (const auto& [address, entry] : entries_) {
+      const bool usable = !entry.record.id().empty() && CheckNode(self_, entry.record).ok();
+      alone &= !entry.record.id().empty() && !usable;
+      heard_once_ |= usable && !entry.behind() && entry.their_version > 0;
+      const auto why = WhyUnheard(address, entry, now);
+      if (!why) continue;
+      ++unheard_;
+      unheard += (unheard.empty() ? "" : ", ") + *why;
+    }
+    heard_once_ |= alone;
+    if (!unheard.empty()) {
+      trouble = "pages are withheld: this node could not take over what was dropped at " + unheard;
+    } else if (!heard_once_ && !options_.serve_unheard) {
+      trouble =
+          "pages are withheld: no node of cluster.nodes has told since the start what was dropped "
+          "meanwhile; start another node, or set cluster.serve_unheard";
+    }
+    trouble_ = trouble;
+    // Withheld from the beginning, which is no news while others have not had the time to tell.
+    const bool early = !heard_once_ && now - started_ < options_.unheard_after;
+    if (early && unheard.empty()) return;
+  }
+  const bool withheld = !trouble.empty();
+  if (judged_ && withheld == withheld_) return;
+  if (withheld) {
+    LogError("{}", trouble);
+  } else if (judged_) {
+    LogInfo("what was dropped is heard of: pages are served again");
+  }
+  judged_ = true;
+  withheld_ = withheld;
+  events_.withhold(withheld);
 }
 
 void StaticMembership::TellNodes() {
@@ -203,7 +322,7 @@ void StaticMembership::TellNodes() {
     MutexLock lock(&mutex_);
     std::vector<v1::NodeRecord> alive;
     for (const auto& [address, entry] : entries_) {
-      if (entry.record.id().empty() || now - entry.heard >= options_.node_ttl) continue;
+      if (!IsAlive(entry, now)) continue;
       alive.push_back(entry.record);
     }
     nodes.nodes = UsableNodes(self_, alive, &nodes.refused);

@@ -361,11 +361,24 @@ void AddClusterCounters(Families& families, const ClusterMetrics& metrics) {
           metrics.serve_refused);
   counter("crumb_peer_leases_reaped_total", "Leases of other nodes that ended by their time.",
           metrics.peer_leases_reaped);
+  for (const auto& [what, refused] : {std::pair{"leases", &metrics.peer_leases_refused},
+                                      std::pair{"reads", &metrics.peer_reads_refused},
+                                      std::pair{"pushes", &metrics.peer_pushes_refused}}) {
+    families.Counter("crumb_peer_refused_total",
+                     "Requests of nodes that have as much as one node may have, by what of.",
+                     static_cast<double>(refused->value()), {{"what", what}});
+  }
   counter("crumb_view_changes_total", "Views that came into force.", metrics.view_changes);
   counter("crumb_nodes_refused_total", "Nodes that cannot take part.", metrics.nodes_refused);
   counter("crumb_etcd_failures_total", "Calls to etcd that failed.", metrics.etcd_failures);
   counter("crumb_keyspace_merges_total", "Changes of keyspaces that other nodes told of.",
           metrics.keyspace_merges);
+  counter("crumb_record_exchanges_total", "Calls that exchange keyspace records with other nodes.",
+          metrics.record_exchanges);
+  counter("crumb_record_exchange_failures_total", "Of them, those of which nothing was taken over.",
+          metrics.record_exchange_failures);
+  counter("crumb_records_refused_total", "Keyspace records of other nodes that were left out.",
+          metrics.records_refused);
 }
 
 void AddClusterGauges(Families& families, const Cluster::Gauges& gauges) {
@@ -377,6 +390,10 @@ void AddClusterGauges(Families& families, const Cluster::Gauges& gauges) {
   gauge("crumb_pulls_active", "Requests that wait for other nodes.", gauges.pulls);
   gauge("crumb_push_queue_pages", "Pages waiting to be taken by their homes.", gauges.push_pages);
   gauge("crumb_peer_leases", "Leases that other nodes hold.", gauges.peer_leases);
+  gauge("crumb_pages_withheld", "1 while no page is served: drops may not have been heard of.",
+        gauges.withheld ? 1 : 0);
+  gauge("crumb_unheard_nodes", "Nodes that answer, but whose drops could not be heard of.",
+        gauges.unheard_nodes);
   for (const Membership::State state : kEtcdStates) {
     families.Gauge("crumb_etcd_state", "1 for how it stands with etcd; all 0 without etcd.",
                    gauges.etcd == state ? 1 : 0, {{"state", EtcdStateName(state)}});
@@ -424,6 +441,10 @@ void AddTransport(Families& families, const transport::TransportStats& stats) {
   gauge("crumb_transport_serves_in_flight", "Of them, those under way.", stats.serves_in_flight);
   gauge("crumb_transport_serve_bytes_in_flight", "Leased tiles being sent.",
         stats.serve_bytes_in_flight);
+  gauge("crumb_transport_refusal_bytes", "Memory of busy answers that are not sent yet.",
+        stats.refusal_bytes);
+  counter("crumb_transport_unread_closes_total",
+          "Connections closed because their peer did not read busy answers.", stats.unread_closes);
   gauge("crumb_transport_connections", "Connections to and from other nodes.", stats.connections);
   counter("crumb_transport_connections_opened_total", "Connections that came up.",
           stats.connections_opened);

@@ -7,6 +7,7 @@
 
 #include "client/lead_token.h"
 #include "crumbd_test.h"
+#include "forwarding_client.h"
 #include "gmock/gmock.h"
 #include "rank_run.h"
 #include "tests/common/eventually.h"
@@ -240,6 +241,85 @@ TEST_F(RanksTest, TheLeadersLeaseHoldsUntilTheLastFollowerEnds) {
   for (int page = 2; page < kPages; ++page) crumbd_->Drop(PageAt(page));
   const auto late = reader.worker(1).Follow(led.token, model_.prompt(kPrompt));
   EXPECT_TRUE(absl::IsAborted(late.status())) << late.status();
+}
+
+// A client whose crumbd ends between a look at its epoch and the Acquire that joins a lease:
+// another crumbd answers.
+class RestartingClient final : public ForwardingClient {
+ public:
+  explicit RestartingClient(Client& to) : ForwardingClient(to), to_(to) {}
+
+  std::unique_ptr<PendingAcquire> StartAcquire(const AcquireRequest& request) override {
+    if (request.lease == 0) {
+      ++own_leases;
+      return ForwardingClient::StartAcquire(request);
+    }
+    ++joins;
+    return std::make_unique<Answer>(to_.StartAcquire(request), to_.epoch() + 1);
+  }
+
+  int joins = 0;
+  int own_leases = 0;
+
+ private:
+  class Answer final : public PendingAcquire {
+   public:
+    Answer(std::unique_ptr<PendingAcquire> of, uint64_t epoch)
+        : of_(std::move(of)), epoch_(epoch) {}
+    bool Ready() override { return of_->Ready(); }
+    absl::StatusOr<AcquireResult> Finish() override {
+      auto result = of_->Finish();
+      if (!result.ok() || result->lease == nullptr) return result;
+      const auto fragments = result->lease->fragments();
+      result->lease = std::make_shared<const Lease>(
+          std::vector<LeasedFragment>(fragments.begin(), fragments.end()),
+          std::vector<DeviceFragment>(), nullptr, epoch_,
+          std::const_pointer_cast<Lease>(result->lease));
+      return result;
+    }
+
+   private:
+    const std::unique_ptr<PendingAcquire> of_;
+    const uint64_t epoch_;
+  };
+
+  Client& to_;
+};
+
+TEST_F(RanksTest, ALeaseThatAnotherCrumbdJoinedIsNotUsed) {
+  RankRun writer = Open({});
+  writer.Publish(model_, kPrompt);
+  ClientOptions connection = Options();
+  connection.engine = "restarted engine";
+  const auto leader = Client::Open(connection).value();
+  const auto follower = Client::Open(connection).value();
+  RestartingClient restarting(*follower);
+  RankRun reader(options_, {2, 1}, {leader.get(), &restarting});
+  const auto led = reader.worker(0).Lead(model_.prompt(kPrompt)).value();
+  ASSERT_EQ(led.sequence->cached_tokens(), kHit);
+  const auto followed = reader.worker(1).Follow(led.token, model_.prompt(kPrompt)).value();
+  EXPECT_EQ(followed->cached_tokens(), kHit);
+  EXPECT_EQ(restarting.joins, 1);
+  EXPECT_EQ(restarting.own_leases, 1);  // of the pages that it attends
+}
+
+TEST_F(RanksTest, AnAcquireThatJoinsALeaseOfAnotherCrumbdFails) {
+  RankRun writer = Open({});
+  writer.Publish(model_, kPrompt);
+  const auto client = Client::Open(Options()).value();
+  ASSERT_TRUE(client->WaitConnected(seconds(60)));
+  const PageKey key = PageAt(0).second;
+  AcquireRequest request;
+  request.keyspace = PageAt(0).first;
+  request.generation = 1;
+  request.keys = {&key, 1};
+  const auto given = client->Acquire(request).value();
+  ASSERT_EQ(given.hit_pages, 1);
+  request.lease = given.lease_id;
+  request.lease_epoch = client->epoch() + 1;
+  EXPECT_TRUE(absl::IsAborted(client->Acquire(request).status()));
+  request.lease_epoch = client->epoch();
+  EXPECT_EQ(client->Acquire(request).value().hit_pages, 1);
 }
 
 TEST_F(RanksTest, LiveSequencesSharePagesUnderOnePrefix) {

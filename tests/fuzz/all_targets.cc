@@ -5,8 +5,8 @@
 namespace crumb::fuzz {
 
 std::vector<const FuzzTarget*> AllTargets() {
-  return {&kCallTarget,      &kConfigTarget,  &kFragmentTarget, &kFrameTarget,
-          &kHostImageTarget, &kRequestTarget, &kRotationTarget, &kTorchTarget};
+  return {&kCallTarget, &kConfigTarget,  &kFragmentTarget, &kFrameTarget, &kHostImageTarget,
+          &kPeerTarget, &kRequestTarget, &kRotationTarget, &kTorchTarget};
 }
 
 }  // namespace crumb::fuzz

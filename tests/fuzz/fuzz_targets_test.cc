@@ -24,8 +24,8 @@ TEST_P(FuzzTargetsTest, KeepsItsPromisesOnHostileInput) {
   ASSERT_FALSE(seeds.empty());
   target.run({});
   for (const std::string& seed : seeds) target.run(BytesOf(seed));
-  const bool costly =
-      &target == &kCallTarget || &target == &kRequestTarget || &target == &kHostImageTarget;
+  const bool costly = &target == &kCallTarget || &target == &kRequestTarget ||
+                      &target == &kPeerTarget || &target == &kHostImageTarget;
   Mutator mutator(seeds, 20);
   for (int i = 0; i < (costly ? kCostlyInputs : kInputs); ++i) {
     const std::string input = mutator.Next();

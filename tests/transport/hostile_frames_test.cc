@@ -12,6 +12,7 @@
 #include "tests/transport/sample_source.h"
 #include "transport/frame.h"
 #include "transport/loopback_transport.h"
+#include "transport/protocol.h"
 
 namespace crumb::transport {
 namespace {
@@ -283,6 +284,119 @@ TEST_F(HostileFrames, SilentPeersAreGivenUp) {
   EXPECT_TRUE(
       Eventually([&] { return Fetch(std::chrono::milliseconds(30)) == PageStatus::kDeadline; }));
   ExpectHealthy();
+}
+
+// The source goes on with what a peer has cancelled, so that counts as well.
+TEST_F(HostileFrames, CancelledFetchesDoNotAddUpAtTheSource) {
+  constexpr uint64_t kFetches = 200;
+  TransportOptions options;
+  options.listen = "127.0.0.1:0";
+  options.serves_max = 4;
+  SampleSource source;
+  source.Add(1, {kWhole}, kTileBytes);
+  source.Hold();
+  const auto server = *network_.Open(options, &source);
+  TapOn(FrameType::kFetch, [](const Frame& frame) {
+    std::vector<Frame> frames;
+    for (uint64_t i = 0; i < kFetches; ++i) {
+      const auto number = [i](FrameHeader& header, std::vector<std::byte>&) {
+        header.fetch = 1000 + i;
+      };
+      frames.push_back(Reseal(frame, number));
+      frames.push_back(Reseal(frame, [i](FrameHeader& header, std::vector<std::byte>& body) {
+        header.type = FrameType::kCancel;
+        header.fetch = 1000 + i;
+        body.clear();
+      }));
+    }
+    return frames;
+  });
+  FetchRequest request = to_.Request();
+  request.deadline = Clock::Real().Now() + std::chrono::seconds(60);
+  PendingFetch fetch(*client_, server->address(), request);
+  EXPECT_TRUE(Eventually([&] { return server->stats().serves == kFetches; }));
+  EXPECT_LE(source.requests(), options.serves_max);
+  EXPECT_GE(server->stats().serves_refused, kFetches - 4);
+  source.ReplyAll();
+  client_->Disconnect(server->address());
+  EXPECT_THAT(StatusesOf(fetch.Wait()), ElementsAre(PageStatus::kUnavailable));
+  EXPECT_TRUE(Eventually([&] { return source.leases() == 0; }));
+}
+
+// The frames that a protocol sends, none of which ever leaves.
+class StuckLink final : public Link {
+ public:
+  StuckLink(std::vector<OutgoingFrame>& sent, bool& open) : sent_(sent), open_(open) {
+    open_ = true;
+  }
+  ~StuckLink() override { open_ = false; }
+  void Send(OutgoingFrame frame, std::shared_ptr<const void>, std::function<void()>) override {
+    sent_.push_back(std::move(frame));
+  }
+
+ private:
+  std::vector<OutgoingFrame>& sent_;
+  bool& open_;
+};
+
+class NoLinks final : public LinkMaker {
+ public:
+  absl::StatusOr<std::unique_ptr<Link>> MakeLink(const std::string&) override {
+    return absl::UnavailableError("nowhere");
+  }
+};
+
+class BodyArrival final : public Arrival {
+ public:
+  explicit BodyArrival(std::span<const std::byte> body) : body_(body) {}
+  size_t size() const override { return body_.size(); }
+  const std::byte* data() const override { return body_.data(); }
+  void Pull(std::vector<std::span<std::byte>>, Pulled) override {}
+
+ private:
+  const std::span<const std::byte> body_;
+};
+
+TEST(UnreadAnswersTest, APeerThatAsksAndDoesNotReadIsDisconnected) {
+  TransportOptions options;
+  options.serves_max = 1;
+  options.refusals_bytes_max.value = 4 << 20;
+  SampleSource source;
+  source.Hold();
+  NoLinks links;
+  Protocol protocol(options, &source, links, Clock::Real(), [] {});
+  std::vector<OutgoingFrame> sent;
+  bool open = false;
+  auto link = std::make_unique<StuckLink>(sent, open);
+  Link* const raw = link.get();
+  protocol.OnAccepted(std::move(link), "127.0.0.1:1");
+  const auto deliver = [&](FrameHeader header, const std::vector<std::byte>& body) {
+    header.body_sum = Crc32c(body);
+    BodyArrival arrival(body);
+    protocol.OnFrame(raw, EncodeFrameHeader(header), arrival);
+    protocol.Step();
+  };
+  deliver({.type = FrameType::kHello}, EncodeHello({kVersionMin, kVersionMax, 77}));
+  ASSERT_EQ(sent.size(), 1u);
+  const uint64_t connection = DecodeHello(sent[0].body)->connection;
+  FetchBody fetch;
+  fetch.time_left_us = uint64_t{3600} * 1000 * 1000;
+  fetch.pages.assign(kFetchPagesMax, {SampleKey(1), kWhole, kTileBytes});
+  const std::vector<std::byte> body = EncodeFetch(fetch);
+  uint64_t asked = 0;
+  for (; open && asked < 100; ++asked) {
+    FrameHeader header{.type = FrameType::kFetch};
+    header.connection = connection;
+    header.fetch = asked + 1;
+    deliver(header, body);
+    EXPECT_LE(protocol.stats().refusal_bytes, options.refusals_bytes_max.value + (2 << 20));
+  }
+  EXPECT_FALSE(open);
+  EXPECT_LT(asked, 20u);
+  EXPECT_EQ(protocol.stats().unread_closes, 1u);
+  EXPECT_EQ(protocol.stats().refusal_bytes, 0u);
+  EXPECT_EQ(protocol.stats().serves_in_flight, 0u);
+  protocol.Shutdown();
 }
 
 // Whatever happens to frames, hits are right and everything is given back.

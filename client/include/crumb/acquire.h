@@ -36,6 +36,9 @@ struct AcquireRequest {
   // Not 0: the lease that another process of the same engine got for these keys. Nothing is looked
   // for; this process holds the lease too from now on. Unknown to crumbd: a miss.
   uint64_t lease = 0;
+  // Not 0: the epoch of the crumbd that gave `lease`. Another crumbd numbers its leases from the
+  // start again, so the call fails with kAborted if the client is connected to another one by now.
+  uint64_t lease_epoch = 0;
   bool wait_for_lower_tiers = true;  // false: only what host memory holds
   // Checks the tile sums of every n-th hit page, beginning with one that changes from call to call;
   // 1: of all; 0: of none. The header is always checked.

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cluster/etcd/etcd_client.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -20,6 +21,11 @@ constexpr int kKeepAliveMs = 10'000;
 constexpr int kKeepAliveTimeoutMs = 5'000;
 // gRPC takes this for the time that a connection may take to come up, too.
 constexpr int kConnectTimeoutMs = 3000;
+// Entries of one answer to a Range: what an answer may have at first, and at most. A value is 1.5
+// MiB at most (etcd's own bound of a request), a message as long as kMessageBytesMax.
+constexpr int64_t kRangeEntries = 16;
+constexpr int64_t kRangeEntriesMax = 1024;
+constexpr int kMessageBytesMax = 32 << 20;
 
 struct Member {
   explicit Member(const std::shared_ptr<grpc::Channel>& channel)
@@ -55,6 +61,7 @@ std::shared_ptr<grpc::Channel> ChannelTo(
   arguments.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100);
   arguments.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, kConnectTimeoutMs);
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
+  arguments.SetMaxReceiveMessageSize(kMessageBytesMax);
   if (!server_name.empty()) arguments.SetSslTargetNameOverride(server_name);
   return grpc::CreateCustomChannel(endpoint, credentials, arguments);
 }
@@ -79,14 +86,29 @@ class GrpcEtcdClient final : public EtcdClient {
     etcdserverpb::RangeRequest request;
     request.set_key(prefix);
     request.set_range_end(EndOfPrefix(prefix));
-    etcdserverpb::RangeResponse response;
-    CRUMB_RETURN_IF_ERROR(Call([&](Member& member, grpc::ClientContext* context) {
-      return member.kv->Range(context, request, &response);
-    }));
-    *revision = response.header().revision();
+    request.set_limit(kRangeEntries);
     std::vector<EtcdEntry> entries;
-    for (const auto& kv : response.kvs()) entries.push_back(EntryOf(kv));
-    return entries;
+    while (true) {
+      etcdserverpb::RangeResponse response;
+      const absl::Status status = Call([&](Member& member, grpc::ClientContext* context) {
+        response.Clear();
+        return member.kv->Range(context, request, &response);
+      });
+      // Its entries are longer than those before: fewer of them fit into a message.
+      if (absl::IsResourceExhausted(status) && request.limit() > 1) {
+        request.set_limit(request.limit() / 2);
+        continue;
+      }
+      CRUMB_RETURN_IF_ERROR(status);
+      for (const auto& kv : response.kvs()) entries.push_back(EntryOf(kv));
+      // All pages are of the first one's revision.
+      if (request.revision() == 0) request.set_revision(response.header().revision());
+      *revision = request.revision();
+      if (!response.more() || response.kvs().empty()) return entries;
+      request.set_key(entries.back().key + '\0');
+      const bool small = response.ByteSizeLong() < kMessageBytesMax / 32;
+      if (small) request.set_limit(std::min(request.limit() * 2, kRangeEntriesMax));
+    }
   }
 
   absl::StatusOr<bool> PutIf(const std::string& key, const std::string& value, int64_t lease,
@@ -177,6 +199,8 @@ class GrpcEtcdClient final : public EtcdClient {
     request.mutable_create_request()->set_key(prefix);
     request.mutable_create_request()->set_range_end(EndOfPrefix(prefix));
     request.mutable_create_request()->set_start_revision(revision + 1);
+    // A long batch of changes comes in messages of a request's size at most.
+    request.mutable_create_request()->set_fragment(true);
     absl::Status end;
     bool lost = false;
     bool ended = false;

@@ -199,9 +199,11 @@ class PullTest : public CallFixture {
             grants_,
             leases_,
             reader_,
+            push_pages_,
             counts_,
             std::chrono::seconds(10),
             64,
+            1 << 20,
             [] {
               v1::NodeRecord self;
               self.set_id("self");
@@ -220,7 +222,8 @@ class PullTest : public CallFixture {
   ClusterMetrics counts_;
   std::atomic<int> heard_{0};
   PeerSessions grants_{4};
-  PeerLeases leases_{store_, Clock::Real(), 4, std::chrono::seconds(10)};
+  PeerLeases leases_{store_, Clock::Real(), {.leases_max = 4}, std::chrono::seconds(10)};
+  PartyBudget push_pages_{1024};
   RemoteReader reader_{{store_, peers_, flights_, timer_, steps_, Clock::Real(), counts_, 1024,
                         [this](const std::string&) { ++heard_; }},
                        4};

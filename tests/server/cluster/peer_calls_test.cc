@@ -1,0 +1,364 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// What one node may take of another: requests at and beyond their bounds, below gRPC.
+#include "server/cluster/peer_calls.h"
+
+#include <gmock/gmock.h>
+
+#include "server/cluster/page_source.h"
+#include "tests/server/call_fixture.h"
+
+namespace crumb::server {
+namespace {
+
+using testing::Each;
+
+constexpr size_t kKeysMax = 4096;
+
+// A node of the view that is never called.
+class QuietPeer final : public Peer {
+ public:
+  explicit QuietPeer(const std::string& id)
+      : Peer(RecordOf(id), {.failures = 1, .open_for = std::chrono::seconds(1)}, Clock::Real()) {}
+  static v1::NodeRecord RecordOf(const std::string& id) {
+    v1::NodeRecord record;
+    record.set_id(id);
+    return record;
+  }
+  void Acquire(v1::PeerAcquireRequest, TimePoint, Answer<v1::PeerAcquireResponse>) override {}
+  void Release(uint64_t) override {}
+  void Push(v1::PeerPushRequest, TimePoint, Answer<v1::PeerPushResponse>) override {}
+  void Keyspaces(v1::PeerKeyspacesRequest, TimePoint, Answer<v1::PeerKeyspacesResponse>) override {}
+  void Drain(TimePoint, Answer<v1::PeerDrainResponse>) override {}
+  // Keeps its memory until `fetches` is cleared, and answers nothing.
+  void Fetch(transport::FetchRequest request, transport::FetchDone done) override {
+    fetches.emplace_back(std::move(request), std::move(done));
+  }
+  const char* transport() const override { return "fake"; }
+
+  void AnswerFetches() {
+    for (auto& [request, done] : std::exchange(fetches, {})) {
+      transport::FetchAnswer answer;
+      answer.pages.resize(request.pages.size());
+      for (auto& page : answer.pages) page.status = transport::PageStatus::kAbsent;
+      done(std::move(answer));
+    }
+  }
+
+  std::vector<std::pair<transport::FetchRequest, transport::FetchDone>> fetches;
+};
+
+// Counts the keys that Acquires name.
+class CountingStore final : public MemoryStore {
+ public:
+  CountingStore() : MemoryStore(16, 1 << 16, {}) {}
+  void Acquire(storage::AcquireRequest request,
+               std::function<void(absl::StatusOr<storage::AcquireResult>)> done) override {
+    keys += request.keys.size();
+    MemoryStore::Acquire(std::move(request), std::move(done));
+  }
+  uint64_t keys = 0;
+};
+
+class PeerCallsTest : public CallFixture {
+ protected:
+  PeerCallsTest() {
+    peers_.SetPeers({peer_, std::make_shared<QuietPeer>("other")});
+    for (int i = 0; i < 4; ++i) Store(Key(i));
+  }
+
+  v1::PeerCaller Caller(const std::string& node) {
+    v1::PeerCaller caller;
+    caller.set_node(node);
+    caller.set_wire_version(kWireMax);
+    return caller;
+  }
+  v1::PeerAcquireRequest Request(const std::string& node, const std::vector<std::string>& runs) {
+    v1::PeerAcquireRequest request;
+    *request.mutable_caller() = Caller(node);
+    request.set_keyspace(std::string(keyspace_->id.view()));
+    request.set_generation(1);
+    request.mutable_range()->set_layer_end(kGeometry.layers);
+    request.mutable_range()->set_head_end(kGeometry.kv_heads);
+    for (const std::string& run : runs) request.add_runs(run);
+    request.set_lease(true);
+    return request;
+  }
+  absl::Status Acquire(const v1::PeerAcquireRequest& request, v1::PeerAcquireResponse* response) {
+    Answered answered;
+    response->Clear();
+    PeerAcquire(calls_, request, TimePoint::max(), response, answered.done());
+    EXPECT_EQ(answered.times, 1);
+    return answered.status;
+  }
+  void Push(const std::string& node, int first, int count,
+            const std::shared_ptr<Answered>& answered) {
+    auto request = std::make_shared<v1::PeerPushRequest>();
+    auto response = std::make_shared<v1::PeerPushResponse>();
+    *request->mutable_caller() = Caller(node);
+    request->mutable_keyspace()->set_keyspace(std::string(keyspace_->id.view()));
+    request->set_keys(Keys(first, count));
+    request->mutable_range()->set_layer_end(kGeometry.layers);
+    request->mutable_range()->set_head_end(kGeometry.kv_heads);
+    for (int i = 0; i < count; ++i) request->add_tile_bytes(kGeometry.int2_tile_bytes());
+    request->set_session(std::string(16, 's'));
+    PeerPush(calls_, *request, Clock::Real().Now() + std::chrono::seconds(60), response.get(),
+             [request, response, answered](absl::Status status) {
+               ++answered->times;
+               answered->status = std::move(status);
+             });
+  }
+  transport::SourceRequest Read(const transport::SessionToken& session, int first, int count) {
+    transport::SourceRequest request;
+    request.session = session;
+    request.keyspace = keyspace_->id;
+    request.generation = 1;
+    request.deadline = TimePoint::max();
+    for (int i = first; i < first + count; ++i) {
+      request.pages.push_back({Key(i), kGeometry.all_tiles()});
+    }
+    return request;
+  }
+  static std::vector<transport::PageStatus> StatusesOf(const transport::SourceAnswer& answer) {
+    std::vector<transport::PageStatus> statuses;
+    for (const auto& page : answer.pages) statuses.push_back(page.status);
+    return statuses;
+  }
+
+  const std::shared_ptr<QuietPeer> peer_ = std::make_shared<QuietPeer>("peer");
+  Executor steps_{{"test-steps", 1, 64}};
+  storage::DeadlineTimer timer_{Clock::Real()};
+  PeerTable peers_{"self", 1};
+  PageFlights flights_;
+  ClusterMetrics counts_;
+  PeerSessions grants_{256};
+  PeerLeases leases_{store_,
+                     Clock::Real(),
+                     {.leases_max = 6, .leases_per_node_max = 3, .pages_per_node_max = 8},
+                     std::chrono::hours(1)};
+  RemoteReader reader_{
+      {store_, peers_, flights_, timer_, steps_, Clock::Real(), counts_, 1024, [](const auto&) {}},
+      4};
+  PartyBudget push_pages_{4};
+  const PeerCallContext calls_{Clock::Real(),
+                               store_,
+                               *keyspaces_,
+                               peers_,
+                               grants_,
+                               leases_,
+                               reader_,
+                               push_pages_,
+                               counts_,
+                               std::chrono::seconds(60),
+                               kKeysMax,
+                               1 << 20,
+                               [] {
+                                 v1::NodeRecord self;
+                                 self.set_id("self");
+                                 self.set_wire_max(kWireMax);
+                                 return self;
+                               },
+                               {},
+                               {}};
+};
+
+TEST_F(PeerCallsTest, APageThatIsNamedTwiceIsRefused) {
+  v1::PeerAcquireResponse response;
+  EXPECT_TRUE(Acquire(Request("peer", {Keys(0, 2), Keys(2, 1)}), &response).ok());
+  for (const auto& runs : {std::vector{Keys(0, 1) + Keys(0, 1)}, {Keys(0, 2), Keys(1, 1)}}) {
+    EXPECT_TRUE(absl::IsInvalidArgument(Acquire(Request("peer", runs), &response)));
+    EXPECT_EQ(response.hit_pages_size(), 0);
+  }
+}
+
+TEST_F(PeerCallsTest, AnswersAreNoLongerThanTheKeysThatWereAskedFor) {
+  v1::PeerAcquireRequest request = Request("peer", std::vector<std::string>(kKeysMax + 1, ""));
+  request.set_generation(0);  // a miss, which needs no key
+  v1::PeerAcquireResponse response;
+  EXPECT_TRUE(absl::IsInvalidArgument(Acquire(request, &response)));
+  EXPECT_EQ(response.ByteSizeLong(), 0u);
+}
+
+TEST_F(PeerCallsTest, OneNodeCannotTakeAllLeasesOfPeers) {
+  v1::PeerAcquireResponse response;
+  std::vector<uint64_t> leases;
+  for (int i = 0; i < 8; ++i) {
+    ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 1)}), &response).ok());
+    EXPECT_EQ(response.hit_pages(0), 1u);  // as without a lease
+    if (response.lease() != 0) leases.push_back(response.lease());
+  }
+  EXPECT_EQ(leases.size(), 3u);
+  EXPECT_EQ(counts_.peer_leases_refused.value(), 5u);
+  ASSERT_TRUE(Acquire(Request("other", {Keys(0, 1)}), &response).ok());
+  EXPECT_NE(response.lease(), 0u);
+  // Nor all pages: 8 of one node, whatever the number of its leases.
+  v1::PeerReleaseRequest release;
+  *release.mutable_caller() = Caller("peer");
+  for (const uint64_t lease : leases) release.add_leases(lease);
+  EXPECT_TRUE(PeerRelease(calls_, release).ok());
+  std::vector<bool> granted;
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 4)}), &response).ok());
+    granted.push_back(response.lease() != 0);
+  }
+  EXPECT_EQ(granted, (std::vector<bool>{true, true, false}));
+}
+
+TEST_F(PeerCallsTest, NodesWithInventedNamesHaveOneBudgetTogether) {
+  v1::PeerAcquireResponse response;
+  int leases = 0;
+  std::string first_session;
+  for (int i = 0; i < 300; ++i) {
+    const std::string name = "invented " + std::to_string(i);
+    ASSERT_TRUE(Acquire(Request(name, {Keys(0, 1)}), &response).ok());
+    leases += response.lease() != 0;
+    if (i == 0) first_session = response.session();
+  }
+  EXPECT_EQ(leases, 3);
+  // And they do not take the sessions of nodes of the view: 256 are all that there are.
+  ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 1)}), &response).ok());
+  EXPECT_EQ(response.session().size(), 16u);
+  transport::SessionToken token;
+  std::memcpy(token.data(), first_session.data(), token.size());
+  EXPECT_EQ(grants_.ReaderOf(token, keyspace_->id), std::nullopt);
+}
+
+TEST_F(PeerCallsTest, ReleasesAreBounded) {
+  v1::PeerReleaseRequest release;
+  *release.mutable_caller() = Caller("peer");
+  for (int i = 0; i < kReleasesMax; ++i) release.add_leases(1000 + static_cast<uint64_t>(i));
+  EXPECT_TRUE(PeerRelease(calls_, release).ok());
+  release.add_leases(1);
+  EXPECT_TRUE(absl::IsInvalidArgument(PeerRelease(calls_, release)));
+  release.clear_caller();
+  EXPECT_FALSE(PeerRelease(calls_, release).ok());
+}
+
+TEST_F(PeerCallsTest, OffersThatNeverArriveHoldNoMoreThanTheirNodesPages) {
+  auto first = std::make_shared<Answered>();
+  Push("peer", 10, 3, first);  // 3 of 4 pages
+  EXPECT_EQ(first->times, 0);
+  EXPECT_EQ(push_pages_.held("peer"), 3u);
+  auto refused = std::make_shared<Answered>();
+  Push("peer", 20, 2, refused);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused->status));
+  EXPECT_EQ(counts_.peer_pushes_refused.value(), 1u);
+  // Another node's offers are not held up by it.
+  auto other = std::make_shared<Answered>();
+  Push("other", 20, 4, other);
+  EXPECT_EQ(other->times, 0);
+  EXPECT_EQ(push_pages_.held("other"), 4u);
+  peer_->AnswerFetches();
+  std::static_pointer_cast<QuietPeer>(peers_.Find("other"))->AnswerFetches();
+  steps_.Stop();
+  EXPECT_TRUE(first->status.ok());
+  EXPECT_EQ(push_pages_.held("peer"), 0u);
+}
+
+TEST_F(PeerCallsTest, APageThatIsOfferedTwiceIsFetchedOnce) {
+  v1::PeerPushRequest request;
+  v1::PeerPushResponse response;
+  *request.mutable_caller() = Caller("peer");
+  request.mutable_keyspace()->set_keyspace(std::string(keyspace_->id.view()));
+  request.set_keys(Keys(10, 1) + Keys(10, 1) + Keys(11, 1));
+  request.mutable_range()->set_layer_end(kGeometry.layers);
+  request.mutable_range()->set_head_end(kGeometry.kv_heads);
+  for (int i = 0; i < 3; ++i) request.add_tile_bytes(kGeometry.int2_tile_bytes());
+  request.set_session(std::string(16, 's'));
+  Answered answered;
+  PeerPush(calls_, request, Clock::Real().Now() + std::chrono::seconds(60), &response,
+           answered.done());
+  ASSERT_EQ(peer_->fetches.size(), 1u);
+  EXPECT_EQ(peer_->fetches[0].first.pages.size(), 2u);
+  peer_->AnswerFetches();
+  steps_.Stop();
+  EXPECT_EQ(response.deduplicated(), 1u);
+  EXPECT_EQ(response.failed(), 2u);
+}
+
+TEST_F(PeerCallsTest, OneNodesReadsAreBoundedUntilTheirAnswersAreGone) {
+  PageSource source(store_, *keyspaces_, grants_, counts_, 2);
+  const auto session = grants_.Grant("peer", keyspace_->id).value();
+  const auto other = grants_.Grant("other", keyspace_->id).value();
+  std::vector<transport::SourceAnswer> answers;
+  const auto keep = [&](transport::SourceAnswer answer) { answers.push_back(std::move(answer)); };
+  for (int i = 0; i < 3; ++i) source.Acquire(Read(session, 0, 2), keep);
+  source.Acquire(Read(other, 0, 2), keep);
+  EXPECT_THAT(StatusesOf(answers[0]), Each(transport::PageStatus::kHit));
+  EXPECT_THAT(StatusesOf(answers[1]), Each(transport::PageStatus::kHit));
+  EXPECT_THAT(StatusesOf(answers[2]), Each(transport::PageStatus::kBusy));
+  EXPECT_THAT(StatusesOf(answers[3]), Each(transport::PageStatus::kHit));
+  EXPECT_EQ(counts_.peer_reads_refused.value(), 1u);
+  answers.clear();
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  source.Acquire(Read(session, 0, 2), keep);
+  EXPECT_THAT(StatusesOf(answers[0]), Each(transport::PageStatus::kHit));
+}
+
+TEST_F(PeerCallsTest, ReadsThatNameAPageTwiceAreRefused) {
+  PageSource source(store_, *keyspaces_, grants_, counts_, 2);
+  const auto session = grants_.Grant("peer", keyspace_->id).value();
+  transport::SourceRequest twice = Read(session, 0, 2);
+  twice.pages.push_back(twice.pages[0]);
+  source.Acquire(std::move(twice), [](transport::SourceAnswer answer) {
+    EXPECT_THAT(StatusesOf(answer), Each(transport::PageStatus::kRefused));
+  });
+}
+
+TEST_F(PeerCallsTest, ReadsOfAbsentPagesCostTheirKeysNotTheirSquare) {
+  CountingStore store;
+  PageSource source(store, *keyspaces_, grants_, counts_, 2);
+  const auto session = grants_.Grant("peer", keyspace_->id).value();
+  constexpr int kPages = 4096;
+  bool answered = false;
+  source.Acquire(Read(session, 100, kPages), [&](transport::SourceAnswer answer) {
+    answered = true;
+    EXPECT_THAT(StatusesOf(answer), Each(transport::PageStatus::kAbsent));
+  });
+  EXPECT_TRUE(answered);
+  EXPECT_LE(store.keys, 4u * kPages);
+}
+
+TEST_F(PeerCallsTest, WithheldPagesAreNotServedToOtherNodes) {
+  PageSource source(store_, *keyspaces_, grants_, counts_, 2);
+  v1::PeerAcquireResponse response;
+  ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 2)}), &response).ok());
+  EXPECT_EQ(response.hit_pages(0), 2u);
+  const auto session = grants_.Grant("peer", keyspace_->id).value();
+  keyspaces_->Withhold(true);
+  ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 2)}), &response).ok());
+  EXPECT_EQ(response.hit_pages(0), 0u);
+  EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_GENERATION);
+  source.Acquire(Read(session, 0, 2), [](transport::SourceAnswer answer) {
+    EXPECT_THAT(StatusesOf(answer), Each(transport::PageStatus::kStale));
+  });
+}
+
+TEST_F(PeerCallsTest, OneTenantCannotTakeAllPulls) {
+  RemoteReader reader(
+      {store_, peers_, flights_, timer_, steps_, Clock::Real(), counts_, 1024, [](const auto&) {}},
+      4, 2);
+  const auto pull = [&](const std::string& tenant, int page) {
+    auto keyspace = std::make_shared<Keyspace>();
+    keyspace->id = keyspace_->id;
+    keyspace->geometry = keyspace_->geometry;
+    keyspace->tenant = tenant;
+    PullRequest request;
+    request.keyspace = keyspace;
+    request.keys = {Key(page)};
+    request.range = kGeometry.all_tiles();
+    request.everyone = true;
+    request.deadline = Clock::Real().Now() + std::chrono::hours(1);
+    auto reason = std::make_shared<std::optional<storage::MissReason>>();
+    reader.Pull(std::move(request), [reason](PullResult result) { *reason = result.miss_reason; });
+    return *reason;  // none: it waits for nodes that do not answer
+  };
+  EXPECT_EQ(pull("a", 50), std::nullopt);
+  EXPECT_EQ(pull("a", 51), std::nullopt);
+  EXPECT_EQ(pull("a", 52), storage::MissReason::kBusy);
+  EXPECT_EQ(pull("b", 53), std::nullopt);
+  EXPECT_EQ(counts_.pulls_refused.value(), 1u);
+}
+
+}  // namespace
+}  // namespace crumb::server

@@ -1,0 +1,273 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// Drops reach the other nodes however much there is to tell, and a node that could not hear of them
+// says so and serves nothing.
+#include <atomic>
+
+#include "crumb/v1/peer_service.grpc.pb.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "server/cluster/spoken.h"
+#include "tests/common/eventually.h"
+#include "tests/server/cluster/etcd_process.h"
+#include "tests/server/cluster/test_nodes.h"
+
+namespace crumb::server {
+namespace {
+
+using testing::HasSubstr;
+
+// Opens a keyspace of `model` whose record has about `field_bytes` more.
+std::string OpenLong(TestClient& client, const std::string& model, int field_bytes) {
+  v1::OpenKeyspaceRequest request;
+  (*request.mutable_fields())["model"] = model;
+  for (int i = 0; i < field_bytes / 1000; ++i) {
+    (*request.mutable_fields())["field" + std::to_string(i)] = std::string(1000, 'x');
+  }
+  request.set_layers(TestClient::kLayers);
+  request.set_kv_heads(TestClient::kKvHeads);
+  request.set_head_dim(TestClient::kHeadDim);
+  request.set_group_size(TestClient::kGroupSize);
+  v1::OpenKeyspaceResponse response;
+  const grpc::Status status =
+      client.stub().OpenKeyspace(client.Context().get(), request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return response.keyspace();
+}
+
+void DeleteMany(TestClient& client, const std::string& keyspace, int keys) {
+  v1::DeleteRequest request;
+  request.set_keyspace(keyspace);
+  request.set_keys(TestClient::Keys(0, keys));
+  v1::DeleteResponse response;
+  const grpc::Status status = client.stub().Delete(client.Context().get(), request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+void Drop(TestClient& client) {
+  v1::DropKeyspaceRequest request;
+  request.set_keyspace(client.keyspace().keyspace());
+  v1::DropKeyspaceResponse response;
+  const grpc::Status status =
+      client.stub().DropKeyspace(client.Context().get(), request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+}
+
+// Two nodes, the second of which holds a page; the first fills its records, then drops the page's
+// keyspace.
+void ExpectDropArrives(const TestNodes::Settings& settings,
+                       const std::function<void(TestClient&)>& fill) {
+  TestNodes nodes(settings);
+  ASSERT_TRUE(nodes.WaitForView(2));
+  const auto first = nodes.Connect(0);
+  const auto second = nodes.Connect(1);
+  const TestSequence sequence(1, 4);
+  ASSERT_EQ(sequence.Commit(*second), 4);
+  ASSERT_EQ(sequence.Read(*second), 4);
+  fill(*first);
+  Drop(*first);
+  EXPECT_TRUE(Eventually([&] { return nodes.Connect(1)->keyspace().generation() == 2; }));
+  EXPECT_EQ(sequence.Read(*second), 0);
+  // A node that comes back hears all of it as well, before it serves.
+  nodes.Stop(1);
+  nodes.Start(1);
+  const auto again = nodes.Connect(1);
+  EXPECT_EQ(again->keyspace().generation(), 2u);
+  EXPECT_EQ(sequence.Read(*again), 0);
+  EXPECT_TRUE(Eventually(
+      [&] { return SeriesOf(nodes.daemon(1).endpoints().admin, "crumb_pages_withheld") == 0; }));
+  const TestSequence fresh(2, 4);
+  EXPECT_EQ(fresh.Commit(*again), 4);
+  EXPECT_EQ(fresh.Read(*again), 4);
+}
+
+TestNodes::Settings TwoNodes() {
+  TestNodes::Settings settings;
+  settings.count = 2;
+  settings.ucx = false;
+  return settings;
+}
+
+// Together 4.9 MB, above what one message carries.
+void OpenManyLong(TestClient& client) {
+  for (int i = 0; i < 81; ++i) OpenLong(client, "long-" + std::to_string(i), 60'000);
+}
+// Together 4.3 MB.
+void DeleteInMany(TestClient& client) {
+  for (int i = 0; i < 32; ++i) {
+    DeleteMany(client, OpenLong(client, "deleted-" + std::to_string(i), 0), 4096);
+  }
+}
+
+TEST(RecordExchangeTest, ADropArrivesBesideManyLongKeyspaces) {
+  ExpectDropArrives(TwoNodes(), OpenManyLong);
+}
+
+TEST(RecordExchangeTest, ADropArrivesBesideManyDeletions) {
+  ExpectDropArrives(TwoNodes(), DeleteInMany);
+}
+
+TEST(RecordExchangeTest, ADropArrivesByEtcdBesideManyLongRecords) {
+  ASSERT_TRUE(EtcdProcess::Installed()) << "install the package etcd-server";
+  EtcdProcess etcd;
+  ASSERT_TRUE(etcd.Start());
+  TestNodes::Settings settings = TwoNodes();
+  settings.etcd = {etcd.endpoint()};
+  settings.node_ttl = std::chrono::seconds(2);
+  ExpectDropArrives(settings, [](TestClient& client) {
+    OpenManyLong(client);
+    DeleteInMany(client);
+  });
+}
+
+TEST(RecordExchangeTest, ADropArrivesWhileEtcdIsAway) {
+  ASSERT_TRUE(EtcdProcess::Installed()) << "install the package etcd-server";
+  EtcdProcess etcd;
+  ASSERT_TRUE(etcd.Start());
+  TestNodes::Settings settings = TwoNodes();
+  settings.etcd = {etcd.endpoint()};
+  settings.node_ttl = std::chrono::seconds(2);
+  TestNodes nodes(settings);
+  ASSERT_TRUE(nodes.WaitForView(2));
+  const auto first = nodes.Connect(0);
+  const auto second = nodes.Connect(1);
+  const TestSequence sequence(3, 4);
+  ASSERT_EQ(sequence.Commit(*second), 4);
+  etcd.Stop();
+  Drop(*first);
+  EXPECT_TRUE(Eventually([&] { return sequence.Read(*second) == 0; }));
+}
+
+// A node that answers hellos, and what the test says to an exchange of records.
+class ScriptedPeer final : public v1::PeerService::Service {
+ public:
+  ScriptedPeer() {
+    self_.set_id("scripted");
+    self_.set_weight(1);
+    self_.set_wire_min(kWireMin);
+    self_.set_wire_max(kWireMax);
+    self_.set_layout_id(FragmentHeader().layout_id);
+    self_.set_host("elsewhere");
+    self_.set_state(v1::NODE_STATE_ACTIVE);
+    self_.set_incarnation("a life");
+    self_.set_cluster("crumb");
+    const int port = FreePort();
+    address_ = "127.0.0.1:" + std::to_string(port);
+    self_.set_grpc_address(address_);
+    grpc::ServerBuilder builder;
+    builder.AddListeningPort(address_, grpc::InsecureServerCredentials());
+    builder.RegisterService(this);
+    server_ = builder.BuildAndStart();
+  }
+
+  grpc::Status PeerHello(grpc::ServerContext*, const v1::PeerHelloRequest*,
+                         v1::PeerHelloResponse* response) override {
+    *response->mutable_node() = self_;
+    response->set_keyspaces_version(version.load());
+    return grpc::Status::OK;
+  }
+  grpc::Status PeerKeyspaces(grpc::ServerContext*, const v1::PeerKeyspacesRequest* request,
+                             v1::PeerKeyspacesResponse* response) override {
+    ++exchanges;
+    if (failing.load()) {
+      return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "too long a message");
+    }
+    if (knows_pages && request->paged()) {
+      response->set_paged(true);
+      response->set_next(version.load());
+      response->set_incarnation(self_.incarnation());
+    }
+    return grpc::Status::OK;
+  }
+
+  const std::string& address() const { return address_; }
+
+  std::atomic<uint64_t> version{5};
+  std::atomic<bool> failing{false};
+  std::atomic<bool> knows_pages{true};
+  std::atomic<int> exchanges{0};
+
+ private:
+  v1::NodeRecord self_;
+  std::string address_;
+  std::unique_ptr<grpc::Server> server_;
+};
+
+// One node whose list names `peer`, too.
+TestNodes::Settings WithPeer(const std::string& peer, bool serve_unheard = false) {
+  TestNodes::Settings settings;
+  settings.count = 1;
+  settings.ucx = false;
+  settings.change = [peer, serve_unheard](int, Options& options) {
+    options.log.severity = "off";
+    options.cluster.nodes.push_back(peer);
+    options.cluster.serve_unheard = serve_unheard;
+    options.cluster.lookup_deadline = std::chrono::milliseconds(100);
+  };
+  return settings;
+}
+
+TEST(RecordExchangeTest, ANodeThatCouldNotHearOfDropsSaysSoAndServesNothing) {
+  for (const bool knows_pages : {true, false}) {
+    ScriptedPeer peer;
+    peer.knows_pages = knows_pages;
+    TestNodes nodes(WithPeer(peer.address()));
+    const std::string admin = nodes.daemon(0).endpoints().admin;
+    const auto client = nodes.Connect(0);
+    const TestSequence sequence(1, 4);
+    ASSERT_EQ(sequence.Commit(*client), 4);
+    EXPECT_EQ(sequence.Read(*client), 4);
+    EXPECT_EQ(nodes.ListNodes(0).trouble(), "");
+    // The peer has something to tell that does not arrive.
+    peer.failing = true;
+    ++peer.version;
+    v1::MissReason reason = v1::MISS_REASON_UNSPECIFIED;
+    EXPECT_TRUE(Eventually([&] { return sequence.Read(*client, nullptr, &reason, 100) == 0; }));
+    EXPECT_EQ(reason, v1::MISS_REASON_GENERATION);
+    EXPECT_THAT(nodes.ListNodes(0).trouble(), HasSubstr("pages are withheld"));
+    EXPECT_THAT(nodes.ListNodes(0).trouble(), HasSubstr("scripted"));
+    EXPECT_EQ(SeriesOf(admin, "crumb_pages_withheld"), 1);
+    EXPECT_EQ(SeriesOf(admin, "crumb_unheard_nodes"), 1);
+    EXPECT_GT(SeriesOf(admin, "crumb_record_exchange_failures_total"), 0);
+    std::vector<std::vector<std::byte>> fragments;
+    ASSERT_TRUE(client->Get(sequence.Keys(), &fragments, &reason).ok());
+    EXPECT_TRUE(fragments.empty());
+    // Once it arrives, pages are served again.
+    peer.failing = false;
+    EXPECT_TRUE(Eventually([&] { return sequence.Read(*client, nullptr, nullptr, 100) == 4; }));
+    EXPECT_EQ(nodes.ListNodes(0).trouble(), "");
+    EXPECT_EQ(SeriesOf(admin, "crumb_pages_withheld"), 0);
+  }
+}
+
+TEST(RecordExchangeTest, ADeadNodeMakesNothingWithheld) {
+  auto peer = std::make_unique<ScriptedPeer>();
+  TestNodes nodes(WithPeer(peer->address()));
+  const auto client = nodes.Connect(0);
+  const TestSequence sequence(1, 4);
+  ASSERT_EQ(sequence.Commit(*client), 4);
+  ++peer->version;
+  peer.reset();
+  ASSERT_TRUE(nodes.WaitForView(1));
+  EXPECT_EQ(sequence.Read(*client), 4);
+}
+
+TEST(RecordExchangeTest, ANodeThatHeardOfNobodySinceItsStartWithholdsUnlessToldTo) {
+  for (const bool serve_unheard : {false, true}) {
+    TestNodes nodes(WithPeer("127.0.0.1:" + std::to_string(FreePort()), serve_unheard));
+    const auto client = nodes.Connect(0);
+    const TestSequence sequence(1, 4);
+    ASSERT_EQ(sequence.Commit(*client), 4);
+    if (serve_unheard) {
+      EXPECT_TRUE(Eventually([&] { return sequence.Read(*client, nullptr, nullptr, 100) == 4; }));
+      EXPECT_EQ(nodes.ListNodes(0).trouble(), "");
+      continue;
+    }
+    EXPECT_TRUE(Eventually([&] { return nodes.ListNodes(0).trouble() != ""; }));
+    EXPECT_THAT(nodes.ListNodes(0).trouble(), HasSubstr("cluster.serve_unheard"));
+    EXPECT_EQ(sequence.Read(*client, nullptr, nullptr, 100), 0);
+  }
+}
+
+}  // namespace
+}  // namespace crumb::server
