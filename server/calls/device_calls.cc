@@ -137,10 +137,9 @@ absl::Status ReserveSlots(const CallContext& context, const Session& session,
   CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
                          PoolOf(context, session, request.pool(), true));
   CRUMB_RETURN_IF_ERROR(CheckCount(context, "count", request.count()));
-  for (const uint64_t slot :
-       context.pools->Reserve(session, pool, request.request(), request.count())) {
-    response->add_slots(slot);
-  }
+  CRUMB_ASSIGN_OR_RETURN(const std::vector<uint64_t> slots,
+                         context.pools->Reserve(session, pool, request.request(), request.count()));
+  for (const uint64_t slot : slots) response->add_slots(slot);
   return absl::OkStatus();
 }
 
@@ -221,7 +220,8 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
         tier.Claim(pool, session.token().slot(), request.slots(i), std::move(header), logical));
   }
   if (!context.pools->Sealed(session, pool)) return absl::OkStatus();
-  // The process has said meanwhile what it uses of this session's: these it claims over another.
+  // The session has closed, or the process has said meanwhile what it uses of this session's slots:
+  // it claims these over another session.
   tier.Release(pool, session.token().slot(),
                std::vector<uint64_t>(request.slots().begin(), request.slots().end()));
   return absl::AbortedError("the process has another session");

@@ -155,6 +155,13 @@ class Acquisition {
       CountTokens({});
       return done_(absl::UnauthenticatedError("the session ended"));
     }
+    // SessionTable ends a disconnected session without leases, with its engine: it may not have
+    // seen this one.
+    if (session_->phase() != Session::Phase::kOpen) {
+      context_.sessions.Release(*session_, result->lease);
+      CountTokens({});
+      return done_(absl::UnauthenticatedError("the session is closed"));
+    }
     if (!session_->acquires().Finish(request_.request(), result->lease)) {
       context_.sessions.Release(*session_, result->lease);
       CountTokens({});

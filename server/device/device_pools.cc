@@ -345,8 +345,10 @@ std::vector<storage::DevicePoolNumber> DevicePools::OfEngine(const Engine& engin
   return numbers;
 }
 
-std::vector<uint64_t> DevicePools::Reserve(const Session& session, storage::DevicePoolNumber pool,
-                                           uint64_t request, size_t count) {
+absl::StatusOr<std::vector<uint64_t>> DevicePools::Reserve(const Session& session,
+                                                           storage::DevicePoolNumber pool,
+                                                           uint64_t request, size_t count) {
+  using Slots = std::vector<uint64_t>;
   const storage::HolderId holder = HolderOf(session);
   const auto member_of = [&]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) -> Member* {
     const auto found = pools_.find(pool);
@@ -356,21 +358,35 @@ std::vector<uint64_t> DevicePools::Reserve(const Session& session, storage::Devi
   };
   {
     MutexLock lock(&mutex_);
-    const Member* member = member_of();
-    if (member == nullptr || member->sealed) return {};
-    if (request != 0 && member->last_request == request) return member->last_slots;
+    Member* member = member_of();
+    if (member == nullptr || member->sealed) return Slots();
+    if (request != 0) {
+      if (member->last_request == request) return member->last_slots;
+      if (request < member->last_request) return Slots();  // its caller has had the answer
+      if (member->reserving) {
+        return absl::UnavailableError("request: the session's last Reserve is still being served");
+      }
+      member->reserving = true;
+    }
   }
   std::vector<uint64_t> slots = tier_->Reserve(pool, holder, count);
   {
     MutexLock lock(&mutex_);
-    if (Member* member = member_of(); member != nullptr && !member->sealed) {
-      member->last_request = request;
-      member->last_slots = slots;
+    Member* member = member_of();
+    if (member != nullptr && request != 0) member->reserving = false;
+    // SessionTable ends a disconnected session that holds nothing. It sets the phase before it
+    // looks at what the session holds, and this thread takes slots before it looks at the phase:
+    // one of the two sees the other.
+    if (member != nullptr && !member->sealed && session.phase() == Session::Phase::kOpen) {
+      if (request != 0) {
+        member->last_request = request;
+        member->last_slots = slots;
+      }
       return slots;
     }
   }
   tier_->Release(pool, holder, slots);  // the process or its session has ended meanwhile
-  return {};
+  return Slots();
 }
 
 size_t DevicePools::ReleaseAllBut(const Session& session, storage::DevicePoolNumber pool,
@@ -383,7 +399,6 @@ size_t DevicePools::ReleaseAllBut(const Session& session, storage::DevicePoolNum
     const auto member = found->second.members.find(holder);
     if (member == found->second.members.end()) return 0;
     member->second.sealed = member->second.leaving = true;
-    member->second.last_request = 0;
     member->second.last_slots.clear();
   }
   tier_->EndDemotions(pool, holder);  // nobody hears of them over that connection
@@ -395,7 +410,8 @@ bool DevicePools::Sealed(const Session& session, storage::DevicePoolNumber pool)
   const auto found = pools_.find(pool);
   if (found == pools_.end()) return true;
   const auto member = found->second.members.find(HolderOf(session));
-  return member == found->second.members.end() || member->second.sealed;
+  return member == found->second.members.end() || member->second.sealed ||
+         session.phase() != Session::Phase::kOpen;
 }
 
 TimePoint DevicePools::Check() {

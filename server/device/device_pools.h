@@ -58,15 +58,21 @@ class DevicePools final : public SessionMemory {
   // Pools in which any session of the engine takes part.
   std::vector<storage::DevicePoolNumber> OfEngine(const Engine& engine) const;
 
-  // Blank slots for the session; the same ones again when `request` is that of its last call.
-  std::vector<uint64_t> Reserve(const Session& session, storage::DevicePoolNumber pool,
-                                uint64_t request, size_t count);
+  // Reserves blank slots for the session. `request` numbers the call, in ascending order; 0: none.
+  // A caller repeats a number until it has the answer: the last one gives the same slots again, an
+  // earlier one gives none. A session that has closed meanwhile gets none. kUnavailable: the
+  // session's last numbered call is still being served; a second one beside it would give slots of
+  // which the caller never hears.
+  absl::StatusOr<std::vector<uint64_t>> Reserve(const Session& session,
+                                                storage::DevicePoolNumber pool, uint64_t request,
+                                                size_t count);
 
   // Lets go of what the session holds in the pool but `kept`. The process has another session: this
   // one is given nothing more there, whatever is still under way. Answers how many slots went.
   size_t ReleaseAllBut(const Session& session, storage::DevicePoolNumber pool,
                        std::span<const uint64_t> kept);
-  // Whether that was called. Who has just given the session slots takes them back then.
+  // Whether the session is given nothing more: that was called, or the session has closed. A caller
+  // that has just given it slots takes them back.
   bool Sealed(const Session& session, storage::DevicePoolNumber pool) const;
 
   // Gives pools up whose time is over, and ends recoveries. Answers when to come again.
@@ -88,8 +94,9 @@ class DevicePools final : public SessionMemory {
   struct Member {
     std::weak_ptr<Session> session;
     const Engine* engine = nullptr;
-    bool leaving = false;  // once it holds nothing
-    bool sealed = false;   // is given no slots any more
+    bool leaving = false;    // once it holds nothing
+    bool sealed = false;     // is given no slots any more
+    bool reserving = false;  // a numbered Reserve is being served
     uint64_t last_request = 0;
     std::vector<uint64_t> last_slots;
   };

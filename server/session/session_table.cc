@@ -185,8 +185,10 @@ bool SessionTable::Release(Session& session, storage::LeaseId lease) {
   return true;
 }
 
+// A thread that gives a session something looks at its phase afterwards and takes it back if the
+// session has closed. Here the phase is read first: whichever thread comes second sees the other.
 void SessionTable::Settle(const Engine& engine) {
-  if (engine.leases() > 0) return;
+  if (engine.leases() > 0) return;  // spares the lock
   std::vector<std::shared_ptr<Session>> ended;
   std::vector<storage::LeaseId> leases;
   {
@@ -197,6 +199,7 @@ void SessionTable::Settle(const Engine& engine) {
       }
       if (memory_ == nullptr || !memory_->Holds(*session)) ended.push_back(session);
     }
+    if (engine.leases() > 0) return;
     for (const auto& session : ended) RemoveLocked(*session, leases);
   }
   for (const auto& session : ended) {

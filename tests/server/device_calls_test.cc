@@ -25,7 +25,12 @@ constexpr int64_t kSlotsMax = 4096;  // half of what a handle has at the smalles
 class DeviceCallsTest : public CallFixture {
  protected:
   DeviceCallsTest()
-      : tier_({.device = {}, .is_below = [](const storage::FragmentMeta&) { return false; }},
+      : tier_({.device = {},
+               .is_below =
+                   [this](const storage::FragmentMeta&) {
+                     if (auto now = std::exchange(while_evicting_, nullptr)) now();
+                     return false;
+                   }},
               Clock::Real(), {}),
         pools_({.pools_max = 4,
                 .handles_max = 8,
@@ -111,6 +116,8 @@ class DeviceCallsTest : public CallFixture {
     return pools_.Handle(session, request, std::move(fds)).answer.code();
   }
 
+  // Called once, by the next Reserve that has to evict, between its two looks at the session.
+  std::function<void()> while_evicting_;
   storage::DeviceTier tier_;
   DevicePools pools_;
   const std::string device_;
@@ -217,6 +224,46 @@ TEST_F(DeviceCallsTest, ARepeatedReserveAnswersTheSameSlots) {
 }
 
 // An answer stays below what clients take: sums that do not fit are left out, places are told.
+// A disconnected session ends as soon as it holds nothing, though its process lives: a slot that a
+// call gave it at that moment would be free for others while the process writes to it.
+TEST_F(DeviceCallsTest, ASessionThatClosesDuringAReserveGetsNoSlots) {
+  const auto other = OpenSession();
+  const std::string pool = Join(other);
+  ASSERT_NO_FATAL_FAILURE(FillPool(other, pool));
+  const auto session = OpenSession();
+  Join(session);
+  const std::vector<uint64_t> held = Reserve(*session, pool, 1, 1);
+  ASSERT_THAT(held, SizeIs(1));
+  while_evicting_ = [&] { sessions_.Disconnect(session); };
+  EXPECT_THAT(Reserve(*session, pool, 8, 2), SizeIs(0));
+  EXPECT_EQ(while_evicting_, nullptr);
+  EXPECT_EQ(session->phase(), Session::Phase::kDisconnected);
+  EXPECT_EQ(tier_.HeldBy(pools_.OfTenant(*other, pool), session->token().slot()), 1u);
+  EXPECT_TRUE(pools_.Sealed(*session, pools_.OfTenant(*other, pool)));
+}
+
+// Its caller gave the first call up and repeated it while crumbd served it still. Were both served,
+// the slots of one of them would be held, and the process would never know.
+TEST_F(DeviceCallsTest, AReserveIsNotServedBesideItself) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  ASSERT_NO_FATAL_FAILURE(FillPool(session, pool));
+  v1::ReserveRequest request;
+  request.set_pool(pool);
+  request.set_count(1);
+  request.set_request(5);
+  v1::ReserveResponse repeated;
+  absl::Status status;
+  while_evicting_ = [&] { status = server::Reserve(context_, *session, request, &repeated); };
+  const std::vector<uint64_t> slots = Reserve(*session, pool, 1, 5);
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_EQ(repeated.slots_size(), 0);
+  EXPECT_THAT(slots, SizeIs(1));
+  EXPECT_EQ(Reserve(*session, pool, 1, 5), slots);
+  EXPECT_THAT(Reserve(*session, pool, 1, 4), SizeIs(0));  // its answer had come before
+  EXPECT_EQ(tier_.HeldBy(pools_.OfTenant(*session, pool), session->token().slot()), 1u);
+}
+
 TEST_F(DeviceCallsTest, SumsThatDoNotFitAreLeftOut) {
   const auto session = OpenSession();
   const std::string pool = Join(session);

@@ -363,6 +363,24 @@ TEST_F(LeaseCallsTest, ALeaseThatComesAfterTheSessionEndedIsGivenBack) {
   EXPECT_EQ(AllTokens(), 4u * kPageTokens);
 }
 
+// Its engine goes on with another session. The one that asked was ended when its connection closed,
+// because it held nothing: it cannot release a lease any more.
+TEST_F(LeaseCallsTest, ALeaseThatComesAfterTheSessionWasDisconnectedIsGivenBack) {
+  const auto session = OpenSession();
+  const auto other = OpenSession(0, std::string(session->engine().id().view()));
+  store_.HoldAcquires();
+  v1::AcquireResponse response;
+  Answered answered;
+  const v1::AcquireRequest request = Request(0, 4);
+  Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
+  sessions_.Disconnect(session);
+  store_.AnswerHeld();
+  EXPECT_EQ(answered.status.code(), absl::StatusCode::kUnauthenticated);
+  EXPECT_EQ(response.lease(), 0u);
+  EXPECT_EQ(store_.Stats().leases, 0u);
+  EXPECT_EQ(other->engine().pages(), 0u);
+}
+
 TEST_F(LeaseCallsTest, ARequestGivenUpGetsNoLeaseBeforeOrAfterItsAnswer) {
   const auto session = OpenSession();
   v1::AcquireRequest request = Request(0, 4);

@@ -46,6 +46,30 @@ TEST_F(SessionTableTest, TokensFindTheirSessionOnly) {
   EXPECT_EQ(table_.Find(a->token().view()), nullptr);
 }
 
+// Holds nothing. An Acquire that was under way ends while the table looks.
+class LeasingMemory final : public SessionMemory {
+ public:
+  bool Holds(const Session& session) const override {
+    Engine& engine = session.engine();
+    const uint64_t taken = engine.TakeBudget(1);
+    if (taken > 0) engine.AddLease(77, 1, taken, session.token());
+    return false;
+  }
+  void CallsEnded(const Session&) override {}
+  void ProcessEnded(const Session&) override {}
+};
+
+TEST_F(SessionTableTest, ALeaseThatComesWhileASessionIsSettledIsKept) {
+  LeasingMemory memory;
+  table_.SetMemory(&memory);
+  const auto session = Open();
+  table_.Disconnect(session);
+  EXPECT_EQ(session->phase(), Session::Phase::kDisconnected);  // its process may read
+  EXPECT_EQ(session->engine().leases(), 1u);
+  table_.End(session);
+  EXPECT_EQ(session->engine().leases(), 0u);
+}
+
 TEST_F(SessionTableTest, EverythingIsBounded) {
   const auto a = Open(1 << 20);
   const auto b = Open(1 << 20);
