@@ -137,8 +137,8 @@ void World::PoolJoin(Worker& worker, const Step& step) {
     request.mutable_join()->set_handle_bytes(HandleBytes());
     request.mutable_join()->set_pool(again);
     server::PoolReply reply = node_->pools->Handle(view->session, request, {});
+    if (worker.view == view) Notices(worker);  // copies asked of it before are not its work now
     if (reply.answer.code() != 0 || worker.view != view || InPool(worker)) return;
-    Notices(worker);  // what it was to copy before it left is not its work any more
     if (!again.empty()) {
       worker.pool.left = worker.pool.id != again;
       return;
@@ -221,6 +221,8 @@ void World::Rejoin(Worker& worker) {
       if (!lives()) return;
       if (!status.ok()) break;  // the pool is no earlier one's: nothing of it is known here
       if (!response.claimed(0)) Fail("claims", "a process cannot claim slot {} that it uses", slot);
+      // The page is published again, also one that was deleted while the process held it.
+      if (content != 0) model_.EndCommit(model_.BeginCommit(content, /*durable=*/false), false);
       for (DeviceSlot::User& user : device_[{id, slot}].users) {
         if (user.worker != worker.index || user.view->node == nodes_) continue;
         user.view = view;
