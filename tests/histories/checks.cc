@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <dirent.h>
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -21,6 +22,14 @@ constexpr int kChecksOfPools = 4;
 constexpr size_t kDurableChecksMax = 12;
 constexpr int kBusyRetries = 5;
 constexpr Duration kBusyPause = std::chrono::minutes(1);
+
+// Read, not mapped: the file of a slab that was given up may have been cut off.
+std::vector<std::byte> ContentOf(int file) {
+  std::vector<std::byte> bytes(size_t{1} << 20);
+  const ssize_t count = ::pread(file, bytes.data(), bytes.size(), 0);
+  bytes.resize(static_cast<size_t>(std::max<ssize_t>(count, 0)));
+  return bytes;
+}
 
 }  // namespace
 
@@ -138,15 +147,13 @@ void World::CheckHoard() const {
   for (const auto& [tenant, descriptor] : hoard_) {
     const std::string path = fmt::format("/proc/self/fd/{}", descriptor.get());
     const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    if (!file.valid()) continue;
-    const auto mapping = Mapping::Of(file.get(), uint64_t{1} << 20, Mapping::Access::kReadOnly);
-    if (mapping.ok()) model_.CheckMemory(mapping->bytes(), tenant);
+    if (file.valid()) model_.CheckMemory(ContentOf(file.get()), tenant);
   }
   if (!history_.profile.own_slabs) return;
   for (const Worker& worker : workers_) {
     for (const auto& view : worker.views) {
       for (const auto& [number, slab] : view->slabs) {
-        model_.CheckMemory(slab->mapping.bytes(), worker.tenant);
+        model_.CheckMemory(ContentOf(slab->fd.get()), worker.tenant);
       }
     }
   }

@@ -99,6 +99,7 @@ Node::Node(const Profile& profile, Disk& disk, const std::string& tenants_file,
   store_events.page = [this](const storage::PageEvent& event) { events.Publish(event); };
   store_events.slab_gone = [this](uint32_t slab) { TellSlabGone(slab); };
   storage::StoreStart start;
+  start.slabs_of_tenants = profile.own_slabs;
   start.handed_over = std::move(handed_over);
   if (start.handed_over != nullptr && !profile.own_slabs) start.handed_over->image.tenants.clear();
   store = OrFail(storage::OpenTieredStore(

@@ -16,6 +16,7 @@ namespace {
 
 constexpr uint64_t kStagingBytes = uint64_t{160} << 10;  // four fragments of all tiles
 constexpr size_t kNoticesMax = 32;
+constexpr uint64_t kGrowthBytes = uint64_t{2} << 20;
 constexpr Duration kTimes[] = {std::chrono::milliseconds(1), std::chrono::milliseconds(100),
                                std::chrono::seconds(6), std::chrono::minutes(2),
                                std::chrono::hours(30)};
@@ -150,6 +151,8 @@ void World::Machine(const Step& step) {
       return;
     case Act::kTime:
       scheduler_.Sleep(kTimes[step.a % std::size(kTimes)]);
+      // What the daemon does now and then, on a thread of its own.
+      OnListener([this] { node_->store->GrowHost(kGrowthBytes).IgnoreError(); });
       return;
     case Act::kSettle:
       scheduler_.Settle();
