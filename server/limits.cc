@@ -45,9 +45,10 @@ void SessionLimits::Visit(ConfigVisitor& visitor) {
   visitor.Field("handshakes_max", handshakes_max,
                 "Connections that have not sent their hello yet.");
   visitor.Field("hello_timeout", hello_timeout, "Time for a connection to send its hello.");
-  visitor.Field("hello_grace", hello_grace,
-                "Time for which a connection without a hello keeps its place while others wait; then "
-                "the user with the most of them loses its oldest.");
+  visitor.Field(
+      "hello_grace", hello_grace,
+      "Time for which a connection without a hello keeps its place while others wait; then "
+      "the user with the most of them loses its oldest.");
   visitor.Field("staging_bytes_max", staging_bytes_max, "Staging memory of one session.");
   visitor.Field("staging_total_bytes_max", staging_total_bytes_max,
                 "Staging memory of all sessions together.");
