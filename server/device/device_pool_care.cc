@@ -43,10 +43,17 @@ const char* KeyOf(PoolBudget::Resource resource) {
 
 }  // namespace
 
+uint64_t DevicePools::EndOf(const Pool& pool) {
+  const uint64_t there = pool.handles.empty() ? 0 : uint64_t{pool.handles.rbegin()->first} + 1;
+  const uint64_t arriving = pool.arriving.empty() ? 0 : uint64_t{*pool.arriving.rbegin()} + 1;
+  return std::max(there, arriving);
+}
+
 PoolBudget::Amount DevicePools::AmountOf(const Pool& pool) {
-  const uint64_t end = pool.handles.empty() ? 0 : uint64_t{pool.handles.rbegin()->first} + 1;
-  const uint64_t slots = pool.slot_bytes == 0 ? 0 : end * (pool.handle_bytes / pool.slot_bytes);
-  return {.pools = 1, .descriptors = pool.handles.size() + 1, .slots = slots};
+  const uint64_t slots =
+      pool.slot_bytes == 0 ? 0 : EndOf(pool) * (pool.handle_bytes / pool.slot_bytes);
+  const uint64_t handles = pool.handles.size() + pool.arriving.size();
+  return {.pools = 1, .descriptors = handles + 1, .slots = slots};
 }
 
 std::vector<storage::DevicePoolNumber> DevicePools::IdleLocked(const std::string& tenant) {

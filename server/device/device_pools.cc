@@ -226,20 +226,26 @@ absl::Status DevicePools::Offer(const Session& session, const v1::PoolRequest::O
   CRUMB_RETURN_IF_ERROR(CheckHandle(fds.front().get()));
   auto handle = std::make_shared<const UniqueFd>(std::move(fds.front()));
   std::vector<Retired> retired;
-  absl::StatusOr<uint32_t> number = absl::InternalError("no handle was kept");
+  absl::StatusOr<uint32_t> number = absl::InternalError("no handle is expected");
   storage::DevicePoolNumber pool = 0;
   {
     MutexLock lock(&mutex_);
     CRUMB_ASSIGN_OR_RETURN(const auto found, JoinedLocked(session, request.pool()));
     pool = found->first;
-    number = KeepHandleLocked(found->second, request, std::move(handle), &retired);
+    number = ExpectHandleLocked(found->second, request, &retired);
   }
   EndRetired(std::move(retired));
   CRUMB_RETURN_IF_ERROR(number.status());
-  // Without the lock: it allocates memory in the number of the handle's slots.
-  if (!tier_->AddHandle(pool, *number)) {
+  // Without the lock: it allocates memory in the number of the handle's slots. Other processes see
+  // the handle behind it, so that every slot they claim or are given is there.
+  const bool added = tier_->AddHandle(pool, *number);
+  MutexLock lock(&mutex_);
+  const auto found = pools_.find(pool);
+  if (!added || found == pools_.end()) {
     return absl::AbortedError("pool: it has been given up meanwhile");
   }
+  found->second.arriving.erase(*number);
+  found->second.handles.emplace(*number, std::move(handle));
   reply->answer.set_pool(request.pool());
   reply->answer.add_handles(*number);  // its descriptor is the sender's
   return absl::OkStatus();
@@ -247,18 +253,22 @@ absl::Status DevicePools::Offer(const Session& session, const v1::PoolRequest::O
 
 absl::StatusOr<uint32_t> DevicePools::NumberLocked(const Pool& pool,
                                                    const v1::PoolRequest::Offer& request) {
-  if (pool.handles.size() >= static_cast<size_t>(options_.handles_max)) {
+  const size_t count = pool.handles.size() + pool.arriving.size();
+  if (count >= static_cast<size_t>(options_.handles_max)) {
     metrics_.Reject(Rejection::kDeviceHandles);
     return absl::ResourceExhaustedError("device_pools.handles_max is reached");
   }
-  const uint64_t bytes = (pool.handles.size() + 1) * pool.handle_bytes;
+  const uint64_t bytes = (count + 1) * pool.handle_bytes;
   if (request.bytes_max() != 0 && bytes > request.bytes_max()) {
     return absl::ResourceExhaustedError("the pool is as large as it may be");
   }
-  uint32_t number = pool.handles.empty() ? 0 : pool.handles.rbegin()->first + 1;
+  uint64_t number = EndOf(pool);
   if (request.has_number()) {
     number = request.number();
-    if (pool.handles.contains(number)) {
+    if (pool.arriving.contains(request.number())) {
+      return absl::UnavailableError("the handle is just being added, try again");
+    }
+    if (pool.handles.contains(request.number())) {
       return absl::AlreadyExistsError("the handle is there already");
     }
     if (!pool.recovering) {
@@ -271,21 +281,20 @@ absl::StatusOr<uint32_t> DevicePools::NumberLocked(const Pool& pool,
     metrics_.Reject(Rejection::kDeviceHandles);
     return absl::ResourceExhaustedError("number is not below device_pools.handles_max");
   }
-  return number;
+  return static_cast<uint32_t>(number);
 }
 
-absl::StatusOr<uint32_t> DevicePools::KeepHandleLocked(Pool& pool,
-                                                       const v1::PoolRequest::Offer& request,
-                                                       SharedFd handle,
-                                                       std::vector<Retired>* retired) {
+absl::StatusOr<uint32_t> DevicePools::ExpectHandleLocked(Pool& pool,
+                                                         const v1::PoolRequest::Offer& request,
+                                                         std::vector<Retired>* retired) {
   CRUMB_ASSIGN_OR_RETURN(const uint32_t number, NumberLocked(pool, request));
-  const uint64_t end = pool.handles.empty() ? 0 : uint64_t{pool.handles.rbegin()->first} + 1;
+  const uint64_t end = EndOf(pool);
   const uint64_t added = std::max(end, uint64_t{number} + 1) - end;
   const PoolBudget::Amount more = {.descriptors = 1,
                                    .slots = added * (pool.handle_bytes / pool.slot_bytes)};
   CRUMB_RETURN_IF_ERROR(MakeRoomLocked(pool.tenant, more, retired));
   budget_.Take(pool.tenant, more);
-  pool.handles.emplace(number, std::move(handle));
+  pool.arriving.insert(number);
   return number;
 }
 

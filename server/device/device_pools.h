@@ -121,6 +121,7 @@ class DevicePools final : public SessionMemory {
     uint64_t handle_bytes = 0;
     SharedFd roster;
     std::map<uint32_t, SharedFd> handles;
+    std::set<uint32_t> arriving;  // numbers of handles whose slots the tier does not have yet
     std::map<storage::HolderId, Member> members;
     std::set<storage::HolderId> leaving;  // members, until they hold nothing
     std::set<uint64_t> known_marks;       // of members, while it recovers
@@ -166,9 +167,9 @@ class DevicePools final : public SessionMemory {
   // The number of a handle that is offered.
   absl::StatusOr<uint32_t> NumberLocked(const Pool& pool, const v1::PoolRequest::Offer& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Keeps a handle of `pool`, whose slots the tier does not have yet; returns its number.
-  absl::StatusOr<uint32_t> KeepHandleLocked(Pool& pool, const v1::PoolRequest::Offer& request,
-                                            SharedFd handle, std::vector<Retired>* retired)
+  // Takes the number and the budget of a handle that is about to come.
+  absl::StatusOr<uint32_t> ExpectHandleLocked(Pool& pool, const v1::PoolRequest::Offer& request,
+                                              std::vector<Retired>* retired)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void AddHandles(const Pool& pool, uint32_t first, PoolReply* reply);
 
@@ -178,6 +179,8 @@ class DevicePools final : public SessionMemory {
   absl::Status RefuseLocked(const std::string& tenant, const PoolBudget::Verdict& verdict)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static PoolBudget::Amount AmountOf(const Pool& pool);
+  // One more than the largest number of a handle.
+  static uint64_t EndOf(const Pool& pool);
   // Pools that no process takes part in and that may be given up for the tenant: its own first,
   // the longest idle first.
   std::vector<storage::DevicePoolNumber> IdleLocked(const std::string& tenant)
