@@ -210,8 +210,7 @@ class EpollFdListener : public FdListener {
     const auto number = handshakes_.ToClose(Clock::Real().Now());
     if (!number) return false;
     Connection& connection = connections_.at(*number);
-    pollfd hello{connection.socket->get(), POLLIN, 0};
-    if (::poll(&hello, 1, 0) == 1) {  // it came meanwhile
+    if (HasMessage(connection.socket)) {  // its hello came meanwhile
       OnSocket(*number, connection);
       return true;
     }
@@ -236,6 +235,14 @@ class EpollFdListener : public FdListener {
     accept_again_ = Clock::Real().Now() + kAcceptPause;
   }
 
+  // Whether there is a message, or the end. An event may have been dealt with by an earlier one of
+  // its round, which also may have closed the socket.
+  static bool HasMessage(const SharedFd& socket) {
+    if (socket == nullptr) return false;
+    pollfd waiting{socket->get(), POLLIN, 0};
+    return ::poll(&waiting, 1, 0) == 1;
+  }
+
   void DropLateHellos() {
     while (const auto number = handshakes_.Late(Clock::Real().Now())) {
       metrics_.hellos_refused.Add();
@@ -256,6 +263,7 @@ class EpollFdListener : public FdListener {
   }
 
   void OnSocket(uint64_t number, Connection& connection) {
+    if (!HasMessage(connection.socket)) return;
     FdMessage message;
     const absl::Status received = ReceiveFdMessage(connection.socket->get(), &message);
     if (connection.session == nullptr) {
@@ -281,6 +289,7 @@ class EpollFdListener : public FdListener {
 
   // A process that talks of something else there talks of pools no more.
   void OnPools(Connection& connection) {
+    if (!HasMessage(connection.pools)) return;
     FdMessage message;
     const absl::Status received = ReceiveFdMessage(connection.pools->get(), &message);
     if (received.ok() && AnswerPools(connection, message)) return;

@@ -588,6 +588,32 @@ TEST_F(FdListenerPoolsTest, ALeaseOnAnOfferedRosterHoldsUpNoSession) {
   EXPECT_EQ(answer.code(), static_cast<uint32_t>(absl::StatusCode::kUnavailable));
 }
 
+// A session's two sockets have something to say in one round, and the first one ends both.
+TEST_F(FdListenerPoolsTest, BothSocketsOfASessionEndAtOnce) {
+  Start();
+  listener_.reset();
+  FdListener::Options options = {.path = path_, .limits = ShortPatience(), .pools = pools_.get()};
+  options.tenants.own_slabs = true;
+  listener_ = FdListener::Start(options, sessions_, store_, metrics_).value();
+  v1::SessionHello hello = Hello(0);
+  hello.set_slab_grants(true);
+  hello.set_pool_socket(true);
+  const UniqueFd pidfd = PidfdOf(::getpid());
+  const int fds[] = {pidfd.get()};
+  for (int round = 0; round < 200; ++round) {
+    const UniqueFd socket = Connect();
+    std::vector<UniqueFd> received;
+    const v1::SessionWelcome welcome =
+        Greet(socket.get(), hello.SerializeAsString(), fds, &received);
+    ASSERT_TRUE(welcome.pool_socket()) << welcome.error();
+    ASSERT_EQ(received.size(), 1u);
+    for (const int each : {received[0].get(), socket.get()}) ::shutdown(each, SHUT_RDWR);
+  }
+  EXPECT_TRUE(Eventually([&] { return sessions_.totals().sessions == 0; }));
+  const UniqueFd honest = Connect();
+  EXPECT_EQ(Greet(honest.get(), hello).error(), "");
+}
+
 // One request at a time: a process that sends more before it has read the answers has its
 // connection ended, and takes no memory.
 TEST_F(FdListenerPoolsTest, RequestsThatDoNotWaitForAnswersEndTheConnection) {
