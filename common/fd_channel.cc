@@ -119,10 +119,9 @@ absl::Status SendFdMessage(int socket, const std::string& bytes, std::span<const
   return absl::OkStatus();
 }
 
-absl::StatusOr<FdMessage> ReceiveFdMessage(int socket) {
-  FdMessage received;
-  received.bytes.resize(kFdMessageBytesMax);
-  iovec part{received.bytes.data(), received.bytes.size()};
+absl::Status ReceiveFdMessage(int socket, FdMessage* received) {
+  received->bytes.resize(kFdMessageBytesMax);
+  iovec part{received->bytes.data(), received->bytes.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(kFdsPerMessageMax * sizeof(int))> control{};
   msghdr message{};
   message.msg_iov = &part;
@@ -133,7 +132,7 @@ absl::StatusOr<FdMessage> ReceiveFdMessage(int socket) {
   while ((size = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
     if (errno != EINTR) return ErrnoStatus(errno, "receiving descriptors");
   }
-  received.fds = TakeFds(message);
+  received->fds = TakeFds(message);
   if (size == 0) return absl::UnavailableError("closed by the peer");
   // The kernel leaves out the descriptors for which there is no number.
   if ((message.msg_flags & MSG_CTRUNC) != 0 &&
@@ -143,7 +142,13 @@ absl::StatusOr<FdMessage> ReceiveFdMessage(int socket) {
   if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
     return absl::InvalidArgumentError("message larger than the protocol allows");
   }
-  received.bytes.resize(static_cast<size_t>(size));
+  received->bytes.resize(static_cast<size_t>(size));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FdMessage> ReceiveFdMessage(int socket) {
+  FdMessage received;
+  CRUMB_RETURN_IF_ERROR(ReceiveFdMessage(socket, &received));
   return received;
 }
 

@@ -44,5 +44,8 @@ absl::Status SendFdMessage(int socket, const std::string& bytes, std::span<const
 // kResourceExhausted when this process may not open as many descriptors as were sent, of which
 // those received so far are closed.
 absl::StatusOr<FdMessage> ReceiveFdMessage(int socket);
+// Likewise, into `message`, whose `fds` are all descriptors that came along, with an error too:
+// closing a descriptor of another process may block, so the caller chooses the thread that does it.
+absl::Status ReceiveFdMessage(int socket, FdMessage* message);
 
 }  // namespace crumb

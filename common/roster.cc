@@ -26,10 +26,13 @@ struct Range {
   off_t last = 0;  // inclusive
 };
 
-// The same file, in an open file of one's own: that is what locks belong to, and a descriptor that
-// came from another process shares the other's.
-absl::StatusOr<UniqueFd> OpenAnew(int roster) {
-  UniqueFd file(::open(("/proc/self/fd/" + std::to_string(roster)).c_str(), O_RDWR | O_CLOEXEC));
+// Opens the same file again: locks belong to an open file, and a descriptor that came from another
+// process shares that process's. Fails at once for files that are not in memory, and for those with
+// a lease that opening would break.
+absl::StatusOr<UniqueFd> OpenAgain(int roster) {
+  if (::fcntl(roster, F_GET_SEALS) < 0) return absl::DataLossError("not a roster");
+  UniqueFd file(
+      ::open(("/proc/self/fd/" + std::to_string(roster)).c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
   if (!file.valid()) return ErrnoStatus(errno, "opening a roster");
   return file;
 }
@@ -44,17 +47,20 @@ absl::StatusOr<UniqueFd> CreateRoster() {
 }
 
 absl::StatusOr<UniqueFd> AdoptRoster(int roster) {
-  CRUMB_RETURN_IF_ERROR(ReadRoster(roster).status());
-  return OpenAnew(roster);
+  CRUMB_ASSIGN_OR_RETURN(UniqueFd file, OpenAgain(roster));
+  CRUMB_RETURN_IF_ERROR(ReadOwnRoster(file.get()).status());
+  return file;
 }
 
+// Through the open file that a lock belongs to, the lock is not seen.
 absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster) {
-  // Only memory files have seals; locks of others may block, or be nobody's.
-  if (::fcntl(roster, F_GET_SEALS) < 0) return absl::DataLossError("not a roster");
-  // Through the open file that a lock belongs to, the lock is not seen.
-  CRUMB_ASSIGN_OR_RETURN(const UniqueFd file, OpenAnew(roster));
-  // The kernel names any lock in a range, not the first: what lies on both sides of it is asked for
-  // again.
+  CRUMB_ASSIGN_OR_RETURN(const UniqueFd file, OpenAgain(roster));
+  return ReadOwnRoster(file.get());
+}
+
+absl::StatusOr<std::vector<uint64_t>> ReadOwnRoster(int roster) {
+  // The kernel names any lock in a range, not the first: the parts on both sides of it are looked
+  // at next.
   std::vector<uint64_t> marks;
   std::vector<Range> unknown = {{0, kLastByte}};
   while (!unknown.empty()) {
@@ -65,7 +71,7 @@ absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster) {
     lock.l_whence = SEEK_SET;
     lock.l_start = range.first;
     lock.l_len = range.last - range.first + 1;
-    if (::fcntl(file.get(), F_OFD_GETLK, &lock) != 0) return ErrnoStatus(errno, "reading a roster");
+    if (::fcntl(roster, F_OFD_GETLK, &lock) != 0) return ErrnoStatus(errno, "reading a roster");
     if (lock.l_type == F_UNLCK) continue;
     if (lock.l_len != 1) return absl::DataLossError("a roster is locked by more than bytes");
     if (marks.size() == kRosterMarksMax) {
@@ -81,7 +87,7 @@ absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster) {
 }
 
 absl::StatusOr<RosterMark> RosterMark::Take(int roster) {
-  CRUMB_ASSIGN_OR_RETURN(UniqueFd file, OpenAnew(roster));
+  CRUMB_ASSIGN_OR_RETURN(UniqueFd file, OpenAgain(roster));
   std::random_device seed;
   std::mt19937_64 random((uint64_t{seed()} << 32) | seed());
   for (int attempt = 0; attempt < kAttemptsMax; ++attempt) {

@@ -11,19 +11,29 @@
 #include "common/unique_fd.h"
 
 // A list of processes that the kernel keeps: a memory file in which every process that uses
-// something has locked a byte of its own. Locks end with their process, and whoever has the file
-// sees them, also after everybody else was restarted.
+// something has locked a byte of its own. A lock ends with its process. Every process that has the
+// file sees the locks, and so does one that gets it after all the others were restarted.
+//
+// A roster may come from a process that is not trusted. Only memory files are opened, which
+// F_GET_SEALS tells without waiting, and they are opened with O_NONBLOCK: a lease (F_SETLEASE) on
+// the file makes the call fail with kUnavailable instead of holding it up. Reading takes time in
+// the number of locks, which that process chooses, so callers hold no lock meanwhile.
 namespace crumb {
 
 inline constexpr size_t kRosterMarksMax = 4096;  // more is no roster
 
 absl::StatusOr<UniqueFd> CreateRoster();
-// A roster that came from another process, in an open file of this one's own: a descriptor of the
-// other's would keep its mark after its end. `roster` stays the caller's. kDataLoss as ReadRoster.
+// Opens a roster that came from another process as an open file of this process's own: a descriptor
+// of the other's open file would keep its mark after its end. `roster` stays the caller's. Errors
+// as ReadRoster.
 absl::StatusOr<UniqueFd> AdoptRoster(int roster);
 
-// The locked bytes, ascending. kDataLoss: not a roster, or more marks than there can be processes.
+// The locked bytes, ascending. kDataLoss: not a roster, or more marks than there can be processes;
+// kUnavailable: a process has a lease on the file.
 absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster);
+// Likewise, of a file that CreateRoster or AdoptRoster returned and through which no mark was
+// taken. Opens nothing.
+absl::StatusOr<std::vector<uint64_t>> ReadOwnRoster(int roster);
 
 // A process's mark, until it is destroyed or the process ends. Move-only.
 class RosterMark {

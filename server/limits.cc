@@ -56,6 +56,10 @@ void SessionLimits::Visit(ConfigVisitor& visitor) {
   visitor.Field("handshakes_max", handshakes_max,
                 "Connections that have not sent their hello yet.");
   visitor.Field("hello_timeout", hello_timeout, "Time for a connection to send its hello.");
+  visitor.Field(
+      "hello_grace", hello_grace,
+      "Time for which a connection without a hello keeps its place while others wait; then "
+      "the user with the most of them loses its oldest.");
   visitor.Field("staging_bytes_max", staging_bytes_max, "Staging memory of one session.");
   visitor.Field("staging_total_bytes_max", staging_total_bytes_max,
                 "Staging memory of all sessions together.");
@@ -71,6 +75,7 @@ absl::Status SessionLimits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.engines_max", engines_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.handshakes_max", handshakes_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckPositive("sessions.hello_timeout", hello_timeout));
+  CRUMB_RETURN_IF_ERROR(CheckPositive("sessions.hello_grace", hello_grace));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.reservations_max", reservations_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.lease_pages_max", lease_pages_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.leases_max", leases_max, 1, kCountMax));

@@ -18,12 +18,13 @@ struct SessionLimits {
   int64_t engines_max = 128;
   int64_t handshakes_max = 64;  // connections that have not said hello
   Duration hello_timeout = std::chrono::seconds(5);
-  ByteSize staging_bytes_max{uint64_t{256} << 20};      // of one session
-  ByteSize staging_total_bytes_max{uint64_t{4} << 30};  // of all sessions
-  int64_t reservations_max = 65'536;                    // of one session
-  int64_t lease_pages_max = 65'536;                     // of one engine
-  int64_t leases_max = 16'384;                          // of one engine
-  std::vector<std::string> allowed_uids;                // besides crumbd's own and root
+  Duration hello_grace = std::chrono::milliseconds(250);  // before it gives way to others
+  ByteSize staging_bytes_max{uint64_t{256} << 20};        // of one session
+  ByteSize staging_total_bytes_max{uint64_t{4} << 30};    // of all sessions
+  int64_t reservations_max = 65'536;                      // of one session
+  int64_t lease_pages_max = 65'536;                       // of one engine
+  int64_t leases_max = 16'384;                            // of one engine
+  std::vector<std::string> allowed_uids;                  // besides crumbd's own and root
 
   void Visit(ConfigVisitor& visitor);
   absl::Status Validate() const;

@@ -19,24 +19,20 @@ bool SameFragment(const FragmentHeader& a, const FragmentHeader& b) {
 
 DevicePoolIndex::DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_t slot_bytes,
                                  uint64_t handle_bytes, bool recovering)
-    : slots_(slot_bytes, handle_bytes),
+    : slots_(slot_bytes, handle_bytes, recovering),
       table_(std::move(policy), slots_),
       recovering_(recovering) {}
 
-bool DevicePoolIndex::AddHandle(uint32_t number) {
-  const auto fresh = recovering_ ? UniformSlots::Fresh::kUnknown : UniformSlots::Fresh::kFree;
-  if (!slots_.AddHandle(number, fresh)) return false;
-  const uint64_t slots = (uint64_t{number} + 1) * (slots_.total() / slots_.handles());
-  if (headers_.size() < slots) {
-    headers_.resize(slots);
-    pages_.resize(slots, kNoPage);
-  }
+bool DevicePoolIndex::AddHandle(uint32_t number, HandleRoom room) {
+  if (!slots_.AddHandle(number, std::move(room.states))) return false;
+  if (slot_pages_.size() <= number) slot_pages_.resize(size_t{number} + 1);
+  slot_pages_[number] = {std::move(room.headers), std::move(room.pages)};
   return true;
 }
 
 void DevicePoolIndex::EndRecovery() {
   recovering_ = false;
-  slots_.FreeUnknown();
+  slots_.EndRecovery();
 }
 
 bool DevicePoolIndex::Holds(HolderId holder, uint64_t slot) const {
@@ -57,7 +53,7 @@ size_t DevicePoolIndex::HoldersOf(uint64_t blank) const {
 std::optional<uint64_t> DevicePoolIndex::TakeBlank(HolderId holder) {
   const std::optional<uint64_t> slot = slots_.Take();
   if (!slot) return std::nullopt;
-  pages_[*slot] = kNoPage;
+  PageOf(*slot) = kNoPage;
   ++blank_;
   Keep(holder, *slot);
   return slot;
@@ -81,8 +77,8 @@ absl::StatusOr<PageHandle> DevicePoolIndex::Insert(
                              .bytes = tiles_bytes,
                              .logical_tile_bytes = logical_tile_bytes};
   CRUMB_ASSIGN_OR_RETURN(const PageHandle page, table_.Insert(meta, at, Below::kAbsent, now));
-  headers_[slot] = header;
-  pages_[slot] = page;
+  HeaderOf(slot) = header;
+  PageOf(slot) = page;
   --blank_;
   table_.CountPut(meta);
   return page;
@@ -91,7 +87,7 @@ absl::StatusOr<PageHandle> DevicePoolIndex::Insert(
 absl::Status DevicePoolIndex::Commit(HolderId holder, uint64_t slot,
                                      const std::shared_ptr<const FragmentHeader>& header,
                                      uint32_t logical_tile_bytes, TimePoint now) {
-  if (!Holds(holder, slot) || pages_[slot] != kNoPage || HoldersOf(slot) > 1) {
+  if (!Holds(holder, slot) || PageOf(slot) != kNoPage || HoldersOf(slot) > 1) {
     return absl::InvalidArgumentError("slots: " + std::to_string(slot) + " is not reserved");
   }
   table_.BeginAccess();
@@ -106,22 +102,22 @@ bool DevicePoolIndex::Claim(HolderId holder, uint64_t slot,
   if (!recovering_ || !slots_.Has(slot)) return false;
   const bool first = slots_.TakeAt(slot);
   if (first) {
-    pages_[slot] = kNoPage;
+    PageOf(slot) = kNoPage;
     ++blank_;
   }
-  if (header != nullptr && pages_[slot] == kNoPage) {
+  if (header != nullptr && PageOf(slot) == kNoPage) {
     const size_t holders = first ? 0 : HoldersOf(slot);
     // A page that cannot be known here stays the holders' own.
     if (const auto page = Insert(slot, header, logical_tile_bytes, now); page.ok()) {
       for (size_t i = 0; i < holders; ++i) table_.Ref(*page);
       shared_.erase(slot);
     }
-  } else if (header != nullptr && !SameFragment(*header, *headers_[slot])) {
+  } else if (header != nullptr && !SameFragment(*header, *HeaderOf(slot))) {
     return false;
   }
   if (Holds(holder, slot)) return true;
-  if (pages_[slot] != kNoPage) {
-    table_.Ref(pages_[slot]);
+  if (PageOf(slot) != kNoPage) {
+    table_.Ref(PageOf(slot));
   } else if (!first) {
     shared_[slot] = HoldersOf(slot) + 1;
   }
@@ -130,8 +126,8 @@ bool DevicePoolIndex::Claim(HolderId holder, uint64_t slot,
 }
 
 std::shared_ptr<const FragmentHeader> DevicePoolIndex::PageAt(uint64_t slot) const {
-  if (!slots_.Taken(slot) || pages_[slot] == kNoPage) return nullptr;
-  return headers_[slot];
+  if (!slots_.Taken(slot) || PageOf(slot) == kNoPage) return nullptr;
+  return HeaderOf(slot);
 }
 
 bool DevicePoolIndex::Withdraw(uint64_t slot, const PageKey& key, TimePoint now) {
@@ -139,15 +135,15 @@ bool DevicePoolIndex::Withdraw(uint64_t slot, const PageKey& key, TimePoint now)
   if (header == nullptr || header->key != key) return false;
   const PageHandle page = table_.Find(header->keyspace, key);
   // A page that was removed has its slots still; the one of its key may lie elsewhere by now.
-  if (page == kNoPage || page != pages_[slot]) return false;
+  if (page == kNoPage || page != PageOf(slot)) return false;
   table_.Remove(page, RemovalReason::kCorrupt, now);
   return true;
 }
 
 void DevicePoolIndex::LetGo(uint64_t slot) {
   --held_;
-  if (pages_[slot] != kNoPage) {
-    table_.Unref(pages_[slot]);
+  if (PageOf(slot) != kNoPage) {
+    table_.Unref(PageOf(slot));
   } else if (const auto shared = shared_.find(slot); shared != shared_.end()) {
     if (--shared->second == 1) shared_.erase(shared);
   } else {
@@ -164,26 +160,20 @@ bool DevicePoolIndex::Release(HolderId holder, uint64_t slot) {
   return true;
 }
 
-size_t DevicePoolIndex::ReleaseAll(HolderId holder) {
-  const auto holds = holds_.find(holder);
-  if (holds == holds_.end()) return 0;
-  const auto held = std::move(holds->second);
-  holds_.erase(holds);
-  for (const uint64_t slot : held) LetGo(slot);
-  return held.size();
+std::vector<uint64_t> DevicePoolIndex::TakeHolds(HolderId holder) {
+  std::vector<uint64_t> slots = HeldSlots(holder);
+  holds_.erase(holder);
+  return slots;
 }
 
-size_t DevicePoolIndex::ReleaseAllBut(HolderId holder, std::span<const uint64_t> kept) {
+void DevicePoolIndex::EndHolds(std::span<const uint64_t> slots) {
+  for (const uint64_t slot : slots) LetGo(slot);
+}
+
+std::vector<uint64_t> DevicePoolIndex::HeldSlots(HolderId holder) const {
   const auto holds = holds_.find(holder);
-  if (holds == holds_.end()) return 0;
-  std::vector<uint64_t> stay(kept.begin(), kept.end());
-  std::sort(stay.begin(), stay.end());
-  std::vector<uint64_t> gone;
-  for (const uint64_t slot : holds->second) {
-    if (!std::binary_search(stay.begin(), stay.end(), slot)) gone.push_back(slot);
-  }
-  for (const uint64_t slot : gone) Release(holder, slot);
-  return gone.size();
+  if (holds == holds_.end()) return {};
+  return {holds->second.begin(), holds->second.end()};
 }
 
 size_t DevicePoolIndex::HeldBy(HolderId holder) const {
@@ -202,19 +192,22 @@ std::optional<PageHandle> DevicePoolIndex::ParentToLeave(PageHandle child, TimeP
   return parent;
 }
 
-std::optional<PageHandle> DevicePoolIndex::BeginDeparture(PageHandle child, TimePoint now) {
+std::optional<DevicePoolIndex::Departure> DevicePoolIndex::BeginDeparture(PageHandle child,
+                                                                          TimePoint now) {
   if (recovering_) return std::nullopt;
   std::optional<PageHandle> page = ParentToLeave(child, now);
   if (!page) page = table_.Victim(now, [](const Page&) { return true; });
   if (!page) return std::nullopt;
   table_.Ref(*page);
-  leaving_.insert(*page);
-  return page;
+  leaving_[*page] = ++last_departure_;
+  return Departure{*page, last_departure_};
 }
 
-void DevicePoolIndex::EndDeparture(PageHandle page, Departed departed, TimePoint now) {
+void DevicePoolIndex::EndDeparture(const Departure& departure, Departed departed, TimePoint now) {
+  if (!Departing(departure)) return;
+  const PageHandle page = departure.page;
   leaving_.erase(page);
-  // Somebody may have leased it meanwhile: then it is worth keeping.
+  // A page that was leased meanwhile is worth keeping.
   const bool ours_alone = table_[page].references == 1;
   if (departed == Departed::kGone && ours_alone && table_[page].resident) {
     table_.Remove(page, RemovalReason::kCapacity, now);
@@ -222,26 +215,29 @@ void DevicePoolIndex::EndDeparture(PageHandle page, Departed departed, TimePoint
   table_.Unref(page);
 }
 
-std::vector<DemotionWork> DevicePoolIndex::Demote(PageHandle page, HolderId holder) {
+std::vector<DemotionWork> DevicePoolIndex::Demote(const Departure& departure, HolderId holder) {
   std::vector<DemotionWork> work;
-  for (const Fragment& fragment : table_[page].fragments) {
+  if (!Departing(departure)) return work;
+  for (const Fragment& fragment : table_[departure.page].fragments) {
     const uint64_t slot = slots_.NumberOf(fragment.slot);
-    demoting_[slot] = {page, holder};
-    work.push_back({slot, headers_[slot]});
+    demoting_[slot] = {departure, holder};
+    work.push_back({slot, HeaderOf(slot)});
   }
   return work;
 }
 
-bool DevicePoolIndex::ForgetDemotion(PageHandle page, HolderId holder) {
-  return absl::erase_if(demoting_, [&](const auto& entry) {
-           return entry.second.page == page && entry.second.by == holder;
-         }) > 0;
+bool DevicePoolIndex::ForgetDemotion(const Departure& departure) {
+  if (!Departing(departure)) return false;
+  for (const Fragment& fragment : table_[departure.page].fragments) {
+    demoting_.erase(slots_.NumberOf(fragment.slot));
+  }
+  return true;
 }
 
 std::optional<FragmentMeta> DevicePoolIndex::DemotingAt(HolderId holder, uint64_t slot) const {
   const auto found = demoting_.find(slot);
   if (found == demoting_.end() || found->second.by != holder) return std::nullopt;
-  const Page& page = table_[found->second.page];
+  const Page& page = table_[found->second.departure.page];
   for (const Fragment& fragment : page.fragments) {
     if (slots_.NumberOf(fragment.slot) == slot) return table_.MetaOf(page, fragment);
   }
@@ -251,12 +247,12 @@ std::optional<FragmentMeta> DevicePoolIndex::DemotingAt(HolderId holder, uint64_
 bool DevicePoolIndex::Demoted(HolderId holder, uint64_t slot, TimePoint now) {
   const auto found = demoting_.find(slot);
   if (found == demoting_.end() || found->second.by != holder) return false;
-  const PageHandle page = found->second.page;
+  const Departure departure = found->second.departure;
   demoting_.erase(found);
-  for (const Fragment& fragment : table_[page].fragments) {
+  for (const Fragment& fragment : table_[departure.page].fragments) {
     if (demoting_.contains(slots_.NumberOf(fragment.slot))) return true;  // not the last
   }
-  EndDeparture(page, Departed::kGone, now);
+  EndDeparture(departure, Departed::kGone, now);
   return true;
 }
 

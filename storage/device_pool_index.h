@@ -16,8 +16,12 @@
 
 namespace crumb::storage {
 
-// Whoever holds slots of device pools: a process.
+// A process that holds slots of device pools.
 using HolderId = uint64_t;
+
+// Names one departure of a page, from BeginDeparture to its end. A PageHandle is used again once
+// its page has gone; the number of a departure is not.
+using DepartureId = uint64_t;
 
 // A page whose slot is needed: to be copied to where it stays, before the slot is used again.
 struct DemotionWork {
@@ -36,7 +40,17 @@ class DevicePoolIndex {
   DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_t slot_bytes,
                   uint64_t handle_bytes, bool recovering);
 
-  bool AddHandle(uint32_t number);
+  // What the index keeps for each slot of one handle. Its size is that of a handle: callers
+  // allocate it outside their locks.
+  struct HandleRoom {
+    explicit HandleRoom(uint32_t slots)
+        : states(slots, UniformSlots::State::kFresh), headers(slots), pages(slots, kNoPage) {}
+    std::vector<UniformSlots::State> states;
+    std::vector<std::shared_ptr<const FragmentHeader>> headers;
+    std::vector<PageHandle> pages;
+  };
+  // Returns false if the handle is there already. REQUIRES: the room is for slots().per_handle().
+  bool AddHandle(uint32_t number, HandleRoom room);
   const UniformSlots& slots() const { return slots_; }
   PageTable& table() { return table_; }
   const PageTable& table() const { return table_; }
@@ -57,23 +71,33 @@ class DevicePoolIndex {
              uint32_t logical_tile_bytes, TimePoint now);
   // The holder lets a slot go. False: it does not hold it.
   bool Release(HolderId holder, uint64_t slot);
-  // Answers how many slots it held.
-  size_t ReleaseAll(HolderId holder);
-  // The same of all but those slots.
-  size_t ReleaseAllBut(HolderId holder, std::span<const uint64_t> kept);
+  // Forgets that an ended holder holds slots and returns them. Each stays in use until EndHolds is
+  // called with it: a holder of many slots is ended in pieces.
+  std::vector<uint64_t> TakeHolds(HolderId holder);
+  void EndHolds(std::span<const uint64_t> slots);
+  std::vector<uint64_t> HeldSlots(HolderId holder) const;
   size_t HeldBy(HolderId holder) const;
   size_t held() const { return held_; }
+  // Whether a slot is held or a page is referred to: by holders, leases, departures, and requests
+  // in progress. While it is true, handles of this index are in use, and it must not be destroyed.
+  bool InUse() const { return held_ > 0 || table_.references() > 0; }
   size_t blank() const { return blank_; }
 
   // Chooses a page to leave and refers to it until EndDeparture: the one before `child`, which
   // leaves already, unless it is in use or was read later; else as the policy says.
-  std::optional<PageHandle> BeginDeparture(PageHandle child, TimePoint now);
+  struct Departure {
+    PageHandle page = kNoPage;
+    DepartureId id = 0;
+  };
+  std::optional<Departure> BeginDeparture(PageHandle child, TimePoint now);
   enum class Departed { kGone, kStays };
-  void EndDeparture(PageHandle page, Departed departed, TimePoint now);
-  // The page's fragments are copied away by `holder`; its departure ends with that.
-  std::vector<DemotionWork> Demote(PageHandle page, HolderId holder);
-  // Takes Demote back; the departure goes on. False: it has ended.
-  bool ForgetDemotion(PageHandle page, HolderId holder);
+  // Does nothing if the departure has ended.
+  void EndDeparture(const Departure& departure, Departed departed, TimePoint now);
+  // The page's fragments are copied away by `holder`; its departure ends with that. Returns no work
+  // if the departure has ended.
+  std::vector<DemotionWork> Demote(const Departure& departure, HolderId holder);
+  // Takes Demote back; the departure goes on. Returns false if it has ended.
+  bool ForgetDemotion(const Departure& departure);
   // What the holder copies from that slot; none: nothing.
   std::optional<FragmentMeta> DemotingAt(HolderId holder, uint64_t slot) const;
   // The holder has done with a slot of such a page. False: it is none. The page goes with its last,
@@ -84,7 +108,7 @@ class DevicePoolIndex {
   size_t demoting() const { return demoting_.size(); }
 
   std::shared_ptr<const FragmentHeader> HeaderAt(const Slot& slot) const {
-    return headers_[slots_.NumberOf(slot)];
+    return HeaderOf(slots_.NumberOf(slot));
   }
   // Of the page in a slot that is taken, also of one that was removed and is in use still. Null:
   // there is no such slot, or no page in it.
@@ -95,9 +119,30 @@ class DevicePoolIndex {
 
  private:
   struct Demoting {
-    PageHandle page = kNoPage;
+    Departure departure;
     HolderId by = 0;
   };
+  // What is kept for the slots of one handle.
+  struct SlotPages {
+    std::vector<std::shared_ptr<const FragmentHeader>> headers;  // of the last fragment
+    std::vector<PageHandle> pages;  // of a slot that is taken; kNoPage: blank
+  };
+  std::shared_ptr<const FragmentHeader>& HeaderOf(uint64_t slot) {
+    return slot_pages_[slot / slots_.per_handle()].headers[slot % slots_.per_handle()];
+  }
+  const std::shared_ptr<const FragmentHeader>& HeaderOf(uint64_t slot) const {
+    return slot_pages_[slot / slots_.per_handle()].headers[slot % slots_.per_handle()];
+  }
+  PageHandle& PageOf(uint64_t slot) {
+    return slot_pages_[slot / slots_.per_handle()].pages[slot % slots_.per_handle()];
+  }
+  PageHandle PageOf(uint64_t slot) const {
+    return slot_pages_[slot / slots_.per_handle()].pages[slot % slots_.per_handle()];
+  }
+  bool Departing(const Departure& departure) const {
+    const auto found = leaving_.find(departure.page);
+    return found != leaving_.end() && found->second == departure.id;
+  }
   std::optional<PageHandle> ParentToLeave(PageHandle child, TimePoint now) const;
 
   void LetGo(uint64_t slot);
@@ -114,12 +159,12 @@ class DevicePoolIndex {
   bool recovering_;
   absl::flat_hash_map<HolderId, absl::flat_hash_set<uint64_t>> holds_;  // slots
   size_t held_ = 0;                                                     // holds of any kind
-  size_t blank_ = 0;                                  // slots that are held without a page
-  absl::flat_hash_map<uint64_t, size_t> shared_;      // holders of such a slot, if several
-  absl::flat_hash_map<uint64_t, Demoting> demoting_;  // by slot
-  absl::flat_hash_set<PageHandle> leaving_;           // between BeginDeparture and its end
-  std::vector<std::shared_ptr<const FragmentHeader>> headers_;  // by slot, of the last fragment
-  std::vector<PageHandle> pages_;  // by slot, for one that is taken; kNoPage: blank
+  size_t blank_ = 0;                                      // slots that are held without a page
+  absl::flat_hash_map<uint64_t, size_t> shared_;          // holders of such a slot, if several
+  absl::flat_hash_map<uint64_t, Demoting> demoting_;      // by slot
+  absl::flat_hash_map<PageHandle, DepartureId> leaving_;  // between BeginDeparture and its end
+  DepartureId last_departure_ = 0;
+  std::vector<SlotPages> slot_pages_;  // by handle
 };
 
 }  // namespace crumb::storage

@@ -14,6 +14,8 @@ namespace {
 constexpr uint64_t kTileAlignment = 128;
 // Sizes what a policy remembers of evicted pages.
 constexpr uint64_t kPolicyPages = 1 << 16;
+// Slots that are let go while the lock is held once.
+constexpr size_t kSlotsPerLock = 4096;
 
 void Add(HistogramSnapshot& to, const HistogramSnapshot& of) {
   if (to.bounds.empty()) {
@@ -80,40 +82,52 @@ absl::StatusOr<DevicePoolNumber> DeviceTier::AddPool(uint64_t slot_bytes, uint64
   return last_pool_;
 }
 
-bool DeviceTier::RemovePool(DevicePoolNumber pool) {
-  std::vector<PageTable::Change> changes;
+std::optional<DeviceTier::TakenPool> DeviceTier::TakePool(DevicePoolNumber pool) {
+  TakenPool taken = {pool, nullptr};
+  MutexLock lock(&mutex_);
+  const auto found = pools_.find(pool);
+  if (found == pools_.end()) return taken;
+  if (found->second->InUse()) return std::nullopt;
+  taken.index = std::move(found->second);
+  pools_.erase(found);
+  ending_.emplace(pool, std::as_const(*taken.index).table().Stats());
+  return taken;
+}
+
+void DeviceTier::EndPool(TakenPool pool) {
+  if (pool.index == nullptr) return;
+  PageTable& table = pool.index->table();
+  std::vector<PageHandle> pages;
+  table.ForEachPage([&](PageHandle handle, const Page&) { pages.push_back(handle); });
+  const TimePoint now = clock_.Now();
+  for (const PageHandle page : pages) table.Remove(page, RemovalReason::kCapacity, now);
   {
     MutexLock lock(&mutex_);
-    DevicePoolIndex* index = Find(pool);
-    if (index == nullptr) return true;
-    std::vector<PageHandle> pages;
-    bool used = index->held() > 0;
-    index->table().ForEachPage([&](PageHandle handle, const Page& page) {
-      pages.push_back(handle);
-      used |= page.references > 0;
-    });
-    // Pages that were deleted while leased have their slots still.
-    for (const auto& [id, lease] : leases_) {
-      for (const PlacesOf& places : lease.pages) {
-        for (const auto& [number, page] : places) used |= number == pool;
-      }
-    }
-    if (used) return false;
-    for (const PageHandle page : pages) {
-      index->table().Remove(page, RemovalReason::kCapacity, clock_.Now());
-    }
-    changes = index->table().TakeChanges();
-    AddCounters(removed_, index->table().Stats());
-    pools_.erase(pool);
+    ending_.erase(pool.number);
+    AddCounters(removed_, table.Stats());
   }
-  Announce(changes);
+  Announce(table.TakeChanges());
+}
+
+bool DeviceTier::RemovePool(DevicePoolNumber pool) {
+  std::optional<TakenPool> taken = TakePool(pool);
+  if (!taken) return false;
+  EndPool(*std::move(taken));
   return true;
 }
 
 bool DeviceTier::AddHandle(DevicePoolNumber pool, uint32_t number) {
+  uint32_t slots;
+  {
+    MutexLock lock(&mutex_);
+    const DevicePoolIndex* index = Find(pool);
+    if (index == nullptr || index->slots().HasHandle(number)) return false;
+    slots = index->slots().per_handle();
+  }
+  DevicePoolIndex::HandleRoom room(slots);
   MutexLock lock(&mutex_);
   DevicePoolIndex* index = Find(pool);
-  return index != nullptr && index->AddHandle(number);
+  return index != nullptr && index->AddHandle(number, std::move(room));
 }
 
 void DeviceTier::EndRecovery(DevicePoolNumber pool) {
@@ -140,17 +154,21 @@ std::vector<DeviceTier::Leaving> DeviceTier::ChooseLeaving(DevicePoolIndex& pool
   const auto percent = static_cast<uint64_t>(options_.device.blank_percent_min);
   const uint64_t ahead = pool.slots().total() * percent / 100;
   const uint64_t coming = pool.slots().free() + pool.demoting();
-  const size_t wanted = missing + static_cast<size_t>(ahead - std::min(ahead, coming));
+  // A part of a large pool is more than one request may look at under the lock; the next ones go
+  // on.
+  const uint64_t ahead_max = static_cast<uint64_t>(options_.device.demotions_max);
+  const size_t wanted = missing + std::min(ahead - std::min(ahead, coming), ahead_max);
   std::vector<Leaving> leaving;
   size_t slots = 0;
   while (slots < wanted) {
-    const PageHandle child = leaving.empty() ? kNoPage : leaving.back().page;
-    const std::optional<PageHandle> page = pool.BeginDeparture(child, clock_.Now());
-    if (!page) break;
+    const PageHandle child = leaving.empty() ? kNoPage : leaving.back().departure.page;
+    const auto departure = pool.BeginDeparture(child, clock_.Now());
+    if (!departure) break;
     Leaving& chosen = leaving.emplace_back();
-    chosen.page = *page;
-    for (const Fragment& fragment : pool.table()[*page].fragments) {
-      chosen.fragments.push_back(pool.table().MetaOf(pool.table()[*page], fragment));
+    chosen.departure = *departure;
+    const Page& page = pool.table()[departure->page];
+    for (const Fragment& fragment : page.fragments) {
+      chosen.fragments.push_back(pool.table().MetaOf(page, fragment));
     }
     slots += chosen.fragments.size();
   }
@@ -179,7 +197,7 @@ std::vector<uint64_t> DeviceTier::Reserve(DevicePoolNumber pool, HolderId holder
     DevicePoolIndex* index = Find(pool);
     if (index == nullptr) return slots;
     for (auto page = has_copy; page != leaving.end(); ++page) {
-      index->EndDeparture(page->page, DevicePoolIndex::Departed::kGone, clock_.Now());
+      index->EndDeparture(page->departure, DevicePoolIndex::Departed::kGone, clock_.Now());
     }
     TakeBlanks(*index, holder, count, &slots);
     needed = count - slots.size();
@@ -205,7 +223,7 @@ std::vector<DemotionWork> DeviceTier::BeginDemotions(DevicePoolNumber pool, Hold
   const auto bound = static_cast<size_t>(options_.device.demotions_max);
   for (const Leaving& page : leaving) {
     if (index->demoting() + page.fragments.size() > bound) break;
-    for (DemotionWork& one : index->Demote(page.page, holder)) work.push_back(std::move(one));
+    for (DemotionWork& one : index->Demote(page.departure, holder)) work.push_back(std::move(one));
     ++*asked;
   }
   return work;
@@ -225,12 +243,13 @@ void DeviceTier::Demote(DevicePoolNumber pool, const std::vector<Leaving>& leavi
     for (size_t i = under_way ? asked : 0; i < leaving.size(); ++i) {
       const Leaving& page = leaving[i];
       // Its holder may have ended meanwhile, and the departure with it.
-      if (i < asked && !index->ForgetDemotion(page.page, holder)) continue;
+      if (i < asked && !index->ForgetDemotion(page.departure)) continue;
       const bool goes = needed > 0;
       needed -= std::min(needed, page.fragments.size());
       if (goes) dropped_ += page.fragments.size();
       index->EndDeparture(
-          page.page, goes ? DevicePoolIndex::Departed::kGone : DevicePoolIndex::Departed::kStays,
+          page.departure,
+          goes ? DevicePoolIndex::Departed::kGone : DevicePoolIndex::Departed::kStays,
           clock_.Now());
     }
     changes = index->table().TakeChanges();
@@ -306,9 +325,23 @@ size_t DeviceTier::Release(DevicePoolNumber pool, HolderId holder,
 
 size_t DeviceTier::ReleaseAllBut(DevicePoolNumber pool, HolderId holder,
                                  std::span<const uint64_t> kept) {
-  MutexLock lock(&mutex_);
-  DevicePoolIndex* index = Find(pool);
-  return index == nullptr ? 0 : index->ReleaseAllBut(holder, kept);
+  std::vector<uint64_t> stay(kept.begin(), kept.end());
+  std::sort(stay.begin(), stay.end());
+  std::vector<uint64_t> slots;
+  {
+    MutexLock lock(&mutex_);
+    const DevicePoolIndex* index = Find(pool);
+    if (index == nullptr) return 0;
+    slots = index->HeldSlots(holder);
+  }
+  std::erase_if(slots,
+                [&](uint64_t slot) { return std::binary_search(stay.begin(), stay.end(), slot); });
+  size_t unknown = 0;
+  for (size_t first = 0; first < slots.size(); first += kSlotsPerLock) {
+    const size_t count = std::min(kSlotsPerLock, slots.size() - first);
+    unknown += Release(pool, holder, std::span(slots).subspan(first, count));
+  }
+  return slots.size() - unknown;
 }
 
 size_t DeviceTier::Demoted(DevicePoolNumber pool, HolderId holder,
@@ -341,15 +374,7 @@ size_t DeviceTier::Demoted(DevicePoolNumber pool, HolderId holder,
 }
 
 void DeviceTier::EndDemotions(HolderId holder) {
-  std::vector<PageTable::Change> changes;
-  {
-    MutexLock lock(&mutex_);
-    for (const auto& [number, pool] : pools_) {
-      dropped_ += pool->DropDemotions(holder, clock_.Now());
-    }
-    changes = TakeChanges();
-  }
-  Announce(changes);
+  for (const DevicePoolNumber pool : Numbers()) EndDemotions(pool, holder);
 }
 
 void DeviceTier::EndDemotions(DevicePoolNumber pool, HolderId holder) {
@@ -364,10 +389,24 @@ void DeviceTier::EndDemotions(DevicePoolNumber pool, HolderId holder) {
   Announce(changes);
 }
 
+// The holds of an ended process are forgotten at once and undone in pieces: until the last one the
+// pool counts as held.
 void DeviceTier::EndHolder(HolderId holder) {
-  EndDemotions(holder);
-  MutexLock lock(&mutex_);
-  for (const auto& [number, pool] : pools_) pool->ReleaseAll(holder);
+  for (const DevicePoolNumber pool : Numbers()) {
+    EndDemotions(pool, holder);
+    std::vector<uint64_t> slots;
+    {
+      MutexLock lock(&mutex_);
+      DevicePoolIndex* index = Find(pool);
+      if (index == nullptr) continue;
+      slots = index->TakeHolds(holder);
+    }
+    for (size_t first = 0; first < slots.size(); first += kSlotsPerLock) {
+      const size_t count = std::min(kSlotsPerLock, slots.size() - first);
+      MutexLock lock(&mutex_);
+      Find(pool)->EndHolds(std::span(slots).subspan(first, count));  // held, so it is there
+    }
+  }
 }
 
 size_t DeviceTier::HeldBy(DevicePoolNumber pool, HolderId holder) const {
@@ -376,13 +415,11 @@ size_t DeviceTier::HeldBy(DevicePoolNumber pool, HolderId holder) const {
   return index == nullptr ? 0 : index->HeldBy(holder);
 }
 
-std::vector<PageTable::Change> DeviceTier::TakeChanges() {
-  std::vector<PageTable::Change> all;
-  for (const auto& [number, pool] : pools_) {
-    const auto changes = pool->table().TakeChanges();
-    all.insert(all.end(), changes.begin(), changes.end());
-  }
-  return all;
+std::vector<DevicePoolNumber> DeviceTier::Numbers() const {
+  std::vector<DevicePoolNumber> numbers;
+  MutexLock lock(&mutex_);
+  for (const auto& [number, pool] : pools_) numbers.push_back(number);
+  return numbers;
 }
 
 void DeviceTier::Announce(const std::vector<PageTable::Change>& changes) const {
@@ -395,6 +432,7 @@ void DeviceTier::Announce(const std::vector<PageTable::Change>& changes) const {
 void DeviceTier::AddStats(StoreStats& stats) const {
   MutexLock lock(&mutex_);
   stats.device = removed_;
+  for (const auto& [number, ended] : ending_) AddCounters(stats.device, ended);
   stats.pools = {};
   stats.pools.pools = pools_.size();
   stats.pools.demoted_slots = demoted_;
@@ -409,10 +447,11 @@ void DeviceTier::AddStats(StoreStats& stats) const {
     stats.pools.held_slots += pool->held();
     stats.pools.demoting_slots += pool->demoting();
   }
-  for (const auto& [id, lease] : leases_) {
-    if (lease.below == 0) ++stats.leases;
-    const double age = std::chrono::duration<double>(clock_.Now() - lease.since).count();
-    stats.oldest_lease_seconds = std::max(stats.oldest_lease_seconds, age);
+  stats.leases += leases_alone_;
+  if (!leases_.empty()) {
+    const Duration age = clock_.Now() - leases_.begin()->second.since;
+    stats.oldest_lease_seconds =
+        std::max(stats.oldest_lease_seconds, std::chrono::duration<double>(age).count());
   }
 }
 

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
@@ -23,8 +24,17 @@
 namespace crumb::storage {
 
 // Pages in memory of devices, which workers share among themselves: which fragments lie in which
-// slots of which pools, who uses them, and what has to leave. Reads and moves no byte. Its one lock
-// is held for bookkeeping only. Thread-safe.
+// slots of which pools, which processes use them, and what has to leave. Reads and moves no byte.
+// Thread-safe.
+//
+// One lock covers the indexes of all pools, and requests of all tenants wait for it. So no call
+// holds it for more work than its request names: calls that concern a whole pool or all slots of a
+// process (EndPool, EndHolder, Drop) take it piece by piece, and memory of the size of a handle is
+// allocated before it is taken.
+//
+// A PageHandle of a pool is valid while its page is resident or referred to. A pool can be removed
+// only if nothing in it is held or referred to (DevicePoolIndex::InUse), so no reference outlives
+// its pool.
 class DeviceTier {
  public:
   struct Options {
@@ -51,8 +61,20 @@ class DeviceTier {
   // kInvalidArgument: sizes. `recovering`: see DevicePoolIndex.
   absl::StatusOr<DevicePoolNumber> AddPool(uint64_t slot_bytes, uint64_t handle_bytes,
                                            bool recovering);
-  // Forgets a pool. False: its slots are held or leased.
+  // A pool that has been taken out of the tier: no call finds it any more.
+  struct TakenPool {
+    DevicePoolNumber number = 0;
+    std::unique_ptr<DevicePoolIndex> index;  // null: there was no such pool
+  };
+  // Takes a pool out, in constant time. Returns none if one of its slots is held or one of its
+  // pages referred to. The caller must pass the result to EndPool.
+  std::optional<TakenPool> TakePool(DevicePoolNumber pool);
+  // Announces that the pages of a taken pool are gone, and frees its memory. Takes time in the
+  // number of its pages, almost all of it without the lock.
+  void EndPool(TakenPool pool);
+  // TakePool and EndPool. Returns false if the pool is in use.
   bool RemovePool(DevicePoolNumber pool);
+  // Returns false if there is no such pool or the handle is there already.
   bool AddHandle(DevicePoolNumber pool, uint32_t number);
   void EndRecovery(DevicePoolNumber pool);
   bool recovering(DevicePoolNumber pool) const;
@@ -131,13 +153,13 @@ class DeviceTier {
   };
   // A page chosen to leave.
   struct Leaving {
-    PageHandle page = kNoPage;
+    DevicePoolIndex::Departure departure;
     std::vector<FragmentMeta> fragments;
   };
   using Pools = std::map<DevicePoolNumber, std::unique_ptr<DevicePoolIndex>>;
 
   DevicePoolIndex* Find(DevicePoolNumber pool) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of a pool that there is.
+  // REQUIRES: the pool is there, for example because the caller refers to a page of it.
   PageTable& TableOf(DevicePoolNumber pool) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return pools_.find(pool)->second->table();
   }
@@ -164,7 +186,10 @@ class DeviceTier {
                                            std::span<const Leaving> leaving, size_t* asked);
   // Calls the events for what changed in pools. Without the lock.
   void Announce(const std::vector<PageTable::Change>& changes) const;
-  std::vector<PageTable::Change> TakeChanges() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<DevicePoolNumber> Numbers() const;
+  // Removes those pages of a keyspace that are below `generation`; returns the keys of the removed.
+  std::vector<PageKey> RemoveBelow(DevicePoolNumber pool, const KeyspaceId& keyspace,
+                                   uint64_t generation);
 
   const Options options_;
   const Clock& clock_;
@@ -174,10 +199,12 @@ class DeviceTier {
   mutable Mutex mutex_;
   Pools pools_ ABSL_GUARDED_BY(mutex_);
   DevicePoolNumber last_pool_ ABSL_GUARDED_BY(mutex_) = 0;
-  absl::flat_hash_map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);
+  absl::btree_map<LeaseId, LeaseRecord> leases_ ABSL_GUARDED_BY(mutex_);  // the oldest first
+  uint64_t leases_alone_ ABSL_GUARDED_BY(mutex_) = 0;  // leases that hold none of another tier
   LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<KeyspaceId, uint64_t> generations_ ABSL_GUARDED_BY(mutex_);
   TierStats removed_ ABSL_GUARDED_BY(mutex_);  // counters of pools that are gone
+  std::map<DevicePoolNumber, TierStats> ending_ ABSL_GUARDED_BY(mutex_);  // of taken pools
   uint64_t demoted_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t withdrawn_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -11,6 +11,15 @@ namespace {
 
 // Keys whose places in the index are brought to the cache before they are looked up.
 constexpr size_t kPrefetchAhead = 8;
+// Look-ups, of one key in one pool each, while the lock is held once: about a millisecond.
+constexpr size_t kLookupsPerLock = 32'768;
+// Pages that are removed while the lock is held once.
+constexpr size_t kRemovalsPerLock = 1024;
+
+// Keys that are looked up in each of so many pools while the lock is held once.
+size_t KeysPerLock(size_t pools) {
+  return std::max<size_t>(1, kLookupsPerLock / std::max<size_t>(1, pools));
+}
 
 bool Usable(const Page& page, const AcquireRequest& request) {
   return page.generation >= request.generation;
@@ -62,14 +71,19 @@ DeviceTier::PlacesOf DeviceTier::Places(std::span<const Source> sources,
 std::vector<DeviceTier::PlacesOf> DeviceTier::Ref(const AcquireRequest& request) {
   const std::span<const PageKey> keys = request.keys;
   std::vector<PlacesOf> pages(keys.size());
-  MutexLock lock(&mutex_);
-  const std::vector<Source> sources = SourcesOf(request);
-  for (size_t i = 0; i < keys.size() && !sources.empty(); ++i) {
-    if (i + kPrefetchAhead < keys.size()) {
-      for (const Source& source : sources) source.pages.Prefetch(keys[i + kPrefetchAhead]);
+  const size_t step = KeysPerLock(request.pools.size());
+  for (size_t first = 0; first < keys.size(); first += step) {
+    const size_t end = std::min(keys.size(), first + step);
+    MutexLock lock(&mutex_);
+    const std::vector<Source> sources = SourcesOf(request);
+    if (sources.empty()) break;
+    for (size_t i = first; i < end; ++i) {
+      if (i + kPrefetchAhead < end) {
+        for (const Source& source : sources) source.pages.Prefetch(keys[i + kPrefetchAhead]);
+      }
+      pages[i] = Places(sources, request, keys[i]);
+      for (const auto& [pool, page] : pages[i]) TableOf(pool).Ref(page);
     }
-    pages[i] = Places(sources, request, keys[i]);
-    for (const auto& [pool, page] : pages[i]) TableOf(pool).Ref(page);
   }
   return pages;
 }
@@ -84,10 +98,14 @@ void DeviceTier::Unref(std::span<const PlacesOf> pages) {
 std::vector<bool> DeviceTier::Covered(const AcquireRequest& request) const {
   std::vector<bool> covered(request.keys.size());
   if (request.pools.empty()) return covered;
-  MutexLock lock(&mutex_);
-  const std::vector<Source> sources = SourcesOf(request);
-  for (size_t i = 0; i < covered.size(); ++i) {
-    covered[i] = !Places(sources, request, request.keys[i]).empty();
+  const size_t step = KeysPerLock(request.pools.size());
+  for (size_t first = 0; first < covered.size(); first += step) {
+    const size_t end = std::min(covered.size(), first + step);
+    MutexLock lock(&mutex_);
+    const std::vector<Source> sources = SourcesOf(request);
+    for (size_t i = first; i < end; ++i) {
+      covered[i] = !Places(sources, request, request.keys[i]).empty();
+    }
   }
   return covered;
 }
@@ -125,6 +143,7 @@ LeaseId DeviceTier::Lease(const AcquireRequest& request, std::vector<PlacesOf> p
   }
   for (const auto& [number, handles] : read) TableOf(number).NoteRead(handles, now);
   const LeaseId lease = ++last_lease_ | kOwnLease;
+  if (below == 0) ++leases_alone_;
   leases_[lease] = {std::move(pages), below, std::move(below_pages), now};
   return lease;
 }
@@ -153,13 +172,16 @@ std::optional<LeaseId> DeviceTier::Release(LeaseId lease) {
     for (const auto& [pool, page] : places) TableOf(pool).Unref(page);
   }
   const LeaseId below = found->second.below;
+  if (below == 0) --leases_alone_;
   leases_.erase(found);
   return below;
 }
 
 void DeviceTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
-  MutexLock lock(&mutex_);
-  for (const auto& [number, pool] : pools_) {
+  for (const DevicePoolNumber number : Numbers()) {
+    MutexLock lock(&mutex_);
+    DevicePoolIndex* pool = Find(number);
+    if (pool == nullptr) continue;
     PageTable& table = pool->table();
     table.BeginAccess();
     for (auto key = keys.rbegin(); key != keys.rend(); ++key) {
@@ -170,47 +192,81 @@ void DeviceTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys
 }
 
 std::vector<PageKey> DeviceTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
-  std::vector<PageKey> removed;
-  std::vector<PageTable::Change> changes;
-  {
-    MutexLock lock(&mutex_);
-    for (const PageKey& key : keys) {
-      bool was_there = false;
-      for (const auto& [number, pool] : pools_) {
-        const PageHandle page = pool->table().Find(keyspace, key);
-        if (page == kNoPage) continue;
-        pool->table().Remove(page, RemovalReason::kDeleted, clock_.Now());
-        was_there = true;
+  std::vector<bool> was_there(keys.size());
+  for (const DevicePoolNumber number : Numbers()) {
+    for (size_t first = 0; first < keys.size(); first += kRemovalsPerLock) {
+      const size_t end = std::min(keys.size(), first + kRemovalsPerLock);
+      std::vector<PageTable::Change> changes;
+      {
+        MutexLock lock(&mutex_);
+        DevicePoolIndex* pool = Find(number);
+        if (pool == nullptr) break;
+        for (size_t i = first; i < end; ++i) {
+          const PageHandle page = pool->table().Find(keyspace, keys[i]);
+          if (page == kNoPage) continue;
+          pool->table().Remove(page, RemovalReason::kDeleted, clock_.Now());
+          was_there[i] = true;
+        }
+        changes = pool->table().TakeChanges();
       }
-      if (was_there) removed.push_back(key);
+      Announce(changes);
     }
-    changes = TakeChanges();
   }
-  Announce(changes);
+  std::vector<PageKey> removed;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (was_there[i]) removed.push_back(keys[i]);
+  }
   return removed;
 }
 
+// The generation is raised in all pools first: from then on no page below it is inserted.
 std::vector<PageKey> DeviceTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
-  std::vector<PageKey> removed;
-  std::vector<PageTable::Change> changes;
   {
     MutexLock lock(&mutex_);
     uint64_t& raised = generations_[keyspace];
     raised = std::max(raised, generation);
-    for (const auto& [number, pool] : pools_) {
-      PageTable& table = pool->table();
-      table.RaiseGeneration(keyspace, generation);
-      for (const PageHandle page : table.PagesBelow(keyspace, generation)) {
-        removed.push_back(table[page].key);
-        table.Remove(page, RemovalReason::kDeleted, clock_.Now());
-      }
-    }
-    changes = TakeChanges();
+    for (const auto& [number, pool] : pools_) pool->table().RaiseGeneration(keyspace, generation);
   }
-  Announce(changes);
+  std::vector<PageKey> removed;
+  for (const DevicePoolNumber pool : Numbers()) {
+    const std::vector<PageKey> keys = RemoveBelow(pool, keyspace, generation);
+    removed.insert(removed.end(), keys.begin(), keys.end());
+  }
   std::sort(removed.begin(), removed.end());
   removed.erase(std::unique(removed.begin(), removed.end()), removed.end());
   return removed;
+}
+
+// Between two holds of the lock a handle may become another page's, so pages are found by key.
+std::vector<PageKey> DeviceTier::RemoveBelow(DevicePoolNumber number, const KeyspaceId& keyspace,
+                                             uint64_t generation) {
+  std::vector<PageKey> keys;
+  {
+    MutexLock lock(&mutex_);
+    const DevicePoolIndex* pool = Find(number);
+    if (pool == nullptr) return keys;
+    for (const PageHandle page : pool->table().PagesBelow(keyspace, generation)) {
+      keys.push_back(pool->table()[page].key);
+    }
+  }
+  for (size_t first = 0; first < keys.size(); first += kRemovalsPerLock) {
+    const size_t end = std::min(keys.size(), first + kRemovalsPerLock);
+    std::vector<PageTable::Change> changes;
+    {
+      MutexLock lock(&mutex_);
+      DevicePoolIndex* pool = Find(number);
+      if (pool == nullptr) break;
+      PageTable& table = pool->table();
+      for (size_t i = first; i < end; ++i) {
+        const PageHandle page = table.Find(keyspace, keys[i]);
+        if (page == kNoPage || table[page].generation >= generation) continue;
+        table.Remove(page, RemovalReason::kDeleted, clock_.Now());
+      }
+      changes = table.TakeChanges();
+    }
+    Announce(changes);
+  }
+  return keys;
 }
 
 uint32_t DeviceTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
@@ -242,12 +298,11 @@ std::optional<PageKey> DeviceTier::ParentOf(const KeyspaceId& keyspace, const Pa
 void DeviceTier::ForEachPage(const KeyspaceId& keyspace,
                              const std::function<void(const PageKey&)>& visit) const {
   std::vector<PageKey> keys;
-  {
+  for (const DevicePoolNumber number : Numbers()) {
     MutexLock lock(&mutex_);
-    for (const auto& [number, pool] : pools_) {
-      std::as_const(*pool).table().ForEachPage(keyspace,
-                                               [&](const Page& page) { keys.push_back(page.key); });
-    }
+    const DevicePoolIndex* pool = Find(number);
+    if (pool == nullptr) continue;
+    pool->table().ForEachPage(keyspace, [&](const Page& page) { keys.push_back(page.key); });
   }
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());

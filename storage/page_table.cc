@@ -268,6 +268,7 @@ void PageTable::FreeSlots(PageHandle handle) {
 
 void PageTable::Unref(PageHandle handle) {
   Page& page = pages_[handle];
+  --references_;
   if (--page.references == 0 && !page.resident) FreeSlots(handle);
 }
 

@@ -135,8 +135,14 @@ class PageTable {
   bool HasOwnSlot(const Page& page) const;
 
   void Remove(PageHandle page, RemovalReason reason, TimePoint now);
-  void Ref(PageHandle page) { ++pages_[page].references; }
+  void Ref(PageHandle page) {
+    ++pages_[page].references;
+    ++references_;
+  }
   void Unref(PageHandle page);
+  // References to all pages, removed ones included. While it is not 0 some handle is in use, and
+  // the table must not be destroyed.
+  uint64_t references() const { return references_; }
 
   void BeginAccess(uint32_t share = 0) { shares_[share].policy->BeginAccess(); }
   // The present access read the page: for the policy.
@@ -267,6 +273,7 @@ class PageTable {
   InheritedSlabs* const inherited_;
   absl::flat_hash_map<KeyspaceId, std::unique_ptr<Space>> spaces_;
   ChunkedVector<Page> pages_;
+  uint64_t references_ = 0;
   std::vector<PageHandle> free_pages_;
   PageForest forest_;
   ChunkedVector<Place> places_;  // by forest handle

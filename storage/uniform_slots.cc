@@ -2,76 +2,59 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/uniform_slots.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace crumb::storage {
 
-bool UniformSlots::HasHandle(uint32_t number) const { return Has(uint64_t{number} * per_handle_); }
-
-bool UniformSlots::Has(uint64_t number) const {
-  return number < states_.size() && states_[number] != State::kAbsent;
-}
-
-bool UniformSlots::Taken(uint64_t number) const {
-  return Has(number) && states_[number] == State::kTaken;
-}
-
-bool UniformSlots::AddHandle(uint32_t number, Fresh fresh) {
+bool UniformSlots::AddHandle(uint32_t number, std::vector<State> states) {
   if (HasHandle(number)) return false;
-  const uint64_t first = uint64_t{number} * per_handle_;
-  const uint64_t end = first + per_handle_;
-  if (states_.size() < end) states_.resize(end, State::kAbsent);
-  for (uint64_t slot = end; slot > first; --slot) {
-    states_[slot - 1] = fresh == Fresh::kFree ? State::kFree : State::kUnknown;
-    if (fresh == Fresh::kFree) free_.push_back(slot - 1);
-  }
-  if (fresh == Fresh::kUnknown) {
-    unknown_ += per_handle_;
-    let_go_ = Fresh::kUnknown;
-  }
-  ++handles_;
+  if (handles_.size() <= number) handles_.resize(size_t{number} + 1);
+  handles_[number].states = std::move(states);
+  unswept_.push_back(number);
+  ++handle_count_;
   return true;
 }
 
-std::optional<uint64_t> UniformSlots::Take() {
-  if (free_.empty()) return std::nullopt;
-  const uint64_t number = free_.back();
-  free_.pop_back();
-  states_[number] = State::kTaken;
+uint64_t UniformSlots::MarkTaken(uint64_t number) {
+  StateOf(number) = State::kTaken;
   ++used_;
   return number;
 }
 
-bool UniformSlots::TakeAt(uint64_t number) {
-  if (!Has(number) || states_[number] == State::kTaken) return false;
-  if (states_[number] == State::kFree) {
-    free_.erase(std::find(free_.begin(), free_.end(), number));
-  } else {
-    --unknown_;
+std::optional<uint64_t> UniformSlots::Take() {
+  if (recovering_) return std::nullopt;
+  if (!free_.empty()) {
+    const uint64_t number = free_.back();
+    free_.pop_back();
+    return MarkTaken(number);
   }
-  states_[number] = State::kTaken;
-  ++used_;
-  return true;
+  while (!unswept_.empty()) {
+    const uint32_t number = unswept_.back();
+    Handle& handle = handles_[number];
+    while (handle.swept < per_handle_) {
+      const uint32_t index = handle.swept++;
+      if (handle.states[index] == State::kFresh) {
+        return MarkTaken(uint64_t{number} * per_handle_ + index);
+      }
+    }
+    unswept_.pop_back();
+  }
+  return std::nullopt;
 }
 
-void UniformSlots::FreeUnknown() {
-  for (uint64_t slot = states_.size(); slot > 0; --slot) {
-    if (states_[slot - 1] != State::kUnknown) continue;
-    states_[slot - 1] = State::kFree;
-    free_.push_back(slot - 1);
-  }
-  unknown_ = 0;
-  let_go_ = Fresh::kFree;
+bool UniformSlots::TakeAt(uint64_t number) {
+  if (!Has(number) || StateOf(number) != State::kFresh) return false;
+  MarkTaken(number);
+  return true;
 }
 
 void UniformSlots::Free(uint64_t number) {
   --used_;
-  if (let_go_ == Fresh::kUnknown) {
-    states_[number] = State::kUnknown;
-    ++unknown_;
+  if (recovering_) {
+    StateOf(number) = State::kFresh;
     return;
   }
-  states_[number] = State::kFree;
+  StateOf(number) = State::kFree;
   free_.push_back(number);
 }
 

@@ -13,60 +13,86 @@ namespace crumb::storage {
 // The slots of a device pool: handles of one size, numbered from 0, cut into slots of one size from
 // their beginning on. A slot has a number, counted through all handles. Keeps numbers only. Not
 // thread-safe.
+//
+// A slot is fresh when its handle is added, taken by Take or TakeAt, and free after Free. While the
+// space recovers, the use of fresh slots is unknown: Take returns none, TakeAt claims them one by
+// one, and Free makes them fresh again. EndRecovery makes every slot that is not taken available.
+//
+// Every call costs O(1), amortised: fresh slots are found by a cursor per handle instead of a list,
+// so that neither AddHandle nor EndRecovery visits the slots.
 class UniformSlots final : public SlotSpace {
  public:
-  // A handle has room for one slot at least.
-  UniformSlots(uint32_t slot_bytes, uint64_t handle_bytes)
+  enum class State : uint8_t { kFresh, kFree, kTaken };
+
+  // A handle has room for at least one slot.
+  UniformSlots(uint32_t slot_bytes, uint64_t handle_bytes, bool recovering)
       : slot_bytes_(slot_bytes),
         handle_bytes_(handle_bytes),
-        per_handle_(static_cast<uint32_t>(handle_bytes / slot_bytes)) {}
+        per_handle_(static_cast<uint32_t>(handle_bytes / slot_bytes)),
+        recovering_(recovering) {}
 
-  // What slots of an added handle are: free, or not known, so that only TakeAt takes them.
-  enum class Fresh { kFree, kUnknown };
-  // False: the number is taken. Numbers may come in any order.
-  bool AddHandle(uint32_t number, Fresh fresh);
-  bool HasHandle(uint32_t number) const;
+  uint32_t per_handle() const { return per_handle_; }
 
-  // Any free slot; none when there is none.
+  // `states` has per_handle() fresh entries; callers allocate it outside their locks because its
+  // size is that of a handle. Returns false if the handle is there already. Handles may be added in
+  // any order.
+  bool AddHandle(uint32_t number, std::vector<State> states);
+  bool HasHandle(uint32_t number) const {
+    return number < handles_.size() && !handles_[number].states.empty();
+  }
+
+  // Any slot that is not taken; none if all are, and none while the space recovers.
   std::optional<uint64_t> Take();
-  // This slot, when it is free or not known.
+  // This slot, if it is fresh. REQUIRES: the space recovers.
   bool TakeAt(uint64_t number);
-  // Makes slots free that nobody has taken.
-  void FreeUnknown();
-  // Of a taken slot. Between an AddHandle of unknown ones and FreeUnknown it is not known either.
+  void EndRecovery() { recovering_ = false; }
+  // REQUIRES: the slot is taken.
   void Free(uint64_t number);
   void Free(const Slot& slot) override { Free(NumberOf(slot)); }
   void SetOwner(const Slot&, uint32_t) override {}
 
-  bool Has(uint64_t number) const;
-  bool Taken(uint64_t number) const;
+  bool Has(uint64_t number) const {
+    const uint64_t handle = number / per_handle_;
+    return handle < handles_.size() && !handles_[handle].states.empty();
+  }
+  bool Taken(uint64_t number) const { return Has(number) && StateOf(number) == State::kTaken; }
   Slot At(uint64_t number) const;
   uint64_t NumberOf(const Slot& slot) const {
     return uint64_t{slot.region} * per_handle_ + slot.offset / slot_bytes_;
   }
 
-  uint64_t free() const { return free_.size(); }
-  uint64_t total() const { return handles_ * per_handle_; }
-  uint64_t handles() const { return handles_; }
-  uint64_t unknown() const { return unknown_; }
+  uint64_t total() const { return handle_count_ * per_handle_; }
+  uint64_t handles() const { return handle_count_; }
+  uint64_t free() const { return recovering_ ? 0 : total() - used_; }
+  uint64_t unknown() const { return recovering_ ? total() - used_ : 0; }
   uint64_t capacity_bytes() const override { return total() * slot_bytes_; }
   uint64_t used_bytes() const override { return used_ * slot_bytes_; }
   uint64_t waste_bytes() const override {
-    return handles_ * (handle_bytes_ - uint64_t{per_handle_} * slot_bytes_);
+    return handle_count_ * (handle_bytes_ - uint64_t{per_handle_} * slot_bytes_);
   }
 
  private:
-  enum class State : uint8_t { kAbsent, kUnknown, kFree, kTaken };
+  struct Handle {
+    std::vector<State> states;  // empty: there is no such handle
+    uint32_t swept = 0;         // no slot below it is fresh
+  };
+  State StateOf(uint64_t number) const {
+    return handles_[number / per_handle_].states[number % per_handle_];
+  }
+  State& StateOf(uint64_t number) {
+    return handles_[number / per_handle_].states[number % per_handle_];
+  }
+  uint64_t MarkTaken(uint64_t number);
 
   const uint32_t slot_bytes_;
   const uint64_t handle_bytes_;
   const uint32_t per_handle_;
-  uint64_t handles_ = 0;
+  bool recovering_;
+  uint64_t handle_count_ = 0;
   uint64_t used_ = 0;
-  uint64_t unknown_ = 0;
-  Fresh let_go_ = Fresh::kFree;  // what a slot is that Free is called of
-  std::vector<State> states_;    // by slot number
-  std::vector<uint64_t> free_;   // as a stack
+  std::vector<Handle> handles_;    // by number
+  std::vector<uint32_t> unswept_;  // handles that may have fresh slots, as a stack
+  std::vector<uint64_t> free_;     // slots that were freed, as a stack
 };
 
 }  // namespace crumb::storage

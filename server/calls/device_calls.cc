@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
+#include <tuple>
 #include <utility>
 
 #include "common/logging.h"
@@ -117,12 +119,18 @@ bool AddSums(const FragmentHeader& header, const TileRange& tiles, uint64_t* roo
   return true;
 }
 
-// Whether the two have one shape.
-bool SameShape(const FragmentHeader& a, const FragmentHeader& b) {
-  return a.range == b.range && a.format == b.format && a.tile_bytes == b.tile_bytes &&
-         a.layout_id == b.layout_id && a.over_int2_prefix == b.over_int2_prefix &&
-         a.generation == b.generation;
-}
+// Orders headers by what ShapeOf tells of them. An Acquire may find as many shapes as fragments.
+struct ByShape {
+  static auto KeyOf(const FragmentHeader& header) {
+    const TileRange& range = header.range;
+    return std::tuple(range.layers.begin, range.layers.end, range.heads.begin, range.heads.end,
+                      header.format, header.tile_bytes, header.layout_id, header.over_int2_prefix,
+                      header.generation);
+  }
+  bool operator()(const FragmentHeader* a, const FragmentHeader* b) const {
+    return KeyOf(*a) < KeyOf(*b);
+  }
+};
 
 }  // namespace
 
@@ -255,15 +263,24 @@ absl::Status ScrubSlots(const CallContext& context, const Session& session,
   return absl::OkStatus();
 }
 
+absl::Status CheckNamedPools(const CallContext& context, const v1::AcquireRequest& request) {
+  if (context.pools == nullptr) return absl::OkStatus();
+  const size_t named =
+      static_cast<size_t>(request.pools_size()) + static_cast<size_t>(request.peers_size());
+  if (named <= context.pools->named_max()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("pools and peers name {} pools, device_pools.named_max allows {}", named,
+                  context.pools->named_max()));
+}
+
 std::vector<DevicePoolNumber> PoolsOf(const CallContext& context, const Session& session,
                                       const v1::AcquireRequest& request) {
   std::vector<DevicePoolNumber> pools;
   if (context.pools == nullptr || !context.pools->enabled()) return pools;
   if (request.pools().empty() && request.peers().empty()) return pools;
   const auto add = [&](DevicePoolNumber pool) {
-    if (pool != 0 && std::find(pools.begin(), pools.end(), pool) == pools.end()) {
-      pools.push_back(pool);
-    }
+    if (pool == 0 || pools.size() >= context.pools->named_max()) return;
+    if (std::find(pools.begin(), pools.end(), pool) == pools.end()) pools.push_back(pool);
   };
   for (const std::string& pool : request.pools()) add(context.pools->OfTenant(session, pool));
   for (const std::string& pool : request.peers()) add(context.pools->OfTenant(session, pool));
@@ -288,7 +305,7 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
   fragments->mutable_pools()->Reserve(count);
   fragments->mutable_slots()->Reserve(count);
   fragments->mutable_shapes()->Reserve(count);
-  std::vector<const FragmentHeader*> shapes;
+  std::map<const FragmentHeader*, uint32_t, ByShape> shapes;
   uint64_t room = context.limits.device_sums_bytes_max.value;
   bool cut = false;
   const TileRange first = FirstSumsOf(request);
@@ -299,17 +316,12 @@ void FillDeviceFragments(const CallContext& context, const Session& session,
     if (pool == named.end()) continue;
     const auto index = static_cast<uint32_t>(pool - named.begin());
     const FragmentHeader& header = *fragment.header;
-    auto shape = std::find_if(shapes.begin(), shapes.end(), [&](const FragmentHeader* known) {
-      return SameShape(*known, header);
-    });
-    if (shape == shapes.end()) {
-      *fragments->add_shape() = ShapeOf(header);
-      shape = shapes.insert(shapes.end(), &header);
-    }
+    const auto [shape, is_new] = shapes.emplace(&header, static_cast<uint32_t>(shapes.size()));
+    if (is_new) *fragments->add_shape() = ShapeOf(header);
     fragments->add_pages(fragment.page);
     fragments->add_pools(index);
     fragments->add_slots(fragment.slot);
-    fragments->add_shapes(static_cast<uint32_t>(shape - shapes.begin()));
+    fragments->add_shapes(shape->second);
     const bool peer = index >= static_cast<uint32_t>(request.pools_size());
     if (peer && first.tiles() > 0 && !cut) cut = !AddSums(header, first, &room, fragments);
     if (!told) continue;

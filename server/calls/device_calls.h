@@ -30,8 +30,12 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
 absl::Status ScrubSlots(const CallContext& context, const Session& session,
                         const v1::ScrubSlotsRequest& request, v1::ScrubSlotsResponse* response);
 
+// kInvalidArgument: the request names more pools than device_pools.named_max.
+absl::Status CheckNamedPools(const CallContext& context, const v1::AcquireRequest& request);
+
 // The pools whose pages count for an Acquire of the session, the best first: those the request
-// names, then those of the engine's other processes.
+// names, then those of the engine's other processes, no more than device_pools.named_max together.
+// REQUIRES: CheckNamedPools.
 std::vector<storage::DevicePoolNumber> PoolsOf(const CallContext& context, const Session& session,
                                                const v1::AcquireRequest& request);
 

@@ -289,6 +289,9 @@ void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimeP
   }
   const absl::Status fits = CheckFields(context.limits, request);
   if (!fits.ok()) return done(fits);
+  if (const absl::Status named = CheckNamedPools(context, request); !named.ok()) {
+    return done(named);
+  }
   if (request.lease() != 0) return done(JoinLease(context, *session, request, response));
   auto keyspace = FindKeyspace(context, request.keyspace());
   if (!keyspace.ok()) return done(keyspace.status());

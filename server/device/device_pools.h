@@ -11,12 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "common/owner_tasks.h"
 #include "common/unique_fd.h"
 #include "crumb/v1/session.pb.h"
+#include "server/device/pool_budget.h"
 #include "server/device/pool_options.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/random_id.h"
@@ -26,25 +29,37 @@
 
 namespace crumb::server {
 
-// What is said over the socket in answer to a PoolRequest.
+// Descriptors of a pool are shared with the answers that carry them, so that an answer takes none
+// of its own.
+using SharedFd = std::shared_ptr<const UniqueFd>;
+
+// The answer to a PoolRequest, and the descriptors that are sent with it.
 struct PoolReply {
   v1::PoolAnswer answer;
-  std::vector<UniqueFd> fds;
+  std::vector<SharedFd> fds;
 };
 
-// The device pools of this host: whose they are, the descriptors that keep their memory alive, and
-// which processes take part. Slots and pages are the device tier's. Thread-safe.
+// The device pools of this host: which tenant's they are, the descriptors that keep their memory
+// alive, and which processes take part. Slots and pages are the device tier's. Thread-safe.
+//
+// Descriptors come from processes that are not trusted. No system call is made on one under the
+// lock: a handle's kind is checked, and a roster opened and read, before it is taken, and both are
+// closed by tasks of their tenant. Pools, descriptors and slots are bounded in total and for each
+// tenant (PoolBudget). A request that is over a bound first ends pools that no process takes part
+// in: those of its own tenant, and those of others that were left keep_from_others ago.
 class DevicePools final : public SessionMemory {
  public:
-  // `tier` null: this store has no device tier, and every request is refused. `metrics` is
-  // borrowed.
+  // `tier` null: this store has no device tier, and every request is refused. `tier` and `metrics`
+  // are borrowed.
   DevicePools(const PoolOptions& options, storage::DeviceTier* tier, const Clock& clock,
               ServerMetrics& metrics);
 
   bool enabled() const { return tier_ != nullptr && options_.pools_max > 0; }
   storage::DeviceTier& tier() const { return *tier_; }
 
-  // Answers a message of the session's process. Errors are in the answer.
+  // Answers a message of the session's process. Errors are in the answer. Makes system calls on
+  // `fds`, and closes those that it does not keep: the caller's thread must be one that this
+  // process may hold up.
   PoolReply Handle(const std::shared_ptr<Session>& session, const v1::PoolRequest& request,
                    std::vector<UniqueFd> fds);
 
@@ -75,7 +90,11 @@ class DevicePools final : public SessionMemory {
   // that has just given it slots takes them back.
   bool Sealed(const Session& session, storage::DevicePoolNumber pool) const;
 
-  // Gives pools up whose time is over, and ends recoveries. Answers when to come again.
+  // Pools that one Acquire may name, and looks into.
+  size_t named_max() const { return static_cast<size_t>(options_.named_max); }
+
+  // Gives pools up whose time is over, and ends recoveries, on other threads. Returns when to call
+  // it again. Does not block.
   TimePoint Check();
 
   // SessionMemory.
@@ -87,6 +106,8 @@ class DevicePools final : public SessionMemory {
     size_t pools = 0;
     size_t idle_pools = 0;  // that no process takes part in
     uint64_t given_up = 0;  // ever
+    uint64_t descriptors = 0;
+    uint64_t descriptors_max = 0;
   };
   Totals totals() const;
 
@@ -94,7 +115,6 @@ class DevicePools final : public SessionMemory {
   struct Member {
     std::weak_ptr<Session> session;
     const Engine* engine = nullptr;
-    bool leaving = false;    // once it holds nothing
     bool sealed = false;     // is given no slots any more
     bool reserving = false;  // a numbered Reserve is being served
     uint64_t last_request = 0;
@@ -106,40 +126,82 @@ class DevicePools final : public SessionMemory {
     std::string tenant;
     uint64_t slot_bytes = 0;
     uint64_t handle_bytes = 0;
-    UniqueFd roster;
-    std::map<uint32_t, UniqueFd> handles;
+    SharedFd roster;
+    std::map<uint32_t, SharedFd> handles;
+    std::set<uint32_t> arriving;  // numbers of handles whose slots the tier does not have yet
     std::map<storage::HolderId, Member> members;
-    std::set<uint64_t> known_marks;  // of members, while it recovers
+    std::set<storage::HolderId> leaving;  // members, until they hold nothing
+    std::set<uint64_t> known_marks;       // of members, while it recovers
     bool recovering = false;
+    bool settling = false;  // a task reads its roster
     TimePoint idle_since;
   };
   using Pools = std::map<storage::DevicePoolNumber, Pool>;
+  // A pool that is no pool any more: the rest of its end needs no lock.
+  struct Retired {
+    Pool pool;
+    storage::DeviceTier::TakenPool taken;
+  };
 
   static storage::HolderId HolderOf(const Session& session) { return session.token().slot(); }
+  static bool SameKind(const Pool& pool, const v1::PoolRequest::Join& request,
+                       const std::string& tenant);
 
   absl::Status Join(const std::shared_ptr<Session>& session, const v1::PoolRequest::Join& request,
-                    std::vector<UniqueFd> fds, PoolReply* reply);
+                    const std::vector<UniqueFd>& fds, PoolReply* reply);
   absl::Status Offer(const Session& session, const v1::PoolRequest::Offer& request,
                      std::vector<UniqueFd> fds, PoolReply* reply);
   absl::Status Fetch(const Session& session, const v1::PoolRequest::Fetch& request,
                      PoolReply* reply);
   absl::Status Leave(const Session& session, const v1::PoolRequest::Leave& request);
-  // Slots that crumbd has room for in all pools, `pool` having handles below `end`.
-  uint64_t SlotsLocked(const Pool& pool, uint64_t end) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void DropLeaving(storage::DevicePoolNumber number, Pool& pool);
-  absl::Status Reclaim(const v1::PoolRequest::Reclaim& request, PoolReply* reply);
+  absl::Status Reclaim(const Session& session, const v1::PoolRequest::Reclaim& request,
+                       PoolReply* reply);
 
   Pools::iterator FindLocked(std::string_view id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Pools::iterator> JoinedLocked(const Session& session, std::string_view id)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Pools::iterator BestLocked(const v1::PoolRequest::Join& request, const std::string& tenant)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `roster` not null: the pool was an earlier crumbd's.
   absl::StatusOr<Pools::iterator> AddLocked(const v1::PoolRequest::Join& request,
-                                            const std::string& tenant, std::vector<UniqueFd> fds)
+                                            const std::string& tenant, SharedFd roster,
+                                            std::vector<Retired>* retired)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  static absl::Status AddHandles(const Pool& pool, uint32_t first, PoolReply* reply);
-  bool GiveUpLocked(Pools::iterator pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SettleRecoveryLocked(Pools::iterator pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::StatusOr<Pools::iterator> PoolToJoinLocked(const v1::PoolRequest::Join& request,
+                                                   const std::string& tenant, SharedFd roster,
+                                                   std::vector<Retired>* retired)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // The number of a handle that is offered.
+  absl::StatusOr<uint32_t> NumberLocked(const Pool& pool, const v1::PoolRequest::Offer& request)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the number and the budget of a handle that is about to come.
+  absl::StatusOr<uint32_t> ExpectHandleLocked(Pool& pool, const v1::PoolRequest::Offer& request,
+                                              std::vector<Retired>* retired)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void AddHandles(const Pool& pool, uint32_t first, PoolReply* reply);
+
+  // Makes room for `more` of the tenant's by giving up pools. kResourceExhausted: there are none.
+  absl::Status MakeRoomLocked(const std::string& tenant, const PoolBudget::Amount& more,
+                              std::vector<Retired>* retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status RefuseLocked(const std::string& tenant, const PoolBudget::Verdict& verdict)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static PoolBudget::Amount AmountOf(const Pool& pool);
+  // One more than the largest number of a handle.
+  static uint64_t EndOf(const Pool& pool);
+  // Pools that no process takes part in and that may be given up for the tenant: its own first,
+  // the longest idle first.
+  std::vector<storage::DevicePoolNumber> IdleLocked(const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns false if a request or lease refers to its pages.
+  bool GiveUpLocked(Pools::iterator pool, std::vector<Retired>* retired)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndRetired(std::vector<Retired> retired);
+  void DropLeavingLocked(storage::DevicePoolNumber number, Pool& pool)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool EraseMemberLocked(storage::DevicePoolNumber number, Pool& pool, storage::HolderId holder)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the recovery if every process in the roster has said what it holds. Reads the roster.
+  void SettleRecovery(storage::DevicePoolNumber number);
 
   storage::HolderId ChooseDemoter(storage::DevicePoolNumber pool) const;
   bool AskDemoter(storage::DevicePoolNumber pool, storage::HolderId holder,
@@ -152,7 +214,14 @@ class DevicePools final : public SessionMemory {
 
   mutable Mutex mutex_;
   Pools pools_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, storage::DevicePoolNumber, std::less<>> by_id_ ABSL_GUARDED_BY(mutex_);
+  // Pools of each engine, with the number of its sessions in each.
+  absl::flat_hash_map<const Engine*, std::map<storage::DevicePoolNumber, size_t>> by_engine_
+      ABSL_GUARDED_BY(mutex_);
+  PoolBudget budget_ ABSL_GUARDED_BY(mutex_);
   uint64_t given_up_ ABSL_GUARDED_BY(mutex_) = 0;
+
+  OwnerTasks tasks_;  // of tenants; ends before all else goes
 };
 
 }  // namespace crumb::server

@@ -15,9 +15,18 @@ void PoolOptions::Visit(ConfigVisitor& visitor) {
       "slots_max", slots_max,
       "Slots of all pools together, up to each one's last handle; each takes about 30 bytes "
       "of crumbd's memory.");
+  visitor.Field("descriptors_max", descriptors_max,
+                "Descriptors of all pools together: one for each handle and one for each pool. 0: "
+                "half of the limit of open files (RLIMIT_NOFILE) at start.");
+  visitor.Field("tenant_percent", tenant_percent,
+                "Part of pools_max, slots_max and descriptors_max that one tenant may take.");
+  visitor.Field("named_max", named_max, "Pools that one Acquire may name, and looks into.");
   visitor.Field("keep_for", keep_for,
                 "How long a pool and its pages are kept that no process takes part in. A starting "
-                "worker that needs the memory ends it at once.");
+                "worker of the same tenant that needs the memory ends it at once.");
+  visitor.Field("keep_from_others", keep_from_others,
+                "How long such a pool is kept when another tenant needs its memory, or what it "
+                "takes of pools_max, slots_max and descriptors_max.");
 }
 
 absl::Status PoolOptions::Validate() const {
@@ -33,8 +42,24 @@ absl::Status PoolOptions::Validate() const {
     return absl::InvalidArgumentError("device_pools.slots_max is " + std::to_string(slots_max) +
                                       ", must be from 1 to 1000000000");
   }
+  if (descriptors_max < 0 || descriptors_max > 100'000'000) {
+    return absl::InvalidArgumentError("device_pools.descriptors_max is " +
+                                      std::to_string(descriptors_max) +
+                                      ", must be from 0 to 100000000");
+  }
+  if (tenant_percent < 1 || tenant_percent > 100) {
+    return absl::InvalidArgumentError("device_pools.tenant_percent is " +
+                                      std::to_string(tenant_percent) + ", must be from 1 to 100");
+  }
+  if (named_max < 1 || named_max > 256) {
+    return absl::InvalidArgumentError("device_pools.named_max is " + std::to_string(named_max) +
+                                      ", must be from 1 to 256");
+  }
   if (keep_for < Duration::zero()) {
     return absl::InvalidArgumentError("device_pools.keep_for must not be negative");
+  }
+  if (keep_from_others < Duration::zero()) {
+    return absl::InvalidArgumentError("device_pools.keep_from_others must not be negative");
   }
   return absl::OkStatus();
 }

@@ -47,8 +47,9 @@ enum class Rejection : uint8_t {
   kPrefetches,
   kHeldMemory,
   kKeyspaces,
+  kDeviceTenant,
 };
-inline constexpr int kRejectionCount = 17;
+inline constexpr int kRejectionCount = 18;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.
@@ -92,6 +93,7 @@ struct ServerMetrics {
   Counter sessions_opened;
   Counter sessions_reaped;  // ended because the process did
   Counter hellos_refused;
+  Counter accept_pauses;  // of crumbd.fd.sock, because descriptors or places had run out
   Counter leases_reaped;  // ended with their engine
   Counter events_lost;
   Counter notices_dropped;

@@ -3,15 +3,17 @@
 #include "server/session/fd_listener.h"
 
 #include <fcntl.h>
+#include <linux/sockios.h>
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
@@ -20,10 +22,12 @@
 #include "common/errno_status.h"
 #include "common/fd_channel.h"
 #include "common/logging.h"
+#include "common/owner_tasks.h"
 #include "common/status_macros.h"
 #include "common/thread.h"
 #include "crumb/v1/session.pb.h"
 #include "server/device/device_pools.h"
+#include "server/session/handshakes.h"
 #include "server/session/hello.h"
 
 namespace crumb::server {
@@ -42,29 +46,50 @@ constexpr std::string_view kNoError("\x08\0", 2);
 
 // How long accepting pauses when descriptors have run out.
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
+// Connections that are accepted before other events are looked at.
+constexpr int kAcceptsAtOnce = 64;
+// Descriptors of one user that wait to be closed. A user with more has made a close block, and gets
+// no connection until it ends.
+constexpr size_t kClosingMax = 1024;
+
+// Connections are shared with the tasks that answer over them.
+using SharedFd = std::shared_ptr<const UniqueFd>;
 
 struct Connection {
-  UniqueFd socket;     // none once the process closed it
+  SharedFd socket;     // null once the process closed it
   UniqueFd pidfd;      // none before the hello
-  UniqueFd pools;      // talks about pools; none: `socket` does, or nobody
-  uint64_t calls = 0;  // its socket for calls; 0: none
-  TimePoint hello_deadline;
+  SharedFd pools;      // carries PoolRequests; null: `socket` does, or no socket
+  uint64_t calls = 0;  // number of its socket for calls; 0: none
+  unsigned user = 0;
   std::shared_ptr<Session> session;  // null before the hello
   std::shared_ptr<SlabGate> slabs;   // null: the process has them all
+  // A PoolRequest is being answered: the process waits for it before it sends the next.
+  std::shared_ptr<std::atomic<bool>> asking = std::make_shared<std::atomic<bool>>(false);
 };
 
 class EpollFdListener : public FdListener {
  public:
   EpollFdListener(const Options& options, SessionTable& sessions, storage::TieredStore& store,
                   ServerMetrics& metrics)
-      : options_(options), sessions_(sessions), store_(store), metrics_(metrics) {}
+      : options_(options),
+        sessions_(sessions),
+        store_(store),
+        metrics_(metrics),
+        handshakes_(static_cast<size_t>(options.limits.handshakes_max),
+                    std::min(options.limits.hello_grace, options.limits.hello_timeout),
+                    options.limits.hello_timeout),
+        tasks_({.name = "crumb-descriptors"}) {}
 
   ~EpollFdListener() override {
     if (listener_.valid()) ::unlink(options_.path.c_str());
     stopping_.store(true);
     Wake();
     thread_.Join();
-    for (auto& [number, connection] : connections_) CloseSlabs(connection);
+    for (auto& [number, connection] : connections_) {
+      CloseSlabs(connection);
+      Forget(connection, &connection.socket);
+      Forget(connection, &connection.pools);
+    }
     sessions_.OnEnded([] {});
   }
 
@@ -121,8 +146,7 @@ class EpollFdListener : public FdListener {
 
   // Until the next deadline; for ever when there is none.
   int WaitMs() const {
-    TimePoint next = TimePoint::max();
-    if (!handshakes_.empty()) next = connections_.at(*handshakes_.begin()).hello_deadline;
+    TimePoint next = handshakes_.NextLate();
     if (accept_paused_) next = std::min(next, accept_again_);
     next = std::min(next, pools_next_);
     if (next == TimePoint::max()) return -1;
@@ -146,68 +170,118 @@ class EpollFdListener : public FdListener {
   }
 
   void Accept() {
-    while (true) {
-      UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (!socket.valid()) {
+    for (int accepted = 0; accepted < kAcceptsAtOnce; ++accepted) {
+      if (handshakes_.full() && !MakePlace()) return PauseAccepting(handshakes_.NextToClose());
+      auto socket = std::make_shared<const UniqueFd>(
+          ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+      if (!socket->valid()) {
         if (errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) {
-          PauseAccepting();
+          // Each streak of failures is logged once.
+          if (!std::exchange(out_of_descriptors_, true)) {
+            LogWarning("no more descriptors: new sessions wait");
+          }
+          PauseAccepting(Clock::Real().Now() + kAcceptPause);
         }
         return;
       }
-      // The oldest silent one makes room: a process says hello right after connecting.
-      if (handshakes_.size() >= static_cast<size_t>(options_.limits.handshakes_max)) {
-        metrics_.hellos_refused.Add();
-        Close(*handshakes_.begin());
-      }
-      const uint64_t number = ++last_number_;
-      if (!Add(socket.get(), WordOf(number, Source::kSocket)).ok()) continue;
-      Connection& connection = connections_[number];
-      connection.socket = std::move(socket);
-      connection.hello_deadline = Clock::Real().Now() + options_.limits.hello_timeout;
-      handshakes_.insert(number);
+      out_of_descriptors_ = false;
+      Greet(std::move(socket));
     }
   }
 
-  void PauseAccepting() {
-    LogWarning("no more descriptors: new sessions wait");
+  // Waits for the connection's hello.
+  void Greet(SharedFd socket) {
+    const auto peer = CredentialsOf(socket->get());
+    const unsigned user = peer.ok() ? peer->uid : 0;
+    const uint64_t number = ++last_number_;
+    if (!peer.ok() || tasks_.pending(OwnerOf("", user)) > kClosingMax ||
+        !Add(socket->get(), WordOf(number, Source::kSocket)).ok()) {
+      return metrics_.hellos_refused.Add();
+    }
+    Connection& connection = connections_[number];
+    connection.socket = std::move(socket);
+    connection.user = user;
+    handshakes_.Add(number, user, Clock::Real().Now());
+  }
+
+  // Closes a connection that is silent for too long while others wait. Returns false if there is
+  // none.
+  bool MakePlace() {
+    const auto number = handshakes_.ToClose(Clock::Real().Now());
+    if (!number) return false;
+    Connection& connection = connections_.at(*number);
+    if (HasMessage(connection.socket)) {  // its hello came meanwhile
+      OnSocket(*number, connection);
+      return true;
+    }
+    metrics_.hellos_refused.Add();
+    Close(*number);
+    return true;
+  }
+
+  // New connections wait in the socket's backlog until then, or until a place is free.
+  void PauseAccepting(TimePoint until) {
+    metrics_.accept_pauses.Add();
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, listener_.get(), nullptr);
     accept_paused_ = true;
-    accept_again_ = Clock::Real().Now() + kAcceptPause;
+    accept_again_ = until;
   }
 
   void ResumeAccepting() {
-    if (!accept_paused_ || Clock::Real().Now() < accept_again_) return;
+    if (!accept_paused_) return;
+    const bool has_place = !out_of_descriptors_ && !handshakes_.full();
+    if (!has_place && Clock::Real().Now() < accept_again_) return;
     accept_paused_ = !Add(listener_.get(), kListenerWord).ok();
     accept_again_ = Clock::Real().Now() + kAcceptPause;
   }
 
+  // Whether there is a message, or the end. An event may have been dealt with by an earlier one of
+  // its round, which also may have closed the socket.
+  static bool HasMessage(const SharedFd& socket) {
+    if (socket == nullptr) return false;
+    pollfd waiting{socket->get(), POLLIN, 0};
+    return ::poll(&waiting, 1, 0) == 1;
+  }
+
   void DropLateHellos() {
-    while (!handshakes_.empty()) {
-      const uint64_t number = *handshakes_.begin();
-      if (Clock::Real().Now() < connections_.at(number).hello_deadline) return;
+    while (const auto number = handshakes_.Late(Clock::Real().Now())) {
       metrics_.hellos_refused.Add();
-      Close(number);
+      Close(*number);
     }
   }
 
+  std::string OwnerOfConnection(const Connection& connection) const {
+    return OwnerOf(connection.session == nullptr ? "" : connection.session->engine().tenant(),
+                   connection.user);
+  }
+
+  // Closes descriptors that came from the process. That may block, so its own task does it.
+  void CloseReceived(const Connection& connection, FdMessage message) {
+    if (message.fds.empty()) return;
+    tasks_.Destroy(OwnerOfConnection(connection),
+                   std::make_shared<const FdMessage>(std::move(message)));
+  }
+
   void OnSocket(uint64_t number, Connection& connection) {
-    absl::StatusOr<FdMessage> message = ReceiveFdMessage(connection.socket.get());
+    if (!HasMessage(connection.socket)) return;
+    FdMessage message;
+    const absl::Status received = ReceiveFdMessage(connection.socket->get(), &message);
     if (connection.session == nullptr) {
-      handshakes_.erase(number);
-      if (message.ok()) {
-        if (OpenSession(number, connection, std::move(*message))) return;
-      } else if (!absl::IsUnavailable(message.status())) {
-        metrics_.hellos_refused.Add();
-      }
+      handshakes_.Remove(number);
+      const bool opened = received.ok() && OpenSession(number, connection, message);
+      CloseReceived(connection, std::move(message));
+      if (opened) return;
+      if (!received.ok() && !absl::IsUnavailable(received)) metrics_.hellos_refused.Add();
       return Close(number);
     }
     // After the hello a process has to talk about pools only: else this is the end.
-    const bool here = !connection.pools.valid();
-    if (here && message.ok() && AnswerPools(connection, *std::move(message))) return;
+    const bool here = connection.pools == nullptr;
+    if (here && received.ok() && AnswerPools(connection, message)) return;
+    CloseReceived(connection, std::move(message));
     CloseSlabs(connection);
     CloseCalls(connection);
-    Forget(&connection.socket);
-    Forget(&connection.pools);
+    Forget(connection, &connection.socket);
+    Forget(connection, &connection.pools);
     const std::shared_ptr<Session> session = connection.session;
     sessions_.Disconnect(session);  // its process stays watched
     if (session->phase() == Session::Phase::kEnded) Close(number);
@@ -215,22 +289,27 @@ class EpollFdListener : public FdListener {
 
   // A process that talks of something else there talks of pools no more.
   void OnPools(Connection& connection) {
-    absl::StatusOr<FdMessage> message = ReceiveFdMessage(connection.pools.get());
-    if (message.ok() && AnswerPools(connection, *std::move(message))) return;
-    Forget(&connection.pools);
+    if (!HasMessage(connection.pools)) return;
+    FdMessage message;
+    const absl::Status received = ReceiveFdMessage(connection.pools->get(), &message);
+    if (received.ok() && AnswerPools(connection, message)) return;
+    CloseReceived(connection, std::move(message));
+    Forget(connection, &connection.pools);
   }
 
-  // Closing a descriptor takes it out of epoll only when nobody else holds it.
-  void Forget(UniqueFd* fd) {
-    if (!fd->valid()) return;
-    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd->get(), nullptr);
-    fd->Reset();
+  // Ends a socket for the process at once. Closing it may block, for descriptors in messages that
+  // were not received, and it may be in use by a task: so a task does it.
+  void Forget(const Connection& connection, SharedFd* fd) {
+    if (*fd == nullptr) return;
+    ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, (*fd)->get(), nullptr);
+    ::shutdown((*fd)->get(), SHUT_RDWR);
+    tasks_.Destroy(OwnerOfConnection(connection), std::move(*fd));
   }
 
   // Grants and answers would get between each other on one socket.
   bool HasPools(const Connection& connection) const {
     return options_.pools != nullptr && options_.pools->enabled() &&
-           (connection.slabs == nullptr || connection.pools.valid());
+           (connection.slabs == nullptr || connection.pools != nullptr);
   }
 
   // A pair of sockets about pools: this end is the connection's, the other one is returned.
@@ -240,37 +319,55 @@ class EpollFdListener : public FdListener {
       return ErrnoStatus(errno, "a socket for device pools");
     }
     UniqueFd other(ends[1]);
-    connection.pools = UniqueFd(ends[0]);
-    CRUMB_RETURN_IF_ERROR(SetNonBlocking(connection.pools.get()));
-    CRUMB_RETURN_IF_ERROR(Add(connection.pools.get(), WordOf(number, Source::kPools)));
+    connection.pools = std::make_shared<const UniqueFd>(ends[0]);
+    CRUMB_RETURN_IF_ERROR(SetNonBlocking(connection.pools->get()));
+    CRUMB_RETURN_IF_ERROR(Add(connection.pools->get(), WordOf(number, Source::kPools)));
     return other;
   }
 
-  // False: it was not about pools, or the process does not read its answers.
-  bool AnswerPools(const Connection& connection, FdMessage message) {
+  // Has a task answer a PoolRequest. Returns false, and leaves the message, if it is none, or the
+  // process has not read the last answer.
+  bool AnswerPools(const Connection& connection, FdMessage& message) {
     v1::PoolRequest request;
     if (!HasPools(connection) || !request.ParseFromString(message.bytes)) return false;
-    const PoolReply reply =
-        options_.pools->Handle(connection.session, request, std::move(message.fds));
+    const SharedFd& socket = connection.pools == nullptr ? connection.socket : connection.pools;
+    // Descriptors in answers that nothing reads count against crumbd's user in the kernel.
+    int unread = 0;
+    if (::ioctl(socket->get(), SIOCOUTQ, &unread) != 0 || unread > 0) return false;
+    if (connection.asking->exchange(true)) return false;
+    const auto received = std::make_shared<FdMessage>(std::move(message));
+    message = FdMessage();
+    const auto answer = [pools = options_.pools, session = connection.session, request, received,
+                         asking = connection.asking, socket] {
+      const PoolReply reply = pools->Handle(session, request, std::move(received->fds));
+      asking->store(false);
+      if (!SendReply(socket->get(), reply).ok()) ::shutdown(socket->get(), SHUT_RDWR);
+    };
+    if (tasks_.Submit(OwnerOfConnection(connection), answer)) return true;
+    message = std::move(*received);
+    return false;
+  }
+
+  // Fails if the process does not read its answers.
+  static absl::Status SendReply(int socket, const PoolReply& reply) {
     std::vector<int> fds;
-    for (const UniqueFd& fd : reply.fds) fds.push_back(fd.get());
+    for (const SharedFd& fd : reply.fds) fds.push_back(fd->get());
     std::string bytes = reply.answer.SerializeAsString();
     // An answer without content; a message without content would be the end of the connection.
     if (bytes.empty()) bytes = kNoError;
-    const UniqueFd& socket = connection.pools.valid() ? connection.pools : connection.socket;
-    return SendFdBatches(socket.get(), std::move(bytes), fds).ok();
+    return SendFdBatches(socket, std::move(bytes), fds);
   }
 
   // False: refused and counted, and the connection is to be closed.
-  bool OpenSession(uint64_t number, Connection& connection, FdMessage message) {
+  bool OpenSession(uint64_t number, Connection& connection, FdMessage& message) {
     absl::StatusOr<Hello> hello =
-        ReadHello(connection.socket.get(), std::move(message), options_.limits, options_.tenants);
+        ReadHello(connection.socket->get(), message, options_.limits, options_.tenants);
     absl::StatusOr<std::shared_ptr<Session>> session =
         hello.ok() ? sessions_.Open(hello->request) : hello.status();
     if (!session.ok()) {
       LogWarning("session refused: {}", session.status().ToString());
       metrics_.hellos_refused.Add();  // before the answer, which the process may act on
-      RefuseHello(connection.socket.get(), session.status());
+      RefuseHello(connection.socket->get(), session.status());
       return false;
     }
     connection.session = *session;
@@ -293,7 +390,7 @@ class EpollFdListener : public FdListener {
     UniqueFd pools;  // the process's end
     if (options_.tenants.own_slabs) {
       connection.slabs =
-          std::make_shared<SlabGate>(connection.socket.get(), slabs.empty() ? 0 : slabs[0].bytes);
+          std::make_shared<SlabGate>(connection.socket->get(), slabs.empty() ? 0 : slabs[0].bytes);
       connection.session->SetSlabs(connection.slabs);
       slabs.clear();
       if (hello.pool_socket && options_.pools != nullptr && options_.pools->enabled()) {
@@ -305,7 +402,7 @@ class EpollFdListener : public FdListener {
       CRUMB_ASSIGN_OR_RETURN(calls, options_.calls->Open(connection.session));
       connection.calls = calls.number;
     }
-    return AnswerHello(connection.socket.get(), *connection.session, slabs, options_.epoch,
+    return AnswerHello(connection.socket->get(), *connection.session, slabs, options_.epoch,
                        static_cast<uint32_t>(options_.limits.lease_pages_max),
                        {HasPools(connection), pools.get()}, calls.socket.get());
   }
@@ -337,13 +434,15 @@ class EpollFdListener : public FdListener {
   }
 
   void Close(uint64_t number) {
-    handshakes_.erase(number);
+    handshakes_.Remove(number);
     const auto found = connections_.find(number);
     if (found == connections_.end()) return;
     CloseSlabs(found->second);
     CloseCalls(found->second);
-    for (UniqueFd* fd : {&found->second.socket, &found->second.pidfd, &found->second.pools}) {
-      Forget(fd);
+    Forget(found->second, &found->second.socket);
+    Forget(found->second, &found->second.pools);
+    if (found->second.pidfd.valid()) {
+      ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, found->second.pidfd.get(), nullptr);
     }
     connections_.erase(found);
   }
@@ -360,11 +459,13 @@ class EpollFdListener : public FdListener {
   // The thread's own.
   uint64_t last_number_ = 0;
   std::unordered_map<uint64_t, Connection> connections_;
-  std::set<uint64_t> handshakes_;  // numbers without hello, oldest first
+  Handshakes handshakes_;
   bool accept_paused_ = false;
+  bool out_of_descriptors_ = false;
   TimePoint accept_again_;
   TimePoint pools_next_ = TimePoint::max();  // when pools are to be looked at
 
+  OwnerTasks tasks_;
   Thread thread_;
 };
 

@@ -15,10 +15,11 @@ namespace crumb::server {
 
 class DevicePools;
 
-// Opens sessions at crumbd.fd.sock: takes a process's hello and pidfd, answers token and
-// descriptors, hands descriptors of
-// device pools to and fro, and ends sessions whose process ends. One thread, woken by its sockets
-// and pidfds; it never waits for one of them.
+// Opens sessions at crumbd.fd.sock: takes a process's hello and pidfd, sends token and descriptors,
+// passes descriptors of device pools between processes, and ends sessions whose process ends. One
+// thread, woken by its sockets and pidfds. It waits for no process: the only system calls that it
+// makes on a received descriptor are those that tell a pidfd. PoolRequests are answered, and other
+// received descriptors closed, by tasks of the process's tenant or user (OwnerTasks).
 class FdListener {
  public:
   struct Options {

@@ -57,7 +57,7 @@ std::string Printable(const std::string& name) {
 
 }  // namespace
 
-absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimits& limits,
+absl::StatusOr<Hello> ReadHello(int socket, FdMessage& message, const SessionLimits& limits,
                                 const SessionTenants& tenants) {
   CRUMB_ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket));
   if (!MayOpen(peer.uid, limits)) {
@@ -91,6 +91,7 @@ absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimi
   read.pool_socket = hello.pool_socket();
   read.call_socket = hello.call_socket();
   read.pidfd = std::move(message.fds.front());
+  message.fds.clear();
   return read;
 }
 
@@ -128,6 +129,10 @@ absl::Status AnswerHello(int socket, const Session& session, std::span<const sto
     fds.push_back(call_socket);
   }
   return SendFdBatches(socket, welcome.SerializeAsString(), fds);
+}
+
+std::string OwnerOf(const std::string& tenant, unsigned user) {
+  return tenant.empty() ? fmt::format("user {}", user) : "tenant " + tenant;
 }
 
 absl::Status SendFdBatches(int socket, std::string bytes, std::span<const int> fds) {

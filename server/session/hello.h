@@ -36,8 +36,9 @@ struct Hello {
 
 // Checks a process's first message, its credentials and its pidfd. kInvalidArgument: not a hello,
 // of another version, or with other descriptors than one pidfd; kFailedPrecondition: the user may
-// not, or tenants may not; kUnauthenticated: no tenant's token. Does not block.
-absl::StatusOr<Hello> ReadHello(int socket, FdMessage message, const SessionLimits& limits,
+// not, or tenants may not; kUnauthenticated: no tenant's token. Does not block: takes the message's
+// descriptor only if it is a pidfd, and leaves all others in the message.
+absl::StatusOr<Hello> ReadHello(int socket, FdMessage& message, const SessionLimits& limits,
                                 const SessionTenants& tenants = {});
 
 // Tells why, as far as the process reads it.
@@ -54,6 +55,10 @@ struct WelcomePools {
 absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
                          uint64_t epoch, uint32_t lease_pages_max, WelcomePools pools = {},
                          int call_socket = -1);
+
+// Names the owner of what a process can make block (OwnerTasks): its tenant, or without one its
+// user.
+std::string OwnerOf(const std::string& tenant, unsigned user);
 
 // Sends `bytes` with the first descriptors, and the others behind it with a zero byte each message.
 // A message carries few of them, so that a receiver that closes each once it is mapped gets by with

@@ -3,12 +3,21 @@
 #include "server/calls/device_calls.h"
 
 #include <fcntl.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
 
 #include "common/roster.h"
 #include "gmock/gmock.h"
 #include "server/calls/lease_calls.h"
 #include "server/calls/staging_calls.h"
 #include "server/device/device_pools.h"
+#include "tests/common/eventually.h"
+#include "tests/common/temporary_folder.h"
 #include "tests/server/call_fixture.h"
 
 namespace crumb::server {
@@ -32,14 +41,30 @@ class DeviceCallsTest : public CallFixture {
                      return false;
                    }},
               Clock::Real(), {}),
-        pools_({.pools_max = 4,
-                .handles_max = 8,
-                .slots_max = kSlotsMax,
-                .keep_for = std::chrono::hours(1)},
-               &tier_, Clock::Real(), metrics_),
+        pools_(Sizes(), &tier_, clock_, metrics_),
         device_(16, 'd') {
     sessions_.SetMemory(&pools_);
     context_.pools = &pools_;
+  }
+
+  static PoolOptions Sizes() {
+    PoolOptions options;
+    options.pools_max = 4;
+    options.handles_max = 8;
+    options.slots_max = kSlotsMax;
+    options.keep_for = std::chrono::hours(1);
+    return options;
+  }
+
+  std::shared_ptr<Session> OpenSessionOf(const std::string& tenant) {
+    SessionTable::OpenRequest request;
+    request.process_name = tenant;
+    request.tenant = tenant;
+    return sessions_.Open(request).value();
+  }
+
+  uint64_t Rejected(Rejection reason) const {
+    return metrics_.rejected[static_cast<size_t>(reason)].value();
   }
 
   static std::vector<UniqueFd> OneFd() {
@@ -118,6 +143,7 @@ class DeviceCallsTest : public CallFixture {
 
   // Called once, by the next Reserve that has to evict, between its two looks at the session.
   std::function<void()> while_evicting_;
+  FakeClock clock_;  // of the pools
   storage::DeviceTier tier_;
   DevicePools pools_;
   const std::string device_;
@@ -178,11 +204,8 @@ TEST_F(DeviceCallsTest, APoolIsForThoseWhoTakePart) {
 }
 
 TEST_F(DeviceCallsTest, TenantsHavePoolsOfTheirOwn) {
-  SessionTable::OpenRequest request;
-  request.process_name = "b";
-  request.tenant = "b";
   const auto mine = OpenSession();
-  const auto theirs = sessions_.Open(request).value();
+  const auto theirs = OpenSessionOf("b");
   const std::string pool = Join(mine);
   EXPECT_NE(Join(theirs), pool);
   v1::PoolRequest join = JoinRequest();
@@ -509,8 +532,10 @@ TEST_F(DeviceCallsTest, ARecoveredPoolWaitsForEverybodyInItsRoster) {
   ASSERT_EQ(Code(ann, join), 0u);
   EXPECT_THAT(Reserve(*ann, pool, 1), SizeIs(0));  // Bob may use any of them
   bob_mark.reset();                                // he is gone
-  pools_.Check();
-  EXPECT_THAT(Reserve(*ann, pool, 1), SizeIs(1));
+  EXPECT_TRUE(Eventually([&] {
+    pools_.Check();
+    return Reserve(*ann, pool, 1).size() == 1;
+  }));
   EXPECT_TRUE(absl::IsFailedPrecondition(ClaimSlots(context_, *ann, claim, &claimed)));
   EXPECT_TRUE(Release(*ann, pool, {first, first + 1}).ok());
 }
@@ -600,6 +625,256 @@ TEST_F(DeviceCallsTest, ARosterIsAMemoryFile) {
   fds.push_back(UniqueFd(::open("/dev/null", O_RDWR | O_CLOEXEC)));
   EXPECT_NE(Code(session, join, std::move(fds)), 0u);
   EXPECT_EQ(pools_.totals().pools, 0u);
+}
+
+// A memory file that its holder has leased for reading: opening it for writing waits for the
+// holder, or for 45 seconds.
+std::vector<UniqueFd> LeasedRoster() {
+  const UniqueFd roster = CreateRoster().value();
+  std::vector<UniqueFd> fds;
+  fds.emplace_back(
+      ::open(("/proc/self/fd/" + std::to_string(roster.get())).c_str(), O_RDONLY | O_CLOEXEC));
+  return fds;  // of a file that has no writer any more
+}
+
+TEST_F(DeviceCallsTest, ALeaseOnARosterHoldsUpNothing) {
+  ASSERT_NE(::signal(SIGIO, SIG_IGN), SIG_ERR);  // how the kernel tells the holder
+  const auto hostile = OpenSession();
+  const auto honest = OpenSession();
+  const std::string pool = Join(honest);
+  v1::PoolRequest join = JoinRequest();
+  join.mutable_join()->set_pool(std::string(16, 'p'));
+  std::vector<UniqueFd> fds = LeasedRoster();
+  const UniqueFd holder(::fcntl(fds.front().get(), F_DUPFD_CLOEXEC, 0));
+  ASSERT_EQ(::fcntl(holder.get(), F_SETLEASE, F_RDLCK), 0);
+  std::atomic<bool> answered = false;
+  uint32_t code = 0;
+  std::thread asks([&] {
+    code = Code(hostile, join, std::move(fds));
+    answered = true;
+  });
+  auto longest = Clock::Real().Now() - Clock::Real().Now();
+  int lookups = 0;
+  while (!answered || lookups < 1000) {
+    const TimePoint before = Clock::Real().Now();
+    EXPECT_EQ(pools_.AllOf("").size(), 1u);
+    longest = std::max(longest, Clock::Real().Now() - before);
+    ++lookups;
+  }
+  asks.join();
+  EXPECT_EQ(code, static_cast<uint32_t>(absl::StatusCode::kUnavailable));
+  EXPECT_LT(longest, std::chrono::seconds(15));
+  EXPECT_EQ(pools_.totals().pools, 1u);
+  // Once the lease has gone the roster is one.
+  ASSERT_EQ(::fcntl(holder.get(), F_SETLEASE, F_UNLCK), 0);
+  fds.clear();
+  fds.emplace_back(::fcntl(holder.get(), F_DUPFD_CLOEXEC, 0));
+  EXPECT_EQ(Code(hostile, join, std::move(fds)), 0u);
+}
+
+TEST_F(DeviceCallsTest, HandlesAreDeviceMemory) {
+  const auto session = OpenSession();
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(Join(session, false));
+  const TemporaryFolder folder;
+  int pipe[2];
+  ASSERT_EQ(::pipe2(pipe, O_CLOEXEC), 0);
+  const UniqueFd reads(pipe[0]);
+  std::vector<int> others = {
+      ::open((folder.path() + "/file").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600),
+      ::open(folder.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+      ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0),
+      ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0),
+      pipe[1],
+  };
+  const auto offered = [&](int fd) {
+    std::vector<UniqueFd> fds;
+    fds.emplace_back(fd);
+    return Code(session, offer, std::move(fds));
+  };
+  for (const int fd : others) {
+    ASSERT_GE(fd, 0);
+    EXPECT_EQ(offered(fd), kInvalid);
+  }
+  EXPECT_EQ(offered(::open("/dev/null", O_RDWR | O_CLOEXEC)), 0u);  // a device
+  EXPECT_EQ(Code(session, offer, OneFd()), 0u);
+}
+
+// Budgets of all pools and of a tenant's.
+class PoolBudgetTest : public DeviceCallsTest {
+ protected:
+  DevicePools Make(const std::function<void(PoolOptions&)>& change) {
+    PoolOptions options = Sizes();
+    change(options);
+    return DevicePools(options, &tier_, clock_, metrics_);
+  }
+  // The pool on the device of that letter; empty: refused.
+  std::string JoinOn(DevicePools& pools, const std::shared_ptr<Session>& session, char device) {
+    v1::PoolRequest join = JoinRequest();
+    join.mutable_join()->set_device(std::string(16, device));
+    const PoolReply reply = pools.Handle(session, join, {});
+    EXPECT_THAT(reply.answer.code(), testing::AnyOf(0u, kExhausted)) << reply.answer.error();
+    return reply.answer.pool();
+  }
+  bool OfferTo(DevicePools& pools, const std::shared_ptr<Session>& session,
+               const std::string& pool) {
+    v1::PoolRequest offer;
+    offer.mutable_offer()->set_pool(pool);
+    const PoolReply reply = pools.Handle(session, offer, OneFd());
+    EXPECT_THAT(reply.answer.code(), testing::AnyOf(0u, kExhausted)) << reply.answer.error();
+    return reply.answer.code() == 0;
+  }
+  static void Leave(DevicePools& pools, const std::shared_ptr<Session>& session,
+                    const std::string& pool) {
+    v1::PoolRequest leave;
+    leave.mutable_leave()->set_pool(pool);
+    EXPECT_EQ(pools.Handle(session, leave, {}).answer.code(), 0u);
+  }
+  uint64_t ReclaimOn(DevicePools& pools, const std::shared_ptr<Session>& session, char device) {
+    v1::PoolRequest reclaim;
+    reclaim.mutable_reclaim()->set_device(std::string(16, device));
+    reclaim.mutable_reclaim()->set_bytes(UINT64_MAX);
+    return pools.Handle(session, reclaim, {}).answer.bytes();
+  }
+};
+
+TEST_F(PoolBudgetTest, OneTenantLeavesPoolsDescriptorsAndSlotsForOthers) {
+  DevicePools pools = Make([](PoolOptions& options) { options.descriptors_max = 12; });
+  const auto greedy = OpenSessionOf("greedy");
+  const auto modest = OpenSessionOf("modest");
+  const std::string first = JoinOn(pools, greedy, 'a');
+  const std::string second = JoinOn(pools, greedy, 'b');
+  EXPECT_EQ(JoinOn(pools, greedy, 'c'), "");
+  EXPECT_EQ(Rejected(Rejection::kDeviceTenant), 1u);
+  // Two rosters and four handles are half of the descriptors.
+  for (int i = 0; i < 4; ++i) EXPECT_TRUE(OfferTo(pools, greedy, i % 2 == 0 ? first : second));
+  EXPECT_FALSE(OfferTo(pools, greedy, first));
+  EXPECT_EQ(Rejected(Rejection::kDeviceTenant), 2u);
+  for (const char device : {'a', 'b'}) {
+    const std::string pool = JoinOn(pools, modest, device);
+    ASSERT_NE(pool, "");
+    EXPECT_TRUE(OfferTo(pools, modest, pool));
+    EXPECT_TRUE(OfferTo(pools, modest, pool));
+  }
+  EXPECT_EQ(pools.totals().descriptors, 12u);
+  EXPECT_EQ(pools.totals().descriptors_max, 12u);
+}
+
+TEST_F(PoolBudgetTest, OneTenantLeavesSlotsForOthers) {
+  DevicePools pools = Make([&](PoolOptions& options) {
+    options.slots_max = static_cast<int64_t>(4 * (kHandleBytes / slot_bytes()));
+  });
+  const auto greedy = OpenSessionOf("greedy");
+  const auto modest = OpenSessionOf("modest");
+  const std::string pool = JoinOn(pools, greedy, 'a');
+  EXPECT_TRUE(OfferTo(pools, greedy, pool));
+  EXPECT_TRUE(OfferTo(pools, greedy, pool));
+  EXPECT_FALSE(OfferTo(pools, greedy, pool));
+  EXPECT_EQ(Rejected(Rejection::kDeviceTenant), 1u);
+  EXPECT_TRUE(OfferTo(pools, modest, JoinOn(pools, modest, 'a')));
+  EXPECT_TRUE(OfferTo(pools, modest, JoinOn(pools, modest, 'a')));
+}
+
+TEST_F(PoolBudgetTest, DescriptorsOfAllPoolsAreBoundedAndComeBack) {
+  DevicePools pools = Make([](PoolOptions& options) { options.descriptors_max = 5; });
+  const auto session = OpenSession();
+  const std::string idle = JoinOn(pools, session, 'a');
+  EXPECT_TRUE(OfferTo(pools, session, idle));
+  const std::string used = JoinOn(pools, session, 'b');
+  EXPECT_TRUE(OfferTo(pools, session, used));
+  EXPECT_TRUE(OfferTo(pools, session, used));
+  EXPECT_FALSE(OfferTo(pools, session, used));
+  EXPECT_EQ(Rejected(Rejection::kDeviceHandles), 1u);
+  EXPECT_EQ(pools.totals().pools, 2u);
+  // The pool that no process takes part in gives its descriptors to one that is used.
+  Leave(pools, session, idle);
+  EXPECT_TRUE(OfferTo(pools, session, used));
+  EXPECT_EQ(pools.totals().pools, 1u);
+  EXPECT_EQ(pools.totals().descriptors, 4u);
+  EXPECT_TRUE(OfferTo(pools, session, used));
+  EXPECT_FALSE(OfferTo(pools, session, used));
+  // Nor is a pool in the way of another.
+  Leave(pools, session, used);
+  EXPECT_NE(JoinOn(pools, session, 'c'), "");
+  EXPECT_EQ(pools.totals().descriptors, 1u);
+}
+
+TEST_F(PoolBudgetTest, HalfOfTheOpenFilesAreTheDefault) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  DevicePools pools = Make([](PoolOptions&) {});
+  EXPECT_EQ(pools.totals().descriptors_max, std::min<uint64_t>(limit.rlim_cur / 2, 50'000'000));
+}
+
+// A worker that is started again finds its pages, whatever other tenants say they need.
+TEST_F(PoolBudgetTest, AnIdlePoolIsItsTenantsForAWhile) {
+  DevicePools pools = Make([](PoolOptions& options) {
+    options.pools_max = 2;
+    options.keep_from_others = std::chrono::seconds(30);
+  });
+  const auto owner = OpenSessionOf("owner");
+  const auto other = OpenSessionOf("other");
+  const auto third = OpenSessionOf("third");
+  const std::string pool = JoinOn(pools, owner, 'a');
+  EXPECT_TRUE(OfferTo(pools, owner, pool));
+  Leave(pools, owner, pool);
+  EXPECT_EQ(ReclaimOn(pools, other, 'a'), 0u);
+  EXPECT_NE(JoinOn(pools, other, 'b'), "");
+  EXPECT_EQ(JoinOn(pools, third, 'a'), "");
+  EXPECT_EQ(Rejected(Rejection::kDevicePools), 1u);
+  clock_.Advance(std::chrono::seconds(29));
+  EXPECT_EQ(ReclaimOn(pools, other, 'a'), 0u);
+  EXPECT_EQ(JoinOn(pools, owner, 'a'), pool);  // it has its pages still
+  Leave(pools, owner, pool);
+  clock_.Advance(std::chrono::seconds(30));
+  EXPECT_EQ(ReclaimOn(pools, other, 'b'), 0u);  // used
+  EXPECT_EQ(ReclaimOn(pools, other, 'a'), kHandleBytes);
+  const std::string again = JoinOn(pools, owner, 'a');
+  EXPECT_NE(again, pool);
+  Leave(pools, owner, again);
+  EXPECT_EQ(ReclaimOn(pools, owner, 'a'), 0u);  // it was empty, and its own: given up at once
+  EXPECT_EQ(pools.totals().pools, 1u);
+}
+
+// No PoolRequest reaches a pool of another tenant.
+TEST_F(PoolBudgetTest, RequestsReachPoolsOfTheirTenantOnly) {
+  const auto owner = OpenSessionOf("owner");
+  const auto other = OpenSessionOf("other");
+  const std::string pool = Join(owner);
+  v1::PoolRequest join = JoinRequest();
+  join.mutable_join()->set_pool(pool);
+  EXPECT_EQ(Code(other, join, OneFd()), kInvalid);
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(pool);
+  EXPECT_EQ(Code(other, offer, OneFd()), kInvalid);
+  v1::PoolRequest fetch;
+  fetch.mutable_fetch()->set_pool(pool);
+  EXPECT_EQ(Code(other, fetch), kInvalid);
+  v1::PoolRequest leave;
+  leave.mutable_leave()->set_pool(pool);
+  EXPECT_EQ(Code(other, leave), kInvalid);
+  EXPECT_TRUE(pools_.Joined(*owner, pool).ok());
+  EXPECT_EQ(pools_.AllOf("owner").size(), 1u);
+  EXPECT_THAT(pools_.AllOf("other"), testing::IsEmpty());
+  EXPECT_THAT(pools_.OfEngine(other->engine()), testing::IsEmpty());
+  EXPECT_THAT(pools_.OfEngine(owner->engine()), SizeIs(1));
+}
+
+TEST_F(DeviceCallsTest, AnAcquireNamesAFewPools) {
+  const auto session = OpenSession();
+  Join(session);
+  v1::AcquireRequest request;
+  request.set_keyspace(std::string(keyspace_->id.view()));
+  request.set_keys(std::string(Key(0).view()));
+  for (size_t i = 0; i < pools_.named_max(); ++i) request.add_pools(std::string(16, 'x'));
+  for (const bool over : {false, true}) {
+    if (over) request.add_peers(std::string(16, 'y'));
+    request.set_request(1 + (over ? 1 : 0));
+    v1::AcquireResponse response;
+    Answered answered;
+    server::Acquire(context_, session, TimePoint::max(), request, &response, answered.done());
+    EXPECT_EQ(absl::IsInvalidArgument(answered.status), over) << answered.status;
+  }
 }
 
 TEST_F(DeviceCallsTest, WithoutATierEveryRequestIsRefused) {

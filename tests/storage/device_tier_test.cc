@@ -2,13 +2,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/device_tier.h"
 
+#include <future>
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "storage/tiered_store.h"
+#include "storage/open_tiered_store.h"
+#include "tests/common/eventually.h"
+#include "tests/storage/fault_tier.h"
+#include "tests/storage/memory_tier.h"
 #include "tests/storage/store_calls.h"
 
 namespace crumb::storage {
@@ -447,6 +452,170 @@ TEST_F(DeviceTierTest, RefusesPoolsOfImpossibleSizes) {
   EXPECT_TRUE(absl::IsInvalidArgument(tier_->AddPool(128, uint64_t{1} << 60, false).status()));
   EXPECT_FALSE(tier_->AddHandle(pool_, 0));
   EXPECT_FALSE(tier_->AddHandle(1234, 0));
+}
+
+// The store over a tier below whose reads wait for the test, so that an Acquire refers to pages of
+// a pool for as long as the test likes.
+class SlowTierBelowTest : public testing::Test {
+ protected:
+  SlowTierBelowTest() {
+    auto opened = OpenTieredStore(
+        SmallStore("somewhere"), Clock::Real(), {},
+        [this](FragmentTierEvents events) -> absl::StatusOr<std::unique_ptr<FragmentTier>> {
+          auto below = std::make_unique<FaultTier>(
+              std::make_unique<MemoryTier>(1000, Clock::Real(), std::move(events)));
+          below_ = below.get();
+          return below;
+        });
+    EXPECT_TRUE(opened.ok()) << opened.status();
+    store_ = *std::move(opened);
+    tier_ = store_->devices();
+    pool_ = tier_->AddPool(kSlotBytes, 8 * kSlotBytes, false).value();
+    EXPECT_TRUE(tier_->AddHandle(pool_, 0));
+  }
+  ~SlowTierBelowTest() override { below_->Set(FaultTier::Fault::kNone); }
+
+  // Page 0 is in the pool, pages 1 to 4 are below alone. Returns an Acquire that waits for page 1.
+  std::future<absl::StatusOr<AcquireResult>> AcquireThatWaits() {
+    for (uint64_t page = 1; page < 5; ++page) {
+      const SampleFragment sample = SamplePage(1, page);
+      const std::vector<std::byte> bytes = BytesOf(sample);
+      const FragmentWrite write = {MetaOf(sample), bytes};
+      EXPECT_TRUE(below_->Put(std::span(&write, 1)).front().ok());
+    }
+    const auto slots = tier_->Reserve(pool_, kAnn, 1);
+    EXPECT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
+    tier_->EndHolder(kAnn);
+    below_->Set(FaultTier::Fault::kGetBlocks);
+    AcquireRequest request = RequestOf(1, 5);
+    request.pools = {pool_};
+    auto promise = std::make_shared<std::promise<absl::StatusOr<AcquireResult>>>();
+    store_->Acquire(request, [promise](absl::StatusOr<AcquireResult> result) {
+      promise->set_value(std::move(result));
+    });
+    EXPECT_TRUE(Eventually([&] { return below_->gets() > 0; }));
+    return promise->get_future();
+  }
+  void DeletePageOfThePool() {
+    const std::vector<PageKey> keys = {SampleKey(1, 0)};
+    EXPECT_EQ(store_->Delete(SamplePage(1, 0).keyspace, keys), 1u);
+  }
+
+  FaultTier* below_ = nullptr;
+  std::unique_ptr<TieredStore> store_;
+  DeviceTier* tier_ = nullptr;
+  DevicePoolNumber pool_ = 0;
+};
+
+// The page is in no index any more and no lease names it, but the Acquire will.
+TEST_F(SlowTierBelowTest, APoolOutlivesTheAcquireThatRefersToItsDeletedPage) {
+  auto acquired = AcquireThatWaits();
+  DeletePageOfThePool();
+  EXPECT_EQ(store_->Stats().device.pages, 0u);
+  EXPECT_FALSE(tier_->RemovePool(pool_));
+  EXPECT_EQ(store_->Stats().pools.pools, 1u);
+  below_->Set(FaultTier::Fault::kNone);
+  const absl::StatusOr<AcquireResult> result = acquired.get();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->hit_pages, 5u);
+  ASSERT_THAT(result->device_fragments, SizeIs(1));
+  EXPECT_FALSE(tier_->RemovePool(pool_));  // leased now
+  EXPECT_TRUE(store_->Release(result->lease));
+  EXPECT_TRUE(tier_->RemovePool(pool_));
+  EXPECT_EQ(store_->Stats().pools.pools, 0u);
+}
+
+// What an Acquire refers to and does not lease is given back to a pool that is there.
+TEST_F(SlowTierBelowTest, APoolOutlivesTheAcquireThatLeasesNothing) {
+  auto acquired = AcquireThatWaits();
+  DeletePageOfThePool();
+  EXPECT_FALSE(tier_->RemovePool(pool_));
+  below_->Set(FaultTier::Fault::kGetFails);
+  const absl::StatusOr<AcquireResult> result = acquired.get();
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->hit_pages, 1u);
+  EXPECT_TRUE(store_->Release(result->lease));
+  EXPECT_TRUE(tier_->RemovePool(pool_));
+}
+
+// A page that leaves is referred to until it has been copied, deleted or not.
+TEST_F(DeviceTierTest, APoolOutlivesTheCopiesOfItsPages) {
+  Fill(pool_, 1, 0, 8);
+  demoter_ = kBob;
+  EXPECT_THAT(tier_->Reserve(pool_, kAnn, 1), IsEmpty());
+  ASSERT_THAT(asked_, SizeIs(1));
+  store_->DropKeyspace(SamplePage(1, 0).keyspace, 2);
+  EXPECT_EQ(store_->Stats().device.pages, 0u);
+  EXPECT_FALSE(tier_->RemovePool(pool_));
+  EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot}), 0u);
+  EXPECT_TRUE(tier_->RemovePool(pool_));
+}
+
+// A page chosen to leave goes to a process that ends before it hears of it; its slot has another
+// page by the time that the choice is taken back.
+TEST_F(DeviceTierTest, ACopyThatIsTakenBackLateTouchesNoOtherPage) {
+  Fill(pool_, 1, 0, 8);
+  demoter_ = kBob;
+  bool first = true;
+  tier_->SetDemoters(
+      {.choose = [](DevicePoolNumber) { return kBob; },
+       .ask =
+           [&](DevicePoolNumber, HolderId, std::span<const DemotionWork> work) {
+             if (!std::exchange(first, false)) return true;
+             tier_->EndDemotions(kBob);  // the page goes, and its handle is free
+             const auto slots = tier_->Reserve(pool_, kAnn, 1);
+             EXPECT_THAT(slots, ElementsAre(work[0].slot));
+             EXPECT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(2, 0)), 1).ok());
+             EXPECT_EQ(tier_->Release(pool_, kAnn, slots), 0u);
+             // The new page is used last, so the others leave first: all are to be copied.
+             EXPECT_THAT(tier_->Reserve(pool_, kAnn, 8), IsEmpty());
+             EXPECT_EQ(PoolStats().demoting_slots, 8u);
+             return false;
+           }});
+  tier_->Reserve(pool_, kAnn, 1);
+  EXPECT_EQ(PoolStats().demoting_slots, 8u);
+  EXPECT_EQ(store_->Stats().device.pages, 8u);
+}
+
+// A pool's slots are found without a list of them, in every order of handles.
+TEST_F(DeviceTierTest, EverySlotOfEveryHandleIsGivenOutOnce) {
+  for (const bool recovering : {false, true}) {
+    const DevicePoolNumber pool = AddPool(4, recovering);
+    EXPECT_TRUE(tier_->AddHandle(pool, 7));
+    EXPECT_TRUE(tier_->AddHandle(pool, 2));
+    EXPECT_FALSE(tier_->AddHandle(pool, 7));
+    std::vector<uint64_t> expected;
+    for (const uint64_t handle : {0, 2, 7}) {
+      for (uint64_t slot = 0; slot < 4; ++slot) expected.push_back(4 * handle + slot);
+    }
+    if (recovering) {
+      EXPECT_FALSE(tier_->Claim(pool, kBob, 4, nullptr, 1));  // of a handle that is not there
+      EXPECT_TRUE(tier_->Claim(pool, kBob, 9, nullptr, 1));
+      EXPECT_TRUE(tier_->Claim(pool, kBob, 30, nullptr, 1));
+      EXPECT_EQ(tier_->Release(pool, kBob, std::vector<uint64_t>{30}), 0u);
+      std::erase(expected, 9u);
+      tier_->EndRecovery(pool);
+    }
+    for (int round = 0; round < 3; ++round) {
+      const auto slots = tier_->Reserve(pool, kAnn, 20);
+      EXPECT_THAT(slots, testing::UnorderedElementsAreArray(expected));
+      EXPECT_EQ(tier_->Release(pool, kAnn, slots), 0u);
+    }
+    tier_->EndHolder(kBob);
+    EXPECT_TRUE(tier_->RemovePool(pool));
+  }
+}
+
+// Counters of a pool stay when it goes, and count its pages as evicted.
+TEST_F(DeviceTierTest, ARemovedPoolLeavesItsCounters) {
+  Fill(pool_, 1, 0, 5);
+  const TierStats before = store_->Stats().device;
+  EXPECT_TRUE(tier_->RemovePool(pool_));
+  const TierStats after = store_->Stats().device;
+  EXPECT_EQ(after.stored_put_bytes, before.stored_put_bytes);
+  EXPECT_EQ(after.evicted.capacity + after.evicted.ancestor, 5u);
+  EXPECT_EQ(after.pages, 0u);
+  EXPECT_EQ(after.capacity_bytes, 0u);
 }
 
 // Random calls of three processes against a model that knows who uses which slot: a slot is never

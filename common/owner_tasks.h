@@ -1,0 +1,55 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "common/clock.h"
+
+namespace crumb {
+
+// Runs tasks that another process can make block, such as system calls on a descriptor that it
+// sent: opening a file with a lease on it, or closing a file of a file system in user space, waits
+// for as long as that process likes. Every task has an owner, the user or tenant that can make it
+// block. The tasks of one owner run in order, on one thread at a time; an owner whose task blocks
+// delays its own tasks only.
+//
+// A thread is started for every owner with tasks, up to Options::owners_max; one idle thread is
+// kept. Thread-safe.
+class OwnerTasks {
+ public:
+  struct Options {
+    std::string name = "owner-tasks";  // of the threads
+    size_t tasks_max = 1024;           // that wait, of one owner; Submit refuses more
+    // Owners with tasks at once. Beyond it an owner gets no thread until another's tasks are done.
+    size_t owners_max = 512;
+    // The destructor runs what was submitted, but waits no longer than this for tasks that block:
+    // these keep their threads, and tasks behind them never run.
+    Duration stop_wait = std::chrono::seconds(5);
+  };
+
+  explicit OwnerTasks(const Options& options);
+  ~OwnerTasks();
+  OwnerTasks(const OwnerTasks&) = delete;
+  OwnerTasks& operator=(const OwnerTasks&) = delete;
+
+  // Queues `task` behind the owner's others. Returns false if Options::tasks_max wait; `task` is
+  // destroyed by the caller then.
+  bool Submit(const std::string& owner, std::function<void()> task);
+
+  // Gives up a reference to `object` behind the owner's tasks: its destructor may block, because it
+  // closes a descriptor. Never refused: the caller bounds how many of them one owner can have.
+  void Destroy(const std::string& owner, std::shared_ptr<const void> object);
+
+  // Tasks and objects of the owner that are waiting or in progress.
+  size_t pending(const std::string& owner) const;
+
+ private:
+  struct State;
+  const std::shared_ptr<State> state_;
+};
+
+}  // namespace crumb
