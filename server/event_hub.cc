@@ -22,6 +22,7 @@ void EventHub::Publish(const storage::PageEvent& event) {
     }
   }
   for (const auto& queue : touched) queue->Wake();
+  if (event.kind == storage::PageEvent::Kind::kRemoved) SettleWaits(event.key);
 }
 
 bool EventHub::Watch(const KeyspaceId& keyspace, const std::shared_ptr<WatchQueue>& watcher,
@@ -37,30 +38,67 @@ bool EventHub::Watch(const KeyspaceId& keyspace, const std::shared_ptr<WatchQueu
   return true;
 }
 
-void EventHub::AwaitDurable(const PageKey& key, const std::shared_ptr<NoticeQueue>& notices) {
-  MutexLock lock(&mutex_);
-  if (durable_waits_.size() >= options_.durable_waits_max) {
-    metrics_.notices_dropped.Add();
-    return;
+// Registered first and looked at then, so that a page that becomes durable in between is not
+// missed.
+void EventHub::AwaitDurable(const FragmentHeader& fragment,
+                            const std::shared_ptr<NoticeQueue>& notices) {
+  {
+    MutexLock lock(&mutex_);
+    if (durable_wait_count_ >= options_.durable_waits_max) DropEndedWaitsLocked();
+    if (durable_wait_count_ >= options_.durable_waits_max) {
+      metrics_.notices_dropped.Add();
+      return;
+    }
+    durable_waits_[fragment.key].push_back(
+        {++last_wait_, fragment.keyspace, fragment.generation, fragment.range, notices});
+    ++durable_wait_count_;
   }
-  durable_waits_[key] = notices;
+  SettleWaits(fragment.key);
 }
 
-void EventHub::ForgetDurable(const PageKey& key) {
-  MutexLock lock(&mutex_);
-  durable_waits_.erase(key);
-}
+void EventHub::OnDurable(const KeyspaceId&, const PageKey& key) { SettleWaits(key); }
 
-void EventHub::OnDurable(const KeyspaceId& keyspace, const PageKey& key) {
-  std::shared_ptr<NoticeQueue> notices;
+void EventHub::SettleWaits(const PageKey& key) {
+  const storage::TieredStore* const store = store_.load();
+  std::vector<DurableWait> waits;
   {
     MutexLock lock(&mutex_);
     const auto found = durable_waits_.find(key);
-    if (found == durable_waits_.end()) return;
-    notices = found->second.lock();
-    durable_waits_.erase(found);
+    if (found == durable_waits_.end() || store == nullptr) return;
+    waits = found->second;
   }
-  if (notices != nullptr && !notices->AddDurable(keyspace, key)) metrics_.notices_dropped.Add();
+  for (const DurableWait& wait : waits) {
+    const storage::Durability state =
+        store->DurabilityOf(wait.keyspace, key, wait.generation, wait.range);
+    if (state == storage::Durability::kPending || !TakeWait(key, wait.number)) continue;
+    const std::shared_ptr<NoticeQueue> notices = wait.notices.lock();
+    if (state == storage::Durability::kNone || notices == nullptr) continue;
+    if (!notices->AddDurable(wait.keyspace, key)) metrics_.notices_dropped.Add();
+  }
+}
+
+bool EventHub::TakeWait(const PageKey& key, uint64_t number) {
+  MutexLock lock(&mutex_);
+  const auto found = durable_waits_.find(key);
+  if (found == durable_waits_.end()) return false;
+  const bool taken = std::erase_if(found->second, [number](const DurableWait& wait) {
+                       return wait.number == number;
+                     }) > 0;
+  if (taken) --durable_wait_count_;
+  if (found->second.empty()) durable_waits_.erase(found);
+  return taken;
+}
+
+// Once for so many waits that found no room that each pays for a few others only.
+void EventHub::DropEndedWaitsLocked() {
+  constexpr size_t kWaitsPerSearch = 8;
+  if (++waits_refused_ * kWaitsPerSearch < options_.durable_waits_max) return;
+  waits_refused_ = 0;
+  for (auto waits = durable_waits_.begin(); waits != durable_waits_.end();) {
+    durable_wait_count_ -= std::erase_if(
+        waits->second, [](const DurableWait& wait) { return wait.notices.expired(); });
+    waits = waits->second.empty() ? durable_waits_.erase(waits) : std::next(waits);
+  }
 }
 
 size_t EventHub::watchers() const {

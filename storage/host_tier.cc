@@ -18,6 +18,14 @@ namespace {
 // where that costs little: disks fill memory faster that is not cut across its pages.
 constexpr SlotAllocator::Rounding kRounding = {.granule_bytes = 512, .page_bytes = 4096};
 
+// Pages that one step of a walk looks at under the lock.
+constexpr PageHandle kWalkPages = 4096;
+
+// Whether the fragment is not in the tier below, nor on its way there.
+bool IsAbsent(const Fragment& fragment) {
+  return fragment.below == Below::kAbsent || fragment.below == Below::kUnowed;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostTier>> HostTier::Open(const Options& options, const Clock& clock,
@@ -136,7 +144,7 @@ void HostTier::EmptyChunkFor(uint64_t bytes, uint32_t share, TimePoint now) {
 uint64_t HostTier::BytesAbsentBelow(const Page& page) const {
   uint64_t bytes = 0;
   for (const Fragment& fragment : page.fragments) {
-    if (fragment.below == Below::kAbsent) bytes += fragment.bytes;
+    if (IsAbsent(fragment)) bytes += fragment.bytes;
   }
   return bytes;
 }
@@ -144,10 +152,10 @@ uint64_t HostTier::BytesAbsentBelow(const Page& page) const {
 void HostTier::Depart(PageHandle handle, std::vector<Departure>* departures) {
   Page& page = table_[handle];
   for (Fragment& fragment : page.fragments) {
-    if (fragment.below != Below::kAbsent) continue;
-    fragment.below = Below::kQueued;
+    if (!IsAbsent(fragment)) continue;
+    const Below otherwise = std::exchange(fragment.below, Below::kQueued);
     table_.Ref(handle);
-    departures->push_back({handle, table_.MetaOf(page, fragment)});
+    departures->push_back({handle, table_.MetaOf(page, fragment), otherwise});
   }
 }
 
@@ -384,17 +392,42 @@ void HostTier::ForEachPage(const KeyspaceId& keyspace,
   for (const PageKey& key : keys) visit(key);
 }
 
-std::vector<Departure> HostTier::RefAbsentBelow(size_t limit, bool only_hit) {
+std::vector<Departure> HostTier::RefAbsentBelow(size_t pages_max, bool only_hit, PageWalk* walk) {
   std::vector<Departure> departures;
-  std::vector<PageHandle> pages;
+  size_t pages = 0;
   MutexLock lock(&mutex_);
-  table_.ForEachPage([&](PageHandle handle, const Page& page) {
-    const bool absent = std::any_of(page.fragments.begin(), page.fragments.end(),
-                                    [](const Fragment& f) { return f.below == Below::kAbsent; });
-    if (absent && pages.size() < limit && (!only_hit || page.was_hit)) pages.push_back(handle);
-  });
-  for (const PageHandle page : pages) Depart(page, &departures);
+  const PageHandle end = std::min(table_.handles_end(), walk->next + kWalkPages);
+  for (; walk->next < end && pages < pages_max; ++walk->next) {
+    const Page& page = table_[walk->next];
+    if (!page.resident || page.added > walk->begun || (only_hit && !page.was_hit)) continue;
+    const size_t before = departures.size();
+    Depart(walk->next, &departures);
+    if (departures.size() > before) ++pages;
+  }
+  walk->over = walk->next == table_.handles_end();
   return departures;
+}
+
+void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelow* counts) const {
+  MutexLock lock(&mutex_);
+  const PageHandle end = std::min(table_.handles_end(), walk->next + kWalkPages);
+  for (; walk->next < end; ++walk->next) {
+    const Page& page = table_[walk->next];
+    if (!page.resident || page.added > walk->begun) continue;
+    bool absent = false;
+    bool queued = false;
+    bool refused = false;
+    for (const Fragment& fragment : page.fragments) {
+      absent |= IsAbsent(fragment);
+      queued |= fragment.below == Below::kQueued;
+      refused |= fragment.below == Below::kRefused;
+    }
+    if (!absent && !queued && !refused) continue;
+    // A page that is only queued here was admitted after the walk began, if reading admits pages.
+    const bool unread = only_hit && (!page.was_hit || !absent);
+    ++(refused ? counts->refused : unread ? counts->unread : counts->absent);
+  }
+  walk->over = walk->next == table_.handles_end();
 }
 
 std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
@@ -405,6 +438,7 @@ std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
     const PageHandle handle = table_.Find(keyspace, key);
     if (handle != kNoPage) Depart(handle, &departures);
   }
+  for (Departure& departure : departures) departure.otherwise = Below::kAbsent;
   return departures;
 }
 
@@ -437,7 +471,7 @@ void HostTier::ForgetBelow(const KeyspaceId& keyspace, const PageKey& key) {
   const PageHandle handle = table_.Find(keyspace, key);
   if (handle == kNoPage) return;
   for (Fragment& fragment : table_[handle].fragments) {
-    if (fragment.below == Below::kStored) fragment.below = Below::kAbsent;
+    if (fragment.below == Below::kStored) fragment.below = Below::kUnowed;
   }
 }
 

@@ -257,6 +257,11 @@ void PageTable::CountRemoval(const Page& page, RemovalReason reason, TimePoint n
   const bool orphan = page.parent != PageKey{} && Find(page.keyspace, page.parent) == kNoPage;
   switch (reason) {
     case RemovalReason::kCapacity:
+      if (std::any_of(page.fragments.begin(), page.fragments.end(), [](const Fragment& fragment) {
+            return fragment.below == Below::kAbsent || fragment.below == Below::kRefused;
+          })) {
+        ++lost_pages_;
+      }
       ++(orphan ? stats_.evicted.ancestor : stats_.evicted.capacity);
       break;
     case RemovalReason::kDeleted:

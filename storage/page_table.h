@@ -29,10 +29,12 @@ enum class RemovalReason { kCapacity, kDeleted, kCorrupt };
 
 // How a fragment in host memory stands with the tier below.
 enum class Below : uint8_t {
-  kAbsent,   // not there
+  kAbsent,   // not there, though its writer was told that it will be
   kQueued,   // waits to be written; the queue holds a reference
   kStored,   // durable
   kRefused,  // can never be stored there
+  kUnowed,   // not there, and owed to no writer: it was evicted there after it was durable, another
+             // node keeps the page, or it is not admitted yet
 };
 
 struct Fragment {
@@ -151,6 +153,11 @@ class PageTable {
   // Of resident fragments, tiles and headers.
   uint64_t BytesOf(const KeyspaceId& keyspace) const;
 
+  // Pages that ever left for room before all their fragments were stored that were owed.
+  uint64_t lost_pages() const { return lost_pages_; }
+  // Handles that were ever used: each page has a lower one as long as it is here.
+  PageHandle handles_end() const { return static_cast<PageHandle>(pages_.size()); }
+
   void CountPut(const FragmentMeta& meta);
   void CountGet(const FragmentMeta& meta);
   void CountGet(const Fragment& fragment);
@@ -194,6 +201,7 @@ class PageTable {
   std::vector<PageHandle> free_pages_;
   std::vector<Change> changes_;
   TierStats stats_;  // what is counted as it happens
+  uint64_t lost_pages_ = 0;
   Histogram lifetime_seconds_;
   HistogramSnapshot reuse_seconds_;
 };
