@@ -481,12 +481,6 @@ void RemoteClient::RestoreMark(uint64_t since) {
   }
 }
 
-absl::StatusOr<FlushReport> Client::FlushPages(Duration timeout) {
-  FlushReport report;
-  CRUMB_ASSIGN_OR_RETURN(report.durable_pages, Flush(timeout));
-  return report;
-}
-
 absl::StatusOr<uint64_t> RemoteClient::Flush(Duration timeout) {
   CRUMB_ASSIGN_OR_RETURN(const FlushReport report, FlushPages(timeout));
   CRUMB_RETURN_IF_ERROR(report.ToStatus());

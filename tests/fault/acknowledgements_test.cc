@@ -32,11 +32,10 @@ constexpr auto kWait = seconds(30);
 
 class AcknowledgementsTest : public testing::Test {
  protected:
-  static StoreSizes SizesWith(const std::string& more) {
-    return {.host_bytes = kHostBytes, .ssd_bytes = uint64_t{512} << 20, .more = more};
-  }
-  explicit AcknowledgementsTest(const std::string& more = "    write_queue_pages_max: 8\n")
-      : crumbd_(folder_.path(), SizesWith(more)) {}
+  explicit AcknowledgementsTest(uint64_t ssd_bytes = uint64_t{512} << 20)
+      : crumbd_(folder_.path(), {.host_bytes = kHostBytes,
+                                 .ssd_bytes = ssd_bytes,
+                                 .more = "    write_queue_pages_max: 8\n"}) {}
 
   void Connect() {
     pages_.reset();
@@ -155,6 +154,7 @@ TEST_F(AcknowledgementsTest, AnOrderlyEndWritesWhatIsQueued) {
 // The SSD folder is a file system of its own, seen by this test and its children alone.
 class FullDiskTest : public AcknowledgementsTest {
  protected:
+  FullDiskTest() : AcknowledgementsTest(uint64_t{32} << 20) {}
   void SetUp() override {
     std::filesystem::create_directories(crumbd_.ssd_path());
     if (::unshare(CLONE_NEWNS) != 0 ||
