@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "crumb/acquire.h"
 
+#include "common/status_macros.h"
 #include "crumb/client.h"
 
 namespace crumb::client {
@@ -23,6 +24,12 @@ class AcquireLater final : public PendingAcquire {
 
 std::unique_ptr<PendingAcquire> Client::StartAcquire(const AcquireRequest& request) {
   return std::make_unique<AcquireLater>(*this, request);
+}
+
+absl::StatusOr<FlushReport> Client::FlushPages(Duration timeout) {
+  FlushReport report;
+  CRUMB_ASSIGN_OR_RETURN(report.durable_pages, Flush(timeout));
+  return report;
 }
 
 }  // namespace crumb::client

@@ -267,7 +267,9 @@ void ConnectionKeeper::Handle(const Connection& connection, const v1::SessionRes
   if (message.event_case() != v1::SessionResponse::kKeyspaceState) return;
   const v1::SessionResponse::KeyspaceStateChange& change = message.keyspace_state();
   const absl::StatusOr<KeyspaceId> id = KeyspaceId::FromBytes(change.keyspace());
-  if (id.ok()) NoteState(*id, static_cast<KeyspaceState>(change.state()));
+  if (!id.ok()) return;
+  NoteState(*id, static_cast<KeyspaceState>(change.state()));
+  NoteGeneration(*id, change.generation());
 }
 
 void ConnectionKeeper::SendCounters(SessionStream& stream) {
@@ -380,6 +382,20 @@ void ConnectionKeeper::NoteState(const KeyspaceId& keyspace, KeyspaceState state
   MutexLock lock(&mutex_);
   if (states_.size() >= kStatesMax && states_.find(keyspace) == states_.end()) return;
   states_[keyspace] = state;
+}
+
+uint64_t ConnectionKeeper::GenerationOf(const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
+  const auto found = generations_.find(keyspace);
+  return found == generations_.end() ? 0 : found->second;
+}
+
+void ConnectionKeeper::NoteGeneration(const KeyspaceId& keyspace, uint64_t generation) {
+  MutexLock lock(&mutex_);
+  if (generations_.size() >= kStatesMax && generations_.find(keyspace) == generations_.end())
+    return;
+  uint64_t& noted = generations_[keyspace];
+  noted = std::max(noted, generation);
 }
 
 }  // namespace crumb::client

@@ -62,6 +62,9 @@ class ConnectionKeeper {
 
   KeyspaceState StateOf(const KeyspaceId& keyspace) const;
   void NoteState(const KeyspaceId& keyspace, KeyspaceState state);
+  // The highest generation that was noted; 0: none.
+  uint64_t GenerationOf(const KeyspaceId& keyspace) const;
+  void NoteGeneration(const KeyspaceId& keyspace, uint64_t generation);
 
   // Whether this is the process that made the keeper. May be called in a forked child.
   bool InOwnProcess() const;
@@ -120,6 +123,7 @@ class ConnectionKeeper {
   SessionCounters counters_ ABSL_GUARDED_BY(mutex_);
   bool counted_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<KeyspaceId, KeyspaceState> states_ ABSL_GUARDED_BY(mutex_);
+  std::unordered_map<KeyspaceId, uint64_t> generations_ ABSL_GUARDED_BY(mutex_);
   Mutex listening_;  // held while listeners are called
   std::vector<Listening> listeners_ ABSL_GUARDED_BY(listening_);
   Thread thread_;

@@ -153,6 +153,7 @@ absl::StatusOr<FetchedPages> PageFetcher::Read(Asked asked) const {
         return fetched;
       }
       page->key = request.keys[i];
+      page->generation = request.keyspace->generation;
       page->parent = i == 0 ? request.parent : request.keys[i - 1];
       page->position = static_cast<uint32_t>(request.first_page + i);
       fetched.bytes += page->bytes;

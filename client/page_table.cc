@@ -12,12 +12,14 @@ namespace crumb::client {
 
 void PageTable::State::Forget(const PageKey& key) {
   const auto found = pages.find(key);
-  if (found != pages.end() && found->second.expired()) pages.erase(found);
+  if (found != pages.end() && found->second.page.expired()) pages.erase(found);
 }
 
 void PageTable::State::Insert(const std::shared_ptr<const Page>& wrapped) {
-  std::weak_ptr<const Page>& entry = pages[wrapped->key];
-  if (entry.expired()) entry = wrapped;
+  Entry& entry = pages[wrapped->key];
+  if (entry.page.expired() || entry.generation < wrapped->generation) {
+    entry = {wrapped, wrapped->generation};
+  }
 }
 
 // Pages that become findable and go together.
@@ -37,7 +39,14 @@ struct PageTable::Run {
 std::shared_ptr<const Page> PageTable::Find(const PageKey& key) const {
   MutexLock lock(&state_->mutex);
   const auto found = state_->pages.find(key);
-  return found == state_->pages.end() ? nullptr : found->second.lock();
+  return found == state_->pages.end() ? nullptr : found->second.page.lock();
+}
+
+std::shared_ptr<const Page> PageTable::Find(const PageKey& key, uint64_t generation) const {
+  MutexLock lock(&state_->mutex);
+  const auto found = state_->pages.find(key);
+  if (found == state_->pages.end() || found->second.generation != generation) return nullptr;
+  return found->second.page.lock();
 }
 
 std::shared_ptr<const Page> PageTable::Wrap(std::shared_ptr<const Page> page) {
@@ -85,7 +94,7 @@ void PageTable::Remove(const Page& page) {
   MutexLock lock(&state_->mutex);
   const auto found = state_->pages.find(page.key);
   if (found == state_->pages.end()) return;
-  there = found->second.lock();
+  there = found->second.page.lock();
   if (there.get() == &page) state_->pages.erase(found);
 }
 

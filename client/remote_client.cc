@@ -188,6 +188,7 @@ absl::StatusOr<KeyspaceInfo> RemoteClient::OpenKeyspace(const KeyspaceSpec& spec
   info.epoch = connection->epoch();
   if (Link& link = CurrentLink(); link.keeper != nullptr) {
     link.keeper->NoteState(info.id, info.state);
+    link.keeper->NoteGeneration(info.id, info.generation);
   }
   return info;
 }
@@ -208,6 +209,11 @@ absl::Status RemoteClient::SetKeyspaceState(const KeyspaceId& keyspace, Keyspace
 KeyspaceState RemoteClient::StateOf(const KeyspaceId& keyspace) {
   Link& link = CurrentLink();
   return link.keeper == nullptr ? KeyspaceState::kUnknown : link.keeper->StateOf(keyspace);
+}
+
+uint64_t RemoteClient::GenerationOf(const KeyspaceId& keyspace) {
+  Link& link = CurrentLink();
+  return link.keeper == nullptr ? 0 : link.keeper->GenerationOf(keyspace);
 }
 
 // An Acquire over one connection.
@@ -432,14 +438,57 @@ absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Commit(const KeyspaceId
   v1::CommitResponse response;
   CRUMB_RETURN_IF_ERROR(connection->stub().Call(
       {connection->token(), Clock::Real().Now() + timeout}, request, &response));
+  NoteMark(response.flush_mark());
   for (const StagingSlot& slot : slots) RoomOf(slot).NoteCommitted();
   return OutcomesOf(response.outcomes(), slots.size());
 }
 
-absl::StatusOr<uint64_t> RemoteClient::Flush(Duration timeout) {
+void RemoteClient::NoteMark(uint64_t mark) {
+  if (mark == 0) return;
+  uint64_t before = flush_since_.load();
+  // Answers may overtake each other: the lowest mark covers all commits.
+  while ((before == 0 || mark < before) && !flush_since_.compare_exchange_weak(before, mark)) {
+  }
+}
+
+absl::StatusOr<FlushReport> RemoteClient::FlushPages(Duration timeout) {
+  v1::FlushRequest request;
+  request.set_report(true);
+  // Commits from here on are covered by the next Flush.
+  uint64_t since = flush_since_.load();
+  while (since != 0 && !flush_since_.compare_exchange_weak(since, kNothingCommitted)) {
+  }
+  if (since != 0) request.set_since(since);
   v1::FlushResponse response;
-  CRUMB_RETURN_IF_ERROR(Call(v1::FlushRequest(), &response, timeout));
-  return response.durable_pages();
+  const absl::Status called = Call(request, &response, timeout);
+  if (!called.ok()) {
+    // Pages that were lost are still to be reported, unless crumbd has just said that they are
+    // gone.
+    if (since != kNothingCommitted && !absl::IsDataLoss(called)) RestoreMark(since);
+    return called;
+  }
+  FlushReport report;
+  report.durable_pages = response.durable_pages();
+  report.tier_off_pages = response.tier_off_pages();
+  report.no_room_pages = response.no_room_pages();
+  report.lost_pages = response.lost_pages();
+  report.unread_pages = response.unread_pages();
+  report.why = response.why();
+  report.mark = response.mark();
+  return report;
+}
+
+// The older mark covers what a commit has noted meanwhile.
+void RemoteClient::RestoreMark(uint64_t since) {
+  uint64_t now = flush_since_.load();
+  while (since != 0 && !flush_since_.compare_exchange_weak(now, std::min(now, since))) {
+  }
+}
+
+absl::StatusOr<uint64_t> RemoteClient::Flush(Duration timeout) {
+  CRUMB_ASSIGN_OR_RETURN(const FlushReport report, FlushPages(timeout));
+  CRUMB_RETURN_IF_ERROR(report.ToStatus());
+  return report.durable_pages;
 }
 
 absl::StatusOr<MissReason> RemoteClient::Get(const KeyspaceId& keyspace,
@@ -473,6 +522,7 @@ absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Put(
   CRUMB_RETURN_IF_ERROR(connection->stub().Put(
       {connection->token(), Clock::Real().Now() + timeout},
       [&](v1::PutRequest* message) { return splitter.Next(message); }, &response));
+  NoteMark(response.flush_mark());
   return OutcomesOf(response.outcomes(), fragments.size());
 }
 

@@ -27,6 +27,7 @@ class RemoteClient final : public Client {
   absl::Status SetKeyspaceState(const KeyspaceId& keyspace, KeyspaceState state,
                                 const std::string& who, const std::string& reason) override;
   KeyspaceState StateOf(const KeyspaceId& keyspace) override;
+  uint64_t GenerationOf(const KeyspaceId& keyspace) override;
   absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) override;
   std::unique_ptr<PendingAcquire> StartAcquire(const AcquireRequest& request) override;
   absl::StatusOr<LookupResult> Lookup(const KeyspaceId& keyspace,
@@ -38,6 +39,7 @@ class RemoteClient final : public Client {
                                                     std::vector<StagingSlot> slots,
                                                     size_t tiles_bytes, Duration timeout) override;
   absl::StatusOr<uint64_t> Flush(Duration timeout) override;
+  absl::StatusOr<FlushReport> FlushPages(Duration timeout) override;
   absl::StatusOr<MissReason> Get(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                                  Duration timeout, const FragmentReceiver& receiver) override;
   absl::StatusOr<std::vector<CommitOutcome>> Put(const KeyspaceId& keyspace,
@@ -83,8 +85,16 @@ class RemoteClient final : public Client {
   absl::StatusOr<Response> KeysCall(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                                     Request request);
 
+  // Notes the mark of a commit: the next Flush reports pages that were lost from there on.
+  void NoteMark(uint64_t mark);
+  void RestoreMark(uint64_t since);
+  static constexpr uint64_t kNothingCommitted = UINT64_MAX;
+
   const ClientOptions options_;
   std::atomic<Link*> link_;
+  // FlushRequest.since: the mark of the first commit since the last Flush, kNothingCommitted behind
+  // a Flush, and 0 before the first commit.
+  std::atomic<uint64_t> flush_since_{0};
   std::atomic<uint32_t> verify_turn_{0};
   std::atomic<uint64_t> last_request_{0};
 };

@@ -99,6 +99,7 @@ SequenceStarter::SequenceStarter(const WorkerOptions& options, Client* client,
 
 bool SequenceStarter::Stale(const KeyspaceBinding& binding) const {
   if (!binding.known_to_crumbd || binding.epoch != client_->epoch() || rebind_.load()) return true;
+  if (client_->GenerationOf(binding.id) > binding.generation) return true;
   if (options_.history_format != PageFormat::kInt2) return false;
   const bool int2_off = client_->StateOf(binding.watched) == KeyspaceState::kBf16;
   return int2_off != (binding.history_format == PageFormat::kBf16);
@@ -208,10 +209,12 @@ void SequenceStarter::TellBadQuality() {
   bad_quality_.clear();
 }
 
-// Pages of live sequences need nobody's leave.
+// Pages of live sequences need no question to crumbd, as long as they are of the generation that
+// the sequence begins in: what was dropped must not come back in pages that are computed over it.
 void SequenceStarter::FindShared(SequenceStart& start, int pages_max) const {
   while (static_cast<int>(start.pages.size()) < pages_max) {
-    std::shared_ptr<const Page> page = table_.Find(start.prompt_keys[start.pages.size()]);
+    std::shared_ptr<const Page> page =
+        table_.Find(start.prompt_keys[start.pages.size()], start.keyspace->generation);
     if (page == nullptr) break;
     start.pages.push_back(std::move(page));
   }

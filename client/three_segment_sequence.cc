@@ -338,6 +338,7 @@ void ThreeSegmentSequence::CompletePages() {
 void ThreeSegmentSequence::CompletePage(int index) {
   std::shared_ptr<Page> page = std::move(own_[index]);
   log_.Identify(index, *page);
+  page->generation = keyspace_->generation;
   if (index == 0) {
     page->finite =
         AllFinite(reinterpret_cast<const Bf16*>(page->tiles), page->bytes / sizeof(Bf16));

@@ -32,6 +32,7 @@ constexpr uint32_t kShiftTwo = PowerOfX(16 * kStreamBytes - 33);
 __attribute__((target("sse4.2,pclmul"))) inline uint64_t Load(const std::byte* from) {
   uint64_t word;
   std::memcpy(&word, from, sizeof(word));
+  asm("" : "+r"(word));  // loaded once: others may be writing there
   return word;
 }
 
@@ -78,7 +79,8 @@ __attribute__((target("sse4.2,pclmul"))) uint32_t Crc32cX86(std::byte* target,
   }
   auto crc32 = static_cast<uint32_t>(crc);
   for (; size > 0; --size, ++source) {
-    const auto byte = static_cast<uint8_t>(*source);
+    auto byte = static_cast<uint8_t>(*source);
+    asm("" : "+r"(byte));
     crc32 = _mm_crc32_u8(crc32, byte);
     if constexpr (kCopy) *target++ = static_cast<std::byte>(byte);
   }

@@ -115,6 +115,7 @@ class RunningDaemon : public Daemon {
     growth_.reset();
     upkeep_.reset();
     const absl::Status stopped = store_ == nullptr ? absl::OkStatus() : store_->Stop(write_grace);
+    events_.SetStore(nullptr);
     admin_.reset();
     history_.reset();
     LogInfo("stopped");
@@ -157,6 +158,7 @@ class RunningDaemon : public Daemon {
     }
     CRUMB_ASSIGN_OR_RETURN(
         store_, open_store(options_.store, Clock::Real(), std::move(events), std::move(start)));
+    events_.SetStore(store_.get());
     const storage::StoreStats stats = store_->Stats();
     LogInfo(
         "store is open: host {} bytes, ssd {} bytes ({}); {} pages recovered, {} discarded in "
@@ -259,7 +261,8 @@ class RunningDaemon : public Daemon {
   void TellState(const KeyspaceId& id) {
     const auto keyspace = keyspaces_->Find(id);
     if (keyspace == nullptr) return;
-    TellSessions(*context_, {id, keyspace->state.load(), keyspaces_->ReasonOf(id).reason});
+    TellSessions(*context_, {id, keyspace->state.load(), keyspaces_->ReasonOf(id).reason,
+                             keyspace->generation.load()});
   }
 
   // A session that does not hear it keeps the memory until it ends.

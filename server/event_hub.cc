@@ -22,6 +22,7 @@ void EventHub::Publish(const storage::PageEvent& event) {
     }
   }
   for (const auto& queue : touched) queue->Wake();
+  if (event.kind == storage::PageEvent::Kind::kRemoved) SettleWaits(event.key);
 }
 
 absl::Status EventHub::Watch(const std::string& tenant, const KeyspaceId& keyspace,
@@ -38,39 +39,77 @@ absl::Status EventHub::Watch(const std::string& tenant, const KeyspaceId& keyspa
   return absl::OkStatus();
 }
 
-void EventHub::AwaitDurable(const PageKey& key, const std::shared_ptr<NoticeQueue>& notices) {
-  MutexLock lock(&mutex_);
-  const auto known = durable_waits_.find(key);
-  if (known != durable_waits_.end()) {
-    known->second.notices = notices;
-    return;
+// Registered first and looked at then, so that a page that becomes durable in between is not
+// missed.
+void EventHub::AwaitDurable(const FragmentHeader& fragment,
+                            const std::shared_ptr<NoticeQueue>& notices) {
+  {
+    MutexLock lock(&mutex_);
+    TenantBudget::Taken taken = wait_budget_.Take(notices->tenant());
+    if (taken != TenantBudget::Taken::kYes) {
+      DropEndedWaitsLocked();
+      taken = wait_budget_.Take(notices->tenant());
+    }
+    if (taken != TenantBudget::Taken::kYes) {
+      metrics_.notices_dropped.Add();
+      return;
+    }
+    durable_waits_[fragment.key].push_back({++last_wait_, fragment.keyspace, fragment.generation,
+                                            fragment.range, notices, notices->tenant()});
   }
-  if (wait_budget_.Take(notices->tenant()) != TenantBudget::Taken::kYes) {
-    metrics_.notices_dropped.Add();
-    return;
-  }
-  durable_waits_.emplace(key, DurableWait{notices, notices->tenant()});
+  SettleWaits(fragment.key);
 }
 
-void EventHub::ForgetDurable(const PageKey& key) {
-  MutexLock lock(&mutex_);
-  const auto found = durable_waits_.find(key);
-  if (found == durable_waits_.end()) return;
-  wait_budget_.Give(found->second.tenant);
-  durable_waits_.erase(found);
-}
+void EventHub::OnDurable(const KeyspaceId&, const PageKey& key) { SettleWaits(key); }
 
-void EventHub::OnDurable(const KeyspaceId& keyspace, const PageKey& key) {
-  std::shared_ptr<NoticeQueue> notices;
+void EventHub::SettleWaits(const PageKey& key) {
+  const storage::TieredStore* const store = store_.load();
+  std::vector<DurableWait> waits;
   {
     MutexLock lock(&mutex_);
     const auto found = durable_waits_.find(key);
-    if (found == durable_waits_.end()) return;
-    notices = found->second.notices.lock();
-    wait_budget_.Give(found->second.tenant);
-    durable_waits_.erase(found);
+    if (found == durable_waits_.end() || store == nullptr) return;
+    waits = found->second;
   }
-  if (notices != nullptr && !notices->AddDurable(keyspace, key)) metrics_.notices_dropped.Add();
+  for (const DurableWait& wait : waits) {
+    const storage::Durability state =
+        store->DurabilityOf(wait.keyspace, key, wait.generation, wait.range);
+    if (state == storage::Durability::kPending || !TakeWait(key, wait.number)) continue;
+    const std::shared_ptr<NoticeQueue> notices = wait.notices.lock();
+    if (state == storage::Durability::kNone || notices == nullptr) continue;
+    if (!notices->AddDurable(wait.keyspace, key)) metrics_.notices_dropped.Add();
+  }
+}
+
+bool EventHub::TakeWait(const PageKey& key, uint64_t number) {
+  MutexLock lock(&mutex_);
+  const auto found = durable_waits_.find(key);
+  if (found == durable_waits_.end()) return false;
+  const bool taken = EraseWaitsLocked(found->second, [number](const DurableWait& wait) {
+                       return wait.number == number;
+                     }) > 0;
+  if (found->second.empty()) durable_waits_.erase(found);
+  return taken;
+}
+
+size_t EventHub::EraseWaitsLocked(std::vector<DurableWait>& waits,
+                                  const std::function<bool(const DurableWait&)>& gone) {
+  return std::erase_if(waits, [&](const DurableWait& wait) {
+    if (!gone(wait)) return false;
+    wait_budget_.Give(wait.tenant);
+    return true;
+  });
+}
+
+// Once for so many waits that found no room that each pays for a few others only.
+void EventHub::DropEndedWaitsLocked() {
+  constexpr size_t kWaitsPerSearch = 8;
+  if (++waits_refused_ * kWaitsPerSearch < wait_budget_.total()) return;
+  waits_refused_ = 0;
+  for (auto waits = durable_waits_.begin(); waits != durable_waits_.end();) {
+    EraseWaitsLocked(waits->second, [](const DurableWait& wait) { return wait.notices.expired(); });
+    waits = waits->second.empty() ? durable_waits_.erase(waits) : std::next(waits);
+  }
 }
 
 size_t EventHub::watchers() const {

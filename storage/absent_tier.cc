@@ -22,8 +22,10 @@ class AbsentTier final : public FragmentTier {
   }
   void Touch(const KeyspaceId&, std::span<const PageKey>) override {}
   uint32_t Pin(const KeyspaceId&, std::span<const PageKey>, TimePoint) override { return 0; }
-  uint32_t Remove(const KeyspaceId&, std::span<const PageKey>) override { return 0; }
-  uint64_t Drop(const KeyspaceId&, uint64_t) override { return 0; }
+  absl::StatusOr<uint32_t> Remove(const KeyspaceId&, std::span<const PageKey>) override {
+    return 0u;
+  }
+  absl::StatusOr<uint64_t> Drop(const KeyspaceId&, uint64_t) override { return uint64_t{0}; }
   uint64_t GenerationOf(const KeyspaceId&) const override { return 0; }
   uint64_t KeyspaceBytes(const KeyspaceId&) const override { return 0; }
   void ForEachPage(const KeyspaceId&, const std::function<void(const PageKey&)>&) const override {}

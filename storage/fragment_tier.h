@@ -80,12 +80,15 @@ class FragmentTier {
   virtual uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                        TimePoint until) = 0;
 
-  // Removes pages, durably. Returns how many were there.
-  virtual uint32_t Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
+  // Removes pages and returns how many were there, when no restart can bring any of `keys` back.
+  // kUnavailable: the pages are out of sight, but may be there again after a restart; a call that
+  // is repeated makes their removal durable.
+  virtual absl::StatusOr<uint32_t> Remove(const KeyspaceId& keyspace,
+                                          std::span<const PageKey> keys) = 0;
 
-  // Removes all pages of the keyspace with a generation below `generation` and refuses them from
-  // now on, durably. Returns how many there were.
-  virtual uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) = 0;
+  // Removes all pages of the keyspace with a generation below `generation`, refuses them from now
+  // on, and returns how many there were. Error as that of Remove.
+  virtual absl::StatusOr<uint64_t> Drop(const KeyspaceId& keyspace, uint64_t generation) = 0;
 
   // The generation that Drop raised the keyspace to, 0 if never. Does not block.
   virtual uint64_t GenerationOf(const KeyspaceId& keyspace) const = 0;

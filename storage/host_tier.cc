@@ -23,6 +23,14 @@ constexpr size_t kVictimStepsPerHold = 1024;
 // where so many in a row are leased or pinned does it end without having seen all.
 constexpr size_t kVictimStepsMax = 65'536;
 
+// Pages that one step of a walk looks at under the lock.
+constexpr PageHandle kWalkPages = 4096;
+
+// Whether the fragment is not in the tier below, nor on its way there.
+bool IsAbsent(const Fragment& fragment) {
+  return fragment.below == Below::kAbsent || fragment.below == Below::kUnowed;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<HostTier>> HostTier::Open(const Options& options, const Clock& clock,
@@ -159,18 +167,18 @@ void HostTier::EmptyChunkFor(uint64_t bytes, uint32_t share, TimePoint now) {
 uint64_t HostTier::BytesAbsentBelow(const Page& page) const {
   uint64_t bytes = 0;
   for (const Fragment& fragment : page.fragments) {
-    if (fragment.below == Below::kAbsent) bytes += fragment.bytes;
+    if (IsAbsent(fragment)) bytes += fragment.bytes;
   }
   return bytes;
 }
 
 void HostTier::Depart(PageHandle handle, std::vector<Departure>* departures) {
-  const Page& page = table_[handle];
-  for (size_t i = 0; i < page.fragments.size(); ++i) {
-    if (page.fragments[i].below != Below::kAbsent) continue;
-    table_.SetBelow(handle, i, Below::kQueued);
+  Page& page = table_[handle];
+  for (Fragment& fragment : page.fragments) {
+    if (!IsAbsent(fragment)) continue;
+    const Below otherwise = std::exchange(fragment.below, Below::kQueued);
     table_.Ref(handle);
-    departures->push_back({handle, table_.MetaOf(page, page.fragments[i])});
+    departures->push_back({handle, table_.MetaOf(page, fragment), otherwise});
   }
 }
 
@@ -206,17 +214,42 @@ absl::StatusOr<PageHandle> HostTier::Publish(const FragmentMeta& meta, const Slo
   return page;
 }
 
-std::vector<Departure> HostTier::RefAbsentBelow(size_t limit, bool only_hit) {
+std::vector<Departure> HostTier::RefAbsentBelow(size_t pages_max, bool only_hit, PageWalk* walk) {
   std::vector<Departure> departures;
-  for (size_t left = limit; left > 0;) {
-    const size_t piece = std::min(left, kPagesPerHold);
-    MutexLock lock(&mutex_);
-    const std::vector<PageHandle> pages = table_.AbsentBelow(piece, only_hit);
-    for (const PageHandle page : pages) Depart(page, &departures);
-    if (pages.size() < piece) break;
-    left -= piece;
+  size_t pages = 0;
+  MutexLock lock(&mutex_);
+  const PageHandle end = std::min(table_.handles_end(), walk->next + kWalkPages);
+  for (; walk->next < end && pages < pages_max; ++walk->next) {
+    const Page& page = table_[walk->next];
+    if (!page.resident || page.added > walk->begun || (only_hit && !page.was_hit)) continue;
+    const size_t before = departures.size();
+    Depart(walk->next, &departures);
+    if (departures.size() > before) ++pages;
   }
+  walk->over = walk->next == table_.handles_end();
   return departures;
+}
+
+void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelow* counts) const {
+  MutexLock lock(&mutex_);
+  const PageHandle end = std::min(table_.handles_end(), walk->next + kWalkPages);
+  for (; walk->next < end; ++walk->next) {
+    const Page& page = table_[walk->next];
+    if (!page.resident || page.added > walk->begun) continue;
+    bool absent = false;
+    bool queued = false;
+    bool refused = false;
+    for (const Fragment& fragment : page.fragments) {
+      absent |= IsAbsent(fragment);
+      queued |= fragment.below == Below::kQueued;
+      refused |= fragment.below == Below::kRefused;
+    }
+    if (!absent && !queued && !refused) continue;
+    // A page that is only queued here was admitted after the walk began, if reading admits pages.
+    const bool unread = only_hit && (!page.was_hit || !absent);
+    ++(refused ? counts->refused : unread ? counts->unread : counts->absent);
+  }
+  walk->over = walk->next == table_.handles_end();
 }
 
 std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
@@ -229,6 +262,7 @@ std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
       if (handle != kNoPage) Depart(handle, &departures);
     }
   });
+  for (Departure& departure : departures) departure.otherwise = Below::kAbsent;
   return departures;
 }
 
@@ -244,11 +278,9 @@ std::span<const std::byte> HostTier::View(const Departure& departure) const {
 
 bool HostTier::Return(const Departure& departure, Below below) {
   MutexLock lock(&mutex_);
-  const Page& page = table_[departure.page];
-  for (size_t i = 0; i < page.fragments.size(); ++i) {
-    if (page.fragments[i].range == departure.meta.range) {
-      table_.SetBelow(departure.page, i, below);
-    }
+  Page& page = table_[departure.page];
+  for (Fragment& fragment : page.fragments) {
+    if (fragment.range == departure.meta.range) fragment.below = below;
   }
   const bool all_below =
       page.resident && below == Below::kStored &&
@@ -262,9 +294,8 @@ void HostTier::ForgetBelow(const KeyspaceId& keyspace, const PageKey& key) {
   MutexLock lock(&mutex_);
   const PageHandle handle = table_.Find(keyspace, key);
   if (handle == kNoPage) return;
-  const Page& page = table_[handle];
-  for (size_t i = 0; i < page.fragments.size(); ++i) {
-    if (page.fragments[i].below == Below::kStored) table_.SetBelow(handle, i, Below::kAbsent);
+  for (Fragment& fragment : table_[handle].fragments) {
+    if (fragment.below == Below::kStored) fragment.below = Below::kUnowed;
   }
 }
 

@@ -30,6 +30,22 @@ inline constexpr uint64_t kTypicalPageBytes = 256 << 10;
 struct Departure {
   PageHandle page = kNoPage;  // referred to
   FragmentMeta meta;
+  Below otherwise = Below::kAbsent;  // how the fragment stands if it is not written
+};
+
+// A walk over the pages that were in host memory when it began, a bounded number of them under the
+// lock at a time.
+struct PageWalk {
+  PageHandle next = 0;
+  TimePoint begun;
+  bool over = false;
+};
+
+// Pages of a walk that the tier below lacks.
+struct NotBelow {
+  uint64_t absent = 0;
+  uint64_t refused = 0;  // can never be stored there
+  uint64_t unread = 0;   // not admitted
 };
 
 // Host memory as a tier: slots in slabs, who refers to them, leases. Its one lock is held for
@@ -122,11 +138,20 @@ class HostTier {
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&)>& visit) const;
 
-  // Marks fragments that the tier below lacks as queued and refers to each; those of at most
-  // `limit` pages, pages that were read since they came first. With `only_hit`, of no others. Costs
-  // what it returns, however many pages there are.
-  std::vector<Departure> RefAbsentBelow(size_t limit, bool only_hit);
+  PageWalk BeginWalk() const { return {.begun = clock_.Now()}; }
+  // Marks fragments of the walk's next pages that the tier below lacks as queued and refers to
+  // each; of `pages_max` pages at most. With `only_hit`, those of pages that were read since they
+  // came.
+  std::vector<Departure> RefAbsentBelow(size_t pages_max, bool only_hit, PageWalk* walk);
+  // Adds the walk's next pages that the tier below lacks to `counts`.
+  void CountNotBelow(bool only_hit, PageWalk* walk, NotBelow* counts) const;
+  // The same as the first for pages that are named, which are owed from now on.
   std::vector<Departure> RefAbsentBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+  // Pages that ever left for room before they were stored below, though that was owed.
+  uint64_t lost_pages() const {
+    MutexLock lock(&mutex_);
+    return table_.lost_pages();
+  }
   // The slot's bytes while the page is resident, empty when it was removed.
   std::span<const std::byte> View(const Departure& departure) const;
   // Ends a departure. True when it ended kStored and with it the whole page is below.

@@ -234,7 +234,7 @@ bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> 
     }
   }
   Page& adopted = table_[handle];
-  table_.SetWasHit(handle, page.was_hit);
+  table_[handle].was_hit = page.was_hit;
   adopted.added = std::clamp(page.added, TimePoint(), used);
   adopted.used = used;
   adopted.pinned_until = page.pinned_until;

@@ -2,35 +2,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/incoming_fragment.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "common/crc32c.h"
-#include "common/status_macros.h"
 
 namespace crumb::storage {
 
-absl::StatusOr<FragmentHeader> ReadCommitHeader(const CommitRequest& request) {
-  if (request.fragment.size() <= request.tiles_bytes ||
-      request.fragment.size() - request.tiles_bytes > FragmentHeaderBytes(kFragmentTilesMax)) {
-    return absl::InvalidArgumentError("a fragment is its tiles and a header behind them");
-  }
-  const auto shared = request.fragment.subspan(request.tiles_bytes);
+absl::StatusOr<FragmentHeader> TakeHeader(std::span<const std::byte> shared, size_t bytes_max) {
+  shared = shared.first(std::min(shared.size(), bytes_max));
   const std::vector<std::byte> copy(shared.begin(), shared.end());
-  CRUMB_ASSIGN_OR_RETURN(FragmentHeader header, DecodeFragmentHeader(copy));
-  if (header.keyspace != request.keyspace) {
-    return absl::InvalidArgumentError("the fragment's header names another keyspace");
-  }
-  if (header.generation != request.generation) {
-    return absl::InvalidArgumentError("the fragment's header names generation " +
-                                      std::to_string(header.generation) + " instead of " +
-                                      std::to_string(request.generation));
-  }
-  if (copy.size() != FragmentHeaderBytes(header.range.tiles()) ||
-      request.tiles_bytes != FragmentTilesBytes(header.range.tiles(), header.tile_bytes)) {
+  return DecodeFragmentHeader(copy);
+}
+
+absl::Status CheckCommit(const CommitRequest& request) {
+  const int tiles = request.header.range.tiles();
+  if (tiles <= 0 || tiles > kFragmentTilesMax ||
+      request.header.tile_sums.size() != static_cast<size_t>(tiles) ||
+      request.tiles.size() != FragmentTilesBytes(tiles, request.header.tile_bytes)) {
     return absl::InvalidArgumentError("the fragment's size differs from what its header says");
   }
-  return header;
+  return absl::OkStatus();
 }
 
 absl::Status CopyFragment(const FragmentHeader& header, std::span<const std::byte> source,

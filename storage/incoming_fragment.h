@@ -11,13 +11,18 @@
 
 namespace crumb::storage {
 
-// Reads and checks a commit's header from a private copy; whoever sent it may change the source
-// meanwhile. kDataLoss: not an intact header; kInvalidArgument: it is not what the request says.
-absl::StatusOr<FragmentHeader> ReadCommitHeader(const CommitRequest& request);
+// Decodes a header from a private copy of `shared`, which others may be writing to: each byte is
+// read once, and nothing but the result may be believed afterwards. Bytes behind the header are
+// ignored, and no more than `bytes_max` are looked at. Errors as DecodeFragmentHeader.
+absl::StatusOr<FragmentHeader> TakeHeader(std::span<const std::byte> shared, size_t bytes_max);
+
+// kInvalidArgument: the size of the tiles, or the number of their sums, differs from what the
+// header says.
+absl::Status CheckCommit(const CommitRequest& request);
 
 // Copies the tiles of `piece`, a part of header.range, and a header for them to `target`, which has
-// FragmentBytes(piece.tiles(), header.tile_bytes). Each tile is summed as it is copied. kDataLoss:
-// a sum differs from the header's.
+// FragmentBytes(piece.tiles(), header.tile_bytes). `source` holds all tiles of header.range; each
+// is summed as it is copied. kDataLoss: a sum differs from the header's.
 absl::Status CopyFragment(const FragmentHeader& header, std::span<const std::byte> source,
                           const TileRange& piece, std::span<std::byte> target);
 

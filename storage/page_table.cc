@@ -147,7 +147,6 @@ absl::StatusOr<PageHandle> PageTable::Insert(const FragmentMeta& meta, const Slo
                                       .logical_tile_bytes = meta.logical_tile_bytes,
                                       .below = below,
                                       .slot = slot});
-  if (below == Below::kAbsent && ++pages_[handle].absent_fragments == 1) EnterAbsentList(handle);
   SetSlotOwner(slot, handle);
   space->bytes += meta.bytes;
   stats_.resident_logical_bytes += meta.logical_bytes();
@@ -175,7 +174,7 @@ PageHandle PageTable::AddPage(Space& space, const FragmentMeta& meta, TimePoint 
   share.page_of_item[item] = handle;
   Page& page = pages_[handle];
   page.share = space.share;
-  page.references = page.absent_fragments = 0;
+  page.references = 0;
   page.was_hit = page.recency_dirty = false;
   page.access = 0;
   page.pinned_until = TimePoint();
@@ -223,7 +222,6 @@ void PageTable::Remove(PageHandle handle, RemovalReason reason, TimePoint now) {
   Space& space = *SpaceOf(page.keyspace);
   CountRemoval(page, reason, now);
   for (const Fragment& fragment : page.fragments) space.bytes -= fragment.bytes;
-  if (page.in_absent_list) LeaveAbsentList(handle);
   space.pages.Erase(page.key);
   shares_[page.share].policy->Remove(
       page.item, reason == RemovalReason::kCapacity ? Removal::kEvicted : Removal::kDeleted);
@@ -245,6 +243,11 @@ void PageTable::CountRemoval(const Page& page, RemovalReason reason, TimePoint n
   const bool orphan = page.parent != PageKey{} && Find(page.keyspace, page.parent) == kNoPage;
   switch (reason) {
     case RemovalReason::kCapacity:
+      if (std::any_of(page.fragments.begin(), page.fragments.end(), [](const Fragment& fragment) {
+            return fragment.below == Below::kAbsent || fragment.below == Below::kRefused;
+          })) {
+        ++lost_pages_;
+      }
       ++(orphan ? stats_.evicted.ancestor : stats_.evicted.capacity);
       break;
     case RemovalReason::kDeleted:
@@ -291,7 +294,7 @@ void PageTable::NoteRead(std::span<const PageHandle> pages, TimePoint now) {
     before = page.used;
     ++alike;
     page.used = now;
-    if (!page.was_hit) SetWasHit(handle, true);
+    page.was_hit = true;
   }
   observe();
 }

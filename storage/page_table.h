@@ -32,10 +32,12 @@ enum class RemovalReason { kCapacity, kDeleted, kCorrupt };
 
 // How a fragment in host memory stands with the tier below.
 enum class Below : uint8_t {
-  kAbsent,   // not there
+  kAbsent,   // not there, though its writer was told that it will be
   kQueued,   // waits to be written; the queue holds a reference
   kStored,   // durable
   kRefused,  // can never be stored there
+  kUnowed,   // not there, and owed to no writer: it was evicted there after it was durable, another
+             // node keeps the page, or it is not admitted yet
 };
 
 struct Fragment {
@@ -58,13 +60,9 @@ struct Page {
   bool resident = false;  // false: removed, kept for those who refer to it
   bool was_hit = false;
   bool recency_dirty = false;
-  bool in_absent_list = false;
   ItemHandle item = kNoItem;
   ForestHandle place = kNoForestNode;  // while it is resident
-  uint32_t absent_fragments = 0;       // whose `below` is kAbsent
-  PageHandle absent_before = kNoPage;  // neighbours in a list of pages with absent fragments
-  PageHandle absent_behind = kNoPage;
-  uint64_t access = 0;  // the tier's own count of accesses when it was last used
+  uint64_t access = 0;                 // the tier's own count of accesses when it was last used
   TimePoint added;
   TimePoint used;
   TimePoint pinned_until;
@@ -147,12 +145,6 @@ class PageTable {
   void BeginAccess(uint32_t share = 0) { shares_[share].policy->BeginAccess(); }
   // The present access read the page: for the policy.
   void Hit(PageHandle page);
-  // Sets how a fragment stands with the tier below: `fragment` is an index into page.fragments.
-  void SetBelow(PageHandle page, size_t fragment, Below below);
-  // Up to `limit` resident pages with fragments that the tier below lacks, pages that were hit
-  // first; with `only_hit` no others. Costs what it returns.
-  std::vector<PageHandle> AbsentBelow(size_t limit, bool only_hit) const;
-  void SetWasHit(PageHandle page, bool was_hit);
 
   // Notes that pages were read now: for the statistics.
   void NoteRead(std::span<const PageHandle> pages, TimePoint now);
@@ -201,6 +193,11 @@ class PageTable {
   // Of resident fragments, tiles and headers.
   uint64_t BytesOf(const KeyspaceId& keyspace) const;
 
+  // Pages that ever left for room before all their fragments were stored that were owed.
+  uint64_t lost_pages() const { return lost_pages_; }
+  // Handles that were ever used: each page has a lower one as long as it is here.
+  PageHandle handles_end() const { return static_cast<PageHandle>(pages_.size()); }
+
   void CountPut(const FragmentMeta& meta);
   void CountGet(const FragmentMeta& meta);
   void CountGet(const Fragment& fragment);
@@ -233,12 +230,6 @@ class PageTable {
     ForestHandle previous_sibling = kNoForestNode;
   };
 
-  // A list of resident pages with fragments that the tier below lacks, the oldest first.
-  struct AbsentList {
-    PageHandle first = kNoPage;
-    PageHandle last = kNoPage;
-  };
-
   struct Share {
     std::unique_ptr<EvictionPolicy> policy;
     ChunkedVector<PageHandle> page_of_item;  // by policy handle
@@ -262,8 +253,6 @@ class PageTable {
   void UnlinkPlace(ForestHandle place);
   void LeavePlace(Space& space, const Page& page);
   void NoteChildren(ForestHandle place, bool has_children);
-  void EnterAbsentList(PageHandle page);
-  void LeaveAbsentList(PageHandle page);
   void FreeSlots(PageHandle page);
   void CountRemoval(const Page& page, RemovalReason reason, TimePoint now);
 
@@ -277,10 +266,10 @@ class PageTable {
   std::vector<PageHandle> free_pages_;
   PageForest forest_;
   ChunkedVector<Place> places_;  // by forest handle
-  AbsentList absent_[2];         // of pages that were not hit, and of those that were
   size_t page_fragments_max_ = SIZE_MAX;
   std::vector<Change> changes_;
   TierStats stats_;  // what is counted as it happens
+  uint64_t lost_pages_ = 0;
   Histogram lifetime_seconds_;
   HistogramSnapshot reuse_seconds_;
 };

@@ -42,6 +42,10 @@ absl::StatusOr<PageHandle> Promoter::Bring(const FragmentMeta& fragment) {
   }
   CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_.Publish(fragment, *slot, Below::kStored));
   promoted_.Add();
+  // The tier may have evicted the page meanwhile, and said so before it was here.
+  if (below_.Find(fragment.keyspace, fragment.key).empty()) {
+    host_.ForgetBelow(fragment.keyspace, fragment.key);
+  }
   return page;
 }
 
@@ -62,7 +66,8 @@ void Promoter::DropStale(const FragmentMeta& fragment) {
   readers_.Submit([this, fragment] {
     const std::vector<FragmentMeta> now = below_.Find(fragment.keyspace, fragment.key);
     if (now.empty() || now[0].generation != fragment.generation) return;
-    below_.Remove(fragment.keyspace, std::span(&fragment.key, 1));
+    // An error costs nothing: readers refuse the old generation, and the next one asks again.
+    below_.Remove(fragment.keyspace, std::span(&fragment.key, 1)).IgnoreError();
   });
 }
 

@@ -236,10 +236,12 @@ bool SlotAllocator::Claim(const Slot& slot, uint32_t owner) {
       slot.chunk_order >= kOrders || slot.bytes > BytesOf(slot.chunk_order)) {
     return false;
   }
-  const uint64_t chunk_offset = slot.offset / BytesOf(slot.chunk_order) * BytesOf(slot.chunk_order);
+  const uint64_t chunk_bytes = BytesOf(slot.chunk_order);
+  const uint64_t chunk_offset = slot.offset / chunk_bytes * chunk_bytes;
   const uint64_t in_chunk = slot.offset - chunk_offset;
-  if (chunk_offset + BytesOf(slot.chunk_order) > region->second.bytes ||
-      in_chunk % slot.bytes != 0 || in_chunk + slot.bytes > BytesOf(slot.chunk_order)) {
+  // Differences, for the sums may wrap: an offset that was read from a file can be any number.
+  if (chunk_bytes > region->second.bytes || chunk_offset > region->second.bytes - chunk_bytes ||
+      in_chunk % slot.bytes != 0 || in_chunk > chunk_bytes - slot.bytes) {
     return false;
   }
   uint32_t id = region->second.chunk_at[chunk_offset / kChunkBytesMin];

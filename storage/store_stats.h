@@ -70,6 +70,7 @@ struct StoreStats {
   uint64_t dedup_bytes = 0;
   uint64_t write_queue_pages = 0;
   uint64_t write_queue_dropped = 0;
+  uint64_t lost_pages = 0;  // left host memory before they were durable, though that was owed
   uint64_t admission_rejected = 0;
   uint64_t promoted_pages = 0;
   uint64_t demoted_pages = 0;

@@ -143,7 +143,7 @@ void ThreeTierStore::TouchBelow(const KeyspaceId& keyspace, std::span<const Page
   const TimePoint now = clock_.Now();
   if (now - recency_synced_ < kRecencySyncInterval) return;
   recency_synced_ = now;
-  below_->Sync().IgnoreError();  // the tier reports its own state
+  below_->Sync().IgnoreError();  // only the order of use; the tier reports its own state
 }
 
 LookupResult ThreeTierStore::Lookup(const AcquireRequest& request) {

@@ -3,6 +3,7 @@
 #include "storage/three_tier_store.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "common/logging.h"
@@ -29,6 +30,13 @@ FragmentMeta MetaOf(const FragmentHeader& header, const TileRange& range,
       .tiles_bytes = static_cast<uint32_t>(FragmentTilesBytes(range.tiles(), header.tile_bytes)),
       .bytes = static_cast<uint32_t>(FragmentBytes(range.tiles(), header.tile_bytes)),
       .logical_tile_bytes = logical_tile_bytes};
+}
+
+// Nanoseconds of the wall clock: higher than all marks of the processes before, which lost less
+// than a page in each.
+uint64_t MarkBase() {
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::nanoseconds(now).count());
 }
 
 // A slot of host memory until it is published.
@@ -74,15 +82,20 @@ absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStar
   writer_ = std::make_unique<WriteThrough>(
       WriteThrough::Options{.pages_max = static_cast<size_t>(options_.ssd.write_queue_pages_max),
                             .bytes_max = has_below() ? host_->capacity_bytes() / kQueuedShare : 0,
-                            .flush_only_hit = only_hit()},
+                            .flush_only_hit = only_hit(),
+                            .mark_base = MarkBase(),
+                            .inherits = inherits_},
       *host_, *below_, [this](const KeyspaceId& keyspace, const PageKey& key) {
         if (events_.durable) events_.durable(keyspace, key);
       });
   promoter_ = std::make_unique<Promoter>(*host_, *below_, *writer_, *readers_);
   // What the process before had queued and not written.
-  if (has_below() && !only_hit()) {
-    writer_->Enqueue(host_->RefAbsentBelow(static_cast<size_t>(options_.ssd.write_queue_pages_max),
-                                           /*only_hit=*/false));
+  if (!has_below() || only_hit()) return absl::OkStatus();
+  size_t room = static_cast<size_t>(options_.ssd.write_queue_pages_max);
+  for (PageWalk walk = host_->BeginWalk(); !walk.over && room > 0;) {
+    const auto departures = host_->RefAbsentBelow(room, /*only_hit=*/false, &walk);
+    room -= std::min(room, departures.size());
+    writer_->Enqueue(departures);
   }
   return absl::OkStatus();
 }
@@ -108,6 +121,7 @@ absl::Status ThreeTierStore::OpenHost(StoreStart start) {
   const HostTier::Adopted adopted = host_->Adopt(
       std::move(*start.handed_over), [this](const FragmentMeta& meta) { return BelowOf(meta); });
   LogInfo("host tier: {} pages taken over, {} left out", adopted.pages, adopted.left_out);
+  inherits_ = adopted.left_out == 0;
   return absl::OkStatus();
 }
 
@@ -117,7 +131,7 @@ std::optional<Below> ThreeTierStore::BelowOf(const FragmentMeta& meta) const {
   for (const FragmentMeta& there : below_->Find(meta.keyspace, meta.key)) {
     if (there.range == meta.range && there.generation == meta.generation) return Below::kStored;
   }
-  return Below::kAbsent;
+  return only_hit() ? Below::kUnowed : Below::kAbsent;
 }
 
 absl::StatusOr<HandedOverMemory> ThreeTierStore::HandOver() {
@@ -179,24 +193,21 @@ std::vector<TileRange> ThreeTierStore::Present(const FragmentHeader& header) con
 
 absl::StatusOr<CommitOutcome> ThreeTierStore::Commit(const CommitRequest& request) {
   if (stopped_) return Stopped();
-  absl::StatusOr<FragmentHeader> header = ReadCommitHeader(request);
-  if (!header.ok()) {
-    if (absl::IsDataLoss(header.status())) verify_failures_.Add();
-    return header.status();
-  }
-  if (header->generation < below_->GenerationOf(header->keyspace)) {
+  const FragmentHeader& header = request.header;
+  CRUMB_RETURN_IF_ERROR(CheckCommit(request));
+  if (header.generation < below_->GenerationOf(header.keyspace)) {
     return absl::InvalidArgumentError("the fragment's generation was dropped");
   }
   int stored_tiles = 0;
-  const std::vector<TileRange> present = Present(*header);
-  const std::vector<TileRange> pieces = Subtract(header->range, present);
+  const std::vector<TileRange> present = Present(header);
+  const std::vector<TileRange> pieces = Subtract(header.range, present);
   if (!pieces.empty() &&
       present.size() + pieces.size() > static_cast<size_t>(options_.page_fragments_max)) {
     return absl::InvalidArgumentError(
         "the page would have more fragments than store.page_fragments_max allows");
   }
   for (const TileRange& piece : pieces) {
-    const absl::Status status = CommitPiece(*header, request, piece);
+    const absl::Status status = CommitPiece(request, piece);
     if (status.ok()) {
       stored_tiles += piece.tiles();
     } else if (absl::IsAborted(status)) {
@@ -205,25 +216,25 @@ absl::StatusOr<CommitOutcome> ThreeTierStore::Commit(const CommitRequest& reques
       return status;
     }
   }
-  const int known_tiles = header->range.tiles() - stored_tiles;
-  dedup_bytes_.Add(static_cast<uint64_t>(known_tiles) * header->tile_bytes);
+  const int known_tiles = header.range.tiles() - stored_tiles;
+  dedup_bytes_.Add(static_cast<uint64_t>(known_tiles) * header.tile_bytes);
   return stored_tiles > 0 ? CommitOutcome::kStored : CommitOutcome::kDeduplicated;
 }
 
-absl::Status ThreeTierStore::CommitPiece(const FragmentHeader& header, const CommitRequest& request,
-                                         const TileRange& piece) {
-  const FragmentMeta meta = MetaOf(header, piece, request.logical_tile_bytes);
+absl::Status ThreeTierStore::CommitPiece(const CommitRequest& request, const TileRange& piece) {
+  const FragmentMeta meta = MetaOf(request.header, piece, request.logical_tile_bytes);
   CRUMB_ASSIGN_OR_RETURN(const Slot slot, ReserveSlot(meta.keyspace, meta.bytes));
   absl::Status copied =
-      CopyFragment(header, request.fragment, piece, host_->Memory(slot).first(meta.bytes));
+      CopyFragment(request.header, request.tiles, piece, host_->Memory(slot).first(meta.bytes));
   if (!copied.ok()) {
     verify_failures_.Add();
     host_->Abandon(slot);
     return copied;
   }
-  const bool write_now = has_below() && !only_hit();
-  if (!write_now && has_below()) admission_rejected_.Add();
-  return Publish(meta, slot, write_now);
+  if (!has_below()) return Publish(meta, slot, Below::kRefused);
+  if (!only_hit()) return Publish(meta, slot, Below::kQueued);
+  admission_rejected_.Add();
+  return Publish(meta, slot, Below::kUnowed);
 }
 
 absl::StatusOr<Slot> ThreeTierStore::ReserveSlot(const KeyspaceId& keyspace, uint64_t bytes) {
@@ -236,12 +247,9 @@ absl::StatusOr<Slot> ThreeTierStore::ReserveSlot(const KeyspaceId& keyspace, uin
 }
 
 // Takes the slot, whatever comes of it.
-absl::Status ThreeTierStore::Publish(const FragmentMeta& meta, const Slot& slot, bool write_now) {
-  CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_->Publish(meta, slot,
-                                                               write_now     ? Below::kQueued
-                                                               : has_below() ? Below::kAbsent
-                                                                             : Below::kRefused));
-  if (write_now) {
+absl::Status ThreeTierStore::Publish(const FragmentMeta& meta, const Slot& slot, Below below) {
+  CRUMB_ASSIGN_OR_RETURN(const PageHandle page, host_->Publish(meta, slot, below));
+  if (below == Below::kQueued) {
     writer_->Enqueue(std::vector<Departure>{{page, meta}});
   } else {
     host_->Unref(std::span(&page, 1));
@@ -275,16 +283,15 @@ absl::StatusOr<CommitOutcome> ThreeTierStore::PublishIncoming(
     return Overlaps(there, header.range);
   });
   if (overlaps) {  // only the tiles that are missing, as pieces of their own
-    CommitRequest request;
-    request.keyspace = header.keyspace;
-    request.generation = header.generation;
-    request.fragment = slot->memory();
-    request.tiles_bytes = meta.tiles_bytes;
-    request.logical_tile_bytes = logical_tile_bytes;
-    return Commit(request);
+    return Commit({.header = header,
+                   .tiles = std::span<const std::byte>(slot->memory()).first(meta.tiles_bytes),
+                   .logical_tile_bytes = logical_tile_bytes});
   }
   const bool write_now = received == Received::kHome && has_below() && !only_hit();
-  const absl::Status published = Publish(meta, incoming.Take(), write_now);
+  const absl::Status published = Publish(meta, incoming.Take(),
+                                         write_now     ? Below::kQueued
+                                         : has_below() ? Below::kUnowed
+                                                       : Below::kRefused);
   if (published.ok()) return CommitOutcome::kStored;
   if (absl::IsAlreadyExists(published)) return CommitOutcome::kDeduplicated;
   if (absl::IsAborted(published)) {
@@ -293,14 +300,27 @@ absl::StatusOr<CommitOutcome> ThreeTierStore::PublishIncoming(
   return published;
 }
 
-void ThreeTierStore::Flush(std::function<void(absl::StatusOr<uint64_t>)> done) {
-  if (!has_below()) return done(uint64_t{0});
-  writer_->Flush([this, done = std::move(done)](const absl::Status& status) {
-    if (!status.ok()) return done(status);
+void ThreeTierStore::Flush(std::optional<uint64_t> since,
+                           std::function<void(const FlushReport&)> done) {
+  writer_->Flush(since, [this, done = std::move(done)](FlushReport report) {
     StoreStats stats;
     below_->AddStats(stats);
-    done(stats.ssd.pages);
+    report.durable_pages = stats.ssd.pages;
+    done(report);
   });
+}
+
+// Host memory first: a page is in the tier below before it leaves.
+Durability ThreeTierStore::DurabilityOf(const KeyspaceId& keyspace, const PageKey& key,
+                                        uint64_t generation, const TileRange& range) const {
+  if (!has_below()) return Durability::kNone;
+  const std::vector<TileRange> in_host = host_->Present(keyspace, key, generation);
+  std::vector<TileRange> stored;
+  for (const FragmentMeta& fragment : below_->Find(keyspace, key)) {
+    if (fragment.generation >= generation) stored.push_back(fragment.range);
+  }
+  if (Covers(stored, range)) return Durability::kDurable;
+  return in_host.empty() ? Durability::kNone : Durability::kPending;
 }
 
 uint32_t ThreeTierStore::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
@@ -321,9 +341,10 @@ uint64_t ThreeTierStore::PageBytes(const KeyspaceId& keyspace, const PageKey& ke
   return std::max(below, host_->PageBytes(keyspace, key));
 }
 
-// Devices and host memory first, then whatever is on its way down, then below, then what was on its
-// way up.
-uint32_t ThreeTierStore::Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+// Devices and host memory first, then the pages on their way down, then the tier below, then the
+// pages that were on their way up.
+absl::StatusOr<uint32_t> ThreeTierStore::Delete(const KeyspaceId& keyspace,
+                                                std::span<const PageKey> keys) {
   std::vector<PageKey> removed = devices_.Remove(keyspace, keys);
   const std::vector<PageKey> in_host = host_->Remove(keyspace, keys);
   removed.insert(removed.end(), in_host.begin(), in_host.end());
@@ -335,13 +356,15 @@ uint32_t ThreeTierStore::Delete(const KeyspaceId& keyspace, std::span<const Page
     const bool was_above = std::binary_search(removed.begin(), removed.end(), key);
     if (!was_above && !below_->Find(keyspace, key).empty()) ++only_below;
   }
-  below_->Remove(keyspace, keys);
+  const absl::Status below = below_->Remove(keyspace, keys).status();
   promoter_->WaitFor(keyspace, keys);
   host_->Remove(keyspace, keys);
+  CRUMB_RETURN_IF_ERROR(below);
   return static_cast<uint32_t>(removed.size()) + only_below;
 }
 
-uint64_t ThreeTierStore::DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) {
+absl::StatusOr<uint64_t> ThreeTierStore::DropKeyspace(const KeyspaceId& keyspace,
+                                                      uint64_t generation) {
   std::vector<PageKey> removed = devices_.Drop(keyspace, generation);
   const std::vector<PageKey> in_host = host_->Drop(keyspace, generation);
   removed.insert(removed.end(), in_host.begin(), in_host.end());
@@ -351,7 +374,8 @@ uint64_t ThreeTierStore::DropKeyspace(const KeyspaceId& keyspace, uint64_t gener
   for (const PageKey& key : removed) {
     if (below_->Find(keyspace, key).empty()) ++only_above;
   }
-  return only_above + below_->Drop(keyspace, generation);
+  CRUMB_ASSIGN_OR_RETURN(const uint64_t below, below_->Drop(keyspace, generation));
+  return only_above + below;
 }
 
 std::optional<PageKey> ThreeTierStore::ParentOf(const KeyspaceId& keyspace,
@@ -380,6 +404,7 @@ StoreStats ThreeTierStore::Stats() const {
   stats.dedup_bytes = dedup_bytes_.value();
   stats.write_queue_pages = writer_->queued();
   stats.write_queue_dropped = writer_->dropped();
+  stats.lost_pages = has_below() ? host_->lost_pages() : 0;
   stats.admission_rejected = admission_rejected_.value();
   stats.promoted_pages = promoter_->promoted();
   stats.demoted_pages = demoted_.value();

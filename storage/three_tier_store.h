@@ -49,7 +49,10 @@ class ThreeTierStore final : public TieredStore {
   std::span<const std::byte> Bytes(const FragmentRef& fragment) const override {
     return host_->Bytes(fragment);
   }
-  void Flush(std::function<void(absl::StatusOr<uint64_t>)> done) override;
+  void Flush(std::optional<uint64_t> since, std::function<void(const FlushReport&)> done) override;
+  uint64_t FlushMark() const override { return writer_->mark(); }
+  Durability DurabilityOf(const KeyspaceId& keyspace, const PageKey& key, uint64_t generation,
+                          const TileRange& range) const override;
   void SetPending(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
     pending_.Set(keyspace, keys);
   }
@@ -57,8 +60,9 @@ class ThreeTierStore final : public TieredStore {
   uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
     return Pin(keyspace, keys, TimePoint::min());
   }
-  uint32_t Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
-  uint64_t DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) override;
+  absl::StatusOr<uint32_t> Delete(const KeyspaceId& keyspace,
+                                  std::span<const PageKey> keys) override;
+  absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) override;
   absl::Status PutRecord(const std::string& name, const std::string& value) override {
     return below_->PutRecord(name, value);
   }
@@ -99,10 +103,9 @@ class ThreeTierStore final : public TieredStore {
   FragmentTierEvents DeviceEvents() const { return EventsOf(Tier::kDevice); }
   FragmentTierEvents BelowEvents();
   std::vector<TileRange> Present(const FragmentHeader& header) const;
-  absl::Status CommitPiece(const FragmentHeader& header, const CommitRequest& request,
-                           const TileRange& piece);
+  absl::Status CommitPiece(const CommitRequest& request, const TileRange& piece);
   absl::StatusOr<Slot> ReserveSlot(const KeyspaceId& keyspace, uint64_t bytes);
-  absl::Status Publish(const FragmentMeta& meta, const Slot& slot, bool write_now);
+  absl::Status Publish(const FragmentMeta& meta, const Slot& slot, Below below);
   void AcquireBelow(AcquireRequest request,
                     std::function<void(absl::StatusOr<AcquireResult>)> done);
   // Answers what is on devices, `pages`, together with what the tiers below answer for the rest.
@@ -127,6 +130,7 @@ class ThreeTierStore final : public TieredStore {
   Executor recency_;
   std::atomic<bool> stopped_ = false;
   std::atomic<bool> host_ready_ = false;
+  bool inherits_ = false;     // all pages of the process before
   TimePoint recency_synced_;  // recency_'s thread only
   Counter dedup_bytes_;
   Counter admission_rejected_;

@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/config_visitor.h"
+#include "common/flush_report.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
 #include "common/unique_fd.h"
@@ -98,12 +99,20 @@ struct LookupResult {
 
 enum class CommitOutcome : uint8_t { kStored, kDeduplicated };
 
+// A fragment to be committed. Others may write to the memory of its tiles meanwhile, so each of
+// their bytes is read once; everything else about the fragment is in `header`, which the caller
+// decoded from a private copy and checked against the keyspace.
 struct CommitRequest {
-  KeyspaceId keyspace;  // what the header must name
-  uint64_t generation = 0;
-  std::span<const std::byte> fragment;  // tiles, then the encoded header
-  uint32_t tiles_bytes = 0;             // where the header begins
-  uint32_t logical_tile_bytes = 0;      // of the same tile in BF16, for the bytes-saved counters
+  FragmentHeader header;
+  std::span<const std::byte> tiles;  // layer by layer and head by head
+  uint32_t logical_tile_bytes = 0;   // of the same tile in BF16, for the bytes-saved counters
+};
+
+// How a fragment stands with the tier that survives a crash.
+enum class Durability : uint8_t {
+  kNone,     // it is not here, or there is no such tier
+  kPending,  // it is in memory and may become durable
+  kDurable,  // all its tiles are synced to the SSD tier
 };
 
 // Host memory that a fragment from elsewhere is received into; nobody sees it until it is
@@ -173,10 +182,9 @@ class TieredStore {
                                                            StoreStart start = {});
   virtual ~TieredStore() = default;
 
-  // Copies a fragment from memory that others may be writing to, checks the copy's header and tile
-  // sums, and makes it visible. Pure CPU work. kDataLoss: header or sums are wrong;
-  // kInvalidArgument: keyspace, generation, size or ranges are; kResourceExhausted: every slot is
-  // leased.
+  // Copies a fragment's tiles, checks their sums on the way, and makes the copy visible. Pure CPU
+  // work. kDataLoss: a sum is wrong; kInvalidArgument: generation, size or ranges are;
+  // kResourceExhausted: every slot is leased.
   virtual absl::StatusOr<CommitOutcome> Commit(const CommitRequest& request) = 0;
 
   // Room for a fragment of the keyspace of `bytes`, tiles and header. kResourceExhausted: every
@@ -208,9 +216,17 @@ class TieredStore {
   // The bytes of a leased fragment, tiles and header. Valid until the lease ends.
   virtual std::span<const std::byte> Bytes(const FragmentRef& fragment) const = 0;
 
-  // Calls `done` once all that was committed before is durable; kUnavailable when the SSD tier is
-  // off or read-only, kOk with 0 when there is none configured.
-  virtual void Flush(std::function<void(absl::StatusOr<uint64_t> durable_pages)> done) = 0;
+  // Writes every page that was committed before, and admitted (store.ssd.admission), to the SSD
+  // tier, each once, and calls `done` with what came of it. Pages that only device pools hold are
+  // not covered. `since` is a mark: pages lost from there on are reported; without one, those lost
+  // since the last Flush without one.
+  virtual void Flush(std::optional<uint64_t> since,
+                     std::function<void(const FlushReport&)> done) = 0;
+  // A mark for a later Flush that covers every page committed from now on.
+  virtual uint64_t FlushMark() const = 0;
+  // How a page's tiles of `range`, of this generation or a newer one, stand. Does not block.
+  virtual Durability DurabilityOf(const KeyspaceId& keyspace, const PageKey& key,
+                                  uint64_t generation, const TileRange& range) const = 0;
 
   // Marks pages as being committed by somebody for a while: their misses get this reason, and
   // nobody waits for them.
@@ -219,11 +235,15 @@ class TieredStore {
   virtual uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                        TimePoint until) = 0;
   virtual uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
-  // Removes pages from every tier, durably; leased slots are reused when their leases end. Blocks
-  // on the SSD tier, and so do DropKeyspace and PutRecord.
-  virtual uint32_t Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
-  // Removes every page of the keyspace whose generation is below `generation`.
-  virtual uint64_t DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) = 0;
+  // Removes pages from every tier and returns how many were there; leased slots are reused when
+  // their leases end. kUnavailable: no page is served any more, but the SSD tier could not note it:
+  // pages may be there again after a restart. Blocks on the SSD tier, and so do DropKeyspace and
+  // PutRecord.
+  virtual absl::StatusOr<uint32_t> Delete(const KeyspaceId& keyspace,
+                                          std::span<const PageKey> keys) = 0;
+  // Removes every page of the keyspace whose generation is below `generation`. Error as Delete's.
+  virtual absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId& keyspace,
+                                                uint64_t generation) = 0;
 
   // Small persistent records of the server beside the index (node id, keyspaces, states). An empty
   // value removes the record, durably. Empty

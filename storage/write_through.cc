@@ -5,12 +5,20 @@
 #include <algorithm>
 #include <utility>
 
+#include "storage/coverage.h"
+
 namespace crumb::storage {
 namespace {
 
 // One sync covers a batch: large enough to be cheap, small enough to be soon.
 constexpr size_t kBatchFragmentsMax = 64;
 constexpr uint64_t kBatchBytesMax = uint64_t{64} << 20;
+
+FlushReport Stopping() {
+  FlushReport report;
+  report.failed = absl::UnavailableError("the store is stopping");
+  return report;
+}
 
 }  // namespace
 
@@ -20,6 +28,7 @@ WriteThrough::WriteThrough(const Options& options, HostTier& host, FragmentTier&
       host_(host),
       below_(below),
       durable_(std::move(durable)),
+      reported_(options.mark_base),
       thread_("crumb-ssd-write", [this] { Run(); }) {}
 
 WriteThrough::~WriteThrough() { Stop(TimePoint::min()); }
@@ -39,7 +48,7 @@ void WriteThrough::Enqueue(std::span<const Departure> departures) {
   }
   for (const Departure& refused : departures.subspan(taken)) {
     dropped_.Add();
-    host_.Return(refused, Below::kAbsent);
+    host_.Return(refused, refused.otherwise);
   }
 }
 
@@ -54,16 +63,16 @@ size_t WriteThrough::queued() const {
   return queue_.size() + under_way_.size();
 }
 
-void WriteThrough::Flush(FlushDone done) {
+void WriteThrough::Flush(std::optional<uint64_t> since, FlushDone done) {
   {
     MutexLock lock(&mutex_);
     if (!refusing_) {
-      flushes_.push_back({enqueued_, std::move(done)});
+      flushes_.push_back({enqueued_, since, std::move(done)});
       wake_.NotifyOne();
       return;
     }
   }
-  done(absl::UnavailableError("the store is stopping"));
+  done(Stopping());
 }
 
 void WriteThrough::WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
@@ -96,9 +105,9 @@ void WriteThrough::Stop(TimePoint deadline) {
   }
   for (const Departure& departure : left) {
     dropped_.Add();
-    host_.Return(departure, Below::kAbsent);
+    host_.Return(departure, departure.otherwise);
   }
-  for (FlushWaiter& flush : flushes) flush.done(absl::UnavailableError("the store is stopping"));
+  for (FlushWaiter& flush : flushes) flush.done(Stopping());
 }
 
 void WriteThrough::Run() {
@@ -112,12 +121,21 @@ void WriteThrough::Run() {
   }
 }
 
+bool WriteThrough::StopIsDue() const {
+  return stopping_ && std::chrono::steady_clock::now() >= stop_by_;
+}
+
 bool WriteThrough::NextBatch(std::vector<Departure>* batch) {
-  batch->clear();
-  uint64_t bytes = 0;
   MutexLock lock(&mutex_);
   while (queue_.empty() && flushes_.empty() && !stopping_) wake_.Wait(&mutex_);
-  if (stopping_ && (queue_.empty() || std::chrono::steady_clock::now() >= stop_by_)) return false;
+  if (stopping_ && (queue_.empty() || StopIsDue())) return false;
+  TakeBatch(batch);
+  return true;
+}
+
+void WriteThrough::TakeBatch(std::vector<Departure>* batch) {
+  batch->clear();
+  uint64_t bytes = 0;
   while (!queue_.empty() && batch->size() < kBatchFragmentsMax && bytes < kBatchBytesMax) {
     bytes += queue_.front().meta.bytes;
     batch->push_back(queue_.front());
@@ -125,7 +143,6 @@ bool WriteThrough::NextBatch(std::vector<Departure>* batch) {
   }
   queue_bytes_ -= bytes;
   under_way_ = *batch;
-  return true;
 }
 
 void WriteThrough::WriteBatch(std::span<const Departure> batch) {
@@ -134,7 +151,7 @@ void WriteThrough::WriteBatch(std::span<const Departure> batch) {
   for (const Departure& departure : batch) {
     const std::span<const std::byte> room = host_.View(departure);
     if (room.empty()) {
-      host_.Return(departure, Below::kAbsent);  // removed meanwhile
+      host_.Return(departure, departure.otherwise);  // removed meanwhile
       continue;
     }
     writes.push_back({departure.meta, room});
@@ -146,16 +163,30 @@ void WriteThrough::WriteBatch(std::span<const Departure> batch) {
 }
 
 void WriteThrough::Finish(const Departure& departure, const absl::Status& status) {
-  if (status.ok() || absl::IsAlreadyExists(status)) {
-    if (host_.Return(departure, Below::kStored)) {
+  // Some tiles that are there already do not make the fragment durable; all of them do.
+  if (status.ok() || (absl::IsAlreadyExists(status) && IsStored(departure.meta))) {
+    const bool whole = host_.Return(departure, Below::kStored);
+    // The tier may have evicted the page already, and said so before it counted as stored here.
+    if (!IsStored(departure.meta)) {
+      host_.ForgetBelow(departure.meta.keyspace, departure.meta.key);
+    } else if (whole) {
       durable_pages_.Add();
       durable_(departure.meta.keyspace, departure.meta.key);
     }
     return;
   }
   const bool can_never_be = absl::IsResourceExhausted(status) || absl::IsAborted(status);
+  write_failure_ = std::string(status.message());
   dropped_.Add();
-  host_.Return(departure, can_never_be ? Below::kRefused : Below::kAbsent);
+  host_.Return(departure, can_never_be ? Below::kRefused : departure.otherwise);
+}
+
+bool WriteThrough::IsStored(const FragmentMeta& fragment) const {
+  std::vector<TileRange> stored;
+  for (const FragmentMeta& there : below_.Find(fragment.keyspace, fragment.key)) {
+    if (there.generation >= fragment.generation) stored.push_back(there.range);
+  }
+  return Covers(stored, fragment.range);
 }
 
 void WriteThrough::EndBatch(size_t taken_from_queue) {
@@ -166,35 +197,88 @@ void WriteThrough::EndBatch(size_t taken_from_queue) {
 }
 
 void WriteThrough::AnswerFlushes() {
-  std::vector<FlushDone> ready;
+  std::vector<FlushWaiter> ready;
   {
     MutexLock lock(&mutex_);
     while (!flushes_.empty() && flushes_.front().ticket <= written_) {
-      ready.push_back(std::move(flushes_.front().done));
+      ready.push_back(std::move(flushes_.front()));
       flushes_.pop_front();
     }
   }
   if (ready.empty()) return;
-  WriteWhatDidNotFit();
-  absl::Status status = below_.Writable();
-  if (status.ok()) status = below_.Sync();
-  for (const FlushDone& done : ready) done(status);
+  const FlushReport found = FlushAll();
+  for (const FlushWaiter& flush : ready) {
+    flush.done(ReportFor(found, flush.since));
+  }
 }
 
-void WriteThrough::WriteWhatDidNotFit() {
+FlushReport WriteThrough::ReportFor(const FlushReport& found, std::optional<uint64_t> since) {
+  FlushReport report = found;
+  if (!found.failed.ok()) return report;
+  if (since && *since < options_.mark_base && !options_.inherits) {
+    report.failed = absl::DataLossError(
+        "crumbd was started again after pages were committed: those that were not durable are "
+        "gone");
+  }
+  const uint64_t from = std::max(since.value_or(reported_), options_.mark_base);
+  report.lost_pages = found.mark - std::min(found.mark, from);
+  if (!since) reported_ = found.mark;
+  return report;
+}
+
+FlushReport WriteThrough::FlushAll() {
+  PageWalk walk = host_.BeginWalk();
+  // Pages that leave host memory meanwhile are queued behind what this walk has passed.
+  if (!WriteAbsent() || !WriteQueued()) return Stopping();
+  FlushReport report;
+  const absl::Status writable = below_.Writable();
+  NotBelow missing;
+  while (!walk.over) host_.CountNotBelow(options_.flush_only_hit, &walk, &missing);
+  const uint64_t in_memory = missing.absent + missing.refused;
+  (writable.ok() ? report.no_room_pages : report.tier_off_pages) = in_memory;
+  report.unread_pages = missing.unread;
+  if (in_memory > 0) {
+    report.why = writable.ok() ? write_failure_ : std::string(writable.message());
+  }
+  report.mark = mark();
+  if (writable.ok()) report.failed = below_.Sync();
+  return report;
+}
+
+bool WriteThrough::WriteQueued() {
+  uint64_t last;
+  {
+    MutexLock lock(&mutex_);
+    last = enqueued_;
+  }
+  while (true) {
+    std::vector<Departure> batch;
+    {
+      MutexLock lock(&mutex_);
+      if (StopIsDue()) return false;
+      if (written_ >= last || queue_.empty()) return true;
+      TakeBatch(&batch);
+    }
+    WriteBatch(batch);
+    EndBatch(batch.size());
+  }
+}
+
+bool WriteThrough::WriteAbsent() {
   // Each page is tried once: a tier smaller than host memory would never be done.
-  for (uint64_t left = host_.Stats().pages; left > 0 && below_.Writable().ok();) {
+  for (PageWalk walk = host_.BeginWalk(); !walk.over && below_.Writable().ok();) {
     const std::vector<Departure> batch =
-        host_.RefAbsentBelow(std::min<uint64_t>(left, kBatchFragmentsMax), options_.flush_only_hit);
-    if (batch.empty()) return;
+        host_.RefAbsentBelow(kBatchFragmentsMax, options_.flush_only_hit, &walk);
     {
       MutexLock lock(&mutex_);
       under_way_ = batch;
     }
     WriteBatch(batch);
     EndBatch(0);
-    left -= std::min<uint64_t>(left, batch.size());
+    MutexLock lock(&mutex_);
+    if (StopIsDue()) return false;
   }
+  return true;
 }
 
 }  // namespace crumb::storage

@@ -5,10 +5,13 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/flush_report.h"
 #include "common/metrics.h"
 #include "common/mutex.h"
 #include "common/thread.h"
@@ -19,15 +22,19 @@ namespace crumb::storage {
 
 // Brings host fragments to the tier below in batches, on a thread of its own that sleeps when there
 // is nothing to write. Queued fragments keep their slots, so the queue is bounded in pages and in
-// bytes; what does not fit is not written now, and counted. Thread-safe.
+// bytes. A fragment that does not fit stays in host memory, counted, and is written when its page
+// leaves or by the next Flush; if its page leaves while the queue is full, it is lost, and the next
+// Flush reports it. Thread-safe.
 class WriteThrough {
  public:
   struct Options {
     size_t pages_max = 4096;      // fragments queued
     uint64_t bytes_max = 0;       // and their bytes
-    bool flush_only_hit = false;  // what Flush takes beyond the queue
+    bool flush_only_hit = false;  // Flush leaves out pages that were not read since they came
+    uint64_t mark_base = 0;       // of this process's marks: higher than those of any before
+    bool inherits = false;        // this process has every page of the one before
   };
-  using FlushDone = std::function<void(absl::Status)>;
+  using FlushDone = std::function<void(const FlushReport&)>;
 
   // `durable` hears of each page that is below as a whole, on the writer's thread.
   WriteThrough(const Options& options, HostTier& host, FragmentTier& below,
@@ -39,8 +46,11 @@ class WriteThrough {
   // Bytes of fragments there is room for.
   uint64_t room_bytes() const;
 
-  // Calls `done` when everything queued before is durable, and with it what did not fit earlier.
-  void Flush(FlushDone done);
+  // Writes what is queued and, page by page and each once, what else host memory has and the tier
+  // below lacks. Then calls `done`, on the writer's thread unless the writer is stopping, with
+  // everything but durable_pages. `since` as TieredStore::Flush has it.
+  void Flush(std::optional<uint64_t> since, FlushDone done);
+  uint64_t mark() const { return options_.mark_base + host_.lost_pages(); }
 
   // Blocks until no write of these pages is under way.
   void WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys);
@@ -54,18 +64,28 @@ class WriteThrough {
 
  private:
   struct FlushWaiter {
-    uint64_t ticket = 0;  // done when so many were written
+    uint64_t ticket = 0;  // begins when so many were written
+    std::optional<uint64_t> since;
     FlushDone done;
   };
 
   void Run();
   // Waits for work and marks a batch as under way; false: the thread ends.
   bool NextBatch(std::vector<Departure>* batch);
+  // Moves the next fragments from the queue to `batch` and marks them as under way.
+  void TakeBatch(std::vector<Departure>* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool StopIsDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void WriteBatch(std::span<const Departure> batch);
   void Finish(const Departure& departure, const absl::Status& status);
+  bool IsStored(const FragmentMeta& fragment) const;
   void EndBatch(size_t taken_from_queue);
   void AnswerFlushes();
-  void WriteWhatDidNotFit();
+  FlushReport FlushAll();
+  // What the caller that gave `since` is to know.
+  FlushReport ReportFor(const FlushReport& found, std::optional<uint64_t> since);
+  // Each ends early, with false, when the writer has to stop.
+  bool WriteQueued();
+  bool WriteAbsent();
 
   const Options options_;
   HostTier& host_;
@@ -73,6 +93,9 @@ class WriteThrough {
   const FragmentTier::PageFunction durable_;
   Counter dropped_;
   Counter durable_pages_;
+  // The writer thread's: the mark of the last Flush without one, and why the last write failed.
+  uint64_t reported_;
+  std::string write_failure_;
 
   mutable Mutex mutex_;
   CondVar wake_;

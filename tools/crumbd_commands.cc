@@ -229,9 +229,21 @@ absl::StatusOr<CommandResult> Run(const DropCommand& command, const Context& con
 }
 
 absl::StatusOr<CommandResult> Run(const FlushCommand&, const Context& context) {
-  CRUMB_ASSIGN_OR_RETURN(const uint64_t durable, context.crumbd.Flush(context.timeout));
-  return CommandResult::Done(fmt::format("durable; {} pages are on the SSD tier\n", durable),
-                             {{"durable_pages", durable}});
+  CRUMB_ASSIGN_OR_RETURN(const FlushReport report, context.crumbd.FlushPages(context.timeout));
+  std::string text = fmt::format("{}{} pages are on the SSD tier\n",
+                                 report.ToStatus().ok() ? "durable; " : "", report.durable_pages);
+  if (report.unread_pages > 0) {
+    text += fmt::format("{} pages are in memory only: the SSD tier admits pages that were read\n",
+                        report.unread_pages);
+  }
+  // Counts and failure together: what is durable is shown, and the rest is an error.
+  return CommandResult{std::move(text),
+                       {{"durable_pages", report.durable_pages},
+                        {"tier_off_pages", report.tier_off_pages},
+                        {"no_room_pages", report.no_room_pages},
+                        {"lost_pages", report.lost_pages},
+                        {"unread_pages", report.unread_pages}},
+                       report.ToStatus()};
 }
 
 absl::StatusOr<CommandResult> Run(const PinCommand& command, const Context& context) {

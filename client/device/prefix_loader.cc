@@ -215,6 +215,7 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
   for (size_t i = 0; i < slots.size(); ++i) {
     auto page = parts_.geometry.NewPage(from[i]->format, std::move(slots[i]), run);
     page->key = from[i]->key;
+    page->generation = from[i]->generation;
     page->parent = from[i]->parent;
     page->position = from[i]->position;
     page->over_int2_prefix = from[i]->over_int2_prefix;

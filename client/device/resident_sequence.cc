@@ -70,6 +70,7 @@ bool ResidentSequence::Publishes(int index) const {
 UnsettledPage ResidentSequence::AddPage(std::shared_ptr<DevicePage> page) {
   const int index = static_cast<int>(pages.size());
   log.Identify(index, *page);
+  page->generation = keyspace->generation;
   pages.push_back(parts.starter.table().Wrap(page));
   stats_.stored_bytes += page->bytes;
   return {.page = std::move(page),

@@ -78,7 +78,8 @@ CRUMB_API void crumb_client_close(crumb_client* client);
 CRUMB_API int crumb_client_connected(crumb_client* client);
 /* CRUMB_UNAVAILABLE: no connection within the time. */
 CRUMB_API crumb_code crumb_client_wait_connected(crumb_client* client, uint32_t timeout_ms);
-/* Waits until all that was committed before is durable. `durable_pages` may be NULL. */
+/* Waits until all that was committed before is durable. An error's message names how many pages are
+ * not, and why. `durable_pages` may be NULL. */
 CRUMB_API crumb_code crumb_client_flush(crumb_client* client, uint32_t timeout_ms,
                                         uint64_t* durable_pages);
 

@@ -11,6 +11,11 @@
 namespace crumb::server {
 namespace {
 
+uint64_t GenerationOf(const CallContext& context, const KeyspaceId& id) {
+  const auto keyspace = context.keyspaces.Find(id);
+  return keyspace == nullptr ? 0 : keyspace->generation.load();
+}
+
 void Fill(const Keyspace& keyspace, v1::OpenKeyspaceResponse* response) {
   response->set_keyspace(std::string(keyspace.id.view()));
   response->set_generation(keyspace.generation.load());
@@ -98,7 +103,7 @@ void SetKeyspaceState(const CallContext& context, const v1::SetKeyspaceStateRequ
         LogWarning("keyspace {} is in state {} now, set by '{}': {}", id.ToHex(),
                    state == ServingState::kBf16 ? "bf16" : "active", request.who(),
                    request.reason());
-        TellSessions(context, {id, state, request.reason()});
+        TellSessions(context, {id, state, request.reason(), GenerationOf(context, id)});
         return absl::OkStatus();
       },
       std::move(done));
@@ -114,8 +119,14 @@ void DropKeyspace(const CallContext& context, const v1::DropKeyspaceRequest& req
       context,
       [context, id = (*keyspace)->id, response]() -> absl::Status {
         CRUMB_ASSIGN_OR_RETURN(const uint64_t generation, context.keyspaces.RaiseGeneration(id));
-        const uint64_t pages = context.store.DropKeyspace(id, generation);
-        LogInfo("keyspace {} was dropped: {} pages, generation {} now", id.ToHex(), pages,
+        // The record has the new generation: whatever comes, no older page is served again.
+        const absl::StatusOr<uint64_t> pages = context.store.DropKeyspace(id, generation);
+        if (const auto dropped = context.keyspaces.Find(id)) {
+          TellSessions(context, {id, dropped->state.load(), context.keyspaces.ReasonOf(id).reason,
+                                 generation});
+        }
+        CRUMB_RETURN_IF_ERROR(pages.status());
+        LogInfo("keyspace {} was dropped: {} pages, generation {} now", id.ToHex(), *pages,
                 generation);
         response->set_generation(generation);
         return absl::OkStatus();

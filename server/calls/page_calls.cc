@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/calls/page_calls.h"
 
+#include <optional>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -100,21 +101,34 @@ void Delete(const CallContext& context, const v1::DeleteRequest& request,
       context,
       [context, id = (*keyspace)->id, tenant = (*keyspace)->tenant, keys = *std::move(keys),
        response]() -> absl::Status {
-        response->set_deleted_pages(context.store.Delete(id, keys));
+        const absl::StatusOr<uint32_t> deleted = context.store.Delete(id, keys);
+        if (deleted.ok()) response->set_deleted_pages(*deleted);
         if (context.held != nullptr) context.held->Unpin(tenant, keys);
-        if (context.cluster == nullptr) return absl::OkStatus();
-        return context.cluster->NoteDeletion(id, keys);
+        // Other nodes delete the pages whether this one can note it or not.
+        if (context.cluster != nullptr) {
+          CRUMB_RETURN_IF_ERROR(context.cluster->NoteDeletion(id, keys));
+        }
+        return deleted.status();
       },
       std::move(done));
 }
 
-void Flush(const CallContext& context, v1::FlushResponse* response, Done done) {
+void Flush(const CallContext& context, const v1::FlushRequest& request, v1::FlushResponse* response,
+           Done done) {
   const TimePoint started = context.clock.Now();
-  context.store.Flush([context, started, response,
-                       done = std::move(done)](const absl::StatusOr<uint64_t>& durable_pages) {
+  std::optional<uint64_t> since;
+  if (request.has_since()) since = request.since();
+  context.store.Flush(since, [context, started, response, report = request.report(),
+                              done = std::move(done)](const FlushReport& found) {
     context.metrics.stages.of(Stage::kFlush).Observe(SecondsBetween(started, context.clock.Now()));
-    if (durable_pages.ok()) response->set_durable_pages(*durable_pages);
-    done(durable_pages.status());
+    response->set_durable_pages(found.durable_pages);
+    response->set_tier_off_pages(found.tier_off_pages);
+    response->set_no_room_pages(found.no_room_pages);
+    response->set_lost_pages(found.lost_pages);
+    response->set_unread_pages(found.unread_pages);
+    response->set_why(found.why);
+    response->set_mark(found.mark);
+    done(report ? found.failed : found.ToStatus());
   });
 }
 

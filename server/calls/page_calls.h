@@ -16,6 +16,7 @@ void Pin(const CallContext& context, TimePoint deadline, const v1::PinRequest& r
          v1::PinResponse* response, Done done);
 void Delete(const CallContext& context, const v1::DeleteRequest& request,
             v1::DeleteResponse* response, Done done);
-void Flush(const CallContext& context, v1::FlushResponse* response, Done done);
+void Flush(const CallContext& context, const v1::FlushRequest& request, v1::FlushResponse* response,
+           Done done);
 
 }  // namespace crumb::server

@@ -60,6 +60,7 @@ absl::Status PutAssembler::Begin(const std::string& bytes) {
 }
 
 void PutAssembler::Commit() {
+  if (response_.flush_mark() == 0) response_.set_flush_mark(context_.store.FlushMark());
   std::string why;
   response_.add_outcomes(CommitFragment(context_, *keyspace_, fragment_,
                                         static_cast<uint32_t>(tiles_bytes_), nullptr, &why));

@@ -11,6 +11,7 @@
 #include "server/calls/device_calls.h"
 #include "server/calls/field_bounds.h"
 #include "server/cluster/cluster.h"
+#include "storage/incoming_fragment.h"
 
 namespace crumb::server {
 namespace {
@@ -61,6 +62,7 @@ absl::Status CheckQuota(const CallContext& context, const Keyspace& keyspace, ui
 
 void RunCommit(const CallContext& context, CommitWork& work) {
   const TimePoint started = context.clock.Now();
+  work.response->set_flush_mark(context.store.FlushMark());  // before any of them can be lost
   context.metrics.stages.of(Stage::kCommitQueue).Observe(SecondsBetween(work.queued_at, started));
   for (size_t i = 0; i < work.pieces.size(); ++i) {
     std::string why;
@@ -168,39 +170,36 @@ v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& key
                                          "header_offsets: {} is not within the {} bytes reserved",
                                          tiles_bytes, fragment.size())));
   }
-  // A copy, since the writer may change the bytes meanwhile. The store checks a copy of its own for
-  // what makes bytes right; what is checked here only (shape within the keyspace) readers check
-  // again.
+  // The writer may change the bytes at any time. The header is taken once, and every check here and
+  // in the store is of this copy; the store reads each byte of the tiles once.
   const auto header_bytes = fragment.subspan(tiles_bytes);
   const size_t header_max = FragmentHeaderBytes(keyspace.geometry.all_tiles().tiles());
-  const std::vector<std::byte> copy(
-      header_bytes.begin(), header_bytes.begin() + static_cast<std::ptrdiff_t>(
-                                                       std::min(header_bytes.size(), header_max)));
-  const absl::StatusOr<FragmentHeader> header = DecodeFragmentHeader(copy);
+  storage::CommitRequest request;
+  absl::StatusOr<FragmentHeader> header = storage::TakeHeader(header_bytes, header_max);
   if (!header.ok()) return refuse(Refusal::kChecksum, header.status());
-  const absl::Status belongs = keyspace.CheckHeader(*header);
+  request.header = *std::move(header);
+  const absl::Status belongs = keyspace.CheckHeader(request.header);
   if (!belongs.ok()) return refuse(Refusal::kInvalid, belongs);
+  if (header_bytes.size() != FragmentHeaderBytes(request.header.range.tiles())) {
+    return refuse(Refusal::kInvalid, absl::InvalidArgumentError(
+                                         "the fragment's size differs from what its header says"));
+  }
   const absl::Status quota = CheckQuota(context, keyspace, fragment.size());
   if (!quota.ok()) return refuse(Refusal::kQuota, quota);
-  if (notices != nullptr) context.events.AwaitDurable(header->key, notices);
-  storage::CommitRequest request;
-  request.keyspace = keyspace.id;
-  request.generation = header->generation;
-  request.fragment = fragment;
-  request.tiles_bytes = tiles_bytes;
+  request.tiles = fragment.first(tiles_bytes);
   request.logical_tile_bytes = keyspace.geometry.bf16_tile_bytes();
   const absl::StatusOr<storage::CommitOutcome> outcome = context.store.Commit(request);
-  if (outcome.ok() && *outcome == storage::CommitOutcome::kStored) {
-    if (context.cluster != nullptr) context.cluster->Committed(*header);
-    return v1::COMMIT_OUTCOME_STORED;
-  }
-  if (notices != nullptr) context.events.ForgetDurable(header->key);
-  if (outcome.ok()) return v1::COMMIT_OUTCOME_DEDUPLICATED;
   if (absl::IsResourceExhausted(outcome.status())) {
     return refuse(Refusal::kNoRoom, outcome.status());
   }
-  return refuse(absl::IsDataLoss(outcome.status()) ? Refusal::kChecksum : Refusal::kInvalid,
-                outcome.status());
+  if (!outcome.ok()) {
+    return refuse(absl::IsDataLoss(outcome.status()) ? Refusal::kChecksum : Refusal::kInvalid,
+                  outcome.status());
+  }
+  if (notices != nullptr) context.events.AwaitDurable(request.header, notices);
+  if (*outcome == storage::CommitOutcome::kDeduplicated) return v1::COMMIT_OUTCOME_DEDUPLICATED;
+  if (context.cluster != nullptr) context.cluster->Committed(request.header);
+  return v1::COMMIT_OUTCOME_STORED;
 }
 
 }  // namespace crumb::server

@@ -375,11 +375,12 @@ void RunningCluster::ApplyChanges(const KeyspaceId& id, const KeyspaceChanges& c
   if (changes.any) metrics_.keyspace_merges.Add();
   if (changes.generation) {
     const uint64_t generation = parts_.keyspaces.Find(id)->generation.load();
-    const uint64_t pages = parts_.store.DropKeyspace(id, generation);
-    LogInfo("keyspace {} was dropped by another node: {} pages, generation {} now", id.ToHex(),
-            pages, generation);
+    const absl::StatusOr<uint64_t> pages = parts_.store.DropKeyspace(id, generation);
+    LogInfo("keyspace {} was dropped by another node: {} pages, generation {} now{}", id.ToHex(),
+            pages.value_or(0), generation,
+            pages.ok() ? "" : "; their room is not free yet: " + pages.status().ToString());
   }
-  if (changes.state) parts_.state_changed(id);
+  if (changes.state || changes.generation) parts_.state_changed(id);
   std::vector<PageKey> deleted = changes.deleted;
   if (changes.all_deleted) {
     parts_.store.ForEachPage(
@@ -389,7 +390,11 @@ void RunningCluster::ApplyChanges(const KeyspaceId& id, const KeyspaceChanges& c
         "all its {} pages",
         id.ToHex(), deleted.size());
   }
-  if (!deleted.empty()) parts_.store.Delete(id, deleted);
+  if (deleted.empty()) return;
+  if (const auto gone = parts_.store.Delete(id, deleted); !gone.ok()) {
+    LogWarning("keyspace {}: {} pages that another node deleted may be back after a restart: {}",
+               id.ToHex(), deleted.size(), gone.status().ToString());
+  }
 }
 
 // Among so few nodes it is worth a connection that may not be needed.

@@ -35,10 +35,10 @@ grpc::ServerUnaryReactor* CacheService::DropKeyspace(Context* call,
   });
 }
 
-grpc::ServerUnaryReactor* CacheService::Flush(Context* call, const v1::FlushRequest*,
+grpc::ServerUnaryReactor* CacheService::Flush(Context* call, const v1::FlushRequest* request,
                                               v1::FlushResponse* response) {
   return AnswerLater(call, Rpc::kFlush, [&](const CallContext& context, const Done& done) {
-    server::Flush(context, response, done);
+    server::Flush(context, *request, response, done);
   });
 }
 

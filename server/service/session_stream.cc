@@ -37,6 +37,7 @@ v1::SessionResponse ToProto(const NoticeQueue::Notice& notice) {
     message.mutable_keyspace_state()->set_keyspace(std::string(change.keyspace.view()));
     message.mutable_keyspace_state()->set_state(ToProto(change.state));
     message.mutable_keyspace_state()->set_reason(change.reason);
+    message.mutable_keyspace_state()->set_generation(change.generation);
   }
   return message;
 }

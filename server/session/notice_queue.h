@@ -30,6 +30,7 @@ class NoticeQueue {
     KeyspaceId keyspace;
     ServingState state;
     std::string reason;
+    uint64_t generation = 0;
   };
   struct SlabGone {
     uint32_t slab = 0;

@@ -13,6 +13,9 @@ namespace {
 
 using Name = std::pair<KeyspaceId, PageKey>;
 
+// A larger count of accesses is damage: accesses that follow must still be larger than it.
+constexpr uint64_t kAccessMax = UINT64_MAX / 2;
+
 // How many ancestors each page has among the entries; a ring of parents counts to where it closes.
 class DepthTable {
  public:
@@ -58,7 +61,7 @@ absl::StatusOr<RecoveredIndex> ReadIndex(const SsdIndex& index) {
   CRUMB_RETURN_IF_ERROR(index.ForEach(IndexKind::kAccess, [&](auto key, auto value) {
     const auto name = DecodeAccessKey(key);
     const auto access = DecodeNumber(value);
-    if (name.ok() && access.ok()) {
+    if (name.ok() && access.ok() && *access <= kAccessMax) {
       read.accesses[*name] = *access;
     } else {
       read.damaged.Delete(std::string(key));

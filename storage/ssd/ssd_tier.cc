@@ -63,6 +63,7 @@ SsdTier::SsdTier(const SsdOptions& options, const Clock& clock, FragmentTierEven
              {.granule_bytes = folder_->alignment(), .page_bytes = folder_->alignment()}) {}
 
 SsdTier::~SsdTier() {
+  // An error costs the order in which pages were used, which no caller was promised.
   if (index_ != nullptr) Sync().IgnoreError();
 }
 
@@ -124,6 +125,7 @@ void SsdTier::FinishGet(const FragmentMeta& meta, PageHandle page, const absl::S
   verify_failures_.Add();
   LogWarning("SSD tier {}: page {} is dropped: {}", options_.path, meta.key.ToHex(),
              std::string(status.message()));
+  // An error is no harm: a damaged page that a restart brings back fails the same check again.
   WriteIndex({}).IgnoreError();
   Announce();
 }
@@ -167,7 +169,7 @@ absl::Status SsdTier::Sync() {
     {
       MutexLock lock(&mutex_);
       batch = TakeRecency();
-      if (batch.changes.empty() && leaving_.deletes.changes.empty()) return absl::OkStatus();
+      if (batch.changes.empty() && leaving_.changes.changes.empty()) return absl::OkStatus();
     }
     CRUMB_RETURN_IF_ERROR(Writable());
     CRUMB_RETURN_IF_ERROR(WriteIndex(batch));

@@ -41,8 +41,9 @@ class SsdTier final : public FragmentTier {
   absl::Status Get(const FragmentMeta& fragment, std::span<std::byte> room) override;
   void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
   uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint until) override;
-  uint32_t Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
-  uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) override;
+  absl::StatusOr<uint32_t> Remove(const KeyspaceId& keyspace,
+                                  std::span<const PageKey> keys) override;
+  absl::StatusOr<uint64_t> Drop(const KeyspaceId& keyspace, uint64_t generation) override;
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override;
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override;
   void ForEachPage(const KeyspaceId& keyspace,
@@ -60,9 +61,10 @@ class SsdTier final : public FragmentTier {
     std::optional<Slot> slot;
     absl::Status status;
   };
-  // Index entries that must be gone before what they name may be used again.
+  // Index entries that must be gone before what they name may be used again. They are written with
+  // the next index write, whatever that is for, and kept until one succeeds.
   struct Leaving {
-    IndexBatch deletes;
+    IndexBatch changes;  // deletes, and generations of dropped keyspaces
     std::vector<Slot> slots;
     std::vector<PageHandle> pages;  // referred to
   };
@@ -81,6 +83,8 @@ class SsdTier final : public FragmentTier {
   // Holds entries against extents and generations, and takes back what fits.
   void TakeBack(RecoveredIndex recovered, IndexBatch* discarded);
   bool TakeBack(const IndexEntry& entry, TimePoint now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Whether the slot lies within an extent's intact bytes and has room for the fragment.
+  bool IsIntact(const IndexEntry& entry) const;
 
   // The stages of Put.
   void BeginPut();

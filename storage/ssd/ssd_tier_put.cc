@@ -66,7 +66,8 @@ void SsdTier::RemoveOlderGenerations(std::span<const FragmentWrite> fragments) {
       found = true;
     }
   }
-  if (found) WriteIndex({}).IgnoreError();  // health has noted it
+  // An error is no loss: the deletes go, in front, into the same index write as the new entries.
+  if (found) WriteIndex({}).IgnoreError();
 }
 
 void SsdTier::FindRoom(std::span<const Incoming> earlier, Incoming& incoming) {
@@ -159,7 +160,7 @@ void SsdTier::WriteEntries(std::span<Incoming> incoming) {
 
 void SsdTier::GiveUp(Incoming& incoming, const absl::Status& status) {
   const FragmentMeta& meta = incoming.write->meta;
-  leaving_.deletes.Delete(FragmentKey(meta.keyspace, meta.key, meta.range));
+  leaving_.changes.Delete(FragmentKey(meta.keyspace, meta.key, meta.range));
   leaving_.slots.push_back(*incoming.slot);
   incoming.slot.reset();
   incoming.status = status;

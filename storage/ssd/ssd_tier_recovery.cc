@@ -34,6 +34,7 @@ absl::Status SsdTier::BeginAnew(const absl::Status& damage) {
     kept.Put(std::string(key), std::string(value));
   };
   if (index_ != nullptr) {
+    // What cannot be read is lost with the pages that it is about: the new index has none.
     index_->ForEach(IndexKind::kGeneration, keep).IgnoreError();
     index_->ForEach(IndexKind::kRecord, keep).IgnoreError();
     index_.reset();
@@ -63,6 +64,10 @@ absl::Status SsdTier::Recover() {
     const IndexBatch piece{{from, from + static_cast<ptrdiff_t>(size)}};
     if (absl::Status status = index_->Write(piece); !status.ok()) {
       health_.Failed(TierHealth::Operation::kWrite, status);
+      // Their slots count as free, so they must be gone before an entry names one of these slots
+      // again: after the next restart the older entry would win. The next index write takes them.
+      MutexLock lock(&mutex_);
+      leaving_.changes.changes.assign(from, discarded.changes.end());
       break;
     }
   }
@@ -100,15 +105,18 @@ void SsdTier::TakeBack(RecoveredIndex recovered, IndexBatch* discarded) {
   table_.TakeChanges();
 }
 
-bool SsdTier::TakeBack(const IndexEntry& entry, TimePoint now) {
+bool SsdTier::IsIntact(const IndexEntry& entry) const {
   const auto extent =
       std::find_if(files_->found().begin(), files_->found().end(),
                    [&](const auto& found) { return found.number == entry.slot.region; });
-  if (extent == files_->found().end() ||
-      entry.slot.offset + entry.slot.bytes > extent->intact_bytes ||
-      !table_.slots().Claim(entry.slot, SlotAllocator::kNoOwner)) {
-    return false;
-  }
+  // Differences, for the sum of offset and size may wrap.
+  return extent != files_->found().end() && entry.slot.offset <= extent->intact_bytes &&
+         entry.slot.bytes <= extent->intact_bytes - entry.slot.offset &&
+         StoredBytes(entry.meta) <= entry.slot.bytes;
+}
+
+bool SsdTier::TakeBack(const IndexEntry& entry, TimePoint now) {
+  if (!IsIntact(entry) || !table_.slots().Claim(entry.slot, SlotAllocator::kNoOwner)) return false;
   const absl::StatusOr<PageHandle> page =
       table_.Insert(entry.meta, entry.slot, Below::kStored, now);
   if (!page.ok()) {

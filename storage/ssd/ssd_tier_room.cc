@@ -113,9 +113,9 @@ bool SsdTier::RemoveAnExtent() {
 void SsdTier::Hide(PageHandle page, RemovalReason reason) {
   const Page& leaving = table_[page];
   for (const Fragment& fragment : leaving.fragments) {
-    leaving_.deletes.Delete(FragmentKey(leaving.keyspace, leaving.key, fragment.range));
+    leaving_.changes.Delete(FragmentKey(leaving.keyspace, leaving.key, fragment.range));
   }
-  leaving_.deletes.Delete(AccessKey(leaving.keyspace, leaving.key));
+  leaving_.changes.Delete(AccessKey(leaving.keyspace, leaving.key));
   leaving_.pages.push_back(page);
   table_.Ref(page);
   table_.Remove(page, reason, clock_.Now());
@@ -127,11 +127,11 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
     MutexLock lock(&mutex_);
     while (index_busy_) index_free_.Wait(&mutex_);
     // Another call's write may have taken along what this one is for.
-    if (batch.changes.empty() && leaving_.deletes.changes.empty()) return absl::OkStatus();
+    if (batch.changes.empty() && leaving_.changes.changes.empty()) return absl::OkStatus();
     index_busy_ = true;
     std::swap(leaving, leaving_);
   }
-  IndexBatch all = leaving.deletes;
+  IndexBatch all = leaving.changes;
   all.changes.insert(all.changes.end(), batch.changes.begin(), batch.changes.end());
   absl::Status status = index_->Write(all);
   if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
@@ -147,13 +147,14 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
   const auto prepend = [](auto& to, const auto& from) {
     to.insert(to.begin(), from.begin(), from.end());
   };
-  prepend(leaving_.deletes.changes, leaving.deletes.changes);
+  prepend(leaving_.changes.changes, leaving.changes.changes);
   prepend(leaving_.slots, leaving.slots);
   prepend(leaving_.pages, leaving.pages);
   return absl::UnavailableError(status.message());
 }
 
-uint32_t SsdTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+absl::StatusOr<uint32_t> SsdTier::Remove(const KeyspaceId& keyspace,
+                                         std::span<const PageKey> keys) {
   uint32_t removed = 0;
   for (size_t begin = 0; begin < keys.size(); begin += kPagesPerHold) {
     MutexLock lock(&mutex_);
@@ -165,21 +166,25 @@ uint32_t SsdTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> ke
       ++removed;
     }
   }
-  if (removed > 0) WriteIndex({}).IgnoreError();  // health has noted it, a later write repeats it
+  // Also when no page is there: the entries of one may still be in the index, for an earlier write
+  // of its removal failed.
+  const absl::Status written = WriteIndex({});
   Announce();
+  if (!written.ok()) return written;
   return removed;
 }
 
-uint64_t SsdTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
-  IndexBatch batch;
-  batch.Put(GenerationKey(keyspace), EncodeNumber(generation));
+absl::StatusOr<uint64_t> SsdTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
   {
     MutexLock lock(&mutex_);
-    if (table_.GenerationOf(keyspace) >= generation) return 0;
-    table_.RaiseGeneration(keyspace, generation);
+    if (table_.GenerationOf(keyspace) < generation) {
+      table_.RaiseGeneration(keyspace, generation);
+      leaving_.changes.Put(GenerationKey(keyspace), EncodeNumber(generation));
+    }
   }
-  // With the generation durable, no page below it comes back, whatever happens to the deletes.
-  WriteIndex(batch).IgnoreError();
+  // With the generation durable, no page below it comes back, whatever happens to the deletes: they
+  // only give the room back. A call that is repeated after an error gets here again.
+  const absl::Status raised = WriteIndex({});
   uint64_t dropped = 0;
   while (true) {
     {
@@ -191,9 +196,10 @@ uint64_t SsdTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
       for (const PageHandle page : pages) Hide(page, RemovalReason::kDeleted);
       dropped += pages.size();
     }
-    WriteIndex({}).IgnoreError();
+    WriteIndex({}).IgnoreError();  // a later index write repeats the deletes
   }
   Announce();
+  if (!raised.ok()) return raised;
   return dropped;
 }
 

@@ -75,7 +75,7 @@ absl::StatusOr<KeyspaceInfo> MemoryClient::OpenKeyspace(const KeyspaceSpec& spec
       .tokens = 64, .head_dim = spec.head_dim, .group_size = spec.group_size};
   KeyspaceInfo info;
   info.id = description.Id();
-  info.generation = 1;
+  info.generation = generation;
   info.state = StateOf(info.id);
   info.int2_tile_bytes = static_cast<uint32_t>(shape.int2_bytes());
   info.bf16_tile_bytes = static_cast<uint32_t>(shape.bf16_bytes());
@@ -120,6 +120,19 @@ std::vector<QualitySample> MemoryClient::quality() const {
 std::vector<MemoryClient::Ask> MemoryClient::asks() const {
   MutexLock lock(&mutex_);
   return asks_;
+}
+
+void MemoryClient::Drop() {
+  MutexLock lock(&mutex_);
+  ++generation;
+  pages_.clear();
+}
+
+std::map<PageKey, uint64_t> MemoryClient::generations() const {
+  std::map<PageKey, uint64_t> generations;
+  MutexLock lock(&mutex_);
+  for (const auto& [name, stored] : pages_) generations[name.second] = stored.header.generation;
+  return generations;
 }
 
 void MemoryClient::Hide(const std::vector<PageKey>& keys) {
@@ -188,6 +201,10 @@ absl::StatusOr<std::vector<CommitOutcome>> MemoryClient::Commit(const KeyspaceId
   for (const StagingSlot& slot : slots) {
     const auto header = DecodeFragmentHeader(slot.bytes().subspan(tiles_bytes));
     if (!header.ok() || !VerifyTileSums(*header, slot.bytes().first(tiles_bytes)).ok()) {
+      outcomes.push_back(CommitOutcome::kRefused);
+      continue;
+    }
+    if (header->generation != generation) {
       outcomes.push_back(CommitOutcome::kRefused);
       continue;
     }

@@ -21,7 +21,9 @@ namespace crumb::client {
 class MemoryClient final : public Client {
  public:
   std::atomic<bool> up{true};
-  PoolLink* link = nullptr;  // what pools() answers
+  std::atomic<uint64_t> generation{1};  // of every keyspace; commits of another one are refused
+  std::atomic<bool> tells_drops{true};  // GenerationOf answers
+  PoolLink* link = nullptr;             // what pools() answers
 
   MemoryClient() = default;
   // Pages lie in one slab, as far as it reaches, which mapped() tells of.
@@ -56,6 +58,11 @@ class MemoryClient final : public Client {
   bool WaitConnected(Duration) override { return up; }
   absl::StatusOr<KeyspaceInfo> OpenKeyspace(const KeyspaceSpec& spec, Duration timeout) override;
   KeyspaceState StateOf(const KeyspaceId& keyspace) override;
+  uint64_t GenerationOf(const KeyspaceId&) override { return tells_drops ? generation.load() : 0; }
+  // Drops every keyspace.
+  void Drop();
+  // Generations of everything stored, by key.
+  std::map<PageKey, uint64_t> generations() const;
   absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) override;
   absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
                                                    const PendingPages& pending,

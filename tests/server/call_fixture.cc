@@ -26,7 +26,9 @@ CallFixture::CallFixture(Limits limits, SessionLimits session_limits)
                    static_cast<size_t>(limits_.tenant_prefetches_max)}),
       context_{limits_,  Clock::Real(), store_,  *keyspaces_, sessions_, events_, metrics_,
                commits_, control_,      nullptr, nullptr,     {},        nullptr, &prefetches_},
-      keyspace_(keyspaces_->OpenKeyspace({{{"model", "tiny"}}, kGeometry, ""}).value()) {}
+      keyspace_(keyspaces_->OpenKeyspace({{{"model", "tiny"}}, kGeometry, ""}).value()) {
+  events_.SetStore(&store_);
+}
 
 CallFixture::~CallFixture() {
   commits_.Stop();
@@ -66,10 +68,8 @@ std::string CallFixture::Keys(int first, int count) {
 void CallFixture::Store(const PageKey& key) {
   const std::vector<std::byte> fragment = Fragment(key);
   storage::CommitRequest request;
-  request.keyspace = keyspace_->id;
-  request.generation = keyspace_->generation.load();
-  request.fragment = fragment;
-  request.tiles_bytes = tiles_bytes();
+  request.header = *DecodeFragmentHeader(std::span(fragment).subspan(tiles_bytes()));
+  request.tiles = std::span(fragment).first(tiles_bytes());
   ASSERT_TRUE(store_.Commit(request).ok());
 }
 

@@ -3,8 +3,11 @@
 #include "server/event_hub.h"
 
 #include <cstring>
+#include <optional>
 
+#include "common/crc32c.h"
 #include "gtest/gtest.h"
+#include "tests/server/memory_store.h"
 
 namespace crumb::server {
 namespace {
@@ -78,42 +81,83 @@ TEST_F(EventHubTest, WatchersAreBoundedAndGoneOnesMakeRoom) {
   EXPECT_TRUE(hub_.Watch("", Space(1), third, sequence_).ok());
 }
 
-TEST_F(EventHubTest, DurabilityGoesToWhoWaitsOnce) {
-  const auto notices = std::make_shared<NoticeQueue>(10, [this] { ++woken_; });
-  hub_.AwaitDurable(Key(1), notices);
-  hub_.AwaitDurable(Key(2), notices);
-  hub_.ForgetDurable(Key(2));
-  for (int i = 0; i < 2; ++i) {
-    hub_.OnDurable(Space(1), Key(1));
-    hub_.OnDurable(Space(1), Key(2));
+// Over a store whose pages become durable when they are flushed.
+class DurableWaitsTest : public EventHubTest {
+ protected:
+  DurableWaitsTest() { hub_.SetStore(&store_); }
+
+  // Commits a page of one tile, for the first time or again.
+  FragmentHeader Commit(int key) {
+    const std::vector<std::byte> tile(64);
+    FragmentHeader header;
+    header.tile_bytes = static_cast<uint32_t>(tile.size());
+    header.generation = 1;
+    header.keyspace = Space(1);
+    header.key = Key(key);
+    header.range = {{0, 1}, {0, 1}};
+    header.tile_sums = {Crc32c(tile)};
+    EXPECT_TRUE(store_.Commit({.header = header, .tiles = tile}).ok());
+    return header;
   }
-  EXPECT_EQ(woken_, 1);
-  const auto notice = notices->Take();
-  ASSERT_TRUE(notice.has_value());
-  EXPECT_EQ(std::get<NoticeQueue::Durable>(*notice).keys.size(), 1u);
-  EXPECT_FALSE(notices->Take().has_value());
+  void Flush() {
+    store_.Flush(std::nullopt, [](const FlushReport&) {});
+  }
+  static size_t KeysOf(NoticeQueue& notices) {
+    const auto notice = notices.Take();
+    return notice ? std::get<NoticeQueue::Durable>(*notice).keys.size() : 0;
+  }
+
+  MemoryStore store_{
+      16,
+      4096,
+      {[this](const KeyspaceId& keyspace, const PageKey& key) { hub_.OnDurable(keyspace, key); },
+       [this](const storage::PageEvent& event) { hub_.Publish(event); }}};
+};
+
+TEST_F(DurableWaitsTest, EveryWriterOfAPageHearsOnce) {
+  const auto first = std::make_shared<NoticeQueue>(10, [this] { ++woken_; });
+  const auto second = std::make_shared<NoticeQueue>(10, [] {});
+  hub_.AwaitDurable(Commit(1), first);
+  hub_.AwaitDurable(Commit(1), second);  // a duplicate
+  hub_.AwaitDurable(Commit(2), first);
+  EXPECT_EQ(KeysOf(*first), 0u);
+  Flush();
+  Flush();
+  EXPECT_EQ(woken_, 2);
+  EXPECT_EQ(KeysOf(*first), 2u);
+  EXPECT_EQ(KeysOf(*second), 1u);
+  EXPECT_EQ(KeysOf(*first), 0u);
+  hub_.AwaitDurable(Commit(1), second);
+  EXPECT_EQ(KeysOf(*second), 1u) << "it is durable already";
 }
 
-TEST_F(EventHubTest, WaitsAndNoticesAreBounded) {
-  const auto notices = std::make_shared<NoticeQueue>(2, [] {});
-  for (int i = 0; i < 5; ++i) hub_.AwaitDurable(Key(i), notices);
+TEST_F(DurableWaitsTest, WaitsAndNoticesAreBounded) {
+  auto notices = std::make_shared<NoticeQueue>(2, [] {});
+  for (int i = 0; i < 5; ++i) hub_.AwaitDurable(Commit(i), notices);
   EXPECT_EQ(metrics_.notices_dropped.value(), 2u);
-  for (int i = 0; i < 5; ++i) hub_.OnDurable(Space(1), Key(i));
+  Flush();
   EXPECT_EQ(metrics_.notices_dropped.value(), 3u);
-  EXPECT_EQ(std::get<NoticeQueue::Durable>(*notices->Take()).keys.size(), 2u);
+  EXPECT_EQ(KeysOf(*notices), 2u);
   EXPECT_TRUE(notices->AddStateChange({Space(1), ServingState::kBf16, "why"}));
 }
 
-TEST_F(EventHubTest, AStreamThatEndedIsNotTold) {
-  auto notices = std::make_shared<NoticeQueue>(10, [this] { ++woken_; });
-  hub_.AwaitDurable(Key(1), notices);
-  notices.reset();
-  hub_.OnDurable(Space(1), Key(1));
+TEST_F(DurableWaitsTest, PagesThatAreGoneAndStreamsThatEndedTakeNoRoom) {
+  auto ended = std::make_shared<NoticeQueue>(10, [this] { ++woken_; });
+  const auto notices = std::make_shared<NoticeQueue>(10, [] {});
+  for (int i = 0; i < 3; ++i) hub_.AwaitDurable(Commit(i), ended);
+  ASSERT_TRUE(store_.Delete(Space(1), std::vector{Key(2)}).ok());
+  hub_.AwaitDurable(Commit(3), notices);  // the room of the deleted page
+  ended.reset();
+  hub_.AwaitDurable(Commit(4), notices);  // the room of the ended stream
+  Flush();
+  EXPECT_EQ(metrics_.notices_dropped.value(), 0u);
+  EXPECT_EQ(KeysOf(*notices), 2u);
   EXPECT_EQ(woken_, 0);
 }
 
-TEST_F(EventHubTest, OneTenantTakesNeitherAllWatchersNorAllWaits) {
+TEST_F(DurableWaitsTest, OneTenantTakesNeitherAllWatchersNorAllWaits) {
   EventHub hub({4, 4, 50}, metrics_);
+  hub.SetStore(&store_);
   std::vector<std::shared_ptr<WatchQueue>> queues;
   const auto watch = [&](const std::string& tenant) {
     queues.push_back(std::make_shared<WatchQueue>(1, [] {}));
@@ -128,15 +172,16 @@ TEST_F(EventHubTest, OneTenantTakesNeitherAllWatchersNorAllWaits) {
       10, [] {}, "a");
   const auto of_b = std::make_shared<NoticeQueue>(
       10, [] {}, "b");
-  for (int i = 0; i < 4; ++i) hub.AwaitDurable(Key(i), of_a);
-  hub.AwaitDurable(Key(10), of_b);
-  EXPECT_EQ(metrics_.notices_dropped.value(), 2u);
+  for (int i = 0; i < 4; ++i) hub.AwaitDurable(Commit(i), of_a);
+  hub.AwaitDurable(Commit(10), of_b);
+  EXPECT_EQ(metrics_.notices_dropped.value(), 2u) << "two of a's four waits are beyond its part";
+  Flush();
+  for (int i = 0; i < 4; ++i) hub.OnDurable(Space(1), Key(i));
   hub.OnDurable(Space(1), Key(10));
-  EXPECT_TRUE(of_b->Take().has_value());
-  hub.ForgetDurable(Key(0));
-  hub.AwaitDurable(Key(2), of_a);
-  hub.OnDurable(Space(1), Key(2));
-  EXPECT_TRUE(of_a->Take().has_value());
+  EXPECT_EQ(KeysOf(*of_a), 2u);
+  EXPECT_EQ(KeysOf(*of_b), 1u);
+  hub.AwaitDurable(Commit(2), of_a);
+  EXPECT_EQ(KeysOf(*of_a), 1u) << "waits that ended give their part back";
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/server/memory_store.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -26,28 +27,29 @@ const MemoryStore::Page* MemoryStore::FindLocked(const KeyspaceId& keyspace,
 }
 
 absl::StatusOr<storage::CommitOutcome> MemoryStore::Commit(const storage::CommitRequest& request) {
-  if (request.fragment.size() > slot_bytes_) return absl::InvalidArgumentError("too large");
-  const std::vector<std::byte> copy(request.fragment.begin(), request.fragment.end());
-  const auto tiles = std::span(copy).subspan(0, request.tiles_bytes);
-  CRUMB_ASSIGN_OR_RETURN(const FragmentHeader header,
-                         DecodeFragmentHeader(std::span(copy).subspan(request.tiles_bytes)));
-  if (header.keyspace != request.keyspace || header.generation != request.generation) {
-    return absl::InvalidArgumentError("keyspace or generation");
+  const FragmentHeader& header = request.header;
+  const size_t header_bytes = FragmentHeaderBytes(header.range.tiles());
+  if (request.tiles.size() + header_bytes > slot_bytes_) {
+    return absl::InvalidArgumentError("too large");
   }
-  CRUMB_RETURN_IF_ERROR(VerifyTileSums(header, tiles));
+  std::vector<std::byte> copy(request.tiles.begin(), request.tiles.end());
+  CRUMB_RETURN_IF_ERROR(VerifyTileSums(header, copy));
+  copy.resize(copy.size() + header_bytes);
+  EncodeFragmentHeader(header, std::span(copy).last(header_bytes));
   {
     MutexLock lock(&mutex_);
     if (pages_.contains(header.key)) return storage::CommitOutcome::kDeduplicated;
     if (used_slots_ == slots_) return absl::ResourceExhaustedError("full");
     const size_t slot = used_slots_++;
     std::memcpy(mapping_.data() + slot * slot_bytes_, copy.data(), copy.size());
-    pages_[header.key] = {request.keyspace,    request.generation, slot,
-                          request.tiles_bytes, copy.size(),        header.parent};
-    not_durable_.emplace_back(request.keyspace, header.key);
+    pages_[header.key] = {
+        header.keyspace, header.generation, slot, static_cast<uint32_t>(request.tiles.size()),
+        copy.size(),     header.parent};
+    not_durable_.emplace_back(header.keyspace, header.key);
   }
   if (events_.page) {
     events_.page(
-        {storage::PageEvent::Kind::kAdded, request.keyspace, header.key, storage::Tier::kHost});
+        {storage::PageEvent::Kind::kAdded, header.keyspace, header.key, storage::Tier::kHost});
   }
   return storage::CommitOutcome::kStored;
 }
@@ -76,13 +78,8 @@ absl::StatusOr<storage::CommitOutcome> MemoryStore::PublishIncoming(
     const std::shared_ptr<storage::IncomingSlot>& slot, const FragmentHeader& header, uint32_t,
     storage::Received) {
   const size_t tiles_bytes = FragmentTilesBytes(header.range.tiles(), header.tile_bytes);
-  EncodeFragmentHeader(header, slot->memory().subspan(tiles_bytes));
-  storage::CommitRequest request;
-  request.keyspace = header.keyspace;
-  request.generation = header.generation;
-  request.fragment = slot->memory();
-  request.tiles_bytes = static_cast<uint32_t>(tiles_bytes);
-  return Commit(request);
+  return Commit(
+      {.header = header, .tiles = std::span<const std::byte>(slot->memory()).first(tiles_bytes)});
 }
 
 std::optional<PageKey> MemoryStore::ParentOf(const KeyspaceId& keyspace, const PageKey& key) const {
@@ -173,18 +170,28 @@ std::span<const std::byte> MemoryStore::Bytes(const storage::FragmentRef& fragme
   return {};
 }
 
-void MemoryStore::Flush(std::function<void(absl::StatusOr<uint64_t>)> done) {
+void MemoryStore::Flush(std::optional<uint64_t>, std::function<void(const FlushReport&)> done) {
   std::vector<std::pair<KeyspaceId, PageKey>> durable;
-  size_t pages = 0;
+  FlushReport report;
   {
     MutexLock lock(&mutex_);
     durable.swap(not_durable_);
-    pages = pages_.size();
+    report.durable_pages = pages_.size();
   }
   for (const auto& [keyspace, key] : durable) {
     if (events_.durable) events_.durable(keyspace, key);
   }
-  done(pages);
+  done(report);
+}
+
+storage::Durability MemoryStore::DurabilityOf(const KeyspaceId& keyspace, const PageKey& key,
+                                              uint64_t, const TileRange&) const {
+  MutexLock lock(&mutex_);
+  if (FindLocked(keyspace, key) == nullptr) return storage::Durability::kNone;
+  const std::pair<KeyspaceId, PageKey> name = {keyspace, key};
+  const bool pending =
+      std::find(not_durable_.begin(), not_durable_.end(), name) != not_durable_.end();
+  return pending ? storage::Durability::kPending : storage::Durability::kDurable;
 }
 
 uint32_t MemoryStore::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint) {
@@ -198,7 +205,8 @@ uint32_t MemoryStore::Unpin(const KeyspaceId& keyspace, std::span<const PageKey>
   return found;
 }
 
-uint32_t MemoryStore::Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+absl::StatusOr<uint32_t> MemoryStore::Delete(const KeyspaceId& keyspace,
+                                             std::span<const PageKey> keys) {
   uint32_t deleted = 0;
   for (const PageKey& key : keys) {
     {
@@ -214,11 +222,12 @@ uint32_t MemoryStore::Delete(const KeyspaceId& keyspace, std::span<const PageKey
   return deleted;
 }
 
-uint64_t MemoryStore::DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) {
+absl::StatusOr<uint64_t> MemoryStore::DropKeyspace(const KeyspaceId& keyspace,
+                                                   uint64_t generation) {
   MutexLock lock(&mutex_);
-  return std::erase_if(pages_, [&](const auto& entry) {
+  return uint64_t{std::erase_if(pages_, [&](const auto& entry) {
     return entry.second.keyspace == keyspace && entry.second.generation < generation;
-  });
+  })};
 }
 
 absl::Status MemoryStore::PutRecord(const std::string& name, const std::string& value) {

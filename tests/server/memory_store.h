@@ -42,14 +42,18 @@ class MemoryStore : public storage::TieredStore {
                                                 const TileRange& range) const override;
   bool Release(storage::LeaseId lease) override;
   std::span<const std::byte> Bytes(const storage::FragmentRef& fragment) const override;
-  void Flush(std::function<void(absl::StatusOr<uint64_t>)> done) override;
+  void Flush(std::optional<uint64_t> since, std::function<void(const FlushReport&)> done) override;
+  uint64_t FlushMark() const override { return 1; }
+  storage::Durability DurabilityOf(const KeyspaceId& keyspace, const PageKey& key,
+                                   uint64_t generation, const TileRange& range) const override;
   void SetPending(const KeyspaceId&, std::span<const PageKey> keys) override {
     pending_.assign(keys.begin(), keys.end());
   }
   uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint) override;
   uint32_t Unpin(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
-  uint32_t Delete(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
-  uint64_t DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) override;
+  absl::StatusOr<uint32_t> Delete(const KeyspaceId& keyspace,
+                                  std::span<const PageKey> keys) override;
+  absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId& keyspace, uint64_t generation) override;
   absl::Status PutRecord(const std::string& name, const std::string& value) override;
   absl::StatusOr<std::vector<std::pair<std::string, std::string>>> Records() override;
   std::optional<PageKey> ParentOf(const KeyspaceId& keyspace, const PageKey& key) const override;

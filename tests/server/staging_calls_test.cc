@@ -2,7 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/calls/staging_calls.h"
 
+#include <atomic>
+#include <cstring>
 #include <future>
+#include <thread>
 
 #include "common/crc32c.h"
 #include "gmock/gmock.h"
@@ -227,7 +230,7 @@ TEST_F(StagingCallsTest, WritersAreToldOnceTheirPagesAreDurable) {
   CommitBytes(Fragment(Key(5)));
   CommitBytes(Fragment(Key(6)));
   EXPECT_FALSE(notices->Take().has_value());
-  store_.Flush([](const absl::StatusOr<uint64_t>&) {});
+  store_.Flush(std::nullopt, [](const FlushReport&) {});
   const auto notice = notices->Take();
   ASSERT_TRUE(notice.has_value());
   const auto& durable = std::get<NoticeQueue::Durable>(*notice);
@@ -235,6 +238,68 @@ TEST_F(StagingCallsTest, WritersAreToldOnceTheirPagesAreDurable) {
   EXPECT_THAT(durable.keys, ElementsAre(Key(5), Key(6)));
   EXPECT_EQ(woken, 2);
   EXPECT_FALSE(notices->Take().has_value());
+}
+
+TEST_F(StagingCallsTest, WritersOfADuplicateAreToldToo) {
+  const auto notices = std::make_shared<NoticeQueue>(16, [] {});
+  ASSERT_TRUE(session_->OpenNotices(notices));
+  CommitBytes(Fragment(Key(5)));
+  const auto other = OpenSession();
+  const auto others = std::make_shared<NoticeQueue>(16, [] {});
+  std::string why;
+  const auto commit_again = [&] {
+    return CommitFragment(context_, *keyspace_, Fragment(Key(5)), tiles_bytes(), others, &why);
+  };
+  EXPECT_EQ(commit_again(), v1::COMMIT_OUTCOME_DEDUPLICATED);
+  EXPECT_FALSE(others->Take().has_value());
+  store_.Flush(std::nullopt, [](const FlushReport&) {});
+  EXPECT_TRUE(notices->Take().has_value()) << "the writer of the first copy";
+  EXPECT_TRUE(others->Take().has_value()) << "the writer of the duplicate";
+  EXPECT_EQ(commit_again(), v1::COMMIT_OUTCOME_DEDUPLICATED);
+  EXPECT_TRUE(others->Take().has_value()) << "the page is durable already";
+}
+
+// A process that changes its header while crumbd looks at it gets in what was checked, or nothing.
+TEST_F(StagingCallsTest, TheHeaderIsTakenOnce) {
+  constexpr int kTrials = 20'000;
+  constexpr int kStoredMax = 200;  // of the store's 256 slots
+  const uint64_t offset = ReserveOne();
+  std::vector<std::byte> right = Fragment(Key(7));
+  FragmentHeader header = *DecodeFragmentHeader(std::span(right).subspan(tiles_bytes()));
+  header.range.layers = {1, 3};  // as many tiles, but one layer is not the keyspace's
+  std::vector<std::byte> wrong(FragmentHeaderBytes(header.range.tiles()));
+  EncodeFragmentHeader(header, wrong);
+  const std::vector<std::byte> good(right.begin() + tiles_bytes(), right.end());
+  ASSERT_EQ(good.size(), wrong.size());
+  std::copy(right.begin(), right.end(), writable_.data() + offset);
+  std::atomic<bool> done = false;
+  std::thread flipper([&] {
+    while (!done) {
+      std::memcpy(writable_.data() + offset + tiles_bytes(), wrong.data(), wrong.size());
+      std::memcpy(writable_.data() + offset + tiles_bytes(), good.data(), good.size());
+    }
+  });
+  int stored = 0;
+  int foreign = 0;
+  const std::span<const std::byte> staged(writable_.data() + offset, fragment_bytes());
+  for (int i = 0; i < kTrials && stored < kStoredMax; ++i) {
+    std::string why;
+    const auto outcome = CommitFragment(context_, *keyspace_, staged, tiles_bytes(), nullptr, &why);
+    if (outcome != v1::COMMIT_OUTCOME_STORED) continue;
+    ++stored;
+    store_.Acquire({keyspace_->id, keyspace_->generation.load(), {Key(7)}, {}, {}},
+                   [&](const absl::StatusOr<storage::AcquireResult>& found) {
+                     ASSERT_EQ(found->fragments.size(), 1u);
+                     const auto kept = DecodeFragmentHeader(
+                         store_.Bytes(found->fragments[0]).subspan(tiles_bytes()));
+                     if (!kept.ok() || kept->range != kGeometry.all_tiles()) ++foreign;
+                   });
+    ASSERT_TRUE(store_.Delete(keyspace_->id, std::vector{Key(7)}).ok());
+  }
+  done = true;
+  flipper.join();
+  EXPECT_GT(stored, 0);
+  EXPECT_EQ(foreign, 0) << "of " << stored;
 }
 
 Limits OneCommitQueued() {

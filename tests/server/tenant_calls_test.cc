@@ -251,7 +251,7 @@ TEST_F(TenantCallsTest, ACommitOverQuotaIsRefusedAndTheRestUnharmed) {
   EXPECT_EQ(commit(30), v1::COMMIT_OUTCOME_STORED);
   std::swap(keyspace_, other);
   // Room again: what was deleted does not count, and neither does an old quota.
-  EXPECT_EQ(store_.Delete(keyspace_->id, std::vector{Key(1)}), 1u);
+  EXPECT_EQ(store_.Delete(keyspace_->id, std::vector{Key(1)}).value(), 1u);
   EXPECT_EQ(commit(4), v1::COMMIT_OUTCOME_STORED);
   EXPECT_EQ(commit(5), v1::COMMIT_OUTCOME_NO_ROOM);
   quota(3 * fragment_bytes());

@@ -292,8 +292,8 @@ TEST_F(DeviceTierTest, DeletedAndDroppedPagesKeepTheirSlotsForThoseWhoHoldThem) 
   ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[0], HeaderOf(SamplePage(1, 0)), 1).ok());
   ASSERT_TRUE(tier_->Commit(pool_, kAnn, slots[1], HeaderOf(SamplePage(1, 1)), 1).ok());
   const std::vector<PageKey> keys = {SampleKey(1, 0)};
-  EXPECT_EQ(store_->Delete(SamplePage(1, 0).keyspace, keys), 1u);
-  EXPECT_EQ(store_->DropKeyspace(SamplePage(1, 0).keyspace, 2), 1u);
+  EXPECT_EQ(store_->Delete(SamplePage(1, 0).keyspace, keys).value(), 1u);
+  EXPECT_EQ(store_->DropKeyspace(SamplePage(1, 0).keyspace, 2).value(), 1u);
   EXPECT_EQ(store_->Stats().device.pages, 0u);
   EXPECT_EQ(PoolStats().free_slots, 6u);
   EXPECT_EQ(tier_->Release(pool_, kAnn, slots), 0u);
@@ -376,7 +376,7 @@ TEST_F(SharedClaimsTest, ASlotOfTwoHoldersOutlivesTheFirst) {
         tier_->EndHolder(kBob);
         EXPECT_EQ(PoolStats().held_slots, 0u);
         EXPECT_EQ(PoolStats().blank_slots, 0u);
-        store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key});
+        ASSERT_TRUE(store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key}).ok());
         EXPECT_THAT(FreeSlots(), UnorderedElementsAre(0, 1, 2, 3));
         EXPECT_TRUE(tier_->RemovePool(pool_));
       }
@@ -395,7 +395,7 @@ TEST_F(SharedClaimsTest, ALateHeaderNamesTheSlotForAllWhoHoldIt) {
   EXPECT_TRUE(Claim(55, nullptr));
   EXPECT_EQ(PoolStats().held_slots, 5u);
   tier_->EndRecovery(pool_);
-  store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key});
+  ASSERT_TRUE(store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key}).ok());
   for (const HolderId holder : {kEve, HolderId{44}, kAnn, HolderId{55}}) {
     EXPECT_EQ(Release(holder), 0u);
     EXPECT_EQ(PoolStats().free_slots, 8u + 3u);
@@ -419,7 +419,7 @@ TEST_F(SharedClaimsTest, AnotherPageInAHeldSlotIsRefused) {
 // A page that has been deleted, or is another slot's, has no entry: its slot has readers still.
 TEST_F(SharedClaimsTest, PagesWithoutAnEntryAreClaimedByAll) {
   EXPECT_TRUE(Claim(kAnn, page_));
-  store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key});
+  ASSERT_TRUE(store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key}).ok());
   EXPECT_TRUE(Claim(kBob, page_));
   EXPECT_TRUE(tier_->Claim(pool_, kAnn, 1, other_page_, 1));
   EXPECT_TRUE(tier_->Claim(pool_, kAnn, 2, other_page_, 1));
@@ -707,7 +707,7 @@ TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
         }
         if (random() % 20 == 0) {
           const std::vector<PageKey> keys = {SampleKey(1, random() % 12)};
-          store_->Delete(SampleKeyspace(0), keys);
+          ASSERT_TRUE(store_->Delete(SampleKeyspace(0), keys).ok());
         }
         break;
     }

@@ -42,7 +42,8 @@ absl::Status FaultTier::Get(const FragmentMeta& fragment, std::span<std::byte> r
   if (now == Fault::kGetFlips) room[fragment.bytes / 2] ^= std::byte{4};
   if (now == Fault::kGetShort) room = room.first(fragment.bytes - 1);
   absl::Status status = VerifyFragment(fragment, room);
-  if (absl::IsDataLoss(status)) inner_->Remove(fragment.keyspace, std::span(&fragment.key, 1));
+  if (absl::IsDataLoss(status))
+    inner_->Remove(fragment.keyspace, std::span(&fragment.key, 1)).IgnoreError();
   return status;
 }
 

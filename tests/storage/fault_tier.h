@@ -44,10 +44,11 @@ class FaultTier final : public FragmentTier {
                TimePoint until) override {
     return inner_->Pin(keyspace, keys, until);
   }
-  uint32_t Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
+  absl::StatusOr<uint32_t> Remove(const KeyspaceId& keyspace,
+                                  std::span<const PageKey> keys) override {
     return inner_->Remove(keyspace, keys);
   }
-  uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) override {
+  absl::StatusOr<uint64_t> Drop(const KeyspaceId& keyspace, uint64_t generation) override {
     return inner_->Drop(keyspace, generation);
   }
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override {

@@ -8,11 +8,16 @@
 namespace crumb::storage {
 namespace {
 
+absl::StatusOr<FragmentHeader> HeaderIn(const SampleFragment& sample,
+                                        std::span<const std::byte> bytes) {
+  return TakeHeader(bytes.subspan(MetaOf(sample).tiles_bytes), FragmentHeaderBytes(64));
+}
+
 TEST(IncomingFragment, APieceIsAFragmentOfItsOwn) {
   SampleFragment sample = SamplePage(1, 2);
   sample.range = {{2, 6}, {1, 5}};
   const std::vector<std::byte> bytes = BytesOf(sample);
-  const auto header = ReadCommitHeader(CommitOf(sample, bytes));
+  const auto header = HeaderIn(sample, bytes);
   ASSERT_TRUE(header.ok()) << header.status();
   SampleFragment piece = sample;
   piece.range = {{3, 5}, {2, 5}};
@@ -27,7 +32,7 @@ TEST(IncomingFragment, EveryFlippedBitIsFound) {
   for (size_t position = 0; position < good.size(); position += 97) {
     std::vector<std::byte> bad = good;
     bad[position] ^= std::byte{16};
-    const auto header = ReadCommitHeader(CommitOf(sample, bad));
+    const auto header = HeaderIn(sample, bad);
     if (!header.ok()) {
       EXPECT_TRUE(absl::IsDataLoss(header.status())) << header.status();
       continue;
@@ -37,21 +42,28 @@ TEST(IncomingFragment, EveryFlippedBitIsFound) {
   }
 }
 
-TEST(IncomingFragment, RefusesWhatTheRequestDoesNotSay) {
+TEST(IncomingFragment, LooksAtNoMoreThanAHeaderMayHave) {
+  const SampleFragment sample = SamplePage(1, 0);
+  const std::vector<std::byte> bytes = BytesOf(sample);
+  const auto header = std::span(bytes).subspan(MetaOf(sample).tiles_bytes);
+  EXPECT_TRUE(TakeHeader(header, header.size()).ok());
+  EXPECT_TRUE(absl::IsDataLoss(TakeHeader(header, header.size() - 1).status()));
+  EXPECT_TRUE(absl::IsDataLoss(TakeHeader({}, header.size()).status()));
+}
+
+TEST(IncomingFragment, RefusesTilesThatTheHeaderDoesNotName) {
   const SampleFragment sample = SamplePage(1, 0);
   const std::vector<std::byte> bytes = BytesOf(sample);
   CommitRequest request = CommitOf(sample, bytes);
-  request.keyspace = SampleKeyspace(9);
-  EXPECT_TRUE(absl::IsInvalidArgument(ReadCommitHeader(request).status()));
+  EXPECT_TRUE(CheckCommit(request).ok());
+  request.tiles = request.tiles.first(request.tiles.size() - 1);
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckCommit(request)));
   request = CommitOf(sample, bytes);
-  request.generation = 2;
-  EXPECT_TRUE(absl::IsInvalidArgument(ReadCommitHeader(request).status()));
+  request.header.tile_sums.pop_back();
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckCommit(request)));
   request = CommitOf(sample, bytes);
-  request.tiles_bytes = static_cast<uint32_t>(bytes.size());
-  EXPECT_TRUE(absl::IsInvalidArgument(ReadCommitHeader(request).status()));
-  request = CommitOf(sample, bytes);
-  request.fragment = request.fragment.first(bytes.size() - 1);
-  EXPECT_FALSE(ReadCommitHeader(request).ok());
+  request.header.range.heads.end = request.header.range.heads.begin;
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckCommit(request)));
 }
 
 }  // namespace

@@ -107,7 +107,8 @@ uint32_t MemoryTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> ke
   return found;
 }
 
-uint32_t MemoryTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+absl::StatusOr<uint32_t> MemoryTier::Remove(const KeyspaceId& keyspace,
+                                            std::span<const PageKey> keys) {
   uint32_t removed = 0;
   {
     MutexLock lock(&mutex_);
@@ -119,12 +120,12 @@ uint32_t MemoryTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey>
   return removed;
 }
 
-uint64_t MemoryTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
+absl::StatusOr<uint64_t> MemoryTier::Drop(const KeyspaceId& keyspace, uint64_t generation) {
   MutexLock lock(&mutex_);
   generations_[keyspace] = std::max(generations_[keyspace], generation);
-  return std::erase_if(pages_, [&](const auto& page) {
+  return uint64_t{std::erase_if(pages_, [&](const auto& page) {
     return page.first.first == keyspace && page.second.fragments[0].meta.generation < generation;
-  });
+  })};
 }
 
 uint64_t MemoryTier::GenerationOf(const KeyspaceId& keyspace) const {

@@ -26,8 +26,9 @@ class MemoryTier final : public FragmentTier {
   absl::Status Get(const FragmentMeta& fragment, std::span<std::byte> room) override;
   void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
   uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint until) override;
-  uint32_t Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) override;
-  uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) override;
+  absl::StatusOr<uint32_t> Remove(const KeyspaceId& keyspace,
+                                  std::span<const PageKey> keys) override;
+  absl::StatusOr<uint64_t> Drop(const KeyspaceId& keyspace, uint64_t generation) override;
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override;
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override;
   void ForEachPage(const KeyspaceId& keyspace,

@@ -187,34 +187,6 @@ TEST_F(ChainCostTest, AChainThatComesBackwardsCostsNoMore) {
   EXPECT_EQ(table_[*victim].key, SampleKey(1, kChain - 1));
 }
 
-TEST_F(PageTableTest, PagesThatTheTierBelowLacksAreListed) {
-  const auto keys = [&](size_t limit, bool only_hit) {
-    std::set<PageKey> listed;
-    for (const PageHandle page : table_.AbsentBelow(limit, only_hit)) {
-      listed.insert(table_[page].key);
-    }
-    return listed;
-  };
-  std::vector<PageHandle> pages;
-  for (uint64_t i = 0; i < 4; ++i) pages.push_back(*Insert(SamplePage(1, i)));
-  EXPECT_EQ(keys(10, false).size(), 4u);
-  EXPECT_EQ(keys(2, false).size(), 2u);
-  EXPECT_EQ(keys(10, true).size(), 0u);
-  table_.NoteRead(std::span(pages).subspan(2, 1), kNow);
-  EXPECT_EQ(keys(10, true), std::set<PageKey>{SampleKey(1, 2)});
-  EXPECT_EQ(keys(1, false), std::set<PageKey>{SampleKey(1, 2)});  // those that were hit first
-  table_.SetBelow(pages[2], 0, Below::kQueued);
-  table_.SetBelow(pages[0], 0, Below::kStored);
-  EXPECT_EQ(keys(10, false), (std::set<PageKey>{SampleKey(1, 1), SampleKey(1, 3)}));
-  table_.SetBelow(pages[0], 0, Below::kAbsent);
-  table_.Remove(pages[1], RemovalReason::kDeleted, kNow);
-  table_.Ref(pages[3]);
-  table_.Remove(pages[3], RemovalReason::kDeleted, kNow);
-  table_.SetBelow(pages[3], 0, Below::kAbsent);  // a departure that ends after its page went
-  table_.Unref(pages[3]);
-  EXPECT_EQ(keys(10, false), std::set<PageKey>{SampleKey(1, 0)});
-}
-
 TEST_F(PageTableTest, AWalkInPiecesSeesEveryPageOnce) {
   constexpr uint64_t kPages = 100;
   for (uint64_t i = 0; i < kPages; ++i) {

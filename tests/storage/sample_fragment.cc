@@ -78,10 +78,8 @@ FragmentMeta MetaOf(const SampleFragment& sample) {
 
 CommitRequest CommitOf(const SampleFragment& sample, std::span<const std::byte> bytes) {
   const FragmentMeta meta = MetaOf(sample);
-  return {.keyspace = sample.keyspace,
-          .generation = sample.generation,
-          .fragment = bytes,
-          .tiles_bytes = meta.tiles_bytes,
+  return {.header = *DecodeFragmentHeader(bytes.subspan(meta.tiles_bytes)),
+          .tiles = bytes.first(meta.tiles_bytes),
           .logical_tile_bytes = meta.logical_tile_bytes};
 }
 

@@ -37,11 +37,17 @@ absl::StatusOr<AcquireResult> Acquire(TieredStore& store, AcquireRequest request
   return future.get();
 }
 
-absl::StatusOr<uint64_t> Flush(TieredStore& store) {
-  auto answer = std::make_shared<std::promise<absl::StatusOr<uint64_t>>>();
+FlushReport FlushPages(TieredStore& store, std::optional<uint64_t> since) {
+  auto answer = std::make_shared<std::promise<FlushReport>>();
   auto future = answer->get_future();
-  store.Flush([answer](absl::StatusOr<uint64_t> pages) { answer->set_value(std::move(pages)); });
+  store.Flush(since, [answer](const FlushReport& report) { answer->set_value(report); });
   return future.get();
+}
+
+absl::StatusOr<uint64_t> Flush(TieredStore& store) {
+  const FlushReport report = FlushPages(store);
+  if (absl::Status status = report.ToStatus(); !status.ok()) return status;
+  return report.durable_pages;
 }
 
 bool AllRight(TieredStore& store, const AcquireRequest& request, const AcquireResult& result) {

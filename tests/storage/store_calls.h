@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,7 +20,9 @@ AcquireRequest RequestOf(uint64_t sequence, uint64_t pages);
 
 absl::StatusOr<AcquireResult> Acquire(TieredStore& store, AcquireRequest request);
 
+// The pages that are durable, or FlushReport::ToStatus.
 absl::StatusOr<uint64_t> Flush(TieredStore& store);
+FlushReport FlushPages(TieredStore& store, std::optional<uint64_t> since = std::nullopt);
 
 // Whether every leased fragment holds the right bytes.
 bool AllRight(TieredStore& store, const AcquireRequest& request, const AcquireResult& result);

@@ -73,13 +73,13 @@ class HostTierFace final : public FragmentTier {
                TimePoint until) override {
     return host_->Pin(keyspace, keys, until);
   }
-  uint32_t Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
+  absl::StatusOr<uint32_t> Remove(const KeyspaceId& keyspace,
+                                  std::span<const PageKey> keys) override {
     return static_cast<uint32_t>(host_->Remove(keyspace, keys).size());
   }
-  uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) override {
-    records_->Drop(keyspace, generation);
+  absl::StatusOr<uint64_t> Drop(const KeyspaceId& keyspace, uint64_t generation) override {
     generations_[keyspace] = generation;
-    return host_->Drop(keyspace, generation).size();
+    return uint64_t{host_->Drop(keyspace, generation).size()};
   }
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
     return host_->KeyspaceBytes(keyspace);
@@ -168,10 +168,11 @@ class StoreFace final : public FragmentTier {
                TimePoint until) override {
     return store_->Pin(keyspace, keys, until);
   }
-  uint32_t Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
+  absl::StatusOr<uint32_t> Remove(const KeyspaceId& keyspace,
+                                  std::span<const PageKey> keys) override {
     return store_->Delete(keyspace, keys);
   }
-  uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) override {
+  absl::StatusOr<uint64_t> Drop(const KeyspaceId& keyspace, uint64_t generation) override {
     generations_[keyspace] = generation;
     return store_->DropKeyspace(keyspace, generation);
   }
@@ -201,10 +202,8 @@ class StoreFace final : public FragmentTier {
  private:
   absl::Status PutOne(const FragmentWrite& write) {
     const absl::StatusOr<CommitOutcome> outcome =
-        store_->Commit({.keyspace = write.meta.keyspace,
-                        .generation = write.meta.generation,
-                        .fragment = write.room.first(write.meta.bytes),
-                        .tiles_bytes = write.meta.tiles_bytes,
+        store_->Commit({.header = *DecodeFragmentHeader(write.room.subspan(write.meta.tiles_bytes)),
+                        .tiles = write.room.first(write.meta.tiles_bytes),
                         .logical_tile_bytes = write.meta.logical_tile_bytes});
     if (absl::IsInvalidArgument(outcome.status())) return absl::AbortedError("generation");
     if (!outcome.ok()) return outcome.status();

@@ -86,7 +86,7 @@ TEST_F(SuccessionTest, TheSamePagesAreServedFromTheSameMemory) {
   Commit(1, 300);
   Commit(2, 200);
   ASSERT_TRUE(store_->PutRecord("node-id", "x").ok());
-  EXPECT_EQ(store_->DropKeyspace(SampleKeyspace(5), 9), 0u);
+  EXPECT_EQ(store_->DropKeyspace(SampleKeyspace(5), 9).value(), 0u);
   auto memory = HandOver();
   EXPECT_EQ(memory->image.pages.size(), 500u);
   // Only slabs with something in them.
@@ -122,7 +122,7 @@ TEST_F(SuccessionTest, ImpossibleTimesBecomePossibleOnes) {
   Open(Options(), std::move(memory), 0);
   EXPECT_EQ(Hits(1, 4), 4u);
   const AcquireRequest request = RequestOf(1, 4);
-  EXPECT_EQ(store_->Delete(request.keyspace, request.keys), 4u);
+  EXPECT_EQ(store_->Delete(request.keyspace, request.keys).value(), 4u);
   const StoreStats stats = store_->Stats();
   for (const auto& seconds : {stats.host.page_lifetime_seconds, stats.host.reuse_gap_seconds}) {
     EXPECT_GE(seconds.sum, 0.0);
@@ -185,7 +185,7 @@ TEST_F(SuccessionTest, LeasedPagesStayUntilTheyAreReleased) {
   EXPECT_FALSE(Settle());
   EXPECT_TRUE(AllRight(*store_, request, leased));
   EXPECT_EQ(Hits(1, 10), 10u);
-  EXPECT_EQ(store_->Delete(request.keyspace, std::span(request.keys).first(1)), 1u);
+  EXPECT_EQ(store_->Delete(request.keyspace, std::span(request.keys).first(1)).value(), 1u);
   EXPECT_FALSE(Settle());
   EXPECT_TRUE(AllRight(*store_, request, leased)) << "a deleted page is there for who leased it";
   EXPECT_TRUE(store_->Release(leased.lease));
@@ -271,7 +271,7 @@ TEST_F(SuccessionTest, ADroppedGenerationStaysDropped) {
   Commit(1, 20);
   auto memory = HandOver();
   Open(Options(folder_.path()));
-  store_->DropKeyspace(SampleKeyspace(0), 2);
+  ASSERT_TRUE(store_->DropKeyspace(SampleKeyspace(0), 2).ok());
   store_.reset();
   Open(Options(folder_.path()), std::move(memory));
   EXPECT_EQ(store_->Stats().host.pages, 0u);

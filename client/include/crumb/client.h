@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "common/flush_report.h"
 #include "common/page_key.h"
 #include "crumb/acquire.h"
 #include "crumb/cache_stats.h"
@@ -55,6 +56,9 @@ class Client {
                                         const std::string& who, const std::string& reason) = 0;
   // The newest state that crumbd has told of, here or on the session stream.
   virtual KeyspaceState StateOf(const KeyspaceId& keyspace) = 0;
+  // The newest generation that crumbd has sent, here or on the session stream; 0: none. Pages of a
+  // lower one were dropped.
+  virtual uint64_t GenerationOf(const KeyspaceId&) { return 0; }
 
   // Leases the longest prefix that is there. A fragment that fails its check is a miss, and ends
   // the prefix.
@@ -82,8 +86,14 @@ class Client {
                                                             size_t tiles_bytes,
                                                             Duration timeout) = 0;
 
-  // Waits until everything committed before is durable; answers how many pages are.
+  // Waits until every page that was committed before, and that crumbd's SSD tier admits, is
+  // durable, and returns how many pages are in all. Errors name how many are not and why:
+  // kUnavailable the tier is absent, off or read-only; kResourceExhausted it has no room; kDataLoss
+  // pages left memory before they were written, or crumbd was started again.
   virtual absl::StatusOr<uint64_t> Flush(Duration timeout) = 0;
+  // The same in numbers: pages that are not durable are no error of the call, and
+  // FlushReport::ToStatus makes one of them.
+  virtual absl::StatusOr<FlushReport> FlushPages(Duration timeout);
 
   // Reads the fragments of `keys` up to the first miss, whose reason is answered.
   virtual absl::StatusOr<MissReason> Get(const KeyspaceId& keyspace, std::span<const PageKey> keys,

@@ -105,7 +105,7 @@ TEST_F(SsdTierTest, ComesBackAsItWas) {
   ASSERT_THAT(PutPages(1, 0, 100), testing::Each(IsOk()));
   ASSERT_TRUE(tier_->PutRecord("node", "me").ok());
   const PageKey gone = SampleKey(1, 99);
-  ASSERT_EQ(tier_->Remove(SampleKeyspace(0), std::span(&gone, 1)), 1u);
+  ASSERT_EQ(tier_->Remove(SampleKeyspace(0), std::span(&gone, 1)).value(), 1u);
   const uint64_t resident = Stats().ssd.resident_bytes;
   ASSERT_TRUE(Open().ok());
   EXPECT_EQ(Stats().recovered_pages, 99u);

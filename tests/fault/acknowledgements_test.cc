@@ -1,0 +1,233 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// What crumbd acknowledged holds after kill -9, on a disk with room and on a full one. The table in
+// docs/architecture.md, "What an acknowledgement means", says what each promises.
+
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <sys/mount.h>
+
+#include <chrono>
+#include <cstdint>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+#include "tests/common/temporary_folder.h"
+#include "tests/fault/crumbd_process.h"
+#include "tests/fault/known_pages.h"
+
+namespace crumb::fault {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr uint64_t kHostBytes = uint64_t{32} << 20;
+constexpr auto kWait = seconds(30);
+
+class AcknowledgementsTest : public testing::Test {
+ protected:
+  explicit AcknowledgementsTest(uint64_t ssd_bytes = uint64_t{512} << 20)
+      : crumbd_(folder_.path(), {.host_bytes = kHostBytes,
+                                 .ssd_bytes = ssd_bytes,
+                                 .more = "    write_queue_pages_max: 8\n"}) {}
+
+  void Connect() {
+    pages_.reset();
+    client_.reset();
+    auto client = fault::Connect(folder_.path(), "acknowledged");
+    ASSERT_TRUE(client.ok()) << client.status();
+    client_ = *std::move(client);
+    auto pages = KnownPages::Open(*client_);
+    ASSERT_TRUE(pages.ok()) << pages.status();
+    pages_ = *std::move(pages);
+  }
+  void Start() {
+    ASSERT_TRUE(crumbd_.Start());
+    Connect();
+  }
+  void KillAndStart() {
+    crumbd_.Kill();
+    Start();
+  }
+  // Publishes pages [first, first + count) and returns those that were stored.
+  std::vector<uint64_t> Publish(uint64_t first, uint64_t count) {
+    std::vector<uint64_t> stored;
+    for (uint64_t at = first; at < first + count;) {
+      const auto outcomes = pages_->Publish(
+          *client_, at, static_cast<int>(std::min<uint64_t>(8, first + count - at)));
+      EXPECT_TRUE(outcomes.ok()) << outcomes.status();
+      if (!outcomes.ok()) return stored;
+      for (size_t i = 0; i < outcomes->size(); ++i, ++at) {
+        if ((*outcomes)[i] == client::CommitOutcome::kStored) stored.push_back(at);
+      }
+    }
+    return stored;
+  }
+  bool IsThere(uint64_t number) {
+    const auto right = pages_->ReadBack(*client_, number, seconds(5));
+    EXPECT_FALSE(absl::IsDataLoss(right.status())) << right.status();
+    return right.ok() && *right;
+  }
+  uint64_t CountThere(const std::vector<uint64_t>& numbers) {
+    uint64_t there = 0;
+    for (const uint64_t number : numbers) there += IsThere(number) ? 1 : 0;
+    return there;
+  }
+  // Flush tells how many of `stored` a restart does not find, and is OK only where that is none.
+  void ExpectFlushIsTrue(const std::vector<uint64_t>& stored,
+                         const std::function<void()>& before_restart) {
+    const auto report = client_->FlushPages(kWait);
+    ASSERT_TRUE(report.ok()) << report.status();
+    const uint64_t missing = report->tier_off_pages + report->no_room_pages + report->lost_pages;
+    EXPECT_EQ(report->ToStatus().ok(), missing == 0);
+    std::cout << stored.size() << " stored; " << report->ToStatus() << std::endl;
+    crumbd_.Kill();
+    before_restart();
+    Start();
+    EXPECT_EQ(CountThere(stored), stored.size() - missing);
+  }
+
+  TemporaryFolder folder_;
+  CrumbdProcess crumbd_;
+  std::unique_ptr<client::Client> client_;
+  std::optional<KnownPages> pages_;
+};
+
+TEST_F(AcknowledgementsTest, FlushNamesWhatIsNotDurable) {
+  Start();
+  ExpectFlushIsTrue(Publish(0, 700), [] {});
+}
+
+TEST_F(AcknowledgementsTest, AFlushBehindARestartNamesTheLoss) {
+  Start();
+  ASSERT_TRUE(client_->Flush(kWait).ok());
+  const std::vector<uint64_t> stored = Publish(0, 64);
+  crumbd_.Kill();
+  ASSERT_TRUE(crumbd_.Start());
+  ASSERT_TRUE(client_->WaitConnected(kWait));
+  const auto flushed = client_->Flush(kWait);
+  EXPECT_TRUE(absl::IsDataLoss(flushed.status())) << flushed.status();
+  EXPECT_TRUE(client_->Flush(kWait).ok()) << "it was named once";
+}
+
+TEST_F(AcknowledgementsTest, DeletedAndDroppedPagesStayAway) {
+  Start();
+  const std::vector<uint64_t> stored = Publish(0, 64);
+  ASSERT_TRUE(client_->Flush(kWait).ok());
+  const std::vector<PageKey> keys = {pages_->Key(1), pages_->Key(2)};
+  const auto deleted = client_->Delete(pages_->keyspace().id, keys);
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_EQ(*deleted, 2u);
+  KillAndStart();
+  EXPECT_FALSE(IsThere(1));
+  EXPECT_FALSE(IsThere(2));
+  EXPECT_EQ(CountThere(stored), stored.size() - 2);
+  const auto generation = client_->DropKeyspace(pages_->keyspace().id);
+  ASSERT_TRUE(generation.ok()) << generation.status();
+  KillAndStart();
+  EXPECT_EQ(pages_->keyspace().generation, *generation);
+  EXPECT_EQ(CountThere(stored), 0u);
+}
+
+TEST_F(AcknowledgementsTest, StatesOfKeyspacesStay) {
+  Start();
+  const KeyspaceId id = pages_->keyspace().id;
+  ASSERT_TRUE(client_->SetKeyspaceState(id, client::KeyspaceState::kBf16, "test", "why").ok());
+  KillAndStart();
+  EXPECT_EQ(pages_->keyspace().state, client::KeyspaceState::kBf16);
+}
+
+TEST_F(AcknowledgementsTest, AnOrderlyEndWritesWhatIsQueued) {
+  Start();
+  const std::vector<uint64_t> stored = Publish(0, 8);  // what the queue has room for
+  EXPECT_EQ(crumbd_.Stop(), 0);
+  Start();
+  EXPECT_EQ(CountThere(stored), stored.size());
+}
+
+// The SSD folder is a file system of its own, seen by this test and its children alone.
+class FullDiskTest : public AcknowledgementsTest {
+ protected:
+  FullDiskTest() : AcknowledgementsTest(uint64_t{32} << 20) {}
+  void SetUp() override {
+    std::filesystem::create_directories(crumbd_.ssd_path());
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("none", crumbd_.ssd_path().c_str(), "tmpfs", 0, "size=40m") != 0) {
+      GTEST_SKIP() << "needs the right to mount, as root has it";
+    }
+    Start();
+  }
+  void TearDown() override {
+    crumbd_.Kill();
+    ::umount2(crumbd_.ssd_path().c_str(), MNT_DETACH);
+  }
+  void Fill() {
+    std::ofstream file(Ballast(), std::ios::binary);
+    const std::vector<char> block(4096);
+    while (file.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
+    }
+  }
+  std::string Ballast() const { return crumbd_.ssd_path() + "/lost+found"; }
+  void MakeRoom() { std::filesystem::remove(Ballast()); }
+};
+
+TEST_F(FullDiskTest, FlushNamesThePagesWithoutRoom) {
+  std::vector<uint64_t> stored = Publish(0, 20);
+  ASSERT_TRUE(client_->Flush(kWait).ok());
+  Fill();
+  for (const uint64_t number : Publish(20, 300)) stored.push_back(number);
+  const auto report = client_->FlushPages(kWait);
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_GT(report->tier_off_pages + report->no_room_pages, 0u);
+  EXPECT_FALSE(client_->Flush(kWait).ok());
+  const uint64_t missing = report->tier_off_pages + report->no_room_pages + report->lost_pages;
+  crumbd_.Kill();
+  MakeRoom();
+  Start();
+  EXPECT_EQ(CountThere(stored), stored.size() - missing);
+}
+
+TEST_F(FullDiskTest, WhatIsAcknowledgedStaysDone) {
+  const std::vector<uint64_t> stored = Publish(0, 40);
+  ASSERT_TRUE(client_->Flush(kWait).ok());
+  Fill();
+  const KeyspaceId id = pages_->keyspace().id;
+  std::set<uint64_t> deleted;
+  int refused = 0;
+  for (uint64_t number = 0; number < 20; ++number) {
+    const PageKey key = pages_->Key(number);
+    const auto gone = client_->Delete(id, std::span(&key, 1));
+    if (gone.ok()) {
+      deleted.insert(number);
+    } else {
+      EXPECT_TRUE(absl::IsUnavailable(gone.status())) << gone.status();
+      ++refused;
+    }
+    EXPECT_FALSE(IsThere(number)) << "a page whose removal failed is served no more";
+  }
+  const auto state = client_->SetKeyspaceState(id, client::KeyspaceState::kBf16, "test", "why");
+  const auto generation = client_->DropKeyspace(id);
+  std::cout << deleted.size() << " deletions acknowledged, " << refused << " refused; state "
+            << state << "; drop " << generation.status() << std::endl;
+  EXPECT_GT(refused, 0) << "the disk was not full";
+  crumbd_.Kill();
+  MakeRoom();
+  Start();
+  if (state.ok()) {
+    EXPECT_EQ(pages_->keyspace().state, client::KeyspaceState::kBf16);
+  }
+  if (generation.ok()) {
+    EXPECT_EQ(pages_->keyspace().generation, *generation);
+  }
+  for (const uint64_t number : deleted) EXPECT_FALSE(IsThere(number)) << number;
+}
+
+}  // namespace
+}  // namespace crumb::fault

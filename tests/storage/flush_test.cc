@@ -1,0 +1,213 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// What Flush says of committed pages is what a restart finds.
+
+#include <atomic>
+#include <set>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "storage/open_tiered_store.h"
+#include "tests/common/temporary_folder.h"
+#include "tests/storage/fault_tier.h"
+#include "tests/storage/memory_tier.h"
+#include "tests/storage/store_calls.h"
+
+namespace crumb::storage {
+namespace {
+
+using testing::HasSubstr;
+
+// A store over a tier below in memory, which outlives it as a disk does.
+class FlushTest : public testing::Test {
+ protected:
+  FlushTest() {
+    options_.host.bytes_max = ByteSize{uint64_t{2} << 20};
+    options_.ssd.write_queue_pages_max = 8;
+  }
+  ~FlushTest() override {
+    if (below_ != nullptr) below_->Set(FaultTier::Fault::kNone);
+  }
+
+  void Open(size_t fragments_max = 5000) {
+    auto opened = OpenTieredStore(
+        options_, Clock::Real(), {},
+        [&](FragmentTierEvents events) -> absl::StatusOr<std::unique_ptr<FragmentTier>> {
+          auto below = std::make_unique<FaultTier>(
+              std::make_unique<MemoryTier>(fragments_max, Clock::Real(), std::move(events)));
+          below_ = below.get();
+          return below;
+        });
+    ASSERT_TRUE(opened.ok()) << opened.status();
+    store_ = *std::move(opened);
+  }
+  // Commits the first page of sequences from `first` on; returns how many were stored.
+  uint64_t CommitPages(uint64_t first, uint64_t count) {
+    uint64_t stored = 0;
+    for (uint64_t i = first; i < first + count; ++i) {
+      const auto outcome = Commit(*store_, SamplePage(i, 0));
+      stored += outcome.ok() && *outcome == CommitOutcome::kStored ? 1 : 0;
+    }
+    return stored;
+  }
+  uint64_t PagesBelow() const {
+    uint64_t pages = 0;
+    below_->ForEachPage(SampleKeyspace(0), [&](const PageKey&) { ++pages; });
+    return pages;
+  }
+
+  StoreOptions options_ = SmallStore("below");
+  FaultTier* below_ = nullptr;
+  std::unique_ptr<TieredStore> store_;
+};
+
+TEST_F(FlushTest, WritesWhatTheQueueHadNoRoomFor) {
+  Open();
+  below_->Set(FaultTier::Fault::kPutFails);
+  EXPECT_EQ(CommitPages(0, 100), 100u);
+  below_->Set(FaultTier::Fault::kNone);
+  const FlushReport report = FlushPages(*store_);
+  EXPECT_TRUE(report.ToStatus().ok()) << report.ToStatus();
+  EXPECT_EQ(report.durable_pages, 100u);
+  EXPECT_EQ(PagesBelow(), 100u);
+}
+
+TEST_F(FlushTest, PagesThatLeftMemoryUnwrittenAreNamed) {
+  Open();
+  below_->Set(FaultTier::Fault::kPutFails);
+  const uint64_t stored = CommitPages(0, 700);
+  ASSERT_EQ(stored, 700u);
+  below_->Set(FaultTier::Fault::kNone);
+  const FlushReport report = FlushPages(*store_);
+  EXPECT_GT(report.lost_pages, 0u);
+  EXPECT_EQ(report.durable_pages, PagesBelow());
+  EXPECT_EQ(report.durable_pages + report.lost_pages, stored);
+  const absl::Status status = report.ToStatus();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr(std::to_string(report.lost_pages)));
+  EXPECT_EQ(store_->Stats().lost_pages, report.lost_pages);
+  EXPECT_TRUE(Flush(*store_).ok()) << "the loss was reported";
+}
+
+TEST_F(FlushTest, EveryCallerHearsOfTheLossOfItsOwnPages) {
+  Open();
+  const uint64_t first = store_->FlushMark();
+  below_->Set(FaultTier::Fault::kPutFails);
+  CommitPages(0, 700);
+  below_->Set(FaultTier::Fault::kNone);
+  const FlushReport found = FlushPages(*store_, first);
+  EXPECT_GT(found.lost_pages, 0u);
+  EXPECT_EQ(FlushPages(*store_, first).lost_pages, found.lost_pages) << "another caller";
+  EXPECT_EQ(FlushPages(*store_, found.mark).lost_pages, 0u) << "a commit behind the loss";
+  EXPECT_EQ(FlushPages(*store_, UINT64_MAX).lost_pages, 0u) << "nothing committed";
+  EXPECT_EQ(FlushPages(*store_).lost_pages, found.lost_pages) << "the first without a mark";
+  EXPECT_EQ(FlushPages(*store_).lost_pages, 0u);
+}
+
+TEST_F(FlushTest, AMarkOfAnEarlierProcessIsALossUnlessItsPagesWereHandedOver) {
+  Open();
+  const uint64_t mark = store_->FlushMark();
+  CommitPages(0, 5);
+  store_.reset();
+  Open();
+  EXPECT_TRUE(absl::IsDataLoss(FlushPages(*store_, mark).ToStatus()));
+  EXPECT_TRUE(FlushPages(*store_, store_->FlushMark()).ToStatus().ok());
+}
+
+TEST_F(FlushTest, ATierWithoutRoomIsAnError) {
+  Open(/*fragments_max=*/10);
+  EXPECT_EQ(CommitPages(0, 100), 100u);
+  const FlushReport report = FlushPages(*store_);
+  EXPECT_EQ(report.durable_pages, 10u);
+  EXPECT_EQ(report.no_room_pages, 90u);
+  EXPECT_TRUE(absl::IsResourceExhausted(report.ToStatus())) << report.ToStatus();
+  EXPECT_THAT(std::string(report.ToStatus().message()), HasSubstr("90 "));
+}
+
+TEST_F(FlushTest, ATierThatTakesNothingIsAnError) {
+  Open(/*fragments_max=*/0);
+  EXPECT_EQ(CommitPages(0, 60), 60u);
+  const FlushReport full = FlushPages(*store_);
+  EXPECT_EQ(full.durable_pages, 0u);
+  EXPECT_EQ(full.no_room_pages, 60u);
+  EXPECT_THAT(full.why, HasSubstr("all pinned"));
+  below_->Set(FaultTier::Fault::kPutFails);
+  const FlushReport off = FlushPages(*store_);
+  EXPECT_EQ(off.tier_off_pages, 60u);
+  EXPECT_TRUE(absl::IsUnavailable(off.ToStatus())) << off.ToStatus();
+}
+
+TEST_F(FlushTest, WithoutATierNothingIsDurable) {
+  auto opened = TieredStore::Open(SmallStore(""), Clock::Real(), {});
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  store_ = *std::move(opened);
+  EXPECT_TRUE(Flush(*store_).ok());
+  CommitPages(0, 3);
+  const FlushReport report = FlushPages(*store_);
+  EXPECT_EQ(report.tier_off_pages, 3u);
+  EXPECT_THAT(std::string(report.ToStatus().message()), HasSubstr("no SSD tier is configured"));
+  EXPECT_EQ(store_->DurabilityOf(SampleKeyspace(0), SampleKey(0, 0), 1, {{0, 1}, {0, 1}}),
+            Durability::kNone);
+}
+
+TEST_F(FlushTest, SecondHitOwesThePagesThatWereRead) {
+  options_.ssd.admission = "second_hit";
+  Open();
+  EXPECT_EQ(CommitPages(0, 20), 20u);
+  for (uint64_t i = 0; i < 5; ++i) {
+    const auto read = Acquire(*store_, RequestOf(i, 1));
+    ASSERT_EQ(read->hit_pages, 1u);
+    store_->Release(read->lease);
+  }
+  const FlushReport report = FlushPages(*store_);
+  EXPECT_TRUE(report.ToStatus().ok()) << report.ToStatus();
+  EXPECT_EQ(report.durable_pages, 5u);
+  EXPECT_EQ(report.unread_pages, 15u);
+  CommitPages(100, 700);
+  EXPECT_EQ(FlushPages(*store_).lost_pages, 0u) << "none of them was admitted";
+}
+
+TEST_F(FlushTest, DeletedPagesAreNotMissed) {
+  Open();
+  below_->Set(FaultTier::Fault::kPutFails);
+  CommitPages(0, 40);
+  std::vector<PageKey> keys;
+  for (uint64_t i = 0; i < 30; ++i) keys.push_back(SampleKey(i, 0));
+  ASSERT_TRUE(store_->Delete(SampleKeyspace(0), keys).ok());
+  below_->Set(FaultTier::Fault::kNone);
+  const FlushReport report = FlushPages(*store_);
+  EXPECT_TRUE(report.ToStatus().ok()) << report.ToStatus();
+  EXPECT_EQ(report.durable_pages, 10u);
+}
+
+TEST_F(FlushTest, PagesThatTheTierEvictedSinceAreNotMissed) {
+  Open(/*fragments_max=*/200);
+  CommitPages(0, 100);
+  ASSERT_TRUE(Flush(*store_).ok());
+  // Pages leave both tiers for room, after they were durable.
+  for (uint64_t round = 1; round < 12; ++round) {
+    CommitPages(round * 100, 100);
+    EXPECT_EQ(FlushPages(*store_).lost_pages, 0u) << round;
+  }
+}
+
+TEST_F(FlushTest, TilesThatAreThereInPartDoNotMakeAPageDurable) {
+  Open();
+  below_->Set(FaultTier::Fault::kPutFails);
+  CommitPages(0, 1);
+  SampleFragment part = SamplePage(0, 0);
+  part.range = {{0, 1}, {0, 2}};
+  const std::vector<std::byte> bytes = BytesOf(part);
+  const FragmentWrite write = {MetaOf(part), bytes};
+  ASSERT_TRUE(below_->inner().Put(std::span(&write, 1))[0].ok());
+  below_->Set(FaultTier::Fault::kNone);
+  const TileRange whole = SamplePage(0, 0).range;
+  EXPECT_EQ(FlushPages(*store_).no_room_pages, 1u);
+  EXPECT_EQ(store_->DurabilityOf(SampleKeyspace(0), SampleKey(0, 0), 1, whole),
+            Durability::kPending);
+  EXPECT_EQ(store_->DurabilityOf(SampleKeyspace(0), SampleKey(0, 0), 1, part.range),
+            Durability::kDurable);
+}
+
+}  // namespace
+}  // namespace crumb::storage
