@@ -75,6 +75,7 @@ absl::StatusOr<DevicePoolNumber> DeviceTier::AddPool(uint64_t slot_bytes, uint64
   MutexLock lock(&mutex_);
   auto index = std::make_unique<DevicePoolIndex>(
       std::move(policy), static_cast<uint32_t>(slot_bytes), handle_bytes, recovering);
+  index->table().SetPageFragmentsMax(options_.page_fragments_max);
   for (const auto& [keyspace, generation] : generations_) {
     index->table().RaiseGeneration(keyspace, generation);
   }

@@ -39,6 +39,7 @@ class DeviceTier {
  public:
   struct Options {
     DeviceOptions device;
+    size_t page_fragments_max = SIZE_MAX;  // of one page in one pool
     // Whether a tier below has all of a fragment, so that its slot can be used again at once.
     // Called without the lock.
     std::function<bool(const FragmentMeta&)> is_below;

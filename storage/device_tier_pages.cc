@@ -237,36 +237,26 @@ std::vector<PageKey> DeviceTier::Drop(const KeyspaceId& keyspace, uint64_t gener
   return removed;
 }
 
-// Between two holds of the lock a handle may become another page's, so pages are found by key.
 std::vector<PageKey> DeviceTier::RemoveBelow(DevicePoolNumber number, const KeyspaceId& keyspace,
                                              uint64_t generation) {
-  std::vector<PageKey> keys;
-  {
-    MutexLock lock(&mutex_);
-    const DevicePoolIndex* pool = Find(number);
-    if (pool == nullptr) return keys;
-    for (const PageHandle page : pool->table().PagesBelow(keyspace, generation)) {
-      keys.push_back(pool->table()[page].key);
-    }
-  }
-  for (size_t first = 0; first < keys.size(); first += kRemovalsPerLock) {
-    const size_t end = std::min(keys.size(), first + kRemovalsPerLock);
+  std::vector<PageKey> removed;
+  while (true) {
     std::vector<PageTable::Change> changes;
     {
       MutexLock lock(&mutex_);
       DevicePoolIndex* pool = Find(number);
-      if (pool == nullptr) break;
+      if (pool == nullptr) return removed;
       PageTable& table = pool->table();
-      for (size_t i = first; i < end; ++i) {
-        const PageHandle page = table.Find(keyspace, keys[i]);
-        if (page == kNoPage || table[page].generation >= generation) continue;
+      const auto pages = table.PagesBelow(keyspace, generation, kRemovalsPerLock);
+      if (pages.empty()) return removed;
+      for (const PageHandle page : pages) {
+        removed.push_back(table[page].key);
         table.Remove(page, RemovalReason::kDeleted, clock_.Now());
       }
       changes = table.TakeChanges();
     }
     Announce(changes);
   }
-  return keys;
 }
 
 uint32_t DeviceTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,

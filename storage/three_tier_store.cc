@@ -148,7 +148,9 @@ void ThreeTierStore::Announce(const KeyspaceId& keyspace, const PageKey& key, Ti
 }
 
 DeviceTier::Options ThreeTierStore::DeviceTierOptions() const {
-  return {.device = options_.device, .is_below = [this](const FragmentMeta& fragment) {
+  return {.device = options_.device,
+          .page_fragments_max = static_cast<size_t>(options_.page_fragments_max),
+          .is_below = [this](const FragmentMeta& fragment) {
             std::vector<TileRange> present =
                 host_->Present(fragment.keyspace, fragment.key, fragment.generation);
             for (const FragmentMeta& there : below_->Find(fragment.keyspace, fragment.key)) {

@@ -606,6 +606,22 @@ TEST_F(DeviceTierTest, EverySlotOfEveryHandleIsGivenOutOnce) {
   }
 }
 
+// An Acquire that names a page names its fragments: a page of very many would cost far more than
+// the request's bytes.
+TEST_F(DeviceTierTest, APageHasABoundedNumberOfFragments) {
+  const DevicePoolNumber pool = AddPool(200);
+  const auto bound = static_cast<uint16_t>(StoreOptions().page_fragments_max);
+  const auto slots = tier_->Reserve(pool, kAnn, bound + 1u);
+  for (uint16_t layer = 0; layer <= bound; ++layer) {
+    SampleFragment piece = SamplePage(1, 0);
+    const auto next = static_cast<uint16_t>(layer + 1);
+    piece.range = {{layer, next}, {0, 1}};
+    const absl::Status status = tier_->Commit(pool, kAnn, slots[layer], HeaderOf(piece), 1);
+    EXPECT_EQ(absl::IsResourceExhausted(status), layer == bound) << status;
+  }
+  EXPECT_EQ(PoolStats().blank_slots, 1u);
+}
+
 // Counters of a pool stay when it goes, and count its pages as evicted.
 TEST_F(DeviceTierTest, ARemovedPoolLeavesItsCounters) {
   Fill(pool_, 1, 0, 5);
