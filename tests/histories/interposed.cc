@@ -17,8 +17,7 @@ using crumb::histories::Scheduler;
 
 constexpr uint64_t kSecondNs = 1'000'000'000;
 
-// The definition behind this one. The object that refers to it is constant, so there is nothing to
-// initialise that could need a lock.
+// The definition behind this one.
 template <typename Function>
 Function* Next(Function*, const char* name) {
   return reinterpret_cast<Function*>(::dlsym(RTLD_NEXT, name));
