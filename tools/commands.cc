@@ -95,7 +95,7 @@ int PrintResult(const CommandResult& result, bool json, std::ostream& out, std::
   }
   out.flush();
   if (result.status.ok()) return 0;
-  error << "crumb: " << PrintableLines(result.status.message()) << "\n";
+  error << "crumb: " << PrintableLines(std::string(result.status.message())) << "\n";
   return kExitFailure;
 }
 

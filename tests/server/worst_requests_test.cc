@@ -99,8 +99,7 @@ class WorstRequestsTest : public testing::Test {
     control_.Stop();
   }
 
-  std::vector<std::byte> Fragment(const PageKey& key, const PageKey& parent,
-                                  const TileRange& range) const {
+  FragmentHeader HeaderOf(const PageKey& key, const PageKey& parent, const TileRange& range) const {
     FragmentHeader header;
     header.tile_bytes = kGeometry.int2_tile_bytes();
     header.generation = keyspace_->generation.load();
@@ -108,22 +107,14 @@ class WorstRequestsTest : public testing::Test {
     header.key = key;
     header.parent = parent;
     header.range = range;
-    const size_t tiles_bytes = FragmentTilesBytes(range.tiles(), header.tile_bytes);
-    std::vector<std::byte> fragment(FragmentBytes(range.tiles(), header.tile_bytes));
     const std::vector<std::byte> tile(header.tile_bytes);
     header.tile_sums.assign(static_cast<size_t>(range.tiles()), Crc32c(tile));
-    EncodeFragmentHeader(header, std::span(fragment).subspan(tiles_bytes));
-    return fragment;
+    return header;
   }
   absl::Status StorePage(const PageKey& key, const PageKey& parent, const TileRange& range) {
-    const std::vector<std::byte> fragment = Fragment(key, parent, range);
-    storage::CommitRequest request;
-    request.keyspace = keyspace_->id;
-    request.generation = keyspace_->generation.load();
-    request.fragment = fragment;
-    request.tiles_bytes =
-        static_cast<uint32_t>(FragmentTilesBytes(range.tiles(), kGeometry.int2_tile_bytes()));
-    return store_->Commit(request).status();
+    const std::vector<std::byte> tiles(
+        FragmentTilesBytes(range.tiles(), kGeometry.int2_tile_bytes()));
+    return store_->Commit({.header = HeaderOf(key, parent, range), .tiles = tiles}).status();
   }
   void StoreChain(int family, int pages) {
     for (int i = 0; i < pages; ++i) {

@@ -544,7 +544,7 @@ TEST_F(DeviceTierTest, APoolOutlivesTheCopiesOfItsPages) {
   demoter_ = kBob;
   EXPECT_THAT(tier_->Reserve(pool_, kAnn, 1), IsEmpty());
   ASSERT_THAT(asked_, SizeIs(1));
-  store_->DropKeyspace(SamplePage(1, 0).keyspace, 2);
+  ASSERT_TRUE(store_->DropKeyspace(SamplePage(1, 0).keyspace, 2).ok());
   EXPECT_EQ(store_->Stats().device.pages, 0u);
   EXPECT_FALSE(tier_->RemovePool(pool_));
   EXPECT_EQ(tier_->Demoted(pool_, kBob, std::vector<uint64_t>{asked_[0].slot}), 0u);

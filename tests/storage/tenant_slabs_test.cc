@@ -191,7 +191,7 @@ TEST_F(TenantSlabsTest, ATenantThatKeepsSlabsTakesNoneFromOthers) {
         return wanted;
       }();
       for (const uint32_t slab : SlabsOf(2, round + 1)) kept.push_back(Map(2, slab));
-      store_->Delete(request.keyspace, request.keys);
+      ASSERT_TRUE(store_->Delete(request.keyspace, request.keys).ok());
     }
     Store(3, round, 0).IgnoreError();  // takes the second's slabs, which are empty
     EXPECT_TRUE(Store(1, round, 0).ok()) << round;
