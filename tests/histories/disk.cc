@@ -71,7 +71,8 @@ class DiskTier final : public storage::FragmentTier {
     return found;
   }
 
-  uint32_t Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
+  absl::StatusOr<uint32_t> Remove(const KeyspaceId& keyspace,
+                                  std::span<const PageKey> keys) override {
     Work();
     uint32_t removed = 0;
     std::vector<PageKey> gone;
@@ -85,7 +86,7 @@ class DiskTier final : public storage::FragmentTier {
     return removed;
   }
 
-  uint64_t Drop(const KeyspaceId& keyspace, uint64_t generation) override {
+  absl::StatusOr<uint64_t> Drop(const KeyspaceId& keyspace, uint64_t generation) override {
     Work();
     uint64_t& now = disk_.generations_[keyspace];
     now = std::max(now, generation);

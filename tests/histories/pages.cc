@@ -499,8 +499,9 @@ void World::Flush(Worker& worker) {
   const auto done = Expect([this, call, commits = std::move(commits)](const absl::Status& status) {
     if (status.ok()) model_.EndFlush(commits);
   });
-  OnCaller(
-      [call, done, context = ContextOf(worker)] { server::Flush(context, &call->response, done); });
+  OnCaller([call, done, context = ContextOf(worker)] {
+    server::Flush(context, call->request, &call->response, done);
+  });
 }
 
 }  // namespace crumb::histories

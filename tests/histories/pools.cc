@@ -147,8 +147,8 @@ void World::PoolJoin(Worker& worker, const Step& step) {
     PoolView joined;
     joined.id = reply.answer.pool();
     joined.device = device;
-    joined.roster = std::move(reply.fds.front());
-    joined.mark = RosterMark::Take(joined.roster.get()).value();
+    joined.roster = reply.fds.front();
+    joined.mark = RosterMark::Take(joined.roster->get()).value();
     joined.view = view;
     joined.handles.assign(reply.answer.handles().begin(), reply.answer.handles().end());
     worker.pool = std::move(joined);
@@ -173,7 +173,7 @@ void World::Rejoin(Worker& worker) {
       request.mutable_join()->set_pool(id);
       request.mutable_join()->set_roster_mark(mark);
       std::vector<UniqueFd> fds;
-      fds.emplace_back(::fcntl(worker.pool.roster.get(), F_DUPFD_CLOEXEC, 0));
+      fds.emplace_back(::fcntl(worker.pool.roster->get(), F_DUPFD_CLOEXEC, 0));
       return node_->pools->Handle(view->session, request, std::move(fds)).answer.code() == 0;
     };
     if (!join(0) || !lives()) return;

@@ -91,7 +91,7 @@ struct HeldLease {
 struct PoolView {
   std::string id;  // empty: none
   std::string device;
-  UniqueFd roster;
+  std::shared_ptr<const UniqueFd> roster;
   RosterMark mark;
   std::shared_ptr<View> view;  // through which it takes part
   std::vector<uint32_t> handles;

@@ -263,7 +263,7 @@ TEST_F(WorstRequestsTest, PutOfAPageThatManyPagesWaitFor) {
       [&] {
         EXPECT_TRUE(StorePage(meeting, Key(1, kPages - 1), {{0, 1}, {0, 1}}).ok());
       },
-      [&] { store_->Delete(keyspace_->id, std::span(&meeting, 1)); });
+      [&] { EXPECT_TRUE(store_->Delete(keyspace_->id, std::span(&meeting, 1)).ok()); });
 }
 
 // A request of just less than the 4 MiB that gRPC takes.

@@ -498,7 +498,7 @@ class SlowTierBelowTest : public testing::Test {
   }
   void DeletePageOfThePool() {
     const std::vector<PageKey> keys = {SampleKey(1, 0)};
-    EXPECT_EQ(store_->Delete(SamplePage(1, 0).keyspace, keys), 1u);
+    EXPECT_EQ(store_->Delete(SamplePage(1, 0).keyspace, keys).value(), 1u);
   }
 
   FaultTier* below_ = nullptr;
