@@ -30,7 +30,8 @@ struct OwnerTasks::State {
     if (owner.served) return;
     owner.served = true;
     ready.push_back(name);
-    if (idle > 0) return wake.NotifyOne();
+    // Idle threads that were woken before may not have taken their owner yet.
+    if (idle >= ready.size()) return wake.NotifyOne();
     if (threads >= options.owners_max) return;
     ++threads;
     // Detached: the destructor waits for `threads` instead, and not for ever.

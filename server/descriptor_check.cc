@@ -40,8 +40,12 @@ DescriptorNeeds DescriptorNeedsOf(const Options& options) {
         std::max(kExtentsMin, Pieces(options.store.ssd.bytes_max.value, kExtentBytesMin));
   }
   needs.sessions = kPerSession * static_cast<uint64_t>(options.sessions.sessions_max);
-  needs.pool_handles = static_cast<uint64_t>(options.device_pools.pools_max) *
-                       static_cast<uint64_t>(options.device_pools.handles_max);
+  const uint64_t handles = static_cast<uint64_t>(options.device_pools.pools_max) *
+                           static_cast<uint64_t>(options.device_pools.handles_max);
+  const auto budget = static_cast<uint64_t>(options.device_pools.descriptors_max);
+  // With descriptors_max 0 device pools take at most half of the limit, whatever it is, so the
+  // limit has to be twice what the rest needs.
+  needs.pool_handles = std::min(handles, budget > 0 ? budget : needs.certain() + needs.sessions);
   return needs;
 }
 
@@ -61,14 +65,14 @@ absl::StatusOr<std::vector<std::string>> CheckDescriptors(const DescriptorNeeds&
         needs.slabs, needs.extents, needs.fixed, allowed));
   }
   std::vector<std::string> lines = {
-      fmt::format("descriptors: slabs and files take up to {}, sessions up to {}, device pools up "
-                  "to {}; crumbd may open {}",
+      fmt::format("descriptors: slabs and files take up to {}, sessions up to {}, {} are reserved "
+                  "for device pools; crumbd may open {}",
                   needs.certain(), needs.sessions, needs.pool_handles, allowed)};
   if (allowed < needs.all()) {
     lines.push_back(
         fmt::format("descriptors: {} are missing when sessions.sessions_max processes and full "
                     "device pools come together: raise the hard limit (LimitNOFILE= in systemd, "
-                    "ulimit -Hn), or lower device_pools.handles_max or pools_max",
+                    "ulimit -Hn), or lower device_pools.descriptors_max",
                     needs.all() - allowed));
   }
   return lines;

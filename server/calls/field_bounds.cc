@@ -135,7 +135,7 @@ FieldBound BoundOf(const Row& row, const Limits& limits) {
     case Kind::kShortId:
       return {row.field, 1, kShortId, {}};
     case Kind::kKeys:
-      return {row.field, 1, keys * kId, "limits.acquire_keys_max"};
+      return {row.field, 1, keys * kId, "limits.acquire_keys_max", kId};
     case Kind::kPools:
       return {row.field, kPoolsMax, kShortId, {}};
     case Kind::kLeases:
@@ -179,8 +179,9 @@ absl::Status TooLong(const FieldBound& bound, const FieldDescriptor& field, cons
 }
 
 absl::Status CheckBytes(const FieldBound& bound, const FieldDescriptor& field, size_t bytes) {
-  return bytes <= bound.bytes ? absl::OkStatus()
-                              : TooLong(bound, field, "bytes", bytes, bound.bytes);
+  if (bytes <= bound.bytes) return absl::OkStatus();
+  return TooLong(bound, field, bound.item_bytes > 1 ? "entries" : "bytes",
+                 (bytes + bound.item_bytes - 1) / bound.item_bytes, bound.bytes / bound.item_bytes);
 }
 
 absl::Status CheckField(const Limits& limits, const Message& message, const Reflection& reflection,

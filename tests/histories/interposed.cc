@@ -57,6 +57,19 @@ int pthread_setname_np(pthread_t thread, const char* name) noexcept {
   return next(thread, name);
 }
 
+int pthread_detach(pthread_t thread) noexcept {
+  // A fiber is destroyed with the scheduler, joined or not.
+  if (Scheduler::Current() != nullptr) return 0;
+  static auto* const next = CRUMB_NEXT(pthread_detach);
+  return next(thread);
+}
+
+int pthread_once(pthread_once_t* control, void (*routine)()) {
+  if (Scheduler* scheduler = Scheduler::Current()) return scheduler->Once(control, routine);
+  static auto* const next = CRUMB_NEXT(pthread_once);
+  return next(control, routine);
+}
+
 int pthread_mutex_lock(pthread_mutex_t* mutex) noexcept {
   if (Scheduler* scheduler = Scheduler::Current()) return scheduler->Lock(mutex);
   static auto* const next = CRUMB_NEXT(pthread_mutex_lock);

@@ -24,6 +24,8 @@ constexpr uint64_t kStartNs = uint64_t{1'000'000} * 1'000'000'000;
 constexpr uint64_t kSpuriousWakeups = 512;
 // After so many choices, in the mean, some fiber becomes slower or faster than the others.
 constexpr uint64_t kReweighting = 128;
+// What glibc writes when the routine of a pthread_once_t has run.
+constexpr pthread_once_t kOnceDone = 2;
 constexpr uint32_t kWeights[] = {1, 8, 64};
 
 void* MakeStack() {
@@ -110,6 +112,17 @@ void Scheduler::KillOthers() {
 void Scheduler::Sleep(Duration duration) {
   const auto ns = std::chrono::duration_cast<std::chrono::nanoseconds>(duration).count();
   Block(State::kSleep, nullptr, now_ns_ + static_cast<uint64_t>(std::max<int64_t>(ns, 0)));
+}
+
+// The C library's own would wait for another fiber in the kernel, which lets none run.
+int Scheduler::Once(pthread_once_t* control, void (*routine)()) {
+  while (onces_.contains(control)) Switch();
+  if (*control == kOnceDone) return 0;
+  onces_.insert(control);
+  routine();
+  *control = kOnceDone;
+  onces_.erase(control);
+  return 0;
 }
 
 int Scheduler::Lock(pthread_mutex_t* mutex) {

@@ -12,6 +12,7 @@
 #include <random>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "common/clock.h"
@@ -68,6 +69,7 @@ class Scheduler {
   int Create(pthread_t* thread, void* (*body)(void*), void* argument);
   int Join(pthread_t thread, void** result);
   void SetName(const char* name);
+  int Once(pthread_once_t* control, void (*routine)());
   int Lock(pthread_mutex_t* mutex);
   int TryLock(pthread_mutex_t* mutex);
   int Unlock(pthread_mutex_t* mutex);
@@ -115,6 +117,7 @@ class Scheduler {
   std::mt19937_64 random_;
   std::vector<std::unique_ptr<Fiber>> fibers_;  // the driver is the first
   Fiber* running_ = nullptr;
+  std::unordered_set<const void*> onces_;               // whose routines run
   std::unordered_map<const void*, Ownership> mutexes_;  // those that are locked
   uint64_t now_ns_;
   uint64_t switches_ = 0;

@@ -315,9 +315,10 @@ class KeptSlabsTest : public ServerTenantSlabsTest {
   }
   // B takes memory that was A's, and fills it.
   bool FillB() {
-    for (int i = 0; i < 60'000; ++i) {
+    const int pages = static_cast<int>(2 * kSlabs * kSlabBytes / b_->fragment_bytes());
+    for (int i = 0; i < 2'000; ++i) {
       Fill(*b_, kOfB);
-      if (ReadAll(*b_, 20, kOfB) > 0 && b_->Slabs().size() >= kSlabs / 2) return true;
+      if (ReadAll(*b_, pages, kOfB) > 0 && b_->Slabs().size() >= kSlabs / 2) return true;
     }
     return false;
   }
