@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/common/ptx.cuh"
 #include "models/cuda/launch.cuh"
 
 // The tokens of all (sequence, KV head) pairs lie on one line, which is cut into equal pieces, one

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "kernels/cuda/decode_call.h"
+#include "kernels/cuda/decode/decode_call.h"
 
 // Decode attention over plain BF16 keys and values, one query token a sequence, all sequences of
 // one length: what INT2 is held against. docs/decode.md has the comparison with cuDNN.

@@ -11,8 +11,8 @@
 #include "bench/decode/model_shape.h"
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/evict_transforms.h"
-#include "kernels/cuda/decode_attention.h"
-#include "kernels/cuda/evict.h"
+#include "kernels/cuda/decode/decode_attention.h"
+#include "kernels/cuda/evict/evict.h"
 #include "models/cuda/layer_kernels.h"
 
 // Keys and values of a batch in one of both formats, random, and attention over them.

@@ -13,8 +13,8 @@
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/random_data.h"
 #include "kernels/bf16.h"
-#include "kernels/cuda/decode_attention.h"
-#include "kernels/cuda/host_oracle.h"
+#include "kernels/cuda/common/host_oracle.h"
+#include "kernels/cuda/decode/decode_attention.h"
 
 namespace crumb::bench {
 namespace {

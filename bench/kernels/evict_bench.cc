@@ -11,8 +11,8 @@
 #include "bench/kernels/evict_transforms.h"
 #include "bench/kernels/random_data.h"
 #include "kernels/bf16.h"
-#include "kernels/cuda/evict.h"
-#include "kernels/cuda/verify.h"
+#include "kernels/cuda/evict/evict.h"
+#include "kernels/cuda/pages/verify.h"
 #include "kernels/quantize.h"
 
 namespace crumb::bench {

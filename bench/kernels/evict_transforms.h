@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bench/kernels/device_memory.h"
-#include "kernels/cuda/evict.h"
+#include "kernels/cuda/evict/evict.h"
 #include "kernels/quantize.h"
 
 namespace crumb::bench {

@@ -10,8 +10,8 @@
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/random_data.h"
 #include "kernels/bf16.h"
-#include "kernels/cuda/append.h"
-#include "kernels/cuda/paged_kv.h"
+#include "kernels/cuda/pages/append.h"
+#include "kernels/cuda/pages/paged_kv.h"
 #include "kernels/quantize.h"
 
 namespace crumb::bench {

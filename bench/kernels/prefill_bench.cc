@@ -10,8 +10,8 @@
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/random_data.h"
 #include "kernels/bf16.h"
-#include "kernels/cuda/host_oracle.h"
-#include "kernels/cuda/prefill_attention.h"
+#include "kernels/cuda/common/host_oracle.h"
+#include "kernels/cuda/prefill/prefill_attention.h"
 
 namespace crumb::bench {
 namespace {

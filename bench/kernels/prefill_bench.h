@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/prefill_call.h"
+#include "kernels/cuda/prefill/prefill_call.h"
 
 // Times prefill attention of one layer: fresh tokens of one sequence over a sink of 64 tokens and
 // INT2 pages at permuted addresses, rotations and un-rotation included. head_dim 128, G = 128

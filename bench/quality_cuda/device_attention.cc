@@ -12,7 +12,7 @@
 
 #include "common/mutex.h"
 #include "common/status_macros.h"
-#include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/decode/decode_attention.h"
 
 namespace crumb::bench {
 namespace {

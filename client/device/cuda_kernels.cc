@@ -6,13 +6,13 @@
 
 #include "client/device/cuda_status.h"
 #include "client/device/current_device.h"
-#include "kernels/cuda/append.h"
-#include "kernels/cuda/decode_attention.h"
-#include "kernels/cuda/evict.h"
-#include "kernels/cuda/evict_constants.h"
-#include "kernels/cuda/fetch.h"
-#include "kernels/cuda/prefill_attention.h"
-#include "kernels/cuda/query_offsets.h"
+#include "kernels/cuda/decode/decode_attention.h"
+#include "kernels/cuda/evict/constants.h"
+#include "kernels/cuda/evict/evict.h"
+#include "kernels/cuda/pages/append.h"
+#include "kernels/cuda/pages/fetch.h"
+#include "kernels/cuda/pages/query_offsets.h"
+#include "kernels/cuda/prefill/prefill_attention.h"
 
 namespace crumb::client {
 

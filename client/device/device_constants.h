@@ -7,7 +7,7 @@
 #include "absl/status/statusor.h"
 #include "client/device/owned.h"
 #include "crumb/worker_options.h"
-#include "kernels/cuda/evict_call.h"
+#include "kernels/cuda/evict/evict_call.h"
 
 namespace crumb::client {
 

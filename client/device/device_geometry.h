@@ -10,7 +10,7 @@
 #include "client/run_of.h"
 #include "common/page_key.h"
 #include "crumb/worker_options.h"
-#include "kernels/cuda/decode_call.h"
+#include "kernels/cuda/decode/decode_call.h"
 
 namespace crumb::client {
 

@@ -6,12 +6,12 @@
 
 #include "absl/status/status.h"
 #include "crumb/device_stream.h"
-#include "kernels/cuda/append_call.h"
-#include "kernels/cuda/decode_call.h"
-#include "kernels/cuda/evict_call.h"
-#include "kernels/cuda/fetch_call.h"
-#include "kernels/cuda/prefill_call.h"
-#include "kernels/cuda/query_offsets_call.h"
+#include "kernels/cuda/decode/decode_call.h"
+#include "kernels/cuda/evict/evict_call.h"
+#include "kernels/cuda/pages/append_call.h"
+#include "kernels/cuda/pages/fetch_call.h"
+#include "kernels/cuda/pages/query_offsets_call.h"
+#include "kernels/cuda/prefill/prefill_call.h"
 
 namespace crumb::client {
 

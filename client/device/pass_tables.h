@@ -11,8 +11,8 @@
 #include "absl/status/statusor.h"
 #include "client/device/owned.h"
 #include "client/device/resident_sequence.h"
-#include "kernels/cuda/decode_call.h"
-#include "kernels/cuda/prefill_call.h"
+#include "kernels/cuda/decode/decode_call.h"
+#include "kernels/cuda/prefill/prefill_call.h"
 
 namespace crumb::client {
 

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/common/ptx.cuh"
 
 // Instructions that only chains of products use.
 namespace crumb::models::cuda::ptx {

@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "kernels/cuda/ptx.cuh"
+#include "kernels/cuda/common/ptx.cuh"
 
 // Kernels that start while the one before them in the stream ends, where the device can.
 namespace crumb::models::cuda {

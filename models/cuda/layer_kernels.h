@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/decode_call.h"
+#include "kernels/cuda/decode/decode_call.h"
 #include "kernels/tile.h"
 
 // What a Qwen3-architecture layer does between its projections and attention, on the GPU: rows of

@@ -8,7 +8,7 @@
 #include <numeric>
 
 #include "kernels/bf16.h"
-#include "kernels/cuda/host_oracle.h"
+#include "kernels/cuda/common/host_oracle.h"
 #include "kernels/fp16.h"
 #include "kernels/tile_codec.h"
 

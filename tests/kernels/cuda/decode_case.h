@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
-#include "kernels/cuda/decode_attention.h"
+#include "kernels/cuda/decode/decode_attention.h"
 #include "tests/kernels/cuda/device_buffer.h"
 #include "tests/kernels/cuda/random_inputs.h"
 

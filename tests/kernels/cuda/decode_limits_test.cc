@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <string>
 
-#include "kernels/cuda/decode_attention.h"
-#include "kernels/cuda/decode_plan.h"
+#include "kernels/cuda/decode/decode_attention.h"
+#include "kernels/cuda/decode/plan.h"
 #include "tests/kernels/cuda/decode_case.h"
 
 namespace crumb::kernels::cuda {

@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/evict.h"
+#include "kernels/cuda/evict/evict.h"
 #include "kernels/quantize.h"
 #include "tests/kernels/cuda/device_buffer.h"
 #include "tests/kernels/cuda/evict_inputs.h"

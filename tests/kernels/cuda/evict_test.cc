@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/evict.h"
+#include "kernels/cuda/evict/evict.h"
 
 #include <algorithm>
 #include <cmath>

@@ -7,7 +7,7 @@
 #include <numeric>
 
 #include "kernels/bf16.h"
-#include "kernels/cuda/host_oracle.h"
+#include "kernels/cuda/common/host_oracle.h"
 
 namespace crumb::kernels::cuda {
 namespace {

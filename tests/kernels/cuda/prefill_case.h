@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "kernels/attention.h"
-#include "kernels/cuda/prefill_attention.h"
+#include "kernels/cuda/prefill/prefill_attention.h"
 #include "tests/kernels/cuda/device_buffer.h"
 #include "tests/kernels/cuda/random_inputs.h"
 

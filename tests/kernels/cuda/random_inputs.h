@@ -7,7 +7,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/row_type.h"
+#include "kernels/cuda/common/row_type.h"
 #include "kernels/tile.h"
 
 namespace crumb::kernels::cuda {

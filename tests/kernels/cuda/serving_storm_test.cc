@@ -10,9 +10,9 @@
 #include <set>
 
 #include "kernels/bf16.h"
-#include "kernels/cuda/decode_attention.h"
-#include "kernels/cuda/evict.h"
-#include "kernels/cuda/host_oracle.h"
+#include "kernels/cuda/common/host_oracle.h"
+#include "kernels/cuda/decode/decode_attention.h"
+#include "kernels/cuda/evict/evict.h"
 #include "tests/kernels/cuda/device_buffer.h"
 
 namespace crumb::kernels::cuda {

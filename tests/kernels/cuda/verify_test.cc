@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/verify.h"
+#include "kernels/cuda/pages/verify.h"
 
 #include <random>
 

@@ -11,7 +11,7 @@
 #include <tuple>
 
 #include "kernels/bf16.h"
-#include "kernels/cuda/evict.h"
+#include "kernels/cuda/evict/evict.h"
 #include "kernels/quantize.h"
 #include "kernels/tile_codec.h"
 #include "tests/kernels/cuda/evict_inputs.h"

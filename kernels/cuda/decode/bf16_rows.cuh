@@ -1,0 +1,216 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode/decode_ptx.cuh"
+#include "kernels/cuda/decode/traits.cuh"
+
+// Attention of a few query rows over BF16 rows (sink, BF16 pages, recent window), one warp, 16
+// tokens at a time. Same fragments as over INT2 tiles; the query is exact, probabilities are split
+// in two.
+namespace crumb::kernels::cuda {
+
+// The query rows as they are, one fragment per 16 channels. Rows that do not exist are zero.
+template <class T>
+__device__ __forceinline__ void LoadPlainQuery(const DecodeKernelParams& k, const Segment& segment,
+                                               int lane,
+                                               uint32_t (&q)[T::kColumnTiles][T::kSteps][2]) {
+  const QueryRows rows = RowsOf<T>(k);
+#pragma unroll
+  for (int n = 0; n < T::kColumnTiles; ++n) {
+    const int column = lane / 4;
+    const int row = 8 * n + (T::Paired(n) ? column / 2 : column);
+    const bool exists = row < rows.columns && (!T::Paired(n) || column % 2 == 0);
+    const uint32_t* from =
+        exists ? reinterpret_cast<const uint32_t*>(
+                     static_cast<const Bf16*>(k.p.q) +
+                     rows.IndexOf(k, segment.sequence, segment.head, row) * T::kDim) +
+                     lane % 4
+               : nullptr;
+#pragma unroll
+    for (int s = 0; s < T::kSteps; ++s) {
+      q[n][s][0] = exists ? from[8 * s] : 0;
+      q[n][s][1] = exists ? from[8 * s + 4] : 0;
+    }
+  }
+}
+
+// D += A B on operands of the rows' type.
+__device__ __forceinline__ void MmaRows(bool half, float (&d)[4], const uint32_t (&a)[4],
+                                        uint32_t b0, uint32_t b1) {
+  if (half) {
+    ptx::MmaF16(d, a, b0, b1);
+  } else {
+    ptx::MmaBf16(d, a, b0, b1);
+  }
+}
+
+// Two floats as the sum of two pairs of the rows' type.
+__device__ __forceinline__ void SplitRows(bool half, float x, float y, uint32_t* high,
+                                          uint32_t* low) {
+  if (half) {
+    ptx::SplitHalf(x, y, high, low);
+  } else {
+    ptx::SplitBf16(x, y, high, low);
+  }
+}
+
+// Scores of the 16 tokens of a chunk, before scaling.
+template <class T>
+__device__ __forceinline__ void ScoreChunk(bool half,
+                                           const uint32_t (&q)[T::kColumnTiles][T::kSteps][2],
+                                           uint32_t slot, int lane,
+                                           float (&score)[2][T::kLaneRows]) {
+  float acc[T::kColumnTiles][4] = {};
+  const uint32_t address = slot + ChunkRowAt<T::kDim>(ChunkToken(lane % 16)) + lane / 16 * 16;
+#pragma unroll
+  for (int s = 0; s < T::kSteps; ++s) {
+    uint32_t a[4];
+    ptx::LoadMatrices(a, address + 32 * s);
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) MmaRows(half, acc[n], a, q[n][s][0], q[n][s][1]);
+  }
+#pragma unroll
+  for (int a = 0; a < 2; ++a) {
+#pragma unroll
+    for (int i = 0; i < T::kLaneRows; ++i) {
+      score[a][i] = acc[i / 2][2 * a + i % 2];
+    }
+  }
+}
+
+struct WindowLengths {
+  int sink;
+  int pages;
+  int recent;  // with those of BF16 pages
+};
+
+// Scales and caps scores to log2 units; -infinity where a row may not attend.
+template <class T>
+__device__ __forceinline__ void FinishScores(const DecodeKernelParams& k,
+                                             const WindowLengths& lengths,
+                                             const ChunkSource& source, int lane,
+                                             float (&score)[2][T::kLaneRows]) {
+  const QueryRows rows = RowsOf<T>(k);
+  const int before_recent = lengths.sink + lengths.pages * T::kTokens;
+  const int total = before_recent + lengths.recent;
+  const int first = source.first + (source.sink ? 0 : before_recent);
+#pragma unroll
+  for (int i = 0; i < T::kLaneRows; ++i) {
+    const RowSpan span =
+        SpanOf<T>(k, total, rows.TokenOf(min(T::RowOf(lane, i), rows.columns - 1)));
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      const int row = ChunkToken(8 * a + lane / 4), position = first + row;
+      // Where there is one query token and no window, a row attends all positions.
+      const bool attends =
+          row < source.rows && (T::kPlain || (position >= span.first && position <= span.last));
+      const float logit = Capped<T>(k) ? SoftCap(score[a][i] * k.scale, k.p.soft_cap) * kLog2E
+                                       : score[a][i] * k.log2_scale;
+      score[a][i] = attends ? logit : -INFINITY;
+    }
+  }
+}
+
+// Rows of a chunk's V slot that no token filled hold old bytes; 0 * NaN must not spread.
+template <class T>
+__device__ __forceinline__ void ClearMissingRows(uint32_t slot, int rows, int lane) {
+  constexpr int kPieces = T::kDim / 8;
+  for (int i = rows * kPieces + lane; i < kChunkTokens * kPieces; i += 32) {
+    ptx::StoreShared128(slot + ChunkRowAt<T::kDim>(i / kPieces) + i % kPieces * 16,
+                        make_uint4(0, 0, 0, 0));
+  }
+  __syncwarp();
+}
+
+template <class T>
+__device__ __forceinline__ void AddChunkValues(bool half, uint32_t slot, int lane,
+                                               const float (&p)[2][T::kLaneRows],
+                                               SegmentState<T>& state) {
+  uint32_t b[T::kColumnTiles][2][2];  // in a pair, hi and lo sit in neighbouring columns
+#pragma unroll
+  for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+    for (int a = 0; a < 2; ++a) {
+      uint32_t high, low;
+      if (T::Paired(n)) {
+        SplitRows(half, p[a][2 * n], 0.0f, &high, &low);
+        b[n][0][a] = ptx::TransposeMatrix((high & 0xffff) | low << 16);
+      } else {
+        SplitRows(half, p[a][2 * n], p[a][(2 * n + 1) % T::kLaneRows], &high, &low);
+        b[n][0][a] = ptx::TransposeMatrix(high);
+        b[n][1][a] = ptx::TransposeMatrix(low);
+      }
+    }
+  }
+  const uint32_t address =
+      slot + ChunkRowAt<T::kDim>(ChunkToken(lane % 8 + lane / 16 * 8)) + lane / 8 % 2 * 16;
+#pragma unroll
+  for (int m = 0; m < T::kSteps; ++m) {
+    uint32_t a[4];
+    ptx::LoadMatricesTransposed(a, address + 32 * m);
+#pragma unroll
+    for (int n = 0; n < T::kColumnTiles; ++n) {
+#pragma unroll
+      for (int part = 0; part < (T::Paired(n) ? 1 : 2); ++part) {
+        MmaRows(half, state.out[n][m], a, b[n][part][0], b[n][part][1]);
+      }
+    }
+  }
+}
+
+// This warp's share of a segment of BF16 chunks. The last slot is released but not filled again.
+template <class T, class Ring>
+__device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Segment& segment,
+                                           const WarpGroup& group, Ring& ring,
+                                           SegmentState<T>& state) {
+  const int lane = threadIdx.x % 32;
+  uint32_t q[T::kColumnTiles][T::kSteps][2];
+  LoadPlainQuery<T>(k, segment, lane, q);
+  const bool half = HalfRows<T>(k);
+  const WindowLengths lengths = {k.p.lengths.sink_tokens[segment.sequence],
+                                 k.p.lengths.pages[segment.sequence],
+                                 WindowTokens(k.p.lengths, segment.sequence)};
+  for (int chunk = segment.begin + group.warp; chunk < segment.end; chunk += group.warps) {
+    const ChunkSource source = SourceOf(lengths.sink, lengths.recent, chunk);
+    float score[2][T::kLaneRows];
+    ScoreChunk<T>(half, q, ring.Wait(k), lane, score);
+    ring.FenceWrites();  // what filled the slot were ordinary writes
+    ring.Release(k);
+    ring.Fill(k);
+    FinishScores<T>(k, lengths, source, lane, score);
+
+    bool grows = false;
+    float best[T::kLaneRows];
+#pragma unroll
+    for (int i = 0; i < T::kLaneRows; ++i) {
+      best[i] = fmaxf(score[0][i], score[1][i]);
+      grows |= best[i] - state.reference[i] > kLag;
+    }
+    if (__any_sync(~0u, grows)) {
+#pragma unroll
+      for (int i = 0; i < T::kLaneRows; ++i) {
+        state.MoveReference(i, fmaxf(MaxOverTokens(best[i]), state.reference[i]));
+      }
+    }
+    float p[2][T::kLaneRows];
+#pragma unroll
+    for (int i = 0; i < T::kLaneRows; ++i) {
+#pragma unroll
+      for (int a = 0; a < 2; ++a) {
+        p[a][i] = ptx::Exp2(score[a][i] - state.reference[i]);
+        state.sum[i] += p[a][i];
+      }
+    }
+    const uint32_t slot = ring.Wait(k);
+    if (source.rows < kChunkTokens) ClearMissingRows<T>(slot, source.rows, lane);
+    AddChunkValues<T>(half, slot, lane, p, state);
+    ring.FenceWrites();
+    ring.Release(k);
+    if (chunk + group.warps < segment.end) ring.Fill(k);
+  }
+}
+
+}  // namespace crumb::kernels::cuda

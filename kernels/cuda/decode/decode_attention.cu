@@ -1,0 +1,62 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/decode/decode_attention.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cuda/decode/cluster_launch.h"
+#include "kernels/cuda/decode/dispatch.h"
+#include "kernels/cuda/decode/plan.h"
+
+namespace crumb::kernels::cuda {
+
+DecodeLauncher FindDecodeKernel(const TileShape& tile, int columns, bool bulk) {
+  if (tile.head_dim == 64) return FindDim64(tile.group_size, columns, bulk);
+  if (tile.head_dim == 256) {
+    return tile.group_size == 128 ? FindDim256(columns, bulk)
+                                  : FindDim256Groups(tile.group_size, columns, bulk);
+  }
+  if (tile.group_size != 128) return FindDim128Groups(tile.group_size, columns, bulk);
+  return columns <= 8 ? FindDim128(columns, bulk) : FindDim128Wide(columns, bulk);
+}
+
+bool DecodeSupported(const DecodeShape& shape) {
+  return shape.tile.Valid() && shape.tile.tokens == 64 && shape.batch >= 1 &&
+         shape.max_pages >= 1 && shape.q_tokens >= 1 && shape.kv_heads >= 1 &&
+         shape.q_heads >= shape.kv_heads && shape.q_heads % shape.kv_heads == 0 &&
+         shape.columns() <= kColumnsMax &&
+         FindDecodeKernel(shape.tile, LaunchColumnsFor(shape.tile, shape.columns()), true) !=
+             nullptr;
+}
+
+cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream,
+                            DeviceLimits limits) {
+  DecodeKernelParams k;
+  cudaError_t error = CompleteLimits(&limits);
+  if (error == cudaSuccess) error = LaunchOf(params.shape, limits, &k.launch);
+  if (error != cudaSuccess) return error;
+  k.p = params;
+  k.heads = params.shape.q_heads / params.shape.kv_heads;
+  k.p.overlap_previous = params.overlap_previous && limits.major >= 9;
+  k.scale = params.scale != 0.0f ? params.scale
+                                 : 1.0f / std::sqrt(static_cast<float>(params.shape.tile.head_dim));
+  k.log2_scale = k.scale * 1.4426950408889634f;
+  LayOutPlan(params.shape, k.launch, const_cast<void*>(params.plan), &k.plan);
+  LayOutWorkspace(params.shape, k.launch, params.workspace, &k.workspace);
+  const bool clusters = k.launch.cluster.taken() || k.launch.cluster.by_plan;
+  if (clusters && params.copy_path != CopyPath::kAuto) return cudaErrorInvalidValue;
+  const bool bulk = params.copy_path == CopyPath::kAuto && limits.major >= 9;
+  const DecodeLauncher launch =
+      clusters ? LaunchClusters : FindDecodeKernel(params.shape.tile, k.launch.columns, bulk);
+  const int columns = params.shape.columns();
+  for (k.first_row = 0; k.first_row < columns; k.first_row += k.launch.columns) {
+    k.columns = std::min(k.launch.columns, columns - k.first_row);
+    error = launch(k, stream);
+    if (error != cudaSuccess) return error;
+    k.p.overlap_previous = false;  // the next one takes the same workspace
+  }
+  return cudaSuccess;
+}
+
+}  // namespace crumb::kernels::cuda

@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/common/ptx.cuh"
+
+// Instructions that only decode attention uses.
+namespace crumb::kernels::cuda::ptx {
+
+// At most 2^-22 off.
+__device__ __forceinline__ float Log2(float x) {
+  float y;
+  asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Adds to a counter of the device; orders what the block wrote before a barrier ahead of it, and
+// what others wrote before theirs ahead of what follows.
+__device__ __forceinline__ int AddReleaseAcquire(int32_t* p, int x) {
+  int old;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(p), "r"(x)
+               : "memory");
+  return old;
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+// Arrives when this thread's copies of 16 bytes have.
+__device__ __forceinline__ void ArriveWithCopies(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+__device__ __forceinline__ void Arrive(uint32_t barrier, uint32_t count) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(count)
+               : "memory");
+}
+#endif
+
+}  // namespace crumb::kernels::cuda::ptx

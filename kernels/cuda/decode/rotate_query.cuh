@@ -1,0 +1,422 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/decode/decode_ptx.cuh"
+#include "kernels/cuda/decode/int2_pages.cuh"
+#include "kernels/cuda/decode/traits.cuh"
+
+// Products of query-sized rows with R and R' on the tensor cores, by the whole block. Both factors
+// are split in bf16 parts, so the products are good to 2^-16.
+namespace crumb::kernels::cuda {
+
+// Floats from one staged row to the next.
+template <int kDim>
+inline constexpr int kStageStride = kDim + 4;
+
+// Word b of a lane's B fragment.
+template <class T>
+__device__ __forceinline__ void StoreQueryWord(uint32_t* fragment, int tile, int step, int b,
+                                               int lane, uint32_t word) {
+  fragment[(tile * (T::kDotSteps / 2) + step / 2) * 128 + lane * 4 + step % 2 * 2 + b] = word;
+}
+
+// A query row in 16 bits, as one warp holds it: of each part of 64 channels a lane of 16 has four.
+// Byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e. Codes of odd q arrive times 4, so
+// their query is a quarter.
+template <class T>
+struct RoundedQuery {
+  static constexpr int kParts = T::kDim / 64, kPasses = (T::kDim + 127) / 128;
+  static constexpr int kErrorUnit = 256;  // errors are counted in such parts of a step
+  int value[kPasses][4];
+  int sum[kPasses][2];    // of this lane's channels below and above 32 of the 64
+  int error[kPasses][2];  // what rounding left out of them
+
+  __device__ __forceinline__ static int Q() { return threadIdx.x % 32 / 4 % 4; }
+  __device__ __forceinline__ static int Part(int pass) { return 2 * pass + threadIdx.x % 32 / 16; }
+  __device__ __forceinline__ static int Channel(int pass, int byte) {
+    return 64 * Part(pass) + 32 * (byte % 2) + 8 * Q() + 2 * (threadIdx.x % 4) + byte / 2;
+  }
+
+  __device__ __forceinline__ RoundedQuery(const float* x, float unit) {
+    const int weight = Q() % 2 == 0 ? 1 : 4;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      sum[pass][0] = sum[pass][1] = error[pass][0] = error[pass][1] = 0;
+      if (Part(pass) >= kParts) continue;
+#pragma unroll
+      for (int byte = 0; byte < 4; ++byte) {
+        const float exact = x[Channel(pass, byte)] * unit;
+        const int rounded = __float2int_rn(exact * (weight == 1 ? 1.0f : 0.25f));
+        value[pass][byte] = rounded;
+        sum[pass][byte % 2] += weight * rounded;
+        error[pass][byte % 2] +=
+            __float2int_rn((exact - static_cast<float>(weight * rounded)) * kErrorUnit);
+      }
+    }
+  }
+
+  // The warp's sum of a group's channels.
+  __device__ __forceinline__ static int OfGroup(const int (&of)[kPasses][2], int y) {
+    int mine = 0;
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+#pragma unroll
+      for (int upper = 0; upper < 2; ++upper) {
+        if ((2 * Part(pass) + upper) * T::kGroups / (2 * kParts) == y) mine += of[pass][upper];
+      }
+    }
+    return __reduce_add_sync(~0u, mine);
+  }
+
+  // Rounds channels of group y otherwise, by one step each, so that the group's sum keeps what
+  // rounding left out: it is what a row's minimum is multiplied with. Returns the sum.
+  __device__ __forceinline__ int KeepSum(int y) {
+    constexpr int kWidth = T::kDim / T::kGroups, kEven = kWidth / 2;
+    const int left_out = OfGroup(error, y);
+    const int missing = (left_out + (left_out < 0 ? -kErrorUnit / 2 : kErrorUnit / 2)) / kErrorUnit;
+    const int each = missing / kEven, more = missing - each * kEven;
+    if (Q() % 2 == 0) {
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+#pragma unroll
+        for (int byte = 0; byte < 4; ++byte) {
+          const int channel = Channel(pass, byte), within = channel % kWidth;
+          if (Part(pass) >= kParts || channel / kWidth != y) continue;
+          const bool takes = within / 16 * 8 + within % 8 < abs(more);
+          value[pass][byte] += each + (!takes ? 0 : more < 0 ? -1 : 1);
+        }
+      }
+    }
+    return OfGroup(sum, y) + missing;
+  }
+
+  // As high and low bytes of operands, to the fragment of the block's query row `row`.
+  __device__ __forceinline__ void Store(uint32_t* fragment, int row) const {
+    const int q = Q(), c = threadIdx.x % 4, tile = row / 8 * 2, column = row % 8;
+    const bool paired = T::Paired(row / 8);
+#pragma unroll
+    for (int pass = 0; pass < kPasses; ++pass) {
+      if (Part(pass) >= kParts) continue;
+      uint32_t high = 0, low = 0;
+#pragma unroll
+      for (int byte = 0; byte < 4; ++byte) {
+        const int rest = static_cast<int8_t>(value[pass][byte]);
+        high |= static_cast<uint32_t>((value[pass][byte] - rest) / 256 & 0xff) << (8 * byte);
+        low |= static_cast<uint32_t>(rest & 0xff) << (8 * byte);
+      }
+#pragma unroll
+      for (int split = 0; split < T::kGroupSplit; ++split) {
+        const uint32_t mask = T::kGroupSplit == 1 ? ~0u : 0x00ff00ffu << (8 * split);
+        const int step = (Part(pass) * T::kGroupSplit + split) * 2 + q % 2;
+        StoreQueryWord<T>(fragment, tile, step, q / 2, 4 * (paired ? 2 * column : column) + c,
+                          high & mask);
+        StoreQueryWord<T>(fragment, paired ? tile : tile + 1, step, q / 2,
+                          4 * (paired ? 2 * column + 1 : column) + c, low & mask);
+      }
+    }
+  }
+};
+
+// Rounds a rotated row to 16 bits and stores its bytes and constants. One warp. `fragment` and
+// `constant` are those of RotatedQuery.
+template <class T>
+__device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float log2_scale,
+                                                 uint32_t* fragment, float* constant) {
+  const int lane = threadIdx.x % 32;
+  // Of floats that are not negative the bits are in the same order, NaN behind infinity.
+  uint32_t bits = 0;
+  for (int i = lane; i < T::kDim; i += 32) bits = max(bits, __float_as_uint(fabsf(x[i])));
+  if (lane / 8 % 2 == 1) bits = __float_as_uint(0.25f * __uint_as_float(bits));  // odd q
+  const float most = __uint_as_float(__reduce_max_sync(~0u, bits));
+  const bool finite = most < INFINITY;
+  // Both bytes are signed: 127 * 256 + 127 is the largest value.
+  const float unit = !finite ? 0.0f : most > 0x1p-100f ? 32600.0f / most : 1.0f;
+  RoundedQuery<T> query(x, unit);
+  float* own = constant + row * (1 + T::kGroups);
+  // Rounded, a row that is not finite would look like one that is: none of its logits is a number.
+  if (lane == 0) own[0] = finite ? log2_scale / unit : __int_as_float(0x7fffffff);
+#pragma unroll
+  for (int y = 0; y < T::kGroups; ++y) {
+    const int sum = query.KeepSum(y);
+    if (lane == 0) own[1 + y] = static_cast<float>(sum);
+  }
+  query.Store(fragment, row);
+}
+
+// q' = q R_K of the block's INT2 segments, as fragments of bytes in the workspace. A warp
+// multiplies 32 output channels by a part of the input channels; loads are whole lines.
+template <class T>
+class QueryRotation {
+ public:
+  // stage: kPassRows rows of kStageStride floats.
+  __device__ __forceinline__ QueryRotation(const DecodeKernelParams& k, float* stage)
+      : k_(k),
+        rows_(k),
+        half_(k.p.row_type == RowType::kFp16),
+        stage_(stage),
+        warp_(threadIdx.x / 32),
+        lane_(threadIdx.x % 32) {
+    splits_ = kPairs;
+    while (splits_ > 1 && splits_ * kColumnBlocks > k.launch.warps) splits_ /= 2;
+  }
+
+  // Starts to load what the first pass needs but the query: before copies that would queue ahead.
+  __device__ __forceinline__ void Prefetch(int segment, int segment_end, int head) {
+    LoadSegments(segment, segment_end);
+    if (k_.p.rotation_k == nullptr || warp_ >= kColumnBlocks * splits_) return;
+    head_ = head;
+    const int pairs = kPairs / splits_;
+#pragma unroll
+    for (int i = 0; i < kKept; ++i) {
+      if (i < pairs) {
+        LoadPair(head, warp_ % kColumnBlocks, warp_ / kColumnBlocks * pairs + i, kept_[i]);
+      }
+    }
+  }
+
+  // Starts to load the query rows of the first pass.
+  __device__ __forceinline__ void PrefetchQuery() {
+    pass_ = NextPass();
+    StageQuery(0);
+    staged_ = true;
+  }
+
+  // By all threads of the block.
+  __device__ __forceinline__ void Run(int segment, int segment_end) {
+    for (bool first = true; segment < segment_end; segment += 32, first = false) {
+      if (!first) {
+        LoadSegments(segment, segment_end);
+        pass_ = NextPass();
+        staged_ = false;
+      }
+      while (pass_.count > 0) {
+        for (int row = 0; row < T::kRows; row += kPassRows) RotatePass(row);
+        pass_ = NextPass();
+      }
+    }
+  }
+
+ private:
+  static constexpr int kColumnBlocks = T::kDim / 32;
+  static constexpr int kPairs = T::kSteps / 2;           // of 32 input channels
+  static constexpr int kKept = kPairs < 2 ? kPairs : 2;  // pairs of a part that are loaded ahead
+  // Parts of a warp; more than one only where one warp does not share its columns with others.
+  static constexpr int kRounds = (kColumnBlocks + kGroupWarps - 1) / kGroupWarps;
+  static constexpr int kPerPass = T::kRows < kPassRows ? kPassRows / T::kRows : 1;
+  static constexpr int kQueryStride = 2 * T::kDim + 16;  // bytes from one query row to the next
+
+  // Segments whose rows are rotated together: `count` lanes, one a byte.
+  struct Pass {
+    int count;
+    uint32_t lanes;
+    int head;
+  };
+
+  // Lane i looks at segment `first` + i.
+  __device__ __forceinline__ void LoadSegments(int first, int end) {
+    first_ = first;
+    bool int2 = false;
+    if (first + lane_ < end) {
+      const Segment& s = k_.plan.segments[first + lane_];
+      int2 = s.kind == kSegmentInt2;
+      sequence_ = s.sequence;
+      segment_head_ = s.head;
+    }
+    left_ = __ballot_sync(~0u, int2);
+  }
+
+  // Takes up to kPerPass segments of one head.
+  __device__ __forceinline__ Pass NextPass() {
+    Pass pass = {0, 0, 0};
+    while (left_ != 0 && pass.count < kPerPass) {
+      const int lane = __ffs(left_) - 1, head = __shfl_sync(~0u, segment_head_, lane);
+      if (pass.count > 0 && head != pass.head) break;
+      pass.lanes |= lane << (8 * pass.count);
+      pass.head = head;
+      ++pass.count;
+      left_ &= left_ - 1;
+    }
+    return pass;
+  }
+
+  // Copies the pass's query rows to the staging area; rows that do not exist are zero.
+  __device__ __forceinline__ void StageQuery(int first_row) {
+    constexpr int kPieces = T::kDim / 8;  // of 16 bytes, in a row
+    if (pass_.count == 0) return;
+    for (int i = threadIdx.x; i < kPassRows * kPieces; i += blockDim.x) {
+      const int slot = i / kPieces, at = slot / T::kRows, row = first_row + slot % T::kRows;
+      const int sequence = __shfl_sync(~0u, sequence_, pass_.lanes >> (8 * at) & 0xff);
+      const uint32_t to = ptx::SharedAddress(stage_) + slot * kQueryStride + i % kPieces * 16;
+      if (at < pass_.count && row < rows_.columns) {
+        ptx::CopyAsync16(to, static_cast<const Bf16*>(k_.p.q) +
+                                 rows_.IndexOf(k_, sequence, pass_.head, row) * T::kDim +
+                                 i % kPieces * 8);
+      } else {
+        ptx::StoreShared128(to, make_uint4(0, 0, 0, 0));
+      }
+    }
+    ptx::CommitCopies();
+  }
+
+  __device__ __forceinline__ void RotatePass(int first_row) {
+    if (!staged_) StageQuery(first_row);
+    staged_ = false;
+    ptx::WaitCopies<0>();
+    __syncthreads();
+    const bool rotate = k_.p.rotation_k != nullptr;
+    const int splits = rotate ? splits_ : 1;
+    float acc[kRounds][4][4] = {};
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i) {
+      const int part = warp_ + i * k_.launch.warps;
+      if (part >= kColumnBlocks * splits) continue;
+      if (rotate) {
+        MultiplyPart(part % kColumnBlocks, part / kColumnBlocks, acc[i]);
+      } else {
+        CopyPart(part % kColumnBlocks, acc[i]);
+      }
+    }
+    __syncthreads();  // the results take the query rows' place
+    for (int turn = 0; turn < splits; ++turn) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int part = warp_ + i * k_.launch.warps;
+        if (part / kColumnBlocks == turn) AddColumns(part % kColumnBlocks, turn > 0, acc[i]);
+      }
+      __syncthreads();
+    }
+    for (int slot = warp_; slot < kPassRows; slot += k_.launch.warps) {
+      const int at = slot / T::kRows;
+      if (at >= pass_.count) break;
+      const int64_t segment = first_ + (pass_.lanes >> (8 * at) & 0xff);
+      QuantizeQueryRow<T>(stage_ + slot * kStageStride<T::kDim>, first_row + slot % T::kRows,
+                          k_.log2_scale, k_.workspace.q_fragment + segment * T::kFragmentWords,
+                          k_.workspace.row_constant + segment * T::kRows * (1 + T::kGroups));
+    }
+    __syncthreads();
+  }
+
+  // Rows 32 pair .. 32 pair + 31 of R_K, channels 32 block .. 32 block + 31: a lane's part.
+  __device__ __forceinline__ void LoadPair(int head, int block, int pair, float4 (&r)[2][4]) {
+    const float* m = k_.p.rotation_k + static_cast<int64_t>(head) * T::kDim * T::kDim +
+                     (32 * pair + lane_ % 4 * 2) * T::kDim + 32 * block + lane_ / 4 * 4;
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        r[s][i] = *reinterpret_cast<const float4*>(m + (16 * s + i / 2 * 8 + i % 2) * T::kDim);
+      }
+    }
+  }
+
+  // acc[e]: channels 32 block + 4 n + e, n the column of the product.
+  __device__ __forceinline__ void MultiplyPart(int block, int split, float (&acc)[4][4]) {
+    const int pairs = kPairs / splits_;
+    const uint32_t query = ptx::SharedAddress(stage_) + lane_ % 16 * kQueryStride + lane_ / 16 * 16;
+    const bool kept = pass_.head == head_ && block == warp_ % kColumnBlocks;
+    if (!kept) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        if (i < pairs) LoadPair(pass_.head, block, split * pairs + i, kept_[i]);
+      }
+      head_ = block == warp_ % kColumnBlocks ? pass_.head : -1;
+    }
+    // An fp16 query enters in two bf16 parts, one after the other.
+#pragma unroll 1
+    for (int low = 0; low < (half_ ? 2 : 1); ++low) {
+#pragma unroll
+      for (int i = 0; i < kKept; ++i) {
+        if (i < pairs) MultiplyPair(query + 64 * (split * pairs + i), low, kept_[i], acc);
+      }
+#pragma unroll 1
+      for (int i = kKept; i < pairs; ++i) {
+        float4 r[2][4];
+        LoadPair(pass_.head, block, split * pairs + i, r);
+        MultiplyPair(query + 64 * (split * pairs + i), low, r, acc);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void MultiplyPair(uint32_t query, int low, const float4 (&r)[2][4],
+                                               float (&acc)[4][4]) {
+#pragma unroll
+    for (int s = 0; s < 2; ++s) {
+      uint32_t a[4];
+      ptx::LoadMatrices(a, query + 32 * s);
+      if (half_) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          uint32_t part[2];
+          ptx::SplitBf16(ptx::LowHalf(a[i]), ptx::HighHalf(a[i]), &part[0], &part[1]);
+          a[i] = low == 0 ? part[0] : part[1];
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        float x[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[i] = reinterpret_cast<const float*>(&r[s][i])[e];
+        uint32_t high[2], rest[2];
+        ptx::SplitBf16(x[0], x[1], &high[0], &rest[0]);
+        ptx::SplitBf16(x[2], x[3], &high[1], &rest[1]);
+        ptx::MmaBf16(acc[e], a, high[0], high[1]);
+        ptx::MmaBf16(acc[e], a, rest[0], rest[1]);
+      }
+    }
+  }
+
+  // The query as it is, where there is no rotation.
+  __device__ __forceinline__ void CopyPart(int block, float (&acc)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const uint4 x =
+          ptx::LoadShared128(ptx::SharedAddress(stage_) + (lane_ / 4 + 8 * i) * kQueryStride +
+                             2 * (32 * block + lane_ % 4 * 8));
+      const uint32_t word[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+      for (int c = 0; c < 8; ++c) {
+        const uint32_t w = word[c / 2];
+        acc[c % 4][2 * i + c / 4] = half_ ? (c % 2 == 0 ? ptx::LowHalf(w) : ptx::HighHalf(w))
+                                          : (c % 2 == 0 ? ptx::LowBf16(w) : ptx::HighBf16(w));
+      }
+    }
+  }
+
+  // A lane has 8 neighbouring channels of two rows.
+  __device__ __forceinline__ void AddColumns(int block, bool add, const float (&acc)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      float4* to = reinterpret_cast<float4*>(stage_ + (lane_ / 4 + 8 * i) * kStageStride<T::kDim> +
+                                             32 * block + lane_ % 4 * 8);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float4 x = add ? to[half] : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        const int at = 2 * i + half;
+        to[half] =
+            make_float4(x.x + acc[0][at], x.y + acc[1][at], x.z + acc[2][at], x.w + acc[3][at]);
+      }
+    }
+  }
+
+  const DecodeKernelParams& k_;
+  const QueryRows rows_;
+  const bool half_;  // the query is fp16
+  float* stage_;     // query rows, then what they have become
+  const int warp_;
+  const int lane_;
+  int splits_;  // of the input channels
+  // Lane i's segment, first_ + i, where it is an INT2 one that is left to do.
+  int first_;
+  int sequence_ = 0;
+  int segment_head_ = 0;
+  uint32_t left_ = 0;
+  Pass pass_;
+  bool staged_ = false;
+  int head_ = -1;             // whose R_K is kept
+  float4 kept_[kKept][2][4];  // the first of the warp's part
+};
+
+}  // namespace crumb::kernels::cuda

@@ -1,0 +1,109 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/evict/constants.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+namespace crumb::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 256;
+
+__device__ uint16_t Bits(float x, RowType type) {
+  return type == RowType::kBf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x))
+                                : __half_as_ushort(__float2half_rn(x));
+}
+__device__ float Value(uint16_t bits, RowType type) {
+  return type == RowType::kBf16 ? __bfloat162float(__ushort_as_bfloat16(bits))
+                                : __half2float(__ushort_as_half(bits));
+}
+
+// A thread makes all parts of one element.
+__global__ void RotationKernel(const float* rotation, int dim, int parts, RowType type,
+                               uint16_t* prepared) {
+  const int64_t matrix = blockIdx.y;
+  rotation += matrix * dim * dim;
+  prepared += matrix * parts * dim * dim;
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < dim * dim; i += gridDim.x * kThreads) {
+    const int column = i / dim, inner = i % dim;  // of the product
+    const int chunk = inner / kChunkChannels, k = inner % kChunkChannels;
+    float left = rotation[inner * dim + column];
+    const int at = column * kChunkChannels + 8 * ((k / 8) ^ (column % 8)) + k % 8;
+    for (int part = 0; part < parts; ++part) {
+      const uint16_t bits = Bits(left, type);
+      prepared[(parts * chunk + part) * dim * kChunkChannels + at] = bits;
+      left -= Value(bits, type);
+    }
+  }
+}
+
+struct FeedbackLayout {
+  int64_t own_offset;
+  int64_t bytes;
+};
+
+// U of channels k and n of the same block.
+__device__ void PlaceOwn(int k, int n, float x, char* own) {
+  const int pair = k % 8 / 2, to = n % 8 / 2;
+  if (k / 8 == n / 8) {
+    float* tile = reinterpret_cast<float*>(own + 256 * (n / 8));
+    const int word = 2 * (k % 2) + n % 2;
+    if (pair < 3) tile[16 * pair + 4 * to + word] = pair < to ? x : 0.0f;
+    // Of a pair's four only that of its first channel and its second is not zero.
+    if (pair == to) tile[48 + 4 * to + (word ^ 1)] = x;
+  } else if (k < n) {
+    __half* halves = reinterpret_cast<__half*>(own + 512 + 8 * (4 * (n % 8) + pair));
+    const __half high = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    halves[k % 2] = high;
+    halves[2 + k % 2] = __float2half_rn(fminf(fmaxf(x - __half2float(high), -65504.0f), 65504.0f));
+  }
+}
+
+__global__ void FeedbackKernel(const float* feedback, int dim, FeedbackLayout layout,
+                               char* prepared) {
+  const int64_t matrix = blockIdx.y;
+  feedback += matrix * dim * dim;
+  prepared += matrix * layout.bytes;
+  char* own = prepared + layout.own_offset;
+  for (int i = blockIdx.x * kThreads + threadIdx.x; i < dim * dim; i += gridDim.x * kThreads) {
+    const int from = i / dim, to = i % dim;
+    const int block = to / 16, before = from / 16, k = from % 16, n = to % 16;
+    const float x = from < to ? feedback[i] : 0.0f;
+    if (block == before) {
+      PlaceOwn(k, n, x, own + block * kFeedbackOwnBytes);
+    } else if (before < block) {
+      // Lane 4 r + c: words (columns 0-7, k 2 c), (the same, k + 8), (columns 8-15, both).
+      const int lane = 4 * (n % 8) + k % 8 / 2, word = 2 * (n / 8) + k / 8;
+      __half* pair = reinterpret_cast<__half*>(prepared + (block * (block - 1) / 2 + before) *
+                                                              kFeedbackPairBytes);
+      pair[8 * lane + 2 * word + k % 2] = __float2half_rn(fminf(fmaxf(x, -65504.0f), 65504.0f));
+    }
+  }
+}
+
+bool Served(int head_dim) { return head_dim == 64 || head_dim == 128 || head_dim == 256; }
+
+}  // namespace
+
+cudaError_t PrepareEvictRotation(const float* rotation, int head_dim, int matrices, RowType type,
+                                 EvictRotation* prepared, cudaStream_t stream) {
+  if (!Served(head_dim) || matrices < 1 || matrices > 65535) return cudaErrorInvalidValue;
+  const dim3 grid(head_dim * head_dim / kThreads / 4, matrices);
+  RotationKernel<<<grid, kThreads, 0, stream>>>(rotation, head_dim, RotationParts(head_dim), type,
+                                                reinterpret_cast<uint16_t*>(prepared));
+  return cudaGetLastError();
+}
+
+cudaError_t PrepareEvictFeedback(const float* feedback, int head_dim, int matrices,
+                                 EvictFeedback* prepared, cudaStream_t stream) {
+  if (!Served(head_dim) || matrices < 1 || matrices > 65535) return cudaErrorInvalidValue;
+  const dim3 grid(head_dim * head_dim / kThreads / 4, matrices);
+  const FeedbackLayout layout = {int64_t{FeedbackPairs(head_dim)} * kFeedbackPairBytes,
+                                 static_cast<int64_t>(EvictFeedbackBytes(head_dim))};
+  FeedbackKernel<<<grid, kThreads, 0, stream>>>(feedback, head_dim, layout,
+                                                reinterpret_cast<char*>(prepared));
+  return cudaGetLastError();
+}
+
+}  // namespace crumb::kernels::cuda

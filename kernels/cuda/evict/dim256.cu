@@ -1,0 +1,15 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/cuda/evict/launch.cuh"
+
+namespace crumb::kernels::cuda {
+
+EvictLauncher EvictDim256(int group_size, bool feedback) {
+  if (group_size == 128)
+    return feedback ? LaunchEvict<256, 128, true> : LaunchEvict<256, 128, false>;
+  if (group_size == 64) return feedback ? LaunchEvict<256, 64, true> : LaunchEvict<256, 64, false>;
+  if (group_size == 32) return feedback ? LaunchEvict<256, 32, true> : LaunchEvict<256, 32, false>;
+  return nullptr;
+}
+
+}  // namespace crumb::kernels::cuda

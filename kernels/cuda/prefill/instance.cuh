@@ -1,0 +1,39 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "kernels/cuda/prefill/dispatch.h"
+#include "kernels/cuda/prefill/kernel.cuh"
+
+namespace crumb::kernels::cuda::prefill {
+
+// A warp's products: 32 query rows where registers hold their outputs, else 16.
+template <int dim, int groups>
+inline constexpr int kWarpColumnTiles = dim <= 128 && groups == 1 ? 4 : 2;
+
+template <int dim, int groups>
+cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t stream) {
+  if constexpr (dim == 128 && groups <= 2) {
+    if (params.products == PrefillProducts::kAuto && params.soft_cap <= 0.0f &&
+        params.window <= 0 && params.out_type != OutType::kFp16) {
+      using T = Traits<dim, groups, 4>;
+      bool team = false;
+      const cudaError_t error = RunsTeams<T>(&team);
+      if (error != cudaSuccess) return error;
+      if (team) return LaunchTeam<T>(params, stream);
+    }
+  }
+  return Launch<Traits<dim, groups, kWarpColumnTiles<dim, groups>>>(params, stream);
+}
+
+template <int dim, int groups>
+cudaError_t LaunchPrefillFp16(const PrefillAttentionParams& params, cudaStream_t stream) {
+  return Launch<Traits<dim, groups, kWarpColumnTiles<dim, groups>, RowType::kFp16>>(params, stream);
+}
+
+#define CRUMB_PREFILL(dim, groups) \
+  template cudaError_t LaunchPrefill<dim, groups>(const PrefillAttentionParams&, cudaStream_t);
+#define CRUMB_PREFILL_FP16(dim, groups) \
+  template cudaError_t LaunchPrefillFp16<dim, groups>(const PrefillAttentionParams&, cudaStream_t);
+
+}  // namespace crumb::kernels::cuda::prefill

@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""check_language.py rejects retired words and comments without a subject, and nothing else."""
+
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import check_language
+
+GLOSSARY = "# Glossary\n\n## Retired words\n\ntext\n\n| retired | write |\n|---|---|\n| `anew` | again |\n\n| was | x |\n"
+
+
+class CheckLanguageTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.write(check_language.GLOSSARY, GLOSSARY)
+
+    def write(self, name, text):
+        path = os.path.join(self.folder.name, name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def complaints(self, name, text):
+        self.write(name, text)
+        return [number for found, number, _ in check_language.complaints(self.folder.name)
+                if found == name]
+
+    def test_retired_word_in_a_comment(self):
+        self.assertEqual([2], self.complaints("a/b.h", "int x;\nint y;  // made anew\n"))
+
+    def test_retired_word_in_a_page(self):
+        self.assertEqual([1], self.complaints("docs/a.md", "It begins Anew.\n"))
+
+    def test_retired_word_as_an_identifier_in_code(self):
+        self.assertEqual([], self.complaints("a/b.h", "int anew;\n"))
+
+    def test_only_the_first_table_is_automatic(self):
+        self.assertEqual(["anew"], check_language.retired_words(self.folder.name))
+
+    def test_comment_without_a_subject(self):
+        self.assertEqual([1, 3, 4], self.complaints(
+            "a/b.h", "// Of the last call.\nint x;\nint y;  // What was read\n// Which one it is.\n"))
+
+    def test_opening_words_within_a_comment(self):
+        self.assertEqual([], self.complaints(
+            "a/b.h", "// The size\n// Of which is known.\n// Format of a row.\nint x;  // in bytes\n"))
+
+    def run_check(self, *arguments):
+        return subprocess.run([sys.executable, "check_language.py", *arguments, self.folder.name],
+                              capture_output=True, text=True, check=False,
+                              cwd=os.path.dirname(os.path.abspath(__file__)))
+
+    def test_baseline_tolerates_old_violations_and_no_new_one(self):
+        self.write("a/b.h", "// Of x.\n")
+        os.makedirs(os.path.join(self.folder.name, "tests/style"))
+        self.assertEqual(1, self.run_check().returncode)
+        self.assertEqual(0, self.run_check("--update").returncode)
+        self.assertEqual(0, self.run_check().returncode)
+        self.write("a/c.h", "// Of y.\n")
+        self.assertEqual(1, self.run_check().returncode)
+        self.assertEqual(1, self.run_check("--update").returncode)  # --update never raises a count
+
+
+if __name__ == "__main__":
+    unittest.main()
