@@ -35,7 +35,7 @@ class CheckLanguageTest(unittest.TestCase):
         self.assertEqual([2], self.complaints("a/b.h", "int x;\nint y;  // made anew\n"))
 
     def test_retired_word_in_a_page(self):
-        self.assertEqual([1], self.complaints("docs/a.md", "It begins Anew.\n"))
+        self.assertEqual([1], self.complaints("docs" + "/a.md", "It begins Anew.\n"))
 
     def test_retired_word_as_an_identifier_in_code(self):
         self.assertEqual([], self.complaints("a/b.h", "int anew;\n"))
