@@ -189,9 +189,9 @@ TEST_F(RequestBoundsTest, OneMoreThanTheBoundIsRefusedByNameAndBound) {
       const absl::Status status = callable.call(*request);
       EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
       EXPECT_THAT(std::string(status.message()), testing::HasSubstr(std::string(field.name())));
-      EXPECT_THAT(
-          std::string(status.message()),
-          testing::HasSubstr(std::to_string(field.is_repeated() ? bound->count : bound->bytes)));
+      EXPECT_THAT(std::string(status.message()),
+                  testing::HasSubstr(std::to_string(
+                      field.is_repeated() ? bound->count : bound->bytes / bound->item_bytes)));
     }
   }
 }

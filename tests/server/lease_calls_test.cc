@@ -307,7 +307,7 @@ TEST_F(LeaseCallsTest, BadInputNamesFieldAndBound) {
   EXPECT_THAT(error(request), HasSubstr("keys has 0 bytes"));
   request.set_keys(std::string(32 * 100'000, 'k'));
   EXPECT_THAT(error(request),
-              HasSubstr("keys has 3200000 bytes, limits.acquire_keys_max allows 524288"));
+              HasSubstr("keys has 100000 entries, limits.acquire_keys_max allows 16384"));
   request = Request(0, 2);
   request.set_keyspace("x");
   EXPECT_THAT(error(request), HasSubstr("keyspace has 1 bytes"));

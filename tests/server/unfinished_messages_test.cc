@@ -25,7 +25,7 @@ namespace {
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr uint64_t kReceiveBytesMax = 32 * kMiB;
 // What gRPC takes beside what its quota counts: calls, and what the allocator keeps.
-constexpr uint64_t kBeside = 48 * kMiB;
+constexpr uint64_t kBeside = 64 * kMiB;
 
 // crumbd as a process of its own, so that its memory can be told from the callers'.
 class UnfinishedMessagesTest : public testing::Test {
