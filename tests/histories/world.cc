@@ -230,6 +230,11 @@ void World::Crash() {
 }
 
 void World::Takeover() {
+  // crumbd lets calls in progress end before it stops; those that wait for longer are ended then.
+  constexpr int kGraceMs = 10'000;
+  for (int ms = 0; pending_ > 0 && ms < kGraceMs; ++ms) {
+    scheduler_.Sleep(std::chrono::milliseconds(1));
+  }
   auto memory = node_->HandOver();
   if (pending_ > 0) Fail("answered", "{} calls of a node that stopped were not answered", pending_);
   LoseNode();
