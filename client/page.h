@@ -22,8 +22,8 @@ struct Page {
   PageKey key;
   PageKey parent;         // zeros: the first page of a sequence
   uint32_t position = 0;  // in its sequence
-  // Of the keyspace when the page was fetched or begun; 0: crumbd does not know the keyspace. A
-  // drop raises the keyspace's, and sequences that begin later share no page of a lower one.
+  // The keyspace's generation when the page was fetched or begun; 0 if crumbd does not know the
+  // keyspace. A drop raises it, and sequences that begin later share no page of a lower one.
   uint64_t generation = 0;
   kernels::PageFormat format = kernels::PageFormat::kInt2;
   bool over_int2_prefix = false;  // its rows were computed while INT2 pages were attended

@@ -42,7 +42,7 @@ absl::StatusOr<Mapping> Mapping::Of(int fd, size_t size, Access access) {
 absl::StatusOr<UniqueFd> CreateMemfd(const std::string& name, size_t size) {
   UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return ErrnoStatus(errno, "memfd_create " + name);
-  // A memory file begins with mode 0777: whoever sees a descriptor in /proc could open it.
+  // A memory file begins with mode 0777: any user who sees a descriptor in /proc could open it.
   if (::fchmod(fd.get(), 0600) != 0) return ErrnoStatus(errno, "fchmod of memory file " + name);
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0) {
     return ErrnoStatus(errno, "resizing memory file " + name + " to " + std::to_string(size));

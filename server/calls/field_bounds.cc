@@ -18,7 +18,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using google::protobuf::Reflection;
 
-// Of which kind a field is; its bound follows from that and from the limits.
+// The kind of a field, from which and from the limits its bound follows.
 enum class Kind : uint8_t {
   kId,            // a keyspace, a page key
   kShortId,       // 16 bytes: a pool, a session, an incarnation

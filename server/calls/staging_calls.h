@@ -23,8 +23,8 @@ absl::Status Abort(const CallContext& context, const Session& session,
                    const v1::AbortRequest& request);
 
 // One commit: checks what the keyspace demands and gives the fragment to the store. CPU work.
-// `why` is set when the outcome is REFUSED or NO_ROOM. `notices`, when there, hears once
-// the fragment is durable, whoever's commit stored it.
+// `why` is set when the outcome is REFUSED or NO_ROOM. `notices`, unless null, is notified once the
+// fragment is durable, also if another commit stored it.
 v1::CommitOutcome CommitFragment(const CallContext& context, const Keyspace& keyspace,
                                  std::span<const std::byte> fragment, uint32_t tiles_bytes,
                                  const std::shared_ptr<NoticeQueue>& notices, std::string* why);

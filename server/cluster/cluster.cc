@@ -97,7 +97,7 @@ class RunningCluster final : public Cluster {
       MutexLock lock(&mutex_);
       if (membership_ == nullptr) return;
       membership_->KeyspacesChanged();
-      // What was opened here may be what others know drops of.
+      // A keyspace that was opened here may be one whose record was left out, with its drops.
       if (reread) membership_->RereadKeyspaces();
     });
     parts_.keyspaces.Withhold(true);  // until the membership has heard of drops

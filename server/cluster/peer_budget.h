@@ -18,7 +18,7 @@ class PartyBudget {
  public:
   explicit PartyBudget(size_t each_max) : each_max_(each_max) {}
 
-  // What a party holds; given back with the last reference, which may outlive the budget.
+  // An amount that a party holds. The last reference gives it back and may outlive the budget.
   class Hold;
   // Null: `party` would have more than its maximum. An amount above the maximum is never granted.
   std::shared_ptr<const Hold> Take(const std::string& party, size_t amount) {

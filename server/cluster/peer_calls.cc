@@ -137,25 +137,23 @@ absl::StatusOr<std::vector<storage::AcquireRequest>> RunsOf(const PeerCallContex
                                                             TimePoint deadline) {
   CRUMB_ASSIGN_OR_RETURN(const TileRange range, RangeOf(keyspace, request.range()));
   std::vector<storage::AcquireRequest> runs;
-  size_t keys = 0;
-  absl::flat_hash_set<PageKey> distinct;
+  std::vector<PageKey> keys;
   for (const std::string& bytes : request.runs()) {
     storage::AcquireRequest& run = runs.emplace_back();
     CRUMB_ASSIGN_OR_RETURN(run.keys, KeysOf(bytes, context.keys_max));
-    keys += run.keys.size();
-    if (keys > context.keys_max) {
+    keys.insert(keys.end(), run.keys.begin(), run.keys.end());
+    if (keys.size() > context.keys_max) {
       return absl::InvalidArgumentError(
           fmt::format("runs hold more than {} keys", context.keys_max));
-    }
-    for (const PageKey& key : run.keys) {
-      if (distinct.insert(key).second) continue;
-      return absl::InvalidArgumentError("runs name page " + key.ToHex() + " twice");
     }
     run.keyspace = keyspace.id;
     run.generation = std::max(request.generation(), keyspace.generation.load());
     run.range = range;
     run.deadline = WaitUntil(context, request.wait_ms(), deadline);
     run.fragments_max = kFragmentsPerPage * context.keys_max;
+  }
+  if (const auto repeated = FindDuplicate(keys)) {
+    return absl::InvalidArgumentError("runs name page " + keys[*repeated].ToHex() + " twice");
   }
   return runs;
 }
