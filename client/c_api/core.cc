@@ -42,6 +42,7 @@ const crumb_core_table* crumb_core() {
       .client_connected = ClientConnected,
       .client_wait_connected = ClientWaitConnected,
       .client_flush = ClientFlush,
+      .client_read_stats = ClientReadStats,
       .keyspace_open = KeyspaceOpen,
       .page_keys = PageKeys,
       .foreign_key = ForeignKey,

@@ -20,6 +20,7 @@ typedef struct crumb_core_table {
   int (*client_connected)(crumb_client*);
   crumb_code (*client_wait_connected)(crumb_client*, uint32_t);
   crumb_code (*client_flush)(crumb_client*, uint32_t, uint64_t*);
+  crumb_code (*client_read_stats)(crumb_client*, crumb_stat_receiver, void*);
   crumb_code (*keyspace_open)(crumb_client*, const crumb_keyspace_spec*, uint32_t, crumb_keyspace*);
   crumb_code (*page_keys)(const uint8_t*, const int32_t*, size_t, uint8_t*);
   crumb_code (*foreign_key)(const uint8_t*, const void*, size_t, uint8_t*);

@@ -94,6 +94,10 @@ crumb_code crumb_client_wait_connected(crumb_client* client, uint32_t timeout_ms
 crumb_code crumb_client_flush(crumb_client* client, uint32_t timeout_ms, uint64_t* durable_pages) {
   return CRUMB_HANDED(client, core->client_flush(client, timeout_ms, durable_pages));
 }
+crumb_code crumb_client_read_stats(crumb_client* client, crumb_stat_receiver receiver,
+                                   void* context) {
+  return CRUMB_HANDED(client, core->client_read_stats(client, receiver, context));
+}
 crumb_code crumb_keyspace_open(crumb_client* client, const crumb_keyspace_spec* spec,
                                uint32_t timeout_ms, crumb_keyspace* out) {
   return CRUMB_HANDED(client, core->keyspace_open(client, spec, timeout_ms, out));

@@ -12,6 +12,7 @@ void ClientClose(crumb_client* client);
 int ClientConnected(crumb_client* client);
 crumb_code ClientWaitConnected(crumb_client* client, uint32_t timeout_ms);
 crumb_code ClientFlush(crumb_client* client, uint32_t timeout_ms, uint64_t* durable_pages);
+crumb_code ClientReadStats(crumb_client* client, crumb_stat_receiver receiver, void* context);
 crumb_code KeyspaceOpen(crumb_client* client, const crumb_keyspace_spec* spec, uint32_t timeout_ms,
                         crumb_keyspace* out);
 crumb_code PageKeys(const uint8_t* keyspace, const int32_t* tokens, size_t token_count,

@@ -27,7 +27,7 @@ extern "C" {
 #define CRUMB_API
 #endif
 
-#define CRUMB_ABI_VERSION 2
+#define CRUMB_ABI_VERSION 3
 #define CRUMB_PAGE_TOKENS 64
 #define CRUMB_KEY_BYTES 32
 
@@ -45,7 +45,7 @@ typedef int32_t crumb_code;
 #define CRUMB_DATA_LOSS 15   /* a checksum differed */
 
 /* CRUMB_ABI_VERSION of the library that is loaded: it has what this header says if the header's is
- * not higher. 2: device workers. */
+ * not higher. 2: device workers. 3: statistics. */
 CRUMB_API uint32_t crumb_abi_version(void);
 /* What the last failed call of this thread had to say; "" before. Valid until the next call. */
 CRUMB_API const char* crumb_message(void);
@@ -82,6 +82,15 @@ CRUMB_API crumb_code crumb_client_wait_connected(crumb_client* client, uint32_t 
  * not, and why. `durable_pages` may be NULL. */
 CRUMB_API crumb_code crumb_client_flush(crumb_client* client, uint32_t timeout_ms,
                                         uint64_t* durable_pages);
+
+/* Takes one figure of crumb_client_read_stats as text, valid during the call. */
+typedef void (*crumb_stat_receiver)(void* context, const char* name, const char* value);
+
+/* Since version 3. Reads crumbd's figures of this moment and passes each to `receiver`: version,
+ * node_id, uptime_seconds, sessions, leases, reservations, keyspaces; tier.NAME.pages and so on;
+ * lookup_tokens.NAME; and crumbd's counters by their names. */
+CRUMB_API crumb_code crumb_client_read_stats(crumb_client* client, crumb_stat_receiver receiver,
+                                             void* context);
 
 /* -- Pages by key: for engines that keep their own KV cache ----------------------------------- */
 

@@ -168,7 +168,7 @@ def guest(folder, socket_dir):
     before = threads(), handled_signals()
     library = Library(folder)
     assert (threads(), handled_signals()) == before, "loading the library left traces"
-    assert library.c.crumb_abi_version() == 2
+    assert library.c.crumb_abi_version() == 3
 
     child = os.fork()  # before the first open: the child has its own connection
     if child == 0:
