@@ -13,7 +13,7 @@ packages=(
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 # What only the tests start or read, not a build.
-tests=(etcd-server iproute2 openssl prometheus chromium python3-yaml python3-grpcio python3-protobuf systemd dpkg-dev file spin)
+tests=(etcd-server iproute2 openssl prometheus chromium python3-yaml python3-grpcio python3-protobuf python3-venv systemd dpkg-dev file spin)
 case "${1:-}" in
   "") ;;
   --tests) packages+=("${tests[@]}") ;;

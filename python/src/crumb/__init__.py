@@ -1,0 +1,25 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""Crumb: a distributed KV cache that keeps pages as 2-bit integers.
+
+`Client` reaches crumbd; `Worker` and `Sequence` are a KV cache on the CPU, `GpuWorker` and `Batch`
+one on a GPU; `crumb.ops` has torch operators. docs/engines/python.md is the guide. Every call that
+fails raises a subclass of `Error`.
+"""
+
+from crumb._programs import path_of
+from crumb.client import (BF16, INT2, KEY_BYTES, NO_PARENT, PAGE_TOKENS, Client, Found, Fragment,
+                          Got, Keyspace, Miss, PutOutcome, Stats, Tier, foreign_key, page_keys)
+from crumb.errors import (Aborted, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
+                          InvalidArgument, NotFound, ResourceExhausted, Unavailable, Unimplemented)
+from crumb.gpu import Batch, GpuSequence, GpuSettings, GpuWorker
+from crumb.worker import Model, Rank, Sequence, Worker, WorkerSettings
+
+__all__ = [
+    "BF16", "INT2", "KEY_BYTES", "NO_PARENT", "PAGE_TOKENS", "Aborted", "Batch", "Client",
+    "DataLoss", "DeadlineExceeded", "Error", "FailedPrecondition", "Found", "Fragment",
+    "GpuSequence", "GpuSettings", "GpuWorker", "Got", "Internal", "InvalidArgument", "Keyspace",
+    "Miss", "Model", "NotFound", "PutOutcome", "Rank", "ResourceExhausted", "Sequence", "Stats",
+    "Tier", "Unavailable", "Unimplemented", "Worker", "WorkerSettings", "foreign_key", "page_keys",
+    "path_of",
+]

@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""Makes a package folder of links into a build: develop.py --build DIR --to DIR
+
+With DIR on PYTHONPATH, `import crumb` takes the sources of this tree and the libraries and programs
+of the build, where it was built. For development, and for machines without the wheel's tools.
+"""
+
+import argparse
+import pathlib
+
+import generate_abi
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def link(target, place):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(target)
+
+
+def stage(build, folder):
+    """Fills folder/crumb; returns `folder`."""
+    package = folder / "crumb"
+    for source in sorted((ROOT / "python/src/crumb").iterdir()):
+        if source.is_file():
+            link(source, package / source.name)
+    for name in ("crumbd", "crumb"):
+        link(build.resolve() / "bin" / name, package / "bin" / name)
+    for library in sorted((build.resolve() / "lib").glob("libcrumb*.so*")):
+        link(library, package / "lib" / library.name)
+    header = (ROOT / "client/include/crumb.h").read_text(encoding="utf-8")
+    (package / "_abi.py").write_text(generate_abi.generate(header), encoding="utf-8")
+    return folder
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build", type=pathlib.Path, required=True)
+    parser.add_argument("--to", type=pathlib.Path, required=True)
+    options = parser.parse_args()
+    stage(options.build, options.to)
+
+
+if __name__ == "__main__":
+    main()

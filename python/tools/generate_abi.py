@@ -1,0 +1,179 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the ctypes declarations of crumb.h: generate_abi.py crumb.h OUTPUT.py
+
+crumb.h is the one definition of the C interface. This program reads the subset of C that the header
+uses (integer macros, structs of scalars, pointers and arrays, typedefs of integers and functions,
+function declarations) and fails on anything else, so that nothing of the header is left out
+silently. tests/abi_test.py compares the result with what a C compiler makes of the same header.
+"""
+
+import re
+import sys
+
+SCALARS = {
+    "int": "c_int", "float": "c_float", "size_t": "c_size_t", "uint8_t": "c_uint8",
+    "int32_t": "c_int32", "uint32_t": "c_uint32", "int64_t": "c_int64", "uint64_t": "c_uint64",
+}
+IDENTIFIER = r"[A-Za-z_]\w*"
+
+
+class Header:
+    """What a header declares, in its order."""
+
+    def __init__(self, text):
+        self.constants = {}
+        self.aliases = {}    # typedef of an integer: name -> ctypes scalar
+        self.opaque = set()  # structs that only pointers name
+        self.callbacks = {}  # name -> [result, *parameters] as ctypes expressions
+        self.structs = {}    # name -> [(member, ctypes expression)]
+        self.functions = {}  # name -> (result, [parameters])
+        self.body = []       # names of callbacks and structs in order
+        self._read(text)
+
+    def _read(self, text):
+        text = re.sub(r"/\*.*?\*/", " ", text, flags=re.DOTALL)
+        text = text.replace("\\\n", " ")
+        for line in re.findall(r"^#define (.*)$", text, re.MULTILINE):
+            self._define(line.strip())
+        text = re.sub(r"^#.*$", "", text, flags=re.MULTILINE)
+        text = re.sub(r'extern "C" \{', "", text)
+        for statement in self._statements(text):
+            self._declare(" ".join(statement.split()))
+
+    def _statements(self, text):
+        """Pieces of `text` that end with a semicolon outside of braces."""
+        depth, begin = 0, 0
+        for at, letter in enumerate(text):
+            depth += {"{": 1, "}": -1}.get(letter, 0)
+            if letter == ";" and depth == 0:
+                yield text[begin:at]
+                begin = at + 1
+        rest = text[begin:].strip()
+        if rest not in ("", "}"):  # the closing brace of extern "C"
+            raise ValueError(f"not a declaration: {rest[:80]!r}")
+
+    def _define(self, line):
+        number = re.fullmatch(rf"({IDENTIFIER}) (\d+)", line)
+        if number:
+            self.constants[number[1]] = int(number[2])
+            return
+        # The include guard, the visibility attribute and macros with parameters are no constants.
+        if not re.fullmatch(rf"CRUMB_H_|CRUMB_API\b.*|{IDENTIFIER}\(.*", line):
+            raise ValueError(f"not a constant: #define {line}")
+
+    def _declare(self, statement):
+        function = re.fullmatch(rf"CRUMB_API (.*?)({IDENTIFIER}) ?\((.*)\)", statement)
+        struct = re.fullmatch(rf"typedef struct {IDENTIFIER} \{{(.*)\}} ({IDENTIFIER})", statement)
+        opaque = re.fullmatch(rf"typedef struct ({IDENTIFIER}) ({IDENTIFIER})", statement)
+        callback = re.fullmatch(rf"typedef (.*?) ?\(\*({IDENTIFIER})\)\((.*)\)", statement)
+        alias = re.fullmatch(rf"typedef ({IDENTIFIER}) ({IDENTIFIER})", statement)
+        if function:
+            parameters = [self._parameter(p) for p in self._split(function[3])]
+            self.functions[function[2]] = (self._type(function[1]), parameters)
+        elif struct:
+            self.structs[struct[2]] = [member for text in struct[1].split(";") if text.strip()
+                                       for member in self._members(text.strip())]
+            self.body.append(struct[2])
+        elif opaque:
+            self.opaque.add(opaque[2])
+        elif callback:
+            parameters = [self._parameter(p) for p in self._split(callback[3])]
+            self.callbacks[callback[2]] = [self._type(callback[1]), *parameters]
+            self.body.append(callback[2])
+        elif alias and alias[1] in SCALARS:
+            self.aliases[alias[2]] = SCALARS[alias[1]]
+        else:
+            raise ValueError(f"not understood: {statement[:120]!r}")
+
+    @staticmethod
+    def _split(parameters):
+        """Parameters at the top level of a list; the commas of a nested function are not theirs."""
+        pieces, depth = [""], 0
+        for letter in parameters:
+            depth += {"(": 1, ")": -1}.get(letter, 0)
+            if letter == "," and depth == 0:
+                pieces.append("")
+            else:
+                pieces[-1] += letter
+        pieces = [piece.strip() for piece in pieces]
+        return [] if pieces in ([""], ["void"]) else pieces
+
+    def _parameter(self, text):
+        nested = re.fullmatch(rf"(.*?) ?\(\*{IDENTIFIER}\)\((.*)\)", text)
+        if nested:
+            parts = [self._type(nested[1]), *(self._parameter(p) for p in self._split(nested[2]))]
+            return f"CFUNCTYPE({', '.join(parts)})"
+        name = re.search(rf"{IDENTIFIER}$", text)
+        return self._type(text[:name.start()])
+
+    def _members(self, text):
+        """Members of `const char* a`, `uint32_t a, b` or `uint8_t id[CRUMB_KEY_BYTES]`."""
+        first, *more = (piece.strip() for piece in text.split(","))
+        match = re.fullmatch(rf"(.*?)({IDENTIFIER})(?:\[({IDENTIFIER}|\d+)\])?", first)
+        if not match or (more and (match[3] or "*" in match[1])):
+            raise ValueError(f"not a member: {text!r}")
+        kind = self._type(match[1])
+        if match[3]:
+            count = self.constants[match[3]] if match[3] in self.constants else int(match[3])
+            kind = f"{kind} * {count}"
+        return [(name, kind) for name in (match[2], *more)]
+
+    def _type(self, text):
+        words = text.replace("*", " * ").split()
+        stars = words.count("*")
+        base = [word for word in words if word not in ("*", "const")]
+        if len(base) != 1:
+            raise ValueError(f"not a type: {text!r}")
+        name = base[0]
+        if name == "void":
+            return "c_void_p" if stars else "None"
+        if name == "char":
+            return {1: "c_char_p", 2: "POINTER(c_char_p)"}[stars]
+        if name in self.callbacks and not stars:
+            return name
+        if name in self.structs:
+            return {0: name, 1: f"POINTER({name})"}[stars]
+        if name not in self.opaque | self.aliases.keys() | SCALARS.keys():
+            raise ValueError(f"an unknown type: {text!r}")
+        if stars:  # of handles and of buffers, whose sizes the functions' contracts state
+            return "c_void_p"
+        return self.aliases.get(name) or SCALARS[name]
+
+
+def generate(text):
+    """The module's text for the text of a header."""
+    header = Header(text)
+    lines = ['"""Generated from crumb.h by tools/generate_abi.py: not to be edited."""', "",
+             "from ctypes import (CFUNCTYPE, POINTER, Structure, c_char_p, c_float, c_int,",
+             "                    c_int32, c_int64, c_size_t, c_uint8, c_uint32, c_uint64,",
+             "                    c_void_p)",
+             "from typing import Any, Dict, List, Tuple", ""]
+    lines += [f"{name} = {value}" for name, value in header.constants.items()]
+    for name in header.body:
+        if name in header.callbacks:
+            lines += ["", f"{name} = CFUNCTYPE({', '.join(header.callbacks[name])})"]
+            continue
+        lines += ["", "", f"class {name}(Structure):", "    _fields_ = ["]
+        lines += [f'        ("{member}", {kind}),' for member, kind in header.structs[name]]
+        lines += ["    ]"]
+    lines += ["", "", "# Function name: (type of the result, types of the parameters).",
+              "FUNCTIONS: Dict[str, Tuple[Any, List[Any]]] = {"]
+    for name, (result, parameters) in header.functions.items():
+        lines.append(f'    "{name}": ({result}, [{", ".join(parameters)}]),')
+    lines += ["}", "", f"STRUCTS = ({', '.join(header.structs)},)", ""]
+    return "\n".join(lines)
+
+
+def main():
+    if len(sys.argv) != 3:
+        sys.exit("usage: generate_abi.py crumb.h OUTPUT.py")
+    with open(sys.argv[1], encoding="utf-8") as header:
+        module = generate(header.read())
+    with open(sys.argv[2], "w", encoding="utf-8") as output:
+        output.write(module)
+
+
+if __name__ == "__main__":
+    main()
