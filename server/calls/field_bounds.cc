@@ -38,6 +38,12 @@ enum class Kind : uint8_t {
   kName,  // of a tenant or a node
   kReason,
   kSamples,  // quality samples
+  kText,     // an address, a version, a zone
+  kRuns,     // the keys of each run of pages
+  kNumbers,  // a number for each page of one call
+  kPeerLeases,
+  kRecords,
+  kRecordPart,  // a part of a keyspace's record
 };
 
 struct Row {
@@ -56,6 +62,12 @@ constexpr uint64_t kFieldNameBytesMax = 64;
 constexpr uint64_t kFieldValueBytesMax = 1024;
 constexpr uint64_t kNameBytesMax = 128;
 constexpr uint64_t kReasonBytesMax = 512;
+constexpr uint64_t kTextBytesMax = 1024;
+// Records in one PeerKeyspaces: more than a message has room for, because each names its keyspace
+// and fields.
+constexpr uint64_t kRecordsMax = 65'536;
+// As peer_calls.h has it.
+constexpr uint64_t kPeerLeasesMax = 1024;
 // A client sends 4,096 at a time.
 constexpr uint64_t kSamplesMax = 16'384;
 
@@ -78,21 +90,53 @@ constexpr auto kRows = std::to_array<Row>({
     {"crumb.v1.CommitRequest.slots", Kind::kFragments},
     {"crumb.v1.DeleteRequest.keys", Kind::kKeys},
     {"crumb.v1.DeleteRequest.keyspace", Kind::kId},
+    {"crumb.v1.Deletion.keys", Kind::kRecordPart},
+    {"crumb.v1.Deletion.node", Kind::kRecordPart},
     {"crumb.v1.DrainNodeRequest.node", Kind::kName},
     {"crumb.v1.DropKeyspaceRequest.keyspace", Kind::kId},
     {"crumb.v1.GetRequest.keys", Kind::kKeys},
     {"crumb.v1.GetRequest.keyspace", Kind::kId},
     {"crumb.v1.GetRequest.run", Kind::kId},
+    {"crumb.v1.KeyspaceEntry.keyspace", Kind::kId},
+    {"crumb.v1.KeyspaceRecord.FieldsEntry.key", Kind::kRecordPart},
+    {"crumb.v1.KeyspaceRecord.FieldsEntry.value", Kind::kRecordPart},
+    {"crumb.v1.KeyspaceRecord.ForgottenDeletionsEntry.key", Kind::kRecordPart},
+    {"crumb.v1.KeyspaceRecord.deletions", Kind::kRecordPart},
+    {"crumb.v1.KeyspaceRecord.fields", Kind::kRecordPart},
+    {"crumb.v1.KeyspaceRecord.forgotten_deletions", Kind::kRecordPart},
+    {"crumb.v1.KeyspaceRecord.state_reason", Kind::kRecordPart},
+    {"crumb.v1.KeyspaceRecord.state_who", Kind::kRecordPart},
+    {"crumb.v1.KeyspaceRecord.tenant", Kind::kRecordPart},
     {"crumb.v1.LocatePageRequest.key", Kind::kId},
     {"crumb.v1.LocatePageRequest.keyspace", Kind::kId},
     {"crumb.v1.LocatePageRequest.run", Kind::kId},
     {"crumb.v1.LookupRequest.keys", Kind::kKeys},
     {"crumb.v1.LookupRequest.keyspace", Kind::kId},
     {"crumb.v1.LookupRequest.run", Kind::kId},
+    {"crumb.v1.NodeRecord.cluster", Kind::kText},
+    {"crumb.v1.NodeRecord.grpc_address", Kind::kText},
+    {"crumb.v1.NodeRecord.host", Kind::kText},
+    {"crumb.v1.NodeRecord.id", Kind::kName},
+    {"crumb.v1.NodeRecord.incarnation", Kind::kId},
+    {"crumb.v1.NodeRecord.transport_address", Kind::kText},
+    {"crumb.v1.NodeRecord.version", Kind::kText},
+    {"crumb.v1.NodeRecord.zone", Kind::kText},
     {"crumb.v1.OpenKeyspaceRequest.FieldsEntry.key", Kind::kFieldName},
     {"crumb.v1.OpenKeyspaceRequest.FieldsEntry.value", Kind::kFieldValue},
     {"crumb.v1.OpenKeyspaceRequest.fields", Kind::kFields},
     {"crumb.v1.OpenKeyspaceRequest.tenant", Kind::kName},
+    {"crumb.v1.PeerAcquireRequest.keyspace", Kind::kId},
+    {"crumb.v1.PeerAcquireRequest.runs", Kind::kRuns},
+    {"crumb.v1.PeerCaller.incarnation", Kind::kId},
+    {"crumb.v1.PeerCaller.node", Kind::kName},
+    {"crumb.v1.PeerKeyspacesRequest.keyspaces", Kind::kRecords},
+    {"crumb.v1.PeerPushRequest.keys", Kind::kKeys},
+    {"crumb.v1.PeerPushRequest.session", Kind::kShortId},
+    {"crumb.v1.PeerPushRequest.tile_bytes", Kind::kNumbers},
+    {"crumb.v1.PeerReadRequest.keys", Kind::kKeys},
+    {"crumb.v1.PeerReadRequest.keyspace", Kind::kId},
+    {"crumb.v1.PeerReadRequest.session", Kind::kShortId},
+    {"crumb.v1.PeerReleaseRequest.leases", Kind::kPeerLeases},
     {"crumb.v1.PinRequest.keys", Kind::kKeys},
     {"crumb.v1.PinRequest.keyspace", Kind::kId},
     {"crumb.v1.PinRequest.run", Kind::kId},
@@ -167,6 +211,18 @@ FieldBound BoundOf(const Row& row, const Limits& limits) {
       return {row.field, 1, kReasonBytesMax, {}};
     case Kind::kSamples:
       return {row.field, kSamplesMax, 0, {}};
+    case Kind::kText:
+      return {row.field, 1, kTextBytesMax, {}};
+    case Kind::kRuns:
+      return {row.field, keys, keys * kId, "limits.acquire_keys_max", 1};
+    case Kind::kNumbers:
+      return {row.field, keys, 0, "limits.acquire_keys_max"};
+    case Kind::kPeerLeases:
+      return {row.field, kPeerLeasesMax, 0, {}};
+    case Kind::kRecords:
+      return {row.field, kRecordsMax, 0, {}};
+    case Kind::kRecordPart:
+      return {row.field, kMessageBytesMax, kMessageBytesMax, {}};
   }
   return {row.field, 0, 0, {}};
 }

@@ -13,10 +13,19 @@
 
 namespace crumb::server {
 
-// Bounds on the size of every request. A message may have 4 MiB, which is room for more numbers or
-// names than any call can mean; so each field that can grow has a bound of its own, and a request
-// that passes one is refused before any work is done for it. The table is in field_bounds.cc; a
-// test compares it with the messages of the API.
+// Bounds on the size of every request, of clients and of other nodes. A message may have 4 MiB,
+// which is room for more numbers or names than any call can mean; so each field that can grow has a
+// bound of its own, and a request that passes one is refused before any work is done for it. The
+// table is in field_bounds.cc; a test compares it with the messages of all services.
+//
+// CacheService::Admit and PeerService::Admit check the request of each call. The functions in
+// server/calls check theirs, too, because Acquires also come over the sessions' own sockets.
+//
+// The parts of keyspaces' records, which nodes exchange, may be as long as a message: the registry
+// refuses a record that is too large (keyspace_merge.h) without refusing those beside it.
+
+// gRPC's default, which crumbd sets explicitly: a Commit, an Acquire and a chunk of a Put fit.
+inline constexpr int kMessageBytesMax = 4 << 20;
 
 // How much of a field a request may have.
 struct FieldBound {

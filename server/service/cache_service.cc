@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/status_macros.h"
+#include "server/calls/field_bounds.h"
 #include "server/service/call_metadata.h"
 #include "server/service/get_stream.h"
 #include "server/service/grpc_status.h"
@@ -14,17 +15,19 @@
 
 namespace crumb::server {
 
-absl::Status CacheService::Admit(CallScope& scope, const Context& call,
+absl::Status CacheService::Admit(CallScope& scope, const Context& call, const Message* request,
                                  CallContext& context) const {
   CRUMB_ASSIGN_OR_RETURN(context.caller, CallerOf(call, context));
-  return scope.Admit(context.caller.name());
+  CRUMB_RETURN_IF_ERROR(scope.Admit(context.caller.name()));
+  return request == nullptr ? absl::OkStatus() : CheckFields(context.limits, *request);
 }
 
 grpc::ServerUnaryReactor* CacheService::Answer(
-    Context* call_context, Rpc rpc, const std::function<absl::Status(const CallContext&)>& call) {
+    Context* call_context, Rpc rpc, const Message& request,
+    const std::function<absl::Status(const CallContext&)>& call) {
   CallScope scope(context_, calls_, rpc);
   CallContext context = context_;
-  absl::Status status = Admit(scope, *call_context, context);
+  absl::Status status = Admit(scope, *call_context, &request, context);
   if (status.ok()) status = call(context);
   scope.SetCode(status.code());
   Unary* reactor = call_context->DefaultReactor();
@@ -33,7 +36,8 @@ grpc::ServerUnaryReactor* CacheService::Answer(
 }
 
 grpc::ServerUnaryReactor* CacheService::AnswerLater(
-    Context* call_context, Rpc rpc, const std::function<void(const CallContext&, Done)>& call) {
+    Context* call_context, Rpc rpc, const Message& request,
+    const std::function<void(const CallContext&, Done)>& call) {
   Unary* reactor = call_context->DefaultReactor();
   const std::shared_ptr<CallScope> scope = NewScope(rpc);
   const Done done = [reactor, scope](const absl::Status& status) {
@@ -41,7 +45,7 @@ grpc::ServerUnaryReactor* CacheService::AnswerLater(
     reactor->Finish(ToGrpc(status));
   };
   CallContext context = context_;
-  const absl::Status admitted = Admit(*scope, *call_context, context);
+  const absl::Status admitted = Admit(*scope, *call_context, &request, context);
   if (admitted.ok()) {
     call(context, done);
   } else {
@@ -54,7 +58,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Get(Context* call,
                                                               const grpc::ByteBuffer* request) {
   auto scope = NewScope(Rpc::kGet);
   CallContext context = context_;
-  const absl::Status admitted = Admit(*scope, *call, context);
+  const absl::Status admitted = Admit(*scope, *call, /*request=*/nullptr, context);
   return StartGet(context, admitted, {calls_, stalls_}, std::move(scope), *call, *request);
 }
 
@@ -62,7 +66,7 @@ grpc::ServerReadReactor<v1::PutRequest>* CacheService::Put(Context* call,
                                                            v1::PutResponse* response) {
   auto scope = NewScope(Rpc::kPut);
   CallContext context = context_;
-  const absl::Status admitted = Admit(*scope, *call, context);
+  const absl::Status admitted = Admit(*scope, *call, /*request=*/nullptr, context);
   return StartPut(context, admitted, {calls_, stalls_}, std::move(scope), response);
 }
 
@@ -70,7 +74,7 @@ grpc::ServerWriteReactor<v1::WatchEventsResponse>* CacheService::WatchEvents(
     Context* call, const v1::WatchEventsRequest* request) {
   auto scope = NewScope(Rpc::kWatchEvents);
   CallContext context = context_;
-  const absl::Status admitted = Admit(*scope, *call, context);
+  const absl::Status admitted = Admit(*scope, *call, request, context);
   return StartWatch(context, admitted, streams_, stalls_, std::move(scope), *call, *request);
 }
 
@@ -78,7 +82,7 @@ grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* CacheService::
     Context* call) {
   auto scope = NewScope(Rpc::kSession);
   CallContext context = context_;
-  const absl::Status admitted = Admit(*scope, *call, context);
+  const absl::Status admitted = Admit(*scope, *call, /*request=*/nullptr, context);
   return StartSessionStream(context, streams_, std::move(scope),
                             admitted.ok() ? SessionOf(*call, context) : admitted);
 }

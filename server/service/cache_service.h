@@ -72,13 +72,18 @@ class CacheService final
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionResponse>* Session(Context*) override;
 
  private:
-  // Whether the call may be made; `context` becomes the caller's.
-  absl::Status Admit(CallScope& scope, const Context& call, CallContext& context) const;
-  // Answers with the status of `call`, which does not block.
-  Unary* Answer(Context* call_context, Rpc rpc,
+  using Message = google::protobuf::Message;
+
+  // Returns whether the call may be made: its caller is known, there is a place for it, and no
+  // field of its request is longer than its bound. `request` is null if the request is read, or
+  // checked, later. `context` becomes the caller's.
+  absl::Status Admit(CallScope& scope, const Context& call, const Message* request,
+                     CallContext& context) const;
+  // Finishes with the status of `call`, which does not block.
+  Unary* Answer(Context* call_context, Rpc rpc, const Message& request,
                 const std::function<absl::Status(const CallContext&)>& call);
-  // Answers once `call` has called back.
-  Unary* AnswerLater(Context* call_context, Rpc rpc,
+  // Finishes once `call` has called back.
+  Unary* AnswerLater(Context* call_context, Rpc rpc, const Message& request,
                      const std::function<void(const CallContext&, Done)>& call);
 
   std::unique_ptr<CallScope> NewScope(Rpc rpc) {

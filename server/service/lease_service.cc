@@ -51,7 +51,8 @@ grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::Acquire
                                                 v1::AcquireResponse* response) {
   auto scope = NewScope(Rpc::kAcquire);
   CallContext context = context_;
-  const absl::Status admitted = Admit(*scope, *call, context);
+  // server::Acquire checks the request itself.
+  const absl::Status admitted = Admit(*scope, *call, /*request=*/nullptr, context);
   absl::StatusOr<std::shared_ptr<server::Session>> session =
       admitted.ok() ? SessionOf(*call, context) : admitted;
   // Deletes itself in OnDone.
@@ -66,14 +67,15 @@ grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::Acquire
 
 grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const v1::LookupRequest* request,
                                                v1::LookupResponse* response) {
-  return AnswerLater(call, Rpc::kLookup, [&](const CallContext& context, const Done& done) {
-    server::Lookup(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
-  });
+  return AnswerLater(
+      call, Rpc::kLookup, *request, [&](const CallContext& context, const Done& done) {
+        server::Lookup(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
+      });
 }
 
 grpc::ServerUnaryReactor* CacheService::Release(Context* call, const v1::ReleaseRequest* request,
                                                 v1::ReleaseResponse* response) {
-  return Answer(call, Rpc::kRelease, [&](const CallContext& context) -> absl::Status {
+  return Answer(call, Rpc::kRelease, *request, [&](const CallContext& context) -> absl::Status {
     CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
     return server::Release(context, *session, *request, response);
   });
@@ -81,7 +83,7 @@ grpc::ServerUnaryReactor* CacheService::Release(Context* call, const v1::Release
 
 grpc::ServerUnaryReactor* CacheService::Prefetch(Context* call, const v1::PrefetchRequest* request,
                                                  v1::PrefetchResponse* response) {
-  return Answer(call, Rpc::kPrefetch, [&](const CallContext& context) {
+  return Answer(call, Rpc::kPrefetch, *request, [&](const CallContext& context) {
     return server::Prefetch(context, *request, response);
   });
 }

@@ -13,15 +13,16 @@ namespace crumb::server {
 grpc::ServerUnaryReactor* CacheService::OpenKeyspace(Context* call,
                                                      const v1::OpenKeyspaceRequest* request,
                                                      v1::OpenKeyspaceResponse* response) {
-  return AnswerLater(call, Rpc::kOpenKeyspace, [&](const CallContext& context, const Done& done) {
-    server::OpenKeyspace(context, *request, response, done);
-  });
+  return AnswerLater(call, Rpc::kOpenKeyspace, *request,
+                     [&](const CallContext& context, const Done& done) {
+                       server::OpenKeyspace(context, *request, response, done);
+                     });
 }
 
 grpc::ServerUnaryReactor* CacheService::SetKeyspaceState(Context* call,
                                                          const v1::SetKeyspaceStateRequest* request,
                                                          v1::SetKeyspaceStateResponse*) {
-  return AnswerLater(call, Rpc::kSetKeyspaceState,
+  return AnswerLater(call, Rpc::kSetKeyspaceState, *request,
                      [&](const CallContext& context, const Done& done) {
                        server::SetKeyspaceState(context, *request, done);
                      });
@@ -30,50 +31,54 @@ grpc::ServerUnaryReactor* CacheService::SetKeyspaceState(Context* call,
 grpc::ServerUnaryReactor* CacheService::DropKeyspace(Context* call,
                                                      const v1::DropKeyspaceRequest* request,
                                                      v1::DropKeyspaceResponse* response) {
-  return AnswerLater(call, Rpc::kDropKeyspace, [&](const CallContext& context, const Done& done) {
-    server::DropKeyspace(context, *request, response, done);
-  });
+  return AnswerLater(call, Rpc::kDropKeyspace, *request,
+                     [&](const CallContext& context, const Done& done) {
+                       server::DropKeyspace(context, *request, response, done);
+                     });
 }
 
 grpc::ServerUnaryReactor* CacheService::Flush(Context* call, const v1::FlushRequest* request,
                                               v1::FlushResponse* response) {
-  return AnswerLater(call, Rpc::kFlush, [&](const CallContext& context, const Done& done) {
-    server::Flush(context, *request, response, done);
-  });
+  return AnswerLater(call, Rpc::kFlush, *request,
+                     [&](const CallContext& context, const Done& done) {
+                       server::Flush(context, *request, response, done);
+                     });
 }
 
 grpc::ServerUnaryReactor* CacheService::Pin(Context* call, const v1::PinRequest* request,
                                             v1::PinResponse* response) {
-  return AnswerLater(call, Rpc::kPin, [&](const CallContext& context, const Done& done) {
+  return AnswerLater(call, Rpc::kPin, *request, [&](const CallContext& context, const Done& done) {
     server::Pin(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
   });
 }
 
 grpc::ServerUnaryReactor* CacheService::Unpin(Context* call, const v1::UnpinRequest* request,
                                               v1::UnpinResponse* response) {
-  return Answer(call, Rpc::kUnpin, [&](const CallContext& context) {
+  return Answer(call, Rpc::kUnpin, *request, [&](const CallContext& context) {
     return server::Unpin(context, *request, response);
   });
 }
 
 grpc::ServerUnaryReactor* CacheService::Delete(Context* call, const v1::DeleteRequest* request,
                                                v1::DeleteResponse* response) {
-  return AnswerLater(call, Rpc::kDelete, [&](const CallContext& context, const Done& done) {
-    server::Delete(context, *request, response, done);
-  });
+  return AnswerLater(call, Rpc::kDelete, *request,
+                     [&](const CallContext& context, const Done& done) {
+                       server::Delete(context, *request, response, done);
+                     });
 }
 
-grpc::ServerUnaryReactor* CacheService::Stats(Context* call, const v1::StatsRequest*,
+grpc::ServerUnaryReactor* CacheService::Stats(Context* call, const v1::StatsRequest* request,
                                               v1::StatsResponse* response) {
-  return Answer(call, Rpc::kStats, [&](const CallContext& context) {
+  return Answer(call, Rpc::kStats, *request, [&](const CallContext& context) {
     FillStats(context, node_, response);
     return absl::OkStatus();
   });
 }
 
-grpc::ServerUnaryReactor* CacheService::ListNodes(Context* call, const v1::ListNodesRequest*,
+grpc::ServerUnaryReactor* CacheService::ListNodes(Context* call,
+                                                  const v1::ListNodesRequest* request,
                                                   v1::ListNodesResponse* response) {
-  return Answer(call, Rpc::kListNodes, [&](const CallContext& context) {
+  return Answer(call, Rpc::kListNodes, *request, [&](const CallContext& context) {
     FillNodes(context, node_, response);
     return absl::OkStatus();
   });
@@ -82,30 +87,32 @@ grpc::ServerUnaryReactor* CacheService::ListNodes(Context* call, const v1::ListN
 grpc::ServerUnaryReactor* CacheService::LocatePage(Context* call,
                                                    const v1::LocatePageRequest* request,
                                                    v1::LocatePageResponse* response) {
-  return AnswerLater(call, Rpc::kLocatePage, [&](const CallContext& context, const Done& done) {
-    if (context.cluster == nullptr) {
-      return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
-    }
-    if (context.caller.tenant != nullptr) {  // without a keyspace all would be searched
-      const auto keyspace = FindKeyspace(context, request->keyspace());
-      if (!keyspace.ok()) return done(keyspace.status());
-    }
-    context.cluster->Locate(*request, response, done);
-  });
+  return AnswerLater(
+      call, Rpc::kLocatePage, *request, [&](const CallContext& context, const Done& done) {
+        if (context.cluster == nullptr) {
+          return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
+        }
+        if (context.caller.tenant != nullptr) {  // without a keyspace all would be searched
+          const auto keyspace = FindKeyspace(context, request->keyspace());
+          if (!keyspace.ok()) return done(keyspace.status());
+        }
+        context.cluster->Locate(*request, response, done);
+      });
 }
 
 grpc::ServerUnaryReactor* CacheService::DrainNode(Context* call,
                                                   const v1::DrainNodeRequest* request,
                                                   v1::DrainNodeResponse*) {
-  return AnswerLater(call, Rpc::kDrainNode, [&](const CallContext& context, const Done& done) {
-    if (context.cluster == nullptr) {
-      return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
-    }
-    if (context.caller.tenant != nullptr) {
-      return done(absl::PermissionDeniedError("a tenant may not drain nodes"));
-    }
-    context.cluster->DrainNode(request->node(), done);
-  });
+  return AnswerLater(call, Rpc::kDrainNode, *request,
+                     [&](const CallContext& context, const Done& done) {
+                       if (context.cluster == nullptr) {
+                         return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
+                       }
+                       if (context.caller.tenant != nullptr) {
+                         return done(absl::PermissionDeniedError("a tenant may not drain nodes"));
+                       }
+                       context.cluster->DrainNode(request->node(), done);
+                     });
 }
 
 }  // namespace crumb::server

@@ -6,6 +6,8 @@
 #include <optional>
 #include <utility>
 
+#include "common/status_macros.h"
+#include "server/calls/field_bounds.h"
 #include "server/service/call_metadata.h"
 #include "server/service/grpc_status.h"
 #include "server/tls_credentials.h"
@@ -111,7 +113,15 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse> {
 
 }  // namespace
 
+absl::Status PeerService::Admit(CallScope& scope, const Context& call,
+                                const google::protobuf::Message& request) const {
+  CRUMB_RETURN_IF_ERROR(CheckPeerName(call, peer_name_));
+  CRUMB_RETURN_IF_ERROR(scope.Admit(""));
+  return CheckFields(context_.limits, request);
+}
+
 grpc::ServerUnaryReactor* PeerService::Answer(Context* call_context, Rpc rpc,
+                                              const google::protobuf::Message& request,
                                               const std::function<void(PeerDone)>& call) {
   Unary* reactor = call_context->DefaultReactor();
   const std::shared_ptr<CallScope> scope = std::make_shared<CallScope>(context_, calls_, rpc);
@@ -119,8 +129,7 @@ grpc::ServerUnaryReactor* PeerService::Answer(Context* call_context, Rpc rpc,
     scope->SetCode(status.code());
     reactor->Finish(ToGrpc(status));
   };
-  absl::Status admitted = CheckPeerName(*call_context, peer_name_);
-  if (admitted.ok()) admitted = scope->Admit("");
+  const absl::Status admitted = Admit(*scope, *call_context, request);
   if (admitted.ok()) {
     call(done);
   } else {
@@ -129,9 +138,9 @@ grpc::ServerUnaryReactor* PeerService::Answer(Context* call_context, Rpc rpc,
   return reactor;
 }
 
-grpc::ServerUnaryReactor* PeerService::PeerHello(Context* call, const v1::PeerHelloRequest*,
+grpc::ServerUnaryReactor* PeerService::PeerHello(Context* call, const v1::PeerHelloRequest* request,
                                                  v1::PeerHelloResponse* response) {
-  return Answer(call, Rpc::kPeerHello, [&](const PeerDone& done) {
+  return Answer(call, Rpc::kPeerHello, *request, [&](const PeerDone& done) {
     server::PeerHello(cluster_.calls(), response);
     done(absl::OkStatus());
   });
@@ -141,7 +150,7 @@ grpc::ServerUnaryReactor* PeerService::PeerAcquire(Context* call,
                                                    const v1::PeerAcquireRequest* request,
                                                    v1::PeerAcquireResponse* response) {
   const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
-  return Answer(call, Rpc::kPeerAcquire, [&](const PeerDone& done) {
+  return Answer(call, Rpc::kPeerAcquire, *request, [&](const PeerDone& done) {
     server::PeerAcquire(cluster_.calls(), *request, deadline, response, done);
   });
 }
@@ -149,7 +158,7 @@ grpc::ServerUnaryReactor* PeerService::PeerAcquire(Context* call,
 grpc::ServerUnaryReactor* PeerService::PeerRelease(Context* call,
                                                    const v1::PeerReleaseRequest* request,
                                                    v1::PeerReleaseResponse*) {
-  return Answer(call, Rpc::kPeerRelease, [&](const PeerDone& done) {
+  return Answer(call, Rpc::kPeerRelease, *request, [&](const PeerDone& done) {
     done(server::PeerRelease(cluster_.calls(), *request));
   });
 }
@@ -157,7 +166,7 @@ grpc::ServerUnaryReactor* PeerService::PeerRelease(Context* call,
 grpc::ServerUnaryReactor* PeerService::PeerPush(Context* call, const v1::PeerPushRequest* request,
                                                 v1::PeerPushResponse* response) {
   const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
-  return Answer(call, Rpc::kPeerPush, [&](const PeerDone& done) {
+  return Answer(call, Rpc::kPeerPush, *request, [&](const PeerDone& done) {
     server::PeerPush(cluster_.calls(), *request, deadline, response, done);
   });
 }
@@ -165,22 +174,21 @@ grpc::ServerUnaryReactor* PeerService::PeerPush(Context* call, const v1::PeerPus
 grpc::ServerUnaryReactor* PeerService::PeerKeyspaces(Context* call,
                                                      const v1::PeerKeyspacesRequest* request,
                                                      v1::PeerKeyspacesResponse* response) {
-  return Answer(call, Rpc::kPeerKeyspaces, [&](const PeerDone& done) {
+  return Answer(call, Rpc::kPeerKeyspaces, *request, [&](const PeerDone& done) {
     server::PeerKeyspaces(cluster_.calls(), *request, response, done);
   });
 }
 
-grpc::ServerUnaryReactor* PeerService::PeerDrain(Context* call, const v1::PeerDrainRequest*,
+grpc::ServerUnaryReactor* PeerService::PeerDrain(Context* call, const v1::PeerDrainRequest* request,
                                                  v1::PeerDrainResponse*) {
-  return Answer(call, Rpc::kPeerDrain,
+  return Answer(call, Rpc::kPeerDrain, *request,
                 [&](const PeerDone& done) { done(cluster_.calls().drain()); });
 }
 
 grpc::ServerWriteReactor<v1::PeerReadResponse>* PeerService::PeerRead(
     Context* call, const v1::PeerReadRequest* request) {
   auto scope = std::make_unique<CallScope>(context_, calls_, Rpc::kPeerRead);
-  absl::Status admitted = CheckPeerName(*call, peer_name_);
-  if (admitted.ok()) admitted = scope->Admit("");
+  const absl::Status admitted = Admit(*scope, *call, *request);
   // Deletes itself in OnDone.
   auto* stream = new ReadStream(context_, cluster_, std::move(scope));
   stream->Start(admitted, *request, DeadlineOf(*call, context_.clock.Now()));

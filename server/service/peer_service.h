@@ -38,7 +38,13 @@ class PeerService final : public v1::PeerService::CallbackService {
                                                            const v1::PeerReadRequest*) override;
 
  private:
-  Unary* Answer(Context* call_context, Rpc rpc, const std::function<void(PeerDone)>& call);
+  // Returns whether the call may be made: its caller is a node, there is a place for it, and no
+  // field of its request is longer than its bound.
+  absl::Status Admit(CallScope& scope, const Context& call,
+                     const google::protobuf::Message& request) const;
+  // Finishes once `call` has called back.
+  Unary* Answer(Context* call_context, Rpc rpc, const google::protobuf::Message& request,
+                const std::function<void(PeerDone)>& call);
 
   const CallContext context_;
   Cluster& cluster_;

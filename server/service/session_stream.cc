@@ -8,6 +8,7 @@
 
 #include "common/status_macros.h"
 #include "server/calls/device_calls.h"
+#include "server/calls/field_bounds.h"
 #include "server/calls/keyspace_calls.h"
 #include "server/service/queue_stream.h"
 
@@ -64,6 +65,11 @@ class SessionStream : public Base {
 
   void OnReadDone(bool ok) override {
     if (!ok) return End(grpc::Status::OK);  // the caller has nothing more to say
+    const absl::Status fits = CheckFields(context_.limits, request_);
+    if (!fits.ok()) {
+      scope_->SetCode(fits.code());
+      return End(ToGrpc(fits));
+    }
     Count(request_.counters());
     for (const v1::SessionRequest::QualitySample& sample : request_.quality()) {
       context_.metrics.quality.Observe(sample.layer(), sample.attention_error(), sample.key_error(),

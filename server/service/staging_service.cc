@@ -11,7 +11,7 @@ namespace crumb::server {
 
 grpc::ServerUnaryReactor* CacheService::Reserve(Context* call, const v1::ReserveRequest* request,
                                                 v1::ReserveResponse* response) {
-  return Answer(call, Rpc::kReserve, [&](const CallContext& context) -> absl::Status {
+  return Answer(call, Rpc::kReserve, *request, [&](const CallContext& context) -> absl::Status {
     CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
     return server::Reserve(context, *session, *request, response);
   });
@@ -19,16 +19,17 @@ grpc::ServerUnaryReactor* CacheService::Reserve(Context* call, const v1::Reserve
 
 grpc::ServerUnaryReactor* CacheService::Commit(Context* call, const v1::CommitRequest* request,
                                                v1::CommitResponse* response) {
-  return AnswerLater(call, Rpc::kCommit, [&](const CallContext& context, const Done& done) {
-    auto session = SessionOf(*call, context);
-    if (!session.ok()) return done(session.status());
-    server::Commit(context, *std::move(session), *request, response, done);
-  });
+  return AnswerLater(call, Rpc::kCommit, *request,
+                     [&](const CallContext& context, const Done& done) {
+                       auto session = SessionOf(*call, context);
+                       if (!session.ok()) return done(session.status());
+                       server::Commit(context, *std::move(session), *request, response, done);
+                     });
 }
 
 grpc::ServerUnaryReactor* CacheService::Abort(Context* call, const v1::AbortRequest* request,
                                               v1::AbortResponse*) {
-  return Answer(call, Rpc::kAbort, [&](const CallContext& context) -> absl::Status {
+  return Answer(call, Rpc::kAbort, *request, [&](const CallContext& context) -> absl::Status {
     CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
     return server::Abort(context, *session, *request);
   });
@@ -37,7 +38,7 @@ grpc::ServerUnaryReactor* CacheService::Abort(Context* call, const v1::AbortRequ
 grpc::ServerUnaryReactor* CacheService::ClaimSlots(Context* call,
                                                    const v1::ClaimSlotsRequest* request,
                                                    v1::ClaimSlotsResponse* response) {
-  return Answer(call, Rpc::kClaimSlots, [&](const CallContext& context) -> absl::Status {
+  return Answer(call, Rpc::kClaimSlots, *request, [&](const CallContext& context) -> absl::Status {
     CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
     return server::ClaimSlots(context, *session, *request, response);
   });
@@ -46,7 +47,7 @@ grpc::ServerUnaryReactor* CacheService::ClaimSlots(Context* call,
 grpc::ServerUnaryReactor* CacheService::ScrubSlots(Context* call,
                                                    const v1::ScrubSlotsRequest* request,
                                                    v1::ScrubSlotsResponse* response) {
-  return Answer(call, Rpc::kScrubSlots, [&](const CallContext& context) -> absl::Status {
+  return Answer(call, Rpc::kScrubSlots, *request, [&](const CallContext& context) -> absl::Status {
     CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
     return server::ScrubSlots(context, *session, *request, response);
   });
