@@ -135,7 +135,8 @@ class RunningDaemon : public Daemon {
     CRUMB_ASSIGN_OR_RETURN(
         admin_, AdminServer::Start(options_.admin,
                                    {[this] { return ready_.load(); }, [this] { return Metrics(); },
-                                    [this] { return Status(); }, [this] { return Page(); }}));
+                                    [this] { return Status(); }, [this] { return Page(); }},
+                                   metrics_.admin_closed));
     return absl::OkStatus();
   }
 

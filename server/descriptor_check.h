@@ -17,11 +17,12 @@ struct DescriptorNeeds {
   uint64_t slabs = 0;         // two of each slab, and of as many that may be taken over
   uint64_t extents = 0;       // one of each file of pages on SSD
   uint64_t sessions = 0;      // of sessions.sessions_max processes
+  uint64_t connections = 0;   // of gRPC: limits.connections_max
   uint64_t pool_handles = 0;  // of device_pools.descriptors_max
 
   // Without these crumbd cannot serve at all; the rest comes with its callers.
   uint64_t certain() const { return fixed + slabs + extents; }
-  uint64_t all() const { return certain() + sessions + pool_handles; }
+  uint64_t all() const { return certain() + sessions + connections + pool_handles; }
 };
 DescriptorNeeds DescriptorNeedsOf(const Options& options);
 

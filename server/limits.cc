@@ -133,6 +133,10 @@ void Limits::Visit(ConfigVisitor& visitor) {
       "reads nothing, is ended.");
   visitor.Field("keyspace_idle_max", keyspace_idle_max,
                 "A keyspace without pages that no call has named for so long is forgotten.");
+  visitor.Field("connections_max", connections_max, "Connections of gRPC at once.");
+  visitor.Field("connections_peer_percent", connections_peer_percent,
+                "Percentage that one user of the Unix socket, or one address of the network, may "
+                "have of the connections that others leave.");
   visitor.Field("streams_per_connection", streams_per_connection,
                 "Calls in progress on one connection.");
   visitor.Field("receive_bytes_max", receive_bytes_max,
@@ -192,6 +196,9 @@ absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.pin_max", pin_max));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.stream_progress_timeout", stream_progress_timeout));
   CRUMB_RETURN_IF_ERROR(CheckPositive("limits.keyspace_idle_max", keyspace_idle_max));
+  CRUMB_RETURN_IF_ERROR(CheckRange("limits.connections_max", connections_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(
+      CheckRange("limits.connections_peer_percent", connections_peer_percent, 1, 100));
   CRUMB_RETURN_IF_ERROR(
       CheckBytes("limits.receive_bytes_max", receive_bytes_max, ByteSize{kReceiveBytesMin}));
   CRUMB_RETURN_IF_ERROR(CheckMilliseconds("limits.handshake_timeout", handshake_timeout));

@@ -59,6 +59,8 @@ struct Limits {
   Duration pin_max = std::chrono::hours(24);
   Duration stream_progress_timeout = std::chrono::seconds(30);  // of Put, Get and WatchEvents
   Duration keyspace_idle_max = std::chrono::hours(24 * 30);
+  int64_t connections_max = 1024;         // of gRPC
+  int64_t connections_peer_percent = 50;  // of what others leave, for one user or address
   int64_t streams_per_connection = 1024;
   ByteSize receive_bytes_max{uint64_t{256} << 20};  // gRPC's buffers of all connections
   Duration handshake_timeout = std::chrono::seconds(10);

@@ -61,7 +61,11 @@ void AdminOptions::Visit(ConfigVisitor& visitor) {
       "HOST:PORT of the status page, /metrics, /healthz, /readyz and /status.json; port 0: "
       "any. Empty: none.");
   visitor.Field("threads", threads, "Threads that answer.");
-  visitor.Field("read_timeout", read_timeout, "Time for a request to arrive and for its answer.");
+  visitor.Field("connections_max", connections_max,
+                "Connections at once; a new one takes the place of the oldest whose request has "
+                "not arrived.");
+  visitor.Field("read_timeout", read_timeout,
+                "Time for a whole request to arrive, and again for its answer to be read.");
   visitor.Field("history_interval", history_interval, "Time between samples of the status page.");
   visitor.Field("history_samples_max", history_samples_max,
                 "Samples that its charts go back; older ones are dropped.");
@@ -72,6 +76,10 @@ absl::Status AdminOptions::Validate() const {
   if (threads < 1 || threads > 64) {
     return absl::InvalidArgumentError("admin.threads is " + std::to_string(threads) +
                                       ", must be from 1 to 64");
+  }
+  if (connections_max < 1 || connections_max > 4096) {
+    return absl::InvalidArgumentError("admin.connections_max is " +
+                                      std::to_string(connections_max) + ", must be from 1 to 4096");
   }
   if (read_timeout < std::chrono::milliseconds(1)) {
     return absl::InvalidArgumentError("admin.read_timeout must be at least 1ms");

@@ -34,6 +34,7 @@ struct ListenOptions {
 struct AdminOptions {
   std::string listen = "127.0.0.1:9464";  // HOST:PORT; empty: no admin port
   int64_t threads = 2;
+  int64_t connections_max = 64;
   Duration read_timeout = std::chrono::seconds(5);
   Duration history_interval = std::chrono::seconds(10);
   int64_t history_samples_max = 360;

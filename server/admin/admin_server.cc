@@ -5,9 +5,10 @@
 #include <utility>
 
 #include "common/status_macros.h"
-#include "common/thread.h"
 #include "httplib.h"
+#include "server/admin/http_listener.h"
 #include "server/listen_check.h"
+#include "server/tcp_listener.h"
 
 namespace crumb::server {
 namespace {
@@ -21,57 +22,70 @@ constexpr char kContentPolicy[] =
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'";
 constexpr size_t kBodyBytesMax = 4096;  // nobody has to send one
 
+// One request and its answer as the HTTP library sees a connection.
+class RequestStream : public httplib::Stream {
+ public:
+  explicit RequestStream(const std::string& head) : head_(head) {}
+  std::string TakeAnswer() { return std::move(answer_); }
+
+  bool is_readable() const override { return true; }
+  bool is_writable() const override { return true; }
+  ssize_t read(char* to, size_t size) override {
+    const size_t count = head_.copy(to, size, read_);
+    read_ += count;
+    return static_cast<ssize_t>(count);
+  }
+  ssize_t write(const char* from, size_t size) override {
+    answer_.append(from, size);
+    return static_cast<ssize_t>(size);
+  }
+  void get_remote_ip_and_port(std::string&, int&) const override {}
+  void get_local_ip_and_port(std::string&, int&) const override {}
+  socket_t socket() const override { return INVALID_SOCKET; }
+
+ private:
+  const std::string& head_;
+  size_t read_ = 0;
+  std::string answer_;
+};
+
+// Parses requests, finds their pages and makes answers; it has no connections.
+class PageServer : public httplib::Server {
+ public:
+  std::string Answer(const std::string& head) {
+    RequestStream stream(head);
+    bool closed = false;
+    process_request(stream, /*close_connection=*/true, closed, nullptr);
+    return stream.TakeAnswer();
+  }
+};
+
 class HttpAdminServer : public AdminServer {
  public:
   HttpAdminServer(const AdminOptions& options, Pages pages)
       : options_(options), pages_(std::move(pages)) {}
 
-  ~HttpAdminServer() override {
-    server_.stop();
-    thread_.Join();
-  }
-
-  absl::Status Open() {
+  absl::Status Open(Counter& closed) {
     CRUMB_ASSIGN_OR_RETURN(HostPort place, ParseHostPort("admin.listen", options_.listen));
     CRUMB_RETURN_IF_ERROR(CheckTcpFree("admin.listen", place));
-    Configure();
+    server_.set_payload_max_length(kBodyBytesMax);
     Route();
-    if (place.port == 0) {
-      place.port = server_.bind_to_any_port(place.host);
-    } else if (!server_.bind_to_port(place.host, place.port)) {
-      place.port = -1;
-    }
-    if (place.port < 0)
-      return absl::UnavailableError("admin.listen " + options_.listen + ": cannot listen there");
+    CRUMB_ASSIGN_OR_RETURN(auto sockets,
+                           ListenTcp("admin.listen", place, WildcardListens::kItsFamily));
     const bool v6 = place.host.find(':') != std::string::npos;
     address_ = (v6 ? "[" + place.host + "]" : place.host) + ":" + std::to_string(place.port);
-    thread_ = Thread("crumb-admin", [this] { server_.listen_after_bind(); });
-    // stop() before listening has begun would be lost.
-    while (!server_.is_running()) std::this_thread::yield();
+    CRUMB_ASSIGN_OR_RETURN(
+        listener_, HttpListener::Start(
+                       {static_cast<int>(options_.threads),
+                        static_cast<size_t>(options_.connections_max), options_.read_timeout},
+                       std::move(sockets),
+                       [this](const std::string& head) { return server_.Answer(head); }, closed));
     return absl::OkStatus();
   }
 
   std::string address() const override { return address_; }
 
  private:
-  void Configure() {
-    const auto threads = static_cast<size_t>(options_.threads);
-    server_.new_task_queue = [threads] { return new httplib::ThreadPool(threads); };
-    server_.set_payload_max_length(kBodyBytesMax);
-    // The library polls idle connections: each answers one request.
-    server_.set_keep_alive_max_count(1);
-    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(options_.read_timeout);
-    const auto rest =
-        std::chrono::duration_cast<std::chrono::microseconds>(options_.read_timeout - seconds);
-    server_.set_read_timeout(seconds.count(), rest.count());
-    server_.set_write_timeout(seconds.count(), rest.count());
-    // Not the library's default, which lets two processes share a port.
-    server_.set_socket_options([](socket_t socket) {
-      const int on = 1;
-      ::setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-    });
-  }
-
   void Route() {
     using httplib::Request;
     using httplib::Response;
@@ -103,17 +117,17 @@ class HttpAdminServer : public AdminServer {
 
   const AdminOptions options_;
   const Pages pages_;
-  httplib::Server server_;
+  PageServer server_;
   std::string address_;
-  Thread thread_;
+  std::unique_ptr<HttpListener> listener_;
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<AdminServer>> AdminServer::Start(const AdminOptions& options,
-                                                                Pages pages) {
+                                                                Pages pages, Counter& closed) {
   auto server = std::make_unique<HttpAdminServer>(options, std::move(pages));
-  CRUMB_RETURN_IF_ERROR(server->Open());
+  CRUMB_RETURN_IF_ERROR(server->Open(closed));
   return server;
 }
 

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/metrics.h"
 #include "server/options.h"
 
 namespace crumb::server {
@@ -22,9 +23,10 @@ class AdminServer {
     std::function<std::string()> page;     // HTML; empty: not yet
   };
 
-  // Answers from now on. kAlreadyExists: the port is in use.
+  // Serves from now on. `closed` counts connections that ended without their answer, and must
+  // outlive this. kAlreadyExists: the port is in use.
   static absl::StatusOr<std::unique_ptr<AdminServer>> Start(const AdminOptions& options,
-                                                            Pages pages);
+                                                            Pages pages, Counter& closed);
 
   // Stops.
   virtual ~AdminServer() = default;

@@ -48,8 +48,9 @@ enum class Rejection : uint8_t {
   kHeldMemory,
   kKeyspaces,
   kDeviceTenant,
+  kConnections,
 };
-inline constexpr int kRejectionCount = 18;
+inline constexpr int kRejectionCount = 19;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.
@@ -94,6 +95,7 @@ struct ServerMetrics {
   Counter sessions_reaped;  // ended because the process did
   Counter hellos_refused;
   Counter accept_pauses;  // of crumbd.fd.sock, because descriptors or places had run out
+  Counter admin_closed;   // connections of the admin port that ended without an answer
   Counter leases_reaped;  // ended with their engine
   Counter events_lost;
   Counter notices_dropped;

@@ -18,7 +18,7 @@ inline constexpr char kSessionMetadata[] = "crumb-session";
 // Carries a tenant's token, behind "Bearer ".
 inline constexpr char kTokenMetadata[] = "authorization";
 
-// Who calls. kUnauthenticated where there are tenants: no token, an unknown or an expired one; on
+// The caller. kUnauthenticated where there are tenants: no token, an unknown or an expired one; on
 // the Unix socket a session of crumbd's own user or of root will do instead.
 absl::StatusOr<Caller> CallerOf(const grpc::CallbackServerContext& call,
                                 const CallContext& context);

@@ -47,7 +47,7 @@ class CallScope {
     return TenantBudget::Error(place_->taken(), "limits.requests_max");
   }
 
-  // What the call ended with.
+  // Notes the status that the call ended with.
   void SetCode(absl::StatusCode code) { code_ = code; }
 
  private:

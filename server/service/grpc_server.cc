@@ -2,32 +2,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/grpc_server.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
-#include <cerrno>
 #include <chrono>
 #include <utility>
 
-#include "common/errno_status.h"
 #include "common/status_macros.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
 #include "grpcpp/server.h"
 #include "grpcpp/server_builder.h"
+#include "server/calls/field_bounds.h"
 #include "server/listen_check.h"
 #include "server/service/cache_service.h"
 #include "server/service/callback_wakes.h"
+#include "server/service/connection_listener.h"
 #include "server/service/peer_service.h"
 #include "server/tls_credentials.h"
 
 namespace crumb::server {
 namespace {
 
-// gRPC's default, said aloud: a Commit, an Acquire and a chunk of a Put at their limits fit.
-constexpr int kMessageBytesMax = 4 << 20;
-// Of one call's headers; a token and a session's id take less than 300 bytes.
+// Bytes of one call's headers; a token and a session's id take less than 300 bytes.
 constexpr int kMetadataBytesMax = 8 << 10;
 
 // As gRPC writes it.
@@ -40,7 +35,7 @@ std::string Target(const HostPort& address) {
 class BuiltServer : public GrpcServer {
  public:
   BuiltServer(const ListenOptions& options, const CallContext& context, const NodeInfo& node)
-      : service_(context, node) {
+      : service_(context, node), listener_(context.limits, context.metrics) {
     if (context.cluster != nullptr) {
       peer_service_ =
           std::make_unique<PeerService>(context, *context.cluster, options.tls.peer_name);
@@ -48,8 +43,8 @@ class BuiltServer : public GrpcServer {
   }
   ~BuiltServer() override { Stop(Duration::zero()); }
 
-  // What callers can make gRPC itself hold or do, with or without a token: memory of messages that
-  // have not arrived whole, handshakes that do not end, connections that nobody uses.
+  // Bounds what callers can make gRPC itself hold or do, with or without a token: memory of messages
+  // that have not arrived whole, handshakes that do not end, connections that are not used.
   static void SetBounds(const Limits& limits, grpc::ServerBuilder& builder) {
     const auto milliseconds = [](Duration duration) {
       return static_cast<int>(
@@ -80,32 +75,31 @@ class BuiltServer : public GrpcServer {
     grpc::ServerBuilder builder;
     builder.RegisterService(&service_);
     if (peer_service_ != nullptr) builder.RegisterService(peer_service_.get());
-    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // a port in use is an error
     SetBounds(limits, builder);
-    builder.AddListeningPort("unix:" + options.unix_socket, grpc::InsecureServerCredentials());
-    int port = 0;
+    CRUMB_RETURN_IF_ERROR(listener_.ListenUnix(options.unix_socket));
+    auto local = AddAcceptor(builder, grpc::InsecureServerCredentials());
+    std::unique_ptr<ConnectionListener::Acceptor> remote;
     HostPort tcp;
     if (!options.tcp.empty()) {
       CRUMB_ASSIGN_OR_RETURN(tcp, ParseHostPort("listen.tcp", options.tcp));
       CRUMB_RETURN_IF_ERROR(CheckTcpFree("listen.tcp", tcp));
-      builder.AddListeningPort(Target(tcp), TcpServerCredentials(options.tls), &port);
+      CRUMB_RETURN_IF_ERROR(listener_.ListenTcp(tcp));
+      remote = AddAcceptor(builder, TcpServerCredentials(options.tls));
     }
     server_ = builder.BuildAndStart();
-    if (server_ == nullptr || (!options.tcp.empty() && port == 0)) {
-      return absl::UnavailableError("gRPC cannot listen at " + options.unix_socket +
-                                    (options.tcp.empty() ? "" : " and " + options.tcp));
-    }
-    socket_path_ = options.unix_socket;
-    if (::chmod(socket_path_.c_str(), 0660) != 0) {
-      return ErrnoStatus(errno, "setting the mode of " + socket_path_);
-    }
-    if (port != 0) {
-      tcp.port = port;
-      tcp_address_ = Target(tcp);
-    }
+    if (server_ == nullptr) return absl::UnavailableError("gRPC's server does not start");
+    if (!options.tcp.empty()) tcp_address_ = Target(tcp);
     SetServing(false);
     wakes_ = std::make_unique<CallbackWakes>(*server_);
-    return absl::OkStatus();
+    return listener_.Start(std::move(local), std::move(remote));
+  }
+
+  // Adds an acceptor, which hands connections to gRPC; gRPC secures them with `credentials`.
+  static std::unique_ptr<ConnectionListener::Acceptor> AddAcceptor(
+      grpc::ServerBuilder& builder, const std::shared_ptr<grpc::ServerCredentials>& credentials) {
+    using Builder = grpc::ServerBuilder::experimental_type;
+    return builder.experimental().AddExternalConnectionAcceptor(
+        Builder::ExternalConnectionType::FROM_FD, credentials);
   }
 
   std::string tcp_address() const override { return tcp_address_; }
@@ -119,13 +113,13 @@ class BuiltServer : public GrpcServer {
 
   void Stop(Duration grace) override {
     if (server_ == nullptr) return;
+    listener_.Stop();
     wakes_.reset();
     service_.StopStreams();
     server_->Shutdown(std::chrono::system_clock::now() +
                       std::chrono::duration_cast<std::chrono::system_clock::duration>(grace));
     server_->Wait();
     server_.reset();
-    ::unlink(socket_path_.c_str());
   }
 
  private:
@@ -133,7 +127,7 @@ class BuiltServer : public GrpcServer {
   std::unique_ptr<PeerService> peer_service_;  // null: this node is alone
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<CallbackWakes> wakes_;
-  std::string socket_path_;
+  ConnectionListener listener_;
   std::string tcp_address_;
 };
 

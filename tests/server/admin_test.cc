@@ -14,7 +14,9 @@
 #include "server/admin/status_json.h"
 #include "server/admin/status_page.h"
 #include "server/metrics/exporter.h"
+#include "tests/common/eventually.h"
 #include "tests/server/call_fixture.h"
+#include "tests/server/raw_connections.h"
 
 namespace crumb::server {
 namespace {
@@ -132,11 +134,14 @@ TEST(AdminServerTest, NotReadyUntilItIs) {
   std::atomic<bool> ready{false};
   AdminOptions options;
   options.listen = "127.0.0.1:0";
+  Counter closed;
   const auto server =
-      AdminServer::Start(options, {[&] { return ready.load(); },
-                                   [&] { return ready ? std::string("metrics\n") : std::string(); },
-                                   [&] { return ready ? std::string("{}") : std::string(); },
-                                   [&] { return ready ? std::string("<p>") : std::string(); }});
+      AdminServer::Start(options,
+                         {[&] { return ready.load(); },
+                          [&] { return ready ? std::string("metrics\n") : std::string(); },
+                          [&] { return ready ? std::string("{}") : std::string(); },
+                          [&] { return ready ? std::string("<p>") : std::string(); }},
+                         closed);
   ASSERT_TRUE(server.ok()) << server.status();
   httplib::Client client("http://" + (*server)->address());
   EXPECT_EQ(client.Get("/healthz")->status, 200);
@@ -151,7 +156,81 @@ TEST(AdminServerTest, NotReadyUntilItIs) {
               HasSubstr("default-src 'none'"));
   EXPECT_EQ(client.Post("/metrics", std::string(100'000, 'x'), "text/plain")->status, 413);
   options.listen = (*server)->address();
-  EXPECT_EQ(AdminServer::Start(options, {}).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(AdminServer::Start(options, {}, closed).status().code(),
+            absl::StatusCode::kAlreadyExists);
+}
+
+// Callers who send a byte now and then, or nothing.
+class SlowCallersTest : public testing::Test {
+ protected:
+  SlowCallersTest() {
+    options_.listen = "127.0.0.1:0";
+    options_.threads = 1;
+    options_.read_timeout = std::chrono::minutes(10);
+  }
+  void Start() {
+    server_ = AdminServer::Start(
+                  options_,
+                  {[] { return true; }, [] { return std::string("metrics\n"); },
+                   [] { return std::string("{}"); }, [] { return std::string(1 << 20, 'p'); }},
+                  closed_)
+                  .value();
+    port_ = PortOfAddress(server_->address());
+  }
+  bool Served() const {
+    httplib::Client client("http://" + server_->address());
+    client.set_read_timeout(std::chrono::seconds(20));
+    const auto result = client.Get("/metrics");
+    return result && result->status == 200 && result->body == "metrics\n";
+  }
+
+  AdminOptions options_;
+  Counter closed_;
+  std::unique_ptr<AdminServer> server_;
+  int port_ = 0;
+};
+
+TEST_F(SlowCallersTest, HoldNoThread) {
+  Start();
+  RawConnections slow;
+  for (size_t i = 0; i < 8; ++i) {
+    ASSERT_TRUE(slow.OpenTcp("127.0.0.1", port_));
+    ASSERT_TRUE(slow.Send(i, "GET /metrics HTTP/1.1\r\nX-Slow: "));
+  }
+  EXPECT_TRUE(Served());
+  // A caller who reads nothing of an answer that the socket's buffers do not hold.
+  ASSERT_TRUE(slow.OpenTcp("127.0.0.1", port_));
+  ASSERT_TRUE(slow.Send(8, "GET / HTTP/1.1\r\n\r\n"));
+  EXPECT_TRUE(Served());
+  EXPECT_EQ(closed_.value(), 0u) << "there was time and room for all";
+}
+
+TEST_F(SlowCallersTest, HaveOneDeadlineHoweverOftenTheySendSomething) {
+  options_.read_timeout = std::chrono::milliseconds(300);
+  Start();
+  RawConnections slow;
+  ASSERT_TRUE(slow.OpenTcp("127.0.0.1", port_));
+  ASSERT_TRUE(slow.Send(0, "GET /metrics HTTP/1.1\r\nX-Slow: "));
+  EXPECT_TRUE(Eventually([&] { return !slow.Send(0, "x"); }, std::chrono::seconds(5)));
+  EXPECT_EQ(closed_.value(), 1u);
+}
+
+TEST_F(SlowCallersTest, ManyGiveTheirPlacesToOthers) {
+  options_.connections_max = 8;
+  Start();
+  RawConnections slow;
+  for (int i = 0; i < 100; ++i) ASSERT_TRUE(slow.OpenTcp("127.0.0.2", port_));
+  EXPECT_TRUE(Served());
+  EXPECT_GT(closed_.value(), 0u);
+}
+
+TEST_F(SlowCallersTest, AHeadHasABound) {
+  Start();
+  RawConnections large;
+  ASSERT_TRUE(large.OpenTcp("127.0.0.1", port_));
+  ASSERT_TRUE(large.Send(0, "GET / HTTP/1.1\r\nX: " + std::string(20'000, 'x')));
+  EXPECT_TRUE(Eventually([&] { return large.Open() == 0; }));
+  EXPECT_EQ(closed_.value(), 1u);
 }
 
 TEST(StatusJsonTest, EscapesWhatPeopleWrote) {

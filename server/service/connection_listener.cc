@@ -1,0 +1,194 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/service/connection_listener.h"
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "common/errno_status.h"
+#include "common/fd_channel.h"
+#include "common/logging.h"
+#include "common/status_macros.h"
+#include "fmt/format.h"
+#include "server/tcp_listener.h"
+
+namespace crumb::server {
+namespace {
+
+// The kernel cuts this to net.core.somaxconn.
+constexpr int kBacklog = 4096;
+// Connections that are accepted at one listener before the others are looked at.
+constexpr int kAcceptsAtOnce = 64;
+// How long accepting pauses when descriptors have run out.
+constexpr int kAcceptPauseMs = 200;
+
+// Connections in total: limits.connections_max, and at most half of the descriptors that the
+// process may open.
+uint64_t ConnectionsMax(const Limits& limits) {
+  const auto wanted = static_cast<uint64_t>(limits.connections_max);
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
+  const uint64_t half = std::max<uint64_t>(limit.rlim_cur / 2, 1);
+  if (half < wanted) {
+    LogWarning("limits.connections_max is {}, half of the {} descriptors that crumbd may open",
+               half, static_cast<uint64_t>(limit.rlim_cur));
+  }
+  return std::min(wanted, half);
+}
+
+}  // namespace
+
+std::string PeerOf(int socket) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  if (::getpeername(socket, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+  if (address.ss_family == AF_UNIX) {
+    const auto credentials = CredentialsOf(socket);
+    return credentials.ok() ? fmt::format("uid {}", credentials->uid) : "";
+  }
+  std::array<char, INET6_ADDRSTRLEN> text{};
+  if (address.ss_family == AF_INET) {
+    const auto& v4 = reinterpret_cast<const sockaddr_in&>(address);
+    return ::inet_ntop(AF_INET, &v4.sin_addr, text.data(), text.size());
+  }
+  in6_addr v6 = reinterpret_cast<const sockaddr_in6&>(address).sin6_addr;
+  if (IN6_IS_ADDR_V4MAPPED(&v6)) {
+    return ::inet_ntop(AF_INET, &v6.s6_addr[12], text.data(), text.size());
+  }
+  std::fill(std::begin(v6.s6_addr) + 8, std::end(v6.s6_addr), 0);
+  return ::inet_ntop(AF_INET6, &v6, text.data(), text.size());
+}
+
+ConnectionListener::ConnectionListener(const Limits& limits, ServerMetrics& metrics)
+    : metrics_(metrics), places_(ConnectionsMax(limits), limits.connections_peer_percent) {}
+
+ConnectionListener::~ConnectionListener() { Stop(); }
+
+absl::Status ConnectionListener::ListenUnix(const std::string& path) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path, path.data(), std::min(path.size(), sizeof(address.sun_path) - 1));
+  UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.valid()) return ErrnoStatus(errno, "a socket for " + path);
+  ::unlink(path.c_str());  // of a crumbd that was killed
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return ErrnoStatus(errno, "listening at " + path);
+  }
+  path_ = path;
+  // Before it listens, so that the file's first mode lets no connection in.
+  if (::chmod(path.c_str(), 0660) != 0) return ErrnoStatus(errno, "setting the mode of " + path);
+  if (::listen(fd.get(), kBacklog) != 0) return ErrnoStatus(errno, "listening at " + path);
+  local_ = std::move(fd);
+  return absl::OkStatus();
+}
+
+absl::Status ConnectionListener::ListenTcp(HostPort& place) {
+  CRUMB_ASSIGN_OR_RETURN(tcp_,
+                         server::ListenTcp("listen.tcp", place, WildcardListens::kBothFamilies));
+  return absl::OkStatus();
+}
+
+absl::Status ConnectionListener::Start(std::unique_ptr<Acceptor> local,
+                                       std::unique_ptr<Acceptor> tcp) {
+  local_acceptor_ = std::move(local);
+  tcp_acceptor_ = std::move(tcp);
+  wake_ = UniqueFd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!wake_.valid()) return ErrnoStatus(errno, "eventfd");
+  thread_ = Thread("crumb-accept", [this] { Run(); });
+  return absl::OkStatus();
+}
+
+void ConnectionListener::Stop() {
+  if (stopping_.exchange(true)) return;
+  if (wake_.valid()) {
+    const uint64_t one = 1;
+    [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
+  }
+  thread_.Join();
+  local_.Reset();
+  tcp_.clear();
+  if (!path_.empty()) ::unlink(path_.c_str());
+}
+
+void ConnectionListener::Run() {
+  std::vector<pollfd> waiting = {{wake_.get(), POLLIN, 0}, {local_.get(), POLLIN, 0}};
+  for (const UniqueFd& listener : tcp_) waiting.push_back({listener.get(), POLLIN, 0});
+  while (!stopping_.load()) {
+    if (::poll(waiting.data(), waiting.size(), -1) < 0) continue;
+    bool has_descriptors = true;
+    if (waiting[1].revents != 0) has_descriptors = Accept(local_, /*local=*/true);
+    for (size_t i = 0; i < tcp_.size(); ++i) {
+      if (waiting[i + 2].revents != 0) has_descriptors &= Accept(tcp_[i], /*local=*/false);
+    }
+    // New connections wait in the listeners' backlogs meanwhile.
+    if (!has_descriptors) ::poll(waiting.data(), 1, kAcceptPauseMs);
+  }
+}
+
+bool ConnectionListener::Accept(const UniqueFd& listener, bool local) {
+  for (int accepted = 0; accepted < kAcceptsAtOnce; ++accepted) {
+    UniqueFd connection = AcceptConnection(listener.get());
+    if (connection.valid()) {
+      Admit(std::move(connection), local);
+      continue;
+    }
+    if (errno == ECONNABORTED || errno == EINTR) continue;
+    return errno != EMFILE && errno != ENFILE && errno != ENOMEM && errno != ENOBUFS;
+  }
+  return true;
+}
+
+void ConnectionListener::Admit(UniqueFd connection, bool local) {
+  const std::string peer = PeerOf(connection.get());
+  struct stat file {};
+  if (peer.empty() || ::fstat(connection.get(), &file) != 0) return;  // it has ended already
+  // gRPC has closed the connection that had this descriptor.
+  if (const auto before = connections_.find(connection.get()); before != connections_.end()) {
+    places_.Give(before->second.peer);
+    connections_.erase(before);
+  }
+  const TenantBudget::Taken taken = Take(peer);
+  if (taken != TenantBudget::Taken::kYes) {
+    return metrics_.Reject(Rejection::kConnections, taken);  // closes it
+  }
+  connections_[connection.get()] = {peer, file.st_dev, file.st_ino};
+  Acceptor::NewConnectionParameters parameters;
+  parameters.fd = connection.Release();
+  (local ? local_acceptor_ : tcp_acceptor_)->HandleNewConnection(&parameters);
+}
+
+TenantBudget::Taken ConnectionListener::Take(const std::string& peer) {
+  const TenantBudget::Taken taken = places_.Take(peer);
+  if (taken == TenantBudget::Taken::kYes) return taken;
+  Sweep();
+  return places_.Take(peer);
+}
+
+void ConnectionListener::Sweep() {
+  for (auto it = connections_.begin(); it != connections_.end();) {
+    const Connection& connection = it->second;
+    struct stat file {};
+    if (::fstat(it->first, &file) == 0 && file.st_dev == connection.device &&
+        file.st_ino == connection.inode) {
+      ++it;
+      continue;
+    }
+    places_.Give(connection.peer);
+    it = connections_.erase(it);
+  }
+}
+
+}  // namespace crumb::server

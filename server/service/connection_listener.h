@@ -1,0 +1,89 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/tenant_budget.h"
+#include "common/thread.h"
+#include "common/unique_fd.h"
+#include "grpcpp/server_builder.h"
+#include "server/metrics/server_metrics.h"
+#include "server/options.h"
+
+namespace crumb::server {
+
+// Accepts the connections of gRPC's Unix socket and TCP port, because gRPC itself accepts as many
+// as the process may have descriptors: a caller without a token could then keep the others from
+// connecting, and crumbd from opening files of pages.
+//
+// The number of connections is bounded in total and, by the rule of TenantBudget, for each peer: a
+// user on the Unix socket, or a remote address (an IPv6 network of 64 bits, which is what one host
+// gets). A connection beyond the bound is closed at once. The total is at most half of the
+// descriptors that the process may open, so that files and sessions find some.
+//
+// gRPC owns a connection from HandleNewConnection on, and does not say when it closes it. A place
+// is therefore free again when the connection's descriptor is closed, or is another file: device
+// and inode number differ. That is looked at when places are needed.
+//
+// Its thread, crumb-accept, waits for connections. Not thread-safe but for what says so.
+class ConnectionListener {
+ public:
+  // `metrics` must outlive this.
+  ConnectionListener(const Limits& limits, ServerMetrics& metrics);
+  // Stops.
+  ~ConnectionListener();
+
+  // Listens at a Unix socket, with mode 0660, or at a TCP port. Connections wait until Start.
+  absl::Status ListenUnix(const std::string& path);
+  absl::Status ListenTcp(HostPort& place);
+
+  // Hands connections to gRPC's acceptors from now on. REQUIRES: the server of the acceptors is
+  // running, and Stop is called before it shuts down. `tcp` may be null if there is no TCP port.
+  using Acceptor = grpc::experimental::ExternalConnectionAcceptor;
+  absl::Status Start(std::unique_ptr<Acceptor> local, std::unique_ptr<Acceptor> tcp);
+
+  // Accepts no more. The Unix socket's file is removed. Idempotent.
+  void Stop();
+
+ private:
+  struct Connection {
+    std::string peer;
+    dev_t device = 0;
+    ino_t inode = 0;
+  };
+  void Run();
+  // Accepts what waits at a listener. Returns false if descriptors have run out.
+  bool Accept(const UniqueFd& listener, bool local);
+  void Admit(UniqueFd connection, bool local);
+  // Whether the peer may have one more connection; sweeps when it may not.
+  TenantBudget::Taken Take(const std::string& peer);
+  // Gives back the places of connections that gRPC has closed.
+  void Sweep();
+
+  ServerMetrics& metrics_;
+  TenantBudget places_;
+  std::unordered_map<int, Connection> connections_;  // by descriptor
+  std::string path_;                                 // of the Unix socket
+  UniqueFd local_;
+  std::vector<UniqueFd> tcp_;
+  UniqueFd wake_;
+  std::unique_ptr<Acceptor> local_acceptor_;
+  std::unique_ptr<Acceptor> tcp_acceptor_;
+  std::atomic<bool> stopping_{false};
+  Thread thread_;
+};
+
+// The peer of a connected socket whose connections are counted together: "uid 1000", "10.0.0.7",
+// "2001:db8::". Empty if the connection has ended.
+std::string PeerOf(int socket);
+
+}  // namespace crumb::server
