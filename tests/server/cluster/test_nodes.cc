@@ -18,7 +18,6 @@
 #include "common/sha256.h"
 #include "common/unique_fd.h"
 #include "gtest/gtest.h"
-#include "httplib.h"
 #include "tests/common/eventually.h"
 
 namespace crumb::server {
@@ -188,14 +187,6 @@ int TestSequence::Read(TestClient& client, std::vector<v1::Tier>* tiers, v1::Mis
     EXPECT_TRUE(client.Release(response.lease()).ok());
   }
   return right == static_cast<int>(response.hit_pages()) ? right : -1;
-}
-
-double SeriesOf(const std::string& admin, const std::string& series) {
-  httplib::Client client("http://" + admin);
-  const auto result = client.Get("/metrics");
-  if (!result) return -1;
-  const size_t at = result->body.find("\n" + series + " ");
-  return at == std::string::npos ? -1 : std::stod(result->body.substr(at + series.size() + 2));
 }
 
 }  // namespace crumb::server

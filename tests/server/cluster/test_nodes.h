@@ -9,6 +9,7 @@
 
 #include "server/daemon.h"
 #include "tests/common/temporary_folder.h"
+#include "tests/server/series.h"
 #include "tests/server/test_client.h"
 
 namespace crumb::server {
@@ -69,8 +70,5 @@ class TestSequence {
   const int name_;
   const int pages_;
 };
-
-// The value of an unlabelled or labelled series in a scrape; -1 when it is not there.
-double SeriesOf(const std::string& admin, const std::string& series);
 
 }  // namespace crumb::server

@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// A node takes all leases and reads that it gets of another. That node's workers, and the other
+// nodes, go on being served.
+#include <thread>
+
+#include "crumb/v1/peer_service.grpc.pb.h"
+#include "gtest/gtest.h"
+#include "server/cluster/spoken.h"
+#include "tests/common/eventually.h"
+#include "tests/server/cluster/test_nodes.h"
+#include "tests/server/latency.h"
+
+namespace crumb::server {
+namespace {
+
+constexpr int kPages = 40;
+constexpr int kLeasesPerNode = 16;
+constexpr int kReads = 8;
+constexpr int kSamples = 200;
+
+class PeerStarvationTest : public testing::Test {
+ protected:
+  PeerStarvationTest() {
+    EXPECT_TRUE(nodes_.WaitForView(2));
+    worker_ = nodes_.Connect(0);
+    EXPECT_EQ(sequence_.Commit(*worker_), kPages);
+    // Node 0 keeps what it is home of; the pages below are leased from those.
+    EXPECT_TRUE(Eventually([&] { return Series("crumb_push_queue_pages") == 0; }));
+  }
+  static TestNodes::Settings Settings() {
+    TestNodes::Settings settings;
+    settings.count = 2;
+    settings.ucx = false;
+    settings.change = [](int, Options& options) {
+      options.cluster.peer_leases_per_node_max = kLeasesPerNode;
+      options.cluster.peer_leases_max = 4 * kLeasesPerNode;
+      options.cluster.peer_reads_max = kReads;
+      options.cluster.peer_lease = std::chrono::minutes(10);
+    };
+    return settings;
+  }
+  double Series(const std::string& name) {
+    return SeriesOf(nodes_.daemon(0).endpoints().admin, name);
+  }
+
+  // A request of the attacker for the pages of the sequence, each a run of its own.
+  v1::PeerAcquireRequest Wanted() const {
+    v1::PeerAcquireRequest request;
+    request.mutable_caller()->set_node("another-node");
+    request.mutable_caller()->set_wire_version(kWireMax);
+    request.set_keyspace(worker_->keyspace().keyspace());
+    request.set_generation(worker_->keyspace().generation());
+    request.mutable_range()->set_layer_end(TestClient::kLayers);
+    request.mutable_range()->set_head_end(TestClient::kKvHeads);
+    for (int page = 0; page < kPages; ++page) {
+      request.add_runs(std::string(sequence_.Key(page).view()));
+    }
+    request.set_lease(true);
+    return request;
+  }
+
+  // Seconds of an Acquire of all pages by a worker of node 0.
+  double TimeAcquire() {
+    return SecondsOf([&] { EXPECT_EQ(sequence_.Read(*worker_), kPages); });
+  }
+  std::vector<double> Sample() {
+    std::vector<double> seconds;
+    for (int i = 0; i < kSamples; ++i) seconds.push_back(TimeAcquire());
+    return seconds;
+  }
+
+  TestNodes nodes_{Settings()};
+  const TestSequence sequence_{1, kPages};
+  std::unique_ptr<TestClient> worker_;
+};
+
+TEST_F(PeerStarvationTest, LeasesAndReadsOfOneNodeLeaveRoomForTheOthers) {
+  const auto stub = v1::PeerService::NewStub(grpc::CreateChannel(
+      "unix:" + nodes_.options(0).listen.unix_socket, grpc::InsecureChannelCredentials()));
+  const std::vector<double> alone = Sample();
+  // Leases, until one is refused.
+  std::string session;
+  int leases = 0;
+  for (int i = 0; i < 4 * kLeasesPerNode; ++i) {
+    grpc::ClientContext context;
+    v1::PeerAcquireResponse response;
+    const grpc::Status status = stub->PeerAcquire(&context, Wanted(), &response);
+    ASSERT_TRUE(status.ok()) << status.error_message();
+    session = response.session();
+    if (response.lease() != 0) ++leases;
+  }
+  EXPECT_EQ(leases, kLeasesPerNode);
+  EXPECT_GT(Series("crumb_peer_refused_total{what=\"leases\"}"), 0);
+  // Reads whose answers are not read, until some are refused.
+  std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::PeerReadResponse>>> reads;
+  v1::PeerReadRequest read;
+  read.set_session(session);
+  read.set_keyspace(worker_->keyspace().keyspace());
+  read.set_generation(worker_->keyspace().generation());
+  *read.mutable_range() = Wanted().range();
+  read.set_keys(sequence_.Keys());
+  for (int i = 0; i < 8 * kReads; ++i) {
+    contexts.push_back(std::make_unique<grpc::ClientContext>());
+    reads.push_back(stub->PeerRead(contexts.back().get(), read));
+  }
+  EXPECT_TRUE(Eventually([&] { return Series("crumb_peer_refused_total{what=\"reads\"}") > 0; }));
+  const std::vector<double> attacked = Sample();
+  EXPECT_LE(P99(attacked), 3 * P99(alone) + 0.02)
+      << "p99 alone " << P99(alone) << " s, attacked " << P99(attacked) << " s";
+  // The other node of the cluster gets its leases and reads: its worker hits all pages.
+  const auto other = nodes_.Connect(1);
+  EXPECT_TRUE(Eventually([&] { return sequence_.Read(*other) == kPages; }));
+  for (const auto& context : contexts) context->TryCancel();
+  for (const auto& stream : reads) stream->Finish().error_code();
+}
+
+}  // namespace
+}  // namespace crumb::server
