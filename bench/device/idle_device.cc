@@ -31,9 +31,6 @@ class IdleKernels final : public client::DeviceKernels {
   size_t DecodeWorkspaceBytes(const kernels::cuda::DecodeShape&) const override {
     return kWorkspaceBytes;
   }
-  size_t PrefillWorkspaceBytes(const kernels::cuda::PrefillShape&) const override {
-    return kWorkspaceBytes;
-  }
   size_t EvictWorkspaceBytes(int, int, int) const override { return kWorkspaceBytes; }
   absl::Status PrepareRotation(const float*, int, int, kernels::cuda::EvictRotation*,
                                DeviceStream) override {

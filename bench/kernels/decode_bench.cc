@@ -48,8 +48,8 @@ class Setup {
     q_ = Allocate<Bf16>(rows * dim_ * kLayers);
     FillBf16(rows * dim_ * kLayers, 77, q_.get());
     out_ = Allocate<Bf16>(rows * dim_ * kLayers);
-    plan_ = Allocate<uint8_t>(DecodePlanBytes(Shape()));
-    const size_t workspace = DecodeWorkspaceBytes(Shape());
+    plan_ = Allocate<uint8_t>(DecodePlanBytes(Shape(), Tuning()));
+    const size_t workspace = DecodeWorkspaceBytes(Shape(), Tuning());
     workspace_ = Allocate<uint8_t>(workspace);
     Check(cudaMemset(workspace_.get(), 0, workspace), "clear workspace");
   }
@@ -63,8 +63,13 @@ class Setup {
     shape.kv_heads = w_.kv_heads;
     shape.q_heads = w_.q_heads;
     shape.batch_invariant = w_.batch_invariant;
-    shape.form = w_.ampere ? kernels::cuda::DecodeForm::kPlanned : w_.form;
     return shape;
+  }
+
+  kernels::cuda::DecodeTuning Tuning() const {
+    if (!w_.ampere) return {.form = w_.form};
+    return {.form = kernels::cuda::DecodeForm::kPlanned,
+            .copy_path = kernels::cuda::CopyPath::kAsync16};
   }
 
   kernels::cuda::DecodeAttentionParams Params(int layer) const {
@@ -92,7 +97,6 @@ class Setup {
       p.position_blocks = kPositionBlocks;
       p.pages_per_position_block = PagesPerBlock();
     }
-    p.copy_path = w_.ampere ? kernels::cuda::CopyPath::kAsync16 : kernels::cuda::CopyPath::kAuto;
     p.overlap_previous = w_.overlap;
     p.plan = plan_.get();
     p.workspace = workspace_.get();
@@ -102,11 +106,12 @@ class Setup {
   // A step: the plan, and attention of every layer.
   void Enqueue(cudaStream_t stream) const {
     const kernels::cuda::DecodeAttentionParams first = Params(0);
-    Check(kernels::cuda::PlanDecode(first.shape, first.lengths, 0, plan_.get(), stream), "plan");
+    Check(kernels::cuda::PlanDecode(first.shape, first.lengths, 0, plan_.get(), stream, Tuning()),
+          "plan");
     for (int layer = 0; layer < kLayers; ++layer) {
       kernels::cuda::DecodeAttentionParams p = Params(layer);
       if (layer == 0) p.overlap_previous = false;  // the plan comes before it
-      Check(kernels::cuda::DecodeAttention(p, stream), "decode");
+      Check(kernels::cuda::DecodeAttention(p, stream, Tuning()), "decode");
     }
   }
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/decode/decode_call.h"
+#include "kernels/cuda/decode/decode_tuning.h"
 #include "kernels/tile.h"
 
 // Times decode attention: one graph of kLayers calls on as many layers' tiles and windows, pages at

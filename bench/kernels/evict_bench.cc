@@ -12,7 +12,7 @@
 #include "bench/kernels/random_data.h"
 #include "kernels/bf16.h"
 #include "kernels/cuda/evict/evict.h"
-#include "kernels/cuda/pages/verify.h"
+#include "kernels/cuda/pages/fetch.h"
 #include "kernels/quantize.h"
 
 namespace crumb::bench {
@@ -21,6 +21,17 @@ namespace {
 constexpr int kHeads = 8;
 constexpr int kDim = 128;
 constexpr int kTokens = 64;
+constexpr int kDistinctPages = 16;  // of a measurement of verifying, whose pages repeat them
+
+// CRC-32C bit by bit.
+uint32_t Crc32c(const uint8_t* bytes, size_t size) {
+  uint32_t crc = ~0u;
+  for (size_t i = 0; i < size; ++i) {
+    crc ^= bytes[i];
+    for (int bit = 0; bit < 8; ++bit) crc = (crc >> 1) ^ ((crc & 1) != 0 ? 0x82F63B78u : 0u);
+  }
+  return ~crc;
+}
 
 // Tiles of the device beside the CPU's.
 class Sample {
@@ -183,37 +194,49 @@ std::vector<EvictWorkload> StandardEvictWorkloads() {
 
 VerifyResult RunVerify(const VerifyWorkload& w) {
   const kernels::TileShape tile;
-  const size_t bytes = static_cast<size_t>(w.pages) * kHeads * tile.int2_bytes();
-  // Sums are made by the kernel itself, then one tile is changed, so that the check has to find it.
-  const Device<uint8_t> tiles = Allocate<uint8_t>(bytes);
-  FillBf16(bytes / 2, 5, reinterpret_cast<kernels::Bf16*>(tiles.get()));
-  std::vector<uint64_t> address;
-  for (int i = 0; i < w.pages; ++i) {
-    address.push_back(reinterpret_cast<uint64_t>(tiles.get()) + i * kHeads * tile.int2_bytes());
+  const size_t tile_bytes = tile.int2_bytes(), page_bytes = kHeads * tile_bytes;
+  // Pages repeat kDistinctPages random ones, whose checksums the host computes. One tile is changed
+  // afterwards, and the check has to find it.
+  std::mt19937 random(5);
+  std::vector<uint8_t> pages(kDistinctPages * page_bytes);
+  for (uint8_t& byte : pages) byte = static_cast<uint8_t>(random());
+  std::vector<uint32_t> checksums;
+  for (size_t i = 0; i < kDistinctPages * kHeads; ++i) {
+    checksums.push_back(Crc32c(pages.data() + i * tile_bytes, tile_bytes));
   }
-  std::shuffle(address.begin(), address.end(), std::mt19937(3));
-  const Device<uint64_t> device_address = Upload(address);
-  const Device<uint32_t> sums = Allocate<uint32_t>(static_cast<size_t>(w.pages) * kHeads);
-  const Device<uint32_t> status = Upload(std::vector<uint32_t>(w.pages, 0));
-  kernels::cuda::VerifyParams p;
-  p.tile_bytes = tile.int2_bytes();
-  p.runs = w.pages;
-  p.tiles_per_run = kHeads;
-  p.run_address = device_address.get();
-  p.found = sums.get();
-  Check(kernels::cuda::VerifyTiles(p, nullptr), "sums");
-  Check(cudaDeviceSynchronize(), "sums");
-  const uint8_t changed = 0xa5;
+  const Device<uint8_t> tiles = Allocate<uint8_t>(w.pages * page_bytes);
+  std::vector<uint64_t> address(w.pages);
+  std::vector<uint32_t> expected;
+  for (int i = 0; i < w.pages; ++i) {
+    address[i] = reinterpret_cast<uint64_t>(tiles.get()) + i * page_bytes;
+  }
+  std::shuffle(address.begin(), address.end(), random);
+  for (int i = 0; i < w.pages; ++i) {
+    const int page = i % kDistinctPages;
+    Check(cudaMemcpy(reinterpret_cast<void*>(address[i]), pages.data() + page * page_bytes,
+                     page_bytes, cudaMemcpyHostToDevice),
+          "pages");
+    expected.insert(expected.end(), checksums.begin() + page * kHeads,
+                    checksums.begin() + (page + 1) * kHeads);
+  }
+  const uint8_t changed = pages[w.pages / 2 % kDistinctPages * page_bytes + 17] ^ 0xa5;
   Check(cudaMemcpy(reinterpret_cast<void*>(address[w.pages / 2] + 17), &changed, 1,
                    cudaMemcpyHostToDevice),
         "change a byte");
-  p.found = nullptr;
-  p.sums = sums.get();
+  const Device<uint64_t> device_address = Upload(address);
+  const Device<uint32_t> device_expected = Upload(expected);
+  const Device<uint32_t> status = Upload(std::vector<uint32_t>(w.pages, 0));
+  kernels::cuda::FetchParams p;
+  p.tile_bytes = tile_bytes;
+  p.runs = w.pages;
+  p.tiles_per_run = kHeads;
+  p.to = device_address.get();  // and no `from`: tiles are verified where they lie
+  p.sums = device_expected.get();
   p.status = status.get();
   VerifyResult result;
   result.us = TimeGraph(
-      [&](cudaStream_t stream) { Check(kernels::cuda::VerifyTiles(p, stream), "verify"); });
-  result.bytes = static_cast<double>(bytes);
+      [&](cudaStream_t stream) { Check(kernels::cuda::FetchTiles(p, stream), "verify"); });
+  result.bytes = static_cast<double>(w.pages) * page_bytes;
   for (const uint32_t word : Download(status.get(), w.pages)) result.reported += word != 0;
   return result;
 }

@@ -25,7 +25,7 @@ EvictTransforms::EvictTransforms(int matrices) : matrices_(matrices), random_(9)
   feedback_ = Allocate<char>(2 * matrices * kernels::cuda::EvictFeedbackBytes(kDim));
   const Device<float> plain = Upload(rotations), plain_feedback = Upload(feedbacks);
   Check(kernels::cuda::PrepareEvictRotation(
-            plain.get(), kDim, 2 * matrices, kernels::cuda::RowType::kBf16,
+            plain.get(), kDim, 2 * matrices,
             reinterpret_cast<kernels::cuda::EvictRotation*>(rotation_.get()), nullptr),
         "rotation");
   Check(kernels::cuda::PrepareEvictFeedback(

@@ -18,7 +18,7 @@ namespace {
 
 using kernels::Bf16;
 using kernels::cuda::PrefillAttentionParams;
-using kernels::cuda::PrefillProducts;
+using kernels::cuda::PrefillMma;
 
 constexpr int kTokens = 64;
 constexpr int kCheckedRows = 4;
@@ -81,7 +81,6 @@ struct Inputs {
     p.rotation_v = rotations.get() + static_cast<size_t>(w.kv_heads) * w.head_dim * w.head_dim;
     p.mean_v = means.get();
     p.soft_cap = w.soft_cap;
-    p.products = w.products;
     return p;
   }
 
@@ -160,8 +159,9 @@ PrefillResult RunPrefill(const PrefillWorkload& w) {
   Check(cudaMemset(p.out, 0xff, static_cast<size_t>(w.fresh) * w.q_heads * w.head_dim * 2),
         "poison");
   PrefillResult result;
-  result.us = TimeGraph(
-      [&](cudaStream_t stream) { Check(kernels::cuda::PrefillAttention(p, stream), "prefill"); });
+  result.us = TimeGraph([&](cudaStream_t stream) {
+    Check(kernels::cuda::PrefillAttention(p, stream, w.mma), "prefill");
+  });
   const double pairs = static_cast<double>(w.fresh) * (w.cached + 0.5 * w.fresh);
   result.tflops = 4.0 * w.head_dim * w.q_heads * pairs / result.us * 1e-6;
   result.rel_error = CheckRows(w, in);
@@ -175,10 +175,10 @@ std::vector<PrefillWorkload> StandardPrefillWorkloads() {
           {"1k over 32k", 32, 8, 1024, 32768, 128},
           {"4k over 32k, 64 heads", 64, 8, 4096, 32768, 128},
           {"4k over 32k, G 64", 32, 8, 4096, 32768, 64},
-          {"4k over 32k, warp", 32, 8, 4096, 32768, 128, 128, 0.0f, PrefillProducts::kWarp},
-          {"4k over 100k, warp", 32, 8, 4096, 102400, 128, 128, 0.0f, PrefillProducts::kWarp},
+          {"4k over 32k, warp", 32, 8, 4096, 32768, 128, 128, 0.0f, PrefillMma::kWarp},
+          {"4k over 100k, warp", 32, 8, 4096, 102400, 128, 128, 0.0f, PrefillMma::kWarp},
           {"4k over 32k, cap", 32, 8, 4096, 32768, 128, 128, 30.0f},
-          {"4k over 32k, G 64, warp", 32, 8, 4096, 32768, 64, 128, 0.0f, PrefillProducts::kWarp},
+          {"4k over 32k, G 64, warp", 32, 8, 4096, 32768, 64, 128, 0.0f, PrefillMma::kWarp},
           {"4k over 32k, G 32", 32, 8, 4096, 32768, 32},
           {"4k over 32k, d 64", 32, 8, 4096, 32768, 64, 64},
           {"4k over 32k, d 256", 32, 8, 4096, 32768, 128, 256}};

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/prefill/prefill_call.h"
+#include "kernels/cuda/prefill/prefill_tuning.h"
 
 // Times prefill attention of one layer: fresh tokens of one sequence over a sink of 64 tokens and
 // INT2 pages at permuted addresses, rotations and un-rotation included. head_dim 128, G = 128
@@ -22,7 +22,7 @@ struct PrefillWorkload {
   int group_size = 128;
   int head_dim = 128;
   float soft_cap = 0.0f;
-  kernels::cuda::PrefillProducts products = kernels::cuda::PrefillProducts::kAuto;
+  kernels::cuda::PrefillMma mma = kernels::cuda::PrefillMma::kAuto;
 };
 
 struct PrefillResult {

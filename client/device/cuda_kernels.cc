@@ -49,11 +49,6 @@ size_t CudaKernels::DecodeWorkspaceBytes(const cuda::DecodeShape& shape) const {
   return cuda::DecodeWorkspaceBytes(shape);
 }
 
-size_t CudaKernels::PrefillWorkspaceBytes(const cuda::PrefillShape& shape) const {
-  const CurrentDevice current(ordinal_);
-  return cuda::PrefillWorkspaceBytes(shape);
-}
-
 size_t CudaKernels::EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) const {
   const CurrentDevice current(ordinal_);
   return cuda::EvictWorkspaceBytes(windows_max, layers, kv_heads);
@@ -62,8 +57,7 @@ size_t CudaKernels::EvictWorkspaceBytes(int windows_max, int layers, int kv_head
 absl::Status CudaKernels::PrepareRotation(const float* rotation, int head_dim, int matrices,
                                           cuda::EvictRotation* prepared, DeviceStream stream) {
   const CurrentDevice current(ordinal_);
-  return FromCuda(cuda::PrepareEvictRotation(rotation, head_dim, matrices, cuda::RowType::kBf16,
-                                             prepared, Of(stream)),
+  return FromCuda(cuda::PrepareEvictRotation(rotation, head_dim, matrices, prepared, Of(stream)),
                   "preparing rotations");
 }
 

@@ -17,7 +17,6 @@ class CudaKernels final : public DeviceKernels {
   size_t FeedbackBytes(int head_dim) const override;
   size_t PlanBytes(const kernels::cuda::DecodeShape& shape) const override;
   size_t DecodeWorkspaceBytes(const kernels::cuda::DecodeShape& shape) const override;
-  size_t PrefillWorkspaceBytes(const kernels::cuda::PrefillShape& shape) const override;
   size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) const override;
   absl::Status PrepareRotation(const float* rotation, int head_dim, int matrices,
                                kernels::cuda::EvictRotation* prepared,

@@ -31,7 +31,6 @@ class DeviceKernels {
   virtual size_t FeedbackBytes(int head_dim) const = 0;
   virtual size_t PlanBytes(const kernels::cuda::DecodeShape& shape) const = 0;
   virtual size_t DecodeWorkspaceBytes(const kernels::cuda::DecodeShape& shape) const = 0;
-  virtual size_t PrefillWorkspaceBytes(const kernels::cuda::PrefillShape& shape) const = 0;
   virtual size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) const = 0;
 
   // Brings constants into the order in which Evict reads them; [matrices, head_dim, head_dim].

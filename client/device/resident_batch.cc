@@ -59,8 +59,7 @@ absl::Status ResidentBatch::Allocate() {
   CRUMB_ASSIGN_OR_RETURN(evictor_, WindowEvictor::Create(parts_, timeline_, options_.sequences));
   DeviceKernels& kernels = device.kernels();
   const size_t plan = prompt() ? 0 : kernels.PlanBytes(DecodeShape());
-  const size_t workspace = prompt() ? kernels.PrefillWorkspaceBytes(PrefillShape())
-                                    : kernels.DecodeWorkspaceBytes(DecodeShape());
+  const size_t workspace = prompt() ? 0 : kernels.DecodeWorkspaceBytes(DecodeShape());
   CRUMB_ASSIGN_OR_RETURN(plan_, NewDeviceBuffer(device, plan));
   CRUMB_ASSIGN_OR_RETURN(workspace_, NewDeviceBuffer(device, workspace));
   if (workspace > 0) {
@@ -418,9 +417,8 @@ absl::Status ResidentBatch::Attend(int layer, const void* q, void* out) {
   return prompt() ? AttendPrompt(layer, q, out, offsets) : AttendDecode(layer, q, out, offsets);
 }
 
-// What decode and prefill are told alike.
-template <typename Params>
-void ResidentBatch::SetShared(int layer, const float* offsets, Params* params) const {
+void ResidentBatch::SetInputs(int layer, const float* offsets,
+                              kernels::cuda::AttentionInputs* params) const {
   const DeviceGeometry& g = parts_.geometry;
   const RingShape& ring = prompt() ? parts_.prompt_ring : parts_.decode_ring;
   params->out_type = OutTypeOf(options_.output);
@@ -439,18 +437,18 @@ void ResidentBatch::SetShared(int layer, const float* offsets, Params* params) c
   params->shift = parts_.constants.shift(layer);
   params->scale = parts_.options.scale;
   params->soft_cap = parts_.options.soft_cap;
-  params->workspace = reinterpret_cast<void*>(workspace_.get());
 }
 
 absl::Status ResidentBatch::AttendDecode(int layer, const void* q, void* out,
                                          const float* offsets) {
   kernels::cuda::DecodeAttentionParams params;
-  SetShared(layer, offsets, &params);
+  SetInputs(layer, offsets, &params);
   params.shape = DecodeShape();
   params.lengths = tables_->lengths();
   params.q = q;
   params.out = out;
   params.plan = reinterpret_cast<const void*>(plan_.get());
+  params.workspace = reinterpret_cast<void*>(workspace_.get());
   return parts_.device.kernels().Decode(params, options_.stream);
 }
 
@@ -458,7 +456,7 @@ absl::Status ResidentBatch::AttendPrompt(int layer, const void* q, void* out,
                                          const float* offsets) {
   const DeviceGeometry& g = parts_.geometry;
   kernels::cuda::PrefillAttentionParams params;
-  SetShared(layer, offsets, &params);
+  SetInputs(layer, offsets, &params);
   params.shape = PrefillShape();
   params.lengths = tables_->prefill_lengths();
   params.q = q;

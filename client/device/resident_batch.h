@@ -77,8 +77,8 @@ class ResidentBatch final : public DeviceBatch {
   absl::Status AppendPrompt(int layer, const void* k, const void* v);
   absl::Status AttendDecode(int layer, const void* q, void* out, const float* offsets);
   absl::Status AttendPrompt(int layer, const void* q, void* out, const float* offsets);
-  template <typename Params>
-  void SetShared(int layer, const float* offsets, Params* params) const;
+  // Sets what decode and prefill attention have in common, except queries and output.
+  void SetInputs(int layer, const float* offsets, kernels::cuda::AttentionInputs* params) const;
   absl::StatusOr<const float*> Offsets(int layer, const void* q);
   absl::Status CheckTokens(std::span<const std::span<const int32_t>> tokens) const;
   static absl::Status DamagedError(const std::string& where);

@@ -43,20 +43,15 @@ class RowSums {
 
 class Row {
  public:
-  Row(const AttentionParams& params, int q_token, int q_head, OracleRows rows)
-      : p_(params),
-        rows_(rows),
-        token_(q_token),
-        head_(q_head),
-        dim_(params.shape.head_dim),
-        sums_(dim_) {
+  Row(const AttentionParams& params, int q_token, int q_head)
+      : p_(params), token_(q_token), head_(q_head), dim_(params.shape.head_dim), sums_(dim_) {
     kv_head_ = q_head / (p_.q_heads / p_.kv_heads);
     scale_ = p_.scale != 0.0f ? p_.scale : 1.0 / std::sqrt(dim_);
     const int64_t total = Total();
     last_ = total - p_.q_tokens + q_token;
     first_ = p_.window > 0 ? std::max<int64_t>(0, last_ - p_.window + 1) : 0;
     const Bf16* q = p_.q + (static_cast<int64_t>(q_token) * p_.q_heads + q_head) * dim_;
-    for (int i = 0; i < dim_; ++i) q_.push_back(ToDouble(q[i]));
+    for (int i = 0; i < dim_; ++i) q_.push_back(Bf16ToFloat(q[i]));
     rotated_q_ = q_;
     if (p_.rotation_k != nullptr) {
       rotated_q_.assign(dim_, 0.0);
@@ -89,9 +84,6 @@ class Row {
   double At(const float* matrices, int i, int j) const {
     return matrices[(static_cast<int64_t>(kv_head_) * dim_ + i) * dim_ + j];
   }
-  double ToDouble(Bf16 x) const {
-    return rows_ == OracleRows::kF16 ? Fp16ToFloat(x.bits) : Bf16ToFloat(x);
-  }
   double Cap(double logit) const {
     return p_.soft_cap > 0.0f ? p_.soft_cap * std::tanh(logit / p_.soft_cap) : logit;
   }
@@ -99,9 +91,9 @@ class Row {
   void AddBf16(int64_t position, const Bf16* k, const Bf16* v) {
     if (position < first_ || position > last_) return;
     double dot = 0.0;
-    for (int i = 0; i < dim_; ++i) dot += q_[i] * ToDouble(k[i]);
+    for (int i = 0; i < dim_; ++i) dot += q_[i] * Bf16ToFloat(k[i]);
     const double p = sums_.Weigh(Cap(dot * scale_));
-    for (int i = 0; i < dim_; ++i) sums_.plain_[i] += p * ToDouble(v[i]);
+    for (int i = 0; i < dim_; ++i) sums_.plain_[i] += p * Bf16ToFloat(v[i]);
   }
 
   void AddPage(int page) {
@@ -160,7 +152,6 @@ class Row {
   }
 
   const AttentionParams& p_;
-  const OracleRows rows_;
   const int token_;
   const int head_;
   const int dim_;
@@ -175,8 +166,8 @@ class Row {
 
 }  // namespace
 
-OracleRow OracleAttend(const AttentionParams& params, int q_token, int q_head, OracleRows rows) {
-  return Row(params, q_token, q_head, rows).Attend();
+OracleRow OracleAttend(const AttentionParams& params, int q_token, int q_head) {
+  return Row(params, q_token, q_head).Attend();
 }
 
 }  // namespace crumb::kernels::cuda

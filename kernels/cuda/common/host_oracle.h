@@ -17,11 +17,7 @@ struct OracleRow {
   double lse = 0.0;
 };
 
-// How the bits of the query and of the rows in the windows are read.
-enum class OracleRows : uint8_t { kBf16, kF16 };
-
 // Addresses in `params` are host addresses.
-OracleRow OracleAttend(const AttentionParams& params, int q_token, int q_head,
-                       OracleRows rows = OracleRows::kBf16);
+OracleRow OracleAttend(const AttentionParams& params, int q_token, int q_head);
 
 }  // namespace crumb::kernels::cuda

@@ -113,12 +113,6 @@ __device__ __forceinline__ uint2 LoadShared64(uint32_t address) {
   return x;
 }
 
-__device__ __forceinline__ float LoadSharedFloat(uint32_t address) {
-  float x;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(x) : "r"(address) : "memory");
-  return x;
-}
-
 __device__ __forceinline__ void StoreShared(uint32_t address, float x) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(x) : "memory");
 }
@@ -160,12 +154,6 @@ __device__ __forceinline__ float HighBf16(uint32_t x) { return __uint_as_float(x
 __device__ __forceinline__ void SplitBf16(float x, float y, uint32_t* high, uint32_t* low) {
   *high = PackBf16(x, y);
   *low = PackBf16(x - LowBf16(*high), y - HighBf16(*high));
-}
-
-// Two floats as the sum of two fp16 pairs.
-__device__ __forceinline__ void SplitHalf(float x, float y, uint32_t* high, uint32_t* low) {
-  *high = PackHalf(x, y);
-  *low = PackHalf(x - LowHalf(*high), y - HighHalf(*high));
 }
 
 // Brings the line of `p` into L2.

@@ -37,30 +37,9 @@ __device__ __forceinline__ void LoadPlainQuery(const DecodeKernelParams& k, cons
   }
 }
 
-// D += A B on operands of the rows' type.
-__device__ __forceinline__ void MmaRows(bool half, float (&d)[4], const uint32_t (&a)[4],
-                                        uint32_t b0, uint32_t b1) {
-  if (half) {
-    ptx::MmaF16(d, a, b0, b1);
-  } else {
-    ptx::MmaBf16(d, a, b0, b1);
-  }
-}
-
-// Two floats as the sum of two pairs of the rows' type.
-__device__ __forceinline__ void SplitRows(bool half, float x, float y, uint32_t* high,
-                                          uint32_t* low) {
-  if (half) {
-    ptx::SplitHalf(x, y, high, low);
-  } else {
-    ptx::SplitBf16(x, y, high, low);
-  }
-}
-
 // Scores of the 16 tokens of a chunk, before scaling.
 template <class T>
-__device__ __forceinline__ void ScoreChunk(bool half,
-                                           const uint32_t (&q)[T::kColumnTiles][T::kSteps][2],
+__device__ __forceinline__ void ScoreChunk(const uint32_t (&q)[T::kColumnTiles][T::kSteps][2],
                                            uint32_t slot, int lane,
                                            float (&score)[2][T::kLaneRows]) {
   float acc[T::kColumnTiles][4] = {};
@@ -70,7 +49,7 @@ __device__ __forceinline__ void ScoreChunk(bool half,
     uint32_t a[4];
     ptx::LoadMatrices(a, address + 32 * s);
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) MmaRows(half, acc[n], a, q[n][s][0], q[n][s][1]);
+    for (int n = 0; n < T::kColumnTiles; ++n) ptx::MmaBf16(acc[n], a, q[n][s][0], q[n][s][1]);
   }
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
@@ -126,7 +105,7 @@ __device__ __forceinline__ void ClearMissingRows(uint32_t slot, int rows, int la
 }
 
 template <class T>
-__device__ __forceinline__ void AddChunkValues(bool half, uint32_t slot, int lane,
+__device__ __forceinline__ void AddChunkValues(uint32_t slot, int lane,
                                                const float (&p)[2][T::kLaneRows],
                                                SegmentState<T>& state) {
   uint32_t b[T::kColumnTiles][2][2];  // in a pair, hi and lo sit in neighbouring columns
@@ -136,10 +115,10 @@ __device__ __forceinline__ void AddChunkValues(bool half, uint32_t slot, int lan
     for (int a = 0; a < 2; ++a) {
       uint32_t high, low;
       if (T::Paired(n)) {
-        SplitRows(half, p[a][2 * n], 0.0f, &high, &low);
+        ptx::SplitBf16(p[a][2 * n], 0.0f, &high, &low);
         b[n][0][a] = ptx::TransposeMatrix((high & 0xffff) | low << 16);
       } else {
-        SplitRows(half, p[a][2 * n], p[a][(2 * n + 1) % T::kLaneRows], &high, &low);
+        ptx::SplitBf16(p[a][2 * n], p[a][(2 * n + 1) % T::kLaneRows], &high, &low);
         b[n][0][a] = ptx::TransposeMatrix(high);
         b[n][1][a] = ptx::TransposeMatrix(low);
       }
@@ -155,7 +134,7 @@ __device__ __forceinline__ void AddChunkValues(bool half, uint32_t slot, int lan
     for (int n = 0; n < T::kColumnTiles; ++n) {
 #pragma unroll
       for (int part = 0; part < (T::Paired(n) ? 1 : 2); ++part) {
-        MmaRows(half, state.out[n][m], a, b[n][part][0], b[n][part][1]);
+        ptx::MmaBf16(state.out[n][m], a, b[n][part][0], b[n][part][1]);
       }
     }
   }
@@ -169,14 +148,13 @@ __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Se
   const int lane = threadIdx.x % 32;
   uint32_t q[T::kColumnTiles][T::kSteps][2];
   LoadPlainQuery<T>(k, segment, lane, q);
-  const bool half = HalfRows<T>(k);
   const WindowLengths lengths = {k.p.lengths.sink_tokens[segment.sequence],
                                  k.p.lengths.pages[segment.sequence],
                                  WindowTokens(k.p.lengths, segment.sequence)};
   for (int chunk = segment.begin + group.warp; chunk < segment.end; chunk += group.warps) {
     const ChunkSource source = SourceOf(lengths.sink, lengths.recent, chunk);
     float score[2][T::kLaneRows];
-    ScoreChunk<T>(half, q, ring.Wait(k), lane, score);
+    ScoreChunk<T>(q, ring.Wait(k), lane, score);
     ring.FenceWrites();  // what filled the slot were ordinary writes
     ring.Release(k);
     ring.Fill(k);
@@ -206,7 +184,7 @@ __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Se
     }
     const uint32_t slot = ring.Wait(k);
     if (source.rows < kChunkTokens) ClearMissingRows<T>(slot, source.rows, lane);
-    AddChunkValues<T>(half, slot, lane, p, state);
+    AddChunkValues<T>(slot, lane, p, state);
     ring.FenceWrites();
     ring.Release(k);
     if (chunk + group.warps < segment.end) ring.Fill(k);

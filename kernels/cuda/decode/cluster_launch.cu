@@ -138,11 +138,11 @@ bool Serves(const DecodeShape& shape) {
 
 }  // namespace
 
-cudaError_t ChooseClusters(const DecodeShape& shape, const DeviceLimits& limits,
+cudaError_t ChooseClusters(const DecodeShape& shape, DecodeForm form, const DeviceLimits& limits,
                            DecodeLaunch* launch) {
-  const bool asked = shape.form == DecodeForm::kClusters;
+  const bool asked = form == DecodeForm::kClusters;
   const cudaError_t none = asked ? cudaErrorInvalidValue : cudaSuccess;
-  if (shape.form == DecodeForm::kPlanned || !Serves(shape)) return none;
+  if (form == DecodeForm::kPlanned || !Serves(shape)) return none;
   if (!asked && shape.batch_invariant) return none;
   if (limits.major < 9) return none;
   int device = 0;

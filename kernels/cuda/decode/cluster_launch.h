@@ -20,7 +20,7 @@ namespace crumb::kernels::cuda {
 // leaves it empty where the other form is taken; where the plan decides, blocks and shared memory
 // are made to serve both. The rest of `launch` is set. The choice depends on the device and on the
 // shape's sizes alone. cudaErrorInvalidValue: clusters are asked for, and do not serve the shape.
-cudaError_t ChooseClusters(const DecodeShape& shape, const DeviceLimits& limits,
+cudaError_t ChooseClusters(const DecodeShape& shape, DecodeForm form, const DeviceLimits& limits,
                            DecodeLaunch* launch);
 
 // Enqueues the kernel of a launch with clusters.

@@ -275,8 +275,7 @@ __device__ __forceinline__ void StoreOut(const DecodeKernelParams& k, int64_t at
   if (k.p.out_type == OutType::kF32) {
     *reinterpret_cast<float2*>(static_cast<float*>(k.p.out) + at) = make_float2(x, y);
   } else {
-    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(k.p.out) + at) =
-        k.p.out_type == OutType::kFp16 ? ptx::PackHalf(x, y) : ptx::PackBf16(x, y);
+    *reinterpret_cast<uint32_t*>(static_cast<uint16_t*>(k.p.out) + at) = ptx::PackBf16(x, y);
   }
 }
 

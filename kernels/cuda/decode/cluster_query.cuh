@@ -21,7 +21,6 @@ class SliceRotation {
       : k_(k),
         place_(place),
         rows_(RowsOf<T>(k)),
-        half_(HalfRows<T>(k)),
         stage_(memory.shared + memory.at.rotation + threadIdx.x / 32 * kStageBytes) {}
 
   // Ask for all that the warp multiplies by: what is asked for behind tiles comes behind them.
@@ -54,14 +53,6 @@ class SliceRotation {
       }
     }
     if (!RotatesKeys<T>(k_)) SetIdentity();
-    uint32_t a[2][4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      a[0][i] = query_[i];
-      if (half_) {
-        ptx::SplitBf16(ptx::LowHalf(query_[i]), ptx::HighHalf(query_[i]), &a[0][i], &a[1][i]);
-      }
-    }
     const int row = threadIdx.x % 32 / 4;
     float* to = products + ((Step() * T::kRows + row) << place_.slice_log2);
 #pragma unroll
@@ -71,7 +62,7 @@ class SliceRotation {
       // Without quads the slice has one or two tiles.
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (e < 2 || place_.slice() >= 32) MultiplyTile(a, matrix_[quad][e], acc[e]);
+        if (e < 2 || place_.slice() >= 32) MultiplyTile(matrix_[quad][e], acc[e]);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -220,17 +211,12 @@ class SliceRotation {
     }
   }
 
-  __device__ __forceinline__ void MultiplyTile(const uint32_t (&a)[2][4], const float (&matrix)[4],
-                                               float (&acc)[4]) const {
+  __device__ __forceinline__ void MultiplyTile(const float (&matrix)[4], float (&acc)[4]) const {
     uint32_t high[2], rest[2];
     ptx::SplitBf16(matrix[0], matrix[1], &high[0], &rest[0]);
     ptx::SplitBf16(matrix[2], matrix[3], &high[1], &rest[1]);
-    ptx::MmaBf16(acc, a[0], high[0], high[1]);
-    ptx::MmaBf16(acc, a[0], rest[0], rest[1]);
-    if (half_) {
-      ptx::MmaBf16(acc, a[1], high[0], high[1]);
-      ptx::MmaBf16(acc, a[1], rest[0], rest[1]);
-    }
+    ptx::MmaBf16(acc, query_, high[0], high[1]);
+    ptx::MmaBf16(acc, query_, rest[0], rest[1]);
   }
 
   // Row i's elements of a quad, or of two tiles, to the row's place.
@@ -258,7 +244,6 @@ class SliceRotation {
   const DecodeKernelParams& k_;
   const ClusterPlace& place_;
   const QueryRows rows_;
-  const bool half_;
   char* const stage_;
   float matrix_[kQuads][4][4];
   uint32_t query_[4];

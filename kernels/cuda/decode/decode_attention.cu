@@ -31,10 +31,11 @@ bool DecodeSupported(const DecodeShape& shape) {
 }
 
 cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream,
-                            DeviceLimits limits) {
+                            const DecodeTuning& tuning) {
   DecodeKernelParams k;
+  DeviceLimits limits = tuning.limits;
   cudaError_t error = CompleteLimits(&limits);
-  if (error == cudaSuccess) error = LaunchOf(params.shape, limits, &k.launch);
+  if (error == cudaSuccess) error = LaunchOf(params.shape, tuning.form, limits, &k.launch);
   if (error != cudaSuccess) return error;
   k.p = params;
   k.heads = params.shape.q_heads / params.shape.kv_heads;
@@ -45,8 +46,8 @@ cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t st
   LayOutPlan(params.shape, k.launch, const_cast<void*>(params.plan), &k.plan);
   LayOutWorkspace(params.shape, k.launch, params.workspace, &k.workspace);
   const bool clusters = k.launch.cluster.taken() || k.launch.cluster.by_plan;
-  if (clusters && params.copy_path != CopyPath::kAuto) return cudaErrorInvalidValue;
-  const bool bulk = params.copy_path == CopyPath::kAuto && limits.major >= 9;
+  if (clusters && tuning.copy_path != CopyPath::kAuto) return cudaErrorInvalidValue;
+  const bool bulk = tuning.copy_path == CopyPath::kAuto && limits.major >= 9;
   const DecodeLauncher launch =
       clusters ? LaunchClusters : FindDecodeKernel(params.shape.tile, k.launch.columns, bulk);
   const int columns = params.shape.columns();

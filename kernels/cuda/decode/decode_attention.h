@@ -6,8 +6,8 @@
 
 #include <cstddef>
 
-#include "kernels/cuda/common/device_limits.h"
 #include "kernels/cuda/decode/decode_call.h"
+#include "kernels/cuda/decode/decode_tuning.h"
 
 // Decode attention of one layer for a batch, on the GPU: BF16 sink, INT2 history pages as they are
 // stored, BF16 recent ring. Same definition as kernels/attention.h; docs/kernels/decode.md has the
@@ -22,20 +22,20 @@ bool DecodeSupported(const DecodeShape& shape);
 // that run one after another share a workspace; the plan is valid for all layers of a step. Here
 // and below: 0 or cudaErrorInvalidValue where the limits, which are the same in all four, leave too
 // little shared memory.
-size_t DecodePlanBytes(const DecodeShape& shape, DeviceLimits limits = {});
-size_t DecodeWorkspaceBytes(const DecodeShape& shape, DeviceLimits limits = {});
+size_t DecodePlanBytes(const DecodeShape& shape, const DecodeTuning& tuning = {});
+size_t DecodeWorkspaceBytes(const DecodeShape& shape, const DecodeTuning& tuning = {});
 
 // Cuts the batch's tokens into equal shares of bytes, one a block of the attention kernel, or lets
 // clusters have them. Once a step, when lengths are final. Enqueues one kernel, or none where that
 // needs no plan (DecodeForm); grid and block depend on the shape alone. `plan` is 256-byte aligned.
 // cudaErrorInvalidValue: sizes not supported.
 cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, int window,
-                       void* plan, cudaStream_t stream, DeviceLimits limits = {});
+                       void* plan, cudaStream_t stream, const DecodeTuning& tuning = {});
 
 // Enqueues one kernel for every 16 columns (8 unless head_dim and groups are 128): no allocation,
 // no synchronisation, can be captured. The result depends on the inputs and the device's number of
 // multiprocessors only. cudaErrorInvalidValue: sizes not supported.
 cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t stream,
-                            DeviceLimits limits = {});
+                            const DecodeTuning& tuning = {});
 
 }  // namespace crumb::kernels::cuda

@@ -22,8 +22,8 @@ struct DecodeKernelParams {
 
 // Whether the kernels of PlainTraits serve a call.
 inline bool IsPlain(const DecodeAttentionParams& p) {
-  return p.shape.q_tokens == 1 && p.row_type == RowType::kBf16 && p.soft_cap <= 0.0f &&
-         p.window <= 0 && p.rotation_k != nullptr && p.rotation_v != nullptr;
+  return p.shape.q_tokens == 1 && p.soft_cap <= 0.0f && p.window <= 0 && p.rotation_k != nullptr &&
+         p.rotation_v != nullptr;
 }
 
 }  // namespace crumb::kernels::cuda

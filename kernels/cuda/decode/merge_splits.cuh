@@ -561,9 +561,7 @@ class PairFinish {
             sum;
       } else {
         *reinterpret_cast<uint2*>(static_cast<Bf16*>(k_.p.out) + at.index * T::kDim + channel) =
-            k_.p.out_type == OutType::kFp16
-                ? make_uint2(ptx::PackHalf(sum.x, sum.y), ptx::PackHalf(sum.z, sum.w))
-                : make_uint2(ptx::PackBf16(sum.x, sum.y), ptx::PackBf16(sum.z, sum.w));
+            make_uint2(ptx::PackBf16(sum.x, sum.y), ptx::PackBf16(sum.z, sum.w));
       }
     }
     if (threadIdx.x % 32 == 0 && k_.p.lse != nullptr) {

@@ -324,7 +324,8 @@ size_t Take(void* base, size_t offset, size_t count, T** part) {
 
 }  // namespace
 
-cudaError_t LaunchOf(const DecodeShape& shape, const DeviceLimits& limits, DecodeLaunch* launch) {
+cudaError_t LaunchOf(const DecodeShape& shape, DecodeForm form, const DeviceLimits& limits,
+                     DecodeLaunch* launch) {
   if (!DecodeSupported(shape)) return cudaErrorInvalidValue;
   const int dim = shape.tile.head_dim;
   launch->columns = LaunchColumnsFor(shape.tile, shape.columns());
@@ -341,7 +342,7 @@ cudaError_t LaunchOf(const DecodeShape& shape, const DeviceLimits& limits, Decod
     launch->stages =
         static_cast<int>(std::min<size_t>(kStagesMax, (limits.shared_bytes - fixed) / per_stage));
     launch->shared_bytes = launch->stages * per_stage + fixed;
-    return ChooseClusters(shape, limits, launch);
+    return ChooseClusters(shape, form, limits, launch);
   }
   return cudaErrorInvalidValue;
 }
@@ -392,27 +393,30 @@ size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, voi
   return Take(base, at, clusters * rows * dim / 2, &view->packets);
 }
 
-size_t DecodePlanBytes(const DecodeShape& shape, DeviceLimits limits) {
+size_t DecodePlanBytes(const DecodeShape& shape, const DecodeTuning& tuning) {
+  DeviceLimits limits = tuning.limits;
   DecodeLaunch launch;
   PlanView view;
   if (CompleteLimits(&limits) != cudaSuccess) return 0;
-  if (LaunchOf(shape, limits, &launch) != cudaSuccess) return 0;
+  if (LaunchOf(shape, tuning.form, limits, &launch) != cudaSuccess) return 0;
   return LayOutPlan(shape, launch, nullptr, &view);
 }
 
-size_t DecodeWorkspaceBytes(const DecodeShape& shape, DeviceLimits limits) {
+size_t DecodeWorkspaceBytes(const DecodeShape& shape, const DecodeTuning& tuning) {
+  DeviceLimits limits = tuning.limits;
   DecodeLaunch launch;
   WorkspaceView view;
   if (CompleteLimits(&limits) != cudaSuccess) return 0;
-  if (LaunchOf(shape, limits, &launch) != cudaSuccess) return 0;
+  if (LaunchOf(shape, tuning.form, limits, &launch) != cudaSuccess) return 0;
   return LayOutWorkspace(shape, launch, nullptr, &view);
 }
 
 cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, int window,
-                       void* plan, cudaStream_t stream, DeviceLimits limits) {
+                       void* plan, cudaStream_t stream, const DecodeTuning& tuning) {
+  DeviceLimits limits = tuning.limits;
   DecodeLaunch launch;
   cudaError_t error = CompleteLimits(&limits);
-  if (error == cudaSuccess) error = LaunchOf(shape, limits, &launch);
+  if (error == cudaSuccess) error = LaunchOf(shape, tuning.form, limits, &launch);
   if (error != cudaSuccess || launch.cluster.taken()) return error;
   PlanArguments a;
   a.lengths = lengths;

@@ -121,7 +121,8 @@ constexpr int LaunchColumnsFor(const TileShape& tile, int columns) {
 }
 
 // On the current device, within complete limits. cudaErrorInvalidValue: sizes not supported.
-cudaError_t LaunchOf(const DecodeShape& shape, const DeviceLimits& limits, DecodeLaunch* launch);
+cudaError_t LaunchOf(const DecodeShape& shape, DecodeForm form, const DeviceLimits& limits,
+                     DecodeLaunch* launch);
 
 int SegmentsMax(const DecodeShape& shape, const DecodeLaunch& launch);
 // Sets the view's pointers from `base` (may be null) and returns the bytes.

@@ -153,12 +153,7 @@ class QueryRotation {
  public:
   // stage: kPassRows rows of kStageStride floats.
   __device__ __forceinline__ QueryRotation(const DecodeKernelParams& k, float* stage)
-      : k_(k),
-        rows_(k),
-        half_(k.p.row_type == RowType::kFp16),
-        stage_(stage),
-        warp_(threadIdx.x / 32),
-        lane_(threadIdx.x % 32) {
+      : k_(k), rows_(k), stage_(stage), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {
     splits_ = kPairs;
     while (splits_ > 1 && splits_ * kColumnBlocks > k.launch.warps) splits_ /= 2;
   }
@@ -324,36 +319,24 @@ class QueryRotation {
       }
       head_ = block == warp_ % kColumnBlocks ? pass_.head : -1;
     }
-    // An fp16 query enters in two bf16 parts, one after the other.
-#pragma unroll 1
-    for (int low = 0; low < (half_ ? 2 : 1); ++low) {
 #pragma unroll
-      for (int i = 0; i < kKept; ++i) {
-        if (i < pairs) MultiplyPair(query + 64 * (split * pairs + i), low, kept_[i], acc);
-      }
+    for (int i = 0; i < kKept; ++i) {
+      if (i < pairs) MultiplyPair(query + 64 * (split * pairs + i), kept_[i], acc);
+    }
 #pragma unroll 1
-      for (int i = kKept; i < pairs; ++i) {
-        float4 r[2][4];
-        LoadPair(pass_.head, block, split * pairs + i, r);
-        MultiplyPair(query + 64 * (split * pairs + i), low, r, acc);
-      }
+    for (int i = kKept; i < pairs; ++i) {
+      float4 r[2][4];
+      LoadPair(pass_.head, block, split * pairs + i, r);
+      MultiplyPair(query + 64 * (split * pairs + i), r, acc);
     }
   }
 
-  __device__ __forceinline__ void MultiplyPair(uint32_t query, int low, const float4 (&r)[2][4],
+  __device__ __forceinline__ void MultiplyPair(uint32_t query, const float4 (&r)[2][4],
                                                float (&acc)[4][4]) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       uint32_t a[4];
       ptx::LoadMatrices(a, query + 32 * s);
-      if (half_) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          uint32_t part[2];
-          ptx::SplitBf16(ptx::LowHalf(a[i]), ptx::HighHalf(a[i]), &part[0], &part[1]);
-          a[i] = low == 0 ? part[0] : part[1];
-        }
-      }
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         float x[4];
@@ -379,8 +362,7 @@ class QueryRotation {
 #pragma unroll
       for (int c = 0; c < 8; ++c) {
         const uint32_t w = word[c / 2];
-        acc[c % 4][2 * i + c / 4] = half_ ? (c % 2 == 0 ? ptx::LowHalf(w) : ptx::HighHalf(w))
-                                          : (c % 2 == 0 ? ptx::LowBf16(w) : ptx::HighBf16(w));
+        acc[c % 4][2 * i + c / 4] = c % 2 == 0 ? ptx::LowBf16(w) : ptx::HighBf16(w);
       }
     }
   }
@@ -403,8 +385,7 @@ class QueryRotation {
 
   const DecodeKernelParams& k_;
   const QueryRows rows_;
-  const bool half_;  // the query is fp16
-  float* stage_;     // query rows, then what they have become
+  float* stage_;  // query rows, then what they have become
   const int warp_;
   const int lane_;
   int splits_;  // of the input channels

@@ -89,10 +89,6 @@ __device__ __forceinline__ bool Windowed(const DecodeKernelParams& k) {
   return !T::kPlain && k.p.window > 0;
 }
 template <class T>
-__device__ __forceinline__ bool HalfRows(const DecodeKernelParams& k) {
-  return !T::kPlain && k.p.row_type == RowType::kFp16;
-}
-template <class T>
 __device__ __forceinline__ bool RotatesKeys(const DecodeKernelParams& k) {
   return T::kPlain || k.p.rotation_k != nullptr;
 }

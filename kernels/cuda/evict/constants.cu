@@ -10,18 +10,8 @@ namespace {
 
 constexpr int kThreads = 256;
 
-__device__ uint16_t Bits(float x, RowType type) {
-  return type == RowType::kBf16 ? __bfloat16_as_ushort(__float2bfloat16_rn(x))
-                                : __half_as_ushort(__float2half_rn(x));
-}
-__device__ float Value(uint16_t bits, RowType type) {
-  return type == RowType::kBf16 ? __bfloat162float(__ushort_as_bfloat16(bits))
-                                : __half2float(__ushort_as_half(bits));
-}
-
 // A thread makes all parts of one element.
-__global__ void RotationKernel(const float* rotation, int dim, int parts, RowType type,
-                               uint16_t* prepared) {
+__global__ void RotationKernel(const float* rotation, int dim, int parts, uint16_t* prepared) {
   const int64_t matrix = blockIdx.y;
   rotation += matrix * dim * dim;
   prepared += matrix * parts * dim * dim;
@@ -31,9 +21,9 @@ __global__ void RotationKernel(const float* rotation, int dim, int parts, RowTyp
     float left = rotation[inner * dim + column];
     const int at = column * kChunkChannels + 8 * ((k / 8) ^ (column % 8)) + k % 8;
     for (int part = 0; part < parts; ++part) {
-      const uint16_t bits = Bits(left, type);
-      prepared[(parts * chunk + part) * dim * kChunkChannels + at] = bits;
-      left -= Value(bits, type);
+      const __nv_bfloat16 rounded = __float2bfloat16_rn(left);
+      prepared[(parts * chunk + part) * dim * kChunkChannels + at] = __bfloat16_as_ushort(rounded);
+      left -= __bfloat162float(rounded);
     }
   }
 }
@@ -86,11 +76,11 @@ bool Served(int head_dim) { return head_dim == 64 || head_dim == 128 || head_dim
 
 }  // namespace
 
-cudaError_t PrepareEvictRotation(const float* rotation, int head_dim, int matrices, RowType type,
+cudaError_t PrepareEvictRotation(const float* rotation, int head_dim, int matrices,
                                  EvictRotation* prepared, cudaStream_t stream) {
   if (!Served(head_dim) || matrices < 1 || matrices > 65535) return cudaErrorInvalidValue;
   const dim3 grid(head_dim * head_dim / kThreads / 4, matrices);
-  RotationKernel<<<grid, kThreads, 0, stream>>>(rotation, head_dim, RotationParts(head_dim), type,
+  RotationKernel<<<grid, kThreads, 0, stream>>>(rotation, head_dim, RotationParts(head_dim),
                                                 reinterpret_cast<uint16_t*>(prepared));
   return cudaGetLastError();
 }

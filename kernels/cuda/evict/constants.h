@@ -7,8 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/cuda/common/row_type.h"
-
 // Rotations and feedback in the form in which EvictWindows reads them: made once when a model is
 // loaded, one bulk copy each afterwards. All pointers are device pointers.
 namespace crumb::kernels::cuda {
@@ -52,8 +50,8 @@ constexpr size_t EvictFeedbackBytes(int head_dim) {
 }
 
 // rotation  [matrices, head_dim, head_dim] R of every (layer, KV head), row-major, y = x R
-// prepared  matrices * EvictRotationBytes(head_dim), for rows of `type`
-cudaError_t PrepareEvictRotation(const float* rotation, int head_dim, int matrices, RowType type,
+// prepared  matrices * EvictRotationBytes(head_dim)
+cudaError_t PrepareEvictRotation(const float* rotation, int head_dim, int matrices,
                                  EvictRotation* prepared, cudaStream_t stream);
 
 // feedback  [matrices, head_dim, head_dim] U, row-major; only what lies above the diagonal is read

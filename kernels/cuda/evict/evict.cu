@@ -23,13 +23,14 @@ size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) {
   return 8 * static_cast<size_t>(windows_max) * layers * kv_heads;
 }
 
-cudaError_t EvictWindows(const EvictParams& p, cudaStream_t stream, DeviceLimits limits) {
+cudaError_t EvictWindows(const EvictParams& p, cudaStream_t stream, const EvictTuning& tuning) {
   const bool int2 = p.format == PageFormat::kInt2;
   if (!EvictSupported(p.tile) || (int2 && p.sums != nullptr && p.workspace == nullptr)) {
     return cudaErrorInvalidValue;
   }
   if (p.windows_max < 1) return cudaSuccess;
   if (!int2) return EvictBf16Windows(p, stream);
+  DeviceLimits limits = tuning.limits;
   const cudaError_t error = CompleteLimits(&limits);
   if (error != cudaSuccess) return error;
   EvictKernelParams k{};
@@ -38,7 +39,7 @@ cudaError_t EvictWindows(const EvictParams& p, cudaStream_t stream, DeviceLimits
   k.clip[0] = GuessClip(p.k.clip, p.tile.head_dim);
   k.clip[1] = GuessClip(p.v.clip, p.tile.head_dim);
   k.zeros_sum = crc::SumOfZeros(p.tile.int2_bytes());
-  k.bulk = p.path == RotatePath::kAuto && limits.major >= 9;
+  k.bulk = tuning.path == RotatePath::kAuto && limits.major >= 9;
   const EvictDevice has = {limits.processors, limits.shared_bytes, k.bulk && limits.major == 9};
   return LauncherOf(p.tile, p.method == Method::kCrumb)(k, has, stream);
 }

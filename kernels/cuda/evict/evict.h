@@ -6,9 +6,9 @@
 
 #include <cstddef>
 
-#include "kernels/cuda/common/device_limits.h"
 #include "kernels/cuda/evict/constants.h"
 #include "kernels/cuda/evict/evict_call.h"
+#include "kernels/cuda/evict/evict_tuning.h"
 #include "kernels/tile.h"
 
 // Evicted windows: the 64 oldest rows of recent rings -> page tiles, on the GPU, for all layers and
@@ -26,6 +26,7 @@ size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads);
 // cudaErrorInvalidValue: tile not supported, or sums without a workspace.
 // cudaErrorInvalidConfiguration: the device, or the limits, have too little shared memory for the
 // method's constants.
-cudaError_t EvictWindows(const EvictParams& params, cudaStream_t stream, DeviceLimits limits = {});
+cudaError_t EvictWindows(const EvictParams& params, cudaStream_t stream,
+                         const EvictTuning& tuning = {});
 
 }  // namespace crumb::kernels::cuda

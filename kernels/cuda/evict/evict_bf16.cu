@@ -67,9 +67,7 @@ __global__ void __launch_bounds__(kThreads)
 
 cudaError_t EvictBf16Windows(const EvictParams& p, cudaStream_t stream) {
   const size_t tile_bytes = p.tile.bf16_bytes();
-  if (p.row_type != RowType::kBf16 || tile_bytes % (crc::kUnitBytes * kWarps) != 0) {
-    return cudaErrorInvalidValue;
-  }
+  if (tile_bytes % (crc::kUnitBytes * kWarps) != 0) return cudaErrorInvalidValue;
   const dim3 grid(static_cast<unsigned>(p.layers * p.kv_heads),
                   static_cast<unsigned>(p.windows_max));
   EvictBf16Kernel<<<grid, kThreads, 0, stream>>>(p, crc::PowerOfX(8 * crc::kUnitBytes),

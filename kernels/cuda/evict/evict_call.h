@@ -4,7 +4,6 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/common/row_type.h"
 #include "kernels/quantize.h"
 #include "kernels/tile.h"
 
@@ -15,9 +14,6 @@ namespace crumb::kernels::cuda {
 // Made by PrepareEvictRotation and PrepareEvictFeedback, of evict_constants.h.
 struct EvictRotation;
 struct EvictFeedback;
-
-// How rows meet R: kAuto takes what is best on the device, kWarp what all devices have.
-enum class RotatePath : uint8_t { kAuto, kWarp };
 
 // Static data of every (layer, KV head), for K or for V.
 struct EvictTransform {
@@ -33,10 +29,9 @@ struct EvictTransform {
 struct EvictParams {
   TileShape tile;
   // Of the pages. With kBf16 rows stay as they are: method, transforms, position blocks and
-  // workspace are not looked at, and row_type is kBf16.
+  // workspace are not looked at.
   PageFormat format = PageFormat::kInt2;
   Method method = Method::kOscar;
-  RowType row_type = RowType::kBf16;  // of the rings; rotations are prepared for the same
   int layers = 1;
   int kv_heads = 1;
   int windows_max = 1;               // fixes the grid
@@ -71,7 +66,6 @@ struct EvictParams {
   uint32_t* sums = nullptr;
   void* workspace = nullptr;
 
-  RotatePath path = RotatePath::kAuto;
   // The kernel before this one in the stream wrote nothing that this one reads, and reads nothing
   // that this one writes: its end then overlaps this one's start, which reads rows already. Others
   // whose output this one reads had ended when the one before began.

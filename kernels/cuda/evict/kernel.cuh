@@ -55,14 +55,14 @@ struct MatrixFacts {
 
 // How rows meet R. kByTeam: four warps multiply together; R, of K and of V, is whole in shared
 // memory. For devices and rows that can.
-enum class Products { kByWarp, kByTeamBf16, kByTeamHalf };
+enum class Products { kByWarp, kByTeam };
 
 template <class T, bool kFeedback, Products kProducts>
 class WindowEvictor {
  public:
   using Layout = EvictLayout<T, kFeedback>;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  static constexpr bool kByTeam = kProducts != Products::kByWarp;
+  static constexpr bool kByTeam = kProducts == Products::kByTeam;
 #else
   static constexpr bool kByTeam = false;
 #endif
@@ -337,8 +337,7 @@ class WindowEvictor {
     for (int n = 0; n < T::kTiles; ++n) y[n][0] = y[n][1] = y[n][2] = y[n][3] = 0.0f;
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     if constexpr (kByTeam) {
-      StartRotation<T::kDim, kProducts == Products::kByTeamHalf>(x, ptx::SharedAddress(shared_),
-                                                                 ptx::SharedAddress(Mean()), y);
+      StartRotation<T::kDim>(x, ptx::SharedAddress(shared_), ptx::SharedAddress(Mean()), y);
       if (next >= 0) CopyRows(next);
       if (few_ && !kFeedback) WaitPrevious();
       if (before->window >= 0) Store(*before);
@@ -351,11 +350,7 @@ class WindowEvictor {
     if (next >= 0) CopyRows(next);
     if (before->window >= 0) Store(*before);
     before->window = -1;
-    if (p_.row_type == RowType::kFp16) {
-      Rotate<true>(x, y);
-    } else {
-      Rotate<false>(x, y);
-    }
+    Rotate(x, y);
     const float* mean = MeanOf(window);
     if (mean != nullptr) {
 #pragma unroll
@@ -388,10 +383,9 @@ class WindowEvictor {
 #endif
   }
 
-  template <bool kHalf>
   __device__ __forceinline__ void Rotate(const RowPairs<T::kDim>& x, float (&y)[T::kTiles][4]) {
     if (!HasRotation()) {
-      SpreadRows<T::kDim, kHalf>(x, y);
+      SpreadRows<T::kDim>(x, y);
       return;
     }
     // Eight groups have 16 numbers that may round to another half: of them y has to be nearer.
@@ -406,8 +400,8 @@ class WindowEvictor {
         waiting_ = true;
         WaitConstants();
       }
-      RotateByPart<T::kDim, kHalf>(x, part / kRotationParts<T::kDim>,
-                                   rotation + (Streamed() ? 0 : part * kPartBytes<T::kDim>), y);
+      RotateByPart<T::kDim>(x, part / kRotationParts<T::kDim>,
+                            rotation + (Streamed() ? 0 : part * kPartBytes<T::kDim>), y);
     }
   }
 

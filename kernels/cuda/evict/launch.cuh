@@ -47,8 +47,7 @@ cudaError_t LaunchEvict(EvictKernelParams k, const EvictDevice& device, cudaStre
   if constexpr (dim <= 128) {
     const bool rotated = k.p.k.rotation != nullptr && k.p.v.rotation != nullptr;
     if (device.team_products && !k.streamed && rotated) {
-      kernel = k.p.row_type == RowType::kFp16 ? EvictKernel<T, kFeedback, Products::kByTeamHalf>
-                                              : EvictKernel<T, kFeedback, Products::kByTeamBf16>;
+      kernel = EvictKernel<T, kFeedback, Products::kByTeam>;
     }
   }
   const cudaError_t error =

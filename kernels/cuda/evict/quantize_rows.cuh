@@ -28,7 +28,6 @@ struct RowTraits {
 // What is known of a row as a whole lies with half of the lanes that share it: row r with even
 // ones, row r + 8 with odd ones. That row is the lane's own.
 __device__ __forceinline__ bool OwnsSecondRow() { return threadIdx.x % 2 != 0; }
-__device__ __forceinline__ int OwnRow() { return threadIdx.x % 32 / 4 + (OwnsSecondRow() ? 8 : 0); }
 template <class Value>
 __device__ __forceinline__ Value OfOwnRow(const Value (&of)[2]) {
   return OwnsSecondRow() ? of[1] : of[0];

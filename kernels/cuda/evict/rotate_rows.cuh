@@ -42,7 +42,7 @@ __device__ __forceinline__ constexpr int PartInOrder(int i) {
 }
 
 // y += x times one part of R, by one warp: any device.
-template <int kDim, bool kHalf>
+template <int kDim>
 __device__ __forceinline__ void RotateByPart(const RowPairs<kDim>& x, int chunk, uint32_t part,
                                              float (&y)[kDim / 8][4]) {
   const int lane = threadIdx.x % 32;
@@ -65,13 +65,8 @@ __device__ __forceinline__ void RotateByPart(const RowPairs<kDim>& x, int chunk,
     for (int n = 0; n < kDim / 8; n += 2) {
       uint32_t b[4];
       ptx::LoadMatrices(b, at + n * 1024);
-      if constexpr (kHalf) {
-        ptx::MmaF16(y[n], a[0], a[1], a[2], a[3], b[0], b[1]);
-        ptx::MmaF16(y[n + 1], a[0], a[1], a[2], a[3], b[2], b[3]);
-      } else {
-        ptx::MmaBf16(y[n], a, b[0], b[1]);
-        ptx::MmaBf16(y[n + 1], a, b[2], b[3]);
-      }
+      ptx::MmaBf16(y[n], a, b[0], b[1]);
+      ptx::MmaBf16(y[n + 1], a, b[2], b[3]);
     }
   }
 }
@@ -90,7 +85,7 @@ __device__ __forceinline__ uint4 MeanColumn(float mean) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 // Starts y += x R - mean, by the four warps that hold 64 rows. rotation: all parts. mean:
 // kMeanBytes. Neither x nor y may be used before WaitProducts.
-template <int kDim, bool kHalf>
+template <int kDim>
 __device__ __forceinline__ void StartRotation(const RowPairs<kDim>& x, uint32_t rotation,
                                               uint32_t mean, float (&y)[kDim / 8][4]) {
   ptx::FenceProducts();
@@ -109,11 +104,7 @@ __device__ __forceinline__ void StartRotation(const RowPairs<kDim>& x, uint32_t 
     for (int s = 0; s < kChunkChannels / 16; ++s) {
       const int at = 2 * (4 * (part / 2) + s);
       const uint32_t a[4] = {x[at][0], x[at][1], x[at + 1][0], x[at + 1][1]};
-      if constexpr (kHalf) {
-        ptx::GroupMmaF16<kDim / 8>(y, a, matrix + 2 * s);
-      } else {
-        ptx::GroupMmaBf16<kDim / 8>(y, a, matrix + 2 * s);
-      }
+      ptx::GroupMmaBf16<kDim / 8>(y, a, matrix + 2 * s);
     }
   }
   ptx::CommitProducts();
@@ -121,14 +112,14 @@ __device__ __forceinline__ void StartRotation(const RowPairs<kDim>& x, uint32_t 
 #endif
 
 // y += rows as they are: channel 8 n + 2 c + e of a lane.
-template <int kDim, bool kHalf>
+template <int kDim>
 __device__ __forceinline__ void SpreadRows(const RowPairs<kDim>& x, float (&y)[kDim / 8][4]) {
 #pragma unroll
   for (int n = 0; n < kDim / 8; ++n) {
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
-      y[n][2 * a] += kHalf ? ptx::LowHalf(x[n][a]) : ptx::LowBf16(x[n][a]);
-      y[n][2 * a + 1] += kHalf ? ptx::HighHalf(x[n][a]) : ptx::HighBf16(x[n][a]);
+      y[n][2 * a] += ptx::LowBf16(x[n][a]);
+      y[n][2 * a + 1] += ptx::HighBf16(x[n][a]);
     }
   }
 }

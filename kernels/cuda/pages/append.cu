@@ -2,16 +2,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/pages/append.h"
 
-#include "kernels/cuda/common/ptx.cuh"
-
 namespace crumb::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128;
-
-__device__ __forceinline__ uint32_t Bf16Pair(uint32_t halves) {
-  return ptx::PackBf16(ptx::LowHalf(halves), ptx::HighHalf(halves));
-}
 
 // Where the K (or V) row of new token `token` goes; 0: nowhere.
 __device__ __forceinline__ uint64_t RowAddress(const AppendParams& p, int sequence, int token,
@@ -47,12 +41,10 @@ __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__
   const int64_t from =
       sequence * p.sequence_stride + token * p.token_stride + head * p.head_stride + 8 * piece;
   // Asked for before the lengths are known: both waits are one.
-  uint4 x = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(value ? p.v : p.k) + from);
+  const uint4 x =
+      *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(value ? p.v : p.k) + from);
   const uint64_t row = RowAddress(p, sequence, token, head, value);
   if (row == 0) return;
-  if (p.row_type == RowType::kFp16) {
-    x = make_uint4(Bf16Pair(x.x), Bf16Pair(x.y), Bf16Pair(x.z), Bf16Pair(x.w));
-  }
   *reinterpret_cast<uint4*>(row + 16 * piece) = x;
 }
 

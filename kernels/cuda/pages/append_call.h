@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/common/row_type.h"
+#include "kernels/cuda/common/attention_inputs.h"
 #include "kernels/cuda/decode/decode_call.h"
 
 // What a call of AppendRows is given (append.h). Plain data that needs no CUDA header. All pointers
@@ -20,10 +20,9 @@ struct AppendParams {
   int head_dim = 128;  // a multiple of 8
 
   // Row of (sequence, token, head) of k and v: sequence * sequence_stride + token * token_stride +
-  // head * head_stride elements in; multiples of 8. fp16 is rounded to bf16.
+  // head * head_stride elements in; multiples of 8.
   const void* k = nullptr;
   const void* v = nullptr;
-  RowType row_type = RowType::kBf16;
   int64_t sequence_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;

@@ -509,8 +509,7 @@ cudaError_t DequantizePages(const DequantizeParams& p, cudaStream_t stream) {
 size_t QuantizeFromWorkspaceBytes(const EvictParams& evict) { return GatherLayout(evict).bytes; }
 
 cudaError_t QuantizeFromPages(const QuantizeFromParams& p, cudaStream_t stream) {
-  if (!EvictSupported(p.evict.tile) || !PagedKvValid(p.kv) || p.evict.windows_max < 1 ||
-      p.evict.row_type != RowType::kBf16) {
+  if (!EvictSupported(p.evict.tile) || !PagedKvValid(p.kv) || p.evict.windows_max < 1) {
     return cudaErrorInvalidValue;
   }
   int processors = 0;

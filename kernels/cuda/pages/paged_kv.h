@@ -82,8 +82,7 @@ bool DequantizeSupported(const TileShape& tile);
 cudaError_t DequantizePages(const DequantizeParams& params, cudaStream_t stream);
 
 struct QuantizeFromParams {
-  // All but its ring: which windows (one a page), where tiles go, transforms, status. row_type
-  // kBf16.
+  // All but its ring: which windows (one a page), where tiles go, transforms, status.
   EvictParams evict;
   PageTokens tokens;  // [evict.windows_max]
   PagedKv kv;         // a token that is not there counts as a row of zeros

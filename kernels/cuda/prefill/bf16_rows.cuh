@@ -102,8 +102,7 @@ __device__ __forceinline__ void ScoreRows(const Shared<T>& shared, int warp, int
         ptx::LoadMatrices(a, address + 16 * v * T::kRowBytes + 32 * (s + half));
 #pragma unroll
         for (int n = 0; n < T::kColumnTiles; ++n) {
-          MmaRows<T::kRowType>(t[v][n], a, half == 0 ? q[n].x : q[n].z,
-                               half == 0 ? q[n].y : q[n].w);
+          ptx::MmaBf16(t[v][n], a, half == 0 ? q[n].x : q[n].z, half == 0 ? q[n].y : q[n].w);
         }
       }
     }
@@ -160,7 +159,7 @@ __device__ __forceinline__ void AddRows(const char* rows, int lane,
       const float p0 = ptx::Exp2(t[n][2 * a]), p1 = ptx::Exp2(t[n][2 * a + 1]);
       state.sum[2 * n] += p0;
       state.sum[2 * n + 1] += p1;
-      SplitRows<T::kRowType>(p0, p1, &high[n][a], &low[n][a]);
+      ptx::SplitBf16(p0, p1, &high[n][a], &low[n][a]);
       high[n][a] = ptx::TransposeMatrix(high[n][a]);
       low[n][a] = ptx::TransposeMatrix(low[n][a]);
     }
@@ -173,8 +172,8 @@ __device__ __forceinline__ void AddRows(const char* rows, int lane,
     ptx::LoadMatricesTransposed(a, address + 32 * m);
 #pragma unroll
     for (int n = 0; n < T::kColumnTiles; ++n) {
-      MmaRows<T::kRowType>(state.out[n][m], a, low[n][0], low[n][1]);
-      MmaRows<T::kRowType>(state.out[n][m], a, high[n][0], high[n][1]);
+      ptx::MmaBf16(state.out[n][m], a, low[n][0], low[n][1]);
+      ptx::MmaBf16(state.out[n][m], a, high[n][0], high[n][1]);
     }
   }
 }
@@ -221,7 +220,6 @@ __device__ __forceinline__ void AttendRows(const PrefillAttentionParams& p, cons
     begin = first_position - T::kTokens * block.pages;
   }
   const RowSources sources(p, block);
-  if constexpr (T::kRowType == RowType::kFp16) state.GiveHeadroomUp();
   __syncthreads();
   FillRows<T>(p, block, sources, begin, end, 0, shared);
   FillRows<T>(p, block, sources, begin + T::kRows, end, 1, shared);

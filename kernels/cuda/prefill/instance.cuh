@@ -12,10 +12,10 @@ template <int dim, int groups>
 inline constexpr int kWarpColumnTiles = dim <= 128 && groups == 1 ? 4 : 2;
 
 template <int dim, int groups>
-cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t stream) {
+cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t stream,
+                          PrefillMma mma) {
   if constexpr (dim == 128 && groups <= 2) {
-    if (params.products == PrefillProducts::kAuto && params.soft_cap <= 0.0f &&
-        params.window <= 0 && params.out_type != OutType::kFp16) {
+    if (mma == PrefillMma::kAuto && params.soft_cap <= 0.0f && params.window <= 0) {
       using T = Traits<dim, groups, 4>;
       bool team = false;
       const cudaError_t error = RunsTeams<T>(&team);
@@ -26,14 +26,8 @@ cudaError_t LaunchPrefill(const PrefillAttentionParams& params, cudaStream_t str
   return Launch<Traits<dim, groups, kWarpColumnTiles<dim, groups>>>(params, stream);
 }
 
-template <int dim, int groups>
-cudaError_t LaunchPrefillFp16(const PrefillAttentionParams& params, cudaStream_t stream) {
-  return Launch<Traits<dim, groups, kWarpColumnTiles<dim, groups>, RowType::kFp16>>(params, stream);
-}
-
-#define CRUMB_PREFILL(dim, groups) \
-  template cudaError_t LaunchPrefill<dim, groups>(const PrefillAttentionParams&, cudaStream_t);
-#define CRUMB_PREFILL_FP16(dim, groups) \
-  template cudaError_t LaunchPrefillFp16<dim, groups>(const PrefillAttentionParams&, cudaStream_t);
+#define CRUMB_PREFILL(dim, groups)                                                             \
+  template cudaError_t LaunchPrefill<dim, groups>(const PrefillAttentionParams&, cudaStream_t, \
+                                                  PrefillMma);
 
 }  // namespace crumb::kernels::cuda::prefill

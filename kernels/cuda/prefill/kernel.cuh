@@ -62,8 +62,7 @@ __device__ __forceinline__ void WriteRows(const PrefillAttentionParams& p, const
 #pragma unroll
         for (int a = 0; a < 2; ++a) {
           const float x = state.out[n][m][2 * a], y = state.out[n][m][2 * a + 1];
-          const uint32_t pair = ptx::TransposeMatrix(
-              p.out_type == OutType::kFp16 ? ptx::PackHalf(x, y) : ptx::PackBf16(x, y));
+          const uint32_t pair = ptx::TransposeMatrix(ptx::PackBf16(x, y));
           if (row >= 0) to[8 * m + 4 * a] = pair;
         }
       }

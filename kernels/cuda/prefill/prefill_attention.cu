@@ -5,15 +5,6 @@
 #include "kernels/cuda/prefill/dispatch.h"
 
 namespace crumb::kernels::cuda {
-namespace {
-
-template <int dim, int groups>
-cudaError_t LaunchRows(const PrefillAttentionParams& p, cudaStream_t stream) {
-  return p.row_type == RowType::kFp16 ? prefill::LaunchPrefillFp16<dim, groups>(p, stream)
-                                      : prefill::LaunchPrefill<dim, groups>(p, stream);
-}
-
-}  // namespace
 
 bool PrefillSupported(const PrefillShape& s) {
   return s.tile.Valid() && s.tile.tokens == 64 && s.batch >= 1 && s.batch <= 65535 &&
@@ -22,20 +13,21 @@ bool PrefillSupported(const PrefillShape& s) {
          s.q_heads / s.kv_heads <= kMaxQueryHeadsPerKvHead;
 }
 
-size_t PrefillWorkspaceBytes(const PrefillShape&) { return 0; }
-
-cudaError_t PrefillAttention(const PrefillAttentionParams& p, cudaStream_t stream) {
+cudaError_t PrefillAttention(const PrefillAttentionParams& p, cudaStream_t stream, PrefillMma mma) {
   if (!PrefillSupported(p.shape)) return cudaErrorInvalidValue;
   const int groups = p.shape.tile.groups();
   switch (p.shape.tile.head_dim) {
     case 64:
-      return groups == 1 ? LaunchRows<64, 1>(p, stream) : LaunchRows<64, 2>(p, stream);
+      return groups == 1 ? prefill::LaunchPrefill<64, 1>(p, stream, mma)
+                         : prefill::LaunchPrefill<64, 2>(p, stream, mma);
     case 128:
-      if (groups == 1) return LaunchRows<128, 1>(p, stream);
-      return groups == 2 ? LaunchRows<128, 2>(p, stream) : LaunchRows<128, 4>(p, stream);
+      if (groups == 1) return prefill::LaunchPrefill<128, 1>(p, stream, mma);
+      return groups == 2 ? prefill::LaunchPrefill<128, 2>(p, stream, mma)
+                         : prefill::LaunchPrefill<128, 4>(p, stream, mma);
     default:
-      if (groups == 2) return LaunchRows<256, 2>(p, stream);
-      return groups == 4 ? LaunchRows<256, 4>(p, stream) : LaunchRows<256, 8>(p, stream);
+      if (groups == 2) return prefill::LaunchPrefill<256, 2>(p, stream, mma);
+      return groups == 4 ? prefill::LaunchPrefill<256, 4>(p, stream, mma)
+                         : prefill::LaunchPrefill<256, 8>(p, stream, mma);
   }
 }
 

@@ -4,9 +4,8 @@
 
 #include <cuda_runtime_api.h>
 
-#include <cstddef>
-
 #include "kernels/cuda/prefill/prefill_call.h"
+#include "kernels/cuda/prefill/prefill_tuning.h"
 
 // Attention of one layer for chunks of fresh tokens, on the GPU: BF16 sink, INT2 history pages as
 // they are stored, BF16 recent ring, and the fresh tokens themselves, causally. Same definition as
@@ -17,11 +16,9 @@ namespace crumb::kernels::cuda {
 // Whether the kernel serves these sizes: tiles of 64 tokens.
 bool PrefillSupported(const PrefillShape& shape);
 
-// Bytes of the workspace; 0: none is needed.
-size_t PrefillWorkspaceBytes(const PrefillShape& shape);
-
 // Enqueues one kernel: no allocation, no synchronisation, can be captured. The result depends on
 // the inputs only. cudaErrorInvalidValue: sizes not supported.
-cudaError_t PrefillAttention(const PrefillAttentionParams& params, cudaStream_t stream);
+cudaError_t PrefillAttention(const PrefillAttentionParams& params, cudaStream_t stream,
+                             PrefillMma mma = PrefillMma::kAuto);
 
 }  // namespace crumb::kernels::cuda

@@ -31,7 +31,7 @@ __device__ __forceinline__ void LoadPlainQuery(const PrefillAttentionParams& p, 
 
 // A 16 x 16 piece of a matrix in global memory as an operand in two parts of a type. Element
 // (row, k) at matrix[row * row_stride + k * k_stride].
-template <RowType row_type, bool kRowMajor>
+template <bool kRowMajor>
 __device__ __forceinline__ void LoadPiece(const float* matrix, int dim, int m, int s, int lane,
                                           uint32_t (&high)[4], uint32_t (&low)[4]) {
 #pragma unroll
@@ -45,7 +45,7 @@ __device__ __forceinline__ void LoadPiece(const float* matrix, int dim, int m, i
       x = __ldg(matrix + k * dim + row);
       y = __ldg(matrix + (k + 1) * dim + row);
     }
-    SplitRows<row_type>(x, y, &high[i], &low[i]);
+    ptx::SplitBf16(x, y, &high[i], &low[i]);
   }
 }
 
@@ -60,12 +60,12 @@ __device__ __forceinline__ void RotateQuery(const float* rotation, const Shared<
 #pragma unroll 4
     for (int s = 0; s < T::kSteps; ++s) {
       uint32_t high[4], low[4];
-      LoadPiece<T::kRowType, false>(rotation, T::kDim, m, s, lane, high, low);
+      LoadPiece<false>(rotation, T::kDim, m, s, lane, high, low);
 #pragma unroll
       for (int n = 0; n < T::kColumnTiles; ++n) {
         const uint2 b = reinterpret_cast<const uint2*>(&shared.query[warp][n][s / 2][lane])[s % 2];
-        MmaRows<T::kRowType>(acc[n], low, b.x, b.y);
-        MmaRows<T::kRowType>(acc[n], high, b.x, b.y);
+        ptx::MmaBf16(acc[n], low, b.x, b.y);
+        ptx::MmaBf16(acc[n], high, b.x, b.y);
       }
     }
 #pragma unroll
@@ -244,15 +244,15 @@ __device__ __forceinline__ void PackPlainQuery(float factor, Shared<T>& shared, 
     }
 #pragma unroll
     for (int j = 0; j < 2 * T::kSteps; ++j) {
-      range.Add(LowElement<T::kRowType>(x[j]), j / 2 / T::kStepsPerGroup);
-      range.Add(HighElement<T::kRowType>(x[j]), j / 2 / T::kStepsPerGroup);
+      range.Add(ptx::LowBf16(x[j]), j / 2 / T::kStepsPerGroup);
+      range.Add(ptx::HighBf16(x[j]), j / 2 / T::kStepsPerGroup);
     }
     range.Join(1, 4);
     const float steps = range.Steps();
 #pragma unroll
     for (int j = 0; j < 2 * T::kSteps; ++j) {
-      const int low = Round(LowElement<T::kRowType>(x[j]), steps);
-      const int high = Round(HighElement<T::kRowType>(x[j]), steps);
+      const int low = Round(ptx::LowBf16(x[j]), steps);
+      const int high = Round(ptx::HighBf16(x[j]), steps);
       rounded[j / 2 / T::kStepsPerGroup] += low + high;
       x[j] = PackSteps(low, high);
     }
@@ -318,7 +318,7 @@ __device__ __forceinline__ void TurnBack(const float* rotation, Shared<T>& share
 #pragma unroll 4
       for (int s = 0; s < T::kSteps; ++s) {
         uint32_t high[4], low[4];
-        LoadPiece<RowType::kBf16, true>(rotation, T::kDim, m, s, lane, high, low);
+        LoadPiece<true>(rotation, T::kDim, m, s, lane, high, low);
 #pragma unroll
         for (int n = 0; n < kHalf; ++n) {
           const uint2 b_high =

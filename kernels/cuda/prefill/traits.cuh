@@ -19,9 +19,8 @@ inline constexpr float kLn2 = 0.6931471805599453f;
 // A maximum is followed only when it grows by more than this many powers of two.
 inline constexpr float kLag = 4.0f;
 
-template <int dim, int groups, int column_tiles, RowType row_type = RowType::kBf16>
+template <int dim, int groups, int column_tiles>
 struct Traits {
-  static constexpr RowType kRowType = row_type;
   static constexpr int kDim = dim;
   static constexpr int kGroups = groups;             // quantization groups of a row
   static constexpr int kColumnTiles = column_tiles;  // of 8 columns a warp
@@ -111,34 +110,6 @@ struct Block {
   }
 };
 
-// On elements of the rows' type, two to a word. D += A B of 16 x 8 x 16.
-template <RowType row_type>
-__device__ __forceinline__ void MmaRows(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
-                                        uint32_t b1) {
-  if constexpr (row_type == RowType::kFp16) {
-    ptx::MmaF16(d, a, b0, b1);
-  } else {
-    ptx::MmaBf16(d, a, b0, b1);
-  }
-}
-// Two floats as the sum of two pairs.
-template <RowType row_type>
-__device__ __forceinline__ void SplitRows(float x, float y, uint32_t* high, uint32_t* low) {
-  if constexpr (row_type == RowType::kFp16) {
-    ptx::SplitHalf(x, y, high, low);
-  } else {
-    ptx::SplitBf16(x, y, high, low);
-  }
-}
-template <RowType row_type>
-__device__ __forceinline__ float LowElement(uint32_t pair) {
-  return row_type == RowType::kFp16 ? ptx::LowHalf(pair) : ptx::LowBf16(pair);
-}
-template <RowType row_type>
-__device__ __forceinline__ float HighElement(uint32_t pair) {
-  return row_type == RowType::kFp16 ? ptx::HighHalf(pair) : ptx::HighBf16(pair);
-}
-
 __device__ __forceinline__ float MaxOverRows(float x) {
 #pragma unroll
   for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
@@ -185,25 +156,6 @@ struct State {
     seen = 0;
     headroom = 0.0f;
     scale_bound = 0;
-  }
-
-  // p reaches 1 at the maximum, as rows of fp16 ask for: headroom is for pages' value scales.
-  __device__ __forceinline__ void GiveHeadroomUp() {
-    const float factor = ptx::Exp2(-headroom);
-#pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
-#pragma unroll
-      for (int m = 0; m < T::kSteps; ++m) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) out[n][m][i] *= factor;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < T::kLaneColumns; ++i) {
-      sum[i] *= factor;
-      reference[i] += headroom;
-    }
-    headroom = 0.0f;
   }
 
   // Whether MustMove has to be asked about logits `t` minus references. As integers positive ones

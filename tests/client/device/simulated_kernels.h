@@ -25,7 +25,6 @@ class SimulatedKernels final : public DeviceKernels {
     return size_t{20} * shape.batch;
   }
   size_t DecodeWorkspaceBytes(const kernels::cuda::DecodeShape&) const override { return 256; }
-  size_t PrefillWorkspaceBytes(const kernels::cuda::PrefillShape&) const override { return 0; }
   size_t EvictWorkspaceBytes(int, int, int) const override { return 256; }
 
   absl::Status PrepareRotation(const float* rotation, int head_dim, int matrices,

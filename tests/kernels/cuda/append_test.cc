@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "kernels/bf16.h"
-#include "kernels/fp16.h"
 #include "tests/kernels/cuda/device_buffer.h"
 #include "tests/kernels/cuda/random_inputs.h"
 
@@ -21,16 +20,13 @@ struct Lengths {
 // Appends on the device and in a model of the memory; all bytes of both are compared.
 class AppendCase {
  public:
-  AppendCase(int head_dim, int kv_heads, int q_tokens, RowType type, std::vector<Lengths> lengths)
-      : dim_(head_dim), heads_(kv_heads), tokens_(q_tokens), type_(type), lengths_(lengths) {
+  AppendCase(int head_dim, int kv_heads, int q_tokens, std::vector<Lengths> lengths)
+      : dim_(head_dim), heads_(kv_heads), tokens_(q_tokens), lengths_(lengths) {
     const size_t rows = lengths_.size() * tokens_ * heads_;
     std::normal_distribution<float> normal;
     for (std::vector<uint16_t>* x : {&k_, &v_}) {
       for (size_t i = 0; i < rows * dim_; ++i) {
-        bool saturated = false;
-        const float value = normal(random_);
-        x->push_back(type == RowType::kFp16 ? Fp16FromFloat(value, &saturated)
-                                            : Bf16FromFloat(value).bits);
+        x->push_back(Bf16FromFloat(normal(random_)).bits);
       }
     }
     const size_t elements = lengths_.size() * heads_ * 2 * dim_;
@@ -60,7 +56,6 @@ class AppendCase {
     p.head_dim = dim_;
     p.k = k.as<void>();
     p.v = v.as<void>();
-    p.row_type = type_;
     p.head_stride = dim_;
     p.token_stride = heads_ * dim_;
     p.sequence_stride = tokens_ * p.token_stride;
@@ -102,9 +97,8 @@ class AppendCase {
             std::vector<Bf16>& to = ring ? recent_ : sink_;
             const size_t slots = ring ? kCapacity : 64;
             for (int i = 0; i < dim_; ++i) {
-              const uint16_t bits = from[((s * tokens_ + t) * heads_ + h) * dim_ + i];
               to[(((s * heads_ + h) * 2 + part) * slots + slot) * dim_ + i] =
-                  type_ == RowType::kFp16 ? Bf16FromFloat(Fp16ToFloat(bits)) : Bf16{bits};
+                  Bf16{from[((s * tokens_ + t) * heads_ + h) * dim_ + i]};
             }
           }
         }
@@ -113,7 +107,6 @@ class AppendCase {
   }
 
   const int dim_, heads_, tokens_;
-  const RowType type_;
   const std::vector<Lengths> lengths_;
   std::mt19937 random_{5};
   std::vector<uint16_t> k_, v_;
@@ -135,11 +128,9 @@ std::vector<Lengths> Ragged(int q_tokens) {
 
 TEST(AppendRows, WritesTheNewRowsAndNothingElse) {
   CRUMB_NEEDS_DEVICE();
-  for (const RowType type : {RowType::kBf16, RowType::kFp16}) {
-    for (const int dim : {64, 128, 256}) {
-      for (const int q_tokens : {1, 2, 5, 8, 20}) {
-        AppendCase(dim, q_tokens == 5 ? 3 : 2, q_tokens, type, Ragged(q_tokens)).RunAndCompare();
-      }
+  for (const int dim : {64, 128, 256}) {
+    for (const int q_tokens : {1, 2, 5, 8, 20}) {
+      AppendCase(dim, q_tokens == 5 ? 3 : 2, q_tokens, Ragged(q_tokens)).RunAndCompare();
     }
   }
 }

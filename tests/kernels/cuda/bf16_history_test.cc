@@ -42,7 +42,7 @@ struct HistoryOptions {
   bool batch_invariant = false;
   DecodeForm form = DecodeForm::kAuto;
   CopyPath copy_path = CopyPath::kAuto;
-  PrefillProducts products = PrefillProducts::kAuto;
+  PrefillMma mma = PrefillMma::kAuto;
   std::vector<Lengths> sequences;
 };
 
@@ -93,8 +93,7 @@ class HistoryCase {
     p.shape.max_pages = columns_;
     p.shape.q_tokens = o_.q_tokens;
     p.shape.batch_invariant = o_.batch_invariant;
-    p.shape.form = o_.form;
-    p.copy_path = o_.copy_path;
+    const DecodeTuning tuning = {.form = o_.form, .copy_path = o_.copy_path};
     p.lengths = {.sink_tokens = sink_tokens_.as<int32_t>(),
                  .pages = pages_.as<int32_t>(),
                  .recent_tokens = recent_tokens_.as<int32_t>(),
@@ -103,8 +102,9 @@ class HistoryCase {
     Fill(p);
     const size_t rows = size_t{1} * batch_ * o_.q_tokens * q_heads();
     q_ = RandomRows(rows * dim_, 1.0, random_);
-    const DeviceBuffer q(q_), plan(DecodePlanBytes(p.shape));
-    DeviceBuffer workspace(DecodeWorkspaceBytes(p.shape)), out(rows * dim_ * 4), lse(rows * 4);
+    const DeviceBuffer q(q_), plan(DecodePlanBytes(p.shape, tuning));
+    DeviceBuffer workspace(DecodeWorkspaceBytes(p.shape, tuning)), out(rows * dim_ * 4),
+        lse(rows * 4);
     workspace.Fill(0);
     p.q = q.as<Bf16>();
     p.out = out.as<float>();
@@ -112,8 +112,9 @@ class HistoryCase {
     p.out_type = OutType::kF32;
     p.plan = plan.as<void>();
     p.workspace = workspace.as<void>();
-    EXPECT_EQ(PlanDecode(p.shape, p.lengths, p.window, plan.as<void>(), nullptr), cudaSuccess);
-    EXPECT_EQ(DecodeAttention(p, nullptr), cudaSuccess);
+    EXPECT_EQ(PlanDecode(p.shape, p.lengths, p.window, plan.as<void>(), nullptr, tuning),
+              cudaSuccess);
+    EXPECT_EQ(DecodeAttention(p, nullptr, tuning), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     std::vector<int> first;
     for (int s = 0; s < batch_; ++s) first.push_back(s * o_.q_tokens);
@@ -127,7 +128,6 @@ class HistoryCase {
     p.shape.batch = batch_;
     p.shape.max_pages = columns_;
     p.shape.fresh_max = fresh_max_;
-    p.products = o_.products;
     std::vector<int32_t> first, count;
     for (const Lengths& l : o_.sequences) {
       first.push_back(first.empty() ? 0 : first.back() + count.back());
@@ -153,7 +153,7 @@ class HistoryCase {
     p.out = out.as<float>();
     p.lse = lse.as<float>();
     p.out_type = OutType::kF32;
-    EXPECT_EQ(PrefillAttention(p, nullptr), cudaSuccess);
+    EXPECT_EQ(PrefillAttention(p, nullptr, o_.mma), cudaSuccess);
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     return Worst(out.Download<float>(), lse.Download<float>(), {first.begin(), first.end()},
                  {count.begin(), count.end()}, {count.begin(), count.end()});
@@ -393,11 +393,11 @@ TEST(Bf16History, DecodeOfOneAndOfMany) {
 TEST(Bf16History, PrefillAgreesWithTheOracle) {
   CRUMB_NEEDS_DEVICE();
   for (const TileShape& tile : kTiles) {
-    for (const PrefillProducts products : {PrefillProducts::kAuto, PrefillProducts::kWarp}) {
+    for (const PrefillMma mma : {PrefillMma::kAuto, PrefillMma::kWarp}) {
       for (const int window : {0, 700}) {
         HistoryOptions options;
         options.tile = tile;
-        options.products = products;
+        options.mma = mma;
         options.window = window;
         options.sequences = Ragged();
         EXPECT_LE(HistoryCase(options).Prefill(), 5e-4) << tile.head_dim << " window " << window;

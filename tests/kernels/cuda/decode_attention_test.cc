@@ -123,28 +123,6 @@ class DecodeForms : public testing::TestWithParam<DecodeForm> {
   }
 };
 
-TEST_P(DecodeForms, Fp16QueryAndRows) {
-  for (const int group : {1, 4, 7, 12, 16, 20}) {
-    for (const bool transforms : {true, false}) {
-      DecodeOptions options;
-      options.kv_heads = 2;
-      options.group = group;
-      options.form = FormFor(options);
-      options.sequences = Ragged(12);
-      options.row_type = RowType::kFp16;
-      options.transforms = transforms;
-      options.seed = group;
-      DecodeCase run(options);
-      run.Run();
-      EXPECT_LE(run.WorstError(100), 5e-4) << group << " heads";
-      options.out_type = OutType::kFp16;
-      DecodeCase half(options);
-      half.Run();
-      EXPECT_LE(half.WorstOfBound(5e-4, 100), 1.0) << group << " heads";
-    }
-  }
-}
-
 // Query heads of a KV head, for each number of column tiles.
 constexpr int kEachForm[] = {4, 12, 16, 20};
 
@@ -446,8 +424,7 @@ TEST(DecodeAttention, ChoosesClustersForFewSequences) {
     shape.kv_heads = 8;
     shape.q_heads = 32;
     shape.batch_invariant = invariant;
-    shape.form = form;
-    return DecodeWorkspaceBytes(shape);
+    return DecodeWorkspaceBytes(shape, {.form = form});
   };
   const DecodeForm any = DecodeForm::kAuto;
   for (const int batch : {1, 2}) {
@@ -470,8 +447,7 @@ TEST(DecodeAttention, ThePlanDecidesForMoreSequences) {
     shape.max_pages = 500;
     shape.kv_heads = 8;
     shape.q_heads = 32;
-    shape.form = form;
-    return DecodePlanBytes(shape);
+    return DecodePlanBytes(shape, {.form = form});
   };
   EXPECT_GT(plan(8, DecodeForm::kAuto), plan(8, DecodeForm::kPlanned));
   EXPECT_EQ(plan(32, DecodeForm::kAuto), plan(32, DecodeForm::kPlanned));
@@ -587,17 +563,17 @@ TEST(DecodeAttention, OneGraphServesBothForms) {
 
 TEST(DecodeAttention, ClustersRefuseWhatTheyDoNotServe) {
   CRUMB_NEEDS_DEVICE();
+  const DecodeTuning clusters = {.form = DecodeForm::kClusters};
   DecodeShape shape;
-  shape.form = DecodeForm::kClusters;
   shape.kv_heads = 1;
   shape.q_heads = 17;
-  EXPECT_EQ(DecodePlanBytes(shape), 0u);
+  EXPECT_EQ(DecodePlanBytes(shape, clusters), 0u);
   shape.q_heads = 4;
   shape.tile.group_size = 64;
-  EXPECT_EQ(DecodePlanBytes(shape), 0u);
+  EXPECT_EQ(DecodePlanBytes(shape, clusters), 0u);
   shape.tile.group_size = 128;
   shape.tile.head_dim = 256;
-  EXPECT_EQ(DecodePlanBytes(shape), 0u);
+  EXPECT_EQ(DecodePlanBytes(shape, clusters), 0u);
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, DecodeForms, testing::ValuesIn(kForms),

@@ -17,8 +17,7 @@ namespace {
 
 double Rounded(OutType type, double x) {
   if (type == OutType::kF32) return static_cast<float>(x);
-  const RowType row = type == OutType::kFp16 ? RowType::kFp16 : RowType::kBf16;
-  return ToFloat(row, FromFloat(row, static_cast<float>(x)));
+  return Bf16ToFloat(Bf16FromFloat(static_cast<float>(x)));
 }
 
 }  // namespace
@@ -36,15 +35,14 @@ DecodeCase::DecodeCase(const DecodeOptions& options)
   MakeWindows();
   MakeTransforms();
   const size_t rows = static_cast<size_t>(batch_) * options_.q_tokens * q_heads();
-  q_host_ =
-      RandomRows(options_.row_type, rows * options_.tile.head_dim, options_.logit_std, random_);
+  q_host_ = RandomRows(rows * options_.tile.head_dim, options_.logit_std, random_);
   q_.Upload(q_host_);
   out_.Allocate(rows * options_.tile.head_dim * (options_.out_type == OutType::kF32 ? 4 : 2));
   lse_.Allocate(rows * 4);
   SetLengths(lengths_);
   const DecodeShape shape = Params().shape;
-  plan_.Allocate(DecodePlanBytes(shape, options_.limits));
-  workspace_.Allocate(DecodeWorkspaceBytes(shape, options_.limits));
+  plan_.Allocate(DecodePlanBytes(shape, Tuning()));
+  workspace_.Allocate(DecodeWorkspaceBytes(shape, Tuning()));
   workspace_.Fill(0);
 }
 
@@ -79,16 +77,13 @@ void DecodeCase::MakeWindows() {
   const int dim = options_.tile.head_dim;
   // [batch, kv_heads, k or v, slot, dim]
   sink_host_ =
-      RandomRows(options_.row_type, static_cast<size_t>(batch_) * options_.kv_heads * 2 * 64 * dim,
-                 1.0, random_);
+      RandomRows(static_cast<size_t>(batch_) * options_.kv_heads * 2 * 64 * dim, 1.0, random_);
   recent_host_ = RandomRows(
-      options_.row_type,
       static_cast<size_t>(batch_) * options_.kv_heads * 2 * recent_capacity_ * dim, 1.0, random_);
   const auto scale_values = [&](std::vector<Bf16>& rows, int slots) {
     for (size_t i = 0; i < rows.size(); ++i) {
       if (i / (static_cast<size_t>(slots) * dim) % 2 == 1) {
-        rows[i] = FromFloat(options_.row_type, ToFloat(options_.row_type, rows[i]) *
-                                                   static_cast<float>(options_.value_std));
+        rows[i] = Bf16FromFloat(Bf16ToFloat(rows[i]) * static_cast<float>(options_.value_std));
       }
     }
   };
@@ -164,12 +159,10 @@ DecodeAttentionParams DecodeCase::Params() {
   p.shape.kv_heads = options_.kv_heads;
   p.shape.q_heads = q_heads();
   p.shape.batch_invariant = options_.batch_invariant;
-  p.shape.form = options_.form;
   p.lengths = {sink_tokens_.as<int32_t>(), pages_.as<int32_t>(), recent_tokens_.as<int32_t>(),
                begin_.as<int32_t>()};
   p.q = q_.as<Bf16>();
   p.out = out_.as<void>();
-  p.row_type = options_.row_type;
   p.out_type = options_.out_type;
   p.lse = lse_.as<float>();
   p.page_address = table_.as<uint64_t>();
@@ -190,7 +183,6 @@ DecodeAttentionParams DecodeCase::Params() {
   if (options_.sink_logit) p.sink_logit = device_sink_logit_.as<float>();
   p.soft_cap = options_.soft_cap;
   p.window = options_.window;
-  p.copy_path = options_.copy_path;
   p.plan = plan_.as<void>();
   p.workspace = workspace_.as<void>();
   return p;
@@ -199,8 +191,8 @@ DecodeAttentionParams DecodeCase::Params() {
 cudaError_t DecodeCase::Enqueue(cudaStream_t stream) {
   const DecodeAttentionParams p = Params();
   const cudaError_t error =
-      PlanDecode(p.shape, p.lengths, p.window, plan_.as<void>(), stream, options_.limits);
-  return error != cudaSuccess ? error : DecodeAttention(p, stream, options_.limits);
+      PlanDecode(p.shape, p.lengths, p.window, plan_.as<void>(), stream, Tuning());
+  return error != cudaSuccess ? error : DecodeAttention(p, stream, Tuning());
 }
 
 void DecodeCase::ScaleKeys(int sequence, int page, int head, int token, double nats) {
@@ -209,7 +201,7 @@ void DecodeCase::ScaleKeys(int sequence, int page, int head, int token, double n
       q_host_.data() +
       (static_cast<size_t>(sequence) * options_.q_tokens * q_heads() + head * options_.group) * dim;
   double sum = 0.0;
-  for (int i = 0; i < dim; ++i) sum += ToFloat(options_.row_type, q[i]);
+  for (int i = 0; i < dim; ++i) sum += Bf16ToFloat(q[i]);
   const RowMeta meta = {0, Half(nats * std::sqrt(dim) / sum)};
   for (int y = 0; y < options_.tile.groups(); ++y) {
     WriteMeta(options_.tile, TilePart::kKey, token, y, meta, Tile(sequence, page, head));
@@ -260,8 +252,8 @@ void DecodeCase::Dominate(int sequence, int head, const std::vector<DecodeKey>& 
                           head * options_.group + of_group) *
                              dim;
     for (int j = 0; j < dim; ++j) {
-      if (i == 0) q[j] = ToFloat(options_.row_type, row[j]);
-      row[j] = FromFloat(options_.row_type, q[j] * (1.0f + i / 64.0f));
+      if (i == 0) q[j] = Bf16ToFloat(row[j]);
+      row[j] = Bf16FromFloat(q[j] * (1.0f + i / 64.0f));
     }
   }
   q_.Upload(q_host_);
@@ -297,7 +289,7 @@ void DecodeCase::Dominate(int sequence, int head, const std::vector<DecodeKey>& 
 void DecodeCase::LevelQuery() {
   const float size = static_cast<float>(options_.logit_std);
   for (Bf16& x : q_host_) {
-    x = FromFloat(options_.row_type, std::copysign(size, ToFloat(options_.row_type, x)));
+    x = Bf16FromFloat(std::copysign(size, Bf16ToFloat(x)));
   }
   q_.Upload(q_host_);
 }
@@ -317,8 +309,7 @@ void DecodeCase::Run() {
 std::vector<float> DecodeCase::Out() const {
   if (options_.out_type == OutType::kF32) return out_.Download<float>();
   std::vector<float> out;
-  const RowType type = options_.out_type == OutType::kFp16 ? RowType::kFp16 : RowType::kBf16;
-  for (const Bf16 x : out_.Download<Bf16>()) out.push_back(ToFloat(type, x));
+  for (const Bf16 x : out_.Download<Bf16>()) out.push_back(Bf16ToFloat(x));
   return out;
 }
 
@@ -372,8 +363,6 @@ template <typename Visit>
 void DecodeCase::VisitErrors(int rows_max, const Visit& visit) const {
   const int dim = options_.tile.head_dim, per_sequence = options_.q_tokens * q_heads();
   const int rows = batch_ * per_sequence, step = std::max(1, rows / rows_max);
-  const OracleRows type =
-      options_.row_type == RowType::kFp16 ? OracleRows::kF16 : OracleRows::kBf16;
   const std::vector<float> out = Out(), lse = Lse();
   for (int row = 0; row < rows; row += step) {
     const int sequence = row / per_sequence, t = row % per_sequence / q_heads();
@@ -386,7 +375,7 @@ void DecodeCase::VisitErrors(int rows_max, const Visit& visit) const {
           arena_host_.data() + page_offset_[sequence * options_.max_pages + page]));
     }
     p.page_address = address.data();
-    const OracleRow expected = OracleAttend(p, t, row % q_heads(), type);
+    const OracleRow expected = OracleAttend(p, t, row % q_heads());
     double error = 0.0, rounding = 0.0, norm = 0.0;
     for (int i = 0; i < dim; ++i) {
       const double difference = out[static_cast<size_t>(row) * dim + i] - expected.out[i];

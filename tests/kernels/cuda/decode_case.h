@@ -35,7 +35,6 @@ struct DecodeOptions {
   bool sink_logit = false;
   float soft_cap = 0.0f;
   int window = 0;
-  RowType row_type = RowType::kBf16;
   OutType out_type = OutType::kF32;
   CopyPath copy_path = CopyPath::kAuto;
   bool batch_invariant = false;
@@ -73,6 +72,7 @@ class DecodeCase {
   void SetLengths(const std::vector<SequenceLengths>& sequences);
 
   DecodeAttentionParams Params();
+  DecodeTuning Tuning() const { return {options_.form, options_.copy_path, options_.limits}; }
   // Plans and attends on `stream`; outputs are poisoned first. Then waits.
   void Run();
   cudaError_t Enqueue(cudaStream_t stream);

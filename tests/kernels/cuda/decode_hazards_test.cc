@@ -104,8 +104,8 @@ class ManyHeads {
     params_.shape.kv_heads = heads;
     params_.shape.q_heads = heads * rows_;
     params_.page_head_stride = params_.sink.head_stride = params_.recent.head_stride = 0;
-    plan_.Allocate(DecodePlanBytes(params_.shape));
-    workspace_.Allocate(DecodeWorkspaceBytes(params_.shape));
+    plan_.Allocate(DecodePlanBytes(params_.shape, one_.Tuning()));
+    workspace_.Allocate(DecodeWorkspaceBytes(params_.shape, one_.Tuning()));
     workspace_.Fill(0);
     params_.q = q_.as<void>();
     params_.out = out_.as<void>();
@@ -117,8 +117,9 @@ class ManyHeads {
   void Run() {
     out_.Fill(0xff);
     lse_.Fill(0xff);
-    ASSERT_CUDA(PlanDecode(params_.shape, params_.lengths, 0, plan_.as<void>(), nullptr));
-    ASSERT_CUDA(DecodeAttention(params_, nullptr));
+    ASSERT_CUDA(
+        PlanDecode(params_.shape, params_.lengths, 0, plan_.as<void>(), nullptr, one_.Tuning()));
+    ASSERT_CUDA(DecodeAttention(params_, nullptr, one_.Tuning()));
     ASSERT_CUDA(cudaDeviceSynchronize());
   }
   // Of up to two rows of one KV head, against the oracle.

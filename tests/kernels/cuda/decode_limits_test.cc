@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // Decode attention as it is launched on devices with less shared memory, other instructions and
-// fewer multiprocessors: every tile, with odd groups, drafts and FP16 rows.
+// fewer multiprocessors: every tile, with odd groups and drafts.
 #include <cstdio>
 #include <string>
 
@@ -40,14 +40,13 @@ struct Columns {
 };
 constexpr Columns kColumns[] = {{4, 1}, {7, 1}, {3, 3}, {12, 1}, {5, 4}, {16, 2}};
 
-DecodeOptions OptionsOf(const TileShape& tile, const Columns& columns, RowType type) {
+DecodeOptions OptionsOf(const TileShape& tile, const Columns& columns) {
   DecodeOptions options;
   options.tile = tile;
   options.kv_heads = 2;
   options.group = columns.group;
   options.q_tokens = columns.q_tokens;
   options.sequences = {{64, 3, 256}, {64, 17, 319}, {0, 0, 0}, {63, 0, 5}, {64, 9, 16}};
-  options.row_type = type;
   options.seed = 31 * columns.group + tile.head_dim + tile.group_size;
   return options;
 }
@@ -59,21 +58,19 @@ class DecodeTiles : public testing::TestWithParam<TileShape> {};
 TEST_P(DecodeTiles, BothCopiesGiveTheSameBits) {
   CRUMB_NEEDS_DEVICE();
   for (const Columns& columns : kColumns) {
-    for (const RowType type : {RowType::kBf16, RowType::kFp16}) {
-      for (const int shared_bytes : {0, 163 << 10, 99 << 10}) {
-        DecodeOptions options = OptionsOf(GetParam(), columns, type);
-        options.form = DecodeForm::kPlanned;
-        options.limits.shared_bytes = shared_bytes;
-        if (shared_bytes != 0 && !HasRoom(options.tile, options.limits)) continue;
-        DecodeCase bulk(options);
-        bulk.Run();
-        options.copy_path = CopyPath::kAsync16;
-        DecodeCase async(options);
-        async.Run();
-        EXPECT_EQ(async.OutBytes(), bulk.OutBytes())
-            << columns.group << " heads, " << columns.q_tokens << " tokens, " << shared_bytes
-            << " bytes";
-      }
+    for (const int shared_bytes : {0, 163 << 10, 99 << 10}) {
+      DecodeOptions options = OptionsOf(GetParam(), columns);
+      options.form = DecodeForm::kPlanned;
+      options.limits.shared_bytes = shared_bytes;
+      if (shared_bytes != 0 && !HasRoom(options.tile, options.limits)) continue;
+      DecodeCase bulk(options);
+      bulk.Run();
+      options.copy_path = CopyPath::kAsync16;
+      DecodeCase async(options);
+      async.Run();
+      EXPECT_EQ(async.OutBytes(), bulk.OutBytes())
+          << columns.group << " heads, " << columns.q_tokens << " tokens, " << shared_bytes
+          << " bytes";
     }
   }
 }
@@ -87,21 +84,19 @@ TEST_P(DecodeLimits, AgreeWithTheOracle) {
   CRUMB_NEEDS_DEVICE();
   const auto [tile, device] = GetParam();
   for (const Columns& columns : kColumns) {
-    for (const RowType type : {RowType::kBf16, RowType::kFp16}) {
-      DecodeOptions options = OptionsOf(tile, columns, type);
-      options.limits = device.limits;
-      if (!HasRoom(tile, device.limits)) {
-        DecodeCase refused(options);
-        EXPECT_EQ(refused.Enqueue(nullptr), cudaErrorInvalidValue);
-        continue;
-      }
-      DecodeCase run(options);
-      run.Run();
-      const double error = run.WorstError(60);
-      std::printf("%s %s: %d heads, %d tokens: error %.2e\n", device.name, NameOf(tile).c_str(),
-                  columns.group, columns.q_tokens, error);
-      EXPECT_LE(error, 5e-4) << columns.group << " heads, " << columns.q_tokens << " tokens";
+    DecodeOptions options = OptionsOf(tile, columns);
+    options.limits = device.limits;
+    if (!HasRoom(tile, device.limits)) {
+      DecodeCase refused(options);
+      EXPECT_EQ(refused.Enqueue(nullptr), cudaErrorInvalidValue);
+      continue;
     }
+    DecodeCase run(options);
+    run.Run();
+    const double error = run.WorstError(60);
+    std::printf("%s %s: %d heads, %d tokens: error %.2e\n", device.name, NameOf(tile).c_str(),
+                columns.group, columns.q_tokens, error);
+    EXPECT_LE(error, 5e-4) << columns.group << " heads, " << columns.q_tokens << " tokens";
   }
 }
 
@@ -119,7 +114,7 @@ TEST(DecodeCopies, LengthsAroundEveryBoundary) {
   for (const OtherDevice& device : {kA100, kBlackwell}) {
     for (const TileShape& tile : {TileShape{64, 64, 64}, {64, 128, 128}, {64, 256, 128}}) {
       for (const int group : {4, 12}) {
-        DecodeOptions options = OptionsOf(tile, {group, 1}, RowType::kBf16);
+        DecodeOptions options = OptionsOf(tile, {group, 1});
         options.kv_heads = 1;
         options.sequences = {{64, 5, 257}, {1, 0, 0}, {64, 0, 65}, {64, 1, 319}};
         options.limits = device.limits;
@@ -148,17 +143,17 @@ TEST(DecodeLaunchOf, SharedMemoryDecidesWarpsAndStages) {
     shape.tile = expected.tile;
     shape.q_heads = 4;
     DecodeLaunch launch;
-    ASSERT_EQ(LaunchOf(shape, expected.limits, &launch), cudaSuccess);
+    ASSERT_EQ(LaunchOf(shape, DecodeForm::kAuto, expected.limits, &launch), cudaSuccess);
     EXPECT_EQ(launch.warps, expected.warps) << NameOf(shape.tile);
     EXPECT_EQ(launch.stages, expected.stages) << NameOf(shape.tile);
     EXPECT_LE(launch.shared_bytes, static_cast<size_t>(expected.limits.shared_bytes));
     EXPECT_EQ(launch.blocks, expected.limits.processors);
-    shape.form = DecodeForm::kClusters;
-    EXPECT_EQ(LaunchOf(shape, expected.limits, &launch), cudaErrorInvalidValue);
+    EXPECT_EQ(LaunchOf(shape, DecodeForm::kClusters, expected.limits, &launch),
+              cudaErrorInvalidValue);
   }
   DecodeShape none;
   DecodeLaunch launch;
-  EXPECT_EQ(LaunchOf(none, {8, 1, 16 << 10}, &launch), cudaErrorInvalidValue);
+  EXPECT_EQ(LaunchOf(none, DecodeForm::kAuto, {8, 1, 16 << 10}, &launch), cudaErrorInvalidValue);
 }
 
 }  // namespace

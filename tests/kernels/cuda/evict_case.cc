@@ -37,7 +37,7 @@ void EvictCase::Run(int windows_max) {
   status_.Upload(std::vector<uint32_t>(o_.windows, 0));
   EvictParams p = Params();
   p.windows_max = windows_max;
-  ASSERT_CUDA(EvictWindows(p, nullptr, o_.limits));
+  ASSERT_CUDA(EvictWindows(p, nullptr, {o_.path, o_.limits}));
   ASSERT_CUDA(cudaDeviceSynchronize());
   DownloadTiles();
 }
@@ -46,8 +46,6 @@ EvictParams EvictCase::Params() const {
   EvictParams p;
   p.tile = o_.tile;
   p.method = o_.method;
-  p.row_type = o_.row_type;
-  p.path = o_.path;
   p.layers = o_.layers;
   p.kv_heads = o_.kv_heads;
   p.windows_max = o_.windows;
@@ -109,12 +107,12 @@ std::vector<uint8_t> EvictCase::Expected(std::vector<uint32_t>* status) const {
   return tiles;
 }
 
-void EvictCase::UploadRows() { device_rows_.Upload(RowsOf(o_.row_type, rows_)); }
+void EvictCase::UploadRows() { device_rows_.Upload(rows_); }
 
 void EvictCase::Upload() {
   UploadRows();
   const int dim = o_.tile.head_dim;
-  constants_.Upload(rotation_, feedback_, mean_, dim, o_.row_type);
+  constants_.Upload(rotation_, feedback_, mean_, dim);
   tiles_.Allocate(matrices_ * o_.windows * o_.tile.int2_bytes());
   std::vector<uint64_t> ring, tile;
   for (int w = 0; w < o_.windows; ++w) {
@@ -147,11 +145,7 @@ void EvictCase::FillRows() {
   const int dim = o_.tile.head_dim;
   for (size_t row = 0; row < rows_.size() / dim; ++row) {
     Bf16* x = rows_.data() + row * dim;
-    for (int i = 0; i < dim; ++i) {
-      x[i] = Bf16FromFloat(normal(random_));
-      // Exact as a half too.
-      if (o_.row_type == RowType::kFp16 && std::abs(Bf16ToFloat(x[i])) < 1e-3f) x[i] = {};
-    }
+    for (int i = 0; i < dim; ++i) x[i] = Bf16FromFloat(normal(random_));
     if (o_.rows == Rows::kOutliers && row % 3 == 0) x[random_() % dim] = Bf16FromFloat(1e4f);
     if (o_.rows == Rows::kExtreme) MakeExtreme(row % 9, x);
   }

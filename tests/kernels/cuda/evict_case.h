@@ -19,7 +19,6 @@ enum class Rows { kNormal, kOutliers, kExtreme };
 struct EvictOptions {
   TileShape tile;
   Method method = Method::kOscar;
-  RowType row_type = RowType::kBf16;
   RotatePath path = RotatePath::kAuto;
   DeviceLimits limits;
   int layers = 2;

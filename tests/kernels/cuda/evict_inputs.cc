@@ -20,13 +20,6 @@ std::vector<float> RandomFeedback(int dim, std::mt19937& random) {
   return feedback;
 }
 
-std::vector<Bf16> RowsOf(RowType type, std::vector<Bf16> rows) {
-  if (type == RowType::kFp16) {
-    for (Bf16& x : rows) x.bits = Half(Bf16ToFloat(x));
-  }
-  return rows;
-}
-
 void SetStrides(EvictParams* params) {
   EvictParams& p = *params;
   const int dim = p.tile.head_dim;
@@ -50,15 +43,15 @@ std::vector<Bf16> WindowOfRing(const Bf16* ring, int begin, int dim) {
 }
 
 void EvictConstants::Upload(const std::vector<float>& rotation, const std::vector<float>& feedback,
-                            const std::vector<float>& mean, int dim, RowType type) {
+                            const std::vector<float>& mean, int dim) {
   dim_ = dim;
   matrices_ = rotation.size() / dim / dim / 2;
   const int count = static_cast<int>(2 * matrices_);
   const DeviceBuffer plain(rotation), upper(feedback);
   rotation_.Allocate(count * EvictRotationBytes(dim));
-  EXPECT_EQ(PrepareEvictRotation(plain.as<float>(), dim, count, type, rotation_.as<EvictRotation>(),
-                                 nullptr),
-            cudaSuccess);
+  EXPECT_EQ(
+      PrepareEvictRotation(plain.as<float>(), dim, count, rotation_.as<EvictRotation>(), nullptr),
+      cudaSuccess);
   feedback_.Allocate(count * EvictFeedbackBytes(dim));
   EXPECT_EQ(
       PrepareEvictFeedback(upper.as<float>(), dim, count, feedback_.as<EvictFeedback>(), nullptr),

@@ -20,9 +20,6 @@ inline constexpr int kEvictRing = 71;  // slots of a ring
 // Strictly upper, entries as a damped factorization gives them: [dim, dim] row-major.
 std::vector<float> RandomFeedback(int dim, std::mt19937& random);
 
-// Rows as the device reads them: `rows` is of bf16, exact in both types.
-std::vector<Bf16> RowsOf(RowType type, std::vector<Bf16> rows);
-
 // Sets ring_capacity and all strides of `params`, whose other sizes are set: rings of [windows,
 // layers, KV heads, K and V, slots, head_dim] rows, tiles of [windows, layers, KV heads].
 void SetStrides(EvictParams* params);
@@ -36,7 +33,7 @@ class EvictConstants {
  public:
   // rotation, feedback [2, matrices, dim, dim]; mean [2, matrices, position blocks, dim].
   void Upload(const std::vector<float>& rotation, const std::vector<float>& feedback,
-              const std::vector<float>& mean, int dim, RowType type);
+              const std::vector<float>& mean, int dim);
 
   // Of K (0) or V (1), beginning with its first matrix; no clip.
   EvictTransform Of(int value) const;

@@ -32,20 +32,17 @@ double ErrorBound(OutType type, double logit_std) {
   return logit_std < 4 ? 2e-3 : 5e-3;
 }
 
-const char* NameOf(OutType type) {
-  if (type == OutType::kF32) return "f32";
-  return type == OutType::kBf16 ? "bf16" : "fp16";
-}
+const char* NameOf(OutType type) { return type == OutType::kF32 ? "f32" : "bf16"; }
 
-class PrefillShapes : public testing::TestWithParam<std::tuple<Shape, PrefillProducts>> {};
+class PrefillShapes : public testing::TestWithParam<std::tuple<Shape, PrefillMma>> {};
 
 TEST_P(PrefillShapes, AgreesWithTheOracle) {
   CRUMB_NEEDS_DEVICE();
-  const auto& [shape, products] = GetParam();
+  const auto& [shape, mma] = GetParam();
   for (const double logit_std : {1.0, 2.0, 8.0}) {
     for (const OutType type : {OutType::kF32, OutType::kBf16}) {
       PrefillOptions options;
-      options.products = products;
+      options.mma = mma;
       options.tile = {64, shape.head_dim, shape.group_size};
       options.kv_heads = shape.kv_heads;
       options.group = shape.group;
@@ -56,8 +53,8 @@ TEST_P(PrefillShapes, AgreesWithTheOracle) {
       PrefillCase run(options);
       run.Run();
       std::printf("d %d G %d g %d %s std %.0f %s: error %.2e\n", shape.head_dim, shape.group_size,
-                  shape.group, products == PrefillProducts::kAuto ? "auto" : "warp", logit_std,
-                  NameOf(type), run.WorstError(150));
+                  shape.group, mma == PrefillMma::kAuto ? "auto" : "warp", logit_std, NameOf(type),
+                  run.WorstError(150));
       EXPECT_LE(run.WorstOfBound(ErrorBound(type, logit_std), 150), 1.0);
     }
   }
@@ -71,65 +68,7 @@ INSTANTIATE_TEST_SUITE_P(
                         Shape{128, 128, 1, 12}, Shape{128, 128, 1, 16}, Shape{128, 64, 2, 4},
                         Shape{128, 32, 2, 4}, Shape{64, 64, 2, 4}, Shape{64, 32, 1, 8},
                         Shape{256, 128, 2, 2}, Shape{256, 64, 1, 4}, Shape{256, 32, 1, 3}),
-        testing::Values(PrefillProducts::kAuto, PrefillProducts::kWarp)));
-
-class PrefillFp16 : public testing::TestWithParam<Shape> {};
-
-TEST_P(PrefillFp16, AgreesWithTheOracle) {
-  CRUMB_NEEDS_DEVICE();
-  const Shape& shape = GetParam();
-  for (const double logit_std : {1.0, 2.0, 8.0}) {
-    // With small values p is far above 1 while pages are attended.
-    for (const double value_std : {1.0, 1e-2, 1e-4}) {
-      for (const OutType type : {OutType::kF32, OutType::kFp16}) {
-        PrefillOptions options;
-        options.row_type = RowType::kFp16;
-        options.out_type = type;
-        options.tile = {64, shape.head_dim, shape.group_size};
-        options.kv_heads = shape.kv_heads;
-        options.group = shape.group;
-        options.sequences = Ragged();
-        options.logit_std = logit_std;
-        options.value_std = value_std;
-        options.transforms = shape.group != 7;
-        options.seed = 5 + shape.group;
-        PrefillCase run(options);
-        run.Run();
-        std::printf("fp16: d %d G %d g %d %s std %.0f, %g: error %.2e\n", shape.head_dim,
-                    shape.group_size, shape.group, NameOf(type), logit_std, value_std,
-                    run.WorstError(150));
-        // A row in fp16 takes its rounding beside, which is more where elements are subnormal.
-        double bound = ErrorBound(OutType::kF32, logit_std);
-        if (type != OutType::kF32) bound *= 1.4;
-        EXPECT_LE(run.WorstOfBound(bound, 150), value_std < 1e-3 ? 1.1 : 1.0);
-      }
-    }
-  }
-}
-
-INSTANTIATE_TEST_SUITE_P(Shapes, PrefillFp16,
-                         testing::Values(Shape{128, 128, 2, 4}, Shape{128, 128, 1, 7},
-                                         Shape{128, 64, 1, 5}, Shape{128, 32, 2, 3},
-                                         Shape{64, 64, 2, 4}, Shape{64, 32, 1, 12},
-                                         Shape{256, 128, 1, 2}, Shape{256, 64, 1, 3},
-                                         Shape{256, 32, 1, 1}));
-
-TEST(PrefillAttention, Fp16RowsWithCapsWindowsAndLearnedSinks) {
-  CRUMB_NEEDS_DEVICE();
-  for (int mask = 0; mask < 16; ++mask) {
-    PrefillOptions options;
-    options.row_type = RowType::kFp16;
-    options.sequences = {{64, 5, 6, 30}, {64, 9, 0, 70}, {0, 0, 0, 12}};
-    options.offset = options.shift = (mask & 1) != 0;
-    options.sink_logit = (mask & 2) != 0;
-    options.soft_cap = (mask & 4) != 0 ? 3.0f : 0.0f;
-    options.window = (mask & 8) != 0 ? 300 : 0;
-    options.seed = mask;
-    PrefillCase run(options);
-    run.Run();
-    EXPECT_LE(run.WorstError(40), 5e-4) << "mask " << mask;
-  }
-}
+        testing::Values(PrefillMma::kAuto, PrefillMma::kWarp)));
 
 TEST(PrefillAttention, EveryTermOfTheLogit) {
   CRUMB_NEEDS_DEVICE();
@@ -192,11 +131,11 @@ TEST(PrefillAttention, PaddedEntriesStayUntouched) {
 
 TEST(PrefillAttention, SmallValuesAndPeaks) {
   CRUMB_NEEDS_DEVICE();
-  for (const PrefillProducts products : {PrefillProducts::kAuto, PrefillProducts::kWarp}) {
+  for (const PrefillMma mma : {PrefillMma::kAuto, PrefillMma::kWarp}) {
     for (const double value_std : {1.0, 1e-2, 1e-4}) {
       for (const double nats : {0.0, 8.0, 14.0, 16.0}) {
         PrefillOptions options;
-        options.products = products;
+        options.mma = mma;
         options.kv_heads = 1;
         options.group = 2;
         options.sequences = {{64, 400, 0, 3}};
@@ -247,10 +186,10 @@ TEST(PrefillAttention, OneKeyThatHasMostOfARow) {
   const TileShape shapes[] = {
       {64, 128, 128}, {64, 128, 64}, {64, 128, 32}, {64, 64, 64}, {64, 256, 128}};
   for (const TileShape& shape : shapes) {
-    for (const PrefillProducts products : {PrefillProducts::kAuto, PrefillProducts::kWarp}) {
+    for (const PrefillMma mma : {PrefillMma::kAuto, PrefillMma::kWarp}) {
       PrefillOptions options;
       options.tile = shape;
-      options.products = products;
+      options.mma = mma;
       options.kv_heads = 64;
       options.group = 1;
       options.sequences = {{64, 45, 0, 1}};
@@ -289,7 +228,7 @@ TEST(PrefillAttention, OneKeyThatHasMostOfARow) {
       run.Run();
       const double error = run.WorstError(64);
       std::printf("d %d G %d %s, one key: error %.2e\n", shape.head_dim, shape.group_size,
-                  products == PrefillProducts::kAuto ? "auto" : "warp", error);
+                  mma == PrefillMma::kAuto ? "auto" : "warp", error);
       EXPECT_LE(error, 5e-4);
     }
   }
@@ -299,13 +238,13 @@ TEST(PrefillAttention, ManyRows) {
   CRUMB_NEEDS_DEVICE();
   const TileShape shapes[] = {{64, 128, 128}, {64, 128, 32}, {64, 64, 64}, {64, 256, 128}};
   for (const TileShape& shape : shapes) {
-    for (const PrefillProducts products : {PrefillProducts::kAuto, PrefillProducts::kWarp}) {
-      if (products == PrefillProducts::kAuto && shape.groups() > 1) continue;
+    for (const PrefillMma mma : {PrefillMma::kAuto, PrefillMma::kWarp}) {
+      if (mma == PrefillMma::kAuto && shape.groups() > 1) continue;
       double worst = 0.0;
       for (int seed = 0; seed < 2; ++seed) {
         PrefillOptions options;
         options.tile = shape;
-        options.products = products;
+        options.mma = mma;
         options.kv_heads = 4;
         options.sequences = {{64, 9, 20, 37}, {64, 3, 0, 33}};
         options.logit_std = 2.0;
@@ -316,7 +255,7 @@ TEST(PrefillAttention, ManyRows) {
         if (!(error <= worst)) worst = error;
       }
       std::printf("d %d G %d %s, many rows: error %.2e\n", shape.head_dim, shape.group_size,
-                  products == PrefillProducts::kAuto ? "auto" : "warp", worst);
+                  mma == PrefillMma::kAuto ? "auto" : "warp", worst);
       EXPECT_LE(worst, 5e-4);
     }
   }

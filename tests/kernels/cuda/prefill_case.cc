@@ -14,8 +14,7 @@ namespace {
 
 double Rounded(OutType type, double x) {
   if (type == OutType::kF32) return static_cast<float>(x);
-  const RowType row = type == OutType::kFp16 ? RowType::kFp16 : RowType::kBf16;
-  return ToFloat(row, FromFloat(row, static_cast<float>(x)));
+  return Bf16ToFloat(Bf16FromFloat(static_cast<float>(x)));
 }
 
 }  // namespace
@@ -61,15 +60,15 @@ void PrefillCase::MakePages() {
 void PrefillCase::MakeRows() {
   const int dim = o_.tile.head_dim;
   const size_t fresh = static_cast<size_t>(tokens_) * o_.kv_heads * dim;
-  q_host_ = RandomRows(o_.row_type, static_cast<size_t>(rows()) * dim, o_.logit_std, random_);
-  k_host_ = RandomRows(o_.row_type, fresh, 1.0, random_);
-  v_host_ = RandomRows(o_.row_type, fresh, o_.value_std, random_);
+  q_host_ = RandomRows(static_cast<size_t>(rows()) * dim, o_.logit_std, random_);
+  k_host_ = RandomRows(fresh, 1.0, random_);
+  v_host_ = RandomRows(fresh, o_.value_std, random_);
   // [batch, kv_heads, k or v, slot, dim]
   const auto windows = [&](int slots) {
     std::vector<Bf16> rows;
     for (int i = 0; i < batch_ * o_.kv_heads * 2; ++i) {
-      const std::vector<Bf16> part = RandomRows(o_.row_type, static_cast<size_t>(slots) * dim,
-                                                i % 2 == 0 ? 1.0 : o_.value_std, random_);
+      const std::vector<Bf16> part =
+          RandomRows(static_cast<size_t>(slots) * dim, i % 2 == 0 ? 1.0 : o_.value_std, random_);
       rows.insert(rows.end(), part.begin(), part.end());
     }
     return rows;
@@ -147,7 +146,6 @@ PrefillAttentionParams PrefillCase::Params() const {
                lengths_[4].as<int32_t>(), lengths_[3].as<int32_t>(), lengths_[5].as<int32_t>()};
   p.q = q_.as<Bf16>();
   p.out = out_.as<void>();
-  p.row_type = o_.row_type;
   p.out_type = o_.out_type;
   p.lse = lse_.as<float>();
   p.k = k_.as<Bf16>();
@@ -172,22 +170,20 @@ PrefillAttentionParams PrefillCase::Params() const {
   if (o_.sink_logit) p.sink_logit = device_sink_logit_.as<float>();
   p.soft_cap = o_.soft_cap;
   p.window = o_.window;
-  p.products = o_.products;
   return p;
 }
 
 void PrefillCase::Run() {
   out_.Fill(0xff);
   lse_.Fill(0xff);
-  ASSERT_CUDA(PrefillAttention(Params(), nullptr));
+  ASSERT_CUDA(PrefillAttention(Params(), nullptr, o_.mma));
   ASSERT_CUDA(cudaDeviceSynchronize());
 }
 
 std::vector<float> PrefillCase::Out() const {
   if (o_.out_type == OutType::kF32) return out_.Download<float>();
   std::vector<float> out;
-  const RowType type = o_.out_type == OutType::kFp16 ? RowType::kFp16 : RowType::kBf16;
-  for (const Bf16 x : out_.Download<Bf16>()) out.push_back(ToFloat(type, x));
+  for (const Bf16 x : out_.Download<Bf16>()) out.push_back(Bf16ToFloat(x));
   return out;
 }
 
@@ -271,9 +267,7 @@ PrefillCase::RowErrors PrefillCase::ErrorsOf(int row, const std::vector<float>& 
   std::vector<uint64_t> pages;
   std::vector<Bf16> recent;
   const AttentionParams p = HostParams(sequence, &pages, &recent);
-  const OracleRow expected =
-      OracleAttend(p, token - fresh_begin_[sequence], row % q_heads(),
-                   o_.row_type == RowType::kFp16 ? OracleRows::kF16 : OracleRows::kBf16);
+  const OracleRow expected = OracleAttend(p, token - fresh_begin_[sequence], row % q_heads());
   double error = 0.0, rounding = 0.0, norm = 0.0;
   for (int i = 0; i < dim; ++i) {
     const double difference = out[static_cast<size_t>(row) * dim + i] - expected.out[i];

@@ -35,9 +35,8 @@ struct PrefillOptions {
   bool sink_logit = false;
   float soft_cap = 0.0f;
   int window = 0;
-  RowType row_type = RowType::kBf16;
   OutType out_type = OutType::kF32;
-  PrefillProducts products = PrefillProducts::kAuto;
+  PrefillMma mma = PrefillMma::kAuto;
   uint32_t seed = 1;
 };
 

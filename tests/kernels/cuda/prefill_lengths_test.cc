@@ -12,13 +12,13 @@
 namespace crumb::kernels::cuda {
 namespace {
 
-constexpr PrefillProducts kProducts[] = {PrefillProducts::kAuto, PrefillProducts::kWarp};
+constexpr PrefillMma kMmas[] = {PrefillMma::kAuto, PrefillMma::kWarp};
 
 TEST(PrefillLengths, AChunkOf8192TokensBesideOneOfOne) {
   CRUMB_NEEDS_DEVICE();
-  for (const PrefillProducts products : kProducts) {
+  for (const PrefillMma mma : kMmas) {
     PrefillOptions options;
-    options.products = products;
+    options.mma = mma;
     options.sequences = {{64, 30, 100, 8192}, {64, 3, 0, 1}};
     PrefillCase run(options);
     run.Run();
@@ -28,11 +28,11 @@ TEST(PrefillLengths, AChunkOf8192TokensBesideOneOfOne) {
 
 TEST(PrefillLengths, OneKeyOver100kFlatOnes) {
   CRUMB_NEEDS_DEVICE();
-  for (const PrefillProducts products : kProducts) {
+  for (const PrefillMma mma : kMmas) {
     for (const double value_std : {1.0, 1e-2, 1e-4}) {
       for (const double nats : {8.0, 12.0, 16.0}) {
         PrefillOptions options;
-        options.products = products;
+        options.mma = mma;
         options.kv_heads = 1;
         options.group = 2;
         options.sequences = {{64, 1562, 0, 3}};
@@ -48,11 +48,11 @@ TEST(PrefillLengths, OneKeyOver100kFlatOnes) {
         run.Upload();
         run.Run();
         const double error = run.RowError(0, run.Out(), run.Lse());
-        std::printf("%.0f nats, V %.0e, products %d: error %.2e\n", nats, value_std,
-                    static_cast<int>(products), error);
+        std::printf("%.0f nats, V %.0e, mma %d: error %.2e\n", nats, value_std,
+                    static_cast<int>(mma), error);
         // Those of four warps cut sums behind one large key: up to 5.8e-4 where values are 1e-4.
-        EXPECT_LE(error, products == PrefillProducts::kWarp ? 5e-4 : 6e-4)
-            << nats << " nats, V " << value_std << ", products " << static_cast<int>(products);
+        EXPECT_LE(error, mma == PrefillMma::kWarp ? 5e-4 : 6e-4)
+            << nats << " nats, V " << value_std << ", mma " << static_cast<int>(mma);
       }
     }
   }

@@ -12,24 +12,11 @@
 
 namespace crumb::kernels::cuda {
 
-float ToFloat(RowType type, Bf16 x) {
-  return type == RowType::kFp16 ? Fp16ToFloat(x.bits) : Bf16ToFloat(x);
-}
-
-Bf16 FromFloat(RowType type, float x) {
-  bool saturated = false;
-  return type == RowType::kFp16 ? Bf16{Fp16FromFloat(x, &saturated)} : Bf16FromFloat(x);
-}
-
-std::vector<Bf16> RandomRows(RowType type, size_t count, double deviation, std::mt19937& random) {
+std::vector<Bf16> RandomRows(size_t count, double deviation, std::mt19937& random) {
   std::normal_distribution<float> normal(0.0f, static_cast<float>(deviation));
   std::vector<Bf16> rows(count);
-  for (Bf16& x : rows) x = FromFloat(type, normal(random));
+  for (Bf16& x : rows) x = Bf16FromFloat(normal(random));
   return rows;
-}
-
-std::vector<Bf16> RandomRows(size_t count, double deviation, std::mt19937& random) {
-  return RandomRows(RowType::kBf16, count, deviation, random);
 }
 
 std::vector<float> RandomFloats(size_t count, double deviation, std::mt19937& random) {

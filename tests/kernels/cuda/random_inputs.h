@@ -7,17 +7,11 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cuda/common/row_type.h"
 #include "kernels/tile.h"
 
 namespace crumb::kernels::cuda {
 
-// The value of 16 bits of either type, and the other way round.
-float ToFloat(RowType type, Bf16 x);
-Bf16 FromFloat(RowType type, float x);
-
-std::vector<Bf16> RandomRows(RowType type, size_t count, double deviation, std::mt19937& random);
-// Of bf16.
+// Normally distributed elements of the given standard deviation.
 std::vector<Bf16> RandomRows(size_t count, double deviation, std::mt19937& random);
 std::vector<float> RandomFloats(size_t count, double deviation, std::mt19937& random);
 
