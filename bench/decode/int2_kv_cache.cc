@@ -120,7 +120,7 @@ void Int2KvCache::MakeEvict() {
   transforms_.Set(&evict_);
   evict_.k.clip = evict_.v.clip = 0.92f;
   evict_.status = status_.get();
-  evict_.sums = sums_.get();
+  evict_.checksums = sums_.get();
   evict_.workspace = evict_workspace_.get();
 }
 

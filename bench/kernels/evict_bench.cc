@@ -142,7 +142,7 @@ EvictResult RunEvict(const EvictWorkload& w) {
   const Device<uint32_t> sums = Allocate<uint32_t>(tile_count);
   const Device<uint64_t> workspace = Upload(std::vector<uint64_t>(tile_count, 0));
   if (w.sums) {
-    p.sums = sums.get();
+    p.checksums = sums.get();
     p.workspace = workspace.get();
   }
   p.overlap_previous = true;  // of other windows
@@ -228,10 +228,10 @@ VerifyResult RunVerify(const VerifyWorkload& w) {
   const Device<uint32_t> status = Upload(std::vector<uint32_t>(w.pages, 0));
   kernels::cuda::FetchParams p;
   p.tile_bytes = tile_bytes;
-  p.runs = w.pages;
-  p.tiles_per_run = kHeads;
+  p.pages = w.pages;
+  p.tiles_per_layer = kHeads;
   p.to = device_address.get();  // and no `from`: tiles are verified where they lie
-  p.sums = device_expected.get();
+  p.checksums = device_expected.get();
   p.status = status.get();
   VerifyResult result;
   result.us = TimeGraph(

@@ -65,14 +65,14 @@ absl::Status PageCheck::Enqueue(std::span<const std::shared_ptr<const Page>> pag
   for (size_t i = 0; i < pages.size(); ++i) {
     kernels::cuda::FetchParams params;
     params.tile_bytes = pages[i]->tile_bytes;
-    params.runs = 1;
-    params.tiles_per_run = geometry_.kv_heads;
+    params.pages = 1;
+    params.tiles_per_layer = geometry_.kv_heads;
     params.layer_begin = 0;
     params.layer_end = geometry_.layers;
     params.to = tables.to + i;
     params.to_layer_stride = static_cast<int64_t>(pages[i]->layer_stride);
-    params.sums = tables.sums + i * static_cast<size_t>(geometry_.tiles());
-    params.sums_layer_stride = geometry_.kv_heads;
+    params.checksums = tables.sums + i * static_cast<size_t>(geometry_.tiles());
+    params.checksums_layer_stride = geometry_.kv_heads;
     params.status = tables.status + i;
     params.blocks = kBlocks;
     CRUMB_RETURN_IF_ERROR(device_.kernels().Fetch(params, stream_.get()));

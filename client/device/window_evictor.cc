@@ -111,7 +111,7 @@ absl::Status WindowEvictor::Launch(const Area& area, const RingShape& ring, Page
   params.position_block = area.table.position_block;
   params.position_blocks = parts_.options.rotations.position_blocks();
   params.status = area.table.status;
-  params.sums = area.table.sums;
+  params.checksums = area.table.sums;
   params.workspace = reinterpret_cast<void*>(area.workspace.get());
   return parts_.device.kernels().Evict(params, timeline_->stream());
 }

@@ -4,26 +4,30 @@
 
 #include <cstdint>
 
-// Instructions of thread block clusters, Hopper and newer.
+// Instructions of thread block clusters as plain functions. They need compute capability 9.0. A
+// cluster's blocks reach each other's shared memory through mapped addresses; `st.async` stores
+// carry their own completion: they count their bytes on an mbarrier of the receiving block, so no
+// cluster barrier is needed to read them.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 namespace crumb::kernels::cuda::ptx {
 
-// This block's number in its cluster.
+// Returns this block's rank in its cluster.
 __device__ __forceinline__ uint32_t ClusterRank() {
   uint32_t rank;
   asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-// The same place in the shared memory of block `rank` of the cluster.
+// Returns the address, in the cluster's window, of the same shared memory location in block `rank`.
 __device__ __forceinline__ uint32_t MapShared(uint32_t address, uint32_t rank) {
   uint32_t mapped;
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(mapped) : "r"(address), "r"(rank));
   return mapped;
 }
 
-// By all threads of the cluster. Of what a thread wrote before it arrives only the barriers that it
-// initialised are seen after the wait (FenceBarrierInit): to order all else takes a microsecond.
+// A cluster barrier in two halves. All threads of the cluster call both. The arrival is relaxed:
+// after the wait, other blocks are guaranteed to see only barriers that a thread initialised before
+// it arrived (FenceBarrierInit). Ordering all other memory would take a microsecond.
 __device__ __forceinline__ void ArriveCluster() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
@@ -31,7 +35,8 @@ __device__ __forceinline__ void WaitCluster() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// 16 bytes of device memory that are written and read as one, and need no other order.
+// 16 bytes of device memory that are written and read by one access each. A reader therefore sees
+// all of a packet or none of it, and no further ordering is needed.
 struct Packet {
   uint64_t low, high;
 };
@@ -50,7 +55,7 @@ __device__ __forceinline__ Packet LoadPacket(const Packet* from) {
                : "memory");
   return x;
 }
-// Adds to a counter of the device, and orders nothing.
+// Adds `x` to a counter in device memory and returns the old value. Orders no other access.
 __device__ __forceinline__ int AddRelaxed(int32_t* p, int x) {
   int old;
   asm volatile("atom.add.relaxed.gpu.global.s32 %0, [%1], %2;"
@@ -60,7 +65,7 @@ __device__ __forceinline__ int AddRelaxed(int32_t* p, int x) {
   return old;
 }
 
-// Stores to mapped addresses; the mapped barrier counts the bytes when they are there.
+// Stores to a mapped address. The mapped barrier counts the bytes when they have arrived.
 __device__ __forceinline__ void StoreRemote(uint32_t address, float4 x, uint32_t barrier) {
   asm volatile(
       "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1,%2,%3,%4}, "
@@ -76,7 +81,8 @@ __device__ __forceinline__ void StoreRemote(uint32_t address, float x, uint32_t 
       : "memory");
 }
 
-// Waits for what other blocks of the cluster store.
+// Blocks until the stores of other blocks that `barrier` expects have arrived, and makes them
+// visible.
 __device__ __forceinline__ void WaitRemote(uint32_t barrier, uint32_t parity) {
   uint32_t done = 0;
   while (done == 0) {

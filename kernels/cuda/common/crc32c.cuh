@@ -7,17 +7,23 @@
 
 #include "kernels/cuda/common/ptx.cuh"
 
-// CRC-32C on the tensor cores. The sum of a message is linear in its bits over the field of two
-// elements, so it is a product of the bits with a matrix of constants, and one-bit products count
-// what that product sums: the parity is the answer. A warp takes 512 bytes, 16 a lane, at a time.
-// docs/kernels/evict.md has the account.
+// CRC-32C on the tensor cores.
 //
-// A polynomial of degree below 32 is a word whose bit 31 is the factor of x^0, as in the algorithm
-// itself. "Plain sum" below: of a message with initial and final value 0.
+// A CRC is linear in the message's bits over the field of two elements, so it is the product of the
+// bits with a matrix of constants. A one-bit MMA (mma.m16n8k256 with .and.popc) counts `data and
+// constant`, and the parity of a count is one bit of the checksum. A warp processes units of 512
+// bytes, 16 bytes per lane (docs/kernels/evict.md, "Checksums").
+//
+// The raw checksum of a message is its CRC with initial and final value 0. Raw checksums are
+// linear: that of a concatenation is the XOR of its parts' after each has been multiplied by a
+// power of x, and leading zeros do not change it. The CRC-32C proper is the raw checksum XOR
+// ChecksumOfZeros.
+//
+// A polynomial of degree below 32 is a 32-bit word whose bit 31 is the factor of x^0.
 namespace crumb::kernels::cuda::crc {
 
 inline constexpr int kUnitBytes = 512;
-inline constexpr int kUnitsMax = 24;  // of the largest tile, 12,288 bytes
+inline constexpr int kUnitsMax = 24;  // units of the largest tile, 12,288 bytes
 
 inline constexpr uint32_t kPolynomial = 0x82F63B78;
 
@@ -32,7 +38,7 @@ constexpr uint32_t Times(uint32_t a, uint32_t b) {
   return product;
 }
 
-// x^power.
+// Returns x^power modulo the CRC's polynomial.
 constexpr uint32_t PowerOfX(uint64_t power) {
   uint32_t result = 0x80000000u, factor = 0x40000000u;
   for (; power != 0; power >>= 1) {
@@ -42,14 +48,16 @@ constexpr uint32_t PowerOfX(uint64_t power) {
   return result;
 }
 
-// CRC-32C of a message is its plain sum xor this.
-constexpr uint32_t SumOfZeros(size_t bytes) {
+// Returns the CRC-32C of a message of `bytes` zeros: CRC-32C(message) is RawChecksum(message) XOR
+// this.
+constexpr uint32_t ChecksumOfZeros(size_t bytes) {
   return ~Times(0xffffffffu, PowerOfX(8 * static_cast<uint64_t>(bytes)));
 }
 
-// Words 0 and 1 of lane 4 r + c are in row r of the bit product, words 2 and 3 in row r + 8.
-// Columns[l][2 m + w]: lane l's constants of word w (+ 2 in the lower rows) for output bits 8 m ..
-// 8 m + 7 of a unit that `bytes_after` bytes follow.
+// The constants of the bit MMA. Words 0 and 1 of lane 4 r + c are data of row r of the MMA, words 2
+// and 3 of row r + 8. Columns[l][2 m + w] is lane l's constant of word w (and of word w + 2, for
+// the lower rows) for the output bits 8 m to 8 m + 7 of a unit that is followed by `bytes_after`
+// bytes.
 struct Columns {
   uint32_t word[32][8];
 };
@@ -57,7 +65,7 @@ constexpr Columns MakeColumns(int bytes_after) {
   Columns k{};
   for (int c = 0; c < 4; ++c) {
     for (int w = 0; w < 2; ++w) {
-      // Bit 31 is the last of the word: the lowest power.
+      // Bit 31 is the last bit of the word and has the lowest power.
       uint32_t power = PowerOfX(8 * bytes_after + 32 + 416 - 128 * c - 32 * w);
       for (int bit = 31; bit >= 0; --bit) {
         for (int n = 0; n < 32; ++n) {
@@ -70,7 +78,8 @@ constexpr Columns MakeColumns(int bytes_after) {
   return k;
 }
 
-// Rows[l][8 h + 2 m + e]: what output bit 8 m + 2 c + e of row r + 8 h adds to the plain sum.
+// Rows[l][8 h + 2 m + e] is what output bit 8 m + 2 c + e of row r + 8 h contributes to the raw
+// checksum.
 struct Rows {
   uint32_t word[32][16];
 };
@@ -90,10 +99,11 @@ constexpr Rows MakeRows() {
 static __device__ const Columns kLastUnit = MakeColumns(0);
 static __device__ const Rows kRows = MakeRows();
 
-// Bits of a message's units, one after the other.
-class PlainSum {
+// The raw checksum of a message's units, accumulated as counts of one bits. All lanes of a warp
+// make the same calls.
+class RawChecksum {
  public:
-  __device__ __forceinline__ PlainSum() {
+  __device__ __forceinline__ RawChecksum() {
 #pragma unroll
     for (int m = 0; m < 4; ++m) {
 #pragma unroll
@@ -101,7 +111,8 @@ class PlainSum {
     }
   }
 
-  // columns: 8 constants of this lane. words: bytes 16 lane .. 16 lane + 15 of the unit.
+  // Adds a unit. `words` are bytes 16 lane to 16 lane + 15 of the unit; `first` and `second` are
+  // this lane's 8 constants (Columns).
   __device__ __forceinline__ void Add(uint4 words, uint4 first, uint4 second) {
     const uint32_t a[4] = {words.x, words.z, words.y, words.w};
     ptx::MmaBits(counts_[0], a, first.x, first.y);
@@ -110,7 +121,8 @@ class PlainSum {
     ptx::MmaBits(counts_[3], a, second.z, second.w);
   }
 
-  // The plain sum, in every lane. rows: this lane's constants, kStep apart.
+  // Returns the raw checksum in every lane. `rows` are this lane's constants (Rows), kStep elements
+  // apart.
   template <int kStep = 1>
   __device__ __forceinline__ uint32_t Result(const uint4* rows) const {
     uint32_t sum = 0;
@@ -129,7 +141,7 @@ class PlainSum {
   }
 
  private:
-  // All ones for an odd count.
+  // Returns a word of ones if the count is odd, else 0.
   static __device__ __forceinline__ uint32_t Parity(int count) {
     uint32_t parity;
     asm("bfe.s32 %0, %1, 0, 1;" : "=r"(parity) : "r"(count));
@@ -139,17 +151,17 @@ class PlainSum {
   int counts_[4][4];
 };
 
-// The plain sum of one unit.
-__device__ __forceinline__ uint32_t SumOfUnit(uint4 words) {
+// Returns the raw checksum of a message of one unit.
+__device__ __forceinline__ uint32_t RawChecksumOfUnit(uint4 words) {
   const int lane = threadIdx.x % 32;
   const uint4* columns = reinterpret_cast<const uint4*>(kLastUnit.word[lane]);
-  PlainSum sum;
+  RawChecksum sum;
   sum.Add(words, __ldg(columns), __ldg(columns + 1));
   return sum.Result(reinterpret_cast<const uint4*>(kRows.word[lane]));
 }
 
-// A plain sum, the same in every lane, times the polynomial of which this lane holds
-// LaneFactor(polynomial).
+// Multiplies a raw checksum, which all lanes hold, by a polynomial: each lane holds
+// LaneFactor(polynomial), and Multiply sums their contributions over the warp.
 __device__ __forceinline__ uint32_t LaneFactor(uint32_t polynomial) {
   const int lane = threadIdx.x % 32;
   for (int i = 0; i < 31 - lane; ++i) {

@@ -6,16 +6,18 @@
 
 namespace crumb::kernels::cuda {
 
-// What a launch takes its device to have; 0: what the current one has. With other numbers a call is
-// launched as on another device: {8, 108, 163 << 10} as on an A100, {12, 0, 99 << 10} as on one of
-// compute capability 12.0. The current one must have as much shared memory, and the instructions.
+// The limits of a device that determine a launch's configuration. A member that is 0 stands for the
+// current device's value. Tests set the limits of other GPUs to exercise their configurations, such
+// as {8, 108, 163 << 10} of an A100 and {12, 0, 99 << 10} of compute capability 12.0. REQUIRES: the
+// current device has as much shared memory, and the instructions of that compute capability.
 struct DeviceLimits {
-  int major = 0;         // of the compute capability: below 9 there are no bulk copies
-  int processors = 0;    // multiprocessors
-  int shared_bytes = 0;  // shared memory of a block at most
+  int major = 0;         // major compute capability; below 9 there are no bulk copies
+  int processors = 0;    // SMs
+  int shared_bytes = 0;  // shared memory that a block can have, opt-in included
 };
 
-// Sets what is 0.
+// Replaces members that are 0 by the current device's values. Returns the error of the CUDA
+// runtime.
 cudaError_t CompleteLimits(DeviceLimits* limits);
 
 }  // namespace crumb::kernels::cuda

@@ -14,18 +14,19 @@
 namespace crumb::kernels::cuda {
 namespace {
 
-// Sums of one row over positions, relative to the largest logit so far.
+// The running softmax of one row: sums over positions relative to the largest logit so far.
 class RowSums {
  public:
-  explicit RowSums(int dim) : plain_(dim, 0.0), rotated_(dim, 0.0) {}
+  explicit RowSums(int dim) : bf16_(dim, 0.0), rotated_(dim, 0.0) {}
 
-  // Returns the weight with which the position's value is to be added.
+  // Returns the weight of a position with this logit, by which the caller multiplies the position's
+  // value.
   double Weigh(double logit) {
     if (logit > maximum_) {
       const double factor = std::exp(maximum_ - logit);
       sum_ *= factor;
       history_mass_ *= factor;
-      for (double& x : plain_) x *= factor;
+      for (double& x : bf16_) x *= factor;
       for (double& x : rotated_) x *= factor;
       maximum_ = logit;
     }
@@ -37,8 +38,8 @@ class RowSums {
   double maximum_ = -std::numeric_limits<double>::infinity();
   double sum_ = 0.0;
   double history_mass_ = 0.0;
-  std::vector<double> plain_;    // BF16 values, the model's basis
-  std::vector<double> rotated_;  // INT2 values
+  std::vector<double> bf16_;     // sum over BF16 values, in the model's basis
+  std::vector<double> rotated_;  // sum over INT2 values, in the rotated basis
 };
 
 class Row {
@@ -93,7 +94,7 @@ class Row {
     double dot = 0.0;
     for (int i = 0; i < dim_; ++i) dot += q_[i] * Bf16ToFloat(k[i]);
     const double p = sums_.Weigh(Cap(dot * scale_));
-    for (int i = 0; i < dim_; ++i) sums_.plain_[i] += p * Bf16ToFloat(v[i]);
+    for (int i = 0; i < dim_; ++i) sums_.bf16_[i] += p * Bf16ToFloat(v[i]);
   }
 
   void AddPage(int page) {
@@ -138,7 +139,7 @@ class Row {
       }
     }
     OracleRow row;
-    row.out = sums_.plain_;
+    row.out = sums_.bf16_;
     for (int i = 0; i < dim_; ++i) {
       if (p_.rotation_v == nullptr) {
         row.out[i] += history[i];

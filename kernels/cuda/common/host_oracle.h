@@ -7,9 +7,10 @@
 
 #include "kernels/attention.h"
 
-// Attention in double precision for long contexts, on the host: the definition of
-// kernels/attention.h with the query rotated and the INT2 part turned back once per row, not once
-// per position. Pages are INT2. For tests and the benchmark of the CUDA back end.
+// Attention in double precision on the host, for tests and the benchmark of the CUDA back end. It
+// is the definition of kernels/attention.h, made fast enough for long contexts: the query is
+// rotated, and the INT2 part of the output inverse-rotated, once per row instead of once per
+// position. Pages are INT2.
 namespace crumb::kernels::cuda {
 
 struct OracleRow {
@@ -17,7 +18,7 @@ struct OracleRow {
   double lse = 0.0;
 };
 
-// Addresses in `params` are host addresses.
+// Returns the attention of one query row. REQUIRES: addresses in `params` are host addresses.
 OracleRow OracleAttend(const AttentionParams& params, int q_token, int q_head);
 
 }  // namespace crumb::kernels::cuda

@@ -7,14 +7,19 @@
 
 #include <cstdint>
 
-// The instructions that C++ has no name for, one plain function each.
+// PTX instructions that CUDA C++ has no name for, one plain function each. Addresses named `shared`
+// or `barrier`, and all uint32_t addresses, are in the shared state space (SharedAddress).
+//
+// Fragments of an MMA lie as the PTX manual has them: lane 4 r + c holds, of a 16 x 8 accumulator,
+// rows r and r + 8 and columns 2 c and 2 c + 1 (element 2 a + e is row r + 8 a, column 2 c + e).
+// Comments all over the kernels use r, c, a and e in this sense.
 namespace crumb::kernels::cuda::ptx {
 
 __device__ __forceinline__ uint32_t SharedAddress(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
 }
 
-// D += A B of 16 x 8 x 16, fp16 operands, fp32 accumulators.
+// D += A B by mma.m16n8k16: fp16 operands, fp32 accumulators.
 __device__ __forceinline__ void MmaF16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                        uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -29,7 +34,7 @@ __device__ __forceinline__ void MmaF16(float (&d)[4], const uint32_t (&a)[4], ui
   MmaF16(d, a[0], a[1], a[2], a[3], b0, b1);
 }
 
-// D += A B of 16 x 8 x 32: A unsigned bytes, B signed bytes.
+// D += A B by mma.m16n8k32: A unsigned bytes, B signed bytes, int32 accumulators.
 __device__ __forceinline__ void MmaU8S8(int (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2,
                                         uint32_t a3, uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -39,7 +44,7 @@ __device__ __forceinline__ void MmaU8S8(int (&d)[4], uint32_t a0, uint32_t a1, u
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-// D += A B of 16 x 8 x 16 with bf16 operands.
+// D += A B by mma.m16n8k16: bf16 operands, fp32 accumulators.
 __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1) {
   asm volatile(
@@ -49,7 +54,7 @@ __device__ __forceinline__ void MmaBf16(float (&d)[4], const uint32_t (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// D += popcount(A and B) of 16 x 8 x 256 single bits.
+// D += popcount(A and B) by mma.m16n8k256 on single bits.
 __device__ __forceinline__ void MmaBits(int (&d)[4], const uint32_t (&a)[4], uint32_t b0,
                                         uint32_t b1) {
   asm volatile(
@@ -59,12 +64,12 @@ __device__ __forceinline__ void MmaBits(int (&d)[4], const uint32_t (&a)[4], uin
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Waits for `threads` threads of the block, all of which name the same `barrier` (1 to 15).
+// Waits for `threads` threads of the block. REQUIRES: all of them name the same `barrier`, 1 to 15.
 __device__ __forceinline__ void SyncThreads(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
 }
 
-// The same, and whether `any` holds in one of them.
+// Waits as SyncThreads does and returns whether `any` holds in one of the threads.
 __device__ __forceinline__ bool AnyOfThreads(int barrier, int threads, bool any) {
   uint32_t result;
   asm volatile(
@@ -76,14 +81,15 @@ __device__ __forceinline__ bool AnyOfThreads(int barrier, int threads, bool any)
   return result != 0;
 }
 
-// Transposes the 8 x 8 matrix of 16-bit elements that the warp holds one register each of.
+// Transposes an 8 x 8 matrix of 16-bit elements, of which each lane holds one register.
 __device__ __forceinline__ uint32_t TransposeMatrix(uint32_t x) {
   uint32_t y;
   asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
   return y;
 }
 
-// Four 8 x 8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// Loads four 8 x 8 matrices of 16-bit elements. Lane l passes the address of row l % 8 of matrix l
+// / 8.
 __device__ __forceinline__ void LoadMatrices(uint32_t (&x)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -150,13 +156,13 @@ __device__ __forceinline__ float HighHalf(uint32_t x) {
 __device__ __forceinline__ float LowBf16(uint32_t x) { return __uint_as_float(x << 16); }
 __device__ __forceinline__ float HighBf16(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
-// Two floats as the sum of two bf16 pairs: 16 bits of mantissa.
+// Splits two floats into two bf16 pairs whose sum has 16 bits of mantissa.
 __device__ __forceinline__ void SplitBf16(float x, float y, uint32_t* high, uint32_t* low) {
   *high = PackBf16(x, y);
   *low = PackBf16(x - LowBf16(*high), y - HighBf16(*high));
 }
 
-// Brings the line of `p` into L2.
+// Prefetches the cache line of `p` into L2.
 __device__ __forceinline__ void PrefetchL2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
@@ -177,10 +183,10 @@ __device__ __forceinline__ void WaitCopies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// --- Hopper: bulk copies that complete on a barrier in shared memory --------------------------
+// --- Hopper: bulk copies that complete on an mbarrier in shared memory -------------------------
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Stores four 8 x 8 matrices of 16-bit elements; addresses as for LoadMatrices.
+// Stores four 8 x 8 matrices of 16-bit elements, addressed as in LoadMatrices.
 __device__ __forceinline__ void StoreMatrices(uint32_t address, const uint32_t (&x)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address),
                "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3])
@@ -189,11 +195,11 @@ __device__ __forceinline__ void StoreMatrices(uint32_t address, const uint32_t (
 __device__ __forceinline__ void InitBarrier(uint32_t barrier, uint32_t arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes initialised barriers known to the copy engine.
+// Makes initialised barriers visible to the copy engine.
 __device__ __forceinline__ void FenceBarrierInit() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Orders this thread's earlier accesses to shared memory before later copies into it.
+// Orders this thread's earlier accesses to shared memory before later bulk copies into it.
 __device__ __forceinline__ void FenceCopyEngine() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -213,13 +219,14 @@ __device__ __forceinline__ void WaitBarrier(uint32_t barrier, uint32_t parity) {
         : "memory");
   }
 }
-// L2 policy of data that is read once: first to go.
+// Returns an L2 policy for data that is read once: its lines are evicted first.
 __device__ __forceinline__ uint64_t ReadOncePolicy() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
   return policy;
 }
-// `bytes` and both addresses are multiples of 16.
+// Starts a bulk copy of data that is read once. REQUIRES: `bytes` and both addresses are multiples
+// of 16.
 __device__ __forceinline__ void CopyBulk(uint32_t shared, uint64_t global, uint32_t bytes,
                                          uint32_t barrier) {
   asm volatile(
@@ -228,7 +235,7 @@ __device__ __forceinline__ void CopyBulk(uint32_t shared, uint64_t global, uint3
       "l"(global), "r"(bytes), "r"(barrier), "l"(ReadOncePolicy())
       : "memory");
 }
-// The same for data that other blocks read too: it stays in L2 as any other.
+// Starts a bulk copy of data that other blocks read too, under L2's normal policy.
 __device__ __forceinline__ void CopyBulkShared(uint32_t shared, uint64_t global, uint32_t bytes,
                                                uint32_t barrier) {
   asm volatile(
@@ -237,7 +244,8 @@ __device__ __forceinline__ void CopyBulkShared(uint32_t shared, uint64_t global,
       "l"(global), "r"(bytes), "r"(barrier)
       : "memory");
 }
-// Lets the next kernel of the stream start; waits until the one before has finished.
+// Programmatic dependent launch: LaunchDependents lets the next kernel of the stream start,
+// WaitForPrevious waits until the previous kernel has finished and its writes are visible.
 __device__ __forceinline__ void LaunchDependents() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }

@@ -4,54 +4,60 @@
 
 #include <cstdint>
 
-// Hopper's products of 64 rows by four warps. Machine code of sm_90a only: PTX for newer devices
-// has none of these.
+// Hopper's wgmma as plain functions: MMAs of 64 rows that four warps (a warpgroup) issue together
+// and that run asynchronously. They exist in machine code for sm_90a only, not in PTX for newer
+// devices.
+//
+// Order of calls: FenceWgmma before the first wgmma that reads registers the warpgroup has written;
+// the wgmmas; CommitWgmma; WaitWgmma or WaitOlderWgmma; TakeWgmmaResults on accumulators before
+// they are used. Shared memory written by threads needs FenceCopyEngine and a barrier first.
 namespace crumb::kernels::cuda::ptx {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// B in shared memory, 1,024-byte aligned: columns along rows of 128 bytes in the 128-byte swizzle,
-// 8 rows to 1,024 bytes. The next 16 inner channels are 2 further.
+// Returns the descriptor of a matrix B in shared memory: its columns lie along rows of 128 bytes in
+// the 128-byte swizzle, 8 rows per 1,024 bytes. The descriptor of the next 16 inner channels is
+// this plus 2. REQUIRES: the address is 1,024-byte aligned.
 __device__ __forceinline__ uint64_t SwizzledMatrix(uint32_t shared) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{1} << 16) |
          ((shared & 0x3ffff) >> 4);
 }
-// The same with 128 columns along the rows, 64 to a row, the others `further` bytes on: rows are
-// inner channels, and the next 16 are 128 further.
+// Returns the descriptor of a matrix B of 128 columns that is stored transposed: rows are inner
+// channels, 64 columns to a row of 128 bytes, the other 64 columns `further` bytes on. The
+// descriptor of the next 16 inner channels is this plus 128.
 __device__ __forceinline__ uint64_t TransposedMatrix(uint32_t shared, uint32_t further) {
   return (uint64_t{1} << 62) | (uint64_t{64} << 32) | (uint64_t{further / 16} << 16) |
          ((shared & 0x3ffff) >> 4);
 }
-// The same of 16 inner channels, columns of 16 bytes side by side: the first 8 channels are given,
-// the others are taken to be the same.
+// Returns the descriptor of a matrix B of 16 inner channels, without swizzle: columns of 16 bytes
+// side by side hold the first 8 channels, and the other 8 are read from the same place.
 __device__ __forceinline__ uint64_t NarrowMatrix(uint32_t shared) {
   return (uint64_t{8} << 32) | ((shared & 0x3ffff) >> 4);
 }
-__device__ __forceinline__ void FenceProducts() {
+__device__ __forceinline__ void FenceWgmma() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void CommitProducts() {
+__device__ __forceinline__ void CommitWgmma() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
-__device__ __forceinline__ void WaitProducts() {
+__device__ __forceinline__ void WaitWgmma() {
   asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
 
-// The same for all but the newest groups of products.
+// Waits until at most the kPending newest groups of wgmmas are unfinished.
 template <int kPending>
-__device__ __forceinline__ void WaitOlderProducts() {
+__device__ __forceinline__ void WaitOlderWgmma() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-// D += A B of 64 x 8 kTiles x 16: A in registers, 16 rows a warp, fp32 accumulators.
+// D += A B of 64 x 8 kTiles x 16. A is in registers, 16 rows per warp; accumulators are fp32.
 template <int kTiles>
-__device__ void GroupMmaBf16(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b);
+__device__ void WgmmaBf16(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b);
 template <int kTiles>
-__device__ void GroupMmaF16(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b);
+__device__ void WgmmaF16(float (&d)[kTiles][4], const uint32_t (&a)[4], uint64_t b);
 
 template <>
-__device__ __forceinline__ void GroupMmaBf16<8>(float (&d)[8][4], const uint32_t (&a)[4],
-                                                uint64_t b) {
+__device__ __forceinline__ void WgmmaBf16<8>(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
@@ -67,8 +73,8 @@ __device__ __forceinline__ void GroupMmaBf16<8>(float (&d)[8][4], const uint32_t
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 template <>
-__device__ __forceinline__ void GroupMmaBf16<16>(float (&d)[16][4], const uint32_t (&a)[4],
-                                                 uint64_t b) {
+__device__ __forceinline__ void WgmmaBf16<16>(float (&d)[16][4], const uint32_t (&a)[4],
+                                              uint64_t b) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
@@ -93,8 +99,8 @@ __device__ __forceinline__ void GroupMmaBf16<16>(float (&d)[16][4], const uint32
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 template <>
-__device__ __forceinline__ void GroupMmaF16<16>(float (&d)[16][4], const uint32_t (&a)[4],
-                                                uint64_t b) {
+__device__ __forceinline__ void WgmmaF16<16>(float (&d)[16][4], const uint32_t (&a)[4],
+                                             uint64_t b) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
@@ -119,9 +125,9 @@ __device__ __forceinline__ void GroupMmaF16<16>(float (&d)[16][4], const uint32_
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-// D = A B + (onto ? D : 0).
-__device__ __forceinline__ void GroupMmaBf16Onto(float (&d)[8][4], const uint32_t (&a)[4],
-                                                 uint64_t b, bool onto) {
+// D = A B + (accumulate ? D : 0), A in registers.
+__device__ __forceinline__ void WgmmaBf16Accumulate(float (&d)[8][4], const uint32_t (&a)[4],
+                                                    uint64_t b, bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %37, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
@@ -134,16 +140,17 @@ __device__ __forceinline__ void GroupMmaBf16Onto(float (&d)[8][4], const uint32_
         "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
         "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
         "+f"(d[7][2]), "+f"(d[7][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(onto)));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
-// The same with 64 or 128 columns and A in shared memory too, laid out as B: 64 rows.
+// D = A B + (accumulate ? D : 0) with 64 or 128 columns and A in shared memory, laid out as B with
+// 64 rows.
 template <int kTiles>
-__device__ void GroupMmaF16Shared(float (&d)[kTiles][4], uint64_t a, uint64_t b, bool onto);
+__device__ void WgmmaF16Shared(float (&d)[kTiles][4], uint64_t a, uint64_t b, bool accumulate);
 
 template <>
-__device__ __forceinline__ void GroupMmaF16Shared<8>(float (&d)[8][4], uint64_t a, uint64_t b,
-                                                     bool onto) {
+__device__ __forceinline__ void WgmmaF16Shared<8>(float (&d)[8][4], uint64_t a, uint64_t b,
+                                                  bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %34, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
@@ -156,11 +163,11 @@ __device__ __forceinline__ void GroupMmaF16Shared<8>(float (&d)[8][4], uint64_t 
         "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
         "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
         "+f"(d[7][2]), "+f"(d[7][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(onto)));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 template <>
-__device__ __forceinline__ void GroupMmaF16Shared<16>(float (&d)[16][4], uint64_t a, uint64_t b,
-                                                      bool onto) {
+__device__ __forceinline__ void WgmmaF16Shared<16>(float (&d)[16][4], uint64_t a, uint64_t b,
+                                                   bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
@@ -182,12 +189,12 @@ __device__ __forceinline__ void GroupMmaF16Shared<16>(float (&d)[16][4], uint64_
         "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]),
         "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]),
         "+f"(d[15][2]), "+f"(d[15][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(onto)));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
-// The same of bf16 operands, 128 columns.
-__device__ __forceinline__ void GroupMmaBf16Shared(float (&d)[16][4], uint64_t a, uint64_t b,
-                                                   bool onto) {
+// WgmmaF16Shared on bf16 operands, with 128 columns.
+__device__ __forceinline__ void WgmmaBf16Shared(float (&d)[16][4], uint64_t a, uint64_t b,
+                                                bool accumulate) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, %66, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
@@ -209,12 +216,12 @@ __device__ __forceinline__ void GroupMmaBf16Shared(float (&d)[16][4], uint64_t a
         "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]), "+f"(d[14][0]),
         "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]),
         "+f"(d[15][2]), "+f"(d[15][3])
-      : "l"(a), "l"(b), "r"(static_cast<int>(onto)));
+      : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)));
 }
 
-// GroupMmaBf16 with a B of TransposedMatrix.
-__device__ __forceinline__ void GroupMmaBf16Transposed(float (&d)[16][4], const uint32_t (&a)[4],
-                                                       uint64_t b) {
+// WgmmaBf16 whose B has the descriptor TransposedMatrix.
+__device__ __forceinline__ void WgmmaBf16Transposed(float (&d)[16][4], const uint32_t (&a)[4],
+                                                    uint64_t b) {
   asm volatile(
       "{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n"
       " wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
@@ -238,23 +245,23 @@ __device__ __forceinline__ void GroupMmaBf16Transposed(float (&d)[16][4], const 
         "+f"(d[15][2]), "+f"(d[15][3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
-// Results of products that were waited for: no use of them moves before the wait.
+// Marks accumulators as written here, so that the compiler moves no use of them before the wait.
 template <int kTiles>
-__device__ __forceinline__ void TakeProducts(float (&d)[kTiles][4]) {
+__device__ __forceinline__ void TakeWgmmaResults(float (&d)[kTiles][4]) {
 #pragma unroll
   for (int n = 0; n < kTiles; ++n) {
     asm volatile("" : "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])::"memory");
   }
 }
 
-// Registers of each thread of the four warps, between 24 and 256 in steps of 8: given back, or
-// taken, waiting for them.
+// Moves registers between warpgroups: every warp of a warpgroup reduces, or raises, its threads'
+// registers to kRegisters (24 to 256 in steps of 8). AcquireRegisters waits until they are free.
 template <int kRegisters>
-__device__ __forceinline__ void GiveRegisters() {
+__device__ __forceinline__ void ReleaseRegisters() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void TakeRegisters() {
+__device__ __forceinline__ void AcquireRegisters() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 

@@ -7,22 +7,22 @@
 #include "kernels/cuda/decode/decode_ptx.cuh"
 #include "kernels/cuda/decode/traits.cuh"
 
-// Attention of a few query rows over BF16 rows (sink, BF16 pages, recent window), one warp, 16
-// tokens at a time. Same fragments as over INT2 tiles; the query is exact, probabilities are split
-// in two.
+// Attention of a few query rows over BF16 rows (sink, BF16 pages, recent window): one warp attends
+// 16 tokens at a time. Fragments are those of the INT2 path, but the query is exact and
+// probabilities are split into two bf16 parts.
 namespace crumb::kernels::cuda {
 
-// The query rows as they are, one fragment per 16 channels. Rows that do not exist are zero.
+// Loads the query rows, one fragment per 16 channels. Rows that do not exist are zero.
 template <class T>
-__device__ __forceinline__ void LoadPlainQuery(const DecodeKernelParams& k, const Segment& segment,
-                                               int lane,
-                                               uint32_t (&q)[T::kColumnTiles][T::kSteps][2]) {
+__device__ __forceinline__ void LoadQueryRows(const DecodeKernelParams& k, const Segment& segment,
+                                              int lane,
+                                              uint32_t (&q)[T::kQueryTiles][T::kSteps][2]) {
   const QueryRows rows = RowsOf<T>(k);
 #pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
+  for (int n = 0; n < T::kQueryTiles; ++n) {
     const int column = lane / 4;
-    const int row = 8 * n + (T::Paired(n) ? column / 2 : column);
-    const bool exists = row < rows.columns && (!T::Paired(n) || column % 2 == 0);
+    const int row = 8 * n + (T::Interleaved(n) ? column / 2 : column);
+    const bool exists = row < rows.count && (!T::Interleaved(n) || column % 2 == 0);
     const uint32_t* from =
         exists ? reinterpret_cast<const uint32_t*>(
                      static_cast<const Bf16*>(k.p.q) +
@@ -37,19 +37,19 @@ __device__ __forceinline__ void LoadPlainQuery(const DecodeKernelParams& k, cons
   }
 }
 
-// Scores of the 16 tokens of a chunk, before scaling.
+// Computes the scores of the 16 tokens of a chunk, before scaling.
 template <class T>
-__device__ __forceinline__ void ScoreChunk(const uint32_t (&q)[T::kColumnTiles][T::kSteps][2],
+__device__ __forceinline__ void ScoreChunk(const uint32_t (&q)[T::kQueryTiles][T::kSteps][2],
                                            uint32_t slot, int lane,
                                            float (&score)[2][T::kLaneRows]) {
-  float acc[T::kColumnTiles][4] = {};
+  float acc[T::kQueryTiles][4] = {};
   const uint32_t address = slot + ChunkRowAt<T::kDim>(ChunkToken(lane % 16)) + lane / 16 * 16;
 #pragma unroll
   for (int s = 0; s < T::kSteps; ++s) {
     uint32_t a[4];
     ptx::LoadMatrices(a, address + 32 * s);
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) ptx::MmaBf16(acc[n], a, q[n][s][0], q[n][s][1]);
+    for (int n = 0; n < T::kQueryTiles; ++n) ptx::MmaBf16(acc[n], a, q[n][s][0], q[n][s][1]);
   }
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
@@ -63,10 +63,10 @@ __device__ __forceinline__ void ScoreChunk(const uint32_t (&q)[T::kColumnTiles][
 struct WindowLengths {
   int sink;
   int pages;
-  int recent;  // with those of BF16 pages
+  int recent;  // tokens of BF16 pages included
 };
 
-// Scales and caps scores to log2 units; -infinity where a row may not attend.
+// Scales and caps scores, in log2 units, and sets them to -infinity where a row may not attend.
 template <class T>
 __device__ __forceinline__ void FinishScores(const DecodeKernelParams& k,
                                              const WindowLengths& lengths,
@@ -78,22 +78,22 @@ __device__ __forceinline__ void FinishScores(const DecodeKernelParams& k,
   const int first = source.first + (source.sink ? 0 : before_recent);
 #pragma unroll
   for (int i = 0; i < T::kLaneRows; ++i) {
-    const RowSpan span =
-        SpanOf<T>(k, total, rows.TokenOf(min(T::RowOf(lane, i), rows.columns - 1)));
+    const RowSpan span = SpanOf<T>(k, total, rows.TokenOf(min(T::RowOf(lane, i), rows.count - 1)));
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
       const int row = ChunkToken(8 * a + lane / 4), position = first + row;
-      // Where there is one query token and no window, a row attends all positions.
+      // With one query token and no sliding window a row attends all positions.
       const bool attends =
-          row < source.rows && (T::kPlain || (position >= span.first && position <= span.last));
-      const float logit = Capped<T>(k) ? SoftCap(score[a][i] * k.scale, k.p.soft_cap) * kLog2E
-                                       : score[a][i] * k.log2_scale;
+          row < source.rows && (T::kFastPath || (position >= span.first && position <= span.last));
+      const float logit = HasSoftCap<T>(k) ? SoftCap(score[a][i] * k.scale, k.p.soft_cap) * kLog2E
+                                           : score[a][i] * k.log2_scale;
       score[a][i] = attends ? logit : -INFINITY;
     }
   }
 }
 
-// Rows of a chunk's V slot that no token filled hold old bytes; 0 * NaN must not spread.
+// Clears the rows of a chunk's V slot that hold no token: old bytes may be NaN, and 0 * NaN would
+// spread.
 template <class T>
 __device__ __forceinline__ void ClearMissingRows(uint32_t slot, int rows, int lane) {
   constexpr int kPieces = T::kDim / 8;
@@ -108,13 +108,13 @@ template <class T>
 __device__ __forceinline__ void AddChunkValues(uint32_t slot, int lane,
                                                const float (&p)[2][T::kLaneRows],
                                                SegmentState<T>& state) {
-  uint32_t b[T::kColumnTiles][2][2];  // in a pair, hi and lo sit in neighbouring columns
+  uint32_t b[T::kQueryTiles][2][2];  // interleaved: high and low parts are neighbouring columns
 #pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
+  for (int n = 0; n < T::kQueryTiles; ++n) {
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
       uint32_t high, low;
-      if (T::Paired(n)) {
+      if (T::Interleaved(n)) {
         ptx::SplitBf16(p[a][2 * n], 0.0f, &high, &low);
         b[n][0][a] = ptx::TransposeMatrix((high & 0xffff) | low << 16);
       } else {
@@ -131,31 +131,32 @@ __device__ __forceinline__ void AddChunkValues(uint32_t slot, int lane,
     uint32_t a[4];
     ptx::LoadMatricesTransposed(a, address + 32 * m);
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
+    for (int n = 0; n < T::kQueryTiles; ++n) {
 #pragma unroll
-      for (int part = 0; part < (T::Paired(n) ? 1 : 2); ++part) {
+      for (int part = 0; part < (T::Interleaved(n) ? 1 : 2); ++part) {
         ptx::MmaBf16(state.out[n][m], a, b[n][part][0], b[n][part][1]);
       }
     }
   }
 }
 
-// This warp's share of a segment of BF16 chunks. The last slot is released but not filled again.
+// Attends the warp's chunks of a segment of BF16 rows. The last slot is released but not filled
+// again.
 template <class T, class Ring>
 __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Segment& segment,
-                                           const WarpGroup& group, Ring& ring,
+                                           const Worker& worker, Ring& ring,
                                            SegmentState<T>& state) {
   const int lane = threadIdx.x % 32;
-  uint32_t q[T::kColumnTiles][T::kSteps][2];
-  LoadPlainQuery<T>(k, segment, lane, q);
+  uint32_t q[T::kQueryTiles][T::kSteps][2];
+  LoadQueryRows<T>(k, segment, lane, q);
   const WindowLengths lengths = {k.p.lengths.sink_tokens[segment.sequence],
                                  k.p.lengths.pages[segment.sequence],
                                  WindowTokens(k.p.lengths, segment.sequence)};
-  for (int chunk = segment.begin + group.warp; chunk < segment.end; chunk += group.warps) {
+  for (int chunk = segment.begin + worker.warp; chunk < segment.end; chunk += worker.warps) {
     const ChunkSource source = SourceOf(lengths.sink, lengths.recent, chunk);
     float score[2][T::kLaneRows];
     ScoreChunk<T>(q, ring.Wait(k), lane, score);
-    ring.FenceWrites();  // what filled the slot were ordinary writes
+    ring.FenceWrites();  // the slot was written by cp.async or ordinary stores
     ring.Release(k);
     ring.Fill(k);
     FinishScores<T>(k, lengths, source, lane, score);
@@ -165,12 +166,12 @@ __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Se
 #pragma unroll
     for (int i = 0; i < T::kLaneRows; ++i) {
       best[i] = fmaxf(score[0][i], score[1][i]);
-      grows |= best[i] - state.reference[i] > kLag;
+      grows |= best[i] - state.running_max[i] > kLag;
     }
     if (__any_sync(~0u, grows)) {
 #pragma unroll
       for (int i = 0; i < T::kLaneRows; ++i) {
-        state.MoveReference(i, fmaxf(MaxOverTokens(best[i]), state.reference[i]));
+        state.RaiseRunningMax(i, fmaxf(MaxOverTokens(best[i]), state.running_max[i]));
       }
     }
     float p[2][T::kLaneRows];
@@ -178,7 +179,7 @@ __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Se
     for (int i = 0; i < T::kLaneRows; ++i) {
 #pragma unroll
       for (int a = 0; a < 2; ++a) {
-        p[a][i] = ptx::Exp2(score[a][i] - state.reference[i]);
+        p[a][i] = ptx::Exp2(score[a][i] - state.running_max[i]);
         state.sum[i] += p[a][i];
       }
     }
@@ -187,7 +188,7 @@ __device__ __forceinline__ void AttendBf16(const DecodeKernelParams& k, const Se
     AddChunkValues<T>(slot, lane, p, state);
     ring.FenceWrites();
     ring.Release(k);
-    if (chunk + group.warps < segment.end) ring.Fill(k);
+    if (chunk + worker.warps < segment.end) ring.Fill(k);
   }
 }
 

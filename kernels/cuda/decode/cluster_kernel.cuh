@@ -10,27 +10,60 @@
 #include "kernels/cuda/decode/cluster_rings.cuh"
 #include "kernels/cuda/decode/int2_pages.cuh"
 
-// The cluster form (decode_cluster.h). A block's last warp takes chunks
-// of the windows, the others take pages; all of them finish the sequence.
+// The cluster schedule (docs/kernels/decode.md). In each block the last warps process chunks of the
+// windows and the other warps process pages; afterwards all warps merge and finish the sequence.
 namespace crumb::kernels::cuda {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// One warp of a block has the windows, or more where they are much of the sequence: by bytes, a
-// chunk is as much as two pages. `count`: the pair's blocks.
+// Returns how many of a block's warps process pages. One warp processes windows, or more if the
+// windows are a large part of the sequence's bytes; a chunk has as many bytes as two pages. `count`
+// is the number of blocks of the problem.
 template <int kWarps>
 __device__ __forceinline__ int PageWarps(int pages, int chunks, int count) {
-  // Without the divisions below, which nearly no long sequence needs.
+  // This test avoids the divisions below for nearly every long sequence.
   if (chunks <= count || (kWarps - 2) * chunks < pages) return kWarps - 1;
-  const int share = 2 * kWarps * chunks / (2 * chunks + pages);
-  return kWarps - max(1, min(min(share, kWarps - 1), (chunks + count - 1) / count));
+  const int warps = 2 * kWarps * chunks / (2 * chunks + pages);
+  return kWarps - max(1, min(min(warps, kWarps - 1), (chunks + count - 1) / count));
 }
 
-// Warps, from the first of `warps` on, that get one of `units` dealt to this block: place `own`.
+// Returns how many of `warps` have at least one of `units`, which are dealt round-robin over
+// `count` blocks, of which this is number `own`.
 __device__ __forceinline__ int ActiveWarps(int units, int own, int count, int warps) {
   return min(max(0, (units - own + count - 1) / count), warps);
 }
 
-// One block.
+// Returns the block's pages, or chunks, as a segment.
+__device__ __forceinline__ Segment SegmentOf(const ClusterPlace& place, SegmentKind kind, int begin,
+                                             int end) {
+  Segment segment = {};
+  segment.sequence = place.sequence;
+  segment.head = place.head;
+  segment.begin = begin;
+  segment.end = end;
+  segment.kind = kind;
+  return segment;
+}
+
+// Sends the block's slice of the rotated query to the cluster, rounds the whole query when all
+// slices have arrived, and prefetches the block's rows of R_V. The first `warps` warps call it.
+template <class T>
+__device__ __forceinline__ void ExchangeQuery(const DecodeKernelParams& k,
+                                              const ClusterPlace& place,
+                                              const ClusterMemory<T>& memory, int warps,
+                                              const SliceRotation<T>& rotation) {
+  rotation.Send(memory, warps);
+  ptx::WaitRemote(memory.Barrier(kRotatedSlices), 0);
+  for (int row = threadIdx.x / 32; row < T::kRows; row += warps) {
+    QuantizeQueryRow<T>(memory.Floats(memory.at.query) + row * kStageStride<T::kDim>, row,
+                        k.log2_scale,
+                        reinterpret_cast<uint32_t*>(memory.shared + memory.at.fragment),
+                        memory.Floats(memory.at.constant));
+  }
+  ptx::SyncThreads(1, 32 * warps);
+  PrefetchInverseRotation<T>(k, memory, place, warps);
+}
+
+// Runs one block of a cluster.
 template <class T>
 __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const ClusterPlace& place) {
   extern __shared__ __align__(128) char shared[];
@@ -39,8 +72,8 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
   const int warp = threadIdx.x / 32;
   const Memory memory(shared, k);
 
-  // Barriers before anything is asked for: with them behind it, all of this took half a microsecond
-  // longer.
+  // Barriers are initialised before any load is issued: behind loads all of this took half a
+  // microsecond longer.
   PageRing<T> pages;
   WindowRing<T> windows;
   pages.Init(memory.Slots(warp), memory.Address(memory.at.barriers) + 8 * kClusterStages * warp);
@@ -49,8 +82,8 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
   __syncwarp();
   ptx::ArriveCluster();
 
-  // What is asked for first arrives first: lengths and addresses, then R_K and the query. As long
-  // as lengths are not here, addresses are those of the usual roles.
+  // Loads complete in the order of issue: lengths and addresses come first, then R_K and the query.
+  // Page addresses are requested for the usual roles of warps, before the lengths have arrived.
   const int sequence = place.sequence, count = place.count(), index = place.index();
   int sink = k.p.lengths.sink_tokens[sequence], page_end = k.p.lengths.pages[sequence];
   int recent = k.p.lengths.recent_tokens[sequence], bf16_pages = Bf16Pages(k.p.lengths, sequence);
@@ -61,10 +94,10 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
     windows.Prepare(k, sequence, place.head);
   }
   SliceRotation<T> rotation(k, place, memory);
-  rotation.AskMatrix();
-  if (!k.p.overlap_previous) rotation.AskQuery();
+  rotation.PrefetchMatrix();
+  if (!k.p.overlap_previous) rotation.PrefetchQuery();
 
-  // Nothing is made of the lengths ahead of this: it would wait for them.
+  // The compiler must not use the lengths above this point, because it would wait for them there.
   asm volatile("" : "+r"(sink), "+r"(page_end), "+r"(recent), "+r"(bf16_pages)::"memory");
   recent += kPageRows * bf16_pages;
   if (sink + page_end + recent == 0) {  // padding
@@ -74,7 +107,7 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
     return;
   }
   int first_page = 0;
-  if (Windowed<T>(k)) {
+  if (HasSlidingWindow<T>(k)) {
     const int oldest = sink + page_end * T::kTokens + recent - k.p.shape.q_tokens - k.p.window + 1;
     first_page = min(max(oldest - sink, 0) / T::kTokens, page_end);
   }
@@ -83,7 +116,7 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
   const int page_warps = PageWarps<kWarps>(page_end - first_page, chunks, count);
   const bool takes_pages = warp < page_warps;
   const int page = warp * count + index, page_stride = page_warps * count;
-  // The first blocks have a page more: chunks begin at the last.
+  // The first blocks may have one page more, so chunks are dealt from the last block on.
   const int chunk = (warp - page_warps) * count + count - 1 - index;
   const int chunk_stride = (kWarps - page_warps) * count;
   if (takes_pages) {
@@ -95,59 +128,45 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
     if (warp < kWarps - 1 && k.p.lengths.bf16_pages == nullptr) {
       windows.Prepare(k, sequence, place.head);
     }
-    if (k.p.overlap_previous) ptx::WaitForPrevious();  // it may write the newest rows
+    // the previous kernel may write the newest rows
+    if (k.p.overlap_previous) ptx::WaitForPrevious();
     windows.Start(k, sequence, sink, recent, page_end, chunk, chunk_stride, chunks);
   }
   if (k.p.overlap_previous) {
     ptx::WaitForPrevious();
     ptx::LaunchDependents();
-    rotation.AskQuery();
+    rotation.PrefetchQuery();
   }
 
-  // The rotated query, while tiles arrive.
-  rotation.Multiply(memory.Floats(memory.at.products));
+  // The query is rotated while tiles arrive.
+  rotation.Multiply(memory.Floats(memory.at.query_parts));
   __syncthreads();
   ptx::WaitCluster();
-  Segment segment = {};
-  segment.sequence = sequence;
-  segment.head = place.head;
   const WarpRoles roles = {page_warps, ActiveWarps(page_end - first_page, index, count, page_warps),
                            ActiveWarps(chunks, count - 1 - index, count, kWarps - page_warps)};
   if (takes_pages) {
-    rotation.Send(memory, page_warps);
-    ptx::WaitRemote(memory.Barrier(kRotatedSlices), 0);
-    for (int row = warp; row < T::kRows; row += page_warps) {
-      QuantizeQueryRow<T>(memory.Floats(memory.at.query) + row * kStageStride<T::kDim>, row,
-                          k.log2_scale, reinterpret_cast<uint32_t*>(shared + memory.at.fragment),
-                          memory.Floats(memory.at.constant));
-    }
-    ptx::SyncThreads(1, 32 * page_warps);
-    AskTurn<T>(k, memory, place, page_warps);
-    segment.begin = first_page;
-    segment.end = page_end;
-    segment.kind = kSegmentInt2;
+    ExchangeQuery<T>(k, place, memory, page_warps, rotation);
+    const Segment segment = SegmentOf(place, kSegmentInt2, first_page, page_end);
     if (warp < roles.active_pages) {
       SegmentState<T> state;
-      AttendInt2<T>(k, segment, memory.Rotated(), WarpGroup{page, page_stride, 0}, pages, state);
-      KeepWarpSums<T>(memory, memory.Slots(warp), warp, state);
+      AttendInt2<T>(k, segment, memory.Rotated(), Worker{page, page_stride, 0}, pages, state);
+      StoreWarpSums<T>(memory, memory.Slots(warp), warp, state);
     }
   } else {
-    segment.begin = 0;
-    segment.end = chunks;
-    segment.kind = kSegmentBf16;
+    const Segment segment = SegmentOf(place, kSegmentBf16, 0, chunks);
     if (chunk < chunks) {
       SegmentState<T> state;
-      AttendBf16<T>(k, segment, WarpGroup{chunk, chunk_stride, 0}, windows, state);
-      KeepWarpSums<T>(memory, memory.Slots(warp), warp, state);
+      AttendBf16<T>(k, segment, Worker{chunk, chunk_stride, 0}, windows, state);
+      StoreWarpSums<T>(memory, memory.Slots(warp), warp, state);
     }
   }
   ptx::WaitCopies<0>();
   __syncthreads();
 
-  const int before = CountPart(k, place);
+  const int before = CountArrival(k, place);
   SendBlockSums<T>(memory, place, roles);
   MergeSlice<T>(k, memory, place);
-  KeepCount(k, memory, place, before);
+  StoreArrivals(k, memory, place, before);
   __syncthreads();
   FinishSlice<T>(k, memory, place);
 }
@@ -156,7 +175,7 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
 template <class T>
 __global__ void __launch_bounds__(T::kThreadsMax, 1)
     DecodeClusterKernel(const __grid_constant__ DecodeKernelParams k) {
-#if __CUDA_ARCH__ >= 900  // never launched on others
+#if __CUDA_ARCH__ >= 900  // never launched on older devices
   RunCluster<T>(k, ClusterPlace(k));
 #endif
 }

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/decode/cluster_launch.h"
+#include "kernels/cuda/decode/kernels.h"
 
 #include <algorithm>
 #include <atomic>
@@ -11,41 +11,43 @@
 namespace crumb::kernels::cuda {
 namespace {
 
-// Blocks of a cluster.
+// Cluster sizes in blocks, as powers of two.
 constexpr int kSizesLog2[] = {4, 3, 2, 1};
 constexpr int kClusterSizes = 4;
+// Devices whose occupancy is cached; calls on others fail.
 constexpr int kDevicesMax = 64;
-// Most sequences for which kAuto has no plan: clusters divide the device by sequences, whatever
-// their lengths.
+// Largest batch for which kAuto uses clusters without a plan: they divide the device by the number
+// of sequences, whatever their lengths.
 constexpr int kAutoBatchMax = 2;
-// Blocks of a cluster where the plan decides: with 2, most blocks run at once.
+// Index of the cluster size under a plan. With 2 blocks per cluster most SMs can run a cluster.
 constexpr int kByPlanSize = 3;
-// A cluster's blocks get at least so many pages of a full sequence before a pair gets another.
+// A problem gets another cluster only if the blocks of each keep at least this many pages of a full
+// sequence.
 constexpr int kPagesPerBlockMin = 4;
 
 using Kernel = DecodeKernelPointer;
 
 template <class T>
-Kernel Instance(bool plain) {
-  return plain ? DecodeClusterKernel<PlainTraits<T>> : DecodeClusterKernel<T>;
+Kernel Instance(bool fast_path) {
+  return fast_path ? DecodeClusterKernel<FastPathTraits<T>> : DecodeClusterKernel<T>;
 }
 
-Kernel KernelOf(int columns, bool plain) {
-  if (columns <= 4) return Instance<DecodeTraits<128, 1, 1, true, true>>(plain);
-  if (columns <= 8) return Instance<DecodeTraits<128, 1, 1, false, true>>(plain);
-  if (columns <= 12) return Instance<DecodeTraits<128, 1, 2, true, true>>(plain);
-  return Instance<DecodeTraits<128, 1, 2, false, true>>(plain);
+Kernel KernelOf(int query_rows, bool fast_path) {
+  if (query_rows <= 4) return Instance<DecodeTraits<128, 1, 1, true, true>>(fast_path);
+  if (query_rows <= 8) return Instance<DecodeTraits<128, 1, 1, false, true>>(fast_path);
+  if (query_rows <= 12) return Instance<DecodeTraits<128, 1, 2, true, true>>(fast_path);
+  return Instance<DecodeTraits<128, 1, 2, false, true>>(fast_path);
 }
 
 ClusterLayout LayoutOf(const DecodeShape& shape, const DecodeLaunch& launch, int blocks,
-                       bool plain = false) {
+                       bool fast_path = false) {
   return {launch.warps,
           static_cast<uint32_t>(launch.slot_bytes),
           shape.tile.head_dim,
           launch.rows(),
           static_cast<int>(launch.FragmentWords(shape.tile)),
           blocks,
-          plain && StagesFactors(launch.column_tiles, launch.pair)};
+          fast_path && StagesFactors(launch.query_tiles, launch.interleaved)};
 }
 
 cudaError_t AllowClusters(Kernel kernel, int shared_bytes) {
@@ -63,7 +65,7 @@ void TakeClusters(const DecodeShape& shape, int size, const ClusterLayout& layou
   cluster->layout = layout;
 }
 
-// A launch configuration; it points to its own attributes.
+// A launch configuration with its attributes. It is not copied because it points into itself.
 struct ClusterConfig {
   cudaLaunchAttribute attribute[2] = {};
   cudaLaunchConfig_t config = {};
@@ -84,17 +86,17 @@ struct ClusterConfig {
   ClusterConfig& operator=(const ClusterConfig&) = delete;
 };
 
-// Clusters of kSizesLog2[size] that the device runs at once. A device's answer is kept: it takes
-// longer than a launch, and all instances fill a multiprocessor alike.
+// Finds how many clusters of kSizesLog2[size] the device runs at once. The query takes longer than
+// a launch, so its result is cached per device; all instances occupy an SM alike.
 cudaError_t ClustersAtOnce(int device, int size, int* clusters) {
-  static std::atomic<int> known[kDevicesMax][kClusterSizes] = {};  // 1 more than the answer
+  static std::atomic<int> known[kDevicesMax][kClusterSizes] = {};  // result + 1; 0: not known
   if (device >= kDevicesMax) return cudaErrorInvalidDevice;
   std::atomic<int>& answer = known[device][size];
   if (answer.load(std::memory_order_relaxed) == 0) {
     DecodeShape shape;
     DecodeLaunch launch;
     launch.warps = WarpsFor(128, 1);
-    launch.pair = true;
+    launch.interleaved = true;
     launch.slot_bytes = shape.tile.int2_bytes();
     const int blocks = 1 << kSizesLog2[size];
     const uint32_t bytes = LayoutOf(shape, launch, blocks).bytes;
@@ -111,8 +113,8 @@ cudaError_t ClustersAtOnce(int device, int size, int* clusters) {
   return cudaSuccess;
 }
 
-// Both forms in one launch, where all pairs have a cluster at once. Blocks are those of the
-// clusters at once, which on an odd number of multiprocessors are fewer.
+// Prepares a launch that contains both schedules, if every problem can have a cluster at once. Its
+// blocks are those of the clusters that run at once, one fewer than SMs if these are an odd number.
 cudaError_t ChooseByPlan(const DecodeShape& shape, int device, int shared_max,
                          DecodeLaunch* launch) {
   const ClusterLayout layout = LayoutOf(shape, *launch, 1 << kSizesLog2[kByPlanSize]);
@@ -133,25 +135,25 @@ cudaError_t ChooseByPlan(const DecodeShape& shape, int device, int shared_max,
 
 bool Serves(const DecodeShape& shape) {
   return shape.tile.tokens == 64 && shape.tile.head_dim == 128 && shape.tile.group_size == 128 &&
-         shape.columns() <= 16;
+         shape.query_rows() <= 16;
 }
 
 }  // namespace
 
 cudaError_t ChooseClusters(const DecodeShape& shape, DecodeForm form, const DeviceLimits& limits,
                            DecodeLaunch* launch) {
-  const bool asked = form == DecodeForm::kClusters;
-  const cudaError_t none = asked ? cudaErrorInvalidValue : cudaSuccess;
+  const bool requested = form == DecodeForm::kClusters;
+  const cudaError_t none = requested ? cudaErrorInvalidValue : cudaSuccess;
   if (form == DecodeForm::kPlanned || !Serves(shape)) return none;
-  if (!asked && shape.batch_invariant) return none;
+  if (!requested && shape.batch_invariant) return none;
   if (limits.major < 9) return none;
   int device = 0;
   cudaError_t error = cudaGetDevice(&device);
   if (error != cudaSuccess) return error;
-  if (!asked && shape.batch > kAutoBatchMax) {
+  if (!requested && shape.batch > kAutoBatchMax) {
     return ChooseByPlan(shape, device, limits.shared_bytes, launch);
   }
-  const int pairs = shape.batch * shape.kv_heads;
+  const int problems = shape.batch * shape.kv_heads;
   ClusterLayout layout[kClusterSizes];
   int parts[kClusterSizes] = {}, most = 0, smallest = -1;
   for (int size = 0; size < kClusterSizes; ++size) {
@@ -161,19 +163,20 @@ cudaError_t ChooseClusters(const DecodeShape& shape, DecodeForm form, const Devi
     error = ClustersAtOnce(device, size, &clusters);
     if (error != cudaSuccess) return error;
     const int wanted = shape.max_pages / (kPagesPerBlockMin << kSizesLog2[size]);
-    parts[size] = std::min(clusters / pairs, std::max(1, wanted));
+    parts[size] = std::min(clusters / problems, std::max(1, wanted));
     most = std::max(most, parts[size] << kSizesLog2[size]);
     smallest = size;
   }
-  // The largest clusters that use nearly as many blocks as any: fewer parts to merge. Where there
-  // are more pairs than clusters at once, the smallest.
+  // Takes the largest clusters that keep nearly as many blocks busy as any size does, so that fewer
+  // partial results are merged. If there are more problems than clusters at once, it takes the
+  // smallest.
   int taken = 0;
   while (taken < kClusterSizes &&
          (parts[taken] == 0 || 8 * (parts[taken] << kSizesLog2[taken]) < 7 * most)) {
     ++taken;
   }
   if (taken == kClusterSizes) {
-    if (!asked || smallest < 0) return none;
+    if (!requested || smallest < 0) return none;
     taken = smallest;
   }
   TakeClusters(shape, taken, layout[taken], &launch->cluster);
@@ -185,10 +188,10 @@ cudaError_t LaunchClusters(const DecodeKernelParams& params, cudaStream_t stream
   DecodeKernelParams k = params;
   ClusterLaunch& launch = k.launch.cluster;
   const DecodeShape& shape = k.p.shape;
-  const bool plain = !launch.by_plan && IsPlain(k.p);
-  if (plain) launch.layout = LayoutOf(shape, k.launch, launch.blocks(), true);
-  const Kernel kernel =
-      launch.by_plan ? FindEitherKernel(shape.columns()) : KernelOf(shape.columns(), plain);
+  const bool fast_path = !launch.by_plan && IsFastPath(k.p);
+  if (fast_path) launch.layout = LayoutOf(shape, k.launch, launch.blocks(), true);
+  const Kernel kernel = launch.by_plan ? FindFusedKernel(shape.query_rows())
+                                       : KernelOf(shape.query_rows(), fast_path);
   const size_t bytes = launch.by_plan ? k.launch.shared_bytes : launch.layout.bytes;
   const cudaError_t error = AllowClusters(kernel, static_cast<int>(bytes));
   if (error != cudaSuccess) return error;

@@ -5,48 +5,53 @@
 #include <cstddef>
 #include <cstdint>
 
-// How the cluster form of decode attention (decode_cluster.h) is launched. Inside the CUDA back end
-// only.
+// Launch configuration and shared memory layout of the cluster schedule. Internal to the CUDA back
+// end.
 namespace crumb::kernels::cuda {
 
-inline constexpr int kClusterStages = 3;  // tiles a warp has in shared memory
+inline constexpr int kClusterStages = 3;  // tiles that each warp has in shared memory
 
-// What the factors of the rotated query take where they come through shared memory: of a warp 16
-// rows of R_K, of 64 channels, and 16 channels of each query row.
+// Shared memory of one warp for staged factors of q R_K: 16 rows of R_K of 64 channels, padded, and
+// 16 channels of each query row.
 inline constexpr uint32_t kFactorStride = 4 * (64 + 4);
 inline constexpr uint32_t kQueryPiece = 32;
-// Whether they do, in a plain kernel: with 5 to 8 columns there is no room beside the rings.
-constexpr bool StagesFactors(int column_tiles, bool pair) { return column_tiles > 1 || pair; }
+// Returns whether the fast path stages the factors through shared memory. With 5 to 8 query rows
+// there is no room beside the rings.
+constexpr bool StagesFactors(int query_tiles, bool interleaved) {
+  return query_tiles > 1 || interleaved;
+}
 constexpr uint32_t FactorBytes(int rows) { return 16 * kFactorStride + kQueryPiece * rows; }
 
-// Where the parts of a block's shared memory lie, in bytes. `blocks`: of a cluster. Arrays whose
-// comment says "from all" are written by the cluster's other blocks too.
+// Offsets of the arrays in a block's shared memory, in bytes. `blocks` is the size of a cluster.
+// Arrays marked "from all" are also written by the cluster's other blocks.
 struct ClusterLayout {
-  uint32_t barriers;    // of the rings, then 3 of the exchanges
-  uint32_t query;       // from all: rotated query, [rows] rows of dim + 4 floats
-  uint32_t products;    // [dim / 16, rows, slice] parts of the block's slice of it
-  uint32_t rotation;    // [slice] rows of R_V of dim + 4 floats; products are in the same place
-                        // before, or, where these are staged, their factors: [dim / 16] FactorBytes
-  uint32_t fragment;    // RotatedQuery of the pair
-  uint32_t constant;    //
-  uint32_t warp_state;  // [warps, rows] maximum and sum
-  uint32_t partial;     // from all: [blocks, rows, 2, slice] sums over history and windows
-  uint32_t block_state;  // from all: [blocks, rows, 4] maximum, sum, history's sum
-  uint32_t merged;       // from all: the history's part, [rows] rows of dim + 4 floats
-  uint32_t plain;        // [rows, slice] the windows' part
-  uint32_t row_state;    // [rows, 2] maximum and sum
-  uint32_t arrived;      // parts of the pair that had come when this one did
-  uint32_t bytes;        // of all
+  uint32_t barriers;     // mbarriers: of the rings, then 3 of the exchanges
+  uint32_t query;        // from all: rotated query, [rows] rows of dim + 4 floats
+  uint32_t query_parts;  // [dim / 16, rows, slice] partial sums of the block's slice of it
+  // [slice] rows of R_V of dim + 4 floats, in the place of query_parts after these are summed;
+  // staged factors of the query, [dim / 16] FactorBytes, are in this place before
+  uint32_t rotation;
+  uint32_t fragment;    // RotatedQuery::fragment
+  uint32_t constant;    // RotatedQuery::constant
+  uint32_t warp_state;  // [warps, rows] running max and sum
+  uint32_t partial;     // from all: [blocks, rows, 2, slice] sums over history and over windows
+  // from all: [blocks, rows, 4] running max, sum, the history's part of the sum
+  uint32_t block_state;
+  uint32_t merged;     // from all: merged output of the history, [rows] rows of dim + 4 floats
+  uint32_t bf16_part;  // [rows, slice] merged output of the windows
+  uint32_t row_state;  // [rows, 2] running max and sum
+  uint32_t arrived;    // number of the problem's clusters that arrived before this one
+  uint32_t bytes;      // total
 
   ClusterLayout() = default;
-  // The rings come first: kClusterStages slots a warp.
+  // The rings lie at offset 0: kClusterStages slots per warp.
   constexpr ClusterLayout(int warps, uint32_t slot_bytes, int dim, int rows, int fragment_words,
                           int blocks, bool staged)
       : barriers(warps * kClusterStages * slot_bytes),
         query(barriers + Round(8 * (warps * kClusterStages + 3))),
-        products(query + 4 * rows * (dim + 4)),
-        rotation(products + (staged ? 4 * dim / 16 * rows * (dim / blocks) : 0)),
-        fragment(Most(products + 4 * dim / 16 * rows * (dim / blocks),
+        query_parts(query + 4 * rows * (dim + 4)),
+        rotation(query_parts + (staged ? 4 * dim / 16 * rows * (dim / blocks) : 0)),
+        fragment(Most(query_parts + 4 * dim / 16 * rows * (dim / blocks),
                       rotation + Most(4 * (dim / blocks) * (dim + 4),
                                       staged ? dim / 16 * FactorBytes(rows) : 0))),
         constant(fragment + 4 * fragment_words),
@@ -54,8 +59,8 @@ struct ClusterLayout {
         partial(warp_state + 8 * warps * rows),
         block_state(partial + 4 * rows * 2 * dim),
         merged(block_state + 16 * blocks * rows),
-        plain(merged + 4 * rows * (dim + 4)),
-        row_state(plain + 4 * rows * (dim / blocks)),
+        bf16_part(merged + 4 * rows * (dim + 4)),
+        row_state(bf16_part + 4 * rows * (dim / blocks)),
         arrived(row_state + 8 * rows),
         bytes(arrived + 16) {}
 
@@ -65,15 +70,15 @@ struct ClusterLayout {
 };
 
 struct ClusterLaunch {
-  int blocks_log2 = -1;  // blocks of a cluster; -1: the shape has no clusters
-  int slice_log2 = 0;    // channels of a block
-  int parts = 1;         // clusters that share a sequence and KV head, unless by_plan
-  // The plan decides from the lengths: clusters, as many for each pair as its bytes ask for, or its
-  // equal pieces for each block.
+  int blocks_log2 = -1;  // blocks per cluster; -1: the shape has no clusters
+  int slice_log2 = 0;    // channels per block
+  int parts = 1;         // clusters of a (sequence, KV head), unless by_plan
+  // True: the plan decides by the lengths between clusters, whose number follows each problem's
+  // bytes, and the planned schedule.
   bool by_plan = false;
   ClusterLayout layout;
 
-  // Whatever the lengths; there is no plan.
+  // Returns whether clusters are used whatever the lengths, without a plan.
   bool taken() const { return blocks_log2 >= 0 && !by_plan; }
   int blocks() const { return 1 << blocks_log2; }
 };

@@ -5,60 +5,60 @@
 #include <cstdint>
 
 #include "kernels/cuda/common/cluster_ptx.cuh"
-#include "kernels/cuda/decode/cluster_launch.h"
+#include "kernels/cuda/decode/kernels.h"
 #include "kernels/cuda/decode/merge_splits.cuh"
 #include "kernels/cuda/decode/rotate_query.cuh"
 
-// Where a block of a cluster is, and the shared memory of all of its cluster (decode_cluster.h).
-// Block `rank` of a cluster owns a slice of the channels: of q', and of the output.
+// A block's place in its cluster, and the cluster's shared memory. Block `rank` of a cluster owns a
+// slice of the channels, of q' and of the output.
 namespace crumb::kernels::cuda {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// Which share of which pair a block has.
+// The problem and the part of it that a block processes.
 struct ClusterPlace {
-  int rank;    // in the cluster
+  int rank;    // of the block in its cluster
   int blocks;  // of the cluster
-  int part;    // of the pair's clusters
+  int part;    // index of the cluster among the problem's clusters
   int parts;
   int sequence;
   int head;
-  int pair;        // sequence and head as one number
-  int first;       // of the pair's clusters, of all
-  int slice_log2;  // channels of a block
+  int problem;     // head and sequence as one index
+  int first;       // index, among all clusters, of the problem's first cluster
+  int slice_log2;  // channels per block
 
-  // By the grid.
+  // Constructs the place that the grid gives to this block.
   __device__ __forceinline__ explicit ClusterPlace(const DecodeKernelParams& k)
       : ClusterPlace(k, {k.launch.cluster.parts,
                          static_cast<int>(blockIdx.x) >> k.launch.cluster.blocks_log2,
                          static_cast<int>(blockIdx.z), static_cast<int>(blockIdx.y)}) {
-    first = pair * parts;
+    first = problem * parts;
   }
-  // By the plan.
-  __device__ __forceinline__ ClusterPlace(const DecodeKernelParams& k, const ClusterShare& share)
+  // Constructs the place that the plan gives to this block.
+  __device__ __forceinline__ ClusterPlace(const DecodeKernelParams& k, const ClusterWork& work)
       : rank(static_cast<int>(blockIdx.x) & ((1 << k.launch.cluster.blocks_log2) - 1)),
         blocks(1 << k.launch.cluster.blocks_log2),
-        part(share.part),
-        parts(share.parts),
-        sequence(share.sequence),
-        head(share.head),
-        pair(share.sequence * k.p.shape.kv_heads + share.head),
-        first((static_cast<int>(blockIdx.x) >> k.launch.cluster.blocks_log2) - share.part),
+        part(work.part),
+        parts(work.parts),
+        sequence(work.sequence),
+        head(work.head),
+        problem(work.sequence * k.p.shape.kv_heads + work.head),
+        first((static_cast<int>(blockIdx.x) >> k.launch.cluster.blocks_log2) - work.part),
         slice_log2(k.launch.cluster.slice_log2) {}
   __device__ __forceinline__ int slice() const { return 1 << slice_log2; }
-  // Of the pair's blocks.
+  // Index of the block, and number of blocks, among all blocks of the problem.
   __device__ __forceinline__ int index() const { return part * blocks + rank; }
   __device__ __forceinline__ int count() const { return parts * blocks; }
 };
 
-// What blocks wait for: each once in a launch.
+// The exchanges between the blocks of a cluster. Each happens once per launch.
 enum ClusterExchange { kRotatedSlices = 0, kPartialSums = 1, kMergedSlices = 2 };
 
-// This block's shared memory, and how others reach theirs.
+// This block's shared memory, and addresses of the other blocks'.
 template <class T>
 struct ClusterMemory {
   static constexpr int kWarps = T::kThreadsMax / 32;
-  // Floats from one row of a warp's sums to the next; bank conflicts.
+  // Floats from one row of a warp's sums to the next, padded against bank conflicts.
   static constexpr int kSumStride = T::kDim + 8;
   static_assert(4 * T::kRows * kSumStride <= kClusterStages * T::kTileBytes);
 
@@ -84,7 +84,8 @@ struct ClusterMemory {
     return {reinterpret_cast<const uint32_t*>(shared + at.fragment), Floats(at.constant)};
   }
 
-  // One thread, before any block stores anything.
+  // Initialises the barriers of the exchanges. REQUIRES: one thread calls it, before any block
+  // stores to another.
   __device__ __forceinline__ void InitExchanges(int blocks) const {
     const uint32_t bytes[3] = {4u * T::kRows * T::kDim,
                                8u * T::kRows * T::kDim + 16u * T::kRows * blocks,

@@ -6,24 +6,24 @@
 
 #include "kernels/cuda/decode/plan.h"
 
-// Where lengths decide between both forms: how many clusters each pair gets, and whether clusters
-// attend at all. All costs in pages of a block's time.
+// The choice between both schedules by the lengths of a batch: how many clusters each problem gets,
+// and whether clusters are used at all. All costs are in pages of a block's time.
 namespace crumb::kernels::cuda {
 
 struct ClusterPlan {
-  ClusterShare* shares;  // [clusters], or null: the shape has no clusters
+  ClusterWork* work;  // [clusters], or null: the shape has no clusters
   int clusters;
-  int blocks;    // of a cluster
-  int overhead;  // of the other form, more than that of clusters
+  int blocks;            // blocks per cluster
+  int planned_overhead;  // fixed cost of the planned schedule in excess of clusters
 };
 
-// More clusters than one for a pair: the merge of its parts.
-inline constexpr int kPartsOverhead = 8;
+// Cost of merging the partial results when a problem is divided over several clusters, in pages.
+inline constexpr int kMergeCostPages = 8;
 
 __device__ __forceinline__ int CeilDiv(int x, int y) { return (x + y - 1) / y; }
 
-// The smallest cost of a cluster with which `clusters` are enough for all sequences of a head. By a
-// warp; `largest` is the cost of the largest sequence.
+// Returns the smallest cost per cluster with which `clusters` clusters suffice for all sequences of
+// a KV head, by bisection. `largest` is the cost of the largest sequence. One warp calls it.
 __device__ __forceinline__ int LeastClusterCost(const int32_t* costs, int batch, int clusters,
                                                 int largest) {
   int low = 0, high = largest;  // too little, enough
@@ -40,8 +40,9 @@ __device__ __forceinline__ int LeastClusterCost(const int32_t* costs, int batch,
   return high;
 }
 
-// Writes what each cluster does; whether clusters attend. By the block's first warp. `costs`:
-// [batch] of one KV head, 0 where a sequence is padding; their sum times kv_heads fits an int.
+// Writes the work of each cluster and returns whether clusters are used. The block's first warp
+// calls it. `costs` [batch] are of one KV head, 0 for padding. REQUIRES: their sum times kv_heads
+// fits an int.
 __device__ inline bool PlanClusters(const ClusterPlan& plan, const int32_t* costs, int batch,
                                     int kv_heads) {
   int total = 0, largest = 0, present = 0;
@@ -53,20 +54,20 @@ __device__ inline bool PlanClusters(const ClusterPlan& plan, const int32_t* cost
   total = __reduce_add_sync(~0u, total);
   largest = __reduce_max_sync(~0u, largest);
   present = __reduce_add_sync(~0u, present);
-  const int clusters = plan.clusters / kv_heads;  // of a head
+  const int clusters = plan.clusters / kv_heads;  // of a KV head
   bool taken = present > 0 && present <= clusters;
   int cost = 1;
   if (taken) {
     cost = LeastClusterCost(costs, batch, clusters, largest);
-    const int time = CeilDiv(cost, plan.blocks) + (cost < largest ? kPartsOverhead : 0);
-    taken = time <= total * kv_heads / (plan.clusters * plan.blocks) + plan.overhead;
+    const int time = CeilDiv(cost, plan.blocks) + (cost < largest ? kMergeCostPages : 0);
+    taken = time <= total * kv_heads / (plan.clusters * plan.blocks) + plan.planned_overhead;
   }
   for (int i = threadIdx.x; i < plan.clusters; i += 32) {
-    plan.shares[i] = {taken ? 0 : kNoClusters, 0, 0, 0};
+    plan.work[i] = {taken ? 0 : kNoClusters, 0, 0, 0};
   }
   __syncwarp();
   if (!taken) return false;
-  int before = 0;  // of the head's clusters
+  int before = 0;  // clusters of the head that earlier sequences have
   for (int base = 0; base < batch; base += 32) {
     const int sequence = base + static_cast<int>(threadIdx.x);
     const int parts = sequence < batch ? CeilDiv(costs[sequence], cost) : 0;
@@ -77,7 +78,7 @@ __device__ inline bool PlanClusters(const ClusterPlan& plan, const int32_t* cost
     }
     for (int i = 0; i < parts * kv_heads; ++i) {
       const int head = i / parts, part = i % parts;
-      plan.shares[head * clusters + before + end - parts + part] = {parts, part, sequence, head};
+      plan.work[head * clusters + before + end - parts + part] = {parts, part, sequence, head};
     }
     before += __shfl_sync(~0u, end, 31);
   }

@@ -6,13 +6,13 @@
 
 #include "kernels/cuda/decode/cluster_memory.cuh"
 
-// How a cluster rotates its query: each block a slice.
+// Rotation of the query in a cluster: each block computes a slice of q' and sends it to all blocks.
 namespace crumb::kernels::cuda {
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 
-// The block's slice of q' = q R_K: 16 input channels and 8 output channels at a time, a warp each,
-// both factors as in QueryRotation.
+// The block's slice of q' = q R_K. Each warp multiplies 16 input channels by 8 output channels at a
+// time; R_K is split into two bf16 parts as in QueryRotation.
 template <class T>
 class SliceRotation {
  public:
@@ -23,9 +23,9 @@ class SliceRotation {
         rows_(RowsOf<T>(k)),
         stage_(memory.shared + memory.at.rotation + threadIdx.x / 32 * kStageBytes) {}
 
-  // Ask for all that the warp multiplies by: what is asked for behind tiles comes behind them.
-  // Staged, nothing that is loaded to registers before waits for it.
-  __device__ __forceinline__ void AskMatrix() {
+  // Start loading the factors. They are requested before tiles, because loads complete in the order
+  // of issue. Staged through shared memory, they do not delay registers that are loaded earlier.
+  __device__ __forceinline__ void PrefetchMatrix() {
     if (!Takes() || !RotatesKeys<T>(k_)) return;
     if constexpr (T::kStaged) {
       CopyMatrix();
@@ -33,7 +33,7 @@ class SliceRotation {
       LoadMatrix(Matrix(), T::kDim);
     }
   }
-  __device__ __forceinline__ void AskQuery() {
+  __device__ __forceinline__ void PrefetchQuery() {
     if (!Takes()) return;
     if constexpr (T::kStaged) {
       CopyQuery();
@@ -42,7 +42,7 @@ class SliceRotation {
     }
   }
 
-  __device__ __forceinline__ void Multiply(float* products) {
+  __device__ __forceinline__ void Multiply(float* query_parts) {
     if (!Takes()) return;
     if constexpr (T::kStaged) {
       ptx::WaitCopies<0>();
@@ -54,12 +54,12 @@ class SliceRotation {
     }
     if (!RotatesKeys<T>(k_)) SetIdentity();
     const int row = threadIdx.x % 32 / 4;
-    float* to = products + ((Step() * T::kRows + row) << place_.slice_log2);
+    float* to = query_parts + ((Step() * T::kRows + row) << place_.slice_log2);
 #pragma unroll
     for (int quad = 0; quad < kQuads; ++quad) {
       if (32 * quad >= place_.slice()) break;
       float acc[4][4] = {};
-      // Without quads the slice has one or two tiles.
+      // A slice of fewer than 32 channels has one or two tiles.
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         if (e < 2 || place_.slice() >= 32) MultiplyTile(matrix_[quad][e], acc[e]);
@@ -71,17 +71,18 @@ class SliceRotation {
     }
   }
 
-  // Adds up the slice and stores it to all blocks. By the block's first `warps`.
+  // Sums the partial products of the slice and stores it to all blocks. REQUIRES: the block's first
+  // `warps` warps call it.
   __device__ __forceinline__ void Send(const ClusterMemory<T>& memory, int warps) const {
     const int quads_log2 = place_.slice_log2 - 2;
-    const float* products = memory.Floats(memory.at.products);
+    const float* query_parts = memory.Floats(memory.at.query_parts);
     for (int i = threadIdx.x; i < T::kRows << quads_log2; i += 32 * warps) {
       const int row = i >> quads_log2, channel = 4 * (i & ((1 << quads_log2) - 1));
       float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
       for (int step = 0; step < T::kSteps; ++step) {
         const float4 x = *reinterpret_cast<const float4*>(
-            products + ((step * T::kRows + row) << place_.slice_log2) + channel);
+            query_parts + ((step * T::kRows + row) << place_.slice_log2) + channel);
         sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
       }
       const int at = row * kStageStride<T::kDim> + (place_.rank << place_.slice_log2) + channel;
@@ -96,21 +97,21 @@ class SliceRotation {
 
  private:
   static constexpr uint32_t kStageBytes = FactorBytes(T::kRows);
-  static constexpr int kQuads = T::kDim / 64;  // of 32 channels, in a slice
+  static constexpr int kQuads = T::kDim / 64;  // groups of 32 channels in the largest slice
   static_assert(T::kSteps <= ClusterMemory<T>::kWarps);
-  static_assert(!T::kStaged || T::kPlain);
+  static_assert(!T::kStaged || T::kFastPath);
 
   __device__ static __forceinline__ int Step() { return threadIdx.x / 32; }
   __device__ static __forceinline__ bool Takes() { return threadIdx.x < 32 * T::kSteps; }
 
-  // The first of the warp's 16 rows of R_K, and of its channels.
+  // Address of the first element of the warp's 16 rows and the slice's channels of R_K.
   __device__ __forceinline__ const float* Matrix() const {
     return k_.p.rotation_k + (static_cast<int64_t>(place_.head) * T::kDim + 16 * Step()) * T::kDim +
            (place_.rank << place_.slice_log2);
   }
   __device__ __forceinline__ void CopyMatrix() const {
     const float* matrix = Matrix();
-    const int pieces_log2 = place_.slice_log2 - 2;  // of 16 bytes, a row
+    const int pieces_log2 = place_.slice_log2 - 2;  // 16-byte pieces of a row
     const int lane = threadIdx.x % 32, piece = lane & ((1 << pieces_log2) - 1);
     const uint32_t to = ptx::SharedAddress(stage_) + 16 * piece;
 #pragma unroll 1
@@ -122,7 +123,7 @@ class SliceRotation {
   // Two pieces of 16 bytes are 16 channels of a query row.
   __device__ __forceinline__ void CopyQuery() const {
     const int lane = threadIdx.x % 32, row = lane / 2;
-    if (row < rows_.columns) {
+    if (row < rows_.count) {
       ptx::CopyAsync16(
           ptx::SharedAddress(stage_) + 16 * kFactorStride + kQueryPiece * row + lane % 2 * 16,
           static_cast<const Bf16*>(k_.p.q) +
@@ -137,17 +138,17 @@ class SliceRotation {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = lane / 4 + i * 8;
-      const bool exists = 8 * i < T::kRows && row < rows_.columns;
+      const bool exists = 8 * i < T::kRows && row < rows_.count;
       query_[i] = exists ? query[row * (kQueryPiece / 4) + lane % 4] : 0;
       query_[i + 2] = exists ? query[row * (kQueryPiece / 4) + lane % 4 + 4] : 0;
     }
   }
 
-  // Element i of a lane's operand: row 16 step + 2 c + {0, 1, 8, 9} of R_K.
+  // Row of R_K of element i of a lane's operand: 16 step + 2 c + {0, 1, 8, 9}.
   __device__ static __forceinline__ int MatrixRow(int i) {
     return Step() * 16 + threadIdx.x % 4 * 2 + i % 2 + i / 2 * 8;
   }
-  // `from`: where the warp's rows and channels begin.
+  // Loads the operand from `from`, where the warp's rows and channels begin.
   __device__ __forceinline__ void LoadMatrix(const float* from, int stride) {
     from += threadIdx.x % 4 * 2 * stride;
     if (place_.slice() >= 32) {
@@ -156,7 +157,7 @@ class SliceRotation {
       LoadSingles(from + threadIdx.x % 32 / 4, stride);
     }
   }
-  // Tile e of a quad has channels 32 quad + 4 n + e, n the column of the product.
+  // Tile e of a quad holds channels 32 quad + 4 n + e, where n is the MMA's column.
   __device__ __forceinline__ void LoadQuads(const float* matrix, int stride) {
 #pragma unroll
     for (int quad = 0; quad < kQuads; ++quad) {
@@ -170,7 +171,7 @@ class SliceRotation {
       }
     }
   }
-  // Tile e has channels 8 e + n.
+  // Tile e holds channels 8 e + n.
   __device__ __forceinline__ void LoadSingles(const float* matrix, int stride) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
@@ -200,7 +201,7 @@ class SliceRotation {
     for (int i = 0; i < 2; ++i) {
       const int row = lane / 4 + i * 8;
       query_[i] = query_[i + 2] = 0;
-      if (8 * i < T::kRows && row < rows_.columns) {
+      if (8 * i < T::kRows && row < rows_.count) {
         const uint32_t* from = reinterpret_cast<const uint32_t*>(
                                    static_cast<const Bf16*>(k_.p.q) +
                                    rows_.IndexOf(k_, place_.sequence, place_.head, row) * T::kDim) +
@@ -219,7 +220,7 @@ class SliceRotation {
     ptx::MmaBf16(acc, query_, rest[0], rest[1]);
   }
 
-  // Row i's elements of a quad, or of two tiles, to the row's place.
+  // Stores row i's elements of a quad, or of two tiles.
   __device__ __forceinline__ void Keep(const float (&acc)[4][4], int i, int quad,
                                        float* row) const {
     const int c = threadIdx.x % 4;

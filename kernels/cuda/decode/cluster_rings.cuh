@@ -4,19 +4,20 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/decode/cluster_launch.h"
+#include "kernels/cuda/decode/kernels.h"
 #include "kernels/cuda/decode/traits.cuh"
 
-// What a warp of the cluster form keeps in flight. Same slots as TileRing's, but a warp has one
-// kind of work: pages of one pair at a fixed distance, or chunks of its windows.
+// Rings of tiles in flight for warps of the cluster schedule. Slots are those of TileRing, but a
+// warp has only one kind of work: pages of one problem at a fixed stride, or chunks of its windows.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 namespace crumb::kernels::cuda {
 
-// The ring: kClusterStages slots, a barrier each, on which all lanes report a copy.
+// A ring of kClusterStages slots, each with an mbarrier on which all lanes arrive. A slot is
+// filled, waited for, released and filled again, in ring order.
 template <class T>
 class ClusterSlots {
  public:
-  // Before the first copy, by all lanes.
+  // Initialises the ring. REQUIRES: all lanes call it, before the first copy.
   __device__ __forceinline__ void Init(uint32_t slots, uint32_t barriers) {
     slots_ = slots;
     barriers_ = barriers;
@@ -29,13 +30,13 @@ class ClusterSlots {
     __syncwarp();
   }
 
-  // The ring that `other` has initialised.
+  // Uses the ring that `other` has initialised.
   __device__ __forceinline__ void Take(const ClusterSlots& other) {
     slots_ = other.slots_;
     barriers_ = other.barriers_;
   }
 
-  // As TileRing's.
+  // Wait, Release and FenceWrites have the contracts of TileRing.
   __device__ __forceinline__ uint32_t Wait(const DecodeKernelParams&) {
     ptx::WaitBarrier(barriers_ + 8 * use_, phase_);
     return slots_ + use_ * T::kTileBytes;
@@ -64,11 +65,11 @@ class ClusterSlots {
   int use_ = 0, phase_ = 0, fill_ = 0;
 };
 
-// Pages first, first + stride, ... of a pair.
+// The ring of a warp that processes pages first, first + stride, ... of a problem.
 template <class T>
 class PageRing : public ClusterSlots<T> {
  public:
-  // Asks for the first pages' addresses; how many there are need not be known.
+  // Requests the addresses of the first pages. The number of pages need not be known.
   __device__ __forceinline__ void Prepare(const DecodeKernelParams& k, int sequence, int first,
                                           int stride) {
     unit_ = first;
@@ -92,7 +93,7 @@ class PageRing : public ClusterSlots<T> {
     const uint64_t address = __shfl_sync(~0u, address_, index_) + base_;
     if (threadIdx.x % 32 == 0) {
       ptx::ArriveExpecting(this->fill_barrier(), T::kTileBytes);
-      ptx::Arrive(this->fill_barrier(), 31);  // for the other lanes
+      ptx::Arrive(this->fill_barrier(), 31);  // on behalf of the other lanes
       ptx::CopyBulk(this->fill_slot(), address, T::kTileBytes, this->fill_barrier());
     }
     this->Filled();
@@ -115,11 +116,12 @@ class PageRing : public ClusterSlots<T> {
   uint64_t address_ = 0;
 };
 
-// Chunks first, first + stride, ... of a pair's windows; K rows and V rows in turn.
+// The ring of a warp that processes chunks first, first + stride, ... of a problem's windows. Slots
+// hold the K rows and the V rows of a chunk alternately.
 template <class T>
 class WindowRing : public ClusterSlots<T> {
  public:
-  // Asks for what leads to the rows.
+  // Requests the addresses of the windows' rows.
   __device__ __forceinline__ void Prepare(const DecodeKernelParams& k, int sequence, int head) {
     sink_ = k.p.sink.address[sequence] + k.p.sink.layer_offset + head * k.p.sink.head_stride;
     recent_ =
@@ -127,7 +129,8 @@ class WindowRing : public ClusterSlots<T> {
     begin_ = k.p.lengths.recent_begin[sequence];
     page_base_ = k.p.sink.layer_offset + head * k.p.sink.head_stride;
   }
-  // `tokens`: behind the INT2 history of `int2_pages`, of which those of BF16 pages come first.
+  // Starts copying. `tokens` counts the BF16 tokens behind the `int2_pages` pages of INT2 history:
+  // those of BF16 pages come first, then recent ones.
   __device__ __forceinline__ void Start(const DecodeKernelParams& k, int sequence, int sink_tokens,
                                         int tokens, int int2_pages, int first, int stride,
                                         int end) {

@@ -5,28 +5,27 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/decode/cluster_launch.h"
-#include "kernels/cuda/decode/dispatch.h"
+#include "kernels/cuda/decode/kernels.h"
 #include "kernels/cuda/decode/plan.h"
 
 namespace crumb::kernels::cuda {
 
-DecodeLauncher FindDecodeKernel(const TileShape& tile, int columns, bool bulk) {
-  if (tile.head_dim == 64) return FindDim64(tile.group_size, columns, bulk);
+DecodeLauncher FindDecodeKernel(const TileShape& tile, int query_rows, bool bulk) {
+  if (tile.head_dim == 64) return FindDim64(tile.group_size, query_rows, bulk);
   if (tile.head_dim == 256) {
-    return tile.group_size == 128 ? FindDim256(columns, bulk)
-                                  : FindDim256Groups(tile.group_size, columns, bulk);
+    return tile.group_size == 128 ? FindDim256(query_rows, bulk)
+                                  : FindDim256Groups(tile.group_size, query_rows, bulk);
   }
-  if (tile.group_size != 128) return FindDim128Groups(tile.group_size, columns, bulk);
-  return columns <= 8 ? FindDim128(columns, bulk) : FindDim128Wide(columns, bulk);
+  if (tile.group_size != 128) return FindDim128Groups(tile.group_size, query_rows, bulk);
+  return query_rows <= 8 ? FindDim128(query_rows, bulk) : FindDim128Wide(query_rows, bulk);
 }
 
 bool DecodeSupported(const DecodeShape& shape) {
   return shape.tile.Valid() && shape.tile.tokens == 64 && shape.batch >= 1 &&
          shape.max_pages >= 1 && shape.q_tokens >= 1 && shape.kv_heads >= 1 &&
          shape.q_heads >= shape.kv_heads && shape.q_heads % shape.kv_heads == 0 &&
-         shape.columns() <= kColumnsMax &&
-         FindDecodeKernel(shape.tile, LaunchColumnsFor(shape.tile, shape.columns()), true) !=
+         shape.query_rows() <= kQueryRowsMax &&
+         FindDecodeKernel(shape.tile, LaunchQueryRowsFor(shape.tile, shape.query_rows()), true) !=
              nullptr;
 }
 
@@ -49,13 +48,13 @@ cudaError_t DecodeAttention(const DecodeAttentionParams& params, cudaStream_t st
   if (clusters && tuning.copy_path != CopyPath::kAuto) return cudaErrorInvalidValue;
   const bool bulk = tuning.copy_path == CopyPath::kAuto && limits.major >= 9;
   const DecodeLauncher launch =
-      clusters ? LaunchClusters : FindDecodeKernel(params.shape.tile, k.launch.columns, bulk);
-  const int columns = params.shape.columns();
-  for (k.first_row = 0; k.first_row < columns; k.first_row += k.launch.columns) {
-    k.columns = std::min(k.launch.columns, columns - k.first_row);
+      clusters ? LaunchClusters : FindDecodeKernel(params.shape.tile, k.launch.query_rows, bulk);
+  const int query_rows = params.shape.query_rows();
+  for (k.first_row = 0; k.first_row < query_rows; k.first_row += k.launch.query_rows) {
+    k.query_rows = std::min(k.launch.query_rows, query_rows - k.first_row);
     error = launch(k, stream);
     if (error != cudaSuccess) return error;
-    k.p.overlap_previous = false;  // the next one takes the same workspace
+    k.p.overlap_previous = false;  // the next launch uses the same workspace
   }
   return cudaSuccess;
 }

@@ -6,18 +6,19 @@
 
 #include "kernels/cuda/common/ptx.cuh"
 
-// Instructions that only decode attention uses.
+// PTX instructions that only attention kernels use, as plain functions.
 namespace crumb::kernels::cuda::ptx {
 
-// At most 2^-22 off.
+// Returns log2(x) with an error of at most 2^-22.
 __device__ __forceinline__ float Log2(float x) {
   float y;
   asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// Adds to a counter of the device; orders what the block wrote before a barrier ahead of it, and
-// what others wrote before theirs ahead of what follows.
+// Adds `x` to a counter in device memory and returns the old value. Orders what the block wrote
+// before a barrier ahead of the addition, and what other blocks wrote before theirs ahead of later
+// reads.
 __device__ __forceinline__ int AddReleaseAcquire(int32_t* p, int x) {
   int old;
   asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], %2;"
@@ -28,7 +29,7 @@ __device__ __forceinline__ int AddReleaseAcquire(int32_t* p, int x) {
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// Arrives when this thread's copies of 16 bytes have.
+// Arrives at `barrier` when this thread's earlier 16-byte cp.async copies have completed.
 __device__ __forceinline__ void ArriveWithCopies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }

@@ -1,9 +1,11 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/decode/instance.cuh"
+#include "kernels/cuda/decode/planned_kernel.cuh"
 
 namespace crumb::kernels::cuda {
 
-DecodeLauncher FindDim256(int columns, bool bulk) { return NarrowInstance<256, 2>(columns, bulk); }
+DecodeLauncher FindDim256(int query_rows, bool bulk) {
+  return NarrowInstance<256, 2>(query_rows, bulk);
+}
 
 }  // namespace crumb::kernels::cuda

@@ -1,12 +1,12 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/decode/instance.cuh"
+#include "kernels/cuda/decode/planned_kernel.cuh"
 
 namespace crumb::kernels::cuda {
 
-DecodeLauncher FindDim64(int group_size, int columns, bool bulk) {
-  return group_size == 64 ? NarrowInstance<64, 1>(columns, bulk)
-                          : NarrowInstance<64, 2>(columns, bulk);
+DecodeLauncher FindDim64(int group_size, int query_rows, bool bulk) {
+  return group_size == 64 ? NarrowInstance<64, 1>(query_rows, bulk)
+                          : NarrowInstance<64, 2>(query_rows, bulk);
 }
 
 }  // namespace crumb::kernels::cuda

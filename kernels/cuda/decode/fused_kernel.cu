@@ -6,21 +6,22 @@
 namespace crumb::kernels::cuda {
 namespace {
 
-// Both forms: which of them, and what a cluster does, the plan says. Blocks of all clusters run at
-// once. What a kernel's code begins with is there when it starts; what lies 100 KB further is
-// missing line by line, in every launch (docs/kernels/decode_attempts.md). So clusters, which have
-// less to do, come first: the compiler lays them where they are not jumped to.
+// One kernel that contains both schedules; the plan tells each block which one to run. Blocks of
+// all clusters run at once. Code near the kernel's entry is in the instruction cache when the
+// kernel starts, while code 100 KB further on is missed line by line in every launch
+// (docs/kernels/decode_attempts.md). Clusters, whose calls are shorter, therefore come first: the
+// compiler places their code where control falls through.
 template <class T>
 __global__ void __launch_bounds__(T::kThreadsMax, 1)
-    DecodeEitherKernel(const __grid_constant__ DecodeKernelParams k) {
-#if __CUDA_ARCH__ >= 900  // never launched on others
+    DecodeFusedKernel(const __grid_constant__ DecodeKernelParams k) {
+#if __CUDA_ARCH__ >= 900  // never launched on older devices
   const int4 words = __ldg(reinterpret_cast<const int4*>(k.plan.clusters) +
                            (blockIdx.x >> k.launch.cluster.blocks_log2));
-  const ClusterShare share = {words.x, words.y, words.z, words.w};
-  if (share.parts == kNoClusters) {
+  const ClusterWork work = {words.x, words.y, words.z, words.w};
+  if (work.parts == kNoClusters) {
     RunBlock<T>(k);
-  } else if (share.parts > 0) {
-    RunCluster<T>(k, ClusterPlace(k, share));
+  } else if (work.parts > 0) {
+    RunCluster<T>(k, ClusterPlace(k, work));
   } else if (k.p.overlap_previous) {
     ptx::WaitForPrevious();
   }
@@ -29,11 +30,11 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
 
 }  // namespace
 
-DecodeKernelPointer FindEitherKernel(int columns) {
-  if (columns <= 4) return DecodeEitherKernel<DecodeTraits<128, 1, 1, true, true>>;
-  if (columns <= 8) return DecodeEitherKernel<DecodeTraits<128, 1, 1, false, true>>;
-  if (columns <= 12) return DecodeEitherKernel<DecodeTraits<128, 1, 2, true, true>>;
-  return DecodeEitherKernel<DecodeTraits<128, 1, 2, false, true>>;
+DecodeKernelPointer FindFusedKernel(int query_rows) {
+  if (query_rows <= 4) return DecodeFusedKernel<DecodeTraits<128, 1, 1, true, true>>;
+  if (query_rows <= 8) return DecodeFusedKernel<DecodeTraits<128, 1, 1, false, true>>;
+  if (query_rows <= 12) return DecodeFusedKernel<DecodeTraits<128, 1, 2, true, true>>;
+  return DecodeFusedKernel<DecodeTraits<128, 1, 2, false, true>>;
 }
 
 }  // namespace crumb::kernels::cuda

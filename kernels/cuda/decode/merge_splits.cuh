@@ -5,131 +5,36 @@
 #include <cstdint>
 
 #include "kernels/cuda/decode/rotate_query.cuh"
+#include "kernels/cuda/decode/store_partial.cuh"
 #include "kernels/cuda/decode/traits.cuh"
 
-// From warps' sums to outputs: warps of a group into a segment's partial result, segments of a
-// (sequence, KV head) into the output, by whichever block completes it, in split order.
+// The merge of a problem's partial results into its output, in split order, by whichever block
+// completes the last of them: the partial results of INT2 segments are summed and inverse-rotated,
+// those of BF16 segments are added, and the sum is divided by the softmax sum.
 namespace crumb::kernels::cuda {
 
-// A row's softmax state: maximum in log2 units, and sum relative to it.
-struct RowState {
-  float reference;
-  float sum;
-};
-
-// Where warps of a group leave their states and the addresses of their sums, in the staging area.
+// Counts this block's segments and finishes the problems whose last segment it completed. A pass
+// finishes several rows; it has up to kPlacesMax places, one for a row or for a part of a row's
+// splits.
 template <class T>
-struct GroupStates {
-  RowState* state;  // [warps, kRows]
-  uint32_t* slot;   // [warps]
-
-  __device__ __forceinline__ GroupStates(float* stage, const WarpGroup& group)
-      : state(reinterpret_cast<RowState*>(stage) + group.index * group.warps * (T::kRows + 1)),
-        slot(reinterpret_cast<uint32_t*>(state + group.warps * T::kRows)) {}
-};
-
-// Sums the first `active` warps' states into the segment's partial result. `slot` is the warp's
-// released slot. By all warps of the group; `fill` starts the copy that was held back.
-template <class T, class Fill>
-__device__ __forceinline__ void StorePartial(const DecodeKernelParams& k, int segment, int active,
-                                             const WarpGroup& group, uint32_t slot, float* stage,
-                                             SegmentState<T>& state, const Fill& fill) {
-  const int lane = threadIdx.x % 32;
-  const bool mine = group.warp < active;
-  const GroupStates<T> shared(stage, group);
-  RowState* own = shared.state + group.warp * T::kRows;
-  if (mine) {
-    if (lane == 0) shared.slot[group.warp] = slot;
-#pragma unroll
-    for (int i = 0; i < T::kLaneRows; ++i) {
-      state.sum[i] = SumOverTokens(state.sum[i]);
-      if (lane < 4) own[T::RowOf(lane, i)].reference = state.reference[i];
-    }
-  }
-  group.Sync();
-  // Each warp scales what it has to the common maximum.
-  float factor[T::kLaneRows], reference[T::kLaneRows];
-  if (mine) {
-#pragma unroll
-    for (int i = 0; i < T::kLaneRows; ++i) {
-      const int row = T::RowOf(lane, i);
-      reference[i] = kNoLogit;
-      for (int w = 0; w < active; ++w) {
-        reference[i] = fmaxf(reference[i], shared.state[w * T::kRows + row].reference);
-      }
-      factor[i] = ptx::Exp2(state.reference[i] - reference[i]);
-      if (lane < 4) own[row].sum = state.sum[i] * factor[i];
-    }
-    if (group.warp == 0 && lane < 4) {
-#pragma unroll
-      for (int i = 0; i < T::kLaneRows; ++i) {
-        k.workspace.row_state[2 * (static_cast<int64_t>(segment) * T::kRows + T::RowOf(lane, i))] =
-            reference[i];
-      }
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
-    // Rows are so far apart that what a store's lanes have, eight channels of four rows, lies in
-    // different banks.
-    constexpr int kQuads = T::kDim / 4;
-    static_assert(8 * (T::kDim + 4) * 4 <= T::kTileBytes, "eight rows fit a slot");
-    const int rows = T::Paired(n) ? 4 : 8, stride = T::kDim + (T::Paired(n) ? 8 : 4);
-    if (n > 0) group.Sync();
-    if (mine) {
-#pragma unroll
-      for (int v = 0; v < T::LaneValues(n); ++v) {
-        const float* o = state.out[n][T::Paired(n) ? v / 2 : v / 4];
-        const float x = T::Paired(n) ? (o[2 * (v % 2)] + o[2 * (v % 2) + 1]) * factor[2 * n]
-                                     : o[v % 4] * factor[(2 * n + v % 2) % T::kLaneRows];
-        const int row = T::Paired(n) ? lane % 4 : lane % 4 * 2 + v % 2;
-        const int channel = 8 * (T::Paired(n) ? v : v / 2) + lane / 4;
-        ptx::StoreShared(slot + 4 * (row * stride + channel), x);
-      }
-    }
-    group.Sync();
-#pragma unroll 1
-    for (int i = group.thread(); i < rows * kQuads; i += group.threads()) {
-      const int row = i / kQuads, at = 4 * (row * stride + i % kQuads * 4);
-      float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-#pragma unroll 4
-      for (int w = 0; w < active; ++w) {
-        const uint4 x = ptx::LoadShared128(shared.slot[w] + at);
-        value.x += __uint_as_float(x.x), value.y += __uint_as_float(x.y);
-        value.z += __uint_as_float(x.z), value.w += __uint_as_float(x.w);
-      }
-      const int64_t to = static_cast<int64_t>(segment) * T::kRows + 8 * n + row;
-      reinterpret_cast<float4*>(k.workspace.partial)[to * kQuads + i % kQuads] = value;
-      if (i % kQuads == 0) {
-        float sum = 0.0f;
-        for (int w = 0; w < active; ++w) sum += shared.state[w * T::kRows + 8 * n + row].sum;
-        k.workspace.row_state[2 * to + 1] = sum;
-      }
-    }
-  }
-  group.Sync();
-  if (mine) fill();
-}
-
-// Completes pairs: counts this block's segments in, and finishes those whose last segment it was.
-// A pass has up to kPlacesMax places: for rows, or for parts of the splits of rows.
-template <class T>
-class PairFinish {
+class SplitMerger {
  public:
-  // ring: the block's slots, idle now.
-  __device__ __forceinline__ PairFinish(const DecodeKernelParams& k, char* ring) : k_(k), rows_(k) {
+  // `ring` is the block's slots, which are idle now.
+  __device__ __forceinline__ SplitMerger(const DecodeKernelParams& k, char* ring)
+      : k_(k), rows_(k) {
     const int bytes = k.launch.warps * k.launch.stages * static_cast<int>(k.launch.slot_bytes);
     places_ = PlacesFor(bytes - kRotationBytes);
     copies_rotation_ = places_ > 0;
-    // The smallest ring is short of a few bytes; the staging area behind it is idle, too.
+    // The smallest ring lacks a few bytes; the staging area behind it is idle too.
     if (!copies_rotation_) places_ = max(kPassRows, PlacesFor(bytes));
     history_ = reinterpret_cast<float*>(ring);
-    plain_ = history_ + places_ * kStageStride<T::kDim>;
-    turned_ = plain_ + places_ * kStageStride<T::kDim>;
-    high_ = reinterpret_cast<uint32_t*>(turned_ + kTurnParts * places_ * kStageStride<T::kDim>);
+    bf16_part_ = history_ + places_ * kStageStride<T::kDim>;
+    inverse_rotated_ = bf16_part_ + places_ * kStageStride<T::kDim>;
+    high_ = reinterpret_cast<uint32_t*>(inverse_rotated_ +
+                                        kInnerParts * places_ * kStageStride<T::kDim>);
     low_ = high_ + places_ * kSplitStride;
     row_ = reinterpret_cast<PassRow*>(low_ + places_ * kSplitStride);
-    list_ = reinterpret_cast<FinishedPair*>(row_ + places_);
+    list_ = reinterpret_cast<FinishedProblem*>(row_ + places_);
     count_ = reinterpret_cast<int*>(list_ + kListMax);
     rotation_ = reinterpret_cast<float*>(count_ + 4);
   }
@@ -139,21 +44,22 @@ class PairFinish {
     for (; segment < segment_end; segment += kListMax) {
       const int count = CountIn(segment, min(segment + kListMax, segment_end));
       for (int i = 0; i < count;) {
-        // Pairs of one head share a pass. In which order a row is summed depends on the pair's
-        // splits alone, not on which pairs happen to be completed together.
+        // Problems of one KV head share a pass. The order in which a row is summed depends on the
+        // problem's splits alone, not on which problems are completed together.
         const bool few = list_[i].splits() <= kFewSplits;
         const int parts =
             few ? 1 : min(kPassRows / kRowsAtOnce, max(1, k_.launch.warps / T::kRows));
         const int most = places_ / (kRowsAtOnce * parts);
-        int pairs = 1;
-        while (pairs < most && i + pairs < count && list_[i + pairs].head == list_[i].head &&
-               (list_[i + pairs].splits() <= kFewSplits) == few) {
-          ++pairs;
+        int problems = 1;
+        while (problems < most && i + problems < count &&
+               list_[i + problems].head == list_[i].head &&
+               (list_[i + problems].splits() <= kFewSplits) == few) {
+          ++problems;
         }
         for (int row = 0; row < T::kRows; row += kRowsAtOnce) {
-          FinishPass(list_ + i, pairs, parts, row);
+          FinishPass(list_ + i, problems, parts, row);
         }
-        i += pairs;
+        i += problems;
       }
     }
   }
@@ -161,20 +67,21 @@ class PairFinish {
  private:
   static constexpr int kListMax = 128;
   static constexpr int kPlacesMax = 3 * kPassRows;
-  static constexpr int kRowsAtOnce = T::kRows < kPassRows ? T::kRows : kPassRows;  // of a pair
+  // rows of a problem per pass
+  static constexpr int kRowsAtOnce = T::kRows < kPassRows ? T::kRows : kPassRows;
   static constexpr int kFewSplits = 4;
   static constexpr int kSplitStride = T::kDim / 2 + 4;  // words from one row to the next
-  // Floats from one row of R_V to the next: eight lanes' loads lie in different banks.
-  static constexpr int kTurnStride = T::kDim + 16;
-  // Of the channels a turned row is a sum over, as there is room for it.
-  static constexpr int kTurnParts = T::kDim <= 128 ? 2 : 1;
-  static constexpr int kQuads = (T::kDim + 127) / 128;  // of 4 channels, per lane
+  // Floats from one row of R_V to the next, padded so that eight lanes load from different banks.
+  static constexpr int kRotationStride = T::kDim + 16;
+  // Parts that the sum over inner channels is divided into, as far as there is room.
+  static constexpr int kInnerParts = T::kDim <= 128 ? 2 : 1;
+  static constexpr int kQuads = (T::kDim + 127) / 128;  // groups of 4 channels per lane
   static constexpr int kBatch = kQuads == 1 ? 8 : 4;    // splits of a row that are loaded together
-  // Rows of few splits a warp merges at once.
+  // rows that a warp merges at once if they have few splits
   static constexpr int kRowsOfFew = kQuads == 1 ? 4 : 2;
-  static constexpr int kRotationBytes = T::kDim * kTurnStride * 4;
+  static constexpr int kRotationBytes = T::kDim * kRotationStride * 4;
 
-  struct FinishedPair {
+  struct FinishedProblem {
     int sequence;
     int head;
     int int2_first;
@@ -185,25 +92,25 @@ class PairFinish {
     __device__ __forceinline__ int splits() const { return int2_count + bf16_count; }
   };
 
-  // A row of the pass: where its output goes, and what it is divided by.
+  // A row of the pass: where its output goes and what it is divided by.
   struct PassRow {
     int64_t index;  // of the row in the output, -1: none
-    float reference;
+    float running_max;
     float sum;
-    float mass;  // the INT2 part of the sum
+    float mass;  // the history's part of the sum
   };
 
-  // The most places of a pass, in steps of kPassRows, that `bytes` hold beside the list.
+  // Returns the largest number of places, in steps of kPassRows, that fit `bytes` beside the list.
   __device__ static __forceinline__ int PlacesFor(int bytes) {
-    constexpr int kPlaceBytes = (2 + kTurnParts) * kStageStride<T::kDim> * 4 +
+    constexpr int kPlaceBytes = (2 + kInnerParts) * kStageStride<T::kDim> * 4 +
                                 2 * kSplitStride * 4 + static_cast<int>(sizeof(PassRow));
-    bytes -= kListMax * static_cast<int>(sizeof(FinishedPair)) + 16;
+    bytes -= kListMax * static_cast<int>(sizeof(FinishedProblem)) + 16;
     int places = kPlacesMax;
     while (places > 0 && places * kPlaceBytes > bytes) places -= kPassRows;
     return places;
   }
 
-  // Lists the pairs that are complete. Returns their number, to all threads.
+  // Lists the problems that this block completes. Returns their number, to all threads.
   __device__ __forceinline__ int CountIn(int segment, int segment_end) {
     const int lane = threadIdx.x % 32;
     Segment s;
@@ -212,21 +119,22 @@ class PairFinish {
       if (first + lane < segment_end) s = k_.plan.segments[first + lane];
     };
     if (threadIdx.x < 32) look(segment);
-    __syncthreads();  // all warps have written their sums, and have left the last list
+    __syncthreads();  // all warps have written their sums and no longer read the previous list
     if (threadIdx.x < 32) {
       int count = 0;
 #pragma unroll 1
       for (int first = segment; first < segment_end; first += 32) {
         if (first > segment) look(first);
         bool last = false;
-        FinishedPair pair;
+        FinishedProblem problem;
         if (s.kind != kSegmentNone) {
-          pair = {s.sequence, s.head, s.int2_first, s.int2_count, s.bf16_first, s.bf16_count};
-          last = ptx::AddReleaseAcquire(k_.workspace.arrivals + s.pair, 1) == pair.splits() - 1;
-          if (last) k_.workspace.arrivals[s.pair] = 0;
+          problem = {s.sequence, s.head, s.int2_first, s.int2_count, s.bf16_first, s.bf16_count};
+          last =
+              ptx::AddReleaseAcquire(k_.workspace.arrivals + s.problem, 1) == problem.splits() - 1;
+          if (last) k_.workspace.arrivals[s.problem] = 0;
         }
         const uint32_t mask = __ballot_sync(~0u, last);
-        if (last) list_[count + __popc(mask & ((1u << lane) - 1))] = pair;
+        if (last) list_[count + __popc(mask & ((1u << lane) - 1))] = problem;
         count += __popc(mask);
       }
       if (lane == 0) *count_ = count;
@@ -235,21 +143,21 @@ class PairFinish {
     return *count_;
   }
 
-  // `parts`: places for each row.
-  __device__ __forceinline__ void FinishPass(const FinishedPair* pairs, int count, int parts,
+  // Finishes rows first_row and following of `count` problems, with `parts` places per row.
+  __device__ __forceinline__ void FinishPass(const FinishedProblem* problems, int count, int parts,
                                              int first_row) {
-    const int warp = threadIdx.x / 32, head = pairs->head;
-    const bool turn = k_.p.rotation_v != nullptr;
-    if (turn && copies_rotation_ && head != head_) CopyRotation(head);
+    const int warp = threadIdx.x / 32, head = problems->head;
+    const bool rotated = k_.p.rotation_v != nullptr;
+    if (rotated && copies_rotation_ && head != head_) CopyRotation(head);
     const int slots = count * kRowsAtOnce;
-    if (pairs->splits() <= kFewSplits) {
+    if (problems->splits() <= kFewSplits) {
       for (int slot = kRowsOfFew * warp; slot < slots; slot += kRowsOfFew * k_.launch.warps) {
-        MergeFew(slot, pairs[slot / kRowsAtOnce], first_row + slot % kRowsAtOnce);
+        MergeFew(slot, problems[slot / kRowsAtOnce], first_row + slot % kRowsAtOnce);
       }
     } else {
       for (int place = warp; place < slots * parts; place += k_.launch.warps) {
         const int slot = place / parts;
-        MergeRow(slot, place % parts, parts, pairs[slot / kRowsAtOnce],
+        MergeRow(slot, place % parts, parts, problems[slot / kRowsAtOnce],
                  first_row + slot % kRowsAtOnce);
       }
     }
@@ -257,14 +165,14 @@ class PairFinish {
     CombineRows(head, slots, parts);
     ptx::WaitCopies<0>();
     __syncthreads();
-    if (turn) {
+    if (rotated) {
       const float* from = copies_rotation_
                               ? rotation_
                               : k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim;
-      const int stride = copies_rotation_ ? kTurnStride : T::kDim;
+      const int stride = copies_rotation_ ? kRotationStride : T::kDim;
 #pragma unroll 1
-      for (int i = warp; i < T::kDim / 8 * kTurnParts; i += k_.launch.warps) {
-        Unrotate(from, stride, i / kTurnParts, i % kTurnParts, slots);
+      for (int i = warp; i < T::kDim / 8 * kInnerParts; i += k_.launch.warps) {
+        InverseRotate(from, stride, i / kInnerParts, i % kInnerParts, slots);
       }
       __syncthreads();
     }
@@ -280,15 +188,15 @@ class PairFinish {
     return {x.x, x.y};
   }
 
-  // Merges segments `part`, part + parts, ... of one row, history and BF16 apart.
-  __device__ __forceinline__ void MergeRow(int slot, int part, int parts, const FinishedPair& pair,
-                                           int row) {
+  // Merges segments part, part + parts, ... of one row, history and BF16 rows apart.
+  __device__ __forceinline__ void MergeRow(int slot, int part, int parts,
+                                           const FinishedProblem& problem, int row) {
     const int lane = threadIdx.x % 32;
-    if (row >= rows_.columns) {
+    if (row >= rows_.count) {
       if (lane == 0 && part == 0) row_[slot].index = -1;
       return;
     }
-    const FinishedPair s = pair;
+    const FinishedProblem s = problem;
     const int count = s.int2_count + s.bf16_count;
     const auto segment_at = [&](int i) {
       return i < s.int2_count ? s.int2_first + i : s.bf16_first + i - s.int2_count;
@@ -302,23 +210,24 @@ class PairFinish {
         if (first + j * parts < end) LoadPartial(segment_at(first + j * parts), row, x[j]);
       }
     };
-    // Both are asked for before either is needed.
+    // Both loads are issued before either result is needed.
     RowState mine = state_at(lane);
     float4 x[kBatch][kQuads];
     load(part, min(32, count), x);
     const bool has_sink = k_.p.sink_logit != nullptr;
     const float sink =
         has_sink ? k_.p.sink_logit[s.head * rows_.heads + rows_.HeadOf(row)] * kLog2E : kNoLogit;
-    float reference = fmaxf(sink, mine.reference);
-    for (int i = lane + 32; i < count; i += 32) reference = fmaxf(reference, state_at(i).reference);
+    float running_max = fmaxf(sink, mine.running_max);
+    for (int i = lane + 32; i < count; i += 32)
+      running_max = fmaxf(running_max, state_at(i).running_max);
     for (int step = 1; step < 32; step *= 2) {
-      reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, step));
+      running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, step));
     }
-    float sum = has_sink && lane == 0 ? ptx::Exp2(sink - reference) : 0.0f, mass = 0.0f;
-    float4 history[kQuads] = {}, plain[kQuads] = {};
+    float sum = has_sink && lane == 0 ? ptx::Exp2(sink - running_max) : 0.0f, mass = 0.0f;
+    float4 history[kQuads] = {}, bf16_part[kQuads] = {};
     for (int base = 0; base < count; base += 32) {
       if (base > 0) mine = state_at(base + lane);
-      const float weight = ptx::Exp2(mine.reference - reference);
+      const float weight = ptx::Exp2(mine.running_max - running_max);
       sum = fmaf(weight, mine.sum, sum);
       if (base + lane < s.int2_count) mass = fmaf(weight, mine.sum, mass);
       const int end = min(base + 32, count);
@@ -330,7 +239,7 @@ class PairFinish {
           if (i >= end) break;
           const float w = __shfl_sync(~0u, weight, i % 32);
           AddWeighted(i < s.int2_count ? w : 0.0f, x[j], history);
-          AddWeighted(i < s.int2_count ? 0.0f : w, x[j], plain);
+          AddWeighted(i < s.int2_count ? 0.0f : w, x[j], bf16_part);
         }
       }
     }
@@ -339,21 +248,22 @@ class PairFinish {
       mass += __shfl_xor_sync(~0u, mass, step);
     }
     if (lane == 0 && part == 0) {
-      row_[slot] = {rows_.IndexOf(k_, s.sequence, s.head, row), reference, sum, mass};
+      row_[slot] = {rows_.IndexOf(k_, s.sequence, s.head, row), running_max, sum, mass};
     }
 #pragma unroll
     for (int q = 0; q < kQuads; ++q) {
       if (QuadOf(q) >= T::kDim) continue;
       const int at = (slot * parts + part) * kStageStride<T::kDim> + QuadOf(q);
       *reinterpret_cast<float4*>(history_ + at) = history[q];
-      *reinterpret_cast<float4*>(plain_ + at) = plain[q];
+      *reinterpret_cast<float4*>(bf16_part_ + at) = bf16_part[q];
     }
   }
 
-  // Merges kRowsOfFew rows of a pair of up to kFewSplits segments, all asked for at once.
-  __device__ __forceinline__ void MergeFew(int slot, const FinishedPair& pair, int row) {
+  // Merges kRowsOfFew rows of a problem of at most kFewSplits segments; all loads are issued at
+  // once.
+  __device__ __forceinline__ void MergeFew(int slot, const FinishedProblem& problem, int row) {
     const int lane = threadIdx.x % 32, mine = lane % kRowsOfFew;
-    const FinishedPair s = pair;
+    const FinishedProblem s = problem;
     const int count = s.splits(), split = lane / kRowsOfFew;
     const auto segment_at = [&](int i) {
       return i < s.int2_count ? s.int2_first + i : s.bf16_first + i - s.int2_count;
@@ -368,27 +278,27 @@ class PairFinish {
         if (i < count) LoadPartial(segment_at(i), row + r, x[i][r]);
       }
     }
-    const bool exists = row + mine < rows_.columns;
+    const bool exists = row + mine < rows_.count;
     const bool has_sink = k_.p.sink_logit != nullptr && exists;
     const float sink =
         has_sink ? k_.p.sink_logit[s.head * rows_.heads + rows_.HeadOf(row + mine)] * kLog2E
                  : kNoLogit;
-    float reference = fmaxf(sink, state.reference);
+    float running_max = fmaxf(sink, state.running_max);
     for (int step = kRowsOfFew; step < 32; step *= 2) {
-      reference = fmaxf(reference, __shfl_xor_sync(~0u, reference, step));
+      running_max = fmaxf(running_max, __shfl_xor_sync(~0u, running_max, step));
     }
-    const float weight = ptx::Exp2(state.reference - reference);
+    const float weight = ptx::Exp2(state.running_max - running_max);
     float sum = weight * state.sum, mass = split < s.int2_count ? sum : 0.0f;
     for (int step = kRowsOfFew; step < 32; step *= 2) {
       sum += __shfl_xor_sync(~0u, sum, step);
       mass += __shfl_xor_sync(~0u, mass, step);
     }
-    if (has_sink) sum += ptx::Exp2(sink - reference);
+    if (has_sink) sum += ptx::Exp2(sink - running_max);
     if (split == 0) {
       row_[slot + mine] = {exists ? rows_.IndexOf(k_, s.sequence, s.head, row + mine) : int64_t{-1},
-                           reference, sum, mass};
+                           running_max, sum, mass};
     }
-    // History comes first: one sum after the other.
+    // One accumulator suffices, because the history's segments come first.
     float4 part[kRowsOfFew][kQuads] = {};
     const auto store = [&](float* to) {
 #pragma unroll
@@ -414,7 +324,7 @@ class PairFinish {
       }
       if (i == s.int2_count - 1) store(history_);
     }
-    store(plain_);
+    store(bf16_part_);
   }
 
   __device__ static __forceinline__ int QuadOf(int q) { return 4 * (threadIdx.x % 32) + 128 * q; }
@@ -439,8 +349,8 @@ class PairFinish {
     }
   }
 
-  // Sums what the parts of each row left, the mean added, and leaves it for Unrotate, or as it is
-  // where there is no rotation.
+  // Sums the parts of each row and adds the mean. Leaves the result for InverseRotate or, without
+  // rotation, in its place.
   __device__ __forceinline__ void CombineRows(int head, int slots, int parts) {
     constexpr int kPieces = T::kDim / 4;
     for (int i = threadIdx.x; i < slots * kPieces; i += blockDim.x) {
@@ -461,10 +371,10 @@ class PairFinish {
       ptx::SplitBf16(x.x, x.y, high_ + at, low_ + at);
       ptx::SplitBf16(x.z, x.w, high_ + at + 1, low_ + at + 1);
       if (k_.p.rotation_v == nullptr) {
-        float* to = turned_ + slot * kStageStride<T::kDim> + channel;
+        float* to = inverse_rotated_ + slot * kStageStride<T::kDim> + channel;
         *reinterpret_cast<float4*>(to) = x;
 #pragma unroll
-        for (int part = 1; part < kTurnParts; ++part) {
+        for (int part = 1; part < kInnerParts; ++part) {
           *reinterpret_cast<float4*>(to + part * places_ * kStageStride<T::kDim>) =
               make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         }
@@ -472,25 +382,25 @@ class PairFinish {
     }
   }
 
-  // Starts to copy a head's R_V to shared memory.
+  // Starts copying a head's R_V to shared memory.
   __device__ __forceinline__ void CopyRotation(int head) {
-    constexpr int kPieces = T::kDim / 4;  // of 16 bytes, in a row
+    constexpr int kPieces = T::kDim / 4;  // 16-byte pieces of a row
     const float* from = k_.p.rotation_v + static_cast<int64_t>(head) * T::kDim * T::kDim;
     const uint32_t to = ptx::SharedAddress(rotation_);
 #pragma unroll 2
     for (int i = threadIdx.x; i < T::kDim * kPieces; i += blockDim.x) {
-      ptx::CopyAsync16(to + 4 * (i / kPieces * kTurnStride) + 16 * (i % kPieces), from + 4 * i);
+      ptx::CopyAsync16(to + 4 * (i / kPieces * kRotationStride) + 16 * (i % kPieces), from + 4 * i);
     }
     ptx::CommitCopies();
     head_ = head;
   }
 
-  // Channels 8 n .. 8 n + 7 of the first `rows` merged rows times R_V', a part of the sum over
-  // channels. A lane takes four neighbouring channels of 16, which the product may see in any
+  // Multiplies the first `rows` merged rows by R_V': channels 8 n to 8 n + 7 of a part of the sum
+  // over inner channels. A lane loads four neighbouring channels of 16: an MMA sums channels in any
   // order.
-  __device__ __forceinline__ void Unrotate(const float* rotation, int stride, int n, int part,
-                                           int rows) {
-    constexpr int kSteps = T::kSteps / kTurnParts;
+  __device__ __forceinline__ void InverseRotate(const float* rotation, int stride, int n, int part,
+                                                int rows) {
+    constexpr int kSteps = T::kSteps / kInnerParts;
     const int lane = threadIdx.x % 32;
     const float* from = rotation + (8 * n + lane / 4) * stride + lane % 4 * 4 + 16 * kSteps * part;
     float4 r[kSteps];
@@ -527,8 +437,8 @@ class PairFinish {
         x.x = acc[0][2 * i] + (acc[1][2 * i] + acc[2][2 * i]);
         x.y = acc[0][2 * i + 1] + (acc[1][2 * i + 1] + acc[2][2 * i + 1]);
         *reinterpret_cast<float2*>(
-            turned_ + (part * places_ + first + lane / 4 + 8 * i) * kStageStride<T::kDim> + 8 * n +
-            lane % 4 * 2) = x;
+            inverse_rotated_ + (part * places_ + first + lane / 4 + 8 * i) * kStageStride<T::kDim> +
+            8 * n + lane % 4 * 2) = x;
       }
     }
   }
@@ -543,16 +453,16 @@ class PairFinish {
       const int channel = QuadOf(q);
       if (channel >= T::kDim) continue;
       const int f = slot * kStageStride<T::kDim> + channel;
-      float4 sum = *reinterpret_cast<const float4*>(turned_ + f);
+      float4 sum = *reinterpret_cast<const float4*>(inverse_rotated_ + f);
 #pragma unroll
-      for (int part = 1; part < kTurnParts; ++part) {
-        const float4 x =
-            *reinterpret_cast<const float4*>(turned_ + part * places_ * kStageStride<T::kDim> + f);
+      for (int part = 1; part < kInnerParts; ++part) {
+        const float4 x = *reinterpret_cast<const float4*>(
+            inverse_rotated_ + part * places_ * kStageStride<T::kDim> + f);
         sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
       }
       for (int part = 0; part < parts; ++part) {
         const float4 y = *reinterpret_cast<const float4*>(
-            plain_ + (slot * parts + part) * kStageStride<T::kDim> + channel);
+            bf16_part_ + (slot * parts + part) * kStageStride<T::kDim> + channel);
         sum = make_float4(sum.x + y.x, sum.y + y.y, sum.z + y.z, sum.w + y.w);
       }
       sum = make_float4(sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse);
@@ -565,23 +475,23 @@ class PairFinish {
       }
     }
     if (threadIdx.x % 32 == 0 && k_.p.lse != nullptr) {
-      k_.p.lse[at.index] = (at.reference + log2f(at.sum)) / kLog2E;
+      k_.p.lse[at.index] = (at.running_max + log2f(at.sum)) / kLog2E;
     }
   }
 
   const DecodeKernelParams& k_;
   const QueryRows rows_;
-  int places_;      // of a pass
-  float* history_;  // [places] rows: the INT2 part, rotated, a row's parts together
-  float* plain_;    // the BF16 part, likewise
-  float* turned_;   // the INT2 part in the model's basis, a row for each, in kTurnParts
-  uint32_t* high_;  // the INT2 part, rotated, in two bf16 parts
+  int places_;        // of a pass
+  float* history_;    // [places] rows of the INT2 part in the rotated basis, a row's parts together
+  float* bf16_part_;  // [places] rows of the BF16 part, likewise
+  float* inverse_rotated_;  // [kInnerParts, places] rows of the INT2 part in the model's basis
+  uint32_t* high_;          // the INT2 part in the rotated basis, split into two bf16 parts
   uint32_t* low_;
-  PassRow* row_;        // [places]
-  FinishedPair* list_;  // [kListMax]
+  PassRow* row_;           // [places]
+  FinishedProblem* list_;  // [kListMax]
   int* count_;
   float* rotation_;       // R_V of head_
-  bool copies_rotation_;  // there is room for it
+  bool copies_rotation_;  // whether there is room for it
   int head_ = -1;
 };
 

@@ -4,31 +4,36 @@
 
 #include <algorithm>
 
-#include "kernels/cuda/common/window_tokens.cuh"
-#include "kernels/cuda/decode/cluster_launch.h"
+#include "kernels/cuda/common/page_layout.cuh"
 #include "kernels/cuda/decode/cluster_plan.cuh"
+#include "kernels/cuda/decode/kernels.h"
 
 namespace crumb::kernels::cuda {
 namespace {
 
+// Threads of the plan kernel's only block.
 constexpr int kPlanThreads = 512;
-constexpr size_t kPlanSharedMax = 40 << 10;  // what a kernel has without asking
+// Shared memory that a kernel has without an attribute.
+constexpr size_t kPlanSharedMax = 40 << 10;
 
-// What a segment costs beside its bytes, in pages of the time of one of a block's `groups`: the
-// query, the sum over warps, the merge. Of several groups the others go on meanwhile.
-__device__ int Int2Overhead(int groups) { return groups == 1 ? 24 : groups == 2 ? 12 : 10; }
-__device__ int Bf16Overhead(int groups) { return groups == 1 ? 16 : groups == 2 ? 8 : 7; }
-// What all of this form's time outside its tile loop is more than that of clusters, with up to 8
-// columns; with more, a page takes longer.
+// Fixed cost of a segment in addition to its bytes, in pages of one worker's time: rotating the
+// query, summing over warps, merging. It is smaller in blocks of several workers, because the
+// others continue meanwhile.
+__device__ int Int2Overhead(int workers) { return workers == 1 ? 24 : workers == 2 ? 12 : 10; }
+__device__ int Bf16Overhead(int workers) { return workers == 1 ? 16 : workers == 2 ? 8 : 7; }
+// Time that the planned schedule spends outside its tile loop in excess of clusters, in pages of a
+// block's time with up to 8 query rows (measured where both schedules took the same time;
+// docs/kernels/decode.md). With more query rows a page takes longer, so it is divided by
+// query_tiles.
 constexpr int kPlannedOverhead = 195;
-// From so many (sequence, KV head) pairs for each block on, blocks are cut into groups.
-constexpr int kGroupPairsMin = 1;
+// Problems per block from which blocks are divided into several workers.
+constexpr int kWorkerProblemsMin = 1;
 
-// What a sequence costs one KV head. A page moves about as many bytes as 8 BF16 tokens, so a page
-// costs 1 and a chunk of 16 tokens costs 2.
+// The cost of a sequence for one KV head. A page has about as many bytes as 8 BF16 tokens, so a
+// page costs 1 and a chunk of 16 tokens costs 2.
 struct SequenceCost {
   int first_page;
-  int pages;   // attended pages
+  int pages;   // pages that the sliding window leaves
   int chunks;  // BF16 chunks
   int int2_overhead;
   int bf16_overhead;
@@ -47,31 +52,30 @@ struct PlanArguments {
   int page_tokens;
   int window;
   int blocks;
-  int groups_max;
+  int workers_max;
   int segments_max;
   bool batch_invariant;
   bool shared_lines;
 };
 
-// What is known once the batch has been looked at, and the lines that positions are looked up in:
-// in shared memory where they have room.
+// Intermediate results of planning. The arrays lie in shared memory if they fit.
 struct PlanState {
-  int32_t* boundary;        // [groups + 1] position where a share begins
+  int32_t* boundary;        // [workers + 1] position on the cost line where a work range begins
   int32_t* cost_before;     // [batch + 1] cost of earlier sequences, one head
   int32_t* segment_before;  // [batch + 1] segments, or items, of earlier sequences, one head
-  int groups;               // per block
-  int active;               // groups that have work
+  int workers;              // per block
+  int active;               // workers that have work
   int head_cost;
   int head_segments;
 };
 
-__device__ SequenceCost CostOf(const PlanArguments& a, int sequence, int groups) {
+__device__ SequenceCost CostOf(const PlanArguments& a, int sequence, int workers) {
   const int sink = a.lengths.sink_tokens[sequence];
   const int pages = a.lengths.pages[sequence];
   const int recent = WindowTokens(a.lengths, sequence);
   SequenceCost cost;
-  cost.int2_overhead = Int2Overhead(groups);
-  cost.bf16_overhead = Bf16Overhead(groups);
+  cost.int2_overhead = Int2Overhead(workers);
+  cost.bf16_overhead = Bf16Overhead(workers);
   cost.first_page = 0;
   if (a.window > 0) {
     const int total = sink + pages * a.page_tokens + recent;
@@ -91,7 +95,7 @@ __device__ int SplitsOf(const PlanArguments& a, const SequenceCost& cost) {
   return int2 + min(cost.chunks, 1);
 }
 
-// The last index i of `count` ascending values with value[i] <= x; value[0] <= x.
+// Returns the last index i of `count` ascending values with value[i] <= x. REQUIRES: value[0] <= x.
 __device__ int LastNotAbove(const int32_t* value, int count, int x) {
   int low = 0, high = count;
   while (high - low > 1) {
@@ -105,7 +109,7 @@ __device__ int LastNotAbove(const int32_t* value, int count, int x) {
   return low;
 }
 
-// Exclusive sums over the block of two values a thread.
+// Returns exclusive sums over the block of two values per thread, and their totals.
 __device__ int2 ScanBlock(int2 mine, int2* total) {
   __shared__ int2 warp_sum[kPlanThreads / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -125,15 +129,15 @@ __device__ int2 ScanBlock(int2 mine, int2* total) {
   return before;
 }
 
-// Where group `index` begins: an equal share of the cost, moved down to a place where a cut is
-// allowed.
+// Returns where the work range of worker `index` begins: an equal fraction of the cost, moved down
+// to a position where a cut is allowed.
 __device__ int BoundaryOf(const PlanArguments& a, const PlanState& state, int index) {
   const int head_cost = state.head_cost;
   const int raw =
       static_cast<int>(static_cast<int64_t>(index) * a.kv_heads * head_cost / state.active);
   const int head = raw / head_cost, rest = raw % head_cost;
   const int sequence = LastNotAbove(state.cost_before, a.batch, rest);
-  const SequenceCost cost = CostOf(a, sequence, state.groups);
+  const SequenceCost cost = CostOf(a, sequence, state.workers);
   int at = rest - state.cost_before[sequence];
   if (at < cost.int2()) {
     int pages = max(0, at - cost.int2_overhead);
@@ -146,16 +150,16 @@ __device__ int BoundaryOf(const PlanArguments& a, const PlanState& state, int in
   return head * head_cost + state.cost_before[sequence] + at;
 }
 
-// Where the share of group `index` is kept.
-__device__ GroupShare& ShareOf(const PlanArguments& a, const PlanState& state, int index) {
-  return a.plan.shares[index / state.groups * a.groups_max + index % state.groups];
+// Returns the place of worker `index`'s work range in the plan.
+__device__ WorkRange& WorkRangeOf(const PlanArguments& a, const PlanState& state, int index) {
+  return a.plan.work_ranges[index / state.workers * a.workers_max + index % state.workers];
 }
 
-// Writes the segments of one item: `count` pieces of [from, to) on the cost line. `first` is the
-// index of its first segment.
+// Writes the segments of one item (history or windows): `count` pieces of [from, to) on the cost
+// line. `first` is the index of its first segment.
 __device__ void WriteSegments(const PlanArguments& a, const PlanState& state, Segment segment,
                               int overhead, int from, int to, int first, int count,
-                              int first_group) {
+                              int first_worker) {
   const bool int2 = segment.kind == kSegmentInt2;
   const int unit_cost = int2 ? 1 : 2;
   const int first_unit = segment.begin;
@@ -165,8 +169,8 @@ __device__ void WriteSegments(const PlanArguments& a, const PlanState& state, Se
   for (int i = 0; i < count; ++i) {
     int begin = from, end = to;
     if (!a.batch_invariant) {
-      begin = max(from, state.boundary[first_group + i]);
-      end = min(to, state.boundary[first_group + i + 1]);
+      begin = max(from, state.boundary[first_worker + i]);
+      end = min(to, state.boundary[first_worker + i + 1]);
     } else if (int2) {
       begin = i == 0 ? from : from + overhead + i * kInvariantSplitPages;
       end = min(to, from + overhead + (i + 1) * kInvariantSplitPages);
@@ -174,26 +178,27 @@ __device__ void WriteSegments(const PlanArguments& a, const PlanState& state, Se
     segment.begin = unit_at(begin);
     segment.end = unit_at(end);
     a.plan.segments[first + i] = segment;
-    const int group =
-        a.batch_invariant ? LastNotAbove(state.boundary, state.active, begin) : first_group + i;
-    if (begin == state.boundary[group]) {
-      ShareOf(a, state, group).first = segment;
-      ShareOf(a, state, group).begin = first + i;
+    const int worker =
+        a.batch_invariant ? LastNotAbove(state.boundary, state.active, begin) : first_worker + i;
+    if (begin == state.boundary[worker]) {
+      WorkRangeOf(a, state, worker).first = segment;
+      WorkRangeOf(a, state, worker).begin = first + i;
     }
-    if (end == state.boundary[group + 1]) ShareOf(a, state, group).end = first + i + 1;
+    if (end == state.boundary[worker + 1]) WorkRangeOf(a, state, worker).end = first + i + 1;
   }
 }
 
-// Both items (history, windows) of one pair.
-__device__ void WritePair(const PlanArguments& a, const PlanState& state, int head, int sequence) {
-  const SequenceCost cost = CostOf(a, sequence, state.groups);
+// Writes both items, history and windows, of one problem.
+__device__ void WriteProblem(const PlanArguments& a, const PlanState& state, int head,
+                             int sequence) {
+  const SequenceCost cost = CostOf(a, sequence, state.workers);
   if (cost.cost() == 0) return;
   const int from = head * state.head_cost + state.cost_before[sequence];
   const int middle = from + cost.int2(), to = from + cost.cost();
   const int base = head * state.head_segments + state.segment_before[sequence];
-  // The index of a segment is the number of items before its own plus, where groups cut items, the
-  // number of its group: it grows from segment to segment, whatever is cut where.
-  int first[2] = {base, base}, count[2] = {0, 0}, group[2] = {0, 0};
+  // A segment's index is the number of items before its own plus, where workers cut items, its
+  // worker's index. It increases from segment to segment for any cuts.
+  int first[2] = {base, base}, count[2] = {0, 0}, worker[2] = {0, 0};
   const int bounds[3] = {from, middle, to};
   for (int kind = 0; kind < 2; ++kind) {
     if (bounds[kind] == bounds[kind + 1]) continue;
@@ -202,16 +207,16 @@ __device__ void WritePair(const PlanArguments& a, const PlanState& state, int he
           kind == kSegmentInt2 ? (cost.pages + kInvariantSplitPages - 1) / kInvariantSplitPages : 1;
       first[kind] = base + (kind == kSegmentInt2 ? 0 : count[0]);
     } else {
-      group[kind] = LastNotAbove(state.boundary, state.active, bounds[kind]);
+      worker[kind] = LastNotAbove(state.boundary, state.active, bounds[kind]);
       count[kind] =
-          LastNotAbove(state.boundary, state.active, bounds[kind + 1] - 1) - group[kind] + 1;
-      first[kind] = base + (kind == kSegmentBf16 && cost.pages > 0) + group[kind];
+          LastNotAbove(state.boundary, state.active, bounds[kind + 1] - 1) - worker[kind] + 1;
+      first[kind] = base + (kind == kSegmentBf16 && cost.pages > 0) + worker[kind];
     }
   }
   Segment segment = {};
   segment.sequence = sequence;
   segment.head = head;
-  segment.pair = head * a.batch + sequence;
+  segment.problem = head * a.batch + sequence;
   segment.int2_first = first[0];
   segment.int2_count = count[0];
   segment.bf16_first = first[1];
@@ -220,32 +225,32 @@ __device__ void WritePair(const PlanArguments& a, const PlanState& state, int he
     segment.kind = kind;
     segment.begin = kind == kSegmentInt2 ? cost.first_page : 0;
     WriteSegments(a, state, segment, kind == kSegmentInt2 ? cost.int2_overhead : cost.bf16_overhead,
-                  bounds[kind], bounds[kind + 1], first[kind], count[kind], group[kind]);
+                  bounds[kind], bounds[kind + 1], first[kind], count[kind], worker[kind]);
   }
 }
 
-// What all groups of a block are told alike: which segments the block has.
-__device__ void CompleteShares(const PlanArguments& a, const PlanState& state, int block) {
-  GroupShare* shares = a.plan.shares + block * a.groups_max;
+// Writes what all work ranges of a block have in common: the segments of the block.
+__device__ void CompleteWorkRanges(const PlanArguments& a, const PlanState& state, int block) {
+  WorkRange* work_ranges = a.plan.work_ranges + block * a.workers_max;
   int begin = 0, end = 0, head = 0;
-  for (int g = 0; g < state.groups; ++g) {
-    if (shares[g].begin == shares[g].end) continue;
-    if (begin == end) begin = shares[g].begin, head = shares[g].first.head;
-    end = shares[g].end;
+  for (int g = 0; g < state.workers; ++g) {
+    if (work_ranges[g].begin == work_ranges[g].end) continue;
+    if (begin == end) begin = work_ranges[g].begin, head = work_ranges[g].first.head;
+    end = work_ranges[g].end;
   }
-  for (int g = 0; g < a.groups_max; ++g) {
-    if (g >= state.groups) shares[g] = shares[0];
-    shares[g].block_begin = begin;
-    shares[g].block_end = end;
-    shares[g].block_head = head;
-    shares[g].groups = state.groups;
+  for (int g = 0; g < a.workers_max; ++g) {
+    if (g >= state.workers) work_ranges[g] = work_ranges[0];
+    work_ranges[g].block_begin = begin;
+    work_ranges[g].block_end = end;
+    work_ranges[g].block_head = head;
+    work_ranges[g].workers = state.workers;
   }
 }
 
-// Whether clusters attend: then there is nothing more to plan.
-__device__ bool ClustersAttend(const PlanArguments& a) {
+// Plans clusters. Returns whether they are used; then there is nothing more to plan.
+__device__ bool PlanForClusters(const PlanArguments& a) {
   __shared__ int32_t costs[kPlanThreads];
-  if (a.clusters.shares == nullptr) return false;
+  if (a.clusters.work == nullptr) return false;
   const int sequence = static_cast<int>(threadIdx.x);
   if (sequence < a.batch) {
     const SequenceCost cost = CostOf(a, sequence, 1);
@@ -257,7 +262,7 @@ __device__ bool ClustersAttend(const PlanArguments& a) {
 
 __global__ void __launch_bounds__(kPlanThreads)
     PlanKernel(const __grid_constant__ PlanArguments a) {
-  if (ClustersAttend(a)) return;
+  if (PlanForClusters(a)) return;
   const int per_thread = (a.batch + kPlanThreads - 1) / kPlanThreads;
   const int begin = min(a.batch, static_cast<int>(threadIdx.x) * per_thread);
   const int end = min(a.batch, begin + per_thread);
@@ -268,54 +273,55 @@ __global__ void __launch_bounds__(kPlanThreads)
   state.segment_before = a.plan.segment_before;
   if (a.shared_lines) {
     state.boundary = lines;
-    state.cost_before = state.boundary + a.blocks * a.groups_max + 1;
+    state.cost_before = state.boundary + a.blocks * a.workers_max + 1;
     state.segment_before = state.cost_before + a.batch + 1;
   }
-  state.groups = 1;
+  state.workers = 1;
   int2 mine, total, before;
   for (;;) {
     mine = make_int2(0, 0);
     for (int s = begin; s < end; ++s) {
-      const SequenceCost cost = CostOf(a, s, state.groups);
+      const SequenceCost cost = CostOf(a, s, state.workers);
       mine = make_int2(mine.x + cost.cost(), mine.y + SplitsOf(a, cost));
     }
     before = ScanBlock(mine, &total);
-    const bool many = total.y * a.kv_heads >= 2 * kGroupPairsMin * a.blocks;
-    if (state.groups == a.groups_max || a.batch_invariant || !many) break;
-    state.groups = a.groups_max;  // costs differ then: count again
+    const bool many = total.y * a.kv_heads >= 2 * kWorkerProblemsMin * a.blocks;
+    if (state.workers == a.workers_max || a.batch_invariant || !many) break;
+    state.workers = a.workers_max;  // costs depend on it and are counted again
     __syncthreads();
   }
   for (int s = begin; s < end; ++s) {
-    const SequenceCost cost = CostOf(a, s, state.groups);
+    const SequenceCost cost = CostOf(a, s, state.workers);
     state.cost_before[s] = before.x;
     state.segment_before[s] = before.y;
     before = make_int2(before.x + cost.cost(), before.y + SplitsOf(a, cost));
   }
   __syncthreads();
 
-  const int all = total.x * a.kv_heads, groups = a.blocks * state.groups;
+  const int all = total.x * a.kv_heads, workers = a.blocks * state.workers;
   state.head_cost = total.x;
   state.head_segments = total.y;
-  state.active = max(1, min(groups, all / kUnitsPerBlockMin));
-  for (int i = threadIdx.x; i <= groups; i += kPlanThreads) {
+  state.active = max(1, min(workers, all / kUnitsPerBlockMin));
+  for (int i = threadIdx.x; i <= workers; i += kPlanThreads) {
     state.boundary[i] = i < state.active && all > 0 ? BoundaryOf(a, state, i) : all;
-    if (i < groups) ShareOf(a, state, i).begin = ShareOf(a, state, i).end = 0;
+    if (i < workers) WorkRangeOf(a, state, i).begin = WorkRangeOf(a, state, i).end = 0;
   }
-  // Indices between the segments of two groups of a block may stay without one.
+  // Indices between the segments of two workers of a block may remain unused.
   for (int i = threadIdx.x; i < a.segments_max; i += kPlanThreads) {
     a.plan.segments[i].kind = kSegmentNone;
   }
   __syncthreads();
-  for (int pair = threadIdx.x; pair < a.batch * a.kv_heads; pair += kPlanThreads) {
-    WritePair(a, state, pair / a.batch, pair % a.batch);
+  for (int problem = threadIdx.x; problem < a.batch * a.kv_heads; problem += kPlanThreads) {
+    WriteProblem(a, state, problem / a.batch, problem % a.batch);
   }
   __syncthreads();
   for (int block = threadIdx.x; block < a.blocks; block += kPlanThreads) {
-    CompleteShares(a, state, block);
+    CompleteWorkRanges(a, state, block);
   }
 }
 
-// Takes the next part of a buffer: `count` elements at a 256-byte boundary.
+// Sets `part` to the next `count` elements of a buffer, at a 256-byte boundary. Returns the offset
+// behind them.
 template <typename T>
 size_t Take(void* base, size_t offset, size_t count, T** part) {
   *part = base == nullptr ? nullptr : reinterpret_cast<T*>(static_cast<char*>(base) + offset);
@@ -328,13 +334,13 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeForm form, const DeviceLimi
                      DecodeLaunch* launch) {
   if (!DecodeSupported(shape)) return cudaErrorInvalidValue;
   const int dim = shape.tile.head_dim;
-  launch->columns = LaunchColumnsFor(shape.tile, shape.columns());
-  const int columns = launch->columns;
-  launch->pair = columns <= 4 || (columns > 8 && columns <= 12);
-  launch->column_tiles = columns <= 8 ? 1 : 2;
+  launch->query_rows = LaunchQueryRowsFor(shape.tile, shape.query_rows());
+  const int query_rows = launch->query_rows;
+  launch->interleaved = query_rows <= 4 || (query_rows > 8 && query_rows <= 12);
+  launch->query_tiles = query_rows <= 8 ? 1 : 2;
   launch->blocks = limits.processors;
   launch->slot_bytes = shape.tile.int2_bytes();
-  launch->warps = WarpsFor(dim, launch->column_tiles);
+  launch->warps = WarpsFor(dim, launch->query_tiles);
   for (; launch->warps >= 4; launch->warps -= 4) {
     const size_t fixed = kPassRows * (dim + 4) * sizeof(float);
     const size_t per_stage = launch->warps * (launch->slot_bytes + 8);
@@ -348,17 +354,17 @@ cudaError_t LaunchOf(const DecodeShape& shape, DecodeForm form, const DeviceLimi
 }
 
 int SegmentsMax(const DecodeShape& shape, const DecodeLaunch& launch) {
-  const int pairs = shape.batch * shape.kv_heads;
-  if (!shape.batch_invariant) return 2 * pairs + launch.blocks * launch.groups_max();
-  return pairs * ((shape.max_pages + kInvariantSplitPages - 1) / kInvariantSplitPages + 1);
+  const int problems = shape.batch * shape.kv_heads;
+  if (!shape.batch_invariant) return 2 * problems + launch.blocks * launch.workers_max();
+  return problems * ((shape.max_pages + kInvariantSplitPages - 1) / kInvariantSplitPages + 1);
 }
 
 size_t LayOutPlan(const DecodeShape& shape, const DecodeLaunch& launch, void* base,
                   PlanView* view) {
   size_t at = 0;
-  const size_t groups = static_cast<size_t>(launch.blocks) * launch.groups_max();
-  at = Take(base, at, groups, &view->shares);
-  at = Take(base, at, groups + 1, &view->boundary);
+  const size_t workers = static_cast<size_t>(launch.blocks) * launch.workers_max();
+  at = Take(base, at, workers, &view->work_ranges);
+  at = Take(base, at, workers + 1, &view->boundary);
   at = Take(base, at, shape.batch + 1, &view->cost_before);
   at = Take(base, at, shape.batch + 1, &view->segment_before);
   view->clusters = nullptr;
@@ -374,14 +380,14 @@ size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, voi
   const size_t dim = shape.tile.head_dim, rows = launch.rows();
   size_t at = 0;
   if (launch.cluster.taken()) {
-    const size_t pairs = static_cast<size_t>(shape.batch) * shape.kv_heads;
-    const size_t parts = pairs * launch.cluster.parts;
+    const size_t problems = static_cast<size_t>(shape.batch) * shape.kv_heads;
+    const size_t parts = problems * launch.cluster.parts;
     *view = {};
-    at = Take(base, at, pairs * launch.cluster.blocks(), &view->arrivals);
+    at = Take(base, at, problems * launch.cluster.blocks(), &view->arrivals);
     return Take(base, at, parts * rows * dim / 2, &view->packets);
   }
   view->packets = nullptr;
-  // Of a cluster each block counts.
+  // Each block of a cluster has its own counter.
   const size_t counters = launch.cluster.by_plan ? launch.cluster.blocks() : 1;
   at = Take(base, at, counters * shape.batch * shape.kv_heads, &view->arrivals);
   at = Take(base, at, segments * launch.FragmentWords(shape.tile), &view->q_fragment);
@@ -427,16 +433,16 @@ cudaError_t PlanDecode(const DecodeShape& shape, const DecodeLengths& lengths, i
   a.page_tokens = shape.tile.tokens;
   a.window = window;
   a.blocks = launch.blocks;
-  a.groups_max = launch.groups_max();
+  a.workers_max = launch.workers_max();
   a.segments_max = SegmentsMax(shape, launch);
   a.clusters = {a.plan.clusters, 0, 0, 0};
   if (launch.cluster.by_plan) {
     a.clusters.blocks = launch.cluster.blocks();
     a.clusters.clusters = launch.blocks / a.clusters.blocks;
-    a.clusters.overhead = kPlannedOverhead / launch.column_tiles;
+    a.clusters.planned_overhead = kPlannedOverhead / launch.query_tiles;
   }
   a.batch_invariant = shape.batch_invariant;
-  const size_t lines = (static_cast<size_t>(a.blocks) * a.groups_max + 1 +
+  const size_t lines = (static_cast<size_t>(a.blocks) * a.workers_max + 1 +
                         2 * (static_cast<size_t>(shape.batch) + 1)) *
                        sizeof(int32_t);
   a.shared_lines = lines <= kPlanSharedMax;

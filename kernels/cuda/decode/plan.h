@@ -10,29 +10,31 @@
 #include "kernels/cuda/decode/cluster_layout.h"
 #include "kernels/cuda/decode/decode_attention.h"
 
-// The plan PlanDecode leaves in device memory, and the workspace of DecodeAttention. Inside the
-// CUDA back end only.
+// The plan that PlanDecode writes to device memory, the workspace of DecodeAttention, and the
+// launch configuration that both depend on. Internal to the CUDA back end.
 namespace crumb::kernels::cuda {
 
-inline constexpr int kChunkTokens = 16;           // BF16 rows a warp takes at a time
-inline constexpr int kInvariantSplitPages = 128;  // split size of DecodeShape::batch_invariant
-inline constexpr int kUnitsPerBlockMin = 16;      // a group is given at least this much work
-inline constexpr int kStagesMax = 4;              // tiles a warp has in shared memory
-inline constexpr int kPassRows = 16;              // query rows rotated, or turned back, together
-inline constexpr int kGroupWarps = 4;             // warps of a group where a block has several
+inline constexpr int kChunkTokens = 16;  // BF16 rows that a warp attends at a time
+// pages per split with DecodeShape::batch_invariant
+inline constexpr int kInvariantSplitPages = 128;
+// least cost of a worker's range, so that small batches use fewer workers
+inline constexpr int kUnitsPerBlockMin = 16;
+inline constexpr int kStagesMax = 4;    // bound on the tiles that each warp has in shared memory
+inline constexpr int kPassRows = 16;    // query rows that are rotated, or inverse-rotated, together
+inline constexpr int kWorkerWarps = 4;  // warps of a worker in blocks of several workers
 
 enum SegmentKind : int32_t { kSegmentInt2 = 0, kSegmentBf16 = 1, kSegmentNone = 2 };
 
-// A run of pages, or of BF16 chunks, of one (sequence, KV head): what one group of warps sums up
-// without interruption. Its partial result has the segment's index.
+// Consecutive pages, or consecutive BF16 chunks, of one (sequence, KV head) that one worker
+// processes without interruption. Its partial result has the segment's index.
 struct alignas(16) Segment {
   int32_t sequence;
   int32_t head;
-  int32_t begin;  // first page, or first chunk (sink chunks, then recent chunks)
+  int32_t begin;  // first page, or first chunk (sink chunks come before recent chunks)
   int32_t end;
   int32_t kind;
-  int32_t pair;        // head * batch + sequence
-  int32_t int2_first;  // the pair's segments, in split order
+  int32_t problem;     // the (sequence, KV head): head * batch + sequence
+  int32_t int2_first;  // the problem's segments, in split order
   int32_t int2_count;
   int32_t bf16_first;
   int32_t bf16_count;
@@ -40,92 +42,96 @@ struct alignas(16) Segment {
 };
 static_assert(sizeof(Segment) == 48);
 
-// What one group of warps does: segments [begin, end). The first one is here too, so that a group
-// reads one line before it starts to load. A block is one group of all its warps, or, where there
-// are many segments, several groups of kGroupWarps; then its groups' shares follow each other.
-struct alignas(128) GroupShare {
+// The work of one worker: segments [begin, end). The first segment is repeated here, so that a
+// worker reads one line before it starts to load. A block is one worker of all its warps or, if
+// there are many segments, several workers of kWorkerWarps each, whose ranges follow each other.
+struct alignas(128) WorkRange {
   Segment first;
   int32_t begin;
   int32_t end;
   int32_t block_begin;  // segments of the whole block
   int32_t block_end;
   int32_t block_head;  // of its first segment
-  int32_t groups;      // of the block: 1 or DecodeLaunch::groups_max()
+  int32_t workers;     // of the block: 1 or DecodeLaunch::workers_max()
 };
-static_assert(sizeof(GroupShare) == 128);
+static_assert(sizeof(WorkRange) == 128);
 
-// What one cluster does where the plan decides between both forms (ClusterLaunch::by_plan).
-struct alignas(16) ClusterShare {
-  int32_t parts;  // clusters of its pair; 0: it has none; kNoClusters: its blocks have GroupShares
-  int32_t part;   // the pair's clusters follow each other
+// The work of one cluster, where the plan decides between both schedules (ClusterLaunch::by_plan).
+struct alignas(16) ClusterWork {
+  int32_t parts;  // clusters of its problem; 0: none; kNoClusters: its blocks have work ranges
+  int32_t part;   // index among the problem's clusters, which follow each other
   int32_t sequence;
   int32_t head;
 };
 inline constexpr int kNoClusters = -1;
 
-// Where the parts of the plan lie.
+// Pointers to the arrays of the plan.
 struct PlanView {
-  GroupShare* shares;       // [blocks, groups_max]; with one group to a block, all alike
-  int32_t* boundary;        // [blocks * groups_max + 1] position where a share begins
+  WorkRange* work_ranges;  // [blocks, workers_max]; all alike in a block of one worker
+  int32_t* boundary;  // [blocks * workers_max + 1] position on the cost line where a range begins
   int32_t* cost_before;     // [batch + 1] cost of earlier sequences, one head
   int32_t* segment_before;  // [batch + 1] segments, or items, of earlier sequences, one head
   Segment* segments;        // [SegmentsMax]
-  ClusterShare* clusters;   // [blocks / blocks of a cluster], or null
+  ClusterWork* clusters;    // [blocks / blocks per cluster], or null
 };
 
-// Where the parts of the workspace lie. With clusters: arrivals [pairs, blocks] and packets, the
-// others null; where the plan decides, all of them.
+// Pointers to the arrays of the workspace. With clusters only `arrivals` [problems, blocks] and
+// `packets` are not null; where the plan decides, all are.
 struct WorkspaceView {
   int32_t* arrivals;     // [kv_heads * batch] segments done; zero between calls
   uint32_t* q_fragment;  // [segments, FragmentWords] bytes of q R_K
   float* row_constant;   // [segments, rows, 1 + groups] raw score to log2 units, sums of q'
-  float* row_state;      // [segments, rows, 2] maximum (log2 units) and softmax sum
-  float* partial;        // [segments, rows, head_dim] values, scaled to the maximum
-  // [clusters, blocks, rows, slice / 2] what blocks of a pair's clusters leave for the last one;
+  float* row_state;      // [segments, rows, 2] running max (log2 units) and softmax sum
+  float* partial;        // [segments, rows, head_dim] sums of values relative to the running max
+  // [clusters, blocks, rows, slice / 2] parts that a problem's clusters leave for the last one;
   // zero between calls
   uint64_t (*packets)[2];
 };
 
-// How the attention kernel is launched on a device.
+// The launch configuration of the attention kernel on a device.
 struct DecodeLaunch {
-  int columns = 1;  // of one launch; a call of more has several, one after another
+  int query_rows = 1;  // query rows per launch; a call with more has several launches
   int blocks = 0;
   int warps = 0;
-  int stages = 0;        // tiles a warp has in shared memory
-  bool pair = false;     // a query row of the last column tile takes two columns, hi and lo halves
-  int column_tiles = 1;  // of 8 columns
+  int stages = 0;  // tiles that each warp has in shared memory
+  bool interleaved =
+      false;            // whether the last query tile has 4 rows, each in two neighbouring columns
+  int query_tiles = 1;  // tiles of 8 columns
   size_t slot_bytes = 0;
   size_t shared_bytes = 0;
-  ClusterLaunch cluster;  // the form with clusters, where it is taken
+  ClusterLaunch cluster;  // the cluster schedule, if it is used
 
-  int rows() const { return 8 * column_tiles - (pair ? 4 : 0); }
-  int groups_max() const { return warps / kGroupWarps; }
+  int rows() const { return 8 * query_tiles - (interleaved ? 4 : 0); }
+  int workers_max() const { return warps / kWorkerWarps; }
   // Words of a segment's rotated query.
   size_t FragmentWords(const TileShape& tile) const {
     const int split = tile.group_size == 32 ? 2 : 1;
-    return static_cast<size_t>(2 * column_tiles - (pair ? 1 : 0)) * tile.head_dim / 32 * split * 64;
+    return static_cast<size_t>(2 * query_tiles - (interleaved ? 1 : 0)) * tile.head_dim / 32 *
+           split * 64;
   }
 };
 
-// Warps of a block, where shared memory has room for them: as many as registers allow.
-constexpr int WarpsFor(int head_dim, int column_tiles) {
-  return column_tiles * head_dim > 128 ? 8 : 12;
+// Warps per block as far as shared memory allows: as many as registers permit.
+constexpr int WarpsFor(int head_dim, int query_tiles) {
+  return query_tiles * head_dim > 128 ? 8 : 12;
 }
 
-// Columns of a call, and of a launch: output and query of more would not fit the registers.
-inline constexpr int kColumnsMax = 32;
-constexpr int LaunchColumnsFor(const TileShape& tile, int columns) {
-  const int columns_max = tile.head_dim == 128 && tile.group_size == 128 ? 16 : 8;
-  const int launches = (columns + columns_max - 1) / columns_max;
-  return (columns + launches - 1) / launches;
+// Bounds on the query rows of a call and of a launch: output and query of more rows would not fit
+// into registers.
+inline constexpr int kQueryRowsMax = 32;
+constexpr int LaunchQueryRowsFor(const TileShape& tile, int query_rows) {
+  const int query_rows_max = tile.head_dim == 128 && tile.group_size == 128 ? 16 : 8;
+  const int launches = (query_rows + query_rows_max - 1) / query_rows_max;
+  return (query_rows + launches - 1) / launches;
 }
 
-// On the current device, within complete limits. cudaErrorInvalidValue: sizes not supported.
+// Computes the launch configuration within complete limits. Returns cudaErrorInvalidValue if the
+// sizes are not supported.
 cudaError_t LaunchOf(const DecodeShape& shape, DecodeForm form, const DeviceLimits& limits,
                      DecodeLaunch* launch);
 
 int SegmentsMax(const DecodeShape& shape, const DecodeLaunch& launch);
-// Sets the view's pointers from `base` (may be null) and returns the bytes.
+// Set the view's pointers from `base`, which may be null, and return the bytes.
 size_t LayOutPlan(const DecodeShape& shape, const DecodeLaunch& launch, void* base, PlanView* view);
 size_t LayOutWorkspace(const DecodeShape& shape, const DecodeLaunch& launch, void* base,
                        WorkspaceView* view);

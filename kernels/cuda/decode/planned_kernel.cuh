@@ -4,20 +4,22 @@
 
 #include "kernels/cuda/decode/bf16_rows.cuh"
 #include "kernels/cuda/decode/int2_pages.cuh"
+#include "kernels/cuda/decode/kernels.h"
 #include "kernels/cuda/decode/merge_splits.cuh"
 #include "kernels/cuda/decode/rotate_query.cuh"
 
 namespace crumb::kernels::cuda {
 
-// Where the block's rotation leaves a segment's query.
+// Returns where the rotated query of a segment lies in the workspace.
 template <class T>
 __device__ __forceinline__ RotatedQuery RotatedOf(const DecodeKernelParams& k, int64_t segment) {
   return {k.workspace.q_fragment + segment * T::kFragmentWords,
           k.workspace.row_constant + segment * T::kRows * (1 + T::kGroups)};
 }
 
-// One block per multiprocessor. Shared memory: ring slots of all warps, their barriers, and a
-// staging area of kPassRows rows that also holds the warps' states.
+// Runs one persistent block of the planned schedule, one per SM. Its shared memory holds the ring
+// slots of all warps, their barriers, and a staging area of kPassRows rows that also holds the
+// warps' states.
 template <class T>
 __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   extern __shared__ __align__(128) char shared[];
@@ -26,23 +28,23 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   const uint32_t barriers = ptx::SharedAddress(shared + ring_bytes);
   float* stage =
       reinterpret_cast<float*>(shared + ring_bytes + k.launch.warps * k.launch.stages * 8);
-  const GroupShare mine =
-      k.plan.shares[blockIdx.x * (k.launch.warps / kGroupWarps) + warp / kGroupWarps];
+  const WorkRange mine =
+      k.plan.work_ranges[blockIdx.x * (k.launch.warps / kWorkerWarps) + warp / kWorkerWarps];
   typename T::Ring ring(k,
                         ptx::SharedAddress(shared) + warp * k.launch.stages * k.launch.slot_bytes,
                         barriers + warp * k.launch.stages * 8);
-  const WarpGroup group = mine.groups == 1
-                              ? WarpGroup{warp, k.launch.warps, 0}
-                              : WarpGroup{warp % kGroupWarps, kGroupWarps, warp / kGroupWarps};
+  const Worker worker = mine.workers == 1
+                            ? Worker{warp, k.launch.warps, 0}
+                            : Worker{warp % kWorkerWarps, kWorkerWarps, warp / kWorkerWarps};
 
-  // What is asked for first arrives first: addresses, then the rotation, then tiles.
-  ring.Prepare(k, group, mine);
+  // Loads complete in the order of issue: addresses come first, then the rotation, then tiles.
+  ring.Prepare(k, worker, mine);
   QueryRotation<T> rotation(k, stage);
   if (mine.block_begin < mine.block_end) {
     rotation.Prefetch(mine.block_begin, mine.block_end, mine.block_head);
   }
   if (!k.p.overlap_previous) rotation.PrefetchQuery();
-  // The kernel before may write the newest rows of windows.
+  // The previous kernel may write the newest rows of windows.
   const bool waits = k.p.overlap_previous && !ring.StartsWithTiles();
   if (!waits) ring.Start(k);
 #if __CUDA_ARCH__ >= 900
@@ -56,7 +58,7 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
   rotation.Run(mine.block_begin, mine.block_end);
   ring.Complete(k);
   if (k.p.rotation_v != nullptr && mine.block_begin < mine.block_end) {
-    // The end will want R_V; it arrives in L2 meanwhile. One block of a pair asks for it.
+    // R_V is prefetched into L2 for the end of the kernel, by one block of each problem.
     const Segment& first = k.plan.segments[mine.block_begin];
     if (first.int2_first == mine.block_begin || mine.block_end - mine.block_begin > 1) {
       const float* r = k.p.rotation_v + static_cast<int64_t>(first.head) * T::kDim * T::kDim;
@@ -69,21 +71,21 @@ __device__ __forceinline__ void RunBlock(const DecodeKernelParams& k) {
 
   for (int index = mine.begin; index < mine.end; ++index) {
     const Segment segment = k.plan.segments[index];
-    const int active = min(segment.end - segment.begin, group.warps);
+    const int active = min(segment.end - segment.begin, worker.warps);
     SegmentState<T> state;
-    if (group.warp < active) {
+    if (worker.warp < active) {
       if (segment.kind == kSegmentInt2) {
-        AttendInt2<T>(k, segment, RotatedOf<T>(k, index), group, ring, state);
+        AttendInt2<T>(k, segment, RotatedOf<T>(k, index), worker, ring, state);
       } else {
-        AttendBf16<T>(k, segment, group, ring, state);
+        AttendBf16<T>(k, segment, worker, ring, state);
       }
     }
-    StorePartial<T>(k, index, active, group, ring.LastSlot(k), stage, state, [&] {
+    StorePartial<T>(k, index, active, worker, ring.LastSlot(k), stage, state, [&] {
       ring.FenceWrites();
       ring.Fill(k);
     });
   }
-  PairFinish<T>(k, shared).Run(mine.block_begin, mine.block_end);
+  SplitMerger<T>(k, shared).Run(mine.block_begin, mine.block_end);
 }
 
 template <class T>
@@ -92,16 +94,16 @@ __global__ void __launch_bounds__(T::kThreadsMax, 1)
 #if __CUDA_ARCH__ >= 900
   constexpr bool kServed = true;
 #else
-  constexpr bool kServed = !T::kBulk;  // never launched there
+  constexpr bool kServed = !T::kBulk;  // never launched on those devices
 #endif
   if constexpr (kServed) RunBlock<T>(k);
 }
 
-// That of PlainTraits where there is one and it serves the call.
+// Returns the fast path kernel if there is one and it serves the call, else the general one.
 template <class T>
 auto KernelFor(const DecodeKernelParams& k) {
-  if constexpr (T::kPlainPlanned) {
-    if (IsPlain(k.p)) return DecodeKernel<PlainTraits<T>>;
+  if constexpr (T::kPlannedFastPath) {
+    if (IsFastPath(k.p)) return DecodeKernel<FastPathTraits<T>>;
   }
   return DecodeKernel<T>;
 }
@@ -124,6 +126,21 @@ cudaError_t LaunchDecode(const DecodeKernelParams& k, cudaStream_t stream) {
   config.attrs = &attribute;
   config.numAttrs = k.p.overlap_previous ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, k);
+}
+
+// Returns the instance with or without bulk copies.
+template <int dim, int groups, int query_tiles, bool interleaved>
+DecodeLauncher Instance(bool bulk) {
+  if (bulk) return LaunchDecode<DecodeTraits<dim, groups, query_tiles, interleaved, true>>;
+  return LaunchDecode<DecodeTraits<dim, groups, query_tiles, interleaved, false>>;
+}
+
+// Returns the instance for up to 8 query rows.
+template <int dim, int groups>
+DecodeLauncher NarrowInstance(int query_rows, bool bulk) {
+  if (query_rows <= 4) return Instance<dim, groups, 1, true>(bulk);
+  if (query_rows <= 8) return Instance<dim, groups, 1, false>(bulk);
+  return nullptr;
 }
 
 }  // namespace crumb::kernels::cuda

@@ -8,31 +8,31 @@
 #include "kernels/cuda/decode/int2_pages.cuh"
 #include "kernels/cuda/decode/traits.cuh"
 
-// Products of query-sized rows with R and R' on the tensor cores, by the whole block. Both factors
-// are split in bf16 parts, so the products are good to 2^-16.
+// Rotation of the query, q' = q R_K, on the tensor cores by a whole block, and its rounding to 16
+// bits. R_K is split into two bf16 parts, so q' is accurate to 2^-16.
 namespace crumb::kernels::cuda {
 
 // Floats from one staged row to the next.
 template <int kDim>
 inline constexpr int kStageStride = kDim + 4;
 
-// Word b of a lane's B fragment.
+// Stores word b of a lane's B fragment.
 template <class T>
 __device__ __forceinline__ void StoreQueryWord(uint32_t* fragment, int tile, int step, int b,
                                                int lane, uint32_t word) {
   fragment[(tile * (T::kDotSteps / 2) + step / 2) * 128 + lane * 4 + step % 2 * 2 + b] = word;
 }
 
-// A query row in 16 bits, as one warp holds it: of each part of 64 channels a lane of 16 has four.
-// Byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e. Codes of odd q arrive times 4, so
-// their query is a quarter.
+// A rotated query row rounded to 16 bits, as one warp holds it. Of each part of 64 channels 16
+// lanes hold four each: byte (upper, e) is channel 64 part + 32 upper + 8 q + 2 c + e. Codes of odd
+// q are operands multiplied by 4, so their query is divided by 4.
 template <class T>
 struct RoundedQuery {
   static constexpr int kParts = T::kDim / 64, kPasses = (T::kDim + 127) / 128;
-  static constexpr int kErrorUnit = 256;  // errors are counted in such parts of a step
+  static constexpr int kErrorUnit = 256;  // resolution of rounding errors, in parts of a step
   int value[kPasses][4];
-  int sum[kPasses][2];    // of this lane's channels below and above 32 of the 64
-  int error[kPasses][2];  // what rounding left out of them
+  int sum[kPasses][2];    // of this lane's channels below, and from, channel 32 of each 64
+  int error[kPasses][2];  // rounding errors of the same
 
   __device__ __forceinline__ static int Q() { return threadIdx.x % 32 / 4 % 4; }
   __device__ __forceinline__ static int Part(int pass) { return 2 * pass + threadIdx.x % 32 / 16; }
@@ -58,8 +58,8 @@ struct RoundedQuery {
     }
   }
 
-  // The warp's sum of a group's channels.
-  __device__ __forceinline__ static int OfGroup(const int (&of)[kPasses][2], int y) {
+  // Returns the warp's sum over the channels of group y.
+  __device__ __forceinline__ static int SumOfGroup(const int (&of)[kPasses][2], int y) {
     int mine = 0;
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
@@ -71,11 +71,11 @@ struct RoundedQuery {
     return __reduce_add_sync(~0u, mine);
   }
 
-  // Rounds channels of group y otherwise, by one step each, so that the group's sum keeps what
-  // rounding left out: it is what a row's minimum is multiplied with. Returns the sum.
+  // Changes the rounding of channels of group y by one step each, so that their sum includes the
+  // rounding errors: a key's minimum is multiplied by this sum. Returns the sum.
   __device__ __forceinline__ int KeepSum(int y) {
     constexpr int kWidth = T::kDim / T::kGroups, kEven = kWidth / 2;
-    const int left_out = OfGroup(error, y);
+    const int left_out = SumOfGroup(error, y);
     const int missing = (left_out + (left_out < 0 ? -kErrorUnit / 2 : kErrorUnit / 2)) / kErrorUnit;
     const int each = missing / kEven, more = missing - each * kEven;
     if (Q() % 2 == 0) {
@@ -90,13 +90,13 @@ struct RoundedQuery {
         }
       }
     }
-    return OfGroup(sum, y) + missing;
+    return SumOfGroup(sum, y) + missing;
   }
 
-  // As high and low bytes of operands, to the fragment of the block's query row `row`.
+  // Stores the values as high and low bytes of MMA operands, for query row `row` of the block.
   __device__ __forceinline__ void Store(uint32_t* fragment, int row) const {
     const int q = Q(), c = threadIdx.x % 4, tile = row / 8 * 2, column = row % 8;
-    const bool paired = T::Paired(row / 8);
+    const bool interleaved = T::Interleaved(row / 8);
 #pragma unroll
     for (int pass = 0; pass < kPasses; ++pass) {
       if (Part(pass) >= kParts) continue;
@@ -111,22 +111,22 @@ struct RoundedQuery {
       for (int split = 0; split < T::kGroupSplit; ++split) {
         const uint32_t mask = T::kGroupSplit == 1 ? ~0u : 0x00ff00ffu << (8 * split);
         const int step = (Part(pass) * T::kGroupSplit + split) * 2 + q % 2;
-        StoreQueryWord<T>(fragment, tile, step, q / 2, 4 * (paired ? 2 * column : column) + c,
+        StoreQueryWord<T>(fragment, tile, step, q / 2, 4 * (interleaved ? 2 * column : column) + c,
                           high & mask);
-        StoreQueryWord<T>(fragment, paired ? tile : tile + 1, step, q / 2,
-                          4 * (paired ? 2 * column + 1 : column) + c, low & mask);
+        StoreQueryWord<T>(fragment, interleaved ? tile : tile + 1, step, q / 2,
+                          4 * (interleaved ? 2 * column + 1 : column) + c, low & mask);
       }
     }
   }
 };
 
-// Rounds a rotated row to 16 bits and stores its bytes and constants. One warp. `fragment` and
-// `constant` are those of RotatedQuery.
+// Rounds a rotated row to 16 bits and stores its bytes and constants (RotatedQuery). One warp
+// processes a row.
 template <class T>
 __device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float log2_scale,
                                                  uint32_t* fragment, float* constant) {
   const int lane = threadIdx.x % 32;
-  // Of floats that are not negative the bits are in the same order, NaN behind infinity.
+  // The bits of floats that are not negative have the order of the floats, with NaN above infinity.
   uint32_t bits = 0;
   for (int i = lane; i < T::kDim; i += 32) bits = max(bits, __float_as_uint(fabsf(x[i])));
   if (lane / 8 % 2 == 1) bits = __float_as_uint(0.25f * __uint_as_float(bits));  // odd q
@@ -136,7 +136,7 @@ __device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float 
   const float unit = !finite ? 0.0f : most > 0x1p-100f ? 32600.0f / most : 1.0f;
   RoundedQuery<T> query(x, unit);
   float* own = constant + row * (1 + T::kGroups);
-  // Rounded, a row that is not finite would look like one that is: none of its logits is a number.
+  // After rounding a row that is not finite would look finite, so its factor makes all logits NaN.
   if (lane == 0) own[0] = finite ? log2_scale / unit : __int_as_float(0x7fffffff);
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
@@ -146,40 +146,43 @@ __device__ __forceinline__ void QuantizeQueryRow(const float* x, int row, float 
   query.Store(fragment, row);
 }
 
-// q' = q R_K of the block's INT2 segments, as fragments of bytes in the workspace. A warp
-// multiplies 32 output channels by a part of the input channels; loads are whole lines.
+// Computes q' = q R_K for the block's INT2 segments and stores it as byte fragments in the
+// workspace. A warp multiplies 32 output channels by a part of the input channels; R_K is loaded in
+// whole cache lines.
 template <class T>
 class QueryRotation {
  public:
-  // stage: kPassRows rows of kStageStride floats.
+  // `stage` has room for kPassRows rows of kStageStride floats.
   __device__ __forceinline__ QueryRotation(const DecodeKernelParams& k, float* stage)
       : k_(k), rows_(k), stage_(stage), warp_(threadIdx.x / 32), lane_(threadIdx.x % 32) {
-    splits_ = kPairs;
-    while (splits_ > 1 && splits_ * kColumnBlocks > k.launch.warps) splits_ /= 2;
+    splits_ = kStepPairs;
+    while (splits_ > 1 && splits_ * kChannelBlocks > k.launch.warps) splits_ /= 2;
   }
 
-  // Starts to load what the first pass needs but the query: before copies that would queue ahead.
+  // Starts loading all that the first pass needs except the query, before copies of tiles are
+  // issued.
   __device__ __forceinline__ void Prefetch(int segment, int segment_end, int head) {
     LoadSegments(segment, segment_end);
-    if (k_.p.rotation_k == nullptr || warp_ >= kColumnBlocks * splits_) return;
+    if (k_.p.rotation_k == nullptr || warp_ >= kChannelBlocks * splits_) return;
     head_ = head;
-    const int pairs = kPairs / splits_;
+    const int step_pairs = kStepPairs / splits_;
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
-      if (i < pairs) {
-        LoadPair(head, warp_ % kColumnBlocks, warp_ / kColumnBlocks * pairs + i, kept_[i]);
+      if (i < step_pairs) {
+        LoadStepPair(head, warp_ % kChannelBlocks, warp_ / kChannelBlocks * step_pairs + i,
+                     kept_[i]);
       }
     }
   }
 
-  // Starts to load the query rows of the first pass.
+  // Starts loading the query rows of the first pass.
   __device__ __forceinline__ void PrefetchQuery() {
     pass_ = NextPass();
     StageQuery(0);
     staged_ = true;
   }
 
-  // By all threads of the block.
+  // Rotates the queries of segments [segment, segment_end). All threads of the block call it.
   __device__ __forceinline__ void Run(int segment, int segment_end) {
     for (bool first = true; segment < segment_end; segment += 32, first = false) {
       if (!first) {
@@ -195,22 +198,23 @@ class QueryRotation {
   }
 
  private:
-  static constexpr int kColumnBlocks = T::kDim / 32;
-  static constexpr int kPairs = T::kSteps / 2;           // of 32 input channels
-  static constexpr int kKept = kPairs < 2 ? kPairs : 2;  // pairs of a part that are loaded ahead
-  // Parts of a warp; more than one only where one warp does not share its columns with others.
-  static constexpr int kRounds = (kColumnBlocks + kGroupWarps - 1) / kGroupWarps;
+  static constexpr int kChannelBlocks = T::kDim / 32;
+  static constexpr int kStepPairs = T::kSteps / 2;  // pairs of steps: 32 input channels
+  static constexpr int kKept =
+      kStepPairs < 2 ? kStepPairs : 2;  // step pairs of a part that are loaded ahead
+  // Parts per warp; more than one only where a warp does not divide its channels with others.
+  static constexpr int kRounds = (kChannelBlocks + kWorkerWarps - 1) / kWorkerWarps;
   static constexpr int kPerPass = T::kRows < kPassRows ? kPassRows / T::kRows : 1;
   static constexpr int kQueryStride = 2 * T::kDim + 16;  // bytes from one query row to the next
 
-  // Segments whose rows are rotated together: `count` lanes, one a byte.
+  // The segments whose rows are rotated together: the lanes that hold them, one per byte.
   struct Pass {
     int count;
     uint32_t lanes;
     int head;
   };
 
-  // Lane i looks at segment `first` + i.
+  // Lane i loads segment first + i.
   __device__ __forceinline__ void LoadSegments(int first, int end) {
     first_ = first;
     bool int2 = false;
@@ -237,15 +241,15 @@ class QueryRotation {
     return pass;
   }
 
-  // Copies the pass's query rows to the staging area; rows that do not exist are zero.
+  // Copies the pass's query rows to the staging area. Rows that do not exist are zero.
   __device__ __forceinline__ void StageQuery(int first_row) {
-    constexpr int kPieces = T::kDim / 8;  // of 16 bytes, in a row
+    constexpr int kPieces = T::kDim / 8;  // 16-byte pieces of a row
     if (pass_.count == 0) return;
     for (int i = threadIdx.x; i < kPassRows * kPieces; i += blockDim.x) {
       const int slot = i / kPieces, at = slot / T::kRows, row = first_row + slot % T::kRows;
       const int sequence = __shfl_sync(~0u, sequence_, pass_.lanes >> (8 * at) & 0xff);
       const uint32_t to = ptx::SharedAddress(stage_) + slot * kQueryStride + i % kPieces * 16;
-      if (at < pass_.count && row < rows_.columns) {
+      if (at < pass_.count && row < rows_.count) {
         ptx::CopyAsync16(to, static_cast<const Bf16*>(k_.p.q) +
                                  rows_.IndexOf(k_, sequence, pass_.head, row) * T::kDim +
                                  i % kPieces * 8);
@@ -267,19 +271,19 @@ class QueryRotation {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
       const int part = warp_ + i * k_.launch.warps;
-      if (part >= kColumnBlocks * splits) continue;
+      if (part >= kChannelBlocks * splits) continue;
       if (rotate) {
-        MultiplyPart(part % kColumnBlocks, part / kColumnBlocks, acc[i]);
+        MultiplyPart(part % kChannelBlocks, part / kChannelBlocks, acc[i]);
       } else {
-        CopyPart(part % kColumnBlocks, acc[i]);
+        CopyPart(part % kChannelBlocks, acc[i]);
       }
     }
-    __syncthreads();  // the results take the query rows' place
-    for (int turn = 0; turn < splits; ++turn) {
+    __syncthreads();  // the results replace the query rows
+    for (int split = 0; split < splits; ++split) {
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int part = warp_ + i * k_.launch.warps;
-        if (part / kColumnBlocks == turn) AddColumns(part % kColumnBlocks, turn > 0, acc[i]);
+        if (part / kChannelBlocks == split) AddChannels(part % kChannelBlocks, split > 0, acc[i]);
       }
       __syncthreads();
     }
@@ -294,10 +298,12 @@ class QueryRotation {
     __syncthreads();
   }
 
-  // Rows 32 pair .. 32 pair + 31 of R_K, channels 32 block .. 32 block + 31: a lane's part.
-  __device__ __forceinline__ void LoadPair(int head, int block, int pair, float4 (&r)[2][4]) {
+  // Loads a lane's part of R_K: rows 32 step_pair to 32 step_pair + 31, channels 32 block to 32
+  // block + 31.
+  __device__ __forceinline__ void LoadStepPair(int head, int block, int step_pair,
+                                               float4 (&r)[2][4]) {
     const float* m = k_.p.rotation_k + static_cast<int64_t>(head) * T::kDim * T::kDim +
-                     (32 * pair + lane_ % 4 * 2) * T::kDim + 32 * block + lane_ / 4 * 4;
+                     (32 * step_pair + lane_ % 4 * 2) * T::kDim + 32 * block + lane_ / 4 * 4;
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
 #pragma unroll
@@ -307,32 +313,32 @@ class QueryRotation {
     }
   }
 
-  // acc[e]: channels 32 block + 4 n + e, n the column of the product.
+  // Accumulates into acc[e] channels 32 block + 4 n + e, where n is the MMA's column.
   __device__ __forceinline__ void MultiplyPart(int block, int split, float (&acc)[4][4]) {
-    const int pairs = kPairs / splits_;
+    const int step_pairs = kStepPairs / splits_;
     const uint32_t query = ptx::SharedAddress(stage_) + lane_ % 16 * kQueryStride + lane_ / 16 * 16;
-    const bool kept = pass_.head == head_ && block == warp_ % kColumnBlocks;
+    const bool kept = pass_.head == head_ && block == warp_ % kChannelBlocks;
     if (!kept) {
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
-        if (i < pairs) LoadPair(pass_.head, block, split * pairs + i, kept_[i]);
+        if (i < step_pairs) LoadStepPair(pass_.head, block, split * step_pairs + i, kept_[i]);
       }
-      head_ = block == warp_ % kColumnBlocks ? pass_.head : -1;
+      head_ = block == warp_ % kChannelBlocks ? pass_.head : -1;
     }
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
-      if (i < pairs) MultiplyPair(query + 64 * (split * pairs + i), kept_[i], acc);
+      if (i < step_pairs) MultiplyStepPair(query + 64 * (split * step_pairs + i), kept_[i], acc);
     }
 #pragma unroll 1
-    for (int i = kKept; i < pairs; ++i) {
+    for (int i = kKept; i < step_pairs; ++i) {
       float4 r[2][4];
-      LoadPair(pass_.head, block, split * pairs + i, r);
-      MultiplyPair(query + 64 * (split * pairs + i), r, acc);
+      LoadStepPair(pass_.head, block, split * step_pairs + i, r);
+      MultiplyStepPair(query + 64 * (split * step_pairs + i), r, acc);
     }
   }
 
-  __device__ __forceinline__ void MultiplyPair(uint32_t query, const float4 (&r)[2][4],
-                                               float (&acc)[4][4]) {
+  __device__ __forceinline__ void MultiplyStepPair(uint32_t query, const float4 (&r)[2][4],
+                                                   float (&acc)[4][4]) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       uint32_t a[4];
@@ -351,7 +357,7 @@ class QueryRotation {
     }
   }
 
-  // The query as it is, where there is no rotation.
+  // Copies the query unchanged if there is no rotation.
   __device__ __forceinline__ void CopyPart(int block, float (&acc)[4][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -367,8 +373,8 @@ class QueryRotation {
     }
   }
 
-  // A lane has 8 neighbouring channels of two rows.
-  __device__ __forceinline__ void AddColumns(int block, bool add, const float (&acc)[4][4]) {
+  // Stores or adds 8 neighbouring channels of two rows.
+  __device__ __forceinline__ void AddChannels(int block, bool add, const float (&acc)[4][4]) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float4* to = reinterpret_cast<float4*>(stage_ + (lane_ / 4 + 8 * i) * kStageStride<T::kDim> +
@@ -385,19 +391,19 @@ class QueryRotation {
 
   const DecodeKernelParams& k_;
   const QueryRows rows_;
-  float* stage_;  // query rows, then what they have become
+  float* stage_;  // query rows, then their rotated form
   const int warp_;
   const int lane_;
-  int splits_;  // of the input channels
-  // Lane i's segment, first_ + i, where it is an INT2 one that is left to do.
+  int splits_;  // parts of the input channels
+  // Lane i holds segment first_ + i; `left_` marks the INT2 segments that are still to be rotated.
   int first_;
   int sequence_ = 0;
   int segment_head_ = 0;
   uint32_t left_ = 0;
   Pass pass_;
   bool staged_ = false;
-  int head_ = -1;             // whose R_K is kept
-  float4 kept_[kKept][2][4];  // the first of the warp's part
+  int head_ = -1;             // KV head whose R_K is kept
+  float4 kept_[kKept][2][4];  // the first step pairs of the warp's part
 };
 
 }  // namespace crumb::kernels::cuda

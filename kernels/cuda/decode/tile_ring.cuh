@@ -4,33 +4,34 @@
 
 #include <cstdint>
 
-#include "kernels/cuda/common/window_tokens.cuh"
+#include "kernels/cuda/common/page_layout.cuh"
 #include "kernels/cuda/decode/decode_ptx.cuh"
-#include "kernels/cuda/decode/kernel_params.h"
+#include "kernels/cuda/decode/kernels.h"
 
-// What a warp keeps in flight: a ring of slots in shared memory, filled ahead with the warp's next
-// tiles and BF16 chunks, across segment ends. No synchronisation beyond the warp.
+// A warp's ring of slots in shared memory. It is filled ahead with the warp's next tiles and BF16
+// chunks, across segment boundaries, so that copies stay in flight while the warp computes. Only
+// the warp itself synchronises on it.
 namespace crumb::kernels::cuda {
 
-// A BF16 chunk fills two slots, its K rows and then its V rows. Two neighbouring tokens lie
-// together, as they do in memory; such pairs are padded by 16 bytes, so that the first rows of
-// eight pairs lie in different banks, and the second ones too. Row r of a fragment is of token
+// A BF16 chunk occupies two slots: its K rows, then its V rows. Two neighbouring tokens lie
+// together, as in memory; such token pairs are padded by 16 bytes, so that the first rows of eight
+// pairs lie in different banks, and the second rows too. Row r of an MMA fragment is token
 // ChunkToken(r).
 template <int kDim>
-inline constexpr int kPairBytes = 4 * kDim + 16;
+inline constexpr int kTokenPairBytes = 4 * kDim + 16;
 template <int kDim>
 __device__ __forceinline__ int ChunkRowAt(int token) {
-  return token / 2 * kPairBytes<kDim> + token % 2 * (2 * kDim);
+  return token / 2 * kTokenPairBytes<kDim> + token % 2 * (2 * kDim);
 }
 __device__ __forceinline__ int ChunkToken(int row) { return row % 8 * 2 + row / 8; }
 
-// Where the rows of one chunk come from.
+// The source of the rows of one chunk.
 struct ChunkSource {
   bool sink;
-  int first;  // token of the sink, or of BF16 pages and recent window
-  int rows;   // 1..16
+  int first;  // index of the first token in the sink, or in BF16 pages and recent window
+  int rows;   // 1 to 16
 
-  // Whether it is in one of the BF16 pages, which hold `paged` tokens.
+  // Returns whether the chunk lies in the BF16 pages, which hold `paged` tokens.
   __device__ __forceinline__ bool InPage(int paged) const { return !sink && first < paged; }
 };
 
@@ -43,16 +44,17 @@ __device__ __forceinline__ ChunkSource SourceOf(int sink_tokens, int recent_toke
   return source;
 }
 
-// Starts to copy a chunk's K or V rows to a slot, by copies of 16 bytes. One warp. base: the first
-// row of sink, BF16 page or ring; begin: slot of the oldest of `capacity` recent tokens.
+// Starts copying a chunk's K or V rows to a slot by 16-byte cp.async. One warp calls it. `base` is
+// the first row of sink, BF16 page or ring, `begin` the slot of the oldest of `capacity` recent
+// tokens.
 template <int kDim>
 __device__ __forceinline__ void CopyChunk(const ChunkSource& source, int paged, uint64_t base,
                                           int64_t stride, int begin, int capacity, uint32_t slot) {
-  constexpr int kPieces = kDim / 8;      // of a row
-  constexpr int kAtOnce = 32 / kPieces;  // rows
+  constexpr int kPieces = kDim / 8;      // 16-byte pieces of a row
+  constexpr int kAtOnce = 32 / kPieces;  // rows per iteration
   const int lane = threadIdx.x % 32;
   const bool page = source.InPage(paged);
-  // Of what is no ring, the rows of a chunk follow each other.
+  // Outside the ring the rows of a chunk are consecutive.
   const int first = page ? source.first % kPageRows : source.first - (source.sink ? 0 : paged);
   if (source.sink || page) capacity = first + kChunkTokens;
   int row = lane / kPieces;
@@ -70,8 +72,8 @@ __device__ __forceinline__ void CopyChunk(const ChunkSource& source, int paged, 
 }
 
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
-// The same by bulk copies, one for a pair of tokens whose rows follow each other. All lanes arrive
-// at `barrier`.
+// Starts the same copy by bulk copies, one for two tokens whose rows are consecutive. All lanes
+// arrive at `barrier`.
 template <int kDim>
 __device__ __forceinline__ void CopyChunkBulk(const ChunkSource& source, int paged, uint64_t base,
                                               int64_t stride, int begin, int capacity,
@@ -80,14 +82,14 @@ __device__ __forceinline__ void CopyChunkBulk(const ChunkSource& source, int pag
   const int lane = threadIdx.x % 32, row = 2 * lane;
   if (lane == 0) {
     ptx::ArriveExpecting(barrier, source.rows * kBytes);
-    ptx::Arrive(barrier, 31);  // for the other lanes
+    ptx::Arrive(barrier, 31);  // on behalf of the other lanes
   }
   if (row >= source.rows) return;
   const bool page = source.InPage(paged), ring = !source.sink && !page;
   int token = (page ? source.first % kPageRows : source.first - (source.sink ? 0 : paged)) + row +
               (ring ? begin : 0);
   if (ring && token >= capacity) token -= capacity;
-  const uint32_t to = slot + lane * kPairBytes<kDim>;
+  const uint32_t to = slot + lane * kTokenPairBytes<kDim>;
   const uint64_t from = base + token * stride;
   const bool both = row + 1 < source.rows, wraps = ring && token + 1 == capacity;
   if (both && !wraps && stride == kBytes) {
@@ -99,23 +101,23 @@ __device__ __forceinline__ void CopyChunkBulk(const ChunkSource& source, int pag
 }
 #endif
 
-// The warps that share the work of a segment: a whole block, or kGroupWarps of it.
-struct WarpGroup {
-  int warp;   // this warp's number in the group
-  int warps;  // in the group
-  int index;  // of the group in the block
+// The warps that process a segment together: a whole block, or kWorkerWarps of it.
+struct Worker {
+  int warp;   // index of this warp in the worker
+  int warps;  // warps of the worker
+  int index;  // index of the worker in the block
 
   __device__ __forceinline__ int thread() const { return 32 * warp + threadIdx.x % 32; }
   __device__ __forceinline__ int threads() const { return 32 * warps; }
-  // Waits for all warps of the group.
+  // Waits for all warps of the worker.
   __device__ __forceinline__ void Sync() const { ptx::SyncThreads(1 + index, threads()); }
 };
 
 template <int kDim, bool kBulk>
 class TileRing {
  public:
-  // `slots` and `barriers` are this warp's. First of all: what orders the barriers' state would
-  // wait for loads.
+  // `slots` and `barriers` are this warp's. The constructor runs before any load is issued: the
+  // fence behind the initialisation would wait for it.
   __device__ __forceinline__ TileRing(const DecodeKernelParams& k, uint32_t slots,
                                       uint32_t barriers)
       : slots_(slots), barriers_(barriers), lane_(threadIdx.x % 32) {
@@ -133,25 +135,25 @@ class TileRing {
 #endif
   }
 
-  // Finds the first tiles; Start copies them.
-  __device__ __forceinline__ void Prepare(const DecodeKernelParams& k, const WarpGroup& group,
-                                          const GroupShare& share) {
-    warp_ = group.warp;
-    warps_ = group.warps;
-    segment_end_ = share.end;
-    segment_ = share.begin;
+  // Finds the first tiles, which Start copies.
+  __device__ __forceinline__ void Prepare(const DecodeKernelParams& k, const Worker& worker,
+                                          const WorkRange& range) {
+    warp_ = worker.warp;
+    warps_ = worker.warps;
+    segment_end_ = range.end;
+    segment_ = range.begin;
     unit_ = unit_end_ = 0;
     kind_ = kSegmentInt2;
     if (segment_ >= segment_end_) return;
-    Take(share.first);
-    if (unit_ < unit_end_) LoadAddresses(k, share.first);
+    Take(range.first);
+    if (unit_ < unit_end_) LoadAddresses(k, range.first);
   }
 
-  // Whether the first copies are of pages' tiles, if there are any.
+  // Returns whether the first copies, if any, are of page tiles.
   __device__ __forceinline__ bool StartsWithTiles() const { return kind_ == kSegmentInt2; }
 
-  // Starts the first copies, of the first segment only: to find the next one would keep the block
-  // waiting. Complete starts the others.
+  // Start begins the copies of the first segment only, because finding the next segment would delay
+  // the block. Complete begins the others.
   __device__ __forceinline__ void Start(const DecodeKernelParams& k) {
     started_ = 0;
 #pragma unroll 1
@@ -183,7 +185,7 @@ class TileRing {
     return slots_ + use_slot_ * static_cast<uint32_t>(k.launch.slot_bytes);
   }
 
-  // The oldest slot has been read. It stays untouched until Fill.
+  // Marks the oldest slot as read. It is not overwritten before Fill.
   __device__ __forceinline__ void Release(const DecodeKernelParams& k) {
     __syncwarp();
     if (++use_slot_ == k.launch.stages) {
@@ -192,7 +194,7 @@ class TileRing {
     }
   }
 
-  // The slot released last.
+  // Returns the slot that was released last.
   __device__ __forceinline__ uint32_t LastSlot(const DecodeKernelParams& k) const {
     const int slot = use_slot_ == 0 ? k.launch.stages - 1 : use_slot_ - 1;
     return slots_ + slot * static_cast<uint32_t>(k.launch.slot_bytes);
@@ -206,7 +208,7 @@ class TileRing {
     __syncwarp();
   }
 
-  // Starts the copy of the warp's next tile into the slot released longest ago.
+  // Starts copying the warp's next tile into the slot that was released longest ago.
   __device__ __forceinline__ void Fill(const DecodeKernelParams& k) {
     if (segment_ < segment_end_) {
       FillSlot(k);
@@ -217,7 +219,8 @@ class TileRing {
   }
 
  private:
-  // Lanes that hold addresses of BF16 pages, for that many chunks.
+  // Lanes from kPageLane on hold addresses of BF16 pages, one for each of the next kPageLanes
+  // chunks.
   static constexpr int kPageLane = 8;
   static constexpr int kPageLanes = 32 - kPageLane;
 
@@ -236,7 +239,7 @@ class TileRing {
     if constexpr (!kBulk) ptx::CommitCopies();
   }
 
-  // Moves to the next segment that has work for this warp.
+  // Advances to the next segment that has work for this warp.
   __device__ __forceinline__ void Enter(const DecodeKernelParams& k) {
     for (++segment_; segment_ < segment_end_; ++segment_) {
       const Segment& segment = k.plan.segments[segment_];
@@ -255,9 +258,9 @@ class TileRing {
   }
 
   // In an INT2 segment each lane holds the address of one of the warp's next 32 tiles. In a BF16
-  // one lanes 0 to 5 hold what leads to the rows: addresses of the head's sink and recent rows,
-  // sink tokens, recent tokens, first slot of the ring, BF16 pages; the lanes from kPageLane on the
-  // addresses of the pages of the warp's next chunks.
+  // segment lanes 0 to 5 hold the addresses of the head's sink and recent rows, the numbers of sink
+  // and recent tokens, the ring's first slot and the number of BF16 pages; lanes from kPageLane on
+  // hold the addresses of the pages of the warp's next chunks.
   __device__ __forceinline__ void LoadAddresses(const DecodeKernelParams& k, const Segment& s) {
     const DecodeLengths& lengths = k.p.lengths;
     address_ = 0;
@@ -301,7 +304,7 @@ class TileRing {
     if constexpr (kBulk) {
       if (lane_ == 0) {
         ptx::ArriveExpecting(barrier, bytes);
-        ptx::Arrive(barrier, 31);  // for the other lanes
+        ptx::Arrive(barrier, 31);  // on behalf of the other lanes
         ptx::CopyBulk(slot, address, bytes, barrier);
       }
     }
@@ -344,11 +347,12 @@ class TileRing {
   int warp_, warps_, lane_;
   int use_slot_, phase_, fill_slot_;
   int started_;  // copies
-  // What is loaded next.
+  // The position of the next copy.
   int segment_, segment_end_;
   int unit_, unit_end_;
   int kind_;
-  int index_;  // slots of this segment filled by the warp: K rows and V rows of a chunk in turn
+  // slots of this segment that the warp has filled; K rows and V rows of a chunk alternate
+  int index_;
   uint64_t address_;
 };
 

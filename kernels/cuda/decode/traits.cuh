@@ -8,117 +8,122 @@
 
 namespace crumb::kernels::cuda {
 
-// Logits are compared with this where nothing has been seen; finite, so that differences are.
+// Running max of rows that have no logit yet; finite, so that differences are.
 inline constexpr float kNoLogit = -1e30f;
 inline constexpr float kLog2E = 1.4426950408889634f;
-// A maximum is followed only when it grows by more than this many powers of two: probabilities may
-// be that much above 1, and accumulators are rescaled rarely.
+// The running max is raised only when the maximum has grown by more than this many powers of two.
+// Probabilities may exceed 1 by as much, and accumulators are rescaled rarely.
 inline constexpr float kLag = 4.0f;
 
-// Compile-time sizes of the decode kernel. The score product multiplies codes (bytes) with q' in 16
-// bits, split into two signed bytes. High and low bytes are columns of two products; with kPair, in
-// the last column tile, neighbouring columns of one, for half as many rows.
-template <int dim, int groups, int column_tiles, bool pair, bool bulk>
+// Compile-time sizes of the decode kernels. The score MMA multiplies codes (bytes) by q' in 16
+// bits, which is split into a high and a low signed byte. High and low bytes are two MMAs of 8
+// query rows each; in an interleaved query tile they are neighbouring columns of one MMA, for 4
+// query rows.
+template <int dim, int groups, int query_tiles, bool interleaved, bool bulk>
 struct DecodeTraits {
   static constexpr int kDim = dim;
-  static constexpr int kGroups = groups;  // quantization groups of a row
-  static constexpr int kColumnTiles = column_tiles;
-  static constexpr bool kPair = pair;
+  static constexpr int kGroups = groups;  // quantization groups per row
+  static constexpr int kQueryTiles = query_tiles;
+  static constexpr bool kInterleaved = interleaved;
   static constexpr bool kBulk = bulk;
-  static constexpr bool kPlain = false;
-  static constexpr bool kStaged = false;  // see ClusterLayout
-  // Whether plain calls have a kernel of their own without clusters, too.
-  static constexpr bool kPlainPlanned = bulk && dim == 128 && groups == 1 && column_tiles == 1;
+  static constexpr bool kFastPath = false;
+  static constexpr bool kStaged = false;  // see StagesFactors
+  // Whether fast path calls have a kernel of their own in the planned schedule, too.
+  static constexpr bool kPlannedFastPath = bulk && dim == 128 && groups == 1 && query_tiles == 1;
   static constexpr int kTokens = 64;
-  static constexpr int kSteps = dim / 16;  // fragments along the channels
+  static constexpr int kSteps = dim / 16;  // MMA steps along the channels
   static constexpr int kWords = dim / 32;  // code words per lane and 16 tokens
-  // Score products: 64 channels take two, each of them twice where they span two groups.
+  // Score MMAs: 64 channels take two steps, each of them twice if they span two groups.
   static constexpr int kGroupSplit = dim / groups == 32 ? 2 : 1;
   static constexpr int kDotSteps = dim / 32 * kGroupSplit;
-  static constexpr int kDotTiles = 2 * column_tiles - (pair ? 1 : 0);  // of 8 columns
-  static constexpr int kRows = 8 * column_tiles - (pair ? 4 : 0);      // query rows, with padding
-  static constexpr int kLaneRows = 2 * column_tiles - (pair ? 1 : 0);  // query rows of one lane
-  static constexpr int kFragmentWords = kDotTiles * kDotSteps * 64;    // of a rotated query
+  static constexpr int kDotTiles = 2 * query_tiles - (interleaved ? 1 : 0);  // of 8 columns
+  static constexpr int kRows = 8 * query_tiles - (interleaved ? 4 : 0);  // query rows, with padding
+  static constexpr int kLaneRows = 2 * query_tiles - (interleaved ? 1 : 0);  // query rows per lane
+  static constexpr int kFragmentWords = kDotTiles * kDotSteps * 64;          // of a rotated query
   static constexpr int kCodeBytes = kTokens * dim / 4;
   static constexpr int kMetaBytes = kTokens * groups * 4;
   static constexpr int kTileBytes = 2 * (kCodeBytes + kMetaBytes);
-  static constexpr int kRank = (column_tiles * dim + 127) / 128;
-  static constexpr int kThreadsMax = 32 * WarpsFor(dim, column_tiles);
-  // kLag of INT2 keys: a key that has most of a row is to be a maximum that is followed, as others'
-  // weights are rounded. With more rows one of them grows more often, and moving takes longer.
-  static constexpr float kKeyLag = column_tiles == 1 && pair ? 1.0f : 2.0f;
-  // 16-token groups whose scores are made together, as registers allow: independent products.
+  static constexpr int kRank = (query_tiles * dim + 127) / 128;
+  static constexpr int kThreadsMax = 32 * WarpsFor(dim, query_tiles);
+  // kLag for INT2 keys. It is smaller because the weights of other keys are rounded: a key that
+  // holds most of a row should raise the running max. With more rows one of them grows more often,
+  // and raising takes longer.
+  static constexpr float kKeyLag = query_tiles == 1 && interleaved ? 1.0f : 2.0f;
+  // 16-token groups whose score MMAs are interleaved, as far as registers allow.
   static constexpr int kTogether = kRank * kDotTiles * groups <= 2 ? 2 : 1;
-  // 16-token groups between two looks at the maxima: fewer where scores take many registers.
-  static constexpr int kSoftmaxGroups = column_tiles == 1 ? 4 : 2;
-  static constexpr int kLevelPages = 32;  // of a warp, between two levellings
+  // 16-token groups between two tests of the maxima; fewer if scores need many registers.
+  static constexpr int kSoftmaxGroups = query_tiles == 1 ? 4 : 2;
+  static constexpr int kLevelPages = 32;  // pages of a warp between two calls of Level
 
   using Ring = TileRing<dim, bulk>;
 
-  // Column tile n holds 4 rows, in pairs of columns.
-  __host__ __device__ static constexpr bool Paired(int n) { return pair && n == column_tiles - 1; }
-  // Outputs of one lane in column tile n, after hi and lo columns are added.
+  // Returns whether query tile n holds 4 rows in interleaved columns.
+  __host__ __device__ static constexpr bool Interleaved(int n) {
+    return interleaved && n == query_tiles - 1;
+  }
+  // Outputs of one lane in query tile n, after the columns of high and low bytes are added.
   __host__ __device__ static constexpr int LaneValues(int n) {
-    return kSteps * (Paired(n) ? 2 : 4);
+    return kSteps * (Interleaved(n) ? 2 : 4);
   }
 
-  static_assert(kChunkTokens / 2 * kPairBytes<dim> <= kTileBytes, "a chunk's rows fit a slot");
+  static_assert(kChunkTokens / 2 * kTokenPairBytes<dim> <= kTileBytes, "a chunk's rows fit a slot");
   static_assert(LaneValues(0) * 32 * 4 <= kTileBytes, "a warp's outputs fit a slot");
 
-  // The query row of a lane's i-th element, i < kLaneRows.
+  // Returns the query row of a lane's i-th element, i < kLaneRows.
   __device__ static __forceinline__ int RowOf(int lane, int i) {
-    return 8 * (i / 2) + (Paired(i / 2) ? lane % 4 : 2 * (lane % 4) + i % 2);
+    return 8 * (i / 2) + (Interleaved(i / 2) ? lane % 4 : 2 * (lane % 4) + i % 2);
   }
 };
 
-// Of a kernel for calls as most are: one query token, rows of bf16, both rotations, no cap, no
-// sliding window. Less code and fewer registers. IsPlain tells which calls are such.
+// Traits of the fast path: kernels for calls with one query token, both rotations, no soft cap and
+// no sliding window, which most calls are. They have less code and need fewer registers. IsFastPath
+// tests a call.
 template <class General>
-struct PlainTraits : General {
-  static constexpr bool kPlain = true;
-  static constexpr bool kStaged = StagesFactors(General::kColumnTiles, General::kPair);
+struct FastPathTraits : General {
+  static constexpr bool kFastPath = true;
+  static constexpr bool kStaged = StagesFactors(General::kQueryTiles, General::kInterleaved);
 };
 
-// What other calls may ask for.
+// Options of a call. They are compile-time constants on the fast path.
 template <class T>
-__device__ __forceinline__ bool Capped(const DecodeKernelParams& k) {
-  return !T::kPlain && k.p.soft_cap > 0.0f;
+__device__ __forceinline__ bool HasSoftCap(const DecodeKernelParams& k) {
+  return !T::kFastPath && k.p.soft_cap > 0.0f;
 }
 template <class T>
-__device__ __forceinline__ bool Windowed(const DecodeKernelParams& k) {
-  return !T::kPlain && k.p.window > 0;
+__device__ __forceinline__ bool HasSlidingWindow(const DecodeKernelParams& k) {
+  return !T::kFastPath && k.p.window > 0;
 }
 template <class T>
 __device__ __forceinline__ bool RotatesKeys(const DecodeKernelParams& k) {
-  return T::kPlain || k.p.rotation_k != nullptr;
+  return T::kFastPath || k.p.rotation_k != nullptr;
 }
 template <class T>
 __device__ __forceinline__ bool RotatesValues(const DecodeKernelParams& k) {
-  return T::kPlain || k.p.rotation_v != nullptr;
+  return T::kFastPath || k.p.rotation_v != nullptr;
 }
 
 // Running softmax and output of one warp over one segment. Probabilities are 2^(logit -
-// reference); `sum` counts this lane's tokens only.
+// running_max); `sum` is over this lane's tokens only.
 template <class T>
 struct SegmentState {
-  float out[T::kColumnTiles][T::kSteps][4] = {};  // channels x columns
+  float out[T::kQueryTiles][T::kSteps][4] = {};  // channels x query rows
   float sum[T::kLaneRows] = {};
-  float reference[T::kLaneRows];
+  float running_max[T::kLaneRows];
 
   __device__ __forceinline__ SegmentState() {
 #pragma unroll
-    for (int i = 0; i < T::kLaneRows; ++i) reference[i] = kNoLogit;
+    for (int i = 0; i < T::kLaneRows; ++i) running_max[i] = kNoLogit;
   }
 
-  // Moves the reference of row element i, scaling what was summed under the old one.
-  __device__ __forceinline__ float MoveReference(int i, float to) {
-    const float factor = ptx::Exp2(reference[i] - to);
-    reference[i] = to;
+  // Sets the running max of row element i and rescales its sums. Returns the factor.
+  __device__ __forceinline__ float RaiseRunningMax(int i, float to) {
+    const float factor = ptx::Exp2(running_max[i] - to);
+    running_max[i] = to;
     sum[i] *= factor;
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
       float(&o)[4] = out[i / 2][s];
-      if (T::Paired(i / 2)) {
+      if (T::Interleaved(i / 2)) {
         for (int e = 0; e < 4; ++e) o[e] *= factor;
       } else {
         o[i % 2] *= factor;
@@ -129,7 +134,7 @@ struct SegmentState {
   }
 };
 
-// Combines a value over the 8 lanes that share columns (lanes with equal lane % 4).
+// Reduce a value over the 8 lanes that share query rows (lanes with equal lane % 4).
 __device__ __forceinline__ float MaxOverTokens(float x) {
   for (int step = 4; step < 32; step *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, step));
   return x;
@@ -139,27 +144,27 @@ __device__ __forceinline__ float SumOverTokens(float x) {
   return x;
 }
 
-// The query rows of a KV head that a launch looks after. Of all rows, first + row = q_token * heads
-// + head of the group.
+// The query rows of a KV head that a launch processes. Row i of the launch is row first + i of the
+// KV head, which is q_token * heads + head.
 struct QueryRows {
-  int heads;    // query heads per KV head
-  int first;    // row of the launch
-  int columns;  // rows that exist
-  bool one;     // query token
-  bool plain;   // of PlainTraits
+  int heads;       // query heads per KV head
+  int first;       // first row of the launch
+  int count;       // rows that exist
+  bool one;        // whether there is one query token
+  bool fast_path;  // whether the kernel is on the fast path
 
-  __device__ __forceinline__ explicit QueryRows(const DecodeKernelParams& k, bool plain = false)
+  __device__ __forceinline__ explicit QueryRows(const DecodeKernelParams& k, bool fast_path = false)
       : heads(k.heads),
         first(k.first_row),
-        columns(k.columns),
-        one(plain || k.p.shape.q_tokens == 1),
-        plain(plain) {}
-  // A division takes longer than the question whether there is one token.
+        count(k.query_rows),
+        one(fast_path || k.p.shape.q_tokens == 1),
+        fast_path(fast_path) {}
+  // Testing for one token is faster than a division.
   __device__ __forceinline__ int TokenOf(int row) const { return one ? 0 : (first + row) / heads; }
   __device__ __forceinline__ int HeadOf(int row) const {
-    return plain ? min(first + row, heads - 1) : (first + row) % heads;
+    return fast_path ? min(first + row, heads - 1) : (first + row) % heads;
   }
-  // Index of (sequence, row) in arrays [batch, q_tokens, q_heads].
+  // Returns the index of (sequence, row) in arrays [batch, q_tokens, q_heads].
   __device__ __forceinline__ int64_t IndexOf(const DecodeKernelParams& k, int sequence, int head,
                                              int row) const {
     const int token = TokenOf(row);
@@ -170,10 +175,10 @@ struct QueryRows {
 
 template <class T>
 __device__ __forceinline__ QueryRows RowsOf(const DecodeKernelParams& k) {
-  return QueryRows(k, T::kPlain);
+  return QueryRows(k, T::kFastPath);
 }
 
-// Which positions a row may attend: first..last.
+// The positions that a row attends: first to last.
 struct RowSpan {
   int first;
   int last;
@@ -182,7 +187,7 @@ template <class T>
 __device__ __forceinline__ RowSpan SpanOf(const DecodeKernelParams& k, int total, int q_token) {
   RowSpan span;
   span.last = total - k.p.shape.q_tokens + q_token;
-  span.first = Windowed<T>(k) ? span.last - k.p.window + 1 : 0;
+  span.first = HasSlidingWindow<T>(k) ? span.last - k.p.window + 1 : 0;
   return span;
 }
 

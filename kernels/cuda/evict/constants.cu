@@ -10,13 +10,13 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// A thread makes all parts of one element.
+// Each thread computes all parts of one element.
 __global__ void RotationKernel(const float* rotation, int dim, int parts, uint16_t* prepared) {
   const int64_t matrix = blockIdx.y;
   rotation += matrix * dim * dim;
   prepared += matrix * parts * dim * dim;
   for (int i = blockIdx.x * kThreads + threadIdx.x; i < dim * dim; i += gridDim.x * kThreads) {
-    const int column = i / dim, inner = i % dim;  // of the product
+    const int column = i / dim, inner = i % dim;  // of the MMA's operand B
     const int chunk = inner / kChunkChannels, k = inner % kChunkChannels;
     float left = rotation[inner * dim + column];
     const int at = column * kChunkChannels + 8 * ((k / 8) ^ (column % 8)) + k % 8;
@@ -33,14 +33,15 @@ struct FeedbackLayout {
   int64_t bytes;
 };
 
-// U of channels k and n of the same block.
+// Stores U of channels k and n that belong to the same block.
 __device__ void PlaceOwn(int k, int n, float x, char* own) {
   const int pair = k % 8 / 2, to = n % 8 / 2;
   if (k / 8 == n / 8) {
     float* tile = reinterpret_cast<float*>(own + 256 * (n / 8));
     const int word = 2 * (k % 2) + n % 2;
     if (pair < 3) tile[16 * pair + 4 * to + word] = pair < to ? x : 0.0f;
-    // Of a pair's four only that of its first channel and its second is not zero.
+    // Among the four elements of a channel pair with itself only that from its first to its second
+    // channel is not zero.
     if (pair == to) tile[48 + 4 * to + (word ^ 1)] = x;
   } else if (k < n) {
     __half* halves = reinterpret_cast<__half*>(own + 512 + 8 * (4 * (n % 8) + pair));
@@ -63,7 +64,8 @@ __global__ void FeedbackKernel(const float* feedback, int dim, FeedbackLayout la
     if (block == before) {
       PlaceOwn(k, n, x, own + block * kFeedbackOwnBytes);
     } else if (before < block) {
-      // Lane 4 r + c: words (columns 0-7, k 2 c), (the same, k + 8), (columns 8-15, both).
+      // Lane 4 r + c holds the words (columns 0-7, k 2 c), (columns 0-7, k 2 c + 8), then the same
+      // of columns 8-15.
       const int lane = 4 * (n % 8) + k % 8 / 2, word = 2 * (n / 8) + k / 8;
       __half* pair = reinterpret_cast<__half*>(prepared + (block * (block - 1) / 2 + before) *
                                                               kFeedbackPairBytes);

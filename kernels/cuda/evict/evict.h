@@ -11,21 +11,22 @@
 #include "kernels/cuda/evict/evict_tuning.h"
 #include "kernels/tile.h"
 
-// Evicted windows: the 64 oldest rows of recent rings -> page tiles, on the GPU, for all layers and
-// sequences of a step in one launch; INT2 ones, or BF16 ones where 2 bits are given up. Same
-// definition as QuantizeTile in kernels/quantize.h. All pointers are device pointers.
+// Evicts windows on the GPU: the 64 oldest rows of recent rings become page tiles, for all layers
+// and sequences of a step in one launch. Tiles are INT2, or BF16 for keyspaces whose quality does
+// not allow 2 bits. The definition is that of QuantizeTile in kernels/quantize.h;
+// docs/kernels/evict.md describes the schedule. All pointers are device pointers.
 namespace crumb::kernels::cuda {
 
-// Whether the kernel serves this tile: 64 tokens.
+// Returns whether the kernel supports this tile. It needs pages of 64 tokens.
 bool EvictSupported(const TileShape& tile);
 
-// What `sums` asks for: 256-byte aligned.
+// Bytes of the workspace that checksums need; 256-byte aligned.
 size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads);
 
-// Enqueues one kernel: no allocation, no synchronisation, can be captured. Deterministic.
-// cudaErrorInvalidValue: tile not supported, or sums without a workspace.
-// cudaErrorInvalidConfiguration: the device, or the limits, have too little shared memory for the
-// method's constants.
+// Enqueues one kernel. Allocates nothing, does not synchronise and can be captured into a graph.
+// Its output is deterministic. Returns cudaErrorInvalidValue if the tile is not supported or
+// checksums have no workspace, and cudaErrorInvalidConfiguration if the device or tuning.limits
+// have too little shared memory for the method's constants.
 cudaError_t EvictWindows(const EvictParams& params, cudaStream_t stream,
                          const EvictTuning& tuning = {});
 

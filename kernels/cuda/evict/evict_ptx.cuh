@@ -4,18 +4,19 @@
 
 #include <cstdint>
 
-// Instructions that only evicting windows needs, as in ptx.cuh.
+// PTX instructions that only eviction uses, as plain functions. Names in Halves operate on two fp16
+// numbers that are packed in a register.
 namespace crumb::kernels::cuda::ptx {
 
-// Two halves, rounded towards zero: magnitudes keep their order against a bound that a half can
-// hold.
+// Packs two halves, rounded towards zero: magnitudes keep their order against any bound that a half
+// can represent.
 __device__ __forceinline__ uint32_t PackHalfTowardsZero(float low, float high) {
   uint32_t y;
   asm("cvt.rz.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
   return y;
 }
 
-// For each half -1 as a 16-bit integer if |x| >= bound, else 0.
+// Returns for each half -1 as a 16-bit integer if |x| >= bound, else 0.
 __device__ __forceinline__ uint32_t MagnitudesAtLeast(uint32_t x, uint32_t bound) {
   uint32_t y;
   asm("{\n .reg .b32 m;\n abs.f16x2 m, %1;\n set.ge.u32.f16x2 %0, m, %2;\n}"
@@ -53,7 +54,8 @@ __device__ __forceinline__ uint32_t MultiplyAddHalves(uint32_t x, uint32_t y, ui
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(x), "r"(y), "r"(z));
   return sum;
 }
-// For each half all ones if |x| <= bound, or x > y; else zero.
+// Returns for each half all ones if |x| <= bound (MagnitudesAtMost) or x > y (HalvesAbove), else
+// zero.
 __device__ __forceinline__ uint32_t MagnitudesAtMost(uint32_t x, uint32_t bound) {
   uint32_t y;
   asm("{\n .reg .b32 m;\n abs.f16x2 m, %1;\n set.le.u32.f16x2 %0, m, %2;\n}"
@@ -70,7 +72,7 @@ __device__ __forceinline__ uint32_t Select(uint32_t mask, uint32_t one, uint32_t
   return (mask & one) | (~mask & other);
 }
 
-// D = C + A B of 16 x 8 x 16, fp16 operands, fp32 accumulators.
+// D = C + A B by mma.m16n8k16: fp16 operands, fp32 accumulators.
 __device__ __forceinline__ void MmaF16Onto(float (&d)[4], const float (&c)[4],
                                            const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   asm volatile(
@@ -81,8 +83,8 @@ __device__ __forceinline__ void MmaF16Onto(float (&d)[4], const float (&c)[4],
         "f"(c[2]), "f"(c[3]));
 }
 
-// threadIdx.x % 32. With that, a compiler (ptxas 13.0) took a value for another: it made (t << 3) &
-// 0xf8 in the place of t and went on to use it as t.
+// Returns threadIdx.x % 32. Written as that expression, ptxas 13.0 miscompiled it: it computed (t
+// << 3) & 0xf8 in the register of t and went on to use it as t.
 __device__ __forceinline__ uint32_t Lane() {
   uint32_t lane;
   asm("mov.u32 %0, %%laneid;" : "=r"(lane));

@@ -8,8 +8,8 @@
 
 namespace crumb::kernels::cuda {
 
-// The tensor core instructions that multiply rows with R. kAuto: wgmma where the device and the
-// call allow it, else mma.sync. kWarp: mma.sync and no bulk copies, on every device.
+// The tensor core instructions that multiply rows by R. kAuto: wgmma if the device and the call
+// allow it, else mma.sync. kWarp: mma.sync and no bulk copies, on every device.
 enum class RotatePath : uint8_t { kAuto, kWarp };
 
 // Choices that EvictWindows makes by itself, for tests that compare them.

@@ -12,19 +12,23 @@
 #include "kernels/cuda/evict/quantize_rows.cuh"
 #include "kernels/quantize.h"
 
-// The method `crumb` on 16 rows of a warp: rounding that passes each channel's error on to the
-// channels behind it, and a scale that keeps a row's inner product with itself. Rows stay where the
-// product left them, two channels of every eight a lane. What earlier blocks of 16 channels add
-// comes from the tensor cores, onto y; within eight channels the four lanes of a row take turns.
+// Rounding of the method `crumb` for the 16 rows of a warp. Each channel's rounding error is
+// propagated to later channels through U, and scale and minimum are multiplied by a ratio that
+// keeps the row's inner product with itself.
+//
+// Rows stay in the MMA accumulators: a lane holds two of every eight channels of rows r and r + 8.
+// Contributions of earlier blocks of 16 channels are MMAs that accumulate onto y. Within eight
+// channels the four lanes of a row proceed one after the other.
 namespace crumb::kernels::cuda {
 
-// Beyond it a row's scale and minimum are saturated anyway; up to it no product overflows.
+// Bound on magnitudes. A row with larger ones saturates its scale or minimum anyway; up to it no
+// multiplication overflows.
 inline constexpr float kFeedbackMagnitudeMax = 0x1p56f;
 inline constexpr float kInnerProductRatioMax = 2.0f;
-// Beyond it a value's error, in units of its row, may be more than a half holds.
+// Bound on a row's magnitudes in units of its range. Beyond it an error may not fit a half.
 inline constexpr float kErrorMax = 16384.0f;
 
-// Two errors as halves, limited to what these hold.
+// Packs two errors as halves. kCareful: limits them to the range of a half.
 template <bool kCareful>
 __device__ __forceinline__ uint32_t PackErrors(float one, float other) {
   const uint32_t packed = ptx::PackHalf(one, other);
@@ -35,30 +39,34 @@ __device__ __forceinline__ uint32_t PackErrors(float one, float other) {
   return reinterpret_cast<const uint32_t&>(limited);
 }
 
-// What rounding a group needs of rows r and r + 8. The unit is the range of the row's widest group.
+// The units for rounding a group of rows r and r + 8. The unit is the range of the row's widest
+// group.
 struct RoundUnits {
   float low[2];
-  float factor[2];  // 3 unit / range
+  float factor[2];  // 3 * unit / range
   float whole[2];   // range / unit
 };
 
-// inverse: 1 / unit. All of the lane's own row.
+// Returns the units of a group. `inverse` is 1 / unit; all arguments are those of the lane's own
+// row.
 __device__ __forceinline__ RoundUnits MakeUnits(const RowRange& range, float unit, float inverse) {
   RoundUnits units;
-  OfBothRows(range.low, units.low);
-  OfBothRows(3.0f * unit * ptx::Reciprocal(range.range), units.factor);
-  OfBothRows(range.range * inverse, units.whole);
+  GetBothRows(range.low, units.low);
+  GetBothRows(3.0f * unit * ptx::Reciprocal(range.range), units.factor);
+  GetBothRows(range.range * inverse, units.whole);
   return units;
 }
 
-// Eight channels. target: y and what earlier channels add; place: y. Both in units above low. own:
-// this tile's U. level[i]: the code / 3, or the float below it.
+// Rounds eight channels. `target` is y plus the contributions of earlier channels, `place` is y;
+// both are in units above the group's low. `own` are the tile's constants of U. Sets level[i] to
+// code / 3 or the float below it, and error[i].
 template <bool kOneGroup>
 __device__ __forceinline__ void RoundTile(float (&target)[4], const float (&place)[4],
                                           const char* own, const RoundUnits& units,
                                           float (&error)[4], float (&level)[4]) {
-  // Whole numbers on top of 1.5 * 2^23 are its low bits. Times the float below 1 / 3 they are exact
-  // with the product of both taken away, so one operation takes away, divides and limits.
+  // A whole number on top of 1.5 * 2^23 is the float's low bits. Multiplied by the float below 1 /
+  // 3, minus the same multiple of 1.5 * 2^23, it is exact, so one operation subtracts, divides and
+  // clamps.
   constexpr float kMagic = 12582912.0f, kThird = 0x1.555554p-2f, kMagicThird = 4194303.75f;
   const char* mine = own + ptx::Lane() % 4 * 16;
   const float next = *reinterpret_cast<const float*>(mine + 192);
@@ -68,26 +76,27 @@ __device__ __forceinline__ void RoundTile(float (&target)[4], const float (&plac
     error[i] = kOneGroup ? place[i] - level[i] : fmaf(level[i], -units.whole[i / 2], place[i]);
   };
 #pragma unroll
-  for (int turn = 0; turn < 4; ++turn) {
-    // Every lane rounds both of its channels in every turn; from its own turn on it is for good.
+  for (int step = 0; step < 4; ++step) {
+    // In each step every lane rounds both of its channels. A lane's result is final from its own
+    // step on, when its errors are sent to the other lanes.
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       round(i, target[i]);
       round(i + 1, fmaf(error[i], next, target[i + 1]));
     }
-    if (turn == 3) break;
-    const float4 u = *reinterpret_cast<const float4*>(mine + 64 * turn);
+    if (step == 3) break;
+    const float4 u = *reinterpret_cast<const float4*>(mine + 64 * step);
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const float first = __shfl_sync(~0u, error[i], turn, 4);
-      const float second = __shfl_sync(~0u, error[i + 1], turn, 4);
+      const float first = __shfl_sync(~0u, error[i], step, 4);
+      const float second = __shfl_sync(~0u, error[i + 1], step, 4);
       target[i] = fmaf(second, u.z, fmaf(first, u.x, target[i]));
       target[i + 1] = fmaf(second, u.w, fmaf(first, u.y, target[i + 1]));
     }
   }
 }
 
-// sums = what `first` and `second` have, plus errors of block `from` times U_{from, to}.
+// Computes sums = (first, second) + errors of block `from` times U between `from` and `to`.
 template <class T>
 __device__ __forceinline__ void AddBlock(const uint32_t (&errors)[T::kTiles / 2][4],
                                          const char* feedback, int from, int to,
@@ -100,8 +109,9 @@ __device__ __forceinline__ void AddBlock(const uint32_t (&errors)[T::kTiles / 2]
   ptx::MmaF16Onto(sums[1], second, e, u.z, u.w);
 }
 
-// sums += errors of a block's first eight channels times U of its others, in enough bits: both as
-// two halves. errors: the high ones, of rows r and r + 8; the low ones take the others' place.
+// Adds the errors of a block's first eight channels times U of its other eight. Both factors are
+// split into two halves for precision. `errors` holds the high halves of rows r and r + 8; the low
+// halves are written behind them.
 template <bool kCareful>
 __device__ __forceinline__ void AddTile(const float (&error)[4], uint32_t (&errors)[4],
                                         const char* halves, float (&sums)[4]) {
@@ -115,7 +125,8 @@ __device__ __forceinline__ void AddTile(const float (&error)[4], uint32_t (&erro
   ptx::MmaF16(sums, errors[0], errors[1], errors[2], errors[3], u.x, u.x);
 }
 
-// a = <y, y> / <y, z> within [1/2, 2]; 1 where <y, z> is not above 0. cross: <y, y - z>.
+// Returns <y, y> / <y, z> clamped to [1/2, 2], or 1 if <y, z> is not positive. `own` is <y, y>,
+// `cross` is <y, y - z>.
 __device__ __forceinline__ float InnerProductRatio(float own, float cross) {
   const float product = own - cross;
   if (!(product > 0.0f)) return 1.0f;
@@ -123,19 +134,18 @@ __device__ __forceinline__ float InnerProductRatio(float own, float cross) {
                kInnerProductRatioMax);
 }
 
-// y becomes y - low in units. kCareful: values may be beyond their limits, or low far beyond a
-// unit. inverse: 1 / unit of the lane's own row, 0 if it is not finite: then it becomes zeros or
-// NaN, whose codes are zero. kCareful: returns <y, y> of the lane's
-// own row, limited.
+// Replaces y by (y - low) in units. `inverse` is 1 / unit of the lane's own row, or 0 if the row is
+// not finite: y then becomes zeros or NaN, whose codes are zero. kCareful: values may exceed their
+// limits, or low may be many units from zero; returns <y, y> of the lane's own row after limiting.
 template <class T, bool kCareful>
 __device__ __forceinline__ float PlaceRows(float (&y)[T::kTiles][4],
                                            const RowRange (&ranges)[T::kGroups], float inverse) {
   float own[2] = {}, inverses[2], low[2], offset[2];
-  OfBothRows(inverse, inverses);
+  GetBothRows(inverse, inverses);
 #pragma unroll
   for (int n = 0; n < T::kTiles; ++n) {
     if (n % T::kGroupTiles == 0) {
-      OfBothRows(ranges[n / T::kGroupTiles].low, low);
+      GetBothRows(ranges[n / T::kGroupTiles].low, low);
 #pragma unroll
       for (int a = 0; a < 2; ++a) offset[a] = -low[a] * inverses[a];
     }
@@ -148,11 +158,11 @@ __device__ __forceinline__ float PlaceRows(float (&y)[T::kTiles][4],
                          : fmaf(value, inverses[i / 2], offset[i / 2]);
     }
   }
-  return kCareful ? JoinOwnRow(own, [](float x, float y) { return x + y; }) : 0.0f;
+  return kCareful ? ReduceOwnRow(own, [](float x, float y) { return x + y; }) : 0.0f;
 }
 
-// Codes of 16 rows, as RoundRows has them. unit: of the lane's own row. y does not survive. Returns
-// the ratio of the lane's own row.
+// Rounds 16 rows to codes in the order of RoundRows. `unit` is that of the lane's own row.
+// Overwrites y. Returns the ratio of the lane's own row.
 template <class T, bool kCareful>
 __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const RowFacts& facts,
                                               const RowRange (&ranges)[T::kGroups], float unit,
@@ -160,16 +170,16 @@ __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const Ro
                                               uint32_t (&words)[T::kTiles / 4]) {
   constexpr bool kOneGroup = T::kGroups == 1;
   constexpr int kBlocks = T::kTiles / 2;
-  // Codes times powers of 4, on top of it, are the low bits of a float.
+  // Codes times powers of 4 on top of this are the low bits of a float.
   constexpr float kBase = 8388608.0f;
   const float inverse = facts.finite ? ptx::Reciprocal(unit) : 0.0f;
   const float limited = PlaceRows<T, kCareful>(y, ranges, inverse);
   const float own = kCareful ? limited : facts.squares;
   float both_units[2], cross[2] = {};
-  OfBothRows(unit, both_units);
+  GetBothRows(unit, both_units);
   float sums[2][2];
   uint32_t errors[kBlocks][4];
-  // Of this block and of the next: y and what earlier channels add.
+  // y plus the contributions of earlier channels, for this block and the next.
   float target[2][4], next_target[2][4];
   RoundUnits units;
 #pragma unroll
@@ -186,7 +196,7 @@ __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const Ro
     } else {
       AddBlock<T>(errors, feedback, block - 1, block, next_target[0], next_target[1], target);
     }
-    // What the next block gets from all blocks but this one is made meanwhile.
+    // The contributions of all blocks but this one to the next block are computed meanwhile.
     if (block > 0 && block + 1 < kBlocks) {
       const int n = 2 * block + 2;
       AddBlock<T>(errors, feedback, 0, block + 1, y[n], y[n + 1], next_target);
@@ -220,10 +230,12 @@ __device__ __forceinline__ float RoundInUnits(float (&y)[T::kTiles][4], const Ro
       if (half == 0) AddTile<kCareful>(error, errors[block], constants + 512, target[1]);
     }
   }
-  return InnerProductRatio(own, JoinOwnRow(cross, [](float x, float y) { return x + y; }) * unit);
+  return InnerProductRatio(own, ReduceOwnRow(cross, [](float x, float y) { return x + y; }) * unit);
 }
 
-// The same. exact: y is the scalar definition's, so that ties are, too.
+// RoundInUnits with the units of these ranges. It takes the careful form for a warp with a row that
+// is far from zero or has values far outside its range, or if `exact`: y is then bit-identical to
+// the scalar definition's, so ties are resolved alike.
 template <class T>
 __device__ __forceinline__ float RoundWithFeedback(float (&y)[T::kTiles][4], const RowFacts& facts,
                                                    const RowRange (&ranges)[T::kGroups], bool exact,

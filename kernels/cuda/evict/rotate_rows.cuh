@@ -8,16 +8,18 @@
 #include "kernels/cuda/common/wgmma.cuh"
 #include "kernels/cuda/evict/constants.h"
 
-// Rows times R on the tensor cores. A row is exact in its 16-bit type, R is the sum of two such
-// parts, so the product is good to 2^-18 of the row; with a third one, to what the sums lose.
+// Multiplication of rows by R on the tensor cores. A row is exact in bf16, and R is the sum of two
+// bf16 parts, so y is accurate to 2^-18 of the row; with a third part, to what truncation in the
+// tensor cores loses.
 namespace crumb::kernels::cuda {
 
-// Rows r and r + 8 of 16 as pairs of channels, as products take them: x[n][a] is channels 8 n + 2 c
-// and the next of row r + 8 a.
+// Rows r and r + 8 as pairs of channels, in the order of MMA operands: x[n][a] is channels 8 n + 2
+// c and 8 n + 2 c + 1 of row r + 8 a.
 template <int kDim>
 using RowPairs = uint32_t[kDim / 8][2];
 
-// Bytes from row to row in shared memory: 8 rows' pieces of 16 bytes use different banks.
+// Bytes from one row to the next in shared memory. The padding puts the 16-byte pieces of 8 rows
+// into different banks.
 template <int kDim>
 inline constexpr int kRowPitch = 2 * kDim + 16;
 
@@ -33,27 +35,27 @@ __device__ __forceinline__ void ReadRows(uint32_t rows, RowPairs<kDim>& x) {
   }
 }
 
-// The first kParts of each chunk of R. Low ones go first: tensor cores round every sum down, so
-// large ones had better be few.
+// Returns the i-th part of R to multiply. Low parts come first: tensor cores round every sum down,
+// so few sums should be large.
 template <int kDim, int kParts>
 __device__ __forceinline__ constexpr int PartInOrder(int i) {
   constexpr int kChunks = kDim / kChunkChannels;
   return i % kChunks * kRotationParts<kDim> + kParts - 1 - i / kChunks;
 }
 
-// y += x times one part of R, by one warp: any device.
+// y += x times one part of R, by mma.sync (any device).
 template <int kDim>
 __device__ __forceinline__ void RotateByPart(const RowPairs<kDim>& x, int chunk, uint32_t part,
                                              float (&y)[kDim / 8][4]) {
   const int lane = threadIdx.x % 32;
-  // Matrix lane / 8 of a load: columns + 8 (lane / 16), inner index + 8 (lane / 8 % 2).
+  // Matrix lane / 8 of a load holds columns + 8 (lane / 16) and inner index + 8 (lane / 8 % 2).
   const uint32_t row = part + (8 * (lane / 16) + lane % 8) * 128;
 #pragma unroll
   for (int s = 0; s < kChunkChannels / 16; ++s) {
     uint32_t a[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      // The chunk is a run-time value, the index must not be.
+      // The chunk is a run-time value, but a register index must be a constant.
       a[i] = 0;
 #pragma unroll
       for (int q = 0; q < kDim / kChunkChannels; ++q) {
@@ -71,11 +73,12 @@ __device__ __forceinline__ void RotateByPart(const RowPairs<kDim>& x, int chunk,
   }
 }
 
-// The mean in three bf16 parts, as a matrix of 16 inner channels of which only the first 3 count.
+// The mean as three bf16 parts: an operand of 16 inner channels of which only the first 3 are not
+// zero.
 template <int kDim>
 inline constexpr int kMeanBytes = 16 * kDim;
 
-// One column of it. mean: of the column.
+// Returns one column of that operand; `mean` is the column's.
 __device__ __forceinline__ uint4 MeanColumn(float mean) {
   const float high = ptx::LowBf16(ptx::PackBf16(-mean, 0.0f));
   const float middle = ptx::LowBf16(ptx::PackBf16(-mean - high, 0.0f));
@@ -83,19 +86,19 @@ __device__ __forceinline__ uint4 MeanColumn(float mean) {
 }
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// Starts y += x R - mean, by the four warps that hold 64 rows. rotation: all parts. mean:
-// kMeanBytes. Neither x nor y may be used before WaitProducts.
+// Starts y += x R - mean by wgmma, for the 64 rows of a warpgroup. `rotation` is the address of all
+// parts, `mean` that of kMeanBytes. x and y must not be used before WaitWgmma.
 template <int kDim>
 __device__ __forceinline__ void StartRotation(const RowPairs<kDim>& x, uint32_t rotation,
                                               uint32_t mean, float (&y)[kDim / 8][4]) {
-  ptx::FenceProducts();
-  // A reduction leaves them where descriptors have to be, a register of the whole warp.
+  ptx::FenceWgmma();
+  // A reduction puts the values into uniform registers, where descriptors must be.
   rotation = __reduce_or_sync(~0u, rotation);
   mean = __reduce_or_sync(~0u, mean);
   const int c = threadIdx.x % 4;
   const uint32_t ones = c == 0 ? 0x3f803f80u : (c == 1 ? 0x3f80u : 0u);
   const uint32_t once[4] = {ones, ones, 0, 0};
-  ptx::GroupMmaBf16<kDim / 8>(y, once, ptx::NarrowMatrix(mean));
+  ptx::WgmmaBf16<kDim / 8>(y, once, ptx::NarrowMatrix(mean));
 #pragma unroll
   for (int i = 0; i < 2 * kDim / kChunkChannels; ++i) {
     const int part = PartInOrder<kDim, 2>(i);
@@ -104,14 +107,14 @@ __device__ __forceinline__ void StartRotation(const RowPairs<kDim>& x, uint32_t 
     for (int s = 0; s < kChunkChannels / 16; ++s) {
       const int at = 2 * (4 * (part / 2) + s);
       const uint32_t a[4] = {x[at][0], x[at][1], x[at + 1][0], x[at + 1][1]};
-      ptx::GroupMmaBf16<kDim / 8>(y, a, matrix + 2 * s);
+      ptx::WgmmaBf16<kDim / 8>(y, a, matrix + 2 * s);
     }
   }
-  ptx::CommitProducts();
+  ptx::CommitWgmma();
 }
 #endif
 
-// y += rows as they are: channel 8 n + 2 c + e of a lane.
+// y += rows without rotation: channel 8 n + 2 c + e of a lane.
 template <int kDim>
 __device__ __forceinline__ void SpreadRows(const RowPairs<kDim>& x, float (&y)[kDim / 8][4]) {
 #pragma unroll

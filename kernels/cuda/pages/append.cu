@@ -7,7 +7,8 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// Where the K (or V) row of new token `token` goes; 0: nowhere.
+// Returns the address of the K (or V) row of new token `token`, or 0 if the row is not to be
+// written.
 __device__ __forceinline__ uint64_t RowAddress(const AppendParams& p, int sequence, int token,
                                                int head, bool value) {
   const int count = p.new_tokens != nullptr ? p.new_tokens[sequence] : p.q_tokens;
@@ -25,7 +26,7 @@ __device__ __forceinline__ uint64_t RowAddress(const AppendParams& p, int sequen
          slot * rows.token_stride + (value ? rows.v_offset : 0);
 }
 
-// A thread moves 16 bytes of a row.
+// Each thread moves 16 bytes of a row.
 __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__ AppendParams p) {
   const int pieces = p.head_dim / 8;
   int i = blockIdx.x * kThreads + threadIdx.x;
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kThreads) AppendKernel(const __grid_constant__
   if (sequence >= p.batch) return;
   const int64_t from =
       sequence * p.sequence_stride + token * p.token_stride + head * p.head_stride + 8 * piece;
-  // Asked for before the lengths are known: both waits are one.
+  // The row is requested before the lengths are known, so that both latencies overlap.
   const uint4 x =
       *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(value ? p.v : p.k) + from);
   const uint64_t row = RowAddress(p, sequence, token, head, value);

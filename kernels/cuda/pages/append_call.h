@@ -7,10 +7,11 @@
 #include "kernels/cuda/common/attention_inputs.h"
 #include "kernels/cuda/decode/decode_call.h"
 
-// What a call of AppendRows is given (append.h). Plain data that needs no CUDA header. All pointers
-// are device pointers.
+// Arguments of AppendRows (append.h). This header is plain data and needs no CUDA header. All
+// pointers are device pointers.
 namespace crumb::kernels::cuda {
 
+// Bound on q_tokens: keeps the number of threads of a launch within an int for every batch.
 inline constexpr int kAppendTokensMax = 16384;
 
 struct AppendParams {
@@ -19,17 +20,18 @@ struct AppendParams {
   int kv_heads = 1;
   int head_dim = 128;  // a multiple of 8
 
-  // Row of (sequence, token, head) of k and v: sequence * sequence_stride + token * token_stride +
-  // head * head_stride elements in; multiples of 8.
+  // The bf16 row of (sequence, token, head) begins sequence * sequence_stride + token *
+  // token_stride + head * head_stride elements into k and v. Strides are multiples of 8.
   const void* k = nullptr;
   const void* v = nullptr;
   int64_t sequence_stride = 0;
   int64_t token_stride = 0;
   int64_t head_stride = 0;
 
-  // Lengths after the append. The sequence's newest rows are the new ones, in order: those that
-  // recent_tokens counts lie at the ring's end, what is left (a sequence that still fills its first
-  // page) at the sink's end. A sequence with all lengths 0 is padding: nothing is written.
+  // Lengths after the append. A sequence's newest rows are the new ones, in order. Those that
+  // recent_tokens counts are written to the ring's end; the rest, of a sequence that is still
+  // filling its first page, to the sink's end. A sequence whose lengths are all 0 is padding, and
+  // nothing is written for it.
   DecodeLengths lengths;
   const int32_t* new_tokens = nullptr;  // [batch] rows to append, at most q_tokens; null: q_tokens
   Bf16Rows sink;

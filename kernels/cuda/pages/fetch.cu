@@ -11,10 +11,14 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
+// Blocks per SM that the registers of 9 units in flight leave room for.
 constexpr int kBlocksPerProcessor = 3;
+// Bounds of a call: they keep indices and byte offsets of tiles within 32 bits.
 constexpr size_t kTileBytesMax = 1 << 20;
 constexpr int64_t kTilesMax = 1 << 30;
-constexpr int kUnits = 9;  // that a warp has on their way: an INT2 tile at head_dim 128
+// Units of 512 bytes that a warp has in flight: an INT2 tile at head_dim 128, which has 4,608
+// bytes.
+constexpr int kUnits = 9;
 
 struct PieceColumns {
   crc::Columns unit[kUnits];
@@ -28,7 +32,8 @@ constexpr PieceColumns MakePieceColumns() {
 }
 __device__ const PieceColumns kColumns = MakePieceColumns();
 
-// Data of the host passes once: it shall not drive others' out of the caches.
+// Loads without allocating in L1: data from host memory is used once and shall not evict other
+// lines.
 __device__ __forceinline__ uint4 Load(uint64_t address) {
   uint4 x;
   asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -37,8 +42,8 @@ __device__ __forceinline__ uint4 Load(uint64_t address) {
   return x;
 }
 
-// Constants that are read again for each tile: kept in registers they would take half a
-// multiprocessor's.
+// Loads a constant that is needed again for each tile. The volatile load keeps the compiler from
+// holding the constants in registers, where they would take half of an SM's.
 __device__ __forceinline__ uint4 LoadAgain(const uint4* constant) {
   uint4 x;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -48,13 +53,14 @@ __device__ __forceinline__ uint4 LoadAgain(const uint4* constant) {
   return x;
 }
 
-// A tile is cut into pieces of kUnits units, the first of which may be short: it is filled up with
-// zeros in front, which change no plain sum. Each piece moves the sum of those before it up.
+// Copies one piece of a tile and returns its raw checksum. A tile is cut into pieces of kUnits
+// units. The first piece may be shorter; it is filled up with leading zeros, which change no raw
+// checksum. The caller multiplies the checksum of the earlier pieces by the length of a piece.
 //
-// from, to: this lane's words of the piece's first unit, were it not short. Units before `skip` and
-// the words that `whole` denies in unit `skip` are zeros.
-__device__ __forceinline__ crc::PlainSum FetchPiece(uint64_t from, uint64_t to, int skip,
-                                                    bool whole) {
+// `from` and `to` are this lane's addresses in the piece's first unit, as if the piece were full.
+// Units before `skip` are zeros, and so are this lane's words of unit `skip` unless `whole`.
+__device__ __forceinline__ crc::RawChecksum FetchPiece(uint64_t from, uint64_t to, int skip,
+                                                       bool whole) {
   uint4 words[kUnits];
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
@@ -70,7 +76,7 @@ __device__ __forceinline__ crc::PlainSum FetchPiece(uint64_t from, uint64_t to, 
     }
   }
   const uint4* columns = reinterpret_cast<const uint4*>(kColumns.unit[0].word[threadIdx.x % 32]);
-  crc::PlainSum sum;
+  crc::RawChecksum sum;
 #pragma unroll
   for (int i = 0; i < kUnits; ++i) {
     sum.Add(words[i], LoadAgain(columns + 64 * i), LoadAgain(columns + 64 * i + 1));
@@ -78,7 +84,7 @@ __device__ __forceinline__ crc::PlainSum FetchPiece(uint64_t from, uint64_t to, 
   return sum;
 }
 
-__device__ __forceinline__ uint32_t ResultOf(const crc::PlainSum& sum) {
+__device__ __forceinline__ uint32_t ResultOf(const crc::RawChecksum& sum) {
   const uint4* constants = reinterpret_cast<const uint4*>(crc::kRows.word[threadIdx.x % 32]);
   uint4 rows[4];
 #pragma unroll
@@ -86,11 +92,12 @@ __device__ __forceinline__ uint32_t ResultOf(const crc::PlainSum& sum) {
   return sum.Result(rows);
 }
 
-// One warp a tile. Tiles of a layer come before the next layer's.
+// One warp copies and verifies one tile at a time. Tiles of one layer come before those of the
+// next, so that the first layer is complete first.
 __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
-    FetchKernel(const __grid_constant__ FetchParams p, uint32_t units, uint32_t sum_of_zeros,
+    FetchKernel(const __grid_constant__ FetchParams p, uint32_t units, uint32_t zeros_checksum,
                 uint32_t piece_factor) {
-  const uint32_t per_run = p.tiles_per_run, per_layer = p.runs * per_run;
+  const uint32_t per_page = p.tiles_per_layer, per_layer = p.pages * per_page;
   const uint32_t tiles = per_layer * (p.layer_end - p.layer_begin);
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t missing = units * crc::kUnitBytes - static_cast<uint32_t>(p.tile_bytes);
@@ -99,31 +106,32 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerProcessor)
   const uint32_t step = gridDim.x * kWarps;
   for (uint32_t index = blockIdx.x * kWarps + threadIdx.x / 32; index < tiles; index += step) {
     const uint32_t layer = p.layer_begin + index / per_layer;
-    const uint32_t run = index % per_layer / per_run, i = index % per_run;
-    const uint32_t expected = p.sums[layer * p.sums_layer_stride + run * per_run + i];
+    const uint32_t page = index % per_layer / per_page, i = index % per_page;
+    const uint32_t expected = p.checksums[layer * p.checksums_layer_stride + page * per_page + i];
     const int64_t place =
         static_cast<int64_t>(i * p.tile_bytes) + 16 * lane - missing - crc::kUnitBytes * first_skip;
-    uint64_t to = p.to[run] + layer * p.to_layer_stride + place;
-    uint64_t from = p.from == nullptr ? to : p.from[run] + layer * p.from_layer_stride[run] + place;
+    uint64_t to = p.to[page] + layer * p.to_layer_stride + place;
+    uint64_t from =
+        p.from == nullptr ? to : p.from[page] + layer * p.from_layer_stride[page] + place;
     uint32_t sum = ResultOf(FetchPiece(from, to, first_skip, 16 * lane >= missing));
     for (uint32_t done = kUnits - first_skip; done < units; done += kUnits) {
       from += crc::kUnitBytes * kUnits;
       to += crc::kUnitBytes * kUnits;
       sum = ResultOf(FetchPiece(from, to, 0, true)) ^ crc::Multiply(sum, lane_factor);
     }
-    if ((sum ^ sum_of_zeros) != expected && lane == 0) p.status[run] = 1;
+    if ((sum ^ zeros_checksum) != expected && lane == 0) p.status[page] = 1;
   }
 }
 
 }  // namespace
 
 cudaError_t FetchTiles(const FetchParams& p, cudaStream_t stream) {
-  if (p.tile_bytes == 0 || p.tile_bytes % 16 != 0 || p.tile_bytes > kTileBytesMax || p.runs < 0 ||
-      p.tiles_per_run < 1 || p.layer_begin < 0 || p.layer_end < p.layer_begin || p.blocks < 0) {
+  if (p.tile_bytes == 0 || p.tile_bytes % 16 != 0 || p.tile_bytes > kTileBytesMax || p.pages < 0 ||
+      p.tiles_per_layer < 1 || p.layer_begin < 0 || p.layer_end < p.layer_begin || p.blocks < 0) {
     return cudaErrorInvalidValue;
   }
   const int64_t tiles =
-      static_cast<int64_t>(p.runs) * p.tiles_per_run * (p.layer_end - p.layer_begin);
+      static_cast<int64_t>(p.pages) * p.tiles_per_layer * (p.layer_end - p.layer_begin);
   if (tiles == 0) return cudaSuccess;
   if (tiles > kTilesMax) return cudaErrorInvalidValue;
   int device = 0, processors = 0;
@@ -135,7 +143,7 @@ cudaError_t FetchTiles(const FetchParams& p, cudaStream_t stream) {
   const int most = p.blocks > 0 ? p.blocks : kBlocksPerProcessor * processors;
   const auto blocks = static_cast<int>(std::min<int64_t>(most, (tiles + kWarps - 1) / kWarps));
   const auto units = static_cast<uint32_t>((p.tile_bytes + crc::kUnitBytes - 1) / crc::kUnitBytes);
-  FetchKernel<<<blocks, kThreads, 0, stream>>>(p, units, crc::SumOfZeros(p.tile_bytes),
+  FetchKernel<<<blocks, kThreads, 0, stream>>>(p, units, crc::ChecksumOfZeros(p.tile_bytes),
                                                crc::PowerOfX(8 * crc::kUnitBytes * kUnits));
   return cudaGetLastError();
 }

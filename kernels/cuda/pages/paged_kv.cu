@@ -2,19 +2,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/cuda/pages/paged_kv.h"
 
-#include <cuda_fp8.h>
-
 #include <algorithm>
 
-#include "kernels/cuda/common/code_pairs.cuh"
+#include "kernels/cuda/common/device_limits.h"
+#include "kernels/cuda/common/page_layout.cuh"
 #include "kernels/cuda/common/ptx.cuh"
 
-// Dequantize: a block turns the K (or V) parts of one head's tiles into rows, a warp 32 channels of
-// them. Codes go to the tensor cores as they are; R' stays in the warps' registers.
+// Dequantize: a block turns the K (or V) halves of one head's tiles into rows, each warp 32
+// channels of them. Masked codes are the first operand of the MMA; R' stays in the warps' registers
+// as the second (docs/kernels/paged_kv.md).
 namespace crumb::kernels::cuda {
 namespace {
 
 constexpr int kTokens = 64;
+// Tokens per MMA, and tiles in flight per block.
 constexpr int kGroupTokens = 16;
 constexpr int kStages = 4;
 
@@ -22,70 +23,73 @@ template <int dim, int group_size>
 struct Traits {
   static constexpr int kDim = dim;
   static constexpr int kGroups = dim / group_size;
-  static constexpr int kWarps = dim / 32;  // a warp makes 32 channels
+  static constexpr int kWarps = dim / 32;  // each warp computes 32 channels
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kSteps = dim / 16;
-  static constexpr int kWords = dim / 32;           // code words of a lane and 16 tokens
-  static constexpr int kWide = kWords < 4 ? 2 : 4;  // of them side by side
+  static constexpr int kWords = dim / 32;  // code words of a lane per 16 tokens
+  // code words of a lane that lie side by side
+  static constexpr int kWordsTogether = kWords < 4 ? 2 : 4;
   static constexpr int kCodeBytes = kTokens * dim / 4;
   static constexpr int kMetaBytes = kTokens * kGroups * 4;
   static constexpr int kStepsPerGroup = group_size / 16;
-  // With R' in registers, and without.
+  // Blocks per SM with R' in registers, and without.
   static constexpr int kRotatedBlocks = dim == 256 ? 1 : dim == 128 ? 4 : 8;
-  static constexpr int kPlainBlocks = dim == 256 ? 4 : 8;
+  static constexpr int kExpandBlocks = dim == 256 ? 4 : 8;
   static_assert(kCodeBytes == 16 * kThreads, "one piece of 16 bytes a thread");
   static_assert(kMetaBytes <= 16 * kThreads && kTokens <= kThreads);
 };
 
-// A tile's half and where its rows go.
+// One tile's K or V half in shared memory, and the places of its rows in the engine's pages.
 template <class T>
 struct Stage {
   alignas(16) char codes[T::kCodeBytes];
   alignas(16) char meta[T::kMetaBytes];
-  int block[kTokens];  // of the engine, negative: not there
-  int row[kTokens];    // in the block
+  int block[kTokens];  // the engine's block, or negative if the token is absent
+  int row[kTokens];    // the row within the block
 };
 
 template <class T>
 struct Shared {
   Stage<T> stages[kStages];
-  float column_sum[T::kGroups][T::kDim];  // of R', per group of its rows
+  float column_sum[T::kGroups][T::kDim];  // column sums of R', per group of its rows
 };
 
-// What a page's copies need, loaded one item ahead of them.
+// The addresses that the copies of a page need. They are loaded one item ahead of the copies.
 struct NextPage {
   uint64_t tile;
   int sequence;
   int first_token;
 };
 
-// Blocks of one head's K and of its V. Where only one is rotated it gets more of them.
-struct Lanes {
+// Numbers of blocks that process one head's K and one head's V. If only one of them is rotated it
+// gets more blocks.
+struct BlockCounts {
   int k, v;
 };
 
-// The block's place: items (layer, page) of one head's K or V.
-struct Work {
+// The items (layer, page) of one head's K or V that this block processes.
+struct WorkRange {
   int head;
   bool value;
   int pages;
   int64_t begin, end;
 
-  __device__ __forceinline__ Work(const DequantizeParams& p, const Lanes& lanes)
+  __device__ __forceinline__ WorkRange(const DequantizeParams& p, const BlockCounts& counts)
       : head(blockIdx.x % p.kv_heads), pages(max(0, min(*p.pages, p.pages_max))) {
-    // K and V alternate as long as both have lanes left, so that they run side by side.
-    int lane = blockIdx.x / p.kv_heads;
-    const int both = 2 * min(lanes.k, lanes.v);
-    value = lane < both ? lane % 2 == 1 : lanes.v > lanes.k;
-    lane = lane < both ? lane / 2 : lane - both / 2;
+    // Blocks of K and V alternate as long as both have some left, so that K and V of a token are
+    // written at about the same time.
+    int slot = blockIdx.x / p.kv_heads;
+    const int both = 2 * min(counts.k, counts.v);
+    value = slot < both ? slot % 2 == 1 : counts.v > counts.k;
+    slot = slot < both ? slot / 2 : slot - both / 2;
     const int64_t all = static_cast<int64_t>(p.layers) * pages;
-    const int count = value ? lanes.v : lanes.k;
-    begin = all * lane / count;
-    end = all * (lane + 1) / count;
+    const int count = value ? counts.v : counts.k;
+    begin = all * slot / count;
+    end = all * (slot + 1) / count;
   }
 };
 
-__device__ __forceinline__ NextPage LoadPage(const DequantizeParams& p, const Work& work,
+__device__ __forceinline__ NextPage LoadPage(const DequantizeParams& p, const WorkRange& work,
                                              int64_t item) {
   NextPage next = {0, 0, 0};
   if (item < work.end) {
@@ -98,7 +102,7 @@ __device__ __forceinline__ NextPage LoadPage(const DequantizeParams& p, const Wo
 }
 
 template <class T>
-__device__ __forceinline__ void StartCopies(const DequantizeParams& p, const Work& work,
+__device__ __forceinline__ void StartCopies(const DequantizeParams& p, const WorkRange& work,
                                             int64_t item, const NextPage& next, Stage<T>& stage) {
   if (item >= work.end) return;
   const int i = threadIdx.x;
@@ -120,13 +124,13 @@ __device__ __forceinline__ void StartCopies(const DequantizeParams& p, const Wor
   }
 }
 
-// R' of one head as operands: column g of 8-column tile n is channel 32 warp + 8 (g / 2) + 2 n + g
-// % 2, so that a lane's outputs are 8 neighbours. Divided by what CodePair multiplies with, times
-// 2^8.
+// R' of one head as MMA operands. Column g of 8-column tile n is channel 32 warp + 8 (g / 2) + 2 n
+// + g % 2, so that a lane's outputs are 8 neighbouring channels. Elements are divided by the power
+// of two that CodePair multiplies codes with, and multiplied by 2^8.
 template <class T>
 struct RotationFragments {
   uint32_t b[T::kSteps][4][2];
-  static constexpr float kUnit = 65536.0f;  // products come out this much too small
+  static constexpr float kUnit = 65536.0f;  // factor by which MMA results are too small
 
   __device__ __forceinline__ void Load(const float* rotation, int warp, int lane) {
     const int g = lane / 4, c = lane % 4;
@@ -145,7 +149,7 @@ struct RotationFragments {
     }
   }
 
-  // Sums over each group's channels, of the rounded operands.
+  // Sums the rounded operands over each group's channels.
   __device__ __forceinline__ void SumColumns(int warp, int lane,
                                              float (&column_sum)[T::kGroups][T::kDim]) const {
     const int g = lane / 4;
@@ -179,14 +183,14 @@ __device__ __forceinline__ void LoadEight(const float* from, float (&x)[8]) {
   x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
 }
 
-// Scale and minimum words of tokens r (x) and r + 8 (y) of a 16-token group.
+// Returns the words (scale, minimum) of tokens r (x) and r + 8 (y) of 16-token group u.
 template <class T>
 __device__ __forceinline__ uint2 LoadMeta(const Stage<T>& stage, int group, int lane, int u) {
   return *reinterpret_cast<const uint2*>(stage.meta + 4 * kTokens * group + 32 * (lane / 4) +
                                          8 * u);
 }
 
-// Rows r + 8 a of 16 tokens, channels 32 warp + 8 c .. + 7 of the lane, rotated.
+// Computes rotated rows r + 8 a of 16 tokens, channels 32 warp + 8 c to 32 warp + 8 c + 7.
 template <class T>
 __device__ __forceinline__ void RotateGroup(const Stage<T>& stage, bool value, int u, int lane,
                                             const RotationFragments<T>& rotation,
@@ -194,9 +198,9 @@ __device__ __forceinline__ void RotateGroup(const Stage<T>& stage, bool value, i
                                             float (&out)[2][8]) {
   uint32_t w[T::kWords];
 #pragma unroll
-  for (int i = 0; i < T::kWords; i += T::kWide) {
-    const char* at = stage.codes + 4 * T::kDim * u + 128 * i + 4 * T::kWide * lane;
-    if constexpr (T::kWide == 4) {
+  for (int i = 0; i < T::kWords; i += T::kWordsTogether) {
+    const char* at = stage.codes + 4 * T::kDim * u + 128 * i + 4 * T::kWordsTogether * lane;
+    if constexpr (T::kWordsTogether == 4) {
       const uint4 x = *reinterpret_cast<const uint4*>(at);
       w[i] = x.x, w[i + 1] = x.y, w[i + 2] = x.z, w[i + 3] = x.w;
     } else {
@@ -241,16 +245,17 @@ __device__ __forceinline__ void RotateGroup(const Stage<T>& stage, bool value, i
   }
 }
 
-// The same rows as they are stored.
+// Computes the same rows without rotation: scale * code + minimum.
 template <class T>
 __device__ __forceinline__ void ExpandGroup(const Stage<T>& stage, bool value, int u, int warp,
                                             int lane, const float (&mean)[8], float (&out)[2][8]) {
   const int first = 2 * (warp / 2);
-  const char* at = stage.codes + 4 * T::kDim * u + 128 * T::kWide * (first / T::kWide) +
-                   4 * T::kWide * lane + 4 * (first % T::kWide);
+  const char* at = stage.codes + 4 * T::kDim * u +
+                   128 * T::kWordsTogether * (first / T::kWordsTogether) +
+                   4 * T::kWordsTogether * lane + 4 * (first % T::kWordsTogether);
   const uint2 own = *reinterpret_cast<const uint2*>(at);
   const uint2 meta = LoadMeta<T>(stage, 32 * warp * T::kGroups / T::kDim, lane, u);
-  // The 8 channels of lane c are pair j of the words of the four lanes that share the row.
+  // The 8 channels of lane c are code pair j of the words of the four lanes that share the row.
   const int j = (4 * warp + lane) % 4 + 4 * (warp % 2);
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
@@ -284,7 +289,7 @@ __device__ __forceinline__ void StoreGroup(const PagedKv& kv, const Stage<T>& st
 }
 
 template <class T, bool kRotated>
-__device__ __forceinline__ void DequantizeItems(const DequantizeParams& p, const Work& work,
+__device__ __forceinline__ void DequantizeItems(const DequantizeParams& p, const WorkRange& work,
                                                 Shared<T>& shared) {
   const DequantizeTransform& transform = work.value ? p.v : p.k;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -344,10 +349,10 @@ __device__ __forceinline__ void DequantizeItems(const DequantizeParams& p, const
 }
 
 template <class T, bool kRotated>
-__global__ void __launch_bounds__(T::kThreads, kRotated ? T::kRotatedBlocks : T::kPlainBlocks)
-    DequantizeKernel(const __grid_constant__ DequantizeParams p, Lanes lanes) {
+__global__ void __launch_bounds__(T::kThreads, kRotated ? T::kRotatedBlocks : T::kExpandBlocks)
+    DequantizeKernel(const __grid_constant__ DequantizeParams p, BlockCounts counts) {
   __shared__ Shared<T> shared;
-  const Work work(p, lanes);
+  const WorkRange work(p, counts);
   if (work.begin >= work.end) return;
   if constexpr (kRotated) {
     if ((work.value ? p.v : p.k).rotation != nullptr) {
@@ -358,127 +363,35 @@ __global__ void __launch_bounds__(T::kThreads, kRotated ? T::kRotatedBlocks : T:
   DequantizeItems<T, false>(p, work, shared);
 }
 
-cudaError_t Multiprocessors(int* count) {
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  return cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device);
-}
-
 template <int dim, int group_size>
 cudaError_t Launch(const DequantizeParams& p, cudaStream_t stream) {
   using T = Traits<dim, group_size>;
-  int processors = 0;
-  const cudaError_t error = Multiprocessors(&processors);
+  DeviceLimits limits;
+  const cudaError_t error = CompleteLimits(&limits);
   if (error != cudaSuccess) return error;
-  // A rotated row takes about this much longer than one that is only expanded.
+  // Measured time of a rotated row relative to one that is only expanded.
   constexpr double kRotatedCost = 1.35;
   const double k_cost = p.k.rotation != nullptr ? kRotatedCost : 1.0;
   const double v_cost = p.v.rotation != nullptr ? kRotatedCost : 1.0;
   const int items =
       static_cast<int>(std::min<int64_t>(static_cast<int64_t>(p.layers) * p.pages_max, 1 << 20));
   const bool rotated = p.k.rotation != nullptr || p.v.rotation != nullptr;
-  const int blocks = processors * (rotated ? T::kRotatedBlocks : T::kPlainBlocks);
+  const int blocks = limits.processors * (rotated ? T::kRotatedBlocks : T::kExpandBlocks);
   const int all = std::max(blocks / p.kv_heads, 2);
   const int k_lanes = static_cast<int>(all * k_cost / (k_cost + v_cost) + 0.5);
-  const Lanes lanes = {std::clamp(k_lanes, 1, items), std::clamp(all - k_lanes, 1, items)};
-  const int grid = (lanes.k + lanes.v) * p.kv_heads;
+  const BlockCounts counts = {std::clamp(k_lanes, 1, items), std::clamp(all - k_lanes, 1, items)};
+  const int grid = (counts.k + counts.v) * p.kv_heads;
   if (rotated) {
-    DequantizeKernel<T, true><<<grid, T::kThreads, 0, stream>>>(p, lanes);
+    DequantizeKernel<T, true><<<grid, T::kThreads, 0, stream>>>(p, counts);
   } else {
-    DequantizeKernel<T, false><<<grid, T::kThreads, 0, stream>>>(p, lanes);
+    DequantizeKernel<T, false><<<grid, T::kThreads, 0, stream>>>(p, counts);
   }
   return cudaGetLastError();
 }
 
-bool PagedKvValid(const PagedKv& kv) {
-  return kv.block_tokens >= 1 && kv.block_tokens <= 128 && kv.blocks_max >= 1;
-}
-
-// --- quantize from ---------------------------------------------------------------------------
-
-constexpr int kGatherThreads = 256;
-
-// Rows of the workspace: [window, layer, head, K or V, token, head_dim].
-struct GatherLayout {
-  size_t begin_offset;  // of ring_begin
-  size_t rows_offset;
-  size_t bytes;
-  int64_t part_stride, head_stride, layer_stride, window_stride;  // bytes
-
-  explicit GatherLayout(const EvictParams& p) {
-    const auto round = [](size_t x) { return (x + 255) / 256 * 256; };
-    begin_offset = round(8 * static_cast<size_t>(p.windows_max));
-    rows_offset = begin_offset + round(4 * static_cast<size_t>(p.windows_max));
-    part_stride = int64_t{2} * p.tile.tokens * p.tile.head_dim;
-    head_stride = 2 * part_stride;
-    layer_stride = p.kv_heads * head_stride;
-    window_stride = p.layers * layer_stride;
-    bytes = rows_offset + static_cast<size_t>(window_stride) * p.windows_max;
-  }
-};
-
-__device__ __forceinline__ uint32_t ScaledPair(uint32_t codes, float scale) {
-  const __half2_raw x =
-      __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(codes), __NV_E4M3);
-  const uint32_t bits = static_cast<uint32_t>(x.x) | static_cast<uint32_t>(x.y) << 16;
-  return ptx::PackBf16(ptx::LowHalf(bits) * scale, ptx::HighHalf(bits) * scale);
-}
-
-// A thread moves 8 elements. Neighbouring threads: channels, then heads, then tokens.
-__global__ void __launch_bounds__(kGatherThreads)
-    GatherKernel(const __grid_constant__ QuantizeFromParams p, GatherLayout layout) {
-  const EvictParams& e = p.evict;
-  char* workspace = static_cast<char*>(p.workspace);
-  const int windows = max(0, min(*e.windows, e.windows_max));
-  const int pieces = e.tile.head_dim / 8;
-  const int64_t all = int64_t{2} * windows * e.layers * e.tile.tokens * e.kv_heads * pieces;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * kGatherThreads;
-  for (int64_t at = blockIdx.x * kGatherThreads + threadIdx.x; at < all; at += stride) {
-    int64_t i = at;
-    const int piece = static_cast<int>(i % pieces);
-    i /= pieces;
-    const int head = static_cast<int>(i % e.kv_heads);
-    i /= e.kv_heads;
-    const int token = static_cast<int>(i % e.tile.tokens);
-    i /= e.tile.tokens;
-    const bool value = i % 2 == 1;
-    i /= 2;
-    const int layer = static_cast<int>(i % e.layers), window = static_cast<int>(i / e.layers);
-    const int position = p.tokens.first_token[window] + token;
-    const int column = position / p.kv.block_tokens;
-    const int block =
-        p.kv.block_table[static_cast<int64_t>(p.tokens.sequence[window]) * p.kv.blocks_max +
-                         column];
-    uint4 x = make_uint4(0, 0, 0, 0);
-    if (block >= 0) {
-      const uint64_t row =
-          (value ? p.kv.v_address : p.kv.k_address)[layer] + block * p.kv.block_stride +
-          (position - column * p.kv.block_tokens) * p.kv.token_stride + head * p.kv.head_stride;
-      if (p.kv.element == KvElement::kBf16) {
-        x = __ldcs(reinterpret_cast<const uint4*>(row) + piece);
-      } else {
-        const float* scales = value ? p.v_scale : p.k_scale;
-        const float scale = scales != nullptr ? scales[layer] : 1.0f;
-        const uint2 codes = __ldcs(reinterpret_cast<const uint2*>(row) + piece);
-        x = make_uint4(ScaledPair(codes.x & 0xffff, scale), ScaledPair(codes.x >> 16, scale),
-                       ScaledPair(codes.y & 0xffff, scale), ScaledPair(codes.y >> 16, scale));
-      }
-    }
-    char* to = workspace + layout.rows_offset + window * layout.window_stride +
-               layer * layout.layer_stride + head * layout.head_stride +
-               (value ? layout.part_stride : 0) + (token * pieces + piece) * 16;
-    *reinterpret_cast<uint4*>(to) = x;
-  }
-  for (int window = blockIdx.x * kGatherThreads + threadIdx.x; window < windows;
-       window += static_cast<int>(stride)) {
-    reinterpret_cast<uint64_t*>(workspace)[window] =
-        reinterpret_cast<uint64_t>(workspace) + layout.rows_offset + window * layout.window_stride;
-    reinterpret_cast<int32_t*>(workspace + layout.begin_offset)[window] = 0;
-  }
-}
-
 }  // namespace
+
+bool PagedKv::Valid() const { return block_tokens >= 1 && block_tokens <= 128 && blocks_max >= 1; }
 
 void PagedKv::SetStrides(KvLayout layout, KvPlacement placement, int kv_heads, int head_dim) {
   const int64_t row = head_dim * (element == KvElement::kBf16 ? 2 : 1);
@@ -490,7 +403,7 @@ void PagedKv::SetStrides(KvLayout layout, KvPlacement placement, int kv_heads, i
 bool DequantizeSupported(const TileShape& tile) { return tile.Valid() && tile.tokens == kTokens; }
 
 cudaError_t DequantizePages(const DequantizeParams& p, cudaStream_t stream) {
-  if (!DequantizeSupported(p.tile) || !PagedKvValid(p.kv) || p.kv.element != KvElement::kBf16 ||
+  if (!DequantizeSupported(p.tile) || !p.kv.Valid() || p.kv.element != KvElement::kBf16 ||
       p.layers < 1 || p.kv_heads < 1 || p.pages_max < 1) {
     return cudaErrorInvalidValue;
   }
@@ -504,36 +417,6 @@ cudaError_t DequantizePages(const DequantizeParams& p, cudaStream_t stream) {
   }
   if (group == 128) return Launch<256, 128>(p, stream);
   return group == 64 ? Launch<256, 64>(p, stream) : Launch<256, 32>(p, stream);
-}
-
-size_t QuantizeFromWorkspaceBytes(const EvictParams& evict) { return GatherLayout(evict).bytes; }
-
-cudaError_t QuantizeFromPages(const QuantizeFromParams& p, cudaStream_t stream) {
-  if (!EvictSupported(p.evict.tile) || !PagedKvValid(p.kv) || p.evict.windows_max < 1) {
-    return cudaErrorInvalidValue;
-  }
-  int processors = 0;
-  const cudaError_t error = Multiprocessors(&processors);
-  if (error != cudaSuccess) return error;
-  const GatherLayout layout(p.evict);
-  const int64_t pieces = layout.window_stride / 16 * p.evict.windows_max;
-  const int64_t blocks = std::min<int64_t>((pieces + kGatherThreads - 1) / kGatherThreads,
-                                           static_cast<int64_t>(processors) * 8);
-  GatherKernel<<<static_cast<int>(blocks), kGatherThreads, 0, stream>>>(p, layout);
-  const cudaError_t launched = cudaGetLastError();
-  if (launched != cudaSuccess) return launched;
-
-  char* workspace = static_cast<char*>(p.workspace);
-  EvictParams evict = p.evict;
-  evict.ring_address = reinterpret_cast<const uint64_t*>(workspace);
-  evict.ring_begin = reinterpret_cast<const int32_t*>(workspace + layout.begin_offset);
-  evict.ring_capacity = evict.tile.tokens;
-  evict.ring_layer_stride = layout.layer_stride;
-  evict.ring_head_stride = layout.head_stride;
-  evict.ring_token_stride = 2 * evict.tile.head_dim;
-  evict.ring_v_offset = layout.part_stride;
-  evict.overlap_previous = false;  // the kernel before is the gather
-  return EvictWindows(evict, stream);
 }
 
 }  // namespace crumb::kernels::cuda

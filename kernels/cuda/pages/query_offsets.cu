@@ -8,9 +8,9 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kLanes = 32;
 
-// Copies a query row that is to be kept.
-__device__ __forceinline__ void Hold(const QueryOffsetsParams& p, int64_t row, int kv_head,
-                                     int lane) {
+// Copies a query row of a sampled KV head to `held`.
+__device__ __forceinline__ void StoreHeldQuery(const QueryOffsetsParams& p, int64_t row,
+                                               int kv_head, int lane) {
   const int token = static_cast<int>(row / p.q_heads), group = p.q_heads / p.kv_heads;
   if (p.held_head[token / p.held_tokens] != kv_head + 1) return;
   const int64_t to = int64_t{token % p.held_tokens} * group + row % p.q_heads % group;
@@ -19,14 +19,14 @@ __device__ __forceinline__ void Hold(const QueryOffsetsParams& p, int64_t row, i
   }
 }
 
-// A warp makes the offsets of one query row; a lane adds every 32nd channel up.
+// Each warp computes the offsets of one query row; a lane sums every 32nd channel.
 __global__ void __launch_bounds__(kWarps* kLanes)
     QueryOffsetsKernel(const __grid_constant__ QueryOffsetsParams p) {
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes;
   const int lane = threadIdx.x % kLanes;
   if (row >= int64_t{p.tokens} * p.q_heads) return;
   const int kv_head = static_cast<int>(row % p.q_heads) / (p.q_heads / p.kv_heads);
-  if (p.held_head != nullptr) Hold(p, row, kv_head, lane);
+  if (p.held_head != nullptr) StoreHeldQuery(p, row, kv_head, lane);
   const float* mean = p.mean_k + int64_t{kv_head} * p.head_dim * p.position_blocks;
   for (int block = 0; block < p.position_blocks; ++block) {
     float sum = 0.0f;

@@ -6,12 +6,12 @@
 
 #include "kernels/cuda/pages/query_offsets_call.h"
 
-// q . mu_k of every query row: what centring took out of the stored keys, as decode and prefill
-// attention take it in `offset`.
+// Computes q . mu_k of every query row. Keys are stored without their mean mu_k; decode and prefill
+// attention add this term back to the logits (AttentionInputs::offset).
 namespace crumb::kernels::cuda {
 
-// Enqueues one kernel: no allocation, no synchronisation, can be captured. cudaErrorInvalidValue:
-// sizes not supported.
+// Enqueues one kernel. Allocates nothing, does not synchronise and can be captured into a graph.
+// Returns cudaErrorInvalidValue if the sizes are not supported.
 cudaError_t QueryOffsets(const QueryOffsetsParams& params, cudaStream_t stream);
 
 }  // namespace crumb::kernels::cuda

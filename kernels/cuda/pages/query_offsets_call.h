@@ -6,8 +6,8 @@
 
 #include "kernels/tile.h"
 
-// What a call of QueryOffsets is given (query_offsets.h). Plain data that needs no CUDA header. All
-// pointers are device pointers.
+// Arguments of QueryOffsets (query_offsets.h). This header is plain data and needs no CUDA header.
+// All pointers are device pointers.
 namespace crumb::kernels::cuda {
 
 struct QueryOffsetsParams {
@@ -20,8 +20,9 @@ struct QueryOffsetsParams {
   const float* mean_k = nullptr;  // [kv_heads, head_dim, position_blocks] mu_k
   float* offset = nullptr;        // out [tokens, q_heads, position_blocks]
 
-  // Queries to be kept, or null: of sequence s, whose tokens are [s * held_tokens, (s + 1) *
-  // held_tokens), those that read KV head held_head[s] - 1; 0: none. At most one sequence has some.
+  // Query rows that are copied for sampling, or null. Of sequence s, whose tokens are [s *
+  // held_tokens, (s + 1) * held_tokens), the rows that read KV head held_head[s] - 1 are copied to
+  // `held`; 0: none. REQUIRES: at most one sequence has a head other than 0.
   const int32_t* held_head = nullptr;  // [tokens / held_tokens]
   int held_tokens = 1;
   Bf16* held = nullptr;  // out [held_tokens, q_heads / kv_heads, head_dim]

@@ -6,14 +6,15 @@
 
 #include "kernels/cuda/prefill/int2_pages.cuh"
 
-// A warp's columns over BF16 rows: sink, BF16 pages, recent ring and the fresh tokens themselves,
-// in that order. The query is exact, probabilities are split in two.
+// Attention of a warp's query rows over BF16 rows: sink, BF16 pages, recent ring and the fresh
+// tokens themselves, in that order. The query is exact; probabilities are split into two bf16
+// parts.
 namespace crumb::kernels::cuda::prefill {
 
-// Where the K rows of the block's head begin. BF16 tokens are counted across all of them.
+// Addresses of the K rows of the block's KV head. BF16 tokens are numbered across all four sources.
 struct RowSources {
   uint64_t sink, recent, fresh;
-  const uint64_t* pages;  // BF16 ones
+  const uint64_t* pages;  // addresses of BF16 pages
   int recent_begin;
 
   template <class T>
@@ -56,7 +57,8 @@ struct RowSources {
   }
 };
 
-// All threads: tokens first .. first + kRows - 1 into stage `stage`, zeros from `end` on.
+// Copies tokens first to first + kRows - 1 into stage `stage`, and zeros from `end` on. All threads
+// call it.
 template <class T>
 __device__ __forceinline__ void FillRows(const PrefillAttentionParams& p, const Block<T>& block,
                                          const RowSources& sources, int first, int end, int stage,
@@ -78,22 +80,22 @@ __device__ __forceinline__ void FillRows(const PrefillAttentionParams& p, const 
   ptx::CommitCopies();
 }
 
-// Products of the query with kHalves times 16 tokens.
+// Computes the scores of kHalves times 16 tokens, before scaling.
 template <class T, int kHalves>
 __device__ __forceinline__ void ScoreRows(const Shared<T>& shared, int warp, int lane,
                                           const char* rows,
-                                          float (&t)[kHalves][T::kColumnTiles][4]) {
+                                          float (&t)[kHalves][T::kQueryTiles][4]) {
 #pragma unroll
   for (int v = 0; v < kHalves; ++v) {
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) t[v][n][0] = t[v][n][1] = t[v][n][2] = t[v][n][3] = 0;
+    for (int n = 0; n < T::kQueryTiles; ++n) t[v][n][0] = t[v][n][1] = t[v][n][2] = t[v][n][3] = 0;
   }
   const uint32_t address = ptx::SharedAddress(rows) + lane % 16 * T::kRowBytes + lane / 16 * 16;
 #pragma unroll
   for (int s = 0; s < T::kSteps; s += 2) {
-    uint4 q[T::kColumnTiles];
+    uint4 q[T::kQueryTiles];
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) q[n] = shared.query[warp][n][s / 2][lane];
+    for (int n = 0; n < T::kQueryTiles; ++n) q[n] = shared.query[warp][n][s / 2][lane];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
@@ -101,7 +103,7 @@ __device__ __forceinline__ void ScoreRows(const Shared<T>& shared, int warp, int
         uint32_t a[4];
         ptx::LoadMatrices(a, address + 16 * v * T::kRowBytes + 32 * (s + half));
 #pragma unroll
-        for (int n = 0; n < T::kColumnTiles; ++n) {
+        for (int n = 0; n < T::kQueryTiles; ++n) {
           ptx::MmaBf16(t[v][n], a, half == 0 ? q[n].x : q[n].z, half == 0 ? q[n].y : q[n].w);
         }
       }
@@ -114,25 +116,25 @@ __device__ __forceinline__ void FinishRowScores(const PrefillAttentionParams& p,
                                                 const Block<T>& block, const Shared<T>& shared,
                                                 int warp, int lane, int first, bool masked,
                                                 const State<T>& state,
-                                                float (&t)[T::kColumnTiles][4]) {
+                                                float (&t)[T::kQueryTiles][4]) {
   float factor = block.scale * kLog2E;
   if (p.soft_cap > 0.0f) {
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
+    for (int n = 0; n < T::kQueryTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) t[n][i] = SoftCap(t[n][i] * block.scale, p.soft_cap);
     }
     factor = kLog2E;
   }
 #pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
+  for (int n = 0; n < T::kQueryTiles; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const float reference = state.reference[2 * n + e];
+      const float running_max = state.running_max[2 * n + e];
 #pragma unroll
       for (int a = 0; a < 2; ++a) {
         float& x = t[n][2 * a + e];
-        x = fmaf(x, factor, -reference);
+        x = fmaf(x, factor, -running_max);
       }
       if (!masked) continue;
       const int own = shared.token[warp][8 * n + 2 * (lane % 4) + e];
@@ -150,10 +152,10 @@ __device__ __forceinline__ void FinishRowScores(const PrefillAttentionParams& p,
 
 template <class T>
 __device__ __forceinline__ void AddRows(const char* rows, int lane,
-                                        const float (&t)[T::kColumnTiles][4], State<T>& state) {
-  uint32_t high[T::kColumnTiles][2], low[T::kColumnTiles][2];
+                                        const float (&t)[T::kQueryTiles][4], State<T>& state) {
+  uint32_t high[T::kQueryTiles][2], low[T::kQueryTiles][2];
 #pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
+  for (int n = 0; n < T::kQueryTiles; ++n) {
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
       const float p0 = ptx::Exp2(t[n][2 * a]), p1 = ptx::Exp2(t[n][2 * a + 1]);
@@ -171,34 +173,34 @@ __device__ __forceinline__ void AddRows(const char* rows, int lane,
     uint32_t a[4];
     ptx::LoadMatricesTransposed(a, address + 32 * m);
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
+    for (int n = 0; n < T::kQueryTiles; ++n) {
       ptx::MmaBf16(state.out[n][m], a, low[n][0], low[n][1]);
       ptx::MmaBf16(state.out[n][m], a, high[n][0], high[n][1]);
     }
   }
 }
 
-// The warp's share of one stage: tokens first .. first + kRows - 1.
+// Attends the tokens first to first + kRows - 1 of one stage with the warp's query rows.
 template <class T>
 __device__ __forceinline__ void AttendStage(const PrefillAttentionParams& p, const Block<T>& block,
                                             int first, int stage, const Shared<T>& shared, int warp,
                                             int lane, State<T>& state) {
   constexpr int kHalves = T::kRows / 16;
-  const int columns = min(T::kColumns, block.columns - warp * T::kColumns);
+  const int query_rows = min(T::kQueryRows, block.query_rows - warp * T::kQueryRows);
   const int before = block.sink + block.recent;
-  const int first_own = shared.token[warp][0], last_own = shared.token[warp][columns - 1];
+  const int first_own = shared.token[warp][0], last_own = shared.token[warp][query_rows - 1];
   if (first > before + last_own) return;
   const bool masked = p.window > 0 || first + T::kRows - 1 > before + first_own;
-  float t[kHalves][T::kColumnTiles][4];
+  float t[kHalves][T::kQueryTiles][4];
   ScoreRows<T, kHalves>(shared, warp, lane, shared.rows[stage][0][0], t);
 #pragma unroll
   for (int v = 0; v < kHalves; ++v) {
     FinishRowScores<T>(p, block, shared, warp, lane, first + 16 * v, masked, state, t[v]);
   }
-  float best[T::kLaneColumns];
+  float best[T::kLaneQueryRows];
   LargestLogits<T, kHalves>(t, best);
   if (__any_sync(~0u, state.MustMove(best))) {
-    float factor[T::kLaneColumns];
+    float factor[T::kLaneQueryRows];
     Follow<T, kHalves>(state, best, 0, t, factor);
   }
 #pragma unroll
@@ -207,13 +209,13 @@ __device__ __forceinline__ void AttendStage(const PrefillAttentionParams& p, con
   }
 }
 
-// All BF16 tokens of the block's columns. Every thread of the block calls it.
+// Attends all BF16 tokens with the block's query rows. Every thread of the block calls it.
 template <class T>
 __device__ __forceinline__ void AttendRows(const PrefillAttentionParams& p, const Block<T>& block,
                                            Shared<T>& shared, int warp, int lane, State<T>& state) {
-  const bool active = warp * T::kColumns < block.columns;
+  const bool active = warp * T::kQueryRows < block.query_rows;
   const int end = block.sink + block.recent + block.last_token + 1;
-  // Tokens that a window leaves out for every column.
+  // Tokens before `begin` are outside the sliding window of every query row.
   int begin = 0;
   const int first_position = block.FirstPosition(p, block.first_token);
   if (first_position >= block.sink + T::kTokens * block.pages) {

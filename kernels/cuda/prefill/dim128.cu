@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "kernels/cuda/prefill/instance.cuh"
+#include "kernels/cuda/prefill/kernel.cuh"
 
 namespace crumb::kernels::cuda::prefill {
 

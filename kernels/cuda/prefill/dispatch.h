@@ -6,7 +6,8 @@
 
 #include "kernels/cuda/prefill/prefill_attention.h"
 
-// One source per head_dim holds that size's kernels.
+// The launchers of prefill attention. Each is instantiated in the source of its head_dim, so that
+// sources compile in parallel.
 namespace crumb::kernels::cuda::prefill {
 
 template <int dim, int groups>

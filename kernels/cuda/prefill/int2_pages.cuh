@@ -4,73 +4,13 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/prefill/tile_stream.cuh"
 #include "kernels/cuda/prefill/traits.cuh"
 
-// A warp's columns over INT2 page tiles, 32 tokens at a time. Codes become operands by masking; a
-// row's scale and minimum enter where its scores and probabilities are.
+// Attention of a warp's query rows over INT2 page tiles by mma.sync, 32 tokens at a time. Codes
+// become operands by masking; a row's scale and minimum are applied to scores and probabilities
+// (docs/kernels/prefill.md).
 namespace crumb::kernels::cuda::prefill {
-
-// The block's tiles in shared memory, some ahead of the warps that read them. Every thread of the
-// block makes the same calls.
-template <class T>
-class TileStream {
- public:
-  __device__ __forceinline__ TileStream(const PrefillAttentionParams& p, const Block<T>& block,
-                                        int begin, Shared<T>& shared)
-      : p_(p),
-        block_(block),
-        shared_(shared),
-        begin_(begin),
-        next_(begin),
-        fill_(0),
-        use_(0),
-        address_(0) {
-    for (int i = 0; i < T::kLead; ++i) Fill();
-  }
-
-  // Waits for the next tile, which stays until the next call; asks for one more.
-  __device__ __forceinline__ const char* Next() {
-    ptx::WaitCopies<T::kLead - 1>();
-    __syncthreads();
-    Fill();
-    const char* tile = shared_.tiles[use_];
-    if (++use_ == T::kStages) use_ = 0;
-    return tile;
-  }
-
- private:
-  __device__ __forceinline__ void Fill() {
-    if (next_ < block_.pages) {
-      const char* from = reinterpret_cast<const char*>(Tile());
-      char* to = shared_.tiles[fill_];
-      for (int at = 16 * threadIdx.x; at < T::kTileBytes; at += 16 * T::kThreads) {
-        ptx::CopyAsync16(ptx::SharedAddress(to + at), from + at);
-      }
-      ++next_;
-      if (++fill_ == T::kStages) fill_ = 0;
-    }
-    ptx::CommitCopies();
-  }
-
-  // Each lane keeps the address of one of the next 32 tiles.
-  __device__ __forceinline__ uint64_t Tile() {
-    const int index = (next_ - begin_) % 32, page = next_ + static_cast<int>(threadIdx.x % 32);
-    if (index == 0 && page < block_.pages) {
-      address_ =
-          p_.page_address[static_cast<int64_t>(block_.sequence) * p_.shape.max_pages + page] +
-          p_.page_layer_offset + block_.head * p_.page_head_stride;
-    }
-    return __shfl_sync(~0u, address_, index);
-  }
-
-  const PrefillAttentionParams& p_;
-  const Block<T>& block_;
-  Shared<T>& shared_;
-  const int begin_;
-  int next_;  // page to ask for
-  int fill_, use_;
-  uint64_t address_;
-};
 
 template <class T>
 __device__ __forceinline__ void LoadWords(const char* codes, int u, int lane,
@@ -88,18 +28,17 @@ __device__ __forceinline__ void LoadWords(const char* codes, int u, int lane,
   }
 }
 
-// Scale and minimum words of tokens r + 8 a of group u (element 0, 1) and u + 1 (2, 3).
+// Returns the words (scale, minimum) of tokens r + 8 a of group u (elements 0, 1) and u + 1 (2, 3).
 template <class T>
 __device__ __forceinline__ uint4 LoadMeta(const char* meta, int group, int u, int lane) {
   return *reinterpret_cast<const uint4*>(meta + 4 * T::kTokens * group + 32 * (lane / 4) + 8 * u);
 }
 
 template <class T>
-using Scores = float[2][T::kColumnTiles][4];  // element 2 a + e: token r + 8 a, column 2 c + e
+using Scores = float[2][T::kQueryTiles][4];  // element 2 a + e: token r + 8 a, query row 2 c + e
 
-// 16 tokens' codes of a part of 64 channels and one half of it, as a product's operand of bytes.
-// Halves are every other eight channels, or, with groups of 32 channels, the lower and the
-// upper 32.
+// Masks the codes of 16 tokens in one half of 64 channels as an MMA operand of bytes. A half is
+// every other eight channels or, with groups of 32 channels, the lower or the upper 32.
 template <class T>
 __device__ __forceinline__ void CodeBytes(const uint32_t (&w)[T::kWords], int part, int half,
                                           uint32_t (&a)[4]) {
@@ -108,7 +47,7 @@ __device__ __forceinline__ void CodeBytes(const uint32_t (&w)[T::kWords], int pa
   for (int i = 0; i < 2; ++i) {
     const uint32_t word = w[2 * part + i];
     if constexpr (T::kStepsPerGroup > 2) {
-      // A byte of word >> 4 b is a code of eight 2 b + half or of the one 4 further.
+      // A byte of word >> 4 b is a code of eight 2 b + half, or of the eight 4 further on.
       a[i] = (word >> (2 * half)) & kCodes;
       a[2 + i] = (word >> (2 * half + 4)) & kCodes;
     } else {
@@ -120,18 +59,18 @@ __device__ __forceinline__ void CodeBytes(const uint32_t (&w)[T::kWords], int pa
   }
 }
 
-// Adds code * q' over the channels of group `y` with the high or the low bytes of q', of 32 tokens
-// from group u on.
+// Adds code * q' over the channels of group `y`, with the high or the low bytes of q', for 32
+// tokens from group u on.
 template <class T>
 __device__ __forceinline__ void MultiplyCodes(const Shared<T>& shared, int warp, int lane,
                                               const uint32_t (&w)[2][T::kWords], int y, int byte,
-                                              int (&acc)[2][T::kColumnTiles][4]) {
+                                              int (&acc)[2][T::kQueryTiles][4]) {
   constexpr int kHalves = T::kStepsPerGroup / 2;
 #pragma unroll
   for (int part = y * kHalves / 2; part < (y * kHalves + kHalves + 1) / 2; ++part) {
-    uint4 q[T::kColumnTiles];
+    uint4 q[T::kQueryTiles];
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) q[n] = shared.query[warp][n][2 * part + byte][lane];
+    for (int n = 0; n < T::kQueryTiles; ++n) q[n] = shared.query[warp][n][2 * part + byte][lane];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       if (kHalves == 1 && half != y % 2) continue;
@@ -140,7 +79,7 @@ __device__ __forceinline__ void MultiplyCodes(const Shared<T>& shared, int warp,
         uint32_t a[4];
         CodeBytes<T>(w[v], part, half, a);
 #pragma unroll
-        for (int n = 0; n < T::kColumnTiles; ++n) {
+        for (int n = 0; n < T::kQueryTiles; ++n) {
           ptx::MmaU8S8(acc[v][n], a[0], a[1], a[2], a[3], half == 0 ? q[n].x : q[n].z,
                        half == 0 ? q[n].y : q[n].w);
         }
@@ -149,9 +88,9 @@ __device__ __forceinline__ void MultiplyCodes(const Shared<T>& shared, int warp,
   }
 }
 
-// Logits of 32 tokens minus each column's reference (kPlain) or as they are, log2 units. Products
-// are exact, and codes are taken from their middle.
-template <class T, bool kPlain>
+// Computes the logits of 32 tokens in log2 units, minus each query row's running max if kFastPath.
+// The MMAs are exact, and codes are taken relative to their middle, 1.5.
+template <class T, bool kFastPath>
 __device__ __forceinline__ void Score(const Shared<T>& shared, int warp, int lane, const char* tile,
                                       int u, const State<T>& state, Scores<T>& t) {
   uint32_t w[2][T::kWords];
@@ -159,11 +98,11 @@ __device__ __forceinline__ void Score(const Shared<T>& shared, int warp, int lan
   for (int v = 0; v < 2; ++v) LoadWords<T>(tile, u + v, lane, w[v]);
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
-    int acc[2][T::kColumnTiles][4] = {};
+    int acc[2][T::kQueryTiles][4] = {};
     MultiplyCodes<T>(shared, warp, lane, w, y, 0, acc);
-    float2 sum[T::kColumnTiles];
+    float2 sum[T::kQueryTiles];
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
+    for (int n = 0; n < T::kQueryTiles; ++n) {
       const uint4 terms =
           ptx::LoadShared128(ptx::SharedAddress(&shared.query_terms[warp][y][4 * n + lane % 4]));
       sum[n] = make_float2(__uint_as_float(terms.z), __uint_as_float(terms.w));
@@ -178,7 +117,7 @@ __device__ __forceinline__ void Score(const Shared<T>& shared, int warp, int lan
     MultiplyCodes<T>(shared, warp, lane, w, y, 1, acc);
     const uint4 meta = LoadMeta<T>(tile + 2 * T::kCodeBytes, y, u, lane);
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
+    for (int n = 0; n < T::kQueryTiles; ++n) {
       const uint4 unit =
           ptx::LoadShared128(ptx::SharedAddress(&shared.query_unit[warp][4 * n + lane % 4]));
 #pragma unroll
@@ -189,14 +128,13 @@ __device__ __forceinline__ void Score(const Shared<T>& shared, int warp, int lan
           const float scale = ptx::LowHalf(word), middle = fmaf(1.5f, scale, ptx::HighHalf(word));
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const float rest = y > 0    ? t[v][n][2 * a + e]
-                               : kPlain ? -state.reference[2 * n + e]
-                                        : 0.0f;
-            const float products = fmaf(__int_as_float(acc[v][n][2 * a + e]),
-                                        __uint_as_float(e == 0 ? unit.x : unit.y),
-                                        __uint_as_float(e == 0 ? unit.z : unit.w));
-            t[v][n][2 * a + e] =
-                fmaf(products, scale, fmaf(e == 0 ? sum[n].x : sum[n].y, middle, rest));
+            const float rest = y > 0       ? t[v][n][2 * a + e]
+                               : kFastPath ? -state.running_max[2 * n + e]
+                                           : 0.0f;
+            const float dot = fmaf(__int_as_float(acc[v][n][2 * a + e]),
+                                   __uint_as_float(e == 0 ? unit.x : unit.y),
+                                   __uint_as_float(e == 0 ? unit.z : unit.w));
+            t[v][n][2 * a + e] = fmaf(dot, scale, fmaf(e == 0 ? sum[n].x : sum[n].y, middle, rest));
           }
         }
       }
@@ -204,26 +142,26 @@ __device__ __forceinline__ void Score(const Shared<T>& shared, int warp, int lan
   }
 }
 
-// Sums beside the common state.
+// Sums in addition to State.
 template <class T>
 struct PageSums {
-  // Of p * v_min, this lane's tokens, and 1.5 times what rounding took from p * v_scale: the rest
-  // of it meets codes between -1.5 and 1.5.
-  float beside[T::kGroups][T::kLaneColumns] = {};
+  // Sum of p * v_min over this lane's tokens, plus 1.5 times the rounding of p * v_scale: rounded
+  // numbers are thereby multiplied by codes between -1.5 and 1.5.
+  float beside[T::kGroups][T::kLaneQueryRows] = {};
 };
 
-// Tensor cores cut sums towards zero: those of codes, which are 0 to 3, lose more over a long
-// context than an average of values with mixed signs is, and one large key makes them lose what is
-// added behind it. So now and then all sums go to this lane's local memory, in real units.
+// Accumulators in local memory, in real units. Tensor cores truncate sums towards zero. Sums of
+// codes, which are 0 to 3, lose more over a long context than the average of values with mixed
+// signs, and after one large key later small contributions are lost. Every kHoldPages pages all
+// sums are therefore added to these copies.
 template <class T>
 class HeldSums {
  public:
-  // The sums of column tile n and channel tile m, as in State::out. All accumulators are zero
-  // afterwards.
+  // Adds the sums of the state to the copies and clears the accumulators.
   __device__ __forceinline__ void Take(Shared<T>& shared, State<T>& state, PageSums<T>& sums) {
     float4* at = Sums();
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
+    for (int n = 0; n < T::kQueryTiles; ++n) {
       float old[2];  // factors
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -236,7 +174,7 @@ class HeldSums {
       }
 #pragma unroll
       for (int y = 0; y < T::kGroups; ++y) {
-        float(&beside)[T::kLaneColumns] = sums.beside[y];
+        float(&beside)[T::kLaneQueryRows] = sums.beside[y];
         const float even = SumOverRows(beside[2 * n]), odd = SumOverRows(beside[2 * n + 1]);
         beside[2 * n] = beside[2 * n + 1] = 0.0f;
 #pragma unroll
@@ -258,17 +196,18 @@ class HeldSums {
     any_ = true;
   }
 
-  // Multiplies sums with a factor of each column: when they are met next.
-  __device__ __forceinline__ void Scale(const float (&factor)[T::kLaneColumns], Shared<T>& shared) {
+  // Multiplies the copies by a factor for each query row, deferred until Take.
+  __device__ __forceinline__ void Scale(const float (&factor)[T::kLaneQueryRows],
+                                        Shared<T>& shared) {
 #pragma unroll
-    for (int i = 0; i < T::kLaneColumns; ++i) shared.held_factor[i][threadIdx.x] *= factor[i];
+    for (int i = 0; i < T::kLaneQueryRows; ++i) shared.held_factor[i][threadIdx.x] *= factor[i];
   }
 
-  // Gives the sums back to the state.
+  // Moves the copies back to the state.
   __device__ __forceinline__ void Return(const Shared<T>& shared, State<T>& state) {
     const float4* at = Sums();
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
+    for (int n = 0; n < T::kQueryTiles; ++n) {
 #pragma unroll
       for (int m = 0; m < T::kSteps; ++m) {
         const float4 x = at[n * T::kSteps + m];
@@ -281,26 +220,26 @@ class HeldSums {
   }
 
  private:
-  // Where the compiler has to put them into memory.
+  // The empty asm forces the compiler to keep the copies in memory.
   __device__ __forceinline__ float4* Sums() {
     float4* at = sums_;
     asm volatile("" : "+l"(at)::"memory");
     return at;
   }
 
-  float4 sums_[T::kColumnTiles * T::kSteps];
+  float4 sums_[T::kQueryTiles * T::kSteps];
   bool any_ = false;
 };
 
-// Follows larger logits: shifts `t`, which is relative to the references, along with them.
+// Raises the running max for larger logits and shifts `t`, which is relative to it, accordingly.
 template <class T, int kHalves>
-__device__ __forceinline__ void Follow(State<T>& state, const float (&best)[T::kLaneColumns],
-                                       uint32_t scale_most, float (&t)[kHalves][T::kColumnTiles][4],
-                                       float (&factor)[T::kLaneColumns]) {
-  float moved[T::kLaneColumns];
+__device__ __forceinline__ void Follow(State<T>& state, const float (&best)[T::kLaneQueryRows],
+                                       uint32_t scale_most, float (&t)[kHalves][T::kQueryTiles][4],
+                                       float (&factor)[T::kLaneQueryRows]) {
+  float moved[T::kLaneQueryRows];
   state.Move(best, scale_most, moved, factor);
 #pragma unroll
-  for (int i = 0; i < T::kLaneColumns; ++i) {
+  for (int i = 0; i < T::kLaneQueryRows; ++i) {
 #pragma unroll
     for (int v = 0; v < kHalves; ++v) {
       t[v][i / 2][i % 2] -= moved[i];
@@ -310,10 +249,10 @@ __device__ __forceinline__ void Follow(State<T>& state, const float (&best)[T::k
 }
 
 template <class T, int kHalves>
-__device__ __forceinline__ void LargestLogits(const float (&t)[kHalves][T::kColumnTiles][4],
-                                              float (&best)[T::kLaneColumns]) {
+__device__ __forceinline__ void LargestLogits(const float (&t)[kHalves][T::kQueryTiles][4],
+                                              float (&best)[T::kLaneQueryRows]) {
 #pragma unroll
-  for (int i = 0; i < T::kLaneColumns; ++i) {
+  for (int i = 0; i < T::kLaneQueryRows; ++i) {
     best[i] = fmaxf(t[0][i / 2][i % 2], t[0][i / 2][2 + i % 2]);
 #pragma unroll
     for (int v = 1; v < kHalves; ++v) {
@@ -322,7 +261,7 @@ __device__ __forceinline__ void LargestLogits(const float (&t)[kHalves][T::kColu
   }
 }
 
-// Probabilities of 32 tokens, then their values.
+// Turns the logits of 32 tokens into probabilities and adds their values.
 template <class T>
 __device__ __forceinline__ void AddValues(const char* tile, int u, int lane, Shared<T>& shared,
                                           Scores<T>& t, State<T>& state, PageSums<T>& sums,
@@ -340,13 +279,13 @@ __device__ __forceinline__ void AddValues(const char* tile, int u, int lane, Sha
   scale_most &= 0xffff;
   const bool looks = scale_most > state.scale_bound || state.MayMove(t);
   if (__any_sync(~0u, looks)) {
-    float best[T::kLaneColumns];
+    float best[T::kLaneQueryRows];
     LargestLogits<T, 2>(t, best);
     if (__any_sync(~0u, scale_most > state.scale_bound || state.MustMove(best))) {
-      float factor[T::kLaneColumns];
+      float factor[T::kLaneQueryRows];
       Follow<T, 2>(state, best, scale_most, t, factor);
 #pragma unroll
-      for (int i = 0; i < T::kLaneColumns; ++i) {
+      for (int i = 0; i < T::kLaneQueryRows; ++i) {
 #pragma unroll
         for (int y = 0; y < T::kGroups; ++y) sums.beside[y][i] *= factor[i];
       }
@@ -356,11 +295,11 @@ __device__ __forceinline__ void AddValues(const char* tile, int u, int lane, Sha
 
 #pragma unroll
   for (int v = 0; v < 2; ++v) {
-    uint32_t b[T::kGroups][T::kColumnTiles][2];
+    uint32_t b[T::kGroups][T::kQueryTiles][2];
 #pragma unroll
     for (int a = 0; a < 2; ++a) {
 #pragma unroll
-      for (int n = 0; n < T::kColumnTiles; ++n) {
+      for (int n = 0; n < T::kQueryTiles; ++n) {
         float p[2];
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
@@ -388,40 +327,40 @@ __device__ __forceinline__ void AddValues(const char* tile, int u, int lane, Sha
       const uint32_t a0 = CodePair(w[i], j), a1 = CodePair(w[i], j + 1);
       const uint32_t a2 = CodePair(w[i + 1], j), a3 = CodePair(w[i + 1], j + 1);
 #pragma unroll
-      for (int n = 0; n < T::kColumnTiles; ++n) {
+      for (int n = 0; n < T::kQueryTiles; ++n) {
         ptx::MmaF16(state.out[n][m], a0, a1, a2, a3, b[y][n][0], b[y][n][1]);
       }
     }
   }
 }
 
-// Logits of pages with caps or a window: adds what INT2 logits have beside the product, masks.
+// Finishes logits with a soft cap or a sliding window: adds bias, caps and masks.
 template <class T>
 __device__ __forceinline__ void AdjustScores(const PrefillAttentionParams& p, const Block<T>& block,
                                              const Shared<T>& shared, int warp, int lane, int page,
                                              int u, const State<T>& state, Scores<T>& t) {
 #pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
+  for (int n = 0; n < T::kQueryTiles; ++n) {
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const int column = 8 * n + 2 * (lane % 4) + e;
-      const int first = block.FirstPosition(p, shared.token[warp][column]);
-      const float bias = shared.bias[warp][column];
+      const int query_row = 8 * n + 2 * (lane % 4) + e;
+      const int first = block.FirstPosition(p, shared.token[warp][query_row]);
+      const float bias = shared.bias[warp][query_row];
 #pragma unroll
       for (int v = 0; v < 2; ++v) {
 #pragma unroll
         for (int a = 0; a < 2; ++a) {
           float& x = t[v][n][2 * a + e];
           if (p.soft_cap > 0.0f) {
-            const int row = shared.row[warp][column];
+            const int row = shared.row[warp][query_row];
             const float shift =
                 p.shift != nullptr && row >= 0 ? p.shift[row % p.shape.q_heads] * kLog2E : 0.0f;
-            // The bias holds -shift; the cap goes between.
+            // The bias contains -shift, which applies after the cap.
             x = SoftCap((x + bias + shift) * kLn2, p.soft_cap) * kLog2E - shift;
           } else {
             x += bias;
           }
-          x -= state.reference[2 * n + e];
+          x -= state.running_max[2 * n + e];
           const int position = block.sink + T::kTokens * page + 16 * (u + v) + 8 * a + lane / 4;
           if (position < first) x = -INFINITY;
         }
@@ -430,66 +369,68 @@ __device__ __forceinline__ void AdjustScores(const PrefillAttentionParams& p, co
   }
 }
 
-// Which position block the columns' biases are for; -1: none yet.
+// Updates the biases of the query rows if `page` is in another position block than *position_block
+// (-1: none yet). `keep_in_running_max`: also moves the change of the bias into the running max.
 template <class T>
 __device__ __forceinline__ void SetBias(const PrefillAttentionParams& p, const Block<T>& block,
-                                        int page, bool keep_in_reference, Shared<T>& shared,
+                                        int page, bool keep_in_running_max, Shared<T>& shared,
                                         int warp, int lane, State<T>& state, int* position_block) {
   if (p.offset == nullptr && p.shift == nullptr) return;
   const int wanted =
       p.offset != nullptr ? min(page / p.pages_per_position_block, p.position_blocks - 1) : 0;
   if (wanted == *position_block) return;
   *position_block = wanted;
-  float old[T::kLaneColumns];
+  float old[T::kLaneQueryRows];
 #pragma unroll
-  for (int i = 0; i < T::kLaneColumns; ++i) {
+  for (int i = 0; i < T::kLaneQueryRows; ++i) {
     old[i] = shared.bias[warp][8 * (i / 2) + 2 * (lane % 4) + i % 2];
   }
   __syncwarp();
-  for (int column = lane; column < T::kColumns; column += 32) {
-    const int row = shared.row[warp][column];
+  for (int query_row = lane; query_row < T::kQueryRows; query_row += 32) {
+    const int row = shared.row[warp][query_row];
     float bias = 0.0f;
     if (row >= 0 && p.offset != nullptr) {
       bias = p.offset[static_cast<int64_t>(row) * p.position_blocks + wanted] * block.scale;
     }
     if (row >= 0 && p.shift != nullptr) bias -= p.shift[row % p.shape.q_heads];
-    shared.bias[warp][column] = bias * kLog2E;
+    shared.bias[warp][query_row] = bias * kLog2E;
   }
   __syncwarp();
-  if (!keep_in_reference) return;
+  if (!keep_in_running_max) return;
 #pragma unroll
-  for (int i = 0; i < T::kLaneColumns; ++i) {
-    state.reference[i] += old[i] - shared.bias[warp][8 * (i / 2) + 2 * (lane % 4) + i % 2];
+  for (int i = 0; i < T::kLaneQueryRows; ++i) {
+    state.running_max[i] += old[i] - shared.bias[warp][8 * (i / 2) + 2 * (lane % 4) + i % 2];
   }
 }
 
-// All pages of the block's sequence from `begin` on. kPlain: no caps, no window; a bias is kept in
-// the references then. Leaves outputs in real units. Warps without columns only help to copy.
-template <class T, bool kPlain>
+// Attends all pages of the block's sequence from `begin` on. kFastPath: without soft cap and
+// sliding window; the bias is then contained in the running max. Leaves outputs in real units.
+// Warps without query rows only help to copy.
+template <class T, bool kFastPath>
 __device__ __forceinline__ void AttendPages(const PrefillAttentionParams& p, const Block<T>& block,
                                             int begin, Shared<T>& shared, int warp, int lane,
                                             State<T>& state) {
-  const bool active = warp * T::kColumns < block.columns;
+  const bool active = warp * T::kQueryRows < block.query_rows;
   TileStream<T> stream(p, block, begin, shared);
   PageSums<T> sums;
   HeldSums<T> held;
 #pragma unroll
-  for (int i = 0; i < T::kLaneColumns; ++i) {
+  for (int i = 0; i < T::kLaneQueryRows; ++i) {
     shared.held_sum[i][threadIdx.x] = 0.0f;
     shared.held_factor[i][threadIdx.x] = 1.0f;
   }
   int position_block = -1;
   for (int page = begin; page < block.pages; ++page) {
     if (active) {
-      SetBias<T>(p, block, page, kPlain, shared, warp, lane, state, &position_block);
+      SetBias<T>(p, block, page, kFastPath, shared, warp, lane, state, &position_block);
     }
     const char* tile = stream.Next();
     if (!active) continue;
 #pragma unroll 1
     for (int u = 0; u < T::kTokens / 16; u += 2) {
       Scores<T> t;
-      Score<T, kPlain>(shared, warp, lane, tile, u, state, t);
-      if constexpr (!kPlain) {
+      Score<T, kFastPath>(shared, warp, lane, tile, u, state, t);
+      if constexpr (!kFastPath) {
         AdjustScores<T>(p, block, shared, warp, lane, page, u, state, t);
       }
       AddValues<T>(tile, u, lane, shared, t, state, sums, held);
@@ -501,8 +442,8 @@ __device__ __forceinline__ void AttendPages(const PrefillAttentionParams& p, con
   held.Take(shared, state, sums);
   held.Return(shared, state);
 #pragma unroll
-  for (int i = 0; i < T::kLaneColumns; ++i) {
-    if (kPlain) state.reference[i] += shared.bias[warp][8 * (i / 2) + 2 * (lane % 4) + i % 2];
+  for (int i = 0; i < T::kLaneQueryRows; ++i) {
+    if (kFastPath) state.running_max[i] += shared.bias[warp][8 * (i / 2) + 2 * (lane % 4) + i % 2];
     if (p.mean_v == nullptr) continue;
     const float mass = SumOverRows(state.sum[i]);
 #pragma unroll

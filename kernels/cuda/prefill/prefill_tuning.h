@@ -7,7 +7,7 @@
 namespace crumb::kernels::cuda {
 
 // The tensor core instructions of prefill attention, for tests and benchmarks that compare them.
-// kAuto: wgmma where the device, the build and the call allow it, else mma.sync. kWarp: mma.sync on
+// kAuto: wgmma if the device, the build and the call allow it, else mma.sync. kWarp: mma.sync on
 // every device.
 enum class PrefillMma : uint8_t { kAuto, kWarp };
 

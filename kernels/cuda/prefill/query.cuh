@@ -6,16 +6,17 @@
 
 #include "kernels/cuda/prefill/traits.cuh"
 
-// Into INT2's bases and back, a warp for its own columns: q' = q R_K before the pages, the output
-// times R_V' after them. Both are products with a matrix read from global memory, high + low part.
+// Rotation of a warp's query rows: q' = q R_K before the pages, and the inverse rotation of the
+// output by R_V' after them. Both multiply by a matrix that is read from global memory as high and
+// low bf16 parts.
 namespace crumb::kernels::cuda::prefill {
 
-// The warp's query rows as they are, as operands. Columns that do not exist are zero.
+// Loads the warp's query rows as operands. Rows that do not exist are zero.
 template <class T>
-__device__ __forceinline__ void LoadPlainQuery(const PrefillAttentionParams& p, Shared<T>& shared,
-                                               int warp, int lane) {
+__device__ __forceinline__ void LoadQueryRows(const PrefillAttentionParams& p, Shared<T>& shared,
+                                              int warp, int lane) {
 #pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
+  for (int n = 0; n < T::kQueryTiles; ++n) {
     const int row = shared.row[warp][8 * n + lane / 4];
     const uint32_t* from = static_cast<const uint32_t*>(p.q) +
                            static_cast<int64_t>(max(row, 0)) * (T::kDim / 2) + lane % 4;
@@ -29,8 +30,8 @@ __device__ __forceinline__ void LoadPlainQuery(const PrefillAttentionParams& p, 
   __syncwarp();
 }
 
-// A 16 x 16 piece of a matrix in global memory as an operand in two parts of a type. Element
-// (row, k) at matrix[row * row_stride + k * k_stride].
+// Loads a 16 x 16 piece of a matrix in global memory as an operand in two bf16 parts. kRowMajor:
+// element (row, k) is matrix[row * dim + k], else matrix[k * dim + row].
 template <bool kRowMajor>
 __device__ __forceinline__ void LoadPiece(const float* matrix, int dim, int m, int s, int lane,
                                           uint32_t (&high)[4], uint32_t (&low)[4]) {
@@ -49,63 +50,66 @@ __device__ __forceinline__ void LoadPiece(const float* matrix, int dim, int m, i
   }
 }
 
-// Rotates the warp's columns into `out` of the state, which is free before the first page.
+// Rotates the warp's query rows into `rotated`, for which State::out is free before the first page.
 template <class T>
 __device__ __forceinline__ void RotateQuery(const float* rotation, const Shared<T>& shared,
                                             int warp, int lane,
-                                            float (&rotated)[T::kColumnTiles][T::kSteps][4]) {
+                                            float (&rotated)[T::kQueryTiles][T::kSteps][4]) {
 #pragma unroll
   for (int m = 0; m < T::kSteps; ++m) {
-    float acc[T::kColumnTiles][4] = {};
+    float acc[T::kQueryTiles][4] = {};
 #pragma unroll 4
     for (int s = 0; s < T::kSteps; ++s) {
       uint32_t high[4], low[4];
       LoadPiece<false>(rotation, T::kDim, m, s, lane, high, low);
 #pragma unroll
-      for (int n = 0; n < T::kColumnTiles; ++n) {
+      for (int n = 0; n < T::kQueryTiles; ++n) {
         const uint2 b = reinterpret_cast<const uint2*>(&shared.query[warp][n][s / 2][lane])[s % 2];
         ptx::MmaBf16(acc[n], low, b.x, b.y);
         ptx::MmaBf16(acc[n], high, b.x, b.y);
       }
     }
 #pragma unroll
-    for (int n = 0; n < T::kColumnTiles; ++n) {
+    for (int n = 0; n < T::kQueryTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) rotated[n][m][i] = acc[n][i];
     }
   }
 }
 
-// fp16 with everything beyond its range at the end of it; NaN stays.
+// Limits a float to the range of fp16; NaN stays.
 __device__ __forceinline__ float LimitHalf(float x) {
   return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
 }
 
-// The exponent that brings queries whose largest element is `most` near 2^8: small ones round like
-// large ones. Not below 0: a huge query row (limited at 65504) takes no precision from the others.
+// Returns the exponent that scales queries whose largest element is `most` to about 2^8, so that
+// small and large queries round alike. It is not negative: a huge query row (limited at 65504)
+// takes no precision from the others.
 __device__ __forceinline__ int QueryExponent(float most) {
   const int exponent = most > 0.0f ? 7 - ilogbf(fminf(most, 3e38f)) : 0;
   return min(max(exponent, 0), 40);
 }
 
-// Sums of products of bytes become floats by lying in the bits of one from 2^23 to 2^24: they are
-// counted from the middle of these, and may be this far off it.
-inline constexpr float kProductsMiddle = 0x1.8p23f;
-inline constexpr float kProductsMost = 0x1p22f;
+// Integer sums of byte MMAs become floats without conversion: they are the low bits of a float
+// between 2^23 and 2^24, counted from the middle of that range, and must not be further from it
+// than kDotMax.
+inline constexpr float kDotMiddle = 0x1.8p23f;
+inline constexpr float kDotMax = 0x1p22f;
 
-// What a column of q' is rounded by, to 16 bits.
+// The range of a row of q' and its sums, from which its rounding to 16 bits follows.
 template <class T>
-struct ColumnRange {
-  float most = 0.0f;                // absolute value
-  float sum[T::kGroups] = {};       // of a group's
-  float absolute[T::kGroups] = {};  // of their absolute values
+struct QueryRowRange {
+  float most = 0.0f;                // largest absolute value
+  float sum[T::kGroups] = {};       // sum over each group's channels
+  float absolute[T::kGroups] = {};  // sum of absolute values over each group's channels
 
   __device__ __forceinline__ void Add(float x, int group) {
     most = fmaxf(most, fabsf(x));
     sum[group] += x;
     absolute[group] += fabsf(x);
   }
-  // Over the lanes that share the column: those whose numbers differ by `first`, 2 first, .. < end.
+  // Reduces over the lanes that share the row: lanes that differ in the bits from `first` up to
+  // `end`.
   __device__ __forceinline__ void Join(int first, int end) {
     for (int step = first; step < end; step *= 2) {
       most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
@@ -116,14 +120,14 @@ struct ColumnRange {
       }
     }
   }
-  // Steps of a unit of q'. Both bytes are signed: 127 * 256 + 127 is the largest number of steps,
-  // and codes are at most 1.5 from their middle.
+  // Returns the number of rounding steps per unit of q'. Both bytes are signed, so 127 * 256 + 127
+  // is the largest number of steps; codes are at most 1.5 from their middle.
   __device__ __forceinline__ float Steps() const {
     float total = 0.0f;
 #pragma unroll
     for (const float x : absolute) total = fmaxf(total, x);
     if (!(most > 0x1p-100f)) return 1.0f;
-    return fminf(32600.0f / most, 0.98f * kProductsMost / 1.5f / total);
+    return fminf(32600.0f / most, 0.98f * kDotMax / 1.5f / total);
   }
   __device__ __forceinline__ bool Finite() const {
     bool finite = true;
@@ -133,37 +137,37 @@ struct ColumnRange {
   }
 };
 
-// What scores of a column are made of beside its operands. One lane.
+// Stores the terms of a query row's scores other than its operands. One lane calls it.
 template <class T>
-__device__ __forceinline__ void StoreTerms(const ColumnRange<T>& range,
+__device__ __forceinline__ void StoreTerms(const QueryRowRange<T>& range,
                                            const int (&rounded)[T::kGroups], float factor,
-                                           Shared<T>& shared, int warp, int column) {
+                                           Shared<T>& shared, int warp, int query_row) {
 #pragma unroll
   for (int y = 0; y < T::kGroups; ++y) {
-    float* terms = &shared.query_terms[warp][y][column / 2].x + column % 2;
-    terms[0] = __int_as_float(__float_as_int(kProductsMiddle) - 3 * rounded[y] / 2);
+    float* terms = &shared.query_terms[warp][y][query_row / 2].x + query_row % 2;
+    terms[0] = __int_as_float(__float_as_int(kDotMiddle) - 3 * rounded[y] / 2);
     terms[2] = range.sum[y] * factor;
   }
-  // Two bits less, so that its product with the middle is exact. A row that is not finite would
-  // look like one that is: none of its logits is a number.
+  // The unit has two bits less, so that its multiplication by the middle is exact. After rounding a
+  // row that is not finite would look finite, so its unit makes all logits NaN.
   float unit = __uint_as_float(__float_as_uint(factor / range.Steps()) & ~3u);
   if (!range.Finite()) unit = __int_as_float(0x7fffffff);
-  float* units = &shared.query_unit[warp][column / 2].x + column % 2;
+  float* units = &shared.query_unit[warp][query_row / 2].x + query_row % 2;
   units[0] = unit;
-  units[2] = -kProductsMiddle * unit;
+  units[2] = -kDotMiddle * unit;
 }
 
-// Steps of an element.
+// Returns an element in rounding steps.
 __device__ __forceinline__ int Round(float x, float steps) { return __float2int_rn(x * steps); }
 
-// Pairs of steps of 64 channels, eight by eight (two channels of a column each), as operands in the
-// order of CodeBytes: bytes are two eights of both channels. High bytes, then low ones.
+// Splits the steps of 64 channels into operands of high and of low bytes. Each input word holds two
+// channels of a query row, eight channels by eight; bytes are in the order of CodeBytes.
 template <class T>
 __device__ __forceinline__ void SplitBytes(const uint32_t (&steps)[8], uint4* high, uint4* low) {
   uint32_t h[4], l[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // Of words 0 and 1 (half 0), 2 and 3 (half 1).
+    // Half 0 has words 0 and 1, half 1 words 2 and 3.
     const int eight = T::kStepsPerGroup > 2 ? i / 2 + 2 * (i % 2) : 2 * i;
     const uint32_t one = steps[eight], other = steps[eight + (T::kStepsPerGroup > 2 ? 4 : 1)];
     // Low bytes are signed.
@@ -178,18 +182,19 @@ __device__ __forceinline__ uint32_t PackSteps(int low, int high) {
   return __byte_perm(static_cast<uint32_t>(low), static_cast<uint32_t>(high), 0x5410);
 }
 
-// Rounds q' to 16 bits, as operands of the score product in two bytes, columns by themselves.
+// Rounds q' to 16 bits, each query row with its own step, and stores it as score operands in two
+// bytes.
 template <class T>
 __device__ __forceinline__ void PackRotatedQuery(
-    const float (&rotated)[T::kColumnTiles][T::kSteps][4], float factor, Shared<T>& shared,
-    int warp, int lane) {
+    const float (&rotated)[T::kQueryTiles][T::kSteps][4], float factor, Shared<T>& shared, int warp,
+    int lane) {
   __syncwarp();
 #pragma unroll
-  for (int n = 0; n < T::kColumnTiles; ++n) {
+  for (int n = 0; n < T::kQueryTiles; ++n) {
     float steps[2];
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      ColumnRange<T> range;
+      QueryRowRange<T> range;
       int rounded[T::kGroups] = {};
 #pragma unroll
       for (int m = 0; m < T::kSteps; ++m) {
@@ -228,13 +233,13 @@ __device__ __forceinline__ void PackRotatedQuery(
   __syncwarp();
 }
 
-// The same for queries that need no rotation, in place.
+// PackRotatedQuery for queries without rotation, in place.
 template <class T>
-__device__ __forceinline__ void PackPlainQuery(float factor, Shared<T>& shared, int warp,
-                                               int lane) {
+__device__ __forceinline__ void PackUnrotatedQuery(float factor, Shared<T>& shared, int warp,
+                                                   int lane) {
 #pragma unroll 1
-  for (int n = 0; n < T::kColumnTiles; ++n) {
-    ColumnRange<T> range;
+  for (int n = 0; n < T::kQueryTiles; ++n) {
+    QueryRowRange<T> range;
     int rounded[T::kGroups] = {};
     uint32_t x[2 * T::kSteps];
 #pragma unroll
@@ -272,7 +277,7 @@ __device__ __forceinline__ void PackPlainQuery(float factor, Shared<T>& shared, 
   __syncwarp();
 }
 
-// q' of the warp's columns as operands, and what belongs to them.
+// Prepares q' of the warp's query rows as operands, with the terms of their scores.
 template <class T>
 __device__ __forceinline__ void PrepareQuery(const PrefillAttentionParams& p, const Block<T>& block,
                                              Shared<T>& shared, int warp, int lane,
@@ -283,17 +288,18 @@ __device__ __forceinline__ void PrepareQuery(const PrefillAttentionParams& p, co
     RotateQuery<T>(p.rotation_k + matrix, shared, warp, lane, state.out);
     PackRotatedQuery<T>(state.out, factor, shared, warp, lane);
   } else {
-    PackPlainQuery<T>(factor, shared, warp, lane);
+    PackUnrotatedQuery<T>(factor, shared, warp, lane);
   }
 }
 
-// out := out R_V', through the query's shared memory, half of the columns at a time.
+// Replaces out by out R_V', through the shared memory of the query, half of the query rows at a
+// time.
 template <class T>
-__device__ __forceinline__ void TurnBack(const float* rotation, Shared<T>& shared, int warp,
-                                         int lane, State<T>& state) {
-  constexpr int kHalf = T::kColumnTiles / 2;
+__device__ __forceinline__ void InverseRotate(const float* rotation, Shared<T>& shared, int warp,
+                                              int lane, State<T>& state) {
+  constexpr int kHalf = T::kQueryTiles / 2;
 #pragma unroll
-  for (int first = 0; first < T::kColumnTiles; first += kHalf) {
+  for (int first = 0; first < T::kQueryTiles; first += kHalf) {
     __syncwarp();
 #pragma unroll
     for (int n = 0; n < kHalf; ++n) {

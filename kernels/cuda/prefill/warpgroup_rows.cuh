@@ -6,31 +6,31 @@
 
 #include "kernels/cuda/prefill/bf16_rows.cuh"
 #include "kernels/cuda/prefill/warpgroup.cuh"
+#include "kernels/cuda/prefill/warpgroup_rotation.cuh"
 
-// A block's query rows over BF16 rows by products of four warps, 64 tokens at a time: sink, BF16
-// pages, recent ring and the fresh tokens themselves. The query is exact, probabilities are split
-// in two.
+// The wgmma path over BF16 rows, 64 tokens per stage: sink, BF16 pages, recent ring and the fresh
+// tokens themselves. The query is exact; probabilities are split into two bf16 parts.
 namespace crumb::kernels::cuda::prefill {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-// BF16 tokens of the block: those before the fresh ones, and its last own one.
+// Returns the number of BF16 tokens of the block, up to the fresh token of its last query row.
 template <class T>
-__device__ __forceinline__ int TeamRowsEnd(const Block<T>& block) {
+__device__ __forceinline__ int Bf16RowsEnd(const Block<T>& block) {
   return block.sink + block.recent + block.last_token + 1;
 }
 
-// Four warps that bring K, or V: each thread a piece of 16 bytes of every eighth token.
+// The four producer warps of K, or of V. Each thread copies a 16-byte piece of every eighth token.
 template <class T>
-class TeamRowSource {
-  using U = TeamTraits<T>;
+class RowProducer {
+  using U = WarpgroupTraits<T>;
   static constexpr int kPieces = T::kDim / 8, kStep = T::kThreads / kPieces, kAhead = 2;
   static_assert(kStep == 8, "a thread's rows lie alike in the swizzle");
 
  public:
-  __device__ __forceinline__ TeamRowSource(const PrefillAttentionParams& p, const Block<T>& block,
-                                           bool value, TeamBlockShared<T>& shared,
-                                           TeamBarriers<T>& barriers)
+  __device__ __forceinline__ RowProducer(const PrefillAttentionParams& p, const Block<T>& block,
+                                         bool value, WgmmaShared<T>& shared,
+                                         WgmmaBarriers<T>& barriers)
       : p_(p),
         block_(block),
         value_(value),
@@ -41,9 +41,9 @@ class TeamRowSource {
         to_(ptx::SharedAddress(shared.rows[0][value][piece_ / 8][row_]) +
             ((piece_ ^ row_) % 8) * 16) {}
 
-  // Brings all BF16 tokens, zeros behind the last.
+  // Copies all BF16 tokens, and zeros behind the last one.
   __device__ __forceinline__ void Run() {
-    const int end = TeamRowsEnd(block_), stages = (end + U::kRows - 1) / U::kRows;
+    const int end = Bf16RowsEnd(block_), stages = (end + U::kRows - 1) / U::kRows;
 #pragma unroll 1
     for (int stage = 0; stage < stages + kAhead; ++stage) {
       if (stage < stages) {
@@ -51,9 +51,10 @@ class TeamRowSource {
         const int first = stage * U::kRows;
         const int64_t stride = Stride(first, end);
         if (stride != 0) {
-          BringRun(sources_.Address(p_, block_, first + row_, value_), stride, stage % U::kStages);
+          CopyContiguous(sources_.Address(p_, block_, first + row_, value_), stride,
+                         stage % U::kStages);
         } else {
-          BringAny(first, end, stage % U::kStages);
+          CopyScattered(first, end, stage % U::kStages);
         }
       }
       ptx::CommitCopies();
@@ -68,7 +69,8 @@ class TeamRowSource {
  private:
   static constexpr uint32_t kStageBytes = 4 * U::kRows * U::kLineBytes;
 
-  // Bytes from one of the stage's rows to the next, 0: they do not follow each other alike.
+  // Returns the bytes from one of the stage's rows to the next, or 0 if their stride is not
+  // constant.
   __device__ __forceinline__ int64_t Stride(int first, int end) const {
     const int last = first + U::kRows - 1, page = first - block_.sink;
     if (last >= end) return 0;
@@ -81,7 +83,7 @@ class TeamRowSource {
     return sink || paged ? p_.sink.token_stride : 0;
   }
 
-  __device__ __forceinline__ void BringRun(uint64_t from, int64_t stride, int stage) const {
+  __device__ __forceinline__ void CopyContiguous(uint64_t from, int64_t stride, int stage) const {
     uint32_t to = to_ + stage * kStageBytes;
     from += 16 * piece_;
 #pragma unroll
@@ -92,8 +94,8 @@ class TeamRowSource {
     }
   }
 
-  // Of several places, or the last of all.
-  __device__ __forceinline__ void BringAny(int first, int end, int stage) const {
+  // Copies a stage whose tokens come from several places, or the last stage.
+  __device__ __forceinline__ void CopyScattered(int first, int end, int stage) const {
     uint32_t to = to_ + stage * kStageBytes;
 #pragma unroll 1
     for (int token = first + row_; token < first + U::kRows; token += kStep) {
@@ -111,65 +113,66 @@ class TeamRowSource {
   const PrefillAttentionParams& p_;
   const Block<T>& block_;
   const bool value_;
-  TeamBarriers<T>& barriers_;
+  WgmmaBarriers<T>& barriers_;
   const RowSources sources_;
   const int row_, piece_;
   const uint32_t to_;
 };
 
-// A team over BF16 rows: scores of the next stage and values of this one together.
+// A consumer warpgroup over BF16 rows. The scores of the next stage and the values of this one are
+// in flight together.
 template <class T>
-class TeamRows {
-  using U = TeamTraits<T>;
+class RowConsumer {
+  using U = WarpgroupTraits<T>;
   static constexpr int kTokenTiles = U::kRows / 8;
 
  public:
-  __device__ __forceinline__ TeamRows(const PrefillAttentionParams& p, const Block<T>& block,
-                                      TeamBlockShared<T>& shared, TeamBarriers<T>& barriers,
-                                      const Team& team, TeamState& state)
+  __device__ __forceinline__ RowConsumer(const PrefillAttentionParams& p, const Block<T>& block,
+                                         WgmmaShared<T>& shared, WgmmaBarriers<T>& barriers,
+                                         const Warpgroup& warpgroup, WgmmaState& state)
       : before_(block.sink + block.recent),
-        stages_((TeamRowsEnd(block) + U::kRows - 1) / U::kRows),
+        stages_((Bf16RowsEnd(block) + U::kRows - 1) / U::kRows),
         factor_(block.scale * kLog2E),
         shared_(shared),
         barriers_(barriers),
-        team_(team),
+        warpgroup_(warpgroup),
         state_(state) {
-    TeamShared<T>& own = shared.team[team.index];
-    team.Sync();
-    LoadTeamQuery<T>(p, own, team, own.operands[0]);
-    team.Sync();
+    WarpgroupShared<T>& own = shared.warpgroup[warpgroup.index];
+    warpgroup.Sync();
+    LoadWarpgroupQuery<T>(p, own, warpgroup, own.operands[0]);
+    warpgroup.Sync();
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
-      ptx::LoadMatrices(query_[s], LineAddress<T>(own.operands[s / 4], s % 4 * 2, team));
+      ptx::LoadMatrices(query_[s], LineAddress<T>(own.operands[s / 4], s % 4 * 2, warpgroup));
     }
 #pragma unroll
-    for (int a = 0; a < 2; ++a) token_[a] = before_ + own.token[team.Query(a)];
+    for (int a = 0; a < 2; ++a) token_[a] = before_ + own.token[warpgroup.Query(a)];
   }
 
-  // Nobody of the team attends tokens behind its last own one.
+  // Attends all stages up to the token of the warpgroup's last query row.
   __device__ __forceinline__ void Attend() {
-    if (team_.last_token < 0) return;
-    const int stages = (before_ + team_.last_token + U::kRows) / U::kRows;
+    if (warpgroup_.last_token < 0) return;
+    const int stages = (before_ + warpgroup_.last_token + U::kRows) / U::kRows;
     float factor[2];
     StartScores(0);
-    ptx::WaitProducts();
-    if (Finish(0, factor)) ScaleTeam(factor, state_);
+    ptx::WaitWgmma();
+    if (Finish(0, factor)) ScaleOutput(factor, state_);
     Pack();
 #pragma unroll 1
     for (int stage = 0; stage < stages - 1; ++stage) {
       StartScores(stage + 1);
       StartValues(stage);
-      ptx::WaitOlderProducts<1>();
+      ptx::WaitOlderWgmma<1>();
       const bool moved = Finish(stage + 1, factor);
-      ptx::WaitProducts();
-      ptx::TakeProducts(state_.out);
+      ptx::WaitWgmma();
+      ptx::TakeWgmmaResults(state_.out);
       ArriveStep(barriers_.rows_free, stage);
-      if (__builtin_expect(moved, 0)) ScaleTeam(factor, state_);
+      if (__builtin_expect(moved, 0)) ScaleOutput(factor, state_);
       Pack();
     }
     StartValues(stages - 1);
-    ptx::WaitProducts();
-    ptx::TakeProducts(state_.out);
+    ptx::WaitWgmma();
+    ptx::TakeWgmmaResults(state_.out);
 #pragma unroll 1
     for (int stage = stages - 1; stage < stages_; ++stage) ArriveStep(barriers_.rows_free, stage);
   }
@@ -178,36 +181,36 @@ class TeamRows {
   __device__ __forceinline__ void StartScores(int stage) {
     WaitStep(barriers_.rows, stage);
     const uint64_t keys = Matrix(shared_.rows[stage % U::kStages][0][0][0]);
-    ptx::FenceProducts();
+    ptx::FenceWgmma();
 #pragma unroll
     for (int s = 0; s < T::kSteps; ++s) {
-      ptx::GroupMmaBf16Onto(acc_, query_[s],
-                            keys + s / 4 * (U::kRows * U::kLineBytes / 16) + s % 4 * 2, s > 0);
+      ptx::WgmmaBf16Accumulate(acc_, query_[s],
+                               keys + s / 4 * (U::kRows * U::kLineBytes / 16) + s % 4 * 2, s > 0);
     }
-    ptx::CommitProducts();
+    ptx::CommitWgmma();
   }
 
   __device__ __forceinline__ void StartValues(int stage) {
     const uint64_t values = ptx::TransposedMatrix(
         ptx::SharedAddress(shared_.rows[stage % U::kStages][1][0][0]), U::kRows * U::kLineBytes);
-    ptx::FenceProducts();
+    ptx::FenceWgmma();
 #pragma unroll
     for (int k = 0; k < kTokenTiles / 2; ++k) {
-      ptx::GroupMmaBf16Transposed(state_.out, low_[k], values + 128 * k);
-      ptx::GroupMmaBf16Transposed(state_.out, high_[k], values + 128 * k);
+      ptx::WgmmaBf16Transposed(state_.out, low_[k], values + 128 * k);
+      ptx::WgmmaBf16Transposed(state_.out, high_[k], values + 128 * k);
     }
-    ptx::CommitProducts();
+    ptx::CommitWgmma();
   }
 
   __device__ __forceinline__ bool Finish(int stage, float (&factor)[2]) {
-    ptx::TakeProducts(acc_);
+    ptx::TakeWgmmaResults(acc_);
     const int first = stage * U::kRows;
     const bool masked = first + U::kRows - 1 > min(token_[0], token_[1]);
 #pragma unroll
     for (int n = 0; n < kTokenTiles; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        acc_[n][i] = fmaf(acc_[n][i], factor_, state_.reference[i / 2]);
+        acc_[n][i] = fmaf(acc_[n][i], factor_, state_.minus_running_max[i / 2]);
       }
     }
     if (masked) {
@@ -215,15 +218,15 @@ class TeamRows {
       for (int n = 0; n < kTokenTiles; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int token = first + 8 * n + 2 * (team_.lane % 4) + i % 2;
+          const int token = first + 8 * n + 2 * (warpgroup_.lane % 4) + i % 2;
           if (token > token_[i / 2]) acc_[n][i] = -INFINITY;
         }
       }
     }
-    return ExponentiateTeam<kTokenTiles>(acc_, state_, factor);
+    return ExponentiateScores<kTokenTiles>(acc_, state_, factor);
   }
 
-  // Probabilities as operands in two bf16 parts.
+  // Splits the probabilities into operands of two bf16 parts.
   __device__ __forceinline__ void Pack() {
 #pragma unroll
     for (int k = 0; k < kTokenTiles / 2; ++k) {
@@ -238,39 +241,39 @@ class TeamRows {
 
   const int before_, stages_;
   const float factor_;
-  TeamBlockShared<T>& shared_;
-  TeamBarriers<T>& barriers_;
-  const Team& team_;
-  TeamState& state_;
-  int token_[2];  // last that the lane's query rows attend
+  WgmmaShared<T>& shared_;
+  WgmmaBarriers<T>& barriers_;
+  const Warpgroup& warpgroup_;
+  WgmmaState& state_;
+  int token_[2];  // last token that the lane's query rows attend
   uint32_t query_[T::kSteps][4];
   float acc_[kTokenTiles][4];
   uint32_t high_[kTokenTiles / 2][4], low_[kTokenTiles / 2][4];
 };
 
-// Divides by the softmax sums and writes the team's rows.
+// Divides by the softmax sums and writes the warpgroup's rows.
 template <class T>
-__device__ __forceinline__ void WriteTeamRows(const PrefillAttentionParams& p,
-                                              TeamShared<T>& shared, const Team& team,
-                                              TeamState& state) {
-  using U = TeamTraits<T>;
-  const int c = team.lane % 4;
+__device__ __forceinline__ void WriteWarpgroupRows(const PrefillAttentionParams& p,
+                                                   WarpgroupShared<T>& shared,
+                                                   const Warpgroup& warpgroup, WgmmaState& state) {
+  using U = WarpgroupTraits<T>;
+  const int c = warpgroup.lane % 4;
   float unit[2];
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    const int row = shared.row[team.Query(a)];
-    float sum = SumOverQuad(state.sum[a]), reference = -state.reference[a], factor = 1.0f;
+    const int row = shared.row[warpgroup.Query(a)];
+    float sum = SumOverQuad(state.sum[a]), running_max = -state.minus_running_max[a], factor = 1.0f;
     if (p.sink_logit != nullptr && row >= 0) {
       const float logit = p.sink_logit[row % p.shape.q_heads] * kLog2E;
-      const float top = fmaxf(reference, logit);
-      factor = ptx::Exp2(reference - top);
+      const float top = fmaxf(running_max, logit);
+      factor = ptx::Exp2(running_max - top);
       sum = sum * factor + ptx::Exp2(logit - top);
-      reference = top;
+      running_max = top;
     }
     unit[a] = sum > 0.0f ? factor / sum : sum == 0.0f ? 0.0f : NAN;
-    if (p.lse != nullptr && row >= 0 && c == 0) p.lse[row] = (reference + log2f(sum)) * kLn2;
+    if (p.lse != nullptr && row >= 0 && c == 0) p.lse[row] = (running_max + log2f(sum)) * kLn2;
   }
-  ScaleTeam(unit, state);
+  ScaleOutput(unit, state);
   if (p.out_type == OutType::kBf16) {
 #pragma unroll
     for (int n = 0; n < 16; n += 2) {
@@ -280,12 +283,12 @@ __device__ __forceinline__ void WriteTeamRows(const PrefillAttentionParams& p,
         const float(&y)[4] = state.out[n + i / 2];
         x[i] = ptx::PackBf16(y[2 * (i % 2)], y[2 * (i % 2) + 1]);
       }
-      ptx::StoreMatrices(LineAddress<T>(shared.operands[2 + n / 8], n % 8, team), x);
+      ptx::StoreMatrices(LineAddress<T>(shared.operands[2 + n / 8], n % 8, warpgroup), x);
     }
-    team.Sync();
+    warpgroup.Sync();
     constexpr int kPieces = T::kDim / 8;
 #pragma unroll 4
-    for (int i = team.thread; i < U::kQueries * kPieces; i += T::kThreads) {
+    for (int i = warpgroup.thread; i < U::kQueryRows * kPieces; i += T::kThreads) {
       const int query = i / kPieces, piece = i % kPieces, row = shared.row[query];
       if (row < 0) continue;
       reinterpret_cast<uint4*>(p.out)[static_cast<int64_t>(row) * kPieces + piece] =
@@ -296,7 +299,7 @@ __device__ __forceinline__ void WriteTeamRows(const PrefillAttentionParams& p,
   }
 #pragma unroll
   for (int a = 0; a < 2; ++a) {
-    const int row = shared.row[team.Query(a)];
+    const int row = shared.row[warpgroup.Query(a)];
     if (row < 0) continue;
     float* to = static_cast<float*>(p.out) + static_cast<int64_t>(row) * T::kDim + 2 * c;
 #pragma unroll

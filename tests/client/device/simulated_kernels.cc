@@ -172,8 +172,8 @@ void RunEvict(const kernels::cuda::EvictParams& p) {
       const uint32_t status =
           p.format == PageFormat::kInt2 ? kernels::QuantizeTile(params) : CopyTile(params);
       if (p.status != nullptr) p.status[w] |= status;
-      if (p.sums != nullptr) {
-        p.sums[int64_t{w} * p.layers * p.kv_heads + index] =
+      if (p.checksums != nullptr) {
+        p.checksums[int64_t{w} * p.layers * p.kv_heads + index] =
             Crc32c({reinterpret_cast<const std::byte*>(params.tile), p.tile.bytes(p.format)});
       }
     }
@@ -347,9 +347,9 @@ absl::Status SimulatedKernels::Prefill(const kernels::cuda::PrefillAttentionPara
 }
 
 void SimulatedKernels::RunFetch(const kernels::cuda::FetchParams& p) {
-  for (int run = 0; run < p.runs; ++run) {
+  for (int run = 0; run < p.pages; ++run) {
     for (int layer = p.layer_begin; layer < p.layer_end; ++layer) {
-      for (int i = 0; i < p.tiles_per_run; ++i) {
+      for (int i = 0; i < p.tiles_per_layer; ++i) {
         const uint64_t to = p.to[run] + layer * p.to_layer_stride + i * p.tile_bytes;
         const uint64_t from =
             p.from == nullptr ? to
@@ -361,7 +361,7 @@ void SimulatedKernels::RunFetch(const kernels::cuda::FetchParams& p) {
           device_.fetched_from_host_.fetch_add(1);
         }
         const uint32_t sum = Crc32c({tile, p.tile_bytes});
-        if (sum != p.sums[layer * p.sums_layer_stride + run * p.tiles_per_run + i])
+        if (sum != p.checksums[layer * p.checksums_layer_stride + run * p.tiles_per_layer + i])
           p.status[run] = 1;
       }
     }

@@ -16,7 +16,7 @@ class SimulatedKernels final : public DeviceKernels {
 
   bool Supports(const kernels::TileShape& tile) const override { return tile.tokens == 64; }
   bool DecodeSupported(const kernels::cuda::DecodeShape& shape) const override {
-    return shape.tile.tokens == 64 && shape.columns() <= 32;
+    return shape.tile.tokens == 64 && shape.query_rows() <= 32;
   }
   size_t RotationBytes(int head_dim) const override { return size_t{4} * head_dim * head_dim; }
   size_t FeedbackBytes(int head_dim) const override { return size_t{4} * head_dim * head_dim; }
