@@ -9,7 +9,7 @@
 
 namespace crumb::kernels {
 
-// The value of `x`, exactly.
+// Returns the value of `x`, exactly.
 [[gnu::always_inline]] inline float Bf16ToFloat(Bf16 x) {
   const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
   float value;
@@ -17,7 +17,7 @@ namespace crumb::kernels {
   return value;
 }
 
-// Nearest even. Values beyond the largest finite bf16 become infinity; NaN stays NaN.
+// Rounds to nearest even. Values beyond the largest finite bf16 become infinity; NaN stays NaN.
 [[gnu::always_inline]] inline Bf16 Bf16FromFloat(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));

@@ -14,7 +14,7 @@ namespace crumb::kernels {
 namespace {
 
 #if defined(__x86_64__)
-// Clang 14 does not know the name for __builtin_cpu_supports.
+// Clang 14's __builtin_cpu_supports does not know the name of F16C.
 bool HasF16c() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

@@ -5,17 +5,17 @@
 #include <cstdint>
 #include <cstring>
 
-// IEEE half precision as the page tile stores scales and minima.
+// IEEE half precision, in which page tiles store scales and minima.
 namespace crumb::kernels {
 
 inline constexpr float kFp16Max = 65504.0f;
 
-// The value of the half with these bits, exactly.
+// Returns the value of the half with these bits, exactly.
 [[gnu::always_inline]] inline float Fp16ToFloat(uint16_t half) {
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
   const uint32_t magnitude = half & 0x7fffu;
-  // Moved into a float's exponent field a half is short of 2^112; subnormals become normal by the
-  // same multiplication, infinities and NaNs need the exponent filled.
+  // In a float's exponent field the exponent of a half is too small by 112. A multiplication by
+  // 2^112 corrects it and normalises subnormals; infinities and NaNs need the exponent filled.
   uint32_t bits = magnitude << 13;
   float value;
   std::memcpy(&value, &bits, sizeof(value));
@@ -27,19 +27,19 @@ inline constexpr float kFp16Max = 65504.0f;
   return value;
 }
 
-// Nearest even, limited to +-65504; `*saturated` becomes true when the limit changed the value.
-// `x` must not be NaN.
+// Rounds to nearest even and clamps to +-65504; sets *saturated if the clamp changed the value.
+// REQUIRES: `x` is not NaN.
 [[gnu::always_inline]] inline uint16_t Fp16FromFloat(float x, bool* saturated) {
   uint32_t bits;
   std::memcpy(&bits, &x, sizeof(bits));
   const uint32_t sign = (bits >> 16) & 0x8000u;
   bits &= 0x7fffffffu;
-  if (bits >= 0x477ff000u) {  // 65520 and more would round to infinity
+  if (bits >= 0x477ff000u) {  // 65520 and above would round to infinity
     *saturated = true;
     return static_cast<uint16_t>(sign | 0x7bffu);
   }
   if (bits < 0x38800000u) {  // below 2^-14: the half is subnormal, in steps of 2^-24
-    // Adding 0.5 leaves exactly the multiples of 2^-24 in a float's mantissa.
+    // Adding 0.5 leaves the multiples of 2^-24 in a float's mantissa, exactly rounded.
     float value;
     std::memcpy(&value, &bits, sizeof(value));
     value += 0.5f;

@@ -5,7 +5,7 @@
 namespace crumb::kernels {
 namespace {
 
-// Words of one lane that lie side by side: one 16-byte load, or 8 bytes at head_dim 64.
+// Number of words of a lane that lie side by side: one 16-byte load, or 8 bytes at head_dim 64.
 int WordsPerLane(const TileShape& shape) { return shape.head_dim % 128 == 0 ? 4 : 2; }
 
 size_t WordOffset(const TileShape& shape, int token_group, int lane, int word) {
@@ -26,7 +26,7 @@ void StoreLittle32(uint32_t value, uint8_t* p) {
 }  // namespace
 
 CodePosition CodePositionOf(const TileShape& shape, TilePart part, int token, int channel) {
-  // The fragment's rows are tokens for K and channels for V, its columns the other ones.
+  // The fragment's rows are tokens for K and channels for V; its columns are the other dimension.
   const bool key = part == TilePart::kKey;
   const int row = (key ? token : channel) % 16;
   const int column = (key ? channel : token) % 16;

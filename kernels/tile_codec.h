@@ -7,25 +7,27 @@
 
 #include "kernels/tile.h"
 
-// Where each code, scale and minimum lies in an INT2 tile: docs/formats/page-tile.md as code. For
-// tools, references and tests; the kernels walk the same order word by word.
+// The place of each code, scale and minimum in an INT2 tile: docs/formats/page-tile.md as code. It
+// serves tools, references and tests; the kernels walk the same order word by word.
 namespace crumb::kernels {
 
 enum class TilePart { kKey, kValue };
 
-// Two bits of a 32-bit little-endian word.
+// The position of a code: two bits of a 32-bit little-endian word.
 struct CodePosition {
   size_t word_offset = 0;  // bytes from the tile's begin, a multiple of 4
-  int bit = 0;             // of the code's lower bit in the word
+  int bit = 0;             // the code's lower bit in the word
 };
 
-// token in [0, shape.tokens), channel in [0, shape.head_dim) in rotated order.
+// Returns the position of a code. `token` is in [0, shape.tokens), `channel` in [0, shape.head_dim)
+// in the rotated basis.
 CodePosition CodePositionOf(const TileShape& shape, TilePart part, int token, int channel);
 
-// Bytes from the tile's begin to the fp16 scale; the fp16 minimum follows it.
+// Returns the offset of the fp16 scale from the tile's begin, in bytes. The fp16 minimum follows
+// it.
 size_t MetaOffsetOf(const TileShape& shape, TilePart part, int token, int group);
 
-// One row's scale and minimum of one group, as the bits of two halves.
+// Scale and minimum of one row and group, as the bits of two halves.
 struct RowMeta {
   uint16_t scale = 0;
   uint16_t minimum = 0;
@@ -33,7 +35,7 @@ struct RowMeta {
 
 uint8_t ReadCode(const TileShape& shape, const uint8_t* tile, TilePart part, int token,
                  int channel);
-// `code` in 0..3. The other bits of the tile stay as they are.
+// Writes `code`, 0 to 3, and keeps the other bits of the tile.
 void WriteCode(const TileShape& shape, TilePart part, int token, int channel, uint8_t code,
                uint8_t* tile);
 

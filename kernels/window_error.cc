@@ -11,10 +11,11 @@
 namespace crumb::kernels {
 namespace {
 
-// Rows whose own error is measured: rotating a row costs as much as 2 head_dim dot products.
+// Every kRowStep-th row's own error is measured: rotating a row costs as much as 2 head_dim dot
+// products.
 constexpr int kRowStep = 8;
 
-// Squared norms of a difference and of what it is measured against.
+// Squared norms of a difference and of the vector that it is compared with.
 struct Ratio {
   double difference = 0.0;
   double whole = 0.0;
@@ -24,7 +25,7 @@ struct Ratio {
   }
 };
 
-// out = x R, or x R' when `transposed`; a null R is the identity.
+// Computes out = x R, or x R' if `transposed`. A null R is the identity.
 void Rotate(const float* x, const float* rotation, bool transposed, int dim, float* out) {
   if (rotation == nullptr) {
     std::copy_n(x, dim, out);
@@ -44,7 +45,7 @@ void Rotate(const float* x, const float* rotation, bool transposed, int dim, flo
   }
 }
 
-// Rows as float, [tokens, dim].
+// Converts rows to float, [tokens, dim].
 std::vector<float> Widen(const Bf16* rows, int64_t stride, int tokens, int dim) {
   std::vector<float> out(static_cast<size_t>(tokens) * dim);
   for (int t = 0; t < tokens; ++t) {
@@ -78,7 +79,8 @@ void AttendWindow(const float* q, const std::vector<float>& k, const std::vector
   }
 }
 
-// Of rows as the tile has them, `stored` [tokens, dim] with the mean added back, against `exact`.
+// Returns the error of the tile's rows `stored` [tokens, dim], with the mean added back, against
+// `exact`.
 float RowError(const std::vector<float>& exact, const std::vector<float>& stored,
                const float* rotation, int dim) {
   Ratio ratio;

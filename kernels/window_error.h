@@ -8,22 +8,25 @@
 
 namespace crumb::kernels {
 
-// What quantization did to a window. Ratios of Euclidean norms; 0: exact.
+// Errors that quantization causes in a window, as ratios of Euclidean norms; 0 is exact.
 struct WindowError {
   float attention = 0.0f;
   float key = 0.0f;
   float value = 0.0f;
 };
 
-// Compares the exact rows of a window of one (layer, KV head) with its tile. Attention error:
-// ||o' - o|| / ||o|| over all queries together, o the attention output over this window alone with
-// its exact rows, o' the same from the tile. Key and value error: ||y' - y|| / ||x|| over every
-// eighth row, x a row, y its rotated and centred form and y' what the tile holds of that.
-// `window`       what QuantizeTile was called with; the tile is written
-// `queries`      [n, head_dim] of query heads that read this KV head, model basis
-// `scale`        of q.k; `soft_cap` > 0: cap * tanh(logit / cap)
-// Allocates work memory; blocks for about n * head_dim^2 * 3
-// operations.
+// Compares the exact rows of a window of one (layer, KV head) with its tile.
+//
+// The attention error is ||o' - o|| / ||o|| over all queries together, where o is the attention
+// output over this window alone with its exact rows and o' the same with the tile. The key and
+// value errors are ||y' - y|| / ||x|| over every eighth row, where x is a row, y its rotated and
+// centred form and y' the tile's value of that.
+//
+// `window` is what QuantizeTile was called with, with the tile written; `queries` [n, head_dim] are
+// of query heads that read this KV head, in the model's basis; `scale` is the factor of q.k;
+// soft_cap > 0 caps logits as cap * tanh(logit / cap).
+//
+// Allocates work memory, and blocks for about n * head_dim^2 * 3 operations.
 WindowError MeasureWindow(const QuantizeParams& window, std::span<const float> queries, float scale,
                           float soft_cap);
 

@@ -11,8 +11,9 @@
 #include "kernels/cpu/int2_piece.h"
 #include "kernels/cpu/rotate.h"
 
-// Attention of one block of query rows over a whole sequence: walks sink, history and recent piece
-// by piece, then joins the BF16 and the INT2 partial. V is one of the Simd types.
+// Attention of one block of query rows over a whole sequence: it walks sink, history and recent
+// window piece by piece and then joins the BF16 and the INT2 partial results. V is one of the Simd
+// types.
 namespace crumb::kernels {
 
 template <typename V>
@@ -56,7 +57,7 @@ class RowAttention {
 
   int QueryHead(int row) const { return block_.kv_head * block_.heads + row % block_.heads; }
   int QueryToken(int row) const { return block_.token_begin + row / block_.heads; }
-  // Positions a row attends: [FirstPosition, LastPosition].
+  // A row attends positions [FirstPosition, LastPosition].
   int64_t LastPosition(int row) const { return first_query_position_ + row / block_.heads; }
   int64_t FirstPosition(int row) const {
     if (params_.window <= 0) return 0;
@@ -64,8 +65,8 @@ class RowAttention {
     return first > 0 ? first : 0;
   }
 
-  // Rows that attend any of `tokens` positions from `first`: a contiguous range, since both ends
-  // of what a row attends grow with the row.
+  // Returns the rows that attend any of `tokens` positions from `first`. They are a contiguous
+  // range, because both bounds of the attended positions grow with the row.
   Range ActiveRows(int64_t first, int tokens) const {
     Range rows{0, block_.rows()};
     while (rows.begin < rows.end && LastPosition(rows.begin) < first) ++rows.begin;
@@ -86,7 +87,7 @@ class RowAttention {
 
   void Clear(const PartialSoftmax& partial) {
     for (int row = 0; row < block_.rows(); ++row) {
-      partial.maximum[row] = kNegativeInfinity;
+      partial.running_max[row] = kNegativeInfinity;
       partial.sum[row] = 0.0f;
     }
     for (int i = 0; i < block_.rows() * dim_; ++i) partial.out[i] = 0.0f;
@@ -157,7 +158,7 @@ class RowAttention {
   void AddBf16(const Bf16Piece& piece) {
     const Range rows = ActiveRows(piece.first_position, piece.tokens);
     if (rows.begin == rows.end) return;
-    KeyRows<V>(piece, dim_, s_, rows.begin, rows.end);
+    ScoreBf16Keys<V>(piece, dim_, s_, rows.begin, rows.end);
     const int padded = (piece.tokens + 15) / 16 * 16;
     const LogitMap map{scale_, params_.soft_cap, 0.0f, 0.0f};
     for (int row = rows.begin; row < rows.end; ++row) {
@@ -168,11 +169,11 @@ class RowAttention {
       MaskPositions(row, piece.first_position, piece.tokens, [](int i) { return i; });
       s_.rescale[row] = AddToSoftmax<V>(s_.bf16, row, padded, scores);
     }
-    MixRows<V>(piece, dim_, s_, rows.begin, rows.end);
+    AddBf16Values<V>(piece, dim_, s_, rows.begin, rows.end);
   }
 
-  // Sets the logits of positions that `row` does not attend to -infinity. lane_of(i): where the
-  // logit of the i-th token lies.
+  // Sets the logits of positions that `row` does not attend to -infinity. lane_of(i) is the index
+  // of the i-th token's logit.
   template <typename LaneOf>
   void MaskPositions(int row, int64_t first, int tokens, LaneOf lane_of) {
     const int64_t begin = FirstPosition(row) - first, end = LastPosition(row) + 1 - first;
@@ -206,9 +207,10 @@ class RowAttention {
     ValueRows<V>(shape, s_, rows.begin, rows.end);
   }
 
-  // The next tile lies anywhere, so the memory is asked for it while this one is computed: by
-  // quarters, since a core has room for some twenty misses and stands still beyond. Inlined by
-  // force: GCC drops calls to functions that do nothing but prefetch.
+  // Prefetches a quarter of the next tile while this one is computed, because tiles lie at
+  // scattered addresses. A core has about twenty outstanding misses and stalls beyond them, hence
+  // quarters. The function must be inlined: GCC drops calls to functions that do nothing but
+  // prefetch.
   [[gnu::always_inline]] void PrefetchQuarter(const uint8_t* tile, int quarter) const {
     if (tile == nullptr) return;
     const int64_t bytes = static_cast<int64_t>(params_.shape.int2_bytes()) / 4;
@@ -227,14 +229,14 @@ class RowAttention {
     return map;
   }
 
-  // Brings the INT2 sums into channel order, adds minima and mean, and rotates them back: the
-  // result replaces q_rotated.
+  // Orders the INT2 sums by channel, adds minima and mean and inverse-rotates them. The result
+  // replaces q_rotated.
   void FinishInt2() {
     const int rows = block_.rows();
     float* ordered = params_.rotation_v == nullptr ? s_.q_rotated : s_.q;
     for (int row = 0; row < rows; ++row) OrderRow(row, ordered + row * dim_);
     if (params_.rotation_v == nullptr) return;
-    UnrotateRows<V>(ordered, rows, dim_, HeadMatrix(params_.rotation_v), s_.q_rotated);
+    InverseRotateRows<V>(ordered, rows, dim_, HeadMatrix(params_.rotation_v), s_.q_rotated);
   }
 
   void OrderRow(int row, float* ordered) const {
@@ -250,13 +252,13 @@ class RowAttention {
     for (int i = 0; i < dim_; ++i) ordered[i] += s_.int2.sum[row] * mean[i];
   }
 
-  // Joins the two partials and the learned sink logit of one row.
+  // Joins the two partial results and the learned sink logit of one row and stores its output.
   void StoreRow(int row) {
     const int64_t index = static_cast<int64_t>(QueryToken(row)) * params_.q_heads + QueryHead(row);
     const float sink = params_.sink_logit == nullptr ? kNegativeInfinity
                                                      : params_.sink_logit[QueryHead(row)] * kLog2E;
-    float maximum = s_.bf16.maximum[row];
-    if (s_.int2.maximum[row] > maximum) maximum = s_.int2.maximum[row];
+    float maximum = s_.bf16.running_max[row];
+    if (s_.int2.running_max[row] > maximum) maximum = s_.int2.running_max[row];
     if (sink > maximum) maximum = sink;
     float* out = params_.out + index * dim_;
     if (maximum == kNegativeInfinity) {
@@ -264,8 +266,8 @@ class RowAttention {
       if (params_.lse != nullptr) params_.lse[index] = kNegativeInfinity;
       return;
     }
-    const float exact = std::exp2(s_.bf16.maximum[row] - maximum);
-    const float quantized = std::exp2(s_.int2.maximum[row] - maximum);
+    const float exact = std::exp2(s_.bf16.running_max[row] - maximum);
+    const float quantized = std::exp2(s_.int2.running_max[row] - maximum);
     const float sum =
         exact * s_.bf16.sum[row] + quantized * s_.int2.sum[row] + std::exp2(sink - maximum);
     const float* int2_out = s_.q_rotated + row * dim_;

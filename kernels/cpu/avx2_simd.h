@@ -6,11 +6,11 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/avx2_turn_units.h"
+#include "kernels/cpu/avx2_transpose_units.h"
 #include "kernels/tile.h"
 
-// The vector operations of the kernels with AVX2, FMA and F16C: 8 lanes. portable_simd.h says what
-// each member means.
+// The vector operations of the kernels with AVX2, FMA and F16C, in 8 lanes. portable_simd.h
+// documents the members.
 namespace crumb::kernels::avx2 {
 
 struct Simd {
@@ -26,10 +26,10 @@ struct Simd {
   static constexpr int kScoreVectors = 2;
   static constexpr int kValueRows = 2;
   static constexpr int kValueVectors = 2;
-  static constexpr int kKeyRows = 2;
-  static constexpr int kMixRows = 2;
-  static constexpr int kMixVectors = 4;
-  static constexpr int kProductVectors = 2;
+  static constexpr int kBf16ScoreRows = 2;
+  static constexpr int kBf16ValueRows = 2;
+  static constexpr int kBf16ValueVectors = 4;
+  static constexpr int kRotateVectors = 2;
 
   static F Load(const float* p) { return _mm256_loadu_ps(p); }
   static void Store(float* p, F x) { _mm256_storeu_ps(p, x); }
@@ -82,7 +82,7 @@ struct Simd {
   static I Round(F x) { return _mm256_cvtps_epi32(x); }
   static I Truncate(F x) { return _mm256_cvttps_epi32(x); }
   static I CountGreaterEqual(I counts, I a, I b) {
-    // a >= b is not b > a; a comparison that holds is -1.
+    // a >= b is the negation of b > a; a comparison that holds is -1.
     return _mm256_add_epi32(_mm256_add_epi32(counts, SetI(1)), _mm256_cmpgt_epi32(b, a));
   }
   static I SelectGreaterEqual(I a, I b, I other) {
@@ -139,7 +139,8 @@ struct Simd {
     return _mm256_set1_epi64x(x);
   }
   static void StoreWeights(uint8_t* p, I a, I b) {
-    // Bytes 0, 4, 8, 12 of each 16-byte half, then the four dwords in the order a0 b0 a1 b1.
+    // The shuffle takes bytes 0, 4, 8, 12 of each 16-byte half; the permutation orders the four
+    // dwords as a0 b0 a1 b1.
     const I low_bytes = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1));
     const I pairs =
@@ -148,7 +149,7 @@ struct Simd {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(packed));
   }
   static void SplitHalves(I pairs, F* scale, F* minimum) {
-    // Per 16-byte half: four scales, then four minima.
+    // The shuffle puts four scales, then four minima, into each 16-byte half.
     const I order = _mm256_broadcastsi128_si256(
         _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15));
     const I split = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(pairs, order), 0xd8);
@@ -160,8 +161,8 @@ struct Simd {
   static const QueryElement* QueryOf(const float* q, const Bf16*) { return q; }
   static F DotKey(F acc, Key key, const QueryElement* q) { return Fma(key, Load(q), acc); }
 
-  static void TurnUnits(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
-    TurnUnits256<Simd>(rows, units, pair_tokens, out);
+  static void TransposeUnits(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
+    TransposeUnits256<Simd>(rows, units, pair_tokens, out);
   }
 };
 

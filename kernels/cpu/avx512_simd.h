@@ -7,19 +7,19 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kernels/cpu/avx2_turn_units.h"
+#include "kernels/cpu/avx2_transpose_units.h"
 #include "kernels/tile.h"
 
-// The vector operations of the kernels with AVX-512 (F, BW, VL, DQ): 16 lanes. portable_simd.h says
-// what each member means. kDotProducts: the machine also has VNNI (byte products summed in 32 bits)
-// and BF16 (products of bf16 pairs summed in floats).
+// The vector operations of the kernels with AVX-512 (F, BW, VL, DQ), in 16 lanes. portable_simd.h
+// documents the members. kDotProducts: the machine also has VNNI (dot products of bytes in 32 bits)
+// and BF16 (dot products of bf16 pairs in floats).
 namespace crumb::kernels::avx512 {
 
 template <bool kDotProducts>
 struct Simd {
   using F = __m512;
   using I = __m512i;
-  using Acc = __m512i;  // without VNNI sums of two products in 16 bits, as in avx2_simd.h
+  using Acc = __m512i;  // without VNNI sums of two byte products in 16 bits, as in avx2_simd.h
   using Key = __m512i;  // 32 channels in bf16, or 16 in floats
   using QueryElement = std::conditional_t<kDotProducts, Bf16, float>;
 
@@ -29,10 +29,10 @@ struct Simd {
   static constexpr int kScoreVectors = 2;
   static constexpr int kValueRows = 2;
   static constexpr int kValueVectors = 4;
-  static constexpr int kKeyRows = 4;
-  static constexpr int kMixRows = 4;
-  static constexpr int kMixVectors = 4;
-  static constexpr int kProductVectors = 4;
+  static constexpr int kBf16ScoreRows = 4;
+  static constexpr int kBf16ValueRows = 4;
+  static constexpr int kBf16ValueVectors = 4;
+  static constexpr int kRotateVectors = 4;
 
   static F Load(const float* p) { return _mm512_loadu_ps(p); }
   static void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
@@ -106,7 +106,8 @@ struct Simd {
   static Acc ZeroAcc() { return _mm512_setzero_si512(); }
   static Acc Dot(Acc acc, I codes, I weights) {
     if constexpr (kDotProducts) {
-      // Written out: for the intrinsic GCC 12 copies and spills the sums it keeps in registers.
+      // The instruction is written out because GCC 12 copies and spills the accumulators of the
+      // intrinsic.
       asm("vpdpbusd %2, %1, %0" : "+v"(acc) : "v"(codes), "v"(weights));
       return acc;
     } else {
@@ -165,9 +166,9 @@ struct Simd {
     }
   }
 
-  static void TurnUnits(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
+  static void TransposeUnits(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
     if (units != 8) {
-      TurnUnits256<Simd>(rows, units, pair_tokens, out);
+      TransposeUnits256<Simd>(rows, units, pair_tokens, out);
       return;
     }
     I x[8];

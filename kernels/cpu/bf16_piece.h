@@ -7,8 +7,8 @@
 #include "kernels/cpu/row_blocks.h"
 #include "kernels/cpu/softmax.h"
 
-// Attention of a block of rows over up to kBf16PieceTokens BF16 rows that lie at one stride: part
-// of the sink, of a BF16 page or of the recent window.
+// Attention of a block of rows over up to kBf16PieceTokens BF16 rows at one stride: a part of the
+// sink, of a BF16 page or of the recent window.
 namespace crumb::kernels {
 
 struct Bf16Piece {
@@ -20,17 +20,17 @@ struct Bf16Piece {
   const Bf16* next_k = nullptr;  // K of the piece after this one, at the same stride, or null
 };
 
-// Elements [begin, end) of rows to ask for. Pages lie anywhere, so the machine's own prefetch
-// starts anew in each; asking a piece ahead keeps the memory busy, a little at a time, since a core
-// has room for some twenty misses.
+// Elements [begin, end) of rows to prefetch. Pages lie at scattered addresses, so the hardware
+// prefetcher starts again in each of them. Prefetching one piece ahead keeps the memory busy; it is
+// done in slices because a core has about twenty outstanding misses.
 struct PrefetchSlice {
-  const Bf16* rows = nullptr;  // or null: nothing
+  const Bf16* rows = nullptr;  // or null: no prefetch
   int begin = 0;
   int end = 0;
 };
 
-// Asks for the slice of one row. Inlined by force: GCC drops calls to functions that do nothing but
-// prefetch.
+// Prefetches the slice of one row. The function must be inlined: GCC drops calls to functions that
+// do nothing but prefetch.
 template <typename V>
 [[gnu::always_inline]] inline void PrefetchRow(const PrefetchSlice& slice, int64_t offset) {
   constexpr int kLineElements = 32;
@@ -40,9 +40,10 @@ template <typename V>
   }
 }
 
-// Raw scores of kRows rows from `row` for four tokens from `token`.
+// Computes the raw scores of kRows rows from `row` for four tokens from `token`.
 template <typename V, int kRows>
-void KeyBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int row, int token) {
+void Bf16ScoreBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int row,
+                    int token) {
   typename V::F sum[kRows][4];
   for (int n = 0; n < kRows; ++n) {
     for (int t = 0; t < 4; ++t) sum[n][t] = V::Set(0.0f);
@@ -67,24 +68,25 @@ void KeyBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int
   }
 }
 
-// Raw scores of rows [begin, end); those beyond the piece's tokens up to a multiple of 4 hold
-// something finite or not, to be masked.
+// Computes the raw scores of rows [begin, end). Scores beyond the piece's tokens, up to a multiple
+// of 4, are undefined and have to be masked.
 template <typename V>
-void KeyRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
+void ScoreBf16Keys(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin,
+                   int end) {
   for (int token = 0; token < piece.tokens; token += 4) {
     const int last = token + 4 < piece.tokens ? token + 4 : piece.tokens;
     for (int t = token; t < last; ++t) PrefetchRow<V>({piece.v, 0, dim}, t * piece.stride);
-    ForRowBlocks<V::kKeyRows>(begin, end, [&](auto rows, int row) {
-      KeyBlock<V, rows>(piece, dim, scratch, row, token);
+    ForRowBlocks<V::kBf16ScoreRows>(begin, end, [&](auto rows, int row) {
+      Bf16ScoreBlock<V, rows>(piece, dim, scratch, row, token);
     });
   }
 }
 
-// Adds kRows rows' weighted values to kVectors vectors of channels from channel `first`. Asks for
-// the rows at `next` on the way unless it is null.
+// Adds kRows rows' weighted values to kVectors vectors of channels from channel `first`. Prefetches
+// the rows at `next` meanwhile, unless it is null.
 template <typename V, int kRows, int kVectors>
-void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int row, int first,
-              const PrefetchSlice& next) {
+void Bf16ValueBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int row,
+                    int first, const PrefetchSlice& next) {
   typename V::F sum[kRows][kVectors];
   for (int n = 0; n < kRows; ++n) {
     const typename V::F rescale = V::Set(scratch.rescale[row + n]);
@@ -114,31 +116,34 @@ void MixBlock(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int
 }
 
 // Adds the weighted values of the piece to rows [begin, end), kVectors vectors of channels at a
-// time, and asks for the next piece's K, a share in each pass over the values.
+// time, and prefetches an equal part of the next piece's K in each pass over the values.
 template <typename V, int kVectors>
-void MixRowsBy(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
+void AddBf16ValuesBy(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin,
+                     int end) {
   constexpr int kStep = kVectors * V::kLanes;
-  const int passes = (end - begin + V::kMixRows - 1) / V::kMixRows * (dim / kStep);
+  const int passes = (end - begin + V::kBf16ValueRows - 1) / V::kBf16ValueRows * (dim / kStep);
   int pass = 0;
-  ForRowBlocks<V::kMixRows>(begin, end, [&](auto rows, int row) {
+  ForRowBlocks<V::kBf16ValueRows>(begin, end, [&](auto rows, int row) {
     for (int i = 0; i < dim; i += kStep) {
-      // The last blocks of rows may be smaller and more than planned: nothing is left to ask for.
+      // The last blocks of rows may be smaller and more than planned; they have nothing left to
+      // prefetch.
       const PrefetchSlice next = {pass < passes ? piece.next_k : nullptr, dim * pass / passes,
                                   dim * (pass + 1) / passes};
-      MixBlock<V, rows, kVectors>(piece, dim, scratch, row, i, next);
+      Bf16ValueBlock<V, rows, kVectors>(piece, dim, scratch, row, i, next);
       ++pass;
     }
   });
 }
 
-// Few rows leave registers for twice the channels, so V is read in longer runs.
+// With few rows registers hold twice the channels, so V is read in longer contiguous pieces.
 template <typename V>
-void MixRows(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin, int end) {
-  constexpr int kLong = 2 * V::kMixVectors;
-  if (2 * (end - begin) <= V::kMixRows && dim % (kLong * V::kLanes) == 0) {
-    MixRowsBy<V, kLong>(piece, dim, scratch, begin, end);
+void AddBf16Values(const Bf16Piece& piece, int dim, const AttendScratch& scratch, int begin,
+                   int end) {
+  constexpr int kLong = 2 * V::kBf16ValueVectors;
+  if (2 * (end - begin) <= V::kBf16ValueRows && dim % (kLong * V::kLanes) == 0) {
+    AddBf16ValuesBy<V, kLong>(piece, dim, scratch, begin, end);
   } else {
-    MixRowsBy<V, V::kMixVectors>(piece, dim, scratch, begin, end);
+    AddBf16ValuesBy<V, V::kBf16ValueVectors>(piece, dim, scratch, begin, end);
   }
 }
 

@@ -9,11 +9,11 @@
 #include "kernels/fp16.h"
 #include "kernels/quantize.h"
 
-// Expands packed tiles to rows of floats. V is one of the Simd types.
+// Expansion of packed tiles to rows of floats. V is one of the Simd types.
 namespace crumb::kernels {
 
-// 64 channels of one row from 8 words: channel 8 j + i takes bits 2 j of word i. Groups of 32
-// channels have metadata of their own, so it is passed per half.
+// Expands 64 channels of one row from 8 words: channel 8 j + i is bits 2 j of word i. Metadata is
+// passed per half, because groups of 32 channels have metadata of their own.
 template <typename V>
 void ExpandWords(const uint32_t words[8], const float scale[2], const float minimum[2],
                  float* out) {
@@ -25,8 +25,9 @@ void ExpandWords(const uint32_t words[8], const float scale[2], const float mini
   }
 }
 
-// The eight words of 64 channels from channel 64 * step of `token`, shifted so that the codes
-// wanted are the lower half. K: word i is channels 2 c + e = i; V: word i is channel row r = i.
+// Loads the eight words of 64 channels from channel 64 * step of `token`, shifted so that the
+// token's codes are the lower half. For K word i holds channels 2 c + e = i, for V channel row r =
+// i.
 template <typename V>
 void GatherWords(const TileShape& shape, const uint8_t* codes, int token, int step, bool values,
                  uint32_t words[8]) {
@@ -78,7 +79,7 @@ void DequantizeWholeTile(const TileShape& shape, const uint8_t* tile, float* k, 
 
 template <typename V>
 void RowsToModel(const RowTransform& transform, int dim, int count, float* rows) {
-  constexpr int kBlock = 8;  // a tile's rows are a multiple of it
+  constexpr int kBlock = 8;  // divides the rows of every tile
   for (int first = 0; first < count; first += kBlock) {
     float* block = rows + static_cast<int64_t>(first) * dim;
     if (transform.mean != nullptr) {
@@ -86,7 +87,7 @@ void RowsToModel(const RowTransform& transform, int dim, int count, float* rows)
     }
     if (transform.rotation == nullptr) continue;
     alignas(64) float out[kBlock * 256];
-    UnrotateRows<V>(block, kBlock, dim, transform.rotation, out);
+    InverseRotateRows<V>(block, kBlock, dim, transform.rotation, out);
     std::memcpy(block, out, kBlock * dim * sizeof(float));
   }
 }

@@ -11,30 +11,32 @@
 #include "kernels/fp16.h"
 #include "kernels/quantize.h"
 
-// The method `crumb`: rounding that passes each channel's error on to the channels behind it, and a
-// scale that keeps a row's inner product with itself (docs/kernels/cpu.md, "Feedback"). Channels
-// follow each other, so the lanes of a vector are rows. Every element's sum runs in ascending order
-// of the channel with separate multiplication and addition: the same bits everywhere.
+// Rounding of the method `crumb`: each channel's error propagates to later channels, and a scale
+// keeps a row's inner product with itself (docs/kernels/cpu.md, "Feedback"). Channels depend on
+// each other, so the lanes of a vector are rows. Every element's sum runs in ascending order of the
+// channel with separate multiplication and addition, so every instruction set produces the same
+// bits.
 namespace crumb::kernels {
 
-// Beyond it a row's scale and minimum are saturated anyway; up to it no product overflows.
+// Bound on magnitudes. A row with larger ones saturates its scale or minimum anyway; up to it no
+// multiplication overflows.
 inline constexpr float kFeedbackMagnitudeMax = 0x1p56f;
 inline constexpr float kInnerProductRatioMax = 2.0f;
 inline constexpr int kFeedbackBlock = 8;  // channels whose sums stay in registers
 
-// One token group with channels outside and rows inside.
+// One token group, transposed: channels are the outer index, rows the inner one.
 struct FeedbackRows {
   alignas(64) float y[kHeadDimMax][kWindowTokens];      // rotated and centred, never clipped
   alignas(64) float error[kHeadDimMax][kWindowTokens];  // y - z
   alignas(64) float code[kHeadDimMax][kWindowTokens];
-  alignas(64) float threshold[kWindowTokens];  // of the range
+  alignas(64) float threshold[kWindowTokens];  // clip threshold of the row
   alignas(64) float low[kHeadDimMax / 32][kWindowTokens];
   alignas(64) float scale[kHeadDimMax / 32][kWindowTokens];
-  alignas(64) float ratio[kWindowTokens];  // a = <y, y> / <y, z>, limited
+  alignas(64) float ratio[kWindowTokens];  // <y, y> / <y, z>, clamped
   bool finite[kWindowTokens];
 };
 
-// The range of every group of all rows under their thresholds.
+// Finds the ranges of all groups and rows under their thresholds.
 template <typename V>
 void FindRanges(const TileShape& shape, FeedbackRows& rows) {
   const typename V::F float_max = V::Set(std::numeric_limits<float>::max());
@@ -55,8 +57,8 @@ void FindRanges(const TileShape& shape, FeedbackRows& rows) {
   }
 }
 
-// Codes of channels [first, first + kFeedbackBlock) of V::kLanes rows. feedback [dim, dim]: row i
-// says what the error of channel i adds to later channels; null: nothing.
+// Rounds channels [first, first + kFeedbackBlock) of V::kLanes rows. Row i of `feedback` [dim, dim]
+// holds the factors of channel i's error for later channels; null: none.
 template <typename V>
 void RoundBlock(const TileShape& shape, const float* feedback, int first, int lane,
                 FeedbackRows& rows) {
@@ -91,7 +93,7 @@ void RoundBlock(const TileShape& shape, const float* feedback, int first, int la
   }
 }
 
-// a = <y, y> / <y, z> within [1/2, 2]; 1 where <y, z> is not above 0.
+// Computes <y, y> / <y, z> clamped to [1/2, 2], or 1 if <y, z> is not positive.
 template <typename V>
 void FindRatios(const TileShape& shape, FeedbackRows& rows) {
   alignas(64) float yy[kWindowTokens], yz[kWindowTokens];
@@ -127,7 +129,7 @@ void RoundRows(const TileShape& shape, const float* feedback, FeedbackRows& rows
   FindRatios<V>(shape, rows);
 }
 
-// Turns rows of `y` [16, head_dim] round. Rows that are not finite become 0.
+// Transposes rows of `y` [16, head_dim]. Rows that are not finite become 0.
 template <typename V>
 void TakeRows(const TileShape& shape, float clip, const float* y, FeedbackRows& rows) {
   const int dim = shape.head_dim;
@@ -150,7 +152,7 @@ uint32_t QuantizeWithFeedback(const TileShape& shape, const RowTransform& transf
   FeedbackRows rows;
   TakeRows<V>(shape, transform.clip, y, rows);
   RoundRows<V>(shape, transform.feedback, rows);
-  // A ratio at its limit says that the clip has cut off most of the row.
+  // A ratio at its limit shows that the clip has cut off most of the row.
   bool again = false;
   for (int t = 0; t < kWindowTokens; ++t) {
     if (rows.ratio[t] < kInnerProductRatioMax) continue;

@@ -9,20 +9,20 @@
 #include "kernels/cpu/softmax.h"
 
 // Attention of a block of rows over one INT2 tile. Scores and values are integer dot products of
-// codes with 16-bit fixed-point operands; scale and minimum enter once per token and group.
+// codes with 16-bit fixed-point operands; scale and minimum are applied once per token and group.
 namespace crumb::kernels {
 
-// Largest magnitude of a fixed-point operand: 256 * 127 + 127.
+// Largest magnitude of a fixed-point operand of two signed bytes: 256 * 127 + 127.
 inline constexpr float kFixedPointMax = 32639.0f;
 
-// Channel of byte `byte` of K quad `quad`.
+// Returns the channel of byte `byte` of K quad `quad`.
 template <typename V>
 int ChannelOfQuad(int quad, int byte) {
   const int q = quad % 4, c = quad / 4 % 4, step = quad / 16;
   return 64 * step + 32 * (byte % 2) + 8 * q + 2 * c + byte / 2;
 }
 
-// Brings one rotated query row to fixed point in the order of the K panel: fills q_high, q_low,
+// Converts one rotated query row to fixed point in the order of the K panel: sets q_high, q_low,
 // q_unit and q_sum of `row`.
 template <typename V>
 void PrepareQueryRow(const TileShape& shape, const AttendScratch& scratch, int row) {
@@ -56,10 +56,11 @@ void PrepareQueryRow(const TileShape& shape, const AttendScratch& scratch, int r
   }
 }
 
-// Raw scores q'.z of kRows rows from `row` for kVectors vectors of tokens from vector `first`.
+// Computes the raw scores q'.z of kRows rows from `row` for kVectors vectors of tokens from vector
+// `first`.
 template <typename V, int kRows, int kVectors>
 void ScoreBlock(const TileShape& shape, const AttendScratch& scratch, int row, int first) {
-  constexpr int kPerGroup = 16 / V::kLanes;  // vectors of 16 tokens
+  constexpr int kPerGroup = 16 / V::kLanes;  // vectors per 16 tokens
   const int slots = scratch.quad_slots / shape.groups();
   const int quads = shape.head_dim / 4;
   typename V::F score[kRows][kVectors];
@@ -112,8 +113,8 @@ void ScoreBlock(const TileShape& shape, const AttendScratch& scratch, int row, i
   }
 }
 
-// Raw scores of rows [begin, end) for a whole tile. Few rows take more vectors of tokens at a time
-// instead, so that enough sums are under way.
+// Computes the raw scores of rows [begin, end) for a whole tile. With few rows more vectors of
+// tokens are processed at a time, so that enough independent sums are in flight.
 template <typename V>
 void ScoreRows(const TileShape& shape, const AttendScratch& scratch, int begin, int end) {
   const int vectors = shape.tokens / V::kLanes;
@@ -130,7 +131,7 @@ void ScoreRows(const TileShape& shape, const AttendScratch& scratch, int begin, 
   });
 }
 
-// Brings p * v_scale of one row to fixed point for the value kernel and adds up p * v_minimum.
+// Converts p * v_scale of one row to fixed point for the value kernel and sums p * v_minimum.
 template <typename V>
 void PrepareWeights(const TileShape& shape, const AttendScratch& scratch, int row) {
   const int tokens = shape.tokens;
@@ -161,7 +162,7 @@ void PrepareWeights(const TileShape& shape, const AttendScratch& scratch, int ro
       const typename V::F x = V::Mul(V::Load(p + t), steps);
       const typename V::I a = V::Round(V::Mul(x, V::Load(first + t)));
       const typename V::I b = V::Round(V::Mul(x, V::Load(second + t)));
-      // The low byte is signed, so the upper one is rounded, not cut.
+      // The low byte is signed, so the upper one is rounded, not truncated.
       const typename V::I half = V::SetI(128);
       V::StoreWeights(scratch.p_high + at + 2 * t,
                       V::template ShiftRightSigned<8>(V::AddI(a, half)),

@@ -8,11 +8,12 @@
 #include "kernels/cpu/scratch.h"
 
 // Unpacks a tile's codes into panels of one code per byte, ordered so that four codes of a sum lie
-// in one 32-bit lane (docs/kernels/cpu.md, "Panels"). Shared by all query rows of a block.
+// in one 32-bit lane (docs/kernels/cpu.md, "Panels"). All query rows of a block read the same
+// panels.
 namespace crumb::kernels {
 
-// Splits the 16 codes of every word in `units` into four words of four byte-codes each:
-// out[(stride_words per step) * q + lane] for q = 0..3.
+// Splits the 16 codes of every word into four words of four byte codes each: out[(stride_words per
+// step) * q + lane] for q = 0 to 3.
 template <typename V>
 void SplitWords(const uint32_t* words, int stride_words, uint8_t* out) {
   const typename V::I mask = V::SetI(0x03030303);
@@ -27,24 +28,24 @@ void SplitWords(const uint32_t* words, int stride_words, uint8_t* out) {
   }
 }
 
-// Fills scratch.k_panel and scratch.v_panel.
+// Sets scratch.k_panel and scratch.v_panel.
 template <typename V>
 void UnpackCodes(const TileShape& shape, const uint8_t* tile, const AttendScratch& scratch) {
   const int d = shape.head_dim;
   const int units = d == 64 ? 4 : 8;  // 64-bit units of one r in one block of words
   const int blocks = d == 256 ? 2 : 1;
-  const int steps = units / 4;  // 64-channel steps in a block: units are (c, step)
+  const int steps = units / 4;  // steps of 64 channels in a block: units are (c, step)
   for (int u = 0; u < shape.tokens / 16; ++u) {
     for (int block = 0; block < blocks; ++block) {
       const uint8_t* k_rows = tile + 4 * d * u + 512 * block;
       const uint8_t* v_rows = k_rows + shape.code_bytes();
-      V::TurnUnits(k_rows, units, false, scratch.units);
+      V::TransposeUnits(k_rows, units, false, scratch.units);
       for (int unit = 0; unit < units; ++unit) {
         const int c = unit / steps, s = block * steps + unit % steps;
         uint8_t* to = scratch.k_panel + static_cast<int64_t>(64) * (u * (d / 4) + 16 * s + 4 * c);
         SplitWords<V>(scratch.units + 16 * unit, 16, to);
       }
-      V::TurnUnits(v_rows, units, true, scratch.units);
+      V::TransposeUnits(v_rows, units, true, scratch.units);
       for (int unit = 0; unit < units; ++unit) {
         const int c = unit / steps, s = block * steps + unit % steps;
         uint8_t* to = scratch.v_panel + 4 * (static_cast<int64_t>(4 * u + c) * d + 64 * s);
@@ -54,8 +55,8 @@ void UnpackCodes(const TileShape& shape, const uint8_t* tile, const AttendScratc
   }
 }
 
-// Fills scratch.k_scale, k_minimum, v_scale and v_minimum: lane 2 r + a of 16-token group u is
-// token 16 u + 8 a + r.
+// Sets scratch.k_scale, k_minimum, v_scale and v_minimum. Lane 2 r + a of 16-token group u is token
+// 16 u + 8 a + r.
 template <typename V>
 void UnpackMeta(const TileShape& shape, const uint8_t* tile, const AttendScratch& scratch) {
   const int tokens = shape.tokens, rows = shape.groups();

@@ -8,29 +8,29 @@
 #include "kernels/bf16.h"
 #include "kernels/fp16.h"
 
-// The vector operations of the kernels in plain C++: 4 lanes by the compiler's vector extension.
-// avx2_simd.h and avx512_simd.h have the same members; what one of them means is said here.
+// The vector operations of the kernels in standard C++: 4 lanes by the compiler's vector extension.
+// avx2_simd.h and avx512_simd.h have the same members; their contracts are documented here.
 namespace crumb::kernels::portable {
 
 struct Simd {
   using F = float __attribute__((vector_size(16)));
   using I = int32_t __attribute__((vector_size(16)));
-  // A sum of code * weight products before it is widened.
+  // A sum of products of codes and weights before it is widened.
   using Acc = int16_t __attribute__((vector_size(16)));
-  // Keys of several channels as loaded, and the query that meets them.
+  // Keys of several channels as they are loaded, and the query that they are multiplied with.
   using Key = F;
   using QueryElement = float;
 
   static constexpr int kLanes = 4;
   static constexpr int kKeyChannels = 4;   // channels in one Key
-  static constexpr int kScoreRows = 2;     // query rows and vectors of tokens kept in registers
-  static constexpr int kScoreVectors = 2;  // by the score kernel,
-  static constexpr int kValueRows = 2;     // rows and vectors of channels by the value kernel,
+  static constexpr int kScoreRows = 2;     // score kernel: query rows in registers
+  static constexpr int kScoreVectors = 2;  // score kernel: vectors of tokens in registers
+  static constexpr int kValueRows = 2;  // value kernel: rows, and vectors of channels, in registers
   static constexpr int kValueVectors = 2;
-  static constexpr int kKeyRows = 2;  // rows by the BF16 score kernel,
-  static constexpr int kMixRows = 2;  // rows and vectors by the BF16 value kernel
-  static constexpr int kMixVectors = 2;
-  static constexpr int kProductVectors = 2;  // vectors of columns by the rotation
+  static constexpr int kBf16ScoreRows = 2;  // BF16 score kernel: rows in registers
+  static constexpr int kBf16ValueRows = 2;  // BF16 value kernel: rows, and vectors, in registers
+  static constexpr int kBf16ValueVectors = 2;
+  static constexpr int kRotateVectors = 2;  // rotation: vectors of columns in registers
 
   static F Load(const float* p) { return LoadAs<F>(p); }
   static void Store(float* p, F x) { std::memcpy(p, &x, sizeof(x)); }
@@ -42,7 +42,7 @@ struct Simd {
   static F Min(F a, F b) { return Select(a < b, a, b); }
   static F Max(F a, F b) { return Select(a > b, a, b); }
   static F Abs(F a) { return reinterpret_cast<F>(reinterpret_cast<I>(a) & 0x7fffffff); }
-  // a * b + c, fused or not: only where results need not agree between instruction sets.
+  // a * b + c, fused or not. It is used only where results need not agree between instruction sets.
   static F Fma(F a, F b, F c) { return a * b + c; }
   static F LoadBf16(const Bf16* p) {
     return F{Bf16ToFloat(p[0]), Bf16ToFloat(p[1]), Bf16ToFloat(p[2]), Bf16ToFloat(p[3])};
@@ -52,7 +52,7 @@ struct Simd {
     return a > b ? a : b;
   }
   static float ReduceAdd(F x) { return (x[0] + x[1]) + (x[2] + x[3]); }
-  // out[i] = sum of the lanes of x_i.
+  // Sets out[i] to the sum of the lanes of x_i.
   static void ReduceAdd4(F x0, F x1, F x2, F x3, float* out) {
     out[0] = ReduceAdd(x0);
     out[1] = ReduceAdd(x1);
@@ -78,16 +78,16 @@ struct Simd {
   static I AsInt(F a) { return reinterpret_cast<I>(a); }
   static F AsFloat(I a) { return reinterpret_cast<F>(a); }
   static F ToFloat(I a) { return __builtin_convertvector(a, F); }
-  // Nearest even; |x| < 2^22.
+  // Rounds to nearest even. REQUIRES: |x| < 2^22.
   static I Round(F x) {
     const F magic = Set(0x1.8p23f);
     return reinterpret_cast<I>(x + magic) - reinterpret_cast<I>(magic);
   }
-  // Towards zero; |x| < 2^31.
+  // Rounds towards zero. REQUIRES: |x| < 2^31.
   static I Truncate(F x) { return __builtin_convertvector(x, I); }
-  // counts + 1 in every lane where a >= b.
+  // Returns counts + 1 in every lane where a >= b, else counts.
   static I CountGreaterEqual(I counts, I a, I b) { return counts - (a >= b); }
-  // a where a >= b, else `other`.
+  // Returns a where a >= b, else `other`.
   static I SelectGreaterEqual(I a, I b, I other) { return SelectI(a >= b, a, other); }
   static int32_t ReduceAddI(I x) { return x[0] + x[1] + x[2] + x[3]; }
   static int32_t ReduceMinI(I x) {
@@ -99,7 +99,7 @@ struct Simd {
     return a > b ? a : b;
   }
 
-  // 2^x for x <= 0; 0 below -126. Relative error 2e-7.
+  // Returns 2^x with a relative error of 2e-7, and 0 below x = -126. REQUIRES: x <= 0.
   static F Exp2(F x) {
     const F bounded = Max(x, Set(-126.0f));
     const I whole = Round(bounded);
@@ -115,16 +115,18 @@ struct Simd {
     return reinterpret_cast<F>(reinterpret_cast<I>(scaled) & (x >= Set(-126.0f)));
   }
 
-  // Per 32-bit lane: acc + sum over its four bytes of unsigned code * signed weight. At most 32
-  // steps with codes up to 3 before Widen: 16-bit sums of two products each reach 24,576.
+  // Returns, per 32-bit lane, acc plus the sum over its four bytes of unsigned code times signed
+  // weight. At most 32 steps with codes up to 3 are allowed before Widen: 16-bit sums of two
+  // products each reach 24,576.
   static Acc ZeroAcc() { return Acc{}; }
   static Acc Dot(Acc acc, I codes, I weights) {
     const Acc code = reinterpret_cast<Acc>(codes), weight = reinterpret_cast<Acc>(weights);
     const Acc even = (code & 0xff) * ((weight << 8) >> 8);
-    const Acc odd = (code >> 8) * (weight >> 8);  // codes are below 128: no sign to lose
+    // codes are below 128, so there is no sign to lose
+    const Acc odd = (code >> 8) * (weight >> 8);
     return acc + even + odd;
   }
-  // 256 * high + low.
+  // Returns 256 * high + low.
   static I Widen(Acc high, Acc low) {
     const I upper = reinterpret_cast<I>(high), lower = reinterpret_cast<I>(low);
     return 256 * (((upper << 16) >> 16) + (upper >> 16)) + ((lower << 16) >> 16) + (lower >> 16);
@@ -146,7 +148,7 @@ struct Simd {
       p[4 + i] = static_cast<uint8_t>(b[i]);
     }
   }
-  // Each lane holds two halves: the lower one is the scale, the upper one the minimum.
+  // Splits lanes of two halves: the lower one is the scale, the upper one the minimum.
   static void SplitHalves(I pairs, F* scale, F* minimum) {
     for (int i = 0; i < 4; ++i) {
       (*scale)[i] = Fp16ToFloat(static_cast<uint16_t>(pairs[i]));
@@ -155,14 +157,14 @@ struct Simd {
   }
 
   static Key LoadKey(const Bf16* p) { return LoadBf16(p); }
-  // q is the row in both forms; implementations read the one they multiply with.
+  // Returns the row in the form that the implementation multiplies with.
   static const QueryElement* QueryOf(const float* q, const Bf16*) { return q; }
   static F DotKey(F acc, Key key, const QueryElement* q) { return key * Load(q) + acc; }
 
-  // The 64-bit units of 8 rows turned round: out[unit][2 r + i] = 32-bit word i of unit `unit` of
-  // row r. units: 4 or 8 per row. When `pair_tokens`, the bytes (b, e, half) of each 64 bits are
-  // brought into the order (half, e, b) first (docs/kernels/cpu.md, "Panels").
-  static void TurnUnits(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
+  // Transposes the 64-bit units of 8 rows: out[unit][2 r + i] is 32-bit word i of unit `unit` of
+  // row r, with 4 or 8 units per row. If `pair_tokens`, the bytes (b, e, half) of each 64 bits are
+  // first ordered as (half, e, b) (docs/kernels/cpu.md, "Panels").
+  static void TransposeUnits(const uint8_t* rows, int units, bool pair_tokens, uint32_t* out) {
     for (int r = 0; r < 8; ++r) {
       for (int unit = 0; unit < units; ++unit) {
         const uint8_t* in = rows + 8 * (units * r + unit);

@@ -13,11 +13,12 @@
 #include "kernels/cpu/row_range.h"
 #include "kernels/quantize.h"
 
-// Quantizes rows to codes, scales and minima and packs them. V is one of the Simd types; all of
-// them give the same bytes: no fused operation, no sum whose order depends on the lanes.
+// Quantizes rows to codes, scales and minima and packs them. V is one of the Simd types. All of
+// them produce the same bytes: there is no fused operation and no sum whose order depends on the
+// lanes.
 namespace crumb::kernels {
 
-// y = x R - mean for `rows` rows.
+// Computes y = x R - mean for `rows` rows.
 template <typename V>
 void TransformRows(const Bf16* x, int64_t stride, int rows, int dim, const RowTransform& transform,
                    float* y) {
@@ -38,7 +39,7 @@ void TransformRows(const Bf16* x, int64_t stride, int rows, int dim, const RowTr
   }
 }
 
-// Codes of one group of a finite row: c = clamp(floor((x - lo) / s + 1/2), 0, 3) with x clamped to
+// Rounds one group of a finite row: c = clamp(floor((x - lo) / s + 1/2), 0, 3) with x clamped to
 // +-threshold. Returns the group's metadata word.
 template <typename V>
 uint32_t QuantizeGroup(const float* y, int size, float threshold, uint8_t* codes,
@@ -84,14 +85,14 @@ uint32_t QuantizeRow(const float* y, const TileShape& shape, float clip, uint8_t
 
 inline constexpr int kWordsPerStep = 4;  // words of one lane group: docs/formats/page-tile.md
 
-// Bytes from a token group's begin to word `word` of lane `lane`.
+// Returns the bytes from a token group's begin to word `word` of lane `lane`.
 template <typename V>
 int WordOffset(int dim, int lane, int word) {
   const int width = dim == 64 ? 2 : 4;
   return 128 * width * (word / width) + 4 * width * lane + 4 * (word % width);
 }
 
-// Packs the K codes of one token group: a word holds channels of one token.
+// Packs the K codes of one token group. A word holds channels of one token.
 template <typename V>
 void PackKeys(const QuantizedRows& rows, int dim, uint8_t* out) {
   for (int token = 0; token < kWindowTokens; ++token) {
@@ -113,7 +114,7 @@ void PackKeys(const QuantizedRows& rows, int dim, uint8_t* out) {
   }
 }
 
-// Packs the V codes of one token group: a word holds two tokens of eight channels.
+// Packs the V codes of one token group. A word holds two tokens of eight channels.
 template <typename V>
 void PackValues(const QuantizedRows& rows, int dim, uint8_t* out) {
   for (int pair = 0; pair < kWindowTokens / 2; ++pair) {
@@ -134,7 +135,8 @@ void PackValues(const QuantizedRows& rows, int dim, uint8_t* out) {
   }
 }
 
-// One token group of rotated, centred rows y [16, head_dim] as `method` says.
+// Quantizes one token group of rotated, centred rows y [16, head_dim] by `method`. Returns status
+// bits.
 template <typename V>
 uint32_t QuantizeRows(const TileShape& shape, Method method, const RowTransform& transform,
                       const float* y, QuantizedRows& rows) {
@@ -147,7 +149,7 @@ uint32_t QuantizeRows(const TileShape& shape, Method method, const RowTransform&
   return status;
 }
 
-// Stores the metadata of token group `u`: docs/formats/page-tile.md.
+// Stores the metadata of token group `u` (docs/formats/page-tile.md).
 inline void StoreMeta(const TileShape& shape, const QuantizedRows& rows, int u, uint8_t* meta) {
   for (int t = 0; t < kWindowTokens; ++t) {
     const int r = t % 8, a = t / 8;
@@ -158,7 +160,7 @@ inline void StoreMeta(const TileShape& shape, const QuantizedRows& rows, int u, 
   }
 }
 
-// One half of a tile: `codes` and `meta` are its areas.
+// Quantizes one half of a tile. `codes` and `meta` are its areas.
 template <typename V>
 uint32_t QuantizeHalf(const TileShape& shape, Method method, const Bf16* x, int64_t stride,
                       const RowTransform& transform, bool values, uint8_t* codes, uint8_t* meta) {

@@ -7,20 +7,21 @@
 #include "kernels/fp16.h"
 #include "kernels/quantize.h"
 
-// What the quantizers hand to the packing.
+// The quantizers' output, which is then packed.
 namespace crumb::kernels {
 
 inline constexpr int kWindowTokens = 16;  // rows handled together: one token group of the layout
 inline constexpr int kHeadDimMax = 256;
-inline constexpr float kRangeMin = 1e-8f;  // least max - min of a group, three steps
+inline constexpr float kRangeMin = 1e-8f;  // least max - min of a group, which is three steps
 
 // Codes and metadata of one 16-token group.
 struct QuantizedRows {
   uint8_t codes[kWindowTokens][kHeadDimMax];
-  uint32_t meta[kWindowTokens][kHeadDimMax / 32];  // fp16 scale, fp16 minimum above it
+  // fp16 scale in the lower half, fp16 minimum in the upper one
+  uint32_t meta[kWindowTokens][kHeadDimMax / 32];
 };
 
-// The metadata word of one row and group.
+// Returns the metadata word of one row and group.
 inline uint32_t PackMeta(float scale, float minimum, uint32_t* status) {
   bool saturated = false;
   const uint32_t scale_bits = Fp16FromFloat(scale, &saturated);

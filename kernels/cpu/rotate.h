@@ -4,14 +4,15 @@
 
 #include "kernels/cpu/row_blocks.h"
 
-// Products of rows with a d x d matrix. V is one of the Simd types.
+// Multiplication of rows by a d x d matrix. V is one of the Simd types.
 namespace crumb::kernels {
 
-// out[row] = in[row] M for `kRows` rows of `dim`, M row-major. Each element is summed in ascending
-// order of the inner index with separate multiplication and addition: the same bits everywhere.
+// Computes out[row] = in[row] M for kRows rows of `dim`, M row-major. Each element is summed in
+// ascending order of the inner index with separate multiplication and addition, so every
+// instruction set produces the same bits.
 template <typename V, int kRows>
 void MultiplyRows(const float* in, int dim, const float* matrix, float* out) {
-  constexpr int kVectors = V::kProductVectors;
+  constexpr int kVectors = V::kRotateVectors;
   for (int j = 0; j < dim; j += kVectors * V::kLanes) {
     typename V::F sum[kRows][kVectors];
     for (int row = 0; row < kRows; ++row) {
@@ -33,7 +34,7 @@ void MultiplyRows(const float* in, int dim, const float* matrix, float* out) {
   }
 }
 
-// out[row] = in[row] M for any number of rows; `in` and `out` do not overlap.
+// Computes out[row] = in[row] M for any number of rows. REQUIRES: `in` and `out` do not overlap.
 template <typename V>
 void RotateRows(const float* in, int rows, int dim, const float* matrix, float* out) {
   ForRowBlocks<4>(0, rows, [&](auto count, int row) {
@@ -41,7 +42,7 @@ void RotateRows(const float* in, int rows, int dim, const float* matrix, float* 
   });
 }
 
-// out[row] = in[row] M' for `kRows` rows: dot products with four rows of M at a time.
+// Computes out[row] = in[row] M' for kRows rows, as dot products with four rows of M at a time.
 template <typename V, int kRows>
 void MultiplyRowsTransposed(const float* in, int dim, const float* matrix, float* out) {
   for (int i = 0; i < dim; i += 4) {
@@ -63,10 +64,10 @@ void MultiplyRowsTransposed(const float* in, int dim, const float* matrix, float
   }
 }
 
-// out[row] = in[row] M' for any number of rows; `in` and `out` do not overlap.
+// Computes out[row] = in[row] M' for any number of rows. REQUIRES: `in` and `out` do not overlap.
 template <typename V>
-void UnrotateRows(const float* in, int rows, int dim, const float* matrix, float* out) {
-  ForRowBlocks<V::kKeyRows>(0, rows, [&](auto count, int row) {
+void InverseRotateRows(const float* in, int rows, int dim, const float* matrix, float* out) {
+  ForRowBlocks<V::kBf16ScoreRows>(0, rows, [&](auto count, int row) {
     MultiplyRowsTransposed<V, count>(in + row * dim, dim, matrix, out + row * dim);
   });
 }

@@ -6,9 +6,9 @@
 
 namespace crumb::kernels {
 
-// Calls fn(std::integral_constant<int, n>, row) for rows [begin, end) in blocks of n = kRows while
-// they last, then of half as many, down to one: each block size is compiled on its own. `kRows` is
-// a power of two.
+// Calls fn(std::integral_constant<int, n>, row) for rows [begin, end) in blocks of n = kRows as
+// long as they fit, then of half as many, down to one, so that each block size is compiled by
+// itself. REQUIRES: kRows is a power of two.
 template <int kRows, typename Fn>
 [[gnu::always_inline]] inline void ForRowBlocks(int begin, int end, const Fn& fn) {
   int row = begin;

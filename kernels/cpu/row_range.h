@@ -6,8 +6,8 @@
 #include <cstring>
 #include <limits>
 
-// What the quantizers ask of a whole row y [dim]. V is one of the Simd types; all of them give the
-// same answer.
+// Order statistics of a whole row y [dim] for the quantizers. V is one of the Simd types; all of
+// them return the same values.
 namespace crumb::kernels {
 
 template <typename V>
@@ -19,8 +19,8 @@ int CountAtLeast(const float* y, int dim, int32_t bound) {
   return V::ReduceAddI(counts);
 }
 
-// The `rank`-th largest |y|, exactly: order statistics of non-negative floats are those of their
-// bits, found bit by bit from the top.
+// Returns the `rank`-th largest |y| exactly. The order of non-negative floats is that of their
+// bits, so the value is found bit by bit from the top.
 template <typename V>
 float LargestMagnitude(const float* y, int dim, int rank) {
   int32_t bound = 0;
@@ -51,7 +51,7 @@ bool AllFinite(const float* y, int dim) {
   return V::ReduceMaxI(highest) < 0x7f800000;
 }
 
-// The clip rule: the value at index min(floor(clip d), d - 1) of ascending |y|.
+// Returns the clip threshold: the value at index min(floor(clip d), d - 1) of ascending |y|.
 template <typename V>
 float ClipThreshold(const float* y, int dim, float clip) {
   if (clip <= 0.0f) return std::numeric_limits<float>::max();

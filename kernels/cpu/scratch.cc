@@ -7,7 +7,7 @@
 namespace crumb::kernels {
 namespace {
 
-// Hands out 64-byte aligned arrays one after the other.
+// Allocates 64-byte aligned arrays one after the other.
 class Arrays {
  public:
   explicit Arrays(void* base) : base_(static_cast<uint8_t*>(base)) {}
@@ -38,7 +38,7 @@ size_t LayOutScratch(const AttentionParams& params, void* base, AttendScratch* s
       static_cast<size_t>(TokensPerBlock(params)) * (params.q_heads / params.kv_heads);
   AttendScratch& s = *scratch;
   s.score_stride = std::max(shape.tokens, kBf16PieceTokens);
-  // A group of 32 channels shares its quads with its neighbour, each with the other's q zeroed.
+  // A group of 32 channels shares its quads with its neighbour; each has the other's q set to zero.
   s.quad_slots = shape.group_size == 32 ? shape.head_dim / 2 : shape.head_dim / 4;
   s.weight_groups = shape.group_size == 32 ? shape.groups() / 2 : shape.groups();
 
@@ -63,7 +63,7 @@ size_t LayOutScratch(const AttentionParams& params, void* base, AttendScratch* s
     arrays.Place(groups * tokens, meta);
   }
   for (PartialSoftmax* partial : {&s.bf16, &s.int2}) {
-    arrays.Place(rows, &partial->maximum);
+    arrays.Place(rows, &partial->running_max);
     arrays.Place(rows, &partial->sum);
     arrays.Place(rows * d, &partial->out);
   }

@@ -7,13 +7,13 @@
 
 #include "kernels/attention.h"
 
-// Scratch memory of attention: what one block of query rows keeps while it walks the sequence. A
-// row is one (query token, query head) pair of one KV head.
+// Scratch memory of attention: the state of one block of query rows while it walks the sequence. A
+// query row is one query token of one query head that reads the KV head.
 namespace crumb::kernels {
 
-// Rows that share every unpacked tile: heads of one KV head times up to so many tokens.
+// Query rows that share every unpacked tile: the query heads of one KV head times several tokens.
 inline constexpr int kRowsPerBlock = 64;
-// BF16 rows are attended in pieces of at most so many tokens.
+// Tokens of the largest piece in which BF16 rows are attended.
 inline constexpr int kBf16PieceTokens = 64;
 
 // Query tokens [token_begin, token_begin + tokens) of one KV head.
@@ -25,41 +25,42 @@ struct RowBlock {
   int rows() const { return heads * tokens; }
 };
 
-// A running softmax: base-2 maximum, sum of 2^(x - maximum), weighted sum of values.
+// A running softmax: the maximum in base 2, the sum of 2^(x - maximum), and the weighted sum of
+// values.
 struct PartialSoftmax {
-  float* maximum = nullptr;  // [rows]
-  float* sum = nullptr;      // [rows]
-  float* out = nullptr;      // [rows, head_dim]
+  float* running_max = nullptr;  // [rows]
+  float* sum = nullptr;          // [rows]
+  float* out = nullptr;          // [rows, head_dim]
 };
 
 struct AttendScratch {
   // Queries.
   float* q = nullptr;          // [rows, head_dim] model's basis
-  Bf16* q_bf16 = nullptr;      // [rows, head_dim] the same
+  Bf16* q_bf16 = nullptr;      // [rows, head_dim] q as stored
   float* q_rotated = nullptr;  // [rows, head_dim] q R_K; at the end the INT2 output
   uint8_t* q_high = nullptr;   // [rows, quad_slots, 4] q' as 16-bit fixed point: upper bytes
   uint8_t* q_low = nullptr;    // [rows, quad_slots, 4] lower bytes, signed
   float* q_unit = nullptr;     // [rows] value of one fixed-point step
-  float* q_sum = nullptr;      // [rows, groups] sum of the fixed-point q' of a group, as value
+  float* q_sum = nullptr;      // [rows, groups] sum of a group's fixed-point q', as a value
 
-  // One piece of the sequence.
+  // State of one piece of the sequence.
   float* scores = nullptr;     // [rows, score_stride] logits in base 2, then probabilities
-  float* rescale = nullptr;    // [rows] factor for what was summed up under the old maximum
+  float* rescale = nullptr;    // [rows] factor of sums that are relative to the old maximum
   uint8_t* p_high = nullptr;   // [rows, weight_groups, tokens / 4, 2, 4] p * scale, fixed point
-  uint8_t* p_low = nullptr;    // same
+  uint8_t* p_low = nullptr;    // [rows, weight_groups, tokens / 4, 2, 4] lower bytes, signed
   float* p_unit = nullptr;     // [rows, weight_groups] value of one fixed-point step
   uint8_t* k_panel = nullptr;  // [tokens / 16, head_dim / 4, 16, 4] one code per byte
   uint8_t* v_panel = nullptr;  // [tokens / 4, head_dim, 4]
   uint32_t* units = nullptr;   // [8, 16] words of one 16-token group between two steps of unpacking
   uint32_t* meta = nullptr;    // [2, groups, tokens] halves of K, then V, in lane order
-  float* k_scale = nullptr;    // [groups, tokens] in lane order, like the following
+  float* k_scale = nullptr;    // [groups, tokens] in lane order, as the following arrays
   float* k_minimum = nullptr;
   float* v_scale = nullptr;
   float* v_minimum = nullptr;
 
-  // Results.
+  // Partial results.
   PartialSoftmax bf16;
-  PartialSoftmax int2;           // out in the order of panel slots
+  PartialSoftmax int2;           // out is in the order of panel slots
   float* minimum_sum = nullptr;  // [rows, groups] sum of p * minimum of INT2 values
 
   int score_stride = 0;
@@ -67,10 +68,10 @@ struct AttendScratch {
   int weight_groups = 0;
 };
 
-// Query tokens of one block for these parameters.
+// Returns the query tokens per block for these parameters.
 int TokensPerBlock(const AttentionParams& params);
 
-// Lays the arrays out from `base`, 64-byte aligned, or from null to learn the size. Returns the
+// Lays the arrays out from `base`, which is 64-byte aligned or null to learn the size. Returns the
 // bytes used.
 size_t LayOutScratch(const AttentionParams& params, void* base, AttendScratch* scratch);
 

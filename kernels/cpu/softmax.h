@@ -12,15 +12,15 @@ namespace crumb::kernels {
 
 inline constexpr float kLog2E = 1.44269504088896341f;
 
-// What turns a raw score into a base-2 logit: capped or x * multiplier + addend.
+// The map from a raw score to a base-2 logit.
 struct LogitMap {
   float scale = 1.0f;
   float soft_cap = 0.0f;
   float offset = 0.0f;  // added to the raw score before scaling
-  float shift = 0.0f;   // nats subtracted at the end
+  float shift = 0.0f;   // nats that are subtracted at the end
 };
 
-// cap * tanh(x / cap), by the exponential of -2 |x| / cap.
+// Returns cap * tanh(x / cap), computed from the exponential of -2 |x| / cap.
 template <typename V>
 typename V::F SoftCap(typename V::F x, float cap) {
   const typename V::F one = V::Set(1.0f);
@@ -32,7 +32,7 @@ typename V::F SoftCap(typename V::F x, float cap) {
   return V::AsFloat(V::AddI(V::AsInt(capped), sign));
 }
 
-// Maps `count` raw scores, a multiple of 16, in place.
+// Maps `count` raw scores in place. REQUIRES: `count` is a multiple of 16.
 template <typename V>
 void MapLogits(const LogitMap& map, int count, float* scores) {
   if (map.soft_cap > 0.0f) {
@@ -51,8 +51,9 @@ void MapLogits(const LogitMap& map, int count, float* scores) {
   }
 }
 
-// Replaces `count` logits, a multiple of 16, by 2^(logit - maximum) and adds them to row `row` of
-// `partial`. Returns the factor for what was summed up before.
+// Replaces `count` logits by 2^(logit - running max) and adds them to row `row` of `partial`.
+// Returns the factor by which earlier sums have to be rescaled. REQUIRES: `count` is a multiple of
+// 16.
 template <typename V>
 float AddToSoftmax(const PartialSoftmax& partial, int row, int count, float* scores) {
   typename V::F highest = V::Load(scores);
@@ -61,13 +62,13 @@ float AddToSoftmax(const PartialSoftmax& partial, int row, int count, float* sco
   }
   const float piece = V::ReduceMax(highest);
   float rescale = 1.0f;
-  if (piece > partial.maximum[row]) {
-    rescale = std::exp2(partial.maximum[row] - piece);
-    partial.maximum[row] = piece;
+  if (piece > partial.running_max[row]) {
+    rescale = std::exp2(partial.running_max[row] - piece);
+    partial.running_max[row] = piece;
   }
-  // Nothing finite so far: differences to the maximum have no value, the weights are zero.
-  const bool empty = partial.maximum[row] == -std::numeric_limits<float>::infinity();
-  const typename V::F maximum = V::Set(empty ? 0.0f : partial.maximum[row]);
+  // Without a finite logit, differences to the maximum are undefined and the weights are zero.
+  const bool empty = partial.running_max[row] == -std::numeric_limits<float>::infinity();
+  const typename V::F maximum = V::Set(empty ? 0.0f : partial.running_max[row]);
   typename V::F sum = V::Set(0.0f);
   for (int t = 0; t < count; t += V::kLanes) {
     const typename V::F p = V::Exp2(V::Sub(V::Load(scores + t), maximum));

@@ -12,7 +12,7 @@
 namespace crumb::kernels::reference {
 namespace {
 
-// One attended position: its logit and its value, in the model's basis or in R_V's.
+// One attended position: its logit, and its value in the model's basis or in R_V's.
 struct Attended {
   double logit = 0.0;
   bool rotated = false;
@@ -46,8 +46,8 @@ class RowReader {
     return FromBf16(p_.recent_k + at, p_.recent_v + at);
   }
 
-  // z R_V'.
-  std::vector<double> Unrotate(const std::vector<double>& z) const {
+  // Returns z R_V'.
+  std::vector<double> InverseRotate(const std::vector<double>& z) const {
     std::vector<double> x(dim_, 0.0);
     for (int i = 0; i < dim_; ++i) {
       for (int j = 0; j < dim_; ++j) x[i] += z[j] * Rotation(p_.rotation_v, i, j);
@@ -125,7 +125,7 @@ double Dequantize(const TileShape& shape, const uint8_t* tile, TilePart part, in
 
 namespace {
 
-// x R - mean.
+// Returns x R - mean.
 std::vector<double> TransformRow(int d, const Bf16* x, const RowTransform& transform) {
   std::vector<double> y(d, 0.0);
   for (int j = 0; j < d; ++j) {
@@ -139,7 +139,7 @@ std::vector<double> TransformRow(int d, const Bf16* x, const RowTransform& trans
   return y;
 }
 
-// The value at index min(floor(clip d), d - 1) of ascending |y|; no limit without clip.
+// Returns the value at index min(floor(clip d), d - 1) of ascending |y|, or no limit without clip.
 double ClipThreshold(const std::vector<double>& y, float clip) {
   if (clip <= 0.0f) return std::numeric_limits<double>::max();
   std::vector<double> magnitudes;
@@ -149,7 +149,8 @@ double ClipThreshold(const std::vector<double>& y, float clip) {
   return magnitudes[std::min(static_cast<int>(clip * static_cast<float>(d)), d - 1)];
 }
 
-// Minimum and scale of the group that begins at channel `first`, from y clamped to +-threshold.
+// Adds minimum and scale of the group that begins at channel `first`, from y clamped to
+// +-threshold.
 void AddRange(const TileShape& shape, const std::vector<double>& y, int first, double threshold,
               std::vector<double>& minimum, std::vector<double>& scale) {
   double least = std::numeric_limits<double>::max(), most = -least;
@@ -248,7 +249,7 @@ AttentionRow Attend(const AttentionParams& params, int q_token, int q_head) {
     std::vector<double>& into = a.rotated ? rotated : row.out;
     for (size_t i = 0; i < into.size(); ++i) into[i] += p * a.value[i];
   }
-  const std::vector<double> unrotated = reader.Unrotate(rotated);
+  const std::vector<double> unrotated = reader.InverseRotate(rotated);
   for (size_t i = 0; i < row.out.size(); ++i) {
     row.out[i] = sum > 0.0 ? (row.out[i] + unrotated[i]) / sum : 0.0;
   }
