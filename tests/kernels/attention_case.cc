@@ -134,7 +134,7 @@ void AttentionCase::Run() {
   const size_t allocated = (bytes + kGuard + 63) / 64 * 64;
   const std::unique_ptr<uint8_t, decltype(&std::free)> workspace(
       static_cast<uint8_t*>(std::aligned_alloc(64, allocated)), &std::free);
-  // NaNs everywhere: nothing may be read before it is written.
+  // The workspace is filled with NaN: nothing may be read before it is written.
   std::memset(workspace.get(), 0xff, bytes);
   std::memset(workspace.get() + bytes, kGuardByte, allocated - bytes);
   Attend(params, 0, params.kv_heads, workspace.get());

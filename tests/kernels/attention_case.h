@@ -43,8 +43,8 @@ class AttentionCase {
   std::vector<float> out, lse;
   std::vector<float> rotation_k, rotation_v, mean_k, mean_v, offset, shift, sink_logit;
 
-  // Runs the kernel in a workspace of exactly the size asked for; checks that nothing beyond it
-  // was written.
+  // Runs the kernel in a workspace of exactly AttentionWorkspaceBytes and checks that nothing
+  // beyond it was written.
   void Run();
 
   // Runs the kernel and compares every row with the reference: the relative error of the output

@@ -80,7 +80,7 @@ TEST_P(AttentionTest, AnyNumberOfQueryTokens) {
 }
 
 TEST_P(AttentionTest, QueriesBeforeTheRecentWindow) {
-  // More queries than recent tokens: the first ones lie in the history and in the sink.
+  // There are more queries than recent tokens: the first ones lie in the history and in the sink.
   AttentionSizes sizes;
   sizes.shape = {64, 64, 64};
   sizes.q_tokens = 190;
@@ -117,7 +117,7 @@ TEST_P(AttentionTest, RingMayBeginAnywhere) {
 }
 
 TEST_P(AttentionTest, WindowMayCutAnywhere) {
-  // 20 sink, 128 history, 40 recent.
+  // The sequence has 20 sink, 128 history and 40 recent tokens.
   for (const int window : {1, 3, 40, 41, 50, 64, 104, 105, 150, 168, 170, 187, 1000}) {
     for (const PageFormat format : {PageFormat::kInt2, PageFormat::kBf16}) {
       SCOPED_TRACE(window);
@@ -192,8 +192,8 @@ TEST_P(AttentionTest, OnlyTheHeadsAskedForAreWritten) {
   }
 }
 
-// A permutation of channels is an orthogonal matrix that changes neither codes nor scales when the
-// group is the row, so attention must not change at all but by the order of sums.
+// A permutation of channels is an orthogonal matrix. It changes neither codes nor scales when the
+// group is the whole row, so attention may change only by the order of sums.
 TEST_P(AttentionTest, PermutingChannelsByRotationChangesNothing) {
   const int d = 128;
   AttentionSizes sizes;
@@ -222,7 +222,7 @@ TEST_P(AttentionTest, PermutingChannelsByRotationChangesNothing) {
   for (size_t i = 0; i < plain.out.size(); ++i) ASSERT_NEAR(plain.out[i], permuted.out[i], 1e-4);
 }
 
-// What a token attends does not depend on tokens after it, bit by bit.
+// The output of a token does not depend on tokens after it, bit by bit.
 TEST_P(AttentionTest, LaterTokensDoNotMatter) {
   AttentionSizes sizes;
   sizes.q_tokens = 6;
@@ -244,7 +244,7 @@ TEST_P(AttentionTest, LaterTokensDoNotMatter) {
   EXPECT_NE(attention.out.back(), before.back());
 }
 
-// A block of query tokens gives what the tokens give one at a time.
+// A block of query tokens has the output of the tokens one at a time.
 TEST_P(AttentionTest, BlockedTokensEqualSingleOnes) {
   AttentionSizes sizes;
   sizes.q_tokens = 40;
@@ -254,7 +254,7 @@ TEST_P(AttentionTest, BlockedTokensEqualSingleOnes) {
   const std::vector<float> together = attention.out;
   const int d = sizes.shape.head_dim, row = attention.params.q_heads * d;
   for (const int token : {0, 17, 39}) {
-    // The token alone, with the sequence cut after it.
+    // The token is attended alone, with the sequence cut after it.
     AttentionParams saved = attention.params;
     attention.params.q_tokens = 1;
     attention.params.q = attention.q.data() + token * row;

@@ -26,7 +26,7 @@ TEST(CpuIsa, SelectingChangesTheActiveOneOrNothing) {
     const CpuIsa before = ActiveCpuIsa();
     const CpuIsa expected = SelectCpuIsa(isa) ? isa : before;
     EXPECT_EQ(ActiveCpuIsa(), expected);
-    // Whatever is below the best one runs too.
+    // Every instruction set below the best one runs too.
     EXPECT_EQ(expected == isa, isa <= BestCpuIsa());
   }
 }

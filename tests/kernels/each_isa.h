@@ -12,7 +12,7 @@
 
 namespace crumb::kernels {
 
-// Runs under the instruction set of its parameter, where the machine has it.
+// Runs a test under the instruction set of its parameter, if the machine has it.
 class EachIsa : public testing::TestWithParam<CpuIsa> {
  protected:
   void SetUp() override {

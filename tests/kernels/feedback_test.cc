@@ -54,7 +54,8 @@ struct Window {
   }
 };
 
-// Strictly upper, entries as a damped factorization gives them.
+// A random strictly upper triangular matrix whose entries decay like those of a damped
+// factorization.
 std::vector<float> RandomFeedback(int dim, RandomData* random) {
   std::vector<float> feedback(static_cast<size_t>(dim) * dim, 0.0f);
   for (int i = 0; i < dim; ++i) {
@@ -124,7 +125,7 @@ TEST_P(FeedbackTest, SameBytesAsPortable) {
   }
 }
 
-// Errors against the row as it is and errors against the clipped row are different methods: the
+// Errors against the unclipped row and errors against the clipped row are different methods: the
 // reference of the first must accept the tile, that of the second must not.
 TEST_P(FeedbackTest, FeedbackSeesTheRowWithoutClip) {
   RandomData random;
@@ -156,7 +157,7 @@ TEST_P(FeedbackTest, FeedbackSeesTheRowWithoutClip) {
   EXPECT_GT(contradictions, 64 * 4);
 }
 
-// What the method is for: a smaller error in the norm of H = (I + U) D (I + U)'.
+// The purpose of the method is a smaller error in the norm of H = (I + U) D (I + U)'.
 TEST_P(FeedbackTest, LowersTheWeightedError) {
   RandomData random;
   const TileShape shape{64, 128, 128};
@@ -222,7 +223,7 @@ TEST_P(FeedbackTest, ConstantRowsAreExactToFp16) {
   }
 }
 
-// One huge channel under a clip: the codes reach the threshold only and the ratio its limit.
+// With one huge channel under a clip the codes reach the threshold only, and the ratio its limit.
 TEST_P(FeedbackTest, LeavesTheClipOutWhenTheRatioReachesItsLimit) {
   RandomData random;
   const TileShape shape{64, 128, 128};
@@ -297,7 +298,7 @@ TEST_P(FeedbackTest, RandomBitsGiveFiniteTiles) {
   }
 }
 
-// Method names are in files and keyspaces.
+// Method names are stored in files and keyspaces.
 TEST(MethodTest, NamesGoBothWays) {
   for (const Method method : {Method::kOscar, Method::kCrumb, Method::kHadamard, Method::kNaive}) {
     EXPECT_EQ(MethodNamed(MethodName(method)), method);
@@ -305,7 +306,7 @@ TEST(MethodTest, NamesGoBothWays) {
   EXPECT_EQ(MethodNamed("Oscar"), std::nullopt);
 }
 
-// The transform alone sets naive and hadamard apart from oscar.
+// The methods naive and hadamard differ from oscar only by their transform.
 TEST(MethodTest, NaiveAndHadamardRoundLikeOscar) {
   RandomData random;
   const Window window = RandomWindow({64, 128, 64}, &random);

@@ -11,7 +11,7 @@
 namespace crumb::kernels {
 namespace {
 
-// The value of a finite half by its definition.
+// Returns the value of a finite half by its definition.
 double HalfValue(int bits) {
   const int exponent = bits >> 10 & 31, mantissa = bits & 1023;
   const double magnitude =
@@ -44,7 +44,8 @@ TEST(Fp16, FromFloatInvertsEveryFiniteHalf) {
   }
 }
 
-// Between two neighbours: the midpoint goes to the even one, anything off it to the nearer one.
+// Between two neighbours the midpoint rounds to the even one, and any other value to the nearer
+// one.
 TEST(Fp16, FromFloatRoundsToNearestEven) {
   for (int bits = 0; bits < 0x7bff; ++bits) {
     const float middle = static_cast<float>((HalfValue(bits) + HalfValue(bits + 1)) / 2);

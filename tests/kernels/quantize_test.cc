@@ -19,7 +19,7 @@
 namespace crumb::kernels {
 namespace {
 
-// A window of K and V rows with transforms of their own.
+// A window of K and V rows, each with transforms of its own.
 struct Window {
   TileShape shape;
   std::vector<Bf16> k, v;
@@ -80,7 +80,8 @@ void ExpectRowMatchesReference(const Window& window, const std::vector<uint8_t>&
       reference::QuantizeRow(shape, &rows[t * shape.head_dim], window.Transform(part));
   for (int y = 0; y < shape.groups(); ++y) {
     const RowMeta meta = ReadMeta(shape, tile.data(), part, t, y);
-    // Half a unit in the last place of fp16, and what float arithmetic adds before it.
+    // The tolerance is half a unit in the last place of fp16, plus the error of float arithmetic
+    // before it.
     ASSERT_NEAR(Fp16ToFloat(meta.scale), row.scale[y], 5.0e-4 * row.scale[y] + 3e-8);
     ASSERT_NEAR(Fp16ToFloat(meta.minimum), row.minimum[y],
                 5.0e-4 * std::abs(row.minimum[y]) + 2e-6);
@@ -110,7 +111,7 @@ TEST_P(QuantizeTest, MatchesTheDoublePrecisionReference) {
   }
 }
 
-// Deterministic input without rotation; digests from another program.
+// The input is deterministic and without rotation; the digests come from another program.
 TEST_P(QuantizeTest, GoldenBytes) {
   const std::pair<TileShape, uint64_t> goldens[] = {{{64, 128, 128}, 0xde35305979a498cfu},
                                                     {{64, 64, 32}, 0x2f7e53432e9c2b65u},
@@ -144,7 +145,7 @@ TEST_P(QuantizeTest, SameBytesAsPortable) {
   for (const TileShape& shape : AllShapes()) {
     SCOPED_TRACE(Name(shape));
     Window window = RandomWindow(shape, &random);
-    // Outliers, tiny and huge rows, rows that are not finite.
+    // The rows have outliers, tiny and huge values, and values that are not finite.
     for (int i = 0; i < 40; ++i) {
       window.k[random.Below(window.elements())] = Bf16FromFloat(random.Normal(1e4f));
       window.v[random.Below(window.elements())].bits = static_cast<uint16_t>(random.Below(65536));
@@ -202,7 +203,7 @@ TEST_P(QuantizeTest, DequantizeToModelAddsTheMeanAndRotatesBack) {
         ASSERT_NEAR(k[t * d + i], expected, 2e-5);
       }
     }
-    // Two bits keep most of a row: the error is far below the row itself.
+    // Two bits keep most of a row: the error is far below the row's norm.
     double error = 0.0, norm = 0.0;
     for (size_t i = 0; i < v.size(); ++i) {
       const double x = Bf16ToFloat(window.v[i]);
@@ -282,7 +283,7 @@ TEST_P(QuantizeTest, ExtremeRowsSaturateAndAreReported) {
     for (int i = 0; i < 128; ++i) {
       const float x = k[5 * 128 + i];
       ASSERT_TRUE(std::isfinite(x));
-      // The sign survives: alternating maximum and minimum.
+      // The sign survives: the row alternates between maximum and minimum.
       ASSERT_EQ(x > 0.0f, i % 2 == 0) << extreme << " at " << i;
       ASSERT_EQ(k[4 * 128 + i], 1.0f);
     }
@@ -310,7 +311,7 @@ TEST_P(QuantizeTest, ClipKeepsOneOutlierFromTheOthers) {
   uint32_t status = 0;
   const std::vector<uint8_t> tile = window.Quantize(&status);
   for (int t = 0; t < 64; ++t) {
-    // The range is that of the five largest magnitudes besides, not of the outlier.
+    // The range is that of the five largest other magnitudes, not of the outlier.
     EXPECT_LT(Fp16ToFloat(ReadMeta(window.shape, tile.data(), TilePart::kKey, t, 0).scale), 3.0f);
     EXPECT_EQ(ReadCode(window.shape, tile.data(), TilePart::kKey, t, 17), 3);
   }
@@ -343,7 +344,7 @@ TEST_P(QuantizeTest, RowsThatAreNotFiniteBecomeZeroAndDoNotSpread) {
   }
 }
 
-// Whatever the input, scale and minimum are finite.
+// Scale and minimum are finite for every input.
 TEST_P(QuantizeTest, RandomBitsGiveFiniteTiles) {
   RandomData random;
   for (const TileShape& shape : AllShapes()) {

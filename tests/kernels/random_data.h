@@ -53,7 +53,7 @@ class RandomData {
     return seed;
   }
 
-  // matrix := matrix (I - 2 w w' / w'w).
+  // Replaces matrix by matrix (I - 2 w w' / w'w).
   void Reflect(int dim, std::vector<double>* matrix) {
     std::vector<double> w(dim);
     double norm = 0.0;

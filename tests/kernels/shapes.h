@@ -33,7 +33,7 @@ inline std::string Name(const TileShape& shape) {
 inline constexpr CpuIsa kAllIsas[] = {CpuIsa::kPortable, CpuIsa::kAvx2, CpuIsa::kAvx512,
                                       CpuIsa::kAvx512Vnni};
 
-// Puts the active instruction set back at the end of a test.
+// Restores the active instruction set at the end of a test.
 class IsaScope {
  public:
   IsaScope() : before_(ActiveCpuIsa()) {}

@@ -49,7 +49,8 @@ TEST(TileCodec, CoversEveryBitOnce) {
   }
 }
 
-// Positions worked out by hand from the text of docs/formats/page-tile.md, 64 x 128, one group.
+// Positions were worked out by hand from the text of docs/formats/page-tile.md, for 64 x 128 and
+// one group.
 TEST(TileCodec, PositionsByHand) {
   const TileShape shape{64, 128, 128};
   const auto expect = [&](TilePart part, int t, int ch, size_t word, int bit) {
@@ -83,7 +84,7 @@ struct Golden {
   uint64_t digest;
 };
 
-// Tiles with a fixed pattern of codes and halves, digests from another program.
+// Tiles have a fixed pattern of codes and halves; the digests come from another program.
 TEST(TileCodec, GoldenBytes) {
   const Golden goldens[] = {{{64, 128, 128}, 0xc1cf47d857a6b292u},
                             {{64, 64, 32}, 0x3a763192202412fdu},

@@ -42,7 +42,7 @@ class WindowErrorTest : public testing::Test {
     params_.tile = tile_.data() + (128 - reinterpret_cast<uintptr_t>(tile_.data()) % 128) % 128;
   }
 
-  // Attention of one query in double precision, rows in the model's basis.
+  // Returns the attention of one query in double precision, with rows in the model's basis.
   std::vector<double> Attend(const float* q, const std::vector<double>& k,
                              const std::vector<double>& v, double scale, double cap) const {
     std::vector<double> out(kDim, 0.0), weight;
@@ -80,7 +80,7 @@ class WindowErrorTest : public testing::Test {
     return std::sqrt(difference / whole);
   }
 
-  // ||x' - x|| / ||x|| over every eighth row: a rotation changes no norm.
+  // Returns ||x' - x|| / ||x|| over every eighth row: a rotation changes no norm.
   double ExpectedRowError(const std::vector<Bf16>& rows, bool keys) const {
     std::vector<float> k(kTokens * kDim), v(kTokens * kDim);
     DequantizeTileToModel(params_.shape, params_.tile, params_.k_transform, params_.v_transform,
@@ -109,7 +109,7 @@ TEST_F(WindowErrorTest, AgreesWithDoublePrecision) {
   for (const float cap : {0.0f, 2.0f}) {
     const WindowError sample = MeasureWindow(params_, queries_, 0.125f, cap);
     const double expected = ExpectedAttentionError(0.125, cap);
-    EXPECT_GT(expected, 0.1);  // 2 bits leave something to measure
+    EXPECT_GT(expected, 0.1);  // 2 bits leave an error to measure
     EXPECT_NEAR(sample.attention, expected, 1e-4 * expected);
     EXPECT_NEAR(sample.key, ExpectedRowError(k_, true), 1e-4);
     EXPECT_NEAR(sample.value, ExpectedRowError(v_, false), 1e-4);

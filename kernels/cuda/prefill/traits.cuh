@@ -58,8 +58,8 @@ struct Shared {
   // times the sum of the rounded row, as integers on top of kDotMiddle's bits; z and w: sums of q',
   // in log2 units.
   float4 query_terms[T::kWarps][T::kGroups][T::kQueryRows / 2];
-  // Terms for two query rows: the unit of the integer sums in log2 units (x, y), and minus the middle
-  // times that unit (z, w).
+  // Terms for two query rows: the unit of the integer sums in log2 units (x, y), and minus the
+  // middle times that unit (z, w).
   float4 query_unit[T::kWarps][T::kQueryRows / 2];
   float bias[T::kWarps][T::kQueryRows];  // of INT2 logits, log2 units
   // Softmax sums and deferred factors of HeldSums.

@@ -17,7 +17,7 @@ struct Lengths {
   int sink, pages, recent, begin, count;
 };
 
-// Appends on the device and in a model of the memory; all bytes of both are compared.
+// Appends on the device and in a model of the memory, and compares all bytes of both.
 class AppendCase {
  public:
   AppendCase(int head_dim, int kv_heads, int q_tokens, std::vector<Lengths> lengths)
@@ -86,7 +86,7 @@ class AppendCase {
       const Lengths& l = lengths_[s];
       if (l.sink + l.pages + l.recent == 0) continue;
       for (int t = 0; t < l.count; ++t) {
-        // The newest tokens of sink and ring together.
+        // Number of tokens, in sink and ring together, from this one to the newest.
         const int behind = l.count - t;
         const bool ring = behind <= l.recent;
         const int slot =
@@ -119,8 +119,9 @@ std::vector<Lengths> Ragged(int q_tokens) {
                                   {64, 3, 64, 70, q_tokens}, {q_tokens, 0, 0, 0, q_tokens},
                                   {64, 9, 71, 12, q_tokens}, {40, 0, 0, 3, q_tokens}};
   if (q_tokens > 1) {
-    lengths.push_back({64, 0, 1, 70, q_tokens});       // the last one in the ring, the rest before
-    lengths.push_back({64, 1, 20, 69, q_tokens - 1});  // fewer rows than room
+    // the last one is appended to the ring, the others to the sink
+    lengths.push_back({64, 0, 1, 70, q_tokens});
+    lengths.push_back({64, 1, 20, 69, q_tokens - 1});  // fewer rows than q_tokens
     lengths.push_back({64, 1, 20, 69, 0});
   }
   return lengths;

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// History pages that are BF16, behind INT2 ones or alone: decode and prefill attention over them,
-// and the launch that makes them of evicted windows.
+// BF16 history pages, behind INT2 pages or alone: decode and prefill attention over them, and the
+// launch that copies evicted windows to them.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -29,7 +29,7 @@ struct Lengths {
   int pages = 0;
   int bf16_pages = 0;
   int recent = 0;
-  int fresh = 0;  // prefill: beside the recent ones
+  int fresh = 0;  // prefill: fresh tokens in addition to recent ones
 };
 
 struct HistoryOptions {
@@ -46,8 +46,8 @@ struct HistoryOptions {
   std::vector<Lengths> sequences;
 };
 
-// Random sequences on the device, and on the host what the oracle reads: there, rows of BF16 pages
-// come before the recent ones, and fresh ones behind.
+// Random sequences on the device, and their rows on the host for the oracle: there, rows of BF16
+// pages come before the recent ones, and fresh ones after them.
 class HistoryCase {
  public:
   explicit HistoryCase(const HistoryOptions& options)
@@ -76,7 +76,7 @@ class HistoryCase {
         matrices->insert(matrices->end(), one.begin(), one.end());
       }
     }
-    // Slots of pages in any order, of both kinds.
+    // Pages of both kinds have slots in random order.
     for (std::vector<int>* slots : {&int2_slot_, &bf16_slot_}) {
       slots->resize(batch_ * columns_);
       std::iota(slots->begin(), slots->end(), 0);
@@ -85,7 +85,7 @@ class HistoryCase {
     Upload();
   }
 
-  // The worst ||out - oracle|| / ||oracle|| of a row.
+  // Returns the worst ||out - oracle|| / ||oracle|| of a row.
   double Decode() {
     DecodeAttentionParams p;
     p.shape.tile = o_.tile;
@@ -216,7 +216,7 @@ class HistoryCase {
     p.window = o_.window;
   }
 
-  // [kv_heads, K and V, tokens, dim] of a sequence behind its INT2 pages.
+  // Returns the rows [kv_heads, K and V, tokens, dim] of a sequence behind its INT2 pages.
   std::vector<Bf16> RowsBehind(int sequence, int first_fresh, int fresh) const {
     const Lengths& l = o_.sequences[sequence];
     std::vector<Bf16> rows;
@@ -241,8 +241,8 @@ class HistoryCase {
     return rows;
   }
 
-  // Query t of sequence s is row first[s] + t of q; of `count` queries the last `fresh` bring
-  // rows of their own.
+  // Returns the worst error. Query t of sequence s is row first[s] + t of q; the last `fresh` of
+  // `count` queries have rows of their own.
   double Worst(const std::vector<float>& out, const std::vector<float>& lse,
                const std::vector<int>& first, const std::vector<int>& count,
                const std::vector<int>& fresh) const {
@@ -307,14 +307,15 @@ class HistoryCase {
   std::vector<uint8_t> int2_;
   std::vector<Bf16> bf16_, sinks_, rings_, q_, k_, v_;
   std::vector<float> rotation_k_, rotation_v_;
-  std::vector<int> int2_slot_, bf16_slot_;  // of (sequence, column)
+  std::vector<int> int2_slot_, bf16_slot_;  // slot of (sequence, page)
   DeviceBuffer device_int2_, device_bf16_, device_sinks_, device_rings_, device_rotation_k_,
       device_rotation_v_;
   DeviceBuffer table_, sink_address_, ring_address_;
   DeviceBuffer sink_tokens_, pages_, bf16_pages_, recent_tokens_, recent_begin_;
 };
 
-// With INT2 pages before them, alone, many, none, and padding between.
+// Sequences have INT2 pages before their BF16 pages, BF16 pages alone, many or none, and padding
+// lies between.
 std::vector<Lengths> Ragged() {
   return {{64, 0, 3, 256, 70}, {64, 9, 0, 300, 33}, {0, 0, 0, 0, 0},   {64, 0, 29, 65, 40},
           {64, 5, 7, 40, 90},  {64, 0, 1, 17, 5},   {33, 0, 0, 9, 31}, {64, 12, 17, 319, 1}};
@@ -353,7 +354,7 @@ TEST(Bf16History, DecodeOfDraftsCapsAndWindows) {
   }
 }
 
-// By clusters: warps divide by how much of a sequence is BF16.
+// In clusters warps are divided by how much of a sequence is BF16.
 TEST(Bf16History, DecodeByClusters) {
   CRUMB_NEEDS_DEVICE();
   int major = 0;
@@ -372,7 +373,7 @@ TEST(Bf16History, DecodeByClusters) {
   }
 }
 
-// One long sequence is cut over the whole device, many short ones share blocks.
+// One long sequence is cut over the whole device; many short ones share blocks.
 TEST(Bf16History, DecodeOfOneAndOfMany) {
   CRUMB_NEEDS_DEVICE();
   for (const DecodeForm form : {DecodeForm::kAuto, DecodeForm::kPlanned}) {
@@ -406,7 +407,7 @@ TEST(Bf16History, PrefillAgreesWithTheOracle) {
   }
 }
 
-// Tiles are the rows, bit by bit; sums and what is not finite are told.
+// BF16 tiles are the rows, bit by bit; checksums and rows that are not finite are reported.
 TEST(Bf16History, WindowsAreCopiedAndSummed) {
   CRUMB_NEEDS_DEVICE();
   constexpr int kLayers = 3, kHeads = 2, kWindows = 4;
@@ -429,7 +430,7 @@ TEST(Bf16History, WindowsAreCopiedAndSummed) {
       from.push_back(device_rows.address() + 2 * ring * kLayers * kHeads * w);
       to.push_back(pages.address() + page_bytes * (kWindows - 1 - w));
     }
-    const int windows = kWindows - (dim == 64 ? 1 : 0);  // of the last one nothing is touched then
+    const int windows = kWindows - (dim == 64 ? 1 : 0);  // then the last window must not be touched
     const DeviceBuffer count(std::vector<int32_t>{windows}), ring_address(from), tile_address(to),
         begin(std::vector<int32_t>(begins, begins + kWindows));
     const DeviceBuffer status(std::vector<uint32_t>{0, kStatusSaturated, 0, 0}),
@@ -452,7 +453,7 @@ TEST(Bf16History, WindowsAreCopiedAndSummed) {
     p.tile_head_stride = static_cast<int64_t>(tile_bytes);
     p.tile_layer_stride = p.tile_head_stride * kHeads;
     p.status = status.as<uint32_t>();
-    p.sums = sums.as<uint32_t>();
+    p.checksums = sums.as<uint32_t>();
     ASSERT_CUDA(EvictWindows(p, nullptr));
     ASSERT_CUDA(cudaDeviceSynchronize());
     const auto bytes = pages.Download<uint8_t>();

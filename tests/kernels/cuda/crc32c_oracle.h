@@ -7,7 +7,7 @@
 
 namespace crumb::kernels::cuda {
 
-// CRC-32C bit by bit. Its value for the nine digits "123456789" is 0xe3069283.
+// Computes CRC-32C bit by bit. Its value for the nine digits "123456789" is 0xe3069283.
 inline uint32_t Crc32cOracle(const uint8_t* bytes, size_t size) {
   uint32_t crc = ~0u;
   for (size_t i = 0; i < size; ++i) {

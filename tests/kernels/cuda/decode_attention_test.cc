@@ -11,7 +11,8 @@ namespace crumb::kernels::cuda {
 namespace {
 
 std::vector<SequenceLengths> Ragged(int batch) {
-  // Lengths around pages, windows and splits, some rows empty of one part, some padding.
+  // Lengths lie around pages, windows and splits; some sequences lack a segment, and some are
+  // padding.
   const std::vector<SequenceLengths> some = {
       {64, 3, 256},  {64, 0, 1},   {64, 17, 319}, {0, 0, 0},    {63, 0, 5},  {64, 1, 65},
       {64, 130, 64}, {1, 0, 1},    {64, 33, 287}, {0, 0, 40},   {64, 2, 15}, {64, 300, 271},
@@ -28,12 +29,12 @@ const char* NameOf(DecodeForm form) {
   return form == DecodeForm::kClusters ? "clusters" : "plan";
 }
 
-// Whether the device and the sizes allow the form.
-bool Serves(DecodeForm form, const TileShape& tile, int columns) {
+// Returns whether the device and the sizes allow the form.
+bool Serves(DecodeForm form, const TileShape& tile, int query_rows) {
   if (form != DecodeForm::kClusters) return true;
   int major = 0;
   return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-         major >= 9 && tile.head_dim == 128 && tile.group_size == 128 && columns <= 16;
+         major >= 9 && tile.head_dim == 128 && tile.group_size == 128 && query_rows <= 16;
 }
 
 struct Shape {
@@ -70,7 +71,8 @@ TEST_P(DecodeShapes, AgreeWithTheOracle) {
         DecodeCase run(options);
         run.Run();
         const double error = run.WorstError(160);
-        // Rounding to bf16 alone takes 1.65e-3 of a row in the mean, of some rows more than 2e-3.
+        // Rounding to bf16 alone has an error of 1.65e-3 in the mean, and of more than 2e-3 for
+        // some rows.
         const double bound =
             type == OutType::kF32 ? (logit_std < 4 ? 5e-4 : 2e-3) : (logit_std < 4 ? 2e-3 : 5e-3);
         std::printf("%s: d %d G %d g %d q %d std %.0f %s: error %.2e\n", NameOf(form),
@@ -97,7 +99,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Shape{128, 128, 8, 16, 1}, Shape{128, 128, 1, 17, 1},
                     Shape{128, 128, 2, 8, 3}));
 
-// Every head_dim and group that tiles may have, beyond 8 columns in several launches.
+// Every head_dim and group size of a tile. Beyond 8 query rows there are several launches.
 INSTANTIATE_TEST_SUITE_P(Tiles, DecodeShapes,
                          testing::Values(Shape{64, 32, 2, 4, 1}, Shape{64, 32, 1, 7, 1},
                                          Shape{256, 64, 2, 4, 1}, Shape{256, 64, 1, 7, 1},
@@ -108,14 +110,14 @@ INSTANTIATE_TEST_SUITE_P(Tiles, DecodeShapes,
                                          Shape{256, 32, 1, 9, 1}, Shape{256, 128, 2, 3, 4},
                                          Shape{128, 64, 1, 5, 5}, Shape{64, 64, 1, 8, 4}));
 
-// Everything else that both forms promise.
+// Everything else that both schedules promise.
 class DecodeForms : public testing::TestWithParam<DecodeForm> {
  protected:
   void SetUp() override {
     CRUMB_NEEDS_DEVICE();
     if (!Serves(GetParam(), {}, 1)) GTEST_SKIP() << "needs compute capability 9.0, for clusters";
   }
-  // The form, or the other where it does not serve so many heads.
+  // Returns the form, or kPlanned if it does not serve so many query rows.
   static DecodeForm FormFor(const DecodeOptions& options) {
     return Serves(GetParam(), options.tile, options.group * options.q_tokens)
                ? GetParam()
@@ -123,7 +125,7 @@ class DecodeForms : public testing::TestWithParam<DecodeForm> {
   }
 };
 
-// Query heads of a KV head, for each number of column tiles.
+// Query heads per KV head: one case for each number of query tiles.
 constexpr int kEachForm[] = {4, 12, 16, 20};
 
 TEST_P(DecodeForms, LogitsThatGrowMonotonically) {
@@ -231,9 +233,9 @@ TEST_P(DecodeForms, LongContextUnderOneKey) {
   }
 }
 
-// A key that has up to 94 % of its row, 2 to 15 times (above 4 heads 4 to 15) what others in
-// earlier pages have each. One or more of these are the same warp's, at the distances at which one
-// form or the other deals pages.
+// One key has up to 94 % of its row, 2 to 15 times (above 4 heads 4 to 15) the weight of each of a
+// few others in earlier pages. One or more of these are attended by the same warp, at the strides
+// at which either schedule deals pages.
 TEST_P(DecodeForms, OneKeyThatHasMostOfARow) {
   const Shape shapes[] = {{128, 128, 66, 1, 1},  {128, 128, 66, 4, 1},  {128, 128, 66, 8, 1},
                           {128, 128, 66, 12, 1}, {128, 128, 66, 16, 1}, {128, 128, 66, 20, 1},
@@ -373,7 +375,7 @@ TEST_P(DecodeForms, InvariantSplitsIgnoreTheRestOfTheBatch) {
   }
 }
 
-// A cluster, or several, for each of few pairs, of 2 to 16 blocks; up to 8 clusters a pair.
+// Each of a few problems has one cluster or several, up to 8, of 2 to 16 blocks.
 TEST(DecodeAttention, ClustersOfEverySize) {
   CRUMB_NEEDS_DEVICE();
   if (!Serves(DecodeForm::kClusters, {}, 1))
@@ -397,7 +399,7 @@ TEST(DecodeAttention, ClustersOfEverySize) {
   }
 }
 
-// More pages than a warp's lanes hold addresses of.
+// The sequence has more pages than a warp's lanes hold addresses of.
 TEST(DecodeAttention, VeryLongSequenceOfOneCluster) {
   CRUMB_NEEDS_DEVICE();
   if (!Serves(DecodeForm::kClusters, {}, 1))
@@ -416,7 +418,7 @@ TEST(DecodeAttention, ChoosesClustersForFewSequences) {
   CRUMB_NEEDS_DEVICE();
   if (!Serves(DecodeForm::kClusters, {}, 1))
     GTEST_SKIP() << "needs compute capability 9.0, for clusters";
-  // What is chosen shows in the workspace: with clusters it holds no queries.
+  // The choice shows in the workspace: with clusters it holds no queries.
   const auto workspace = [](int batch, bool invariant, DecodeForm form) {
     DecodeShape shape;
     shape.batch = batch;
@@ -435,8 +437,7 @@ TEST(DecodeAttention, ChoosesClustersForFewSequences) {
   EXPECT_LT(workspace(1, false, any), workspace(1, false, DecodeForm::kPlanned));
 }
 
-// From three sequences on the plan decides. The workspace then has the other form's parts, and
-// counters for each block of a cluster.
+// From three sequences on the plan decides. The plan then has the arrays of both schedules.
 TEST(DecodeAttention, ThePlanDecidesForMoreSequences) {
   CRUMB_NEEDS_DEVICE();
   if (!Serves(DecodeForm::kClusters, {}, 1))
@@ -456,7 +457,7 @@ TEST(DecodeAttention, ThePlanDecidesForMoreSequences) {
 struct Decided {
   const char* name;
   int kv_heads;
-  bool clusters;  // of the plan's two forms
+  bool clusters;  // of the plan's two schedules
   std::vector<SequenceLengths> sequences;
 };
 
@@ -469,7 +470,7 @@ std::vector<SequenceLengths> With(std::vector<SequenceLengths> sequences, int at
   return sequences;
 }
 
-// Batches in which one form or the other is far ahead, and what is between.
+// Batches for which one schedule or the other is far better, and batches in between.
 std::vector<Decided> DecidedByThePlan() {
   const SequenceLengths usual = {64, 60, 287}, small = {64, 3, 70}, none = {};
   return {
@@ -508,7 +509,7 @@ TEST(DecodeAttention, ThePlanTakesTheFormThatLengthsAskFor) {
       const std::vector<uint8_t> bytes = run.OutBytes();
       run.Run();
       EXPECT_EQ(run.OutBytes(), bytes) << decided.name << ": a second run gave other bits";
-      // The two forms add up in different orders.
+      // The two schedules sum in different orders.
       options.form = DecodeForm::kPlanned;
       DecodeCase planned(options);
       planned.Run();
@@ -518,8 +519,8 @@ TEST(DecodeAttention, ThePlanTakesTheFormThatLengthsAskFor) {
   }
 }
 
-// One graph while lengths move from balanced to ragged and back, with padding: at each step the
-// bits of calls that were not captured.
+// One graph runs while lengths move from balanced to ragged and back, with padding. At each step it
+// produces the bits of calls that were not captured.
 TEST(DecodeAttention, OneGraphServesBothForms) {
   CRUMB_NEEDS_DEVICE();
   for (const int group : {4, 12}) {

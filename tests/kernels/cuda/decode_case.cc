@@ -53,7 +53,7 @@ void DecodeCase::MakePages() {
   std::vector<uint64_t> slot(slots);
   std::iota(slot.begin(), slot.end(), 0);
   std::shuffle(slot.begin(), slot.end(), random_);
-  // A few hundred different tiles are enough; copies of them lie everywhere.
+  // A few hundred different tiles suffice; copies of them fill all pages.
   const size_t variety = std::min<size_t>(slots * options_.kv_heads, 384);
   std::vector<uint8_t> pool(variety * tile_bytes);
   for (size_t i = 0; i < variety; ++i) {

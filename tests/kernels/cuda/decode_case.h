@@ -19,7 +19,7 @@ struct SequenceLengths {
   int recent = 0;
 };
 
-// One decode call on random data; every head has its own tiles, windows, R and mu.
+// One decode call on random data. Every KV head has its own tiles, windows, R and mu.
 struct DecodeOptions {
   TileShape tile;
   int kv_heads = 1;
@@ -43,7 +43,7 @@ struct DecodeOptions {
   uint32_t seed = 1;
 };
 
-// A key of the history, and its logit.
+// A key of the history and its logit.
 struct DecodeKey {
   int page = 0;
   int token = 0;
@@ -54,18 +54,18 @@ class DecodeCase {
  public:
   explicit DecodeCase(const DecodeOptions& options);
 
-  // Makes one history token's logit `nats` for the first query head: a K row that is constant, as
-  // large as that query's sum of elements asks for. Without transforms.
+  // Sets one history token's logit to `nats` for the first query head: its K row is constant, as
+  // large as the sum of that query's elements requires. REQUIRES: no transforms.
   void PeakAt(int sequence, int page, int head, int token, double nats);
-  // Query elements keep their signs alone: 16 bits hold them exactly, before any rotation.
+  // Replaces query elements by their signs, which 16 bits hold exactly before any rotation.
   void LevelQuery();
-  // Makes the history's logits grow from token to token, from 0 to `nats` for the first query head.
-  // Without transforms.
+  // Makes the history's logits grow from token to token, from 0 to `nats`, for the first query
+  // head. REQUIRES: no transforms.
   void Rise(int sequence, int head, double nats);
-  // Makes the rows of a KV head nearly alike (row i is the first one times 1 + i / 64), what its
-  // history says to them small, and `keys` such that say as much as they should to the first row.
-  // The last one gets a v_scale that falls between two fp16 numbers when it is multiplied by its
-  // probability, if that is 1 at the key before. Without transforms.
+  // Makes the query rows of a KV head nearly alike (row i is the first one times 1 + i / 64) and
+  // their logits over the history small, except those of `keys`, which have the given logits for
+  // the first row. The last key gets a v_scale that, multiplied by its probability, falls between
+  // two fp16 numbers if the probability of the key before it is 1. REQUIRES: no transforms.
   void Dominate(int sequence, int head, const std::vector<DecodeKey>& keys);
   void PoisonOutputs();
   // Sets the lengths on the device; pages and windows beyond them stay as they are.
@@ -73,23 +73,24 @@ class DecodeCase {
 
   DecodeAttentionParams Params();
   DecodeTuning Tuning() const { return {options_.form, options_.copy_path, options_.limits}; }
-  // Plans and attends on `stream`; outputs are poisoned first. Then waits.
+  // Poisons the outputs, plans and attends, and waits.
   void Run();
   cudaError_t Enqueue(cudaStream_t stream);
 
-  // Outputs of the last run, [batch, q_tokens, q_heads, head_dim] and [batch, q_tokens, q_heads].
+  // Return the outputs of the last run, [batch, q_tokens, q_heads, head_dim] and [batch, q_tokens,
+  // q_heads].
   std::vector<float> Out() const;
   std::vector<float> Lse() const { return lse_.Download<float>(); }
   std::vector<uint8_t> OutBytes() const { return out_.Download<uint8_t>(); }
 
-  // Largest ||out - oracle|| / ||oracle|| over rows; at most `rows_max` rows, spread evenly.
+  // Returns the largest ||out - oracle|| / ||oracle|| of at most `rows_max` rows, spread evenly.
   double WorstError(int rows_max = 1 << 20) const;
 
-  // The largest error as a multiple of what the output type allows: `bound`, or what rounding the
-  // oracle's row to the type alone takes, where that is more.
+  // Returns the largest error as a multiple of what the output type allows: `bound`, or the error
+  // of rounding the oracle's row to the type if that is larger.
   double WorstOfBound(double bound, int rows_max = 1 << 20) const;
 
-  // The host's copy of a page tile, to change and upload again.
+  // Returns the host's copy of a page tile, which tests change and upload again.
   uint8_t* Tile(int sequence, int page, int head);
 
   const DecodeOptions& options() const { return options_; }
@@ -104,7 +105,8 @@ class DecodeCase {
   // same of the oracle rounded to the output's type.
   template <typename Visit>
   void VisitErrors(int rows_max, const Visit& visit) const;
-  // Makes a key say about `key.nats` to query q, by codes that follow q. Returns what it says.
+  // Gives a key a logit of about `key.nats` for query q, by codes that follow q. Returns the exact
+  // logit.
   double PlaceKey(const std::vector<float>& q, const DecodeKey& key, uint8_t* tile) const;
   void ScaleKeys(int sequence, int page, int head, int token, double nats);
 

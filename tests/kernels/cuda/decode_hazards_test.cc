@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What decode attention over INT2 pages invites to get wrong, in every form of the kernel: heads
-// that do not fill a block, sequences of a sink alone, long rests under one key, queries that are
-// no numbers.
+// Typical mistakes of decode attention over INT2 pages, in every form of the kernel: heads that do
+// not fill a block, sequences of a sink alone, long flat histories under one key, queries that are
+// not finite.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -23,16 +23,16 @@ constexpr Way kWays[] = {{"auto", DecodeForm::kAuto},
                          {"plan, 16-byte copies", DecodeForm::kPlanned, CopyPath::kAsync16},
                          {"clusters", DecodeForm::kClusters}};
 
-// Whether the device has what the way needs, for head_dim and groups of 128.
-bool Serves(const Way& way, int columns) {
+// Returns whether the device supports the way, for head_dim and groups of 128.
+bool Serves(const Way& way, int query_rows) {
   if (way.form != DecodeForm::kClusters) return true;
   int major = 0;
   return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
-         major >= 9 && columns <= 16;
+         major >= 9 && query_rows <= 16;
 }
 
-// Groups of query heads that no power of two divides, several KV heads, one sequence and many: each
-// query head has the data of its own KV head.
+// Query heads per KV head are no powers of two; there are several KV heads, one sequence and many.
+// Each query head must read the data of its own KV head.
 TEST(DecodeHazards, EveryQueryHeadReadsItsOwnKvHead) {
   CRUMB_NEEDS_DEVICE();
   for (const int group : {3, 5, 6, 7, 12}) {
@@ -84,8 +84,8 @@ TEST(DecodeHazards, SequencesOfASinkAlone) {
   }
 }
 
-// Every KV head reads the tiles of the first one, so that many pairs lie side by side without their
-// bytes: there are more pairs than groups of warps, and one group sums up 100k tokens.
+// Every KV head reads the tiles of the first one, so that many problems are tested without memory
+// for each: there are more problems than workers, and one worker sums 100k tokens.
 class ManyHeads {
  public:
   ManyHeads(DecodeCase& one, int heads)
@@ -122,7 +122,7 @@ class ManyHeads {
     ASSERT_CUDA(DecodeAttention(params_, nullptr, one_.Tuning()));
     ASSERT_CUDA(cudaDeviceSynchronize());
   }
-  // Of up to two rows of one KV head, against the oracle.
+  // Returns the error of up to two rows of one KV head against the oracle.
   double Error(int head) {
     EXPECT_EQ(cudaMemcpy(one_.Params().out, out_.as<float>() + head * elements_,
                          elements_ * sizeof(float), cudaMemcpyDeviceToDevice),
@@ -137,8 +137,8 @@ class ManyHeads {
  private:
   DecodeCase& one_;
   const int heads_;
-  const int rows_;         // of a KV head
-  const size_t elements_;  // of them
+  const int rows_;         // rows per KV head
+  const size_t elements_;  // elements of these rows
   DecodeAttentionParams params_;
   DeviceBuffer q_, out_, lse_, plan_, workspace_;
 };
@@ -170,10 +170,10 @@ TEST(DecodeHazards, ALongFlatRestOfOneSplit) {
 }
 
 struct Instance {
-  int head_dim, group_size, columns;
+  int head_dim, group_size, query_rows;
 };
 
-// The same in every instance of the planned form.
+// ManyHeads in every instance of the planned schedule.
 class ALongFlatRest : public testing::TestWithParam<Instance> {};
 
 TEST_P(ALongFlatRest, OfOneSplit) {
@@ -183,14 +183,14 @@ TEST_P(ALongFlatRest, OfOneSplit) {
     DecodeOptions options;
     options.tile.head_dim = GetParam().head_dim;
     options.tile.group_size = GetParam().group_size;
-    options.group = GetParam().columns;
+    options.group = GetParam().query_rows;
     options.sequences = {{64, 1562, 64}};
     options.logit_std = 0.05;
     options.transforms = false;
     options.form = way.form;
     options.copy_path = way.copies;
     DecodeCase one(options);
-    one.LevelQuery();  // sums of values are looked at, not the peak's logit
+    one.LevelQuery();  // the test is about sums of values, not about the peak's logit
     one.PeakAt(0, 3, 0, 17, 8.0);
     ManyHeads many(one, 800);
     many.Run();
@@ -208,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(Instances, ALongFlatRest,
                          [](const auto& instance) {
                            return "D" + std::to_string(instance.param.head_dim) + "G" +
                                   std::to_string(instance.param.group_size) + "C" +
-                                  std::to_string(instance.param.columns);
+                                  std::to_string(instance.param.query_rows);
                          });
 
 constexpr int kKvHeads = 2;
@@ -226,7 +226,7 @@ class NotFinite : public testing::TestWithParam<int> {
     options.copy_path = way.copies;
     return options;
   }
-  // ||after - before|| / ||before|| of row `row`.
+  // Returns ||after - before|| / ||before|| of row `row`.
   static double Change(const std::vector<float>& before, const std::vector<float>& after,
                        size_t row) {
     double difference = 0.0, norm = 0.0;
@@ -252,7 +252,7 @@ TEST_P(NotFinite, AQueryRowSpoilsItselfAlone) {
     run.Run();
     const std::vector<float> before = run.Out();
     for (size_t sequence = 0; sequence < run.options().sequences.size(); ++sequence) {
-      const size_t pair = sequence * kKvHeads, spoiled = pair * group + group / 2;
+      const size_t problem = sequence * kKvHeads, spoiled = problem * group + group / 2;
       Bf16* element =
           const_cast<Bf16*>(static_cast<const Bf16*>(run.Params().q)) + spoiled * 128 + 7;
       uint16_t was = 0;
@@ -267,8 +267,9 @@ TEST_P(NotFinite, AQueryRowSpoilsItselfAlone) {
         }
         for (size_t row = 0; row < before.size() / 128; ++row) {
           if (row == spoiled) continue;
-          // Rows of one pair share the moments at which their references move.
-          if (row / group == pair) {
+          // Rows of one problem raise their running max at the same time, so they may change a
+          // little.
+          if (row / group == problem) {
             EXPECT_LE(Change(before, after, row), 1e-3)
                 << way.name << ", bits " << bits << " row " << row;
           } else {
@@ -282,7 +283,7 @@ TEST_P(NotFinite, AQueryRowSpoilsItselfAlone) {
   }
 }
 
-TEST_P(NotFinite, AWindowSpoilsItsOwnPairAlone) {
+TEST_P(NotFinite, AWindowSpoilsItsOwnProblemAlone) {
   const int group = GetParam();
   for (const Way& way : kWays) {
     if (!Serves(way, group)) continue;
@@ -294,7 +295,7 @@ TEST_P(NotFinite, AWindowSpoilsItsOwnPairAlone) {
     int32_t begin[3];
     ASSERT_CUDA(cudaMemcpy(address, p.recent.address, sizeof(address), cudaMemcpyDeviceToHost));
     ASSERT_CUDA(cudaMemcpy(begin, p.lengths.recent_begin, sizeof(begin), cudaMemcpyDeviceToHost));
-    // A key, then a value, of the second sequence's second KV head.
+    // The element is one of a key, then one of a value, of the second sequence's second KV head.
     for (const int64_t part : {int64_t{0}, p.recent.v_offset}) {
       const uint64_t row = address[1] + p.recent.head_stride + part +
                            (begin[1] + 5) % p.recent_capacity * p.recent.token_stride;

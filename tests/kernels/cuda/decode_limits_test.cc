@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Decode attention as it is launched on devices with less shared memory, other instructions and
-// fewer multiprocessors: every tile, with odd groups and drafts.
+// Decode attention in the launch configurations of devices with less shared memory, older
+// instructions and fewer SMs: every tile, with odd group sizes and several query tokens.
 #include <cstdio>
 #include <string>
 
@@ -28,38 +28,38 @@ std::string NameOf(const TileShape& tile) {
   return "d" + std::to_string(tile.head_dim) + "_G" + std::to_string(tile.group_size);
 }
 
-// Tiles of head_dim 256 in groups of 32 have 113 KB at least in shared memory.
+// Tiles of head_dim 256 in groups of 32 need at least 113 KB of shared memory.
 bool HasRoom(const TileShape& tile, const DeviceLimits& limits) {
   return tile.head_dim != 256 || tile.group_size != 32 || limits.shared_bytes > 113 << 10;
 }
 
-// Query heads of a KV head and query tokens.
-struct Columns {
+// Query heads per KV head and query tokens.
+struct QueryShape {
   int group;
   int q_tokens;
 };
-constexpr Columns kColumns[] = {{4, 1}, {7, 1}, {3, 3}, {12, 1}, {5, 4}, {16, 2}};
+constexpr QueryShape kQueryShapes[] = {{4, 1}, {7, 1}, {3, 3}, {12, 1}, {5, 4}, {16, 2}};
 
-DecodeOptions OptionsOf(const TileShape& tile, const Columns& columns) {
+DecodeOptions OptionsOf(const TileShape& tile, const QueryShape& query) {
   DecodeOptions options;
   options.tile = tile;
   options.kv_heads = 2;
-  options.group = columns.group;
-  options.q_tokens = columns.q_tokens;
+  options.group = query.group;
+  options.q_tokens = query.q_tokens;
   options.sequences = {{64, 3, 256}, {64, 17, 319}, {0, 0, 0}, {63, 0, 5}, {64, 9, 16}};
-  options.seed = 31 * columns.group + tile.head_dim + tile.group_size;
+  options.seed = 31 * query.group + tile.head_dim + tile.group_size;
   return options;
 }
 
 class DecodeTiles : public testing::TestWithParam<TileShape> {};
 
-// Bulk copies and copies of 16 bytes leave the same bits, with this device's shared memory and with
+// Bulk copies and 16-byte copies produce the same bits, with this device's shared memory and with
 // less.
 TEST_P(DecodeTiles, BothCopiesGiveTheSameBits) {
   CRUMB_NEEDS_DEVICE();
-  for (const Columns& columns : kColumns) {
+  for (const QueryShape& query : kQueryShapes) {
     for (const int shared_bytes : {0, 163 << 10, 99 << 10}) {
-      DecodeOptions options = OptionsOf(GetParam(), columns);
+      DecodeOptions options = OptionsOf(GetParam(), query);
       options.form = DecodeForm::kPlanned;
       options.limits.shared_bytes = shared_bytes;
       if (shared_bytes != 0 && !HasRoom(options.tile, options.limits)) continue;
@@ -69,8 +69,7 @@ TEST_P(DecodeTiles, BothCopiesGiveTheSameBits) {
       DecodeCase async(options);
       async.Run();
       EXPECT_EQ(async.OutBytes(), bulk.OutBytes())
-          << columns.group << " heads, " << columns.q_tokens << " tokens, " << shared_bytes
-          << " bytes";
+          << query.group << " heads, " << query.q_tokens << " tokens, " << shared_bytes << " bytes";
     }
   }
 }
@@ -83,8 +82,8 @@ class DecodeLimits : public testing::TestWithParam<std::tuple<TileShape, OtherDe
 TEST_P(DecodeLimits, AgreeWithTheOracle) {
   CRUMB_NEEDS_DEVICE();
   const auto [tile, device] = GetParam();
-  for (const Columns& columns : kColumns) {
-    DecodeOptions options = OptionsOf(tile, columns);
+  for (const QueryShape& query : kQueryShapes) {
+    DecodeOptions options = OptionsOf(tile, query);
     options.limits = device.limits;
     if (!HasRoom(tile, device.limits)) {
       DecodeCase refused(options);
@@ -95,8 +94,8 @@ TEST_P(DecodeLimits, AgreeWithTheOracle) {
     run.Run();
     const double error = run.WorstError(60);
     std::printf("%s %s: %d heads, %d tokens: error %.2e\n", device.name, NameOf(tile).c_str(),
-                columns.group, columns.q_tokens, error);
-    EXPECT_LE(error, 5e-4) << columns.group << " heads, " << columns.q_tokens << " tokens";
+                query.group, query.q_tokens, error);
+    EXPECT_LE(error, 5e-4) << query.group << " heads, " << query.q_tokens << " tokens";
   }
 }
 
@@ -108,7 +107,7 @@ INSTANTIATE_TEST_SUITE_P(Devices, DecodeLimits,
                                   std::get<1>(both.param).name;
                          });
 
-// Small enough for compute-sanitizer.
+// A case that is small enough for compute-sanitizer.
 TEST(DecodeCopies, LengthsAroundEveryBoundary) {
   CRUMB_NEEDS_DEVICE();
   for (const OtherDevice& device : {kA100, kBlackwell}) {
@@ -126,7 +125,8 @@ TEST(DecodeCopies, LengthsAroundEveryBoundary) {
   }
 }
 
-// Warps of a block and tiles that each has in shared memory: docs/kernels/cuda.md. Needs no device.
+// Shared memory determines the warps of a block and the tiles of each warp (docs/kernels/cuda.md).
+// The test needs no device.
 TEST(DecodeLaunchOf, SharedMemoryDecidesWarpsAndStages) {
   struct Expected {
     TileShape tile;

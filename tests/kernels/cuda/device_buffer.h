@@ -17,7 +17,7 @@ inline bool HaveDevice() {
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-// Ends the test with a word where there is no GPU.
+// Skips the test, with a message, on a machine without a GPU.
 #define CRUMB_NEEDS_DEVICE() \
   if (!HaveDevice()) GTEST_SKIP() << "needs a CUDA device"
 
@@ -27,7 +27,8 @@ inline bool HaveDevice() {
     ASSERT_EQ(error_, cudaSuccess) << cudaGetErrorString(error_); \
   } while (false)
 
-// Device memory, freed with the object. Filled with 0xff bytes, so that what nobody wrote is NaN.
+// Device memory that is freed with the object. It is filled with 0xff bytes, so that elements that
+// were not written are NaN.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;

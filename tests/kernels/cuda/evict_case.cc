@@ -59,7 +59,7 @@ EvictParams EvictCase::Params() const {
   p.position_block = device_block_.as<int32_t>();
   p.position_blocks = o_.position_blocks;
   p.status = status_.as<uint32_t>();
-  p.sums = sums_.as<uint32_t>();
+  p.checksums = sums_.as<uint32_t>();
   p.workspace = workspace_.as<void>();
   return p;
 }

@@ -27,40 +27,40 @@ struct EvictOptions {
   int position_blocks = 1;
   bool rotated = true;
   bool centred = true;
-  bool feedback = true;  // kCrumb
+  bool feedback = true;  // used by kCrumb
   float k_clip = 0.96f;
   float v_clip = 0.92f;
   Rows rows = Rows::kNormal;
   uint32_t seed = 1;
 };
 
-// Windows of all layers and heads on host and device, quantized by both. Every matrix and window
-// has data of its own.
+// Windows of all layers and heads, quantized on host and device. Every matrix and window has its
+// own data.
 class EvictCase {
  public:
   explicit EvictCase(const EvictOptions& options);
 
-  // Evicts the windows by a grid for `windows_max` of them.
+  // Evicts the windows with a grid for `windows_max` of them.
   void Run(int windows_max);
-  // What Run does before and after the launch: bytes that nobody wrote are 0xff; tiles() are those
-  // on the device.
+  // The parts of Run before and after the launch: FillTiles sets all bytes to 0xff, DownloadTiles
+  // brings the device's to tiles().
   void FillTiles();
   void DownloadTiles() { device_tiles_ = tiles_.Download<uint8_t>(); }
   EvictParams Params() const;
 
-  // The rows of one tile in order: K, then V.
+  // Returns the rows of one tile in order: K, then V.
   std::vector<Bf16> WindowOf(int w, size_t m) const;
-  // Of K (0) or V (1).
+  // Returns the transform of K (0) or V (1).
   RowTransform HostTransform(int value, int w, size_t m) const;
-  // The CPU's tiles in the order of tiles(), and its status per window.
+  // Returns the CPU's tiles in the order of tiles(), and its status per window.
   std::vector<uint8_t> Expected(std::vector<uint32_t>* status) const;
 
-  // [windows, matrices, 2, kEvictRing, head_dim]; UploadRows brings what was changed to the device.
+  // [windows, matrices, 2, kEvictRing, head_dim]; UploadRows brings changes to the device.
   std::vector<Bf16>& rows() { return rows_; }
   void UploadRows();
 
   size_t matrices() const { return matrices_; }  // layers times KV heads
-  // Of the last run: [windows, matrices].
+  // Results of the last run: [windows, matrices].
   const std::vector<uint8_t>& tiles() const { return device_tiles_; }
   std::vector<uint32_t> status() const { return status_.Download<uint32_t>(); }
   std::vector<uint32_t> sums() const { return sums_.Download<uint32_t>(); }

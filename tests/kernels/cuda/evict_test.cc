@@ -31,7 +31,7 @@ size_t DifferentCodes(const TileShape& shape, const std::vector<uint8_t>& a,
   return different;
 }
 
-// y of one row in double precision.
+// Returns y of one row in double precision.
 std::vector<double> ExactRow(const Bf16* x, int dim, const RowTransform& t) {
   std::vector<double> y(dim, 0.0);
   for (int i = 0; i < dim; ++i) {
@@ -52,7 +52,7 @@ double Dequantized(const TileShape& shape, const uint8_t* tile, TilePart part, i
          Fp16ToFloat(meta.scale) * ReadCode(shape, tile, part, t, channel);
 }
 
-// |(y - z) (I + U)|^2 of one row.
+// Returns |(y - z) (I + U)|^2 of one row.
 double WeightedError(const TileShape& shape, const uint8_t* tile, TilePart part, int t,
                      const std::vector<double>& y, const float* feedback) {
   const int dim = shape.head_dim;
@@ -70,7 +70,7 @@ double WeightedError(const TileShape& shape, const uint8_t* tile, TilePart part,
 const TileShape kShapes[] = {{64, 128, 128}, {64, 128, 64},  {64, 128, 32}, {64, 64, 64},
                              {64, 64, 32},   {64, 256, 128}, {64, 256, 64}, {64, 256, 32}};
 
-// The first tile of the last run.
+// Returns the first tile of the last run.
 std::vector<uint8_t> DeviceTile(const EvictParams& p, size_t bytes) {
   std::vector<uint8_t> tile(bytes);
   uint64_t address = 0;
@@ -81,8 +81,9 @@ std::vector<uint8_t> DeviceTile(const EvictParams& p, size_t bytes) {
   return tile;
 }
 
-// How rows meet R, on which device: with less shared memory R passes in parts and fewer teams share
-// it, below 9 there are no bulk copies, from 10 on no products of four warps.
+// The ways to multiply rows by R on several devices: with less shared memory R passes in parts and
+// fewer warpgroups share it, below compute capability 9 there are no bulk copies, from 10 on there
+// is no wgmma.
 struct EvictWay {
   const char* name;
   RotatePath path = RotatePath::kAuto;
@@ -98,7 +99,7 @@ constexpr EvictWay kWays[] = {{"auto", RotatePath::kAuto, {}},
 
 class EvictWays : public testing::TestWithParam<EvictWay> {
  protected:
-  // Covariances of head_dim 256, with rows and sums, take 152 to 155 KB.
+  // Covariances of head_dim 256 need 152 to 155 KB with rows and checksums.
   static bool HasRoom(const TileShape& shape) {
     const int bytes = GetParam().limits.shared_bytes;
     return shape.head_dim < 256 || bytes == 0 || bytes > 155 << 10;
@@ -177,7 +178,7 @@ TEST_P(EvictWays, NaiveIsTheCpuBitForBit) {
   }
 }
 
-// More matrices than any GPU has multiprocessors: blocks go from one to the next.
+// There are more matrices than any GPU has SMs, so blocks go from one matrix to the next.
 TEST(EvictWindows, BlocksGoFromMatrixToMatrix) {
   CRUMB_NEEDS_DEVICE();
   for (const int windows : {1, 5}) {
@@ -196,7 +197,7 @@ TEST(EvictWindows, BlocksGoFromMatrixToMatrix) {
   }
 }
 
-// At most 1 % of rows differ, and the errors that count are as large as the CPU's.
+// At most 1 % of rows differ, and the weighted errors are as large as the CPU's.
 void EvictWays::CompareCrumb(Rows rows_are) {
   for (const TileShape& shape : kShapes) {
     EvictOptions options;
@@ -248,19 +249,19 @@ void EvictWays::CompareCrumb(Rows rows_are) {
   }
 }
 
-// Their thresholds are found among halves.
+// The thresholds of these rows are found among halves.
 TEST_P(EvictWays, CrumbAgreesWithTheCpu) {
   CRUMB_NEEDS_DEVICE();
   CompareCrumb(Rows::kNormal);
 }
 
-// And these among floats.
+// The thresholds of these rows are found among floats.
 TEST_P(EvictWays, CrumbAgreesWithTheCpuOnOutliers) {
   CRUMB_NEEDS_DEVICE();
   CompareCrumb(Rows::kOutliers);
 }
 
-// Without feedback and rotation nothing is left to differ in but the last bit of a ratio.
+// Without feedback and rotation only the last bit of a ratio may differ.
 TEST(EvictWindows, CrumbWithoutConstantsAgreesWithTheCpu) {
   CRUMB_NEEDS_DEVICE();
   for (const Rows rows : {Rows::kNormal, Rows::kExtreme}) {
@@ -290,7 +291,7 @@ TEST(EvictWindows, RowsThatAreNotFiniteDoNotSpread) {
     const std::vector<uint8_t> clean = run.tiles();
     EXPECT_EQ(run.status(), std::vector<uint32_t>(options.windows, 0));
     std::mt19937 random(3);
-    // Row `slot` of the first matrix's K ring, second window.
+    // The row is in slot `slot` of the first matrix's K ring, in the second window.
     const int dim = options.tile.head_dim, slot = 30;
     Bf16* row = run.rows().data() + (run.matrices() * 2 * kEvictRing + slot) * dim;
     for (const uint16_t bits : {0x7f80, 0xff80, 0x7fc0, 0xffff}) {
@@ -381,7 +382,8 @@ TEST(EvictWindows, SumsAreThoseOfTheBytes) {
       options.method = method;
       options.windows = 5;
       EvictCase run(options);
-      for (int round = 0; round < 2; ++round) {  // the second finds the workspace as the first did
+      // the second call finds the workspace as the first one did
+      for (int round = 0; round < 2; ++round) {
         run.Run(options.windows + round);
         const std::vector<uint32_t> sums = run.sums();
         for (size_t i = 0; i < sums.size(); ++i) {
@@ -395,7 +397,7 @@ TEST(EvictWindows, SumsAreThoseOfTheBytes) {
   }
 }
 
-// Leaves NaN in all of the shared memory that the next kernel finds.
+// Fills the shared memory that the next kernel finds with NaN.
 void PoisonSharedMemory() {
   constexpr int kDim = 128, kWindows = 1024;
   const DeviceBuffer ones(4 * std::max(EvictRotationBytes(kDim), size_t{1} << 20));
@@ -418,7 +420,7 @@ void PoisonSharedMemory() {
   ASSERT_CUDA(cudaDeviceSynchronize());
 }
 
-// Whatever the grid is and whatever lies in shared memory.
+// The bytes depend neither on the grid nor on the initial contents of shared memory.
 TEST(EvictWindows, SameBytesOnEveryRun) {
   CRUMB_NEEDS_DEVICE();
   for (const TileShape& shape : kShapes) {
@@ -450,7 +452,7 @@ TEST(EvictWindows, SameBytesOnEveryRun) {
   }
 }
 
-// What lists say of windows that are not there is not looked at.
+// List entries beyond the number of windows are not read.
 TEST(EvictWindows, FewerWindowsThanThereCanBe) {
   CRUMB_NEEDS_DEVICE();
   constexpr int kMost = 40;
@@ -514,7 +516,7 @@ TEST(EvictWindows, RefusesWhatItDoesNotServe) {
   EXPECT_EQ(EvictWindows(p, nullptr), cudaErrorInvalidValue);
   p.tile.tokens = 64;
   uint32_t sums = 0;
-  p.sums = &sums;
+  p.checksums = &sums;
   EXPECT_EQ(EvictWindows(p, nullptr), cudaErrorInvalidValue);
 }
 

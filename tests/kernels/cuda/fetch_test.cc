@@ -12,9 +12,9 @@ namespace {
 
 constexpr int kLayers = 3;
 
-// Pages at scattered places of pinned host memory, in the opposite order in device memory; the
-// pages' layers are further apart in host memory than in the slots. Every third page is in its slot
-// already.
+// Pages lie at scattered places of pinned host memory and in the opposite order in device memory.
+// The layers of a page are further apart in host memory than in the slots. Every third page is in
+// its slot already.
 class FetchCase {
  public:
   FetchCase(size_t tile_bytes, int runs, int tiles_per_run)
@@ -51,14 +51,14 @@ class FetchCase {
     device_sums_.Upload(sums_);
     status_.Upload(std::vector<uint32_t>(runs, 0));
     params.tile_bytes = tile_bytes;
-    params.runs = runs;
-    params.tiles_per_run = tiles_per_run;
+    params.pages = runs;
+    params.tiles_per_layer = tiles_per_run;
     params.from = from_.as<uint64_t>();
     params.from_layer_stride = strides_.as<int64_t>();
     params.to = to_.as<uint64_t>();
     params.to_layer_stride = SlotStride();
-    params.sums = device_sums_.as<uint32_t>();
-    params.sums_layer_stride = runs * tiles_per_run;
+    params.checksums = device_sums_.as<uint32_t>();
+    params.checksums_layer_stride = runs * tiles_per_run;
     params.status = status_.as<uint32_t>();
   }
   ~FetchCase() { cudaFreeHost(host_); }
@@ -66,7 +66,7 @@ class FetchCase {
   uint8_t* At(int run, int layer, int tile) {
     return host_ + from_bytes_ * run + FromStride() * layer + tile_bytes_ * tile;
   }
-  // What the slots hold when all is there.
+  // Returns the contents of the slots after all pages have arrived.
   std::vector<uint8_t> Expected() {
     std::vector<uint8_t> slots(SlotStride() * kLayers * runs_);
     for (int run = 0; run < runs_; ++run) {
@@ -121,7 +121,7 @@ TEST(FetchTiles, BringsAndSumsTilesOfEverySize) {
   }
 }
 
-// Any single bit of a tile, wherever it is summed, and nothing else.
+// A change of any single bit of a tile is reported, and nothing else is.
 TEST(FetchTiles, ReportsTheRunThatWasChanged) {
   CRUMB_NEEDS_DEVICE();
   for (const size_t tile_bytes : {2560, 4608, 16384}) {
@@ -147,7 +147,7 @@ TEST(FetchTiles, LooksAtTilesWhereTheyLie) {
   CRUMB_NEEDS_DEVICE();
   FetchCase run(4608, 6, 2);
   const std::vector<uint8_t> expected = run.Expected();
-  run.At(2, 1, 0)[17] ^= 4;  // a page that lies in its slot, where it is as it was
+  run.At(2, 1, 0)[17] ^= 4;  // this page lies in its slot already and is verified there
   run.FetchLayers(0, kLayers);
   EXPECT_EQ(run.Status(), std::vector<uint32_t>(6, 0));
   EXPECT_EQ(run.Slots(), expected);
@@ -164,7 +164,7 @@ TEST(FetchTiles, RefusesOddSizes) {
   for (const size_t tile_bytes : {size_t{0}, size_t{8}, size_t{4600}, size_t{2} << 20}) {
     FetchParams p;
     p.tile_bytes = tile_bytes;
-    p.runs = 1;
+    p.pages = 1;
     EXPECT_EQ(FetchTiles(p, nullptr), cudaErrorInvalidValue);
   }
   FetchParams backwards;

@@ -35,7 +35,7 @@ struct PagedOptions {
 };
 
 // Pages of two sequences and an engine's paged KV, on host and device. One page begins inside an
-// engine's block; one of the sequence's blocks is not there.
+// engine's block, and one of the sequence's blocks is absent.
 class PagedCase {
  public:
   static constexpr int kSequences = 2, kTokensMax = 400, kPositionBlocks = 3;
@@ -50,7 +50,8 @@ class PagedCase {
     MakeTransforms();
   }
 
-  // Byte offsets of a token's row in one layer's K memory; negative: not there.
+  // Returns the byte offset of a token's row in one layer's K memory, or a negative number if the
+  // token is absent.
   int64_t RowOffset(int sequence, int token, int head) const {
     const int block = table_[sequence * kv_.blocks_max + token / o_.block_tokens];
     if (block < 0) return -1;
@@ -84,7 +85,8 @@ class PagedCase {
     ASSERT_CUDA(cudaDeviceSynchronize());
   }
 
-  // Compares every byte of the cache: rows of pages with the definition, others with the poison.
+  // Compares every byte of the cache: rows of pages with the definition, all others with the
+  // poison.
   void ExpectRows() {
     const int dim = o_.tile.head_dim;
     std::vector<uint8_t> cache = cache_.Download<uint8_t>();
@@ -118,7 +120,8 @@ class PagedCase {
       }
     }
     EXPECT_EQ(inexact, 0u) << "rows that need no rotation are exact";
-    // bf16 alone: about 1.7e-3, more where few channels share their leading digits.
+    // Rounding to bf16 alone has an error of about 1.7e-3, or more if few channels share their
+    // leading digits.
     EXPECT_LE(worst, 2.6e-3);
     worst_ = worst;
     size_t touched = 0;
@@ -126,8 +129,8 @@ class PagedCase {
     EXPECT_EQ(touched, 0u) << "bytes outside the rows";
   }
 
-  // Quantizes the cache's pages by both; the method is naive, so bytes are the same. poisoned: an
-  // element of the first page's last layer and head is NaN.
+  // Quantizes the cache's pages on host and device. The method is naive, so the bytes are equal.
+  // `poisoned`: an element of the first page's last layer and head is NaN.
   void QuantizeAndCompare(bool poisoned = false) {
     const int dim = o_.tile.head_dim, element = o_.element == KvElement::kBf16 ? 2 : 1;
     std::vector<uint8_t> cache(cache_bytes());
@@ -264,7 +267,7 @@ class PagedCase {
     }
   }
 
-  // Layers lie one after the other; V apart: behind K of its layer.
+  // Layers follow each other. With V apart, the V of a layer lies behind its K.
   size_t PartBytes() const { return static_cast<size_t>(kv_.block_stride) * blocks_ + 256; }
   size_t cache_bytes() const {
     return o_.layers * PartBytes() * (o_.placement == KvPlacement::kApart ? 2 : 1);
@@ -308,13 +311,13 @@ class PagedCase {
     if (o_.centred) {
       const float* mean =
           mean_[value ? 1 : 0].data() + (matrix * kPositionBlocks + page % kPositionBlocks) * dim;
-      // Added in single precision, as the kernel does, so that exactness can be asked for.
+      // The sum is in single precision, as in the kernel, so that rows can be compared exactly.
       for (int i = 0; i < dim; ++i) row[i] = static_cast<float>(row[i]) + mean[i];
     }
     return row;
   }
 
-  // e4m3 as the format defines it, times the scale; or the bf16 element.
+  // Returns the e4m3 value as the format defines it, times the scale, or the bf16 element.
   Bf16 Element(const uint8_t* row, int i, float scale) const {
     if (o_.element == KvElement::kBf16) {
       Bf16 x;

@@ -16,7 +16,7 @@
 namespace crumb::kernels::cuda {
 namespace {
 
-// Sequences that end and begin around every boundary, padding among them.
+// Sequences that begin and end around every boundary, with padding among them.
 std::vector<ChunkLengths> Ragged() {
   return {{64, 7, 0, 130}, {0, 0, 0, 0},  {64, 1, 70, 33}, {10, 0, 0, 65},
           {64, 2, 3, 1},   {64, 0, 5, 9}, {0, 0, 0, 40},   {64, 11, 31, 5}};
@@ -26,7 +26,8 @@ struct Shape {
   int head_dim, group_size, kv_heads, group;
 };
 
-// What a row may be off by; where rounding it to the type of `out` alone takes more, that.
+// Returns the allowed error of a row. If rounding the row to the type of `out` costs more, that is
+// allowed.
 double ErrorBound(OutType type, double logit_std) {
   if (type == OutType::kF32) return logit_std < 4 ? 5e-4 : 2e-3;
   return logit_std < 4 ? 2e-3 : 5e-3;
@@ -122,7 +123,8 @@ TEST(PrefillAttention, PaddedEntriesStayUntouched) {
   PrefillCase alone(options);
   alone.Run();
   EXPECT_LE(alone.WorstError(60), 5e-4);
-  // The grid's room beyond a sequence's tokens writes nothing: rows behind the last stay poisoned.
+  // The grid's capacity beyond a sequence's tokens writes nothing: rows after the last one stay
+  // poisoned.
   options.sequences = {{64, 3, 0, 0}, {0, 0, 0, 0}, {64, 0, 0, 300}};
   PrefillCase wide(options);
   wide.Run();
@@ -144,7 +146,7 @@ TEST(PrefillAttention, SmallValuesAndPeaks) {
         options.transforms = false;
         PrefillCase run(options);
         if (nats > 0.0) {
-          // A constant K row whose logit is `nats` for the first query row.
+          // Sets a constant K row whose logit is `nats` for the first query row.
           double sum = 0.0;
           for (int i = 0; i < 128; ++i) sum += Bf16ToFloat(run.q()[i]);
           for (const int page : {7, 311}) {
@@ -163,7 +165,8 @@ TEST(PrefillAttention, SmallValuesAndPeaks) {
   }
 }
 
-// The key of a row that gets `nats`: its codes follow the signs of the query. Returns the logit.
+// Writes a key whose logit is about `nats`: its codes follow the signs of the query. Returns the
+// exact logit.
 double PlaceKey(const TileShape& shape, const Bf16* q, int token, double nats, uint8_t* tile) {
   double sum = 0.0;
   for (int i = 0; i < shape.head_dim; ++i) {
@@ -179,8 +182,8 @@ double PlaceKey(const TileShape& shape, const Bf16* q, int token, double nats, u
   return 1.5 * Fp16ToFloat(scale) * sum / root;
 }
 
-// A key that has 21 to 93 % of its row, 2 to 15 times what another in an earlier page has: as
-// references stay, its probability is rounded, with the scale of V that loses most by it.
+// One key has 21 to 93 % of its row, 2 to 15 times the weight of another in an earlier page. As the
+// running max stays, its probability is rounded, with the scale of V that suffers most from it.
 TEST(PrefillAttention, OneKeyThatHasMostOfARow) {
   CRUMB_NEEDS_DEVICE();
   const TileShape shapes[] = {

@@ -192,7 +192,7 @@ uint8_t* PrefillCase::Tile(int sequence, int page, int head) {
          head * o_.tile.int2_bytes();
 }
 
-// The fresh rows behind the recent ones, as the definition has them.
+// Fresh rows follow the recent ones, as in the definition.
 AttentionParams PrefillCase::HostParams(int sequence, std::vector<uint64_t>* pages,
                                         std::vector<Bf16>* recent) const {
   const int dim = o_.tile.head_dim;

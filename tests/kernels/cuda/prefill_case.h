@@ -21,7 +21,7 @@ struct ChunkLengths {
   int fresh = 0;
 };
 
-// One prefill call on random data; every head has its own tiles, windows, R and mu.
+// One prefill call on random data. Every KV head has its own tiles, windows, R and mu.
 struct PrefillOptions {
   TileShape tile;
   int kv_heads = 2;
@@ -45,23 +45,23 @@ class PrefillCase {
   explicit PrefillCase(const PrefillOptions& options);
 
   PrefillAttentionParams Params() const;
-  // Poisons the outputs, attends, waits.
+  // Poisons the outputs, attends and waits.
   void Run();
 
   std::vector<float> Out() const;
   std::vector<float> Lse() const { return lse_.Download<float>(); }
   std::vector<uint8_t> OutBytes() const { return out_.Download<uint8_t>(); }
 
-  // Largest ||out - oracle|| / ||oracle|| over rows; at most `rows_max` rows, spread evenly, the
-  // first and last among them.
+  // Returns the largest ||out - oracle|| / ||oracle|| of at most `rows_max` rows, spread evenly,
+  // the first and last among them.
   double WorstError(int rows_max) const;
-  // The same in parts of what is allowed: `bound`, or what rounding the oracle's row to the type of
-  // `out` takes by itself where that is more.
+  // Returns the largest error as a multiple of what is allowed: `bound`, or the error of rounding
+  // the oracle's row to the type of `out` if that is larger.
   double WorstOfBound(double bound, int rows_max) const;
-  // ||out - oracle|| / ||oracle|| of one row.
+  // Returns ||out - oracle|| / ||oracle|| of one row.
   double RowError(int row, const std::vector<float>& out, const std::vector<float>& lse) const;
 
-  // Host copies, to change before Upload.
+  // Host copies, which tests change before Upload.
   std::vector<Bf16>& q() { return q_host_; }
   uint8_t* Tile(int sequence, int page, int head);
   void Upload();
@@ -76,14 +76,14 @@ class PrefillCase {
   AttentionParams HostParams(int sequence, std::vector<uint64_t>* pages,
                              std::vector<Bf16>* recent) const;
   struct RowErrors {
-    double all, rounding;  // relative: of `out`, of the oracle's row rounded to its type
+    double all, rounding;  // relative errors: of `out`, and of the oracle's row rounded to its type
   };
   RowErrors ErrorsOf(int row, const std::vector<float>& out, const std::vector<float>& lse) const;
   void VisitErrors(int rows_max, const std::function<void(const RowErrors&)>& visit) const;
 
   PrefillOptions o_;
   int batch_;
-  int tokens_ = 0;  // fresh, all sequences
+  int tokens_ = 0;  // fresh tokens of all sequences
   int max_pages_ = 1;
   int fresh_max_ = 1;
   int recent_capacity_ = 1;

@@ -1,7 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Prefill at both ends of what it promises: a chunk of 8,192 tokens, and 100k tokens before a
-// chunk.
+// Prefill at both ends of its range: a chunk of 8,192 tokens, and 100k tokens before a chunk.
 #include <cmath>
 #include <cstdio>
 
@@ -40,7 +39,7 @@ TEST(PrefillLengths, OneKeyOver100kFlatOnes) {
         options.logit_std = 0.01;
         options.transforms = false;
         PrefillCase run(options);
-        // A constant K row whose logit is `nats` for the first query row.
+        // Sets a constant K row whose logit is `nats` for the first query row.
         double sum = 0.0;
         for (int i = 0; i < 128; ++i) sum += Bf16ToFloat(run.q()[i]);
         WriteMeta(options.tile, TilePart::kKey, 21, 0, {0, Half(nats * std::sqrt(128.0) / sum)},
@@ -50,7 +49,7 @@ TEST(PrefillLengths, OneKeyOver100kFlatOnes) {
         const double error = run.RowError(0, run.Out(), run.Lse());
         std::printf("%.0f nats, V %.0e, mma %d: error %.2e\n", nats, value_std,
                     static_cast<int>(mma), error);
-        // Those of four warps cut sums behind one large key: up to 5.8e-4 where values are 1e-4.
+        // The wgmma path truncates sums after one large key: up to 5.8e-4 with values of 1e-4.
         EXPECT_LE(error, mma == PrefillMma::kWarp ? 5e-4 : 6e-4)
             << nats << " nats, V " << value_std << ", mma " << static_cast<int>(mma);
       }

@@ -11,18 +11,19 @@
 
 namespace crumb::kernels::cuda {
 
-// Normally distributed elements of the given standard deviation.
+// Returns normally distributed elements of the given standard deviation.
 std::vector<Bf16> RandomRows(size_t count, double deviation, std::mt19937& random);
 std::vector<float> RandomFloats(size_t count, double deviation, std::mt19937& random);
 
-// The bits of an fp16 near x.
+// Returns the bits of an fp16 near x.
 uint16_t Half(double x);
 
-// Random codes; scales and minima so that elements have about the deviations asked for.
+// Fills a tile with random codes, and scales and minima for which elements have about the given
+// deviations.
 void RandomTile(const TileShape& shape, double k_std, double v_std, std::mt19937& random,
                 uint8_t* tile);
 
-// A random orthogonal matrix, [dim, dim] row-major.
+// Returns a random orthogonal matrix, [dim, dim] row-major.
 std::vector<float> RandomRotation(int dim, std::mt19937& random);
 
 }  // namespace crumb::kernels::cuda

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Evict, plan and decode as a server uses them: one captured graph, sequences that are admitted,
-// grow, are preempted, resumed and finished at random, pages from a small pool.
+// Evict, plan and decode as a server uses them: one captured graph, random admission, growth,
+// preemption, resumption and end of sequences, pages from a small pool.
 #include <algorithm>
 #include <cstdio>
 #include <map>
@@ -24,11 +24,11 @@ constexpr int kGroup = 2;
 constexpr int kSink = 64;
 constexpr int kRecentMax = 320;
 constexpr int kRing = 328;
-constexpr int kPagesMax = 24;  // of one sequence
-constexpr int kPool = 48;      // page 0 is nobody's
+constexpr int kPagesMax = 24;  // per sequence
+constexpr int kPool = 48;      // page 0 belongs to no sequence
 constexpr uint8_t kCanary = 0xcc;
 
-// Token `position` of a sequence: `what` 0 is the query, 1 and 2 are K and V.
+// Returns the row of token `position` of a sequence: `what` 0 is the query, 1 and 2 are K and V.
 std::vector<Bf16> Rows(int id, int position, int what, int heads) {
   std::mt19937 random(id * 1000003 + position * 31 + what);
   std::normal_distribution<float> normal;
@@ -75,7 +75,7 @@ class Server {
     return static_cast<int>(std::count(owner_.begin() + 1, owner_.end(), -1));
   }
 
-  // Takes a token into a place. Where that makes a window of 64 leave, `evicted` gets it.
+  // Appends a token to a place. If a window of 64 is evicted by that, it is added to `evicted`.
   bool Append(int at, std::vector<std::pair<int, int>>* evicted) {
     Place& place = places_[at];
     if (place.length >= kSink && place.recent() == kRecentMax - 1) {
@@ -96,7 +96,7 @@ class Server {
       }
     }
     ++place.length;
-    // The newest tokens ask. Of a sequence shorter than that the first ones are nobody's: zeros.
+    // The newest tokens are the queries. If a sequence is shorter, its first query rows are zeros.
     constexpr size_t kQuery = static_cast<size_t>(kHeads) * kGroup * kDim;
     for (int t = 0; t < q_tokens_; ++t) {
       const int position = place.length - q_tokens_ + t;
@@ -107,8 +107,8 @@ class Server {
     return true;
   }
 
-  // Runs the graph: windows leave, then every place attends. Then the same once more without the
-  // graph; the bits must be equal.
+  // Runs the graph, in which windows are evicted and then every place attends, and then the same
+  // calls without the graph. The bits must be equal.
   void Step(const std::vector<std::pair<int, int>>& evicted) {
     Upload(evicted);
     for (const auto& [at, page] : evicted) places_[at].pages.push_back(page);
@@ -130,7 +130,7 @@ class Server {
     return {all.begin() + at * size, all.begin() + (at + 1) * size};
   }
 
-  // Gives a place up; its pages become canaries again.
+  // Frees a place. Its pages become canaries again.
   void Leave(int at) {
     for (const int page : places_[at].pages) {
       owner_[page] = -1;
@@ -144,7 +144,7 @@ class Server {
     }
   }
 
-  // Every page is free, and then untouched, or belongs to one place; nobody else's rows are
+  // Every page is free, and then unchanged, or belongs to one place; no other place's rows are
   // written.
   void Check() const {
     std::set<int> used;
@@ -233,7 +233,7 @@ class Server {
     shape.q_tokens = q_tokens_;
     shape.kv_heads = kHeads;
     shape.q_heads = kHeads * kGroup;
-    shape.batch_invariant = true;  // a sequence's bits are its own, whoever else is there
+    shape.batch_invariant = true;  // a sequence's bits do not depend on the others in the batch
     return shape;
   }
   DecodeLengths Lengths() const {
@@ -277,7 +277,7 @@ class Server {
     table_.Upload(table);
   }
 
-  // Everything the graph reads. `evicted`: place and page of each window.
+  // Uploads everything that the graph reads. `evicted` holds place and page of each window.
   void Upload(const std::vector<std::pair<int, int>>& evicted) {
     sink_.Upload(sink_host_);
     ring_.Upload(ring_host_);
@@ -287,7 +287,7 @@ class Server {
       sink_address.push_back(sink_.address() + at * kHeads * 4 * kSink * kDim);
       ring_address.push_back(ring_.address() + at * kHeads * 4 * kRing * kDim);
     }
-    // Windows beyond the count point at page 0 and the first ring.
+    // Entries beyond the number of windows point at page 0 and the first ring.
     std::vector<uint64_t> from(places_.size(), ring_address[0]),
         to(places_.size(), arena_.address());
     std::vector<int32_t> begin(places_.size(), 0);
@@ -330,7 +330,7 @@ class Server {
 
   const int q_tokens_;
   std::vector<Place> places_;
-  std::vector<int> owner_;  // of each page, -1: free
+  std::vector<int> owner_;  // place that owns each page, -1: free
   std::vector<Bf16> sink_host_, ring_host_, q_host_;
   DeviceBuffer arena_, sink_, ring_, q_, out_, plan_, workspace_, table_;
   DeviceBuffer sink_address_, ring_address_, sink_tokens_, pages_, recent_tokens_, begin_;
@@ -340,7 +340,7 @@ class Server {
   cudaGraphExec_t executable_ = nullptr;
 };
 
-// Takes tokens up to `length`, as prefill or a resume does: windows leave on the way.
+// Appends tokens up to `length`, as prefill or a resumption does; windows are evicted on the way.
 bool Grow(Server& server, int at, int length) {
   while (server.places()[at].length < length) {
     std::vector<std::pair<int, int>> evicted;
@@ -383,7 +383,7 @@ class Storm {
     EXPECT_GT(finished_, 2);
   }
 
-  // Each sequence alone, never disturbed: the same bits at every length that was seen.
+  // Compares with each sequence alone: the same bits at every length that was seen.
   void CompareWithCalm() {
     std::map<int, std::set<int>> lengths;
     for (const auto& [key, out] : outputs_) lengths[key.first].insert(key.second);
@@ -425,7 +425,8 @@ class Storm {
 
   void Enter(int at, int id, int length) {
     server_.places()[at].id = id;
-    if (!Grow(server_, at, length)) server_.Leave(at);  // no pages: turned away
+    // no pages are left: the sequence is rejected
+    if (!Grow(server_, at, length)) server_.Leave(at);
   }
 
   void Preempt(int at) {
@@ -438,12 +439,12 @@ class Storm {
   const int q_tokens_;
   std::mt19937 random_;
   Server server_, calm_;
-  std::vector<std::pair<int, int>> waiting_;  // id and length of the preempted
+  std::vector<std::pair<int, int>> waiting_;  // id and length of preempted sequences
   std::map<std::pair<int, int>, std::vector<float>> outputs_;
   int admitted_ = 0, preempted_ = 0, resumed_ = 0, finished_ = 0;
 };
 
-// One query token, and several, as speculative decoding asks: 2, 6 and 10 columns.
+// One query token, and several as in speculative decoding: 2, 6 and 10 query rows.
 class ServingStorm : public testing::TestWithParam<int> {};
 
 TEST_P(ServingStorm, EveryPageIsAccountedForAndEveryOutputIsTheUndisturbedOne) {
@@ -455,7 +456,8 @@ TEST_P(ServingStorm, EveryPageIsAccountedForAndEveryOutputIsTheUndisturbedOne) {
 
 INSTANTIATE_TEST_SUITE_P(QueryTokens, ServingStorm, testing::Values(1, 3, 5));
 
-// One graph while a sequence grows over window, page and split boundaries, two others beside it.
+// One graph runs while a sequence grows over window, page and split boundaries, with two others
+// beside it.
 TEST(ServingGraph, OneGraphWhileLengthsGrowOverEveryBoundary) {
   CRUMB_NEEDS_DEVICE();
   Server server(3, 1);

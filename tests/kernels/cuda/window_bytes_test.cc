@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// A window has one set of bytes, wherever it is evicted: alone in a decode step, with hundreds of
-// others at a prompt's end, with one layer or all of them, on the CPU where the method is exact.
+// The bytes of an evicted window do not depend on the launch: alone in a decode step, with hundreds
+// of others at a prompt's end, with one layer or all of them, and on the CPU where the method is
+// exact.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -20,7 +21,7 @@
 namespace crumb::kernels::cuda {
 namespace {
 
-constexpr int kDistinct = 4;  // windows; a launch of more evicts them again and again
+constexpr int kDistinct = 4;  // distinct windows; a launch of more repeats them
 
 struct WindowSetup {
   TileShape tile;
@@ -52,7 +53,7 @@ class Windows {
     for (Bf16& x : values) x = Bf16FromFloat(normal(random));
     for (size_t i = 0; i < rows_.size(); ++i) rows_[i] = values[i * 7 % values.size()];
     for (int w = 0; w < kDistinct; ++w) begin_.push_back((17 * w + 60) % kEvictRing);
-    // Few matrices that differ are enough; they lie at different places for each head and part.
+    // A few different matrices suffice; their order differs for each head and part.
     std::vector<float> pool[3];
     for (int i = 0; i < 3; ++i) {
       pool[i] = s_.method == Method::kHadamard ? HadamardMatrix(dim) : RandomRotation(dim, random);
@@ -68,8 +69,8 @@ class Windows {
     Upload();
   }
 
-  // The tiles of windows first, first + 1, ... (of the distinct ones, round and round), in that
-  // order, of layers [0, layers).
+  // Returns the tiles of windows first, first + 1, ... (modulo the distinct ones), of layers [0,
+  // layers).
   std::vector<uint8_t> Evict(int first, int count, int layers, RotatePath path, int grid = 0) {
     const int dim = s_.tile.head_dim;
     const size_t page = size_t{1} * layers * s_.heads * s_.tile.int2_bytes();
@@ -83,7 +84,7 @@ class Windows {
       begin.push_back(begin_[w]);
     }
     grid = std::max(grid, count);
-    from.resize(grid, from[0]);  // room that is not used points somewhere
+    from.resize(grid, from[0]);  // unused entries point to valid memory
     to.resize(grid, to[0]);
     begin.resize(grid, 0);
     const DeviceBuffer ring(from), tile(to), slots(begin), number(std::vector<int32_t>{count}),
@@ -108,7 +109,7 @@ class Windows {
     return tiles.Download<uint8_t>();
   }
 
-  // The CPU's tile of (window, layer and head).
+  // Returns the CPU's tile of (window, layer and head).
   std::vector<uint8_t> OnTheCpu(int w, size_t matrix) const {
     const int dim = s_.tile.head_dim;
     const std::vector<Bf16> window =
@@ -156,7 +157,7 @@ class Windows {
 constexpr TileShape kTiles[] = {{64, 128, 128}, {64, 128, 32}, {64, 64, 64}, {64, 256, 128}};
 constexpr Method kMethods[] = {Method::kNaive, Method::kHadamard, Method::kOscar, Method::kCrumb};
 
-// Whether page `page` of a launch begins with the first `bytes` bytes of `alone`.
+// Returns whether page `page` of a launch begins with the first `bytes` bytes of `alone`.
 bool Same(const std::vector<uint8_t>& launch, size_t page_bytes, size_t page,
           const std::vector<uint8_t>& alone, size_t bytes) {
   return std::memcmp(&launch[page * page_bytes], alone.data(), bytes) == 0;
@@ -164,7 +165,7 @@ bool Same(const std::vector<uint8_t>& launch, size_t page_bytes, size_t page,
 
 class WindowBytes : public testing::TestWithParam<std::tuple<TileShape, Method>> {
  protected:
-  // Evicts windows alone, and in launches of `counts`; the bytes are the same.
+  // Evicts windows alone and in launches of `counts`, and expects the same bytes.
   void Compare(int layers, const std::vector<int>& counts) {
     WindowSetup setup;
     std::tie(setup.tile, setup.method) = GetParam();
@@ -175,7 +176,7 @@ class WindowBytes : public testing::TestWithParam<std::tuple<TileShape, Method>>
       std::vector<std::vector<uint8_t>> alone;
       for (int w = 0; w < kDistinct; ++w) {
         alone.push_back(windows.Evict(w, 1, layers, path));
-        // Fewer layers, and room for more windows.
+        // The launch has fewer layers and capacity for more windows.
         EXPECT_TRUE(Same(windows.Evict(w, 1, 1, path, 9), layer, 0, alone[w], layer))
             << "window " << w << ", one layer";
       }
@@ -196,19 +197,19 @@ class WindowBytes : public testing::TestWithParam<std::tuple<TileShape, Method>>
   }
 };
 
-// A decode step, a prompt of some thousand tokens.
+// The counts are those of a decode step and of a prompt of some thousand tokens.
 TEST_P(WindowBytes, AloneAndAmongOthers) {
   CRUMB_NEEDS_DEVICE();
   Compare(2, {2, 7, 64});
 }
 
-// More matrices than multiprocessors.
+// There are more matrices than SMs.
 TEST_P(WindowBytes, WithAllLayers) {
   CRUMB_NEEDS_DEVICE();
   Compare(72, {3, 20});
 }
 
-// More windows than all blocks take at once, many times over.
+// There are many times more windows than all blocks process at once.
 TEST_P(WindowBytes, InThousands) {
   CRUMB_NEEDS_DEVICE();
   Compare(1, {4000});
