@@ -32,6 +32,16 @@ __device__ __forceinline__ int ActiveWarps(int units, int own, int count, int wa
   return min(max(0, (units - own + count - 1) / count), warps);
 }
 
+// Returns the first page that the sliding window, if there is one, leaves to the oldest query
+// token.
+template <class T>
+__device__ __forceinline__ int FirstPage(const DecodeKernelParams& k, int sink, int page_end,
+                                         int recent) {
+  if (!HasSlidingWindow<T>(k)) return 0;
+  const int oldest = sink + page_end * T::kTokens + recent - k.p.shape.q_tokens - k.p.window + 1;
+  return min(max(oldest - sink, 0) / T::kTokens, page_end);
+}
+
 // Returns the block's pages, or chunks, as a segment.
 __device__ __forceinline__ Segment SegmentOf(const ClusterPlace& place, SegmentKind kind, int begin,
                                              int end) {
@@ -106,11 +116,7 @@ __device__ __forceinline__ void RunCluster(const DecodeKernelParams& k, const Cl
     if (k.p.overlap_previous) ptx::WaitForPrevious();
     return;
   }
-  int first_page = 0;
-  if (HasSlidingWindow<T>(k)) {
-    const int oldest = sink + page_end * T::kTokens + recent - k.p.shape.q_tokens - k.p.window + 1;
-    first_page = min(max(oldest - sink, 0) / T::kTokens, page_end);
-  }
+  const int first_page = FirstPage<T>(k, sink, page_end, recent);
   const int chunks =
       (sink + kChunkTokens - 1) / kChunkTokens + (recent + kChunkTokens - 1) / kChunkTokens;
   const int page_warps = PageWarps<kWarps>(page_end - first_page, chunks, count);

@@ -408,4 +408,11 @@ double DecodeCase::WorstOfBound(double bound, int rows_max) const {
   return worst;
 }
 
+bool Serves(DecodeForm form, const TileShape& tile, int query_rows) {
+  if (form != DecodeForm::kClusters) return true;
+  int major = 0;
+  return cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0) == cudaSuccess &&
+         major >= 9 && tile.head_dim == 128 && tile.group_size == 128 && query_rows <= 16;
+}
+
 }  // namespace crumb::kernels::cuda

@@ -130,4 +130,7 @@ class DecodeCase {
   DeviceBuffer out_, lse_, plan_, workspace_;
 };
 
+// Returns whether the device and the sizes allow the form.
+bool Serves(DecodeForm form, const TileShape& tile, int query_rows);
+
 }  // namespace crumb::kernels::cuda

@@ -6,10 +6,17 @@
 #include <utility>
 
 #include "kernels/bf16.h"
+#include "kernels/fp16.h"
 #include "kernels/tile_codec.h"
 #include "tests/kernels/cuda/random_inputs.h"
 
 namespace crumb::kernels::cuda {
+
+double Dequantized(const TileShape& shape, const uint8_t* tile, TilePart part, int t, int channel) {
+  const RowMeta meta = ReadMeta(shape, tile, part, t, channel / shape.group_size);
+  return Fp16ToFloat(meta.minimum) +
+         Fp16ToFloat(meta.scale) * ReadCode(shape, tile, part, t, channel);
+}
 
 std::vector<float> RandomFeedback(int dim, std::mt19937& random) {
   std::vector<float> feedback(static_cast<size_t>(dim) * dim, 0.0f);
@@ -84,6 +91,47 @@ bool RowDiffers(const TileShape& shape, const uint8_t* a, const uint8_t* b, Tile
     if (one.scale != other.scale || one.minimum != other.minimum) return true;
   }
   return CodesDiffer(shape, a, b, part, t);
+}
+
+size_t DifferentCodes(const TileShape& shape, const std::vector<uint8_t>& a,
+                      const std::vector<uint8_t>& b, size_t* codes) {
+  size_t different = 0;
+  *codes = 0;
+  for (size_t i = 0; i < a.size(); ++i) {
+    if (i % shape.int2_bytes() >= 2 * shape.code_bytes()) continue;
+    uint8_t bits = a[i] ^ b[i];
+    for (; bits != 0; bits >>= 2) different += (bits & 3) != 0;
+    *codes += 4;
+  }
+  return different;
+}
+
+std::vector<double> ExactRow(const Bf16* x, int dim, const RowTransform& t) {
+  std::vector<double> y(dim, 0.0);
+  for (int i = 0; i < dim; ++i) {
+    const double value = Bf16ToFloat(x[i]);
+    if (t.rotation == nullptr) {
+      y[i] += value;
+      continue;
+    }
+    for (int j = 0; j < dim; ++j) y[j] += value * t.rotation[i * dim + j];
+  }
+  for (int j = 0; t.mean != nullptr && j < dim; ++j) y[j] -= t.mean[j];
+  return y;
+}
+
+double WeightedError(const TileShape& shape, const uint8_t* tile, TilePart part, int t,
+                     const std::vector<double>& y, const float* feedback) {
+  const int dim = shape.head_dim;
+  std::vector<double> error(dim);
+  for (int j = 0; j < dim; ++j) error[j] = y[j] - Dequantized(shape, tile, part, t, j);
+  std::vector<double> weighted = error;
+  for (int i = 0; i < dim; ++i) {
+    for (int j = i + 1; j < dim; ++j) weighted[j] += error[i] * feedback[i * dim + j];
+  }
+  double sum = 0.0;
+  for (const double w : weighted) sum += w * w;
+  return sum;
 }
 
 }  // namespace crumb::kernels::cuda

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/cuda/evict/evict.h"
+#include "kernels/quantize.h"
 #include "kernels/tile.h"
 #include "kernels/tile_codec.h"
 #include "tests/kernels/cuda/device_buffer.h"
@@ -50,5 +51,19 @@ class EvictConstants {
 // Return whether the codes, or any bytes, of row `t` differ between two tiles.
 bool CodesDiffer(const TileShape& shape, const uint8_t* a, const uint8_t* b, TilePart part, int t);
 bool RowDiffers(const TileShape& shape, const uint8_t* a, const uint8_t* b, TilePart part, int t);
+
+// Returns the number of codes that differ between tiles of one shape, and their total in *codes.
+size_t DifferentCodes(const TileShape& shape, const std::vector<uint8_t>& a,
+                      const std::vector<uint8_t>& b, size_t* codes);
+
+// Returns y of one row in double precision.
+std::vector<double> ExactRow(const Bf16* x, int dim, const RowTransform& t);
+
+// Returns one element of a tile: minimum + scale * code.
+double Dequantized(const TileShape& shape, const uint8_t* tile, TilePart part, int t, int channel);
+
+// Returns |(y - z) (I + U)|^2 of one row, where z is the tile's row.
+double WeightedError(const TileShape& shape, const uint8_t* tile, TilePart part, int t,
+                     const std::vector<double>& y, const float* feedback);
 
 }  // namespace crumb::kernels::cuda
