@@ -50,10 +50,10 @@ TIMINGS = (
     ("device_peer_hit", "crumb-device-hit-bench", 90, ["--peer", "1"], 2),
 )
 
-SANITIZED = ("decode", "evict", "verify", "serving", "append", "paged_kv", "prefill", "fetch",
+SANITIZED = ("decode", "evict", "serving", "append", "paged_kv", "prefill", "fetch",
              "bf16_history", "query_offsets")
-SANITIZED_TESTS = ("LengthsAround", "PaddedEntries", "SameBytes", "ReportsTheTile",
-                   "GrowOverEvery", "WritesTheNew", "LooksAt", "ReportsTheRun",
+SANITIZED_TESTS = ("LengthsAround", "PaddedEntries", "SameBytes",
+                   "GrowOverEvery", "WritesTheNew", "LooksAt", "ReportsThePage",
                    "WindowsAreCopied", "DecodeOfDrafts", "AgreeWithSums")
 # What racecheck looks at instead, where those take it minutes.
 RACECHECKED_TESTS = {"evict": "*FewerWindows*"}

@@ -122,7 +122,7 @@ TEST(FetchTiles, BringsAndSumsTilesOfEverySize) {
 }
 
 // A change of any single bit of a tile is reported, and nothing else is.
-TEST(FetchTiles, ReportsTheRunThatWasChanged) {
+TEST(FetchTiles, ReportsThePageThatWasChanged) {
   CRUMB_NEEDS_DEVICE();
   for (const size_t tile_bytes : {2560, 4608, 16384}) {
     SCOPED_TRACE(tile_bytes);
