@@ -6,14 +6,14 @@
 set -euo pipefail
 
 packages=(
-  g++ cmake ninja-build pkg-config ccache git python3
+  g++ cmake ninja-build pkg-config ccache git python3 python3-venv
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev
   librocksdb-dev prometheus-cpp-dev libspdlog-dev libfmt-dev libyaml-cpp-dev libcli11-dev
   libssl-dev libeigen3-dev libcpp-httplib-dev nlohmann-json3-dev libicu-dev libucx-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
 # What only the tests start or read, not a build.
-tests=(etcd-server iproute2 openssl prometheus chromium python3-yaml python3-grpcio python3-protobuf python3-venv systemd dpkg-dev file spin)
+tests=(etcd-server iproute2 openssl prometheus chromium python3-yaml python3-grpcio python3-protobuf systemd dpkg-dev file spin)
 case "${1:-}" in
   "") ;;
   --tests) packages+=("${tests[@]}") ;;
