@@ -14,6 +14,12 @@
 // Attention of one block of query rows over a whole sequence: it walks sink, history and recent
 // window piece by piece and then joins the BF16 and the INT2 partial results. V is one of the Simd
 // types.
+//
+// Every piece (a tile, or up to 64 BF16 rows) is scored, passes through the online softmax and is
+// added to one of two partial results: BF16 in the model's basis, INT2 in the rotated one. At the
+// end the INT2 result gets its minima and mean and is inverse-rotated once per row, and both are
+// joined with the learned sink logit by their log-sum-exp. Nothing is allocated: AttendScratch is
+// the caller's (docs/kernels/cpu.md, "Schedule").
 namespace crumb::kernels {
 
 template <typename V>

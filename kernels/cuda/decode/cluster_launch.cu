@@ -91,8 +91,8 @@ struct ClusterConfig {
 cudaError_t ClustersAtOnce(int device, int size, int* clusters) {
   static std::atomic<int> known[kDevicesMax][kClusterSizes] = {};  // result + 1; 0: not known
   if (device >= kDevicesMax) return cudaErrorInvalidDevice;
-  std::atomic<int>& answer = known[device][size];
-  if (answer.load(std::memory_order_relaxed) == 0) {
+  std::atomic<int>& cached = known[device][size];
+  if (cached.load(std::memory_order_relaxed) == 0) {
     DecodeShape shape;
     DecodeLaunch launch;
     launch.warps = WarpsFor(128, 1);
@@ -107,9 +107,9 @@ cudaError_t ClustersAtOnce(int device, int size, int* clusters) {
     int found = 0;
     error = cudaOccupancyMaxActiveClusters(&found, kernel, &one.config);
     if (error != cudaSuccess) return error;
-    answer.store(found + 1, std::memory_order_relaxed);
+    cached.store(found + 1, std::memory_order_relaxed);
   }
-  *clusters = answer.load(std::memory_order_relaxed) - 1;
+  *clusters = cached.load(std::memory_order_relaxed) - 1;
   return cudaSuccess;
 }
 

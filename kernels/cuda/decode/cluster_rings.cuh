@@ -9,6 +9,9 @@
 
 // Rings of tiles in flight for warps of the cluster schedule. Slots are those of TileRing, but a
 // warp has only one kind of work: pages of one problem at a fixed stride, or chunks of its windows.
+//
+// A warp calls Prepare (request addresses), Start (fill all slots), then for each tile or chunk
+// Wait, Release and Fill. The states of a slot are those of TileRing.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
 namespace crumb::kernels::cuda {
 

@@ -11,6 +11,10 @@
 // The merge of a problem's partial results into its output, in split order, by whichever block
 // completes the last of them: the partial results of INT2 segments are summed and inverse-rotated,
 // those of BF16 segments are added, and the sum is divided by the softmax sum.
+//
+// Counters of finished segments are zero between calls: the block that completes a problem sets its
+// counter back. Partial results are visible to that block because the counter is incremented with
+// acquire-release order after a barrier of the block that wrote them.
 namespace crumb::kernels::cuda {
 
 // Counts this block's segments and finishes the problems whose last segment it completed. A pass

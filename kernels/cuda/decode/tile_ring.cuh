@@ -11,6 +11,15 @@
 // A warp's ring of slots in shared memory. It is filled ahead with the warp's next tiles and BF16
 // chunks, across segment boundaries, so that copies stay in flight while the warp computes. Only
 // the warp itself synchronises on it.
+//
+// States of a slot, through which the warp passes in ring order:
+//   free      Fill starts a copy into the slot                            -> filling
+//   filling   the copy is in flight; Wait blocks until it has completed   -> arrived
+//   arrived   the warp reads the slot and calls Release                   -> released
+//   released  the slot keeps its contents until the next Fill             -> filling
+// Between Release and Fill the warp may use the slot as scratch memory (StorePartial); it then
+// calls FenceWrites before Fill. A slot's mbarrier completes once per use, and `phase_` is the
+// parity of the use of the oldest slot.
 namespace crumb::kernels::cuda {
 
 // A BF16 chunk occupies two slots: its K rows, then its V rows. Two neighbouring tokens lie

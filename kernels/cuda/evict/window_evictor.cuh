@@ -15,6 +15,13 @@
 // block keeps one matrix in shared memory and passes the windows of its work range through it, one
 // warpgroup per window and 16 rows per warp: the rows are multiplied by R on the tensor cores, and
 // everything else happens in the accumulators (docs/kernels/evict.md).
+//
+// Life of a block: it starts copying the constants of its first matrix before it knows the number
+// of windows, then computes its work range. For each matrix of the range it waits for the constants
+// (WaitConstants) and evicts its windows in rounds of one window per warpgroup (EvictRange). Within
+// a round the rows of the next window are copied, and the result of the previous one is stored,
+// beside the multiplication of this one. In the middle of its first window the block waits for the
+// previous kernel of the stream (WaitPrevious). A block ends with no copy in flight.
 namespace crumb::kernels::cuda {
 
 template <class T, bool kFeedback, RotateMma kMma>

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/prefill/traits.cuh"
 
+// The stream of INT2 page tiles of the mma.sync path.
 namespace crumb::kernels::cuda::prefill {
 
 // The block's tiles in shared memory, of which kLead are in flight ahead of the warps that read

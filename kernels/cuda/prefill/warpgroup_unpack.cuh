@@ -9,6 +9,10 @@
 
 // The producers of the wgmma path over INT2 page tiles: eight warps copy tiles to shared memory and
 // unpack them into wgmma operands, four warps K and four V, once for the 128 query rows of a block.
+//
+// K and V pass through two rings each: StoredTiles holds tiles as they are stored, WgmmaShared the
+// unpacked ones. A producer waits for a stored tile, waits until consumers have freed the buffer
+// that it unpacks to, unpacks, arrives on the buffer's full barrier and refills the tile's slot.
 namespace crumb::kernels::cuda::prefill {
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

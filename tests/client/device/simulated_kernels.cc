@@ -347,22 +347,23 @@ absl::Status SimulatedKernels::Prefill(const kernels::cuda::PrefillAttentionPara
 }
 
 void SimulatedKernels::RunFetch(const kernels::cuda::FetchParams& p) {
-  for (int run = 0; run < p.pages; ++run) {
+  for (int page = 0; page < p.pages; ++page) {
     for (int layer = p.layer_begin; layer < p.layer_end; ++layer) {
       for (int i = 0; i < p.tiles_per_layer; ++i) {
-        const uint64_t to = p.to[run] + layer * p.to_layer_stride + i * p.tile_bytes;
+        const uint64_t to = p.to[page] + layer * p.to_layer_stride + i * p.tile_bytes;
         const uint64_t from =
             p.from == nullptr ? to
-                              : p.from[run] + layer * p.from_layer_stride[run] + i * p.tile_bytes;
+                              : p.from[page] + layer * p.from_layer_stride[page] + i * p.tile_bytes;
         ASSERT_TRUE(device_.KernelMayRead(from, p.tile_bytes)) << "a kernel reads host memory";
         const auto* tile = reinterpret_cast<const std::byte*>(from);
         if (from != to) {
           std::memcpy(reinterpret_cast<void*>(to), tile, p.tile_bytes);
           device_.fetched_from_host_.fetch_add(1);
         }
-        const uint32_t sum = Crc32c({tile, p.tile_bytes});
-        if (sum != p.checksums[layer * p.checksums_layer_stride + run * p.tiles_per_layer + i])
-          p.status[run] = 1;
+        const uint32_t checksum = Crc32c({tile, p.tile_bytes});
+        if (checksum !=
+            p.checksums[layer * p.checksums_layer_stride + page * p.tiles_per_layer + i])
+          p.status[page] = 1;
       }
     }
   }

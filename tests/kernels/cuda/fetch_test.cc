@@ -17,18 +17,18 @@ constexpr int kLayers = 3;
 // its slot already.
 class FetchCase {
  public:
-  FetchCase(size_t tile_bytes, int runs, int tiles_per_run)
-      : tile_bytes_(tile_bytes), runs_(runs), tiles_(tiles_per_run) {
-    std::mt19937 random(static_cast<uint32_t>(tile_bytes + runs));
+  FetchCase(size_t tile_bytes, int pages, int tiles_per_layer)
+      : tile_bytes_(tile_bytes), pages_(pages), tiles_(tiles_per_layer) {
+    std::mt19937 random(static_cast<uint32_t>(tile_bytes + pages));
     from_bytes_ = FromStride() * kLayers + 48;
     void* host = nullptr;
-    EXPECT_EQ(cudaHostAlloc(&host, from_bytes_ * runs, cudaHostAllocDefault), cudaSuccess);
+    EXPECT_EQ(cudaHostAlloc(&host, from_bytes_ * pages, cudaHostAllocDefault), cudaSuccess);
     host_ = static_cast<uint8_t*>(host);
-    for (size_t i = 0; i < from_bytes_ * runs; ++i) host_[i] = static_cast<uint8_t>(random());
+    for (size_t i = 0; i < from_bytes_ * pages; ++i) host_[i] = static_cast<uint8_t>(random());
     slots_.Upload(Expected());
     std::vector<uint64_t> from, to;
     std::vector<int64_t> strides;
-    for (int run = 0; run < runs; ++run) {
+    for (int run = 0; run < pages; ++run) {
       to.push_back(slots_.address() + SlotOf(run));
       from.push_back(InPlace(run) ? to.back()
                                   : reinterpret_cast<uint64_t>(host_ + from_bytes_ * run));
@@ -39,7 +39,7 @@ class FetchCase {
       }
     }
     for (int layer = 0; layer < kLayers; ++layer) {
-      for (int run = 0; run < runs; ++run) {
+      for (int run = 0; run < pages; ++run) {
         for (int i = 0; i < tiles_; ++i) {
           sums_.push_back(Crc32cOracle(At(run, layer, i), tile_bytes));
         }
@@ -49,16 +49,16 @@ class FetchCase {
     to_.Upload(to);
     strides_.Upload(strides);
     device_sums_.Upload(sums_);
-    status_.Upload(std::vector<uint32_t>(runs, 0));
+    status_.Upload(std::vector<uint32_t>(pages, 0));
     params.tile_bytes = tile_bytes;
-    params.pages = runs;
-    params.tiles_per_layer = tiles_per_run;
+    params.pages = pages;
+    params.tiles_per_layer = tiles_per_layer;
     params.from = from_.as<uint64_t>();
     params.from_layer_stride = strides_.as<int64_t>();
     params.to = to_.as<uint64_t>();
     params.to_layer_stride = SlotStride();
     params.checksums = device_sums_.as<uint32_t>();
-    params.checksums_layer_stride = runs * tiles_per_run;
+    params.checksums_layer_stride = pages * tiles_per_layer;
     params.status = status_.as<uint32_t>();
   }
   ~FetchCase() { cudaFreeHost(host_); }
@@ -68,8 +68,8 @@ class FetchCase {
   }
   // Returns the contents of the slots after all pages have arrived.
   std::vector<uint8_t> Expected() {
-    std::vector<uint8_t> slots(SlotStride() * kLayers * runs_);
-    for (int run = 0; run < runs_; ++run) {
+    std::vector<uint8_t> slots(SlotStride() * kLayers * pages_);
+    for (int run = 0; run < pages_; ++run) {
       for (int layer = 0; layer < kLayers; ++layer) {
         std::memcpy(&slots[SlotOf(run) + SlotStride() * layer], At(run, layer, 0), SlotStride());
       }
@@ -96,10 +96,10 @@ class FetchCase {
  private:
   size_t SlotStride() const { return tile_bytes_ * tiles_; }
   size_t FromStride() const { return SlotStride() + 2 * tile_bytes_; }
-  size_t SlotOf(int run) const { return SlotStride() * kLayers * (runs_ - 1 - run); }
+  size_t SlotOf(int run) const { return SlotStride() * kLayers * (pages_ - 1 - run); }
 
   const size_t tile_bytes_;
-  const int runs_;
+  const int pages_;
   const int tiles_;
   size_t from_bytes_ = 0;
   uint8_t* host_ = nullptr;
@@ -126,11 +126,11 @@ TEST(FetchTiles, ReportsThePageThatWasChanged) {
   CRUMB_NEEDS_DEVICE();
   for (const size_t tile_bytes : {2560, 4608, 16384}) {
     SCOPED_TRACE(tile_bytes);
-    const int runs = 40, tiles = 8;
-    FetchCase run(tile_bytes, runs, tiles);
+    const int pages = 40, tiles = 8;
+    FetchCase run(tile_bytes, pages, tiles);
     std::mt19937 random(5);
-    std::vector<uint32_t> expected(runs, 0);
-    for (int i = 0; i < runs; i += 4) {
+    std::vector<uint32_t> expected(pages, 0);
+    for (int i = 0; i < pages; i += 4) {
       if (run.InPlace(i)) continue;
       const int layer = static_cast<int>(random() % kLayers);
       run.At(i, layer, static_cast<int>(random() % tiles))[random() % tile_bytes] ^=
