@@ -22,8 +22,9 @@ class ChunkedVector {
 
   // Appends default elements until there are `size`; never shrinks.
   void GrowTo(size_t size) {
+    if (size <= size_) return;
     while (chunks_.size() * kChunk < size) chunks_.push_back(std::make_unique<T[]>(kChunk));
-    if (size > size_) size_ = size;
+    size_ = size;
   }
   T& Append() {
     GrowTo(size_ + 1);

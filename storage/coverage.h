@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <span>
 #include <vector>
 
@@ -10,8 +11,11 @@
 // Which tiles of a page are there, as rectangles of layers and heads.
 namespace crumb::storage {
 
+constexpr bool Overlaps(IndexRange a, IndexRange b) {
+  return std::max(a.begin, b.begin) < std::min(a.end, b.end);
+}
 constexpr bool Overlaps(const TileRange& a, const TileRange& b) {
-  return Intersect(a, b).tiles() > 0;
+  return Overlaps(a.layers, b.layers) && Overlaps(a.heads, b.heads);
 }
 
 constexpr bool Contains(const TileRange& outer, const TileRange& inner) {

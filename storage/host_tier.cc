@@ -255,7 +255,7 @@ void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelow* counts) co
 std::vector<Departure> HostTier::RefAbsentBelow(const KeyspaceId& keyspace,
                                                 std::span<const PageKey> keys) {
   std::vector<Departure> departures;
-  InPieces(keys, [&](std::span<const PageKey> piece) {
+  InPieces(keys, kRemovalsPerHold, [&](std::span<const PageKey> piece) {
     MutexLock lock(&mutex_);
     for (const PageKey& key : piece) {
       const PageHandle handle = table_.Find(keyspace, key);

@@ -14,6 +14,10 @@ namespace {
 
 // Pages of the table that a walk over a keyspace looks at before it lets the lock go: some 100 us.
 constexpr size_t kScanPerHold = 4096;
+// Keys whose places in the index are brought to the cache before they are looked up.
+constexpr size_t kPrefetchAhead = 8;
+// Keys whose use the policy hears of before it lets the lock go: up to some 100 us.
+constexpr size_t kTouchesPerHold = 512;
 // Fragments that a lease names before it lets the lock go.
 constexpr size_t kFragmentsPerHold = 8192;
 
@@ -87,7 +91,7 @@ std::vector<PageHandle> HostTier::RefPrefix(const AcquireRequest& request, size_
 }
 
 void HostTier::Unref(std::span<const PageHandle> pages) {
-  InPieces(pages, [&](std::span<const PageHandle> piece) {
+  InPieces(pages, kPagesPerHold, [&](std::span<const PageHandle> piece) {
     MutexLock lock(&mutex_);
     for (const PageHandle page : piece) table_.Unref(page);
   });
@@ -110,53 +114,70 @@ size_t HostTier::CountPrefix(const AcquireRequest& request, size_t first, size_t
   return count;
 }
 
+inline void HostTier::AddRefs(const Page& page, size_t index, const TileRange& range,
+                              std::vector<FragmentRef>* fragments) const {
+  for (const Fragment& fragment : page.fragments) {
+    if (!Overlaps(fragment.range, range)) continue;
+    fragments->push_back({.page = static_cast<uint32_t>(index),
+                          .slab = NumberOf(fragment.slot.region),
+                          .offset = fragment.slot.offset,
+                          .tiles_bytes = fragment.tiles_bytes});
+  }
+}
+
+inline bool HostTier::AddLeased(PageHandle handle, size_t index, Tier found_in,
+                                const AcquireRequest& request,
+                                std::vector<FragmentRef>* fragments) {
+  const Page& page = table_[handle];
+  const size_t before = fragments->size();
+  AddRefs(page, index, request.range, fragments);
+  if (fragments->size() > request.fragments_max) {
+    fragments->resize(before);
+    return false;
+  }
+  if (found_in != Tier::kHost) return true;
+  const bool all = fragments->size() - before == page.fragments.size();
+  for (const Fragment& fragment : page.fragments) {
+    if (all || Overlaps(fragment.range, request.range)) table_.CountGet(fragment);
+  }
+  return true;
+}
+
 HostTier::Leased HostTier::Lease(const AcquireRequest& request, std::vector<PageHandle> pages,
                                  std::span<const Tier> found_in,
                                  std::vector<FragmentRef>* fragments) {
   const TimePoint now = clock_.Now();
   fragments->reserve(std::min(pages.size(), request.fragments_max));
-  size_t leased = 0;
-  bool full = false;
-  while (leased < pages.size() && !full) {
-    const size_t begin = leased;
+  std::vector<PageHandle> left_out;
+  Leased leased;
+  for (bool full = false, ended = false; !ended;) {
+    const size_t begin = leased.pages;
     const size_t end = std::min(pages.size(), begin + kPagesPerHold);
     const size_t fragments_before = fragments->size();
     MutexLock lock(&mutex_);
-    while (leased < end && fragments->size() < fragments_before + kFragmentsPerHold) {
-      full = !AddLeased(pages[leased], leased, found_in[leased], request, fragments);
+    while (leased.pages < end && fragments->size() < fragments_before + kFragmentsPerHold) {
+      full =
+          !AddLeased(pages[leased.pages], leased.pages, found_in[leased.pages], request, fragments);
       if (full) break;
-      ++leased;
+      ++leased.pages;
     }
-    table_.NoteRead(std::span(pages).subspan(begin, leased - begin), now);
+    table_.NoteRead(std::span(pages).subspan(begin, leased.pages - begin), now);
+    ended = full || leased.pages == pages.size();
+    if (!ended) continue;
+    left_out.assign(pages.begin() + static_cast<ptrdiff_t>(leased.pages), pages.end());
+    pages.resize(leased.pages);
+    if (pages.empty()) break;
+    leased_fragments_ += fragments->size();
+    leased.id = ++last_lease_;
+    leases_[leased.id] = {std::move(pages), fragments->size(), now};
   }
-  Unref(std::span(pages).subspan(leased));
-  if (leased == 0) return {};
-  pages.resize(leased);
-  MutexLock lock(&mutex_);
-  leased_fragments_ += fragments->size();
-  leases_[++last_lease_] = {std::move(pages), fragments->size(), now};
-  return {last_lease_, leased};
-}
-
-bool HostTier::AddLeased(PageHandle handle, size_t index, Tier found_in,
-                         const AcquireRequest& request, std::vector<FragmentRef>* fragments) {
-  const Page& page = table_[handle];
-  const auto wanted = [&](const Fragment& fragment) {
-    return Overlaps(fragment.range, request.range);
-  };
-  const auto count = std::count_if(page.fragments.begin(), page.fragments.end(), wanted);
-  if (fragments->size() + static_cast<size_t>(count) > request.fragments_max) return false;
-  AddRefs(page, index, request.range, fragments);
-  if (found_in != Tier::kHost) return true;
-  for (const Fragment& fragment : page.fragments) {
-    if (wanted(fragment)) table_.CountGet(fragment);
-  }
-  return true;
+  Unref(left_out);
+  return leased;
 }
 
 void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   for (size_t end = keys.size(); end > 0;) {
-    const size_t count = std::min(end, kPagesPerHold);
+    const size_t count = std::min(end, kTouchesPerHold);
     MutexLock lock(&mutex_);
     if (end == keys.size()) {
       const uint32_t share = table_.ShareOf(keyspace);
@@ -164,22 +185,13 @@ void HostTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) 
       table_.BeginAccess(share);
     }
     const std::span<const PageKey> piece = keys.subspan(end - count, count);
-    for (auto key = piece.rbegin(); key != piece.rend(); ++key) {
-      const PageHandle page = table_.Find(keyspace, *key);
+    const PageTable::View pages = table_.ViewOf(keyspace);
+    for (size_t i = piece.size(); i-- > 0;) {
+      if (i >= kPrefetchAhead) pages.Prefetch(piece[i - kPrefetchAhead]);
+      const PageHandle page = pages.Find(piece[i]);
       if (page != kNoPage) table_.Hit(page);
     }
     end -= count;
-  }
-}
-
-void HostTier::AddRefs(const Page& page, size_t index, const TileRange& range,
-                       std::vector<FragmentRef>* fragments) const {
-  for (const Fragment& fragment : page.fragments) {
-    if (!Overlaps(fragment.range, range)) continue;
-    fragments->push_back({.page = static_cast<uint32_t>(index),
-                          .slab = NumberOf(fragment.slot.region),
-                          .offset = fragment.slot.offset,
-                          .tiles_bytes = fragment.tiles_bytes});
   }
 }
 
@@ -226,7 +238,7 @@ std::span<const std::byte> HostTier::Bytes(const FragmentRef& fragment) const {
 
 uint32_t HostTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys, TimePoint until) {
   uint32_t pinned = 0;
-  InPieces(keys, [&](std::span<const PageKey> piece) {
+  InPieces(keys, kPagesPerHold, [&](std::span<const PageKey> piece) {
     MutexLock lock(&mutex_);
     for (const PageKey& key : piece) {
       const PageHandle handle = table_.Find(keyspace, key);
@@ -240,7 +252,7 @@ uint32_t HostTier::Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys
 
 std::vector<PageKey> HostTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   std::vector<PageKey> removed;
-  InPieces(keys, [&](std::span<const PageKey> piece) {
+  InPieces(keys, kRemovalsPerHold, [&](std::span<const PageKey> piece) {
     std::vector<PageTable::Change> changes;
     {
       MutexLock lock(&mutex_);

@@ -41,9 +41,9 @@ absl::Status HostTier::SetTenant(const KeyspaceId& keyspace, const std::string& 
       MutexLock lock(&mutex_);
       const uint32_t share = ShareOfTenant(tenant, std::move(policy));
       if (table_.ShareOf(keyspace) == share) return absl::OkStatus();
-      const auto pages = table_.PagesBelow(keyspace, UINT64_MAX, kPagesPerHold);
+      const auto pages = table_.PagesBelow(keyspace, UINT64_MAX, kRemovalsPerHold);
       for (const PageHandle page : pages) table_.Remove(page, RemovalReason::kDeleted, now);
-      moved = pages.size() < kPagesPerHold;
+      moved = pages.size() < kRemovalsPerHold;
       if (moved) table_.SetShare(keyspace, share);
       changes = table_.TakeChanges();
     }
@@ -61,10 +61,6 @@ uint32_t HostTier::ShareOfTenant(const std::string& tenant,
     share_used_.push_back(clock_.Now());
   }
   return found->second;
-}
-
-uint32_t HostTier::NumberOf(uint32_t region) const {
-  return region < slabs_.size() ? region + slabs_[region].files * numbers_ : region;
 }
 
 absl::StatusOr<UniqueFd> HostTier::OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const {

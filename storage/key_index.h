@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/functional/function_ref.h"
@@ -18,25 +19,31 @@ class KeyIndex {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
 
+  // A key with its hash, which Prefetch and Find need alike. Borrows the key.
+  struct Hashed {
+    const PageKey* key = nullptr;
+    size_t hash = 0;
+  };
+  static Hashed Hash(const PageKey& key) { return {&key, HashDigest(key.bytes)}; }
+
   // kNone: the key is absent.
-  uint32_t Find(const PageKey& key) const {
-    const size_t hash = absl::Hash<PageKey>()(key);
-    const Part& part = parts_[PartOf(hash)];
-    const auto found = part.find(key, hash);
+  uint32_t Find(const Hashed& key) const {
+    const Part& part = parts_[PartOf(key.hash)];
+    const auto found = part.find(key, key.hash);
     return found == part.end() ? kNone : found->second;
   }
+  uint32_t Find(const PageKey& key) const { return Find(Hash(key)); }
   // Brings the key's place to the processor's cache, ahead of Find.
-  void Prefetch(const PageKey& key) const {
-    parts_[PartOf(absl::Hash<PageKey>()(key))].prefetch(key);
-  }
+  void Prefetch(const Hashed& key) const { parts_[PartOf(key.hash)].prefetch(key); }
   // REQUIRES: the key is absent.
   void Insert(const PageKey& key, uint32_t number) {
-    parts_[PartOf(absl::Hash<PageKey>()(key))].emplace(key, number);
+    parts_[PartOf(Hash(key).hash)].emplace(key, number);
     ++size_;
   }
   // REQUIRES: the key is there.
   void Erase(const PageKey& key) {
-    parts_[PartOf(absl::Hash<PageKey>()(key))].erase(key);
+    const Hashed hashed = Hash(key);
+    parts_[PartOf(hashed.hash)].erase(hashed);
     --size_;
   }
 
@@ -51,7 +58,32 @@ class KeyIndex {
   }
 
  private:
-  using Part = absl::flat_hash_map<PageKey, uint32_t>;
+  // The keyed hash as it is: absl::Hash would mix it once more, behind a call.
+  struct HashOf {
+    using is_transparent = void;
+    size_t operator()(const PageKey& key) const { return HashDigest(key.bytes); }
+    size_t operator()(const Hashed& key) const { return key.hash; }
+  };
+  struct Same {
+    using is_transparent = void;
+    // By words: a look-up compares keys, and a call of memcmp costs more than these.
+    bool operator()(const PageKey& a, const PageKey& b) const {
+      uint64_t different = 0;
+      for (size_t at = 0; at < sizeof(Digest); at += sizeof(uint64_t)) {
+        different |= WordAt(a, at) ^ WordAt(b, at);
+      }
+      return different == 0;
+    }
+    bool operator()(const PageKey& a, const Hashed& b) const { return (*this)(a, *b.key); }
+
+   private:
+    static uint64_t WordAt(const PageKey& key, size_t at) {
+      uint64_t word;
+      std::memcpy(&word, key.bytes.data() + at, sizeof(word));
+      return word;
+    }
+  };
+  using Part = absl::flat_hash_map<PageKey, uint32_t, HashOf, Same>;
   static constexpr size_t kPartBits = 6;
 
   // The map itself uses the lower bits.

@@ -3,6 +3,7 @@
 #include "storage/page_table.h"
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -104,9 +105,17 @@ PageHandle PageTable::Find(const KeyspaceId& keyspace, const PageKey& key) const
 void PageTable::FindEach(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                          absl::FunctionRef<bool(size_t, PageHandle)> visit) const {
   const View view = ViewOf(keyspace);
+  std::array<KeyIndex::Hashed, kPrefetchAhead> ahead;  // the next keys, by index modulo its size
+  const auto look_ahead = [&](size_t i) {
+    if (i >= keys.size()) return;
+    ahead[i % kPrefetchAhead] = KeyIndex::Hash(keys[i]);
+    view.Prefetch(ahead[i % kPrefetchAhead]);
+  };
+  for (size_t i = 0; i < kPrefetchAhead; ++i) look_ahead(i);
   for (size_t i = 0; i < keys.size(); ++i) {
-    if (i + kPrefetchAhead < keys.size()) view.Prefetch(keys[i + kPrefetchAhead]);
-    if (!visit(i, view.Find(keys[i]))) return;
+    const PageHandle found = view.Find(ahead[i % kPrefetchAhead]);
+    look_ahead(i + kPrefetchAhead);
+    if (!visit(i, found)) return;
   }
 }
 
@@ -395,12 +404,6 @@ void PageTable::CountPut(const FragmentMeta& meta) {
 void PageTable::CountGet(const FragmentMeta& meta) {
   stats_.logical_get_bytes += meta.logical_bytes();
   stats_.stored_get_bytes += meta.bytes;
-}
-
-void PageTable::CountGet(const Fragment& fragment) {
-  stats_.logical_get_bytes +=
-      static_cast<uint64_t>(fragment.range.tiles()) * fragment.logical_tile_bytes;
-  stats_.stored_get_bytes += fragment.bytes;
 }
 
 TierStats PageTable::Stats() const {

@@ -111,6 +111,7 @@ class PageTable {
 
   PageHandle Find(const KeyspaceId& keyspace, const PageKey& key) const;
   // Finds keys in order until `visit`, called with index and handle or kNoPage, returns false.
+  // `visit` may refer to pages, but must not add or remove any.
   void FindEach(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                 absl::FunctionRef<bool(size_t, PageHandle)> visit) const;
 
@@ -200,7 +201,11 @@ class PageTable {
 
   void CountPut(const FragmentMeta& meta);
   void CountGet(const FragmentMeta& meta);
-  void CountGet(const Fragment& fragment);
+  void CountGet(const Fragment& fragment) {
+    stats_.logical_get_bytes +=
+        static_cast<uint64_t>(fragment.range.tiles()) * fragment.logical_tile_bytes;
+    stats_.stored_get_bytes += fragment.bytes;
+  }
   TierStats Stats() const;
   FragmentMeta MetaOf(const Page& page, const Fragment& fragment) const;
 
@@ -276,14 +281,18 @@ class PageTable {
 
 class PageTable::View {
  public:
-  PageHandle Find(const PageKey& key) const {
+  // Whether the keyspace has no page in the table.
+  bool empty() const { return space_ == nullptr || space_->pages.size() == 0; }
+  PageHandle Find(const PageKey& key) const { return Find(KeyIndex::Hash(key)); }
+  PageHandle Find(const KeyIndex::Hashed& key) const {
     static_assert(kNoPage == KeyIndex::kNone);
     return space_ == nullptr ? kNoPage : space_->pages.Find(key);
   }
   // Ahead of Find.
-  void Prefetch(const PageKey& key) const {
+  void Prefetch(const KeyIndex::Hashed& key) const {
     if (space_ != nullptr) space_->pages.Prefetch(key);
   }
+  void Prefetch(const PageKey& key) const { Prefetch(KeyIndex::Hash(key)); }
 
  private:
   friend class PageTable;
