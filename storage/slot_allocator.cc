@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 namespace crumb::storage {
 namespace {
@@ -70,8 +71,13 @@ void SlotAllocator::CloseRegion(uint32_t region) {
     blocks.erase(blocks.lower_bound({region, 0}), blocks.upper_bound({region, UINT64_MAX}));
   }
   for (auto sizes = share.with_room.begin(); sizes != share.with_room.end();) {
-    std::erase_if(sizes->second, [&](uint32_t id) { return chunks_[id].region == region; });
-    sizes = sizes->second.empty() ? share.with_room.erase(sizes) : std::next(sizes);
+    Rooms& rooms = sizes->second;
+    LeaveEmptiest(share, sizes->first, rooms);
+    const auto leaves = [&](uint32_t id) { return chunks_[id].region == region; };
+    std::erase_if(rooms.chunks, leaves);
+    std::erase_if(rooms.nearly_empty, [&](const auto& chunk) { return leaves(chunk.second); });
+    EnterEmptiest(share, sizes->first, rooms);
+    sizes = rooms.chunks.empty() ? share.with_room.erase(sizes) : std::next(sizes);
   }
 }
 
@@ -85,7 +91,7 @@ std::optional<Slot> SlotAllocator::Allocate(uint64_t bytes, uint32_t owner, uint
 
 std::optional<uint32_t> SlotAllocator::ChunkWithRoom(Share& share, uint32_t slot_bytes) {
   if (const auto found = share.with_room.find(slot_bytes); found != share.with_room.end()) {
-    return *found->second.begin();
+    return *found->second.chunks.begin();
   }
   const auto open = [&](int order) -> std::optional<uint32_t> {
     const std::optional<Block> block = TakeBlock(share, order);
@@ -184,9 +190,8 @@ uint32_t SlotAllocator::OpenChunk(Block block, int order, uint32_t slot_bytes) {
   auto& chunk_at = regions_[block.first].chunk_at;
   std::fill_n(chunk_at.begin() + static_cast<ptrdiff_t>(block.second / kChunkBytesMin),
               size_t{1} << order, id);
-  Share& share = ShareOf(block.first);
-  share.with_room[slot_bytes].insert(id);
-  ++share.chunks_of_size[slot_bytes];
+  AddRoom(id);
+  ++ShareOf(block.first).chunks_of_size[slot_bytes];
   chunk_bytes_ += BytesOf(order);
   waste_bytes_ += BytesOf(order) % slot_bytes;
   return id;
@@ -197,15 +202,65 @@ void SlotAllocator::CloseChunk(uint32_t id) {
   auto& chunk_at = regions_[chunk.region].chunk_at;
   std::fill_n(chunk_at.begin() + static_cast<ptrdiff_t>(chunk.offset / kChunkBytesMin),
               size_t{1} << chunk.order, kNoChunk);
+  RemoveRoom(id);
   Share& share = ShareOf(chunk.region);
-  if (auto& rooms = share.with_room[chunk.slot_bytes]; rooms.erase(id), rooms.empty()) {
-    share.with_room.erase(chunk.slot_bytes);
-  }
   if (--share.chunks_of_size[chunk.slot_bytes] == 0) share.chunks_of_size.erase(chunk.slot_bytes);
   chunk_bytes_ -= BytesOf(chunk.order);
   waste_bytes_ -= BytesOf(chunk.order) % chunk.slot_bytes;
   ReturnBlock({chunk.region, chunk.offset}, chunk.order);
   free_chunks_.push_back(id);
+}
+
+void SlotAllocator::LeaveEmptiest(Share& share, uint32_t slot_bytes, const Rooms& rooms) {
+  if (rooms.chunks.size() < 2 || rooms.nearly_empty.empty()) return;
+  share.emptiest.erase({rooms.nearly_empty.begin()->first, slot_bytes});
+}
+
+void SlotAllocator::EnterEmptiest(Share& share, uint32_t slot_bytes, const Rooms& rooms) {
+  if (rooms.chunks.size() < 2 || rooms.nearly_empty.empty()) return;
+  share.emptiest.insert({rooms.nearly_empty.begin()->first, slot_bytes});
+}
+
+void SlotAllocator::AddRoom(uint32_t id) {
+  const Chunk& chunk = chunks_[id];
+  Share& share = ShareOf(chunk.region);
+  Rooms& rooms = share.with_room[chunk.slot_bytes];
+  LeaveEmptiest(share, chunk.slot_bytes, rooms);
+  rooms.chunks.insert(id);
+  rooms.nearly_empty.insert({0, id});
+  EnterEmptiest(share, chunk.slot_bytes, rooms);
+}
+
+void SlotAllocator::RemoveRoom(uint32_t id) {
+  const Chunk& chunk = chunks_[id];
+  Share& share = ShareOf(chunk.region);
+  const auto found = share.with_room.find(chunk.slot_bytes);
+  if (found == share.with_room.end()) return;
+  Rooms& rooms = found->second;
+  LeaveEmptiest(share, chunk.slot_bytes, rooms);
+  rooms.chunks.erase(id);
+  rooms.nearly_empty.erase({0, id});
+  EnterEmptiest(share, chunk.slot_bytes, rooms);
+  if (rooms.chunks.empty()) share.with_room.erase(found);
+}
+
+void SlotAllocator::SetUsed(uint32_t id, uint32_t used) {
+  Chunk& chunk = chunks_[id];
+  const bool had_room = chunk.used < chunk.owners.size();
+  const bool was_nearly_empty = NearlyEmpty(chunk);
+  const uint32_t before = std::exchange(chunk.used, used);
+  const bool has_room = used < chunk.owners.size();
+  if (regions_.at(chunk.region).closed) return;
+  if (had_room && has_room && !was_nearly_empty && !NearlyEmpty(chunk)) return;  // the usual case
+  Share& share = ShareOf(chunk.region);
+  Rooms& rooms = share.with_room[chunk.slot_bytes];
+  LeaveEmptiest(share, chunk.slot_bytes, rooms);
+  if (was_nearly_empty) rooms.nearly_empty.erase({before, id});
+  if (!has_room) rooms.chunks.erase(id);
+  if (has_room && !had_room) rooms.chunks.insert(id);
+  if (has_room && NearlyEmpty(chunk)) rooms.nearly_empty.insert({used, id});
+  EnterEmptiest(share, chunk.slot_bytes, rooms);
+  if (rooms.chunks.empty()) share.with_room.erase(chunk.slot_bytes);
 }
 
 Slot SlotAllocator::TakeSlot(uint32_t id, uint32_t index, uint32_t owner) {
@@ -215,13 +270,7 @@ Slot SlotAllocator::TakeSlot(uint32_t id, uint32_t index, uint32_t owner) {
   }
   chunk.free.pop_back();
   chunk.owners[index] = owner;
-  ++chunk.used;
-  if (chunk.free.empty()) {
-    auto& with_room = ShareOf(chunk.region).with_room;
-    auto& rooms = with_room[chunk.slot_bytes];
-    rooms.erase(id);
-    if (rooms.empty()) with_room.erase(chunk.slot_bytes);
-  }
+  SetUsed(id, chunk.used + 1);
   used_bytes_ += chunk.slot_bytes;
   regions_[chunk.region].used_bytes += chunk.slot_bytes;
   return {.region = chunk.region,
@@ -274,10 +323,7 @@ void SlotAllocator::Free(const Slot& slot) {
   const auto index = static_cast<uint32_t>((slot.offset - chunk.offset) / chunk.slot_bytes);
   chunk.owners[index] = kNoOwner;
   chunk.free.push_back(index);
-  --chunk.used;
-  if (!regions_.at(chunk.region).closed) {
-    ShareOf(chunk.region).with_room[chunk.slot_bytes].insert(id);
-  }
+  SetUsed(id, chunk.used - 1);
   used_bytes_ -= chunk.slot_bytes;
   regions_[chunk.region].used_bytes -= chunk.slot_bytes;
   if (chunk.used == 0) CloseChunk(id);
@@ -285,20 +331,15 @@ void SlotAllocator::Free(const Slot& slot) {
 
 std::vector<uint32_t> SlotAllocator::OwnersOfNearlyEmptyChunk(uint64_t bytes,
                                                               uint32_t share) const {
-  const Chunk* emptiest = nullptr;
-  const auto found = shares_.find(share);
-  if (found == shares_.end()) return {};
-  for (const auto& [slot_bytes, ids] : found->second.with_room) {
-    if (slot_bytes == Rounded(bytes) || ids.size() < 2) continue;
-    for (const uint32_t id : ids) {
-      const Chunk& chunk = chunks_[id];
-      const bool nearly_empty = uint64_t{chunk.used} * 8 <= chunk.owners.size();
-      if (nearly_empty && (emptiest == nullptr || chunk.used < emptiest->used)) emptiest = &chunk;
-    }
-  }
   std::vector<uint32_t> owners;
-  if (emptiest == nullptr) return owners;
-  for (const uint32_t owner : emptiest->owners) {
+  const auto found = shares_.find(share);
+  if (found == shares_.end()) return owners;
+  const auto& emptiest = found->second.emptiest;
+  auto size = emptiest.begin();
+  if (size != emptiest.end() && size->second == Rounded(bytes)) ++size;
+  if (size == emptiest.end()) return owners;
+  const uint32_t id = found->second.with_room.at(size->second).nearly_empty.begin()->second;
+  for (const uint32_t owner : chunks_[id].owners) {
     if (owner != kNoOwner) owners.push_back(owner);
   }
   return owners;
@@ -306,11 +347,19 @@ std::vector<uint32_t> SlotAllocator::OwnersOfNearlyEmptyChunk(uint64_t bytes,
 
 std::vector<uint32_t> SlotAllocator::OwnersIn(uint32_t region) const {
   std::vector<uint32_t> owners;
-  for (const Chunk& chunk : chunks_) {
-    if (chunk.region != region || chunk.used == 0) continue;
+  const auto found = regions_.find(region);
+  if (found == regions_.end()) return owners;
+  const std::vector<uint32_t>& chunk_at = found->second.chunk_at;
+  for (size_t unit = 0; unit < chunk_at.size();) {
+    if (chunk_at[unit] == kNoChunk) {
+      ++unit;
+      continue;
+    }
+    const Chunk& chunk = chunks_[chunk_at[unit]];
     for (const uint32_t owner : chunk.owners) {
       if (owner != kNoOwner) owners.push_back(owner);
     }
+    unit += size_t{1} << chunk.order;
   }
   return owners;
 }

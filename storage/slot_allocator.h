@@ -51,7 +51,8 @@ class SlotAllocator final : public SlotSpace {
 
   // Owners in the emptiest chunk whose slots have another size than `bytes` needs, when it is at
   // most an eighth full: moving them out gives the size room. Empty when there is none. A chunk
-  // that alone has room for its size is left, for it may be just filling.
+  // that alone has room for its size is left, for it may be just filling. O(log chunks) and the
+  // slots of that chunk.
   std::vector<uint32_t> OwnersOfNearlyEmptyChunk(uint64_t bytes, uint32_t share = 0) const;
   std::vector<uint32_t> OwnersIn(uint32_t region) const;
   uint64_t used_bytes(uint32_t region) const { return regions_.at(region).used_bytes; }
@@ -86,11 +87,19 @@ class SlotAllocator final : public SlotSpace {
   static constexpr uint32_t kNoChunk = UINT32_MAX;
   static constexpr int kOrders = 32;
 
+  // Chunks of one slot size that have a free slot.
+  struct Rooms {
+    std::set<uint32_t> chunks;
+    std::set<std::pair<uint32_t, uint32_t>> nearly_empty;  // slots in use, chunk
+  };
   // What regions of one share have room for.
   struct Share {
     std::set<Block> free_blocks[kOrders];
-    std::map<uint32_t, std::set<uint32_t>> with_room;  // slot size -> chunks with a free slot
+    std::map<uint32_t, Rooms> with_room;  // by slot size; none is without chunks
     std::map<uint32_t, uint32_t> chunks_of_size;
+    // The emptiest of the nearly empty chunks of each size in which more than one chunk has room:
+    // slots in use, slot size.
+    std::set<std::pair<uint32_t, uint32_t>> emptiest;
   };
 
   static uint64_t BytesOf(int order) { return kChunkBytesMin << order; }
@@ -106,6 +115,17 @@ class SlotAllocator final : public SlotSpace {
   void ReturnBlock(Block block, int order);
   uint32_t OpenChunk(Block block, int order, uint32_t slot_bytes);
   void CloseChunk(uint32_t id);
+  static bool NearlyEmpty(const Chunk& chunk) {
+    return uint64_t{chunk.used} * 8 <= chunk.owners.size();
+  }
+  // Changes how many slots of a chunk are in use, and what its share knows of it.
+  void SetUsed(uint32_t id, uint32_t used);
+  // The chunk, which has no slot in use, begins or ends to have room.
+  void AddRoom(uint32_t id);
+  void RemoveRoom(uint32_t id);
+  // Around every change of `rooms`.
+  static void LeaveEmptiest(Share& share, uint32_t slot_bytes, const Rooms& rooms);
+  static void EnterEmptiest(Share& share, uint32_t slot_bytes, const Rooms& rooms);
   uint32_t ChunkOf(const Slot& slot) const;
   Slot TakeSlot(uint32_t id, uint32_t index, uint32_t owner);
 

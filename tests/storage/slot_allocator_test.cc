@@ -259,6 +259,65 @@ TEST(SlotAllocator, NamesANearlyEmptyChunkOfAnotherSize) {
   EXPECT_TRUE(allocator.OwnersOfNearlyEmptyChunk(10000).empty());
 }
 
+// The owners of a chunk that OwnersOfNearlyEmptyChunk may name for `rounded` bytes, worked out from
+// the slots that are out; 0: there is none.
+uint32_t FewestInNearlyEmptyChunk(const std::vector<Slot>& out, uint32_t rounded) {
+  std::map<std::pair<uint32_t, uint64_t>, std::pair<Slot, uint32_t>> chunks;  // slots in use
+  for (const Slot& slot : out) {
+    const uint64_t chunk_bytes = SlotAllocator::kChunkBytesMin << slot.chunk_order;
+    auto& chunk = chunks[{slot.region, slot.offset / chunk_bytes * chunk_bytes}];
+    chunk.first = slot;
+    ++chunk.second;
+  }
+  std::map<uint32_t, int> with_room;
+  const auto slots_of = [](const Slot& slot) {
+    return (SlotAllocator::kChunkBytesMin << slot.chunk_order) / slot.bytes;
+  };
+  for (const auto& [at, chunk] : chunks) {
+    with_room[chunk.first.bytes] += chunk.second < slots_of(chunk.first);
+  }
+  uint32_t fewest = 0;
+  for (const auto& [at, chunk] : chunks) {
+    const auto& [slot, used] = chunk;
+    if (slot.bytes == rounded || with_room[slot.bytes] < 2 || used * 8 > slots_of(slot)) continue;
+    if (fewest == 0 || used < fewest) fewest = used;
+  }
+  return fewest;
+}
+
+TEST(SlotAllocator, TheNearlyEmptyChunkIsTheEmptiestOfAnotherSize) {
+  const unsigned seed = std::random_device()();
+  SCOPED_TRACE(seed);
+  std::mt19937 random(seed);
+  const uint32_t sizes[] = {512, 2048, 10240, 37376};  // multiples of the granule
+  SlotAllocator allocator(kGranules);
+  for (uint32_t region = 0; region < 3; ++region) allocator.AddRegion(region, 8 * kMiB);
+  std::vector<Slot> out;
+  int named = 0;
+  for (int step = 0; step < 6000; ++step) {
+    // Fills and empties in turns, so that there are chunks of every kind.
+    const bool fills = step / 1000 % 2 == 0;
+    if (random() % 100 < (fills ? 80 : 20) || out.empty()) {
+      if (const auto slot = allocator.Allocate(sizes[random() % 4], 7)) out.push_back(*slot);
+    } else {
+      std::swap(out[random() % out.size()], out.back());
+      allocator.Free(out.back());
+      out.pop_back();
+    }
+    if (step == 3000) allocator.CloseRegion(1);
+    if (step % 10 != 0) continue;
+    const uint32_t wanted = sizes[random() % 4];
+    std::vector<Slot> open;
+    for (const Slot& slot : out) {
+      if (step < 3000 || slot.region != 1) open.push_back(slot);
+    }
+    const auto owners = allocator.OwnersOfNearlyEmptyChunk(wanted);
+    ASSERT_EQ(owners.size(), FewestInNearlyEmptyChunk(open, wanted)) << step;
+    named += !owners.empty();
+  }
+  EXPECT_GT(named, 20) << "the walk met too few nearly empty chunks to say anything";
+}
+
 TEST(SlotAllocator, SharesAreCutAsIfEachWereAlone) {
   const unsigned seed = std::random_device()();
   SCOPED_TRACE(seed);
