@@ -164,7 +164,8 @@ class DeviceTier {
   PageTable& TableOf(DevicePoolNumber pool) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return pools_.find(pool)->second->table();
   }
-  // A pool that a request names, and what it has of the request's keyspace.
+  // A pool that a request names, and the pages that it has of the request's keyspace. Pools without
+  // any are left out, so that a look-up costs nothing for the pools of a tenant's other models.
   struct Source {
     DevicePoolNumber number = 0;
     PageTable* table = nullptr;

@@ -33,7 +33,8 @@ std::vector<DeviceTier::Source> DeviceTier::SourcesOf(const AcquireRequest& requ
     DevicePoolIndex* pool = Find(number);
     if (pool == nullptr) continue;
     PageTable& table = pool->table();
-    sources.push_back({number, &table, table.ViewOf(request.keyspace)});
+    const PageTable::View pages = table.ViewOf(request.keyspace);
+    if (!pages.empty()) sources.push_back({number, &table, pages});
   }
   return sources;
 }
@@ -42,8 +43,9 @@ DeviceTier::PlacesOf DeviceTier::Places(std::span<const Source> sources,
                                         const AcquireRequest& request, const PageKey& key) {
   PlacesOf places;
   std::vector<TileRange> covered;
+  const KeyIndex::Hashed hashed = KeyIndex::Hash(key);
   for (const Source& source : sources) {
-    const PageHandle handle = source.pages.Find(key);
+    const PageHandle handle = source.pages.Find(hashed);
     if (handle == kNoPage || !Usable((*source.table)[handle], request)) continue;
     const Page& page = (*source.table)[handle];
     if (places.empty() && page.Covers(request.range)) {
@@ -79,7 +81,8 @@ std::vector<DeviceTier::PlacesOf> DeviceTier::Ref(const AcquireRequest& request)
     if (sources.empty()) break;
     for (size_t i = first; i < end; ++i) {
       if (i + kPrefetchAhead < end) {
-        for (const Source& source : sources) source.pages.Prefetch(keys[i + kPrefetchAhead]);
+        const KeyIndex::Hashed ahead = KeyIndex::Hash(keys[i + kPrefetchAhead]);
+        for (const Source& source : sources) source.pages.Prefetch(ahead);
       }
       pages[i] = Places(sources, request, keys[i]);
       for (const auto& [pool, page] : pages[i]) TableOf(pool).Ref(page);
@@ -103,6 +106,7 @@ std::vector<bool> DeviceTier::Covered(const AcquireRequest& request) const {
     const size_t end = std::min(covered.size(), first + step);
     MutexLock lock(&mutex_);
     const std::vector<Source> sources = SourcesOf(request);
+    if (sources.empty()) break;
     for (size_t i = first; i < end; ++i) {
       covered[i] = !Places(sources, request, request.keys[i]).empty();
     }
