@@ -42,7 +42,8 @@ bool Engine::JoinLease(storage::LeaseId lease) {
   return true;
 }
 
-Engine::Removal Engine::RemoveLease(storage::LeaseId lease, Hold hold, const RandomId& session) {
+Engine::Removal Engine::RemoveLease(storage::LeaseId lease, Hold hold, const RandomId& session,
+                                    std::shared_ptr<const void>* left) {
   MutexLock lock(&mutex_);
   const auto found = leases_.find(lease);
   if (found == leases_.end()) return Removal::kUnknown;
@@ -56,13 +57,13 @@ Engine::Removal Engine::RemoveLease(storage::LeaseId lease, Hold hold, const Ran
   }
   if (held.acquired || held.joined > 0) return Removal::kHeldByOthers;
   pages_ -= found->second.pages;
+  *left = std::move(held.held);
   leases_.erase(found);
   return Removal::kLast;
 }
 
-std::vector<storage::LeaseId> Engine::DropAcquiredBy(const RandomId& session) {
+void Engine::DropAcquiredBy(const RandomId& session, Ended* ended) {
   MutexLock lock(&mutex_);
-  std::vector<storage::LeaseId> ended;
   for (auto lease = leases_.begin(); lease != leases_.end();) {
     Held& held = lease->second;
     if (held.acquirer == session.slot()) held.acquired = false;
@@ -70,23 +71,22 @@ std::vector<storage::LeaseId> Engine::DropAcquiredBy(const RandomId& session) {
       ++lease;
       continue;
     }
-    ended.push_back(lease->first);
+    ended->leases.push_back(lease->first);
+    ended->held.push_back(std::move(held.held));
     pages_ -= held.pages;
     lease = leases_.erase(lease);
   }
-  return ended;
 }
 
-std::vector<storage::LeaseId> Engine::End() {
+void Engine::End(Ended* ended) {
   MutexLock lock(&mutex_);
   ended_ = true;
-  std::vector<storage::LeaseId> leases;
-  for (const auto& [lease, held] : leases_) {
-    leases.push_back(lease);
+  for (auto& [lease, held] : leases_) {
+    ended->leases.push_back(lease);
+    ended->held.push_back(std::move(held.held));
     pages_ -= held.pages;
   }
   leases_.clear();
-  return leases;
 }
 
 size_t Engine::leases() const {

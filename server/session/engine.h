@@ -49,16 +49,24 @@ class Engine {
   enum class Hold { kAcquired, kJoined };
   // kLast: the caller must end the lease in the store. kUnknown: not such a hold of this engine's.
   enum class Removal { kUnknown, kHeldByOthers, kLast };
-  Removal RemoveLease(storage::LeaseId lease, Hold hold, const RandomId& session);
+  // `left` gets what the last hold kept (see Ended).
+  Removal RemoveLease(storage::LeaseId lease, Hold hold, const RandomId& session,
+                      std::shared_ptr<const void>* left);
+
+  // Leases that the caller must end in the store, and what was kept with them: its destructors take
+  // time in the number of pages, so the caller runs them without a lock.
+  struct Ended {
+    std::vector<storage::LeaseId> leases;
+    std::vector<std::shared_ptr<const void>> held;
+  };
 
   // The process of `session` is gone: the leases that it acquired are held by the sessions that
-  // joined them alone. Returns those that no session holds, which the caller must end in the store.
-  // Without this, a leader that crashes and comes back would use up the budget of an engine whose
-  // other processes live on.
-  std::vector<storage::LeaseId> DropAcquiredBy(const RandomId& session);
+  // joined them alone. Adds those that no session holds to `ended`. Without this, a leader that
+  // crashes and comes back would use up the budget of an engine whose other processes live on.
+  void DropAcquiredBy(const RandomId& session, Ended* ended);
 
-  // Ends the engine; answers the leases that the caller must end in the store.
-  std::vector<storage::LeaseId> End();
+  // Ends the engine and adds its leases to `ended`.
+  void End(Ended* ended);
 
   size_t leases() const;
   uint64_t pages() const;

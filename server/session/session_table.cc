@@ -96,45 +96,48 @@ std::shared_ptr<Session> SessionTable::Find(std::string_view token) const {
   return found->second;
 }
 
-void SessionTable::DropStagingLocked(Session& session) {
-  if (const auto staging = session.TakeStaging()) {
+void SessionTable::TakeStagingLocked(Session& session, Remains* remains) {
+  if (auto staging = session.TakeStaging()) {
     staging_budget_.Give(session.engine().tenant(), staging->size());
+    remains->staging.push_back(std::move(staging));
   }
 }
 
-void SessionTable::RemoveLocked(Session& session, std::vector<storage::LeaseId>& leases) {
+void SessionTable::RemoveLocked(Session& session, Remains* remains) {
+  Engine::Ended& ended = remains->ended;
   const bool disconnected = session.phase() == Session::Phase::kDisconnected;
   session.SetPhase(Session::Phase::kEnded);
-  DropStagingLocked(session);
+  TakeStagingLocked(session, remains);
   const auto entry = engines_.find(session.engine().id().slot());
   if (disconnected) {
     --entry->second.disconnected;
     disconnected_.fetch_sub(1);
   }
   for (const storage::LeaseId lease : session.TakeAllJoined()) {
-    if (session.engine().RemoveLease(lease, Engine::Hold::kJoined, session.token()) ==
+    std::shared_ptr<const void> held;
+    if (session.engine().RemoveLease(lease, Engine::Hold::kJoined, session.token(), &held) ==
         Engine::Removal::kLast) {
-      leases.push_back(lease);
+      ended.leases.push_back(lease);
+      ended.held.push_back(std::move(held));
     }
   }
-  for (const storage::LeaseId lease : session.engine().DropAcquiredBy(session.token())) {
-    leases.push_back(lease);
-  }
+  session.engine().DropAcquiredBy(session.token(), &ended);
   session_budget_.Give(session.engine().tenant());
   if (--entry->second.sessions == 0) {
     engine_budget_.Give(session.engine().tenant());
-    for (const storage::LeaseId lease : session.engine().End()) leases.push_back(lease);
+    session.engine().End(&ended);
     engines_.erase(entry);
   }
   sessions_.erase(session.token().slot());  // the caller holds the session
 }
 
 void SessionTable::Disconnect(const std::shared_ptr<Session>& session) {
+  Remains remains;
   {
     MutexLock lock(&mutex_);
     if (session->phase() != Session::Phase::kOpen) return;
     session->SetPhase(Session::Phase::kDisconnected);
-    DropStagingLocked(*session);
+    TakeStagingLocked(*session, &remains);
     ++engines_.at(session->engine().id().slot()).disconnected;
     disconnected_.fetch_add(1);
   }
@@ -143,17 +146,17 @@ void SessionTable::Disconnect(const std::shared_ptr<Session>& session) {
 }
 
 void SessionTable::End(const std::shared_ptr<Session>& session) {
-  std::vector<storage::LeaseId> leases;
+  Remains remains;
   {
     MutexLock lock(&mutex_);
     if (session->phase() == Session::Phase::kEnded) return;
-    RemoveLocked(*session, leases);
+    RemoveLocked(*session, &remains);
     metrics_.sessions_reaped.Add();
   }
   LogInfo("session of {} ended with its process, {} leases ended", session->process_name(),
-          leases.size());
+          remains.ended.leases.size());
   if (memory_ != nullptr) memory_->ProcessEnded(*session);
-  ReleaseInStore(leases);
+  Release(remains);
 }
 
 void SessionTable::NoteStreamEnd(const Session& session) {
@@ -167,7 +170,8 @@ void SessionTable::NoteLetGo(const Session& session) {
 bool SessionTable::Join(Session& session, storage::LeaseId lease) {
   if (!session.engine().JoinLease(lease)) return false;
   if (session.NoteJoined(lease)) return true;
-  if (session.engine().RemoveLease(lease, Engine::Hold::kJoined, session.token()) ==
+  std::shared_ptr<const void> held;
+  if (session.engine().RemoveLease(lease, Engine::Hold::kJoined, session.token(), &held) ==
       Engine::Removal::kLast) {
     store_.Release(lease);
   }
@@ -177,7 +181,8 @@ bool SessionTable::Join(Session& session, storage::LeaseId lease) {
 bool SessionTable::Release(Session& session, storage::LeaseId lease) {
   const Engine::Hold hold =
       session.TakeJoined(lease) ? Engine::Hold::kJoined : Engine::Hold::kAcquired;
-  const Engine::Removal removal = session.engine().RemoveLease(lease, hold, session.token());
+  std::shared_ptr<const void> held;
+  const Engine::Removal removal = session.engine().RemoveLease(lease, hold, session.token(), &held);
   if (removal == Engine::Removal::kUnknown) return false;
   if (removal == Engine::Removal::kHeldByOthers) return true;
   store_.Release(lease);
@@ -190,7 +195,7 @@ bool SessionTable::Release(Session& session, storage::LeaseId lease) {
 void SessionTable::Settle(const Engine& engine) {
   if (engine.leases() > 0) return;  // spares the lock
   std::vector<std::shared_ptr<Session>> ended;
-  std::vector<storage::LeaseId> leases;
+  Remains remains;
   {
     MutexLock lock(&mutex_);
     for (const auto& [slot, session] : sessions_) {
@@ -200,19 +205,19 @@ void SessionTable::Settle(const Engine& engine) {
       if (memory_ == nullptr || !memory_->Holds(*session)) ended.push_back(session);
     }
     if (engine.leases() > 0) return;
-    for (const auto& session : ended) RemoveLocked(*session, leases);
+    for (const auto& session : ended) RemoveLocked(*session, &remains);
   }
   for (const auto& session : ended) {
     LogInfo("session of {} ended", session->process_name());
     if (memory_ != nullptr) memory_->ProcessEnded(*session);
   }
-  ReleaseInStore(leases);
+  Release(remains);
   if (!ended.empty()) ended_();
 }
 
-void SessionTable::ReleaseInStore(const std::vector<storage::LeaseId>& leases) {
-  for (const storage::LeaseId lease : leases) store_.Release(lease);
-  metrics_.leases_reaped.Add(leases.size());
+void SessionTable::Release(const Remains& remains) {
+  for (const storage::LeaseId lease : remains.ended.leases) store_.Release(lease);
+  metrics_.leases_reaped.Add(remains.ended.leases.size());
 }
 
 SessionTable::Totals SessionTable::totals() const {

@@ -98,12 +98,18 @@ class SessionTable {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<std::shared_ptr<Engine>> JoinLocked(const OpenRequest& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void RemoveLocked(Session& session, std::vector<storage::LeaseId>& leases)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void DropStagingLocked(Session& session) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Memory and leases that ended sessions leave behind. To free them takes time in their size: to
+  // unmap 256 MiB of staging memory, some 10 ms. So that happens without the lock.
+  struct Remains {
+    Engine::Ended ended;
+    std::vector<std::shared_ptr<StagingArea>> staging;
+  };
+  void RemoveLocked(Session& session, Remains* remains) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeStagingLocked(Session& session, Remains* remains) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the disconnected sessions of an engine without leases that hold nothing else.
   void Settle(const Engine& engine);
-  void ReleaseInStore(const std::vector<storage::LeaseId>& leases);
+  // Ends the leases in the store.
+  void Release(const Remains& remains);
 
   const SessionLimits limits_;
   storage::TieredStore& store_;

@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/session/session_table.h"
 
+#include <future>
+#include <thread>
+
 #include "gtest/gtest.h"
 #include "tests/server/memory_store.h"
 
@@ -68,6 +71,28 @@ TEST_F(SessionTableTest, ALeaseThatComesWhileASessionIsSettledIsKept) {
   EXPECT_EQ(session->engine().leases(), 1u);
   table_.End(session);
   EXPECT_EQ(session->engine().leases(), 0u);
+}
+
+// To free what a session held takes time in its size; meanwhile others find their sessions.
+TEST_F(SessionTableTest, WhatASessionLeavesIsFreedWithoutTheTablesLock) {
+  const auto session = Open();
+  std::thread other;
+  std::promise<void> answered;
+  bool in_time = false;
+  ASSERT_EQ(session->engine().TakeBudget(1), 1u);
+  std::shared_ptr<const void> held(this, [&](const void*) {
+    other = std::thread([&] {
+      table_.totals();
+      session->engine().leases();
+      answered.set_value();
+    });
+    in_time = answered.get_future().wait_for(std::chrono::seconds(5)) == std::future_status::ready;
+  });
+  ASSERT_TRUE(session->engine().AddLease(9, 1, 1, session->token(), std::move(held)));
+  table_.End(session);
+  ASSERT_TRUE(other.joinable()) << "the lease has ended";
+  other.join();
+  EXPECT_TRUE(in_time);
 }
 
 TEST_F(SessionTableTest, EverythingIsBounded) {
