@@ -43,8 +43,9 @@ class BuiltServer : public GrpcServer {
   }
   ~BuiltServer() override { Stop(Duration::zero()); }
 
-  // Bounds what callers can make gRPC itself hold or do, with or without a token: memory of messages
-  // that have not arrived whole, handshakes that do not end, connections that are not used.
+  // Bounds what callers can make gRPC itself hold or do, with or without a token: memory of
+  // messages that have not arrived whole, handshakes that do not end, connections that are not
+  // used.
   static void SetBounds(const Limits& limits, grpc::ServerBuilder& builder) {
     const auto milliseconds = [](Duration duration) {
       return static_cast<int>(
