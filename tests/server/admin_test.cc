@@ -166,7 +166,7 @@ class SlowCallersTest : public testing::Test {
   SlowCallersTest() {
     options_.listen = "127.0.0.1:0";
     options_.threads = 1;
-    options_.read_timeout = std::chrono::minutes(10);
+    options_.read_timeout = std::chrono::minutes(1);
   }
   void Start() {
     server_ = AdminServer::Start(

@@ -35,7 +35,9 @@ class ConnectionsTest : public testing::Test {
     options_.store.host.slab_bytes = ByteSize{16 << 20};
     options_.store.ssd.path = "";
     options_.limits.connections_max = kConnectionsMax;
-    options_.limits.handshake_timeout = std::chrono::minutes(10);  // silent connections stay
+    // Silent connections stay, so that only the bound closes any.
+    options_.limits.handshake_timeout = std::chrono::minutes(10);
+    options_.limits.keepalive_interval = std::chrono::minutes(10);
     options_.log.severity = "off";
     options_.Complete();
   }
@@ -130,6 +132,7 @@ class FewDescriptorsTest : public testing::Test {
                           << "    bytes_max: 32MiB\n    slab_bytes: 16MiB\n  ssd:\n    path: "
                           << folder_.path() << "/data\n    bytes_max: 64MiB\nlimits:\n"
                           << "  connections_max: 4096\n  handshake_timeout: 10m\n"
+                          << "  keepalive_interval: 10m\n"
                           << "log:\n  severity: \"off\"\n";
     std::filesystem::create_directory(folder_.path() + "/data");
     pid_ = ::fork();
