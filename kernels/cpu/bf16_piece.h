@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/cpu/row_blocks.h"
+#include "kernels/cpu/scratch.h"
 #include "kernels/cpu/softmax.h"
 
 // Attention of a block of rows over up to kBf16PieceTokens BF16 rows at one stride: a part of the

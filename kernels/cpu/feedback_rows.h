@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/cpu/quantized_rows.h"
 #include "kernels/cpu/row_range.h"
 #include "kernels/fp16.h"
 #include "kernels/quantize.h"

@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "kernels/cpu/panel.h"
-#include "kernels/cpu/row_blocks.h"
+#include "kernels/cpu/scratch.h"
 #include "kernels/cpu/softmax.h"
 
 // Attention of a block of rows over one INT2 tile. Scores and values are integer dot products of

@@ -8,7 +8,6 @@
 
 #include "kernels/bf16.h"
 #include "kernels/cpu/feedback_rows.h"
-#include "kernels/cpu/quantized_rows.h"
 #include "kernels/cpu/rotate.h"
 #include "kernels/cpu/row_range.h"
 #include "kernels/quantize.h"

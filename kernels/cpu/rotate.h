@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "kernels/cpu/row_blocks.h"
+#include "kernels/cpu/scratch.h"
 
 // Multiplication of rows by a d x d matrix. V is one of the Simd types.
 namespace crumb::kernels {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/attention.h"
 
@@ -74,5 +75,15 @@ int TokensPerBlock(const AttentionParams& params);
 // Lays the arrays out from `base`, which is 64-byte aligned or null to learn the size. Returns the
 // bytes used.
 size_t LayOutScratch(const AttentionParams& params, void* base, AttendScratch* scratch);
+
+// Calls fn(std::integral_constant<int, n>, row) for rows [begin, end) in blocks of n = kRows as
+// long as they fit, then of half as many, down to one, so that each block size is compiled by
+// itself. REQUIRES: kRows is a power of two.
+template <int kRows, typename Fn>
+[[gnu::always_inline]] inline void ForRowBlocks(int begin, int end, const Fn& fn) {
+  int row = begin;
+  for (; row + kRows <= end; row += kRows) fn(std::integral_constant<int, kRows>(), row);
+  if constexpr (kRows > 1) ForRowBlocks<kRows / 2>(row, end, fn);
+}
 
 }  // namespace crumb::kernels
