@@ -8,7 +8,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,15 +28,10 @@ constexpr uint32_t kProtocolVersion = 1;
 constexpr size_t kTokenBytes = 16;
 constexpr uint32_t kSlabsMax = 1 << 16;  // 64 TiB of 1 GiB slabs
 
-absl::Status SetTimeouts(int socket, Duration timeout) {
-  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(timeout).count();
-  const timeval value{.tv_sec = us / 1'000'000, .tv_usec = us % 1'000'000};
-  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
-    if (::setsockopt(socket, SOL_SOCKET, option, &value, sizeof(value)) != 0) {
-      return ErrnoStatus(errno, "setting a socket's timeout");
-    }
-  }
-  return absl::OkStatus();
+// Receives a message before `deadline`.
+absl::StatusOr<FdMessage> ReceiveBefore(int socket, TimePoint deadline) {
+  CRUMB_RETURN_IF_ERROR(SetSocketTimeout(socket, deadline - Clock::Real().Now()));
+  return ReceiveFdMessage(socket);
 }
 
 absl::StatusOr<UniqueFd> OwnPidfd() {
@@ -104,10 +98,10 @@ Connection::~Connection() {
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions& options) {
   std::shared_ptr<Connection> connection(new Connection());
   const TimePoint deadline = Clock::Real().Now() + options.connect_timeout;
-  absl::Status shaken = connection->Shake(options);
+  absl::Status shaken = connection->Shake(options, deadline);
   if (absl::IsResourceExhausted(shaken) && RaiseDescriptorLimit()) {
     connection.reset(new Connection());
-    shaken = connection->Shake(options);
+    shaken = connection->Shake(options, deadline);
   }
   if (absl::IsResourceExhausted(shaken)) return NoDescriptors(shaken);
   CRUMB_RETURN_IF_ERROR(shaken);
@@ -125,9 +119,10 @@ std::shared_ptr<Connection> Connection::OpenTcp(const ClientOptions& options) {
   return connection;
 }
 
-absl::Status Connection::Shake(const ClientOptions& options) {
-  CRUMB_ASSIGN_OR_RETURN(socket_, ConnectFdChannel(options.socket_dir + "/crumbd.fd.sock"));
-  CRUMB_RETURN_IF_ERROR(SetTimeouts(socket_.get(), options.connect_timeout));
+absl::Status Connection::Shake(const ClientOptions& options, TimePoint deadline) {
+  CRUMB_ASSIGN_OR_RETURN(socket_, ConnectFdChannel(options.socket_dir + "/crumbd.fd.sock",
+                                                   deadline - Clock::Real().Now()));
+  CRUMB_RETURN_IF_ERROR(SetSocketTimeout(socket_.get(), deadline - Clock::Real().Now()));
   CRUMB_ASSIGN_OR_RETURN(const UniqueFd pidfd, OwnPidfd());
   v1::SessionHello hello;
   hello.set_protocol_version(kProtocolVersion);
@@ -141,7 +136,7 @@ absl::Status Connection::Shake(const ClientOptions& options) {
   const int fds[] = {pidfd.get()};
   CRUMB_RETURN_IF_ERROR(SendFdMessage(socket_.get(), hello.SerializeAsString(), fds));
 
-  CRUMB_ASSIGN_OR_RETURN(FdMessage answer, ReceiveFdMessage(socket_.get()));
+  CRUMB_ASSIGN_OR_RETURN(FdMessage answer, ReceiveBefore(socket_.get(), deadline));
   v1::SessionWelcome welcome;
   if (!welcome.ParseFromString(answer.bytes)) {
     return absl::DataLossError("crumbd answered the hello with something else than a welcome");
@@ -167,14 +162,14 @@ absl::Status Connection::Shake(const ClientOptions& options) {
       CRUMB_RETURN_IF_ERROR(Take(welcome, taken++, std::move(fd), options));
     }
     if (taken == expected) break;
-    CRUMB_ASSIGN_OR_RETURN(answer, ReceiveFdMessage(socket_.get()));
+    CRUMB_ASSIGN_OR_RETURN(answer, ReceiveBefore(socket_.get(), deadline));
     if (answer.fds.empty()) {
       return absl::DataLossError("crumbd announced " + std::to_string(expected) +
                                  " descriptors and sent " + std::to_string(taken));
     }
   }
   mapped_.staging = staging_.bytes();
-  return absl::OkStatus();
+  return SetSocketTimeout(socket_.get(), options.connect_timeout);
 }
 
 absl::Status Connection::Take(const v1::SessionWelcome& welcome, size_t index, UniqueFd fd,
@@ -195,7 +190,7 @@ absl::Status Connection::Take(const v1::SessionWelcome& welcome, size_t index, U
   }
   if (welcome.pool_socket() && index == sockets) {
     pool_socket_ = std::move(fd);
-    return SetTimeouts(pool_socket_.get(), options.connect_timeout);
+    return SetSocketTimeout(pool_socket_.get(), options.connect_timeout);
   }
   calls_ = std::make_unique<CallSocket>(std::move(fd));
   return absl::OkStatus();

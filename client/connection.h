@@ -14,6 +14,7 @@
 #include "absl/status/statusor.h"
 #include "client/call_socket.h"
 #include "client/rpc_stub.h"
+#include "common/clock.h"
 #include "common/mapping.h"
 #include "common/mutex.h"
 #include "common/unique_fd.h"
@@ -34,8 +35,9 @@ struct PoolExchange {
 // destroyed.
 class Connection {
  public:
-  // Opens a session at the socket folder and maps what crumbd answers. kUnavailable or kNotFound:
-  // nobody answers; kFailedPrecondition: refused; kDeadlineExceeded. Blocks up to connect_timeout.
+  // Opens a session at the socket folder and maps the memory that crumbd sends. kUnavailable or
+  // kNotFound: no process listens there; kFailedPrecondition: crumbd refused; kDeadlineExceeded.
+  // Blocks up to connect_timeout for all steps together, and even if crumbd accepts no connection.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options);
 
   // Without session and memory. Waits up to connect_timeout for the first connection.
@@ -69,7 +71,7 @@ class Connection {
 
  private:
   Connection();
-  absl::Status Shake(const ClientOptions& options);
+  absl::Status Shake(const ClientOptions& options, TimePoint deadline);
   // Takes the `index`th descriptor of those that crumbd sends for `welcome`, in the order of
   // SessionWelcome. Memory is mapped and its descriptor closed at once.
   absl::Status Take(const v1::SessionWelcome& welcome, size_t index, UniqueFd fd,

@@ -5,8 +5,10 @@
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/time.h>
 #include <sys/un.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -16,6 +18,10 @@
 
 namespace crumb {
 namespace {
+
+// How long a process that is to listen at a path waits for another one there: a full backlog shows
+// that there is one.
+constexpr Duration kOtherListenerTimeout = std::chrono::milliseconds(200);
 
 absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   sockaddr_un address{};
@@ -32,6 +38,18 @@ absl::StatusOr<UniqueFd> NewSocket() {
   UniqueFd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   if (!fd.valid()) return ErrnoStatus(errno, "socket");
   return fd;
+}
+
+constexpr int64_t kNoTimeout = 0;
+
+absl::Status SetTimeouts(int socket, int64_t us) {
+  const timeval value{.tv_sec = us / 1'000'000, .tv_usec = us % 1'000'000};
+  for (const int option : {SO_RCVTIMEO, SO_SNDTIMEO}) {
+    if (::setsockopt(socket, SOL_SOCKET, option, &value, sizeof(value)) != 0) {
+      return ErrnoStatus(errno, "setting a socket's timeout");
+    }
+  }
+  return absl::OkStatus();
 }
 
 const sockaddr* Generic(const sockaddr_un& address) {
@@ -58,8 +76,9 @@ std::vector<UniqueFd> TakeFds(msghdr& message) {
 
 absl::StatusOr<UniqueFd> ListenFdChannel(const std::string& path) {
   CRUMB_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
-  if (ConnectFdChannel(path).ok()) {
-    return absl::AlreadyExistsError("another process answers at " + path);
+  const absl::Status other = ConnectFdChannel(path, kOtherListenerTimeout).status();
+  if (other.ok() || absl::IsDeadlineExceeded(other)) {
+    return absl::AlreadyExistsError("another process listens at " + path);
   }
   struct stat found;
   if (::lstat(path.c_str(), &found) == 0) {
@@ -77,12 +96,29 @@ absl::StatusOr<UniqueFd> ListenFdChannel(const std::string& path) {
   return fd;
 }
 
-absl::StatusOr<UniqueFd> ConnectFdChannel(const std::string& path) {
+absl::Status SetSocketTimeout(int socket, Duration timeout) {
+  const auto us = std::chrono::duration_cast<std::chrono::microseconds>(timeout).count();
+  return SetTimeouts(socket, std::max<int64_t>(1, us));
+}
+
+// A Unix socket that does not block cannot be polled until its peer's backlog has room: connect()
+// fails at once with EAGAIN, and no event follows. With SO_SNDTIMEO the kernel waits for room until
+// that time.
+absl::StatusOr<UniqueFd> ConnectFdChannel(const std::string& path, Duration timeout) {
   CRUMB_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   CRUMB_ASSIGN_OR_RETURN(UniqueFd fd, NewSocket());
-  if (::connect(fd.get(), Generic(address), sizeof(address)) != 0) {
-    return ErrnoStatus(errno, "connecting to " + path);
+  const TimePoint deadline = Clock::Real().Now() + timeout;
+  int error = EINTR;
+  while (error == EINTR && Clock::Real().Now() < deadline) {
+    CRUMB_RETURN_IF_ERROR(SetSocketTimeout(fd.get(), deadline - Clock::Real().Now()));
+    error = ::connect(fd.get(), Generic(address), sizeof(address)) == 0 ? 0 : errno;
   }
+  if (error == EAGAIN || error == EINTR) {
+    return absl::DeadlineExceededError("the process that listens at " + path +
+                                       " accepts no connection");
+  }
+  if (error != 0) return ErrnoStatus(error, "connecting to " + path);
+  CRUMB_RETURN_IF_ERROR(SetTimeouts(fd.get(), kNoTimeout));
   return fd;
 }
 

@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "common/unique_fd.h"
 
 // Messages with descriptors over a SOCK_SEQPACKET Unix socket: how a process and crumbd exchange
@@ -29,11 +30,22 @@ struct PeerCredentials {
   unsigned gid = 0;
 };
 
-// Listens at `path` (mode 0660), replacing a socket file nobody answers at. kAlreadyExists:
-// somebody does answer; kNotFound: the folder is missing; kInvalidArgument: the path is too long.
+// Listens at `path` (mode 0660), replacing a socket file at which no process listens.
+// kAlreadyExists: a process does, even if it accepts no connection now; kNotFound: the folder is
+// missing; kInvalidArgument: the path is too long.
 absl::StatusOr<UniqueFd> ListenFdChannel(const std::string& path);
 
-absl::StatusOr<UniqueFd> ConnectFdChannel(const std::string& path);
+// How long ConnectFdChannel waits unless its caller says otherwise.
+inline constexpr Duration kFdConnectTimeout = std::chrono::seconds(5);
+
+// Connects to the listener at `path`. A listener whose backlog is full makes connect() wait; after
+// `timeout` this gives up. kDeadlineExceeded: the listener accepted nothing in that time; other
+// codes: no process listens there.
+absl::StatusOr<UniqueFd> ConnectFdChannel(const std::string& path,
+                                          Duration timeout = kFdConnectTimeout);
+
+// Bounds each later send and each receive on a socket, and a connect.
+absl::Status SetSocketTimeout(int socket, Duration timeout);
 
 absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 

@@ -10,6 +10,7 @@
 #include <functional>
 
 #include "common/crc32c.h"
+#include "common/fd_channel.h"
 #include "crumbd_test.h"
 #include "tests/common/eventually.h"
 
@@ -426,6 +427,27 @@ TEST_F(ClientTest, AnswersAtOnceWithoutCrumbd) {
   EXPECT_EQ(client->Stats().status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(client->DropKeyspace(keyspace).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_LT(Clock::Real().Now() - start, seconds(30));
+  StartCrumbd();
+  EXPECT_TRUE(client->WaitConnected(seconds(20)));
+}
+
+// A crumbd that hangs accepts nothing, and its backlog fills.
+TEST_F(ClientTest, OpensWithoutAConnectionIfCrumbdAcceptsNone) {
+  const std::string path = dir_ + "/crumbd.fd.sock";
+  auto listener = ListenFdChannel(path);
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  std::vector<UniqueFd> waiting;
+  for (auto socket = ConnectFdChannel(path, milliseconds(20)); socket.ok();
+       socket = ConnectFdChannel(path, milliseconds(20))) {
+    waiting.push_back(*std::move(socket));
+  }
+  ClientOptions options = Options();
+  options.connect_timeout = milliseconds(50);
+  const auto client = Client::Open(options).value();
+  EXPECT_FALSE(client->connected());
+  EXPECT_EQ(client->Acquire({}).status().code(), absl::StatusCode::kUnavailable);
+  listener->Reset();
+  waiting.clear();
   StartCrumbd();
   EXPECT_TRUE(client->WaitConnected(seconds(20)));
 }

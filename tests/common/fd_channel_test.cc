@@ -11,6 +11,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <vector>
 
 #include "common/mapping.h"
 #include "tests/common/temporary_folder.h"
@@ -79,6 +81,38 @@ TEST_F(FdChannelTest, ReportsTheEnd) {
   UniqueFd server(::accept(listener->get(), nullptr, nullptr));
   client->Reset();
   EXPECT_EQ(ReceiveFdMessage(server.get()).status().code(), absl::StatusCode::kUnavailable);
+}
+
+// Fills the backlog of a listener that accepts nothing.
+std::vector<UniqueFd> FillBacklog(const std::string& path) {
+  std::vector<UniqueFd> waiting;
+  while (true) {
+    auto socket = ConnectFdChannel(path, std::chrono::milliseconds(20));
+    if (!socket.ok()) return waiting;
+    waiting.push_back(*std::move(socket));
+  }
+}
+
+TEST_F(FdChannelTest, AFullBacklogEndsTheWaitForIt) {
+  auto listener = ListenFdChannel(Path("s"));
+  ASSERT_TRUE(listener.ok()) << listener.status();
+  const std::vector<UniqueFd> waiting = FillBacklog(Path("s"));
+  ASSERT_FALSE(waiting.empty());
+  EXPECT_EQ(ConnectFdChannel(Path("s"), std::chrono::milliseconds(20)).status().code(),
+            absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(ListenFdChannel(Path("s")).status().code(), absl::StatusCode::kAlreadyExists)
+      << "a listener that accepts nothing is one all the same";
+  // A connection that there is room for again is made, and its socket has no timeout.
+  std::future<absl::StatusOr<UniqueFd>> late = std::async(
+      std::launch::async, [&] { return ConnectFdChannel(Path("s"), std::chrono::seconds(30)); });
+  const UniqueFd first(::accept(listener->get(), nullptr, nullptr));
+  const absl::StatusOr<UniqueFd> connected = late.get();
+  ASSERT_TRUE(connected.ok()) << connected.status();
+  timeval timeout{};
+  socklen_t size = sizeof(timeout);
+  ASSERT_EQ(::getsockopt(connected->get(), SOL_SOCKET, SO_RCVTIMEO, &timeout, &size), 0);
+  EXPECT_EQ(timeout.tv_sec, 0);
+  EXPECT_EQ(timeout.tv_usec, 0);
 }
 
 TEST_F(FdChannelTest, DescriptorsOfARefusedMessageDoNotLeak) {
