@@ -19,12 +19,12 @@ namespace crumb::server {
 class CacheService final
     : public v1::CacheService::WithRawCallbackMethod_Get<v1::CacheService::CallbackService> {
  public:
-  // What `context` refers to must outlive this.
-  CacheService(const CallContext& context, NodeInfo node)
+  // What `context` refers to and `stalls` must outlive this.
+  CacheService(const CallContext& context, StallWatch& stalls, NodeInfo node)
       : context_(context),
         node_(std::move(node)),
         calls_(context.limits, context.part_max_percent),
-        stalls_(context.limits.stream_progress_timeout, context.clock) {}
+        stalls_(stalls) {}
 
   // Ends the streams that would last for ever and refuses new ones.
   void StopStreams() { streams_.Stop(absl::UnavailableError("crumbd is stopping")); }
@@ -94,7 +94,7 @@ class CacheService final
   const NodeInfo node_;
   CallsInProgress calls_;
   StreamRegistry streams_;
-  StallWatch stalls_;
+  StallWatch& stalls_;
 };
 
 }  // namespace crumb::server

@@ -35,10 +35,12 @@ std::string Target(const HostPort& address) {
 class BuiltServer : public GrpcServer {
  public:
   BuiltServer(const ListenOptions& options, const CallContext& context, const NodeInfo& node)
-      : service_(context, node), listener_(context.limits, context.metrics) {
+      : stalls_(context.limits.stream_progress_timeout, context.clock),
+        service_(context, stalls_, node),
+        listener_(context.limits, context.metrics) {
     if (context.cluster != nullptr) {
       peer_service_ =
-          std::make_unique<PeerService>(context, *context.cluster, options.tls.peer_name);
+          std::make_unique<PeerService>(context, *context.cluster, stalls_, options.tls.peer_name);
     }
   }
   ~BuiltServer() override { Stop(Duration::zero()); }
@@ -124,6 +126,7 @@ class BuiltServer : public GrpcServer {
   }
 
  private:
+  StallWatch stalls_;  // of both services
   CacheService service_;
   std::unique_ptr<PeerService> peer_service_;  // null: this node is alone
   std::unique_ptr<grpc::Server> server_;

@@ -3,7 +3,8 @@
 #include "server/service/peer_service.h"
 
 #include <algorithm>
-#include <optional>
+#include <atomic>
+#include <memory>
 #include <utility>
 
 #include "common/status_macros.h"
@@ -15,14 +16,22 @@
 namespace crumb::server {
 namespace {
 
-// The pages of one PeerRead, message by message.
-class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse> {
+// The pages of one PeerRead, message by message. Keeps itself alive from Start to OnDone, and
+// store leases until all pages were sent: a peer that does not read for
+// limits.stream_progress_timeout loses both.
+class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse>,
+                   public StallableStream,
+                   public std::enable_shared_from_this<ReadStream> {
  public:
-  ReadStream(const CallContext& context, Cluster& cluster, std::unique_ptr<CallScope> scope)
-      : context_(context), cluster_(cluster), scope_(std::move(scope)) {}
+  ReadStream(const CallContext& context, Cluster& cluster, std::unique_ptr<CallScope> scope,
+             grpc::CallbackServerContext& call)
+      : context_(context), cluster_(cluster), scope_(std::move(scope)), call_(call) {}
 
-  void Start(const absl::Status& admitted, const v1::PeerReadRequest& request, TimePoint deadline) {
+  void Start(const absl::Status& admitted, StallWatch& stalls, const v1::PeerReadRequest& request,
+             TimePoint deadline) {
+    self_ = shared_from_this();
     if (!admitted.ok()) return End(admitted);
+    stalls.Add(weak_from_this());
     auto wanted = SourceRequestOf(cluster_.calls(), request, deadline);
     if (!wanted.ok()) return End(wanted.status());
     ranges_.reserve(wanted->pages.size());
@@ -34,14 +43,23 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse> {
   }
 
   void OnWriteDone(bool ok) override {
+    if (!EndWait()) return EndStalled();
     if (!ok) return End(absl::CancelledError());
     WriteNext();
   }
-  void OnDone() override { delete this; }
+
+  void Stalled() override {
+    context_.metrics.stalled_streams.Add();
+    call_.TryCancel();  // the write fails
+    EndStalled();
+  }
+
+  void OnDone() override { self_.reset(); }  // may delete this
 
  private:
   void WriteNext() {
     if (!Next()) return End(absl::OkStatus());
+    BeginWait(context_.clock.Now(), /*progressed=*/true);
     StartWrite(&message_);
   }
 
@@ -93,6 +111,12 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse> {
     }
   }
 
+  // Ends the stream once TryCancel has returned, which needs the call, and the write has failed.
+  void EndStalled() {
+    if (stalled_steps_.fetch_add(1) == 0) return;
+    End(absl::DeadlineExceededError("nothing was read for limits.stream_progress_timeout"));
+  }
+
   void End(const absl::Status& status) {
     scope_->SetCode(status.code());
     scope_.reset();
@@ -103,12 +127,15 @@ class ReadStream : public grpc::ServerWriteReactor<v1::PeerReadResponse> {
   const CallContext context_;
   Cluster& cluster_;
   std::unique_ptr<CallScope> scope_;
+  grpc::CallbackServerContext& call_;
   std::vector<TileRange> ranges_;  // of each page
   transport::SourceAnswer answer_;
   size_t page_ = 0;
   size_t fragment_ = 0;
   int tile_ = 0;
   v1::PeerReadResponse message_;
+  std::atomic<int> stalled_steps_{0};
+  std::shared_ptr<ReadStream> self_;  // until OnDone
 };
 
 }  // namespace
@@ -189,10 +216,9 @@ grpc::ServerWriteReactor<v1::PeerReadResponse>* PeerService::PeerRead(
     Context* call, const v1::PeerReadRequest* request) {
   auto scope = std::make_unique<CallScope>(context_, calls_, Rpc::kPeerRead);
   const absl::Status admitted = Admit(*scope, *call, *request);
-  // Deletes itself in OnDone.
-  auto* stream = new ReadStream(context_, cluster_, std::move(scope));
-  stream->Start(admitted, *request, DeadlineOf(*call, context_.clock.Now()));
-  return stream;
+  const auto stream = std::make_shared<ReadStream>(context_, cluster_, std::move(scope), *call);
+  stream->Start(admitted, stalls_, *request, DeadlineOf(*call, context_.clock.Now()));
+  return stream.get();
 }
 
 }  // namespace crumb::server

@@ -10,6 +10,7 @@
 #include "server/calls/call_context.h"
 #include "server/cluster/cluster.h"
 #include "server/service/call_scope.h"
+#include "server/service/stall_watch.h"
 
 namespace crumb::server {
 
@@ -17,10 +18,13 @@ namespace crumb::server {
 // handler blocks. Thread-safe.
 class PeerService final : public v1::PeerService::CallbackService {
  public:
-  // What `context` refers to and `cluster` must outlive this. `peer_name`: see CheckPeerName.
-  PeerService(const CallContext& context, Cluster& cluster, std::string peer_name)
+  // What `context` refers to, `cluster` and `stalls` must outlive this. `peer_name`: see
+  // CheckPeerName.
+  PeerService(const CallContext& context, Cluster& cluster, StallWatch& stalls,
+              std::string peer_name)
       : context_(context),
         cluster_(cluster),
+        stalls_(stalls),
         peer_name_(std::move(peer_name)),
         calls_(context.limits, /*part_max_percent=*/100) {}
 
@@ -48,6 +52,7 @@ class PeerService final : public v1::PeerService::CallbackService {
 
   const CallContext context_;
   Cluster& cluster_;
+  StallWatch& stalls_;
   const std::string peer_name_;
   CallsInProgress calls_;
 };

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <set>
 
+#include "crumb/v1/peer_service.grpc.pb.h"
 #include "gtest/gtest.h"
 #include "server/cluster/cluster.h"
 #include "tests/common/eventually.h"
@@ -192,6 +193,63 @@ TEST_P(ClusterCallsTest, WhatWasPutOnOneNodeIsHitOnAnother) {
   }
   WaitPushed();
   for (const TestSequence& sequence : sequences_) EXPECT_EQ(sequence.Read(*reader_), kPages);
+}
+
+// Leases of a node's store.
+uint64_t LeasesOf(TestClient& client) {
+  v1::StatsResponse stats;
+  EXPECT_TRUE(client.stub().Stats(client.Context().get(), {}, &stats).ok());
+  return stats.leases();
+}
+
+TEST(PeerReadTest, APeerThatDoesNotReadLosesItsStreamAndTheLeases) {
+  TestNodes::Settings settings;
+  settings.count = 2;
+  settings.ucx = false;
+  settings.change = [](int, Options& options) {
+    options.limits.stream_progress_timeout = std::chrono::milliseconds(300);
+  };
+  TestNodes nodes(settings);
+  ASSERT_TRUE(nodes.WaitForView(2));
+  const auto client = nodes.Connect(0);
+  const TestSequence sequence(1, 1'000);  // more bytes than a connection's buffers hold
+  ASSERT_EQ(sequence.Commit(*client), 1'000);
+  ASSERT_TRUE(Eventually([&] { return LeasesOf(*client) == 0; })) << "pages were pushed";
+
+  const auto stub = v1::PeerService::NewStub(grpc::CreateChannel(
+      "unix:" + nodes.daemon(0).endpoints().unix_socket, grpc::InsecureChannelCredentials()));
+  v1::PeerHelloResponse hello;
+  ASSERT_TRUE(stub->PeerHello(client->Context().get(), {}, &hello).ok());
+  v1::TileRange range;
+  range.set_layer_end(TestClient::kLayers);
+  range.set_head_end(TestClient::kKvHeads);
+  v1::PeerAcquireRequest session;
+  session.mutable_caller()->set_node("another node");
+  session.mutable_caller()->set_wire_version(hello.node().wire_max());
+  session.set_keyspace(client->keyspace().keyspace());
+  session.set_generation(client->keyspace().generation());
+  *session.mutable_range() = range;
+  v1::PeerAcquireResponse granted;
+  ASSERT_TRUE(stub->PeerAcquire(client->Context().get(), session, &granted).ok());
+
+  v1::PeerReadRequest read;
+  read.set_session(granted.session());
+  read.set_keyspace(session.keyspace());
+  read.set_generation(session.generation());
+  read.set_keys(sequence.Keys());
+  *read.mutable_range() = range;
+  const auto context = client->Context();
+  context->set_deadline(std::chrono::system_clock::now() + std::chrono::hours(1));
+  const auto stream = stub->PeerRead(context.get(), read);
+  EXPECT_TRUE(Eventually([&] { return LeasesOf(*client) > 0; }));
+  EXPECT_TRUE(Eventually([&] { return LeasesOf(*client) == 0; })) << "nothing was read";
+  v1::PeerReadResponse part;
+  while (stream->Read(&part)) {
+  }
+  EXPECT_FALSE(stream->Finish().ok());
+  v1::StatsResponse stats;
+  ASSERT_TRUE(client->stub().Stats(client->Context().get(), {}, &stats).ok());
+  EXPECT_EQ(stats.counters().at("crumb_stalled_streams_total"), 1u);
 }
 
 }  // namespace
