@@ -8,8 +8,6 @@
 #include <utility>
 
 #include "client/null_sink.h"
-#include "client/worker_keyspace.h"
-#include "common/logging.h"
 #include "common/placement.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
@@ -20,8 +18,6 @@ using kernels::PageFormat;
 
 namespace {
 
-// crumbd writes a record of a keyspace it sees for the first time.
-constexpr Duration kOpenTimeout = std::chrono::seconds(2);
 // For a sequence that waits for nothing: crumbd answers from memory.
 constexpr Duration kBindTimeoutMin = std::chrono::milliseconds(50);
 // For crumbd to count keys.
@@ -61,152 +57,41 @@ absl::StatusOr<std::unique_ptr<SequenceStarter>> SequenceStarter::Create(
     const WorkerOptions& options, Client* client, PageReader& reader, PageIntake* intake,
     SharedPlace* place) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
-  CRUMB_ASSIGN_OR_RETURN(const KeyspaceId keyspace,
-                         PrivateKeyspace(options, options.history_format));
-  CRUMB_ASSIGN_OR_RETURN(const KeyspaceId bf16, PrivateKeyspace(options, PageFormat::kBf16));
   std::unique_ptr<SequenceStarter> starter(
-      new SequenceStarter(options, client, keyspace, bf16, reader, intake, place));
-  starter->OpenKeyspaceAhead();
+      new SequenceStarter(options, client, reader, intake, place));
+  // The publisher's thread is there first: the binder may have something to run on it.
+  CRUMB_ASSIGN_OR_RETURN(
+      starter->binder_,
+      KeyspaceBinder::Create(options, client, [starter = starter.get()](auto task) {
+        if (starter->publisher_ != nullptr) {
+          starter->publisher_->RunSoon(std::move(task));
+        }
+      }));
   return starter;
 }
 
-SequenceStarter::SequenceStarter(const WorkerOptions& options, Client* client,
-                                 const KeyspaceId& private_keyspace,
-                                 const KeyspaceId& private_bf16_keyspace, PageReader& reader,
+SequenceStarter::SequenceStarter(const WorkerOptions& options, Client* client, PageReader& reader,
                                  PageIntake* intake, SharedPlace* place)
     : options_(options),
       rule_{.recent_tokens = options.recent_tokens, .prefill_block = options.prefill_block},
       client_(client),
-      private_binding_(std::make_shared<KeyspaceBinding>(
-          KeyspaceBinding{.id = private_keyspace,
-                          .watched = private_keyspace,
-                          .history_format = options.history_format})),
-      private_bf16_binding_(
-          std::make_shared<KeyspaceBinding>(KeyspaceBinding{.id = private_bf16_keyspace,
-                                                            .watched = private_keyspace,
-                                                            .history_format = PageFormat::kBf16})),
       intake_(intake),
       pool_(options.page_bytes_max),
       known_prompts_(options.known_prompt_tokens),
       watch_(options_, [this](double error) { NoteBadQuality(error); }),
-      null_sink_(std::make_unique<NullSink>(tally_)),
-      binding_(private_binding_) {
+      null_sink_(std::make_unique<NullSink>(tally_)) {
   if (client_ == nullptr) return;
   fetcher_ = std::make_unique<PageFetcher>(options_, *client_, pool_, intake_);
   publisher_ = std::make_unique<Publisher>(options_, *client_, reader, place, tally_,
-                                           [this] { rebind_.store(true); });
+                                           [this] { binder_->Invalidate(); });
 }
 
-bool SequenceStarter::Stale(const KeyspaceBinding& binding) const {
-  if (!binding.known_to_crumbd || binding.epoch != client_->epoch() || rebind_.load()) return true;
-  if (client_->GenerationOf(binding.id) > binding.generation) return true;
-  if (options_.history_format != PageFormat::kInt2) return false;
-  const bool int2_off = client_->StateOf(binding.watched) == KeyspaceState::kBf16;
-  return int2_off != (binding.history_format == PageFormat::kBf16);
-}
-
-void SequenceStarter::OpenKeyspaceAhead() {
-  if (client_ != nullptr) CurrentBinding(kOpenTimeout);
-}
-
-// Sequences keep the keyspace they began with; a new one asks again when crumbd was restarted,
-// changed the keyspace's state or generation, or was not there before. One thread asks; the others
-// go on with what is known.
-SequenceStarter::Binding SequenceStarter::CurrentBinding(Duration timeout) {
-  Binding binding;
-  bool bad_quality;
-  {
-    MutexLock lock(&mutex_);
-    binding = binding_;
-    bad_quality = !bad_quality_.empty();
-  }
-  if (bad_quality) {
-    if (publisher_ != nullptr) publisher_->RunSoon([this] { TellBadQuality(); });
-    return private_bf16_binding_;
-  }
-  if (client_ == nullptr) return private_binding_;
-  if (!client_->connected() || !Stale(*binding) || binding_now_.exchange(true)) return binding;
-  rebind_.store(false);
-  absl::StatusOr<Binding> bound = Bind(timeout);
-  if (bound.ok()) {
-    binding = *std::move(bound);
-    MutexLock lock(&mutex_);
-    binding_ = binding;
-  } else {
-    LogWarning("keyspace of {} could not be opened: {}", options_.model, bound.status().ToString());
-  }
-  binding_now_.store(false);
-  return binding;
-}
-
-absl::StatusOr<KeyspaceInfo> SequenceStarter::OpenKeyspace(PageFormat format, Duration timeout) {
-  KeyspaceSpec spec;
-  CRUMB_ASSIGN_OR_RETURN(spec.fields, KeyspaceFields(options_, format));
-  spec.layers = options_.layers;
-  spec.kv_heads = options_.kv_heads;
-  spec.head_dim = options_.head_dim;
-  spec.group_size = options_.group_size;
-  spec.tenant = options_.tenant;
-  CRUMB_ASSIGN_OR_RETURN(const KeyspaceInfo info, client_->OpenKeyspace(spec, timeout));
-  const kernels::TileShape shape = options_.tile_shape();
-  if (info.bf16_tile_bytes != shape.bf16_bytes() || info.int2_tile_bytes != shape.int2_bytes()) {
-    return absl::FailedPreconditionError("crumbd counts other tile sizes");
-  }
-  return info;
-}
-
-absl::StatusOr<SequenceStarter::Binding> SequenceStarter::Bind(Duration timeout) {
-  PageFormat format = options_.history_format;
-  CRUMB_ASSIGN_OR_RETURN(KeyspaceInfo info, OpenKeyspace(format, timeout));
-  const KeyspaceId watched = info.id;
-  if (format == PageFormat::kInt2 && info.state == KeyspaceState::kBf16) {
-    LogWarning("INT2 pages of {} are switched off: new sequences use BF16", options_.model);
-    format = PageFormat::kBf16;
-    CRUMB_ASSIGN_OR_RETURN(info, OpenKeyspace(format, timeout));
-  }
-  return std::make_shared<const KeyspaceBinding>(KeyspaceBinding{.id = info.id,
-                                                                 .watched = watched,
-                                                                 .history_format = format,
-                                                                 .known_to_crumbd = true,
-                                                                 .generation = info.generation,
-                                                                 .epoch = info.epoch});
-}
-
-// New sequences store BF16 from now on: until crumbd knows, by this process's own decision, then by
-// the keyspace's state, which a command can set back.
+// New sequences store BF16 once the quality watch has found the error of INT2 pages too large.
 void SequenceStarter::NoteBadQuality(double error) {
   tally_.quality_alarms.Add();
-  std::string reason =
+  binder_->GiveUpInt2(
       fmt::format("mean attention error {:.3f} over {} windows is above the bound {:.3f}", error,
-                  options_.watch_windows, watch_.bound());
-  LogWarning("INT2 pages of {} are given up: {}", options_.model, reason);
-  {
-    MutexLock lock(&mutex_);
-    bad_quality_ = std::move(reason);
-  }
-  if (publisher_ != nullptr) publisher_->RunSoon([this] { TellBadQuality(); });
-}
-
-void SequenceStarter::TellBadQuality() {
-  std::string reason;
-  {
-    MutexLock lock(&mutex_);
-    reason = bad_quality_;
-  }
-  if (reason.empty() || !client_->connected()) return;
-  const absl::StatusOr<KeyspaceInfo> keyspace = OpenKeyspace(PageFormat::kInt2, kOpenTimeout);
-  absl::Status told = keyspace.status();
-  if (told.ok()) {
-    told = client_->SetKeyspaceState(keyspace->id, KeyspaceState::kBf16, "quality watch", reason);
-  }
-  if (!told.ok()) {
-    LogWarning("crumbd was not told to give up INT2 pages of {}: {}", options_.model,
-               told.ToString());
-    return;
-  }
-  rebind_.store(true);
-  MutexLock lock(&mutex_);
-  bad_quality_.clear();
+                  options_.watch_windows, watch_.bound()));
 }
 
 // Pages of live sequences need no question to crumbd, as long as they are of the generation that
@@ -464,7 +349,7 @@ void SequenceStarter::NoteFetched(SequenceStart& start, FetchedPages& fetched,
   if (fetched.miss_reason == MissReason::kNone) return;
   start.stats.miss_reason = MissReasonName(fetched.miss_reason);
   if (fetched.miss_reason == MissReason::kCorrupt) tally_.verify_failures.Add();
-  if (fetched.miss_reason == MissReason::kGeneration) rebind_.store(true);
+  if (fetched.miss_reason == MissReason::kGeneration) binder_->Invalidate();
   if (fetched.miss_reason == MissReason::kDeadline) tally_.deadline_exceeded.Add();
 }
 
@@ -481,7 +366,7 @@ void SequenceStarter::NoteFetchFailure(SequenceStart& start, const absl::Status&
   start.stats.miss_reason = MissReasonName(late ? MissReason::kDeadline : MissReason::kUnavailable);
   (late ? tally_.deadline_exceeded : tally_.unavailable).Add();
   // kNotFound: crumbd does not know the keyspace any more.
-  if (absl::IsNotFound(status)) rebind_.store(true);
+  if (absl::IsNotFound(status)) binder_->Invalidate();
 }
 
 SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t> tokens,
@@ -512,17 +397,12 @@ int SequenceStarter::HitPagesMax(size_t tokens, const SequenceOptions& options) 
   return std::clamp(options.cached_tokens_max.value_or(allowed), 0, allowed) / kPageTokens;
 }
 
-// Equal for all ranks of a replica, whatever their parts.
-const KeyspaceId& SequenceStarter::ModelOf(PageFormat format) const {
-  return format == PageFormat::kBf16 ? private_bf16_binding_->id : private_binding_->id;
-}
-
 absl::StatusOr<SequenceStart> SequenceStarter::Begin(std::span<const int32_t> tokens,
                                                      const SequenceOptions& options) {
   if (tokens.empty()) return absl::InvalidArgumentError("Begin without tokens");
   const Duration timeout = options.deadline.value_or(options_.begin_deadline);
   SequenceStart start =
-      StartOf(CurrentBinding(std::max(timeout, kBindTimeoutMin)), tokens, options);
+      StartOf(binder_->Current(std::max(timeout, kBindTimeoutMin)), tokens, options);
   Parts(*this, start, tokens, options).Fetch();
   HashRest(start, tokens, options);
   NoteUsed(start);
@@ -535,10 +415,10 @@ absl::StatusOr<LedStart> SequenceStarter::Lead(std::span<const int32_t> tokens,
   if (tokens.empty()) return absl::InvalidArgumentError("Lead without tokens");
   const Duration timeout = options.deadline.value_or(options_.begin_deadline);
   SequenceStart start =
-      StartOf(CurrentBinding(std::max(timeout, kBindTimeoutMin)), tokens, options);
+      StartOf(binder_->Current(std::max(timeout, kBindTimeoutMin)), tokens, options);
   HashRest(start, tokens, options);
   LeadToken token;
-  token.model = ModelOf(start.keyspace->history_format);
+  token.model = binder_->PrivateId(start.keyspace->history_format);
   token.keyspace = *start.keyspace;
   token.tiers = FetchWhole(start, HitPagesMax(tokens.size(), options), timeout);
   token.lease = start.lease_id;
@@ -553,7 +433,7 @@ absl::StatusOr<SequenceStart> SequenceStarter::Follow(std::string_view bytes,
                                                       const SequenceOptions& options) {
   if (tokens.empty()) return absl::InvalidArgumentError("Follow without tokens");
   CRUMB_ASSIGN_OR_RETURN(const LeadToken token, DecodeLeadToken(bytes));
-  if (token.model != ModelOf(token.keyspace.history_format)) {
+  if (token.model != binder_->PrivateId(token.keyspace.history_format)) {
     return absl::InvalidArgumentError("the token is of a worker with other WorkerOptions");
   }
   const Duration timeout = options.deadline.value_or(options_.begin_deadline);

@@ -2,14 +2,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "client/keyspace_binding.h"
+#include "client/keyspace_binder.h"
 #include "client/known_prompts.h"
 #include "client/lead_token.h"
 #include "client/page_fetcher.h"
@@ -22,7 +21,6 @@
 #include "client/sequence_start.h"
 #include "client/shared_place.h"
 #include "client/worker_tally.h"
-#include "common/mutex.h"
 #include "crumb/client.h"
 #include "crumb/sequence_options.h"
 #include "crumb/worker_counters.h"
@@ -69,21 +67,14 @@ class SequenceStarter {
   WorkerTally& tally() { return tally_; }
 
  private:
-  using Binding = std::shared_ptr<const KeyspaceBinding>;
+  using Binding = KeyspaceBinder::Binding;
   class Parts;
 
-  SequenceStarter(const WorkerOptions& options, Client* client, const KeyspaceId& private_keyspace,
-                  const KeyspaceId& private_bf16_keyspace, PageReader& reader, PageIntake* intake,
-                  SharedPlace* place);
-  void OpenKeyspaceAhead();
-  Binding CurrentBinding(Duration timeout);
-  bool Stale(const KeyspaceBinding& binding) const;
-  absl::StatusOr<Binding> Bind(Duration timeout);
-  absl::StatusOr<KeyspaceInfo> OpenKeyspace(kernels::PageFormat format, Duration timeout);
+  SequenceStarter(const WorkerOptions& options, Client* client, PageReader& reader,
+                  PageIntake* intake, SharedPlace* place);
   SequenceStart StartOf(Binding keyspace, std::span<const int32_t> tokens,
                         const SequenceOptions& options);
   int HitPagesMax(size_t tokens, const SequenceOptions& options) const;
-  const KeyspaceId& ModelOf(kernels::PageFormat format) const;
   void KeepPrompt(const SequenceStart& start, const SequenceOptions& options);
   void FindShared(SequenceStart& start, int pages_max) const;
   void CountShared(SequenceStart& start);
@@ -100,7 +91,6 @@ class SequenceStarter {
   PageRequest RequestFor(const SequenceStart& start, int first, int end, int window_tokens,
                          Duration timeout) const;
   void NoteBadQuality(double error);
-  void TellBadQuality();
   void NoteFetched(SequenceStart& start, FetchedPages& fetched, std::span<const Tier> tiers,
                    PageIntake::Prefix* intake);
   void NoteUsed(const SequenceStart& start);
@@ -109,22 +99,15 @@ class SequenceStarter {
   const WorkerOptions& options_;
   const SegmentRule rule_;
   Client* const client_;
-  const Binding private_binding_;
-  const Binding private_bf16_binding_;
   PageIntake* const intake_;
   PagePool pool_;
   PageTable table_;
   KnownPrompts known_prompts_;
   WorkerTally tally_;
-  std::atomic<bool> rebind_{false};  // crumbd disagreed about the keyspace
   QualityWatch watch_;
-  std::atomic<bool> binding_now_{false};  // a thread is asking crumbd for it
   std::unique_ptr<PageFetcher> fetcher_;  // null without client
   std::unique_ptr<PageSink> null_sink_;
-
-  Mutex mutex_;
-  Binding binding_ ABSL_GUARDED_BY(mutex_);
-  std::string bad_quality_ ABSL_GUARDED_BY(mutex_);  // not empty: crumbd does not know it yet
+  std::unique_ptr<KeyspaceBinder> binder_;  // not null once Create has returned
 
   std::unique_ptr<Publisher> publisher_;  // null without client; its thread uses all of the above
 };
