@@ -82,11 +82,10 @@ kernels::QuantizeParams CpuBackend::TileParams(const WindowRows& rows, int posit
   return params;
 }
 
-uint32_t CpuBackend::StoreTile(const RecentRows& rows, int position, int layer, int head,
+uint32_t CpuBackend::StoreTile(const WindowRows& rows, int position, int layer, int head,
                                const Page& page) const {
   const kernels::QuantizeParams params =
-      TileParams(RowsOf(rows, position, layer, head), position, layer, head,
-                 page.layer(layer) + page.tile_bytes * head);
+      TileParams(rows, position, layer, head, page.layer(layer) + page.tile_bytes * head);
   if (page.format == PageFormat::kInt2) return kernels::QuantizeTile(params);
   const size_t elements = size_t{kPageTokens} * options_.head_dim;
   std::memcpy(params.tile, params.k, elements * sizeof(Bf16));
@@ -101,10 +100,35 @@ uint32_t CpuBackend::StoreWindow(const RecentRows& rows, int position, int layer
   const int heads = options_.own_kv_heads();
   Parallel((layer_end - layer_begin) * heads, [&](int task) {
     const int layer = layer_begin + task / heads;
-    status.fetch_or(StoreTile(rows, position, layer, task % heads, page),
+    const int head = task % heads;
+    status.fetch_or(StoreTile(RowsOf(rows, position, layer, head), position, layer, head, page),
                     std::memory_order_relaxed);
   });
   return status.load();
+}
+
+uint32_t CpuBackend::StoreTile(const WindowRows& rows, int layer, int head,
+                               const Page& page) const {
+  return StoreTile(rows, static_cast<int>(page.position) * kPageTokens, layer, head, page);
+}
+
+void CpuBackend::ReadTile(const Page& page, int layer, int head, Bf16* k, Bf16* v) const {
+  const size_t elements = size_t{kPageTokens} * options_.head_dim;
+  std::byte* const tile = page.layer(layer) + page.tile_bytes * head;
+  if (page.format == PageFormat::kBf16) {
+    std::memcpy(k, tile, elements * sizeof(Bf16));
+    std::memcpy(v, tile + elements * sizeof(Bf16), elements * sizeof(Bf16));
+    return;
+  }
+  const kernels::QuantizeParams params =
+      TileParams({}, static_cast<int>(page.position) * kPageTokens, layer, head, tile);
+  std::vector<float> rows(2 * elements);
+  kernels::DequantizeTileToModel(params.shape, params.tile, params.k_transform, params.v_transform,
+                                 rows.data(), rows.data() + elements);
+  for (size_t i = 0; i < elements; ++i) {
+    k[i] = kernels::Bf16FromFloat(rows[i]);
+    v[i] = kernels::Bf16FromFloat(rows[elements + i]);
+  }
 }
 
 QualitySample CpuBackend::Measure(const RecentRows& rows, int position, int layer, int head,

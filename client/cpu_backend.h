@@ -53,6 +53,14 @@ class CpuBackend {
   uint32_t StoreWindow(const RecentRows& rows, int position, int layer_begin, int layer_end,
                        const Page& page) const;
 
+  // Fills the tile of one (layer, KV head) of `page`, whose position is set, from `rows`, whose
+  // stride is head_dim. Returns kernels::kStatus bits.
+  uint32_t StoreTile(const WindowRows& rows, int layer, int head, const Page& page) const;
+
+  // Expands the tile of one (layer, KV head) of `page` to rows in the model's basis: what a kernel
+  // that attends the page computes with, rounded to BF16. k, v out [64, head_dim].
+  void ReadTile(const Page& page, int layer, int head, kernels::Bf16* k, kernels::Bf16* v) const;
+
   // What storing the window at `position` did to one (layer, KV head): `page` has its tiles, `rows`
   // still the exact rows, which are finite. queries [n, head_dim] of heads that read this KV head.
   QualitySample Measure(const RecentRows& rows, int position, int layer, int head, const Page& page,
@@ -70,7 +78,7 @@ class CpuBackend {
   static WindowRows RowsOf(const RecentRows& rows, int position, int layer, int head);
   kernels::QuantizeParams TileParams(const WindowRows& rows, int position, int layer, int head,
                                      std::byte* tile) const;
-  uint32_t StoreTile(const RecentRows& rows, int position, int layer, int head,
+  uint32_t StoreTile(const WindowRows& rows, int position, int layer, int head,
                      const Page& page) const;
   kernels::AttentionParams ParamsOf(const AttentionCall& call) const;
   int PositionBlock(int position) const;

@@ -174,6 +174,7 @@ absl::StatusOr<AcquireResult> MemoryClient::Acquire(const AcquireRequest& reques
   }
   if (result.hit_pages == 0) return result;
   leases_->fetch_add(1);
+  result.lease_id = asks_.size();
   std::shared_ptr<void> lease(hold.get(), [hold, leases = leases_](void*) mutable {
     hold.reset();
     leases->fetch_sub(1);

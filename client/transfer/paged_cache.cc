@@ -1,0 +1,113 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/transfer/paged_cache.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "common/page_key.h"
+#include "fmt/format.h"
+
+namespace crumb::client {
+namespace {
+
+using kernels::Bf16;
+
+// Calls body(first row of the page, rows of consecutive tokens' address, count) for each stretch of
+// the page's tokens that lies in one block.
+template <typename Body>
+void ForEachStretch(const PagedRows& rows, int block_tokens, std::span<const int64_t> blocks,
+                    int page, int head, const Body& body) {
+  int64_t token = int64_t{page} * kPageTokens;
+  for (int row = 0; row < kPageTokens;) {
+    const int64_t offset = token % block_tokens;
+    const int count = static_cast<int>(std::min<int64_t>(kPageTokens - row, block_tokens - offset));
+    Bf16* const at = rows.base + blocks[token / block_tokens] * rows.block_stride +
+                     head * rows.head_stride + offset * rows.token_stride;
+    body(row, at, count);
+    row += count;
+    token += count;
+  }
+}
+
+}  // namespace
+
+absl::Status CheckCache(const PagedCache& cache, int layers) {
+  if (static_cast<int>(cache.layers.size()) != layers) {
+    return absl::InvalidArgumentError(
+        fmt::format("the paged cache has {} layers, this rank {}", cache.layers.size(), layers));
+  }
+  if (cache.blocks <= 0 || cache.block_tokens <= 0) {
+    return absl::InvalidArgumentError("a paged cache has at least one block of at least one token");
+  }
+  for (const PagedCache::Layer& layer : cache.layers) {
+    for (const PagedRows* rows : {&layer.k, &layer.v}) {
+      if (rows->base == nullptr) return absl::InvalidArgumentError("a layer of the cache is null");
+      if (rows->block_stride == 0 || rows->token_stride == 0 || rows->element_stride == 0) {
+        return absl::InvalidArgumentError("a stride of the paged cache is 0");
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckBlocks(const PagedCache& cache, std::span<const int64_t> blocks, int first_page,
+                         int end_page) {
+  const int64_t first = int64_t{first_page} * kPageTokens / cache.block_tokens;
+  const int64_t end =
+      (int64_t{end_page} * kPageTokens + cache.block_tokens - 1) / cache.block_tokens;
+  if (static_cast<int64_t>(blocks.size()) < end) {
+    return absl::InvalidArgumentError(
+        fmt::format("the block table has {} blocks of {} tokens, and page {} ends in block {}",
+                    blocks.size(), cache.block_tokens, end_page - 1, end - 1));
+  }
+  for (int64_t i = first; i < end; ++i) {
+    if (blocks[i] < 0 || blocks[i] >= cache.blocks) {
+      return absl::InvalidArgumentError(fmt::format(
+          "block {} of the table is {}, and the cache has {} blocks", i, blocks[i], cache.blocks));
+    }
+  }
+  return absl::OkStatus();
+}
+
+void GatherPage(const PagedRows& rows, int block_tokens, std::span<const int64_t> blocks, int page,
+                int head, int head_dim, Bf16* to) {
+  ForEachStretch(rows, block_tokens, blocks, page, head, [&](int row, const Bf16* at, int count) {
+    if (rows.element_stride == 1) {
+      for (int i = 0; i < count; ++i) {
+        std::memcpy(to + int64_t{row + i} * head_dim, at + i * rows.token_stride,
+                    head_dim * sizeof(Bf16));
+      }
+      return;
+    }
+    // The tokens of a transposed plane are neighbours: read along them.
+    for (int element = 0; element < head_dim; ++element) {
+      const Bf16* const column = at + element * rows.element_stride;
+      for (int i = 0; i < count; ++i) {
+        to[int64_t{row + i} * head_dim + element] = column[i * rows.token_stride];
+      }
+    }
+  });
+}
+
+void ScatterPage(const Bf16* from, int block_tokens, std::span<const int64_t> blocks, int page,
+                 int head, int head_dim, const PagedRows& rows) {
+  ForEachStretch(rows, block_tokens, blocks, page, head, [&](int row, Bf16* at, int count) {
+    if (rows.element_stride == 1) {
+      for (int i = 0; i < count; ++i) {
+        std::memcpy(at + i * rows.token_stride, from + int64_t{row + i} * head_dim,
+                    head_dim * sizeof(Bf16));
+      }
+      return;
+    }
+    for (int element = 0; element < head_dim; ++element) {
+      Bf16* const column = at + element * rows.element_stride;
+      for (int i = 0; i < count; ++i) {
+        column[i * rows.token_stride] = from[int64_t{row + i} * head_dim + element];
+      }
+    }
+  });
+}
+
+}  // namespace crumb::client

@@ -1,0 +1,31 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "absl/status/status.h"
+#include "crumb/transfer.h"
+#include "kernels/bf16.h"
+
+namespace crumb::client {
+
+// Checks the shape of a cache for `layers` layers. kInvalidArgument names what is wrong.
+absl::Status CheckCache(const PagedCache& cache, int layers);
+
+// Checks that `blocks` covers pages [first_page, end_page) and that every block of them lies in the
+// cache. kInvalidArgument.
+absl::Status CheckBlocks(const PagedCache& cache, std::span<const int64_t> blocks, int first_page,
+                         int end_page);
+
+// Copies the rows of page `page` of one KV head to rows [64, head_dim].
+// REQUIRES: CheckBlocks has passed for the page.
+void GatherPage(const PagedRows& rows, int block_tokens, std::span<const int64_t> blocks, int page,
+                int head, int head_dim, kernels::Bf16* to);
+
+// The inverse of GatherPage.
+void ScatterPage(const kernels::Bf16* from, int block_tokens, std::span<const int64_t> blocks,
+                 int page, int head, int head_dim, const PagedRows& rows);
+
+}  // namespace crumb::client

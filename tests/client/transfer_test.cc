@@ -1,0 +1,360 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "crumb/transfer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gtest/gtest.h"
+#include "kernels/bf16.h"
+#include "kernels/quantize.h"
+#include "tests/client/memory_client.h"
+#include "tests/client/sequence_model.h"
+
+namespace crumb::client {
+namespace {
+
+using kernels::Bf16;
+using std::chrono::seconds;
+
+constexpr int kPages = 7;
+constexpr int kTokens = kPages * kPageTokens;
+
+// The layouts in which engines keep K and V.
+enum class Layout { kTokenMajor, kHeadMajor, kInterleaved, kTransposedKeys };
+
+struct CacheShape {
+  Layout layout;
+  int block_tokens;
+};
+
+void PrintTo(const CacheShape& shape, std::ostream* out) {
+  *out << static_cast<int>(shape.layout) << "/" << shape.block_tokens;
+}
+
+// A paged cache of one layout, filled with values that no row shares, and a block table in which
+// the blocks of the sequence lie in a random order.
+class EngineCache {
+ public:
+  EngineCache(const WorkerOptions& options, const CacheShape& shape, uint32_t seed)
+      : options_(options), shape_(shape) {
+    const int used = (kTokens + shape.block_tokens - 1) / shape.block_tokens;
+    blocks_ = used + 5;
+    std::mt19937 random(seed);
+    std::vector<int64_t> order(blocks_);
+    for (int64_t i = 0; i < blocks_; ++i) order[i] = i;
+    std::shuffle(order.begin(), order.end(), random);
+    table_.assign(order.begin(), order.begin() + used);
+    const int64_t values =
+        blocks_ * shape.block_tokens * options.own_kv_heads() * options.head_dim * 2;
+    std::normal_distribution<float> normal;
+    for (int layer = 0; layer < options.own_layers(); ++layer) {
+      memory_.emplace_back(values);
+      for (Bf16& value : memory_.back()) value = kernels::Bf16FromFloat(normal(random));
+    }
+  }
+
+  PagedCache View() {
+    PagedCache cache{.layers = {}, .blocks = blocks_, .block_tokens = shape_.block_tokens};
+    for (std::vector<Bf16>& memory : memory_) cache.layers.push_back(LayerOf(memory.data()));
+    return cache;
+  }
+
+  Bf16& At(int layer, bool value, int head, int token, int element) {
+    const PagedCache::Layer view = LayerOf(memory_[layer].data());
+    const PagedRows& rows = value ? view.v : view.k;
+    return rows
+        .base[table_[token / shape_.block_tokens] * rows.block_stride + head * rows.head_stride +
+              token % shape_.block_tokens * rows.token_stride + element * rows.element_stride];
+  }
+  std::span<const int64_t> table() const { return table_; }
+  const std::vector<std::vector<Bf16>>& memory() const { return memory_; }
+
+ private:
+  PagedCache::Layer LayerOf(Bf16* base) const {
+    const int64_t dim = options_.head_dim, heads = options_.own_kv_heads();
+    const int64_t tokens = shape_.block_tokens, block = 2 * tokens * heads * dim;
+    switch (shape_.layout) {
+      case Layout::kTokenMajor:  // [blocks, K and V, tokens, heads, dim]
+        return {{base, block, dim, heads * dim, 1}, {base + block / 2, block, dim, heads * dim, 1}};
+      case Layout::kHeadMajor:  // [blocks, K and V, heads, tokens, dim]
+        return {{base, block, tokens * dim, dim, 1},
+                {base + block / 2, block, tokens * dim, dim, 1}};
+      case Layout::kInterleaved:  // [blocks, heads, tokens, K row and V row]
+        return {{base, block, 2 * tokens * dim, 2 * dim, 1},
+                {base + dim, block, 2 * tokens * dim, 2 * dim, 1}};
+      case Layout::kTransposedKeys:  // [blocks, heads, K [dim, tokens] and V [tokens, dim]]
+        return {{base, block, 2 * tokens * dim, 1, tokens},
+                {base + tokens * dim, block, 2 * tokens * dim, dim, 1}};
+    }
+    return {};
+  }
+
+  const WorkerOptions& options_;
+  const CacheShape shape_;
+  int64_t blocks_ = 0;
+  std::vector<int64_t> table_;
+  std::vector<std::vector<Bf16>> memory_;  // of each layer
+};
+
+class TransferTest : public testing::TestWithParam<CacheShape> {
+ protected:
+  static WorkerOptions Options(kernels::PageFormat format) {
+    WorkerOptions options = SmallWorkerOptions();
+    options.history_format = format;
+    options.rotations = RotationSet::Hadamard(options.head_dim).value();
+    return options;
+  }
+
+  std::unique_ptr<Transfer> Open(const WorkerOptions& options, EngineCache* cache) {
+    auto transfer = Transfer::Open(options, &client_).value();
+    if (cache != nullptr) {
+      EXPECT_TRUE(transfer->UseCache(cache->View()).ok());
+    }
+    return transfer;
+  }
+
+  // Stores all pages of the cache.
+  void Store(Transfer& transfer, const EngineCache& cache, int layers) {
+    const std::string keyspace = transfer.Keyspace(seconds(1));
+    const auto keys = transfer.Keys(keyspace, tokens_, {}).value();
+    auto store = transfer.StartStore({.keyspace = keyspace,
+                                      .keys = keys,
+                                      .parent = {},
+                                      .first_page = 0,
+                                      .blocks = cache.table(),
+                                      .over_int2_prefix = false});
+    ASSERT_TRUE(store.ok()) << store.status();
+    for (int layer = 0; layer < layers; ++layer) {
+      ASSERT_TRUE((*store)->StoreLayers(layer, layer + 1).ok());
+    }
+    ASSERT_TRUE((*store)->Finish().ok());
+    ASSERT_TRUE(transfer.WaitPublished(seconds(30)).ok());
+  }
+
+  // Loads pages [first, kPages) with a lease that `scheduler` took.
+  void Load(Transfer& scheduler, Transfer& transfer, const EngineCache& cache, int first,
+            int layers) {
+    const std::string keyspace = scheduler.Keyspace(seconds(1));
+    const auto keys = scheduler.Keys(keyspace, tokens_, {}).value();
+    const auto prefix = scheduler.Acquire(keyspace, keys, seconds(1));
+    ASSERT_TRUE(prefix.ok()) << prefix.status();
+    ASSERT_EQ(prefix->pages, kPages);
+    auto load = transfer.StartLoad(prefix->token, keys, first, kPages, cache.table(), seconds(1));
+    ASSERT_TRUE(load.ok()) << load.status();
+    ASSERT_EQ((*load)->pages(), kPages - first);
+    for (int layer = 0; layer < layers; ++layer) {
+      ASSERT_TRUE((*load)->LoadLayers(layer, layer + 1).ok());
+    }
+  }
+
+  // What the quantizer itself makes of the rows of one page: [k and v, 64, head_dim].
+  static std::vector<float> Expected(const WorkerOptions& options, EngineCache& cache, int page,
+                                     int layer, int head) {
+    const int dim = options.head_dim;
+    std::vector<Bf16> rows(2 * kPageTokens * dim);
+    for (int i = 0; i < 2 * kPageTokens * dim; ++i) {
+      const int row = i / dim % kPageTokens;
+      rows[i] = cache.At(layer, i >= kPageTokens * dim, head, page * kPageTokens + row, i % dim);
+    }
+    std::vector<float> out(rows.size());
+    if (page == 0 || options.history_format == kernels::PageFormat::kBf16) {
+      for (size_t i = 0; i < rows.size(); ++i) out[i] = kernels::Bf16ToFloat(rows[i]);
+      return out;
+    }
+    const auto data = options.rotations.Expand(options.layers, options.kv_heads)[layer];
+    kernels::QuantizeParams params;
+    params.shape = options.tile_shape();
+    params.method = options.method;
+    params.k = rows.data();
+    params.v = rows.data() + kPageTokens * dim;
+    params.k_stride = params.v_stride = dim;
+    params.k_transform = {.rotation = data->rotation_k() + head * dim * dim,
+                          .clip = options.clip_k};
+    params.v_transform = {.rotation = data->rotation_v() + head * dim * dim,
+                          .clip = options.clip_v};
+    std::vector<uint8_t> tile(params.shape.int2_bytes() + 127);
+    params.tile = tile.data() + (128 - reinterpret_cast<uintptr_t>(tile.data()) % 128) % 128;
+    kernels::QuantizeTile(params);
+    kernels::DequantizeTileToModel(params.shape, params.tile, params.k_transform,
+                                   params.v_transform, out.data(), out.data() + kPageTokens * dim);
+    for (float& value : out) value = kernels::Bf16ToFloat(kernels::Bf16FromFloat(value));
+    return out;
+  }
+
+  void ExpectLoaded(const WorkerOptions& options, EngineCache& from, EngineCache& to, int page) {
+    for (int layer = 0; layer < options.layers; ++layer) {
+      for (int head = 0; head < options.kv_heads; ++head) {
+        const std::vector<float> expected = Expected(options, from, page, layer, head);
+        const std::vector<float> loaded = Rows(options, to, page, layer, head);
+        ASSERT_EQ(loaded, expected) << "page " << page << " layer " << layer << " head " << head;
+      }
+    }
+  }
+
+  static std::vector<float> Rows(const WorkerOptions& options, EngineCache& cache, int page,
+                                 int layer, int head) {
+    std::vector<float> out;
+    for (const bool value : {false, true}) {
+      for (int token = page * kPageTokens; token < (page + 1) * kPageTokens; ++token) {
+        for (int i = 0; i < options.head_dim; ++i) {
+          out.push_back(kernels::Bf16ToFloat(cache.At(layer, value, head, token, i)));
+        }
+      }
+    }
+    return out;
+  }
+
+  MemoryClient client_;
+  const std::vector<int32_t> tokens_ = RandomTokens(kTokens + 17, 5);
+};
+
+TEST_P(TransferTest, BF16PagesArriveBitByBitInAnotherCache) {
+  const WorkerOptions options = Options(kernels::PageFormat::kBf16);
+  EngineCache from(options, GetParam(), 1);
+  EngineCache to(options, {Layout::kTokenMajor, 16}, 2);
+  const auto writer = Open(options, &from), reader = Open(options, &to);
+  Store(*writer, from, options.layers);
+  Load(*writer, *reader, to, 0, options.layers);
+  for (int page = 0; page < kPages; ++page) ExpectLoaded(options, from, to, page);
+}
+
+TEST_P(TransferTest, INT2PagesArriveAsTheQuantizerMakesThem) {
+  const WorkerOptions options = Options(kernels::PageFormat::kInt2);
+  EngineCache from(options, {Layout::kHeadMajor, 64}, 3);
+  EngineCache to(options, GetParam(), 4);
+  const auto writer = Open(options, &from), reader = Open(options, &to);
+  Store(*writer, from, options.layers);
+  Load(*writer, *reader, to, 0, options.layers);
+  for (int page = 0; page < kPages; ++page) ExpectLoaded(options, from, to, page);
+}
+
+TEST_P(TransferTest, OnlyTheRequestedPagesAndLayersAreWritten) {
+  const WorkerOptions options = Options(kernels::PageFormat::kInt2);
+  EngineCache from(options, {Layout::kHeadMajor, 64}, 3);
+  EngineCache to(options, GetParam(), 4);
+  EngineCache untouched(options, GetParam(), 4);
+  const auto writer = Open(options, &from), reader = Open(options, &to);
+  Store(*writer, from, options.layers);
+  Load(*writer, *reader, to, 3, /*layers=*/1);
+  for (int page = 0; page < kPages; ++page) {
+    for (int layer = 0; layer < options.layers; ++layer) {
+      const bool written = page >= 3 && layer == 0;
+      EXPECT_EQ(Rows(options, to, page, layer, 0) != Rows(options, untouched, page, layer, 0),
+                written)
+          << "page " << page << " layer " << layer;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Layouts, TransferTest,
+    testing::Values(CacheShape{Layout::kTokenMajor, 16}, CacheShape{Layout::kTokenMajor, 128},
+                    CacheShape{Layout::kHeadMajor, 32}, CacheShape{Layout::kHeadMajor, 48},
+                    CacheShape{Layout::kInterleaved, 64}, CacheShape{Layout::kInterleaved, 16},
+                    CacheShape{Layout::kTransposedKeys, 128},
+                    CacheShape{Layout::kTransposedKeys, 32}));
+
+class TransferErrorsTest : public TransferTest {};
+
+TEST_F(TransferErrorsTest, ARowThatIsNotFiniteKeepsItsPageBack) {
+  const WorkerOptions options = Options(kernels::PageFormat::kInt2);
+  EngineCache from(options, {Layout::kHeadMajor, 64}, 3);
+  from.At(1, true, 0, 2 * kPageTokens + 5, 7) =
+      kernels::Bf16FromFloat(std::numeric_limits<float>::quiet_NaN());
+  const auto writer = Open(options, &from);
+  Store(*writer, from, options.layers);
+  EXPECT_EQ(client_.pages(), kPages - 1);
+  EXPECT_EQ(writer->counters().windows_refused, 1);
+  const std::string keyspace = writer->Keyspace(seconds(1));
+  const auto keys = writer->Keys(keyspace, tokens_, {}).value();
+  EXPECT_EQ(writer->Acquire(keyspace, keys, seconds(1))->pages, 2);
+}
+
+TEST_F(TransferErrorsTest, PagesAreNotPublishedBeforeEveryLayerWasStored) {
+  const WorkerOptions options = Options(kernels::PageFormat::kInt2);
+  EngineCache from(options, {Layout::kHeadMajor, 64}, 3);
+  const auto writer = Open(options, &from);
+  const std::string keyspace = writer->Keyspace(seconds(1));
+  const auto keys = writer->Keys(keyspace, tokens_, {}).value();
+  auto store = writer
+                   ->StartStore({.keyspace = keyspace,
+                                 .keys = keys,
+                                 .parent = {},
+                                 .first_page = 0,
+                                 .blocks = from.table(),
+                                 .over_int2_prefix = false})
+                   .value();
+  EXPECT_TRUE(absl::IsOutOfRange(store->StoreLayers(0, options.layers + 1)));
+  EXPECT_TRUE(absl::IsOutOfRange(store->StoreLayers(-1, 1)));
+  ASSERT_TRUE(store->StoreLayers(0, options.layers - 1).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(store->Finish()));
+  store.reset();
+  ASSERT_TRUE(writer->WaitPublished(seconds(10)).ok());
+  EXPECT_EQ(client_.pages(), 0);
+}
+
+TEST_F(TransferErrorsTest, BlockTablesThatLeaveTheCacheAreRefused) {
+  const WorkerOptions options = Options(kernels::PageFormat::kInt2);
+  EngineCache from(options, {Layout::kHeadMajor, 64}, 3);
+  const auto writer = Open(options, &from);
+  const std::string keyspace = writer->Keyspace(seconds(1));
+  const auto keys = writer->Keys(keyspace, tokens_, {}).value();
+  std::vector<int64_t> blocks(from.table().begin(), from.table().end());
+  const auto start = [&](int first_page) {
+    return writer
+        ->StartStore({.keyspace = keyspace,
+                      .keys = keys,
+                      .parent = {},
+                      .first_page = first_page,
+                      .blocks = blocks,
+                      .over_int2_prefix = false})
+        .status();
+  };
+  EXPECT_TRUE(start(0).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(start(1)));  // one page beyond the table
+  EXPECT_TRUE(absl::IsInvalidArgument(start(-1)));
+  EXPECT_TRUE(absl::IsInvalidArgument(start(std::numeric_limits<int>::max())));
+  blocks[3] = kPages + 5;  // the first block that the cache does not have
+  EXPECT_TRUE(absl::IsInvalidArgument(start(0)));
+  blocks[3] = -1;
+  EXPECT_TRUE(absl::IsInvalidArgument(start(0)));
+}
+
+TEST_F(TransferErrorsTest, OtherOptionsOtherKeysAndOtherTokens) {
+  WorkerOptions options = Options(kernels::PageFormat::kInt2);
+  const auto writer = Open(options, nullptr);
+  options.rope = "other";
+  const auto other = Open(options, nullptr);
+  const std::string keyspace = writer->Keyspace(seconds(1));
+  EXPECT_TRUE(writer->Keys(keyspace, tokens_, {}).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(other->Keys(keyspace, tokens_, {}).status()));
+  EXPECT_FALSE(writer->Keys(keyspace.substr(1), tokens_, {}).ok());
+  EXPECT_NE(writer->Keys(keyspace, tokens_, {}).value(),
+            other->Keys(other->Keyspace(seconds(1)), tokens_, {}).value());
+  Digest salt{};
+  salt[0] = 1;
+  EXPECT_NE(writer->Keys(keyspace, tokens_, {}).value(),
+            writer->Keys(keyspace, tokens_, {&salt, 1}).value());
+}
+
+TEST_F(TransferErrorsTest, WithoutCrumbdPrefixesAreEmptyAndNothingFails) {
+  const WorkerOptions options = Options(kernels::PageFormat::kInt2);
+  client_.up = false;
+  EngineCache from(options, {Layout::kHeadMajor, 64}, 3);
+  const auto writer = Open(options, &from);
+  Store(*writer, from, options.layers);
+  const std::string keyspace = writer->Keyspace(seconds(1));
+  const auto keys = writer->Keys(keyspace, tokens_, {}).value();
+  const auto prefix = writer->Acquire(keyspace, keys, seconds(1));
+  ASSERT_TRUE(prefix.ok()) << prefix.status();
+  EXPECT_EQ(prefix->pages, 0);
+  EXPECT_EQ(writer->counters().publish_dropped_unavailable, kPages);
+}
+
+}  // namespace
+}  // namespace crumb::client
