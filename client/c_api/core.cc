@@ -5,6 +5,7 @@
 #include "client/c_api/handles.h"
 #include "client/c_api/pages.h"
 #include "client/c_api/sequences.h"
+#include "client/c_api/transfers.h"
 
 namespace crumb::c_api {
 
@@ -64,6 +65,22 @@ const crumb_core_table* crumb_core() {
       .sequence_finish = SequenceFinish,
       .sequence_close = SequenceClose,
       .sequence_length = SequenceLength,
+      .transfer_open = TransferOpen,
+      .transfer_close = TransferClose,
+      .transfer_use_cache = TransferUseCache,
+      .transfer_keyspace = TransferKeyspace,
+      .transfer_keys = TransferKeys,
+      .transfer_acquire = TransferAcquire,
+      .transfer_lease_close = TransferLeaseClose,
+      .page_load_open = PageLoadOpen,
+      .page_load_layers = PageLoadLayers,
+      .page_load_close = PageLoadClose,
+      .page_store_open = PageStoreOpen,
+      .page_store_layers = PageStoreLayers,
+      .page_store_finish = PageStoreFinish,
+      .page_store_close = PageStoreClose,
+      .transfer_wait_published = TransferWaitPublished,
+      .transfer_read_counters = TransferReadCounters,
       .device_open = DeviceOpen,
       .device_close = DeviceClose,
       .device_worker_open = DeviceWorkerOpen,

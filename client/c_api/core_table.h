@@ -48,6 +48,28 @@ typedef struct crumb_core_table {
   crumb_code (*sequence_finish)(crumb_sequence*);
   void (*sequence_close)(crumb_sequence*);
   uint32_t (*sequence_length)(const crumb_sequence*);
+  crumb_code (*transfer_open)(crumb_client*, const crumb_worker_options*, crumb_transfer**);
+  void (*transfer_close)(crumb_transfer*);
+  crumb_code (*transfer_use_cache)(crumb_transfer*, const crumb_paged_cache*);
+  crumb_code (*transfer_keyspace)(crumb_transfer*, uint32_t, void*, size_t, size_t*);
+  crumb_code (*transfer_keys)(crumb_transfer*, const void*, size_t, const int32_t*, size_t,
+                              const uint8_t*, size_t, uint8_t*);
+  crumb_code (*transfer_acquire)(crumb_transfer*, const void*, size_t, const uint8_t*, size_t,
+                                 uint32_t, crumb_transfer_lease**, size_t*, int32_t*, crumb_miss*,
+                                 void*, size_t, size_t*);
+  void (*transfer_lease_close)(crumb_transfer_lease*);
+  crumb_code (*page_load_open)(crumb_transfer*, const void*, size_t, const uint8_t*, size_t, size_t,
+                               const int64_t*, size_t, uint32_t, crumb_page_load**, size_t*);
+  crumb_code (*page_load_layers)(crumb_page_load*, uint32_t, uint32_t);
+  void (*page_load_close)(crumb_page_load*);
+  crumb_code (*page_store_open)(crumb_transfer*, const void*, size_t, const uint8_t*, size_t,
+                                const uint8_t*, size_t, const int64_t*, size_t, uint32_t,
+                                crumb_page_store**);
+  crumb_code (*page_store_layers)(crumb_page_store*, uint32_t, uint32_t);
+  crumb_code (*page_store_finish)(crumb_page_store*);
+  void (*page_store_close)(crumb_page_store*);
+  crumb_code (*transfer_wait_published)(crumb_transfer*, uint32_t);
+  crumb_code (*transfer_read_counters)(crumb_transfer*, crumb_worker_counters*);
   crumb_code (*device_open)(const char*, uint32_t, crumb_device**);
   void (*device_close)(crumb_device*);
   crumb_code (*device_worker_open)(crumb_client*, crumb_device*, const crumb_worker_options*,

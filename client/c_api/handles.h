@@ -11,6 +11,7 @@
 #include "crumb/client.h"
 #include "crumb/cuda_device.h"
 #include "crumb/device_worker.h"
+#include "crumb/transfer.h"
 #include "crumb/worker.h"
 
 // What stands behind the opaque handles of crumb.h. Members are destroyed last to first, so that a
@@ -27,6 +28,26 @@ struct crumb_worker {
 struct crumb_sequence {
   crumb_worker parts;
   std::unique_ptr<crumb::client::Sequence> sequence;
+};
+
+struct crumb_transfer {
+  std::shared_ptr<crumb::client::Client> client;
+  std::shared_ptr<crumb::client::Transfer> transfer;
+};
+
+struct crumb_transfer_lease {
+  crumb_transfer parts;
+  std::shared_ptr<const crumb::client::Lease> lease;
+};
+
+struct crumb_page_load {
+  crumb_transfer parts;
+  std::unique_ptr<crumb::client::PageLoad> load;
+};
+
+struct crumb_page_store {
+  crumb_transfer parts;
+  std::unique_ptr<crumb::client::PageStore> store;
 };
 
 struct crumb_device {

@@ -171,6 +171,82 @@ uint32_t crumb_sequence_length(const crumb_sequence* sequence) {
   return sequence != NULL ? core->sequence_length(sequence) : 0;
 }
 
+/* Transfers. */
+crumb_code crumb_transfer_open(crumb_client* client, const crumb_worker_options* options,
+                               crumb_transfer** out) {
+  return CRUMB_HANDED(client, core->transfer_open(client, options, out));
+}
+void crumb_transfer_close(crumb_transfer* transfer) {
+  if (transfer != NULL) core->transfer_close(transfer);
+}
+crumb_code crumb_transfer_use_cache(crumb_transfer* transfer, const crumb_paged_cache* cache) {
+  return CRUMB_HANDED(transfer, core->transfer_use_cache(transfer, cache));
+}
+crumb_code crumb_transfer_keyspace(crumb_transfer* transfer, uint32_t timeout_ms, void* token,
+                                   size_t token_capacity, size_t* token_bytes) {
+  return CRUMB_HANDED(
+      transfer, core->transfer_keyspace(transfer, timeout_ms, token, token_capacity, token_bytes));
+}
+crumb_code crumb_transfer_keys(crumb_transfer* transfer, const void* keyspace_token,
+                               size_t keyspace_token_bytes, const int32_t* tokens,
+                               size_t token_count, const uint8_t* extra, size_t extra_pages,
+                               uint8_t* keys) {
+  return CRUMB_HANDED(transfer, core->transfer_keys(transfer, keyspace_token, keyspace_token_bytes,
+                                                    tokens, token_count, extra, extra_pages, keys));
+}
+crumb_code crumb_transfer_acquire(crumb_transfer* transfer, const void* keyspace_token,
+                                  size_t keyspace_token_bytes, const uint8_t* keys, size_t pages,
+                                  uint32_t deadline_ms, crumb_transfer_lease** out,
+                                  size_t* hit_pages, int32_t* tiers, crumb_miss* reason,
+                                  void* token, size_t token_capacity, size_t* token_bytes) {
+  return CRUMB_HANDED(
+      transfer, core->transfer_acquire(transfer, keyspace_token, keyspace_token_bytes, keys, pages,
+                                       deadline_ms, out, hit_pages, tiers, reason, token,
+                                       token_capacity, token_bytes));
+}
+void crumb_transfer_lease_close(crumb_transfer_lease* lease) {
+  if (lease != NULL) core->transfer_lease_close(lease);
+}
+crumb_code crumb_page_load_open(crumb_transfer* transfer, const void* token, size_t token_bytes,
+                                const uint8_t* keys, size_t first_page, size_t end_page,
+                                const int64_t* blocks, size_t block_count, uint32_t deadline_ms,
+                                crumb_page_load** out, size_t* pages) {
+  return CRUMB_HANDED(transfer,
+                      core->page_load_open(transfer, token, token_bytes, keys, first_page, end_page,
+                                           blocks, block_count, deadline_ms, out, pages));
+}
+crumb_code crumb_page_load_layers(crumb_page_load* load, uint32_t begin, uint32_t end) {
+  return CRUMB_HANDED(load, core->page_load_layers(load, begin, end));
+}
+void crumb_page_load_close(crumb_page_load* load) {
+  if (load != NULL) core->page_load_close(load);
+}
+crumb_code crumb_page_store_open(crumb_transfer* transfer, const void* keyspace_token,
+                                 size_t keyspace_token_bytes, const uint8_t* parent,
+                                 size_t first_page, const uint8_t* keys, size_t pages,
+                                 const int64_t* blocks, size_t block_count,
+                                 uint32_t over_int2_prefix, crumb_page_store** out) {
+  return CRUMB_HANDED(
+      transfer,
+      core->page_store_open(transfer, keyspace_token, keyspace_token_bytes, parent, first_page,
+                            keys, pages, blocks, block_count, over_int2_prefix, out));
+}
+crumb_code crumb_page_store_layers(crumb_page_store* store, uint32_t begin, uint32_t end) {
+  return CRUMB_HANDED(store, core->page_store_layers(store, begin, end));
+}
+crumb_code crumb_page_store_finish(crumb_page_store* store) {
+  return CRUMB_HANDED(store, core->page_store_finish(store));
+}
+void crumb_page_store_close(crumb_page_store* store) {
+  if (store != NULL) core->page_store_close(store);
+}
+crumb_code crumb_transfer_wait_published(crumb_transfer* transfer, uint32_t timeout_ms) {
+  return CRUMB_HANDED(transfer, core->transfer_wait_published(transfer, timeout_ms));
+}
+crumb_code crumb_transfer_read_counters(crumb_transfer* transfer, crumb_worker_counters* out) {
+  return CRUMB_HANDED(transfer, core->transfer_read_counters(transfer, out));
+}
+
 /* Device workers. */
 crumb_code crumb_device_open(const char* back_end, uint32_t ordinal, crumb_device** out) {
   return Ready() ? core->device_open(back_end, ordinal, out) : CRUMB_UNAVAILABLE;

@@ -45,7 +45,7 @@ typedef int32_t crumb_code;
 #define CRUMB_DATA_LOSS 15   /* a checksum differed */
 
 /* CRUMB_ABI_VERSION of the library that is loaded: it has what this header says if the header's is
- * not higher. 2: device workers. 3: statistics. */
+ * not higher. 2: device workers. 3: statistics and transfers. */
 CRUMB_API uint32_t crumb_abi_version(void);
 /* What the last failed call of this thread had to say; "" before. Valid until the next call. */
 CRUMB_API const char* crumb_message(void);
@@ -307,6 +307,116 @@ CRUMB_API crumb_code crumb_sequence_finish(crumb_sequence* sequence);
 /* Without crumb_sequence_finish, pages still in the recent window are lost. NULL is allowed. */
 CRUMB_API void crumb_sequence_close(crumb_sequence* sequence);
 CRUMB_API uint32_t crumb_sequence_length(const crumb_sequence* sequence);
+
+/* -- Transfer: pages between crumbd and an engine's own paged KV cache ------------------------ */
+
+/* Since version 3. For engines that compute attention over a BF16 cache of their own: pages are
+ * read from its blocks, quantized to INT2 (or kept in BF16, with history_bf16) and published, and
+ * pages that crumbd has are written back as BF16 rows of the model's basis. A page has 64 tokens; a
+ * block may have any number.
+ *
+ * The engine's scheduler names a keyspace, computes page keys and leases a prefix
+ * (crumb_transfer_keyspace, _keys, _acquire). Its workers, which have the cache, move the bytes
+ * (crumb_page_load_*, crumb_page_store_*). Every process opens a transfer with the same
+ * crumb_worker_options, but the rank's part, over clients with the same `engine`. Tokens are opaque
+ * bytes, of at most CRUMB_LEAD_TOKEN_BYTES(tokens of the keys) bytes, valid between processes of
+ * one version of the library. Transfers are thread-safe; a load or a store is used by one thread at
+ * a time. */
+
+typedef struct crumb_transfer crumb_transfer;
+typedef struct crumb_transfer_lease crumb_transfer_lease;
+typedef struct crumb_page_load crumb_page_load;
+typedef struct crumb_page_store crumb_page_store;
+
+/* The K or V rows of one layer. Element i of the row of token t in block b and KV head h (from this
+ * rank's first) is base[b * block_stride + h * head_stride + t * token_stride + i *
+ * element_stride], in BF16; strides are elements. */
+typedef struct crumb_paged_rows {
+  void* base;
+  int64_t block_stride;
+  int64_t head_stride;
+  int64_t token_stride;
+  int64_t element_stride;
+} crumb_paged_rows;
+
+/* A paged cache in this process's memory, which must stay valid until the transfer is closed. */
+typedef struct crumb_paged_cache {
+  size_t size;
+  const crumb_paged_rows* k; /* [layers] of this rank */
+  const crumb_paged_rows* v; /* [layers] */
+  uint32_t layers;
+  uint32_t block_tokens;
+  uint64_t blocks;
+} crumb_paged_cache;
+
+/* Options as of a worker; those about attention are not used. */
+CRUMB_API crumb_code crumb_transfer_open(crumb_client* client, const crumb_worker_options* options,
+                                         crumb_transfer** out);
+/* Leases, loads and stores keep the transfer alive. NULL is allowed. */
+CRUMB_API void crumb_transfer_close(crumb_transfer* transfer);
+/* Sets the cache for loads and stores that are opened later. */
+CRUMB_API crumb_code crumb_transfer_use_cache(crumb_transfer* transfer,
+                                              const crumb_paged_cache* cache);
+/* Writes the token of the keyspace for requests that begin now; a request keeps its own. The
+ * keyspace is opened again if crumbd was restarted, within `timeout_ms`. */
+CRUMB_API crumb_code crumb_transfer_keyspace(crumb_transfer* transfer, uint32_t timeout_ms,
+                                             void* token, size_t token_capacity,
+                                             size_t* token_bytes);
+/* Keys of the full pages of a sequence. `extra` [extra_pages, 32] has digests of what else leading
+ * pages depend on (cache salt, LoRA adapter, images), zeros for nothing. keys [token_count / 64,
+ * 32] */
+CRUMB_API crumb_code crumb_transfer_keys(crumb_transfer* transfer, const void* keyspace_token,
+                                         size_t keyspace_token_bytes, const int32_t* tokens,
+                                         size_t token_count, const uint8_t* extra,
+                                         size_t extra_pages, uint8_t* keys);
+/* Leases the longest prefix of keys [pages, 32] that crumbd has for all layers and heads, bringing
+ * pages from SSD and other nodes to host memory within `deadline_ms` (0: only what host memory
+ * has). `hit_pages` is 0 and *out NULL if there is none, also without crumbd. tiers [pages] of the
+ * hits, or NULL; `reason` of the first miss, or NULL. `token` names the prefix to
+ * crumb_page_load_open; the lease must be open until the loads are. */
+CRUMB_API crumb_code crumb_transfer_acquire(crumb_transfer* transfer, const void* keyspace_token,
+                                            size_t keyspace_token_bytes, const uint8_t* keys,
+                                            size_t pages, uint32_t deadline_ms,
+                                            crumb_transfer_lease** out, size_t* hit_pages,
+                                            int32_t* tiers, crumb_miss* reason, void* token,
+                                            size_t token_capacity, size_t* token_bytes);
+/* NULL is allowed. */
+CRUMB_API void crumb_transfer_lease_close(crumb_transfer_lease* lease);
+
+/* Begins to load pages [first_page, end_page) of a leased prefix. keys [end_page, 32] from page 0
+ * on; blocks [block_count] is the sequence's block table, from its first token on. `pages` is how
+ * many of these pages this process can load: a page that failed its check ends them. */
+CRUMB_API crumb_code crumb_page_load_open(crumb_transfer* transfer, const void* token,
+                                          size_t token_bytes, const uint8_t* keys,
+                                          size_t first_page, size_t end_page, const int64_t* blocks,
+                                          size_t block_count, uint32_t deadline_ms,
+                                          crumb_page_load** out, size_t* pages);
+/* Writes the rows of layers [begin, end) of this rank into the cache. */
+CRUMB_API crumb_code crumb_page_load_layers(crumb_page_load* load, uint32_t begin, uint32_t end);
+/* NULL is allowed. */
+CRUMB_API void crumb_page_load_close(crumb_page_load* load);
+
+/* Begins to store `pages` pages from first_page on. keys [pages, 32]; parent [32] is the key of the
+ * page before them, NULL if first_page is 0. over_int2_prefix: 1 if their rows were computed over a
+ * prefix that was loaded from INT2 pages. CRUMB_RESOURCE_EXHAUSTED: page_bytes_max is in use by
+ * pages still to be published. */
+CRUMB_API crumb_code crumb_page_store_open(crumb_transfer* transfer, const void* keyspace_token,
+                                           size_t keyspace_token_bytes, const uint8_t* parent,
+                                           size_t first_page, const uint8_t* keys, size_t pages,
+                                           const int64_t* blocks, size_t block_count,
+                                           uint32_t over_int2_prefix, crumb_page_store** out);
+/* Reads and quantizes the rows of layers [begin, end); the engine may overwrite them afterwards. */
+CRUMB_API crumb_code crumb_page_store_layers(crumb_page_store* store, uint32_t begin, uint32_t end);
+/* Queues the pages for publishing. CRUMB_FAILED_PRECONDITION: a layer was not stored. The handle is
+ * still to be closed. */
+CRUMB_API crumb_code crumb_page_store_finish(crumb_page_store* store);
+/* Pages that were not finished are dropped. NULL is allowed. */
+CRUMB_API void crumb_page_store_close(crumb_page_store* store);
+
+/* Waits until all pages that were queued for publishing were published or dropped. */
+CRUMB_API crumb_code crumb_transfer_wait_published(crumb_transfer* transfer, uint32_t timeout_ms);
+CRUMB_API crumb_code crumb_transfer_read_counters(crumb_transfer* transfer,
+                                                  crumb_worker_counters* out);
 
 /* -- Device worker: the KV cache in the memory of one GPU ------------------------------------- */
 
