@@ -1,0 +1,231 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""Pages between crumbd and the paged KV cache of an engine that computes attention itself.
+
+An engine's scheduler looks prefixes up and leases them (`Transfer.keyspace`, `keys`, `acquire`);
+its workers, which have the cache, move the bytes (`load`, `store`). Tokens are bytes that pass from
+one process to the other.
+"""
+
+import ctypes
+import dataclasses
+from typing import Any, Dict, List, Optional, Sequence as SequenceOf, Tuple
+
+from crumb import _abi, _tensors
+from crumb._library import Handle, c, check, milliseconds
+from crumb.client import KEY_BYTES, NO_PARENT, PAGE_TOKENS, Client, Miss, Tier, _joined
+from crumb.errors import InvalidArgument
+from crumb.worker import (Model, Rank, WorkerSettings, lead_token_bytes, read_counters,
+                          worker_options)
+
+
+@dataclasses.dataclass(frozen=True)
+class PagedRows:
+    """K or V of one layer in a paged cache of BF16 rows in this process's memory.
+
+    Element i of the row of token t in block b and KV head h lies at address + 2 * (b * block +
+    h * head + t * token + i * element) bytes: strides are elements.
+    """
+
+    address: int
+    block: int
+    head: int
+    token: int
+    element: int = 1
+
+    @classmethod
+    def of(cls, tensor: Any, dims: str = "bhtd") -> "PagedRows":
+        """Rows of a torch tensor on the CPU, BF16, of any strides.
+
+        dims: which of block (b), head (h), token (t) and element (d) each dimension is.
+        """
+        if sorted(dims) != sorted("bhtd") or len(dims) != tensor.dim():
+            raise InvalidArgument(f"dims {dims!r} of a tensor with {tensor.dim()} dimensions")
+        if not tensor.is_cpu or str(tensor.dtype) != "torch.bfloat16":
+            raise InvalidArgument(f"a paged cache is bfloat16 on the CPU, not {tensor.dtype} on "
+                                  f"{tensor.device}")
+        stride = {name: tensor.stride(i) for i, name in enumerate(dims)}
+        return cls(tensor.data_ptr(), stride["b"], stride["h"], stride["t"], stride["d"])
+
+
+@dataclasses.dataclass(frozen=True)
+class PagedCache:
+    """An engine's paged cache: K and V of each of this rank's layers, in order.
+
+    blocks: how many there are. block_tokens: tokens of a block, any number.
+    """
+
+    layers: SequenceOf[Tuple[PagedRows, PagedRows]]
+    blocks: int
+    block_tokens: int
+
+
+class Lease(Handle):
+    """A prefix that crumbd keeps for the processes of this engine until `close`.
+
+    pages: how many leading pages of the keys it has; 0: none. tiers: of these pages. reason: why
+    the next page is not there. token: names the lease to `Transfer.load` of other processes.
+    """
+
+    def __init__(self, handle: Any, pages: int, tiers: SequenceOf[Tier], reason: Miss,
+                 token: bytes) -> None:
+        self.pages, self.tiers, self.reason, self.token = pages, tiers, reason, token
+        self._own(handle, _close_lease)
+
+
+def _close_lease(handle: Optional[int]) -> None:
+    if handle:
+        c.crumb_transfer_lease_close(handle)
+
+
+class Load(Handle):
+    """Pages on their way into the cache. pages: how many of the requested ones can be loaded."""
+
+    def __init__(self, handle: Any, pages: int, layers: int) -> None:
+        self.pages, self._layers = pages, layers
+        self._own(handle, c.crumb_page_load_close)
+
+    def layers(self, begin: int = 0, end: Optional[int] = None) -> None:
+        """Writes the rows of layers [begin, end) of this rank; all of them by default."""
+        self._check(c.crumb_page_load_layers(self._handle, begin,
+                                             self._layers if end is None else end))
+
+
+class Store(Handle):
+    """Pages on their way out of the cache. They are published by `finish`."""
+
+    def __init__(self, handle: Any, layers: int) -> None:
+        self._layers = layers
+        self._own(handle, c.crumb_page_store_close)
+
+    def layers(self, begin: int = 0, end: Optional[int] = None) -> None:
+        """Reads and quantizes layers [begin, end) of this rank; the engine may overwrite their rows
+        when this returns."""
+        self._check(c.crumb_page_store_layers(self._handle, begin,
+                                              self._layers if end is None else end))
+
+    def finish(self) -> None:
+        """Queues the pages for publishing, which happens in the background. Raises
+        FailedPrecondition if a layer was not stored."""
+        self._check(c.crumb_page_store_finish(self._handle))
+
+
+class Transfer(Handle):
+    """Moves pages between crumbd and an engine's cache. Thread-safe.
+
+    All processes of an engine open one with the same model, over clients with the same `engine`.
+    INT2 pages are quantized when they are stored and dequantized when they are loaded; with
+    `Model(history="bf16")` they stay as they are.
+    """
+
+    def __init__(self, client: Client, model: Model, *, rank: Rank = Rank(),
+                 settings: WorkerSettings = WorkerSettings()) -> None:
+        options = worker_options(model, rank, settings)
+        self.model, self.rank = model, rank
+        self.layers = (options.layer_end - options.layer_begin) or model.layers
+        self.kv_heads = (options.head_end - options.head_begin) or model.kv_heads
+        handle = ctypes.c_void_p()
+        check(c.crumb_transfer_open(client._open_handle(), ctypes.byref(options),
+                                    ctypes.byref(handle)))
+        self._own(handle, c.crumb_transfer_close)
+
+    def use_cache(self, cache: PagedCache) -> None:
+        """Sets the cache for `load` and `store`. Its memory must stay valid until `close`."""
+        kind = _abi.crumb_paged_rows * max(1, len(cache.layers))
+        planes = []
+        for part in (0, 1):
+            planes.append(kind(*(
+                _abi.crumb_paged_rows(base=layer[part].address, block_stride=layer[part].block,
+                                      head_stride=layer[part].head, token_stride=layer[part].token,
+                                      element_stride=layer[part].element)
+                for layer in cache.layers)))
+        given = _abi.crumb_paged_cache(size=ctypes.sizeof(_abi.crumb_paged_cache), k=planes[0],
+                                       v=planes[1], layers=len(cache.layers),
+                                       block_tokens=cache.block_tokens, blocks=cache.blocks)
+        self._check(c.crumb_transfer_use_cache(self._handle, ctypes.byref(given)))
+
+    def keyspace(self, timeout: float = 2.0) -> bytes:
+        """The token of the keyspace for requests that begin now; a request keeps its own."""
+        token, size = ctypes.create_string_buffer(lead_token_bytes(0)), ctypes.c_size_t()
+        self._check(c.crumb_transfer_keyspace(self._handle, milliseconds(timeout), token,
+                                              len(token), ctypes.byref(size)))
+        return token.raw[:size.value]
+
+    def keys(self, keyspace: bytes, token_ids: Any, extra: SequenceOf[bytes] = ()) -> List[bytes]:
+        """Keys of the full pages of a sequence: one of 32 bytes for every 64 token ids.
+
+        extra: digests of 32 bytes of what else leading pages depend on, one a page; 32 zero bytes
+        for nothing.
+        """
+        address, count, held = _tensors.tokens(token_ids)
+        pages = count // PAGE_TOKENS
+        keys = ctypes.create_string_buffer(max(1, pages * KEY_BYTES))
+        self._check(c.crumb_transfer_keys(self._handle, keyspace, len(keyspace), address, count,
+                                          _bytes(_joined(extra)), len(extra), _bytes(keys)))
+        del held
+        return [keys.raw[i * KEY_BYTES:(i + 1) * KEY_BYTES] for i in range(pages)]
+
+    def acquire(self, keyspace: bytes, keys: SequenceOf[bytes], deadline: float = 0.2) -> Lease:
+        """Leases the longest prefix of the keys that crumbd has for all layers and heads.
+
+        deadline: seconds to wait for pages on SSD and other nodes; 0: only those in host memory.
+        Without crumbd the lease has no pages.
+        """
+        handle, hits, size = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_size_t()
+        tiers = (ctypes.c_int32 * max(1, len(keys)))()
+        reason = ctypes.c_int32()
+        token = ctypes.create_string_buffer(lead_token_bytes(len(keys) * PAGE_TOKENS))
+        self._check(c.crumb_transfer_acquire(
+            self._handle, keyspace, len(keyspace), _bytes(_joined(keys)), len(keys),
+            milliseconds(deadline), ctypes.byref(handle), ctypes.byref(hits), tiers,
+            ctypes.byref(reason), token, len(token), ctypes.byref(size)))
+        return Lease(handle, hits.value, [Tier(tiers[i]) for i in range(hits.value)],
+                     Miss(reason.value), token.raw[:size.value])
+
+    def load(self, token: bytes, keys: SequenceOf[bytes], first_page: int, end_page: int,
+             blocks: SequenceOf[int], deadline: float = 0.2) -> Load:
+        """Begins to load pages [first_page, end_page) of a leased prefix.
+
+        keys: those of pages [0, end_page). blocks: the sequence's block table, from its first
+        token on. Call `layers` of the result to write rows.
+        """
+        table = (ctypes.c_int64 * max(1, len(blocks)))(*blocks)
+        handle, pages = ctypes.c_void_p(), ctypes.c_size_t()
+        self._check(c.crumb_page_load_open(
+            self._handle, token, len(token), _bytes(_joined(keys)), first_page, end_page, table,
+            len(blocks), milliseconds(deadline), ctypes.byref(handle), ctypes.byref(pages)))
+        return Load(handle, pages.value, self.layers)
+
+    def store(self, keyspace: bytes, keys: SequenceOf[bytes], first_page: int,
+              blocks: SequenceOf[int], parent: bytes = NO_PARENT,
+              over_int2_prefix: bool = False) -> Store:
+        """Begins to store pages first_page, first_page + 1, ... with these keys.
+
+        blocks: the sequence's block table, from its first token on. parent: the key of the page
+        before them. over_int2_prefix: their rows were computed over a prefix that was loaded from
+        INT2 pages. Raises ResourceExhausted if the memory for pages still to be published is used.
+        """
+        table = (ctypes.c_int64 * max(1, len(blocks)))(*blocks)
+        handle = ctypes.c_void_p()
+        self._check(c.crumb_page_store_open(
+            self._handle, keyspace, len(keyspace), _bytes(parent), first_page,
+            _bytes(_joined(keys)), len(keys), table, len(blocks), int(over_int2_prefix),
+            ctypes.byref(handle)))
+        return Store(handle, self.layers)
+
+    def wait_published(self, timeout: float) -> None:
+        """Waits until all pages that were queued were published or dropped. Raises
+        DeadlineExceeded after `timeout` seconds."""
+        self._check(c.crumb_transfer_wait_published(self._handle, milliseconds(timeout)))
+
+    def counters(self) -> Dict[str, int]:
+        """Counters since the transfer was opened, by the names of crumb_worker_counters."""
+        code, counters = read_counters(c.crumb_transfer_read_counters, self._handle)
+        self._check(code)
+        return counters
+
+
+def _bytes(data: Any) -> Any:
+    """Bytes or a buffer as the library's uint8_t*."""
+    return ctypes.cast(ctypes.c_char_p(data) if isinstance(data, bytes) else data,
+                       ctypes.POINTER(ctypes.c_uint8))
