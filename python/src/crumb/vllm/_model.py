@@ -1,0 +1,147 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""What a vLLM configuration says of the model, as Crumb names it, and where its KV cache lies."""
+
+import hashlib
+import json
+import pathlib
+from typing import Any, Dict, List, Tuple
+
+from crumb.errors import InvalidArgument
+from crumb.transfer import PagedCache, PagedRows
+from crumb.worker import Model
+
+# Bytes at each end of a weight file that go into the digest of the weights, with its size: enough
+# to tell checkpoints apart without reading all of them at every start.
+SAMPLED_BYTES = 1 << 20
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
+# Members of a model's configuration that decide how positions enter the keys.
+ROPE_MEMBERS = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
+                "max_position_embeddings", "original_max_position_embeddings")
+
+
+def weights_digest(model_config: Any) -> str:
+    """A digest that changes when the weights do.
+
+    Of a local folder: the configuration and every weight file's name, size and both ends. Of a
+    name: the name and its revision, which must then be a commit to be exact.
+    """
+    digest = hashlib.sha256()
+    folder = pathlib.Path(str(model_config.model))
+    if not folder.is_dir():
+        digest.update(f"{model_config.model}\0{model_config.revision}".encode())
+        return digest.hexdigest()
+    files = sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern))
+    if not files:
+        raise InvalidArgument(f"{folder} has no weight files; name the weights by \"weights\" in "
+                              "kv_connector_extra_config")
+    for path in [folder / "config.json", *files]:
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        with open(path, "rb") as file:
+            digest.update(file.read(SAMPLED_BYTES))
+            file.seek(max(0, size - SAMPLED_BYTES))
+            digest.update(file.read(SAMPLED_BYTES))
+    return digest.hexdigest()
+
+
+def rope_of(model_config: Any) -> str:
+    """The effective RoPE configuration as text."""
+    config = model_config.hf_text_config
+    members = {name: getattr(config, name) for name in ROPE_MEMBERS
+               if getattr(config, name, None) is not None}
+    return json.dumps(members, sort_keys=True, default=str)
+
+
+def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
+    """Raises InvalidArgument with one sentence that names what Crumb cannot serve."""
+    groups = kv_cache_config.kv_cache_groups
+    kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
+    if len(groups) != 1 or kinds != ["FullAttentionSpec"]:
+        raise InvalidArgument(
+            "CrumbConnector serves models in which every layer has full attention; this one has "
+            f"{len(groups)} KV cache groups of {', '.join(kinds)}")
+    spec = groups[0].kv_cache_spec
+    if getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None):
+        raise InvalidArgument("CrumbConnector serves full attention, and this model's layers have "
+                              "a sliding window or chunked attention")
+    dtype = str(spec.dtype).replace("torch.", "")
+    if dtype != "bfloat16":
+        raise InvalidArgument(f"CrumbConnector reads a BF16 KV cache, and this one is {dtype}: "
+                              "start vLLM with --dtype bfloat16 and --kv-cache-dtype auto")
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        raise InvalidArgument("CrumbConnector does not support pipeline parallelism yet")
+
+
+def model_of(vllm_config: Any, extra: Any) -> Model:
+    """The model that pages belong to. `extra(name, default)` reads kv_connector_extra_config."""
+    config, parallel = vllm_config.model_config, vllm_config.parallel_config
+    return Model(
+        model=str(extra("model", None) or pathlib.Path(str(config.model)).name),
+        weights=str(extra("weights", None) or weights_digest(config)),
+        layers=config.get_total_num_hidden_layers()
+        if hasattr(config, "get_total_num_hidden_layers") else config.get_num_layers(parallel),
+        kv_heads=config.get_total_num_kv_heads(),
+        q_heads=config.hf_text_config.num_attention_heads,
+        head_dim=config.get_head_size(),
+        history=str(extra("history", "int2")),
+        rotation=str(extra("rotation", "hadamard")),
+        rope=rope_of(config),
+        tenant=extra("tenant", None),
+        # Rows in an engine's own cache come from attention over BF16 rows, not over INT2 pages:
+        # they are not interchangeable with those of workers that attend INT2 pages.
+        fields={"attention": "engine", "quantization": str(config.quantization or "none")})
+
+
+def layer_number(name: str) -> int:
+    """model.layers.17.self_attn.attn -> 17"""
+    numbers = [int(part) for part in name.split(".") if part.isdigit()]
+    if len(numbers) != 1:
+        raise InvalidArgument(f"the layer's name {name!r} does not have exactly one number")
+    return numbers[0]
+
+
+def paged_cache_of(kv_caches: Dict[str, Any], head_dim: int) -> Tuple[PagedCache, List[str]]:
+    """vLLM's KV cache on the CPU as a PagedCache, and the names of its layers in order.
+
+    A layer's tensor is [blocks, heads, tokens, 2 * head_dim]. vLLM's CPU kernels keep K of a block
+    and head transposed, [head_dim, tokens], in the first half of the block's memory, and V
+    [tokens, head_dim] in the second.
+    """
+    names = sorted(kv_caches, key=layer_number)
+    layers = []
+    for name in names:
+        cache = kv_caches[name]
+        if cache.dim() != 4 or cache.shape[-1] != 2 * head_dim or not cache[0, 0].is_contiguous():
+            raise InvalidArgument(f"the KV cache of {name} has the shape {tuple(cache.shape)} and "
+                                  f"strides {cache.stride()}, which is no layout that Crumb knows")
+        tokens = cache.shape[2]
+        planes = cache.view(cache.shape[0], cache.shape[1], 2 * tokens, head_dim)
+        keys, values = planes.chunk(2, dim=2)
+        layers.append((PagedRows(keys.data_ptr(), cache.stride(0), cache.stride(1), 1, tokens),
+                       PagedRows.of(values)))
+    first = kv_caches[names[0]]
+    return PagedCache(layers, first.shape[0], first.shape[2]), names
+
+
+def check_cpu_layout(head_dim: int, block_tokens: int) -> None:
+    """Writes two rows with vLLM's own kernel and finds them where `paged_cache_of` says they lie:
+    the layout is private to vLLM and depends on the CPU. Raises InvalidArgument."""
+    import torch
+    from vllm import _custom_ops as ops
+    from vllm.v1.attention.backends import cpu_attn
+
+    heads = 2
+    cache = torch.zeros(2, heads, block_tokens, 2 * head_dim, dtype=torch.bfloat16)
+    rows = torch.arange(2 * heads * head_dim).reshape(2, heads, head_dim).to(torch.bfloat16) + 1
+    keys, values = cache.view(2, heads, 2 * block_tokens, head_dim).chunk(2, dim=2)
+    isa = cpu_attn._get_attn_isa(torch.bfloat16, block_tokens, head_dim)
+    slots = torch.tensor([block_tokens + 3, block_tokens + 4], dtype=torch.int64)
+    ops.cpu_attn_reshape_and_cache(rows, -rows, keys, values, slots, isa, k_scale=1.0, v_scale=1.0,
+                                   kv_cache_dtype="auto")
+    transposed = keys.as_strided((2, heads, block_tokens, head_dim),
+                                 (cache.stride(0), cache.stride(1), 1, block_tokens))
+    if not (torch.equal(transposed[1, :, 3:5].transpose(0, 1), rows) and
+            torch.equal(values[1, :, 3:5].transpose(0, 1), -rows)):
+        raise InvalidArgument(f"vLLM's CPU kernels ({isa}) keep keys in a layout that Crumb does "
+                              "not know")

@@ -1,0 +1,274 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's half of the connector: which pages each request loads and stores.
+
+This module does not import vLLM. It works on the few attributes of vLLM's `Request` and
+`SchedulerOutput` that it names, so that it can be tested alone and against several versions.
+
+A page is PAGE_TOKENS tokens of the sequence; a block is the unit of the engine's KV cache, of any
+size. Only whole pages are stored, and only pages of which every token is known: a draft token that
+the target model may still reject, or a placeholder of asynchronous scheduling, is never in
+`Request.all_token_ids`, and pages that reach beyond its end are not stored.
+"""
+
+import dataclasses
+import hashlib
+import math
+from typing import Any, Callable, Dict, List, Optional, Protocol, Sequence, Tuple
+
+PAGE_TOKENS = 64
+# Tokens at the end of a prompt that are recomputed even if their pages are stored as INT2: the
+# recent window, which attention reads in BF16. Exact pages (BF16) need one token to be computed,
+# for its logits.
+RECENT_TOKENS = 256
+NO_EXTRA = bytes(32)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadJob:
+    """Pages [first_page, len(keys)) of a request that a worker loads under a lease.
+
+    `keys` are those of all pages from the first one of the sequence on; `blocks` is the request's
+    block table up to the last page; `lease` is the token of the scheduler's lease.
+    """
+
+    request_id: str
+    lease: bytes
+    keys: Tuple[bytes, ...]
+    first_page: int
+    blocks: Tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StoreJob:
+    """Pages first_page, first_page + 1, ... of a request that a worker stores.
+
+    `keys` are theirs, `parent` is the key of the page before them (32 zero bytes if first_page is
+    0). `over_int2_prefix`: they were computed over a prefix that was loaded from INT2 pages.
+    """
+
+    request_id: str
+    keyspace: bytes
+    keys: Tuple[bytes, ...]
+    first_page: int
+    parent: bytes
+    blocks: Tuple[int, ...]
+    over_int2_prefix: bool
+
+
+class Lease(Protocol):
+    """Pages that crumbd keeps for this engine until `close`."""
+
+    token: bytes
+    pages: int
+
+    def close(self) -> None: ...
+
+
+class PageStore(Protocol):
+    """What the scheduler asks of crumbd: the part of crumb.Transfer that it uses."""
+
+    def keyspace(self) -> bytes: ...
+
+    def keys(self, keyspace: bytes, token_ids: Sequence[int],
+             extra: Sequence[bytes]) -> List[bytes]: ...
+
+    def acquire(self, keyspace: bytes, keys: Sequence[bytes], deadline: float) -> Lease: ...
+
+
+def page_extras(request: Any, pages: int) -> List[bytes]:
+    """Digests of what pages depend on beside their tokens, one for each of the first `pages` pages.
+
+    The first page carries the LoRA adapter and the cache salt; a page in which multimodal items
+    begin carries their hashes. Keys are chained, so that every later page depends on them as well.
+    """
+    parts: Dict[int, List[str]] = {}
+    lora = getattr(request, "lora_request", None)
+    if lora is not None:
+        path = getattr(lora, "lora_path", "")
+        parts.setdefault(0, []).append(f"lora\0{lora.lora_name}\0{lora.lora_int_id}\0{path}")
+    salt = getattr(request, "cache_salt", None)
+    if salt:
+        parts.setdefault(0, []).append(f"salt\0{salt}")
+    for feature in getattr(request, "mm_features", None) or ():
+        position = feature.mm_position
+        parts.setdefault(position.offset // PAGE_TOKENS, []).append(
+            f"item\0{feature.identifier}\0{position.offset}\0{position.length}")
+    extras = []
+    for page in range(pages):
+        named = parts.get(page)
+        extras.append(hashlib.sha256("\0\0".join(named).encode()).digest() if named else NO_EXTRA)
+    return extras
+
+
+@dataclasses.dataclass
+class _Tracked:
+    """A request between its arrival and its end."""
+
+    request: Any
+    keyspace: bytes
+    keys: List[bytes] = dataclasses.field(default_factory=list)
+    blocks: List[int] = dataclasses.field(default_factory=list)
+    stored_pages: int = 0  # leading pages that are in crumbd, or were given to a worker to store
+    lease: Optional[Lease] = None
+    load_pages: Tuple[int, int] = (0, 0)  # pages [first, end) that are to be loaded
+    loaded: bool = False  # pages of it came from crumbd
+
+
+class Requests:
+    """Follows every request of one scheduler and says what its workers load and store.
+
+    page_store: crumbd. block_tokens: tokens of an engine's block. exact: stored pages are BF16.
+    deadline: seconds that a lookup may wait for pages on SSD and other nodes. worth_loading(tokens): whether loading so many tokens is predicted to beat computing them.
+    """
+
+    def __init__(self, page_store: PageStore, block_tokens: int, exact: bool, deadline: float,
+                 worth_loading: Callable[[int], bool] = lambda tokens: True) -> None:
+        self._store = page_store
+        self._block_tokens = block_tokens
+        # Loaded prefixes end where a page and a block end.
+        self._step = math.lcm(block_tokens, PAGE_TOKENS)
+        self._exact = exact
+        self._deadline = deadline
+        self._worth_loading = worth_loading
+        self._tracked: Dict[str, _Tracked] = {}
+        self._loading: List[str] = []
+
+    def __len__(self) -> int:
+        return len(self._tracked)
+
+    def matched_tokens(self, request: Any, computed_tokens: int) -> int:
+        """Tokens behind the first `computed_tokens` that crumbd can supply.
+
+        The pages stay leased until the load is over or the request ends. May be called again for
+        the same request; the lease of the call before is given back then.
+        """
+        tracked = self._track(request)
+        self._release(tracked)
+        if getattr(request, "skip_reading_prefix_cache", False) or not _has_tokens(request):
+            return 0
+        recomputed = 1 if self._exact else RECENT_TOKENS
+        most = (request.num_tokens - recomputed) // self._step * self._step
+        if most - computed_tokens < PAGE_TOKENS or not self._worth_loading(most - computed_tokens):
+            return 0
+        keys = self._keys(tracked, most // PAGE_TOKENS)
+        lease = self._store.acquire(tracked.keyspace, keys, self._deadline)
+        tracked.stored_pages = max(tracked.stored_pages, lease.pages)
+        found = lease.pages * PAGE_TOKENS // self._step * self._step
+        matched = found - computed_tokens
+        if matched <= 0 or not self._worth_loading(matched):
+            lease.close()
+            return 0
+        tracked.lease = lease
+        tracked.load_pages = (computed_tokens // PAGE_TOKENS, found // PAGE_TOKENS)
+        return matched
+
+    def allocated(self, request: Any, blocks: Sequence[int], external_tokens: int) -> None:
+        """The engine has given the request its block table, and loads `external_tokens` tokens of
+        it from crumbd (0: none)."""
+        tracked = self._track(request)
+        tracked.blocks = list(blocks)
+        if external_tokens > 0 and tracked.lease is not None:
+            self._loading.append(request.request_id)
+        else:
+            self._release(tracked)
+
+    def loads(self) -> List[LoadJob]:
+        """The loads of requests that were allocated since the last call."""
+        jobs = []
+        for request_id in self._loading:
+            tracked = self._tracked.get(request_id)
+            if tracked is None or tracked.lease is None:
+                continue
+            first, end = tracked.load_pages
+            tracked.loaded = True
+            jobs.append(LoadJob(request_id, tracked.lease.token, tuple(tracked.keys[:end]), first,
+                                self._blocks(tracked, end)))
+        self._loading = []
+        return jobs
+
+    def stores(self, output: Any) -> List[StoreJob]:
+        """The pages that are complete when the step of `output` (vLLM's SchedulerOutput) is over
+        and are not stored yet."""
+        jobs = []
+        for new in output.scheduled_new_reqs:
+            tracked = self._tracked.get(new.req_id)
+            if tracked is not None:
+                tracked.blocks = list(new.block_ids[0])
+                self._add_store(jobs, tracked, new.num_computed_tokens,
+                                output.num_scheduled_tokens[new.req_id])
+        cached = output.scheduled_cached_reqs
+        for i, request_id in enumerate(cached.req_ids):
+            tracked = self._tracked.get(request_id)
+            if tracked is None:
+                continue
+            blocks = cached.new_block_ids[i]
+            if request_id in cached.resumed_req_ids:
+                tracked.blocks = list(blocks[0]) if blocks else []
+            elif blocks:
+                tracked.blocks.extend(blocks[0])
+            self._add_store(jobs, tracked, cached.num_computed_tokens[i],
+                            output.num_scheduled_tokens[request_id])
+        return jobs
+
+    def load_finished(self, request_id: str) -> None:
+        """The workers have loaded the request's pages, or failed to."""
+        tracked = self._tracked.get(request_id)
+        if tracked is not None:
+            self._release(tracked)
+
+    def load_failed(self, request_id: str) -> None:
+        """Pages of the request did not arrive: all of it is stored again once it is computed."""
+        tracked = self._tracked.get(request_id)
+        if tracked is not None:
+            tracked.stored_pages = min(tracked.stored_pages, tracked.load_pages[0])
+            self._release(tracked)
+
+    def finished(self, request_id: str) -> None:
+        """The request has ended in whatever way."""
+        tracked = self._tracked.pop(request_id, None)
+        if tracked is not None:
+            self._release(tracked)
+
+    def _add_store(self, jobs: List[StoreJob], tracked: _Tracked, computed: int,
+                   scheduled: int) -> None:
+        if not _has_tokens(tracked.request):
+            return
+        known = min(computed + scheduled, tracked.request.num_tokens)
+        end = min(known // PAGE_TOKENS, len(tracked.blocks) * self._block_tokens // PAGE_TOKENS)
+        first = tracked.stored_pages
+        if end <= first:
+            return
+        keys = self._keys(tracked, end)
+        jobs.append(StoreJob(tracked.request.request_id, tracked.keyspace, tuple(keys[first:end]),
+                             first, keys[first - 1] if first else NO_EXTRA,
+                             self._blocks(tracked, end), tracked.loaded and not self._exact))
+        tracked.stored_pages = end
+
+    def _blocks(self, tracked: _Tracked, end_page: int) -> Tuple[int, ...]:
+        return tuple(tracked.blocks[:-(-end_page * PAGE_TOKENS // self._block_tokens)])
+
+    def _track(self, request: Any) -> _Tracked:
+        tracked = self._tracked.get(request.request_id)
+        if tracked is None:
+            tracked = _Tracked(request, self._store.keyspace())
+            self._tracked[request.request_id] = tracked
+        return tracked
+
+    def _keys(self, tracked: _Tracked, pages: int) -> List[bytes]:
+        if len(tracked.keys) < pages:
+            tokens = tracked.request.all_token_ids[:pages * PAGE_TOKENS]
+            tracked.keys = self._store.keys(tracked.keyspace, list(tokens),
+                                            page_extras(tracked.request, pages))
+        return tracked.keys[:pages]
+
+    @staticmethod
+    def _release(tracked: _Tracked) -> None:
+        if tracked.lease is not None:
+            tracked.lease.close()
+            tracked.lease = None
+
+
+def _has_tokens(request: Any) -> bool:
+    """Whether token ids name the prompt: a prompt of embeddings has none."""
+    return request.prompt_token_ids is not None and getattr(request, "prompt_embeds", None) is None

@@ -1,0 +1,138 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""The workers' half of the connector: moves pages between vLLM's KV cache and crumbd.
+
+This module does not import vLLM.
+"""
+
+import concurrent.futures
+import dataclasses
+import logging
+import threading
+import time
+from typing import Dict, Sequence, Set, Tuple
+
+from crumb.errors import Error
+from crumb.transfer import Transfer
+from crumb.vllm._requests import PAGE_TOKENS, LoadJob, StoreJob
+
+log = logging.getLogger("crumb.vllm")
+
+
+@dataclasses.dataclass
+class Moved:
+    """Counts since they were last taken."""
+
+    loaded_pages: int = 0
+    load_seconds: float = 0.0
+    failed_pages: int = 0
+    stored_pages: int = 0
+    store_seconds: float = 0.0
+    refused_stores: int = 0
+
+
+class PageMover:
+    """Loads pages in the background and stores pages at once.
+
+    Loads write blocks that no step reads or writes until the engine has heard that they are
+    finished. Stores read blocks before the step that computed them is over, so that the engine may
+    give them to other requests afterwards. Thread-safe.
+    """
+
+    def __init__(self, transfer: Transfer, block_tokens: int, deadline: float) -> None:
+        self._transfer = transfer
+        self._block_tokens = block_tokens
+        self._deadline = deadline
+        self._loader = concurrent.futures.ThreadPoolExecutor(1, "crumb-load")
+        self._lock = threading.Lock()
+        self._loading: Dict[str, concurrent.futures.Future[None]] = {}
+        self._finished: Set[str] = set()
+        self._failed_blocks: Set[int] = set()
+        self._failed_requests: Set[str] = set()
+        self._moved = Moved()
+
+    def start_loads(self, jobs: Sequence[LoadJob]) -> None:
+        """Begins to load; `take_finished` tells when a request's pages are there."""
+        for job in jobs:
+            self._loading[job.request_id] = self._loader.submit(self._load, job)
+
+    def store(self, jobs: Sequence[StoreJob]) -> None:
+        """Reads and quantizes the pages; they are published in the background. A page that cannot
+        be stored is a later miss, not an error."""
+        for job in jobs:
+            begin = time.monotonic()
+            try:
+                with self._transfer.store(job.keyspace, job.keys, job.first_page, job.blocks,
+                                          job.parent, job.over_int2_prefix) as store:
+                    store.layers()
+                    store.finish()
+                stored, refused = len(job.keys), 0
+            except Error as error:
+                log.warning("%d pages of request %s are not stored: %s", len(job.keys),
+                            job.request_id, error)
+                stored, refused = 0, 1
+            with self._lock:
+                self._moved.stored_pages += stored
+                self._moved.refused_stores += refused
+                self._moved.store_seconds += time.monotonic() - begin
+
+    def take_finished(self) -> Set[str]:
+        """Requests whose loads have ended since the last call, with or without success."""
+        with self._lock:
+            finished, self._finished = self._finished, set()
+        for request_id in finished:
+            self._loading.pop(request_id, None)
+        return finished
+
+    def take_failed_blocks(self) -> Set[int]:
+        """Blocks whose pages did not arrive since the last call: the engine recomputes them."""
+        with self._lock:
+            failed, self._failed_blocks = self._failed_blocks, set()
+        return failed
+
+    def take_failed_requests(self) -> Set[str]:
+        """Requests of which a page did not arrive since the last call."""
+        with self._lock:
+            failed, self._failed_requests = self._failed_requests, set()
+        return failed
+
+    def take_moved(self) -> Moved:
+        """The counts since the last call."""
+        with self._lock:
+            moved, self._moved = self._moved, Moved()
+        return moved
+
+    def close(self) -> None:
+        """Waits for loads that are under way, and for pages that are still to be published."""
+        self._loader.shutdown(wait=True)
+        try:
+            self._transfer.wait_published(10)
+        except Error as error:
+            log.warning("pages were not published: %s", error)
+
+    def _load(self, job: LoadJob) -> None:
+        begin = time.monotonic()
+        wanted = len(job.keys) - job.first_page
+        pages = 0
+        try:
+            with self._transfer.load(job.lease, job.keys, job.first_page, len(job.keys), job.blocks,
+                                     self._deadline) as load:
+                load.layers()
+                pages = load.pages
+        except Error as error:
+            log.warning("%d pages of request %s are recomputed: %s", wanted, job.request_id, error)
+        with self._lock:
+            self._moved.loaded_pages += pages
+            self._moved.failed_pages += wanted - pages
+            self._moved.load_seconds += time.monotonic() - begin
+            if pages < wanted:
+                first, end = block_range(job.first_page + pages, len(job.keys), self._block_tokens)
+                self._failed_blocks.update(job.blocks[first:end])
+                self._failed_requests.add(job.request_id)
+            self._finished.add(job.request_id)
+
+
+def block_range(first_page: int, end_page: int, block_tokens: int) -> Tuple[int, int]:
+    """Indexes of the first block that has a token of these pages, and behind the last one."""
+    return (first_page * PAGE_TOKENS // block_tokens, -(-end_page * PAGE_TOKENS // block_tokens))
+

@@ -1,0 +1,233 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's KV connector over crumbd. See crumb.vllm."""
+
+import dataclasses
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (KVConnectorBase_V1,
+                                                               KVConnectorMetadata,
+                                                               KVConnectorRole,
+                                                               KVConnectorWorkerMetadata,
+                                                               SupportsHMA)
+from vllm.logger import init_logger
+
+from crumb.client import Client
+from crumb.errors import InvalidArgument
+from crumb.transfer import Transfer
+from crumb.vllm import _model
+from crumb.vllm._policy import LoadPolicy
+from crumb.vllm._requests import LoadJob, Requests, StoreJob
+from crumb.vllm._worker import PageMover
+from crumb.vllm.metrics import CrumbPromMetrics, CrumbStats
+from crumb.worker import Rank
+
+if TYPE_CHECKING:
+    import torch
+
+logger = init_logger(__name__)
+
+
+@dataclasses.dataclass
+class StepJobs(KVConnectorMetadata):
+    """What the scheduler tells the workers to do in one step."""
+
+    loads: List[LoadJob] = dataclasses.field(default_factory=list)
+    stores: List[StoreJob] = dataclasses.field(default_factory=list)
+    prompt_tokens: int = 0  # tokens of prompts that the step computes
+    other_tokens: int = 0   # tokens of decode steps
+
+
+@dataclasses.dataclass
+class StepTimes(KVConnectorWorkerMetadata):
+    """What a worker measured, for the scheduler's choice between loading and computing."""
+
+    loaded_tokens: int = 0
+    load_seconds: float = 0.0
+    computed_tokens: int = 0
+    compute_seconds: float = 0.0
+    failed_requests: Tuple[str, ...] = ()
+
+    def aggregate(self, other: "KVConnectorWorkerMetadata") -> "KVConnectorWorkerMetadata":
+        assert isinstance(other, StepTimes)
+        return StepTimes(
+            max(self.loaded_tokens, other.loaded_tokens),
+            max(self.load_seconds, other.load_seconds),
+            max(self.computed_tokens, other.computed_tokens),
+            max(self.compute_seconds, other.compute_seconds),
+            tuple(set(self.failed_requests) | set(other.failed_requests)))
+
+
+class CrumbConnector(KVConnectorBase_V1, SupportsHMA):
+    """Stores the pages of every request in crumbd, and loads the longest stored prefix of a prompt.
+
+    kv_connector_extra_config: "socket_dir" (crumbd's folder of sockets; default /run/crumb),
+    "token_file" (with the tenant's token), "history" ("int2" or "bf16", exact pages), "rotation"
+    (a rotation file of `crumb calibrate`; default "hadamard", which needs no data), "deadline"
+    (seconds that a lookup waits for pages on SSD and other nodes; default 0.2), "weights" (a digest
+    of the checkpoint), "model" (a name), "load" ("auto": when it is predicted to beat computing;
+    or "always").
+    """
+
+    def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        _model.check_supported(vllm_config, kv_cache_config)
+        extra = self._kv_transfer_config.get_from_extra_config
+        self._block_tokens = kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        self._model = _model.model_of(vllm_config, extra)
+        self._deadline = float(extra("deadline", 0.2))
+        if extra("load", "auto") not in ("auto", "always"):
+            raise InvalidArgument('"load" is "auto" or "always"')
+        if self._model.rotation == "hadamard" and self._model.history == "int2":
+            logger.info("Crumb quantizes with the data-free Hadamard rotation; `crumb calibrate` "
+                        "makes one for this model, with a smaller error")
+        self._client = self._open_client(extra)
+        parallel = vllm_config.parallel_config
+        rank = (Rank() if role == KVConnectorRole.SCHEDULER else
+                Rank(parallel.rank % parallel.tensor_parallel_size, parallel.tensor_parallel_size))
+        self._transfer = Transfer(self._client, self._model, rank=rank)
+        self._policy = LoadPolicy()
+        worth = self._policy.worth_loading if extra("load", "auto") == "auto" else lambda _: True
+        # The scheduler's half, and the workers'; one of them is None.
+        self._requests: Optional[Requests] = None
+        self._mover: Optional[PageMover] = None
+        if role == KVConnectorRole.SCHEDULER:
+            self._requests = Requests(self._transfer, self._block_tokens,
+                                      self._model.history == "bf16", self._deadline, worth)
+        else:
+            self._mover = PageMover(self._transfer, self._block_tokens, self._deadline)
+        self._times = StepTimes()
+        self._step_begin = 0.0
+        self._stats = CrumbStats()
+
+    def _open_client(self, extra: Any) -> Client:
+        token_file = extra("token_file", None)
+        token = open(token_file, encoding="utf-8").read().strip() if token_file else None
+        engine = hashlib.sha256(str(self._kv_transfer_config.engine_id).encode()).digest()[:16]
+        client = Client(extra("socket_dir", None), process_name=f"vllm {self.role.name.lower()}",
+                        engine=engine, token=token)
+        if not client.connected:
+            logger.warning("no crumbd at %s yet: requests run without it until there is one",
+                           extra("socket_dir", "/run/crumb"))
+        return client
+
+    # The scheduler's half.
+
+    def get_num_new_matched_tokens(self, request: Any,
+                                   num_computed_tokens: int) -> Tuple[Optional[int], bool]:
+        assert self._requests is not None
+        tokens = self._requests.matched_tokens(request, num_computed_tokens)
+        return tokens, tokens > 0
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        assert self._requests is not None
+        self._requests.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> KVConnectorMetadata:
+        assert self._requests is not None
+        jobs = StepJobs(self._requests.loads(), self._requests.stores(scheduler_output))
+        for new in scheduler_output.scheduled_new_reqs:
+            jobs.prompt_tokens += scheduler_output.num_scheduled_tokens[new.req_id]
+        jobs.other_tokens = scheduler_output.total_num_scheduled_tokens - jobs.prompt_tokens
+        return jobs
+
+    def update_connector_output(self, connector_output: Any) -> None:
+        assert self._requests is not None
+        times = connector_output.kv_connector_worker_meta
+        if isinstance(times, StepTimes):
+            self._policy.loaded(times.loaded_tokens, times.load_seconds)
+            self._policy.computed(times.computed_tokens, times.compute_seconds)
+            for request_id in times.failed_requests:
+                self._requests.load_failed(request_id)
+        for request_id in connector_output.finished_recving or ():
+            self._requests.load_finished(request_id)
+
+    def request_finished(self, request: Any,
+                         block_ids: List[int]) -> Tuple[bool, Optional[Dict[str, Any]]]:
+        assert self._requests is not None
+        self._requests.finished(request.request_id)
+        return False, None
+
+    def request_finished_all_groups(
+            self, request: Any,
+            block_ids: Tuple[List[int], ...]) -> Tuple[bool, Optional[Dict[str, Any]]]:
+        return self.request_finished(request, block_ids[0] if block_ids else [])
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        return False  # a cache: what is not stored is a later miss
+
+    # The workers' half.
+
+    def register_kv_caches(self, kv_caches: Dict[str, "torch.Tensor"]) -> None:
+        cache, names = _model.paged_cache_of(kv_caches, self._model.head_dim)
+        _model.check_cpu_layout(self._model.head_dim, self._block_tokens)
+        self._transfer.use_cache(cache)
+        logger.info("Crumb serves %d layers, blocks of %d tokens", len(names), cache.block_tokens)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        assert self._mover is not None
+        self._mover.start_loads(self._jobs().loads)
+        self._step_begin = time.monotonic()
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return  # a request takes part in a step when all of its pages are there
+
+    def save_kv_layer(self, layer_name: str, kv_layer: "torch.Tensor", attn_metadata: Any,
+                      **kwargs: Any) -> None:
+        return  # pages are stored when the step is over: steps that replay a graph skip this call
+
+    def wait_for_save(self) -> None:
+        assert self._mover is not None
+        jobs = self._jobs()
+        if jobs.prompt_tokens > 4 * jobs.other_tokens and self._step_begin:
+            self._times.computed_tokens += jobs.prompt_tokens
+            self._times.compute_seconds += time.monotonic() - self._step_begin
+        self._step_begin = 0.0
+        self._mover.store(jobs.stores)
+
+    def get_finished(self, finished_req_ids: Set[str]) -> Tuple[Optional[Set[str]],
+                                                                Optional[Set[str]]]:
+        assert self._mover is not None
+        return None, self._mover.take_finished() or None
+
+    def get_block_ids_with_load_errors(self) -> Set[int]:
+        assert self._mover is not None
+        return self._mover.take_failed_blocks()
+
+    def build_connector_worker_meta(self) -> Optional[KVConnectorWorkerMetadata]:
+        assert self._mover is not None
+        moved = self._mover.take_moved()
+        self._stats.add(moved)
+        times, self._times = self._times, StepTimes()
+        times.loaded_tokens = moved.loaded_pages * 64
+        times.load_seconds = moved.load_seconds
+        times.failed_requests = tuple(self._mover.take_failed_requests())
+        return times if times != StepTimes() else None
+
+    def get_kv_connector_stats(self) -> Optional[CrumbStats]:
+        if self._mover is None or self._stats.is_empty():
+            return None
+        stats, self._stats = self._stats, CrumbStats()
+        return stats
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: Optional[Dict[str, Any]] = None) -> CrumbStats:
+        return CrumbStats(data=data) if data is not None else CrumbStats()
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config: Any, metric_types: Any, labelnames: List[str],
+                           per_engine_labelvalues: Dict[int, List[object]]) -> CrumbPromMetrics:
+        return CrumbPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    def shutdown(self) -> None:
+        if self._mover is not None:
+            self._mover.close()
+        self._transfer.close()
+        self._client.close()
+
+    def _jobs(self) -> StepJobs:
+        metadata = self._connector_metadata
+        return metadata if isinstance(metadata, StepJobs) else StepJobs()
