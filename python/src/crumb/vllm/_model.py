@@ -55,6 +55,10 @@ def rope_of(model_config: Any) -> str:
 
 def check_supported(vllm_config: Any, kv_cache_config: Any) -> None:
     """Raises InvalidArgument with one sentence that names what Crumb cannot serve."""
+    device = vllm_config.device_config.device_type
+    if device != "cpu":
+        raise InvalidArgument("CrumbConnector moves pages of a KV cache in host memory so far, and "
+                              f"this one is in the memory of a {device} device")
     groups = kv_cache_config.kv_cache_groups
     kinds = sorted({type(group.kv_cache_spec).__name__ for group in groups})
     if len(groups) != 1 or kinds != ["FullAttentionSpec"]:

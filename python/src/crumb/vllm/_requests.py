@@ -151,10 +151,11 @@ class Requests:
         most = (request.num_tokens - recomputed) // self._step * self._step
         if most - computed_tokens < PAGE_TOKENS or not self._worth_loading(most - computed_tokens):
             return 0
-        keys = self._keys(tracked, most // PAGE_TOKENS)
+        # Pages behind `most` are looked up as well: those that exist need not be stored again.
+        keys = self._keys(tracked, request.num_tokens // PAGE_TOKENS)
         lease = self._store.acquire(tracked.keyspace, keys, self._deadline)
         tracked.stored_pages = max(tracked.stored_pages, lease.pages)
-        found = lease.pages * PAGE_TOKENS // self._step * self._step
+        found = min(most, lease.pages * PAGE_TOKENS // self._step * self._step)
         matched = found - computed_tokens
         if matched <= 0 or not self._worth_loading(matched):
             lease.close()

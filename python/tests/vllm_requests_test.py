@@ -1,0 +1,293 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""What the vLLM connector's scheduler loads and stores, without vLLM and without crumbd."""
+
+import importlib.util
+import pathlib
+import sys
+import types
+import unittest
+
+
+def load(name):
+    """A module of crumb.vllm by file: the package itself imports vLLM."""
+    path = pathlib.Path(__file__).resolve().parents[1] / f"src/crumb/vllm/{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+requests = load("_requests")
+policy = load("_policy")
+PAGE = requests.PAGE_TOKENS
+
+
+class FakeLease:
+    open_leases = 0
+
+    def __init__(self, pages):
+        self.pages, self.token = pages, b"lease"
+        FakeLease.open_leases += 1
+
+    def close(self):
+        FakeLease.open_leases -= 1
+
+
+class FakeStore:
+    """Has pages in a set; a page's key tells all that it depends on."""
+
+    def __init__(self):
+        self.pages = set()
+
+    def keyspace(self):
+        return b"keyspace"
+
+    def keys(self, keyspace, token_ids, extra):
+        keys, before = [], b""
+        for page in range(len(token_ids) // PAGE):
+            before = repr((before, tuple(token_ids[page * PAGE:(page + 1) * PAGE]),
+                           extra[page])).encode()
+            keys.append(before)
+        return keys
+
+    def acquire(self, keyspace, keys, deadline):
+        hits = 0
+        while hits < len(keys) and keys[hits] in self.pages:
+            hits += 1
+        return FakeLease(hits)
+
+
+class Request(types.SimpleNamespace):
+    def __init__(self, request_id, tokens, **members):
+        super().__init__(request_id=request_id, prompt_token_ids=list(tokens),
+                         all_token_ids=list(tokens), lora_request=None, cache_salt=None,
+                         mm_features=[], prompt_embeds=None, skip_reading_prefix_cache=False)
+        self.__dict__.update(members)
+
+    @property
+    def num_tokens(self):
+        return len(self.all_token_ids)
+
+
+def step(new=(), cached=(), resumed=()):
+    """A SchedulerOutput. new: (request id, blocks, computed, scheduled); cached: the same, where
+    blocks are the new ones or None."""
+    return types.SimpleNamespace(
+        scheduled_new_reqs=[types.SimpleNamespace(req_id=r, block_ids=(list(b),),
+                                                  num_computed_tokens=c) for r, b, c, _ in new],
+        scheduled_cached_reqs=types.SimpleNamespace(
+            req_ids=[r for r, _, _, _ in cached], resumed_req_ids=set(resumed),
+            new_block_ids=[None if b is None else (list(b),) for _, b, _, _ in cached],
+            num_computed_tokens=[c for _, _, c, _ in cached]),
+        num_scheduled_tokens={r: n for r, _, _, n in [*new, *cached]})
+
+
+class RequestsTest(unittest.TestCase):
+    def setUp(self):
+        FakeLease.open_leases = 0
+        self.store = FakeStore()
+
+    def tearDown(self):
+        self.assertEqual(FakeLease.open_leases, 0, "a lease was not given back")
+
+    def make(self, block_tokens=16, exact=False, worth=lambda tokens: True):
+        return requests.Requests(self.store, block_tokens, exact, 0.1, worth)
+
+    def publish(self, jobs):
+        for job in jobs:
+            self.store.pages.update(job.keys)
+
+    def run_prompt(self, tracker, request, blocks):
+        """Prefills a prompt in one step; returns the matched tokens and the stores."""
+        matched = tracker.matched_tokens(request, 0)
+        tracker.allocated(request, blocks, matched)
+        loads = tracker.loads()
+        if loads:
+            tracker.load_finished(request.request_id)
+        stores = tracker.stores(step(new=[(request.request_id, blocks, matched,
+                                           request.num_tokens - matched)]))
+        self.publish(stores)
+        return matched, loads, stores
+
+    def test_whole_pages_of_a_prompt_are_stored_once(self):
+        tracker = self.make()
+        request = Request("a", range(1000))
+        matched, _, stores = self.run_prompt(tracker, request, range(63))
+        self.assertEqual(matched, 0)
+        self.assertEqual([(j.first_page, len(j.keys)) for j in stores], [(0, 15)])
+        self.assertEqual(stores[0].blocks, tuple(range(60)))
+        request.all_token_ids.append(7)
+        self.assertEqual(tracker.stores(step(cached=[("a", None, 1000, 1)])), [])
+        tracker.finished("a")
+        self.assertEqual(len(tracker), 0)
+
+    def test_chunks_of_a_prompt_continue_where_the_last_one_ended(self):
+        tracker = self.make()
+        request = Request("a", range(300))
+        tracker.matched_tokens(request, 0)
+        tracker.allocated(request, range(7), 0)
+        first = tracker.stores(step(new=[("a", range(7), 0, 100)]))
+        second = tracker.stores(step(cached=[("a", range(7, 19), 100, 200)]))
+        self.assertEqual([(j.first_page, len(j.keys)) for j in first + second], [(0, 1), (1, 3)])
+        self.assertEqual(second[0].parent, first[0].keys[0])
+        self.assertEqual(second[0].blocks, tuple(range(16)))
+        tracker.finished("a")
+
+    def test_a_hit_leaves_the_recent_window_of_int2_prompts_to_the_engine(self):
+        tracker = self.make(block_tokens=128)
+        self.run_prompt(tracker, Request("a", range(1000)), range(9))
+        tracker.finished("a")
+        matched, loads, stores = self.run_prompt(tracker, Request("b", range(1100)), range(20, 29))
+        self.assertEqual(matched, 768)  # 1,100 - 256, in blocks of 128
+        self.assertEqual((loads[0].first_page, len(loads[0].keys)), (0, 12))
+        self.assertEqual(loads[0].blocks, tuple(range(20, 26)))
+        self.assertEqual([(j.first_page, len(j.keys)) for j in stores], [(15, 2)])
+        self.assertTrue(stores[0].over_int2_prefix)
+        tracker.finished("b")
+
+    def test_exact_pages_need_one_token_to_be_computed(self):
+        tracker = self.make(exact=True)
+        self.run_prompt(tracker, Request("a", range(640)), range(40))
+        tracker.finished("a")
+        matched, _, stores = self.run_prompt(tracker, Request("b", range(640)), range(40))
+        self.assertEqual(matched, 576)
+        self.assertEqual(stores, [])
+        tracker.finished("b")
+
+    def test_tokens_that_the_engine_has_itself_are_not_loaded(self):
+        tracker = self.make(exact=True)
+        self.run_prompt(tracker, Request("a", range(640)), range(40))
+        tracker.finished("a")
+        request = Request("b", range(640))
+        self.assertEqual(tracker.matched_tokens(request, 256), 320)
+        tracker.allocated(request, range(40), 320)
+        self.assertEqual(tracker.loads()[0].first_page, 4)
+        self.assertEqual(tracker.matched_tokens(request, 576), 0)
+        tracker.finished("b")
+
+    def test_adapter_salt_and_images_are_in_the_keys(self):
+        def feature(identifier, offset):
+            return types.SimpleNamespace(
+                identifier=identifier, mm_position=types.SimpleNamespace(offset=offset, length=9))
+
+        def lora(number):
+            return types.SimpleNamespace(lora_name=f"l{number}", lora_int_id=number, lora_path="p")
+
+        others = [{"lora_request": lora(1)}, {"lora_request": lora(2)}, {"cache_salt": "s"},
+                  {"mm_features": [feature("image", 0)]}, {"mm_features": [feature("other", 0)]},
+                  {}]
+        tracker = self.make(exact=True)
+        for i, members in enumerate(others):
+            with self.subTest(members=members):
+                matched, _, _ = self.run_prompt(tracker, Request(str(i), range(640), **members),
+                                                range(40))
+                self.assertEqual(matched, 0)
+                again, _, _ = self.run_prompt(
+                    tracker, Request(f"again {i}", range(640), **members), range(40))
+                self.assertEqual(again, 576)
+        # An image in the middle leaves the pages before it alone.
+        matched, _, _ = self.run_prompt(
+            tracker, Request("late", range(640), mm_features=[feature("image", 300)]), range(40))
+        self.assertEqual(matched, 256)
+        for request_id in [str(i) for i in range(6)] + [f"again {i}" for i in range(6)] + ["late"]:
+            tracker.finished(request_id)
+
+    def test_draft_tokens_and_placeholders_are_never_stored(self):
+        tracker = self.make()
+        request = Request("a", range(120))
+        self.run_prompt(tracker, request, range(10))
+        # Eight positions are scheduled: two known tokens, then drafts that may be rejected.
+        request.all_token_ids += [1, 2]
+        self.assertEqual(tracker.stores(step(cached=[("a", None, 120, 10)])), [])
+        request.all_token_ids += [3, 4, 5, 6, 7, 8]
+        jobs = tracker.stores(step(cached=[("a", None, 126, 2)]))
+        self.assertEqual([(j.first_page, len(j.keys)) for j in jobs], [(1, 1)])
+        expected = self.store.keys(b"", list(range(120)) + [1, 2, 3, 4, 5, 6, 7, 8],
+                                   [requests.NO_EXTRA] * 2)
+        self.assertEqual(jobs[0].keys, (expected[1],))
+        tracker.finished("a")
+
+    def test_a_preempted_request_comes_back_with_other_blocks(self):
+        tracker = self.make()
+        request = Request("a", range(200))
+        tracker.matched_tokens(request, 0)
+        tracker.allocated(request, range(13), 0)
+        tracker.stores(step(new=[("a", range(13), 0, 100)]))
+        jobs = tracker.stores(step(cached=[("a", range(50, 63), 0, 200)], resumed=["a"]))
+        self.assertEqual([(j.first_page, len(j.keys)) for j in jobs], [(1, 2)])
+        self.assertEqual(jobs[0].blocks, tuple(range(50, 62)))
+        tracker.finished("a")
+
+    def test_pages_that_did_not_arrive_are_stored_again(self):
+        tracker = self.make(exact=True)
+        self.run_prompt(tracker, Request("a", range(640)), range(40))
+        tracker.finished("a")
+        request = Request("b", range(640))
+        matched = tracker.matched_tokens(request, 0)
+        tracker.allocated(request, range(40), matched)
+        self.assertEqual(len(tracker.loads()), 1)
+        tracker.load_failed("b")
+        jobs = tracker.stores(step(new=[("b", range(40), 0, 640)]))
+        self.assertEqual([(j.first_page, len(j.keys)) for j in jobs], [(0, 10)])
+        tracker.finished("b")
+
+    def test_a_request_that_ends_before_it_is_scheduled_gives_its_lease_back(self):
+        tracker = self.make(exact=True)
+        self.run_prompt(tracker, Request("a", range(640)), range(40))
+        tracker.finished("a")
+        request = Request("b", range(640))
+        for _ in range(3):  # the scheduler may ask again while there is no room
+            self.assertEqual(tracker.matched_tokens(request, 0), 576)
+        self.assertEqual(FakeLease.open_leases, 1)
+        tracker.finished("b")
+        self.assertEqual(tracker.loads(), [])
+
+    def test_prompts_that_crumb_does_not_serve(self):
+        tracker = self.make(exact=True)
+        self.run_prompt(tracker, Request("a", range(640)), range(40))
+        tracker.finished("a")
+        for members in ({"skip_reading_prefix_cache": True}, {"prompt_embeds": object()}):
+            request = Request("b", range(640), **members)
+            self.assertEqual(tracker.matched_tokens(request, 0), 0)
+            tracker.allocated(request, range(40), 0)
+            stores = tracker.stores(step(new=[("b", range(40), 0, 640)]))
+            self.assertEqual(bool(stores), "prompt_embeds" not in members)
+            tracker.finished("b")
+
+    def test_a_prefix_that_is_faster_to_compute_is_not_loaded(self):
+        tracker = self.make(exact=True, worth=lambda tokens: tokens > 600)
+        self.run_prompt(tracker, Request("a", range(640)), range(40))
+        tracker.finished("a")
+        self.assertEqual(tracker.matched_tokens(Request("b", range(640)), 0), 0)
+        tracker.finished("b")
+
+
+class PolicyTest(unittest.TestCase):
+    def test_everything_is_loaded_until_both_times_are_known(self):
+        chooser = policy.LoadPolicy(random_value=lambda: 1.0)
+        self.assertTrue(chooser.worth_loading(100))
+        chooser.computed(100, 0.001)
+        self.assertTrue(chooser.worth_loading(100))
+        chooser.loaded(100, 1.0)
+        self.assertFalse(chooser.worth_loading(100))
+
+    def test_the_choice_follows_what_is_measured(self):
+        chooser = policy.LoadPolicy(random_value=lambda: 1.0)
+        chooser.computed(1000, 1.0)
+        chooser.loaded(1000, 2.0)
+        self.assertFalse(chooser.worth_loading(1000))
+        for _ in range(20):
+            chooser.loaded(1000, 0.1)
+        self.assertTrue(chooser.worth_loading(1000))
+
+    def test_a_few_are_loaded_to_correct_a_prediction(self):
+        chooser = policy.LoadPolicy(random_value=lambda: 0.001)
+        chooser.computed(1000, 0.1)
+        chooser.loaded(1000, 2.0)
+        self.assertTrue(chooser.worth_loading(1000))
+
+
+if __name__ == "__main__":
+    unittest.main()
