@@ -36,7 +36,7 @@ absl::Status CheckLayers(int begin, int end, int layers) {
       fmt::format("layers [{}, {}) of a rank that has {}", begin, end, layers));
 }
 
-// What loads and stores of one Transfer share.
+// State that the loads and stores of one Transfer share.
 struct TransferParts {
   const WorkerOptions& options;
   const CpuBackend& backend;

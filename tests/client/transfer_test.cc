@@ -152,7 +152,7 @@ class TransferTest : public testing::TestWithParam<CacheShape> {
     }
   }
 
-  // What the quantizer itself makes of the rows of one page: [k and v, 64, head_dim].
+  // Rows of one page as the quantizer itself makes them: [k and v, 64, head_dim].
   static std::vector<float> Expected(const WorkerOptions& options, EngineCache& cache, int page,
                                      int layer, int head) {
     const int dim = options.head_dim;

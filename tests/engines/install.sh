@@ -34,7 +34,7 @@ pip="$venv/bin/pip --disable-pip-version-check -q"
 $pip install uv
 uv="$venv/bin/uv pip install -q --python $venv/bin/python"
 $pip download --no-deps -d build/engines/wheels "$vllm"
-# What vLLM requires, but for packages that exist for GPUs only.
+# The requirements of vLLM, without packages that exist for GPUs only.
 "$venv/bin/python" - >build/engines/requirements.txt <<'PY'
 import glob
 import re
