@@ -46,7 +46,7 @@ class S3FifoPolicy final : public EvictionPolicy {
     table_.SetHasChildren(item, has_children);
     // A parent that was passed over for its children's sake is as old as the last of them.
     if (has_children || !states_[item].passed_over) return;
-    QueueOf(item).Remove(item);
+    Unlink(item);
     QueueOf(item).PushOldest(item);
     states_[item].passed_over = false;
   }
@@ -60,16 +60,75 @@ class S3FifoPolicy final : public EvictionPolicy {
     if (reason == Removal::kEvicted && !states_[item].in_main) {
       ghosts_.Add({.fingerprint = table_[item].fingerprint, .epoch = 0, .uses = 0});
     }
-    QueueOf(item).Remove(item);
+    Unlink(item);
     table_.Remove(item);
   }
 
   std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
                                        size_t& steps) override {
+    // A search that goes on may have passed items before they could leave: only one that begins in
+    // this call can say that there is no victim.
+    const bool goes_on = search_.tried > 0;
+    std::optional<ItemHandle> victim = GoOn(is_pinned, steps);
+    if (!victim && steps > 0 && goes_on) victim = GoOn(is_pinned, steps);
+    return victim;
+  }
+
+  PolicyUsage Usage() const override {
+    return {.items = table_.size(),
+            .ghosts = ghosts_.size(),
+            .memory_bytes = table_.MemoryBytes() + links_.MemoryBytes() + ghosts_.MemoryBytes() +
+                            states_.MemoryBytes()};
+  }
+
+ private:
+  struct State {
+    uint8_t uses = 0;  // hits since it was queued
+    bool in_main = false;
+    bool passed_over = false;  // was oldest while it had children
+  };
+
+  // A search for a victim, which goes on in the next call when its steps are used up: first the
+  // queues in their order, then every item of the small queue and of the main one.
+  struct Search {
+    size_t tried = 0;
+    bool in_main = false;
+    bool begun = false;  // with the queue; `next` is the next item of it, kNoItem behind the last
+    ItemHandle next = kNoItem;
+  };
+
+  ItemQueue& QueueOf(ItemHandle item) { return states_[item].in_main ? main_ : small_; }
+
+  bool SmallIsNext() const {
+    return main_.size() == 0 ||
+           (small_.size() > 0 && small_.size() * kSmallQueueShare >= table_.size());
+  }
+
+  void MoveToMain(ItemHandle item) {
+    Unlink(item);
+    states_[item].in_main = true;
+    states_[item].uses = 0;
+    main_.PushNewest(item);
+  }
+
+  void GiveAnotherRound(ItemHandle item) {
+    Unlink(item);
+    QueueOf(item).PushNewest(item);
+  }
+
+  // Takes an item out of its queue; a search that comes to it next goes on behind it.
+  void Unlink(ItemHandle item) {
+    ItemQueue& queue = QueueOf(item);
+    if (search_.next == item) search_.next = queue.NewerThan(item);
+    queue.Remove(item);
+  }
+
+  // The search from where it stands to a victim, to the end, or until its steps are used up.
+  std::optional<ItemHandle> GoOn(absl::FunctionRef<bool(ItemHandle)> is_pinned, size_t& steps) {
     // Every item is seen at most once per round it can be given, and once more in the main queue.
     const size_t tries_max = (kUsesMax + 2) * table_.size();
     // `blocked_`: the queue to take from has a parent or pinned item at its end.
-    for (size_t tried = 0; tried < tries_max; ++tried) {
+    for (; search_.tried < tries_max; ++search_.tried) {
       if (steps == 0) return std::nullopt;
       --steps;
       const bool from_small = SmallIsNext() != blocked_ && small_.size() > 0;
@@ -90,56 +149,35 @@ class S3FifoPolicy final : public EvictionPolicy {
         blocked_ = true;
         GiveAnotherRound(item);
       } else {
+        search_ = Search();
         return item;
       }
     }
     return AnyUnpinnedLeaf(is_pinned, steps);
   }
 
-  PolicyUsage Usage() const override {
-    return {.items = table_.size(),
-            .ghosts = ghosts_.size(),
-            .memory_bytes = table_.MemoryBytes() + links_.MemoryBytes() + ghosts_.MemoryBytes() +
-                            states_.MemoryBytes()};
-  }
-
- private:
-  struct State {
-    uint8_t uses = 0;  // hits since it was queued
-    bool in_main = false;
-    bool passed_over = false;  // was oldest while it had children
-  };
-
-  ItemQueue& QueueOf(ItemHandle item) { return states_[item].in_main ? main_ : small_; }
-
-  bool SmallIsNext() const {
-    return main_.size() == 0 ||
-           (small_.size() > 0 && small_.size() * kSmallQueueShare >= table_.size());
-  }
-
-  void MoveToMain(ItemHandle item) {
-    QueueOf(item).Remove(item);
-    states_[item].in_main = true;
-    states_[item].uses = 0;
-    main_.PushNewest(item);
-  }
-
-  void GiveAnotherRound(ItemHandle item) {
-    ItemQueue& queue = QueueOf(item);
-    queue.Remove(item);
-    queue.PushNewest(item);
-  }
-
   // Pinned items and parents can keep one queue at its share while the other has a victim.
   std::optional<ItemHandle> AnyUnpinnedLeaf(absl::FunctionRef<bool(ItemHandle)> is_pinned,
                                             size_t& steps) {
-    for (const ItemQueue* queue : {&small_, &main_}) {
-      for (ItemHandle item = queue->oldest(); item != kNoItem; item = queue->NewerThan(item)) {
+    while (true) {
+      const ItemQueue& queue = search_.in_main ? main_ : small_;
+      if (!search_.begun) search_.next = queue.oldest();
+      search_.begun = true;
+      while (search_.next != kNoItem) {
         if (steps == 0) return std::nullopt;
         --steps;
-        if (table_.IsLeaf(item) && !is_pinned(item)) return item;
+        const ItemHandle item = search_.next;
+        search_.next = queue.NewerThan(item);
+        if (table_.IsLeaf(item) && !is_pinned(item)) {
+          search_ = Search();
+          return item;
+        }
       }
+      search_.begun = false;
+      search_.in_main = !search_.in_main;
+      if (!search_.in_main) break;
     }
+    search_ = Search();
     return std::nullopt;
   }
 
@@ -149,7 +187,9 @@ class S3FifoPolicy final : public EvictionPolicy {
   ItemQueue small_{links_};
   ItemQueue main_{links_};
   ChunkedVector<State> states_;  // by handle
-  bool blocked_ = false;         // of the search for a victim, kept from one call to the next
+  // The search for a victim, kept from one call to the next.
+  bool blocked_ = false;
+  Search search_;
   GhostList ghosts_;
 };
 

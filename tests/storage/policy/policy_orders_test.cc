@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <vector>
 
@@ -137,6 +138,28 @@ TEST(DefaultPolicyTest, LearnsToKeepWhatComesBack) {
   };
   EXPECT_EQ(hits_of("lru"), 0);
   EXPECT_GT(hits_of("default"), 1500);
+}
+
+// The main queue is pinned as a whole and the small one at its end. Each call may look at fewer
+// items than there are, and goes on where the last one ended.
+TEST(S3FifoPolicyTest, ABoundedSearchGetsToAVictimBehindPinnedItems) {
+  constexpr size_t kMain = 300;
+  constexpr size_t kSmall = 60;
+  const std::unique_ptr<EvictionPolicy> policy = Make("s3fifo", kMain + kSmall);
+  std::vector<ItemHandle> items;
+  for (size_t i = 0; i < kMain + kSmall; ++i) {
+    items.push_back(InsertAlone(*policy, i));
+    for (int uses = 0; i < kMain && uses < 2; ++uses) policy->Hit(items.back());
+  }
+  const auto is_pinned = [&](ItemHandle item) { return item != items.back(); };
+  constexpr size_t kStepsPerCall = 100;
+  std::optional<ItemHandle> victim;
+  for (int calls = 0; calls < 100 && !victim; ++calls) {
+    size_t steps = kStepsPerCall;
+    victim = policy->FindVictim(is_pinned, steps);
+    EXPECT_TRUE(victim || steps == 0) << "it has seen all, but not the one that may go";
+  }
+  EXPECT_EQ(victim, items.back());
 }
 
 }  // namespace
