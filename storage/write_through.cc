@@ -215,12 +215,17 @@ void WriteThrough::AnswerFlushes() {
 FlushReport WriteThrough::ReportFor(const FlushReport& found, std::optional<uint64_t> since) {
   FlushReport report = found;
   if (!found.failed.ok()) return report;
-  if (since && *since < options_.mark_base && !options_.inherits) {
+  // Marks of an earlier process are lower than this one's, or higher if the clock was set back
+  // since. UINT64_MAX is no mark: its caller has committed nothing.
+  const bool earlier =
+      since && (*since < options_.mark_base || (*since > mark() && *since != UINT64_MAX));
+  if (earlier && !options_.inherits) {
     report.failed = absl::DataLossError(
         "crumbd was started again after pages were committed: those that were not durable are "
         "gone");
   }
-  const uint64_t from = std::max(since.value_or(reported_), options_.mark_base);
+  const uint64_t from =
+      earlier ? options_.mark_base : std::max(since.value_or(reported_), options_.mark_base);
   report.lost_pages = found.mark - std::min(found.mark, from);
   if (!since) reported_ = found.mark;
   return report;

@@ -112,6 +112,9 @@ TEST_F(FlushTest, AMarkOfAnEarlierProcessIsALossUnlessItsPagesWereHandedOver) {
   Open();
   EXPECT_TRUE(absl::IsDataLoss(FlushPages(*store_, mark).ToStatus()));
   EXPECT_TRUE(FlushPages(*store_, store_->FlushMark()).ToStatus().ok());
+  const uint64_t hour_ns = 3'600'000'000'000;
+  EXPECT_TRUE(absl::IsDataLoss(FlushPages(*store_, mark + hour_ns).ToStatus()))
+      << "the clock was set back by an hour between the two";
 }
 
 TEST_F(FlushTest, ATierWithoutRoomIsAnError) {
