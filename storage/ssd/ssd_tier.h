@@ -68,6 +68,9 @@ class SsdTier final : public FragmentTier {
     std::vector<Slot> slots;
     std::vector<PageHandle> pages;  // referred to
   };
+  // Writes the changes of `leaving` in order and in pieces, the last one together with `batch`. On
+  // an error the changes that were not written are left.
+  absl::Status WriteLeaving(Leaving& leaving, const IndexBatch& batch);
   struct Recovery {
     uint64_t pages = 0;
     uint64_t discarded = 0;

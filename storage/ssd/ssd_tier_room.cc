@@ -131,9 +131,7 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
     index_busy_ = true;
     std::swap(leaving, leaving_);
   }
-  IndexBatch all = leaving.changes;
-  all.changes.insert(all.changes.end(), batch.changes.begin(), batch.changes.end());
-  absl::Status status = index_->Write(all);
+  const absl::Status status = WriteLeaving(leaving, batch);
   if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
   MutexLock lock(&mutex_);
   index_busy_ = false;
@@ -143,14 +141,35 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
     for (const PageHandle page : leaving.pages) table_.Unref(page);
     return status;
   }
-  // Back in front, for what follows may be about the same pages.
-  const auto prepend = [](auto& to, const auto& from) {
-    to.insert(to.begin(), from.begin(), from.end());
+  // In front of what came meanwhile, which may be about the same pages: the newer ones, which are
+  // few, are moved behind the older.
+  const auto append = [](auto& to, auto& from) {
+    to.insert(to.end(), std::make_move_iterator(from.begin()), std::make_move_iterator(from.end()));
   };
-  prepend(leaving_.changes.changes, leaving.changes.changes);
-  prepend(leaving_.slots, leaving.slots);
-  prepend(leaving_.pages, leaving.pages);
+  append(leaving.changes.changes, leaving_.changes.changes);
+  append(leaving.slots, leaving_.slots);
+  append(leaving.pages, leaving_.pages);
+  leaving_ = std::move(leaving);
   return absl::UnavailableError(status.message());
+}
+
+absl::Status SsdTier::WriteLeaving(Leaving& leaving, const IndexBatch& batch) {
+  auto& changes = leaving.changes.changes;
+  size_t written = 0;
+  absl::Status status;
+  while (status.ok() && changes.size() - written > kIndexBatchChangesMax) {
+    const auto from = changes.begin() + static_cast<ptrdiff_t>(written);
+    status = index_->Write({{from, from + static_cast<ptrdiff_t>(kIndexBatchChangesMax)}});
+    if (status.ok()) written += kIndexBatchChangesMax;
+  }
+  if (status.ok()) {
+    IndexBatch last{{changes.begin() + static_cast<ptrdiff_t>(written), changes.end()}};
+    last.changes.insert(last.changes.end(), batch.changes.begin(), batch.changes.end());
+    status = index_->Write(last);
+  }
+  if (!status.ok())
+    changes.erase(changes.begin(), changes.begin() + static_cast<ptrdiff_t>(written));
+  return status;
 }
 
 absl::StatusOr<uint32_t> SsdTier::Remove(const KeyspaceId& keyspace,
@@ -185,19 +204,24 @@ absl::StatusOr<uint64_t> SsdTier::Drop(const KeyspaceId& keyspace, uint64_t gene
   // With the generation durable, no page below it comes back, whatever happens to the deletes: they
   // only give the room back. A call that is repeated after an error gets here again.
   const absl::Status raised = WriteIndex({});
+  // A disk that fails is not tried for each piece: the deletes wait for a later index write.
+  bool writes = raised.ok();
   uint64_t dropped = 0;
-  while (true) {
+  for (size_t unwritten = 0;;) {
     {
       MutexLock lock(&mutex_);
       WaitForPut();
-      const std::vector<PageHandle> pages =
-          table_.PagesBelow(keyspace, generation, kIndexBatchChangesMax);
+      const std::vector<PageHandle> pages = table_.PagesBelow(keyspace, generation, kPagesPerHold);
       if (pages.empty()) break;
       for (const PageHandle page : pages) Hide(page, RemovalReason::kDeleted);
       dropped += pages.size();
+      unwritten += pages.size();
     }
-    WriteIndex({}).IgnoreError();  // a later index write repeats the deletes
+    if (!writes || unwritten < kIndexBatchChangesMax) continue;
+    writes = WriteIndex({}).ok();
+    unwritten = 0;
   }
+  if (dropped > 0) WriteIndex({}).IgnoreError();
   Announce();
   if (!raised.ok()) return raised;
   return dropped;

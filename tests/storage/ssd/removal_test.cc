@@ -121,5 +121,29 @@ TEST_F(RemovalTest, ARecordThatIsNotDurableIsAnError) {
   EXPECT_TRUE(tier_->Records()->empty());
 }
 
+// More pages than one index write takes.
+TEST_F(RemovalTest, ALargeDropOnAFullDiskIsWrittenOnceThereIsRoom) {
+  constexpr uint64_t kPages = 5'000;
+  options_.path = folder_.path() + "/large";
+  options_.bytes_max = ByteSize{uint64_t{256} << 20};
+  tier_ = SsdTier::Open(options_, clock_, {}).value();
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<FragmentWrite> writes;
+  for (uint64_t i = 0; i < kPages; ++i) bytes.push_back(BytesOf(SamplePage(100 + i, 0)));
+  for (uint64_t i = 0; i < kPages; ++i) {
+    writes.push_back({MetaOf(SamplePage(100 + i, 0)), bytes[i]});
+  }
+  for (const absl::Status& put : tier_->Put(writes)) ASSERT_TRUE(put.ok()) << put;
+  {
+    FullDisk full;
+    EXPECT_TRUE(absl::IsUnavailable(tier_->Drop(SampleKeyspace(0), 2).status()));
+    EXPECT_FALSE(Has(*tier_, 100));
+  }
+  EXPECT_TRUE(tier_->Drop(SampleKeyspace(0), 2).ok());
+  const auto after = AfterCrash();
+  EXPECT_EQ(after->GenerationOf(SampleKeyspace(0)), 2u);
+  EXPECT_EQ(after->KeyspaceBytes(SampleKeyspace(0)), 0u);
+}
+
 }  // namespace
 }  // namespace crumb::storage
