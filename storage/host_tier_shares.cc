@@ -272,14 +272,13 @@ bool HostTier::MayRevoke(uint32_t slab) {
   const TimePoint now = clock_.Now();
   MutexLock lock(&mutex_);
   const SlabState& state = slabs_[slab];
-  int64_t& of_tenant = revoked_of_[state.share];
+  const auto found = revoked_of_.find(state.share);
+  const int64_t of_tenant = found == revoked_of_.end() ? 0 : found->second;
   if (now < state.since + options_.host.let_go_timeout ||
       revoked_ >= static_cast<uint64_t>(options_.host.revoked_slabs_max) ||
       of_tenant >= options_.host.revoked_slabs_per_tenant) {
     return false;
   }
-  ++of_tenant;
-  ++revoked_;
   return true;
 }
 
@@ -298,6 +297,10 @@ bool HostTier::DropFile(uint32_t slab) {
         slab, revoked.ToString());
   }
   MutexLock lock(&mutex_);
+  if (dropped && drop != SlabMemory::Drop::kDropped) {
+    ++revoked_of_[slabs_[slab].share];
+    ++revoked_;
+  }
   slabs_[slab].dropped = dropped;
   slabs_[slab].free_before = free_before;
   if (drop == SlabMemory::Drop::kPinned) slabs_[slab].retry = clock_.Now() + kPinnedRetry;

@@ -236,8 +236,7 @@ bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> 
   Page& adopted = table_[handle];
   table_[handle].was_hit = page.was_hit;
   adopted.added = std::clamp(page.added, TimePoint(), used);
-  adopted.used = used;
-  adopted.pinned_until = page.pinned_until;
+  adopted.used = used;  // and not pinned: no budget of this process counts the pins of another one
   return true;
 }
 
