@@ -16,8 +16,9 @@ namespace crumb {
 // tenant can take all of it: a tenant may hold at most `part_max_percent` of what the other tenants
 // leave. With 50, a tenant that is alone gets one half, a second one a quarter, a third one an
 // eighth, and so on, and what they leave is there for the next tenant at once, without anything
-// being taken back. The first unit is granted to every tenant while any is left, so that a resource
-// of few units serves as many tenants as it has units.
+// being taken back. A tenant that holds nothing is granted one unit while any is left, so that a
+// resource of few units serves as many tenants as it has units; of a resource in bytes the part of
+// the next tenant gets smaller instead, down to nothing.
 //
 // With 100 tenants are not told apart: the total alone counts, at the cost of one atomic addition.
 //
@@ -33,7 +34,8 @@ class TenantBudget {
       : total_(total), part_max_percent_(static_cast<uint64_t>(part_max_percent)) {}
   TenantBudget(const TenantBudget&) = delete;
 
-  // Takes `amount` units for a tenant, or none. The empty name is a tenant like any other.
+  // Takes `amount` units for a tenant, or none. Taking 0 units always succeeds, also for a tenant
+  // that holds more than its part since others came. The empty name is a tenant like any other.
   Taken Take(const std::string& tenant, uint64_t amount = 1);
   // Takes them whatever the bounds: for what exists already, such as records read at a start.
   void Add(const std::string& tenant, uint64_t amount);

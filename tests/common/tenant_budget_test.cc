@@ -49,6 +49,19 @@ TEST(TenantBudgetTest, BytesAreTakenWholeOrNotAtAll) {
   EXPECT_EQ(budget.Take("b", UINT64_MAX), Taken::kTotalFull);
 }
 
+TEST(TenantBudgetTest, NothingIsAlwaysGranted) {
+  TenantBudget budget(100, 50);
+  ASSERT_EQ(budget.Take("a", 50), Taken::kYes);
+  ASSERT_EQ(budget.Take("b", 25), Taken::kYes);
+  EXPECT_EQ(budget.Take("a", 1), Taken::kPartFull) << "a's part is 37 since b came";
+  EXPECT_EQ(budget.Take("a", 0), Taken::kYes);
+  budget.Add("c", 100);
+  EXPECT_EQ(budget.Take("a", 0), Taken::kYes) << "the total is passed";
+  TenantBudget together(1, 100);
+  together.Add("", 2);
+  EXPECT_EQ(together.Take("", 0), Taken::kYes);
+}
+
 TEST(TenantBudgetTest, AddGoesBeyondTheBound) {
   TenantBudget budget(4, 50);
   budget.Add("a", 6);
@@ -76,13 +89,13 @@ TEST(TenantBudgetTest, RandomHistoriesKeepTheRule) {
         held[who] -= amount;
         continue;
       }
-      const uint64_t amount = 1 + random() % 3;
+      const uint64_t amount = random() % 4;
       const bool fits = others + held[who] + amount <= total;
       const bool part =
-          (held[who] == 0 && amount == 1) ||
+          amount == 0 || (held[who] == 0 && amount == 1) ||
           (held[who] + amount) * 100 <= (total - others) * static_cast<uint64_t>(percent);
       const Taken taken = budget.Take(name, amount);
-      ASSERT_EQ(taken == Taken::kYes, fits && part) << total << " " << percent;
+      ASSERT_EQ(taken == Taken::kYes, (fits || amount == 0) && part) << total << " " << percent;
       if (taken == Taken::kYes) held[who] += amount;
     }
     EXPECT_EQ(budget.used(), held[0] + held[1] + held[2]);
