@@ -14,15 +14,16 @@ them. The rates of disk and loopback are measured first; the workers together pu
 one, or --mib-per-second if that is less, and read pages of their tenant from both nodes. Every byte of every
 hit is compared with what follows from the page's number.
 
-Each minute a random process, worker or crumbd, is killed with SIGKILL and started again; each hour one crumbd
-is taken over and one tenant's keyspace is dropped. Runs of less than two hours have shorter minutes and hours,
+Each minute a random process, a worker or the crumbd of node 1, is killed with SIGKILL and started again; the
+crumbd of node 0 lives on, so that what it leaks adds up. Each hour one crumbd is taken over and one tenant's keyspace is dropped. Runs of less than two hours have shorter minutes and hours,
 so that each of these happens.
 
 Prints a line a minute and a table at the end. Fails (exit code 1) when
   - a byte is wrong, or a page is served after its drop was acknowledged;
   - a process ends by itself, or does not serve within a minute;
   - memory, descriptors, leases, leased slots, reservations or staging memory of a node grow: the line through
-    the samples behind the first fifth of the run rises by more than 10 % of the mean, or a small floor;
+    the samples behind the first fifth of the run, of node 0 within the life of each process, rises by more
+    than 10 % of the mean, or a small floor; or there are too few samples to say so;
   - anything is held for workers when there are none.
 Needs openssl and python3; builds with the preset release unless CRUMB_BUILD names a build folder.
 HELP
