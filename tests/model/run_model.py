@@ -10,6 +10,7 @@ steps that lead to the error are printed.
 import argparse
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ DEPTH_MAX = 1_000_000
 MEMORY_MIB_MAX = 4096
 SECONDS_MAX = 600
 TRAIL_LINES_MAX = 60
+# The exit code that ctest counts as a skipped test.
+SKIPPED = 77
 
 
 def run(command, folder, seconds):
@@ -51,6 +54,9 @@ def main():
     parser.add_argument("--finds", metavar="TEXT", help="the error that the search has to find")
     parser.add_argument("--states-min", type=int, default=1)
     options = parser.parse_args()
+    if shutil.which("spin") is None:
+        print("spin is not installed: deploy/install_packages.sh --tests installs it")
+        sys.exit(SKIPPED)
     defines = [f"-D{name}" for name in options.define]
     if options.liveness:
         defines.append("-DLIVENESS")
