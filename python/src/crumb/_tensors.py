@@ -102,6 +102,20 @@ def numpy_address(value: Any, writable: bool, name: str) -> int:
     return int(value.ctypes.data)
 
 
+def strided_bf16(value: Any, name: str) -> Tuple[int, Tuple[int, ...]]:
+    """Address and strides in elements of writable BF16 values on the CPU, of any strides."""
+    if hasattr(value, "data_ptr"):
+        if value.dtype is not sys.modules["torch"].bfloat16 or not value.is_cpu:
+            raise InvalidArgument(f"{name} is bfloat16 on the CPU, not {value.dtype} on "
+                                  f"{value.device}")
+        return value.data_ptr(), tuple(value.stride())
+    if not is_numpy(value) or not _is_numpy_bf16(value.dtype) or not value.flags.writeable:
+        raise InvalidArgument(f"{name} is a torch tensor, or a writable numpy array of uint16 "
+                              "(bits of BF16) or ml_dtypes.bfloat16; this is a "
+                              f"{type(value).__name__}")
+    return int(value.ctypes.data), tuple(stride // value.itemsize for stride in value.strides)
+
+
 def is_numpy(value: Any) -> bool:
     numpy = sys.modules.get("numpy")
     return numpy is not None and isinstance(value, numpy.ndarray)

@@ -25,6 +25,10 @@ class PagedRows:
 
     Element i of the row of token t in block b and KV head h lies at address + 2 * (b * block +
     h * head + t * token + i * element) bytes: strides are elements.
+
+    extents: blocks, heads, tokens of a block and elements of a row, which `Transfer.use_cache`
+    compares with the cache and the model; None: not known, nothing is compared. owner: kept alive
+    as long as the transfer uses the cache.
     """
 
     address: int
@@ -32,20 +36,22 @@ class PagedRows:
     head: int
     token: int
     element: int = 1
+    extents: Optional[Tuple[int, int, int, int]] = None
+    owner: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, tensor: Any, dims: str = "bhtd") -> "PagedRows":
-        """Rows of a torch tensor on the CPU, BF16, of any strides.
+        """Rows of a torch tensor on the CPU or of a writable numpy array, BF16, of any strides.
 
-        dims: which of block (b), head (h), token (t) and element (d) each dimension is.
+        dims: which of block (b), head (h), token (t) and element (d) each dimension is. The tensor
+        may be a view of a larger one.
         """
-        if sorted(dims) != sorted("bhtd") or len(dims) != tensor.dim():
-            raise InvalidArgument(f"dims {dims!r} of a tensor with {tensor.dim()} dimensions")
-        if not tensor.is_cpu or str(tensor.dtype) != "torch.bfloat16":
-            raise InvalidArgument(f"a paged cache is bfloat16 on the CPU, not {tensor.dtype} on "
-                                  f"{tensor.device}")
-        stride = {name: tensor.stride(i) for i, name in enumerate(dims)}
-        return cls(tensor.data_ptr(), stride["b"], stride["h"], stride["t"], stride["d"])
+        address, strides = _tensors.strided_bf16(tensor, "a paged cache")
+        if sorted(dims) != sorted("bhtd") or len(dims) != len(strides):
+            raise InvalidArgument(f"dims {dims!r} of a tensor with {len(strides)} dimensions")
+        block, head, token, element = (strides[dims.index(name)] for name in "bhtd")
+        blocks, heads, tokens, elements = (int(tensor.shape[dims.index(name)]) for name in "bhtd")
+        return cls(address, block, head, token, element, (blocks, heads, tokens, elements), tensor)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +134,22 @@ class Transfer(Handle):
         check(c.crumb_transfer_open(client._open_handle(), ctypes.byref(options),
                                     ctypes.byref(handle)))
         self._own(handle, c.crumb_transfer_close)
+        self._caches: List[PagedCache] = []
 
     def use_cache(self, cache: PagedCache) -> None:
-        """Sets the cache for `load` and `store`. Its memory must stay valid until `close`."""
+        """Sets the cache for `load` and `store`.
+
+        Its memory must stay valid until the transfer is closed, and all loads and stores are; rows
+        made by `PagedRows.of` see to that. Raises InvalidArgument if their extents are not those of
+        the cache and the model.
+        """
+        wanted = (cache.blocks, self.kv_heads, cache.block_tokens, self.model.head_dim)
+        for number, layer in enumerate(cache.layers):
+            for rows in layer:
+                if rows.extents is not None and rows.extents != wanted:
+                    raise InvalidArgument(
+                        f"layer {number} has {rows.extents} blocks, heads, tokens of a block and "
+                        f"elements; the cache and the model say {wanted}")
         kind = _abi.crumb_paged_rows * max(1, len(cache.layers))
         planes = []
         for part in (0, 1):
@@ -143,6 +162,7 @@ class Transfer(Handle):
                                        v=planes[1], layers=len(cache.layers),
                                        block_tokens=cache.block_tokens, blocks=cache.blocks)
         self._check(c.crumb_transfer_use_cache(self._handle, ctypes.byref(given)))
+        self._caches.append(cache)  # loads and stores that are open keep to the cache before
 
     def keyspace(self, timeout: float = 2.0) -> bytes:
         """The token of the keyspace for requests that begin now; a request keeps its own."""
