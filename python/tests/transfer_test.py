@@ -1,0 +1,288 @@
+# SPDX-FileCopyrightText: The Crumb authors
+# SPDX-License-Identifier: Apache-2.0
+"""crumb.Transfer over a crumbd: paged caches of every layout and block size, with numpy and torch.
+
+The bytes of INT2 pages are compared with the quantizer's in tests/client/transfer_test.cc. Here one
+cache's pages arrive in another cache, in other blocks of another size and layout.
+"""
+
+import dataclasses
+import itertools
+import random
+import subprocess
+import sys
+import unittest
+
+import crumb
+import support
+
+np = support.installed("numpy")
+torch = support.installed("torch")
+PAGES = 7
+TOKENS = [(i * 131 + 7) % 5000 for i in range(PAGES * crumb.PAGE_TOKENS + 30)]
+MODEL = dataclasses.replace(support.MODEL, history="bf16")
+HEADS, DIM = MODEL.kv_heads, MODEL.head_dim
+
+
+def layouts(blocks, tokens):
+    """name -> (shape of a layer's memory, K and V as views, dims of a view)."""
+    return {
+        "NHD": ((2, blocks, tokens, HEADS, DIM), lambda m: (m[0], m[1]), "bthd"),
+        "HND": ((2, blocks, HEADS, tokens, DIM), lambda m: (m[0], m[1]), "bhtd"),
+        # vLLM on a GPU: a token's K row, then its V row.
+        "K then V": ((blocks, HEADS, tokens, 2 * DIM), lambda m: (m[..., :DIM], m[..., DIM:]),
+                     "bhtd"),
+        # vLLM on the CPU: a K plane [dim, tokens], then a V plane [tokens, dim].
+        "K transposed": ((blocks, HEADS, 2, tokens * DIM),
+                         lambda m: (m[:, :, 0].reshape(blocks, HEADS, DIM, tokens),
+                                    m[:, :, 1].reshape(blocks, HEADS, tokens, DIM)),
+                         ("bhdt", "bhtd")),
+    }
+
+
+class Cache:
+    """A paged cache with random rows, and a block table in random order."""
+
+    def __init__(self, layout, block_tokens, seed, use_torch=False):
+        rng = np.random.default_rng(seed)
+        self.block_tokens = block_tokens
+        used = -(-PAGES * crumb.PAGE_TOKENS // block_tokens)
+        self.blocks = used + 3
+        self.table = random.Random(seed).sample(range(self.blocks), used)
+        shape, views, dims = layouts(self.blocks, block_tokens)[layout]
+        self.dims = (dims, dims) if isinstance(dims, str) else dims
+        self.layers = []
+        for _ in range(MODEL.layers):
+            wide = rng.standard_normal(shape, dtype="float32").view("uint32")
+            memory = (wide >> 16).astype("uint16")
+            if use_torch:  # over the same memory
+                bf16 = torch.from_numpy(memory.view("int16")).view(torch.bfloat16)
+                given = views(bf16)
+            else:
+                given = views(memory)
+            self.layers.append((given, views(memory)))
+
+    def view(self):
+        return crumb.PagedCache(
+            [tuple(crumb.PagedRows.of(part, dims) for part, dims in zip(given, self.dims))
+             for given, _ in self.layers], self.blocks, self.block_tokens)
+
+    def rows(self, layer, pages=PAGES):
+        """Bits [2, tokens, heads, dim] of the sequence's K and V."""
+        return np.stack([self._of(part, dims, pages)
+                         for part, dims in zip(self.layers[layer][1], self.dims)])
+
+    def _of(self, part, dims, pages):
+        ordered = np.transpose(part, [dims.index(name) for name in "bthd"])
+        return ordered[self.table].reshape(-1, HEADS, DIM)[:pages * crumb.PAGE_TOKENS].copy()
+
+
+def to_float(bits):
+    return (bits.astype("uint32") << 16).view("float32")
+
+
+@unittest.skipIf(np is None, "needs numpy")
+class TransferTest(support.CrumbdTest):
+    versions = itertools.count()
+
+    def model(self, history="bf16"):
+        """A model that no other test has pages of."""
+        return dataclasses.replace(MODEL, history=history, weights=f"v{next(self.versions)}")
+
+    def transfer(self, model, cache, **options):
+        transfer = crumb.Transfer(self.client(**options), model)
+        self.addCleanup(transfer.close)
+        if cache is not None:
+            transfer.use_cache(cache.view())
+        return transfer
+
+    def store(self, transfer, cache, by_layer=False):
+        space = transfer.keyspace()
+        keys = transfer.keys(space, TOKENS)
+        self.assertEqual(len(keys), PAGES)
+        with transfer.store(space, keys, 0, cache.table) as store:
+            for layer in reversed(range(MODEL.layers)) if by_layer else ():
+                store.layers(layer, layer + 1)
+            if not by_layer:
+                store.layers()
+            store.finish()
+        transfer.wait_published(support.SECONDS)
+        return keys
+
+    def load(self, transfer, cache, keys, pages=PAGES):
+        space = transfer.keyspace()
+        with transfer.acquire(space, keys, deadline=10) as lease:
+            self.assertEqual((lease.pages, lease.reason), (PAGES, crumb.Miss.NONE))
+            with transfer.load(lease.token, keys[:pages], 0, pages, cache.table, 10) as load:
+                self.assertEqual(load.pages, pages)
+                load.layers()
+
+    def test_bf16_pages_arrive_bit_by_bit_whatever_the_layouts(self):
+        names = list(layouts(1, 64))
+        sizes = (16, 32, 64, 128)
+        for i, (name, size) in enumerate(itertools.product(names, sizes)):
+            for use_torch in (False, True)[:1 if torch is None else 2]:
+                with self.subTest(layout=name, block=size, torch=use_torch):
+                    model = self.model()
+                    written = Cache(name, size, 2 * i, use_torch)
+                    read = Cache(names[(i + 1) % 4], sizes[(i // 4 + 1) % 4], 2 * i + 1, use_torch)
+                    keys = self.store(self.transfer(model, written), written, by_layer=i % 2 == 1)
+                    self.load(self.transfer(model, read), read, keys)
+                    for layer in range(MODEL.layers):
+                        np.testing.assert_array_equal(read.rows(layer), written.rows(layer))
+
+    def test_int2_pages_are_the_same_whatever_the_layouts(self):
+        loaded = []
+        written = Cache("NHD", 64, 5)
+        for name in layouts(1, 64):
+            model = self.model("int2")
+            copy = Cache(name, 32, 6)
+            for layer in range(MODEL.layers):  # the same rows in another layout
+                for part in (0, 1):
+                    self.fill(copy, layer, part, written.rows(layer)[part])
+            read = Cache("HND", 16, 7)
+            keys = self.store(self.transfer(model, copy), copy)
+            self.load(self.transfer(model, read), read, keys)
+            loaded.append([read.rows(layer) for layer in range(MODEL.layers)])
+        for other in loaded[1:]:
+            np.testing.assert_array_equal(other, loaded[0])
+        for layer in range(MODEL.layers):
+            exact, near = to_float(written.rows(layer)), to_float(loaded[0][layer])
+            np.testing.assert_array_equal(near[:, :64], exact[:, :64])  # the sink stays BF16
+            rest = near[:, 64:].ravel(), exact[:, 64:].ravel()
+            cosine = np.dot(*rest) / np.linalg.norm(rest[0]) / np.linalg.norm(rest[1])
+            self.assertTrue(0.9 < cosine < 0.999, cosine)
+
+    @staticmethod
+    def fill(cache, layer, part, rows):
+        target = np.transpose(cache.layers[layer][1][part],
+                              [cache.dims[part].index(name) for name in "bthd"])
+        padded = np.zeros((len(cache.table) * cache.block_tokens, HEADS, DIM), "uint16")
+        padded[:len(rows)] = rows
+        target[cache.table] = padded.reshape(-1, cache.block_tokens, HEADS, DIM)
+
+    def test_only_the_requested_pages_are_written(self):
+        model, written, read = self.model(), Cache("NHD", 32, 8), Cache("HND", 48, 9)
+        keys = self.store(self.transfer(model, written), written)
+        before = read.rows(0)
+        self.load(self.transfer(model, read), read, keys, pages=3)
+        after, end = read.rows(0), 3 * crumb.PAGE_TOKENS
+        np.testing.assert_array_equal(after[:, :end], written.rows(0)[:, :end])
+        np.testing.assert_array_equal(after[:, end:], before[:, end:])
+
+    def test_a_worker_of_the_engine_joins_the_schedulers_lease(self):
+        model, written = self.model(), Cache("K then V", 16, 10)
+        keys = self.store(self.transfer(model, written), written)
+        engine = bytes(range(2, 18))
+        scheduler = self.transfer(model, None, engine=engine)
+        space = scheduler.keyspace()
+        with scheduler.acquire(space, scheduler.keys(space, TOKENS), deadline=10) as lease:
+            self.assertEqual([tier for tier in lease.tiers], [crumb.Tier.HOST] * PAGES)
+            code = f"""
+import sys; sys.path.insert(0, {str(support.ROOT / 'python/tests')!r})
+import transfer_test as t, crumb, hashlib
+cache = t.Cache("K transposed", 128, 11)
+with crumb.Client({self.folder!r}, engine={engine!r}) as client:
+    client.wait_connected(20)
+    with crumb.Transfer(client, {model!r}) as transfer:
+        transfer.use_cache(cache.view())
+        keys = transfer.keys(transfer.keyspace(), t.TOKENS)
+        with transfer.load({lease.token!r}, keys, 0, {PAGES}, cache.table, 10) as load:
+            load.layers()
+            print(load.pages, hashlib.sha256(cache.rows(1).tobytes()).hexdigest())
+""".replace(repr(model), f"crumb.{model!r}")
+            out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True,
+                                 text=True, timeout=120).stdout
+        import hashlib
+        digest = hashlib.sha256(written.rows(1).tobytes()).hexdigest()
+        self.assertEqual(out, f"{PAGES} {digest}\n")
+        self.assertEqual(len(keys), PAGES)
+
+    @unittest.skipIf(torch is None, "needs torch")
+    def test_operators_store_and_load_a_layer(self):
+        import crumb.ops
+        model, written = self.model(), Cache("NHD", 64, 14, use_torch=True)
+        read = Cache("HND", 16, 15, use_torch=True)
+        from_cache, to_cache = self.transfer(model, written), self.transfer(model, read)
+        space = from_cache.keyspace()
+        keys = from_cache.keys(space, TOKENS)
+        with from_cache.store(space, keys, 0, written.table) as store:
+            handle = crumb.ops.register(store)
+            for layer in range(MODEL.layers):
+                torch.ops.crumb.store(handle, layer, written.layers[layer][0][0])
+            store.finish()
+        from_cache.wait_published(support.SECONDS)
+        with to_cache.acquire(space, keys, 10) as lease:
+            with to_cache.load(lease.token, keys, 0, PAGES, read.table, 10) as load:
+                other = crumb.ops.register(load)
+                torch.ops.crumb.load(other, 0, read.layers[0][0][0])
+        # A compiler takes the cache as written by a load and as read by a store.
+        written_by = [op.default._schema.arguments[2].alias_info is not None and
+                      op.default._schema.arguments[2].alias_info.is_write
+                      for op in (torch.ops.crumb.load, torch.ops.crumb.store)]
+        self.assertEqual(written_by, [True, False])
+        np.testing.assert_array_equal(read.rows(0), written.rows(0))
+        for number in (handle, other):
+            crumb.ops.unregister(number)
+
+    def test_without_crumbd_there_is_no_prefix(self):
+        with crumb.Client(self.folder + "/nothing") as alone:
+            with crumb.Transfer(alone, self.model()) as transfer:
+                space = transfer.keyspace(0.1)
+                lease = transfer.acquire(space, transfer.keys(space, TOKENS))
+                self.assertEqual((lease.pages, lease.reason), (0, crumb.Miss.UNAVAILABLE))
+                lease.close()
+
+    def test_mistakes_are_refused(self):
+        model, cache = self.model(), Cache("NHD", 64, 12)
+        transfer = self.transfer(model, cache)
+        space = transfer.keyspace()
+        keys = transfer.keys(space, TOKENS)
+        with self.assertRaisesRegex(crumb.InvalidArgument, "block table"):
+            transfer.store(space, keys, 0, cache.table[:-1])
+        with self.assertRaisesRegex(crumb.InvalidArgument, "the cache has"):
+            transfer.store(space, keys, 0, [*cache.table[:-1], cache.blocks])
+        with transfer.store(space, keys, 0, cache.table) as store:
+            store.layers(0, 1)
+            with self.assertRaises(crumb.FailedPrecondition):
+                store.finish()
+            with self.assertRaises(crumb.Error):
+                store.layers(0, MODEL.layers + 1)
+        other = self.transfer(self.model(), cache)
+        with self.assertRaises(crumb.InvalidArgument):
+            other.keys(space, TOKENS)
+        self.refuse_caches(transfer, cache)
+
+    def refuse_caches(self, transfer, cache):
+        rows = np.zeros((4, 64, HEADS, DIM), "uint16")
+        good = crumb.PagedRows.of(rows, "bthd")
+        transfer.use_cache(crumb.PagedCache([(good, good)] * MODEL.layers, 4, 64))
+        for bad in (rows[:, :, :1], rows[:3], rows[:, :32], rows[..., :32]):
+            view = crumb.PagedRows.of(bad, "bthd")
+            with self.assertRaisesRegex(crumb.InvalidArgument, "layer 0 has"):
+                transfer.use_cache(crumb.PagedCache([(good, view)] * MODEL.layers, 4, 64))
+        with self.assertRaisesRegex(crumb.InvalidArgument, "dims"):
+            crumb.PagedRows.of(rows, "bthh")
+        with self.assertRaisesRegex(crumb.InvalidArgument, "a paged cache is"):
+            crumb.PagedRows.of(rows.astype("float32"), "bthd")
+        rows.flags.writeable = False
+        with self.assertRaisesRegex(crumb.InvalidArgument, "writable"):
+            crumb.PagedRows.of(rows, "bthd")
+
+    def test_a_cache_lives_as_long_as_its_transfer(self):
+        import gc
+        import weakref
+        model, cache = self.model(), Cache("HND", 64, 13)
+        transfer = self.transfer(model, cache)
+        memory = weakref.ref(cache.layers[0][0][0].base)
+        table = cache.table
+        del cache
+        gc.collect()
+        self.assertIsNotNone(memory())
+        space = transfer.keyspace()
+        with transfer.store(space, transfer.keys(space, TOKENS), 0, table) as store:
+            store.layers()
+
+
+if __name__ == "__main__":
+    unittest.main()
