@@ -24,9 +24,10 @@ def link(target, place):
 def stage(build, folder):
     """Fills folder/crumb; returns `folder`."""
     package = folder / "crumb"
-    for source in sorted((ROOT / "python/src/crumb").iterdir()):
-        if source.is_file():
-            link(source, package / source.name)
+    sources = ROOT / "python/src/crumb"
+    for source in sorted(sources.rglob("*")):
+        if source.suffix in (".py", ".typed"):
+            link(source, package / source.relative_to(sources))
     for name in ("crumbd", "crumb"):
         link(build.resolve() / "bin" / name, package / "bin" / name)
     for library in sorted((build.resolve() / "lib").glob("libcrumb*.so*")):
