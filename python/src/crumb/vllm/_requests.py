@@ -156,7 +156,7 @@ class Requests:
         lease = self._store.acquire(tracked.keyspace, keys, self._deadline)
         tracked.stored_pages = max(tracked.stored_pages, lease.pages)
         found = min(most, lease.pages * PAGE_TOKENS // self._step * self._step)
-        matched = found - computed_tokens
+        matched: int = found - computed_tokens
         if matched <= 0 or not self._worth_loading(matched):
             lease.close()
             return 0
@@ -191,7 +191,7 @@ class Requests:
     def stores(self, output: Any) -> List[StoreJob]:
         """The pages that are complete when the step of `output` (vLLM's SchedulerOutput) is over
         and are not stored yet."""
-        jobs = []
+        jobs: List[StoreJob] = []
         for new in output.scheduled_new_reqs:
             tracked = self._tracked.get(new.req_id)
             if tracked is not None:

@@ -33,7 +33,7 @@ class CrumbStats(KVConnectorStats):
                 self.data[name] = self.data.get(name, 0) + getattr(moved, name)
 
     def reset(self) -> None:
-        self.data = {}
+        self.data: Dict[str, Any] = {}
 
     def aggregate(self, other: KVConnectorStats) -> "CrumbStats":
         for name, value in other.data.items():
