@@ -2,12 +2,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "common/executor.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace crumb {
 
 Executor::Executor(const Options& options)
-    : options_(options), places_(options.queue_max, options.part_max_percent) {
+    : options_(options),
+      tenant_threads_max_(options.part_max_percent < 100 ? std::max(1, options.threads - 1)
+                                                         : options.threads),
+      places_(options.queue_max, options.part_max_percent) {
   for (int i = 0; i < options_.threads; ++i) {
     threads_.emplace_back(options_.name + std::to_string(i), [this] { Run(); });
   }
@@ -16,14 +20,20 @@ Executor::Executor(const Options& options)
 Executor::~Executor() { Stop(); }
 
 bool Executor::Submit(const std::string& tenant, std::function<void()> task) {
+  return SubmitSteps(tenant, [task = std::move(task)] {
+    task();
+    return false;
+  });
+}
+
+bool Executor::SubmitSteps(const std::string& tenant, Step step) {
   {
     MutexLock lock(&mutex_);
     if (!stopping_ && places_.Take(tenant) == TenantBudget::Taken::kYes) {
-      auto& waiting = tasks_[tenant];
-      if (waiting.empty()) rotation_.push_back(tenant);
-      waiting.push_back(std::move(task));
+      const auto entry = tenants_.try_emplace(tenant).first;
+      entry->second.tasks.push_back({std::move(step)});
       ++queued_;
-      wake_.NotifyOne();
+      if (RotateLocked(entry)) wake_.NotifyOne();
       return true;
     }
   }
@@ -31,20 +41,39 @@ bool Executor::Submit(const std::string& tenant, std::function<void()> task) {
   return false;
 }
 
-std::function<void()> Executor::TakeLocked() {
-  const std::string tenant = std::move(rotation_.front());
-  rotation_.pop_front();
-  const auto found = tasks_.find(tenant);
-  std::function<void()> task = std::move(found->second.front());
-  found->second.pop_front();
-  --queued_;
-  places_.Give(tenant);
-  if (found->second.empty()) {
-    tasks_.erase(found);
-  } else {
-    rotation_.push_back(tenant);
+bool Executor::RotateLocked(Tenants::iterator tenant) {
+  Tenant& state = tenant->second;
+  if (state.in_rotation || state.tasks.empty() || state.running >= tenant_threads_max_) {
+    return false;
   }
+  state.in_rotation = true;
+  rotation_.push_back(tenant);
+  return true;
+}
+
+Executor::Task Executor::TakeLocked(Tenants::iterator* tenant) {
+  *tenant = rotation_.front();
+  rotation_.pop_front();
+  Tenant& state = (*tenant)->second;
+  Task task = std::move(state.tasks.front());
+  state.tasks.pop_front();
+  state.in_rotation = false;
+  ++state.running;
+  --queued_;
+  if (!task.begun) places_.Give((*tenant)->first);
+  task.begun = true;
+  if (RotateLocked(*tenant)) wake_.NotifyOne();
   return task;
+}
+
+void Executor::EndStepLocked(Tenants::iterator tenant, Task task, bool more) {
+  --tenant->second.running;
+  if (more) {
+    tenant->second.tasks.push_front(std::move(task));
+    ++queued_;
+  }
+  RotateLocked(tenant);  // for this thread, which takes a task next
+  if (tenant->second.tasks.empty() && tenant->second.running == 0) tenants_.erase(tenant);
 }
 
 void Executor::Stop() {
@@ -63,14 +92,18 @@ size_t Executor::queued() const {
 
 void Executor::Run() {
   while (true) {
-    std::function<void()> task;
+    Task task;
+    Tenants::iterator tenant;
     {
       MutexLock lock(&mutex_);
-      while (queued_ == 0 && !stopping_) wake_.Wait(&mutex_);
-      if (queued_ == 0) return;
-      task = TakeLocked();
+      while (rotation_.empty() && !stopping_) wake_.Wait(&mutex_);
+      if (rotation_.empty()) return;
+      task = TakeLocked(&tenant);
     }
-    task();
+    const bool more = task.step();
+    if (!more) task.step = nullptr;  // what the task refers to goes without the lock
+    MutexLock lock(&mutex_);
+    EndStepLocked(tenant, std::move(task), more);
   }
 }
 

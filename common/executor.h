@@ -5,8 +5,8 @@
 #include <cstddef>
 #include <deque>
 #include <functional>
+#include <map>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -18,18 +18,24 @@
 namespace crumb {
 
 // A few named threads behind one bounded queue. The queue is fair between tenants: a tenant may
-// have only its part of the places (TenantBudget), and threads take one task of each tenant in
-// rotation, in the order of Submit within a tenant. So a task waits for at most one task of every
-// other tenant, however many others have queued. Idle threads sleep. Thread-safe.
+// have only its part of the places (TenantBudget), threads take one task of each tenant in
+// rotation, in the order of Submit within a tenant, and the tasks of one tenant never occupy the
+// last thread. So a task waits for at most one step of every other tenant, however many others
+// have queued. Tasks that take long are submitted in steps: behind each step the other tenants are
+// served. Where tenants are not told apart, tasks run in the order of Submit on all threads. Idle
+// threads sleep. Thread-safe.
 class Executor {
  public:
   struct Options {
     std::string name = "executor";
     int threads = 1;
     size_t queue_max = 1024;  // tasks waiting; more are refused
-    int64_t part_max_percent =
-        100;  // of the places, for one tenant; 100: tenants are not told apart
+    // Of the places, for one tenant. 100: tenants are not told apart. Below 100 one tenant's tasks
+    // run on `threads` - 1 threads at most, if there are several.
+    int64_t part_max_percent = 100;
   };
+  // One step of a task. Returns true if there is another one.
+  using Step = std::function<bool()>;
 
   explicit Executor(const Options& options);
   // Runs what is queued, then joins.
@@ -39,6 +45,9 @@ class Executor {
   // called.
   bool Submit(std::function<void()> task) { return Submit("", std::move(task)); }
   bool Submit(const std::string& tenant, std::function<void()> task);
+  // The same for a task in steps, which run one after the other: the next step goes before the
+  // tenant's other tasks, and behind those of other tenants. A task that has begun takes no place.
+  bool SubmitSteps(const std::string& tenant, Step step);
 
   // Refuses new tasks, runs what is queued, joins. Idempotent.
   void Stop();
@@ -47,17 +56,36 @@ class Executor {
   uint64_t refused() const { return refused_.value(); }
 
  private:
+  struct Task {
+    Step step;
+    bool begun = false;
+  };
+  struct Tenant {
+    std::deque<Task> tasks;
+    int running = 0;
+    bool in_rotation = false;
+  };
+  using Tenants = std::map<std::string, Tenant>;
+
   void Run();
-  // REQUIRES: a task is queued.
-  std::function<void()> TakeLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the next task out. REQUIRES: rotation_ is not empty.
+  Task TakeLocked(Tenants::iterator* tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends a step of a tenant's task, and queues the task again if `more`.
+  void EndStepLocked(Tenants::iterator tenant, Task task, bool more)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Puts the tenant at the end of the rotation if a thread may take a task of it. Returns true if
+  // it was not there.
+  bool RotateLocked(Tenants::iterator tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const Options options_;
+  const int tenant_threads_max_;
   TenantBudget places_;
   mutable Mutex mutex_;
   CondVar wake_;
-  // Tasks by tenant, and the tenants that have some, the one whose task runs next at the front.
-  std::unordered_map<std::string, std::deque<std::function<void()>>> tasks_ ABSL_GUARDED_BY(mutex_);
-  std::deque<std::string> rotation_ ABSL_GUARDED_BY(mutex_);
+  // Tenants with tasks that wait or run, and those of them whose next task may begin, the next one
+  // at the front.
+  Tenants tenants_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Tenants::iterator> rotation_ ABSL_GUARDED_BY(mutex_);
   size_t queued_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Counter refused_;

@@ -5,6 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <future>
+
+#include "tests/common/eventually.h"
 
 namespace crumb {
 namespace {
@@ -94,6 +97,50 @@ TEST_F(RotationTest, ATenantHasOnlyItsPartOfThePlaces) {
 TEST_F(RotationTest, TenantsTakeTurnsWhateverTheyQueued) {
   for (const char* tenant : {"a", "a", "a", "b", "b", "c"}) ASSERT_TRUE(Submit(tenant));
   EXPECT_EQ(Ran(), "abcaba");
+}
+
+TEST_F(RotationTest, OtherTenantsRunBetweenTheStepsOfATask) {
+  int left = 3;
+  ASSERT_TRUE(executor_.SubmitSteps("a", [this, &left] {
+    ran_ += "a";
+    return --left > 0;
+  }));
+  ASSERT_TRUE(Submit("b"));
+  ASSERT_TRUE(executor_.Submit("a", [this] { ran_ += "A"; }));
+  ASSERT_TRUE(Submit("c"));
+  EXPECT_EQ(Ran(), "abcaaA") << "a's own tasks stay in order";
+}
+
+TEST(ExecutorTest, OneTenantsTasksLeaveAThreadToOthers) {
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  std::atomic<int> running = 0;
+  std::promise<void> others;
+  std::future<void> others_ran = others.get_future();
+  Executor executor({.name = "test", .threads = 3, .queue_max = 16, .part_max_percent = 50});
+  for (int i = 0; i < 5; ++i) {
+    ASSERT_TRUE(executor.Submit("a", [&running, released] {
+      ++running;
+      released.wait();
+    }));
+  }
+  ASSERT_TRUE(executor.Submit("b", [&others] { others.set_value(); }));
+  EXPECT_EQ(others_ran.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  EXPECT_LE(running, 2);
+  release.set_value();
+  executor.Stop();
+  EXPECT_EQ(running, 5) << "tasks that waited for a thread run, too";
+}
+
+TEST(ExecutorTest, ATenantThatIsAloneUsesAllThreadsButOne) {
+  std::atomic<int> running = 0;
+  Executor executor({.name = "test", .threads = 3, .queue_max = 16, .part_max_percent = 50});
+  for (int i = 0; i < 2; ++i) {
+    ASSERT_TRUE(executor.Submit("a", [&running] {
+      ++running;
+      EXPECT_TRUE(Eventually([&running] { return running == 2; }));
+    }));
+  }
 }
 
 }  // namespace
