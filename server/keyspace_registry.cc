@@ -215,12 +215,24 @@ size_t KeyspaceRegistry::EndUnused(const Unused& unused) {
 absl::StatusOr<bool> KeyspaceRegistry::EndIfUnused(const std::shared_ptr<Keyspace>& keyspace,
                                                    const Unused& unused) {
   MutexLock changing(&changing_);
+  const TimePoint used = keyspace->used.load();
   CRUMB_ASSIGN_OR_RETURN(const uint64_t last_used_s, NoteLastUse(*keyspace, unused));
   const std::chrono::system_clock::time_point last_used{
       std::chrono::seconds(static_cast<int64_t>(last_used_s))};
   if (unused.wall_now - last_used < unused.idle_max) return false;
   if (!MayEnd(keyspace, RecordOf(keyspace->id), unused.in_cluster)) return false;
-  CRUMB_RETURN_IF_ERROR(EndOne(*keyspace));
+  {
+    MutexLock lock(&mutex_);
+    if (keyspace.use_count() > 2 || keyspace->used.load() != used) return false;
+    keyspaces_.erase(keyspace->id);
+  }
+  // No call finds it any more; one that opens it waits for changing_, and gets a new record.
+  const absl::Status ended = EndOne(*keyspace);
+  if (!ended.ok()) {
+    MutexLock lock(&mutex_);
+    keyspaces_.emplace(keyspace->id, keyspace);
+    return ended;
+  }
   return true;
 }
 
@@ -276,7 +288,6 @@ absl::Status KeyspaceRegistry::EndOne(const Keyspace& keyspace) {
   budget_.Give(keyspace.tenant);
   MutexLock lock(&mutex_);
   records_.erase(keyspace.id);
-  keyspaces_.erase(keyspace.id);
   ForgetChange(keyspace.id);
   return absl::OkStatus();
 }

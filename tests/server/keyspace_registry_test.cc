@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/keyspace_registry.h"
 
+#include <functional>
+
+#include "common/status_macros.h"
 #include "gtest/gtest.h"
 #include "server/node_identity.h"
 #include "tests/server/memory_store.h"
@@ -192,6 +195,53 @@ TEST_F(UnusedKeyspacesTest, EndAndMakeRoom) {
   EXPECT_NE(registry->Find(used), nullptr);
   EXPECT_TRUE(registry->OpenKeyspace(Description("c")).ok());
   EXPECT_EQ(Open()->List().size(), 2u) << "the records have gone, too";
+}
+
+// Calls back from where a keyspace is looked after.
+class MeanwhileStore : public MemoryStore {
+ public:
+  using MemoryStore::MemoryStore;
+  void ForEachPage(const KeyspaceId& keyspace,
+                   const std::function<void(const PageKey&, storage::Tier)>& visit) override {
+    if (on_look) on_look();
+    MemoryStore::ForEachPage(keyspace, visit);
+  }
+  absl::Status PutRecord(const std::string& name, const std::string& value) override {
+    if (value.empty() && on_removal) CRUMB_RETURN_IF_ERROR(on_removal());
+    return MemoryStore::PutRecord(name, value);
+  }
+  std::function<void()> on_look;
+  std::function<absl::Status()> on_removal;
+};
+
+TEST_F(UnusedKeyspacesTest, AKeyspaceThatIsUsedMeanwhileStays) {
+  MeanwhileStore store(1, 4096, {});
+  const auto registry = KeyspaceRegistry::Open(store, "secret of sixteen", tokens_, 3).value();
+  const KeyspaceId id = registry->OpenKeyspace(Description("a")).value()->id;
+  EXPECT_EQ(Look(*registry, 0), 0u);
+  store.on_look = [&] { registry->Find(id)->NoteUse(At(721)); };
+  EXPECT_EQ(Look(*registry, 721), 0u);
+  EXPECT_NE(registry->Find(id), nullptr);
+  store.on_look = nullptr;
+  EXPECT_EQ(Look(*registry, 2'000), 1u);
+}
+
+TEST_F(UnusedKeyspacesTest, AKeyspaceThatEndsIsNotFoundBeforeItsRecordIsRemoved) {
+  MeanwhileStore store(1, 4096, {});
+  const auto registry = KeyspaceRegistry::Open(store, "secret of sixteen", tokens_, 3).value();
+  const KeyspaceId id = registry->OpenKeyspace(Description("a")).value()->id;
+  EXPECT_EQ(Look(*registry, 0), 0u);
+  int removals = 0;
+  store.on_removal = [&] {
+    ++removals;
+    EXPECT_EQ(registry->Find(id), nullptr);
+    return absl::UnavailableError("the disk is full");
+  };
+  EXPECT_EQ(Look(*registry, 721), 0u);
+  EXPECT_EQ(removals, 1);
+  EXPECT_NE(registry->Find(id), nullptr) << "its record is there still";
+  store.on_removal = nullptr;
+  EXPECT_EQ(Look(*registry, 721), 1u);
 }
 
 TEST_F(UnusedKeyspacesTest, TimeGoesOnOverRestarts) {
