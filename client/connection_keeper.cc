@@ -150,6 +150,11 @@ std::shared_ptr<Connection> ConnectionKeeper::Wait(TimePoint deadline) const {
 void ConnectionKeeper::SetCurrent(std::shared_ptr<Connection> connection,
                                   std::shared_ptr<SessionStream> stream) {
   MutexLock lock(&mutex_);
+  // A process with another epoch may count generations from a lower one again.
+  if (connection != nullptr && connection->epoch() != generations_epoch_) {
+    generations_epoch_ = connection->epoch();
+    generations_.clear();
+  }
   // The former connection is let go outside the lock, by the caller's reference.
   current_ = std::move(connection);
   stream_ = std::move(stream);

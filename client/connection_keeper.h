@@ -123,7 +123,9 @@ class ConnectionKeeper {
   SessionCounters counters_ ABSL_GUARDED_BY(mutex_);
   bool counted_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<KeyspaceId, KeyspaceState> states_ ABSL_GUARDED_BY(mutex_);
+  // The highest generations that the crumbd of this epoch named.
   std::unordered_map<KeyspaceId, uint64_t> generations_ ABSL_GUARDED_BY(mutex_);
+  uint64_t generations_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   Mutex listening_;  // held while listeners are called
   std::vector<Listening> listeners_ ABSL_GUARDED_BY(listening_);
   Thread thread_;

@@ -100,6 +100,19 @@ class ClientTest : public CrumbdTest {
   }
 };
 
+TEST_F(ClientTest, AnotherCrumbdMayCountGenerationsFromALowerOne) {
+  StartCrumbd(7);
+  crumbd_->generation = 5;
+  const auto client = OpenClient();
+  const KeyspaceId id = client->OpenKeyspace(SmallSpec(), seconds(5)).value().id;
+  EXPECT_EQ(client->GenerationOf(id), 5u);
+  crumbd_.reset();
+  StartCrumbd(8);
+  ASSERT_TRUE(Eventually([&] { return client->epoch() == 8; }));
+  EXPECT_EQ(client->OpenKeyspace(SmallSpec(), seconds(5)).value().generation, 1u);
+  EXPECT_EQ(client->GenerationOf(id), 1u);
+}
+
 TEST_F(ClientTest, CommitsAndAcquiresInSharedMemory) {
   StartCrumbd(7);
   const auto client = OpenClient();
