@@ -21,6 +21,7 @@
 #include "server/calls/call_context.h"
 #include "server/calls/call_sockets.h"
 #include "server/calls/keyspace_calls.h"
+#include "server/calls/page_calls.h"
 #include "server/calls/prefetch_budget.h"
 #include "server/calls/status_calls.h"
 #include "server/certificate_watch.h"
@@ -58,12 +59,17 @@ class RunningDaemon : public Daemon {
         metrics_(static_cast<size_t>(options.limits.model_labels_max)),
         events_({static_cast<size_t>(options.limits.watchers_max),
                  static_cast<size_t>(options.limits.durable_waits_max),
-                 options.tenants.budget_percent()},
+                 options.tenants.budget_percent(),
+                 static_cast<size_t>(options.limits.durable_waits_per_page_max)},
                 metrics_),
         prefetches_({static_cast<size_t>(options.limits.prefetches_max),
                      static_cast<size_t>(options.limits.tenant_prefetches_max)}),
         certificates_(options.listen.tls.Certificates(), options.listen.tls.expiry_warning,
-                      [] { return CertificateWatch::Instant::clock::now(); }) {}
+                      [] { return CertificateWatch::Instant::clock::now(); }),
+        held_(options.tenants.enabled()
+                  ? std::make_unique<HeldMemory>(options.store.host.bytes_max.value,
+                                                 options.tenants.budget_percent(), Clock::Real())
+                  : nullptr) {}
 
   ~RunningDaemon() override {
     const absl::Status stopped = Stop();
@@ -147,7 +153,12 @@ class RunningDaemon : public Daemon {
       events_.OnDurable(keyspace, key);
     };
     events.slab_gone = [this](uint32_t slab) { TellSlabGone(slab); };
-    events.page = [this](const storage::PageEvent& event) { events_.Publish(event); };
+    events.page = [this](const storage::PageEvent& event) {
+      events_.Publish(event);
+      if (event.kind != storage::PageEvent::Kind::kRemoved || held_ == nullptr) return;
+      // Before calls are served there are no pins, and no keyspaces_.
+      if (held_->has_pins()) ForgetPinOf(event, *keyspaces_, *store_, *held_);
+    };
     storage::StoreStart start;
     start.host_bytes = HostRoom();
     start.slabs_of_tenants = options_.tenants.own_slabs();
@@ -187,19 +198,17 @@ class RunningDaemon : public Daemon {
     node_.started = started_;
     sessions_ = std::make_unique<SessionTable>(options_.sessions, *store_, metrics_,
                                                options_.tenants.budget_percent());
-    if (options_.tenants.enabled()) {
-      held_ = std::make_unique<HeldMemory>(options_.store.host.bytes_max.value,
-                                           options_.tenants.budget_percent(), Clock::Real());
-    }
     pools_ = std::make_unique<DevicePools>(options_.device_pools, store_->devices(), Clock::Real(),
                                            metrics_);
     sessions_->SetMemory(pools_.get());
+    // With tenants one thread more than one tenant may use.
+    const int spare = options_.tenants.enabled() ? 1 : 0;
     commits_ = std::make_unique<Executor>(Executor::Options{
-        "crumb-commit", static_cast<int>(options_.limits.commit_threads),
+        "crumb-commit", static_cast<int>(options_.limits.commit_threads) + spare,
         static_cast<size_t>(options_.limits.commit_queue), options_.tenants.budget_percent()});
-    control_ = std::make_unique<Executor>(
-        Executor::Options{"crumb-control", 1, static_cast<size_t>(options_.limits.control_queue),
-                          options_.tenants.budget_percent()});
+    control_ = std::make_unique<Executor>(Executor::Options{
+        "crumb-control", 1 + spare, static_cast<size_t>(options_.limits.control_queue),
+        options_.tenants.budget_percent()});
     CRUMB_RETURN_IF_ERROR(OpenCluster());
     if (options_.tenants.enabled()) {
       CRUMB_ASSIGN_OR_RETURN(tenants_, TenantTable::Open(options_.tenants, [] {
@@ -420,11 +429,11 @@ class RunningDaemon : public Daemon {
   EventHub events_;
   PrefetchBudget prefetches_;
   CertificateWatch certificates_;
+  const std::unique_ptr<HeldMemory> held_;  // null: tenants are not told apart
   std::unique_ptr<storage::TieredStore> store_;
   std::unique_ptr<HostGrowth> growth_;
   std::unique_ptr<KeyspaceRegistry> keyspaces_;
   std::unique_ptr<KeyspaceUpkeep> upkeep_;
-  std::unique_ptr<HeldMemory> held_;  // null: tenants are not told apart
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<DevicePools> pools_;
   std::unique_ptr<Executor> commits_;

@@ -4,11 +4,14 @@
 
 #include <atomic>
 #include <cstdint>
-#include <functional>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <unordered_map>
+#include <utility>
 #include <vector>
+
+#include "absl/container/flat_hash_map.h"
 
 #include "common/fragment_header.h"
 #include "common/mutex.h"
@@ -20,19 +23,27 @@
 
 namespace crumb::server {
 
-// Carries what happens in the store to those who wait for it: page events to watchers, durability
-// and states to session streams. Never blocks. Thread-safe.
+// Carries events of the store to their readers: page events to watchers, durability to session
+// streams. Never blocks. Thread-safe.
+//
+// A writer of a page that is not durable yet leaves a wait: the page, the fragment that it
+// committed, and the stream that gets the notice. Commits of one fragment by one session share one
+// wait, which counts them. A commit costs O(waits of the page) comparisons and one look at the
+// store; an event of a page costs one look for each of its waits, outside of the lock. The waits of
+// a page are bounded, so that neither grows with what a session commits.
 class EventHub {
  public:
   struct Options {
     size_t watchers_max = 64;
     size_t durable_waits_max = 262'144;
     int64_t part_max_percent = 100;  // of both, for one tenant
+    size_t durable_waits_per_page_max = 1024;
   };
 
   // `metrics` must outlive this.
   EventHub(const Options& options, ServerMetrics& metrics)
-      : metrics_(metrics),
+      : page_waits_max_(options.durable_waits_per_page_max),
+        metrics_(metrics),
         watcher_budget_(options.watchers_max, options.part_max_percent),
         wait_budget_(options.durable_waits_max, options.part_max_percent) {}
 
@@ -49,7 +60,8 @@ class EventHub {
 
   // Notifies `notices` once the tiles of a fragment that was committed, by this writer or by
   // another, are durable: at once if they are. Not if they cannot become so, or leave before. Call
-  // after the commit. Does nothing, counted, if too many waits are pending.
+  // after the commit, once for each: each gets a notice of its own. Does nothing, counted, if too
+  // many waits are pending.
   void AwaitDurable(const FragmentHeader& fragment, const std::shared_ptr<NoticeQueue>& notices);
   // Fragments of this page became durable.
   void OnDurable(const KeyspaceId& keyspace, const PageKey& key);
@@ -62,26 +74,50 @@ class EventHub {
     std::weak_ptr<WatchQueue> queue;
     std::string tenant;
   };
+  using PageName = std::pair<KeyspaceId, PageKey>;
   struct DurableWait {
-    uint64_t number = 0;
-    KeyspaceId keyspace;
     uint64_t generation = 0;
     TileRange range;
     std::weak_ptr<NoticeQueue> notices;
-    std::string tenant;  // whose part of the waits this one takes
+    std::string tenant;    // the wait takes one unit of this tenant's part
+    uint64_t commits = 1;  // each gets a notice
   };
-  void DropGoneLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Ends the waits for a page whose fragments are durable, or are here no more.
-  void SettleWaits(const PageKey& key);
-  // False: another thread ended it.
-  bool TakeWait(const PageKey& key, uint64_t number);
-  // Forgets the waits for which `gone` holds, and gives their tenants' parts back.
-  size_t EraseWaitsLocked(std::vector<DurableWait>& waits,
-                          const std::function<bool(const DurableWait&)>& gone)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Forgets the waits of streams that ended.
-  void DropEndedWaitsLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // One thread settles the waits of a page at a time, and has them out of `waits` meanwhile. An
+  // event that comes then sets `again`, and that thread looks at the page once more.
+  struct PageWaits {
+    std::vector<DurableWait> waits;
+    size_t count = 0;  // with those that are being settled
+    bool settling = false;
+    bool again = false;
+  };
+  // How many waits a stream has on each page.
+  using StreamWaits = std::map<PageName, size_t>;
+  using Streams = std::map<std::weak_ptr<NoticeQueue>, StreamWaits, std::owner_less<>>;
 
+  void DropGoneLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns true if a wait was added. Else an earlier commit's wait counts this one too, or there
+  // is no room for a wait, and the notice is dropped.
+  bool AddWait(const PageName& page, const FragmentHeader& fragment,
+               const std::shared_ptr<NoticeQueue>& notices);
+  TenantBudget::Taken TakeWaitRoomLocked(const std::string& tenant)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes one wait out. nullopt: another thread settles it.
+  std::optional<DurableWait> TakeWait(const PageName& page, const FragmentHeader& fragment,
+                                      const std::shared_ptr<NoticeQueue>& notices);
+  void Notify(const PageName& page, const DurableWait& wait);
+  // Ends the waits for a page whose fragments are durable, or are not here any more.
+  void SettleWaits(const PageName& page);
+  // Forgets `ended` and puts `pending` back. Returns true, with the page's waits in `pending`, if
+  // they must be looked at again.
+  bool EndSettling(const PageName& page, std::vector<DurableWait> ended,
+                   std::vector<DurableWait>& pending);
+  // Gives the room of a wait back that is not in its page's list any more.
+  void ForgetLocked(const PageName& page, const DurableWait& wait)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Forgets waits of streams that ended: of a bounded number of pages, the tenant's own first.
+  void DropEndedWaitsLocked(const std::string& tenant) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  const size_t page_waits_max_;
   ServerMetrics& metrics_;
   TenantBudget watcher_budget_;
   TenantBudget wait_budget_;
@@ -89,11 +125,9 @@ class EventHub {
   uint64_t sequence_ ABSL_GUARDED_BY(mutex_) = 0;
   std::vector<Watcher> watchers_ ABSL_GUARDED_BY(mutex_);
   std::atomic<const storage::TieredStore*> store_{nullptr};
-  // A key names its keyspace too. A wait ends when its fragment is durable or gone; those of
-  // streams that ended make room when it is needed.
-  std::unordered_map<PageKey, std::vector<DurableWait>> durable_waits_ ABSL_GUARDED_BY(mutex_);
-  uint64_t last_wait_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t waits_refused_ ABSL_GUARDED_BY(mutex_) = 0;  // since those of ended streams were dropped
+  // Invariant: each wait counts in its page's `count`, in its stream's map and in wait_budget_.
+  absl::flat_hash_map<PageName, PageWaits> durable_waits_ ABSL_GUARDED_BY(mutex_);
+  std::map<std::string, Streams> streams_ ABSL_GUARDED_BY(mutex_);  // by tenant
 };
 
 }  // namespace crumb::server

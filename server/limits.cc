@@ -106,7 +106,9 @@ void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("commit_fragments_max", commit_fragments_max,
                 "Fragments in one Reserve or Commit.");
   visitor.Field("commit_queue", commit_queue, "Commits waiting for a thread.");
-  visitor.Field("commit_threads", commit_threads, "Threads that copy and verify commits.");
+  visitor.Field("commit_threads", commit_threads,
+                "Threads that copy and verify commits; with tenants those of one tenant, and one "
+                "more runs.");
   visitor.Field("control_queue", control_queue,
                 "Calls waiting that write records or walk the index.");
   visitor.Field("fragment_bytes_max", fragment_bytes_max, "Bytes of one fragment with its header.");
@@ -119,7 +121,8 @@ void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("watch_snapshot_pages_max", watch_snapshot_pages_max,
                 "Pages in the snapshot of one watcher.");
   visitor.Field("durable_waits_max", durable_waits_max,
-                "Committed pages whose writers wait to be told that they are durable.");
+                "Committed fragments, by session, that get a notice once they are durable.");
+  visitor.Field("durable_waits_per_page_max", durable_waits_per_page_max, "The same of one page.");
   visitor.Field("notices_max", notices_max,
                 "Notices waiting for one session stream; more are dropped.");
   visitor.Field("keyspaces_max", keyspaces_max, "Keyspaces known at once.");
@@ -189,6 +192,8 @@ absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(
       CheckRange("limits.watch_snapshot_pages_max", watch_snapshot_pages_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.durable_waits_max", durable_waits_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(
+      CheckRange("limits.durable_waits_per_page_max", durable_waits_per_page_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.notices_max", notices_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.keyspaces_max", keyspaces_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.model_labels_max", model_labels_max, 1, 1024));

@@ -52,6 +52,7 @@ struct Limits {
   int64_t watch_queue = 65'536;
   int64_t watch_snapshot_pages_max = 4'194'304;
   int64_t durable_waits_max = 262'144;
+  int64_t durable_waits_per_page_max = 1024;
   int64_t notices_max = 65'536;
   int64_t keyspaces_max = 1024;
   int64_t model_labels_max = 32;

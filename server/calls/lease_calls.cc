@@ -78,7 +78,7 @@ absl::StatusOr<std::shared_ptr<const void>> HoldMemory(
     }
     pages.back().bytes += fragment.tiles_bytes;
   }
-  auto held = context.held->TakeLease(keyspace.tenant, pages);
+  auto held = context.held->TakeLease(keyspace.tenant, keyspace.id, pages);
   if (!held.ok()) {
     context.metrics.Reject(Rejection::kHeldMemory, TenantBudget::Taken::kPartFull);
   }

@@ -38,13 +38,18 @@ absl::Status PinPages(const CallContext& context, const Keyspace& keyspace,
   for (const PageKey& key : keys) {
     const uint64_t bytes = context.store.PageBytes(keyspace.id, key);
     if (bytes == 0) continue;  // absent, or on a device only, whose pools are the tenant's own
-    const absl::Status held = context.held->Pin(keyspace.tenant, {key, bytes}, until);
+    uint32_t there = 0;
+    const absl::Status held =
+        context.held->Pin(keyspace.tenant, keyspace.id, {key, bytes}, until, [&] {
+          there = context.store.Pin(keyspace.id, {&key, 1}, until);
+          return there > 0;
+        });
     if (!held.ok()) {
       context.metrics.Reject(Rejection::kHeldMemory, TenantBudget::Taken::kPartFull);
       return absl::ResourceExhaustedError(fmt::format("{} of {} pages are pinned: {}", pinned,
                                                       keys.size(), std::string(held.message())));
     }
-    pinned += context.store.Pin(keyspace.id, {&key, 1}, until);
+    pinned += there;
   }
   response->set_pinned_pages(pinned);
   return absl::OkStatus();
@@ -84,8 +89,17 @@ absl::Status Unpin(const CallContext& context, const v1::UnpinRequest& request,
   CRUMB_RETURN_IF_ERROR(CheckFields(context.limits, request));
   CRUMB_ASSIGN_OR_RETURN(const auto keyspace, FindKeyspace(context, request.keyspace()));
   CRUMB_ASSIGN_OR_RETURN(const std::vector<PageKey> keys, ReadKeys(context, request.keys()));
-  response->set_unpinned_pages(context.store.Unpin(keyspace->id, keys));
-  if (context.held != nullptr) context.held->Unpin(keyspace->tenant, keys);
+  if (context.held == nullptr) {
+    response->set_unpinned_pages(context.store.Unpin(keyspace->id, keys));
+    return absl::OkStatus();
+  }
+  uint32_t unpinned = 0;
+  for (const PageKey& key : keys) {
+    context.held->Unpin(keyspace->tenant, keyspace->id, key, [&] {
+      unpinned += context.store.Unpin(keyspace->id, {&key, 1});
+    });
+  }
+  response->set_unpinned_pages(unpinned);
   return absl::OkStatus();
 }
 
@@ -99,11 +113,9 @@ void Delete(const CallContext& context, const v1::DeleteRequest& request,
   if (!keys.ok()) return done(keys.status());
   RunOnControl(
       context,
-      [context, id = (*keyspace)->id, tenant = (*keyspace)->tenant, keys = *std::move(keys),
-       response]() -> absl::Status {
+      [context, id = (*keyspace)->id, keys = *std::move(keys), response]() -> absl::Status {
         const absl::StatusOr<uint32_t> deleted = context.store.Delete(id, keys);
         if (deleted.ok()) response->set_deleted_pages(*deleted);
-        if (context.held != nullptr) context.held->Unpin(tenant, keys);
         // Other nodes delete the pages whether this one can note it or not.
         if (context.cluster != nullptr) {
           CRUMB_RETURN_IF_ERROR(context.cluster->NoteDeletion(id, keys));
@@ -111,6 +123,15 @@ void Delete(const CallContext& context, const v1::DeleteRequest& request,
         return deleted.status();
       },
       std::move(done));
+}
+
+void ForgetPinOf(const storage::PageEvent& removed, const KeyspaceRegistry& keyspaces,
+                 const storage::TieredStore& store, HeldMemory& held) {
+  if (!held.has_pins()) return;
+  const auto keyspace = keyspaces.Find(removed.keyspace);
+  if (keyspace == nullptr) return;
+  held.ForgetRemoved(keyspace->tenant, removed.keyspace, removed.key,
+                     [&] { return store.PageBytes(removed.keyspace, removed.key) > 0; });
 }
 
 void Flush(const CallContext& context, const v1::FlushRequest& request, v1::FlushResponse* response,

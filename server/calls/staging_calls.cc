@@ -16,7 +16,12 @@
 namespace crumb::server {
 namespace {
 
-// The pieces of one Commit call, until its thread has worked them off.
+// One step of a Commit: the commit threads serve other tenants behind this many bytes or fragments.
+// Either takes some 500 us.
+constexpr uint64_t kStepBytes = uint64_t{2} << 20;
+constexpr size_t kStepFragments = 64;
+
+// The pieces of one Commit call, until the commit threads have worked them off.
 struct CommitWork {
   std::shared_ptr<Keyspace> keyspace;
   std::shared_ptr<NoticeQueue> notices;
@@ -25,6 +30,8 @@ struct CommitWork {
   v1::CommitResponse* response = nullptr;
   Done done;
   TimePoint queued_at;
+  size_t next = 0;                      // piece
+  Duration storing = Duration::zero();  // in the steps so far
 };
 
 absl::StatusOr<std::shared_ptr<StagingArea>> StagingOf(const Session& session) {
@@ -60,20 +67,31 @@ absl::Status CheckQuota(const CallContext& context, const Keyspace& keyspace, ui
                   used, tenant->quota_bytes, bytes));
 }
 
-void RunCommit(const CallContext& context, CommitWork& work) {
+// Commits the next pieces. Returns true if there are more.
+bool RunCommitStep(const CallContext& context, CommitWork& work) {
   const TimePoint started = context.clock.Now();
-  work.response->set_flush_mark(context.store.FlushMark());  // before any of them can be lost
-  context.metrics.stages.of(Stage::kCommitQueue).Observe(SecondsBetween(work.queued_at, started));
-  for (size_t i = 0; i < work.pieces.size(); ++i) {
-    std::string why;
-    work.response->add_outcomes(CommitFragment(context, *work.keyspace, work.pieces[i]->bytes(),
-                                               work.tiles_bytes[i], work.notices, &why));
-    context.metrics.shm_bytes_in.Add(work.tiles_bytes[i]);
-    if (!why.empty() && work.response->first_error().empty()) work.response->set_first_error(why);
-    work.pieces[i].reset();
+  if (work.next == 0) {
+    work.response->set_flush_mark(context.store.FlushMark());  // before any of them can be lost
+    context.metrics.stages.of(Stage::kCommitQueue).Observe(SecondsBetween(work.queued_at, started));
   }
+  const size_t end = std::min(work.pieces.size(), work.next + kStepFragments);
+  for (uint64_t bytes = 0; work.next < end && bytes < kStepBytes; ++work.next) {
+    std::unique_ptr<StagingArea::Piece>& piece = work.pieces[work.next];
+    const uint32_t tiles_bytes = work.tiles_bytes[work.next];
+    std::string why;
+    bytes += piece->bytes().size();
+    work.response->add_outcomes(
+        CommitFragment(context, *work.keyspace, piece->bytes(), tiles_bytes, work.notices, &why));
+    context.metrics.shm_bytes_in.Add(tiles_bytes);
+    if (!why.empty() && work.response->first_error().empty()) work.response->set_first_error(why);
+    piece.reset();
+  }
+  work.storing += context.clock.Now() - started;
+  if (work.next < work.pieces.size()) return true;
   context.metrics.stages.of(Stage::kCommitStore)
-      .Observe(SecondsBetween(started, context.clock.Now()));
+      .Observe(std::chrono::duration<double>(work.storing).count());
+  work.done(absl::OkStatus());
+  return false;
 }
 
 }  // namespace
@@ -132,10 +150,8 @@ void Commit(const CallContext& context, std::shared_ptr<Session> session,
   work->response = response;
   work->queued_at = context.clock.Now();
   work->done = std::move(done);
-  const bool queued = context.commits.Submit(context.caller.name(), [context, work] {
-    RunCommit(context, *work);
-    work->done(absl::OkStatus());
-  });
+  const bool queued = context.commits.SubmitSteps(
+      context.caller.name(), [context, work] { return RunCommitStep(context, *work); });
   if (queued) return;
   context.metrics.Reject(Rejection::kCommitQueue);
   work->pieces.clear();

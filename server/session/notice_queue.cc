@@ -12,19 +12,21 @@ constexpr size_t kKeysPerNotice = 4096;
 
 }  // namespace
 
-bool NoticeQueue::AddDurable(const KeyspaceId& keyspace, const PageKey& key) {
+uint64_t NoticeQueue::AddDurable(const KeyspaceId& keyspace, const PageKey& key, uint64_t times) {
+  uint64_t added = 0;
   {
     MutexLock lock(&mutex_);
-    if (size_ >= notices_max_) return false;
-    ++size_;
-    Durable* last = notices_.empty() ? nullptr : std::get_if<Durable>(&notices_.back());
-    if (last == nullptr || last->keyspace != keyspace || last->keys.size() >= kKeysPerNotice) {
-      last = &std::get<Durable>(notices_.emplace_back(Durable{keyspace, {}}));
+    for (; added < times && size_ < notices_max_; ++added) {
+      ++size_;
+      Durable* last = notices_.empty() ? nullptr : std::get_if<Durable>(&notices_.back());
+      if (last == nullptr || last->keyspace != keyspace || last->keys.size() >= kKeysPerNotice) {
+        last = &std::get<Durable>(notices_.emplace_back(Durable{keyspace, {}}));
+      }
+      last->keys.push_back(key);
     }
-    last->keys.push_back(key);
   }
-  wake_();
-  return true;
+  if (added > 0) wake_();
+  return added;
 }
 
 bool NoticeQueue::AddStateChange(StateChange change) { return Add(std::move(change)); }

@@ -48,8 +48,9 @@ class NoticeQueue {
   // The tenant whose session reads the notices; empty: none.
   const std::string& tenant() const { return tenant_; }
 
-  // False when the queue is full.
-  bool AddDurable(const KeyspaceId& keyspace, const PageKey& key);
+  // Adds `times` notices of a page. Returns how many there was room for.
+  uint64_t AddDurable(const KeyspaceId& keyspace, const PageKey& key, uint64_t times = 1);
+  // These return false when the queue is full.
   bool AddStateChange(StateChange change);
   bool AddSlabGone(uint32_t slab);
   bool AddDemotions(Demotions demotions);

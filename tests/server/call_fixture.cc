@@ -16,7 +16,10 @@ CallFixture::CallFixture(Limits limits, SessionLimits session_limits)
              {[this](const KeyspaceId& keyspace, const PageKey& key) {
                 events_.OnDurable(keyspace, key);
               },
-              [this](const storage::PageEvent& event) { events_.Publish(event); }}),
+              [this](const storage::PageEvent& event) {
+                events_.Publish(event);
+                if (on_page_) on_page_(event);
+              }}),
       keyspaces_(
           KeyspaceRegistry::Open(store_, "a secret of the test", metrics_.tokens, 8).value()),
       sessions_(session_limits, store_, metrics_),

@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -38,6 +39,8 @@ class CallFixture : public testing::Test {
   std::shared_ptr<Session> OpenSession(uint64_t staging_bytes = 1 << 20,
                                        const std::string& engine = "");
 
+  // Called for each page event, after the hub.
+  std::function<void(const storage::PageEvent&)> on_page_;
   Limits limits_;
   ServerMetrics metrics_{4};
   EventHub events_;

@@ -2,11 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/event_hub.h"
 
+#include <atomic>
 #include <cstring>
 #include <optional>
+#include <thread>
 
 #include "common/crc32c.h"
 #include "gtest/gtest.h"
+#include "tests/common/eventually.h"
 #include "tests/server/memory_store.h"
 
 namespace crumb::server {
@@ -182,6 +185,105 @@ TEST_F(DurableWaitsTest, OneTenantTakesNeitherAllWatchersNorAllWaits) {
   EXPECT_EQ(KeysOf(*of_b), 1u);
   hub.AwaitDurable(Commit(2), of_a);
   EXPECT_EQ(KeysOf(*of_a), 1u) << "waits that ended give their part back";
+}
+
+// Counts how often durability is looked up.
+class CountingStore : public MemoryStore {
+ public:
+  using MemoryStore::MemoryStore;
+  storage::Durability DurabilityOf(const KeyspaceId& keyspace, const PageKey& key,
+                                   uint64_t generation, const TileRange& range) const override {
+    ++looks;
+    return MemoryStore::DurabilityOf(keyspace, key, generation, range);
+  }
+  mutable std::atomic<int> looks = 0;
+};
+
+class ManyWaitsTest : public DurableWaitsTest {
+ protected:
+  static constexpr int kCommits = 1000;
+
+  ManyWaitsTest() { hub_.SetStore(&counting_); }
+  FragmentHeader CommitCounted(int key) {
+    const FragmentHeader header = Commit(key);
+    const std::vector<std::byte> tile(64);
+    EXPECT_TRUE(counting_.Commit({.header = header, .tiles = tile}).ok());
+    return header;
+  }
+
+  EventHub hub_{{4, 100'000}, metrics_};
+  CountingStore counting_{
+      256,
+      4096,
+      {[this](const KeyspaceId& keyspace, const PageKey& key) { hub_.OnDurable(keyspace, key); },
+       [this](const storage::PageEvent& event) { hub_.Publish(event); }}};
+};
+
+TEST_F(ManyWaitsTest, CommitsOfOneFragmentCostOneLookEachAndGetOneNoticeEach) {
+  const auto notices = std::make_shared<NoticeQueue>(kCommits, [] {});
+  const FragmentHeader header = CommitCounted(1);
+  for (int i = 0; i < kCommits; ++i) hub_.AwaitDurable(header, notices);
+  counting_.Flush(std::nullopt, [](const FlushReport&) {});
+  EXPECT_LE(counting_.looks, 2 * kCommits);
+  EXPECT_EQ(KeysOf(*notices), static_cast<size_t>(kCommits));
+  EXPECT_EQ(metrics_.notices_dropped.value(), 0u);
+}
+
+TEST_F(ManyWaitsTest, WaitsOfOnePageAreBounded) {
+  EventHub hub({4, 100'000, 100, 10}, metrics_);
+  hub.SetStore(&counting_);
+  const auto notices = std::make_shared<NoticeQueue>(kCommits, [] {});
+  FragmentHeader header = CommitCounted(1);
+  for (int i = 0; i < 100; ++i) {
+    header.range.layers = {0, static_cast<uint16_t>(i + 1)};  // another fragment each time
+    hub.AwaitDurable(header, notices);
+  }
+  EXPECT_EQ(metrics_.notices_dropped.value(), 90u);
+  hub.AwaitDurable(CommitCounted(2), notices);
+  EXPECT_EQ(metrics_.notices_dropped.value(), 90u) << "another page has its own bound";
+}
+
+TEST_F(ManyWaitsTest, AnEndedStreamTakesNoNoticeFromItsTenant) {
+  EventHub hub({4, kCommits, 50}, metrics_);
+  hub.SetStore(&counting_);
+  const auto stream = [](const std::string& tenant) {
+    return std::make_shared<NoticeQueue>(
+        kCommits, [] {}, tenant);
+  };
+  auto ended = stream("a");
+  FragmentHeader header = CommitCounted(1);
+  const auto await = [&](const std::shared_ptr<NoticeQueue>& notices, int fragment) {
+    header.range.layers = {0, static_cast<uint16_t>(fragment % 100 + 1)};
+    header.range.heads = {0, static_cast<uint16_t>(fragment / 100 + 1)};
+    hub.AwaitDurable(header, notices);
+  };
+  const int part = kCommits / 2;
+  for (int i = 0; i < part; ++i) await(ended, i);
+  ASSERT_EQ(metrics_.notices_dropped.value(), 0u);
+  await(ended, part);
+  ASSERT_EQ(metrics_.notices_dropped.value(), 1u) << "a has its part";
+  ended.reset();
+  const auto next = stream("a");
+  for (int i = 0; i < part; ++i) await(next, i);
+  EXPECT_EQ(metrics_.notices_dropped.value(), 1u);
+}
+
+TEST_F(ManyWaitsTest, NoNoticeIsMissedWhilePagesBecomeDurable) {
+  const auto notices = std::make_shared<NoticeQueue>(kCommits, [] {});
+  std::atomic<bool> done = false;
+  std::thread flusher([&] {
+    while (!done) counting_.Flush(std::nullopt, [](const FlushReport&) {});
+  });
+  constexpr size_t kWriters = 4;
+  for (int round = 0; round < 100; ++round) {
+    const FragmentHeader header = CommitCounted(1);
+    for (size_t i = 0; i < kWriters; ++i) hub_.AwaitDurable(header, notices);
+    size_t heard = 0;
+    EXPECT_TRUE(Eventually([&] { return (heard += KeysOf(*notices)) == kWriters; })) << heard;
+    EXPECT_TRUE(counting_.Delete(Space(1), std::vector{Key(1)}).ok());
+  }
+  done = true;
+  flusher.join();
 }
 
 }  // namespace

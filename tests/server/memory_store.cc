@@ -224,10 +224,20 @@ absl::StatusOr<uint32_t> MemoryStore::Delete(const KeyspaceId& keyspace,
 
 absl::StatusOr<uint64_t> MemoryStore::DropKeyspace(const KeyspaceId& keyspace,
                                                    uint64_t generation) {
-  MutexLock lock(&mutex_);
-  return uint64_t{std::erase_if(pages_, [&](const auto& entry) {
-    return entry.second.keyspace == keyspace && entry.second.generation < generation;
-  })};
+  std::vector<PageKey> dropped;
+  {
+    MutexLock lock(&mutex_);
+    std::erase_if(pages_, [&](const auto& entry) {
+      const bool older = entry.second.keyspace == keyspace && entry.second.generation < generation;
+      if (older) dropped.push_back(entry.first);
+      return older;
+    });
+  }
+  for (const PageKey& key : dropped) {
+    if (!events_.page) break;
+    events_.page({storage::PageEvent::Kind::kRemoved, keyspace, key, storage::Tier::kHost});
+  }
+  return dropped.size();
 }
 
 absl::Status MemoryStore::PutRecord(const std::string& name, const std::string& value) {

@@ -302,6 +302,48 @@ TEST_F(StagingCallsTest, TheHeaderIsTakenOnce) {
   EXPECT_EQ(foreign, 0) << "of " << stored;
 }
 
+// One commit thread, held up until a large Commit of one tenant and a small one of another wait.
+TEST_F(StagingCallsTest, ASmallCommitDoesNotWaitForAllOfAnotherTenantsLargeOne) {
+  constexpr int kMany = 130;  // more than two steps
+  session_ = OpenSession(4 << 20);
+  std::promise<void> release;
+  commits_.Submit([released = release.get_future().share()] { released.wait(); });
+  const auto as = [this](const std::string& tenant) {
+    CallContext context = context_;
+    auto caller = std::make_shared<Tenant>();
+    caller->name = tenant;
+    context.caller.tenant = caller;
+    return context;
+  };
+  // The fragments are zeros, each of which is refused.
+  std::vector<uint64_t> offsets;
+  for (int i = 0; i < kMany; ++i) offsets.push_back(ReserveOne());
+  keyspace_ = keyspaces_->OpenKeyspace({{{"model", "tiny"}}, kGeometry, "large"}).value();
+  v1::CommitResponse large;
+  std::atomic<int> ended = 0;
+  int large_ended = 0;
+  std::promise<void> both;
+  const auto end = [&](const absl::Status& status) {
+    EXPECT_TRUE(status.ok());
+    if (++ended == 2) both.set_value();
+    return ended.load();
+  };
+  Commit(as("large"), session_, Request(offsets), &large,
+         [&](const absl::Status& status) { large_ended = end(status); });
+  const uint64_t offset = ReserveOne();
+  keyspace_ = keyspaces_->OpenKeyspace({{{"model", "other"}}, kGeometry, "small"}).value();
+  v1::CommitResponse small;
+  int small_ended = 0;
+  Commit(as("small"), session_, Request({offset}), &small,
+         [&](const absl::Status& status) { small_ended = end(status); });
+  release.set_value();
+  both.get_future().wait();
+  EXPECT_EQ(large.outcomes_size(), kMany);
+  EXPECT_EQ(small_ended, 1) << "the small one ended first";
+  EXPECT_EQ(large_ended, 2);
+  EXPECT_EQ(session_->staging()->reservations(), 0u);
+}
+
 Limits OneCommitQueued() {
   Limits limits;
   limits.commit_queue = 1;

@@ -314,5 +314,39 @@ TEST_F(TenantCallsTest, LeasesAndPinsKeepAPartOfHostMemoryAndNoMore) {
   EXPECT_EQ(held.used(), 0u) << "leases end with their process";
 }
 
+TEST_F(TenantCallsTest, PinsOfPagesThatLeaveTakeNothing) {
+  HeldMemory held(8 * fragment_bytes(), 50, Clock::Real());
+  CallContext context = As("a");
+  context.held = &held;
+  on_page_ = [&](const storage::PageEvent& event) {
+    if (event.kind == storage::PageEvent::Kind::kRemoved) {
+      ForgetPinOf(event, *keyspaces_, store_, held);
+    }
+  };
+  const auto pin = [&](int first, int count) {
+    auto request = Named<v1::PinRequest>();
+    request.set_keys(Keys(first, count));
+    request.set_ttl_ms(3'600'000);
+    v1::PinResponse response;
+    EXPECT_TRUE(Wait([&](Done done) {
+                  Pin(context, TimePoint::max(), request, &response, std::move(done));
+                }).ok());
+    return response.pinned_pages();
+  };
+  for (int key = 2; key <= 4; ++key) Store(Key(key));
+  EXPECT_EQ(pin(1, 4), 4u);
+  v1::DeleteResponse deleted;
+  auto some = Named<v1::DeleteRequest>();
+  some.set_keys(Keys(1, 1));
+  EXPECT_TRUE(Wait([&](Done done) { Delete(context, some, &deleted, std::move(done)); }).ok());
+  EXPECT_EQ(held.used(), 3 * fragment_bytes());
+  v1::DropKeyspaceResponse dropped;
+  EXPECT_TRUE(Wait([&](Done done) {
+                DropKeyspace(context, Named<v1::DropKeyspaceRequest>(), &dropped, std::move(done));
+              }).ok());
+  EXPECT_EQ(held.used(), 0u);
+  on_page_ = nullptr;
+}
+
 }  // namespace
 }  // namespace crumb::server
