@@ -56,9 +56,12 @@ const sockaddr* Generic(const sockaddr_un& address) {
   return reinterpret_cast<const sockaddr*>(&address);
 }
 
+// Room for all descriptors of a message: those that did not fit would be closed by the kernel while
+// the message is received.
+using ReceiveControl = std::array<char, CMSG_SPACE(kKernelFdsPerMessageMax * sizeof(int))>;
+
 // Moves the descriptors out of a received message, so that none leaks whatever else is wrong.
-std::vector<UniqueFd> TakeFds(msghdr& message) {
-  std::vector<UniqueFd> fds;
+void TakeFds(msghdr& message, std::vector<UniqueFd>* fds) {
   for (cmsghdr* part = CMSG_FIRSTHDR(&message); part != nullptr;
        part = CMSG_NXTHDR(&message, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
@@ -66,10 +69,9 @@ std::vector<UniqueFd> TakeFds(msghdr& message) {
     for (size_t i = 0; i < count; ++i) {
       int fd;
       std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
-      fds.emplace_back(fd);
+      fds->emplace_back(fd);
     }
   }
-  return fds;
 }
 
 }  // namespace
@@ -155,31 +157,56 @@ absl::Status SendFdMessage(int socket, const std::string& bytes, std::span<const
   return absl::OkStatus();
 }
 
+// Looks at the message first, which opens its descriptors a second time, and takes it out of the
+// socket then: the kernel lets go of the first copies, which are not the last ones.
 absl::Status ReceiveFdMessage(int socket, FdMessage* received) {
   received->bytes.resize(kFdMessageBytesMax);
+  received->fds.clear();
   iovec part{received->bytes.data(), received->bytes.size()};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(kFdsPerMessageMax * sizeof(int))> control{};
+  alignas(cmsghdr) ReceiveControl control;
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
   message.msg_control = control.data();
   message.msg_controllen = control.size();
   ssize_t size;
-  while ((size = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC)) < 0) {
+  while ((size = ::recvmsg(socket, &message, MSG_CMSG_CLOEXEC | MSG_PEEK)) < 0) {
     if (errno != EINTR) return ErrnoStatus(errno, "receiving descriptors");
   }
-  received->fds = TakeFds(message);
-  if (size == 0) return absl::UnavailableError("closed by the peer");
-  // The kernel leaves out the descriptors for which there is no number.
-  if ((message.msg_flags & MSG_CTRUNC) != 0 &&
-      !UniqueFd(::fcntl(socket, F_DUPFD_CLOEXEC, 0)).valid()) {
+  TakeFds(message, &received->fds);
+  if ((message.msg_flags & MSG_CTRUNC) != 0) {  // some have no number in this process
     return absl::ResourceExhaustedError("no file descriptor is left for what was sent");
   }
-  if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+  if (size == 0 && received->fds.empty()) return absl::UnavailableError("closed by the peer");
+  char none;
+  while (::recv(socket, &none, 0, MSG_DONTWAIT) < 0) {
+    if (errno != EINTR) return ErrnoStatus(errno, "receiving descriptors");
+  }
+  if ((message.msg_flags & MSG_TRUNC) != 0 || received->fds.size() > kFdsPerMessageMax) {
     return absl::InvalidArgumentError("message larger than the protocol allows");
   }
   received->bytes.resize(static_cast<size_t>(size));
   return absl::OkStatus();
+}
+
+absl::StatusOr<size_t> ReceiveBytes(int socket, std::span<char> buffer,
+                                    std::vector<UniqueFd>* fds) {
+  iovec part{buffer.data(), buffer.size()};
+  alignas(cmsghdr) ReceiveControl control;
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t size = ::recvmsg(socket, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
+  if (size < 0 && (errno == EAGAIN || errno == EINTR)) {
+    return absl::UnavailableError("there is no message");
+  }
+  if (size < 0) {
+    return absl::InternalError(std::string(ErrnoStatus(errno, "receiving a message").message()));
+  }
+  TakeFds(message, fds);
+  return static_cast<size_t>(size);
 }
 
 absl::StatusOr<FdMessage> ReceiveFdMessage(int socket) {

@@ -17,7 +17,10 @@
 namespace crumb {
 
 inline constexpr size_t kFdMessageBytesMax = 64 << 10;
-inline constexpr size_t kFdsPerMessageMax = 200;  // the kernel passes at most 253
+inline constexpr size_t kFdsPerMessageMax = 200;
+// The most descriptors that the kernel passes in one message (SCM_MAX_FD): what a sender that keeps
+// to no protocol may send.
+inline constexpr size_t kKernelFdsPerMessageMax = 253;
 
 struct FdMessage {
   std::string bytes;
@@ -52,12 +55,22 @@ absl::StatusOr<PeerCredentials> CredentialsOf(int socket);
 // `fds` are not closed; at most kFdsPerMessageMax.
 absl::Status SendFdMessage(int socket, const std::string& bytes, std::span<const int> fds);
 
-// kUnavailable "closed by the peer" at the end; kInvalidArgument for a message that is too large;
-// kResourceExhausted when this process may not open as many descriptors as were sent, of which
-// those received so far are closed.
+// Receives one message. kUnavailable "closed by the peer" at the end; kInvalidArgument for a
+// message that is larger than the protocol allows; kResourceExhausted when this process may not
+// open as many descriptors as were sent: the message stays in the socket.
 absl::StatusOr<FdMessage> ReceiveFdMessage(int socket);
-// Likewise, into `message`, whose `fds` are all descriptors that came along, with an error too:
-// closing a descriptor of another process may block, so the caller chooses the thread that does it.
+// The same, into `message`, whose `fds` are all descriptors that were opened, with an error too.
+// The last close of another process's descriptor may block for as long as that process likes. None
+// happens here: the caller chooses the thread that destroys `message`, and the one that closes the
+// socket, which closes descriptors in messages that it still has.
+// REQUIRES: no other thread receives from the socket.
 absl::Status ReceiveFdMessage(int socket, FdMessage* message);
+
+// Receives one message into `buffer` without waiting, from a socket whose protocol has no
+// descriptors, with one system call. Returns its size, which is more than the buffer's if it did
+// not fit, and 0 at the end; kUnavailable: there is none; kInternal: the socket is broken.
+// Descriptors that came along are added to `fds`, for the same reason; those for which this process
+// has no number are closed here.
+absl::StatusOr<size_t> ReceiveBytes(int socket, std::span<char> buffer, std::vector<UniqueFd>* fds);
 
 }  // namespace crumb

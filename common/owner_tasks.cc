@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <deque>
+#include <system_error>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -18,27 +19,44 @@ namespace crumb {
 struct OwnerTasks::State {
   explicit State(const Options& wanted) : options(wanted) {}
 
+  struct Task {
+    std::function<void()> run;
+    size_t descriptors = 0;
+  };
   struct Owner {
-    std::deque<std::function<void()>> tasks;  // the first may be in progress
-    bool served = false;                      // a thread runs its tasks, or it waits in `ready`
+    std::deque<Task> tasks;  // the first may be in progress
+    size_t descriptors = 0;  // of all tasks
+    bool served = false;     // a thread runs its tasks, or it waits in `ready`
   };
 
-  void Enqueue(const std::shared_ptr<State>& self, const std::string& name,
-               std::function<void()> task) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+  void Enqueue(const std::shared_ptr<State>& self, const std::string& name, Task task)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     Owner& owner = owners[name];
+    owner.descriptors += task.descriptors;
+    all_descriptors += task.descriptors;
     owner.tasks.push_back(std::move(task));
-    if (owner.served) return;
-    owner.served = true;
-    ready.push_back(name);
+    if (!owner.served) {
+      owner.served = true;
+      ready.push_back(name);
+    }
+    if (!ready.empty()) StartThread(self);
+  }
+
+  // Has a thread take the next owner. If the system has no thread now, the next task tries again.
+  void StartThread(const std::shared_ptr<State>& self) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     // Idle threads that were woken before may not have taken their owner yet.
     if (idle >= ready.size()) return wake.NotifyOne();
     if (threads >= options.owners_max) return;
-    ++threads;
-    // Detached: the destructor waits for `threads` instead, and not for ever.
-    std::thread([self] {
-      ::pthread_setname_np(::pthread_self(), self->options.name.substr(0, 15).c_str());
-      self->Run();
-    }).detach();
+    try {
+      // Detached: the destructor waits for `threads` instead, and not for ever.
+      std::thread([self] {
+        ::pthread_setname_np(::pthread_self(), self->options.name.substr(0, 15).c_str());
+        self->Run();
+      }).detach();
+      ++threads;
+    } catch (const std::system_error& error) {
+      LogWarning("{}: no thread can be started: {}", options.name, error.what());
+    }
   }
 
   void Run() {
@@ -59,17 +77,21 @@ struct OwnerTasks::State {
     ended.NotifyAll();
   }
 
+  // REQUIRES: the owner is served by this thread alone, so its element stays while the lock is not
+  // held, whatever comes and goes beside it.
   void Serve(const std::string& name) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    const auto found = owners.find(name);
-    while (!found->second.tasks.empty() && !abandoned) {
-      std::function<void()> task = std::move(found->second.tasks.front());
+    Owner& owner = owners.at(name);
+    while (!owner.tasks.empty() && !abandoned) {
+      std::function<void()> run = std::move(owner.tasks.front().run);
       mutex.Unlock();
-      task();
-      task = nullptr;  // what it holds may block as well
+      run();
+      run = nullptr;  // what it holds may block as well
       mutex.Lock();
-      found->second.tasks.pop_front();
+      owner.descriptors -= owner.tasks.front().descriptors;
+      all_descriptors -= owner.tasks.front().descriptors;
+      owner.tasks.pop_front();
     }
-    if (found->second.tasks.empty()) owners.erase(found);
+    if (owner.tasks.empty()) owners.erase(name);
   }
 
   const Options options;
@@ -78,6 +100,7 @@ struct OwnerTasks::State {
   CondVar ended;
   std::unordered_map<std::string, Owner> owners ABSL_GUARDED_BY(mutex);
   std::deque<std::string> ready ABSL_GUARDED_BY(mutex);  // owners that wait for a thread
+  size_t all_descriptors ABSL_GUARDED_BY(mutex) = 0;
   size_t idle ABSL_GUARDED_BY(mutex) = 0;
   size_t threads ABSL_GUARDED_BY(mutex) = 0;
   bool stopping ABSL_GUARDED_BY(mutex) = false;
@@ -100,26 +123,44 @@ OwnerTasks::~OwnerTasks() {
   }
 }
 
-bool OwnerTasks::Submit(const std::string& owner, std::function<void()> task) {
+bool OwnerTasks::Submit(const std::string& owner, std::function<void()> task, size_t descriptors) {
   MutexLock lock(&state_->mutex);
   const auto found = state_->owners.find(owner);
   if (found != state_->owners.end() && found->second.tasks.size() >= state_->options.tasks_max) {
     return false;
   }
-  state_->Enqueue(state_, owner, std::move(task));
+  state_->Enqueue(state_, owner, {std::move(task), descriptors});
   return true;
 }
 
-void OwnerTasks::Destroy(const std::string& owner, std::shared_ptr<const void> object) {
-  if (object == nullptr) return;
+void OwnerTasks::SubmitAlways(const std::string& owner, std::function<void()> task,
+                              size_t descriptors) {
   MutexLock lock(&state_->mutex);
-  state_->Enqueue(state_, owner, [object = std::move(object)]() mutable { object.reset(); });
+  state_->Enqueue(state_, owner, {std::move(task), descriptors});
+}
+
+void OwnerTasks::Destroy(const std::string& owner, std::shared_ptr<const void> object,
+                         size_t descriptors) {
+  if (object == nullptr) return;
+  SubmitAlways(
+      owner, [object = std::move(object)]() mutable { object.reset(); }, descriptors);
 }
 
 size_t OwnerTasks::pending(const std::string& owner) const {
   MutexLock lock(&state_->mutex);
   const auto found = state_->owners.find(owner);
   return found == state_->owners.end() ? 0 : found->second.tasks.size();
+}
+
+size_t OwnerTasks::descriptors(const std::string& owner) const {
+  MutexLock lock(&state_->mutex);
+  const auto found = state_->owners.find(owner);
+  return found == state_->owners.end() ? 0 : found->second.descriptors;
+}
+
+size_t OwnerTasks::descriptors() const {
+  MutexLock lock(&state_->mutex);
+  return state_->all_descriptors;
 }
 
 }  // namespace crumb

@@ -37,15 +37,21 @@ class OwnerTasks {
   OwnerTasks& operator=(const OwnerTasks&) = delete;
 
   // Queues `task` behind the owner's others. Returns false if Options::tasks_max wait; `task` is
-  // destroyed by the caller then.
-  bool Submit(const std::string& owner, std::function<void()> task);
+  // destroyed by the caller then. `descriptors`: how many it keeps open until it ends.
+  bool Submit(const std::string& owner, std::function<void()> task, size_t descriptors = 0);
+  // The same, never refused: the caller bounds how many of them one owner can have.
+  void SubmitAlways(const std::string& owner, std::function<void()> task, size_t descriptors = 0);
 
   // Gives up a reference to `object` behind the owner's tasks: its destructor may block, because it
-  // closes a descriptor. Never refused: the caller bounds how many of them one owner can have.
-  void Destroy(const std::string& owner, std::shared_ptr<const void> object);
+  // closes that many descriptors. Never refused: the caller bounds descriptors(owner).
+  void Destroy(const std::string& owner, std::shared_ptr<const void> object,
+               size_t descriptors = 1);
 
   // Tasks and objects of the owner that are waiting or in progress.
   size_t pending(const std::string& owner) const;
+  // Descriptors that these keep open, and those of all owners.
+  size_t descriptors(const std::string& owner) const;
+  size_t descriptors() const;
 
  private:
   struct State;

@@ -60,6 +60,12 @@ void SessionLimits::Visit(ConfigVisitor& visitor) {
       "hello_grace", hello_grace,
       "Time for which a connection without a hello keeps its place while others wait; then "
       "the user with the most of them loses its oldest.");
+  visitor.Field("closing_max", closing_max,
+                "Descriptors of one user or tenant that wait to be closed, because closing one of "
+                "them blocks; with as many its connections end and its hellos are refused.");
+  visitor.Field("closing_total_max", closing_total_max,
+                "Such descriptors of all users and tenants together; with as many no connection is "
+                "accepted until some are closed.");
   visitor.Field("staging_bytes_max", staging_bytes_max, "Staging memory of one session.");
   visitor.Field("staging_total_bytes_max", staging_total_bytes_max,
                 "Staging memory of all sessions together.");
@@ -76,6 +82,9 @@ absl::Status SessionLimits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.handshakes_max", handshakes_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckPositive("sessions.hello_timeout", hello_timeout));
   CRUMB_RETURN_IF_ERROR(CheckPositive("sessions.hello_grace", hello_grace));
+  CRUMB_RETURN_IF_ERROR(CheckRange("sessions.closing_max", closing_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(
+      CheckRange("sessions.closing_total_max", closing_total_max, closing_max, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.reservations_max", reservations_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.lease_pages_max", lease_pages_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.leases_max", leases_max, 1, kCountMax));

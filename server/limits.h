@@ -19,12 +19,15 @@ struct SessionLimits {
   int64_t handshakes_max = 64;  // connections that have not said hello
   Duration hello_timeout = std::chrono::seconds(5);
   Duration hello_grace = std::chrono::milliseconds(250);  // before it gives way to others
-  ByteSize staging_bytes_max{uint64_t{256} << 20};        // of one session
-  ByteSize staging_total_bytes_max{uint64_t{4} << 30};    // of all sessions
-  int64_t reservations_max = 65'536;                      // of one session
-  int64_t lease_pages_max = 65'536;                       // of one engine
-  int64_t leases_max = 16'384;                            // of one engine
-  std::vector<std::string> allowed_uids;                  // besides crumbd's own and root
+  // Received descriptors, and sockets of connections that ended, which wait to be closed.
+  int64_t closing_max = 1024;                           // of one user or tenant
+  int64_t closing_total_max = 8192;                     // of all of them
+  ByteSize staging_bytes_max{uint64_t{256} << 20};      // of one session
+  ByteSize staging_total_bytes_max{uint64_t{4} << 30};  // of all sessions
+  int64_t reservations_max = 65'536;                    // of one session
+  int64_t lease_pages_max = 65'536;                     // of one engine
+  int64_t leases_max = 16'384;                          // of one engine
+  std::vector<std::string> allowed_uids;                // besides crumbd's own and root
 
   void Visit(ConfigVisitor& visitor);
   absl::Status Validate() const;

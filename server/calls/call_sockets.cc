@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "common/errno_status.h"
+#include "common/fd_channel.h"
 #include "common/status_macros.h"
 #include "server/calls/lease_calls.h"
 
@@ -34,6 +35,25 @@ TimePoint DeadlineIn(uint64_t timeout_us, TimePoint now) {
 }
 
 }  // namespace
+
+// crumbd's end of a session's socket. Messages that were not received may hold descriptors whose
+// close blocks, and the last reference may go on any thread: so a task closes the socket.
+struct CallSockets::Socket {
+  Socket(UniqueFd end, std::shared_ptr<Session> user, std::shared_ptr<OwnerTasks> tasks,
+         std::string name)
+      : fd(std::move(end)),
+        session(std::move(user)),
+        closing(std::move(tasks)),
+        owner(std::move(name)) {}
+  Socket(const Socket&) = delete;
+  Socket& operator=(const Socket&) = delete;
+  ~Socket() { closing->Destroy(owner, std::make_shared<UniqueFd>(std::move(fd))); }
+
+  UniqueFd fd;
+  const std::shared_ptr<Session> session;
+  const std::shared_ptr<OwnerTasks> closing;
+  const std::string owner;  // in `closing`
+};
 
 // A question until it is answered.
 struct CallSockets::Call {
@@ -64,11 +84,12 @@ void CallSockets::Stop() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof(one));
   thread_.Join();
+  std::unordered_map<uint64_t, std::shared_ptr<Socket>> closed;
   MutexLock lock(&mutex_);
   for (const auto& [number, socket] : sockets_) ::shutdown(socket->fd.get(), SHUT_RD);
   while (open_calls_ > 0) idle_.Wait(&mutex_);
   for (const auto& [number, socket] : sockets_) ::shutdown(socket->fd.get(), SHUT_RDWR);
-  sockets_.clear();
+  closed.swap(sockets_);  // destroyed behind the lock
 }
 
 absl::Status CallSockets::Watch(int fd, uint64_t number) {
@@ -81,14 +102,15 @@ absl::Status CallSockets::Watch(int fd, uint64_t number) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<CallPlane::Opened> CallSockets::Open(std::shared_ptr<Session> session) {
+absl::StatusOr<CallPlane::Opened> CallSockets::Open(std::shared_ptr<Session> session,
+                                                    std::shared_ptr<OwnerTasks> closing,
+                                                    std::string owner) {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
     return ErrnoStatus(errno, "a socket for calls");
   }
-  auto socket = std::make_shared<Socket>();
-  socket->fd = UniqueFd(ends[0]);
-  socket->session = std::move(session);
+  const auto socket = std::make_shared<Socket>(UniqueFd(ends[0]), std::move(session),
+                                               std::move(closing), std::move(owner));
   Opened opened;
   opened.socket = UniqueFd(ends[1]);
   for (const int end : ends) {
@@ -99,7 +121,7 @@ absl::StatusOr<CallPlane::Opened> CallSockets::Open(std::shared_ptr<Session> ses
   if (stopping_.load()) return absl::UnavailableError("crumbd is stopping");
   opened.number = ++last_number_;
   CRUMB_RETURN_IF_ERROR(Watch(socket->fd.get(), opened.number));
-  sockets_[opened.number] = std::move(socket);
+  sockets_[opened.number] = socket;
   return opened;
 }
 
@@ -137,11 +159,17 @@ void CallSockets::OnReadable(uint64_t number, std::span<char> buffer) {
     if (found == sockets_.end()) return;  // closed meanwhile
     socket = found->second;
   }
-  const ssize_t size =
-      ::recv(socket->fd.get(), buffer.data(), buffer.size(), MSG_DONTWAIT | MSG_TRUNC);
-  if (size < 0 && (errno == EAGAIN || errno == EINTR)) return;
-  const bool whole = size > 0 && static_cast<size_t>(size) <= buffer.size();
-  if (!whole || !Begin(socket, buffer.first(static_cast<size_t>(size)))) Close(number);
+  std::vector<UniqueFd> fds;
+  const absl::StatusOr<size_t> size = ReceiveBytes(socket->fd.get(), buffer, &fds);
+  if (absl::IsUnavailable(size.status())) return;
+  bool served = size.ok() && *size > 0 && *size <= buffer.size() && fds.empty();
+  if (!fds.empty()) {
+    const size_t count = fds.size();
+    socket->closing->Destroy(socket->owner,
+                             std::make_shared<const std::vector<UniqueFd>>(std::move(fds)), count);
+  }
+  served = served && Begin(socket, buffer.first(*size));
+  if (!served) Close(number);
 }
 
 bool CallSockets::Begin(const std::shared_ptr<Socket>& socket, std::span<const char> message) {

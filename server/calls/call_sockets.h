@@ -18,8 +18,9 @@
 
 namespace crumb::server {
 
-// Answers SocketCalls: an Acquire that passes one thread and two system calls here, none of
-// gRPC's. One thread, woken by its sockets; it never waits for one of them. Sockets are those of
+// Serves SocketCalls: an Acquire that passes one thread and two system calls here, none of
+// gRPC's. One thread, woken by its sockets; it never waits for one of them, and closes none of them
+// nor what comes with their messages (CallPlane::Open). Sockets are those of
 // FdListener's connections, whose bounds hold for them. Thread-safe.
 class CallSockets final : public CallPlane {
  public:
@@ -32,14 +33,12 @@ class CallSockets final : public CallPlane {
   // Begins no call any more, waits for those in progress, and closes the sockets. Idempotent.
   void Stop();
 
-  absl::StatusOr<Opened> Open(std::shared_ptr<Session> session) override;
+  absl::StatusOr<Opened> Open(std::shared_ptr<Session> session, std::shared_ptr<OwnerTasks> closing,
+                              std::string owner) override;
   void Close(uint64_t number) override;
 
  private:
-  struct Socket {
-    UniqueFd fd;
-    std::shared_ptr<Session> session;
-  };
+  struct Socket;
   struct Call;
 
   CallSockets(const CallContext& context, size_t answer_bytes_max)

@@ -4,8 +4,10 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "absl/status/statusor.h"
+#include "common/owner_tasks.h"
 #include "common/unique_fd.h"
 #include "server/session/session.h"
 
@@ -21,8 +23,11 @@ class CallPlane {
 
   virtual ~CallPlane() = default;
 
-  // Answers the session's calls from now on, until Close or the process closes its end.
-  virtual absl::StatusOr<Opened> Open(std::shared_ptr<Session> session) = 0;
+  // Serves the session's calls from now on, until Close or the process closes its end. What the
+  // process sends there may be descriptors whose close blocks: `closing` closes them, and this end
+  // with the messages that it still has, as tasks of `owner`.
+  virtual absl::StatusOr<Opened> Open(std::shared_ptr<Session> session,
+                                      std::shared_ptr<OwnerTasks> closing, std::string owner) = 0;
   // Calls in progress go on and answer nobody. Nothing for a number that is not open.
   virtual void Close(uint64_t number) = 0;
 };

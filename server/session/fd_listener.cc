@@ -48,10 +48,6 @@ constexpr std::string_view kNoError("\x08\0", 2);
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
 // Connections that are accepted before other events are looked at.
 constexpr int kAcceptsAtOnce = 64;
-// Descriptors of one user that wait to be closed. A user with more has made a close block, and gets
-// no connection until it ends.
-constexpr size_t kClosingMax = 1024;
-
 // Connections are shared with the tasks that answer over them.
 using SharedFd = std::shared_ptr<const UniqueFd>;
 
@@ -78,7 +74,7 @@ class EpollFdListener : public FdListener {
         handshakes_(static_cast<size_t>(options.limits.handshakes_max),
                     std::min(options.limits.hello_grace, options.limits.hello_timeout),
                     options.limits.hello_timeout),
-        tasks_({.name = "crumb-descriptors"}) {}
+        tasks_(std::make_shared<OwnerTasks>(OwnerTasks::Options{.name = "crumb-descriptors"})) {}
 
   ~EpollFdListener() override {
     if (listener_.valid()) ::unlink(options_.path.c_str());
@@ -171,6 +167,7 @@ class EpollFdListener : public FdListener {
 
   void Accept() {
     for (int accepted = 0; accepted < kAcceptsAtOnce; ++accepted) {
+      if (TooManyClosing()) return PauseAccepting(Clock::Real().Now() + kAcceptPause);
       if (handshakes_.full() && !MakePlace()) return PauseAccepting(handshakes_.NextToClose());
       auto socket = std::make_shared<const UniqueFd>(
           ::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
@@ -189,19 +186,31 @@ class EpollFdListener : public FdListener {
     }
   }
 
+  // Whether descriptors of all users and tenants that wait to be closed leave too few for others.
+  bool TooManyClosing() const {
+    return tasks_->descriptors() >= static_cast<size_t>(options_.limits.closing_total_max);
+  }
+
+  // Whether the user or tenant has made closes block until so many descriptors wait behind them
+  // that nothing more is received from it.
+  bool Blocks(const std::string& owner) const {
+    return tasks_->descriptors(owner) >= static_cast<size_t>(options_.limits.closing_max);
+  }
+
   // Waits for the connection's hello.
   void Greet(SharedFd socket) {
     const auto peer = CredentialsOf(socket->get());
-    const unsigned user = peer.ok() ? peer->uid : 0;
-    const uint64_t number = ++last_number_;
-    if (!peer.ok() || tasks_.pending(OwnerOf("", user)) > kClosingMax ||
-        !Add(socket->get(), WordOf(number, Source::kSocket)).ok()) {
-      return metrics_.hellos_refused.Add();
-    }
-    Connection& connection = connections_[number];
+    Connection connection;
+    connection.user = peer.ok() ? peer->uid : 0;
     connection.socket = std::move(socket);
-    connection.user = user;
-    handshakes_.Add(number, user, Clock::Real().Now());
+    const uint64_t number = ++last_number_;
+    if (!peer.ok() || Blocks(OwnerOfConnection(connection)) ||
+        !Add(connection.socket->get(), WordOf(number, Source::kSocket)).ok()) {
+      metrics_.hellos_refused.Add();
+      return Forget(connection, &connection.socket);
+    }
+    handshakes_.Add(number, connection.user, Clock::Real().Now());
+    connections_.emplace(number, std::move(connection));
   }
 
   // Closes a connection that is silent for too long while others wait. Returns false if there is
@@ -229,7 +238,7 @@ class EpollFdListener : public FdListener {
 
   void ResumeAccepting() {
     if (!accept_paused_) return;
-    const bool has_place = !out_of_descriptors_ && !handshakes_.full();
+    const bool has_place = !out_of_descriptors_ && !handshakes_.full() && !TooManyClosing();
     if (!has_place && Clock::Real().Now() < accept_again_) return;
     accept_paused_ = !Add(listener_.get(), kListenerWord).ok();
     accept_again_ = Clock::Real().Now() + kAcceptPause;
@@ -255,17 +264,27 @@ class EpollFdListener : public FdListener {
                    connection.user);
   }
 
+  // Receives a message, with all descriptors that came along. Of a process whose user or tenant
+  // makes closes block nothing is received.
+  absl::Status Receive(const Connection& connection, const SharedFd& socket, FdMessage* message) {
+    if (Blocks(OwnerOfConnection(connection))) {
+      return absl::ResourceExhaustedError("sessions.closing_max: earlier descriptors do not close");
+    }
+    return ReceiveFdMessage(socket->get(), message);
+  }
+
   // Closes descriptors that came from the process. That may block, so its own task does it.
   void CloseReceived(const Connection& connection, FdMessage message) {
     if (message.fds.empty()) return;
-    tasks_.Destroy(OwnerOfConnection(connection),
-                   std::make_shared<const FdMessage>(std::move(message)));
+    const size_t count = message.fds.size();
+    tasks_->Destroy(OwnerOfConnection(connection),
+                    std::make_shared<const std::vector<UniqueFd>>(std::move(message.fds)), count);
   }
 
   void OnSocket(uint64_t number, Connection& connection) {
     if (!HasMessage(connection.socket)) return;
     FdMessage message;
-    const absl::Status received = ReceiveFdMessage(connection.socket->get(), &message);
+    const absl::Status received = Receive(connection, connection.socket, &message);
     if (connection.session == nullptr) {
       handshakes_.Remove(number);
       const bool opened = received.ok() && OpenSession(number, connection, message);
@@ -291,7 +310,7 @@ class EpollFdListener : public FdListener {
   void OnPools(Connection& connection) {
     if (!HasMessage(connection.pools)) return;
     FdMessage message;
-    const absl::Status received = ReceiveFdMessage(connection.pools->get(), &message);
+    const absl::Status received = Receive(connection, connection.pools, &message);
     if (received.ok() && AnswerPools(connection, message)) return;
     CloseReceived(connection, std::move(message));
     Forget(connection, &connection.pools);
@@ -303,7 +322,7 @@ class EpollFdListener : public FdListener {
     if (*fd == nullptr) return;
     ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, (*fd)->get(), nullptr);
     ::shutdown((*fd)->get(), SHUT_RDWR);
-    tasks_.Destroy(OwnerOfConnection(connection), std::move(*fd));
+    tasks_->Destroy(OwnerOfConnection(connection), std::move(*fd));
   }
 
   // Grants and answers would get between each other on one socket.
@@ -335,16 +354,16 @@ class EpollFdListener : public FdListener {
     int unread = 0;
     if (::ioctl(socket->get(), SIOCOUTQ, &unread) != 0 || unread > 0) return false;
     if (connection.asking->exchange(true)) return false;
-    const auto received = std::make_shared<FdMessage>(std::move(message));
-    message = FdMessage();
+    const auto received = std::make_shared<std::vector<UniqueFd>>(std::move(message.fds));
+    message.fds.clear();
     const auto answer = [pools = options_.pools, session = connection.session, request, received,
                          asking = connection.asking, socket] {
-      const PoolReply reply = pools->Handle(session, request, std::move(received->fds));
+      const PoolReply reply = pools->Handle(session, request, std::move(*received));
       asking->store(false);
       if (!SendReply(socket->get(), reply).ok()) ::shutdown(socket->get(), SHUT_RDWR);
     };
-    if (tasks_.Submit(OwnerOfConnection(connection), answer)) return true;
-    message = std::move(*received);
+    if (tasks_->Submit(OwnerOfConnection(connection), answer, received->size())) return true;
+    message.fds = std::move(*received);
     return false;
   }
 
@@ -358,12 +377,21 @@ class EpollFdListener : public FdListener {
     return SendFdBatches(socket, std::move(bytes), fds);
   }
 
+  absl::StatusOr<std::shared_ptr<Session>> OpenFor(const Connection& connection,
+                                                   const SessionTable::OpenRequest& request) {
+    if (Blocks(OwnerOf(request.tenant, connection.user))) {
+      return absl::ResourceExhaustedError(
+          "sessions.closing_max: descriptors that the tenant's processes sent do not close");
+    }
+    return sessions_.Open(request);
+  }
+
   // False: refused and counted, and the connection is to be closed.
   bool OpenSession(uint64_t number, Connection& connection, FdMessage& message) {
     absl::StatusOr<Hello> hello =
         ReadHello(connection.socket->get(), message, options_.limits, options_.tenants);
     absl::StatusOr<std::shared_ptr<Session>> session =
-        hello.ok() ? sessions_.Open(hello->request) : hello.status();
+        hello.ok() ? OpenFor(connection, hello->request) : hello.status();
     if (!session.ok()) {
       LogWarning("session refused: {}", session.status().ToString());
       metrics_.hellos_refused.Add();  // before the answer, which the process may act on
@@ -399,7 +427,8 @@ class EpollFdListener : public FdListener {
     }
     CallPlane::Opened calls;
     if (hello.call_socket && options_.calls != nullptr) {
-      CRUMB_ASSIGN_OR_RETURN(calls, options_.calls->Open(connection.session));
+      CRUMB_ASSIGN_OR_RETURN(
+          calls, options_.calls->Open(connection.session, tasks_, OwnerOfConnection(connection)));
       connection.calls = calls.number;
     }
     return AnswerHello(connection.socket->get(), *connection.session, slabs, options_.epoch,
@@ -465,7 +494,7 @@ class EpollFdListener : public FdListener {
   TimePoint accept_again_;
   TimePoint pools_next_ = TimePoint::max();  // when pools are to be looked at
 
-  OwnerTasks tasks_;
+  const std::shared_ptr<OwnerTasks> tasks_;  // shared with sockets for calls
   Thread thread_;
 };
 

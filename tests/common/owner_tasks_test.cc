@@ -80,6 +80,23 @@ TEST(OwnerTasksTest, RefusesMoreThanItsBoundAndDestroysAnyway) {
   EXPECT_TRUE(Eventually([&] { return watched.expired(); }));
 }
 
+TEST(OwnerTasksTest, DescriptorsAreCountedUntilTheirTaskHasEnded) {
+  Gate gate;
+  OwnerTasks tasks({.name = "test"});
+  ASSERT_TRUE(tasks.Submit(
+      "a", [&] { gate.Pass(); }, 3));
+  tasks.Destroy("a", std::make_shared<int>(1), 200);
+  tasks.SubmitAlways(
+      "b", [&] { gate.Pass(); }, 7);
+  EXPECT_EQ(tasks.descriptors("a"), 203u);
+  EXPECT_EQ(tasks.descriptors("b"), 7u);
+  EXPECT_EQ(tasks.descriptors("c"), 0u);
+  EXPECT_EQ(tasks.descriptors(), 210u);
+  gate.Open();
+  EXPECT_TRUE(Eventually([&] { return tasks.descriptors() == 0; }));
+  EXPECT_EQ(tasks.descriptors("a"), 0u);
+}
+
 // A task that never comes back is left alone; what waits behind it does not run.
 TEST(OwnerTasksTest, ItsEndDoesNotWaitForBlockedTasks) {
   auto gate = std::make_shared<Gate>();

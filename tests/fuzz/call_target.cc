@@ -110,8 +110,9 @@ void Questions::ReadAnswers(int socket, const Asked& asked) const {
 void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace) {
   const auto sockets = server::CallSockets::Start(context_).value();
   const auto session = OpenSession();
-  const auto hostile = sockets->Open(session).value();
-  const auto other = sockets->Open(session).value();
+  const auto closing = std::make_shared<OwnerTasks>(OwnerTasks::Options{.name = "closing"});
+  const auto hostile = sockets->Open(session, closing, "user").value();
+  const auto other = sockets->Open(session, closing, "user").value();
   Asked asked;
   for (const std::string& message : messages) {
     if (!Send(hostile.socket.get(), Prepare(message, open_keyspace, asked))) break;

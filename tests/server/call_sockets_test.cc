@@ -5,7 +5,6 @@
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <filesystem>
 #include <random>
 #include <string>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "server/calls/lease_calls.h"
 #include "tests/common/eventually.h"
 #include "tests/server/call_fixture.h"
+#include "tests/server/hostile_descriptors.h"
 
 namespace crumb::server {
 namespace {
@@ -31,7 +31,11 @@ class CallSocketsTest : public CallFixture {
   void Start(size_t answer_bytes_max = kCallMessageBytesMax) {
     calls_ = CallSockets::Start(context_, answer_bytes_max).value();
     session_ = OpenSession();
-    opened_ = calls_->Open(session_).value();
+    opened_ = Open(session_);
+  }
+
+  CallPlane::Opened Open(const std::shared_ptr<Session>& session) {
+    return calls_->Open(session, closing_, "user").value();
   }
 
   v1::SocketCall Call(uint64_t number, int first, int count) const {
@@ -71,6 +75,8 @@ class CallSocketsTest : public CallFixture {
   }
   size_t leases() const { return static_cast<size_t>(store_.Stats().leases); }
 
+  const std::shared_ptr<OwnerTasks> closing_ =
+      std::make_shared<OwnerTasks>(OwnerTasks::Options{.name = "closing"});
   std::unique_ptr<CallSockets> calls_;
   std::shared_ptr<Session> session_;
   CallPlane::Opened opened_;
@@ -159,12 +165,41 @@ TEST_F(CallSocketsTest, HostileMessagesEndTheirSocketAlone) {
                                             std::string(1, '\0'),
                                             std::string(kCallMessageBytesMax + 1, '\0')};
   for (const std::string& bytes : hostile) {
-    const CallPlane::Opened opened = calls_->Open(session_).value();
+    const CallPlane::Opened opened = Open(session_);
     Send(opened.socket.get(), bytes);
     EXPECT_TRUE(IsClosed(opened.socket.get())) << bytes.size();
   }
   Ask(Call(2, 0, 1));
   EXPECT_EQ(Answer().acquire().hit_pages(), 1u);
+}
+
+// Calls carry no descriptors. One that comes all the same is closed on a thread of its sender's.
+TEST_F(CallSocketsTest, ADescriptorThatDoesNotCloseDelaysNoOtherCall) {
+  Start();
+  CallPlane::Opened hostile;
+  const auto lingers = SendLingering([&](int fd) {
+    hostile = Open(OpenSession());
+    ASSERT_TRUE(SendDescriptors(hostile.socket.get(), "no call", {&fd, 1}));
+  });
+  Ask(Call(1, 0, 1));
+  EXPECT_EQ(Answer().request(), 1u);
+  EXPECT_TRUE(IsClosed(hostile.socket.get()));
+}
+
+// A socket is closed with a message that was not received, which has the last reference to a
+// descriptor whose close waits.
+TEST_F(CallSocketsTest, ADescriptorInAnUnreadMessageDelaysNoOtherCall) {
+  Start();
+  CallPlane::Opened hostile;
+  const auto lingers = SendLingering([&](int fd) {
+    do {  // the first message ends the socket, perhaps before the second is sent
+      hostile = Open(OpenSession());
+      Send(hostile.socket.get(), "no call");
+    } while (!SendDescriptors(hostile.socket.get(), "unread", {&fd, 1}));
+  });
+  Ask(Call(1, 0, 1));
+  EXPECT_EQ(Answer().request(), 1u);
+  EXPECT_TRUE(IsClosed(hostile.socket.get()));
 }
 
 TEST_F(CallSocketsTest, WhoNeverReadsIsCutOffAndLeavesNoLease) {
@@ -188,13 +223,13 @@ TEST_F(CallSocketsTest, CallsInProgressOutliveTheirSocketAndAreWaitedFor) {
   ASSERT_TRUE(Eventually([&] { return metrics_.requests.in_flight() == 1; }));
   calls_->Close(opened_.number);
   EXPECT_TRUE(IsClosed(opened_.socket.get()));
-  const CallPlane::Opened other = calls_->Open(session_).value();
+  const CallPlane::Opened other = Open(session_);
   std::atomic<bool> stopped{false};
   Thread stopper("stopper", [&] {
     calls_->Stop();
     stopped = true;
   });
-  EXPECT_TRUE(Eventually([&] { return !calls_->Open(session_).ok(); }));
+  EXPECT_TRUE(Eventually([&] { return !calls_->Open(session_, closing_, "user").ok(); }));
   EXPECT_FALSE(stopped);
   store_.AnswerHeld();
   stopper.Join();
@@ -208,7 +243,7 @@ TEST_F(CallSocketsTest, SocketsComeAndGoWhileOthersAsk) {
   std::atomic<bool> done{false};
   Thread closing("closing", [&] {
     for (uint64_t number = 1; !done; ++number) {
-      const CallPlane::Opened opened = calls_->Open(other).value();
+      const CallPlane::Opened opened = Open(other);
       Send(opened.socket.get(), Call(number, 0, 8).SerializeAsString());
       calls_->Close(opened.number);
     }
@@ -229,20 +264,12 @@ TEST_F(CallSocketsTest, SocketsComeAndGoWhileOthersAsk) {
 
 TEST_F(CallSocketsTest, LeavesNoDescriptorBehind) {
   Start();
-  const auto descriptors = [] {
-    size_t count = 0;
-    for ([[maybe_unused]] const auto& entry :
-         std::filesystem::directory_iterator("/proc/self/fd")) {
-      ++count;
-    }
-    return count;
-  };
-  const size_t before = descriptors();
+  const size_t before = OpenDescriptors();
   for (int i = 0; i < 10; ++i) {
-    CallPlane::Opened opened = calls_->Open(session_).value();
+    CallPlane::Opened opened = Open(session_);
     if (i % 2 == 0) calls_->Close(opened.number);
   }
-  EXPECT_TRUE(Eventually([&] { return descriptors() == before; }));
+  EXPECT_TRUE(Eventually([&] { return OpenDescriptors() == before; }));
 }
 
 }  // namespace

@@ -2,12 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/session/fd_listener.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -28,6 +25,7 @@
 #include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/server/call_fixture.h"
+#include "tests/server/hostile_descriptors.h"
 
 namespace crumb::server {
 namespace {
@@ -44,14 +42,6 @@ v1::SessionHello Hello(uint64_t staging_bytes = 64 << 10) {
   hello.set_process_name("test");
   hello.set_staging_bytes(staging_bytes);
   return hello;
-}
-
-size_t OpenDescriptors() {
-  size_t count = 0;
-  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    ++count;
-  }
-  return count;
 }
 
 SessionLimits ShortPatience() {
@@ -337,22 +327,6 @@ TEST_F(FdListenerTest, ASecondDaemonIsRefusedAndAStaleSocketReplaced) {
             absl::StatusCode::kNotFound);
 }
 
-// Lowers the bound of descriptors of this process for a while.
-class DescriptorLimit {
- public:
-  DescriptorLimit() { EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &before_), 0); }
-  ~DescriptorLimit() { Restore(); }
-  void Set(rlim_t limit) {
-    rlimit lowered = before_;
-    lowered.rlim_cur = limit;
-    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &lowered), 0);
-  }
-  void Restore() { EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &before_), 0); }
-
- private:
-  rlimit before_{};
-};
-
 double CpuSeconds() {
   timespec used{};
   EXPECT_EQ(::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used), 0);
@@ -379,59 +353,6 @@ TEST_F(FdListenerTest, WithoutDescriptorsNewSessionsWaitAndNothingSpins) {
   ASSERT_TRUE(message.ok()) << message.status();
   ASSERT_TRUE(welcome.ParseFromString(message->bytes));
   EXPECT_EQ(welcome.error(), "");
-}
-
-// The close of a socket that lingers waits for the other side, here for longer than the test.
-class LingeringSocket {
- public:
-  LingeringSocket() {
-    const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    EXPECT_EQ(::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-    EXPECT_EQ(::listen(listener.get(), 1), 0);
-    EXPECT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &size), 0);
-    socket_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    EXPECT_EQ(::connect(socket_.get(), reinterpret_cast<sockaddr*>(&address), size), 0);
-    peer_ = UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    const linger lingers{1, 600};
-    EXPECT_EQ(::setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &lingers, sizeof(lingers)), 0);
-    const std::string bytes(1 << 20, 'x');  // more than the peer's buffer takes
-    while (::send(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
-    }
-  }
-  int fd() const { return socket_.get(); }
-  void LetGo() { socket_.Reset(); }  // REQUIRES: another process, or a message, has it too
-  // Closes the other side, and ends every close that waits.
-  void End() {
-    const linger reset{1, 0};
-    ::setsockopt(peer_.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset));
-    peer_.Reset();
-  }
-
- private:
-  UniqueFd socket_;
-  UniqueFd peer_;
-};
-
-TEST_F(FdListenerTest, ADescriptorThatDoesNotCloseHoldsUpNoSession) {
-  std::vector<LingeringSocket> hostile(3);
-  std::vector<UniqueFd> sockets;
-  for (LingeringSocket& lingers : hostile) {
-    sockets.push_back(Connect());
-    const int fds[] = {lingers.fd()};
-    ASSERT_TRUE(SendFdMessage(sockets.back().get(), Hello().SerializeAsString(), fds).ok());
-    lingers.LetGo();
-  }
-  EXPECT_TRUE(Eventually([&] { return metrics_.hellos_refused.value() == hostile.size(); },
-                         std::chrono::seconds(20)));
-  const TimePoint begin = Clock::Real().Now();
-  const UniqueFd honest = Connect();
-  EXPECT_EQ(Greet(honest.get()).error(), "");
-  EXPECT_LT(SecondsBetween(begin, Clock::Real().Now()), 20);
-  for (LingeringSocket& lingers : hostile) lingers.End();
 }
 
 // Processes that connect, are silent, and connect again, until they are killed.
