@@ -72,19 +72,45 @@ std::vector<storage::DevicePoolNumber> DevicePools::IdleLocked(const std::string
 }
 
 absl::Status DevicePools::MakeRoomLocked(const std::string& tenant, const PoolBudget::Amount& more,
-                                         std::vector<Retired>* retired) {
+                                         RoomMaking* room) {
+  SettleEndedLocked();
   PoolBudget::Verdict verdict = budget_.Check(tenant, more);
   if (verdict.exceeded == PoolBudget::Exceeded::kNone) return absl::OkStatus();
+  room->over = RejectionOf(verdict);
+  verdict = budget_.Check(tenant, more, PoolBudget::Beside::kOnceEnded);
   for (const storage::DevicePoolNumber number : IdleLocked(tenant)) {
+    if (verdict.exceeded == PoolBudget::Exceeded::kNone) break;
     const auto pool = pools_.find(number);
     const bool foreign = pool->second.tenant != tenant;
     // What others give up makes a tenant's own part no larger.
     if (foreign && verdict.exceeded == PoolBudget::Exceeded::kTenant) break;
-    if (!GiveUpLocked(pool, retired)) continue;
-    verdict = budget_.Check(tenant, more);
-    if (verdict.exceeded == PoolBudget::Exceeded::kNone) return absl::OkStatus();
+    if (!GiveUpLocked(pool, &room->retired)) continue;
+    verdict = budget_.Check(tenant, more, PoolBudget::Beside::kOnceEnded);
   }
-  return RefuseLocked(tenant, verdict);
+  if (verdict.exceeded != PoolBudget::Exceeded::kNone) return RefuseLocked(tenant, verdict);
+  room->waits = true;
+  MutexLock lock(&ended_->mutex);
+  // Every change that SettleEndedLocked has not seen is still in `amounts`.
+  room->ended = ended_->pools - ended_->amounts.size();
+  return absl::UnavailableError("pools that make room for it are still being ended, try again");
+}
+
+void DevicePools::SettleEndedLocked() {
+  MutexLock lock(&ended_->mutex);
+  for (const auto& [tenant, amount] : ended_->amounts) budget_.GiveBack(tenant, amount);
+  ended_->amounts.clear();
+}
+
+bool DevicePools::EndAndWait(RoomMaking room, TimePoint until) {
+  EndRetired(std::move(room.retired));
+  if (!room.waits) return false;
+  MutexLock lock(&ended_->mutex);
+  while (ended_->pools == room.ended) {
+    if (ended_->changed.WaitUntil(&ended_->mutex, until) || ended_->pools != room.ended) continue;
+    metrics_.Reject(room.over);
+    return false;
+  }
+  return true;
 }
 
 absl::Status DevicePools::RefuseLocked(const std::string& tenant,
@@ -101,9 +127,10 @@ absl::Status DevicePools::RefuseLocked(const std::string& tenant,
 bool DevicePools::GiveUpLocked(Pools::iterator pool, std::vector<Retired>* retired) {
   auto taken = tier_->TakePool(pool->first);
   if (!taken) return false;  // a request or an engine reads there still
-  budget_.GiveBack(pool->second.tenant, AmountOf(pool->second));
+  const PoolBudget::Amount amount = AmountOf(pool->second);
+  budget_.BeginEnd(pool->second.tenant, amount);
   by_id_.erase(std::string(pool->second.id.view()));
-  retired->push_back({std::move(pool->second), *std::move(taken)});
+  retired->push_back({std::move(pool->second), *std::move(taken), amount});
   pools_.erase(pool);
   ++given_up_;
   return true;
@@ -115,11 +142,17 @@ void DevicePools::EndRetired(std::vector<Retired> retired) {
             one.pool.handles.size() * one.pool.handle_bytes);
     const std::string tenant = one.pool.tenant;
     auto shared = std::make_shared<Retired>(std::move(one));
-    const auto end = [this, shared] {
-      tier_->EndPool(std::move(shared->taken));
+    const size_t descriptors = shared->amount.descriptors;
+    const auto end = [tier = tier_, ended = ended_, tenant, shared] {
+      tier->EndPool(std::move(shared->taken));
       shared->pool = Pool();  // closes its descriptors
+      MutexLock lock(&ended->mutex);
+      ++ended->pools;
+      ended->amounts.emplace_back(tenant, shared->amount);
+      ended->changed.NotifyAll();
     };
-    if (!tasks_.Submit(tenant, end)) end();
+    // Bounded by what the tenant may take: it counts until the task has run.
+    tasks_.SubmitAlways(tenant, end, descriptors);
   }
 }
 
@@ -256,6 +289,10 @@ DevicePools::Totals DevicePools::totals() const {
   totals.pools = pools_.size();
   totals.given_up = given_up_;
   totals.descriptors = budget_.total().descriptors;
+  {
+    MutexLock ended(&ended_->mutex);
+    for (const auto& [tenant, amount] : ended_->amounts) totals.descriptors -= amount.descriptors;
+  }
   totals.descriptors_max = budget_.max().descriptors;
   for (const auto& [number, pool] : pools_) {
     if (pool.members.empty()) ++totals.idle_pools;

@@ -19,6 +19,9 @@ namespace crumb::server {
 namespace {
 
 constexpr size_t kDeviceBytes = 16;
+// How long a request waits for pools to end that it has given up for room. Their end takes
+// microseconds unless a process makes the close of a descriptor block.
+constexpr Duration kEndWait = std::chrono::seconds(2);
 
 absl::Status CheckFds(const std::vector<UniqueFd>& fds, size_t expected) {
   if (fds.size() == expected) return absl::OkStatus();
@@ -121,7 +124,7 @@ DevicePools::Pools::iterator DevicePools::BestLocked(const v1::PoolRequest::Join
 
 absl::StatusOr<DevicePools::Pools::iterator> DevicePools::AddLocked(
     const v1::PoolRequest::Join& request, const std::string& tenant, SharedFd roster,
-    std::vector<Retired>* retired) {
+    RoomMaking* room) {
   Pool pool;
   pool.device = request.device();
   pool.tenant = tenant;
@@ -129,7 +132,7 @@ absl::StatusOr<DevicePools::Pools::iterator> DevicePools::AddLocked(
   pool.handle_bytes = request.handle_bytes();
   pool.recovering = roster != nullptr;
   pool.roster = std::move(roster);
-  CRUMB_RETURN_IF_ERROR(MakeRoomLocked(tenant, AmountOf(pool), retired));
+  CRUMB_RETURN_IF_ERROR(MakeRoomLocked(tenant, AmountOf(pool), room));
   if (pool.recovering) {
     CRUMB_ASSIGN_OR_RETURN(pool.id, RandomId::FromBytes(request.pool()));
   } else {
@@ -146,7 +149,7 @@ absl::StatusOr<DevicePools::Pools::iterator> DevicePools::AddLocked(
 
 absl::StatusOr<DevicePools::Pools::iterator> DevicePools::PoolToJoinLocked(
     const v1::PoolRequest::Join& request, const std::string& tenant, SharedFd roster,
-    std::vector<Retired>* retired) {
+    RoomMaking* room) {
   const auto known =
       request.pool().empty() ? BestLocked(request, tenant) : FindLocked(request.pool());
   if (known == pools_.end()) {
@@ -154,7 +157,7 @@ absl::StatusOr<DevicePools::Pools::iterator> DevicePools::PoolToJoinLocked(
     if (!request.pool().empty() && roster == nullptr) {
       return absl::UnavailableError("pool: it has just been given up, try again");
     }
-    return AddLocked(request, tenant, std::move(roster), retired);
+    return AddLocked(request, tenant, std::move(roster), room);
   }
   if (!SameKind(known->second, request, tenant)) {
     return absl::InvalidArgumentError("pool: there is another of that id");
@@ -186,38 +189,43 @@ absl::Status DevicePools::Join(const std::shared_ptr<Session>& session,
     CRUMB_ASSIGN_OR_RETURN(UniqueFd adopted, AdoptRoster(fds.front().get()));
     roster = std::make_shared<const UniqueFd>(std::move(adopted));
   }
-  std::vector<Retired> retired;
-  absl::StatusOr<Pools::iterator> pool = absl::InternalError("not looked for");
-  storage::DevicePoolNumber number = 0;
-  {
-    MutexLock lock(&mutex_);
-    // A session that ends later takes its membership with it (ProcessEnded).
-    if (session->phase() != Session::Phase::kOpen) {
-      return absl::UnavailableError("the session is closed");
-    }
-    pool = PoolToJoinLocked(request, session->engine().tenant(), std::move(roster), &retired);
-    if (pool.ok()) {
-      number = (*pool)->first;
-      Pool& joined = (*pool)->second;
-      const auto [member, is_new] = joined.members.try_emplace(HolderOf(*session));
-      member->second.session = session;
-      member->second.engine = &session->engine();
-      if (is_new) ++by_engine_[&session->engine()][number];
-      joined.leaving.erase(HolderOf(*session));
-      if (joined.recovering && request.roster_mark() != 0 &&
-          joined.known_marks.size() < kRosterMarksMax) {
-        joined.known_marks.insert(request.roster_mark());
-      }
-      reply->answer.set_pool(std::string(joined.id.view()));
-      reply->answer.set_roster(true);
-      reply->fds.push_back(joined.roster);
-      AddHandles(joined, 0, reply);
-    }
-  }
-  EndRetired(std::move(retired));
-  CRUMB_RETURN_IF_ERROR(pool.status());
-  if (request.roster_mark() != 0) SettleRecovery(number);
+  const TimePoint until = Clock::Real().Now() + kEndWait;
+  absl::StatusOr<storage::DevicePoolNumber> number = absl::InternalError("not tried");
+  RoomMaking room;
+  do {
+    room = RoomMaking();
+    number = TryJoin(session, request, roster, reply, &room);
+  } while (EndAndWait(std::move(room), until));
+  CRUMB_RETURN_IF_ERROR(number.status());
+  if (request.roster_mark() != 0) SettleRecovery(*number);
   return absl::OkStatus();
+}
+
+absl::StatusOr<storage::DevicePoolNumber> DevicePools::TryJoin(
+    const std::shared_ptr<Session>& session, const v1::PoolRequest::Join& request,
+    const SharedFd& roster, PoolReply* reply, RoomMaking* room) {
+  MutexLock lock(&mutex_);
+  // A session that ends later takes its membership with it (ProcessEnded).
+  if (session->phase() != Session::Phase::kOpen) {
+    return absl::UnavailableError("the session is closed");
+  }
+  CRUMB_ASSIGN_OR_RETURN(const auto pool,
+                         PoolToJoinLocked(request, session->engine().tenant(), roster, room));
+  Pool& joined = pool->second;
+  const auto [member, is_new] = joined.members.try_emplace(HolderOf(*session));
+  member->second.session = session;
+  member->second.engine = &session->engine();
+  if (is_new) ++by_engine_[&session->engine()][pool->first];
+  joined.leaving.erase(HolderOf(*session));
+  if (joined.recovering && request.roster_mark() != 0 &&
+      joined.known_marks.size() < kRosterMarksMax) {
+    joined.known_marks.insert(request.roster_mark());
+  }
+  reply->answer.set_pool(std::string(joined.id.view()));
+  reply->answer.set_roster(true);
+  reply->fds.push_back(joined.roster);
+  AddHandles(joined, 0, reply);
+  return pool->first;
 }
 
 absl::Status DevicePools::Offer(const Session& session, const v1::PoolRequest::Offer& request,
@@ -225,30 +233,37 @@ absl::Status DevicePools::Offer(const Session& session, const v1::PoolRequest::O
   CRUMB_RETURN_IF_ERROR(CheckFds(fds, 1));
   CRUMB_RETURN_IF_ERROR(CheckHandle(fds.front().get()));
   auto handle = std::make_shared<const UniqueFd>(std::move(fds.front()));
-  std::vector<Retired> retired;
-  absl::StatusOr<uint32_t> number = absl::InternalError("no handle is expected");
-  storage::DevicePoolNumber pool = 0;
-  {
-    MutexLock lock(&mutex_);
-    CRUMB_ASSIGN_OR_RETURN(const auto found, JoinedLocked(session, request.pool()));
-    pool = found->first;
-    number = ExpectHandleLocked(found->second, request, &retired);
-  }
-  EndRetired(std::move(retired));
-  CRUMB_RETURN_IF_ERROR(number.status());
+  const TimePoint until = Clock::Real().Now() + kEndWait;
+  absl::StatusOr<Expected> expected = absl::InternalError("not tried");
+  RoomMaking room;
+  do {
+    room = RoomMaking();
+    expected = TryOffer(session, request, &room);
+  } while (EndAndWait(std::move(room), until));
+  CRUMB_RETURN_IF_ERROR(expected.status());
+  const auto [pool, number] = *expected;
   // Without the lock: it allocates memory in the number of the handle's slots. Other processes see
   // the handle behind it, so that every slot they claim or are given is there.
-  const bool added = tier_->AddHandle(pool, *number);
+  const bool added = tier_->AddHandle(pool, number);
   MutexLock lock(&mutex_);
   const auto found = pools_.find(pool);
   if (!added || found == pools_.end()) {
     return absl::AbortedError("pool: it has been given up meanwhile");
   }
-  found->second.arriving.erase(*number);
-  found->second.handles.emplace(*number, std::move(handle));
+  found->second.arriving.erase(number);
+  found->second.handles.emplace(number, std::move(handle));
   reply->answer.set_pool(request.pool());
-  reply->answer.add_handles(*number);  // its descriptor is the sender's
+  reply->answer.add_handles(number);  // its descriptor is the sender's
   return absl::OkStatus();
+}
+
+absl::StatusOr<DevicePools::Expected> DevicePools::TryOffer(const Session& session,
+                                                            const v1::PoolRequest::Offer& request,
+                                                            RoomMaking* room) {
+  MutexLock lock(&mutex_);
+  CRUMB_ASSIGN_OR_RETURN(const auto found, JoinedLocked(session, request.pool()));
+  CRUMB_ASSIGN_OR_RETURN(const uint32_t number, ExpectHandleLocked(found->second, request, room));
+  return Expected(found->first, number);
 }
 
 absl::StatusOr<uint32_t> DevicePools::NumberLocked(const Pool& pool,
@@ -286,13 +301,13 @@ absl::StatusOr<uint32_t> DevicePools::NumberLocked(const Pool& pool,
 
 absl::StatusOr<uint32_t> DevicePools::ExpectHandleLocked(Pool& pool,
                                                          const v1::PoolRequest::Offer& request,
-                                                         std::vector<Retired>* retired) {
+                                                         RoomMaking* room) {
   CRUMB_ASSIGN_OR_RETURN(const uint32_t number, NumberLocked(pool, request));
   const uint64_t end = EndOf(pool);
   const uint64_t added = std::max(end, uint64_t{number} + 1) - end;
   const PoolBudget::Amount more = {.descriptors = 1,
                                    .slots = added * (pool.handle_bytes / pool.slot_bytes)};
-  CRUMB_RETURN_IF_ERROR(MakeRoomLocked(pool.tenant, more, retired));
+  CRUMB_RETURN_IF_ERROR(MakeRoomLocked(pool.tenant, more, room));
   budget_.Take(pool.tenant, more);
   pool.arriving.insert(number);
   return number;

@@ -9,6 +9,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -46,7 +47,8 @@ struct PoolReply {
 // lock: a handle's kind is checked, and a roster opened and read, before it is taken, and both are
 // closed by tasks of their tenant. Pools, descriptors and slots are bounded in total and for each
 // tenant (PoolBudget). A request that is over a bound first ends pools that no process takes part
-// in: those of its own tenant, and those of others that were left keep_from_others ago.
+// in: those of its own tenant, and those of others that were left keep_from_others ago. What a pool
+// took counts until its descriptors are closed, so the request waits for that, for a moment.
 class DevicePools final : public SessionMemory {
  public:
   // `tier` null: this store has no device tier, and every request is refused. `tier` and `metrics`
@@ -141,6 +143,22 @@ class DevicePools final : public SessionMemory {
   struct Retired {
     Pool pool;
     storage::DeviceTier::TakenPool taken;
+    PoolBudget::Amount amount;
+  };
+  // What pools took that have ended. A task that ends one notes it here, and the next request takes
+  // it off the budget. Outlives the object when such a task does not come back from a close.
+  struct Ended {
+    Mutex mutex;
+    CondVar changed;
+    uint64_t pools ABSL_GUARDED_BY(mutex) = 0;  // ever
+    std::vector<std::pair<std::string, PoolBudget::Amount>> amounts ABSL_GUARDED_BY(mutex);
+  };
+  // What a request does to get room.
+  struct RoomMaking {
+    std::vector<Retired> retired;  // to be ended without the lock
+    bool waits = false;            // there is room once pools have ended that are ending
+    uint64_t ended = 0;            // Ended::pools when it was set
+    Rejection over = Rejection::kDeviceSlots;  // of what there is no room yet
   };
 
   static storage::HolderId HolderOf(const Session& session) { return session.token().slot(); }
@@ -149,8 +167,17 @@ class DevicePools final : public SessionMemory {
 
   absl::Status Join(const std::shared_ptr<Session>& session, const v1::PoolRequest::Join& request,
                     const std::vector<UniqueFd>& fds, PoolReply* reply);
+  // Once: another try may find the room that this one has made.
+  absl::StatusOr<storage::DevicePoolNumber> TryJoin(const std::shared_ptr<Session>& session,
+                                                    const v1::PoolRequest::Join& request,
+                                                    const SharedFd& roster, PoolReply* reply,
+                                                    RoomMaking* room);
   absl::Status Offer(const Session& session, const v1::PoolRequest::Offer& request,
                      std::vector<UniqueFd> fds, PoolReply* reply);
+  // The pool, and the number of a handle that is about to come. Once, as TryJoin.
+  using Expected = std::pair<storage::DevicePoolNumber, uint32_t>;
+  absl::StatusOr<Expected> TryOffer(const Session& session, const v1::PoolRequest::Offer& request,
+                                    RoomMaking* room);
   absl::Status Fetch(const Session& session, const v1::PoolRequest::Fetch& request,
                      PoolReply* reply);
   absl::Status Leave(const Session& session, const v1::PoolRequest::Leave& request);
@@ -165,24 +192,30 @@ class DevicePools final : public SessionMemory {
   // `roster` not null: the pool was an earlier crumbd's.
   absl::StatusOr<Pools::iterator> AddLocked(const v1::PoolRequest::Join& request,
                                             const std::string& tenant, SharedFd roster,
-                                            std::vector<Retired>* retired)
-      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                                            RoomMaking* room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Pools::iterator> PoolToJoinLocked(const v1::PoolRequest::Join& request,
                                                    const std::string& tenant, SharedFd roster,
-                                                   std::vector<Retired>* retired)
+                                                   RoomMaking* room)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The number of a handle that is offered.
   absl::StatusOr<uint32_t> NumberLocked(const Pool& pool, const v1::PoolRequest::Offer& request)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Takes the number and the budget of a handle that is about to come.
   absl::StatusOr<uint32_t> ExpectHandleLocked(Pool& pool, const v1::PoolRequest::Offer& request,
-                                              std::vector<Retired>* retired)
+                                              RoomMaking* room)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void AddHandles(const Pool& pool, uint32_t first, PoolReply* reply);
 
-  // Makes room for `more` of the tenant's by giving up pools. kResourceExhausted: there are none.
+  // Makes room for `more` of the tenant's by giving up pools. kResourceExhausted: there are none;
+  // kUnavailable, with room->waits: there is room once they have ended.
   absl::Status MakeRoomLocked(const std::string& tenant, const PoolBudget::Amount& more,
-                              std::vector<Retired>* retired) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+                              RoomMaking* room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Ends the pools that were given up, on other threads, and waits for one of those that are ending
+  // if the request needs it. Returns true if the request is to be tried again; false, once it is
+  // `until`, with the refusal counted.
+  bool EndAndWait(RoomMaking room, TimePoint until);
+  // Takes what has ended off the budget.
+  void SettleEndedLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status RefuseLocked(const std::string& tenant, const PoolBudget::Verdict& verdict)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static PoolBudget::Amount AmountOf(const Pool& pool);
@@ -220,6 +253,7 @@ class DevicePools final : public SessionMemory {
       ABSL_GUARDED_BY(mutex_);
   PoolBudget budget_ ABSL_GUARDED_BY(mutex_);
   uint64_t given_up_ ABSL_GUARDED_BY(mutex_) = 0;
+  const std::shared_ptr<Ended> ended_ = std::make_shared<Ended>();
 
   OwnerTasks tasks_;  // of tenants; ends before all else goes
 };

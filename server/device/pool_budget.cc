@@ -52,32 +52,38 @@ PoolBudget::PoolBudget(const PoolOptions& options)
            static_cast<uint64_t>(options.slots_max)},
       tenant_max_(PartOf(max_, static_cast<uint64_t>(options.tenant_percent))) {}
 
-PoolBudget::Verdict PoolBudget::Check(const std::string& tenant, const Amount& more) const {
+PoolBudget::Verdict PoolBudget::Check(const std::string& tenant, const Amount& more,
+                                      Beside beside) const {
+  const auto counted = [beside](const Used& used) {
+    Amount amount = used.held;
+    if (beside == Beside::kOnceEnded) amount -= used.ending;
+    return amount;
+  };
   if (!tenant.empty()) {
     const auto found = tenants_.find(tenant);
-    const Amount used = found == tenants_.end() ? Amount() : found->second;
+    const Amount used = found == tenants_.end() ? Amount() : counted(found->second);
     if (const auto over = Over(used, more, tenant_max_)) return {Exceeded::kTenant, *over};
   }
-  if (const auto over = Over(total_, more, max_)) return {Exceeded::kTotal, *over};
+  if (const auto over = Over(counted(total_), more, max_)) return {Exceeded::kTotal, *over};
   return {};
 }
 
 void PoolBudget::Take(const std::string& tenant, const Amount& amount) {
-  for (Amount* used : {&total_, &tenants_[tenant]}) {
-    used->pools += amount.pools;
-    used->descriptors += amount.descriptors;
-    used->slots += amount.slots;
-  }
+  for (Used* used : {&total_, &tenants_[tenant]}) used->held += amount;
+}
+
+void PoolBudget::BeginEnd(const std::string& tenant, const Amount& amount) {
+  for (Used* used : {&total_, &tenants_.at(tenant)}) used->ending += amount;
 }
 
 void PoolBudget::GiveBack(const std::string& tenant, const Amount& amount) {
   const auto found = tenants_.find(tenant);
-  for (Amount* used : {&total_, &found->second}) {
-    used->pools -= amount.pools;
-    used->descriptors -= amount.descriptors;
-    used->slots -= amount.slots;
+  for (Used* used : {&total_, &found->second}) {
+    used->held -= amount;
+    used->ending -= amount;
   }
-  if (found->second.pools == 0 && found->second.descriptors == 0) tenants_.erase(found);
+  const Amount& held = found->second.held;
+  if (held.pools == 0 && held.descriptors == 0) tenants_.erase(found);
 }
 
 }  // namespace crumb::server

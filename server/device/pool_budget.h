@@ -21,6 +21,19 @@ class PoolBudget {
     uint64_t pools = 0;
     uint64_t descriptors = 0;
     uint64_t slots = 0;
+
+    Amount& operator+=(const Amount& other) {
+      pools += other.pools;
+      descriptors += other.descriptors;
+      slots += other.slots;
+      return *this;
+    }
+    Amount& operator-=(const Amount& other) {
+      pools -= other.pools;
+      descriptors -= other.descriptors;
+      slots -= other.slots;
+      return *this;
+    }
   };
   enum class Exceeded { kNone, kTotal, kTenant };
   enum class Resource { kPools, kDescriptors, kSlots };
@@ -32,20 +45,30 @@ class PoolBudget {
   // Reads the process's limit of open files if options.descriptors_max is 0.
   explicit PoolBudget(const PoolOptions& options);
 
-  // Whether the tenant may take `more`, its own part first.
-  Verdict Check(const std::string& tenant, const Amount& more) const;
+  // Whether the tenant may take `more`, its own part first. kHeld: beside all that is held, pools
+  // that are ending included; kOnceEnded: when these have ended.
+  enum class Beside { kHeld, kOnceEnded };
+  Verdict Check(const std::string& tenant, const Amount& more, Beside beside = Beside::kHeld) const;
   void Take(const std::string& tenant, const Amount& amount);
-  // REQUIRES: the tenant has taken that much.
+  // What was taken is held until its descriptors are closed and its memory is free: BeginEnd says
+  // that it is on its way, GiveBack that it is done. REQUIRES: the tenant has taken that much.
+  void BeginEnd(const std::string& tenant, const Amount& amount);
+  // REQUIRES: BeginEnd with as much.
   void GiveBack(const std::string& tenant, const Amount& amount);
 
   const Amount& max() const { return max_; }
-  const Amount& total() const { return total_; }
+  const Amount& total() const { return total_.held; }
 
  private:
+  struct Used {
+    Amount held;    // what is ending included
+    Amount ending;  // its part that is
+  };
+
   Amount max_;
   Amount tenant_max_;
-  Amount total_;
-  std::map<std::string, Amount> tenants_;
+  Used total_;
+  std::map<std::string, Used> tenants_;
 };
 
 }  // namespace crumb::server

@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <functional>
+#include <future>
 #include <thread>
 
 #include "common/roster.h"
@@ -797,6 +798,45 @@ TEST_F(PoolBudgetTest, DescriptorsOfAllPoolsAreBoundedAndComeBack) {
   Leave(pools, session, used);
   EXPECT_NE(JoinOn(pools, session, 'c'), "");
   EXPECT_EQ(pools.totals().descriptors, 1u);
+}
+
+// What an ending pool took counts until its descriptors are closed: a tenant whose pools take long
+// to end has no more than its part. Here the announcement that its page is gone takes long.
+TEST_F(PoolBudgetTest, WhatAnEndingPoolTookCountsUntilItHasEnded) {
+  std::promise<void> gate;
+  const std::shared_future<void> opened = gate.get_future().share();
+  storage::DeviceTier tier(
+      {.device = {}, .is_below = [](const auto&) { return true; }}, Clock::Real(),
+      {.added = {}, .removed = [&](const auto&, const auto&) { opened.wait(); }});
+  PoolOptions options = Sizes();
+  options.descriptors_max = 4;
+  options.tenant_percent = 100;
+  DevicePools pools(options, &tier, clock_, metrics_);
+  const auto session = OpenSession();
+  const std::string first = JoinOn(pools, session, 'a');
+  ASSERT_TRUE(OfferTo(pools, session, first));
+  const storage::DevicePoolNumber number = pools.Joined(*session, first).value();
+  const std::vector<uint64_t> slots = pools.Reserve(*session, number, 0, 1).value();
+  ASSERT_EQ(slots.size(), 1u);
+  const std::string header = Header(1);
+  const auto parsed = std::make_shared<const FragmentHeader>(
+      DecodeFragmentHeader(std::as_bytes(std::span(header))).value());
+  ASSERT_TRUE(tier.Commit(number, session->token().slot(), slots[0], parsed, 1).ok());
+  tier.Release(number, session->token().slot(), slots);
+  Leave(pools, session, first);
+  EXPECT_EQ(ReclaimOn(pools, session, 'a'), kHandleBytes);
+  EXPECT_EQ(pools.totals().pools, 0u);
+  EXPECT_EQ(pools.totals().descriptors, 2u);
+  const std::string second = JoinOn(pools, session, 'b');
+  EXPECT_TRUE(OfferTo(pools, session, second));
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(second);
+  EXPECT_EQ(pools.Handle(session, offer, OneFd()).answer.code(),
+            static_cast<uint32_t>(absl::StatusCode::kUnavailable));
+  EXPECT_EQ(Rejected(Rejection::kDeviceHandles), 1u);
+  gate.set_value();
+  EXPECT_TRUE(OfferTo(pools, session, second));
+  EXPECT_EQ(pools.totals().descriptors, 3u);
 }
 
 TEST_F(PoolBudgetTest, HalfOfTheOpenFilesAreTheDefault) {
