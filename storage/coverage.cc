@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/coverage.h"
 
+#include <algorithm>
+
 namespace crumb::storage {
 namespace {
 
@@ -41,6 +43,52 @@ std::vector<TileRange> Subtract(const TileRange& whole, std::span<const TileRang
     pieces = std::move(left);
   }
   return pieces;
+}
+
+TileSet::TileSet(const TileRange& whole)
+    : whole_(whole),
+      words_per_row_((static_cast<size_t>(std::max(0, whole.heads.size())) + 63) / 64) {}
+
+template <typename Visit>
+bool TileSet::ForEachWord(const TileRange& part, Visit visit) const {
+  const TileRange cut = Intersect(part, whole_);
+  if (cut.tiles() <= 0) return true;
+  const auto first = static_cast<size_t>(cut.heads.begin - whole_.heads.begin);
+  const auto end = static_cast<size_t>(cut.heads.end - whole_.heads.begin);
+  for (int layer = cut.layers.begin; layer < cut.layers.end; ++layer) {
+    const size_t row = static_cast<size_t>(layer - whole_.layers.begin) * words_per_row_;
+    for (size_t word = first / 64; word * 64 < end; ++word) {
+      uint64_t mask = ~uint64_t{0};
+      if (word * 64 < first) mask &= ~uint64_t{0} << (first - word * 64);
+      if (end - word * 64 < 64) mask &= (uint64_t{1} << (end - word * 64)) - 1;
+      if (!visit(row + word, mask)) return false;
+    }
+  }
+  return true;
+}
+
+bool TileSet::Overlaps(const TileRange& part) const {
+  if (tiles_ == 0) return false;
+  return !ForEachWord(part, [&](size_t word, uint64_t mask) { return (bits_[word] & mask) == 0; });
+}
+
+void TileSet::Add(const TileRange& part) {
+  if (bits_.empty()) bits_.resize(Rows(whole_));
+  ForEachWord(part, [&](size_t word, uint64_t mask) {
+    bits_[word] |= mask;
+    return true;
+  });
+  tiles_ += std::max(0, Intersect(part, whole_).tiles());
+}
+
+void TileSet::Clear() {
+  std::fill(bits_.begin(), bits_.end(), 0);
+  tiles_ = 0;
+}
+
+size_t TileSet::Rows(const TileRange& part) const {
+  const TileRange cut = Intersect(part, whole_);
+  return cut.tiles() <= 0 ? 0 : static_cast<size_t>(cut.layers.size()) * words_per_row_;
 }
 
 }  // namespace crumb::storage

@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "common/clock.h"
 #include "common/mutex.h"
+#include "storage/coverage.h"
 #include "storage/device_pool_index.h"
 #include "storage/store_options.h"
 #include "storage/tiered_store.h"
@@ -117,10 +118,16 @@ class DeviceTier {
   // Which of the request's keys its pools cover.
   std::vector<bool> Covered(const AcquireRequest& request) const;
 
-  // Turns references into a lease that holds `below` of another tier with them; the keys of that
-  // one are at `below_pages`. `pages` may have empty entries.
-  LeaseId Lease(const AcquireRequest& request, std::vector<PlacesOf> pages, LeaseId below,
-                std::vector<uint32_t> below_pages, std::vector<DeviceFragmentRef>* fragments);
+  // Turns references into a lease of the first pages that have no more than `fragments_max`
+  // fragments here, and lets go of the others. The lease holds `below` of another tier with them;
+  // the keys of that one are at `below_pages`. `pages` may have empty entries.
+  struct Leased {
+    LeaseId lease = 0;  // 0: no page was leased, and `below` is the caller's
+    size_t pages = 0;
+  };
+  Leased Lease(const AcquireRequest& request, std::vector<PlacesOf> pages, LeaseId below,
+               std::vector<uint32_t> below_pages, size_t fragments_max,
+               std::vector<DeviceFragmentRef>* fragments);
   static bool IsOwnLease(LeaseId lease) { return (lease & kOwnLease) != 0; }
   struct LeaseView {
     uint32_t pages = 0;
@@ -173,8 +180,14 @@ class DeviceTier {
   };
   std::vector<Source> SourcesOf(const AcquireRequest& request) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // `seen` has the request's range and serves all keys of a hold; `steps` counts what this cost.
   static PlacesOf Places(std::span<const Source> sources, const AcquireRequest& request,
-                         const PageKey& key);
+                         const PageKey& key, TileSet& seen, size_t* steps);
+  // Adds a page's fragments and counts that they are read. Returns false, and does nothing, if
+  // there would be more than `fragments_max`.
+  bool AddLeased(const PlacesOf& places, uint32_t index, const TileRange& range,
+                 size_t fragments_max, std::vector<DeviceFragmentRef>* fragments)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AddRefs(const PlacesOf& places, uint32_t index, const TileRange& range,
                std::vector<DeviceFragmentRef>* fragments) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -11,15 +11,15 @@ namespace {
 
 // Keys whose places in the index are brought to the cache before they are looked up.
 constexpr size_t kPrefetchAhead = 8;
-// Look-ups, of one key in one pool each, while the lock is held once: about a millisecond.
-constexpr size_t kLookupsPerLock = 32'768;
+// Look-ups of one key in one pool, and rows of tiles that are compared, while the lock is held
+// once: about a millisecond.
+constexpr size_t kStepsPerLock = 32'768;
+// Pages that are let go, touched or visited, and fragments that are named, while the lock is held
+// once.
+constexpr size_t kPagesPerLock = 4096;
+constexpr size_t kFragmentsPerLock = 4096;
 // Pages that are removed while the lock is held once.
 constexpr size_t kRemovalsPerLock = 1024;
-
-// Keys that are looked up in each of so many pools while the lock is held once.
-size_t KeysPerLock(size_t pools) {
-  return std::max<size_t>(1, kLookupsPerLock / std::max<size_t>(1, pools));
-}
 
 bool Usable(const Page& page, const AcquireRequest& request) {
   return page.generation >= request.generation;
@@ -40,9 +40,10 @@ std::vector<DeviceTier::Source> DeviceTier::SourcesOf(const AcquireRequest& requ
 }
 
 DeviceTier::PlacesOf DeviceTier::Places(std::span<const Source> sources,
-                                        const AcquireRequest& request, const PageKey& key) {
+                                        const AcquireRequest& request, const PageKey& key,
+                                        TileSet& seen, size_t* steps) {
   PlacesOf places;
-  std::vector<TileRange> covered;
+  *steps += sources.size();
   const KeyIndex::Hashed hashed = KeyIndex::Hash(key);
   for (const Source& source : sources) {
     const PageHandle handle = source.pages.Find(hashed);
@@ -56,59 +57,63 @@ DeviceTier::PlacesOf DeviceTier::Places(std::span<const Source> sources,
     bool adds = false;
     bool overlaps = false;
     for (const Fragment& fragment : page.fragments) {
-      if (!Overlaps(fragment.range, request.range)) continue;
-      adds = true;
-      overlaps |= std::any_of(covered.begin(), covered.end(), [&](const TileRange& there) {
-        return Overlaps(there, fragment.range);
-      });
+      const size_t rows = seen.Rows(fragment.range);
+      *steps += 1 + rows;
+      adds |= rows > 0;
+      overlaps |= rows > 0 && seen.Overlaps(fragment.range);
+      if (overlaps) break;
     }
     if (!adds || overlaps) continue;
-    for (const Fragment& fragment : page.fragments) covered.push_back(fragment.range);
+    for (const Fragment& fragment : page.fragments) seen.Add(fragment.range);
     places.push_back({source.number, handle});
   }
-  if (places.empty() || !Covers(covered, request.range)) places.clear();
+  if (places.empty()) return places;
+  if (!seen.full()) places.clear();
+  seen.Clear();
+  *steps += seen.Rows(request.range);
   return places;
 }
 
 std::vector<DeviceTier::PlacesOf> DeviceTier::Ref(const AcquireRequest& request) {
   const std::span<const PageKey> keys = request.keys;
   std::vector<PlacesOf> pages(keys.size());
-  const size_t step = KeysPerLock(request.pools.size());
-  for (size_t first = 0; first < keys.size(); first += step) {
-    const size_t end = std::min(keys.size(), first + step);
+  TileSet seen(request.range);
+  for (size_t next = 0; next < keys.size();) {
     MutexLock lock(&mutex_);
     const std::vector<Source> sources = SourcesOf(request);
     if (sources.empty()) break;
-    for (size_t i = first; i < end; ++i) {
-      if (i + kPrefetchAhead < end) {
-        const KeyIndex::Hashed ahead = KeyIndex::Hash(keys[i + kPrefetchAhead]);
+    for (size_t steps = 0; next < keys.size() && steps < kStepsPerLock; ++next) {
+      if (next + kPrefetchAhead < keys.size()) {
+        const KeyIndex::Hashed ahead = KeyIndex::Hash(keys[next + kPrefetchAhead]);
         for (const Source& source : sources) source.pages.Prefetch(ahead);
       }
-      pages[i] = Places(sources, request, keys[i]);
-      for (const auto& [pool, page] : pages[i]) TableOf(pool).Ref(page);
+      pages[next] = Places(sources, request, keys[next], seen, &steps);
+      for (const auto& [pool, page] : pages[next]) TableOf(pool).Ref(page);
     }
   }
   return pages;
 }
 
 void DeviceTier::Unref(std::span<const PlacesOf> pages) {
-  MutexLock lock(&mutex_);
-  for (const PlacesOf& places : pages) {
-    for (const auto& [pool, page] : places) TableOf(pool).Unref(page);
+  for (size_t first = 0; first < pages.size(); first += kPagesPerLock) {
+    MutexLock lock(&mutex_);
+    for (const PlacesOf& places :
+         pages.subspan(first, std::min(kPagesPerLock, pages.size() - first))) {
+      for (const auto& [pool, page] : places) TableOf(pool).Unref(page);
+    }
   }
 }
 
 std::vector<bool> DeviceTier::Covered(const AcquireRequest& request) const {
   std::vector<bool> covered(request.keys.size());
   if (request.pools.empty()) return covered;
-  const size_t step = KeysPerLock(request.pools.size());
-  for (size_t first = 0; first < covered.size(); first += step) {
-    const size_t end = std::min(covered.size(), first + step);
+  TileSet seen(request.range);
+  for (size_t next = 0; next < covered.size();) {
     MutexLock lock(&mutex_);
     const std::vector<Source> sources = SourcesOf(request);
     if (sources.empty()) break;
-    for (size_t i = first; i < end; ++i) {
-      covered[i] = !Places(sources, request, request.keys[i]).empty();
+    for (size_t steps = 0; next < covered.size() && steps < kStepsPerLock; ++next) {
+      covered[next] = !Places(sources, request, request.keys[next], seen, &steps).empty();
     }
   }
   return covered;
@@ -128,69 +133,109 @@ void DeviceTier::AddRefs(const PlacesOf& places, uint32_t index, const TileRange
   }
 }
 
-LeaseId DeviceTier::Lease(const AcquireRequest& request, std::vector<PlacesOf> pages, LeaseId below,
-                          std::vector<uint32_t> below_pages,
-                          std::vector<DeviceFragmentRef>* fragments) {
-  const TimePoint now = clock_.Now();
-  fragments->reserve(pages.size());
-  MutexLock lock(&mutex_);
-  std::map<DevicePoolNumber, std::vector<PageHandle>> read;
-  for (size_t i = 0; i < pages.size(); ++i) {
-    AddRefs(pages[i], static_cast<uint32_t>(i), request.range, fragments);
-    for (const auto& [number, handle] : pages[i]) {
-      read[number].push_back(handle);
-      PageTable& table = TableOf(number);
-      for (const Fragment& fragment : table[handle].fragments) {
-        if (Overlaps(fragment.range, request.range)) table.CountGet(fragment);
-      }
+bool DeviceTier::AddLeased(const PlacesOf& places, uint32_t index, const TileRange& range,
+                           size_t fragments_max, std::vector<DeviceFragmentRef>* fragments) {
+  const auto wanted = [&](const Fragment& fragment) { return Overlaps(fragment.range, range); };
+  size_t count = 0;
+  for (const auto& [number, handle] : places) {
+    const Page& page = TableOf(number)[handle];
+    count +=
+        static_cast<size_t>(std::count_if(page.fragments.begin(), page.fragments.end(), wanted));
+  }
+  if (count > fragments_max - std::min(fragments_max, fragments->size())) return false;
+  AddRefs(places, index, range, fragments);
+  for (const auto& [number, handle] : places) {
+    PageTable& table = TableOf(number);
+    for (const Fragment& fragment : table[handle].fragments) {
+      if (wanted(fragment)) table.CountGet(fragment);
     }
   }
-  for (const auto& [number, handles] : read) TableOf(number).NoteRead(handles, now);
+  return true;
+}
+
+DeviceTier::Leased DeviceTier::Lease(const AcquireRequest& request, std::vector<PlacesOf> pages,
+                                     LeaseId below, std::vector<uint32_t> below_pages,
+                                     size_t fragments_max,
+                                     std::vector<DeviceFragmentRef>* fragments) {
+  const TimePoint now = clock_.Now();
+  fragments->reserve(std::min(pages.size(), fragments_max));
+  size_t leased = 0;
+  bool full = false;
+  while (leased < pages.size() && !full) {
+    const size_t end = std::min(pages.size(), leased + kPagesPerLock);
+    const size_t fragments_end = fragments->size() + kFragmentsPerLock;
+    std::map<DevicePoolNumber, std::vector<PageHandle>> read;
+    MutexLock lock(&mutex_);
+    for (; leased < end && fragments->size() < fragments_end; ++leased) {
+      const PlacesOf& places = pages[leased];
+      full = !AddLeased(places, static_cast<uint32_t>(leased), request.range, fragments_max,
+                        fragments);
+      if (full) break;
+      for (const auto& [number, handle] : places) read[number].push_back(handle);
+    }
+    for (const auto& [number, handles] : read) TableOf(number).NoteRead(handles, now);
+  }
+  Unref(std::span(pages).subspan(leased));
+  if (leased == 0) return {};
+  pages.resize(leased);
+  MutexLock lock(&mutex_);
   const LeaseId lease = ++last_lease_ | kOwnLease;
   if (below == 0) ++leases_alone_;
   leases_[lease] = {std::move(pages), below, std::move(below_pages), now};
-  return lease;
+  return {lease, leased};
 }
 
+// Between two pieces the lease may end: then nothing was read.
 std::optional<DeviceTier::LeaseView> DeviceTier::ReadLease(LeaseId lease,
                                                            const TileRange& range) const {
-  MutexLock lock(&mutex_);
-  const auto found = leases_.find(lease);
-  if (found == leases_.end()) return std::nullopt;
-  const LeaseRecord& record = found->second;
   LeaseView view;
-  view.pages = static_cast<uint32_t>(record.pages.size());
-  view.below = record.below;
-  view.below_pages = record.below_pages;
-  for (size_t i = 0; i < record.pages.size(); ++i) {
-    AddRefs(record.pages[i], static_cast<uint32_t>(i), range, &view.fragments);
-  }
+  size_t next = 0;
+  do {
+    MutexLock lock(&mutex_);
+    const auto found = leases_.find(lease);
+    if (found == leases_.end()) return std::nullopt;
+    const LeaseRecord& record = found->second;
+    if (next == 0) {
+      view.pages = static_cast<uint32_t>(record.pages.size());
+      view.below = record.below;
+      view.below_pages = record.below_pages;
+    }
+    const size_t end = std::min(record.pages.size(), next + kPagesPerLock);
+    const size_t fragments_end = view.fragments.size() + kFragmentsPerLock;
+    for (; next < end && view.fragments.size() < fragments_end; ++next) {
+      AddRefs(record.pages[next], static_cast<uint32_t>(next), range, &view.fragments);
+    }
+  } while (next < view.pages);
   return view;
 }
 
 std::optional<LeaseId> DeviceTier::Release(LeaseId lease) {
-  MutexLock lock(&mutex_);
-  const auto found = leases_.find(lease);
-  if (found == leases_.end()) return std::nullopt;
-  for (const PlacesOf& places : found->second.pages) {
-    for (const auto& [pool, page] : places) TableOf(pool).Unref(page);
+  LeaseRecord record;
+  {
+    MutexLock lock(&mutex_);
+    const auto found = leases_.find(lease);
+    if (found == leases_.end()) return std::nullopt;
+    record = std::move(found->second);
+    if (record.below == 0) --leases_alone_;
+    leases_.erase(found);
   }
-  const LeaseId below = found->second.below;
-  if (below == 0) --leases_alone_;
-  leases_.erase(found);
-  return below;
+  Unref(record.pages);
+  return record.below;
 }
 
 void DeviceTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
   for (const DevicePoolNumber number : Numbers()) {
-    MutexLock lock(&mutex_);
-    DevicePoolIndex* pool = Find(number);
-    if (pool == nullptr) continue;
-    PageTable& table = pool->table();
-    table.BeginAccess();
-    for (auto key = keys.rbegin(); key != keys.rend(); ++key) {
-      const PageHandle page = table.Find(keyspace, *key);
-      if (page != kNoPage) table.Hit(page);
+    for (size_t end = keys.size(); end > 0;) {
+      const size_t begin = end - std::min(end, kPagesPerLock);
+      MutexLock lock(&mutex_);
+      DevicePoolIndex* pool = Find(number);
+      if (pool == nullptr) break;
+      PageTable& table = pool->table();
+      if (end == keys.size()) table.BeginAccess();
+      for (; end > begin; --end) {
+        const PageHandle page = table.Find(keyspace, keys[end - 1]);
+        if (page != kNoPage) table.Hit(page);
+      }
     }
   }
 }
@@ -293,10 +338,13 @@ void DeviceTier::ForEachPage(const KeyspaceId& keyspace,
                              const std::function<void(const PageKey&)>& visit) const {
   std::vector<PageKey> keys;
   for (const DevicePoolNumber number : Numbers()) {
-    MutexLock lock(&mutex_);
-    const DevicePoolIndex* pool = Find(number);
-    if (pool == nullptr) continue;
-    pool->table().ForEachPage(keyspace, [&](const Page& page) { keys.push_back(page.key); });
+    for (PageHandle from = 0; from != kNoPage;) {
+      MutexLock lock(&mutex_);
+      const DevicePoolIndex* pool = Find(number);
+      if (pool == nullptr) break;
+      from = pool->table().Scan(keyspace, from, kPagesPerLock,
+                                [&](PageHandle, const Page& page) { keys.push_back(page.key); });
+    }
   }
   std::sort(keys.begin(), keys.end());
   keys.erase(std::unique(keys.begin(), keys.end()), keys.end());

@@ -13,6 +13,22 @@ namespace {
 // How far behind the durable recency may be while pages are read.
 constexpr Duration kRecencySyncInterval = std::chrono::seconds(5);
 
+// Leaves out the fragments of pages from `pages` on.
+void CutFragments(size_t pages, std::vector<FragmentRef>* fragments) {
+  fragments->erase(
+      std::partition_point(fragments->begin(), fragments->end(),
+                           [&](const FragmentRef& fragment) { return fragment.page < pages; }),
+      fragments->end());
+}
+
+// Ends the prefix before the page with which the answer would name more fragments than it may.
+void CutPrefix(size_t pages, AcquireResult* result) {
+  result->hit_pages = static_cast<uint32_t>(pages);
+  result->page_tiers.resize(pages);
+  CutFragments(pages, &result->fragments);
+  result->miss_reason = MissReason::kBusy;
+}
+
 }  // namespace
 
 void ThreeTierStore::Acquire(AcquireRequest request,
@@ -75,8 +91,14 @@ AcquireResult ThreeTierStore::JoinLeases(const AcquireRequest& request,
   }
   for (FragmentRef& fragment : below.fragments) fragment.page = below_pages[fragment.page];
   result.fragments = std::move(below.fragments);
-  result.lease = devices_.Lease(request, std::move(pages), below.lease, std::move(below_pages),
-                                &result.device_fragments);
+  const size_t fragments_max =
+      request.fragments_max - std::min(request.fragments_max, result.fragments.size());
+  const DeviceTier::Leased leased =
+      devices_.Lease(request, std::move(pages), below.lease, std::move(below_pages), fragments_max,
+                     &result.device_fragments);
+  if (leased.pages < hits) CutPrefix(leased.pages, &result);
+  if (leased.lease == 0 && below.lease != 0) host_->Release(below.lease);
+  result.lease = leased.lease;
   return result;
 }
 
@@ -93,6 +115,7 @@ std::optional<LeasedPages> ThreeTierStore::ReadLease(LeaseId lease, const TileRa
     fragment.page = view->below_pages[fragment.page];
   }
   read.fragments = std::move(below->fragments);
+  CutFragments(read.pages, &read.fragments);
   return read;
 }
 

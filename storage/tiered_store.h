@@ -70,8 +70,8 @@ struct AcquireRequest {
   TimePoint deadline;  // for lower tiers; host hits are served whatever the time
   // Device pools whose pages count, before those in host memory; the best first.
   std::vector<DevicePoolNumber> pools = {};
-  // Fragments in host memory that the answer may name: the prefix ends, busy, before the page with
-  // which there would be more.
+  // Fragments, in host memory and on devices together, that the answer may name: the prefix ends,
+  // busy, before the page with which there would be more.
   size_t fragments_max = SIZE_MAX;
 };
 

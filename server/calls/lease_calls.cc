@@ -258,11 +258,12 @@ absl::Status JoinLease(const CallContext& context, Session& session,
     context.sessions.Release(session, request.lease());
     return absl::OkStatus();
   }
-  if (leased->fragments.size() > static_cast<size_t>(context.limits.answer_fragments_max)) {
+  const size_t fragments = leased->fragments.size() + leased->device_fragments.size();
+  if (fragments > static_cast<size_t>(context.limits.answer_fragments_max)) {
     context.sessions.Release(session, request.lease());
     return absl::ResourceExhaustedError(
         fmt::format("the lease has {} fragments in this range, limits.answer_fragments_max is {}",
-                    leased->fragments.size(), context.limits.answer_fragments_max));
+                    fragments, context.limits.answer_fragments_max));
   }
   if (!GrantSlabs(context, session, keyspace->id, leased->fragments)) {
     context.sessions.Release(session, request.lease());

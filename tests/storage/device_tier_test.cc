@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/device_tier.h"
 
+#include <ctime>
 #include <future>
 #include <map>
 #include <random>
@@ -623,6 +624,84 @@ TEST_F(DeviceTierTest, APageHasABoundedNumberOfFragments) {
 }
 
 // Counters of a pool stay when it goes, and count its pages as evicted.
+double ThreadCpuSeconds() {
+  timespec used{};
+  EXPECT_EQ(::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used), 0);
+  return static_cast<double>(used.tv_sec) + 1e-9 * static_cast<double>(used.tv_nsec);
+}
+
+// A tenant may cut its pages into fragments of one tile each, spread over as many pools as a
+// request may name. What a look-up of one costs grows with its fragments, not with their pairs.
+TEST_F(DeviceTierTest, APageOfManyFragmentsInManyPoolsIsFoundInTimeInThem) {
+  constexpr int kPools = 32;
+  constexpr int kFragments = 64;
+  constexpr uint64_t kPages = 16;
+  AcquireRequest request = RequestOf(1, kPages);
+  request.range = {{0, kFragments}, {0, kPools}};
+  for (int pool = 0; pool < kPools; ++pool) {
+    request.pools.push_back(AddPool(kPages * kFragments));
+    const auto slots = tier_->Reserve(request.pools.back(), kAnn, kPages * kFragments);
+    ASSERT_THAT(slots, SizeIs(kPages * kFragments));
+    for (size_t i = 0; i < slots.size(); ++i) {
+      SampleFragment tile = SamplePage(1, i / kFragments);
+      const auto layer = static_cast<uint16_t>(i % kFragments);
+      const auto head = static_cast<uint16_t>(pool);
+      tile.range = {{layer, static_cast<uint16_t>(layer + 1)},
+                    {head, static_cast<uint16_t>(head + 1)}};
+      ASSERT_TRUE(tier_->Commit(request.pools.back(), kAnn, slots[i], HeaderOf(tile), 1).ok());
+    }
+  }
+  const double before = ThreadCpuSeconds();
+  EXPECT_THAT(tier_->Covered(request), Each(true));
+  // Some 33,000 fragments; their pairs are 34,000,000.
+  EXPECT_LT(ThreadCpuSeconds() - before, 0.004);
+  // A pool that has a tile of another one adds nothing, and what is missing without it is.
+  std::swap(request.pools[0], request.pools[5]);
+  EXPECT_THAT(tier_->Covered(request), Each(true));
+  request.pools[3] = request.pools[4];
+  EXPECT_THAT(tier_->Covered(request), Each(false));
+}
+
+// Fragments on devices and those in host memory count together against what an answer may name.
+TEST_F(DeviceTierTest, AnAnswerNamesABoundedNumberOfFragments) {
+  Fill(pool_, 1, 0, 3);
+  for (uint64_t page = 3; page < 5; ++page) {
+    ASSERT_TRUE(Commit(*store_, SamplePage(1, page)).ok());
+  }
+  AcquireRequest request = Request(1, 5, {pool_});
+  request.fragments_max = 4;  // two are taken by host memory
+  const auto cut = Acquire(*store_, request);
+  ASSERT_TRUE(cut.ok());
+  EXPECT_EQ(cut->hit_pages, 2u);
+  EXPECT_EQ(cut->miss_reason, MissReason::kBusy);
+  EXPECT_THAT(cut->page_tiers, Each(Tier::kDevice));
+  EXPECT_THAT(cut->device_fragments, SizeIs(2));
+  EXPECT_THAT(cut->fragments, IsEmpty());
+  const auto read = store_->ReadLease(cut->lease, request.range);
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->pages, 2u);
+  EXPECT_THAT(read->fragments, IsEmpty());
+  EXPECT_TRUE(store_->Release(cut->lease));
+  request.fragments_max = 2;
+  const auto none = Acquire(*store_, request);
+  ASSERT_TRUE(none.ok());
+  EXPECT_EQ(none->hit_pages, 0u);
+  EXPECT_EQ(none->miss_reason, MissReason::kBusy);
+  EXPECT_EQ(none->lease, 0u);
+  EXPECT_EQ(store_->Stats().leases, 0u);
+  EXPECT_TRUE(tier_->RemovePool(pool_));  // nothing refers to its pages
+}
+
+// A walk over more pages than one hold of the lock sees each of them once.
+TEST_F(DeviceTierTest, AWalkInPiecesSeesEveryPageOnce) {
+  constexpr uint64_t kPages = 10'000;
+  const DevicePoolNumber large = AddPool(kPages);
+  Fill(large, 1, 0, kPages);
+  std::set<PageKey> seen;
+  tier_->ForEachPage(RequestOf(1, 1).keyspace, [&](const PageKey& key) { seen.insert(key); });
+  EXPECT_THAT(seen, SizeIs(kPages));
+}
+
 TEST_F(DeviceTierTest, ARemovedPoolLeavesItsCounters) {
   Fill(pool_, 1, 0, 5);
   const TierStats before = store_->Stats().device;
