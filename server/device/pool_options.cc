@@ -14,7 +14,7 @@ void PoolOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field(
       "slots_max", slots_max,
       "Slots of all pools together, up to each one's last handle; each takes about 30 bytes "
-      "of crumbd's memory.");
+      "of crumbd's memory, and about 600 more while a page is in it.");
   visitor.Field("descriptors_max", descriptors_max,
                 "Descriptors of all pools together: one for each handle and one for each pool. 0: "
                 "half of the limit of open files (RLIMIT_NOFILE) at start.");

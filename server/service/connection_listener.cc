@@ -34,6 +34,18 @@ constexpr int kBacklog = 4096;
 constexpr int kAcceptsAtOnce = 64;
 // How long accepting pauses when descriptors have run out.
 constexpr int kAcceptPauseMs = 200;
+#ifndef SO_PASSRIGHTS
+#define SO_PASSRIGHTS 83  // of Linux 6.16, newer than the C library's header
+#endif
+
+// Has the kernel refuse messages with descriptors (EPERM to the sender), on the connections of the
+// listener too. gRPC takes none: the kernel would close them while one of gRPC's threads receives,
+// and such a close waits for as long as its sender likes.
+void RefuseDescriptors(int listener) {
+  const int none = 0;
+  if (::setsockopt(listener, SOL_SOCKET, SO_PASSRIGHTS, &none, sizeof(none)) == 0) return;
+  LogWarning("descriptors sent to listen.unix can block threads of gRPC: Linux 6.16 refuses them");
+}
 
 // Connections in total: limits.connections_max, and at most half of the descriptors that the
 // process may open.
@@ -90,6 +102,7 @@ absl::Status ConnectionListener::ListenUnix(const std::string& path) {
   path_ = path;
   // Before it listens, so that the file's first mode lets no connection in.
   if (::chmod(path.c_str(), 0660) != 0) return ErrnoStatus(errno, "setting the mode of " + path);
+  RefuseDescriptors(fd.get());
   if (::listen(fd.get(), kBacklog) != 0) return ErrnoStatus(errno, "listening at " + path);
   local_ = std::move(fd);
   return absl::OkStatus();

@@ -3,9 +3,12 @@
 #include "server/daemon.h"
 
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -16,6 +19,7 @@
 #include "gtest/gtest.h"
 #include "httplib.h"
 #include "tests/common/temporary_folder.h"
+#include "tests/server/hostile_descriptors.h"
 #include "tests/server/test_client.h"
 
 namespace crumb::server {
@@ -448,6 +452,25 @@ TEST_F(DaemonTest, ListenersInUseAreNamed) {
   EXPECT_THAT(error([&](Options& options) { options.listen.unix_socket = "/nonexistent/x.sock"; }),
               HasSubstr("/nonexistent/ does not exist"));
   EXPECT_EQ(Http("/readyz"), "ready\n");  // the first goes on
+}
+
+// gRPC receives without room for descriptors, which the kernel would then close on its threads.
+TEST_F(DaemonTest, TheKernelRefusesDescriptorsForGrpc) {
+  constexpr int kPassRights = 83;  // SO_PASSRIGHTS
+  const UniqueFd connection(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  int passes = 0;
+  socklen_t size = sizeof(passes);
+  if (::getsockopt(connection.get(), SOL_SOCKET, kPassRights, &passes, &size) != 0) {
+    GTEST_SKIP() << "needs Linux 6.16";
+  }
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  places_.unix_socket.copy(address.sun_path, sizeof(address.sun_path) - 1);
+  ASSERT_EQ(
+      ::connect(connection.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+  const int fds[] = {STDIN_FILENO};
+  EXPECT_FALSE(SendDescriptors(connection.get(), "PRI * HTTP/2.0", fds));
+  EXPECT_EQ(errno, EPERM);
 }
 
 TEST_F(DaemonTest, ClosingTheConnectionEndsTheSession) {
