@@ -145,7 +145,7 @@ class DevicePools final : public SessionMemory {
     storage::DeviceTier::TakenPool taken;
     PoolBudget::Amount amount;
   };
-  // What pools took that have ended. A task that ends one notes it here, and the next request takes
+  // Amounts that ended pools took. A task that ends one notes it here, and the next request takes
   // it off the budget. Outlives the object when such a task does not come back from a close.
   struct Ended {
     Mutex mutex;
@@ -153,7 +153,7 @@ class DevicePools final : public SessionMemory {
     uint64_t pools ABSL_GUARDED_BY(mutex) = 0;  // ever
     std::vector<std::pair<std::string, PoolBudget::Amount>> amounts ABSL_GUARDED_BY(mutex);
   };
-  // What a request does to get room.
+  // The steps of a request that has to make room.
   struct RoomMaking {
     std::vector<Retired> retired;  // to be ended without the lock
     bool waits = false;            // there is room once pools have ended that are ending

@@ -17,6 +17,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "common/unique_fd.h"
@@ -47,7 +48,10 @@ class LingeringSocket {
     const std::string bytes(1 << 20, 'x');  // more than the peer's buffer takes
     while (::send(socket_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) > 0) {
     }
-    socket_ = UniqueFd(::fcntl(socket_.get(), F_DUPFD_CLOEXEC, least));
+    if (least == 0) return;
+    UniqueFd moved(::fcntl(socket_.get(), F_DUPFD_CLOEXEC, least));
+    EXPECT_TRUE(moved.valid());
+    if (moved.valid()) socket_ = std::move(moved);
   }
   LingeringSocket(const LingeringSocket&) = delete;
   LingeringSocket& operator=(const LingeringSocket&) = delete;

@@ -115,23 +115,22 @@ TEST_F(ReceivedDescriptorsTest, ThoseWithoutANumberHoldUpNoSession) {
   Start();
   UniqueFd open = Connect();
   ASSERT_TRUE(OpensSession(open.get()));
-  constexpr int kAboveTheLimit = 2000;
+  constexpr int kAboveTheLimits = 200;  // and a number that processes may have
+  LingeringSocket lingers(kAboveTheLimits);
+  UniqueFd first(::open("/dev/null", O_RDONLY | O_CLOEXEC));  // the lowest number that is free
+  UniqueFd second(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const auto one_free = static_cast<rlim_t>(first.get()) + 1;
+  const auto two_free = static_cast<rlim_t>(second.get()) + 1;
+  first.Reset();
+  second.Reset();
   DescriptorLimit limit;
-  uint64_t refused = 0;
-  std::vector<UniqueFd> kept;
-  const auto send = [&](int fd) {
-    limit.Restore();
-    const size_t before = OpenDescriptors();
-    kept.push_back(Connect());
-    ASSERT_TRUE(Eventually([&] { return OpenDescriptors() == before + 2; }));  // it is accepted
-    const int hostile = kept.back().get();
-    kept.emplace_back(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    limit.Set(static_cast<rlim_t>(kept.back().get()) + 1);  // that was the last number
-    refused = metrics_.hellos_refused.value() + 1;
-    ASSERT_TRUE(SendDescriptors(hostile, Hello(), {&fd, 1}));
-  };
-  const auto lingers = SendLingering(send, kAboveTheLimit);
-  EXPECT_TRUE(Eventually([&] { return metrics_.hellos_refused.value() == refused; }));
+  limit.Set(one_free);
+  const UniqueFd hostile = Connect();  // takes the last number, so it is not accepted yet
+  const int fds[] = {lingers.fd()};
+  ASSERT_TRUE(SendDescriptors(hostile.get(), Hello(), fds));
+  ASSERT_TRUE(lingers.LetGo());
+  limit.Set(two_free);  // a number for the connection, and none for what it has sent
+  EXPECT_TRUE(Eventually([&] { return metrics_.hellos_refused.value() == 1; }));
   limit.Restore();
   open.Reset();
   EXPECT_TRUE(Eventually([&] { return sessions_.totals().sessions == 0; }));
@@ -156,7 +155,7 @@ TEST_F(ReceivedDescriptorsTest, ThoseThatWaitToBeClosedAreBounded) {
   EXPECT_TRUE(OpensSession(honest.get()));
 }
 
-// Behind a hello they are the tenant's, whoever its user is.
+// Behind a hello they are counted for the tenant, not for its user.
 TEST_F(ReceivedDescriptorsTest, ThoseOfATenantAreBounded) {
   TenantOptions options;
   options.file = folder_.path() + "/tenants.json";
