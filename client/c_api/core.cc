@@ -16,6 +16,7 @@ static_assert(CRUMB_NOT_FOUND == static_cast<int>(absl::StatusCode::kNotFound));
 static_assert(CRUMB_RESOURCE_EXHAUSTED == static_cast<int>(absl::StatusCode::kResourceExhausted));
 static_assert(CRUMB_FAILED_PRECONDITION == static_cast<int>(absl::StatusCode::kFailedPrecondition));
 static_assert(CRUMB_ABORTED == static_cast<int>(absl::StatusCode::kAborted));
+static_assert(CRUMB_OUT_OF_RANGE == static_cast<int>(absl::StatusCode::kOutOfRange));
 static_assert(CRUMB_UNIMPLEMENTED == static_cast<int>(absl::StatusCode::kUnimplemented));
 static_assert(CRUMB_INTERNAL == static_cast<int>(absl::StatusCode::kInternal));
 static_assert(CRUMB_UNAVAILABLE == static_cast<int>(absl::StatusCode::kUnavailable));

@@ -39,6 +39,7 @@ typedef int32_t crumb_code;
 #define CRUMB_RESOURCE_EXHAUSTED 8  /* full: back off */
 #define CRUMB_FAILED_PRECONDITION 9 /* do not retry */
 #define CRUMB_ABORTED 10            /* the connection was lost: redo */
+#define CRUMB_OUT_OF_RANGE 11       /* a layer or page that is not there */
 #define CRUMB_UNIMPLEMENTED 12
 #define CRUMB_INTERNAL 13
 #define CRUMB_UNAVAILABLE 14 /* no crumbd, or the library's other half is not there: retry */

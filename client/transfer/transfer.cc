@@ -43,20 +43,27 @@ struct TransferParts {
   WorkerTally& tally;
 };
 
+// Tiles that are handed to WorkerOptions::parallel_for at once: its count is an int.
+constexpr int kTilesAtOnce = 1 << 20;
+
 void ForEachTile(const WorkerOptions& options, size_t pages, int layer_begin, int layer_end,
                  const std::function<void(size_t page, int layer, int head)>& body) {
   const int heads = options.own_kv_heads();
   const int tiles = (layer_end - layer_begin) * heads;
-  const int count = static_cast<int>(pages) * tiles;
-  const auto run = [&](int task) {
-    const int tile = task % tiles;
-    body(static_cast<size_t>(task / tiles), layer_begin + tile / heads, tile % heads);
-  };
-  if (options.parallel_for && count > 1) {
-    options.parallel_for(count, run);
-    return;
+  if (tiles == 0) return;
+  const size_t pages_at_once = static_cast<size_t>(std::max(1, kTilesAtOnce / tiles));
+  for (size_t first = 0; first < pages; first += pages_at_once) {
+    const int count = static_cast<int>(std::min(pages_at_once, pages - first)) * tiles;
+    const auto run = [&](int task) {
+      const int tile = task % tiles;
+      body(first + static_cast<size_t>(task / tiles), layer_begin + tile / heads, tile % heads);
+    };
+    if (options.parallel_for && count > 1) {
+      options.parallel_for(count, run);
+    } else {
+      for (int task = 0; task < count; ++task) run(task);
+    }
   }
-  for (int task = 0; task < count; ++task) run(task);
 }
 
 class HostPageLoad final : public PageLoad {

@@ -11,16 +11,17 @@ from crumb._programs import path_of
 from crumb.client import (BF16, INT2, KEY_BYTES, NO_PARENT, PAGE_TOKENS, Client, Found, Fragment,
                           Got, Keyspace, Miss, PutOutcome, Stats, Tier, foreign_key, page_keys)
 from crumb.errors import (Aborted, DataLoss, DeadlineExceeded, Error, FailedPrecondition, Internal,
-                          InvalidArgument, NotFound, ResourceExhausted, Unavailable, Unimplemented)
+                          InvalidArgument, NotFound, OutOfRange, ResourceExhausted, Unavailable,
+                          Unimplemented)
 from crumb.gpu import Batch, GpuSequence, GpuSettings, GpuWorker
 from crumb.transfer import Lease, PagedCache, PagedRows, Transfer
 from crumb.worker import Model, Rank, Sequence, Worker, WorkerSettings
 
 __all__ = [
     "BF16", "INT2", "KEY_BYTES", "NO_PARENT", "PAGE_TOKENS", "Aborted", "Batch", "Client",
-    "DataLoss", "DeadlineExceeded", "Error", "FailedPrecondition", "Found", "Fragment",
-    "GpuSequence", "GpuSettings", "GpuWorker", "Got", "Internal", "InvalidArgument", "Keyspace", "Lease",
-    "Miss", "Model", "NotFound", "PagedCache", "PagedRows", "PutOutcome", "Rank", "ResourceExhausted", "Sequence", "Stats",
-    "Tier", "Transfer", "Unavailable", "Unimplemented", "Worker", "WorkerSettings", "foreign_key", "page_keys",
-    "path_of",
+    "DataLoss", "DeadlineExceeded", "Error", "FailedPrecondition", "Found", "Fragment", "Got",
+    "GpuSequence", "GpuSettings", "GpuWorker", "Internal", "InvalidArgument", "Keyspace", "Lease",
+    "Miss", "Model", "NotFound", "OutOfRange", "PagedCache", "PagedRows", "PutOutcome", "Rank",
+    "ResourceExhausted", "Sequence", "Stats", "Tier", "Transfer", "Unavailable", "Unimplemented",
+    "Worker", "WorkerSettings", "foreign_key", "page_keys", "path_of",
 ]

@@ -57,6 +57,12 @@ class Aborted(Error):
     code = _abi.CRUMB_ABORTED
 
 
+class OutOfRange(Error, IndexError):
+    """A layer or page that is not there."""
+
+    code = _abi.CRUMB_OUT_OF_RANGE
+
+
 class Unimplemented(Error, NotImplementedError):
     """crumbd or the library does not have this function."""
 
@@ -84,7 +90,7 @@ class DataLoss(Error):
 BY_CODE: Dict[int, Type[Error]] = {
     kind.code: kind
     for kind in (InvalidArgument, DeadlineExceeded, NotFound, ResourceExhausted,
-                 FailedPrecondition, Aborted, Unimplemented, Internal, Unavailable, DataLoss)
+                 FailedPrecondition, Aborted, OutOfRange, Unimplemented, Internal, Unavailable, DataLoss)
 }
 
 

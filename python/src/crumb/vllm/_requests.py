@@ -119,7 +119,8 @@ class Requests:
     """Follows every request of one scheduler and says what its workers load and store.
 
     page_store: crumbd. block_tokens: tokens of an engine's block. exact: stored pages are BF16.
-    deadline: seconds that a lookup may wait for pages on SSD and other nodes. worth_loading(tokens): whether loading so many tokens is predicted to beat computing them.
+    deadline: seconds that a lookup may wait for pages on SSD and other nodes.
+    worth_loading(tokens): whether loading so many tokens is predicted to beat computing them.
     """
 
     def __init__(self, page_store: PageStore, block_tokens: int, exact: bool, deadline: float,
