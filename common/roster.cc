@@ -3,7 +3,9 @@
 #include "common/roster.h"
 
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -20,6 +22,8 @@ namespace {
 
 constexpr int kAttemptsMax = 8;  // to find a byte that is not taken, of 2^62
 constexpr off_t kLastByte = (off_t{1} << 62) - 1;
+
+constexpr size_t kRosterBytes = kRosterSlotsMax / 8;
 
 struct Range {
   off_t first = 0;
@@ -40,8 +44,13 @@ absl::StatusOr<UniqueFd> OpenAgain(int roster) {
 }  // namespace
 
 absl::StatusOr<UniqueFd> CreateRoster() {
-  CRUMB_ASSIGN_OR_RETURN(UniqueFd roster, CreateMemfd("crumb-roster", 1));
-  // Workers that run as other users open it again, to lock bytes of their own. It holds no data.
+  CRUMB_ASSIGN_OR_RETURN(UniqueFd roster, CreateMemfd("crumb-roster", kRosterBytes));
+  // A file that cannot shrink can be mapped without the risk of a SIGBUS.
+  if (::fcntl(roster.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
+    return ErrnoStatus(errno, "sealing a roster");
+  }
+  // Workers that run as other users open it again, to lock bytes of their own. It holds no bytes of
+  // pages.
   if (::fchmod(roster.get(), 0666) != 0) return ErrnoStatus(errno, "fchmod of a roster");
   return roster;
 }
@@ -84,6 +93,36 @@ absl::StatusOr<std::vector<uint64_t>> ReadOwnRoster(int roster) {
   }
   std::sort(marks.begin(), marks.end());
   return marks;
+}
+
+absl::StatusOr<SlotMarks> SlotMarks::Map(int roster) {
+  const int seals = ::fcntl(roster, F_GET_SEALS);
+  struct stat file = {};
+  struct statfs system = {};
+  if (seals < 0 || ::fstat(roster, &file) != 0 || ::fstatfs(roster, &system) != 0) {
+    return absl::DataLossError("not a roster");
+  }
+  // Files in huge pages, which can run out, have another type.
+  const bool safe = (seals & F_SEAL_SHRINK) != 0 &&
+                    file.st_size >= static_cast<off_t>(kRosterBytes) &&
+                    system.f_type == TMPFS_MAGIC;
+  if (!safe) return absl::DataLossError("a roster without bits for slots");
+  CRUMB_ASSIGN_OR_RETURN(Mapping mapping,
+                         Mapping::Of(roster, kRosterBytes, Mapping::Access::kReadWrite));
+  return SlotMarks(std::move(mapping));
+}
+
+void SlotMarks::Set(uint64_t slot) {
+  if (slot < kRosterSlotsMax) mapping_.bytes()[slot / 8] |= std::byte{1} << (slot % 8);
+}
+
+void SlotMarks::Clear(uint64_t slot) {
+  if (slot < kRosterSlotsMax) mapping_.bytes()[slot / 8] &= ~(std::byte{1} << (slot % 8));
+}
+
+bool SlotMarks::Has(uint64_t slot) const {
+  if (slot >= kRosterSlotsMax) return true;
+  return (mapping_.bytes()[slot / 8] >> (slot % 8) & std::byte{1}) != std::byte{0};
 }
 
 absl::StatusOr<RosterMark> RosterMark::Take(int roster) {

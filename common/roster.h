@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/mapping.h"
 #include "common/unique_fd.h"
 
 // A list of processes that the kernel keeps: a memory file in which every process that uses
@@ -21,6 +22,9 @@
 namespace crumb {
 
 inline constexpr size_t kRosterMarksMax = 4096;  // more is no roster
+// Slots of a pool for which a roster has a bit (SlotMarks): 1 MiB of memory at most, of which only
+// those 4 KiB pages exist that have a bit set. The default of device_pools.slots_max.
+inline constexpr uint64_t kRosterSlotsMax = uint64_t{1} << 23;
 
 absl::StatusOr<UniqueFd> CreateRoster();
 // Opens a roster that came from another process as an open file of this process's own: a descriptor
@@ -34,6 +38,32 @@ absl::StatusOr<std::vector<uint64_t>> ReadRoster(int roster);
 // Likewise, of a file that CreateRoster or AdoptRoster returned and through which no mark was
 // taken. Opens nothing.
 absl::StatusOr<std::vector<uint64_t>> ReadOwnRoster(int roster);
+
+// One bit for each slot of a device pool, in the memory of the pool's roster: whether the page in
+// the slot was removed while processes went on using the slot. It lives as long as any process has
+// the roster, so a crumbd that is started again and takes slots over from those processes knows
+// which pages must not be served any more.
+//
+// A roster that came from a process may be no memory of the right kind. Of a file that can shrink,
+// is too short, or is not in plain memory, nothing is mapped: reading it could end this process.
+// Processes of the pool can change the bits, but they are those whose pages these are. Not
+// thread-safe.
+class SlotMarks {
+ public:
+  // Maps the bits of a roster that CreateRoster or AdoptRoster returned, which stays the caller's.
+  // kDataLoss: the file cannot be mapped safely.
+  static absl::StatusOr<SlotMarks> Map(int roster);
+
+  void Set(uint64_t slot);
+  void Clear(uint64_t slot);
+  // True for a slot that has no bit, too.
+  bool Has(uint64_t slot) const;
+
+ private:
+  explicit SlotMarks(Mapping mapping) : mapping_(std::move(mapping)) {}
+
+  Mapping mapping_;
+};
 
 // A process's mark, until it is destroyed or the process ends. Move-only.
 class RosterMark {

@@ -50,6 +50,15 @@ size_t DevicePoolIndex::HoldersOf(uint64_t blank) const {
   return shared == shared_.end() ? 1 : shared->second;
 }
 
+void DevicePoolIndex::Remove(PageHandle page, RemovalReason reason, TimePoint now) {
+  if (removed_marks_ && table_[page].references > 0) {
+    for (const Fragment& fragment : table_[page].fragments) {
+      removed_marks_->Set(slots_.NumberOf(fragment.slot));
+    }
+  }
+  table_.Remove(page, reason, now);
+}
+
 std::optional<uint64_t> DevicePoolIndex::TakeBlank(HolderId holder) {
   const std::optional<uint64_t> slot = slots_.Take();
   if (!slot) return std::nullopt;
@@ -90,6 +99,7 @@ absl::Status DevicePoolIndex::Commit(HolderId holder, uint64_t slot,
   if (!Holds(holder, slot) || PageOf(slot) != kNoPage || HoldersOf(slot) > 1) {
     return absl::InvalidArgumentError("slots: " + std::to_string(slot) + " is not reserved");
   }
+  if (removed_marks_) removed_marks_->Clear(slot);
   table_.BeginAccess();
   CRUMB_ASSIGN_OR_RETURN(const PageHandle page, Insert(slot, header, logical_tile_bytes, now));
   table_.Ref(page);
@@ -97,9 +107,10 @@ absl::Status DevicePoolIndex::Commit(HolderId holder, uint64_t slot,
 }
 
 bool DevicePoolIndex::Claim(HolderId holder, uint64_t slot,
-                            const std::shared_ptr<const FragmentHeader>& header,
+                            std::shared_ptr<const FragmentHeader> header,
                             uint32_t logical_tile_bytes, TimePoint now) {
   if (!recovering_ || !slots_.Has(slot)) return false;
+  if (removed_marks_ && removed_marks_->Has(slot)) header = nullptr;
   const bool first = slots_.TakeAt(slot);
   if (first) {
     PageOf(slot) = kNoPage;
@@ -136,7 +147,7 @@ bool DevicePoolIndex::Withdraw(uint64_t slot, const PageKey& key, TimePoint now)
   const PageHandle page = table_.Find(header->keyspace, key);
   // A page that was removed has its slots still; the one of its key may lie elsewhere by now.
   if (page == kNoPage || page != PageOf(slot)) return false;
-  table_.Remove(page, RemovalReason::kCorrupt, now);
+  Remove(page, RemovalReason::kCorrupt, now);
   return true;
 }
 

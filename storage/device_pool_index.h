@@ -11,6 +11,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/status/statusor.h"
+#include "common/roster.h"
 #include "storage/page_table.h"
 #include "storage/uniform_slots.h"
 
@@ -40,6 +41,12 @@ class DevicePoolIndex {
   DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_t slot_bytes,
                   uint64_t handle_bytes, bool recovering);
 
+  // Where it is noted that a page was removed while its slots are in use, for the pool's next
+  // index; none: it is noted nowhere. A slot with a mark is claimed without its page.
+  void SetRemovedMarks(std::optional<SlotMarks> marks) { removed_marks_ = std::move(marks); }
+  // Removes a page, so that it is a hit neither here nor in the pool's next index.
+  void Remove(PageHandle page, RemovalReason reason, TimePoint now);
+
   // What the index keeps for each slot of one handle. Its size is that of a handle: callers
   // allocate it outside their locks.
   struct HandleRoom {
@@ -65,9 +72,10 @@ class DevicePoolIndex {
                       const std::shared_ptr<const FragmentHeader>& header,
                       uint32_t logical_tile_bytes, TimePoint now);
   // The holder had the slot before this pool was made anew. `header` says what lies there; null:
-  // nothing, or it does not know; others may have it as well. What one says holds for all. False:
-  // there is no such slot, another page lies there, or the recovery has ended.
-  bool Claim(HolderId holder, uint64_t slot, const std::shared_ptr<const FragmentHeader>& header,
+  // nothing, or it does not know; others may have it as well. What one says holds for all. A page
+  // that was removed before counts as null: the slot stays the holder's. False: there is no such
+  // slot, another page lies there, or the recovery has ended.
+  bool Claim(HolderId holder, uint64_t slot, std::shared_ptr<const FragmentHeader> header,
              uint32_t logical_tile_bytes, TimePoint now);
   // The holder lets a slot go. False: it does not hold it.
   bool Release(HolderId holder, uint64_t slot);
@@ -156,6 +164,7 @@ class DevicePoolIndex {
 
   UniformSlots slots_;
   PageTable table_;
+  std::optional<SlotMarks> removed_marks_;
   bool recovering_;
   absl::flat_hash_map<HolderId, absl::flat_hash_set<uint64_t>> holds_;  // slots
   size_t held_ = 0;                                                     // holds of any kind

@@ -64,7 +64,8 @@ DevicePoolIndex* DeviceTier::Find(DevicePoolNumber pool) const {
 }
 
 absl::StatusOr<DevicePoolNumber> DeviceTier::AddPool(uint64_t slot_bytes, uint64_t handle_bytes,
-                                                     bool recovering) {
+                                                     bool recovering,
+                                                     std::optional<SlotMarks> removed_marks) {
   if (slot_bytes == 0 || slot_bytes % kTileAlignment != 0 || slot_bytes > UINT32_MAX ||
       handle_bytes < slot_bytes || handle_bytes / slot_bytes > UINT32_MAX) {
     return absl::InvalidArgumentError(
@@ -76,6 +77,7 @@ absl::StatusOr<DevicePoolNumber> DeviceTier::AddPool(uint64_t slot_bytes, uint64
   auto index = std::make_unique<DevicePoolIndex>(
       std::move(policy), static_cast<uint32_t>(slot_bytes), handle_bytes, recovering);
   index->table().SetPageFragmentsMax(options_.page_fragments_max);
+  index->SetRemovedMarks(std::move(removed_marks));
   for (const auto& [keyspace, generation] : generations_) {
     index->table().RaiseGeneration(keyspace, generation);
   }
@@ -275,15 +277,15 @@ absl::Status DeviceTier::Commit(DevicePoolNumber pool, HolderId holder, uint64_t
 }
 
 bool DeviceTier::Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
-                       const std::shared_ptr<const FragmentHeader>& header,
-                       uint32_t logical_tile_bytes) {
+                       std::shared_ptr<const FragmentHeader> header, uint32_t logical_tile_bytes) {
   bool claimed;
   std::vector<PageTable::Change> changes;
   {
     MutexLock lock(&mutex_);
     DevicePoolIndex* index = Find(pool);
     if (index == nullptr) return false;
-    claimed = index->Claim(holder, slot, header, logical_tile_bytes, clock_.Now());
+    if (header != nullptr && MayBeDeleted(*header)) header = nullptr;
+    claimed = index->Claim(holder, slot, std::move(header), logical_tile_bytes, clock_.Now());
     changes = index->table().TakeChanges();
   }
   Announce(changes);

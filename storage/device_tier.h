@@ -13,6 +13,7 @@
 
 #include "absl/container/btree_map.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/container/inlined_vector.h"
 #include "absl/status/statusor.h"
 #include "common/clock.h"
@@ -59,10 +60,11 @@ class DeviceTier {
   // Set before the first pool; the functions live as long as calls are made.
   void SetDemoters(Demoters demoters) { demoters_ = std::move(demoters); }
 
-  // A new pool of slots of `slot_bytes`; its number is never used again.
-  // kInvalidArgument: sizes. `recovering`: see DevicePoolIndex.
+  // A new pool of slots of `slot_bytes`; its number is never used again. kInvalidArgument: sizes.
+  // `recovering`, `removed_marks`: see DevicePoolIndex.
   absl::StatusOr<DevicePoolNumber> AddPool(uint64_t slot_bytes, uint64_t handle_bytes,
-                                           bool recovering);
+                                           bool recovering,
+                                           std::optional<SlotMarks> removed_marks = std::nullopt);
   // A pool that has been taken out of the tier: no call finds it any more.
   struct TakenPool {
     DevicePoolNumber number = 0;
@@ -88,8 +90,9 @@ class DeviceTier {
   absl::Status Commit(DevicePoolNumber pool, HolderId holder, uint64_t slot,
                       const std::shared_ptr<const FragmentHeader>& header,
                       uint32_t logical_tile_bytes);
+  // See DevicePoolIndex. A page that was deleted counts as null.
   bool Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
-             const std::shared_ptr<const FragmentHeader>& header, uint32_t logical_tile_bytes);
+             std::shared_ptr<const FragmentHeader> header, uint32_t logical_tile_bytes);
   // See DevicePoolIndex::PageAt: one a slot.
   std::vector<std::shared_ptr<const FragmentHeader>> HeadersAt(
       DevicePoolNumber pool, std::span<const uint64_t> slots) const;
@@ -152,6 +155,12 @@ class DeviceTier {
 
  private:
   static constexpr LeaseId kOwnLease = LeaseId{1} << 63;
+  // Keys in deleted_: 4 MiB at most.
+  static constexpr size_t kDeletedKeysMax = 65'536;
+  struct DeletedPages {
+    absl::flat_hash_set<PageKey> keys;
+    bool forgotten = false;  // any page of the keyspace may have been deleted
+  };
 
   struct LeaseRecord {
     std::vector<PlacesOf> pages;
@@ -195,6 +204,8 @@ class DeviceTier {
                   std::vector<uint64_t>* slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::vector<Leaving> ChooseLeaving(DevicePoolIndex& pool, size_t missing)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void NoteDeleted(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+  bool MayBeDeleted(const FragmentHeader& header) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Has what leaves copied down. Of what cannot be, as much goes as gives `needed` slots.
   void Demote(DevicePoolNumber pool, const std::vector<Leaving>& leaving, size_t needed);
   std::vector<DemotionWork> BeginDemotions(DevicePoolNumber pool, HolderId holder,
@@ -218,7 +229,13 @@ class DeviceTier {
   uint64_t leases_alone_ ABSL_GUARDED_BY(mutex_) = 0;  // leases that hold none of another tier
   LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<KeyspaceId, uint64_t> generations_ ABSL_GUARDED_BY(mutex_);
-  TierStats removed_ ABSL_GUARDED_BY(mutex_);  // counters of pools that are gone
+  // Pages that were deleted since this tier began. A process that comes back later may hold such a
+  // page in a slot that this tier does not know yet: it claims the slot without the page. When
+  // there are more than kDeletedKeysMax, those of the keyspace that has the most are forgotten: no
+  // claim brings a page of it from then on, and its deletions are noted no more.
+  absl::flat_hash_map<KeyspaceId, DeletedPages> deleted_ ABSL_GUARDED_BY(mutex_);
+  size_t deleted_keys_ ABSL_GUARDED_BY(mutex_) = 0;  // in all of deleted_
+  TierStats removed_ ABSL_GUARDED_BY(mutex_);        // counters of pools that are gone
   std::map<DevicePoolNumber, TierStats> ending_ ABSL_GUARDED_BY(mutex_);  // of taken pools
   uint64_t demoted_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t dropped_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -240,7 +240,33 @@ void DeviceTier::Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys
   }
 }
 
+void DeviceTier::NoteDeleted(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  for (size_t first = 0; first < keys.size(); first += kRemovalsPerLock) {
+    MutexLock lock(&mutex_);
+    DeletedPages& deleted = deleted_[keyspace];
+    if (deleted.forgotten) return;
+    for (const PageKey& key :
+         keys.subspan(first, std::min(kRemovalsPerLock, keys.size() - first))) {
+      deleted_keys_ += deleted.keys.insert(key).second ? 1 : 0;
+    }
+    if (deleted_keys_ <= kDeletedKeysMax) continue;
+    const auto most = std::max_element(
+        deleted_.begin(), deleted_.end(),
+        [](const auto& a, const auto& b) { return a.second.keys.size() < b.second.keys.size(); });
+    deleted_keys_ -= most->second.keys.size();
+    most->second = {.keys = {}, .forgotten = true};
+  }
+}
+
+bool DeviceTier::MayBeDeleted(const FragmentHeader& header) const {
+  const auto found = deleted_.find(header.keyspace);
+  if (found == deleted_.end()) return false;
+  return found->second.forgotten || found->second.keys.contains(header.key);
+}
+
+// Noted before pages are looked for: a process that claims a slot meanwhile brings none back.
 std::vector<PageKey> DeviceTier::Remove(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
+  NoteDeleted(keyspace, keys);
   std::vector<bool> was_there(keys.size());
   for (const DevicePoolNumber number : Numbers()) {
     for (size_t first = 0; first < keys.size(); first += kRemovalsPerLock) {
@@ -253,7 +279,7 @@ std::vector<PageKey> DeviceTier::Remove(const KeyspaceId& keyspace, std::span<co
         for (size_t i = first; i < end; ++i) {
           const PageHandle page = pool->table().Find(keyspace, keys[i]);
           if (page == kNoPage) continue;
-          pool->table().Remove(page, RemovalReason::kDeleted, clock_.Now());
+          pool->Remove(page, RemovalReason::kDeleted, clock_.Now());
           was_there[i] = true;
         }
         changes = pool->table().TakeChanges();
@@ -300,7 +326,7 @@ std::vector<PageKey> DeviceTier::RemoveBelow(DevicePoolNumber number, const Keys
       if (pages.empty()) return removed;
       for (const PageHandle page : pages) {
         removed.push_back(table[page].key);
-        table.Remove(page, RemovalReason::kDeleted, clock_.Now());
+        pool->Remove(page, RemovalReason::kDeleted, clock_.Now());
       }
       changes = table.TakeChanges();
     }

@@ -123,41 +123,43 @@ DevicePools::Pools::iterator DevicePools::BestLocked(const v1::PoolRequest::Join
 }
 
 absl::StatusOr<DevicePools::Pools::iterator> DevicePools::AddLocked(
-    const v1::PoolRequest::Join& request, const std::string& tenant, SharedFd roster,
+    const v1::PoolRequest::Join& request, const std::string& tenant, Roster& roster,
     RoomMaking* room) {
   Pool pool;
   pool.device = request.device();
   pool.tenant = tenant;
   pool.slot_bytes = request.slot_bytes();
   pool.handle_bytes = request.handle_bytes();
-  pool.recovering = roster != nullptr;
-  pool.roster = std::move(roster);
+  pool.recovering = roster.file != nullptr;
   CRUMB_RETURN_IF_ERROR(MakeRoomLocked(tenant, AmountOf(pool), room));
   if (pool.recovering) {
     CRUMB_ASSIGN_OR_RETURN(pool.id, RandomId::FromBytes(request.pool()));
   } else {
     CRUMB_ASSIGN_OR_RETURN(pool.id, RandomId::Make());
     CRUMB_ASSIGN_OR_RETURN(UniqueFd fresh, CreateRoster());
-    pool.roster = std::make_shared<const UniqueFd>(std::move(fresh));
+    CRUMB_ASSIGN_OR_RETURN(roster.removed, SlotMarks::Map(fresh.get()));
+    roster.file = std::make_shared<const UniqueFd>(std::move(fresh));
   }
+  pool.roster = std::move(roster.file);
   CRUMB_ASSIGN_OR_RETURN(const storage::DevicePoolNumber number,
-                         tier_->AddPool(pool.slot_bytes, pool.handle_bytes, pool.recovering));
+                         tier_->AddPool(pool.slot_bytes, pool.handle_bytes, pool.recovering,
+                                        std::move(roster.removed)));
   budget_.Take(tenant, AmountOf(pool));
   by_id_.emplace(pool.id.view(), number);
   return pools_.emplace(number, std::move(pool)).first;
 }
 
 absl::StatusOr<DevicePools::Pools::iterator> DevicePools::PoolToJoinLocked(
-    const v1::PoolRequest::Join& request, const std::string& tenant, SharedFd roster,
+    const v1::PoolRequest::Join& request, const std::string& tenant, Roster& roster,
     RoomMaking* room) {
   const auto known =
       request.pool().empty() ? BestLocked(request, tenant) : FindLocked(request.pool());
   if (known == pools_.end()) {
     // It was there when the roster would have been opened.
-    if (!request.pool().empty() && roster == nullptr) {
+    if (!request.pool().empty() && roster.file == nullptr) {
       return absl::UnavailableError("pool: it has just been given up, try again");
     }
-    return AddLocked(request, tenant, std::move(roster), room);
+    return AddLocked(request, tenant, roster, room);
   }
   if (!SameKind(known->second, request, tenant)) {
     return absl::InvalidArgumentError("pool: there is another of that id");
@@ -183,11 +185,12 @@ absl::Status DevicePools::Join(const std::shared_ptr<Session>& session,
     MutexLock lock(&mutex_);
     return FindLocked(request.pool()) != pools_.end();
   };
-  SharedFd roster;  // opened before the lock is taken: its sender chooses how long that takes
+  Roster roster;  // opened before the lock is taken: its sender chooses how long that takes
   if (by_id && !is_known()) {
     CRUMB_RETURN_IF_ERROR(CheckFds(fds, 1));
     CRUMB_ASSIGN_OR_RETURN(UniqueFd adopted, AdoptRoster(fds.front().get()));
-    roster = std::make_shared<const UniqueFd>(std::move(adopted));
+    CRUMB_ASSIGN_OR_RETURN(roster.removed, SlotMarks::Map(adopted.get()));
+    roster.file = std::make_shared<const UniqueFd>(std::move(adopted));
   }
   const TimePoint until = Clock::Real().Now() + kEndWait;
   absl::StatusOr<storage::DevicePoolNumber> number = absl::InternalError("not tried");
@@ -202,8 +205,8 @@ absl::Status DevicePools::Join(const std::shared_ptr<Session>& session,
 }
 
 absl::StatusOr<storage::DevicePoolNumber> DevicePools::TryJoin(
-    const std::shared_ptr<Session>& session, const v1::PoolRequest::Join& request,
-    const SharedFd& roster, PoolReply* reply, RoomMaking* room) {
+    const std::shared_ptr<Session>& session, const v1::PoolRequest::Join& request, Roster& roster,
+    PoolReply* reply, RoomMaking* room) {
   MutexLock lock(&mutex_);
   // A session that ends later takes its membership with it (ProcessEnded).
   if (session->phase() != Session::Phase::kOpen) {

@@ -18,6 +18,7 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "common/owner_tasks.h"
+#include "common/roster.h"
 #include "common/unique_fd.h"
 #include "crumb/v1/session.pb.h"
 #include "server/device/pool_budget.h"
@@ -138,6 +139,11 @@ class DevicePools final : public SessionMemory {
     bool settling = false;  // a task reads its roster
     TimePoint idle_since;
   };
+  // A pool's roster, and the bits in it of slots whose pages were removed.
+  struct Roster {
+    SharedFd file;
+    std::optional<SlotMarks> removed;
+  };
   using Pools = std::map<storage::DevicePoolNumber, Pool>;
   // A pool that is no pool any more: the rest of its end needs no lock.
   struct Retired {
@@ -170,7 +176,7 @@ class DevicePools final : public SessionMemory {
   // Once: another try may find the room that this one has made.
   absl::StatusOr<storage::DevicePoolNumber> TryJoin(const std::shared_ptr<Session>& session,
                                                     const v1::PoolRequest::Join& request,
-                                                    const SharedFd& roster, PoolReply* reply,
+                                                    Roster& roster, PoolReply* reply,
                                                     RoomMaking* room);
   absl::Status Offer(const Session& session, const v1::PoolRequest::Offer& request,
                      std::vector<UniqueFd> fds, PoolReply* reply);
@@ -189,12 +195,12 @@ class DevicePools final : public SessionMemory {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Pools::iterator BestLocked(const v1::PoolRequest::Join& request, const std::string& tenant)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // `roster` not null: the pool was an earlier crumbd's.
+  // `roster` has a file if the pool was an earlier crumbd's; it is consumed if the pool is added.
   absl::StatusOr<Pools::iterator> AddLocked(const v1::PoolRequest::Join& request,
-                                            const std::string& tenant, SharedFd roster,
+                                            const std::string& tenant, Roster& roster,
                                             RoomMaking* room) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::StatusOr<Pools::iterator> PoolToJoinLocked(const v1::PoolRequest::Join& request,
-                                                   const std::string& tenant, SharedFd roster,
+                                                   const std::string& tenant, Roster& roster,
                                                    RoomMaking* room)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // The number of a handle that is offered.

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +28,42 @@ TEST(RosterTest, MarksAreThereUntilTheyGo) {
   EXPECT_THAT(ReadRoster(roster.get()).value(), UnorderedElementsAre(one->byte(), two.byte()));
   one.reset();
   EXPECT_THAT(ReadRoster(roster.get()).value(), ElementsAre(two.byte()));
+}
+
+TEST(SlotMarksTest, MarksOutliveTheMappingAndStandInTheFile) {
+  const UniqueFd roster = CreateRoster().value();
+  {
+    SlotMarks marks = SlotMarks::Map(roster.get()).value();
+    for (const uint64_t slot : {uint64_t{0}, uint64_t{9}, kRosterSlotsMax - 1}) marks.Set(slot);
+    marks.Set(10);
+    marks.Clear(10);
+  }
+  const SlotMarks marks = SlotMarks::Map(AdoptRoster(roster.get()).value().get()).value();
+  for (const uint64_t slot : {uint64_t{0}, uint64_t{9}, kRosterSlotsMax - 1}) {
+    EXPECT_TRUE(marks.Has(slot)) << slot;
+  }
+  for (const uint64_t slot : {uint64_t{1}, uint64_t{8}, uint64_t{10}}) {
+    EXPECT_FALSE(marks.Has(slot)) << slot;
+  }
+  EXPECT_TRUE(marks.Has(kRosterSlotsMax)) << "there is no bit that says otherwise";
+}
+
+// Reading a mapped file that has become shorter, or huge pages that have run out, ends a process.
+TEST(SlotMarksTest, FilesThatAreNotSafeToMapAreRefused) {
+  constexpr size_t kBytes = kRosterSlotsMax / 8;
+  const UniqueFd unsealed = CreateMemfd("no-roster", kBytes).value();
+  EXPECT_TRUE(absl::IsDataLoss(SlotMarks::Map(unsealed.get()).status()));
+  const UniqueFd is_short = CreateMemfd("no-roster", kBytes - 1).value();
+  ASSERT_EQ(::fcntl(is_short.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_TRUE(absl::IsDataLoss(SlotMarks::Map(is_short.get()).status()));
+  const UniqueFd huge(::memfd_create("no-roster", MFD_HUGETLB | MFD_ALLOW_SEALING | MFD_CLOEXEC));
+  ASSERT_TRUE(huge.valid());
+  ASSERT_EQ(::ftruncate(huge.get(), off_t{1} << 30), 0);
+  ASSERT_EQ(::fcntl(huge.get(), F_ADD_SEALS, F_SEAL_SHRINK), 0);
+  EXPECT_TRUE(absl::IsDataLoss(SlotMarks::Map(huge.get()).status()));
+  const UniqueFd read_only = CreateMemfd("no-roster", kBytes).value();
+  ASSERT_EQ(::fcntl(read_only.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_WRITE), 0);
+  EXPECT_FALSE(SlotMarks::Map(read_only.get()).ok());
 }
 
 // However the kernel orders them.

@@ -4,10 +4,13 @@
 // this program again, with arguments.
 
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
+#include <sys/mount.h>
 
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <string>
 
@@ -288,6 +291,76 @@ TEST_F(DevicePoolsTest, WorkersGiveTheirPoolToTheNextCrumbd) {
   // They go on as before.
   Publish(writer, 20);
   EXPECT_EQ(reader.Do("acquire 20 21"), "hits 1 device 1 right 1");
+}
+
+// A worker that holds a page's slot brings the slot back to the next crumbd, but not the page.
+TEST_F(DevicePoolsTest, ADeletedPageDoesNotComeBackWithItsHolder) {
+  PoolWorker writer(Options("writer"));
+  ASSERT_EQ(writer.Do("wait 4"), "ok");
+  for (int page = 0; page < 3; ++page) Publish(writer, page);
+  const auto pages = KnownPages::Open(*watcher_);
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  const PageKey key = pages->Key(2);
+  const auto deleted = watcher_->Delete(pages->keyspace().id, std::span(&key, 1));
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  EXPECT_EQ(*deleted, 1u);
+  for (int restart = 0; restart < 2; ++restart) {
+    crumbd_.Kill();
+    ASSERT_TRUE(crumbd_.Start());
+    ASSERT_TRUE(watcher_->WaitConnected(std::chrono::seconds(20)));
+    ASSERT_TRUE(Eventually([&] { return Device().pages == 2; }));
+    ASSERT_EQ(writer.Do("wait 4"), "ok");
+    EXPECT_EQ(writer.Do("check 2"), "right") << "the slot is its own";
+    PoolWorker reader(Options("reader"));
+    ASSERT_EQ(reader.Do("wait 4"), "ok");
+    EXPECT_EQ(reader.Do("acquire 0 3"), "hits 2 device 2 right 2");
+    EXPECT_EQ(reader.Stop(), 0);
+  }
+}
+
+// The SSD folder is a file system of its own, seen by this test and its children alone.
+class FullDiskPoolsTest : public DevicePoolsTest {
+ protected:
+  void SetUp() override {
+    std::filesystem::create_directories(crumbd_.ssd_path());
+    if (::unshare(CLONE_NEWNS) != 0 ||
+        ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        ::mount("none", crumbd_.ssd_path().c_str(), "tmpfs", 0, "size=40m") != 0) {
+      GTEST_SKIP() << "needs the right to mount, as root has it";
+    }
+    DevicePoolsTest::SetUp();
+  }
+  void TearDown() override {
+    crumbd_.Kill();
+    ::umount2(crumbd_.ssd_path().c_str(), MNT_DETACH);
+  }
+  std::string Ballast() const { return crumbd_.ssd_path() + "/lost+found"; }
+};
+
+TEST_F(FullDiskPoolsTest, CommitsHoldWithoutTheDisk) {
+  PoolWorker writer(Options("writer"));
+  ASSERT_EQ(writer.Do("wait 4"), "ok");
+  Publish(writer, 0);
+  std::ofstream file(Ballast(), std::ios::binary);
+  const std::vector<char> block(4096);
+  while (file.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
+  }
+  for (int page = 1; page < 4; ++page) Publish(writer, page);
+  {
+    PoolWorker reader(Options("reader"));
+    ASSERT_EQ(reader.Do("wait 4"), "ok");
+    EXPECT_EQ(reader.Do("acquire 0 4"), "hits 4 device 4 right 4");
+  }
+  crumbd_.Kill();
+  file.close();
+  std::filesystem::remove(Ballast());  // crumbd does not start on a full disk
+  ASSERT_TRUE(crumbd_.Start());
+  ASSERT_TRUE(watcher_->WaitConnected(std::chrono::seconds(20)));
+  ASSERT_TRUE(Eventually([&] { return Device().pages == 4; }));
+  ASSERT_EQ(writer.Do("wait 4"), "ok");
+  PoolWorker reader(Options("reader"));
+  ASSERT_EQ(reader.Do("wait 4"), "ok");
+  EXPECT_EQ(reader.Do("acquire 0 4"), "hits 4 device 4 right 4");
 }
 
 // Holders of the same slots claim them one after the other, each with headers or without; then the

@@ -326,6 +326,65 @@ TEST_F(DeviceTierTest, ARecoveringPoolGivesOutNothingUntilAllIsKnown) {
   EXPECT_EQ(tier_->Release(pool, kAnn, std::vector<uint64_t>{0}), 0u);
 }
 
+// A page that was removed while a process holds its slot is no hit of a later crumbd, which hears
+// of the slot from that process; the slot stays the process's. What is written there since is a
+// hit.
+TEST_F(DeviceTierTest, ARemovedPageIsNotClaimedAsAHit) {
+  const UniqueFd roster = CreateRoster().value();
+  const auto add_pool = [&roster](DeviceTier& tier, bool recovering) {
+    const auto pool =
+        tier.AddPool(kSlotBytes, 4 * kSlotBytes, recovering, SlotMarks::Map(roster.get()).value());
+    EXPECT_TRUE(tier.AddHandle(*pool, 0));
+    return *pool;
+  };
+  const auto header = [](uint64_t page) { return HeaderOf(SamplePage(1, page)); };
+  const DevicePoolNumber first = add_pool(*tier_, false);
+  ASSERT_THAT(tier_->Reserve(first, kAnn, 4), ElementsAre(0, 1, 2, 3));
+  for (uint64_t slot = 0; slot < 3; ++slot) {
+    ASSERT_TRUE(tier_->Commit(first, kAnn, slot, header(slot), 1).ok());
+  }
+  const KeyspaceId keyspace = header(0)->keyspace;
+  EXPECT_THAT(tier_->Remove(keyspace, std::vector<PageKey>{header(1)->key}), SizeIs(1));
+  EXPECT_TRUE(tier_->Withdraw(first, 2, header(2)->key));
+
+  // The stores of two later crumbds.
+  for (const uint32_t expected : {1u, 2u}) {
+    const auto store = TieredStore::Open(SmallStore(""), Clock::Real(), {}).value();
+    DeviceTier& tier = *store->devices();
+    const DevicePoolNumber pool = add_pool(tier, true);
+    for (uint64_t slot = 0; slot < 3; ++slot) {
+      EXPECT_TRUE(tier.Claim(pool, kAnn, slot, header(slot), 1));
+    }
+    EXPECT_EQ(tier.HeldBy(pool, kAnn), 3u);
+    EXPECT_EQ(Acquire(*store, Request(1, 3, {pool}))->hit_pages, expected);
+    tier.EndRecovery(pool);
+    if (expected == 1) {
+      EXPECT_TRUE(tier.Commit(pool, kAnn, 1, header(1), 1).ok());
+    }
+  }
+}
+
+// A process may come back after a page that it holds was deleted here.
+TEST_F(DeviceTierTest, APageThatIsDeletedBeforeItsClaimIsNoHit) {
+  const DevicePoolNumber pool = AddPool(4, true);
+  const auto header = [](uint64_t page) { return HeaderOf(SamplePage(1, page)); };
+  const KeyspaceId keyspace = header(0)->keyspace;
+  EXPECT_THAT(tier_->Remove(keyspace, std::vector<PageKey>{header(1)->key}), IsEmpty());
+  for (uint64_t slot = 0; slot < 2; ++slot) {
+    EXPECT_TRUE(tier_->Claim(pool, kAnn, slot, header(slot), 1));
+  }
+  EXPECT_EQ(tier_->HeldBy(pool, kAnn), 2u);
+  EXPECT_EQ(Acquire(*store_, Request(1, 2, {pool}))->hit_pages, 1u);
+  // Too many deletions to remember: no page comes with a claim, and slots do.
+  for (uint64_t sequence = 2; sequence <= 2 + 65'536 / 64; ++sequence) {
+    std::vector<PageKey> keys;
+    for (uint64_t page = 0; page < 64; ++page) keys.push_back(SamplePage(sequence, page).key);
+    tier_->Remove(keyspace, keys);
+  }
+  EXPECT_TRUE(tier_->Claim(pool, kAnn, 2, header(2), 1));
+  EXPECT_EQ(Acquire(*store_, Request(1, 3, {pool}))->hit_pages, 1u);
+}
+
 // Claims of one slot by readers that know its page or do not, in every order.
 class SharedClaimsTest : public DeviceTierTest {
  protected:
@@ -377,7 +436,7 @@ TEST_F(SharedClaimsTest, ASlotOfTwoHoldersOutlivesTheFirst) {
         tier_->EndHolder(kBob);
         EXPECT_EQ(PoolStats().held_slots, 0u);
         EXPECT_EQ(PoolStats().blank_slots, 0u);
-        ASSERT_TRUE(store_->Delete(page_->keyspace, std::vector<PageKey>{page_->key}).ok());
+        EXPECT_EQ(tier_->Withdraw(pool_, 0, page_->key), named);
         EXPECT_THAT(FreeSlots(), UnorderedElementsAre(0, 1, 2, 3));
         EXPECT_TRUE(tier_->RemovePool(pool_));
       }
