@@ -40,6 +40,19 @@ struct Geometry {
 
 enum class ServingState : uint8_t { kActive, kBf16 };
 
+// Which pages this node withholds (serves to no process and no node) because it may have missed
+// that they were dropped or deleted. docs/cluster.md, "What is dropped stays dropped".
+enum class Withholding : uint8_t {
+  kNothing,
+  // Pages of recovered keyspaces. In force from the start of a node until it has heard of the drops
+  // that other nodes made while it was down: only pages that it held before its start can be older
+  // than those drops.
+  kRecovered,
+  // All pages. In force while another node is known to have changed records that this node could
+  // not take over: each of them may be a drop that is younger than any page here.
+  kEverything,
+};
+
 // A keyspace that is open on this node. What can change is atomic; the rest is fixed. Thread-safe;
 // lives as long as somebody holds it.
 struct Keyspace {
@@ -58,14 +71,23 @@ struct Keyspace {
 
   void NoteUse(TimePoint now) { used.store(now, std::memory_order_relaxed); }
 
-  // True while this node may have missed that pages were dropped (KeyspaceRegistry::Withhold). Null
-  // in keyspaces that no registry made.
-  std::shared_ptr<const std::atomic<bool>> withheld;
+  // Whether this node may hold pages of the keyspace from before its start: its record was read at
+  // the start, or a process has claimed device slots that it had filled before. False in a keyspace
+  // that was opened since, because the registry removes pages that it finds without a record.
+  std::atomic<bool> recovered{false};
+  // The pages that this node withholds (KeyspaceRegistry::Withhold). Null in keyspaces that no
+  // registry made.
+  std::shared_ptr<const std::atomic<Withholding>> withholding;
 
   // Whether pages are to miss with reason QUALITY.
   bool quality_off() const { return int2_history && state.load() == ServingState::kBf16; }
   // Whether pages are to miss with reason GENERATION, because they may have been dropped.
-  bool unheard() const { return withheld != nullptr && withheld->load(); }
+  bool unheard() const {
+    if (withholding == nullptr) return false;
+    const Withholding withheld = withholding->load();
+    return withheld == Withholding::kEverything ||
+           (withheld == Withholding::kRecovered && recovered.load());
+  }
   // Whether pages may be served at all.
   bool serves() const { return !quality_off() && !unheard(); }
 

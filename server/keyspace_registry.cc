@@ -113,7 +113,8 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::OpenKeyspace(
   record.set_generation(generation_floor_);
   record.set_state(v1::KEYSPACE_STATE_ACTIVE);
   record.set_tenant(description.tenant);
-  const absl::Status applied = Apply(id, record);
+  absl::Status applied = RemoveLeftovers(id);
+  if (applied.ok()) applied = Apply(id, record);
   if (!applied.ok()) {
     budget_.Give(description.tenant);
     return applied;
@@ -129,6 +130,16 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::Adopt(const Keyspace
   CRUMB_RETURN_IF_ERROR(Apply(id, record));
   TellChange(id);
   return Find(id);
+}
+
+absl::Status KeyspaceRegistry::RemoveLeftovers(const KeyspaceId& id) {
+  // Device pools hold none: a process claims slots of a keyspace after it has opened it.
+  if (store_.KeyspaceBytes(id) == 0) return absl::OkStatus();
+  std::vector<PageKey> keys;
+  store_.ForEachPage(id, [&keys](const PageKey& key, storage::Tier) { keys.push_back(key); });
+  LogWarning("keyspace {} has no record: its {} pages are removed before it is opened", id.ToHex(),
+             keys.size());
+  return store_.Delete(id, keys).status();
 }
 
 absl::Status KeyspaceRegistry::SetState(const KeyspaceId& id, ServingState state,
@@ -170,6 +181,18 @@ absl::Status KeyspaceRegistry::NoteDeletion(const KeyspaceId& id, const std::str
   return absl::OkStatus();
 }
 
+absl::StatusOr<KeyspaceChanges> KeyspaceRegistry::PreviewMerge(
+    const KeyspaceId& id, const v1::KeyspaceRecord& record) const {
+  CRUMB_RETURN_IF_ERROR(CheckRecord(record));
+  KeyspaceChanges changes;
+  if (Find(id) == nullptr) {
+    changes.any = true;
+    return changes;
+  }
+  v1::KeyspaceRecord merged = RecordOf(id);
+  return MergeKeyspace(merged, record);
+}
+
 absl::StatusOr<KeyspaceChanges> KeyspaceRegistry::Merge(const KeyspaceId& id,
                                                         const v1::KeyspaceRecord& record,
                                                         size_t keys_max) {
@@ -183,7 +206,8 @@ absl::StatusOr<KeyspaceChanges> KeyspaceRegistry::Merge(const KeyspaceId& id,
     }
     v1::KeyspaceRecord fresh = record;
     ForgetDeletions(fresh, keys_max);
-    const absl::Status applied = Apply(id, fresh);
+    absl::Status applied = RemoveLeftovers(id);
+    if (applied.ok()) applied = Apply(id, fresh);
     if (!applied.ok()) {
       budget_.Give(record.tenant());
       return applied;
@@ -370,6 +394,12 @@ std::vector<std::shared_ptr<Keyspace>> KeyspaceRegistry::ListOf(const std::strin
   return list;
 }
 
+size_t KeyspaceRegistry::withheld_keyspaces() const {
+  MutexLock lock(&mutex_);
+  return static_cast<size_t>(std::count_if(keyspaces_.begin(), keyspaces_.end(),
+                                           [](const auto& one) { return one.second->unheard(); }));
+}
+
 KeyspaceRegistry::StateReason KeyspaceRegistry::ReasonOf(const KeyspaceId& id) const {
   MutexLock lock(&mutex_);
   const auto found = records_.find(id);
@@ -395,6 +425,7 @@ absl::Status KeyspaceRegistry::Load(const std::string& name, const std::string& 
   v1::KeyspaceRecord record;
   if (!record.ParseFromString(value)) return absl::DataLossError("not a keyspace record");
   CRUMB_ASSIGN_OR_RETURN(const auto keyspace, MakeFrom(id, record));
+  keyspace->recovered.store(true);
   CRUMB_RETURN_IF_ERROR(KeepApart(*keyspace));
   budget_.Add(keyspace->tenant, 1);
   MutexLock lock(&mutex_);
@@ -416,6 +447,7 @@ absl::Status KeyspaceRegistry::Apply(const KeyspaceId& id, const v1::KeyspaceRec
     budget_.Give(known->second->tenant);
     budget_.Add(keyspace->tenant, 1);
     keyspace->used.store(known->second->used.load());
+    keyspace->recovered.store(known->second->recovered.load());
     known->second = keyspace;  // calls in progress end with the former one
   } else if (!added) {
     known->second->generation.store(keyspace->generation.load());
@@ -440,7 +472,7 @@ absl::StatusOr<std::shared_ptr<Keyspace>> KeyspaceRegistry::MakeFrom(
   keyspace->int2_history = format == keyspace->fields.end() || format->second != "bf16";
   keyspace->tenant = record.tenant();
   keyspace->tokens = &tokens_.Of(keyspace->model);
-  keyspace->withheld = withheld_;
+  keyspace->withholding = withheld_;
   keyspace->generation.store(record.generation());
   keyspace->state.store(record.state() == v1::KEYSPACE_STATE_BF16 ? ServingState::kBf16
                                                                   : ServingState::kActive);

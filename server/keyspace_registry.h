@@ -64,10 +64,19 @@ class KeyspaceRegistry {
   absl::Status NoteDeletion(const KeyspaceId& id, const std::string& node,
                             const std::vector<PageKey>& keys, size_t keys_max);
 
+  // Returns what Merge would change, and changes nothing. Does not block.
+  absl::StatusOr<KeyspaceChanges> PreviewMerge(const KeyspaceId& id,
+                                               const v1::KeyspaceRecord& record) const;
+
   // Takes over what another node knows: opens the keyspace if it is not known here. `keys_max`
-  // bounds the deletions that the merged record lists. Blocks. The caller does to the store what
-  // the result names. kInvalidArgument: not a keyspace, or a record beyond CheckRecord's bounds;
-  // kResourceExhausted: too many keyspaces, and this one is not known here.
+  // bounds the deletions that the merged record lists. Blocks. kInvalidArgument: not a keyspace, or
+  // a record beyond CheckRecord's bounds; kResourceExhausted: too many keyspaces, and this one is
+  // not known here.
+  // REQUIRES: the pages that PreviewMerge of the same arguments named as deleted are durably
+  // removed from the store. Once the merged record is durable, a deletion is never named again, so
+  // a crash in between would bring the pages back. The caller raises the store's generation
+  // afterwards if the result says so; a crash before that is harmless, because the record's
+  // generation alone makes older pages misses.
   absl::StatusOr<KeyspaceChanges> Merge(const KeyspaceId& id, const v1::KeyspaceRecord& record,
                                         size_t keys_max = kDeletionKeysMax);
 
@@ -105,10 +114,11 @@ class KeyspaceRegistry {
   // changes while a caller goes through the pages comes again, behind them. Does not block.
   RecordPage RecordsAfter(uint64_t after, size_t bytes_max) const;
 
-  // While true, no page of any keyspace is served: this node may have missed that pages were
-  // dropped. Thread-safe.
-  void Withhold(bool withheld) { withheld_->store(withheld); }
-  bool withheld() const { return withheld_->load(); }
+  // Sets which keyspaces' pages are withheld. Thread-safe.
+  void Withhold(Withholding withheld) { withheld_->store(withheld); }
+  Withholding withheld() const { return withheld_->load(); }
+  // Number of keyspaces whose pages are withheld.
+  size_t withheld_keyspaces() const;
 
   // What is kept of a keyspace but its deletions: 70 KiB at most. Empty when it is not known.
   v1::KeyspaceRecord HeadOf(const KeyspaceId& id) const;
@@ -142,6 +152,9 @@ class KeyspaceRegistry {
   // Notes the tenant that the id was made for, in a record of before tenants were noted. Holds
   // changing_.
   absl::StatusOr<std::shared_ptr<Keyspace>> Adopt(const KeyspaceId& id, const std::string& tenant);
+  // Removes pages of a keyspace that has no record, as after its record was damaged: no generation
+  // says which of them were dropped. Before the keyspace is opened; holds changing_.
+  absl::Status RemoveLeftovers(const KeyspaceId& id);
   absl::Status Load(const std::string& name, const std::string& value);
   absl::Status LoadFloor(const std::string& value);
   absl::StatusOr<bool> EndIfUnused(const std::shared_ptr<Keyspace>& keyspace, const Unused& unused);
@@ -172,7 +185,8 @@ class KeyspaceRegistry {
   TenantBudget budget_;  // keyspaces by the tenant in their records
   std::function<void(const KeyspaceId&)> changed_;
   std::atomic<uint64_t> version_{1};
-  const std::shared_ptr<std::atomic<bool>> withheld_ = std::make_shared<std::atomic<bool>>(false);
+  const std::shared_ptr<std::atomic<Withholding>> withheld_ =
+      std::make_shared<std::atomic<Withholding>>(Withholding::kNothing);
 
   Mutex changing_;  // held over reading, persisting and applying a change
   // Generation that new keyspaces begin with; no keyspace that has ended had a higher one.

@@ -216,6 +216,7 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
   std::shared_ptr<Keyspace> keyspace;
   if (!request.keyspace().empty()) {
     CRUMB_ASSIGN_OR_RETURN(keyspace, KeyspaceFor(context, session, request.keyspace()));
+    keyspace->recovered.store(true);  // the slots were filled before this node's start
   }
   for (int i = 0; i < request.slots_size(); ++i) {
     std::shared_ptr<const FragmentHeader> header;

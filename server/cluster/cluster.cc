@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <set>
 #include <utility>
 
@@ -20,6 +19,7 @@
 #include "server/cluster/page_source.h"
 #include "server/cluster/peer_transport.h"
 #include "server/cluster/pusher.h"
+#include "server/cluster/record_merger.h"
 #include "server/cluster/static_membership.h"
 #include "server/session/random_id.h"
 #include "storage/deadline_timer.h"
@@ -47,6 +47,8 @@ class RunningCluster final : public Cluster {
       : parts_(std::move(parts)),
         incarnation_(std::move(incarnation)),
         channel_(MakePeerChannel(parts_.tls)),
+        merger_({parts_.store, parts_.keyspaces, metrics_,
+                 static_cast<size_t>(parts_.options.deletions_max), parts_.state_changed}),
         calls_in_progress_(std::make_shared<OutgoingCalls>()),
         hellos_(std::make_shared<OutgoingCalls>()),
         peers_(parts_.node_id, static_cast<size_t>(parts_.options.replicas)),
@@ -93,14 +95,15 @@ class RunningCluster final : public Cluster {
   absl::Status Join(const std::string& address) override {
     FillSelf(address);
     parts_.keyspaces.OnChange([this](const KeyspaceId&) {
-      const bool reread = left_out_.exchange(false);
+      const bool reread = merger_.TakeLeftOut();
       MutexLock lock(&mutex_);
       if (membership_ == nullptr) return;
       membership_->KeyspacesChanged();
       // A keyspace that was opened here may be one whose record was left out, with its drops.
       if (reread) membership_->RereadKeyspaces();
     });
-    parts_.keyspaces.Withhold(true);  // until the membership has heard of drops
+    // Until the membership has heard of drops.
+    parts_.keyspaces.Withhold(Withholding::kRecovered);
     InstallView({});
     auto membership = MakeMembership();
     Membership* const joined = membership.get();
@@ -111,8 +114,9 @@ class RunningCluster final : public Cluster {
     ScheduleReap();
     if (!joined->WaitSynced(parts_.options.start_deadline)) {
       LogWarning("no other node told within cluster.start_deadline what was dropped meanwhile: {}",
-                 parts_.keyspaces.withheld() ? "pages are withheld until one has"
-                                             : "serving what is here");
+                 parts_.keyspaces.withheld() == Withholding::kNothing
+                     ? "serving what is here"
+                     : "pages of keyspaces from before the start are withheld until one has");
     }
     const v1::NodeRecord self = Self();
     LogInfo("cluster '{}': node {} at {}, {} nodes in view {}", self.cluster(), self.id(),
@@ -205,7 +209,7 @@ class RunningCluster final : public Cluster {
                    const std::function<void(absl::Status)>& done) {
               auto shared = std::make_shared<std::vector<v1::KeyspaceEntry>>(std::move(entries));
               const bool queued =
-                  blocking_.Submit([this, shared, done] { done(MergeKeyspaces(*shared)); });
+                  blocking_.Submit([this, shared, done] { done(merger_.Merge(*shared)); });
               if (!queued) done(absl::ResourceExhaustedError("limits.control_queue is reached"));
             },
             [this] { return BeginDrain(); }};
@@ -240,14 +244,14 @@ class RunningCluster final : public Cluster {
     Membership::Events events;
     events.nodes = [this](Membership::Nodes nodes) { InstallNodes(std::move(nodes)); };
     events.keyspaces = [this](const Membership::Keyspaces& keyspaces) {
-      return MergeKeyspaces(keyspaces);
+      return merger_.Merge(keyspaces);
     };
     events.own_version = [this] { return parts_.keyspaces.version(); };
     events.own_page = [this](uint64_t after) { return OwnPageAfter(after); };
     events.tell_peers = [this](Membership::Keyspaces keyspaces, std::function<void()> failed) {
       TellPeers(std::move(keyspaces), std::move(failed));
     };
-    events.withhold = [this](bool withheld) { parts_.keyspaces.Withhold(withheld); };
+    events.withhold = [this](Withholding withheld) { parts_.keyspaces.Withhold(withheld); };
     if (!options.etcd.empty()) {
       EtcdMembership::Options etcd;
       etcd.prefix = options.etcd_prefix;
@@ -279,9 +283,6 @@ class RunningCluster final : public Cluster {
   }
 
   void TellPeers(Membership::Keyspaces keyspaces, const std::function<void()>& failed);
-  absl::Status MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entries);
-  absl::Status MergeEntry(const v1::KeyspaceEntry& entry);
-  void ApplyChanges(const KeyspaceId& id, const KeyspaceChanges& changes);
   std::shared_ptr<Peer> MakePeer(const v1::NodeRecord& record, size_t nodes);
   void InstallNodes(Membership::Nodes nodes);
   void InstallView(const Membership::Nodes& nodes);
@@ -299,9 +300,8 @@ class RunningCluster final : public Cluster {
   const std::string incarnation_;
   const PeerChannel channel_;
   bool stopped_ = false;
-  // A keyspace that this node does not know was left out, for want of room.
-  std::atomic<bool> left_out_{false};
   ClusterMetrics metrics_;
+  RecordMerger merger_;
 
   // In the order in which one uses the other.
   const std::shared_ptr<OutgoingCalls> calls_in_progress_;
@@ -342,58 +342,6 @@ void RunningCluster::TellPeers(Membership::Keyspaces keyspaces,
                       metrics_.record_exchange_failures.Add();
                       failed();
                     });
-  }
-}
-
-// Takes over all that can be; not OK when a drop that it tells of is not in force.
-absl::Status RunningCluster::MergeKeyspaces(const std::vector<v1::KeyspaceEntry>& entries) {
-  absl::Status first;
-  for (const v1::KeyspaceEntry& entry : entries) first.Update(MergeEntry(entry));
-  return first;
-}
-
-absl::Status RunningCluster::MergeEntry(const v1::KeyspaceEntry& entry) {
-  CRUMB_ASSIGN_OR_RETURN(const KeyspaceId id, KeyspaceId::FromBytes(entry.keyspace()));
-  const auto changes =
-      parts_.keyspaces.Merge(id, entry.record(), static_cast<size_t>(parts_.options.deletions_max));
-  if (changes.ok()) {
-    ApplyChanges(id, *changes);
-    return absl::OkStatus();
-  }
-  metrics_.records_refused.Add();
-  LogWarning("what another node knows of keyspace {} is left out: {}", id.ToHex(),
-             changes.status().ToString());
-  // This node has no page of a keyspace that it does not know.
-  if (parts_.keyspaces.Find(id) == nullptr) {
-    left_out_ = true;
-    return absl::OkStatus();
-  }
-  return changes.status();
-}
-
-void RunningCluster::ApplyChanges(const KeyspaceId& id, const KeyspaceChanges& changes) {
-  if (changes.any) metrics_.keyspace_merges.Add();
-  if (changes.generation) {
-    const uint64_t generation = parts_.keyspaces.Find(id)->generation.load();
-    const absl::StatusOr<uint64_t> pages = parts_.store.DropKeyspace(id, generation);
-    LogInfo("keyspace {} was dropped by another node: {} pages, generation {} now{}", id.ToHex(),
-            pages.value_or(0), generation,
-            pages.ok() ? "" : "; their room is not free yet: " + pages.status().ToString());
-  }
-  if (changes.state || changes.generation) parts_.state_changed(id);
-  std::vector<PageKey> deleted = changes.deleted;
-  if (changes.all_deleted) {
-    parts_.store.ForEachPage(
-        id, [&deleted](const PageKey& key, storage::Tier) { deleted.push_back(key); });
-    LogWarning(
-        "keyspace {}: deletions were forgotten before this node heard of them: deleting "
-        "all its {} pages",
-        id.ToHex(), deleted.size());
-  }
-  if (deleted.empty()) return;
-  if (const auto gone = parts_.store.Delete(id, deleted); !gone.ok()) {
-    LogWarning("keyspace {}: {} pages that another node deleted may be back after a restart: {}",
-               id.ToHex(), deleted.size(), gone.status().ToString());
   }
 }
 
@@ -559,7 +507,8 @@ Cluster::Gauges RunningCluster::gauges() const {
         {peer->id(), state == Breaker::State::kClosed, state, peer->breaker().opened()});
   }
   MutexLock lock(&mutex_);
-  gauges.withheld = parts_.keyspaces.withheld();
+  gauges.withheld = parts_.keyspaces.withheld() != Withholding::kNothing;
+  gauges.withheld_keyspaces = parts_.keyspaces.withheld_keyspaces();
   if (membership_ == nullptr) return gauges;
   const Membership::Health health = membership_->health();
   gauges.etcd = health.state;

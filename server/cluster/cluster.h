@@ -55,7 +55,8 @@ class Cluster {
     size_t push_pages = 0;
     size_t peer_leases = 0;
     Membership::State etcd = Membership::State::kNone;
-    bool withheld = false;     // no page is served: drops may not have been heard of
+    bool withheld = false;  // some or all pages are: drops may not have been heard of
+    size_t withheld_keyspaces = 0;
     size_t unheard_nodes = 0;  // nodes that answer, but whose records were not taken over
     struct Node {
       std::string id;
@@ -72,7 +73,8 @@ class Cluster {
   virtual ~Cluster() = default;
 
   // Makes this node, whose gRPC others reach at `address`, known, and waits for start_deadline at
-  // most to hear what was dropped while it was away. Pages are withheld until it has heard.
+  // most to hear what was dropped while it was away. Pages of keyspaces from before the start are
+  // withheld until it has heard (Withholding).
   virtual absl::Status Join(const std::string& address) = 0;
   // Leaves, ends calls and fetches, joins threads. Before the store goes. Idempotent.
   virtual void Stop() = 0;

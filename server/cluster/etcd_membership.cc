@@ -378,24 +378,27 @@ bool EtcdMembership::Changed(const std::vector<EtcdEntry>& changes) {
 // Says so once for each change.
 void EtcdMembership::NoteTaken(const absl::Status& taken) {
   std::string unheard;
+  Withholding withheld = Withholding::kNothing;
   {
     MutexLock lock(&mutex_);
     const bool early = Clock::Real().Now() - started_ < options_.unheard_after;
     if (stopping_ || (!synced_ && taken.ok() && early)) return;
     if (!taken.ok()) {
+      withheld = Withholding::kEverything;
       unheard = "pages are withheld: what etcd tells of keyspaces could not be taken over: " +
                 taken.ToString();
     } else if (!synced_ && !options_.serve_unheard) {
+      withheld = Withholding::kRecovered;
       unheard =
-          "pages are withheld: etcd has not told since the start what was dropped meanwhile; see "
-          "to etcd, or set cluster.serve_unheard";
+          "pages of keyspaces from before the start are withheld: etcd has not sent since what was "
+          "dropped meanwhile; see to etcd, or set cluster.serve_unheard";
     }
-    if (unheard == unheard_ && unheard.empty() != withheld_) return;
+    if (unheard == unheard_ && withheld == withheld_) return;
     unheard_ = unheard;
   }
   if (!unheard.empty()) LogError("{}", unheard);
-  withheld_ = !unheard.empty();
-  events_.withhold(withheld_);
+  withheld_ = withheld;
+  events_.withhold(withheld);
 }
 
 // Keyspaces are never deleted: where one is missing or older, etcd lost data or was given a backup.

@@ -109,8 +109,9 @@ class EtcdMembership final : public Membership {
   // A node did not take what was sent to it directly. Shared with calls under way.
   const std::shared_ptr<std::atomic<bool>> tell_again_ = std::make_shared<std::atomic<bool>>(false);
   const TimePoint started_ = Clock::Real().Now();
-  bool withheld_ = true;  // the watcher's: what `events_.withhold` was told last
-  absl::Status taken_;    // the watcher's: of the latest changes
+  // The watcher's: what was passed to `events_.withhold` last.
+  Withholding withheld_ = Withholding::kRecovered;
+  absl::Status taken_;                           // the watcher's: of the latest changes
   std::map<std::string, v1::NodeRecord> nodes_;  // the watcher's, by key
   bool seen_ = false;                            // the watcher's: nodes_ was filled once
   int64_t revision_ = 0;                         // the watcher's: etcd's newest that was read

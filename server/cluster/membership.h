@@ -14,6 +14,7 @@
 #include "common/clock.h"
 #include "crumb/v1/peer_service.pb.h"
 #include "crumb/v1/record.pb.h"
+#include "server/keyspace.h"
 
 namespace crumb::server {
 
@@ -60,8 +61,8 @@ class Membership {
     // Sends records to every other node directly, in the background. `failed` is called for each
     // node that did not take them over.
     std::function<void(Keyspaces, std::function<void()> failed)> tell_peers;
-    // Whether pages are to be withheld, because drops may not have been heard of.
-    std::function<void(bool)> withhold;
+    // Sets which pages are withheld, because drops may not have been heard of.
+    std::function<void(Withholding)> withhold;
   };
 
   virtual ~Membership() = default;

@@ -275,6 +275,7 @@ std::optional<std::string> StaticMembership::WhyUnheard(const std::string& addre
 void StaticMembership::JudgeHeard() {
   std::string unheard;
   std::string trouble;
+  Withholding withheld = Withholding::kNothing;
   {
     const TimePoint now = clock_.Now();
     MutexLock lock(&mutex_);
@@ -291,20 +292,22 @@ void StaticMembership::JudgeHeard() {
     }
     heard_once_ |= alone;
     if (!unheard.empty()) {
+      withheld = Withholding::kEverything;
       trouble = "pages are withheld: this node could not take over what was dropped at " + unheard;
     } else if (!heard_once_ && !options_.serve_unheard) {
+      withheld = Withholding::kRecovered;
       trouble =
-          "pages are withheld: no node of cluster.nodes has told since the start what was dropped "
-          "meanwhile; start another node, or set cluster.serve_unheard";
+          "pages of keyspaces from before the start are withheld: no node of cluster.nodes has "
+          "sent since what was dropped meanwhile; start another node, or set "
+          "cluster.serve_unheard";
     }
     trouble_ = trouble;
     // Withheld from the beginning, which is no news while others have not had the time to tell.
     const bool early = !heard_once_ && now - started_ < options_.unheard_after;
     if (early && unheard.empty()) return;
   }
-  const bool withheld = !trouble.empty();
   if (judged_ && withheld == withheld_) return;
-  if (withheld) {
+  if (withheld != Withholding::kNothing) {
     LogError("{}", trouble);
   } else if (judged_) {
     LogInfo("what was dropped is heard of: pages are served again");

@@ -24,12 +24,12 @@ namespace crumb::server {
 // hello tells the number of a node's latest change; this node has heard of a peer's drops when it
 // has taken over the peer's records up to that number.
 //
-// Pages are withheld (Events::withhold) while a drop may have been missed, that is
-//   - before the records of any usable node were taken over, unless no node of the list is usable
-//     although each has answered (then this node is alone) or `serve_unheard` is set;
-//   - while a usable node goes on answering hellos, and an exchange with it failed, or it was not
-//     caught up with for `unheard_after`. A node that answers nothing does not count: it is dead or
-//     cut off, and both sides of a partition serve what they hold.
+// Pages are withheld (Events::withhold) while a drop may have been missed:
+//   - kRecovered, before the records of any usable node were taken over, unless no node of the list
+//     is usable although each has answered (then this node is alone) or `serve_unheard` is set;
+//   - kEverything, while a usable node goes on answering hellos, and an exchange with it failed, or
+//     it was not caught up with for `unheard_after`. A node that answers nothing does not count: it
+//     is dead or cut off, and both sides of a partition serve what they hold.
 class StaticMembership final : public Membership {
  public:
   struct Options {
@@ -122,10 +122,10 @@ class StaticMembership final : public Membership {
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   std::vector<Arrived> arrived_ ABSL_GUARDED_BY(mutex_);  // one of each entry at most
   const TimePoint started_;
-  bool withheld_ = false;  // thread_'s: what `events_.withhold` was told last
-  bool judged_ = false;    // thread_'s: it was told something
-  uint64_t epoch_ = 0;     // thread_'s
-  std::string told_;       // thread_'s: what was told last
+  Withholding withheld_ = Withholding::kNothing;  // thread_'s: what was passed to withhold last
+  bool judged_ = false;                           // thread_'s: withhold was called
+  uint64_t epoch_ = 0;                            // thread_'s
+  std::string told_;                              // thread_'s: what was told last
   Thread thread_;
 };
 

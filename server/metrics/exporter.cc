@@ -390,8 +390,11 @@ void AddClusterGauges(Families& families, const Cluster::Gauges& gauges) {
   gauge("crumb_pulls_active", "Requests that wait for other nodes.", gauges.pulls);
   gauge("crumb_push_queue_pages", "Pages waiting to be taken by their homes.", gauges.push_pages);
   gauge("crumb_peer_leases", "Leases that other nodes hold.", gauges.peer_leases);
-  gauge("crumb_pages_withheld", "1 while no page is served: drops may not have been heard of.",
+  gauge("crumb_pages_withheld",
+        "1 while pages are withheld because drops may not have been heard of.",
         gauges.withheld ? 1 : 0);
+  gauge("crumb_withheld_keyspaces", "Keyspaces whose pages are withheld.",
+        gauges.withheld_keyspaces);
   gauge("crumb_unheard_nodes", "Nodes that answer, but whose drops could not be heard of.",
         gauges.unheard_nodes);
   for (const Membership::State state : kEtcdStates) {

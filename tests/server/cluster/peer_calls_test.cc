@@ -325,7 +325,7 @@ TEST_F(PeerCallsTest, WithheldPagesAreNotServedToOtherNodes) {
   ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 2)}), &response).ok());
   EXPECT_EQ(response.hit_pages(0), 2u);
   const auto session = grants_.Grant("peer", keyspace_->id).value();
-  keyspaces_->Withhold(true);
+  keyspaces_->Withhold(Withholding::kEverything);
   ASSERT_TRUE(Acquire(Request("peer", {Keys(0, 2)}), &response).ok());
   EXPECT_EQ(response.hit_pages(0), 0u);
   EXPECT_EQ(response.miss_reason(), v1::MISS_REASON_GENERATION);

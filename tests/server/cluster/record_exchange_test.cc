@@ -252,21 +252,63 @@ TEST(RecordExchangeTest, ADeadNodeMakesNothingWithheld) {
   EXPECT_EQ(sequence.Read(*client), 4);
 }
 
-TEST(RecordExchangeTest, ANodeThatHeardOfNobodySinceItsStartWithholdsUnlessToldTo) {
-  for (const bool serve_unheard : {false, true}) {
-    TestNodes nodes(WithPeer("127.0.0.1:" + std::to_string(FreePort()), serve_unheard));
+// One node that neither another node nor etcd answers. Its first run serves what it stores; the
+// next one withholds the keyspace that it recovers, and serves one that it opens.
+void ExpectOnlyRecoveredIsWithheld(const TestNodes::Settings& settings, bool serve_unheard) {
+  TestNodes nodes(settings);
+  const TestSequence stored(1, 4);
+  {
     const auto client = nodes.Connect(0);
-    const TestSequence sequence(1, 4);
-    ASSERT_EQ(sequence.Commit(*client), 4);
-    if (serve_unheard) {
-      EXPECT_TRUE(Eventually([&] { return sequence.Read(*client, nullptr, nullptr, 100) == 4; }));
-      EXPECT_EQ(nodes.ListNodes(0).trouble(), "");
-      continue;
-    }
-    EXPECT_TRUE(Eventually([&] { return nodes.ListNodes(0).trouble() != ""; }));
-    EXPECT_THAT(nodes.ListNodes(0).trouble(), HasSubstr("cluster.serve_unheard"));
-    EXPECT_EQ(sequence.Read(*client, nullptr, nullptr, 100), 0);
+    ASSERT_EQ(stored.Commit(*client), 4);
+    EXPECT_EQ(stored.Read(*client), 4) << "no drop can be younger than a page of this run";
+    EXPECT_EQ(SeriesOf(nodes.daemon(0).endpoints().admin, "crumb_withheld_keyspaces"), 0);
+    v1::FlushResponse flushed;
+    ASSERT_TRUE(client->stub().Flush(client->Context().get(), {}, &flushed).ok());
   }
+  nodes.Stop(0);
+  nodes.Start(0);
+  const auto client = nodes.Connect(0);
+  if (serve_unheard) {
+    EXPECT_TRUE(Eventually([&] { return stored.Read(*client, nullptr, nullptr, 100) == 4; }));
+    EXPECT_EQ(nodes.ListNodes(0).trouble(), "");
+    return;
+  }
+  v1::MissReason reason = v1::MISS_REASON_UNSPECIFIED;
+  EXPECT_EQ(stored.Read(*client, nullptr, &reason, 100), 0);
+  EXPECT_EQ(reason, v1::MISS_REASON_GENERATION);
+  EXPECT_TRUE(Eventually([&] {
+    return nodes.ListNodes(0).trouble().find("cluster.serve_unheard") != std::string::npos;
+  }));
+  EXPECT_EQ(stored.Read(*client, nullptr, nullptr, 100), 0);
+  // A page of the recovered keyspace cannot be told from an older one of the same key.
+  const TestSequence since(2, 4);
+  ASSERT_EQ(since.Commit(*client), 4);
+  EXPECT_EQ(since.Read(*client, nullptr, nullptr, 100), 0);
+  ASSERT_TRUE(client->OpenKeyspace("opened since the start").ok());
+  ASSERT_EQ(since.Commit(*client), 4);
+  EXPECT_EQ(since.Read(*client), 4);
+  const std::string admin = nodes.daemon(0).endpoints().admin;
+  EXPECT_EQ(SeriesOf(admin, "crumb_pages_withheld"), 1);
+  EXPECT_EQ(SeriesOf(admin, "crumb_withheld_keyspaces"), 1);
+}
+
+TEST(RecordExchangeTest, ANodeThatHeardOfNoOtherWithholdsWhatItRecovered) {
+  const std::string silent = "127.0.0.1:" + std::to_string(FreePort());
+  ExpectOnlyRecoveredIsWithheld(WithPeer(silent), false);
+}
+
+TEST(RecordExchangeTest, ANodeThatHeardOfNoOtherServesAllIfItIsConfiguredTo) {
+  const std::string silent = "127.0.0.1:" + std::to_string(FreePort());
+  ExpectOnlyRecoveredIsWithheld(WithPeer(silent, true), true);
+}
+
+TEST(RecordExchangeTest, ANodeThatEtcdDoesNotAnswerWithholdsWhatItRecovered) {
+  TestNodes::Settings settings;
+  settings.count = 1;
+  settings.ucx = false;
+  settings.etcd = {"127.0.0.1:" + std::to_string(FreePort())};
+  settings.change = [](int, Options& options) { options.log.severity = "off"; };
+  ExpectOnlyRecoveredIsWithheld(settings, false);
 }
 
 }  // namespace
