@@ -29,6 +29,7 @@ using std::chrono::seconds;
 
 constexpr uint64_t kHostBytes = uint64_t{32} << 20;
 constexpr auto kWait = seconds(30);
+constexpr auto kPinFor = std::chrono::hours(1);
 
 class AcknowledgementsTest : public testing::Test {
  protected:
@@ -79,6 +80,59 @@ class AcknowledgementsTest : public testing::Test {
     for (const uint64_t number : numbers) there += IsThere(number) ? 1 : 0;
     return there;
   }
+  // Publishes as many pages as host memory has room for, and as many again, so that every older
+  // page leaves it that nothing keeps there.
+  void PushOut() {
+    const uint64_t count = 2 * kHostBytes / pages_->fragment_bytes();
+    Publish(next_, count);
+    next_ += count;
+  }
+  void PinAll(uint64_t first, uint64_t count) {
+    for (uint64_t number = first; number < first + count; ++number) {
+      const PageKey key = pages_->Key(number);
+      const auto pinned = client_->Pin(pages_->keyspace().id, std::span(&key, 1), kPinFor);
+      ASSERT_TRUE(pinned.ok()) << pinned.status();
+      EXPECT_EQ(*pinned, 1u) << number;
+    }
+  }
+  void ExpectInMemory(uint64_t first, uint64_t count, bool expected) {
+    for (uint64_t number = first; number < first + count; ++number) {
+      const PageKey key = pages_->Key(number);
+      const auto found = client_->Lookup(pages_->keyspace().id, std::span(&key, 1));
+      ASSERT_TRUE(found.ok()) << found.status();
+      const bool in_memory = found->hit_pages == 1 && found->page_tiers[0] == client::Tier::kHost;
+      EXPECT_EQ(in_memory, expected) << number;
+    }
+  }
+  // Leases of pages [0, count), one each.
+  std::vector<client::AcquireResult> LeaseOf(uint64_t count) {
+    std::vector<client::AcquireResult> leases;
+    for (uint64_t number = 0; number < count; ++number) {
+      const PageKey key = pages_->Key(number);
+      client::AcquireRequest request;
+      request.keyspace = pages_->keyspace().id;
+      request.generation = pages_->keyspace().generation;
+      request.keys = std::span(&key, 1);
+      request.timeout = seconds(5);
+      auto result = client_->Acquire(request);
+      EXPECT_TRUE(result.ok()) << result.status();
+      if (!result.ok()) return {};
+      EXPECT_EQ(result->hit_pages, 1);
+      leases.push_back(*std::move(result));
+    }
+    return leases;
+  }
+  void ExpectLeasedBytes(const std::vector<client::AcquireResult>& leases, uint64_t count) const {
+    ASSERT_EQ(leases.size(), count);
+    for (uint64_t number = 0; number < count; ++number) {
+      const auto fragments = leases[number].lease->fragments();
+      ASSERT_EQ(fragments.size(), 1u);
+      const auto expected = pages_->Fragment(number);
+      EXPECT_TRUE(
+          std::equal(fragments[0].tiles.begin(), fragments[0].tiles.end(), expected.begin()))
+          << number;
+    }
+  }
   // Flush tells how many of `stored` a restart does not find, and is OK only where that is none.
   void ExpectFlushIsTrue(const std::vector<uint64_t>& stored,
                          const std::function<void()>& before_restart) {
@@ -97,6 +151,7 @@ class AcknowledgementsTest : public testing::Test {
   CrumbdProcess crumbd_;
   std::unique_ptr<client::Client> client_;
   std::optional<KnownPages> pages_;
+  uint64_t next_ = 100'000;  // number of PushOut's next page
 };
 
 TEST_F(AcknowledgementsTest, FlushNamesWhatIsNotDurable) {
@@ -141,6 +196,34 @@ TEST_F(AcknowledgementsTest, StatesOfKeyspacesStay) {
   ASSERT_TRUE(client_->SetKeyspaceState(id, client::KeyspaceState::kBf16, "test", "why").ok());
   KillAndStart();
   EXPECT_EQ(pages_->keyspace().state, client::KeyspaceState::kBf16);
+}
+
+TEST_F(AcknowledgementsTest, PinnedPagesAreNotEvictedAndPinsEndWithCrumbd) {
+  Start();
+  ASSERT_EQ(Publish(0, 8).size(), 8u);
+  ASSERT_TRUE(client_->Flush(kWait).ok());
+  PinAll(0, 8);
+  PushOut();
+  ExpectInMemory(0, 8, true);
+  KillAndStart();
+  EXPECT_EQ(CountThere({0, 1, 2, 3, 4, 5, 6, 7}), 8u) << "a page keeps its place on SSD";
+  PushOut();
+  ExpectInMemory(0, 8, false);
+}
+
+TEST_F(AcknowledgementsTest, LeasedBytesStayAndLeasesEndWithCrumbd) {
+  Start();
+  ASSERT_EQ(Publish(0, 8).size(), 8u);
+  const auto lease = LeaseOf(8);
+  PushOut();
+  ExpectLeasedBytes(lease, 8);
+  KillAndStart();
+  ExpectLeasedBytes(lease, 8);
+  const auto stats = client_->Stats();
+  ASSERT_TRUE(stats.ok()) << stats.status();
+  EXPECT_EQ(stats->leases, 0u);
+  PushOut();  // the new crumbd has memory of its own
+  ExpectLeasedBytes(lease, 8);
 }
 
 TEST_F(AcknowledgementsTest, AnOrderlyEndWritesWhatIsQueued) {
@@ -227,6 +310,17 @@ TEST_F(FullDiskTest, WhatIsAcknowledgedStaysDone) {
     EXPECT_EQ(pages_->keyspace().generation, *generation);
   }
   for (const uint64_t number : deleted) EXPECT_FALSE(IsThere(number)) << number;
+}
+
+TEST_F(FullDiskTest, PinsAndLeasesHoldWithoutTheDisk) {
+  Fill();
+  ASSERT_EQ(Publish(0, 16).size(), 16u);
+  const auto leases = LeaseOf(8);
+  PinAll(8, 8);
+  PushOut();
+  ExpectLeasedBytes(leases, 8);
+  ExpectInMemory(8, 8, true);
+  EXPECT_TRUE(IsThere(8));
 }
 
 }  // namespace

@@ -37,7 +37,8 @@ std::string CrumbdProgram() {
 CrumbdProcess::CrumbdProcess(const std::string& folder, const StoreSizes& sizes)
     : folder_(folder), control_group_(sizes.control_group) {
   std::ofstream config(folder_ + "/crumbd.yaml");
-  config << "listen:\n  socket_dir: " << folder_ << "\nadmin:\n  listen: \"\"\n"
+  config << "listen:\n  socket_dir: " << folder_ << "\n  tcp: \"" << sizes.tcp
+         << "\"\nadmin:\n  listen: \"\"\n"
          << "store:\n  host:\n    bytes_max: " << sizes.host_bytes
          << "\n    slab_bytes: " << (sizes.slab_bytes == 0 ? sizes.host_bytes : sizes.slab_bytes)
          << "\n  ssd:\n    path: \"" << (sizes.ssd_bytes == 0 ? "" : ssd_path())

@@ -17,6 +17,7 @@ struct StoreSizes {
   uint64_t slab_bytes = 0;                   // 0: one slab
   uint64_t ssd_bytes = uint64_t{512} << 20;  // 0: no SSD tier
   std::string more = {};                     // of the configuration
+  std::string tcp = {};                      // listen.tcp
   std::string control_group = {};  // folder of the group that crumbd joins; empty: this process's
 };
 
