@@ -29,6 +29,8 @@ extern const FuzzTarget kHostImageTarget;
 extern const FuzzTarget kPeerTarget;
 extern const FuzzTarget kRequestTarget;
 extern const FuzzTarget kRotationTarget;
+extern const FuzzTarget kSessionTarget;
+extern const FuzzTarget kTakeoverTarget;
 extern const FuzzTarget kTorchTarget;
 
 std::vector<const FuzzTarget*> AllTargets();

@@ -25,7 +25,8 @@ TEST_P(FuzzTargetsTest, KeepsItsPromisesOnHostileInput) {
   target.run({});
   for (const std::string& seed : seeds) target.run(BytesOf(seed));
   const bool costly = &target == &kCallTarget || &target == &kRequestTarget ||
-                      &target == &kPeerTarget || &target == &kHostImageTarget;
+                      &target == &kPeerTarget || &target == &kHostImageTarget ||
+                      &target == &kSessionTarget || &target == &kTakeoverTarget;
   Mutator mutator(seeds, 20);
   for (int i = 0; i < (costly ? kCostlyInputs : kInputs); ++i) {
     const std::string input = mutator.Next();
