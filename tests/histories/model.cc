@@ -114,6 +114,11 @@ Model::CommitId Model::BeginCommit(uint64_t content, bool durable) {
   Commit commit;
   commit.durable = durable;
   commit.losses = disk_.losses(NameOf(entry.content));
+  for (const auto& [number, one] : deletes_under_way_) {
+    const bool named =
+        std::find(one.keys.begin(), one.keys.end(), entry.content.key) != one.keys.end();
+    commit.being_deleted |= named && one.keyspace == entry.content.keyspace;
+  }
   entry.commits.push_back(commit);
   return {content, entry.commits.size() - 1};
 }
@@ -137,10 +142,14 @@ void Model::NodeDied() {
     }
   }
   drops_under_way_.clear();
+  deletes_under_way_.clear();
 }
 
-std::vector<Model::CommitId> Model::BeginDelete(int keyspace, const std::vector<PageKey>& keys) {
-  std::vector<CommitId> deleted;
+Model::DeleteId Model::BeginDelete(int keyspace, const std::vector<PageKey>& keys) {
+  DeleteId id;
+  id.number = Tick();
+  deletes_under_way_[id.number] = {keyspace, keys};
+  std::vector<CommitId>& deleted = id.commits;
   for (auto& [number, entry] : contents_) {
     if (entry.content.keyspace != keyspace) continue;
     if (std::find(keys.begin(), keys.end(), entry.content.key) == keys.end()) continue;
@@ -149,13 +158,14 @@ std::vector<Model::CommitId> Model::BeginDelete(int keyspace, const std::vector<
       if (entry.commits[i].ended != 0) deleted.push_back({number, i});
     }
   }
-  return deleted;
+  return id;
 }
 
-void Model::EndDelete(const std::vector<CommitId>& commits, bool acknowledged) {
+void Model::EndDelete(const DeleteId& deletion, bool acknowledged) {
+  deletes_under_way_.erase(deletion.number);
   if (!acknowledged) return;
   const uint64_t now = Tick();
-  for (const CommitId& id : commits) {
+  for (const CommitId& id : deletion.commits) {
     Commit& commit = contents_.at(id.content).commits[id.index];
     if (commit.deleted == 0) commit.deleted = now;
   }
@@ -195,12 +205,20 @@ void Model::EndFlush(const std::vector<CommitId>& commits) {
   for (const CommitId& id : commits) {
     Entry& entry = contents_.at(id.content);
     Commit& commit = entry.commits[id.index];
-    if (IsGone(entry, commit)) continue;
+    if (IsGone(entry, commit) || !commit.stored) continue;  // or its loss was reported meanwhile
     if (!disk_.Covers(NameOf(entry.content), entry.content.generation, entry.content.range)) {
       Fail("flush-is-durable", "Flush succeeded, and the disk does not have {}",
            Describe(id.content));
     }
     commit.promised = true;
+  }
+}
+
+void Model::LossReported() {
+  for (auto& [number, entry] : contents_) {
+    const Content& content = entry.content;
+    if (disk_.Covers(NameOf(content), content.generation, content.range)) continue;
+    for (Commit& commit : entry.commits) commit.stored = false;
   }
 }
 

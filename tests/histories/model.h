@@ -74,9 +74,14 @@ class Model {
   // The node died: no commit that was under way happens any more.
   void NodeDied();
 
-  // A call of Delete for keys of a keyspace, until it is acknowledged.
-  std::vector<CommitId> BeginDelete(int keyspace, const std::vector<PageKey>& keys);
-  void EndDelete(const std::vector<CommitId>& commits, bool acknowledged);
+  // A call of Delete for keys of a keyspace, until it is answered. Commits that begin meanwhile may
+  // be deleted by it.
+  struct DeleteId {
+    uint64_t number = 0;
+    std::vector<CommitId> commits;  // that ended before it began
+  };
+  DeleteId BeginDelete(int keyspace, const std::vector<PageKey>& keys);
+  void EndDelete(const DeleteId& id, bool acknowledged);
   // A call of DropKeyspace, and the generation that its answer names.
   void BeginDrop(int keyspace) { ++drops_under_way_[keyspace]; }
   void EndDrop(int keyspace, uint64_t generation);
@@ -85,6 +90,9 @@ class Model {
   // What Flush has to have made durable if it succeeds, from its call to its answer.
   std::vector<CommitId> BeginFlush() const;
   void EndFlush(const std::vector<CommitId>& commits);
+  // The Flush failed because pages were lost before they were written. Later calls of Flush do not
+  // report these again.
+  void LossReported();
   // A session was told that the page is durable.
   void Durable(const KeyspaceId& keyspace, const PageKey& key);
   // Pages that a node has to serve after a restart: acknowledged as durable, and neither deleted
@@ -136,6 +144,11 @@ class Model {
   std::map<uint64_t, Entry> contents_;
   std::map<int, uint64_t> generations_;
   std::map<int, int> drops_under_way_;
+  struct Deleting {
+    int keyspace = 0;
+    std::vector<PageKey> keys;
+  };
+  std::map<uint64_t, Deleting> deletes_under_way_;  // by the tick at which they began
 };
 
 }  // namespace crumb::histories

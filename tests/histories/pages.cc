@@ -497,7 +497,8 @@ void World::Flush(Worker& worker) {
   const auto call = std::make_shared<Call<v1::FlushRequest, v1::FlushResponse>>();
   auto commits = model_.BeginFlush();
   const auto done = Expect([this, call, commits = std::move(commits)](const absl::Status& status) {
-    if (status.ok()) model_.EndFlush(commits);
+    if (status.ok()) return model_.EndFlush(commits);
+    if (call->response.lost_pages() > 0) model_.LossReported();
   });
   OnCaller([call, done, context = ContextOf(worker)] {
     server::Flush(context, call->request, &call->response, done);

@@ -221,8 +221,6 @@ void World::Rejoin(Worker& worker) {
       if (!lives()) return;
       if (!status.ok()) break;  // the pool is no earlier one's: nothing of it is known here
       if (!response.claimed(0)) Fail("claims", "a process cannot claim slot {} that it uses", slot);
-      // The page is published again, also one that was deleted while the process held it.
-      if (content != 0) model_.EndCommit(model_.BeginCommit(content, /*durable=*/false), false);
       for (DeviceSlot::User& user : device_[{id, slot}].users) {
         if (user.worker != worker.index || user.view->node == nodes_) continue;
         user.view = view;

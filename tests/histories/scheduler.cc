@@ -114,7 +114,9 @@ void Scheduler::Sleep(Duration duration) {
   Block(State::kSleep, nullptr, now_ns_ + static_cast<uint64_t>(std::max<int64_t>(ns, 0)));
 }
 
-// The C library's own would wait for another fiber in the kernel, which lets none run.
+// The C library's own would wait for another fiber in the kernel, which lets none run. A routine is
+// not interrupted (MaybePreempt): libraries of this process outlive a node that crashes, and a
+// routine whose fiber was killed would never be done for the next one.
 int Scheduler::Once(pthread_once_t* control, void (*routine)()) {
   while (onces_.contains(control)) Switch();
   if (*control == kOnceDone) return 0;
@@ -194,6 +196,7 @@ ssize_t Scheduler::FillRandom(void* buffer, size_t bytes) {
 }
 
 void Scheduler::MaybePreempt() {
+  if (!onces_.empty()) return;
   if (options_.preemption > 0 && Random(1024) < options_.preemption) Switch();
 }
 
