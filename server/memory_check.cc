@@ -16,7 +16,7 @@ namespace crumb::server {
 namespace {
 
 constexpr uint64_t kHugePageBytes = uint64_t{2} << 20;
-// What crumbd needs beside its slabs to come up: RocksDB, gRPC, page tables.
+// Memory that crumbd needs beside its slabs to start: RocksDB, gRPC, page tables.
 constexpr uint64_t kBesideBytes = uint64_t{64} << 20;
 
 constexpr uint64_t kUnlimited = uint64_t{1} << 60;

@@ -89,7 +89,7 @@ absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStar
         if (events_.durable) events_.durable(keyspace, key);
       });
   promoter_ = std::make_unique<Promoter>(*host_, *below_, *writer_, *readers_);
-  // What the process before had queued and not written.
+  // The pages that the process before had queued and not written are queued again.
   if (!has_below() || only_hit()) return absl::OkStatus();
   size_t room = static_cast<size_t>(options_.ssd.write_queue_pages_max);
   for (PageWalk walk = host_->BeginWalk(); !walk.over && room > 0;) {

@@ -82,7 +82,7 @@ absl::Status DevicePools::MakeRoomLocked(const std::string& tenant, const PoolBu
     if (verdict.exceeded == PoolBudget::Exceeded::kNone) break;
     const auto pool = pools_.find(number);
     const bool foreign = pool->second.tenant != tenant;
-    // What others give up makes a tenant's own part no larger.
+    // Pools that other tenants give up make a tenant's own part no larger.
     if (foreign && verdict.exceeded == PoolBudget::Exceeded::kTenant) break;
     if (!GiveUpLocked(pool, &room->retired)) continue;
     verdict = budget_.Check(tenant, more, PoolBudget::Beside::kOnceEnded);

@@ -323,7 +323,7 @@ TEST_F(DeviceCallsTest, SumsThatDoNotFitAreLeftOut) {
   EXPECT_EQ(with_sums(in_place, 5 * bytes), 5);
 }
 
-// Who wants to begin before all sums are there is told some, and no header.
+// A caller that begins before all sums are there receives some of them, and no header.
 TEST_F(DeviceCallsTest, SumsOfSomeTilesComeWithoutHeaders) {
   const auto session = OpenSession();
   const std::string pool = Join(session);
@@ -800,8 +800,8 @@ TEST_F(PoolBudgetTest, DescriptorsOfAllPoolsAreBoundedAndComeBack) {
   EXPECT_EQ(pools.totals().descriptors, 1u);
 }
 
-// What an ending pool took counts until its descriptors are closed: a tenant whose pools take long
-// to end has no more than its part. Here the announcement that its page is gone takes long.
+// The amounts of an ending pool count until its descriptors are closed: a tenant whose pools take
+// long to end has no more than its part. Here the announcement that its page is gone takes long.
 TEST_F(PoolBudgetTest, WhatAnEndingPoolTookCountsUntilItHasEnded) {
   std::promise<void> gate;
   const std::shared_future<void> opened = gate.get_future().share();
