@@ -12,9 +12,9 @@ void TlsOptions::Visit(ConfigVisitor& visitor) {
                 "PEM: callers over TCP, and other nodes, need a certificate that these signed. "
                 "Empty: callers need none.");
   visitor.Field("peer_name", peer_name,
-                "DNS name that the certificate of every crumbd, and of nobody else, carries: only "
-                "such callers may use what crumbds ask of each other. Empty: certificates are "
-                "checked against addresses, and every caller may.");
+                "DNS name that only the certificates of crumbds have: only callers with it may "
+                "make the calls between crumbds. Empty: certificates are checked against "
+                "addresses, and every caller may make these calls.");
   visitor.Field("reload_interval", reload_interval,
                 "Time between looks at the files; new ones serve the next connections. Whole "
                 "seconds.");

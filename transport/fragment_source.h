@@ -17,7 +17,7 @@
 
 namespace crumb::transport {
 
-// What a peer asks for; untrusted.
+// A peer's request, whose values are not to be trusted.
 struct SourceRequest {
   struct Page {
     PageKey key;
@@ -27,12 +27,12 @@ struct SourceRequest {
   KeyspaceId keyspace;
   uint64_t generation = 0;
   std::vector<Page> pages;
-  TimePoint deadline;  // after which nobody waits
+  TimePoint deadline;  // after it the peer does not wait any more
   std::string peer;    // address of the connection, for logs
 };
 
-// A fragment where it lies: whole tiles, then its encoded header (docs/formats/fragment.md), as in
-// a slot.
+// A fragment in place: whole tiles followed by the encoded header, as in a slot
+// (docs/formats/fragment.md).
 struct SourceFragment {
   std::span<const std::byte> bytes;
   TileRange range;
@@ -48,26 +48,27 @@ struct SourceFragment {
 
 struct SourcePage {
   PageStatus status = PageStatus::kAbsent;
-  // kHit: fragments that cover the wanted range; only tiles inside it are sent.
+  // kHit: fragments that cover the requested range; only the tiles inside it are sent.
   std::vector<SourceFragment> fragments;
 };
 
 struct SourceAnswer {
   std::vector<SourcePage> pages;  // one per page of the request, in order
-  // Keeps the fragments' bytes where they are. Dropped on the progress thread when the last send
-  // has completed or its connection was closed by force: the destructor must not block.
+  // Keeps the fragments' bytes in place. It is dropped on the progress thread when the last send
+  // has completed or its connection was closed by force. REQUIRES: its destructor does not block.
   std::shared_ptr<const void> lease;
 };
 
-// The serving side of a transport: checks who asks, and leases what is there. Thread-safe.
+// The source of the fragments that a transport serves. It authorizes a request and leases the pages
+// that are present. Thread-safe.
 class FragmentSource {
  public:
   using Reply = std::function<void(SourceAnswer)>;
 
   virtual ~FragmentSource() = default;
 
-  // Called on the progress thread: must not block. Calls `reply` exactly once, from here or later
-  // from any thread; after the transport stopped, `reply` does nothing but drop the answer.
+  // Called on the progress thread. REQUIRES: it does not block, and it calls `reply` exactly once,
+  // from here or later from any thread. After the transport stopped, `reply` only drops the answer.
   virtual void Acquire(SourceRequest request, Reply reply) = 0;
 };
 

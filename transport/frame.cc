@@ -52,7 +52,7 @@ TileRange LoadRange(const std::byte* from) {
           {LoadLittle<uint16_t>(from + 4), LoadLittle<uint16_t>(from + 6)}};
 }
 
-// The next fragment header of an answer; moves `at` behind it.
+// Returns the next fragment header of an answer and advances `at`.
 absl::StatusOr<std::span<const std::byte>> NextHeader(std::span<const std::byte> body, size_t& at) {
   if (body.size() - at < kAnswerFragmentBytes) return Malformed("answer ends early");
   const size_t size = LoadLittle<uint32_t>(body.data() + at);

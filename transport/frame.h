@@ -12,11 +12,11 @@
 #include "absl/status/statusor.h"
 #include "transport/fetch.h"
 
-// The bytes between crumbds: docs/formats/transport.md. Decoders take hostile input and answer
-// kDataLoss to what is malformed.
+// The frames between crumbds, whose bytes docs/formats/transport.md defines. Decoders accept
+// hostile input and return kDataLoss for malformed bytes.
 namespace crumb::transport {
 
-// Versions of the protocol that this one speaks.
+// The range of protocol versions that this implementation speaks.
 inline constexpr uint16_t kVersionMin = 1;
 inline constexpr uint16_t kVersionMax = 1;
 
@@ -25,7 +25,8 @@ struct FrameVersions {
   uint16_t max = kVersionMax;
 };
 
-// Bytes of the body of any frame but kData at most.
+// The longest body, in bytes, of any frame but kData. It bounds what a peer makes this node buffer,
+// and has room for kFetchPagesMax pages and for the header of the largest fragment (frame.cc).
 inline constexpr size_t kControlBodyMax = 512 << 10;
 
 enum class FrameType : uint8_t { kHello = 1, kFetch = 2, kAnswer = 3, kData = 4, kCancel = 5 };
@@ -33,10 +34,10 @@ enum class FrameType : uint8_t { kHello = 1, kFetch = 2, kAnswer = 3, kData = 4,
 struct FrameHeader {
   FrameType type = FrameType::kHello;
   uint16_t version = kVersionMax;
-  uint64_t connection = 0;  // the number that the receiver gave the connection; 0 in kHello
+  uint64_t connection = 0;  // the receiver's number of the connection; 0 in kHello
   uint64_t fetch = 0;
-  uint32_t body_sum = 0;  // CRC-32C of the body; 0 in kData, whose tiles have sums of their own
-  // kData: tiles [first, first + count) of what is delivered of a page's fragment.
+  uint32_t body_sum = 0;  // CRC-32C of the body; 0 in kData, whose tiles have checksums
+  // kData: the body is tiles [first, first + count) of the delivered part of a page's fragment.
   uint32_t page = 0;
   uint16_t fragment = 0;
   uint32_t first = 0;
@@ -48,19 +49,19 @@ using FrameHeaderBytes = std::array<std::byte, kFrameHeaderBytes>;
 
 FrameHeaderBytes EncodeFrameHeader(const FrameHeader& header);
 absl::StatusOr<FrameHeader> DecodeFrameHeader(std::span<const std::byte> bytes);
-// kDataLoss unless a control frame's body is what its header sums.
+// Returns kDataLoss if a control frame's body does not have its header's checksum.
 absl::Status CheckBody(const FrameHeader& header, std::span<const std::byte> body);
 
-// The first frame each way.
+// The first frame in each direction.
 struct Hello {
   uint16_t version_min = kVersionMin;
   uint16_t version_max = kVersionMax;
-  uint64_t connection = 0;  // the sender's number: what its peer puts into frames to it
+  uint64_t connection = 0;  // the sender's number, which its peer puts into later frames
 };
 
 std::vector<std::byte> EncodeHello(const Hello& hello);
 absl::StatusOr<Hello> DecodeHello(std::span<const std::byte> body);
-// The highest version that both speak. kFailedPrecondition: there is none.
+// Returns the highest version that both sides speak. kFailedPrecondition: there is none.
 absl::StatusOr<uint16_t> CommonVersion(const Hello& ours, const Hello& theirs);
 
 // The body of a kFetch.
@@ -77,18 +78,18 @@ struct FetchBody {
   std::vector<Page> pages;
 };
 
-// Pages that a kFetch has room for.
+// The largest number of pages in a kFetch: as many fit into kControlBodyMax (frame.cc).
 inline constexpr size_t kFetchPagesMax = 8192;
 
 std::vector<std::byte> EncodeFetch(const FetchBody& fetch);
 absl::StatusOr<FetchBody> DecodeFetch(std::span<const std::byte> body);
 
-// The body of a kAnswer: pages in order from `first_page` on, with their fragments' encoded
-// headers. A long answer is several frames.
+// The body of a kAnswer: consecutive pages from `first_page` on, with the encoded headers of their
+// fragments. A long answer consists of several frames.
 struct AnswerBody {
   struct Page {
     PageStatus status = PageStatus::kAbsent;
-    std::vector<std::span<const std::byte>> headers;  // into what was encoded or decoded
+    std::vector<std::span<const std::byte>> headers;  // refer to the encoded or decoded bytes
   };
   uint32_t first_page = 0;
   std::vector<Page> pages;

@@ -23,7 +23,7 @@ void FillStrides(PageWish& wish) {
   }
 }
 
-// Tile (layer, head) by its place in a range's order.
+// The index of tile (layer, head) in the order of a range.
 size_t IndexIn(const TileRange& range, int layer, int head) {
   return static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
          static_cast<size_t>(head - range.heads.begin);
@@ -36,7 +36,8 @@ int HeadOf(const TileRange& range, uint32_t index) {
   return range.heads.begin + static_cast<int>(index) % range.heads.size();
 }
 
-// Marks the tiles of `part` in `covered`, which has those of `whole`. False: one was marked.
+// Marks the tiles of `part` in `covered`, which has one entry per tile of `whole`. Returns false if
+// one of them was marked already.
 bool Cover(const TileRange& whole, const TileRange& part, std::vector<bool>& covered) {
   for (int layer = part.layers.begin; layer < part.layers.end; ++layer) {
     for (int head = part.heads.begin; head < part.heads.end; ++head) {
@@ -57,10 +58,12 @@ absl::Status IncomingFetch::Check(const FetchRequest& request, size_t pages_max)
   }
   for (const PageWish& wish : request.pages) {
     if (!IsTileRange(wish.range)) {
-      return absl::InvalidArgumentError("a wish needs layers and heads, 65536 tiles at most");
+      return absl::InvalidArgumentError(
+          "a requested page needs layers and heads, 65536 tiles at most");
     }
     if (wish.tile_bytes == 0 || wish.tile_bytes > kTileBytesMax || wish.places.first == nullptr) {
-      return absl::InvalidArgumentError("a wish needs tile_bytes of at most 1 MiB and places");
+      return absl::InvalidArgumentError(
+          "a requested page needs tile_bytes of at most 1 MiB and places");
     }
     const TilePlaces& places = wish.places;
     if (places.head_stride != 0 && places.head_stride < wish.tile_bytes) {
@@ -108,13 +111,14 @@ PageStatus IncomingFetch::TakeHeader(Page& page, const PageWish& wish,
   }
   if (header->keyspace != request_.keyspace || header->key != wish.key ||
       header->tile_bytes != wish.tile_bytes || header->page_tokens != kPageTokens) {
-    detail_.Update(absl::DataLossError("peer sent another page than was asked for"));
+    detail_.Update(absl::DataLossError("the peer sent another page than the requested one"));
     return PageStatus::kCorrupt;
   }
   if (header->generation != request_.generation) return PageStatus::kStale;
   const TileRange delivered = Intersect(header->range, wish.range);
   if (delivered.tiles() == 0 || !Cover(wish.range, delivered, covered)) {
-    detail_.Update(absl::DataLossError("peer sent fragments that overlap or were not wanted"));
+    detail_.Update(
+        absl::DataLossError("the peer sent fragments that overlap or were not requested"));
     return PageStatus::kCorrupt;
   }
   page.tiles_left += static_cast<uint32_t>(delivered.tiles());
@@ -180,7 +184,7 @@ uint32_t IncomingFetch::Sum(const TileBatch& batch, uint32_t index) const {
 
 void IncomingFetch::CountTile(Page& page, bool verified) {
   if (!verified) {
-    detail_.Update(absl::DataLossError("sum of a tile differs after the transfer"));
+    detail_.Update(absl::DataLossError("the checksum of a tile differs after the transfer"));
     --open_pages_;
     return End(page, PageStatus::kCorrupt);
   }

@@ -16,7 +16,7 @@
 
 namespace crumb::transport {
 
-// Tiles of one frame on their way into their places.
+// The tiles of one frame.
 struct TileBatch {
   uint32_t page = 0;
   uint16_t fragment = 0;
@@ -24,40 +24,43 @@ struct TileBatch {
   uint32_t count = 0;
 };
 
-// The requesting side of a fetch: takes the peer's frames, believes nothing, and puts verified
-// tiles where they belong. Not thread-safe: of the progress thread.
+// The requesting side of a fetch. It validates the peer's frames and writes verified tiles to their
+// places. A page is unanswered, then open (answered as a hit, tiles missing), then ended. Not
+// thread-safe; belongs to the progress thread.
 class IncomingFetch {
  public:
-  // kInvalidArgument naming what is wrong with a request.
+  // Returns kInvalidArgument with the reason if a request is malformed.
   static absl::Status Check(const FetchRequest& request, size_t pages_max);
 
   explicit IncomingFetch(FetchRequest request);
 
   FetchBody Body(TimePoint now) const;
 
-  // Takes the body of a kAnswer. kDataLoss: malformed, the connection cannot be trusted further.
+  // Processes the body of a kAnswer. kDataLoss: it is malformed, so the connection must be closed.
   absl::Status TakeAnswer(std::span<const std::byte> body);
 
-  // Claims the tiles that a kData announces with a body of `bytes`. Empty: its page is not wanted
-  // (any more). kDataLoss: not what was answered, or claimed before.
+  // Claims the tiles of a kData frame with a body of `bytes`. Returns nothing if the page has ended
+  // as a miss. kDataLoss: the tiles do not belong to the answer, or were claimed before.
   absl::StatusOr<std::optional<TileBatch>> Claim(const FrameHeader& header, size_t bytes);
 
-  // Copies a claimed batch's tiles into their places, verifying them.
+  // Copies the tiles of a claimed batch to their places and verifies them.
   void Deliver(const TileBatch& batch, std::span<const std::byte> tiles);
 
-  // For a batch that somebody else writes: its places in order, neighbours joined; and then what
-  // became of it, upon which it is verified in place.
+  // A claimed batch may instead be written by a transfer: Places returns its places in order, with
+  // adjacent ones joined, and Land takes the outcome of the transfer and verifies the tiles in
+  // place.
   std::vector<std::span<std::byte>> Places(const TileBatch& batch) const;
   void Land(const TileBatch& batch, const absl::Status& outcome);
 
-  // Every page has ended.
+  // Returns whether every page has ended.
   bool complete() const { return answered_ == pages_.size() && open_pages_ == 0; }
 
-  // Ends what has not ended as `rest` and gives the answer away. Call once; Land may follow.
+  // Ends the remaining pages with the status `rest` and moves the answer out. REQUIRES: it is
+  // called once; only Land may follow.
   FetchAnswer Finish(PageStatus rest, const absl::Status& detail);
 
   const FetchRequest& request() const { return request_; }
-  // Lets go of the destination's memory; nothing is written after.
+  // Drops the reference to the destination's memory. REQUIRES: no transfer writes to it any more.
   void DropMemory() { request_.memory.reset(); }
   size_t BatchBytes(const TileBatch& batch) const {
     return size_t{batch.count} * request_.pages[batch.page].tile_bytes;
@@ -66,7 +69,7 @@ class IncomingFetch {
  private:
   struct Fragment {
     FetchedFragment what;
-    std::vector<bool> claimed;  // by tile of what.delivered
+    std::vector<bool> claimed;  // per tile of what.delivered
   };
   struct Page {
     bool ended = false;
@@ -80,14 +83,14 @@ class IncomingFetch {
                         std::vector<bool>& covered);
   void End(Page& page, PageStatus status);
   void CountTile(Page& page, bool verified);
-  // The place of tile `index` of what is delivered, and its sum in the header.
+  // The place of tile `index` of the delivered part, and its checksum in the header.
   std::byte* Place(const TileBatch& batch, uint32_t index) const;
   uint32_t Sum(const TileBatch& batch, uint32_t index) const;
 
   FetchRequest request_;
   std::vector<Page> pages_;
   size_t answered_ = 0;    // pages [0, answered_) have an answer
-  size_t open_pages_ = 0;  // of them, those whose tiles are not all there
+  size_t open_pages_ = 0;  // answered pages that wait for tiles
   absl::Status detail_;
 };
 

@@ -13,24 +13,25 @@
 #include "absl/status/statusor.h"
 #include "transport/outgoing_answer.h"
 
-// What carries frames between two transports: UCX, or the loopback fake. All of it belongs to one
-// progress thread.
+// The interfaces between the protocol and the medium that carries its frames: UCX, or the loopback
+// fake. All objects belong to one progress thread.
 namespace crumb::transport {
 
-// A way to one peer. Destroying it closes it by force: frames that were not sent are dropped, pulls
-// under way end with an error, and neither calls the protocol back.
+// A connection of the medium to one peer. Its destructor closes it by force: frames that were not
+// sent are dropped, pulls in flight end with an error, and the protocol is not called back for
+// either.
 class Link {
  public:
   virtual ~Link() = default;
 
-  // Sends a frame with its header encoded; `keep` holds what its tiles point to and is dropped when
-  // nothing reads them any more. `sent` is called then, unless the link was destroyed before.
-  // Failures come as OnDown.
+  // Encodes the header and sends the frame. `keep` owns the memory of its tiles and is dropped when
+  // nothing reads them any more; then `sent` is called, unless the link was destroyed before.
+  // Failures are reported by LinkEvents::OnDown.
   virtual void Send(OutgoingFrame frame, std::shared_ptr<const void> keep,
                     std::function<void()> sent) = 0;
 };
 
-// The body of a frame that arrived; valid during OnFrame.
+// The body of a frame that arrived. It is valid during OnFrame only.
 class Arrival {
  public:
   using Pulled = std::function<void(absl::Status)>;
@@ -38,21 +39,22 @@ class Arrival {
   virtual ~Arrival() = default;
 
   virtual size_t size() const = 0;
-  // The bytes, or null while they are still with the peer.
+  // The bytes, or null if they are still at the peer.
   virtual const std::byte* data() const = 0;
-  // Brings bytes that are still with the peer into `places`, in order, together size() bytes.
-  // `pulled` is called once, also after the link was destroyed: only then the places are free.
+  // Transfers the bytes that are still at the peer to `places`, in order, size() bytes in all.
+  // `pulled` is called once, even if the link was destroyed before; until then the transfer may
+  // write to the places.
   virtual void Pull(std::vector<std::span<std::byte>> places, Pulled pulled) = 0;
 };
 
-// Who hears of links. Called on the progress thread.
+// Receives the events of links, on the progress thread.
 class LinkEvents {
  public:
   virtual ~LinkEvents() = default;
 
-  // A peer connected. Null events for it follow only after this.
+  // A peer connected. Its frames, including those with a null link, follow.
   virtual void OnAccepted(std::unique_ptr<Link> link, const std::string& address) = 0;
-  // `link` is null unless the frame says from whom it is (a hello does).
+  // `link` is null unless the frame identifies its sender, which a hello does.
   virtual void OnFrame(Link* link, std::span<const std::byte> header, Arrival& arrival) = 0;
   virtual void OnDown(Link* link, const absl::Status& status) = 0;
 };
@@ -61,7 +63,8 @@ class LinkMaker {
  public:
   virtual ~LinkMaker() = default;
 
-  // Begins to connect; what is sent meanwhile waits. kInvalidArgument: no numeric ADDRESS:PORT.
+  // Begins to connect; frames that are sent meanwhile wait. kInvalidArgument: `address` is no
+  // numeric ADDRESS:PORT.
   virtual absl::StatusOr<std::unique_ptr<Link>> MakeLink(const std::string& address) = 0;
 };
 

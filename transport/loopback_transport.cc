@@ -40,11 +40,11 @@ LoopbackNetwork::Frame Flatten(const OutgoingFrame& frame) {
 
 }  // namespace
 
-// One end of a way: what the other end may post to, from another thread.
+// One end of a connection, to which the other end posts from its thread.
 struct LoopbackEnd {
   std::shared_ptr<Inbox> inbox;
-  Protocol* protocol = nullptr;  // touched in the inbox's tasks only
-  Link* link = nullptr;          // null after it was destroyed; likewise
+  Protocol* protocol = nullptr;  // used only in tasks of the inbox, like `link`
+  Link* link = nullptr;          // null after the link was destroyed
 };
 
 class LoopbackNetwork::State {
@@ -69,7 +69,7 @@ class LoopbackNetwork::State {
     MutexLock lock(&mutex_);
     transports_.erase(address);
   }
-  // Calls `accept` with the transport at `address`, which cannot go meanwhile.
+  // Calls `accept` with the transport at `address`, which cannot be destroyed meanwhile.
   bool Visit(const std::string& address, const std::function<void(LoopbackTransport&)>& accept) {
     MutexLock lock(&mutex_);
     const auto found = transports_.find(address);
@@ -89,13 +89,14 @@ absl::StatusOr<std::string> LoopbackNetwork::State::Bind(const std::string& list
                                                          LoopbackTransport* transport) {
   MutexLock lock(&mutex_);
   const size_t colon = listen.rfind(':');
-  if (colon == std::string::npos) return absl::InvalidArgumentError("listen is no ADDRESS:PORT");
+  if (colon == std::string::npos)
+    return absl::InvalidArgumentError("transport.listen is no ADDRESS:PORT: " + listen);
   std::string address = listen;
   if (listen.substr(colon) == ":0") {
     address = listen.substr(0, colon + 1) + std::to_string(++last_port_);
   }
   if (!transports_.emplace(address, transport).second) {
-    return absl::UnavailableError(address + " is taken");
+    return absl::UnavailableError(address + " is in use");
   }
   return address;
 }
@@ -161,9 +162,6 @@ class LoopbackNetwork::LoopbackTransport final : public Transport, private LinkM
   void Cancel(FetchId fetch) override { protocol_.Cancel(fetch); }
   void Connect(const std::string& address) override { protocol_.Connect(address); }
   void Disconnect(const std::string& address) override { protocol_.Disconnect(address); }
-  absl::StatusOr<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte>) override {
-    return std::make_unique<RegisteredMemory>();
-  }
   TransportStats stats() const override { return protocol_.stats(); }
   std::string Describe() const override { return "loopback"; }
   void Stop() override;
@@ -201,7 +199,7 @@ absl::StatusOr<std::unique_ptr<Link>> LoopbackNetwork::LoopbackTransport::MakeLi
       there->protocol->OnAccepted(std::make_unique<LoopbackLink>(state, there, here), name);
     });
   });
-  if (!found) return absl::UnavailableError("nobody listens at " + address);
+  if (!found) return absl::UnavailableError("no transport listens at " + address);
   return std::make_unique<LoopbackLink>(state_, here, there);
 }
 

@@ -13,11 +13,11 @@
 // A transport inside one process, for tests: the same protocol over copies of frames.
 namespace crumb::transport {
 
-// Where loopback transports find each other. Outlives them. Thread-safe.
+// The network in which loopback transports find each other. It must outlive them. Thread-safe.
 class LoopbackNetwork {
  public:
-  // A frame underway, header and body. A tap may change it, take it away or add others before and
-  // behind; called on the sender's progress thread.
+  // A frame in transit, header and body. A tap may change it, drop it, or add others before and
+  // after it. It is called on the sender's progress thread.
   struct Frame {
     std::vector<std::byte> header;
     std::vector<std::byte> body;
@@ -27,11 +27,12 @@ class LoopbackNetwork {
   LoopbackNetwork();
   ~LoopbackNetwork();
 
-  // Applies to all frames from now on; empty: none.
+  // Applies `tap` to all later frames. An empty function removes the tap.
   void SetTap(Tap tap);
 
-  // Opens a transport at options.listen, whose port may be 0; nowhere when that is empty. `source`
-  // may be null and outlives the transport. kUnavailable: the address is taken.
+  // Opens a transport that listens at options.listen, whose port may be 0; if that is empty, it
+  // does not listen. `source` may be null and must outlive the transport. kUnavailable: the address
+  // is in use.
   absl::StatusOr<std::unique_ptr<Transport>> Open(TransportOptions options, FragmentSource* source);
 
  private:

@@ -8,7 +8,7 @@
 namespace crumb::transport {
 namespace {
 
-// Answers longer than this go out in several frames.
+// Bytes of a kAnswer frame beyond which the next page begins another frame.
 constexpr size_t kAnswerFrameBytes = 48 << 10;
 
 AnswerBody::Page AnswerPage(const SourcePage& page) {
@@ -21,7 +21,7 @@ absl::Status CheckFragment(const SourceFragment& fragment) {
   if (!IsTileRange(fragment.range) || fragment.tile_bytes == 0 ||
       fragment.tile_bytes > kTileBytesMax ||
       fragment.bytes.size() != FragmentBytes(fragment.range.tiles(), fragment.tile_bytes)) {
-    return absl::InternalError("the source's fragment has another size than its ranges");
+    return absl::InternalError("the size of a fragment of the source does not fit its ranges");
   }
   return absl::OkStatus();
 }
@@ -41,18 +41,19 @@ OutgoingAnswer::OutgoingAnswer(const FetchBody& fetch, SourceAnswer answer, size
 
 absl::Status OutgoingAnswer::Check() const {
   if (answer_.pages.size() != wanted_.size()) {
-    return absl::InternalError("the source answered another number of pages");
+    return absl::InternalError("the source returned another number of pages than requested");
   }
   for (const SourcePage& page : answer_.pages) {
     if ((page.status == PageStatus::kHit) != !page.fragments.empty() ||
         page.fragments.size() > UINT16_MAX) {
-      return absl::InternalError("the source's page is no hit with fragments, nor a miss without");
+      return absl::InternalError(
+          "a page of the source is neither a hit with fragments nor a miss without");
     }
     for (const SourceFragment& fragment : page.fragments) {
       if (absl::Status status = CheckFragment(fragment); !status.ok()) return status;
     }
     if (AnswerPageBytes(AnswerPage(page)) > kControlBodyMax - kAnswerFrameBytes) {
-      return absl::InternalError("the source's page has more headers than a frame takes");
+      return absl::InternalError("a page of the source has more headers than fit into a frame");
     }
   }
   return absl::OkStatus();
@@ -84,18 +85,18 @@ void OutgoingAnswer::AddTiles(const SourceFragment& fragment, const TileRange& p
   const auto all_heads = static_cast<size_t>(fragment.range.heads.size());
   for (uint32_t i = first; i < first + count;) {
     const uint32_t layer = i / part_heads, head = i % part_heads;
-    const uint32_t run = std::min(part_heads - head, first + count - i);
+    const uint32_t adjacent = std::min(part_heads - head, first + count - i);
     const size_t index = (layer + part.layers.begin - fragment.range.layers.begin) * all_heads +
                          head + part.heads.begin - fragment.range.heads.begin;
     const auto piece =
-        tiles.subspan(index * fragment.tile_bytes, run * size_t{fragment.tile_bytes});
+        tiles.subspan(index * fragment.tile_bytes, adjacent * size_t{fragment.tile_bytes});
     if (!frame.tiles.empty() &&
         frame.tiles.back().data() + frame.tiles.back().size() == piece.data()) {
       frame.tiles.back() = {frame.tiles.back().data(), frame.tiles.back().size() + piece.size()};
     } else {
       frame.tiles.push_back(piece);
     }
-    i += run;
+    i += adjacent;
   }
 }
 
@@ -109,7 +110,7 @@ bool OutgoingAnswer::NextTiles(OutgoingFrame& frame) {
       if (at_.tile >= tiles) continue;
       const auto most =
           std::max<uint32_t>(1, static_cast<uint32_t>(frame_bytes_ / fragment.tile_bytes));
-      // Frames of about equal size: a short last one would cost as much as a full one.
+      // Frames have about equal sizes, because a short last frame costs as much as a full one.
       const uint32_t frames = (tiles + most - 1) / most;
       const uint32_t count = std::min((tiles + frames - 1) / frames, tiles - at_.tile);
       frame.header.type = FrameType::kData;

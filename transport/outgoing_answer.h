@@ -13,27 +13,27 @@
 
 namespace crumb::transport {
 
-// A frame as it leaves: a control frame owns its body; tiles stay where they lie.
+// A frame that is to be sent. A control frame owns its body; tiles are sent from their place.
 struct OutgoingFrame {
   FrameHeader header;
   std::vector<std::byte> body;
   std::vector<std::span<const std::byte>> tiles;
 };
 
-// The serving side of a fetch: cuts what the source leased into frames, one at a time. Not
-// thread-safe: of the progress thread.
+// The serving side of a fetch: it cuts the leased fragments into frames, first the answer and then
+// the tiles. Not thread-safe; belongs to the progress thread.
 class OutgoingAnswer {
  public:
-  // `frame_bytes` is what a frame of tiles should not exceed; a larger tile has a frame of its own.
+  // `frame_bytes` bounds the tiles of one frame; a larger tile has a frame of its own.
   OutgoingAnswer(const FetchBody& fetch, SourceAnswer answer, size_t frame_bytes);
 
-  // kInternal when the source broke its contract; nothing may be sent then.
+  // Returns kInternal if the source violated its contract; no frame may be sent then.
   absl::Status Check() const;
 
-  // The next frame, without connection, fetch and sum; false when all have been given.
+  // Makes the next frame, except its connection, fetch and checksum. Returns false after the last.
   bool Next(OutgoingFrame& frame);
 
-  // Whatever is next is tiles.
+  // Returns whether all remaining frames are tiles.
   bool answered() const { return answered_ == answer_.pages.size(); }
   uint64_t tile_bytes_total() const { return tile_bytes_total_; }
   const SourceAnswer& answer() const { return answer_; }

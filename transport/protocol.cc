@@ -8,16 +8,17 @@
 
 #include "common/logging.h"
 #include "common/status_macros.h"
-#include "transport/serve.h"
+#include "transport/responder.h"
 
 namespace crumb::transport {
 namespace {
 
-// Not to be guessed: a frame is believed to be of the connection whose number it carries.
+// A connection's number. It is random because a frame belongs to the connection whose number it
+// carries, and peers must not be able to guess the numbers of others.
 absl::StatusOr<uint64_t> RandomNumber() {
   uint64_t number = 0;
   if (::getrandom(&number, sizeof(number), 0) != sizeof(number)) {
-    return absl::InternalError("the kernel gives no random bytes");
+    return absl::InternalError("getrandom returned no random bytes");
   }
   return number;
 }
@@ -45,7 +46,8 @@ absl::StatusOr<FetchId> Protocol::Fetch(const std::string& address, FetchRequest
   if (counters_.fetches_in_flight.fetch_add(1) >= static_cast<uint64_t>(options_.fetches_max)) {
     counters_.fetches_in_flight.fetch_sub(1);
     counters_.fetches_refused.Add();
-    return absl::ResourceExhaustedError("transport.fetches_max fetches are under way");
+    return absl::ResourceExhaustedError(
+        "transport.fetches_max fetches are in flight; try again later");
   }
   const FetchId id = last_fetch_.fetch_add(1) + 1;
   const bool posted =
@@ -121,7 +123,8 @@ absl::StatusOr<Connection*> Protocol::Add(std::unique_ptr<Link> link, const std:
 absl::StatusOr<Connection*> Protocol::Open(const std::string& address) {
   if (connections_.size() >= static_cast<size_t>(options_.connections_max)) {
     counters_.connections_refused.Add();
-    return absl::ResourceExhaustedError("transport.connections_max connections are open");
+    return absl::ResourceExhaustedError(
+        "transport.connections_max connections are open; raise it or reduce the number of peers");
   }
   CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<Link> link, links_.MakeLink(address));
   CRUMB_ASSIGN_OR_RETURN(Connection* const connection, Add(std::move(link), address, true));
@@ -192,7 +195,8 @@ void Protocol::SendHello(Connection& connection) {
 
 absl::Status Protocol::OnHello(Connection& connection, const FrameHeader& header,
                                const Arrival& arrival) {
-  if (connection.phase != Connection::Phase::kHello) return absl::DataLossError("a second hello");
+  if (connection.phase != Connection::Phase::kHello)
+    return absl::DataLossError("the peer sent a second hello");
   CRUMB_RETURN_IF_ERROR(CheckBody(header, BodyOf(arrival)));
   CRUMB_ASSIGN_OR_RETURN(const Hello hello, DecodeHello(BodyOf(arrival)));
   connection.theirs = hello.connection;
@@ -200,7 +204,8 @@ absl::Status Protocol::OnHello(Connection& connection, const FrameHeader& header
   if (!connection.ours) SendHello(connection);
   if (!version.ok()) {
     counters_.version_mismatches.Add();
-    // Who accepted waits for the other to read its hello and to hang up; the hello timer runs.
+    // The side that accepted waits until the peer has read its hello and closed the connection; the
+    // timer for the hello still runs.
     return connection.ours ? version.status() : absl::OkStatus();
   }
   connection.version = *version;
@@ -211,7 +216,8 @@ absl::Status Protocol::OnHello(Connection& connection, const FrameHeader& header
   return absl::OkStatus();
 }
 
-// Who connected hangs up first: it knows whether it is about to ask for something.
+// The side that connected closes an idle connection first, because it knows whether it is about to
+// send a request.
 Duration Protocol::IdleLimit(const Connection& connection) const {
   return connection.ours ? options_.idle_connection : 2 * options_.idle_connection;
 }
@@ -226,20 +232,23 @@ void Protocol::OnIdleTimer(uint64_t id) {
   if (connection == nullptr) return;
   if (!connection->fetches.empty() || !connection->serves.empty()) connection->used = clock_.Now();
   if (connection->used + IdleLimit(*connection) > clock_.Now()) return WatchIdle(*connection);
-  Break(*connection, absl::UnavailableError("closed after idle_connection"));
+  Break(*connection,
+        absl::UnavailableError("the connection was idle for transport.idle_connection"));
 }
 
 absl::Status Protocol::Dispatch(Connection& connection, const FrameHeader& header,
                                 Arrival& arrival) {
   if (header.type == FrameType::kHello) return OnHello(connection, header, arrival);
   if (connection.phase != Connection::Phase::kUp || header.version != connection.version) {
-    return absl::DataLossError("a frame of another version than was agreed");
+    return absl::DataLossError("a frame has another version than the hellos agreed on");
   }
   const bool for_requester = header.type == FrameType::kAnswer || header.type == FrameType::kData;
-  if (for_requester != connection.ours) return absl::DataLossError("a frame of the other role");
+  if (for_requester != connection.ours)
+    return absl::DataLossError("a frame does not belong to the role of the peer");
   if (header.type == FrameType::kData) return requester_.OnData(connection, header, arrival);
   const std::span<const std::byte> body = BodyOf(arrival);
-  if (body.size() != arrival.size()) return absl::DataLossError("a control frame by rendezvous");
+  if (body.size() != arrival.size())
+    return absl::DataLossError("a control frame was sent by rendezvous");
   CRUMB_RETURN_IF_ERROR(CheckBody(header, body));
   if (header.type == FrameType::kAnswer) return requester_.OnAnswer(connection, header, body);
   if (header.type == FrameType::kFetch) return responder_.OnFetch(connection, header, body);
@@ -250,7 +259,8 @@ absl::Status Protocol::Dispatch(Connection& connection, const FrameHeader& heade
 void Protocol::OnFrame(Link* link, std::span<const std::byte> bytes, Arrival& arrival) {
   const absl::StatusOr<FrameHeader> header = DecodeFrameHeader(bytes);
   uint64_t id = header.ok() ? header->connection : 0;
-  // Only a hello, which has no number yet, and what is damaged go by the link.
+  // A frame is assigned to a connection by its link only if it is a hello, which has no number yet,
+  // or damaged.
   if (link != nullptr && (!header.ok() || header->type == FrameType::kHello)) {
     const auto found = by_link_.find(link);
     id = found == by_link_.end() ? 0 : found->second;

@@ -11,27 +11,26 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "transport/connection_host.h"
+#include "transport/connection.h"
 #include "transport/counters.h"
-#include "transport/inbox.h"
 #include "transport/link.h"
+#include "transport/progress_thread.h"
 #include "transport/requester.h"
 #include "transport/responder.h"
-#include "transport/timers.h"
 #include "transport/transport_options.h"
 
 namespace crumb::transport {
 
-// The protocol over whatever carries frames: connections and their hellos, dispatch to requester
-// and responder. A progress thread drives it with Step; calls of other threads come through the
-// inbox.
+// The protocol on top of links: it keeps the connections, exchanges hellos, and passes frames to
+// the requester and the responder. A progress thread drives it with Step; calls from other threads
+// reach that thread through the inbox.
 class Protocol final : public LinkEvents, private ConnectionHost {
  public:
-  // `wake` ends the progress thread's sleep. `source` may be null.
+  // `wake` ends the sleep of the progress thread. `source` may be null: every request is refused.
   Protocol(TransportOptions options, FragmentSource* source, LinkMaker& links, const Clock& clock,
            std::function<void()> wake, FrameVersions speaks = {});
 
-  // Any thread; as Transport says.
+  // Any thread may call these functions, whose contracts are those of Transport.
   absl::StatusOr<FetchId> Fetch(const std::string& address, FetchRequest request, FetchDone done);
   void Cancel(FetchId fetch);
   void Connect(const std::string& address);
@@ -39,14 +38,14 @@ class Protocol final : public LinkEvents, private ConnectionHost {
   TransportStats stats() const { return counters_.Snapshot(); }
   const std::shared_ptr<Inbox>& inbox() const { return inbox_; }
 
-  // The progress thread. Step returns whether it did anything.
+  // The functions below belong to the progress thread. Step returns whether it did anything.
   bool Step();
   TimePoint NextTimer() const { return timers_.Next(); }
-  // Frames of a fetch or a serve may come at any moment.
+  // Returns whether a fetch or a serve is in flight, so that frames may arrive at any moment.
   bool Expecting() const {
     return counters_.fetches_in_flight > 0 || counters_.serves_in_flight > 0;
   }
-  // Ends everything but pulls and sends that the links still have.
+  // Ends everything except pulls and sends that are still in links.
   void Shutdown();
 
   void OnAccepted(std::unique_ptr<Link> link, const std::string& address) override;
@@ -78,7 +77,8 @@ class Protocol final : public LinkEvents, private ConnectionHost {
   std::atomic<FetchId> last_fetch_{0};
   std::unordered_map<uint64_t, std::unique_ptr<Connection>> connections_;
   std::unordered_map<const Link*, uint64_t> by_link_;
-  // Broken ones until the next Step: a link is not destroyed while it calls.
+  // Ended connections until the next Step, because a link must not be destroyed during its own
+  // call.
   std::vector<std::unique_ptr<Connection>> broken_;
   Requester requester_;
   Responder responder_;

@@ -61,7 +61,7 @@ void Requester::Cancel(FetchId id) { Abandon(id, PageStatus::kCancelled, absl::O
 
 void Requester::OnDeadline(FetchId id) { Abandon(id, PageStatus::kDeadline, absl::OkStatus()); }
 
-// Ends a fetch whose peer may still be at work on it.
+// Ends a fetch that its peer may still be serving.
 void Requester::Abandon(FetchId id, PageStatus rest, const absl::Status& detail) {
   const auto found = fetches_.find(id);
   if (found == fetches_.end()) return;
@@ -176,7 +176,7 @@ void Requester::OnPulled(const FetchPtr& fetch, const TileBatch& batch,
   --fetch->pulls;
   fetch->pull_bytes -= bytes;
   if (fetch->ended) {
-    if (fetch->done) return;  // still to be told; it is not in quarantine yet
+    if (fetch->done) return;  // RunFinished has not run: it is not in quarantine yet
     parts_.counters.quarantine_bytes.fetch_sub(bytes);
     if (fetch->pulls == 0) fetch->state.DropMemory();
     return;
@@ -186,8 +186,8 @@ void Requester::OnPulled(const FetchPtr& fetch, const TileBatch& batch,
 }
 
 void Requester::OnDown(Connection& connection, const absl::Status& status) {
-  const bool asked = connection.phase == Connection::Phase::kUp;
-  const absl::Status why = asked && absl::IsFailedPrecondition(status)
+  const bool was_up = connection.phase == Connection::Phase::kUp;
+  const absl::Status why = was_up && absl::IsFailedPrecondition(status)
                                ? absl::UnavailableError(status.message())
                                : status;
   const auto peer = peers_.find(connection.address);

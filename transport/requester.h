@@ -9,16 +9,22 @@
 
 #include "absl/status/status.h"
 #include "common/clock.h"
-#include "transport/connection_host.h"
+#include "transport/connection.h"
 #include "transport/counters.h"
 #include "transport/incoming_fetch.h"
-#include "transport/timers.h"
+#include "transport/progress_thread.h"
 #include "transport/transport_options.h"
 
 namespace crumb::transport {
 
-// Own fetches: peers and the pauses between attempts to connect, deadlines, quarantine. Of the
-// progress thread.
+// Runs this node's fetches: it connects to peers with pauses after failures, sends requests,
+// enforces deadlines, and keeps the memory of ended fetches in quarantine while transfers may write
+// to it.
+//
+//   Start --> sent when the connection is up --> answered --> every page ended --> Finish --> done
+//     \-- deadline, Cancel, or a broken connection --> Finish; unfinished transfers: quarantine
+//
+// Belongs to the progress thread.
 class Requester {
  public:
   struct Parts {
@@ -31,23 +37,24 @@ class Requester {
 
   explicit Requester(const Parts& parts) : parts_(parts) {}
 
-  // Ends with `done` in RunFinished. The caller has counted it as in flight.
+  // Starts a fetch; RunFinished calls `done`. REQUIRES: the caller has counted it in
+  // fetches_in_flight.
   void Start(FetchId id, const std::string& address, FetchRequest request, FetchDone done);
   void Cancel(FetchId id);
   void Connect(const std::string& address) { (void)ConnectionTo(address); }
   void Disconnect(const std::string& address);
 
-  // The connection, which we opened, said hello.
+  // REQUIRES: this node opened the connection, and its phase is kUp now.
   void OnUp(Connection& connection);
-  // kDataLoss: malformed, the connection is to be broken.
+  // REQUIRES: the caller breaks the connection on an error. kDataLoss: the frame is malformed.
   absl::Status OnAnswer(Connection& connection, const FrameHeader& header,
                         std::span<const std::byte> body);
   absl::Status OnData(Connection& connection, const FrameHeader& header, Arrival& arrival);
   void OnDown(Connection& connection, const absl::Status& why);
 
-  // Calls `done` of what has ended; false: nothing had.
+  // Calls `done` of the fetches that have ended. Returns false if there were none.
   bool RunFinished();
-  // Everything ends as kUnavailable, also what is started from now on.
+  // Ends all fetches as kUnavailable, including those that are started later.
   void Stop();
 
  private:
@@ -65,7 +72,7 @@ class Requester {
     uint64_t connection = 0;
     Timers::Id timer{};
     bool ended = false;
-    int pulls = 0;  // transfers that write into its memory and cannot be called back
+    int pulls = 0;  // transfers into its memory, which cannot be cancelled
     uint64_t pull_bytes = 0;
   };
   using FetchPtr = std::shared_ptr<Fetch>;

@@ -7,14 +7,14 @@
 
 #include "common/logging.h"
 #include "common/status_macros.h"
-#include "transport/serve.h"
 
 namespace crumb::transport {
 namespace {
 
-// Frames of one connection that are with the link at a time.
+// Frames of one connection that are in the link at a time. It bounds what UCX queues for a slow
+// peer.
 constexpr int kFramesPostedMax = 32;
-// The longest that a request is worked on, whatever time its peer gives it.
+// The longest time, in microseconds, for which a request is served, whatever its peer allows.
 constexpr uint64_t kTimeLeftMaxUs = uint64_t{60} * 1000 * 1000;
 
 SourceAnswer AllOf(const FetchBody& fetch, PageStatus status) {
@@ -42,11 +42,11 @@ absl::Status Responder::OnFetch(Connection& connection, const FrameHeader& heade
                                 std::span<const std::byte> body) {
   CRUMB_ASSIGN_OR_RETURN(FetchBody fetch, DecodeFetch(body));
   if (connection.serves.count(header.fetch) > 0) {
-    return absl::DataLossError("a fetch of this number is under way");
+    return absl::DataLossError("a fetch with this number is in flight already");
   }
   const TransportOptions& options = parts_.options;
   const auto serves_max = static_cast<uint64_t>(options.serves_max);
-  const bool busy = parts_.counters.serves_in_flight >= serves_max || *asked_ >= serves_max ||
+  const bool busy = parts_.counters.serves_in_flight >= serves_max || *unreplied_ >= serves_max ||
                     fetch.pages.size() > static_cast<size_t>(options.fetch_pages_max);
   const TimePoint deadline =
       parts_.clock.Now() + std::chrono::microseconds(std::min(fetch.time_left_us, kTimeLeftMaxUs));
@@ -62,27 +62,28 @@ absl::Status Responder::OnFetch(Connection& connection, const FrameHeader& heade
     if (busy) parts_.counters.serves_refused.Add();
     return Refuse(connection, serve, busy ? PageStatus::kBusy : PageStatus::kRefused);
   }
-  asked_->fetch_add(1);
-  parts_.source->Acquire(RequestOf(connection, *serve),
-                         [this, weak, asked = asked_, inbox = parts_.inbox](SourceAnswer answer) {
-                           asked->fetch_sub(1);
-                           // std::function wants to be copied, the answer not to be.
-                           auto kept = std::make_shared<SourceAnswer>(std::move(answer));
-                           inbox->Post([this, weak, kept] { OnReply(weak, std::move(*kept)); });
-                         });
+  unreplied_->fetch_add(1);
+  parts_.source->Acquire(
+      RequestOf(connection, *serve),
+      [this, weak, unreplied = unreplied_, inbox = parts_.inbox](SourceAnswer answer) {
+        unreplied->fetch_sub(1);
+        // A shared pointer, because a std::function must be copyable.
+        auto kept = std::make_shared<SourceAnswer>(std::move(answer));
+        inbox->Post([this, weak, kept] { OnReply(weak, std::move(*kept)); });
+      });
   return absl::OkStatus();
 }
 
 absl::Status Responder::Refuse(Connection& connection, const std::shared_ptr<Serve>& serve,
                                PageStatus status) {
-  // The request, its copy in the answer, and the answer's pages.
+  // The memory per page: the request, its copy in the answer, and the answer.
   constexpr size_t kPageBytes = 2 * sizeof(FetchBody::Page) + sizeof(SourcePage);
   const uint64_t bytes = sizeof(Serve) + serve->body.pages.size() * kPageBytes;
   serve->refusal_bytes = bytes;
   if (parts_.counters.refusal_bytes.fetch_add(bytes) + bytes >
       parts_.options.refusals_bytes_max.value) {
     parts_.counters.unread_closes.Add();
-    return absl::ResourceExhaustedError("the peer asks for more and does not read its answers");
+    return absl::ResourceExhaustedError("the peer sends requests and does not read the replies");
   }
   Answer(connection, serve, AllOf(serve->body, status));
   return absl::OkStatus();
@@ -107,7 +108,7 @@ void Responder::Answer(Connection& connection, const std::shared_ptr<Serve>& ser
   }
   const uint64_t bytes = serve->answer->tile_bytes_total();
   const uint64_t others = counters.serve_bytes_in_flight;
-  // One fetch alone is always served.
+  // A single fetch is always served, however large it is.
   if (others > 0 && others + bytes > parts_.options.serve_bytes_max.value) {
     counters.serves_refused.Add();
     serve->answer.emplace(serve->body, AllOf(serve->body, PageStatus::kBusy), frame_bytes);
@@ -122,7 +123,7 @@ void Responder::Answer(Connection& connection, const std::shared_ptr<Serve>& ser
   Pump(connection);
 }
 
-// Posts one frame; false: the serve has no more to send.
+// Posts one frame. Returns false if the serve has no frames left.
 bool Responder::SendNext(Connection& connection, const std::shared_ptr<Serve>& serve) {
   OutgoingFrame frame;
   if (serve->deadline < parts_.clock.Now() || !serve->answer->Next(frame)) return false;
@@ -139,7 +140,7 @@ bool Responder::SendNext(Connection& connection, const std::shared_ptr<Serve>& s
   return true;
 }
 
-// A peer that does not read what it asked for must not keep a lease.
+// Closes the connection of a peer that does not read its fetch, because the fetch holds a lease.
 void Responder::OnStuck(const std::weak_ptr<Serve>& weak) {
   const std::shared_ptr<Serve> serve = weak.lock();
   if (!serve) return;
@@ -154,7 +155,8 @@ void Responder::Pump(Connection& connection) {
   if (std::exchange(connection.pumping, true)) return;
   while (connection.frames_posted < kFramesPostedMax && !connection.sending.empty()) {
     const std::shared_ptr<Serve> serve = connection.sending.front();
-    // Messages that wait inside UCX may be overtaken by later ones, and tiles need their answer.
+    // Later messages may overtake those that wait inside UCX, and tiles must not arrive before
+    // their answer.
     if (serve->answer->answered() && serve->answers_unsent > 0) break;
     if (SendNext(connection, serve)) continue;
     connection.sending.pop_front();

@@ -3,25 +3,64 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
+#include <optional>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "common/clock.h"
-#include "transport/connection_host.h"
+#include "transport/connection.h"
 #include "transport/counters.h"
-#include "transport/inbox.h"
 #include "transport/outgoing_answer.h"
+#include "transport/progress_thread.h"
 #include "transport/transport_options.h"
 
 namespace crumb::transport {
 
-// Peers' fetches: asks the source, and sends what it leased, a bounded number of frames at a time.
+// A peer's fetch that is in flight. It lives, and holds its lease, until its last frame was sent or
+// dropped.
+struct Serve {
+  Serve(Counters& all_counters, Timers& all_timers, uint64_t from, FetchId number, FetchBody wanted,
+        TimePoint until)
+      : counters(all_counters),
+        timers(all_timers),
+        connection(from),
+        fetch(number),
+        body(std::move(wanted)),
+        deadline(until) {
+    counters.serves_in_flight.fetch_add(1);
+  }
+  ~Serve() {
+    timers.Remove(timer);
+    counters.serves_in_flight.fetch_sub(1);
+    counters.serve_bytes_in_flight.fetch_sub(bytes);
+    counters.refusal_bytes.fetch_sub(refusal_bytes);
+  }
+  Serve(const Serve&) = delete;
+  Serve& operator=(const Serve&) = delete;
+
+  Counters& counters;
+  Timers& timers;
+  Timers::Id timer{};
+  const uint64_t connection;
+  const FetchId fetch;
+  const FetchBody body;
+  const TimePoint deadline;
+  std::optional<OutgoingAnswer> answer;
+  uint64_t bytes = 0;          // tiles, as counted in serve_bytes_in_flight
+  uint64_t refusal_bytes = 0;  // memory, as counted in refusal_bytes
+  int answers_unsent = 0;      // kAnswer frames that the link has not sent
+};
+
+// Serves peers' fetches: it passes each request to the source and sends the leased fragments, a
+// bounded number of frames at a time.
 //
-// What a peer makes this node hold is bounded at every stage. A request counts against serves_max
-// until its last frame has left, and until the source has replied even where the peer has cancelled
-// it meanwhile, because the source goes on reading. Requests above that are answered busy; these
-// answers wait for the peer to read, and when they take more than refusals_bytes_max the connection
-// that asks for the next one is broken. Belongs to the progress thread.
+// The memory that a peer makes this node hold is bounded at every stage. A request counts against
+// serves_max until its last frame has left; if the peer cancels it, until the source has replied,
+// because the source continues to read. Requests beyond serves_max get the status kBusy. These
+// replies wait until the peer reads them; if they take more than refusals_bytes_max, the connection
+// that sends the next request is closed. Belongs to the progress thread.
 class Responder {
  public:
   struct Parts {
@@ -30,20 +69,21 @@ class Responder {
     Timers& timers;
     const Clock& clock;
     ConnectionHost& host;
-    FragmentSource* source;  // null: everything is refused
+    FragmentSource* source;  // null: every request is refused
     std::shared_ptr<Inbox> inbox;
   };
 
   explicit Responder(Parts parts) : parts_(std::move(parts)) {}
 
-  // kDataLoss: malformed, the connection is to be broken.
+  // REQUIRES: the caller breaks the connection on an error. kDataLoss: the frame is malformed.
+  // kResourceExhausted: the peer does not read its replies.
   absl::Status OnFetch(Connection& connection, const FrameHeader& header,
                        std::span<const std::byte> body);
   void OnCancel(Connection& connection, const FrameHeader& header);
 
  private:
   void OnReply(const std::weak_ptr<Serve>& weak, SourceAnswer answer);
-  // kResourceExhausted: the connection is to be broken.
+  // Replies with `status` for all pages. kResourceExhausted: refusals_bytes_max is reached.
   absl::Status Refuse(Connection& connection, const std::shared_ptr<Serve>& serve,
                       PageStatus status);
   void Answer(Connection& connection, const std::shared_ptr<Serve>& serve, SourceAnswer answer);
@@ -53,8 +93,9 @@ class Responder {
   void OnStuck(const std::weak_ptr<Serve>& weak);
 
   const Parts parts_;
-  // Requests that the source has not replied to. Outlives this in replies that come late.
-  const std::shared_ptr<std::atomic<uint64_t>> asked_ = std::make_shared<std::atomic<uint64_t>>(0);
+  // Requests to which the source has not replied. Late replies share it, so it may outlive this.
+  const std::shared_ptr<std::atomic<uint64_t>> unreplied_ =
+      std::make_shared<std::atomic<uint64_t>>(0);
 };
 
 }  // namespace crumb::transport

@@ -5,13 +5,19 @@
 namespace crumb::transport {
 namespace {
 
+// The range of segment_bytes: a segment holds at least one tile, and UCX allocates some per
+// connection.
 constexpr uint64_t kSegmentBytesMin = 8 << 10;
 constexpr uint64_t kSegmentBytesMax = 1 << 20;
-// What UCX and our header take of a TCP segment, with room to spare.
+// Bytes of a TCP segment that are reserved for UCX's headers and the frame header.
 constexpr size_t kSegmentOverheadBytes = 1 << 10;
+// The default of frame_bytes if frames are transferred by rendezvous (docs/transport.md).
 constexpr size_t kRendezvousFrameBytes = 1 << 20;
+// The largest frame_bytes, a bound on the memory of one frame.
 constexpr uint64_t kFrameBytesMax = 64 << 20;
-constexpr int64_t kFetchPagesLimit = 8192;  // what a request frame has room for
+// The largest fetch_pages_max: kFetchPagesMax in transport/frame.h.
+constexpr int64_t kFetchPagesLimit = 8192;
+// The largest value of a setting that counts connections, fetches, pages or serves.
 constexpr int64_t kCountMax = int64_t{1} << 20;
 
 absl::Status CheckCount(const char* name, int64_t value) {
@@ -32,30 +38,32 @@ void TransportOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("ucx_tls", ucx_tls, "transports that UCX may use (UCX_TLS); empty: all it finds");
   visitor.Field("segment_bytes", segment_bytes, "segments of TCP streams");
   visitor.Field("frame_bytes", frame_bytes,
-                "tiles in one frame; 0: what one segment takes when ucx_tls is tcp, else 1MiB, "
-                "moved by rendezvous");
+                "tiles of one frame; 0: as many as fit into a segment if ucx_tls is tcp, otherwise "
+                "1MiB by rendezvous");
   visitor.Field("connections_max", connections_max, "connections in both directions together");
-  visitor.Field("fetches_max", fetches_max, "own fetches under way; more are refused");
+  visitor.Field("fetches_max", fetches_max, "this node's fetches in flight; more are refused");
   visitor.Field("fetch_pages_max", fetch_pages_max, "pages of one fetch");
-  visitor.Field("serves_max", serves_max, "peers' fetches under way; more are answered busy");
-  visitor.Field(
-      "refusals_bytes_max", refusals_bytes_max,
-      "memory of busy answers that peers have not read; beyond it the connection of a peer "
-      "that asks for more is closed");
+  visitor.Field("serves_max", serves_max, "peers' fetches in flight; more are answered busy");
+  visitor.Field("refusals_bytes_max", refusals_bytes_max,
+                "memory of busy replies that peers have not read; beyond it, a peer that sends "
+                "another request is disconnected");
   visitor.Field("serve_bytes_max", serve_bytes_max,
                 "leased tiles being sent; more are answered busy");
-  visitor.Field("quarantine_bytes_max", quarantine_bytes_max,
-                "memory of ended fetches that may still be written; then connections are closed");
+  visitor.Field(
+      "quarantine_bytes_max", quarantine_bytes_max,
+      "memory of ended fetches that transfers may still write; beyond it, connections are closed");
   visitor.Field("quarantine_for", quarantine_for,
-                "how long such memory waits before its connection is closed");
-  visitor.Field("connect_timeout", connect_timeout, "how long a peer may take to answer hello");
+                "time after which the connection of such a transfer is closed");
+  visitor.Field("connect_timeout", connect_timeout, "time in which a peer must answer a hello");
   visitor.Field("reconnect_after_min", reconnect_after_min,
                 "pause after a connection failed; doubles each time");
-  visitor.Field("reconnect_after_max", reconnect_after_max, "longest such pause");
-  visitor.Field("idle_connection", idle_connection, "a connection without fetches is closed then");
+  visitor.Field("reconnect_after_max", reconnect_after_max,
+                "longest pause after failed connections");
+  visitor.Field("idle_connection", idle_connection,
+                "time after which a connection without fetches is closed");
   visitor.Field("poll_for", poll_for,
-                "how long the progress thread looks for more before it sleeps, at most, while "
-                "fetches or serves are under way; less where its sleeps are longer");
+                "longest time that the progress thread polls before it sleeps while fetches or "
+                "serves are in flight; less if its sleeps are longer");
 }
 
 absl::Status TransportOptions::Validate() const {

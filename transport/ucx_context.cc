@@ -13,7 +13,6 @@
 
 #include "common/errno_status.h"
 #include "common/status_macros.h"
-#include "transport/ucx_status.h"
 
 namespace crumb::transport {
 namespace {
@@ -34,7 +33,7 @@ bool SameHost(const sockaddr* a, const sockaddr* b) {
                      &reinterpret_cast<const sockaddr_in6*>(b)->sin6_addr, sizeof(in6_addr)) == 0;
 }
 
-// The interface that has the address.
+// Returns the name of the interface that has the address.
 absl::StatusOr<std::string> InterfaceOf(const std::string& listen) {
   CRUMB_ASSIGN_OR_RETURN(const SocketAddress address, SocketAddress::Parse(listen));
   ifaddrs* all = nullptr;
@@ -43,8 +42,9 @@ absl::StatusOr<std::string> InterfaceOf(const std::string& listen) {
   for (const ifaddrs* each = all; each != nullptr; each = each->ifa_next) {
     if (SameHost(each->ifa_addr, address.get())) return std::string(each->ifa_name);
   }
-  return absl::InvalidArgumentError("transport.listen " + listen +
-                                    " is no address of an interface of this machine");
+  return absl::InvalidArgumentError(
+      "transport.listen " + listen +
+      " is not an address of an interface of this machine; see `ip address`");
 }
 
 std::string Join(const std::vector<std::string>& names) {
@@ -58,9 +58,9 @@ absl::Status Set(ucp_config_t* config, const char* name, const std::string& valu
                  std::string("UCX setting ") + name + "=" + value);
 }
 
-// What must hold whatever the environment says. Settings of a transport go by their name without
-// its prefix here (openucx/ucx#8649); these are only TCP's. Restricting devices to one name only
-// works with TCP: an RDMA device has another name than its interface.
+// Sets what must hold regardless of the environment. In this UCX, a setting of one transport is set
+// by its name without the transport's prefix (openucx/ucx#8649); the ones below exist for TCP only.
+// NET_DEVICES is set for TCP only, because an RDMA device has another name than its interface.
 absl::Status Configure(ucp_config_t* config, const TransportOptions& options,
                        const std::string& interface) {
   const std::string segment = std::to_string(options.segment_bytes.value);
@@ -131,7 +131,7 @@ absl::StatusOr<std::shared_ptr<UcxContext>> UcxContext::Create(const TransportOp
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_MT_WORKERS_SHARED;
   params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  params.mt_workers_shared = 1;  // registration comes from other threads than the worker's
+  params.mt_workers_shared = 1;  // the opening thread makes the worker, another one drives it
   std::shared_ptr<UcxContext> context(new UcxContext);
   CRUMB_RETURN_IF_ERROR(FromUcs(ucp_init(&params, config.get(), &context->context_),
                                 "UCX with transports " + Join(options.ucx_tls)));
@@ -143,6 +143,38 @@ absl::StatusOr<std::shared_ptr<UcxContext>> UcxContext::Create(const TransportOp
 
 UcxContext::~UcxContext() {
   if (context_ != nullptr) ucp_cleanup(context_);
+}
+
+absl::Status FromUcs(ucs_status_t status, const std::string& what) {
+  if (status == UCS_OK) return absl::OkStatus();
+  const std::string text = what + ": " + ucs_status_string(status);
+  switch (status) {
+    case UCS_ERR_INVALID_PARAM:
+    case UCS_ERR_INVALID_ADDR:
+      return absl::InvalidArgumentError(text);
+    case UCS_ERR_NO_MEMORY:
+    case UCS_ERR_NO_RESOURCE:
+    case UCS_ERR_EXCEEDS_LIMIT:
+      return absl::ResourceExhaustedError(text);
+    case UCS_ERR_NO_DEVICE:
+    case UCS_ERR_UNSUPPORTED:
+    case UCS_ERR_NOT_IMPLEMENTED:
+      return absl::FailedPreconditionError(text);
+    case UCS_ERR_MESSAGE_TRUNCATED:
+      return absl::DataLossError(text);
+    case UCS_ERR_UNREACHABLE:
+    case UCS_ERR_CONNECTION_RESET:
+    case UCS_ERR_NOT_CONNECTED:
+    case UCS_ERR_REJECTED:
+    case UCS_ERR_ENDPOINT_TIMEOUT:
+    case UCS_ERR_CANCELED:
+    case UCS_ERR_BUSY:
+    case UCS_ERR_IO_ERROR:
+    case UCS_ERR_TIMED_OUT:
+      return absl::UnavailableError(text);
+    default:
+      return absl::InternalError(text);
+  }
 }
 
 }  // namespace crumb::transport

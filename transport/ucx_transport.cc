@@ -8,34 +8,27 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
+#include <future>
 #include <limits>
 #include <utility>
+#include <vector>
 
+#include "common/crc32c.h"
 #include "common/errno_status.h"
 #include "common/status_macros.h"
 #include "common/thread.h"
 #include "common/unique_fd.h"
-#include "transport/poll_time.h"
+#include "transport/progress_thread.h"
 #include "transport/protocol.h"
-#include "transport/ucx_status.h"
+#include "transport/ucx_context.h"
 #include "transport/ucx_worker.h"
 
 namespace crumb::transport {
 namespace {
 
-// Between calls of progress while endpoints are being closed.
+// Milliseconds between calls of progress while endpoints are being closed.
 constexpr int kSettleMs = 1;
-
-class UcxMemory final : public RegisteredMemory {
- public:
-  UcxMemory(std::shared_ptr<UcxContext> context, ucp_mem_h handle)
-      : context_(std::move(context)), handle_(handle) {}
-  ~UcxMemory() override { ucp_mem_unmap(context_->get(), handle_); }
-
- private:
-  const std::shared_ptr<UcxContext> context_;
-  const ucp_mem_h handle_;
-};
 
 class UcxTransport final : public Transport, private LinkMaker {
  public:
@@ -56,7 +49,6 @@ class UcxTransport final : public Transport, private LinkMaker {
   void Cancel(FetchId fetch) override { protocol_.Cancel(fetch); }
   void Connect(const std::string& address) override { protocol_.Connect(address); }
   void Disconnect(const std::string& address) override { protocol_.Disconnect(address); }
-  absl::StatusOr<std::unique_ptr<RegisteredMemory>> Register(std::span<std::byte> memory) override;
   TransportStats stats() const override { return protocol_.stats(); }
   std::string Describe() const override { return context_->description(); }
   void Stop() override;
@@ -81,7 +73,7 @@ class UcxTransport final : public Transport, private LinkMaker {
   UniqueFd wake_;
   UniqueFd epoll_;
   std::atomic<bool> stopping_{false};
-  PollTime poll_;  // the thread's
+  PollTime poll_;  // used by the progress thread only
   Thread thread_;
 };
 
@@ -142,18 +134,6 @@ void UcxTransport::Sleep() {
   if (expecting) poll_.NoteSleep(Clock::Real().Now() - began);
 }
 
-absl::StatusOr<std::unique_ptr<RegisteredMemory>> UcxTransport::Register(
-    std::span<std::byte> memory) {
-  ucp_mem_map_params_t params{};
-  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH;
-  params.address = memory.data();
-  params.length = memory.size();
-  ucp_mem_h handle = nullptr;
-  CRUMB_RETURN_IF_ERROR(FromUcs(ucp_mem_map(context_->get(), &params, &handle),
-                                "register " + std::to_string(memory.size()) + " bytes"));
-  return std::make_unique<UcxMemory>(context_, handle);
-}
-
 void UcxTransport::Stop() {
   if (!stopping_.exchange(true)) Wake();
   thread_.Join();
@@ -168,6 +148,86 @@ absl::StatusOr<std::unique_ptr<Transport>> OpenUcxTransport(TransportOptions opt
   auto transport = std::make_unique<UcxTransport>(options, source, speaks);
   CRUMB_RETURN_IF_ERROR(transport->Start());
   return transport;
+}
+
+namespace {
+
+// The self-test fetches kRounds times kPages pages of one fragment, and waits kPatience for each
+// round: with the tiles of head_dim 128 these are 19 MB.
+constexpr uint32_t kTileBytes = 4608;
+constexpr TileRange kRange = {{0, 32}, {0, 8}};
+constexpr size_t kPages = 4;
+constexpr int kRounds = 4;
+constexpr Duration kPatience = std::chrono::seconds(10);
+
+// Serves the same fragment for every page.
+class OneFragment final : public FragmentSource {
+ public:
+  OneFragment() : bytes_(FragmentBytes(kRange.tiles(), kTileBytes)) {
+    FragmentHeader header;
+    header.tile_bytes = kTileBytes;
+    header.range = kRange;
+    const auto tiles = std::span(bytes_).first(FragmentTilesBytes(kRange.tiles(), kTileBytes));
+    for (size_t i = 0; i < tiles.size(); ++i)
+      tiles[i] = static_cast<std::byte>(i * 2654435761u >> 24);
+    for (size_t at = 0; at < tiles.size(); at += kTileBytes) {
+      header.tile_sums.push_back(Crc32c(tiles.subspan(at, kTileBytes)));
+    }
+    EncodeFragmentHeader(header, std::span(bytes_).subspan(tiles.size()));
+  }
+  void Acquire(SourceRequest request, Reply reply) override {
+    const SourceFragment fragment = {bytes_, kRange, kTileBytes};
+    SourceAnswer answer;
+    answer.pages.resize(request.pages.size(), {PageStatus::kHit, {fragment}});
+    reply(std::move(answer));
+  }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
+
+absl::Status FetchOnce(Transport& from, const std::string& address,
+                       const std::shared_ptr<std::vector<std::byte>>& room) {
+  FetchRequest request;
+  const size_t page_bytes = room->size() / kPages;
+  for (size_t page = 0; page < kPages; ++page) {
+    request.pages.push_back({{}, kRange, kTileBytes, {room->data() + page * page_bytes, 0, 0}});
+  }
+  request.memory = room;
+  request.deadline = Clock::Real().Now() + kPatience;
+  const auto ended = std::make_shared<std::promise<FetchAnswer>>();
+  CRUMB_RETURN_IF_ERROR(
+      from.Fetch(address, std::move(request),
+                 [ended](FetchAnswer answer) { ended->set_value(std::move(answer)); })
+          .status());
+  const FetchAnswer answer = ended->get_future().get();
+  for (const PageAnswer& page : answer.pages) {
+    if (page.status == PageStatus::kHit) continue;
+    return absl::UnavailableError(std::string("the self-test of the transport failed: page ") +
+                                  PageStatusName(page.status) + ", " +
+                                  std::string(answer.detail.message()));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<SelfTest> RunSelfTest(const TransportOptions& options) {
+  TransportOptions own = options;
+  own.listen = options.listen.substr(0, options.listen.rfind(':')) + ":0";
+  OneFragment source;
+  CRUMB_ASSIGN_OR_RETURN(const auto server, OpenUcxTransport(own, &source));
+  CRUMB_ASSIGN_OR_RETURN(const auto client, OpenUcxTransport(own, nullptr));
+  const auto room = std::make_shared<std::vector<std::byte>>(
+      kPages * FragmentTilesBytes(kRange.tiles(), kTileBytes));
+  CRUMB_RETURN_IF_ERROR(FetchOnce(*client, server->address(), room));  // connects; not timed
+  const TimePoint begin = Clock::Real().Now();
+  for (int round = 0; round < kRounds; ++round) {
+    CRUMB_RETURN_IF_ERROR(FetchOnce(*client, server->address(), room));
+  }
+  const std::chrono::duration<double> took = Clock::Real().Now() - begin;
+  return SelfTest{client->Describe(),
+                  static_cast<double>(kRounds * room->size()) / took.count() * 1e-9};
 }
 
 }  // namespace crumb::transport

@@ -7,27 +7,31 @@
 #include "common/clock.h"
 #include "common/logging.h"
 #include "common/status_macros.h"
-#include "transport/ucx_status.h"
+#include "transport/ucx_context.h"
 
 namespace crumb::transport {
 namespace {
 
+// The number of the active message that carries frames.
 constexpr unsigned kMessageId = 1;
-// Calls of ucp_worker_progress before others have their turn.
+// Calls of ucp_worker_progress before events are delivered and the protocol runs.
 constexpr int kProgressMax = 64;
-// A closed endpoint's sockets are given back some calls of progress after the close has ended.
+// UCX closes the sockets of an endpoint some calls of progress after the close has ended; for this
+// time the thread does not sleep longer than kSettleMs.
 constexpr Duration kSettle = std::chrono::milliseconds(20);
-// How long Drain waits for completions.
+// The longest time that Drain waits for completions.
 constexpr Duration kDrainMax = std::chrono::seconds(2);
-// Without TCP's segments: what goes without rendezvous.
+// The largest frame of tiles, in bytes, that is sent eagerly: without rendezvous. Over TCP alone it
+// is a segment less UCX's and the frame's headers.
 constexpr size_t kEagerBytes = 8 << 10;
 constexpr size_t kSegmentOverheadBytes = 512;
 
 ucp_dt_iov_t IovOf(const void* data, size_t size) {
-  return {const_cast<void*>(data), size};  // UCX takes no const
+  return {const_cast<void*>(data), size};  // UCX's type is not const
 }
 
-// One piece as contiguous bytes, more as a list, which must live as long as the request.
+// The data of a request: one piece as contiguous bytes, several as a list. `pieces` must outlive
+// the request.
 struct Payload {
   void* buffer = nullptr;
   size_t count = 0;
@@ -47,10 +51,10 @@ struct Payload {
 
 }  // namespace
 
-// What outlives a link: requests refer to it.
+// The part of a link that outlives it, because requests refer to it.
 struct UcxWorker::Endpoint {
   ucp_ep_h handle = nullptr;
-  UcxLink* link = nullptr;  // null: destroyed
+  UcxLink* link = nullptr;  // null after the link was destroyed
   bool down = false;
 };
 
@@ -105,7 +109,7 @@ class UcxWorker::UcxArrival final : public Arrival {
 
  private:
   UcxWorker& worker_;
-  void* const data_;  // UCX's descriptor with rendezvous
+  void* const data_;  // with rendezvous, UCX's descriptor of the data
   const size_t size_;
   const bool rendezvous_;
 };
@@ -129,7 +133,7 @@ void UcxWorker::UcxLink::Send(OutgoingFrame frame, std::shared_ptr<const void> k
                        UCP_OP_ATTR_FIELD_DATATYPE | UCP_OP_ATTR_FIELD_FLAGS;
   param.flags =
       tiles && bytes > worker_.eager_bytes_max_ ? UCP_AM_SEND_FLAG_RNDV : UCP_AM_SEND_FLAG_EAGER;
-  // Only a hello needs to say which endpoint it came by; later frames carry a number.
+  // Only a hello must identify its endpoint; later frames carry the number of their connection.
   if (record->frame.header.type == FrameType::kHello) param.flags |= UCP_AM_SEND_FLAG_REPLY;
   param.datatype = payload.type;
   param.cb.send = &UcxWorker::OnSent;
@@ -170,7 +174,7 @@ absl::Status UcxWorker::Open(const TransportOptions& options) {
   eager_bytes_max_ = tcp_only ? options.segment_bytes.value - kSegmentOverheadBytes : kEagerBytes;
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // made by one thread, driven by another
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // one thread makes it, another drives it
   CRUMB_RETURN_IF_ERROR(
       FromUcs(ucp_worker_create(context_->get(), &params, &worker_), "UCX worker"));
   CRUMB_RETURN_IF_ERROR(FromUcs(ucp_worker_get_efd(worker_, &event_fd_), "UCX event descriptor"));
@@ -343,7 +347,7 @@ ucs_status_t UcxWorker::OnMessage(void* arg, const void* header, size_t header_s
   }
   UcxArrival arrival(*worker, data, size, (param->recv_attr & UCP_AM_RECV_ATTR_FLAG_RNDV) != 0);
   worker->events_.OnFrame(link, {static_cast<const std::byte*>(header), header_size}, arrival);
-  return UCS_OK;  // eager bytes were used here; a rendezvous not begun is dropped by UCX
+  return UCS_OK;  // eager bytes have been processed; UCX drops a rendezvous that was not begun
 }
 
 }  // namespace crumb::transport

@@ -19,27 +19,28 @@
 
 namespace crumb::transport {
 
-// A UCX worker with its listener and endpoints. Belongs to one progress thread: all calls, and all
-// callbacks, are on it, but construction and destruction, when no thread drives it.
+// A UCX worker with its listener and endpoints. Belongs to one progress thread, which makes all
+// calls and receives all callbacks. REQUIRES: no thread drives it during construction and
+// destruction.
 class UcxWorker final : public LinkMaker {
  public:
-  // `events` outlives the worker and hears nothing before the first Progress. kUnavailable:
-  // options.listen is taken.
+  // `events` must outlive the worker and is not called before the first Progress. kUnavailable:
+  // options.listen is in use.
   static absl::StatusOr<std::unique_ptr<UcxWorker>> Create(std::shared_ptr<UcxContext> context,
                                                            const TransportOptions& options,
                                                            LinkEvents& events);
   ~UcxWorker() override;
 
-  // Where it listens; empty: nowhere.
+  // The address at which it listens. Empty if it does not.
   const std::string& address() const { return address_; }
 
-  // Moves what can be moved and tells `events`. False: there was nothing to do.
+  // Makes progress and reports to `events`. Returns false if there was nothing to do.
   bool Progress();
-  // Readable when there is something to do, once Arm returned true.
+  // A descriptor that becomes readable when there is work, once Arm has returned true.
   int event_fd() const { return event_fd_; }
-  // False: there is something to do now.
+  // Returns false if there is work now.
   bool Arm();
-  // Endpoints are being closed: UCX goes on with that in Progress and signals nothing.
+  // Returns whether endpoints are being closed. UCX does this in Progress and signals no event.
   bool settling() const;
 
   absl::StatusOr<std::unique_ptr<Link>> MakeLink(const std::string& address) override;
@@ -61,7 +62,7 @@ class UcxWorker final : public LinkMaker {
   void FinishSend(SendRecord* record, ucs_status_t status);
   void FinishPull(PullRecord* record, ucs_status_t status);
   void ReportDown(const std::shared_ptr<Endpoint>& endpoint, ucs_status_t status);
-  // Ends what is under way, for a time; what UCX keeps longer ends with the worker.
+  // Waits up to kDrainMax for sends and pulls; UCX ends those that are left with the worker.
   void Drain();
 
   static void OnRequest(ucp_conn_request_h request, void* arg);

@@ -23,7 +23,7 @@
 #include "server/cluster/static_membership.h"
 #include "server/session/random_id.h"
 #include "storage/deadline_timer.h"
-#include "transport/self_test.h"
+#include "transport/ucx_transport.h"
 
 namespace crumb::server {
 namespace {

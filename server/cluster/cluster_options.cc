@@ -45,7 +45,7 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("name", name, "Name of the cluster; nodes of another one are refused.");
   visitor.Field("etcd", etcd, "HOST:PORT of etcd's members. Empty: no etcd.");
   visitor.Section("etcd_access", [&] { etcd_access.Visit(visitor); });
-  visitor.Field("etcd_prefix", etcd_prefix, "What the names of all keys in etcd begin with.");
+  visitor.Field("etcd_prefix", etcd_prefix, "Prefix of the names of all keys in etcd.");
   visitor.Field(
       "nodes", nodes,
       "HOST:PORT of the gRPC of every node, instead of etcd. Both empty: one node alone.");
@@ -77,7 +77,7 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("pulls_max", pulls_max,
                 "Requests that fetch from other nodes at once; more are misses.");
   visitor.Field("pulls_per_tenant_max", pulls_per_tenant_max,
-                "Of them, those for keyspaces of one tenant.");
+                "Part of pulls_max for keyspaces of one tenant.");
   visitor.Field("pull_queue", pull_queue, "Steps of fetches waiting for a thread.");
   visitor.Field("pull_threads", pull_threads, "Threads that make fetched pages visible.");
   visitor.Field("push_queue_pages", push_queue_pages,
@@ -92,7 +92,7 @@ void ClusterOptions::Visit(ConfigVisitor& visitor) {
   visitor.Field("peer_leases_max", peer_leases_max,
                 "Leases of other nodes at once; more are answered without a lease.");
   visitor.Field("peer_leases_per_node_max", peer_leases_per_node_max,
-                "Of them, those of one node.");
+                "Part of peer_leases_max for one node.");
   visitor.Field("peer_lease_pages_max", peer_lease_pages_max,
                 "Pages in all leases of one other node.");
   visitor.Field("peer_reads_max", peer_reads_max,

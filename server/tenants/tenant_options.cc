@@ -9,9 +9,9 @@ void TenantOptions::Visit(ConfigVisitor& visitor) {
                 "JSON file of tenants and their tokens; read again when it changes, and on SIGHUP. "
                 "Empty: callers need no token.");
   visitor.Field("shared_memory", shared_memory,
-                "What tenants' processes map of host memory: off, nothing, they read and write by "
-                "gRPC; own, slabs that hold pages of their tenant alone, one at least for each "
-                "tenant; all, every slab, other tenants' pages too.");
+                "Host memory that tenants' processes map. off: none, they read and write by gRPC. "
+                "own: slabs that hold only pages of their tenant, at least one for each tenant. "
+                "all: every slab, including pages of other tenants.");
   visitor.Field("tenants_max", tenants_max, "Tenants, and so labels of metrics.");
   visitor.Field(
       "part_max_percent", part_max_percent,

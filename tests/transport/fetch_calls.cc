@@ -41,7 +41,7 @@ int Destination::FirstWrong(const std::vector<PageAnswer>& answers) const {
     for (int layer = want.range.layers.begin; layer < want.range.layers.end; ++layer) {
       for (int head = want.range.heads.begin; head < want.range.heads.end; ++head) {
         for (size_t byte = 0; byte < want.tile_bytes; ++byte, ++at) {
-          // What is no hit may still be written.
+          // Places of a page that is not a hit may have been written.
           if (hit && want.bytes[at] != SampleByte(want.page, layer, head, byte)) {
             return static_cast<int>(i);
           }

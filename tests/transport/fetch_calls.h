@@ -14,17 +14,17 @@
 
 namespace crumb::transport {
 
-// Memory for the tiles of wishes, and what is expected in it.
+// The memory into which a test fetches pages, and the bytes that are expected in it.
 class Destination {
  public:
-  // Adds a wish for tiles of SampleSource's page, with gaps of `gap` bytes behind each tile.
+  // Requests tiles of a page of SampleSource, with `gap` bytes after each tile.
   void Want(int page, const TileRange& range, uint32_t tile_bytes, size_t gap = 0);
 
-  // The request for all wishes, which keeps this memory alive.
+  // Returns the request for all these pages, which keeps this memory alive.
   FetchRequest Request() const;
-  // The first wish of which a byte is wrong, or whose gaps were written; -1: none.
+  // Returns the first page that has a wrong byte, or whose gaps were written; -1 if there is none.
   int FirstWrong(const std::vector<PageAnswer>& answers) const;
-  // Nothing refers to the memory but this.
+  // Returns whether nothing else refers to the memory.
   bool released() const { return memory_.use_count() == 1; }
 
  private:
@@ -46,7 +46,7 @@ class PendingFetch {
   const absl::Status& status() const { return status_; }
   FetchId id() const { return id_; }
   bool done() const;
-  // Waits for half a minute at most; then, an answer of no pages.
+  // Waits for half a minute at most, after which it returns an answer without pages.
   FetchAnswer Wait();
 
  private:

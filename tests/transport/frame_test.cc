@@ -39,7 +39,7 @@ FetchBody SampleFetch() {
   return fetch;
 }
 
-// The documented bytes: docs/formats/transport.md.
+// These are the bytes of docs/formats/transport.md.
 TEST(FrameTest, GoldenHeader) {
   const FrameHeaderBytes bytes = EncodeFrameHeader(SampleHeader());
   EXPECT_EQ(Hex(std::span(bytes).first(44)),
@@ -129,7 +129,7 @@ TEST(FrameTest, VersionsMeetInTheHighestCommonOne) {
   EXPECT_FALSE(CommonVersion({3, 4, 0}, {1, 2, 0}).ok());
 }
 
-// Frozen: they are sent.
+// The values are part of the wire format and frozen.
 TEST(FrameTest, ValuesAreFrozen) {
   EXPECT_EQ(static_cast<int>(FrameType::kHello), 1);
   EXPECT_EQ(static_cast<int>(FrameType::kFetch), 2);

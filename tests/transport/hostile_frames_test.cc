@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What a peer that breaks the protocol can do: end its connection, never deliver wrong bytes.
+// A peer that violates the protocol can end its own connection, but never deliver wrong bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ std::vector<Frame> One(Frame frame) {
   return frames;
 }
 
-// A frame with other fields and right sums.
+// Returns a frame with changed fields and right checksums.
 Frame Reseal(Frame frame,
              const std::function<void(FrameHeader&, std::vector<std::byte>&)>& change) {
   FrameHeader header = *DecodeFrameHeader(frame.header);
@@ -163,7 +163,7 @@ TEST_F(HostileFrames, TilesBeforeTheirAnswerEndTheConnection) {
 }
 
 TEST_F(HostileFrames, DuplicatesEndTheConnectionAndOverwriteNothing) {
-  // The copy carries other bytes: were it believed, a verified tile would change.
+  // The copy carries other bytes, which would replace a verified tile if it were accepted.
   TapOn(FrameType::kData, [](Frame frame) {
     std::vector<Frame> frames = One(frame);
     for (std::byte& byte : frame.body) byte ^= std::byte{0xFF};
@@ -183,7 +183,7 @@ TEST_F(HostileFrames, DuplicatesEndTheConnectionAndOverwriteNothing) {
   ExpectHealthy();
 }
 
-// Frames of a fetch that has ended, and of a connection that is gone, are dropped and counted.
+// Frames of an ended fetch, or of an ended connection, are dropped and counted.
 TEST_F(HostileFrames, StaleFramesAreDropped) {
   auto old = std::make_shared<std::vector<Frame>>();
   network_.SetTap([old](Frame frame) {
@@ -219,7 +219,7 @@ TEST_F(HostileFrames, StaleFramesAreDropped) {
   ExpectHealthy();
 }
 
-// Another page's answer, with all sums right.
+// The answer belongs to another page, and all checksums are right.
 TEST_F(HostileFrames, AnotherPagesAnswerIsCorrupt) {
   TapOn(FrameType::kFetch, [](const Frame& frame) {
     return One(Reseal(frame, [](FrameHeader&, std::vector<std::byte>& body) {
@@ -229,7 +229,7 @@ TEST_F(HostileFrames, AnotherPagesAnswerIsCorrupt) {
     }));
   });
   EXPECT_EQ(Fetch(), PageStatus::kCorrupt);
-  // Fewer tiles than were asked for.
+  // The answer covers fewer tiles than were requested.
   TapOn(FrameType::kFetch, [](const Frame& frame) {
     return One(Reseal(frame, [](FrameHeader&, std::vector<std::byte>& body) {
       FetchBody fetch = *DecodeFetch(body);
@@ -237,7 +237,7 @@ TEST_F(HostileFrames, AnotherPagesAnswerIsCorrupt) {
       body = EncodeFetch(fetch);
     }));
   });
-  // The peer's tiles then lie elsewhere in its fragment than we believe: their sums tell.
+  // The peer's tiles are then at other places of its fragment, which their checksums show.
   EXPECT_EQ(Fetch(), PageStatus::kCorrupt);
   ExpectHealthy();
 }
@@ -257,7 +257,7 @@ TEST_F(HostileFrames, PeersWithoutACommonVersionDoNotTalk) {
   EXPECT_EQ(answer.detail.code(), absl::StatusCode::kFailedPrecondition) << answer.detail;
   EXPECT_EQ(client_->stats().version_mismatches, 1u);
   EXPECT_TRUE(Eventually([&] { return server_->stats().version_mismatches == 1; }));
-  // A newer peer that still speaks ours is welcome.
+  // A newer peer that still speaks this version is accepted.
   TapOn(FrameType::kHello, [](const Frame& frame) {
     return One(Reseal(frame, [](FrameHeader&, std::vector<std::byte>& body) {
       Hello hello = *DecodeHello(body);
@@ -286,7 +286,7 @@ TEST_F(HostileFrames, SilentPeersAreGivenUp) {
   ExpectHealthy();
 }
 
-// The source goes on with what a peer has cancelled, so that counts as well.
+// The source continues with fetches that the peer has cancelled, so they count as well.
 TEST_F(HostileFrames, CancelledFetchesDoNotAddUpAtTheSource) {
   constexpr uint64_t kFetches = 200;
   TransportOptions options;
@@ -323,7 +323,7 @@ TEST_F(HostileFrames, CancelledFetchesDoNotAddUpAtTheSource) {
   EXPECT_TRUE(Eventually([&] { return source.leases() == 0; }));
 }
 
-// The frames that a protocol sends, none of which ever leaves.
+// Keeps the frames that a protocol sends, so that none of them is ever sent.
 class StuckLink final : public Link {
  public:
   StuckLink(std::vector<OutgoingFrame>& sent, bool& open) : sent_(sent), open_(open) {
@@ -399,7 +399,7 @@ TEST(UnreadAnswersTest, APeerThatAsksAndDoesNotReadIsDisconnected) {
   protocol.Shutdown();
 }
 
-// Whatever happens to frames, hits are right and everything is given back.
+// Whatever happens to frames, hits are right and all memory and leases are released.
 TEST_F(HostileFrames, RandomMishaps) {
   // A lost hello must cost one fetch, not all that fit into a patient timeout.
   TransportOptions options;

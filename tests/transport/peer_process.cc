@@ -27,10 +27,10 @@ std::unique_ptr<PeerProcess> PeerProcess::Start(bool rendezvous) {
   ::close(pipe[1]);
   FILE* out = ::fdopen(pipe[0], "r");
   char line[128] = "";
-  const bool told = error == 0 && std::fgets(line, sizeof(line), out) != nullptr;
+  const bool started = error == 0 && std::fgets(line, sizeof(line), out) != nullptr;
   std::fclose(out);
   if (error != 0) peer->pid_ = -1;
-  if (!told) return nullptr;
+  if (!started) return nullptr;
   peer->address_ = line;
   peer->address_.pop_back();
   return peer;

@@ -9,16 +9,16 @@
 
 namespace crumb::transport {
 
-// A running transport_serving_peer; killed with this object.
+// A running transport_serving_peer, which the destructor kills.
 class PeerProcess {
  public:
-  // Null: it did not start.
+  // Returns null if it did not start.
   static std::unique_ptr<PeerProcess> Start(bool rendezvous);
   ~PeerProcess();
 
   const std::string& address() const { return address_; }
   void Signal(int signal);
-  // SIGKILL, and waits for its end.
+  // Sends SIGKILL and waits for the end of the process.
   void Kill();
 
  private:

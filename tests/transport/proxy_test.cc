@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// UCX TCP through a proxy that drops, delays, cuts and corrupts what flows below UCX.
+// Runs UCX over TCP through a proxy that drops, delays, cuts and corrupts the bytes below UCX.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ using Mode = TcpProxy::Mode;
 constexpr uint32_t kTileBytes = 4608;
 constexpr TileRange kWhole = {{0, 32}, {0, 8}};  // 1.1 MiB
 
-// Bytes inside of tiles; no header holds them.
+// These bytes are in tiles and in no header.
 std::vector<std::byte> Marker() {
   std::vector<std::byte> marker;
   for (size_t i = 0; i < 600; ++i) marker.push_back(SampleByte(1, 20, 3, 1000 + i));
@@ -52,7 +52,7 @@ class ProxyTest : public ::testing::TestWithParam<bool> {
     return StatusesOf(answer);
   }
   bool Hits() { return Fetch() == std::vector{PageStatus::kHit, PageStatus::kHit}; }
-  // The stream is whole again: so are the fetches, if over another connection.
+  // Once the stream is whole again, fetches succeed, possibly over another connection.
   void ExpectHealthy() {
     proxy_.SetMode(Mode::kForward);
     EXPECT_TRUE(Eventually([&] {
@@ -111,7 +111,7 @@ TEST_P(ProxyTest, Drops) {
   proxy_.SetMode(Mode::kDrop);
   EXPECT_THAT(Fetch(std::chrono::milliseconds(50)), Each(PageStatus::kDeadline));
   ExpectHealthy();
-  // From the beginning: nobody answers.
+  // A new connection gets no reply at all.
   client_->Disconnect(server_->address());
   proxy_.SetMode(Mode::kDrop);
   EXPECT_THAT(Fetch(), Each(PageStatus::kUnavailable));

@@ -13,8 +13,8 @@
 
 namespace crumb::transport {
 
-// A peer written on UCX's active messages alone, which sends whatever it is told to. Moves only
-// when one of its functions is called.
+// A peer that uses UCX's active messages directly, so that a test can send any bytes. It makes
+// progress only in calls of its functions.
 class RawPeer {
  public:
   explicit RawPeer(const std::string& address);
@@ -22,17 +22,17 @@ class RawPeer {
   RawPeer(const RawPeer&) = delete;
   RawPeer& operator=(const RawPeer&) = delete;
 
-  // Says hello and waits for the answer; false: none came.
+  // Sends a hello and waits for the reply. Returns false if there was none.
   bool Hello(transport::Hello hello = {});
   const transport::Hello& hello() const { return *answer_; }
   uint64_t theirs() const { return answer_ ? answer_->connection : 0; }
 
-  // A frame; with `seal`, header and body sums are right.
+  // Sends a frame. With `seal`, the checksums of header and body are right.
   void Send(FrameHeader header, const std::vector<std::byte>& body, bool seal, bool reply);
   void SendFetch(FetchId id, const FetchBody& fetch);
   void SendRaw(std::vector<std::byte> header, std::vector<std::byte> body, bool reply = false);
   void Progress();
-  // Until all is sent, or the peer has hung up.
+  // Waits until everything is sent, or the peer has closed the connection.
   void Flush();
 
  private:

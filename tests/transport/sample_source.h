@@ -19,10 +19,10 @@ inline constexpr uint64_t kSampleGeneration = 7;
 
 KeyspaceId SampleKeyspace();
 PageKey SampleKey(int page);
-// What tile (layer, head) of a page holds at `offset`.
+// The byte of tile (layer, head) of a page at `offset`.
 std::byte SampleByte(int page, int layer, int head, size_t offset);
 
-// Pages whose bytes follow from their number, as a peer would hold them. Thread-safe.
+// A source of pages whose bytes follow from their number. Thread-safe.
 class SampleSource final : public FragmentSource {
  public:
   enum class Flaw { kNone, kTileFlipped, kHeaderFlipped, kOtherKey, kOtherKeyspace };
@@ -30,9 +30,9 @@ class SampleSource final : public FragmentSource {
   void Add(int page, const std::vector<TileRange>& fragments, uint32_t tile_bytes,
            Flaw flaw = Flaw::kNone);
 
-  // From now on replies wait for ReplyAll.
+  // Holds later replies until ReplyAll.
   void Hold();
-  // Answers what waits, and what comes from now on, at once.
+  // Sends the held replies, and later ones at once.
   void ReplyAll();
 
   void Acquire(SourceRequest request, Reply reply) override;

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// A peer in a process of its own, to be stopped and killed: serves pages 0 to 7 of 256 tiles of
-// 16 KiB. Prints its address and lives as long as whoever started it. With an argument, tiles go by
-// rendezvous.
+// A peer in a process of its own, which tests stop and kill. It serves pages 0 to 7 of 256 tiles of
+// 16 KiB, prints its address, and ends with its parent process. With an argument, tiles are
+// transferred by rendezvous.
 
 #include <signal.h>
 #include <sys/prctl.h>

@@ -18,7 +18,7 @@ constexpr size_t kPieceBytes = 64 << 10;
 constexpr auto kDelay = std::chrono::milliseconds(2);
 
 std::atomic<TcpProxy*> current{nullptr};
-// The proxy's own connections go where they are meant to.
+// The proxy's own connections are not redirected.
 thread_local bool direct = false;
 
 sockaddr_in Loopback(int port) {
@@ -142,7 +142,7 @@ void TcpProxy::Pass(int from, int to) {
 
 }  // namespace crumb::transport
 
-// The test program's connect, which its libraries call, too.
+// This definition of connect is also called by the libraries of the test program.
 extern "C" int connect(int fd, const sockaddr* address, socklen_t size) {
   using namespace crumb::transport;
   sockaddr_in to{};

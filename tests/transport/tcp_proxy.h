@@ -14,16 +14,16 @@
 
 namespace crumb::transport {
 
-// Stands between this process and the TCP connections that its libraries open to the loopback
-// address: the test program's own `connect` sends them here. Thread-safe.
+// A proxy for the TCP connections that this process's libraries open to the loopback address. The
+// test program defines `connect`, which redirects them to the proxy. Thread-safe.
 class TcpProxy {
  public:
   enum class Mode {
     kForward,
-    kDrop,     // bytes are read and thrown away
-    kDelay,    // each piece waits
-    kCut,      // connections are closed when a piece comes
-    kCorrupt,  // a byte behind each `marker` is changed
+    kDrop,     // bytes are read and dropped
+    kDelay,    // each piece is delayed
+    kCut,      // connections are closed when a piece arrives
+    kCorrupt,  // a byte after each `marker` is changed
   };
 
   // Redirects connections from now on; one proxy at a time.
@@ -31,18 +31,18 @@ class TcpProxy {
   // Closes everything.
   ~TcpProxy();
 
-  // Of all connections, also of those that are open.
+  // Applies to all connections, including open ones.
   void SetMode(Mode mode) { mode_ = mode; }
   int connections() const { return connections_; }
   int corrupted() const { return corrupted_; }
 
-  // For `connect`: the port to use instead of `port`, or `port` when there is no proxy.
+  // Returns the port that `connect` uses instead of `port`, or `port` if there is no proxy.
   static int PortInstead(int port);
 
  private:
   void Listen(int listener, int target);
   void Pass(int from, int to);
-  // What is to be sent of a piece that came; false: the connection ends.
+  // Changes a piece that arrived to the bytes that are sent. Returns false if the connection ends.
   bool Treat(std::byte* piece, size_t& size);
   int Redirect(int port);
 
@@ -51,7 +51,7 @@ class TcpProxy {
   std::atomic<bool> ending_{false};
   std::atomic<int> connections_{0}, corrupted_{0};
   std::mutex mutex_;
-  std::map<int, int> ports_;  // listening for a target
+  std::map<int, int> ports_;  // listening port by target port
   std::vector<int> sockets_;
   std::vector<std::thread> threads_;
 };

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What Transport promises, over every implementation.
+// Tests the contract of Transport with every implementation.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -77,7 +77,7 @@ TEST_P(TransportContract, DeliversWholeFragment) {
   EXPECT_TRUE(Eventually([&] { return server_->stats().serve_bytes_in_flight == 0; }));
 }
 
-// Written by four ranks, read by ranks of other degrees.
+// Four ranks wrote the page; readers have other degrees of parallelism.
 TEST_P(TransportContract, GathersRangesFromFragmentsAndScattersThem) {
   const std::vector<TileRange> quarters = {
       {{0, 3}, {0, 2}}, {{0, 3}, {2, 4}}, {{3, 6}, {0, 2}}, {{3, 6}, {2, 4}}};
@@ -135,7 +135,7 @@ TEST_P(TransportContract, RefusesOtherSessionsAndMissesOtherGenerations) {
   FetchRequest other_generation = to.Request();
   other_generation.generation += 1;
   EXPECT_THAT(StatusesOf(Fetch(other_generation).Wait()), ElementsAre(PageStatus::kStale));
-  // A transport without a source serves nobody.
+  // A transport without a source refuses every request.
   EXPECT_THAT(StatusesOf(PendingFetch(*server_, client_->address(), to.Request()).Wait()),
               ElementsAre(PageStatus::kRefused));
 }
@@ -154,7 +154,7 @@ TEST_P(TransportContract, DeadlineEndsTheWait) {
   EXPECT_GE(Clock::Real().Now(), request.deadline);
   EXPECT_TRUE(Eventually([&] { return to.released(); }));
   source_.ReplyAll();
-  // The connection is as good as before.
+  // The connection still works.
   const FetchAnswer answer = Fetch(to.Request()).Wait();
   EXPECT_THAT(StatusesOf(answer), ElementsAre(PageStatus::kHit));
   EXPECT_EQ(to.FirstWrong(answer.pages), -1);
@@ -209,13 +209,13 @@ TEST_P(TransportContract, BoundsLeasedBytes) {
   Start(serving, Options());
   Destination to;
   to.Want(1, {{0, 64}, {0, 64}}, 16384);
-  // One alone is served whatever its size.
+  // A single fetch is served whatever its size.
   const FetchAnswer answer = Fetch(to.Request()).Wait();
   EXPECT_THAT(StatusesOf(answer), ElementsAre(PageStatus::kHit)) << answer.detail;
   EXPECT_EQ(to.FirstWrong(answer.pages), -1);
   source_.Hold();
   PendingFetch first = Fetch(to.Request()), second = Fetch(to.Request());
-  // A third whose end keeps the client from reading, so that the first is under way until then.
+  // A third fetch keeps the client from reading, so that the first stays in flight until its end.
   std::promise<void> ended, read_on;
   const auto third = client_->Fetch(server_->address(), to.Request(), [&](const FetchAnswer&) {
     ended.set_value();
@@ -315,7 +315,7 @@ TEST_P(TransportContract, AConnectionMadeAheadIsTheOneThatFetchesUse) {
   EXPECT_THAT(StatusesOf(Fetch(to.Request()).Wait()), ElementsAre(PageStatus::kHit));
   EXPECT_EQ(client_->stats().connections_opened, 1u);
   EXPECT_EQ(client_->stats().fetches, 1u);
-  // Nobody there: the next fetch says so, and fetches from others go on.
+  // No transport listens there; fetches from other peers are not affected.
   client_->Connect("127.0.0.1:1");
   client_->Connect("no address");
   Destination again;
@@ -325,8 +325,8 @@ TEST_P(TransportContract, AConnectionMadeAheadIsTheOneThatFetchesUse) {
   client_->Connect(server_->address());
 }
 
-// A thread that looks for more before it sleeps misses nothing that comes meanwhile or after.
-TEST_P(TransportContract, LooksForMoreAsLongAsItIsTold) {
+// A thread that polls before it sleeps misses no event during or after the poll.
+TEST_P(TransportContract, PollsAsLongAsItIsConfigured) {
   for (int page = 0; page < 8; ++page) source_.Add(page, {kWhole}, kTileBytes);
   for (const auto poll_for : {0, 50, 10'000}) {
     TransportOptions options = Options();
@@ -365,7 +365,7 @@ TEST_P(TransportContract, IdleConnectionsClose) {
   Start(options, options);
   Destination to;
   to.Want(1, kWhole, kTileBytes);
-  // On a loaded machine a connection can be idle for so long before its first frame.
+  // On a loaded machine a connection can be idle for this time before its first frame.
   const auto hits = [&] {
     return StatusesOf(Fetch(to.Request()).Wait()) == std::vector{PageStatus::kHit};
   };
@@ -430,7 +430,7 @@ TEST_P(TransportContract, DoneMayFetchAgain) {
   EXPECT_EQ(client_->stats().connections_opened, 1u);
 }
 
-// Any ranges, from many threads, with deadlines and cancels among them: what is a hit is right.
+// Many threads fetch arbitrary ranges with deadlines and cancels; every hit has the right bytes.
 TEST_P(TransportContract, HitsAreRightUnderLoad) {
   for (int page = 0; page < 20; ++page) {
     source_.Add(page, {{{0, 3}, {0, 4}}, {{3, 6}, {0, 4}}}, kTileBytes);
@@ -466,20 +466,6 @@ TEST_P(TransportContract, HitsAreRightUnderLoad) {
   EXPECT_GT(hits, 4 * 30 * 4);
   EXPECT_TRUE(Eventually([&] { return source_.leases() == 0; }));
   EXPECT_TRUE(Eventually([&] { return client_->stats().quarantine_bytes == 0; }));
-}
-
-TEST_P(TransportContract, RegisteredMemoryServesAndReceives) {
-  source_.Add(1, {kWhole}, kTileBytes);
-  Start();
-  std::vector<std::byte> slab(1 << 20);
-  auto registered = client_->Register(slab);
-  ASSERT_TRUE(registered.ok()) << registered.status();
-  Destination to;
-  to.Want(1, kWhole, kTileBytes);
-  FetchRequest request = to.Request();
-  request.pages[0].places = {slab.data(), 0, 0};
-  EXPECT_THAT(StatusesOf(Fetch(request).Wait()), ElementsAre(PageStatus::kHit));
-  EXPECT_EQ(slab[kTileBytes + 5], SampleByte(1, 0, 1, 5));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, TransportContract,

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What only the real transport can show: peers that die, leaks, idleness, hostile messages.
+// Tests that need the real transport: peers that die, leaks, idleness, hostile messages.
 #include "transport/ucx_transport.h"
 
 #include <gmock/gmock.h>
@@ -18,7 +18,6 @@
 #include "tests/transport/peer_process.h"
 #include "tests/transport/raw_peer.h"
 #include "tests/transport/sample_source.h"
-#include "transport/self_test.h"
 
 namespace crumb::transport {
 namespace {
@@ -38,7 +37,7 @@ TransportOptions LoopbackOptions() {
   return options;
 }
 
-// Of the serving peer: 32 MiB in one fetch, more than sockets hold.
+// Requests all pages of the serving peer: 32 MiB in one fetch, more than sockets buffer.
 void WantAllOfThePeer(Destination& to) {
   for (int page = 0; page < 8; ++page) to.Want(page, kPeerRange, 16 << 10);
 }
@@ -86,8 +85,8 @@ TEST_P(PeerDeath, KilledWhileSending) {
   EXPECT_TRUE(Eventually([&] { return client->stats().connections == 0; }));
 }
 
-// A peer that hangs with a transfer under way: the deadline ends the wait, the memory waits until
-// the connection was closed by force.
+// A peer hangs during a transfer: the fetch ends at its deadline, and its memory stays in
+// quarantine until the connection was closed by force.
 TEST_P(PeerDeath, HangingWhileSending) {
   TransportOptions options = LoopbackOptions();
   options.quarantine_for = std::chrono::milliseconds(100);
@@ -116,7 +115,7 @@ TEST_P(PeerDeath, HangingWhileSending) {
   quarantined = client->stats().quarantined;
   EXPECT_EQ(client->stats().quarantine_bytes, 0u);
   if (GetParam()) {
-    // Over TCP without rendezvous nothing is ever written late.
+    // Over TCP without rendezvous no transfer writes after the end of its fetch.
     EXPECT_GT(quarantined, 0u);
     EXPECT_GT(client->stats().forced_closes, 0u);
   } else {
@@ -127,7 +126,7 @@ TEST_P(PeerDeath, HangingWhileSending) {
 INSTANTIATE_TEST_SUITE_P(Frames, PeerDeath, ::testing::Bool(),
                          [](const auto& kind) { return kind.param ? "Rendezvous" : "Eager"; });
 
-// A peer that asks and does not read must not keep leases.
+// A peer that sends requests and does not read the replies must not keep leases.
 TEST(UcxTransportTest, RequesterThatHangsLosesItsLease) {
   SampleSource source;
   source.Add(1, {{{0, 64}, {0, 64}}}, 16 << 10);  // 64 MiB
@@ -147,12 +146,12 @@ TEST(UcxTransportTest, RequesterThatHangsLosesItsLease) {
     peer.Progress();
     return source.requests() == 1;
   }));
-  // From here on the peer never looks at its socket again.
+  // From here on the peer never reads its socket again.
   EXPECT_TRUE(Eventually([&] { return source.leases() == 0; }));
   EXPECT_TRUE(Eventually([&] { return server->stats().serve_bytes_in_flight == 0; }));
 }
 
-// Messages that no transport of ours would send, on UCX itself.
+// These messages are sent with UCX itself, because this transport never sends them.
 TEST(UcxTransportTest, HostileMessages) {
   SampleSource source;
   source.Add(1, {kWhole}, kTileBytes);
@@ -248,7 +247,7 @@ TEST(UcxTransportTest, IdleThreadsSleep) {
   to.Want(1, kWhole, kTileBytes);
   ASSERT_THAT(StatusesOf(PendingFetch(*client, server->address(), to.Request()).Wait()),
               ElementsAre(PageStatus::kHit));
-  // Connected, a fetch waiting for a slow source: no thread has anything to do.
+  // A fetch waits for a slow source, so that no thread has work.
   source.Hold();
   PendingFetch waiting(*client, server->address(), to.Request());
   ASSERT_TRUE(Eventually([&] { return source.requests() == 2; }));

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "transport/poll_time.h"
+#include "transport/progress_thread.h"
 
 #include <gtest/gtest.h>
 
