@@ -13,45 +13,45 @@
 
 namespace crumb::calibration {
 
-// The model that activations come from.
+// The geometry of the model that produced activations.
 struct ModelShape {
   std::string name;
-  std::string rope;  // the effective position embedding, for people and digests
+  std::string rope;  // a description of the position embedding, for messages and digests
   int layers = 0;
   int q_heads = 0;  // a multiple of kv_heads
   int kv_heads = 0;
   int head_dim = 0;
   RotaryPairs rotary;
-  std::vector<int> layer_ids = {};  // the model's own numbers of the layers; empty: 0, 1, 2...
+  std::vector<int> layer_ids = {};  // the model's numbers of the layers; empty: 0, 1, 2...
 
   int LayerId(int layer) const { return layer_ids.empty() ? layer : layer_ids[layer]; }
 };
 
-// One layer's activations of one sequence, at positions that follow each other, after RoPE.
-// Borrowed.
+// One layer's activations of one sequence, at consecutive positions, after RoPE. Valid during the
+// call of the visitor.
 struct SequenceActivations {
   int layer = 0;  // 0 to layers - 1
   int tokens = 0;
   int first_position = 0;
   const kernels::Bf16* q = nullptr;  // [tokens, q_heads, head_dim]
   const kernels::Bf16* k = nullptr;  // [tokens, kv_heads, head_dim]
-  const kernels::Bf16* v = nullptr;  // the same
+  const kernels::Bf16* v = nullptr;  // [tokens, kv_heads, head_dim]
 };
 
-// Where calibration gets queries, keys and values from.
+// A source of queries, keys and values for calibration.
 class ActivationSource {
  public:
   using Visitor = std::function<absl::Status(const SequenceActivations&)>;
 
   virtual ~ActivationSource() = default;
   virtual const ModelShape& shape() const = 0;
-  // How many layers one walk should bring: all where a walk costs the same for any number of them,
-  // few where it does not, as then statistics of fewer layers are held.
+  // The number of layers that one walk should cover: all of them if a walk costs the same for any
+  // number; otherwise few, because calibration holds the statistics of as many layers.
   virtual int layers_per_walk() const = 0;
-  // How often a walk over all layers calls the visitor.
+  // Returns how often a walk over all layers calls the visitor.
   virtual int64_t visits() const = 0;
-  // Calls `visit` for layers [first, first + count) of every sequence, one at a time, the same each
-  // time it is called. An error of the visitor ends the walk and is passed on.
+  // Calls `visit` for layers [first, first + count) of every sequence, one after the other, with
+  // the same activations in every walk. An error of the visitor ends the walk and is returned.
   virtual absl::Status ForEach(int first, int count, const Visitor& visit) = 0;
 };
 

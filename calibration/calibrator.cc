@@ -8,18 +8,19 @@
 #include <vector>
 
 #include "calibration/eigenbasis.h"
-#include "calibration/expected_error.h"
 #include "calibration/head_moments.h"
-#include "calibration/mass_shift.h"
-#include "calibration/window_params.h"
+#include "calibration/history_windows.h"
 #include "common/status_macros.h"
 
 namespace crumb::calibration {
 namespace {
 
-constexpr int kTokensPerDimension = 4;  // least number of calibration tokens per channel
-constexpr int kWindowsMin = 32;         // as many as the quality watch takes the mean of
-constexpr int kWalks = 3;               // over the source
+// The least number of calibration tokens per channel, so that covariances have full rank.
+constexpr int kTokensPerDimension = 4;
+// The least number of windows for an expected error: the quality watch averages as many.
+constexpr int kWindowsMin = 32;
+// Walks over the source: moments, values, errors.
+constexpr int kWalks = 3;
 
 void AppendMatrix(const Eigen::MatrixXd& matrix, std::vector<float>& out) {
   for (Eigen::Index i = 0; i < matrix.rows(); ++i) {
@@ -54,7 +55,7 @@ class Calibrator {
     }
     if (crumb_) file_.shift = shift.Shifts();
     file_.attention_error = error.Errors(kWindowsMin);
-    WarnOfFew(error.windows());
+    WarnOfFewWindows(error.windows());
     return std::move(file_);
   }
 
@@ -64,7 +65,7 @@ class Calibrator {
     return static_cast<size_t>(layer - first_) * shape_.kv_heads + head;
   }
 
-  // Everything of layers [first_, first_ + count_).
+  // Calibrates layers [first_, first_ + count_).
   absl::Status RunLayers(MassShift& shift, ExpectedError& error) {
     CRUMB_RETURN_IF_ERROR(Gather());
     CRUMB_RETURN_IF_ERROR(CheckCounts());
@@ -79,12 +80,13 @@ class Calibrator {
     });
   }
 
-  void WarnOfFew(int64_t windows) const {
+  void WarnOfFewWindows(int64_t windows) const {
     if (!options_.warn || windows >= kWindowsMin) return;
     const std::string lacks =
-        crumb_ && windows == 0 ? "the mass shift could not be measured and is 0, and the file does "
-                                 "not say what attention error to expect"
-                               : "the file does not say what attention error to expect";
+        crumb_ && windows == 0
+            ? "the mass shift could not be measured and is 0, and the file has no "
+              "expected attention error"
+            : "the file has no expected attention error";
     options_.warn("only " + std::to_string(windows) + " windows to measure on, " +
                   std::to_string(kWindowsMin) + " are needed: " + lacks +
                   ". Calibrate on more sequences of at least " + std::to_string(kMeasuredTokens) +
@@ -103,8 +105,9 @@ class Calibrator {
           std::to_string(shape_.head_dim));
     }
     if (crumb_ && options_.positions <= kSinkTokens) {
-      return absl::InvalidArgumentError("calibration for " + std::to_string(options_.positions) +
-                                        " positions: more than the sink's 64 are needed");
+      return absl::InvalidArgumentError(
+          "calibration for " + std::to_string(options_.positions) +
+          " positions is not possible: more than the 64 of the sink are needed");
     }
     return absl::OkStatus();
   }
@@ -129,7 +132,7 @@ class Calibrator {
         (pages + file_.pages_per_position_block - 1) / file_.pages_per_position_block;
   }
 
-  // All at once: arrays that grow take up to three times their size.
+  // Reserves the arrays of all layers, because growing arrays take up to three times their size.
   void ReserveArrays() {
     const size_t dim = shape_.head_dim;
     const size_t matrices = static_cast<size_t>(shape_.layers) * file_.kv_heads * dim * dim;
@@ -141,7 +144,7 @@ class Calibrator {
     if (crumb_ && options_.value_hessians) file_.feedback_v.reserve(matrices);
   }
 
-  // Walks these layers of the source once.
+  // Walks layers [first_, first_ + count_) of the source once.
   absl::Status Walk(const ActivationSource::Visitor& visit) {
     return source_.ForEach(first_, count_, [&](const SequenceActivations& sequence) {
       CRUMB_RETURN_IF_ERROR(visit(sequence));
@@ -152,7 +155,7 @@ class Calibrator {
     });
   }
 
-  // The same, with every KV head of every sequence on its own.
+  // Walks the same layers and visits every KV head of every sequence, heads in parallel.
   using HeadVisitor = std::function<absl::Status(const SequenceActivations&, int head)>;
   absl::Status WalkHeads(const HeadVisitor& visit) {
     return Walk([&](const SequenceActivations& sequence) { return VisitHeads(sequence, visit); });
@@ -164,12 +167,12 @@ class Calibrator {
     return absl::OkStatus();
   }
 
-  // The first token of a sequence that counts.
+  // Returns the first token of a sequence that is part of the statistics.
   int BeginOf(const SequenceActivations& sequence) const {
     return std::max(0, begin_ - sequence.first_position);
   }
 
-  // Tokens [0, end), which are not added to anything.
+  // Checks tokens [0, end), which are not part of the statistics.
   absl::Status CheckFinite(const SequenceActivations& sequence, int head, int end) const {
     const int count = std::min(end, sequence.tokens);
     CRUMB_RETURN_IF_ERROR(QueryRows(shape_, sequence, head, 0, count).status());
@@ -180,10 +183,10 @@ class Calibrator {
   absl::Status Gather() {
     moments_.assign(heads(), HeadMoments(shape_.head_dim));
     return Walk([this](const SequenceActivations& sequence) {
-      const RotaryTurns turns(pairs_, sequence.first_position, sequence.tokens);
+      const PositionRotations rotations(pairs_, sequence.first_position, sequence.tokens);
       return VisitHeads(sequence, [&](const SequenceActivations& s, int head) -> absl::Status {
         CRUMB_RETURN_IF_ERROR(CheckFinite(s, head, BeginOf(s)));
-        return moments_[HeadAt(s.layer, head)].Add(shape_, turns, s, head, BeginOf(s));
+        return moments_[HeadAt(s.layer, head)].Add(shape_, rotations, s, head, BeginOf(s));
       });
     });
   }
@@ -194,15 +197,15 @@ class Calibrator {
       if (tokens < int64_t{kTokensPerDimension} * shape_.head_dim) {
         return absl::InvalidArgumentError(
             "layer " + std::to_string(shape_.LayerId(layer)) + ": only " + std::to_string(tokens) +
-            " calibration tokens" + (crumb_ ? " behind position 64, " : ", ") +
-            std::to_string(kTokensPerDimension * shape_.head_dim) + " are needed");
+            " calibration tokens" + (crumb_ ? " behind position 64; " : "; ") +
+            std::to_string(kTokensPerDimension * shape_.head_dim) + " are needed: give more text");
       }
       file_.tokens = layer == 0 ? tokens : std::min(file_.tokens, tokens);
     }
     return absl::OkStatus();
   }
 
-  // Query covariances after RoPE per KV head, over the serving positions.
+  // Makes the query covariances after RoPE per KV head, over the serving positions.
   void MakeCovariances() {
     covariance_k_.assign(heads(), {});
     InParallel(static_cast<int>(heads()), [this](int i) {
@@ -214,7 +217,7 @@ class Calibrator {
     weight_v_.assign(heads(), 0.0);
   }
 
-  // Values weighted by the expected square of their key's score.
+  // Adds values, weighted by the expected square of their key's score.
   absl::Status AddValues(const SequenceActivations& sequence, int head) {
     const size_t at = HeadAt(sequence.layer, head);
     const Eigen::MatrixXf covariance = covariance_k_[at].cast<float>();
@@ -234,7 +237,7 @@ class Calibrator {
     return absl::OkStatus();
   }
 
-  // The covariance a file's head stands for: one KV head's, or the layer's mean.
+  // Returns the covariance for a head of the file: that of one KV head, or the mean of the layer.
   Eigen::MatrixXd FileCovariance(const std::vector<Eigen::MatrixXd>& covariances, int layer,
                                  int head) const {
     if (crumb_) return covariances[HeadAt(layer, head)];
@@ -243,7 +246,7 @@ class Calibrator {
     return sum / shape_.kv_heads;
   }
 
-  // What one head of the file gets.
+  // The matrices of one head of the file.
   struct HeadBases {
     Eigen::MatrixXd covariance_k, covariance_v;
     Eigenbasis k, v;
@@ -314,13 +317,13 @@ class Calibrator {
   const CalibrationProgress& progress_;
   const bool crumb_;
   const RotaryPairs pairs_;
-  const int begin_;  // first position that counts
+  const int begin_;  // first position that is part of the statistics
   RotationFile file_;
   std::vector<HeadMoments> moments_;
   std::vector<Eigen::MatrixXd> covariance_k_;  // [count_ * kv_heads]
   std::vector<Eigen::MatrixXd> covariance_v_;
   std::vector<double> weight_v_;
-  int first_ = 0;  // layers that are worked on
+  int first_ = 0;  // layers [first_, first_ + count_) are being calibrated
   int count_ = 0;
   int64_t visited_ = 0;
 };
@@ -343,7 +346,7 @@ absl::StatusOr<RotationFile> Calibrate(ActivationSource& source, const Calibrati
 absl::StatusOr<RotationFile> NaiveRotations(int head_dim) {
   if (head_dim < 1 || !std::has_single_bit(static_cast<unsigned>(head_dim))) {
     return absl::InvalidArgumentError("head_dim is " + std::to_string(head_dim) +
-                                      ", no power of two");
+                                      ", which is no power of two");
   }
   RotationFile file;
   file.method = "naive";

@@ -4,13 +4,14 @@
 
 #include <Eigen/Dense>
 
-// Bases for quantization from a covariance, in double precision.
+// The bases in which rows are quantized, computed from covariances in double precision.
 namespace crumb::calibration {
 
-// The normalised Sylvester matrix, H[i, j] = (-1)^popcount(i & j) / sqrt(dim); dim a power of two.
+// Returns the normalised Sylvester matrix, H[i, j] = (-1)^popcount(i & j) / sqrt(dim). REQUIRES:
+// dim is a power of two.
 Eigen::MatrixXd HadamardMatrix(int dim);
 
-// The lowest `bits` bits of i in reverse order.
+// Returns the lowest `bits` bits of i in reverse order.
 int BitReverse(int i, int bits);
 
 struct Eigenbasis {
@@ -18,12 +19,14 @@ struct Eigenbasis {
   Eigen::VectorXd eigenvalues;  // ascending
 };
 
-// `covariance` is symmetric, its size a power of two. diag(R' C R) is constant, trace(C) / dim.
+// Returns the basis in which all channels have equal variance: diag(R' C R) is trace(C) / dim.
+// REQUIRES: `covariance` is symmetric, and its size is a power of two.
 Eigenbasis MakeEigenbasis(const Eigen::MatrixXd& covariance);
 
-// What rounding errors add to later channels: U, strictly upper, of
-// R' C R / mean(diag) + damp I = (I + U) D (I + U)'. `gain`, when not null, becomes the weighted
-// error with feedback over that without, mean(D) / mean(diag).
+// Returns the feedback factor U, by which the rounding error of a channel is propagated to the
+// channels that are quantized later: the strictly upper matrix of R' C R / mean(diag) + damp I = (I
+// + U) D (I + U)'. If `gain` is not null, it is set to the weighted error with feedback over that
+// without, mean(D) / mean(diag).
 Eigen::MatrixXd FeedbackFactor(const Eigen::MatrixXd& covariance, const Eigen::MatrixXd& rotation,
                                double damp, double* gain);
 

@@ -20,7 +20,8 @@ namespace {
 
 constexpr char kPositions[] = "positions";
 constexpr const char* kParts[] = {"q", "k", "v"};
-constexpr int kRunTokensMax = 8192;  // longer ones are taken in pieces, which bounds memory
+// The longest run, in tokens, that is read at once, which bounds memory; longer runs are split.
+constexpr int kRunTokensMax = 8192;
 constexpr int kTokensPerDimension = 4;
 constexpr int kLayersMax = 1024;
 constexpr int64_t kHeadsMax = 4096;
@@ -33,7 +34,7 @@ absl::Status Wrong(const std::string& file, const std::string& tensor, const std
   return absl::InvalidArgumentError(file + ": tensor " + tensor + ": " + what);
 }
 
-// N of "layers.N.q", "layers.N.k" or "layers.N.v"; -1: another name.
+// Returns the N of "layers.N.q", "layers.N.k" or "layers.N.v", or -1 for other names.
 int LayerOf(const std::string& name) {
   const std::string begin = "layers.";
   if (name.rfind(begin, 0) != 0) return -1;
@@ -51,7 +52,7 @@ T LoadAt(const std::byte* bytes, int64_t index) {
   return value;
 }
 
-// Elements [begin, begin + count) as bf16, the format that caches hold them in.
+// Reads elements [begin, begin + count) as bf16, the format of KV caches.
 void Convert(const Tensor& tensor, int64_t begin, int64_t count, std::vector<kernels::Bf16>& out) {
   out.resize(static_cast<size_t>(count));
   const std::byte* bytes = tensor.bytes.data();
@@ -121,7 +122,7 @@ absl::Status FileActivations::AddFile(const std::string& path) {
   return absl::OkStatus();
 }
 
-// A new run begins wherever a position does not follow the one before it.
+// Reads the positions. A run ends where a position is not one above the previous position.
 absl::Status FileActivations::ReadPositions(File& file) const {
   const std::string& path = file.tensors->path();
   const auto tensor = file.tensors->FindRaw(kPositions);

@@ -19,16 +19,18 @@ namespace crumb::calibration {
 // layer of one sequence is in memory at a time.
 class FileActivations : public ActivationSource {
  public:
-  // Opens all files and checks what their headers say. kNotFound, kInvalidArgument name file and
-  // tensor: not there, of another shape than the others, a layer without one of its tensors, too
-  // few tokens. `layer_ids` are the layers that must be there; empty: those from 0 to the highest.
+  // Opens all files and checks their headers. `layer_ids` are the layers that must be present; if
+  // it is empty, those from 0 to the highest. kNotFound, kInvalidArgument name file and tensor: a
+  // tensor is missing or has another shape than the others, or there are too few tokens.
   static absl::StatusOr<std::unique_ptr<FileActivations>> Open(
       const std::vector<std::string>& files, const std::vector<int>& layer_ids);
 
-  // What the files do not say; rotary channels are within head_dim.
+  // Sets the properties of the model that the files do not contain. REQUIRES: the rotary channels
+  // are below head_dim.
   void Describe(const std::string& name, const std::string& rope, RotaryPairs rotary);
 
-  // The files' metadata field, or "". kInvalidArgument: two files say different things.
+  // Returns a metadata field of the files, or "". kInvalidArgument: two files contradict each
+  // other.
   absl::StatusOr<std::string> Metadata(const std::string& field) const;
 
   const ModelShape& shape() const override { return shape_; }
@@ -37,7 +39,7 @@ class FileActivations : public ActivationSource {
   absl::Status ForEach(int first, int count, const Visitor& visit) override;
 
  private:
-  // Tokens of one file at positions that follow each other.
+  // Tokens of one file at consecutive positions.
   struct Run {
     int64_t begin = 0;  // row
     int tokens = 0;
@@ -63,7 +65,7 @@ class FileActivations : public ActivationSource {
   std::vector<File> files_;
   std::map<int, std::vector<size_t>> files_of_;  // layer id -> files
   int64_t visits_ = 0;
-  std::array<std::vector<kernels::Bf16>, 3> rows_;  // of one run
+  std::array<std::vector<kernels::Bf16>, 3> rows_;  // q, k and v of one run
 };
 
 }  // namespace crumb::calibration

@@ -11,9 +11,11 @@
 namespace crumb::calibration {
 namespace {
 
+// Tokens per block: a block of 8 query heads of 128 channels takes 8 MiB in f32.
 constexpr int kBlockTokens = 2048;
 
-// Heads [first, first + count) of tokens [begin, begin + tokens), rows [tokens, heads, head_dim].
+// Returns heads [first, first + count) of tokens [begin, begin + tokens) of [tokens, heads,
+// head_dim].
 absl::StatusOr<Eigen::MatrixXf> Rows(const std::string& layer, const char* tensor,
                                      const kernels::Bf16* rows, int heads, int head_dim, int first,
                                      int count, int begin, int tokens) {
@@ -69,14 +71,14 @@ HeadMoments::HeadMoments(int head_dim)
       key_sum_(Eigen::VectorXd::Zero(head_dim)),
       value_sum_(Eigen::VectorXd::Zero(head_dim)) {}
 
-absl::Status HeadMoments::Add(const ModelShape& shape, const RotaryTurns& turns,
+absl::Status HeadMoments::Add(const ModelShape& shape, const PositionRotations& rotations,
                               const SequenceActivations& sequence, int kv_head, int begin) {
   return ForTokenBlocks(begin, sequence.tokens, [&](int at, int count) -> absl::Status {
     CRUMB_ASSIGN_OR_RETURN(Eigen::MatrixXf q, QueryRows(shape, sequence, kv_head, at, count));
     CRUMB_ASSIGN_OR_RETURN(Eigen::MatrixXf k, KeyRows(shape, sequence, kv_head, at, count));
     CRUMB_ASSIGN_OR_RETURN(const Eigen::MatrixXf v, ValueRows(shape, sequence, kv_head, at, count));
-    turns.Undo(at, shape.q_heads / shape.kv_heads, q);
-    turns.Undo(at, 1, k);
+    rotations.InverseRotate(at, shape.q_heads / shape.kv_heads, q);
+    rotations.InverseRotate(at, 1, k);
     Eigen::MatrixXf moment = Eigen::MatrixXf::Zero(q.cols(), q.cols());
     moment.selfadjointView<Eigen::Lower>().rankUpdate(q.transpose());
     query_moment_ += Eigen::MatrixXf(moment.selfadjointView<Eigen::Lower>()).cast<double>();

@@ -11,9 +11,9 @@
 
 namespace crumb::calibration {
 
-// Tokens [begin, begin + count) of one KV head as rows [count, head_dim]; of its query heads
-// together, token by token, [count * heads, head_dim]. kInvalidArgument names layer and tensor: a
-// value is not finite.
+// Returns tokens [begin, begin + count) of one KV head: keys or values as rows [count, head_dim],
+// and the queries of its query heads token by token as rows [count * heads, head_dim].
+// kInvalidArgument names layer and tensor: a value is not finite.
 absl::StatusOr<Eigen::MatrixXf> QueryRows(const ModelShape& shape,
                                           const SequenceActivations& sequence, int kv_head,
                                           int begin, int count);
@@ -24,17 +24,17 @@ absl::StatusOr<Eigen::MatrixXf> ValueRows(const ModelShape& shape,
                                           const SequenceActivations& sequence, int kv_head,
                                           int begin, int count);
 
-// Calls body(begin, count) for tokens [begin, end) in pieces that keep matrices of them small.
+// Calls body(begin, count) for tokens [begin, end) in blocks, which bounds the size of matrices.
 absl::Status ForTokenBlocks(int begin, int end,
                             const std::function<absl::Status(int begin, int count)>& body);
 
-// Sums over the rows of one (layer, KV head), queries and keys before RoPE.
+// Moments of the rows of one (layer, KV head); queries and keys are those before RoPE.
 class HeadMoments {
  public:
   explicit HeadMoments(int head_dim);
 
-  // Adds tokens [begin, tokens) of one sequence; `turns` are those of all its positions.
-  absl::Status Add(const ModelShape& shape, const RotaryTurns& turns,
+  // Adds tokens [begin, tokens) of one sequence. `rotations` are those of all its positions.
+  absl::Status Add(const ModelShape& shape, const PositionRotations& rotations,
                    const SequenceActivations& sequence, int kv_head, int begin);
 
   int64_t tokens() const { return tokens_; }

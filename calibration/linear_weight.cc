@@ -2,11 +2,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "calibration/linear_weight.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <random>
 #include <utility>
 
-#include "calibration/fp8.h"
 #include "common/status_macros.h"
 #include "kernels/bf16.h"
 #include "kernels/fp16.h"
@@ -15,7 +16,8 @@ namespace crumb::calibration {
 namespace {
 
 constexpr char kFp8[] = "F8_E4M3";
-constexpr float kScaleMin = 1e-12f;  // of rows that are all zero
+// The least scale, so that rows of zeros have one, too.
+constexpr float kScaleMin = 1e-12f;
 
 absl::Status Wrong(const RawTensor& tensor, const std::string& what) {
   return absl::InvalidArgumentError(tensor.file + ": tensor " + tensor.name + ": " + what);
@@ -45,7 +47,7 @@ void Append(T value, std::vector<std::byte>& out) {
   out.insert(out.end(), bytes, bytes + sizeof(value));
 }
 
-// `*saturated` becomes true when the dtype cannot hold the value.
+// Sets `*saturated` if the dtype cannot represent the value.
 void Store(const std::string& dtype, float value, std::vector<std::byte>& out, bool* saturated) {
   if (dtype == "F32") return Append(value, out);
   if (dtype == "BF16") return Append(kernels::Bf16FromFloat(value).bits, out);
@@ -130,6 +132,84 @@ absl::StatusOr<EncodedWeight> EncodeWeight(const LinearWeight& weight) {
                                       ": rotated, it has values that F16 cannot hold");
   }
   return encoded;
+}
+
+namespace {
+
+// Random inputs on which two paths are compared.
+constexpr int kProbes = 16;
+
+Eigen::MatrixXf RandomInputs(Eigen::Index rows) {
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  return Eigen::MatrixXf::NullaryExpr(rows, kProbes, [&] { return normal(random); });
+}
+
+// Returns the values of the inputs, [kv_heads * head_dim, kProbes].
+Eigen::MatrixXf Values(const ValuePath& path, const Eigen::MatrixXf& inputs) {
+  Eigen::MatrixXf values = path.v_weight * inputs;
+  if (path.v_bias) values.colwise() += *path.v_bias;
+  return values;
+}
+
+}  // namespace
+
+void AbsorbRotation(const std::vector<Eigen::MatrixXf>& rotations, ValuePath& path) {
+  const Eigen::Index dim = rotations.front().rows();
+  const auto kv_heads = static_cast<Eigen::Index>(rotations.size());
+  const Eigen::Index q_heads = path.o_weight.cols() / dim;
+  for (Eigen::Index head = 0; head < kv_heads; ++head) {
+    const Eigen::MatrixXf inverse = rotations[head].transpose();
+    path.v_weight.middleRows(head * dim, dim) =
+        (inverse * path.v_weight.middleRows(head * dim, dim)).eval();
+    if (path.v_bias) {
+      path.v_bias->segment(head * dim, dim) =
+          (inverse * path.v_bias->segment(head * dim, dim)).eval();
+    }
+  }
+  for (Eigen::Index head = 0; head < q_heads; ++head) {
+    const Eigen::MatrixXf& rotation = rotations[head / (q_heads / kv_heads)];
+    path.o_weight.middleCols(head * dim, dim) =
+        (path.o_weight.middleCols(head * dim, dim) * rotation).eval();
+  }
+}
+
+double ProductError(const ValuePath& before, const ValuePath& after, int head_dim) {
+  const Eigen::MatrixXf inputs = RandomInputs(before.v_weight.cols());
+  const Eigen::MatrixXf values = Values(before, inputs), rotated = Values(after, inputs);
+  const Eigen::Index q_heads = before.o_weight.cols() / head_dim;
+  const Eigen::Index group = q_heads / (before.v_weight.rows() / head_dim);
+  double most = 0.0;
+  for (Eigen::Index head = 0; head < q_heads; ++head) {
+    const Eigen::Index kv_row = head / group * head_dim, column = head * head_dim;
+    const Eigen::MatrixXf expected =
+        before.o_weight.middleCols(column, head_dim) * values.middleRows(kv_row, head_dim);
+    const Eigen::MatrixXf got =
+        after.o_weight.middleCols(column, head_dim) * rotated.middleRows(kv_row, head_dim);
+    most = std::max(most, static_cast<double>((got - expected).norm()) /
+                              std::max(static_cast<double>(expected.norm()), 1e-30));
+  }
+  return most;
+}
+
+absl::StatusOr<RotationFile> AbsorbedRotationFile(const RotationFile& file) {
+  if (file.rotation_v.empty()) {
+    return absl::InvalidArgumentError(
+        file.v_basis == "model" ? "the file does not rotate V, so there is nothing to absorb"
+                                : "the file's R_V is absorbed already");
+  }
+  RotationFile absorbed = file;
+  const int64_t dim = file.head_dim;
+  for (int64_t head = 0; head < static_cast<int64_t>(file.mean_v.size()) / dim; ++head) {
+    const Eigen::Map<const RowMajorF> rotation(&file.rotation_v[head * dim * dim], dim, dim);
+    const Eigen::Map<const Eigen::VectorXf> mean(&file.mean_v[head * dim], dim);
+    Eigen::Map<Eigen::VectorXf>(&absorbed.mean_v[head * dim], dim) =
+        (rotation.cast<double>().transpose() * mean.cast<double>()).cast<float>();
+  }
+  absorbed.rotation_v.clear();
+  absorbed.covariance_v.clear();
+  absorbed.v_basis = "rotated";
+  return absorbed;
 }
 
 }  // namespace crumb::calibration

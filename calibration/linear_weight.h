@@ -3,14 +3,44 @@
 #pragma once
 
 #include <Eigen/Dense>
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "common/rotation_file.h"
 #include "common/tensor.h"
 
 namespace crumb::calibration {
+
+// FP8 E4M3 as checkpoints store weights: it has no infinities, and its largest value is 448.
+
+inline constexpr float kFp8Max = 448.0f;
+
+// Returns the exact value of `x`; 0x7f and 0xff are NaN.
+inline float Fp8ToFloat(uint8_t x) {
+  const int exponent = x >> 3 & 15, mantissa = x & 7;
+  if (exponent == 15 && mantissa == 7) return NAN;
+  const float magnitude = exponent == 0
+                              ? std::ldexp(static_cast<float>(mantissa), -9)
+                              : std::ldexp(static_cast<float>(8 + mantissa), exponent - 10);
+  return x & 0x80 ? -magnitude : magnitude;
+}
+
+// Rounds to the nearest value, ties to even, limited to +-448. REQUIRES: `x` is not NaN.
+inline uint8_t Fp8FromFloat(float x) {
+  const uint8_t sign = std::signbit(x) ? 0x80 : 0;
+  const float magnitude = std::min(std::abs(x), kFp8Max);
+  // The step between values is 2^-9 below 2^-6, and an eighth of the power of two above.
+  const int exponent = std::max(std::ilogb(std::max(magnitude, 0x1p-20f)), -6);
+  const int steps = static_cast<int>(std::nearbyint(std::ldexp(magnitude, 3 - exponent)));
+  // 16 steps are the next power of two; the addition carries into the exponent.
+  return static_cast<uint8_t>(sign | ((exponent + 6) * 8 + steps));
+}
 
 using RowMajorF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
@@ -19,26 +49,50 @@ using RowMajorF = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::Ro
 struct LinearWeight {
   std::string name;
   std::string dtype;
-  std::string scale_dtype;  // empty: no scales
+  std::string scale_dtype;  // empty if there are no scales
   Eigen::Index scales = 0;  // 1, or as many as rows
   RowMajorF values;         // [out, in], with the scales applied
 };
 
-// The bytes of a weight, as many as it was read from.
+// The bytes of a weight and its scales, as many as were read.
 struct EncodedWeight {
   std::vector<std::byte> weight;
   std::vector<std::byte> scale;
 };
 
-// OK when `scale` has one value, or one for each row of `weight`.
+// Returns OK if `scale` has one value, or one for each row of `weight`.
 absl::Status CheckScale(const RawTensor& weight, const RawTensor& scale);
 
-// `scale` is null for weights without. kInvalidArgument names file and tensor: another dtype, FP8
-// scales per block, FP8 without scales, a value that is not finite.
+// `scale` is null for weights without scales. kInvalidArgument names file and tensor: the dtype is
+// not supported, FP8 has scales per block or none, or a value is not finite.
 absl::StatusOr<LinearWeight> DecodeWeight(const RawTensor& weight, const RawTensor* scale);
 
-// In the same dtype; FP8 gets new scales, largest magnitude / 448. kInvalidArgument: a value that
-// F16 cannot hold.
+// Encodes in the same dtype. FP8 gets new scales: the largest magnitude / 448. kInvalidArgument:
+// F16 cannot represent a value.
 absl::StatusOr<EncodedWeight> EncodeWeight(const LinearWeight& weight);
+
+// The functions below fold R_V into the projections around attention, so that V is already rotated
+// and needs no rotation at run time. With v = W_v x + b and y = sum over query heads of W_o,h o_h,
+// where o_h is a mean of v: W_v' = R' W_v, b' = R' b and W_o,h' = W_o,h R give the same y.
+
+// The projections of one layer.
+struct ValuePath {
+  RowMajorF v_weight;                     // [kv_heads * head_dim, hidden]
+  std::optional<Eigen::VectorXf> v_bias;  // [kv_heads * head_dim]
+  RowMajorF o_weight;                     // [hidden, q_heads * head_dim]
+};
+
+// Folds `rotations` into `path`. They are [kv_heads] matrices [head_dim, head_dim] with y = x R;
+// query head h attends KV head h / (q_heads / kv_heads).
+void AbsorbRotation(const std::vector<Eigen::MatrixXf>& rotations, ValuePath& path);
+
+// Returns the largest relative difference, over query heads, of W_o,h (W_v x + b) between two
+// paths: the root mean square over random x.
+double ProductError(const ValuePath& before, const ValuePath& after, int head_dim);
+
+// Returns the rotation file for a model with R_V folded in. It has no rotation_v, mean_v is in the
+// rotated basis (mu_V R_V), and v_basis is "rotated"; pages get the same codes as before.
+// kInvalidArgument: `file` has no rotation_v.
+absl::StatusOr<RotationFile> AbsorbedRotationFile(const RotationFile& file);
 
 }  // namespace crumb::calibration

@@ -17,7 +17,8 @@ using Kind = PickleValue::Kind;
 
 constexpr size_t kBytesMax = 64 << 20;
 constexpr size_t kValuesMax = 4 << 20;
-constexpr int kMark = -1;  // on the stack
+// The entry of the stack that the opcode MARK pushes.
+constexpr int kMark = -1;
 constexpr char kOrderedDict[] = "collections OrderedDict";
 
 class Machine {
@@ -26,7 +27,7 @@ class Machine {
           const std::string& where)
       : bytes_(bytes), globals_(globals), where_(where) {}
 
-  // Returns the value that STOP leaves.
+  // Returns the value that is on the stack at STOP.
   absl::StatusOr<int> Run() {
     if (bytes_.size() > kBytesMax) {
       return Wrong(fmt::format("{} bytes, at most {} are read", bytes_.size(), kBytesMax));
@@ -59,7 +60,7 @@ class Machine {
     if (status_.ok()) status_ = Wrong(what);
   }
 
-  // The next bytes; zeros after a failure.
+  // Returns the next bytes, or zeros after a failure.
   std::span<const std::byte> TakeBytes(size_t count) {
     if (!status_.ok() || bytes_.size() - at_ < count) {
       Fail("it is truncated");
@@ -101,7 +102,7 @@ class Machine {
     Push({.kind = kind, .integer = 0, .number = 0.0, .text = {}, .items = std::move(items)});
   }
 
-  // The topmost values, the lowest first; fewer after a failure.
+  // Returns the topmost values, the lowest first; fewer after a failure.
   std::vector<int> Pop(size_t count) {
     for (size_t i = 0; i < count; ++i) {
       if (i >= stack_.size() || stack_[stack_.size() - 1 - i] == kMark) {
@@ -113,7 +114,7 @@ class Machine {
     stack_.resize(stack_.size() - count);
     return items;
   }
-  // What lies above the topmost mark; the mark goes too.
+  // Pops the values above the topmost mark, and the mark.
   std::vector<int> PopToMark() {
     size_t mark = stack_.size();
     while (mark > 0 && stack_[mark - 1] != kMark) --mark;
@@ -125,7 +126,7 @@ class Machine {
     stack_.resize(mark - 1);
     return items;
   }
-  // Adds to the container on top of the stack.
+  // Adds items to the container on top of the stack.
   void Extend(Kind kind, const std::vector<int>& items) {
     if (!status_.ok()) return;
     if (stack_.empty() || stack_.back() == kMark || values_[stack_.back()].kind != kind) {
@@ -136,7 +137,7 @@ class Machine {
     to.insert(to.end(), items.begin(), items.end());
   }
 
-  // Each group below answers whether the opcode is one of its own.
+  // Each function below returns whether the opcode belongs to its group.
   bool Constant(char opcode) {
     switch (opcode) {
       case 'N':
@@ -161,7 +162,7 @@ class Machine {
         return false;
     }
   }
-  // Two's complement of up to eight bytes.
+  // Reads a two's complement integer of up to eight bytes.
   void PushLong() {
     const size_t count = Take<uint8_t>();
     if (count > sizeof(int64_t)) return Fail("an integer of more than 64 bits");
@@ -273,7 +274,8 @@ class Machine {
     PushItems(empty_dict ? std::vector<int>() : items, empty_dict ? Kind::kDict : Kind::kCall);
   }
 
-  // Only a list or dictionary that was put into itself makes a cycle. Walks without recursion.
+  // Returns whether a value contains itself, which only a list or dictionary can. The walk uses no
+  // recursion, because the depth is the file's choice.
   absl::Status CheckNoCycle(int root) const {
     enum : uint8_t { kNew, kOpen, kDone };
     std::vector<uint8_t> state(values_.size(), kNew);

@@ -13,7 +13,7 @@
 
 namespace crumb::calibration {
 
-// One value of a pickle. Parts are numbers of other values.
+// One value of a pickle. Its items are indices of other values of the same pickle.
 struct PickleValue {
   enum class Kind {
     kNone,
@@ -22,10 +22,10 @@ struct PickleValue {
     kFloat,
     kText,
     kTuple,       // items: the elements
-    kList,        // the same
+    kList,        // items: the elements
     kDict,        // items: key, value, key, value...
     kGlobal,      // text: "module name"
-    kCall,        // items: what was to be called, its tuple of arguments; nothing is called
+    kCall,        // items: the global, its tuple of arguments; it is never called
     kPersistent,  // items: the id of something outside the pickle
   };
 
@@ -36,20 +36,22 @@ struct PickleValue {
   std::vector<int> items;
 };
 
-// What a pickle says, as data: a reader for the opcodes that torch.save (protocol 2) writes for
-// dictionaries, lists, numbers, strings and tensors. It imports and calls nothing: a call stands in
-// the result as a name and its arguments, an OrderedDict as a dictionary. Immutable.
+// The contents of a pickle as data. Python's unpickler executes calls that the file names; this
+// reader executes nothing. It accepts the opcodes that torch.save (protocol 2) writes for
+// dictionaries, lists, numbers, strings and tensors. A call becomes a value with its name and
+// arguments, an OrderedDict a dictionary. The bytes may be hostile. Immutable, so thread-safe.
 class Pickle {
  public:
-  // `globals` are the "module name" pairs that may stand in it. kInvalidArgument says `where` and
-  // at which byte: truncated, an unknown opcode or global, a value that contains itself, too large.
+  // `globals` are the "module name" pairs that may occur. kInvalidArgument names `where` and the
+  // byte: the pickle is truncated or too large, has an unknown opcode or global, or a value that
+  // contains itself.
   static absl::StatusOr<Pickle> Parse(std::span<const std::byte> bytes,
                                       const std::set<std::string>& globals,
                                       const std::string& where);
 
   const PickleValue& root() const { return values_[root_]; }
   const PickleValue& At(int value) const { return values_[value]; }
-  // The value of a dictionary's text key, or null.
+  // Returns the value of a dictionary's text key, or null.
   const PickleValue* Find(const PickleValue& dict, const std::string& key) const;
 
  private:

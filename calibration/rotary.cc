@@ -10,10 +10,10 @@ namespace {
 
 using Complex = std::complex<double>;
 
-// mean over t in [begin, end) of e^{i angle t}.
-Complex MeanTurn(double angle, int begin, int end) {
+// Returns the mean over t in [begin, end) of e^{i angle t}.
+Complex MeanRotation(double angle, int begin, int end) {
   const int count = end - begin;
-  const double reduced = std::remainder(angle, 2 * M_PI);  // positions are whole numbers
+  const double reduced = std::remainder(angle, 2 * M_PI);  // because positions are integers
   const double half = reduced / 2;
   const Complex centre = std::polar(1.0, reduced * (begin + (count - 1) / 2.0));
   // The sum is a geometric series: sin(n half) / sin(half) around its middle term.
@@ -38,10 +38,10 @@ RotaryPairs HalfSplitPairs(int head_dim, const std::vector<float>& frequencies) 
   return pairs;
 }
 
-RotaryTurns::RotaryTurns(const RotaryPairs& pairs, int begin, int count)
+PositionRotations::PositionRotations(const RotaryPairs& pairs, int begin, int count)
     : pairs_(pairs), cosine_(count, pairs.first.size()), sine_(count, pairs.first.size()) {
   for (Eigen::Index pair = 0; pair < cosine_.cols(); ++pair) {
-    if (pairs.frequency[pair] == 0.0) continue;  // never read
+    if (pairs.frequency[pair] == 0.0) continue;  // InverseRotate skips the pair
     for (int i = 0; i < count; ++i) {
       const double angle = pairs.frequency[pair] * static_cast<double>(begin + i);
       cosine_(i, pair) = static_cast<float>(std::cos(angle));
@@ -50,7 +50,7 @@ RotaryTurns::RotaryTurns(const RotaryPairs& pairs, int begin, int count)
   }
 }
 
-void RotaryTurns::Undo(int first, int heads, Eigen::MatrixXf& rows) const {
+void PositionRotations::InverseRotate(int first, int heads, Eigen::MatrixXf& rows) const {
   for (Eigen::Index pair = 0; pair < cosine_.cols(); ++pair) {
     if (pairs_.frequency[pair] == 0.0) continue;
     auto a = rows.col(pairs_.first[pair]);
@@ -69,7 +69,7 @@ Eigen::VectorXd MeanOverPositions(const RotaryPairs& pairs, const Eigen::VectorX
   Eigen::VectorXd out(mean.size());
   for (size_t i = 0; i < pairs.first.size(); ++i) {
     const Complex z = Complex(mean[pairs.first[i]], mean[pairs.second[i]]) *
-                      MeanTurn(pairs.frequency[i], begin, end);
+                      MeanRotation(pairs.frequency[i], begin, end);
     out[pairs.first[i]] = z.real();
     out[pairs.second[i]] = z.imag();
   }
@@ -83,11 +83,11 @@ Eigen::MatrixXd MomentOverPositions(const RotaryPairs& pairs, const Eigen::Matri
     const int a = pairs.first[p], b = pairs.second[p];
     for (size_t q = 0; q < pairs.first.size(); ++q) {
       const int c = pairs.first[q], d = pairs.second[q];
-      // With z = x_a + i x_b and w = x_c + i x_d: the means of z conj(w) and of z w.
+      // With z = x_a + i x_b and w = x_c + i x_d, these are the means of z conj(w) and of z w.
       Complex conjugate(moment(a, c) + moment(b, d), moment(b, c) - moment(a, d));
       Complex plain(moment(a, c) - moment(b, d), moment(b, c) + moment(a, d));
-      conjugate *= MeanTurn(pairs.frequency[p] - pairs.frequency[q], begin, end);
-      plain *= MeanTurn(pairs.frequency[p] + pairs.frequency[q], begin, end);
+      conjugate *= MeanRotation(pairs.frequency[p] - pairs.frequency[q], begin, end);
+      plain *= MeanRotation(pairs.frequency[p] + pairs.frequency[q], begin, end);
       out(a, c) = (conjugate.real() + plain.real()) / 2;
       out(b, d) = (conjugate.real() - plain.real()) / 2;
       out(b, c) = (conjugate.imag() + plain.imag()) / 2;

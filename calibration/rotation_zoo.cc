@@ -11,7 +11,7 @@
 
 #include "calibration/calibrator.h"
 #include "calibration/torch_file.h"
-#include "calibration/zip_writer.h"
+#include "calibration/zip_archive.h"
 #include "common/atomic_file.h"
 #include "common/status_macros.h"
 #include "common/tensor.h"
@@ -26,10 +26,12 @@ using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::Row
 constexpr int kLayersMax = 1024;
 constexpr int64_t kHeadsMax = 1024;
 constexpr int64_t kHeadDimMax = 1024;
-constexpr int64_t kElementsMax = int64_t{1} << 29;  // of all rotations together
-constexpr double kOrthogonalTolerance = 1e-3;       // as a worker asks for
+// Elements of all rotations of a file together at most: 2 GiB of f32.
+constexpr int64_t kElementsMax = int64_t{1} << 29;
+// The largest deviation of R' R from the identity. Workers apply the same bound.
+constexpr double kOrthogonalTolerance = 1e-3;
 
-// What reading one layer gives.
+// The tensors of one layer.
 struct Layer {
   int64_t heads = 1;
   int64_t head_dim = 0;
@@ -67,7 +69,7 @@ class Reader {
     return absl::InvalidArgumentError(torch_.path() + ": " + what);
   }
 
-  // Keys are numbers, or numbers as text.
+  // Keys are integers, or integers as text.
   absl::StatusOr<std::map<int, const PickleValue*>> LayersOf(const PickleValue& root) const {
     const PickleValue* dict = pickle_.Find(root, "layers");
     if (dict == nullptr || dict->kind != Kind::kDict || dict->items.empty()) {
@@ -181,7 +183,7 @@ class Reader {
   bool per_head_ = false;
 };
 
-// The pickle of a RotationZoo file, protocol 2 as torch.load wants it.
+// Writes the pickle of a RotationZoo file in protocol 2, which torch.load requires.
 class PickleText {
  public:
   void Raw(const std::string& bytes) { text_ += bytes; }
@@ -194,7 +196,7 @@ class PickleText {
     text_ += 'J';
     Number(value);
   }
-  // A contiguous f32 tensor in storage `key`.
+  // Writes a contiguous f32 tensor in storage `key`.
   void Tensor(const std::string& key, const std::vector<int>& shape) {
     int elements = 1;
     for (const int size : shape) elements *= size;
@@ -282,7 +284,7 @@ void WriteEntries(const RotationZooFile& file, std::ostream& out) {
   zip.Finish();
 }
 
-// [layers, heads, item] with its dimensions of 1 repeated.
+// Returns [layers, heads, item] with its dimensions of 1 repeated.
 std::vector<float> Repeat(const std::vector<float>& values, int from_layers, int from_heads,
                           int layers, int heads) {
   if (values.empty()) return {};
@@ -314,7 +316,7 @@ absl::Status CheckSides(const RotationZooFile& keys, const RotationZooFile& valu
   return absl::OkStatus();
 }
 
-// How many there shall be of something that a file has `there` times.
+// Returns the requested number of layers or heads of a file that has `there` of them.
 absl::StatusOr<int> Repeated(const char* what, int there, int asked) {
   if (asked == 0 || asked == there) return there;
   if (there == 1) return asked;

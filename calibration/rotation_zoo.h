@@ -11,9 +11,10 @@
 
 namespace crumb::calibration {
 
+// The tensors that the rotations of a file are for.
 enum class Side { kKeys, kValues };
 
-// One file of RotationZoo: the rotations of K or of V, as OSCAR's own tools write and load them.
+// A file of RotationZoo: the rotations of K or of V in the format of OSCAR's tools.
 struct RotationZooFile {
   std::string objective;       // "qqt_r_h_pbr", "sst_r_h_pbr", "hadamard"...
   int format_version = 1;      // 1: one rotation per layer; 2: one per KV head
@@ -24,24 +25,26 @@ struct RotationZooFile {
   std::vector<float> eigenvalues;  // [layers, kv_heads, head_dim] ascending, or empty
 };
 
-// Which side a file is for, by its objective or its name; nothing: they do not say.
+// Returns the side that a file is for, by its objective or its name, or nothing if neither tells
+// it.
 std::optional<Side> SideOf(const RotationZooFile& file, const std::string& path);
 
-// kNotFound: no such file. kInvalidArgument, kDataLoss name file and entry or tensor: damaged, of
-// another version, layers of unlike shapes, a matrix that is no rotation. Executes nothing of it.
+// Reads a file without executing anything in it. kNotFound: no such file. kInvalidArgument,
+// kDataLoss name the file and the entry or tensor: it is damaged or has another version, layers
+// differ in shape, or a matrix is no rotation.
 absl::StatusOr<RotationZooFile> ReadRotationZoo(const std::string& path);
 
-// Writes what PyTorch's torch.load reads. To a temporary name, then renamed.
+// Writes a file that PyTorch's torch.load reads, under a temporary name that is renamed at the end.
 absl::Status WriteRotationZoo(const RotationZooFile& file, const std::string& path);
 
-// A rotation file of method oscar (hadamard when both objectives say so) with its published clips;
-// either side may be missing and then is not rotated. kInvalidArgument: the sides do not fit.
+// Returns a rotation file of method oscar (hadamard if both objectives name it) with its published
+// clips. A side may be null and is not rotated then. kInvalidArgument: the sides do not fit.
 absl::StatusOr<RotationFile> FromRotationZoo(const RotationZooFile* keys,
                                              const RotationZooFile* values);
 
-// One side of a rotation file, which loses all but rotations and eigenvalues. A file for all layers
-// or all KV heads is repeated for `layers` and `kv_heads`; 0: as many as it has. kInvalidArgument:
-// version 1 of rotations that differ between heads, or that side has no rotations.
+// Returns one side of a rotation file; only rotations and eigenvalues are kept. A file for all
+// layers or all KV heads is repeated for `layers` and `kv_heads`; 0 means as many as it has.
+// kInvalidArgument: version 1 was requested and heads differ, or the side has no rotations.
 absl::StatusOr<RotationZooFile> ToRotationZoo(const RotationFile& file, Side side,
                                               int format_version, int layers, int kv_heads);
 

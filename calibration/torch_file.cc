@@ -17,8 +17,11 @@ namespace {
 
 using Kind = PickleValue::Kind;
 
+// The largest file that is read into memory, in bytes. The rotations of 100 layers with 64 KV heads
+// and head_dim 128 take 420 MB.
 constexpr int64_t kFileBytesMax = int64_t{4} << 30;
 constexpr char kRebuild[] = "torch._utils _rebuild_tensor_v2";
+// Dimensions of a tensor; rotations have 2 to 4.
 constexpr size_t kDimensionsMax = 8;
 
 struct StorageType {
@@ -68,16 +71,19 @@ absl::Status TorchFile::Load() {
   for (const std::string& name : archive_->names()) {
     const size_t slash = name.find('/');
     if (slash == std::string::npos || name.substr(slash) != pickle_name) continue;
-    if (!prefix_.empty()) return absl::InvalidArgumentError(path_ + ": more than one data.pkl");
+    if (!prefix_.empty())
+      return absl::InvalidArgumentError(path_ + ": it has more than one entry data.pkl");
     prefix_ = name.substr(0, slash + 1);
   }
   if (prefix_.empty()) {
-    return absl::InvalidArgumentError(path_ + ": no entry data.pkl; torch.save did not write it");
+    return absl::InvalidArgumentError(path_ +
+                                      ": it has no entry data.pkl, so torch.save did not write it");
   }
   if (archive_->Has(prefix_ + "byteorder")) {
     CRUMB_ASSIGN_OR_RETURN(const auto order, archive_->Read(prefix_ + "byteorder"));
     if (std::string(reinterpret_cast<const char*>(order.data()), order.size()) != "little") {
-      return absl::InvalidArgumentError(path_ + ": entry byteorder: only little-endian is read");
+      return absl::InvalidArgumentError(
+          path_ + ": entry byteorder: only little-endian files are supported");
     }
   }
   CRUMB_ASSIGN_OR_RETURN(const auto bytes, archive_->Read(prefix_ + "data.pkl"));

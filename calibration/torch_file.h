@@ -21,17 +21,19 @@ struct TorchTensor {
   std::vector<float> values;  // row-major
 };
 
-// A file that torch.save wrote (ZIP of a pickle and the tensors' bytes). Nothing in it is executed.
-// Immutable, so thread-safe.
+// A file that torch.save wrote: a ZIP archive of a pickle and the bytes of the tensors. Nothing in
+// it is executed. Immutable, so thread-safe.
 class TorchFile {
  public:
-  // kNotFound: no such file. kInvalidArgument, kDataLoss name file and entry.
+  // kNotFound: no such file. kInvalidArgument, kDataLoss: the file is malformed or damaged; the
+  // message names file and entry.
   static absl::StatusOr<std::unique_ptr<TorchFile>> Open(const std::string& path);
 
   const std::string& path() const { return path_; }
   const Pickle& pickle() const { return *pickle_; }
-  // `value` as a contiguous tensor of at most `elements_max` elements of f64, f32, f16 or bf16;
-  // `name` is what messages call it. kInvalidArgument, kDataLoss.
+  // Returns `value` as a contiguous tensor of at most `elements_max` elements of f64, f32, f16 or
+  // bf16. Messages call it `name`. kInvalidArgument: it is no such tensor; kDataLoss: its bytes are
+  // damaged.
   absl::StatusOr<TorchTensor> TensorOf(const PickleValue& value, int64_t elements_max,
                                        const std::string& name) const;
 
@@ -47,7 +49,7 @@ class TorchFile {
 
   const std::string path_;
   std::string bytes_;
-  std::string prefix_;  // of all entries: the name it was saved under, and a slash
+  std::string prefix_;  // of all entries: the name under which it was saved, and a slash
   std::unique_ptr<ZipArchive> archive_;
   std::unique_ptr<Pickle> pickle_;
 };

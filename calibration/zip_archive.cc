@@ -3,15 +3,55 @@
 #include "calibration/zip_archive.h"
 
 #include <algorithm>
+#include <array>
+#include <concepts>
 #include <utility>
 
-#include "calibration/crc32.h"
 #include "common/little_endian.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
 
-// Names of fields and records: PKWARE APPNOTE.TXT 6.3.
+// Fields and records have the names of PKWARE's APPNOTE.TXT 6.3.
 namespace crumb::calibration {
+namespace {
+
+// Entry [k][b] is the effect on the CRC of byte b, k bytes before the end of a group of eight.
+using Tables = std::array<std::array<uint32_t, 256>, 8>;
+
+constexpr Tables MakeTables() {
+  Tables tables{};
+  for (uint32_t byte = 0; byte < 256; ++byte) {
+    uint32_t value = byte;
+    for (int bit = 0; bit < 8; ++bit) value = value >> 1 ^ (value & 1 ? 0xedb88320u : 0u);
+    tables[0][byte] = value;
+  }
+  for (size_t k = 1; k < tables.size(); ++k) {
+    for (uint32_t byte = 0; byte < 256; ++byte) {
+      const uint32_t before = tables[k - 1][byte];
+      tables[k][byte] = before >> 8 ^ tables[0][before & 0xff];
+    }
+  }
+  return tables;
+}
+
+constexpr Tables kTables = MakeTables();
+
+}  // namespace
+
+uint32_t Crc32(std::span<const std::byte> bytes) {
+  const auto at = [&bytes](size_t i) { return static_cast<uint32_t>(bytes[i]); };
+  uint32_t crc = 0xffffffffu;
+  size_t i = 0;
+  for (; i + 8 <= bytes.size(); i += 8) {
+    crc ^= at(i) | at(i + 1) << 8 | at(i + 2) << 16 | at(i + 3) << 24;
+    crc = kTables[7][crc & 0xff] ^ kTables[6][crc >> 8 & 0xff] ^ kTables[5][crc >> 16 & 0xff] ^
+          kTables[4][crc >> 24] ^ kTables[3][at(i + 4)] ^ kTables[2][at(i + 5)] ^
+          kTables[1][at(i + 6)] ^ kTables[0][at(i + 7)];
+  }
+  for (; i < bytes.size(); ++i) crc = crc >> 8 ^ kTables[0][(crc ^ at(i)) & 0xff];
+  return ~crc;
+}
+
 namespace {
 
 constexpr uint32_t kLocalHeader = 0x04034b50;
@@ -24,12 +64,14 @@ constexpr uint64_t kCentralHeaderBytes = 46;
 constexpr uint64_t kEndBytes = 22;
 constexpr uint64_t kEnd64Bytes = 56;
 constexpr uint64_t kEnd64LocatorBytes = 20;
-constexpr uint64_t kCommentMax = 0xffff;
+constexpr uint64_t kCommentMax = 0xffff;  // bytes of the archive's comment, by the format
+// Entries of an archive that is read. It bounds the memory of the index; a checkpoint of a thousand
+// layers has fewer than ten thousand.
 constexpr uint64_t kEntriesMax = 1 << 18;
 constexpr uint16_t kEncrypted = 1;
 constexpr uint16_t kZip64Extra = 1;
 
-// Little-endian integers at fixed places of a record that is known to be there.
+// Little-endian integers at fixed offsets of a record whose size the caller has checked.
 uint16_t U16(std::span<const std::byte> bytes, uint64_t at) {
   return LoadLittle<uint16_t>(bytes.data() + at);
 }
@@ -40,8 +82,8 @@ uint64_t U64(std::span<const std::byte> bytes, uint64_t at) {
   return LoadLittle<uint64_t>(bytes.data() + at);
 }
 
-// Replaces those of `fields` that are all ones by the ZIP64 extra field's, in their order. False:
-// the extra field is too short or malformed.
+// Replaces those of `fields` that are all ones by the values of the ZIP64 extra field, in their
+// order. Returns false if the extra field is too short or malformed.
 bool ApplyZip64(std::span<const std::byte> extra, std::initializer_list<uint64_t*> fields) {
   const bool needed =
       std::any_of(fields.begin(), fields.end(), [](auto* f) { return *f == 0xffffffffu; });
@@ -92,18 +134,19 @@ absl::StatusOr<ZipArchive::Directory> ZipArchive::FindDirectory() const {
       end = U64(bytes_, at - kEnd64LocatorBytes + 8);
       if (end > at - kEnd64LocatorBytes || at - kEnd64LocatorBytes - end < kEnd64Bytes ||
           U32(bytes_, end) != kEnd64) {
-        return Damaged("its ZIP64 end record is not where its locator says");
+        return Damaged(
+            "the ZIP64 end record is not at the offset of its locator; the file is damaged");
       }
       directory = {.entries = U64(bytes_, end + 32),
                    .size = U64(bytes_, end + 40),
                    .offset = U64(bytes_, end + 48)};
     }
     if (directory.size > end || directory.offset > end - directory.size) {
-      return Damaged("its directory reaches beyond the file; it is damaged");
+      return Damaged("the directory reaches beyond the file; the file is damaged");
     }
     return directory;
   }
-  return Damaged("no ZIP archive, or a truncated one: it has no end record");
+  return Damaged("the file has no ZIP end record: it is no ZIP archive, or truncated");
 }
 
 absl::Status ZipArchive::ReadDirectory(const Directory& directory) {
@@ -187,6 +230,77 @@ absl::StatusOr<std::span<const std::byte>> ZipArchive::Read(const std::string& n
                                ": its checksum differs; it is damaged");
   }
   return data;
+}
+
+namespace {
+
+constexpr uint64_t kAlignment = 64;
+constexpr uint16_t kVersion = 45;  // the first with ZIP64
+constexpr uint16_t kUtf8Names = 0x800;
+constexpr uint16_t kPaddingExtra = 0x4246;  // "FB", PyTorch's own
+constexpr uint16_t kEpoch = 0x21;           // 1 January 1980, the earliest possible date
+constexpr uint32_t kInZip64 = 0xffffffffu;
+constexpr uint64_t kZip64Bytes = 20;       // the extra field with two sizes
+constexpr uint64_t kPaddingHeadBytes = 4;  // the header of an extra field
+
+template <std::integral T>
+void Append(std::string& to, T value) {
+  to.append(reinterpret_cast<const char*>(&value), sizeof(value));
+}
+
+template <std::integral... T>
+std::string Record(T... values) {
+  std::string record;
+  (Append(record, values), ...);
+  return record;
+}
+
+}  // namespace
+
+void ZipWriter::Put(const std::string& bytes) {
+  out_.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  offset_ += bytes.size();
+}
+
+void ZipWriter::Add(const std::string& name, const std::string& text) {
+  Add(name, std::as_bytes(std::span(text)));
+}
+
+void ZipWriter::Add(const std::string& name, std::span<const std::byte> bytes) {
+  const uint32_t crc = Crc32(bytes);
+  const uint64_t size = bytes.size(), header_offset = offset_;
+  const uint64_t before =
+      offset_ + kLocalHeaderBytes + name.size() + kZip64Bytes + kPaddingHeadBytes;
+  const uint64_t padding = (kAlignment - before % kAlignment) % kAlignment;
+  const auto extra_size = static_cast<uint16_t>(kZip64Bytes + kPaddingHeadBytes + padding);
+  const auto name_size = static_cast<uint16_t>(name.size());
+  std::string header = Record(uint32_t{0x04034b50}, kVersion, kUtf8Names, uint16_t{0}, uint16_t{0},
+                              kEpoch, crc, kInZip64, kInZip64, name_size, extra_size);
+  header += name;
+  header += Record(kZip64Extra, uint16_t{16}, size, size);
+  header += Record(kPaddingExtra, static_cast<uint16_t>(padding));
+  header.append(padding, 'Z');
+  Put(header);
+  out_.write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(size));
+  offset_ += size;
+
+  directory_ += Record(uint32_t{0x02014b50}, kVersion, kVersion, kUtf8Names, uint16_t{0},
+                       uint16_t{0}, kEpoch, crc, kInZip64, kInZip64, name_size, uint16_t{28},
+                       uint16_t{0}, uint16_t{0}, uint16_t{0}, uint32_t{0}, kInZip64);
+  directory_ += name;
+  directory_ += Record(kZip64Extra, uint16_t{24}, size, size, header_offset);
+  ++entries_;
+}
+
+void ZipWriter::Finish() {
+  const uint64_t begin = offset_, size = directory_.size();
+  Put(directory_);
+  const uint64_t end = offset_;
+  Put(Record(uint32_t{0x06064b50}, uint64_t{44}, kVersion, kVersion, uint32_t{0}, uint32_t{0},
+             entries_, entries_, size, begin));
+  Put(Record(uint32_t{0x07064b50}, uint32_t{0}, end, uint32_t{1}));
+  Put(Record(uint32_t{0x06054b50}, uint16_t{0}, uint16_t{0}, uint16_t{0xffff}, uint16_t{0xffff},
+             kInZip64, kInZip64, uint16_t{0}));
 }
 
 }  // namespace crumb::calibration

@@ -13,7 +13,7 @@
 #include <optional>
 #include <vector>
 
-#include "calibration/absorption.h"
+#include "calibration/linear_weight.h"
 #include "calibration/linear_weight.h"
 #include "common/errno_status.h"
 #include "common/json_file.h"

@@ -17,7 +17,7 @@ namespace {
 
 using kernels::Bf16;
 
-// Two layers of random activations with means, in sequences of one length; keys do not turn.
+// Two layers of random activations with means, in sequences of one length, without RoPE.
 class RandomSource : public ActivationSource {
  public:
   RandomSource(int sequences, int tokens) : sequences_(sequences), tokens_(tokens) {
@@ -98,12 +98,12 @@ TEST(CalibratorTest, CrumbFileHasEverythingPerHead) {
   EXPECT_EQ(file->shift.size(), 2u * 4);
   for (const float mean : file->mean_k) EXPECT_NEAR(mean, 2.0, 0.15);
   for (const float mean : file->mean_v) EXPECT_NEAR(mean, -1.0, 0.15);
-  // Noise in keys makes logits of history heavier, never lighter.
+  // Noise in keys increases the mass of history and never decreases it.
   for (const float shift : file->shift) {
     EXPECT_GT(shift, 0.0f);
     EXPECT_LT(shift, 2.0f);
   }
-  // diag(R' C R) is constant in what was stored.
+  // diag(R' C R) is constant in the stored file.
   for (int head = 0; head < 4; ++head) {
     using RowMajor = Eigen::Matrix<float, 64, 64, Eigen::RowMajor>;
     const Eigen::MatrixXd r =
@@ -115,7 +115,7 @@ TEST(CalibratorTest, CrumbFileHasEverythingPerHead) {
   }
 }
 
-// Layer by layer or all at once, on one thread or several: the same file.
+// The file is the same layer by layer or at once, on one thread or several.
 TEST(CalibratorTest, LayersPerWalkAndThreadsChangeNothing) {
   RandomSource together(3, 640), apart(3, 640);
   apart.SetLayersPerWalk(1);
@@ -196,8 +196,9 @@ TEST(CalibratorTest, ValuesThatAreNotFiniteAreNamed) {
   EXPECT_THAT(std::string(status.message()), testing::HasSubstr("layer 0: q"));
 }
 
-// The mean over windows of ||o' - o|| / ||o|| of one layer and KV head, in double precision: o over
-// the window's 64 rows, for the four queries before the window would leave, o' from its tile.
+// Returns the mean over windows of ||o' - o|| / ||o|| of one layer and KV head, in double
+// precision: o is attention over the window's 64 rows for the four queries before its eviction, o'
+// over its tile.
 class ExpectedErrorOracle {
  public:
   ExpectedErrorOracle(const RotationFile& file, int layer, int head)
@@ -314,7 +315,8 @@ TEST(CalibratorTest, TheExpectedAttentionErrorIsThatOfEvictedWindows) {
   }
 }
 
-// One rotation for all KV heads: the mean over them. Six sequences have 30 windows, two too few.
+// The method has one rotation for all KV heads, so the error is the mean over them. Six sequences
+// have 30 windows, two fewer than are needed.
 TEST(CalibratorTest, OscarExpectsOneErrorPerLayerAndFewWindowsNone) {
   RandomSource enough(7, 640), few(6, 640);
   CalibrationOptions options = DefaultCalibration(kernels::Method::kOscar);

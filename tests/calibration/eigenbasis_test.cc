@@ -10,7 +10,7 @@
 namespace crumb::calibration {
 namespace {
 
-// A covariance whose spectrum falls steeply, as those of queries do.
+// Returns a covariance whose spectrum falls steeply, like those of queries.
 Eigen::MatrixXd SteepCovariance(int dim, unsigned seed) {
   std::srand(seed);
   const Eigen::MatrixXd mix = Eigen::MatrixXd::Random(dim, dim);
@@ -36,7 +36,7 @@ TEST_P(EigenbasisTest, IsOrthogonalAndLevelsTheDiagonal) {
   for (int i = 1; i < dim; ++i) EXPECT_LE(basis.eigenvalues[i - 1], basis.eigenvalues[i]);
 }
 
-// R = U'H: eigenvectors in bit-reversed order with alternating signs, then the plain transform.
+// R = U'H, where U' has the eigenvectors in bit-reversed order with alternating signs.
 TEST_P(EigenbasisTest, IsReorderedEigenvectorsTimesHadamard) {
   const int dim = GetParam();
   const int bits = std::countr_zero(static_cast<unsigned>(dim));
@@ -46,7 +46,7 @@ TEST_P(EigenbasisTest, IsReorderedEigenvectorsTimesHadamard) {
   for (int m = 0; m < dim; ++m) {
     const double sign = std::popcount(static_cast<unsigned>(m)) % 2 == 0 ? 1.0 : -1.0;
     const Eigen::VectorXd u = sign * reordered.col(m);
-    // An eigenvector of the BitReverse(m)-th eigenvalue.
+    // The vector belongs to the BitReverse(m)-th eigenvalue.
     const double value = basis.eigenvalues[BitReverse(m, bits)];
     EXPECT_LE((covariance * u - value * u).norm(), 1e-9 * basis.eigenvalues[dim - 1]);
   }
@@ -73,7 +73,7 @@ TEST_P(EigenbasisTest, FeedbackFactorRebuildsTheWeights) {
   Eigen::MatrixXd weights = rotation.transpose() * covariance * rotation;
   weights /= weights.diagonal().mean();
   weights.diagonal().array() += 0.01;
-  // D = (I + U)^-1 H (I + U)'^-1 must be diagonal and its mean what the gain says.
+  // D = (I + U)^-1 H (I + U)'^-1 must be diagonal, and its mean must be the gain.
   const Eigen::MatrixXd unit = Eigen::MatrixXd::Identity(dim, dim) + factor;
   const Eigen::MatrixXd inverse = unit.inverse();
   const Eigen::MatrixXd diagonal = inverse * weights * inverse.transpose();

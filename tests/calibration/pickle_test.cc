@@ -74,7 +74,7 @@ TEST(PickleTest, WhatRunsCodeElsewhereIsRefused) {
   EXPECT_THAT(ErrorOf("\x80\x02"s + "cos\nsystem\n(X\x02\x00\x00\x00idtR."s),
               HasSubstr("global \"os system\""));
   EXPECT_THAT(ErrorOf("\x80\x02"s + "cbuiltins\neval\n."), HasSubstr("builtins eval"));
-  // INST, OBJ, NEWOBJ, BUILD, STACK_GLOBAL, EXT1, PERSID, FRAME.
+  // The opcodes are INST, OBJ, NEWOBJ, BUILD, STACK_GLOBAL, EXT1, PERSID and FRAME.
   for (const char opcode : "io\x81"s + "b\x93\x82P\x95") {
     EXPECT_THAT(ErrorOf("\x80\x02K\x01"s + opcode + "."), HasSubstr("opcode"));
   }
@@ -84,9 +84,9 @@ TEST(PickleTest, WhatRunsCodeElsewhereIsRefused) {
 
 TEST(PickleTest, CyclesAreRefused) {
   EXPECT_THAT(ErrorOf("\x80\x02]q\x00h\x00"s + "a."s), HasSubstr("contains itself"));
-  // A dictionary in a list in the dictionary.
+  // The dictionary contains a list that contains the dictionary.
   EXPECT_THAT(ErrorOf("\x80\x02}q\x00K\x01]h\x00"s + "as."), HasSubstr("contains itself"));
-  // The same value twice is no cycle.
+  // A value that occurs twice is no cycle.
   EXPECT_TRUE(Parse("\x80\x02]q\x01h\x01\x86."s).ok());
 }
 

@@ -11,10 +11,10 @@ namespace {
 
 constexpr int kDim = 16;
 
-// Half of the channels turn, so that both kinds of pairs are there.
+// Half of the channels are rotated, so that there are both kinds of pairs.
 RotaryPairs Pairs() { return HalfSplitPairs(kDim, {1.0f, 0.3f, 0.01f, 0.0002f}); }
 
-// A row at position t, by the definition of RoPE.
+// Returns a row at position t by the definition of RoPE.
 Eigen::VectorXd TurnTo(int t, const Eigen::VectorXd& row) {
   const double frequencies[] = {1.0f, 0.3f, 0.01f, 0.0002f};
   Eigen::VectorXd out = row;
@@ -42,11 +42,11 @@ TEST(RotaryTest, UndoTurnsBack) {
     turned.row(r) = TurnTo(100 + r / 2, rows.row(r).transpose()).cast<float>().transpose();
   }
   const RotaryPairs pairs = Pairs();
-  RotaryTurns(pairs, 98, 5).Undo(2, 2, turned);
+  PositionRotations(pairs, 98, 5).InverseRotate(2, 2, turned);
   EXPECT_LE((turned.cast<double>() - rows).cwiseAbs().maxCoeff(), 2e-6);
 }
 
-// Means over a serving context against the same rows put at every position.
+// Compares means over a serving context with the mean of the rows rotated to every position.
 TEST(RotaryTest, MomentsExtendToAnyPositions) {
   std::srand(2);
   const Eigen::MatrixXd rows = Eigen::MatrixXd::Random(5, kDim);

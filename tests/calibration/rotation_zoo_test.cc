@@ -10,7 +10,7 @@
 #include <random>
 
 #include "calibration/calibrator.h"
-#include "calibration/zip_writer.h"
+#include "calibration/zip_archive.h"
 #include "tests/common/temporary_folder.h"
 
 namespace crumb::calibration {
@@ -33,7 +33,7 @@ std::vector<float> Together(std::vector<float> a, const std::vector<float>& b) {
   return a;
 }
 
-// A torch file of one layer with a [2, 2] rotation, as bytes that tests bend.
+// Returns the bytes of a torch file of one layer with a [2, 2] rotation, for tests to damage.
 struct TorchParts {
   std::string version = "K\x01";
   std::string layer_key = "K\x05";
@@ -118,7 +118,7 @@ TEST_F(RotationZooTest, BothSidesMakeARotationFile) {
       Together(Together(kHadamard, kHadamard), Together(kPermutation, kPermutation));
   EXPECT_EQ(file->rotation_k, twice);
   EXPECT_EQ(file->rotation_v, v->rotation);
-  // And through a file of ours back to RotationZoo's.
+  // The rotations survive the conversion to a rotation file and back.
   ASSERT_TRUE(WriteRotationFile(*file, Path("ours")).ok());
   const auto ours = ReadRotationFile(Path("ours"));
   ASSERT_TRUE(ours.ok()) << ours.status();

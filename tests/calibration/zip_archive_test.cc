@@ -8,9 +8,6 @@
 #include <random>
 #include <sstream>
 
-#include "calibration/crc32.h"
-#include "calibration/zip_writer.h"
-
 namespace crumb::calibration {
 namespace {
 
@@ -36,13 +33,13 @@ std::string ErrorOf(const std::string& bytes) {
   return std::string(archive.status().message());
 }
 
-// Replaces the first occurrence behind `from`.
+// Replaces the first occurrence after `from`.
 std::string With(std::string bytes, size_t at, const std::string& what) {
   return bytes.replace(at, what.size(), what);
 }
 
 TEST(ZipArchiveTest, Crc32IsZips) {
-  // The check value of CRC-32/ISO-HDLC, and the empty string's.
+  // The first is the check value of CRC-32/ISO-HDLC.
   EXPECT_EQ(Crc32(Bytes("123456789")), 0xcbf43926u);
   EXPECT_EQ(Crc32({}), 0u);
 }
@@ -88,7 +85,7 @@ TEST(ZipArchiveTest, HostileDirectoriesAreRefused) {
   EXPECT_THAT(ErrorOf(With(bytes, end64 + 32, "\x09"s)), HasSubstr("3 of 9 entries"));
   EXPECT_THAT(ErrorOf(With(bytes, end64 + 40, huge)), HasSubstr("beyond the file"));
   EXPECT_THAT(ErrorOf(With(bytes, end64 + 48, huge)), HasSubstr("beyond the file"));
-  // The second entry's directory record, made to point at the first one's bytes.
+  // The directory record of the second entry points to the bytes of the first.
   const size_t second_offset = second + 46 + 8 + 20;
   EXPECT_THAT(ErrorOf(With(bytes, second_offset, std::string(8, '\0'))), HasSubstr("overlap"));
 }

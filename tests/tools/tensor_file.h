@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "calibration/fp8.h"
+#include "calibration/linear_weight.h"
 #include "kernels/bf16.h"
 #include "kernels/fp16.h"
 #include "nlohmann/json.hpp"

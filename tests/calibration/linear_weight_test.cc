@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "calibration/fp8.h"
+#include "calibration/linear_weight.h"
 
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ TEST(Fp8Test, EveryValueComesBack) {
   }
 }
 
-// Against a search over all values, the even code where two are equally near.
+// Compares with a search over all values; of two equally near ones the even code is right.
 TEST(Fp8Test, RoundsToTheNearestEven) {
   std::mt19937 random(5);
   std::uniform_real_distribution<float> exponent(-12.0f, 9.5f);
