@@ -19,7 +19,7 @@
 #include "fmt/format.h"
 #include "models/dense_kv_cache.h"
 #include "models/engine.h"
-#include "models/sampler.h"
+#include "models/logits.h"
 #include "models/tokenizer.h"
 
 namespace crumb::bench {

@@ -18,7 +18,7 @@ uint64_t PairKey(int32_t left, int32_t right) {
 
 // A token of the piece being merged, in a doubly linked list over a vector.
 struct Symbol {
-  int32_t id;  // kMerged: part of the symbol before it
+  int32_t id;  // kMerged: the token is part of the one before it
   int previous;
   int next;
 };
@@ -26,7 +26,8 @@ struct Symbol {
 constexpr int32_t kMerged = -1;
 constexpr int kNone = -1;
 
-// A pair that could be joined when it was found; lowest rank first, then leftmost.
+// A pair that could be joined when it was found. Pairs are ordered by rank, then from left to
+// right.
 struct Candidate {
   int32_t rank;
   int left;
@@ -102,7 +103,7 @@ void BytePairs::Encode(std::string_view piece, std::vector<int32_t>* ids) const 
     const Candidate best = candidates.top();
     candidates.pop();
     Symbol& left = symbols[best.left];
-    // An earlier join may have taken either side.
+    // An earlier join may have used either side.
     if (left.id != best.left_id || left.next == kNone || symbols[left.next].id != best.right_id) {
       continue;
     }

@@ -14,13 +14,13 @@
 
 namespace crumb::models {
 
-// Byte-pair encoding: a piece of text starts as its bytes' tokens, then the adjacent pair whose
-// merge was learned first is joined until no pair can be. Immutable, so thread-safe.
+// Byte-pair encoding: a piece of text starts as the tokens of its bytes; then the adjacent pair
+// whose merge was learned first is joined, until no pair has a merge. Immutable, so thread-safe.
 class BytePairs {
  public:
-  // Tokens by their bytes, and pairs of tokens in the order they were learned. With `whole_first` a
-  // piece that is a token by itself is not merged. kInvalidArgument: a byte has no token, or a
-  // merge names a token that does not exist; the message names it.
+  // `tokens` has token ids by their bytes, `merges` the pairs in the order in which they were
+  // learned. With `whole_first`, a piece that is a token is not merged. kInvalidArgument: a byte
+  // has no token, or a merge names a token that does not exist.
   static absl::StatusOr<BytePairs> Build(
       absl::flat_hash_map<std::string, int32_t> tokens,
       const std::vector<std::pair<std::string, std::string>>& merges, bool whole_first);
@@ -31,7 +31,7 @@ class BytePairs {
  private:
   struct Merge {
     int32_t rank;  // lower is joined earlier
-    int32_t id;    // of the joined token
+    int32_t id;    // id of the joined token
   };
 
   const Merge* FindMerge(int32_t left, int32_t right) const;

@@ -47,7 +47,7 @@ absl::Status Checkpoint::OpenShards(const std::string& index_path) {
     if (!files_.contains(path)) {
       auto file = SafetensorsFile::Open(path);
       if (absl::IsNotFound(file.status())) {
-        return absl::NotFoundError(absl::StrCat(path, ": the shard is missing that ", index_path,
+        return absl::NotFoundError(absl::StrCat(path, ": this shard is missing, which ", index_path,
                                                 " names for tensor ", name));
       }
       CRUMB_ASSIGN_OR_RETURN(files_[path], std::move(file));

@@ -12,22 +12,22 @@
 
 namespace crumb::models {
 
-// The weights of a model directory: model.safetensors, or the shards that
-// model.safetensors.index.json names. Immutable, so thread-safe.
+// The weights of a model directory: model.safetensors, or the shards that are listed in
+// model.safetensors.index.json. Immutable, so thread-safe.
 class Checkpoint {
  public:
-  // kNotFound: neither file is there, or a shard is missing. kInvalidArgument: a file is damaged or
-  // the index points outside the directory.
+  // kNotFound: neither file exists, or a shard is missing. kInvalidArgument: a file is damaged, or
+  // the index names a file outside the directory.
   static absl::StatusOr<std::unique_ptr<Checkpoint>> Open(const std::string& dir);
 
   bool Has(const std::string& name) const { return file_of_.contains(name); }
-  // The tensor, whose shape must be `shape`. kNotFound names the tensor and the directory;
-  // kInvalidArgument names tensor, file and both shapes. Valid while the checkpoint lives.
+  // Returns a tensor, which is valid while the checkpoint lives. kNotFound: no such tensor;
+  // kInvalidArgument: its shape is not `shape`.
   absl::StatusOr<Tensor> Find(const std::string& name, const std::vector<int64_t>& shape) const;
-  // The same of any dtype and shape.
+  // Returns a tensor of any dtype and shape.
   absl::StatusOr<RawTensor> FindRaw(const std::string& name) const;
   std::vector<std::string> names() const;
-  // SafetensorsFile::ReleasePages of the tensor's bytes.
+  // Calls SafetensorsFile::ReleasePages for the tensor's bytes.
   void ReleasePages(const RawTensor& tensor) const;
 
  private:

@@ -14,7 +14,7 @@ namespace crumb::models {
 
 namespace {
 
-// Far above any published model, low enough that products of two sizes fit 64 bits.
+// The largest size in a config.json: far above published models, and products of two fit 64 bits.
 constexpr int64_t kSizeMax = int64_t{1} << 24;
 
 absl::Status Unsupported(const std::string& where, const std::string& what,
@@ -39,7 +39,7 @@ absl::Status CheckArchitecture(const nlohmann::json& json, const std::string& wh
   return absl::OkStatus();
 }
 
-// `json` is the object that holds the scaling's own fields.
+// `json` is the object with the fields of the scaling.
 absl::Status ReadYarn(const nlohmann::json& json, const std::string& where, RopeConfig* rope) {
   CRUMB_ASSIGN_OR_RETURN(rope->original_max_positions,
                          IntField(json, "original_max_position_embeddings", 1, kSizeMax, where));
@@ -96,7 +96,7 @@ absl::Status ReadSizes(const nlohmann::json& json, const std::string& where, Mod
   return absl::OkStatus();
 }
 
-// The ids are one integer or a list of them.
+// The ids are one integer or a list of integers.
 absl::Status AddEosIds(const nlohmann::json& json, const std::string& where, int vocab_size,
                        std::vector<int32_t>* ids) {
   if (!HasField(json, "eos_token_id")) return absl::OkStatus();
@@ -113,7 +113,8 @@ absl::Status AddEosIds(const nlohmann::json& json, const std::string& where, int
 
 }  // namespace
 
-// Older files have rope_theta at the top and rope_scaling or null, newer ones rope_parameters.
+// Older files have rope_theta at the top level and rope_scaling, which may be null; newer ones have
+// rope_parameters.
 absl::StatusOr<RopeConfig> ParseRopeConfig(const nlohmann::json& json, const std::string& where) {
   RopeConfig rope;
   const bool newer = HasField(json, "rope_parameters");

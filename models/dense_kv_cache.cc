@@ -14,12 +14,12 @@ namespace crumb::models {
 
 namespace {
 
-// Query tokens that one task attends with: its scores are this many rows of all keys.
+// Query tokens of one task, whose scores are as many rows of all keys.
 constexpr int kTokensPerTask = 16;
-// Query tokens up to which K and V are read as they are rather than widened first.
+// Query tokens up to which K and V are read as stored instead of being converted to f32 first.
 constexpr int kFewTokens = 4;
 constexpr int kDotRowsPerPass = 4;
-// Values widened at a time when they are read for few tokens.
+// Values that are converted to f32 at a time if few tokens read them.
 constexpr int kValueBlock = 128;
 
 const std::byte* Bytes(const kernels::Bf16* rows) {
@@ -28,7 +28,7 @@ const std::byte* Bytes(const kernels::Bf16* rows) {
 
 int RoundUp(int value, int to) { return (value + to - 1) / to * to; }
 
-// Turns scores[0, visible) into probabilities and the rest, up to `size`, into zeros.
+// Replaces scores[0, visible) by probabilities, and the rest up to `size` by zeros.
 void Softmax(float* scores, int visible, int size, float scale) {
   float top = -std::numeric_limits<float>::infinity();
   for (int j = 0; j < visible; ++j) top = std::max(top, scores[j]);
@@ -48,10 +48,10 @@ struct DenseKvCache::Job {
   const kernels::Bf16* q;
   float* out;
   int layer;
-  int tokens;  // fresh ones, the last of `total`
+  int tokens;  // fresh tokens, the last of `total`
   int total;
   int group;  // query heads per KV head
-  int width;  // head_dim rounded up to what the product kernels take
+  int width;  // head_dim rounded up to a multiple of kPanelColumns
   float scale;
 };
 
@@ -131,7 +131,7 @@ absl::Status DenseKvCache::Advance(std::span<const int32_t> tokens) {
   return absl::OkStatus();
 }
 
-// Decode reads every key and value once, so they are used as they are stored.
+// Decode reads every key and value once, so it uses them as they are stored.
 void DenseKvCache::AttendFew(const Job& job, int kv_head) const {
   const MatmulKernels& kernels = ActiveMatmulKernels();
   const Rows& held = rows(job.layer, kv_head);
@@ -167,8 +167,8 @@ void DenseKvCache::AttendFew(const Job& job, int kv_head) const {
   }
 }
 
-// Prefill widens the head's K (as panels of 32 tokens) and V once and shares them between blocks
-// of queries.
+// Prefill converts the head's K (as panels of 32 tokens) and V to f32 once and uses them for all
+// blocks of queries.
 void DenseKvCache::AttendMany(const Job& job, int kv_head, std::vector<float>& k_panels,
                               std::vector<float>& v_rows) const {
   const MatmulKernels& kernels = ActiveMatmulKernels();
@@ -185,13 +185,13 @@ void DenseKvCache::AttendMany(const Job& job, int kv_head, std::vector<float>& k
     }
   });
   const int blocks = (job.tokens + kTokensPerTask - 1) / kTokensPerTask;
-  // The last block sees the most keys: taken first, the threads end together.
+  // The last block has the most keys. It is taken first, so that the threads end at about one time.
   pool_.ParallelFor(blocks, [&](int b) {
     AttendBlock(job, kv_head, (blocks - 1 - b) * kTokensPerTask, k_panels, v_rows);
   });
 }
 
-// Query tokens [begin, begin + 16) of one KV head's query heads.
+// Attends query tokens [begin, begin + 16) of the query heads of one KV head.
 void DenseKvCache::AttendBlock(const Job& job, int kv_head, int begin,
                                const std::vector<float>& k_panels,
                                const std::vector<float>& v_rows) const {

@@ -13,9 +13,9 @@
 
 namespace crumb::models {
 
-// All keys and values of one sequence in BF16, contiguous and growing, with exact attention: what
-// compressed caches are measured against. It shares no attention code with kernels/. Not
-// thread-safe; its loops run on the pool. A copy is a sequence of its own with the same beginning.
+// All keys and values of one sequence in BF16 with exact attention: the reference with which
+// compressed caches are compared. It shares no attention code with kernels/. Not thread-safe; its
+// loops run on the pool. A copy is an independent sequence with the same beginning.
 class DenseKvCache : public KvCache {
  public:
   // `pool` must outlive the cache.
@@ -30,7 +30,7 @@ class DenseKvCache : public KvCache {
   // kFailedPrecondition: a layer lacks the tokens' rows.
   absl::Status Advance(std::span<const int32_t> tokens) override;
 
-  // Rows of one layer and KV head, [rows held, head_dim].
+  // Returns the rows of one layer and KV head, [rows held, head_dim].
   std::span<const kernels::Bf16> keys(int layer, int kv_head) const;
   std::span<const kernels::Bf16> values(int layer, int kv_head) const;
 
@@ -39,7 +39,7 @@ class DenseKvCache : public KvCache {
     std::vector<kernels::Bf16> k;
     std::vector<kernels::Bf16> v;
   };
-  // What the tasks of one Attend share.
+  // The arguments and buffers that the tasks of one Attend share.
   struct Job;
 
   Rows& rows(int layer, int kv_head) { return rows_[layer * kv_heads_ + kv_head]; }

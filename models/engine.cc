@@ -7,18 +7,43 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
 #include "kernels/bf16.h"
-#include "models/engine_input.h"
 
 namespace crumb::models {
 
+absl::Status CheckChunkTokens(int chunk_tokens) {
+  if (chunk_tokens >= 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("chunk_tokens must be at least 1, it is ", chunk_tokens));
+}
+
+absl::Status CheckForwardInput(const ModelConfig& config, int length,
+                               std::span<const int32_t> tokens) {
+  if (tokens.empty())
+    return absl::InvalidArgumentError("there are no tokens to run through the model");
+  const int64_t positions = int64_t{length} + static_cast<int64_t>(tokens.size());
+  if (positions > config.max_positions) {
+    return absl::InvalidArgumentError(absl::StrCat("a sequence of ", positions,
+                                                   " tokens, the model has ", config.max_positions,
+                                                   " positions"));
+  }
+  for (const int32_t token : tokens) {
+    if (token < 0 || token >= config.vocab_size) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("token ", token, " is outside the vocabulary of ", config.vocab_size));
+    }
+  }
+  return absl::OkStatus();
+}
+
 namespace {
 
-// Token rows that one task of an element-wise loop takes.
+// Token rows of one task of an element-wise loop.
 constexpr int kRowsPerTask = 16;
 
-// body(row) for every row < rows.
+// Calls body(row) for every row < rows.
 template <typename Body>
 void ForRows(ThreadPool& pool, int rows, const Body& body) {
   pool.ParallelFor((rows + kRowsPerTask - 1) / kRowsPerTask, [&](int task) {
@@ -27,7 +52,7 @@ void ForRows(ThreadPool& pool, int rows, const Body& body) {
   });
 }
 
-// to = from / rms(from) * weight; `to` may be `from`.
+// Computes to = from / rms(from) * weight; `to` may be `from`.
 void RmsNorm(const float* from, const std::vector<float>& weight, float eps, float* to) {
   const size_t size = weight.size();
   float squares = 0.0f;
@@ -36,7 +61,7 @@ void RmsNorm(const float* from, const std::vector<float>& weight, float eps, flo
   for (size_t i = 0; i < size; ++i) to[i] = from[i] * scale * weight[i];
 }
 
-// Adds a projection's bias to one row; an empty one is none.
+// Adds a projection's bias, which may be empty, to one row.
 void AddBias(const std::vector<float>& bias, float* row) {
   for (size_t c = 0; c < bias.size(); ++c) row[c] += bias[c];
 }
@@ -47,7 +72,7 @@ void RoundToBf16(const float* from, size_t count, kernels::Bf16* to) {
 
 }  // namespace
 
-// Activations of one chunk, one row per token.
+// The activations of one chunk, one row per token.
 struct Engine::Scratch {
   Scratch(const ModelConfig& config, int tokens)
       : hidden(size_t{1} * tokens * config.hidden_size),
@@ -67,7 +92,7 @@ struct Engine::Scratch {
 
   std::vector<float> hidden;  // the residual stream
   std::vector<float> normed;
-  std::vector<float> delta;  // what a block adds to the stream
+  std::vector<float> delta;  // the output of a block, which is added to the stream
   std::vector<float> q, k, v, attended;
   std::vector<kernels::Bf16> q_bf16, k_bf16, v_bf16;
   std::vector<float> gate, up;

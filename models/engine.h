@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "models/config.h"
 #include "models/kv_cache.h"
@@ -17,41 +18,51 @@
 
 namespace crumb::models {
 
+// The checks of every engine, here and in models/cuda/, which run before a cache is changed. They
+// return kInvalidArgument with a message for the caller.
+
+absl::Status CheckChunkTokens(int chunk_tokens);
+
+// Checks `tokens` at positions `length` and on: there is at least one, and all are within the
+// vocabulary and the positions of the model.
+absl::Status CheckForwardInput(const ModelConfig& config, int length,
+                               std::span<const int32_t> tokens);
+
 enum class LogitRows {
-  kLast,  // the last token's only
-  kAll,   // every token's; rows * vocab_size floats
+  kLast,  // the logits of the last token
+  kAll,   // the logits of every token: rows * vocab_size floats
 };
 
 struct EngineOptions {
-  int threads = 0;             // of the engine's own pool; 0: one per CPU it may run on
-  ThreadPool* pool = nullptr;  // used instead of an own one, and must outlive the engine
-  // Tokens that go through all layers together. Bounds the scratch memory of a long prompt to about
-  // chunk_tokens * (4 * hidden + 3 * intermediate + 4 * q_heads * head_dim) floats.
+  int threads = 0;             // threads of the engine's own pool; 0: one per CPU
+  ThreadPool* pool = nullptr;  // used instead of an own pool; must outlive the engine
+  // Tokens that pass through all layers together. It bounds the scratch memory of a long prompt to
+  // about chunk_tokens * (4 * hidden + 3 * intermediate + 4 * q_heads * head_dim) floats.
   int chunk_tokens = 512;
 };
 
 // A Qwen3-architecture model: RMS norms, QK-norm, rotary positions, grouped queries, SwiGLU.
-// Weights are used as stored, everything is computed in f32; q, k and v are rounded to bf16 where
-// they meet the cache, so a BF16 cache holds what the published model's would.
+// Weights are used as stored and everything is computed in f32; q, k and v are rounded to bf16
+// before they reach the cache, so that a BF16 cache holds the same rows as the published model's.
 //
-// Immutable after Load: Forward may be called from several threads with different caches, which
-// then take turns on the pool.
+// Immutable after Load. Several threads may call Forward with different caches; their loops then
+// run on the pool one after the other.
 class Engine {
  public:
-  // Reads an HF directory: config.json and safetensors. Errors as LoadModelConfig and
+  // Reads config.json and the weights of an HF directory. Returns the errors of LoadModelConfig and
   // Weights::Load.
   static absl::StatusOr<std::unique_ptr<Engine>> Load(const std::string& dir,
                                                       const EngineOptions& options);
 
   const ModelConfig& config() const { return config_; }
-  // For the KvCache's own loops. Not from inside one of its loops.
+  // The pool on which a KvCache may run its loops. REQUIRES: it is not used inside such a loop.
   ThreadPool& pool() const { return *pool_; }
 
   // Runs `tokens` through the model at positions cache.length() and on, in chunks of at most
-  // chunk_tokens, and adds them to `cache`. Chunks do not change the result beyond f32 rounding.
-  // kInvalidArgument: no tokens, an id outside the vocabulary, or more positions than the model
-  // has; the cache is untouched then. An error of the cache is passed on; whole chunks before it
-  // are in the cache.
+  // chunk_tokens, and adds them to `cache`. The chunk size changes the result by f32 rounding only.
+  // kInvalidArgument: there are no tokens, an id is outside the vocabulary, or there are more
+  // positions than the model has; the cache is unchanged then. An error of the cache is returned;
+  // complete chunks before it are in the cache.
   absl::StatusOr<Logits> Forward(KvCache& cache, std::span<const int32_t> tokens,
                                  LogitRows rows) const;
 

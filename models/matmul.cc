@@ -12,15 +12,15 @@ namespace crumb::models {
 
 namespace {
 
-// A panel of 32 columns times this depth is 32 KB and stays in the first-level cache.
+// The depth of a panel of 32 columns: 32 KB of f32, which stay in the first-level cache.
 constexpr int kDepthBlock = 256;
-// Rows of x up to which reading every weight row once per four of them is faster than packing.
+// Rows of x up to which it is faster to read the weights once per four rows than to pack them.
 constexpr int kDotRowsTotal = 8;
 constexpr int kDotRowsPerPass = 4;
-// Products below which waking other threads costs more than it saves.
+// Multiplications below which waking other threads costs more time than it saves.
 constexpr int64_t kParallelProductsMin = int64_t{1} << 19;
 
-// Outputs [begin, end) of few rows: limited by reading the weights, so no copy of them is made.
+// Computes outputs [begin, end) of few rows. Reading the weights limits it, so they are not copied.
 void MultiplyFew(const Matrix& weight, int begin, int end, int n, const float* x, float* out) {
   const MatmulKernels& kernels = ActiveMatmulKernels();
   for (int i = 0; i < n; i += kDotRowsPerPass) {
@@ -31,7 +31,7 @@ void MultiplyFew(const Matrix& weight, int begin, int end, int n, const float* x
   }
 }
 
-// Outputs [begin, begin + 32) of many rows. A panel narrower than 32 goes through `edge`.
+// Computes outputs [begin, begin + 32) of many rows. `edge` holds the outputs of a narrower panel.
 void MultiplyPanel(const Matrix& weight, int begin, int n, const float* x, float* out) {
   const MatmulKernels& kernels = ActiveMatmulKernels();
   const int width = std::min(kPanelColumns, weight.rows() - begin);
@@ -97,7 +97,7 @@ void Multiply(const Matrix& weight, int n, const float* x, float* out, ThreadPoo
   const bool few = n <= kDotRowsTotal;
   const int panels = (weight.rows() + kPanelColumns - 1) / kPanelColumns;
   const bool alone = int64_t{n} * weight.rows() * weight.columns() < kParallelProductsMin;
-  // Few rows: one stretch of outputs per thread, so that each reads the weights in order.
+  // With few rows, every thread has one range of outputs, so that it reads the weights in order.
   const int tasks = alone ? 1 : few ? std::min(pool.threads(), panels) : panels;
   pool.ParallelFor(tasks, [&](int task) {
     const int begin = static_cast<int>(int64_t{panels} * task / tasks) * kPanelColumns;

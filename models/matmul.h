@@ -12,15 +12,15 @@
 
 namespace crumb::models {
 
-// A linear layer's weight [rows, columns]: row j makes output j. bf16 and f32 weights are read
-// where the checkpoint has them mapped, f16 ones are converted to f32 here. Move-only.
+// A linear layer's weight [rows, columns]; row j yields output j. bf16 and f32 weights are read
+// from the mapped checkpoint, f16 weights are converted to f32. Move-only.
 class Matrix {
  public:
   Matrix() = default;
   Matrix(Matrix&&) = default;
   Matrix& operator=(Matrix&&) = default;
 
-  // `tensor` has two dimensions; its bytes must outlive the matrix.
+  // REQUIRES: `tensor` has two dimensions, and its bytes outlive the matrix.
   static Matrix Of(const Tensor& tensor);
 
   int rows() const { return rows_; }
@@ -34,14 +34,15 @@ class Matrix {
   int columns_ = 0;
   DType dtype_ = DType::kF32;  // kBf16 or kF32
   const std::byte* data_ = nullptr;
-  std::vector<float> owned_;  // what data_ points to after a conversion
+  std::vector<float> owned_;  // the converted weight, to which data_ then points
 };
 
-// All elements of a tensor of any DType as f32.
+// Returns all elements of a tensor of any DType as f32.
 std::vector<float> ToFloats(const Tensor& tensor);
 
-// out[i, j] = sum over k of x[i, k] * weight[j, k], summed in f32.
-// x [n, columns], out [n, rows], both contiguous.
+// Computes out[i, j] = sum over k of x[i, k] * weight[j, k] in f32.
+//   x    [n, columns], contiguous
+//   out  [n, rows], contiguous
 void Multiply(const Matrix& weight, int n, const float* x, float* out, ThreadPool& pool);
 
 }  // namespace crumb::models

@@ -7,11 +7,12 @@
 
 #include "common/tensor.h"
 
-// The inner loops of the engine's matrix products, once per instruction set. Plain pointers and
-// sizes, one thread, no allocation. Numbers are f32; weights are read as they are stored.
+// The inner loops of the engine's matrix products, one set per instruction set. They take pointers
+// and sizes, run on the calling thread and allocate nothing. They compute in f32 and read weights
+// as they are stored.
 namespace crumb::models {
 
-// Columns of a packed panel, the same for every instruction set.
+// Columns of a packed panel, the same for all instruction sets.
 inline constexpr int kPanelColumns = 32;
 
 struct MatmulKernels {
@@ -42,7 +43,7 @@ extern const MatmulKernels kAvx2Matmul;
 extern const MatmulKernels kAvx512Matmul;
 #endif
 
-// Those for kernels::ActiveCpuIsa().
+// Returns the kernels for kernels::ActiveCpuIsa().
 const MatmulKernels& ActiveMatmulKernels();
 
 }  // namespace crumb::models

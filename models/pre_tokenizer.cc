@@ -2,11 +2,75 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "models/pre_tokenizer.h"
 
+#include <unicode/bytestream.h>
+#include <unicode/normalizer2.h>
+#include <unicode/uchar.h>
+#include <unicode/utf8.h>
+
+#include <algorithm>
 #include <cstddef>
 
-#include "models/unicode.h"
-
 namespace crumb::models {
+namespace {
+
+constexpr char32_t kNotUtf8 = 0xFFFFFFFF;
+constexpr size_t kCharBytesMax = 4;
+
+CharClass ClassOf(char32_t code_point) {
+  if (code_point == '\r' || code_point == '\n') return CharClass::kNewline;
+  const UChar32 c = static_cast<UChar32>(code_point);
+  const uint32_t category = U_GET_GC_MASK(c);
+  if ((category & U_GC_L_MASK) != 0) return CharClass::kLetter;
+  if ((category & U_GC_N_MASK) != 0) return CharClass::kNumber;
+  if (u_isUWhiteSpace(c)) return CharClass::kSpace;
+  return CharClass::kOther;
+}
+
+// Returns the end of the longest stretch of valid UTF-8 at `begin`, or of invalid bytes if `valid`
+// is false.
+size_t RunEnd(std::string_view text, size_t begin, bool valid) {
+  size_t end = begin;
+  while (end < text.size()) {
+    const Char c = CharAt(text, end);
+    if ((c.code_point != kNotUtf8) != valid) break;
+    end += c.length;
+  }
+  return end;
+}
+
+}  // namespace
+
+Char CharAt(std::string_view text, size_t position) {
+  const auto* bytes = reinterpret_cast<const uint8_t*>(text.data()) + position;
+  const int32_t available = static_cast<int32_t>(std::min(text.size() - position, kCharBytesMax));
+  int32_t length = 0;
+  UChar32 c;
+  U8_NEXT(bytes, length, available, c);
+  if (c < 0) return {CharClass::kOther, kNotUtf8, 1};
+  return {ClassOf(static_cast<char32_t>(c)), static_cast<char32_t>(c), static_cast<size_t>(length)};
+}
+
+std::string ToNfc(std::string_view text) {
+  const bool ascii =
+      std::all_of(text.begin(), text.end(), [](char c) { return static_cast<uint8_t>(c) < 0x80; });
+  UErrorCode error = U_ZERO_ERROR;
+  const icu::Normalizer2* nfc = icu::Normalizer2::getNFCInstance(error);
+  // ICU's library contains the data of this normalizer, so the call does not fail.
+  if (ascii || U_FAILURE(error)) return std::string(text);
+  std::string out;
+  out.reserve(text.size());
+  icu::StringByteSink<std::string> sink(&out);
+  size_t position = 0;
+  while (position < text.size()) {
+    const size_t valid_end = RunEnd(text, position, true);
+    const icu::StringPiece piece(text.data() + position,
+                                 static_cast<int32_t>(valid_end - position));
+    nfc->normalizeUTF8(0, piece, sink, nullptr, error);
+    position = RunEnd(text, valid_end, false);
+    out.append(text, valid_end, position - valid_end);
+  }
+  return out;
+}
 
 namespace {
 
@@ -16,13 +80,13 @@ constexpr std::string_view kQwenRegex =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
 
-// U+017F folds to s, so a case-insensitive 's takes it.
+// U+017F folds to s, so a case-insensitive 's matches it.
 constexpr char32_t kLongS = 0x17F;
 
 bool IsSpace(CharClass c) { return c == CharClass::kSpace || c == CharClass::kNewline; }
 
 // Finds the end of the piece that begins at a position. Each Match function returns that end, or
-// the position itself when its part of the pattern does not match.
+// the position itself if its part of the pattern does not match.
 class Matcher {
  public:
   explicit Matcher(std::string_view text) : text_(text) {}
@@ -47,14 +111,14 @@ class Matcher {
   }
 
  private:
-  // kSpace, which no run of ours begins with, at the end of the text.
+  // At the end of the text it is kSpace, with which no match begins.
   CharClass ClassAt(size_t at) const {
     return at < text_.size() ? CharAt(text_, at).char_class : CharClass::kSpace;
   }
 
   size_t AfterBlank(size_t at) const { return text_[at] == ' ' ? at + 1 : at; }
 
-  // One or more characters of `wanted` from `from` on; `otherwise` when there is none.
+  // Matches one or more characters of `wanted` at `from`; returns `otherwise` if there is none.
   size_t MatchRun(size_t from, CharClass wanted, size_t otherwise) const {
     size_t end = from;
     while (end < text_.size()) {
@@ -65,7 +129,7 @@ class Matcher {
     return end == from ? otherwise : end;
   }
 
-  // 's 't 're 've 'm 'll 'd
+  // Matches 's 't 're 've 'm 'll 'd.
   size_t MatchContraction(size_t at, bool any_case) const {
     if (text_[at] != '\'' || at + 1 >= text_.size()) return at;
     const Char first_char = CharAt(text_, at + 1);
@@ -82,20 +146,20 @@ class Matcher {
     return at;
   }
 
-  // Letters, with one character before them that is no letter, digit or newline.
+  // Matches letters with at most one character before them that is no letter, digit or newline.
   size_t MatchWord(size_t at) const {
     const Char c = CharAt(text_, at);
     const bool may_lead = c.char_class == CharClass::kSpace || c.char_class == CharClass::kOther;
     return MatchRun(may_lead ? at + c.length : at, CharClass::kLetter, at);
   }
 
-  // Other characters, with a blank before and newlines after them.
+  // Matches other characters with a blank before and newlines after them.
   size_t MatchPunctuation(size_t at) const {
     const size_t end = MatchRun(AfterBlank(at), CharClass::kOther, at);
     return end == at ? at : MatchRun(end, CharClass::kNewline, end);
   }
 
-  // White space up to the last newline in it.
+  // Matches white space up to its last newline.
   size_t MatchLines(size_t at) const {
     size_t end = at;
     for (size_t next = at; next < text_.size();) {
@@ -107,8 +171,8 @@ class Matcher {
     return end;
   }
 
-  // White space without its last character, which goes with what follows, if it has several and
-  // something follows.
+  // Matches white space. If it has several characters and other characters follow, the last one
+  // belongs to the next piece.
   size_t MatchSpaces(size_t at) const {
     size_t end = at;
     size_t last = at;

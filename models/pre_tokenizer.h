@@ -2,24 +2,50 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace crumb::models {
 
-// How text is cut into pieces before byte pairs are merged; no merge crosses a cut. These are the
-// patterns of published byte-level tokenizers, recognised by their text and matched by hand.
+// The Unicode properties that tokenizers use, and how text is split into pieces before byte pairs
+// are merged. Text is UTF-8; invalid bytes are kept and count as characters.
+
+enum class CharClass {
+  kLetter,   // general category L
+  kNumber,   // general category N
+  kNewline,  // CR or LF
+  kSpace,    // other White_Space
+  kOther,    // everything else, including invalid bytes
+};
+
+struct Char {
+  CharClass char_class = CharClass::kOther;
+  char32_t code_point = 0;  // 0xFFFFFFFF for an invalid byte
+  size_t length = 0;        // bytes
+};
+
+// Returns the character that begins at `position`. REQUIRES: position < text.size().
+Char CharAt(std::string_view text, size_t position);
+
+// Returns `text` in normalization form C, in which invalid bytes are kept. REQUIRES: `text` has at
+// most 1 GiB.
+std::string ToNfc(std::string_view text);
+
+// The patterns by which published byte-level tokenizers split text; no merge crosses a boundary.
+// They are recognised by their regular expression and matched by hand-written code.
 enum class SplitPattern {
   kNone,  // the whole text is one piece
-  kGpt2,  // what a ByteLevel pre-tokenizer with use_regex does
+  kGpt2,  // the pattern of a ByteLevel pre-tokenizer with use_regex
   kQwen,  // the Split pattern of Qwen2 and Qwen3: single digits, newlines kept with punctuation
 };
 
-// The pattern whose regular expression is exactly `regex`, or nothing.
+// Returns the pattern whose regular expression is exactly `regex`, or nothing.
 std::optional<SplitPattern> PatternOf(std::string_view regex);
 
-// The pieces of `text` in order; together they are the text. They borrow it.
+// Returns the pieces of `text` in order. Together they are the whole text, to which they refer.
 std::vector<std::string_view> Split(SplitPattern pattern, std::string_view text);
 
 }  // namespace crumb::models

@@ -12,13 +12,14 @@ namespace crumb::models {
 
 namespace {
 
-// The (fractional) pair that makes `turns` turns over the original context.
+// Returns the (fractional) index of the pair that is rotated `turns` times in the original context.
 double PairWithTurns(double turns, const RopeConfig& config, int head_dim) {
   return head_dim * std::log(config.original_max_positions / (turns * 2 * std::numbers::pi)) /
          (2 * std::log(config.theta));
 }
 
-// 0 where a pair keeps its frequency, 1 where it is stretched in full, a ramp between.
+// Returns 0 if a pair keeps its frequency, 1 if it is extended by the factor, and values between
+// for the pairs between.
 double YarnStretch(int pair, const RopeConfig& config, int head_dim) {
   const double low = std::max(std::floor(PairWithTurns(config.beta_fast, config, head_dim)), 0.0);
   double high = std::min(std::ceil(PairWithTurns(config.beta_slow, config, head_dim)),
@@ -42,8 +43,8 @@ Rope::Rope(const RopeConfig& config, int head_dim)
 
 void Rope::At(int position, float* cosine, float* sine) const {
   for (size_t i = 0; i < frequencies_.size(); ++i) {
-    // The published architecture rounds the angle to f32, which at position 4,000 moves it by some
-    // 1e-4; a double would be closer to the mathematics and further from the trained model.
+    // The published architecture rounds the angle to f32, an error of about 1e-4 at position 4,000.
+    // A double would be closer to the mathematics, but further from the trained model.
     const float angle = static_cast<float>(position) * frequencies_[i];
     cosine[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * factor_;
     sine[i] = static_cast<float>(std::sin(static_cast<double>(angle))) * factor_;

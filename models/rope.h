@@ -9,16 +9,16 @@
 
 namespace crumb::models {
 
-// Rotary position embedding over the whole head: channel i and channel i + head_dim / 2 form a pair
-// that turns by position * frequency[i]. Immutable, so thread-safe.
+// Rotary position embedding over the whole head: channels i and i + head_dim / 2 form a pair that
+// is rotated by position * frequency[i]. Immutable, so thread-safe.
 class Rope {
  public:
   Rope(const RopeConfig& config, int head_dim);
 
-  // Radians per token, [head_dim / 2].
+  // The frequencies in radians per token, [head_dim / 2].
   const std::vector<float>& frequencies() const { return frequencies_; }
 
-  // cosine, sine [head_dim / 2] at `position`, with the attention factor in them.
+  // Computes cosine and sine [head_dim / 2] at `position`, multiplied by the attention factor.
   void At(int position, float* cosine, float* sine) const;
 
  private:
@@ -26,10 +26,10 @@ class Rope {
   float factor_;
 };
 
-// One line that differs when positions turn differently: for keyspaces and rotation files.
+// Returns one line that differs between different embeddings, for keyspaces and rotation files.
 std::string DescribeRope(const RopeConfig& config);
 
-// Turns one head's row [head_dim] in place by what Rope::At gave.
+// Rotates one head's row [head_dim] in place by cosine and sine from Rope::At.
 void ApplyRope(const float* cosine, const float* sine, int head_dim, float* row);
 
 }  // namespace crumb::models

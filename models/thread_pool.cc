@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kThreadsMax = 256;
 
-// Containers restrict the set of CPUs, which the count of online ones does not show.
+// Counts the CPUs of this process's affinity, which containers restrict below the online ones.
 int UsableCpus() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -51,13 +51,13 @@ void ThreadPool::ParallelFor(int count, const std::function<void(int)>& body) {
     ++loop_;
     wake_.NotifyAll();
   }
-  RunShare(body, count);
+  RunLoop(body, count);
   MutexLock lock(&mutex_);
-  body_ = nullptr;  // a worker that wakes only now finds nothing to do
+  body_ = nullptr;  // a worker that wakes up later finds no work
   while (busy_ > 0) done_.Wait(&mutex_);
 }
 
-void ThreadPool::RunShare(const std::function<void(int)>& body, int count) {
+void ThreadPool::RunLoop(const std::function<void(int)>& body, int count) {
   for (int i = next_.fetch_add(1); i < count; i = next_.fetch_add(1)) body(i);
 }
 
@@ -72,7 +72,7 @@ void ThreadPool::Work() {
     const int count = count_;
     ++busy_;
     mutex_.Unlock();
-    RunShare(*body, count);
+    RunLoop(*body, count);
     mutex_.Lock();
     if (--busy_ == 0) done_.NotifyAll();
   }

@@ -12,12 +12,12 @@
 
 namespace crumb::models {
 
-// A fixed number of named threads that share loops. Idle threads sleep. Thread-safe: loops of
-// different callers run one after the other.
+// A fixed number of named threads that execute loops in parallel. Idle threads sleep. Thread-safe:
+// loops of different callers run one after the other.
 class ThreadPool {
  public:
-  // `threads` counts the caller's own, so 1 starts none; 0 and below mean one per CPU that this
-  // process may run on. At most 256.
+  // `threads` includes the calling thread, so 1 starts none. 0 and below mean one per CPU on which
+  // this process may run. At most 256.
   explicit ThreadPool(int threads, const std::string& name = "crumb-compute");
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
@@ -25,13 +25,13 @@ class ThreadPool {
 
   int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
-  // Runs body(0) to body(count - 1), each once, on the pool's threads and the caller's; returns
-  // when all are done. Which thread runs which is not fixed. `body` must not call ParallelFor.
+  // Runs body(0) to body(count - 1), each once, on the pool's threads and the calling thread, and
+  // returns when all have returned. REQUIRES: `body` does not call ParallelFor.
   void ParallelFor(int count, const std::function<void(int)>& body);
 
  private:
   void Work();
-  void RunShare(const std::function<void(int)>& body, int count);
+  void RunLoop(const std::function<void(int)>& body, int count);
 
   Mutex callers_;  // held for the length of a loop
 
@@ -43,7 +43,7 @@ class ThreadPool {
   int busy_ ABSL_GUARDED_BY(mutex_) = 0;      // workers inside the current loop
   int64_t loop_ ABSL_GUARDED_BY(mutex_) = 0;  // number of the current loop
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::atomic<int> next_{0};  // first index of the current loop that nobody took yet
+  std::atomic<int> next_{0};  // first index of the current loop that no thread has taken
 
   std::vector<Thread> workers_;
 };

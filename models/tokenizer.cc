@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "common/status_macros.h"
-#include "models/unicode.h"
+#include "models/pre_tokenizer.h"
 
 namespace crumb::models {
 
@@ -84,18 +84,6 @@ std::string Tokenizer::Decode(std::span<const int32_t> ids) const {
     if (id >= 0 && id < size()) text += bytes_of_[static_cast<size_t>(id)];
   }
   return text;
-}
-
-std::optional<int32_t> Tokenizer::AddedTokenId(const std::string& text) const {
-  if (text.empty()) return std::nullopt;
-  for (const AddedTokens* added : {&added_raw_, &added_normalized_}) {
-    const auto it = added->find(text.front());
-    if (it == added->end()) continue;
-    for (const auto& token : it->second) {
-      if (token.first == text) return token.second;
-    }
-  }
-  return std::nullopt;
 }
 
 }  // namespace crumb::models

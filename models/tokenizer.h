@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,30 +17,28 @@
 
 namespace crumb::models {
 
-// Text to token ids and back, as an HF tokenizer.json of a byte-level BPE model says. Any bytes can
-// be encoded: those that are not UTF-8 are tokens of their own. Adds no token that the text does
-// not name (no begin-of-sequence). Immutable, so thread-safe.
+// Converts text to token ids and back by the HF tokenizer.json of a byte-level BPE model. Any bytes
+// can be encoded; invalid UTF-8 becomes tokens of single bytes. It adds no tokens, such as
+// begin-of-sequence, that the text does not contain. Immutable, so thread-safe.
 class Tokenizer {
  public:
-  // Reads `dir`/tokenizer.json. kNotFound: no such file. kInvalidArgument names the file, what was
-  // found and what is supported: model BPE without dropout, prefixes, suffixes or byte_fallback;
+  // Reads `dir`/tokenizer.json. kNotFound: no such file. kInvalidArgument names the file, the value
+  // and the supported ones: model BPE without dropout, prefixes, suffixes or byte_fallback;
   // normalizer none or NFC; pre-tokenizer ByteLevel, or Split with a known pattern followed by
   // ByteLevel; post-processor none or ByteLevel; decoder ByteLevel; added tokens without lstrip,
-  // rstrip and single_word. Truncation and padding in the file are left to the caller.
+  // rstrip and single_word. Truncation and padding in the file are ignored.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& dir);
 
-  // At most 1 GiB. An added token's text inside `text` becomes that token.
+  // Encodes `text`, in which the text of an added token becomes that token. REQUIRES: `text` has at
+  // most 1 GiB.
   std::vector<int32_t> Encode(std::string_view text) const;
 
-  // The bytes of the tokens one after the other; nothing for ids that are no token.
-  // Decode(Encode(x)) is x, or x in NFC when the tokenizer normalizes. A token may end inside a
-  // UTF-8 character.
+  // Returns the bytes of the tokens one after the other; ids without a token have none.
+  // Decode(Encode(x)) is x, or x in NFC if the tokenizer normalizes. A token may end inside a UTF-8
+  // character.
   std::string Decode(std::span<const int32_t> ids) const;
 
-  // The id of an added token such as "<|endoftext|>".
-  std::optional<int32_t> AddedTokenId(const std::string& text) const;
-
-  // One above the largest id.
+  // Returns one more than the largest id.
   int size() const { return static_cast<int>(bytes_of_.size()); }
 
  private:
@@ -49,7 +46,8 @@ class Tokenizer {
   using AddedTokens = std::map<char, std::vector<std::pair<std::string, int32_t>>>;
 
   Tokenizer(TokenizerDefinition definition, BytePairs pairs);
-  // Cuts `text` at the added tokens in it: appends their ids, gives what lies between to `between`.
+  // Splits `text` at the added tokens in it: appends their ids and passes the text between them to
+  // `between`.
   template <typename Between>
   static void CutAtAddedTokens(std::string_view text, const AddedTokens& added,
                                const Between& between, std::vector<int32_t>* ids);

@@ -9,13 +9,13 @@
 #include "absl/strings/str_cat.h"
 #include "common/json_file.h"
 #include "common/status_macros.h"
-#include "models/unicode.h"
+#include "models/pre_tokenizer.h"
 
 namespace crumb::models {
 
 namespace {
 
-// Several times the largest published vocabulary.
+// The largest token id: several times the largest published vocabulary.
 constexpr int64_t kTokenIdMax = (int64_t{1} << 22) - 1;
 
 absl::Status Unsupported(const std::string& where, const std::string& what,
@@ -24,7 +24,7 @@ absl::Status Unsupported(const std::string& where, const std::string& what,
       absl::StrCat(where, ": ", what, " ", found, " is not supported, only ", supported));
 }
 
-// The "type" of a component that may be null; "null" then.
+// Returns the "type" of a component, or "null" if the component is null.
 absl::StatusOr<std::string> TypeOf(const nlohmann::json& json, const std::string& key,
                                    const std::string& where) {
   if (!HasField(json, key)) return "null";
@@ -32,8 +32,8 @@ absl::StatusOr<std::string> TypeOf(const nlohmann::json& json, const std::string
   return StringField(*component, "type", absl::StrCat(where, ": ", key));
 }
 
-// Byte-level files spell every byte as one visible character: printable Latin-1 as itself, the
-// others as U+0100 and on, in order.
+// Byte-level files write every byte as one visible character: printable Latin-1 characters as
+// themselves, the others as U+0100 and on, in order.
 std::array<char32_t, 256> SpellingOfBytes() {
   std::array<char32_t, 256> spelling{};
   char32_t next = 0x100;
@@ -44,7 +44,7 @@ std::array<char32_t, 256> SpellingOfBytes() {
   return spelling;
 }
 
-// Reverses the spelling.
+// Inverts that mapping.
 class ByteAlphabet {
  public:
   ByteAlphabet() {
@@ -52,7 +52,7 @@ class ByteAlphabet {
     for (int byte = 0; byte < 256; ++byte) bytes_[spelling[byte]] = static_cast<char>(byte);
   }
 
-  // Nothing when a character stands for no byte.
+  // Returns nothing if a character represents no byte.
   std::optional<std::string> ToBytes(std::string_view spelled) const {
     std::string bytes;
     for (size_t at = 0; at < spelled.size();) {
@@ -75,7 +75,7 @@ absl::Status CheckByteLevel(const nlohmann::json& component, const std::string& 
   return absl::OkStatus();
 }
 
-// The Split that comes before a ByteLevel without a pattern of its own.
+// Reads the Split that precedes a ByteLevel without a pattern.
 absl::StatusOr<SplitPattern> ReadSplit(const nlohmann::json& split, const std::string& where) {
   CRUMB_ASSIGN_OR_RETURN(const bool invert, BoolField(split, "invert", false, where));
   CRUMB_ASSIGN_OR_RETURN(const std::string behavior, StringField(split, "behavior", where));
@@ -108,7 +108,7 @@ absl::StatusOr<SplitPattern> ReadPreTokenizer(const nlohmann::json& json, const 
                          ArrayField(json["pre_tokenizer"], "pretokenizers", where));
   std::vector<std::string> types;
   for (const nlohmann::json& step : *steps) {
-    if (!step.is_object()) return absl::InvalidArgumentError(where + ": a step is no object");
+    if (!step.is_object()) return absl::InvalidArgumentError(where + ": a step is not an object");
     CRUMB_ASSIGN_OR_RETURN(types.emplace_back(), StringField(step, "type", where));
   }
   if (types != std::vector<std::string>{"Split", "ByteLevel"}) {
@@ -155,7 +155,7 @@ absl::Status ReadVocabulary(const nlohmann::json& model, const std::string& wher
   for (const auto& [spelled, value] : vocab->items()) {
     CRUMB_ASSIGN_OR_RETURN(const int64_t id, IntField(*vocab, spelled, 0, kTokenIdMax, where));
     const std::optional<std::string> bytes = alphabet.ToBytes(spelled);
-    // A token that spells no bytes can only be an added one: it stands for its own text.
+    // A token whose characters represent no bytes is an added one; its bytes are its text.
     CRUMB_RETURN_IF_ERROR(SetBytes(where, id, bytes.value_or(spelled), definition));
     if (bytes.has_value()) definition->tokens[*bytes] = static_cast<int32_t>(id);
   }
@@ -172,7 +172,7 @@ absl::Status ReadMerges(const nlohmann::json& model, const std::string& where,
     if (merge.is_array() && merge.size() == 2 && merge[0].is_string() && merge[1].is_string()) {
       left = merge[0].get<std::string>();
       right = merge[1].get<std::string>();
-    } else if (merge.is_string()) {  // the older form, the two separated by a blank
+    } else if (merge.is_string()) {  // the older form: both tokens, separated by a blank
       const std::string both = merge.get<std::string>();
       const size_t blank = both.find(' ');
       left = both.substr(0, blank);
@@ -192,7 +192,8 @@ absl::Status ReadMerges(const nlohmann::json& model, const std::string& where,
 
 absl::Status ReadAddedToken(const nlohmann::json& token, const std::string& where,
                             TokenizerDefinition* definition) {
-  if (!token.is_object()) return absl::InvalidArgumentError(where + ": an element is no object");
+  if (!token.is_object())
+    return absl::InvalidArgumentError(where + ": an element is not an object");
   AddedToken added;
   CRUMB_ASSIGN_OR_RETURN(added.text, StringField(token, "content", where));
   CRUMB_ASSIGN_OR_RETURN(const int64_t id, IntField(token, "id", 0, kTokenIdMax, where));
@@ -203,8 +204,8 @@ absl::Status ReadAddedToken(const nlohmann::json& token, const std::string& wher
     if (set)
       return Unsupported(where, absl::StrCat(key, " of token ", added.text), "true", "false");
   }
-  if (added.text.empty()) return absl::InvalidArgumentError(where + ": a token without text");
-  // Usual files repeat in the vocabulary what they add, or add above it.
+  if (added.text.empty()) return absl::InvalidArgumentError(where + ": a token has no text");
+  // Files usually repeat added tokens in the vocabulary, or give them ids above it.
   const size_t index = static_cast<size_t>(id);
   const bool repeated =
       index < definition->bytes_of.size() && definition->bytes_of[index] == added.text;

@@ -13,14 +13,14 @@
 
 namespace crumb::models {
 
-// A token that is found in the text as a whole, before any other step.
+// A token that is searched in the text before any other step.
 struct AddedToken {
   std::string text;
   int32_t id = 0;
   bool normalized = false;  // searched in the normalized text, otherwise in the text as given
 };
 
-// What a tokenizer.json says, with tokens as the bytes they stand for.
+// The contents of a tokenizer.json, with tokens as the bytes that they represent.
 struct TokenizerDefinition {
   bool nfc = false;
   SplitPattern pattern = SplitPattern::kNone;
@@ -31,7 +31,7 @@ struct TokenizerDefinition {
   std::vector<std::string> bytes_of;  // by id, added tokens included; empty: no such token
 };
 
-// Errors as Tokenizer::Load.
+// Returns the errors of Tokenizer::Load.
 absl::StatusOr<TokenizerDefinition> ReadTokenizerFile(const std::string& path);
 
 }  // namespace crumb::models

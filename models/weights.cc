@@ -94,7 +94,8 @@ absl::StatusOr<Weights> Weights::Load(const std::string& dir, const ModelConfig&
     CRUMB_RETURN_IF_ERROR(LoadMatrix(checkpoint, "lm_head.weight", config.vocab_size,
                                      config.hidden_size, &weights.output_proj));
   }
-  // One by one, so that a configuration with far more layers than the files hold costs nothing.
+  // Layers are added one by one, so that a configuration with far more layers than the files have
+  // fails before it takes memory.
   for (int i = 0; i < config.layers; ++i) {
     CRUMB_RETURN_IF_ERROR(LoadLayer(checkpoint, config, i, &weights.layers.emplace_back()));
   }

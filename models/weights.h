@@ -20,7 +20,7 @@ struct LayerWeights {
   Matrix k_proj;                      // [kv_heads * head_dim, hidden]
   Matrix v_proj;                      // [kv_heads * head_dim, hidden]
   Matrix o_proj;                      // [hidden, q_heads * head_dim]
-  std::vector<float> q_bias;          // as many as the matrix has rows; empty: no biases
+  std::vector<float> q_bias;          // [rows of q_proj]; empty if there are no biases
   std::vector<float> k_bias;
   std::vector<float> v_bias;
   std::vector<float> o_bias;
@@ -32,13 +32,14 @@ struct LayerWeights {
   Matrix down_proj;             // [hidden, intermediate]
 };
 
-// All weights of a model. Matrices stay in the mapped checkpoint as they are stored (f16 ones are
-// copied to f32), so loading takes no memory for bf16 and f32 and processes share the page cache.
+// All weights of a model. Matrices stay in the mapped checkpoint as they are stored, except f16
+// ones, which are converted to f32. So bf16 and f32 weights take no memory of the process, and
+// processes share the page cache.
 struct Weights {
-  // kNotFound: a tensor or file is missing, named. kInvalidArgument: a wrong shape or dtype.
+  // kNotFound: a tensor or file is missing. kInvalidArgument: a tensor has a wrong shape or dtype.
   static absl::StatusOr<Weights> Load(const std::string& dir, const ModelConfig& config);
 
-  // The matrix that makes logits.
+  // Returns the matrix that yields logits.
   const Matrix& output() const { return output_proj.rows() > 0 ? output_proj : embedding; }
 
   std::unique_ptr<Checkpoint> checkpoint;

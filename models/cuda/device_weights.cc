@@ -31,7 +31,7 @@ void AppendRows(const Matrix& matrix, std::vector<Bf16>* rows) {
   for (size_t i = 0; i < count; ++i) (*rows)[begin + i] = kernels::Bf16FromFloat(from[i]);
 }
 
-// Matrices with the same inputs, one below the other.
+// Copies matrices with the same inputs, one below the other.
 absl::StatusOr<Buffer<Bf16>> CopyMatrices(std::initializer_list<const Matrix*> matrices) {
   std::vector<Bf16> rows;
   for (const Matrix* matrix : matrices) AppendRows(*matrix, &rows);

@@ -9,12 +9,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/status_macros.h"
-#include "models/cuda/buffer.h"
 #include "models/cuda/device_weights.h"
 #include "models/cuda/layer_kernels.h"
 #include "models/cuda/product_chain.h"
 #include "models/cuda/projections.h"
-#include "models/engine_input.h"
+#include "models/engine.h"
 #include "models/rope.h"
 #include "models/weights.h"
 
@@ -22,7 +21,8 @@ namespace crumb::models::cuda {
 namespace {
 
 constexpr int kHeadDim = 128;
-constexpr int kVector = 8;  // what rows' lengths are multiples of
+// The lengths of rows must be multiples of it: bf16 elements of a 16-byte access.
+constexpr int kVector = 8;
 
 absl::Status CheckServed(const ModelConfig& config) {
   if (config.head_dim != kHeadDim) {
@@ -51,7 +51,7 @@ absl::Status OpenDevice(int device) {
                                              "; is there a GPU, and its driver?"));
 }
 
-// Rows of one chunk on the device.
+// The rows of one chunk in device memory.
 struct Activations {
   absl::Status Allocate(const ModelConfig& c, size_t tokens) {
     const size_t q_width = size_t{1} * c.q_heads * kHeadDim;
@@ -131,7 +131,7 @@ class CublasEngine : public Engine {
   }
 
  private:
-  // Sine and cosine of every position.
+  // Copies the sine and cosine of every position.
   absl::Status MakeTurns() {
     const Rope rope(config_.rope, kHeadDim);
     const size_t half = kHeadDim / 2;
@@ -156,7 +156,7 @@ class CublasEngine : public Engine {
   absl::Status EnqueueChunk(DeviceKvCache& cache, std::span<const int32_t> tokens) {
     const int rows = static_cast<int>(tokens.size()), position = cache.length();
     const NormShape norm = {rows, config_.hidden_size, config_.rms_norm_eps};
-    // Pageable memory: the call returns when it has been read.
+    // The host memory is pageable, so the call returns after it has been read.
     CRUMB_RETURN_IF_ERROR(FromCuda(cudaMemcpyAsync(a_.ids.get(), tokens.data(), tokens.size_bytes(),
                                                    cudaMemcpyHostToDevice, stream_),
                                    "copying token ids"));
@@ -181,7 +181,7 @@ class CublasEngine : public Engine {
     return absl::OkStatus();
   }
 
-  // Few rows, between two attentions: all products are one kernel.
+  // With few rows, one kernel computes all products between two attentions.
   bool Chained(int rows) const { return chains_ && rows <= kFewRows; }
 
   bool ServesChains() const {
@@ -208,7 +208,7 @@ class CublasEngine : public Engine {
     return chain;
   }
 
-  // `norm`, or null: of rows that are multiplied as they are.
+  // Describes a product of a chain. `norm` is null if the rows are not normalised.
   static ChainProduct Product(const Bf16* x, int inputs, const Bf16* norm, const Bf16* w,
                               int outputs, ChainOutput output, void* y) {
     return {inputs, outputs, output, 1.0f, x, norm, w, y};
@@ -220,7 +220,7 @@ class CublasEngine : public Engine {
                    QkvWidth(), ChainOutput::kStore, a_.qkv.get());
   }
 
-  // From what attention leaves to the next layer's q, k and v.
+  // Computes the next layer's q, k and v from the output of attention, as one chain.
   absl::Status EnqueueChain(int layer, int rows) {
     const DeviceLayerWeights& w = weights_.layers[layer];
     const int hidden = config_.hidden_size, width = config_.intermediate_size;
@@ -256,7 +256,8 @@ class CublasEngine : public Engine {
     return cache.Attend(layer, a_.q.get(), a_.attended.get());
   }
 
-  // From what attention leaves to the rows that the next layer, or the last projection, reads.
+  // Computes the rows that the next layer, or the last projection, reads from the output of
+  // attention.
   absl::Status EnqueueMlp(int layer, const NormShape& norm) {
     const DeviceLayerWeights& w = weights_.layers[layer];
     CRUMB_RETURN_IF_ERROR(Project(norm.rows, config_.q_heads * kHeadDim, config_.hidden_size,
@@ -278,8 +279,8 @@ class CublasEngine : public Engine {
         "norm");
   }
 
-  // Appends the logits of `rows` rows from `first` on; waits for them. `chained`: how the chunk
-  // ran.
+  // Appends the logits of `rows` rows from `first` on, and waits for them. `chained` tells whether
+  // chains computed the chunk.
   absl::Status ReadLogits(bool chained, int first, int rows, Logits* logits) {
     const size_t begin_row = size_t{1} * first * config_.hidden_size;
     if (chained) {
@@ -308,7 +309,7 @@ class CublasEngine : public Engine {
   cudaStream_t stream_ = nullptr;
   DeviceWeights weights_;
   bool chains_ = false;
-  Buffer<uint32_t> barrier_;     // of chains
+  Buffer<uint32_t> barrier_;     // ProductChain::barrier
   Buffer<float> cosine_, sine_;  // [max_positions, head_dim / 2]
   Activations a_;
 };

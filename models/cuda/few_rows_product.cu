@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "models/cuda/few_rows_product.h"
+#include "models/cuda/product_chain.h"
 
 #include "models/cuda/launch.cuh"
 
@@ -10,7 +10,7 @@ namespace {
 namespace ptx = kernels::cuda::ptx;
 
 constexpr int kThreads = 128;
-constexpr int kOutputs = 4;  // of a block
+constexpr int kOutputs = 4;  // outputs of a block
 constexpr int kVector = 8;
 
 __device__ __forceinline__ void Widen(uint4 v, float (&x)[kVector]) {
@@ -22,7 +22,7 @@ __device__ __forceinline__ void Widen(uint4 v, float (&x)[kVector]) {
   }
 }
 
-// What a thread has of kOutputs rows of W at one of its places; beyond the end zeros.
+// A thread's vectors of kOutputs rows of W at one offset; zeros beyond the end.
 struct Weights {
   uint4 w[kOutputs];
 
@@ -53,8 +53,8 @@ __device__ __forceinline__ void Add(const Weights& weights, const uint4* x, int 
   }
 }
 
-// A block makes kOutputs columns of y. Its threads take vectors of the inputs in turn, two in
-// flight.
+// A block computes kOutputs columns of y. Its threads take vectors of the inputs in turn and keep
+// two in flight.
 template <int kRows>
 __global__ void __launch_bounds__(kThreads)
     ProductKernel(ProjectionShape shape, float scale, const uint4* x, const uint4* w, void* y) {

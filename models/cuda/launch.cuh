@@ -6,10 +6,12 @@
 
 #include "kernels/cuda/common/ptx.cuh"
 
-// Kernels that start while the one before them in the stream ends, where the device can.
+// Launches of kernels that may start while the previous kernel in the stream ends (programmatic
+// dependent launch, compute capability 9.0).
 namespace crumb::models::cuda {
 
-// Lets the next kernel start, and waits until the one before has ended and its writes are seen.
+// Lets the next kernel start, and waits until the previous one has ended and its writes are
+// visible.
 __device__ __forceinline__ void WaitForPrevious() {
 #if __CUDA_ARCH__ >= 900
   kernels::cuda::ptx::LaunchDependents();

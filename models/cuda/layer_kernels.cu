@@ -13,7 +13,7 @@ constexpr int kVector = 8;  // bf16 elements of a 16-byte access
 constexpr int kHeadDim = 128;
 constexpr int kHeadWarps = 4;
 constexpr int kArgmaxThreads = 256;
-constexpr int kArgmaxVectors = 4;  // of a thread
+constexpr int kArgmaxVectors = 4;  // vectors per thread of GreedyTokens
 
 struct Row8 {
   float x[kVector];
@@ -41,8 +41,8 @@ __device__ float BlockSum(float x) {
   return WarpSum(threadIdx.x % 32 < blockDim.x / 32 ? sums[threadIdx.x % 32] : 0.0f);
 }
 
-// One block a row, one vector a thread. `tokens`: the row begins as the token's embedding;
-// otherwise as itself plus `update`.
+// One block per row and one vector per thread. The row is the token's embedding if `tokens` is
+// given, otherwise the residual plus `update`.
 __global__ void __launch_bounds__(1024)
     NormKernel(int hidden, float epsilon, const int32_t* tokens, const uint4* table,
                const uint4* update, const uint4* weight, uint4* residual, uint4* out) {
@@ -83,7 +83,7 @@ cudaError_t LaunchNorm(const NormShape& s, const int32_t* tokens, const Bf16* ta
                 reinterpret_cast<uint4*>(out));
 }
 
-// A lane's channels of a head: 2 l, 2 l + 1, and the same 64 further.
+// The channels of lane l in a head: 2 l, 2 l + 1, 2 l + 64 and 2 l + 65.
 struct Head {
   float x[4];
 };
@@ -120,7 +120,7 @@ __device__ __forceinline__ void Turn(const RopeParams& p, int row, int lane, Hea
     }
     return;
   }
-  // 64 channels turn: 2 l + j of the lower 16 lanes with those of the upper 16.
+  // 64 channels are rotated: 2 l + j of the lower 16 lanes with those of the upper 16.
   for (int j = 0; j < 2; ++j) {
     const size_t at = base + 2 * (lane % 16) + j;
     const float c = p.cosine[at], s = p.sine[at];
@@ -135,7 +135,7 @@ __device__ __forceinline__ char* RingRow(const RopeParams& p, int row, int head)
          head * p.ring.head_stride + slot * p.ring.token_stride;
 }
 
-// A warp per head: q heads, then K heads, then V heads.
+// One warp per head: query heads, then key heads, then value heads.
 __global__ void __launch_bounds__(32 * kHeadWarps) RopeKernel(RopeParams p) {
   const int heads = p.q_heads + 2 * p.kv_heads, row = blockIdx.y, lane = threadIdx.x % 32;
   const int head = blockIdx.x * kHeadWarps + threadIdx.x / 32;
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(256) GateKernel(int vectors, const uint4* gate
   out[row * vectors + i] = Pack(gate);
 }
 
-// Orders as the logit does, then by the lowest index.
+// Returns a key that orders by the logit, then by the lowest index.
 __device__ __forceinline__ uint64_t Key(float logit, uint32_t index) {
   const uint32_t bits = __float_as_uint(logit);
   const uint32_t ordered = (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;

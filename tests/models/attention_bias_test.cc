@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Models whose q, k, v and o projections have biases (attention_bias), against double precision.
+// Compares models whose q, k, v and o projections have biases with double precision.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// f32 sums, and single elements of q, k and v that they round to the other bf16.
+// The error of f32 sums and of single elements of q, k and v that they round to the other bf16.
 constexpr double kTolerance = 2e-3;
 
 std::vector<int32_t> Tokens() {
@@ -49,7 +49,7 @@ TEST(AttentionBiasTest, LogitsAreTheReferences) {
   }
 }
 
-// What the test above would see of a bias that the engine forgot.
+// Shows that the test above would detect a bias that the engine omitted.
 TEST(AttentionBiasTest, EachBiasMatters) {
   const SmallModel model = RandomSmallModel(true, 11);
   const std::vector<float> got = EngineLogits(model);

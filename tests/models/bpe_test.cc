@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 using Merges = std::vector<std::pair<std::string, std::string>>;
 
-// Bytes are their own ids; merges add tokens from 256 on.
+// The ids of bytes are their values; merges add tokens from 256 on.
 absl::flat_hash_map<std::string, int32_t> Tokens(const Merges& merges) {
   absl::flat_hash_map<std::string, int32_t> tokens;
   for (int byte = 0; byte < 256; ++byte) tokens[std::string(1, static_cast<char>(byte))] = byte;
@@ -38,7 +38,7 @@ std::vector<int32_t> Encode(const BytePairs& pairs, const std::string& piece) {
   return ids;
 }
 
-// The definition: join the leftmost pair of the lowest rank until there is none.
+// The definition of BPE: join the leftmost pair of the lowest rank until there is none.
 std::vector<int32_t> Definition(const Merges& merges, const std::string& piece) {
   std::vector<std::string> parts;
   for (const char c : piece) parts.emplace_back(1, c);
@@ -97,7 +97,7 @@ TEST(BpeTest, AgreesWithTheDefinition) {
   }
 }
 
-// A quadratic walk would take minutes for so many of one letter.
+// A quadratic algorithm would take minutes for as many equal letters.
 TEST(BpeTest, LongPiecesAreNoTrap) {
   Merges merges;
   for (std::string run = "a"; run.size() < 64; run += run) merges.emplace_back(run, run);

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 std::string Name() { return "a.weight"; }
 
-// The status of opening a checkpoint whose only file has these bytes.
+// Returns the status of opening a checkpoint whose only file has these bytes.
 absl::Status OpenBytes(const std::string& bytes) {
   ModelFolder folder;
   folder.Write("model.safetensors", bytes);
@@ -130,7 +130,7 @@ TEST(CheckpointTest, RefusesOverlapsAndGaps) {
   }
 }
 
-// Any prefix of a file, and any file with a changed header byte, opens or is refused, never worse.
+// A prefix of a file, and a file with a changed header byte, is opened or refused without a crash.
 TEST(CheckpointTest, SurvivesTruncationAndBitFlips) {
   RawTensors tensors;
   for (const char* name : {"a", "b", "c"}) tensors[name] = {"BF16", {4, 4}, std::string(32, 'x')};

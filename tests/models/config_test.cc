@@ -15,7 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// tiny-lm's config.json after `change`.
+// Loads tiny-lm's config.json after `change`.
 absl::StatusOr<ModelConfig> LoadChanged(const std::function<void(nlohmann::json&)>& change) {
   ModelFolder folder;
   nlohmann::json json = ReadJson(std::string(kTinyLm) + "/config.json");

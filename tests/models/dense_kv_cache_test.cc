@@ -39,7 +39,7 @@ class DenseKvCacheTest : public testing::Test {
   ThreadPool pool_{2};
 };
 
-// Attention of query row `token` of `total`, by its definition, in double.
+// Returns the attention of query row `token` of `total` by its definition in double precision.
 std::vector<double> Definition(const ModelConfig& config, const std::vector<Bf16>& q,
                                const std::vector<Bf16>& k, const std::vector<Bf16>& v, int token,
                                int head) {

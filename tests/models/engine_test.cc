@@ -10,8 +10,7 @@
 #include <thread>
 
 #include "models/dense_kv_cache.h"
-#include "models/logit_metrics.h"
-#include "models/sampler.h"
+#include "models/logits.h"
 #include "models/tokenizer.h"
 #include "tests/models/model_folder.h"
 
@@ -21,16 +20,16 @@ namespace {
 using ::testing::HasSubstr;
 
 // The published model's logits (fixtures/make_fixtures.py) span some 40 units. Rounding q, k and v
-// to bf16 in both leaves what comes of single values that f32 noise rounds to the other side:
-// 0.0065 rms and 0.04 at most were seen. Without that rounding in the published model 0.015 and
-// 0.09; a RoPE base that is wrong by 1 % gives 0.019 and 0.08.
+// to bf16 in both leaves the effect of single values that f32 noise rounds to the other side:
+// 0.0065 rms and 0.04 at most were measured. Without that rounding in the published model they are
+// 0.015 and 0.09; a RoPE base that is wrong by 1 % gives 0.019 and 0.08.
 struct Tolerance {
   double rms;
   double largest;
 };
 constexpr Tolerance kRounded = {0.012, 0.08};
 constexpr Tolerance kNotRounded = {0.03, 0.2};
-// The same noise between two ways to cut a prompt, over all logits: 2e-4 seen.
+// The noise between two ways to split a prompt into chunks, over all logits; 2e-4 was measured.
 constexpr double kChunkKlMax = 1e-3;
 constexpr double kChunkKlMean = 2e-5;
 
@@ -47,13 +46,13 @@ Logits Forward(const Engine& engine, KvCache& cache, std::span<const int32_t> to
   return *std::move(logits);
 }
 
-// All logits of `tokens` from an empty cache.
+// Returns all logits of `tokens` from an empty cache.
 Logits RunFresh(const Engine& engine, std::span<const int32_t> tokens) {
   DenseKvCache cache(engine.config(), engine.pool());
   return Forward(engine, cache, tokens, LogitRows::kAll);
 }
 
-// As two runs of one prompt, up to the noise of f32 sums in another order.
+// Expects equal logits up to the noise of f32 sums in another order.
 void ExpectSame(const Logits& a, const Logits& b) {
   ASSERT_EQ(a.values.size(), b.values.size());
   const LogitAgreement agreement = CompareLogits(a, b);
@@ -79,15 +78,14 @@ class EngineTest : public testing::Test {
     delete fixture_;
   }
 
-  // The first `count` tokens of the fixture's prompt, or all.
+  // Returns the first `count` tokens of the fixture's prompt, or all.
   static std::vector<int32_t> Tokens(size_t count = SIZE_MAX) {
     std::vector<int32_t> ids = (*fixture_)["ids"];
     if (count < ids.size()) ids.resize(count);
     return ids;
   }
 
-  // Compares with one run of the fixture as far as `logits` go; the most likely tokens must be the
-  // same.
+  // Compares `logits` with those of the fixture; the most likely tokens must be the same.
   static void ExpectFixture(const Logits& logits, const std::string& run,
                             const Tolerance& tolerance) {
     const std::vector<int> positions = (*fixture_)["positions"];
@@ -128,7 +126,7 @@ TEST_F(EngineTest, LogitsAreThePublishedModels) {
   ExpectFixture(logits, "published", kNotRounded);
 }
 
-// Epsilon, RoPE base and YaRN are too small or absent in the model itself to be seen there.
+// The effects of epsilon, RoPE base and YaRN are too small in the model itself, or absent.
 TEST_F(EngineTest, FollowsChangesOfTheConfiguration) {
   for (const char* run : {"large_eps", "small_theta", "yarn"}) {
     ModelFolder folder;
@@ -196,7 +194,7 @@ TEST_F(EngineTest, SequencesOfDifferentThreadsDoNotMix) {
   EXPECT_EQ(got_other.values, expected_other.values);
 }
 
-// Two thousand tokens of text with the number near the beginning, greedily continued.
+// The prompt has two thousand tokens with the number near the beginning, and is continued greedily.
 TEST_F(EngineTest, AnswersPasskeysFromFarBack) {
   const auto tokenizer = Tokenizer::Load(kTinyLm);
   ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
@@ -241,7 +239,7 @@ TEST_F(EngineTest, RefusesBadTokensAndTooManyOfThem) {
   EXPECT_EQ(code({1, 4095}), absl::StatusCode::kOk);
 }
 
-// A cache whose calls end in an error of its own.
+// A cache whose calls return an error.
 class FailingCache : public KvCache {
  public:
   int length() const override { return 0; }
@@ -258,7 +256,7 @@ TEST_F(EngineTest, PassesTheCachesErrorsOn) {
   EXPECT_EQ(logits.status(), absl::DataLossError("rows are gone"));
 }
 
-// tiny-lm again, as f32 in two shards and with an output matrix of its own: the same numbers.
+// tiny-lm as f32 in two shards with a separate output matrix yields the same numbers.
 TEST_F(EngineTest, ShardsF32AndUntiedOutputChangeNothing) {
   ModelFolder folder;
   nlohmann::json config = ReadJson(std::string(kTinyLm) + "/config.json");

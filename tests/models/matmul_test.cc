@@ -18,7 +18,7 @@ namespace {
 
 using kernels::CpuIsa;
 
-// Runs under every instruction set that the machine has.
+// Runs with every instruction set of the machine.
 class MatmulTest : public testing::TestWithParam<CpuIsa> {
  protected:
   void SetUp() override {
@@ -29,7 +29,7 @@ class MatmulTest : public testing::TestWithParam<CpuIsa> {
   }
   void TearDown() override { kernels::SelectCpuIsa(kernels::BestCpuIsa()); }
 
-  // Random elements of `dtype`, stored one byte off alignment, and what they are as numbers.
+  // Random elements of `dtype`, stored one byte off alignment, and their values.
   Tensor RandomTensor(DType dtype, std::vector<int64_t> shape) {
     int64_t count = 1;
     for (const int64_t size : shape) count *= size;
@@ -83,7 +83,7 @@ TEST_P(MatmulTest, AgreesWithDoubles) {
                    << DTypeName(dtype) << " " << s.n << " x " << s.rows << " x " << s.columns);
       const Matrix weight = Matrix::Of(RandomTensor(dtype, {s.rows, s.columns}));
       const std::vector<float> x = RandomRows(size_t{1} * s.n * s.columns);
-      // One row more, to see that nothing is written after the end.
+      // The additional row shows that nothing is written after the end.
       std::vector<float> out(size_t{1} * (s.n + 1) * s.rows, -77.0f);
       Multiply(weight, s.n, x.data(), out.data(), pool);
       for (int i = 0; i < s.n; ++i) {

@@ -14,11 +14,11 @@ namespace crumb::models {
 
 inline constexpr char kTinyLm[] = "models/data/tiny-lm";
 
-// Reads a file of this repository whole; the tests run in its root.
+// Reads a file of this repository; the tests run in its root.
 std::string ReadText(const std::string& path);
 nlohmann::json ReadJson(const std::string& path);
 
-// A tensor as a safetensors file has it.
+// A tensor of a safetensors file.
 struct RawTensor {
   std::string dtype;
   std::vector<int64_t> shape;
@@ -26,22 +26,22 @@ struct RawTensor {
 };
 using RawTensors = std::map<std::string, RawTensor>;
 
-// The bytes of a safetensors file, read and written apart from the code under test.
+// Returns the bytes of a safetensors file, written independently of the code under test.
 RawTensors ParseSafetensors(const std::string& file);
 std::string FormatSafetensors(const RawTensors& tensors);
-// A whole file from header text and data, right or wrong.
+// Returns a file with any header text and data, right or wrong.
 std::string JoinSafetensors(const std::string& header, const std::string& data);
 
-// bf16 tensors as f32.
+// Returns bf16 tensors as f32.
 RawTensor WidenToF32(const RawTensor& tensor);
 
-// A temporary model directory that goes with this object.
+// A temporary model directory, which the destructor removes.
 class ModelFolder {
  public:
   std::string path() const { return folder_.path(); }
   void Write(const std::string& name, const std::string& text) const;
   void Write(const std::string& name, const nlohmann::json& json) const;
-  // Writes tiny-lm's own file of that name.
+  // Writes tiny-lm's file of that name.
   void CopyTiny(const std::string& name) const;
 
  private:

@@ -22,7 +22,7 @@ double ThroughBf16(double x) {
   return kernels::Bf16ToFloat(kernels::Bf16FromFloat(static_cast<float>(x)));
 }
 
-// The tensors of one layer by their short names.
+// The tensors of one layer, by their short names.
 class Layer {
  public:
   Layer(const SmallModel& model, int index)
@@ -30,7 +30,7 @@ class Layer {
 
   Row Vector(const std::string& name) const { return Values(prefix_ + name); }
 
-  // W x, and the bias where there is one.
+  // Returns W x, plus the bias if there is one.
   Row Project(const std::string& name, const Row& x) const {
     const Row weight = Values(prefix_ + name + ".weight");
     Row out(weight.size() / x.size());
@@ -67,7 +67,7 @@ Row HeadOf(const Row& rows, int head) {
   return Row(rows.begin() + head * kHeadDim, rows.begin() + (head + 1) * kHeadDim);
 }
 
-// Norm, RoPE and rounding of one head.
+// Applies norm, RoPE and rounding to one head.
 Row NormedAndTurned(const Row& head, const Row& weight, int position) {
   const Row x = Normalised(head, weight);
   Row out(kHeadDim);
@@ -97,7 +97,7 @@ Row Attend(const Row& q, const std::vector<Row>& keys, const std::vector<Row>& v
 
 using HeadRows = std::vector<Row>;  // of all tokens so far
 
-// Adds what one layer adds to the stream of the token at `position`.
+// Adds the output of one layer to the residual stream of the token at `position`.
 void AddLayer(const Layer& layer, int position, std::vector<HeadRows>& keys,
               std::vector<HeadRows>& values, Row& hidden) {
   const Row x = Normalised(hidden, layer.Vector("input_layernorm.weight"));
@@ -129,7 +129,7 @@ void AddLayer(const Layer& layer, int position, std::vector<HeadRows>& keys,
   for (int c = 0; c < kHidden; ++c) hidden[c] += more[c];
 }
 
-// Writes random tensors of one standard deviation around one mean.
+// Writes random tensors with one standard deviation around one mean.
 class RandomTensors {
  public:
   RandomTensors(uint32_t seed, RawTensors& out) : random_(seed), out_(out) {}

@@ -11,19 +11,19 @@
 
 namespace crumb::models {
 
-// A small Qwen3 model with tied embeddings and random f32 weights: what a config.json says, and its
-// tensors. Biases of q, k, v and o are as large as what they are added to.
+// A small Qwen3 model with tied embeddings and random f32 weights: the fields of its config.json,
+// and its tensors. The biases of q, k, v and o are as large as the values to which they are added.
 struct SmallModel {
   nlohmann::json config;
   RawTensors tensors;
 };
 SmallModel RandomSmallModel(bool attention_bias, uint32_t seed);
 
-// Writes it to `folder`.
+// Writes the model to `folder`.
 void WriteModel(const SmallModel& model, const ModelFolder& folder);
 
-// All logits of `tokens`, [tokens, vocab], in double precision, apart from the code under test: one
-// token after the other, loops over scalars. q, k and v are rounded to bf16 where they enter
+// Returns all logits of `tokens`, [tokens, vocab], in double precision and independently of the
+// code under test, token by token with loops over scalars. q, k and v are rounded to bf16 before
 // attention.
 std::vector<double> ReferenceLogits(const SmallModel& model, std::span<const int32_t> tokens);
 

@@ -11,8 +11,8 @@
 namespace crumb::models {
 namespace {
 
-// fixtures/make_fixtures.py has these from the published implementation. Its f32 arithmetic differs
-// in the last bits, above all in YaRN's blend.
+// fixtures/make_fixtures.py computes these with the published implementation, whose f32 arithmetic
+// differs in the last bits, mostly in YaRN's blend.
 constexpr double kRelative = 1e-5;
 
 TEST(RopeTest, FrequenciesAreThePublishedOnes) {

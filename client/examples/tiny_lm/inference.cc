@@ -11,8 +11,8 @@
 #include "common/sha256.h"
 #include "common/status_macros.h"
 #include "models/dense_kv_cache.h"
+#include "models/logits.h"
 #include "models/rope.h"
-#include "models/sampler.h"
 
 namespace crumb::tiny_lm {
 namespace {

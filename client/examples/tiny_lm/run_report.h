@@ -7,7 +7,7 @@
 #include <string>
 
 #include "crumb/sequence_stats.h"
-#include "models/logit_metrics.h"
+#include "models/logits.h"
 
 namespace crumb::tiny_lm {
 

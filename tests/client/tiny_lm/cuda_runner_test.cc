@@ -10,7 +10,7 @@
 #include "client/examples/tiny_lm/runner.h"
 #include "crumb/cuda_device.h"
 #include "models/cuda/engine.h"
-#include "models/sampler.h"
+#include "models/logits.h"
 #include "models/tokenizer.h"
 #include "tests/client/memory_client.h"
 #include "tests/models/model_folder.h"

@@ -29,7 +29,7 @@ std::vector<Bf16> Rounded(const std::vector<double>& values) {
   return rounded;
 }
 
-// A product whose rows and weights are on the host and on the device.
+// A product whose rows and weights are in host and device memory.
 struct Matrix {
   Matrix(int inputs_of, int outputs_of, std::mt19937& random)
       : inputs(inputs_of),
@@ -52,7 +52,7 @@ struct Matrix {
             y.as<void>()};
   }
 
-  // In double precision; normalised rows are rounded to bf16 as on the device.
+  // Computes in double precision; normalised rows are rounded to bf16 as on the device.
   std::vector<double> Expected(const std::vector<Bf16>& x, int rows, bool normalized) const {
     std::vector<double> y;
     for (int r = 0; r < rows; ++r) {
@@ -144,8 +144,8 @@ INSTANTIATE_TEST_SUITE_P(Shapes, ProductChainTest,
                                          Case{2560, 2560}, Case{4096, 1055}, Case{9728, 300},
                                          Case{12288, 2112}));
 
-// What lies between two attentions, several layers in a graph, each launched before the one before
-// has ended.
+// The products between two attentions are chained, several layers in a graph; each layer is
+// launched before the previous one has ended.
 TEST(ProductChainTest, LayersAgreeWithDoublePrecision) {
   CRUMB_NEEDS_CHAINS();
   constexpr int kHidden = 2560, kQ = 4096, kFfn = 3232, kNext = 704, kLayers = 3;

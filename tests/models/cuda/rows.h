@@ -9,14 +9,15 @@
 
 #include "kernels/bf16.h"
 
-// Rows of bf16 in double precision.
+// Returns rows of bf16 in double precision.
 namespace crumb::models::cuda {
 
 inline constexpr double kBf16Step = 1.0 / 256;  // twice the largest relative rounding of bf16
 
 inline double Value(kernels::Bf16 x) { return kernels::Bf16ToFloat(x); }
 
-// Both within bf16's rounding of each other; `noise` for what was rounded on the way.
+// Expects rows within bf16's rounding of each other; `noise` bounds the error of intermediate
+// rounding.
 inline void ExpectClose(const std::vector<kernels::Bf16>& found,
                         const std::vector<double>& expected, double noise) {
   ASSERT_EQ(found.size(), expected.size());

@@ -1,18 +1,24 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "models/logit_metrics.h"
+#include "models/logits.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 
-#include "models/sampler.h"
-
 namespace crumb::models {
+
+int32_t GreedyToken(std::span<const float> logits) {
+  size_t best = 0;
+  for (size_t i = 1; i < logits.size(); ++i) {
+    if (logits[i] > logits[best] || (std::isnan(logits[best]) && !std::isnan(logits[i]))) best = i;
+  }
+  return static_cast<int32_t>(best);
+}
 
 namespace {
 
-// log of the sum of exp(logits).
+// Returns the logarithm of the sum of exp(logits).
 double LogSumExp(std::span<const float> logits) {
   const double top = *std::max_element(logits.begin(), logits.end());
   double sum = 0.0;
@@ -30,7 +36,7 @@ double KlDivergence(std::span<const float> reference, std::span<const float> oth
     const double log_p = reference[i] - reference_norm;
     kl += std::exp(log_p) * (log_p - (other[i] - other_norm));
   }
-  return std::max(kl, 0.0);  // rounding can leave a tiny negative sum
+  return std::max(kl, 0.0);  // rounding may make the sum slightly negative
 }
 
 LogitAgreement CompareLogits(const Logits& reference, const Logits& other) {

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "models/logit_metrics.h"
+#include "models/logits.h"
 
 #include <gtest/gtest.h>
 
@@ -12,8 +12,22 @@
 namespace crumb::models {
 namespace {
 
+TEST(SamplerTest, TakesTheLargest) {
+  EXPECT_EQ(GreedyToken(std::vector<float>{-3, -1, -2}), 1);
+  EXPECT_EQ(GreedyToken(std::vector<float>{5}), 0);
+}
+
+TEST(SamplerTest, TakesTheFirstOfEquals) {
+  EXPECT_EQ(GreedyToken(std::vector<float>{1, 4, 4, 2}), 1);
+}
+
+TEST(SamplerTest, PrefersNumbersToNan) {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  EXPECT_EQ(GreedyToken(std::vector<float>{nan, -7, nan, -8}), 1);
+}
+
 TEST(LogitMetricsTest, KlOfTwoCoins) {
-  // softmax gives (1/4, 3/4) and (1/2, 1/2).
+  // The softmax is (1/4, 3/4) and (1/2, 1/2).
   const std::vector<float> p = {0.0f, std::log(3.0f)};
   const std::vector<float> q = {7.0f, 7.0f};
   EXPECT_NEAR(KlDivergence(p, q), 0.25 * std::log(0.5) + 0.75 * std::log(1.5), 1e-7);
@@ -61,4 +75,5 @@ TEST(LogitMetricsTest, ComparesRowByRow) {
 }
 
 }  // namespace
+
 }  // namespace crumb::models
