@@ -15,7 +15,7 @@
 #include "common/status_macros.h"
 #include "crumb/worker.h"
 #include "fmt/format.h"
-#include "tools/model_activations.h"
+#include "tools/activations.h"
 
 namespace crumb::bench {
 namespace {

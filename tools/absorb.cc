@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/absorb.h"
+#include "tools/commands.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -13,7 +13,6 @@
 #include <optional>
 #include <vector>
 
-#include "calibration/linear_weight.h"
 #include "calibration/linear_weight.h"
 #include "common/errno_status.h"
 #include "common/json_file.h"
@@ -32,7 +31,8 @@ using calibration::EncodedWeight;
 using calibration::LinearWeight;
 using calibration::ValuePath;
 
-// What rounding the folded weights to their dtype may change, relative, root mean square.
+// The largest change of the product by rounding the folded weights to their dtype: relative, root
+// mean square.
 double ToleranceOf(const std::string& dtype) {
   if (dtype == "F32") return 1e-5;
   if (dtype == "F16") return 2e-3;
@@ -43,7 +43,7 @@ absl::Status FileError(const std::error_code& error, const std::string& what) {
   return ErrnoStatus(error.value(), what);
 }
 
-// A folder that goes unless it is kept.
+// A folder that the destructor removes, unless it was kept.
 class Draft {
  public:
   explicit Draft(const std::string& out) : path_(out + ".tmp." + std::to_string(::getpid())) {}
@@ -123,7 +123,7 @@ class Absorber {
   }
 
  private:
-  // Of the work, for progress.
+  // The fractions of the work, for progress.
   static constexpr double kCopyShare = 0.2;
   static constexpr double kLayerShare = 0.79;
 
@@ -155,12 +155,12 @@ class Absorber {
     CRUMB_ASSIGN_OR_RETURN(weights_, AttentionWeights::Open(command_.model));
     CRUMB_RETURN_IF_ERROR(weights_->CheckLinearInValues());
     CRUMB_ASSIGN_OR_RETURN(layers_, weights_->LayersOf(file_, command_.rotation));
-    // Whatever a layer lacks shows before anything is copied.
+    // Missing weights are reported before anything is copied.
     for (const int layer : layers_) CRUMB_RETURN_IF_ERROR(weights_->CheckLayer(layer));
     return absl::OkStatus();
   }
 
-  // Files that links name are copied, links to folders stay links.
+  // Copies the files to which links refer; links to folders stay links.
   absl::Status CopyFolder() {
     std::error_code error;
     if (!fs::create_directories(draft_.path(), error)) {
@@ -175,7 +175,7 @@ class Absorber {
                          : static_cast<void>(fs::create_directory(to, error));
       } else {
         fs::copy_file(it->path(), to, error);
-        // Weights come read-only from some caches, and are written to below.
+        // Some caches hold weights read-only, but they are written below.
         if (!error) fs::permissions(to, fs::perms::owner_write, fs::perm_options::add, error);
       }
       if (error) return FileError(error, "copying " + it->path().string());
@@ -202,7 +202,7 @@ class Absorber {
     return WriteAt(to.string(), tensor.file_offset, bytes);
   }
 
-  // Writes `linear` over what it was read from and takes it back as readers will see it.
+  // Writes `linear` over its original bytes, and replaces it by the values that readers will get.
   absl::Status Replace(const AttentionWeights::Projection& projection, LinearWeight& linear) const {
     CRUMB_ASSIGN_OR_RETURN(const EncodedWeight encoded, calibration::EncodeWeight(linear));
     CRUMB_RETURN_IF_ERROR(Put(projection.weight, encoded.weight));
@@ -282,7 +282,7 @@ class Absorber {
   RotationFile file_;
   RotationFile absorbed_;
   std::unique_ptr<AttentionWeights> weights_;
-  std::vector<int> layers_;  // the model's own numbers
+  std::vector<int> layers_;  // the model's numbers of the layers
   std::vector<double> errors_;
   std::vector<std::string> warnings_;
   std::string dtypes_;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "calibration/calibrator.h"
 #include "calibration/linear_weight.h"
 #include "common/rotation_file.h"
 #include "models/checkpoint.h"
@@ -15,45 +16,46 @@
 
 namespace crumb::tools {
 
-// The value and output projections of a model directory of any architecture whose tensors are named
-// PREFIX.layers.N.self_attn.{v_proj,o_proj}.weight. Immutable, so thread-safe.
+// The value and output projections of a model directory. Any architecture is supported whose
+// tensors are named PREFIX.layers.N.self_attn.{v_proj,o_proj}.weight. Immutable, so thread-safe.
 class AttentionWeights {
  public:
   // One linear layer as it is stored.
   struct Projection {
     RawTensor weight;
-    std::optional<RawTensor> scale;  // of FP8
+    std::optional<RawTensor> scale;  // of FP8 weights
     std::optional<RawTensor> bias;
-    bool static_input_scale = false;  // FP8 activations with a scale that was measured
+    bool static_input_scale = false;  // FP8 activations have a fixed, measured scale
 
     absl::StatusOr<calibration::LinearWeight> Decode() const;
   };
 
-  // kNotFound, kInvalidArgument name file and tensor: a missing shard, no such tensors, FP8 scales
-  // per block.
+  // kNotFound, kInvalidArgument name file and tensor: a shard or the tensors are missing, or FP8
+  // has scales per block.
   static absl::StatusOr<std::unique_ptr<AttentionWeights>> Open(const std::string& dir);
 
-  // The model's config.json; of a multimodal model its text part.
+  // The fields of config.json; for a multimodal model, those of its text part.
   const nlohmann::json& config() const { return config_; }
   int layers() const { return layers_; }
   int q_heads() const { return q_heads_; }
   int kv_heads() const { return kv_heads_; }
   int head_dim() const { return head_dim_; }
 
-  // OK when nothing stands between values, attention and o_proj that a rotation does not pass.
+  // Returns OK if everything between values and o_proj is linear in values, so that a rotation can
+  // be folded.
   absl::Status CheckLinearInValues() const;
-  // The model's numbers of the layers that `file` has rotations for. kInvalidArgument: it is for
-  // another geometry; `path` is what messages call it.
+  // Returns the model's numbers of the layers for which `file` has rotations. Messages name `path`.
+  // kInvalidArgument: the file is for another geometry.
   absl::StatusOr<std::vector<int>> LayersOf(const RotationFile& file,
                                             const std::string& path) const;
-  // Whether both projections are there, of the shapes that config.json asks for.
+  // Checks that both projections exist with the shapes that follow from config.json.
   absl::Status CheckLayer(int layer) const;
 
   absl::StatusOr<Projection> ValueProjection(int layer) const;
   absl::StatusOr<Projection> OutputProjection(int layer) const;
-  // As a matrix of one row.
+  // Decodes a bias as a matrix of one row.
   static absl::StatusOr<calibration::LinearWeight> DecodeBias(const RawTensor& bias);
-  // Gives the memory of a projection's mapped bytes back.
+  // Releases the memory of a projection's mapped bytes.
   void Release(const Projection& projection) const;
 
  private:
@@ -75,5 +77,12 @@ class AttentionWeights {
   int head_dim_ = 0;
   int hidden_ = 0;
 };
+
+// Returns the Hessians of the layer's output error with respect to values, C = sum over the KV
+// head's query heads of W_o,h' W_o,h, computed from the o_proj of a model directory layer by layer.
+// kInvalidArgument, kNotFound name file and tensor: weights are missing, or have another geometry
+// than `shape`.
+absl::StatusOr<calibration::ValueHessians> OutputProjectionHessians(
+    const std::string& model, const calibration::ModelShape& shape);
 
 }  // namespace crumb::tools

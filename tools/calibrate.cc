@@ -1,16 +1,14 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/calibrate.h"
+#include "tools/commands.h"
 
 #include "calibration/calibrator.h"
 #include "common/atomic_file.h"
 #include "common/rotation_file.h"
 #include "common/status_macros.h"
 #include "models/thread_pool.h"
-#include "tools/activation_files.h"
-#include "tools/model_activations.h"
-#include "tools/rotation_view.h"
-#include "tools/value_hessians.h"
+#include "tools/activations.h"
+#include "tools/attention_weights.h"
 
 namespace crumb::tools {
 namespace {

@@ -5,7 +5,6 @@
 #include <charconv>
 #include <functional>
 #include <memory>
-#include <sstream>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -28,8 +27,8 @@ constexpr const char* kExamples = R"(Examples:
 
 Keyspaces and keys are 64 hexadecimal digits. Exit code: 0 done, 1 failed, 2 wrong arguments.)";
 
-// Adds one subcommand per member function. What a subcommand parsed lands in a field here, and the
-// one that was called is picked afterwards.
+// The grammar of `crumb`. Every Add function adds one subcommand, whose callback moves its
+// arguments to line_.command.
 class Grammar {
  public:
   Grammar() : app_("Looks into and steers a running crumbd, and reads fragment files.", "crumb") {
@@ -56,26 +55,16 @@ class Grammar {
     AddCalibrate();
     AddRotation();
     AddAbsorb();
-    app_.footer(kExamples);  // last: subcommands inherit what is set before them
+    app_.footer(kExamples);  // last, because subcommands inherit the settings before them
   }
 
   std::variant<CommandLine, EarlyExit> Parse(int argc, const char* const* argv) {
-    try {
-      app_.parse(argc, argv);
-      return std::move(line_);
-    } catch (const CLI::ParseError& error) {
-      return ExitOf(error);
-    }
+    if (auto exit = ParseArguments(app_, argc, argv)) return *std::move(exit);
+    return std::move(line_);
   }
 
  private:
-  EarlyExit ExitOf(const CLI::ParseError& error) {
-    std::ostringstream out, err;
-    if (app_.exit(error, out, err) == 0) return {0, out.str(), ""};
-    return {kExitUsage, "", std::string("crumb: ") + error.what() + " (see crumb --help)\n"};
-  }
-
-  // A subcommand that sets line_.command to what `options` holds after parsing.
+  // Adds a subcommand that sets line_.command to `options` after parsing.
   template <typename Options>
   CLI::App* Add(CLI::App* parent, const std::string& name, const std::string& description,
                 std::shared_ptr<Options> options) {
@@ -105,42 +94,42 @@ class Grammar {
   void AddSecurity() {
     CLI::Option* address = app_.get_option("--address");
     CLI::Option* ca = app_.add_option("--tls-ca", line_.tls_ca_file,
-                                      "TLS to --address: PEM certificates to check crumbd with")
+                                      "use TLS to --address; PEM certificates that verify crumbd")
                           ->needs(address);
     CLI::Option* key =
         app_.add_option("--tls-key", line_.tls_key_file, "PEM private key of --tls-cert");
     app_.add_option("--tls-cert", line_.tls_cert_file,
-                    "PEM certificate to show where crumbd checks its callers")
+                    "PEM certificate of this caller, if crumbd verifies its callers")
         ->needs(ca)
         ->needs(key);
     key->needs(ca);
     app_.add_option("--tls-server-name", line_.tls_server_name,
-                    "name in crumbd's certificate, when it is not the host of --address")
+                    "name in crumbd's certificate, if it is not the host of --address")
         ->needs(ca);
     app_.add_option("--token-file", line_.token_file,
-                    "file with the tenant's token, where crumbd has tenants");
+                    "file with the tenant's token, if crumbd has tenants");
   }
 
   void AddObservers() {
-    Add(&app_, "status", "health, version, tiers, keyspaces and sessions",
+    Add(&app_, "status", "show health, version, tiers, keyspaces and sessions",
         std::make_shared<StatusCommand>());
     Add(&app_, "flush", "wait until everything committed is durable",
         std::make_shared<FlushCommand>());
     auto stats = std::make_shared<StatsCommand>();
-    Add(&app_, "stats", "all counters, hit rate by tier, bytes saved", stats)
-        ->add_option("--watch", stats->watch_seconds, "show again every so many seconds")
+    Add(&app_, "stats", "show all counters, hit rate by tier, bytes saved", stats)
+        ->add_option("--watch", stats->watch_seconds, "repeat every so many seconds")
         ->check(CLI::Range(0.1, 3600.0));
     auto lookup = std::make_shared<LookupCommand>();
-    CLI::App* sub = Add(&app_, "lookup", "how much of a prefix is cached, and where", lookup);
+    CLI::App* sub = Add(&app_, "lookup", "show how much of a prefix is cached, and where", lookup);
     AddPrefix(sub, *lookup, [this, lookup] { line_.command = *lookup; });
     auto prefetch = std::make_shared<PrefetchCommand>();
-    sub = Add(&app_, "prefetch",
-              "start to bring a prefix into host memory, from the SSD and from other nodes",
-              prefetch);
+    sub =
+        Add(&app_, "prefetch",
+            "start to load a prefix into host memory, from the SSD and from other nodes", prefetch);
     AddPrefix(sub, prefetch->pages, [this, prefetch] { line_.command = *prefetch; });
   }
 
-  // Keys or tokens into `pages`; `done` when there are any.
+  // Adds keys or tokens, which are parsed into `pages`; `done` is called if there are any.
   void AddPrefix(CLI::App* sub, LookupCommand& pages, const std::function<void()>& done) {
     AddKeyspace(sub, pages.keyspace);
     CLI::Option* keys = AddKeys(sub, pages.keys);
@@ -149,9 +138,10 @@ class Grammar {
                         "token ids in decimal, divided by blanks or commas, instead of keys")
             ->check(CLI::ExistingFile)
             ->excludes(keys);
-    sub->add_flag("--everywhere", pages.everywhere,
-                  "ask every node of the cluster, not only the homes: for keys that do not begin a "
-                  "sequence");
+    sub->add_flag(
+        "--everywhere", pages.everywhere,
+        "look at every node of the cluster instead of the homes: needed for keys that do not "
+        "begin a sequence");
     sub->callback([sub, keys, tokens, done] {
       if (keys->count() + tokens->count() == 0) {
         throw CLI::RequiredError(sub->get_name() + ": keys or --tokens-file");
@@ -176,22 +166,22 @@ class Grammar {
   void AddDrop() {
     auto drop = std::make_shared<DropCommand>();
     CLI::App* sub =
-        Add(&app_, "drop", "delete pages, or all of a keyspace when no key is named", drop);
+        Add(&app_, "drop", "delete pages, or all pages of a keyspace if no key is given", drop);
     AddKeyspace(sub, drop->keyspace);
     AddKeys(sub, drop->keys);
-    sub->add_flag("--yes", drop->confirmed, "really delete")->required();
+    sub->add_flag("--yes", drop->confirmed, "confirm the deletion")->required();
   }
 
   void AddPins() {
     auto pin = std::make_shared<PinCommand>();
-    CLI::App* sub = Add(&app_, "pin", "keep pages from being evicted for a time", pin);
+    CLI::App* sub = Add(&app_, "pin", "protect pages from eviction for a time", pin);
     AddKeyspace(sub, pin->keyspace);
     AddKeys(sub, pin->keys)->required();
     sub->add_option("--ttl", pin->ttl_seconds, "seconds")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
     auto unpin = std::make_shared<UnpinCommand>();
-    sub = Add(&app_, "unpin", "let pages be evicted again", unpin);
+    sub = Add(&app_, "unpin", "allow pages to be evicted again", unpin);
     AddKeyspace(sub, unpin->keyspace);
     AddKeys(sub, unpin->keys)->required();
   }
@@ -206,7 +196,8 @@ class Grammar {
     sub->add_option("state", state->state, "active or bf16")
         ->required()
         ->check(CLI::IsMember({"active", "bf16"}));
-    sub->add_option("--reason", state->reason, "why; kept with the state")->required();
+    sub->add_option("--reason", state->reason, "reason, which is stored with the state")
+        ->required();
   }
 
   static PageInspectCommand::Tile ParseTile(const std::string& text) {
@@ -222,16 +213,17 @@ class Grammar {
   }
 
   void AddCluster() {
-    Add(&app_, "nodes", "the nodes of the cluster", std::make_shared<NodesCommand>());
+    Add(&app_, "nodes", "list the nodes of the cluster", std::make_shared<NodesCommand>());
     auto where = std::make_shared<WhereCommand>();
-    CLI::App* sub = Add(&app_, "where", "a page's homes, and the nodes that hold it", where);
+    CLI::App* sub = Add(&app_, "where", "show a page's homes and the nodes that hold it", where);
     sub->add_option("key", where->key, "page key")->required()->check(HexId());
-    sub->add_option("--keyspace", where->keyspace, "default: where this crumbd has the page")
+    sub->add_option("--keyspace", where->keyspace,
+                    "keyspace id; default: the one in which this crumbd has the page")
         ->check(HexId());
     auto drain = std::make_shared<DrainCommand>();
-    sub = Add(&app_, "drain", "make a node leave: it pushes what it holds to the new homes", drain);
-    sub->add_option("node", drain->node, "node id, or how it begins")->required();
-    sub->add_flag("--wait", drain->wait, "until it is drained");
+    sub = Add(&app_, "drain", "make a node leave: it pushes its pages to their new homes", drain);
+    sub->add_option("node", drain->node, "node id, or a prefix of it")->required();
+    sub->add_flag("--wait", drain->wait, "wait until the node is drained");
   }
 
   void AddPageInspect() {
@@ -267,11 +259,11 @@ class Grammar {
             ->excludes(text);
     AddActivationModel(sub, *options);
     sub->add_flag("--value-hessian", options->value_hessian,
-                  "feedback for values too, from the model's o_proj")
+                  "add feedback for values, from the model's o_proj")
         ->needs(model);
     sub->add_option("--out", options->out, "rotation file to write")->required();
     sub->add_option("--positions", options->positions,
-                    "context to serve; default: the model's maximum")
+                    "tokens of the serving context; default: the model's maximum")
         ->check(CLI::Range(65, 1 << 24));
     sub->add_option("--context", options->context, "tokens of one calibration sequence")
         ->check(CLI::Range(128, 1 << 20))
@@ -279,7 +271,7 @@ class Grammar {
     sub->add_option("--tokens", options->tokens, "calibration tokens at most")
         ->check(CLI::Range(128, 1 << 28))
         ->capture_default_str();
-    sub->add_option("--head-dim", options->head_dim, "of hadamard and naive")
+    sub->add_option("--head-dim", options->head_dim, "head dimension for hadamard and naive")
         ->capture_default_str();
     sub->add_option("--threads", options->threads, "compute threads; 0: one per CPU")
         ->check(CLI::Range(0, 256))
@@ -296,17 +288,17 @@ class Grammar {
   }
 
   static void AddActivationModel(CLI::App* sub, CalibrateCommand& options) {
-    sub->add_option("--model-name", options.model_name, "of activations");
+    sub->add_option("--model-name", options.model_name, "model name, for activations");
     sub->add_option("--layer-ids", options.layer_ids,
-                    "of activations: the layers to take, where some have no full attention")
+                    "for activations: the layers to use, if some have no full attention")
         ->delimiter(',')
         ->check(CLI::Range(0, 1023));
-    sub->add_option("--rope-theta", options.rope_theta, "of activations")
+    sub->add_option("--rope-theta", options.rope_theta, "RoPE base, for activations")
         ->check(CLI::PositiveNumber);
     sub->add_option("--rope-scaling", options.rope_scaling,
-                    "of activations: the object that config.json has under this name");
+                    "for activations: the object of this name in config.json");
     sub->add_option("--rotary-dim", options.rotary_dim,
-                    "of activations: channels that turn with the position; 0: none")
+                    "for activations: channels that RoPE rotates; 0: none")
         ->check(CLI::Range(0, 1024));
   }
 
@@ -315,7 +307,7 @@ class Grammar {
     rotation->require_subcommand(1);
     rotation->fallthrough();
     auto show = std::make_shared<RotationShowCommand>();
-    Add(rotation, "show", "what a rotation file holds, layer by layer", show)
+    Add(rotation, "show", "show a rotation file, layer by layer", show)
         ->add_option("file", show->file, "rotation file")
         ->required()
         ->check(CLI::ExistingFile);
@@ -330,7 +322,7 @@ class Grammar {
   void AddRotationConvert(CLI::App* rotation) {
     auto convert = std::make_shared<RotationConvertCommand>();
     CLI::App* sub =
-        Add(rotation, "convert", "between RotationZoo's files and rotation files", convert);
+        Add(rotation, "convert", "convert between RotationZoo's files and rotation files", convert);
     sub->add_option("files", convert->files,
                     "RotationZoo files for K and V (torch.save), or one rotation file")
         ->required()
@@ -341,12 +333,14 @@ class Grammar {
                     "v1 and v2 are RotationZoo's: one rotation per layer, or per KV head")
         ->check(CLI::IsMember({"crumb", "v1", "v2"}))
         ->capture_default_str();
-    sub->add_option("--side", convert->side, "whose rotations to write to v1 or v2")
+    sub->add_option("--side", convert->side, "tensor whose rotations are written to v1 or v2")
         ->check(CLI::IsMember({"k", "v"}));
-    sub->add_option("--model-name", convert->model, "default: from the file's name");
-    sub->add_option("--layers", convert->layers, "of v1 and v2, from a file for all layers")
+    sub->add_option("--model-name", convert->model, "model name; default: from the file's name");
+    sub->add_option("--layers", convert->layers,
+                    "layers of v1 and v2, if the file is for all layers")
         ->check(CLI::Range(1, 1024));
-    sub->add_option("--kv-heads", convert->kv_heads, "of v2, from a file for all KV heads")
+    sub->add_option("--kv-heads", convert->kv_heads,
+                    "KV heads of v2, if the file is for all KV heads")
         ->check(CLI::Range(1, 1024));
     AddClips(sub, convert->clip_k, convert->clip_v);
   }
@@ -354,7 +348,7 @@ class Grammar {
   void AddAbsorb() {
     auto absorb = std::make_shared<AbsorbCommand>();
     CLI::App* sub =
-        Add(&app_, "absorb", "copy a model with R_V folded into v_proj and o_proj", absorb);
+        Add(&app_, "absorb", "copy a model and fold R_V into its v_proj and o_proj", absorb);
     sub->add_option("--model", absorb->model, "HF directory, safetensors weights")
         ->required()
         ->check(CLI::ExistingDirectory);

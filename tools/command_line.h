@@ -8,26 +8,25 @@
 #include <variant>
 #include <vector>
 
+#include "tools/cli.h"
+
 // The arguments of `crumb`, as data.
 namespace crumb::tools {
-
-inline constexpr int kExitFailure = 1;
-inline constexpr int kExitUsage = 2;
 
 struct StatusCommand {};
 
 struct StatsCommand {
-  double watch_seconds = 0;  // above 0: again after so many seconds, until interrupted
+  double watch_seconds = 0;  // above 0: repeat after so many seconds, until interrupted
 };
 
 struct LookupCommand {
   std::string keyspace;           // hexadecimal
-  std::vector<std::string> keys;  // hexadecimal; or none and
-  std::string tokens_file;        // token ids, from which the keys follow
-  bool everywhere = false;        // asks every node, not only the homes
+  std::vector<std::string> keys;  // hexadecimal; empty: `tokens_file` has the prefix
+  std::string tokens_file;        // token ids, from which the keys are computed
+  bool everywhere = false;        // looks at every node instead of the homes
 };
 
-// Brings what a lookup would find into host memory.
+// Loads the pages that a lookup would find into host memory.
 struct PrefetchCommand {
   LookupCommand pages;
 };
@@ -35,7 +34,7 @@ struct PrefetchCommand {
 struct GetCommand {
   std::string keyspace;
   std::string key;
-  std::string out;  // a page of several fragments is written to OUT, OUT.1, OUT.2...
+  std::string out;  // the fragments of the page are written to OUT, OUT.1, OUT.2...
 };
 
 struct PutCommand {
@@ -43,7 +42,7 @@ struct PutCommand {
   std::vector<std::string> files;
 };
 
-// Deletes pages, or the whole keyspace when `keys` is empty.
+// Deletes pages, or the whole keyspace if `keys` is empty.
 struct DropCommand {
   std::string keyspace;
   std::vector<std::string> keys;
@@ -77,7 +76,7 @@ struct WhereCommand {
 };
 
 struct DrainCommand {
-  std::string node;  // id, or a beginning of one that only one node's has
+  std::string node;  // id, or a prefix of exactly one id
   bool wait = false;
 };
 
@@ -87,29 +86,29 @@ struct PageInspectCommand {
     int head = 0;
   };
   std::string file;
-  std::optional<Tile> tile;  // show the rows of this one
+  std::optional<Tile> tile;  // shows the rows of this tile
 };
 
 struct CalibrateCommand {
-  std::string method = "crumb";  // or oscar, hadamard
-  // hadamard needs none of these; else a model and texts, or activations and perhaps a model.
+  std::string method = "crumb";  // crumb, oscar, hadamard or naive
+  // crumb and oscar need a model and texts, or activations and possibly a model.
   std::string model;                     // HF directory
   std::vector<std::string> texts;        // files
   std::vector<std::string> activations;  // safetensors files
   std::string out;
   int positions = 0;  // serving context; 0: the model's maximum
-  // Of activations, instead of what their metadata and the model say.
+  // Properties of activations, which override their metadata and the model.
   std::string model_name;
   std::vector<int> layer_ids;  // ascending
   std::optional<double> rope_theta;
   std::string rope_scaling;  // JSON, as in config.json
   std::optional<int> rotary_dim;
-  bool value_hessian = false;  // feedback for values too, from the model's o_proj
+  bool value_hessian = false;  // adds feedback for values, from the model's o_proj
   int context = 1024;
   int tokens = 32768;
-  int head_dim = 128;  // of hadamard
+  int head_dim = 128;  // of hadamard and naive
   int threads = 0;
-  std::optional<float> clip_k;  // instead of the method's own
+  std::optional<float> clip_k;  // overrides the method's clip
   std::optional<float> clip_v;
 };
 
@@ -124,11 +123,11 @@ struct RotationVerifyCommand {
 struct RotationConvertCommand {
   std::vector<std::string> files;  // RotationZoo files for K and V, or one rotation file
   std::string out;
-  std::string format = "crumb";  // or v1, v2: a RotationZoo file
-  std::string side;              // k or v, where the files do not say
-  std::string model;             // instead of the name the file has
-  int layers = 0;                // of v1 and v2, from a file for all layers
-  int kv_heads = 0;              // of v2, from a file for all KV heads
+  std::string format = "crumb";  // crumb, or v1 or v2: a RotationZoo file
+  std::string side;              // k or v, if the files do not tell
+  std::string model;             // overrides the name in the file
+  int layers = 0;                // layers of v1 and v2, if the file is for all layers
+  int kv_heads = 0;              // KV heads of v2, if the file is for all KV heads
   std::optional<float> clip_k;
   std::optional<float> clip_v;
 };
@@ -147,26 +146,19 @@ using Command =
                  RotationConvertCommand, AbsorbCommand>;
 
 struct CommandLine {
-  std::string socket_dir = "/run/crumb";  // of crumbd; used when `address` is empty
+  std::string socket_dir = "/run/crumb";  // folder of crumbd's sockets; used if `address` is empty
   std::string address;                    // HOST:PORT
   std::string tls_ca_file;                // PEM files for TLS to `address`
   std::string tls_cert_file;
   std::string tls_key_file;
-  std::string tls_server_name;  // instead of the address's host
-  std::string token_file;       // holds the tenant's token
-  double timeout_seconds = 10;  // for each of crumbd's answers
+  std::string tls_server_name;  // overrides the address's host
+  std::string token_file;       // contains the tenant's token
+  double timeout_seconds = 10;  // of each call to crumbd
   bool json = false;
   Command command;
 };
 
-// Nothing is to be run: help or version was asked for (code 0), or the arguments are wrong.
-struct EarlyExit {
-  int code = 0;
-  std::string out;
-  std::string error;
-};
-
-// Never throws. `argv` as main gets it.
+// Parses the arguments of main. Never throws.
 std::variant<CommandLine, EarlyExit> ParseCommandLine(int argc, const char* const* argv);
 
 }  // namespace crumb::tools

@@ -2,6 +2,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/commands.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <fstream>
 #include <memory>
@@ -12,25 +14,41 @@
 #include "common/printable.h"
 #include "common/status_macros.h"
 #include "crumb/client.h"
-#include "tools/absorb.h"
-#include "tools/calibrate.h"
-#include "tools/crumbd_commands.h"
-#include "tools/page_inspect.h"
+#include "fmt/format.h"
+#include "tools/fragment_report.h"
 #include "tools/progress_bar.h"
-#include "tools/rotation_convert.h"
-#include "tools/rotation_view.h"
 
 namespace crumb::tools {
+
+CommandResult RunPageInspect(const PageInspectCommand& command) {
+  const auto file = ReadFragmentFile(command.file);
+  if (!file.ok()) return CommandResult::Failed(file.status());
+  const FragmentReport report = InspectFragment(*file);
+  CommandResult result;
+  if (command.tile) {
+    const auto rows = RowsOfTile(*file, command.tile->layer, command.tile->head);
+    if (!rows.ok()) return CommandResult::Failed(rows.status());
+    result = CommandResult::Done(TileRowsText(*rows), TileRowsJson(*rows));
+  } else {
+    result = CommandResult::Done(FragmentText(report), FragmentJson(report));
+  }
+  if (report.damaged_tiles > 0) {
+    result.status = absl::DataLossError(fmt::format("{}: {} of {} tiles are damaged", command.file,
+                                                    report.damaged_tiles, report.tiles.size()));
+  }
+  return result;
+}
+
 namespace {
 
-// The socket that a connection begins with, in crumbd's socket folder.
+// The socket in crumbd's socket folder to which clients connect first.
 constexpr const char* kSocketName = "crumbd.fd.sock";
 
 Duration FromSeconds(double seconds) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
-// A token is one line; what editors add around it is not part of it.
+// Reads a token, which is one word; white space around it is ignored.
 absl::StatusOr<std::string> ReadToken(const std::string& path) {
   if (path.empty()) return std::string();
   std::ifstream file(path);
@@ -43,8 +61,9 @@ absl::StatusOr<std::string> ReadToken(const std::string& path) {
   return token;
 }
 
-// A page that is named alone may lie anywhere in its sequence: nobody can say who its homes are.
-bool AsksEveryNode(const Command& command) {
+// Returns whether the command must look at every node: a page that is named without its prefix may
+// be anywhere in its sequence, so its homes are unknown.
+bool NeedsEveryNode(const Command& command) {
   if (const auto* lookup = std::get_if<LookupCommand>(&command)) return lookup->everywhere;
   if (const auto* prefetch = std::get_if<PrefetchCommand>(&command)) {
     return prefetch->pages.everywhere;
@@ -62,12 +81,12 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const CommandLine& line)
   options.tls_server_name = line.tls_server_name;
   CRUMB_ASSIGN_OR_RETURN(options.token, ReadToken(line.token_file));
   options.process_name = "crumb";
-  options.ask_every_node = AsksEveryNode(line.command);
+  options.ask_every_node = NeedsEveryNode(line.command);
   options.staging_bytes = 0;
   options.connect_timeout = FromSeconds(line.timeout_seconds);
   options.call_timeout = options.connect_timeout;
   CRUMB_ASSIGN_OR_RETURN(auto crumbd, client::Client::Open(options));
-  // Over TLS the command's own call tells why there is no connection.
+  // Over TLS, the call of the command reports why there is no connection.
   if (crumbd->connected() || !line.tls_ca_file.empty()) return crumbd;
   const std::string where =
       line.address.empty() ? line.socket_dir + "/" + kSocketName : line.address;
@@ -88,7 +107,7 @@ void WaitFor(double seconds, const std::function<bool()>& interrupted) {
 
 int PrintResult(const CommandResult& result, bool json, std::ostream& out, std::ostream& error) {
   if (json && (result.status.ok() || !result.json.empty())) {
-    // In ASCII: names from other callers of crumbd cannot drive a terminal.
+    // The output is ASCII, so that names from other callers of crumbd cannot control a terminal.
     out << result.json.dump(2, ' ', true, nlohmann::json::error_handler_t::replace) << "\n";
   } else if (!json) {
     out << PrintableLines(result.text);
@@ -105,14 +124,14 @@ int RunCommandLine(const CommandLine& line, const std::function<bool()>& interru
     return PrintResult(RunPageInspect(*inspect), line.json, out, error);
   }
   if (const auto* calibrate = std::get_if<CalibrateCommand>(&line.command)) {
-    ProgressBar bar("calibrating", error);
+    ProgressBar bar("calibrating", error, ProgressBar::StyleFor(STDERR_FILENO));
     const auto show = [&bar](double done) { bar.Show(done); };
     const CommandResult result = RunCalibrate(*calibrate, show);
     bar.End();
     return PrintResult(result, line.json, out, error);
   }
   if (const auto* absorb = std::get_if<AbsorbCommand>(&line.command)) {
-    ProgressBar bar("absorbing", error);
+    ProgressBar bar("absorbing", error, ProgressBar::StyleFor(STDERR_FILENO));
     const auto show = [&bar](double done) { bar.Show(done); };
     const CommandResult result = RunAbsorb(*absorb, show);
     bar.End();

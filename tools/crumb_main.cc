@@ -14,16 +14,16 @@ volatile std::sig_atomic_t interrupted = 0;
 }  // namespace
 
 int main(int argc, char** argv) {
-  crumb::SetLogSeverity(crumb::Severity::kOff);  // what goes wrong is said once, by the command
+  crumb::SetLogSeverity(crumb::Severity::kOff);  // the command reports errors, once
   const auto parsed = crumb::tools::ParseCommandLine(argc, argv);
   if (const auto* exit = std::get_if<crumb::tools::EarlyExit>(&parsed)) {
-    std::cout << exit->out;
-    std::cerr << exit->error;
-    return exit->code;
+    return crumb::tools::ReportExit(*exit);
   }
   const auto& line = std::get<crumb::tools::CommandLine>(parsed);
   if (std::holds_alternative<crumb::tools::StatsCommand>(line.command)) {
-    std::signal(SIGINT, [](int) { interrupted = 1; });  // ends a watch; other commands just end
+    std::signal(SIGINT, [](int) {
+      interrupted = 1;
+    });  // ends `stats --watch`; other commands keep the default action
   }
   return crumb::tools::RunCommandLine(
       line, [] { return interrupted != 0; }, std::cout, std::cerr);

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/crumbd_commands.h"
+#include "tools/commands.h"
 
 #include <unistd.h>
 
@@ -12,11 +12,10 @@
 #include <vector>
 
 #include "common/status_macros.h"
+#include "crumb/client.h"
 #include "fmt/format.h"
-#include "tools/cluster_view.h"
+#include "tools/crumbd_views.h"
 #include "tools/fragment_file.h"
-#include "tools/page_inspect.h"
-#include "tools/stats_view.h"
 #include "tools/text_table.h"
 
 namespace crumb::tools {
@@ -24,9 +23,10 @@ namespace {
 
 using nlohmann::json;
 
-constexpr size_t kKeysMax = 16384;  // of one request: proto/crumb/v1/cache_service.proto
+// Keys of one request at most (proto/crumb/v1/cache_service.proto).
+constexpr size_t kKeysMax = 16384;
 
-// What a command runs with.
+// The connection and the timeout of a command.
 struct Context {
   client::Client& crumbd;
   Duration timeout;
@@ -176,7 +176,7 @@ bool IsVisible(client::CommitOutcome outcome) {
          outcome == client::CommitOutcome::kDeduplicated;
 }
 
-// A damaged file is refused here, where the damaged tile can be named.
+// Reads a fragment file and refuses a damaged one, because the damaged tile can be named here.
 absl::StatusOr<client::FragmentBytes> LoadFragment(const std::string& path) {
   CRUMB_ASSIGN_OR_RETURN(const FragmentFile file, ReadFragmentFile(path));
   const absl::Status intact = VerifyTileSums(file.header, file.tiles);
@@ -236,7 +236,7 @@ absl::StatusOr<CommandResult> Run(const FlushCommand&, const Context& context) {
     text += fmt::format("{} pages are in memory only: the SSD tier admits pages that were read\n",
                         report.unread_pages);
   }
-  // Counts and failure together: what is durable is shown, and the rest is an error.
+  // The counts of durable pages are shown, and the other pages are an error.
   return CommandResult{std::move(text),
                        {{"durable_pages", report.durable_pages},
                         {"tier_off_pages", report.tier_off_pages},
@@ -291,7 +291,7 @@ absl::StatusOr<CommandResult> Run(const WhereCommand& command, const Context& co
   return CommandResult::Done(PlaceText(place), PlaceJson(place));
 }
 
-// The id of the one node whose id begins so.
+// Returns the id of the only node whose id has this prefix.
 absl::StatusOr<std::string> NodeNamed(const client::NodeList& list, const std::string& beginning) {
   std::vector<std::string> found;
   for (const auto& node : list.nodes) {
@@ -313,7 +313,7 @@ absl::StatusOr<CommandResult> Run(const DrainCommand& command, const Context& co
     const auto node = std::find_if(list.nodes.begin(), list.nodes.end(),
                                    [&](const auto& each) { return each.id == id; });
     if (node == list.nodes.end()) {
-      return absl::AbortedError(fmt::format("node {} is gone before it was drained", id));
+      return absl::AbortedError(fmt::format("node {} left the cluster before it was drained", id));
     }
     state = node->state;
   }
@@ -321,10 +321,10 @@ absl::StatusOr<CommandResult> Run(const DrainCommand& command, const Context& co
                              {{"node", id}, {"state", state}});
 }
 
-// The commands that need no crumbd are run before there is a connection.
+// RunCommandLine runs the commands that need no crumbd.
 template <typename Other>
 absl::StatusOr<CommandResult> Run(const Other&, const Context&) {
-  return absl::InternalError("this command asks no crumbd");
+  return absl::InternalError("this command needs no crumbd");
 }
 
 }  // namespace

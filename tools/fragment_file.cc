@@ -14,17 +14,18 @@
 namespace crumb::tools {
 namespace {
 
-// First bytes of an encoded header: docs/formats/fragment.md.
+// The first bytes of an encoded header (docs/formats/fragment.md).
 constexpr std::string_view kHeaderMagic = "CRMB";
-// Larger files are not read into memory.
+// The largest file, in bytes, that is read into memory.
 constexpr uint64_t kFileBytesMax = uint64_t{1} << 30;
 
 bool MagicAt(std::span<const std::byte> bytes, size_t offset) {
   return std::memcmp(bytes.data() + offset, kHeaderMagic.data(), kHeaderMagic.size()) == 0;
 }
 
-// The header ends with the file, and its own length depends on the tiles it describes: every count
-// of tiles gives one place where it may begin. Says why the likeliest place held none.
+// Finds the header, which ends with the file. Its length depends on the number of tiles, so that
+// every number yields one offset at which it may begin. The error is that of the most likely
+// offset.
 absl::StatusOr<size_t> FindHeader(std::span<const std::byte> bytes) {
   absl::Status why =
       absl::DataLossError("no fragment header at the end: not a fragment file, or cut short");

@@ -13,22 +13,22 @@
 
 namespace crumb::tools {
 
-// A fragment as a file: its tiles and then its encoded header, the same bytes as on the wire
+// A fragment file: the tiles followed by the encoded header, the same bytes as on the wire
 // (docs/formats/fragment.md).
 struct FragmentFile {
   FragmentHeader header;
   std::vector<std::byte> tiles;
 };
 
-// Takes a whole fragment apart. The tiles' sums are not looked at. kDataLoss: no header is where
-// one must be, or it is damaged or truncated; kFailedPrecondition: a later version wrote it.
+// Splits a fragment into header and tiles, without verifying the tiles' checksums. kDataLoss: there
+// is no header, or it is damaged or truncated; kFailedPrecondition: a later version wrote it.
 absl::StatusOr<FragmentFile> ParseFragment(std::vector<std::byte> bytes);
 
-// The same from a file. kNotFound, kFailedPrecondition: the file cannot be read; kInvalidArgument:
-// it is larger than any fragment.
+// Reads a fragment file; errors are those of ParseFragment and the following. kNotFound,
+// kFailedPrecondition: the file cannot be read; kInvalidArgument: it is larger than any fragment.
 absl::StatusOr<FragmentFile> ReadFragmentFile(const std::string& path);
 
-// Writes `header` behind `tiles`, replacing the file.
+// Writes `tiles` and then `header`, replacing the file.
 absl::Status WriteFragmentFile(const std::string& path, const FragmentHeader& header,
                                std::span<const std::byte> tiles);
 

@@ -5,16 +5,19 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "kernels/tile.h"
 #include "kernels/tile_codec.h"
+#include "nlohmann/json_fwd.hpp"
 #include "tools/fragment_file.h"
 
-// What `crumb page inspect` knows about a fragment.
+// The findings of `crumb page inspect`.
 namespace crumb::tools {
 
-// Least, mean and greatest of the finite values seen; all 0 when there were none.
+// The least, mean and greatest of the finite values; all 0 if there were none.
 struct Spread {
   float least = 0;
   double mean = 0;
@@ -26,7 +29,7 @@ struct Int2PartStatistics {
   Spread scale;
   Spread minimum;
   std::array<uint64_t, 4> codes{};  // how often each code occurs
-  uint64_t non_finite = 0;          // scales and minima that are not numbers
+  uint64_t non_finite = 0;          // scales and minima that are not finite
 };
 
 // K or V of one BF16 tile.
@@ -38,7 +41,7 @@ struct Bf16PartStatistics {
 struct TileReport {
   int layer = 0;
   int head = 0;
-  uint32_t sum_expected = 0;               // as the header says
+  uint32_t sum_expected = 0;               // in the header
   uint32_t sum_found = 0;                  // CRC-32C of the bytes
   std::array<Int2PartStatistics, 2> int2;  // K, V; set for INT2 fragments of a known shape
   std::array<Bf16PartStatistics, 2> bf16;  // K, V; set for BF16 fragments of a known shape
@@ -48,13 +51,14 @@ struct TileReport {
 
 struct FragmentReport {
   FragmentHeader header;
-  // Follows from tile size and format; empty when no shape has that size or the layout is unknown.
+  // The shape that follows from tile size and format; empty if no shape has that size or the layout
+  // is unknown.
   std::optional<kernels::TileShape> shape;
   std::vector<TileReport> tiles;  // layer by layer, head by head
   int damaged_tiles = 0;
 };
 
-// One row of an INT2 tile and one of its groups of channels.
+// The codes of one row of an INT2 tile in one group of channels.
 struct TileRow {
   kernels::TilePart part = kernels::TilePart::kKey;
   int token = 0;
@@ -64,13 +68,21 @@ struct TileRow {
   std::vector<uint8_t> codes;  // [group_size] in channel order
 };
 
-// The shape of this fragment's tiles, if there is one that kernels know.
+// Returns the shape of the fragment's tiles, if the kernels support it.
 std::optional<kernels::TileShape> ShapeOf(const FragmentHeader& header);
 
 FragmentReport InspectFragment(const FragmentFile& file);
 
-// Rows of one INT2 tile: K's tokens, then V's. kInvalidArgument: the fragment does not hold the
-// tile, is not INT2, or has an unknown shape.
+// Returns the rows of one INT2 tile: K's tokens, then V's. kInvalidArgument: the fragment does not
+// have the tile, is not INT2, or has an unknown shape.
 absl::StatusOr<std::vector<TileRow>> RowsOfTile(const FragmentFile& file, int layer, int head);
+
+// The report as text and as JSON.
+
+std::string FragmentText(const FragmentReport& report);
+nlohmann::json FragmentJson(const FragmentReport& report);
+
+std::string TileRowsText(std::span<const TileRow> rows);
+nlohmann::json TileRowsJson(std::span<const TileRow> rows);
 
 }  // namespace crumb::tools

@@ -6,29 +6,47 @@
 #include <string>
 
 #include "common/clock.h"
+#include "common/mutex.h"
 
 namespace crumb::tools {
 
-// One line on a terminal: what is done, how much of it, and how long the rest will take at the mean
-// pace so far. Drawn again in place, a few times a second at most. Not thread-safe.
+// Shows how much of a long piece of work is done, and how long the rest will take at the mean pace
+// so far. Thread-safe.
 class ProgressBar {
  public:
-  // Borrows both.
-  ProgressBar(std::string label, std::ostream& out, const Clock& clock = Clock::Real());
+  enum class Style {
+    kTerminal,  // one line with a bar, which is drawn again in place every 0.2 s at most
+    kLog,       // a line of text every 30 s at most, for files and pipes
+    kQuiet,     // nothing
+  };
+  // kTerminal if the file descriptor is a terminal, otherwise kLog.
+  static Style StyleFor(int fd);
 
-  // `done` of the work, 0 to 1; 1 ends the line.
+  // `out` and `clock` must outlive the bar.
+  ProgressBar(std::string label, std::ostream& out, Style style = Style::kTerminal,
+              const Clock& clock = Clock::Real());
+
+  // Sets the part of the work that is done, 0 to 1. 1 ends the line.
   void Show(double done);
-  // Ends the line, if one was begun, where the work stopped: what is printed next has its own.
+  // Adds a part of the work to what is done.
+  void Add(double part);
+  // Ends a line that was begun, if the work stopped before its end, so that later output does not
+  // continue it.
   void End();
 
  private:
+  void ShowLocked(double done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const std::string label_;
   std::ostream& out_;
+  const Style style_;
   const Clock& clock_;
   const TimePoint begin_;
-  TimePoint drawn_;
-  bool begun_ = false;
-  bool ended_ = false;
+  Mutex mutex_;
+  double done_ ABSL_GUARDED_BY(mutex_) = 0;
+  TimePoint drawn_ ABSL_GUARDED_BY(mutex_);
+  bool begun_ ABSL_GUARDED_BY(mutex_) = false;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace crumb::tools

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/rotation_convert.h"
+#include "tools/commands.h"
 
 #include <filesystem>
 #include <fstream>
@@ -10,7 +10,6 @@
 #include "common/rotation_file.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
-#include "tools/rotation_view.h"
 
 namespace crumb::tools {
 namespace {
@@ -23,7 +22,8 @@ std::optional<Side> NamedSide(const std::string& name) {
   return name == "k" ? Side::kKeys : Side::kValues;
 }
 
-// torch.save writes ZIP archives; a rotation file begins with the length of its header.
+// Distinguishes the files: torch.save writes ZIP archives, and a rotation file begins with the
+// length of its header.
 bool IsZip(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
   char head[2] = {};
@@ -31,7 +31,7 @@ bool IsZip(const std::string& path) {
   return head[0] == 'P' && head[1] == 'K';
 }
 
-// "model" of "dir/model.k_rotation_qqt_r_h_pbr.pt".
+// Returns the "model" of "dir/model.k_rotation_qqt_r_h_pbr.pt".
 std::string ModelOf(const std::string& path) {
   std::string name = std::filesystem::path(path).stem().string();
   for (const char* mark : {"k_rotation", "v_rotation"}) {
@@ -56,7 +56,7 @@ absl::StatusOr<RotationFile> Import(const RotationConvertCommand& command) {
           "it alone with --side");
     }
     std::optional<RotationZooFile>& place = *side == Side::kKeys ? keys : values;
-    if (place) return absl::InvalidArgumentError(path + ": a second file for the same side");
+    if (place) return absl::InvalidArgumentError(path + ": it is a second file for the same side");
     place = std::move(zoo);
   }
   auto file = calibration::FromRotationZoo(keys ? &*keys : nullptr, values ? &*values : nullptr);

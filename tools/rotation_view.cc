@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/rotation_view.h"
+#include "tools/commands.h"
 
 #include <Eigen/Dense>
 #include <algorithm>
@@ -16,13 +16,14 @@ namespace crumb::tools {
 namespace {
 
 constexpr double kOrthogonalTolerance = 1e-6;
-constexpr double kDiagonalTolerance = 1e-4;  // of a product of f32 arrays, relative
+// The largest relative deviation of diag(R' C R) from its mean, which is a product of f32 arrays.
+constexpr double kDiagonalTolerance = 1e-4;
 constexpr double kDamp = 0.01;
 constexpr int kTopEigenvalues = 8;
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Matrix `index` of an array of square matrices.
+// Returns matrix `index` of an array of square matrices.
 Eigen::MatrixXd MatrixOf(const std::vector<float>& values, int64_t index, int dim) {
   return Eigen::Map<const RowMajor>(&values[index * dim * dim], dim, dim).cast<double>();
 }
@@ -31,14 +32,14 @@ Eigen::VectorXd RowOf(const std::vector<float>& values, int64_t index, int dim) 
   return Eigen::Map<const Eigen::VectorXf>(&values[index * dim], dim).cast<double>();
 }
 
-// The part of the trace that the largest eigenvalues have.
+// Returns the fraction of the trace that the largest eigenvalues have.
 double TopShare(const Eigen::VectorXd& eigenvalues) {
   const auto top = std::min<Eigen::Index>(kTopEigenvalues, eigenvalues.size());
   return eigenvalues.tail(top).sum() / std::max(eigenvalues.sum(), 1e-30);
 }
 
-// Weighted error with feedback over that without. Of R = U H P the eigenvalues alone say it:
-// R' C R = P H diag(eigenvalues) H P.
+// Returns the weighted error with feedback over that without. For R = U H P it follows from the
+// eigenvalues alone: R' C R = P H diag(eigenvalues) H P.
 double FeedbackGain(const RotationFile& file, int64_t at) {
   double gain = 1.0;
   if (!file.covariance_k.empty() && !file.rotation_k.empty()) {
@@ -53,7 +54,7 @@ double FeedbackGain(const RotationFile& file, int64_t at) {
   return gain;
 }
 
-// Of one layer, averaged over its heads. Absent: the file does not say.
+// Figures of one layer, averaged over its heads. Those that the file does not contain are absent.
 struct LayerSpectrum {
   std::optional<double> top_share_k;
   std::optional<double> top_share_v;
@@ -88,7 +89,7 @@ LayerSpectrum SpectrumOf(const RotationFile& file, int layer) {
   return spectrum;
 }
 
-// Mean over layers and KV heads.
+// Returns the mean over layers and KV heads.
 std::optional<double> AttentionErrorOf(const RotationFile& file) {
   if (file.attention_error.empty()) return std::nullopt;
   return RowOf(file.attention_error, 0, static_cast<int>(file.attention_error.size())).mean();
@@ -102,7 +103,7 @@ nlohmann::json JsonNumber(const std::optional<double>& value) {
   return value ? nlohmann::json(*value) : nlohmann::json();
 }
 
-// Absent: not checked, for lack of what it takes.
+// The results of the checks. A check is absent if the file lacks the arrays for it.
 struct RotationErrors {
   std::optional<double> orthogonal;  // largest |R'R - I|
   std::optional<double> diagonal;    // largest relative deviation of diag(R' C R) from its mean
@@ -228,8 +229,8 @@ CommandResult RunRotationVerify(const RotationVerifyCommand& command) {
   }
   if (!(orthogonal.value_or(0.0) <= kOrthogonalTolerance) ||
       !(diagonal.value_or(0.0) <= kDiagonalTolerance)) {
-    result.status =
-        absl::DataLossError(command.file + ": its rotations are not what they should be");
+    result.status = absl::DataLossError(
+        command.file + ": its rotations are not orthogonal, or do not fit its covariances");
   }
   return result;
 }

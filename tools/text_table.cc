@@ -11,7 +11,7 @@
 namespace crumb::tools {
 namespace {
 
-// What a number and its unit are made of; an empty cell fits in any column.
+// The characters of a number and its unit. An empty cell may be in any column.
 bool LooksNumeric(const std::string& cell) {
   if (cell.empty() || cell == "-") return true;
   return std::isdigit(static_cast<unsigned char>(cell[0])) != 0 ||
@@ -36,7 +36,8 @@ void AppendLine(const std::vector<std::string>& cells, const std::vector<size_t>
 
 void TextTable::AddRow(std::vector<std::string> cells) {
   cells.resize(headings_.size());
-  // Names and reasons come from other callers of crumbd: a cell is one line without escapes.
+  // A cell is one line without escapes, because names and reasons come from other callers of
+  // crumbd.
   for (std::string& cell : cells) cell = Printable(cell);
   rows_.push_back(std::move(cells));
 }

@@ -7,19 +7,19 @@
 #include <string>
 #include <vector>
 
-// Plain text for people: aligned columns, and numbers with units.
+// Text output: aligned columns, and numbers with units.
 namespace crumb::tools {
 
-// Rows of cells under one line of headings. Columns that hold only numbers are right-aligned.
+// Rows of cells under one line of headings. Columns of numbers are right-aligned.
 class TextTable {
  public:
   explicit TextTable(std::vector<std::string> headings) : headings_(std::move(headings)) {}
 
-  // `cells` are at most as many as the headings; missing ones are empty.
+  // REQUIRES: there are at most as many cells as headings. Missing cells are empty.
   void AddRow(std::vector<std::string> cells);
 
   bool empty() const { return rows_.empty(); }
-  // Every line ends in a line feed, without blanks before it.
+  // Returns the table. Every line ends with a line feed and has no blanks before it.
   std::string ToString() const;
 
  private:
@@ -27,13 +27,13 @@ class TextTable {
   std::vector<std::vector<std::string>> rows_;
 };
 
-// "1.50 GiB"; below 1 KiB "17 B".
+// Returns "1.50 GiB", or "17 B" for fewer than 1 KiB.
 std::string FormatBytes(uint64_t bytes);
 
-// "3d 04:05:06", "04:05:06".
+// Returns "3d 04:05:06" or "04:05:06".
 std::string FormatUptime(double seconds);
 
-// "12.3 %"; "-" when `whole` is 0.
+// Returns "12.3 %", or "-" if `whole` is 0.
 std::string FormatPercent(double part, double whole);
 
 }  // namespace crumb::tools

@@ -19,7 +19,7 @@
 #include "gtest/gtest.h"
 #include "models/engine.h"
 #include "models/tokenizer.h"
-#include "tools/model_activations.h"
+#include "tools/activations.h"
 
 namespace crumb::client {
 namespace {

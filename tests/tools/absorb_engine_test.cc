@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// A model with biases, absorbed and run by the engine: the same logits, values rotated.
+// Absorbs a model with biases and runs it: the logits are unchanged, and the values are rotated.
 #include <gtest/gtest.h>
 
 #include <Eigen/Dense>
@@ -14,14 +14,14 @@
 #include "tests/common/temporary_folder.h"
 #include "tests/models/model_folder.h"
 #include "tests/models/reference_model.h"
-#include "tools/absorb.h"
+#include "tools/commands.h"
 
 namespace crumb::tools {
 namespace {
 
 using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Values are rounded to bf16 in another basis, 2^-9 of each.
+// The tolerance for values that are rounded to bf16 in another basis: 2^-9 of each.
 constexpr double kTolerance = 1e-2;
 
 std::vector<int32_t> Tokens() {
@@ -72,7 +72,7 @@ TEST(AbsorbEngineTest, AModelWithBiasesKeepsItsLogits) {
   EXPECT_LT(models::RelativeDifference(logits->values, models::ReferenceLogits(model, Tokens())),
             kTolerance);
 
-  // Not because nothing was changed: values with a bias that was not rotated are others.
+  // The logits agree although the values changed, because biases are rotated as well.
   models::SmallModel mixed = model;
   const auto tensors =
       models::ParseSafetensors(models::ReadText(out.File("model") + "/model.safetensors"));

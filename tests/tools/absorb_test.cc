@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/absorb.h"
+#include "tools/commands.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -18,7 +18,6 @@
 #include "common/safetensors.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/tools/tensor_file.h"
-#include "tools/rotation_view.h"
 
 namespace crumb::tools {
 namespace {
@@ -29,7 +28,7 @@ using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::Row
 
 constexpr int kLayers = 3, kQHeads = 4, kKvHeads = 2, kHeadDim = 16, kHidden = 48;
 
-// How the projections are stored.
+// The form in which projections are stored.
 struct Storage {
   const char* name;
   const char* dtype;
@@ -65,7 +64,7 @@ class AbsorbTest : public testing::Test {
     file.Add(name + ".weight_scale", "F32", shape, scale);
   }
 
-  // Two shards with layers across them, biases, tensors and files that have nothing to do with it.
+  // Writes two shards that share layers, with biases and with unrelated tensors and files.
   void WriteModel() {
     fs::create_directories(ModelDir() + "/extra");
     TensorFile shards[2];
@@ -125,7 +124,7 @@ class AbsorbTest : public testing::Test {
     return text.value_or("");
   }
 
-  // A projection of `dir` in double precision.
+  // Returns a projection of `dir` in double precision.
   Eigen::MatrixXd Weight(const std::string& dir, int shard, const std::string& name) const {
     const auto file = SafetensorsFile::Open(dir + "/" + Shard(shard));
     EXPECT_TRUE(file.ok()) << file.status();
@@ -172,7 +171,7 @@ INSTANTIATE_TEST_SUITE_P(Storages, AbsorbStorageTest,
                                          Storage{"fp8_tensor", "F8_E4M3", 1, 8e-2}),
                          [](const auto& storage) { return std::string(storage.param.name); });
 
-// Each query head's product of both projections, and the values themselves, in double precision.
+// Returns each query head's product of both projections, and the values, in double precision.
 TEST_P(AbsorbStorageTest, OutputsStayAndValuesArriveRotated) {
   storage_ = GetParam();
   WriteModel();
@@ -255,7 +254,7 @@ TEST_F(AbsorbTest, EverythingElseIsKeptAndTheRotationFileFits) {
       EXPECT_NEAR(absorbed->mean_v[at * kHeadDim + c], expected, 1e-6);
     }
   }
-  // What is absorbed cannot be absorbed again.
+  // An absorbed model cannot be absorbed again.
   AbsorbCommand again = Command();
   again.model = OutDir();
   again.out = folder_.File("again");

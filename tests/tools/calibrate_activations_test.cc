@@ -9,9 +9,8 @@
 #include "common/rotation_file.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/tools/tensor_file.h"
-#include "tools/calibrate.h"
-#include "tools/model_activations.h"
-#include "tools/rotation_view.h"
+#include "tools/activations.h"
+#include "tools/commands.h"
 
 namespace crumb::tools {
 namespace {
@@ -31,7 +30,7 @@ std::vector<float> Floats(const kernels::Bf16* values, size_t count) {
 
 class CalibrateActivationsTest : public testing::Test {
  protected:
-  // What the model computes for a text, as files of two sequences each.
+  // Writes the activations of the model for a text, as files of two sequences each.
   void DumpModel(const std::string& dtype) {
     const auto source = ModelActivations::Open({.model = kModel,
                                                 .texts = {"LICENSE"},
@@ -71,7 +70,7 @@ class CalibrateActivationsTest : public testing::Test {
     }
   }
 
-  // Random rows of one small model: 2 layers, 2 query heads, 1 KV head, head_dim 64.
+  // Returns random rows of a small model: 2 layers, 2 query heads, 1 KV head, head_dim 64.
   void MakeSmall(int tokens) {
     files_[0] = {};
     for (const char* name :
@@ -120,7 +119,7 @@ class CalibrateActivationsTest : public testing::Test {
   TensorFile files_[2];
 };
 
-// The same activations by way of files give the constants that running the model gives.
+// Activations from files yield the same constants as running the model.
 TEST_F(CalibrateActivationsTest, FilesGiveWhatTheModelGives) {
   for (const char* dtype : {"BF16", "F32"}) {
     DumpModel(dtype);
@@ -161,12 +160,12 @@ TEST_F(CalibrateActivationsTest, TheModelFolderGivesRopeAndValueHessians) {
   EXPECT_GT(most, 0.1f);
 }
 
-// A sequence in two pieces whose positions go on counts as one that was cut: the same moments.
+// A sequence in two pieces with continuing positions yields the same moments as a cut sequence.
 TEST_F(CalibrateActivationsTest, PositionsSayWhereARunIs) {
   MakeSmall(1024);
   ASSERT_TRUE(RunCalibrate(SmallCommand(), nullptr).status.ok());
   const auto whole = ReadRotationFile(Out());
-  // The same rows as two runs, the later one first.
+  // The rows are written as two pieces, the later one first.
   TensorFile turned = files_[0];
   for (auto& [name, entry] : turned.tensors) {
     std::rotate(entry.bytes.begin(), entry.bytes.begin() + entry.bytes.size() / 2,

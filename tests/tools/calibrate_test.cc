@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/calibrate.h"
+#include "tools/commands.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,6 @@
 
 #include "common/rotation_file.h"
 #include "tests/common/temporary_folder.h"
-#include "tools/rotation_view.h"
 
 namespace crumb::tools {
 namespace {
@@ -75,7 +74,8 @@ TEST_F(CalibrateTest, TheFileSaysWhatAttentionErrorToExpect) {
   EXPECT_NEAR(sum / 4, mean, 1e-6);
 }
 
-// Of 383 tokens no query attends quantized history: neither mass shift nor attention error shows.
+// In a sequence of 383 tokens no query attends quantized history, so that neither mass shift nor
+// attention error can be measured.
 TEST_F(CalibrateTest, SequencesTooShortToMeasureOnAreSaid) {
   CalibrateCommand command = Command("crumb");
   for (const auto& [context, windows] : {std::pair{383, 0}, std::pair{384, 8}}) {
@@ -119,7 +119,7 @@ TEST_F(CalibrateTest, BadInputIsNamedAndNothingIsWritten) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
-// Before the work, that is: progress is never reported.
+// The error is found before the work, so that no progress is reported.
 TEST_F(CalibrateTest, APlaceThatCannotBeWrittenShowsAtOnce) {
   CalibrateCommand command = Command("crumb");
   for (const std::string& out : {Path("no/such/folder/rotation"), folder_.path()}) {
@@ -147,7 +147,7 @@ TEST_F(CalibrateTest, FilesThatAreShorterThanASequenceCountTogether) {
   EXPECT_EQ(made.json["tokens"], 1536);
 }
 
-// Of two texts with room for one in --tokens both are read.
+// Both of two texts are read if --tokens has room for one of them only.
 TEST_F(CalibrateTest, AllTextsAreReadWhereThereIsTooMuch) {
   CalibrateCommand command = Command("oscar");
   const auto digest = [&](const std::vector<std::string>& texts) {

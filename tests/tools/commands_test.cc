@@ -9,12 +9,11 @@
 #include <map>
 #include <sstream>
 
+#include "crumb/client.h"
 #include "nlohmann/json.hpp"
 #include "tests/common/temporary_folder.h"
 #include "tests/tools/sample_fragment.h"
-#include "tools/crumbd_commands.h"
 #include "tools/fragment_file.h"
-#include "tools/page_inspect.h"
 
 namespace crumb::tools {
 namespace {
@@ -23,7 +22,7 @@ using ::testing::HasSubstr;
 
 constexpr uint32_t kSeed = 3;
 
-// A crumbd of one keyspace in memory. What no command calls answers kUnimplemented.
+// A crumbd with one keyspace in memory. Calls that no command makes return kUnimplemented.
 class MemoryClient : public client::Client {
  public:
   bool connected() override { return true; }

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The crumb command against a real crumbd, over its Unix socket.
+// Runs the crumb command against a real crumbd over its Unix socket.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

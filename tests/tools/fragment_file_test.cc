@@ -33,7 +33,7 @@ TEST(FragmentFileTest, EveryTruncationIsRefused) {
   std::mt19937 random(kSeed);
   SCOPED_TRACE(testing::Message() << "seed " << kSeed);
   for (int i = 0; i < 200; ++i) {
-    // Half of the cuts fall into the header.
+    // Half of the cuts are in the header.
     const size_t range = i % 2 == 0 ? 200 : whole.size();
     const size_t cut = 1 + random() % (range - 1);
     const auto parsed = ParseFragment({whole.begin(), whole.end() - static_cast<ptrdiff_t>(cut)});

@@ -10,7 +10,6 @@
 
 #include "nlohmann/json.hpp"
 #include "tests/tools/sample_fragment.h"
-#include "tools/fragment_view.h"
 
 namespace crumb::tools {
 namespace {
@@ -48,7 +47,7 @@ TEST(FragmentReportTest, CountsCodesAndBoundsScales) {
     ASSERT_TRUE(rows.ok()) << rows.status();
     ASSERT_EQ(rows->size(), 2u * 64 * 4);
     for (size_t part = 0; part < 2; ++part) {
-      // The rows are read element by element: what is counted twice must agree.
+      // The rows are read element by element, and their counts must agree with the report.
       std::array<uint64_t, 4> codes{};
       float least = std::numeric_limits<float>::infinity(), greatest = -least;
       double sum = 0;

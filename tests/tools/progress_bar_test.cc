@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 TEST(ProgressBarTest, ShowsPartAndTimeLeft) {
   FakeClock clock;
   std::ostringstream out;
-  ProgressBar bar("working", out, clock);
+  ProgressBar bar("working", out, ProgressBar::Style::kTerminal, clock);
   bar.Show(0.0);
   EXPECT_THAT(out.str(), HasSubstr("\rworking [..............................]   0 %"));
   clock.Advance(std::chrono::seconds(30));
@@ -34,13 +34,39 @@ TEST(ProgressBarTest, ShowsPartAndTimeLeft) {
   EXPECT_EQ(out.str().size(), end);
 }
 
+TEST(ProgressBarTest, WritesFewLinesToALog) {
+  FakeClock clock;
+  std::ostringstream out;
+  ProgressBar bar("working", out, ProgressBar::Style::kLog, clock);
+  bar.Add(0.25);
+  EXPECT_EQ(out.str(), "");  // nothing before the first 30 seconds
+  clock.Advance(std::chrono::seconds(30));
+  bar.Add(0.25);
+  clock.Advance(std::chrono::seconds(10));
+  bar.Add(0.25);
+  bar.Add(0.25);
+  bar.End();
+  EXPECT_EQ(out.str(), "working: 50 %, 0:30 left\nworking: 100 %, 0:40\n");
+}
+
+TEST(ProgressBarTest, QuietWritesNothing) {
+  FakeClock clock;
+  std::ostringstream out;
+  ProgressBar bar("working", out, ProgressBar::Style::kQuiet, clock);
+  clock.Advance(std::chrono::hours(1));
+  bar.Show(0.5);
+  bar.Show(1.0);
+  bar.End();
+  EXPECT_EQ(out.str(), "");
+}
+
 TEST(ProgressBarTest, EndsTheLineOfWorkThatFailed) {
   FakeClock clock;
   std::ostringstream out;
-  ProgressBar bar("working", out, clock);
+  ProgressBar bar("working", out, ProgressBar::Style::kTerminal, clock);
   bar.End();
   EXPECT_EQ(out.str(), "");  // nothing was begun
-  ProgressBar second("working", out, clock);
+  ProgressBar second("working", out, ProgressBar::Style::kTerminal, clock);
   second.Show(0.5);
   second.End();
   second.End();

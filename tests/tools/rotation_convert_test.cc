@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/rotation_convert.h"
+#include "tools/commands.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -10,7 +10,6 @@
 #include "calibration/rotation_zoo.h"
 #include "common/rotation_file.h"
 #include "tests/common/temporary_folder.h"
-#include "tools/rotation_view.h"
 
 namespace crumb::tools {
 namespace {

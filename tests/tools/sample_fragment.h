@@ -9,14 +9,14 @@
 
 namespace crumb::tools {
 
-// Layers 2 to 4 and KV heads 1 to 3 of a page, filled with noise from `seed`; scales and minima are
-// finite and the sums are right. The same seed gives the same bytes.
+// Returns layers 2 to 4 and KV heads 1 to 3 of a page, filled with noise from `seed`. Scales and
+// minima are finite, and the checksums are right. The same seed yields the same bytes.
 FragmentFile SampleInt2Fragment(const kernels::TileShape& shape, uint32_t seed);
 
-// The same in BF16; the values lie in [-2, 2].
+// Returns such a fragment in BF16 with values in [-2, 2].
 FragmentFile SampleBf16Fragment(int head_dim, uint32_t seed);
 
-// Tiles, then header.
+// Returns the tiles and then the header.
 std::vector<std::byte> EncodeFragment(const FragmentFile& fragment);
 
 }  // namespace crumb::tools

@@ -16,7 +16,7 @@
 
 namespace crumb::tools {
 
-// Tensors by name, written as a safetensors file.
+// Tensors by name, which are written as a safetensors file.
 struct TensorFile {
   struct Entry {
     std::string dtype;
@@ -26,7 +26,7 @@ struct TensorFile {
   std::map<std::string, Entry> tensors;
   std::map<std::string, std::string> metadata;
 
-  // Floats, rounded to `dtype`: BF16, F16, F32 or F8_E4M3.
+  // Adds floats, rounded to `dtype`: BF16, F16, F32 or F8_E4M3.
   void Add(const std::string& name, const std::string& dtype, std::vector<int64_t> shape,
            const std::vector<float>& values) {
     std::string bytes;

@@ -9,12 +9,14 @@
 
 #include "absl/status/statusor.h"
 #include "calibration/activation_source.h"
+#include "calibration/file_activations.h"
 #include "models/engine.h"
+#include "tools/command_line.h"
 
 namespace crumb::tools {
 
-// Runs a Qwen3-architecture model over texts and hands out its activations, sequence by sequence.
-// Sequences are cut from all texts one behind the other; of more text than is to be read they are
+// Runs a Qwen3-architecture model over texts and yields its activations, sequence by sequence.
+// Sequences are cut from the concatenated texts; if there is more text than is needed, they are
 // evenly spread.
 class ModelActivations : public calibration::ActivationSource {
  public:
@@ -22,19 +24,19 @@ class ModelActivations : public calibration::ActivationSource {
     std::string model;               // HF directory
     std::vector<std::string> texts;  // files, one after the other
     int context = 1024;              // tokens of one sequence
-    int tokens = 32768;              // at most
+    int tokens = 32768;              // tokens of all sequences at most
     int threads = 0;                 // 0: one per CPU
   };
 
-  // Errors of Engine::Load and Tokenizer::Load. kInvalidArgument: a context beyond the model's, or
-  // texts too short for one sequence; kNotFound: a text that is not there.
+  // Returns the errors of Engine::Load and Tokenizer::Load. kInvalidArgument: the context exceeds
+  // the model's, or the texts are too short for one sequence; kNotFound: a text does not exist.
   static absl::StatusOr<std::unique_ptr<ModelActivations>> Open(const Options& options);
 
   const calibration::ModelShape& shape() const override { return shape_; }
   const models::ModelConfig& config() const { return engine_->config(); }
-  // Of all sequences together.
+  // Returns the tokens of all sequences together.
   int64_t tokens() const;
-  // Every layer of a sequence is computed whichever is asked for.
+  // A walk computes all layers of a sequence, whichever are requested.
   int layers_per_walk() const override { return shape_.layers; }
   int64_t visits() const override {
     return static_cast<int64_t>(sequences_.size()) * shape_.layers;
@@ -49,5 +51,16 @@ class ModelActivations : public calibration::ActivationSource {
   std::unique_ptr<models::Engine> engine_;
   std::vector<std::vector<int32_t>> sequences_;
 };
+
+// The activations of `crumb calibrate --activations`, and the context of their model.
+struct ActivationFiles {
+  std::unique_ptr<calibration::FileActivations> source;
+  int max_positions = 0;  // 0: unknown
+};
+
+// Takes RoPE, name and longest context from the options, from the files' metadata, or from
+// config.json of --model, in this order. kInvalidArgument: RoPE is not given, or does not fit the
+// activations. Other errors are those of FileActivations::Open.
+absl::StatusOr<ActivationFiles> OpenActivationFiles(const CalibrateCommand& command);
 
 }  // namespace crumb::tools

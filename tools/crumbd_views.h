@@ -5,12 +5,13 @@
 #include <string>
 
 #include "crumb/cache_stats.h"
-#include "nlohmann/json_fwd.hpp"
+#include "crumb/cluster_info.h"
+#include "nlohmann/json.hpp"
 
-// crumbd's numbers as text for people and as JSON for programs.
+// The statistics, nodes and pages of crumbd, as text and as JSON.
 namespace crumb::tools {
 
-// Tokens asked for by lookups since the start, the recent window left out, and where they were.
+// Tokens that lookups requested since the start, without recent windows, and those that hit.
 struct HitRates {
   uint64_t requested_tokens = 0;
   uint64_t hit_tokens = 0;
@@ -18,10 +19,10 @@ struct HitRates {
 
 HitRates HitRatesOf(const client::CacheStats& stats);
 
-// BF16 bytes over stored bytes of all pages held; 0 when nothing is held.
+// Returns the BF16 bytes of all held pages over their stored bytes; 0 if there are no pages.
 double BytesSavedFactor(const client::CacheStats& stats);
 
-// "serving", or "degraded: " and the state of the tiers that are not active.
+// Returns "serving", or "degraded: " and the states of the tiers that are not active.
 std::string HealthOf(const client::CacheStats& stats);
 
 std::string StateName(client::KeyspaceState state);
@@ -31,5 +32,13 @@ nlohmann::json StatusJson(const client::CacheStats& stats);
 
 std::string StatsText(const client::CacheStats& stats);
 nlohmann::json StatsJson(const client::CacheStats& stats);
+
+// The output of `crumb nodes` and `crumb where`.
+
+std::string NodesText(const client::NodeList& list);
+nlohmann::json NodesJson(const client::NodeList& list);
+
+std::string PlaceText(const client::PagePlace& place);
+nlohmann::json PlaceJson(const client::PagePlace& place);
 
 }  // namespace crumb::tools
