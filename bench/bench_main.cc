@@ -1,24 +1,22 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-bench: one program for all measurements of Crumb. Workloads:
+// crumb-bench measures Crumb. Its workloads are:
 //
-//   codec   the CPU kernels against memory bandwidth     bench/codec_workload.h
-//   kernels the CUDA kernels on a GPU                    bench/kernels_workload.h
-//   decode  whole decode steps on a GPU                  bench/decode_workload.h
-//   store   crumbd's planes, Redis beside them           bench/store_workload.h
-//   simulate a trace over a cluster of many nodes        bench/simulate_workload.h
-//   replay  hit rate of traces under eviction policies   bench/replay_workload.h
-//   quality KL, perplexity, passkeys on 2-bit history    bench/quality_workload.h
+//   codec     CPU kernels, compared with memory bandwidth     bench/codec_workload.h
+//   kernels   CUDA kernels on a GPU                           bench/gpu_programs.h
+//   decode    whole decode steps on a GPU                     bench/gpu_programs.h
+//   store     the planes of a crumbd, and Redis               bench/store_workload.h
+//   simulate  a trace over a cluster of many nodes            bench/simulate_workload.h
+//   replay    hit rates of traces under eviction policies     bench/replay_workload.h
+//   quality   KL, perplexity and passkeys on 2-bit history    bench/quality_workload.h
 
-#include <filesystem>
 #include <iostream>
 #include <utility>
 
 #include "absl/status/statusor.h"
 #include "bench/command_line.h"
-#include "bench/interrupt.h"
+#include "bench/measure.h"
 #include "bench/quality_output.h"
-#include "bench/run_info.h"
 #include "bench/workload_output.h"
 #include "common/atomic_file.h"
 #include "common/status_macros.h"
@@ -57,29 +55,19 @@ absl::StatusOr<Output> Run(const QualityOptions& options) {
   if (!options.plot.empty()) {
     const absl::Status written =
         WriteAtomically(options.plot, [&result](std::ostream& out) { out << QualityPlot(result); });
-    // The figures are worth more than the plot.
+    // The figures are printed even if the plot could not be written.
     if (!written.ok()) std::cerr << "crumb-bench: " << std::string(written.message()) << "\n";
   }
   return Output{QualityText(result), QualityJson(result)};
 }
 
-// Unreachable: main runs another program for these.
+// These are never called, because main runs other programs for them.
 absl::StatusOr<Output> Run(const KernelsOptions&) { return Output{}; }
 absl::StatusOr<Output> Run(const DecodeOptions&) { return Output{}; }
 
-// Where this program lies; crumbd lies beside it.
-std::string ProgramFolder() {
-  std::error_code error;
-  return std::filesystem::read_symlink("/proc/self/exe", error).parent_path().string();
-}
-
 int Main(int argc, char** argv) {
-  const auto parsed = ParseCommandLine(argc, argv, ProgramFolder());
-  if (const auto* exit = std::get_if<EarlyExit>(&parsed)) {
-    std::cout << exit->out;
-    std::cerr << exit->error;
-    return exit->code;
-  }
+  const auto parsed = ParseCommandLine(argc, argv, tools::ProgramFolder());
+  if (const auto* exit = std::get_if<EarlyExit>(&parsed)) return tools::ReportExit(*exit);
   CatchInterrupts();
   const auto& line = std::get<CommandLine>(parsed);
   const auto* kernels = std::get_if<KernelsOptions>(&line.workload);

@@ -13,9 +13,10 @@
 namespace crumb::bench {
 namespace {
 
-constexpr size_t kDepthMax = 32;  // of nested JSON values that are passed over
+// Nesting of the JSON values that are skipped, at most.
+constexpr size_t kDepthMax = 32;
 
-// Walks over the JSON of one line.
+// Scans the JSON of one line.
 class LineScanner {
  public:
   explicit LineScanner(std::string_view line) : rest_(line) {}
@@ -38,7 +39,7 @@ class LineScanner {
         absl::StrCat("expected '", std::string(1, c), "', found ", Found()));
   }
 
-  // A string without its quotes, escapes as they stand.
+  // Reads a string without its quotes; escapes are not decoded.
   absl::StatusOr<std::string_view> String() {
     CRUMB_RETURN_IF_ERROR(Expect('"'));
     for (size_t i = 0; i < rest_.size(); ++i) {

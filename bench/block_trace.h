@@ -16,11 +16,11 @@
 
 namespace crumb::bench {
 
-// Requests as lists of block ids, a prompt's first block first. Ids are dense: 0 to distinct() - 1
-// in order of appearance.
+// Requests as lists of block ids in prompt order. Ids are dense: 0 to distinct() - 1 in order of
+// appearance.
 class BlockTrace {
  public:
-  // Appends a request. `names` are any numbers that stand for blocks.
+  // Appends a request. `names` are any numbers that identify blocks.
   void Add(std::span<const uint64_t> names);
 
   size_t requests() const { return ends_.size(); }
@@ -30,19 +30,19 @@ class BlockTrace {
 
  private:
   std::vector<uint32_t> ids_;
-  std::vector<size_t> ends_;  // of request i in ids_
+  std::vector<size_t> ends_;  // end of request i in ids_
   absl::flat_hash_map<uint64_t, uint32_t> dense_;
 };
 
 // Reads one line of a trace: a JSON object whose member "hash_ids" is an array of non-negative
-// integers; other members are passed over. kInvalidArgument says what is wrong with the line.
+// integers; other members are skipped. kInvalidArgument describes the error in the line.
 absl::StatusOr<std::vector<uint64_t>> ParseTraceLine(std::string_view line);
 
-// Reads a trace of one such object per line; empty lines are passed over. kInvalidArgument names
-// the line; `name` is what messages call the stream.
+// Reads a trace of one such object per line; empty lines are skipped. Messages name the stream
+// `name` and the line.
 absl::StatusOr<BlockTrace> ReadTrace(std::istream& in, std::string_view name);
 
-// As above from a file; kNotFound when it cannot be opened.
+// Reads a trace from a file. kNotFound: the file cannot be opened.
 absl::StatusOr<BlockTrace> ReadTraceFile(const std::string& path);
 
 }  // namespace crumb::bench

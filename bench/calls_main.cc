@@ -1,72 +1,62 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-calls-bench [--json] [--crumbd PROGRAM | --socket-dir DIR] [--clients N,N...] [--pages N]
-//                   [--beside-pages N] [--seconds N]
-//
-// Times Acquires of many clients at once (bench/calls_workload.h). Starts a crumbd of its own, the
-// one beside this program, unless it is told which.
+// crumb-calls-bench times the Acquires of many clients at once (bench/calls_workload.h). Unless it
+// is given the socket folder of a running crumbd, it starts the crumbd that lies beside it.
 #include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <memory>
-#include <sstream>
 #include <string>
+#include <variant>
 
+#include "CLI/CLI.hpp"
 #include "bench/calls_workload.h"
 #include "bench/servers_under_test.h"
 #include "common/status_macros.h"
+#include "tools/cli.h"
 
 namespace crumb::bench {
 namespace {
 
+// The largest prefix, in pages, that a client acquires: 16,384 pages are 2^20 tokens.
+constexpr int kPagesMax = 16'384;
+// The largest number of clients, each of which has a thread and a connection.
+constexpr int kClientsMax = 1024;
+
 struct Arguments {
   bool json = false;
-  std::string crumbd;
+  std::string crumbd = tools::ProgramFolder() + "/crumbd";
   CallsWorkload workload;
 };
 
-std::vector<int> NumbersOf(const std::string& list) {
-  std::vector<int> numbers;
-  std::istringstream in(list);
-  for (std::string one; std::getline(in, one, ',');) numbers.push_back(std::atoi(one.c_str()));
-  return numbers;
-}
-
-bool Parse(int argc, char** argv, Arguments* arguments) {
-  std::error_code ignored;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  arguments->crumbd = (self.parent_path() / "crumbd").string();
-  CallsWorkload& workload = arguments->workload;
-  for (int i = 1; i < argc; ++i) {
-    const std::string flag = argv[i];
-    if (flag == "--json") {
-      arguments->json = true;
-      continue;
-    }
-    if (i + 1 == argc) return false;
-    const char* const value = argv[++i];
-    if (flag == "--crumbd") {
-      arguments->crumbd = value;
-    } else if (flag == "--socket-dir") {
-      workload.socket_dir = value;
-    } else if (flag == "--clients") {
-      workload.clients = NumbersOf(value);
-    } else if (flag == "--pages") {
-      workload.pages = std::atoi(value);
-    } else if (flag == "--beside-pages") {
-      workload.beside_pages = std::atoi(value);
-    } else if (flag == "--seconds") {
-      workload.duration = std::chrono::seconds(std::atoi(value));
-    } else {
-      return false;
-    }
-  }
-  for (const int clients : workload.clients) {
-    if (clients < 1 || clients > 1024) return false;
-  }
-  return workload.pages >= 1 && workload.pages <= 16'384 && workload.beside_pages >= 0 &&
-         workload.beside_pages <= 16'384;
+std::variant<Arguments, tools::EarlyExit> Parse(int argc, const char* const* argv) {
+  Arguments arguments;
+  CallsWorkload& workload = arguments.workload;
+  double seconds = std::chrono::duration<double>(workload.duration).count();
+  CLI::App app("Times the Acquires of many clients of one crumbd.", "crumb-calls-bench");
+  app.add_flag("--json", arguments.json, "print one JSON object instead of a table");
+  CLI::Option* socket_dir = app.add_option("--socket-dir", workload.socket_dir,
+                                           "folder of a running crumbd's sockets; without it a "
+                                           "crumbd is started in a temporary folder");
+  app.add_option("--crumbd", arguments.crumbd, "the crumbd to start")
+      ->excludes(socket_dir)
+      ->capture_default_str();
+  app.add_option("--clients", workload.clients, "numbers of clients, one measurement for each")
+      ->delimiter(',')
+      ->check(CLI::Range(1, kClientsMax))
+      ->capture_default_str();
+  app.add_option("--pages", workload.pages, "pages of the prefix that each client acquires")
+      ->check(CLI::Range(1, kPagesMax))
+      ->capture_default_str();
+  app.add_option("--beside-pages", workload.beside_pages,
+                 "pages of a prefix that one more client acquires all the time; 0: no such client")
+      ->check(CLI::Range(0, kPagesMax))
+      ->capture_default_str();
+  app.add_option("--seconds", seconds, "duration of each measurement")
+      ->check(CLI::Range(0.1, 3600.0))
+      ->capture_default_str();
+  if (auto exit = tools::ParseArguments(app, argc, argv)) return *std::move(exit);
+  workload.duration = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+  return arguments;
 }
 
 absl::Status Run(Arguments& arguments) {
@@ -84,15 +74,11 @@ absl::Status Run(Arguments& arguments) {
 }  // namespace crumb::bench
 
 int main(int argc, char** argv) {
-  crumb::bench::Arguments arguments;
-  if (!crumb::bench::Parse(argc, argv, &arguments)) {
-    std::fputs(
-        "usage: crumb-calls-bench [--json] [--crumbd PROGRAM | --socket-dir DIR] "
-        "[--clients N,N...] [--pages N] [--beside-pages N] [--seconds N]\n",
-        stderr);
-    return 2;
+  auto parsed = crumb::bench::Parse(argc, argv);
+  if (const auto* exit = std::get_if<crumb::tools::EarlyExit>(&parsed)) {
+    return crumb::tools::ReportExit(*exit);
   }
-  const absl::Status status = crumb::bench::Run(arguments);
+  const absl::Status status = crumb::bench::Run(std::get<crumb::bench::Arguments>(parsed));
   if (!status.ok()) std::fprintf(stderr, "crumb-calls-bench: %s\n", status.ToString().c_str());
-  return status.ok() ? 0 : 1;
+  return status.ok() ? 0 : crumb::tools::kExitFailure;
 }

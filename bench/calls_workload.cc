@@ -8,32 +8,32 @@
 #include <thread>
 #include <utility>
 
-#include "bench/crumbd_client.h"
 #include "bench/fragment_set.h"
-#include "bench/latencies.h"
-#include "bench/shm_plane.h"
+#include "bench/measure.h"
+#include "bench/store_planes.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
 
 namespace crumb::bench {
 namespace {
 
-constexpr size_t kFragmentBytes = 4608;  // what is acquired is not read
+// Bytes of a fragment: one tile, because acquired pages are not read.
+constexpr size_t kFragmentBytes = 4608;
 constexpr size_t kBodiesBytes = 1 << 20;
-constexpr size_t kPutPages = 256;
-// Of one client, behind which nobody waits for another.
+constexpr size_t kPutPages = 256;  // pages of one Put
+// Calls of each client before the measurement begins.
 constexpr int kWarmCalls = 20;
-
-// Callers commit nothing.
+// Staging memory of a client, the least possible, because clients commit nothing.
 constexpr uint64_t kCallerStagingBytes = 1 << 20;
 
 using Clients = std::vector<std::unique_ptr<client::Client>>;
 
-// Leases go back behind the caller, by gRPC: who is faster than that has too many for a moment.
+// Leases are released asynchronously, so that a fast client may have too many for a moment. It
+// pauses for kBusyPause then, kBusyMax times in a row at most.
 constexpr Duration kBusyPause = std::chrono::milliseconds(1);
-constexpr int kBusyMax = 10'000;  // in a row
+constexpr int kBusyMax = 10'000;
 
-// One client's calls.
+// The calls of one client.
 struct Caller {
   Latencies latencies;
   size_t busy = 0;

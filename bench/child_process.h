@@ -13,23 +13,24 @@
 
 namespace crumb::bench {
 
-// A program started by this one, ended with it.
+// A child process, which the destructor ends.
 class ChildProcess {
  public:
-  // Runs `argv[0]` (searched in PATH when it has no slash) with output into `log_path`.
-  // kNotFound, kFailedPrecondition: it cannot be run.
+  // Runs `argv[0]` (searched in PATH if it has no slash) with its output in `log_path`. kNotFound,
+  // kFailedPrecondition: the program cannot be run.
   static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(const std::vector<std::string>& argv,
                                                              const std::string& log_path);
-  // Asks it to end, waits `kStopWait`, then kills it.
+  // Sends SIGTERM, waits for at most kStopWait, then kills the process.
   ~ChildProcess();
   ChildProcess(const ChildProcess&) = delete;
   ChildProcess& operator=(const ChildProcess&) = delete;
 
   pid_t pid() const { return pid_; }
-  // False once it has ended.
+  // Returns false after the process has ended.
   bool Running();
 
  private:
+  // The time that a crumbd takes at most to write its queued pages.
   static constexpr Duration kStopWait = std::chrono::seconds(15);
 
   explicit ChildProcess(pid_t pid) : pid_(pid) {}
@@ -38,7 +39,7 @@ class ChildProcess {
   bool ended_ = false;
 };
 
-// A TCP port on the loopback address that nobody listens at now.
+// Returns a TCP port on the loopback address at which no process listens now.
 absl::StatusOr<int> FreeLoopbackPort();
 
 }  // namespace crumb::bench

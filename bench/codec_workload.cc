@@ -38,7 +38,7 @@ Buffer Allocate(size_t bytes) {
   return buffer;
 }
 
-// CPU time of this thread: waiting for memory counts, other processes' turns on the core do not.
+// Returns the CPU time of this thread, which includes waiting for memory but not other processes.
 double ThreadSeconds() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -56,8 +56,8 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-// Reads the buffer once; eight sums so that additions do not wait for each other, prefetched so
-// that the memory is the limit.
+// Reads the buffer once. Eight sums keep additions from waiting for one another, and prefetches
+// make the memory the limit.
 uint64_t SumOf(const uint8_t* buffer, size_t bytes) {
   constexpr size_t kAheadWords = 256;
   uint64_t sums[8] = {};
@@ -79,7 +79,7 @@ std::vector<Bf16> RandomRows(size_t count, uint32_t seed) {
   return rows;
 }
 
-// A dense orthogonal matrix: the reflection I - 2 w w' / w'w, once per KV head.
+// Returns a dense orthogonal matrix per KV head, the reflection I - 2 w w' / w'w.
 std::vector<float> Reflections(int heads, int dim) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
@@ -122,7 +122,7 @@ class History {
   int layers() const { return layers_; }
   size_t layer_bytes(int kv_heads) const { return tile_bytes_ * kv_heads * pages_; }
 
-  // Points `params` at the pages of `layer`.
+  // Sets the pages of `params` to those of `layer`.
   void Use(int layer, AttentionParams* params) const {
     params->history_format = format_;
     params->pages = pages_;
@@ -165,7 +165,7 @@ class History {
   std::vector<uint64_t> addresses_;
 };
 
-// Attention over the two formats in turn, for one context and several head counts.
+// Times attention over both formats alternately, for one context and several head counts.
 class AttentionBench {
  public:
   AttentionBench(const CodecOptions& options, int context)
@@ -242,7 +242,7 @@ double MeasureRead(const CodecOptions& options) {
   return Median(rates);
 }
 
-// Times `work`, which handles one tile, often enough to see.
+// Times `work`, which processes one tile, and repeats it until the time can be measured.
 CodecRow TileRow(const CodecOptions& options, CpuIsa isa, const char* operation,
                  double read_gb_per_s, const std::function<void()>& work) {
   constexpr int kTiles = 64;

@@ -3,7 +3,6 @@
 #include "bench/command_line.h"
 
 #include <memory>
-#include <sstream>
 #include <utility>
 
 #include "CLI/CLI.hpp"
@@ -28,7 +27,7 @@ constexpr const char* kExamples = R"(Examples:
 GB are 1e9 bytes. --json prints one object: the figures (rows, where there are several), machine,
 commit and command. Progress goes to standard error. Exit code: 0 done, 1 failed, 2 wrong arguments.)";
 
-// "64MiB" as bytes, for CLI11.
+// Converts a size such as "64MiB" to bytes, for CLI11.
 CLI::Validator ByteSizeText() {
   return CLI::Validator(
       [](std::string& text) {
@@ -59,37 +58,15 @@ class Grammar {
     AddReplay();
     AddSimulate();
     AddQuality();
-    app_.footer(kExamples);  // last: subcommands inherit what is set before them
+    app_.footer(kExamples);  // last, because subcommands inherit the settings before them
   }
 
   std::variant<CommandLine, EarlyExit> Parse(int argc, const char* const* argv) {
-    try {
-      app_.parse(argc, argv);
-      return std::move(line_);
-    } catch (const CLI::ParseError& error) {
-      return ExitOf(error);
-    }
+    if (auto exit = tools::ParseArguments(app_, argc, argv)) return *std::move(exit);
+    return std::move(line_);
   }
 
  private:
-  EarlyExit ExitOf(const CLI::ParseError& error) {
-    std::ostringstream out, err;
-    if (app_.exit(error, out, err) == 0) return {0, out.str(), ""};
-    const std::string what = app_.get_subcommands().empty() ? NoSubcommand() : error.what();
-    return {kExitUsage, "", "crumb-bench: " + what + " (see crumb-bench --help)\n"};
-  }
-
-  std::string NoSubcommand() const {
-    const std::vector<std::string> typed = app_.remaining();
-    std::string text = typed.empty() ? "a subcommand is required: one of"
-                                     : "'" + typed.front() + "' is no subcommand: they are";
-    const char* before = " ";
-    for (const CLI::App* sub : app_.get_subcommands(nullptr)) {
-      text += std::exchange(before, ", ") + sub->get_name();
-    }
-    return text;
-  }
-
   template <typename Options>
   CLI::App* Add(const std::string& name, const std::string& description,
                 std::shared_ptr<Options> options) {
@@ -105,7 +82,7 @@ class Grammar {
     sub->add_option("--contexts", codec_->contexts, "tokens attended")
         ->delimiter(',')
         ->check(CLI::Range(64, 1 << 20));
-    sub->add_option("--rounds", codec_->rounds, "the median of so many is reported")
+    sub->add_option("--rounds", codec_->rounds, "rounds; the median is reported")
         ->check(CLI::Range(1, 1000))
         ->capture_default_str();
   }
@@ -117,10 +94,10 @@ class Grammar {
     sub->add_option("--sizes", store_->fragment_bytes, "fragment sizes")
         ->delimiter(',')
         ->transform(ByteSizeText());
-    sub->add_option("--seconds", store_->seconds, "of each figure")
+    sub->add_option("--seconds", store_->seconds, "seconds of each figure")
         ->check(CLI::Range(0.05, 600.0))
         ->capture_default_str();
-    sub->add_option("--idle-seconds", store_->idle_seconds, "of the operation idle")
+    sub->add_option("--idle-seconds", store_->idle_seconds, "seconds of the operation idle")
         ->check(CLI::Range(1.0, 600.0))
         ->capture_default_str();
     CLI::Option* socket_dir = sub->add_option("--socket-dir", store_->socket_dir,
@@ -128,9 +105,10 @@ class Grammar {
                                               "one is started in a temporary folder");
     sub->add_option("--crumbd", store_->crumbd, "the crumbd to start; default: beside this program")
         ->excludes(socket_dir);
-    sub->add_option("--host-bytes", store_->host_bytes.value, "host memory of that crumbd")
+    sub->add_option("--host-bytes", store_->host_bytes.value, "host memory of the started crumbd")
         ->transform(ByteSizeText());
-    sub->add_option("--ssd-set-bytes", store_->ssd_set_bytes.value, "what plane ssd reads a pass")
+    sub->add_option("--ssd-set-bytes", store_->ssd_set_bytes.value,
+                    "bytes that plane ssd reads in a pass")
         ->transform(ByteSizeText());
     sub->add_option("--redis", store_->redis,
                     "compare with the Redis at HOST:PORT; auto starts redis-server");
@@ -142,28 +120,28 @@ class Grammar {
   }
 
   void AddSimulate() {
-    CLI::App* sub = Add("simulate", "a trace over a cluster, without a byte: placement, hits, load",
-                        simulated_);
+    CLI::App* sub =
+        Add("simulate", "a trace over a cluster, without bytes: placement, hits, load", simulated_);
     CLI::Option* trace = sub->add_option("--trace", simulated_->trace_path,
                                          "JSON lines with hash_ids of 512-token blocks");
     trace->check(CLI::ExistingFile);
-    sub->add_option("--synthetic", simulated_->synthetic, "a made-up family instead of a trace")
+    sub->add_option("--synthetic", simulated_->synthetic, "a synthetic family instead of a trace")
         ->check(CLI::IsMember(SyntheticFamilyNames()))
         ->excludes(trace);
-    sub->add_option("--seed", simulated_->seed, "of the family")->capture_default_str();
+    sub->add_option("--seed", simulated_->seed, "seed of the family")->capture_default_str();
     sub->add_option("--nodes", node_counts_, "4,16 or 4..1000 (in steps of four times)")
         ->check([](const std::string& text) {
           const auto counts = ParseNodeCounts(text);
           return counts.ok() ? std::string() : std::string(counts.status().message());
         })
         ->capture_default_str();
-    sub->add_option("--capacity-gb", simulated_->capacity_gb, "of one node")
+    sub->add_option("--capacity-gb", simulated_->capacity_gb, "GB of one node")
         ->check(CLI::Range(0.001, 1e9))
         ->capture_default_str();
     sub->add_option("--replicas", simulated_->replicas, "homes of a run")
         ->check(CLI::Range(1, 8))
         ->capture_default_str();
-    sub->add_option("--model", simulated_->model, "whose pages")
+    sub->add_option("--model", simulated_->model, "model of the pages")
         ->check(CLI::IsMember(ReplayModelNames()))
         ->capture_default_str();
     sub->add_option("--format", simulated_format_, "bf16 or int2")
@@ -173,7 +151,7 @@ class Grammar {
       if (trace->count() == 0 && simulated_->synthetic.empty()) {
         throw CLI::RequiredError("simulate: --trace or --synthetic");
       }
-      simulated_->nodes = *ParseNodeCounts(node_counts_);  // checked above
+      simulated_->nodes = *ParseNodeCounts(node_counts_);  // was checked above
       simulated_->format = *ParseReplayFormat(simulated_format_);
       line_.workload = *simulated_;
     });
@@ -181,21 +159,21 @@ class Grammar {
 
   void AddReplay() {
     CLI::App* sub =
-        Add("replay", "hit rate of a trace of prompts in a cache of so many bytes", replay_);
+        Add("replay", "hit rate of a trace of prompts in a cache of limited size", replay_);
     CLI::Option* trace = sub->add_option("--trace", replay_->trace_path,
                                          "JSON lines with hash_ids of 512-token blocks");
     trace->check(CLI::ExistingFile);
-    sub->add_option("--synthetic", replay_->synthetic, "a made-up family instead of a trace")
+    sub->add_option("--synthetic", replay_->synthetic, "a synthetic family instead of a trace")
         ->check(CLI::IsMember(SyntheticFamilyNames()))
         ->excludes(trace);
-    sub->add_option("--seed", replay_->seed, "of the family")->capture_default_str();
+    sub->add_option("--seed", replay_->seed, "seed of the family")->capture_default_str();
     sub->add_option("--capacity-gb", replay_->capacities_gb, "bytes of the cache in GB")
         ->delimiter(',')
         ->check(CLI::Range(0.001, 1e9));
     sub->add_option("--policy", replay_->policies, "eviction policies")
         ->delimiter(',')
         ->check(CLI::IsMember(ReplayPolicyNames()));
-    sub->add_option("--model", replay_->model, "whose pages")
+    sub->add_option("--model", replay_->model, "model of the pages")
         ->check(CLI::IsMember(ReplayModelNames()))
         ->capture_default_str();
     sub->add_option("--format", format_, "bf16 or int2")
@@ -208,7 +186,7 @@ class Grammar {
       if (trace->count() == 0 && replay_->synthetic.empty()) {
         throw CLI::RequiredError("replay: --trace or --synthetic");
       }
-      replay_->format = *ParseReplayFormat(format_);  // checked above
+      replay_->format = *ParseReplayFormat(format_);  // was checked above
       line_.workload = *replay_;
     });
   }
@@ -223,7 +201,7 @@ class Grammar {
   void AddDecode() {
     CLI::App* sub =
         Add("decode", "whole decode steps on the first GPU, INT2 against BF16", decode_);
-    sub->add_option("--shape", decode_->shapes, "of which models")
+    sub->add_option("--shape", decode_->shapes, "models whose shapes are measured")
         ->delimiter(',')
         ->check(CLI::IsMember(ModelShapeNames()))
         ->capture_default_str();
@@ -234,7 +212,7 @@ class Grammar {
         ->delimiter(',')
         ->check(CLI::Range(1, kDecodeBatchMax))
         ->capture_default_str();
-    sub->add_option("--kv", decode_->formats, "of keys and values: bf16, int2")
+    sub->add_option("--kv", decode_->formats, "formats of keys and values: bf16, int2")
         ->delimiter(',')
         ->check(CLI::IsMember({"bf16", "int2"}))
         ->capture_default_str();
@@ -244,7 +222,7 @@ class Grammar {
   }
 
   void AddQuality() {
-    CLI::App* sub = Add("quality", "what 2-bit history does to a model's predictions", quality_);
+    CLI::App* sub = Add("quality", "effect of 2-bit history on a model's predictions", quality_);
     sub->add_option("--model", quality_->model, "HF directory of a Qwen3-architecture model")
         ->required()
         ->check(CLI::ExistingDirectory);
@@ -254,7 +232,7 @@ class Grammar {
     sub->add_option("--calibration-text", quality_->calibration_texts,
                     "other text files, for oscar and crumb")
         ->check(CLI::ExistingFile);
-    sub->add_option("--methods", quality_->methods, "what is compared")
+    sub->add_option("--methods", quality_->methods, "methods to compare")
         ->delimiter(',')
         ->check(
             CLI::IsMember({"bf16", "naive", "hadamard", "kivi", "turboquant3", "turboquant3-mse",
@@ -269,8 +247,7 @@ class Grammar {
     sub->add_option("--sequences", quality_->sequences, "sequences of each context at most")
         ->check(CLI::Range(2, 1 << 20))
         ->capture_default_str();
-    sub->add_option("--passkeys", quality_->passkeys,
-                    "passkeys asked for at the largest context; 0: none")
+    sub->add_option("--passkeys", quality_->passkeys, "passkeys at the largest context; 0: none")
         ->check(CLI::Range(0, 1 << 20))
         ->capture_default_str();
     sub->add_flag("--passkeys-together", quality_->passkeys_together,
@@ -280,10 +257,10 @@ class Grammar {
         ->check(CLI::Range(320, 1 << 20))
         ->capture_default_str();
     sub->add_option("--clip-sequences", quality_->clip_sequences,
-                    "calibration sequences that choose oscar's best clip; 0: no such row")
+                    "calibration sequences on which oscar's best clip is chosen; 0: no such row")
         ->check(CLI::Range(0, 1 << 20))
         ->capture_default_str();
-    sub->add_option("--device", quality_->device, "where INT2 attention runs")
+    sub->add_option("--device", quality_->device, "device of INT2 attention")
         ->check(CLI::IsMember({"cpu", "cuda"}))
         ->capture_default_str();
     sub->add_option("--plot", quality_->plot, "SVG file of KL against bits to write");
@@ -295,7 +272,7 @@ class Grammar {
                     "calibration tokens at most")
         ->check(CLI::Range(128, 1 << 28))
         ->capture_default_str();
-    sub->add_option("--threads", quality_->threads, "sequences at a time; 0: one per CPU")
+    sub->add_option("--threads", quality_->threads, "sequences computed at a time; 0: one per CPU")
         ->check(CLI::Range(0, 256))
         ->capture_default_str();
   }

@@ -7,18 +7,19 @@
 #include <vector>
 
 #include "bench/codec_workload.h"
-#include "bench/decode_workload.h"
-#include "bench/kernels_workload.h"
+#include "bench/gpu_programs.h"
 #include "bench/quality_workload.h"
 #include "bench/replay_workload.h"
 #include "bench/simulate_workload.h"
 #include "bench/store_workload.h"
+#include "tools/cli.h"
 
 // The arguments of `crumb-bench`, as data.
 namespace crumb::bench {
 
-inline constexpr int kExitFailure = 1;
-inline constexpr int kExitUsage = 2;
+using tools::EarlyExit;
+using tools::kExitFailure;
+using tools::kExitUsage;
 
 struct CommandLine {
   bool json = false;
@@ -27,15 +28,8 @@ struct CommandLine {
       workload;
 };
 
-// Nothing is to be run: help or version was asked for (code 0), or the arguments are wrong.
-struct EarlyExit {
-  int code = 0;
-  std::string out;
-  std::string error;
-};
-
-// Never throws. `argv` as main gets it; `program_folder` is where crumbd,
-// crumb-kernel-bench and crumb-decode-bench are looked for.
+// Parses the arguments of main. Never throws. `program_folder` is the folder of crumbd,
+// crumb-fragment-server, crumb-kernel-bench and crumb-decode-bench.
 std::variant<CommandLine, EarlyExit> ParseCommandLine(int argc, const char* const* argv,
                                                       const std::string& program_folder);
 

@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-fragment-server BYTES PAGES ADDRESS_FILE [ADDRESS]: serves the fragments of `crumb-bench
-// store --planes ucx-tcp` from a process of its own, over UCX on ADDRESS, by default the loopback
-// address. Writes where it listens into ADDRESS_FILE and ends at SIGTERM, or with the process that
-// started it.
+// crumb-fragment-server BYTES PAGES ADDRESS_FILE [ADDRESS] serves the fragments of `crumb-bench
+// store
+// --planes ucx-tcp` from a separate process, over UCX on ADDRESS, by default the loopback address.
+// It writes the address at which it listens to ADDRESS_FILE, and ends at SIGTERM or with its parent
+// process.
 
 #include <signal.h>
 #include <sys/prctl.h>
@@ -31,7 +32,8 @@ int Main(int argc, char** argv) {
     std::cerr << "crumb-fragment-server: BYTES and PAGES must be positive\n";
     return 2;
   }
-  // Blocked before there are other threads, so that all inherit it and sigwait gets it.
+  // SIGTERM is blocked before there are other threads, which inherit this, so that sigwait receives
+  // it.
   sigset_t ends;
   ::sigemptyset(&ends);
   ::sigaddset(&ends, SIGTERM);

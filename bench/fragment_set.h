@@ -13,19 +13,19 @@
 
 namespace crumb::bench {
 
-// INT2 fragments of one size, numbered from 0 as the pages of sequences of equal length. Keys and
-// bytes follow from the number; there are few different bodies, more than caches hold together.
+// INT2 fragments of one size, numbered from 0 as pages of sequences of equal length. Keys and bytes
+// follow from the number. There are few different bodies, but together they exceed the caches.
 // Immutable after BindKeyspace.
 class FragmentSet {
  public:
-  // Tiles of 4,608 bytes, as many as come closest to `fragment_bytes`; the body count follows from
-  // `bodies_bytes`. `name` makes this set's keys its own.
+  // A fragment has as many tiles of 4,608 bytes as come closest to `fragment_bytes`; the number of
+  // bodies follows from `bodies_bytes`. Sets with different names have different keys.
   FragmentSet(std::string name, size_t fragment_bytes, size_t bodies_bytes, size_t sequence_pages);
 
-  // What headers and keys name. Call once, before anything is asked for.
+  // Sets the keyspace of headers and keys. REQUIRES: it is called once, before the functions below.
   void BindKeyspace(const KeyspaceId& keyspace, uint64_t generation);
 
-  // The keyspace: one KV head and as many layers as the fragments have tiles.
+  // Returns the keyspace: one KV head and as many layers as the fragments have tiles.
   client::KeyspaceSpec Spec() const;
 
   const KeyspaceId& keyspace() const { return keyspace_; }
@@ -47,7 +47,7 @@ class FragmentSet {
   KeyspaceId keyspace_;
   uint64_t generation_ = 0;
   std::vector<std::vector<std::byte>> bodies_;
-  std::vector<std::vector<uint32_t>> sums_;  // of each body's tiles
+  std::vector<std::vector<uint32_t>> sums_;  // checksums of each body's tiles
 };
 
 }  // namespace crumb::bench

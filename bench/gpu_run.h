@@ -6,7 +6,7 @@
 
 namespace crumb::bench {
 
-// What every result of a GPU says beside its numbers. No CUDA: bench/kernels/ask_gpu.h fills it.
+// The circumstances of a measurement on a GPU, which every result states beside its figures.
 struct GpuRun {
   std::string device = "none";  // "NVIDIA H200"
   int multiprocessors = 0;
@@ -16,16 +16,22 @@ struct GpuRun {
   std::string commit = "unknown";
   std::string command;  // the program and its arguments
 
-  // `program` without a path, which is the machine's own affair.
+  // Sets `command` to `program` and its arguments. `program` is a name without a path, because
+  // paths differ between machines.
   void SetCommand(const char* program, int argc, const char* const* argv);
 };
 
-// The members of a JSON object, for between its braces: no comma before or behind.
+// The members of a JSON object, without its braces and without a comma before or after them.
 std::string GpuRunJson(const GpuRun& run);
-// The same without commit and command, a line without its end.
+// The same as one line of text without commit, command and line end.
 std::string GpuRunText(const GpuRun& run);
 
-// `text` as a JSON string.
+// Returns `text` as a JSON string, quoted and escaped.
 std::string Quoted(const std::string& text);
+
+// Sets the members of `run` that describe the device of number `ordinal`, the driver and CUDA.
+// Returns an empty text, or CUDA's message if the device cannot be used. It is the only function
+// here that needs CUDA: its source is bench/kernels/describe_gpu.cc.
+std::string DescribeGpu(int ordinal, GpuRun* run);
 
 }  // namespace crumb::bench

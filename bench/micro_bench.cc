@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-micro-bench: what single steps on a page's path cost, by Google Benchmark. One thread, data
-// in cache; `--benchmark_format=json` for machines, `--benchmark_filter=REGEX` for some.
+// crumb-micro-bench times single steps on the path of a page with Google Benchmark: one thread,
+// data in cache. `--benchmark_format=json` prints JSON, `--benchmark_filter=REGEX` selects steps.
 
 #include <benchmark/benchmark.h>
 
@@ -40,7 +40,7 @@ void TileCopyAndSum(benchmark::State& state) {
 }
 BENCHMARK(TileCopyAndSum);
 
-// Keys of a prompt of so many tokens.
+// Computes the keys of a prompt.
 void PageKeys(benchmark::State& state) {
   std::vector<int32_t> tokens(static_cast<size_t>(state.range(0)));
   std::iota(tokens.begin(), tokens.end(), 0);
@@ -49,7 +49,7 @@ void PageKeys(benchmark::State& state) {
 }
 BENCHMARK(PageKeys)->Arg(4096)->Arg(102400);
 
-// Header of a page of 36 layers and 8 KV heads.
+// Decodes the header of a page of 36 layers and 8 KV heads.
 void DecodeHeader(benchmark::State& state) {
   FragmentHeader header;
   header.tile_bytes = kTileBytes;
@@ -61,7 +61,7 @@ void DecodeHeader(benchmark::State& state) {
 }
 BENCHMARK(DecodeHeader);
 
-// One page in and one page out of a full tier, under each policy.
+// Inserts a page into a full tier and evicts one, under each policy.
 void PolicyTurnover(benchmark::State& state, const char* name) {
   constexpr size_t kItems = 100000;
   auto policy = storage::MakePolicy(name, kItems);

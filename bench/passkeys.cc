@@ -12,13 +12,13 @@ namespace crumb::bench {
 namespace {
 
 constexpr int kPageTokens = 64;
-constexpr int kWindowTokensMax = 320;  // of the recent window
-constexpr int kContextMin = 640;
-constexpr int kLengthMin = 1024;
-constexpr int kKeysMax = 16;            // of a document
-constexpr int kPartTokens = 80;         // of a document's middle for each key
+constexpr int kWindowTokensMax = 320;   // tokens of the recent window at most
+constexpr int kContextMin = 640;        // tokens of the shortest context with a key in history
+constexpr int kLengthMin = 1024;        // tokens of the shortest document, if the context has them
+constexpr int kKeysMax = 16;            // keys per document at most
+constexpr int kPartTokens = 80;         // tokens of a document's middle per key at least
 constexpr int kQuestionTokensMax = 54;  // leaves room for the answer in one page
-constexpr int kLineEndSearch = 40;      // tokens looked at for the end of a line
+constexpr int kLineEndSearch = 40;      // tokens in which the end of a line is searched
 
 constexpr std::array<const char*, 24> kNames = {
     "Ada",  "Bob",   "Clara", "David", "Emma",   "Frank", "Grace",  "Henry",
@@ -29,7 +29,7 @@ int KeysIn(int length) {
   return std::clamp((length - kPageTokens - kWindowTokensMax) / kPartTokens, 1, kKeysMax);
 }
 
-// As few lengths, evenly spread, as have room for `count` keys.
+// Returns the fewest, evenly spread lengths whose documents have room for `count` keys.
 std::vector<int> LengthsFor(int context, int count) {
   const int longest = context - kPageTokens;
   const int shortest = std::min(longest, std::max(kLengthMin, context / 4));
@@ -47,7 +47,8 @@ std::vector<int> LengthsFor(int context, int count) {
   return lengths;
 }
 
-// Builds one document; the text around its keys begins at token `begin` of `tokens` and wraps.
+// Builds one document. The text around its keys begins at token `begin` of `tokens` and wraps
+// around.
 class DocumentWriter {
  public:
   DocumentWriter(const models::Tokenizer& tokenizer, const std::vector<int32_t>& tokens,

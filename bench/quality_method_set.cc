@@ -7,10 +7,8 @@
 #include <utility>
 
 #include "bench/quality_cuda/device_attention.h"
-#include "bench/quality_methods/int4_hadamard.h"
-#include "bench/quality_methods/kivi.h"
-#include "bench/quality_methods/turboquant.h"
-#include "bench/quality_methods/worker_cache.h"
+#include "bench/quality_methods/paged_cache.h"
+#include "bench/quality_methods/window_codecs.h"
 #include "calibration/calibrator.h"
 #include "common/status_macros.h"
 #include "crumb/worker.h"
@@ -20,7 +18,6 @@
 namespace crumb::bench {
 namespace {
 
-constexpr int kStepTokens = 64;
 constexpr int kGroupSizeMax = 128;
 
 std::shared_ptr<const WindowCodec> CodecNamed(const std::string& name, int head_dim) {
@@ -35,7 +32,7 @@ std::shared_ptr<const WindowCodec> CodecNamed(const std::string& name, int head_
   return nullptr;
 }
 
-// What the codec stores of one window, per element.
+// Returns the bits per element that the codec stores for one window.
 double BitsOf(const WindowCodec& codec, int head_dim) {
   const WindowRows rows = WindowRows::Random(kStepTokens, head_dim);
   const size_t bytes = codec.Encode(kernels::TilePart::kKey, rows).size() +
@@ -126,7 +123,7 @@ client::WorkerOptions QualityMethodSet::WorkerFor() const {
   worker.group_size = std::min(model_.head_dim, kGroupSizeMax);
   worker.prefill_block = options_.prefill_block;
   worker.draft_slots = kStepTokens - 1;
-  worker.watch_every = 0;  // a bad method is to be measured, not replaced by BF16
+  worker.watch_every = 0;  // a bad method must be measured, not replaced by BF16
   return worker;
 }
 
@@ -177,7 +174,7 @@ absl::StatusOr<QualityMethod> QualityMethodSet::OfWorker(
   QualityMethod method{.name = name, .clip_k = worker.clip_k, .clip_v = worker.clip_v, .begin = {}};
   method.bits = 16.0 * static_cast<double>(shape.bytes(worker.history_format)) /
                 static_cast<double>(shape.bf16_bytes());
-  // Sequences of one worker share equal pages, and pages of prefill and decode are not equal.
+  // Sequences of one worker share equal pages, but pages of prefill and decode differ.
   CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<client::Worker> decode,
                          client::Worker::Open(worker, nullptr));
   CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<client::Worker> prefill,

@@ -9,7 +9,6 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "bench/quality_methods/method_cache.h"
 #include "bench/quality_methods/paged_cache.h"
 #include "bench/quality_workload.h"
 #include "common/rotation_file.h"
@@ -18,31 +17,34 @@
 
 namespace crumb::bench {
 
-// A method that sequences can be begun with, from several threads at a time. Values share what
-// they refer to.
+// Tokens of one pass over a sequence: as many as are evicted together.
+inline constexpr int kStepTokens = 64;
+
+// A method of storing history, with which several threads may begin sequences at the same time.
+// Copies share their state.
 struct QualityMethod {
   std::string name;
-  double bits = 0.0;  // stored per element of history
+  double bits = 0.0;  // stored bits per element of history
   float clip_k = 0.0f;
   float clip_v = 0.0f;
-  // Tokens of `prompt` are attended as prefill, those behind it, in passes of up to 64 tokens, as
-  // decode.
+  // Begins a sequence. Tokens of `prompt` are attended like prefill, later ones, in passes of up to
+  // 64 tokens, like decode.
   std::function<absl::StatusOr<std::unique_ptr<MethodCache>>(std::span<const int32_t> prompt)>
       begin;
 };
 
-// Makes methods by name. Calibrates when one needs it first.
+// Makes methods by name, and calibrates when a method first needs it.
 class QualityMethodSet {
  public:
-  // `options` is borrowed. `context` is the largest context: what crumb is calibrated for and what
-  // caches have room for. kFailedPrecondition: device cuda without one.
+  // `options` must outlive this. `context` is the largest context, for which crumb is calibrated
+  // and caches have room. kFailedPrecondition: the device is cuda and there is none.
   static absl::StatusOr<std::unique_ptr<QualityMethodSet>> Open(const QualityOptions& options,
                                                                 const models::ModelConfig& model,
                                                                 int context);
 
-  // kInvalidArgument: no such method, or calibration text is missing.
+  // kInvalidArgument: there is no such method, or it needs calibration text and has none.
   absl::StatusOr<QualityMethod> Named(const std::string& name);
-  // oscar with other clips.
+  // Returns oscar with other clips.
   absl::StatusOr<QualityMethod> Oscar(float clip_k, float clip_v);
   absl::StatusOr<QualityMethod> FromRotationFile(const std::string& path) const;
 
@@ -63,7 +65,7 @@ class QualityMethodSet {
   const models::ModelConfig model_;
   const int context_;
   std::unique_ptr<RotationFile> oscar_;
-  AttentionBackend device_attend_;  // null: the CPU
+  AttentionBackend device_attend_;  // null: attention runs on the CPU
 };
 
 }  // namespace crumb::bench

@@ -16,10 +16,13 @@ namespace crumb::bench {
 namespace {
 
 constexpr int64_t kTextBytesMax = int64_t{1} << 30;
-// Any passage of 2,047 bytes holds a whole block that starts at a multiple of 1,024.
+// Bytes of a block. A passage of 2,047 bytes contains a whole block that starts at a multiple of
+// 1,024.
 constexpr size_t kBlockBytes = 1024;
-constexpr size_t kPassageBytesMax = 8 * kBlockBytes;  // in whole blocks, longer than a file's head
-constexpr int64_t kSharedPart = 8;                    // of the evaluated text
+// The longest shared passage, in bytes: more than the head that files have in common.
+constexpr size_t kPassageBytesMax = 8 * kBlockBytes;
+// At most 1 / kSharedPart of the evaluated text may be shared.
+constexpr int64_t kSharedPart = 8;
 constexpr uint64_t kBase = 0x9e3779b97f4a7c15;
 
 uint64_t HashOf(const char* bytes) {
@@ -28,7 +31,7 @@ uint64_t HashOf(const char* bytes) {
   return hash;
 }
 
-// Hashes of the blocks of texts at multiples of kBlockBytes, and whose they are.
+// The hashes of the blocks of texts at multiples of kBlockBytes, and the texts that own them.
 class Blocks {
  public:
   void Add(const std::string& text, size_t owner) {
@@ -37,7 +40,7 @@ class Blocks {
     }
   }
 
-  // Calls found(at, owner) wherever in `text` one of the blocks begins, at any byte.
+  // Calls found(at, owner) for every byte of `text` at which one of the blocks begins.
   void Find(const std::string& text, const std::function<void(size_t, size_t)>& found) const {
     if (text.size() < kBlockBytes) return;
     uint64_t leading = 1;  // kBase to the power of kBlockBytes
@@ -55,17 +58,17 @@ class Blocks {
   std::unordered_map<uint64_t, size_t> owners_;
 };
 
-// What a text has of the blocks.
+// The blocks that a text shares.
 struct Shared {
   int64_t bytes = 0;
-  size_t longest = 0;  // passage, in bytes
-  size_t begin = 0;    // of it
-  size_t owner = 0;    // of its last block
+  size_t longest = 0;  // bytes of the longest passage
+  size_t begin = 0;    // its first byte
+  size_t owner = 0;    // owner of its last block
 };
 
 Shared SharedOf(const Blocks& blocks, const std::string& text) {
   Shared shared;
-  size_t begin = 0, end = 0;  // of the passage under way
+  size_t begin = 0, end = 0;  // the current passage
   blocks.Find(text, [&](size_t at, size_t owner) {
     if (at > end || end == 0) begin = end = at;
     shared.bytes += static_cast<int64_t>(at + kBlockBytes - end);
@@ -83,7 +86,7 @@ absl::Status NotApart(const std::string& text, const std::string& calibration,
                   text, calibration, what));
 }
 
-// An error when one of `texts` is the calibration file, whose text is `learned`.
+// Returns an error if one of `texts` is the calibration file, whose text is `learned`.
 absl::Status RefuseSame(const std::vector<std::string>& texts, const std::string& calibration,
                         const std::string& learned) {
   for (const std::string& path : texts) {
@@ -110,7 +113,7 @@ absl::StatusOr<int64_t> CheckTextsApart(const std::vector<std::string>& texts,
     blocks.Add(learned, i);
   }
   int64_t shared_bytes = 0, all_bytes = 0;
-  std::pair<std::string, std::string> first;  // two files that share something
+  std::pair<std::string, std::string> first;  // two files that share a passage
   for (const std::string& path : texts) {
     CRUMB_ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kTextBytesMax));
     const Shared shared = SharedOf(blocks, text);

@@ -9,21 +9,22 @@
 #include "absl/status/statusor.h"
 #include "models/tokenizer.h"
 
-// The texts that a model is evaluated on: kept apart from calibration texts, cut to sequences.
+// The texts on which a model is evaluated: they must differ from calibration texts, and are cut
+// into sequences.
 namespace crumb::bench {
 
-// How many bytes of the evaluated files stand in calibration files too, in passages of 1,024 bytes
-// or more: a licence that many files begin with is no leak. kInvalidArgument names both files: one
-// is the other, they share a passage of 9,216 bytes, or an eighth of the evaluated text is shared.
-// kNotFound: a file is not there.
+// Returns the number of bytes of the evaluated files that are also in calibration files, in
+// passages of 1,024 bytes or more. Short passages, such as a licence with which many files begin,
+// are no leak. kInvalidArgument names two files that are the same or share a passage of 9,216
+// bytes, or of which an eighth of the evaluated text is shared. kNotFound: a file does not exist.
 absl::StatusOr<int64_t> CheckTextsApart(const std::vector<std::string>& texts,
                                         const std::vector<std::string>& calibration_texts);
 
-// The tokens of all files, one behind the other. kNotFound: a file is not there.
+// Returns the concatenated tokens of all files. kNotFound: a file does not exist.
 absl::StatusOr<std::vector<int32_t>> ReadTokens(const models::Tokenizer& tokenizer,
                                                 const std::vector<std::string>& texts);
 
-// At most `count` sequences of `length` tokens that do not overlap, evenly spread over `tokens`.
+// Returns at most `count` disjoint sequences of `length` tokens, evenly spread over `tokens`.
 std::vector<std::vector<int32_t>> CutSequences(const std::vector<int32_t>& tokens, int length,
                                                int count);
 

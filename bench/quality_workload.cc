@@ -2,16 +2,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/quality_workload.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <functional>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <utility>
 
-#include "bench/interrupt.h"
+#include "bench/measure.h"
+#include "bench/passkey_recall.h"
 #include "bench/passkeys.h"
-#include "bench/progress.h"
 #include "bench/quality_method_set.h"
 #include "bench/quality_texts.h"
 #include "common/mutex.h"
@@ -21,19 +25,20 @@
 #include "models/engine.h"
 #include "models/logits.h"
 #include "models/tokenizer.h"
+#include "tools/progress_bar.h"
 
 namespace crumb::bench {
 namespace {
 
-constexpr int kStepTokens = 64;       // as many as are evicted together
-constexpr int kAnswerTokensMax = 12;  // generated for one passkey
-constexpr int kRecallBins = 5;
-constexpr int kWindowTokens = 64 + 256;  // BF16 tokens of a long sequence at least
-constexpr int kClipTokensMin = 1024;     // of a sequence that clips are chosen on
+// BF16 tokens that a long sequence has at least: the sink and the shortest recent window.
+constexpr int kWindowTokens = 64 + 256;
+// The shortest sequence, in tokens, on which oscar's clips are chosen.
+constexpr int kClipTokensMin = 1024;
+// The clips among which oscar's are chosen: fractions of the absolute values inside the range.
 constexpr std::array<float, 5> kClips = {0.90f, 0.92f, 0.94f, 0.96f, 0.98f};
 constexpr const char* kBestOscar = "oscar-best-clip";
 
-// Means over the positions of one sequence that predict a token of it.
+// Means over those positions of one sequence whose next token is also in the sequence.
 struct SequenceScore {
   double kl = 0.0;
   double kl_prefill = 0.0;
@@ -41,23 +46,11 @@ struct SequenceScore {
   double top1 = 0.0;
 };
 
-struct KeyScore {
-  bool right = false;
-  double answer_nll = 0.0;  // per token
-};
-
-// One figure per sequence, or per document; empty where the run was interrupted.
+// One score per sequence; empty if the run was interrupted before it.
 using SequenceScores = std::vector<std::optional<SequenceScore>>;
-using DocumentScores = std::vector<std::optional<std::vector<KeyScore>>>;
 
-double LogSumExp(std::span<const float> row) {
-  const double most = *std::max_element(row.begin(), row.end());
-  double sum = 0.0;
-  for (const float logit : row) sum += std::exp(logit - most);
-  return most + std::log(sum);
-}
-
-// The exact next-token distributions of one step, made once and compared with every method's.
+// The exact next-token distributions of one step, which are computed once and compared with those
+// of every method.
 class StepReference {
  public:
   explicit StepReference(const models::Logits& exact) : exact_(exact) {
@@ -75,7 +68,7 @@ class StepReference {
   }
 
   double LogLoss(int row, int32_t token) const { return norm_[row] - exact_.row(row)[token]; }
-  // KL(exact || other) of one row, whose log-sum-exp is `norm`.
+  // KL(exact || other) of one row; `norm` is the log-sum-exp of `other`.
   double Kl(int row, std::span<const float> other, double norm) const {
     const size_t begin = row * other.size();
     double kl = 0.0;
@@ -101,7 +94,7 @@ class QualityRun {
     CRUMB_ASSIGN_OR_RETURN(result_.shared_bytes,
                            CheckTextsApart(options_.texts, options_.calibration_texts));
     if (result_.shared_bytes > 0) {
-      Say(fmt::format("{} evaluated bytes stand in the calibration texts too, in short passages",
+      Say(fmt::format("{} evaluated bytes are also in the calibration texts, in short passages",
                       result_.shared_bytes));
     }
     CRUMB_RETURN_IF_ERROR(OpenModel());
@@ -110,7 +103,8 @@ class QualityRun {
     for (const int context : contexts_) {
       if (!Interrupted()) CRUMB_RETURN_IF_ERROR(RunContext(context));
     }
-    if (result_.rows.empty()) return absl::CancelledError("interrupted before two sequences");
+    if (result_.rows.empty())
+      return absl::CancelledError("the measurement was interrupted before two sequences were read");
     if (options_.passkeys > 0 && !Interrupted()) CRUMB_RETURN_IF_ERROR(RunPasskeys());
     result_.interrupted = Interrupted();
     return std::move(result_);
@@ -127,15 +121,16 @@ class QualityRun {
     std::sort(contexts_.begin(), contexts_.end());
     contexts_.erase(std::unique(contexts_.begin(), contexts_.end()), contexts_.end());
     if (contexts_.back() > most) {
-      return absl::InvalidArgumentError(fmt::format("{} has {} positions, the context is {}",
-                                                    options_.model, most, contexts_.back()));
+      return absl::InvalidArgumentError(
+          fmt::format("{} has {} positions, but the context is {}; give --context", options_.model,
+                      most, contexts_.back()));
     }
     CRUMB_ASSIGN_OR_RETURN(text_, ReadTokens(*tokenizer_, options_.texts));
     const auto sequences = CutSequences(text_, contexts_.back(), options_.sequences);
     if (sequences.size() >= 2) return absl::OkStatus();
-    return absl::InvalidArgumentError(
-        fmt::format("the texts give {} sequences of {} tokens, at least 2 are needed",
-                    sequences.size(), contexts_.back()));
+    return absl::InvalidArgumentError(fmt::format(
+        "the texts give {} sequences of {} tokens; at least 2 are needed: give more text",
+        sequences.size(), contexts_.back()));
   }
 
   absl::Status OpenMethods() {
@@ -145,7 +140,7 @@ class QualityRun {
     const auto named = [&](const char* name) {
       return std::find(names.begin(), names.end(), name) != names.end();
     };
-    // Passkeys are judged by their difference to bf16.
+    // Recall is reported as the difference to bf16.
     if (options_.passkeys > 0 && !named("bf16")) names.insert(names.begin(), "bf16");
     for (const std::string& name : names) {
       Say("preparing " + name);
@@ -163,22 +158,28 @@ class QualityRun {
     return absl::OkStatus();
   }
 
+  tools::ProgressBar::Style BarStyle() const {
+    return options_.quiet ? tools::ProgressBar::Style::kQuiet
+                          : tools::ProgressBar::StyleFor(STDERR_FILENO);
+  }
+
   void Say(const std::string& what) const {
     if (!options_.quiet) fmt::print(stderr, "{}\n", what);
   }
 
-  // oscar with the clips of least KL on calibration text: keys' first, then values'.
+  // Returns oscar with the clips that have the least KL on the calibration text. The clip of keys
+  // is chosen first, then that of values.
   absl::StatusOr<QualityMethod> BestOscar() {
     CRUMB_ASSIGN_OR_RETURN(const std::vector<int32_t> tokens,
                            ReadTokens(*tokenizer_, options_.calibration_texts));
-    // Little text: one shorter sequence, as long as it leaves the windows well behind.
+    // If there is little text, one shorter sequence serves, as long as most of it is history.
     const int length = static_cast<int>(
         std::min<size_t>(contexts_.back(), std::max<size_t>(tokens.size(), kClipTokensMin)));
     const auto sequences = CutSequences(tokens, length, options_.clip_sequences);
     if (sequences.empty()) {
       return absl::InvalidArgumentError(
-          fmt::format("the calibration texts have {} tokens, oscar's clips are chosen on sequences "
-                      "of {}: give more text or --clip-sequences 0",
+          fmt::format("the calibration texts have {} tokens, but oscar's clips are chosen on "
+                      "sequences of {}: give more text or --clip-sequences 0",
                       tokens.size(), length));
     }
     float clip_k = 0.96f, clip_v = 0.92f;
@@ -226,27 +227,33 @@ class QualityRun {
     return first;
   }
 
-  // [methods][sequences]
+  // Scores every method on every sequence: [methods][sequences].
   absl::StatusOr<std::vector<SequenceScores>> Score(
       const std::string& what, const std::vector<std::vector<int32_t>>& sequences,
       const std::vector<QualityMethod>& methods, bool prefill) {
     std::vector<SequenceScores> scores(methods.size(), SequenceScores(sequences.size()));
     exact_loss_.assign(sequences.size(), std::nullopt);
     const int steps = (static_cast<int>(sequences.front().size()) + kStepTokens - 1) / kStepTokens;
-    Progress progress(what, static_cast<int>(sequences.size()) * steps, options_.quiet);
+    tools::ProgressBar bar(what, std::cerr, BarStyle());
+    const double part = 1.0 / (static_cast<double>(sequences.size()) * steps);
     CRUMB_RETURN_IF_ERROR(ForJobs(static_cast<int>(sequences.size()), [&](int i) {
-      return ScoreSequence(sequences[i], methods, prefill, progress, i, scores);
+      return ScoreSequence(
+          sequences[i], methods, prefill, [&] { bar.Add(part); }, i, scores);
     }));
+    bar.End();
     return scores;
   }
 
-  // All methods step by step beside the exact cache.
+  // Runs all methods over one sequence, step by step beside the exact cache. Calls `step_done`
+  // after every step.
   absl::Status ScoreSequence(std::span<const int32_t> tokens,
                              const std::vector<QualityMethod>& methods, bool prefill,
-                             Progress& progress, int index, std::vector<SequenceScores>& scores) {
+                             const std::function<void()>& step_done, int index,
+                             std::vector<SequenceScores>& scores) {
     models::DenseKvCache dense(engine_->config(), engine_->pool());
     std::vector<std::unique_ptr<MethodCache>> decode, fill;
-    // Inside one prefill block no token reads what a method stored: one method stands for all.
+    // Inside one prefill block no token reads stored pages, so all methods give the same figures
+    // and one is run for all of them.
     const bool shared = static_cast<int>(tokens.size()) <= options_.prefill_block;
     for (const QualityMethod& method : methods) {
       CRUMB_ASSIGN_OR_RETURN(auto cache, method.begin(tokens.first(kStepTokens)));
@@ -278,7 +285,7 @@ class QualityRun {
                                ScoreStep(*fill[m], step, next, reference));
         sums[m].kl_prefill += score.kl;
       }
-      progress.Add();
+      step_done();
     }
     if (Interrupted()) return absl::OkStatus();
     const double count = static_cast<double>(tokens.size() - 1);
@@ -291,7 +298,7 @@ class QualityRun {
     return absl::OkStatus();
   }
 
-  // Sums over the tokens of one step that predict `next`.
+  // Returns sums over those tokens of one step whose next tokens are `next`.
   absl::StatusOr<SequenceScore> ScoreStep(MethodCache& cache, std::span<const int32_t> step,
                                           std::span<const int32_t> next,
                                           const StepReference& reference) const {
@@ -374,7 +381,8 @@ class QualityRun {
     return row;
   }
 
-  // Before anything is measured: what cannot be asked shows at once.
+  // Makes the documents with passkeys. This runs before anything is measured, so that a context
+  // that is too short for them is reported at once.
   absl::Status HidePasskeys() {
     const PasskeyLayout layout =
         options_.passkeys_together ? PasskeyLayout::kTogether : PasskeyLayout::kApart;
@@ -382,7 +390,7 @@ class QualityRun {
         MakePasskeyDocuments(*tokenizer_, text_, contexts_.back(), options_.passkeys, layout);
     if (!documents.ok()) {
       return absl::InvalidArgumentError(std::string(documents.status().message()) +
-                                        "; --passkeys 0 measures without");
+                                        "; use --passkeys 0 to measure without passkeys");
     }
     documents_ = std::move(documents).value();
     return absl::OkStatus();
@@ -393,29 +401,35 @@ class QualityRun {
     result_.passkeys_together = options_.passkeys_together;
     const int documents = static_cast<int>(documents_.size());
     std::vector<DocumentScores> scores(methods_.size(), DocumentScores(documents));
-    Progress progress("passkeys", documents * static_cast<int>(methods_.size()), options_.quiet);
-    // Documents by turns from both ends, so that the time left is not a guess about long ones.
+    tools::ProgressBar bar("passkeys", std::cerr, BarStyle());
+    const double part =
+        1.0 / (static_cast<double>(documents) * static_cast<double>(methods_.size()));
+    const PasskeyRecall recall(*engine_, *tokenizer_);
+    // Documents are taken from both ends by turns, because their lengths grow: the pace so far then
+    // predicts the time that is left.
     CRUMB_RETURN_IF_ERROR(ForJobs(documents, [&](int i) {
       const int document = i % 2 == 0 ? i / 2 : documents - 1 - i / 2;
       for (size_t m = 0; m < methods_.size() && !Interrupted(); ++m) {
-        CRUMB_ASSIGN_OR_RETURN(auto asked, AskAll(methods_[m], documents_[document]));
-        if (Interrupted()) break;  // the last answers may be to half a document
-        scores[m][document] = std::move(asked);
-        progress.Add();
+        CRUMB_ASSIGN_OR_RETURN(auto keys, recall.Score(methods_[m], documents_[document]));
+        if (Interrupted()) break;  // the last keys may belong to a document that was half read
+        scores[m][document] = std::move(keys);
+        bar.Add(part);
       }
       return absl::OkStatus();
     }));
+    bar.End();
     KeepComplete(scores);
     for (QualityRow& row : result_.rows) {
       if (row.context != context) continue;
       for (size_t m = 0; m < methods_.size(); ++m) {
-        if (methods_[m].name == row.method) Summarize(scores[m], BaselineOf(scores), row);
+        if (methods_[m].name != row.method) continue;
+        SummarizeRecall(documents_, scores[m], BaselineOf(scores), row);
       }
     }
     return absl::OkStatus();
   }
 
-  // A document counts when every method was asked.
+  // Drops the scores of documents that not every method has read.
   void KeepComplete(std::vector<DocumentScores>& scores) {
     for (size_t d = 0; d < documents_.size(); ++d) {
       const bool complete = std::all_of(scores.begin(), scores.end(),
@@ -436,132 +450,6 @@ class QualityRun {
     return scores.front();
   }
 
-  // Reads the document once. Each key is asked for in a sequence of its own that goes on from what
-  // is the same: from the end, or, where keys are apart, from where the key's line comes in.
-  absl::StatusOr<std::vector<KeyScore>> AskAll(const QualityMethod& method,
-                                               const PasskeyDocument& document) const {
-    const std::span<const int32_t> tokens = document.tokens;
-    CRUMB_ASSIGN_OR_RETURN(const auto cache, method.begin(tokens.first(kStepTokens)));
-    std::vector<KeyScore> scores;
-    for (const Passkey& key : document.keys) {
-      const size_t until = document.apart ? key.position : tokens.size();
-      CRUMB_RETURN_IF_ERROR(Read(*cache, tokens.first(until)));
-      CRUMB_ASSIGN_OR_RETURN(const auto asked, cache->Fork());
-      CRUMB_RETURN_IF_ERROR(Read(*asked, document.TokensWith(key)));
-      CRUMB_ASSIGN_OR_RETURN(const KeyScore score, Ask(*asked, key));
-      scores.push_back(score);
-    }
-    return scores;
-  }
-
-  // Goes on to the end of `tokens`, of which the cache has the beginning.
-  absl::Status Read(MethodCache& cache, std::span<const int32_t> tokens) const {
-    while (cache.length() < static_cast<int>(tokens.size()) && !Interrupted()) {
-      const auto step = tokens.subspan(cache.length());
-      CRUMB_RETURN_IF_ERROR(engine_
-                                ->Forward(cache,
-                                          step.first(std::min<size_t>(kStepTokens, step.size())),
-                                          models::LogitRows::kLast)
-                                .status());
-    }
-    return absl::OkStatus();
-  }
-
-  // One pass over question and right answer gives the answer's likelihood, and what greedy
-  // generation says as long as it says the answer: every token of it follows from the ones before.
-  // Where it says something else it is generated freely.
-  absl::StatusOr<KeyScore> Ask(MethodCache& cache, const Passkey& key) const {
-    std::vector<int32_t> tokens = key.question;
-    tokens.insert(tokens.end(), key.answer.begin(), key.answer.end());
-    CRUMB_ASSIGN_OR_RETURN(const auto told, cache.Fork());
-    CRUMB_ASSIGN_OR_RETURN(const models::Logits logits,
-                           engine_->Forward(*told, tokens, models::LogitRows::kAll));
-    KeyScore score;
-    bool said = true;
-    const int first = static_cast<int>(key.question.size()) - 1;
-    const int count = static_cast<int>(key.answer.size());
-    for (int i = 0; i < count; ++i) {
-      const auto row = logits.row(first + i);
-      score.answer_nll += (LogSumExp(row) - row[key.answer[i]]) / count;
-      said = said && models::GreedyToken(row) == key.answer[i];
-    }
-    std::string text;
-    if (said) {
-      const int32_t next = models::GreedyToken(logits.last());
-      text = " " + key.digits + tokenizer_->Decode({&next, 1});
-    } else {
-      CRUMB_ASSIGN_OR_RETURN(text, Generate(cache, key.question));
-    }
-    score.right = AnswersPasskey(text, key.digits);
-    return score;
-  }
-
-  // What greedy generation answers, until it is decided whether that is a key. Uses `cache` up.
-  absl::StatusOr<std::string> Generate(MethodCache& cache,
-                                       std::span<const int32_t> question) const {
-    CRUMB_ASSIGN_OR_RETURN(models::Logits logits,
-                           engine_->Forward(cache, question, models::LogitRows::kLast));
-    std::string text;
-    for (int i = 0; i < kAnswerTokensMax; ++i) {
-      const int32_t token = models::GreedyToken(logits.last());
-      text += tokenizer_->Decode({&token, 1});
-      if (!PasskeyUndecided(text)) break;
-      CRUMB_ASSIGN_OR_RETURN(logits,
-                             engine_->Forward(cache, {&token, 1}, models::LogitRows::kLast));
-    }
-    return text;
-  }
-
-  void Summarize(const DocumentScores& scores, const DocumentScores& baseline,
-                 QualityRow& row) const {
-    std::vector<double> recall, nll, lost, keys;
-    std::vector<std::pair<double, double>> by_depth, by_distance;  // and whether right
-    for (size_t d = 0; d < documents_.size(); ++d) {
-      if (!scores[d]) continue;
-      double right = 0.0, exact = 0.0, loss = 0.0;
-      for (size_t i = 0; i < scores[d]->size(); ++i) {
-        const KeyScore& score = (*scores[d])[i];
-        const Passkey& key = documents_[d].keys[i];
-        right += score.right;
-        exact += (*baseline[d])[i].right;
-        loss += score.answer_nll;
-        by_depth.emplace_back(documents_[d].DepthOf(key), score.right);
-        by_distance.emplace_back(documents_[d].DistanceOf(key), score.right);
-      }
-      const double count = static_cast<double>(scores[d]->size());
-      recall.push_back(right / count);
-      nll.push_back(loss / count);
-      lost.push_back(exact - right);
-      keys.push_back(count);
-    }
-    if (keys.empty()) return;
-    row.has_passkeys = true;
-    row.passkey.recall = EstimateOf(recall);
-    row.passkey.answer_nll = EstimateOf(nll);
-    row.passkey.below_bf16 = BootstrapRatio(lost, keys);
-    row.passkey.by_depth = Bins(by_depth, 0.0, 1.0);
-    row.passkey.by_distance = Bins(by_distance, 0.0, contexts_.back());
-  }
-
-  static std::vector<RecallBin> Bins(const std::vector<std::pair<double, double>>& keys,
-                                     double from, double to) {
-    std::vector<RecallBin> bins;
-    for (int i = 0; i < kRecallBins; ++i) {
-      RecallBin bin{.from = from + (to - from) * i / kRecallBins,
-                    .to = from + (to - from) * (i + 1) / kRecallBins,
-                    .count = 0,
-                    .recall = {}};
-      std::vector<double> right;
-      for (const auto& [at, value] : keys) {
-        if (at >= bin.from && at < bin.to) right.push_back(value);
-      }
-      bin.count = static_cast<int>(right.size());
-      bin.recall = EstimateOf(right);
-      bins.push_back(bin);
-    }
-    return bins;
-  }
-
   const QualityOptions& options_;
   models::ThreadPool jobs_;
   std::unique_ptr<models::Tokenizer> tokenizer_;
@@ -570,7 +458,7 @@ class QualityRun {
   std::vector<QualityMethod> methods_;
   std::vector<int> contexts_;
   std::vector<int32_t> text_;
-  std::vector<std::optional<double>> exact_loss_;  // by sequence of the context under way
+  std::vector<std::optional<double>> exact_loss_;  // by sequence of the current context
   std::vector<PasskeyDocument> documents_;
   QualityResult result_;
 };

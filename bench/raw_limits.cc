@@ -18,9 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/interrupt.h"
-#include "bench/latencies.h"
-#include "bench/touch.h"
+#include "bench/measure.h"
 #include "common/errno_status.h"
 #include "common/status_macros.h"
 #include "common/thread.h"
@@ -32,7 +30,7 @@ namespace {
 constexpr size_t kDirectAlignment = 4096;
 constexpr size_t kSocketPieceBytes = 256 << 10;
 
-// Repeats `pass`, which moves `bytes`, until the time is over.
+// Repeats `pass`, which moves `bytes`, for a time.
 double GbPerS(size_t bytes, Duration duration, const std::function<void()>& pass) {
   const TimePoint begin = Clock::Real().Now();
   uint64_t passes = 0;
@@ -43,7 +41,7 @@ double GbPerS(size_t bytes, Duration duration, const std::function<void()>& pass
   return static_cast<double>(passes * bytes) / ToSeconds(Clock::Real().Now() - begin) * 1e-9;
 }
 
-// Two ends of a TCP connection over the loopback address.
+// The ends of a TCP connection over the loopback address.
 absl::StatusOr<std::pair<UniqueFd, UniqueFd>> LoopbackPair() {
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -88,7 +86,7 @@ absl::StatusOr<OpenFiles> OpenPieces(const DirectReadOptions& options) {
   }
   if (error) return ErrnoStatus(error.value(), options.folder);
   if (files.pieces.empty()) {
-    return absl::NotFoundError(options.folder + " holds no file of a piece's size");
+    return absl::NotFoundError(options.folder + " has no file that is as large as a piece");
   }
   return files;
 }

@@ -7,16 +7,107 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <set>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
-#include "bench/belady_policy.h"
 #include "bench/synthetic_traces.h"
 #include "common/status_macros.h"
 #include "storage/policy/chain_counts.h"
 #include "storage/policy/policy.h"
 
 namespace crumb::bench {
+namespace {
+
+using storage::ItemHandle;
+using storage::ItemInfo;
+
+class BeladyPolicy final : public storage::EvictionPolicy {
+ public:
+  explicit BeladyPolicy(const BlockTrace& trace) : uses_(trace.distinct()) {
+    for (size_t request = 0; request < trace.requests(); ++request) {
+      for (const uint32_t block : trace.request(request)) uses_[block].push_back(request);
+    }
+  }
+
+  std::string_view name() const override { return "belady"; }
+
+  void BeginAccess() override { ++accesses_; }
+
+  ItemHandle Insert(const ItemInfo& info) override {
+    const ItemHandle item = free_.empty() ? static_cast<ItemHandle>(states_.size()) : free_.back();
+    if (free_.empty()) {
+      states_.emplace_back();
+    } else {
+      free_.pop_back();
+    }
+    const uint32_t depth = info.parent == storage::kNoItem ? 0 : states_[info.parent].depth + 1;
+    states_[item] = {.block = info.fingerprint, .next_use = 0, .depth = depth};
+    Queue(item);
+    return item;
+  }
+
+  // The depth decides which item of a chain is evicted first.
+  void SetHasChildren(ItemHandle, bool) override {}
+
+  void Hit(ItemHandle item) override {
+    order_.erase(KeyOf(item));
+    Queue(item);
+  }
+
+  void Remove(ItemHandle item, storage::Removal) override {
+    order_.erase(KeyOf(item));
+    free_.push_back(item);
+  }
+
+  std::optional<ItemHandle> FindVictim(absl::FunctionRef<bool(ItemHandle)> is_pinned,
+                                       size_t& steps) override {
+    for (auto key = order_.rbegin(); key != order_.rend() && steps > 0; ++key) {
+      --steps;
+      if (!is_pinned(std::get<2>(*key))) return std::get<2>(*key);
+    }
+    return std::nullopt;
+  }
+
+  storage::PolicyUsage Usage() const override {
+    return {.items = order_.size(),
+            .ghosts = 0,
+            .memory_bytes = states_.capacity() * sizeof(State) + order_.size() * sizeof(Key)};
+  }
+
+ private:
+  using Key = std::tuple<size_t, uint32_t, ItemHandle>;  // next use, depth, item
+
+  struct State {
+    uint64_t block = 0;
+    size_t next_use = 0;
+    uint32_t depth = 0;
+  };
+
+  Key KeyOf(ItemHandle item) const { return {states_[item].next_use, states_[item].depth, item}; }
+
+  // Returns the first use of the item's block after the current access.
+  void Queue(ItemHandle item) {
+    const std::vector<size_t>& uses = uses_[states_[item].block];
+    const auto next = std::lower_bound(uses.begin(), uses.end(), accesses_);
+    states_[item].next_use = next == uses.end() ? SIZE_MAX : *next;
+    order_.insert(KeyOf(item));
+  }
+
+  size_t accesses_ = 0;                    // accesses so far, including the current one
+  std::vector<std::vector<size_t>> uses_;  // by block: the requests that use it
+  std::vector<State> states_;              // by handle
+  std::vector<ItemHandle> free_;
+  std::set<Key> order_;
+};
+
+}  // namespace
+
+std::unique_ptr<storage::EvictionPolicy> MakeBeladyPolicy(const BlockTrace& trace) {
+  return std::make_unique<BeladyPolicy>(trace);
+}
+
 namespace {
 
 using storage::EvictionPolicy;
@@ -32,7 +123,7 @@ struct ModelGeometry {
   int head_dim;
 };
 
-// From the models' published config.json.
+// The sizes are those of the models' published config.json.
 constexpr std::array kModels = {
     ModelGeometry{"qwen3-0.6b", 28, 8, 128},   ModelGeometry{"qwen3-1.7b", 28, 8, 128},
     ModelGeometry{"qwen3-4b", 36, 8, 128},     ModelGeometry{"qwen3-8b", 36, 8, 128},
@@ -40,7 +131,7 @@ constexpr std::array kModels = {
     ModelGeometry{"llama-3.1-8b", 32, 8, 128}, ModelGeometry{"llama-3.1-70b", 80, 8, 128},
 };
 
-// A cache of blocks that a policy empties.
+// A cache of blocks from which a policy evicts.
 class ReplayCache {
  public:
   ReplayCache(size_t distinct_blocks, size_t capacity_blocks,
@@ -49,7 +140,7 @@ class ReplayCache {
     blocks_.reserve(std::min(distinct_blocks, capacity_blocks) + 1);
   }
 
-  // Returns how many of `request`'s blocks were served.
+  // Processes a request. Returns how many of its blocks were served.
   size_t Access(std::span<const uint32_t> request) {
     size_t hits = 0;
     while (hits < request.size() && handles_[request[hits]] != kNoItem) ++hits;
@@ -93,7 +184,7 @@ class ReplayCache {
   size_t capacity_;
   size_t resident_ = 0;
   size_t evictions_ = 0;
-  std::vector<ItemHandle> handles_;  // by block, kNoItem when absent
+  std::vector<ItemHandle> handles_;  // by block; kNoItem if absent
   std::vector<uint32_t> blocks_;     // by handle
 };
 

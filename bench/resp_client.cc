@@ -138,7 +138,7 @@ absl::Status RespClient::ReadBytes(std::span<std::byte> out) {
   const size_t ready = std::min(out.size(), end_ - begin_);
   std::memcpy(out.data(), buffer_.data() + begin_, ready);
   begin_ += ready;
-  // The rest goes where it belongs without the buffer between.
+  // The rest is received directly into its destination.
   for (out = out.subspan(ready); !out.empty();) {
     const ssize_t received = ::recv(socket_.get(), out.data(), out.size(), MSG_WAITALL);
     if (received < 0 && errno == EINTR) continue;

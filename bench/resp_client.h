@@ -15,19 +15,19 @@
 
 namespace crumb::bench {
 
-// The part of Redis's protocol that SET and GET need, over one blocking TCP connection. Values are
-// sent from and received into the caller's memory. After an error the connection is of no more use.
-// Not thread-safe.
+// A client for SET and GET of Redis, over one blocking TCP connection. Values are sent from and
+// received into the caller's memory. After an error the connection must not be used any more. Not
+// thread-safe.
 class RespClient {
  public:
-  // kUnavailable: nobody listens at `host` (an IPv4 address or a name) and `port`.
+  // `host` is an IPv4 address or a name. kUnavailable: no server listens there.
   static absl::StatusOr<std::unique_ptr<RespClient>> Connect(const std::string& host, int port);
 
   absl::Status Ping();
-  // kFailedPrecondition with the server's text when it refuses.
+  // kFailedPrecondition: the server refused; the message is its text.
   absl::Status Set(const std::string& key, std::span<const std::byte> value);
-  // Fills `value` and returns the value's size; kNotFound: no such key; kInvalidArgument: the value
-  // is larger than `value`; kInternal: the answer is not RESP.
+  // Reads a value into `value` and returns its size. kNotFound: no such key; kInvalidArgument: the
+  // value is larger than `value`; kInternal: the reply is not RESP.
   absl::StatusOr<size_t> Get(const std::string& key, std::span<std::byte> value);
 
  private:
@@ -38,13 +38,13 @@ class RespClient {
   absl::Status Send(const std::string& head, std::span<const std::byte> body,
                     const std::string& tail);
   absl::Status Fill();
-  // Reads one line into line_, without its end.
+  // Reads one line into line_, without its line end.
   absl::Status ReadLine();
   absl::Status ReadBytes(std::span<std::byte> out);
   absl::Status ExpectOk(const std::string& expected);
 
   UniqueFd socket_;
-  std::vector<std::byte> buffer_;  // [begin_, end_) is received and not used yet
+  std::vector<std::byte> buffer_;  // [begin_, end_) was received and not used yet
   size_t begin_ = 0;
   size_t end_ = 0;
   std::string line_;

@@ -10,7 +10,7 @@
 #include <functional>
 #include <thread>
 
-#include "bench/interrupt.h"
+#include "bench/measure.h"
 #include "bench/resp_client.h"
 #include "common/errno_status.h"
 #include "common/status_macros.h"

@@ -13,7 +13,7 @@
 
 namespace crumb::bench {
 
-// A folder in the temporary folder, removed with this object.
+// A folder in the temporary folder, which the destructor removes.
 class ScratchFolder {
  public:
   static absl::StatusOr<std::unique_ptr<ScratchFolder>> Create();
@@ -29,7 +29,8 @@ class ScratchFolder {
   std::string path_;
 };
 
-// Waits until `ready`. kUnavailable, with the end of its log: the program ended or takes too long.
+// Waits until `ready` returns true. kUnavailable: the program ended or takes too long; the message
+// has the end of its log.
 absl::Status WaitReady(const std::string& name, ChildProcess& process, const std::string& log,
                        const std::function<bool()>& ready);
 
@@ -42,10 +43,10 @@ struct CrumbdSettings {
   std::string host_policy = "default";
 };
 
-// A crumbd on sockets in a folder of its own, without admin port; stopped with this object.
+// A crumbd with its sockets in a scratch folder and without admin port, which the destructor stops.
 class CrumbdUnderTest {
  public:
-  // Returns when crumbd serves. kUnavailable, with the end of its log: it does not.
+  // Returns when crumbd serves. kUnavailable: it does not; the message has the end of its log.
   static absl::StatusOr<std::unique_ptr<CrumbdUnderTest>> Start(const CrumbdSettings& settings);
 
   const std::string& socket_dir() const { return folder_->path(); }
@@ -57,7 +58,7 @@ class CrumbdUnderTest {
   std::unique_ptr<ChildProcess> process_;
 };
 
-// A redis-server of its own on a loopback port, without persistence; stopped with this object.
+// A redis-server on a loopback port, without persistence, which the destructor stops.
 class RedisUnderTest {
  public:
   static absl::StatusOr<std::unique_ptr<RedisUnderTest>> Start();

@@ -26,7 +26,7 @@ static_assert(kRunBlocks * kBlockPages == kRunPages);
 constexpr int kNodesMax = 100'000;
 constexpr int kRangeStep = 4;
 
-// The blocks that one node holds, the least recently used at the end.
+// The blocks of one node; the least recently used one is at the end.
 class NodeCache {
  public:
   bool Has(uint32_t block) const { return places_.contains(block); }
@@ -71,7 +71,7 @@ class Homes {
   Homes(std::vector<PlacementNode> nodes, int replicas)
       : nodes_(std::move(nodes)), replicas_(static_cast<size_t>(replicas)) {}
 
-  // Of the run that begins with this block.
+  // Returns the homes of the page run that begins with this block.
   const std::vector<size_t>& Of(uint32_t first_block) {
     const auto [entry, is_new] = homes_.try_emplace(first_block);
     if (is_new) entry->second = HomesOf(nodes_, RunKey(first_block), replicas_);
@@ -86,7 +86,7 @@ class Homes {
   absl::flat_hash_map<uint32_t, std::vector<size_t>> homes_;
 };
 
-// The nodes that share pages, request after request.
+// The nodes of a cluster, which process requests one after the other.
 class SimulatedCluster {
  public:
   SimulatedCluster(int nodes, size_t capacity_blocks, int replicas)
@@ -122,7 +122,8 @@ class SimulatedCluster {
   }
 
  private:
-  // Asks the homes of every run that lacks blocks; how many leading blocks are there then.
+  // Fetches from the homes of every run that lacks blocks. Returns how many leading blocks are
+  // present then.
   size_t Pull(size_t node, std::span<const uint32_t> request, size_t hits, SimulateRow& row) {
     if (hits == request.size()) return hits;
     std::set<size_t> asked;
@@ -140,7 +141,7 @@ class SimulatedCluster {
     row.fanout_bound = std::max(row.fanout_bound, bound);
     for (; hits < request.size(); ++hits) {
       const uint32_t block = request[hits];
-      if (caches_[node].Has(block)) {  // as its home
+      if (caches_[node].Has(block)) {  // the node is its home
         ++row.local_hits;
         continue;
       }
@@ -156,7 +157,7 @@ class SimulatedCluster {
     return hits;
   }
 
-  // Placement is pure, so what a change would move can be counted without making it.
+  // Placement is a pure function, so the effect of a change can be counted without making it.
   void FindRemapped(SimulateRow& row) const {
     std::vector<PlacementNode> joined = homes_.nodes();
     joined.push_back(MakeNodes(static_cast<int>(joined.size()) + 1).back());
@@ -173,7 +174,7 @@ class SimulatedCluster {
   }
 
   std::vector<NodeCache> caches_;
-  std::vector<size_t> served_;  // blocks, to others
+  std::vector<size_t> served_;  // blocks served to other nodes
   const size_t capacity_;
   Homes homes_;
   size_t pushed_ = 0;
@@ -181,7 +182,7 @@ class SimulatedCluster {
   size_t asking_ = 0;
 };
 
-// The same trace over nodes that share nothing.
+// Runs the trace over nodes that share nothing.
 double AloneHitRate(const BlockTrace& trace, int nodes, size_t capacity_blocks) {
   std::vector<NodeCache> caches(static_cast<size_t>(nodes));
   size_t hits = 0;

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/ssd_pairs.h"
+#include "bench/store_workload.h"
 
 #include <unistd.h>
 
@@ -10,13 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "bench/crumbd_client.h"
 #include "bench/fragment_set.h"
-#include "bench/interrupt.h"
-#include "bench/latencies.h"
+#include "bench/measure.h"
 #include "bench/raw_limits.h"
 #include "bench/servers_under_test.h"
-#include "bench/shm_plane.h"
+#include "bench/store_planes.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "tools/text_table.h"
@@ -27,13 +25,13 @@ namespace {
 constexpr int kPairs = 15;
 constexpr int kDepth = 8;
 constexpr size_t kBodiesBytes = 64 << 20;
-// Of one lease call: enough reads for crumbd to keep kDepth in flight, and a part of host memory.
+// Pages of one Acquire: enough reads to keep kDepth in flight, but only a part of host memory.
 constexpr size_t kCallBytes = 16 << 20;
 constexpr uint64_t kHostBytes = 256 << 20;
 constexpr Duration kWait = std::chrono::seconds(20);
 constexpr size_t kReadAlignment = 4096;
 
-// Bytes over wall time, and where they came from.
+// The bytes and wall time of reads, and their source.
 class SsdPairs {
  public:
   // Reads `pages` pages, `pages_per_call` at a time.
@@ -75,7 +73,7 @@ absl::StatusOr<double> SsdPairs::ReadRaw() const {
 absl::StatusOr<TimedCalls> SsdPairs::ReadPages() {
   const size_t step = pages_per_call_;
   TimedCallsOptions timed;
-  timed.seconds = 3600;  // the number of calls ends it
+  timed.seconds = 3600;  // the number of calls ends the measurement
   timed.rounds = 1;
   timed.calls_max = pages_ / step;
   timed.bytes_per_call = step * fragments_.tiles_bytes();
@@ -123,9 +121,10 @@ absl::Status RunOneSize(const StoreWorkloadOptions& options, size_t bytes, Store
   settings.slab_bytes.value = kHostBytes / 4;
   settings.ssd_bytes.value = 3 * options.ssd_set_bytes.value;
   settings.ssd_threads = kDepth;
-  settings.host_policy = "lru";  // going round a set larger than memory then never hits in it
+  settings.host_policy = "lru";  // a cyclic walk over a larger set then never hits in memory
   CRUMB_ASSIGN_OR_RETURN(const auto crumbd, CrumbdUnderTest::Start(settings));
-  // One call reads one sequence: a longer one could not leave host memory while its end is leased.
+  // One call reads one sequence, because a longer one could not leave host memory while its end is
+  // leased.
   const size_t pages_per_call = std::max<size_t>(1, kCallBytes / bytes);
   FragmentSet fragments(fmt::format("ssd-{}-{}", bytes, ::getpid()), bytes, kBodiesBytes,
                         pages_per_call);
@@ -137,7 +136,7 @@ absl::Status RunOneSize(const StoreWorkloadOptions& options, size_t bytes, Store
   const size_t step = std::max<size_t>(1, (8 << 20) / fragments.fragment_bytes());
   for (size_t page = 0; page < pages && !Interrupted(); page += step) {
     CRUMB_RETURN_IF_ERROR(shm.Put(page, std::min(step, pages - page)));
-    // Write-through drops what the disk is too slow for: give it time.
+    // Write-through drops pages if the disk is too slow, so it gets time.
     CRUMB_RETURN_IF_ERROR(client->Flush(kWait).status());
   }
   return SsdPairs(*crumbd, fragments, shm, pages, pages_per_call).Run(result);

@@ -12,16 +12,11 @@
 #include <thread>
 #include <utility>
 
-#include "bench/cpu_seconds.h"
-#include "bench/crumbd_client.h"
 #include "bench/fragment_set.h"
-#include "bench/grpc_plane.h"
-#include "bench/interrupt.h"
+#include "bench/measure.h"
 #include "bench/raw_limits.h"
-#include "bench/redis_plane.h"
 #include "bench/servers_under_test.h"
-#include "bench/shm_plane.h"
-#include "bench/ssd_pairs.h"
+#include "bench/store_planes.h"
 #include "bench/ucx_plane.h"
 #include "common/fd_channel.h"
 #include "common/status_macros.h"
@@ -31,12 +26,12 @@
 namespace crumb::bench {
 namespace {
 
-// Different bodies together exceed the last cache.
+// Bytes of all bodies together, which exceed the last cache.
 constexpr size_t kBodiesBytes = 128 << 20;
 constexpr size_t kLimitBytes = 256 << 20;
 constexpr Duration kLimitDuration = std::chrono::seconds(1);
 constexpr size_t kManyPages = 1600;
-// Pages that get reads round and round; with the largest fragments a quarter of host memory.
+// Bytes of the pages that get reads in turn; with the largest fragments a quarter of host memory.
 constexpr size_t kResidentBytes = 384 << 20;
 constexpr size_t kStreamPages = 16;
 
@@ -55,7 +50,7 @@ absl::Status CheckNames(const char* what, const std::vector<std::string>& given,
   return absl::OkStatus();
 }
 
-// One figure after the other against one crumbd or Redis.
+// Measures one figure after the other with one crumbd or Redis.
 class Session {
  public:
   Session(const StoreWorkloadOptions& options, std::vector<int> pids, StoreResult& result)
@@ -80,10 +75,10 @@ class Session {
   absl::Status Measure(const Figure& figure, const TimedCall& call);
   double LimitOf(const std::string& name) const;
   absl::Status Fill(StorePlane& store, size_t first, size_t pages);
-  // A number that no figure before has written a page from: a page that is there already would be
-  // neither written nor kept longer.
+  // The first page number that no figure has written before, because a page that exists already is
+  // not written again.
   size_t FreshPages() { return next_page_ += 10'000'000; }
-  // Pages that get goes round in.
+  // The pages that get reads in turn.
   static size_t ResidentPages(const FragmentSet& fragments) {
     return std::max<size_t>(kStreamPages, kResidentBytes / fragments.fragment_bytes());
   }
@@ -191,13 +186,13 @@ absl::Status Session::RunIdle() {
   row.plane = "none";
   row.operation = "idle";
   row.timed.seconds = std::chrono::duration<double>(Clock::Real().Now() - begin).count();
-  // Clocks of other processes may run back by some microseconds.
+  // The CPU clocks of other processes may run back by some microseconds.
   row.core_percent = 100 * std::max(0.0, CpuSecondsOf(pids_) - before) / row.timed.seconds;
   result_.rows.push_back(std::move(row));
   return absl::OkStatus();
 }
 
-// The process that listens in a socket folder.
+// Returns the process that listens in a socket folder.
 absl::StatusOr<int> PidOf(const std::string& socket_dir) {
   CRUMB_ASSIGN_OR_RETURN(const UniqueFd socket, ConnectFdChannel(socket_dir + "/crumbd.fd.sock"));
   CRUMB_ASSIGN_OR_RETURN(const PeerCredentials peer, CredentialsOf(socket.get()));
@@ -212,7 +207,7 @@ absl::Status RunCrumbdPlanes(const StoreWorkloadOptions& options, StoreResult& r
     CrumbdSettings settings;
     settings.program = options.crumbd;
     settings.host_bytes = options.host_bytes;
-    settings.host_policy = "lru";  // what get reads was written last
+    settings.host_policy = "lru";  // get reads the pages that were written last
     CRUMB_ASSIGN_OR_RETURN(own, CrumbdUnderTest::Start(settings));
     socket_dir = own->socket_dir();
     pid = own->pid();
@@ -326,6 +321,86 @@ absl::StatusOr<StoreResult> RunStoreWorkload(const StoreWorkloadOptions& options
   }
   if (!options.redis.empty() && !Interrupted()) CRUMB_RETURN_IF_ERROR(RunRedis(options, result));
   return result;
+}
+
+namespace {
+
+using nlohmann::json;
+
+double PercentOfLimit(const StoreRow& row) {
+  return row.limit_gb_per_s == 0 ? 0 : 100 * row.timed.gb_per_s / row.limit_gb_per_s;
+}
+
+// Every row has the names of all figures; those that were not measured or do not apply are null.
+json Measured(double value) { return value == 0 ? json() : json(value); }
+
+json RowJson(const StoreRow& row) {
+  json out = {{"plane", row.plane}, {"op", row.operation}};
+  if (row.operation == "idle") {
+    out["core_percent"] = row.core_percent;
+    out["seconds"] = row.timed.seconds;
+    return out;
+  }
+  out.update({{"size", row.fragment_bytes},
+              {"pages_per_call", row.pages_per_call},
+              {"in_flight", row.in_flight},
+              {"calls", row.timed.calls},
+              {"seconds", Measured(row.timed.seconds)},
+              {"p50_us", Measured(row.timed.p50_us)},
+              {"p99_us", Measured(row.timed.p99_us)},
+              {"gbps", Measured(row.timed.gb_per_s)},
+              {"cpu_s_per_gb", Measured(row.timed.cpu_seconds_per_gb)}});
+  if (row.limit_gb_per_s > 0) {
+    out.update({{"limit", row.limit},
+                {"limit_gb_per_s", row.limit_gb_per_s},
+                {"percent_of_limit", PercentOfLimit(row)}});
+  }
+  if (row.ratio_to_raw > 0) out["ratio_to_raw"] = row.ratio_to_raw;
+  return out;
+}
+
+std::string OrDash(double value, const char* format) {
+  return value == 0 ? "-" : fmt::format(fmt::runtime(format), value);
+}
+
+}  // namespace
+
+json StoreJson(const StoreResult& result) {
+  json out = {{"memory_read_gb_per_s", result.memory_read_gb_per_s},
+              {"memory_copy_gb_per_s", result.memory_copy_gb_per_s},
+              {"loopback_tcp_gb_per_s", result.loopback_tcp_gb_per_s},
+              {"rows", json::array()}};
+  for (const StoreRow& row : result.rows) out["rows"].push_back(RowJson(row));
+  return out;
+}
+
+std::string StoreText(const StoreResult& result) {
+  tools::TextTable table({"plane", "operation", "fragment", "pages/call", "in flight", "calls",
+                          "p50 us", "p99 us", "GB/s", "CPU-s/GB", "limit", "% of it"});
+  std::string notes;
+  for (const StoreRow& row : result.rows) {
+    if (row.operation == "idle") {
+      notes += fmt::format("idle crumbd: {:.2f} % of a core over {:.0f} s\n", row.core_percent,
+                           row.timed.seconds);
+      continue;
+    }
+    table.AddRow({row.plane, row.operation, tools::FormatBytes(row.fragment_bytes),
+                  fmt::format("{}", row.pages_per_call), fmt::format("{}", row.in_flight),
+                  fmt::format("{}", row.timed.calls), OrDash(row.timed.p50_us, "{:.1f}"),
+                  OrDash(row.timed.p99_us, "{:.1f}"), OrDash(row.timed.gb_per_s, "{:.2f}"),
+                  OrDash(row.timed.cpu_seconds_per_gb, "{:.2f}"), row.limit,
+                  OrDash(PercentOfLimit(row), "{:.0f}")});
+    if (row.ratio_to_raw > 0) {
+      notes += fmt::format("ssd get of {} / raw read, median of the pairs: {:.2f}\n",
+                           tools::FormatBytes(row.fragment_bytes), row.ratio_to_raw);
+    }
+  }
+  return table.ToString() + notes +
+         fmt::format(
+             "limits of this run: memory read {:.1f}, memory copy {:.1f}, loopback TCP "
+             "{:.1f} GB/s\n",
+             result.memory_read_gb_per_s, result.memory_copy_gb_per_s,
+             result.loopback_tcp_gb_per_s);
 }
 
 }  // namespace crumb::bench

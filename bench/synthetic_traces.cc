@@ -16,7 +16,8 @@
 namespace crumb::bench {
 namespace {
 
-// The engine is defined bit by bit by the standard; its distributions are not, so these are ours.
+// Random numbers. The standard defines the bits of the engine but not of its distributions, which
+// are therefore implemented here.
 class Dice {
  public:
   explicit Dice(uint64_t seed) : engine_(seed) {}
@@ -51,7 +52,7 @@ class Zipf {
   std::vector<double> cumulative_;
 };
 
-// Prompts made of blocks that no other document has.
+// Documents that share no blocks.
 class Library {
  public:
   using Document = std::vector<uint64_t>;
@@ -132,7 +133,7 @@ BlockTrace MakeDrift(Dice& dice) {
 }
 
 struct Chat {
-  double due = 0;  // in prompts since the beginning
+  double due = 0;  // prompts since the beginning
   uint64_t number = 0;
   uint64_t turns_left = 0;
   Library::Document prompt;  // all blocks so far
@@ -147,7 +148,8 @@ struct DueLater {
 BlockTrace MakeChats(Dice& dice) {
   constexpr uint64_t kChats = 6000;
   constexpr uint64_t kTurnsMax = 30;
-  constexpr double kTurnsMean = 5;  // prompts per chat, about, to space their beginnings
+  constexpr double kTurnsMean =
+      5;  // prompts per chat, approximately, which spaces their beginnings
   constexpr size_t kBeginnings = 8;
   constexpr double kGapMin = 10;
   constexpr double kGapMax = 2000;
@@ -156,7 +158,7 @@ BlockTrace MakeChats(Dice& dice) {
   for (size_t i = 0; i < kBeginnings; ++i) beginnings.push_back(library.Fresh(dice.Between(1, 6)));
   std::priority_queue<Chat, std::vector<Chat>, DueLater> chats;
   for (uint64_t i = 0; i < kChats; ++i) {
-    // Most chats are short: the number of turns is log-uniform.
+    // Most chats are short, because the number of turns is log-uniform.
     const double turns = std::pow(static_cast<double>(kTurnsMax + 1), dice.Fraction());
     chats.push({.due = static_cast<double>(i) * kTurnsMean,
                 .number = i,

@@ -6,8 +6,7 @@
 #include <fstream>
 #include <utility>
 
-#include "bench/interrupt.h"
-#include "bench/latencies.h"
+#include "bench/measure.h"
 #include "common/mutex.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
@@ -30,8 +29,8 @@ FragmentSet MakeSet(size_t fragment_bytes, size_t bodies_bytes) {
   return set;
 }
 
-// Keeps a number of fetches under way for a time. Its state is the progress thread's while fetches
-// are under way, and the caller's before and after.
+// Keeps a number of fetches in flight for a time. Its state belongs to the progress thread while
+// fetches are in flight, and to the caller before and after.
 class FetchRound {
  public:
   FetchRound(transport::Transport& transport, const std::string& address,
@@ -46,7 +45,7 @@ class FetchRound {
     for (size_t page = 0; page < pages; ++page) keys_.push_back(fragments.Key(page));
   }
 
-  // Returns how many fetches ended within it, and how long it was.
+  // Returns the number of fetches that ended within the time, and the time.
   absl::StatusOr<std::pair<uint64_t, Duration>> Run(Duration length, Latencies& latencies) {
     latencies_ = &latencies;
     ended_ = 0;
@@ -64,7 +63,7 @@ class FetchRound {
   }
 
  private:
-  // With a room for each page the page's own, else that of the fetch that ended.
+  // Returns the memory of a page, or of the fetch that ended if there is less memory than pages.
   void Start(size_t reused) {
     const size_t page = next_++ % pages_;
     const size_t room = rooms_.size() == pages_ ? page : reused;
@@ -84,7 +83,7 @@ class FetchRound {
   void OnDone(size_t room, TimePoint begin, const transport::FetchAnswer& answer) {
     const transport::PageStatus status = answer.pages[0].status;
     if (status != transport::PageStatus::kHit) {
-      return Stop(absl::UnavailableError(fmt::format("fetch ended as {}: {}",
+      return Stop(absl::UnavailableError(fmt::format("a fetch ended as {}: {}",
                                                      transport::PageStatusName(status),
                                                      std::string(answer.detail.message()))));
     }

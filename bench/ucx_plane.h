@@ -12,16 +12,17 @@
 #include "absl/status/statusor.h"
 #include "bench/child_process.h"
 #include "bench/fragment_set.h"
+#include "bench/measure.h"
 #include "bench/servers_under_test.h"
-#include "bench/timed_calls.h"
 #include "transport/transport.h"
 
 namespace crumb::bench {
 
-// Both ends' settings: the defaults, over TCP, on a free port of an address of this machine.
+// Returns the options of both ends: the defaults, over TCP, on a free port of an address of this
+// machine.
 transport::TransportOptions UcxPlaneOptions(const std::string& address = "127.0.0.1");
 
-// Whole fragments of a set, side by side in memory as in slots. Immutable.
+// A source of whole fragments of a set, which are in memory as in slots. Immutable.
 class FragmentSetSource final : public transport::FragmentSource {
  public:
   FragmentSetSource(size_t fragment_bytes, size_t pages);
@@ -34,10 +35,11 @@ class FragmentSetSource final : public transport::FragmentSource {
   std::unordered_map<PageKey, size_t> pages_;
 };
 
-// A process that serves the fragments of one size; ended with this object.
+// A process that serves fragments of one size, which the destructor ends.
 class FragmentServer {
  public:
-  // `program` is crumb-fragment-server. kUnavailable, with the end of its log: it does not serve.
+  // `program` is crumb-fragment-server. kUnavailable: it does not serve; the message has the end of
+  // its log.
   static absl::StatusOr<std::unique_ptr<FragmentServer>> Start(const std::string& program,
                                                                size_t fragment_bytes, size_t pages);
 
@@ -50,12 +52,13 @@ class FragmentServer {
   std::string address_;
 };
 
-// Where fetches write: as much memory as is under way, which stays in caches, or as all pages take.
+// The memory into which fetches write: that of the fetches in flight, which stays in caches, or
+// that of all pages.
 enum class UcxRooms { kReused, kOnePerPage };
 
-// Fetches of one fragment each, `in_flight` at a time: whoever ends starts the next one. Sums are
-// verified on arrival, as always. `server` is where a crumb-fragment-server listens, `here` this
-// end's address. kDataLoss, kUnavailable: a fetch was no hit.
+// Runs fetches of one fragment each, `in_flight` at a time: the end of a fetch starts the next one.
+// Checksums are verified on arrival, as always. `server` is the address of a crumb-fragment-server,
+// `here` this end's address. kDataLoss, kUnavailable: a fetch was not a hit.
 absl::StatusOr<TimedCalls> RunUcxFetches(const TimedCallsOptions& options,
                                          const std::string& server, size_t fragment_bytes,
                                          size_t pages, size_t in_flight,

@@ -11,13 +11,18 @@
 #include "bench/simulate_workload.h"
 #include "nlohmann/json.hpp"
 
-// Results of the codec and replay workloads as JSON and as tables.
+// The results of the codec, replay and simulate workloads as JSON and as tables, and the
+// circumstances of a measurement.
 namespace crumb::bench {
+
+// Returns the circumstances of a measurement, which every result states beside its figures: the
+// machine (CPU, cores, memory, kernel), the commit of this program, the command, and the time.
+nlohmann::json RunInfo(int argc, const char* const* argv);
 
 nlohmann::json CodecJson(const std::vector<CodecRow>& rows);
 std::string CodecText(const std::vector<CodecRow>& rows);
 
-// A single row is the object itself, several are its `rows`.
+// A single row becomes the object itself, several rows its member `rows`.
 nlohmann::json ReplayJson(const ReplayOptions& options, const std::vector<ReplayRow>& rows);
 std::string ReplayText(const std::vector<ReplayRow>& rows);
 

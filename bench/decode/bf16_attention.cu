@@ -9,25 +9,28 @@
 #include "kernels/cuda/common/ptx.cuh"
 #include "models/cuda/launch.cuh"
 
-// The tokens of all (sequence, KV head) pairs lie on one line, which is cut into equal pieces, one
-// a block and a block a multiprocessor. The warps of a block take tiles of 16 tokens in turn, each
-// through a ring in shared memory that only it touches, and sum up at the end of each pair's part.
-// A second kernel merges the parts of pairs that were cut. Tokens are the rows of the score
-// product, query heads its columns; channels are the rows of the value product.
+// The schedule:
+// 1. The tokens of all pairs of (sequence, KV head) form one line, which is cut into pieces of
+//    equal length, one per block, with one block per multiprocessor.
+// 2. The warps of a block take tiles of 16 tokens in turn, each through a ring in shared memory.
+//    In the mma.sync of scores, tokens are rows and query rows are columns; in that of values,
+//    channels are rows.
+// 3. At the end of a pair's part, the block combines the partial results of its warps.
+// 4. A second kernel merges the parts of pairs that are cut.
 namespace crumb::bench {
 namespace {
 
 namespace ptx = kernels::cuda::ptx;
 
 constexpr int kDim = 128;
-constexpr int kTile = 16;  // tokens
+constexpr int kTile = 16;  // tokens of a tile
 constexpr int kWarps = 8;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kSlots = 3;
 constexpr int kRowBytes = 2 * kDim;
 constexpr int kSlotBytes = 2 * kTile * kRowBytes;  // K rows, then V rows
 constexpr int kSharedBytes = kWarps * kSlots * kSlotBytes;
-constexpr int kColumnsMax = 16;
+constexpr int kQueryRowsMax = 16;
 constexpr int kBlocksMax = 256;
 constexpr int kMergers = 4;
 
@@ -37,18 +40,18 @@ __device__ __forceinline__ void WaitForPrevious() {
 #endif
 }
 
-// A pair's part: for each column kDim sums, then the maximum and the sum of weights.
-constexpr int kPartFloats = kColumnsMax * (kDim + 2);
+// A part of a pair: for each query head kDim sums, the running max and the sum of weights.
+constexpr int kPartFloats = kQueryRowsMax * (kDim + 2);
 static_assert(kPartFloats * 4 <= kSlots * kSlotBytes, "a warp's part fits into its ring");
 
 struct Line {
-  int tiles;  // of a pair
+  int tiles;  // tiles of a pair
   int pairs;
   int blocks;
 
   __device__ int64_t total() const { return static_cast<int64_t>(tiles) * pairs; }
   __device__ int64_t Cut(int block) const { return total() * block / blocks; }
-  // The block whose piece holds `tile`.
+  // Returns the block whose piece contains `tile`.
   __device__ int BlockOf(int64_t tile) const {
     int block = static_cast<int>(tile * blocks / total());
     while (Cut(block + 1) <= tile) ++block;
@@ -60,19 +63,20 @@ struct Line {
 struct KernelParams {
   Bf16AttentionParams p;
   Line line;
-  int group;     // query heads of a KV head
-  float scale;   // of log2
-  float* parts;  // [blocks + pairs] of kPartFloats: those of a pair follow each other
+  int group;     // query heads per KV head
+  float scale;   // of logits in base 2
+  float* parts;  // [blocks + pairs] of kPartFloats; the parts of a pair are consecutive
 };
 
-// Where the part of `block` for `pair` lies: every block begins a new part, and so does every pair.
+// Returns the index of the part of `block` for `pair`: every block and every pair begins a new
+// part.
 __device__ __forceinline__ float* PartOf(const KernelParams& k, int block, int pair) {
   return k.parts + static_cast<size_t>(block + pair) * kPartFloats;
 }
 
-template <int kTiles>  // of 8 columns
+template <int kTiles>  // tiles of 8 query heads
 struct State {
-  float o[8][kTiles][4] = {};  // channels 16 m + lane / 4 (+ 8), columns 2 (lane % 4) + {0, 1}
+  float o[8][kTiles][4] = {};  // channels 16 m + lane / 4 (+ 8), heads 2 (lane % 4) + {0, 1}
   float maximum[kTiles][2];
   float sum[kTiles][2] = {};
 };
@@ -152,18 +156,18 @@ __device__ __forceinline__ void Attend(uint32_t slot, const uint32_t (&q)[kTiles
   }
 }
 
-// The warp's part, into its own ring.
+// Stores the warp's partial result in its ring.
 template <int kTiles>
 __device__ __forceinline__ void StorePart(float* part, int lane, const State<kTiles>& state) {
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const int column = t * 8 + lane % 4 * 2 + j;
+      const int query_row = t * 8 + lane % 4 * 2 + j;
       float sum = state.sum[t][j];
 #pragma unroll
       for (int step = 4; step < 32; step *= 2) sum += __shfl_xor_sync(~0u, sum, step);
-      float* row = part + column * (kDim + 2);
+      float* row = part + query_row * (kDim + 2);
 #pragma unroll
       for (int m = 0; m < 8; ++m) {
         row[m * 16 + lane / 4] = state.o[m][t][j];
@@ -177,15 +181,15 @@ __device__ __forceinline__ void StorePart(float* part, int lane, const State<kTi
   }
 }
 
-// One channel of one column over the warps' parts, `stride` floats apart: the weighted sum, and in
-// *maximum and *sum what belongs to it.
-__device__ __forceinline__ float Merge(const float* part, size_t stride, int column, int channel,
+// Combines one channel of one query head over parts that are `stride` floats apart. Returns the
+// weighted sum, and sets *maximum and *sum to the running max and the sum of weights.
+__device__ __forceinline__ float Merge(const float* part, size_t stride, int query_row, int channel,
                                        float* maximum, float* sum) {
   float m = -INFINITY, total = 0.0f, o = 0.0f;
-  const float* row = part + column * (kDim + 2);
+  const float* row = part + query_row * (kDim + 2);
   for (int i = 0; i < kWarps; ++i) m = fmaxf(m, row[i * stride + kDim]);
   for (int i = 0; i < kWarps; ++i) {
-    if (row[i * stride + kDim] == -INFINITY) continue;  // a warp without a tile
+    if (row[i * stride + kDim] == -INFINITY) continue;  // the warp had no tile
     const float factor = ptx::Exp2(row[i * stride + kDim] - m);
     total += factor * row[i * stride + kDim + 1];
     o += factor * row[i * stride + channel];
@@ -206,8 +210,8 @@ __device__ void WriteOut(const KernelParams& k, const float* part, size_t stride
   }
 }
 
-// The block's part of a pair is in shared memory, a part a warp: to the output when it is the whole
-// pair, otherwise to its place.
+// Combines the partial results of the block's warps in shared memory. Writes the output if the
+// block has the whole pair, otherwise its part.
 __device__ void FinishPart(const KernelParams& k, const float* warps, size_t stride, int pair) {
   const int64_t begin = static_cast<int64_t>(pair) * k.line.tiles;
   if (k.line.BlockOf(begin) == k.line.BlockOf(begin + k.line.tiles - 1)) {
@@ -216,25 +220,26 @@ __device__ void FinishPart(const KernelParams& k, const float* warps, size_t str
   }
   float* part = PartOf(k, blockIdx.x, pair);
   for (int i = threadIdx.x; i < k.group * kDim; i += kThreads) {
-    const int column = i / kDim, channel = i % kDim;
+    const int query_row = i / kDim, channel = i % kDim;
     float maximum, sum;
-    part[column * (kDim + 2) + channel] = Merge(warps, stride, column, channel, &maximum, &sum);
+    part[query_row * (kDim + 2) + channel] =
+        Merge(warps, stride, query_row, channel, &maximum, &sum);
     if (channel == 0) {
-      part[column * (kDim + 2) + kDim] = maximum;
-      part[column * (kDim + 2) + kDim + 1] = sum;
+      part[query_row * (kDim + 2) + kDim] = maximum;
+      part[query_row * (kDim + 2) + kDim + 1] = sum;
     }
   }
 }
 
-// One column of one pair from its parts; four threads share a channel's.
+// Merges one query head of one pair from its parts; four threads compute a channel.
 __global__ void __launch_bounds__(kDim* kMergers) CombineKernel(const KernelParams k) {
   models::cuda::WaitForPrevious();
-  const int pair = blockIdx.x, column = blockIdx.y;
+  const int pair = blockIdx.x, query_row = blockIdx.y;
   const int64_t begin = static_cast<int64_t>(pair) * k.line.tiles;
   const int first = k.line.BlockOf(begin);
   const int parts = k.line.BlockOf(begin + k.line.tiles - 1) - first + 1;
   if (parts == 1) return;
-  const float* rows = PartOf(k, first, pair) + column * (kDim + 2);
+  const float* rows = PartOf(k, first, pair) + query_row * (kDim + 2);
   __shared__ float factors[kBlocksMax], maxima[kBlocksMax];
   for (int i = threadIdx.x; i < parts; i += blockDim.x) {
     maxima[i] = rows[static_cast<size_t>(i) * kPartFloats + kDim];
@@ -267,7 +272,7 @@ __global__ void __launch_bounds__(kDim* kMergers) CombineKernel(const KernelPara
     sum += sums[i];
   }
   const int sequence = pair / k.p.kv_heads, head = pair % k.p.kv_heads;
-  const size_t row = static_cast<size_t>(sequence) * k.p.q_heads + head * k.group + column;
+  const size_t row = static_cast<size_t>(sequence) * k.p.q_heads + head * k.group + query_row;
   reinterpret_cast<__nv_bfloat16*>(k.p.out)[row * kDim + channel] = __float2bfloat16(o / sum);
 }
 
@@ -277,16 +282,16 @@ __device__ __forceinline__ void LoadQuery(const KernelParams& k, int pair, int l
   const int sequence = pair / k.p.kv_heads, head = pair % k.p.kv_heads;
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) {
-    const int column = t * 8 + lane / 4;
+    const int query_row = t * 8 + lane / 4;
     const kernels::Bf16* row =
-        k.p.q + (static_cast<size_t>(sequence) * k.p.q_heads + head * k.group + column) * kDim +
+        k.p.q + (static_cast<size_t>(sequence) * k.p.q_heads + head * k.group + query_row) * kDim +
         lane % 4 * 2;
 #pragma unroll
     for (int step = 0; step < 8; ++step) {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         q[t][step][j] =
-            column < k.group ? *reinterpret_cast<const uint32_t*>(row + step * 16 + j * 8) : 0u;
+            query_row < k.group ? *reinterpret_cast<const uint32_t*>(row + step * 16 + j * 8) : 0u;
       }
     }
   }
@@ -318,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, 1) AttendKernel(const KernelParams k
       }
       ptx::CommitCopies();
     };
-    // The kernel before writes q, and each pair's newest row.
+    // The previous kernel writes q and the newest row of each pair.
     if (waits && first + (kSlots - 1) * kWarps >= k.line.tiles) {
       WaitForPrevious();
       waits = false;
@@ -370,8 +375,8 @@ cudaError_t Enqueue(const KernelParams& k, cudaStream_t stream) {
   const cudaError_t launched = models::cuda::LaunchWithShared(
       AttendKernel<kTiles>, dim3(k.line.blocks), kThreads, kSharedBytes, stream, k);
   if (launched != cudaSuccess) return launched;
-  const dim3 columns(k.line.pairs, k.group);
-  return models::cuda::Launch(CombineKernel, columns, kDim * kMergers, stream, k);
+  const dim3 query_rows(k.line.pairs, k.group);
+  return models::cuda::Launch(CombineKernel, query_rows, kDim * kMergers, stream, k);
 }
 
 }  // namespace
@@ -383,7 +388,7 @@ size_t Bf16AttentionWorkspaceBytes(int batch, int kv_heads) {
 
 cudaError_t Bf16Attention(const Bf16AttentionParams& p, cudaStream_t stream) {
   if (p.batch < 1 || p.tokens < 1 || p.kv_heads < 1 || p.head_dim != kDim ||
-      p.q_heads % p.kv_heads != 0 || p.q_heads / p.kv_heads > kColumnsMax ||
+      p.q_heads % p.kv_heads != 0 || p.q_heads / p.kv_heads > kQueryRowsMax ||
       p.rows.token_stride != kRowBytes) {
     return cudaErrorInvalidValue;
   }
@@ -393,7 +398,7 @@ cudaError_t Bf16Attention(const Bf16AttentionParams& p, cudaStream_t stream) {
   k.scale = static_cast<float>(std::log2(std::exp(1.0)) / std::sqrt(double{kDim}));
   const int pairs = p.batch * p.kv_heads;
   const int tiles = (p.tokens + kTile - 1) / kTile;
-  // No block is without a tile: the parts of a pair are those of neighbours.
+  // Every block has a tile, so that the parts of a pair belong to consecutive blocks.
   k.line = {tiles, pairs,
             static_cast<int>(std::min<int64_t>(Processors(), int64_t{tiles} * pairs))};
   k.parts = static_cast<float*>(p.workspace);

@@ -1,39 +1,35 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-decode-bench: whole decode steps of real models' shapes with random weights, INT2 pages
-// against plain BF16 keys and values, on the first GPU. A row: one format and batch, one CUDA graph
-// a step, median of 5 replays. `floor` is what a step must read (weights, keys, values) over the
-// copy bandwidth measured in the same run. docs/decode.md says how to read it.
+// crumb-decode-bench times whole decode steps of real models' shapes with random weights on the
+// first GPU: INT2 pages against BF16 keys and values. Each row is one format and one batch; a step
+// is one CUDA graph, and the row shows the median of 5 replays. `floor` is the bytes that a step
+// must read (weights, keys, values) over the copy bandwidth measured in the same run.
+// docs/decode.md explains the figures.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <memory>
-#include <optional>
-#include <sstream>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "bench/decode/decode_report.h"
 #include "bench/decode/decode_step.h"
 #include "bench/decode/kv_cache.h"
 #include "bench/decode/model_shape.h"
 #include "bench/decode/step_weights.h"
-#include "bench/kernels/ask_gpu.h"
+#include "bench/gpu_run.h"
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
 #include "models/cuda/projections.h"
+#include "tools/cli.h"
 
 namespace crumb::bench {
 namespace {
 
+// Algorithms of cuBLASLt that are timed for each projection.
 constexpr int kCandidates = 12;
-
-constexpr const char* kUsage =
-    "usage: crumb-decode-bench [--shape qwen3-4b,qwen3-8b,glm-4.7] [--context TOKENS]\n"
-    "         [--batch N,N...] [--kv bf16,int2] [--memory-gb GB] [--json] [--commit ID]\n"
-    "Times whole decode steps on the first GPU. Batches that do not fit into the device's memory\n"
-    "are left out; the largest that fits into --memory-gb is measured beside those named.\n";
 
 struct Arguments {
   Arguments() {
@@ -41,102 +37,47 @@ struct Arguments {
     run.memory_gb = 80;
   }
 
-  std::vector<ModelShape> models = {*ModelShapeNamed("qwen3-8b")};
+  std::vector<ModelShape> models;
   std::vector<int> batches = {1, 8, 32};
-  std::vector<KvFormat> formats = {KvFormat::kBf16, KvFormat::kInt2};
+  std::vector<KvFormat> formats;
   bool json = false;
-  bool help = false;
   DecodeRun run;
 };
 
-std::vector<std::string> Split(const std::string& text) {
-  std::vector<std::string> items;
-  std::stringstream list(text);
-  for (std::string item; std::getline(list, item, ',');) items.push_back(item);
-  return items;
-}
-
-std::optional<int> Number(const std::string& text, int least, int most) {
-  char* end = nullptr;
-  const long value = std::strtol(text.c_str(), &end, 10);
-  if (text.empty() || *end != '\0' || value < least || value > most) return std::nullopt;
-  return static_cast<int>(value);
-}
-
-bool SetShapes(const std::string& text, Arguments* a) {
-  a->models.clear();
-  for (const std::string& item : Split(text)) {
-    const std::optional<ModelShape> shape = ModelShapeNamed(item);
-    if (!shape) return false;
-    a->models.push_back(*shape);
+std::variant<Arguments, tools::EarlyExit> Parse(int argc, const char* const* argv) {
+  Arguments a;
+  a.run.gpu.SetCommand("crumb-decode-bench", argc, argv);
+  std::vector<std::string> shapes = {"qwen3-8b"}, formats = {"bf16", "int2"};
+  CLI::App app(
+      "Times whole decode steps on the first GPU. Batches that do not fit into the device's memory "
+      "are left out; the largest that fits into --memory-gb is measured beside those named.",
+      "crumb-decode-bench");
+  app.add_option("--shape", shapes, "models whose shapes are measured")
+      ->delimiter(',')
+      ->check(CLI::IsMember(ModelShapeNames()))
+      ->capture_default_str();
+  app.add_option("--context", a.run.context, "tokens of each sequence")
+      ->check(CLI::Range(kDecodeContextMin, kDecodeContextMax))
+      ->capture_default_str();
+  app.add_option("--batch", a.batches, "sequences that decode together")
+      ->delimiter(',')
+      ->check(CLI::Range(1, kDecodeBatchMax))
+      ->capture_default_str();
+  app.add_option("--kv", formats, "formats of keys and values")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"bf16", "int2"}))
+      ->capture_default_str();
+  app.add_option("--memory-gb", a.run.memory_gb, "device memory of the largest batch, in GB")
+      ->check(CLI::Range(1.0, 1e6))
+      ->capture_default_str();
+  app.add_flag("--json", a.json, "print one JSON object instead of a table");
+  app.add_option("--commit", a.run.gpu.commit, "commit to name in the JSON object");
+  if (auto exit = tools::ParseArguments(app, argc, argv)) return *std::move(exit);
+  for (const std::string& shape : shapes) a.models.push_back(*ModelShapeNamed(shape));
+  for (const std::string& format : formats) {
+    a.formats.push_back(format == "bf16" ? KvFormat::kBf16 : KvFormat::kInt2);
   }
-  return !a->models.empty();
-}
-
-bool SetBatches(const std::string& text, Arguments* a) {
-  a->batches.clear();
-  for (const std::string& item : Split(text)) {
-    const std::optional<int> batch = Number(item, 1, kDecodeBatchMax);
-    if (!batch) return false;
-    a->batches.push_back(*batch);
-  }
-  return !a->batches.empty();
-}
-
-bool SetFormats(const std::string& text, Arguments* a) {
-  a->formats.clear();
-  for (const std::string& item : Split(text)) {
-    if (item != "bf16" && item != "int2") return false;
-    a->formats.push_back(item == "bf16" ? KvFormat::kBf16 : KvFormat::kInt2);
-  }
-  return !a->formats.empty();
-}
-
-bool SetContext(const std::string& text, Arguments* a) {
-  const std::optional<int> context = Number(text, kDecodeContextMin, kDecodeContextMax);
-  if (context) a->run.context = *context;
-  return context.has_value();
-}
-
-bool SetMemory(const std::string& text, Arguments* a) {
-  char* end = nullptr;
-  a->run.memory_gb = std::strtod(text.c_str(), &end);
-  return !text.empty() && *end == '\0' && a->run.memory_gb >= 1 && a->run.memory_gb <= 1e6;
-}
-
-bool SetCommit(const std::string& text, Arguments* a) {
-  a->run.gpu.commit = text;
-  return true;
-}
-
-// False: `wrong` says what.
-bool Parse(int argc, char** argv, Arguments* a, std::string* wrong) {
-  struct Option {
-    const char* name;
-    bool (*set)(const std::string&, Arguments*);
-  };
-  constexpr Option kOptions[] = {{"--shape", SetShapes},     {"--context", SetContext},
-                                 {"--batch", SetBatches},    {"--kv", SetFormats},
-                                 {"--memory-gb", SetMemory}, {"--commit", SetCommit}};
-  a->run.gpu.SetCommand("crumb-decode-bench", argc, argv);
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    if (word == "--json" || word == "--help") {
-      (word == "--json" ? a->json : a->help) = true;
-      continue;
-    }
-    const Option* option = std::find_if(std::begin(kOptions), std::end(kOptions),
-                                        [&word](const Option& o) { return word == o.name; });
-    if (option == std::end(kOptions) || i + 1 == argc) {
-      *wrong = "'" + word + "' is no option, or its value is missing";
-      return false;
-    }
-    if (!option->set(argv[++i], a)) {
-      *wrong = word + " does not take '" + argv[i] + "'";
-      return false;
-    }
-  }
-  return true;
+  return a;
 }
 
 bool FitsDevice(const ModelShape& model, const SequenceShape& sequence, KvFormat kv, int batch) {
@@ -172,7 +113,7 @@ DecodeRow Measure(const StepWeights& weights, models::cuda::Projections& project
   return row;
 }
 
-// Those asked for, and the largest that fits.
+// The requested batches and the largest that fits into --memory-gb, ascending.
 std::vector<int> BatchesOf(const Arguments& a, const ModelShape& model, KvFormat kv) {
   std::vector<int> batches = a.batches;
   const int largest = LargestBatch(model, SequenceOf(a.run.context), kv, a.run.memory_bytes());
@@ -206,7 +147,10 @@ DecodeRows MeasureShape(const Arguments& a, const ModelShape& model,
 }
 
 void MeasureDevice(DecodeRun* run) {
-  Check(AskGpu(0, &run->gpu), "device");
+  if (const std::string error = DescribeGpu(0, &run->gpu); !error.empty()) {
+    std::fprintf(stderr, "crumb-decode-bench: the first GPU: %s\n", error.c_str());
+    std::exit(tools::kExitFailure);
+  }
   constexpr size_t kBytes = size_t{8} << 30;
   const Device<char> memory = Allocate<char>(kBytes);
   run->read_tbps = ReadRate(memory.get(), kBytes);
@@ -237,17 +181,9 @@ int Run(Arguments a) {
 }
 
 int Main(int argc, char** argv) {
-  Arguments arguments;
-  std::string wrong;
-  if (!Parse(argc, argv, &arguments, &wrong)) {
-    std::fprintf(stderr, "crumb-decode-bench: %s (see crumb-decode-bench --help)\n", wrong.c_str());
-    return 2;
-  }
-  if (arguments.help) {
-    std::fputs(kUsage, stdout);
-    return 0;
-  }
-  return Run(arguments);
+  auto parsed = Parse(argc, argv);
+  if (const auto* exit = std::get_if<tools::EarlyExit>(&parsed)) return tools::ReportExit(*exit);
+  return Run(std::get<Arguments>(std::move(parsed)));
 }
 
 }  // namespace

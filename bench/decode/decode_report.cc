@@ -8,7 +8,7 @@
 namespace crumb::bench {
 namespace {
 
-// The program links nothing but the C++ library.
+// JSON is written by hand, because the program links only the C++ library.
 __attribute__((format(printf, 1, 2))) std::string Format(const char* format, ...) {
   char text[1024];
   va_list arguments;
@@ -45,7 +45,7 @@ double SpeedOf(const DecodeRows& rows, KvFormat kv, int batch) {
 
 double Ratio(double above, double below) { return below > 0 ? above / below : 0.0; }
 
-// A gain that was not measured, for want of one of the formats, is 0.
+// Returns the gain, or 0 if one of the formats was not measured.
 std::string GainJson(double gain) { return gain > 0 ? Format("%.3f", gain) : "null"; }
 std::string GainText(double gain) { return gain > 0 ? Format("%.2f", gain) : "not measured"; }
 
@@ -93,7 +93,7 @@ DecodeGains GainsOf(const DecodeRun& run, const DecodeRows& rows) {
   const auto measured = [&rows](int bf16, int int2) {
     return Ratio(SpeedOf(rows, KvFormat::kInt2, int2), SpeedOf(rows, KvFormat::kBf16, bf16));
   };
-  const auto of_bytes = [&](int bf16, int int2) {  // bytes of a token
+  const auto of_bytes = [&](int bf16, int int2) {  // bytes per token
     const auto bytes = [&](KvFormat kv, int batch) {
       return Ratio(static_cast<double>(StepBytes(rows.model, sequence, kv, batch)), batch);
     };

@@ -8,12 +8,12 @@
 #include "bench/decode/model_shape.h"
 #include "bench/gpu_run.h"
 
-// What was measured of decode steps, as text and as JSON. No CUDA.
+// The measurements of decode steps, as text and as JSON. They need no CUDA.
 namespace crumb::bench {
 
 struct DecodeRun {
   GpuRun gpu;
-  int cublas = 0;  // version
+  int cublas = 0;  // its version
   double read_tbps = 0;
   double copy_tbps = 0;
   int context = 0;
@@ -23,15 +23,15 @@ struct DecodeRun {
 };
 
 struct DecodeRow {
-  static constexpr int kEvictPeriod = 64;  // steps from one window of a sequence to the next
+  static constexpr int kEvictPeriod = 64;  // steps between two evictions of a sequence
 
   KvFormat kv = KvFormat::kInt2;
   int batch = 0;
   double step_us = 0;
-  double attention_us = 0;    // of a step, alone
-  double projections_us = 0;  // the same
-  double evict_us = 0;        // what a step takes longer that evicts a window of every sequence
-  bool sane = false;          // the logits are numbers
+  double attention_us = 0;    // attention of a step by itself
+  double projections_us = 0;  // projections of a step by itself
+  double evict_us = 0;        // additional time of a step that evicts a window of every sequence
+  bool sane = false;          // the logits are finite and differ
 
   double MeanStepUs() const { return step_us + evict_us / kEvictPeriod; }
   double TokensPerSecond() const { return 1e6 * batch / MeanStepUs(); }
@@ -42,18 +42,18 @@ struct DecodeRows {
   std::vector<DecodeRow> rows;
 };
 
-// What INT2 gains over BF16, and what the bytes of a step allow; 0: not measured.
+// The gains of INT2 over BF16, and those that follow from the bytes of a step. 0 if not measured.
 struct DecodeGains {
-  int largest_bf16 = 0;  // batch that fits into the run's memory
+  int largest_bf16 = 0;  // batch that fits into memory_gb
   int largest_int2 = 0;
-  double batch_1 = 0;  // BF16's time over INT2's
+  double batch_1 = 0;  // time of BF16 over that of INT2
   double batch_1_of_bytes = 0;
-  double per_gpu = 0;  // tokens per second, largest batches
+  double per_gpu = 0;  // the same in tokens per second, for the largest batches
   double per_gpu_of_bytes = 0;
 };
 DecodeGains GainsOf(const DecodeRun& run, const DecodeRows& rows);
 
-// Each ends in a line end.
+// Each text ends with a line end.
 std::string RunText(const DecodeRun& run);
 std::string ShapeText(const DecodeRun& run, const ModelShape& model);
 std::string RowText(const DecodeRun& run, const ModelShape& model, const DecodeRow& row);

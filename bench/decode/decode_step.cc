@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "bench/decode/read_experts.h"
+#include "bench/decode/step_weights.h"
 #include "bench/kernels/device_rates.h"
 #include "kernels/bf16.h"
 
@@ -19,10 +19,12 @@ namespace crumb::bench {
 namespace {
 
 constexpr int kDim = 128;
-constexpr int kTunedLayers = 12;  // far more weights than L2 holds
+// Layers whose weights a timing reads in turn: far more bytes than L2 holds.
+constexpr int kTunedLayers = 12;
 constexpr double kRopeBase = 1e6;
 
-// For every layer with experts, as many routed ones as are read, and the shared ones.
+// Returns the experts that are read, for every layer with experts: as many distinct routed ones as
+// a batch needs, and the shared ones.
 std::vector<int32_t> DrawExperts(const ModelShape& m, int read) {
   std::mt19937 random(31);
   std::vector<int32_t> drawn, ids(m.experts.count);
@@ -157,7 +159,7 @@ ChainProduct DecodeStep::Product(const Bf16* x, const Bf16* norm, const Bf16* w,
   return {inputs, outputs, output, scale, x, norm, w, y};
 }
 
-// Layer m_.layers: the vocabulary.
+// Layer m_.layers means the projection to the vocabulary.
 ChainProduct DecodeStep::QkvProduct(int layer) const {
   const Bf16* norm = Norm(2 * layer);
   if (layer == m_.layers) {
@@ -193,7 +195,7 @@ ChainProduct DecodeStep::DownProduct(int layer) const {
                  ChainOutput::kAdd, residual_.get());
 }
 
-// From attention's output to what the next layer's RoPE reads.
+// Computes the input of the next layer's RoPE from the output of attention.
 void DecodeStep::EnqueueChains(int layer, cudaStream_t stream) const {
   const Bf16* norm = Norm(2 * layer + 1);
   if (layer < m_.dense_layers()) {

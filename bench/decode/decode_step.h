@@ -16,26 +16,26 @@
 
 namespace crumb::bench {
 
-// One decode step of a batch, from token ids to token ids, one token a sequence: embedding, and of
-// every layer norms, projections, RoPE, append, attention; last projection, greedy choice. A
-// layer with experts reads the bytes of those that the batch needs, and computes nothing with them.
-// Borrows weights, projections and cache.
+// One decode step of a batch, from token ids to token ids, one token per sequence: embedding;
+// norms, projections, RoPE, append and attention of every layer; last projection and greedy choice.
+// A layer with experts reads the bytes of those that the batch needs, but computes nothing with
+// them. Weights, projections and cache must outlive it.
 class DecodeStep {
  public:
   DecodeStep(const StepWeights& weights, models::cuda::Projections& projections,
              const KvCache& cache, const SequenceShape& sequence, int batch);
 
-  // Lets the fastest of cuBLAS's algorithms do each product, or chains do all of few rows where
-  // the step is faster by them. Waits.
+  // Chooses the fastest of cuBLAS's algorithms for each projection, or chains for all of them if
+  // there are few rows and the step is faster. Waits for the device.
   void Tune(int candidates);
 
-  // The functions below enqueue and can be captured; each replay computes the same step again.
+  // The functions below enqueue work and can be captured; each replay computes the same step.
   void Enqueue(cudaStream_t stream);
-  // The step's attention alone, plan included; its projections alone.
+  // Enqueue only the attention of the step, with its plan, and only its projections.
   void EnqueueAttention(cudaStream_t stream);
   void EnqueueProjections(cudaStream_t stream);
 
-  // Whether the logits of the last step are numbers, not all the same. Waits.
+  // Returns whether the logits of the last step are finite and differ. Waits for the device.
   bool Sane() const;
 
  private:
@@ -49,7 +49,7 @@ class DecodeStep {
   void EnqueueFfn(int layer, cudaStream_t stream);
   void EnqueueExperts(int layer, cudaStream_t stream);
   void EnqueueReadExperts(int layer, cudaStream_t stream) const;
-  // Few rows: all products from one attention to the next as one chain, or two around experts.
+  // With few rows, one chain computes all products between two attentions, or two around experts.
   models::cuda::ChainProduct Product(const Bf16* x, const Bf16* norm, const Bf16* w, int inputs,
                                      int outputs, models::cuda::ChainOutput output, Bf16* y) const;
   models::cuda::ChainProduct QkvProduct(int layer) const;
@@ -69,13 +69,13 @@ class DecodeStep {
   const int batch_;
   Device<int32_t> tokens_;
   bool chained_ = false;
-  Device<uint32_t> barrier_;  // of chains
+  Device<uint32_t> barrier_;  // ProductChain::barrier
   Device<Bf16> residual_, x_, y_, qkv_, q_, attended_, gate_up_, gated_, logits_;
   Device<float> cosine_, sine_;
   Device<uint64_t> best_;
   Device<uint32_t> done_;
-  Device<Bf16> scores_;      // of the router
-  Device<int32_t> experts_;  // [expert layers, ExpertsRead(batch)], distinct in a layer
+  Device<Bf16> scores_;      // output of the router
+  Device<int32_t> experts_;  // [expert layers, ExpertsRead(batch)], distinct per layer
   Device<uint32_t> unused_;
 };
 

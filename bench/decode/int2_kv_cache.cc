@@ -63,7 +63,7 @@ void Int2KvCache::MakeTable() {
   recent_begin_ = Upload(begin_host_);
 }
 
-// The same matrices in every layer, each layer with its own copy.
+// Copies the matrices for every layer, because models have different ones.
 void Int2KvCache::MakeTransforms() {
   std::mt19937 random(20240602);
   std::vector<float> layer_rotations, rotations;
@@ -175,7 +175,7 @@ void Int2KvCache::Attend(int layer, const kernels::Bf16* q, kernels::Bf16* out,
   p.rotation_v = p.rotation_k + model_.kv_heads * kDim * kDim;
   p.mean_v = mean_v_.get() + first * kDim;
   p.offset = offset_.get();
-  p.overlap_previous = layer > 0;  // not of the plan
+  p.overlap_previous = layer > 0;  // the first layer must wait for the plan
   p.plan = plan_.get();
   p.workspace = workspace_.get();
   Check(kernels::cuda::DecodeAttention(p, stream), "attention");

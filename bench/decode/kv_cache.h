@@ -15,26 +15,27 @@
 #include "kernels/cuda/evict/evict.h"
 #include "models/cuda/layer_kernels.h"
 
-// Keys and values of a batch in one of both formats, random, and attention over them.
+// Random keys and values of a batch in one of two formats, and attention over them.
 namespace crumb::bench {
 
 class KvCache {
  public:
   virtual ~KvCache() = default;
 
-  // Once a step, before the first layer.
+  // Plans attention; once per step, before the first layer.
   virtual void Plan(cudaStream_t stream) const = 0;
-  // Where NormRopeAppend puts new rows of `layer`, and what attention asks of it beside.
+  // Sets the destination of NormRopeAppend for new rows of `layer`, and the offsets that attention
+  // needs.
   virtual void SetAppend(int layer, models::cuda::RopeParams* p) const = 0;
-  // Attention of `layer`: q and out are device [batch, q_heads, 128].
+  // Computes attention of `layer`; q and out are device [batch, q_heads, 128].
   virtual void Attend(int layer, const kernels::Bf16* q, kernels::Bf16* out,
                       cudaStream_t stream) const = 0;
-  // The oldest 64 recent tokens of every sequence, all layers, into a page each.
+  // Evicts the oldest 64 recent tokens of every sequence and all layers into pages.
   virtual bool Evicts() const = 0;
   virtual void Evict(cudaStream_t stream) const = 0;
 };
 
-// Dense rows, one allocation.
+// Dense BF16 rows in one allocation.
 class Bf16KvCache : public KvCache {
  public:
   Bf16KvCache(const ModelShape& model, const SequenceShape& sequence, int batch);
@@ -57,7 +58,8 @@ class Bf16KvCache : public KvCache {
   Device<uint8_t> workspace_;
 };
 
-// BF16 sink and recent ring, INT2 pages at permuted addresses; K and V rotated and centred.
+// A BF16 sink and recent ring, and INT2 pages at permuted addresses; K and V are rotated and
+// centred.
 class Int2KvCache : public KvCache {
  public:
   Int2KvCache(const ModelShape& model, const SequenceShape& sequence, int batch);
@@ -81,10 +83,10 @@ class Int2KvCache : public KvCache {
   const SequenceShape sequence_;
   const int batch_;
   const kernels::TileShape tile_;
-  const int64_t slot_bytes_;       // of a page, all layers
+  const int64_t slot_bytes_;       // bytes of a page, all layers
   const int64_t layer_window_;     // bytes of one layer's sink and ring
-  Device<uint8_t> slots_;          // [batch * pages + batch]: the last ones are evicted into
-  Device<kernels::Bf16> windows_;  // [batch, layers] of layer_window_
+  Device<uint8_t> slots_;          // [batch * pages + batch]; evictions write the last ones
+  Device<kernels::Bf16> windows_;  // [batch, layers], layer_window_ bytes each
   std::vector<int32_t> begin_host_;
   Device<uint64_t> table_, window_address_;
   Device<int32_t> sink_tokens_, recent_tokens_, pages_, recent_begin_;

@@ -14,7 +14,7 @@ constexpr int kHeadDim = 128;
 constexpr int kWeightBytes = 2;
 constexpr kernels::TileShape kTile;
 
-// From the models' published configurations.
+// The shapes are those of the models' published configurations.
 const std::vector<ModelShape>& Shapes() {
   static const std::vector<ModelShape> shapes = {
       {.name = "qwen3-4b",
@@ -32,7 +32,7 @@ const std::vector<ModelShape>& Shapes() {
        .kv_heads = 8,
        .ffn = 12288,
        .vocabulary = 151936},
-      // One of eight tensor-parallel ranks: heads, FFN, experts and vocabulary cut in eight.
+      // One of eight tensor-parallel ranks, with an eighth of heads, FFN, experts and vocabulary.
       {.name = "glm-4.7",
        .layers = 92,
        .hidden = 5120,

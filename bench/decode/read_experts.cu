@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/decode/read_experts.h"
+#include "bench/decode/step_weights.h"
 
 #include "models/cuda/launch.cuh"
 
@@ -9,12 +9,12 @@ namespace {
 
 constexpr int kThreads = 512;
 constexpr int kUnroll = 8;
-constexpr int kPieceVectors = kThreads * kUnroll;  // 64 KB
+constexpr int kPieceVectors = kThreads * kUnroll;  // 64 KiB, the piece of a block
 
-// A block reads one piece of one expert.
+// Each block reads one piece of one expert.
 __global__ void __launch_bounds__(kThreads)
     ReadKernel(const uint4* experts, int64_t vectors, const int32_t* ids, uint32_t* unused) {
-  models::cuda::WaitForPrevious();  // which experts, a model would say only now
+  models::cuda::WaitForPrevious();  // a model would choose the experts in the previous kernel
   const uint4* from = experts + ids[blockIdx.y] * vectors;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kPieceVectors + threadIdx.x;
   uint32_t sum = 0;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 #pragma unroll
   for (int j = 0; j < kUnroll; ++j) sum += x[j].x ^ x[j].y ^ x[j].z ^ x[j].w;
-  if (sum == 0x12345678u) *unused = sum;  // keeps the loads
+  if (sum == 0x12345678u) *unused = sum;  // keeps the compiler from omitting the loads
 }
 
 }  // namespace

@@ -1,27 +1,24 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-device-bench [--json] [--commit ID] [--context N] [--batch N,N...] [--passes N]
-//                    [--load-kernel-layers N] [--idle-device] [--history int2|bf16]
-//
-// Times the device worker on the first GPU with the shapes of Qwen3-8B (36 layers, 8 KV heads, 32
-// query heads, head_dim 128): a prefix from host memory beside one pinned copy of as many bytes,
-// with the sums verified on the GPU; and decode passes of whole batches as one CUDA graph (append,
-// attention, eviction; no projections), with what a pass costs in which a window of every sequence
-// leaves and is published; of INT2 history, or of BF16. bench/device/device_workload.h.
-// --idle-device: the host's work alone, without a GPU.
+// crumb-device-bench times the device worker on the first GPU with the shapes of Qwen3-8B (36
+// layers, 8 KV heads, 32 query heads, head_dim 128). It measures two things
+// (bench/device/device_workload.h): fetching a prefix from host memory, beside one pinned copy of
+// as many bytes, with the checksums verified on the GPU; and decode passes of whole batches as one
+// CUDA graph (append, attention and eviction, without projections), including a pass in which a
+// window of every sequence is evicted and published. With --idle-device it measures the host's work
+// alone and needs no GPU.
 #include <cuda_runtime_api.h>
 
 #include <cstdio>
-#include <cstring>
 #include <memory>
-#include <sstream>
 #include <string>
+#include <variant>
 
+#include "CLI/CLI.hpp"
 #include "bench/device/device_workload.h"
-#include "bench/device/idle_device.h"
-#include "bench/device/model_options.h"
-#include "bench/kernels/ask_gpu.h"
+#include "bench/gpu_run.h"
 #include "crumb/cuda_device.h"
+#include "tools/cli.h"
 
 namespace crumb::bench {
 namespace {
@@ -33,45 +30,49 @@ struct Arguments {
   DeviceWorkload workload;
 };
 
-bool Parse(int argc, char** argv, Arguments* arguments) {
-  arguments->run.SetCommand("crumb-device-bench", argc, argv);
-  for (int i = 1; i < argc; ++i) {
-    const bool more = i + 1 < argc;
-    if (std::strcmp(argv[i], "--json") == 0) {
-      arguments->json = true;
-    } else if (std::strcmp(argv[i], "--idle-device") == 0) {
-      arguments->idle_device = true;
-    } else if (std::strcmp(argv[i], "--commit") == 0 && more) {
-      arguments->run.commit = argv[++i];
-    } else if (std::strcmp(argv[i], "--context") == 0 && more) {
-      arguments->workload.context = std::stoi(argv[++i]);
-    } else if (std::strcmp(argv[i], "--passes") == 0 && more) {
-      arguments->workload.passes = std::stoi(argv[++i]);
-    } else if (std::strcmp(argv[i], "--load-kernel-layers") == 0 && more) {
-      arguments->workload.load_kernel_layers = std::stoi(argv[++i]);
-    } else if (std::strcmp(argv[i], "--history") == 0 && more) {
-      const bool bf16 = std::strcmp(argv[++i], "bf16") == 0;
-      if (!bf16) continue;
-      arguments->workload.options.history_format = kernels::PageFormat::kBf16;
-      arguments->workload.host_pages = 32;
-    } else if (std::strcmp(argv[i], "--batch") == 0 && more) {
-      std::stringstream list(argv[++i]);
-      arguments->workload.batches.clear();
-      for (std::string item; std::getline(list, item, ',');) {
-        arguments->workload.batches.push_back(std::stoi(item));
-      }
-    } else {
-      std::fprintf(stderr,
-                   "usage: crumb-device-bench [--json] [--commit ID] [--context N] "
-                   "[--batch N,N...] [--passes N] [--load-kernel-layers N] [--idle-device] "
-                   "[--history int2|bf16]\n");
-      return false;
-    }
+// Pages of different contents in host memory. BF16 pages take eight times the memory of INT2 pages,
+// so there are fewer of them.
+constexpr int kBf16HostPages = 32;
+
+std::variant<Arguments, tools::EarlyExit> Parse(int argc, const char* const* argv) {
+  Arguments arguments;
+  arguments.run.SetCommand("crumb-device-bench", argc, argv);
+  DeviceWorkload& workload = arguments.workload;
+  workload.options = Qwen3Of8B();
+  workload.batches = {1, 8, 32};
+  workload.options.verify_every = 0;
+  workload.options.publish_queue_max = 1 << 16;
+  std::string history = "int2";
+  CLI::App app("Times the device worker on the first GPU.", "crumb-device-bench");
+  app.add_flag("--json", arguments.json, "print one JSON object instead of text");
+  app.add_option("--commit", arguments.run.commit, "commit to name in the JSON object");
+  app.add_option("--context", workload.context, "tokens that a decoding sequence holds")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--batch", workload.batches, "sequences that decode together")
+      ->delimiter(',')
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--passes", workload.passes, "decode passes of each batch")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--load-kernel-layers", workload.load_kernel_layers,
+                 "layers of a prefix that the fetch kernel copies")
+      ->capture_default_str();
+  app.add_option("--history", history, "format of history pages")
+      ->check(CLI::IsMember({"int2", "bf16"}))
+      ->capture_default_str();
+  app.add_flag("--idle-device", arguments.idle_device,
+               "measure the host's work alone, without a GPU");
+  if (auto exit = tools::ParseArguments(app, argc, argv)) return *std::move(exit);
+  if (history == "bf16") {
+    workload.options.history_format = kernels::PageFormat::kBf16;
+    workload.host_pages = kBf16HostPages;
   }
-  return true;
+  return arguments;
 }
 
-// Ends the program when a CUDA call failed.
+// Ends the program if a CUDA call failed.
 void Check(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return;
   std::fprintf(stderr, "crumb-device-bench: %s: %s\n", what, cudaGetErrorString(error));
@@ -140,7 +141,7 @@ void PrintJson(const Arguments& arguments, const DeviceResult& result) {
   std::printf("]}\n");
 }
 
-// The host's work alone.
+// Measures the host's work alone.
 int RunIdle(const Arguments& arguments) {
   const auto device = OpenIdleDevice();
   const auto result = RunDeviceWorkload(arguments.workload, *device, CapturePass());
@@ -153,19 +154,19 @@ int RunIdle(const Arguments& arguments) {
 }
 
 int Main(int argc, char** argv) {
-  Arguments arguments;
-  arguments.workload.options = Qwen3Of8B();
-  arguments.workload.options.verify_every = 0;
-  arguments.workload.options.publish_queue_max = 1 << 16;
-  arguments.workload.batches = {1, 8, 32};
-  if (!Parse(argc, argv, &arguments)) return 2;
+  auto parsed = Parse(argc, argv);
+  if (const auto* exit = std::get_if<tools::EarlyExit>(&parsed)) return tools::ReportExit(*exit);
+  auto& arguments = std::get<Arguments>(parsed);
   if (arguments.idle_device) return RunIdle(arguments);
   const auto device = client::OpenCudaDevice(0);
   if (!device.ok()) {
     std::fprintf(stderr, "crumb-device-bench: %s\n", device.status().ToString().c_str());
     return 1;
   }
-  Check(AskGpu(0, &arguments.run), "device");
+  if (const std::string error = DescribeGpu(0, &arguments.run); !error.empty()) {
+    std::fprintf(stderr, "crumb-device-bench: the first GPU: %s\n", error.c_str());
+    return 1;
+  }
   const auto result = RunDeviceWorkload(arguments.workload, **device, Captured);
   if (!result.ok()) {
     std::fprintf(stderr, "crumb-device-bench: %s\n", result.status().ToString().c_str());

@@ -33,7 +33,8 @@ constexpr uint64_t kHandleBytes = uint64_t{256} << 20;
 constexpr int kWarmUp = 3;
 constexpr int kCommitBatch = 64;
 constexpr int kAcquires = 20;
-constexpr int kSpareShare = 16;  // one more slot of a pool for so many
+// A pool has one additional slot per so many pages.
+constexpr int kPagesPerSpareSlot = 16;
 
 double MsSince(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
@@ -54,22 +55,22 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const DeviceHitWorkload&
   return client;
 }
 
-// Of a pool for so many pages. crumbd keeps a share of a pool blank by copying pages down, 2
-// percent unless device.blank_percent_min says otherwise: with no more room than pages the first
-// ones leave.
+// Returns the slots of a pool for so many pages. crumbd keeps a fraction of a pool blank by copying
+// pages to host memory, 2 percent by default (device.blank_percent_min); without additional slots
+// the first pages would be evicted.
 uint64_t WholeHandles(size_t slot_bytes, int slots) {
   const auto per_handle = static_cast<int>(kHandleBytes / slot_bytes);
-  const int spare = slots / kSpareShare + 1;
+  const int spare = slots / kPagesPerSpareSlot + 1;
   return kHandleBytes * static_cast<uint64_t>((slots + spare + per_handle - 1) / per_handle + 1);
 }
 
-// The worker that was there before: commits pages of zeros under the prompt's keys.
+// The worker that fills the pools: it commits pages of zeros under the prompt's keys.
 class Writer {
  public:
   Writer(const DeviceHitWorkload& workload, client::Device& device)
       : workload_(workload), device_(device), geometry_(workload.options) {}
 
-  // All prompts have the same number of pages.
+  // REQUIRES: all prompts have the same number of pages.
   absl::Status Fill(std::span<const std::vector<int32_t>> prompts) {
     CRUMB_ASSIGN_OR_RETURN(client_, Connect(workload_));
     CRUMB_ASSIGN_OR_RETURN(memory_, device_.OpenMemory());
@@ -83,7 +84,7 @@ class Writer {
     return FillPool(PageFormat::kInt2, 1, static_cast<int>(keys_.front().size()));
   }
 
-  // What an Acquire of all pages by itself takes.
+  // Returns the time of an Acquire of all pages by itself.
   absl::StatusOr<double> AcquireMs(int pages) const {
     std::vector<double> times;
     for (int round = 0; round < kAcquires; ++round) {
@@ -132,7 +133,7 @@ class Writer {
     return header;
   }
 
-  // Pages [first, end) of every prompt, all of one format.
+  // Commits pages [first, end) of every prompt, which have one format.
   absl::Status FillPool(PageFormat format, int first, int end) {
     client::DevicePoolOptions options;
     options.slot_bytes = geometry_.page_bytes(format);
@@ -153,7 +154,7 @@ class Writer {
     for (int page = first; page < end;) {
       const auto slots = pool.Reserve(std::min(kCommitBatch, end - page), kPatience);
       if (slots.empty()) {
-        // It may still grow.
+        // The pool may still grow.
         if (!pool.WaitBlank(1, kPatience)) {
           return absl::ResourceExhaustedError("a device pool is full");
         }
@@ -184,17 +185,18 @@ class Writer {
   client::OwnedStream stream_;
   client::OwnedEvent written_;
   client::KeyspaceInfo keyspace_;
-  std::vector<std::vector<PageKey>> keys_;  // of each prompt
+  std::vector<std::vector<PageKey>> keys_;  // per prompt
   std::vector<std::unique_ptr<DevicePool>> pools_;
 };
 
-// The worker that begins with the prefix.
+// The worker whose sequences begin with the prefix.
 class Reader {
  public:
   Reader(const DeviceHitWorkload& workload, client::Device& device)
       : workload_(workload), device_(device) {}
 
-  // Room for `prefixes` in its pools; `peer`: the ordinal of a device that they come from, or -1.
+  // Its pools have room for `prefixes` prefixes, which are copied from the device of ordinal `peer`
+  // unless it is -1.
   absl::Status Open(int prefixes, int peer) {
     const client::WorkerOptions& options = workload_.options;
     const client::DeviceGeometry geometry(options);
@@ -225,7 +227,7 @@ class Reader {
     return WaitFor([this] { return worker_->pool_use().joined; });
   }
 
-  // One hit; adds its times.
+  // Runs one hit and adds its times.
   absl::Status Round(std::span<const int32_t> prompt, std::vector<double>* begin,
                      std::vector<double>* ready, int* pages) {
     const uint64_t held = worker_->pool_use().held_slots;
@@ -257,11 +259,11 @@ class Reader {
     CRUMB_RETURN_IF_ERROR(prompts_->Advance({&kept, 1}));
     CRUMB_RETURN_IF_ERROR(Drain());
     sequence.reset();
-    // The next one finds no live sequence, and no lease.
+    // The next round must find no live sequence and no lease.
     return WaitFor([&] { return worker_->pool_use().held_slots <= held; });
   }
 
-  // One prefix that comes from the peer; fills in its times.
+  // Runs one prefix that is copied from the peer, and sets its times.
   absl::Status PeerRound(std::span<const int32_t> prompt, PeerHitResult* round) {
     client::SequenceOptions options;
     options.publish = client::Publish::kNone;

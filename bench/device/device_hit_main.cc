@@ -1,95 +1,92 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-device-hit-bench [--json] [--commit ID] [--crumbd PROGRAM | --socket-dir DIR]
-//                        [--tokens N] [--rounds N] [--idle-device] [--peer N] [--cold]
+// crumb-device-hit-bench times a prefix hit in the device tier on the first GPU with the shapes of
+// Qwen3-8B (36 layers, 8 KV heads, head_dim 128; bench/device/device_hit.h). Unless it is given the
+// socket folder of a running crumbd, it starts the crumbd that lies beside it.
 //
-// Times a prefix hit in the device tier on the first GPU with the shapes of Qwen3-8B (36 layers, 8
-// KV heads, head_dim 128): bench/device/device_hit.h. Starts a crumbd of its own, the one beside
-// this program, unless it is told which.
-//
-// --cold: the prompt's keys are hashed each time, as those of a prompt that the worker has not
-// seen.
-// --peer: the prefixes lie in pools of GPU N and are copied, --rounds of them (5), beside a plain
-// copy of as many bytes from there. --idle-device: the host's work alone, without a GPU.
+// --cold hashes the prompt's keys each time, as for a prompt that the worker has not seen before.
+// --peer N places the prefixes in the pools of GPU N, from which they are copied, beside a plain
+// copy of as many bytes. --idle-device measures the host's work alone and needs no GPU.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstring>
-#include <filesystem>
 #include <memory>
 #include <string>
+#include <variant>
 #include <vector>
 
+#include "CLI/CLI.hpp"
 #include "bench/device/device_hit.h"
-#include "bench/device/idle_device.h"
-#include "bench/device/model_options.h"
-#include "bench/kernels/ask_gpu.h"
+#include "bench/device/device_workload.h"
+#include "bench/gpu_run.h"
 #include "bench/servers_under_test.h"
 #include "common/status_macros.h"
 #include "crumb/cuda_device.h"
+#include "fmt/format.h"
+#include "tools/cli.h"
 
 namespace crumb::bench {
 namespace {
 
+// Rounds of a measurement with --peer, each of which needs a prefix of its own in the peer's
+// memory.
 constexpr int kPeerRounds = 5;
+// The shortest prompt, in tokens, of which enough pages hit to be timed.
+constexpr int kTokensMin = 1024;
 
 struct Arguments {
   bool json = false;
   GpuRun run;
-  std::string crumbd;
+  std::string crumbd = tools::ProgramFolder() + "/crumbd";
   bool idle_device = false;
   int peer = -1;
   DeviceHitWorkload workload;
 };
 
-bool Parse(int argc, char** argv, Arguments* arguments) {
-  std::error_code ignored;
-  const auto self = std::filesystem::read_symlink("/proc/self/exe", ignored);
-  arguments->crumbd = (self.parent_path() / "crumbd").string();
-  arguments->run.SetCommand("crumb-device-hit-bench", argc, argv);
-  for (int i = 1; i < argc; ++i) {
-    const bool more = i + 1 < argc;
-    if (std::strcmp(argv[i], "--json") == 0) {
-      arguments->json = true;
-    } else if (std::strcmp(argv[i], "--commit") == 0 && more) {
-      arguments->run.commit = argv[++i];
-    } else if (std::strcmp(argv[i], "--crumbd") == 0 && more) {
-      arguments->crumbd = argv[++i];
-    } else if (std::strcmp(argv[i], "--socket-dir") == 0 && more) {
-      arguments->workload.socket_dir = argv[++i];
-    } else if (std::strcmp(argv[i], "--idle-device") == 0) {
-      arguments->idle_device = true;
-    } else if (std::strcmp(argv[i], "--cold") == 0) {
-      arguments->workload.options.known_prompt_tokens = 0;
-    } else if (std::strcmp(argv[i], "--peer") == 0 && more) {
-      arguments->peer = std::stoi(argv[++i]);
-      arguments->workload.rounds = kPeerRounds;
-    } else if (std::strcmp(argv[i], "--tokens") == 0 && more) {
-      arguments->workload.tokens = std::stoi(argv[++i]);
-    } else if (std::strcmp(argv[i], "--rounds") == 0 && more) {
-      arguments->workload.rounds = std::stoi(argv[++i]);
-    } else {
-      std::fprintf(
-          stderr,
-          "usage: crumb-device-hit-bench [--json] [--commit ID] [--crumbd PROGRAM | "
-          "--socket-dir DIR] [--tokens N] [--rounds N] [--idle-device] [--peer N] [--cold]\n");
-      return false;
-    }
-  }
-  return arguments->workload.rounds > 0 && arguments->workload.tokens >= 1024;
+std::variant<Arguments, tools::EarlyExit> Parse(int argc, const char* const* argv) {
+  Arguments arguments;
+  arguments.run.SetCommand("crumb-device-hit-bench", argc, argv);
+  DeviceHitWorkload& workload = arguments.workload;
+  workload.options = Qwen3Of8B();
+  bool cold = false;
+  CLI::App app("Times a prefix hit in the device tier.", "crumb-device-hit-bench");
+  app.add_flag("--json", arguments.json, "print one JSON object instead of text");
+  app.add_option("--commit", arguments.run.commit, "commit to name in the JSON object");
+  CLI::Option* socket_dir = app.add_option("--socket-dir", workload.socket_dir,
+                                           "folder of a running crumbd's sockets; without it a "
+                                           "crumbd is started in a temporary folder");
+  app.add_option("--crumbd", arguments.crumbd, "the crumbd to start")
+      ->excludes(socket_dir)
+      ->capture_default_str();
+  app.add_option("--tokens", workload.tokens, "tokens of the prompt")
+      ->check(CLI::Range(kTokensMin, 1 << 24))
+      ->capture_default_str();
+  CLI::Option* rounds = app.add_option("--rounds", workload.rounds,
+                                       fmt::format("rounds; default with --peer: {}", kPeerRounds))
+                            ->check(CLI::PositiveNumber)
+                            ->capture_default_str();
+  app.add_option("--peer", arguments.peer, "number of the GPU whose pools hold the prefixes")
+      ->check(CLI::NonNegativeNumber);
+  app.add_flag("--cold", cold, "hash the prompt's keys in every round");
+  app.add_flag("--idle-device", arguments.idle_device,
+               "measure the host's work alone, without a GPU");
+  if (auto exit = tools::ParseArguments(app, argc, argv)) return *std::move(exit);
+  if (arguments.peer >= 0 && rounds->count() == 0) workload.rounds = kPeerRounds;
+  if (cold) workload.options.known_prompt_tokens = 0;
+  return arguments;
 }
 
 absl::StatusOr<client::OpenDevice> OpenDevice(Arguments& arguments, int ordinal) {
   if (arguments.idle_device) return client::OpenDevice(OpenIdleDevice(ordinal).release());
   CRUMB_ASSIGN_OR_RETURN(client::OpenDevice device, client::OpenCudaDevice(ordinal));
-  const cudaError_t error = ordinal == 0 ? AskGpu(0, &arguments.run) : cudaSuccess;
-  if (error != cudaSuccess) return absl::InternalError(cudaGetErrorString(error));
+  const std::string error = ordinal == 0 ? DescribeGpu(0, &arguments.run) : "";
+  if (!error.empty()) return absl::InternalError("the first GPU: " + error);
   return device;
 }
 
-// Null where one is there already.
+// Returns null if the arguments name a crumbd that runs already.
 absl::StatusOr<std::unique_ptr<CrumbdUnderTest>> StartCrumbd(Arguments& arguments) {
   if (!arguments.workload.socket_dir.empty()) return nullptr;
   CRUMB_ASSIGN_OR_RETURN(
@@ -105,14 +102,14 @@ absl::StatusOr<DeviceHitResult> Run(Arguments& arguments) {
   return RunDeviceHit(arguments.workload, *device);
 }
 
-// GB/s of cudaMemcpyPeer from GPU `peer` to the first one; 0: it failed.
+// Returns the rate of cudaMemcpyPeer from GPU `peer` to the first GPU in GB/s, or 0 if it failed.
 double PlainCopyRate(int peer, size_t bytes) {
   void* from = nullptr;
   void* to = nullptr;
   std::vector<double> seconds;
   bool done = cudaSetDevice(peer) == cudaSuccess && cudaMalloc(&from, bytes) == cudaSuccess &&
               cudaSetDevice(0) == cudaSuccess && cudaMalloc(&to, bytes) == cudaSuccess;
-  // Without it copies pass host memory. Where it cannot be had, they do.
+  // Without peer access, copies pass through host memory; the figure is then that rate.
   if (done && cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) cudaGetLastError();
   for (int round = 0; done && round < kPeerRounds + 1; ++round) {
     const auto start = std::chrono::steady_clock::now();
@@ -134,7 +131,7 @@ absl::StatusOr<PeerHitResult> RunPeer(Arguments& arguments, double* plain_gbps) 
   CRUMB_ASSIGN_OR_RETURN(const auto crumbd, StartCrumbd(arguments));
   CRUMB_ASSIGN_OR_RETURN(const PeerHitResult result,
                          RunPeerHit(arguments.workload, *device, *peer, arguments.peer));
-  // Behind it: the driver lets the GPUs reach each other once pools are mapped.
+  // This comes last because the driver enables access between the GPUs once pools are mapped.
   if (!arguments.idle_device) {
     *plain_gbps = PlainCopyRate(arguments.peer, static_cast<size_t>(result.bytes));
   }
@@ -168,9 +165,9 @@ int PeerMain(Arguments& arguments) {
 }
 
 int Main(int argc, char** argv) {
-  Arguments arguments;
-  arguments.workload.options = Qwen3Of8B();
-  if (!Parse(argc, argv, &arguments)) return 2;
+  auto parsed = Parse(argc, argv);
+  if (const auto* exit = std::get_if<tools::EarlyExit>(&parsed)) return tools::ReportExit(*exit);
+  auto& arguments = std::get<Arguments>(parsed);
   if (arguments.peer >= 0) return PeerMain(arguments);
   const auto result = Run(arguments);
   if (!result.ok()) {

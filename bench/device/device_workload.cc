@@ -29,7 +29,8 @@ using client::DeviceWorker;
 using client::PassKind;
 
 constexpr int kChunk = 512;
-constexpr int kPassesBeside = 192;  // a prefix that comes, at most
+// Passes beside a prefix that is fetched, at most.
+constexpr int kPassesBeside = 192;
 constexpr Duration kPatience = std::chrono::seconds(120);
 
 double Now() {
@@ -91,8 +92,8 @@ class Run {
     return device_.Synchronize(event_.get());
   }
 
-  // Rows of q, k, v and out that every layer and pass uses. Random: what leaves is quantized, and
-  // rows that are all alike are a case of its own there.
+  // The rows of q, k, v and out that every layer and pass uses. They are random, because equal rows
+  // are a special case for quantization.
   absl::Status MakeRows(int rows) {
     const size_t k_bytes = size_t{2} * rows * options_.own_kv_heads() * options_.head_dim;
     const size_t q_bytes = size_t{2} * rows * options_.own_q_heads() * options_.head_dim;
@@ -119,14 +120,14 @@ class Run {
     return batch.Attend(layer, pointer(q_), pointer(out_));
   }
 
-  // Tokens of sequence `number`, different from all others'.
+  // Returns the tokens of sequence `number`, which differ from those of all others.
   std::vector<int32_t> Tokens(int number) const {
     std::vector<int32_t> tokens(workload_.context + workload_.passes + kPassesBeside);
     std::iota(tokens.begin(), tokens.end(), number * 1000003);
     return tokens;
   }
 
-  // Waits until the sequence's prefix is there, as attention would, layer by layer.
+  // Waits for the sequence's prefix layer by layer, as attention does.
   absl::Status AwaitPrefix(const DeviceSequence& sequence, double start, FetchResult* fetch) {
     const auto& resident = static_cast<const client::ResidentSequence&>(sequence);
     for (const auto& load : resident.loads) {
@@ -142,8 +143,9 @@ class Run {
     return absl::OkStatus();
   }
 
-  // Begins a sequence and computes what the cache does not supply. `await`: the prefix is awaited
-  // before the first pass, else by it, layer by layer.
+  // Begins a sequence and computes the tokens that the cache does not have. With `await`, it waits
+  // for the whole prefix before the first pass, otherwise each layer of that pass waits for its
+  // part.
   absl::StatusOr<std::unique_ptr<DeviceSequence>> Begin(const std::vector<int32_t>& tokens,
                                                         bool await, FetchResult* fetch) {
     const double start = Now();
@@ -199,7 +201,7 @@ class Run {
       if (sequence->stats().hit_tokens() < workload_.context / 2) {
         return absl::InternalError("the prefix did not hit: " + sequence->stats().miss_reason);
       }
-      if (i > 1) (await ? awaited : attended).push_back(round);  // the first ones warm up
+      if (i > 1) (await ? awaited : attended).push_back(round);  // the first rounds warm up
       CRUMB_RETURN_IF_ERROR(worker_->WaitPublished(kPatience));
     }
     const auto median = [](const std::vector<FetchResult>& rounds, double FetchResult::*field) {
@@ -232,7 +234,7 @@ class Run {
       tokens.push_back(Tokens(100 * size + i));
       CRUMB_ASSIGN_OR_RETURN(auto sequence, Begin(tokens.back(), false, &unused));
       sequences.push_back(std::move(sequence));
-      // The first decode pass gives the prompt's rows up for the next sequence's.
+      // The first decode pass releases the prompt's rows for the next sequence.
       CRUMB_RETURN_IF_ERROR(Pass(*first_, {&sequences.back(), 1}, {&tokens.back(), 1}, nullptr));
       CRUMB_RETURN_IF_ERROR(worker_->WaitPublished(kPatience));
     }
@@ -241,7 +243,7 @@ class Run {
     Launch launch;
     std::vector<double> plain, evicting;
     const uint64_t published = client_.committed();
-    // Most passes one by one, then the others without waiting between them.
+    // Most passes run one by one, then the others without waits between them.
     const int waited = workload_.passes * 5 / 7;
     double start = Now();
     for (int pass = 0; pass < workload_.passes; ++pass) {
@@ -268,7 +270,7 @@ class Run {
     return result;
   }
 
-  // Passes while other prefixes come.
+  // Times passes while other prefixes are fetched.
   absl::Status PassesBeside(DeviceBatch& batch,
                             std::span<const std::unique_ptr<DeviceSequence>> sequences,
                             std::span<const std::vector<int32_t>> tokens, Launch* launch,
@@ -298,7 +300,7 @@ class Run {
     return absl::OkStatus();
   }
 
-  // Captured the first time, where `launch` is not null.
+  // Runs a pass, which is captured the first time if `launch` is not null.
   absl::Status Pass(DeviceBatch& batch, std::span<const std::unique_ptr<DeviceSequence>> sequences,
                     std::span<const std::vector<int32_t>> tokens, Launch* launch) {
     std::vector<client::PassEntry> entries;
@@ -347,6 +349,20 @@ absl::StatusOr<DeviceResult> RunDeviceWorkload(const DeviceWorkload& workload, D
         "a batch size, a context of 1,024 tokens and 130 passes at least");
   }
   return Run(workload, device, capture).All();
+}
+
+client::WorkerOptions Qwen3Of8B() {
+  client::WorkerOptions options;
+  options.model = "qwen3-8b";
+  options.weights = "none";
+  options.layers = 36;
+  options.kv_heads = 8;
+  options.q_heads = 32;
+  options.head_dim = 128;
+  options.watch_every = 0;
+  options.draft_slots = 7;
+  options.rotations = client::RotationSet::Hadamard(128).value();
+  return options;
 }
 
 }  // namespace crumb::bench

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,9 +13,9 @@
 #include "crumb/device_options.h"
 #include "crumb/worker_options.h"
 
-// What the device worker itself costs: prefixes that come from host memory, and decode passes
-// (append, attention, eviction, publishing) without the model's projections. Over a crumbd that has
-// every page (bench/device/endless_client.h), so nothing is computed twice.
+// Times the device worker itself: prefixes that are fetched from host memory, and decode passes
+// (append, attention, eviction, publishing) without the model's projections. Its crumbd has every
+// page (bench/device/endless_client.h), so that no page is computed.
 namespace crumb::bench {
 
 struct DeviceWorkload {
@@ -22,35 +23,35 @@ struct DeviceWorkload {
   int context = 102400;      // tokens that a sequence holds when it decodes
   std::vector<int> batches;  // sequences that decode together
   int passes = 448;          // decode passes of each batch: seven windows of each sequence
-  int host_pages = 256;      // different ones in host memory
+  int host_pages = 256;      // pages with different contents in host memory
   int load_kernel_layers = client::DeviceWorkerOptions().load_kernel_layers;
 };
 
-// Captures what is enqueued on a stream; the answer launches it once more. Empty: passes are
-// enqueued call by call.
+// Captures the work that `pass` enqueues on a stream; the returned function launches it again. If
+// it is empty, passes are enqueued call by call.
 using CapturePass =
     std::function<std::function<void()>(client::DeviceStream, const std::function<void()>& pass)>;
 
-// Seconds are counted from the call of Begin on; medians.
+// Times are medians, counted from the call of Begin.
 struct FetchResult {
   int64_t bytes = 0;
-  double copy_gbps = 0.0;            // of one pinned copy of as many bytes
-  double fetch_gbps = 0.0;           // until all layers are there
-  double begin_seconds = 0.0;        // the call
-  double first_layer_seconds = 0.0;  // the first layer is there and checked
+  double copy_gbps = 0.0;            // rate of one pinned copy of as many bytes
+  double fetch_gbps = 0.0;           // rate until all layers have arrived
+  double begin_seconds = 0.0;        // until the call returns
+  double first_layer_seconds = 0.0;  // until the first layer has arrived and is verified
   double all_layers_seconds = 0.0;
-  // With the prompt's last tokens attending each layer as soon as it is there:
+  // The same if the prompt's last tokens attend each layer as soon as it has arrived.
   double first_attended_seconds = 0.0;
   double all_attended_seconds = 0.0;
 };
 
 struct DecodeResult {
   int batch = 0;
-  double step_seconds = 0.0;         // median of passes in which nothing leaves
-  double evict_seconds = 0.0;        // median of those in which a window of every sequence does
-  double mean_seconds = 0.0;         // of all passes, one after the other without waiting
-  double beside_load_seconds = 0.0;  // median while the prefix of another sequence comes
-  double load_seconds = 0.0;         // until that is there
+  double step_seconds = 0.0;         // median of passes without evictions
+  double evict_seconds = 0.0;        // median of passes that evict a window of every sequence
+  double mean_seconds = 0.0;         // mean of all passes, without waits between them
+  double beside_load_seconds = 0.0;  // median while the prefix of another sequence is fetched
+  double load_seconds = 0.0;         // until that prefix has arrived
   uint64_t published_pages = 0;
 };
 
@@ -59,8 +60,17 @@ struct DeviceResult {
   std::vector<DecodeResult> decode;
 };
 
-// Errors of the worker; kInternal: what it should have counted is not there.
+// Returns errors of the worker. kInternal: its counters do not show the expected work.
 absl::StatusOr<DeviceResult> RunDeviceWorkload(const DeviceWorkload& workload,
                                                client::Device& device, const CapturePass& capture);
+
+// Returns the options of a worker with the shape of Qwen3-8B (36 layers, 8 KV heads, 32 query
+// heads, head_dim 128) and Hadamard rotations, without quality watch.
+client::WorkerOptions Qwen3Of8B();
+
+// Opens a device that completes everything at once without doing it: memory is reserved but not
+// touched, copies and kernels are accepted but not executed. The time of a worker with it is the
+// host's work alone, on any machine. Idle devices of other ordinals are its peers.
+std::unique_ptr<client::Device> OpenIdleDevice(int ordinal = 0);
 
 }  // namespace crumb::bench

@@ -48,7 +48,7 @@ EndlessClient::EndlessClient(const client::WorkerOptions& options, int pages, ui
   mapped_->staging = {staging, Rounded(staging_.size() - kAlignment) - kAlignment};
 }
 
-// Codes are random, scales and minima small; BF16 values lie around 1.
+// Fills a page: codes are random, scales and minima small, and BF16 values near 1.
 EndlessClient::StoredPage EndlessClient::MakePage(std::byte* at, PageFormat format,
                                                   std::mt19937_64& random) const {
   const kernels::TileShape shape = options_.tile_shape();

@@ -13,11 +13,12 @@
 
 namespace crumb::bench {
 
-// A crumbd that has every page anybody asks for: a few host pages of random tiles with the right
-// sums, over and over. What is committed to it is dropped. For timing the client alone.
+// A client whose crumbd has every page: a few host pages of random tiles with the right checksums,
+// which it returns for all keys. Committed pages are dropped. Benches use it to time the worker
+// alone.
 class EndlessClient final : public client::Client {
  public:
-  // `pages` different ones of the options' geometry.
+  // It has `pages` different pages of the options' geometry.
   EndlessClient(const client::WorkerOptions& options, int pages, uint32_t seed);
 
   uint64_t committed() const { return committed_.load(); }
@@ -68,7 +69,7 @@ class EndlessClient final : public client::Client {
   StoredPage MakePage(std::byte* at, PageFormat format, std::mt19937_64& random) const;
 
   const client::WorkerOptions options_;
-  std::vector<std::byte> memory_;   // the sink page, then the others
+  std::vector<std::byte> memory_;   // the sink page and the other pages
   std::vector<std::byte> staging_;  // used as a ring
   StoredPage sink_;
   std::vector<StoredPage> pages_;

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/device/idle_device.h"
+#include "bench/device/device_workload.h"
 
 #include <cstdlib>
 #include <string>
@@ -20,7 +20,7 @@ using client::DeviceStream;
 constexpr size_t kAlignment = 4096;
 constexpr size_t kWorkspaceBytes = 1 << 16;
 
-// Enough for a worker's constants; nothing reads them.
+// Bytes of an allocation: enough for a worker's constants, which are never read.
 class IdleKernels final : public client::DeviceKernels {
  public:
   bool Supports(const kernels::TileShape&) const override { return true; }

@@ -32,7 +32,7 @@ int PagesOf(int context, const TileShape& tile) {
   return std::max(0, (context - kSinkTokens - kRecentTokens) / tile.tokens);
 }
 
-// Device memory of one workload beside arena and windows.
+// The device memory of one workload, without arena and windows.
 class Setup {
  public:
   Setup(const DecodeWorkload& w, uint8_t* arena, Bf16* windows)
@@ -103,14 +103,14 @@ class Setup {
     return p;
   }
 
-  // A step: the plan, and attention of every layer.
+  // Enqueues a step: the plan, and attention of every layer.
   void Enqueue(cudaStream_t stream) const {
     const kernels::cuda::DecodeAttentionParams first = Params(0);
     Check(kernels::cuda::PlanDecode(first.shape, first.lengths, 0, plan_.get(), stream, Tuning()),
           "plan");
     for (int layer = 0; layer < kLayers; ++layer) {
       kernels::cuda::DecodeAttentionParams p = Params(layer);
-      if (layer == 0) p.overlap_previous = false;  // the plan comes before it
+      if (layer == 0) p.overlap_previous = false;  // the plan precedes it
       Check(kernels::cuda::DecodeAttention(p, stream, Tuning()), "decode");
     }
   }
@@ -124,7 +124,7 @@ class Setup {
     return tokens * w_.kv_heads + 4.0 * batch_ * w_.q_tokens * w_.q_heads * dim_;
   }
 
-  // Worst relative error of a few rows of two layers.
+  // Returns the largest relative error of a few rows of two layers.
   double Error() const {
     double worst = 0.0;
     for (const int layer : {0, kLayers - 1}) {
@@ -163,7 +163,7 @@ class Setup {
   }
 
   void MakeTransforms() {
-    // The same matrices for every layer, each layer with its own copy.
+    // Every layer has a copy of the matrices, because models have different ones.
     std::vector<float> k, v;
     for (int h = 0; h < w_.kv_heads; ++h) {
       const std::vector<float> a = RandomRotation(dim_, random_), b = RandomRotation(dim_, random_);
@@ -221,7 +221,7 @@ class Setup {
     p.shape = w_.tile;
     p.q_tokens = w_.q_tokens;
     std::vector<Bf16> q = Download(q_.get() + index, dim_);
-    // The oracle sees one KV head with one query head; later query tokens are not checked.
+    // The oracle computes one KV head with one query head; later query tokens are not checked.
     q.resize(static_cast<size_t>(w_.q_tokens) * dim_);
     p.q = q.data();
     p.sink_tokens = kSinkTokens;
@@ -380,12 +380,12 @@ std::vector<DecodeWorkload> StandardDecodeWorkloads() {
   w = Uniform("8 query tokens", 32, 32, 32768, 0);
   w.q_tokens = 8;
   all.push_back(w);
-  // A rank of a model whose KV heads are spread over as many: 12 query heads share one.
+  // A rank of a model with one KV head per rank, which 12 query heads share.
   w = Uniform("one KV head", 12, 1, 102400, 0);
   w.kv_heads = 1;
   all.push_back(w);
   all.push_back(Uniform("two sequences", 32, 2, 32768, 0));
-  // The same by the other form.
+  // The same workload with the other form.
   const auto add_planned = [&all](size_t same) {
     DecodeWorkload planned = all[same];
     planned.form = kernels::cuda::DecodeForm::kPlanned;

@@ -8,8 +8,9 @@
 #include "kernels/cuda/decode/decode_tuning.h"
 #include "kernels/tile.h"
 
-// Times decode attention: one graph of kLayers calls on as many layers' tiles and windows, pages at
-// permuted addresses, sink 64 and recent 287 tokens, rotations and merges included, plan included.
+// Times decode attention as one graph of kLayers calls on as many layers' tiles and windows, with
+// pages at permuted addresses and with sink 64 and recent 287 tokens. Rotations, merges and the
+// plan are included.
 namespace crumb::bench {
 
 struct DecodeWorkload {
@@ -19,23 +20,23 @@ struct DecodeWorkload {
   int q_tokens = 1;
   std::vector<int> contexts;  // tokens of each sequence
   kernels::TileShape tile;
-  bool overlap = false;  // each call may start while the one before ends
-  bool ampere = false;   // 16-byte copies instead of bulk ones
+  bool overlap = false;  // each call may start while the previous one ends
+  bool ampere = false;   // 16-byte copies instead of bulk copies
   bool batch_invariant = false;
-  bool offsets = false;  // logits have offsets, of kPositionBlocks position blocks
+  bool offsets = false;  // logits have offsets of kPositionBlocks position blocks
   kernels::cuda::DecodeForm form = kernels::cuda::DecodeForm::kAuto;
-  double target_us = 0.0;  // the goal, 0: none
+  double target_us = 0.0;  // target time; 0: none
 };
 
 struct DecodeResult {
-  double us = 0.0;         // one layer
-  double bytes = 0.0;      // moved by one layer
-  double rel_error = 0.0;  // worst of the checked rows
+  double us = 0.0;         // time of one layer
+  double bytes = 0.0;      // bytes that one layer moves
+  double rel_error = 0.0;  // largest error of the checked rows
 };
 
 class DecodeBench {
  public:
-  // Takes memory for the largest of `workloads`.
+  // Allocates memory for the largest of `workloads`.
   explicit DecodeBench(const std::vector<DecodeWorkload>& workloads);
   ~DecodeBench();
   DecodeBench(const DecodeBench&) = delete;

@@ -11,7 +11,7 @@
 
 #include "bench/kernels/device_rates.h"
 
-// Device memory that a workload owns. A failed call ends the program.
+// Device memory that a workload owns. If a call fails, the program ends with a message.
 namespace crumb::bench {
 
 struct CudaFree {

@@ -7,18 +7,18 @@
 #include <cstddef>
 #include <functional>
 
-// What the device's memory does, and how anything on it is timed.
+// The rates of the device's memory, and the timing of work on the device.
 namespace crumb::bench {
 
-// Ends the program with a message when a CUDA call failed.
+// Ends the program with a message if a CUDA call failed.
 void Check(cudaError_t error, const char* what);
 
-// Median over `repeats` replays of a graph that holds what `enqueue` puts on the stream; one
-// replay in microseconds. Two replays run before, untimed.
+// Returns the median time, in microseconds, of `repeats` replays of a graph with the work that
+// `enqueue` enqueues on the stream. Two replays before are not timed.
 double TimeGraph(const std::function<void(cudaStream_t)>& enqueue, int repeats = 5);
 
-// Terabytes per second of reading `bytes` at `data`, and of copying its first half to the second
-// (read and written bytes counted).
+// Return the terabytes per second of reading `bytes` at `data`, and of copying its first half to
+// the second (read and written bytes are counted).
 double ReadRate(const void* data, size_t bytes);
 double CopyRate(void* data, size_t bytes);
 

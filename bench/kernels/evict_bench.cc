@@ -21,9 +21,10 @@ namespace {
 constexpr int kHeads = 8;
 constexpr int kDim = 128;
 constexpr int kTokens = 64;
-constexpr int kDistinctPages = 16;  // of a measurement of verifying, whose pages repeat them
+// Pages with different contents in a measurement of verification, which repeats them.
+constexpr int kDistinctPages = 16;
 
-// CRC-32C bit by bit.
+// Computes CRC-32C bit by bit.
 uint32_t Crc32c(const uint8_t* bytes, size_t size) {
   uint32_t crc = ~0u;
   for (size_t i = 0; i < size; ++i) {
@@ -33,10 +34,10 @@ uint32_t Crc32c(const uint8_t* bytes, size_t size) {
   return ~crc;
 }
 
-// Tiles of the device beside the CPU's.
+// Compares tiles of the device with those of the CPU.
 class Sample {
  public:
-  // rows: K, then V of one window.
+  // `rows` are K and then V of one window.
   void Add(const kernels::QuantizeParams& transforms, const std::vector<kernels::Bf16>& rows,
            const std::vector<uint8_t>& tile) {
     kernels::QuantizeParams p = transforms;
@@ -101,7 +102,7 @@ EvictResult RunEvict(const EvictWorkload& w) {
   const kernels::TileShape tile;
   const size_t matrices = static_cast<size_t>(w.layers) * kHeads;
   const int64_t row_bytes = 2 * kDim, head_bytes = 2 * kTokens * row_bytes;
-  // Enough copies of inputs and outputs that a replay finds none of them in L2.
+  // There are enough copies of inputs and outputs that a replay finds none of them in L2.
   const size_t call_bytes = matrices * windows * (head_bytes + tile.int2_bytes());
   const int copies = static_cast<int>(std::clamp<size_t>((size_t{256} << 20) / call_bytes, 1, 20));
   const size_t rows = matrices * windows * copies * 2 * kTokens;
@@ -145,7 +146,7 @@ EvictResult RunEvict(const EvictWorkload& w) {
     p.checksums = sums.get();
     p.workspace = workspace.get();
   }
-  p.overlap_previous = true;  // of other windows
+  p.overlap_previous = true;  // the previous launch evicts other windows
   EvictResult result;
   result.us = TimeGraph([&](cudaStream_t stream) {
                 for (int i = 0; i < copies; ++i) {

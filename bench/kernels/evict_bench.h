@@ -5,24 +5,25 @@
 #include <string>
 #include <vector>
 
-// Times evicting windows, K and V both rotated, head_dim 128, G = 128, 8 KV heads; and verifying
-// tiles.
+// Times eviction of windows with K and V rotated, head_dim 128, G = 128 and 8 KV heads, and
+// verification of tiles.
 namespace crumb::bench {
 
 struct EvictWorkload {
   std::string method;
   int layers = 1;
-  int tokens = 64;  // of each layer
+  int tokens = 64;  // tokens of each layer
   double target_us = 0.0;
-  bool sums = false;  // CRC-32C of every tile too
+  bool sums = false;  // also computes the CRC-32C of every tile
 };
 
 struct EvictResult {
-  double us = 0.0;     // the launch
+  double us = 0.0;     // time of the launch
   double bytes = 0.0;  // rows read, tiles written
-  // Of a sample of tiles, against the CPU's of the same rows. codes_differ: share of the codes.
-  // rel_error: how much the sum of |(y - z)(I + U)|^2 over all rows differs, as a share of the
-  // CPU's; y a row in the quantized basis, z what the tile holds, U the feedback of crumb, else 0.
+  // A sample of tiles is compared with the CPU's tiles of the same rows. codes_differ is the
+  // fraction of codes that differ. rel_error is the relative difference of the sum over all rows of
+  // |(y - z)(I + U)|^2, where y is a row in the quantized basis, z the row of the tile, and U the
+  // feedback of crumb (0 for other methods).
   double codes_differ = 0.0;
   double rel_error = 0.0;
 };
@@ -31,8 +32,8 @@ EvictResult RunEvict(const EvictWorkload& workload);
 
 std::vector<EvictWorkload> StandardEvictWorkloads();
 
-// Times the check of page tiles against their sums: one layer, 8 KV heads, pages at random places.
-// One byte of one page is wrong.
+// Times the verification of page tiles: one layer, 8 KV heads, pages at random addresses. One byte
+// of one page is wrong.
 struct VerifyWorkload {
   int pages = 0;
 };
@@ -40,7 +41,7 @@ struct VerifyWorkload {
 struct VerifyResult {
   double us = 0.0;
   double bytes = 0.0;
-  int reported = 0;  // pages found damaged
+  int reported = 0;  // pages reported as damaged
 };
 
 VerifyResult RunVerify(const VerifyWorkload& workload);

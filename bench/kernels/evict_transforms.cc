@@ -2,10 +2,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bench/kernels/evict_transforms.h"
 
+#include <numeric>
+
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/random_data.h"
 
 namespace crumb::bench {
+
+// Returns a product of Householder reflections, which is dense and cheap to compute.
+std::vector<float> RandomRotation(int dim, std::mt19937& random) {
+  std::vector<double> r(static_cast<size_t>(dim) * dim, 0.0);
+  for (int i = 0; i < dim; ++i) r[i * dim + i] = 1.0;
+  std::normal_distribution<double> normal;
+  for (int reflection = 0; reflection < 8; ++reflection) {
+    std::vector<double> v(dim);
+    for (double& x : v) x = normal(random);
+    const double norm = std::inner_product(v.begin(), v.end(), v.begin(), 0.0);
+    for (int i = 0; i < dim; ++i) {
+      const double dot = std::inner_product(v.begin(), v.end(), r.begin() + i * dim, 0.0);
+      for (int j = 0; j < dim; ++j) r[i * dim + j] -= 2.0 * dot / norm * v[j];
+    }
+  }
+  return std::vector<float>(r.begin(), r.end());
+}
+
 namespace {
 
 constexpr int kDim = 128;
@@ -55,7 +75,7 @@ kernels::cuda::EvictTransform EvictTransforms::Of(size_t matrix, float clip) con
               feedback_.get() + matrix * kernels::cuda::EvictFeedbackBytes(kDim))};
 }
 
-// Strictly upper, entries as a damped factorization gives them.
+// Returns a strictly upper matrix with entries like those of a damped factorization.
 std::vector<float> EvictTransforms::RandomFeedback() {
   std::vector<float> feedback(static_cast<size_t>(kDim) * kDim, 0.0f);
   std::normal_distribution<float> normal;

@@ -12,16 +12,17 @@
 
 namespace crumb::bench {
 
-// Rotations, means and feedback of every matrix, each in a place of its own, for K and for V;
-// head_dim 128. Waits until they are there.
+// Rotations, means and feedback for K and V with head_dim 128, one copy per matrix. The constructor
+// waits for the copies.
 class EvictTransforms {
  public:
   explicit EvictTransforms(int matrices);
 
-  // Clips as the method oscar uses them.
+  // Sets the transforms of `p`, with the clips of the method oscar.
   void Set(kernels::cuda::EvictParams* p) const;
 
-  // The same of any matrix for the CPU, they are all alike. Points into this object.
+  // Returns the transform for the CPU, which is the same for all matrices. It refers to this
+  // object.
   kernels::RowTransform OnHost(float clip, bool feedback) const;
 
  private:

@@ -1,29 +1,29 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]] [--kernel NAME]
-//
-// Times the CUDA kernels on the first GPU. Rows: decode (graph of 20 layers, cold L2, permuted
-// pages; bench/kernels/decode_bench.h), evict (one launch, cold L2), verify, dequantize and append
-// (bench/kernels/paged_bench.h), prefill (bench/kernels/prefill_bench.h). Rates are bytes the
-// algorithm needs over time; percent is of the read rate measured in the same run, for dequantize
-// of the copy rate. --only picks decode rows by number and leaves the others out; --only evict is
-// the opposite, evict:N one of its rows. --kernel picks the rows of one kernel.
+// crumb-kernel-bench times the CUDA kernels on the first GPU. Its rows are decode (a graph of 20
+// layers with cold L2 and permuted pages; bench/kernels/decode_bench.h), evict (one launch with
+// cold L2), verify, dequantize and append (bench/kernels/paged_bench.h) and prefill
+// (bench/kernels/prefill_bench.h). A rate is the bytes that the algorithm needs over time; percent
+// is relative to the read rate measured in the same run, for dequantize to the copy rate.
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <iterator>
+#include <cstdlib>
 #include <numeric>
 #include <string>
 #include <string_view>
+#include <variant>
 #include <vector>
 
-#include "bench/kernels/ask_gpu.h"
+#include "CLI/CLI.hpp"
+#include "bench/gpu_run.h"
 #include "bench/kernels/decode_bench.h"
 #include "bench/kernels/device_memory.h"
 #include "bench/kernels/device_rates.h"
 #include "bench/kernels/evict_bench.h"
 #include "bench/kernels/paged_bench.h"
 #include "bench/kernels/prefill_bench.h"
+#include "tools/cli.h"
 
 namespace crumb::bench {
 namespace {
@@ -38,22 +38,13 @@ struct Arguments {
   bool Wants(const char* name) const { return kernel.empty() ? only.empty() : kernel == name; }
 };
 
-constexpr const char* kKernels[] = {"decode", "evict", "verify", "dequantize", "append", "prefill"};
-constexpr char kUsage[] =
-    "usage: crumb-kernel-bench [--json] [--commit ID] [--only N,N...|evict[:N]]\n"
-    "         [--kernel decode|evict|verify|dequantize|append|prefill]\n"
-    "Times the CUDA kernels on the first GPU, all rows without --only and --kernel. --only picks\n"
-    "decode rows by number, or those of evict, or one of them. Exit code: 0 done, 1 failed, 2 "
-    "wrong\n"
-    "arguments.\n";
-
-// The whole of `text` as a number of a row.
+// Reads all of `text` as the number of a row.
 bool ParseRow(std::string_view text, int* row) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *row);
   return error == std::errc() && end == text.data() + text.size() && *row >= 0;
 }
 
-// Of --only: evict, evict:N, or numbers between commas.
+// Reads the value of --only: evict, evict:N, or numbers separated by commas.
 bool ParseOnly(std::string_view list, Arguments* arguments) {
   if (list.substr(0, 5) == "evict") {
     arguments->kernel = "evict";
@@ -69,38 +60,25 @@ bool ParseOnly(std::string_view list, Arguments* arguments) {
   return true;
 }
 
-// False: the usage is to be printed. What was wrong is on standard error then, unless it was asked
-// for.
-bool Parse(int argc, char** argv, Arguments* arguments) {
-  arguments->run.SetCommand("crumb-kernel-bench", argc, argv);
-  for (int i = 1; i < argc; ++i) {
-    const std::string_view name = argv[i];
-    const char* value = i + 1 < argc ? argv[i + 1] : nullptr;
-    bool right = true;
-    if (name == "--help") return false;
-    if (name == "--json") {
-      arguments->json = true;
-      continue;
-    }
-    if (name == "--commit" && value != nullptr) {
-      arguments->run.commit = value;
-    } else if (name == "--only" && value != nullptr) {
-      right = ParseOnly(value, arguments);
-    } else if (name == "--kernel" && value != nullptr) {
-      arguments->kernel = value;
-      right = std::find(std::begin(kKernels), std::end(kKernels), arguments->kernel) !=
-              std::end(kKernels);
-    } else {
-      right = false;
-    }
-    if (!right) {
-      std::fprintf(stderr, "crumb-kernel-bench: %s %s is no argument that it knows\n", argv[i],
-                   value == nullptr ? "" : value);
-      return false;
-    }
-    ++i;
-  }
-  return true;
+std::variant<Arguments, tools::EarlyExit> Parse(int argc, const char* const* argv) {
+  Arguments arguments;
+  arguments.run.SetCommand("crumb-kernel-bench", argc, argv);
+  CLI::App app("Times the CUDA kernels on the first GPU: all rows without --only and --kernel.",
+               "crumb-kernel-bench");
+  app.add_flag("--json", arguments.json, "print one JSON object instead of a table");
+  app.add_option("--commit", arguments.run.commit, "commit to name in the JSON object");
+  app.add_option_function<std::string>(
+         "--only",
+         [&arguments](const std::string& list) {
+           if (ParseOnly(list, &arguments)) return;
+           throw CLI::ValidationError("--only", "'" + list + "' is neither rows nor evict[:ROW]");
+         },
+         "decode rows by number, separated by commas; or evict, or evict:N, one row of evict")
+      ->type_name("N,N...|evict[:N]");
+  app.add_option("--kernel", arguments.kernel, "the rows of one kernel")
+      ->check(CLI::IsMember({"decode", "evict", "verify", "dequantize", "append", "prefill"}));
+  if (auto exit = tools::ParseArguments(app, argc, argv)) return *std::move(exit);
+  return arguments;
 }
 
 std::string Context(const DecodeWorkload& w) {
@@ -110,7 +88,7 @@ std::string Context(const DecodeWorkload& w) {
   return std::to_string(w.contexts[0]);
 }
 
-// Of a ragged batch, whose name says what it is, the mean.
+// The mean context of a batch. The sequences of a ragged batch differ; its name says so.
 int64_t MeanContext(const DecodeWorkload& w) {
   return std::accumulate(w.contexts.begin(), w.contexts.end(), int64_t{0}) /
          static_cast<int64_t>(w.contexts.size());
@@ -237,12 +215,9 @@ void PrintPrefillRow(const Arguments& arguments, bool first, const PrefillWorklo
 }
 
 int Main(int argc, char** argv) {
-  Arguments arguments;
-  if (!Parse(argc, argv, &arguments)) {
-    const bool asked = argc > 1 && std::string_view(argv[argc - 1]) == "--help";
-    std::fputs(kUsage, asked ? stdout : stderr);
-    return asked ? 0 : 2;
-  }
+  auto parsed = Parse(argc, argv);
+  if (const auto* exit = std::get_if<tools::EarlyExit>(&parsed)) return tools::ReportExit(*exit);
+  auto& arguments = std::get<Arguments>(parsed);
   std::vector<DecodeWorkload> workloads = StandardDecodeWorkloads();
   std::vector<DecodeWorkload> chosen;
   std::vector<int> numbers;
@@ -259,7 +234,10 @@ int Main(int argc, char** argv) {
   const size_t bytes =
       std::min<size_t>(chosen.empty() ? size_t{4} << 30 : bench.arena_bytes(), size_t{8} << 30);
   const double read = ReadRate(arena, bytes), copy = CopyRate(arena, bytes);
-  Check(AskGpu(0, &arguments.run), "device");
+  if (const std::string error = DescribeGpu(0, &arguments.run); !error.empty()) {
+    std::fprintf(stderr, "crumb-kernel-bench: the first GPU: %s\n", error.c_str());
+    return tools::kExitFailure;
+  }
   PrintHeader(arguments, read, copy);
   for (size_t i = 0; i < chosen.size(); ++i) {
     PrintRow(arguments, i == 0, numbers[i], chosen[i], bench.Run(chosen[i]), read);

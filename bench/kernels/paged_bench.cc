@@ -32,15 +32,16 @@ std::vector<int32_t> Permuted(int count, std::mt19937& random) {
   return order;
 }
 
-// What the outputs are checked against, on the host.
+// The inputs on the host, from which expected outputs are computed.
 struct DequantizeData {
-  std::vector<float> rotation;  // [kDim, kDim] of all matrices
-  float mean = 0.0f;            // of all elements that are rotated
-  std::vector<int32_t> slot;    // of each page's tiles
-  std::vector<int32_t> table;   // blocks
+  std::vector<float> rotation;  // [kDim, kDim], the same for all matrices
+  float mean = 0.0f;            // of all rotated elements
+  std::vector<int32_t> slot;    // per page: the slot of its tiles
+  std::vector<int32_t> table;   // block table
 };
 
-// The worst row of some tiles of the first layer: (minimum + scale * code) R' + mean.
+// Returns the largest error of the rows of some tiles of the first layer, whose values are
+// (minimum + scale * code) R' + mean.
 double WorstRow(const DequantizeWorkload& w, const DequantizeParams& p, const DequantizeData& data,
                 const uint8_t* tiles, const kernels::Bf16* rows) {
   const size_t page_bytes = static_cast<size_t>(w.layers) * kHeads * p.tile.int2_bytes();

@@ -5,20 +5,20 @@
 #include <string>
 #include <vector>
 
-// Times page tiles -> an engine's BF16 paged KV (one launch, tiles and blocks at permuted
-// addresses, outputs far larger than L2 but for a row of 4,096 tokens) and appending new rows (a
-// graph of 20 calls), head_dim 128, G = 128, 8 KV heads.
+// Times the conversion of page tiles to an engine's BF16 paged KV (one launch, tiles and blocks at
+// permuted addresses, outputs far larger than L2 except for the row of 4,096 tokens), and appending
+// new rows (a graph of 20 calls), with head_dim 128, G = 128 and 8 KV heads.
 namespace crumb::bench {
 
 struct DequantizeWorkload {
   std::string name;
-  int tokens = 65536;  // of one layer
+  int tokens = 65536;  // tokens of one layer
   int layers = 1;
   int block_tokens = 16;
   bool rotate_k = false;
   bool rotate_v = false;
   bool hnd = false;
-  double target_percent = 0.0;  // of the copy rate, 0: none
+  double target_percent = 0.0;  // target in percent of the copy rate; 0: none
 };
 
 struct AppendWorkload {
@@ -29,9 +29,9 @@ struct AppendWorkload {
 
 struct PagedResult {
   double us = 0.0;
-  double bytes = 0.0;  // read and written
-  bool warm = false;   // all of it may lie in L2
-  // Dequantize: worst ||row - definition|| / ||definition|| of some rows, in double precision.
+  double bytes = 0.0;  // bytes read and written
+  bool warm = false;   // all bytes may be in L2
+  // Dequantize: largest ||row - definition|| / ||definition|| of some rows, in double precision.
   double rel_error = 0.0;
 };
 

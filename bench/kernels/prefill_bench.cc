@@ -23,7 +23,7 @@ using kernels::cuda::PrefillMma;
 constexpr int kTokens = 64;
 constexpr int kCheckedRows = 4;
 
-// Inputs of one workload on the device.
+// The inputs of one workload in device memory.
 struct Inputs {
   explicit Inputs(const PrefillWorkload& w)
       : tile{kTokens, w.head_dim, w.group_size},
@@ -96,7 +96,7 @@ struct Inputs {
   Device<int32_t> lengths;
 };
 
-// Worst error of a few rows against the definition in double precision.
+// Returns the largest error of a few rows, compared with the definition in double precision.
 double CheckRows(const PrefillWorkload& w, const Inputs& in) {
   const size_t row_elements = static_cast<size_t>(w.q_heads) * w.head_dim;
   const std::vector<uint8_t> tiles = Download(in.tiles.get(), in.pages * in.page_bytes);

@@ -7,10 +7,11 @@
 
 #include "kernels/cuda/prefill/prefill_tuning.h"
 
-// Times prefill attention of one layer: fresh tokens of one sequence over a sink of 64 tokens and
-// INT2 pages at permuted addresses, rotations and un-rotation included. head_dim 128, G = 128
-// unless said; rows named "warp" and those with a cap or another head_dim go by products of one
-// warp on every device. bench/kernels/baseline.py times dense BF16 attention on the same shapes.
+// Times prefill attention of one layer: fresh tokens of one sequence attend a sink of 64 tokens and
+// INT2 pages at permuted addresses. Rotations and inverse rotations are included. head_dim and G
+// are 128 unless the row names others; rows named "warp" and those with a soft cap or another
+// head_dim use mma.sync on every device. bench/kernels/baseline.py times dense BF16 attention on
+// the same shapes.
 namespace crumb::bench {
 
 struct PrefillWorkload {
@@ -18,7 +19,7 @@ struct PrefillWorkload {
   int q_heads = 32;
   int kv_heads = 8;
   int fresh = 4096;
-  int cached = 32768;  // sink included
+  int cached = 32768;  // tokens, including the sink
   int group_size = 128;
   int head_dim = 128;
   float soft_cap = 0.0f;
@@ -28,7 +29,7 @@ struct PrefillWorkload {
 struct PrefillResult {
   double us = 0.0;
   double tflops = 0.0;     // 4 d Hq (fresh cached + fresh^2 / 2) / time
-  double rel_error = 0.0;  // worst of the checked rows
+  double rel_error = 0.0;  // largest error of the checked rows
 };
 
 PrefillResult RunPrefill(const PrefillWorkload& workload);

@@ -10,7 +10,7 @@
 namespace crumb::bench {
 namespace {
 
-// A well mixed 32-bit value of a counter.
+// Hashes a counter to 32 bits.
 __device__ uint32_t Mix(uint64_t x) {
   x ^= x >> 33;
   x *= 0xff51afd7ed558ccdull;

@@ -9,16 +9,16 @@
 
 #include "kernels/tile.h"
 
-// Random inputs, made on the device. Each function waits until the data is there.
+// Random inputs that are made on the device. Each function waits for its data.
 namespace crumb::bench {
 
-// `count` page tiles at `tiles` whose elements have a deviation near 1.
+// Fills `count` page tiles with elements whose standard deviation is near 1.
 void FillTiles(const kernels::TileShape& shape, size_t count, uint32_t seed, uint8_t* tiles);
 
-// Normal deviates.
+// Fills rows with normal deviates.
 void FillBf16(size_t count, uint32_t seed, kernels::Bf16* values);
 
-// An orthogonal matrix [dim, dim], row-major, on the host.
+// Returns an orthogonal matrix [dim, dim], row-major, in host memory.
 std::vector<float> RandomRotation(int dim, std::mt19937& random);
 
 }  // namespace crumb::bench

@@ -20,16 +20,16 @@ namespace {
 using kernels::AttentionParams;
 using kernels::Bf16;
 
-constexpr int kQueryTokensMax = 8;  // of one call of the kernel
+constexpr int kQueryTokensMax = 8;  // query tokens of one launch
 constexpr int kColumnsMax = 32;
-constexpr int kSizeStep = 64;  // sizes are rounded up, so that few shapes occur
+constexpr int kSizeStep = 64;  // sizes are rounded up to it, so that there are few shapes
 
 absl::Status FromCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
   return absl::InternalError(std::string("CUDA, ") + what + ": " + cudaGetErrorString(error));
 }
 
-// Device memory that grows.
+// Device memory that grows on demand.
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
@@ -81,14 +81,14 @@ class DeviceAttention {
       CRUMB_RETURN_IF_ERROR(
           Launch(params, first, std::min(slice, params.q_tokens - first), first / slice));
     }
-    // Waits for the kernels, which run in the same stream.
+    // The copy waits for the kernels, which are in the same stream.
     return FromCuda(
         cudaMemcpy(params.out, out_.as<float>(), outputs * sizeof(float), cudaMemcpyDeviceToHost),
         "decode attention");
   }
 
  private:
-  // K rows of all heads, then V rows, [2, kv_heads, tokens, head_dim].
+  // Copies K and then V rows of all heads, [{K, V}, kv_heads, tokens, head_dim].
   absl::Status UploadWindow(const AttentionParams& params, const Bf16* k, const Bf16* v,
                             int64_t head_stride, int tokens, DeviceBuffer& to, uint64_t* address) {
     const size_t row = size_t{1} * tokens * params.shape.head_dim * sizeof(Bf16);
@@ -145,7 +145,7 @@ class DeviceAttention {
     return floats(shift_, params.shift, params.q_heads);
   }
 
-  // Sink tokens, pages, ring begin, then every slice's recent tokens.
+  // The counts are sink tokens, pages, the begin of the ring, and the recent tokens of every slice.
   absl::Status UploadLengths(const AttentionParams& params, int slice) {
     std::vector<int32_t> lengths = {params.sink_tokens, params.pages, 0};
     for (int first = 0; first < params.q_tokens; first += slice) {

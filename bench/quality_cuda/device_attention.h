@@ -7,10 +7,10 @@
 
 namespace crumb::bench {
 
-// Attention by the CUDA decode kernel: copies what a call names to the device, runs the kernel on
-// up to 8 query tokens at a time, and copies the result back. Slow and plain: it answers what the
-// kernel computes, not how fast. Thread-safe, one call at a time. kFailedPrecondition: built
-// without CUDA, or there is no device.
+// Opens attention by the CUDA decode kernel. A call copies its inputs to the device, runs the
+// kernel on up to 8 query tokens at a time, and copies the result back. It shows the results of the
+// kernel, not its speed. Thread-safe; calls run one after the other. kFailedPrecondition: the build
+// has no CUDA, or there is no device.
 absl::StatusOr<AttentionBackend> OpenDeviceAttention();
 
 }  // namespace crumb::bench

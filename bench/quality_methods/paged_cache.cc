@@ -60,7 +60,7 @@ Bf16* PagedCache::Rows(int layer, int part, int head) {
   return rows_.data() + index * options_.context * options_.model.head_dim;
 }
 
-// End of the history for the pass that starts at length_.
+// Returns the end of the history for the pass that starts at length_.
 int PagedCache::HistoryEnd() const {
   if (options_.prefill_block > 0) {
     return std::max(kPageTokens, length_ / options_.prefill_block * options_.prefill_block);
@@ -143,7 +143,7 @@ void PagedCache::StoreTile(int layer, int head, int page) {
   window_bytes_ = shape_.int2_bytes();
 }
 
-// q . mu_k of every query row and position block.
+// Returns q . mu_k of every query row and position block.
 std::vector<float> PagedCache::Offsets(int layer, int tokens, int blocks, const Bf16* q) const {
   const float* means = options_.layers[layer]->mean_k_columns();
   const int64_t dim = options_.model.head_dim, heads = options_.model.q_heads;
@@ -202,7 +202,7 @@ absl::Status PagedCache::Attend(int layer, int tokens, const Bf16* q, float* out
     }
     params.recent_begin = params.sink_tokens + params.pages * kPageTokens;
   }
-  // Without tiles all rows lie one behind the other: they are one long recent window.
+  // Without tiles all rows are contiguous, and form one long recent window.
   params.recent_tokens = end - params.recent_begin;
   return options_.attend(params);
 }

@@ -5,30 +5,43 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <span>
+#include <utility>
 #include <vector>
 
-#include "bench/quality_methods/method_cache.h"
-#include "bench/quality_methods/window_codec.h"
+#include "absl/status/statusor.h"
+#include "bench/quality_methods/window_codecs.h"
+#include "client/examples/tiny_lm/sequence_cache.h"
+#include "common/status_macros.h"
 #include "crumb/rotation_set.h"
+#include "crumb/worker.h"
 #include "kernels/attention.h"
 #include "kernels/quantize.h"
 #include "models/config.h"
+#include "models/kv_cache.h"
 
 namespace crumb::bench {
 
-// Computes all KV heads of one layer. All pointers are host pointers.
+// The keys and values of one sequence, stored by one method. Not thread-safe.
+class MethodCache : public models::KvCache {
+ public:
+  // Returns another sequence that continues from here. REQUIRES: no pass is in progress.
+  virtual absl::StatusOr<std::unique_ptr<MethodCache>> Fork() const = 0;
+};
+
+// Computes attention of all KV heads of one layer. All pointers are host pointers.
 using AttentionBackend = std::function<absl::Status(const kernels::AttentionParams&)>;
 
-// kernels::Attend on the calling thread.
+// Calls kernels::Attend on the calling thread.
 absl::Status AttendOnCpu(const kernels::AttentionParams& params);
 
-// What every sequence of one method shares.
+// The properties that all sequences of one method share.
 struct PagedCacheOptions {
   models::ModelConfig model;
-  int context = 0;        // tokens at most
-  int prefill_block = 0;  // above 0: prefill semantics with blocks of so many tokens; 0: decode
-  // What history becomes. With a codec: rows in the model's basis, through its bytes and back.
-  // Without: INT2 page tiles by `method`, or, where that is not set either, BF16 rows as they are.
+  int context = 0;        // tokens of a sequence at most
+  int prefill_block = 0;  // tokens per block of prefill semantics; 0: decode semantics
+  // The storage of history. With a codec, rows in the model's basis are encoded and decoded again.
+  // Otherwise they become INT2 page tiles by `method` if `int2` is set, or stay BF16 rows.
   std::shared_ptr<const WindowCodec> codec;
   bool int2 = false;
   kernels::Method method = kernels::Method::kOscar;
@@ -40,24 +53,24 @@ struct PagedCacheOptions {
   AttentionBackend attend = AttendOnCpu;
 };
 
-// Sink 64, history, recent 256 to 319 in BF16, for codecs and back ends that a client::Worker does
-// not have. Windows of 64 leave when 320 recent tokens are there, as client::Sequence has it. A
-// pass starts at a multiple of 64 and ends before the next one behind it, or continues inside.
+// A sequence with sink 64, history, and recent 256 to 319 in BF16, for codecs and back ends that a
+// client::Worker does not have. As in client::Sequence, a window of 64 tokens is evicted when there
+// are 320 recent tokens. REQUIRES: a pass does not cross a multiple of 64.
 class PagedCache : public MethodCache {
  public:
   // `options` must outlive the cache.
   explicit PagedCache(const PagedCacheOptions& options);
 
   int length() const override { return length_; }
-  // kInvalidArgument: more tokens than the context.
+  // kInvalidArgument: there are more tokens than the context.
   absl::Status Append(int layer, int tokens, const kernels::Bf16* k,
                       const kernels::Bf16* v) override;
   absl::Status Attend(int layer, int tokens, const kernels::Bf16* q, float* out) override;
   absl::Status Advance(std::span<const int32_t> tokens) override;
   absl::StatusOr<std::unique_ptr<MethodCache>> Fork() const override;
 
-  // Bytes that one window of 64 tokens of one (layer, KV head) takes, K and V together; 0 before
-  // one was stored.
+  // Returns the bytes of one window of 64 tokens of one (layer, KV head), K and V together; 0
+  // before the first was stored.
   size_t window_bytes() const { return window_bytes_; }
 
  private:
@@ -72,10 +85,44 @@ class PagedCache : public MethodCache {
   const PagedCacheOptions& options_;
   const kernels::TileShape shape_;
   std::vector<kernels::Bf16> rows_;                // [layers, K and V, kv_heads, context, head_dim]
-  std::vector<int> stored_;                        // [layers] history pages stored
+  std::vector<int> stored_;                        // [layers] stored history pages
   std::vector<std::shared_ptr<uint8_t[]>> tiles_;  // [layers * pages] of all KV heads
   int length_ = 0;
   size_t window_bytes_ = 0;
+};
+
+// A sequence of a client::Worker, which must outlive it: the code that serves users.
+class WorkerCache : public MethodCache {
+ public:
+  // Begins a sequence. Tokens of `prompt` are attended like prefill, later ones like decode.
+  static absl::StatusOr<std::unique_ptr<MethodCache>> Begin(client::Worker& worker,
+                                                            std::span<const int32_t> prompt) {
+    client::SequenceOptions alone;
+    alone.publish = client::Publish::kNone;
+    CRUMB_ASSIGN_OR_RETURN(auto sequence, worker.Begin(prompt, alone));
+    return std::unique_ptr<MethodCache>(new WorkerCache(std::move(sequence)));
+  }
+
+  int length() const override { return cache_.length(); }
+  absl::Status Append(int layer, int tokens, const kernels::Bf16* k,
+                      const kernels::Bf16* v) override {
+    return cache_.Append(layer, tokens, k, v);
+  }
+  absl::Status Attend(int layer, int tokens, const kernels::Bf16* q, float* out) override {
+    return cache_.Attend(layer, tokens, q, out);
+  }
+  absl::Status Advance(std::span<const int32_t> tokens) override { return cache_.Advance(tokens); }
+  absl::StatusOr<std::unique_ptr<MethodCache>> Fork() const override {
+    CRUMB_ASSIGN_OR_RETURN(auto sequence, sequence_->Fork());
+    return std::unique_ptr<MethodCache>(new WorkerCache(std::move(sequence)));
+  }
+
+ private:
+  explicit WorkerCache(std::unique_ptr<client::Sequence> sequence)
+      : sequence_(std::move(sequence)), cache_(*sequence_) {}
+
+  std::unique_ptr<client::Sequence> sequence_;
+  tiny_lm::SequenceCache cache_;
 };
 
 }  // namespace crumb::bench

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Needs a GPU: the quality bench's device attention against the CPU's, on the same pages.
+// Compares the quality bench's device attention with that of the CPU on the same pages. Needs a
+// GPU.
 #include "bench/quality_cuda/device_attention.h"
 
 #include <gtest/gtest.h>

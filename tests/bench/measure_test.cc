@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What workloads measure with: latencies, timed calls, CPU seconds, raw limits.
+// Tests latencies, timed calls, CPU seconds and raw limits.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -8,15 +8,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
 #include <numeric>
+#include <random>
 #include <thread>
 
-#include "bench/cpu_seconds.h"
-#include "bench/latencies.h"
+#include "bench/measure.h"
 #include "bench/raw_limits.h"
-#include "bench/timed_calls.h"
-#include "bench/touch.h"
 #include "common/unique_fd.h"
 #include "tests/common/temporary_folder.h"
 
@@ -72,7 +71,7 @@ TEST(TimedCallsTest, AnErrorEndsTheRun) {
 
 TEST(CpuSecondsTest, GrowsWithWorkAndCountsOtherProcesses) {
   const double before = CpuSeconds({});
-  // Work by the CPU's own clock: 50 ms of it.
+  // Work for 50 ms of CPU time.
   while (CpuSeconds({}) - before < 0.05) {
   }
   const int self[] = {::getpid()};
@@ -81,7 +80,7 @@ TEST(CpuSecondsTest, GrowsWithWorkAndCountsOtherProcesses) {
   EXPECT_EQ(CpuSecondsOf(nobody), 0);
 }
 
-// Works for 3 ms of its CPU time in a thread that ends, tells `out` its CPU time and sleeps.
+// Works for 3 ms of CPU time in a thread that ends, writes its CPU time to `out`, and sleeps.
 [[noreturn]] void WorkAndSleep(int out) {
   std::thread([] {
     while (CpuSeconds({}) < 3e-3) {
@@ -92,8 +91,8 @@ TEST(CpuSecondsTest, GrowsWithWorkAndCountsOtherProcesses) {
   while (true) ::pause();
 }
 
-// What is read of another process lies between what it had read of itself and what the kernel
-// charged it in the end: closer than the 10 ms that /proc counts by.
+// The CPU time of another process is between the time that it read itself and the time that the
+// kernel charged in the end, which is closer than the 10 ms of /proc.
 TEST(CpuSecondsTest, OtherProcessesAreCountedFinerThanTicks) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -150,6 +149,60 @@ TEST(RawLimitsTest, DirectReadsNeedAWholePiece) {
   }
   ASSERT_TRUE(rate.ok()) << rate.status();
   EXPECT_GT(*rate, 0);
+}
+
+TEST(StatisticsTest, EstimatesTheMeanAndItsError) {
+  const Estimate estimate = EstimateOf({1.0, 2.0, 3.0, 6.0});
+  EXPECT_DOUBLE_EQ(estimate.mean, 3.0);
+  EXPECT_DOUBLE_EQ(estimate.error, std::sqrt((4.0 + 1.0 + 0.0 + 9.0) / 3 / 4));
+  EXPECT_EQ(EstimateOf({5.0}).error, 0.0);
+  EXPECT_EQ(EstimateOf({}).mean, 0.0);
+}
+
+TEST(StatisticsTest, ProportionalColumnsHaveNoSpread) {
+  const Interval ratio = BootstrapRatio({1.0, 2.0, 8.0}, {2.0, 4.0, 16.0});
+  EXPECT_DOUBLE_EQ(ratio.value, 0.5);
+  EXPECT_DOUBLE_EQ(ratio.low, 0.5);
+  EXPECT_DOUBLE_EQ(ratio.high, 0.5);
+}
+
+// With two entries, a draw has the first one twice, both, or the second one twice, with
+// probabilities 1/4, 1/2 and 1/4.
+TEST(StatisticsTest, TwoEntriesReachBothEnds) {
+  const Interval ratio = BootstrapRatio({1.0, 3.0}, {1.0, 1.0});
+  EXPECT_DOUBLE_EQ(ratio.value, 2.0);
+  EXPECT_DOUBLE_EQ(ratio.low, 1.0);
+  EXPECT_DOUBLE_EQ(ratio.high, 3.0);
+}
+
+// The interval of the mean of many normal values is the mean plus and minus 1.96 standard errors.
+TEST(StatisticsTest, AgreesWithTheNormalInterval) {
+  std::mt19937 random(7);
+  std::normal_distribution<double> normal(10.0, 2.0);
+  std::vector<double> values, ones;
+  for (int i = 0; i < 400; ++i) {
+    values.push_back(normal(random));
+    ones.push_back(1.0);
+  }
+  const Interval interval = BootstrapRatio(values, ones);
+  const Estimate estimate = EstimateOf(values);
+  EXPECT_NEAR(interval.value, estimate.mean, 1e-9);
+  EXPECT_NEAR(interval.low, estimate.mean - 1.96 * estimate.error, 0.1 * estimate.error);
+  EXPECT_NEAR(interval.high, estimate.mean + 1.96 * estimate.error, 0.1 * estimate.error);
+}
+
+// Correlated sides have a narrow ratio, however wide each of them is.
+TEST(StatisticsTest, PairsAreDrawnTogether) {
+  std::vector<double> ours, theirs, shuffled;
+  for (int i = 0; i < 64; ++i) {
+    theirs.push_back(i % 2 == 0 ? 1.0 : 100.0);
+    ours.push_back(theirs.back() * 0.3);
+    shuffled.push_back((i / 2) % 2 == 0 ? 0.3 : 30.0);
+  }
+  const Interval paired = BootstrapRatio(ours, theirs);
+  const Interval unpaired = BootstrapRatio(shuffled, theirs);
+  EXPECT_LT(paired.high - paired.low, 1e-9);
+  EXPECT_GT(unpaired.high - unpaired.low, 0.05);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The comparison methods against their definitions, in double precision and written anew.
+// Compares the published methods with their definitions, implemented again in double precision.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -8,12 +8,8 @@
 #include <random>
 #include <set>
 
-#include "bench/quality_methods/bit_stream.h"
-#include "bench/quality_methods/int4_hadamard.h"
-#include "bench/quality_methods/kivi.h"
 #include "bench/quality_methods/paged_cache.h"
-#include "bench/quality_methods/turboquant.h"
-#include "bench/quality_methods/worker_cache.h"
+#include "bench/quality_methods/window_codecs.h"
 #include "calibration/calibrator.h"
 #include "models/engine.h"
 
@@ -25,7 +21,7 @@ using kernels::TilePart;
 constexpr int kTokens = 64;
 constexpr int kDim = 128;
 
-// Normal rows with one loud channel and a mean, as keys have.
+// Returns normal rows with one large channel and a mean, like keys.
 WindowRows KeyLikeRows(uint32_t seed) {
   std::mt19937 random(seed);
   std::normal_distribution<float> normal;
@@ -44,7 +40,8 @@ double BitsPerElement(const WindowCodec& codec, TilePart part) {
   return 8.0 * static_cast<double>(codec.Encode(part, KeyLikeRows(1)).size()) / (kTokens * kDim);
 }
 
-// Half a step of the group's range, and what fp16 scale and minimum add.
+// The bound of the error: half a step of the group's range, and the rounding of fp16 scale and
+// minimum.
 float HalfStep(float least, float most, int levels) {
   return (most - least) / static_cast<float>(levels - 1) * 0.5f +
          2e-3f * std::max(std::abs(least), std::abs(most));
@@ -124,8 +121,8 @@ TEST(Int4HadamardTest, RoundsBehindTheRotation) {
   }
 }
 
-// In many dimensions a coordinate is normal with variance 1 / dim; the levels of the optimal
-// quantizers of the normal distribution are Max's (1960).
+// In many dimensions a coordinate is normal with variance 1 / dim; Max (1960) has the levels of the
+// optimal quantizers of the normal distribution.
 TEST(TurboQuantTest, CodebooksAreTheOptimalOnes) {
   const std::vector<double> two = {-1.510, -0.4528, 0.4528, 1.510};
   const std::vector<double> three = {-2.152, -1.344, -0.7560, -0.2451,
@@ -147,8 +144,8 @@ TEST(TurboQuantTest, BitsAreThoseOfThePaper) {
   EXPECT_DOUBLE_EQ(BitsPerElement(TurboQuant(kDim, TurboQuant::Keys::kMse), TilePart::kKey), 3.125);
 }
 
-// The paper's distortion of 3 bits: a squared error of 0.0345 of the row's, and that of 2 bits and
-// signs is unbiased for inner products.
+// The paper's distortion with 3 bits is a squared error of 0.0345 relative to the row; 2 bits and
+// signs are unbiased for inner products.
 TEST(TurboQuantTest, ErrorsAreThoseOfThePaper) {
   const TurboQuant mse(kDim, TurboQuant::Keys::kMse);
   const TurboQuant product(kDim, TurboQuant::Keys::kProduct);
@@ -204,7 +201,7 @@ class PagedCacheTest : public testing::Test {
   std::vector<int32_t> tokens_;
 };
 
-// The client's sequence is the definition: the same segments, bytes and numbers.
+// The client's sequence is the definition, with the same segments, bytes and numbers.
 TEST_F(PagedCacheTest, TilesAreAttendedAsAWorkerDoes) {
   const auto file = calibration::HadamardRotations(kDim);
   ASSERT_TRUE(file.ok());
@@ -232,7 +229,7 @@ TEST_F(PagedCacheTest, TilesAreAttendedAsAWorkerDoes) {
   EXPECT_EQ(ours.window_bytes(), 4608u);
 }
 
-// Without a codec nothing is lost, with one history is; a fork goes its own way.
+// Without a codec nothing is lost, with a codec history loses precision. A fork is independent.
 TEST_F(PagedCacheTest, CodecsChangeHistoryOnly) {
   PagedCacheOptions exact;
   exact.model = engine_->config();

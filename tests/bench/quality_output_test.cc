@@ -7,8 +7,6 @@
 
 #include <regex>
 
-#include "bench/svg_plot.h"
-
 namespace crumb::bench {
 namespace {
 

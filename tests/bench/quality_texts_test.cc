@@ -74,7 +74,7 @@ TEST_F(QualityTextsTest, APassageAnywhereIsRefused) {
   }
 }
 
-// Files of one project begin with its licence, wherever they are cut.
+// Files of one project begin with the same licence, wherever they are cut.
 TEST_F(QualityTextsTest, ALicenceIsCountedAndNoLeak) {
   const std::string licence = Letters(8, 2047);
   std::string a, b;

@@ -50,7 +50,7 @@ TEST(QualityWorkloadTest, ComparesMethodsOnTheSameSequences) {
   EXPECT_EQ(int4.bits, 4.25);
   EXPECT_EQ(crumb.bits, 2.25);
   EXPECT_EQ(crumb.bits_with_windows, 2.25 * 0.5 + 16.0 * 0.5);
-  // The same numbers by another schedule of attention.
+  // Another schedule of attention computes the same numbers.
   EXPECT_LT(bf16.kl.mean, 1e-3);
   EXPECT_NEAR(bf16.perplexity.mean, result->exact_perplexity[0],
               0.02 * result->exact_perplexity[0]);
@@ -63,7 +63,7 @@ TEST(QualityWorkloadTest, ComparesMethodsOnTheSameSequences) {
   EXPECT_EQ(best.kl_over_best_oscar.value, 1.0);
   EXPECT_LE(crumb.kl_over_oscar.low, crumb.kl_over_oscar.value);
   EXPECT_GE(crumb.kl_over_oscar.high, crumb.kl_over_oscar.value);
-  // One prefill block: no token reads what was stored.
+  // In one prefill block no token reads stored pages.
   EXPECT_LT(naive.kl_prefill.mean, 1e-3);
   EXPECT_EQ(result->passkeys, 4);
   EXPECT_TRUE(crumb.has_passkeys);
@@ -72,7 +72,7 @@ TEST(QualityWorkloadTest, ComparesMethodsOnTheSameSequences) {
   EXPECT_LT(bf16.passkey.answer_nll.mean, 0.5);
 }
 
-// Behind a block's end prefill reads what was stored, though less of it than decode.
+// After the end of a block, prefill reads stored pages, but fewer than decode.
 TEST(QualityWorkloadTest, PrefillReadsEarlierBlocksAsStored) {
   QualityOptions options = SmallOptions();
   options.methods = {"bf16", "naive", "kivi"};
@@ -109,7 +109,7 @@ TEST(QualityWorkloadTest, RotationFilesAreMethodsToo) {
 TEST(QualityWorkloadTest, WrongInputIsNamed) {
   QualityOptions options = SmallOptions();
   options.contexts = {4096};
-  EXPECT_THAT(ErrorOf(options), testing::HasSubstr("sequences of 4096 tokens, at least 2"));
+  EXPECT_THAT(ErrorOf(options), testing::HasSubstr("sequences of 4096 tokens; at least 2"));
   options = SmallOptions();
   options.calibration_texts.clear();
   EXPECT_THAT(ErrorOf(options), testing::HasSubstr("need calibration text"));
@@ -123,7 +123,7 @@ TEST(QualityWorkloadTest, WrongInputIsNamed) {
   options.contexts = {512};
   options.passkeys = 4;
   options.methods = {"zip"};  // not reached: passkeys come before anything is prepared
-  EXPECT_THAT(ErrorOf(options), testing::HasSubstr("--passkeys 0 measures without"));
+  EXPECT_THAT(ErrorOf(options), testing::HasSubstr("use --passkeys 0"));
   options = SmallOptions();
   options.methods = {"zip"};
   EXPECT_THAT(ErrorOf(options), testing::HasSubstr("no method is called zip"));

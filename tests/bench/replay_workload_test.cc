@@ -51,9 +51,9 @@ TEST(ReplaySizesTest, FormatsAreNamed) {
   EXPECT_EQ(ParseReplayFormat("fp8").status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// Worked out by hand, capacity 3. lru: [1 2 3] -> keeps 1 2 3; [4] drops leaf 3, then [1 2 3] hits
-// 1 2 and drops 4; [4] drops 3; [1 2] hits both. fifo: [4] drops 1; [1 2 3] hits nothing, puts 1
-// in and drops 2; [4] hits; [1 2] hits 1, puts 2 in and drops 3.
+// Computed by hand for capacity 3. lru: [1 2 3] keeps 1 2 3; [4] drops leaf 3, then [1 2 3] hits 1
+// 2 and drops 4; [4] drops 3; [1 2] hits both. fifo: [4] drops 1; [1 2 3] hits nothing, inserts 1
+// and drops 2; [4] hits; [1 2] hits 1, inserts 2 and drops 3.
 TEST(ReplayTest, RulesByHand) {
   const BlockTrace trace = TraceOf({{1, 2, 3}, {4}, {1, 2, 3}, {4}, {1, 2}});
   EXPECT_EQ(HitsOf(trace, "lru", 3), 4u);
@@ -66,7 +66,8 @@ TEST(ReplayTest, RulesByHand) {
   EXPECT_EQ(row.capacity_blocks, 3u);
 }
 
-// A hit ends at the first absent block, whatever lies behind it: fifo dropped 1, 2 is still there.
+// A hit ends at the first absent block, whatever follows it: fifo dropped 1, and 2 is still
+// present.
 TEST(ReplayTest, NothingHitsBehindAGap) {
   const BlockTrace trace = TraceOf({{1, 2}, {3}, {1, 2}});
   EXPECT_EQ(HitsOf(trace, "fifo", 2), 0u);
@@ -86,8 +87,8 @@ TEST(ReplayTest, EnoughRoomServesAllThatWasSeenBefore) {
   }
 }
 
-// The most hits any choice of evictions gives, by trying all of them: prefix-closed sets of blocks
-// that a cache may keep after each request.
+// Returns the most hits of any choice of evictions. It tries all prefix-closed sets of blocks that
+// a cache may keep after each request.
 class BestByTrying {
  public:
   BestByTrying(const std::vector<std::vector<uint64_t>>& requests, size_t capacity)
@@ -162,7 +163,7 @@ TEST(ReplayWorkloadTest, TakesOneSourceOfRequests) {
   EXPECT_EQ(RunReplayWorkload(options).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-// What the default policy promises; docs/replay.md has the whole table.
+// The default policy must not be worse than these bounds; docs/replay.md has the whole table.
 class DefaultAgainstLruTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(DefaultAgainstLruTest, NeverFallsMuchBehind) {

@@ -14,7 +14,7 @@
 namespace crumb::bench {
 namespace {
 
-// SET and GET as the protocol's documentation has them, written apart from the client.
+// A server of SET and GET by the protocol's documentation, implemented independently of the client.
 class TinyRedis {
  public:
   std::string Take(const std::string& piece) {
@@ -37,7 +37,7 @@ class TinyRedis {
   }
 
  private:
-  // Takes one whole request off the front.
+  // Removes one whole request from the front.
   bool Parse(std::vector<std::string>* words) {
     words->clear();
     size_t at = pending_.find("\r\n");

@@ -24,7 +24,7 @@ ScriptedServer::ScriptedServer(Answer answer)
   thread_ = Thread("scripted", [this] { Run(); });
 }
 
-// Ends an accept that nobody came to; a connection ends when its client goes.
+// Ends an accept without a client; a connection ends with its client.
 ScriptedServer::~ScriptedServer() { ::shutdown(listener_.get(), SHUT_RDWR); }
 
 void ScriptedServer::Run() {

@@ -10,9 +10,9 @@
 
 namespace crumb::bench {
 
-// Takes one connection on a loopback port. Every piece that arrives is passed to `answer`, and what
-// that returns is sent back. The connection ends when `answer` returns "" with `*close` set, when
-// the peer closes, or with this object.
+// Accepts one connection on a loopback port. It passes every piece that arrives to `answer`, and
+// sends the returned bytes. The connection ends if `answer` returns "" and sets `*close`, if the
+// peer closes it, or with this object.
 class ScriptedServer {
  public:
   using Answer = std::function<std::string(const std::string& piece, bool* close)>;

@@ -27,13 +27,13 @@ TEST(SimulateTest, OneNodeHitsWhatItSawAndMovesNothing) {
   EXPECT_EQ(row->hit_rate, row->one_hit_rate);
 }
 
-// Requests arrive at two nodes in turn, so the second finds nothing of its own.
+// Requests arrive at two nodes in turn, so that the second one hits nothing on its node.
 TEST(SimulateTest, TwoNodesShareByTheHomeOfTheRun) {
   const auto row = Simulate(Trace({{1, 2, 3, 4}, {1, 2, 3, 4}}), 2, 100, 1, kBlockBytes);
   ASSERT_TRUE(row.ok());
   EXPECT_EQ(row->local_hits + row->remote_hits, 4u);
   EXPECT_EQ(row->alone_hit_rate, 0);
-  // One of the nodes is the home: either it was pushed to, or it is read from.
+  // One of the nodes is the home, to which blocks are pushed or from which they are fetched.
   EXPECT_EQ(row->pulled_gb + row->pushed_gb, 4);
 }
 

@@ -28,7 +28,7 @@ TEST_P(SyntheticTraceTest, SeedDecidesEverything) {
   EXPECT_FALSE(Same(trace, *MakeSyntheticTrace(GetParam(), 6)));
 }
 
-// As in any trace of prompts, a block always follows the same block.
+// As in all traces of prompts, a block always follows the same block.
 TEST_P(SyntheticTraceTest, BlocksFormATree) {
   const BlockTrace trace = *MakeSyntheticTrace(GetParam(), 5);
   constexpr int64_t kUnseen = -2;
@@ -53,7 +53,7 @@ TEST(SyntheticFamilyTest, LoopRepeats) {
   EXPECT_TRUE(std::ranges::equal(trace.request(7), trace.request(7 + 300 * 39)));
 }
 
-// The most popular of 4,000 documents by Zipf's law with exponent 0.9 has 1 / sum k^-0.9 = 6.7 %.
+// By Zipf's law with exponent 0.9, the most popular of 4,000 documents has 1 / sum k^-0.9 = 6.7 %.
 TEST(SyntheticFamilyTest, ZipfFavoursItsFirstDocument) {
   const BlockTrace trace = *MakeSyntheticTrace("zipf", 1);
   std::vector<size_t> requests_of(trace.distinct());

@@ -5,8 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "bench/run_info.h"
-#include "bench/store_result.h"
+#include "bench/store_workload.h"
 
 namespace crumb::bench {
 namespace {

@@ -24,7 +24,7 @@ struct Case {
   int batch, tokens, kv_heads, group;
 };
 
-// Softmax attention of one query row in double precision.
+// Returns the softmax attention of one query row in double precision.
 std::vector<double> Oracle(const Bf16* q, const Bf16* k, const Bf16* v, int tokens) {
   std::vector<double> logits(tokens), out(kDim, 0.0);
   double greatest = -INFINITY, sum = 0;

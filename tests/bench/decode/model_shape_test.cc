@@ -10,10 +10,10 @@ namespace {
 ModelShape Named(const std::string& name) { return ModelShapeNamed(name).value(); }
 
 TEST(ModelShapeTest, HasTheParametersThatTheModelsAreNamedAfter) {
-  // 4.02 and 8.19 thousand million parameters, two bytes each.
+  // The models have 4.02 and 8.19 thousand million parameters of two bytes.
   EXPECT_NEAR(1e-9 * static_cast<double>(Named("qwen3-4b").weight_bytes()), 8.04, 0.01);
   EXPECT_NEAR(1e-9 * static_cast<double>(Named("qwen3-8b").weight_bytes()), 16.38, 0.01);
-  // An eighth of 355 thousand million in FP8, attention and the rest in BF16.
+  // The rank has an eighth of 355 thousand million parameters: experts in FP8, the rest in BF16.
   EXPECT_NEAR(1e-9 * static_cast<double>(Named("glm-4.7").weight_bytes()), 46.0, 0.5);
   EXPECT_FALSE(ModelShapeNamed("qwen3-5b").has_value());
   EXPECT_EQ(ModelShapeNames().size(), 3u);
@@ -38,7 +38,7 @@ TEST(ModelShapeTest, SequencesAreAtMostTheContext) {
 TEST(ModelShapeTest, Int2ReadsTilesAndWindows) {
   const ModelShape model = Named("qwen3-8b");
   const SequenceShape sequence = SequenceOf(102400);
-  // 288 heads: 4,608 bytes a page, 512 a token of sink and recent window.
+  // 288 heads take 4,608 bytes per page, and 512 per token of sink and recent window.
   EXPECT_EQ(ReadBytes(model, sequence, KvFormat::kInt2),
             int64_t{288} * (int64_t{4608} * sequence.pages + 512 * (64 + 287)));
   EXPECT_EQ(
@@ -83,7 +83,7 @@ TEST(ModelShapeTest, AStepReadsWeightsOnceAndEverySequence) {
   const SequenceShape sequence = SequenceOf(102400);
   EXPECT_EQ(StepBytes(model, sequence, KvFormat::kInt2, 7),
             model.weight_bytes() + 7 * ReadBytes(model, sequence, KvFormat::kInt2));
-  // An embedding table of its own is held, and one row of it read.
+  // A separate embedding table is held, and one row of it is read.
   const ModelShape untied = Named("qwen3-8b");
   EXPECT_EQ(StepBytes(untied, sequence, KvFormat::kBf16, 0),
             untied.weight_bytes() - int64_t{2} * 151936 * 4096);

@@ -21,7 +21,7 @@ TEST(DeviceWorkloadTest, RunsOnASimulatedDevice) {
   workload.host_pages = 5;
   const auto result = RunDeviceWorkload(workload, device, nullptr);
   ASSERT_TRUE(result.ok()) << result.status();
-  // The sink and 18 pages of history: 1,500 less the last 256.
+  // These are the sink and 18 pages of history: 1,500 tokens without the last 256.
   const kernels::TileShape shape = workload.options.tile_shape();
   EXPECT_EQ(result->fetch.bytes,
             static_cast<int64_t>(4 * (shape.bf16_bytes() + 18 * shape.int2_bytes())));

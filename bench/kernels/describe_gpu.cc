@@ -1,6 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "bench/kernels/ask_gpu.h"
+#include "bench/gpu_run.h"
+
+#include <cuda_runtime_api.h>
 
 #include <fstream>
 #include <string>
@@ -8,7 +10,7 @@
 namespace crumb::bench {
 namespace {
 
-// "unknown" where the driver does not say.
+// The version of the kernel driver, or "unknown" if it does not publish one.
 std::string DriverVersion() {
   std::ifstream file("/proc/driver/nvidia/version");
   // NVRM version: NVIDIA UNIX ... Kernel Module  580.95.05  ...
@@ -23,16 +25,16 @@ std::string DriverVersion() {
 
 }  // namespace
 
-cudaError_t AskGpu(int ordinal, GpuRun* run) {
+std::string DescribeGpu(int ordinal, GpuRun* run) {
   cudaDeviceProp device;
   cudaError_t error = cudaGetDeviceProperties(&device, ordinal);
   if (error == cudaSuccess) error = cudaDriverGetVersion(&run->driver_cuda);
   if (error == cudaSuccess) error = cudaRuntimeGetVersion(&run->cuda);
-  if (error != cudaSuccess) return error;
+  if (error != cudaSuccess) return cudaGetErrorString(error);
   run->device = device.name;
   run->multiprocessors = device.multiProcessorCount;
   run->driver = DriverVersion();
-  return cudaSuccess;
+  return "";
 }
 
 }  // namespace crumb::bench
