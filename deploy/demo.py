@@ -31,7 +31,7 @@ WORKER_SECONDS = 300
 
 
 class DemoError(Exception):
-    """Something that the demo promises did not happen."""
+    """A documented result of the demo did not occur."""
 
 
 def documents(root):
@@ -40,12 +40,12 @@ def documents(root):
 
 
 def sources(root):
-    """Calibration text: other text than the documents that the workers read."""
+    """Text for calibration, which differs from the documents that the workers read."""
     return sorted((root / "common").glob("*.cc")) + sorted((root / "storage").glob("*.cc"))
 
 
 def with_passkeys(text):
-    """`text` with one line per passkey, each at the first line end behind its depth."""
+    """`text` with one line per passkey, each at the first line end after its depth."""
     for name, depth in sorted(DEPTHS.items(), key=lambda item: -item[1]):
         at = text.find("\n", int(len(text) * depth))
         text = f"{text[:at]}\n# The pass key for {name} is {PASSKEYS[name]}.\n{text[at + 1:]}"
@@ -57,7 +57,7 @@ def question(name):
 
 
 class Crumbd:
-    """A crumbd on its own sockets in `folder`; started and ended by this demo only."""
+    """A crumbd with sockets in `folder`, which only this demo starts and ends."""
 
     def __init__(self, binary, folder):
         self.binary = binary
@@ -82,7 +82,7 @@ class Crumbd:
             time.sleep(0.02)
 
     def ready(self):
-        """Whether this process, not one that was killed before, says so on its admin port."""
+        """Whether the admin port of this process, not of a killed one, reports readiness."""
         try:
             endpoints = json.loads((self.folder / "crumbd.endpoints.json").read_text())
             if int(endpoints["pid"]) != self.process.pid:
@@ -139,7 +139,7 @@ class Demo:
             raise DemoError(f"calibration failed: {done.stderr.strip()}")
 
     def fit_text(self, text):
-        """The longest beginning of `text` that has TEXT_TOKENS tokens with its passkeys."""
+        """The longest beginning of `text` that has TEXT_TOKENS tokens together with its passkeys."""
         low, high = 0, len(text)
         while high - low > 64:
             middle = (low + high) // 2
@@ -148,7 +148,7 @@ class Demo:
         return with_passkeys(text[:low])
 
     def ask(self, label, name, tier):
-        """One worker with the store and one without; `tier` is where its hits must come from."""
+        """Runs one worker with the store and one without; the hits must come from `tier`."""
         prompt = self.text + question(name)
         answer = self.run_worker(prompt, "--generate", str(ANSWER_TOKENS), "--store", self.folder,
                                  "--rotation", self.rotation, "--method", "crumb", "--compare",
@@ -180,7 +180,7 @@ class Demo:
             self.text = self.fit_text(text)
             print("worker A reads the text, crumbd is empty", flush=True)
             self.ask("A: nothing cached", "harbour", None)
-            print("worker B, another process, asks something else", flush=True)
+            print("worker B, another process, asks another question", flush=True)
             self.ask("B: from memory", "lantern", "host")
             print("crumbd is killed with SIGKILL and started again; worker C asks", flush=True)
             self.crumbd.kill()

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-# Installs the Debian packages that Crumb is built from; with --tests also what its tests start, with
-# --checks also what .ci/run needs. Does nothing when all are there.
+# Installs the Debian packages that a build of Crumb needs; with --tests also those that its tests
+# need, with --checks also those of .ci/run. Does nothing if all are installed.
 set -euo pipefail
 
 packages=(
@@ -12,7 +12,7 @@ packages=(
   libssl-dev libeigen3-dev libcpp-httplib-dev nlohmann-json3-dev libicu-dev libucx-dev
   libgtest-dev libgmock-dev libbenchmark-dev
 )
-# What only the tests start or read, not a build.
+# Packages that only tests need.
 tests=(etcd-server iproute2 openssl prometheus chromium python3-yaml python3-grpcio python3-protobuf systemd dpkg-dev file spin)
 case "${1:-}" in
   "") ;;
@@ -44,7 +44,7 @@ export DEBIAN_FRONTEND=noninteractive
 "${root[@]}" apt-get update -qq
 "${root[@]}" apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 
-# Tests start these servers on ports of their own; installed as services they would listen for all.
+# Tests start these servers on their own ports. As services they would listen on public ones.
 if [[ -d /run/systemd/system ]]; then
   for package in "${missing[@]}"; do
     case "$package" in

@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-# Installs what is missing, builds everything, runs all tests and ends with their count. CUDA code is
-# built where there is an nvcc.
-#   tests/run.sh [--preset NAME] [-- ctest arguments]
+# Installs missing packages, builds everything, runs all tests and ends with their counts. CUDA code
+# is built if nvidia-smi finds a GPU, for that GPU, or with --cuda.
+#   tests/run.sh [--preset NAME] [--cuda] [-- ctest arguments]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-preset=release
+preset=release cuda=()
 while [[ $# -gt 0 ]]; do
   case "$1" in
     --preset) preset=${2:?--preset needs a name}; shift 2 ;;
+    --cuda) cuda=(--cuda); shift ;;
     --) shift; break ;;
     -h|--help) sed -n '4,7s/^# //p' "${BASH_SOURCE[0]}"; exit 0 ;;
     *) echo "run.sh: unknown argument '$1'; see --help" >&2; exit 2 ;;
@@ -18,13 +19,7 @@ while [[ $# -gt 0 ]]; do
 done
 
 bash deploy/install_packages.sh --tests
-echo "build: preset $preset"
-cmake --preset "$preset" >"$(mkdir -p build && echo build)/configure.log" 2>&1 || {
-  tail -n 30 build/configure.log >&2
-  exit 1
-}
-grep -q 'CUDA back end: ON' build/configure.log || echo "CUDA: not built, and not tested"
-cmake --build --preset "$preset"
+python3 deploy/build.py --preset "$preset" "${cuda[@]}"
 
 output=$(mktemp)
 trap 'rm -f "$output"' EXIT

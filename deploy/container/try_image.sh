@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-# Builds the image where no registry can be reached, from a base made of Debian packages, runs it as
-# Kubernetes would, talks to it, stops it. Needs root, Debian's debootstrap, buildah, podman and
+# Builds the image without a registry, from a base of Debian packages, runs it like Kubernetes, calls it
+# and stops it. Needs root, Debian's debootstrap, buildah, podman and
 # runc, and a Debian mirror. No test runs it: it compiles everything.
 #   deploy/container/try_image.sh [--mirror URL] [--folder DIR] [--worker crumb-tiny-lm]
-# --worker: also a worker of the host that publishes into the container's socket folder and hits.
+# --worker also runs a worker of the host, which publishes through the container's sockets and hits.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
@@ -25,7 +25,7 @@ base=localhost/debian:12
 image=localhost/crumb:0.1.0
 podman=(podman --runtime runc --cgroup-manager cgroupfs)
 
-# Storage of its own, so that nothing else on the machine is touched.
+# The storage is separate, so that nothing else on the machine is changed.
 mkdir -p "$folder"/{store,state,sockets,data}
 printf '[storage]\ndriver = "overlay"\nrunroot = "%s"\ngraphroot = "%s"\n' \
   "$folder/state" "$folder/store" >"$folder/storage.conf"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes dashboards/crumb.json: what to show stands here, how Grafana wants it told is below."""
+"""Writes dashboards/crumb.json: the panels are listed first, Grafana's format follows below."""
 
 import argparse
 import json
@@ -317,7 +317,7 @@ def main():
     if not arguments.check:
         path.write_text(text, encoding="utf-8")
     elif not path.exists() or path.read_text(encoding="utf-8") != text:
-        print(f"{path} is not what {sys.argv[0]} makes: run it", file=sys.stderr)
+        print(f"{path} differs from the output of {sys.argv[0]}: run it", file=sys.stderr)
         return 1
     return 0
 

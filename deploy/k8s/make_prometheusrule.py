@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Writes base/prometheusrule.yaml: the rules of deploy/prometheus as the Prometheus operator takes
-them."""
+"""Writes base/prometheusrule.yaml: the rules of deploy/prometheus in the format of the Prometheus
+operator."""
 
 import pathlib
 

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""For every alert series over 130 minutes that make it fire and series that do not.
+"""Series over 130 minutes that make each alert fire, and series that do not.
 
 Values are promtool's: a+bxn are n steps of one minute. `I` stands for the label instance="a".
 """
@@ -34,7 +34,7 @@ CAPACITY = 'crumb_capacity_bytes{I,tier="ssd"}'
 
 
 def histogram(series, bounds, quick):
-    """Observations that all lie below bounds[0] (quick) or between the two."""
+    """Observations that are all below bounds[0] (quick) or between the two bounds."""
     return {series % bounds[0]: rising(9 if quick else 0), series % bounds[1]: rising(9),
             series % "+Inf": rising(9)}
 
@@ -124,7 +124,7 @@ CASES = {  # alert: (series that make it fire, series that do not)
 
 
 def unit_tests(rule_files):
-    """What `promtool test rules` reads."""
+    """The input of `promtool test rules`."""
 
     def test(alert, series, fires):
         query = f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)'

@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""A headless Chromium that is told what to do over a pipe (the DevTools protocol)."""
+"""A headless Chromium that is controlled over a pipe (the DevTools protocol)."""
 
 import base64
 import json
@@ -14,14 +14,14 @@ ANSWER_SECONDS = 60
 
 
 class Browser:
-    """One page of one browser; `folder` takes its profile."""
+    """One page of one browser, whose profile is in `folder`."""
 
     def __init__(self, folder):
         program = shutil.which("chromium")
         assert program, "chromium is not installed; see deploy/install_packages.sh --tests"
         commands, self.commands = os.pipe()
         self.answers, answers = os.pipe()
-        # The browser reads commands from descriptor 3 and answers on 4.
+        # The browser reads commands from descriptor 3 and replies on descriptor 4.
         self.child = subprocess.Popen(
             ["sh", "-c", f'exec "$0" "$@" 3<&{commands} 4>&{answers}', program, "--headless",
              "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
@@ -74,7 +74,7 @@ class Browser:
             self.events.append(answer)
 
     def open(self, url, width, height, dark):
-        """Loads a page as a screen of this width shows it."""
+        """Loads a page with a screen of this width."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
                   deviceScaleFactor=1, mobile=width < 600)
         self.call("Emulation.setEmulatedMedia", features=[
@@ -91,6 +91,6 @@ class Browser:
         return answer["result"].get("value")
 
     def screenshot(self):
-        """PNG of the whole page."""
+        """Returns a PNG of the whole page."""
         data = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
         return base64.b64decode(data["data"])

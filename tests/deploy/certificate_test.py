@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""A crumbd whose certificates end soon: what it exports and logs, before and after they are replaced."""
+"""Tests the metrics and logs of a crumbd whose certificates expire soon and are then replaced."""
 
 import argparse
 import datetime
@@ -20,7 +20,7 @@ WAIT_SECONDS = 60
 
 
 def end_of(certificate):
-    """The Unix time at which it ends, as openssl tells."""
+    """The Unix time at which the certificate expires, by openssl."""
     text = subprocess.run(["openssl", "x509", "-in", certificate, "-noout", "-enddate"], check=True,
                           capture_output=True, text=True, timeout=60).stdout
     end = datetime.datetime.strptime(text.strip(), "notAfter=%b %d %H:%M:%S %Y GMT")
@@ -44,7 +44,7 @@ class CertificateTest(unittest.TestCase):
         return float(re.search(rf"^{name} (\S+)$", self.crumbd.get("/metrics"), re.MULTILINE)[1])
 
     def replace(self, days):
-        """Puts new files in the place of the node's certificate, key and authority."""
+        """Replaces the node's certificate, key and authority by new files."""
         fresh = self.folder / "fresh"
         fresh.mkdir(exist_ok=True)
         make_certificates(fresh, "crumbd.test", days=days)
@@ -52,7 +52,7 @@ class CertificateTest(unittest.TestCase):
             (fresh / name).rename(self.folder / name)
 
     def follows(self):
-        """Waits until what is exported is what the files say."""
+        """Waits until the exported metrics agree with the files."""
         for setting, name in (("cert_file", "node.pem"), ("client_ca_file", "ca.pem")):
             wait_for(setting, lambda s=setting, n=name: self.exported(f"listen.tls.{s}")
                      == end_of(self.folder / n), seconds=WAIT_SECONDS)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What the overlays of deploy/k8s render to, held against crumbd and against each other."""
+"""Tests the rendered overlays of deploy/k8s against crumbd and against each other."""
 
 import argparse
 import base64
@@ -30,7 +30,7 @@ import make_prometheusrule
 BIN = ROOT / "build/release/bin"
 K8S = ROOT / "deploy/k8s"
 OVERLAYS = ("daemonset", "sidecar", "cluster")
-# What a crumbd must know for an overlay to be of use.
+# Settings without which an overlay does not work.
 NEEDS = {"cluster": (("cluster", "etcd"), ("transport", "listen"))}
 UNITS = {"": 1, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 BESIDE_BYTES = 512 << 20  # of a memory limit, beside the host tier
@@ -80,7 +80,7 @@ def bytes_of(text):
 
 
 def normal(value):
-    """Lists of named things in one order: Kubernetes does not care which."""
+    """Sorts lists of named objects, whose order Kubernetes ignores."""
     if isinstance(value, dict):
         return {name: normal(entry) for name, entry in value.items()}
     if isinstance(value, list):
@@ -92,7 +92,7 @@ def normal(value):
 
 
 def kubectl_renders():
-    """Whether there is a kubectl with Kustomize 4 or newer: older ones read other files."""
+    """Whether there is a kubectl with Kustomize 4 or newer; older ones read other files."""
     if not shutil.which("kubectl"):
         return False
     output = subprocess.run(["kubectl", "version", "--client"], capture_output=True, text=True,
@@ -117,7 +117,7 @@ class Overlay:
                     yield template, container
 
     def configuration(self, folder):
-        """The ConfigMap's crumbd.yaml as the cluster's init container would fill it in."""
+        """The ConfigMap's crumbd.yaml, completed like the cluster's init container does it."""
         text = self.documents["ConfigMap", "crumbd"]["data"]["crumbd.yaml"]
         path = pathlib.Path(folder) / "crumbd.yaml"
         path.write_text(text.replace("POD_IP", "127.0.0.1").replace("NODE_NAME", "node-1"))
@@ -135,7 +135,7 @@ class K8sTest(unittest.TestCase):
         self.addCleanup(self.temporary.cleanup)
 
     def overlays(self):
-        """Those whose settings this crumbd knows."""
+        """The overlays whose settings this crumbd knows."""
         known = yaml.safe_load(crumbd("--print-config").stdout)
         for name in OVERLAYS:
             missing = [f"{section}.{key}" for section, key in NEEDS.get(name, ())
@@ -274,12 +274,12 @@ class K8sTest(unittest.TestCase):
             rules = overlay.documents["PrometheusRule", "crumb"]["spec"]["groups"]
             self.assertEqual(rules, make_prometheusrule.document(
                 ROOT / "deploy/prometheus/rules")["spec"]["groups"])
-            # The name that the alert CrumbDown goes by.
+            # The alert CrumbDown selects by this name.
             self.assertIn({"targetLabel": "job", "replacement": "crumbd"},
                           monitor["podMetricsEndpoints"][0]["relabelings"])
 
     def reachable_from(self, overlay, template, port):
-        """Who may reach a port of a pod: None for everybody, else the selectors of `from`."""
+        """The selectors of `from` of the pods that may reach a port of a pod; None if all may."""
         labels = template["metadata"]["labels"]
         selecting = [p["spec"] for p in overlay.policies
                      if p["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
@@ -316,7 +316,7 @@ class K8sTest(unittest.TestCase):
         self.assertEqual(len(self.reachable_from(overlay, template, 2380)), 1)
 
     def etcd_command(self, port, folder):
-        """The manifest's command for one member on this machine; `port`: of each of its ports."""
+        """The manifest's command for one member on this machine; `port` maps its ports."""
         container = Overlay("cluster").pods["StatefulSet", "etcd"]["spec"]["containers"][0]
         mounts = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
         words = []
@@ -331,7 +331,7 @@ class K8sTest(unittest.TestCase):
         return words, container
 
     def crumbd_configuration(self, etcd, folder):
-        """The overlay's, for this machine."""
+        """The overlay's configuration for this machine."""
         settings = yaml.safe_load(Overlay("cluster").configuration(folder).read_text())
         settings["listen"] = {"socket_dir": str(folder), "tcp": "127.0.0.1:0"}
         settings["admin"]["listen"] = "127.0.0.1:0"

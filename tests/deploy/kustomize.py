@@ -14,7 +14,7 @@ import yaml
 KNOWN = {"apiVersion", "kind", "namespace", "resources", "configMapGenerator", "generatorOptions",
          "patches"}
 CLUSTER_KINDS = {"Namespace"}
-# Lists that a strategic merge patch merges, and by what.
+# Lists that a strategic merge patch merges, and their keys.
 MERGE_KEYS = {"containers": "name", "initContainers": "name", "volumes": "name", "env": "name",
               "ports": "containerPort", "volumeMounts": "mountPath"}
 

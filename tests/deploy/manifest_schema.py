@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What Kubernetes and the Prometheus operator take of the kinds that deploy/k8s uses.
+"""The fields that Kubernetes and the Prometheus operator accept in the kinds of deploy/k8s.
 
 Our own description of the published API references (Kubernetes 1.29; monitoring.coreos.com/v1 of
 the operator 0.70), of the fields that a manifest here may want and no more: a field that is not
@@ -23,7 +23,7 @@ FILLED = re.compile(r"(?s).+")
 
 
 class Choice(tuple):
-    """One of these values."""
+    """Accepts one of these values."""
 
 
 class Map(tuple):
@@ -31,11 +31,11 @@ class Map(tuple):
 
 
 class Each(tuple):
-    """A list of (entry,) or, where entries must differ in a field, (entry, field)."""
+    """A list of (entry,) or, if entries must differ in a field, of (entry, field)."""
 
 
 class Either(tuple):
-    """One of these descriptions."""
+    """Accepts one of these descriptions."""
 
 
 INT = range(-(2**31), 2**63)
@@ -75,7 +75,7 @@ CONTAINER = {
     "volumeMounts": Each(({"name!": NAME, "mountPath!": PATH, "readOnly": bool, "subPath": TEXT},
                           "mountPath")),
 }
-# Of init containers alone: what makes one a sidecar, from 1.29 on by default.
+# Only init containers have restartPolicy, which makes them sidecars (by default since 1.29).
 INIT_CONTAINER = CONTAINER | {"restartPolicy": Choice(("Always",))}
 MODE = range(0, 0o1000)
 VOLUME = {
@@ -204,7 +204,7 @@ def _object_problems(value, spec, where):
 
 
 def problems(value, spec, where):
-    """What is wrong with a value, as lines that begin with its place."""
+    """The errors of a value, as lines that begin with its place."""
     if isinstance(spec, dict):
         yield from _object_problems(value, spec, where)
     elif isinstance(spec, Map):
@@ -228,7 +228,7 @@ def problems(value, spec, where):
 
 
 def _deeper_problems(document, where):
-    """What the servers check beyond the shape."""
+    """The checks of the servers beyond the shape."""
     spec = document.get("spec", {})
     if "template" in spec and "selector" in spec:
         labels = spec["template"].get("metadata", {}).get("labels", {})
@@ -253,7 +253,7 @@ def _deeper_problems(document, where):
 
 
 def check(document):
-    """What is wrong with a manifest; empty when it would be taken."""
+    """The errors of a manifest; empty if it would be accepted."""
     name = f"{document.get('kind')} {document.get('metadata', {}).get('name')}"
     spec = KINDS.get(document.get("kind"))
     if spec is None:

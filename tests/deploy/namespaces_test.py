@@ -94,7 +94,7 @@ def child_of(pid):
 
 
 def end_inside(process, how):
-    """Ends the program in a sandbox: unshare's promise to do so ends where the user changes."""
+    """Ends the program in a sandbox, because unshare does not do so once the user changes."""
     if process.alive():
         os.kill(child_of(process.child.pid), how)
     return process.child.wait(timeout=30)
@@ -112,7 +112,7 @@ class NamespacesTest(unittest.TestCase):
         cls.addClassCleanup(cls.temporary.cleanup)
         cls.folder = pathlib.Path(cls.temporary.name)
         cls.folder.chmod(0o755)
-        # Programs and model where any user can read them.
+        # Programs and model are in a folder that any user can read.
         cls.programs = cls.folder / "bin"
         cls.programs.mkdir()
         for name in ("crumbd", "crumb-tiny-lm"):
@@ -124,7 +124,7 @@ class NamespacesTest(unittest.TestCase):
         cls.crumbd_group = cls.group("crumbd", HOST_BYTES + 256 * MIB)
         cls.worker_group = cls.group("worker", 512 * MIB)
         if cls.crumbd_group is None:
-            print("no memory control group can be made here: limits are left out")
+            print("no memory control group can be made here: limits are not tested")
         cls.crumbd = Crumbd(cls.programs, cls.run_folder, host_bytes=f"{HOST_BYTES // MIB}MiB",
                             extra=f"sessions:\n  allowed_uids: [\"{WORKER_USER}\"]\n")
         shutil.chown(cls.run_folder, CRUMBD_USER, CRUMBD_USER)
@@ -145,7 +145,7 @@ class NamespacesTest(unittest.TestCase):
                 "mount -o remount,bind,ro /; ! touch /crumb-test 2>/dev/null")
 
     def worker_prefix(self):
-        # Of crumbd's folder a worker sees the sockets, not the SSD tier.
+        # A worker sees the sockets in crumbd's folder, but not the SSD tier.
         return sandbox(f"mount -t tmpfs none {self.run_folder}/ssd", WORKER_USER, CRUMBD_USER,
                        self.worker_group)
 
@@ -210,7 +210,7 @@ class NamespacesTest(unittest.TestCase):
             self.assertNotEqual(namespaces(child_of(worker.child.pid)),
                                 namespaces(self.crumbd_pid()))
             end_inside(worker, signal.SIGKILL)
-            # A lease ends with the process, told by a descriptor: it has no clock.
+            # A lease ends with the process, which a descriptor reports; it has no time limit.
             wait_for("leases and sessions are gone",
                      lambda: self.series("crumb_sessions") + self.series("crumb_leases") == 0)
             self.assertEqual(self.series("crumb_sessions_reaped_total"), reaped + 1)

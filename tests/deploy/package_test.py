@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""What is installed: as Debian package, under systemd, in a container."""
+"""Tests the installed files: as a Debian package, under systemd, in a container."""
 
 import argparse
 import json
@@ -174,7 +174,7 @@ class SystemdTest(unittest.TestCase):
         return [str(there.get(word, word)) for word in words]
 
     def test_the_unit_starts_reloads_and_stops(self):
-        """As systemd would by the unit's lines: it is not there to do it where the tests run."""
+        """Does what systemd does with the lines of the unit, because tests run without systemd."""
         tenants = self.folder / "tenants.json"
         tenants.write_text('{"tenants": []}')
         tenants.chmod(0o600)
@@ -202,7 +202,7 @@ class SystemdTest(unittest.TestCase):
             self.assertNotEqual(main, first.child.pid)
             crumbd.endpoints = json.loads(endpoints.read_text())
             self.assertEqual(crumbd.get("/readyz"), "ready\n")
-            # SIGHUP is the other reload: the files that are looked after, at once.
+            # SIGHUP reloads the watched files at once.
             tenants.write_text("no tenants")
             os.kill(main, signal.SIGHUP)
             wait_for("the file is read", lambda: re.search(
@@ -221,7 +221,7 @@ class SystemdTest(unittest.TestCase):
 
 
 class ContainerfileTest(unittest.TestCase):
-    """Its instructions against the tree: where the tests run nothing builds containers.
+    """Checks its instructions against the tree, because tests cannot build containers.
 
     deploy/container/try_image.sh does, where podman is.
     """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Rules and dashboard against a real Prometheus that scrapes a crumbd under load."""
+"""Tests rules and dashboard with a real Prometheus that scrapes a crumbd under load."""
 
 import argparse
 import json
@@ -51,7 +51,7 @@ def documented_series():
 
 
 def scraped_series(text):
-    """The same of a scrape; the labels are those of all its samples."""
+    """{name: (type, labels)} of a scrape; the labels are those of all its samples."""
     found = {name: (kind, set())
              for name, kind in re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE)}
     for name, labels in re.findall(r"^(crumb_\w+)\{(.*)\} ", text, re.MULTILINE):
@@ -99,7 +99,7 @@ class FilesTest(unittest.TestCase):
 
 
 class Prometheus:
-    """Debian's prometheus with the shipped configuration, but for times and the one target."""
+    """Debian's prometheus with the shipped configuration, except times and the one target."""
 
     def __init__(self, folder, target):
         config = (PROMETHEUS / "prometheus.yml").read_text(encoding="utf-8")
@@ -133,7 +133,7 @@ class Prometheus:
         return answer["data"]
 
     def has_numbers(self, query):
-        """Whether the answer holds a number; errors are raised."""
+        """Whether the response contains a number; raises errors."""
         return any(math.isfinite(float(sample["value"][1]))
                    for sample in self.api("query", query=query)["result"])
 
@@ -144,7 +144,7 @@ class LiveTest(unittest.TestCase):
         cls.temporary = tempfile.TemporaryDirectory(prefix="crumb-prometheus-")
         cls.addClassCleanup(cls.temporary.cleanup)
         folder = pathlib.Path(cls.temporary.name)
-        # Everything that has series of its own: another node, UCX, TLS, tenants.
+        # Enables everything that has series: another node, UCX, TLS, tenants.
         (folder / "other").mkdir()
         (folder / "secret").write_text("5" * 64)
         (folder / "tenants.json").write_text(json.dumps({"tenants": [
@@ -161,7 +161,7 @@ class LiveTest(unittest.TestCase):
                     f"transport:\n  listen: {transport}\n"
                     f"tenants:\n  file: {folder}/tenants.json\n")
 
-        # Room for a few prompts only, so that pages are evicted.
+        # There is room for a few prompts only, so that pages are evicted.
         listen, rest = extra(places[2])
         cls.crumbd = Crumbd(BIN, folder, host_bytes="6MiB", tcp=places[0], extra=rest,
                             listen=listen)

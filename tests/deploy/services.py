@@ -1,6 +1,6 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that the tests of this folder start: crumbd, workers, whatever watches them."""
+"""Processes that the tests of this folder start: crumbd, workers and monitors."""
 
 import json
 import pathlib
@@ -19,7 +19,7 @@ MODEL = ROOT / "models/data/tiny-lm"
 
 
 def wait_for(what, condition, seconds=START_SECONDS):
-    """The first true answer of `condition`; fails naming `what` after `seconds`."""
+    """Waits for the first true result of `condition`; fails with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
         answer = condition()
@@ -36,7 +36,7 @@ def http(url, timeout=10):
 
 
 def free_port():
-    """Below those that outgoing connections take: the server may start much later."""
+    """A port below those of outgoing connections, because the server may start much later."""
     while True:
         port = random.randrange(15_000, 32_000)
         with socket.socket() as place:
@@ -71,7 +71,7 @@ def make_certificates(folder, name, days=365):
 
 
 class Process:
-    """A child that writes to a log file and is ended by this object alone."""
+    """A child process that writes to a log file and that only this object ends."""
 
     def __init__(self, command, log, **options):
         self.log = pathlib.Path(log)
@@ -132,14 +132,14 @@ class Crumbd:
 
 
 def prompt_of(number, characters=4000):
-    """A text of its own for each number, of the words that the model knows best."""
+    """A different text for each number, of words that the model knows best."""
     documents = "".join(p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs").glob("*.md")))
     start = number * 1500 % max(1, len(documents) - characters)
     return f"# {number}\n" + documents[start:start + characters]
 
 
 def run_worker(binaries, socket_dir, prompt, *options, prefix=(), model=MODEL, **run_options):
-    """One crumb-tiny-lm with this prompt; its report."""
+    """Runs one crumb-tiny-lm with this prompt and returns its report."""
     done = subprocess.run(
         [*map(str, prefix), str(pathlib.Path(binaries) / "crumb-tiny-lm"), "--model", str(model),
          "--prompt-file", "-", "--store", str(socket_dir), "--generate", "1", "--json", *options],
@@ -150,7 +150,7 @@ def run_worker(binaries, socket_dir, prompt, *options, prefix=(), model=MODEL, *
 
 
 class Load:
-    """Workers one after the other, with prompts that come again, until it is stopped."""
+    """Runs workers one after the other, with repeating prompts, until it is stopped."""
 
     def __init__(self, binaries, socket_dir, prompts):
         self.binaries = binaries

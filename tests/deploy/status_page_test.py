@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""The status page of a crumbd with hostile names in it, as a phone and a desk see it."""
+"""Tests the status page of a crumbd with hostile names, on a small and a large screen."""
 
 import argparse
 import json
@@ -20,7 +20,7 @@ from services import MODEL, ROOT, Crumbd, Load, prompt_of, run_worker, wait_for
 BIN = ROOT / "build/release/bin"
 SAVE = None  # where to put the screenshot of the documentation
 HOSTILE = "</td><script>document.title='broken'</script><img src=x onerror=\"document.title='b'\">"
-# A model name comes from its folder's name, which may hold no slash.
+# A model name is its folder's name, which cannot contain a slash.
 HOSTILE_MODEL = "evil<script>document.title='broken'<img src=x onerror=alert(1)>" + "w" * 120
 SCREENS = [(width, dark) for width in (400, 1200) for dark in (False, True)]
 
