@@ -13,9 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "bench/crumbd_client.h"
-#include "bench/latencies.h"
-#include "bench/shm_plane.h"
+#include "bench/measure.h"
+#include "bench/store_planes.h"
 #include "bench/ucx_plane.h"
 #include "common/placement.h"
 #include "nlohmann/json.hpp"
