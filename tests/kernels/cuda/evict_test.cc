@@ -21,17 +21,6 @@ namespace {
 const TileShape kShapes[] = {{64, 128, 128}, {64, 128, 64},  {64, 128, 32}, {64, 64, 64},
                              {64, 64, 32},   {64, 256, 128}, {64, 256, 64}, {64, 256, 32}};
 
-// Returns the first tile of the last run.
-std::vector<uint8_t> DeviceTile(const EvictParams& p, size_t bytes) {
-  std::vector<uint8_t> tile(bytes);
-  uint64_t address = 0;
-  EXPECT_EQ(cudaMemcpy(&address, p.tile_address, 8, cudaMemcpyDeviceToHost), cudaSuccess);
-  EXPECT_EQ(cudaMemcpy(tile.data(), reinterpret_cast<const void*>(address), bytes,
-                       cudaMemcpyDeviceToHost),
-            cudaSuccess);
-  return tile;
-}
-
 // The ways to multiply rows by R on several devices: with less shared memory R passes in parts and
 // fewer warpgroups share it, below compute capability 9 there are no bulk copies, from 10 on there
 // is no wgmma.
