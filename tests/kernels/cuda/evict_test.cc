@@ -430,7 +430,7 @@ TEST(EvictWindows, FewerWindowsThanThereCanBe) {
           p.position_block = block.as<int32_t>();
           p.status = status.as<uint32_t>();
           run.FillTiles();
-          ASSERT_CUDA(EvictWindows(p, nullptr));
+          ASSERT_CUDA(EvictWindows(p, nullptr, {path, options.limits}));
           ASSERT_CUDA(cudaDeviceSynchronize());
           std::vector<uint8_t> expected(all.size(), 0xff);
           std::copy_n(all.begin(), windows * tile_bytes, expected.begin());
