@@ -12,6 +12,7 @@
 
 #include "common/executor.h"
 #include "common/logging.h"
+#include "common/periodic_thread.h"
 #include "common/recent_log.h"
 #include "common/status_macros.h"
 #include "server/admin/admin_server.h"
@@ -30,10 +31,10 @@
 #include "server/device/device_pools.h"
 #include "server/event_hub.h"
 #include "server/grpc_log.h"
+#include "server/heap_trimmer.h"
 #include "server/held_memory.h"
 #include "server/host_growth.h"
 #include "server/keyspace_registry.h"
-#include "server/keyspace_upkeep.h"
 #include "server/listen_check.h"
 #include "server/memory_check.h"
 #include "server/metrics/exporter.h"
@@ -47,6 +48,8 @@ namespace crumb::server {
 namespace {
 
 constexpr Duration kGrowthInterval = std::chrono::milliseconds(250);
+constexpr Duration kHeapTrimInterval = std::chrono::seconds(10);
+constexpr uint64_t kHeapTrimBytesMin = uint64_t{32} << 20;
 
 uint64_t HostRoom() { return MemoryRoom(ReadMemoryFacts("")); }
 
@@ -119,7 +122,8 @@ class RunningDaemon : public Daemon {
     if (commits_ != nullptr) commits_->Stop();
     if (control_ != nullptr) control_->Stop();
     growth_.reset();
-    upkeep_.reset();
+    keyspace_upkeep_.reset();
+    heap_upkeep_.reset();
     const absl::Status stopped = store_ == nullptr ? absl::OkStatus() : store_->Stop(write_grace);
     events_.SetStore(nullptr);
     admin_.reset();
@@ -308,8 +312,7 @@ class RunningDaemon : public Daemon {
                          static_cast<size_t>(options_.admin.history_samples_max)},
         [this] { return Sample(); });
     growth_ = std::make_unique<HostGrowth>(*store_, HostRoom, kGrowthInterval);
-    upkeep_ = std::make_unique<KeyspaceUpkeep>(
-        *keyspaces_, metrics_, options_.limits.keyspace_idle_max, cluster_ != nullptr);
+    StartUpkeep();
     grpc_->SetServing(true);
     ready_.store(true);
     const Endpoints places = endpoints();
@@ -317,6 +320,23 @@ class RunningDaemon : public Daemon {
             places.unix_socket, places.fd_socket, places.tcp.empty() ? "off" : places.tcp,
             places.admin.empty() ? "off" : places.admin);
     return absl::OkStatus();
+  }
+
+  // Ends keyspaces that nobody has used for limits.keyspace_idle_max, so that they do not use up
+  // limits.keyspaces_max for ever, and gives freed memory back.
+  void StartUpkeep() {
+    keyspace_upkeep_ = std::make_unique<PeriodicThread>(
+        "crumb-keyspaces",
+        std::clamp<Duration>(options_.limits.keyspace_idle_max / 16, std::chrono::seconds(1),
+                             std::chrono::hours(1)),
+        [this] {
+          metrics_.keyspaces_ended.Add(
+              keyspaces_->EndUnused({options_.limits.keyspace_idle_max, Clock::Real().Now(),
+                                     std::chrono::system_clock::now(), cluster_ != nullptr}));
+        });
+    heap_upkeep_ = std::make_unique<PeriodicThread>(
+        "crumb-heap", kHeapTrimInterval,
+        [trimmer = HeapTrimmer(kHeapTrimBytesMin)]() mutable { trimmer.TrimIfWorthwhile(); });
   }
 
   std::string EndpointsJson() const {
@@ -354,7 +374,7 @@ class RunningDaemon : public Daemon {
                        metrics_.asked_pages.Read(Clock::Real().Now()), keyspaces.size() - bf16,
                        bf16, commits_->queued(), control_->queued(), events_.watchers(), kVersion,
                        ClusterPart(), TenantPart(), certificates_.Read(), TlsHandshakeFailures(),
-                       held_ == nullptr ? 0 : held_->used()});
+                       held_ == nullptr ? 0 : held_->used(), ReadHeapBytes()});
   }
 
   TenantScrape TenantPart() const {
@@ -433,7 +453,8 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<storage::TieredStore> store_;
   std::unique_ptr<HostGrowth> growth_;
   std::unique_ptr<KeyspaceRegistry> keyspaces_;
-  std::unique_ptr<KeyspaceUpkeep> upkeep_;
+  std::unique_ptr<PeriodicThread> keyspace_upkeep_;
+  std::unique_ptr<PeriodicThread> heap_upkeep_;
   std::unique_ptr<SessionTable> sessions_;
   std::unique_ptr<DevicePools> pools_;
   std::unique_ptr<Executor> commits_;

@@ -10,7 +10,7 @@
 
 #include "common/clock.h"
 #include "common/mutex.h"
-#include "common/thread.h"
+#include "common/periodic_thread.h"
 #include "server/metrics/model_tokens.h"
 
 namespace crumb::server {
@@ -33,22 +33,18 @@ class History {
 
   // `take` is called on the thread until this is destroyed.
   History(const Options& options, std::function<HistorySample()> take);
-  ~History();
 
   // Oldest first; at least one.
   std::vector<HistorySample> Samples() const;
 
  private:
   void Add(const HistorySample& sample);
-  void Run();
 
   const Options options_;
   const std::function<HistorySample()> take_;
   mutable Mutex mutex_;
-  CondVar stopping_;
-  bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<HistorySample> samples_ ABSL_GUARDED_BY(mutex_);
-  Thread thread_;
+  PeriodicThread thread_;
 };
 
 }  // namespace crumb::server

@@ -294,6 +294,11 @@ void AddGauges(Families& families, const Scrape& scrape) {
   }
   families.Gauge("crumb_slab_waste_bytes", "Bytes lost to rounding and slab ends.",
                  static_cast<double>(store.host.waste_bytes));
+  for (const auto& [state, bytes] :
+       {std::pair{"used", scrape.heap.used}, std::pair{"free", scrape.heap.free}}) {
+    families.Gauge("crumb_heap_bytes", "Memory of crumbd's own heap, beside slabs and staging.",
+                   static_cast<double>(bytes), {{"state", state}});
+  }
   for (const auto& [state, slabs] :
        {std::pair{"owned", store.slabs_owned}, std::pair{"closing", store.slabs_closing},
         std::pair{"gone", store.slabs_gone}}) {

@@ -9,6 +9,7 @@
 #include "server/certificate_watch.h"
 #include "server/cluster/cluster.h"
 #include "server/event_hub.h"
+#include "server/heap_trimmer.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session_table.h"
 #include "server/tenants/tenant_table.h"
@@ -54,6 +55,7 @@ struct Scrape {
   std::vector<CertificateWatch::Reading> certificates = {};
   uint64_t tls_handshake_failures = 0;
   uint64_t held_bytes = 0;
+  HeapBytes heap = {};
 };
 
 // The Prometheus text format, version 0.0.4. docs/metrics.md lists every series.

@@ -7,9 +7,9 @@
 #include "common/sha256.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "httplib.h"
 #include "server/daemon.h"
 #include "tests/common/temporary_folder.h"
+#include "tests/server/series.h"
 #include "tests/server/test_client.h"
 
 namespace crumb::server {
@@ -55,13 +55,7 @@ class TenantDaemonTest : public testing::Test {
     return std::make_unique<TestClient>(places_.fd_socket, "unix:" + places_.unix_socket, 1 << 20,
                                         token);
   }
-  double Series(const std::string& name) const {
-    const auto result = httplib::Client("http://" + places_.admin).Get("/metrics");
-    if (!result) return -1;
-    const size_t at = result->body.find("\n" + name + " ");
-    EXPECT_NE(at, std::string::npos) << name;
-    return at == std::string::npos ? -1 : std::stod(result->body.substr(at + name.size() + 2));
-  }
+  double Series(const std::string& name) const { return SeriesOf(places_.admin, name); }
 
   // Every unary call and stream over TCP, without a session and with this metadata; their codes.
   std::vector<grpc::Status> AllCalls(const std::string& authorization) const {

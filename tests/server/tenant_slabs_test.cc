@@ -22,9 +22,9 @@
 #include "common/sha256.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "httplib.h"
 #include "server/daemon.h"
 #include "tests/common/temporary_folder.h"
+#include "tests/server/series.h"
 #include "tests/server/test_client.h"
 
 namespace crumb::server {
@@ -111,11 +111,7 @@ class ServerTenantSlabsTest : public testing::Test {
     return runs;
   }
   double Series(const std::string& name) const {
-    const auto result = httplib::Client("http://" + daemon_->endpoints().admin).Get("/metrics");
-    if (!result) return -1;
-    const size_t at = result->body.find("\n" + name + " ");
-    EXPECT_NE(at, std::string::npos) << name;
-    return at == std::string::npos ? -1 : std::stod(result->body.substr(at + name.size() + 2));
+    return SeriesOf(daemon_->endpoints().admin, name);
   }
 
   TemporaryFolder folder_;
