@@ -282,6 +282,7 @@ int main(int argc, char** argv) {
   ::sigaddset(&signals, kSuccessorSignal);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  std::signal(SIGXFSZ, SIG_IGN);  // a file at the process's limit is a full disk, not the end
   return Serve(options, signals, takeover, [&] {
     if (!parent.valid()) return;
     [[maybe_unused]] const ssize_t written = ::write(parent.get(), "s", 1);

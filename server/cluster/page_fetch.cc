@@ -124,6 +124,7 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
       LogWarning("fetching {} pages from node {}: {}", fetched_.size(), fetch_.from->id(),
                  answer.detail.ToString());
     }
+    NoteBreaker(answer);
     for (size_t i = 0; i < fetched_.size(); ++i) {
       MissReason reason = MissReason::kAbsent;
       if (i < answer.pages.size()) {
@@ -134,7 +135,6 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
       if (reason == MissReason::kCorrupt) context_.metrics.pull_corrupt_pages.Add();
       settled_(fetch_.names[fetched_[i]], reason);
     }
-    NoteBreaker(answer);
   }
 
   // What the peer says of a page is no failure, nor are pages that come late behind others that

@@ -89,11 +89,14 @@ absl::StatusOr<std::unique_ptr<SsdIndex>> SsdIndex::Open(const std::string& path
   // RocksDB would complain of a folder that is not there before it makes it.
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (absl::Status status = index->OpenDb(); !status.ok()) return status;
+  const absl::Status opened = index->OpenForWriting();
+  if (opened.ok()) return index;
+  if (absl::IsDataLoss(opened) || !index->OpenForReading().ok()) return opened;
+  index->writable_ = opened;
   return index;
 }
 
-absl::Status SsdIndex::OpenDb() {
+absl::Status SsdIndex::OpenForWriting() {
   rocksdb::DB* db = nullptr;
   const rocksdb::Status status =
       rocksdb::DB::Open(BoundedOptions(buffer_bytes_, logger_.get()), path_, &db);
@@ -101,17 +104,28 @@ absl::Status SsdIndex::OpenDb() {
   return FromRocksdb(status);
 }
 
+// Writes nothing: the log that the process before left is read into memory.
+absl::Status SsdIndex::OpenForReading() {
+  rocksdb::DB* db = nullptr;
+  const rocksdb::Status status =
+      rocksdb::DB::OpenForReadOnly(BoundedOptions(buffer_bytes_, logger_.get()), path_, &db);
+  db_.reset(db);
+  return FromRocksdb(status);
+}
+
 absl::Status SsdIndex::StartWriting() {
+  if (!writable_.ok()) return absl::OkStatus();
   return FromRocksdb(db_->EnableAutoCompaction({db_->DefaultColumnFamily()}));
 }
 
 absl::Status SsdIndex::Write(const IndexBatch& batch) {
   if (batch.changes.empty()) return absl::OkStatus();
-  if (failed_) {
+  if (!writable_.ok()) {
     // A log that once failed to take bytes never takes any again; only a new one does.
     db_.reset();
-    if (absl::Status status = OpenDb(); !status.ok()) return status;
-    if (absl::Status status = StartWriting(); !status.ok()) return status;
+    writable_ = OpenForWriting();
+    if (writable_.ok()) writable_ = StartWriting();
+    if (!writable_.ok()) return writable_;
   }
   rocksdb::WriteBatch changes;
   for (const auto& [key, value] : batch.changes) {
@@ -123,9 +137,8 @@ absl::Status SsdIndex::Write(const IndexBatch& batch) {
   }
   rocksdb::WriteOptions options;
   options.sync = true;
-  const rocksdb::Status status = db_->Write(options, &changes);
-  failed_ = !status.ok();
-  return FromRocksdb(status);
+  writable_ = FromRocksdb(db_->Write(options, &changes));
+  return writable_;
 }
 
 absl::Status SsdIndex::ForEach(

@@ -23,7 +23,9 @@ namespace crumb::storage {
 class SsdIndex {
  public:
   // Opens or creates the index in folder `path`. Its log and tables in memory stay below
-  // `buffer_bytes` each. kDataLoss: it is damaged; kResourceExhausted: the disk is full.
+  // `buffer_bytes` each. An index whose folder takes no bytes, as on a full disk, is opened for
+  // reading, and each Write tries to open it for writing. kDataLoss: it is damaged;
+  // kResourceExhausted: there is none, and no room for one.
   static absl::StatusOr<std::unique_ptr<SsdIndex>> Open(const std::string& path,
                                                         uint64_t buffer_bytes);
   ~SsdIndex();
@@ -35,18 +37,22 @@ class SsdIndex {
   // Ends the reading: from now on RocksDB may rearrange its files in the background.
   absl::Status StartWriting();
 
+  // Why the index is open for reading only; OK when it can be written.
+  const absl::Status& writable() const { return writable_; }
+
   // Makes all changes of a batch, and of those before, durable. Blocks.
   absl::Status Write(const IndexBatch& batch);
 
  private:
   SsdIndex(std::string path, uint64_t buffer_bytes);
 
-  absl::Status OpenDb();
+  absl::Status OpenForReading();
+  absl::Status OpenForWriting();
 
   const std::string path_;
   const uint64_t buffer_bytes_;
   const std::unique_ptr<rocksdb::Logger> logger_;
-  bool failed_ = false;  // the last write did
+  absl::Status writable_;  // otherwise the next Write opens the index again
   std::unique_ptr<rocksdb::DB> db_;
 };
 

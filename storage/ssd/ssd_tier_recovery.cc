@@ -54,6 +54,7 @@ absl::Status SsdTier::Recover() {
   }
   CRUMB_RETURN_IF_ERROR(recovered.status());
   CRUMB_RETURN_IF_ERROR(index_->StartWriting());
+  if (!index_->writable().ok()) health_.Failed(TierHealth::Operation::kWrite, index_->writable());
   IndexBatch discarded = std::move(recovered->damaged);
   TakeBack(*std::move(recovered), &discarded);
   recovery_.discarded = discarded.changes.size();

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 
 #include <chrono>
 #include <cstdint>
@@ -18,6 +19,7 @@
 #include <set>
 #include <vector>
 
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"
 #include "tests/fault/known_pages.h"
@@ -226,6 +228,22 @@ TEST_F(AcknowledgementsTest, LeasedBytesStayAndLeasesEndWithCrumbd) {
   ExpectLeasedBytes(lease, 8);
 }
 
+// The kernel sends SIGXFSZ to a process that writes beyond its limit.
+TEST_F(AcknowledgementsTest, AFileSizeLimitIsAFullDisk) {
+  Start();
+  const std::vector<uint64_t> stored = Publish(0, 8);
+  ASSERT_TRUE(client_->Flush(kWait).ok());
+  rlimit limit;
+  ASSERT_EQ(::prlimit(crumbd_.pid(), RLIMIT_FSIZE, nullptr, &limit), 0);
+  limit.rlim_cur = 4096;
+  ASSERT_EQ(::prlimit(crumbd_.pid(), RLIMIT_FSIZE, &limit, nullptr), 0);
+  EXPECT_EQ(Publish(8, 8).size(), 8u);
+  EXPECT_FALSE(client_->Flush(kWait).ok());
+  EXPECT_EQ(CountThere(stored), stored.size()) << "crumbd goes on";
+  KillAndStart();
+  EXPECT_EQ(CountThere(stored), stored.size());
+}
+
 TEST_F(AcknowledgementsTest, AnOrderlyEndWritesWhatIsQueued) {
   Start();
   const std::vector<uint64_t> stored = Publish(0, 8);  // what the queue has room for
@@ -310,6 +328,23 @@ TEST_F(FullDiskTest, WhatIsAcknowledgedStaysDone) {
     EXPECT_EQ(pages_->keyspace().generation, *generation);
   }
   for (const uint64_t number : deleted) EXPECT_FALSE(IsThere(number)) << number;
+}
+
+TEST_F(FullDiskTest, ARestartServesWhatIsOnAFullDisk) {
+  const std::vector<uint64_t> stored = Publish(0, 20);
+  ASSERT_TRUE(client_->Flush(kWait).ok());
+  crumbd_.Kill();
+  Fill();
+  Start();
+  EXPECT_EQ(CountThere(stored), stored.size());
+  EXPECT_EQ(Publish(20, 8).size(), 8u) << "host memory takes pages without the disk";
+  EXPECT_FALSE(client_->Flush(kWait).ok());
+  MakeRoom();
+  EXPECT_TRUE(Eventually([&] { return client_->Flush(kWait).ok(); }, kWait))
+      << "the tier is written once there is room";
+  KillAndStart();
+  EXPECT_EQ(CountThere(stored), stored.size());
+  EXPECT_TRUE(IsThere(20));
 }
 
 TEST_F(FullDiskTest, PinsAndLeasesHoldWithoutTheDisk) {

@@ -314,6 +314,11 @@ TEST_F(PullTest, OnlyANodeNoneOfWhosePagesComesInTimeFails) {
       }
       for (const auto& fake : fakes_) fake->AnswerHeldFetches();
       EXPECT_LT(pulled.get_future().get().pages, 640u);
+      // A pull may end before the nodes behind its prefix's end have been judged.
+      EXPECT_TRUE(Eventually([&] {
+        return counts_.pulled_pages.value() + counts_.pull_failed_pages.value() ==
+               static_cast<uint64_t>(Sum(&FakePeer::pages_fetched));
+      }));
     }
     for (const auto& fake : fakes_) {
       const auto expected = in_time == 0 ? Breaker::State::kOpen : Breaker::State::kClosed;

@@ -403,6 +403,14 @@ class SsdTierOnSmallDiskTest : public SsdTierTest {
     }
     mounted_ = true;
   }
+  std::string ballast() const { return options_.path + "/lost+found"; }
+  // Takes all room that is left.
+  void Fill() const {
+    std::ofstream file(ballast(), std::ios::binary);
+    const std::vector<char> block(4096);
+    while (file.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
+    }
+  }
   ~SsdTierOnSmallDiskTest() override {
     tier_.reset();
     if (mounted_) ::umount2(options_.path.c_str(), MNT_DETACH);
@@ -415,25 +423,51 @@ TEST_F(SsdTierOnSmallDiskTest, AFullDiskMakesItReadOnlyUntilThereIsRoom) {
   if (IsSkipped()) return;
   ASSERT_TRUE(Open().ok());
   ASSERT_THAT(PutPages(1, 0, 20), testing::Each(IsOk()));
-  const std::string ballast = options_.path + "/lost+found";
-  {
-    std::ofstream file(ballast, std::ios::binary);
-    const std::vector<char> block(1 << 16);
-    while (file.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
-    }
-  }
+  Fill();
   bool refused = false;
   for (uint64_t i = 2; i < 400 && !refused; ++i) {
     refused = absl::IsUnavailable(PutPages(i, 0, 20)[0]);
   }
   ASSERT_TRUE(refused);
   EXPECT_THAT(Stats().ssd.state, testing::StartsWith("read-only: "));
-  fs::remove(ballast);
+  fs::remove(ballast());
   EXPECT_TRUE(absl::IsUnavailable(PutPages(1000, 0, 1)[0])) << "not before its time";
   clock_.Advance(std::chrono::minutes(6));
   EXPECT_THAT(PutPages(1000, 0, 5), testing::Each(IsOk()));
   EXPECT_EQ(Stats().ssd.state, "active");
   EXPECT_TRUE(Get(SamplePage(1000, 3)).ok());
+}
+
+TEST_F(SsdTierOnSmallDiskTest, ATierOnAFullDiskOpensReadOnly) {
+  Mount("size=20m");
+  if (IsSkipped()) return;
+  ASSERT_TRUE(Open().ok());
+  ASSERT_THAT(PutPages(1, 0, 20), testing::Each(IsOk()));
+  tier_.reset();
+  Fill();
+  ASSERT_TRUE(Open().ok());
+  EXPECT_THAT(Stats().ssd.state, testing::StartsWith("read-only: "));
+  for (uint64_t j = 0; j < 20; ++j) EXPECT_TRUE(Get(SamplePage(1, j)).ok()) << j;
+  EXPECT_TRUE(absl::IsUnavailable(tier_->PutRecord("name", "value")));
+  fs::remove(ballast());
+  clock_.Advance(std::chrono::minutes(6));
+  EXPECT_THAT(PutPages(2, 0, 5), testing::Each(IsOk()));
+  EXPECT_EQ(Stats().ssd.state, "active");
+  tier_.reset();
+  ASSERT_TRUE(Open().ok());
+  EXPECT_TRUE(Get(SamplePage(1, 19)).ok());
+  EXPECT_TRUE(Get(SamplePage(2, 4)).ok());
+}
+
+TEST_F(SsdTierOnSmallDiskTest, ANewTierOnAFullDiskIsAClearError) {
+  Mount("size=20m");
+  if (IsSkipped()) return;
+  ASSERT_TRUE(Open().ok());
+  tier_.reset();
+  fs::remove_all(options_.path + "/index");
+  Fill();
+  const absl::Status status = Open();
+  EXPECT_TRUE(absl::IsResourceExhausted(status)) << status;
 }
 
 TEST_F(SsdTierOnSmallDiskTest, AReadOnlyFolderIsAClearError) {
