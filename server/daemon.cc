@@ -322,7 +322,7 @@ class RunningDaemon : public Daemon {
     return absl::OkStatus();
   }
 
-  // Ends keyspaces that nobody has used for limits.keyspace_idle_max, so that they do not use up
+  // Ends keyspaces that were not used for limits.keyspace_idle_max, so that they do not use up
   // limits.keyspaces_max for ever, and gives freed memory back.
   void StartUpkeep() {
     keyspace_upkeep_ = std::make_unique<PeriodicThread>(
