@@ -222,6 +222,11 @@ class RunningDaemon : public Daemon {
         LogWarning("tenants' tokens cross listen.tcp in plaintext: set listen.tls");
       }
     }
+    if (tenants_ != nullptr) {
+      quotas_ = std::make_unique<TenantQuotas>(Clock::Real(), [this](const std::string& tenant) {
+        return BytesOfTenant(*keyspaces_, *store_, tenant);
+      });
+    }
     context_ = std::make_unique<CallContext>(CallContext{options_.limits,
                                                          Clock::Real(),
                                                          *store_,
@@ -237,6 +242,7 @@ class RunningDaemon : public Daemon {
                                                          pools_.get(),
                                                          &prefetches_,
                                                          held_.get(),
+                                                         quotas_.get(),
                                                          options_.tenants.budget_percent()});
     return absl::OkStatus();
   }
@@ -382,7 +388,7 @@ class RunningDaemon : public Daemon {
     if (tenants_ == nullptr) return scrape;
     for (const auto& tenant : tenants_->List()) {
       scrape.uses.push_back(
-          {tenant->name, BytesOfTenant(*context_, tenant->name), tenant->quota_bytes});
+          {tenant->name, BytesOfTenant(*keyspaces_, *store_, tenant->name), tenant->quota_bytes});
     }
     for (int i = 0; i < kAuthFailureCount; ++i) {
       scrape.failures[static_cast<size_t>(i)] = tenants_->failures(static_cast<AuthFailure>(i));
@@ -461,6 +467,7 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<Executor> control_;
   std::unique_ptr<Cluster> cluster_;      // null: this node is alone
   std::unique_ptr<TenantTable> tenants_;  // null: callers need no token
+  std::unique_ptr<TenantQuotas> quotas_;  // null without tenants_
   std::unique_ptr<CallContext> context_;
   std::unique_ptr<CallSockets> calls_;  // null: calls go over gRPC alone
   std::unique_ptr<FdListener> fd_listener_;

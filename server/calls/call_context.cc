@@ -32,10 +32,11 @@ bool MaySee(const CallContext& context, const Keyspace& keyspace) {
   return context.caller.tenant == nullptr || keyspace.tenant == context.caller.tenant->name;
 }
 
-uint64_t BytesOfTenant(const CallContext& context, const std::string& tenant) {
+uint64_t BytesOfTenant(const KeyspaceRegistry& keyspaces, const storage::TieredStore& store,
+                       const std::string& tenant) {
   uint64_t bytes = 0;
-  for (const auto& keyspace : context.keyspaces.ListOf(tenant)) {
-    bytes += context.store.KeyspaceBytes(keyspace->id);
+  for (const auto& keyspace : keyspaces.ListOf(tenant)) {
+    bytes += store.KeyspaceBytes(keyspace->id);
   }
   return bytes;
 }

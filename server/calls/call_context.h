@@ -15,6 +15,7 @@
 #include "server/limits.h"
 #include "server/metrics/server_metrics.h"
 #include "server/session/session_table.h"
+#include "server/tenants/tenant_quotas.h"
 #include "server/tenants/tenant_table.h"
 #include "storage/tiered_store.h"
 
@@ -47,6 +48,7 @@ struct CallContext {
   DevicePools* pools = nullptr;          // null: this node keeps none
   PrefetchBudget* prefetches = nullptr;  // null: no bound
   HeldMemory* held = nullptr;            // null: tenants are not told apart
+  TenantQuotas* quotas = nullptr;        // null: tenants have none
   int64_t part_max_percent = 100;        // of every budget, for one tenant: TenantBudget
 };
 
@@ -68,7 +70,8 @@ absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const 
 bool MaySee(const CallContext& context, const Keyspace& keyspace);
 
 // Bytes of the tenant's pages in all tiers of this node.
-uint64_t BytesOfTenant(const CallContext& context, const std::string& tenant);
+uint64_t BytesOfTenant(const KeyspaceRegistry& keyspaces, const storage::TieredStore& store,
+                       const std::string& tenant);
 
 // `wait_ms` from now, no later than `deadline` nor than the bound allows.
 TimePoint WaitUntil(const CallContext& context, uint64_t wait_ms, TimePoint deadline);

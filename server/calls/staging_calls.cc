@@ -54,17 +54,10 @@ absl::Status CheckCount(const CallContext& context, const char* field, uint64_t 
                   context.limits.commit_fragments_max));
 }
 
-// Commits that run at once may each find room: a quota is passed by limits.commit_threads fragments
-// at most.
 absl::Status CheckQuota(const CallContext& context, const Keyspace& keyspace, uint64_t bytes) {
-  if (context.tenants == nullptr || keyspace.tenant.empty()) return absl::OkStatus();
+  if (context.quotas == nullptr || keyspace.tenant.empty()) return absl::OkStatus();
   const auto tenant = context.tenants->Find(keyspace.tenant);
-  if (tenant == nullptr || tenant->quota_bytes == 0) return absl::OkStatus();
-  const uint64_t used = BytesOfTenant(context, keyspace.tenant);
-  if (used + bytes <= tenant->quota_bytes) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      fmt::format("quota: tenant '{}' has {} of {} bytes, the fragment has {}", keyspace.tenant,
-                  used, tenant->quota_bytes, bytes));
+  return tenant == nullptr ? absl::OkStatus() : context.quotas->Take(*tenant, bytes);
 }
 
 // Commits the next pieces. Returns true if there are more.

@@ -34,7 +34,7 @@ absl::StatusOr<std::shared_ptr<StagingArea>> StagingArea::Create(uint64_t bytes,
 StagingArea::StagingArea(UniqueFd fd, Mapping mapping, size_t reservations_max)
     : fd_(std::move(fd)), mapping_(std::move(mapping)), reservations_max_(reservations_max) {
   MutexLock lock(&mutex_);
-  free_.emplace(0, mapping_.size());
+  AddFreeLocked(0, mapping_.size());
 }
 
 bool StagingArea::Reserve(uint64_t bytes, uint64_t& offset) {
@@ -42,16 +42,14 @@ bool StagingArea::Reserve(uint64_t bytes, uint64_t& offset) {
   const uint64_t room = RoundUp(bytes);
   MutexLock lock(&mutex_);
   if (reserved_.size() >= reservations_max_) return false;
-  for (auto piece = free_.begin(); piece != free_.end(); ++piece) {
-    if (piece->second < room) continue;
-    offset = piece->first;
-    const uint64_t rest = piece->second - room;
-    free_.erase(piece);
-    if (rest > 0) free_.emplace(offset + room, rest);
-    reserved_.emplace(offset, Reservation{bytes, false});
-    return true;
-  }
-  return false;
+  const auto fitting = free_by_bytes_.lower_bound({room, 0});
+  if (fitting == free_by_bytes_.end()) return false;
+  const uint64_t rest = fitting->first - room;
+  offset = fitting->second;
+  RemoveFreeLocked(free_.find(offset));
+  if (rest > 0) AddFreeLocked(offset + room, rest);
+  reserved_.emplace(offset, Reservation{bytes, false});
+  return true;
 }
 
 bool StagingArea::Abort(uint64_t offset) {
@@ -78,9 +76,7 @@ size_t StagingArea::reservations() const {
 
 uint64_t StagingArea::free_bytes() const {
   MutexLock lock(&mutex_);
-  uint64_t bytes = 0;
-  for (const auto& [offset, size] : free_) bytes += size;
-  return bytes;
+  return free_bytes_;
 }
 
 void StagingArea::Free(uint64_t offset) {
@@ -96,16 +92,28 @@ void StagingArea::FreeLocked(uint64_t offset) {
   auto next = free_.lower_bound(offset);
   if (next != free_.end() && next->first == end) {
     end += next->second;
-    next = free_.erase(next);
+    next = RemoveFreeLocked(next);
   }
   if (next != free_.begin()) {
     const auto previous = std::prev(next);
     if (previous->first + previous->second == begin) {
       begin = previous->first;
-      free_.erase(previous);
+      RemoveFreeLocked(previous);
     }
   }
-  free_.emplace(begin, end - begin);
+  AddFreeLocked(begin, end - begin);
+}
+
+void StagingArea::AddFreeLocked(uint64_t offset, uint64_t bytes) {
+  free_.emplace(offset, bytes);
+  free_by_bytes_.emplace(bytes, offset);
+  free_bytes_ += bytes;
+}
+
+StagingArea::FreePieces::iterator StagingArea::RemoveFreeLocked(FreePieces::iterator piece) {
+  free_by_bytes_.erase({piece->second, piece->first});
+  free_bytes_ -= piece->second;
+  return free_.erase(piece);
 }
 
 }  // namespace crumb::server

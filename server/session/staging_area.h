@@ -6,7 +6,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <span>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "common/mapping.h"
@@ -45,7 +47,8 @@ class StagingArea {
   static absl::StatusOr<std::shared_ptr<StagingArea>> Create(uint64_t bytes,
                                                              size_t reservations_max);
 
-  // Room for `bytes`; false when there is none.
+  // Reserves `bytes` in the smallest free piece that has room, in O(log n) of the reservations.
+  // Returns false when there is none.
   bool Reserve(uint64_t bytes, uint64_t& offset);
 
   // Gives a reservation back. False: `offset` is none, or is being committed.
@@ -69,12 +72,20 @@ class StagingArea {
   StagingArea(UniqueFd fd, Mapping mapping, size_t reservations_max);
   void Free(uint64_t offset);
   void FreeLocked(uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  using FreePieces = std::map<uint64_t, uint64_t>;  // offset -> bytes
+  void AddFreeLocked(uint64_t offset, uint64_t bytes) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Returns the piece behind it.
+  FreePieces::iterator RemoveFreeLocked(FreePieces::iterator piece)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const UniqueFd fd_;
   const Mapping mapping_;
   const size_t reservations_max_;
   mutable Mutex mutex_;
-  std::map<uint64_t, uint64_t> free_ ABSL_GUARDED_BY(mutex_);  // offset -> bytes, never adjacent
+  FreePieces free_ ABSL_GUARDED_BY(mutex_);  // never adjacent
+  // The same pieces by size, so that a fitting one is found however many are too small.
+  std::set<std::pair<uint64_t, uint64_t>> free_by_bytes_ ABSL_GUARDED_BY(mutex_);
+  uint64_t free_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   std::map<uint64_t, Reservation> reserved_ ABSL_GUARDED_BY(mutex_);
 };
 

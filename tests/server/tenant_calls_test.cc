@@ -226,17 +226,24 @@ TEST_F(TenantCallsTest, ACommitOverQuotaIsRefusedAndTheRestUnharmed) {
   const auto table = TenantTable::Open(options, [] { return Tenant::Instant(); }).value();
   CallContext context = As("a");
   context.tenants = table.get();
+  FakeClock clock;
+  int sums = 0;
+  TenantQuotas quotas(clock, [&](const std::string& tenant) {
+    ++sums;
+    return BytesOfTenant(*keyspaces_, store_, tenant);
+  });
+  context.quotas = &quotas;
   std::string why;
   const auto commit = [&](int key) {
     why.clear();
     return CommitFragment(context, *keyspace_, Fragment(Key(key)), tiles_bytes(), nullptr, &why);
   };
   EXPECT_EQ(commit(2), v1::COMMIT_OUTCOME_STORED);
-  EXPECT_EQ(BytesOfTenant(context, "a"), 2 * fragment_bytes());
+  EXPECT_EQ(BytesOfTenant(*keyspaces_, store_, "a"), 2 * fragment_bytes());
   EXPECT_EQ(commit(3), v1::COMMIT_OUTCOME_NO_ROOM);
   EXPECT_THAT(why, HasSubstr("quota: tenant 'a' has"));
   EXPECT_EQ(metrics_.refused_pages[static_cast<size_t>(Refusal::kQuota)].value(), 1u);
-  EXPECT_EQ(BytesOfTenant(context, "a"), 2 * fragment_bytes());
+  EXPECT_EQ(BytesOfTenant(*keyspaces_, store_, "a"), 2 * fragment_bytes());
   v1::LookupResponse found;
   auto lookup = Named<v1::LookupRequest>();
   lookup.set_keys(Keys(1, 3));
@@ -245,13 +252,16 @@ TEST_F(TenantCallsTest, ACommitOverQuotaIsRefusedAndTheRestUnharmed) {
               }).ok());
   EXPECT_EQ(found.hit_pages(), 2u);
   // Another tenant, and a node's own keyspaces, have no part in it.
-  EXPECT_EQ(BytesOfTenant(context, "b"), 0u);
+  EXPECT_EQ(BytesOfTenant(*keyspaces_, store_, "b"), 0u);
   auto other = keyspaces_->OpenKeyspace({{{"model", "other"}}, kGeometry, "b"}).value();
   std::swap(keyspace_, other);
   EXPECT_EQ(commit(30), v1::COMMIT_OUTCOME_STORED);
   std::swap(keyspace_, other);
   // Room again: what was deleted does not count, and neither does an old quota.
   EXPECT_EQ(store_.Delete(keyspace_->id, std::vector{Key(1)}).value(), 1u);
+  for (int i = 0; i < 100; ++i) EXPECT_EQ(commit(4), v1::COMMIT_OUTCOME_NO_ROOM) << "not yet";
+  EXPECT_EQ(sums, 1) << "a tenant's pages are not summed for each fragment";
+  clock.Advance(TenantQuotas::kSumAge);
   EXPECT_EQ(commit(4), v1::COMMIT_OUTCOME_STORED);
   EXPECT_EQ(commit(5), v1::COMMIT_OUTCOME_NO_ROOM);
   quota(3 * fragment_bytes());

@@ -176,18 +176,18 @@ class WorstRequestsTest : public testing::Test {
   }
 
   // Runs `prepare` and then `call` until the times are within their bounds, a few times at most.
-  void ExpectHarmless(const std::function<void()>& call,
-                      const std::function<void()>& prepare = {}) {
+  void ExpectHarmless(const std::function<void()>& call, const std::function<void()>& prepare = {},
+                      double call_seconds_max = kCallSecondsMax) {
     Times best = {1e9, 1e9};
     for (int attempt = 0; attempt < kAttempts; ++attempt) {
       if (prepare) prepare();
       const Times times = Measure(call);
       best.lookup = std::min(best.lookup, times.lookup);
       best.call = std::min(best.call, times.call);
-      if (best.lookup < kLookupSecondsMax && best.call < kCallSecondsMax) return;
+      if (best.lookup < kLookupSecondsMax && best.call < call_seconds_max) return;
     }
     EXPECT_LT(best.lookup, kLookupSecondsMax) << "seconds of a Lookup beside the call";
-    EXPECT_LT(best.call, kCallSecondsMax) << "seconds of the call's thread";
+    EXPECT_LT(best.call, call_seconds_max) << "seconds of the call's thread";
   }
 
   // Runs a call that goes to an executor, and waits for it.
@@ -282,6 +282,40 @@ TEST_F(WorstRequestsTest, ReleaseOfAsManyRequestsAsAMessageHolds) {
     v1::ReleaseResponse response;
     EXPECT_TRUE(Release(context_, *session_, request, &response).ok());
   });
+}
+
+// Pieces of 512 bytes of which every other one is free, in front of free memory: none of the free
+// pieces fits.
+TEST_F(WorstRequestsTest, ReserveInFragmentedStagingMemory) {
+  constexpr uint64_t kArea = uint64_t{64} << 20;
+  const auto session = sessions_.Open({"test", "", 0, kArea, ""}).value();
+  const auto reserve = [&](uint32_t count, uint64_t bytes) {
+    v1::ReserveRequest request;
+    request.set_count(count);
+    request.set_fragment_bytes(bytes);
+    v1::ReserveResponse response;
+    EXPECT_TRUE(Reserve(context_, *session, request, &response).ok());
+    EXPECT_EQ(response.offsets_size(), static_cast<int>(count));
+    return response;
+  };
+  const auto abort = [&](const std::vector<uint64_t>& offsets) {
+    v1::AbortRequest request;
+    request.mutable_offsets()->Add(offsets.begin(), offsets.end());
+    EXPECT_TRUE(Abort(context_, *session, request).ok());
+  };
+  const auto count = static_cast<uint32_t>(limits_.commit_fragments_max);
+  std::vector<std::vector<uint64_t>> every_other(14);
+  for (std::vector<uint64_t>& offsets : every_other) {
+    const v1::ReserveResponse reserved = reserve(count, 512);
+    for (int i = 0; i < reserved.offsets_size(); i += 2) offsets.push_back(reserved.offsets(i));
+  }
+  for (const std::vector<uint64_t>& offsets : every_other) abort(offsets);
+  v1::ReserveResponse reserved;
+  const auto give_back = [&] {
+    if (reserved.offsets_size() > 0) abort({reserved.offsets().begin(), reserved.offsets().end()});
+    reserved.Clear();
+  };
+  ExpectHarmless([&] { reserved = reserve(count, 1024); }, give_back, /*call_seconds_max=*/0.1);
 }
 
 // Every call on as many pages as it may name, all of which are there.

@@ -1,0 +1,33 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "server/tenants/tenant_quotas.h"
+
+#include <optional>
+
+#include "fmt/format.h"
+
+namespace crumb::server {
+
+absl::Status TenantQuotas::Take(const Tenant& tenant, uint64_t bytes) {
+  if (tenant.quota_bytes == 0) return absl::OkStatus();
+  const TimePoint now = clock_.Now();
+  const auto is_valid = [&](const Sum& sum) { return now < sum.valid_until; };
+  std::optional<uint64_t> fresh;
+  {
+    MutexLock lock(&mutex_);
+    if (!is_valid(sums_[tenant.name])) fresh = 0;
+  }
+  if (fresh) fresh = used_bytes_(tenant.name);
+  MutexLock lock(&mutex_);
+  Sum& sum = sums_[tenant.name];
+  if (fresh && !is_valid(sum)) sum = {*fresh, now + kSumAge};
+  if (sum.bytes + bytes > tenant.quota_bytes) {
+    return absl::ResourceExhaustedError(
+        fmt::format("quota: tenant '{}' has {} of {} bytes, the fragment has {}", tenant.name,
+                    sum.bytes, tenant.quota_bytes, bytes));
+  }
+  sum.bytes += bytes;
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::server

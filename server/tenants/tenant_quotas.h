@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "server/tenants/tenant_file.h"
+
+namespace crumb::server {
+
+// Decides whether a fragment fits in its tenant's quota of bytes. Summing a tenant's pages costs a
+// look at each of its keyspaces under the tiers' locks, so a sum is used for kSumAge, and what is
+// granted meanwhile is added to it. Pages that leave within that time count until it is over, and
+// commits that run at once may pass the quota by a fragment each. Thread-safe.
+class TenantQuotas {
+ public:
+  static constexpr Duration kSumAge = std::chrono::milliseconds(10);
+
+  // `used_bytes` returns the bytes of a tenant's pages in all tiers. `clock` must outlive this.
+  TenantQuotas(const Clock& clock, std::function<uint64_t(const std::string& tenant)> used_bytes)
+      : clock_(clock), used_bytes_(std::move(used_bytes)) {}
+
+  // Counts `bytes` more. kResourceExhausted, and nothing is counted: they would pass the quota.
+  absl::Status Take(const Tenant& tenant, uint64_t bytes);
+
+ private:
+  struct Sum {
+    uint64_t bytes = 0;
+    TimePoint valid_until;
+  };
+
+  const Clock& clock_;
+  const std::function<uint64_t(const std::string&)> used_bytes_;
+  Mutex mutex_;
+  // One for each tenant of the file and of files before, which are few.
+  std::map<std::string, Sum> sums_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server
