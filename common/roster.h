@@ -23,7 +23,7 @@ namespace crumb {
 
 inline constexpr size_t kRosterMarksMax = 4096;  // more is no roster
 // Slots of a pool for which a roster has a bit (SlotMarks): 1 MiB of memory at most, of which only
-// those 4 KiB pages exist that have a bit set. The default of device_pools.slots_max.
+// those 4 KiB pages exist that have a bit set. Eight times the default of device_pools.slots_max.
 inline constexpr uint64_t kRosterSlotsMax = uint64_t{1} << 23;
 
 absl::StatusOr<UniqueFd> CreateRoster();

@@ -13,7 +13,7 @@ namespace crumb::server {
 struct PoolOptions {
   int64_t pools_max = 64;         // 0: none, and processes hear that crumbd keeps none
   int64_t handles_max = 4096;     // of one pool
-  int64_t slots_max = 8'388'608;  // of all pools
+  int64_t slots_max = 1'048'576;  // of all pools
   // Descriptors of handles and rosters of all pools. 0: half of RLIMIT_NOFILE when crumbd starts;
   // the other half is for sockets, extents and slabs.
   int64_t descriptors_max = 0;
