@@ -40,6 +40,9 @@ absl::Status CheckMilliseconds(const char* key, Duration value) {
 // A few of the largest messages at a time.
 constexpr uint64_t kReceiveBytesMin = 16 << 20;
 
+// One response of the largest size that gRPC carries by default.
+constexpr uint64_t kResponseBytesMin = 4 << 20;
+
 // Room for counts that nobody needs more of; keeps sums of limits far from overflow.
 constexpr int64_t kCountMax = int64_t{1} << 30;
 constexpr int64_t kThreadsMax = 256;
@@ -101,6 +104,10 @@ absl::Status SessionLimits::Validate() const {
 
 void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("requests_max", requests_max, "Calls in progress at once, streams included.");
+  visitor.Field(
+      "response_bytes_max", response_bytes_max,
+      "Bytes of responses longer than 32 KiB that callers have not read yet; Put, Get and "
+      "other streams are not counted.");
   visitor.Field("acquire_keys_max", acquire_keys_max, "Page keys in one call.");
   visitor.Field("answer_fragments_max", answer_fragments_max,
                 "Fragments that one answer names; the prefix ends before the page with which there "
@@ -141,8 +148,8 @@ void Limits::Visit(ConfigVisitor& visitor) {
   visitor.Field("pin_max", pin_max, "Longest time a page can be pinned for.");
   visitor.Field(
       "stream_progress_timeout", stream_progress_timeout,
-      "A Put whose caller sends nothing for so long, and a Get or WatchEvents whose caller "
-      "reads nothing, is ended.");
+      "A Put whose caller sends nothing for so long, and a call whose caller does not read the "
+      "response, is ended.");
   visitor.Field("keyspace_idle_max", keyspace_idle_max,
                 "A keyspace without pages that no call has named for so long is forgotten.");
   visitor.Field("connections_max", connections_max, "Connections of gRPC at once.");
@@ -166,6 +173,8 @@ void Limits::Visit(ConfigVisitor& visitor) {
 
 absl::Status Limits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.requests_max", requests_max, 1, kCountMax));
+  CRUMB_RETURN_IF_ERROR(
+      CheckBytes("limits.response_bytes_max", response_bytes_max, ByteSize{kResponseBytesMin}));
   CRUMB_RETURN_IF_ERROR(CheckRange("limits.acquire_keys_max", acquire_keys_max, 1, 65'536));
   // The first page fits, whatever store.page_fragments_max is.
   CRUMB_RETURN_IF_ERROR(

@@ -35,6 +35,9 @@ struct SessionLimits {
 
 struct Limits {
   int64_t requests_max = 4096;
+  // Bytes of responses that callers have not read yet: 64 of the longest that gRPC carries by
+  // default.
+  ByteSize response_bytes_max{uint64_t{256} << 20};
   int64_t acquire_keys_max = 16'384;
   // Fragments that one answer names: 16 for each of 16,384 pages, 4 MB of an answer.
   int64_t answer_fragments_max = 262'144;

@@ -15,7 +15,7 @@ const char* RejectionName(Rejection reason) {
       "requests",    "commit_queue", "control_queue",  "get_streams",  "put_streams",
       "watchers",    "sessions",     "staging",        "lease_budget", "slab_grant",
       "device_sums", "device_pools", "device_handles", "device_slots", "prefetches",
-      "held_memory", "keyspaces",    "device_tenant",  "connections"};
+      "held_memory", "keyspaces",    "device_tenant",  "connections",  "responses"};
   return kNames[static_cast<size_t>(reason)];
 }
 

@@ -49,8 +49,9 @@ enum class Rejection : uint8_t {
   kKeyspaces,
   kDeviceTenant,
   kConnections,
+  kResponses,
 };
-inline constexpr int kRejectionCount = 19;
+inline constexpr int kRejectionCount = 20;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.
@@ -99,9 +100,10 @@ struct ServerMetrics {
   Counter leases_reaped;  // ended with their engine
   Counter events_lost;
   Counter notices_dropped;
-  Counter stalled_streams;  // ended because their caller made no progress
-  Counter keyspaces_ended;  // because nobody had used them for a time
-  Counter grpc_bytes_in;    // tile bytes through Put
+  Counter stalled_streams;      // calls ended because their caller neither sent nor read
+  Counter stalled_connections;  // of gRPC, ended because their peers read nothing
+  Counter keyspaces_ended;      // because nobody had used them for a time
+  Counter grpc_bytes_in;        // tile bytes through Put
   Counter grpc_bytes_out;
   Counter shm_bytes_in;  // tile bytes through staging
   Counter shm_bytes_out;

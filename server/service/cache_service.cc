@@ -11,6 +11,7 @@
 #include "server/service/grpc_status.h"
 #include "server/service/put_stream.h"
 #include "server/service/session_stream.h"
+#include "server/service/unary_call.h"
 #include "server/service/watch_stream.h"
 
 namespace crumb::server {
@@ -23,35 +24,28 @@ absl::Status CacheService::Admit(CallScope& scope, const Context& call, const Me
 }
 
 grpc::ServerUnaryReactor* CacheService::Answer(
-    Context* call_context, Rpc rpc, const Message& request,
+    Context* call_context, Rpc rpc, const Message& request, Message* response,
     const std::function<absl::Status(const CallContext&)>& call) {
-  CallScope scope(context_, calls_, rpc);
-  CallContext context = context_;
-  absl::Status status = Admit(scope, *call_context, &request, context);
-  if (status.ok()) status = call(context);
-  scope.SetCode(status.code());
-  Unary* reactor = call_context->DefaultReactor();
-  reactor->Finish(ToGrpc(status));
-  return reactor;
+  return AnswerLater(call_context, rpc, request, response,
+                     [&](const CallContext& context, const Done& done) { done(call(context)); });
 }
 
 grpc::ServerUnaryReactor* CacheService::AnswerLater(
-    Context* call_context, Rpc rpc, const Message& request,
+    Context* call_context, Rpc rpc, const Message& request, Message* response,
     const std::function<void(const CallContext&, Done)>& call) {
-  Unary* reactor = call_context->DefaultReactor();
-  const std::shared_ptr<CallScope> scope = NewScope(rpc);
-  const Done done = [reactor, scope](const absl::Status& status) {
-    scope->SetCode(status.code());
-    reactor->Finish(ToGrpc(status));
-  };
+  const auto reactor =
+      std::make_shared<UnaryCall>(context_, parts(), rpc, *call_context, *response);
+  reactor->Begin();
+  const Done done = [call = reactor.get()](const absl::Status& status) { call->End(status); };
   CallContext context = context_;
-  const absl::Status admitted = Admit(*scope, *call_context, &request, context);
+  const absl::Status admitted = Admit(reactor->scope(), *call_context, &request, context);
   if (admitted.ok()) {
+    reactor->SetTenant(context.caller.name());
     call(context, done);
   } else {
     done(admitted);
   }
-  return reactor;
+  return reactor.get();
 }
 
 grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Get(Context* call,
@@ -59,7 +53,7 @@ grpc::ServerWriteReactor<grpc::ByteBuffer>* CacheService::Get(Context* call,
   auto scope = NewScope(Rpc::kGet);
   CallContext context = context_;
   const absl::Status admitted = Admit(*scope, *call, /*request=*/nullptr, context);
-  return StartGet(context, admitted, {calls_, stalls_}, std::move(scope), *call, *request);
+  return StartGet(context, admitted, parts(), std::move(scope), *call, *request);
 }
 
 grpc::ServerReadReactor<v1::PutRequest>* CacheService::Put(Context* call,
@@ -67,7 +61,7 @@ grpc::ServerReadReactor<v1::PutRequest>* CacheService::Put(Context* call,
   auto scope = NewScope(Rpc::kPut);
   CallContext context = context_;
   const absl::Status admitted = Admit(*scope, *call, /*request=*/nullptr, context);
-  return StartPut(context, admitted, {calls_, stalls_}, std::move(scope), response);
+  return StartPut(context, admitted, parts(), std::move(scope), *call, response);
 }
 
 grpc::ServerWriteReactor<v1::WatchEventsResponse>* CacheService::WatchEvents(

@@ -10,6 +10,7 @@
 #include "server/calls/status_calls.h"
 #include "server/service/call_scope.h"
 #include "server/service/stall_watch.h"
+#include "server/service/stream_parts.h"
 #include "server/service/stream_registry.h"
 
 namespace crumb::server {
@@ -80,12 +81,13 @@ class CacheService final
   absl::Status Admit(CallScope& scope, const Context& call, const Message* request,
                      CallContext& context) const;
   // Finishes with the status of `call`, which does not block.
-  Unary* Answer(Context* call_context, Rpc rpc, const Message& request,
+  Unary* Answer(Context* call_context, Rpc rpc, const Message& request, Message* response,
                 const std::function<absl::Status(const CallContext&)>& call);
   // Finishes once `call` has called back.
-  Unary* AnswerLater(Context* call_context, Rpc rpc, const Message& request,
+  Unary* AnswerLater(Context* call_context, Rpc rpc, const Message& request, Message* response,
                      const std::function<void(const CallContext&, Done)>& call);
 
+  StreamParts parts() { return {calls_, stalls_}; }
   std::unique_ptr<CallScope> NewScope(Rpc rpc) {
     return std::make_unique<CallScope>(context_, calls_, rpc);
   }

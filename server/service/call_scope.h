@@ -17,11 +17,13 @@ struct CallsInProgress {
   CallsInProgress(const Limits& limits, int64_t part_max_percent)
       : all(static_cast<uint64_t>(limits.requests_max), part_max_percent),
         gets(static_cast<uint64_t>(limits.get_streams), part_max_percent),
-        puts(static_cast<uint64_t>(limits.put_streams), part_max_percent) {}
+        puts(static_cast<uint64_t>(limits.put_streams), part_max_percent),
+        response_bytes(limits.response_bytes_max.value, part_max_percent) {}
 
   TenantBudget all;
   TenantBudget gets;
   TenantBudget puts;
+  TenantBudget response_bytes;  // of unary responses that their callers have not read yet
 };
 
 // One call from its arrival to its end: bounded, counted and timed.
@@ -34,7 +36,7 @@ class CallScope {
   CallScope(const CallScope&) = delete;
   ~CallScope() {
     context_.metrics.requests.End();
-    context_.metrics.requests.Observe(rpc_, code_, SecondsBetween(started_, context_.clock.Now()));
+    if (!observed_) Observe(code_);
   }
 
   // Takes a place for the tenant on whose behalf the call is made; empty: none. kResourceExhausted
@@ -50,6 +52,12 @@ class CallScope {
   // Notes the status that the call ended with.
   void SetCode(absl::StatusCode code) { code_ = code; }
 
+  // Ends the call's time with a status before its scope ends. Call at most once.
+  void Observe(absl::StatusCode code) {
+    observed_ = true;
+    context_.metrics.requests.Observe(rpc_, code, SecondsBetween(started_, context_.clock.Now()));
+  }
+
  private:
   const CallContext& context_;
   CallsInProgress& calls_;
@@ -57,6 +65,7 @@ class CallScope {
   const TimePoint started_;
   std::optional<TenantGrant> place_;
   absl::StatusCode code_ = absl::StatusCode::kOk;
+  bool observed_ = false;
 };
 
 }  // namespace crumb::server

@@ -3,9 +3,12 @@
 #include "server/service/connection_listener.h"
 
 #include <arpa/inet.h>
+#include <fcntl.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -32,6 +35,9 @@ namespace {
 constexpr int kBacklog = 4096;
 // Connections that are accepted at one listener before the others are looked at.
 constexpr int kAcceptsAtOnce = 64;
+// Looks at a connection during the time after which it is ended because its peer reads nothing. A
+// peer that reads is never taken for one that does not unless its socket is as full at all of them.
+constexpr int kLooksPerTimeout = 16;
 // How long accepting pauses when descriptors have run out.
 constexpr int kAcceptPauseMs = 200;
 #ifndef SO_PASSRIGHTS
@@ -85,7 +91,9 @@ std::string PeerOf(int socket) {
 }
 
 ConnectionListener::ConnectionListener(const Limits& limits, ServerMetrics& metrics)
-    : metrics_(metrics), places_(ConnectionsMax(limits), limits.connections_peer_percent) {}
+    : metrics_(metrics),
+      unread_max_(limits.stream_progress_timeout),
+      places_(ConnectionsMax(limits), limits.connections_peer_percent) {}
 
 ConnectionListener::~ConnectionListener() { Stop(); }
 
@@ -136,11 +144,53 @@ void ConnectionListener::Stop() {
   if (!path_.empty()) ::unlink(path_.c_str());
 }
 
+void ConnectionListener::Disconnect() {
+  for (const auto& [descriptor, connection] : connections_) End(descriptor, connection);
+}
+
+void ConnectionListener::End(int descriptor, const Connection& connection) {
+  // gRPC may close the descriptor at any time, and its number may become another file's: the file
+  // that is looked at and the one that is ended are the same, because the copy keeps it.
+  const UniqueFd copy(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+  struct stat file {};
+  if (copy.valid() && ::fstat(copy.get(), &file) == 0 && file.st_dev == connection.device &&
+      file.st_ino == connection.inode) {
+    ::shutdown(copy.get(), SHUT_RDWR);
+  }
+}
+
+void ConnectionListener::EndUnread() {
+  const TimePoint now = Clock::Real().Now();
+  for (auto& [descriptor, connection] : connections_) {
+    int unread = 0;
+    pollfd writable{descriptor, POLLOUT, 0};
+    // Fails if gRPC has closed the connection, whose number may have become another file's.
+    if (::ioctl(descriptor, SIOCOUTQ, &unread) != 0 || ::poll(&writable, 1, 0) != 0) unread = 0;
+    if (unread == 0 || unread != connection.unread_bytes) {
+      connection.unread_bytes = unread;
+      connection.unread_since = now;
+    } else if (now - connection.unread_since >= unread_max_) {
+      metrics_.stalled_connections.Add();
+      End(descriptor, connection);
+      connection.unread_bytes = 0;
+    }
+  }
+}
+
 void ConnectionListener::Run() {
   std::vector<pollfd> waiting = {{wake_.get(), POLLIN, 0}, {local_.get(), POLLIN, 0}};
   for (const UniqueFd& listener : tcp_) waiting.push_back({listener.get(), POLLIN, 0});
+  TimePoint look = Clock::Real().Now();
   while (!stopping_.load()) {
-    if (::poll(waiting.data(), waiting.size(), -1) < 0) continue;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(look - Clock::Real().Now());
+    const int wait_ms =
+        connections_.empty() ? -1 : static_cast<int>(std::max<int64_t>(left.count(), 0));
+    if (::poll(waiting.data(), waiting.size(), wait_ms) < 0) continue;
+    if (Clock::Real().Now() >= look) {
+      Sweep();
+      EndUnread();
+      look = Clock::Real().Now() + unread_max_ / kLooksPerTimeout;
+    }
     bool has_descriptors = true;
     if (waiting[1].revents != 0) has_descriptors = Accept(local_, /*local=*/true);
     for (size_t i = 0; i < tcp_.size(); ++i) {

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "common/clock.h"
 #include "common/tenant_budget.h"
 #include "common/thread.h"
 #include "common/unique_fd.h"
@@ -54,11 +55,17 @@ class ConnectionListener {
   // Accepts no more. The Unix socket's file is removed. Idempotent.
   void Stop();
 
+  // Ends the connections that gRPC still has, whatever their peers read or send. REQUIRES: Stop has
+  // returned.
+  void Disconnect();
+
  private:
   struct Connection {
     std::string peer;
     dev_t device = 0;
     ino_t inode = 0;
+    int unread_bytes = 0;      // in the socket at the last look, which was full; 0: it was not
+    TimePoint unread_since{};  // from when on as many
   };
   void Run();
   // Accepts what waits at a listener. Returns false if descriptors have run out.
@@ -68,8 +75,13 @@ class ConnectionListener {
   TenantBudget::Taken Take(const std::string& peer);
   // Gives back the places of connections that gRPC has closed.
   void Sweep();
+  // Ends connections whose peers have read nothing from a full socket for too long.
+  void EndUnread();
+  // Ends one, if gRPC still has it.
+  static void End(int descriptor, const Connection& connection);
 
   ServerMetrics& metrics_;
+  const Duration unread_max_;
   TenantBudget places_;
   std::unordered_map<int, Connection> connections_;  // by descriptor
   std::string path_;                                 // of the Unix socket

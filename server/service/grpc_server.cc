@@ -2,10 +2,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/grpc_server.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
+#include "common/clock.h"
+#include "common/mutex.h"
 #include "common/status_macros.h"
+#include "common/thread.h"
+#include "grpc/grpc.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "grpcpp/resource_quota.h"
@@ -32,11 +37,74 @@ std::string Target(const HostPort& address) {
   return host + ":" + std::to_string(address.port);
 }
 
+// Once crumbd stops, a call is cancelled whose caller has read nothing for this long.
+constexpr Duration kStopReadTimeout = std::chrono::seconds(1);
+// Between two looks whether connections are to be ended.
+constexpr Duration kDisconnectInterval = std::chrono::milliseconds(100);
+
+// Ends connections while gRPC's server shuts down, which waits for as long as a peer leaves data
+// unread. They get `idle_grace` if there are no calls but those that StallWatch has cancelled, and
+// otherwise `grace`, the time after which gRPC cancels calls. Its thread, crumb-stop, ends with it.
+class Disconnector {
+ public:
+  Disconnector(ConnectionListener& listener, StallWatch& stalls, const RequestMetrics& requests,
+               Duration idle_grace, Duration grace)
+      : listener_(listener),
+        stalls_(stalls),
+        requests_(requests),
+        idle_due_(Clock::Real().Now() + idle_grace),
+        due_(Clock::Real().Now() + grace),
+        thread_("crumb-stop", [this] { Run(); }) {}
+  ~Disconnector() {
+    {
+      MutexLock lock(&mutex_);
+      ended_ = true;
+    }
+    changed_.NotifyAll();
+    thread_.Join();
+  }
+
+ private:
+  void Run() {
+    MutexLock lock(&mutex_);
+    for (TimePoint next = idle_due_; !ended_; next = Clock::Real().Now() + kDisconnectInterval) {
+      while (!ended_ && changed_.WaitUntil(&mutex_, next)) {
+      }
+      if (ended_) return;
+      // Calls of gRPC's own services are not counted: they do nothing that callers could miss.
+      const bool idle = requests_.in_flight() <= stalls_.lingering();
+      if (idle || Clock::Real().Now() >= due_) listener_.Disconnect();
+    }
+  }
+
+  ConnectionListener& listener_;
+  StallWatch& stalls_;
+  const RequestMetrics& requests_;
+  const TimePoint idle_due_;
+  const TimePoint due_;
+  Mutex mutex_;
+  CondVar changed_;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  Thread thread_;
+};
+
+// Keeps gRPC's library running until the process ends. Its shutdown, which otherwise comes with the
+// last object of gRPC, waits for up to 10 s for a thread that polls connections whose peers have
+// left data unread.
+void KeepLibrary() {
+  static const bool kept = [] {
+    ::grpc_init();
+    return true;
+  }();
+  static_cast<void>(kept);
+}
+
 class BuiltServer : public GrpcServer {
  public:
   BuiltServer(const ListenOptions& options, const CallContext& context, const NodeInfo& node)
       : stalls_(context.limits.stream_progress_timeout, context.clock),
         service_(context, stalls_, node),
+        metrics_(context.metrics),
         listener_(context.limits, context.metrics) {
     if (context.cluster != nullptr) {
       peer_service_ =
@@ -118,7 +186,10 @@ class BuiltServer : public GrpcServer {
     if (server_ == nullptr) return;
     listener_.Stop();
     wakes_.reset();
+    const Duration read_timeout = std::min(grace, kStopReadTimeout);
     service_.StopStreams();
+    stalls_.HastenReaders(read_timeout);
+    const Disconnector disconnector(listener_, stalls_, metrics_.requests, read_timeout, grace);
     server_->Shutdown(std::chrono::system_clock::now() +
                       std::chrono::duration_cast<std::chrono::system_clock::duration>(grace));
     server_->Wait();
@@ -131,6 +202,7 @@ class BuiltServer : public GrpcServer {
   std::unique_ptr<PeerService> peer_service_;  // null: this node is alone
   std::unique_ptr<grpc::Server> server_;
   std::unique_ptr<CallbackWakes> wakes_;
+  const ServerMetrics& metrics_;
   ConnectionListener listener_;
   std::string tcp_address_;
 };
@@ -140,6 +212,7 @@ class BuiltServer : public GrpcServer {
 absl::StatusOr<std::unique_ptr<GrpcServer>> GrpcServer::Start(const ListenOptions& options,
                                                               const CallContext& context,
                                                               const NodeInfo& node) {
+  KeepLibrary();
   auto server = std::make_unique<BuiltServer>(options, context, node);
   CRUMB_RETURN_IF_ERROR(server->Open(options, context.limits));
   return server;

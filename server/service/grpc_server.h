@@ -28,7 +28,9 @@ class GrpcServer {
   // What health answers for the server and for CacheService.
   virtual void SetServing(bool serving) = 0;
 
-  // Ends long streams, waits `grace` for calls in progress, then cancels them. Idempotent.
+  // Ends long streams, and calls whose callers leave responses unread; waits `grace` for other
+  // calls in progress, then cancels them and ends all connections. No peer can make it last longer.
+  // Idempotent.
   virtual void Stop(Duration grace) = 0;
 };
 

@@ -1,47 +1,47 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // CacheService: the calls about leases.
+#include <optional>
+
 #include "common/status_macros.h"
 #include "server/calls/lease_calls.h"
 #include "server/service/cache_service.h"
 #include "server/service/call_metadata.h"
-#include "server/service/grpc_status.h"
+#include "server/service/unary_call.h"
 
 namespace crumb::server {
 namespace {
 
-// One Acquire; gives the lease back when the caller has gone without its answer.
-class AcquireReactor : public grpc::ServerUnaryReactor {
+// One Acquire. Its lease is given back if the caller does not get the response.
+class AcquireCall : public UnaryCall {
  public:
-  AcquireReactor(const CallContext& context, const grpc::CallbackServerContext& call,
-                 const v1::AcquireResponse& response, std::unique_ptr<CallScope> scope)
-      : context_(context), call_(call), response_(response), scope_(std::move(scope)) {}
+  AcquireCall(const CallContext& context, const StreamParts& parts,
+              grpc::CallbackServerContext& call, v1::AcquireResponse& response)
+      : UnaryCall(context, parts, Rpc::kAcquire, call, response),
+        service_(context),
+        call_(call),
+        response_(response) {}
 
-  void Start(std::shared_ptr<Session> session, const v1::AcquireRequest& request,
-             v1::AcquireResponse* response) {
+  void Start(const CallContext& context, std::shared_ptr<Session> session,
+             const v1::AcquireRequest& request) {
+    context_.emplace(context);
     session_ = std::move(session);
-    server::Acquire(context_, session_, DeadlineOf(call_, context_.clock.Now()), request, response,
-                    [this](const absl::Status& status) { End(status); });
+    server::Acquire(*context_, session_, DeadlineOf(call_, service_.clock.Now()), request,
+                    &response_, [this](const absl::Status& status) { End(status); });
   }
 
-  void End(const absl::Status& status) {
-    scope_->SetCode(status.code());
-    scope_.reset();  // the call's time ends here, not when gRPC is done with it
-    Finish(ToGrpc(status));
-  }
-
-  void OnDone() override {
-    if (session_ != nullptr && response_.lease() != 0 && call_.IsCancelled()) {
-      context_.sessions.Release(*session_, response_.lease());
+ protected:
+  void Undelivered() override {
+    if (session_ != nullptr && response_.lease() != 0) {
+      service_.sessions.Release(*session_, response_.lease());
     }
-    delete this;
   }
 
  private:
-  const CallContext context_;
+  const CallContext& service_;
   const grpc::CallbackServerContext& call_;
-  const v1::AcquireResponse& response_;
-  std::unique_ptr<CallScope> scope_;
+  v1::AcquireResponse& response_;
+  std::optional<CallContext> context_;  // with the caller
   std::shared_ptr<Session> session_;
 };
 
@@ -49,41 +49,42 @@ class AcquireReactor : public grpc::ServerUnaryReactor {
 
 grpc::ServerUnaryReactor* CacheService::Acquire(Context* call, const v1::AcquireRequest* request,
                                                 v1::AcquireResponse* response) {
-  auto scope = NewScope(Rpc::kAcquire);
+  const auto acquire = std::make_shared<AcquireCall>(context_, parts(), *call, *response);
+  acquire->Begin();
   CallContext context = context_;
   // server::Acquire checks the request itself.
-  const absl::Status admitted = Admit(*scope, *call, /*request=*/nullptr, context);
+  const absl::Status admitted = Admit(acquire->scope(), *call, /*request=*/nullptr, context);
   absl::StatusOr<std::shared_ptr<server::Session>> session =
       admitted.ok() ? SessionOf(*call, context) : admitted;
-  // Deletes itself in OnDone.
-  auto* reactor = new AcquireReactor(context, *call, *response, std::move(scope));
   if (session.ok()) {
-    reactor->Start(*std::move(session), *request, response);
+    acquire->SetTenant(context.caller.name());
+    acquire->Start(context, *std::move(session), *request);
   } else {
-    reactor->End(session.status());
+    acquire->End(session.status());
   }
-  return reactor;
+  return acquire.get();
 }
 
 grpc::ServerUnaryReactor* CacheService::Lookup(Context* call, const v1::LookupRequest* request,
                                                v1::LookupResponse* response) {
   return AnswerLater(
-      call, Rpc::kLookup, *request, [&](const CallContext& context, const Done& done) {
+      call, Rpc::kLookup, *request, response, [&](const CallContext& context, const Done& done) {
         server::Lookup(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
       });
 }
 
 grpc::ServerUnaryReactor* CacheService::Release(Context* call, const v1::ReleaseRequest* request,
                                                 v1::ReleaseResponse* response) {
-  return Answer(call, Rpc::kRelease, *request, [&](const CallContext& context) -> absl::Status {
-    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
-    return server::Release(context, *session, *request, response);
-  });
+  return Answer(call, Rpc::kRelease, *request, response,
+                [&](const CallContext& context) -> absl::Status {
+                  CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+                  return server::Release(context, *session, *request, response);
+                });
 }
 
 grpc::ServerUnaryReactor* CacheService::Prefetch(Context* call, const v1::PrefetchRequest* request,
                                                  v1::PrefetchResponse* response) {
-  return Answer(call, Rpc::kPrefetch, *request, [&](const CallContext& context) {
+  return Answer(call, Rpc::kPrefetch, *request, response, [&](const CallContext& context) {
     return server::Prefetch(context, *request, response);
   });
 }

@@ -13,7 +13,7 @@ namespace crumb::server {
 grpc::ServerUnaryReactor* CacheService::OpenKeyspace(Context* call,
                                                      const v1::OpenKeyspaceRequest* request,
                                                      v1::OpenKeyspaceResponse* response) {
-  return AnswerLater(call, Rpc::kOpenKeyspace, *request,
+  return AnswerLater(call, Rpc::kOpenKeyspace, *request, response,
                      [&](const CallContext& context, const Done& done) {
                        server::OpenKeyspace(context, *request, response, done);
                      });
@@ -21,8 +21,8 @@ grpc::ServerUnaryReactor* CacheService::OpenKeyspace(Context* call,
 
 grpc::ServerUnaryReactor* CacheService::SetKeyspaceState(Context* call,
                                                          const v1::SetKeyspaceStateRequest* request,
-                                                         v1::SetKeyspaceStateResponse*) {
-  return AnswerLater(call, Rpc::kSetKeyspaceState, *request,
+                                                         v1::SetKeyspaceStateResponse* response) {
+  return AnswerLater(call, Rpc::kSetKeyspaceState, *request, response,
                      [&](const CallContext& context, const Done& done) {
                        server::SetKeyspaceState(context, *request, done);
                      });
@@ -31,7 +31,7 @@ grpc::ServerUnaryReactor* CacheService::SetKeyspaceState(Context* call,
 grpc::ServerUnaryReactor* CacheService::DropKeyspace(Context* call,
                                                      const v1::DropKeyspaceRequest* request,
                                                      v1::DropKeyspaceResponse* response) {
-  return AnswerLater(call, Rpc::kDropKeyspace, *request,
+  return AnswerLater(call, Rpc::kDropKeyspace, *request, response,
                      [&](const CallContext& context, const Done& done) {
                        server::DropKeyspace(context, *request, response, done);
                      });
@@ -39,7 +39,7 @@ grpc::ServerUnaryReactor* CacheService::DropKeyspace(Context* call,
 
 grpc::ServerUnaryReactor* CacheService::Flush(Context* call, const v1::FlushRequest* request,
                                               v1::FlushResponse* response) {
-  return AnswerLater(call, Rpc::kFlush, *request,
+  return AnswerLater(call, Rpc::kFlush, *request, response,
                      [&](const CallContext& context, const Done& done) {
                        server::Flush(context, *request, response, done);
                      });
@@ -47,21 +47,22 @@ grpc::ServerUnaryReactor* CacheService::Flush(Context* call, const v1::FlushRequ
 
 grpc::ServerUnaryReactor* CacheService::Pin(Context* call, const v1::PinRequest* request,
                                             v1::PinResponse* response) {
-  return AnswerLater(call, Rpc::kPin, *request, [&](const CallContext& context, const Done& done) {
-    server::Pin(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
-  });
+  return AnswerLater(
+      call, Rpc::kPin, *request, response, [&](const CallContext& context, const Done& done) {
+        server::Pin(context, DeadlineOf(*call, context.clock.Now()), *request, response, done);
+      });
 }
 
 grpc::ServerUnaryReactor* CacheService::Unpin(Context* call, const v1::UnpinRequest* request,
                                               v1::UnpinResponse* response) {
-  return Answer(call, Rpc::kUnpin, *request, [&](const CallContext& context) {
+  return Answer(call, Rpc::kUnpin, *request, response, [&](const CallContext& context) {
     return server::Unpin(context, *request, response);
   });
 }
 
 grpc::ServerUnaryReactor* CacheService::Delete(Context* call, const v1::DeleteRequest* request,
                                                v1::DeleteResponse* response) {
-  return AnswerLater(call, Rpc::kDelete, *request,
+  return AnswerLater(call, Rpc::kDelete, *request, response,
                      [&](const CallContext& context, const Done& done) {
                        server::Delete(context, *request, response, done);
                      });
@@ -69,7 +70,7 @@ grpc::ServerUnaryReactor* CacheService::Delete(Context* call, const v1::DeleteRe
 
 grpc::ServerUnaryReactor* CacheService::Stats(Context* call, const v1::StatsRequest* request,
                                               v1::StatsResponse* response) {
-  return Answer(call, Rpc::kStats, *request, [&](const CallContext& context) {
+  return Answer(call, Rpc::kStats, *request, response, [&](const CallContext& context) {
     FillStats(context, node_, response);
     return absl::OkStatus();
   });
@@ -78,7 +79,7 @@ grpc::ServerUnaryReactor* CacheService::Stats(Context* call, const v1::StatsRequ
 grpc::ServerUnaryReactor* CacheService::ListNodes(Context* call,
                                                   const v1::ListNodesRequest* request,
                                                   v1::ListNodesResponse* response) {
-  return Answer(call, Rpc::kListNodes, *request, [&](const CallContext& context) {
+  return Answer(call, Rpc::kListNodes, *request, response, [&](const CallContext& context) {
     FillNodes(context, node_, response);
     return absl::OkStatus();
   });
@@ -88,7 +89,8 @@ grpc::ServerUnaryReactor* CacheService::LocatePage(Context* call,
                                                    const v1::LocatePageRequest* request,
                                                    v1::LocatePageResponse* response) {
   return AnswerLater(
-      call, Rpc::kLocatePage, *request, [&](const CallContext& context, const Done& done) {
+      call, Rpc::kLocatePage, *request, response,
+      [&](const CallContext& context, const Done& done) {
         if (context.cluster == nullptr) {
           return done(absl::FailedPreconditionError("this crumbd is in no cluster"));
         }
@@ -102,8 +104,8 @@ grpc::ServerUnaryReactor* CacheService::LocatePage(Context* call,
 
 grpc::ServerUnaryReactor* CacheService::DrainNode(Context* call,
                                                   const v1::DrainNodeRequest* request,
-                                                  v1::DrainNodeResponse*) {
-  return AnswerLater(call, Rpc::kDrainNode, *request,
+                                                  v1::DrainNodeResponse* response) {
+  return AnswerLater(call, Rpc::kDrainNode, *request, response,
                      [&](const CallContext& context, const Done& done) {
                        if (context.cluster == nullptr) {
                          return done(absl::FailedPreconditionError("this crumbd is in no cluster"));

@@ -11,6 +11,7 @@
 #include "server/calls/field_bounds.h"
 #include "server/service/call_metadata.h"
 #include "server/service/grpc_status.h"
+#include "server/service/unary_call.h"
 #include "server/tls_credentials.h"
 
 namespace crumb::server {
@@ -149,25 +150,24 @@ absl::Status PeerService::Admit(CallScope& scope, const Context& call,
 
 grpc::ServerUnaryReactor* PeerService::Answer(Context* call_context, Rpc rpc,
                                               const google::protobuf::Message& request,
+                                              google::protobuf::Message* response,
                                               const std::function<void(PeerDone)>& call) {
-  Unary* reactor = call_context->DefaultReactor();
-  const std::shared_ptr<CallScope> scope = std::make_shared<CallScope>(context_, calls_, rpc);
-  const PeerDone done = [reactor, scope](const absl::Status& status) {
-    scope->SetCode(status.code());
-    reactor->Finish(ToGrpc(status));
-  };
-  const absl::Status admitted = Admit(*scope, *call_context, request);
+  const auto reactor = std::make_shared<UnaryCall>(context_, StreamParts{calls_, stalls_}, rpc,
+                                                   *call_context, *response);
+  reactor->Begin();
+  const PeerDone done = [call = reactor.get()](const absl::Status& status) { call->End(status); };
+  const absl::Status admitted = Admit(reactor->scope(), *call_context, request);
   if (admitted.ok()) {
     call(done);
   } else {
     done(admitted);
   }
-  return reactor;
+  return reactor.get();
 }
 
 grpc::ServerUnaryReactor* PeerService::PeerHello(Context* call, const v1::PeerHelloRequest* request,
                                                  v1::PeerHelloResponse* response) {
-  return Answer(call, Rpc::kPeerHello, *request, [&](const PeerDone& done) {
+  return Answer(call, Rpc::kPeerHello, *request, response, [&](const PeerDone& done) {
     server::PeerHello(cluster_.calls(), response);
     done(absl::OkStatus());
   });
@@ -177,15 +177,15 @@ grpc::ServerUnaryReactor* PeerService::PeerAcquire(Context* call,
                                                    const v1::PeerAcquireRequest* request,
                                                    v1::PeerAcquireResponse* response) {
   const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
-  return Answer(call, Rpc::kPeerAcquire, *request, [&](const PeerDone& done) {
+  return Answer(call, Rpc::kPeerAcquire, *request, response, [&](const PeerDone& done) {
     server::PeerAcquire(cluster_.calls(), *request, deadline, response, done);
   });
 }
 
 grpc::ServerUnaryReactor* PeerService::PeerRelease(Context* call,
                                                    const v1::PeerReleaseRequest* request,
-                                                   v1::PeerReleaseResponse*) {
-  return Answer(call, Rpc::kPeerRelease, *request, [&](const PeerDone& done) {
+                                                   v1::PeerReleaseResponse* response) {
+  return Answer(call, Rpc::kPeerRelease, *request, response, [&](const PeerDone& done) {
     done(server::PeerRelease(cluster_.calls(), *request));
   });
 }
@@ -193,7 +193,7 @@ grpc::ServerUnaryReactor* PeerService::PeerRelease(Context* call,
 grpc::ServerUnaryReactor* PeerService::PeerPush(Context* call, const v1::PeerPushRequest* request,
                                                 v1::PeerPushResponse* response) {
   const TimePoint deadline = DeadlineOf(*call, context_.clock.Now());
-  return Answer(call, Rpc::kPeerPush, *request, [&](const PeerDone& done) {
+  return Answer(call, Rpc::kPeerPush, *request, response, [&](const PeerDone& done) {
     server::PeerPush(cluster_.calls(), *request, deadline, response, done);
   });
 }
@@ -201,14 +201,14 @@ grpc::ServerUnaryReactor* PeerService::PeerPush(Context* call, const v1::PeerPus
 grpc::ServerUnaryReactor* PeerService::PeerKeyspaces(Context* call,
                                                      const v1::PeerKeyspacesRequest* request,
                                                      v1::PeerKeyspacesResponse* response) {
-  return Answer(call, Rpc::kPeerKeyspaces, *request, [&](const PeerDone& done) {
+  return Answer(call, Rpc::kPeerKeyspaces, *request, response, [&](const PeerDone& done) {
     server::PeerKeyspaces(cluster_.calls(), *request, response, done);
   });
 }
 
 grpc::ServerUnaryReactor* PeerService::PeerDrain(Context* call, const v1::PeerDrainRequest* request,
-                                                 v1::PeerDrainResponse*) {
-  return Answer(call, Rpc::kPeerDrain, *request,
+                                                 v1::PeerDrainResponse* response) {
+  return Answer(call, Rpc::kPeerDrain, *request, response,
                 [&](const PeerDone& done) { done(cluster_.calls().drain()); });
 }
 

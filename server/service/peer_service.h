@@ -48,7 +48,7 @@ class PeerService final : public v1::PeerService::CallbackService {
                      const google::protobuf::Message& request) const;
   // Finishes once `call` has called back.
   Unary* Answer(Context* call_context, Rpc rpc, const google::protobuf::Message& request,
-                const std::function<void(PeerDone)>& call);
+                google::protobuf::Message* response, const std::function<void(PeerDone)>& call);
 
   const CallContext context_;
   Cluster& cluster_;

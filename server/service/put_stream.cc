@@ -2,12 +2,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/service/put_stream.h"
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <utility>
 
 #include "server/calls/put_assembler.h"
 #include "server/service/grpc_status.h"
+#include "server/service/unary_call.h"
 
 namespace crumb::server {
 namespace {
@@ -20,9 +22,10 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
                   public std::enable_shared_from_this<PutStream> {
  public:
   PutStream(const CallContext& context, const StreamParts& parts, std::unique_ptr<CallScope> scope,
-            v1::PutResponse* response)
+            grpc::CallbackServerContext& call, v1::PutResponse* response)
       : context_(context),
         scope_(std::move(scope)),
+        hold_(call),
         place_(std::in_place, parts.calls.puts, context.caller.name()),
         assembler_(context),
         response_(response) {}
@@ -42,6 +45,8 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
     if (!EndWait()) return;  // Stalled() ends the stream
     if (!ok) {
       *response_ = assembler_.Finish();
+      answered_.store(true);
+      BeginWait(context_.clock.Now(), /*progressed=*/true);  // until the response has been read
       return End(absl::OkStatus());
     }
     const absl::StatusOr<bool> complete = assembler_.Add(request_);
@@ -60,9 +65,12 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
         "limits.commit_queue, or the tenant's part of it, is reached, try again"));
   }
 
-  // The read in progress ends with the stream.
+  bool WaitsForReader() const override { return answered_.load(); }
+
+  // A read in progress ends with the stream.
   void Stalled() override {
     context_.metrics.stalled_streams.Add();
+    if (answered_.load()) return hold_.Cancel();
     End(absl::DeadlineExceededError(
         "the Put made no progress for limits.stream_progress_timeout; what it had sent whole is "
         "stored"));
@@ -85,6 +93,8 @@ class PutStream : public grpc::ServerReadReactor<v1::PutRequest>,
 
   const CallContext context_;
   const std::unique_ptr<CallScope> scope_;
+  CallHold hold_;
+  std::atomic<bool> answered_{false};  // the response is complete
   // Until the call has its status: gRPC reports later that it is done.
   std::optional<TenantGrant> place_;
   PutAssembler assembler_;
@@ -100,8 +110,9 @@ grpc::ServerReadReactor<v1::PutRequest>* StartPut(const CallContext& context,
                                                   const absl::Status& admitted,
                                                   const StreamParts& parts,
                                                   std::unique_ptr<CallScope> scope,
+                                                  grpc::CallbackServerContext& call,
                                                   v1::PutResponse* response) {
-  const auto stream = std::make_shared<PutStream>(context, parts, std::move(scope), response);
+  const auto stream = std::make_shared<PutStream>(context, parts, std::move(scope), call, response);
   stream->Start(admitted, parts.stalls);
   return stream.get();
 }

@@ -11,15 +11,16 @@ namespace crumb::server {
 
 grpc::ServerUnaryReactor* CacheService::Reserve(Context* call, const v1::ReserveRequest* request,
                                                 v1::ReserveResponse* response) {
-  return Answer(call, Rpc::kReserve, *request, [&](const CallContext& context) -> absl::Status {
-    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
-    return server::Reserve(context, *session, *request, response);
-  });
+  return Answer(call, Rpc::kReserve, *request, response,
+                [&](const CallContext& context) -> absl::Status {
+                  CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+                  return server::Reserve(context, *session, *request, response);
+                });
 }
 
 grpc::ServerUnaryReactor* CacheService::Commit(Context* call, const v1::CommitRequest* request,
                                                v1::CommitResponse* response) {
-  return AnswerLater(call, Rpc::kCommit, *request,
+  return AnswerLater(call, Rpc::kCommit, *request, response,
                      [&](const CallContext& context, const Done& done) {
                        auto session = SessionOf(*call, context);
                        if (!session.ok()) return done(session.status());
@@ -28,29 +29,32 @@ grpc::ServerUnaryReactor* CacheService::Commit(Context* call, const v1::CommitRe
 }
 
 grpc::ServerUnaryReactor* CacheService::Abort(Context* call, const v1::AbortRequest* request,
-                                              v1::AbortResponse*) {
-  return Answer(call, Rpc::kAbort, *request, [&](const CallContext& context) -> absl::Status {
-    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
-    return server::Abort(context, *session, *request);
-  });
+                                              v1::AbortResponse* response) {
+  return Answer(call, Rpc::kAbort, *request, response,
+                [&](const CallContext& context) -> absl::Status {
+                  CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+                  return server::Abort(context, *session, *request);
+                });
 }
 
 grpc::ServerUnaryReactor* CacheService::ClaimSlots(Context* call,
                                                    const v1::ClaimSlotsRequest* request,
                                                    v1::ClaimSlotsResponse* response) {
-  return Answer(call, Rpc::kClaimSlots, *request, [&](const CallContext& context) -> absl::Status {
-    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
-    return server::ClaimSlots(context, *session, *request, response);
-  });
+  return Answer(call, Rpc::kClaimSlots, *request, response,
+                [&](const CallContext& context) -> absl::Status {
+                  CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+                  return server::ClaimSlots(context, *session, *request, response);
+                });
 }
 
 grpc::ServerUnaryReactor* CacheService::ScrubSlots(Context* call,
                                                    const v1::ScrubSlotsRequest* request,
                                                    v1::ScrubSlotsResponse* response) {
-  return Answer(call, Rpc::kScrubSlots, *request, [&](const CallContext& context) -> absl::Status {
-    CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
-    return server::ScrubSlots(context, *session, *request, response);
-  });
+  return Answer(call, Rpc::kScrubSlots, *request, response,
+                [&](const CallContext& context) -> absl::Status {
+                  CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
+                  return server::ScrubSlots(context, *session, *request, response);
+                });
 }
 
 }  // namespace crumb::server

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <list>
 #include <memory>
 #include <vector>
@@ -13,8 +14,8 @@
 
 namespace crumb::server {
 
-// A stream that sometimes waits for its caller: for a message to arrive, or for one to be read.
-// A stream that waits longer than the StallWatch allows is stalled, and ends. Its states:
+// A stream, or a call, that sometimes waits for its caller: for a message to arrive, or for one to
+// be read. A stream that waits longer than the StallWatch allows is stalled, and ends. Its states:
 //
 //   working --BeginWait--> waiting --EndWait--> working
 //                             |
@@ -43,6 +44,9 @@ class StallableStream {
   }
   bool stalled() const { return waiting_since_.load() == kStalled; }
 
+  // Whether the stream, while it waits, waits for its caller to read, and not to send.
+  virtual bool WaitsForReader() const { return true; }
+
   // For StallWatch. True: the stream has waited since before `since` and is stalled now.
   bool Claim(TimePoint since) {
     TimePoint waiting = waiting_since_.load();
@@ -68,21 +72,34 @@ class StallWatch {
   StallWatch(Duration timeout, const Clock& clock);
   ~StallWatch();
 
-  // Watches the stream as long as it lives.
-  void Add(const std::weak_ptr<StallableStream>& stream);
+  // Watches the stream as long as it lives, or until its place is removed.
+  using Place = std::list<std::weak_ptr<StallableStream>>::iterator;
+  Place Add(const std::weak_ptr<StallableStream>& stream);
+  // Stops watching a stream that lives. REQUIRES: `place` is what Add returned for it.
+  void Remove(Place place);
 
-  Duration timeout() const { return timeout_; }
+  // From now on streams whose callers read nothing are stalled after `timeout`, if that is shorter
+  // than before: crumbd stops.
+  void HastenReaders(Duration timeout);
+
+  // Streams that were stalled and have not ended: gRPC ends a stream only when it can write to the
+  // connection again, and a peer may read nothing from it.
+  int64_t lingering();
 
  private:
   void Run();
   // The streams that live; forgets the others.
   std::vector<std::shared_ptr<StallableStream>> Streams();
 
-  const Duration timeout_;
   const Clock& clock_;
   Mutex mutex_;
   CondVar changed_;
+  const Duration timeout_;
+  Duration reader_timeout_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool hastened_ ABSL_GUARDED_BY(mutex_) = false;  // the thread is to look at once
+  // The thread waits for a first stream, and not for an instant.
+  bool idle_ ABSL_GUARDED_BY(mutex_) = false;
   std::list<std::weak_ptr<StallableStream>> streams_ ABSL_GUARDED_BY(mutex_);
   Thread thread_;
 };

@@ -15,7 +15,7 @@ namespace {
 
 // RFC 9113, section 6.
 constexpr uint8_t kData = 0, kHeaders = 1, kReset = 3, kSettings = 4, kPing = 6, kWindowUpdate = 8;
-constexpr uint8_t kAck = 1, kEndHeaders = 4;
+constexpr uint8_t kAck = 1, kEndStream = 1, kEndHeaders = 4;
 constexpr uint16_t kInitialWindowSize = 4;
 constexpr size_t kFrameBytesMax = 16'384;
 constexpr size_t kFrameHeader = 9;
@@ -38,22 +38,58 @@ std::string Field(const std::string& name, const std::string& value) {
          static_cast<char>(value.size()) + value;
 }
 
-}  // namespace
+constexpr char kPreface[] = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-UnfinishedCalls::UnfinishedCalls(const std::string& socket, int calls, uint32_t message_bytes) {
+// The connection, or none.
+UniqueFd ConnectTo(const std::string& socket) {
   UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   std::strncpy(address.sun_path, socket.c_str(), sizeof(address.sun_path) - 1);
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0)
-    return;
-  fd_ = std::move(fd);
-  Send("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+    return {};
+  }
+  return fd;
+}
+
+std::string Frame(uint8_t type, uint8_t flags, uint32_t stream, const std::string& payload) {
+  return Bytes(static_cast<uint32_t>(payload.size()), 3) + static_cast<char>(type) +
+         static_cast<char>(flags) + Bytes(stream, 4) + payload;
+}
+
+std::string CallHeaders(const std::string& method) {
+  return Field(":method", "POST") + Field(":scheme", "http") + Field(":path", method) +
+         Field(":authority", "localhost") + Field("te", "trailers") +
+         Field("content-type", "application/grpc");
+}
+
+}  // namespace
+
+UnreadCalls::UnreadCalls(const std::string& socket, const std::string& method, int calls)
+    : fd_(ConnectTo(socket)) {
+  if (!fd_.valid()) return;
+  std::string bytes = kPreface + Frame(kSettings, 0, 0, Bytes(kInitialWindowSize, 2) + Bytes(0, 4));
+  for (int i = 0; i < calls; ++i) {
+    const auto stream = static_cast<uint32_t>(2 * i + 1);
+    bytes += Frame(kHeaders, kEndHeaders, stream, CallHeaders(method));
+    bytes += Frame(kData, kEndStream, stream, std::string(5, '\0'));
+  }
+  for (size_t done = 0; done < bytes.size();) {
+    const ssize_t sent = ::send(fd_.get(), bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+    if (sent <= 0) {
+      fd_.Reset();
+      return;
+    }
+    done += static_cast<size_t>(sent);
+  }
+}
+
+UnfinishedCalls::UnfinishedCalls(const std::string& socket, int calls, uint32_t message_bytes)
+    : fd_(ConnectTo(socket)) {
+  if (!fd_.valid()) return;
+  Send(kPreface);
   SendFrame(kSettings, 0, 0, "");
-  const std::string headers = Field(":method", "POST") + Field(":scheme", "http") +
-                              Field(":path", "/crumb.v1.CacheService/Lookup") +
-                              Field(":authority", "localhost") + Field("te", "trailers") +
-                              Field("content-type", "application/grpc");
+  const std::string headers = CallHeaders("/crumb.v1.CacheService/Lookup");
   while (Receive(200)) {
   }
   for (int i = 0; i < calls; ++i) {
@@ -81,8 +117,7 @@ void UnfinishedCalls::Send(const std::string& bytes) {
 
 void UnfinishedCalls::SendFrame(uint8_t type, uint8_t flags, uint32_t stream,
                                 const std::string& payload) {
-  Send(Bytes(static_cast<uint32_t>(payload.size()), 3) + static_cast<char>(type) +
-       static_cast<char>(flags) + Bytes(stream, 4) + payload);
+  Send(Frame(type, flags, stream, payload));
 }
 
 bool UnfinishedCalls::Receive(int wait_ms) {

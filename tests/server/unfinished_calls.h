@@ -49,4 +49,19 @@ class UnfinishedCalls {
   bool closed_ = false;
 };
 
+// A caller who begins gRPC calls with empty requests and has a flow control window of 0, so that no
+// byte of a response is ever sent.
+class UnreadCalls {
+ public:
+  // Connects to the Unix socket and begins `calls` calls of `method`, such as
+  // "/crumb.v1.CacheService/Stats". connected() is false if there is no connection.
+  UnreadCalls(const std::string& socket, const std::string& method, int calls);
+
+  bool connected() const { return fd_.valid(); }
+  void Close() { fd_.Reset(); }
+
+ private:
+  UniqueFd fd_;
+};
+
 }  // namespace crumb::server
