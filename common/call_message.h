@@ -6,8 +6,8 @@
 
 namespace crumb {
 
-// Of one message on a session's call socket (crumb/v1/call_socket.proto): fits the buffers that
-// Linux gives a Unix socket unasked.
+// The largest message on a session's call socket (crumb/v1/call_socket.proto). It fits the buffers
+// that Linux gives a Unix socket by default.
 inline constexpr size_t kCallMessageBytesMax = 128 << 10;
 
 }  // namespace crumb

@@ -40,7 +40,7 @@ size_t EditDistance(const std::string& a, const std::string& b) {
   return steps.back().back();
 }
 
-// The key that somebody may have meant; empty: none is close.
+// The known key most like `key`, or an empty string when none is close.
 std::string NearestKey(const std::set<std::string>& known, const std::string& key) {
   constexpr size_t kStepsMax = 2;
   constexpr size_t kLengthMax = 64;  // longer words are no typos

@@ -30,8 +30,8 @@ class Executor {
     std::string name = "executor";
     int threads = 1;
     size_t queue_max = 1024;  // tasks waiting; more are refused
-    // Of the places, for one tenant. 100: tenants are not told apart. Below 100 one tenant's tasks
-    // run on `threads` - 1 threads at most, if there are several.
+    // One tenant may have this part of the queue. At 100 tenants are not told apart. Below 100 one
+    // tenant's tasks run on `threads` - 1 threads at most, if there are several.
     int64_t part_max_percent = 100;
   };
   // One step of a task. Returns true if there is another one.

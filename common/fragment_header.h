@@ -12,9 +12,9 @@
 #include "absl/status/statusor.h"
 #include "common/page_key.h"
 
-// What stands before a fragment's tiles are believed: docs/formats/fragment.md. A fragment in a
-// slot, in staging, in an extent or on the wire is its tiles, layer by layer and head by head, and
-// then its header.
+// The header of a fragment, which names and checks its tiles: docs/formats/fragment.md. A fragment
+// in a slot, in staging, in an extent or on the wire is its tiles, layer by layer and head by head,
+// and then its header.
 namespace crumb {
 
 // Persisted and sent: values are frozen.

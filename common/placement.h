@@ -10,14 +10,14 @@
 
 #include "common/page_key.h"
 
-// Which nodes are the homes of a run: docs/adr/0007-placement.md. Pure functions; every node that
-// has the same view gets the same answer.
+// Choice of the nodes that are the homes of a run: docs/adr/0007-placement.md. The functions are
+// pure; every node that has the same view gets the same result.
 namespace crumb {
 
 // Consecutive pages of a sequence that are placed together.
 inline constexpr size_t kRunPages = 32;
 
-// What placement knows of a node.
+// A node as placement sees it.
 struct PlacementNode {
   std::string id;       // unique within a view
   double weight = 1;    // above 0: share of the runs

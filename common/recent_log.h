@@ -27,7 +27,7 @@ class RecentLog {
   static constexpr size_t kProblemsMax = 64;
   static constexpr size_t kTextBytesMax = 512;
 
-  // Of this process: every line that LogLine wrote.
+  // The log of this process: every line that LogLine wrote.
   static RecentLog& Process();
 
   // Lines below a warning are ignored.

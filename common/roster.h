@@ -79,7 +79,7 @@ class RosterMark {
  private:
   RosterMark(UniqueFd file, uint64_t byte) : file_(std::move(file)), byte_(byte) {}
 
-  UniqueFd file_;  // opened anew: the lock belongs to it
+  UniqueFd file_;  // an open file of its own, because the lock belongs to it
   uint64_t byte_ = 0;
 };
 

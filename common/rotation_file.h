@@ -49,7 +49,7 @@ struct RotationFile {
   std::vector<float> attention_error;
 };
 
-// What messages call layer `index` of the file: the model's own number.
+// Returns the model's own number of layer `index` of the file, which error messages use.
 int LayerId(const RotationFile& file, int index);
 
 // Hexadecimal SHA-256 over all fields and arrays but attention_error: what keyspaces name the file

@@ -25,7 +25,7 @@ class SafetensorsFile {
 
   const std::string& path() const { return path_; }
   std::vector<std::string> names() const;
-  // What the header says in __metadata__.
+  // The entries of the header's __metadata__.
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   bool Has(const std::string& name) const { return entries_.contains(name); }
   // kNotFound: no such tensor; kInvalidArgument: its dtype is none of DType.

@@ -16,7 +16,7 @@ struct TlsFile {
   std::string path;
 };
 
-// What one end of a TLS connection reads: its certificate (with intermediates behind it), the key
+// PEM files of one end of a TLS connection: its certificate (with intermediates behind it), the key
 // of that certificate, and the certificates that the other end is checked with.
 struct TlsFiles {
   TlsFile cert;
@@ -24,7 +24,7 @@ struct TlsFiles {
   TlsFile ca;
 };
 
-// What a file's certificates are for: all of a chain must be valid, one of several authorities.
+// Use of a file's certificates: all of a chain must be valid, but only one of several authorities.
 enum class TlsRole { kChain, kAuthorities };
 
 // The instant from which the certificates in `file` no longer serve. kNotFound: no such file;

@@ -92,8 +92,8 @@ __attribute__((target("sse4.2,pclmul"))) uint32_t Crc32cX86(std::byte* target,
 constexpr size_t kVectorBytes = 64;
 constexpr size_t kBlockBytes = 4 * kVectorBytes;
 
-// What 16 bytes are multiplied with to stand `bits` further on: the first 8 of them, which are the
-// higher powers, with x^(bits + 64) and the rest with x^bits. A product stands for a * b * x.
+// Multipliers that move 16 bytes on by `bits`: the first 8 bytes, which are the higher powers, are
+// multiplied by x^(bits + 64) and the rest by x^bits. A product stands for a * b * x.
 template <int kBits>
 CRUMB_AVX512_CRC inline __m128i Factors() {
   return _mm_set_epi64x(static_cast<int64_t>(uint64_t{PowerOfX(kBits - 1)} << 32),

@@ -13,7 +13,7 @@ namespace crumb {
 using X86Crc32c = uint32_t (*)(std::byte* target, const std::byte* source, size_t size,
                                uint32_t crc);
 
-// Of this CPU; null: it lacks them.
+// The fastest versions that this CPU has instructions for; null where it lacks them.
 X86Crc32c Sse42Crc32c();   // the crc32 instruction: 8 bytes each
 X86Crc32c Avx512Crc32c();  // carry-less products of 64 bytes; short of 256 bytes as Sse42Crc32c
 

@@ -39,7 +39,7 @@ using crumb::server::Options;
 using crumb::server::TakeoverListener;
 using crumb::storage::HandedOverMemory;
 
-// What the takeover listener tells the main thread that a successor asks with.
+// The signal by which the takeover listener tells the main thread that a successor asks.
 constexpr int kSuccessorSignal = SIGUSR2;
 // How long a successor waits for the memory beside what stopping may take; how long this one waits
 // for a successor that recovers the SSD folder; for the end of a predecessor that has been told to;
@@ -123,7 +123,7 @@ DaemonOr StartWith(const Options& options, std::unique_ptr<HandedOverMemory> mem
 // Starts with the memory of the crumbd that runs, which ends when this one serves, and goes on when
 // it does not. Without one, or when it dies meanwhile, starts without.
 DaemonOr StartInPlaceOfAnother(const Options& options) {
-  // What can be known before the other one stops.
+  // Checks what can be known before the other process stops.
   const auto fits = CheckMemory(options.store.host, crumb::server::ReadMemoryFacts(""));
   if (!fits.ok()) return fits.status();
   const auto descriptors = CheckDescriptors(crumb::server::DescriptorNeedsOf(options));
@@ -192,7 +192,7 @@ int Serve(const Options& options, const sigset_t& signals, bool takeover,
       if (!listener.ok()) continue;
       crumb::UniqueFd successor = (*listener)->TakeSuccessor();
       listener->reset();
-      if (!successor.valid()) continue;  // somebody else's signal
+      if (!successor.valid()) continue;  // the signal came from another process
       if (HandOver(options, std::move(successor), daemon)) return kExitOk;
       if (!daemon.ok()) return Fail(daemon.status());
       continue;

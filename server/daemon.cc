@@ -168,7 +168,7 @@ class RunningDaemon : public Daemon {
     start.slabs_of_tenants = options_.tenants.own_slabs();
     start.free_memory = [] { return FreeMemory(ReadMemoryFacts("")); };
     start.handed_over = std::move(handed_over);
-    // Slabs are everybody's here, whoever had them.
+    // Slabs are shared by all tenants here, even those that one tenant had.
     if (start.handed_over != nullptr && !options_.tenants.own_slabs()) {
       start.handed_over->image.tenants.clear();
     }

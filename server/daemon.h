@@ -17,7 +17,7 @@ namespace crumb::server {
 // All of crumbd but its command line: store, sessions, services, admin port.
 class Daemon {
  public:
-  // Where a daemon answers.
+  // The addresses at which a daemon serves.
   struct Endpoints {
     std::string unix_socket;
     std::string fd_socket;

@@ -20,7 +20,7 @@ std::atomic<uint64_t> handshake_failures{0};
 std::atomic<int64_t> quiet_until_ns{0};
 std::atomic<uint64_t> unlogged{0};
 
-// Whoever reaches the port can make lines: not more than one in a while.
+// Any process that reaches the port can cause lines: no more than one in a while is written.
 void Line(gpr_log_func_args* line) {
   const std::string_view text = line->message;
   if (text.find(kHandshakeFailed) != std::string_view::npos) handshake_failures.fetch_add(1);

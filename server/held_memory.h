@@ -22,8 +22,8 @@
 namespace crumb::server {
 
 // How much of host memory each tenant keeps from eviction, by leases and by pins together. A page
-// that nobody leases and no pin protects can be evicted for a commit of any tenant; without this
-// budget one tenant could lease or pin all of host memory, and every other commit would be refused.
+// without leases and pins can be evicted for a commit of any tenant; without this budget one tenant
+// could lease or pin all of host memory, and every other commit would be refused.
 //
 // A page counts once for its tenant, however many leases and pins it has: sequences that share a
 // prefix pay for it once. A page whose copy lies on the SSD counts the same, because its pin keeps
@@ -97,7 +97,7 @@ class HeldMemory {
   size_t ExpirePinsLocked(size_t count) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void UnpinLocked(const std::string& tenant, const PageName& name)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What the tenant has to take for these pages beyond what it holds.
+  // Returns the bytes that the tenant has to take for these pages beyond those that it holds.
   uint64_t MissingLocked(const Pages& held, const KeyspaceId& keyspace,
                          std::span<const PageBytes> pages) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

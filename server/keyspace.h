@@ -40,7 +40,7 @@ struct Geometry {
 
 enum class ServingState : uint8_t { kActive, kBf16 };
 
-// Which pages this node withholds (serves to no process and no node) because it may have missed
+// The pages that this node withholds (serves to no process and no node) because it may have missed
 // that they were dropped or deleted. docs/cluster.md, "What is dropped stays dropped".
 enum class Withholding : uint8_t {
   kNothing,
@@ -53,14 +53,14 @@ enum class Withholding : uint8_t {
   kEverything,
 };
 
-// A keyspace that is open on this node. What can change is atomic; the rest is fixed. Thread-safe;
-// lives as long as somebody holds it.
+// A keyspace that is open on this node. Members that can change are atomic; the rest is fixed.
+// Thread-safe; lives as long as its last reference.
 struct Keyspace {
   KeyspaceId id;
   std::map<std::string, std::string> fields;  // as the client gave them
   Geometry geometry;
   std::string model;
-  std::string tenant;        // empty: nobody's in particular
+  std::string tenant;        // empty: of no tenant
   bool int2_history = true;  // false: every page is BF16
   TokenCounters* tokens = nullptr;
 

@@ -10,11 +10,11 @@
 #include "common/page_key.h"
 #include "crumb/v1/record.pb.h"
 
-// What nodes know of a keyspace, brought together. Merging is commutative, associative and
-// idempotent, so it does not matter who hears of what first.
+// Merges of the records that nodes have of a keyspace. Merging is commutative, associative and
+// idempotent, so the order in which nodes hear of changes does not matter.
 namespace crumb::server {
 
-// What a merge changed.
+// The changes that a merge made.
 struct KeyspaceChanges {
   bool any = false;
   bool generation = false;

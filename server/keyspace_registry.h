@@ -80,7 +80,7 @@ class KeyspaceRegistry {
   absl::StatusOr<KeyspaceChanges> Merge(const KeyspaceId& id, const v1::KeyspaceRecord& record,
                                         size_t keys_max = kDeletionKeysMax);
 
-  // What EndUnused goes by.
+  // The rules of EndUnused.
   struct Unused {
     Duration idle_max{};  // a keyspace that no call has named for so long is unused
     TimePoint now;
@@ -120,9 +120,9 @@ class KeyspaceRegistry {
   // Number of keyspaces whose pages are withheld.
   size_t withheld_keyspaces() const;
 
-  // What is kept of a keyspace but its deletions: 70 KiB at most. Empty when it is not known.
+  // Returns a keyspace's record without its deletions: 70 KiB at most. Empty when it is not known.
   v1::KeyspaceRecord HeadOf(const KeyspaceId& id) const;
-  // What is kept of a keyspace; empty when it is not known.
+  // Returns a keyspace's record; empty when it is not known.
   v1::KeyspaceRecord RecordOf(const KeyspaceId& id) const;
 
   // The number of the latest change; grows with every change of a record.

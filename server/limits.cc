@@ -43,7 +43,7 @@ constexpr uint64_t kReceiveBytesMin = 16 << 20;
 // One response of the largest size that gRPC carries by default.
 constexpr uint64_t kResponseBytesMin = 4 << 20;
 
-// Room for counts that nobody needs more of; keeps sums of limits far from overflow.
+// A bound of counts that no caller needs; it keeps sums of limits far from overflow.
 constexpr int64_t kCountMax = int64_t{1} << 30;
 constexpr int64_t kThreadsMax = 256;
 // gRPC's own default bound of a received message; chunks stay well below.

@@ -19,7 +19,7 @@
 namespace crumb::server {
 namespace {
 
-// Whether somebody answers at a Unix socket of this type.
+// Returns whether a process listens at a Unix socket of this type.
 bool Answers(const sockaddr_un& address, int type) {
   const UniqueFd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC, 0));
   return fd.valid() &&

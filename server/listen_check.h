@@ -11,7 +11,7 @@
 namespace crumb::server {
 
 // kNotFound: the folder is missing; kFailedPrecondition: it is not writable, or the path is no
-// socket; kAlreadyExists: somebody answers at it.
+// socket; kAlreadyExists: a process listens at it.
 absl::Status CheckUnixSocketFree(const std::string& path);
 
 // kAlreadyExists: the port is in use; kInvalidArgument: the host is no address of this machine.

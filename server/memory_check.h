@@ -12,13 +12,13 @@
 
 namespace crumb::server {
 
-// What the machine and this process's control group have to give.
+// Memory that the machine and this process's control group have.
 struct MemoryFacts {
   std::optional<uint64_t> total_bytes;      // MemTotal
   std::optional<uint64_t> available_bytes;  // MemAvailable
   std::optional<uint64_t> limit_bytes;      // the lowest limit on the way up; none: unlimited
   std::string limit_file;                   // which one it is
-  // What the fullest limit on the way up leaves, file cache counted as free; none: unlimited.
+  // Room below the fullest limit on the way up, file cache counted as free; none: unlimited.
   std::optional<uint64_t> limit_room_bytes;
   uint64_t huge_pages_free = 0;          // of 2 MiB
   std::optional<uint64_t> locked_bytes;  // RLIMIT_MEMLOCK; none: unlimited
@@ -31,8 +31,8 @@ MemoryFacts ReadMemoryFacts(const std::string& root);
 // Bytes that could be taken now, in normal pages. UINT64_MAX: nothing is known.
 uint64_t FreeMemory(const MemoryFacts& facts);
 
-// What the host tier may take now, in normal pages: all but a reserve for the rest of crumbd.
-// UINT64_MAX: nothing is known.
+// Returns the bytes that the host tier may take now, in normal pages: all but a reserve for the
+// rest of crumbd. UINT64_MAX: nothing is known.
 uint64_t MemoryRoom(const MemoryFacts& facts);
 
 // Says line by line what the host tier needs, and what there is. kResourceExhausted naming both

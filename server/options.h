@@ -16,7 +16,7 @@
 #include "storage/store_options.h"
 #include "transport/transport_options.h"
 
-// What crumbd.yaml sets, section by section. docs/config.md lists every key.
+// The settings of crumbd.yaml, section by section. docs/config.md lists every key.
 namespace crumb::server {
 
 struct ListenOptions {

@@ -58,7 +58,7 @@ absl::StatusOr<FdMessage> Receive(int socket, const char* what) {
   absl::StatusOr<FdMessage> message = ReceiveFdMessage(socket);
   if (message.ok() || absl::IsInvalidArgument(message.status())) return message;
   const std::string why = fmt::format("{}: {}", what, std::string(message.status().message()));
-  // What ErrnoStatus makes of EAGAIN, by which a socket's timeout shows.
+  // ErrnoStatus makes this of EAGAIN, by which a socket's timeout shows.
   const bool timed_out =
       absl::IsUnavailable(message.status()) && message.status().message() != "closed by the peer";
   return timed_out ? absl::DeadlineExceededError(why) : absl::UnavailableError(why);

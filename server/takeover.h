@@ -18,7 +18,7 @@
 // How one crumbd takes over from another of its user on its host: proto/crumb/v1/takeover.proto.
 namespace crumb::server {
 
-// Where a crumbd with these options answers its successor.
+// Returns the path at which a crumbd with these options listens for its successor.
 std::string TakeoverSocket(const Options& options);
 
 // Waits for a successor on a thread of its own.

@@ -13,7 +13,7 @@
 // gRPC's credentials for a TlsOptions. The files are looked at again by a thread of gRPC.
 namespace crumb::server {
 
-// For the TCP listener; without TLS plaintext. The files have been checked.
+// Returns the TCP listener's credentials; plaintext without TLS. The files have been checked.
 std::shared_ptr<grpc::ServerCredentials> TcpServerCredentials(const TlsOptions& options);
 
 // How one crumbd calls others: with its own certificate, and theirs checked.

@@ -27,9 +27,9 @@ struct TlsOptions {
   void Visit(ConfigVisitor& visitor);
   // kInvalidArgument naming key and bound. Reads no file.
   absl::Status Validate() const;
-  // What a CertificateWatch looks at.
+  // Returns the files that a CertificateWatch looks at.
   std::vector<CertificateWatch::Certificate> Certificates() const;
-  // What CheckTlsFiles says of the files.
+  // Returns the result of CheckTlsFiles.
   absl::Status CheckFiles(std::chrono::system_clock::time_point now) const;
 };
 

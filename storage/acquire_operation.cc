@@ -110,7 +110,7 @@ void AcquireOperation::Load(size_t index) {
   const std::vector<FragmentMeta> below = context_.below.Find(request_.keyspace, key);
   const std::vector<TileRange> present =
       context_.host.Present(request_.keyspace, key, request_.generation);
-  // Somebody else brought it meanwhile.
+  // Another operation brought it meanwhile.
   if (Covers(present, request_.range)) return Settle(index, absl::OkStatus());
   std::vector<FragmentMeta> wanted =
       FragmentsToLoad(below, present, request_.range, request_.generation);

@@ -16,7 +16,7 @@
 
 namespace crumb::storage {
 
-// What an operation works with; all outlive it.
+// The parts that an operation works with; all outlive it.
 struct AcquireContext {
   HostTier& host;
   FragmentTier& below;
@@ -28,7 +28,7 @@ struct AcquireContext {
 
 // One Acquire that host memory alone cannot answer: brings the missing pages up in prefix order, a
 // few at a time, and answers with what is there when all came, one could not, or the deadline
-// passed. Lives as long as somebody will call it. Thread-safe.
+// passed. Lives as long as a callback refers to it. Thread-safe.
 class AcquireOperation : public std::enable_shared_from_this<AcquireOperation> {
  public:
   using Done = std::function<void(absl::StatusOr<AcquireResult>)>;

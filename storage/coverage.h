@@ -10,7 +10,7 @@
 
 #include "common/fragment_header.h"
 
-// Which tiles of a page are there, as rectangles of layers and heads.
+// The tiles of a page that are present, as rectangles of layers and heads.
 namespace crumb::storage {
 
 constexpr bool Overlaps(IndexRange a, IndexRange b) {

@@ -30,25 +30,25 @@ struct DemotionWork {
   std::shared_ptr<const FragmentHeader> header;
 };
 
-// One device pool's slots and pages. A slot is free; blank in the hands of one process, or of
-// several that had it before the pool was made anew and do not say what it holds; or it holds a
-// fragment, which processes may hold besides. The bytes are the processes' own business: nothing
-// here reads them. Not thread-safe: the tier's lock covers it.
+// One device pool's slots and pages. A slot is free; blank and held by one process, or by several
+// that had it before the pool was recreated and do not say what it holds; or it holds a fragment,
+// which processes may hold as well. The bytes are the processes' own: nothing here reads them. Not
+// thread-safe: the tier's lock covers it.
 class DevicePoolIndex {
  public:
   // `recovering`: an earlier crumbd's pool. No slot is given out, and no page leaves, until
-  // EndRecovery: whoever is not back may use it.
+  // EndRecovery: a process that is not back yet may use it.
   DevicePoolIndex(std::unique_ptr<EvictionPolicy> policy, uint32_t slot_bytes,
                   uint64_t handle_bytes, bool recovering);
 
-  // Where it is noted that a page was removed while its slots are in use, for the pool's next
-  // index; none: it is noted nowhere. A slot with a mark is claimed without its page.
+  // Sets the marks of slots whose page was removed while they are in use, for the pool's next
+  // index; none: removals are not marked. A slot with a mark is claimed without its page.
   void SetRemovedMarks(std::optional<SlotMarks> marks) { removed_marks_ = std::move(marks); }
   // Removes a page, so that it is a hit neither here nor in the pool's next index.
   void Remove(PageHandle page, RemovalReason reason, TimePoint now);
 
-  // What the index keeps for each slot of one handle. Its size is that of a handle: callers
-  // allocate it outside their locks.
+  // The index's room for each slot of one handle. It grows with the handle, so callers allocate it
+  // outside their locks.
   struct HandleRoom {
     explicit HandleRoom(uint32_t slots)
         : states(slots, UniformSlots::State::kFresh), headers(slots), pages(slots, kNoPage) {}
@@ -71,10 +71,10 @@ class DevicePoolIndex {
   absl::Status Commit(HolderId holder, uint64_t slot,
                       const std::shared_ptr<const FragmentHeader>& header,
                       uint32_t logical_tile_bytes, TimePoint now);
-  // The holder had the slot before this pool was made anew. `header` says what lies there; null:
-  // nothing, or it does not know; others may have it as well. What one says holds for all. A page
-  // that was removed before counts as null: the slot stays the holder's. False: there is no such
-  // slot, another page lies there, or the recovery has ended.
+  // The holder had the slot before this pool was recreated. `header` names the page there; null:
+  // none, or the holder does not know; others may hold it as well, and one's claim holds for all. A
+  // page that was removed before counts as null: the slot stays the holder's. Returns false when
+  // there is no such slot, another page lies there, or the recovery has ended.
   bool Claim(HolderId holder, uint64_t slot, std::shared_ptr<const FragmentHeader> header,
              uint32_t logical_tile_bytes, TimePoint now);
   // The holder lets a slot go. False: it does not hold it.
@@ -106,10 +106,10 @@ class DevicePoolIndex {
   std::vector<DemotionWork> Demote(const Departure& departure, HolderId holder);
   // Takes Demote back; the departure goes on. Returns false if it has ended.
   bool ForgetDemotion(const Departure& departure);
-  // What the holder copies from that slot; none: nothing.
+  // Returns the fragment that the holder copies from that slot, if any.
   std::optional<FragmentMeta> DemotingAt(HolderId holder, uint64_t slot) const;
-  // The holder has done with a slot of such a page. False: it is none. The page goes with its last,
-  // unless somebody uses it again.
+  // The holder has copied a slot of such a page. Returns false when it is none. The page leaves
+  // with its last slot, unless it is in use again.
   bool Demoted(HolderId holder, uint64_t slot, TimePoint now);
   // Pages that the holder was to copy and will not; they go. Answers how many slots.
   size_t DropDemotions(HolderId holder, TimePoint now);
@@ -118,8 +118,8 @@ class DevicePoolIndex {
   std::shared_ptr<const FragmentHeader> HeaderAt(const Slot& slot) const {
     return HeaderOf(slots_.NumberOf(slot));
   }
-  // Of the page in a slot that is taken, also of one that was removed and is in use still. Null:
-  // there is no such slot, or no page in it.
+  // Returns the header of the page in a slot that is taken, also of a removed page that is still in
+  // use. Null: there is no such slot, or no page in it.
   std::shared_ptr<const FragmentHeader> PageAt(uint64_t slot) const;
   // Removes the page `key` that has a fragment in the slot, whose bytes are damaged. False: there
   // is none.
@@ -130,7 +130,7 @@ class DevicePoolIndex {
     Departure departure;
     HolderId by = 0;
   };
-  // What is kept for the slots of one handle.
+  // The index's entries for the slots of one handle.
   struct SlotPages {
     std::vector<std::shared_ptr<const FragmentHeader>> headers;  // of the last fragment
     std::vector<PageHandle> pages;  // of a slot that is taken; kNoPage: blank

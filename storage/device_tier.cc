@@ -26,7 +26,7 @@ void Add(HistogramSnapshot& to, const HistogramSnapshot& of) {
   to.sum += of.sum;
 }
 
-// What is counted, without what there is.
+// Adds counters, which only grow, and leaves gauges out.
 void AddCounters(TierStats& to, const TierStats& of) {
   to.logical_put_bytes += of.logical_put_bytes;
   to.stored_put_bytes += of.stored_put_bytes;

@@ -46,7 +46,7 @@ class DeviceTier {
     // Called without the lock.
     std::function<bool(const FragmentMeta&)> is_below;
   };
-  // Who copies slots to where their fragments stay. Called without the lock; must not block.
+  // Copies slots to the tier where their fragments stay. Called without the lock; must not block.
   struct Demoters {
     // A process that maps the pool; 0: there is none.
     std::function<HolderId(DevicePoolNumber)> choose;
@@ -84,7 +84,7 @@ class DeviceTier {
   bool recovering(DevicePoolNumber pool) const;
 
   // Up to `count` blank slots, evicting pages for them. Pages that no tier below has are given to
-  // be copied first, up to a bound; beyond it, and when nobody copies, they are lost and counted.
+  // be copied first, up to a bound; beyond it, and without a copier, they are lost and counted.
   std::vector<uint64_t> Reserve(DevicePoolNumber pool, HolderId holder, size_t count);
   // See DevicePoolIndex. kAlreadyExists: tiles of it are there; kAborted: of a dropped generation.
   absl::Status Commit(DevicePoolNumber pool, HolderId holder, uint64_t slot,
@@ -96,8 +96,8 @@ class DeviceTier {
   // See DevicePoolIndex::PageAt: one a slot.
   std::vector<std::shared_ptr<const FragmentHeader>> HeadersAt(
       DevicePoolNumber pool, std::span<const uint64_t> slots) const;
-  // Takes a damaged page out of the pool, and counts it. Those who hold or have leased it keep its
-  // slots; nobody else gets it. False: the page is not there.
+  // Takes a damaged page out of the pool, and counts it. Holders and leases of it keep its slots;
+  // no one else gets it. Returns false when the page is not there.
   bool Withdraw(DevicePoolNumber pool, uint64_t slot, const PageKey& key);
   // Lets slots go; answers how many of them the holder did not hold.
   size_t Release(DevicePoolNumber pool, HolderId holder, std::span<const uint64_t> slots);
@@ -113,12 +113,12 @@ class DeviceTier {
   void EndDemotions(DevicePoolNumber pool, HolderId holder);
   size_t HeldBy(DevicePoolNumber pool, HolderId holder) const;
 
-  // Where one page lies, referred to; empty: not covered.
+  // The places of one page, each with a reference; empty: the page is not covered.
   using PlacesOf = absl::InlinedVector<std::pair<DevicePoolNumber, PageHandle>, 1>;
   // Refers to the pages that the request's pools cover, the first pools first. One entry a key.
   std::vector<PlacesOf> Ref(const AcquireRequest& request);
   void Unref(std::span<const PlacesOf> pages);
-  // Which of the request's keys its pools cover.
+  // Returns for each of the request's keys whether its pools cover it.
   std::vector<bool> Covered(const AcquireRequest& request) const;
 
   // Turns references into a lease of the first pages that have no more than `fragments_max`

@@ -18,7 +18,7 @@
 
 namespace crumb::storage {
 
-// What an index keeps of a fragment.
+// An index's record of a fragment.
 struct FragmentMeta {
   KeyspaceId keyspace;
   PageKey key;
@@ -113,7 +113,7 @@ class FragmentTier {
   virtual void AddStats(StoreStats& stats) const = 0;
 };
 
-// Who hears of a tier's pages. Called without locks held, from any thread; must not block.
+// Listeners to a tier's pages. Called without locks held, from any thread; must not block.
 struct FragmentTierEvents {
   FragmentTier::PageFunction added;
   FragmentTier::PageFunction removed;

@@ -19,7 +19,7 @@ namespace crumb::storage {
 
 inline constexpr uint16_t kHostImageVersion = 2;
 
-// What one process tells its successor on the same host about its host memory:
+// The image of host memory that a process hands to its successor on the same host:
 // docs/formats/host-image.md. Times are of the monotonic clock, which both share.
 struct HostImage {
   struct Fragment {
@@ -47,7 +47,7 @@ struct HostImage {
 
   uint64_t slab_bytes = 0;
   uint32_t slabs = 0;
-  // Whose pages alone each slab holds, empty: of keyspaces of no tenant. None: they are mixed.
+  // The tenant of each slab's pages, empty for keyspaces of no tenant. None: slabs are mixed.
   std::vector<std::string> tenants;
   std::vector<std::pair<KeyspaceId, uint64_t>> generations;
   std::vector<std::pair<std::string, std::string>> records;  // where no tier below keeps them

@@ -57,7 +57,7 @@ class HostTier {
     HostOptions host;
     // Leaving pages that the tier below lacks are handed to `demote` if they are worth it.
     bool demote_only_hit = false;
-    // What Open takes of host.bytes_max; Grow takes the rest.
+    // The part of host.bytes_max that Open takes; Grow takes the rest.
     uint64_t first_bytes = UINT64_MAX;
     SlabMemory::Sharing sharing = SlabMemory::Sharing::kFixed;
     // As StoreStart::free_memory.
@@ -86,7 +86,7 @@ class HostTier {
   // keyspace's tenant, or holds none of its pages.
   absl::StatusOr<UniqueFd> OpenSlab(uint32_t slab, const KeyspaceId& keyspace) const;
 
-  // A slot for `bytes` in a slab of the keyspace's tenant that nobody sees, evicting pages of that
+  // A slot for `bytes` in a slab of the keyspace's tenant, not visible yet, evicting pages of that
   // tenant for it, or emptying another's slab where that one has more than its part. Pages that the
   // tier below lacks are kept and returned as departures, to be queued, up to
   // `departing_bytes_max`; beyond that they are lost. kResourceExhausted: every slot is in use or
@@ -177,7 +177,7 @@ class HostTier {
   // kResourceExhausted: the memory is not there. Blocks meanwhile.
   absl::StatusOr<uint64_t> Grow(uint64_t bytes);
 
-  // What the process that follows needs. Nobody may write here from now on.
+  // Returns what a successor process needs. Nothing may be written here from now on.
   absl::StatusOr<HandedOverMemory> HandOver() const;
   TierStats Stats() const;
   // Fills the fields on leases and slabs.
@@ -217,7 +217,7 @@ class HostTier {
   // Makes the page's keyspace one of the tenant whose slabs it lies in. False: that cannot be.
   bool AdoptTenant(const HostImage::Page& page, std::span<const uint32_t> regions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Of each slab that is adopted, by the region it becomes.
+  // Returns the share of each slab that is adopted, by the region it becomes.
   absl::StatusOr<std::vector<uint32_t>> SharesOf(const HostImage& image,
                                                  std::span<const uint32_t> regions)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -261,8 +261,8 @@ class HostTier {
     TimePoint since = {};      // when it became the share's, or was given up
     TimePoint retry = {};      // when it may be looked at again
   };
-  // What the count of a share's slabs is compared with: all that are its own or kept by its
-  // processes, by share, and the part that each share may have.
+  // Counts of slabs by share, of its own and of those that its processes keep, and the part that
+  // each share may have.
   struct Parts {
     std::map<uint32_t, size_t> owned;
     std::map<uint32_t, size_t> kept;
@@ -289,7 +289,7 @@ class HostTier {
   // 0 for no tenant; `policy` is for a new share.
   uint32_t ShareOfTenant(const std::string& tenant, std::unique_ptr<EvictionPolicy> policy)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Gives the page's share a slab that is nobody's or another's without pages. False: none is.
+  // Gives the page's share a slab without owner or another's without pages. False: there is none.
   bool TakeIdleSlab(PageHandle page);
   // A slot for a share whose slabs are full: in a slab that another share gave up or must give up,
   // else in place of pages of its own.

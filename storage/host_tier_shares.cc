@@ -286,8 +286,8 @@ bool HostTier::DropFile(uint32_t slab) {
   const uint64_t free_before = options_.free_memory ? options_.free_memory() : UINT64_MAX;
   const SlabMemory::Drop drop = memory_->TryDrop(slab);
   bool dropped = drop == SlabMemory::Drop::kDropped;
-  // What is not shown to be free may stay in use outside for as long as it is pinned there, which
-  // nothing can find out later: so it is counted, and limited.
+  // Memory that is not shown to be free may be in use outside for as long as it is pinned there,
+  // which nothing can find out later: so it is counted, and limited.
   if (!dropped && MayRevoke(slab)) {
     const absl::Status revoked = memory_->Revoke(slab);
     dropped = revoked.ok();

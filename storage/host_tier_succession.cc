@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 // The part of a host tier that outlives its process: what is handed over, what is adopted, and how
-// pages leave slabs that nobody can write to any more.
+// pages leave slabs that no process can write to any more.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -28,7 +28,7 @@ uint64_t SlabsThatFit(const HostImage& image, uint64_t bytes_max) {
   return std::min<uint64_t>(image.slabs, bytes_max / image.slab_bytes);
 }
 
-// For each slab of the image the region it becomes, or kNoRegion: the fullest ones stay.
+// Stands for a slab of the image that becomes no region: the fullest ones stay.
 constexpr uint32_t kNoRegion = UINT32_MAX;
 std::vector<uint32_t> RegionsFor(const HostImage& image, uint64_t fit, uint32_t first_region) {
   std::vector<uint64_t> used(image.slabs, 0);
@@ -416,7 +416,7 @@ HostTier::Move HostTier::MovePage(PageHandle handle, uint32_t region) {
     std::memcpy(Memory(copy.to).data(), Memory(copy.from).data(), copy.bytes);
   }
   MutexLock lock(&mutex_);
-  // Whoever came to refer to it meanwhile reads where it was.
+  // A reference that was taken meanwhile reads where the page was.
   const bool still = table_[handle].resident && table_[handle].references == 1;
   if (still) {
     for (const Copy& copy : copies) table_.MoveFragment(handle, copy.range, copy.to);

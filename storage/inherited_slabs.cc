@@ -145,7 +145,7 @@ bool GiveBackUnread(const UniqueFd& file) {
   if (!reader.ok()) return true;
   const absl::StatusOr<bool> alone = TakeSlabLease(reader->get());
   if (alone.ok() && !*alone) return false;
-  // Where the kernel has no leases the file is only closed: a process may read it.
+  // A kernel without leases cannot tell whether a process reads the file: it is only closed.
   return !alone.ok() || ::ftruncate(file.get(), 0) == 0;
 }
 

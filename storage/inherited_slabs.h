@@ -47,7 +47,7 @@ class InheritedSlabs {
   // size.
   void AppendTo(std::vector<Slab>& slabs) const;
 
-  // Takes a slot. False: it is outside, or somebody has some of it.
+  // Takes a slot. Returns false when it is outside, or some of it is taken.
   bool Claim(const Slot& slot, uint32_t owner);
   void SetOwner(const Slot& slot, uint32_t owner);
   void Free(const Slot& slot);

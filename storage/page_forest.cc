@@ -156,8 +156,8 @@ std::pair<PageForest::Mark, PageForest::Mark> PageForest::SplitBefore(Mark mark)
   return SplitUpwards(mark, up, left, mark);
 }
 
-// What hangs on the left of an ancestor that lies to the left of `from` goes with it, and so on the
-// right.
+// Subtrees on the left of an ancestor that lies to the left of `from` go with it, and those on the
+// right of one to its right.
 std::pair<PageForest::Mark, PageForest::Mark> PageForest::SplitUpwards(Mark from, Mark up,
                                                                        Mark left, Mark right) {
   while (up != kNone) {

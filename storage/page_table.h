@@ -24,7 +24,7 @@
 
 namespace crumb::storage {
 
-// Names a page of a PageTable, from Insert until it is removed and nobody refers to it.
+// Names a page of a PageTable, from Insert until it is removed and has no references.
 using PageHandle = uint32_t;
 inline constexpr PageHandle kNoPage = UINT32_MAX;
 
@@ -72,7 +72,7 @@ struct Page {
 
 // The index of one tier: which fragments of which pages are in which slots, who refers to them, and
 // in what order they leave. A page is the unit of eviction: when one of its fragments has to go the
-// others are worth nothing. A removed page's slots are free once nobody refers to it. Does no I/O.
+// others are worth nothing. A removed page's slots are free with its last reference. Does no I/O.
 // Not thread-safe: the tier's lock covers it.
 //
 // Parents. A page names its parent, which may be absent, arrive later, or be a lie: writers choose
@@ -154,7 +154,7 @@ class PageTable {
   // that it has not seen, and the next call goes on from there.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
                                    uint32_t share, size_t& steps);
-  // The same with a bound that is ample unless somebody pins all that he can.
+  // The same with a bound that is ample unless nearly all pages are pinned.
   std::optional<PageHandle> Victim(TimePoint now, absl::FunctionRef<bool(const Page&)> may_go,
                                    uint32_t share = 0) {
     size_t steps = kVictimStepsMax;
@@ -191,7 +191,7 @@ class PageTable {
   };
   std::vector<Change> TakeChanges();
 
-  // Of resident fragments, tiles and headers.
+  // Returns the bytes of resident fragments, tiles and headers.
   uint64_t BytesOf(const KeyspaceId& keyspace) const;
 
   // Pages that ever left for room before all their fragments were stored that were owed.
@@ -209,7 +209,7 @@ class PageTable {
   TierStats Stats() const;
   FragmentMeta MetaOf(const Page& page, const Fragment& fragment) const;
 
-  // What keeping the chains of pages has cost so far, in steps of a few memory accesses.
+  // Returns the cost of keeping the chains of pages so far, in steps of a few memory accesses.
   uint64_t chain_steps() const { return forest_.steps(); }
 
  private:

@@ -14,7 +14,7 @@
 
 namespace crumb::storage {
 
-// Pages that somebody said to be committing. A hint ends by itself after a while, or when the
+// Pages that a writer announced to commit. A hint ends by itself after a while, or when the
 // oldest of `hints_max` has to make room. Thread-safe.
 class PendingHints {
  public:

@@ -85,7 +85,7 @@ class SlabMemory {
   // the slab is in use; after another result than kDropped it may be tried again, or revoked, but
   // the slab must not be used. Blocks up to 200 ms when pages are pinned.
   Drop TryDrop(size_t slab);
-  // Gives the slab's file up whoever has it: mappings elsewhere fault at the next access,
+  // Gives the slab's file up, in use or not: mappings elsewhere fault at the next access,
   // descriptors read nothing. Only pages that are pinned outside keep their memory, with the bytes
   // they had.
   absl::Status Revoke(size_t slab);

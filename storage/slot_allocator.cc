@@ -9,7 +9,7 @@
 namespace crumb::storage {
 namespace {
 
-// Of the 3 % that may be lost; rounding fragments up to the granule takes some, too.
+// At most 3 % may be lost, and rounding fragments up to the granule takes some of that.
 constexpr uint64_t kWastePerMilleMax = 20;
 // Rounding up to pages may take one in so many bytes, and leaves that much less to the chunk.
 constexpr uint64_t kPagePart = 64;

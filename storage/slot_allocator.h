@@ -92,7 +92,7 @@ class SlotAllocator final : public SlotSpace {
     std::set<uint32_t> chunks;
     std::set<std::pair<uint32_t, uint32_t>> nearly_empty;  // slots in use, chunk
   };
-  // What regions of one share have room for.
+  // Free room in the regions of one share.
   struct Share {
     std::set<Block> free_blocks[kOrders];
     std::map<uint32_t, Rooms> with_room;  // by slot size; none is without chunks

@@ -16,7 +16,7 @@ struct Slot {
   friend bool operator==(const Slot&, const Slot&) = default;
 };
 
-// Where the slots of an index come from, as far as the index must know. Not thread-safe.
+// The source of an index's slots, as far as the index must know it. Not thread-safe.
 class SlotSpace {
  public:
   virtual ~SlotSpace() = default;

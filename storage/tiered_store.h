@@ -26,14 +26,14 @@ namespace crumb::storage {
 
 class DeviceTier;
 
-// Where a page was found. The store itself finds none at kRemote.
+// The tier in which a page was found. The store itself finds none at kRemote.
 enum class Tier : uint8_t { kDevice = 1, kHost = 2, kSsd = 3, kRemote = 4 };
 
 // Why the first page that is not a hit was none.
 enum class MissReason : uint8_t {
   kNone,  // every page was a hit
   kAbsent,
-  kPending,     // somebody is committing it
+  kPending,     // a writer is committing it
   kDeadline,    // it could not be brought up in time
   kCorrupt,     // a checksum differed; the copy was dropped
   kGeneration,  // it belongs to a dropped generation
@@ -84,7 +84,7 @@ struct AcquireResult {
   std::vector<DeviceFragmentRef> device_fragments = {};  // ascending by page
 };
 
-// What a lease holds.
+// The pages of a lease.
 struct LeasedPages {
   uint32_t pages = 0;
   std::vector<FragmentRef> fragments;  // ascending by page
@@ -115,7 +115,7 @@ enum class Durability : uint8_t {
   kDurable,  // all its tiles are synced to the SSD tier
 };
 
-// Host memory that a fragment from elsewhere is received into; nobody sees it until it is
+// Host memory that a fragment from elsewhere is received into; it is not visible until it is
 // published. Freed with the last reference unless it was.
 class IncomingSlot {
  public:
@@ -124,7 +124,7 @@ class IncomingSlot {
   virtual std::span<std::byte> memory() = 0;
 };
 
-// What a received fragment is to this node.
+// The role of a received fragment on this node.
 enum class Received : uint8_t {
   kCopy,  // another node keeps it: written to the SSD tier only when it leaves host memory
   kHome,  // this node keeps it: written through as commits are
@@ -136,7 +136,7 @@ struct Slab {
   uint64_t bytes = 0;
 };
 
-// What watchers are told.
+// An event that watchers receive.
 struct PageEvent {
   enum class Kind : uint8_t { kAdded, kRemoved };
   Kind kind = Kind::kAdded;
@@ -155,7 +155,7 @@ struct StoreEvents {
   std::function<void(uint32_t slab)> slab_gone = {};
 };
 
-// What a store finds when it opens.
+// The state in which a store opens.
 struct StoreStart {
   // Each slab holds one tenant's pages at a time, and SetTenant may be called.
   bool slabs_of_tenants = false;
@@ -228,8 +228,8 @@ class TieredStore {
   virtual Durability DurabilityOf(const KeyspaceId& keyspace, const PageKey& key,
                                   uint64_t generation, const TileRange& range) const = 0;
 
-  // Marks pages as being committed by somebody for a while: their misses get this reason, and
-  // nobody waits for them.
+  // Marks pages as being committed for a while: their misses get this reason, and callers do not
+  // wait for them.
   virtual void SetPending(const KeyspaceId& keyspace, std::span<const PageKey> keys) = 0;
 
   virtual uint32_t Pin(const KeyspaceId& keyspace, std::span<const PageKey> keys,
@@ -287,8 +287,8 @@ class TieredStore {
   // Refuses new work, writes what is queued for the SSD within `grace`, syncs. Idempotent.
   virtual absl::Status Stop(Duration grace) = 0;
 
-  // Host memory for the process that follows. Call after Stop, when nobody reads or writes here any
-  // more; then destroy the store, which lets go of the SSD folder.
+  // Returns host memory for a successor process. Call after Stop, once nothing reads or writes here
+  // any more; then destroy the store, which releases the SSD folder.
   virtual absl::StatusOr<HandedOverMemory> HandOver() = 0;
 };
 

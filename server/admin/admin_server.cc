@@ -20,7 +20,7 @@ constexpr char kHtml[] = "text/html; charset=utf-8";
 // No script runs on the status page, whatever it shows, and nothing is loaded.
 constexpr char kContentPolicy[] =
     "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'";
-constexpr size_t kBodyBytesMax = 4096;  // nobody has to send one
+constexpr size_t kBodyBytesMax = 4096;  // no page needs one
 
 // One request and its answer as the HTTP library sees a connection.
 class RequestStream : public httplib::Stream {

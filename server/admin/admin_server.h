@@ -15,7 +15,7 @@ namespace crumb::server {
 // HTTP for operators: / (the status page), /metrics, /healthz, /readyz, /status.json. Thread-safe.
 class AdminServer {
  public:
-  // What the pages show; called on this server's threads.
+  // The content of the pages; called on this server's threads.
   struct Pages {
     std::function<bool()> ready;
     std::function<std::string()> metrics;  // Prometheus text; empty: not yet

@@ -15,7 +15,7 @@
 
 namespace crumb::server {
 
-// What the status page's charts are made of, at one moment.
+// One point of the status page's charts.
 struct HistorySample {
   TimePoint when;
   std::array<uint64_t, kTokenTierCount> lookup_tokens{};  // since the start

@@ -11,7 +11,7 @@
 
 namespace crumb::server {
 
-// What the status page shows.
+// The content of the status page.
 struct StatusView {
   v1::StatsResponse stats;
   v1::ListNodesResponse nodes;

@@ -19,7 +19,7 @@
 #include "server/tenants/tenant_table.h"
 #include "storage/tiered_store.h"
 
-// What the RPCs do, without gRPC: messages in, messages and a status out. Nothing here blocks; work
+// The RPCs' work, without gRPC: messages in, messages and a status out. Nothing here blocks; work
 // that takes time goes to an executor and calls back.
 namespace crumb::server {
 

@@ -219,7 +219,7 @@ void CallSockets::Answer(Call& call) {
   const std::string bytes = call.answer.SerializeAsString();
   const int fd = call.socket->fd.get();
   if (::send(fd, bytes.data(), bytes.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) return;
-  // The process has gone, or does not read its answers: nobody knows of the lease.
+  // The process has ended, or does not read its responses: it will not release the lease.
   Session& session = *call.socket->session;
   context_.sessions.Release(session, session.acquires().Abandon(call.answer.request()));
   ::shutdown(fd, SHUT_RDWR);

@@ -22,7 +22,7 @@ PageKey RunOfRest(const ClusterAcquireRequest& request, size_t hits) {
                                      : request.run;
 }
 
-// What is asked of the cluster when this node has the first `hits` pages.
+// Returns the request to the cluster when this node has the first `hits` pages.
 PullRequest PullOfRest(const CallContext& context, const ClusterAcquireRequest& request,
                        size_t hits) {
   PullRequest pull;

@@ -17,7 +17,7 @@ struct ClusterAcquireRequest {
   uint32_t first_page = 0;  // position of the first key
   PageKey run;              // begins the run of the first key; zeros: it does itself, or not known
   bool everyone = false;    // asks every node, not only homes
-  // Somebody waits: no longer than the cluster's lookup deadline. Else as long as wanted.deadline.
+  // A caller waits: no longer than the cluster's lookup deadline. Else as long as wanted.deadline.
   bool awaited = true;
 };
 

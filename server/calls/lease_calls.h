@@ -22,8 +22,8 @@ absl::StatusOr<std::shared_ptr<const void>> HoldMemory(
     const std::vector<storage::FragmentRef>& fragments);
 
 // Leases the longest prefix for the session's engine and counts the requested tokens once.
-// `request` and `response` stay valid until `done`. A lease that nobody will hear of must be given
-// back with Release.
+// `request` and `response` stay valid until `done`. A lease whose response cannot be delivered must
+// be given back with Release.
 void Acquire(const CallContext& context, std::shared_ptr<Session> session, TimePoint deadline,
              const v1::AcquireRequest& request, v1::AcquireResponse* response, Done done);
 

@@ -12,8 +12,8 @@
 
 namespace crumb::server {
 
-// Counts the Prefetch calls that are under way, of all callers and of each tenant. Nobody waits for
-// a Prefetch, so only this keeps a caller from starting more of them than the disk and the other
+// Counts the Prefetch calls that are under way, of all callers and of each tenant. No caller waits
+// for a Prefetch, so only this keeps one from starting more of them than the disk and the other
 // nodes can serve. Thread-safe; its places must not outlive it.
 class PrefetchBudget {
  public:

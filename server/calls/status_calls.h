@@ -9,7 +9,7 @@
 
 namespace crumb::server {
 
-// What this node is called.
+// Names of this node.
 struct NodeInfo {
   std::string id;
   std::string version;

@@ -18,7 +18,7 @@ inline absl::StatusOr<TileRange> ReadRange(const Keyspace& keyspace, const v1::T
                              range.head_end());
 }
 
-// Where a request's keys lie, and what it asks of other nodes. `wanted` is the store's part of it.
+// A request for keys, to the store and to other nodes. `wanted` is the store's part of it.
 template <typename Request>
 ClusterAcquireRequest MakeClusterRequest(std::shared_ptr<Keyspace> keyspace,
                                          storage::AcquireRequest wanted, const Request& request) {
@@ -31,7 +31,7 @@ ClusterAcquireRequest MakeClusterRequest(std::shared_ptr<Keyspace> keyspace,
   return made;
 }
 
-// What a message with the fields keys and, maybe, range asks of the store.
+// Returns the store's request for a message with the fields keys and, maybe, range.
 template <typename Request>
 absl::StatusOr<storage::AcquireRequest> MakeStoreRequest(const CallContext& context,
                                                          const Keyspace& keyspace,

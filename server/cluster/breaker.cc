@@ -29,7 +29,7 @@ void Breaker::Note(const absl::Status& status) {
 void Breaker::Succeed(Of what) {
   MutexLock lock(&mutex_);
   failures_[static_cast<size_t>(what)] = 0;
-  // Of an open one that the other kind of failure opened this tells nothing.
+  // A breaker that the other kind of failure opened stays open.
   const int64_t most = *std::max_element(failures_.begin(), failures_.end());
   if (state_ == State::kHalfOpen || most < options_.failures) state_ = State::kClosed;
 }

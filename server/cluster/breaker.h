@@ -33,7 +33,7 @@ class Breaker {
 
   // Whether the node may be asked now. A true answer must be followed by Note, Succeed or Fail.
   bool Allow();
-  // What a call to it ended with: only silence is a failure.
+  // Counts a call to the node by its status: only silence is a failure.
   void Note(const absl::Status& status);
   void Succeed(Of what);
   void Fail(Of what);

@@ -67,7 +67,7 @@ class Cluster {
     std::vector<Node> nodes;  // others
   };
 
-  // Takes the transport's port. Joins nobody yet. What `parts` refers to must outlive this.
+  // Takes the transport's port, and joins no node yet. The members of `parts` must outlive this.
   static absl::StatusOr<std::unique_ptr<Cluster>> Open(Parts parts);
 
   virtual ~Cluster() = default;
@@ -83,7 +83,7 @@ class Cluster {
   virtual void Pull(PullRequest request, std::function<void(PullResult)> done) = 0;
   // Asks others which of the pages they have. Calls `done` once.
   virtual void Find(PullRequest request, std::function<void(FoundPages)> done) = 0;
-  // No request that somebody waits for waits longer for others.
+  // A request with a waiting caller waits for other nodes no longer than this.
   virtual Duration lookup_deadline() const = 0;
 
   // A fragment was committed here: it is offered to its homes in the background.
@@ -98,7 +98,7 @@ class Cluster {
                       std::function<void(absl::Status)> done) = 0;
   virtual void DrainNode(const std::string& node, std::function<void(absl::Status)> done) = 0;
 
-  // For PeerService.
+  // The context of PeerService's calls.
   virtual const PeerCallContext& calls() const = 0;
   virtual transport::FragmentSource& source() = 0;
 

@@ -9,7 +9,7 @@
 
 namespace crumb::server {
 
-// What the cluster's parts count. Thread-safe.
+// Counters of the cluster's parts. Thread-safe.
 struct ClusterMetrics {
   // Looking at other nodes.
   Counter pulls;                 // requests that asked other nodes

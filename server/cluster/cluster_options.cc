@@ -12,7 +12,7 @@ constexpr int64_t kThreadsMax = 64;
 constexpr int64_t kReplicasMax = 8;
 constexpr int64_t kPushPagesMin = 1024;  // of one offer at most: push_batch_pages of other nodes
 constexpr int64_t kNodesMax = 65'536;
-// What an etcd lease can be granted for, and what a watch can react to.
+// The shortest time that an etcd lease can be granted for, and that a watch can react to.
 constexpr Duration kTtlMin = std::chrono::seconds(1);
 constexpr double kWeightMax = 1e6;
 

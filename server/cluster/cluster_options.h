@@ -12,7 +12,7 @@
 
 namespace crumb::server {
 
-// Who this node shares pages with, and how: docs/cluster.md.
+// The nodes that this one shares pages with, and how: docs/cluster.md.
 struct ClusterOptions {
   std::string secret_file;        // empty: a secret of this node, made once, beside the index
   std::string name = "crumb";     // nodes of another cluster are refused

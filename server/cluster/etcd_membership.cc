@@ -315,8 +315,8 @@ void EtcdMembership::WatchAll() {
   }
 }
 
-// What is there, once nodes had the time to come back. Wakes the keeper when nodes are missing:
-// this one may be among them.
+// Returns the entries that are there once nodes had the time to come back. Wakes the keeper when
+// nodes are missing: this one may be among them.
 absl::StatusOr<std::vector<EtcdEntry>> EtcdMembership::ReadAll(int64_t* revision) {
   CRUMB_ASSIGN_OR_RETURN(std::vector<EtcdEntry> entries, etcd_->Range(options_.prefix, revision));
   const auto nodes = std::count_if(entries.begin(), entries.end(), [this](const EtcdEntry& entry) {
@@ -453,7 +453,7 @@ void EtcdMembership::TellNodes(int64_t revision) {
   }
   if (!listed) {
     MutexLock lock(&mutex_);
-    publish_ = true;  // somebody removed it, or it was never there
+    publish_ = true;  // it was removed, or it was never there
   }
   Nodes nodes;
   nodes.epoch = static_cast<uint64_t>(base_ + revision);

@@ -99,7 +99,7 @@ class EtcdMembership final : public Membership {
   std::string trouble_ ABSL_GUARDED_BY(mutex_);     // while state_ is not kOk
   TimePoint since_ ABSL_GUARDED_BY(mutex_);         // when state_ became what it is
   TimePoint failed_last_ ABSL_GUARDED_BY(mutex_);   // a call of the keeper
-  bool forgotten_ ABSL_GUARDED_BY(mutex_) = false;  // keyspaces must be told to etcd anew
+  bool forgotten_ ABSL_GUARDED_BY(mutex_) = false;  // keyspaces must be written to etcd again
   v1::NodeRecord self_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, Stored> keyspaces_ ABSL_GUARDED_BY(mutex_);  // by key, as etcd has them
 

@@ -16,7 +16,7 @@ namespace crumb::server {
 
 // One RemoteReader::Find: asks the homes of every run that lacks pages which of them they have, one
 // call a node and all at once; ends when the prefix's end is known. Nothing is leased or moved.
-// Lives as long as somebody will call it. Thread-safe.
+// Lives as long as a callback refers to it. Thread-safe.
 class FindOperation : public std::enable_shared_from_this<FindOperation> {
  public:
   using Done = std::function<void(FoundPages)>;
@@ -43,7 +43,7 @@ class FindOperation : public std::enable_shared_from_this<FindOperation> {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Ends the wait when the end of the prefix is known, or `late`.
   void Finish(bool late);
-  // What is known of the prefix; none: a node may still tell of its next page.
+  // Returns the pages found so far; none: a node may still report the next page.
   std::optional<FoundPages> Known(bool late) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const PullContext& context_;

@@ -34,7 +34,7 @@ class FetchAssembler {
     return Fill(message.data());
   }
 
-  // What did not arrive has `status`.
+  // Ends the fetch; pages that did not arrive get `status`.
   transport::FetchAnswer Finish(PageStatus status, absl::Status detail) {
     for (size_t i = 0; i < answer_.pages.size(); ++i) {
       transport::PageAnswer& page = answer_.pages[i];
@@ -90,7 +90,7 @@ class FetchAssembler {
     return true;
   }
 
-  // Where tile number `tile` of the delivered range goes, and its sum.
+  // Returns the destination and the sum of tile number `tile` of the delivered range.
   std::pair<std::byte*, uint32_t> PlaceOf(int tile) const {
     const transport::PageWish& wish = request_.pages[page_];
     const int layer = delivered_.layers.begin + tile / delivered_.heads.size();

@@ -10,8 +10,8 @@
 
 #include "server/cluster/remote_reader.h"
 
-// What requests for pages of other nodes have in common: which runs they touch, who is asked for
-// them, and the call that asks. server/cluster/pull_operation.h, find_operation.h.
+// The common part of requests for pages of other nodes: the runs that they touch, the nodes that
+// they ask, and the call that asks. server/cluster/pull_operation.h, find_operation.h.
 namespace crumb::server {
 
 // The runs of a request's pages: where each begins among the keys, and the page it is named by.

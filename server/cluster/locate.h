@@ -13,7 +13,7 @@
 
 namespace crumb::server {
 
-// What LocatePage works with; all outlive the call.
+// The parts that LocatePage works with; all outlive the call.
 struct LocateContext {
   storage::TieredStore& store;
   const KeyspaceRegistry& keyspaces;

@@ -18,7 +18,7 @@
 
 namespace crumb::server {
 
-// Where nodes hear of each other. Thread-safe.
+// Tells nodes of each other. Thread-safe.
 class Membership {
  public:
   // The nodes that are alive, this one left out, as far as is known now.
@@ -69,7 +69,7 @@ class Membership {
 
   // This node's record, to be told to others.
   virtual void Publish(const v1::NodeRecord& self) = 0;
-  // What this node knows of keyspaces changed: tell others soon.
+  // This node's records of keyspaces have changed, and others need them soon.
   virtual void KeyspacesChanged() = 0;
   // A node knows more of a keyspace than this one: ask soon.
   virtual void AskKeyspaces() = 0;

@@ -137,9 +137,9 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
     }
   }
 
-  // What the peer says of a page is no failure, nor are pages that come late behind others that
-  // came in time: a deadline that is too short for all. Silence is one, and a connection that
-  // breaks.
+  // A miss that the peer reports is no failure, nor are pages that come late behind others that
+  // came in time: the deadline is too short for all. Silence is a failure, and so is a connection
+  // that breaks.
   void NoteBreaker(const transport::FetchAnswer& answer) {
     const auto ended = [&](PageStatus status) {
       return std::count_if(answer.pages.begin(), answer.pages.end(),

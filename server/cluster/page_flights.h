@@ -19,8 +19,8 @@ class PageFlights {
  public:
   using Landed = std::function<void(bool arrived)>;
 
-  // True: the caller brings the page and calls Land. False: somebody does already, and `landed`
-  // will be called, on that one's thread.
+  // True: the caller brings the page and calls Land. False: another caller does already, and
+  // `landed` will be called on its thread.
   bool Claim(const KeyspaceId& keyspace, const PageKey& key, const TileRange& range, Landed landed);
   void Land(const KeyspaceId& keyspace, const PageKey& key, const TileRange& range, bool arrived);
 

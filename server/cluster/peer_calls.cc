@@ -16,7 +16,7 @@ namespace crumb::server {
 namespace {
 
 constexpr auto kWaitMax = std::chrono::seconds(60);
-// Of the time for fetching what was offered, one part in so many is left for the answer.
+// One part in so many of the time for fetching offered pages is left for the response.
 constexpr int kAnswerShare = 8;
 // Fragments that a PeerAcquire leases, for each page that it may name.
 constexpr size_t kFragmentsPerPage = 16;
@@ -75,7 +75,7 @@ class PeerAcquisition : public std::enable_shared_from_this<PeerAcquisition> {
     Answer();
   }
 
-  // Nobody else is left.
+  // The last reference ends the call, so that no other thread is left.
   void Answer() ABSL_NO_THREAD_SAFETY_ANALYSIS {
     std::vector<storage::LeaseId> leases;
     storage::MissReason reason = storage::MissReason::kNone;
@@ -158,8 +158,8 @@ absl::StatusOr<std::vector<storage::AcquireRequest>> RunsOf(const PeerCallContex
   return runs;
 }
 
-// Whose budget a call counts against: its node's, or, of nodes that are not in the view and might
-// have any name, one for all of them together.
+// Returns the budget that a call counts against: its node's, or one for all nodes together that are
+// not in the view, because those might have any name.
 std::string BudgetOf(const PeerCallContext& context, const v1::PeerCaller& caller) {
   return context.peers.Find(caller.node()) == nullptr ? "" : caller.node();
 }
@@ -269,7 +269,7 @@ void TakeOffer(const PeerCallContext& context, const v1::PeerPushRequest& reques
   std::memcpy(offered.session.data(), request.session().data(), offered.session.size());
   const TimePoint now = context.clock.Now();
   offered.deadline = std::min(now + context.push_deadline, deadline);
-  // What has come by then is told in time.
+  // Pages that have come by then are reported in time.
   if (offered.deadline > now) offered.deadline -= (offered.deadline - now) / kAnswerShare;
   std::vector<uint32_t> missing;  // indices into the keys
   absl::flat_hash_set<PageKey> seen;
@@ -349,7 +349,7 @@ void FillPage(const PeerCallContext& context, uint64_t after, v1::PeerKeyspacesR
   FillRecords(std::move(page), response);
 }
 
-// For callers that know no pages: they would take a part for all of it.
+// Fills a response without pages, for callers that would take one page of records for all of them.
 absl::Status FillWhole(const PeerCallContext& context, v1::PeerKeyspacesResponse* response) {
   uint64_t after = 0;
   for (bool more = true; more;) {

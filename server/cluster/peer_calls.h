@@ -16,7 +16,7 @@
 #include "server/keyspace_registry.h"
 #include "transport/fragment_source.h"
 
-// What the calls of PeerService do, without gRPC. Nothing here blocks; `done` is called exactly
+// The work of PeerService's calls, without gRPC. Nothing here blocks; `done` is called exactly
 // once, and messages stay valid until then.
 namespace crumb::server {
 
@@ -57,7 +57,7 @@ void PeerPush(const PeerCallContext& context, const v1::PeerPushRequest& request
               TimePoint deadline, v1::PeerPushResponse* response, PeerDone done);
 void PeerKeyspaces(const PeerCallContext& context, const v1::PeerKeyspacesRequest& request,
                    v1::PeerKeyspacesResponse* response, PeerDone done);
-// What a PeerRead asks of the page source.
+// Returns the request of a PeerRead to the page source.
 absl::StatusOr<transport::SourceRequest> SourceRequestOf(const PeerCallContext& context,
                                                          const v1::PeerReadRequest& request,
                                                          TimePoint deadline);

@@ -17,7 +17,7 @@
 
 namespace crumb::server {
 
-// What other nodes may fetch: each has one session, whose token it got on the control plane, and
+// Sessions of other nodes that fetch: each has one, whose token it got on the control plane, and
 // may read the keyspaces that it named there. Nodes that are not in the view, as one that has just
 // joined, are strangers: only the kStrangersMax that came last have a session. Thread-safe.
 class PeerSessions {

@@ -253,8 +253,8 @@ void PullOperation::Land() {
   }
 }
 
-// What is still open is too late for this request. Fetches under way end by the same deadline and
-// settle their pages, for others and for next time.
+// Pages that are still open are too late for this request. Fetches under way end by the same
+// deadline and settle their pages, for others and for next time.
 void PullOperation::Expire() {
   Done done;
   PullResult result;

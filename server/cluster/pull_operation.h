@@ -18,7 +18,7 @@ namespace crumb::server {
 
 // One RemoteReader::Pull: asks the homes of every run that lacks pages, one call a node and all at
 // once; fetches a run as soon as a node has all of it or every home has answered; ends when the
-// prefix's end is known. Lives as long as somebody will call it. Thread-safe.
+// prefix's end is known. Lives as long as a callback refers to it. Thread-safe.
 class PullOperation : public std::enable_shared_from_this<PullOperation> {
  public:
   using Done = std::function<void(PullResult)>;

@@ -39,7 +39,7 @@ PushDrop DropOf(const absl::Status& status) {
   return later ? PushDrop::kBusy : PushDrop::kRefused;
 }
 
-// What will not be otherwise next time.
+// Returns whether another attempt would end in the same way.
 bool IsFinal(PushDrop reason) {
   return reason == PushDrop::kRefused || reason == PushDrop::kGeneration;
 }
@@ -315,7 +315,7 @@ void Pusher::NoteTaken(const std::string& node, const std::vector<Item>& batch,
       answer.failed_reasons_size() == pages.size() &&
       std::all_of(pages.begin(), pages.end(), [&](uint32_t page) { return page < batch.size(); });
   if (!named) {
-    // Which ones is not told: the others will be known there the next time.
+    // The node does not say which ones; it will have the others the next time.
     for (const Item& item : batch) Fail(node, item, PushDrop::kBusy);
     return;
   }

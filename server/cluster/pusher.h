@@ -77,7 +77,7 @@ class Pusher {
     std::string node;  // that did not take it; empty: any
     Item item;
   };
-  // What the thread has to do next.
+  // The thread's next task.
   struct Work {
     std::deque<FragmentHeader> fresh;
     std::vector<Retry> again;

@@ -38,7 +38,7 @@ class RecordMerger {
     std::function<void(const KeyspaceId&)> state_changed;
   };
 
-  // What `parts` refers to must outlive this.
+  // The members of `parts` must outlive this.
   explicit RecordMerger(Parts parts) : parts_(std::move(parts)) {}
 
   // Merges every entry that can be merged. Blocks on the SSD tier. Not OK: a drop or a deletion

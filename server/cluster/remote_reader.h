@@ -29,7 +29,7 @@ struct PullRequest {
   TileRange range;
   TimePoint deadline;
   bool everyone = false;  // every node is asked, not only homes
-  // Somebody waits for the answer; else half of `pulls_max` is left to others.
+  // A caller waits for the response; else half of `pulls_max` is left to others.
   bool awaited = true;
 };
 
@@ -38,7 +38,7 @@ struct PullResult {
   storage::MissReason miss_reason = storage::MissReason::kNone;  // of the next one
 };
 
-// Where pages were found.
+// The tiers and nodes where pages were found.
 struct FoundPages {
   std::vector<storage::Tier> tiers;  // of the leading keys; kRemote: on another node
   std::vector<std::string> nodes;    // ids
@@ -57,7 +57,7 @@ struct OfferedPages {
   TimePoint deadline;
 };
 
-// What a pull works with; all outlive it.
+// The parts that a pull works with; all outlive it.
 struct PullContext {
   storage::TieredStore& store;
   PeerTable& peers;

@@ -13,7 +13,7 @@ namespace crumb::server {
 inline constexpr uint32_t kWireMin = 1;
 inline constexpr uint32_t kWireMax = 1;
 
-// What a node tells others that it speaks. Another than this release's is for tests of upgrades.
+// The protocol versions that a node speaks. Tests of upgrades use others than this release's.
 struct Spoken {
   uint32_t wire_min = kWireMin;
   uint32_t wire_max = kWireMax;

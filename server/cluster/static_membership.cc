@@ -244,7 +244,7 @@ void StaticMembership::TakeOver(const Arrived& arrived) {
     return;
   }
   const v1::PeerKeyspacesResponse& answer = *arrived.answer;
-  // Of a process that began between hello and exchange: the next hello says so.
+  // The process began between hello and exchange: the next hello says so.
   if (answer.paged() && answer.incarnation() != entry.record.incarnation()) return;
   if (answer.refused()) {
     entry.next_exchange = now + options_.heartbeat;

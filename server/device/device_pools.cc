@@ -13,7 +13,7 @@
 #include "common/status_macros.h"
 #include "fmt/format.h"
 
-// What processes ask of pools, and which pools they may use. How pools end is in
+// The requests of processes about pools, and the pools that they may use. Ends of pools are in
 // device_pool_care.cc.
 namespace crumb::server {
 namespace {

@@ -10,7 +10,7 @@
 namespace crumb::server {
 namespace {
 
-// What is left for sockets, extents, slabs and libraries: one descriptor of this many.
+// One descriptor in so many is left for sockets, extents, slabs and libraries.
 constexpr uint64_t kReserve = 2;
 // Limits above it are as good as none; keeps products with percentages far from overflow.
 constexpr uint64_t kDescriptorsMax = 100'000'000;

@@ -10,7 +10,7 @@
 
 namespace crumb::server {
 
-// What device pools take of crumbd: pools, descriptors (a handle or a roster each), and slots up to
+// Resources that device pools take: pools, descriptors (a handle or a roster each), and slots up to
 // the last handle of each pool. Counted for each tenant and in total, against PoolOptions'
 // pools_max, descriptors_max and slots_max; one tenant gets tenant_percent of each. Sessions
 // without a tenant have no part of their own: either there are no tenants, or the session is an
@@ -50,8 +50,8 @@ class PoolBudget {
   enum class Beside { kHeld, kOnceEnded };
   Verdict Check(const std::string& tenant, const Amount& more, Beside beside = Beside::kHeld) const;
   void Take(const std::string& tenant, const Amount& amount);
-  // What was taken is held until its descriptors are closed and its memory is free: BeginEnd says
-  // that it is on its way, GiveBack that it is done. REQUIRES: the tenant has taken that much.
+  // An amount is held until its descriptors are closed and its memory is free: BeginEnd says that
+  // this has begun, GiveBack that it is done. REQUIRES: the tenant has taken that much.
   void BeginEnd(const std::string& tenant, const Amount& amount);
   // REQUIRES: BeginEnd with as much.
   void GiveBack(const std::string& tenant, const Amount& amount);

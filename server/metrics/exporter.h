@@ -17,7 +17,7 @@
 
 namespace crumb::server {
 
-// What the cluster's part of a scrape is made of.
+// The cluster's part of a scrape.
 struct ClusterScrape {
   const ClusterMetrics* metrics = nullptr;  // null: this node is alone
   Cluster::Gauges gauges;
@@ -25,7 +25,7 @@ struct ClusterScrape {
   std::string transport_name = "none";
 };
 
-// What the tenants' part is made of.
+// The tenants' part of a scrape.
 struct TenantScrape {
   struct Use {
     std::string tenant;
@@ -37,7 +37,7 @@ struct TenantScrape {
   uint64_t reload_failures = 0;
 };
 
-// What one scrape is made of.
+// The content of one scrape.
 struct Scrape {
   const ServerMetrics& metrics;
   storage::StoreStats store;

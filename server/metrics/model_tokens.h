@@ -14,7 +14,7 @@
 
 namespace crumb::server {
 
-// Where a requested token was found. Every requested token counts in exactly one.
+// The place where a requested token was found. Every requested token counts in exactly one.
 enum class TokenTier : uint8_t { kDevice, kHost, kSsd, kRemote, kMiss, kWindow };
 inline constexpr int kTokenTierCount = 6;
 const char* TokenTierName(TokenTier tier);

@@ -10,7 +10,7 @@
 
 namespace crumb::server {
 
-// What clients measured of evicted windows. Thread-safe; lives as long as the daemon.
+// Errors of evicted windows as clients measured them. Thread-safe; lives as long as the daemon.
 class QualityMetrics {
  public:
   // Layers with a series of their own; deeper ones share the last.

@@ -47,7 +47,7 @@ enum class Rpc : uint8_t {
 inline constexpr int kRpcCount = 31;
 const char* RpcName(Rpc rpc);
 
-// How a call ended, as few kinds as somebody acts upon.
+// How a call ended, in as few kinds as an operator acts upon.
 enum class Outcome : uint8_t {
   kOk,
   kCallerError,  // INVALID_ARGUMENT, NOT_FOUND, UNAUTHENTICATED, FAILED_PRECONDITION, CANCELLED

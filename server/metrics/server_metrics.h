@@ -17,7 +17,7 @@
 
 namespace crumb::server {
 
-// Where a commit or a call spends its time.
+// Stages in which a commit or a call spends its time.
 enum class Stage : uint8_t {
   kAcquireStore,  // Acquire: from the call into the store to its answer
   kCommitQueue,   // a commit waiting for a thread
@@ -69,7 +69,7 @@ class StageMetrics {
   std::deque<Histogram> stages_;
 };
 
-// What the daemon's own parts count. Thread-safe; lives as long as the daemon.
+// Counters of the daemon's own parts. Thread-safe; lives as long as the daemon.
 struct ServerMetrics {
   explicit ServerMetrics(size_t model_labels_max) : tokens(model_labels_max) {}
 
@@ -102,7 +102,7 @@ struct ServerMetrics {
   Counter notices_dropped;
   Counter stalled_streams;      // calls ended because their caller neither sent nor read
   Counter stalled_connections;  // of gRPC, ended because their peers read nothing
-  Counter keyspaces_ended;      // because nobody had used them for a time
+  Counter keyspaces_ended;      // because they were unused for a time
   Counter grpc_bytes_in;        // tile bytes through Put
   Counter grpc_bytes_out;
   Counter shm_bytes_in;  // tile bytes through staging

@@ -14,7 +14,7 @@
 
 namespace crumb::server {
 
-// Somebody whose pages are apart from everybody else's.
+// A tenant: a user of crumbd whose pages are apart from those of all others.
 struct Tenant {
   using Instant = std::chrono::system_clock::time_point;
 

@@ -11,7 +11,7 @@
 
 namespace crumb::server {
 
-// Who may call, and with what: docs/security.md.
+// Access of tenants: docs/security.md.
 struct TenantOptions {
   std::string file;  // empty: callers need no token, and name their tenant themselves
   std::string shared_memory = "off";  // or own, or all
@@ -20,7 +20,7 @@ struct TenantOptions {
   Duration reload_interval = std::chrono::seconds(10);
 
   bool enabled() const { return !file.empty(); }
-  // For budgets: 100 while tenants are not told apart.
+  // The percentage for TenantBudget: 100 while tenants are not told apart.
   int64_t budget_percent() const { return enabled() ? part_max_percent : 100; }
   // Each tenant's pages lie in slabs of its own.
   bool own_slabs() const { return enabled() && shared_memory == "own"; }

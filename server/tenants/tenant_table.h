@@ -20,9 +20,9 @@ namespace crumb::server {
 
 // On whose behalf a call is made.
 struct Caller {
-  std::shared_ptr<const Tenant> tenant;  // null: nobody in particular, who sees everything
+  std::shared_ptr<const Tenant> tenant;  // null: the caller may see the keyspaces of all tenants
 
-  // What a session or keyspace of the caller is marked with.
+  // The mark of the caller's sessions and keyspaces.
   std::string name() const { return tenant == nullptr ? "" : tenant->name; }
 };
 

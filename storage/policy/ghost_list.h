@@ -11,7 +11,7 @@
 
 namespace crumb::storage {
 
-// What a policy remembers of an item after its eviction.
+// A policy's memory of an item after its eviction.
 struct Ghost {
   uint64_t fingerprint = 0;
   uint32_t epoch = 0;  // of its last use, in the policy's own count

@@ -13,9 +13,9 @@
 #include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 
-// Which item of a tier leaves next. A policy knows items, their chains and what happened to them;
-// it holds no pages, takes no locks and reads no clock, so that a tier and a trace replay run the
-// very same code.
+// Choice of the item of a tier that leaves next. A policy knows items, their chains and what
+// happened to them; it holds no pages, takes no locks and reads no clock, so that a tier and a
+// trace replay run the very same code.
 namespace crumb::storage {
 
 // Names a resident item. Dense: handles of removed items are used again, so a caller can keep its
@@ -39,7 +39,7 @@ enum class Removal {
   kDeleted,  // for any other reason: forgotten
 };
 
-// What a policy holds besides what it decides.
+// Memory that a policy takes.
 struct PolicyUsage {
   size_t items = 0;         // resident
   size_t ghosts = 0;        // remembered after eviction

@@ -9,8 +9,8 @@
 // How much of an SSD folder's budget its index may take, and how the rest keeps it there.
 namespace crumb::storage {
 
-// Of the bytes of an index's share: RocksDB's log, tables and compactions stay inside with buffers
-// of this part.
+// Each buffer gets one part in so many of the index's bytes: RocksDB's log, tables and compactions
+// stay inside with buffers of that size.
 inline constexpr uint64_t kIndexBufferPart = 8;
 
 // Changes of recency or removals in one index write: well below a buffer.

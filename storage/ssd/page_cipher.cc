@@ -34,7 +34,7 @@ const uint8_t* In(std::span<const std::byte> bytes) {
 }
 uint8_t* Out(std::span<std::byte> bytes) { return reinterpret_cast<uint8_t*>(bytes.data()); }
 
-// What a sealed fragment is bound to.
+// The associated data that a sealed fragment is bound to.
 std::array<std::byte, 80> Binding(const FragmentMeta& meta) {
   std::array<std::byte, 80> bytes;
   std::memcpy(bytes.data(), meta.keyspace.bytes.data(), 32);

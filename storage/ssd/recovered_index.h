@@ -16,7 +16,7 @@ namespace crumb::storage {
 // The last access of each page, as far as it was durable.
 using AccessMap = std::map<std::pair<KeyspaceId, PageKey>, uint64_t>;
 
-// What an index says, before it is held against the extents.
+// The content of an index, before it is compared with the extents.
 struct RecoveredIndex {
   std::vector<IndexEntry> entries;
   AccessMap accesses;

@@ -19,7 +19,7 @@ namespace crumb::storage {
 class SsdFolder {
  public:
   // Creates the folder or checks that it is one of ours. kFailedPrecondition: read-only, in use by
-  // another process, of a newer version, or with files of somebody else, none of which it touches.
+  // another process, of a newer version, or with files of another program, which it leaves alone.
   // Or the folder's pages are encrypted with another key, or not as `key_check` says, which is
   // empty where pages are not to be encrypted.
   static absl::StatusOr<std::unique_ptr<SsdFolder>> Open(
@@ -28,7 +28,7 @@ class SsdFolder {
   std::string index_path() const { return path_ + "/index"; }
   std::string extents_path() const { return path_ + "/extents"; }
   uint64_t extent_bytes() const { return extent_bytes_; }
-  // What offsets, lengths and addresses of direct transfers are multiples of.
+  // Offsets, lengths and addresses of direct transfers are multiples of this.
   uint32_t alignment() const { return alignment_; }
   // False: reads and writes go through the page cache.
   bool direct_io() const { return direct_io_; }

@@ -29,7 +29,7 @@ namespace crumb::storage {
 class SsdTier final : public FragmentTier {
  public:
   // Opens or creates the folder and recovers what was durable; an index that is damaged is set
-  // aside and begun anew. Errors as TieredStore::Open.
+  // aside, and the tier starts empty. Errors as TieredStore::Open.
   static absl::StatusOr<std::unique_ptr<FragmentTier>> Open(const SsdOptions& options,
                                                             const Clock& clock,
                                                             FragmentTierEvents events);

@@ -150,8 +150,8 @@ void SsdTier::WriteEntries(std::span<Incoming> incoming) {
   }
   const absl::Status status = WriteIndex(batch);
   if (status.ok()) return;
-  // Nobody knows whether these entries will be there after a restart: they must go before their
-  // slots are used again.
+  // These entries may or may not be there after a restart: they must go before their slots are used
+  // again.
   MutexLock lock(&mutex_);
   for (Incoming& one : incoming) {
     if (one.slot) GiveUp(one, absl::UnavailableError(status.message()));

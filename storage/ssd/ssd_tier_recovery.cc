@@ -34,7 +34,7 @@ absl::Status SsdTier::BeginAnew(const absl::Status& damage) {
     kept.Put(std::string(key), std::string(value));
   };
   if (index_ != nullptr) {
-    // What cannot be read is lost with the pages that it is about: the new index has none.
+    // Entries that cannot be read are lost with their pages: the new index has none.
     index_->ForEach(IndexKind::kGeneration, keep).IgnoreError();
     index_->ForEach(IndexKind::kRecord, keep).IgnoreError();
     index_.reset();

@@ -15,7 +15,7 @@
 namespace crumb::storage {
 namespace {
 
-// An index that outgrows its part gets so many times its size: a compaction writes tables anew
+// An index that outgrows its part gets so many times its size: a compaction writes new tables
 // beside the old ones.
 constexpr uint64_t kShareToGrow = 3;
 constexpr uint64_t kShareToKeep = 2;
@@ -101,7 +101,7 @@ bool SsdTier::RemoveAnExtent() {
   if (!WriteIndex({}).ok()) return false;
   {
     MutexLock lock(&mutex_);
-    if (!table_.slots().RemoveRegion(*emptiest)) return false;  // somebody still reads there
+    if (!table_.slots().RemoveRegion(*emptiest)) return false;  // it is still being read
   }
   const absl::Status status = files_->Remove(*emptiest);
   if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
@@ -135,7 +135,7 @@ absl::Status SsdTier::WriteIndex(const IndexBatch& batch) {
   if (!status.ok()) health_.Failed(TierHealth::Operation::kWrite, status);
   MutexLock lock(&mutex_);
   index_busy_ = false;
-  index_free_.NotifyAll();  // one that finds nothing left to do wakes nobody
+  index_free_.NotifyAll();  // a caller that finds nothing left to do would wake no other
   if (status.ok()) {
     for (const Slot& slot : leaving.slots) table_.slots().Free(slot);
     for (const PageHandle page : leaving.pages) table_.Unref(page);

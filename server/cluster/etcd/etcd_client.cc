@@ -229,12 +229,12 @@ class GrpcEtcdClient final : public EtcdClient {
   void Cancel() override { calls_.Stop(); }
 
  private:
-  // As the user, where one is set. A token that etcd does not know any more is got anew, once.
+  // As the user, where one is set. A token that etcd does not know any more is renewed once.
   template <typename Rpc>
   absl::Status Call(const Rpc& rpc) {
     CRUMB_RETURN_IF_ERROR(LogIn());
     const absl::Status status = CallOnce(rpc);
-    // What etcd says of a token that is old, of one from before its restart, and of none at all.
+    // The statuses for a token that is old, for one from before etcd's restart, and for none.
     const bool forgotten = absl::IsUnauthenticated(status) || absl::IsInvalidArgument(status);
     if (access_.user.empty() || !forgotten) return status;
     SetToken("");
@@ -289,7 +289,7 @@ class GrpcEtcdClient final : public EtcdClient {
     MutexLock lock(&mutex_);
     return current_;
   }
-  // Unless somebody has moved on already.
+  // Does nothing when another call has moved on already.
   void Next(size_t from) {
     MutexLock lock(&mutex_);
     if (current_ == from) current_ = (current_ + 1) % members_.size();
