@@ -258,7 +258,7 @@ class HostTier {
     uint32_t files = 0;    // that it had before the present one
     uint64_t bytes = 0;
     uint64_t free_before = 0;  // free memory before its file was given back
-    TimePoint since = {};      // when it became the share's, or was given up
+    TimePoint since = {};      // when it came to its phase
     TimePoint retry = {};      // when it may be looked at again
   };
   // Counts of slabs by share, of its own and of those that its processes keep, and the part that
@@ -304,6 +304,8 @@ class HostTier {
   std::optional<uint32_t> UnusedSlab(std::span<const uint32_t> tried, TimePoint now)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Parts CountParts(uint32_t share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts the slabs without pages that `share` could take.
+  size_t IdleSlabs(uint32_t share) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Whether a slab was given up so lately that processes may let it go yet: no other is taken from
   // its tenant meanwhile.
   bool Settling(TimePoint now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

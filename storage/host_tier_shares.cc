@@ -25,6 +25,11 @@ constexpr uint64_t kFreeMin = uint64_t{64} << 20;
 // Measures of free memory lag behind and count others' allocations: a sixteenth of a slab may be
 // missing in them.
 constexpr uint64_t kFreeNoiseShare = 16;
+// One slab in so many stays without pages for shares that have none: a share that leases a page in
+// each of its slabs can keep them all for as long as it likes.
+constexpr size_t kReserveShare = 8;
+// Pages of a closing slab that are leased or pinned are not looked at again for this long.
+constexpr Duration kClosingRetry = std::chrono::milliseconds(100);
 
 }  // namespace
 
@@ -121,17 +126,23 @@ std::optional<uint32_t> HostTier::TakeSlab(uint32_t share, Demotion& demotion,
   if (parts.kept[share] > 0 && parts.owned[share] + parts.kept[share] >= parts.part) {
     return std::nullopt;
   }
-  if (const auto slab = UnusedSlab(tried, demotion.now)) return slab;
-  if (GiveUpIdle(share, demotion.now, gone)) return UnusedSlab(tried, demotion.now);
-  // One at a time.
-  const bool closing = std::any_of(slabs_.begin(), slabs_.end(), [](const SlabState& slab) {
-    return slab.phase == SlabState::Phase::kClosing;
+  const bool has_slabs = parts.owned[share] + parts.kept[share] > 0;
+  if (!has_slabs || IdleSlabs(share) > slabs_.size() / kReserveShare) {
+    if (const auto slab = UnusedSlab(tried, demotion.now)) return slab;
+    if (GiveUpIdle(share, demotion.now, gone)) return UnusedSlab(tried, demotion.now);
+  }
+  // One at a time, but one whose pages stay leased does not hold up the next for long.
+  const bool closing = std::any_of(slabs_.begin(), slabs_.end(), [&](const SlabState& slab) {
+    return slab.phase == SlabState::Phase::kClosing &&
+           demotion.now < slab.since + options_.host.let_go_timeout;
   });
   if (closing || Settling(demotion.now)) return std::nullopt;
   const auto slab = SlabToClose(share, demotion.now);
   if (!slab) return std::nullopt;
   table_.slots().CloseRegion(*slab);
   slabs_[*slab].phase = SlabState::Phase::kClosing;
+  slabs_[*slab].since = demotion.now;
+  slabs_[*slab].retry = TimePoint::min();
   *more = EmptyClosing(demotion, gone);
   if (*more) return std::nullopt;
   return UnusedSlab(tried, demotion.now);
@@ -147,6 +158,17 @@ std::optional<uint32_t> HostTier::UnusedSlab(std::span<const uint32_t> tried, Ti
     return slab;
   }
   return std::nullopt;
+}
+
+size_t HostTier::IdleSlabs(uint32_t share) const {
+  size_t idle = 0;
+  for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
+    const SlabState& state = slabs_[slab];
+    const bool empty = state.phase == SlabState::Phase::kOwned && state.share != share &&
+                       state.bytes > 0 && table_.slots().used_bytes(slab) == 0;
+    if (state.phase == SlabState::Phase::kGone || empty) ++idle;
+  }
+  return idle;
 }
 
 bool HostTier::Settling(TimePoint now) const {
@@ -214,6 +236,7 @@ bool HostTier::EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone) {
   size_t evictions = 0;
   for (uint32_t slab = 0; slab < slabs_.size(); ++slab) {
     if (slabs_[slab].phase != SlabState::Phase::kClosing) continue;
+    if (slabs_[slab].retry > demotion.now) continue;
     std::vector<PageHandle> owners = table_.slots().OwnersIn(slab);
     std::sort(owners.begin(), owners.end());
     owners.erase(std::unique(owners.begin(), owners.end()), owners.end());
@@ -223,7 +246,11 @@ bool HostTier::EmptyClosing(Demotion& demotion, std::vector<uint32_t>* gone) {
       if (++evictions > kEvictionsPerLock) return true;
       Evict(owner, demotion);
     }
-    if (table_.slots().RemoveRegion(slab)) GiveUp(slab, demotion.now, gone);
+    if (table_.slots().RemoveRegion(slab)) {
+      GiveUp(slab, demotion.now, gone);
+    } else {
+      slabs_[slab].retry = demotion.now + kClosingRetry;
+    }
   }
   return false;
 }

@@ -22,9 +22,9 @@ constexpr uint64_t kFilling = 2 * kSlabs * kSlabBytes / (18 << 10);
 
 class TenantSlabsTest : public testing::Test {
  protected:
-  TenantSlabsTest() {
+  explicit TenantSlabsTest(uint64_t slabs = kSlabs) {
     StoreOptions options = SmallStore("");
-    options.host.bytes_max = ByteSize{kSlabs * kSlabBytes};
+    options.host.bytes_max = ByteSize{slabs * kSlabBytes};
     options.host.slab_bytes = ByteSize{kSlabBytes};
     StoreEvents events;
     events.slab_gone = [this](uint32_t slab) { gone_.insert(slab); };
@@ -227,8 +227,44 @@ TEST_F(TenantSlabsTest, LeasedPagesStayUntilTheyAreReleased) {
   EXPECT_EQ(store_->Stats().slabs_closing, 1u);
   EXPECT_TRUE(gone_.empty());
   for (const LeaseId lease : leases) store_->Release(lease);
+  clock_.Advance(std::chrono::seconds(1));
   EXPECT_TRUE(Store(2, 0, 0).ok());
   EXPECT_EQ(store_->Stats().slabs_closing, 0u);
+}
+
+class ManyTenantSlabsTest : public TenantSlabsTest {
+ protected:
+  static constexpr uint64_t kMany = 16;
+  ManyTenantSlabsTest() : TenantSlabsTest(kMany) {
+    for (uint64_t i = 0; i < kFilling * kMany / kSlabs; ++i) EXPECT_TRUE(Store(1, i, 0).ok());
+  }
+  // Leases every page of the first tenant, and so a page in each of its slabs.
+  void LeaseAll() {
+    std::set<uint32_t> slabs;
+    for (uint64_t i = 0; i < kFilling * kMany / kSlabs; ++i) {
+      const auto leased = Lease(1, i);
+      if (!leased.ok()) continue;
+      for (const FragmentRef& fragment : leased->fragments) slabs.insert(fragment.slab);
+    }
+    EXPECT_EQ(slabs.size(), kMany - kMany / 8);
+  }
+};
+
+TEST_F(ManyTenantSlabsTest, SlabsAreLeftForTenantsWithoutAny) {
+  LeaseAll();
+  EXPECT_TRUE(Store(2, 0, 0).ok());
+  EXPECT_TRUE(Store(3, 0, 0).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(Store(4, 0, 0))) << "there are no more than these two";
+}
+
+TEST_F(ManyTenantSlabsTest, ASlabWhosePagesStayLeasedDoesNotHoldUpTheOthers) {
+  LeaseAll();
+  for (const uint64_t tenant : {2, 3}) ASSERT_TRUE(Store(tenant, 0, 0).ok());
+  for (uint64_t closing = 1; closing <= 3; ++closing) {
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(absl::IsResourceExhausted(Store(4, 0, 0)));
+    EXPECT_EQ(store_->Stats().slabs_closing, closing);
+    clock_.Advance(kLetGo);
+  }
 }
 
 TEST_F(TenantSlabsTest, EveryTenantGetsItsPartAndNoMore) {
