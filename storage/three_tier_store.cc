@@ -16,6 +16,9 @@ namespace {
 
 // Queued fragments keep their slots; this part of host memory may wait so, the rest can be evicted.
 constexpr uint64_t kQueuedShare = 4;
+// How often a commit looks for the tiles that are missing: each time but the first, another commit
+// has brought tiles of the same page between the look and the insertion.
+constexpr int kCommitAttemptsMax = 16;
 // Accesses whose recency waits to be noted below; more are forgotten.
 constexpr size_t kRecencyQueueMax = 256;
 
@@ -201,26 +204,40 @@ absl::StatusOr<CommitOutcome> ThreeTierStore::Commit(const CommitRequest& reques
     return absl::InvalidArgumentError("the fragment's generation was dropped");
   }
   int stored_tiles = 0;
-  const std::vector<TileRange> present = Present(header);
-  const std::vector<TileRange> pieces = Subtract(header.range, present);
+  for (int attempt = 0; attempt < kCommitAttemptsMax; ++attempt) {
+    CRUMB_ASSIGN_OR_RETURN(const CommittedPieces pieces, CommitMissing(request));
+    stored_tiles += pieces.stored_tiles;
+    if (pieces.overtaken) continue;
+    const int known_tiles = header.range.tiles() - stored_tiles;
+    dedup_bytes_.Add(static_cast<uint64_t>(known_tiles) * header.tile_bytes);
+    return stored_tiles > 0 ? CommitOutcome::kStored : CommitOutcome::kDeduplicated;
+  }
+  return absl::ResourceExhaustedError("other fragments of the page come and go all the time");
+}
+
+absl::StatusOr<ThreeTierStore::CommittedPieces> ThreeTierStore::CommitMissing(
+    const CommitRequest& request) {
+  const std::vector<TileRange> present = Present(request.header);
+  const std::vector<TileRange> pieces = Subtract(request.header.range, present);
   if (!pieces.empty() &&
       present.size() + pieces.size() > static_cast<size_t>(options_.page_fragments_max)) {
     return absl::InvalidArgumentError(
         "the page would have more fragments than store.page_fragments_max allows");
   }
+  CommittedPieces committed;
   for (const TileRange& piece : pieces) {
     const absl::Status status = CommitPiece(request, piece);
     if (status.ok()) {
-      stored_tiles += piece.tiles();
+      committed.stored_tiles += piece.tiles();
     } else if (absl::IsAborted(status)) {
       return absl::InvalidArgumentError("the fragment's generation was dropped");
-    } else if (!absl::IsAlreadyExists(status)) {
+    } else if (absl::IsAlreadyExists(status)) {
+      committed.overtaken = true;
+    } else {
       return status;
     }
   }
-  const int known_tiles = header.range.tiles() - stored_tiles;
-  dedup_bytes_.Add(static_cast<uint64_t>(known_tiles) * header.tile_bytes);
-  return stored_tiles > 0 ? CommitOutcome::kStored : CommitOutcome::kDeduplicated;
+  return committed;
 }
 
 absl::Status ThreeTierStore::CommitPiece(const CommitRequest& request, const TileRange& piece) {
@@ -295,7 +312,10 @@ absl::StatusOr<CommitOutcome> ThreeTierStore::PublishIncoming(
                                          : has_below() ? Below::kUnowed
                                                        : Below::kRefused);
   if (published.ok()) return CommitOutcome::kStored;
-  if (absl::IsAlreadyExists(published)) return CommitOutcome::kDeduplicated;
+  if (absl::IsAlreadyExists(published)) {  // a commit has brought some of its tiles meanwhile
+    if (Covers(Present(header), header.range)) return CommitOutcome::kDeduplicated;
+    return absl::ResourceExhaustedError("other fragments of the page come at the same time");
+  }
   if (absl::IsAborted(published)) {
     return absl::InvalidArgumentError("the fragment's generation was dropped");
   }

@@ -103,6 +103,12 @@ class ThreeTierStore final : public TieredStore {
   FragmentTierEvents DeviceEvents() const { return EventsOf(Tier::kDevice); }
   FragmentTierEvents BelowEvents();
   std::vector<TileRange> Present(const FragmentHeader& header) const;
+  struct CommittedPieces {
+    int stored_tiles = 0;
+    bool overtaken = false;  // others brought some of the tiles that were missing: look again
+  };
+  // Stores the tiles of the fragment that no tier has.
+  absl::StatusOr<CommittedPieces> CommitMissing(const CommitRequest& request);
   absl::Status CommitPiece(const CommitRequest& request, const TileRange& piece);
   absl::StatusOr<Slot> ReserveSlot(const KeyspaceId& keyspace, uint64_t bytes);
   absl::Status Publish(const FragmentMeta& meta, const Slot& slot, Below below);

@@ -3,7 +3,9 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/mutex.h"
@@ -26,6 +28,11 @@ class FaultTier final : public FragmentTier {
   explicit FaultTier(std::unique_ptr<FragmentTier> inner) : inner_(std::move(inner)) {}
 
   void Set(Fault fault);
+  // The next Find calls this first, whoever calls it.
+  void OnNextFind(std::function<void()> hook) {
+    MutexLock lock(&hook_mutex_);
+    on_find_ = std::move(hook);
+  }
   FragmentTier& inner() { return *inner_; }
   int gets() const { return gets_; }
   int puts() const { return puts_; }
@@ -35,6 +42,12 @@ class FaultTier final : public FragmentTier {
   absl::Status Writable() const override;
 
   std::vector<FragmentMeta> Find(const KeyspaceId& keyspace, const PageKey& key) const override {
+    std::function<void()> hook;
+    {
+      MutexLock lock(&hook_mutex_);
+      hook = std::exchange(on_find_, nullptr);
+    }
+    if (hook) hook();
     return inner_->Find(keyspace, key);
   }
   void Touch(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
@@ -71,6 +84,8 @@ class FaultTier final : public FragmentTier {
   void AddStats(StoreStats& stats) const override { inner_->AddStats(stats); }
 
  private:
+  mutable Mutex hook_mutex_;
+  mutable std::function<void()> on_find_ ABSL_GUARDED_BY(hook_mutex_);
   Fault fault() const;
 
   const std::unique_ptr<FragmentTier> inner_;

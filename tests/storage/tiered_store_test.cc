@@ -402,6 +402,19 @@ TEST_F(TieredStoreFaultTest, DamagedReadsAreMissesWithTheReason) {
   }
 }
 
+TEST_F(TieredStoreFaultTest, ACommitThatIsOvertakenStoresTheTilesThatAreMissing) {
+  SampleFragment part = SamplePage(1, 0);
+  part.range = {{0, 1}, {0, 2}};
+  // Another commit brings half of the tiles while this one has seen that none are there.
+  below_->OnNextFind([&] { EXPECT_EQ(Commit(*store_, part).value(), CommitOutcome::kStored); });
+  EXPECT_EQ(Commit(*store_, SamplePage(1, 0)).value(), CommitOutcome::kStored);
+  const AcquireRequest request = RequestOf(1, 1);
+  const auto found = Acquire(*store_, request);
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->hit_pages, 1u) << "acknowledged, and half of it is missing";
+  EXPECT_TRUE(AllRight(*store_, request, *found));
+}
+
 TEST_F(TieredStoreFaultTest, FailedReadsAreMisses) {
   PutBelow(4);
   below_->Set(FaultTier::Fault::kGetFails);
