@@ -16,12 +16,17 @@ Promoter::Name Promoter::NameOf(const FragmentMeta& fragment) {
 
 void Promoter::Promote(const FragmentMeta& fragment, Done done) {
   const Name name = NameOf(fragment);
+  bool suspended;
   {
     MutexLock lock(&mutex_);
-    std::vector<Done>& waiting = under_way_[name];
-    waiting.push_back(std::move(done));
-    if (waiting.size() > 1) return;
+    suspended = IsSuspended(fragment);
+    if (!suspended) {
+      std::vector<Done>& waiting = under_way_[name];
+      waiting.push_back(std::move(done));
+      if (waiting.size() > 1) return;
+    }
   }
+  if (suspended) return done(absl::NotFoundError("the page is being deleted"));
   const bool queued = readers_.Submit([this, fragment, name] {
     const absl::StatusOr<PageHandle> page = Bring(fragment);
     Finish(name, page.status());
@@ -71,15 +76,33 @@ void Promoter::DropStale(const FragmentMeta& fragment) {
   });
 }
 
-void Promoter::WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
-  std::vector<PageKey> wanted(keys.begin(), keys.end());
-  std::sort(wanted.begin(), wanted.end());
-  const auto is_wanted = [&](const auto& entry) {
-    return entry.first.keyspace == keyspace &&
-           std::binary_search(wanted.begin(), wanted.end(), entry.first.key);
-  };
-  MutexLock lock(&mutex_);
-  while (std::any_of(under_way_.begin(), under_way_.end(), is_wanted)) ended_.Wait(&mutex_);
+bool Promoter::IsSuspended(const FragmentMeta& fragment) const {
+  return std::any_of(suspensions_.begin(), suspensions_.end(), [&](const Suspension* suspension) {
+    return suspension->Covers(fragment.keyspace, fragment.key);
+  });
+}
+
+Promoter::Suspension::Suspension(Promoter& promoter, const KeyspaceId& keyspace,
+                                 std::span<const PageKey> keys)
+    : promoter_(promoter), keyspace_(keyspace), keys_(keys.begin(), keys.end()) {
+  std::sort(keys_.begin(), keys_.end());
+  MutexLock lock(&promoter_.mutex_);
+  promoter_.suspensions_.push_back(this);
+  const auto& under_way = promoter_.under_way_;
+  while (std::any_of(under_way.begin(), under_way.end(), [&](const auto& entry) {
+    return Covers(entry.first.keyspace, entry.first.key);
+  })) {
+    promoter_.ended_.Wait(&promoter_.mutex_);
+  }
+}
+
+Promoter::Suspension::~Suspension() {
+  MutexLock lock(&promoter_.mutex_);
+  std::erase(promoter_.suspensions_, this);
+}
+
+bool Promoter::Suspension::Covers(const KeyspaceId& keyspace, const PageKey& key) const {
+  return keyspace == keyspace_ && std::binary_search(keys_.begin(), keys_.end(), key);
 }
 
 }  // namespace crumb::storage

@@ -28,15 +28,31 @@ class Promoter {
   Promoter(HostTier& host, FragmentTier& below, WriteThrough& writer, Executor& readers)
       : host_(host), below_(below), writer_(writer), readers_(readers) {}
 
-  // Errors: those of FragmentTier::Get; kResourceExhausted: no slot, or too many reads wait.
+  // Errors: those of FragmentTier::Get; kNotFound: the page is being deleted; kResourceExhausted:
+  // no slot, or too many reads wait.
   void Promote(const FragmentMeta& fragment, Done done);
 
   // Removes the page from the tier below, in the background, unless a newer generation of it has
   // come.
   void DropStale(const FragmentMeta& fragment);
 
-  // Blocks until no promotion of these pages is under way.
-  void WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+  // Ends the promotion of pages that are being deleted: blocks until none of them is under way, and
+  // refuses others as long as this lives. Otherwise a page that was read before it was removed from
+  // the tier below would come back, and could even be written there again.
+  class Suspension {
+   public:
+    Suspension(Promoter& promoter, const KeyspaceId& keyspace, std::span<const PageKey> keys);
+    ~Suspension();
+    Suspension(const Suspension&) = delete;
+    Suspension& operator=(const Suspension&) = delete;
+
+    bool Covers(const KeyspaceId& keyspace, const PageKey& key) const;
+
+   private:
+    Promoter& promoter_;
+    const KeyspaceId keyspace_;
+    std::vector<PageKey> keys_;  // sorted
+  };
 
   uint64_t promoted() const { return promoted_.value(); }
 
@@ -53,6 +69,7 @@ class Promoter {
     }
   };
 
+  bool IsSuspended(const FragmentMeta& fragment) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static Name NameOf(const FragmentMeta& fragment);
   absl::StatusOr<PageHandle> Bring(const FragmentMeta& fragment);
   void Finish(const Name& name, const absl::Status& status);
@@ -66,6 +83,7 @@ class Promoter {
   Mutex mutex_;
   CondVar ended_;
   absl::flat_hash_map<Name, std::vector<Done>> under_way_ ABSL_GUARDED_BY(mutex_);
+  std::vector<const Suspension*> suspensions_ ABSL_GUARDED_BY(mutex_);  // one for each Delete
 };
 
 }  // namespace crumb::storage

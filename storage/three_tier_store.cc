@@ -363,10 +363,11 @@ uint64_t ThreeTierStore::PageBytes(const KeyspaceId& keyspace, const PageKey& ke
   return std::max(below, host_->PageBytes(keyspace, key));
 }
 
-// Devices and host memory first, then the pages on their way down, then the tier below, then the
-// pages that were on their way up.
+// First no page comes up from the tier below any more. Then devices and host memory, then the pages
+// on their way down, then the tier below.
 absl::StatusOr<uint32_t> ThreeTierStore::Delete(const KeyspaceId& keyspace,
                                                 std::span<const PageKey> keys) {
+  const Promoter::Suspension suspension(*promoter_, keyspace, keys);
   std::vector<PageKey> removed = devices_.Remove(keyspace, keys);
   const std::vector<PageKey> in_host = host_->Remove(keyspace, keys);
   removed.insert(removed.end(), in_host.begin(), in_host.end());
@@ -378,10 +379,7 @@ absl::StatusOr<uint32_t> ThreeTierStore::Delete(const KeyspaceId& keyspace,
     const bool was_above = std::binary_search(removed.begin(), removed.end(), key);
     if (!was_above && !below_->Find(keyspace, key).empty()) ++only_below;
   }
-  const absl::Status below = below_->Remove(keyspace, keys).status();
-  promoter_->WaitFor(keyspace, keys);
-  host_->Remove(keyspace, keys);
-  CRUMB_RETURN_IF_ERROR(below);
+  CRUMB_RETURN_IF_ERROR(below_->Remove(keyspace, keys).status());
   return static_cast<uint32_t>(removed.size()) + only_below;
 }
 
