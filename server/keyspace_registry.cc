@@ -310,6 +310,7 @@ absl::Status KeyspaceRegistry::EndOne(const Keyspace& keyspace) {
       store_.PutRecord(std::string(kRecordPrefix) + keyspace.id.ToHex(), std::string()));
   LogInfo("keyspace {} of model {} has ended: it was unused", keyspace.id.ToHex(), keyspace.model);
   budget_.Give(keyspace.tenant);
+  store_.ForgetOwner(keyspace.id);
   MutexLock lock(&mutex_);
   records_.erase(keyspace.id);
   ForgetChange(keyspace.id);

@@ -145,6 +145,7 @@ class KeyspaceRegistry {
 
   // Before the keyspace can be found with this tenant.
   absl::Status KeepApart(const Keyspace& keyspace) const {
+    store_.SetOwner(keyspace.id, keyspace.tenant);
     if (slabs_ == Slabs::kOfAll) return absl::OkStatus();
     return store_.SetTenant(keyspace.id, keyspace.tenant);
   }

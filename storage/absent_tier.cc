@@ -28,6 +28,7 @@ class AbsentTier final : public FragmentTier {
   absl::StatusOr<uint64_t> Drop(const KeyspaceId&, uint64_t) override { return uint64_t{0}; }
   uint64_t GenerationOf(const KeyspaceId&) const override { return 0; }
   uint64_t KeyspaceBytes(const KeyspaceId&) const override { return 0; }
+  uint64_t KeyspacePages(const KeyspaceId&) const override { return 0; }
   void ForEachPage(const KeyspaceId&, const std::function<void(const PageKey&)>&) const override {}
 
   absl::Status PutRecord(const std::string& name, const std::string& value) override {

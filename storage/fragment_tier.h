@@ -95,6 +95,8 @@ class FragmentTier {
 
   // Bytes of the keyspace's fragments here, tiles and headers. Does not block.
   virtual uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const = 0;
+  // Number of the keyspace's pages here. Does not block.
+  virtual uint64_t KeyspacePages(const KeyspaceId& keyspace) const = 0;
 
   virtual void ForEachPage(const KeyspaceId& keyspace,
                            const std::function<void(const PageKey&)>& visit) const = 0;

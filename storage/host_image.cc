@@ -2,6 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "storage/host_image.h"
 
+#include <algorithm>
 #include <concepts>
 #include <cstring>
 #include <string_view>
@@ -17,11 +18,14 @@ constexpr std::string_view kMagic = "CRMBHOST";
 constexpr size_t kHeadBytes = 24;
 constexpr size_t kLengthOffset = 16;
 constexpr size_t kSumBytes = 4;
-constexpr uint16_t kReaderVersion = 2;
+constexpr uint16_t kReaderVersion = 3;
 constexpr size_t kVersionOffset = 8;
 constexpr size_t kReaderVersionOffset = 10;
 
 constexpr uint16_t kVersionWithTenants = 2;
+constexpr uint16_t kVersionWithLosses = 3;
+// Marks are nanoseconds since 1970 and counts of pages: their sum never overflows below this.
+constexpr uint64_t kMarkMax = uint64_t{1} << 62;
 constexpr uint32_t kSlabsMax = 1 << 16;
 constexpr uint32_t kFragmentsMax = kFragmentTilesMax;
 // The least that one of them takes.
@@ -132,6 +136,61 @@ HostImage::Fragment TakeFragment(Reader& reader) {
   return fragment;
 }
 
+void AddLosses(Writer& writer, const LossLedger::Losses& losses) {
+  writer.Add(losses.pages);
+  writer.Add(losses.reported);
+}
+
+LossLedger::Losses TakeLosses(Reader& reader) {
+  LossLedger::Losses losses;
+  losses.pages = reader.Take<uint64_t>();
+  losses.reported = reader.Take<uint64_t>();
+  return losses;
+}
+
+void AddLedger(Writer& writer, const LossLedger::State& ledger) {
+  writer.Add(ledger.mark_base);
+  AddLosses(writer, ledger.all);
+  writer.Add(static_cast<uint64_t>(ledger.tenants.size()));
+  for (const auto& [tenant, losses] : ledger.tenants) {
+    writer.AddText(tenant);
+    AddLosses(writer, losses);
+  }
+  writer.Add(static_cast<uint64_t>(ledger.no_owner.size()));
+  for (const auto& [keyspace, pages] : ledger.no_owner) {
+    writer.AddBytes(keyspace.view());
+    writer.Add(pages);
+  }
+}
+
+LossLedger::State TakeLedger(Reader& reader) {
+  LossLedger::State ledger;
+  ledger.mark_base = reader.Take<uint64_t>();
+  ledger.all = TakeLosses(reader);
+  for (uint64_t left = reader.TakeCount(20); left > 0 && reader.good(); --left) {
+    std::string tenant = reader.TakeText();
+    ledger.tenants[std::move(tenant)] = TakeLosses(reader);
+  }
+  for (uint64_t left = reader.TakeCount(40); left > 0; --left) {
+    const auto keyspace = reader.TakeId<KeyspaceId>();
+    ledger.no_owner[keyspace] = reader.Take<uint64_t>();
+  }
+  return ledger;
+}
+
+// No count is above the count of all, and none was reported more often than it happened.
+bool IsPossible(const LossLedger::State& ledger) {
+  const uint64_t most = ledger.all.pages;
+  const auto fits = [most](const LossLedger::Losses& losses) {
+    return losses.pages <= most && losses.reported <= losses.pages;
+  };
+  return ledger.mark_base <= kMarkMax && most <= kMarkMax && fits(ledger.all) &&
+         std::all_of(ledger.tenants.begin(), ledger.tenants.end(),
+                     [&](const auto& tenant) { return fits(tenant.second); }) &&
+         std::all_of(ledger.no_owner.begin(), ledger.no_owner.end(),
+                     [&](const auto& keyspace) { return keyspace.second <= most; });
+}
+
 bool IsPossible(const HostImage& image, const HostImage::Fragment& fragment) {
   const Slot& slot = fragment.slot;
   return fragment.range.layers.begin < fragment.range.layers.end &&
@@ -169,6 +228,8 @@ std::string EncodeHostImage(const HostImage& image) {
     writer.AddText(name);
     writer.AddText(value);
   }
+  writer.Add(static_cast<uint8_t>(image.losses.has_value()));
+  if (image.losses.has_value()) AddLedger(writer, *image.losses);
   writer.Add(static_cast<uint64_t>(image.pages.size()));
   for (const HostImage::Page& page : image.pages) {
     writer.AddBytes(page.keyspace.view());
@@ -222,6 +283,11 @@ absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes) {
   for (uint64_t left = reader.TakeCount(8); left > 0 && reader.good(); --left) {
     std::string name = reader.TakeText();
     image.records.emplace_back(std::move(name), reader.TakeText());
+  }
+  if (LoadLittle<uint16_t>(bytes.data() + kVersionOffset) >= kVersionWithLosses &&
+      reader.Take<uint8_t>() != 0) {
+    image.losses = TakeLedger(reader);
+    if (!IsPossible(*image.losses)) return Damaged("impossible numbers of lost pages");
   }
   const uint64_t pages = reader.TakeCount(kPageBytesMin);
   image.pages.reserve(pages);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -13,11 +14,12 @@
 #include "common/clock.h"
 #include "common/unique_fd.h"
 #include "storage/fragment_tier.h"
+#include "storage/loss_ledger.h"
 #include "storage/slot_allocator.h"
 
 namespace crumb::storage {
 
-inline constexpr uint16_t kHostImageVersion = 2;
+inline constexpr uint16_t kHostImageVersion = 3;
 
 // The image of host memory that a process hands to its successor on the same host:
 // docs/formats/host-image.md. Times are of the monotonic clock, which both share.
@@ -51,6 +53,8 @@ struct HostImage {
   std::vector<std::string> tenants;
   std::vector<std::pair<KeyspaceId, uint64_t>> generations;
   std::vector<std::pair<std::string, std::string>> records;  // where no tier below keeps them
+  // Pages that were lost and not all reported yet. None: the writer was of a version without them.
+  std::optional<LossLedger::State> losses;
   // Least recently used first; what was used at one time, children before their parents.
   std::vector<Page> pages;
 

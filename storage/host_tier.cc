@@ -50,7 +50,8 @@ HostTier::HostTier(const Options& options, std::unique_ptr<SlabMemory> memory,
       memory_(std::move(memory)),
       clock_(clock),
       events_(std::move(events)),
-      table_(std::move(policy), kRounding, &inherited_) {
+      losses_(options.mark_base),
+      table_(std::move(policy), kRounding, &inherited_, &losses_) {
   table_.SetPageFragmentsMax(options.page_fragments_max);
   for (size_t i = 0; i < memory_->size(); ++i) {
     table_.slots().AddRegion(static_cast<uint32_t>(i), memory_->bytes(i));
@@ -230,8 +231,17 @@ std::vector<Departure> HostTier::RefAbsentBelow(size_t pages_max, bool only_hit,
   return departures;
 }
 
-void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelow* counts) const {
+void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelowCounts* counts) const {
+  KeyspaceId counted_keyspace;
+  NotBelow counted;  // of that keyspace
   MutexLock lock(&mutex_);
+  const auto add_counted = [&] {
+    mutex_.AssertHeld();
+    counts->all += counted;
+    const std::string* const owner = losses_.OwnerOf(counted_keyspace);
+    if (owner != nullptr) counts->tenants[*owner] += counted;
+    counted = NotBelow();
+  };
   const PageHandle end = std::min(table_.handles_end(), walk->next + kWalkPages);
   for (; walk->next < end; ++walk->next) {
     const Page& page = table_[walk->next];
@@ -247,8 +257,13 @@ void HostTier::CountNotBelow(bool only_hit, PageWalk* walk, NotBelow* counts) co
     if (!absent && !queued && !refused) continue;
     // A page that is only queued here was admitted after the walk began, if reading admits pages.
     const bool unread = only_hit && (!page.was_hit || !absent);
-    ++(refused ? counts->refused : unread ? counts->unread : counts->absent);
+    if (page.keyspace != counted_keyspace) {
+      add_counted();
+      counted_keyspace = page.keyspace;
+    }
+    ++(refused ? counted.refused : unread ? counted.unread : counted.absent);
   }
+  add_counted();
   walk->over = walk->next == table_.handles_end();
 }
 

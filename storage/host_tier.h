@@ -16,6 +16,7 @@
 #include "common/mutex.h"
 #include "storage/host_image.h"
 #include "storage/inherited_slabs.h"
+#include "storage/loss_ledger.h"
 #include "storage/page_table.h"
 #include "storage/slab_memory.h"
 #include "storage/store_options.h"
@@ -46,6 +47,17 @@ struct NotBelow {
   uint64_t absent = 0;
   uint64_t refused = 0;  // can never be stored there
   uint64_t unread = 0;   // not admitted
+
+  NotBelow& operator+=(const NotBelow& other) {
+    absent += other.absent;
+    refused += other.refused;
+    unread += other.unread;
+    return *this;
+  }
+};
+struct NotBelowCounts {
+  NotBelow all;
+  std::map<std::string, NotBelow> tenants;  // those with such pages
 };
 
 // Host memory as a tier: slots in slabs, who refers to them, leases. Its one lock is held for
@@ -66,6 +78,8 @@ class HostTier {
     size_t page_fragments_max = SIZE_MAX;
     // Told, without the lock, when nothing will be read in a slab any more.
     std::function<void(uint32_t slab)> slab_gone = {};
+    // The base of the marks for Flush (LossLedger), unless adopted memory brings its own.
+    uint64_t mark_base = 0;
   };
   struct Adopted {
     uint64_t pages = 0;
@@ -77,9 +91,12 @@ class HostTier {
   static absl::StatusOr<std::unique_ptr<HostTier>> Open(const Options& options, const Clock& clock,
                                                         FragmentTierEvents events);
 
+  // As TieredStore has them.
+  void SetOwner(const KeyspaceId& keyspace, const std::string& tenant);
+  void ForgetOwner(const KeyspaceId& keyspace);
   // Keeps the keyspace's pages in slabs of this tenant's own from now on; those that are elsewhere
-  // leave host memory. Keyspaces of no tenant share slabs of theirs. kFailedPrecondition: the
-  // slabs cannot change their tenants.
+  // leave host memory, and are lost if the tier below lacks them. Keyspaces of no tenant share
+  // slabs of theirs. kFailedPrecondition: the slabs cannot change their tenants.
   absl::Status SetTenant(const KeyspaceId& keyspace, const std::string& tenant);
   // A descriptor for reading of a slab that pages of this keyspace lie in, for a process to map.
   // Its file never holds another tenant's pages. kPermissionDenied: the slab is not of the
@@ -144,13 +161,25 @@ class HostTier {
   // came.
   std::vector<Departure> RefAbsentBelow(size_t pages_max, bool only_hit, PageWalk* walk);
   // Adds the walk's next pages that the tier below lacks to `counts`.
-  void CountNotBelow(bool only_hit, PageWalk* walk, NotBelow* counts) const;
+  void CountNotBelow(bool only_hit, PageWalk* walk, NotBelowCounts* counts) const;
   // The same as the first for pages that are named, which are owed from now on.
   std::vector<Departure> RefAbsentBelow(const KeyspaceId& keyspace, std::span<const PageKey> keys);
-  // Pages that ever left for room before they were stored below, though that was owed.
+  // As LossLedger has them.
   uint64_t lost_pages() const {
     MutexLock lock(&mutex_);
-    return table_.lost_pages();
+    return losses_.total();
+  }
+  uint64_t LossMark(const FlushScope& scope) const {
+    MutexLock lock(&mutex_);
+    return losses_.Mark(scope);
+  }
+  LossLedger::Report ReportLosses(const FlushScope& scope, std::optional<uint64_t> since) {
+    MutexLock lock(&mutex_);
+    return losses_.ReportSince(scope, since);
+  }
+  std::vector<KeyspaceId> KeyspacesOf(const std::string& tenant) const {
+    MutexLock lock(&mutex_);
+    return losses_.KeyspacesOf(tenant);
   }
   // The slot's bytes while the page is resident, empty when it was removed.
   std::span<const std::byte> View(const Departure& departure) const;
@@ -164,8 +193,9 @@ class HostTier {
   uint64_t capacity_bytes() const { return memory_->total_bytes(); }
 
   // Serves the pages of a process before from the slabs they are in, which hold at most
-  // host.bytes_max. `below` tells how each stands with the tier below, none: leave it out. Call
-  // once, before others see the tier, whose slabs are of the image's size.
+  // host.bytes_max. `below` tells how each stands with the tier below, none: leave it out. Pages
+  // that are left out though the tier below lacks them are lost. Call once, before others see the
+  // tier, whose slabs are of the image's size.
   Adopted Adopt(HandedOverMemory memory,
                 const std::function<std::optional<Below>(const FragmentMeta&)>& below);
 
@@ -213,6 +243,14 @@ class HostTier {
   // Takes a page of an image in, or nothing of it.
   bool AdoptPage(const HostImage::Page& page, std::span<const uint32_t> regions,
                  const std::function<std::optional<Below>(const FragmentMeta&)>& below)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Counts a page of an image that was left out as lost, if the tier below was to have it.
+  void CountLeftOut(const HostImage::Page& page,
+                    const std::function<std::optional<Below>(const FragmentMeta&)>& below)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes the pages of an image in whose slabs were mapped, and counts those that it left out.
+  Adopted AdoptPages(const HostImage& image, std::span<const uint32_t> regions,
+                     const std::function<std::optional<Below>(const FragmentMeta&)>& below)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Makes the page's keyspace one of the tenant whose slabs it lies in. False: that cannot be.
   bool AdoptTenant(const HostImage::Page& page, std::span<const uint32_t> regions)
@@ -359,6 +397,7 @@ class HostTier {
   const FragmentTierEvents events_;
 
   mutable Mutex mutex_;
+  LossLedger losses_ ABSL_GUARDED_BY(mutex_);
   PageTable table_ ABSL_GUARDED_BY(mutex_);
   absl::flat_hash_map<std::string, uint32_t> share_of_tenant_ ABSL_GUARDED_BY(mutex_);
   std::vector<SlabState> slabs_ ABSL_GUARDED_BY(mutex_);

@@ -33,6 +33,16 @@ constexpr Duration kClosingRetry = std::chrono::milliseconds(100);
 
 }  // namespace
 
+void HostTier::SetOwner(const KeyspaceId& keyspace, const std::string& tenant) {
+  MutexLock lock(&mutex_);
+  losses_.SetOwner(keyspace, tenant);
+}
+
+void HostTier::ForgetOwner(const KeyspaceId& keyspace) {
+  MutexLock lock(&mutex_);
+  losses_.ForgetOwner(keyspace);
+}
+
 absl::Status HostTier::SetTenant(const KeyspaceId& keyspace, const std::string& tenant) {
   if (memory_->sharing() != SlabMemory::Sharing::kByTenant) {
     return absl::FailedPreconditionError("the store was opened without slabs of tenants");
@@ -47,7 +57,7 @@ absl::Status HostTier::SetTenant(const KeyspaceId& keyspace, const std::string& 
       const uint32_t share = ShareOfTenant(tenant, std::move(policy));
       if (table_.ShareOf(keyspace) == share) return absl::OkStatus();
       const auto pages = table_.PagesBelow(keyspace, UINT64_MAX, kRemovalsPerHold);
-      for (const PageHandle page : pages) table_.Remove(page, RemovalReason::kDeleted, now);
+      for (const PageHandle page : pages) table_.Remove(page, RemovalReason::kCapacity, now);
       moved = pages.size() < kRemovalsPerHold;
       if (moved) table_.SetShare(keyspace, share);
       changes = table_.TakeChanges();

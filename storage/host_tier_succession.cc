@@ -90,6 +90,17 @@ void SortForSuccessor(std::vector<HostImage::Page>* pages) {
   *pages = std::move(sorted);
 }
 
+FragmentMeta MetaOf(const HostImage::Page& page, const HostImage::Fragment& fragment) {
+  return {.keyspace = page.keyspace,
+          .key = page.key,
+          .parent = page.parent,
+          .generation = page.generation,
+          .range = fragment.range,
+          .tiles_bytes = fragment.tiles_bytes,
+          .bytes = fragment.bytes,
+          .logical_tile_bytes = fragment.logical_tile_bytes};
+}
+
 HostImage::Page ImageOf(const Page& page, std::span<const uint32_t> places) {
   HostImage::Page image = {.keyspace = page.keyspace,
                            .key = page.key,
@@ -128,10 +139,17 @@ void LimitToHandedOver(const HandedOverMemory& memory, HostTier::Options* option
 HostTier::Adopted HostTier::Adopt(
     HandedOverMemory memory,
     const std::function<std::optional<Below>(const FragmentMeta&)>& below) {
-  Adopted adopted;
-  adopted.left_out = memory.image.pages.size();
+  if (memory.image.losses.has_value()) {
+    MutexLock lock(&mutex_);
+    losses_.Restore(*memory.image.losses);
+  }
+  const auto leave_all_out = [&] {
+    MutexLock lock(&mutex_);
+    for (const HostImage::Page& page : memory.image.pages) CountLeftOut(page, below);
+    return Adopted{.pages = 0, .left_out = memory.image.pages.size()};
+  };
   const uint64_t fit = SlabsThatFit(memory.image, memory_->total_bytes());
-  if (fit == 0 || memory.slabs.size() != memory.image.slabs) return adopted;
+  if (fit == 0 || memory.slabs.size() != memory.image.slabs) return leave_all_out();
   const std::vector<uint32_t> regions =
       RegionsFor(memory.image, fit, static_cast<uint32_t>(memory_->size()));
   std::vector<UniqueFd> slabs(fit);
@@ -140,37 +158,64 @@ HostTier::Adopted HostTier::Adopt(
   }
   MutexLock growing(&growing_);
   progress_ = clock_.Now();
+  Adopted adopted;
+  absl::Status mapped;
   std::vector<PageTable::Change> changes;
   {
     MutexLock lock(&mutex_);
     const auto shares = SharesOf(memory.image, regions);
-    absl::Status mapped = shares.status();
+    mapped = shares.status();
     if (mapped.ok()) {
       mapped = inherited_.Adopt(std::move(slabs), memory.image.slab_bytes,
                                 static_cast<uint32_t>(memory_->size()), *shares);
     }
-    if (!mapped.ok()) {
-      LogWarning("host tier: memory of the process before is left out: {}", mapped.ToString());
-      return adopted;
+    if (mapped.ok()) {
+      numbers_ = std::bit_ceil(static_cast<uint32_t>(memory_->size() + fit));
+      adopted = AdoptPages(memory.image, regions, below);
+      changes = table_.TakeChanges();
     }
-    numbers_ = std::bit_ceil(static_cast<uint32_t>(memory_->size() + fit));
-    for (const auto& [keyspace, generation] : memory.image.generations) {
-      table_.RaiseGeneration(keyspace, generation);
-    }
-    TimePoint access = TimePoint::min();
-    for (const HostImage::Page& page : memory.image.pages) {
-      if (page.used != access) {
-        for (uint32_t share = 0; share < table_.shares(); ++share) table_.BeginAccess(share);
-      }
-      access = page.used;
-      if (!AdoptTenant(page, regions) || !AdoptPage(page, regions, below)) continue;
-      ++adopted.pages;
-      --adopted.left_out;
-    }
-    changes = table_.TakeChanges();
+  }
+  if (!mapped.ok()) {
+    LogWarning("host tier: memory of the process before is left out: {}", mapped.ToString());
+    return leave_all_out();
   }
   Announce(changes);
   return adopted;
+}
+
+HostTier::Adopted HostTier::AdoptPages(
+    const HostImage& image, std::span<const uint32_t> regions,
+    const std::function<std::optional<Below>(const FragmentMeta&)>& below) {
+  for (const auto& [keyspace, generation] : image.generations) {
+    table_.RaiseGeneration(keyspace, generation);
+  }
+  Adopted adopted;
+  TimePoint access = TimePoint::min();
+  for (const HostImage::Page& page : image.pages) {
+    if (page.used != access) {
+      for (uint32_t share = 0; share < table_.shares(); ++share) table_.BeginAccess(share);
+    }
+    access = page.used;
+    if (AdoptTenant(page, regions) && AdoptPage(page, regions, below)) {
+      ++adopted.pages;
+    } else {
+      ++adopted.left_out;
+      CountLeftOut(page, below);
+    }
+  }
+  return adopted;
+}
+
+void HostTier::CountLeftOut(const HostImage::Page& page,
+                            const std::function<std::optional<Below>(const FragmentMeta&)>& below) {
+  const bool owed = std::any_of(page.fragments.begin(), page.fragments.end(),
+                                [&](const HostImage::Fragment& fragment) {
+                                  const std::optional<Below> stands = below(MetaOf(page, fragment));
+                                  // A page that reading admits is owed from its first read on.
+                                  return stands == Below::kAbsent || stands == Below::kRefused ||
+                                         (stands == Below::kUnowed && page.was_hit);
+                                });
+  if (owed) losses_.Add(page.keyspace);
 }
 
 absl::StatusOr<std::vector<uint32_t>> HostTier::SharesOf(const HostImage& image,
@@ -208,14 +253,7 @@ bool HostTier::AdoptPage(const HostImage::Page& page, std::span<const uint32_t> 
   const TimePoint used = std::clamp(page.used, TimePoint(), now);
   PageHandle handle = kNoPage;
   for (const HostImage::Fragment& fragment : page.fragments) {
-    const FragmentMeta meta = {.keyspace = page.keyspace,
-                               .key = page.key,
-                               .parent = page.parent,
-                               .generation = page.generation,
-                               .range = fragment.range,
-                               .tiles_bytes = fragment.tiles_bytes,
-                               .bytes = fragment.bytes,
-                               .logical_tile_bytes = fragment.logical_tile_bytes};
+    const FragmentMeta meta = MetaOf(page, fragment);
     Slot slot = fragment.slot;
     slot.region = regions[slot.region];
     absl::StatusOr<PageHandle> inserted = absl::DataLossError("");
@@ -282,6 +320,7 @@ absl::StatusOr<HandedOverMemory> HostTier::HandOver() const {
   table_.ForEachPage(
       [&](PageHandle, const Page& page) { memory.image.pages.push_back(ImageOf(page, places)); });
   memory.image.generations = table_.Generations();
+  memory.image.losses = losses_.state();
   SortForSuccessor(&memory.image.pages);
   return memory;
 }

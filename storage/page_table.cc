@@ -26,6 +26,13 @@ void Observe(HistogramSnapshot& histogram, double value, uint64_t times) {
 
 double Seconds(Duration duration) { return std::chrono::duration<double>(duration).count(); }
 
+// Whether the tier below lacks the fragment, though its writer was told that it will have it. A
+// queued fragment is not written once its page was removed.
+bool IsOwed(const Fragment& fragment) {
+  return fragment.below == Below::kAbsent || fragment.below == Below::kQueued ||
+         fragment.below == Below::kRefused;
+}
+
 uint64_t FingerprintOf(const PageKey& key) {
   uint64_t fingerprint;
   std::memcpy(&fingerprint, key.bytes.data(), sizeof(fingerprint));
@@ -52,10 +59,12 @@ HistogramSnapshot SnapshotOf(const Histogram& histogram) {
 }
 
 PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy,
-                     const SlotAllocator::Rounding& rounding, InheritedSlabs* inherited)
+                     const SlotAllocator::Rounding& rounding, InheritedSlabs* inherited,
+                     LossLedger* losses)
     : allocator_(std::make_unique<SlotAllocator>(rounding)),
       slots_(*allocator_),
       inherited_(inherited),
+      losses_(losses),
       lifetime_seconds_(LifetimeBounds()),
       reuse_seconds_(SnapshotOf(lifetime_seconds_)) {
   AddShare(std::move(policy));
@@ -84,6 +93,7 @@ PageTable::Space& PageTable::MakeSpace(const KeyspaceId& keyspace) {
 PageTable::PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space)
     : slots_(space),
       inherited_(nullptr),
+      losses_(nullptr),
       lifetime_seconds_(LifetimeBounds()),
       reuse_seconds_(SnapshotOf(lifetime_seconds_)) {
   AddShare(std::move(policy));
@@ -252,10 +262,8 @@ void PageTable::CountRemoval(const Page& page, RemovalReason reason, TimePoint n
   const bool orphan = page.parent != PageKey{} && Find(page.keyspace, page.parent) == kNoPage;
   switch (reason) {
     case RemovalReason::kCapacity:
-      if (std::any_of(page.fragments.begin(), page.fragments.end(), [](const Fragment& fragment) {
-            return fragment.below == Below::kAbsent || fragment.below == Below::kRefused;
-          })) {
-        ++lost_pages_;
+      if (losses_ != nullptr && std::any_of(page.fragments.begin(), page.fragments.end(), IsOwed)) {
+        losses_->Add(page.keyspace);
       }
       ++(orphan ? stats_.evicted.ancestor : stats_.evicted.capacity);
       break;
@@ -392,6 +400,11 @@ std::vector<std::pair<KeyspaceId, uint64_t>> PageTable::Generations() const {
 uint64_t PageTable::BytesOf(const KeyspaceId& keyspace) const {
   const Space* space = SpaceOf(keyspace);
   return space == nullptr ? 0 : space->bytes;
+}
+
+uint64_t PageTable::PagesOf(const KeyspaceId& keyspace) const {
+  const Space* space = SpaceOf(keyspace);
+  return space == nullptr ? 0 : space->pages.size();
 }
 
 std::vector<PageTable::Change> PageTable::TakeChanges() { return std::exchange(changes_, {}); }

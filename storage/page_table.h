@@ -18,6 +18,7 @@
 #include "storage/fragment_tier.h"
 #include "storage/inherited_slabs.h"
 #include "storage/key_index.h"
+#include "storage/loss_ledger.h"
 #include "storage/page_forest.h"
 #include "storage/policy/policy.h"
 #include "storage/slot_allocator.h"
@@ -87,9 +88,10 @@ struct Page {
 // else the table holds, except for ForEachPage and PagesBelow, which walk.
 class PageTable {
  public:
-  // `inherited`, which may be null and outlives this, has the slots of its regions.
+  // `inherited` has the slots of its regions. `losses` counts pages that leave for room before all
+  // their fragments were stored below, though that was owed. Both may be null and outlive this.
   PageTable(std::unique_ptr<EvictionPolicy> policy, const SlotAllocator::Rounding& rounding,
-            InheritedSlabs* inherited = nullptr);
+            InheritedSlabs* inherited = nullptr, LossLedger* losses = nullptr);
   // Over slots from elsewhere, which outlive this; slots() is not to be called.
   PageTable(std::unique_ptr<EvictionPolicy> policy, SlotSpace& space);
 
@@ -193,9 +195,9 @@ class PageTable {
 
   // Returns the bytes of resident fragments, tiles and headers.
   uint64_t BytesOf(const KeyspaceId& keyspace) const;
+  // Resident pages of the keyspace.
+  uint64_t PagesOf(const KeyspaceId& keyspace) const;
 
-  // Pages that ever left for room before all their fragments were stored that were owed.
-  uint64_t lost_pages() const { return lost_pages_; }
   // Handles that were ever used: each page has a lower one as long as it is here.
   PageHandle handles_end() const { return static_cast<PageHandle>(pages_.size()); }
 
@@ -265,6 +267,7 @@ class PageTable {
   const std::unique_ptr<SlotAllocator> allocator_;  // null: slots from elsewhere
   SlotSpace& slots_;
   InheritedSlabs* const inherited_;
+  LossLedger* const losses_;
   absl::flat_hash_map<KeyspaceId, std::unique_ptr<Space>> spaces_;
   ChunkedVector<Page> pages_;
   uint64_t references_ = 0;
@@ -274,7 +277,6 @@ class PageTable {
   size_t page_fragments_max_ = SIZE_MAX;
   std::vector<Change> changes_;
   TierStats stats_;  // what is counted as it happens
-  uint64_t lost_pages_ = 0;
   Histogram lifetime_seconds_;
   HistogramSnapshot reuse_seconds_;
 };

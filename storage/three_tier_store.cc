@@ -85,9 +85,7 @@ absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStar
   writer_ = std::make_unique<WriteThrough>(
       WriteThrough::Options{.pages_max = static_cast<size_t>(options_.ssd.write_queue_pages_max),
                             .bytes_max = has_below() ? host_->capacity_bytes() / kQueuedShare : 0,
-                            .flush_only_hit = only_hit(),
-                            .mark_base = MarkBase(),
-                            .inherits = inherits_},
+                            .flush_only_hit = only_hit()},
       *host_, *below_, [this](const KeyspaceId& keyspace, const PageKey& key) {
         if (events_.durable) events_.durable(keyspace, key);
       });
@@ -112,7 +110,8 @@ absl::Status ThreeTierStore::OpenHost(StoreStart start) {
           start.slabs_of_tenants ? SlabMemory::Sharing::kByTenant : SlabMemory::Sharing::kFixed,
       .free_memory = start.free_memory,
       .page_fragments_max = static_cast<size_t>(options_.page_fragments_max),
-      .slab_gone = events_.slab_gone};
+      .slab_gone = events_.slab_gone,
+      .mark_base = MarkBase()};
   if (start.handed_over != nullptr) {
     LimitToHandedOver(*start.handed_over, &options);
     for (const auto& [name, value] : start.handed_over->image.records) {
@@ -124,7 +123,6 @@ absl::Status ThreeTierStore::OpenHost(StoreStart start) {
   const HostTier::Adopted adopted = host_->Adopt(
       std::move(*start.handed_over), [this](const FragmentMeta& meta) { return BelowOf(meta); });
   LogInfo("host tier: {} pages taken over, {} left out", adopted.pages, adopted.left_out);
-  inherits_ = adopted.left_out == 0;
   return absl::OkStatus();
 }
 
@@ -322,14 +320,25 @@ absl::StatusOr<CommitOutcome> ThreeTierStore::PublishIncoming(
   return published;
 }
 
-void ThreeTierStore::Flush(std::optional<uint64_t> since,
+void ThreeTierStore::Flush(const FlushScope& scope, std::optional<uint64_t> since,
                            std::function<void(const FlushReport&)> done) {
-  writer_->Flush(since, [this, done = std::move(done)](FlushReport report) {
-    StoreStats stats;
-    below_->AddStats(stats);
-    report.durable_pages = stats.ssd.pages;
+  writer_->Flush(scope, since, [this, scope, done = std::move(done)](FlushReport report) {
+    report.durable_pages = PagesBelow(scope);
     done(report);
   });
+}
+
+uint64_t ThreeTierStore::PagesBelow(const FlushScope& scope) const {
+  if (!scope.has_value()) {
+    StoreStats stats;
+    below_->AddStats(stats);
+    return stats.ssd.pages;
+  }
+  uint64_t pages = 0;
+  for (const KeyspaceId& keyspace : host_->KeyspacesOf(*scope)) {
+    pages += below_->KeyspacePages(keyspace);
+  }
+  return pages;
 }
 
 // Host memory first: a page is in the tier below before it leaves.

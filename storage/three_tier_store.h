@@ -49,8 +49,9 @@ class ThreeTierStore final : public TieredStore {
   std::span<const std::byte> Bytes(const FragmentRef& fragment) const override {
     return host_->Bytes(fragment);
   }
-  void Flush(std::optional<uint64_t> since, std::function<void(const FlushReport&)> done) override;
-  uint64_t FlushMark() const override { return writer_->mark(); }
+  void Flush(const FlushScope& scope, std::optional<uint64_t> since,
+             std::function<void(const FlushReport&)> done) override;
+  uint64_t FlushMark(const FlushScope& scope) const override { return host_->LossMark(scope); }
   Durability DurabilityOf(const KeyspaceId& keyspace, const PageKey& key, uint64_t generation,
                           const TileRange& range) const override;
   void SetPending(const KeyspaceId& keyspace, std::span<const PageKey> keys) override {
@@ -77,6 +78,10 @@ class ThreeTierStore final : public TieredStore {
     return host_->KeyspaceBytes(keyspace) + below_->KeyspaceBytes(keyspace);
   }
   std::vector<Slab> slabs() const override { return host_->slabs(); }
+  void SetOwner(const KeyspaceId& keyspace, const std::string& tenant) override {
+    host_->SetOwner(keyspace, tenant);
+  }
+  void ForgetOwner(const KeyspaceId& keyspace) override { host_->ForgetOwner(keyspace); }
   absl::Status SetTenant(const KeyspaceId& keyspace, const std::string& tenant) override {
     return host_->SetTenant(keyspace, tenant);
   }
@@ -92,6 +97,8 @@ class ThreeTierStore final : public TieredStore {
  private:
   static absl::Status Stopped() { return absl::UnavailableError("the store is stopping"); }
   absl::Status OpenHost(StoreStart start);
+  // Pages that the tier below has of the scope's keyspaces.
+  uint64_t PagesBelow(const FlushScope& scope) const;
   // How a fragment that is handed over stands with the tier below; none: it was dropped.
   std::optional<Below> BelowOf(const FragmentMeta& meta) const;
   bool has_below() const { return !options_.ssd.path.empty(); }
@@ -136,7 +143,6 @@ class ThreeTierStore final : public TieredStore {
   Executor recency_;
   std::atomic<bool> stopped_ = false;
   std::atomic<bool> host_ready_ = false;
-  bool inherits_ = false;     // all pages of the process before
   TimePoint recency_synced_;  // recency_'s thread only
   Counter dedup_bytes_;
   Counter admission_rejected_;

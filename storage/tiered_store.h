@@ -218,12 +218,13 @@ class TieredStore {
 
   // Writes every page that was committed before, and admitted (store.ssd.admission), to the SSD
   // tier, each once, and calls `done` with what came of it. Pages that only device pools hold are
-  // not covered. `since` is a mark: pages lost from there on are reported; without one, those lost
-  // since the last Flush without one.
-  virtual void Flush(std::optional<uint64_t> since,
+  // not covered. The report is on the keyspaces of `scope` (SetOwner) alone. `since` is a mark of
+  // that scope: pages lost from there on are reported; without one, those lost since the last Flush
+  // of the scope without one.
+  virtual void Flush(const FlushScope& scope, std::optional<uint64_t> since,
                      std::function<void(const FlushReport&)> done) = 0;
-  // A mark for a later Flush that covers every page committed from now on.
-  virtual uint64_t FlushMark() const = 0;
+  // A mark for a later Flush of the scope that covers every page committed from now on.
+  virtual uint64_t FlushMark(const FlushScope& scope) const = 0;
   // How a page's tiles of `range`, of this generation or a newer one, stand. Does not block.
   virtual Durability DurabilityOf(const KeyspaceId& keyspace, const PageKey& key,
                                   uint64_t generation, const TileRange& range) const = 0;
@@ -268,8 +269,14 @@ class TieredStore {
                            const std::function<void(const PageKey&, Tier)>& visit) = 0;
 
   virtual std::vector<Slab> slabs() const = 0;
+  // Counts the keyspace's pages as this tenant's in what Flush reports. Call before the keyspace
+  // has pages, or right after the start.
+  virtual void SetOwner(const KeyspaceId& keyspace, const std::string& tenant) = 0;
+  // The keyspace has ended, and no tier has pages of it.
+  virtual void ForgetOwner(const KeyspaceId& keyspace) = 0;
   // Keeps the keyspace's pages in slabs of this tenant's own from now on; those that are elsewhere
-  // leave host memory. kFailedPrecondition: the store was opened without slabs_of_tenants.
+  // leave host memory, and are lost if no tier below has them. kFailedPrecondition: the store was
+  // opened without slabs_of_tenants.
   virtual absl::Status SetTenant(const KeyspaceId& keyspace, const std::string& tenant) = 0;
   // A descriptor for reading of a slab that pages of the keyspace lie in. Its file never holds
   // another tenant's pages. kPermissionDenied: the slab is not of the keyspace's

@@ -14,9 +14,11 @@ namespace {
 constexpr size_t kBatchFragmentsMax = 64;
 constexpr uint64_t kBatchBytesMax = uint64_t{64} << 20;
 
-FlushReport Stopping() {
+absl::Status Stopping() { return absl::UnavailableError("the store is stopping"); }
+
+FlushReport StoppingReport() {
   FlushReport report;
-  report.failed = absl::UnavailableError("the store is stopping");
+  report.failed = Stopping();
   return report;
 }
 
@@ -28,7 +30,6 @@ WriteThrough::WriteThrough(const Options& options, HostTier& host, FragmentTier&
       host_(host),
       below_(below),
       durable_(std::move(durable)),
-      reported_(options.mark_base),
       thread_("crumb-ssd-write", [this] { Run(); }) {}
 
 WriteThrough::~WriteThrough() { Stop(TimePoint::min()); }
@@ -63,16 +64,16 @@ size_t WriteThrough::queued() const {
   return queue_.size() + under_way_.size();
 }
 
-void WriteThrough::Flush(std::optional<uint64_t> since, FlushDone done) {
+void WriteThrough::Flush(const FlushScope& scope, std::optional<uint64_t> since, FlushDone done) {
   {
     MutexLock lock(&mutex_);
     if (!refusing_) {
-      flushes_.push_back({enqueued_, since, std::move(done)});
+      flushes_.push_back({enqueued_, scope, since, std::move(done)});
       wake_.NotifyOne();
       return;
     }
   }
-  done(Stopping());
+  done(StoppingReport());
 }
 
 void WriteThrough::WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys) {
@@ -107,7 +108,7 @@ void WriteThrough::Stop(TimePoint deadline) {
     dropped_.Add();
     host_.Return(departure, departure.otherwise);
   }
-  for (FlushWaiter& flush : flushes) flush.done(Stopping());
+  for (FlushWaiter& flush : flushes) flush.done(StoppingReport());
 }
 
 void WriteThrough::Run() {
@@ -206,48 +207,48 @@ void WriteThrough::AnswerFlushes() {
     }
   }
   if (ready.empty()) return;
-  const FlushReport found = FlushAll();
-  for (const FlushWaiter& flush : ready) {
-    flush.done(ReportFor(found, flush.since));
-  }
+  const Flushed flushed = FlushAll();
+  for (const FlushWaiter& flush : ready) flush.done(ReportFor(flushed, flush));
 }
 
-FlushReport WriteThrough::ReportFor(const FlushReport& found, std::optional<uint64_t> since) {
-  FlushReport report = found;
-  if (!found.failed.ok()) return report;
-  // Marks of an earlier process are lower than this one's, or higher if the clock was set back
-  // since. UINT64_MAX is no mark: its caller has committed nothing.
-  const bool earlier =
-      since && (*since < options_.mark_base || (*since > mark() && *since != UINT64_MAX));
-  if (earlier && !options_.inherits) {
+FlushReport WriteThrough::ReportFor(const Flushed& flushed, const FlushWaiter& waiter) {
+  FlushReport report;
+  report.failed = flushed.failed;
+  if (!report.failed.ok()) return report;
+  NotBelow missing = flushed.missing.all;
+  if (waiter.scope.has_value()) {
+    const auto of_tenant = flushed.missing.tenants.find(*waiter.scope);
+    missing = of_tenant == flushed.missing.tenants.end() ? NotBelow() : of_tenant->second;
+  }
+  const uint64_t in_memory = missing.absent + missing.refused;
+  (flushed.writable.ok() ? report.no_room_pages : report.tier_off_pages) = in_memory;
+  report.unread_pages = missing.unread;
+  if (in_memory > 0) {
+    report.why = flushed.writable.ok() ? write_failure_ : std::string(flushed.writable.message());
+  }
+  const LossLedger::Report losses = host_.ReportLosses(waiter.scope, waiter.since);
+  report.lost_pages = losses.pages;
+  report.mark = losses.mark;
+  if (losses.foreign_mark) {
     report.failed = absl::DataLossError(
         "crumbd was started again after pages were committed: those that were not durable are "
         "gone");
   }
-  const uint64_t from =
-      earlier ? options_.mark_base : std::max(since.value_or(reported_), options_.mark_base);
-  report.lost_pages = found.mark - std::min(found.mark, from);
-  if (!since) reported_ = found.mark;
   return report;
 }
 
-FlushReport WriteThrough::FlushAll() {
+WriteThrough::Flushed WriteThrough::FlushAll() {
   PageWalk walk = host_.BeginWalk();
   // Pages that leave host memory meanwhile are queued behind what this walk has passed.
-  if (!WriteAbsent() || !WriteQueued()) return Stopping();
-  FlushReport report;
-  const absl::Status writable = below_.Writable();
-  NotBelow missing;
-  while (!walk.over) host_.CountNotBelow(options_.flush_only_hit, &walk, &missing);
-  const uint64_t in_memory = missing.absent + missing.refused;
-  (writable.ok() ? report.no_room_pages : report.tier_off_pages) = in_memory;
-  report.unread_pages = missing.unread;
-  if (in_memory > 0) {
-    report.why = writable.ok() ? write_failure_ : std::string(writable.message());
+  Flushed flushed;
+  if (!WriteAbsent() || !WriteQueued()) {
+    flushed.failed = Stopping();
+    return flushed;
   }
-  report.mark = mark();
-  if (writable.ok()) report.failed = below_.Sync();
-  return report;
+  flushed.writable = below_.Writable();
+  while (!walk.over) host_.CountNotBelow(options_.flush_only_hit, &walk, &flushed.missing);
+  if (flushed.writable.ok()) flushed.failed = below_.Sync();
+  return flushed;
 }
 
 bool WriteThrough::WriteQueued() {

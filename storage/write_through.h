@@ -31,8 +31,6 @@ class WriteThrough {
     size_t pages_max = 4096;      // fragments queued
     uint64_t bytes_max = 0;       // and their bytes
     bool flush_only_hit = false;  // Flush leaves out pages that were not read since they came
-    uint64_t mark_base = 0;       // of this process's marks: higher than those of any before
-    bool inherits = false;        // this process has every page of the one before
   };
   using FlushDone = std::function<void(const FlushReport&)>;
 
@@ -48,9 +46,8 @@ class WriteThrough {
 
   // Writes what is queued and, page by page and each once, what else host memory has and the tier
   // below lacks. Then calls `done`, on the writer's thread unless the writer is stopping, with
-  // everything but durable_pages. `since` as TieredStore::Flush has it.
-  void Flush(std::optional<uint64_t> since, FlushDone done);
-  uint64_t mark() const { return options_.mark_base + host_.lost_pages(); }
+  // everything but durable_pages. `scope` and `since` as TieredStore::Flush has them.
+  void Flush(const FlushScope& scope, std::optional<uint64_t> since, FlushDone done);
 
   // Blocks until no write of these pages is under way.
   void WaitFor(const KeyspaceId& keyspace, std::span<const PageKey> keys);
@@ -65,6 +62,7 @@ class WriteThrough {
  private:
   struct FlushWaiter {
     uint64_t ticket = 0;  // begins when so many were written
+    FlushScope scope;
     std::optional<uint64_t> since;
     FlushDone done;
   };
@@ -80,9 +78,13 @@ class WriteThrough {
   bool IsStored(const FragmentMeta& fragment) const;
   void EndBatch(size_t taken_from_queue);
   void AnswerFlushes();
-  FlushReport FlushAll();
-  // What the caller that gave `since` is to know.
-  FlushReport ReportFor(const FlushReport& found, std::optional<uint64_t> since);
+  struct Flushed {
+    absl::Status failed;    // not OK: it ended early
+    absl::Status writable;  // of the tier below
+    NotBelowCounts missing;
+  };
+  Flushed FlushAll();
+  FlushReport ReportFor(const Flushed& flushed, const FlushWaiter& waiter);
   // Each ends early, with false, when the writer has to stop.
   bool WriteQueued();
   bool WriteAbsent();
@@ -93,9 +95,7 @@ class WriteThrough {
   const FragmentTier::PageFunction durable_;
   Counter dropped_;
   Counter durable_pages_;
-  // The writer thread's: the mark of the last Flush without one, and why the last write failed.
-  uint64_t reported_;
-  std::string write_failure_;
+  std::string write_failure_;  // the writer thread's: why the last write failed
 
   mutable Mutex mutex_;
   CondVar wake_;

@@ -32,6 +32,11 @@ bool MaySee(const CallContext& context, const Keyspace& keyspace) {
   return context.caller.tenant == nullptr || keyspace.tenant == context.caller.tenant->name;
 }
 
+storage::FlushScope FlushScopeOf(const CallContext& context) {
+  if (context.caller.tenant == nullptr) return std::nullopt;
+  return context.caller.tenant->name;
+}
+
 uint64_t BytesOfTenant(const KeyspaceRegistry& keyspaces, const storage::TieredStore& store,
                        const std::string& tenant) {
   uint64_t bytes = 0;

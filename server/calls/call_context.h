@@ -69,6 +69,9 @@ absl::StatusOr<std::vector<PageKey>> ReadKeys(const CallContext& context, const 
 // Whether the caller may know of the keyspace.
 bool MaySee(const CallContext& context, const Keyspace& keyspace);
 
+// The keyspaces that the caller's Flush reports on: those that MaySee is true for.
+storage::FlushScope FlushScopeOf(const CallContext& context);
+
 // Bytes of the tenant's pages in all tiers of this node.
 uint64_t BytesOfTenant(const KeyspaceRegistry& keyspaces, const storage::TieredStore& store,
                        const std::string& tenant);

@@ -139,18 +139,20 @@ void Flush(const CallContext& context, const v1::FlushRequest& request, v1::Flus
   const TimePoint started = context.clock.Now();
   std::optional<uint64_t> since;
   if (request.has_since()) since = request.since();
-  context.store.Flush(since, [context, started, response, report = request.report(),
-                              done = std::move(done)](const FlushReport& found) {
-    context.metrics.stages.of(Stage::kFlush).Observe(SecondsBetween(started, context.clock.Now()));
-    response->set_durable_pages(found.durable_pages);
-    response->set_tier_off_pages(found.tier_off_pages);
-    response->set_no_room_pages(found.no_room_pages);
-    response->set_lost_pages(found.lost_pages);
-    response->set_unread_pages(found.unread_pages);
-    response->set_why(found.why);
-    response->set_mark(found.mark);
-    done(report ? found.failed : found.ToStatus());
-  });
+  context.store.Flush(FlushScopeOf(context), since,
+                      [context, started, response, report = request.report(),
+                       done = std::move(done)](const FlushReport& found) {
+                        context.metrics.stages.of(Stage::kFlush)
+                            .Observe(SecondsBetween(started, context.clock.Now()));
+                        response->set_durable_pages(found.durable_pages);
+                        response->set_tier_off_pages(found.tier_off_pages);
+                        response->set_no_room_pages(found.no_room_pages);
+                        response->set_lost_pages(found.lost_pages);
+                        response->set_unread_pages(found.unread_pages);
+                        response->set_why(found.why);
+                        response->set_mark(found.mark);
+                        done(report ? found.failed : found.ToStatus());
+                      });
 }
 
 }  // namespace crumb::server

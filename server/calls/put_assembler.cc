@@ -60,7 +60,9 @@ absl::Status PutAssembler::Begin(const std::string& bytes) {
 }
 
 void PutAssembler::Commit() {
-  if (response_.flush_mark() == 0) response_.set_flush_mark(context_.store.FlushMark());
+  if (response_.flush_mark() == 0) {
+    response_.set_flush_mark(context_.store.FlushMark(FlushScopeOf(context_)));
+  }
   std::string why;
   response_.add_outcomes(CommitFragment(context_, *keyspace_, fragment_,
                                         static_cast<uint32_t>(tiles_bytes_), nullptr, &why));

@@ -64,7 +64,8 @@ absl::Status CheckQuota(const CallContext& context, const Keyspace& keyspace, ui
 bool RunCommitStep(const CallContext& context, CommitWork& work) {
   const TimePoint started = context.clock.Now();
   if (work.next == 0) {
-    work.response->set_flush_mark(context.store.FlushMark());  // before any of them can be lost
+    // Before any of them can be lost.
+    work.response->set_flush_mark(context.store.FlushMark(FlushScopeOf(context)));
     context.metrics.stages.of(Stage::kCommitQueue).Observe(SecondsBetween(work.queued_at, started));
   }
   const size_t end = std::min(work.pieces.size(), work.next + kStepFragments);

@@ -198,6 +198,11 @@ uint64_t SsdTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
   return table_.BytesOf(keyspace);
 }
 
+uint64_t SsdTier::KeyspacePages(const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
+  return table_.PagesOf(keyspace);
+}
+
 void SsdTier::ForEachPage(const KeyspaceId& keyspace,
                           const std::function<void(const PageKey&)>& visit) const {
   constexpr size_t kScanPerHold = 4096;  // pages looked at before the lock is let go

@@ -115,6 +115,12 @@ class DiskTier final : public storage::FragmentTier {
     return bytes;
   }
 
+  uint64_t KeyspacePages(const KeyspaceId& keyspace) const override {
+    return static_cast<uint64_t>(
+        std::count_if(disk_.pages_.begin(), disk_.pages_.end(),
+                      [&](const auto& page) { return page.first.first == keyspace; }));
+  }
+
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&)>& visit) const override {
     std::vector<PageKey> keys;
@@ -243,6 +249,15 @@ bool Disk::Covers(const PageName& page, uint64_t generation, const TileRange& ra
     if (stored.meta.generation >= generation) present.push_back(stored.meta.range);
   }
   return storage::Covers(present, range);
+}
+
+bool Disk::HasSeveralSizes(const PageName& page) const {
+  const auto found = pages_.find(page);
+  if (found == pages_.end()) return false;
+  const std::vector<Stored>& fragments = found->second.fragments;
+  return std::any_of(fragments.begin(), fragments.end(), [&](const Stored& one) {
+    return one.meta.bytes != fragments.front().meta.bytes;
+  });
 }
 
 uint64_t Disk::losses(const PageName& page) const {

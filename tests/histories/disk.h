@@ -37,6 +37,8 @@ class Disk {
 
   // Whether fragments of this generation or a newer one cover `range` of the page.
   bool Covers(const PageName& page, uint64_t generation, const TileRange& range) const;
+  // Whether the page has fragments of several sizes.
+  bool HasSeveralSizes(const PageName& page) const;
   // How often the disk itself gave the page up, for room or because it was damaged.
   uint64_t losses(const PageName& page) const;
   // Damages a fragment of the n-th page, if there is one: its next read finds that.

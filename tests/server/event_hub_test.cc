@@ -103,7 +103,7 @@ class DurableWaitsTest : public EventHubTest {
     return header;
   }
   void Flush() {
-    store_.Flush(std::nullopt, [](const FlushReport&) {});
+    store_.Flush({}, std::nullopt, [](const FlushReport&) {});
   }
   static size_t KeysOf(NoticeQueue& notices) {
     const auto notice = notices.Take();
@@ -223,7 +223,7 @@ TEST_F(ManyWaitsTest, CommitsOfOneFragmentCostOneLookEachAndGetOneNoticeEach) {
   const auto notices = std::make_shared<NoticeQueue>(kCommits, [] {});
   const FragmentHeader header = CommitCounted(1);
   for (int i = 0; i < kCommits; ++i) hub_.AwaitDurable(header, notices);
-  counting_.Flush(std::nullopt, [](const FlushReport&) {});
+  counting_.Flush({}, std::nullopt, [](const FlushReport&) {});
   EXPECT_LE(counting_.looks, 2 * kCommits);
   EXPECT_EQ(KeysOf(*notices), static_cast<size_t>(kCommits));
   EXPECT_EQ(metrics_.notices_dropped.value(), 0u);
@@ -272,7 +272,7 @@ TEST_F(ManyWaitsTest, NoNoticeIsMissedWhilePagesBecomeDurable) {
   const auto notices = std::make_shared<NoticeQueue>(kCommits, [] {});
   std::atomic<bool> done = false;
   std::thread flusher([&] {
-    while (!done) counting_.Flush(std::nullopt, [](const FlushReport&) {});
+    while (!done) counting_.Flush({}, std::nullopt, [](const FlushReport&) {});
   });
   constexpr size_t kWriters = 4;
   for (int round = 0; round < 100; ++round) {

@@ -170,7 +170,9 @@ std::span<const std::byte> MemoryStore::Bytes(const storage::FragmentRef& fragme
   return {};
 }
 
-void MemoryStore::Flush(std::optional<uint64_t>, std::function<void(const FlushReport&)> done) {
+void MemoryStore::Flush(const storage::FlushScope& scope, std::optional<uint64_t>,
+                        std::function<void(const FlushReport&)> done) {
+  flush_scope_ = scope;
   std::vector<std::pair<KeyspaceId, PageKey>> durable;
   FlushReport report;
   {

@@ -26,6 +26,8 @@ class MemoryStore : public storage::TieredStore {
   absl::StatusOr<storage::CommitOutcome> Commit(const storage::CommitRequest& request) override;
   absl::StatusOr<std::shared_ptr<storage::IncomingSlot>> ReserveIncoming(const KeyspaceId& keyspace,
                                                                          uint64_t bytes) override;
+  void SetOwner(const KeyspaceId&, const std::string&) override {}
+  void ForgetOwner(const KeyspaceId&) override {}
   absl::Status SetTenant(const KeyspaceId&, const std::string&) override {
     return absl::UnimplementedError("one slab for all");
   }
@@ -42,8 +44,9 @@ class MemoryStore : public storage::TieredStore {
                                                 const TileRange& range) const override;
   bool Release(storage::LeaseId lease) override;
   std::span<const std::byte> Bytes(const storage::FragmentRef& fragment) const override;
-  void Flush(std::optional<uint64_t> since, std::function<void(const FlushReport&)> done) override;
-  uint64_t FlushMark() const override { return 1; }
+  void Flush(const storage::FlushScope& scope, std::optional<uint64_t> since,
+             std::function<void(const FlushReport&)> done) override;
+  uint64_t FlushMark(const storage::FlushScope&) const override { return 1; }
   storage::Durability DurabilityOf(const KeyspaceId& keyspace, const PageKey& key,
                                    uint64_t generation, const TileRange& range) const override;
   void SetPending(const KeyspaceId&, std::span<const PageKey> keys) override {
@@ -71,6 +74,9 @@ class MemoryStore : public storage::TieredStore {
 
   // The keys of the last SetPending.
   const std::vector<PageKey>& pending() const { return pending_; }
+
+  // The scope of the last Flush.
+  const storage::FlushScope& flush_scope() const { return flush_scope_; }
 
   // Pages are found in this tier from now on.
   void ReportTier(storage::Tier tier);
@@ -112,6 +118,7 @@ class MemoryStore : public storage::TieredStore {
   storage::Tier tier_ ABSL_GUARDED_BY(mutex_) = storage::Tier::kHost;
   std::vector<Held> held_ ABSL_GUARDED_BY(mutex_);
   std::vector<PageKey> pending_;  // set by the thread that reads it
+  storage::FlushScope flush_scope_;
 };
 
 }  // namespace crumb::server

@@ -231,7 +231,7 @@ TEST_F(StagingCallsTest, WritersAreToldOnceTheirPagesAreDurable) {
   CommitBytes(Fragment(Key(5)));
   CommitBytes(Fragment(Key(6)));
   EXPECT_FALSE(notices->Take().has_value());
-  store_.Flush(std::nullopt, [](const FlushReport&) {});
+  store_.Flush({}, std::nullopt, [](const FlushReport&) {});
   const auto notice = notices->Take();
   ASSERT_TRUE(notice.has_value());
   const auto& durable = std::get<NoticeQueue::Durable>(*notice);
@@ -253,7 +253,7 @@ TEST_F(StagingCallsTest, WritersOfADuplicateAreToldToo) {
   };
   EXPECT_EQ(commit_again(), v1::COMMIT_OUTCOME_DEDUPLICATED);
   EXPECT_FALSE(others->Take().has_value());
-  store_.Flush(std::nullopt, [](const FlushReport&) {});
+  store_.Flush({}, std::nullopt, [](const FlushReport&) {});
   EXPECT_TRUE(notices->Take().has_value()) << "the writer of the first copy";
   EXPECT_TRUE(others->Take().has_value()) << "the writer of the duplicate";
   EXPECT_EQ(commit_again(), v1::COMMIT_OUTCOME_DEDUPLICATED);

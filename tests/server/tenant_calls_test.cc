@@ -126,6 +126,16 @@ class TenantCallsTest : public CallFixture {
   }
 };
 
+TEST_F(TenantCallsTest, FlushReportsOnTheCallersPages) {
+  const auto flush = [&](const CallContext& context) {
+    v1::FlushResponse response;
+    EXPECT_TRUE(Wait([&](Done done) { Flush(context, {}, &response, std::move(done)); }).ok());
+    return store_.flush_scope();
+  };
+  EXPECT_EQ(flush(As("b")), "b");
+  EXPECT_EQ(flush(context_), std::nullopt) << "an administrator sees all";
+}
+
 TEST_F(TenantCallsTest, AnothersKeyspaceIsNotThereForAnyCall) {
   for (const std::string& end : AllCalls("b")) EXPECT_THAT(end, HasSubstr(": NOT_FOUND"));
   // And nothing happened to it.

@@ -28,7 +28,7 @@ class FaultTier final : public FragmentTier {
   explicit FaultTier(std::unique_ptr<FragmentTier> inner) : inner_(std::move(inner)) {}
 
   void Set(Fault fault);
-  // The next Find calls this first, whoever calls it.
+  // The next Find calls this first.
   void OnNextFind(std::function<void()> hook) {
     MutexLock lock(&hook_mutex_);
     on_find_ = std::move(hook);
@@ -69,6 +69,9 @@ class FaultTier final : public FragmentTier {
   }
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
     return inner_->KeyspaceBytes(keyspace);
+  }
+  uint64_t KeyspacePages(const KeyspaceId& keyspace) const override {
+    return inner_->KeyspacePages(keyspace);
   }
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&)>& visit) const override {

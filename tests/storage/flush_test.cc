@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/open_tiered_store.h"
+#include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/storage/fault_tier.h"
 #include "tests/storage/memory_tier.h"
@@ -91,7 +92,7 @@ TEST_F(FlushTest, PagesThatLeftMemoryUnwrittenAreNamed) {
 
 TEST_F(FlushTest, EveryCallerHearsOfTheLossOfItsOwnPages) {
   Open();
-  const uint64_t first = store_->FlushMark();
+  const uint64_t first = store_->FlushMark(std::nullopt);
   below_->Set(FaultTier::Fault::kPutFails);
   CommitPages(0, 700);
   below_->Set(FaultTier::Fault::kNone);
@@ -106,15 +107,45 @@ TEST_F(FlushTest, EveryCallerHearsOfTheLossOfItsOwnPages) {
 
 TEST_F(FlushTest, AMarkOfAnEarlierProcessIsALossUnlessItsPagesWereHandedOver) {
   Open();
-  const uint64_t mark = store_->FlushMark();
+  const uint64_t mark = store_->FlushMark(std::nullopt);
   CommitPages(0, 5);
   store_.reset();
   Open();
   EXPECT_TRUE(absl::IsDataLoss(FlushPages(*store_, mark).ToStatus()));
-  EXPECT_TRUE(FlushPages(*store_, store_->FlushMark()).ToStatus().ok());
+  EXPECT_TRUE(FlushPages(*store_, store_->FlushMark(std::nullopt)).ToStatus().ok());
   const uint64_t hour_ns = 3'600'000'000'000;
   EXPECT_TRUE(absl::IsDataLoss(FlushPages(*store_, mark + hour_ns).ToStatus()))
       << "the clock was set back by an hour between the two";
+}
+
+TEST_F(FlushTest, ATenantHearsOfItsOwnPagesOnly) {
+  Open();
+  store_->SetOwner(SampleKeyspace(0), "a");
+  store_->SetOwner(SampleKeyspace(1), "b");
+  SampleFragment of_b = SamplePage(0, 0);
+  of_b.keyspace = SampleKeyspace(1);
+  ASSERT_TRUE(Commit(*store_, of_b).ok());
+  ASSERT_TRUE(FlushPages(*store_, std::nullopt, "b").ToStatus().ok());
+  const uint64_t mark_of_a = store_->FlushMark("a");
+  const uint64_t mark_of_b = store_->FlushMark("b");
+  below_->Set(FaultTier::Fault::kPutFails);
+  CommitPages(0, 700);
+  for (const std::optional<uint64_t> since :
+       {std::optional<uint64_t>(), std::optional(mark_of_b)}) {
+    const FlushReport other = FlushPages(*store_, since, "b");
+    EXPECT_TRUE(other.ToStatus().ok()) << other.ToStatus();
+    EXPECT_EQ(other.durable_pages, 1u);
+    EXPECT_EQ(other.mark, mark_of_b) << "it says how much another tenant lost";
+  }
+  below_->Set(FaultTier::Fault::kNone);
+  const FlushReport own = FlushPages(*store_, std::nullopt, "a");
+  EXPECT_GT(own.lost_pages, 0u) << "the other tenant took the report";
+  EXPECT_EQ(own.lost_pages + own.durable_pages, 700u);
+  EXPECT_EQ(FlushPages(*store_, mark_of_a, "a").lost_pages, own.lost_pages);
+  EXPECT_EQ(FlushPages(*store_, std::nullopt, "a").lost_pages, 0u);
+  const FlushReport all = FlushPages(*store_);
+  EXPECT_EQ(all.lost_pages, own.lost_pages) << "an administrator sees every tenant's losses";
+  EXPECT_EQ(all.durable_pages, own.durable_pages + 1);
 }
 
 TEST_F(FlushTest, ATierWithoutRoomIsAnError) {
@@ -162,6 +193,8 @@ TEST_F(FlushTest, SecondHitOwesThePagesThatWereRead) {
     ASSERT_EQ(read->hit_pages, 1u);
     store_->Release(read->lease);
   }
+  // The store notes uses behind the answers.
+  EXPECT_TRUE(Eventually([&] { return FlushPages(*store_).durable_pages == 5; }));
   const FlushReport report = FlushPages(*store_);
   EXPECT_TRUE(report.ToStatus().ok()) << report.ToStatus();
   EXPECT_EQ(report.durable_pages, 5u);

@@ -20,6 +20,10 @@ HostImage Sample() {
   image.slabs = 3;
   image.tenants = {"one", "", "two"};
   image.generations = {{SampleKeyspace(1), 7}, {SampleKeyspace(2), UINT64_MAX}};
+  image.losses = LossLedger::State{.mark_base = 1'700'000'000'000'000'000,
+                                   .all = {.pages = 9, .reported = 4},
+                                   .tenants = {{"one", {.pages = 5, .reported = 5}}, {"", {}}},
+                                   .no_owner = {{SampleKeyspace(4), 2}}};
   image.records = {{"node-id", "abc"}, {"empty", ""}, {"", std::string("\0x", 2)}};
   for (uint32_t i = 0; i < 5; ++i) {
     const SampleFragment sample = SamplePage(3, i);
@@ -67,11 +71,11 @@ TEST(HostImage, RoundTrip) {
 
 TEST(HostImage, GoldenHead) {
   const std::string bytes = EncodeHostImage(HostImage());
-  ASSERT_EQ(bytes.size(), 68u);
+  ASSERT_EQ(bytes.size(), 69u);
   EXPECT_EQ(bytes.substr(0, 8), "CRMBHOST");
-  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 8), 2);   // version
-  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 10), 2);  // of the oldest reader
-  EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 68u);
+  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 8), 3);   // version
+  EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 10), 3);  // of the oldest reader
+  EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 69u);
   EXPECT_EQ(bytes, WithSum(bytes));
 }
 
@@ -89,25 +93,37 @@ TEST(HostImage, EveryTruncationAndEveryFlippedBitIsRefused) {
 
 TEST(HostImage, NeedsItsReader) {
   std::string bytes = EncodeHostImage(Sample());
-  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 8, uint16_t{3});
+  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 8, uint16_t{4});
   EXPECT_TRUE(DecodeHostImage(Bytes(WithSum(bytes))).ok()) << "a newer writer, for old readers";
-  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 10, uint16_t{3});
+  StoreLittle(reinterpret_cast<std::byte*>(bytes.data()) + 10, uint16_t{4});
   EXPECT_TRUE(absl::IsFailedPrecondition(DecodeHostImage(Bytes(WithSum(bytes))).status()));
 }
 
-// Without tenants, as before tenants were told of.
-TEST(HostImage, ReadsTheFirstVersion) {
-  HostImage image = Sample();
-  image.tenants.clear();
+// The bytes that a writer of an earlier version makes of an image without what came later.
+std::string OfVersion(uint16_t version, const HostImage& image) {
   std::string bytes = EncodeHostImage(image);
-  bytes.erase(36, 4);  // behind the number of slabs: that of tenants
+  HostImage without_pages = image;
+  without_pages.pages.clear();
+  // Before the number of pages and the sum: whether there are losses.
+  bytes.erase(EncodeHostImage(without_pages).size() - 13, 1);
+  if (version < 2) bytes.erase(36, 4);  // behind the number of slabs: that of tenants
   std::byte* const head = reinterpret_cast<std::byte*>(bytes.data());
-  StoreLittle(head + 8, uint16_t{1});
-  StoreLittle(head + 10, uint16_t{1});
+  StoreLittle(head + 8, version);
+  StoreLittle(head + 10, version);
   StoreLittle(head + 16, static_cast<uint64_t>(bytes.size()));
-  const auto decoded = DecodeHostImage(Bytes(WithSum(bytes)));
-  ASSERT_TRUE(decoded.ok()) << decoded.status();
-  EXPECT_TRUE(*decoded == image);
+  return WithSum(bytes);
+}
+
+TEST(HostImage, ReadsEarlierVersions) {
+  HostImage image = Sample();
+  image.losses.reset();
+  const auto second = DecodeHostImage(Bytes(OfVersion(2, image)));
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_TRUE(*second == image);
+  image.tenants.clear();
+  const auto first = DecodeHostImage(Bytes(OfVersion(1, image)));
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_TRUE(*first == image);
 }
 
 TEST(HostImage, RefusesTheImpossible) {
@@ -131,6 +147,11 @@ TEST(HostImage, RefusesTheImpossible) {
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.slabs = 1 << 17; }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.tenants.pop_back(); }));
   EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.pages[0].fragments.clear(); }));
+  EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.losses->mark_base = UINT64_MAX; }));
+  EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.losses->all.pages = UINT64_MAX; }));
+  EXPECT_TRUE(refused([](HostImage& image, Fragment&) { image.losses->all.reported = 10; }));
+  EXPECT_TRUE(
+      refused([](HostImage& image, Fragment&) { image.losses->tenants["one"].pages = 10; }));
 }
 
 TEST(HostImage, TakesLyingCountsAndRandomBytes) {

@@ -134,6 +134,13 @@ uint64_t MemoryTier::GenerationOf(const KeyspaceId& keyspace) const {
   return found == generations_.end() ? 0 : found->second;
 }
 
+uint64_t MemoryTier::KeyspacePages(const KeyspaceId& keyspace) const {
+  MutexLock lock(&mutex_);
+  return static_cast<uint64_t>(std::count_if(pages_.begin(), pages_.end(), [&](const auto& page) {
+    return page.first.first == keyspace;
+  }));
+}
+
 uint64_t MemoryTier::KeyspaceBytes(const KeyspaceId& keyspace) const {
   MutexLock lock(&mutex_);
   uint64_t bytes = 0;

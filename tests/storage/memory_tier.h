@@ -31,6 +31,7 @@ class MemoryTier final : public FragmentTier {
   absl::StatusOr<uint64_t> Drop(const KeyspaceId& keyspace, uint64_t generation) override;
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override;
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override;
+  uint64_t KeyspacePages(const KeyspaceId& keyspace) const override;
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&)>& visit) const override;
   absl::Status PutRecord(const std::string& name, const std::string& value) override;

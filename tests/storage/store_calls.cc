@@ -37,10 +37,10 @@ absl::StatusOr<AcquireResult> Acquire(TieredStore& store, AcquireRequest request
   return future.get();
 }
 
-FlushReport FlushPages(TieredStore& store, std::optional<uint64_t> since) {
+FlushReport FlushPages(TieredStore& store, std::optional<uint64_t> since, const FlushScope& scope) {
   auto answer = std::make_shared<std::promise<FlushReport>>();
   auto future = answer->get_future();
-  store.Flush(since, [answer](const FlushReport& report) { answer->set_value(report); });
+  store.Flush(scope, since, [answer](const FlushReport& report) { answer->set_value(report); });
   return future.get();
 }
 

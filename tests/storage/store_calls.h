@@ -22,7 +22,8 @@ absl::StatusOr<AcquireResult> Acquire(TieredStore& store, AcquireRequest request
 
 // The pages that are durable, or FlushReport::ToStatus.
 absl::StatusOr<uint64_t> Flush(TieredStore& store);
-FlushReport FlushPages(TieredStore& store, std::optional<uint64_t> since = std::nullopt);
+FlushReport FlushPages(TieredStore& store, std::optional<uint64_t> since = std::nullopt,
+                       const FlushScope& scope = std::nullopt);
 
 // Whether every leased fragment holds the right bytes.
 bool AllRight(TieredStore& store, const AcquireRequest& request, const AcquireResult& result);

@@ -84,6 +84,11 @@ class HostTierFace final : public FragmentTier {
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
     return host_->KeyspaceBytes(keyspace);
   }
+  uint64_t KeyspacePages(const KeyspaceId& keyspace) const override {
+    uint64_t pages = 0;
+    host_->ForEachPage(keyspace, [&](const PageKey&) { ++pages; });
+    return pages;
+  }
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override {
     const auto found = generations_.find(keyspace);
     return found == generations_.end() ? 0 : found->second;
@@ -178,6 +183,11 @@ class StoreFace final : public FragmentTier {
   }
   uint64_t KeyspaceBytes(const KeyspaceId& keyspace) const override {
     return store_->KeyspaceBytes(keyspace);
+  }
+  uint64_t KeyspacePages(const KeyspaceId& keyspace) const override {
+    uint64_t pages = 0;
+    ForEachPage(keyspace, [&](const PageKey&) { ++pages; });
+    return pages;
   }
   uint64_t GenerationOf(const KeyspaceId& keyspace) const override {
     const auto found = generations_.find(keyspace);

@@ -266,6 +266,53 @@ TEST_F(SuccessionTest, WhatWasQueuedForTheSsdIsWrittenByTheSuccessor) {
   EXPECT_EQ(Hits(1, 200, Tier::kSsd), 200u);
 }
 
+TEST_F(SuccessionTest, LossesAreReportedByTheSuccessor) {
+  Open(Options(folder_.path(), /*mib=*/2));
+  const uint64_t mark = store_->FlushMark(std::nullopt);
+  store_->SetOwner(SampleKeyspace(0), "a");
+  auto memory = HandOver();
+  ASSERT_TRUE(memory->image.losses.has_value());
+  memory->image.losses->all.pages = 7;
+  memory->image.losses->tenants["a"] = {.pages = 7, .reported = 2};
+  Open(Options(folder_.path(), /*mib=*/2), std::move(memory));
+  store_->SetOwner(SampleKeyspace(0), "a");
+  EXPECT_EQ(FlushPages(*store_, mark).lost_pages, 7u);
+  EXPECT_EQ(FlushPages(*store_, mark, "a").lost_pages, 7u);
+  EXPECT_EQ(FlushPages(*store_, std::nullopt, "a").lost_pages, 5u);
+  // And by the next one, as far as they were not reported.
+  Open(Options(folder_.path(), /*mib=*/2), HandOver());
+  EXPECT_EQ(FlushPages(*store_, mark, "a").lost_pages, 7u);
+  EXPECT_EQ(FlushPages(*store_, std::nullopt, "a").lost_pages, 0u);
+  EXPECT_EQ(FlushPages(*store_).lost_pages, 7u);
+  EXPECT_TRUE(FlushPages(*store_).ToStatus().ok());
+}
+
+TEST_F(SuccessionTest, PagesThatAreLeftOutAreLostUnlessTheSsdHasThem) {
+  Open(Options(folder_.path()));
+  Commit(1, 50);
+  ASSERT_TRUE(Flush(*store_).ok());
+  const uint64_t mark = store_->FlushMark(std::nullopt);
+  store_.reset();
+  // Without the SSD tier nothing more of it is written; then it is there again.
+  auto memory = [&] {
+    Open(Options());
+    Commit(1, 50);
+    Commit(2, 30);
+    return HandOver();
+  }();
+  const uint64_t mark_without_ssd = memory->image.losses->mark_base;
+  ASSERT_LT(mark, mark_without_ssd);
+  memory->slabs.clear();
+  memory->image.slabs = 0;
+  Open(Options(folder_.path()), std::move(memory));
+  EXPECT_EQ(store_->Stats().host.pages, 0u);
+  EXPECT_EQ(FlushPages(*store_, mark_without_ssd).lost_pages, 30u);
+  const FlushReport report = FlushPages(*store_);
+  EXPECT_EQ(report.lost_pages, 30u) << "a caller without a mark hears of them, too";
+  EXPECT_EQ(report.durable_pages, 50u);
+  EXPECT_TRUE(Flush(*store_).ok()) << "they were reported";
+}
+
 TEST_F(SuccessionTest, ADroppedGenerationStaysDropped) {
   Open(Options(folder_.path()));
   Commit(1, 20);

@@ -295,9 +295,11 @@ TEST_F(TenantSlabsTest, MoreTenantsThanSlabsTakeTurns) {
 }
 
 TEST_F(TenantSlabsTest, AKeyspaceOfAnotherTenantLeavesItsSlabs) {
+  const uint64_t mark = store_->FlushMark(std::nullopt);
   ASSERT_TRUE(Store(1, 0, 0).ok());
   const auto leased = Lease(1, 0);
   ASSERT_TRUE(store_->SetTenant(SampleKeyspace(1), Name(2)).ok());
+  EXPECT_EQ(FlushPages(*store_, mark).lost_pages, 1u) << "no SSD has the page";
   EXPECT_EQ(Lease(1, 0)->hit_pages, 0u);
   ASSERT_TRUE(Store(1, 0, 0).ok());
   ASSERT_TRUE(Store(2, 0, 0).ok());
