@@ -30,7 +30,6 @@ struct Arguments {
   double seconds = 0;  // 0: no bound
   unsigned jobs = 0;   // 0: one for each processor
   int shrink_runs = 1500;
-  std::string ignored;  // a rule
   bool trace = false;
 };
 
@@ -81,7 +80,7 @@ bool RunJob(const Arguments& arguments, unsigned job, unsigned jobs,
     if (arguments.seconds > 0 && taken.count() > arguments.seconds) break;
     const History history = MakeHistory(arguments.first + i);
     const Outcome outcome = RunHistory(history, tenants_file, arguments.trace);
-    if (outcome.broken && outcome.broken->rule != arguments.ignored) {
+    if (outcome.broken) {
       Explain(history, *outcome.broken, tenants_file, arguments);
       return false;
     }
@@ -159,7 +158,6 @@ int main(int argc, char** argv) {
   app.add_option("--jobs", arguments.jobs, "processes; 0: one for each processor");
   app.add_option("--shrink-runs", arguments.shrink_runs, "histories run to make one smaller")
       ->capture_default_str();
-  app.add_option("--ignore", arguments.ignored, "goes on when this rule is broken");
   app.add_flag("--trace", arguments.trace, "prints each step before it runs");
   CLI11_PARSE(app, argc, argv);
   if (arguments.seed != 0) {

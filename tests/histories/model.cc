@@ -190,9 +190,10 @@ bool Model::IsGone(const Entry& entry, const Commit& commit) const {
          disk_.losses(NameOf(entry.content)) > commit.losses;
 }
 
-std::vector<Model::CommitId> Model::BeginFlush() const {
+std::vector<Model::CommitId> Model::BeginFlush(int tenant) const {
   std::vector<CommitId> commits;
   for (const auto& [number, entry] : contents_) {
+    if (TenantOf(entry.content.keyspace) != tenant) continue;
     for (size_t i = 0; i < entry.commits.size(); ++i) {
       const Commit& commit = entry.commits[i];
       if (commit.durable && commit.stored && !IsGone(entry, commit)) commits.push_back({number, i});
@@ -214,9 +215,10 @@ void Model::EndFlush(const std::vector<CommitId>& commits) {
   }
 }
 
-void Model::LossReported() {
+void Model::LossReported(int tenant) {
   for (auto& [number, entry] : contents_) {
     const Content& content = entry.content;
+    if (TenantOf(content.keyspace) != tenant) continue;
     if (disk_.Covers(NameOf(content), content.generation, content.range)) continue;
     for (Commit& commit : entry.commits) commit.stored = false;
   }

@@ -87,12 +87,13 @@ class Model {
   void EndDrop(int keyspace, uint64_t generation);
   uint64_t acknowledged_generation(int keyspace) const;
 
-  // What Flush has to have made durable if it succeeds, from its call to its answer.
-  std::vector<CommitId> BeginFlush() const;
+  // What a Flush of this tenant has to have made durable if it succeeds, from its call to its
+  // answer.
+  std::vector<CommitId> BeginFlush(int tenant) const;
   void EndFlush(const std::vector<CommitId>& commits);
-  // The Flush failed because pages were lost before they were written. Later calls of Flush do not
-  // report these again.
-  void LossReported();
+  // The tenant's Flush failed because pages were lost before they were written. Later calls of
+  // Flush do not report these again.
+  void LossReported(int tenant);
   // A session was told that the page is durable.
   void Durable(const KeyspaceId& keyspace, const PageKey& key);
   // Pages that a node has to serve after a restart: acknowledged as durable, and neither deleted

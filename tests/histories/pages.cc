@@ -495,10 +495,11 @@ void World::SetState(Worker& worker, const Step& step) {
 
 void World::Flush(Worker& worker) {
   const auto call = std::make_shared<Call<v1::FlushRequest, v1::FlushResponse>>();
-  auto commits = model_.BeginFlush();
-  const auto done = Expect([this, call, commits = std::move(commits)](const absl::Status& status) {
+  auto commits = model_.BeginFlush(worker.tenant);
+  const auto done = Expect([this, call, tenant = worker.tenant,
+                            commits = std::move(commits)](const absl::Status& status) {
     if (status.ok()) return model_.EndFlush(commits);
-    if (call->response.lost_pages() > 0) model_.LossReported();
+    if (call->response.lost_pages() > 0) model_.LossReported(tenant);
   });
   OnCaller([call, done, context = ContextOf(worker)] {
     server::Flush(context, call->request, &call->response, done);

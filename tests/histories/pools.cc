@@ -196,8 +196,11 @@ void World::Rejoin(Worker& worker) {
       v1::PoolRequest offer;
       offer.mutable_offer()->set_pool(id);
       offer.mutable_offer()->set_number(handle);
-      node_->pools->Handle(view->session, offer, AnyDescriptor());
+      const int code = node_->pools->Handle(view->session, offer, AnyDescriptor()).answer.code();
       if (!lives()) return;
+      // Pools that came meanwhile may have taken the tenant's part: the process tries again later.
+      const auto there = static_cast<int>(absl::StatusCode::kAlreadyExists);
+      if (code != 0 && code != there) return;
     }
     std::vector<std::pair<uint64_t, uint64_t>> used;  // slot and content, 0 for a blank one
     for (const auto& [name, slot] : device_) {

@@ -307,10 +307,14 @@ void World::Kill(Worker& worker) {
   worker.pool = PoolView();
   worker.view = nullptr;
   ++worker.life;
+  // All at once: no answer that arrives while the node hears of the first session may find an open
+  // one.
   for (const auto& view : views) {
     view->open = false;
     view->slabs.clear();
     view->socket.Reset();
+  }
+  for (const auto& view : views) {
     OnListener([this, view] {
       if (view->gate != nullptr) view->gate->Close();
       view->session->CloseNotices();
