@@ -225,13 +225,24 @@ void Model::LossReported(int tenant) {
 }
 
 void Model::Durable(const KeyspaceId& keyspace, const PageKey& key) {
+  // A notice names the page and not the fragment: one of those that were committed is on disk.
+  bool any_there = false;
+  bool any_gone = false;
+  bool any_stored = false;
   for (auto& [number, entry] : contents_) {
     if (IdOf(entry.content.keyspace) != keyspace || entry.content.key != key) continue;
     const Content& content = entry.content;
     const bool there = disk_.Covers(NameOf(content), content.generation, content.range);
+    any_there |= there;
     for (Commit& commit : entry.commits) {
       if (commit.durable && commit.stored && there) commit.promised = true;
+      any_stored |= commit.durable && commit.stored;
+      any_gone |= IsGone(entry, commit) || !commit.stored;
     }
+  }
+  if (any_stored && !any_there && !any_gone) {
+    Fail("notices-are-true", "a page that was said to be durable is not on disk: key {}",
+         key.ToHex().substr(0, 8));
   }
 }
 
