@@ -7,6 +7,7 @@
 
 #include "common/hex.h"
 #include "common/keyspace.h"
+#include "common/limited_log.h"
 #include "common/logging.h"
 #include "common/status_macros.h"
 #include "crumb/v1/record.pb.h"
@@ -308,7 +309,8 @@ absl::Status KeyspaceRegistry::EndOne(const Keyspace& keyspace) {
   }
   CRUMB_RETURN_IF_ERROR(
       store_.PutRecord(std::string(kRecordPrefix) + keyspace.id.ToHex(), std::string()));
-  LogInfo("keyspace {} of model {} has ended: it was unused", keyspace.id.ToHex(), keyspace.model);
+  LogInfoLimited("keyspace {} of model {} has ended: it was unused", keyspace.id.ToHex(),
+                 keyspace.model);
   budget_.Give(keyspace.tenant);
   store_.ForgetOwner(keyspace.id);
   MutexLock lock(&mutex_);

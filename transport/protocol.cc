@@ -6,7 +6,7 @@
 
 #include <utility>
 
-#include "common/logging.h"
+#include "common/limited_log.h"
 #include "common/status_macros.h"
 #include "transport/responder.h"
 
@@ -138,7 +138,7 @@ void Protocol::OnAccepted(std::unique_ptr<Link> link, const std::string& address
     return;
   }
   const absl::StatusOr<Connection*> added = Add(std::move(link), address, false);
-  if (!added.ok()) LogWarning("peer {}: {}", address, std::string(added.status().message()));
+  if (!added.ok()) LogWarningLimited("peer {}: {}", address, std::string(added.status().message()));
 }
 
 Connection* Protocol::Find(uint64_t connection) {
@@ -167,8 +167,8 @@ void Protocol::OnDown(Link* link, const absl::Status& status) {
                        !connection.fetches.empty() || !connection.serves.empty();
   if (at_work) {
     counters_.connections_failed.Add();
-    LogWarning("connection {} {} failed: {}", connection.ours ? "to" : "from", connection.address,
-               std::string(status.message()));
+    LogWarningLimited("connection {} {} failed: {}", connection.ours ? "to" : "from",
+                      connection.address, std::string(status.message()));
   }
   Break(connection, status);
 }
@@ -274,8 +274,8 @@ void Protocol::OnFrame(Link* link, std::span<const std::byte> bytes, Arrival& ar
       header.ok() ? Dispatch(*connection, *header, arrival) : header.status();
   if (status.ok()) return;
   if (status.code() == absl::StatusCode::kDataLoss) counters_.frames_refused.Add();
-  LogWarning("connection {} {} closed: {}", connection->ours ? "to" : "from", connection->address,
-             std::string(status.message()));
+  LogWarningLimited("connection {} {} closed: {}", connection->ours ? "to" : "from",
+                    connection->address, std::string(status.message()));
   Break(*connection, status);
 }
 

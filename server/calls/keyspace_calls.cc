@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "common/logging.h"
+#include "common/limited_log.h"
 #include "common/status_macros.h"
 #include "server/calls/field_bounds.h"
 
@@ -77,7 +77,7 @@ void OpenKeyspace(const CallContext& context, const v1::OpenKeyspaceRequest& req
         if (absl::IsResourceExhausted(opened.status())) metrics.Reject(Rejection::kKeyspaces);
         CRUMB_RETURN_IF_ERROR(opened.status());
         const std::shared_ptr<Keyspace>& keyspace = *opened;
-        LogInfo("keyspace {} of model {} is open", keyspace->id.ToHex(), keyspace->model);
+        LogInfoLimited("keyspace {} of model {} is open", keyspace->id.ToHex(), keyspace->model);
         Fill(*keyspace, response);
         return absl::OkStatus();
       },
@@ -100,9 +100,9 @@ void SetKeyspaceState(const CallContext& context, const v1::SetKeyspaceStateRequ
       [context, id = (*keyspace)->id, state, &request]() -> absl::Status {
         CRUMB_RETURN_IF_ERROR(
             context.keyspaces.SetState(id, state, {request.who(), request.reason()}));
-        LogWarning("keyspace {} is in state {} now, set by '{}': {}", id.ToHex(),
-                   state == ServingState::kBf16 ? "bf16" : "active", request.who(),
-                   request.reason());
+        LogWarningLimited("keyspace {} is in state {} now, set by '{}': {}", id.ToHex(),
+                          state == ServingState::kBf16 ? "bf16" : "active", request.who(),
+                          request.reason());
         TellSessions(context, {id, state, request.reason(), GenerationOf(context, id)});
         return absl::OkStatus();
       },
@@ -126,8 +126,8 @@ void DropKeyspace(const CallContext& context, const v1::DropKeyspaceRequest& req
                                  generation});
         }
         CRUMB_RETURN_IF_ERROR(pages.status());
-        LogInfo("keyspace {} was dropped: {} pages, generation {} now", id.ToHex(), *pages,
-                generation);
+        LogInfoLimited("keyspace {} was dropped: {} pages, generation {} now", id.ToHex(), *pages,
+                       generation);
         response->set_generation(generation);
         return absl::OkStatus();
       },

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "common/logging.h"
+#include "common/limited_log.h"
 #include "common/status_macros.h"
 
 namespace crumb::server {
@@ -121,8 +121,8 @@ class Fetching : public std::enable_shared_from_this<Fetching> {
 
   void Land(const transport::FetchAnswer& answer) {
     if (!answer.detail.ok()) {
-      LogWarning("fetching {} pages from node {}: {}", fetched_.size(), fetch_.from->id(),
-                 answer.detail.ToString());
+      LogWarningLimited("fetching {} pages from node {}: {}", fetched_.size(), fetch_.from->id(),
+                        answer.detail.ToString());
     }
     NoteBreaker(answer);
     for (size_t i = 0; i < fetched_.size(); ++i) {

@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/cluster/record_merger.h"
 
-#include "common/logging.h"
+#include "common/limited_log.h"
 #include "common/status_macros.h"
 
 namespace crumb::server {
@@ -32,7 +32,7 @@ absl::Status RecordMerger::RemoveDeleted(const KeyspaceId& id, const KeyspaceCha
   if (changes.all_deleted) {
     parts_.store.ForEachPage(
         id, [&deleted](const PageKey& key, storage::Tier) { deleted.push_back(key); });
-    LogWarning(
+    LogWarningLimited(
         "keyspace {}: deletions were forgotten before this node heard of them: deleting "
         "all its {} pages",
         id.ToHex(), deleted.size());
@@ -41,7 +41,7 @@ absl::Status RecordMerger::RemoveDeleted(const KeyspaceId& id, const KeyspaceCha
   const absl::Status gone = parts_.store.Delete(id, deleted).status();
   if (gone.ok()) return gone;
   parts_.metrics.records_refused.Add();
-  LogWarning(
+  LogWarningLimited(
       "keyspace {}: {} pages that another node deleted are served no more, but could not be "
       "removed durably: {}",
       id.ToHex(), deleted.size(), gone.ToString());
@@ -50,7 +50,8 @@ absl::Status RecordMerger::RemoveDeleted(const KeyspaceId& id, const KeyspaceCha
 
 absl::Status RecordMerger::Refuse(const KeyspaceId& id, const absl::Status& why) {
   parts_.metrics.records_refused.Add();
-  LogWarning("what another node knows of keyspace {} is left out: {}", id.ToHex(), why.ToString());
+  LogWarningLimited("what another node knows of keyspace {} is left out: {}", id.ToHex(),
+                    why.ToString());
   if (parts_.keyspaces.Find(id) != nullptr) return why;
   // This node has no page of a keyspace that it does not know.
   left_out_ = true;
@@ -62,9 +63,9 @@ void RecordMerger::Drop(const KeyspaceId& id) {
   if (keyspace == nullptr) return;
   const uint64_t generation = keyspace->generation.load();
   const absl::StatusOr<uint64_t> pages = parts_.store.DropKeyspace(id, generation);
-  LogInfo("keyspace {} was dropped by another node: {} pages, generation {} now{}", id.ToHex(),
-          pages.value_or(0), generation,
-          pages.ok() ? "" : "; their room is not free yet: " + pages.status().ToString());
+  LogInfoLimited("keyspace {} was dropped by another node: {} pages, generation {} now{}",
+                 id.ToHex(), pages.value_or(0), generation,
+                 pages.ok() ? "" : "; their room is not free yet: " + pages.status().ToString());
 }
 
 }  // namespace crumb::server

@@ -4,7 +4,7 @@
 #include <tuple>
 #include <utility>
 
-#include "common/logging.h"
+#include "common/limited_log.h"
 #include "common/roster.h"
 #include "fmt/format.h"
 #include "server/device/device_pools.h"
@@ -138,8 +138,8 @@ bool DevicePools::GiveUpLocked(Pools::iterator pool, std::vector<Retired>* retir
 
 void DevicePools::EndRetired(std::vector<Retired> retired) {
   for (Retired& one : retired) {
-    LogInfo("device pool {} of {} bytes is given up", one.taken.number,
-            one.pool.handles.size() * one.pool.handle_bytes);
+    LogInfoLimited("device pool {} of {} bytes is given up", one.taken.number,
+                   one.pool.handles.size() * one.pool.handle_bytes);
     const std::string tenant = one.pool.tenant;
     auto shared = std::make_shared<Retired>(std::move(one));
     const size_t descriptors = shared->amount.descriptors;

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "common/logging.h"
+#include "common/limited_log.h"
 #include "common/status_macros.h"
 
 namespace crumb::server {
@@ -153,8 +153,8 @@ void SessionTable::End(const std::shared_ptr<Session>& session) {
     RemoveLocked(*session, &remains);
     metrics_.sessions_reaped.Add();
   }
-  LogInfo("session of {} ended with its process, {} leases ended", session->process_name(),
-          remains.ended.leases.size());
+  LogInfoLimited("session of {} ended with its process, {} leases ended", session->process_name(),
+                 remains.ended.leases.size());
   if (memory_ != nullptr) memory_->ProcessEnded(*session);
   Release(remains);
 }
@@ -208,7 +208,7 @@ void SessionTable::Settle(const Engine& engine) {
     for (const auto& session : ended) RemoveLocked(*session, &remains);
   }
   for (const auto& session : ended) {
-    LogInfo("session of {} ended", session->process_name());
+    LogInfoLimited("session of {} ended", session->process_name());
     if (memory_ != nullptr) memory_->ProcessEnded(*session);
   }
   Release(remains);
