@@ -69,6 +69,10 @@ void SessionLimits::Visit(ConfigVisitor& visitor) {
   visitor.Field("closing_total_max", closing_total_max,
                 "Such descriptors of all users and tenants together; with as many no connection is "
                 "accepted until some are closed.");
+  visitor.Field("unread_descriptors_max", unread_descriptors_max,
+                "Descriptors in messages that processes have not read yet; a user or tenant may "
+                "have half of what others leave. 0: half of the limit of open files "
+                "(RLIMIT_NOFILE) at start.");
   visitor.Field("staging_bytes_max", staging_bytes_max, "Staging memory of one session.");
   visitor.Field("staging_total_bytes_max", staging_total_bytes_max,
                 "Staging memory of all sessions together.");
@@ -88,6 +92,8 @@ absl::Status SessionLimits::Validate() const {
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.closing_max", closing_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(
       CheckRange("sessions.closing_total_max", closing_total_max, closing_max, kCountMax));
+  CRUMB_RETURN_IF_ERROR(
+      CheckRange("sessions.unread_descriptors_max", unread_descriptors_max, 0, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.reservations_max", reservations_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.lease_pages_max", lease_pages_max, 1, kCountMax));
   CRUMB_RETURN_IF_ERROR(CheckRange("sessions.leases_max", leases_max, 1, kCountMax));

@@ -20,8 +20,11 @@ struct SessionLimits {
   Duration hello_timeout = std::chrono::seconds(5);
   Duration hello_grace = std::chrono::milliseconds(250);  // before it gives way to others
   // Received descriptors, and sockets of connections that ended, which wait to be closed.
-  int64_t closing_max = 1024;                           // of one user or tenant
-  int64_t closing_total_max = 8192;                     // of all of them
+  int64_t closing_max = 1024;        // of one user or tenant
+  int64_t closing_total_max = 8192;  // of all of them
+  // Descriptors in messages that processes have not read. 0: half of RLIMIT_NOFILE at the start;
+  // the kernel refuses to send when a user has more than RLIMIT_NOFILE of them on their way.
+  int64_t unread_descriptors_max = 0;
   ByteSize staging_bytes_max{uint64_t{256} << 20};      // of one session
   ByteSize staging_total_bytes_max{uint64_t{4} << 30};  // of all sessions
   int64_t reservations_max = 65'536;                    // of one session

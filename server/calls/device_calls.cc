@@ -8,7 +8,7 @@
 #include <tuple>
 #include <utility>
 
-#include "common/logging.h"
+#include "common/limited_log.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
 #include "server/calls/field_bounds.h"
@@ -140,6 +140,31 @@ std::string ToBytes(const FragmentHeader& header) {
   return bytes;
 }
 
+namespace {
+
+// Adds the encoded headers, or an empty string for a slot without a page. Headers for which
+// limits.device_sums_bytes_max leaves no room are left out, as if there were no page.
+void AddHeaders(const CallContext& context,
+                const std::vector<std::shared_ptr<const FragmentHeader>>& headers,
+                v1::ScrubSlotsResponse* response) {
+  uint64_t room = context.limits.device_sums_bytes_max.value;
+  bool cut = false;
+  for (const auto& header : headers) {
+    std::string& bytes = *response->add_headers();
+    if (header == nullptr) continue;
+    const size_t needed = FragmentHeaderBytes(header->range.tiles());
+    if (needed > room) {
+      cut = true;
+      continue;
+    }
+    room -= needed;
+    bytes = ToBytes(*header);
+  }
+  if (cut) context.metrics.Reject(Rejection::kDeviceSums);
+}
+
+}  // namespace
+
 absl::Status ReserveSlots(const CallContext& context, const Session& session,
                           const v1::ReserveRequest& request, v1::ReserveResponse* response) {
   CRUMB_ASSIGN_OR_RETURN(const DevicePoolNumber pool,
@@ -184,7 +209,9 @@ absl::Status ReleaseSlots(const CallContext& context, const Session& session,
   if (request.all_but_slots()) {
     const size_t gone = context.pools->ReleaseAllBut(
         session, pool, std::vector<uint64_t>(request.slots().begin(), request.slots().end()));
-    if (gone > 0) LogInfo("device pool {}: {} slots of a lost connection are free", pool, gone);
+    if (gone > 0) {
+      LogInfoLimited("device pool {}: {} slots of a lost connection are free", pool, gone);
+    }
     context.sessions.NoteLetGo(session);
     return absl::OkStatus();
   }
@@ -248,6 +275,11 @@ absl::Status ScrubSlots(const CallContext& context, const Session& session,
         fmt::format("damaged_keys has {} bytes, not 32 for each of {} slots",
                     request.damaged_keys().size(), request.damaged_size()));
   }
+  std::vector<uint64_t> slots(request.slots().begin(), request.slots().end());
+  std::sort(slots.begin(), slots.end());
+  if (std::adjacent_find(slots.begin(), slots.end()) != slots.end()) {
+    return absl::InvalidArgumentError("slots: a slot is named twice");
+  }
   storage::DeviceTier& tier = context.pools->tier();
   uint32_t withdrawn = 0;
   for (int i = 0; i < request.damaged_size(); ++i) {
@@ -255,12 +287,12 @@ absl::Status ScrubSlots(const CallContext& context, const Session& session,
     std::memcpy(&key, request.damaged_keys().data() + i * sizeof(PageKey), sizeof(PageKey));
     withdrawn += tier.Withdraw(pool, request.damaged(i), key) ? 1 : 0;
   }
-  if (withdrawn > 0) LogWarning("{} damaged pages leave device pool {}", withdrawn, pool);
+  if (withdrawn > 0) LogWarningLimited("{} damaged pages leave device pool {}", withdrawn, pool);
   response->set_withdrawn(withdrawn);
-  for (const auto& header : tier.HeadersAt(
-           pool, std::vector<uint64_t>(request.slots().begin(), request.slots().end()))) {
-    response->add_headers(header == nullptr ? std::string() : ToBytes(*header));
-  }
+  AddHeaders(
+      context,
+      tier.HeadersAt(pool, std::vector<uint64_t>(request.slots().begin(), request.slots().end())),
+      response);
   return absl::OkStatus();
 }
 

@@ -26,7 +26,9 @@ absl::Status ReleaseSlots(const CallContext& context, const Session& session,
 absl::Status ClaimSlots(const CallContext& context, const Session& session,
                         const v1::ClaimSlotsRequest& request, v1::ClaimSlotsResponse* response);
 
-// Tells headers of slots, and takes pages out of the pool that were found damaged.
+// Returns headers of slots, as many as limits.device_sums_bytes_max has room for, and takes pages
+// out of the pool that were found damaged. Each slot may be named once. Encoding the headers takes
+// time: callers run this on an executor.
 absl::Status ScrubSlots(const CallContext& context, const Session& session,
                         const v1::ScrubSlotsRequest& request, v1::ScrubSlotsResponse* response);
 

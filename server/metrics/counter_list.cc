@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
 #include "server/metrics/counter_list.h"
+#include "common/limited_log.h"
 
 namespace crumb::server {
 
@@ -35,6 +36,10 @@ std::vector<NamedCounter> UnlabelledCounters(const ServerMetrics& metrics,
       {"crumb_events_lost_total", "Events that slow watchers missed.", metrics.events_lost.value()},
       {"crumb_stalled_streams_total", "Calls ended because their callers neither sent nor read.",
        metrics.stalled_streams.value()},
+      {"crumb_reports_cut_total", "Amounts reported by clients that were too large to be true.",
+       metrics.reported.cut()},
+      {"crumb_log_lines_left_out_total", "Lines that callers caused and that were not logged.",
+       LogLimiter::Process().left_out()},
       {"crumb_stalled_connections_total",
        "gRPC connections ended because their peers read nothing.",
        metrics.stalled_connections.value()},

@@ -13,6 +13,7 @@
 #include "server/metrics/model_tokens.h"
 #include "server/metrics/page_windows.h"
 #include "server/metrics/quality_metrics.h"
+#include "server/metrics/reported_amounts.h"
 #include "server/metrics/request_metrics.h"
 
 namespace crumb::server {
@@ -50,8 +51,9 @@ enum class Rejection : uint8_t {
   kDeviceTenant,
   kConnections,
   kResponses,
+  kUnreadDescriptors,
 };
-inline constexpr int kRejectionCount = 20;
+inline constexpr int kRejectionCount = 21;
 const char* RejectionName(Rejection reason);
 
 // Why a fragment was not stored.
@@ -82,7 +84,8 @@ struct ServerMetrics {
   std::array<Counter, kRefusalCount> refused_pages;
   std::array<Counter, kTokenTierCount> fetched_tokens;  // of leased pages
 
-  // Reported by clients.
+  // Reported by clients, within the bounds of `reported`.
+  ReportedAmounts reported;
   QualityMetrics quality;
   Counter used_tokens;
   Counter prefill_tokens_avoided;

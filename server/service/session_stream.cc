@@ -71,7 +71,10 @@ class SessionStream : public Base {
       return End(ToGrpc(fits));
     }
     Count(request_.counters());
+    uint64_t samples =
+        Admit(Reported::kQualitySamples, static_cast<uint64_t>(request_.quality_size()));
     for (const v1::SessionRequest::QualitySample& sample : request_.quality()) {
+      if (samples-- == 0) break;
       context_.metrics.quality.Observe(sample.layer(), sample.attention_error(), sample.key_error(),
                                        sample.value_error());
     }
@@ -110,15 +113,25 @@ class SessionStream : public Base {
     return absl::OkStatus();
   }
 
+  // How much of an amount that the client reports counts.
+  uint64_t Admit(Reported kind, uint64_t amount) {
+    return context_.metrics.reported.Admit(context_.caller.name(), kind, amount,
+                                           context_.clock.Now());
+  }
+
   void Count(const v1::SessionRequest::Counters& counters) {
     ServerMetrics& metrics = context_.metrics;
-    metrics.used_tokens.Add(counters.used_tokens());
-    metrics.prefill_tokens_avoided.Add(counters.prefill_tokens_avoided());
-    metrics.publish_dropped_pages.Add(counters.publish_dropped_pages());
-    metrics.client_deadline_exceeded.Add(counters.deadline_exceeded());
-    metrics.client_verify_failures.Add(counters.verify_failures());
-    metrics.Refuse(Refusal::kNonFinite, counters.windows_refused());
-    metrics.scrubbed_pages.Add(counters.scrubbed_pages());
+    metrics.used_tokens.Add(Admit(Reported::kUsedTokens, counters.used_tokens()));
+    metrics.prefill_tokens_avoided.Add(
+        Admit(Reported::kTokensAvoided, counters.prefill_tokens_avoided()));
+    metrics.publish_dropped_pages.Add(
+        Admit(Reported::kDroppedPages, counters.publish_dropped_pages()));
+    metrics.client_deadline_exceeded.Add(Admit(Reported::kDeadlines, counters.deadline_exceeded()));
+    metrics.client_verify_failures.Add(
+        Admit(Reported::kVerifyFailures, counters.verify_failures()));
+    metrics.Refuse(Refusal::kNonFinite,
+                   Admit(Reported::kRefusedWindows, counters.windows_refused()));
+    metrics.scrubbed_pages.Add(Admit(Reported::kScrubbedPages, counters.scrubbed_pages()));
   }
 
   const CallContext context_;

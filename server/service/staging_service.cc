@@ -50,11 +50,17 @@ grpc::ServerUnaryReactor* CacheService::ClaimSlots(Context* call,
 grpc::ServerUnaryReactor* CacheService::ScrubSlots(Context* call,
                                                    const v1::ScrubSlotsRequest* request,
                                                    v1::ScrubSlotsResponse* response) {
-  return Answer(call, Rpc::kScrubSlots, *request, response,
-                [&](const CallContext& context) -> absl::Status {
-                  CRUMB_ASSIGN_OR_RETURN(const auto session, SessionOf(*call, context));
-                  return server::ScrubSlots(context, *session, *request, response);
-                });
+  return AnswerLater(call, Rpc::kScrubSlots, *request, response,
+                     [&](const CallContext& context, const Done& done) {
+                       const auto session = SessionOf(*call, context);
+                       if (!session.ok()) return done(session.status());
+                       RunOnControl(
+                           context,
+                           [context, session = *session, request, response] {
+                             return server::ScrubSlots(context, *session, *request, response);
+                           },
+                           done);
+                     });
 }
 
 }  // namespace crumb::server

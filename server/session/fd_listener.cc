@@ -21,6 +21,7 @@
 
 #include "common/errno_status.h"
 #include "common/fd_channel.h"
+#include "common/limited_log.h"
 #include "common/logging.h"
 #include "common/owner_tasks.h"
 #include "common/status_macros.h"
@@ -29,6 +30,7 @@
 #include "server/device/device_pools.h"
 #include "server/session/handshakes.h"
 #include "server/session/hello.h"
+#include "server/session/unread_descriptors.h"
 
 namespace crumb::server {
 namespace {
@@ -46,6 +48,9 @@ constexpr std::string_view kNoError("\x08\0", 2);
 
 // How long accepting pauses when descriptors have run out.
 constexpr auto kAcceptPause = std::chrono::milliseconds(200);
+// How long an answer with descriptors waits for processes of the same user or tenant to read
+// theirs.
+constexpr Duration kReadPatience = std::chrono::seconds(1);
 // Connections that are accepted before other events are looked at.
 constexpr int kAcceptsAtOnce = 64;
 // Connections are shared with the tasks that answer over them.
@@ -74,7 +79,12 @@ class EpollFdListener : public FdListener {
         handshakes_(static_cast<size_t>(options.limits.handshakes_max),
                     std::min(options.limits.hello_grace, options.limits.hello_timeout),
                     options.limits.hello_timeout),
-        tasks_(std::make_shared<OwnerTasks>(OwnerTasks::Options{.name = "crumb-descriptors"})) {}
+        tasks_(std::make_shared<OwnerTasks>(OwnerTasks::Options{.name = "crumb-descriptors"})),
+        unread_(std::make_shared<UnreadDescriptors>(
+            static_cast<uint64_t>(options.limits.unread_descriptors_max),
+            [tasks = std::weak_ptr<OwnerTasks>(tasks_)](const std::string& owner, SharedFd socket) {
+              if (const auto alive = tasks.lock()) alive->Destroy(owner, std::move(socket));
+            })) {}
 
   ~EpollFdListener() override {
     if (listener_.valid()) ::unlink(options_.path.c_str());
@@ -86,6 +96,7 @@ class EpollFdListener : public FdListener {
       Forget(connection, &connection.socket);
       Forget(connection, &connection.pools);
     }
+    unread_->Clear();
     sessions_.OnEnded([] {});
   }
 
@@ -356,25 +367,39 @@ class EpollFdListener : public FdListener {
     if (connection.asking->exchange(true)) return false;
     const auto received = std::make_shared<std::vector<UniqueFd>>(std::move(message.fds));
     message.fds.clear();
-    const auto answer = [pools = options_.pools, session = connection.session, request, received,
-                         asking = connection.asking, socket] {
+    const std::string owner = OwnerOfConnection(connection);
+    const auto answer = [unread = unread_, pools = options_.pools, session = connection.session,
+                         request, received, asking = connection.asking, socket, owner,
+                         &metrics = metrics_] {
       const PoolReply reply = pools->Handle(session, request, std::move(*received));
       asking->store(false);
-      if (!SendReply(socket->get(), reply).ok()) ::shutdown(socket->get(), SHUT_RDWR);
+      const absl::Status sent = SendReply(*unread, owner, socket, reply);
+      if (absl::IsResourceExhausted(sent)) metrics.Reject(Rejection::kUnreadDescriptors);
+      if (!sent.ok()) ::shutdown(socket->get(), SHUT_RDWR);
     };
-    if (tasks_->Submit(OwnerOfConnection(connection), answer, received->size())) return true;
+    if (tasks_->Submit(owner, answer, received->size())) return true;
     message.fds = std::move(*received);
     return false;
   }
 
-  // Fails if the process does not read its answers.
-  static absl::Status SendReply(int socket, const PoolReply& reply) {
+  // Fails if the process does not read its answers. kResourceExhausted: it, and others of its user
+  // or tenant, leave too many descriptors unread; an error is sent instead if nothing was.
+  static absl::Status SendReply(UnreadDescriptors& unread, const std::string& owner,
+                                const SharedFd& socket, const PoolReply& reply) {
     std::vector<int> fds;
     for (const SharedFd& fd : reply.fds) fds.push_back(fd->get());
     std::string bytes = reply.answer.SerializeAsString();
     // An answer without content; a message without content would be the end of the connection.
     if (bytes.empty()) bytes = kNoError;
-    return SendFdBatches(socket, std::move(bytes), fds);
+    bool begun = false;
+    const absl::Status sent =
+        unread.SendPatiently(owner, socket, std::move(bytes), fds, kReadPatience, &begun);
+    if (begun || !absl::IsResourceExhausted(sent)) return sent;
+    v1::PoolAnswer refusal;
+    refusal.set_code(static_cast<uint32_t>(sent.code()));
+    refusal.set_error(std::string(sent.message()));
+    SendFdMessage(socket->get(), refusal.SerializeAsString(), {}).IgnoreError();
+    return sent;
   }
 
   absl::StatusOr<std::shared_ptr<Session>> OpenFor(const Connection& connection,
@@ -393,7 +418,7 @@ class EpollFdListener : public FdListener {
     absl::StatusOr<std::shared_ptr<Session>> session =
         hello.ok() ? OpenFor(connection, hello->request) : hello.status();
     if (!session.ok()) {
-      LogWarning("session refused: {}", session.status().ToString());
+      LogWarningLimited("session refused: {}", session.status().ToString());
       metrics_.hellos_refused.Add();  // before the answer, which the process may act on
       RefuseHello(connection.socket->get(), session.status());
       return false;
@@ -402,23 +427,34 @@ class EpollFdListener : public FdListener {
     connection.pidfd = std::move(hello->pidfd);
     const absl::Status answered = Welcome(number, connection, *hello);
     if (!answered.ok() || !Add(connection.pidfd.get(), WordOf(number, Source::kPidfd)).ok()) {
-      LogWarning("session of {} is not opened: {}", (*session)->process_name(),
-                 answered.ToString());
+      LogWarningLimited("session of {} is not opened: {}", (*session)->process_name(),
+                        answered.ToString());
       metrics_.hellos_refused.Add();
       sessions_.End(*session);
       return false;
     }
-    LogInfo("session of {} opened, staging {} bytes", (*session)->process_name(),
-            (*session)->staging() == nullptr ? 0 : (*session)->staging()->size());
+    LogInfoLimited("session of {} opened, staging {} bytes", (*session)->process_name(),
+                   (*session)->staging() == nullptr ? 0 : (*session)->staging()->size());
     return true;
+  }
+
+  // Sends messages with descriptors over the connection's socket, within the bound on those that
+  // its user or tenant leaves unread.
+  DescriptorSender SenderTo(const Connection& connection) {
+    return [unread = unread_, owner = OwnerOfConnection(connection), socket = connection.socket,
+            &metrics = metrics_](const std::string& bytes, std::span<const int> fds) {
+      const absl::Status sent = unread->Send(owner, socket, bytes, fds);
+      if (absl::IsResourceExhausted(sent)) metrics.Reject(Rejection::kUnreadDescriptors);
+      return sent;
+    };
   }
 
   absl::Status Welcome(uint64_t number, Connection& connection, const Hello& hello) {
     std::vector<storage::Slab> slabs = store_.slabs();
     UniqueFd pools;  // the process's end
     if (options_.tenants.own_slabs) {
-      connection.slabs =
-          std::make_shared<SlabGate>(connection.socket->get(), slabs.empty() ? 0 : slabs[0].bytes);
+      connection.slabs = std::make_shared<SlabGate>(
+          connection.socket->get(), slabs.empty() ? 0 : slabs[0].bytes, SenderTo(connection));
       connection.session->SetSlabs(connection.slabs);
       slabs.clear();
       if (hello.pool_socket && options_.pools != nullptr && options_.pools->enabled()) {
@@ -431,7 +467,7 @@ class EpollFdListener : public FdListener {
           calls, options_.calls->Open(connection.session, tasks_, OwnerOfConnection(connection)));
       connection.calls = calls.number;
     }
-    return AnswerHello(connection.socket->get(), *connection.session, slabs, options_.epoch,
+    return AnswerHello(SenderTo(connection), *connection.session, slabs, options_.epoch,
                        static_cast<uint32_t>(options_.limits.lease_pages_max),
                        {HasPools(connection), pools.get()}, calls.socket.get());
   }
@@ -495,6 +531,7 @@ class EpollFdListener : public FdListener {
   TimePoint pools_next_ = TimePoint::max();  // when pools are to be looked at
 
   const std::shared_ptr<OwnerTasks> tasks_;  // shared with sockets for calls
+  const std::shared_ptr<UnreadDescriptors> unread_;
   Thread thread_;
 };
 

@@ -17,9 +17,6 @@ namespace crumb::server {
 namespace {
 
 constexpr size_t kProcessNameBytesMax = 64;
-// A message of one byte takes 832 bytes of a socket's buffer, which has 208 KiB by default.
-constexpr size_t kMessagesWanted = 64;
-constexpr size_t kFdsPerMessageWanted = 16;
 
 bool IsAdministrator(unsigned uid) { return uid == ::geteuid() || uid == 0; }
 
@@ -102,9 +99,9 @@ void RefuseHello(int socket, const absl::Status& why) {
   SendFdMessage(socket, welcome.SerializeAsString(), {}).IgnoreError();
 }
 
-absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
-                         uint64_t epoch, uint32_t lease_pages_max, WelcomePools pools,
-                         int call_socket) {
+absl::Status AnswerHello(const DescriptorSender& send, const Session& session,
+                         std::span<const storage::Slab> slabs, uint64_t epoch,
+                         uint32_t lease_pages_max, WelcomePools pools, int call_socket) {
   std::vector<int> fds;
   v1::SessionWelcome welcome;
   if (const auto staging = session.staging()) {
@@ -128,24 +125,11 @@ absl::Status AnswerHello(int socket, const Session& session, std::span<const sto
     welcome.set_call_socket(true);
     fds.push_back(call_socket);
   }
-  return SendFdBatches(socket, welcome.SerializeAsString(), fds);
+  return send(welcome.SerializeAsString(), fds);
 }
 
 std::string OwnerOf(const std::string& tenant, unsigned user) {
   return tenant.empty() ? fmt::format("user {}", user) : "tenant " + tenant;
-}
-
-absl::Status SendFdBatches(int socket, std::string bytes, std::span<const int> fds) {
-  const size_t batch =
-      std::clamp(fds.size() / kMessagesWanted + 1, kFdsPerMessageWanted, kFdsPerMessageMax);
-  size_t sent = 0;
-  do {
-    const size_t count = std::min(fds.size() - sent, batch);
-    CRUMB_RETURN_IF_ERROR(SendFdMessage(socket, bytes, fds.subspan(sent, count)));
-    sent += count;
-    bytes.assign(1, '\0');
-  } while (sent < fds.size());
-  return absl::OkStatus();
 }
 
 }  // namespace crumb::server

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -49,21 +50,18 @@ struct WelcomePools {
   int socket = -1;    // where it does; -1: the session's
 };
 
+// Sends a message, and descriptors with it.
+using DescriptorSender =
+    std::function<absl::Status(const std::string& bytes, std::span<const int> fds)>;
+
 // Sends token, descriptors of staging memory and slabs; without slabs the session gets grants.
-// `call_socket`: where the process makes calls; -1: over gRPC alone. kUnavailable when the socket
-// takes no more.
-absl::Status AnswerHello(int socket, const Session& session, std::span<const storage::Slab> slabs,
-                         uint64_t epoch, uint32_t lease_pages_max, WelcomePools pools = {},
-                         int call_socket = -1);
+// `call_socket`: where the process makes calls; -1: over gRPC alone. Returns the result of `send`.
+absl::Status AnswerHello(const DescriptorSender& send, const Session& session,
+                         std::span<const storage::Slab> slabs, uint64_t epoch,
+                         uint32_t lease_pages_max, WelcomePools pools = {}, int call_socket = -1);
 
 // Names the owner of what a process can make block (OwnerTasks): its tenant, or without one its
 // user.
 std::string OwnerOf(const std::string& tenant, unsigned user);
-
-// Sends `bytes` with the first descriptors, and the others behind it with a zero byte each message.
-// A message carries few of them, so that a receiver that closes each once it is mapped gets by with
-// few free descriptors, as long as that makes no more messages than a socket's buffer takes.
-// kUnavailable when the socket takes no more.
-absl::Status SendFdBatches(int socket, std::string bytes, std::span<const int> fds);
 
 }  // namespace crumb::server

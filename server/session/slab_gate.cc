@@ -19,7 +19,8 @@ absl::Status SlabGate::Grant(const storage::TieredStore& store, const KeyspaceId
     grant.set_slab(fragment.slab);
     grant.set_bytes(slab_bytes_);
     const int fds[] = {fd.get()};
-    const absl::Status sent = SendFdMessage(socket_, grant.SerializeAsString(), fds);
+    const std::string bytes = grant.SerializeAsString();
+    const absl::Status sent = send_ ? send_(bytes, fds) : SendFdMessage(socket_, bytes, fds);
     if (!sent.ok()) {
       return absl::UnavailableError("the process does not take its slabs: " +
                                     std::string(sent.message()));

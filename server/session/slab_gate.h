@@ -3,8 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
+#include <string>
 #include <unordered_set>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "common/mutex.h"
@@ -17,8 +20,12 @@ namespace crumb::server {
 // Thread-safe.
 class SlabGate {
  public:
-  // `socket` does not block; it is borrowed until Close.
-  SlabGate(int socket, uint64_t slab_bytes) : slab_bytes_(slab_bytes), socket_(socket) {}
+  // Sends a message with descriptors over a socket.
+  using Send = std::function<absl::Status(const std::string& bytes, std::span<const int> fds)>;
+
+  // `socket` does not block; it is borrowed until Close. `send` sends over it; by default at once.
+  SlabGate(int socket, uint64_t slab_bytes, Send send = {})
+      : slab_bytes_(slab_bytes), send_(std::move(send)), socket_(socket) {}
 
   // Sends those slabs of leased fragments of a keyspace that the process does not have. Call before
   // it hears of the fragments. kPermissionDenied: they lie in another tenant's slab; kUnavailable:
@@ -33,6 +40,7 @@ class SlabGate {
 
  private:
   const uint64_t slab_bytes_;
+  const Send send_;
   Mutex mutex_;
   int socket_ ABSL_GUARDED_BY(mutex_);  // -1: closed
   std::unordered_set<uint32_t> granted_ ABSL_GUARDED_BY(mutex_);

@@ -321,6 +321,20 @@ TEST_F(DaemonTest, WatchersSeeSnapshotAdditionsAndRemovals) {
   EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
 }
 
+TEST_F(DaemonTest, AClientCannotSetCountersToAnything) {
+  const auto client = Connect();
+  const auto context = client->Context();
+  const auto stream = client->stub().Session(context.get());
+  v1::SessionRequest counters;
+  counters.mutable_counters()->set_used_tokens(uint64_t{1} << 62);
+  counters.mutable_counters()->set_scrubbed_pages(1);
+  ASSERT_TRUE(stream->Write(counters));
+  EXPECT_TRUE(Becomes("crumb_scrubbed_pages_total", 1));  // counted last
+  EXPECT_LT(Series("crumb_used_tokens_total"), 1e10);
+  context->TryCancel();
+  EXPECT_EQ(stream->Finish().error_code(), grpc::StatusCode::CANCELLED);
+}
+
 TEST_F(DaemonTest, TheSessionStreamTellsDurabilityAndStatesAndCounts) {
   const auto client = Connect();
   const auto context = client->Context();

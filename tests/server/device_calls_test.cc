@@ -618,6 +618,27 @@ TEST_F(DeviceCallsTest, DamagedPagesLeaveThePool) {
   EXPECT_TRUE(absl::IsInvalidArgument(ScrubSlots(context_, *stranger, scrub, &response)));
 }
 
+TEST_F(DeviceCallsTest, HeadersOfSlotsAreBoundedAndEachSlotIsNamedOnce) {
+  const auto session = OpenSession();
+  const std::string pool = Join(session);
+  const std::vector<uint64_t> slots = Reserve(*session, pool, 2);
+  v1::CommitResponse committed;
+  ASSERT_TRUE(Commit(session, pool, slots[0], Header(0), &committed).ok());
+  ASSERT_TRUE(Commit(session, pool, slots[1], Header(1), &committed).ok());
+  v1::ScrubSlotsRequest scrub;
+  scrub.set_pool(pool);
+  for (const uint64_t slot : slots) scrub.add_slots(slot);
+  limits_.device_sums_bytes_max = ByteSize{Header(0).size() + 1};
+  v1::ScrubSlotsResponse response;
+  ASSERT_TRUE(ScrubSlots(context_, *session, scrub, &response).ok());
+  EXPECT_THAT(response.headers(), ElementsAre(Header(0), "")) << "there is room for one";
+  EXPECT_EQ(Rejected(Rejection::kDeviceSums), 1u);
+  scrub.add_slots(slots[0]);
+  response.Clear();
+  EXPECT_TRUE(absl::IsInvalidArgument(ScrubSlots(context_, *session, scrub, &response)));
+  EXPECT_EQ(response.headers_size(), 0);
+}
+
 TEST_F(DeviceCallsTest, ARosterIsAMemoryFile) {
   const auto session = OpenSession();
   v1::PoolRequest join = JoinRequest();

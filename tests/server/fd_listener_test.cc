@@ -16,6 +16,7 @@
 #include <random>
 
 #include "common/fd_channel.h"
+#include "common/recent_log.h"
 #include "common/roster.h"
 #include "crumb/v1/call_socket.pb.h"
 #include "crumb/v1/session.pb.h"
@@ -402,6 +403,18 @@ TEST_P(FloodTest, HonestHandshakesAreServed) {
   }
 }
 
+TEST_F(FdListenerTest, RefusedHellosDoNotFloodTheLog) {
+  const uint64_t before = RecentLog::Process().Count(Severity::kWarning);
+  constexpr int kHellos = 1000;
+  v1::SessionHello hello = Hello();
+  hello.set_protocol_version(99);
+  for (int i = 0; i < kHellos; ++i) {
+    const UniqueFd socket = Connect();
+    EXPECT_NE(Greet(socket.get(), hello).error(), "");
+  }
+  EXPECT_LT(RecentLog::Process().Count(Severity::kWarning) - before, kHellos / 2);
+}
+
 // With a device tier; the sessions' sockets carry PoolRequests.
 class FdListenerPoolsTest : public FdListenerTest {
  protected:
@@ -438,6 +451,17 @@ class FdListenerPoolsTest : public FdListenerTest {
     return answer;
   }
 
+  // Reads until so many descriptors have come, or the socket's end. Returns how many.
+  static size_t ReadDescriptors(int socket, size_t wanted) {
+    size_t count = 0;
+    while (count < wanted) {
+      const auto message = ReceiveFdMessage(socket);
+      if (!message.ok()) break;
+      count += message->fds.size();
+    }
+    return count;
+  }
+
   storage::DeviceTier tier_;
   std::unique_ptr<DevicePools> pools_;
 };
@@ -472,6 +496,45 @@ TEST_F(FdListenerPoolsTest, AllHandlesLeaveDescriptorsForSessionsAndExtents) {
     const UniqueFd honest = Connect();
     EXPECT_EQ(Greet(honest.get()).token().size(), 16u) << "session " << i;
   }
+}
+
+// A process that reads no answers has descriptors on their way to it, of which the kernel allows
+// crumbd's user RLIMIT_NOFILE.
+TEST_F(FdListenerPoolsTest, UnreadDescriptorsAreBounded) {
+  SessionLimits limits = ShortPatience();
+  limits.unread_descriptors_max = 64;
+  Start();
+  listener_.reset();
+  listener_ =
+      FdListener::Start({.path = path_, .limits = limits, .epoch = 42, .pools = pools_.get()},
+                        sessions_, store_, metrics_)
+          .value();
+  const UniqueFd greedy = Connect();
+  ASSERT_EQ(Greet(greedy.get()).error(), "");
+  const v1::PoolAnswer joined = Ask(greedy.get(), JoinRequest());
+  ASSERT_EQ(joined.code(), 0u) << joined.error();
+  v1::PoolRequest offer;
+  offer.mutable_offer()->set_pool(joined.pool());
+  const UniqueFd handle = CreateRoster().value();  // any memory file
+  const int fds[] = {handle.get()};
+  for (int i = 0; i < 20; ++i) ASSERT_EQ(Ask(greedy.get(), offer, fds).code(), 0u);
+  // Each answer to a Join has 21 descriptors. The user may have 32 unread.
+  std::vector<UniqueFd> sockets;
+  const auto rejected = [&] {
+    return metrics_.rejected[static_cast<size_t>(Rejection::kUnreadDescriptors)].value();
+  };
+  for (int i = 0; i < 2; ++i) {
+    sockets.push_back(Connect());
+    ASSERT_EQ(Greet(sockets.back().get()).error(), "");
+    ASSERT_TRUE(SendFdMessage(sockets.back().get(), JoinRequest().SerializeAsString(), {}).ok());
+  }
+  EXPECT_TRUE(Eventually([&] { return rejected() == 1; })) << "the second answer is not sent whole";
+  EXPECT_LT(ReadDescriptors(sockets[1].get(), 21), 21u);
+  EXPECT_EQ(ReadDescriptors(sockets[0].get(), 21), 21u) << "the first one is whole";
+  // Now there is room.
+  sockets.push_back(Connect());
+  EXPECT_EQ(Greet(sockets.back().get()).error(), "");
+  EXPECT_EQ(Ask(sockets.back().get(), JoinRequest()).code(), 0u);
 }
 
 TEST_F(FdListenerPoolsTest, ALeaseOnAnOfferedRosterHoldsUpNoSession) {

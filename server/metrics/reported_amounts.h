@@ -1,0 +1,54 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "common/clock.h"
+#include "common/metrics.h"
+#include "common/mutex.h"
+
+namespace crumb::server {
+
+// The amounts that clients report on their session streams.
+enum class Reported : uint8_t {
+  kUsedTokens,
+  kTokensAvoided,
+  kDroppedPages,
+  kDeadlines,
+  kVerifyFailures,
+  kRefusedWindows,
+  kScrubbedPages,
+  kQualitySamples,
+};
+inline constexpr int kReportedCount = 8;
+
+// Bounds amounts that clients report. crumbd cannot verify them: without a bound one tenant could
+// set the counters of the node to anything, or make them wrap. Each tenant has a rate for each kind
+// of amount, far above what engines of one node reach, and may save ten minutes of it, because
+// clients add up what they could not report while crumbd was away. What is beyond is left out and
+// counted. Thread-safe.
+class ReportedAmounts {
+ public:
+  // Returns how much of `amount` counts.
+  uint64_t Admit(const std::string& tenant, Reported kind, uint64_t amount, TimePoint now);
+
+  // Reports of which a part was left out.
+  uint64_t cut() const { return cut_.value(); }
+
+ private:
+  struct Allowance {
+    double left = 0;
+    TimePoint since{};  // zero: full
+  };
+  using Allowances = std::array<Allowance, kReportedCount>;
+
+  Mutex mutex_;
+  std::unordered_map<std::string, Allowances> tenants_ ABSL_GUARDED_BY(mutex_);
+  Counter cut_;
+};
+
+}  // namespace crumb::server

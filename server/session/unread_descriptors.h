@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+
+#include "absl/status/status.h"
+#include "common/clock.h"
+#include "common/mutex.h"
+#include "common/tenant_budget.h"
+#include "common/unique_fd.h"
+
+namespace crumb::server {
+
+// Sends messages with descriptors to processes, and bounds how many descriptors they leave unread.
+// The kernel counts descriptors in unread messages for each sending user, and refuses to send more
+// of them than RLIMIT_NOFILE (ETOOMANYREFS). Without a bound a process that reads nothing keeps
+// crumbd from sending descriptors to all other processes.
+//
+// Descriptors count from before they are sent until their socket has no unread bytes (SIOCOUTQ),
+// also when crumbd's side of the socket was shut down meanwhile: the receiver still has the
+// messages. Each owner, a user or tenant, has a part of the budget (TenantBudget). Thread-safe.
+class UnreadDescriptors {
+ public:
+  using Socket = std::shared_ptr<const UniqueFd>;
+  // Takes references to sockets that need not be looked at any more. Their last close may block.
+  using Drop = std::function<void(const std::string& owner, Socket socket)>;
+
+  // `total`: descriptors in unread messages. 0: half of the descriptors that the process may open.
+  UnreadDescriptors(uint64_t total, Drop drop);
+
+  // Sends `bytes` with the first descriptors, and the others behind it in messages of one zero
+  // byte. A message carries few of them, so that a receiver that closes each one once it is mapped
+  // gets by with few free descriptors. kResourceExhausted, and nothing is sent: the owner's
+  // processes leave too many unread; kUnavailable: the socket takes no more. Does not block.
+  absl::Status Send(const std::string& owner, const Socket& socket, std::string bytes,
+                    std::span<const int> fds);
+
+  // The same, for any number of descriptors: waits between messages, for `patience` in all, until
+  // there is room. `begun` is set once the first message was sent.
+  absl::Status SendPatiently(const std::string& owner, const Socket& socket, std::string bytes,
+                             std::span<const int> fds, Duration patience, bool* begun);
+
+  // Drops the references to all sockets.
+  void Clear();
+
+  uint64_t used() const { return budget_.used(); }
+
+ private:
+  struct Unread {
+    std::string owner;
+    Socket socket;
+    uint64_t descriptors = 0;
+    int sending =
+        0;  // messages that are being sent: until then the socket looks as if all was read
+  };
+
+  // Descriptors in one message, of `count` in all.
+  size_t BatchOf(size_t count) const;
+  absl::Status Take(const std::string& owner, const Socket& socket, uint64_t count);
+  // A message of Take was sent, or could not be.
+  void Sent(const Socket& socket, uint64_t not_sent);
+  // Gives back what was read.
+  void Sweep();
+
+  const Drop drop_;
+  TenantBudget budget_;
+  Mutex mutex_;
+  std::unordered_map<const UniqueFd*, Unread> unread_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::server
