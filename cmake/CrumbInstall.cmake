@@ -39,7 +39,7 @@ endfunction()
 
 # The project's headers that the public ones include, as paths from the root.
 function(crumb_header_closure result)
-  file(GLOB waiting RELATIVE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/client/include/crumb/*.h")
+  file(GLOB waiting RELATIVE "${PROJECT_SOURCE_DIR}" "${PROJECT_SOURCE_DIR}/client/api/crumb/*.h")
   set(found "")
   while(waiting)
     list(POP_FRONT waiting header)
@@ -69,7 +69,7 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/crumb-config-version.cma
   COMPATIBILITY SameMinorVersion)
 install(FILES cmake/crumb-config.cmake cmake/FindgRPC.cmake
   "${PROJECT_BINARY_DIR}/crumb-config-version.cmake" DESTINATION "${CRUMB_INSTALL_PACKAGE}")
-install(DIRECTORY client/include/crumb DESTINATION "${CRUMB_INSTALL_HEADERS}")
+install(DIRECTORY client/api/crumb DESTINATION "${CRUMB_INSTALL_HEADERS}")
 crumb_header_closure(crumb_headers)
 foreach(header IN LISTS crumb_headers)
   get_filename_component(folder "${header}" DIRECTORY)
@@ -79,7 +79,7 @@ endforeach()
 # The C library; without a namelink of the core, which nobody links.
 install(TARGETS crumb_c LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(TARGETS crumb_c_core LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" NAMELINK_SKIP)
-install(FILES client/include/crumb.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
+install(FILES client/api/crumb.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
 
 install(TARGETS crumbd crumb RUNTIME)
 install(FILES deploy/config/crumbd.yaml DESTINATION "${CMAKE_INSTALL_SYSCONFDIR}/crumb")

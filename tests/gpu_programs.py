@@ -294,7 +294,7 @@ def checks(machine, report, options):
     jobs = [Job("demo", "demo", ["python3", "deploy/demo.py", "--bin",
                                  str(machine.programs / "bin"), "--device", "cuda"], 200),
             Job("client_c_api_test", "client_c_api_test",
-                ["python3", "tests/client/c_api_test.py", "--build", str(machine.programs),
+                ["python3", "tests/client/c_api/c_api_test.py", "--build", str(machine.programs),
                  "CApiTest.test_device_program"], 200)]
     for program in programs:
         jobs += test_jobs(program.name, [str(program)], tests[program.name],

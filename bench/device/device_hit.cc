@@ -10,11 +10,11 @@
 #include <utility>
 #include <vector>
 
-#include "client/device/device_geometry.h"
-#include "client/device/device_pool.h"
-#include "client/device/owned.h"
-#include "client/device/resident_sequence.h"
-#include "client/worker_keyspace.h"
+#include "client/gpu/device/owned.h"
+#include "client/gpu/device_geometry.h"
+#include "client/gpu/gpu_sequence.h"
+#include "client/gpu/pools/device_pool.h"
+#include "client/worker/worker_keyspace.h"
 #include "common/crc32c.h"
 #include "common/page_key.h"
 #include "common/status_macros.h"

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "client/device/device.h"
+#include "client/gpu/device/device.h"
 #include "common/clock.h"
 #include "crumb/worker_options.h"
 

@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "bench/device/endless_client.h"
-#include "client/device/owned.h"
-#include "client/device/resident_sequence.h"
+#include "client/gpu/device/owned.h"
+#include "client/gpu/gpu_sequence.h"
 #include "common/page_key.h"
 #include "common/status_macros.h"
 #include "crumb/device_worker.h"

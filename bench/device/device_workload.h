@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/device/device.h"
+#include "client/gpu/device/device.h"
 #include "crumb/device_options.h"
 #include "crumb/worker_options.h"
 

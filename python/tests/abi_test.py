@@ -18,7 +18,7 @@ from crumb import _abi, _library
 sys.path.insert(0, str(support.ROOT / "python/tools"))
 import generate_abi  # noqa: E402
 
-HEADER = support.ROOT / "client/include/crumb.h"
+HEADER = support.ROOT / "client/api/crumb.h"
 # Prints a JSON object: sizes and offsets of structs, kinds of functions' results and parameters.
 PROGRAM = """
 #include <cstddef>

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """crumb.Transfer over a crumbd: paged caches of every layout and block size, with numpy and torch.
 
-The bytes of INT2 pages are compared with the quantizer's in tests/client/transfer_test.cc. Here one
-cache's pages arrive in another cache, in other blocks of another size and layout.
+The bytes of INT2 pages are compared with the quantizer's in tests/client/transfer/transfer_test.cc.
+Here one cache's pages arrive in another cache, in other blocks of another size and layout.
 """
 
 import dataclasses

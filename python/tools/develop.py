@@ -32,7 +32,7 @@ def stage(build, folder):
         link(build.resolve() / "bin" / name, package / "bin" / name)
     for library in sorted((build.resolve() / "lib").glob("libcrumb*.so*")):
         link(library, package / "lib" / library.name)
-    header = (ROOT / "client/include/crumb.h").read_text(encoding="utf-8")
+    header = (ROOT / "client/api/crumb.h").read_text(encoding="utf-8")
     (package / "_abi.py").write_text(generate_abi.generate(header), encoding="utf-8")
     return folder
 

@@ -60,8 +60,8 @@ class PackageTest(unittest.TestCase):
         (library,) = self.prefix.glob("lib*/**/libcrumb.so")
         program = self.folder / "program"
         run("cc", "-std=c11", "-I", self.prefix / "include",
-            ROOT / "tests/client/c_api_program.c", "-o", program, "-L", library.parent, "-lcrumb",
-            f"-Wl,-rpath,{library.parent}")
+            ROOT / "tests/client/c_api/c_api_program.c", "-o", program, "-L", library.parent,
+            "-lcrumb", f"-Wl,-rpath,{library.parent}")
         folder = self.serve("run-c")
         cached = [int(re.search(r"cached (\d+)", run(program, folder, "5"))[1]) for _ in range(2)]
         self.assertEqual(cached[0], 0)

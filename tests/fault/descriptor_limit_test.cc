@@ -12,7 +12,7 @@
 #include <iostream>
 #include <string>
 
-#include "client/connection.h"
+#include "client/rpc/connection.h"
 #include "gtest/gtest.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"

@@ -14,9 +14,9 @@
 #include <functional>
 #include <string>
 
-#include "client/device/device_memory.h"
-#include "client/device/device_pool.h"
-#include "client/device/pool_link.h"
+#include "client/gpu/device/device_memory.h"
+#include "client/gpu/pools/device_pool.h"
+#include "client/rpc/pool_link.h"
 #include "tests/common/eventually.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"

@@ -18,7 +18,7 @@
 #include <thread>
 #include <utility>
 
-#include "client/device/device_pool.h"
+#include "client/gpu/pools/device_pool.h"
 #include "tests/fault/known_pages.h"
 
 extern char** environ;

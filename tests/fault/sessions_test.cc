@@ -15,8 +15,8 @@
 #include <iterator>
 #include <string>
 
-#include "client/device/device_memory.h"
-#include "client/device/device_pool.h"
+#include "client/gpu/device/device_memory.h"
+#include "client/gpu/pools/device_pool.h"
 #include "common/fd_channel.h"
 #include "crumb/v1/session.pb.h"
 #include "tests/common/eventually.h"

@@ -11,7 +11,7 @@
 #include <memory>
 #include <string>
 
-#include "client/call_socket.h"
+#include "client/rpc/call_socket.h"
 #include "server/calls/call_sockets.h"
 #include "tests/fuzz/fuzz_target.h"
 #include "tests/server/call_fixture.h"

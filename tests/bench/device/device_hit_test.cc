@@ -3,7 +3,7 @@
 #include "bench/device/device_hit.h"
 
 #include "gtest/gtest.h"
-#include "tests/client/device/simulated_device.h"
+#include "tests/client/gpu/simulated_device.h"
 #include "tests/client/sequence_model.h"
 #include "tests/common/temporary_folder.h"
 #include "tests/fault/crumbd_process.h"

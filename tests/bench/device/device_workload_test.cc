@@ -3,7 +3,7 @@
 #include "bench/device/device_workload.h"
 
 #include "gtest/gtest.h"
-#include "tests/client/device/simulated_device.h"
+#include "tests/client/gpu/simulated_device.h"
 #include "tests/client/sequence_model.h"
 
 namespace crumb::bench {

@@ -1,0 +1,96 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/cpu/recent_rows.h"
+#include "client/cpu/scratch_pool.h"
+#include "client/worker/page.h"
+#include "crumb/quality_sample.h"
+#include "crumb/worker_options.h"
+#include "kernels/attention.h"
+#include "kernels/quantize.h"
+
+namespace crumb::client {
+
+// What the fresh tokens of one layer attend: sink_tokens rows of `sink`, the pages, then
+// recent_tokens rows from position recent_begin on, the last q_tokens of which are the fresh ones'.
+struct AttentionCall {
+  int layer = 0;
+  int q_tokens = 0;
+  const kernels::Bf16* q = nullptr;  // [q_tokens, q_heads, head_dim]
+  float* out = nullptr;              // [q_tokens, q_heads, head_dim]
+  const Page* sink = nullptr;        // BF16; null when sink_tokens is 0
+  int sink_tokens = 0;
+  std::span<const uint64_t> pages;  // address of this layer's first tile of each
+  kernels::PageFormat history_format = kernels::PageFormat::kInt2;
+  const RecentRows* rows = nullptr;
+  int recent_begin = 0;
+  int recent_tokens = 0;
+};
+
+// The exact rows of a window of one (layer, KV head).
+struct WindowRows {
+  const kernels::Bf16* k = nullptr;
+  const kernels::Bf16* v = nullptr;
+  int64_t stride = 0;  // elements from row to row
+};
+
+// Stores windows and computes attention on the CPU. Thread-safe; shares work through
+// WorkerOptions::parallel_for.
+class CpuBackend {
+ public:
+  // `options` is borrowed.
+  explicit CpuBackend(const WorkerOptions& options);
+
+  // Fills the tiles of layers [layer_begin, layer_end) of `page`, which covers positions
+  // [position, position + 64), from `rows`. Returns kernels::kStatus bits of all tiles together.
+  uint32_t StoreWindow(const RecentRows& rows, int position, int layer_begin, int layer_end,
+                       const Page& page) const;
+
+  // Fills the tile of one (layer, KV head) of `page`, whose position is set, from `rows`, whose
+  // stride is head_dim. Returns kernels::kStatus bits.
+  uint32_t StoreTile(const WindowRows& rows, int layer, int head, const Page& page) const;
+
+  // Expands the tile of one (layer, KV head) of `page` to rows in the model's basis: what a kernel
+  // that attends the page computes with, rounded to BF16. k, v out [64, head_dim].
+  void ReadTile(const Page& page, int layer, int head, kernels::Bf16* k, kernels::Bf16* v) const;
+
+  // What storing the window at `position` did to one (layer, KV head): `page` has its tiles, `rows`
+  // still the exact rows, which are finite. queries [n, head_dim] of heads that read this KV head.
+  QualitySample Measure(const RecentRows& rows, int position, int layer, int head, const Page& page,
+                        std::span<const float> queries) const;
+
+  // The same of rows and a tile that lie anywhere.
+  QualitySample Measure(const WindowRows& rows, int position, int layer, int head, std::byte* tile,
+                        std::span<const float> queries) const;
+
+  // kResourceExhausted: no work memory.
+  absl::Status Attend(const AttentionCall& call) const;
+
+ private:
+  void Parallel(int count, const std::function<void(int)>& body) const;
+  static WindowRows RowsOf(const RecentRows& rows, int position, int layer, int head);
+  kernels::QuantizeParams TileParams(const WindowRows& rows, int position, int layer, int head,
+                                     std::byte* tile) const;
+  uint32_t StoreTile(const WindowRows& rows, int position, int layer, int head,
+                     const Page& page) const;
+  kernels::AttentionParams ParamsOf(const AttentionCall& call) const;
+  int PositionBlock(int position) const;
+  std::vector<float> OffsetsOf(const AttentionCall& call, int kv_head,
+                               const kernels::AttentionParams& params) const;
+
+  const WorkerOptions& options_;
+  const std::vector<std::shared_ptr<const RotationSet::Layer>> layers_;
+  mutable ScratchPool scratch_;
+};
+
+// Whether a BF16 row block holds NaN or infinity.
+bool AllFinite(const kernels::Bf16* values, size_t count);
+
+}  // namespace crumb::client

@@ -1,0 +1,100 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/cpu/held_queries.h"
+#include "client/cpu/recent_rows.h"
+#include "client/cpu/sequence_parts.h"
+#include "client/worker/keyspace_binding.h"
+#include "client/worker/page.h"
+#include "client/worker/sequence_start.h"
+#include "client/worker/token_log.h"
+#include "crumb/lease.h"
+#include "crumb/sequence.h"
+#include "crumb/sequence_options.h"
+
+namespace crumb::client {
+
+// The sequence of WorkerOptions' geometry: see Sequence for the contract.
+class ThreeSegmentSequence final : public Sequence {
+ public:
+  ThreeSegmentSequence(const SequenceParts& parts, const SequenceOptions& options,
+                       SequenceStart start);
+
+  int length() const override { return log_.length(); }
+  int cached_tokens() const override { return log_.hit(); }
+  absl::Status Append(int layer, int tokens, const kernels::Bf16* k,
+                      const kernels::Bf16* v) override;
+  absl::Status Attend(int layer, int tokens, const kernels::Bf16* q, float* out) override;
+  absl::Status Advance(std::span<const int32_t> tokens) override;
+  absl::StatusOr<std::unique_ptr<Sequence>> Fork() const override;
+  absl::Status Finish() override;
+  SequenceStats stats() const override;
+
+ private:
+  // What one layer has done; layers of a pass move one after the other.
+  struct LayerState {
+    bool appended = false;  // has the pass's rows
+    int stored_pages = 0;   // pages whose tiles of this layer are written
+  };
+  // A window that the quality watch has picked, while its layers are stored one after the other.
+  struct WindowMeasurement {
+    int head = 0;
+    std::vector<QualitySample> layers;
+  };
+
+  ThreeSegmentSequence(const ThreeSegmentSequence& other, RecentRows rows);
+
+  bool InPrompt() const { return log_.InPrompt(); }
+  bool Publishes() const {
+    return options_.publish != Publish::kNone && parts_.options.part.publishes;
+  }
+  absl::Status BeginPass(int tokens);
+  absl::Status CheckAppend(int layer, int tokens) const;
+  absl::Status CheckAdvance(std::span<const int32_t> tokens) const;
+  absl::Status ReservePages(int page_end);
+  absl::StatusOr<std::shared_ptr<Page>> NewPage(int index) const;
+  void WriteSink(int layer, int tokens, const kernels::Bf16* k, const kernels::Bf16* v);
+  void StoreLayers(int layer_begin, int layer_end, int page_end);
+  void MeasureStored(int page, int layer_begin, int layer_end);
+  absl::Status AttendPart(int layer, int first, int last, int history_end, const kernels::Bf16* q,
+                          float* out);
+  void DropFresh(std::span<const int32_t> accepted);
+  absl::Status StoreAndComplete(int page_end);
+  void CompletePages();
+  void CompletePage(int index);
+  void PublishPages();
+  int HistoryEndNow() const;
+  int RowsBegin() const;
+  absl::Status ResizeRows(int tokens);
+
+  const SequenceParts parts_;
+  const SequenceOptions options_;
+  const std::shared_ptr<const KeyspaceBinding> keyspace_;
+  std::shared_ptr<const Lease> lease_;
+  TokenLog log_;
+  // Page i of the sequence. Owned pages are written through `own_` until they are complete.
+  std::vector<std::shared_ptr<const Page>> pages_;
+  std::vector<std::shared_ptr<Page>> own_;
+  std::vector<uint64_t> addresses_;  // work space of Attend
+  RecentRows rows_;
+  std::vector<LayerState> layers_;
+  HeldQueries queries_;
+  std::map<int, WindowMeasurement> measured_;  // by page
+  int fresh_ = 0;                              // tokens of the pass that is under way
+  int complete_pages_;                         // pages with all tiles and a key
+  int published_pages_;
+  // The first page that held a non-finite row: it and those behind it stay in the sequence.
+  int damaged_page_ = std::numeric_limits<int>::max();
+  bool finished_ = false;
+  SequenceStats stats_;
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string_view>
+
+#include "client/cpu/cpu_backend.h"
+#include "client/cpu/sequence_parts.h"
+#include "client/worker/page_reader.h"
+#include "client/worker/sequence_starter.h"
+#include "crumb/client.h"
+#include "crumb/worker.h"
+
+namespace crumb::client {
+
+// The worker of the CPU back end: see Worker for the contract.
+class ReplicaWorker final : public Worker {
+ public:
+  // `client` is borrowed and may be null. kInvalidArgument: WorkerOptions::Validate.
+  static absl::StatusOr<std::unique_ptr<ReplicaWorker>> Create(const WorkerOptions& options,
+                                                               Client* client);
+
+  absl::StatusOr<std::unique_ptr<Sequence>> Begin(std::span<const int32_t> tokens,
+                                                  const SequenceOptions& options) override;
+  absl::StatusOr<LedSequence> Lead(std::span<const int32_t> tokens,
+                                   const SequenceOptions& options) override;
+  absl::StatusOr<std::unique_ptr<Sequence>> Follow(std::string_view token,
+                                                   std::span<const int32_t> tokens,
+                                                   const SequenceOptions& options) override;
+  absl::Status WaitPublished(Duration timeout) override { return starter_->WaitPublished(timeout); }
+  const WorkerOptions& options() const override { return options_; }
+  WorkerCounters counters() const override { return starter_->counters(); }
+
+ private:
+  explicit ReplicaWorker(const WorkerOptions& options) : options_(options), backend_(options_) {}
+  std::unique_ptr<Sequence> MakeSequence(const SequenceOptions& options, SequenceStart start);
+
+  const WorkerOptions options_;
+  const CpuBackend backend_;
+  HostPageReader reader_;
+  std::unique_ptr<SequenceStarter> starter_;  // its thread uses all of the above
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,53 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/worker/aligned_bytes.h"
+#include "kernels/tile.h"
+
+namespace crumb::client {
+
+// BF16 keys and values of the latest tokens of one sequence, for all layers: a ring per (layer, KV
+// head) in which the row of position p lies in slot p % capacity. Not thread-safe; different layers
+// may be written and read at once.
+class RecentRows {
+ public:
+  RecentRows(int layers, int kv_heads, int head_dim);
+
+  // Makes room for `tokens` positions at once (rounded up to whole pages) and keeps the rows of
+  // [begin, end). kResourceExhausted: no memory; nothing has changed.
+  absl::Status Resize(int tokens, int begin, int end);
+
+  // A copy that holds the rows of [begin, end).
+  absl::StatusOr<RecentRows> Copy(int begin, int end) const;
+
+  // Stores rows of positions [position, position + tokens) of one layer.
+  // k, v [tokens, kv_heads, head_dim]
+  void Write(int layer, int position, int tokens, const kernels::Bf16* k, const kernels::Bf16* v);
+
+  int capacity() const { return capacity_; }
+  int slot(int position) const { return position % capacity_; }
+  size_t bytes_per_token() const { return size_t{2} * row_bytes_ * layers_ * kv_heads_; }
+
+  // [kv_heads, capacity, head_dim] of one layer.
+  const kernels::Bf16* k(int layer) const { return Part(layer, 0); }
+  const kernels::Bf16* v(int layer) const { return Part(layer, 1); }
+  int64_t head_stride() const { return int64_t{capacity_} * head_dim_; }  // elements
+  int64_t token_stride() const { return head_dim_; }
+
+ private:
+  kernels::Bf16* Part(int layer, int part) const;
+  size_t PartBytes(int capacity) const { return row_bytes_ * capacity * kv_heads_; }
+  absl::Status CopyRows(int capacity, int begin, int end, AlignedBytes* out) const;
+
+  int layers_;
+  int kv_heads_;
+  int head_dim_;
+  size_t row_bytes_;
+  int capacity_ = 0;
+  AlignedBytes bytes_;  // [layers, K and V, kv_heads, capacity, head_dim]
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,115 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/gpu/device/cuda_kernels.h"
+
+#include <string>
+
+#include "client/gpu/device/cuda_status.h"
+#include "client/gpu/device/current_device.h"
+#include "kernels/cuda/decode/decode_attention.h"
+#include "kernels/cuda/evict/constants.h"
+#include "kernels/cuda/evict/evict.h"
+#include "kernels/cuda/pages/append.h"
+#include "kernels/cuda/pages/fetch.h"
+#include "kernels/cuda/pages/query_offsets.h"
+#include "kernels/cuda/prefill/prefill_attention.h"
+
+namespace crumb::client {
+
+namespace cuda = kernels::cuda;
+
+namespace {
+
+cudaStream_t Of(DeviceStream stream) { return reinterpret_cast<cudaStream_t>(stream); }
+
+}  // namespace
+
+bool CudaKernels::Supports(const kernels::TileShape& tile) const {
+  const CurrentDevice current(ordinal_);
+  return tile.Valid() && cuda::EvictSupported(tile) && cuda::PrefillSupported({.tile = tile}) &&
+         cuda::DecodeSupported({.tile = tile});
+}
+
+bool CudaKernels::DecodeSupported(const cuda::DecodeShape& shape) const {
+  const CurrentDevice current(ordinal_);
+  return cuda::DecodeSupported(shape);
+}
+
+size_t CudaKernels::RotationBytes(int head_dim) const { return cuda::EvictRotationBytes(head_dim); }
+
+size_t CudaKernels::FeedbackBytes(int head_dim) const { return cuda::EvictFeedbackBytes(head_dim); }
+
+size_t CudaKernels::PlanBytes(const cuda::DecodeShape& shape) const {
+  const CurrentDevice current(ordinal_);
+  return cuda::DecodePlanBytes(shape);
+}
+
+size_t CudaKernels::DecodeWorkspaceBytes(const cuda::DecodeShape& shape) const {
+  const CurrentDevice current(ordinal_);
+  return cuda::DecodeWorkspaceBytes(shape);
+}
+
+size_t CudaKernels::EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) const {
+  const CurrentDevice current(ordinal_);
+  return cuda::EvictWorkspaceBytes(windows_max, layers, kv_heads);
+}
+
+absl::Status CudaKernels::PrepareRotation(const float* rotation, int head_dim, int matrices,
+                                          cuda::EvictRotation* prepared, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::PrepareEvictRotation(rotation, head_dim, matrices, prepared, Of(stream)),
+                  "preparing rotations");
+}
+
+absl::Status CudaKernels::PrepareFeedback(const float* feedback, int head_dim, int matrices,
+                                          cuda::EvictFeedback* prepared, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::PrepareEvictFeedback(feedback, head_dim, matrices, prepared, Of(stream)),
+                  "preparing feedback");
+}
+
+absl::Status CudaKernels::Append(const cuda::AppendParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::AppendRows(params, Of(stream)), "append");
+}
+
+absl::Status CudaKernels::Evict(const cuda::EvictParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  const cudaError_t error = cuda::EvictWindows(params, Of(stream));
+  if (error == cudaErrorInvalidConfiguration) {
+    cudaGetLastError();
+    return absl::FailedPreconditionError(
+        "evict: a block of this GPU has too little shared memory for method crumb at head_dim " +
+        std::to_string(params.tile.head_dim) + "; take method oscar (docs/kernels/cuda.md)");
+  }
+  return FromCuda(error, "evict");
+}
+
+absl::Status CudaKernels::Plan(const cuda::DecodeShape& shape, const cuda::DecodeLengths& lengths,
+                               void* plan, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::PlanDecode(shape, lengths, 0, plan, Of(stream)), "decode plan");
+}
+
+absl::Status CudaKernels::Decode(const cuda::DecodeAttentionParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::DecodeAttention(params, Of(stream)), "decode attention");
+}
+
+absl::Status CudaKernels::Prefill(const cuda::PrefillAttentionParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::PrefillAttention(params, Of(stream)), "prefill attention");
+}
+
+absl::Status CudaKernels::Fetch(const cuda::FetchParams& params, DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::FetchTiles(params, Of(stream)), "fetch");
+}
+
+absl::Status CudaKernels::QueryOffsets(const cuda::QueryOffsetsParams& params,
+                                       DeviceStream stream) {
+  const CurrentDevice current(ordinal_);
+  return FromCuda(cuda::QueryOffsets(params, Of(stream)), "query offsets");
+}
+
+}  // namespace crumb::client

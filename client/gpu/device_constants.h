@@ -1,0 +1,51 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "client/gpu/device/owned.h"
+#include "crumb/worker_options.h"
+#include "kernels/cuda/evict/evict_call.h"
+
+namespace crumb::client {
+
+// A rank's rotations, means, feedback and shifts in device memory, as the kernels read them.
+// Immutable.
+class DeviceConstants {
+ public:
+  // Blocks until everything is there. `device` is borrowed.
+  static absl::StatusOr<std::unique_ptr<DeviceConstants>> Upload(Device& device,
+                                                                 const WorkerOptions& options);
+
+  // Device addresses of one layer's data, as RotationSet::Layer has them; null: identity or zero.
+  const float* rotation_k(int layer) const { return At(rotation_k_, layer); }
+  const float* rotation_v(int layer) const { return At(rotation_v_, layer); }
+  const float* mean_k_columns(int layer) const { return At(mean_k_columns_, layer); }
+  const float* mean_v(int layer) const { return At(mean_v_, layer); }
+  const float* shift(int layer) const { return At(shift_, layer); }
+
+  const kernels::cuda::EvictTransform& evict_k() const { return evict_k_; }
+  const kernels::cuda::EvictTransform& evict_v() const { return evict_v_; }
+
+ private:
+  // [layers, elements]
+  struct Array {
+    DeviceBuffer memory;
+    size_t elements = 0;
+  };
+  class Uploader;
+
+  static const float* At(const Array& array, int layer) {
+    if (array.elements == 0) return nullptr;
+    return reinterpret_cast<const float*>(array.memory.get()) + array.elements * layer;
+  }
+
+  Array rotation_k_, rotation_v_, mean_k_columns_, mean_v_, shift_;
+  Array rotated_mean_k_, spread_mean_v_;
+  DeviceBuffer prepared_k_, prepared_v_, feedback_k_, feedback_v_;
+  kernels::cuda::EvictTransform evict_k_, evict_v_;
+};
+
+}  // namespace crumb::client

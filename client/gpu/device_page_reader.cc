@@ -1,0 +1,38 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/gpu/device_page_reader.h"
+
+#include <utility>
+
+#include "common/status_macros.h"
+
+namespace crumb::client {
+
+absl::StatusOr<std::unique_ptr<DevicePageReader>> DevicePageReader::Create(Device& device,
+                                                                           ArenaPinner& pinner) {
+  std::unique_ptr<DevicePageReader> reader(new DevicePageReader(device, pinner));
+  CRUMB_ASSIGN_OR_RETURN(reader->stream_, NewStream(device));
+  CRUMB_ASSIGN_OR_RETURN(reader->done_, NewEvent(device));
+  return reader;
+}
+
+// Pages are published when their pass was seen to be done, so the copies wait for nothing.
+absl::StatusOr<std::vector<std::vector<uint32_t>>> DevicePageReader::Read(
+    std::span<const std::shared_ptr<const Page>> pages, std::span<std::byte* const> to) {
+  std::vector<std::vector<uint32_t>> sums;
+  std::vector<DeviceCopy> copies;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    copies.push_back({reinterpret_cast<uint64_t>(to[i]),
+                      reinterpret_cast<uint64_t>(pages[i]->tiles), pages[i]->bytes});
+    sums.push_back(pages[i]->tile_sums);
+  }
+  const std::shared_ptr<const PinnedArena> arena = pinner_.Use();
+  const absl::Status queued = device_.ToHost(arena->CutToHost(copies), stream_.get());
+  // Also after an error: a part of it may be on its way to memory that the caller gives back.
+  CRUMB_RETURN_IF_ERROR(device_.Record(done_.get(), stream_.get()));
+  CRUMB_RETURN_IF_ERROR(device_.Synchronize(done_.get()));
+  CRUMB_RETURN_IF_ERROR(queued);
+  return sums;
+}
+
+}  // namespace crumb::client

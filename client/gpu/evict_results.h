@@ -1,0 +1,60 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/gpu/device/owned.h"
+#include "common/mutex.h"
+
+namespace crumb::client {
+
+// Where the tables and results of one evict launch lie, in pinned memory as in the device's. The
+// launch reads what comes before `sums`.
+struct EvictTable {
+  // Of at most `windows` windows of `tiles` tiles each, at `base`.
+  static EvictTable At(uint64_t base, int windows, int tiles);
+  static size_t Bytes(int windows, int tiles);
+
+  int32_t* windows = nullptr;         // [1]
+  uint64_t* ring_address = nullptr;   // [windows]
+  uint64_t* tile_address = nullptr;   // [windows]
+  int32_t* ring_begin = nullptr;      // [windows]
+  int32_t* position_block = nullptr;  // [windows]
+  uint32_t* status = nullptr;         // [windows] zeros before the launch
+  uint32_t* sums = nullptr;           // [windows, tiles]
+
+  size_t input_bytes() const {
+    return reinterpret_cast<uint64_t>(sums) - reinterpret_cast<uint64_t>(windows);
+  }
+};
+
+// Pinned tables, taken for one launch each and given back when the host has seen its results.
+// Thread-safe.
+class EvictResults {
+ public:
+  static absl::StatusOr<std::unique_ptr<EvictResults>> Create(Device& device, int count,
+                                                              int windows, int tiles);
+
+  // Gives the table back on destruction.
+  using Table = std::shared_ptr<const EvictTable>;
+  // Blocks while all are taken: those of launches that are enqueued come back by themselves.
+  Table Take();
+
+  int windows() const { return windows_; }
+
+ private:
+  explicit EvictResults(int windows) : windows_(windows) {}
+
+  const int windows_;
+  PinnedBuffer memory_;
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<EvictTable> idle_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,106 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/gpu/device/timeline.h"
+#include "client/gpu/device_parts.h"
+#include "client/gpu/gpu_sequence.h"
+#include "client/gpu/pass_tables.h"
+#include "client/gpu/window_evictor.h"
+#include "crumb/device_batch.h"
+
+namespace crumb::client {
+
+// See DeviceBatch for the contract.
+class ResidentBatch final : public DeviceBatch {
+ public:
+  // `parts` is borrowed.
+  static absl::StatusOr<std::unique_ptr<ResidentBatch>> Create(const DeviceParts& parts,
+                                                               const DeviceBatchOptions& options);
+  ~ResidentBatch() override;
+
+  absl::Status Prepare(std::span<const PassEntry> entries) override;
+  absl::Status Start() override;
+  absl::Status Append(int layer, const void* k, const void* v) override;
+  absl::Status Attend(int layer, const void* q, void* out) override;
+  absl::Status Advance(std::span<const std::span<const int32_t>> tokens) override;
+  absl::StatusOr<std::unique_ptr<DeviceSequence>> Fork(DeviceSequence& sequence) override;
+  absl::Status Finish(DeviceSequence& sequence) override;
+
+ private:
+  using Slots = std::vector<std::shared_ptr<const ResidentSlot>>;
+  // Room that a pass needs, taken before anything changes.
+  struct Room {
+    Slots sinks;       // of entries without one
+    Slots rings;       // of entries without rows of the pass's kind
+    Slots pages;       // of due windows
+    Slots bf16_pages;  // of those with BF16 history
+  };
+
+  ResidentBatch(const DeviceParts& parts, const DeviceBatchOptions& options)
+      : parts_(parts), options_(options) {}
+  absl::Status Allocate();
+  kernels::cuda::DecodeShape DecodeShape() const;
+  kernels::cuda::PrefillShape PrefillShape() const;
+  bool prompt() const { return options_.kind == PassKind::kPrompt; }
+
+  absl::Status CheckEntries(std::span<const PassEntry> entries) const;
+  absl::Status CheckOutside(const ResidentSequence& sequence) const;
+  // Page index behind the last window that leaves before the pass.
+  int DueEnd(const ResidentSequence& sequence) const;
+  int DueWindows(const ResidentSequence& sequence) const {
+    return std::max(0, DueEnd(sequence) - sequence.stored_pages());
+  }
+  bool NeedsRows(const ResidentSequence& sequence) const {
+    return sequence.rows == nullptr || sequence.prompt_rows != prompt();
+  }
+  absl::StatusOr<Room> TakeRoom(std::span<const PassEntry> entries);
+  absl::Status Join(ResidentSequence& sequence);
+  absl::Status GiveRows(ResidentSequence& sequence, std::shared_ptr<const ResidentSlot> rows);
+  absl::Status CopyRange(const ResidentSequence& from, DeviceAddress to, int begin, int end);
+  absl::Status FillTables(uint64_t pass);
+  // Picks windows to measure: those that leave behind a pass that ends a block or the prompt, or
+  // one of those that leave in a decode pass. The pass holds its queries for them.
+  void TakeSamples(std::span<ResidentSequence* const> sequences,
+                   std::span<const DueWindow> in_pass);
+  void TakeSample(ResidentSequence& sequence, int page_begin, int page_end);
+  absl::Status HoldQueries(int layer, const void* q) const;
+  PassTables::Place PlaceOf(const ResidentSequence& sequence) const;
+  absl::Status AppendPrompt(int layer, const void* k, const void* v);
+  absl::Status AttendDecode(int layer, const void* q, void* out, const float* offsets);
+  absl::Status AttendPrompt(int layer, const void* q, void* out, const float* offsets);
+  // Sets what decode and prefill attention have in common, except queries and output.
+  void SetInputs(int layer, const float* offsets, kernels::cuda::AttentionInputs* params) const;
+  absl::StatusOr<const float*> Offsets(int layer, const void* q);
+  absl::Status CheckTokens(std::span<const std::span<const int32_t>> tokens) const;
+  static absl::Status DamagedError(const std::string& where);
+  std::string Accept(std::span<const std::span<const int32_t>> tokens, uint64_t pass,
+                     std::vector<UnsettledPage>* sinks);
+
+  const DeviceParts& parts_;
+  const DeviceBatchOptions options_;
+  std::shared_ptr<Timeline> timeline_;
+  std::unique_ptr<PassTables> tables_;
+  std::unique_ptr<WindowEvictor> evictor_;
+  DeviceBuffer plan_;
+  DeviceBuffer workspace_;
+  DeviceBuffer offsets_;                  // q . mu_k of one layer
+  DeviceBuffer held_;                     // queries of a decode pass for `sample_`, or none
+  std::shared_ptr<WindowSample> sample_;  // of the pass under way
+  const ResidentSequence* sampled_ = nullptr;
+  std::vector<ResidentSequence*> entries_;  // of the pass under way
+  int fresh_ = 0;                           // tokens of all of them
+  const void* prompt_k_ = nullptr;          // rows that the layer's Attend reads
+  const void* prompt_v_ = nullptr;
+  uint64_t pass_ = 0;
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "client/gpu/device/arena_pinner.h"
+#include "client/gpu/device_page_reader.h"
+#include "client/gpu/device_parts.h"
+#include "client/gpu/page_scrubber.h"
+#include "client/gpu/prefix_loader.h"
+#include "client/gpu/worker_pools.h"
+#include "client/worker/page_intake.h"
+#include "crumb/device_worker.h"
+
+namespace crumb::client {
+
+// See DeviceWorker for the contract.
+class ResidentWorker final : public DeviceWorker, private PageIntake {
+ public:
+  ~ResidentWorker() override;
+
+  static absl::StatusOr<std::unique_ptr<ResidentWorker>> Create(
+      const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
+      Device& device);
+
+  absl::StatusOr<std::unique_ptr<DeviceSequence>> Begin(std::span<const int32_t> tokens,
+                                                        const SequenceOptions& options) override;
+  absl::StatusOr<LedDeviceSequence> Lead(std::span<const int32_t> tokens,
+                                         const SequenceOptions& options) override;
+  absl::StatusOr<std::unique_ptr<DeviceSequence>> Follow(std::string_view token,
+                                                         std::span<const int32_t> tokens,
+                                                         const SequenceOptions& options) override;
+  absl::StatusOr<std::unique_ptr<DeviceBatch>> NewBatch(const DeviceBatchOptions& options) override;
+  absl::Status WaitPublished(Duration timeout) override;
+  const WorkerOptions& options() const override { return options_; }
+  WorkerCounters counters() const override { return starter_->counters(); }
+  DevicePoolUse pool_use() const override;
+
+ private:
+  ResidentWorker(const WorkerOptions& options, const DeviceWorkerOptions& device_options,
+                 Client* client, Device& device);
+  absl::Status Allocate();
+  absl::Status JoinPools();
+  absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
+                                                               SequenceStart start);
+  bool attends_in_place() const override { return pools_ != nullptr; }
+  void NamePools(AcquireRequest* request) const override;
+  HeldPages Hold(std::span<const DeviceFragment* const> fragments,
+                 const std::shared_ptr<const Lease>& lease) override;
+  std::unique_ptr<Prefix> NewPrefix(const std::shared_ptr<const KeyspaceBinding>& keyspace,
+                                    int pages_max) override;
+  // Makes sure that there is memory for history pages of sequences of this keyspace.
+  absl::Status ProvideFor(const KeyspaceBinding& keyspace);
+  void NoteDamage();
+  void NoteUnchecked(const absl::Status& why);
+  void NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
+                  std::vector<std::shared_ptr<const Page>> pages);
+
+  const WorkerOptions options_;
+  const DeviceWorkerOptions device_options_;
+  Client* const client_;
+  Device& device_;
+  const DeviceGeometry geometry_;
+  const RingShape decode_ring_;
+  const RingShape prompt_ring_;
+  std::shared_ptr<TimelineSet> timelines_ = std::make_shared<TimelineSet>();
+  std::unique_ptr<ArenaPinner> pinner_;
+  std::unique_ptr<DeviceConstants> constants_;
+  std::unique_ptr<WorkerPools> pools_;  // null: all slots are private
+  std::unique_ptr<SlotPool> pages_, bf16_pages_, sinks_, decode_rings_, prompt_rings_;
+  std::unique_ptr<EvictResults> results_;
+  std::unique_ptr<DevicePageReader> reader_;
+  std::unique_ptr<PrefixLoader> loader_;
+  std::unique_ptr<PageSettler> settler_;
+  std::unique_ptr<SequenceStarter> starter_;  // its publisher's thread uses the above
+  std::unique_ptr<WindowWatch> watch_;        // null: the quality is not watched
+  std::optional<DeviceParts> parts_;
+  std::unique_ptr<Background> background_;  // its thread uses all of it
+  std::unique_ptr<PageScrubber> scrubber_;  // so does its; null: nothing is scrubbed
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,214 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/gpu/page_scrubber.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "client/gpu/prefix_loader.h"
+#include "common/logging.h"
+#include "common/status_macros.h"
+
+namespace crumb::client {
+namespace {
+
+constexpr size_t kRoundPagesMax = 16;
+// In which rounds of so many pages are spread.
+constexpr int kRoundsPerSecond = 4;
+// Without a page to look at.
+constexpr Duration kIdle = std::chrono::seconds(1);
+// Pages of prefixes that wait for their turn.
+constexpr size_t kOfferedMax = 1024;
+// Damaged pages that crumbd could not be told of yet.
+constexpr size_t kUntoldMax = 64;
+constexpr Duration kCallTimeout = std::chrono::seconds(2);
+
+// What is on its way is checked when it arrives.
+bool Arrived(const DevicePage& page) {
+  if (page.load == nullptr) return true;
+  if (!page.load->done()) return false;
+  const int damaged = page.load->Settle();
+  return damaged < 0 || static_cast<int>(page.position) < damaged;
+}
+
+}  // namespace
+
+PageScrubber::PageScrubber(const Parts& parts, int pages_per_second)
+    : parts_(parts),
+      // Half of them are of prefixes, half of the lap.
+      round_pages_(std::clamp<size_t>(static_cast<size_t>(pages_per_second / kRoundsPerSecond), 2,
+                                      kRoundPagesMax)),
+      interval_(std::chrono::duration_cast<Duration>(
+          std::chrono::duration<double>(static_cast<double>(round_pages_) / pages_per_second))) {}
+
+absl::StatusOr<std::unique_ptr<PageScrubber>> PageScrubber::Create(const Parts& parts,
+                                                                   int pages_per_second) {
+  std::unique_ptr<PageScrubber> scrubber(new PageScrubber(parts, pages_per_second));
+  CRUMB_ASSIGN_OR_RETURN(scrubber->check_,
+                         PageCheck::Create(parts.device, parts.geometry, scrubber->round_pages_));
+  scrubber->thread_ = Thread("crumb-scrub", [raw = scrubber.get()] { raw->Run(); });
+  return scrubber;
+}
+
+PageScrubber::~PageScrubber() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.Join();
+}
+
+void PageScrubber::Offer(std::span<const std::shared_ptr<const Page>> pages, uint32_t every) {
+  if (every == 0 || pages.empty()) return;
+  size_t dropped = 0;
+  {
+    MutexLock lock(&mutex_);
+    for (size_t i = turn_.fetch_add(1) % every; i < pages.size(); i += every) {
+      if (offered_.size() < kOfferedMax) {
+        offered_.push_back(pages[i]);
+      } else {
+        ++dropped;
+      }
+    }
+    if (idle_) changed_.NotifyAll();  // else it comes soon, and nobody is woken
+  }
+  if (dropped > 0) parts_.tally.scrubs_dropped.Add(dropped);
+}
+
+bool PageScrubber::Wait() {
+  MutexLock lock(&mutex_);
+  while (!stopping_ && Clock::Real().Now() < due_ && !(idle_ && !offered_.empty())) {
+    changed_.WaitUntil(&mutex_, due_);
+  }
+  return !stopping_;
+}
+
+void PageScrubber::Run() {
+  while (Wait()) {
+    TellCrumbd();
+    const bool idle = Round() == 0;
+    due_ = Clock::Real().Now() + (idle ? kIdle : interval_);
+    MutexLock lock(&mutex_);
+    idle_ = idle;
+  }
+}
+
+std::shared_ptr<const Page> PageScrubber::NextOfLap() {
+  while (!lap_.empty()) {
+    const PageKey key = lap_.back();
+    lap_.pop_back();
+    if (auto page = parts_.table.Find(key)) return page;
+  }
+  return nullptr;
+}
+
+PageScrubber::Pages PageScrubber::Choose() {
+  Pages pages;
+  {
+    MutexLock lock(&mutex_);
+    while (!offered_.empty() && pages.size() < round_pages_ / 2) {
+      pages.push_back(std::move(offered_.front()));
+      offered_.pop_front();
+    }
+  }
+  if (lap_.empty()) lap_ = parts_.table.Keys();
+  while (pages.size() < round_pages_) {
+    auto page = NextOfLap();
+    if (page == nullptr) break;
+    pages.push_back(std::move(page));
+  }
+  return pages;
+}
+
+// Sums of pages that were made or brought here are known; those of others are crumbd's to tell.
+std::vector<PageScrubber::Item> PageScrubber::Gather(const Pages& pages) const {
+  std::vector<Item> items;
+  Pages ask;
+  for (const std::weak_ptr<const Page>& one : pages) {
+    const std::shared_ptr<const Page> held = one.lock();
+    if (held == nullptr) continue;
+    const DevicePage& page = OnDevice(*held);
+    if (page.damaged.is_set() || !Arrived(page)) continue;
+    if (page.has_sums.is_set()) {
+      items.push_back({one, page.tile_sums});
+    } else if (page.slot->shared != nullptr) {
+      ask.push_back(one);
+    }
+  }
+  AddFromCrumbd(ask, &items);
+  return items;
+}
+
+// No page is held while crumbd is asked: others may wait for its slot. What is held afterwards was
+// held all the time.
+void PageScrubber::AddFromCrumbd(const Pages& pages, std::vector<Item>* items) const {
+  if (pages.empty() || parts_.pools == nullptr) return;
+  std::vector<WorkerPools::Place> places;
+  Pages asked;
+  for (const std::weak_ptr<const Page>& one : pages) {
+    const std::shared_ptr<const Page> page = one.lock();
+    if (page == nullptr) continue;
+    places.push_back(WorkerPools::PlaceOf(*page));
+    asked.push_back(one);
+  }
+  auto sums = parts_.pools->SumsOf(places, kCallTimeout);
+  if (!sums.ok()) return;  // no crumbd: later
+  for (size_t i = 0; i < asked.size(); ++i) {
+    if (!(*sums)[i].empty()) items->push_back({asked[i], std::move((*sums)[i])});
+  }
+}
+
+size_t PageScrubber::Round() {
+  const Pages chosen = Choose();
+  const std::vector<Item> items = Gather(chosen);
+  std::vector<std::shared_ptr<const Page>> pages;
+  std::vector<std::span<const uint32_t>> sums;
+  for (const Item& item : items) {
+    if (auto page = item.page.lock()) {
+      pages.push_back(std::move(page));
+      sums.push_back(item.sums);
+    }
+  }
+  if (pages.empty()) return chosen.size();
+  const absl::StatusOr<std::vector<bool>> damaged = check_->FindDamaged(pages, sums);
+  if (!damaged.ok()) {
+    LogWarning("pages were not scrubbed: {}", damaged.status().ToString());
+    return 0;
+  }
+  parts_.tally.pages_scrubbed.Add(pages.size());
+  if (parts_.client != nullptr) parts_.client->Count({.scrubbed_pages = pages.size()});
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if ((*damaged)[i]) Withdraw(pages[i]);
+  }
+  return chosen.size();
+}
+
+// Who begins a sequence from now on does not find it here. The order matters: what crumbd gives
+// until it is told comes into the table, and has its turn there.
+void PageScrubber::Withdraw(const std::shared_ptr<const Page>& page) {
+  parts_.table.Remove(*page);
+  OnDevice(*page).damaged.Set();
+  damages_.fetch_add(1, std::memory_order_release);
+  parts_.tally.verify_failures.Add();
+  LogError("page {} of a sequence was damaged in device memory: it is given out no more",
+           page->position);
+  if (OnDevice(*page).slot->shared == nullptr) {
+    if (parts_.client != nullptr) parts_.client->Count({.verify_failures = 1});
+    return;
+  }
+  if (untold_.size() < kUntoldMax) untold_.push_back(page);
+  TellCrumbd();
+}
+
+void PageScrubber::TellCrumbd() {
+  while (!untold_.empty()) {
+    const WorkerPools::Place place = WorkerPools::PlaceOf(*untold_.front());
+    const absl::Status told = parts_.pools->Withdraw(place, kCallTimeout);
+    if (absl::IsUnavailable(told) || absl::IsDeadlineExceeded(told)) return;  // later
+    if (!told.ok()) LogWarning("a damaged page may stay in its pool: {}", told.ToString());
+    untold_.pop_front();
+  }
+}
+
+}  // namespace crumb::client

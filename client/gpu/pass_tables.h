@@ -1,0 +1,116 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/gpu/device/owned.h"
+#include "client/gpu/gpu_sequence.h"
+#include "kernels/cuda/decode/decode_call.h"
+#include "kernels/cuda/prefill/prefill_call.h"
+
+namespace crumb::client {
+
+// What the kernels of a batch's passes read to find their sequences: lengths, addresses of sinks
+// and rings, the page table. Filled on the host, one pinned copy for each pass that may be queued.
+// Not thread-safe.
+class PassTables {
+ public:
+  static absl::StatusOr<std::unique_ptr<PassTables>> Create(Device& device, int sequences,
+                                                            int pages, int copies);
+
+  // What one place of the next pass holds; padding is all zeros.
+  struct Place {
+    int sink_tokens = 0;
+    int pages = 0;       // INT2 ones
+    int bf16_pages = 0;  // behind them
+    int recent_tokens = 0;
+    int recent_begin = 0;
+    int fresh_tokens = 0;
+    int fresh_begin = 0;
+    int held_head = 0;  // 1 + the KV head whose queries the pass holds; 0: none
+    // Where Append puts the fresh rows: lengths with them.
+    int sink_after = 0;
+    int recent_after = 0;
+    int begin_after = 0;
+    DeviceAddress sink = 0;
+    DeviceAddress ring = 0;
+  };
+
+  // Starts the tables of pass `pass`: the copy of an earlier one is overwritten.
+  void Begin(uint64_t pass);
+  void Set(int place, const Place& what);
+  // The place's row of the page table: the sequence's first `pages` history pages.
+  void SetPages(int place, const ResidentSequence& sequence, int pages);
+  // Enqueues all copies.
+  absl::Status Upload(DeviceStream stream);
+
+  // Device addresses, the same for every pass; of places from `place` on.
+  kernels::cuda::DecodeLengths lengths() const;
+  kernels::cuda::DecodeLengths lengths_after(int place) const;
+  kernels::cuda::PrefillLengths prefill_lengths() const;
+  const int32_t* held_heads() const { return OnDevice(kHeldHead); }
+  const uint64_t* sinks(int place) const { return Addresses(memory_.get(), 0) + place; }
+  const uint64_t* rings(int place) const { return Addresses(memory_.get(), 1) + place; }
+  const uint64_t* page_table() const { return reinterpret_cast<const uint64_t*>(pages_.get()); }
+
+ private:
+  enum Column {
+    kSink,
+    kPages,
+    kRecent,
+    kBegin,
+    kFresh,
+    kFreshBegin,
+    kSinkAfter,
+    kRecentAfter,
+    kBeginAfter,
+    kNoPages,
+    kBf16Pages,
+    kHeldHead,
+    kColumns
+  };
+  // What of the page table the device has.
+  struct Row {
+    uint64_t sequence = 0;
+    int pages = 0;
+  };
+
+  PassTables(Device& device, int sequences, int pages)
+      : device_(device), sequences_(sequences), pages_max_(pages), rows_(sequences) {}
+  size_t TableBytes() const {
+    return size_t{1} * sequences_ * (2 * sizeof(uint64_t) + kColumns * sizeof(int32_t));
+  }
+  size_t PageBytes() const { return sizeof(uint64_t) * sequences_ * pages_max_; }
+  std::byte* Staging() const {
+    return staging_.get() + (TableBytes() + PageBytes()) * (pass_ % copies_);
+  }
+  uint64_t* Addresses(uint64_t base, int which) const {
+    return reinterpret_cast<uint64_t*>(base) + which * sequences_;
+  }
+  int32_t* Numbers(uint64_t base, Column column) const {
+    return reinterpret_cast<int32_t*>(base + 2 * sizeof(uint64_t) * sequences_) +
+           column * sequences_;
+  }
+  const int32_t* OnDevice(Column column, int place = 0) const {
+    return Numbers(memory_.get(), column) + place;
+  }
+
+  Device& device_;
+  const int sequences_;
+  const int pages_max_;
+  int copies_ = 1;
+  DeviceBuffer memory_;
+  DeviceBuffer pages_;
+  PinnedBuffer staging_;  // [copies] tables, then page table
+  uint64_t pass_ = 0;
+  std::vector<Row> rows_;
+  std::vector<DeviceCopy> page_copies_;
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/gpu/device/device_memory.h"
+#include "client/rpc/pool_link.h"
+#include "common/mutex.h"
+
+namespace crumb::client {
+
+struct PoolRangeOptions {
+  uint64_t slot_bytes = 0;
+  uint64_t handle_bytes = 0;
+  uint64_t bytes_max = 0;    // of the pool, whoever gave the handles
+  uint64_t range_bytes = 0;  // of addresses
+};
+
+// The handles of one pool, mapped into one range of this process, where every slot has its address
+// by its number. Nothing is unmapped before the end. Thread-safe.
+class PoolRange {
+ public:
+  // Reserves the addresses. Borrows `memory` and `link`.
+  static absl::StatusOr<std::unique_ptr<PoolRange>> Open(const PoolRangeOptions& options,
+                                                         DeviceMemory& memory, PoolLink& link);
+
+  DeviceAddress base() const { return range_->base(); }
+  DeviceAddress AddressOf(uint64_t slot) const {
+    return range_->base() + slot / per_handle_ * options_.handle_bytes +
+           slot % per_handle_ * options_.slot_bytes;
+  }
+  size_t handles() const;
+
+  // Maps those of crumbd's handles that are not mapped yet.
+  absl::Status MapAll(std::vector<PoolHandle> handles);
+  // Maps the slot's handle if it is not. Null: not joined, nothing can be asked for. kNotFound: the
+  // pool has no such slot.
+  absl::Status Reach(PoolSession* session, uint64_t slot);
+  // Gives crumbd, which has the handles `there`, all others that this process has.
+  absl::Status OfferAll(PoolSession& session, std::span<const PoolHandle> there);
+  // Fills the pool up to its size, as far as crumbd takes more. False: the device has no memory for
+  // it, which is logged.
+  bool Grow(PoolSession& session);
+
+ private:
+  PoolRange(const PoolRangeOptions& options, DeviceMemory& memory, PoolLink& link,
+            std::unique_ptr<DeviceRange> range);
+
+  absl::Status Map(uint32_t number, std::unique_ptr<DeviceHandle> handle)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Contains(uint32_t number) const;
+  absl::StatusOr<std::unique_ptr<DeviceHandle>> AllocateHandle();
+
+  const PoolRangeOptions options_;
+  DeviceMemory& memory_;
+  PoolLink& link_;
+  const uint64_t per_handle_;  // slots
+  const std::unique_ptr<DeviceRange> range_;
+  std::atomic<uint32_t> mapped_end_{0};  // all handles below are mapped, for good
+  mutable Mutex mutex_;                  // held while handles are imported and mapped
+  std::map<uint32_t, std::unique_ptr<DeviceHandle>> handles_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace crumb::client

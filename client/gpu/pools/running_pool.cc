@@ -1,0 +1,409 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/gpu/pools/running_pool.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "common/logging.h"
+#include "common/status_macros.h"
+
+namespace crumb::client {
+namespace {
+
+// Demotions that wait for the thread; crumbd asks for no more than its own bound at a time.
+constexpr size_t kDemotionsMax = 4096;
+// Copied down in one call.
+constexpr size_t kDemotionBatch = 16;
+// Slots of one call: crumbd's limits.commit_fragments_max is larger unless somebody lowered it.
+constexpr int kReserveMax = 2048;
+
+}  // namespace
+
+class RunningPool::HeldSlot final : public DeviceSlot {
+ public:
+  HeldSlot(const RunningPool& pool, uint64_t slot) : pool_(pool), slot_(slot) {}
+
+  DeviceAddress address() const override { return pool_.AddressOf(slot_); }
+  uint64_t number() const override { return slot_; }
+
+ private:
+  const RunningPool& pool_;
+  const uint64_t slot_;
+};
+
+// Slots that are let go together.
+struct RunningPool::HeldSlots {
+  HeldSlots(RunningPool& of, std::shared_ptr<const Lease> under)
+      : pool(of), lease(std::move(under)) {}
+  HeldSlots(const HeldSlots&) = delete;
+  HeldSlots& operator=(const HeldSlots&) = delete;
+  ~HeldSlots() { pool.LetGo(slots); }
+
+  RunningPool& pool;
+  const std::shared_ptr<const Lease> lease;
+  std::vector<HeldSlot> slots;
+};
+
+RunningPool::~RunningPool() {
+  {
+    MutexLock lock(&mutex_);
+    stopping_ = true;
+    changed_.NotifyAll();
+  }
+  thread_.Join();
+  std::shared_ptr<PoolSession> session;
+  std::vector<uint64_t> stock;
+  {
+    MutexLock lock(&mutex_);
+    session = std::move(session_);
+    stock.swap(stock_);
+  }
+  if (session != nullptr) {
+    session->ReleaseLater(stock);
+    session->Leave();
+  }
+  link_.StopListening(this);  // now the pool's next one may come
+}
+
+absl::Status RunningPool::Start() {
+  CRUMB_RETURN_IF_ERROR(link_.Listen(name_, this));
+  thread_ = Thread("crumb-pool", [this] { Run(); });
+  return absl::OkStatus();
+}
+
+void RunningPool::HoldBlanks(std::span<const uint64_t> slots,
+                             std::vector<std::shared_ptr<const DeviceSlot>>* held) {
+  const auto run = std::make_shared<HeldSlots>(*this, nullptr);
+  run->slots.reserve(slots.size());
+  for (const uint64_t slot : slots) {
+    held->emplace_back(run, &run->slots.emplace_back(*this, slot));
+    records_.Use(slot).held_by = session_;
+  }
+}
+
+std::shared_ptr<const DeviceSlot> RunningPool::TakeBlank() {
+  MutexLock lock(&mutex_);
+  if (stock_.empty()) {
+    ++stats_.out_of_slots;
+    changed_.NotifyAll();
+    return nullptr;
+  }
+  const uint64_t slot = stock_.back();
+  stock_.pop_back();
+  if (stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots)) changed_.NotifyAll();
+  std::vector<std::shared_ptr<const DeviceSlot>> taken;
+  HoldBlanks({&slot, 1}, &taken);
+  return taken.front();
+}
+
+std::vector<std::shared_ptr<const DeviceSlot>> RunningPool::Reserve(int count, Duration timeout,
+                                                                    int together) {
+  std::vector<std::shared_ptr<const DeviceSlot>> taken;
+  taken.reserve(static_cast<size_t>(std::max(count, 0)));
+  // As many of `slots` as are wanted still; answers the others.
+  const auto take = [&](std::span<const uint64_t> slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    while (static_cast<int>(taken.size()) < count && !slots.empty()) {
+      const auto run = std::min(
+          {static_cast<size_t>(count) - taken.size(), slots.size(), static_cast<size_t>(together)});
+      HoldBlanks(slots.last(run), &taken);
+      slots = slots.first(slots.size() - run);
+    }
+    return slots;
+  };
+  std::shared_ptr<PoolSession> session;
+  {
+    MutexLock lock(&mutex_);
+    session = session_;
+    stock_.resize(take(stock_).size());
+    changed_.NotifyAll();
+  }
+  while (session != nullptr && static_cast<int>(taken.size()) < count) {
+    const int wanted = std::min(count - static_cast<int>(taken.size()), kReserveMax);
+    const auto more = ReserveMore(*session, wanted, timeout);
+    if (!more.ok() || more->empty()) break;
+    MutexLock lock(&mutex_);
+    if (session_ != session) {
+      session->ReleaseLater(*more);
+      break;
+    }
+    // An answer that was asked for again may have more slots than this call wants.
+    const std::span<const uint64_t> rest = take(*more);
+    stock_.insert(stock_.end(), rest.begin(), rest.end());
+  }
+  return taken;
+}
+
+bool RunningPool::WaitBlank(int count, Duration timeout) {
+  const TimePoint deadline = Clock::Real().Now() + timeout;
+  MutexLock lock(&mutex_);
+  while (stock_.size() < static_cast<size_t>(count)) {
+    if (stopping_ || !changed_.WaitUntil(&mutex_, deadline)) break;
+  }
+  return stock_.size() >= static_cast<size_t>(count);
+}
+
+void RunningPool::LetGo(std::span<const HeldSlot> slots) {
+  MutexLock lock(&mutex_);
+  for (const HeldSlot& slot : slots) LetGoOne(slot.number());
+}
+
+void RunningPool::LetGoOne(uint64_t slot) {
+  SlotRecord& record = *records_.Find(slot);
+  if (record.uses > 1) {
+    --record.uses;
+    return;
+  }
+  const std::shared_ptr<PoolSession> held_by = std::move(record.held_by);
+  const bool blank = !record.committed;
+  records_.Erase(record);
+  if (held_by == nullptr) return;
+  if (blank && held_by == session_ && !stopping_ &&
+      stock_.size() < static_cast<size_t>(options_.blank_slots)) {
+    stock_.push_back(slot);  // for the next
+    changed_.NotifyAll();
+  } else {
+    held_by->ReleaseLater(std::span(&slot, 1));
+  }
+}
+
+absl::StatusOr<std::vector<CommitOutcome>> RunningPool::Commit(const KeyspaceId& keyspace,
+                                                               std::span<const Fragment> fragments,
+                                                               Duration timeout) {
+  if (fragments.empty()) return std::vector<CommitOutcome>();
+  std::vector<uint64_t> slots;
+  std::vector<FragmentHeader> headers;
+  std::shared_ptr<PoolSession> session;
+  {
+    MutexLock lock(&mutex_);
+    session = session_;
+    if (session == nullptr) return absl::UnavailableError("the device pool is not joined");
+    for (const Fragment& fragment : fragments) {
+      const SlotRecord* record = records_.Find(fragment.slot->number());
+      if (record == nullptr || record->committed) {
+        return absl::InvalidArgumentError("a slot is not blank");
+      }
+      if (record->held_by != session) {
+        return absl::AbortedError("the connection that reserved a slot was lost");
+      }
+      slots.push_back(fragment.slot->number());
+      headers.push_back(fragment.header);
+    }
+  }
+  auto outcomes = session->Commit(keyspace, slots, headers, timeout);
+  MutexLock lock(&mutex_);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    // Without an answer nobody knows whether it is blank: it is not used as such again.
+    if (outcomes.ok() && (*outcomes)[i] != CommitOutcome::kStored) continue;
+    SlotRecord& record = *records_.Find(slots[i]);
+    record.committed = true;
+    if (!outcomes.ok() || record.withdrawn) continue;
+    record.header = std::make_shared<const FragmentHeader>(headers[i]);
+  }
+  return outcomes;
+}
+
+absl::Status RunningPool::CheckLeased(std::span<const DeviceFragment* const> fragments,
+                                      const Lease& lease) const {
+  for (const DeviceFragment* fragment : fragments) {
+    if (fragment->pool != known_) return absl::NotFoundError("a fragment is in another pool");
+  }
+  // The next crumbd holds what it was told of, and has given out the rest.
+  if (lease.epoch() == epoch_) return absl::OkStatus();
+  return absl::AbortedError("crumbd has restarted since it gave a lease of a device pool");
+}
+
+absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> RunningPool::Hold(
+    std::span<const DeviceFragment* const> fragments, std::shared_ptr<const Lease> lease) {
+  std::shared_ptr<PoolSession> session;
+  {
+    MutexLock lock(&mutex_);
+    session = session_;
+    CRUMB_RETURN_IF_ERROR(CheckLeased(fragments, *lease));
+  }
+  for (const DeviceFragment* fragment : fragments) {
+    CRUMB_RETURN_IF_ERROR(range_->Reach(session.get(), fragment->slot));
+  }
+  const auto held = std::make_shared<HeldSlots>(*this, std::move(lease));
+  held->slots.reserve(fragments.size());
+  std::vector<std::shared_ptr<const DeviceSlot>> slots;
+  slots.reserve(fragments.size());
+  MutexLock lock(&mutex_);
+  CRUMB_RETURN_IF_ERROR(CheckLeased(fragments, *held->lease));
+  for (const DeviceFragment* fragment : fragments) {
+    slots.emplace_back(held, &held->slots.emplace_back(*this, fragment->slot));
+    SlotRecord& record = records_.Use(fragment->slot);
+    record.committed = true;
+    if (record.withdrawn || record.header != nullptr || !record.told.empty()) continue;
+    record.told = fragment->header;
+    if (!record.told.empty()) record.told_keeper = held->lease->told();
+  }
+  return slots;
+}
+
+absl::StatusOr<std::shared_ptr<PoolSession>> RunningPool::Joined() const {
+  MutexLock lock(&mutex_);
+  if (session_ == nullptr) return absl::UnavailableError("the device pool is not joined");
+  return session_;
+}
+
+absl::StatusOr<std::vector<std::optional<FragmentHeader>>> RunningPool::Headers(
+    std::span<const uint64_t> slots, Duration timeout) {
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<PoolSession> session, Joined());
+  return session->Headers(slots, timeout);
+}
+
+absl::Status RunningPool::Withdraw(std::span<const uint64_t> slots, std::span<const PageKey> keys,
+                                   Duration timeout) {
+  {
+    // The next crumbd is told of the slot, and not of the page.
+    MutexLock lock(&mutex_);
+    for (const uint64_t slot : slots) {
+      SlotRecord* record = records_.Find(slot);
+      if (record == nullptr) continue;
+      record->withdrawn = true;
+      record->header = nullptr;
+      record->told = {};
+      record->told_keeper = nullptr;
+    }
+  }
+  CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<PoolSession> session, Joined());
+  return session->Withdraw(slots, keys, timeout);
+}
+
+DevicePoolStats RunningPool::stats() const {
+  DevicePoolStats stats;
+  {
+    MutexLock lock(&mutex_);
+    stats = stats_;
+    stats.blank_slots = stock_.size();
+    stats.held_slots = records_.used();
+  }
+  stats.handles = range_->handles();
+  return stats;
+}
+
+void RunningPool::OnDemotions(const PoolId& pool, std::vector<Demotion> demotions) {
+  MutexLock lock(&mutex_);
+  if (pool != known_) return;
+  for (Demotion& one : demotions) {
+    if (demotions_.size() < kDemotionsMax) demotions_.push_back(std::move(one));
+  }
+  changed_.NotifyAll();
+}
+
+// False: the pool stops.
+bool RunningPool::Wait() {
+  MutexLock lock(&mutex_);
+  while (!stopping_) {
+    if (join_due_ || (session_ != nullptr && !demotions_.empty())) return true;
+    const bool low =
+        options_.blank_slots > 0 && stock_.size() * 2 <= static_cast<size_t>(options_.blank_slots);
+    const bool wants = session_ == nullptr || low || !former_.empty();
+    const TimePoint until = wants ? retry_at_ : TimePoint::max();
+    if (Clock::Real().Now() >= until) return true;
+    if (until == TimePoint::max()) {
+      changed_.Wait(&mutex_);
+    } else {
+      changed_.WaitUntil(&mutex_, until);
+    }
+  }
+  return false;
+}
+
+void RunningPool::Run() {
+  while (Wait()) {
+    JoinAgain();
+    SettleFormer();
+    CopyDown();
+    retry_after_ = Refill() ? kRetryMin : std::min(2 * retry_after_, kRetryMax);
+    retry_at_ = Clock::Real().Now() + retry_after_;
+  }
+}
+
+absl::StatusOr<std::vector<uint64_t>> RunningPool::ReserveMore(PoolSession& session, int count,
+                                                               Duration timeout) {
+  std::vector<uint64_t> slots;
+  {
+    // An answer that was lost is asked for again by its number: nobody may ask meanwhile.
+    MutexLock lock(&reserving_);
+    CRUMB_ASSIGN_OR_RETURN(slots, session.Reserve(count, timeout));
+  }
+  std::vector<uint64_t> unreachable;
+  for (const uint64_t slot : slots) {
+    if (!range_->Reach(&session, slot).ok()) unreachable.push_back(slot);
+  }
+  session.ReleaseLater(unreachable);
+  std::erase_if(slots, [&](uint64_t slot) {
+    return std::find(unreachable.begin(), unreachable.end(), slot) != unreachable.end();
+  });
+  return slots;
+}
+
+bool RunningPool::Refill() {
+  std::shared_ptr<PoolSession> session;
+  int missing;
+  {
+    MutexLock lock(&mutex_);
+    session = session_;
+    missing = options_.blank_slots - static_cast<int>(stock_.size());
+    if (session == nullptr) return false;
+    if (missing <= 0 || missing * 2 < options_.blank_slots) return true;
+  }
+  if (!device_full_) device_full_ = !range_->Grow(*session);
+  const auto slots = ReserveMore(*session, missing, options_.call_timeout);
+  if (!slots.ok()) return false;
+  MutexLock lock(&mutex_);
+  stock_.insert(stock_.end(), slots->begin(), slots->end());
+  changed_.NotifyAll();
+  return stock_.size() * 2 > static_cast<size_t>(options_.blank_slots);
+}
+
+void RunningPool::CopyDown() {
+  while (true) {
+    std::vector<Demotion> batch;
+    std::shared_ptr<PoolSession> session;
+    {
+      MutexLock lock(&mutex_);
+      session = session_;
+      while (!demotions_.empty() && batch.size() < kDemotionBatch) {
+        batch.push_back(std::move(demotions_.front()));
+        demotions_.pop_front();
+      }
+      if (batch.empty() || session == nullptr || stopping_) return;
+    }
+    uint64_t failed = 0;
+    std::vector<uint64_t> slots;
+    for (const Demotion& one : batch) {
+      slots.push_back(one.slot);
+      const absl::Status copied = range_->Reach(session.get(), one.slot).ok()
+                                      ? CopyOne(one)
+                                      : absl::NotFoundError("no such slot");
+      if (!copied.ok()) ++failed;
+    }
+    session->Demoted(slots).IgnoreError();  // else the session is lost, and crumbd knows
+    MutexLock lock(&mutex_);
+    stats_.pages_demoted += batch.size() - failed;
+    stats_.demotions_failed += failed;
+  }
+}
+
+absl::Status RunningPool::CopyOne(const Demotion& demotion) {
+  const FragmentHeader& header = demotion.header;
+  const size_t tiles_bytes = FragmentTilesBytes(header.range.tiles(), header.tile_bytes);
+  const size_t bytes = crumb::FragmentBytes(header.range.tiles(), header.tile_bytes);
+  if (tiles_bytes > options_.slot_bytes) return absl::DataLossError("larger than its slot");
+  CRUMB_ASSIGN_OR_RETURN(std::vector<StagingSlot> room,
+                         client_.Reserve(1, bytes, options_.call_timeout));
+  if (room.empty()) return absl::ResourceExhaustedError("staging memory is full");
+  const std::span<std::byte> to = room.front().bytes();
+  CRUMB_RETURN_IF_ERROR(memory_.CopyToHost(AddressOf(demotion.slot), to.first(tiles_bytes)));
+  EncodeFragmentHeader(header, to.subspan(tiles_bytes, bytes - tiles_bytes));
+  CRUMB_ASSIGN_OR_RETURN(const auto outcomes, client_.Commit(header.keyspace, std::move(room),
+                                                             tiles_bytes, options_.call_timeout));
+  const bool there = outcomes.front() == CommitOutcome::kStored ||
+                     outcomes.front() == CommitOutcome::kDeduplicated;
+  return there ? absl::OkStatus() : absl::ResourceExhaustedError("crumbd did not take the copy");
+}
+
+}  // namespace crumb::client

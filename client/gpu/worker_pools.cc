@@ -1,0 +1,252 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/gpu/worker_pools.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "client/gpu/device_page.h"
+#include "client/worker/late_sums.h"
+#include "common/placement.h"
+#include "common/status_macros.h"
+
+namespace crumb::client {
+
+using kernels::PageFormat;
+
+absl::StatusOr<std::unique_ptr<WorkerPools>> WorkerPools::Open(const WorkerOptions& options,
+                                                               const DeviceWorkerOptions& pools,
+                                                               const DeviceGeometry& geometry,
+                                                               Device& device, Client& client) {
+  std::unique_ptr<WorkerPools> opened(new WorkerPools(
+      options, geometry, std::max(1, pools.load_kernel_layers), pools.pool_write_through));
+  CRUMB_ASSIGN_OR_RETURN(auto memory, device.OpenMemory());
+  CRUMB_ASSIGN_OR_RETURN(opened->own_, opened->OpenPair(pools, std::move(memory), client, false));
+  for (const int peer : pools.pool_peers) {
+    CRUMB_ASSIGN_OR_RETURN(auto of_peer, device.OpenPeerMemory(peer));
+    CRUMB_ASSIGN_OR_RETURN(Pair pair, opened->OpenPair(pools, std::move(of_peer), client, true));
+    opened->peers_.push_back(std::move(pair));
+  }
+  return opened;
+}
+
+// Of a peer's pools this process maps what is there, gives no memory and takes no slot.
+absl::StatusOr<WorkerPools::Pair> WorkerPools::OpenPair(const DeviceWorkerOptions& pools,
+                                                        std::unique_ptr<DeviceMemory> memory,
+                                                        Client& client, bool peer) const {
+  Pair pair;
+  pair.memory = std::move(memory);
+  DevicePoolOptions options;
+  options.handle_bytes = pools.pool_handle_bytes;
+  options.slot_bytes = geometry_.page_bytes(PageFormat::kInt2);
+  options.bytes_max = peer ? 0 : pools.pool_bytes;
+  options.blank_slots = peer ? 0 : pools.pool_blank_pages;
+  CRUMB_ASSIGN_OR_RETURN(pair.pages, DevicePool::Open(options, *pair.memory, client));
+  options.slot_bytes = geometry_.page_bytes(PageFormat::kBf16);
+  options.bytes_max = peer ? 0 : pools.pool_sink_bytes;
+  options.blank_slots = peer ? 0 : pools.pool_blank_sinks;
+  CRUMB_ASSIGN_OR_RETURN(pair.sinks, DevicePool::Open(options, *pair.memory, client));
+  return pair;
+}
+
+void WorkerPools::NamePools(AcquireRequest* request) const {
+  const auto add = [](const DevicePool& pool, std::vector<PoolId>* to) {
+    const PoolId id = pool.id();
+    if (id != PoolId()) to->push_back(id);
+  };
+  add(*own_.pages, &request->pools);
+  add(*own_.sinks, &request->pools);
+  for (const Pair& peer : peers_) {
+    add(*peer.pages, &request->peers);
+    add(*peer.sinks, &request->peers);
+  }
+  if (!request->peers.empty() && FirstSums() != options_.own_tiles()) {
+    request->peer_sums = FirstSums();
+  }
+}
+
+// Of the layers that begin to come before all sums are there.
+TileRange WorkerPools::FirstSums() const {
+  TileRange first = options_.own_tiles();
+  first.layers.end =
+      static_cast<uint16_t>(std::min<int>(first.layers.end, first.layers.begin + first_layers_));
+  return first;
+}
+
+HeldPages WorkerPools::Hold(Fragments fragments, const std::shared_ptr<const Lease>& lease,
+                            SlotPool& pages, SlotPool& sinks) const {
+  HeldPages held;
+  held.pages.reserve(fragments.size());
+  while (held.status.ok() && held.pages.size() < fragments.size()) {
+    const Fragments rest = fragments.subspan(held.pages.size());
+    const FragmentHeader& first = *rest.front()->shape;
+    const bool sink = first.format == crumb::PageFormat::kBf16;
+    if (const size_t own = OwnRun(rest); own > 0) {
+      held.status =
+          HoldOwn(rest.first(own), lease, PoolOf(own_, first), sink ? sinks : pages, &held.pages);
+      continue;
+    }
+    held.status = HoldElsewhere(rest, lease, &held.pages);
+  }
+  return held;
+}
+
+// How many of the first fragments lie in one of the own device's pools and are attended there, of
+// one run at most. Kernels know one distance between layers: that of this rank's heads.
+size_t WorkerPools::OwnRun(Fragments fragments) const {
+  const FragmentHeader& first = *fragments.front()->shape;
+  const DevicePool& pool = PoolOf(own_, first);
+  const PoolId id = pool.id();
+  const auto attended = [&](const DeviceFragment* fragment) {
+    const FragmentHeader& header = *fragment->shape;
+    return fragment->pool == id && header.format == first.format &&
+           header.range.heads == options_.own_tiles().heads &&
+           FragmentTilesBytes(header.range.tiles(), header.tile_bytes) <= pool.slot_bytes();
+  };
+  const Fragments run = fragments.first(std::min(fragments.size(), kRunPages));
+  return static_cast<size_t>(std::find_if_not(run.begin(), run.end(), attended) - run.begin());
+}
+
+absl::Status WorkerPools::HoldOwn(Fragments fragments, const std::shared_ptr<const Lease>& lease,
+                                  DevicePool& pool, SlotPool& slots,
+                                  std::vector<std::shared_ptr<Page>>* held) const {
+  CRUMB_ASSIGN_OR_RETURN(auto in_pool, pool.Hold(fragments, lease));
+  const auto format = static_cast<PageFormat>(fragments.front()->shape->format);
+  std::vector<ResidentSlot> taken;
+  taken.reserve(in_pool.size());
+  for (size_t i = 0; i < in_pool.size(); ++i) {
+    const int skipped = options_.own_tiles().layers.begin - fragments[i]->shape->range.layers.begin;
+    const DeviceAddress address = in_pool[i]->address() + geometry_.layer_stride(format) * skipped;
+    taken.push_back({address, std::move(in_pool[i])});
+  }
+  SlotPool::Slots adopted = slots.Adopt(std::move(taken));
+  RunOf<DevicePage> run;
+  for (size_t i = 0; i < adopted.size(); ++i) {
+    auto page = geometry_.NewPage(format, std::move(adopted[i]), run);
+    page->placed = true;
+    page->over_int2_prefix = fragments[i]->shape->over_int2_prefix;
+    held->push_back(std::move(page));
+  }
+  return absl::OkStatus();
+}
+
+// Pages that have to be copied: the first fragments that lie in one pool and have one shape, of one
+// run at most.
+absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
+                                        const std::shared_ptr<const Lease>& lease,
+                                        std::vector<std::shared_ptr<Page>>* held) const {
+  const DeviceFragment& first = *fragments.front();
+  const FragmentHeader& shape = *first.shape;
+  if (FragmentTilesBytes(shape.range.tiles(), shape.tile_bytes) >
+      PoolOf(own_, shape).slot_bytes()) {
+    return absl::DataLossError("a fragment is larger than the slot it lies in");
+  }
+  const Pair* pair = PoolOf(own_, shape).id() == first.pool ? &own_ : nullptr;
+  for (const Pair& peer : peers_) {
+    if (pair == nullptr && PoolOf(peer, shape).id() == first.pool) pair = &peer;
+  }
+  if (pair == nullptr) return absl::NotFoundError("a fragment lies in a pool that was joined anew");
+  const Fragments run = fragments.first(std::min(fragments.size(), kRunPages));
+  const auto alike = [&](const DeviceFragment* fragment) {
+    const auto told = static_cast<int>(fragment->tile_sums.size());
+    return fragment->pool == first.pool && fragment->shape == first.shape &&
+           (told == shape.range.tiles() || (told > 0 && told == FirstSums().tiles()));
+  };
+  const auto end = std::find_if_not(run.begin(), run.end(), alike);
+  if (end == run.begin()) {
+    return absl::NotFoundError("a fragment's sums were not sent: it cannot be copied");
+  }
+  const Fragments copied(run.begin(), end);
+  CRUMB_ASSIGN_OR_RETURN(const auto slots, PoolOf(*pair, shape).Hold(copied, lease));
+  RunOf<Page> pages;
+  for (size_t i = 0; i < copied.size(); ++i) {
+    held->push_back(pages.New());
+    FillForCopy(*copied[i], slots[i], *held->back());
+  }
+  return absl::OkStatus();
+}
+
+WorkerPools::Place WorkerPools::PlaceOf(const Page& page) {
+  return {page.key, page.format, OnDevice(page).slot->shared->number()};
+}
+
+absl::StatusOr<std::vector<std::vector<uint32_t>>> WorkerPools::SumsOf(
+    std::span<const Place> places, Duration timeout) const {
+  const TileRange own = options_.own_tiles();
+  std::vector<std::vector<uint32_t>> sums(places.size());
+  for (const PageFormat format : {PageFormat::kInt2, PageFormat::kBf16}) {
+    std::vector<uint64_t> slots;
+    std::vector<size_t> asked;
+    for (size_t i = 0; i < places.size(); ++i) {
+      if (places[i].format != format) continue;
+      slots.push_back(places[i].slot);
+      asked.push_back(i);
+    }
+    if (slots.empty()) continue;
+    CRUMB_ASSIGN_OR_RETURN(const auto headers, PoolOf(own_, format).Headers(slots, timeout));
+    for (size_t i = 0; i < asked.size(); ++i) {
+      if (!headers[i].has_value() || headers[i]->key != places[asked[i]].key) continue;
+      const TileRange& range = headers[i]->range;
+      if (!range.layers.Contains(own.layers) || !range.heads.Contains(own.heads)) continue;
+      sums[asked[i]] = OwnSums(headers[i]->range, headers[i]->tile_sums, own);
+    }
+  }
+  return sums;
+}
+
+absl::Status WorkerPools::Withdraw(const Place& place, Duration timeout) const {
+  return PoolOf(own_, place.format).Withdraw({&place.slot, 1}, {&place.key, 1}, timeout);
+}
+
+void WorkerPools::FillForCopy(const DeviceFragment& fragment,
+                              const std::shared_ptr<const DeviceSlot>& slot, Page& page) const {
+  const FragmentHeader& shape = *fragment.shape;
+  const TileRange own = options_.own_tiles(), range = shape.range;
+  page.format = static_cast<PageFormat>(shape.format);
+  page.tile_bytes = shape.tile_bytes;
+  page.layer_stride = page.tile_bytes * range.heads.size();
+  page.bytes = FragmentTilesBytes(own.tiles(), shape.tile_bytes);
+  page.over_int2_prefix = shape.over_int2_prefix;
+  page.in_pool = true;
+  if (static_cast<int>(fragment.tile_sums.size()) == range.tiles()) {
+    TakeSums(fragment, own, page);
+  } else {
+    page.fragment_sums = fragment.tile_sums;
+  }
+  const size_t before = page.layer_stride * (own.layers.begin - range.layers.begin) +
+                        page.tile_bytes * (own.heads.begin - range.heads.begin);
+  page.tiles = reinterpret_cast<std::byte*>(slot->address() + before);
+  page.memory = std::const_pointer_cast<DeviceSlot>(slot);
+}
+
+bool WorkerPools::Has(const Page& page) const { return OnDevice(page).slot->shared != nullptr; }
+
+// A page may be found damaged before it is known to others.
+absl::StatusOr<std::vector<CommitOutcome>> WorkerPools::Commit(
+    const KeyspaceId& keyspace, std::span<const std::shared_ptr<const Page>> pages,
+    std::span<const FragmentHeader> headers, Duration timeout) {
+  std::vector<CommitOutcome> outcomes(pages.size(), CommitOutcome::kRefused);
+  std::vector<DevicePool::Fragment> fragments;
+  std::vector<size_t> sound;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    if (OnDevice(*pages[i]).damaged.is_set()) continue;
+    fragments.push_back({OnDevice(*pages[i]).slot->shared, headers[i]});
+    sound.push_back(i);
+  }
+  CRUMB_ASSIGN_OR_RETURN(const auto committed,
+                         PoolOf(own_, pages.front()->format).Commit(keyspace, fragments, timeout));
+  for (size_t i = 0; i < sound.size(); ++i) outcomes[sound[i]] = committed[i];
+  WithdrawDamaged(pages, timeout).IgnoreError();  // whoever found it tells again, too
+  return outcomes;
+}
+
+absl::Status WorkerPools::WithdrawDamaged(std::span<const std::shared_ptr<const Page>> pages,
+                                          Duration timeout) const {
+  for (const std::shared_ptr<const Page>& page : pages) {
+    if (!OnDevice(*page).damaged.is_set()) continue;
+    CRUMB_RETURN_IF_ERROR(Withdraw(PlaceOf(*page), timeout));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::client

@@ -1,0 +1,103 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "client/gpu/device/device.h"
+#include "client/gpu/device/device_memory.h"
+#include "client/gpu/device_geometry.h"
+#include "client/gpu/pools/device_pool.h"
+#include "client/gpu/pools/slot_pool.h"
+#include "client/worker/page_intake.h"
+#include "client/worker/shared_place.h"
+#include "crumb/acquire.h"
+#include "crumb/device_options.h"
+#include "crumb/worker_options.h"
+
+namespace crumb::client {
+
+// The device pools that a device worker takes part in: one of INT2 pages and one of sinks on its
+// own device, and those of peers, which it copies from. Thread-safe.
+class WorkerPools final : public SharedPlace {
+ public:
+  // Borrows everything. kInvalidArgument: an option; kFailedPrecondition, kUnavailable: the
+  // device's memory cannot be shared, or a peer's not be reached.
+  static absl::StatusOr<std::unique_ptr<WorkerPools>> Open(const WorkerOptions& options,
+                                                           const DeviceWorkerOptions& pools,
+                                                           const DeviceGeometry& geometry,
+                                                           Device& device, Client& client);
+
+  DevicePool& pages() const { return *own_.pages; }
+  DevicePool& sinks() const { return *own_.sinks; }
+
+  // See PageIntake. Slots of the own device's pools are adopted by `pages` and `sinks`.
+  void NamePools(AcquireRequest* request) const;
+  HeldPages Hold(std::span<const DeviceFragment* const> fragments,
+                 const std::shared_ptr<const Lease>& lease, SlotPool& pages, SlotPool& sinks) const;
+
+  // Where a page lies in a pool of the own device, and which it is.
+  struct Place {
+    PageKey key;
+    kernels::PageFormat format = kernels::PageFormat::kInt2;
+    uint64_t slot = 0;
+  };
+  static Place PlaceOf(const Page& page);
+  // What the tiles of this rank should have there, as crumbd was told; none where it knows no such
+  // page. It is so as long as the pages are held. Errors of crumbd's calls.
+  absl::StatusOr<std::vector<std::vector<uint32_t>>> SumsOf(std::span<const Place> places,
+                                                            Duration timeout) const;
+  // Makes crumbd give nobody the page any more. It must be held.
+  absl::Status Withdraw(const Place& place, Duration timeout) const;
+
+  bool Has(const Page& page) const override;
+  bool copies() const override { return copies_; }
+  absl::StatusOr<std::vector<CommitOutcome>> Commit(
+      const KeyspaceId& keyspace, std::span<const std::shared_ptr<const Page>> pages,
+      std::span<const FragmentHeader> headers, Duration timeout) override;
+
+ private:
+  struct Pair {
+    std::unique_ptr<DeviceMemory> memory;
+    std::unique_ptr<DevicePool> pages, sinks;
+  };
+
+  WorkerPools(const WorkerOptions& options, const DeviceGeometry& geometry, int first_layers,
+              bool copies)
+      : options_(options), geometry_(geometry), first_layers_(first_layers), copies_(copies) {}
+  absl::StatusOr<Pair> OpenPair(const DeviceWorkerOptions& pools,
+                                std::unique_ptr<DeviceMemory> memory, Client& client,
+                                bool peer) const;
+  using Fragments = std::span<const DeviceFragment* const>;
+
+  static DevicePool& PoolOf(const Pair& pair, kernels::PageFormat format) {
+    return format == kernels::PageFormat::kBf16 ? *pair.sinks : *pair.pages;
+  }
+  static DevicePool& PoolOf(const Pair& pair, const FragmentHeader& header) {
+    return PoolOf(pair, static_cast<kernels::PageFormat>(header.format));
+  }
+  absl::Status WithdrawDamaged(std::span<const std::shared_ptr<const Page>> pages,
+                               Duration timeout) const;
+  TileRange FirstSums() const;
+  size_t OwnRun(Fragments fragments) const;
+  absl::Status HoldOwn(Fragments fragments, const std::shared_ptr<const Lease>& lease,
+                       DevicePool& pool, SlotPool& slots,
+                       std::vector<std::shared_ptr<Page>>* held) const;
+  absl::Status HoldElsewhere(Fragments fragments, const std::shared_ptr<const Lease>& lease,
+                             std::vector<std::shared_ptr<Page>>* held) const;
+  void FillForCopy(const DeviceFragment& fragment, const std::shared_ptr<const DeviceSlot>& slot,
+                   Page& page) const;
+
+  const WorkerOptions& options_;
+  const DeviceGeometry& geometry_;
+  const int first_layers_;
+  const bool copies_;
+  Pair own_;
+  std::vector<Pair> peers_;
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,202 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/rpc/fragment_reader.h"
+
+#include <algorithm>
+
+#include "common/fragment_header_view.h"
+#include "common/status_macros.h"
+
+namespace crumb::client {
+namespace {
+
+constexpr size_t kTileAlignment = 128;
+
+absl::StatusOr<LeasedFragment> ReadOne(const Connection& connection, const v1::Fragments& at,
+                                       int index) {
+  CRUMB_ASSIGN_OR_RETURN(const std::span<const std::byte> bytes,
+                         connection.SlabBytes(at.slabs(index), at.offsets(index)));
+  const size_t tiles_bytes = at.header_offsets(index);
+  if (tiles_bytes > bytes.size()) return absl::DataLossError("a header lies outside its slab");
+  LeasedFragment fragment;
+  fragment.page = static_cast<int>(at.pages(index));
+  CRUMB_ASSIGN_OR_RETURN(FragmentHeaderView view, ViewFragmentHeader(bytes.subspan(tiles_bytes)));
+  fragment.header = std::move(view.header);
+  fragment.tile_sums = view.tile_sums;
+  fragment.tiles = bytes.first(tiles_bytes);
+  if (FragmentTilesBytes(fragment.header.range.tiles(), fragment.header.tile_bytes) !=
+      tiles_bytes) {
+    return absl::DataLossError("a fragment's size differs from its header's");
+  }
+  if (reinterpret_cast<uintptr_t>(bytes.data()) % kTileAlignment != 0) {
+    return absl::DataLossError("a fragment is not aligned");
+  }
+  return fragment;
+}
+
+bool WellFormed(const v1::Fragments& at) {
+  const int count = at.pages_size();
+  return at.slabs_size() == count && at.offsets_size() == count &&
+         at.header_offsets_size() == count;
+}
+
+// What an answer tells of fragments on devices, as long as somebody reads it.
+struct ToldFragments {
+  v1::DeviceFragments at;
+  std::vector<FragmentHeader> shapes;
+};
+
+bool WellFormed(const v1::DeviceFragments& at) {
+  const int count = at.pages_size();
+  return at.pools_size() == count && at.slots_size() == count && at.shapes_size() == count &&
+         (at.headers_size() == count || at.headers_size() == 0);
+}
+
+std::shared_ptr<const ToldFragments> Keep(const AcquireRequest& request, v1::DeviceFragments* at) {
+  auto told = std::make_shared<ToldFragments>();
+  told->at.Swap(at);
+  told->shapes.reserve(static_cast<size_t>(told->at.shape_size()));
+  for (const v1::DeviceFragments::Shape& shape : told->at.shape()) {
+    FragmentHeader& header = told->shapes.emplace_back();
+    header.range = {{static_cast<uint16_t>(shape.range().layer_begin()),
+                     static_cast<uint16_t>(shape.range().layer_end())},
+                    {static_cast<uint16_t>(shape.range().head_begin()),
+                     static_cast<uint16_t>(shape.range().head_end())}};
+    header.format = static_cast<PageFormat>(shape.format());
+    header.over_int2_prefix = shape.over_int2_prefix();
+    header.layout_id = shape.layout_id();
+    header.tile_bytes = shape.tile_bytes();
+    header.generation = shape.generation();
+    header.keyspace = request.keyspace;
+  }
+  return told;
+}
+
+bool SameShape(const FragmentHeader& a, const FragmentHeader& b) {
+  return a.range == b.range && a.format == b.format && a.tile_bytes == b.tile_bytes &&
+         a.layout_id == b.layout_id && a.over_int2_prefix == b.over_int2_prefix &&
+         a.generation == b.generation;
+}
+
+// The header of a fragment whose shape and place are told.
+MissReason ReadDeviceHeader(const AcquireRequest& request, const std::string& encoded,
+                            DeviceFragment& fragment) {
+  fragment.header = std::as_bytes(std::span(encoded.data(), encoded.size()));
+  const absl::StatusOr<FragmentHeaderView> view = ViewFragmentHeader(fragment.header);
+  if (!view.ok() || !SameShape(view->header, *fragment.shape)) return MissReason::kCorrupt;
+  fragment.tile_sums = view->tile_sums;
+  return CheckIdentity(view->header, request.keyspace,
+                       request.keys[static_cast<size_t>(fragment.page)]);
+}
+
+// Of a fragment whose shape is told. False: they are not there.
+bool ReadFirstSums(const AcquireRequest& request, const std::string& sums, size_t* at,
+                   DeviceFragment& fragment) {
+  const std::optional<TileRange>& tiles = request.peer_sums;
+  if (!tiles.has_value() || sums.empty()) return true;
+  if (Intersect(fragment.shape->range, *tiles) != *tiles) return true;
+  const size_t bytes = sizeof(uint32_t) * static_cast<size_t>(tiles->tiles());
+  if (sums.size() - *at < bytes) return false;
+  fragment.tile_sums = {reinterpret_cast<const uint32_t*>(sums.data() + *at),
+                        static_cast<size_t>(tiles->tiles())};
+  *at += bytes;
+  return true;
+}
+
+// `sums_at`: how many of the bytes of sums belong to fragments before this one.
+MissReason ReadDeviceOne(const AcquireRequest& request, const ToldFragments& told, int index,
+                         size_t* sums_at, DeviceFragment& fragment) {
+  const v1::DeviceFragments& at = told.at;
+  const size_t pool = at.pools(index), shape = at.shapes(index);
+  if (shape >= told.shapes.size() || pool >= request.pools.size() + request.peers.size()) {
+    return MissReason::kCorrupt;
+  }
+  fragment.page = static_cast<int>(at.pages(index));
+  fragment.slot = at.slots(index);
+  fragment.pool = pool < request.pools.size() ? request.pools[pool]
+                                              : request.peers[pool - request.pools.size()];
+  fragment.shape = &told.shapes[shape];
+  if (at.headers_size() > 0 && !at.headers(index).empty()) {
+    const MissReason read = ReadDeviceHeader(request, at.headers(index), fragment);
+    if (read != MissReason::kNone) return read;
+  } else if (pool >= request.pools.size() &&
+             !ReadFirstSums(request, at.sums(), sums_at, fragment)) {
+    return MissReason::kCorrupt;
+  }
+  return fragment.shape->generation == request.generation ? MissReason::kNone
+                                                          : MissReason::kGeneration;
+}
+
+MissReason Check(const LeasedFragment& fragment, const AcquireRequest& request, bool verify) {
+  const MissReason identity =
+      CheckIdentity(fragment.header, request.keyspace, request.keys[fragment.page]);
+  if (identity != MissReason::kNone) return identity;
+  if (fragment.header.generation != request.generation) return MissReason::kGeneration;
+  if (verify && !fragment.VerifyTiles().ok()) return MissReason::kCorrupt;
+  return MissReason::kNone;
+}
+
+}  // namespace
+
+MissReason CheckIdentity(const FragmentHeader& header, const KeyspaceId& keyspace,
+                         const PageKey& key) {
+  const bool right =
+      header.keyspace == keyspace && header.key == key && header.page_tokens == kPageTokens;
+  return right ? MissReason::kNone : MissReason::kCorrupt;
+}
+
+ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& request,
+                         v1::AcquireResponse& answer, const std::function<bool(int page)>& verify) {
+  ReadFragments read;
+  const v1::Fragments& at = answer.fragments();
+  const int pages_max = static_cast<int>(std::min<size_t>(answer.hit_pages(), request.keys.size()));
+  if (!WellFormed(at) || !WellFormed(answer.device_fragments())) {
+    read.miss_reason = MissReason::kCorrupt;
+    return read;
+  }
+  const auto told = Keep(request, answer.mutable_device_fragments());
+  const v1::DeviceFragments& on_device = told->at;
+  read.told = told;
+  read.fragments.reserve(at.pages_size());
+  read.device_fragments.reserve(on_device.pages_size());
+  const std::optional<TileRange>& needed = request.own.has_value() ? request.own : request.range;
+  int index = 0;
+  int device_index = 0;
+  size_t sums_at = 0;
+  for (int page = 0; page < pages_max; ++page) {
+    const size_t first = read.fragments.size();
+    const size_t device_first = read.device_fragments.size();
+    int covered = 0;
+    for (; index < at.pages_size() && static_cast<int>(at.pages(index)) == page; ++index) {
+      absl::StatusOr<LeasedFragment> fragment = ReadOne(connection, at, index);
+      read.miss_reason =
+          fragment.ok() ? Check(*fragment, request, verify(page)) : MissReason::kCorrupt;
+      if (read.miss_reason != MissReason::kNone) break;
+      covered += needed.has_value() ? Intersect(fragment->header.range, *needed).tiles() : 0;
+      read.fragments.push_back(*std::move(fragment));
+    }
+    for (; read.miss_reason == MissReason::kNone && device_index < on_device.pages_size() &&
+           static_cast<int>(on_device.pages(device_index)) == page;
+         ++device_index) {
+      DeviceFragment& fragment = read.device_fragments.emplace_back();
+      read.miss_reason = ReadDeviceOne(request, *told, device_index, &sums_at, fragment);
+      if (read.miss_reason != MissReason::kNone) break;
+      covered += needed.has_value() ? Intersect(fragment.shape->range, *needed).tiles() : 0;
+    }
+    if (read.miss_reason == MissReason::kNone && needed.has_value() && covered != needed->tiles()) {
+      read.miss_reason = MissReason::kNotCovered;
+    }
+    if (read.miss_reason != MissReason::kNone) {
+      read.fragments.erase(read.fragments.begin() + static_cast<std::ptrdiff_t>(first),
+                           read.fragments.end());
+      read.device_fragments.erase(
+          read.device_fragments.begin() + static_cast<std::ptrdiff_t>(device_first),
+          read.device_fragments.end());
+      return read;
+    }
+    ++read.hit_pages;
+  }
+  return read;
+}
+
+}  // namespace crumb::client

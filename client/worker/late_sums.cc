@@ -1,0 +1,84 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/worker/late_sums.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace crumb::client {
+namespace {
+
+// Of the question, where little is left of the first one's time: the pages are a hit already, and
+// crumbd answers from memory.
+constexpr Duration kTimeoutMin = std::chrono::milliseconds(200);
+
+}  // namespace
+
+LateSums::LateSums(Client& client, const AcquireRequest& asked, std::shared_ptr<const Lease> lease,
+                   uint64_t lease_id, const TileRange& own)
+    : client_(client),
+      keys_(asked.keys.begin(), asked.keys.end()),
+      request_(asked),
+      lease_(std::move(lease)),
+      own_(own),
+      told_(nullptr) {
+  request_.keys = keys_;
+  request_.lease = lease_id;
+  request_.peer_sums.reset();
+  request_.window_tokens = 0;
+  request_.timeout = std::max(request_.timeout, kTimeoutMin);
+}
+
+absl::Status LateSums::Await() {
+  if (!told_.ok() || *told_ != nullptr) return told_.status();
+  absl::StatusOr<AcquireResult> answer = client_.Acquire(request_);
+  if (!answer.ok()) {
+    told_ = answer.status();
+  } else if (answer->lease == nullptr) {
+    told_ = absl::NotFoundError("crumbd does not have the lease any more that sums were asked of");
+  } else {
+    told_ = std::move(answer->lease);
+  }
+  return told_.status();
+}
+
+bool LateSums::Fill(int index, Page& page) const {
+  if (!told_.ok() || *told_ == nullptr) return false;
+  const std::span<const DeviceFragment> fragments = (*told_)->device_fragments();
+  const auto first = std::lower_bound(
+      fragments.begin(), fragments.end(), index,
+      [](const DeviceFragment& fragment, int wanted) { return fragment.page < wanted; });
+  for (auto at = first; at != fragments.end() && at->page == index; ++at) {
+    const TileRange& range = at->shape->range;
+    if (Intersect(range, own_) != own_) continue;
+    if (static_cast<int>(at->tile_sums.size()) != range.tiles()) return false;
+    TakeSums(*at, own_, page);
+    return true;
+  }
+  return false;
+}
+
+std::vector<uint32_t> OwnSums(const TileRange& range, std::span<const uint32_t> sums,
+                              const TileRange& own) {
+  std::vector<uint32_t> taken;
+  taken.reserve(static_cast<size_t>(own.tiles()));
+  for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
+    const size_t first = static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
+                         (own.heads.begin - range.heads.begin);
+    const auto of_layer = sums.subspan(first, own.heads.size());
+    taken.insert(taken.end(), of_layer.begin(), of_layer.end());
+  }
+  return taken;
+}
+
+void TakeSums(const DeviceFragment& fragment, const TileRange& own, Page& page) {
+  const TileRange& range = fragment.shape->range;
+  if (range == own) {
+    page.fragment_sums = fragment.tile_sums;
+    return;
+  }
+  page.fragment_sums = {};
+  page.tile_sums = OwnSums(range, fragment.tile_sums, own);
+}
+
+}  // namespace crumb::client

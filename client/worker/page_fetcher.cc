@@ -1,0 +1,264 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#include "client/worker/page_fetcher.h"
+
+#include <utility>
+
+#include "client/worker/late_sums.h"
+#include "client/worker/run_of.h"
+#include "common/crc32c.h"
+#include "common/status_macros.h"
+
+namespace crumb::client {
+namespace {
+
+// How long crumbd may take to answer from its memory alone.
+constexpr Duration kHostOnlyTimeout = std::chrono::milliseconds(50);
+
+bool Contains(const TileRange& outer, const TileRange& inner) {
+  return outer.layers.Contains(inner.layers) && outer.heads.Contains(inner.heads);
+}
+
+// The fragments of page `page`, which come first in `rest`.
+template <typename Fragment>
+std::span<const Fragment> TakePage(int page, std::span<const Fragment>* rest) {
+  size_t count = 0;
+  while (count < rest->size() && (*rest)[count].page == page) ++count;
+  const std::span<const Fragment> taken = rest->first(count);
+  *rest = rest->subspan(count);
+  return taken;
+}
+
+MissReason ReasonOf(const absl::Status& status) {
+  if (absl::IsResourceExhausted(status)) return MissReason::kBusy;
+  if (absl::IsNotFound(status)) return MissReason::kNotCovered;
+  return absl::IsUnavailable(status) ? MissReason::kUnavailable : MissReason::kCorrupt;
+}
+
+// Which tile of a fragment of `range` is that of a layer and head.
+size_t TileIndex(const TileRange& range, int layer, int head) {
+  return static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
+         (head - range.heads.begin);
+}
+
+// Gives `page` the sums of the tiles `own`, which the fragment has.
+void TakeSums(const LeasedFragment& fragment, const TileRange& own, Page& page) {
+  const TileRange& range = fragment.header.range;
+  if (range == own) {
+    page.fragment_sums = fragment.tile_sums;
+    return;
+  }
+  page.tile_sums.reserve(own.tiles());
+  for (int layer = own.layers.begin; layer < own.layers.end; ++layer) {
+    const auto of_layer =
+        fragment.tile_sums.subspan(TileIndex(range, layer, own.heads.begin), own.heads.size());
+    page.tile_sums.insert(page.tile_sums.end(), of_layer.begin(), of_layer.end());
+  }
+}
+
+kernels::PageFormat FormatOf(const PageRequest& request, int index) {
+  return request.first_page + index == 0 ? kernels::PageFormat::kBf16
+                                         : request.keyspace->history_format;
+}
+
+// Copies the fragment's share of `own` to its place in `page`. kDataLoss: a copy's sum differs.
+absl::Status CopyTiles(const LeasedFragment& fragment, const TileRange& own, Page& page) {
+  const TileRange& range = fragment.header.range;
+  const TileRange part = Intersect(range, own);
+  for (int layer = part.layers.begin; layer < part.layers.end; ++layer) {
+    for (int head = part.heads.begin; head < part.heads.end; ++head) {
+      const size_t tile = TileIndex(range, layer, head);
+      std::byte* to =
+          page.layer(layer - own.layers.begin) + page.tile_bytes * (head - own.heads.begin);
+      const uint32_t sum =
+          CopyCrc32c(to, fragment.tiles.subspan(tile * page.tile_bytes, page.tile_bytes));
+      if (sum != fragment.tile_sums[tile]) {
+        return absl::DataLossError("a tile's checksum differs");
+      }
+      page.tile_sums[TileIndex(own, layer, head)] = sum;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+PageFetcher::Asked PageFetcher::Ask(const PageRequest& request) const {
+  AcquireRequest wanted;
+  wanted.keyspace = request.keyspace->id;
+  wanted.generation = request.keyspace->generation;
+  wanted.keys = request.keys;
+  wanted.first_page = static_cast<uint32_t>(request.first_page);
+  wanted.run = request.run;
+  wanted.range = request.whole_pages ? options_.all_tiles() : options_.own_tiles();
+  wanted.window_tokens = static_cast<uint32_t>(request.window_tokens);
+  wanted.wait_for_lower_tiers = request.timeout > Duration::zero();
+  wanted.timeout = wanted.wait_for_lower_tiers ? request.timeout : kHostOnlyTimeout;
+  wanted.lease = request.lease;
+  wanted.lease_epoch = request.lease_epoch;
+  wanted.verify_every = options_.verify_every;
+  wanted.behind_miss = request.behind_miss;
+  if (intake_ != nullptr) intake_->NamePools(&wanted);
+  if (!wanted.pools.empty()) wanted.own = options_.own_tiles();
+  auto pending = client_.StartAcquire(wanted);
+  return {request, std::move(wanted), std::move(pending)};
+}
+
+bool PageFetcher::Asked::Await() {
+  if (pending_ != nullptr) answer_ = std::exchange(pending_, nullptr)->Finish();
+  return answer_.ok() && static_cast<size_t>(answer_->hit_pages) == request_.keys.size();
+}
+
+bool PageFetcher::Asked::HasCopies() const {
+  if (!answer_.ok() || answer_->lease == nullptr) return false;
+  const std::span<const DeviceFragment> on_device = answer_->lease->device_fragments();
+  return !answer_->lease->fragments().empty() ||
+         (!on_device.empty() && !on_device.back().tile_sums.empty());
+}
+
+absl::StatusOr<FetchedPages> PageFetcher::Read(Asked asked) const {
+  asked.Await();
+  CRUMB_ASSIGN_OR_RETURN(const AcquireResult acquired, std::move(asked.answer_));
+  const PageRequest& request = asked.request_;
+  FetchedPages fetched;
+  fetched.miss_reason = acquired.miss_reason;
+  if (acquired.lease == nullptr) return fetched;
+  fetched.lease = acquired.lease;
+  fetched.lease_id = acquired.lease_id;
+  HeldPages held = HoldOnDevice(request, acquired.lease);
+  LetSumsFollow(asked, acquired, held.pages);
+  auto next_held = held.pages.begin();
+  std::span<const LeasedFragment> rest = acquired.lease->fragments();
+  std::span<const DeviceFragment> on_device = acquired.lease->device_fragments();
+  RunOf<Page> in_memory;
+  fetched.pages.reserve(acquired.hit_pages);
+  fetched.page_tiers.reserve(acquired.hit_pages);
+  for (int i = 0; i < acquired.hit_pages; ++i) {
+    const std::span<const LeasedFragment> fragments = TakePage(i, &rest);
+    const bool in_pools = !TakePage(i, &on_device).empty();
+    if (i >= request.skip) {
+      std::shared_ptr<Page> page;
+      absl::Status status;
+      if (!in_pools) {
+        page = in_memory.New();
+        status = Assemble(acquired.lease, fragments, FormatOf(request, i), *page);
+      } else if (next_held != held.pages.end()) {
+        page = std::move(*next_held++);
+      } else {
+        status = held.status;
+      }
+      if (!status.ok()) {
+        fetched.miss_reason = ReasonOf(status);
+        if (fetched.miss_reason == MissReason::kCorrupt) client_.Count({.verify_failures = 1});
+        return fetched;
+      }
+      page->key = request.keys[i];
+      page->generation = request.keyspace->generation;
+      page->parent = i == 0 ? request.parent : request.keys[i - 1];
+      page->position = static_cast<uint32_t>(request.first_page + i);
+      fetched.bytes += page->bytes;
+      fetched.pages.push_back(std::move(page));
+    }
+    fetched.page_tiers.push_back(acquired.page_tiers[i]);
+  }
+  return fetched;
+}
+
+// Of pages that were told some of their sums.
+void PageFetcher::LetSumsFollow(const Asked& asked, const AcquireResult& acquired,
+                                std::span<const std::shared_ptr<Page>> pages) const {
+  const TileRange own = options_.own_tiles();
+  std::shared_ptr<LateSums> late;
+  for (const std::shared_ptr<Page>& page : pages) {
+    if (page->placed || page->sums().size() == static_cast<size_t>(own.tiles())) continue;
+    if (late == nullptr) {
+      late =
+          std::make_shared<LateSums>(client_, asked.sent_, acquired.lease, acquired.lease_id, own);
+    }
+    page->late_sums = late;
+  }
+}
+
+absl::Status PageFetcher::Assemble(const std::shared_ptr<const Lease>& lease,
+                                   std::span<const LeasedFragment> fragments,
+                                   kernels::PageFormat format, Page& page) const {
+  page.format = format;
+  page.tile_bytes = options_.tile_shape().bytes(format);
+  const TileRange own = options_.own_tiles();
+  page.bytes = FragmentTilesBytes(own.tiles(), page.tile_bytes);
+  for (const LeasedFragment& fragment : fragments) {
+    CRUMB_RETURN_IF_ERROR(CheckFits(fragment.header, format));
+    page.over_int2_prefix |= fragment.header.over_int2_prefix;
+  }
+  for (const LeasedFragment& fragment : fragments) {
+    const TileRange& range = fragment.header.range;
+    if (!Contains(range, own)) continue;
+    page.layer_stride = page.tile_bytes * range.heads.size();
+    // Pages are read only from here on; crumbd's slabs are mapped read-only besides.
+    page.tiles = const_cast<std::byte*>(fragment.tiles.data()) +
+                 TileIndex(range, own.layers.begin, own.heads.begin) * page.tile_bytes;
+    page.memory = std::const_pointer_cast<Lease>(lease);
+    TakeSums(fragment, own, page);
+    return absl::OkStatus();
+  }
+  CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<std::byte> memory, pool_.Allocate(page.bytes));
+  page.layer_stride = page.tile_bytes * own.heads.size();
+  page.tiles = memory.get();
+  page.memory = std::move(memory);
+  page.tile_sums.resize(own.tiles());
+  int copied = 0;
+  for (const LeasedFragment& fragment : fragments) {
+    CRUMB_RETURN_IF_ERROR(CopyTiles(fragment, own, page));
+    copied += Intersect(fragment.header.range, own).tiles();
+  }
+  if (copied != own.tiles()) return absl::DataLossError("fragments that leave tiles out");
+  return absl::OkStatus();
+}
+
+// The pages of the request in device pools, behind those that it skips.
+HeldPages PageFetcher::HoldOnDevice(const PageRequest& request,
+                                    const std::shared_ptr<const Lease>& lease) const {
+  HeldPages none;
+  std::span<const DeviceFragment> rest = lease->device_fragments();
+  std::vector<const DeviceFragment*> chosen;
+  chosen.reserve(rest.size());
+  while (!rest.empty() && none.status.ok()) {
+    const int page = rest.front().page;
+    const auto fragments = TakePage(page, &rest);
+    if (page < request.skip) continue;
+    const auto one = Choose(fragments, FormatOf(request, page));
+    none.status = one.status();
+    if (one.ok()) chosen.push_back(*one);
+  }
+  if (chosen.empty()) return none;
+  HeldPages held = intake_->Hold(chosen, lease);
+  if (held.status.ok()) held.status = none.status;
+  return held;
+}
+
+// What several fragments of pools hold together is not put together: ranks of one degree share a
+// device's pools.
+absl::StatusOr<const DeviceFragment*> PageFetcher::Choose(std::span<const DeviceFragment> fragments,
+                                                          kernels::PageFormat format) const {
+  const TileRange own = options_.own_tiles();
+  for (const DeviceFragment& fragment : fragments) {
+    CRUMB_RETURN_IF_ERROR(CheckFits(*fragment.shape, format));
+    if (Contains(fragment.shape->range, own)) return &fragment;
+  }
+  return absl::NotFoundError("no fragment in a device pool holds all of this rank's part");
+}
+
+absl::Status PageFetcher::CheckFits(const FragmentHeader& header,
+                                    kernels::PageFormat format) const {
+  if (static_cast<int>(header.format) != static_cast<int>(format) ||
+      header.tile_bytes != options_.tile_shape().bytes(format) ||
+      header.layout_id != kernels::kTileLayoutId) {
+    return absl::DataLossError("a fragment of another format");
+  }
+  if (!Contains(options_.all_tiles(), header.range)) {
+    return absl::DataLossError("a fragment reaches beyond the model");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace crumb::client

@@ -1,0 +1,41 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/worker/aligned_bytes.h"
+#include "common/mutex.h"
+
+namespace crumb::client {
+
+// Bounded memory for pages of this process. Freed blocks are kept for the next page of the same
+// size. Blocks may outlive the pool. Thread-safe.
+class PagePool {
+ public:
+  explicit PagePool(size_t bytes_max) : state_(std::make_shared<State>(bytes_max)) {}
+
+  // `bytes` uninitialised bytes at a multiple of kTileAlignment, given back with the last
+  // reference. kResourceExhausted: the bound is reached.
+  absl::StatusOr<std::shared_ptr<std::byte>> Allocate(size_t bytes);
+
+  size_t used_bytes() const;
+
+ private:
+  struct State {
+    explicit State(size_t max) : bytes_max(max) {}
+    const size_t bytes_max;
+    mutable Mutex mutex;
+    size_t used_bytes ABSL_GUARDED_BY(mutex) = 0;
+    std::map<size_t, std::vector<AlignedBytes>> idle ABSL_GUARDED_BY(mutex);
+  };
+  static void GiveBack(State& state, std::byte* block, size_t bytes);
+
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace crumb::client

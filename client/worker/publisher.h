@@ -1,0 +1,92 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/types.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "client/worker/page_reader.h"
+#include "client/worker/page_sink.h"
+#include "client/worker/shared_place.h"
+#include "client/worker/worker_tally.h"
+#include "common/clock.h"
+#include "common/fragment_header.h"
+#include "common/mutex.h"
+#include "common/thread.h"
+#include "crumb/client.h"
+#include "crumb/worker_options.h"
+
+namespace crumb::client {
+
+// Commits complete pages where they lie, if others can read them there, and brings them into
+// staging memory, with the sums of their tiles, and commits them; on one thread behind bounded
+// queues. Pages that find no place are dropped and counted. Thread-safe.
+class Publisher final : public PageSink {
+ public:
+  // All borrowed; `place` may be null: pages lie where nobody else reads them. `refused` is called
+  // on the thread when crumbd refused a page: what is known of the keyspace may be out of date.
+  Publisher(const WorkerOptions& options, Client& client, PageReader& reader, SharedPlace* place,
+            WorkerTally& tally, std::function<void()> refused);
+  // Drops what is queued.
+  ~Publisher() override;
+
+  void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
+               std::shared_ptr<const Page> page) override;
+  void Place(std::shared_ptr<const KeyspaceBinding> keyspace,
+             std::vector<std::shared_ptr<const Page>> pages) override;
+  void NoteRefusedWindow() override;
+  void NoteQuality(std::span<const QualitySample> layers) override;
+
+  // Runs `task` on the thread, soon; drops it when it cannot or when one is waiting.
+  void RunSoon(std::function<void()> task);
+
+  // Waits until what is queued now was published or dropped. kDeadlineExceeded.
+  absl::Status WaitIdle(Duration timeout);
+
+ private:
+  struct Item {
+    std::shared_ptr<const KeyspaceBinding> keyspace;
+    std::shared_ptr<const Page> page;
+    bool loaded = false;  // crumbd has it elsewhere
+  };
+
+  void Run();
+  void EnsureStarted() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::vector<Item> TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static void TakeSome(std::deque<Item>& from, size_t most, std::vector<Item>* batch);
+  void PublishBatch(std::vector<Item> batch);
+  // Answers what is still to be published through staging memory.
+  std::vector<Item> CommitInPlace(std::vector<Item> batch);
+  absl::Status Write(std::span<const Item> items, std::span<const StagingSlot> slots) const;
+  FragmentHeader HeaderOf(const Item& item, std::vector<uint32_t> sums) const;
+  void CountOutcome(CommitOutcome outcome, size_t bytes);
+  void CountFailure(const absl::Status& status, size_t pages);
+  void CountDropped(Counter& counter, size_t pages);
+
+  const WorkerOptions& options_;
+  Client& client_;
+  PageReader& reader_;
+  SharedPlace* const place_;
+  WorkerTally& tally_;
+  const std::function<void()> refused_;
+  const pid_t pid_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Item> loaded_ ABSL_GUARDED_BY(mutex_);  // behind those of `queue_`
+  std::function<void()> task_ ABSL_GUARDED_BY(mutex_);
+  uint64_t queued_ ABSL_GUARDED_BY(mutex_) = 0;  // pages ever queued
+  uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;    // of them, published or dropped
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  Thread thread_;
+};
+
+}  // namespace crumb::client

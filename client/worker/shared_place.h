@@ -1,0 +1,32 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "client/worker/page.h"
+#include "common/clock.h"
+#include "common/fragment_header.h"
+#include "common/page_key.h"
+#include "crumb/staging.h"
+
+namespace crumb::client {
+
+// Memory that other workers read, too: pages in it become visible where they lie. Thread-safe.
+class SharedPlace {
+ public:
+  virtual ~SharedPlace() = default;
+
+  virtual bool Has(const Page& page) const = 0;
+  // Whether its pages are to be published through staging memory besides.
+  virtual bool copies() const = 0;
+  // Commits pages that it has, with their headers. Codes as Client::Commit.
+  virtual absl::StatusOr<std::vector<CommitOutcome>> Commit(
+      const KeyspaceId& keyspace, std::span<const std::shared_ptr<const Page>> pages,
+      std::span<const FragmentHeader> headers, Duration timeout) = 0;
+};
+
+}  // namespace crumb::client

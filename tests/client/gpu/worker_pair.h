@@ -1,0 +1,60 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "crumb/device_worker.h"
+#include "crumb/worker.h"
+#include "tests/client/gpu/simulated_device.h"
+#include "tests/client/memory_client.h"
+
+namespace crumb::client {
+
+inline constexpr Duration kPatience = std::chrono::seconds(60);
+
+// SmallWorkerOptions with 7 draft slots; nothing is measured.
+WorkerOptions PairOptions();
+// Means of keys, by position, and of values, for these options' shapes; no other constants.
+RotationSet::Arrays RandomMeans(std::mt19937& random);
+// 128 pages, 8 sequences, 4 prompts, loads of 64 pages; nothing is scrubbed.
+DeviceWorkerOptions SmallDevice();
+
+// Both must succeed. `client` may be null.
+std::unique_ptr<DeviceWorker> OpenDevice(const WorkerOptions& options, Client* client,
+                                         SimulatedDevice& device,
+                                         const DeviceWorkerOptions& sizes = SmallDevice());
+std::unique_ptr<DeviceSequence> BeginOn(DeviceWorker& worker, std::span<const int32_t> prompt,
+                                        const SequenceOptions& options = {});
+
+// Finite, and no further apart than rounding explains.
+void ExpectSame(const std::vector<float>& got, const std::vector<float>& expected,
+                const std::string& where);
+
+// A worker of each back end with equal options, and what each publishes to.
+struct WorkerPair {
+  // `seed` decides in which order the device's streams go on.
+  WorkerPair(const WorkerOptions& options, uint32_t seed,
+             const DeviceWorkerOptions& sizes = SmallDevice());
+
+  // Waits until everything evicted is published.
+  void Settle();
+  // Settles; both published the same keys, headers and tiles.
+  void ExpectSamePages();
+  // Moves new sequences of both workers to BF16 history, or back.
+  void SetState(KeyspaceState state);
+  // Damages the device worker's published pages at this position.
+  void DamagePages(uint32_t position);
+
+  MemoryClient cpu_store, device_store;
+  SimulatedDevice device;
+  std::unique_ptr<Worker> cpu;
+  std::unique_ptr<DeviceWorker> worker;
+};
+
+}  // namespace crumb::client

@@ -1,0 +1,164 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+// Prefixes that are asked for in parts: what is asked, and what is found, is what one question for
+// all of it would find.
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <random>
+#include <string>
+
+#include "crumb/worker.h"
+#include "tests/client/memory_client.h"
+#include "tests/client/sequence_model.h"
+
+namespace crumb::client {
+namespace {
+
+constexpr Duration kPatience = std::chrono::seconds(60);
+constexpr int kRecent = 256;
+using Asks = std::vector<MemoryClient::Ask>;
+
+WorkerOptions PartOptions(int part_pages) {
+  WorkerOptions options = SmallWorkerOptions();
+  options.watch_every = 0;
+  options.verify_every = 1;
+  options.part_pages = part_pages;
+  options.known_prompt_tokens = 0;
+  return options;
+}
+
+// Stores a prompt's pages.
+void Store(const SequenceModel& model, int tokens, MemoryClient& client) {
+  const auto worker = Worker::Open(PartOptions(0), &client).value();
+  const auto sequence = worker->Begin(model.prompt(tokens)).value();
+  model.Pass(*sequence, tokens);
+  ASSERT_TRUE(sequence->Finish().ok());
+  ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
+}
+
+// The keys of all asks in a row, which follow each other without gap, and the window tokens of all.
+std::vector<PageKey> AskedKeys(const Asks& asks, uint32_t* window_tokens) {
+  std::vector<PageKey> keys;
+  *window_tokens = 0;
+  for (const MemoryClient::Ask& ask : asks) {
+    EXPECT_EQ(ask.first_page, keys.size());
+    keys.insert(keys.end(), ask.keys.begin(), ask.keys.end());
+    *window_tokens += ask.window_tokens;
+  }
+  return keys;
+}
+
+TEST(PrefixPartsTest, PartsFindAndAskForWhatOneQuestionWould) {
+  const SequenceModel model(PartOptions(0), RandomTokens(2000, 5));
+  MemoryClient client;
+  Store(model, 1900, client);
+  const std::vector<PageKey> stored =
+      PageKeysOf(client.int2_keyspaces().front(), model.prompt(1900));
+  std::mt19937 random(11);
+  for (int round = 0; round < 40; ++round) {
+    const int prompt = 100 + static_cast<int>(random() % 1800);
+    const int gap = static_cast<int>(random() % 40);  // page that is not there, if it is asked for
+    SequenceOptions options;
+    if (random() % 3 == 0) options.cached_tokens_max = static_cast<int>(random() % 1900);
+    client.Hide({});
+    if (gap < static_cast<int>(stored.size())) client.Hide({stored[static_cast<size_t>(gap)]});
+    SCOPED_TRACE("prompt " + std::to_string(prompt) + ", gap " + std::to_string(gap));
+    std::string expected_reason;
+    int expected_tokens = 0;
+    std::vector<PageKey> expected_keys;
+    uint32_t expected_window = 0;
+    for (const int part_pages : {0, 1, 3, 7}) {
+      const size_t before = client.asks().size();
+      const auto worker = Worker::Open(PartOptions(part_pages), &client).value();
+      const auto sequence = worker->Begin(model.prompt(prompt), options).value();
+      const Asks every = client.asks();
+      const Asks asks(every.begin() + static_cast<std::ptrdiff_t>(before), every.end());
+      uint32_t window = 0;
+      const std::vector<PageKey> keys = AskedKeys(asks, &window);
+      if (part_pages == 0) {
+        EXPECT_LE(asks.size(), 1u);
+        expected_tokens = sequence->cached_tokens();
+        expected_reason = sequence->stats().miss_reason;
+        expected_keys = keys;
+        expected_window = window;
+        continue;
+      }
+      EXPECT_EQ(sequence->cached_tokens(), expected_tokens) << part_pages;
+      EXPECT_EQ(sequence->stats().miss_reason, expected_reason) << part_pages;
+      EXPECT_EQ(keys, expected_keys) << part_pages;
+      EXPECT_EQ(window, expected_window) << part_pages;
+      // Behind the first miss everything is counted, and nothing looked for.
+      int found = 0;
+      for (const MemoryClient::Ask& ask : asks) {
+        EXPECT_EQ(ask.behind_miss, found * kPageTokens > expected_tokens) << part_pages;
+        found += static_cast<int>(ask.keys.size());
+      }
+      if (static_cast<int>(expected_keys.size()) >= 2 * part_pages) {
+        EXPECT_GT(asks.size(), 1u) << part_pages;
+      }
+      EXPECT_LE(asks.size(), 4u);
+    }
+  }
+}
+
+TEST(PrefixPartsTest, WhatIsKnownIsAskedForBeforeTheRestIsHashed) {
+  const SequenceModel model(PartOptions(3), RandomTokens(2000, 5));
+  MemoryClient client;
+  Store(model, 1900, client);
+  WorkerOptions options = PartOptions(3);
+  options.known_prompt_tokens = 1 << 16;
+  const auto worker = Worker::Open(options, &client).value();
+  worker->Begin(model.prompt(64 * 10)).value().reset();
+  const size_t before = client.asks().size();
+  const auto sequence = worker->Begin(model.prompt(1900)).value();
+  const Asks asks = client.asks();
+  ASSERT_EQ(asks.size(), before + 3);
+  EXPECT_EQ(asks[before].keys.size(), 9u);
+  EXPECT_EQ(sequence->cached_tokens(), (1900 - kRecent) / kPageTokens * kPageTokens);
+  EXPECT_EQ(worker->counters().prompt_tokens_known, 64u * 10);
+}
+
+// The connection is lost, or the pages are, between two parts.
+TEST(PrefixPartsTest, WhatIsLostBetweenPartsEndsThePrefix) {
+  for (const bool connection : {false, true}) {
+    for (size_t lost = 0; lost < 2; ++lost) {
+      SCOPED_TRACE(std::to_string(lost) + (connection ? " connection" : " pages"));
+      const SequenceModel model(PartOptions(3), RandomTokens(2000, 5));
+      MemoryClient client;
+      Store(model, 1900, client);
+      const auto worker = Worker::Open(PartOptions(3), &client).value();
+      const std::vector<PageKey> keys =
+          PageKeysOf(client.int2_keyspaces().front(), model.prompt(1900));
+      const size_t before = client.asks().size();
+      client.before_acquire = [&](size_t ask) {
+        if (ask != before + lost) return;
+        if (connection) {
+          client.up = false;
+        } else {
+          client.Hide(keys);
+        }
+      };
+      {
+        const auto sequence = worker->Begin(model.prompt(1900)).value();
+        const Asks asks = client.asks();
+        int expected = 0;
+        for (size_t part = 0; part < lost; ++part) {
+          expected += static_cast<int>(asks[before + part].keys.size()) * kPageTokens;
+        }
+        EXPECT_EQ(sequence->cached_tokens(), expected);
+        EXPECT_EQ(sequence->stats().miss_reason, connection ? "unavailable" : "absent");
+        EXPECT_EQ(client.leases(), lost);
+        client.before_acquire = nullptr;
+        // What was found is whole.
+        model.Pass(*sequence, 1900);
+        EXPECT_EQ(sequence->length(), 1900);
+      }
+      EXPECT_EQ(client.leases(), 0u);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace crumb::client
