@@ -81,7 +81,7 @@ absl::StatusOr<std::unique_ptr<client::Client>> Connect(const CommandLine& line)
   options.tls_server_name = line.tls_server_name;
   CRUMB_ASSIGN_OR_RETURN(options.token, ReadToken(line.token_file));
   options.process_name = "crumb";
-  options.ask_every_node = NeedsEveryNode(line.command);
+  options.query_every_node = NeedsEveryNode(line.command);
   options.staging_bytes = 0;
   options.connect_timeout = FromSeconds(line.timeout_seconds);
   options.call_timeout = options.connect_timeout;

@@ -287,7 +287,8 @@ absl::StatusOr<CommandResult> Run(const WhereCommand& command, const Context& co
     CRUMB_ASSIGN_OR_RETURN(keyspace, KeyspaceId::FromHex(command.keyspace));
   }
   CRUMB_ASSIGN_OR_RETURN(const PageKey key, PageKey::FromHex(command.key));
-  CRUMB_ASSIGN_OR_RETURN(const client::PagePlace place, context.crumbd.LocatePage(keyspace, key));
+  CRUMB_ASSIGN_OR_RETURN(const client::PageLocation place,
+                         context.crumbd.LocatePage(keyspace, key));
   return CommandResult::Done(PlaceText(place), PlaceJson(place));
 }
 

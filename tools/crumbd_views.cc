@@ -216,7 +216,7 @@ json NodesJson(const client::NodeList& list) {
           {"trouble", list.trouble}};
 }
 
-std::string PlaceText(const client::PagePlace& place) {
+std::string PlaceText(const client::PageLocation& place) {
   std::string text = "keyspace        " + place.keyspace.ToHex() + "\n";
   text +=
       "run             " + (place.run == PageKey() ? "not known here" : place.run.ToHex()) + "\n";
@@ -227,7 +227,7 @@ std::string PlaceText(const client::PagePlace& place) {
   return text;
 }
 
-json PlaceJson(const client::PagePlace& place) {
+json PlaceJson(const client::PageLocation& place) {
   return {{"keyspace", place.keyspace.ToHex()},
           {"run", place.run.ToHex()},
           {"homes", place.homes},

@@ -5,7 +5,6 @@
 #include <string>
 
 #include "crumb/cache_stats.h"
-#include "crumb/cluster_info.h"
 #include "nlohmann/json.hpp"
 
 // The statistics, nodes and pages of crumbd, as text and as JSON.
@@ -38,7 +37,7 @@ nlohmann::json StatsJson(const client::CacheStats& stats);
 std::string NodesText(const client::NodeList& list);
 nlohmann::json NodesJson(const client::NodeList& list);
 
-std::string PlaceText(const client::PagePlace& place);
-nlohmann::json PlaceJson(const client::PagePlace& place);
+std::string PlaceText(const client::PageLocation& place);
+nlohmann::json PlaceJson(const client::PageLocation& place);
 
 }  // namespace crumb::tools

@@ -17,7 +17,7 @@
 #include "CLI/CLI.hpp"
 #include "bench/device/device_workload.h"
 #include "bench/gpu_run.h"
-#include "crumb/cuda_device.h"
+#include "crumb/device_worker.h"
 #include "tools/cli.h"
 
 namespace crumb::bench {

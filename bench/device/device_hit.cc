@@ -14,7 +14,7 @@
 #include "client/gpu/device_geometry.h"
 #include "client/gpu/gpu_sequence.h"
 #include "client/gpu/pools/device_pool.h"
-#include "client/worker/worker_keyspace.h"
+#include "client/worker/keyspace_binding.h"
 #include "common/crc32c.h"
 #include "common/page_key.h"
 #include "common/status_macros.h"
@@ -271,7 +271,7 @@ class Reader {
     const auto start = std::chrono::steady_clock::now();
     CRUMB_ASSIGN_OR_RETURN(auto sequence, worker_->Begin(prompt, options));
     round->begin_ms = MsSince(start);
-    const auto& loads = static_cast<const client::ResidentSequence&>(*sequence).loads;
+    const auto& loads = static_cast<const client::GpuSequence&>(*sequence).loads;
     for (const auto& load : loads) CRUMB_RETURN_IF_ERROR(load->MakeWait(stream_.get(), 0));
     CRUMB_RETURN_IF_ERROR(Drain());
     round->first_layer_ms = MsSince(start);

@@ -23,7 +23,7 @@
 #include "bench/gpu_run.h"
 #include "bench/servers_under_test.h"
 #include "common/status_macros.h"
-#include "crumb/cuda_device.h"
+#include "crumb/device_worker.h"
 #include "fmt/format.h"
 #include "tools/cli.h"
 
@@ -74,7 +74,7 @@ std::variant<Arguments, tools::EarlyExit> Parse(int argc, const char* const* arg
                "measure the host's work alone, without a GPU");
   if (auto exit = tools::ParseArguments(app, argc, argv)) return *std::move(exit);
   if (arguments.peer >= 0 && rounds->count() == 0) workload.rounds = kPeerRounds;
-  if (cold) workload.options.known_prompt_tokens = 0;
+  if (cold) workload.options.prompt_key_cache_tokens = 0;
   return arguments;
 }
 

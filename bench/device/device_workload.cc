@@ -129,7 +129,7 @@ class Run {
 
   // Waits for the sequence's prefix layer by layer, as attention does.
   absl::Status AwaitPrefix(const DeviceSequence& sequence, double start, FetchResult* fetch) {
-    const auto& resident = static_cast<const client::ResidentSequence&>(sequence);
+    const auto& resident = static_cast<const client::GpuSequence&>(sequence);
     for (const auto& load : resident.loads) {
       CRUMB_RETURN_IF_ERROR(load->MakeWait(stream_.get(), 0));
     }
@@ -282,7 +282,7 @@ class Run {
       const double start = Now();
       CRUMB_ASSIGN_OR_RETURN(const auto coming,
                              worker_->Begin(std::span(prompt).first(workload_.context)));
-      const auto& pending = static_cast<const client::ResidentSequence&>(*coming).loads;
+      const auto& pending = static_cast<const client::GpuSequence&>(*coming).loads;
       const auto loaded = [&] {
         return std::all_of(pending.begin(), pending.end(), [](const auto& l) { return l->done(); });
       };

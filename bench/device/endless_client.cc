@@ -182,7 +182,7 @@ absl::StatusOr<client::NodeList> EndlessClient::ListNodes() {
   return absl::UnimplementedError("the endless client only serves workers");
 }
 
-absl::StatusOr<client::PagePlace> EndlessClient::LocatePage(const KeyspaceId&, const PageKey&) {
+absl::StatusOr<client::PageLocation> EndlessClient::LocatePage(const KeyspaceId&, const PageKey&) {
   return absl::UnimplementedError("the endless client only serves workers");
 }
 

@@ -55,7 +55,7 @@ class EndlessClient final : public client::Client {
   absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId&) override;
   absl::StatusOr<client::CacheStats> Stats() override;
   absl::StatusOr<client::NodeList> ListNodes() override;
-  absl::StatusOr<client::PagePlace> LocatePage(const KeyspaceId&, const PageKey&) override;
+  absl::StatusOr<client::PageLocation> LocatePage(const KeyspaceId&, const PageKey&) override;
   absl::Status DrainNode(const std::string&) override;
   std::shared_ptr<const client::MappedMemory> mapped() override { return mapped_; }
   void Count(const client::SessionCounters&) override {}

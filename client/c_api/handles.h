@@ -9,7 +9,6 @@
 #include "absl/status/status.h"
 #include "crumb.h"
 #include "crumb/client.h"
-#include "crumb/cuda_device.h"
 #include "crumb/device_worker.h"
 #include "crumb/transfer.h"
 #include "crumb/worker.h"

@@ -5,8 +5,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "crumb.h"
-#include "crumb/sequence_options.h"
-#include "crumb/worker_counters.h"
+#include "crumb/counters.h"
+#include "crumb/sequence.h"
 #include "crumb/worker_options.h"
 
 // Structs of crumb.h, and what the client has for them.

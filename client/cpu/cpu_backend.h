@@ -11,7 +11,7 @@
 #include "client/cpu/recent_rows.h"
 #include "client/cpu/scratch_pool.h"
 #include "client/worker/page.h"
-#include "crumb/quality_sample.h"
+#include "crumb/counters.h"
 #include "crumb/worker_options.h"
 #include "kernels/attention.h"
 #include "kernels/quantize.h"

@@ -19,8 +19,8 @@ using kernels::PageFormat;
 
 }  // namespace
 
-ThreeSegmentSequence::ThreeSegmentSequence(const SequenceParts& parts,
-                                           const SequenceOptions& options, SequenceStart start)
+CpuSequence::CpuSequence(const CpuSequenceParts& parts, const SequenceOptions& options,
+                         SequenceStart start)
     : parts_(parts),
       options_(options),
       keyspace_(start.keyspace),
@@ -37,7 +37,7 @@ ThreeSegmentSequence::ThreeSegmentSequence(const SequenceParts& parts,
   stats_.prompt_tokens = log_.prompt();
 }
 
-ThreeSegmentSequence::ThreeSegmentSequence(const ThreeSegmentSequence& other, RecentRows rows)
+CpuSequence::CpuSequence(const CpuSequence& other, RecentRows rows)
     : parts_(other.parts_),
       options_(other.options_),
       keyspace_(other.keyspace_),
@@ -52,13 +52,12 @@ ThreeSegmentSequence::ThreeSegmentSequence(const ThreeSegmentSequence& other, Re
       damaged_page_(other.damaged_page_),
       stats_(other.stats_) {}
 
-absl::StatusOr<std::unique_ptr<Sequence>> ThreeSegmentSequence::Fork() const {
+absl::StatusOr<std::unique_ptr<Sequence>> CpuSequence::Fork() const {
   if (fresh_ > 0 || finished_) {
     return absl::FailedPreconditionError("Fork inside a pass or after Finish");
   }
   CRUMB_ASSIGN_OR_RETURN(RecentRows rows, rows_.Copy(RowsBegin(), log_.length()));
-  auto fork =
-      std::unique_ptr<ThreeSegmentSequence>(new ThreeSegmentSequence(*this, std::move(rows)));
+  auto fork = std::unique_ptr<CpuSequence>(new CpuSequence(*this, std::move(rows)));
   if (complete_pages_ == 0 && log_.length() > 0) {
     // The sink is not full yet: both go on writing their own.
     CRUMB_RETURN_IF_ERROR(fork->ReservePages(1));
@@ -67,7 +66,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> ThreeSegmentSequence::Fork() const {
   return std::unique_ptr<Sequence>(std::move(fork));
 }
 
-absl::Status ThreeSegmentSequence::CheckAppend(int layer, int tokens) const {
+absl::Status CpuSequence::CheckAppend(int layer, int tokens) const {
   if (finished_) return absl::FailedPreconditionError("the sequence was finished");
   if (layer < 0 || layer >= parts_.options.own_layers()) {
     return absl::InvalidArgumentError("layer " + std::to_string(layer) + " of " +
@@ -93,7 +92,7 @@ absl::Status ThreeSegmentSequence::CheckAppend(int layer, int tokens) const {
 
 // A prompt's rows get room up to the end of their prefill block at once; afterwards the ring has
 // room for a full window and the drafts.
-absl::Status ThreeSegmentSequence::ResizeRows(int tokens) {
+absl::Status CpuSequence::ResizeRows(int tokens) {
   const int begin = RowsBegin();
   const int end = log_.length() + tokens;
   if (!InPrompt()) {
@@ -107,14 +106,14 @@ absl::Status ThreeSegmentSequence::ResizeRows(int tokens) {
 }
 
 // The first position whose row is attended or stored later.
-int ThreeSegmentSequence::RowsBegin() const {
+int CpuSequence::RowsBegin() const {
   int stored = layers_.front().stored_pages;
   for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
   return std::min(parts_.rule.RowsBegin(log_.length(), log_.prompt(), log_.hit()),
                   stored * kPageTokens);
 }
 
-absl::Status ThreeSegmentSequence::BeginPass(int tokens) {
+absl::Status CpuSequence::BeginPass(int tokens) {
   const int stored_end = InPrompt() ? parts_.rule.BlockBegin(log_.length() + tokens)
                                     : parts_.rule.HistoryEnd(log_.length() + 1);
   CRUMB_RETURN_IF_ERROR(ReservePages(std::max(1, stored_end / kPageTokens)));
@@ -128,7 +127,7 @@ absl::Status ThreeSegmentSequence::BeginPass(int tokens) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<Page>> ThreeSegmentSequence::NewPage(int index) const {
+absl::StatusOr<std::shared_ptr<Page>> CpuSequence::NewPage(int index) const {
   auto page = std::make_shared<Page>();
   page->format = index == 0 ? PageFormat::kBf16 : keyspace_->history_format;
   page->tile_bytes = parts_.options.tile_shape().bytes(page->format);
@@ -140,7 +139,7 @@ absl::StatusOr<std::shared_ptr<Page>> ThreeSegmentSequence::NewPage(int index) c
   return page;
 }
 
-absl::Status ThreeSegmentSequence::ReservePages(int page_end) {
+absl::Status CpuSequence::ReservePages(int page_end) {
   while (static_cast<int>(pages_.size()) < page_end) {
     CRUMB_ASSIGN_OR_RETURN(std::shared_ptr<Page> page, NewPage(static_cast<int>(pages_.size())));
     pages_.push_back(page);
@@ -149,7 +148,7 @@ absl::Status ThreeSegmentSequence::ReservePages(int page_end) {
   return absl::OkStatus();
 }
 
-absl::Status ThreeSegmentSequence::Append(int layer, int tokens, const Bf16* k, const Bf16* v) {
+absl::Status CpuSequence::Append(int layer, int tokens, const Bf16* k, const Bf16* v) {
   CRUMB_RETURN_IF_ERROR(CheckAppend(layer, tokens));
   if (fresh_ == 0) CRUMB_RETURN_IF_ERROR(BeginPass(tokens));
   layers_[layer].appended = true;
@@ -169,7 +168,7 @@ absl::Status ThreeSegmentSequence::Append(int layer, int tokens, const Bf16* k, 
   return absl::OkStatus();
 }
 
-void ThreeSegmentSequence::WriteSink(int layer, int tokens, const Bf16* k, const Bf16* v) {
+void CpuSequence::WriteSink(int layer, int tokens, const Bf16* k, const Bf16* v) {
   const Page& sink = *pages_[0];
   const int64_t dim = parts_.options.head_dim;
   const int heads = parts_.options.own_kv_heads();
@@ -185,7 +184,7 @@ void ThreeSegmentSequence::WriteSink(int layer, int tokens, const Bf16* k, const
   }
 }
 
-void ThreeSegmentSequence::StoreLayers(int layer_begin, int layer_end, int page_end) {
+void CpuSequence::StoreLayers(int layer_begin, int layer_end, int page_end) {
   int first = page_end;
   for (int layer = layer_begin; layer < layer_end; ++layer) {
     first = std::min(first, layers_[layer].stored_pages);
@@ -205,12 +204,12 @@ void ThreeSegmentSequence::StoreLayers(int layer_begin, int layer_end, int page_
 
 // Holds the window against its exact rows, while both are there. Its layers come in order; a
 // window without queries to measure with, as in a prompt's first pass, is not one of those counted.
-void ThreeSegmentSequence::MeasureStored(int page, int layer_begin, int layer_end) {
+void CpuSequence::MeasureStored(int page, int layer_begin, int layer_end) {
   if (page == 0 || keyspace_->history_format != PageFormat::kInt2 || !queries_.Has(layer_begin)) {
     return;
   }
   if (layer_begin == 0) {
-    const std::optional<int> head = parts_.watch.TakeTurn();
+    const std::optional<int> head = parts_.watch.NextSample();
     if (head.has_value()) measured_[page] = {.head = *head, .layers = {}};
   }
   const auto found = measured_.find(page);
@@ -230,12 +229,12 @@ void ThreeSegmentSequence::MeasureStored(int page, int layer_begin, int layer_en
                                                    *own_[page], queries));
   }
   if (layer_end < options.own_layers()) return;
-  parts_.sink.NoteQuality(window.layers);
+  parts_.publisher.NoteQuality(window.layers);
   parts_.watch.Record(window.layers);
   measured_.erase(found);
 }
 
-absl::Status ThreeSegmentSequence::Attend(int layer, int tokens, const Bf16* q, float* out) {
+absl::Status CpuSequence::Attend(int layer, int tokens, const Bf16* q, float* out) {
   if (layer < 0 || layer >= parts_.options.own_layers() || tokens != fresh_ || fresh_ == 0 ||
       !layers_[layer].appended) {
     return absl::FailedPreconditionError("Attend of " + std::to_string(tokens) +
@@ -257,8 +256,8 @@ absl::Status ThreeSegmentSequence::Attend(int layer, int tokens, const Bf16* q, 
   return absl::OkStatus();
 }
 
-absl::Status ThreeSegmentSequence::AttendPart(int layer, int first, int last, int history_end,
-                                              const Bf16* q, float* out) {
+absl::Status CpuSequence::AttendPart(int layer, int first, int last, int history_end, const Bf16* q,
+                                     float* out) {
   const int64_t skip = int64_t{first} * parts_.options.own_q_heads() * parts_.options.head_dim;
   const int end = log_.length() + last;
   addresses_.clear();
@@ -280,7 +279,7 @@ absl::Status ThreeSegmentSequence::AttendPart(int layer, int first, int last, in
   return parts_.backend.Attend(call);
 }
 
-absl::Status ThreeSegmentSequence::CheckAdvance(std::span<const int32_t> tokens) const {
+absl::Status CpuSequence::CheckAdvance(std::span<const int32_t> tokens) const {
   if (finished_) return absl::FailedPreconditionError("the sequence was finished");
   if (static_cast<int>(tokens.size()) > fresh_) {
     return absl::InvalidArgumentError(std::to_string(tokens.size()) + " tokens accepted of " +
@@ -296,7 +295,7 @@ absl::Status ThreeSegmentSequence::CheckAdvance(std::span<const int32_t> tokens)
   return log_.CheckNext(tokens);
 }
 
-absl::Status ThreeSegmentSequence::Advance(std::span<const int32_t> tokens) {
+absl::Status CpuSequence::Advance(std::span<const int32_t> tokens) {
   CRUMB_RETURN_IF_ERROR(CheckAdvance(tokens));
   DropFresh(tokens);
   const int page_end = InPrompt() ? 0 : parts_.rule.HistoryEnd(log_.length()) / kPageTokens;
@@ -304,7 +303,7 @@ absl::Status ThreeSegmentSequence::Advance(std::span<const int32_t> tokens) {
 }
 
 // Ends the pass with the tokens that were accepted. Pages that were stored beyond them are void.
-void ThreeSegmentSequence::DropFresh(std::span<const int32_t> accepted) {
+void CpuSequence::DropFresh(std::span<const int32_t> accepted) {
   const bool all = static_cast<int>(accepted.size()) == fresh_;
   log_.Accept(accepted);
   fresh_ = 0;
@@ -318,7 +317,7 @@ void ThreeSegmentSequence::DropFresh(std::span<const int32_t> accepted) {
   for (size_t page = full; page < own_.size(); ++page) own_[page]->finite = true;
 }
 
-absl::Status ThreeSegmentSequence::StoreAndComplete(int page_end) {
+absl::Status CpuSequence::StoreAndComplete(int page_end) {
   // A page that finds no memory now is stored by a later call: its rows stay.
   const absl::Status reserved = ReservePages(page_end);
   const int store_end = std::min(page_end, static_cast<int>(pages_.size()));
@@ -328,14 +327,14 @@ absl::Status ThreeSegmentSequence::StoreAndComplete(int page_end) {
   return reserved;
 }
 
-void ThreeSegmentSequence::CompletePages() {
+void CpuSequence::CompletePages() {
   int stored = layers_.front().stored_pages;
   for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
   const int end = std::min(stored, log_.length() / kPageTokens);
   for (; complete_pages_ < end; ++complete_pages_) CompletePage(complete_pages_);
 }
 
-void ThreeSegmentSequence::CompletePage(int index) {
+void CpuSequence::CompletePage(int index) {
   std::shared_ptr<Page> page = std::move(own_[index]);
   log_.Identify(index, *page);
   page->generation = keyspace_->generation;
@@ -346,22 +345,22 @@ void ThreeSegmentSequence::CompletePage(int index) {
   parts_.tally.windows_evicted.Add();
   stats_.stored_bytes += page->bytes;
   if (!page->finite) {
-    parts_.sink.NoteRefusedWindow();
+    parts_.publisher.NoteRefusedWindow();
     damaged_page_ = std::min(damaged_page_, index);
   }
   pages_[index] = index >= damaged_page_ ? std::move(page) : parts_.table.Share(std::move(page));
 }
 
-void ThreeSegmentSequence::PublishPages() {
+void CpuSequence::PublishPages() {
   if (!Publishes()) return;
   int end = std::min(complete_pages_, damaged_page_);
   if (options_.publish == Publish::kPrompt) end = std::min(end, log_.prompt() / kPageTokens);
   for (; published_pages_ < end; ++published_pages_) {
-    parts_.sink.Publish(keyspace_, pages_[published_pages_]);
+    parts_.publisher.Publish(keyspace_, pages_[published_pages_]);
   }
 }
 
-absl::Status ThreeSegmentSequence::Finish() {
+absl::Status CpuSequence::Finish() {
   if (finished_) return absl::FailedPreconditionError("the sequence was finished");
   DropFresh({});
   const int page_end = Publishes() ? log_.length() / kPageTokens : 0;
@@ -375,12 +374,12 @@ absl::Status ThreeSegmentSequence::Finish() {
   return status;
 }
 
-int ThreeSegmentSequence::HistoryEndNow() const {
+int CpuSequence::HistoryEndNow() const {
   return InPrompt() ? parts_.rule.PromptHistoryEnd(log_.length(), log_.hit())
                     : parts_.rule.HistoryEnd(log_.length());
 }
 
-SequenceStats ThreeSegmentSequence::stats() const {
+SequenceStats CpuSequence::stats() const {
   SequenceStats stats = stats_;
   if (finished_) return stats;
   const size_t row_bytes = rows_.bytes_per_token();

@@ -9,24 +9,41 @@
 #include <span>
 #include <vector>
 
+#include "client/cpu/cpu_backend.h"
 #include "client/cpu/held_queries.h"
 #include "client/cpu/recent_rows.h"
-#include "client/cpu/sequence_parts.h"
 #include "client/worker/keyspace_binding.h"
 #include "client/worker/page.h"
+#include "client/worker/page_pool.h"
+#include "client/worker/page_publisher.h"
+#include "client/worker/page_table.h"
+#include "client/worker/quality_watch.h"
+#include "client/worker/segment_rule.h"
 #include "client/worker/sequence_start.h"
 #include "client/worker/token_log.h"
-#include "crumb/lease.h"
+#include "client/worker/worker_tally.h"
+#include "crumb/acquire.h"
 #include "crumb/sequence.h"
-#include "crumb/sequence_options.h"
+#include "crumb/worker_options.h"
 
 namespace crumb::client {
 
+// What the sequences of one worker share. Everything is borrowed from the worker.
+struct CpuSequenceParts {
+  const WorkerOptions& options;
+  SegmentRule rule;
+  const CpuBackend& backend;
+  PagePool& pool;
+  PageTable& table;
+  PagePublisher& publisher;
+  QualityWatch& watch;
+  WorkerTally& tally;
+};
+
 // The sequence of WorkerOptions' geometry: see Sequence for the contract.
-class ThreeSegmentSequence final : public Sequence {
+class CpuSequence final : public Sequence {
  public:
-  ThreeSegmentSequence(const SequenceParts& parts, const SequenceOptions& options,
-                       SequenceStart start);
+  CpuSequence(const CpuSequenceParts& parts, const SequenceOptions& options, SequenceStart start);
 
   int length() const override { return log_.length(); }
   int cached_tokens() const override { return log_.hit(); }
@@ -50,7 +67,7 @@ class ThreeSegmentSequence final : public Sequence {
     std::vector<QualitySample> layers;
   };
 
-  ThreeSegmentSequence(const ThreeSegmentSequence& other, RecentRows rows);
+  CpuSequence(const CpuSequence& other, RecentRows rows);
 
   bool InPrompt() const { return log_.InPrompt(); }
   bool Publishes() const {
@@ -75,7 +92,7 @@ class ThreeSegmentSequence final : public Sequence {
   int RowsBegin() const;
   absl::Status ResizeRows(int tokens);
 
-  const SequenceParts parts_;
+  const CpuSequenceParts parts_;
   const SequenceOptions options_;
   const std::shared_ptr<const KeyspaceBinding> keyspace_;
   std::shared_ptr<const Lease> lease_;

@@ -10,47 +10,47 @@
 namespace crumb::client {
 
 absl::StatusOr<std::unique_ptr<Worker>> Worker::Open(const WorkerOptions& options, Client* client) {
-  return ReplicaWorker::Create(options, client);
+  return CpuWorker::Create(options, client);
 }
 
-absl::StatusOr<std::unique_ptr<ReplicaWorker>> ReplicaWorker::Create(const WorkerOptions& options,
-                                                                     Client* client) {
+absl::StatusOr<std::unique_ptr<CpuWorker>> CpuWorker::Create(const WorkerOptions& options,
+                                                             Client* client) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
-  std::unique_ptr<ReplicaWorker> worker(new ReplicaWorker(options));
+  std::unique_ptr<CpuWorker> worker(new CpuWorker(options));
   CRUMB_ASSIGN_OR_RETURN(
       worker->starter_,
       SequenceStarter::Create(worker->options_, client, worker->reader_, nullptr, nullptr));
   return worker;
 }
 
-std::unique_ptr<Sequence> ReplicaWorker::MakeSequence(const SequenceOptions& options,
-                                                      SequenceStart start) {
-  const SequenceParts parts{.options = options_,
-                            .rule = starter_->rule(),
-                            .backend = backend_,
-                            .pool = starter_->pool(),
-                            .table = starter_->table(),
-                            .sink = starter_->sink(),
-                            .watch = starter_->watch(),
-                            .tally = starter_->tally()};
-  return std::make_unique<ThreeSegmentSequence>(parts, options, std::move(start));
+std::unique_ptr<Sequence> CpuWorker::MakeSequence(const SequenceOptions& options,
+                                                  SequenceStart start) {
+  const CpuSequenceParts parts{.options = options_,
+                               .rule = starter_->rule(),
+                               .backend = backend_,
+                               .pool = starter_->pool(),
+                               .table = starter_->table(),
+                               .publisher = starter_->publisher(),
+                               .watch = starter_->watch(),
+                               .tally = starter_->tally()};
+  return std::make_unique<CpuSequence>(parts, options, std::move(start));
 }
 
-absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Begin(std::span<const int32_t> tokens,
-                                                               const SequenceOptions& options) {
+absl::StatusOr<std::unique_ptr<Sequence>> CpuWorker::Begin(std::span<const int32_t> tokens,
+                                                           const SequenceOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Begin(tokens, options));
   return MakeSequence(options, std::move(start));
 }
 
-absl::StatusOr<LedSequence> ReplicaWorker::Lead(std::span<const int32_t> tokens,
-                                                const SequenceOptions& options) {
+absl::StatusOr<LedSequence> CpuWorker::Lead(std::span<const int32_t> tokens,
+                                            const SequenceOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(LedStart led, starter_->Lead(tokens, options));
   return LedSequence{MakeSequence(options, std::move(led.start)), std::move(led.token)};
 }
 
-absl::StatusOr<std::unique_ptr<Sequence>> ReplicaWorker::Follow(std::string_view token,
-                                                                std::span<const int32_t> tokens,
-                                                                const SequenceOptions& options) {
+absl::StatusOr<std::unique_ptr<Sequence>> CpuWorker::Follow(std::string_view token,
+                                                            std::span<const int32_t> tokens,
+                                                            const SequenceOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Follow(token, tokens, options));
   return MakeSequence(options, std::move(start));
 }

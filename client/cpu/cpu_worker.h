@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "client/cpu/cpu_backend.h"
-#include "client/cpu/sequence_parts.h"
+#include "client/cpu/cpu_sequence.h"
 #include "client/worker/page_reader.h"
 #include "client/worker/sequence_starter.h"
 #include "crumb/client.h"
@@ -16,11 +16,11 @@
 namespace crumb::client {
 
 // The worker of the CPU back end: see Worker for the contract.
-class ReplicaWorker final : public Worker {
+class CpuWorker final : public Worker {
  public:
   // `client` is borrowed and may be null. kInvalidArgument: WorkerOptions::Validate.
-  static absl::StatusOr<std::unique_ptr<ReplicaWorker>> Create(const WorkerOptions& options,
-                                                               Client* client);
+  static absl::StatusOr<std::unique_ptr<CpuWorker>> Create(const WorkerOptions& options,
+                                                           Client* client);
 
   absl::StatusOr<std::unique_ptr<Sequence>> Begin(std::span<const int32_t> tokens,
                                                   const SequenceOptions& options) override;
@@ -34,7 +34,7 @@ class ReplicaWorker final : public Worker {
   WorkerCounters counters() const override { return starter_->counters(); }
 
  private:
-  explicit ReplicaWorker(const WorkerOptions& options) : options_(options), backend_(options_) {}
+  explicit CpuWorker(const WorkerOptions& options) : options_(options), backend_(options_) {}
   std::unique_ptr<Sequence> MakeSequence(const SequenceOptions& options, SequenceStart start);
 
   const WorkerOptions options_;

@@ -4,7 +4,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "client/worker/aligned_bytes.h"
+#include "client/worker/page_pool.h"
 #include "kernels/tile.h"
 
 namespace crumb::client {

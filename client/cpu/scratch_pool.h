@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "client/worker/aligned_bytes.h"
+#include "client/worker/page_pool.h"
 #include "common/mutex.h"
 
 namespace crumb::client {

@@ -7,7 +7,7 @@
 #include <memory>
 
 #include "client/gpu/device_page.h"
-#include "client/worker/run_of.h"
+#include "client/worker/page.h"
 #include "common/page_key.h"
 #include "crumb/worker_options.h"
 #include "kernels/cuda/decode/decode_call.h"
@@ -71,19 +71,19 @@ struct DeviceGeometry {
 
   // A page without key in `slot`.
   std::shared_ptr<DevicePage> NewPage(kernels::PageFormat format,
-                                      std::shared_ptr<const ResidentSlot> slot) const {
+                                      std::shared_ptr<const SlotRef> slot) const {
     return Filled(std::make_shared<DevicePage>(), format, std::move(slot));
   }
   // The same of a run.
   std::shared_ptr<DevicePage> NewPage(kernels::PageFormat format,
-                                      std::shared_ptr<const ResidentSlot> slot,
-                                      RunOf<DevicePage>& run) const {
+                                      std::shared_ptr<const SlotRef> slot,
+                                      RunAllocator<DevicePage>& run) const {
     return Filled(run.New(), format, std::move(slot));
   }
 
  private:
   std::shared_ptr<DevicePage> Filled(std::shared_ptr<DevicePage> page, kernels::PageFormat format,
-                                     std::shared_ptr<const ResidentSlot> slot) const {
+                                     std::shared_ptr<const SlotRef> slot) const {
     page->format = format;
     page->tile_bytes = tile.bytes(format);
     page->layer_stride = layer_stride(format);

@@ -14,11 +14,11 @@ namespace crumb::client {
 class PrefixLoad;
 
 // Set by one thread, looked at by others, which see what was done before. Copied as it is.
-class Mark {
+class Flag {
  public:
-  Mark() = default;
-  Mark(const Mark& other) : set_(other.is_set()) {}
-  Mark& operator=(const Mark&) = delete;
+  Flag() = default;
+  Flag(const Flag& other) : set_(other.is_set()) {}
+  Flag& operator=(const Flag&) = delete;
   void Set() const { set_.store(true, std::memory_order_release); }
   bool is_set() const { return set_.load(std::memory_order_acquire); }
 
@@ -28,11 +28,11 @@ class Mark {
 
 // A page in device memory: `tiles` is a device address that no host code reads.
 struct DevicePage : Page {
-  std::shared_ptr<const ResidentSlot> slot;
+  std::shared_ptr<const SlotRef> slot;
   std::shared_ptr<const PrefixLoad> load;  // what brings it; null: made here
-  Moment written;                          // made here: the pass that writes its last tile
-  Mark has_sums;                           // tile_sums are there, and stay as they are
-  Mark damaged;                            // its bytes are not what was written
+  PassRef written;                         // made here: the pass that writes its last tile
+  Flag has_sums;                           // tile_sums are there, and stay as they are
+  Flag damaged;                            // its bytes are not what was written
 
   DeviceAddress address() const { return slot->address; }
 };

@@ -23,20 +23,20 @@ kernels::cuda::OutType OutTypeOf(DeviceOutput output) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ResidentBatch>> ResidentBatch::Create(
-    const DeviceParts& parts, const DeviceBatchOptions& options) {
-  std::unique_ptr<ResidentBatch> batch(new ResidentBatch(parts, options));
+absl::StatusOr<std::unique_ptr<GpuBatch>> GpuBatch::Create(const GpuWorkerParts& parts,
+                                                           const DeviceBatchOptions& options) {
+  std::unique_ptr<GpuBatch> batch(new GpuBatch(parts, options));
   CRUMB_RETURN_IF_ERROR(batch->Allocate());
   return batch;
 }
 
-ResidentBatch::~ResidentBatch() {
+GpuBatch::~GpuBatch() {
   // The device may still be at work with what goes now.
   const uint64_t latest = timeline_ == nullptr ? 0 : timeline_->latest();
   if (latest > 0) timeline_->Synchronize(latest).IgnoreError();
 }
 
-absl::Status ResidentBatch::Allocate() {
+absl::Status GpuBatch::Allocate() {
   Device& device = parts_.device;
   if (options_.sequences < 1 || options_.sequences > parts_.results.windows() ||
       options_.tokens < 1 || options_.pages < 1) {
@@ -81,7 +81,7 @@ absl::Status ResidentBatch::Allocate() {
   return absl::OkStatus();
 }
 
-kernels::cuda::DecodeShape ResidentBatch::DecodeShape() const {
+kernels::cuda::DecodeShape GpuBatch::DecodeShape() const {
   const DeviceGeometry& g = parts_.geometry;
   return {.tile = g.tile,
           .batch = options_.sequences,
@@ -93,7 +93,7 @@ kernels::cuda::DecodeShape ResidentBatch::DecodeShape() const {
           .batch_invariant = false};
 }
 
-kernels::cuda::PrefillShape ResidentBatch::PrefillShape() const {
+kernels::cuda::PrefillShape GpuBatch::PrefillShape() const {
   const DeviceGeometry& g = parts_.geometry;
   return {.tile = g.tile,
           .batch = options_.sequences,
@@ -103,14 +103,14 @@ kernels::cuda::PrefillShape ResidentBatch::PrefillShape() const {
           .q_heads = g.q_heads};
 }
 
-int ResidentBatch::DueEnd(const ResidentSequence& sequence) const {
+int GpuBatch::DueEnd(const GpuSequence& sequence) const {
   const SegmentRule& rule = parts_.starter.rule();
   const int length = sequence.length();
   return (sequence.log.InPrompt() ? rule.BlockBegin(length) : rule.HistoryEnd(length + 1)) /
          kPageTokens;
 }
 
-absl::Status ResidentBatch::CheckOutside(const ResidentSequence& sequence) const {
+absl::Status GpuBatch::CheckOutside(const GpuSequence& sequence) const {
   if (!entries_.empty()) return absl::FailedPreconditionError("a pass is under way");
   if (sequence.finished) return absl::FailedPreconditionError("the sequence was finished");
   if (sequence.fresh > 0) {
@@ -119,13 +119,13 @@ absl::Status ResidentBatch::CheckOutside(const ResidentSequence& sequence) const
   return absl::OkStatus();
 }
 
-absl::Status ResidentBatch::CheckEntries(std::span<const PassEntry> entries) const {
+absl::Status GpuBatch::CheckEntries(std::span<const PassEntry> entries) const {
   if (entries.empty() || entries.size() > static_cast<size_t>(options_.sequences)) {
     return absl::InvalidArgumentError(std::to_string(entries.size()) + " entries, the batch has " +
                                       std::to_string(options_.sequences) + " places");
   }
   for (size_t i = 0; i < entries.size(); ++i) {
-    const auto& sequence = static_cast<const ResidentSequence&>(*entries[i].sequence);
+    const auto& sequence = static_cast<const GpuSequence&>(*entries[i].sequence);
     CRUMB_RETURN_IF_ERROR(CheckOutside(sequence));
     for (size_t j = 0; j < i; ++j) {
       if (entries[j].sequence == &sequence) {
@@ -151,10 +151,10 @@ absl::Status ResidentBatch::CheckEntries(std::span<const PassEntry> entries) con
   return absl::OkStatus();
 }
 
-absl::StatusOr<ResidentBatch::Room> ResidentBatch::TakeRoom(std::span<const PassEntry> entries) {
+absl::StatusOr<GpuBatch::Room> GpuBatch::TakeRoom(std::span<const PassEntry> entries) {
   int sinks = 0, rings = 0, pages = 0, bf16_pages = 0;
   for (const PassEntry& entry : entries) {
-    const auto& sequence = static_cast<const ResidentSequence&>(*entry.sequence);
+    const auto& sequence = static_cast<const GpuSequence&>(*entry.sequence);
     if (sequence.pages.empty() && sequence.open_sink == nullptr) ++sinks;
     if (NeedsRows(sequence)) ++rings;
     (sequence.history_format() == PageFormat::kBf16 ? bf16_pages : pages) += DueWindows(sequence);
@@ -169,8 +169,8 @@ absl::StatusOr<ResidentBatch::Room> ResidentBatch::TakeRoom(std::span<const Pass
 }
 
 // Makes the stream wait for what others have written of the sequence.
-absl::Status ResidentBatch::Join(ResidentSequence& sequence) {
-  const auto wait = [this](const Moment& moment) -> absl::Status {
+absl::Status GpuBatch::Join(GpuSequence& sequence) {
+  const auto wait = [this](const PassRef& moment) -> absl::Status {
     if (moment.timeline == nullptr || moment.timeline == timeline_) return absl::OkStatus();
     return moment.timeline->MakeWait(options_.stream, moment.pass).status();
   };
@@ -185,8 +185,7 @@ absl::Status ResidentBatch::Join(ResidentSequence& sequence) {
   return absl::OkStatus();
 }
 
-absl::Status ResidentBatch::CopyRange(const ResidentSequence& from, DeviceAddress to, int begin,
-                                      int end) {
+absl::Status GpuBatch::CopyRange(const GpuSequence& from, DeviceAddress to, int begin, int end) {
   const RingShape& source = from.ring();
   const RingShape& target = prompt() ? parts_.prompt_ring : parts_.decode_ring;
   for (int position = begin; position < end;) {
@@ -206,8 +205,7 @@ absl::Status ResidentBatch::CopyRange(const ResidentSequence& from, DeviceAddres
 }
 
 // Rows of the pass's kind; behind a prompt those that are still needed move over.
-absl::Status ResidentBatch::GiveRows(ResidentSequence& sequence,
-                                     std::shared_ptr<const ResidentSlot> rows) {
+absl::Status GpuBatch::GiveRows(GpuSequence& sequence, std::shared_ptr<const SlotRef> rows) {
   if (sequence.rows != nullptr) {
     CRUMB_RETURN_IF_ERROR(
         CopyRange(sequence, rows->address, sequence.RowsBegin(), sequence.length()));
@@ -217,15 +215,15 @@ absl::Status ResidentBatch::GiveRows(ResidentSequence& sequence,
   return absl::OkStatus();
 }
 
-absl::Status ResidentBatch::Prepare(std::span<const PassEntry> entries) {
+absl::Status GpuBatch::Prepare(std::span<const PassEntry> entries) {
   CRUMB_RETURN_IF_ERROR(CheckEntries(entries));
   CRUMB_ASSIGN_OR_RETURN(Room room, TakeRoom(entries));
   std::vector<DueWindow> now, in_pass;
-  std::vector<ResidentSequence*> sequences;
+  std::vector<GpuSequence*> sequences;
   auto int2_page = room.pages.begin(), bf16_page = room.bf16_pages.begin();
   auto sink = room.sinks.begin();
   for (const PassEntry& entry : entries) {
-    auto& sequence = static_cast<ResidentSequence&>(*entry.sequence);
+    auto& sequence = static_cast<GpuSequence&>(*entry.sequence);
     CRUMB_RETURN_IF_ERROR(Join(sequence));
     if (sequence.pages.empty() && sequence.open_sink == nullptr) {
       sequence.open_sink = parts_.geometry.NewPage(PageFormat::kBf16, *sink++);
@@ -251,18 +249,18 @@ absl::Status ResidentBatch::Prepare(std::span<const PassEntry> entries) {
   return FillTables(pass_);
 }
 
-void ResidentBatch::TakeSample(ResidentSequence& sequence, int page_begin, int page_end) {
+void GpuBatch::TakeSample(GpuSequence& sequence, int page_begin, int page_end) {
   if (sequence.history_format() != PageFormat::kInt2) return;
   for (int page = page_begin; page < page_end && sequence.sample == nullptr; ++page) {
-    sequence.sample = parts_.watch->TakeTurn(page, options_.stream);
+    sequence.sample = parts_.watch->NextSample(page, options_.stream);
   }
 }
 
-void ResidentBatch::TakeSamples(std::span<ResidentSequence* const> sequences,
-                                std::span<const DueWindow> in_pass) {
+void GpuBatch::TakeSamples(std::span<GpuSequence* const> sequences,
+                           std::span<const DueWindow> in_pass) {
   sample_ = nullptr;
   const SegmentRule& rule = parts_.starter.rule();
-  for (ResidentSequence* sequence : sequences) {
+  for (GpuSequence* sequence : sequences) {
     if (!prompt()) break;
     const int end = sequence->length() + sequence->fresh;
     const int leaves =
@@ -279,10 +277,10 @@ void ResidentBatch::TakeSamples(std::span<ResidentSequence* const> sequences,
 }
 
 // Of the prompts some of whose windows leave next, for one of these.
-absl::Status ResidentBatch::HoldQueries(int layer, const void* q) const {
+absl::Status GpuBatch::HoldQueries(int layer, const void* q) const {
   const size_t token = size_t{2} * parts_.geometry.q_heads * parts_.geometry.head_dim;
   auto at = reinterpret_cast<DeviceAddress>(q);
-  for (const ResidentSequence* sequence : entries_) {
+  for (const GpuSequence* sequence : entries_) {
     if (sequence->sample != nullptr) {
       CRUMB_RETURN_IF_ERROR(parts_.watch->HoldQueries(*sequence->sample, {timeline_, pass_}, layer,
                                                       at, sequence->fresh));
@@ -292,7 +290,7 @@ absl::Status ResidentBatch::HoldQueries(int layer, const void* q) const {
   return absl::OkStatus();
 }
 
-PassTables::Place ResidentBatch::PlaceOf(const ResidentSequence& sequence) const {
+PassTables::Place GpuBatch::PlaceOf(const GpuSequence& sequence) const {
   const SegmentRule& rule = parts_.starter.rule();
   const int length = sequence.length(), end = length + sequence.fresh;
   const int capacity = sequence.ring().capacity;
@@ -317,7 +315,7 @@ PassTables::Place ResidentBatch::PlaceOf(const ResidentSequence& sequence) const
   return place;
 }
 
-absl::Status ResidentBatch::FillTables(uint64_t pass) {
+absl::Status GpuBatch::FillTables(uint64_t pass) {
   tables_->Begin(pass);
   fresh_ = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
@@ -329,14 +327,14 @@ absl::Status ResidentBatch::FillTables(uint64_t pass) {
   return tables_->Upload(options_.stream);
 }
 
-absl::Status ResidentBatch::Start() {
+absl::Status GpuBatch::Start() {
   if (prompt()) return absl::OkStatus();
   CRUMB_RETURN_IF_ERROR(evictor_->Launch());
   return parts_.device.kernels().Plan(DecodeShape(), tables_->lengths(),
                                       reinterpret_cast<void*>(plan_.get()), options_.stream);
 }
 
-absl::Status ResidentBatch::Append(int layer, const void* k, const void* v) {
+absl::Status GpuBatch::Append(int layer, const void* k, const void* v) {
   if (prompt()) return AppendPrompt(layer, k, v);
   const DeviceGeometry& g = parts_.geometry;
   kernels::cuda::AppendParams params;
@@ -357,7 +355,7 @@ absl::Status ResidentBatch::Append(int layer, const void* k, const void* v) {
 }
 
 // One launch for each sequence: their chunks differ in length.
-absl::Status ResidentBatch::AppendPrompt(int layer, const void* k, const void* v) {
+absl::Status GpuBatch::AppendPrompt(int layer, const void* k, const void* v) {
   const DeviceGeometry& g = parts_.geometry;
   kernels::cuda::AppendParams params;
   params.kv_heads = g.kv_heads;
@@ -382,7 +380,7 @@ absl::Status ResidentBatch::AppendPrompt(int layer, const void* k, const void* v
   return absl::OkStatus();
 }
 
-absl::StatusOr<const float*> ResidentBatch::Offsets(int layer, const void* q) {
+absl::StatusOr<const float*> GpuBatch::Offsets(int layer, const void* q) {
   const float* mean = parts_.constants.mean_k_columns(layer);
   if (mean == nullptr) return nullptr;
   kernels::cuda::QueryOffsetsParams params;
@@ -404,9 +402,9 @@ absl::StatusOr<const float*> ResidentBatch::Offsets(int layer, const void* q) {
   return params.offset;
 }
 
-absl::Status ResidentBatch::Attend(int layer, const void* q, void* out) {
+absl::Status GpuBatch::Attend(int layer, const void* q, void* out) {
   if (prompt()) {
-    for (const ResidentSequence* sequence : entries_) {
+    for (const GpuSequence* sequence : entries_) {
       for (const auto& load : sequence->loads) {
         CRUMB_RETURN_IF_ERROR(load->MakeWait(options_.stream, layer));
       }
@@ -417,8 +415,8 @@ absl::Status ResidentBatch::Attend(int layer, const void* q, void* out) {
   return prompt() ? AttendPrompt(layer, q, out, offsets) : AttendDecode(layer, q, out, offsets);
 }
 
-void ResidentBatch::SetInputs(int layer, const float* offsets,
-                              kernels::cuda::AttentionInputs* params) const {
+void GpuBatch::SetInputs(int layer, const float* offsets,
+                         kernels::cuda::AttentionInputs* params) const {
   const DeviceGeometry& g = parts_.geometry;
   const RingShape& ring = prompt() ? parts_.prompt_ring : parts_.decode_ring;
   params->out_type = OutTypeOf(options_.output);
@@ -439,8 +437,7 @@ void ResidentBatch::SetInputs(int layer, const float* offsets,
   params->soft_cap = parts_.options.soft_cap;
 }
 
-absl::Status ResidentBatch::AttendDecode(int layer, const void* q, void* out,
-                                         const float* offsets) {
+absl::Status GpuBatch::AttendDecode(int layer, const void* q, void* out, const float* offsets) {
   kernels::cuda::DecodeAttentionParams params;
   SetInputs(layer, offsets, &params);
   params.shape = DecodeShape();
@@ -452,8 +449,7 @@ absl::Status ResidentBatch::AttendDecode(int layer, const void* q, void* out,
   return parts_.device.kernels().Decode(params, options_.stream);
 }
 
-absl::Status ResidentBatch::AttendPrompt(int layer, const void* q, void* out,
-                                         const float* offsets) {
+absl::Status GpuBatch::AttendPrompt(int layer, const void* q, void* out, const float* offsets) {
   const DeviceGeometry& g = parts_.geometry;
   kernels::cuda::PrefillAttentionParams params;
   SetInputs(layer, offsets, &params);
@@ -468,7 +464,7 @@ absl::Status ResidentBatch::AttendPrompt(int layer, const void* q, void* out,
   return parts_.device.kernels().Prefill(params, options_.stream);
 }
 
-absl::Status ResidentBatch::CheckTokens(std::span<const std::span<const int32_t>> tokens) const {
+absl::Status GpuBatch::CheckTokens(std::span<const std::span<const int32_t>> tokens) const {
   if (entries_.empty()) return absl::FailedPreconditionError("no pass is under way");
   if (tokens.size() != entries_.size()) {
     return absl::InvalidArgumentError("tokens of " + std::to_string(tokens.size()) +
@@ -486,11 +482,11 @@ absl::Status ResidentBatch::CheckTokens(std::span<const std::span<const int32_t>
 }
 
 // Answers which entries attended damaged pages: nothing.
-std::string ResidentBatch::Accept(std::span<const std::span<const int32_t>> tokens, uint64_t pass,
-                                  std::vector<UnsettledPage>* sinks) {
+std::string GpuBatch::Accept(std::span<const std::span<const int32_t>> tokens, uint64_t pass,
+                             std::vector<UnsettledPage>* sinks) {
   std::string damaged;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    ResidentSequence& sequence = *entries_[i];
+    GpuSequence& sequence = *entries_[i];
     sequence.log.Accept(tokens[i]);
     // A prompt's pass that was given up ends nothing.
     if (static_cast<int>(tokens[i].size()) < sequence.fresh) sequence.sample.reset();
@@ -513,12 +509,12 @@ std::string ResidentBatch::Accept(std::span<const std::span<const int32_t>> toke
   return damaged;
 }
 
-absl::Status ResidentBatch::DamagedError(const std::string& where) {
+absl::Status GpuBatch::DamagedError(const std::string& where) {
   return absl::DataLossError("cached pages are damaged" + where +
                              ": begin these again with that cached_tokens_max");
 }
 
-absl::Status ResidentBatch::Advance(std::span<const std::span<const int32_t>> tokens) {
+absl::Status GpuBatch::Advance(std::span<const std::span<const int32_t>> tokens) {
   CRUMB_RETURN_IF_ERROR(CheckTokens(tokens));
   if (!prompt()) CRUMB_RETURN_IF_ERROR(evictor_->Collect());
   if (sample_ != nullptr) {
@@ -539,8 +535,8 @@ absl::Status ResidentBatch::Advance(std::span<const std::span<const int32_t>> to
   return DamagedError(damaged);
 }
 
-absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentBatch::Fork(DeviceSequence& base) {
-  auto& origin = static_cast<ResidentSequence&>(base);
+absl::StatusOr<std::unique_ptr<DeviceSequence>> GpuBatch::Fork(DeviceSequence& base) {
+  auto& origin = static_cast<GpuSequence&>(base);
   CRUMB_RETURN_IF_ERROR(CheckOutside(origin));
   if (origin.rows != nullptr && origin.prompt_rows != prompt()) {
     return absl::FailedPreconditionError("fork in a batch of the kind of the last pass");
@@ -552,7 +548,7 @@ absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentBatch::Fork(DeviceSequen
                          ring_pool.Take(origin.rows == nullptr ? 0 : 1, options_.stream));
   CRUMB_ASSIGN_OR_RETURN(room.sinks, parts_.sinks.Take(own_sink ? 1 : 0, options_.stream));
   CRUMB_RETURN_IF_ERROR(Join(origin));
-  auto fork = std::make_unique<ResidentSequence>(origin, static_cast<int>(origin.pages.size()));
+  auto fork = std::make_unique<GpuSequence>(origin, static_cast<int>(origin.pages.size()));
   CRUMB_ASSIGN_OR_RETURN(const uint64_t pass, timeline_->BeginPass());
   if (origin.rows != nullptr) {
     fork->rows = room.rings.front();
@@ -575,8 +571,8 @@ absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentBatch::Fork(DeviceSequen
   return std::unique_ptr<DeviceSequence>(std::move(fork));
 }
 
-absl::Status ResidentBatch::Finish(DeviceSequence& base) {
-  auto& sequence = static_cast<ResidentSequence&>(base);
+absl::Status GpuBatch::Finish(DeviceSequence& base) {
+  auto& sequence = static_cast<GpuSequence&>(base);
   CRUMB_RETURN_IF_ERROR(CheckOutside(sequence));
   sequence.finished = true;
   if (const int page = sequence.DamagedPage(); page >= 0) {

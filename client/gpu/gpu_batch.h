@@ -11,21 +11,21 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/gpu/device/timeline.h"
-#include "client/gpu/device_parts.h"
 #include "client/gpu/gpu_sequence.h"
+#include "client/gpu/gpu_worker_parts.h"
 #include "client/gpu/pass_tables.h"
 #include "client/gpu/window_evictor.h"
-#include "crumb/device_batch.h"
+#include "crumb/device_worker.h"
 
 namespace crumb::client {
 
 // See DeviceBatch for the contract.
-class ResidentBatch final : public DeviceBatch {
+class GpuBatch final : public DeviceBatch {
  public:
   // `parts` is borrowed.
-  static absl::StatusOr<std::unique_ptr<ResidentBatch>> Create(const DeviceParts& parts,
-                                                               const DeviceBatchOptions& options);
-  ~ResidentBatch() override;
+  static absl::StatusOr<std::unique_ptr<GpuBatch>> Create(const GpuWorkerParts& parts,
+                                                          const DeviceBatchOptions& options);
+  ~GpuBatch() override;
 
   absl::Status Prepare(std::span<const PassEntry> entries) override;
   absl::Status Start() override;
@@ -36,7 +36,7 @@ class ResidentBatch final : public DeviceBatch {
   absl::Status Finish(DeviceSequence& sequence) override;
 
  private:
-  using Slots = std::vector<std::shared_ptr<const ResidentSlot>>;
+  using Slots = std::vector<std::shared_ptr<const SlotRef>>;
   // Room that a pass needs, taken before anything changes.
   struct Room {
     Slots sinks;       // of entries without one
@@ -45,7 +45,7 @@ class ResidentBatch final : public DeviceBatch {
     Slots bf16_pages;  // of those with BF16 history
   };
 
-  ResidentBatch(const DeviceParts& parts, const DeviceBatchOptions& options)
+  GpuBatch(const GpuWorkerParts& parts, const DeviceBatchOptions& options)
       : parts_(parts), options_(options) {}
   absl::Status Allocate();
   kernels::cuda::DecodeShape DecodeShape() const;
@@ -53,27 +53,26 @@ class ResidentBatch final : public DeviceBatch {
   bool prompt() const { return options_.kind == PassKind::kPrompt; }
 
   absl::Status CheckEntries(std::span<const PassEntry> entries) const;
-  absl::Status CheckOutside(const ResidentSequence& sequence) const;
+  absl::Status CheckOutside(const GpuSequence& sequence) const;
   // Page index behind the last window that leaves before the pass.
-  int DueEnd(const ResidentSequence& sequence) const;
-  int DueWindows(const ResidentSequence& sequence) const {
+  int DueEnd(const GpuSequence& sequence) const;
+  int DueWindows(const GpuSequence& sequence) const {
     return std::max(0, DueEnd(sequence) - sequence.stored_pages());
   }
-  bool NeedsRows(const ResidentSequence& sequence) const {
+  bool NeedsRows(const GpuSequence& sequence) const {
     return sequence.rows == nullptr || sequence.prompt_rows != prompt();
   }
   absl::StatusOr<Room> TakeRoom(std::span<const PassEntry> entries);
-  absl::Status Join(ResidentSequence& sequence);
-  absl::Status GiveRows(ResidentSequence& sequence, std::shared_ptr<const ResidentSlot> rows);
-  absl::Status CopyRange(const ResidentSequence& from, DeviceAddress to, int begin, int end);
+  absl::Status Join(GpuSequence& sequence);
+  absl::Status GiveRows(GpuSequence& sequence, std::shared_ptr<const SlotRef> rows);
+  absl::Status CopyRange(const GpuSequence& from, DeviceAddress to, int begin, int end);
   absl::Status FillTables(uint64_t pass);
   // Picks windows to measure: those that leave behind a pass that ends a block or the prompt, or
   // one of those that leave in a decode pass. The pass holds its queries for them.
-  void TakeSamples(std::span<ResidentSequence* const> sequences,
-                   std::span<const DueWindow> in_pass);
-  void TakeSample(ResidentSequence& sequence, int page_begin, int page_end);
+  void TakeSamples(std::span<GpuSequence* const> sequences, std::span<const DueWindow> in_pass);
+  void TakeSample(GpuSequence& sequence, int page_begin, int page_end);
   absl::Status HoldQueries(int layer, const void* q) const;
-  PassTables::Place PlaceOf(const ResidentSequence& sequence) const;
+  PassTables::Place PlaceOf(const GpuSequence& sequence) const;
   absl::Status AppendPrompt(int layer, const void* k, const void* v);
   absl::Status AttendDecode(int layer, const void* q, void* out, const float* offsets);
   absl::Status AttendPrompt(int layer, const void* q, void* out, const float* offsets);
@@ -85,7 +84,7 @@ class ResidentBatch final : public DeviceBatch {
   std::string Accept(std::span<const std::span<const int32_t>> tokens, uint64_t pass,
                      std::vector<UnsettledPage>* sinks);
 
-  const DeviceParts& parts_;
+  const GpuWorkerParts& parts_;
   const DeviceBatchOptions options_;
   std::shared_ptr<Timeline> timeline_;
   std::unique_ptr<PassTables> tables_;
@@ -95,10 +94,10 @@ class ResidentBatch final : public DeviceBatch {
   DeviceBuffer offsets_;                  // q . mu_k of one layer
   DeviceBuffer held_;                     // queries of a decode pass for `sample_`, or none
   std::shared_ptr<WindowSample> sample_;  // of the pass under way
-  const ResidentSequence* sampled_ = nullptr;
-  std::vector<ResidentSequence*> entries_;  // of the pass under way
-  int fresh_ = 0;                           // tokens of all of them
-  const void* prompt_k_ = nullptr;          // rows that the layer's Attend reads
+  const GpuSequence* sampled_ = nullptr;
+  std::vector<GpuSequence*> entries_;  // of the pass under way
+  int fresh_ = 0;                      // tokens of all of them
+  const void* prompt_k_ = nullptr;     // rows that the layer's Attend reads
   const void* prompt_v_ = nullptr;
   uint64_t pass_ = 0;
 };

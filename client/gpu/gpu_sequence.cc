@@ -18,15 +18,15 @@ uint64_t NextId() {
 
 }  // namespace
 
-ResidentSequence::ResidentSequence(const DeviceParts& shared, const SequenceOptions& begun,
-                                   SequenceStart start)
+GpuSequence::GpuSequence(const GpuWorkerParts& shared, const SequenceOptions& begun,
+                         SequenceStart start)
     : id(NextId()),
       parts(shared),
       options(begun),
       keyspace(start.keyspace),
       log(shared.starter.rule(), begun, start),
       pages(std::move(start.pages)),
-      line(std::make_shared<PageLine>()),
+      line(std::make_shared<PublishLimit>()),
       lease_(std::move(start.lease)),
       stats_(std::move(start.stats)) {
   stats_.prompt_tokens = log.prompt();
@@ -37,7 +37,7 @@ ResidentSequence::ResidentSequence(const DeviceParts& shared, const SequenceOpti
   }
 }
 
-ResidentSequence::ResidentSequence(const ResidentSequence& origin, int shared_pages)
+GpuSequence::GpuSequence(const GpuSequence& origin, int shared_pages)
     : id(NextId()),
       parts(origin.parts),
       options(origin.options),
@@ -47,27 +47,27 @@ ResidentSequence::ResidentSequence(const ResidentSequence& origin, int shared_pa
       prompt_rows(origin.prompt_rows),
       last(origin.last),
       loads(origin.loads),
-      line(std::make_shared<PageLine>(origin.line, shared_pages)),
+      line(std::make_shared<PublishLimit>(origin.line, shared_pages)),
       stats_(origin.stats_) {}
 
-int ResidentSequence::pass_tokens_max() const {
+int GpuSequence::pass_tokens_max() const {
   if (!log.InPrompt()) return 1 + parts.options.draft_slots;
   const SegmentRule& rule = parts.starter.rule();
   const int block_end = rule.BlockBegin(log.length()) + rule.prefill_block;
   return std::min(log.prompt(), block_end) - log.length();
 }
 
-int ResidentSequence::RowsBegin() const {
+int GpuSequence::RowsBegin() const {
   const int needed = parts.starter.rule().RowsBegin(log.length(), log.prompt(), log.hit());
   return std::min(needed, stored_pages() * kPageTokens);
 }
 
-bool ResidentSequence::Publishes(int index) const {
+bool GpuSequence::Publishes(int index) const {
   if (!parts.options.part.publishes || options.publish == Publish::kNone) return false;
   return options.publish == Publish::kAll || index < log.prompt() / kPageTokens;
 }
 
-UnsettledPage ResidentSequence::AddPage(std::shared_ptr<DevicePage> page) {
+UnsettledPage GpuSequence::AddPage(std::shared_ptr<DevicePage> page) {
   const int index = static_cast<int>(pages.size());
   log.Identify(index, *page);
   page->generation = keyspace->generation;
@@ -81,9 +81,9 @@ UnsettledPage ResidentSequence::AddPage(std::shared_ptr<DevicePage> page) {
           .loads = loads};
 }
 
-UnsettledPage ResidentSequence::CompleteSink() { return AddPage(std::move(open_sink)); }
+UnsettledPage GpuSequence::CompleteSink() { return AddPage(std::move(open_sink)); }
 
-int ResidentSequence::DamagedLoad(bool wait) {
+int GpuSequence::DamagedLoad(bool wait) {
   int damaged = -1;
   std::erase_if(loads, [&](const std::shared_ptr<const PrefixLoad>& load) {
     if (!wait && !load->done()) return false;
@@ -94,7 +94,7 @@ int ResidentSequence::DamagedLoad(bool wait) {
   return damaged;
 }
 
-int ResidentSequence::DamagedPage() {
+int GpuSequence::DamagedPage() {
   if (parts.scrubber == nullptr) return -1;
   const uint64_t damages = parts.scrubber->damages();
   if (damages == damages_seen_) return -1;
@@ -105,7 +105,7 @@ int ResidentSequence::DamagedPage() {
   return -1;
 }
 
-void ResidentSequence::Release() {
+void GpuSequence::Release() {
   lease_.reset();
   pages.clear();
   open_sink.reset();
@@ -114,7 +114,7 @@ void ResidentSequence::Release() {
   loads.clear();
 }
 
-SequenceStats ResidentSequence::stats() const {
+SequenceStats GpuSequence::stats() const {
   SequenceStats stats = stats_;
   if (finished) return stats;
   const SegmentRule& rule = parts.starter.rule();

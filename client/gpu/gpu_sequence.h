@@ -7,23 +7,23 @@
 #include <vector>
 
 #include "client/gpu/device_page.h"
-#include "client/gpu/device_parts.h"
+#include "client/gpu/gpu_worker_parts.h"
 #include "client/gpu/page_settler.h"
 #include "client/gpu/prefix_loader.h"
 #include "client/worker/keyspace_binding.h"
 #include "client/worker/token_log.h"
-#include "crumb/device_sequence.h"
-#include "crumb/sequence_options.h"
+#include "crumb/device_worker.h"
+#include "crumb/sequence.h"
 
 namespace crumb::client {
 
-// See DeviceSequence for the contract. Holds what a sequence has in device memory; ResidentBatch
+// See DeviceSequence for the contract. Holds what a sequence has in device memory; GpuBatch
 // works on it.
-class ResidentSequence final : public DeviceSequence {
+class GpuSequence final : public DeviceSequence {
  public:
-  ResidentSequence(const DeviceParts& parts, const SequenceOptions& options, SequenceStart start);
+  GpuSequence(const GpuWorkerParts& parts, const SequenceOptions& options, SequenceStart start);
   // A fork: shares pages and has neither rows nor, while its sink is not full, a sink.
-  ResidentSequence(const ResidentSequence& origin, int shared_pages);
+  GpuSequence(const GpuSequence& origin, int shared_pages);
 
   int length() const override { return log.length(); }
   int cached_tokens() const override { return log.hit(); }
@@ -47,17 +47,17 @@ class ResidentSequence final : public DeviceSequence {
   void Release();
 
   const uint64_t id;  // no other sequence of the process has it
-  const DeviceParts& parts;
+  const GpuWorkerParts& parts;
   const SequenceOptions options;
   const std::shared_ptr<const KeyspaceBinding> keyspace;
   TokenLog log;
   std::vector<std::shared_ptr<const Page>> pages;        // enqueued or loaded; the sink first
   std::shared_ptr<DevicePage> open_sink;                 // until it is full: not in `pages`
-  std::shared_ptr<const ResidentSlot> rows;              // null: none yet
+  std::shared_ptr<const SlotRef> rows;                   // null: none yet
   bool prompt_rows = false;                              // `rows` has the shape of prompt_ring
-  Moment last;                                           // the latest pass
+  PassRef last;                                          // the latest pass
   std::vector<std::shared_ptr<const PrefixLoad>> loads;  // not known to be sound
-  std::shared_ptr<PageLine> line;
+  std::shared_ptr<PublishLimit> line;
   std::shared_ptr<WindowSample> sample;  // for a window that leaves soon; mostly null
   bool joined = false;                   // the stream of its first pass waited for pages of others
   int fresh = 0;                         // tokens of the pass under way

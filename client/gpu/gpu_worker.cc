@@ -90,25 +90,23 @@ absl::Status DeviceWorkerOptions::Validate() const {
 absl::StatusOr<std::unique_ptr<DeviceWorker>> DeviceWorker::Open(
     const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
     Device& device) {
-  return ResidentWorker::Create(options, device_options, client, device);
+  return GpuWorker::Create(options, device_options, client, device);
 }
 
-absl::StatusOr<std::unique_ptr<ResidentWorker>> ResidentWorker::Create(
+absl::StatusOr<std::unique_ptr<GpuWorker>> GpuWorker::Create(
     const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
     Device& device) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
   CRUMB_RETURN_IF_ERROR(device_options.Validate());
   CRUMB_RETURN_IF_ERROR(CheckServed(options, device));
-  std::unique_ptr<ResidentWorker> worker(
-      new ResidentWorker(options, device_options, client, device));
+  std::unique_ptr<GpuWorker> worker(new GpuWorker(options, device_options, client, device));
   CRUMB_RETURN_IF_ERROR(worker->Allocate());
   return worker;
 }
 
 // The prompt's ring holds a prefill block and the window before it.
-ResidentWorker::ResidentWorker(const WorkerOptions& options,
-                               const DeviceWorkerOptions& device_options, Client* client,
-                               Device& device)
+GpuWorker::GpuWorker(const WorkerOptions& options, const DeviceWorkerOptions& device_options,
+                     Client* client, Device& device)
     : options_(options),
       device_options_(device_options),
       client_(client),
@@ -122,14 +120,14 @@ ResidentWorker::ResidentWorker(const WorkerOptions& options,
       background_(std::make_unique<Background>("crumb-settle")) {}
 
 // What the threads still do uses all of it: slots go back to their pool before that does.
-ResidentWorker::~ResidentWorker() {
+GpuWorker::~GpuWorker() {
   scrubber_.reset();
   for (SlotPool* pool : {pages_.get(), sinks_.get()}) {
     if (pool != nullptr) pool->StopSharing();
   }
 }
 
-absl::Status ResidentWorker::JoinPools() {
+absl::Status GpuWorker::JoinPools() {
   if (device_options_.pool_bytes == 0 || client_ == nullptr || client_->pools() == nullptr) {
     return absl::OkStatus();
   }
@@ -140,19 +138,19 @@ absl::Status ResidentWorker::JoinPools() {
   return absl::OkStatus();
 }
 
-void ResidentWorker::NamePools(AcquireRequest* request) const {
+void GpuWorker::NamePools(AcquireRequest* request) const {
   if (pools_ != nullptr) pools_->NamePools(request);
 }
 
-HeldPages ResidentWorker::Hold(std::span<const DeviceFragment* const> fragments,
-                               const std::shared_ptr<const Lease>& lease) {
+HeldPages GpuWorker::Hold(std::span<const DeviceFragment* const> fragments,
+                          const std::shared_ptr<const Lease>& lease) {
   if (pools_ == nullptr) {
     return {{}, absl::NotFoundError("this worker takes part in no device pool")};
   }
   return pools_->Hold(fragments, lease, *pages_, *sinks_);
 }
 
-DevicePoolUse ResidentWorker::pool_use() const {
+DevicePoolUse GpuWorker::pool_use() const {
   DevicePoolUse use;
   if (pools_ == nullptr) return use;
   for (const DevicePool* pool : {&pools_->pages(), &pools_->sinks()}) {
@@ -169,7 +167,7 @@ DevicePoolUse ResidentWorker::pool_use() const {
   return use;
 }
 
-absl::Status ResidentWorker::Allocate() {
+absl::Status GpuWorker::Allocate() {
   const DeviceWorkerOptions& o = device_options_;
   CRUMB_ASSIGN_OR_RETURN(constants_, DeviceConstants::Upload(device_, options_));
   CRUMB_ASSIGN_OR_RETURN(pages_,
@@ -226,47 +224,47 @@ absl::Status ResidentWorker::Allocate() {
                                                             .tally = starter_->tally()},
                                                            o.scrub_pages_per_second));
   }
-  parts_.emplace(DeviceParts{.device = device_,
-                             .options = options_,
-                             .device_options = device_options_,
-                             .geometry = geometry_,
-                             .decode_ring = decode_ring_,
-                             .prompt_ring = prompt_ring_,
-                             .constants = *constants_,
-                             .starter = *starter_,
-                             .timelines = *timelines_,
-                             .pages = *pages_,
-                             .bf16_pages = *bf16_pages_,
-                             .sinks = *sinks_,
-                             .decode_rings = *decode_rings_,
-                             .prompt_rings = *prompt_rings_,
-                             .results = *results_,
-                             .settler = *settler_,
-                             .watch = watch_.get(),
-                             .scrubber = scrubber_.get()});
+  parts_.emplace(GpuWorkerParts{.device = device_,
+                                .options = options_,
+                                .device_options = device_options_,
+                                .geometry = geometry_,
+                                .decode_ring = decode_ring_,
+                                .prompt_ring = prompt_ring_,
+                                .constants = *constants_,
+                                .starter = *starter_,
+                                .timelines = *timelines_,
+                                .pages = *pages_,
+                                .bf16_pages = *bf16_pages_,
+                                .sinks = *sinks_,
+                                .decode_rings = *decode_rings_,
+                                .prompt_rings = *prompt_rings_,
+                                .results = *results_,
+                                .settler = *settler_,
+                                .watch = watch_.get(),
+                                .scrubber = scrubber_.get()});
   return absl::OkStatus();
 }
 
 // Pages that crumbd has elsewhere and this device now, too.
-void ResidentWorker::NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
-                                std::vector<std::shared_ptr<const Page>> pages) {
+void GpuWorker::NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
+                           std::vector<std::shared_ptr<const Page>> pages) {
   if (pools_ == nullptr) return;
   std::erase_if(pages, [this](const auto& page) { return !pools_->Has(*page); });
-  starter_->sink().Place(keyspace, std::move(pages));
+  starter_->publisher().Place(keyspace, std::move(pages));
 }
 
-void ResidentWorker::NoteDamage() {
+void GpuWorker::NoteDamage() {
   starter_->tally().verify_failures.Add();
   if (client_ != nullptr) client_->Count({.verify_failures = 1});
 }
 
-void ResidentWorker::NoteUnchecked(const absl::Status& why) {
+void GpuWorker::NoteUnchecked(const absl::Status& why) {
   LogWarning("pages of a peer cannot be checked: {}", why.ToString());
   WorkerTally& tally = starter_->tally();
   (absl::IsDeadlineExceeded(why) ? tally.deadline_exceeded : tally.unavailable).Add();
 }
 
-absl::Status ResidentWorker::ProvideFor(const KeyspaceBinding& keyspace) {
+absl::Status GpuWorker::ProvideFor(const KeyspaceBinding& keyspace) {
   if (keyspace.history_format != PageFormat::kBf16) return absl::OkStatus();
   const int count = device_options_.bf16_pages;
   const size_t bytes = geometry_.page_bytes(PageFormat::kBf16) * count;
@@ -278,45 +276,46 @@ absl::Status ResidentWorker::ProvideFor(const KeyspaceBinding& keyspace) {
       " bytes in all (bf16_pages of DeviceWorkerOptions)");
 }
 
-std::unique_ptr<PageIntake::Prefix> ResidentWorker::NewPrefix(
+std::unique_ptr<PageIntake::Prefix> GpuWorker::NewPrefix(
     const std::shared_ptr<const KeyspaceBinding>& keyspace, int pages_max) {
   // Without memory for its pages nor can the sequence begin.
   return loader_->NewPrefix(keyspace, ProvideFor(*keyspace).ok() ? pages_max : 0);
 }
 
-absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentWorker::MakeSequence(
+absl::StatusOr<std::unique_ptr<DeviceSequence>> GpuWorker::MakeSequence(
     const SequenceOptions& options, SequenceStart start) {
   CRUMB_RETURN_IF_ERROR(ProvideFor(*start.keyspace));
   if (scrubber_ != nullptr) scrubber_->Offer(start.pages, options_.verify_every);
-  return std::make_unique<ResidentSequence>(*parts_, options, std::move(start));
+  return std::make_unique<GpuSequence>(*parts_, options, std::move(start));
 }
 
-absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentWorker::Begin(
-    std::span<const int32_t> tokens, const SequenceOptions& options) {
+absl::StatusOr<std::unique_ptr<DeviceSequence>> GpuWorker::Begin(std::span<const int32_t> tokens,
+                                                                 const SequenceOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Begin(tokens, options));
   return MakeSequence(options, std::move(start));
 }
 
-absl::StatusOr<LedDeviceSequence> ResidentWorker::Lead(std::span<const int32_t> tokens,
-                                                       const SequenceOptions& options) {
+absl::StatusOr<LedDeviceSequence> GpuWorker::Lead(std::span<const int32_t> tokens,
+                                                  const SequenceOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(LedStart led, starter_->Lead(tokens, options));
   CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<DeviceSequence> sequence,
                          MakeSequence(options, std::move(led.start)));
   return LedDeviceSequence{std::move(sequence), std::move(led.token)};
 }
 
-absl::StatusOr<std::unique_ptr<DeviceSequence>> ResidentWorker::Follow(
-    std::string_view token, std::span<const int32_t> tokens, const SequenceOptions& options) {
+absl::StatusOr<std::unique_ptr<DeviceSequence>> GpuWorker::Follow(std::string_view token,
+                                                                  std::span<const int32_t> tokens,
+                                                                  const SequenceOptions& options) {
   CRUMB_ASSIGN_OR_RETURN(SequenceStart start, starter_->Follow(token, tokens, options));
   return MakeSequence(options, std::move(start));
 }
 
-absl::StatusOr<std::unique_ptr<DeviceBatch>> ResidentWorker::NewBatch(
+absl::StatusOr<std::unique_ptr<DeviceBatch>> GpuWorker::NewBatch(
     const DeviceBatchOptions& options) {
-  return ResidentBatch::Create(*parts_, options);
+  return GpuBatch::Create(*parts_, options);
 }
 
-absl::Status ResidentWorker::WaitPublished(Duration timeout) {
+absl::Status GpuWorker::WaitPublished(Duration timeout) {
   const TimePoint deadline = Clock::Real().Now() + timeout;
   CRUMB_RETURN_IF_ERROR(background_->WaitIdle(timeout));
   if (watch_ != nullptr) {

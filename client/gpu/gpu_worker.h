@@ -10,7 +10,7 @@
 
 #include "client/gpu/device/arena_pinner.h"
 #include "client/gpu/device_page_reader.h"
-#include "client/gpu/device_parts.h"
+#include "client/gpu/gpu_worker_parts.h"
 #include "client/gpu/page_scrubber.h"
 #include "client/gpu/prefix_loader.h"
 #include "client/gpu/worker_pools.h"
@@ -20,11 +20,11 @@
 namespace crumb::client {
 
 // See DeviceWorker for the contract.
-class ResidentWorker final : public DeviceWorker, private PageIntake {
+class GpuWorker final : public DeviceWorker, private PageIntake {
  public:
-  ~ResidentWorker() override;
+  ~GpuWorker() override;
 
-  static absl::StatusOr<std::unique_ptr<ResidentWorker>> Create(
+  static absl::StatusOr<std::unique_ptr<GpuWorker>> Create(
       const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
       Device& device);
 
@@ -42,8 +42,8 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   DevicePoolUse pool_use() const override;
 
  private:
-  ResidentWorker(const WorkerOptions& options, const DeviceWorkerOptions& device_options,
-                 Client* client, Device& device);
+  GpuWorker(const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
+            Device& device);
   absl::Status Allocate();
   absl::Status JoinPools();
   absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
@@ -79,7 +79,7 @@ class ResidentWorker final : public DeviceWorker, private PageIntake {
   std::unique_ptr<PageSettler> settler_;
   std::unique_ptr<SequenceStarter> starter_;  // its publisher's thread uses the above
   std::unique_ptr<WindowWatch> watch_;        // null: the quality is not watched
-  std::optional<DeviceParts> parts_;
+  std::optional<GpuWorkerParts> parts_;
   std::unique_ptr<Background> background_;  // its thread uses all of it
   std::unique_ptr<PageScrubber> scrubber_;  // so does its; null: nothing is scrubbed
 };

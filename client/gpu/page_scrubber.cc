@@ -86,7 +86,7 @@ bool PageScrubber::Wait() {
 
 void PageScrubber::Run() {
   while (Wait()) {
-    TellCrumbd();
+    ReportDamage();
     const bool idle = Round() == 0;
     due_ = Clock::Real().Now() + (idle ? kIdle : interval_);
     MutexLock lock(&mutex_);
@@ -145,17 +145,17 @@ std::vector<PageScrubber::Item> PageScrubber::Gather(const Pages& pages) const {
 void PageScrubber::AddFromCrumbd(const Pages& pages, std::vector<Item>* items) const {
   if (pages.empty() || parts_.pools == nullptr) return;
   std::vector<WorkerPools::Place> places;
-  Pages asked;
+  Pages requested;
   for (const std::weak_ptr<const Page>& one : pages) {
     const std::shared_ptr<const Page> page = one.lock();
     if (page == nullptr) continue;
     places.push_back(WorkerPools::PlaceOf(*page));
-    asked.push_back(one);
+    requested.push_back(one);
   }
   auto sums = parts_.pools->SumsOf(places, kCallTimeout);
   if (!sums.ok()) return;  // no crumbd: later
-  for (size_t i = 0; i < asked.size(); ++i) {
-    if (!(*sums)[i].empty()) items->push_back({asked[i], std::move((*sums)[i])});
+  for (size_t i = 0; i < requested.size(); ++i) {
+    if (!(*sums)[i].empty()) items->push_back({requested[i], std::move((*sums)[i])});
   }
 }
 
@@ -197,17 +197,18 @@ void PageScrubber::Withdraw(const std::shared_ptr<const Page>& page) {
     if (parts_.client != nullptr) parts_.client->Count({.verify_failures = 1});
     return;
   }
-  if (untold_.size() < kUntoldMax) untold_.push_back(page);
-  TellCrumbd();
+  if (unreported_.size() < kUntoldMax) unreported_.push_back(page);
+  ReportDamage();
 }
 
-void PageScrubber::TellCrumbd() {
-  while (!untold_.empty()) {
-    const WorkerPools::Place place = WorkerPools::PlaceOf(*untold_.front());
-    const absl::Status told = parts_.pools->Withdraw(place, kCallTimeout);
-    if (absl::IsUnavailable(told) || absl::IsDeadlineExceeded(told)) return;  // later
-    if (!told.ok()) LogWarning("a damaged page may stay in its pool: {}", told.ToString());
-    untold_.pop_front();
+void PageScrubber::ReportDamage() {
+  while (!unreported_.empty()) {
+    const WorkerPools::Place place = WorkerPools::PlaceOf(*unreported_.front());
+    const absl::Status withdrawn = parts_.pools->Withdraw(place, kCallTimeout);
+    if (absl::IsUnavailable(withdrawn) || absl::IsDeadlineExceeded(withdrawn)) return;  // later
+    if (!withdrawn.ok())
+      LogWarning("a damaged page may stay in its pool: {}", withdrawn.ToString());
+    unreported_.pop_front();
   }
 }
 

@@ -70,7 +70,7 @@ class PageScrubber {
   std::vector<Item> Gather(const Pages& pages) const;
   void AddFromCrumbd(const Pages& pages, std::vector<Item>* items) const;
   void Withdraw(const std::shared_ptr<const Page>& page);
-  void TellCrumbd();
+  void ReportDamage();
 
   const Parts parts_;
   const size_t round_pages_;
@@ -82,7 +82,7 @@ class PageScrubber {
   std::unique_ptr<PageCheck> check_;
   std::vector<PageKey> lap_;  // to come
   TimePoint due_;
-  std::deque<std::shared_ptr<const Page>> untold_;  // damaged, and crumbd does not know yet
+  std::deque<std::shared_ptr<const Page>> unreported_;  // damaged, and crumbd does not know yet
 
   Mutex mutex_;
   CondVar changed_;

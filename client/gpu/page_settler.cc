@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<PageSettler>> PageSettler::Create(Device& device,
   return settler;
 }
 
-void PageSettler::Settle(const Moment& moment, EvictResults::Table results,
+void PageSettler::Settle(const PassRef& moment, EvictResults::Table results,
                          std::vector<UnsettledPage> pages) {
   background_.Add([this, moment, results = std::move(results), pages = std::move(pages)] {
     const absl::Status done = moment.timeline->Synchronize(moment.pass);
@@ -43,7 +43,7 @@ void PageSettler::Settle(const Moment& moment, EvictResults::Table results,
   });
 }
 
-void PageSettler::SettleSink(const Moment& moment, UnsettledPage page) {
+void PageSettler::SettleSink(const PassRef& moment, UnsettledPage page) {
   background_.Add([this, moment, page = std::move(page)] {
     const absl::Status looked = LookAtSink(moment, page);
     if (!looked.ok()) return LogWarning("a sink page was lost: {}", looked.ToString());
@@ -51,7 +51,7 @@ void PageSettler::SettleSink(const Moment& moment, UnsettledPage page) {
   });
 }
 
-absl::Status PageSettler::LookAtSink(const Moment& moment, const UnsettledPage& unsettled) {
+absl::Status PageSettler::LookAtSink(const PassRef& moment, const UnsettledPage& unsettled) {
   CRUMB_RETURN_IF_ERROR(moment.timeline->Synchronize(moment.pass));
   DevicePage& page = *unsettled.page;
   const DeviceCopy copy{reinterpret_cast<uint64_t>(sink_.get()), page.address(), page.bytes};
@@ -72,15 +72,15 @@ void PageSettler::Finish(const UnsettledPage& unsettled) {
   const int index = static_cast<int>(unsettled.page->position);
   starter_.tally().windows_evicted.Add();
   if (!unsettled.page->finite) {
-    starter_.sink().NoteRefusedWindow();
+    starter_.publisher().NoteRefusedWindow();
     unsettled.line->Damage(index);
   }
   for (const std::shared_ptr<const PrefixLoad>& load : unsettled.loads) {
     if (load->Settle() >= 0) unsettled.line->Damage(0);
   }
-  if (unsettled.line->KeptBack(index)) return;
+  if (unsettled.line->Withholds(index)) return;
   starter_.table().Insert(unsettled.wrapped);
-  if (unsettled.publish) starter_.sink().Publish(unsettled.keyspace, unsettled.wrapped);
+  if (unsettled.publish) starter_.publisher().Publish(unsettled.keyspace, unsettled.wrapped);
 }
 
 }  // namespace crumb::client

@@ -19,22 +19,22 @@ namespace crumb::client {
 
 // What has turned out about the pages of a sequence. The first page that held a non-finite row, and
 // those behind it, stay in the sequence. Thread-safe.
-class PageLine {
+class PublishLimit {
  public:
-  PageLine() = default;
+  PublishLimit() = default;
   // Goes on from `origin`, whose first `pages` pages are shared.
-  PageLine(std::shared_ptr<const PageLine> origin, int pages)
+  PublishLimit(std::shared_ptr<const PublishLimit> origin, int pages)
       : origin_(std::move(origin)), origin_pages_(pages) {}
 
   void Damage(int page) {
     if (page < damaged_.load()) damaged_.store(page);
   }
-  bool KeptBack(int page) const {
-    return page >= damaged_.load() || (origin_ != nullptr && origin_->KeptBack(origin_pages_ - 1));
+  bool Withholds(int page) const {
+    return page >= damaged_.load() || (origin_ != nullptr && origin_->Withholds(origin_pages_ - 1));
   }
 
  private:
-  const std::shared_ptr<const PageLine> origin_;
+  const std::shared_ptr<const PublishLimit> origin_;
   const int origin_pages_ = 0;
   std::atomic<int> damaged_{INT_MAX};
 };
@@ -43,7 +43,7 @@ class PageLine {
 struct UnsettledPage {
   std::shared_ptr<DevicePage> page;     // its tile_sums and finite are set when it settles
   std::shared_ptr<const Page> wrapped;  // the same, of PageTable::Wrap
-  std::shared_ptr<PageLine> line;
+  std::shared_ptr<PublishLimit> line;
   std::shared_ptr<const KeyspaceBinding> keyspace;
   bool publish = false;
   // Of the prefix that its rows were computed over: those not yet known to be sound.
@@ -62,14 +62,14 @@ class PageSettler {
 
   // Window i of the launch that `results` belongs to became pages[i]. `moment` is the pass behind
   // the copy of the results; it has ended on the host.
-  void Settle(const Moment& moment, EvictResults::Table results, std::vector<UnsettledPage> pages);
+  void Settle(const PassRef& moment, EvictResults::Table results, std::vector<UnsettledPage> pages);
   // A sink page whose last row the pass wrote.
-  void SettleSink(const Moment& moment, UnsettledPage page);
+  void SettleSink(const PassRef& moment, UnsettledPage page);
 
  private:
   PageSettler(Device& device, SequenceStarter& starter, Background& background)
       : device_(device), starter_(starter), background_(background) {}
-  absl::Status LookAtSink(const Moment& moment, const UnsettledPage& page);
+  absl::Status LookAtSink(const PassRef& moment, const UnsettledPage& page);
   void Finish(const UnsettledPage& page);
 
   Device& device_;

@@ -41,7 +41,7 @@ void PassTables::Set(int place, const Place& what) {
 }
 
 // Pages of a sequence never move: what the device has of its row stays.
-void PassTables::SetPages(int place, const ResidentSequence& sequence, int pages) {
+void PassTables::SetPages(int place, const GpuSequence& sequence, int pages) {
   Row& row = rows_[place];
   if (row.sequence != sequence.id || row.pages > pages) row = {sequence.id, 0};
   if (row.pages == pages) return;

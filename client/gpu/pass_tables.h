@@ -46,7 +46,7 @@ class PassTables {
   void Begin(uint64_t pass);
   void Set(int place, const Place& what);
   // The place's row of the page table: the sequence's first `pages` history pages.
-  void SetPages(int place, const ResidentSequence& sequence, int pages);
+  void SetPages(int place, const GpuSequence& sequence, int pages);
   // Enqueues all copies.
   absl::Status Upload(DeviceStream stream);
 

@@ -198,7 +198,7 @@ std::unique_ptr<PageIntake::Prefix> PrefixLoader::NewPrefix(Keyspace keyspace, i
 
 absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
   const bool sink = from.front()->position == 0;
-  std::vector<std::shared_ptr<const ResidentSlot>> slots;
+  std::vector<std::shared_ptr<const SlotRef>> slots;
   if (sink) {
     CRUMB_ASSIGN_OR_RETURN(slots, parts_.sinks.Take(1, stream_.get()));
   }
@@ -211,7 +211,7 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
   if (rest.ok()) std::move(rest->begin(), rest->end(), std::back_inserter(slots));
   Pages to;
   to.reserve(slots.size());
-  RunOf<DevicePage> run;
+  RunAllocator<DevicePage> run;
   for (size_t i = 0; i < slots.size(); ++i) {
     auto page = parts_.geometry.NewPage(from[i]->format, std::move(slots[i]), run);
     page->key = from[i]->key;
@@ -250,7 +250,7 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Add(Job& job, const Pages& fro
   LookAtSources(job, begin);
   const absl::Status queued = EnqueuePart(job, begin);
   if (queued.ok()) {
-    AskForSums(job, begin);
+    RequestChecksums(job, begin);
     return to;
   }
   Drain(job);
@@ -260,11 +260,13 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Add(Job& job, const Pages& fro
   return queued;
 }
 
-void PrefixLoader::AskForSums(Job& job, int page_begin) {
+void PrefixLoader::RequestChecksums(Job& job, int page_begin) {
   for (int i = page_begin; i < job.pages(); ++i) {
-    const std::shared_ptr<LateSums>& late = job.from[i]->late_sums;
-    if (late == nullptr || (!job.late_sums.empty() && job.late_sums.back() == late)) continue;
-    job.late_sums.push_back(late);
+    const std::shared_ptr<DeferredChecksums>& late = job.from[i]->deferred_checksums;
+    if (late == nullptr ||
+        (!job.deferred_checksums.empty() && job.deferred_checksums.back() == late))
+      continue;
+    job.deferred_checksums.push_back(late);
     enqueuer_.Add([late] { late->Await().IgnoreError(); });
   }
 }
@@ -283,8 +285,9 @@ void PrefixLoader::Complete(std::shared_ptr<Job> job) {
       job->kernel_layers =
           std::max(job->kernel_layers, std::min(kPoolKernelLayers, parts_.geometry.layers));
     }
-    const int told = job->late_sums.empty() ? job->kernel_layers : std::min(1, job->kernel_layers);
-    queued = EnqueueKernelLayers(*job, 0, told);
+    const int layers =
+        job->deferred_checksums.empty() ? job->kernel_layers : std::min(1, job->kernel_layers);
+    queued = EnqueueKernelLayers(*job, 0, layers);
     if (!queued.ok()) Drain(*job);
   }
   if (queued.ok()) {
@@ -293,7 +296,7 @@ void PrefixLoader::Complete(std::shared_ptr<Job> job) {
     LogWarning("a cached prefix was not loaded: {}", queued.ToString());
     job->load->NoteEnqueued(kEverything, queued);
   }
-  SeeOff(std::move(job));
+  FinishInBackground(std::move(job));
 }
 
 // Where no page of the first part can be read, no kernel is asked.
@@ -395,23 +398,24 @@ absl::Status PrefixLoader::EnqueueKernelLayers(const Job& job, int layer_begin, 
 
 // What does not come is as good as damaged: nothing is attended that was not looked at.
 void PrefixLoader::AwaitSums(const Job& job) const {
-  for (const std::shared_ptr<LateSums>& late : job.late_sums) {
-    absl::Status told = late->Await();
+  for (const std::shared_ptr<DeferredChecksums>& late : job.deferred_checksums) {
+    absl::Status received = late->Await();
     for (const std::shared_ptr<Page>& page : job.from) {
-      if (page->late_sums != late) continue;
+      if (page->deferred_checksums != late) continue;
       const int index = static_cast<int>(page->position) - late->first_page();
-      if (told.ok() && late->Fill(index, *page)) continue;
-      if (told.ok()) told = absl::NotFoundError("crumbd told too few sums of a peer's pages");
+      if (received.ok() && late->Fill(index, *page)) continue;
+      if (received.ok())
+        received = absl::NotFoundError("crumbd told too few sums of a peer's pages");
       job.load->NoteUnchecked(static_cast<int>(page->position));
       page->fragment_sums = {};
       page->tile_sums.assign(static_cast<size_t>(parts_.geometry.tiles()), 0);
     }
-    if (!told.ok()) parts_.unchecked(told);
+    if (!received.ok()) parts_.unchecked(received);
   }
 }
 
 absl::Status PrefixLoader::EnqueueBehindSums(const Job& job) {
-  if (job.late_sums.empty()) return absl::OkStatus();
+  if (job.deferred_checksums.empty()) return absl::OkStatus();
   AwaitSums(job);
   MutexLock lock(&enqueue_mutex_);
   return EnqueueKernelLayers(job, std::min(1, job.kernel_layers), job.kernel_layers);
@@ -533,7 +537,7 @@ absl::Status PrefixLoader::Fetch(const Job& job, Check check, int page_begin, in
 }
 
 // Crumbd's memory is held until the copies are done, and so are the slots.
-void PrefixLoader::SeeOff(std::shared_ptr<const Job> job) {
+void PrefixLoader::FinishInBackground(std::shared_ptr<const Job> job) {
   parts_.background.Add([this, job = std::move(job)] {
     const int damaged = job->load->Settle();
     if (damaged >= 0 && job->load->checked(damaged)) parts_.damaged();

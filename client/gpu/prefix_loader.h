@@ -17,8 +17,8 @@
 #include "client/gpu/device/owned.h"
 #include "client/gpu/device_geometry.h"
 #include "client/gpu/pools/slot_pool.h"
+#include "client/worker/deferred_checksums.h"
 #include "client/worker/keyspace_binding.h"
-#include "client/worker/late_sums.h"
 #include "client/worker/page.h"
 #include "client/worker/page_intake.h"
 #include "common/clock.h"
@@ -129,8 +129,8 @@ class PrefixLoader {
     bool any_copied = false;
     bool all_in_pools = true;  // other devices' memory
     int kernel_layers = 0;
-    std::vector<std::shared_ptr<LateSums>> late_sums;  // of pages, in their order
-    int capacity = 0;                                  // of pages
+    std::vector<std::shared_ptr<DeferredChecksums>> deferred_checksums;  // of pages, in their order
+    int capacity = 0;                                                    // of pages
 
     int pages() const { return static_cast<int>(to.size()); }
     int sinks() const { return to.front()->position == 0 ? 1 : 0; }
@@ -150,7 +150,7 @@ class PrefixLoader {
   // Adds pages and enqueues their first layer; answers those that there was room for.
   absl::StatusOr<Pages> Add(Job& job, const Pages& from);
   // Those that pages from `page_begin` on lack, while the next part is looked for.
-  void AskForSums(Job& job, int page_begin);
+  void RequestChecksums(Job& job, int page_begin);
   // The job's last part was added.
   void Complete(std::shared_ptr<Job> job);
   absl::StatusOr<Pages> Place(const Pages& from);
@@ -173,7 +173,7 @@ class PrefixLoader {
                      int layer_end);
   absl::Status FollowCopies(const Job& job);
   void Drain(const Job& job);
-  void SeeOff(std::shared_ptr<const Job> job);
+  void FinishInBackground(std::shared_ptr<const Job> job);
   Tables TablesAt(uint64_t base, int capacity) const;
 
   const Parts parts_;

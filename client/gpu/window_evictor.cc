@@ -13,7 +13,7 @@ namespace crumb::client {
 using kernels::PageFormat;
 
 absl::StatusOr<std::unique_ptr<WindowEvictor>> WindowEvictor::Create(
-    const DeviceParts& parts, const std::shared_ptr<Timeline>& timeline, int windows) {
+    const GpuWorkerParts& parts, const std::shared_ptr<Timeline>& timeline, int windows) {
   std::unique_ptr<WindowEvictor> evictor(new WindowEvictor(parts, timeline));
   CRUMB_RETURN_IF_ERROR(evictor->MakeArea(windows, &evictor->captured_));
   CRUMB_RETURN_IF_ERROR(evictor->MakeArea(parts.results.windows(), &evictor->now_));
@@ -42,7 +42,7 @@ std::vector<UnsettledPage> WindowEvictor::Fill(uint64_t pass, std::span<const Du
   std::vector<UnsettledPage> pages;
   *to.windows = static_cast<int32_t>(windows.size());
   for (size_t i = 0; i < windows.size(); ++i) {
-    ResidentSequence& sequence = *windows[i].sequence;
+    GpuSequence& sequence = *windows[i].sequence;
     const int index = static_cast<int>(sequence.pages.size());
     auto page = parts_.geometry.NewPage(sequence.history_format(), windows[i].slot);
     page->written = {timeline_, pass};
@@ -62,7 +62,7 @@ absl::Status WindowEvictor::HoldSamples(uint64_t pass, std::span<const DueWindow
                                         std::span<const UnsettledPage> pages,
                                         std::vector<SampledPage>* sampled) {
   for (size_t i = 0; i < windows.size(); ++i) {
-    ResidentSequence& sequence = *windows[i].sequence;
+    GpuSequence& sequence = *windows[i].sequence;
     if (sequence.sample == nullptr ||
         sequence.sample->page != static_cast<int>(pages[i].page->position)) {
       continue;
@@ -126,7 +126,7 @@ absl::Status WindowEvictor::Download(const Area& area, size_t windows, const Evi
 }
 
 absl::Status WindowEvictor::EvictSome(std::span<const DueWindow> windows) {
-  const ResidentSequence& first = *windows.front().sequence;
+  const GpuSequence& first = *windows.front().sequence;
   CRUMB_ASSIGN_OR_RETURN(const uint64_t pass, timeline_->BeginPass());
   EvictResults::Table results = parts_.results.Take();
   std::vector<UnsettledPage> pages = Fill(pass, windows, *results);
@@ -143,8 +143,8 @@ absl::Status WindowEvictor::EvictSome(std::span<const DueWindow> windows) {
 
 absl::Status WindowEvictor::EvictNow(std::span<const DueWindow> windows) {
   while (!windows.empty()) {
-    const ResidentSequence& first = *windows.front().sequence;
-    const auto alike = [&](const ResidentSequence& other) {
+    const GpuSequence& first = *windows.front().sequence;
+    const auto alike = [&](const GpuSequence& other) {
       return other.prompt_rows == first.prompt_rows &&
              other.history_format() == first.history_format();
     };

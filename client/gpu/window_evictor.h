@@ -9,15 +9,15 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/gpu/device/timeline.h"
-#include "client/gpu/device_parts.h"
 #include "client/gpu/gpu_sequence.h"
+#include "client/gpu/gpu_worker_parts.h"
 
 namespace crumb::client {
 
 // A window that is due to leave its sequence's rows, and the slot it goes to.
 struct DueWindow {
-  ResidentSequence* sequence = nullptr;
-  std::shared_ptr<const ResidentSlot> slot;
+  GpuSequence* sequence = nullptr;
+  std::shared_ptr<const SlotRef> slot;
 };
 
 // Turns windows of sequences into pages, all layers and sequences in one launch: those of a decode
@@ -26,7 +26,7 @@ class WindowEvictor {
  public:
   // `windows` of a decode pass at most. `parts` is borrowed.
   static absl::StatusOr<std::unique_ptr<WindowEvictor>> Create(
-      const DeviceParts& parts, const std::shared_ptr<Timeline>& timeline, int windows);
+      const GpuWorkerParts& parts, const std::shared_ptr<Timeline>& timeline, int windows);
 
   // Each window is the next one of its sequence; of one sequence in order.
   // Evicts windows as passes of their own.
@@ -49,7 +49,7 @@ class WindowEvictor {
     EvictTable table;
   };
 
-  WindowEvictor(const DeviceParts& parts, std::shared_ptr<Timeline> timeline)
+  WindowEvictor(const GpuWorkerParts& parts, std::shared_ptr<Timeline> timeline)
       : parts_(parts), timeline_(std::move(timeline)) {}
   absl::Status MakeArea(int windows_max, Area* area);
   // Adds the windows' pages to their sequences and writes `to`.
@@ -70,7 +70,7 @@ class WindowEvictor {
   // Of one kind of rows and one format.
   absl::Status EvictSome(std::span<const DueWindow> windows);
 
-  const DeviceParts& parts_;
+  const GpuWorkerParts& parts_;
   const std::shared_ptr<Timeline> timeline_;
   Area captured_;
   Area now_;

@@ -41,13 +41,13 @@ absl::StatusOr<std::unique_ptr<WindowWatch>> WindowWatch::Create(Device& device,
 }
 
 // A sample that was given up may still be written to: the work that follows waits for that.
-std::shared_ptr<WindowSample> WindowWatch::TakeTurn(int page, DeviceStream stream) {
+std::shared_ptr<WindowSample> WindowWatch::NextSample(int page, DeviceStream stream) {
   std::unique_ptr<WindowSample> sample = idle_->Take();
   if (sample == nullptr) return nullptr;
-  const Moment& last = sample->last;
+  const PassRef& last = sample->last;
   const bool usable =
       last.timeline == nullptr || last.timeline->MakeWait(stream, last.pass).value_or(false);
-  const std::optional<int> head = usable ? starter_.watch().TakeTurn() : std::nullopt;
+  const std::optional<int> head = usable ? starter_.watch().NextSample() : std::nullopt;
   if (!head.has_value()) {
     idle_->Add(std::move(sample));
     return nullptr;
@@ -59,7 +59,7 @@ std::shared_ptr<WindowSample> WindowWatch::TakeTurn(int page, DeviceStream strea
           [idle = idle_](WindowSample* given) { idle->Add(std::unique_ptr<WindowSample>(given)); }};
 }
 
-absl::Status WindowWatch::HoldQueries(WindowSample& sample, const Moment& moment, int layer,
+absl::Status WindowWatch::HoldQueries(WindowSample& sample, const PassRef& moment, int layer,
                                       DeviceAddress q, int tokens) const {
   const size_t token = size_t{2} * geometry_.q_heads * geometry_.head_dim;
   sample.tokens = std::min(tokens, kTokens);
@@ -74,7 +74,7 @@ absl::Status WindowWatch::HoldQueries(WindowSample& sample, const Moment& moment
   return device_.CopyRows(copy, moment.timeline->stream());
 }
 
-absl::Status WindowWatch::HoldQueriesOfAll(WindowSample& sample, const Moment& moment,
+absl::Status WindowWatch::HoldQueriesOfAll(WindowSample& sample, const PassRef& moment,
                                            DeviceAddress held, int tokens) const {
   sample.tokens = std::min(tokens, kTokens);
   sample.last = moment;
@@ -88,7 +88,7 @@ absl::Status WindowWatch::HoldQueriesOfAll(WindowSample& sample, const Moment& m
 }
 
 // K and V of all layers lie at equal distances.
-absl::Status WindowWatch::HoldRows(WindowSample& sample, const Moment& moment, DeviceAddress ring,
+absl::Status WindowWatch::HoldRows(WindowSample& sample, const PassRef& moment, DeviceAddress ring,
                                    const RingShape& shape) const {
   sample.last = moment;
   for (int done = 0; done < kPageTokens;) {
@@ -114,7 +114,7 @@ void WindowWatch::Measure(std::shared_ptr<WindowSample> sample,
     if (!brought.ok()) return LogWarning("a window was not measured: {}", brought.ToString());
     const std::vector<QualitySample> layers = MeasureAll(*sample, *page);
     if (layers.empty()) return;
-    starter_.sink().NoteQuality(layers);
+    starter_.publisher().NoteQuality(layers);
     starter_.watch().Record(layers);
   });
 }

@@ -25,7 +25,7 @@ struct WindowSample {
   int page = 0;    // the window's, in its sequence
   int head = 0;    // the KV head to measure, of this rank's
   int tokens = 0;  // queries held
-  Moment last;     // the pass that wrote to it last
+  PassRef last;    // the pass that wrote to it last
 
   DeviceBuffer queries;  // [layers, kTokens, query heads of a KV head, head_dim] bf16
   DeviceBuffer rows;     // [layers, K and V, 64, head_dim] bf16
@@ -48,18 +48,18 @@ class WindowWatch {
 
   // Asked once for each window that leaves: what to keep it in by work on `stream`, or null, when
   // it is not to be measured.
-  std::shared_ptr<WindowSample> TakeTurn(int page, DeviceStream stream);
+  std::shared_ptr<WindowSample> NextSample(int page, DeviceStream stream);
 
   // Keeps the queries of the last of `tokens` tokens of one layer, behind what is enqueued on the
   // stream of `moment`, whose pass is under way. q device [tokens, q_heads, head_dim]
-  absl::Status HoldQueries(WindowSample& sample, const Moment& moment, int layer, DeviceAddress q,
+  absl::Status HoldQueries(WindowSample& sample, const PassRef& moment, int layer, DeviceAddress q,
                            int tokens) const;
   // The same of all layers at once, of the sample's head alone.
   // held device [layers, tokens, query heads of a KV head, head_dim]
-  absl::Status HoldQueriesOfAll(WindowSample& sample, const Moment& moment, DeviceAddress held,
+  absl::Status HoldQueriesOfAll(WindowSample& sample, const PassRef& moment, DeviceAddress held,
                                 int tokens) const;
   // Keeps the window's rows, before later ones take their place.
-  absl::Status HoldRows(WindowSample& sample, const Moment& moment, DeviceAddress ring,
+  absl::Status HoldRows(WindowSample& sample, const PassRef& moment, DeviceAddress ring,
                         const RingShape& shape) const;
 
   // Measures the window in the background; its page is written by the same pass as the sample's

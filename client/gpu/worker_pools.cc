@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "client/gpu/device_page.h"
-#include "client/worker/late_sums.h"
+#include "client/worker/deferred_checksums.h"
 #include "common/placement.h"
 #include "common/status_macros.h"
 
@@ -112,7 +112,7 @@ absl::Status WorkerPools::HoldOwn(Fragments fragments, const std::shared_ptr<con
                                   std::vector<std::shared_ptr<Page>>* held) const {
   CRUMB_ASSIGN_OR_RETURN(auto in_pool, pool.Hold(fragments, lease));
   const auto format = static_cast<PageFormat>(fragments.front()->shape->format);
-  std::vector<ResidentSlot> taken;
+  std::vector<SlotRef> taken;
   taken.reserve(in_pool.size());
   for (size_t i = 0; i < in_pool.size(); ++i) {
     const int skipped = options_.own_tiles().layers.begin - fragments[i]->shape->range.layers.begin;
@@ -120,7 +120,7 @@ absl::Status WorkerPools::HoldOwn(Fragments fragments, const std::shared_ptr<con
     taken.push_back({address, std::move(in_pool[i])});
   }
   SlotPool::Slots adopted = slots.Adopt(std::move(taken));
-  RunOf<DevicePage> run;
+  RunAllocator<DevicePage> run;
   for (size_t i = 0; i < adopted.size(); ++i) {
     auto page = geometry_.NewPage(format, std::move(adopted[i]), run);
     page->placed = true;
@@ -148,9 +148,9 @@ absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
   if (pair == nullptr) return absl::NotFoundError("a fragment lies in a pool that was joined anew");
   const Fragments run = fragments.first(std::min(fragments.size(), kRunPages));
   const auto alike = [&](const DeviceFragment* fragment) {
-    const auto told = static_cast<int>(fragment->tile_sums.size());
+    const auto sums = static_cast<int>(fragment->tile_sums.size());
     return fragment->pool == first.pool && fragment->shape == first.shape &&
-           (told == shape.range.tiles() || (told > 0 && told == FirstSums().tiles()));
+           (sums == shape.range.tiles() || (sums > 0 && sums == FirstSums().tiles()));
   };
   const auto end = std::find_if_not(run.begin(), run.end(), alike);
   if (end == run.begin()) {
@@ -158,7 +158,7 @@ absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
   }
   const Fragments copied(run.begin(), end);
   CRUMB_ASSIGN_OR_RETURN(const auto slots, PoolOf(*pair, shape).Hold(copied, lease));
-  RunOf<Page> pages;
+  RunAllocator<Page> pages;
   for (size_t i = 0; i < copied.size(); ++i) {
     held->push_back(pages.New());
     FillForCopy(*copied[i], slots[i], *held->back());
@@ -176,19 +176,19 @@ absl::StatusOr<std::vector<std::vector<uint32_t>>> WorkerPools::SumsOf(
   std::vector<std::vector<uint32_t>> sums(places.size());
   for (const PageFormat format : {PageFormat::kInt2, PageFormat::kBf16}) {
     std::vector<uint64_t> slots;
-    std::vector<size_t> asked;
+    std::vector<size_t> requested;
     for (size_t i = 0; i < places.size(); ++i) {
       if (places[i].format != format) continue;
       slots.push_back(places[i].slot);
-      asked.push_back(i);
+      requested.push_back(i);
     }
     if (slots.empty()) continue;
     CRUMB_ASSIGN_OR_RETURN(const auto headers, PoolOf(own_, format).Headers(slots, timeout));
-    for (size_t i = 0; i < asked.size(); ++i) {
-      if (!headers[i].has_value() || headers[i]->key != places[asked[i]].key) continue;
+    for (size_t i = 0; i < requested.size(); ++i) {
+      if (!headers[i].has_value() || headers[i]->key != places[requested[i]].key) continue;
       const TileRange& range = headers[i]->range;
       if (!range.layers.Contains(own.layers) || !range.heads.Contains(own.heads)) continue;
-      sums[asked[i]] = OwnSums(headers[i]->range, headers[i]->tile_sums, own);
+      sums[requested[i]] = OwnSums(headers[i]->range, headers[i]->tile_sums, own);
     }
   }
   return sums;

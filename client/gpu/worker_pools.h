@@ -13,8 +13,8 @@
 #include "client/gpu/device_geometry.h"
 #include "client/gpu/pools/device_pool.h"
 #include "client/gpu/pools/slot_pool.h"
+#include "client/worker/in_place_committer.h"
 #include "client/worker/page_intake.h"
-#include "client/worker/shared_place.h"
 #include "crumb/acquire.h"
 #include "crumb/device_options.h"
 #include "crumb/worker_options.h"
@@ -23,7 +23,7 @@ namespace crumb::client {
 
 // The device pools that a device worker takes part in: one of INT2 pages and one of sinks on its
 // own device, and those of peers, which it copies from. Thread-safe.
-class WorkerPools final : public SharedPlace {
+class WorkerPools final : public InPlaceCommitter {
  public:
   // Borrows everything. kInvalidArgument: an option; kFailedPrecondition, kUnavailable: the
   // device's memory cannot be shared, or a peer's not be reached.

@@ -30,16 +30,12 @@ uint64_t MicrosecondsLeft(TimePoint deadline) {
 
 }  // namespace
 
-class CallSocket::Question final : public PendingCall {
+class CallSocket::SocketCall final : public PendingCall {
  public:
-  Question(CallSocket& socket, uint64_t number, TimePoint deadline, v1::AcquireResponse* response,
-           Extent* extent)
-      : socket_(socket),
-        number_(number),
-        deadline_(deadline),
-        response_(response),
-        extent_(extent) {}
-  ~Question() override {
+  SocketCall(CallSocket& socket, uint64_t number, TimePoint deadline, v1::AcquireResponse* response,
+             ResponseFlags* flags)
+      : socket_(socket), number_(number), deadline_(deadline), response_(response), flags_(flags) {}
+  ~SocketCall() override {
     if (!ended_) socket_.NoteEnded();
   }
 
@@ -61,7 +57,7 @@ class CallSocket::Question final : public PendingCall {
     }
     if (received.ok()) {
       response_->Swap(answer.mutable_acquire());
-      extent_->fragments_apart = answer.fragments_apart();
+      flags_->fragments_apart = answer.fragments_apart();
     }
     Take(std::move(received));
     return true;
@@ -77,21 +73,21 @@ class CallSocket::Question final : public PendingCall {
   const uint64_t number_;
   const TimePoint deadline_;
   v1::AcquireResponse* const response_;
-  Extent* const extent_;
+  ResponseFlags* const flags_;
   bool ended_ = false;
   absl::Status status_;
 };
 
 std::unique_ptr<PendingCall> CallSocket::Start(const v1::AcquireRequest& request,
                                                TimePoint deadline, v1::AcquireResponse* response,
-                                               Extent* extent) {
+                                               ResponseFlags* flags) {
   // Room for what is around the request.
   constexpr size_t kRequestBytesMax = kCallMessageBytesMax - 64;
   if (request.ByteSizeLong() > kRequestBytesMax) return nullptr;
   {
     MutexLock lock(&mutex_);
-    if (asked_ || closed_) return nullptr;
-    asked_ = true;
+    if (in_flight_ || closed_) return nullptr;
+    in_flight_ = true;
   }
   v1::SocketCall call;
   call.set_timeout_us(MicrosecondsLeft(deadline));
@@ -104,7 +100,7 @@ std::unique_ptr<PendingCall> CallSocket::Start(const v1::AcquireRequest& request
     sent = ::send(socket_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
   } while (sent < 0 && errno == EINTR);
   if (sent >= 0) {
-    return std::make_unique<Question>(*this, request.request(), deadline, response, extent);
+    return std::make_unique<SocketCall>(*this, request.request(), deadline, response, flags);
   }
   if (errno == EPIPE || errno == ECONNRESET) NoteClosed();
   NoteEnded();
@@ -138,7 +134,7 @@ void CallSocket::NoteClosed() {
 
 void CallSocket::NoteEnded() {
   MutexLock lock(&mutex_);
-  asked_ = false;
+  in_flight_ = false;
 }
 
 }  // namespace crumb::client

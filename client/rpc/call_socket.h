@@ -23,7 +23,7 @@ class CallSocket {
   explicit CallSocket(UniqueFd socket) : socket_(std::move(socket)) {}
 
   // What an answer brings besides.
-  struct Extent {
+  struct ResponseFlags {
     bool fragments_apart = false;  // see SocketAnswer
   };
 
@@ -31,10 +31,10 @@ class CallSocket {
   // asked over gRPC, because another question is under way, it is too large, or crumbd has closed
   // the socket.
   std::unique_ptr<PendingCall> Start(const v1::AcquireRequest& request, TimePoint deadline,
-                                     v1::AcquireResponse* response, Extent* extent);
+                                     v1::AcquireResponse* response, ResponseFlags* flags);
 
  private:
-  class Question;
+  class SocketCall;
 
   // The answer to `number`, without waiting if `deadline` has passed; drops those to others, which
   // nobody waits for any more. kDeadlineExceeded; kUnavailable: the socket is of no use any more.
@@ -45,7 +45,7 @@ class CallSocket {
   const UniqueFd socket_;
   std::string buffer_;  // of who has asked
   Mutex mutex_;
-  bool asked_ ABSL_GUARDED_BY(mutex_) = false;
+  bool in_flight_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -98,13 +98,13 @@ Connection::~Connection() {
 absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions& options) {
   std::shared_ptr<Connection> connection(new Connection());
   const TimePoint deadline = Clock::Real().Now() + options.connect_timeout;
-  absl::Status shaken = connection->Shake(options, deadline);
-  if (absl::IsResourceExhausted(shaken) && RaiseDescriptorLimit()) {
+  absl::Status handshake = connection->Handshake(options, deadline);
+  if (absl::IsResourceExhausted(handshake) && RaiseDescriptorLimit()) {
     connection.reset(new Connection());
-    shaken = connection->Shake(options, deadline);
+    handshake = connection->Handshake(options, deadline);
   }
-  if (absl::IsResourceExhausted(shaken)) return NoDescriptors(shaken);
-  CRUMB_RETURN_IF_ERROR(shaken);
+  if (absl::IsResourceExhausted(handshake)) return NoDescriptors(handshake);
+  CRUMB_RETURN_IF_ERROR(handshake);
   connection->stub_ = RpcStub::Connect("unix:" + options.socket_dir + "/crumbd.sock", options);
   if (!connection->stub_->WaitConnected(deadline)) {
     return absl::DeadlineExceededError("crumbd.sock in " + options.socket_dir + " does not answer");
@@ -119,7 +119,7 @@ std::shared_ptr<Connection> Connection::OpenTcp(const ClientOptions& options) {
   return connection;
 }
 
-absl::Status Connection::Shake(const ClientOptions& options, TimePoint deadline) {
+absl::Status Connection::Handshake(const ClientOptions& options, TimePoint deadline) {
   CRUMB_ASSIGN_OR_RETURN(socket_, ConnectFdChannel(options.socket_dir + "/crumbd.fd.sock",
                                                    deadline - Clock::Real().Now()));
   CRUMB_RETURN_IF_ERROR(SetSocketTimeout(socket_.get(), deadline - Clock::Real().Now()));
@@ -159,7 +159,7 @@ absl::Status Connection::Shake(const ClientOptions& options, TimePoint deadline)
   while (true) {
     for (UniqueFd& fd : answer.fds) {
       if (taken == expected) return absl::DataLossError("crumbd sent too many descriptors");
-      CRUMB_RETURN_IF_ERROR(Take(welcome, taken++, std::move(fd), options));
+      CRUMB_RETURN_IF_ERROR(TakeDescriptor(welcome, taken++, std::move(fd), options));
     }
     if (taken == expected) break;
     CRUMB_ASSIGN_OR_RETURN(answer, ReceiveBefore(socket_.get(), deadline));
@@ -172,8 +172,8 @@ absl::Status Connection::Shake(const ClientOptions& options, TimePoint deadline)
   return SetSocketTimeout(socket_.get(), options.connect_timeout);
 }
 
-absl::Status Connection::Take(const v1::SessionWelcome& welcome, size_t index, UniqueFd fd,
-                              const ClientOptions& options) {
+absl::Status Connection::TakeDescriptor(const v1::SessionWelcome& welcome, size_t index,
+                                        UniqueFd fd, const ClientOptions& options) {
   const size_t staging = welcome.staging_bytes() > 0 ? 1 : 0;
   if (index < staging) {
     CRUMB_ASSIGN_OR_RETURN(
@@ -196,12 +196,12 @@ absl::Status Connection::Take(const v1::SessionWelcome& welcome, size_t index, U
   return absl::OkStatus();
 }
 
-absl::StatusOr<PoolExchange> Connection::Ask(const v1::PoolRequest& request,
-                                             std::span<const int> fds) {
+absl::StatusOr<PoolExchange> Connection::CallPool(const v1::PoolRequest& request,
+                                                  std::span<const int> fds) {
   if (!device_pools_) return absl::FailedPreconditionError("crumbd keeps no device pools");
-  MutexLock lock(&asking_);
-  if (ask_failed_) return absl::UnavailableError("crumbd's socket for descriptors is out of step");
-  ask_failed_ = true;  // until the answer is complete
+  MutexLock lock(&pool_call_mutex_);
+  if (out_of_step_) return absl::UnavailableError("crumbd's socket for descriptors is out of step");
+  out_of_step_ = true;  // until the answer is complete
   const int socket = pool_socket_.valid() ? pool_socket_.get() : socket_.get();
   const absl::Status sent = SendFdMessage(socket, request.SerializeAsString(), fds);
   if (!sent.ok()) return absl::UnavailableError(sent.message());
@@ -221,7 +221,7 @@ absl::StatusOr<PoolExchange> Connection::Ask(const v1::PoolRequest& request,
     if (message->fds.empty()) return absl::DataLossError("crumbd sent too few descriptors");
     for (UniqueFd& fd : message->fds) exchange.fds.push_back(std::move(fd));
   }
-  ask_failed_ = false;
+  out_of_step_ = false;
   if (exchange.answer.code() != 0) {
     return absl::Status(static_cast<absl::StatusCode>(exchange.answer.code()),
                         exchange.answer.error());
@@ -230,7 +230,7 @@ absl::StatusOr<PoolExchange> Connection::Ask(const v1::PoolRequest& request,
 }
 
 // What crumbd sent before the answer that names it is in the socket by now.
-void Connection::TakeGrants() const {
+void Connection::ReceiveGrants() const {
   pollfd waiting{.fd = socket_.get(), .events = POLLIN, .revents = 0};
   while (::poll(&waiting, 1, 0) == 1) {
     const absl::StatusOr<FdMessage> message = ReceiveFdMessage(socket_.get());
@@ -246,7 +246,7 @@ absl::StatusOr<std::span<const std::byte>> Connection::SlabBytes(uint32_t slab,
                                                                  uint64_t offset) const {
   if (grants_) {
     MutexLock lock(&mutex_);
-    if (!granted_.contains(slab)) TakeGrants();
+    if (!granted_.contains(slab)) ReceiveGrants();
     const auto found = granted_.find(slab);
     if (found == granted_.end() || offset >= found->second.size()) {
       return absl::DataLossError("a fragment lies in no slab that crumbd sent: slab " +
@@ -264,7 +264,7 @@ absl::StatusOr<std::span<const std::byte>> Connection::SlabBytes(uint32_t slab,
 void Connection::ForgetSlab(uint32_t slab) const {
   MutexLock lock(&mutex_);
   if (grants_) {
-    TakeGrants();  // one may have come that no answer was read of
+    ReceiveGrants();  // one may have come that no answer was read of
     granted_.erase(slab);
     return;
   }

@@ -19,7 +19,7 @@
 #include "common/mutex.h"
 #include "common/unique_fd.h"
 #include "crumb/client_options.h"
-#include "crumb/mapped_memory.h"
+#include "crumb/staging.h"
 #include "crumb/v1/session.pb.h"
 
 namespace crumb::client {
@@ -59,7 +59,7 @@ class Connection {
   // Asks about device pools; `fds` stay the caller's. Blocks up to connect_timeout, and while
   // others ask. Errors are crumbd's; kFailedPrecondition: it has no device pools; kUnavailable: the
   // connection is broken.
-  absl::StatusOr<PoolExchange> Ask(const v1::PoolRequest& request, std::span<const int> fds);
+  absl::StatusOr<PoolExchange> CallPool(const v1::PoolRequest& request, std::span<const int> fds);
 
   // kDataLoss: outside the slabs. Valid under a lease that names the slab.
   absl::StatusOr<std::span<const std::byte>> SlabBytes(uint32_t slab, uint64_t offset) const;
@@ -71,17 +71,18 @@ class Connection {
 
  private:
   Connection();
-  absl::Status Shake(const ClientOptions& options, TimePoint deadline);
+  absl::Status Handshake(const ClientOptions& options, TimePoint deadline);
   // Takes the `index`th descriptor of those that crumbd sends for `welcome`, in the order of
   // SessionWelcome. Memory is mapped and its descriptor closed at once.
-  absl::Status Take(const v1::SessionWelcome& welcome, size_t index, UniqueFd fd,
-                    const ClientOptions& options);
-  void TakeGrants() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status TakeDescriptor(const v1::SessionWelcome& welcome, size_t index, UniqueFd fd,
+                              const ClientOptions& options);
+  void ReceiveGrants() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const pid_t pid_;
   bool device_pools_ = false;
-  Mutex asking_;
-  bool ask_failed_ ABSL_GUARDED_BY(asking_) = false;  // question and answer may be out of step
+  Mutex pool_call_mutex_;
+  bool out_of_step_ ABSL_GUARDED_BY(pool_call_mutex_) =
+      false;              // question and answer may be out of step
   UniqueFd socket_;       // crumbd ends the session when it is closed and no lease is left
   UniqueFd pool_socket_;  // for questions about pools; none: `socket_`
   std::string token_;

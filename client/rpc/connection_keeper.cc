@@ -117,7 +117,7 @@ void ConnectionKeeper::Stop() {
     MutexLock lock(&mutex_);
     stopped_ = true;
   }
-  GiveBackPending();
+  ReturnPending();
 }
 
 bool ConnectionKeeper::stopping() const {
@@ -171,13 +171,13 @@ void ConnectionKeeper::Run() {
       LogDebug("connected to crumbd in {}, epoch {}", options_.socket_dir, (*opened)->epoch());
       failure_logged_ = false;
       SetCurrent(*opened, stream);
-      TellConnected();
+      NotifyConnected();
       const TimePoint since = Clock::Real().Now();
       Serve(**opened, *stream);
       if (Clock::Real().Now() - since > options_.backoff_max) backoff_ = options_.backoff_min;
     }
     SetCurrent(nullptr, nullptr);
-    GiveBackPending();
+    ReturnPending();
     if (stopping()) return;
     NoteFailure(opened.ok() ? absl::UnavailableError("the session stream ended") : opened.status());
     opened = absl::UnavailableError("");  // lets the connection go before the wait
@@ -205,7 +205,7 @@ void ConnectionKeeper::BackOff() {
 void ConnectionKeeper::Serve(const Connection& connection, SessionStream& stream) {
   counters_due_ = Clock::Real().Now();
   while (!stopping()) {
-    GiveBackPending();
+    ReturnPending();
     SendCounters(stream);
     bool counted;
     {
@@ -247,12 +247,12 @@ void ConnectionKeeper::StopListening(PoolListener* listener) {
   std::erase_if(listeners_, [&](const Listening& one) { return one.listener == listener; });
 }
 
-void ConnectionKeeper::TellConnected() {
+void ConnectionKeeper::NotifyConnected() {
   MutexLock lock(&listening_);
   for (const Listening& one : listeners_) one.listener->OnConnected();
 }
 
-void ConnectionKeeper::TellDemotions(const v1::SessionResponse::Demotions& message) {
+void ConnectionKeeper::NotifyDemotions(const v1::SessionResponse::Demotions& message) {
   const PoolId pool = PoolId::FromBytes(message.pool());
   std::vector<Demotion> demotions;
   for (int i = 0; i < std::min(message.slots_size(), message.headers_size()); ++i) {
@@ -268,7 +268,7 @@ void ConnectionKeeper::Handle(const Connection& connection, const v1::SessionRes
   if (message.event_case() == v1::SessionResponse::kSlabGone) {
     return connection.ForgetSlab(message.slab_gone().slab());
   }
-  if (message.has_demotions()) return TellDemotions(message.demotions());
+  if (message.has_demotions()) return NotifyDemotions(message.demotions());
   if (message.event_case() != v1::SessionResponse::kKeyspaceState) return;
   const v1::SessionResponse::KeyspaceStateChange& change = message.keyspace_state();
   const absl::StatusOr<KeyspaceId> id = KeyspaceId::FromBytes(change.keyspace());
@@ -303,7 +303,7 @@ void ConnectionKeeper::Count(const SessionCounters& amounts) {
   if (first) Wake();
 }
 
-void ConnectionKeeper::GiveBackPending() {
+void ConnectionKeeper::ReturnPending() {
   Pending pending;
   {
     MutexLock lock(&mutex_);
@@ -344,7 +344,7 @@ void ConnectionKeeper::Enqueue(std::vector<Return> Pending::*list,
     (pending_.*list).push_back({std::move(connection), id});
     stopped = stopped_;
   }
-  stopped ? GiveBackPending() : Wake();
+  stopped ? ReturnPending() : Wake();
 }
 
 void ConnectionKeeper::ReleaseSlotsLater(std::shared_ptr<Connection> connection, const PoolId& pool,
@@ -362,7 +362,7 @@ void ConnectionKeeper::ReleaseSlotsLater(std::shared_ptr<Connection> connection,
     last->slots.insert(last->slots.end(), slots.begin(), slots.end());
     stopped = stopped_;
   }
-  stopped ? GiveBackPending() : Wake();
+  stopped ? ReturnPending() : Wake();
 }
 
 void ConnectionKeeper::ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease) {

@@ -17,8 +17,8 @@
 #include "common/mutex.h"
 #include "common/thread.h"
 #include "crumb/client_options.h"
+#include "crumb/counters.h"
 #include "crumb/keyspace_info.h"
-#include "crumb/session_counters.h"
 
 namespace crumb::client {
 
@@ -93,10 +93,10 @@ class ConnectionKeeper {
   void Run();
   void Serve(const Connection& connection, SessionStream& stream);
   void Handle(const Connection& connection, const v1::SessionResponse& message);
-  void TellDemotions(const v1::SessionResponse::Demotions& demotions);
-  void TellConnected();
+  void NotifyDemotions(const v1::SessionResponse::Demotions& demotions);
+  void NotifyConnected();
   void SendCounters(SessionStream& stream);
-  void GiveBackPending();
+  void ReturnPending();
   void Enqueue(std::vector<Return> Pending::*list, std::shared_ptr<Connection> connection,
                uint64_t id);
   void BackOff();

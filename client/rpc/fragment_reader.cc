@@ -41,7 +41,7 @@ bool WellFormed(const v1::Fragments& at) {
 }
 
 // What an answer tells of fragments on devices, as long as somebody reads it.
-struct ToldFragments {
+struct DeviceFragmentStore {
   v1::DeviceFragments at;
   std::vector<FragmentHeader> shapes;
 };
@@ -52,12 +52,13 @@ bool WellFormed(const v1::DeviceFragments& at) {
          (at.headers_size() == count || at.headers_size() == 0);
 }
 
-std::shared_ptr<const ToldFragments> Keep(const AcquireRequest& request, v1::DeviceFragments* at) {
-  auto told = std::make_shared<ToldFragments>();
-  told->at.Swap(at);
-  told->shapes.reserve(static_cast<size_t>(told->at.shape_size()));
-  for (const v1::DeviceFragments::Shape& shape : told->at.shape()) {
-    FragmentHeader& header = told->shapes.emplace_back();
+std::shared_ptr<const DeviceFragmentStore> TakeDeviceFragments(const AcquireRequest& request,
+                                                               v1::DeviceFragments* at) {
+  auto store = std::make_shared<DeviceFragmentStore>();
+  store->at.Swap(at);
+  store->shapes.reserve(static_cast<size_t>(store->at.shape_size()));
+  for (const v1::DeviceFragments::Shape& shape : store->at.shape()) {
+    FragmentHeader& header = store->shapes.emplace_back();
     header.range = {{static_cast<uint16_t>(shape.range().layer_begin()),
                      static_cast<uint16_t>(shape.range().layer_end())},
                     {static_cast<uint16_t>(shape.range().head_begin()),
@@ -69,7 +70,7 @@ std::shared_ptr<const ToldFragments> Keep(const AcquireRequest& request, v1::Dev
     header.generation = shape.generation();
     header.keyspace = request.keyspace;
   }
-  return told;
+  return store;
 }
 
 bool SameShape(const FragmentHeader& a, const FragmentHeader& b) {
@@ -78,7 +79,7 @@ bool SameShape(const FragmentHeader& a, const FragmentHeader& b) {
          a.generation == b.generation;
 }
 
-// The header of a fragment whose shape and place are told.
+// The header of a fragment whose shape and place are store.
 MissReason ReadDeviceHeader(const AcquireRequest& request, const std::string& encoded,
                             DeviceFragment& fragment) {
   fragment.header = std::as_bytes(std::span(encoded.data(), encoded.size()));
@@ -89,7 +90,7 @@ MissReason ReadDeviceHeader(const AcquireRequest& request, const std::string& en
                        request.keys[static_cast<size_t>(fragment.page)]);
 }
 
-// Of a fragment whose shape is told. False: they are not there.
+// Of a fragment whose shape is store. False: they are not there.
 bool ReadFirstSums(const AcquireRequest& request, const std::string& sums, size_t* at,
                    DeviceFragment& fragment) {
   const std::optional<TileRange>& tiles = request.peer_sums;
@@ -104,18 +105,18 @@ bool ReadFirstSums(const AcquireRequest& request, const std::string& sums, size_
 }
 
 // `sums_at`: how many of the bytes of sums belong to fragments before this one.
-MissReason ReadDeviceOne(const AcquireRequest& request, const ToldFragments& told, int index,
+MissReason ReadDeviceOne(const AcquireRequest& request, const DeviceFragmentStore& store, int index,
                          size_t* sums_at, DeviceFragment& fragment) {
-  const v1::DeviceFragments& at = told.at;
+  const v1::DeviceFragments& at = store.at;
   const size_t pool = at.pools(index), shape = at.shapes(index);
-  if (shape >= told.shapes.size() || pool >= request.pools.size() + request.peers.size()) {
+  if (shape >= store.shapes.size() || pool >= request.pools.size() + request.peers.size()) {
     return MissReason::kCorrupt;
   }
   fragment.page = static_cast<int>(at.pages(index));
   fragment.slot = at.slots(index);
   fragment.pool = pool < request.pools.size() ? request.pools[pool]
                                               : request.peers[pool - request.pools.size()];
-  fragment.shape = &told.shapes[shape];
+  fragment.shape = &store.shapes[shape];
   if (at.headers_size() > 0 && !at.headers(index).empty()) {
     const MissReason read = ReadDeviceHeader(request, at.headers(index), fragment);
     if (read != MissReason::kNone) return read;
@@ -145,8 +146,9 @@ MissReason CheckIdentity(const FragmentHeader& header, const KeyspaceId& keyspac
   return right ? MissReason::kNone : MissReason::kCorrupt;
 }
 
-ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& request,
-                         v1::AcquireResponse& answer, const std::function<bool(int page)>& verify) {
+ReadFragments ReadAcquireResponse(const Connection& connection, const AcquireRequest& request,
+                                  v1::AcquireResponse& answer,
+                                  const std::function<bool(int page)>& verify) {
   ReadFragments read;
   const v1::Fragments& at = answer.fragments();
   const int pages_max = static_cast<int>(std::min<size_t>(answer.hit_pages(), request.keys.size()));
@@ -154,9 +156,9 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
     read.miss_reason = MissReason::kCorrupt;
     return read;
   }
-  const auto told = Keep(request, answer.mutable_device_fragments());
-  const v1::DeviceFragments& on_device = told->at;
-  read.told = told;
+  const auto store = TakeDeviceFragments(request, answer.mutable_device_fragments());
+  const v1::DeviceFragments& on_device = store->at;
+  read.device_store = store;
   read.fragments.reserve(at.pages_size());
   read.device_fragments.reserve(on_device.pages_size());
   const std::optional<TileRange>& needed = request.own.has_value() ? request.own : request.range;
@@ -179,7 +181,7 @@ ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& req
            static_cast<int>(on_device.pages(device_index)) == page;
          ++device_index) {
       DeviceFragment& fragment = read.device_fragments.emplace_back();
-      read.miss_reason = ReadDeviceOne(request, *told, device_index, &sums_at, fragment);
+      read.miss_reason = ReadDeviceOne(request, *store, device_index, &sums_at, fragment);
       if (read.miss_reason != MissReason::kNone) break;
       covered += needed.has_value() ? Intersect(fragment.shape->range, *needed).tiles() : 0;
     }

@@ -15,7 +15,7 @@ namespace crumb::client {
 struct ReadFragments {
   std::vector<LeasedFragment> fragments;
   std::vector<DeviceFragment> device_fragments;
-  std::shared_ptr<const void> told;            // what the latter point to
+  std::shared_ptr<const void> device_store;    // what the latter point to
   int hit_pages = 0;                           // pages whose fragments all passed
   MissReason miss_reason = MissReason::kNone;  // of the first one that did not
 };
@@ -24,8 +24,9 @@ struct ReadFragments {
 // `answer`: place, magic, sums of the header,
 // keyspace, generation, key, ranges, and that the wanted tiles are all there. Pages for which
 // `verify` is true have their tiles read and checked too, if they are in host memory.
-ReadFragments ReadAnswer(const Connection& connection, const AcquireRequest& request,
-                         v1::AcquireResponse& answer, const std::function<bool(int page)>& verify);
+ReadFragments ReadAcquireResponse(const Connection& connection, const AcquireRequest& request,
+                                  v1::AcquireResponse& answer,
+                                  const std::function<bool(int page)>& verify);
 
 // Why a fragment with this header may not stand for `key`. kNone: it may.
 MissReason CheckIdentity(const FragmentHeader& header, const KeyspaceId& keyspace,

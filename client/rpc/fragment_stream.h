@@ -6,7 +6,7 @@
 #include <span>
 
 #include "absl/status/statusor.h"
-#include "crumb/fragment_bytes.h"
+#include "crumb/staging.h"
 #include "crumb/v1/cache_service.pb.h"
 
 namespace crumb::client {

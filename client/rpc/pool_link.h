@@ -15,7 +15,7 @@
 #include "common/fragment_header.h"
 #include "common/page_key.h"
 #include "common/unique_fd.h"
-#include "crumb/device_fragment.h"
+#include "crumb/acquire.h"
 #include "crumb/staging.h"
 
 // Device pools as crumbd serves them: descriptors over crumbd.fd.sock, slots over calls.
@@ -85,7 +85,7 @@ class PoolSession {
                                                   std::span<const SlotClaim> claims) = 0;
   // Tells this process's mark in the roster, once it has taken it and claimed what it held: slots
   // that nobody claims are free when everybody in the roster has told.
-  virtual absl::Status TellMark(uint64_t mark) = 0;
+  virtual absl::Status ReportMark(uint64_t mark) = 0;
 
   // Up to `count` blank slots; fewer when the pool is full of pages that are in use.
   virtual absl::StatusOr<std::vector<uint64_t>> Reserve(int count, Duration timeout) = 0;

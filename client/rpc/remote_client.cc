@@ -39,14 +39,14 @@ class LeaseHold {
 };
 
 // Gives a staging slot back unless it was committed.
-class RoomHold {
+class StagingHold {
  public:
-  RoomHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
-           uint64_t offset)
+  StagingHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
+              uint64_t offset)
       : keeper_(std::move(keeper)), connection_(std::move(connection)), offset_(offset) {}
-  RoomHold(const RoomHold&) = delete;
-  RoomHold& operator=(const RoomHold&) = delete;
-  ~RoomHold() {
+  StagingHold(const StagingHold&) = delete;
+  StagingHold& operator=(const StagingHold&) = delete;
+  ~StagingHold() {
     if (!committed_) keeper_->AbortLater(std::move(connection_), offset_);
   }
 
@@ -74,7 +74,9 @@ absl::Status CheckTls(const ClientOptions& options) {
                        std::chrono::system_clock::now());
 }
 
-RoomHold& RoomOf(const StagingSlot& slot) { return *static_cast<RoomHold*>(slot.hold().get()); }
+StagingHold& HoldOf(const StagingSlot& slot) {
+  return *static_cast<StagingHold*>(slot.hold().get());
+}
 
 }  // namespace
 
@@ -238,7 +240,7 @@ class RemoteClient::PendingLease final : public PendingAcquire {
     // All sums are megabytes.
     const bool small = (wire_.peers().empty() || wire_.has_peer_sums()) && !wire_.device_sums();
     if (small && connection_->calls() != nullptr) {
-      call_ = connection_->calls()->Start(wire_, deadline_, &answer_, &extent_);
+      call_ = connection_->calls()->Start(wire_, deadline_, &answer_, &flags_);
     }
     if (call_ == nullptr) call_ = StartOverGrpc(&answer_);
   }
@@ -259,7 +261,7 @@ class RemoteClient::PendingLease final : public PendingAcquire {
   v1::AcquireRequest wire_;
   uint64_t number_ = 0;
   TimePoint deadline_;
-  CallSocket::Extent extent_;
+  CallSocket::ResponseFlags flags_;
   v1::AcquireResponse answer_;
   std::unique_ptr<PendingCall> call_;  // null: finished
 };
@@ -284,7 +286,7 @@ absl::StatusOr<AcquireResult> RemoteClient::PendingLease::Finish() {
   if (status.ok() && answer_.lease() != 0) {
     hold = std::make_shared<LeaseHold>(keeper_, connection_, answer_.lease());
   }
-  if (status.ok() && extent_.fragments_apart) status = BringFragments(&hold);
+  if (status.ok() && flags_.fragments_apart) status = BringFragments(&hold);
   if (absl::IsDeadlineExceeded(status)) keeper_->Count({.deadline_exceeded = 1});
   if (!status.ok()) {
     // A lease may have been granted, or still be.
@@ -292,7 +294,7 @@ absl::StatusOr<AcquireResult> RemoteClient::PendingLease::Finish() {
     return status;
   }
   const uint32_t every = request_.verify_every;
-  ReadFragments read = ReadAnswer(*connection_, request_, answer_, [&](int page) {
+  ReadFragments read = ReadAcquireResponse(*connection_, request_, answer_, [&](int page) {
     return every > 0 && (static_cast<uint32_t>(page) + turn_) % every == 0;
   });
   AcquireResult result;
@@ -302,16 +304,16 @@ absl::StatusOr<AcquireResult> RemoteClient::PendingLease::Finish() {
     result.miss_reason = read.miss_reason;
     if (read.miss_reason != MissReason::kGeneration) keeper_->Count({.verify_failures = 1});
   }
-  const int told = std::min(result.hit_pages, answer_.page_tiers_size());
+  const int reported = std::min(result.hit_pages, answer_.page_tiers_size());
   result.page_tiers.reserve(static_cast<size_t>(result.hit_pages));
-  for (int page = 0; page < told; ++page) {
+  for (int page = 0; page < reported; ++page) {
     result.page_tiers.push_back(static_cast<Tier>(answer_.page_tiers(page)));
   }
   result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
   if (result.hit_pages > 0 && hold != nullptr) {
-    result.lease =
-        std::make_shared<const Lease>(std::move(read.fragments), std::move(read.device_fragments),
-                                      std::move(read.told), connection_->epoch(), std::move(hold));
+    result.lease = std::make_shared<const Lease>(
+        std::move(read.fragments), std::move(read.device_fragments), std::move(read.device_store),
+        connection_->epoch(), std::move(hold));
     result.lease_id = answer_.lease();
   } else {
     result.hit_pages = 0;
@@ -372,7 +374,7 @@ absl::StatusOr<LookupResult> RemoteClient::Lookup(const KeyspaceId& keyspace,
                                                   std::span<const PageKey> keys) {
   v1::LookupRequest request;
   request.set_wait_ms(WaitMs(options_.call_timeout));
-  request.set_everyone(options_.ask_every_node);
+  request.set_everyone(options_.query_every_node);
   CRUMB_ASSIGN_OR_RETURN(
       const v1::LookupResponse answer,
       (KeysCall<v1::LookupRequest, v1::LookupResponse>(keyspace, keys, std::move(request))));
@@ -412,7 +414,7 @@ absl::StatusOr<std::vector<StagingSlot>> RemoteClient::Reserve(int count, size_t
       {connection->token(), Clock::Real().Now() + timeout}, request, &response));
   std::vector<StagingSlot> slots;
   for (const uint64_t offset : response.offsets()) {
-    auto hold = std::make_shared<RoomHold>(link.keeper, connection, offset);
+    auto hold = std::make_shared<StagingHold>(link.keeper, connection, offset);
     CRUMB_ASSIGN_OR_RETURN(const std::span<std::byte> bytes,
                            connection->StagingBytes(offset, fragment_bytes));
     slots.emplace_back(bytes, offset, std::move(hold));
@@ -429,7 +431,7 @@ absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Commit(const KeyspaceId
   v1::CommitRequest request;
   request.set_keyspace(ToBytes(keyspace));
   for (const StagingSlot& slot : slots) {
-    if (RoomOf(slot).connection() != connection.get()) {
+    if (HoldOf(slot).connection() != connection.get()) {
       return absl::AbortedError("the connection that staged these fragments was lost");
     }
     request.add_offsets(slot.offset());
@@ -439,7 +441,7 @@ absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Commit(const KeyspaceId
   CRUMB_RETURN_IF_ERROR(connection->stub().Call(
       {connection->token(), Clock::Real().Now() + timeout}, request, &response));
   NoteMark(response.flush_mark());
-  for (const StagingSlot& slot : slots) RoomOf(slot).NoteCommitted();
+  for (const StagingSlot& slot : slots) HoldOf(slot).NoteCommitted();
   return OutcomesOf(response.outcomes(), slots.size());
 }
 
@@ -499,7 +501,7 @@ absl::StatusOr<MissReason> RemoteClient::Get(const KeyspaceId& keyspace,
   request.set_keyspace(ToBytes(keyspace));
   request.set_keys(ToBytes(keys));
   request.set_wait_ms(WaitMs(timeout));
-  request.set_everyone(options_.ask_every_node);
+  request.set_everyone(options_.query_every_node);
   FragmentAssembler assembler(keyspace, keys, receiver);
   CRUMB_RETURN_IF_ERROR(
       connection->stub().Get({connection->token(), Clock::Real().Now() + timeout}, request,
@@ -539,7 +541,7 @@ absl::StatusOr<Response> RemoteClient::KeysCall(const KeyspaceId& keyspace,
 absl::StatusOr<uint32_t> RemoteClient::Prefetch(const KeyspaceId& keyspace,
                                                 std::span<const PageKey> keys) {
   v1::PrefetchRequest request;
-  request.set_everyone(options_.ask_every_node);
+  request.set_everyone(options_.query_every_node);
   CRUMB_ASSIGN_OR_RETURN(
       const v1::PrefetchResponse response,
       (KeysCall<v1::PrefetchRequest, v1::PrefetchResponse>(keyspace, keys, std::move(request))));
@@ -551,7 +553,7 @@ absl::StatusOr<uint32_t> RemoteClient::Pin(const KeyspaceId& keyspace,
   v1::PinRequest request;
   request.set_ttl_ms(std::chrono::duration_cast<std::chrono::milliseconds>(ttl).count());
   request.set_wait_ms(WaitMs(options_.call_timeout));
-  request.set_everyone(options_.ask_every_node);
+  request.set_everyone(options_.query_every_node);
   CRUMB_ASSIGN_OR_RETURN(const v1::PinResponse response, (KeysCall<v1::PinRequest, v1::PinResponse>(
                                                              keyspace, keys, std::move(request))));
   return response.pinned_pages();
@@ -585,7 +587,8 @@ absl::StatusOr<NodeList> RemoteClient::ListNodes() {
   return NodesOf(response);
 }
 
-absl::StatusOr<PagePlace> RemoteClient::LocatePage(const KeyspaceId& keyspace, const PageKey& key) {
+absl::StatusOr<PageLocation> RemoteClient::LocatePage(const KeyspaceId& keyspace,
+                                                      const PageKey& key) {
   v1::LocatePageRequest request;
   request.set_key(std::string(key.view()));
   if (keyspace != KeyspaceId()) request.set_keyspace(ToBytes(keyspace));

@@ -56,7 +56,7 @@ class RemoteClient final : public Client {
   absl::StatusOr<uint64_t> DropKeyspace(const KeyspaceId& keyspace) override;
   absl::StatusOr<CacheStats> Stats() override;
   absl::StatusOr<NodeList> ListNodes() override;
-  absl::StatusOr<PagePlace> LocatePage(const KeyspaceId& keyspace, const PageKey& key) override;
+  absl::StatusOr<PageLocation> LocatePage(const KeyspaceId& keyspace, const PageKey& key) override;
   absl::Status DrainNode(const std::string& node) override;
   std::shared_ptr<const MappedMemory> mapped() override;
   PoolLink* pools() override;

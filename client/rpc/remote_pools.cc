@@ -78,7 +78,7 @@ class RemotePoolSession final : public PoolSession {
     v1::PoolRequest request;
     request.mutable_fetch()->set_pool(id_.ToBytes());
     request.mutable_fetch()->set_first(first);
-    CRUMB_ASSIGN_OR_RETURN(PoolExchange exchange, connection_->Ask(request, {}));
+    CRUMB_ASSIGN_OR_RETURN(PoolExchange exchange, connection_->CallPool(request, {}));
     return HandlesOf(exchange.answer, exchange.fds);
   }
 
@@ -120,10 +120,10 @@ class RemotePoolSession final : public PoolSession {
   }
 
   // Over this connection: another crumbd knows nothing of what was claimed here.
-  absl::Status TellMark(uint64_t mark) override {
+  absl::Status ReportMark(uint64_t mark) override {
     v1::PoolRequest message = JoinMessage(name_, id_);
     message.mutable_join()->set_roster_mark(mark);
-    return connection_->Ask(message, {}).status();
+    return connection_->CallPool(message, {}).status();
   }
 
   absl::StatusOr<std::vector<uint64_t>> Reserve(int count, Duration timeout) override {
@@ -207,7 +207,7 @@ class RemotePoolSession final : public PoolSession {
   void Leave() override {
     v1::PoolRequest request;
     request.mutable_leave()->set_pool(id_.ToBytes());
-    connection_->Ask(request, {}).status().IgnoreError();  // else the session's end does it
+    connection_->CallPool(request, {}).status().IgnoreError();  // else the session's end does it
   }
 
   std::vector<PoolHandle> TakeFirstHandles() override { return std::move(handles_); }
@@ -216,7 +216,7 @@ class RemotePoolSession final : public PoolSession {
   absl::StatusOr<uint32_t> Offer(int fd, v1::PoolRequest request) const {
     request.mutable_offer()->set_pool(id_.ToBytes());
     CRUMB_ASSIGN_OR_RETURN(const PoolExchange exchange,
-                           connection_->Ask(request, std::span<const int>(&fd, 1)));
+                           connection_->CallPool(request, std::span<const int>(&fd, 1)));
     if (exchange.answer.handles_size() != 1) {
       return absl::DataLossError("crumbd named no handle for the one it was offered");
     }
@@ -247,7 +247,7 @@ absl::StatusOr<JoinedPool> RemotePools::Join(const PoolJoin& request) {
   const bool with_roster = request.known != PoolId() && request.roster_fd >= 0;
   CRUMB_ASSIGN_OR_RETURN(
       PoolExchange exchange,
-      connection->Ask(message, std::span(&request.roster_fd, with_roster ? 1 : 0)));
+      connection->CallPool(message, std::span(&request.roster_fd, with_roster ? 1 : 0)));
   if (exchange.answer.pool().size() != sizeof(PoolId) || !exchange.answer.roster() ||
       exchange.fds.empty()) {
     return absl::DataLossError("crumbd's answer about a device pool is not whole");
@@ -268,7 +268,7 @@ absl::StatusOr<uint64_t> RemotePools::Reclaim(const DeviceUuid& device, uint64_t
   v1::PoolRequest request;
   request.mutable_reclaim()->set_device(device.ToBytes());
   request.mutable_reclaim()->set_bytes(bytes);
-  CRUMB_ASSIGN_OR_RETURN(const PoolExchange exchange, connection->Ask(request, {}));
+  CRUMB_ASSIGN_OR_RETURN(const PoolExchange exchange, connection->CallPool(request, {}));
   return exchange.answer.bytes();
 }
 

@@ -88,8 +88,8 @@ NodeList NodesOf(const v1::ListNodesResponse& response) {
   return list;
 }
 
-absl::StatusOr<PagePlace> PlaceOf(const v1::LocatePageResponse& response) {
-  PagePlace place;
+absl::StatusOr<PageLocation> PlaceOf(const v1::LocatePageResponse& response) {
+  PageLocation place;
   CRUMB_ASSIGN_OR_RETURN(place.keyspace, KeyspaceId::FromBytes(response.keyspace()));
   if (!response.run().empty()) {
     CRUMB_ASSIGN_OR_RETURN(place.run, PageKey::FromBytes(response.run()));

@@ -10,7 +10,6 @@
 #include "common/fragment_header.h"
 #include "common/page_key.h"
 #include "crumb/cache_stats.h"
-#include "crumb/cluster_info.h"
 #include "crumb/staging.h"
 #include "crumb/v1/cache_service.pb.h"
 
@@ -33,6 +32,6 @@ absl::StatusOr<CacheStats> StatsOf(const v1::StatsResponse& response);
 NodeList NodesOf(const v1::ListNodesResponse& response);
 
 // kDataLoss: an id of a wrong size.
-absl::StatusOr<PagePlace> PlaceOf(const v1::LocatePageResponse& response);
+absl::StatusOr<PageLocation> PlaceOf(const v1::LocatePageResponse& response);
 
 }  // namespace crumb::client

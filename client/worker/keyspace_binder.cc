@@ -4,7 +4,7 @@
 
 #include <utility>
 
-#include "client/worker/worker_keyspace.h"
+#include "client/worker/keyspace_binding.h"
 #include "common/logging.h"
 #include "common/status_macros.h"
 

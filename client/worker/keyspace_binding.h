@@ -3,8 +3,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
+#include <string>
 
+#include "absl/status/statusor.h"
 #include "common/page_key.h"
+#include "crumb/worker_options.h"
 #include "kernels/tile.h"
 
 namespace crumb::client {
@@ -18,5 +22,14 @@ struct KeyspaceBinding {
   uint64_t generation = 0;
   uint64_t epoch = 0;  // of crumbd when it answered the id
 };
+
+// The keyspace fields that the client names for a worker whose history pages have `format`:
+// docs/formats/keyspace.md. kInvalidArgument: an option that no field may hold.
+absl::StatusOr<std::map<std::string, std::string>> KeyspaceFields(const WorkerOptions& options,
+                                                                  kernels::PageFormat format);
+
+// An id for pages that never leave this process.
+absl::StatusOr<KeyspaceId> PrivateKeyspace(const WorkerOptions& options,
+                                           kernels::PageFormat format);
 
 }  // namespace crumb::client

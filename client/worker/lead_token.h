@@ -10,7 +10,7 @@
 #include "absl/status/statusor.h"
 #include "client/worker/keyspace_binding.h"
 #include "common/page_key.h"
-#include "crumb/tier.h"
+#include "crumb/acquire.h"
 
 namespace crumb::client {
 

@@ -9,11 +9,12 @@
 #include <vector>
 
 #include "common/page_key.h"
+#include "common/placement.h"
 #include "kernels/tile.h"
 
 namespace crumb::client {
 
-class LateSums;
+class DeferredChecksums;
 
 // 64 tokens of one sequence, this rank's layers and KV heads, where attention reads them: in memory
 // of this process, in crumbd's slabs under a lease, or in device memory. Immutable once its last
@@ -40,13 +41,31 @@ struct Page {
   std::vector<uint32_t> tile_sums;
   // The same of a page that lies in one fragment, where `memory` keeps them; else empty.
   std::span<const uint32_t> fragment_sums;
-  std::shared_ptr<LateSums> late_sums;  // not null: `sums` are those of the first layers, until it
-                                        // brings all
+  std::shared_ptr<DeferredChecksums> deferred_checksums;  // not null: `sums` are those of the first
+                                                          // layers, until it brings all
 
   std::span<const uint32_t> sums() const {
     return fragment_sums.empty() ? std::span(tile_sums) : fragment_sums;
   }
   std::byte* layer(int index) const { return tiles + layer_stride * index; }
+};
+
+// Makes what a fetched prefix has one of for each page, in runs: a run is one piece of memory and
+// goes with its last reference. One thread at a time makes them.
+template <typename T>
+class RunAllocator {
+ public:
+  std::shared_ptr<T> New() {
+    if (run_ == nullptr || run_->size() == kRunPages) {
+      run_ = std::make_shared<std::vector<T>>();
+      run_->reserve(kRunPages);
+    }
+    T& made = run_->emplace_back();
+    return {run_, &made};
+  }
+
+ private:
+  std::shared_ptr<std::vector<T>> run_;
 };
 
 }  // namespace crumb::client

@@ -4,8 +4,8 @@
 
 #include <utility>
 
-#include "client/worker/late_sums.h"
-#include "client/worker/run_of.h"
+#include "client/worker/deferred_checksums.h"
+#include "client/worker/page.h"
 #include "common/crc32c.h"
 #include "common/status_macros.h"
 
@@ -83,7 +83,7 @@ absl::Status CopyTiles(const LeasedFragment& fragment, const TileRange& own, Pag
 
 }  // namespace
 
-PageFetcher::Asked PageFetcher::Ask(const PageRequest& request) const {
+PageFetcher::PendingFetch PageFetcher::Start(const PageRequest& request) const {
   AcquireRequest wanted;
   wanted.keyspace = request.keyspace->id;
   wanted.generation = request.keyspace->generation;
@@ -104,33 +104,33 @@ PageFetcher::Asked PageFetcher::Ask(const PageRequest& request) const {
   return {request, std::move(wanted), std::move(pending)};
 }
 
-bool PageFetcher::Asked::Await() {
-  if (pending_ != nullptr) answer_ = std::exchange(pending_, nullptr)->Finish();
-  return answer_.ok() && static_cast<size_t>(answer_->hit_pages) == request_.keys.size();
+bool PageFetcher::PendingFetch::Await() {
+  if (pending_ != nullptr) result_ = std::exchange(pending_, nullptr)->Finish();
+  return result_.ok() && static_cast<size_t>(result_->hit_pages) == request_.keys.size();
 }
 
-bool PageFetcher::Asked::HasCopies() const {
-  if (!answer_.ok() || answer_->lease == nullptr) return false;
-  const std::span<const DeviceFragment> on_device = answer_->lease->device_fragments();
-  return !answer_->lease->fragments().empty() ||
+bool PageFetcher::PendingFetch::HasCopies() const {
+  if (!result_.ok() || result_->lease == nullptr) return false;
+  const std::span<const DeviceFragment> on_device = result_->lease->device_fragments();
+  return !result_->lease->fragments().empty() ||
          (!on_device.empty() && !on_device.back().tile_sums.empty());
 }
 
-absl::StatusOr<FetchedPages> PageFetcher::Read(Asked asked) const {
-  asked.Await();
-  CRUMB_ASSIGN_OR_RETURN(const AcquireResult acquired, std::move(asked.answer_));
-  const PageRequest& request = asked.request_;
+absl::StatusOr<FetchedPages> PageFetcher::Finish(PendingFetch pending) const {
+  pending.Await();
+  CRUMB_ASSIGN_OR_RETURN(const AcquireResult acquired, std::move(pending.result_));
+  const PageRequest& request = pending.request_;
   FetchedPages fetched;
   fetched.miss_reason = acquired.miss_reason;
   if (acquired.lease == nullptr) return fetched;
   fetched.lease = acquired.lease;
   fetched.lease_id = acquired.lease_id;
   HeldPages held = HoldOnDevice(request, acquired.lease);
-  LetSumsFollow(asked, acquired, held.pages);
+  DeferChecksums(pending, acquired, held.pages);
   auto next_held = held.pages.begin();
   std::span<const LeasedFragment> rest = acquired.lease->fragments();
   std::span<const DeviceFragment> on_device = acquired.lease->device_fragments();
-  RunOf<Page> in_memory;
+  RunAllocator<Page> in_memory;
   fetched.pages.reserve(acquired.hit_pages);
   fetched.page_tiers.reserve(acquired.hit_pages);
   for (int i = 0; i < acquired.hit_pages; ++i) {
@@ -165,17 +165,17 @@ absl::StatusOr<FetchedPages> PageFetcher::Read(Asked asked) const {
 }
 
 // Of pages that were told some of their sums.
-void PageFetcher::LetSumsFollow(const Asked& asked, const AcquireResult& acquired,
-                                std::span<const std::shared_ptr<Page>> pages) const {
+void PageFetcher::DeferChecksums(const PendingFetch& pending, const AcquireResult& acquired,
+                                 std::span<const std::shared_ptr<Page>> pages) const {
   const TileRange own = options_.own_tiles();
-  std::shared_ptr<LateSums> late;
+  std::shared_ptr<DeferredChecksums> late;
   for (const std::shared_ptr<Page>& page : pages) {
     if (page->placed || page->sums().size() == static_cast<size_t>(own.tiles())) continue;
     if (late == nullptr) {
-      late =
-          std::make_shared<LateSums>(client_, asked.sent_, acquired.lease, acquired.lease_id, own);
+      late = std::make_shared<DeferredChecksums>(client_, pending.sent_, acquired.lease,
+                                                 acquired.lease_id, own);
     }
-    page->late_sums = late;
+    page->deferred_checksums = late;
   }
 }
 

@@ -50,7 +50,7 @@ struct FetchedPages {
 class PageFetcher {
  public:
   // What was asked for and has not been read yet. What its request points to must outlive it.
-  class Asked {
+  class PendingFetch {
    public:
     // Whether Await will not block.
     bool Ready() { return pending_ == nullptr || pending_->Ready(); }
@@ -62,13 +62,14 @@ class PageFetcher {
 
    private:
     friend class PageFetcher;
-    Asked(const PageRequest& request, AcquireRequest sent, std::unique_ptr<PendingAcquire> pending)
+    PendingFetch(const PageRequest& request, AcquireRequest sent,
+                 std::unique_ptr<PendingAcquire> pending)
         : request_(request), sent_(std::move(sent)), pending_(std::move(pending)) {}
 
     PageRequest request_;
     AcquireRequest sent_;
     std::unique_ptr<PendingAcquire> pending_;  // null: answered
-    absl::StatusOr<AcquireResult> answer_;
+    absl::StatusOr<AcquireResult> result_;
   };
 
   // All borrowed; `intake` may be null: no device pools.
@@ -76,16 +77,16 @@ class PageFetcher {
       : options_(options), client_(client), pool_(pool), intake_(intake) {}
 
   // Sends the question.
-  Asked Ask(const PageRequest& request) const;
+  PendingFetch Start(const PageRequest& request) const;
   // Leading pages of the request's keys. The status is the call's; what failed a check is a miss.
-  absl::StatusOr<FetchedPages> Read(Asked asked) const;
+  absl::StatusOr<FetchedPages> Finish(PendingFetch pending) const;
   absl::StatusOr<FetchedPages> Fetch(const PageRequest& request) const {
-    return Read(Ask(request));
+    return Finish(Start(request));
   }
 
  private:
-  void LetSumsFollow(const Asked& asked, const AcquireResult& acquired,
-                     std::span<const std::shared_ptr<Page>> pages) const;
+  void DeferChecksums(const PendingFetch& pending, const AcquireResult& acquired,
+                      std::span<const std::shared_ptr<Page>> pages) const;
   absl::Status Assemble(const std::shared_ptr<const Lease>& lease,
                         std::span<const LeasedFragment> fragments, kernels::PageFormat format,
                         Page& page) const;

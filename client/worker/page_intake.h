@@ -10,8 +10,6 @@
 #include "client/worker/keyspace_binding.h"
 #include "client/worker/page.h"
 #include "crumb/acquire.h"
-#include "crumb/device_fragment.h"
-#include "crumb/lease.h"
 
 namespace crumb::client {
 

@@ -3,15 +3,31 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdlib>
 #include <map>
 #include <memory>
+#include <new>
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "client/worker/aligned_bytes.h"
 #include "common/mutex.h"
 
 namespace crumb::client {
+
+struct FreeBytes {
+  void operator()(std::byte* bytes) const { std::free(bytes); }
+};
+
+// Uninitialised memory at a multiple of kTileAlignment.
+using AlignedBytes = std::unique_ptr<std::byte, FreeBytes>;
+
+inline constexpr size_t kTileAlignment = 128;
+
+// Null when there is no memory.
+inline AlignedBytes AllocateAligned(size_t bytes) {
+  const size_t rounded = (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
+  return AlignedBytes(static_cast<std::byte*>(std::aligned_alloc(kTileAlignment, rounded)));
+}
 
 // Bounded memory for pages of this process. Freed blocks are kept for the next page of the same
 // size. Blocks may outlive the pool. Thread-safe.

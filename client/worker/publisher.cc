@@ -22,7 +22,7 @@ static_assert(static_cast<int>(crumb::PageFormat::kInt2) ==
 }  // namespace
 
 Publisher::Publisher(const WorkerOptions& options, Client& client, PageReader& reader,
-                     SharedPlace* place, WorkerTally& tally, std::function<void()> refused)
+                     InPlaceCommitter* place, WorkerTally& tally, std::function<void()> refused)
     : options_(options),
       client_(client),
       reader_(reader),

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "client/worker/in_place_committer.h"
+#include "client/worker/page_publisher.h"
 #include "client/worker/page_reader.h"
-#include "client/worker/page_sink.h"
-#include "client/worker/shared_place.h"
 #include "client/worker/worker_tally.h"
 #include "common/clock.h"
 #include "common/fragment_header.h"
@@ -27,12 +27,12 @@ namespace crumb::client {
 // Commits complete pages where they lie, if others can read them there, and brings them into
 // staging memory, with the sums of their tiles, and commits them; on one thread behind bounded
 // queues. Pages that find no place are dropped and counted. Thread-safe.
-class Publisher final : public PageSink {
+class Publisher final : public PagePublisher {
  public:
   // All borrowed; `place` may be null: pages lie where nobody else reads them. `refused` is called
   // on the thread when crumbd refused a page: what is known of the keyspace may be out of date.
-  Publisher(const WorkerOptions& options, Client& client, PageReader& reader, SharedPlace* place,
-            WorkerTally& tally, std::function<void()> refused);
+  Publisher(const WorkerOptions& options, Client& client, PageReader& reader,
+            InPlaceCommitter* place, WorkerTally& tally, std::function<void()> refused);
   // Drops what is queued.
   ~Publisher() override;
 
@@ -72,7 +72,7 @@ class Publisher final : public PageSink {
   const WorkerOptions& options_;
   Client& client_;
   PageReader& reader_;
-  SharedPlace* const place_;
+  InPlaceCommitter* const place_;
   WorkerTally& tally_;
   const std::function<void()> refused_;
   const pid_t pid_;

@@ -6,7 +6,7 @@
 
 namespace crumb::client {
 
-std::optional<int> QualityWatch::TakeTurn() {
+std::optional<int> QualityWatch::NextSample() {
   if (!enabled()) return std::nullopt;
   const uint64_t window = windows_.fetch_add(1, std::memory_order_relaxed);
   if (window % options_.watch_every != 0) return std::nullopt;

@@ -10,7 +10,7 @@
 #include <span>
 
 #include "common/mutex.h"
-#include "crumb/quality_sample.h"
+#include "crumb/counters.h"
 #include "crumb/worker_options.h"
 
 namespace crumb::client {
@@ -30,7 +30,7 @@ class QualityWatch {
   bool enabled() const { return options_.watch_every > 0; }
 
   // Asked once for each evicted window: the KV head to measure, or nothing. KV heads take turns.
-  std::optional<int> TakeTurn();
+  std::optional<int> NextSample();
 
   // The samples of all layers of one window.
   void Record(std::span<const QualitySample> layers);

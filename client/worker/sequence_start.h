@@ -9,8 +9,8 @@
 #include "client/worker/keyspace_binding.h"
 #include "client/worker/page.h"
 #include "common/page_key.h"
-#include "crumb/lease.h"
-#include "crumb/sequence_stats.h"
+#include "crumb/acquire.h"
+#include "crumb/sequence.h"
 
 namespace crumb::client {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <utility>
 
-#include "client/worker/null_sink.h"
+#include "client/worker/page_publisher.h"
 #include "common/placement.h"
 #include "common/status_macros.h"
 #include "fmt/format.h"
@@ -55,7 +55,7 @@ int WindowTokens(size_t tokens, int pages) {
 
 absl::StatusOr<std::unique_ptr<SequenceStarter>> SequenceStarter::Create(
     const WorkerOptions& options, Client* client, PageReader& reader, PageIntake* intake,
-    SharedPlace* place) {
+    InPlaceCommitter* place) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
   std::unique_ptr<SequenceStarter> starter(
       new SequenceStarter(options, client, reader, intake, place));
@@ -71,15 +71,15 @@ absl::StatusOr<std::unique_ptr<SequenceStarter>> SequenceStarter::Create(
 }
 
 SequenceStarter::SequenceStarter(const WorkerOptions& options, Client* client, PageReader& reader,
-                                 PageIntake* intake, SharedPlace* place)
+                                 PageIntake* intake, InPlaceCommitter* place)
     : options_(options),
       rule_{.recent_tokens = options.recent_tokens, .prefill_block = options.prefill_block},
       client_(client),
       intake_(intake),
       pool_(options.page_bytes_max),
-      known_prompts_(options.known_prompt_tokens),
+      prompt_key_cache_(options.prompt_key_cache_tokens),
       watch_(options_, [this](double error) { NoteBadQuality(error); }),
-      null_sink_(std::make_unique<NullSink>(tally_)) {
+      null_publisher_(std::make_unique<NullPublisher>(tally_)) {
   if (client_ == nullptr) return;
   fetcher_ = std::make_unique<PageFetcher>(options_, *client_, pool_, intake_);
   publisher_ = std::make_unique<Publisher>(options_, *client_, reader, place, tally_,
@@ -172,17 +172,17 @@ class SequenceStarter::Parts {
     TakeShared();
     if (part_ == ends_.size() || !starter_.CanFetch(start_)) return;
     intake_ = starter_.NewPrefix(start_, pages_max_ - have());
-    asked_ = Ask(have(), part_);
-    for (; asked_.has_value(); ++part_) {
+    pending_ = Start(have(), part_);
+    for (; pending_.has_value(); ++part_) {
       const bool last = part_ + 1 == ends_.size();
       HashAhead(last ? tokens_.size() / kPageTokens : static_cast<size_t>(ends_[part_ + 1]));
       if (last) starter_.HashRest(start_, tokens_, options_);
-      const bool whole = asked_.has_value() ? asked_->Await() : whole_;
-      std::optional<PageFetcher::Asked> next;
-      if (whole && !last) next = Ask(ends_[part_], part_ + 1);
-      if (asked_.has_value()) Take();
+      const bool whole = pending_.has_value() ? pending_->Await() : whole_;
+      std::optional<PageFetcher::PendingFetch> next;
+      if (whole && !last) next = Start(ends_[part_], part_ + 1);
+      if (pending_.has_value()) Take();
       if (!whole_ && !last && !next.has_value() && !failed_) CountRest();
-      if (whole_) asked_ = std::move(next);
+      if (whole_) pending_ = std::move(next);
     }
   }
 
@@ -200,29 +200,29 @@ class SequenceStarter::Parts {
     starter_.CountShared(start_);
   }
 
-  PageFetcher::Asked Ask(int first, size_t part) const {
+  PageFetcher::PendingFetch Start(int first, size_t part) const {
     Duration left = timeout_;
     if (left > Duration::zero()) left = std::max(deadline_ - Clock::Real().Now(), Duration(1));
     const bool last = part + 1 == ends_.size();
-    return starter_.fetcher_->Ask(starter_.RequestFor(
+    return starter_.fetcher_->Start(starter_.RequestFor(
         start_, first, ends_[part], last ? WindowTokens(tokens_.size(), pages_max_) : 0, left));
   }
 
   void HashAhead(size_t end) {
     while (start_.prompt_keys.size() < end) {
       Hash(std::min(end, start_.prompt_keys.size() + kHashedBetweenLooks));
-      if (intake_ == nullptr || !asked_.has_value() || looked_ || !asked_->Ready()) continue;
-      looked_ = true;
-      asked_->Await();
-      if (asked_->HasCopies()) Take();
+      if (intake_ == nullptr || !pending_.has_value() || polled_ || !pending_->Ready()) continue;
+      polled_ = true;
+      pending_->Await();
+      if (pending_->HasCopies()) Take();
     }
-    looked_ = false;
+    polled_ = false;
   }
 
   // The pages of the part that was asked for.
   void Take() {
     absl::StatusOr<FetchedPages> fetched =
-        starter_.fetcher_->Read(*std::exchange(asked_, std::nullopt));
+        starter_.fetcher_->Finish(*std::exchange(pending_, std::nullopt));
     failed_ = !fetched.ok();
     if (fetched.ok()) {
       starter_.NoteFetched(start_, *fetched, fetched->page_tiers, intake_.get());
@@ -250,10 +250,10 @@ class SequenceStarter::Parts {
   const int pages_max_;
   const std::vector<int> ends_;
   size_t part_ = 0;
-  std::unique_ptr<PageIntake::Prefix> intake_;  // null: pages are read where crumbd has them
-  std::optional<PageFetcher::Asked> asked_;     // null: taken
-  bool looked_ = false;                         // at the answer, while the next part is hashed
-  bool whole_ = false;                          // the last part that was taken
+  std::unique_ptr<PageIntake::Prefix> intake_;        // null: pages are read where crumbd has them
+  std::optional<PageFetcher::PendingFetch> pending_;  // null: taken
+  bool polled_ = false;  // at the answer, while the next part is hashed
+  bool whole_ = false;   // the last part that was taken
   bool failed_ = false;
 };
 
@@ -371,7 +371,7 @@ void SequenceStarter::NoteFetchFailure(SequenceStart& start, const absl::Status&
 
 SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t> tokens,
                                        const SequenceOptions& options) {
-  PromptKeys keys = known_prompts_.KnownOf(keyspace->id, tokens, options.extra);
+  PromptKeys keys = prompt_key_cache_.Find(keyspace->id, tokens, options.extra);
   SequenceStart start{.keyspace = std::move(keyspace),
                       .prompt = std::move(keys.tokens),
                       .prompt_keys = std::move(keys.keys),
@@ -389,7 +389,7 @@ SequenceStart SequenceStarter::StartOf(Binding keyspace, std::span<const int32_t
 
 // Behind everything that the device can begin with.
 void SequenceStarter::KeepPrompt(const SequenceStart& start, const SequenceOptions& options) {
-  known_prompts_.Keep(start.keyspace->id, start.prompt, options.extra, start.prompt_keys);
+  prompt_key_cache_.Keep(start.keyspace->id, start.prompt, options.extra, start.prompt_keys);
 }
 
 int SequenceStarter::HitPagesMax(size_t tokens, const SequenceOptions& options) const {

@@ -8,22 +8,22 @@
 #include <string_view>
 #include <vector>
 
+#include "client/worker/in_place_committer.h"
 #include "client/worker/keyspace_binder.h"
-#include "client/worker/known_prompts.h"
 #include "client/worker/lead_token.h"
 #include "client/worker/page_fetcher.h"
 #include "client/worker/page_intake.h"
 #include "client/worker/page_pool.h"
 #include "client/worker/page_table.h"
+#include "client/worker/prompt_key_cache.h"
 #include "client/worker/publisher.h"
 #include "client/worker/quality_watch.h"
 #include "client/worker/segment_rule.h"
 #include "client/worker/sequence_start.h"
-#include "client/worker/shared_place.h"
 #include "client/worker/worker_tally.h"
 #include "crumb/client.h"
-#include "crumb/sequence_options.h"
-#include "crumb/worker_counters.h"
+#include "crumb/counters.h"
+#include "crumb/sequence.h"
 #include "crumb/worker_options.h"
 
 namespace crumb::client {
@@ -45,7 +45,7 @@ class SequenceStarter {
   static absl::StatusOr<std::unique_ptr<SequenceStarter>> Create(const WorkerOptions& options,
                                                                  Client* client, PageReader& reader,
                                                                  PageIntake* intake,
-                                                                 SharedPlace* place);
+                                                                 InPlaceCommitter* place);
 
   absl::StatusOr<SequenceStart> Begin(std::span<const int32_t> tokens,
                                       const SequenceOptions& options);
@@ -60,8 +60,8 @@ class SequenceStarter {
   const SegmentRule& rule() const { return rule_; }
   PagePool& pool() { return pool_; }
   PageTable& table() { return table_; }
-  PageSink& sink() {
-    return publisher_ != nullptr ? static_cast<PageSink&>(*publisher_) : *null_sink_;
+  PagePublisher& publisher() {
+    return publisher_ != nullptr ? static_cast<PagePublisher&>(*publisher_) : *null_publisher_;
   }
   QualityWatch& watch() { return watch_; }
   WorkerTally& tally() { return tally_; }
@@ -71,7 +71,7 @@ class SequenceStarter {
   class Parts;
 
   SequenceStarter(const WorkerOptions& options, Client* client, PageReader& reader,
-                  PageIntake* intake, SharedPlace* place);
+                  PageIntake* intake, InPlaceCommitter* place);
   SequenceStart StartOf(Binding keyspace, std::span<const int32_t> tokens,
                         const SequenceOptions& options);
   int HitPagesMax(size_t tokens, const SequenceOptions& options) const;
@@ -102,11 +102,11 @@ class SequenceStarter {
   PageIntake* const intake_;
   PagePool pool_;
   PageTable table_;
-  KnownPrompts known_prompts_;
+  PromptKeyCache prompt_key_cache_;
   WorkerTally tally_;
   QualityWatch watch_;
   std::unique_ptr<PageFetcher> fetcher_;  // null without client
-  std::unique_ptr<PageSink> null_sink_;
+  std::unique_ptr<PagePublisher> null_publisher_;
   std::unique_ptr<KeyspaceBinder> binder_;  // not null once Create has returned
 
   std::unique_ptr<Publisher> publisher_;  // null without client; its thread uses all of the above

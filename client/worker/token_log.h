@@ -11,7 +11,7 @@
 #include "client/worker/segment_rule.h"
 #include "client/worker/sequence_start.h"
 #include "common/page_key.h"
-#include "crumb/sequence_options.h"
+#include "crumb/sequence.h"
 #include "kernels/tile.h"
 
 namespace crumb::client {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/metrics.h"
-#include "crumb/worker_counters.h"
+#include "crumb/counters.h"
 
 namespace crumb::client {
 

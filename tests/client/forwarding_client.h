@@ -78,7 +78,7 @@ class ForwardingClient : public Client {
   }
   absl::StatusOr<CacheStats> Stats() override { return to_.Stats(); }
   absl::StatusOr<NodeList> ListNodes() override { return to_.ListNodes(); }
-  absl::StatusOr<PagePlace> LocatePage(const KeyspaceId& keyspace, const PageKey& key) override {
+  absl::StatusOr<PageLocation> LocatePage(const KeyspaceId& keyspace, const PageKey& key) override {
     return to_.LocatePage(keyspace, key);
   }
   absl::Status DrainNode(const std::string& node) override { return to_.DrainNode(node); }

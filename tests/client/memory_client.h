@@ -105,7 +105,7 @@ class MemoryClient final : public Client {
   }
   absl::StatusOr<CacheStats> Stats() override { return absl::UnimplementedError(""); }
   absl::StatusOr<NodeList> ListNodes() override { return absl::UnimplementedError(""); }
-  absl::StatusOr<PagePlace> LocatePage(const KeyspaceId&, const PageKey&) override {
+  absl::StatusOr<PageLocation> LocatePage(const KeyspaceId&, const PageKey&) override {
     return absl::UnimplementedError("");
   }
   absl::Status DrainNode(const std::string&) override { return absl::UnimplementedError(""); }

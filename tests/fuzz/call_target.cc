@@ -151,7 +151,7 @@ void Answer(const std::vector<std::string>& messages) {
   v1::AcquireRequest request;
   request.set_request(kAsked);
   v1::AcquireResponse response;
-  client::CallSocket::Extent extent;
+  client::CallSocket::ResponseFlags extent;
   const auto call = calls.Start(request, Clock::Real().Now() + kPatience, &response, &extent);
   Check(call != nullptr);
   const absl::Status status = call->Finish();

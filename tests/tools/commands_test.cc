@@ -110,8 +110,8 @@ class MemoryClient : public client::Client {
   }
   absl::StatusOr<client::CacheStats> Stats() override { return stats; }
   absl::StatusOr<client::NodeList> ListNodes() override { return nodes; }
-  absl::StatusOr<client::PagePlace> LocatePage(const KeyspaceId&, const PageKey& key) override {
-    client::PagePlace place;
+  absl::StatusOr<client::PageLocation> LocatePage(const KeyspaceId&, const PageKey& key) override {
+    client::PageLocation place;
     place.run = key;
     place.homes = {"node-1"};
     place.holders = {"node-1", "node-2"};

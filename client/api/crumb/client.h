@@ -16,11 +16,8 @@
 #include "crumb/acquire.h"
 #include "crumb/cache_stats.h"
 #include "crumb/client_options.h"
-#include "crumb/cluster_info.h"
-#include "crumb/fragment_bytes.h"
+#include "crumb/counters.h"
 #include "crumb/keyspace_info.h"
-#include "crumb/mapped_memory.h"
-#include "crumb/session_counters.h"
 #include "crumb/staging.h"
 
 namespace crumb::client {
@@ -121,7 +118,8 @@ class Client {
   // The cluster. kFailedPrecondition: crumbd is in none; kNotFound: no such node or page.
   virtual absl::StatusOr<NodeList> ListNodes() = 0;
   // `keyspace` zeros: the one in which crumbd has the page.
-  virtual absl::StatusOr<PagePlace> LocatePage(const KeyspaceId& keyspace, const PageKey& key) = 0;
+  virtual absl::StatusOr<PageLocation> LocatePage(const KeyspaceId& keyspace,
+                                                  const PageKey& key) = 0;
   // Makes a node leave, when it has pushed what it holds; ListNodes tells how far it is.
   virtual absl::Status DrainNode(const std::string& node) = 0;
 

@@ -26,7 +26,7 @@ struct ClientOptions {
   std::string engine;
   // Lookup, Get, Prefetch and Pin ask every node of a cluster for what crumbd lacks, not only the
   // homes: finds single pages, whose place in their sequence is not known. For tools.
-  bool ask_every_node = false;
+  bool query_every_node = false;
   uint64_t staging_bytes = uint64_t{64} << 20;  // wanted; crumbd may give less
 
   Duration connect_timeout = std::chrono::seconds(1);    // of one attempt

@@ -7,9 +7,11 @@
 #include <vector>
 
 #include "absl/status/status.h"
-#include "crumb/device_stream.h"
 
 namespace crumb::client {
+
+// An ordered queue of work on a device: a cudaStream_t, passed on as it is.
+using DeviceStream = struct DeviceStreamHandle*;
 
 // What a DeviceWorker keeps in device memory. All of it but bf16_pages is allocated when the worker
 // is opened: docs/device_worker.md has the bytes.

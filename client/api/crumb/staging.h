@@ -4,11 +4,16 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "common/fragment_header.h"
 #include "common/page_key.h"
+#include "crumb/acquire.h"
 
 namespace crumb::client {
 
@@ -47,6 +52,24 @@ enum class CommitOutcome {
   kDeduplicated = 2,  // the tiles were there already
   kRefused = 3,       // header, sums, keyspace or size are wrong
   kNoRoom = 4,        // every tier is full of leased pages
+};
+
+// A fragment that travels as bytes: for callers without shared memory.
+struct FragmentBytes {
+  int page = 0;                // Get: index into the keys
+  Tier tier = Tier::kUnknown;  // Get: where it was found
+  FragmentHeader header;
+  std::string tiles;  // layer by layer, head by head
+};
+
+// Takes the fragments that Get reads, one by one, each checked against key, keyspace and sums. An
+// error ends the Get and is returned by it.
+using FragmentReceiver = std::function<absl::Status(FragmentBytes fragment)>;
+
+// What one connection to crumbd has mapped into this process.
+struct MappedMemory {
+  std::vector<std::span<const std::byte>> slabs;  // read-only: leased pages lie in them
+  std::span<std::byte> staging;                   // reserved slots lie in it; may be empty
 };
 
 }  // namespace crumb::client

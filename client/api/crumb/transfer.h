@@ -14,11 +14,9 @@
 #include "common/clock.h"
 #include "common/page_key.h"
 #include "common/sha256.h"
+#include "crumb/acquire.h"
 #include "crumb/client.h"
-#include "crumb/lease.h"
-#include "crumb/miss_reason.h"
-#include "crumb/tier.h"
-#include "crumb/worker_counters.h"
+#include "crumb/counters.h"
 #include "crumb/worker_options.h"
 
 namespace crumb::client {

@@ -10,9 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "common/clock.h"
+#include "crumb/counters.h"
 #include "crumb/sequence.h"
-#include "crumb/sequence_options.h"
-#include "crumb/worker_counters.h"
 #include "crumb/worker_options.h"
 
 namespace crumb::client {

@@ -9,13 +9,38 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/status/statusor.h"
 #include "common/clock.h"
-#include "crumb/rank_part.h"
+#include "common/fragment_header.h"
 #include "crumb/rotation_set.h"
 #include "kernels/quantize.h"
 #include "kernels/tile.h"
 
 namespace crumb::client {
+
+// The part of a model that one rank of an engine holds. An empty range means all.
+struct RankPart {
+  IndexRange layers;      // of its pages
+  IndexRange kv_heads;    // global
+  IndexRange q_heads;     // global; of the groups of its KV heads
+  bool publishes = true;  // false: another rank publishes the same tiles
+  friend bool operator==(const RankPart&, const RankPart&) = default;
+};
+
+// A rank's place in an engine of tp_size * pp_size ranks.
+struct RankPlace {
+  int tp_rank = 0;
+  int tp_size = 1;
+  int pp_rank = 0;
+  int pp_size = 1;
+};
+
+// The part that engines give to a rank. Layers: consecutive stages of equal size, the first ones
+// with one layer more when they do not divide. Heads: equal shares; with more tensor-parallel ranks
+// than KV heads, consecutive ranks hold the same KV head and share its query heads, and the lowest
+// of them publishes. For an engine that cuts another way, fill in RankPart oneself.
+// kInvalidArgument: a rank outside its size, more stages than layers, heads that do not divide.
+absl::StatusOr<RankPart> PartOfRank(const RankPlace& place, int layers, int kv_heads, int q_heads);
 
 // Runs body(0) .. body(count - 1), in any order and on any threads, and returns when all are done.
 using ParallelFor = std::function<void(int count, const std::function<void(int)>& body)>;
@@ -55,7 +80,7 @@ struct WorkerOptions {
   size_t page_bytes_max = size_t{16} << 30;  // private memory for pages; beyond it Append fails
   // Of the latest prompts, kept with their page keys (4.5 bytes a token): a prompt that begins as
   // one of them is not hashed again that far. 0: none.
-  size_t known_prompt_tokens = size_t{1} << 20;
+  size_t prompt_key_cache_tokens = size_t{1} << 20;
   // Pages that take as long to hash as crumbd takes for a question: a prompt with several times as
   // many unknown ones is asked for in parts, the next of which is hashed meanwhile. 0: at once.
   int part_pages = 256;

@@ -6,7 +6,6 @@
 #include "client/examples/tiny_lm/runner.h"
 #include "common/page_key.h"
 #include "common/status_macros.h"
-#include "crumb/cuda_device.h"
 #include "crumb/device_worker.h"
 #include "models/cuda/engine.h"
 

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "crumb/sequence_stats.h"
+#include "crumb/sequence.h"
 #include "models/logits.h"
 
 namespace crumb::tiny_lm {

@@ -9,9 +9,8 @@
 
 #include "absl/status/statusor.h"
 #include "crumb/client.h"
-#include "crumb/sequence_options.h"
-#include "crumb/sequence_stats.h"
-#include "crumb/worker_counters.h"
+#include "crumb/counters.h"
+#include "crumb/sequence.h"
 #include "crumb/worker_options.h"
 #include "models/engine.h"
 #include "models/logits.h"

@@ -11,7 +11,7 @@
 #include "client/gpu/device/device.h"
 #include "common/logging.h"
 #include "common/status_macros.h"
-#include "crumb/cuda_device.h"
+#include "crumb/device_worker.h"
 
 namespace crumb::client {
 namespace {

@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "client/gpu/device/device_kernels.h"
 #include "client/gpu/device/device_memory.h"
-#include "crumb/device_stream.h"
+#include "crumb/device_options.h"
 
 namespace crumb::client {
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 
 #include "absl/status/status.h"
-#include "crumb/device_stream.h"
+#include "crumb/device_options.h"
 #include "kernels/cuda/decode/decode_call.h"
 #include "kernels/cuda/evict/evict_call.h"
 #include "kernels/cuda/pages/append_call.h"

@@ -13,7 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/unique_fd.h"
-#include "crumb/device_fragment.h"
+#include "crumb/acquire.h"
 
 namespace crumb::client {
 

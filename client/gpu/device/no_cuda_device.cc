@@ -2,7 +2,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/gpu/device/device.h"
 #include "client/gpu/device/device_memory.h"
-#include "crumb/cuda_device.h"
+#include "crumb/device_worker.h"
 
 namespace crumb::client {
 

@@ -73,8 +73,8 @@ void TimelineSet::Add(const std::shared_ptr<Timeline>& timeline) {
   timelines_.push_back(timeline);
 }
 
-std::vector<Moment> TimelineSet::Now() const {
-  std::vector<Moment> now;
+std::vector<PassRef> TimelineSet::Now() const {
+  std::vector<PassRef> now;
   MutexLock lock(&mutex_);
   std::erase_if(timelines_, [](const auto& timeline) { return timeline.expired(); });
   for (const std::weak_ptr<Timeline>& weak : timelines_) {

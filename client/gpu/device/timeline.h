@@ -51,7 +51,7 @@ class Timeline {
 };
 
 // A pass of a timeline: work that others may have to wait for.
-struct Moment {
+struct PassRef {
   std::shared_ptr<Timeline> timeline;  // null: nothing to wait for
   uint64_t pass = 0;
 };
@@ -61,7 +61,7 @@ class TimelineSet {
  public:
   void Add(const std::shared_ptr<Timeline>& timeline);
   // What may still use memory that is given up now.
-  std::vector<Moment> Now() const;
+  std::vector<PassRef> Now() const;
 
  private:
   mutable Mutex mutex_;

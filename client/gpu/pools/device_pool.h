@@ -14,8 +14,8 @@
 #include "common/clock.h"
 #include "common/fragment_header.h"
 #include "common/page_key.h"
+#include "crumb/acquire.h"
 #include "crumb/client.h"
-#include "crumb/device_fragment.h"
 
 namespace crumb::client {
 

@@ -38,7 +38,7 @@ struct RunningPool::HeldSlots {
       : pool(of), lease(std::move(under)) {}
   HeldSlots(const HeldSlots&) = delete;
   HeldSlots& operator=(const HeldSlots&) = delete;
-  ~HeldSlots() { pool.LetGo(slots); }
+  ~HeldSlots() { pool.EndUses(slots); }
 
   RunningPool& pool;
   const std::shared_ptr<const Lease> lease;
@@ -143,12 +143,12 @@ bool RunningPool::WaitBlank(int count, Duration timeout) {
   return stock_.size() >= static_cast<size_t>(count);
 }
 
-void RunningPool::LetGo(std::span<const HeldSlot> slots) {
+void RunningPool::EndUses(std::span<const HeldSlot> slots) {
   MutexLock lock(&mutex_);
-  for (const HeldSlot& slot : slots) LetGoOne(slot.number());
+  for (const HeldSlot& slot : slots) EndUseOf(slot.number());
 }
 
-void RunningPool::LetGoOne(uint64_t slot) {
+void RunningPool::EndUseOf(uint64_t slot) {
   SlotRecord& record = *records_.Find(slot);
   if (record.uses > 1) {
     --record.uses;
@@ -234,9 +234,9 @@ absl::StatusOr<std::vector<std::shared_ptr<const DeviceSlot>>> RunningPool::Hold
     slots.emplace_back(held, &held->slots.emplace_back(*this, fragment->slot));
     SlotRecord& record = records_.Use(fragment->slot);
     record.committed = true;
-    if (record.withdrawn || record.header != nullptr || !record.told.empty()) continue;
-    record.told = fragment->header;
-    if (!record.told.empty()) record.told_keeper = held->lease->told();
+    if (record.withdrawn || record.header != nullptr || !record.encoded_header.empty()) continue;
+    record.encoded_header = fragment->header;
+    if (!record.encoded_header.empty()) record.encoded_header_keeper = held->lease->device_store();
   }
   return slots;
 }
@@ -263,8 +263,8 @@ absl::Status RunningPool::Withdraw(std::span<const uint64_t> slots, std::span<co
       if (record == nullptr) continue;
       record->withdrawn = true;
       record->header = nullptr;
-      record->told = {};
-      record->told_keeper = nullptr;
+      record->encoded_header = {};
+      record->encoded_header_keeper = nullptr;
     }
   }
   CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<PoolSession> session, Joined());
@@ -315,7 +315,7 @@ void RunningPool::Run() {
   while (Wait()) {
     JoinAgain();
     SettleFormer();
-    CopyDown();
+    DemoteAll();
     retry_after_ = Refill() ? kRetryMin : std::min(2 * retry_after_, kRetryMax);
     retry_at_ = Clock::Real().Now() + retry_after_;
   }
@@ -359,7 +359,7 @@ bool RunningPool::Refill() {
   return stock_.size() * 2 > static_cast<size_t>(options_.blank_slots);
 }
 
-void RunningPool::CopyDown() {
+void RunningPool::DemoteAll() {
   while (true) {
     std::vector<Demotion> batch;
     std::shared_ptr<PoolSession> session;

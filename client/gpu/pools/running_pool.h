@@ -87,15 +87,15 @@ class RunningPool final : public DevicePool, private PoolListener {
                   std::vector<std::shared_ptr<const DeviceSlot>>* held)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // A use of each of them has ended.
-  void LetGo(std::span<const HeldSlot> slots);
-  void LetGoOne(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void EndUses(std::span<const HeldSlot> slots);
+  void EndUseOf(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // The thread's.
   void Run();
   bool Wait();
   void JoinAgain();
   absl::Status Join();
-  absl::Status TakePart(const std::shared_ptr<PoolSession>& session, UniqueFd roster);
+  absl::Status StartSession(const std::shared_ptr<PoolSession>& session, UniqueFd roster);
   void AddFormer(std::shared_ptr<PoolSession> session);
   // Tells crumbd what is used of what it thinks is held over connections that were lost.
   void SettleFormer();
@@ -105,11 +105,11 @@ class RunningPool final : public DevicePool, private PoolListener {
   absl::Status CheckLeased(std::span<const DeviceFragment* const> fragments,
                            const Lease& lease) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Claims without headers what was refused with them.
-  static absl::Status ClaimBare(PoolSession& session, std::span<const SlotClaim> claims,
-                                std::vector<bool>* claimed);
+  static absl::Status ClaimWithoutHeaders(PoolSession& session, std::span<const SlotClaim> claims,
+                                          std::vector<bool>* claimed);
   // False: the stock is low still.
   bool Refill();
-  void CopyDown();
+  void DemoteAll();
   absl::Status CopyOne(const Demotion& demotion);
 
   const DevicePoolOptions options_;

@@ -64,8 +64,8 @@ void RunningPool::SettleFormer() {
     });
   }
   for (const auto& [former, slots] : due) {
-    const absl::Status told = former->ReleaseAllBut(slots);
-    const bool again = absl::IsUnavailable(told) || absl::IsDeadlineExceeded(told);
+    const absl::Status released = former->ReleaseAllBut(slots);
+    const bool again = absl::IsUnavailable(released) || absl::IsDeadlineExceeded(released);
     if (again) AddFormer(former);
   }
 }
@@ -78,13 +78,14 @@ absl::Status RunningPool::Join() {
   }
   request.roster_fd = mark_.roster();
   CRUMB_ASSIGN_OR_RETURN(JoinedPool joined, link_.Join(request));
-  absl::Status part = TakePart(joined.session, std::move(joined.roster));
+  absl::Status part = StartSession(joined.session, std::move(joined.roster));
   // It may hold what it was not told of.
   if (!part.ok()) AddFormer(std::move(joined.session));
   return part;
 }
 
-absl::Status RunningPool::TakePart(const std::shared_ptr<PoolSession>& session, UniqueFd roster) {
+absl::Status RunningPool::StartSession(const std::shared_ptr<PoolSession>& session,
+                                       UniqueFd roster) {
   bool first;
   {
     MutexLock lock(&mutex_);
@@ -103,7 +104,7 @@ absl::Status RunningPool::TakePart(const std::shared_ptr<PoolSession>& session, 
     if (!claimed.ok() && !absl::IsFailedPrecondition(claimed)) return claimed;
   }
   CRUMB_RETURN_IF_ERROR(range_->MapAll(std::move(handles)));
-  CRUMB_RETURN_IF_ERROR(session->TellMark(mark_.byte()));
+  CRUMB_RETURN_IF_ERROR(session->ReportMark(mark_.byte()));
   device_full_ = !range_->Grow(*session);
   MutexLock lock(&mutex_);
   session_ = session;
@@ -120,8 +121,8 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
       std::optional<FragmentHeader> header;
       if (record.header != nullptr) {
         header = *record.header;
-      } else if (auto told = DecodeFragmentHeader(record.told); told.ok()) {
-        header = *std::move(told);
+      } else if (auto decoded = DecodeFragmentHeader(record.encoded_header); decoded.ok()) {
+        header = *std::move(decoded);
       }
       claims[header.has_value() ? header->keyspace : KeyspaceId()].push_back(
           {slot, std::move(header)});
@@ -132,7 +133,7 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
     // Nobody has opened the keyspace yet: the slots stay ours, the pages are nobody's.
     if (absl::IsNotFound(claimed.status())) claimed = std::vector<bool>(slots.size());
     CRUMB_RETURN_IF_ERROR(claimed.status());
-    CRUMB_RETURN_IF_ERROR(ClaimBare(*session, slots, &*claimed));
+    CRUMB_RETURN_IF_ERROR(ClaimWithoutHeaders(*session, slots, &*claimed));
     MutexLock lock(&mutex_);
     std::vector<uint64_t> not_needed;
     for (size_t i = 0; i < slots.size(); ++i) {
@@ -153,8 +154,9 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
   return absl::OkStatus();
 }
 
-absl::Status RunningPool::ClaimBare(PoolSession& session, std::span<const SlotClaim> claims,
-                                    std::vector<bool>* claimed) {
+absl::Status RunningPool::ClaimWithoutHeaders(PoolSession& session,
+                                              std::span<const SlotClaim> claims,
+                                              std::vector<bool>* claimed) {
   std::vector<size_t> refused;
   std::vector<SlotClaim> bare;
   for (size_t i = 0; i < claims.size(); ++i) {

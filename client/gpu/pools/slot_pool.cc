@@ -41,11 +41,11 @@ absl::Status SlotPool::Provide() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> SlotPool::WaitForUsers(std::span<const Moment> users, DeviceStream stream,
-                                            std::vector<Moment>* waited) {
-  for (const Moment& user : users) {
+absl::StatusOr<bool> SlotPool::WaitForUsers(std::span<const PassRef> users, DeviceStream stream,
+                                            std::vector<PassRef>* waited) {
+  for (const PassRef& user : users) {
     if (user.timeline->stream() == stream) continue;  // in order anyway
-    const auto known = std::find_if(waited->begin(), waited->end(), [&](const Moment& moment) {
+    const auto known = std::find_if(waited->begin(), waited->end(), [&](const PassRef& moment) {
       return moment.timeline == user.timeline;
     });
     if (known != waited->end() && known->pass >= user.pass) continue;
@@ -66,8 +66,8 @@ absl::Status SlotPool::Gather(State& state, int count, DeviceStream stream,
     taken->push_back(state.unused.back());
     state.unused.pop_back();
   }
-  std::vector<Moment> waited;  // by `stream`: slots were mostly given up together
-  std::shared_ptr<const std::vector<Moment>> last;  // of a slot that is usable
+  std::vector<PassRef> waited;  // by `stream`: slots were mostly given up together
+  std::shared_ptr<const std::vector<PassRef>> last;  // of a slot that is usable
   // Slots of passes that are still open elsewhere go to the end.
   for (size_t tries = state.retired.size(); tries-- > 0;) {
     if (static_cast<int>(taken->size()) == count) return absl::OkStatus();
@@ -92,13 +92,13 @@ struct SlotPool::PrivateSlots {
   PrivateSlots(const PrivateSlots&) = delete;
   PrivateSlots& operator=(const PrivateSlots&) = delete;
   ~PrivateSlots() {
-    const auto now = std::make_shared<const std::vector<Moment>>(state->timelines->Now());
+    const auto now = std::make_shared<const std::vector<PassRef>>(state->timelines->Now());
     MutexLock lock(&state->mutex);
-    for (const ResidentSlot& slot : slots) state->retired.push_back({slot.address, now});
+    for (const SlotRef& slot : slots) state->retired.push_back({slot.address, now});
   }
 
   const std::shared_ptr<State> state;
-  std::vector<ResidentSlot> slots;
+  std::vector<SlotRef> slots;
 };
 
 SlotPool::Slots SlotPool::Private(const std::shared_ptr<State>& state,
@@ -108,7 +108,7 @@ SlotPool::Slots SlotPool::Private(const std::shared_ptr<State>& state,
   Slots slots;
   slots.reserve(addresses.size());
   for (const DeviceAddress address : addresses) {
-    slots.emplace_back(run, &run->slots.emplace_back(ResidentSlot{address, nullptr}));
+    slots.emplace_back(run, &run->slots.emplace_back(SlotRef{address, nullptr}));
   }
   return slots;
 }
@@ -121,7 +121,7 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakePrivate(int count, int run, Device
     const absl::Status gathered = Gather(*state_, count, stream, &taken);
     if (!gathered.ok() || static_cast<int>(taken.size()) < count) {
       // `stream` waits for their users, another one may not.
-      const auto now = std::make_shared<const std::vector<Moment>>(state_->timelines->Now());
+      const auto now = std::make_shared<const std::vector<PassRef>>(state_->timelines->Now());
       for (const DeviceAddress address : taken) state_->retired.push_back({address, now});
       CRUMB_RETURN_IF_ERROR(gathered);
       return absl::ResourceExhaustedError("no room for " + std::to_string(count) + " more " +
@@ -159,7 +159,7 @@ void SlotPool::StopSharing() {
   Drain(*state_);
 }
 
-std::shared_ptr<const ResidentSlot> SlotPool::AdoptOne(std::shared_ptr<const DeviceSlot> slot) {
+std::shared_ptr<const SlotRef> SlotPool::AdoptOne(std::shared_ptr<const DeviceSlot> slot) {
   const DeviceAddress address = slot->address();
   return Adopt({{address, std::move(slot)}}).front();
 }
@@ -187,7 +187,7 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakeSome(int count, DeviceStream strea
     auto blanks = pool->Reserve(count, timeout, kRunPages);
     for (size_t begin = 0; begin < blanks.size(); begin += kRunPages) {
       const size_t end = std::min(blanks.size(), begin + kRunPages);
-      std::vector<ResidentSlot> run;
+      std::vector<SlotRef> run;
       run.reserve(end - begin);
       for (size_t i = begin; i < end; ++i) {
         const DeviceAddress address = blanks[i]->address();
@@ -207,28 +207,28 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakeSome(int count, DeviceStream strea
 
 // Slots of a device pool that are given up together.
 struct SlotPool::AdoptedSlots {
-  AdoptedSlots(std::vector<ResidentSlot> taken, std::shared_ptr<State> owner)
-      : slots(std::make_shared<const std::vector<ResidentSlot>>(std::move(taken))),
+  AdoptedSlots(std::vector<SlotRef> taken, std::shared_ptr<State> owner)
+      : slots(std::make_shared<const std::vector<SlotRef>>(std::move(taken))),
         state(std::move(owner)) {}
   AdoptedSlots(const AdoptedSlots&) = delete;
   AdoptedSlots& operator=(const AdoptedSlots&) = delete;
   ~AdoptedSlots() { GiveUp(state, std::move(slots)); }
 
-  std::shared_ptr<const std::vector<ResidentSlot>> slots;
+  std::shared_ptr<const std::vector<SlotRef>> slots;
   const std::shared_ptr<State> state;
 };
 
-SlotPool::Slots SlotPool::Adopt(std::vector<ResidentSlot> slots) {
+SlotPool::Slots SlotPool::Adopt(std::vector<SlotRef> slots) {
   const auto adopted = std::make_shared<const AdoptedSlots>(std::move(slots), state_);
   Slots made;
   made.reserve(adopted->slots->size());
-  for (const ResidentSlot& slot : *adopted->slots) made.emplace_back(adopted, &slot);
+  for (const SlotRef& slot : *adopted->slots) made.emplace_back(adopted, &slot);
   return made;
 }
 
 void SlotPool::GiveUp(const std::shared_ptr<State>& state,
-                      std::shared_ptr<const std::vector<ResidentSlot>> slots) {
-  std::vector<Moment> now = state->timelines->Now();
+                      std::shared_ptr<const std::vector<SlotRef>> slots) {
+  std::vector<PassRef> now = state->timelines->Now();
   bool inline_now;
   {
     MutexLock lock(&state->mutex);
@@ -261,14 +261,14 @@ void SlotPool::Drain(State& state) {
   }
   std::vector<Leaving> open;
   for (Leaving& one : leaving) {
-    const bool ended = std::all_of(one.users.begin(), one.users.end(), [](const Moment& user) {
+    const bool ended = std::all_of(one.users.begin(), one.users.end(), [](const PassRef& user) {
       return user.timeline->Ended(user.pass);
     });
     if (!ended && !stopped) {
       open.push_back(std::move(one));
       continue;
     }
-    for (const Moment& user : one.users) user.timeline->Synchronize(user.pass).IgnoreError();
+    for (const PassRef& user : one.users) user.timeline->Synchronize(user.pass).IgnoreError();
     one.slots.reset();
   }
   MutexLock lock(&state.mutex);

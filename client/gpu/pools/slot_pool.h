@@ -21,7 +21,7 @@ namespace crumb::client {
 
 // Room of one size in device memory. Given back with its last reference; the next user's stream
 // waits for the passes that may still use it.
-struct ResidentSlot {
+struct SlotRef {
   DeviceAddress address = 0;
   std::shared_ptr<const DeviceSlot> shared;  // of a device pool; null: private
 };
@@ -30,7 +30,7 @@ struct ResidentSlot {
 // worker takes part in one. Private slots may outlive the pool. Thread-safe.
 class SlotPool {
  public:
-  using Slots = std::vector<std::shared_ptr<const ResidentSlot>>;
+  using Slots = std::vector<std::shared_ptr<const SlotRef>>;
 
   // `name` is for messages. `device` is borrowed; slots must not outlive it.
   static absl::StatusOr<std::unique_ptr<SlotPool>> Create(
@@ -56,7 +56,7 @@ class SlotPool {
   // given up in runs of kRunPages.
   absl::StatusOr<Slots> TakeSome(int count, DeviceStream stream, Duration timeout);
   // Takes shared slots, given up together; `address` may lie behind a slot's begin.
-  Slots Adopt(std::vector<ResidentSlot> slots);
+  Slots Adopt(std::vector<SlotRef> slots);
   // A pass has ended on the host: shared slots may have waited for that.
   void PassEnded();
 
@@ -66,13 +66,13 @@ class SlotPool {
  private:
   struct Retired {
     DeviceAddress address = 0;
-    std::shared_ptr<const std::vector<Moment>> users;  // of all that were given up with it
+    std::shared_ptr<const std::vector<PassRef>> users;  // of all that were given up with it
   };
   struct PrivateSlots;
   struct AdoptedSlots;
   struct Leaving {
-    std::shared_ptr<const std::vector<ResidentSlot>> slots;
-    std::vector<Moment> users;
+    std::shared_ptr<const std::vector<SlotRef>> slots;
+    std::vector<PassRef> users;
   };
   struct State {
     Device* device = nullptr;
@@ -92,17 +92,17 @@ class SlotPool {
   SlotPool(std::string name, std::shared_ptr<State> state)
       : name_(std::move(name)), state_(std::move(state)) {}
   DevicePool* shared() const;
-  std::shared_ptr<const ResidentSlot> AdoptOne(std::shared_ptr<const DeviceSlot> slot);
+  std::shared_ptr<const SlotRef> AdoptOne(std::shared_ptr<const DeviceSlot> slot);
   absl::StatusOr<Slots> TakePrivate(int count, int run, DeviceStream stream);
   static Slots Private(const std::shared_ptr<State>& state,
                        std::span<const DeviceAddress> addresses);
   static void GiveUp(const std::shared_ptr<State>& state,
-                     std::shared_ptr<const std::vector<ResidentSlot>> slots);
+                     std::shared_ptr<const std::vector<SlotRef>> slots);
   static void DrainSoon(const std::shared_ptr<State>& state)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state->mutex);
   static void Drain(State& state);
-  static absl::StatusOr<bool> WaitForUsers(std::span<const Moment> users, DeviceStream stream,
-                                           std::vector<Moment>* waited);
+  static absl::StatusOr<bool> WaitForUsers(std::span<const PassRef> users, DeviceStream stream,
+                                           std::vector<PassRef>* waited);
   static absl::Status Gather(State& state, int count, DeviceStream stream,
                              std::vector<DeviceAddress>* taken)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state.mutex);

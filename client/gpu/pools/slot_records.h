@@ -21,8 +21,8 @@ struct SlotRecord {
   // Of the page there, with sums: as it was committed here, or encoded, as crumbd told it. Neither:
   // blank, or not known.
   std::shared_ptr<const FragmentHeader> header;
-  std::span<const std::byte> told;
-  std::shared_ptr<const void> told_keeper;
+  std::span<const std::byte> encoded_header;
+  std::shared_ptr<const void> encoded_header_keeper;
   std::shared_ptr<PoolSession> held_by;  // that it is to be released to; null: a lease holds it
 };
 

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "crumb/rank_part.h"
+#include "crumb/worker_options.h"
 
 #include <map>
 #include <vector>

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include "client/worker/worker_keyspace.h"
+#include "client/worker/keyspace_binding.h"
 #include "gtest/gtest.h"
 #include "tests/client/sequence_model.h"
 

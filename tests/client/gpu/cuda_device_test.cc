@@ -7,7 +7,6 @@
 #include <numeric>
 #include <random>
 
-#include "crumb/cuda_device.h"
 #include "crumb/device_worker.h"
 #include "crumb/worker.h"
 #include "gmock/gmock.h"

@@ -4,7 +4,7 @@
 
 #include <iostream>
 
-#include "crumb/cuda_device.h"
+#include "crumb/device_worker.h"
 #include "tests/client/gpu/pool_player.h"
 #include "tests/client/sequence_model.h"
 

@@ -83,7 +83,7 @@ TEST(DeviceBf16Test, Bf16HistoryIsFetchedAndForked) {
       for (int i = 0; i < 70; ++i) {
         PassOf(decode, {{&twin, twin.Entry(1, 1)}, {&fork, fork.Entry(1, 1)}});
       }
-      pair.device.LetGo();
+      pair.device.EndUses();
       twin.Check();
       fork.Check();
       twin.Finish(decode.batch());
@@ -121,7 +121,7 @@ TEST(DeviceBf16Test, Bf16PagesNeedMemoryWhenTheyAreUsed) {
     sizes.bf16_pages = pages;
     MemoryClient store;
     SimulatedDevice device(0, size_t{256} << 20);
-    const auto worker = OpenDevice(options, &store, device, sizes);
+    const auto worker = OpenDeviceWorker(options, &store, device, sizes);
     for (const KeyspaceId& keyspace : store.int2_keyspaces()) {
       ASSERT_TRUE(store.SetKeyspaceState(keyspace, KeyspaceState::kBf16, "", "").ok());
     }

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "client/gpu/device/arena_pinner.h"
-#include "client/worker/worker_keyspace.h"
+#include "client/worker/keyspace_binding.h"
 #include "crumb/client.h"
 #include "crumb/device_worker.h"
 #include "crumb/worker.h"
@@ -107,7 +107,7 @@ class DeviceCrumbdTest : public testing::TestWithParam<uint32_t> {
     client_ = OpenClient(folder_.path());
     EXPECT_TRUE(client_->WaitConnected(std::chrono::seconds(20)));
   }
-  std::unique_ptr<DeviceWorker> OpenDevice() {
+  std::unique_ptr<DeviceWorker> OpenDeviceWorker() {
     auto worker = DeviceWorker::Open(PairOptions(), InPieces(), client_.get(), device_);
     EXPECT_TRUE(worker.ok()) << worker.status();
     return std::move(worker).value();
@@ -136,7 +136,7 @@ TEST_P(DeviceCrumbdTest, PagesGoFromCpuToDeviceAndBack) {
   }
   const SequenceModel other(PairOptions(), RandomTokens(kPrompt + 100, 43));
   {
-    const auto worker = OpenDevice();
+    const auto worker = OpenDeviceWorker();
     DeviceRun prompts(device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
     DeviceRun decode(device_, *worker, {});
     auto hit = worker->Begin(model_.prompt(kPrompt), Patient()).value();
@@ -165,7 +165,7 @@ TEST_P(DeviceCrumbdTest, PagesGoFromCpuToDeviceAndBack) {
 // crumbd is killed while a hit's pages are on their way; another one takes its place.
 TEST_P(DeviceCrumbdTest, KilledCrumbdCostsNoToken) {
   std::vector<float> expected;
-  const auto worker = OpenDevice();
+  const auto worker = OpenDeviceWorker();
   DeviceRun prompts(device_, *worker, {.kind = PassKind::kPrompt, .tokens = 400});
   DeviceRun decode(device_, *worker, {});
   {
@@ -183,7 +183,7 @@ TEST_P(DeviceCrumbdTest, KilledCrumbdCostsNoToken) {
   crumbd_.Kill();
   EXPECT_LT(Worst(Play(prompts, decode, model_, *hit), expected), 2e-5);
   ASSERT_TRUE(decode.batch().Finish(*hit).ok());
-  device_.LetGo();
+  device_.EndUses();
   ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
   const WorkerCounters counters = worker->counters();
   EXPECT_EQ(counters.published_pages + counters.deduplicated_pages, 0u);

@@ -61,7 +61,7 @@ class ModelCrumbd final : public PoolLink {
       handles_.clear();
       holders_.clear();
     }
-    TellConnected();
+    NotifyConnected();
   }
   // Breaks the connection, and nothing else.
   void Reconnect() {
@@ -69,7 +69,7 @@ class ModelCrumbd final : public PoolLink {
       MutexLock lock(&mutex_);
       ++connection_;
     }
-    TellConnected();
+    NotifyConnected();
   }
   void Stop() {
     MutexLock lock(&mutex_);
@@ -138,7 +138,7 @@ class ModelCrumbd final : public PoolLink {
   class Session;
   static constexpr int kLease = 0;
 
-  void TellConnected() {
+  void NotifyConnected() {
     MutexLock lock(&listening_);
     if (listener_ != nullptr) listener_->OnConnected();
   }
@@ -230,7 +230,7 @@ class ModelCrumbd::Session final : public PoolSession {
     crumbd_.Reconnect();
     return absl::UnavailableError("the connection is lost");
   }
-  absl::Status TellMark(uint64_t mark) override {
+  absl::Status ReportMark(uint64_t mark) override {
     EXPECT_NE(mark, 0u);
     Call(crumbd_.before_told);
     MutexLock lock(&crumbd_.mutex_);

@@ -26,7 +26,7 @@ TEST(DevicePrefixTest, HitsComeLayerByLayerAndCountAsOnTheCpu) {
       EXPECT_EQ(twin.sequence().stats().hit_tokens_host, twin.expected().stats().hit_tokens_host);
       RunPrompt(prompts, twin, 512);
       RunDecode(decode, twin, 40);
-      pair.device.LetGo();
+      pair.device.EndUses();
       twin.Check();
       EXPECT_EQ(twin.sequence().stats().held_bytes, twin.expected().stats().held_bytes);
       EXPECT_EQ(twin.sequence().stats().stored_bytes, twin.expected().stats().stored_bytes);
@@ -56,7 +56,7 @@ TEST(DevicePrefixTest, HitsComeFromPinnedMemoryAndFromOther) {
         DeviceWorkerOptions sizes = SmallDevice();
         sizes.load_kernel_layers = kernel_layers;
         const auto cpu = Worker::Open(options, &cpu_store).value();
-        const auto worker = OpenDevice(options, &store, device, sizes);
+        const auto worker = OpenDeviceWorker(options, &store, device, sizes);
         DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
         ASSERT_TRUE(Eventually([&] { return device.pinned_ranges() > 0; }));
         for (const int prompt : {900, 1400, 1300}) {
@@ -81,7 +81,7 @@ TEST(DevicePrefixTest, HitsComeFromPinnedMemoryAndFromOther) {
 TEST(DevicePrefixTest, WhatIsCopiedIsAskedForInFourParts) {
   WorkerOptions options = PairOptions();
   options.part_pages = 4;
-  options.known_prompt_tokens = 0;
+  options.prompt_key_cache_tokens = 0;
   const SequenceModel model(options, RandomTokens(1500, 3));
   WorkerPair pair(options, 5);
   const auto cold = pair.cpu->Begin(model.prompt(1400)).value();
@@ -98,7 +98,7 @@ TEST(DevicePrefixTest, WhatIsCopiedIsAskedForInFourParts) {
   };
   // 1,144 tokens may be cached, 17 pages.
   std::unique_ptr<DeviceSequence> hit;
-  const auto worker = OpenDevice(options, &pair.cpu_store, pair.device, SmallDevice());
+  const auto worker = OpenDeviceWorker(options, &pair.cpu_store, pair.device, SmallDevice());
   EXPECT_THAT(firsts(pair.cpu_store, [&] { hit = BeginOn(*worker, model.prompt(1400)); }),
               testing::ElementsAre(0, 4, 8, 12));
   EXPECT_EQ(hit->stats().hit_tokens_host, 17 * kPageTokens);
@@ -125,7 +125,7 @@ TEST(DevicePrefixTest, LoadsThatCannotBeEnqueuedFail) {
   {
     const auto hit = BeginOn(*pair.worker, model.prompt(1200));
     EXPECT_EQ(hit->cached_tokens(), 896);
-    const auto& loads = static_cast<const ResidentSequence&>(*hit).loads;
+    const auto& loads = static_cast<const GpuSequence&>(*hit).loads;
     ASSERT_EQ(loads.size(), 1u);
     const OwnedStream stream = NewStream(pair.device).value();
     EXPECT_TRUE(absl::IsInternal(loads.front()->MakeWait(stream.get(), 0)));
@@ -149,7 +149,7 @@ TEST(DevicePrefixTest, PrefixesEndWhereRoomDoes) {
       MemoryClient store(64 << 20);
       SimulatedDevice device(static_cast<uint32_t>(load_pages));
       {
-        const auto writer = OpenDevice(options, &store, device);
+        const auto writer = OpenDeviceWorker(options, &store, device);
         DeviceRun prompts(device, *writer, {.kind = PassKind::kPrompt, .tokens = 512});
         auto first = BeginOn(*writer, model.prompt(1200));
         RunPrompt(prompts, *first, model, 1200);
@@ -161,7 +161,7 @@ TEST(DevicePrefixTest, PrefixesEndWhereRoomDoes) {
       (by_load ? sizes.load_pages : sizes.pages) = by_load ? load_pages : load_pages - 1;
       sizes.pages = std::max(sizes.pages, 1);
       const int expected = by_load ? load_pages : sizes.pages + 1;
-      const auto worker = OpenDevice(options, &store, device, sizes);
+      const auto worker = OpenDeviceWorker(options, &store, device, sizes);
       ASSERT_TRUE(Eventually([&] { return device.pinned_ranges() > 0; }));
       const auto hit = BeginOn(*worker, model.prompt(1200));
       EXPECT_EQ(hit->cached_tokens(), 64 * expected);
@@ -181,7 +181,7 @@ TEST(DevicePrefixTest, LiveSequencesSharePages) {
     const WorkerOptions options = PairOptions();
     const SequenceModel model(options, RandomTokens(1200, 3));
     SimulatedDevice device(seed);
-    const auto worker = OpenDevice(options, nullptr, device);
+    const auto worker = OpenDeviceWorker(options, nullptr, device);
     const auto cpu = Worker::Open(options, nullptr).value();
     DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
     DeviceRun others(device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});

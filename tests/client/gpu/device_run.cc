@@ -205,7 +205,7 @@ double RelativeError(const std::vector<float>& got, const std::vector<float>& ex
 }
 
 std::string FlipBit(Device& device, DeviceSequence& sequence, int page) {
-  const auto& pages = static_cast<ResidentSequence&>(sequence).pages;
+  const auto& pages = static_cast<GpuSequence&>(sequence).pages;
   if (page < 0 || static_cast<size_t>(page) >= pages.size()) return "no such page";
   const uint64_t at = reinterpret_cast<uint64_t>(pages[page]->tiles) + pages[page]->bytes / 2;
   const OwnedStream stream = NewStream(device).value();

@@ -178,7 +178,7 @@ TEST(DeviceWatchTest, TheWatchIsBoundedAndLetsGo) {
   SimulatedDevice device(3);
   MemoryClient store;
   {
-    const auto worker = OpenDevice(options, &store, device);
+    const auto worker = OpenDeviceWorker(options, &store, device);
     DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .sequences = 4, .tokens = 512});
     DeviceRun decode(device, *worker, {.sequences = 4});
     for (int round = 0; round < 5; ++round) {
@@ -226,7 +226,7 @@ TEST(DeviceWatchTest, TheWatchGivesInt2Up) {
   const SequenceModel model(options, RandomTokens(1300, 3));
   SimulatedDevice device(1);
   MemoryClient store;
-  const auto worker = OpenDevice(options, &store, device);
+  const auto worker = OpenDeviceWorker(options, &store, device);
   DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
   DeviceRun decode(device, *worker, {});
   const auto bits = [&](int prompt) {

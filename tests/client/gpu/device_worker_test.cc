@@ -89,7 +89,7 @@ TEST(DeviceWorkerTest, RoomIsReusedBehindItsUsers) {
       RunPrompt(prompts, twin, 400);
       RunDecode(decode, twin, 3);
     }
-    pair.device.LetGo();
+    pair.device.EndUses();
     for (const auto& twin : twins) {
       twin->Check();
       twin->Finish(decode.batch());
@@ -213,7 +213,7 @@ TEST(DeviceWorkerTest, RefusesWhatItDoesNotServe) {
   EXPECT_EQ(DeviceWorker::Open(PairOptions(), SmallDevice(), nullptr, small).status().code(),
             absl::StatusCode::kResourceExhausted);
 
-  const auto worker = OpenDevice(PairOptions(), nullptr, device);
+  const auto worker = OpenDeviceWorker(PairOptions(), nullptr, device);
   EXPECT_EQ(worker->NewBatch({.tokens = 9}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(worker->NewBatch({.sequences = 0}).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(worker->Begin({}).status().code(), absl::StatusCode::kInvalidArgument);

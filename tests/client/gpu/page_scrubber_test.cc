@@ -40,7 +40,7 @@ class PageScrubberTest : public testing::Test {
   std::shared_ptr<const Page> NewPage(int position, PageFormat format = PageFormat::kInt2) {
     const size_t bytes = geometry_.page_bytes(format);
     memory_.push_back(NewDeviceBuffer(device_, bytes).value());
-    auto slot = std::make_shared<ResidentSlot>();
+    auto slot = std::make_shared<SlotRef>();
     slot->address = memory_.back().get();
     auto page = geometry_.NewPage(format, std::move(slot));
     page->position = static_cast<uint32_t>(position);
@@ -121,7 +121,7 @@ TEST_F(PageScrubberTest, OnlySettledPagesAreLookedAt) {
   static_cast<DevicePage&>(*coming).load = load;
   const size_t bytes = geometry_.page_bytes(PageFormat::kInt2);
   memory_.push_back(NewDeviceBuffer(device_, bytes).value());
-  auto slot = std::make_shared<ResidentSlot>();
+  auto slot = std::make_shared<SlotRef>();
   slot->address = memory_.back().get();
   const std::shared_ptr<const Page> unknown = geometry_.NewPage(PageFormat::kInt2, std::move(slot));
   const std::vector<std::shared_ptr<const Page>> prefix = {coming, unknown};
@@ -164,7 +164,7 @@ TEST(DeviceScrubTest, ADamagedPageIsFoundWithinTwoLaps) {
     SimulatedDevice device(3);
     device.before_copy_to_host = [&](const DeviceCopy& copy) { watch.OnCopy(copy); };
     const auto cpu = Worker::Open(options, &cpu_store).value();
-    const auto worker = OpenDevice(options, &device_store, device, sizes);
+    const auto worker = OpenDeviceWorker(options, &device_store, device, sizes);
     DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .tokens = 512});
     DeviceRun decode(device, *worker, {});
     Twin first(model, 2500, *cpu, *worker);

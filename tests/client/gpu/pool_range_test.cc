@@ -60,7 +60,7 @@ class KeptHandles final : public PoolSession, public PoolLink {
   absl::StatusOr<std::vector<bool>> Claim(const KeyspaceId&, std::span<const SlotClaim>) override {
     return absl::UnimplementedError("");
   }
-  absl::Status TellMark(uint64_t) override { return absl::OkStatus(); }
+  absl::Status ReportMark(uint64_t) override { return absl::OkStatus(); }
   absl::StatusOr<std::vector<uint64_t>> Reserve(int, Duration) override {
     return absl::UnimplementedError("");
   }

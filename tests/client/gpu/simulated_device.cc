@@ -334,7 +334,7 @@ void SimulatedDevice::HoldOthers() {
   holder_ = std::this_thread::get_id();
 }
 
-void SimulatedDevice::LetGo() {
+void SimulatedDevice::EndUses() {
   MutexLock lock(&mutex_);
   holder_ = std::thread::id();
   progress_.NotifyAll();

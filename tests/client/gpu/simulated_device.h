@@ -70,9 +70,9 @@ class SimulatedDevice final : public Device {
   void Launch(const Graph& graph, DeviceStream stream);
 
   // From now on waits of other threads make nothing run: they end when this thread's waits have
-  // brought the device so far, or with LetGo.
+  // brought the device so far, or with EndUses.
   void HoldOthers();
-  void LetGo();
+  void EndUses();
 
   // All memory counts as pinned: copies of it are made when their turn comes.
   std::atomic<bool> everything_pinned{false};

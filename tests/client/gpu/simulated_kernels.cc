@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "client/cpu/cpu_backend.h"
-#include "client/worker/aligned_bytes.h"
+#include "client/worker/page_pool.h"
 #include "common/crc32c.h"
 #include "gtest/gtest.h"
 #include "kernels/attention.h"

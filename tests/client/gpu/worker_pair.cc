@@ -46,9 +46,9 @@ DeviceWorkerOptions SmallDevice() {
   return options;
 }
 
-std::unique_ptr<DeviceWorker> OpenDevice(const WorkerOptions& options, Client* client,
-                                         SimulatedDevice& device,
-                                         const DeviceWorkerOptions& sizes) {
+std::unique_ptr<DeviceWorker> OpenDeviceWorker(const WorkerOptions& options, Client* client,
+                                               SimulatedDevice& device,
+                                               const DeviceWorkerOptions& sizes) {
   auto worker = DeviceWorker::Open(options, sizes, client, device);
   EXPECT_TRUE(worker.ok()) << worker.status();
   return std::move(worker).value();
@@ -76,7 +76,7 @@ WorkerPair::WorkerPair(const WorkerOptions& options, uint32_t seed,
                        const DeviceWorkerOptions& sizes)
     : device(seed),
       cpu(Worker::Open(options, &cpu_store).value()),
-      worker(OpenDevice(options, &device_store, device, sizes)) {}
+      worker(OpenDeviceWorker(options, &device_store, device, sizes)) {}
 
 void WorkerPair::Settle() {
   EXPECT_TRUE(cpu->WaitPublished(kPatience).ok());

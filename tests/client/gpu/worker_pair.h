@@ -26,9 +26,9 @@ RotationSet::Arrays RandomMeans(std::mt19937& random);
 DeviceWorkerOptions SmallDevice();
 
 // Both must succeed. `client` may be null.
-std::unique_ptr<DeviceWorker> OpenDevice(const WorkerOptions& options, Client* client,
-                                         SimulatedDevice& device,
-                                         const DeviceWorkerOptions& sizes = SmallDevice());
+std::unique_ptr<DeviceWorker> OpenDeviceWorker(const WorkerOptions& options, Client* client,
+                                               SimulatedDevice& device,
+                                               const DeviceWorkerOptions& sizes = SmallDevice());
 std::unique_ptr<DeviceSequence> BeginOn(DeviceWorker& worker, std::span<const int32_t> prompt,
                                         const SequenceOptions& options = {});
 

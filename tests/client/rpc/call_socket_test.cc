@@ -58,7 +58,7 @@ class CallSocketTest : public testing::Test {
   UniqueFd crumbd_;
   std::unique_ptr<CallSocket> calls_;
   v1::AcquireResponse response_;
-  CallSocket::Extent extent_;
+  CallSocket::ResponseFlags extent_;
 };
 
 TEST_F(CallSocketTest, AsksAndIsAnswered) {
@@ -176,7 +176,7 @@ TEST_F(CallSocketTest, ThreadsShareItAndEachGetsItsOwnAnswer) {
           v1::AcquireRequest request;
           request.set_request(4 * i + thread + 1);
           v1::AcquireResponse response;
-          CallSocket::Extent extent;
+          CallSocket::ResponseFlags extent;
           const auto call =
               calls_->Start(request, Clock::Real().Now() + kPatience, &response, &extent);
           if (call == nullptr) continue;  // another thread's is under way

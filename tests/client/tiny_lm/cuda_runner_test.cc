@@ -8,7 +8,7 @@
 #include <cmath>
 
 #include "client/examples/tiny_lm/runner.h"
-#include "crumb/cuda_device.h"
+#include "crumb/device_worker.h"
 #include "models/cuda/engine.h"
 #include "models/logits.h"
 #include "models/tokenizer.h"

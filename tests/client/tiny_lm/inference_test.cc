@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "crumb/cuda_device.h"
+#include "crumb/device_worker.h"
 #include "tests/models/model_folder.h"
 
 namespace crumb::tiny_lm {

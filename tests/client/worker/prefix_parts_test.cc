@@ -25,7 +25,7 @@ WorkerOptions PartOptions(int part_pages) {
   options.watch_every = 0;
   options.verify_every = 1;
   options.part_pages = part_pages;
-  options.known_prompt_tokens = 0;
+  options.prompt_key_cache_tokens = 0;
   return options;
 }
 
@@ -108,7 +108,7 @@ TEST(PrefixPartsTest, WhatIsKnownIsAskedForBeforeTheRestIsHashed) {
   MemoryClient client;
   Store(model, 1900, client);
   WorkerOptions options = PartOptions(3);
-  options.known_prompt_tokens = 1 << 16;
+  options.prompt_key_cache_tokens = 1 << 16;
   const auto worker = Worker::Open(options, &client).value();
   worker->Begin(model.prompt(64 * 10)).value().reset();
   const size_t before = client.asks().size();

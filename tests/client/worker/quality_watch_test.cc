@@ -34,14 +34,14 @@ class QualityWatchTest : public testing::Test {
 TEST_F(QualityWatchTest, EveryThirdWindowAndTheHeadsInTurn) {
   std::vector<int> turns;
   for (int window = 0; window < 12; ++window) {
-    turns.push_back(watch_.TakeTurn().value_or(-1));
+    turns.push_back(watch_.NextSample().value_or(-1));
   }
   const int last = options_.kv_heads > 1 ? 1 : 0;
   EXPECT_EQ(turns, (std::vector<int>{0, -1, -1, last, -1, -1, 2 % options_.kv_heads, -1, -1,
                                      3 % options_.kv_heads, -1, -1}));
   options_.watch_every = 0;
   EXPECT_FALSE(watch_.enabled());
-  EXPECT_FALSE(watch_.TakeTurn().has_value());
+  EXPECT_FALSE(watch_.NextSample().has_value());
 }
 
 TEST_F(QualityWatchTest, AlarmsWhenTheMeanOfTheLatestWindowsIsAboveTheBound) {

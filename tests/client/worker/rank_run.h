@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "crumb/client.h"
-#include "crumb/rank_part.h"
 #include "crumb/worker.h"
+#include "crumb/worker_options.h"
 #include "tests/client/sequence_model.h"
 
 namespace crumb::client {

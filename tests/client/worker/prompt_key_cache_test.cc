@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/worker/known_prompts.h"
+#include "client/worker/prompt_key_cache.h"
 
 #include <algorithm>
 #include <random>
@@ -37,9 +37,9 @@ std::vector<PageKey> Hashed(const KeyspaceId& keyspace, std::span<const int32_t>
 }
 
 // Asks, compares with the oracle, keeps; answers how many pages were known.
-size_t Ask(KnownPrompts& known, const KeyspaceId& keyspace, std::span<const int32_t> tokens,
+size_t Ask(PromptKeyCache& known, const KeyspaceId& keyspace, std::span<const int32_t> tokens,
            std::span<const Digest> extra = {}) {
-  PromptKeys found = known.KnownOf(keyspace, tokens, extra);
+  PromptKeys found = known.Find(keyspace, tokens, extra);
   const size_t pages = tokens.size() / kPageTokens, pages_known = found.keys.size();
   const PageKey* const first = found.keys.data();
   // In steps, as a prefix is asked for in parts; keys stay where they are.
@@ -66,8 +66,8 @@ std::vector<int32_t> Tokens(int count, int32_t first) {
   return tokens;
 }
 
-TEST(KnownPromptsTest, KnowsAPromptAgain) {
-  KnownPrompts known(1 << 16);
+TEST(PromptKeyCacheTest, KnowsAPromptAgain) {
+  PromptKeyCache known(1 << 16);
   const std::vector<int32_t> prompt = Tokens(10 * kPageTokens + 5, 100);
   EXPECT_EQ(Ask(known, Keyspace(1), prompt), 0);
   EXPECT_EQ(Ask(known, Keyspace(1), prompt), 10);
@@ -75,8 +75,8 @@ TEST(KnownPromptsTest, KnowsAPromptAgain) {
   EXPECT_EQ(known.tokens(), prompt.size());
 }
 
-TEST(KnownPromptsTest, AConversationsNextTurnTakesThePlaceOfTheLast) {
-  KnownPrompts known(1 << 16);
+TEST(PromptKeyCacheTest, AConversationsNextTurnTakesThePlaceOfTheLast) {
+  PromptKeyCache known(1 << 16);
   std::vector<int32_t> prompt = Tokens(4 * kPageTokens, 100);
   Ask(known, Keyspace(1), prompt);
   prompt.insert(prompt.end(), 3 * kPageTokens, 9);
@@ -88,8 +88,8 @@ TEST(KnownPromptsTest, AConversationsNextTurnTakesThePlaceOfTheLast) {
   EXPECT_EQ(known.prompts(), 1);
 }
 
-TEST(KnownPromptsTest, TakesTheLongestOfThoseThatBeginAlike) {
-  KnownPrompts known(1 << 16);
+TEST(PromptKeyCacheTest, TakesTheLongestOfThoseThatBeginAlike) {
+  PromptKeyCache known(1 << 16);
   std::vector<int32_t> one = Tokens(12 * kPageTokens, 100), two = one, three = one;
   two[5 * kPageTokens] = -1;
   three[9 * kPageTokens + 63] = -1;
@@ -101,8 +101,8 @@ TEST(KnownPromptsTest, TakesTheLongestOfThoseThatBeginAlike) {
   EXPECT_EQ(Ask(known, Keyspace(1), four), 11);
 }
 
-TEST(KnownPromptsTest, KeyspacesAndExtrasAreApart) {
-  KnownPrompts known(1 << 16);
+TEST(PromptKeyCacheTest, KeyspacesAndExtrasAreApart) {
+  PromptKeyCache known(1 << 16);
   const std::vector<int32_t> prompt = Tokens(6 * kPageTokens, 100);
   const std::vector<Digest> salt = {Extra(1)}, image = {Digest{}, Digest{}, Extra(2)};
   const std::vector<Digest> nothing(20), salt_and_nothing = {Extra(1), Digest{}, Digest{}};
@@ -115,38 +115,38 @@ TEST(KnownPromptsTest, KeyspacesAndExtrasAreApart) {
   EXPECT_EQ(Ask(known, Keyspace(1), prompt), 6);
 }
 
-TEST(KnownPromptsTest, StaysWithinItsBounds) {
+TEST(PromptKeyCacheTest, StaysWithinItsBounds) {
   constexpr size_t kTokens = 40 * kPageTokens;
-  KnownPrompts known(kTokens);
+  PromptKeyCache known(kTokens);
   Ask(known, Keyspace(1), Tokens(kTokens + kPageTokens, 1));
   EXPECT_EQ(known.prompts(), 0);
   for (int i = 0; i < 100; ++i) {
     Ask(known, Keyspace(1), Tokens((1 + i % 7) * kPageTokens, 1000 * i));
     EXPECT_LE(known.tokens(), kTokens);
-    EXPECT_LE(known.prompts(), KnownPrompts::kPromptsMax);
+    EXPECT_LE(known.prompts(), PromptKeyCache::kPromptsMax);
   }
   // The latest stays, what was not used for the longest goes.
   EXPECT_EQ(Ask(known, Keyspace(1), Tokens(2 * kPageTokens, 99000)), 2);
   EXPECT_EQ(Ask(known, Keyspace(1), Tokens(kPageTokens, 0)), 0);
-  KnownPrompts none(0);
+  PromptKeyCache none(0);
   EXPECT_EQ(Ask(none, Keyspace(1), Tokens(kPageTokens, 0)), 0);
   EXPECT_EQ(Ask(none, Keyspace(1), Tokens(kPageTokens, 0)), 0);
 }
 
-TEST(KnownPromptsTest, ShortPromptsHaveNoPages) {
-  KnownPrompts known(1 << 16);
+TEST(PromptKeyCacheTest, ShortPromptsHaveNoPages) {
+  PromptKeyCache known(1 << 16);
   EXPECT_EQ(Ask(known, Keyspace(1), {}), 0);
   EXPECT_EQ(Ask(known, Keyspace(1), Tokens(kPageTokens - 1, 0)), 0);
   EXPECT_EQ(known.prompts(), 0);
 }
 
 // Prompts that are made of one another at random.
-TEST(KnownPromptsTest, RandomPromptsHaveTheirOwnKeys) {
+TEST(PromptKeyCacheTest, RandomPromptsHaveTheirOwnKeys) {
   std::mt19937 random(20261122);
   const auto draw = [&](int below) {
     return static_cast<int>(random() % static_cast<uint32_t>(below));
   };
-  KnownPrompts known(300 * kPageTokens);
+  PromptKeyCache known(300 * kPageTokens);
   std::vector<std::vector<int32_t>> prompts = {Tokens(20 * kPageTokens, 0)};
   size_t reused = 0;
   for (int i = 0; i < 400; ++i) {
@@ -164,8 +164,8 @@ TEST(KnownPromptsTest, RandomPromptsHaveTheirOwnKeys) {
   EXPECT_GT(reused, 0);
 }
 
-TEST(KnownPromptsTest, ThreadsShareIt) {
-  KnownPrompts known(64 * kPageTokens);
+TEST(PromptKeyCacheTest, ThreadsShareIt) {
+  PromptKeyCache known(64 * kPageTokens);
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([&known, thread] {

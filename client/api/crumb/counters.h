@@ -3,8 +3,29 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace crumb::client {
+
+// What quantization did to one layer of one evicted window. Ratios of Euclidean norms; 0: exact.
+struct QualitySample {
+  int layer = 0;
+  float attention_error = 0.0f;  // of attention over the window's 64 tokens, for recent queries
+  float key_error = 0.0f;        // of the window's keys
+  float value_error = 0.0f;      // of its values
+};
+
+// Amounts to add to crumbd's counters of the same names, and samples for its histograms.
+struct SessionCounters {
+  uint64_t used_tokens = 0;
+  uint64_t prefill_tokens_avoided = 0;
+  uint64_t publish_dropped_pages = 0;
+  uint64_t deadline_exceeded = 0;
+  uint64_t verify_failures = 0;
+  uint64_t windows_refused = 0;
+  uint64_t scrubbed_pages = 0;
+  std::vector<QualitySample> quality = {};
+};
 
 // What a Worker has counted since it was opened.
 struct WorkerCounters {

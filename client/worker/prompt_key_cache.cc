@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/worker/known_prompts.h"
+#include "client/worker/prompt_key_cache.h"
 
 #include <algorithm>
 #include <cstring>
@@ -15,8 +15,8 @@ Digest ExtraOf(std::span<const Digest> extra, size_t page) {
 
 }  // namespace
 
-bool KnownPrompts::Prompt::SamePage(size_t page, std::span<const int32_t> of,
-                                    std::span<const Digest> of_extra) const {
+bool PromptKeyCache::Prompt::SamePage(size_t page, std::span<const int32_t> of,
+                                      std::span<const Digest> of_extra) const {
   const size_t at = page * kPageTokens;
   return std::memcmp(tokens->data() + at, of.data() + at, sizeof(int32_t) * kPageTokens) == 0 &&
          (page >= std::max(extra.size(), of_extra.size()) ||
@@ -31,13 +31,13 @@ void HashPages(std::span<const int32_t> tokens, std::span<const Digest> extra, s
   }
 }
 
-KnownPrompts::Prompts KnownPrompts::Snapshot() const {
+PromptKeyCache::Prompts PromptKeyCache::Snapshot() const {
   MutexLock lock(&mutex_);
   return prompts_;
 }
 
-PromptKeys KnownPrompts::KnownOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
-                                 std::span<const Digest> extra) {
+PromptKeys PromptKeyCache::Find(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
+                                std::span<const Digest> extra) {
   const size_t pages = tokens.size() / kPageTokens;
   PromptKeys found{.tokens = nullptr, .keys = {}, .chain = PageKeyChain(keyspace)};
   size_t known = 0;
@@ -66,8 +66,8 @@ PromptKeys KnownPrompts::KnownOf(const KeyspaceId& keyspace, std::span<const int
   return found;
 }
 
-void KnownPrompts::Keep(const KeyspaceId& keyspace, const SharedTokens& tokens,
-                        std::span<const Digest> extra, std::span<const PageKey> keys) {
+void PromptKeyCache::Keep(const KeyspaceId& keyspace, const SharedTokens& tokens,
+                          std::span<const Digest> extra, std::span<const PageKey> keys) {
   if (keys.empty() || tokens->size() > tokens_max_) return;
   // What begins as this one does and is no longer is a part of it, by its last key.
   const auto part_of = [&](const Prompt& prompt) {
@@ -106,12 +106,12 @@ void KnownPrompts::Keep(const KeyspaceId& keyspace, const SharedTokens& tokens,
   tokens_ += tokens->size();
 }
 
-size_t KnownPrompts::prompts() const {
+size_t PromptKeyCache::prompts() const {
   MutexLock lock(&mutex_);
   return prompts_.size();
 }
 
-size_t KnownPrompts::tokens() const {
+size_t PromptKeyCache::tokens() const {
   MutexLock lock(&mutex_);
   return tokens_;
 }

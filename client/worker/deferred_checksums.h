@@ -19,12 +19,12 @@ namespace crumb::client {
 // The tile sums of fetched pages that an answer told some of only (AcquireRequest::peer_sums), so
 // that the first layers could begin to come: all of them are asked for by the answer's lease. One
 // thread at a time.
-class LateSums {
+class DeferredChecksums {
  public:
   // `client` is borrowed. `asked` is what the answer was to; of its keys a copy is kept. `own` are
   // the tiles that pages have.
-  LateSums(Client& client, const AcquireRequest& asked, std::shared_ptr<const Lease> lease,
-           uint64_t lease_id, const TileRange& own);
+  DeferredChecksums(Client& client, const AcquireRequest& request,
+                    std::shared_ptr<const Lease> lease, uint64_t lease_id, const TileRange& own);
 
   int first_page() const { return static_cast<int>(request_.first_page); }
 
@@ -40,7 +40,7 @@ class LateSums {
   AcquireRequest request_;
   const std::shared_ptr<const Lease> lease_;  // joined once more by the question
   const TileRange own_;
-  absl::StatusOr<std::shared_ptr<const Lease>> told_;  // null: not asked
+  absl::StatusOr<std::shared_ptr<const Lease>> full_lease_;  // null: not asked
 };
 
 // Those of the tiles `own`, of the sums of a fragment of `range`, which has all of them.

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/worker/late_sums.h"
+#include "client/worker/deferred_checksums.h"
 
 #include <algorithm>
 #include <utility>
@@ -14,14 +14,15 @@ constexpr Duration kTimeoutMin = std::chrono::milliseconds(200);
 
 }  // namespace
 
-LateSums::LateSums(Client& client, const AcquireRequest& asked, std::shared_ptr<const Lease> lease,
-                   uint64_t lease_id, const TileRange& own)
+DeferredChecksums::DeferredChecksums(Client& client, const AcquireRequest& request,
+                                     std::shared_ptr<const Lease> lease, uint64_t lease_id,
+                                     const TileRange& own)
     : client_(client),
-      keys_(asked.keys.begin(), asked.keys.end()),
-      request_(asked),
+      keys_(request.keys.begin(), request.keys.end()),
+      request_(request),
       lease_(std::move(lease)),
       own_(own),
-      told_(nullptr) {
+      full_lease_(nullptr) {
   request_.keys = keys_;
   request_.lease = lease_id;
   request_.peer_sums.reset();
@@ -29,22 +30,23 @@ LateSums::LateSums(Client& client, const AcquireRequest& asked, std::shared_ptr<
   request_.timeout = std::max(request_.timeout, kTimeoutMin);
 }
 
-absl::Status LateSums::Await() {
-  if (!told_.ok() || *told_ != nullptr) return told_.status();
-  absl::StatusOr<AcquireResult> answer = client_.Acquire(request_);
-  if (!answer.ok()) {
-    told_ = answer.status();
-  } else if (answer->lease == nullptr) {
-    told_ = absl::NotFoundError("crumbd does not have the lease any more that sums were asked of");
+absl::Status DeferredChecksums::Await() {
+  if (!full_lease_.ok() || *full_lease_ != nullptr) return full_lease_.status();
+  absl::StatusOr<AcquireResult> acquired = client_.Acquire(request_);
+  if (!acquired.ok()) {
+    full_lease_ = acquired.status();
+  } else if (acquired->lease == nullptr) {
+    full_lease_ =
+        absl::NotFoundError("crumbd does not have the lease any more that sums were asked of");
   } else {
-    told_ = std::move(answer->lease);
+    full_lease_ = std::move(acquired->lease);
   }
-  return told_.status();
+  return full_lease_.status();
 }
 
-bool LateSums::Fill(int index, Page& page) const {
-  if (!told_.ok() || *told_ == nullptr) return false;
-  const std::span<const DeviceFragment> fragments = (*told_)->device_fragments();
+bool DeferredChecksums::Fill(int index, Page& page) const {
+  if (!full_lease_.ok() || *full_lease_ == nullptr) return false;
+  const std::span<const DeviceFragment> fragments = (*full_lease_)->device_fragments();
   const auto first = std::lower_bound(
       fragments.begin(), fragments.end(), index,
       [](const DeviceFragment& fragment, int wanted) { return fragment.page < wanted; });

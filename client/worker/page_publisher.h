@@ -8,14 +8,15 @@
 
 #include "client/worker/keyspace_binding.h"
 #include "client/worker/page.h"
-#include "crumb/quality_sample.h"
+#include "client/worker/worker_tally.h"
+#include "crumb/counters.h"
 
 namespace crumb::client {
 
 // Where complete pages go to become visible to others.
-class PageSink {
+class PagePublisher {
  public:
-  virtual ~PageSink() = default;
+  virtual ~PagePublisher() = default;
 
   // Takes a page to publish, or drops and counts it. Never blocks. Thread-safe.
   virtual void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
@@ -31,6 +32,24 @@ class PageSink {
 
   // Reports what the quality watch measured of one window. Never blocks. Thread-safe.
   virtual void NoteQuality(std::span<const QualitySample> layers) = 0;
+};
+
+// Drops every page, for a worker without crumbd.
+class NullPublisher final : public PagePublisher {
+ public:
+  // `tally` is borrowed.
+  explicit NullPublisher(WorkerTally& tally) : tally_(tally) {}
+
+  void Publish(std::shared_ptr<const KeyspaceBinding>, std::shared_ptr<const Page>) override {
+    tally_.publish_dropped_unavailable.Add();
+  }
+  void Place(std::shared_ptr<const KeyspaceBinding>,
+             std::vector<std::shared_ptr<const Page>>) override {}
+  void NoteRefusedWindow() override { tally_.windows_refused.Add(); }
+  void NoteQuality(std::span<const QualitySample>) override { tally_.windows_measured.Add(); }
+
+ private:
+  WorkerTally& tally_;
 };
 
 }  // namespace crumb::client

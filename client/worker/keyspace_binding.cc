@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-#include "client/worker/worker_keyspace.h"
+#include "client/worker/keyspace_binding.h"
 
 #include <utility>
 

@@ -28,14 +28,14 @@ void HashPages(std::span<const int32_t> tokens, std::span<const Digest> extra, s
 
 // The latest prompts of a worker and the keys of their pages: as far as a prompt begins as one of
 // them did its tokens are compared instead of hashed. Thread-safe.
-class KnownPrompts {
+class PromptKeyCache {
  public:
   // Keeps `tokens_max` tokens and kPromptsMax prompts at most, those that were used last.
-  explicit KnownPrompts(size_t tokens_max) : tokens_max_(tokens_max) {}
+  explicit PromptKeyCache(size_t tokens_max) : tokens_max_(tokens_max) {}
 
   // `extra` as SequenceOptions has it.
-  PromptKeys KnownOf(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
-                     std::span<const Digest> extra);
+  PromptKeys Find(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
+                  std::span<const Digest> extra);
   // Keeps a prompt whose keys are known now; `keys` are of all its full pages.
   void Keep(const KeyspaceId& keyspace, const SharedTokens& tokens, std::span<const Digest> extra,
             std::span<const PageKey> keys);

@@ -16,9 +16,9 @@
 namespace crumb::client {
 
 // Memory that other workers read, too: pages in it become visible where they lie. Thread-safe.
-class SharedPlace {
+class InPlaceCommitter {
  public:
-  virtual ~SharedPlace() = default;
+  virtual ~InPlaceCommitter() = default;
 
   virtual bool Has(const Page& page) const = 0;
   // Whether its pages are to be published through staging memory besides.

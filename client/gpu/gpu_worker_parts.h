@@ -21,7 +21,7 @@ namespace crumb::client {
 class PageScrubber;
 
 // What the batches and sequences of one device worker share. Everything is borrowed from it.
-struct DeviceParts {
+struct GpuWorkerParts {
   Device& device;
   const WorkerOptions& options;
   const DeviceWorkerOptions& device_options;
