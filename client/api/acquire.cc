@@ -8,7 +8,7 @@
 namespace crumb::client {
 namespace {
 
-// Sends when it is finished.
+// Performs the whole Acquire in Finish.
 class AcquireLater final : public PendingAcquire {
  public:
   AcquireLater(Client& client, const AcquireRequest& request)

@@ -1,15 +1,15 @@
 /* SPDX-FileCopyrightText: The Crumb authors
  * SPDX-License-Identifier: Apache-2.0
  *
- * The C interface of Crumb's client, in libcrumb.so. For engines that are not written in C++, and
- * for processes that carry a gRPC or protobuf of their own: the library exports crumb_* only, and
- * loads what it is made of when the first crumb_client_open or crumb_worker_open is called.
+ * The C interface of Crumb's client, in libcrumb.so, for engines that are not written in C++ and
+ * for processes that have a gRPC or protobuf of their own: the library exports crumb_* only, and
+ * loads its core, libcrumb_core.so, with the first call of a function that opens something.
  *
- * Handles are opaque. Functions answer CRUMB_OK or a code; crumb_message() then says what was
- * wrong, for the calling thread. Every options struct begins with `size`, which the caller sets to
- * sizeof(struct): members may be added at the end. A member that is zero takes its default. Strings
- * are copied, buffers are not kept. Clients and workers are thread-safe; a sequence is used by one
- * thread at a time.
+ * Handles are opaque. Functions return CRUMB_OK or a code; crumb_message() returns the error's
+ * text for the calling thread. Every options struct begins with `size`, which the caller sets to
+ * sizeof(struct), so that members can be added at the end. A member that is zero has its default.
+ * Strings are copied, and no buffer is kept. Clients and workers are thread-safe; a sequence is
+ * used by one thread at a time.
  */
 #ifndef CRUMB_H_
 #define CRUMB_H_
@@ -33,22 +33,22 @@ extern "C" {
 
 typedef int32_t crumb_code;
 #define CRUMB_OK 0
-#define CRUMB_INVALID_ARGUMENT 3    /* the caller's mistake */
-#define CRUMB_DEADLINE_EXCEEDED 4   /* outcome unknown */
-#define CRUMB_NOT_FOUND 5           /* no such file, or a keyspace that crumbd does not know */
-#define CRUMB_RESOURCE_EXHAUSTED 8  /* full: back off */
+#define CRUMB_INVALID_ARGUMENT 3   /* the caller's mistake */
+#define CRUMB_DEADLINE_EXCEEDED 4  /* the outcome is unknown */
+#define CRUMB_NOT_FOUND 5          /* there is no such file, or crumbd does not know the keyspace */
+#define CRUMB_RESOURCE_EXHAUSTED 8 /* full; back off */
 #define CRUMB_FAILED_PRECONDITION 9 /* do not retry */
-#define CRUMB_ABORTED 10            /* the connection was lost: redo */
-#define CRUMB_OUT_OF_RANGE 11       /* a layer or page that is not there */
+#define CRUMB_ABORTED 10            /* the connection was lost; repeat the operation */
+#define CRUMB_OUT_OF_RANGE 11       /* there is no such layer or page */
 #define CRUMB_UNIMPLEMENTED 12
 #define CRUMB_INTERNAL 13
-#define CRUMB_UNAVAILABLE 14 /* no crumbd, or the library's other half is not there: retry */
-#define CRUMB_DATA_LOSS 15   /* a checksum differed */
+#define CRUMB_UNAVAILABLE 14 /* there is no crumbd, or no libcrumb_core.so; retry */
+#define CRUMB_DATA_LOSS 15   /* a checksum differs */
 
-/* CRUMB_ABI_VERSION of the library that is loaded: it has what this header says if the header's is
- * not higher. 2: device workers. 3: statistics and transfers. */
+/* Returns the CRUMB_ABI_VERSION of the loaded library, which supports this header if the header's
+ * version is not higher. Version 2 added device workers, version 3 statistics and transfers. */
 CRUMB_API uint32_t crumb_abi_version(void);
-/* What the last failed call of this thread had to say; "" before. Valid until the next call. */
+/* Returns the text of this thread's last error, or "". Valid until the thread's next call. */
 CRUMB_API const char* crumb_message(void);
 
 /* -- Client: a process's connection to crumbd ------------------------------------------------- */
@@ -57,37 +57,39 @@ typedef struct crumb_client crumb_client;
 
 typedef struct crumb_client_options {
   size_t size;
-  const char* socket_dir;      /* NULL: /run/crumb */
-  const char* address;         /* "HOST:PORT": gRPC over TCP, without shared memory */
-  const char* process_name;    /* for crumbd's log */
-  const uint8_t* engine;       /* 16 random bytes that its processes agreed on; NULL: its own */
-  uint64_t staging_bytes;      /* wanted; 0: 64 MiB */
-  uint32_t connect_timeout_ms; /* of one attempt; 0: 1,000 */
+  const char* socket_dir;   /* NULL: /run/crumb */
+  const char* address;      /* "HOST:PORT" for gRPC over TCP, without shared memory */
+  const char* process_name; /* name in crumbd's log */
+  /* 16 random bytes that the engine's processes have in common; NULL: an engine of its own */
+  const uint8_t* engine;
+  uint64_t staging_bytes;      /* requested size; crumbd may grant less; 0: 64 MiB */
+  uint32_t connect_timeout_ms; /* for one attempt; 0: 1,000 */
   uint32_t call_timeout_ms;    /* 0: 2,000 */
   /* PEM files for TLS to `address`; NULL or "": none. */
-  const char* tls_ca_file;   /* that crumbd is checked with */
-  const char* tls_cert_file; /* of this process, where crumbd checks its callers */
+  const char* tls_ca_file;   /* verifies crumbd's certificate */
+  const char* tls_cert_file; /* of this process, if crumbd verifies its callers */
   const char* tls_key_file;
-  const char* tls_server_name; /* that crumbd's certificate carries; NULL: the address's host */
-  const char* token;           /* of the tenant; NULL: none */
+  /* expected name in crumbd's certificate; NULL: the host of `address` */
+  const char* tls_server_name;
+  const char* token; /* identifies the tenant; NULL: none */
 } crumb_client_options;
 
-/* Makes one attempt to connect, which need not succeed: crumb_client_connected tells. */
+/* Makes one attempt to connect, which need not succeed; see crumb_client_connected. */
 CRUMB_API crumb_code crumb_client_open(const crumb_client_options* options, crumb_client** out);
-/* Workers and sequences made with the client keep it alive. NULL is allowed. */
+/* Workers and sequences that use the client keep it alive. `client` may be NULL. */
 CRUMB_API void crumb_client_close(crumb_client* client);
 CRUMB_API int crumb_client_connected(crumb_client* client);
-/* CRUMB_UNAVAILABLE: no connection within the time. */
+/* CRUMB_UNAVAILABLE: there is no connection within the time. */
 CRUMB_API crumb_code crumb_client_wait_connected(crumb_client* client, uint32_t timeout_ms);
-/* Waits until all that was committed before is durable. An error's message names how many pages are
- * not, and why. `durable_pages` may be NULL. */
+/* Blocks until every page that was committed before is durable. The message of an error says how
+ * many pages are not durable, and why. `durable_pages` may be NULL. */
 CRUMB_API crumb_code crumb_client_flush(crumb_client* client, uint32_t timeout_ms,
                                         uint64_t* durable_pages);
 
-/* Takes one figure of crumb_client_read_stats as text, valid during the call. */
+/* Receives one value of crumb_client_read_stats as text, which is valid during the call. */
 typedef void (*crumb_stat_receiver)(void* context, const char* name, const char* value);
 
-/* Since version 3. Reads crumbd's figures of this moment and passes each to `receiver`: version,
+/* Since version 3. Reads crumbd's present statistics and passes each value to `receiver`: version,
  * node_id, uptime_seconds, sessions, leases, reservations, keyspaces; tier.NAME.pages and so on;
  * lookup_tokens.NAME; and crumbd's counters by their names. */
 CRUMB_API crumb_code crumb_client_read_stats(crumb_client* client, crumb_stat_receiver receiver,
@@ -97,7 +99,7 @@ CRUMB_API crumb_code crumb_client_read_stats(crumb_client* client, crumb_stat_re
 
 typedef struct crumb_keyspace_spec {
   size_t size;
-  const char* const* names; /* [fields] docs/formats/keyspace.md */
+  const char* const* names; /* [fields], see docs/formats/keyspace.md */
   const char* const* values;
   size_t fields;
   uint32_t layers;
@@ -118,10 +120,10 @@ typedef struct crumb_keyspace {
 CRUMB_API crumb_code crumb_keyspace_open(crumb_client* client, const crumb_keyspace_spec* spec,
                                          uint32_t timeout_ms, crumb_keyspace* out);
 
-/* Keys of the full pages of a sequence. keyspace [32]; keys [token_count / 64, 32] */
+/* Computes the keys of the full pages of a sequence. keyspace [32]; keys [token_count / 64, 32] */
 CRUMB_API crumb_code crumb_page_keys(const uint8_t* keyspace, const int32_t* tokens,
                                      size_t token_count, uint8_t* keys);
-/* The key of a page that the engine names by bytes of its own. key [32] */
+/* Computes the key of a page that the engine identifies by other bytes. key [32] */
 CRUMB_API crumb_code crumb_foreign_key(const uint8_t* keyspace, const void* name, size_t name_bytes,
                                        uint8_t* key);
 
@@ -138,46 +140,47 @@ typedef int32_t crumb_miss;
 #define CRUMB_MISS_BUSY 8
 #define CRUMB_MISS_UNAVAILABLE 64
 
-/* Tier of a page. */
+/* The tier in which a page was found. */
 #define CRUMB_TIER_UNKNOWN 0
 #define CRUMB_TIER_DEVICE 1
 #define CRUMB_TIER_HOST 2
 #define CRUMB_TIER_SSD 3
 #define CRUMB_TIER_REMOTE 4
 
-/* How many leading pages are there. keys [pages, 32]; tiers [pages] of the hits, or NULL; `reason`
- * is the first other page's, or NULL. */
+/* Returns the number of leading pages that are cached. keys [pages, 32]; tiers [pages] of the hits,
+ * or NULL; `reason` says why the first page behind the hits is a miss, or NULL. */
 CRUMB_API crumb_code crumb_lookup(crumb_client* client, const uint8_t* keyspace,
                                   const uint8_t* keys, size_t pages, size_t* hits, int32_t* tiers,
                                   crumb_miss* reason);
 
-/* One fragment: the tiles of a range of layers and KV heads of one page, layer by layer. */
+/* A fragment: the tiles of a range of layers and KV heads of one page, layer by layer. */
 typedef struct crumb_fragment {
   uint8_t key[CRUMB_KEY_BYTES];
-  uint8_t parent[CRUMB_KEY_BYTES]; /* zeros: first page of a sequence */
+  uint8_t parent[CRUMB_KEY_BYTES]; /* zeros for the first page of a sequence */
   uint32_t format;                 /* 1: BF16, 2: INT2 */
-  uint32_t over_int2_prefix;       /* 1: computed while INT2 pages were attended */
+  uint32_t over_int2_prefix;       /* 1: its rows were computed while INT2 pages were attended */
   uint32_t layer_begin, layer_end;
   uint32_t head_begin, head_end;
   const void* tiles;
   size_t tiles_bytes;
 } crumb_fragment;
 
-/* Takes one fragment of page `page` of a crumb_get, valid during the call. Not 0: ends the get. */
+/* Receives a fragment of page `page` of a crumb_get; it is valid during the call. A result other
+ * than 0 ends the get. */
 typedef int (*crumb_receiver)(void* context, size_t page, const crumb_fragment* fragment);
 
-/* Reads the pages up to the first miss, each checked against key, keyspace and sums. */
+/* Reads the pages up to the first miss; key, keyspace and checksums of each are verified. */
 CRUMB_API crumb_code crumb_get(crumb_client* client, const uint8_t* keyspace, const uint8_t* keys,
                                size_t pages, uint32_t timeout_ms, crumb_receiver receiver,
                                void* context, crumb_miss* reason);
 
-/* Outcome of writing one fragment. */
+/* The outcome of writing one fragment. */
 #define CRUMB_PUT_STORED 1
-#define CRUMB_PUT_DEDUPLICATED 2 /* its tiles were there already */
-#define CRUMB_PUT_REFUSED 3      /* key, size or generation is wrong */
+#define CRUMB_PUT_DEDUPLICATED 2 /* the tiles are in the cache already */
+#define CRUMB_PUT_REFUSED 3      /* the key, size or generation is wrong */
 #define CRUMB_PUT_NO_ROOM 4
 
-/* Writes fragments; sums are computed here. outcomes [count] CRUMB_PUT_*. */
+/* Writes fragments, whose checksums it computes. outcomes [count] CRUMB_PUT_*. */
 CRUMB_API crumb_code crumb_put(crumb_client* client, const crumb_keyspace* keyspace,
                                const crumb_fragment* fragments, size_t count, uint32_t timeout_ms,
                                int32_t* outcomes);
@@ -187,7 +190,7 @@ CRUMB_API crumb_code crumb_put(crumb_client* client, const crumb_keyspace* keysp
 typedef struct crumb_worker crumb_worker;
 typedef struct crumb_sequence crumb_sequence;
 
-/* Runs body(argument, 0 .. count - 1) on any threads and returns when all are done. */
+/* Runs body(argument, 0 .. count - 1) on any threads and returns when all have finished. */
 typedef void (*crumb_parallel_for)(void* context, int32_t count,
                                    void (*body)(void* argument, int32_t index), void* argument);
 
@@ -209,33 +212,34 @@ typedef struct crumb_worker_options {
   const char* const* values;
   size_t fields;
   uint32_t recent_tokens;          /* 0: 256 */
-  float scale;                     /* of q.k; 0: 1 / sqrt(head_dim) */
+  float scale;                     /* factor of q.k; 0: 1 / sqrt(head_dim) */
   float soft_cap;                  /* 0: none */
   uint64_t page_bytes_max;         /* private memory for pages; 0: 16 GiB */
   uint32_t begin_deadline_ms;      /* 0: 200 */
-  crumb_parallel_for parallel_for; /* NULL: all on the calling thread */
+  crumb_parallel_for parallel_for; /* NULL: the calling thread does all of the work */
   void* parallel_context;
   /* This rank's part of the layers and heads above, as half-open ranges; zeros: all. k, v and q of
-   * its sequences hold its heads only, and layers count from layer_begin on. crumb_rank_part fills
-   * them in. */
+   * its sequences have its heads only, and layers count from layer_begin. crumb_rank_part sets
+   * these members. */
   uint32_t layer_begin, layer_end;
   uint32_t head_begin, head_end;     /* KV heads */
   uint32_t q_head_begin, q_head_end; /* zeros: all query heads of those KV heads */
   uint32_t publishes_nothing;        /* 1: another rank publishes the same tiles */
 } crumb_worker_options;
 
-/* Sets the part of a rank in `options`, whose layers, kv_heads and q_heads are the model's, as
- * engines cut: stages of equal size, the first ones with one layer more when they do not divide;
- * equal shares of the heads; with more ranks than KV heads, neighbours hold the same KV head. */
+/* Sets the part of a rank in `options`, whose layers, kv_heads and q_heads are the model's. Layers
+ * are cut into consecutive pipeline stages of equal size; if they do not divide, the first stages
+ * have one layer more. Heads are divided equally; with more ranks than KV heads, neighbours hold
+ * the same KV head. */
 CRUMB_API crumb_code crumb_rank_part(crumb_worker_options* options, uint32_t tp_rank,
                                      uint32_t tp_size, uint32_t pp_rank, uint32_t pp_size);
 
-/* `client` may be NULL: no crumbd. */
+/* `client` may be NULL, which means no crumbd. */
 CRUMB_API crumb_code crumb_worker_open(crumb_client* client, const crumb_worker_options* options,
                                        crumb_worker** out);
-/* Sequences keep the worker alive. NULL is allowed. */
+/* Sequences keep the worker alive. `worker` may be NULL. */
 CRUMB_API void crumb_worker_close(crumb_worker* worker);
-/* Waits until all that was queued for publishing was published or dropped. */
+/* Blocks until every page queued for publishing was published or dropped. */
 CRUMB_API crumb_code crumb_worker_wait_published(crumb_worker* worker, uint32_t timeout_ms);
 
 typedef struct crumb_worker_counters {
@@ -265,25 +269,26 @@ CRUMB_API crumb_code crumb_worker_read_counters(crumb_worker* worker, crumb_work
 
 typedef struct crumb_sequence_options {
   size_t size;
-  const uint8_t* extra; /* [extra_pages, 32] digests of what else leading pages depend on */
+  /* [extra_pages, 32], digests of everything else that leading pages depend on */
+  const uint8_t* extra;
   size_t extra_pages;
-  uint32_t publish;          /* 0: all pages, 1: the prompt's, 2: none */
-  uint32_t deadline_ms;      /* 0: the worker's; to wait for nothing: host_memory_only */
-  uint32_t host_memory_only; /* 1: take only what this worker and host memory hold */
-  /* Leading prompt tokens that the cache may supply are cached_tokens_max - 1; 0: all it has. */
+  uint32_t publish;          /* 0: all pages, 1: pages of the prompt, 2: none */
+  uint32_t deadline_ms;      /* 0: the worker's; set host_memory_only to wait for nothing */
+  uint32_t host_memory_only; /* 1: use pages of this worker and of host memory only */
+  /* The cache may supply cached_tokens_max_plus_one - 1 leading prompt tokens; 0: no maximum. */
   uint32_t cached_tokens_max_plus_one;
 } crumb_sequence_options;
 
-/* Starts a request: `cached_tokens` leading tokens of the prompt need no computing. `options` may
+/* Begins a request, whose `cached_tokens` leading prompt tokens need not be computed. `options` may
  * be NULL. A late or failed fetch is a miss, not an error. */
 CRUMB_API crumb_code crumb_sequence_begin(crumb_worker* worker, const int32_t* tokens, size_t count,
                                           const crumb_sequence_options* options,
                                           crumb_sequence** out, uint32_t* cached_tokens);
-/* For engines of several ranks: one leads and takes the longest prefix that is there for all layers
- * and heads; the others follow with its token, over the same tokens and options, and get the same
- * prefix. `token` has room for `token_capacity` bytes, CRUMB_LEAD_TOKEN_BYTES(count) at most;
- * CRUMB_ABORTED from crumb_sequence_follow: this rank cannot have all of it, lead again with the
- * cached_tokens_max that the message names. */
+/* These begin a request in an engine of several ranks: one rank leads and takes the longest prefix
+ * that is cached for all layers and heads; the others follow with its token and the same tokens and
+ * options, and get the same prefix. `token` has room for `token_capacity` bytes;
+ * CRUMB_LEAD_TOKEN_BYTES(count) suffice. CRUMB_ABORTED from crumb_sequence_follow: this rank cannot
+ * have all of the prefix; lead again with the cached_tokens_max that the message names. */
 #define CRUMB_LEAD_TOKEN_BYTES(tokens) (256 + (tokens) / CRUMB_PAGE_TOKENS)
 CRUMB_API crumb_code crumb_sequence_lead(crumb_worker* worker, const int32_t* tokens, size_t count,
                                          const crumb_sequence_options* options,
@@ -293,19 +298,19 @@ CRUMB_API crumb_code crumb_sequence_follow(crumb_worker* worker, const void* tok
                                            size_t token_bytes, const int32_t* tokens, size_t count,
                                            const crumb_sequence_options* options,
                                            crumb_sequence** out, uint32_t* cached_tokens);
-/* k, v [tokens, kv_heads, head_dim] bf16 of one layer, after QK-norm and RoPE. */
+/* Stores k, v [tokens, kv_heads, head_dim] bf16 of one layer, after QK-norm and RoPE. */
 CRUMB_API crumb_code crumb_sequence_append(crumb_sequence* sequence, uint32_t layer,
                                            uint32_t tokens, const void* k, const void* v);
-/* q [tokens, q_heads, head_dim] bf16; out [tokens, q_heads, head_dim] f32. */
+/* Computes attention. q [tokens, q_heads, head_dim] bf16; out [tokens, q_heads, head_dim] f32. */
 CRUMB_API crumb_code crumb_sequence_attend(crumb_sequence* sequence, uint32_t layer,
                                            uint32_t tokens, const void* q, float* out);
-/* Ends a pass: these tokens of it are part of the sequence now, the rest is dropped. */
+/* Ends a pass: `tokens` become part of the sequence, the pass's other tokens are dropped. */
 CRUMB_API crumb_code crumb_sequence_advance(crumb_sequence* sequence, const int32_t* tokens,
                                             size_t count);
 CRUMB_API crumb_code crumb_sequence_fork(const crumb_sequence* sequence, crumb_sequence** out);
-/* Publishes every full page. The handle is still to be closed. */
+/* Publishes every full page. The handle must still be closed. */
 CRUMB_API crumb_code crumb_sequence_finish(crumb_sequence* sequence);
-/* Without crumb_sequence_finish, pages still in the recent window are lost. NULL is allowed. */
+/* Without crumb_sequence_finish, pages in the recent window are lost. `sequence` may be NULL. */
 CRUMB_API void crumb_sequence_close(crumb_sequence* sequence);
 CRUMB_API uint32_t crumb_sequence_length(const crumb_sequence* sequence);
 
@@ -313,25 +318,25 @@ CRUMB_API uint32_t crumb_sequence_length(const crumb_sequence* sequence);
 
 /* Since version 3. For engines that compute attention over a BF16 cache of their own: pages are
  * read from its blocks, quantized to INT2 (or kept in BF16, with history_bf16) and published, and
- * pages that crumbd has are written back as BF16 rows of the model's basis. A page has 64 tokens; a
+ * cached pages are written to its blocks as BF16 rows in the model's basis. A page has 64 tokens; a
  * block may have any number.
  *
  * The engine's scheduler names a keyspace, computes page keys and leases a prefix
- * (crumb_transfer_keyspace, _keys, _acquire). Its workers, which have the cache, move the bytes
+ * (crumb_transfer_keyspace, _keys, _acquire). Its workers, which have the cache, copy the bytes
  * (crumb_page_load_*, crumb_page_store_*). Every process opens a transfer with the same
- * crumb_worker_options, but the rank's part, over clients with the same `engine`. Tokens are opaque
- * bytes, of at most CRUMB_LEAD_TOKEN_BYTES(tokens of the keys) bytes, valid between processes of
- * one version of the library. Transfers are thread-safe; a load or a store is used by one thread at
- * a time. */
+ * crumb_worker_options, except for the rank's part, and a client with the same `engine`. Tokens are
+ * opaque bytes, at most CRUMB_LEAD_TOKEN_BYTES(tokens of the keys), which are valid between
+ * processes of one version of the library. Transfers are thread-safe; a load or a store is used by
+ * one thread at a time. */
 
 typedef struct crumb_transfer crumb_transfer;
 typedef struct crumb_transfer_lease crumb_transfer_lease;
 typedef struct crumb_page_load crumb_page_load;
 typedef struct crumb_page_store crumb_page_store;
 
-/* The K or V rows of one layer. Element i of the row of token t in block b and KV head h (from this
- * rank's first) is base[b * block_stride + h * head_stride + t * token_stride + i *
- * element_stride], in BF16; strides are elements. */
+/* The K or V rows of one layer, in BF16. Element i of the row of token t in block b and KV head h
+ * (counted from this rank's first) is base[b * block_stride + h * head_stride + t * token_stride +
+ * i * element_stride]; strides are in elements. */
 typedef struct crumb_paged_rows {
   void* base;
   int64_t block_stride;
@@ -343,50 +348,51 @@ typedef struct crumb_paged_rows {
 /* A paged cache in this process's memory, which must stay valid until the transfer is closed. */
 typedef struct crumb_paged_cache {
   size_t size;
-  const crumb_paged_rows* k; /* [layers] of this rank */
+  const crumb_paged_rows* k; /* [layers], those of this rank */
   const crumb_paged_rows* v; /* [layers] */
   uint32_t layers;
   uint32_t block_tokens;
   uint64_t blocks;
 } crumb_paged_cache;
 
-/* Options as of a worker; those about attention are not used. */
+/* Takes the options of a worker; those about attention are not used. */
 CRUMB_API crumb_code crumb_transfer_open(crumb_client* client, const crumb_worker_options* options,
                                          crumb_transfer** out);
-/* Leases, loads and stores keep the transfer alive. NULL is allowed. */
+/* Leases, loads and stores keep the transfer alive. `transfer` may be NULL. */
 CRUMB_API void crumb_transfer_close(crumb_transfer* transfer);
 /* Sets the cache for loads and stores that are opened later. */
 CRUMB_API crumb_code crumb_transfer_use_cache(crumb_transfer* transfer,
                                               const crumb_paged_cache* cache);
-/* Writes the token of the keyspace for requests that begin now; a request keeps its own. The
- * keyspace is opened again if crumbd was restarted, within `timeout_ms`. */
+/* Writes the token of the keyspace for requests that begin now; a request keeps its token. Opens
+ * the keyspace again, within `timeout_ms`, if crumbd has restarted. */
 CRUMB_API crumb_code crumb_transfer_keyspace(crumb_transfer* transfer, uint32_t timeout_ms,
                                              void* token, size_t token_capacity,
                                              size_t* token_bytes);
-/* Keys of the full pages of a sequence. `extra` [extra_pages, 32] has digests of what else leading
- * pages depend on (cache salt, LoRA adapter, images), zeros for nothing. keys [token_count / 64,
- * 32] */
+/* Computes the keys of the full pages of a sequence. `extra` [extra_pages, 32] has digests of
+ * everything else that leading pages depend on (cache salt, LoRA adapter, images), zeros for
+ * nothing. keys [token_count / 64, 32] */
 CRUMB_API crumb_code crumb_transfer_keys(crumb_transfer* transfer, const void* keyspace_token,
                                          size_t keyspace_token_bytes, const int32_t* tokens,
                                          size_t token_count, const uint8_t* extra,
                                          size_t extra_pages, uint8_t* keys);
-/* Leases the longest prefix of keys [pages, 32] that crumbd has for all layers and heads, bringing
- * pages from SSD and other nodes to host memory within `deadline_ms` (0: only what host memory
- * has). `hit_pages` is 0 and *out NULL if there is none, also without crumbd. tiers [pages] of the
- * hits, or NULL; `reason` of the first miss, or NULL. `token` names the prefix to
- * crumb_page_load_open; the lease must be open until the loads are. */
+/* Leases the longest prefix of keys [pages, 32] that crumbd has for all layers and heads, and
+ * brings pages from SSD and other nodes to host memory within `deadline_ms` (0: pages of host
+ * memory only). If there is none, or no crumbd, `hit_pages` is 0 and *out is NULL. tiers [pages] of
+ * the hits, or NULL; `reason` of the first miss, or NULL. `token` names the prefix to
+ * crumb_page_load_open; the lease must stay open until the loads are open. */
 CRUMB_API crumb_code crumb_transfer_acquire(crumb_transfer* transfer, const void* keyspace_token,
                                             size_t keyspace_token_bytes, const uint8_t* keys,
                                             size_t pages, uint32_t deadline_ms,
                                             crumb_transfer_lease** out, size_t* hit_pages,
                                             int32_t* tiers, crumb_miss* reason, void* token,
                                             size_t token_capacity, size_t* token_bytes);
-/* NULL is allowed. */
+/* `lease` may be NULL. */
 CRUMB_API void crumb_transfer_lease_close(crumb_transfer_lease* lease);
 
-/* Begins to load pages [first_page, end_page) of a leased prefix. keys [end_page, 32] from page 0
- * on; blocks [block_count] is the sequence's block table, from its first token on. `pages` is how
- * many of these pages this process can load: a page that failed its check ends them. */
+/* Starts to load pages [first_page, end_page) of a leased prefix. keys [end_page, 32] start with
+ * page 0; blocks [block_count] is the sequence's block table, starting with its first token.
+ * `pages` is the number of these pages that this process can load; a page that fails a check ends
+ * them. */
 CRUMB_API crumb_code crumb_page_load_open(crumb_transfer* transfer, const void* token,
                                           size_t token_bytes, const uint8_t* keys,
                                           size_t first_page, size_t end_page, const int64_t* blocks,
@@ -394,13 +400,13 @@ CRUMB_API crumb_code crumb_page_load_open(crumb_transfer* transfer, const void* 
                                           crumb_page_load** out, size_t* pages);
 /* Writes the rows of layers [begin, end) of this rank into the cache. */
 CRUMB_API crumb_code crumb_page_load_layers(crumb_page_load* load, uint32_t begin, uint32_t end);
-/* NULL is allowed. */
+/* `load` may be NULL. */
 CRUMB_API void crumb_page_load_close(crumb_page_load* load);
 
-/* Begins to store `pages` pages from first_page on. keys [pages, 32]; parent [32] is the key of the
- * page before them, NULL if first_page is 0. over_int2_prefix: 1 if their rows were computed over a
- * prefix that was loaded from INT2 pages. CRUMB_RESOURCE_EXHAUSTED: page_bytes_max is in use by
- * pages still to be published. */
+/* Starts to store `pages` pages from first_page on. keys [pages, 32]; parent [32] is the key of the
+ * page in front of them, NULL if first_page is 0. over_int2_prefix is 1 if their rows were computed
+ * over a prefix that was loaded from INT2 pages. CRUMB_RESOURCE_EXHAUSTED: pages that wait to be
+ * published use up page_bytes_max. */
 CRUMB_API crumb_code crumb_page_store_open(crumb_transfer* transfer, const void* keyspace_token,
                                            size_t keyspace_token_bytes, const uint8_t* parent,
                                            size_t first_page, const uint8_t* keys, size_t pages,
@@ -408,13 +414,13 @@ CRUMB_API crumb_code crumb_page_store_open(crumb_transfer* transfer, const void*
                                            uint32_t over_int2_prefix, crumb_page_store** out);
 /* Reads and quantizes the rows of layers [begin, end); the engine may overwrite them afterwards. */
 CRUMB_API crumb_code crumb_page_store_layers(crumb_page_store* store, uint32_t begin, uint32_t end);
-/* Queues the pages for publishing. CRUMB_FAILED_PRECONDITION: a layer was not stored. The handle is
- * still to be closed. */
+/* Queues the pages for publishing. The handle must still be closed. CRUMB_FAILED_PRECONDITION: a
+ * layer was not stored. */
 CRUMB_API crumb_code crumb_page_store_finish(crumb_page_store* store);
-/* Pages that were not finished are dropped. NULL is allowed. */
+/* Pages that were not finished are dropped. `store` may be NULL. */
 CRUMB_API void crumb_page_store_close(crumb_page_store* store);
 
-/* Waits until all pages that were queued for publishing were published or dropped. */
+/* Blocks until every page queued for publishing was published or dropped. */
 CRUMB_API crumb_code crumb_transfer_wait_published(crumb_transfer* transfer, uint32_t timeout_ms);
 CRUMB_API crumb_code crumb_transfer_read_counters(crumb_transfer* transfer,
                                                   crumb_worker_counters* out);
@@ -422,60 +428,63 @@ CRUMB_API crumb_code crumb_transfer_read_counters(crumb_transfer* transfer,
 /* -- Device worker: the KV cache in the memory of one GPU ------------------------------------- */
 
 /* Since version 2. As the worker above, for batches of sequences: all pointers to rows are device
- * pointers, and everything is enqueued on the batch's stream. The engine's own streams and pointers
- * of the same process will do. Workers are thread-safe; a batch, and the sequences in its pass, are
- * used by one thread at a time. */
+ * pointers, and everything is enqueued on the batch's stream. Streams and pointers of the engine in
+ * the same process can be used. Workers are thread-safe; a batch, and the sequences in its pass,
+ * are used by one thread at a time. */
 
 typedef struct crumb_device crumb_device;
 typedef struct crumb_device_worker crumb_device_worker;
 typedef struct crumb_device_sequence crumb_device_sequence;
 typedef struct crumb_device_batch crumb_device_batch;
 
-/* Device `ordinal` of a back end; there is "cuda". CRUMB_UNAVAILABLE: no driver, or no such device;
- * CRUMB_FAILED_PRECONDITION: the library was built without the back end. */
+/* Opens device `ordinal` of a back end, which must be "cuda". CRUMB_UNAVAILABLE: there is no
+ * driver, or no such device; CRUMB_FAILED_PRECONDITION: the library was built without the back end.
+ */
 CRUMB_API crumb_code crumb_device_open(const char* back_end, uint32_t ordinal, crumb_device** out);
-/* Workers keep the device alive. NULL is allowed. */
+/* Workers keep the device alive. `device` may be NULL. */
 CRUMB_API void crumb_device_close(crumb_device* device);
 
 typedef struct crumb_device_worker_options {
   size_t size;
   uint32_t pages;            /* private INT2 pages; 0: 4,096 */
-  uint32_t sequences;        /* that hold tokens at once; 0: 64 */
-  uint32_t prompts;          /* of those, inside their prompt; 0: 2 */
-  uint32_t loads;            /* prefixes on their way to the device at once; 0: 4 */
-  uint32_t load_pages;       /* of one of them; 0: 2,048 */
-  uint32_t passes_in_flight; /* of a batch, queued on its stream; 0: 4 */
-  uint32_t draft_slots;      /* tokens of a decode pass beside the first; 0: 7 */
-  uint64_t pin_piece_bytes;  /* crumbd's memory is pinned in pieces of so many bytes; 0: 256 MiB */
-  uint32_t pins_nothing;     /* 1: it is not pinned */
-  /* Device pools that workers of a tenant share; pool_bytes 0: none. */
-  uint32_t pool_copies_late; /* 1: pages go to crumbd's memory when their slots are needed only */
+  uint32_t sequences;        /* sequences that hold tokens at once; 0: 64 */
+  uint32_t prompts;          /* sequences inside their prompt at once; 0: 2 */
+  uint32_t loads;            /* prefixes that are copied to the device at once; 0: 4 */
+  uint32_t load_pages;       /* pages of one such prefix; 0: 2,048 */
+  uint32_t passes_in_flight; /* passes of a batch that may be queued on its stream; 0: 4 */
+  uint32_t draft_slots;      /* tokens of a decode pass besides the first; 0: 7 */
+  uint64_t pin_piece_bytes;  /* step in which crumbd's memory is pinned; 0: 256 MiB */
+  uint32_t pins_nothing;     /* 1: crumbd's memory is not pinned */
+  /* Device pools, which all workers of a tenant use; pool_bytes 0: none. */
+  /* 1: pages are copied to crumbd's memory only if their slots are needed */
+  uint32_t pool_copies_late;
   uint64_t pool_bytes;
   uint64_t pool_sink_bytes;   /* 0: 256 MiB */
   uint64_t pool_handle_bytes; /* 0: 256 MiB */
   uint32_t pool_blank_pages;  /* 0: 256 */
   uint32_t pool_blank_sinks;  /* 0: 4 */
-  const uint32_t*
-      pool_peers; /* [pool_peer_count] ordinals of devices whose pools are copied from */
+  /* [pool_peer_count] ordinals of devices from whose pools pages are copied */
+  const uint32_t* pool_peers;
   size_t pool_peer_count;
-  /* BF16 history pages, where INT2 is given up; allocated when they are needed; 0: 512 */
+  /* BF16 history pages, for use after INT2 was given up; allocated when they are needed; 0: 512. */
   uint32_t bf16_pages;
 } crumb_device_worker_options;
 
-/* `client` may be NULL: no crumbd; so may `device_options`. parallel_for and page_bytes_max of
- * `options` are not used. CRUMB_RESOURCE_EXHAUSTED: too little device memory. */
+/* `client` may be NULL, which means no crumbd; `device_options` may be NULL. parallel_for and
+ * page_bytes_max of `options` are not used. CRUMB_RESOURCE_EXHAUSTED: there is too little device
+ * memory. */
 CRUMB_API crumb_code crumb_device_worker_open(crumb_client* client, crumb_device* device,
                                               const crumb_worker_options* options,
                                               const crumb_device_worker_options* device_options,
                                               crumb_device_worker** out);
-/* Sequences and batches keep the worker alive. NULL is allowed. */
+/* Sequences and batches keep the worker alive. `worker` may be NULL. */
 CRUMB_API void crumb_device_worker_close(crumb_device_worker* worker);
 CRUMB_API crumb_code crumb_device_worker_wait_published(crumb_device_worker* worker,
                                                         uint32_t timeout_ms);
 CRUMB_API crumb_code crumb_device_worker_read_counters(crumb_device_worker* worker,
                                                        crumb_worker_counters* out);
 
-/* As crumb_sequence_begin, _lead and _follow. Cached pages may still be on their way when these
+/* As crumb_sequence_begin, _lead and _follow. Cached pages may still be in flight when these
  * return; the batch waits for them on its stream. */
 CRUMB_API crumb_code crumb_device_sequence_begin(crumb_device_worker* worker, const int32_t* tokens,
                                                  size_t count,
@@ -493,53 +502,55 @@ CRUMB_API crumb_code crumb_device_sequence_follow(crumb_device_worker* worker, c
                                                   const crumb_sequence_options* options,
                                                   crumb_device_sequence** out,
                                                   uint32_t* cached_tokens);
-/* Between passes. NULL is allowed. */
+/* Called between passes. `sequence` may be NULL. */
 CRUMB_API void crumb_device_sequence_close(crumb_device_sequence* sequence);
 CRUMB_API uint32_t crumb_device_sequence_length(const crumb_device_sequence* sequence);
-/* Most tokens that its next pass may bring. */
+/* Returns the maximum number of tokens in its next pass. */
 CRUMB_API uint32_t crumb_device_sequence_pass_tokens_max(const crumb_device_sequence* sequence);
 
 typedef struct crumb_device_batch_options {
   size_t size;
-  void* stream;        /* cudaStream_t of the engine's; NULL: the default stream */
-  uint32_t prompts;    /* 1: passes bring chunks of prompts; 0: the next tokens behind them */
-  uint32_t sequences;  /* places; 0: 1 */
-  uint32_t tokens;     /* decode: of every sequence; prompts: of one at most; 0: 1 */
-  uint32_t pages;      /* of one sequence; 0: 2,048 */
-  uint32_t output_f32; /* 1: attention answers f32; 0: bf16 */
+  void* stream; /* the engine's cudaStream_t; NULL: the default stream */
+  uint32_t
+      prompts; /* 1: passes bring chunks of prompts; 0: the next tokens of decoding sequences */
+  uint32_t sequences; /* capacity of a pass; 0: 1 */
+  uint32_t tokens;    /* decode: tokens of every sequence; prompts: maximum of one sequence; 0: 1 */
+  uint32_t pages;     /* maximum of one sequence; 0: 2,048 */
+  uint32_t output_f32; /* 1: attention writes f32; 0: bf16 */
 } crumb_device_batch_options;
 
 CRUMB_API crumb_code crumb_device_batch_open(crumb_device_worker* worker,
                                              const crumb_device_batch_options* options,
                                              crumb_device_batch** out);
-/* Waits for the passes on the stream. NULL is allowed. */
+/* Blocks until the passes on the stream are done. `batch` may be NULL. */
 CRUMB_API void crumb_device_batch_close(crumb_device_batch* batch);
 
 typedef struct crumb_pass_entry {
   crumb_device_sequence* sequence;
-  uint32_t tokens; /* fresh ones; decode: the batch's */
+  uint32_t tokens; /* fresh tokens; decode: the batch's number */
 } crumb_pass_entry;
 
-/* A pass: prepare, start, append and attend of every layer, advance. What lies between prepare and
- * advance of a decode batch may be captured into a CUDA graph once and launched for every pass.
- * CRUMB_RESOURCE_EXHAUSTED: no room in device memory; nothing has changed. */
+/* A pass calls prepare, start, append and attend of every layer, and advance. In a decode batch the
+ * calls between prepare and advance may be captured into a CUDA graph once and launched for every
+ * pass. CRUMB_RESOURCE_EXHAUSTED: there is no room in device memory; nothing has changed. */
 CRUMB_API crumb_code crumb_device_batch_prepare(crumb_device_batch* batch,
                                                 const crumb_pass_entry* entries, size_t count);
 CRUMB_API crumb_code crumb_device_batch_start(crumb_device_batch* batch);
-/* k, v device [sequences, tokens, kv_heads, head_dim] bf16; of prompts [all fresh tokens, ...] */
+/* k, v device [sequences, tokens, kv_heads, head_dim] bf16; for prompts [all fresh tokens, ...] */
 CRUMB_API crumb_code crumb_device_batch_append(crumb_device_batch* batch, uint32_t layer,
                                                const void* k, const void* v);
-/* q, out device [sequences, tokens, q_heads, head_dim]; of prompts [all fresh tokens, ...] */
+/* q, out device [sequences, tokens, q_heads, head_dim]; for prompts [all fresh tokens, ...] */
 CRUMB_API crumb_code crumb_device_batch_attend(crumb_device_batch* batch, uint32_t layer,
                                                const void* q, void* out);
-/* Of entry i the first counts[i] fresh tokens stay: the next counts[i] ones of `tokens`.
- * CRUMB_DATA_LOSS: cached pages of the sequences that the message names came damaged. */
+/* Ends the pass. The first counts[i] fresh tokens of entry i stay; they are the next counts[i]
+ * elements of `tokens`. CRUMB_DATA_LOSS: cached pages of the sequences that the message names are
+ * damaged. */
 CRUMB_API crumb_code crumb_device_batch_advance(crumb_device_batch* batch, const int32_t* tokens,
                                                 const uint32_t* counts, size_t entries);
 CRUMB_API crumb_code crumb_device_batch_fork(crumb_device_batch* batch,
                                              crumb_device_sequence* sequence,
                                              crumb_device_sequence** out);
-/* Publishes every full page. The handle is still to be closed. */
+/* Publishes every full page. The handle must still be closed. */
 CRUMB_API crumb_code crumb_device_batch_finish(crumb_device_batch* batch,
                                                crumb_device_sequence* sequence);
 

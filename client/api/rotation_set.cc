@@ -14,7 +14,7 @@
 namespace crumb::client {
 namespace {
 
-constexpr double kOrthogonalTolerance = 1e-3;  // bf16 rounding of a rotation stays below
+constexpr double kOrthogonalTolerance = 1e-3;  // above the error of rounding a rotation to BF16
 
 absl::Status CheckArray(const char* name, const std::vector<float>& values, size_t expected) {
   if (!values.empty() && values.size() != expected) {
@@ -43,7 +43,7 @@ absl::Status CheckOrthogonal(const char* name, const float* matrix, int dim) {
   return absl::OkStatus();
 }
 
-// mean [heads, blocks, dim] times rotation [heads, dim, dim].
+// Returns mean [heads, blocks, dim] times rotation [heads, dim, dim].
 std::vector<float> Rotate(const std::vector<float>& mean, const std::vector<float>& rotation,
                           int blocks, int dim) {
   if (mean.empty() || rotation.empty()) return mean;
@@ -60,7 +60,7 @@ std::vector<float> Rotate(const std::vector<float>& mean, const std::vector<floa
   return out;
 }
 
-// [heads, blocks, dim] to [heads, dim, blocks].
+// Transposes [heads, blocks, dim] to [heads, dim, blocks].
 std::vector<float> Transpose(const std::vector<float>& mean, int blocks, int dim) {
   std::vector<float> out(mean.size());
   const size_t item = static_cast<size_t>(blocks) * dim;
@@ -71,7 +71,8 @@ std::vector<float> Transpose(const std::vector<float>& mean, int blocks, int dim
   return out;
 }
 
-// One layer of [layers, heads, item], of it the heads of `wanted`; one head stands for all.
+// Returns the heads `wanted` of one layer of `values` [layers, heads, item]; a single head is
+// repeated.
 std::vector<float> LayerOf(const std::vector<float>& values, int layer, int heads,
                            IndexRange wanted, size_t item) {
   if (values.empty()) return {};

@@ -140,9 +140,10 @@ absl::StatusOr<RankPart> PartOfRank(const RankPlace& place, int layers, int kv_h
   const absl::Status status = CheckPlace(place, layers, kv_heads, q_heads);
   if (!status.ok()) return status;
   const int stage = layers / place.pp_size;
-  const int longer = layers % place.pp_size;  // stages with one layer more
+  const int longer = layers % place.pp_size;  // number of stages with one layer more
   const int first = place.pp_rank * stage + std::min(place.pp_rank, longer);
-  const int copies = std::max(1, place.tp_size / kv_heads);  // ranks that hold the same KV head
+  // number of ranks that hold the same KV head
+  const int copies = std::max(1, place.tp_size / kv_heads);
   const int shares = place.tp_size / copies;
   const int share = place.tp_rank / copies;
   const int queries = q_heads / place.tp_size;

@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-/* A member for every function of crumb.h that the core answers, by the name behind crumb_. */
+/* A member for every function of crumb.h that the core implements, named without crumb_. */
 typedef struct crumb_core_table {
   const char* (*message)(void);
   crumb_code (*client_open)(const crumb_client_options*, crumb_client**);
@@ -102,7 +102,7 @@ typedef struct crumb_core_table {
   crumb_code (*device_batch_finish)(crumb_device_batch*, crumb_device_sequence*);
 } crumb_core_table;
 
-/* The one symbol of libcrumb_core.so. */
+/* The only symbol of libcrumb_core.so. */
 CRUMB_API const crumb_core_table* crumb_core(void);
 
 #ifdef __cplusplus

@@ -95,7 +95,7 @@ crumb_code DeviceWorkerOpen(crumb_client* client, crumb_device* device,
     }
     CRUMB_ASSIGN_OR_RETURN(client::WorkerOptions wanted, OptionsOf(Known(options)));
     wanted.draft_slots = kDraftSlots;
-    wanted.watch_every = 0;  // device workers measure nothing
+    wanted.watch_every = 0;  // the C interface has no quality watch for device workers
     const crumb_device_worker_options known = Known(device_options);
     SetInt(known.draft_slots, &wanted.draft_slots);
     CRUMB_ASSIGN_OR_RETURN(const client::DeviceWorkerOptions on_device, OptionsOf(known));

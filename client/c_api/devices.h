@@ -4,7 +4,7 @@
 
 #include "crumb.h"
 
-// The functions of crumb.h for device workers; see there. Handles are not null.
+// Implements the functions of crumb.h for device workers. Handles are not null.
 namespace crumb::c_api {
 
 crumb_code DeviceOpen(const char* back_end, uint32_t ordinal, crumb_device** out);

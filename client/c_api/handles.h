@@ -13,8 +13,8 @@
 #include "crumb/transfer.h"
 #include "crumb/worker.h"
 
-// What stands behind the opaque handles of crumb.h. Members are destroyed last to first, so that a
-// worker goes before its client.
+// The objects behind the opaque handles of crumb.h. Members are destroyed in reverse order, a
+// worker before its client.
 struct crumb_client {
   std::shared_ptr<crumb::client::Client> client;
 };
@@ -71,17 +71,17 @@ struct crumb_device_batch {
 
 namespace crumb::c_api {
 
-// Keeps the status for crumb_message and answers its code.
+// Keeps the status for crumb_message and returns its code.
 crumb_code Finish(const absl::Status& status);
-// The text that crumb_message answers on this thread.
+// Returns the text of crumb_message on this thread.
 std::string& MessageOfThread();
 
 inline std::string Text(const char* text, const char* absent = "") {
   return text == nullptr ? absent : text;
 }
 
-// A caller's struct as this library knows it: members that the caller's header did not have are
-// zero. A null one, or one without size, is all zeros.
+// Returns a caller's struct as this library knows it, with zeros for members that the caller's
+// header does not have. A null struct, or one without size, becomes all zeros.
 template <typename Options>
 Options Known(const Options* given) {
   Options options{};
@@ -89,7 +89,7 @@ Options Known(const Options* given) {
   return options;
 }
 
-// Runs `body`, which answers an absl::Status; nothing thrown leaves the library.
+// Runs `body`, which returns an absl::Status, and lets no exception leave the library.
 template <typename Body>
 crumb_code Guarded(const Body& body) {
   try {

@@ -16,8 +16,8 @@ static const crumb_core_table* core;
 static char failure[1024];
 
 /* Symbols of the core are looked up in its own libraries first: a process may have another gRPC or
- * protobuf among its global ones. Not where malloc was replaced: the core would take libc's malloc
- * and be handed the other's memory, or the other way round. */
+ * protobuf among its global ones. This is not possible if malloc was replaced: the core would use
+ * libc's malloc and get memory of the other one, or the other way round. */
 static int Flags(void) {
   void* const libc = dlopen("libc.so.6", RTLD_LAZY | RTLD_NOLOAD);
   const int replaced = libc == NULL || dlsym(libc, "malloc") != dlsym(RTLD_DEFAULT, "malloc");
@@ -58,7 +58,7 @@ uint32_t crumb_abi_version(void) { return CRUMB_ABI_VERSION; }
 
 const char* crumb_message(void) { return core != NULL ? core->message() : failure; }
 
-/* Where a program starts: these load the core. */
+/* Functions with which a program starts; they load the core. */
 crumb_code crumb_client_open(const crumb_client_options* options, crumb_client** out) {
   return Ready() ? core->client_open(options, out) : CRUMB_UNAVAILABLE;
 }
@@ -79,7 +79,7 @@ crumb_code crumb_foreign_key(const uint8_t* keyspace, const void* name, size_t n
   return Ready() ? core->foreign_key(keyspace, name, name_bytes, key) : CRUMB_UNAVAILABLE;
 }
 
-/* What needs a handle: without the core there is none, except NULL. */
+/* Functions that take a handle: without the core there is no handle, except NULL. */
 #define CRUMB_HANDED(handle, call) ((handle) != NULL && Ready() ? (call) : CRUMB_INVALID_ARGUMENT)
 
 void crumb_client_close(crumb_client* client) {

@@ -9,14 +9,14 @@
 #include "crumb/sequence.h"
 #include "crumb/worker_options.h"
 
-// Structs of crumb.h, and what the client has for them.
+// Converts between structs of crumb.h and the client's types.
 namespace crumb::c_api {
 
-// kInvalidArgument naming the member; kNotFound: the rotation file.
+// kInvalidArgument names the member; kNotFound: there is no such rotation file.
 absl::StatusOr<client::WorkerOptions> OptionsOf(const crumb_worker_options& given);
 absl::StatusOr<client::SequenceOptions> OptionsOf(const crumb_sequence_options& given);
 
-// As many members as the caller's header has. kInvalidArgument: `out` is null.
+// Writes the members that the caller's header has. kInvalidArgument: `out` is null.
 absl::Status WriteCounters(const client::WorkerCounters& now, crumb_worker_counters* out);
 
 }  // namespace crumb::c_api

@@ -4,7 +4,7 @@
 
 #include "crumb.h"
 
-// The functions of crumb.h for clients and pages; see there.
+// Implements the functions of crumb.h for clients and pages.
 namespace crumb::c_api {
 
 crumb_code ClientOpen(const crumb_client_options* options, crumb_client** out);

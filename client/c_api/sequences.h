@@ -4,7 +4,7 @@
 
 #include "crumb.h"
 
-// The functions of crumb.h for workers and sequences; see there.
+// Implements the functions of crumb.h for workers and sequences.
 namespace crumb::c_api {
 
 crumb_code WorkerOpen(crumb_client* client, const crumb_worker_options* options,

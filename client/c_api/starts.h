@@ -10,8 +10,8 @@
 #include "client/c_api/options.h"
 #include "common/status_macros.h"
 
-// How workers of both kinds begin sequences: `Worker` and `Sequence` are handles of crumb.h, `call`
-// is its function, for messages.
+// Begins sequences for workers of both kinds: `Worker` and `Sequence` are handles of crumb.h,
+// `call` is the name of its function, for messages.
 namespace crumb::c_api {
 
 inline absl::Status NullArgument(const char* call, const char* what) {

@@ -53,7 +53,7 @@ client::PagedRows RowsOf(const crumb_paged_rows& rows) {
           .element_stride = rows.element_stride};
 }
 
-// A number of pages as the client counts them.
+// Converts a number of pages to an int.
 absl::StatusOr<int> PagesOf(const char* function, size_t pages) {
   if (pages <= INT32_MAX / CRUMB_PAGE_TOKENS) return static_cast<int>(pages);
   return absl::InvalidArgumentError(fmt::format("{}: {} pages", function, pages));

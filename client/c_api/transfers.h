@@ -4,7 +4,7 @@
 
 #include "crumb.h"
 
-// The functions of crumb.h for transfers; see there.
+// Implements the functions of crumb.h for transfers.
 namespace crumb::c_api {
 
 crumb_code TransferOpen(crumb_client* client, const crumb_worker_options* options,

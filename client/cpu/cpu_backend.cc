@@ -17,10 +17,10 @@ namespace {
 using kernels::Bf16;
 using kernels::PageFormat;
 
-// Query tokens per task: bounds the work memory and lets long prompts keep many threads busy.
+// Number of query tokens per task; bounds the work memory and lets long prompts use many threads.
 constexpr int kTokensPerTask = 64;
 
-// Item `index` of an array of items, or null.
+// Returns item `index` of an array of items; null if `items` is null.
 const float* ItemOf(const float* items, int64_t index, int64_t elements) {
   return items == nullptr ? nullptr : items + index * elements;
 }
@@ -46,7 +46,7 @@ void CpuBackend::Parallel(int count, const std::function<void(int)>& body) const
   for (int i = 0; i < count; ++i) body(i);
 }
 
-// The block whose means the history page at `position` was centred with.
+// Returns the block whose means were subtracted from the history page at `position`.
 int CpuBackend::PositionBlock(int position) const {
   const int page = position / kPageTokens - 1;  // page 0 is the sink
   return std::clamp(page / options_.rotations.pages_per_position_block(), 0,
@@ -189,7 +189,8 @@ kernels::AttentionParams CpuBackend::ParamsOf(const AttentionCall& call) const {
   return params;
 }
 
-// q . mu_k of the query rows of one KV head: what centring took out of the stored keys.
+// Returns q . mu_k of the query rows of one KV head, which the stored keys lack because their mean
+// was subtracted.
 std::vector<float> CpuBackend::OffsetsOf(const AttentionCall& call, int kv_head,
                                          const kernels::AttentionParams& params) const {
   if (params.position_blocks == 0) return {};
@@ -227,8 +228,8 @@ absl::Status CpuBackend::Attend(const AttentionCall& call) const {
     const int head = task % options_.own_kv_heads();
     const std::vector<float> offsets = OffsetsOf(call, head, params);
     if (!offsets.empty()) params.offset = offsets.data();
-    // Rows behind the slice's last token are not attended. While the prompt is still inside the
-    // sink they lie there.
+    // Rows behind the slice's last token are not attended. They may lie in the sink while the
+    // prompt is still inside it.
     const int behind = call.q_tokens - last;
     params.recent_tokens = std::max(0, call.recent_tokens - behind);
     params.sink_tokens -= std::max(0, behind - call.recent_tokens);

@@ -18,31 +18,32 @@
 
 namespace crumb::client {
 
-// What the fresh tokens of one layer attend: sink_tokens rows of `sink`, the pages, then
-// recent_tokens rows from position recent_begin on, the last q_tokens of which are the fresh ones'.
+// The inputs and output of attention of one layer. The fresh tokens attend sink_tokens rows of
+// `sink`, then all `pages`, then recent_tokens rows from position recent_begin on, of which the
+// last q_tokens are their own.
 struct AttentionCall {
   int layer = 0;
   int q_tokens = 0;
   const kernels::Bf16* q = nullptr;  // [q_tokens, q_heads, head_dim]
   float* out = nullptr;              // [q_tokens, q_heads, head_dim]
-  const Page* sink = nullptr;        // BF16; null when sink_tokens is 0
+  const Page* sink = nullptr;        // in BF16; null if sink_tokens is 0
   int sink_tokens = 0;
-  std::span<const uint64_t> pages;  // address of this layer's first tile of each
+  std::span<const uint64_t> pages;  // address of each page's first tile of this layer
   kernels::PageFormat history_format = kernels::PageFormat::kInt2;
   const RecentRows* rows = nullptr;
   int recent_begin = 0;
   int recent_tokens = 0;
 };
 
-// The exact rows of a window of one (layer, KV head).
+// The exact BF16 rows of one (layer, KV head) of a window.
 struct WindowRows {
   const kernels::Bf16* k = nullptr;
   const kernels::Bf16* v = nullptr;
-  int64_t stride = 0;  // elements from row to row
+  int64_t stride = 0;  // elements between rows
 };
 
-// Stores windows and computes attention on the CPU. Thread-safe; shares work through
-// WorkerOptions::parallel_for.
+// CpuBackend stores windows as pages and computes attention on the CPU, distributing the work with
+// WorkerOptions::parallel_for. Thread-safe.
 class CpuBackend {
  public:
   // `options` is borrowed.
@@ -57,20 +58,21 @@ class CpuBackend {
   // stride is head_dim. Returns kernels::kStatus bits.
   uint32_t StoreTile(const WindowRows& rows, int layer, int head, const Page& page) const;
 
-  // Expands the tile of one (layer, KV head) of `page` to rows in the model's basis: what a kernel
-  // that attends the page computes with, rounded to BF16. k, v out [64, head_dim].
+  // Dequantizes the tile of one (layer, KV head) of `page` to rows in the model's basis: the values
+  // that a kernel attending the page uses, rounded to BF16. k, v out [64, head_dim].
   void ReadTile(const Page& page, int layer, int head, kernels::Bf16* k, kernels::Bf16* v) const;
 
-  // What storing the window at `position` did to one (layer, KV head): `page` has its tiles, `rows`
-  // still the exact rows, which are finite. queries [n, head_dim] of heads that read this KV head.
+  // Returns the errors that storing the window at `position` caused in one (layer, KV head).
+  // REQUIRES: `page` has the window's tiles, and `rows` still has its exact rows, which are finite.
+  // queries [n, head_dim] of query heads that read this KV head.
   QualitySample Measure(const RecentRows& rows, int position, int layer, int head, const Page& page,
                         std::span<const float> queries) const;
 
-  // The same of rows and a tile that lie anywhere.
+  // Does the same for rows and a tile anywhere in memory.
   QualitySample Measure(const WindowRows& rows, int position, int layer, int head, std::byte* tile,
                         std::span<const float> queries) const;
 
-  // kResourceExhausted: no work memory.
+  // Computes attention. kResourceExhausted: there is no work memory.
   absl::Status Attend(const AttentionCall& call) const;
 
  private:
@@ -90,7 +92,7 @@ class CpuBackend {
   mutable ScratchPool scratch_;
 };
 
-// Whether a BF16 row block holds NaN or infinity.
+// Returns false if a value is NaN or infinite.
 bool AllFinite(const kernels::Bf16* values, size_t count);
 
 }  // namespace crumb::client

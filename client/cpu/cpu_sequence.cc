@@ -59,7 +59,7 @@ absl::StatusOr<std::unique_ptr<Sequence>> CpuSequence::Fork() const {
   CRUMB_ASSIGN_OR_RETURN(RecentRows rows, rows_.Copy(RowsBegin(), log_.length()));
   auto fork = std::unique_ptr<CpuSequence>(new CpuSequence(*this, std::move(rows)));
   if (complete_pages_ == 0 && log_.length() > 0) {
-    // The sink is not full yet: both go on writing their own.
+    // The sink is not full yet, so that each sequence continues to write its own.
     CRUMB_RETURN_IF_ERROR(fork->ReservePages(1));
     std::memcpy(fork->own_[0]->tiles, pages_[0]->tiles, pages_[0]->bytes);
   }
@@ -90,7 +90,7 @@ absl::Status CpuSequence::CheckAppend(int layer, int tokens) const {
   return absl::OkStatus();
 }
 
-// A prompt's rows get room up to the end of their prefill block at once; afterwards the ring has
+// In the prompt the ring gets room up to the end of the prefill block at once; afterwards it has
 // room for a full window and the drafts.
 absl::Status CpuSequence::ResizeRows(int tokens) {
   const int begin = RowsBegin();
@@ -105,7 +105,7 @@ absl::Status CpuSequence::ResizeRows(int tokens) {
   return rows_.Resize(std::max(wanted, kPageTokens), begin, log_.length());
 }
 
-// The first position whose row is attended or stored later.
+// Returns the first position whose row will still be attended or stored.
 int CpuSequence::RowsBegin() const {
   int stored = layers_.front().stored_pages;
   for (const LayerState& layer : layers_) stored = std::min(stored, layer.stored_pages);
@@ -117,7 +117,7 @@ absl::Status CpuSequence::BeginPass(int tokens) {
   const int stored_end = InPrompt() ? parts_.rule.BlockBegin(log_.length() + tokens)
                                     : parts_.rule.HistoryEnd(log_.length() + 1);
   CRUMB_RETURN_IF_ERROR(ReservePages(std::max(1, stored_end / kPageTokens)));
-  // Windows that found no memory when they were due leave before the ring shrinks.
+  // Stores windows for which there was no memory when they were due, before the ring shrinks.
   if (!InPrompt()) {
     StoreLayers(0, parts_.options.own_layers(),
                 parts_.rule.HistoryEnd(log_.length()) / kPageTokens);
@@ -152,8 +152,8 @@ absl::Status CpuSequence::Append(int layer, int tokens, const Bf16* k, const Bf1
   CRUMB_RETURN_IF_ERROR(CheckAppend(layer, tokens));
   if (fresh_ == 0) CRUMB_RETURN_IF_ERROR(BeginPass(tokens));
   layers_[layer].appended = true;
-  // After the prompt the oldest window leaves before the attention of the step that fills the
-  // ring. The step's first token is certain, drafts behind it may be rejected: they do not count.
+  // After the prompt, the oldest window is stored before the attention of the step that fills the
+  // ring. Only the step's first token counts, because drafts behind it may be rejected.
   if (!InPrompt()) {
     StoreLayers(layer, layer + 1, parts_.rule.HistoryEnd(log_.length() + 1) / kPageTokens);
   }
@@ -161,7 +161,7 @@ absl::Status CpuSequence::Append(int layer, int tokens, const Bf16* k, const Bf1
   if (in_sink > 0) WriteSink(layer, in_sink, k, v);
   const int64_t skip = int64_t{in_sink} * parts_.options.own_kv_heads() * parts_.options.head_dim;
   rows_.Write(layer, log_.length() + in_sink, tokens - in_sink, k + skip, v + skip);
-  // Tokens behind a block's end attend the block as stored, in this very pass if they are here.
+  // Tokens behind a block's end attend the block in its stored format, even in this pass.
   if (InPrompt()) {
     StoreLayers(layer, layer + 1, parts_.rule.BlockBegin(log_.length() + tokens) / kPageTokens);
   }
@@ -190,7 +190,7 @@ void CpuSequence::StoreLayers(int layer_begin, int layer_end, int page_end) {
     first = std::min(first, layers_[layer].stored_pages);
   }
   for (int page = first; page < page_end; ++page) {
-    // Layers may differ by a pass that was given up: storing a window again gives the same bytes.
+    // Layers may differ by an abandoned pass; storing a window again gives the same bytes.
     const uint32_t status =
         parts_.backend.StoreWindow(rows_, page * kPageTokens, layer_begin, layer_end, *own_[page]);
     if ((status & kernels::kStatusNonFinite) != 0) own_[page]->finite = false;
@@ -202,8 +202,8 @@ void CpuSequence::StoreLayers(int layer_begin, int layer_end, int page_end) {
   }
 }
 
-// Holds the window against its exact rows, while both are there. Its layers come in order; a
-// window without queries to measure with, as in a prompt's first pass, is not one of those counted.
+// Measures the window against its exact rows while both exist. Its layers come in order. A window
+// without queries, as in a prompt's first pass, is not recorded.
 void CpuSequence::MeasureStored(int page, int layer_begin, int layer_end) {
   if (page == 0 || keyspace_->history_format != PageFormat::kInt2 || !queries_.Has(layer_begin)) {
     return;
@@ -302,7 +302,7 @@ absl::Status CpuSequence::Advance(std::span<const int32_t> tokens) {
   return StoreAndComplete(page_end);
 }
 
-// Ends the pass with the tokens that were accepted. Pages that were stored beyond them are void.
+// Ends the pass with the accepted tokens. Pages stored behind them are invalid.
 void CpuSequence::DropFresh(std::span<const int32_t> accepted) {
   const bool all = static_cast<int>(accepted.size()) == fresh_;
   log_.Accept(accepted);
@@ -318,7 +318,7 @@ void CpuSequence::DropFresh(std::span<const int32_t> accepted) {
 }
 
 absl::Status CpuSequence::StoreAndComplete(int page_end) {
-  // A page that finds no memory now is stored by a later call: its rows stay.
+  // A page for which there is no memory now is stored by a later call; its rows stay until then.
   const absl::Status reserved = ReservePages(page_end);
   const int store_end = std::min(page_end, static_cast<int>(pages_.size()));
   StoreLayers(0, parts_.options.own_layers(), store_end);

@@ -28,7 +28,7 @@
 
 namespace crumb::client {
 
-// What the sequences of one worker share. Everything is borrowed from the worker.
+// The parts of a worker that all of its sequences use. Everything is borrowed from the worker.
 struct CpuSequenceParts {
   const WorkerOptions& options;
   SegmentRule rule;
@@ -40,7 +40,7 @@ struct CpuSequenceParts {
   WorkerTally& tally;
 };
 
-// The sequence of WorkerOptions' geometry: see Sequence for the contract.
+// CpuSequence is the Sequence of CpuWorker: see Sequence for the contract.
 class CpuSequence final : public Sequence {
  public:
   CpuSequence(const CpuSequenceParts& parts, const SequenceOptions& options, SequenceStart start);
@@ -56,12 +56,12 @@ class CpuSequence final : public Sequence {
   SequenceStats stats() const override;
 
  private:
-  // What one layer has done; layers of a pass move one after the other.
+  // The progress of one layer; the layers of a pass proceed one after the other.
   struct LayerState {
-    bool appended = false;  // has the pass's rows
+    bool appended = false;  // the layer has the pass's rows
     int stored_pages = 0;   // pages whose tiles of this layer are written
   };
-  // A window that the quality watch has picked, while its layers are stored one after the other.
+  // A window that the quality watch has selected, while its layers are being stored.
   struct WindowMeasurement {
     int head = 0;
     std::vector<QualitySample> layers;
@@ -97,18 +97,18 @@ class CpuSequence final : public Sequence {
   const std::shared_ptr<const KeyspaceBinding> keyspace_;
   std::shared_ptr<const Lease> lease_;
   TokenLog log_;
-  // Page i of the sequence. Owned pages are written through `own_` until they are complete.
+  // pages_[i] is page i of the sequence. `own_` has the pages that are still being written.
   std::vector<std::shared_ptr<const Page>> pages_;
   std::vector<std::shared_ptr<Page>> own_;
   std::vector<uint64_t> addresses_;  // work space of Attend
   RecentRows rows_;
   std::vector<LayerState> layers_;
   HeldQueries queries_;
-  std::map<int, WindowMeasurement> measured_;  // by page
-  int fresh_ = 0;                              // tokens of the pass that is under way
+  std::map<int, WindowMeasurement> measured_;  // keyed by page
+  int fresh_ = 0;                              // tokens of the pass under way
   int complete_pages_;                         // pages with all tiles and a key
   int published_pages_;
-  // The first page that held a non-finite row: it and those behind it stay in the sequence.
+  // The first page with a non-finite row; this page and those behind it are not published.
   int damaged_page_ = std::numeric_limits<int>::max();
   bool finished_ = false;
   SequenceStats stats_;

@@ -15,10 +15,10 @@
 
 namespace crumb::client {
 
-// The worker of the CPU back end: see Worker for the contract.
+// CpuWorker is the Worker that computes on the CPU: see Worker for the contract.
 class CpuWorker final : public Worker {
  public:
-  // `client` is borrowed and may be null. kInvalidArgument: WorkerOptions::Validate.
+  // `client` is borrowed and may be null. kInvalidArgument: WorkerOptions::Validate fails.
   static absl::StatusOr<std::unique_ptr<CpuWorker>> Create(const WorkerOptions& options,
                                                            Client* client);
 
@@ -40,7 +40,7 @@ class CpuWorker final : public Worker {
   const WorkerOptions options_;
   const CpuBackend backend_;
   HostPageReader reader_;
-  std::unique_ptr<SequenceStarter> starter_;  // its thread uses all of the above
+  std::unique_ptr<SequenceStarter> starter_;  // its thread uses everything above
 };
 
 }  // namespace crumb::client

@@ -9,15 +9,16 @@
 
 namespace crumb::client {
 
-// The queries of the latest tokens of a sequence, by layer, for measuring with. Not thread-safe.
+// HeldQueries keeps the queries of a sequence's latest tokens, per layer, for the quality watch.
+// Not thread-safe.
 class HeldQueries {
  public:
   static constexpr int kTokens = 4;
 
-  // `row` elements of one token's queries of all heads.
+  // `row` is the number of elements in one token's queries of all heads.
   HeldQueries(int layers, int row) : row_(row), held_(layers, 0) {}
 
-  // Keeps the last of `tokens` rows of one layer. q [tokens, row]
+  // Keeps the last kTokens of the `tokens` rows of one layer. q [tokens, row]
   void Hold(int layer, int tokens, const kernels::Bf16* q) {
     if (rows_.empty()) rows_.resize(held_.size() * kTokens * row_);
     const int kept = std::min(tokens, kTokens);
@@ -28,7 +29,8 @@ class HeldQueries {
 
   bool Has(int layer) const { return held_[layer] > 0; }
 
-  // Those of query heads [head_begin, head_end), of `dim` elements each: [tokens, heads, dim].
+  // Returns the kept queries of query heads [head_begin, head_end), of `dim` elements each:
+  // [tokens, heads, dim].
   std::vector<float> Take(int layer, int head_begin, int head_end, int dim) const {
     std::vector<float> out;
     for (int t = 0; t < held_[layer]; ++t) {
@@ -42,7 +44,7 @@ class HeldQueries {
 
  private:
   int row_;
-  std::vector<int> held_;            // rows of each layer
+  std::vector<int> held_;            // number of kept rows per layer
   std::vector<kernels::Bf16> rows_;  // [layers, kTokens, row]
 };
 

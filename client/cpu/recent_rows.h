@@ -9,21 +9,21 @@
 
 namespace crumb::client {
 
-// BF16 keys and values of the latest tokens of one sequence, for all layers: a ring per (layer, KV
-// head) in which the row of position p lies in slot p % capacity. Not thread-safe; different layers
-// may be written and read at once.
+// RecentRows holds BF16 keys and values of the latest tokens of one sequence, for all layers, in
+// one ring per (layer, KV head): the row of position p lies in slot p % capacity. Not thread-safe,
+// except that different layers may be written and read at once.
 class RecentRows {
  public:
   RecentRows(int layers, int kv_heads, int head_dim);
 
-  // Makes room for `tokens` positions at once (rounded up to whole pages) and keeps the rows of
-  // [begin, end). kResourceExhausted: no memory; nothing has changed.
+  // Makes room for `tokens` positions (rounded up to whole pages) and keeps the rows of positions
+  // [begin, end). kResourceExhausted: there is no memory, and nothing has changed.
   absl::Status Resize(int tokens, int begin, int end);
 
-  // A copy that holds the rows of [begin, end).
+  // Returns a copy with the rows of positions [begin, end).
   absl::StatusOr<RecentRows> Copy(int begin, int end) const;
 
-  // Stores rows of positions [position, position + tokens) of one layer.
+  // Stores the rows of positions [position, position + tokens) of one layer.
   // k, v [tokens, kv_heads, head_dim]
   void Write(int layer, int position, int tokens, const kernels::Bf16* k, const kernels::Bf16* v);
 
@@ -31,7 +31,7 @@ class RecentRows {
   int slot(int position) const { return position % capacity_; }
   size_t bytes_per_token() const { return size_t{2} * row_bytes_ * layers_ * kv_heads_; }
 
-  // [kv_heads, capacity, head_dim] of one layer.
+  // The keys and values of one layer, [kv_heads, capacity, head_dim] each.
   const kernels::Bf16* k(int layer) const { return Part(layer, 0); }
   const kernels::Bf16* v(int layer) const { return Part(layer, 1); }
   int64_t head_stride() const { return int64_t{capacity_} * head_dim_; }  // elements

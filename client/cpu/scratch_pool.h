@@ -11,7 +11,7 @@
 
 namespace crumb::client {
 
-// Work memory that threads borrow for one kernel call: as many pieces as were ever in use at once.
+// ScratchPool lends work memory to kernel calls. It keeps as many pieces as were in use at once.
 // Thread-safe.
 class ScratchPool {
  public:
@@ -22,7 +22,7 @@ class ScratchPool {
     Piece(const Piece&) = delete;
     Piece& operator=(const Piece&) = delete;
     ~Piece() { pool_->GiveBack(std::move(bytes_), size_); }
-    std::byte* data() const { return bytes_.get(); }  // null: no memory
+    std::byte* data() const { return bytes_.get(); }  // null if there is no memory
 
    private:
     ScratchPool* pool_;

@@ -12,7 +12,7 @@ namespace crumb::client {
 
 using Layer = RotationSet::Layer;
 
-// Copies arrays of all layers to the device, on a stream of its own.
+// Uploader copies arrays of all layers to the device, on a stream of its own.
 class DeviceConstants::Uploader {
  public:
   Uploader(Device& device, const WorkerOptions& options)
@@ -31,8 +31,8 @@ class DeviceConstants::Uploader {
     return device_.Synchronize(done_.get());
   }
 
-  // `of` tells where a layer's `elements` floats are, each of which comes `copies` times in
-  // pieces of `piece`. Null in the first layer: null in all.
+  // `of` returns the address of a layer's `elements` floats. Each piece of `piece` floats is
+  // repeated `copies` times. If the first layer has none, no layer has.
   absl::Status Send(const std::function<const float*(const Layer&)>& of, size_t elements,
                     Array* array, size_t piece = 1, int copies = 1) {
     if (of(*layers_.front()) == nullptr) return absl::OkStatus();
@@ -50,7 +50,7 @@ class DeviceConstants::Uploader {
     return device_.ToDevice({&copy, 1}, stream_.get());
   }
 
-  // The rotation as the evict kernel reads it; null where there is none.
+  // Converts a rotation to the layout of the evict kernel; returns null if there is no rotation.
   absl::StatusOr<const kernels::cuda::EvictRotation*> Prepare(const Array& rotation,
                                                               DeviceBuffer* prepared) {
     if (rotation.elements == 0) return nullptr;
@@ -86,7 +86,7 @@ class DeviceConstants::Uploader {
   const std::vector<std::shared_ptr<const Layer>> layers_;
   OwnedStream stream_;
   OwnedEvent done_;
-  std::vector<std::vector<float>> sent_;  // until the copies are done
+  std::vector<std::vector<float>> sent_;  // kept until the copies are done
   std::vector<Array> plain_;
 };
 
@@ -108,7 +108,7 @@ absl::StatusOr<std::unique_ptr<DeviceConstants>> DeviceConstants::Upload(
   CRUMB_RETURN_IF_ERROR(uploader.Send([](const Layer& l) { return l.rotated_mean_k(); },
                                       vector * blocks, &c.rotated_mean_k_));
   CRUMB_RETURN_IF_ERROR(uploader.Send(mean_v, vector, &c.mean_v_));
-  // The evict kernel takes a mean for every position block.
+  // The evict kernel takes one mean per position block.
   CRUMB_RETURN_IF_ERROR(uploader.Send(mean_v, vector, &c.spread_mean_v_, options.head_dim, blocks));
   CRUMB_RETURN_IF_ERROR(
       uploader.Send([](const Layer& l) { return l.shift(); }, options.own_q_heads(), &c.shift_));

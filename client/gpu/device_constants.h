@@ -11,15 +11,15 @@
 
 namespace crumb::client {
 
-// A rank's rotations, means, feedback and shifts in device memory, as the kernels read them.
-// Immutable.
+// DeviceConstants holds a rank's rotations, means, feedback and shifts in device memory, in the
+// layout that the kernels read. Immutable.
 class DeviceConstants {
  public:
-  // Blocks until everything is there. `device` is borrowed.
+  // Blocks until all constants are copied. `device` is borrowed.
   static absl::StatusOr<std::unique_ptr<DeviceConstants>> Upload(Device& device,
                                                                  const WorkerOptions& options);
 
-  // Device addresses of one layer's data, as RotationSet::Layer has them; null: identity or zero.
+  // Device addresses of one layer's data, as in RotationSet::Layer; null means identity or zero.
   const float* rotation_k(int layer) const { return At(rotation_k_, layer); }
   const float* rotation_v(int layer) const { return At(rotation_v_, layer); }
   const float* mean_k_columns(int layer) const { return At(mean_k_columns_, layer); }

@@ -14,8 +14,8 @@
 
 namespace crumb::client {
 
-// BF16 rows of the latest tokens of one sequence, [layers, K and V, kv_heads, capacity, head_dim]:
-// the row of position p lies in slot p % capacity. Bytes.
+// RingShape describes the BF16 rows of one sequence's latest tokens, [layers, K and V, kv_heads,
+// capacity, head_dim]: the row of position p lies in slot p % capacity. Strides are in bytes.
 struct RingShape {
   int capacity = 0;
   int64_t token_stride = 0;
@@ -33,7 +33,7 @@ struct RingShape {
   }
 };
 
-// Sizes and strides of what a rank keeps in device memory.
+// DeviceGeometry has the sizes and strides of a rank's data in device memory.
 struct DeviceGeometry {
   explicit DeviceGeometry(const WorkerOptions& options)
       : layers(options.own_layers()),
@@ -59,7 +59,7 @@ struct DeviceGeometry {
             .bytes = static_cast<size_t>(2 * row * capacity * kv_heads * layers)};
   }
 
-  // Rows of sinks, which lie as BF16 pages do.
+  // Returns the rows of sinks, which are laid out as BF16 pages.
   kernels::cuda::Bf16Rows SinkRows(int layer, const uint64_t* addresses) const {
     const auto tile_bytes = static_cast<int64_t>(tile.bf16_bytes());
     return {.address = addresses,
@@ -69,12 +69,12 @@ struct DeviceGeometry {
             .v_offset = tile_bytes / 2};
   }
 
-  // A page without key in `slot`.
+  // Creates a page without key in `slot`.
   std::shared_ptr<DevicePage> NewPage(kernels::PageFormat format,
                                       std::shared_ptr<const SlotRef> slot) const {
     return Filled(std::make_shared<DevicePage>(), format, std::move(slot));
   }
-  // The same of a run.
+  // Does the same with memory of `run`, for the pages of a prefix.
   std::shared_ptr<DevicePage> NewPage(kernels::PageFormat format,
                                       std::shared_ptr<const SlotRef> slot,
                                       RunAllocator<DevicePage>& run) const {

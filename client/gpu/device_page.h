@@ -13,7 +13,7 @@ namespace crumb::client {
 
 class PrefixLoad;
 
-// Set by one thread, looked at by others, which see what was done before. Copied as it is.
+// Flag is set by one thread and read by others, which then see all writes before Set. Copyable.
 class Flag {
  public:
   Flag() = default;
@@ -26,18 +26,19 @@ class Flag {
   mutable std::atomic<bool> set_{false};
 };
 
-// A page in device memory: `tiles` is a device address that no host code reads.
+// DevicePage is a page in device memory: `tiles` is a device address, which host code must not
+// read.
 struct DevicePage : Page {
   std::shared_ptr<const SlotRef> slot;
-  std::shared_ptr<const PrefixLoad> load;  // what brings it; null: made here
-  PassRef written;                         // made here: the pass that writes its last tile
-  Flag has_sums;                           // tile_sums are there, and stay as they are
-  Flag damaged;                            // its bytes are not what was written
+  std::shared_ptr<const PrefixLoad> load;  // the load that copies it here; null: made here
+  PassRef written;                         // if made here: the pass that writes its last tile
+  Flag has_sums;                           // tile_sums are complete and do not change any more
+  Flag damaged;                            // its bytes are not those that were written
 
   DeviceAddress address() const { return slot->address; }
 };
 
-// The pages of a device worker's table and sequences are all of this kind.
+// Downcasts a page of a GPU worker's table or sequences, which are all DevicePages.
 inline const DevicePage& OnDevice(const Page& page) { return static_cast<const DevicePage&>(page); }
 
 }  // namespace crumb::client

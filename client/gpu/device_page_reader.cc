@@ -16,7 +16,7 @@ absl::StatusOr<std::unique_ptr<DevicePageReader>> DevicePageReader::Create(Devic
   return reader;
 }
 
-// Pages are published when their pass was seen to be done, so the copies wait for nothing.
+// Pages are published after their pass is done, so that the copies wait for nothing.
 absl::StatusOr<std::vector<std::vector<uint32_t>>> DevicePageReader::Read(
     std::span<const std::shared_ptr<const Page>> pages, std::span<std::byte* const> to) {
   std::vector<std::vector<uint32_t>> sums;
@@ -28,7 +28,7 @@ absl::StatusOr<std::vector<std::vector<uint32_t>>> DevicePageReader::Read(
   }
   const std::shared_ptr<const PinnedArena> arena = pinner_.Use();
   const absl::Status queued = device_.ToHost(arena->CutToHost(copies), stream_.get());
-  // Also after an error: a part of it may be on its way to memory that the caller gives back.
+  // Waits even after an error, because some copies to memory of the caller may be in flight.
   CRUMB_RETURN_IF_ERROR(device_.Record(done_.get(), stream_.get()));
   CRUMB_RETURN_IF_ERROR(device_.Synchronize(done_.get()));
   CRUMB_RETURN_IF_ERROR(queued);

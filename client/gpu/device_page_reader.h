@@ -10,15 +10,16 @@
 
 namespace crumb::client {
 
-// Copies pages from device memory by the copy engine, on a stream of its own. The sums are those
-// that came with the pages: crumbd compares them with what arrived.
+// DevicePageReader copies pages from device memory to the host with the copy engine, on a stream of
+// its own. It returns the checksums that the pages were made with, so that crumbd detects errors of
+// the copy.
 class DevicePageReader final : public PageReader {
  public:
-  // Both borrowed.
+  // Both are borrowed.
   static absl::StatusOr<std::unique_ptr<DevicePageReader>> Create(Device& device,
                                                                   ArenaPinner& pinner);
 
-  // By one thread at a time.
+  // Called by one thread at a time.
   absl::StatusOr<std::vector<std::vector<uint32_t>>> Read(
       std::span<const std::shared_ptr<const Page>> pages, std::span<std::byte* const> to) override;
 

@@ -13,10 +13,10 @@
 
 namespace crumb::client {
 
-// Where the tables and results of one evict launch lie, in pinned memory as in the device's. The
-// launch reads what comes before `sums`.
+// EvictTable has the addresses of the tables and results of one evict launch, with the same layout
+// in pinned and in device memory. The launch reads the tables before `sums`.
 struct EvictTable {
-  // Of at most `windows` windows of `tiles` tiles each, at `base`.
+  // Returns the table at `base` for at most `windows` windows of `tiles` tiles each.
   static EvictTable At(uint64_t base, int windows, int tiles);
   static size_t Bytes(int windows, int tiles);
 
@@ -33,16 +33,16 @@ struct EvictTable {
   }
 };
 
-// Pinned tables, taken for one launch each and given back when the host has seen its results.
-// Thread-safe.
+// EvictResults owns pinned tables. A launch takes a table and returns it once the host has read the
+// results. Thread-safe.
 class EvictResults {
  public:
   static absl::StatusOr<std::unique_ptr<EvictResults>> Create(Device& device, int count,
                                                               int windows, int tiles);
 
-  // Gives the table back on destruction.
+  // Returns the table to EvictResults on destruction.
   using Table = std::shared_ptr<const EvictTable>;
-  // Blocks while all are taken: those of launches that are enqueued come back by themselves.
+  // Blocks while all tables are taken; those of enqueued launches return by themselves.
   Table Take();
 
   int windows() const { return windows_; }

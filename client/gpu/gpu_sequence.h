@@ -17,12 +17,13 @@
 
 namespace crumb::client {
 
-// See DeviceSequence for the contract. Holds what a sequence has in device memory; GpuBatch
-// works on it.
+// GpuSequence is the DeviceSequence of GpuWorker: see DeviceSequence for the contract. It holds a
+// sequence's state, which GpuBatch modifies.
 class GpuSequence final : public DeviceSequence {
  public:
   GpuSequence(const GpuWorkerParts& parts, const SequenceOptions& options, SequenceStart start);
-  // A fork: shares pages and has neither rows nor, while its sink is not full, a sink.
+  // Creates a fork that uses the origin's first `shared_pages` pages. It has no rows yet, and no
+  // sink if the origin's is not full.
   GpuSequence(const GpuSequence& origin, int shared_pages);
 
   int length() const override { return log.length(); }
@@ -30,42 +31,45 @@ class GpuSequence final : public DeviceSequence {
   int pass_tokens_max() const override;
   SequenceStats stats() const override;
 
-  // The first position whose row is attended or stored later.
+  // Returns the first position whose row will still be attended or stored.
   int RowsBegin() const;
-  // Whether page `index` is to be published when it settles.
+  // Returns whether page `index` will be published once it settles.
   bool Publishes(int index) const;
-  // Adds the page behind the last one, whose tiles are about to be enqueued.
+  // Appends a page whose tiles are about to be enqueued.
   UnsettledPage AddPage(std::shared_ptr<DevicePage> page);
-  // The sink as others may have it, when its last row has been enqueued.
+  // Turns the sink into a page that other sequences can use, once its last row is enqueued.
   UnsettledPage CompleteSink();
-  // The first page that was damaged on its way from crumbd, or -1. With `wait` it is known;
-  // without, what is still on its way is looked at later.
+  // Returns the first page that was damaged on its way from crumbd, or -1. With `wait` it blocks
+  // until all loads are checked; otherwise it ignores loads that are still in flight.
   int DamagedLoad(bool wait);
-  // The first page that was found damaged where it lies, or -1.
+  // Returns the first page that the scrubber found damaged, or -1.
   int DamagedPage();
-  // Gives up what a finished sequence holds.
+  // Releases everything that a finished sequence holds.
   void Release();
 
-  const uint64_t id;  // no other sequence of the process has it
+  const uint64_t id;  // unique in the process
   const GpuWorkerParts& parts;
   const SequenceOptions options;
   const std::shared_ptr<const KeyspaceBinding> keyspace;
   TokenLog log;
-  std::vector<std::shared_ptr<const Page>> pages;        // enqueued or loaded; the sink first
-  std::shared_ptr<DevicePage> open_sink;                 // until it is full: not in `pages`
-  std::shared_ptr<const SlotRef> rows;                   // null: none yet
-  bool prompt_rows = false;                              // `rows` has the shape of prompt_ring
-  PassRef last;                                          // the latest pass
-  std::vector<std::shared_ptr<const PrefixLoad>> loads;  // not known to be sound
+  // pages that are enqueued or loaded; the sink first
+  std::vector<std::shared_ptr<const Page>> pages;
+  std::shared_ptr<DevicePage> open_sink;  // the sink until it is full; then it is in `pages`
+  std::shared_ptr<const SlotRef> rows;    // null: there are none yet
+  bool prompt_rows = false;               // `rows` has the shape of prompt_ring
+  PassRef last;                           // the latest pass
+  // loads that are not yet known to be undamaged
+  std::vector<std::shared_ptr<const PrefixLoad>> loads;
   std::shared_ptr<PublishLimit> line;
-  std::shared_ptr<WindowSample> sample;  // for a window that leaves soon; mostly null
-  bool joined = false;                   // the stream of its first pass waited for pages of others
-  int fresh = 0;                         // tokens of the pass under way
+  std::shared_ptr<WindowSample> sample;  // for a window that is evicted soon; usually null
+  bool joined = false;  // the stream of its first pass has waited for pages of other sequences
+  int fresh = 0;        // tokens of the pass under way
   bool finished = false;
 
   kernels::PageFormat history_format() const { return keyspace->history_format; }
   const RingShape& ring() const { return prompt_rows ? parts.prompt_ring : parts.decode_ring; }
-  // Pages whose tiles are enqueued; the sink counts always.
+  // Returns the number of pages whose tiles are enqueued, including the sink even before it is
+  // full.
   int stored_pages() const { return std::max<int>(1, static_cast<int>(pages.size())); }
   DeviceAddress sink_address() const {
     return pages.empty() ? open_sink->address() : OnDevice(*pages.front()).address();
@@ -74,7 +78,8 @@ class GpuSequence final : public DeviceSequence {
  private:
   std::shared_ptr<const Lease> lease_;
   SequenceStats stats_;
-  uint64_t damages_seen_ = 0;  // of those that the scrubber found
+  // Number of the scrubber's damages that this sequence has checked for.
+  uint64_t damages_seen_ = 0;
 };
 
 }  // namespace crumb::client

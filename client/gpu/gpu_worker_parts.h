@@ -20,7 +20,8 @@ namespace crumb::client {
 
 class PageScrubber;
 
-// What the batches and sequences of one device worker share. Everything is borrowed from it.
+// The parts of a GPU worker that all of its batches and sequences use. Everything is borrowed from
+// the worker.
 struct GpuWorkerParts {
   Device& device;
   const WorkerOptions& options;
@@ -38,10 +39,10 @@ struct GpuWorkerParts {
   SlotPool& prompt_rings;
   EvictResults& results;
   PageSettler& settler;
-  WindowWatch* watch;            // null: the quality is not watched
-  const PageScrubber* scrubber;  // null: nothing is scrubbed
+  WindowWatch* watch;            // null: quality is not watched
+  const PageScrubber* scrubber;  // null: there is no scrubbing
 
-  // Slots of history pages.
+  // Returns the slots of history pages of this format.
   SlotPool& PagesOf(kernels::PageFormat format) const {
     return format == kernels::PageFormat::kBf16 ? bf16_pages : pages;
   }

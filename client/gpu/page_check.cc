@@ -10,7 +10,7 @@
 namespace crumb::client {
 namespace {
 
-// Of a launch. An H200 has 132 multiprocessors.
+// Thread blocks of a launch; few, so that other streams keep most of an H200's 132 SMs.
 constexpr int kBlocks = 8;
 
 }  // namespace
@@ -48,7 +48,7 @@ absl::StatusOr<std::vector<bool>> PageCheck::FindDamaged(
     std::copy_n(sums[i].data(), tiles, host.sums + tiles * i);
   }
   const absl::Status enqueued = Enqueue(pages);
-  // Also after an error: a part of it may be reading the pages.
+  // Waits even after an error, because some launches may be reading the pages.
   CRUMB_RETURN_IF_ERROR(device_.Record(done_.get(), stream_.get()));
   CRUMB_RETURN_IF_ERROR(device_.Synchronize(done_.get()));
   CRUMB_RETURN_IF_ERROR(enqueued);

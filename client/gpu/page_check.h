@@ -15,22 +15,24 @@
 
 namespace crumb::client {
 
-// Sums the tiles of pages where they lie, on a stream of its own. A launch is one page on a few
-// multiprocessors: what other streams enqueue waits for no more than that. One thread at a time.
+// PageCheck verifies checksums of pages in device memory, on a stream of its own. A launch covers
+// one page on a few SMs, so that other streams never wait for more than that. Used by one thread at
+// a time.
 class PageCheck {
  public:
-  // Of `pages_max` pages at once. All borrowed.
+  // Checks up to `pages_max` pages at once. Everything is borrowed.
   static absl::StatusOr<std::unique_ptr<PageCheck>> Create(Device& device,
                                                            const DeviceGeometry& geometry,
                                                            size_t pages_max);
 
-  // Which of the pages, whose last tile is written, have a tile whose sum is not the one in `sums`:
-  // one entry a page, layer by layer, head by head. Blocks until it is known.
+  // Returns for each page whether it has a tile whose checksum is not the one in `sums`: one entry
+  // per page, layer by layer, head by head. Blocks until the result is known. REQUIRES: the last
+  // tile of each page is written.
   absl::StatusOr<std::vector<bool>> FindDamaged(std::span<const std::shared_ptr<const Page>> pages,
                                                 std::span<const std::span<const uint32_t>> sums);
 
  private:
-  // In pinned memory, and alike in the device's.
+  // Tables with the same layout in pinned and in device memory.
   struct Tables {
     uint64_t* to = nullptr;      // [pages_max]
     uint32_t* status = nullptr;  // [pages_max]

@@ -24,37 +24,37 @@
 
 namespace crumb::client {
 
-// Looks again at pages that are attended where they lie: whether their tiles still have the sums
-// that they were made with. Some of every prefix soon after it begins, and all that the worker
-// holds, one lap after the other; never more pages a second than it was told. Its thread and stream
-// are its own. A page that is damaged is given to nobody any more, in this worker and,
-// where it lies in a device pool, by crumbd; sequences that attend it hear of it by its mark.
-// Thread-safe.
+// PageScrubber verifies again, in device memory, the checksums of pages that sequences attend: some
+// pages of every prefix soon after it begins, and all pages of the worker in turn (a lap), up to a
+// number of pages per second. It has a thread and a stream of its own. A damaged page is not given
+// to further sequences, neither by this worker nor, if it lies in a device pool, by crumbd.
+// Sequences that attend it see its `damaged` flag. Thread-safe.
 class PageScrubber {
  public:
-  // All borrowed.
+  // Everything is borrowed.
   struct Parts {
     Device& device;
     const DeviceGeometry& geometry;
-    PageTable& table;          // of the pages that the worker holds
-    const WorkerPools* pools;  // null: none
-    Client* client;            // null: none
+    PageTable& table;          // the pages of the worker
+    const WorkerPools* pools;  // null: there are no pools
+    Client* client;            // null: there is no crumbd
     WorkerTally& tally;
   };
   static absl::StatusOr<std::unique_ptr<PageScrubber>> Create(const Parts& parts,
                                                               int pages_per_second);
-  // Ends the round that is under way.
+  // Ends the round under way.
   ~PageScrubber();
 
-  // The pages that a sequence begins with: one of `every` is looked at soon, another one each time.
-  // 0: none. Bounded: what there is no room for is counted, and has its turn in a lap.
+  // Offers the pages with which a sequence begins: one of `every` pages, at an offset that changes
+  // from call to call, is checked soon. 0: none. Pages beyond the bound of the queue are counted
+  // and left to a lap.
   void Offer(std::span<const std::shared_ptr<const Page>> pages, uint32_t every);
-  // How many damaged pages were found.
+  // Returns how many damaged pages were found.
   uint64_t damages() const { return damages_.load(std::memory_order_acquire); }
 
  private:
   using Pages = std::vector<std::weak_ptr<const Page>>;
-  // A page with the sums that it should have.
+  // A page and its expected checksums.
   struct Item {
     std::weak_ptr<const Page> page;
     std::vector<uint32_t> sums;
@@ -63,7 +63,7 @@ class PageScrubber {
   PageScrubber(const Parts& parts, int pages_per_second);
   void Run();
   bool Wait();
-  // Answers how many pages there were to look at.
+  // Checks the pages of one round and returns their number.
   size_t Round();
   Pages Choose();
   std::shared_ptr<const Page> NextOfLap();
@@ -74,20 +74,21 @@ class PageScrubber {
 
   const Parts parts_;
   const size_t round_pages_;
-  const Duration interval_;  // of rounds
+  const Duration interval_;  // time between two rounds
   std::atomic<uint64_t> damages_{0};
   std::atomic<uint32_t> turn_{0};
 
-  // The thread's.
+  // Members that only the thread uses.
   std::unique_ptr<PageCheck> check_;
-  std::vector<PageKey> lap_;  // to come
+  std::vector<PageKey> lap_;  // keys of the present lap that are still to be checked
   TimePoint due_;
-  std::deque<std::shared_ptr<const Page>> unreported_;  // damaged, and crumbd does not know yet
+  // damaged pages that crumbd does not know of yet
+  std::deque<std::shared_ptr<const Page>> unreported_;
 
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::weak_ptr<const Page>> offered_ ABSL_GUARDED_BY(mutex_);
-  bool idle_ ABSL_GUARDED_BY(mutex_) = false;  // nothing was there to look at
+  bool idle_ ABSL_GUARDED_BY(mutex_) = false;  // the last round found no page to check
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Thread thread_;
 };

@@ -116,7 +116,7 @@ absl::Status WindowEvictor::Launch(const Area& area, const RingShape& ring, Page
   return parts_.device.kernels().Evict(params, timeline_->stream());
 }
 
-// Status and sums lie side by side.
+// Status and checksums are adjacent, so that one copy suffices.
 absl::Status WindowEvictor::Download(const Area& area, size_t windows, const EvictTable& to) {
   const size_t sums = sizeof(uint32_t) * windows * parts_.geometry.tiles();
   const auto begin = reinterpret_cast<uint64_t>(to.status);

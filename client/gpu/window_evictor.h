@@ -14,34 +14,35 @@
 
 namespace crumb::client {
 
-// A window that is due to leave its sequence's rows, and the slot it goes to.
+// A window that is due for eviction, and the slot of its page.
 struct DueWindow {
   GpuSequence* sequence = nullptr;
   std::shared_ptr<const SlotRef> slot;
 };
 
-// Turns windows of sequences into pages, all layers and sequences in one launch: those of a decode
-// pass by a launch that may be captured, others at once. Not thread-safe.
+// WindowEvictor turns windows of sequences into pages, for all layers and sequences in one launch:
+// the windows of a decode pass in a launch that may be captured, others at once. Not thread-safe.
 class WindowEvictor {
  public:
-  // `windows` of a decode pass at most. `parts` is borrowed.
+  // `parts` is borrowed. A decode pass evicts at most `windows` windows.
   static absl::StatusOr<std::unique_ptr<WindowEvictor>> Create(
       const GpuWorkerParts& parts, const std::shared_ptr<Timeline>& timeline, int windows);
 
-  // Each window is the next one of its sequence; of one sequence in order.
-  // Evicts windows as passes of their own.
+  // Evicts windows in passes of their own. REQUIRES: each window is the next one of its sequence,
+  // and windows of one sequence are in order.
   absl::Status EvictNow(std::span<const DueWindow> windows);
 
-  // Tells the device which windows of decode rings leave for INT2 pages in the pass that was begun.
+  // Copies the table of the windows that leave decode rings for INT2 pages in this pass to the
+  // device.
   absl::Status Prepare(uint64_t pass, std::span<const DueWindow> windows);
-  // The launch of that pass: the same for every one.
+  // Launches the eviction of the pass, with the same parameters in every pass.
   absl::Status Launch();
-  // Brings its results back; call Settle behind the end of the pass.
+  // Enqueues the copy of the results to the host. Settle is called after the end of the pass.
   absl::Status Collect();
   void Settle(uint64_t pass);
 
  private:
-  // A launch's tables on the device, laid out as EvictResults lays them out, and its workspace.
+  // The tables of a launch in device memory, laid out as in EvictTable, and its workspace.
   struct Area {
     int windows_max = 0;
     DeviceBuffer memory;
@@ -52,31 +53,32 @@ class WindowEvictor {
   WindowEvictor(const GpuWorkerParts& parts, std::shared_ptr<Timeline> timeline)
       : parts_(parts), timeline_(std::move(timeline)) {}
   absl::Status MakeArea(int windows_max, Area* area);
-  // Adds the windows' pages to their sequences and writes `to`.
+  // Adds the windows' pages to their sequences and fills in the table `to`.
   std::vector<UnsettledPage> Fill(uint64_t pass, std::span<const DueWindow> windows,
                                   const EvictTable& to);
-  // A window that is to be measured, and its page.
+  // A window selected for measurement, and its page.
   struct SampledPage {
     std::shared_ptr<WindowSample> sample;
     std::shared_ptr<const DevicePage> page;
   };
-  // Keeps the rows of the windows that are to be measured, pages[i] of windows[i].
+  // Keeps the rows of the windows that were selected for measurement; pages[i] belongs to
+  // windows[i].
   absl::Status HoldSamples(uint64_t pass, std::span<const DueWindow> windows,
                            std::span<const UnsettledPage> pages, std::vector<SampledPage>* sampled);
   void Measure(std::vector<SampledPage> sampled);
   absl::Status Upload(const EvictTable& from, const Area& area);
   absl::Status Launch(const Area& area, const RingShape& ring, kernels::PageFormat format);
   absl::Status Download(const Area& area, size_t windows, const EvictTable& to);
-  // Of one kind of rows and one format.
+  // Evicts windows with one kind of rows and one page format.
   absl::Status EvictSome(std::span<const DueWindow> windows);
 
   const GpuWorkerParts& parts_;
   const std::shared_ptr<Timeline> timeline_;
   Area captured_;
   Area now_;
-  PinnedBuffer none_;            // the table of a pass without windows: their number
-  bool none_there_ = false;      // the device has it
-  EvictResults::Table results_;  // of the pass under way; null without windows
+  PinnedBuffer none_;            // the table of a pass without windows
+  bool none_there_ = false;      // the device has that table already
+  EvictResults::Table results_;  // results of the pass under way; null without windows
   std::vector<UnsettledPage> pages_;
   std::vector<SampledPage> sampled_;
 };

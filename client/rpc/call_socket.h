@@ -16,34 +16,36 @@
 
 namespace crumb::client {
 
-// A session's socket for questions that shall not wait for gRPC's threads: the caller sends and
-// receives by itself. One question at a time. Thread-safe.
+// CallSocket carries Acquires over a session's Unix socket instead of gRPC, so that no request
+// waits for gRPC's threads: the calling thread sends and receives by itself. One request is in
+// flight at a time. Thread-safe.
 class CallSocket {
  public:
   explicit CallSocket(UniqueFd socket) : socket_(std::move(socket)) {}
 
-  // What an answer brings besides.
+  // Flags of a response besides its message.
   struct ResponseFlags {
-    bool fragments_apart = false;  // see SocketAnswer
+    bool fragments_apart = false;  // see SocketAnswer in call_socket.proto
   };
 
-  // Sends and returns; this and the places of the answer must outlive the result. Null: to be
-  // asked over gRPC, because another question is under way, it is too large, or crumbd has closed
-  // the socket.
+  // Sends the request and returns without waiting. The socket, `response` and `flags` must outlive
+  // the result. Returns null if the caller has to use gRPC: another request is in flight, this one
+  // is too large, or crumbd has closed the socket.
   std::unique_ptr<PendingCall> Start(const v1::AcquireRequest& request, TimePoint deadline,
                                      v1::AcquireResponse* response, ResponseFlags* flags);
 
  private:
   class SocketCall;
 
-  // The answer to `number`, without waiting if `deadline` has passed; drops those to others, which
-  // nobody waits for any more. kDeadlineExceeded; kUnavailable: the socket is of no use any more.
+  // Receives the response with this number and discards responses to abandoned requests. Does not
+  // wait if `deadline` has passed. kDeadlineExceeded: not yet received; kUnavailable: the socket is
+  // closed or out of step.
   absl::Status Receive(uint64_t number, TimePoint deadline, v1::SocketAnswer* answer);
   void NoteClosed();
   void NoteEnded();
 
   const UniqueFd socket_;
-  std::string buffer_;  // of who has asked
+  std::string buffer_;  // belongs to the caller whose request is in flight
   Mutex mutex_;
   bool in_flight_ ABSL_GUARDED_BY(mutex_) = false;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;

@@ -24,23 +24,24 @@
 
 namespace crumb::client {
 
-// crumbd's answer to a PoolRequest.
+// The response to a PoolRequest, with the descriptors that crumbd sent along.
 struct PoolExchange {
   v1::PoolAnswer answer;
   std::vector<UniqueFd> fds;
 };
 
-// One session with one life of crumbd: its token, its memory and the channel to it. Stays usable
-// for reading when crumbd is gone. Thread-safe. In a forked child it must not be used, only
-// destroyed.
+// Connection is one session with one process of crumbd: its token, its shared memory and its
+// channels. It stays usable for reading after crumbd has died. Thread-safe. A forked child may only
+// destroy it.
 class Connection {
  public:
-  // Opens a session at the socket folder and maps the memory that crumbd sends. kUnavailable or
-  // kNotFound: no process listens there; kFailedPrecondition: crumbd refused; kDeadlineExceeded.
-  // Blocks up to connect_timeout for all steps together, and even if crumbd accepts no connection.
+  // Opens a session at the socket folder and maps the memory that crumbd sends. Blocks up to
+  // connect_timeout for all steps together, even if crumbd accepts no connection. kUnavailable,
+  // kNotFound: no process listens there; kFailedPrecondition: crumbd refused; kDeadlineExceeded: it
+  // took too long.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options);
 
-  // Without session and memory. Waits up to connect_timeout for the first connection.
+  // Opens a channel over TCP, without session and memory. Blocks up to connect_timeout for it.
   static std::shared_ptr<Connection> OpenTcp(const ClientOptions& options);
 
   Connection(const Connection&) = delete;
@@ -48,32 +49,34 @@ class Connection {
   ~Connection();
 
   RpcStub& stub() const { return *stub_; }
-  // Null: questions go over gRPC.
+  // Null if every call has to use gRPC.
   CallSocket* calls() const { return calls_.get(); }
   const std::string& token() const { return token_; }  // hexadecimal; empty over TCP
   const std::string& engine() const { return engine_; }
   uint64_t epoch() const { return epoch_; }
 
-  // For who pins it: from the first call on nothing of it is let go before the connection is.
+  // Returns the mapped memory for callers that pin it: after the first call all of it stays mapped
+  // until the connection is destroyed.
   const MappedMemory& mapped() const;
-  // Asks about device pools; `fds` stay the caller's. Blocks up to connect_timeout, and while
-  // others ask. Errors are crumbd's; kFailedPrecondition: it has no device pools; kUnavailable: the
-  // connection is broken.
+  // Sends a request about device pools and receives the response. `fds` stay the caller's. Blocks
+  // up to connect_timeout, and longer while other threads call. Returns crumbd's errors;
+  // kFailedPrecondition: crumbd has no device pools; kUnavailable: the connection is broken.
   absl::StatusOr<PoolExchange> CallPool(const v1::PoolRequest& request, std::span<const int> fds);
 
-  // kDataLoss: outside the slabs. Valid under a lease that names the slab.
+  // Returns the bytes of a slab from `offset` on; valid under a lease that names the slab.
+  // kDataLoss: outside the slabs.
   absl::StatusOr<std::span<const std::byte>> SlabBytes(uint32_t slab, uint64_t offset) const;
-  // Lets the memory of a slab go that crumbd says holds nothing any more, under no lease of this
-  // session; not when it may be pinned.
+  // Releases the memory of a slab that crumbd has reported empty and that no lease of this session
+  // uses. Does nothing if the memory may be pinned.
   void ForgetSlab(uint32_t slab) const;
-  // `size` bytes at `offset` of the staging memory. kDataLoss: outside.
+  // Returns `size` bytes at `offset` of the staging memory. kDataLoss: outside of it.
   absl::StatusOr<std::span<std::byte>> StagingBytes(uint64_t offset, size_t size) const;
 
  private:
   Connection();
   absl::Status Handshake(const ClientOptions& options, TimePoint deadline);
-  // Takes the `index`th descriptor of those that crumbd sends for `welcome`, in the order of
-  // SessionWelcome. Memory is mapped and its descriptor closed at once.
+  // Takes over the `index`th descriptor that belongs to `welcome`, in the order of SessionWelcome.
+  // Memory is mapped and its descriptor closed at once.
   absl::Status TakeDescriptor(const v1::SessionWelcome& welcome, size_t index, UniqueFd fd,
                               const ClientOptions& options);
   void ReceiveGrants() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -81,19 +84,19 @@ class Connection {
   const pid_t pid_;
   bool device_pools_ = false;
   Mutex pool_call_mutex_;
-  bool out_of_step_ ABSL_GUARDED_BY(pool_call_mutex_) =
-      false;              // question and answer may be out of step
+  // A pool request lacks its complete response.
+  bool out_of_step_ ABSL_GUARDED_BY(pool_call_mutex_) = false;
   UniqueFd socket_;       // crumbd ends the session when it is closed and no lease is left
-  UniqueFd pool_socket_;  // for questions about pools; none: `socket_`
+  UniqueFd pool_socket_;  // for pool requests; if invalid, `socket_` is used
   std::string token_;
   std::string engine_;
   uint64_t epoch_ = 0;
   Mapping staging_;
-  std::vector<Mapping> slabs_;  // all of them, unless they are granted one by one
+  std::vector<Mapping> slabs_;  // all slabs, unless crumbd grants them one by one
   bool grants_ = false;
   mutable Mutex mutex_;
   mutable bool mapped_used_ ABSL_GUARDED_BY(mutex_) = false;
-  mutable MappedMemory mapped_;  // changes, with the lock, until it is used; no granted slabs
+  mutable MappedMemory mapped_;  // without granted slabs; changes only until mapped_used_
   mutable std::unordered_map<uint32_t, Mapping> granted_ ABSL_GUARDED_BY(mutex_);
   std::unique_ptr<RpcStub> stub_;
   std::unique_ptr<CallSocket> calls_;

@@ -12,17 +12,17 @@
 namespace crumb::client {
 namespace {
 
-// Giving back and the last report of counters: crumbd drops what it does not hear of when the
-// process ends, so this is worth a short wait only.
+// Timeouts for returning leases and for the last report of counters. They are short because crumbd
+// releases everything anyway when the process ends.
 constexpr Duration kReturnTimeout = std::chrono::milliseconds(500);
 constexpr Duration kFarewellTimeout = std::chrono::milliseconds(100);
-// Slots of a pool in one call.
+// Number of slots returned in one call.
 constexpr size_t kSlotsPerReturn = 1024;
-// Keyspaces whose state is remembered; a process uses a few.
+// Number of keyspaces whose state is remembered; a process uses a few.
 constexpr size_t kStatesMax = 4096;
-// Samples that wait for the next report; more are dropped, they are samples.
+// Number of samples that wait for the next report; further ones are dropped.
 constexpr size_t kSamplesMax = 4096;
-// Leases, Acquires or reservations given back in one call, fewer than crumbd takes in one.
+// Number of leases, Acquires or reservations returned in one call; crumbd accepts more.
 constexpr size_t kReturnsPerCall = 1024;
 
 void Add(SessionCounters& to, const SessionCounters& amounts) {
@@ -58,8 +58,8 @@ v1::SessionRequest ToRequest(const SessionCounters& counters) {
   return request;
 }
 
-// One call per connection for what it is to get back. A call that fails is not repeated: the
-// connection is lost and crumbd ends the session.
+// Sorts `returns` by connection and calls `call` once per connection. A call that fails is not
+// repeated: the connection is lost, and crumbd ends the session.
 template <typename Returns, typename Call>
 void ByConnection(Returns& returns, const Call& call) {
   std::sort(returns.begin(), returns.end(),
@@ -72,7 +72,7 @@ void ByConnection(Returns& returns, const Call& call) {
   }
 }
 
-// Gives `returns` back in calls of at most kReturnsPerCall entries.
+// Returns the entries of `returns` to crumbd in calls of at most kReturnsPerCall entries.
 template <typename Request, typename Response, typename Connection, typename Return, typename Add>
 void CallInPieces(Connection& connection, std::span<Return> returns, const Add& add) {
   while (!returns.empty()) {
@@ -150,12 +150,12 @@ std::shared_ptr<Connection> ConnectionKeeper::Wait(TimePoint deadline) const {
 void ConnectionKeeper::SetCurrent(std::shared_ptr<Connection> connection,
                                   std::shared_ptr<SessionStream> stream) {
   MutexLock lock(&mutex_);
-  // A process with another epoch may count generations from a lower one again.
+  // A restarted crumbd may count generations from a lower number again.
   if (connection != nullptr && connection->epoch() != generations_epoch_) {
     generations_epoch_ = connection->epoch();
     generations_.clear();
   }
-  // The former connection is let go outside the lock, by the caller's reference.
+  // The caller's reference releases the former connection outside the lock.
   current_ = std::move(connection);
   stream_ = std::move(stream);
   attempted_ = true;
@@ -180,7 +180,7 @@ void ConnectionKeeper::Run() {
     ReturnPending();
     if (stopping()) return;
     NoteFailure(opened.ok() ? absl::UnavailableError("the session stream ended") : opened.status());
-    opened = absl::UnavailableError("");  // lets the connection go before the wait
+    opened = absl::UnavailableError("");  // releases the connection before the wait
     BackOff();
   }
 }
@@ -192,7 +192,7 @@ void ConnectionKeeper::NoteFailure(const absl::Status& status) {
 }
 
 void ConnectionKeeper::BackOff() {
-  // Half fixed, half random, so that the workers of a host do not come all at once.
+  // Half of the wait is random, so that the workers of a host do not reconnect all at once.
   std::uniform_real_distribution<double> jitter(0.5, 1.0);
   const TimePoint until =
       Clock::Real().Now() + std::chrono::duration_cast<Duration>(backoff_ * jitter(random_));
@@ -353,7 +353,7 @@ void ConnectionKeeper::ReleaseSlotsLater(std::shared_ptr<Connection> connection,
   bool stopped;
   {
     MutexLock lock(&mutex_);
-    // What goes back together goes in one call.
+    // Slots of the same pool that are released together are returned in one call.
     SlotReturn* last = pending_.slots.empty() ? nullptr : &pending_.slots.back();
     if (last == nullptr || last->connection != connection || last->pool != pool ||
         last->slots.size() >= kSlotsPerReturn) {

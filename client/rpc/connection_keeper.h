@@ -22,37 +22,37 @@
 
 namespace crumb::client {
 
-// Keeps one connection to crumbd: opens it, holds its session stream, opens another when it is
-// lost, and gives leases and staging room back. Its thread sleeps while nothing happens.
-// Thread-safe. In a forked child only the methods that say so may be called.
+// ConnectionKeeper keeps one connection to crumbd: it opens it, reads its session stream, opens
+// another one when it is lost, and returns leases and staging room to crumbd. Its thread sleeps
+// while nothing happens. Thread-safe. A forked child may only call the methods that say so.
 class ConnectionKeeper {
  public:
   explicit ConnectionKeeper(const ClientOptions& options);
   ~ConnectionKeeper();
 
-  // Starts the thread and waits for the outcome of its first attempt.
+  // Starts the thread and blocks until its first attempt to connect has ended.
   void Start();
-  // Gives back what is pending, closes the connection, joins. Idempotent.
+  // Returns pending leases and room, closes the connection and joins the thread. Idempotent.
   void Stop();
 
-  // Null when there is none now.
+  // Returns null if there is no connection now.
   std::shared_ptr<Connection> current() const;
-  // Null when there is none by `deadline`.
+  // Returns null if there is no connection by `deadline`.
   std::shared_ptr<Connection> Wait(TimePoint deadline) const;
 
-  // Gives a lease or staging room back, soon. In a forked child: does nothing, they are the
-  // parent's.
+  // ReleaseLater returns a lease, and AbortLater staging room, in the background. In a forked child
+  // they do nothing, because leases and room belong to the parent.
   void ReleaseLater(std::shared_ptr<Connection> connection, uint64_t lease);
   void AbortLater(std::shared_ptr<Connection> connection, uint64_t offset);
-  // Gives back the lease of an Acquire whose answer did not arrive, if there is one.
+  // Returns the lease of an Acquire whose response did not arrive, if crumbd granted one.
   void ForgetLater(std::shared_ptr<Connection> connection, uint64_t request);
 
-  // Gives slots of a device pool back, soon.
+  // Returns slots of a device pool in the background.
   void ReleaseSlotsLater(std::shared_ptr<Connection> connection, const PoolId& pool,
                          std::span<const uint64_t> slots);
 
-  // `listener` hears of connections and demotions, on the thread, until StopListening returns. See
-  // PoolLink::Listen.
+  // Calls `listener` for connections and demotions, on the keeper's thread, until StopListening has
+  // returned. See PoolLink::Listen.
   absl::Status Listen(const PoolName& pool, PoolListener* listener);
   void StopListening(PoolListener* listener);
 
@@ -62,17 +62,17 @@ class ConnectionKeeper {
 
   KeyspaceState StateOf(const KeyspaceId& keyspace) const;
   void NoteState(const KeyspaceId& keyspace, KeyspaceState state);
-  // The highest generation that was noted; 0: none.
+  // Returns the highest generation that NoteGeneration was called with; 0: none.
   uint64_t GenerationOf(const KeyspaceId& keyspace) const;
   void NoteGeneration(const KeyspaceId& keyspace, uint64_t generation);
 
-  // Whether this is the process that made the keeper. May be called in a forked child.
+  // Returns whether this process created the keeper. May be called in a forked child.
   bool InOwnProcess() const;
 
  private:
   struct Return {
     std::shared_ptr<Connection> connection;
-    uint64_t id = 0;  // of a lease or an Acquire, or a staging offset
+    uint64_t id = 0;  // a lease, the number of an Acquire, or a staging offset
   };
   struct Listening {
     PoolName pool;
@@ -107,10 +107,10 @@ class ConnectionKeeper {
 
   const ClientOptions options_;
   const pid_t pid_;
-  std::minstd_rand random_;      // the thread's
-  Duration backoff_;             // the thread's
-  bool failure_logged_ = false;  // the thread's
-  TimePoint counters_due_;       // the thread's
+  std::minstd_rand random_;      // used by the thread only
+  Duration backoff_;             // used by the thread only
+  bool failure_logged_ = false;  // used by the thread only
+  TimePoint counters_due_;       // used by the thread only
 
   mutable Mutex mutex_;
   mutable CondVar changed_;
@@ -123,7 +123,7 @@ class ConnectionKeeper {
   SessionCounters counters_ ABSL_GUARDED_BY(mutex_);
   bool counted_ ABSL_GUARDED_BY(mutex_) = false;
   std::unordered_map<KeyspaceId, KeyspaceState> states_ ABSL_GUARDED_BY(mutex_);
-  // The highest generations that the crumbd of this epoch named.
+  // The highest generations that crumbd has named since it had generations_epoch_.
   std::unordered_map<KeyspaceId, uint64_t> generations_ ABSL_GUARDED_BY(mutex_);
   uint64_t generations_epoch_ ABSL_GUARDED_BY(mutex_) = 0;
   Mutex listening_;  // held while listeners are called

@@ -40,7 +40,7 @@ bool WellFormed(const v1::Fragments& at) {
          at.header_offsets_size() == count;
 }
 
-// What an answer tells of fragments on devices, as long as somebody reads it.
+// Owns the response's messages and headers that DeviceFragments refer to.
 struct DeviceFragmentStore {
   v1::DeviceFragments at;
   std::vector<FragmentHeader> shapes;
@@ -79,7 +79,7 @@ bool SameShape(const FragmentHeader& a, const FragmentHeader& b) {
          a.generation == b.generation;
 }
 
-// The header of a fragment whose shape and place are store.
+// Decodes the header of a fragment whose shape and slot are known.
 MissReason ReadDeviceHeader(const AcquireRequest& request, const std::string& encoded,
                             DeviceFragment& fragment) {
   fragment.header = std::as_bytes(std::span(encoded.data(), encoded.size()));
@@ -90,7 +90,8 @@ MissReason ReadDeviceHeader(const AcquireRequest& request, const std::string& en
                        request.keys[static_cast<size_t>(fragment.page)]);
 }
 
-// Of a fragment whose shape is store. False: they are not there.
+// Sets the checksums of the request's peer_sums tiles, for a fragment whose shape is known. Returns
+// false if the message has too few.
 bool ReadFirstSums(const AcquireRequest& request, const std::string& sums, size_t* at,
                    DeviceFragment& fragment) {
   const std::optional<TileRange>& tiles = request.peer_sums;
@@ -104,7 +105,7 @@ bool ReadFirstSums(const AcquireRequest& request, const std::string& sums, size_
   return true;
 }
 
-// `sums_at`: how many of the bytes of sums belong to fragments before this one.
+// `sums_at` is the number of bytes of sums that belong to the fragments before this one.
 MissReason ReadDeviceOne(const AcquireRequest& request, const DeviceFragmentStore& store, int index,
                          size_t* sums_at, DeviceFragment& fragment) {
   const v1::DeviceFragments& at = store.at;

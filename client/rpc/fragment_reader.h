@@ -15,20 +15,20 @@ namespace crumb::client {
 struct ReadFragments {
   std::vector<LeasedFragment> fragments;
   std::vector<DeviceFragment> device_fragments;
-  std::shared_ptr<const void> device_store;    // what the latter point to
-  int hit_pages = 0;                           // pages whose fragments all passed
-  MissReason miss_reason = MissReason::kNone;  // of the first one that did not
+  std::shared_ptr<const void> device_store;  // owns the memory that device_fragments refer to
+  int hit_pages = 0;                         // leading pages whose fragments all passed the checks
+  MissReason miss_reason = MissReason::kNone;  // why the page behind them did not pass
 };
 
-// Reads and checks the headers of what an Acquire answered, and takes the part about devices out of
-// `answer`: place, magic, sums of the header,
-// keyspace, generation, key, ranges, and that the wanted tiles are all there. Pages for which
-// `verify` is true have their tiles read and checked too, if they are in host memory.
+// Reads and checks the headers of the fragments in an Acquire's response: place, magic, checksum of
+// the header, keyspace, generation, key, ranges, and whether all requested tiles are there. Moves
+// the message about device fragments out of `answer`. For pages for which `verify` returns true,
+// the tiles in host memory are read and verified as well.
 ReadFragments ReadAcquireResponse(const Connection& connection, const AcquireRequest& request,
                                   v1::AcquireResponse& answer,
                                   const std::function<bool(int page)>& verify);
 
-// Why a fragment with this header may not stand for `key`. kNone: it may.
+// Returns why a fragment with this header may not stand for `key`; kNone: it may.
 MissReason CheckIdentity(const FragmentHeader& header, const KeyspaceId& keyspace,
                          const PageKey& key);
 

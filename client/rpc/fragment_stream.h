@@ -11,7 +11,7 @@
 
 namespace crumb::client {
 
-// Puts the messages of a Get together to fragments and checks them. Not thread-safe.
+// FragmentAssembler reassembles and verifies fragments from the messages of a Get. Not thread-safe.
 class FragmentAssembler {
  public:
   // `keys` and `receiver` are borrowed.
@@ -19,10 +19,11 @@ class FragmentAssembler {
                     const FragmentReceiver& receiver)
       : keyspace_(keyspace), keys_(keys), receiver_(receiver) {}
 
-  // kDataLoss: a fragment that is damaged or not what was asked for; the receiver's error.
+  // Adds a message. kDataLoss: a fragment is damaged or was not requested. Other errors are the
+  // receiver's.
   absl::Status Add(v1::GetResponse& message);
 
-  // Why the pages ended. kDataLoss: in the middle of a fragment.
+  // Returns why the pages ended. kDataLoss: the stream ended inside a fragment.
   absl::StatusOr<MissReason> End() const;
 
  private:
@@ -33,24 +34,24 @@ class FragmentAssembler {
   const std::span<const PageKey> keys_;
   const FragmentReceiver& receiver_;
   std::optional<FragmentBytes> open_;
-  size_t open_bytes_ = 0;  // that its header announces
+  size_t open_bytes_ = 0;  // size of its tiles, from its header
   MissReason miss_reason_ = MissReason::kNone;
 };
 
-// Cuts fragments into the messages of a Put. Not thread-safe.
+// FragmentSplitter cuts fragments into the messages of a Put. Not thread-safe.
 class FragmentSplitter {
  public:
   FragmentSplitter(const KeyspaceId& keyspace, std::span<const FragmentBytes> fragments)
       : keyspace_(keyspace), fragments_(fragments) {}
 
-  // False: there is no more.
+  // Fills in the next message. Returns false if there is none.
   bool Next(v1::PutRequest* message);
 
  private:
   const KeyspaceId keyspace_;
   const std::span<const FragmentBytes> fragments_;
   size_t fragment_ = 0;
-  size_t sent_ = 0;  // bytes of the fragment's tiles
+  size_t sent_ = 0;  // bytes of the present fragment's tiles
   bool first_ = true;
 };
 

@@ -6,13 +6,14 @@
 
 namespace crumb::client {
 
-// A call that is under way. Destroyed before it was finished it is cancelled.
+// A call that is in flight. Destroying it before Finish cancels it.
 class PendingCall {
  public:
   virtual ~PendingCall() = default;
-  // Whether Finish will not block. Does not block.
+  // Returns true if Finish will not block. Does not block.
   virtual bool Ready() = 0;
-  // Blocks until the answer is there or the call has failed. Once.
+  // Blocks until the response has arrived or the call has failed. REQUIRES: it is called at most
+  // once.
   virtual absl::Status Finish() = 0;
 };
 

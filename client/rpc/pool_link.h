@@ -18,16 +18,16 @@
 #include "crumb/acquire.h"
 #include "crumb/staging.h"
 
-// Device pools as crumbd serves them: descriptors over crumbd.fd.sock, slots over calls.
+// The interface to crumbd's device pools: descriptors travel over crumbd.fd.sock, slots over calls.
 namespace crumb::client {
 
-// A handle that crumbd keeps for a pool.
+// A piece of device memory of a pool, of which crumbd keeps a descriptor.
 struct PoolHandle {
-  uint32_t number = 0;  // its place in the pool; never used again for another
+  uint32_t number = 0;  // its index in the pool, which is never used for another handle
   UniqueFd fd;
 };
 
-// What crumbd tells the pools of a tenant apart by.
+// The properties by which crumbd distinguishes the pools of a tenant.
 struct PoolName {
   DeviceUuid device;
   uint64_t slot_bytes = 0;
@@ -36,111 +36,122 @@ struct PoolName {
   friend bool operator==(const PoolName&, const PoolName&) = default;
 };
 
+// A request to take part in a pool.
 struct PoolJoin {
   PoolName name;
-  // A pool that this process is in, or was with an earlier crumbd: then it is made anew under its
-  // id, from its roster, without handles. Zeros: any pool of that name, or a new one.
+  // A pool that this process takes part in, possibly under an earlier crumbd. If crumbd does not
+  // know the pool, it creates it with this id and roster, without handles. Zeros: any pool of that
+  // name, or a new one.
   PoolId known = {};
   int roster_fd = -1;
 };
 
-// A slot that this process held in the pool of a crumbd before.
+// A slot that this process held in the pool of an earlier crumbd.
 struct SlotClaim {
   uint64_t slot = 0;
-  // Of the page that the slot holds; none: the slot is blank, and this process's.
+  // Header of the page in the slot. Absent: the slot is blank and belongs to this process.
   std::optional<FragmentHeader> header;
 };
 
-// A page to be copied to staging memory and committed there, because its slot is needed.
+// A page that crumbd wants copied to staging memory and committed there, because it needs the slot.
 struct Demotion {
   PoolId pool;
   uint64_t slot = 0;
   FragmentHeader header;
 };
 
-// This process's part in one pool, over one connection; ends when it is destroyed or the connection
-// breaks: then calls answer kUnavailable. Thread-safe. Codes as those of Client.
+// PoolSession is this process's membership in one pool over one connection. It ends when it is
+// destroyed or when the connection breaks, after which every call returns kUnavailable. Codes as
+// for Client. Thread-safe.
+//
+// A slot is blank (reserved by this process, not yet readable by others), committed (its page can
+// be read by every process of the tenant), or free. Reserve makes free slots blank, Commit makes
+// blank slots committed, and ReleaseLater ends this process's hold: a blank slot becomes free, a
+// committed one stays until crumbd evicts its page (see Demotion).
 class PoolSession {
  public:
   virtual ~PoolSession() = default;
 
   virtual const PoolId& id() const = 0;
-  virtual uint64_t epoch() const = 0;  // of crumbd
-  // Who holds slots, as crumbd sees it: the same for all sessions over one connection.
+  virtual uint64_t epoch() const = 0;  // epoch of crumbd
+  // Identifies the holder of slots to crumbd; equal for all sessions over one connection.
   virtual const std::string& holder() const = 0;
   virtual bool connected() const = 0;
 
-  // The handles that were there when the pool was joined, once.
+  // Returns the handles that the pool had when this process joined. REQUIRES: it is called at most
+  // once.
   virtual std::vector<PoolHandle> TakeFirstHandles() = 0;
-  // The handles from number `first` on.
+  // Returns the handles from number `first` on.
   virtual absl::StatusOr<std::vector<PoolHandle>> Handles(uint32_t first) = 0;
-  // Gives crumbd one more, unless the pool would have more than `bytes_max` with it; answers its
-  // number. `fd` stays the caller's. kResourceExhausted: the pool is large enough.
+  // Adds a handle to the pool, unless it would exceed `bytes_max`, and returns the handle's number.
+  // `fd` stays the caller's. kResourceExhausted: the pool is large enough.
   virtual absl::StatusOr<uint32_t> Offer(int fd, uint64_t bytes_max) = 0;
-  // Gives one back to a crumbd that was restarted, by its number. kAlreadyExists: somebody else
-  // has.
+  // Gives a restarted crumbd the handle that had this number. kAlreadyExists: another process has
+  // done so.
   virtual absl::Status OfferAgain(int fd, uint32_t number) = 0;
-  // Claims slots held before. False: no such slot, or another page is there.
+  // Claims slots that this process held before. An element is false if there is no such slot, or it
+  // has another page.
   virtual absl::StatusOr<std::vector<bool>> Claim(const KeyspaceId& keyspace,
                                                   std::span<const SlotClaim> claims) = 0;
-  // Tells this process's mark in the roster, once it has taken it and claimed what it held: slots
-  // that nobody claims are free when everybody in the roster has told.
+  // Reports this process's mark in the roster, once it has set the mark and claimed its slots. When
+  // every process in the roster has reported, crumbd frees the slots that no process claimed.
   virtual absl::Status ReportMark(uint64_t mark) = 0;
 
-  // Up to `count` blank slots; fewer when the pool is full of pages that are in use.
+  // Reserves up to `count` blank slots; fewer if the pool is full of pages in use.
   virtual absl::StatusOr<std::vector<uint64_t>> Reserve(int count, Duration timeout) = 0;
-  // Makes what was written to blank slots visible. A stored slot stays held by this process, and
-  // one with another outcome stays blank: both until Release.
+  // Makes the contents of blank slots visible. A stored slot stays held by this process, and one
+  // with another outcome stays blank, both until ReleaseLater.
   virtual absl::StatusOr<std::vector<CommitOutcome>> Commit(const KeyspaceId& keyspace,
                                                             std::span<const uint64_t> slots,
                                                             std::span<const FragmentHeader> headers,
                                                             Duration timeout) = 0;
-  // What crumbd knows to lie in slots that the process holds or has leased, one a slot.
+  // Returns the header that crumbd has for each of these slots, which this process holds or has
+  // leased.
   virtual absl::StatusOr<std::vector<std::optional<FragmentHeader>>> Headers(
       std::span<const uint64_t> slots, Duration timeout) = 0;
-  // Takes pages out of the pool whose bytes in these slots are damaged; keys[i] is the one in
-  // slots[i].
+  // Removes damaged pages from the pool; keys[i] is the key of the page in slots[i].
   virtual absl::Status Withdraw(std::span<const uint64_t> slots, std::span<const PageKey> keys,
                                 Duration timeout) = 0;
-  // Lets go of slots, soon; the process uses them no more.
+  // Releases slots in the background. The process must not use them any more.
   virtual void ReleaseLater(std::span<const uint64_t> slots) = 0;
-  // Of a connection that was lost: lets go of all that crumbd says is held over it but `slots`,
-  // such as what was in an answer that did not arrive. Nothing is reserved or claimed over it any
-  // more. kUnavailable, kDeadlineExceeded: not known whether it has; may be called again.
+  // Releases all slots that crumbd records as held over this lost connection, except `slots`; for
+  // example those in a response that did not arrive. REQUIRES: nothing is reserved or claimed over
+  // the connection any more. kUnavailable, kDeadlineExceeded: the outcome is unknown; the call may
+  // be repeated.
   virtual absl::Status ReleaseAllBut(std::span<const uint64_t> slots) = 0;
-  // The copies of these slots are committed, or will never be.
+  // Reports that these slots' pages were copied and committed, or never will be.
   virtual absl::Status Demoted(std::span<const uint64_t> slots) = 0;
-  // Takes part no more once what it holds is released; is asked for nothing.
+  // Ends the membership once all slots are released. crumbd requests no more demotions.
   virtual void Leave() = 0;
 };
 
-// Hears of what concerns pools. Called on the connection's thread; must not block.
+// PoolListener receives events of a pool on the connection's thread. It must not block.
 class PoolListener {
  public:
   virtual ~PoolListener() = default;
-  // There is a new connection: sessions of pools have to be made anew.
+  // A connection was opened; the pool has to be joined again over it.
   virtual void OnConnected() = 0;
   virtual void OnDemotions(const PoolId& pool, std::vector<Demotion> demotions) = 0;
 };
 
 struct JoinedPool {
   std::shared_ptr<PoolSession> session;
-  UniqueFd roster;  // that the process marks itself in before it uses a slot
+  UniqueFd roster;  // file in which the process sets its mark before it uses a slot
 };
 
-// Thread-safe.
+// PoolLink joins device pools. Thread-safe.
 class PoolLink {
  public:
   virtual ~PoolLink() = default;
-  // kUnavailable: no crumbd; kFailedPrecondition: it has no device pools; kResourceExhausted: over
-  // a bound of crumbd's.
+  // kUnavailable: there is no crumbd; kFailedPrecondition: it has no device pools;
+  // kResourceExhausted: a bound of crumbd's is reached.
   virtual absl::StatusOr<JoinedPool> Join(const PoolJoin& request) = 0;
-  // Makes crumbd give up pools on the device that no process has any more, the longest unused
-  // first, until `bytes` are free. Answers how many were.
+  // Makes crumbd drop pools on the device that no process uses, the longest unused first, until
+  // `bytes` are free. Returns the number of bytes freed.
   virtual absl::StatusOr<uint64_t> Reclaim(const DeviceUuid& device, uint64_t bytes) = 0;
-  // `listener`, which takes part in the pool, is called until StopListening has returned.
-  // kFailedPrecondition: another one does. crumbd knows processes, not their parts: what one lets
-  // go would be let go for both.
+  // Calls `listener`, a member of the pool, until StopListening has returned. kFailedPrecondition:
+  // the pool has a listener in this process already. crumbd distinguishes processes only, so that
+  // slots released by one member would be released for both.
   virtual absl::Status Listen(const PoolName& pool, PoolListener* listener) = 0;
   virtual void StopListening(PoolListener* listener) = 0;
 };

@@ -9,7 +9,7 @@
 
 namespace crumb::client {
 
-// Device pools over the keeper's connection. See PoolLink for the contract.
+// RemotePools joins device pools over the keeper's connection: see PoolLink for the contract.
 class RemotePools final : public PoolLink {
  public:
   explicit RemotePools(std::shared_ptr<ConnectionKeeper> keeper) : keeper_(std::move(keeper)) {}

@@ -15,45 +15,46 @@
 
 namespace crumb::client {
 
-// What goes with every call.
+// Properties of every call.
 struct CallContext {
-  std::string_view session;  // hexadecimal token; empty: none
+  std::string_view session;  // token in hexadecimal; empty: none
   TimePoint deadline;
 };
 
-// The session stream of one connection. Wait, Send and Flush belong to one thread; Wake may be
-// called by any, also after the stream has ended.
+// SessionStream is the session stream of one connection. Wait, Send and Flush belong to one thread;
+// any thread may call Wake, also after the stream has ended.
 class SessionStream {
  public:
   enum class Event { kMessage, kClosed, kWoken, kTimeout };
 
   virtual ~SessionStream() = default;
 
-  // Sleeps until something happens; fills `message` for kMessage. After kClosed nothing comes.
+  // Sleeps until something happens, and fills in `message` for kMessage. kClosed is final.
   virtual Event Wait(TimePoint deadline, v1::SessionResponse* message) = 0;
-  // False, and nothing is sent, while the message before is still on its way.
+  // Returns false and sends nothing while the previous message is being sent.
   virtual bool Send(const v1::SessionRequest& request) = 0;
-  // Waits until nothing is on its way, the stream has closed, or `deadline`.
+  // Blocks until no message is being sent, the stream has closed, or `deadline` has passed.
   virtual void Flush(TimePoint deadline) = 0;
-  // Ends a Wait.
+  // Makes a Wait return kWoken.
   virtual void Wake() = 0;
 };
 
-// crumbd's service over gRPC: the only place of the client that knows gRPC. Thread-safe. Calls
-// block until their deadline at most.
+// RpcStub is crumbd's service over gRPC, and the only part of the client that depends on gRPC.
+// Calls block until their deadline at most. Thread-safe.
 class RpcStub {
  public:
-  // False in a forked child of a process that has used gRPC: its threads and pollers exist in the
-  // parent only, and calls would wait for ever.
+  // Returns false in a forked child of a process that has used gRPC: gRPC's threads exist in the
+  // parent only, and calls would never return.
   static bool Usable();
 
-  // `target`: "unix:PATH" or "HOST:PORT"; of `options` the token counts, and over TCP the TLS
-  // files, which have been checked and are looked at again. Does not wait. Only where Usable().
+  // Connects to `target`, which is "unix:PATH" or "HOST:PORT", without waiting. Uses the token in
+  // `options` and, over TCP, the TLS files, which must have been checked and are reloaded when they
+  // change. REQUIRES: Usable().
   static std::unique_ptr<RpcStub> Connect(const std::string& target, const ClientOptions& options);
 
   virtual ~RpcStub() = default;
 
-  // False: no connection by `deadline`.
+  // Returns false if there is no connection by `deadline`.
   virtual bool WaitConnected(TimePoint deadline) = 0;
   virtual bool connected() = 0;
 
@@ -61,7 +62,7 @@ class RpcStub {
                             v1::OpenKeyspaceResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::SetKeyspaceStateRequest&,
                             v1::SetKeyspaceStateResponse*) = 0;
-  // Sends and returns. The answer's place must outlive the result.
+  // Sends the request and returns without waiting. The response must outlive the result.
   virtual std::unique_ptr<PendingCall> Start(const CallContext&, const v1::AcquireRequest&,
                                              v1::AcquireResponse*) = 0;
   virtual absl::Status Call(const CallContext&, const v1::LookupRequest&, v1::LookupResponse*) = 0;
@@ -91,10 +92,10 @@ class RpcStub {
   virtual absl::Status Call(const CallContext&, const v1::DrainNodeRequest&,
                             v1::DrainNodeResponse*) = 0;
 
-  // Hands every message to `receive`; its error ends the call and is returned.
+  // Passes every message to `receive`, whose error ends the call and is returned.
   virtual absl::Status Get(const CallContext&, const v1::GetRequest&,
                            const std::function<absl::Status(v1::GetResponse&)>& receive) = 0;
-  // Sends what `next` fills in until it returns false.
+  // Sends the messages that `next` fills in until it returns false.
   virtual absl::Status Put(const CallContext&, const std::function<bool(v1::PutRequest*)>& next,
                            v1::PutResponse*) = 0;
 

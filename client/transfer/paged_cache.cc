@@ -14,8 +14,8 @@ namespace {
 
 using kernels::Bf16;
 
-// Calls body(first row of the page, rows of consecutive tokens' address, count) for each stretch of
-// the page's tokens that lies in one block.
+// Calls body(first row of the page, address of the rows of consecutive tokens, count) for each
+// range of the page's tokens that lies in one block.
 template <typename Body>
 void ForEachStretch(const PagedRows& rows, int block_tokens, std::span<const int64_t> blocks,
                     int page, int head, const Body& body) {
@@ -81,7 +81,7 @@ void GatherPage(const PagedRows& rows, int block_tokens, std::span<const int64_t
       }
       return;
     }
-    // The tokens of a transposed plane are neighbours: read along them.
+    // The tokens of a transposed plane are adjacent in memory, so that the inner loop follows them.
     for (int element = 0; element < head_dim; ++element) {
       const Bf16* const column = at + element * rows.element_stride;
       for (int i = 0; i < count; ++i) {

@@ -27,7 +27,7 @@ namespace {
 using kernels::Bf16;
 using kernels::PageFormat;
 
-// Pages that a store or a load names at most: a sequence of 16 Mi tokens.
+// Maximum number of pages in one store or load; a sequence of 16 Mi tokens.
 constexpr int kPagesMax = 1 << 18;
 
 absl::Status CheckLayers(int begin, int end, int layers) {
@@ -36,14 +36,14 @@ absl::Status CheckLayers(int begin, int end, int layers) {
       fmt::format("layers [{}, {}) of a rank that has {}", begin, end, layers));
 }
 
-// State that the loads and stores of one Transfer share.
+// State that the loads and stores of one Transfer have in common.
 struct TransferParts {
   const WorkerOptions& options;
   const CpuBackend& backend;
   WorkerTally& tally;
 };
 
-// Tiles that are handed to WorkerOptions::parallel_for at once: its count is an int.
+// Number of tiles passed to WorkerOptions::parallel_for at once, whose count is an int.
 constexpr int kTilesAtOnce = 1 << 20;
 
 void ForEachTile(const WorkerOptions& options, size_t pages, int layer_begin, int layer_end,
@@ -161,8 +161,8 @@ class HostPageStore final : public PageStore {
   const std::shared_ptr<const PagedCache> cache_;
   const std::vector<int64_t> blocks_;
   std::vector<std::shared_ptr<Page>> pages_;
-  std::vector<std::atomic<uint32_t>> status_;  // of each page: kernels::kStatus bits of its tiles
-  std::vector<bool> stored_;                   // of each layer
+  std::vector<std::atomic<uint32_t>> status_;  // per page: kernels::kStatus bits of its tiles
+  std::vector<bool> stored_;                   // per layer
 };
 
 class HostTransfer final : public Transfer {
@@ -311,7 +311,8 @@ class HostTransfer final : public Transfer {
     return cache_;
   }
 
-  // The pages of the prefix behind `first_page` that this process can read. A failure is a miss.
+  // Returns the pages of the prefix behind `first_page` that this process can read. A failure is a
+  // miss.
   std::vector<std::shared_ptr<Page>> Fetch(const LeadToken& token, std::span<const PageKey> keys,
                                            int first_page, Duration timeout) {
     if (token.lease == 0 || token.keyspace.epoch != client_.epoch()) return {};
@@ -367,7 +368,7 @@ class HostTransfer final : public Transfer {
 
   void NoteFailure(const absl::Status& status) {
     (absl::IsDeadlineExceeded(status) ? tally_.deadline_exceeded : tally_.unavailable).Add();
-    // kNotFound: crumbd has lost the keyspace.
+    // kNotFound means that crumbd has lost the keyspace.
     if (absl::IsNotFound(status)) binder_->Invalidate();
   }
 
@@ -381,7 +382,7 @@ class HostTransfer final : public Transfer {
   std::unique_ptr<KeyspaceBinder> binder_;  // not null once Bind has returned
   mutable Mutex mutex_;
   std::shared_ptr<const PagedCache> cache_ ABSL_GUARDED_BY(mutex_);
-  std::unique_ptr<Publisher> publisher_;  // its thread uses all of the above
+  std::unique_ptr<Publisher> publisher_;  // its thread uses everything above
 };
 
 }  // namespace

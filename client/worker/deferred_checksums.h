@@ -16,39 +16,41 @@
 
 namespace crumb::client {
 
-// The tile sums of fetched pages that an answer told some of only (AcquireRequest::peer_sums), so
-// that the first layers could begin to come: all of them are asked for by the answer's lease. One
-// thread at a time.
+// DeferredChecksums fetches the tile checksums of pages whose Acquire returned those of some tiles
+// only (AcquireRequest::peer_sums), so that the first layers could be copied early. It requests all
+// checksums with another Acquire of the same lease. Used by one thread at a time.
 class DeferredChecksums {
  public:
-  // `client` is borrowed. `asked` is what the answer was to; of its keys a copy is kept. `own` are
-  // the tiles that pages have.
+  // `client` is borrowed. `request` is the first Acquire; its keys are copied. `own` are the tiles
+  // that the pages have.
   DeferredChecksums(Client& client, const AcquireRequest& request,
                     std::shared_ptr<const Lease> lease, uint64_t lease_id, const TileRange& own);
 
   int first_page() const { return static_cast<int>(request_.first_page); }
 
-  // Asks, the first time, and blocks until that is answered or the time of `asked` is over, of
-  // which 200 ms are left at least. kNotFound: crumbd does not have the lease any more.
+  // Sends the request, the first time, and blocks until crumbd has responded or the timeout of the
+  // first request, but at least 200 ms, has passed. kNotFound: crumbd does not have the lease any
+  // more.
   absl::Status Await();
-  // Gives a page all its sums, that of key `index`. False: they were not told.
+  // Sets all checksums of the page of key `index`. Returns false if the response lacks them.
   bool Fill(int index, Page& page) const;
 
  private:
   Client& client_;
   const std::vector<PageKey> keys_;
   AcquireRequest request_;
-  const std::shared_ptr<const Lease> lease_;  // joined once more by the question
+  const std::shared_ptr<const Lease> lease_;  // the lease of the first Acquire
   const TileRange own_;
-  absl::StatusOr<std::shared_ptr<const Lease>> full_lease_;  // null: not asked
+  absl::StatusOr<std::shared_ptr<const Lease>> full_lease_;  // null until the response
 };
 
-// Those of the tiles `own`, of the sums of a fragment of `range`, which has all of them.
+// Returns the checksums of the tiles `own` from those of a fragment that covers `range`. REQUIRES:
+// `range` contains `own`.
 std::vector<uint32_t> OwnSums(const TileRange& range, std::span<const uint32_t> sums,
                               const TileRange& own);
 
-// Gives `page` the sums of the tiles `own` of a fragment in a device pool that has them, and all of
-// whose sums are told.
+// Sets the checksums of the tiles `own` in `page` from a fragment in a device pool. REQUIRES: the
+// fragment contains `own`, and its checksums are complete.
 void TakeSums(const DeviceFragment& fragment, const TileRange& own, Page& page);
 
 }  // namespace crumb::client

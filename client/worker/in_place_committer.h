@@ -15,15 +15,16 @@
 
 namespace crumb::client {
 
-// Memory that other workers read, too: pages in it become visible where they lie. Thread-safe.
+// InPlaceCommitter makes pages visible in the memory where they were written, which other workers
+// can read: a device pool. Thread-safe.
 class InPlaceCommitter {
  public:
   virtual ~InPlaceCommitter() = default;
 
   virtual bool Has(const Page& page) const = 0;
-  // Whether its pages are to be published through staging memory besides.
+  // Returns whether its pages are to be published through staging memory as well.
   virtual bool copies() const = 0;
-  // Commits pages that it has, with their headers. Codes as Client::Commit.
+  // Commits pages for which Has returns true, with their headers. Codes as for Client::Commit.
   virtual absl::StatusOr<std::vector<CommitOutcome>> Commit(
       const KeyspaceId& keyspace, std::span<const std::shared_ptr<const Page>> pages,
       std::span<const FragmentHeader> headers, Duration timeout) = 0;

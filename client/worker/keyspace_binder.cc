@@ -13,7 +13,7 @@ namespace {
 
 using kernels::PageFormat;
 
-// Time for crumbd to open a keyspace: it writes a record of one that it sees for the first time.
+// Timeout for crumbd to open a keyspace; it writes a record of a new one.
 constexpr Duration kOpenTimeout = std::chrono::seconds(2);
 
 }  // namespace

@@ -15,39 +15,40 @@
 
 namespace crumb::client {
 
-// Keeps the keyspace in which a worker's new sequences and transfers work.
+// KeyspaceBinder determines the keyspace in which a worker's new sequences and transfers work.
 //
 // States of a binding:
-//   private     crumbd has not opened the keyspace yet: pages are shared inside this process only.
+//   private     crumbd has not opened the keyspace: pages are visible inside this process only.
 //   known       crumbd has opened it: pages are fetched and published.
-//   known BF16  an operator or the quality watch has switched INT2 pages off: BF16 pages, in a
+//   known BF16  an operator or the quality watch has switched INT2 pages off: pages are BF16, in a
 //               keyspace of their own.
-// A sequence keeps the binding that it began with. Current() returns another one when crumbd was
-// restarted, dropped the keyspace (a higher generation), or changed its state. Thread-safe.
+//
+// A sequence keeps the binding that it began with. Current() returns another one after crumbd has
+// restarted, dropped the keyspace (which raises its generation), or changed its state. Thread-safe.
 class KeyspaceBinder {
  public:
   using Binding = std::shared_ptr<const KeyspaceBinding>;
 
-  // Validates `options`. `options` and `client` are borrowed; `client` may be null, and then every
-  // binding is private. `run_soon` runs a task on a thread that may wait for crumbd; it may drop
-  // the task. kInvalidArgument: an option.
+  // `options` and `client` are borrowed; `client` may be null, and then every binding is private.
+  // `run_soon` runs a task on a thread that may block on crumbd, or drops it. kInvalidArgument: an
+  // option is wrong.
   static absl::StatusOr<std::unique_ptr<KeyspaceBinder>> Create(
       const WorkerOptions& options, Client* client,
       std::function<void(std::function<void()>)> run_soon);
 
-  // The binding for a sequence that begins now. Opens the keyspace if the last binding is stale,
-  // which takes `timeout` at most; if that fails, or another thread is doing it, the last binding
-  // is returned.
+  // Returns the binding for a sequence that begins now. Opens the keyspace if the last binding is
+  // stale, which takes `timeout` at most; if that fails, or another thread is doing it, returns the
+  // last binding.
   Binding Current(Duration timeout);
 
-  // Makes the next Current() open the keyspace again: crumbd refused a page or a request.
+  // Makes the next Current() open the keyspace again, because crumbd refused a page or a request.
   void Invalidate() { stale_.store(true); }
 
-  // New sequences store BF16 from now on, for `reason`. The decision is this process's own until
-  // crumbd has recorded it; from then on the keyspace's state counts, which a command can set back.
+  // Makes new sequences store BF16, for `reason`. The decision is local to this process until
+  // crumbd has recorded it; from then on the keyspace's state counts, which an operator can reset.
   void GiveUpInt2(std::string reason);
 
-  // The id of a private binding of this format. It is equal for all ranks of a replica.
+  // Returns the id of a private binding of this format, which is equal for all ranks of a replica.
   const KeyspaceId& PrivateId(kernels::PageFormat format) const;
 
  private:
@@ -69,7 +70,7 @@ class KeyspaceBinder {
 
   Mutex mutex_;
   Binding binding_ ABSL_GUARDED_BY(mutex_);
-  // Why INT2 pages were given up; not empty until crumbd has recorded it.
+  // The reason why INT2 pages were given up; empty once crumbd has recorded it.
   std::string bad_quality_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -17,7 +17,7 @@ std::string RotationField(const RotationSet& rotations) {
   return named ? rotations.name() : HexEncode(rotations.digest());
 }
 
-// The fields of the quantizer. BF16 pages do not depend on it.
+// Sets the fields of the quantizer, on which BF16 pages do not depend.
 absl::Status SetQuantizer(const WorkerOptions& options, KeyspaceDescription& description) {
   CRUMB_RETURN_IF_ERROR(
       description.Set("method", std::string(kernels::MethodName(options.method))));

@@ -13,22 +13,22 @@
 
 namespace crumb::client {
 
-// The keyspace that sequences begun at one time use.
+// The keyspace of sequences, as it was when they began. See KeyspaceBinder for its states.
 struct KeyspaceBinding {
   KeyspaceId id;
-  KeyspaceId watched;  // whose state decides whether new sequences store INT2
+  KeyspaceId watched;  // the keyspace whose state decides whether new sequences store INT2
   kernels::PageFormat history_format = kernels::PageFormat::kInt2;
-  bool known_to_crumbd = false;  // false: the id is this process's own, for sharing in the worker
+  bool known_to_crumbd = false;  // false: the id is private to this process
   uint64_t generation = 0;
-  uint64_t epoch = 0;  // of crumbd when it answered the id
+  uint64_t epoch = 0;  // epoch of the crumbd that returned the id
 };
 
-// The keyspace fields that the client names for a worker whose history pages have `format`:
-// docs/formats/keyspace.md. kInvalidArgument: an option that no field may hold.
+// Returns the keyspace fields of a worker whose history pages have `format`: see
+// docs/formats/keyspace.md. kInvalidArgument: a field may not hold the value of an option.
 absl::StatusOr<std::map<std::string, std::string>> KeyspaceFields(const WorkerOptions& options,
                                                                   kernels::PageFormat format);
 
-// An id for pages that never leave this process.
+// Returns an id for pages that never leave this process.
 absl::StatusOr<KeyspaceId> PrivateKeyspace(const WorkerOptions& options,
                                            kernels::PageFormat format);
 

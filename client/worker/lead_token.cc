@@ -11,7 +11,7 @@
 namespace crumb::client {
 namespace {
 
-// magic, version, then the fields below, a tier per page, and a CRC-32C over all of it.
+// A token has magic, version, the fields below, a tier per page, and a CRC-32C over all of it.
 constexpr std::string_view kMagic = "crumlead";
 constexpr uint16_t kVersion = 1;
 constexpr size_t kVersionAt = 8;

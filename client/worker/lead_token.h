@@ -14,19 +14,20 @@
 
 namespace crumb::client {
 
-// What Worker::Lead tells the other ranks of its engine: the keyspace, the cached prefix and the
-// lease that holds it. Between processes of one version only.
+// LeadToken is the content of a token that Worker::Lead creates for the other ranks of its engine:
+// the keyspace, the cached prefix and the lease that holds it. All ranks must have one version.
 struct LeadToken {
-  KeyspaceId model;  // the private keyspace: equal for all ranks of a replica
+  KeyspaceId model;  // the private keyspace, which is equal for all ranks of a replica
   KeyspaceBinding keyspace;
   uint64_t lease = 0;       // 0: none
-  std::vector<Tier> tiers;  // of the cached pages, in order
-  PageKey last_key;         // of the last cached page; zeros without any
+  std::vector<Tier> tiers;  // one per cached page, in order
+  PageKey last_key;         // key of the last cached page; zeros if there is none
 };
 
 std::string EncodeLeadToken(const LeadToken& token);
 
-// kDataLoss: not a token, damaged or cut short; kFailedPrecondition: another version's.
+// kDataLoss: the bytes are no token, damaged or truncated; kFailedPrecondition: the token has
+// another version.
 absl::StatusOr<LeadToken> DecodeLeadToken(std::string_view bytes);
 
 }  // namespace crumb::client

@@ -12,14 +12,14 @@
 namespace crumb::client {
 namespace {
 
-// How long crumbd may take to answer from its memory alone.
+// Timeout for crumbd to respond from its memory alone.
 constexpr Duration kHostOnlyTimeout = std::chrono::milliseconds(50);
 
 bool Contains(const TileRange& outer, const TileRange& inner) {
   return outer.layers.Contains(inner.layers) && outer.heads.Contains(inner.heads);
 }
 
-// The fragments of page `page`, which come first in `rest`.
+// Removes and returns the fragments of page `page`, which come first in `rest`.
 template <typename Fragment>
 std::span<const Fragment> TakePage(int page, std::span<const Fragment>* rest) {
   size_t count = 0;
@@ -35,13 +35,13 @@ MissReason ReasonOf(const absl::Status& status) {
   return absl::IsUnavailable(status) ? MissReason::kUnavailable : MissReason::kCorrupt;
 }
 
-// Which tile of a fragment of `range` is that of a layer and head.
+// Returns the index of the tile of a layer and head in a fragment of `range`.
 size_t TileIndex(const TileRange& range, int layer, int head) {
   return static_cast<size_t>(layer - range.layers.begin) * range.heads.size() +
          (head - range.heads.begin);
 }
 
-// Gives `page` the sums of the tiles `own`, which the fragment has.
+// Sets the checksums of the tiles `own`, which the fragment has.
 void TakeSums(const LeasedFragment& fragment, const TileRange& own, Page& page) {
   const TileRange& range = fragment.header.range;
   if (range == own) {
@@ -61,7 +61,7 @@ kernels::PageFormat FormatOf(const PageRequest& request, int index) {
                                          : request.keyspace->history_format;
 }
 
-// Copies the fragment's share of `own` to its place in `page`. kDataLoss: a copy's sum differs.
+// Copies the tiles of `own` that the fragment has to `page`. kDataLoss: a copy's checksum differs.
 absl::Status CopyTiles(const LeasedFragment& fragment, const TileRange& own, Page& page) {
   const TileRange& range = fragment.header.range;
   const TileRange part = Intersect(range, own);
@@ -164,7 +164,7 @@ absl::StatusOr<FetchedPages> PageFetcher::Finish(PendingFetch pending) const {
   return fetched;
 }
 
-// Of pages that were told some of their sums.
+// Gives pages that have the checksums of some tiles only an object that fetches the others.
 void PageFetcher::DeferChecksums(const PendingFetch& pending, const AcquireResult& acquired,
                                  std::span<const std::shared_ptr<Page>> pages) const {
   const TileRange own = options_.own_tiles();
@@ -194,7 +194,7 @@ absl::Status PageFetcher::Assemble(const std::shared_ptr<const Lease>& lease,
     const TileRange& range = fragment.header.range;
     if (!Contains(range, own)) continue;
     page.layer_stride = page.tile_bytes * range.heads.size();
-    // Pages are read only from here on; crumbd's slabs are mapped read-only besides.
+    // Pages are read-only from here on, and crumbd's slabs are mapped read-only.
     page.tiles = const_cast<std::byte*>(fragment.tiles.data()) +
                  TileIndex(range, own.layers.begin, own.heads.begin) * page.tile_bytes;
     page.memory = std::const_pointer_cast<Lease>(lease);
@@ -215,7 +215,7 @@ absl::Status PageFetcher::Assemble(const std::shared_ptr<const Lease>& lease,
   return absl::OkStatus();
 }
 
-// The pages of the request in device pools, behind those that it skips.
+// Holds the request's pages in device pools, except those that it skips.
 HeldPages PageFetcher::HoldOnDevice(const PageRequest& request,
                                     const std::shared_ptr<const Lease>& lease) const {
   HeldPages none;
@@ -236,8 +236,8 @@ HeldPages PageFetcher::HoldOnDevice(const PageRequest& request,
   return held;
 }
 
-// What several fragments of pools hold together is not put together: ranks of one degree share a
-// device's pools.
+// Does not assemble a page from several fragments in pools: ranks that use the same device's pools
+// have the same degree of parallelism, and thus equal fragments.
 absl::StatusOr<const DeviceFragment*> PageFetcher::Choose(std::span<const DeviceFragment> fragments,
                                                           kernels::PageFormat format) const {
   const TileRange own = options_.own_tiles();

@@ -17,47 +17,47 @@
 
 namespace crumb::client {
 
-// A prefix, or the rest of one, to be fetched.
+// A request for the pages of a prefix, or of the rest of one.
 struct PageRequest {
   const KeyspaceBinding* keyspace = nullptr;
   int first_page = 0;  // position of keys[0] in its sequence
-  PageKey parent;      // of keys[0]
+  PageKey parent;      // key of the page before keys[0]
   PageKey run;         // see AcquireRequest
   std::span<const PageKey> keys;
   int window_tokens = 0;                // see AcquireRequest
   Duration timeout = Duration::zero();  // zero: host memory only
-  bool whole_pages = false;             // hit only where all layers and heads are there
+  bool whole_pages = false;             // only pages with all layers and heads are hits
   uint64_t lease = 0;                   // see AcquireRequest
   uint64_t lease_epoch = 0;             // see AcquireRequest
-  int skip = 0;                         // leading keys whose pages the caller has
+  int skip = 0;                         // number of leading keys whose pages the caller has already
   bool behind_miss = false;             // see AcquireRequest
 };
 
-// Pages of a prefix as attention reads them, still under crumbd's lease.
+// The pages of a prefix in the form that attention reads, held by a lease.
 struct FetchedPages {
-  std::shared_ptr<const Lease> lease;  // of all hit pages; null without hit
+  std::shared_ptr<const Lease> lease;  // covers all hit pages; null if there is none
   uint64_t lease_id = 0;
-  std::vector<Tier> page_tiers;  // of all hit pages
-  // Those behind PageRequest::skip.
+  std::vector<Tier> page_tiers;  // one per hit page
+  // The hit pages behind PageRequest::skip.
   std::vector<std::shared_ptr<Page>> pages;
   MissReason miss_reason = MissReason::kNone;
-  uint64_t bytes = 0;  // of all tiles
+  uint64_t bytes = 0;  // size of the tiles of `pages`
 };
 
-// Asks crumbd for this rank's part of pages and makes it readable: in place where one fragment
-// holds all of it, in crumbd's memory or a device pool of the intake's, else copied together and
-// verified. Thread-safe.
+// PageFetcher acquires this rank's part of pages from crumbd and makes it readable: in place if one
+// fragment has all of it, in crumbd's memory or in a device pool of the intake's; otherwise copied
+// together and verified. Thread-safe.
 class PageFetcher {
  public:
-  // What was asked for and has not been read yet. What its request points to must outlive it.
+  // A fetch that is in flight. Memory that its request refers to must outlive it.
   class PendingFetch {
    public:
-    // Whether Await will not block.
+    // Returns true if Await will not block.
     bool Ready() { return pending_ == nullptr || pending_->Ready(); }
-    // Waits for crumbd's answer. True: all pages are there, as far as crumbd knows.
+    // Blocks until crumbd has responded. Returns true if crumbd's index has every requested page.
     bool Await();
-    // Of an answer: whether pages are there that no sequence attends where they lie, were they in
-    // device memory.
+    // Returns whether the response has pages that a GPU worker must copy to its device. REQUIRES:
+    // Await has returned.
     bool HasCopies() const;
 
    private:
@@ -68,17 +68,18 @@ class PageFetcher {
 
     PageRequest request_;
     AcquireRequest sent_;
-    std::unique_ptr<PendingAcquire> pending_;  // null: answered
+    std::unique_ptr<PendingAcquire> pending_;  // null once crumbd has responded
     absl::StatusOr<AcquireResult> result_;
   };
 
-  // All borrowed; `intake` may be null: no device pools.
+  // Everything is borrowed. `intake` may be null, which means no device pools.
   PageFetcher(const WorkerOptions& options, Client& client, PagePool& pool, PageIntake* intake)
       : options_(options), client_(client), pool_(pool), intake_(intake) {}
 
-  // Sends the question.
+  // Sends the request.
   PendingFetch Start(const PageRequest& request) const;
-  // Leading pages of the request's keys. The status is the call's; what failed a check is a miss.
+  // Returns the leading pages of the request's keys. A page that fails a check is a miss; the
+  // status is that of the call.
   absl::StatusOr<FetchedPages> Finish(PendingFetch pending) const;
   absl::StatusOr<FetchedPages> Fetch(const PageRequest& request) const {
     return Finish(Start(request));

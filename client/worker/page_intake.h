@@ -13,39 +13,40 @@
 
 namespace crumb::client {
 
-// Leading pages of those asked for, and why the next one is none: kNotFound, its pool is not joined
-// any more; kDataLoss, its fragment does not fit its slot.
+// Leading pages of the requested fragments, and the reason why the next one is missing: kNotFound:
+// its pool is no longer joined; kDataLoss: its fragment does not fit its slot.
 struct HeldPages {
   std::vector<std::shared_ptr<Page>> pages;
   absl::Status status;
 };
 
-// Where the pages of a fetched prefix go before a sequence has them. Thread-safe.
+// PageIntake brings the pages of a fetched prefix to the memory where a GPU worker attends them.
+// Thread-safe.
 class PageIntake {
  public:
   virtual ~PageIntake() = default;
 
-  // Whether a page may be attended where it lies. Else all are copied.
+  // Returns true if some pages may be attended in place; otherwise all are copied.
   virtual bool attends_in_place() const = 0;
-  // Names the device pools whose fragments Hold takes.
+  // Adds the device pools whose fragments Hold accepts.
   virtual void NamePools(AcquireRequest* request) const = 0;
-  // Pages of one fragment each, in such pools, that have all of this rank's tiles: `placed` where
-  // sequences read them where they lie, else Take copies them. Have neither key nor position yet.
+  // Returns pages for fragments in these pools, each of which has all of this rank's tiles. A page
+  // is `placed` if sequences can read it in place; otherwise Prefix::Take copies it. The pages have
+  // neither key nor position yet.
   virtual HeldPages Hold(std::span<const DeviceFragment* const> fragments,
                          const std::shared_ptr<const Lease>& lease) = 0;
 
-  // A prefix on its way in, part by part. One thread at a time.
+  // A prefix that arrives part by part. Used by one thread at a time.
   class Prefix {
    public:
-    // The last part was taken: what is left to do for all of them is done now and in the
-    // background. Passes that use its pages wait for that.
+    // Completes the prefix: no more parts will come. The remaining copies are enqueued now and in
+    // the background, and passes that use the pages wait for them.
     virtual ~Prefix() = default;
-    // Takes the next pages, in prefix order, where crumbd or Hold has them; answers them as
-    // sequences are to read them: fewer when there is no room for all, and then it is the last
-    // part.
+    // Takes the next pages, in prefix order, and returns them in the form that sequences read.
+    // Returns fewer if there is no room for all; then this part is the last one.
     virtual std::vector<std::shared_ptr<Page>> Take(std::vector<std::shared_ptr<Page>> pages) = 0;
   };
-  // Of `pages_max` pages at most.
+  // Starts a prefix of at most `pages_max` pages.
   virtual std::unique_ptr<Prefix> NewPrefix(const std::shared_ptr<const KeyspaceBinding>& keyspace,
                                             int pages_max) = 0;
 };

@@ -8,8 +8,8 @@
 namespace crumb::client {
 namespace {
 
-// Idle blocks of one size that are kept: a few windows' worth, so that a busy worker does not go
-// to the kernel for every page and an idle one holds little.
+// Number of idle blocks kept per size: enough for a few windows, so that a busy worker rarely
+// allocates and an idle one holds little.
 constexpr size_t kIdleBlocksMax = 64;
 
 }  // namespace

@@ -18,25 +18,25 @@ struct FreeBytes {
   void operator()(std::byte* bytes) const { std::free(bytes); }
 };
 
-// Uninitialised memory at a multiple of kTileAlignment.
+// Uninitialized memory, aligned to kTileAlignment.
 using AlignedBytes = std::unique_ptr<std::byte, FreeBytes>;
 
 inline constexpr size_t kTileAlignment = 128;
 
-// Null when there is no memory.
+// Returns null if there is no memory.
 inline AlignedBytes AllocateAligned(size_t bytes) {
   const size_t rounded = (bytes + kTileAlignment - 1) / kTileAlignment * kTileAlignment;
   return AlignedBytes(static_cast<std::byte*>(std::aligned_alloc(kTileAlignment, rounded)));
 }
 
-// Bounded memory for pages of this process. Freed blocks are kept for the next page of the same
-// size. Blocks may outlive the pool. Thread-safe.
+// PagePool allocates pages in this process's memory, up to a bound. It keeps freed blocks for the
+// next page of the same size. Blocks may outlive the pool. Thread-safe.
 class PagePool {
  public:
   explicit PagePool(size_t bytes_max) : state_(std::make_shared<State>(bytes_max)) {}
 
-  // `bytes` uninitialised bytes at a multiple of kTileAlignment, given back with the last
-  // reference. kResourceExhausted: the bound is reached.
+  // Returns `bytes` uninitialized bytes, aligned to kTileAlignment, which return to the pool with
+  // the last reference. kResourceExhausted: the bound is reached.
   absl::StatusOr<std::shared_ptr<std::byte>> Allocate(size_t bytes);
 
   size_t used_bytes() const;

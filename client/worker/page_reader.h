@@ -13,19 +13,20 @@
 
 namespace crumb::client {
 
-// Brings pages from where sequences read them to where crumbd takes them. Thread-safe.
+// PageReader copies pages from the memory where sequences read them to staging memory. Thread-safe.
 class PageReader {
  public:
   virtual ~PageReader() = default;
 
-  // Copies the tiles of pages made here to `to`, page->bytes each, and answers the sums of each
-  // page's tiles. Blocks until all is there. Any error: nothing of it may be used.
+  // Copies the tiles of pages made by this worker to `to`, page->bytes each, and returns the
+  // checksums of each page's tiles. Blocks until all copies are complete. After an error no copy
+  // may be used.
   virtual absl::StatusOr<std::vector<std::vector<uint32_t>>> Read(
       std::span<const std::shared_ptr<const Page>> pages, std::span<std::byte* const> to) = 0;
 };
 
-// Pages in this process's memory. The sums come from the same pass that copies, so they are of the
-// bytes that crumbd will read.
+// HostPageReader copies pages from this process's memory. It computes the checksums while it
+// copies, so that they are those of the bytes that crumbd will read.
 class HostPageReader final : public PageReader {
  public:
   absl::StatusOr<std::vector<std::vector<uint32_t>>> Read(

@@ -22,7 +22,7 @@ void PageTable::State::Insert(const std::shared_ptr<const Page>& wrapped) {
   }
 }
 
-// Pages that become findable and go together.
+// A block of pages that become findable, and unfindable, together.
 struct PageTable::Run {
   explicit Run(std::shared_ptr<State> of) : state(std::move(of)) {}
   Run(const Run&) = delete;
@@ -90,7 +90,7 @@ std::vector<std::shared_ptr<const Page>> PageTable::ShareAll(
 }
 
 void PageTable::Remove(const Page& page) {
-  std::shared_ptr<const Page> there;  // let go without the lock
+  std::shared_ptr<const Page> there;  // destroyed after the lock
   MutexLock lock(&state_->mutex);
   const auto found = state_->pages.find(page.key);
   if (found == state_->pages.end()) return;

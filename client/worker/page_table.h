@@ -11,31 +11,32 @@
 
 namespace crumb::client {
 
-// The pages that live sequences of one worker hold, by key, so that equal prefixes share them.
-// Holds no page itself. A page of a dropped generation is replaced by one of a newer generation,
-// and is not found by sequences of the newer one. Pages may outlive the table. Thread-safe.
+// PageTable finds the pages that live sequences of one worker hold, by key, so that sequences with
+// a common prefix use the same pages. It does not own pages. A page of a newer generation replaces
+// that of an older one. Pages may outlive the table. Thread-safe.
 class PageTable {
  public:
   PageTable() : state_(std::make_shared<State>()) {}
 
-  // Null when no live sequence holds the page; the second form: in this generation.
+  // Returns null if no live sequence holds the page; with `generation`, also if it has another one.
   std::shared_ptr<const Page> Find(const PageKey& key) const;
   std::shared_ptr<const Page> Find(const PageKey& key, uint64_t generation) const;
 
-  // A page that Insert may make findable later, until the last holder of the result lets go.
+  // Returns a reference to the page that Insert can make findable. The page is findable until the
+  // last copy of that reference is destroyed.
   std::shared_ptr<const Page> Wrap(std::shared_ptr<const Page> page);
-  // Makes a complete page findable; `wrapped` is of Wrap, its key is final. The first page of a key
-  // stays until one of a newer generation comes.
+  // Makes a complete page findable. REQUIRES: Wrap returned `wrapped`, and its key is final. The
+  // first page of a key stays until one of a newer generation is inserted.
   void Insert(const std::shared_ptr<const Page>& wrapped);
-  // Both.
+  // Wraps and inserts a page.
   std::shared_ptr<const Page> Share(std::shared_ptr<const Page> page);
-  // Both for the pages of a fetched prefix, run by run: those of a run are held as long as one of
-  // them is.
+  // Wraps and inserts the pages of a fetched prefix in blocks of kRunPages. The pages of a block
+  // are held as long as one of them is.
   std::vector<std::shared_ptr<const Page>> ShareAll(std::vector<std::shared_ptr<Page>> pages);
 
-  // Makes the page findable no more, if it is; another one of its key may come.
+  // Makes the page unfindable if it is findable; another page of its key can be inserted then.
   void Remove(const Page& page);
-  // Of all pages that can be found now.
+  // Returns the keys of all findable pages.
   std::vector<PageKey> Keys() const;
 
   size_t size() const;
@@ -49,9 +50,9 @@ class PageTable {
     mutable Mutex mutex;
     absl::flat_hash_map<PageKey, Entry> pages ABSL_GUARDED_BY(mutex);
 
-    // Unless another page of this key has taken the place meanwhile.
+    // Removes the entry unless another page of this key has replaced it.
     void Forget(const PageKey& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
-    // The first page of a key and generation stays.
+    // Keeps the first page of a key and generation.
     void Insert(const std::shared_ptr<const Page>& wrapped) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex);
   };
   struct Run;

@@ -47,7 +47,7 @@ PromptKeys PromptKeyCache::Find(const KeyspaceId& keyspace, std::span<const int3
     const Prompt& prompt = **next;
     const size_t common = std::min(pages, prompt.keys.size());
     if (prompt.keyspace != keyspace || common <= known) continue;
-    // A key stands for everything before it.
+    // A key determines all pages before it.
     if (known > 0 && prompt.keys[known - 1] != best->keys[known - 1]) continue;
     size_t same = known;
     while (same < common && prompt.SamePage(same, tokens, extra)) ++same;
@@ -69,7 +69,7 @@ PromptKeys PromptKeyCache::Find(const KeyspaceId& keyspace, std::span<const int3
 void PromptKeyCache::Keep(const KeyspaceId& keyspace, const SharedTokens& tokens,
                           std::span<const Digest> extra, std::span<const PageKey> keys) {
   if (keys.empty() || tokens->size() > tokens_max_) return;
-  // What begins as this one does and is no longer is a part of it, by its last key.
+  // A prompt that is a prefix of this one is recognized by its last key.
   const auto part_of = [&](const Prompt& prompt) {
     return prompt.keyspace == keyspace && prompt.keys.size() <= keys.size() &&
            prompt.keys.back() == keys[prompt.keys.size() - 1];

@@ -15,33 +15,34 @@ namespace crumb::client {
 
 using SharedTokens = std::shared_ptr<const std::vector<int32_t>>;
 
-// What is known of a prompt without hashing.
+// The part of a prompt's page keys that is known without hashing.
 struct PromptKeys {
-  SharedTokens tokens;        // null: not all of them are known
-  std::vector<PageKey> keys;  // of leading full pages, with room for those of all
-  PageKeyChain chain;         // behind `keys`
+  SharedTokens tokens;  // null unless the whole prompt is in the cache
+  // Keys of leading full pages; the capacity suffices for all full pages.
+  std::vector<PageKey> keys;
+  PageKeyChain chain;  // chain behind the last of `keys`
 };
 
-// Hashes further pages of a prompt, up to page `end`. `extra` as SequenceOptions has it.
+// Appends the keys of further pages of a prompt, up to page `end`. `extra` as in SequenceOptions.
 void HashPages(std::span<const int32_t> tokens, std::span<const Digest> extra, size_t end,
                std::vector<PageKey>* keys, PageKeyChain* chain);
 
-// The latest prompts of a worker and the keys of their pages: as far as a prompt begins as one of
-// them did its tokens are compared instead of hashed. Thread-safe.
+// PromptKeyCache keeps a worker's latest prompts and the keys of their pages. A prompt that shares
+// a prefix with a cached one is compared with it instead of being hashed. Thread-safe.
 class PromptKeyCache {
  public:
-  // Keeps `tokens_max` tokens and kPromptsMax prompts at most, those that were used last.
+  // Keeps the most recently used prompts, up to `tokens_max` tokens and kPromptsMax prompts.
   explicit PromptKeyCache(size_t tokens_max) : tokens_max_(tokens_max) {}
 
-  // `extra` as SequenceOptions has it.
+  // Returns the keys of the longest cached prefix of `tokens`. `extra` as in SequenceOptions.
   PromptKeys Find(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
                   std::span<const Digest> extra);
-  // Keeps a prompt whose keys are known now; `keys` are of all its full pages.
+  // Adds a prompt; `keys` are those of all its full pages.
   void Keep(const KeyspaceId& keyspace, const SharedTokens& tokens, std::span<const Digest> extra,
             std::span<const PageKey> keys);
 
   size_t prompts() const;
-  size_t tokens() const;  // of all prompts
+  size_t tokens() const;  // of all cached prompts
 
   static constexpr size_t kPromptsMax = 32;
 
@@ -49,7 +50,7 @@ class PromptKeyCache {
   struct Prompt {
     KeyspaceId keyspace;
     SharedTokens tokens;
-    std::vector<Digest> extra;  // without zeros at the end
+    std::vector<Digest> extra;  // without trailing zeros
     std::vector<PageKey> keys;
 
     bool SamePage(size_t page, std::span<const int32_t> of, std::span<const Digest> of_extra) const;
@@ -60,7 +61,7 @@ class PromptKeyCache {
 
   const size_t tokens_max_;
   mutable Mutex mutex_;
-  Prompts prompts_ ABSL_GUARDED_BY(mutex_);  // the latest last
+  Prompts prompts_ ABSL_GUARDED_BY(mutex_);  // most recently used last
   size_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 

@@ -27,7 +27,7 @@ void QualityWatch::Record(std::span<const QualitySample> layers) {
     if (bound <= 0.0 || errors_.size() < wanted) return;
     mean = std::accumulate(errors_.begin(), errors_.end(), 0.0) / static_cast<double>(wanted);
     if (mean <= bound) return;
-    errors_.clear();  // the next alarm takes as many windows again
+    errors_.clear();  // the next alarm needs as many windows again
   }
   alarm_(mean);
 }

@@ -15,11 +15,12 @@
 
 namespace crumb::client {
 
-// Watches what 2-bit history does to attention: decides which evicted windows of a worker are
-// measured, and calls the alarm when the mean over the latest ones is above the bound. Thread-safe.
+// QualityWatch observes the errors that INT2 history causes in attention: it selects evicted
+// windows of a worker for measurement, and raises the alarm when the mean error over the latest
+// ones exceeds the bound. Thread-safe.
 class QualityWatch {
  public:
-  // Called by the thread that recorded, outside any lock.
+  // Called by the thread that called Record, outside any lock.
   using Alarm = std::function<void(double mean_error)>;
 
   // `options` is borrowed.
@@ -29,10 +30,10 @@ class QualityWatch {
   double bound() const { return options_.watch_error_bound(); }  // 0: none
   bool enabled() const { return options_.watch_every > 0; }
 
-  // Asked once for each evicted window: the KV head to measure, or nothing. KV heads take turns.
+  // Called once for each evicted window. Returns the KV head to measure, in rotation, or nothing.
   std::optional<int> NextSample();
 
-  // The samples of all layers of one window.
+  // Records the samples of all layers of one window.
   void Record(std::span<const QualitySample> layers);
 
  private:
@@ -41,7 +42,7 @@ class QualityWatch {
   std::atomic<uint64_t> windows_{0};
 
   Mutex mutex_;
-  std::deque<double> errors_ ABSL_GUARDED_BY(mutex_);  // of the latest windows, mean over layers
+  std::deque<double> errors_ ABSL_GUARDED_BY(mutex_);  // one per window, mean over layers
 };
 
 }  // namespace crumb::client

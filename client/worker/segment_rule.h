@@ -8,16 +8,16 @@
 
 namespace crumb::client {
 
-// Which positions of a sequence are attended from which segment. All answers are multiples of
-// kPageTokens; positions count from the sequence's first token.
+// SegmentRule says which positions of a sequence are attended from which segment. All results are
+// multiples of kPageTokens; positions count from the sequence's first token.
 struct SegmentRule {
   int recent_tokens = 256;
   int prefill_block = 8192;
 
   static constexpr int FloorPage(int position) { return position / kPageTokens * kPageTokens; }
 
-  // Leading tokens that a hit may supply to a prompt of `prompt` tokens: nothing INT2 of the last
-  // recent_tokens, and one token at least is left to compute.
+  // Number of leading tokens that a hit may supply to a prompt of `prompt` tokens: none of the last
+  // recent_tokens in INT2, and at least one token is left to compute.
   constexpr int HitTokensMax(int prompt) const {
     if (prompt <= kPageTokens) return 0;
     return std::max(kPageTokens, FloorPage(std::max(0, prompt - recent_tokens)));
@@ -35,7 +35,7 @@ struct SegmentRule {
 
   constexpr int BlockBegin(int position) const { return position / prefill_block * prefill_block; }
 
-  // First position whose BF16 row a sequence of `length` tokens still needs, sink apart.
+  // First position, apart from the sink, whose BF16 row a sequence of `length` tokens still needs.
   constexpr int RowsBegin(int length, int prompt, int hit) const {
     const int decode = HistoryEnd(length);
     if (length >= prompt) return std::max(hit, decode);

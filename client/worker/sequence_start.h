@@ -14,14 +14,14 @@
 
 namespace crumb::client {
 
-// What Worker::Begin found for a prompt.
+// SequenceStart is the state with which a sequence begins: its prompt, keys and cached prefix.
 struct SequenceStart {
   std::shared_ptr<const KeyspaceBinding> keyspace;
   std::shared_ptr<const std::vector<int32_t>> prompt;
-  std::vector<PageKey> prompt_keys;                // of all its full pages
-  PageKeyChain chain;                              // behind prompt_keys
-  std::vector<std::shared_ptr<const Page>> pages;  // leading pages that hit
-  std::shared_ptr<const Lease> lease;              // kept for the sequences that follow; or null
+  std::vector<PageKey> prompt_keys;                // keys of all full pages of the prompt
+  PageKeyChain chain;                              // chain behind prompt_keys
+  std::vector<std::shared_ptr<const Page>> pages;  // the cached prefix
+  std::shared_ptr<const Lease> lease;              // kept for the ranks that follow, or null
   uint64_t lease_id = 0;
   SequenceStats stats;
 };

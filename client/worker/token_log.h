@@ -16,30 +16,30 @@
 
 namespace crumb::client {
 
-// The tokens of one sequence and what follows from them alone: how far the prompt goes, the keys of
-// its pages. Copyable; not thread-safe.
+// TokenLog keeps the tokens of one sequence, its position in the prompt and the keys of its pages.
+// Copyable; not thread-safe.
 class TokenLog {
  public:
-  // Takes prompt, keys and chain of `start`, whose pages are the hit.
+  // Moves prompt, keys and chain out of `start`, whose pages are the hit.
   TokenLog(const SegmentRule& rule, const SequenceOptions& options, SequenceStart& start);
 
-  int length() const { return length_; }  // tokens held; the hit's at first
+  int length() const { return length_; }  // number of tokens held, which starts with the hit's
   int prompt() const { return prompt_; }
   int hit() const { return hit_; }
   bool InPrompt() const { return length_ < prompt_; }
 
-  // kInvalidArgument: the sequence is in its prompt and these tokens are not its next ones.
+  // kInvalidArgument: the sequence is in its prompt and `tokens` are not the next ones.
   absl::Status CheckNext(std::span<const int32_t> tokens) const;
   void Accept(std::span<const int32_t> tokens);
 
-  // Of a page whose tokens are all known.
+  // Returns the key of a page. REQUIRES: all its tokens are known.
   PageKey KeyOf(int page);
-  // Sets key, parent, position and over_int2_prefix.
+  // Sets key, parent, position and over_int2_prefix of `page`, which is page `index`.
   void Identify(int index, Page& page);
 
  private:
   int32_t TokenAt(size_t position) const;
-  // Whether a token of the page had INT2 pages before it when it was computed.
+  // Returns whether a token of the page had INT2 pages before it when it was computed.
   bool OverInt2Prefix(int page) const;
 
   SegmentRule rule_;
@@ -50,8 +50,8 @@ class TokenLog {
   int length_;
   std::shared_ptr<const std::vector<int32_t>> prompt_tokens_;
   std::vector<int32_t> generated_;
-  std::vector<PageKey> keys_;  // of full pages, as far as they are known
-  PageKeyChain chain_;         // stands behind keys_
+  std::vector<PageKey> keys_;  // keys of full pages that are known
+  PageKeyChain chain_;         // chain behind keys_
 };
 
 }  // namespace crumb::client

@@ -7,7 +7,7 @@
 
 namespace crumb::client {
 
-// The counters behind WorkerCounters. Thread-safe.
+// WorkerTally holds the counters of WorkerCounters while they are being counted. Thread-safe.
 struct WorkerTally {
   Counter sequences;
   Counter prompt_tokens;

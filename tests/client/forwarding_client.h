@@ -11,7 +11,8 @@
 
 namespace crumb::client {
 
-// Does all by another client, which it borrows: for faults in one call.
+// ForwardingClient passes all calls to another client, which it borrows. Tests derive from it to
+// inject a fault into one call.
 class ForwardingClient : public Client {
  public:
   explicit ForwardingClient(Client& to) : to_(to) {}

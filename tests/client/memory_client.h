@@ -16,26 +16,26 @@
 
 namespace crumb::client {
 
-// A Client whose crumbd is a map in this process. Thread-safe; no sockets and no gRPC, so that
-// sanitizers see all of it. Calls that workers do not make answer kUnimplemented.
+// MemoryClient is a Client whose crumbd is a map in this process. It has no sockets and no gRPC, so
+// that sanitizers see all of it. Calls that workers do not make return kUnimplemented. Thread-safe.
 class MemoryClient final : public Client {
  public:
   std::atomic<bool> up{true};
-  std::atomic<uint64_t> generation{1};  // of every keyspace; commits of another one are refused
-  std::atomic<bool> tells_drops{true};  // GenerationOf answers
-  PoolLink* link = nullptr;             // what pools() answers
+  std::atomic<uint64_t> generation{1};  // of every keyspace; commits with another one are refused
+  std::atomic<bool> tells_drops{true};  // false: GenerationOf returns 0
+  PoolLink* link = nullptr;             // the result of pools()
 
   MemoryClient() = default;
-  // Pages lie in one slab, as far as it reaches, which mapped() tells of.
+  // Pages lie in one slab, as long as it has room; mapped() returns it.
   explicit MemoryClient(size_t slab_bytes);
 
   size_t pages() const;
-  // Everything stored, by key: encoded header, then tiles.
+  // All stored fragments by key: the encoded header, then the tiles.
   std::map<PageKey, std::string> contents() const;
-  // Changes a byte of a stored page's last tile. False: not there.
+  // Changes a byte of a stored page's last tile. Returns false if the page is absent.
   bool Damage(const PageKey& key);
   size_t leases() const { return leases_->load(); }
-  // The keyspaces that were opened and hold INT2 pages.
+  // The open keyspaces that hold INT2 pages.
   std::vector<KeyspaceId> int2_keyspaces() const;
   // The Acquires so far.
   struct Ask {
@@ -45,12 +45,13 @@ class MemoryClient final : public Client {
     bool behind_miss = false;
   };
   std::vector<Ask> asks() const;
-  // Called before each Acquire looks, with the number of those before it; set while nobody asks.
+  // Called before each Acquire, with the number of Acquires before it. REQUIRES: it is set while no
+  // Acquire runs.
   std::function<void(size_t)> before_acquire;
-  // Pages of these keys are not found from now on; those hidden before are again.
+  // Makes pages of these keys misses from now on; keys hidden before are hits again.
   void Hide(const std::vector<PageKey>& keys);
 
-  // Every sample that was counted.
+  // All samples that were counted.
   std::vector<QualitySample> quality() const;
 
   bool connected() override { return up; }
@@ -61,7 +62,7 @@ class MemoryClient final : public Client {
   uint64_t GenerationOf(const KeyspaceId&) override { return tells_drops ? generation.load() : 0; }
   // Drops every keyspace.
   void Drop();
-  // Generations of everything stored, by key.
+  // The generations of all stored fragments, by key.
   std::map<PageKey, uint64_t> generations() const;
   absl::StatusOr<AcquireResult> Acquire(const AcquireRequest& request) override;
   absl::StatusOr<std::vector<StagingSlot>> Reserve(int count, size_t fragment_bytes,
@@ -119,7 +120,7 @@ class MemoryClient final : public Client {
 
   std::shared_ptr<std::byte> NewSlot(size_t bytes);
 
-  std::shared_ptr<MappedMemory> mapped_;  // holds its memory
+  std::shared_ptr<MappedMemory> mapped_;  // owns its memory
   std::atomic<size_t> slab_used_{0};
   mutable Mutex mutex_;
   std::map<std::pair<KeyspaceId, PageKey>, Stored> pages_ ABSL_GUARDED_BY(mutex_);

@@ -55,7 +55,7 @@ std::vector<Bf16> SequenceModel::Rows(Kind kind, int layer, int begin, int end) 
                          (uint64_t(layer) << 2) ^ static_cast<uint64_t>(kind));
     for (int i = 0; i < heads * options_.head_dim; ++i) {
       state = Mix(state);
-      // A channel that stands out gives the quantizer something to do.
+      // An outlier channel makes quantization hard.
       const float gain = i % options_.head_dim == 3 ? 6.0f : 1.0f;
       rows.push_back(
           kernels::Bf16FromFloat(gain * (static_cast<float>(state >> 40) / 8388608.0f - 1.0f)));
@@ -105,7 +105,7 @@ void SequenceModel::Window(int layer, int head, int page, bool stored, std::vect
   params.k = keys.data() + head * dim;
   params.v = values.data() + head * dim;
   params.k_stride = params.v_stride = stride;
-  // Page `page` is history page `page` - 1: each has the means of its positions.
+  // Page `page` is history page `page` - 1, which has the means of its positions.
   const RotationSet& rotations = options_.rotations;
   const int64_t blocks = rotations.position_blocks();
   const int64_t block =

@@ -12,24 +12,24 @@
 
 namespace crumb::client {
 
-// Made-up keys, values and queries that depend on (layer, position, token) only, and what attention
-// over them must give, in double precision, position by position.
+// SequenceModel has synthetic keys, values and queries that depend on (layer, position, token)
+// only, and computes attention over them in double precision, position by position.
 class SequenceModel {
  public:
   SequenceModel(const WorkerOptions& options, std::vector<int32_t> tokens)
       : options_(options), tokens_(std::move(tokens)) {}
 
-  // Rows of positions [begin, end) as the engine hands them over.
+  // Rows of positions [begin, end) as an engine passes them to Append.
   std::vector<kernels::Bf16> Keys(int layer, int begin, int end) const;
   std::vector<kernels::Bf16> Values(int layer, int begin, int end) const;
   std::vector<kernels::Bf16> Queries(int layer, int begin, int end) const;
 
-  // Output of the token at `position` of `layer` when positions [64, history_end) are attended as
-  // stored and all others in BF16. [q_heads, head_dim]
+  // Returns the output of the token at `position` of `layer` if positions [64, history_end) are
+  // attended in their stored format and all others in BF16. [q_heads, head_dim]
   std::vector<double> Expected(int layer, int position, int history_end) const;
 
-  // Makes one pass over [sequence.length(), end), of which the first `accepted` stay. Returns the
-  // outputs of every layer, [layers, tokens, q_heads, head_dim].
+  // Runs one pass over [sequence.length(), end), of which the first `accepted` tokens stay. Returns
+  // the outputs of every layer, [layers, tokens, q_heads, head_dim].
   std::vector<float> Pass(Sequence& sequence, int end, int accepted) const;
   std::vector<float> Pass(Sequence& sequence, int end) const {
     return Pass(sequence, end, end - sequence.length());
@@ -41,7 +41,7 @@ class SequenceModel {
  private:
   enum class Kind : uint32_t { kKey, kValue, kQuery };
   std::vector<kernels::Bf16> Rows(Kind kind, int layer, int begin, int end) const;
-  // Rows of one KV head as attention reads them, [64, head_dim] each.
+  // Returns the rows of one KV head that attention uses, [64, head_dim] each.
   void Window(int layer, int head, int page, bool stored, std::vector<float>* k,
               std::vector<float>* v) const;
 
@@ -49,11 +49,11 @@ class SequenceModel {
   std::vector<int32_t> tokens_;
 };
 
-// Worker options small enough for tests: 2 layers, 2 KV heads, 4 query heads, head_dim 64, a
-// prefill block of 512.
+// Worker options that are small enough for tests: 2 layers, 2 KV heads, 4 query heads, head_dim 64,
+// a prefill block of 512.
 WorkerOptions SmallWorkerOptions();
 
-// `count` token ids from `seed`.
+// Returns `count` token ids from `seed`.
 std::vector<int32_t> RandomTokens(int count, uint32_t seed);
 
 }  // namespace crumb::client

@@ -22,28 +22,28 @@
 
 namespace crumb::client {
 
-// Where a page was found. Values are those of the wire.
+// Tier is the kind of memory in which a page was found. The values are those of the wire.
 enum class Tier { kUnknown = 0, kDevice = 1, kHost = 2, kSsd = 3, kRemote = 4 };
 
 std::string_view TierName(Tier tier);
 
-// Why a page was not served. Values up to kBusy are those of the wire.
+// MissReason says why a page was not served. Values up to kBusy are those of the wire.
 enum class MissReason {
-  kNone = 0,          // it was
-  kAbsent = 1,        // nobody committed it, or it was evicted
-  kPending = 2,       // somebody is committing it
-  kDeadline = 3,      // not brought up in time
-  kCorrupt = 4,       // header or sums differ: the copy is not used
-  kGeneration = 5,    // of a dropped generation of the keyspace
+  kNone = 0,          // the page was served
+  kAbsent = 1,        // no process committed the page, or it was evicted
+  kPending = 2,       // another process is committing the page
+  kDeadline = 3,      // the page was not brought up from a lower tier in time
+  kCorrupt = 4,       // the header or a checksum differs, so the copy is not used
+  kGeneration = 5,    // the page belongs to a dropped generation of the keyspace
   kQuality = 6,       // the keyspace is served in BF16 only
-  kNotCovered = 7,    // not all layers and heads are there
-  kBusy = 8,          // no room to bring it up, or the lease budget is spent
-  kUnavailable = 64,  // no crumbd, or it did not answer
+  kNotCovered = 7,    // some of the requested layers and heads are missing
+  kBusy = 8,          // there is no room to bring the page up, or the lease budget is spent
+  kUnavailable = 64,  // there is no crumbd, or it did not respond
 };
 
 std::string_view MissReasonName(MissReason reason);
 
-// Names a device in every process and container of the host.
+// DeviceUuid names a device in every process and container of the host.
 struct DeviceUuid {
   std::array<uint8_t, 16> bytes{};
 
@@ -51,12 +51,12 @@ struct DeviceUuid {
   friend bool operator==(const DeviceUuid&, const DeviceUuid&) = default;
 };
 
-// Names a pool of device memory; random, chosen by crumbd, and kept when crumbd restarts.
+// PoolId names a pool of device memory. crumbd chooses it at random and keeps it over a restart.
 struct PoolId {
   std::array<uint8_t, 16> bytes{};
 
   std::string ToBytes() const { return {reinterpret_cast<const char*>(bytes.data()), 16}; }
-  // Zeros unless `text` has 16 bytes.
+  // Returns zeros unless `text` has 16 bytes.
   static PoolId FromBytes(std::string_view text) {
     PoolId id;
     if (text.size() == id.bytes.size()) std::memcpy(id.bytes.data(), text.data(), text.size());
@@ -65,39 +65,43 @@ struct PoolId {
   friend bool operator==(const PoolId&, const PoolId&) = default;
 };
 
-// A fragment that lies in a slot of a device pool. A slot holds tiles only; the header is crumbd's.
-// What it points to is valid while its lease lives.
+// A fragment in a slot of a device pool. The slot holds the tiles only; crumbd keeps the header.
+// The memory that `shape`, `header` and `tile_sums` refer to is valid while the lease lives.
 struct DeviceFragment {
-  int page = 0;  // index into the keys of the Acquire
+  int page = 0;  // index into AcquireRequest::keys
   PoolId pool;
   uint64_t slot = 0;
-  // What fragments of one shape have in common: all but key, parent, position and tile sums.
+  // The header fields that all fragments of one shape have in common: all except key, parent,
+  // position and tile checksums.
   const FragmentHeader* shape = nullptr;
-  // Only where they were asked for, and of peers: the header as EncodeFragmentHeader writes it, and
-  // the tile sums in it. With AcquireRequest::peer_sums no header, and the sums of those tiles.
+  // The encoded header (see EncodeFragmentHeader) and the tile checksums in it, for fragments of
+  // peers and where AcquireRequest::device_sums requested them. With AcquireRequest::peer_sums the
+  // header is empty and `tile_sums` has the checksums of those tiles only.
   std::span<const std::byte> header;
   std::span<const uint32_t> tile_sums;
 };
 
-// One fragment in crumbd's shared memory. Its header was decoded and compared with what was asked
-// for; its tiles were not read yet.
+// A fragment in crumbd's shared memory. Its header was decoded and compared with the request; its
+// tiles have not been read yet.
 struct LeasedFragment {
-  int page = 0;           // index into the keys of the Acquire
-  FragmentHeader header;  // without tile sums
-  // Valid while the lease lives, layer by layer, head by head:
+  int page = 0;           // index into AcquireRequest::keys
+  FragmentHeader header;  // tile_sums is empty
+  // Both are valid while the lease lives, in the order layer by layer, head by head.
   std::span<const uint32_t> tile_sums;
   std::span<const std::byte> tiles;
 
-  // kDataLoss naming the first tile whose checksum differs. Reads every byte.
+  // Reads every byte. kDataLoss names the first tile whose checksum differs.
   absl::Status VerifyTiles() const { return VerifyTileSums(header, tile_sums, tiles); }
 };
 
-// Pages that stay where they are until this is destroyed. Outlives the connection it came over:
-// when crumbd dies the memory stays mapped. Thread-safe once made. Must not outlive its Client.
+// Pages that stay where they are until the Lease is destroyed. A lease outlives the connection it
+// came over: if crumbd dies, the memory stays mapped. Thread-safe once constructed. It must not
+// outlive its Client.
 class Lease {
  public:
-  // `hold` keeps the memory mapped and ends the lease when its last reference goes; `told` keeps
-  // what device fragments point to; `epoch` is that of the crumbd that gave the lease.
+  // `hold` keeps the memory mapped and ends the lease when its last reference goes; `device_store`
+  // owns the memory that device fragments refer to; `epoch` is that of the crumbd that granted the
+  // lease.
   Lease(std::vector<LeasedFragment> fragments, std::shared_ptr<void> hold)
       : Lease(std::move(fragments), {}, nullptr, 0, std::move(hold)) {}
   Lease(std::vector<LeasedFragment> fragments, std::vector<DeviceFragment> device_fragments,
@@ -110,13 +114,14 @@ class Lease {
   Lease(const Lease&) = delete;
   Lease& operator=(const Lease&) = delete;
 
-  // In host memory; by page, ascending.
+  // Fragments in host memory, in ascending order of pages.
   std::span<const LeasedFragment> fragments() const { return fragments_; }
-  // In device pools that the Acquire named; by page, ascending.
+  // Fragments in device pools that the Acquire named, in ascending order of pages.
   std::span<const DeviceFragment> device_fragments() const { return device_fragments_; }
-  // Keeps what they point to when the lease has ended, too.
+  // Owns the memory that device fragments refer to; it may be kept longer than the lease.
   const std::shared_ptr<const void>& device_store() const { return device_store_; }
-  // Of the crumbd that gave it: the next one knows of no slot that only this lease holds.
+  // The epoch of the crumbd that granted the lease. A restarted crumbd does not know the slots that
+  // only this lease holds.
   uint64_t epoch() const { return epoch_; }
 
  private:
@@ -127,65 +132,73 @@ class Lease {
   std::shared_ptr<void> hold_;
 };
 
-// A prefix to look for.
+// A request for the longest cached prefix of `keys`.
 struct AcquireRequest {
   KeyspaceId keyspace;
-  uint64_t generation = 0;        // of the keyspace, as OpenKeyspace answered it
-  std::span<const PageKey> keys;  // in prefix order, 16,384 at most
+  uint64_t generation = 0;        // generation of the keyspace, as OpenKeyspace returned it
+  std::span<const PageKey> keys;  // in prefix order, at most 16,384
   uint32_t first_page = 0;        // position of keys[0] in its sequence
-  PageKey run;  // the page at the last multiple of 32 at or before it; for first_page 0 not needed
-  std::optional<TileRange> range;  // absent: all layers and heads
-  // What of `range` this process reads itself: the rest of a page may be in `pools` of the engine's
-  // other processes, whose places are not told. Absent: all of it.
+  // key of the page at the last multiple of 32 not behind first_page; unused if first_page is 0
+  PageKey run;
+  std::optional<TileRange> range;  // layers and heads that a hit needs; absent: all
+  // The part of `range` that this process reads itself. The rest of a page may be in `pools` of the
+  // engine's other processes, whose slots are not returned. Absent: all of `range`.
   std::optional<TileRange> own;
-  uint32_t window_tokens = 0;  // tokens of the prompt that no key stands for, for crumbd's metrics
-  Duration timeout = std::chrono::milliseconds(200);  // of the call, lower tiers included
-  // Not 0: the lease that another process of the same engine got for these keys. Nothing is looked
-  // for; this process holds the lease too from now on. Unknown to crumbd: a miss.
+  // prompt tokens behind the last full page, which crumbd counts in its metrics
+  uint32_t window_tokens = 0;
+  Duration timeout = std::chrono::milliseconds(200);  // of the whole call, lower tiers included
+  // If not 0: the lease that another process of the same engine was granted for these keys. crumbd
+  // looks nothing up, and this process holds the lease as well from then on. A lease that crumbd
+  // does not know is a miss.
   uint64_t lease = 0;
-  // Not 0: the epoch of the crumbd that gave `lease`. Another crumbd numbers its leases from the
-  // start again, so the call fails with kAborted if the client is connected to another one by now.
+  // If not 0: the epoch of the crumbd that granted `lease`. A restarted crumbd numbers its leases
+  // from the start again, so the call fails with kAborted if the client is connected to another
+  // epoch.
   uint64_t lease_epoch = 0;
-  bool wait_for_lower_tiers = true;  // false: only what host memory holds
-  // Checks the tile sums of every n-th hit page, beginning with one that changes from call to call;
-  // 1: of all; 0: of none. The header is always checked.
+  bool wait_for_lower_tiers = true;  // false: pages outside host memory are misses
+  // Verifies the tile checksums of every n-th hit page, starting at an offset that changes from
+  // call to call. 1 verifies all pages, 0 none. The header is always verified.
   uint32_t verify_every = 0;
-  // Device pools whose pages are attended in place, before those in host memory. Empty: none are
-  // looked for.
+  // Device pools whose pages the caller attends in place; they take precedence over host memory.
   std::vector<PoolId> pools;
-  // Pools of other devices of this host that this process can copy from.
+  // Pools of this host's other devices, from which the caller can copy.
   std::vector<PoolId> peers;
-  bool device_sums = false;  // tile sums of fragments in `pools`, too
-  // Of fragments in `peers` no headers, but the sums of these tiles: what is told fits where
-  // answers are quick. An Acquire of the lease without it tells all.
+  bool device_sums = false;  // also return tile checksums of fragments in `pools`
+  // If set, fragments in `peers` come without headers and with the checksums of these tiles only,
+  // so that the response fits the call socket. An Acquire of the same lease without it returns all.
   std::optional<TileRange> peer_sums;
-  // The page before keys[0] was no hit: nothing is looked for, the keys are counted as misses.
+  // The page before keys[0] was a miss: crumbd looks nothing up and counts the keys as misses.
   bool behind_miss = false;
 };
 
+// The result of an Acquire.
 struct AcquireResult {
-  std::shared_ptr<const Lease> lease;          // null when nothing hit
-  uint64_t lease_id = 0;                       // what AcquireRequest::lease names it by
-  int hit_pages = 0;                           // leading keys whose tiles are all here
-  std::vector<Tier> page_tiers;                // of the hit pages
-  MissReason miss_reason = MissReason::kNone;  // of the first page that is not a hit
+  std::shared_ptr<const Lease> lease;  // null if no page is a hit
+  uint64_t lease_id = 0;               // the value for AcquireRequest::lease
+  int hit_pages = 0;             // number of leading keys of which all requested tiles are leased
+  std::vector<Tier> page_tiers;  // one per hit page
+  MissReason miss_reason = MissReason::kNone;  // why the first page behind the hits is a miss
 };
 
-// An Acquire that is under way. Destroyed before it was finished it is given up: a lease that it is
-// granted is given back. One thread at a time.
+// An Acquire that is in flight. Memory that its request refers to must outlive it. Destroying it
+// before Finish gives it up: crumbd takes back a lease that it grants. Used by one thread at a
+// time.
 class PendingAcquire {
  public:
   virtual ~PendingAcquire() = default;
-  // Whether Finish will not wait for an answer. Does not block.
+  // Returns true if Finish will not wait for crumbd. Does not block.
   virtual bool Ready() { return true; }
-  // Blocks until the answer, or the request's timeout since the start. Once.
+  // Blocks until crumbd has responded, or until the request's timeout since the start. REQUIRES: it
+  // is called at most once.
   virtual absl::StatusOr<AcquireResult> Finish() = 0;
 };
 
+// The result of a Lookup.
 struct LookupResult {
   int hit_pages = 0;
   std::vector<Tier> page_tiers;
-  std::vector<std::string> page_nodes;  // of the hit pages: id of a node that has it; empty: crumbd
+  // id of a node that has the hit page; empty: the local crumbd has it
+  std::vector<std::string> page_nodes;
   MissReason miss_reason = MissReason::kNone;
 };
 

@@ -13,13 +13,13 @@
 
 namespace crumb::client {
 
-// crumbd's figures at one moment.
+// CacheStats has crumbd's capacities, contents and counters at one moment.
 struct CacheStats {
   struct TierStats {
     Tier tier = Tier::kUnknown;
     uint64_t capacity_bytes = 0;
     uint64_t resident_bytes = 0;
-    uint64_t resident_logical_bytes = 0;  // what the same pages would take in BF16
+    uint64_t resident_logical_bytes = 0;  // size of the same pages in BF16
     uint64_t pages = 0;
     uint64_t evicted_pages = 0;
     std::string state;
@@ -39,11 +39,11 @@ struct CacheStats {
   uint32_t sessions = 0;
   uint32_t leases = 0;
   uint32_t reservations = 0;
-  std::map<std::string, uint64_t> lookup_tokens;  // by tier label
+  std::map<std::string, uint64_t> lookup_tokens;  // keyed by tier name
   std::map<std::string, uint64_t> counters;
 };
 
-// The nodes of a cluster as one crumbd sees them.
+// NodeList has the nodes of a cluster as one crumbd sees them.
 struct NodeList {
   struct Node {
     std::string id;
@@ -56,25 +56,25 @@ struct NodeList {
     std::string host;
     std::string zone;
     uint64_t capacity_bytes = 0;
-    std::string transport;       // how pages are read from it: ucx, grpc; empty for `self`
+    std::string transport;       // how this node reads pages from it: ucx or grpc; empty for `self`
     std::string breaker;         // closed, open, half-open
-    uint64_t pages_to_push = 0;  // of a draining `self`
+    uint64_t pages_to_push = 0;  // set for a draining `self`
   };
   std::vector<Node> nodes;
   uint64_t view_epoch = 0;  // 0: no cluster
   uint64_t previous_epoch = 0;
-  std::vector<std::string> refused;  // nodes that cannot take part, and why
-  std::string trouble;               // what is wrong with etcd; empty: nothing
+  std::vector<std::string> refused;  // nodes that cannot take part, each with the reason
+  std::string trouble;               // the present problem with etcd; empty: none
 };
 
-// Where a page belongs and where it is: ids of nodes.
+// PageLocation has the ids of the nodes to which a page belongs and of those that have it.
 struct PageLocation {
   KeyspaceId keyspace;
-  PageKey run;  // begins its run; zeros: not known
+  PageKey run;  // key of the first page of its page run; zeros: unknown
   std::vector<std::string> homes;
   std::vector<std::string> previous_homes;
   std::vector<std::string> holders;
-  std::vector<std::string> silent;  // did not answer in time
+  std::vector<std::string> silent;  // nodes that did not respond in time
 };
 
 }  // namespace crumb::client

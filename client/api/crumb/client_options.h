@@ -9,31 +9,36 @@
 
 namespace crumb::client {
 
-// How a process reaches crumbd, and how much it waits for it.
+// ClientOptions describe how a process reaches crumbd and how long it waits for it.
 struct ClientOptions {
-  std::string socket_dir = "/run/crumb";  // holds crumbd.sock and crumbd.fd.sock
-  // HOST:PORT. Not empty: gRPC over TCP, without shared memory: no Acquire, Reserve or Commit.
+  std::string socket_dir = "/run/crumb";  // folder of crumbd.sock and crumbd.fd.sock
+  // HOST:PORT. If not empty, the client uses gRPC over TCP without shared memory; Acquire, Reserve
+  // and Commit are not available.
   std::string address;
-  // TLS to `address`: PEM files. Certificate and key of this process are what crumbd asks for when
-  // it checks its callers.
-  std::string tls_ca_file;      // that crumbd's certificate is checked with; empty: no TLS
-  std::string tls_cert_file;    // of this process, with its intermediates
-  std::string tls_key_file;     // of that certificate
-  std::string tls_server_name;  // that crumbd's certificate carries; empty: the host of `address`
-  std::string token;            // of the tenant; empty: none
-  std::string process_name = "crumb-client";  // for crumbd's log
-  // 16 random bytes that the processes of one model replica agreed on; empty: an engine of its own.
+  // PEM files for TLS to `address`. The certificate and key of this process are needed if crumbd
+  // verifies its callers.
+  std::string tls_ca_file;    // verifies crumbd's certificate; empty: no TLS
+  std::string tls_cert_file;  // certificate of this process, with its intermediates
+  std::string tls_key_file;   // private key of tls_cert_file
+  // expected name in crumbd's certificate; empty: the host of `address`
+  std::string tls_server_name;
+  std::string token;                          // identifies the tenant; empty: none
+  std::string process_name = "crumb-client";  // name in crumbd's log
+  // 16 random bytes that all processes of one model replica have in common; empty: this process is
+  // an engine of its own.
   std::string engine;
-  // Lookup, Get, Prefetch and Pin ask every node of a cluster for what crumbd lacks, not only the
-  // homes: finds single pages, whose place in their sequence is not known. For tools.
+  // Lookup, Get, Prefetch and Pin query every node of a cluster for pages that crumbd lacks,
+  // instead of the homes only. This finds single pages whose position in their sequence is unknown.
+  // For tools.
   bool query_every_node = false;
-  uint64_t staging_bytes = uint64_t{64} << 20;  // wanted; crumbd may give less
+  uint64_t staging_bytes = uint64_t{64} << 20;  // requested size; crumbd may grant less
 
-  Duration connect_timeout = std::chrono::seconds(1);    // of one attempt
-  Duration call_timeout = std::chrono::seconds(2);       // of calls that take no timeout
-  Duration backoff_min = std::chrono::milliseconds(50);  // after a lost connection; doubles
+  Duration connect_timeout = std::chrono::seconds(1);  // for one attempt
+  Duration call_timeout = std::chrono::seconds(2);     // for calls without a timeout parameter
+  // after a lost connection; it doubles up to backoff_max
+  Duration backoff_min = std::chrono::milliseconds(50);
   Duration backoff_max = std::chrono::seconds(5);
-  Duration counters_interval = std::chrono::seconds(1);  // between reports of what was counted
+  Duration counters_interval = std::chrono::seconds(1);  // between two reports of counters
 };
 
 }  // namespace crumb::client

@@ -10,10 +10,11 @@
 
 namespace crumb::client {
 
-// Whether INT2 pages of a keyspace are served. Values are those of the wire.
+// KeyspaceState says whether crumbd serves INT2 pages of a keyspace. The values are those of the
+// wire.
 enum class KeyspaceState { kUnknown = 0, kActive = 1, kBf16 = 2 };
 
-// What OpenKeyspace names a keyspace by: docs/formats/keyspace.md.
+// KeyspaceSpec has everything that determines a keyspace: see docs/formats/keyspace.md.
 struct KeyspaceSpec {
   std::map<std::string, std::string> fields;
   int layers = 0;
@@ -23,14 +24,14 @@ struct KeyspaceSpec {
   std::string tenant;  // empty: the default tenant
 };
 
-// What crumbd answers.
+// KeyspaceInfo is crumbd's response to OpenKeyspace.
 struct KeyspaceInfo {
   KeyspaceId id;
   uint64_t generation = 0;
   KeyspaceState state = KeyspaceState::kUnknown;
   uint32_t int2_tile_bytes = 0;
   uint32_t bf16_tile_bytes = 0;
-  uint64_t epoch = 0;  // of the crumbd that answered; 0 over TCP
+  uint64_t epoch = 0;  // epoch of the crumbd that responded; 0 over TCP
 };
 
 }  // namespace crumb::client

@@ -14,61 +14,64 @@
 
 namespace crumb::client {
 
-// The static data of a quantization method: rotations and means per layer and global KV head. An
-// immutable value; copies share the arrays. Thread-safe.
+// RotationSet is the calibration data of a quantization method: rotations and means per layer and
+// global KV head. An immutable value whose copies refer to the same arrays. Thread-safe.
 class RotationSet {
  public:
-  // Arrays in the model's basis. A leading dimension of 1 is repeated for all layers or KV heads;
-  // an empty array means identity (rotations) or zero (the others). History page p, counted from
-  // the end of the sink, has the means of block min(p / pages_per_position_block, position_blocks -
-  // 1).
+  // Arrays in the model's basis. A leading dimension of 1 is repeated for all layers or KV heads.
+  // An empty array means identity (rotations) or zero (all others). History page p, counted from
+  // the end of the sink, uses the means of block min(p / pages_per_position_block, position_blocks
+  // - 1).
   struct Arrays {
     int layers = 1;
     int kv_heads = 1;
     int head_dim = 0;
     std::vector<float> rotation_k;  // [layers, kv_heads, head_dim, head_dim], y = x R, orthogonal
-    std::vector<float> rotation_v;  // the same
+    std::vector<float> rotation_v;  // as rotation_k
     int position_blocks = 1;
     int pages_per_position_block = 1;
-    int q_heads = 0;                // only where there are shifts
+    int q_heads = 0;                // used only with `shift`
     std::vector<float> mean_k;      // [layers, kv_heads, position_blocks, head_dim], subtracted
     std::vector<float> mean_v;      // [layers, kv_heads, head_dim]         before rotation
     std::vector<float> feedback_k;  // [layers, kv_heads, head_dim, head_dim], method crumb only
-    std::vector<float> feedback_v;  // the same
-    std::vector<float> shift;       // [layers, q_heads] nats taken off INT2 logits
-    // [layers, kv_heads] expected of evicted windows; not in the digest: pages do not depend on it.
+    std::vector<float> feedback_v;  // as feedback_k
+    std::vector<float> shift;       // [layers, q_heads], nats subtracted from INT2 logits
+    // [layers, kv_heads], expected of evicted windows. It is not part of the digest, because pages
+    // do not depend on it.
     std::vector<float> attention_error;
   };
 
-  // No rotation and no mean.
+  // Returns a set without rotation and mean.
   static RotationSet Identity();
 
-  // Data-free: the normalised Sylvester-Hadamard matrix for K and V, of every layer and head. It is
-  // symmetric and its own inverse. kInvalidArgument: head_dim is no power of two.
+  // Returns the normalized Sylvester-Hadamard matrix for K and V of every layer and head. It needs
+  // no data, and is symmetric and its own inverse. kInvalidArgument: head_dim is not a power of
+  // two.
   static absl::StatusOr<RotationSet> Hadamard(int head_dim);
 
-  // `name` is for people; the digest covers name and arrays but
-  // attention_error. kInvalidArgument: an array of the
-  // wrong size, a value that is not finite, or a rotation that is not orthogonal to 1e-3.
+  // The digest covers `name`, which is otherwise for people, and all arrays except attention_error.
+  // kInvalidArgument: an array has the wrong size, a value is not finite, or a rotation is not
+  // orthogonal to within 1e-3.
   static absl::StatusOr<RotationSet> Of(const std::string& name, Arrays arrays);
 
-  // What a rotation file holds; its digest is the file's. `path` is what messages call it. Errors
-  // as Of.
+  // Returns the contents of a rotation file, with the file's digest. Error messages refer to the
+  // file as `path`. Errors as for Of.
   static absl::StatusOr<RotationSet> FromFile(const RotationFile& file, const std::string& path);
 
   const std::string& name() const { return data_->name; }
   const Digest& digest() const { return data_->digest; }
-  // 0: fits every head_dim.
+  // 0: the set fits every head_dim.
   int head_dim() const { return data_->arrays.head_dim; }
-  // OK when the arrays serve a model of this shape.
+  // Returns OK if the arrays fit a model of this shape.
   absl::Status CheckFits(int layers, int kv_heads, int q_heads, int head_dim) const;
-  // The attention error that the quality watch should see of a worker that holds these layers and
-  // KV heads, mean over them; nothing: calibration did not say.
+  // Returns the attention error that the quality watch should measure in a worker with these layers
+  // and KV heads, averaged over them; empty if the calibration did not record it.
   std::optional<double> ExpectedAttentionError(const TileRange& tiles) const;
   int position_blocks() const { return data_->arrays.position_blocks; }
   int pages_per_position_block() const { return data_->arrays.pages_per_position_block; }
 
-  // Data of one layer, [kv_heads, ...] for the expanded KV heads; null: identity or zero.
+  // Data of one layer, [kv_heads, ...] for the expanded KV heads. A null pointer means identity or
+  // zero.
   class Layer {
    public:
     const float* rotation_k() const { return Pointer(rotation_k_); }
@@ -91,9 +94,9 @@ class RotationSet {
     std::vector<float> feedback_k_, feedback_v_, shift_;
   };
 
-  // The layers of a model of this shape; layers that are equal share memory.
+  // Returns the layers of a model of this shape; equal layers refer to the same memory.
   std::vector<std::shared_ptr<const Layer>> Expand(int layers, int kv_heads) const;
-  // The part of a model that fits: these layers, and of each these KV heads and query heads.
+  // Returns these layers of a model that fits, each with these KV heads and query heads.
   std::vector<std::shared_ptr<const Layer>> Expand(const TileRange& tiles,
                                                    IndexRange q_heads) const;
 

@@ -17,8 +17,9 @@
 
 namespace crumb::client {
 
-// Room for one fragment in the session's staging memory: write the tiles, then the encoded header,
-// then Commit it. Destroying it uncommitted gives the room back. Move-only.
+// Room for one fragment in the session's staging memory. The caller writes the tiles, then the
+// encoded header, then commits the slot. Destroying a slot that was not committed gives its room
+// back. Move-only.
 class StagingSlot {
  public:
   // `hold` keeps the memory mapped and gives the room back when its last reference goes.
@@ -27,7 +28,7 @@ class StagingSlot {
   StagingSlot(StagingSlot&&) = default;
   StagingSlot& operator=(StagingSlot&&) = default;
 
-  // Of the size that was asked for, at a multiple of 512.
+  // The requested number of bytes, aligned to 512.
   std::span<std::byte> bytes() const { return bytes_; }
   uint64_t offset() const { return offset_; }
   const std::shared_ptr<void>& hold() const { return hold_; }
@@ -38,37 +39,37 @@ class StagingSlot {
   std::shared_ptr<void> hold_;
 };
 
-// Pages that will be committed: until they are, or for a while, others who ask for them are told
-// MissReason::kPending.
+// Pages that the caller will commit. Until it does, or for a limited time, other callers that
+// request them get MissReason::kPending.
 struct PendingPages {
   KeyspaceId keyspace;
   std::vector<PageKey> keys;
 };
 
-// What became of a committed fragment. Values are those of the wire.
+// CommitOutcome is the result for one committed fragment. The values are those of the wire.
 enum class CommitOutcome {
   kUnknown = 0,
   kStored = 1,
-  kDeduplicated = 2,  // the tiles were there already
-  kRefused = 3,       // header, sums, keyspace or size are wrong
+  kDeduplicated = 2,  // the tiles are in the cache already
+  kRefused = 3,       // the header, checksums, keyspace or size are wrong
   kNoRoom = 4,        // every tier is full of leased pages
 };
 
-// A fragment that travels as bytes: for callers without shared memory.
+// A fragment as bytes, for callers without shared memory.
 struct FragmentBytes {
-  int page = 0;                // Get: index into the keys
-  Tier tier = Tier::kUnknown;  // Get: where it was found
+  int page = 0;                // set by Get: index into the keys
+  Tier tier = Tier::kUnknown;  // set by Get: the tier in which it was found
   FragmentHeader header;
-  std::string tiles;  // layer by layer, head by head
+  std::string tiles;  // in the order layer by layer, head by head
 };
 
-// Takes the fragments that Get reads, one by one, each checked against key, keyspace and sums. An
-// error ends the Get and is returned by it.
+// Receives the fragments that Get reads, one by one; key, keyspace and checksums were verified. Get
+// stops at the first error that the receiver returns, and returns it.
 using FragmentReceiver = std::function<absl::Status(FragmentBytes fragment)>;
 
-// What one connection to crumbd has mapped into this process.
+// Memory that one connection to crumbd has mapped into this process.
 struct MappedMemory {
-  std::vector<std::span<const std::byte>> slabs;  // read-only: leased pages lie in them
+  std::vector<std::span<const std::byte>> slabs;  // read-only; leased pages lie in them
   std::span<std::byte> staging;                   // reserved slots lie in it; may be empty
 };
 

@@ -21,11 +21,11 @@
 
 namespace crumb::client {
 
-// The K or V rows of one layer in an engine's paged KV cache: BF16, in this process's memory.
-// Element i of the row of token t in block b and KV head h is
-//   base[b * block_stride + h * head_stride + t * token_stride + i * element_stride];
-// heads count from 0 at this rank's first. Strides are elements, so that token-major (NHD),
-// head-major (HND), K and V interleaved in one row, and transposed planes are all of this form.
+// PagedRows describes the K or V rows of one layer in an engine's paged KV cache: BF16, in this
+// process's memory. Element i of the row of token t in block b and KV head h is
+//     base[b * block_stride + h * head_stride + t * token_stride + i * element_stride]
+// where heads count from 0 at this rank's first. Strides are in elements, so that token-major
+// (NHD), head-major (HND), interleaved K and V, and transposed planes can all be described.
 struct PagedRows {
   kernels::Bf16* base = nullptr;
   int64_t block_stride = 0;
@@ -34,114 +34,124 @@ struct PagedRows {
   int64_t element_stride = 1;
 };
 
-// An engine's KV cache. Blocks have `block_tokens` tokens each, which need not be a page's 64.
+// PagedCache is an engine's KV cache. Its blocks have `block_tokens` tokens each, which need not be
+// a page's 64.
 struct PagedCache {
   struct Layer {
     PagedRows k;
     PagedRows v;
   };
-  std::vector<Layer> layers;  // this rank's
+  std::vector<Layer> layers;  // the layers of this rank
   int64_t blocks = 0;
   int block_tokens = 0;
 };
 
-// A prefix that crumbd keeps for the processes of one engine.
+// TransferPrefix is a prefix that crumbd holds for the processes of one engine.
 struct TransferPrefix {
-  int pages = 0;                               // leading pages of the requested keys that are held
-  std::vector<Tier> tiers;                     // of these pages
-  MissReason miss_reason = MissReason::kNone;  // of the first page that is not
-  // Names the prefix to Transfer::StartLoad of other processes of the same engine. They must begin
+  int pages = 0;            // number of leading pages of the requested keys that are held
+  std::vector<Tier> tiers;  // one per held page
+  MissReason miss_reason = MissReason::kNone;  // why the first page behind them is not held
+  // Names the prefix to Transfer::StartLoad of other processes of the same engine, which must start
   // to load while `lease` is held.
   std::string token;
   std::shared_ptr<const Lease> lease;  // null if pages is 0
 };
 
-// Pages on their way from crumbd into the engine's cache. One thread at a time. Must not outlive
-// its Transfer.
+// PageLoad copies pages from crumbd into the engine's cache. Used by one thread at a time. It must
+// not outlive its Transfer.
 class PageLoad {
  public:
   virtual ~PageLoad() = default;
-  // Leading pages of the request that crumbd holds for this process, and that passed their checks.
+  // Number of leading pages of the request that crumbd holds for this process and that passed their
+  // checks.
   virtual int pages() const = 0;
   // Writes the rows of these pages for layers [begin, end) of this rank into the cache. INT2 rows
-  // are dequantized and rotated back to the model's basis. kOutOfRange: no such layers.
+  // are dequantized and inverse-rotated to the model's basis. kOutOfRange: there are no such
+  // layers.
   virtual absl::Status LoadLayers(int begin, int end) = 0;
 };
 
-// Pages on their way from the engine's cache to crumbd. One thread at a time. Must not outlive its
-// Transfer. Pages of which a layer was not stored when it is destroyed are not published.
+// PageStore copies pages from the engine's cache to crumbd. Used by one thread at a time. It must
+// not outlive its Transfer. If it is destroyed before all layers of a page were stored, the page is
+// not published.
 class PageStore {
  public:
   virtual ~PageStore() = default;
-  // Reads the rows of layers [begin, end) of this rank and quantizes them. The engine may overwrite
-  // them when this returns. kOutOfRange: no such layers.
+  // Reads and quantizes the rows of layers [begin, end) of this rank. The engine may overwrite them
+  // when the call returns. kOutOfRange: there are no such layers.
   virtual absl::Status StoreLayers(int begin, int end) = 0;
-  // Queues the pages for publishing; they become visible to others in the background.
-  // kFailedPrecondition: a layer was not stored. A page with a row that is not finite is left out
-  // and counted.
+  // Queues the pages for publishing; they become visible to other processes in the background. A
+  // page with a non-finite row is left out and counted. kFailedPrecondition: a layer was not
+  // stored.
   virtual absl::Status Finish() = 0;
 };
 
-// Copies pages between crumbd and the paged KV cache of an engine that computes attention itself.
-// Every page but the first of a sequence is quantized to INT2 on its way out (or stays BF16, with
-// WorkerOptions::history_format) and dequantized on its way in.
+// Transfer copies pages between crumbd and the paged KV cache of an engine that computes attention
+// itself. Every page except the first of a sequence is quantized to INT2 on its way out (or stays
+// BF16, with WorkerOptions::history_format) and dequantized on its way in.
 //
-// One process of an engine, its scheduler, looks prefixes up and leases them: Keyspace, Keys,
-// Acquire. Its workers, which have a cache each, move the bytes: StartLoad, StartStore. All of
-// them open a Transfer with the same WorkerOptions (but the rank's part and what is private) over
-// clients with the same ClientOptions::engine. Tokens pass from one to the other as bytes.
+// One process of an engine, its scheduler, looks up and leases prefixes: Keyspace, Keys, Acquire.
+// Its workers, each with a cache of its own, copy the bytes: StartLoad, StartStore. All of them
+// open a Transfer with the same WorkerOptions (except for the rank's part and private fields) and a
+// client with the same ClientOptions::engine. Tokens pass from one process to another as bytes.
 //
 // Thread-safe.
 class Transfer {
  public:
-  // `client` is borrowed. kInvalidArgument: WorkerOptions::Validate, or a v_basis other than
-  // "model": an engine's cache has the model's rows.
+  // `client` is borrowed. kInvalidArgument: WorkerOptions::Validate fails, or v_basis is not
+  // "model", which is the basis of the rows in an engine's cache.
   static absl::StatusOr<std::unique_ptr<Transfer>> Open(const WorkerOptions& options,
                                                         Client* client);
   virtual ~Transfer() = default;
 
-  // Sets the cache for loads and stores that begin later. REQUIRES: one layer for each of this
-  // rank's; the memory stays valid until the Transfer is destroyed. kInvalidArgument.
+  // Sets the cache for loads and stores that start later. REQUIRES: it has one layer for each layer
+  // of this rank, and its memory stays valid until the Transfer is destroyed. kInvalidArgument: the
+  // layers or strides are wrong.
   virtual absl::Status UseCache(PagedCache cache) = 0;
 
-  // Names the keyspace for requests that begin now: see KeyspaceBinder. It changes when crumbd is
-  // restarted or the keyspace is dropped; a request keeps the one that it began with.
+  // Returns a token that names the keyspace for requests that begin now (see KeyspaceBinder). It
+  // changes when crumbd restarts or the keyspace is dropped; a request keeps the token that it
+  // began with.
   virtual std::string Keyspace(Duration timeout) = 0;
 
-  // Keys of the full pages of a sequence. `extra` has digests of what else leading pages depend on
-  // (cache salt, LoRA adapter, images), zeros for nothing; it may be shorter than the pages.
-  // kDataLoss, kFailedPrecondition, kInvalidArgument: `keyspace` is not a token of Keyspace.
+  // Returns the keys of the full pages of a sequence. extra[i] is a digest of everything else that
+  // page i depends on (cache salt, LoRA adapter, images), zeros for nothing; `extra` may be shorter
+  // than the pages. kDataLoss, kFailedPrecondition, kInvalidArgument: `keyspace` is not a token of
+  // Keyspace.
   virtual absl::StatusOr<std::vector<PageKey>> Keys(std::string_view keyspace,
                                                     std::span<const int32_t> tokens,
                                                     std::span<const Digest> extra) = 0;
 
-  // Leases the longest prefix of `keys` that crumbd has for all layers and KV heads, in any tier;
-  // pages on SSD and other nodes are brought to host memory within `timeout`. Without crumbd the
+  // Leases the longest prefix of `keys` that crumbd has for all layers and KV heads, in any tier.
+  // Pages on SSD and other nodes are brought to host memory within `timeout`. Without crumbd the
   // prefix is empty.
   virtual absl::StatusOr<TransferPrefix> Acquire(std::string_view keyspace,
                                                  std::span<const PageKey> keys,
                                                  Duration timeout) = 0;
 
-  // Begins to load pages [first_page, end_page) of the prefix that `token` names. `keys` are those
-  // of pages [0, end_page); `blocks` is the sequence's block table, from its first token on.
+  // Starts to load pages [first_page, end_page) of the prefix that `token` names. `keys` are those
+  // of pages [0, end_page); `blocks` is the sequence's block table, starting with its first token.
   virtual absl::StatusOr<std::unique_ptr<PageLoad>> StartLoad(std::string_view token,
                                                               std::span<const PageKey> keys,
                                                               int first_page, int end_page,
                                                               std::span<const int64_t> blocks,
                                                               Duration timeout) = 0;
 
+  // A request to store pages.
   struct StoreRequest {
-    std::string_view keyspace;      // of Keyspace
-    std::span<const PageKey> keys;  // of pages first_page, first_page + 1, ...
-    PageKey parent;                 // of the page before them; zeros if first_page is 0
+    std::string_view keyspace;      // a token that Keyspace returned
+    std::span<const PageKey> keys;  // keys of pages first_page, first_page + 1, ...
+    PageKey parent;                 // key of the page in front of them; zeros if first_page is 0
     int first_page = 0;
-    std::span<const int64_t> blocks;  // the sequence's block table, from its first token on
-    bool over_int2_prefix = false;    // rows were computed over a prefix that was loaded as INT2
+    std::span<const int64_t> blocks;  // the sequence's block table, starting with its first token
+    bool over_int2_prefix = false;  // the rows were computed over a prefix that was loaded as INT2
   };
-  // kResourceExhausted: WorkerOptions::page_bytes_max is in use by pages still to be published.
+  // Starts to store pages. kResourceExhausted: pages that wait to be published use up
+  // WorkerOptions::page_bytes_max.
   virtual absl::StatusOr<std::unique_ptr<PageStore>> StartStore(const StoreRequest& request) = 0;
 
-  // Waits until the pages queued so far were published or dropped. kDeadlineExceeded.
+  // Blocks until the pages queued so far were published or dropped. kDeadlineExceeded: not within
+  // `timeout`.
   virtual absl::Status WaitPublished(Duration timeout) = 0;
   virtual WorkerCounters counters() const = 0;
 };

@@ -18,50 +18,52 @@ namespace crumb::client {
 
 class Client;
 
-// A sequence and what the other ranks of its engine begin theirs with.
+// A sequence, and the token with which the other ranks of its engine begin theirs.
 struct LedSequence {
   std::unique_ptr<Sequence> sequence;
-  std::string token;  // to be sent as it is
+  std::string token;  // opaque; to be sent unchanged
 };
 
-// The KV cache of one model replica, or of one rank of it, in this process: makes sequences, shares
-// pages between live ones, and publishes finished pages to crumbd in the background. Works without
-// crumbd: then nothing is fetched and nothing published. Thread-safe. Starts a thread when it first
-// publishes.
+// Worker is the KV cache of one model replica, or of one rank of it, in this process. It creates
+// sequences, lets live sequences use each other's pages, and publishes finished pages to crumbd in
+// the background. Without crumbd it works too, but fetches and publishes nothing. Thread-safe. It
+// starts a thread when it first publishes.
 class Worker {
  public:
   virtual ~Worker() = default;
   Worker(const Worker&) = delete;
   Worker& operator=(const Worker&) = delete;
 
-  // `client` is borrowed and may be null: no crumbd. When crumbd is
-  // connected its keyspace is opened, which may take 2 s the first time.
-  // kInvalidArgument: see WorkerOptions::Validate.
+  // `client` is borrowed and may be null, which means no crumbd. If crumbd is connected, Open opens
+  // the keyspace, which may take 2 s the first time. kInvalidArgument: see WorkerOptions::Validate.
   static absl::StatusOr<std::unique_ptr<Worker>> Open(const WorkerOptions& options, Client* client);
 
-  // Starts a request: finds the longest cached prefix of `tokens` that the recent rule allows.
-  // Blocks for the options' deadline at most; a late or failed fetch is a miss, not an error.
-  // kInvalidArgument: no tokens.
+  // Begins a request with the longest cached prefix of `tokens` that may be taken from the cache:
+  // none of the last recent_tokens in INT2, and at least one token is left to compute. Blocks for
+  // the options' deadline at most; a late or failed fetch is a miss, not an error.
+  // kInvalidArgument: `tokens` is empty.
   virtual absl::StatusOr<std::unique_ptr<Sequence>> Begin(std::span<const int32_t> tokens,
                                                           const SequenceOptions& options = {}) = 0;
 
-  // Begin for engines of several ranks, of which each holds a part of the layers and heads: one
-  // rank leads and takes the longest prefix that crumbd has for all layers and heads, so that every
-  // rank can have it; the others follow with its token, over the same tokens and options, and get a
-  // sequence with the same cached_tokens(). Their clients name one engine (ClientOptions). Errors
-  // as Begin; without crumbd nothing is cached.
+  // Lead and Follow begin a request in an engine of several ranks, each of which holds a part of
+  // the layers and heads. One rank leads: it takes the longest prefix that crumbd has for all
+  // layers and heads, so that every rank can have it. The other ranks follow with the leader's
+  // token and the same tokens and options, and get a sequence with the same cached_tokens(). The
+  // ranks' clients name the same engine (ClientOptions::engine). Errors as for Begin. Without
+  // crumbd nothing is cached.
   virtual absl::StatusOr<LedSequence> Lead(std::span<const int32_t> tokens,
                                            const SequenceOptions& options = {}) = 0;
-  // While the leader's sequence lives its pages stay; afterwards this looks for them by itself, as
-  // it does when this rank's crumbd is another one. kAborted: this rank cannot have all of them;
-  // lead again with the cached_tokens_max that the message names. kInvalidArgument: the token is of
-  // another model or prompt; kDataLoss, kFailedPrecondition: it is damaged, or another version's.
+  // The pages of the prefix stay in the cache while the leader's sequence lives. Later, or if this
+  // rank is connected to another crumbd, Follow looks for them itself. kAborted: this rank cannot
+  // have all of them; lead again with the cached_tokens_max that the message names.
+  // kInvalidArgument: the token belongs to another model or prompt; kDataLoss: it is damaged;
+  // kFailedPrecondition: it has another version.
   virtual absl::StatusOr<std::unique_ptr<Sequence>> Follow(std::string_view token,
                                                            std::span<const int32_t> tokens,
                                                            const SequenceOptions& options = {}) = 0;
 
-  // Waits until everything queued for publishing so far was published or dropped.
-  // kDeadlineExceeded: not within `timeout`.
+  // Blocks until every page queued so far was published or dropped. kDeadlineExceeded: not within
+  // `timeout`.
   virtual absl::Status WaitPublished(Duration timeout) = 0;
 
   virtual const WorkerOptions& options() const = 0;

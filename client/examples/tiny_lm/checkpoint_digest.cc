@@ -24,7 +24,7 @@ bool DecidesKeys(const fs::path& path) {
   return path.filename() == "config.json" || path.extension() == ".safetensors";
 }
 
-// Digest of the digests of the file's pieces, so that no file needs to fit into memory.
+// Returns the digest of the digests of the file's pieces, so that no file needs to fit into memory.
 absl::StatusOr<Digest> FileDigest(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   if (!file) return ErrnoStatus(errno, "opening " + path.string());

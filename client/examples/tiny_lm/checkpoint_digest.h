@@ -8,8 +8,8 @@
 
 namespace crumb::tiny_lm {
 
-// SHA-256 over names and contents of the files that decide a model's keys and values: config.json
-// and every *.safetensors of `dir`, in order of their names. Hexadecimal. Reads all of them.
+// Returns, in hexadecimal, a SHA-256 over names and contents of the files that determine a model's
+// keys and values: config.json and every *.safetensors of `dir`, sorted by name. Reads all of them.
 absl::StatusOr<std::string> CheckpointDigest(const std::string& dir);
 
 }  // namespace crumb::tiny_lm

@@ -18,9 +18,9 @@ using client::PassKind;
 
 constexpr int kDevice = 0;
 constexpr int kChunkTokens = 512;
-constexpr int kSequences = 2;  // the one that runs, and one that it is compared with
+constexpr int kSequences = 2;  // the running one, and one that it is compared with
 
-// Lets the engine keep its keys and values in a device sequence; all is borrowed.
+// Stores the engine's keys and values in a device sequence. Everything is borrowed.
 class DeviceSequenceCache : public models::cuda::DeviceKvCache {
  public:
   DeviceSequenceCache(DeviceBatch& prompts, DeviceBatch& decode, DeviceSequence& sequence,
@@ -119,7 +119,7 @@ class CudaRunner : public Runner {
   client::WorkerCounters counters() const override { return worker_->counters(); }
 
  private:
-  // Each uses those above it.
+  // Each member uses those above it.
   std::unique_ptr<models::cuda::Engine> engine_;
   client::OpenDevice device_;
   std::unique_ptr<client::DeviceWorker> worker_;

@@ -18,7 +18,7 @@ namespace crumb::tiny_lm {
 namespace {
 
 constexpr int kDefaultGroupSizeMax = 128;
-constexpr int kAttempts = 3;  // at a prompt whose cached pages come damaged
+constexpr int kAttempts = 3;  // at a prompt whose cached pages are damaged
 constexpr Duration kPublishTimeout = std::chrono::seconds(30);
 
 double SecondsSince(TimePoint start) {
@@ -134,7 +134,7 @@ absl::StatusOr<RunReport> Inference::Run(std::span<const int32_t> prompt) {
     CRUMB_ASSIGN_OR_RETURN(sequence,
                            runner_->Begin(prompt, MakeSequenceOptions(client::Publish::kAll)));
     answer = Generate(*sequence, prompt, report);
-    if (!absl::IsDataLoss(answer.status())) break;  // else: cached pages were damaged
+    if (!absl::IsDataLoss(answer.status())) break;  // otherwise cached pages were damaged
   }
   CRUMB_RETURN_IF_ERROR(answer.status());
   const std::vector<int32_t>& generated = *answer;
@@ -173,8 +173,8 @@ absl::StatusOr<std::vector<int32_t>> Inference::Generate(RunningSequence& sequen
   return generated;
 }
 
-// Both runs read the same tokens. The worker's prompt goes in as it does when it is served, and the
-// generated tokens one by one, as they were made.
+// Both runs read the same tokens. The worker's prompt is processed as when it is served, and the
+// generated tokens one by one.
 absl::StatusOr<Comparison> Inference::Compare(std::span<const int32_t> prompt,
                                               std::span<const int32_t> generated) {
   CRUMB_ASSIGN_OR_RETURN(auto sequence,

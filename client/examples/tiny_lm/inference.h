@@ -19,19 +19,20 @@
 
 namespace crumb::tiny_lm {
 
-// A model, its tokenizer, and a Crumb worker for its KV cache, on the CPU or on a GPU. Not
-// thread-safe.
+// Inference is a model, its tokenizer, and a Crumb worker for its KV cache, on the CPU or on a GPU.
+// Not thread-safe.
 class Inference {
  public:
-  // Loads the model and connects to the store. Errors name file and field; a crumbd that is not
-  // there is none: the run then goes without cache.
+  // Loads the model and connects to the store. Errors name file and field. The absence of crumbd is
+  // no error: the run then has no cache.
   static absl::StatusOr<std::unique_ptr<Inference>> Open(const RunOptions& options);
 
   std::vector<int32_t> Encode(const std::string& prompt) const {
     return tokenizer_->Encode(prompt);
   }
 
-  // Answers one prompt. kInvalidArgument: no tokens, or more than the model has positions for.
+  // Generates text for one prompt. kInvalidArgument: there are no tokens, or more than the model
+  // has positions.
   absl::StatusOr<RunReport> Run(std::span<const int32_t> prompt);
 
  private:
@@ -50,8 +51,8 @@ class Inference {
 
   const RunOptions options_;
   std::unique_ptr<models::Tokenizer> tokenizer_;
-  std::unique_ptr<models::Engine> engine_;  // on the CPU
-  std::unique_ptr<client::Client> client_;  // null: works alone
+  std::unique_ptr<models::Engine> engine_;  // used on the CPU
+  std::unique_ptr<client::Client> client_;  // null: there is no store
   std::unique_ptr<Runner> runner_;
 };
 

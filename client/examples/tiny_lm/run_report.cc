@@ -46,7 +46,7 @@ std::string ToJson(const RunReport& report) {
     json["compared_tokens"] = report.comparison->agreement.rows;
     json["compared_hit_tokens"] = report.comparison->hit_tokens;
   }
-  // A token may end inside a character: such bytes are replaced, never an error.
+  // A token may end inside a character; such bytes are replaced.
   return json.dump(2, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

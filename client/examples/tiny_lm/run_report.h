@@ -11,24 +11,24 @@
 
 namespace crumb::tiny_lm {
 
-// The worker's run against one with BF16 keys and values, token by token over the prompt tokens it
-// computes itself and the generated ones.
+// Comparison compares the worker's run with one with BF16 keys and values, token by token, over the
+// prompt tokens that the worker computes itself and the generated ones.
 struct Comparison {
-  int hit_tokens = 0;  // of the compared run, which may hit pages that the first run made
+  int hit_tokens = 0;  // of the compared run, which may hit pages of the first run
   models::LogitAgreement agreement;
 };
 
-// What one run of crumb-tiny-lm did.
+// RunReport has the results of one run of crumb-tiny-lm.
 struct RunReport {
-  std::string text;  // what was generated
+  std::string text;  // the generated text
   int generated_tokens = 0;
-  double ttft_seconds = 0;    // from the tokens to the first generated one: lookup, fetch, prefill
-  double decode_seconds = 0;  // all further tokens
-  double history_bits_per_element = 0;  // of one history page
+  double ttft_seconds = 0;    // lookup, fetch and prefill, up to the first generated token
+  double decode_seconds = 0;  // time for all further tokens
+  double history_bits_per_element = 0;  // in one history page
   client::SequenceStats stats;          // at the end of the generation
-  uint64_t published_pages = 0;         // stored by crumbd or there already
+  uint64_t published_pages = 0;         // stored by crumbd or in the cache already
   uint64_t dropped_pages = 0;
-  std::string store_state;  // "connected", "off", or why crumbd is not there
+  std::string store_state;  // "connected", "off", or why there is no connection
   std::optional<Comparison> comparison;
 };
 

@@ -17,22 +17,23 @@
 
 namespace crumb::tiny_lm {
 
-// One request: a sequence of the worker, and the model that makes its keys and values.
+// RunningSequence is one request: a sequence of the worker, and the model that computes its keys
+// and values.
 class RunningSequence {
  public:
   virtual ~RunningSequence() = default;
 
   virtual int cached_tokens() const = 0;
-  // Runs `tokens` through the model behind what the sequence holds. kDataLoss: cached pages were
-  // damaged, the sequence is to be dropped.
+  // Runs `tokens` through the model behind the tokens that the sequence holds. kDataLoss: cached
+  // pages were damaged; drop the sequence.
   virtual absl::StatusOr<models::Logits> Forward(std::span<const int32_t> tokens,
                                                  models::LogitRows rows) = 0;
   virtual client::SequenceStats stats() const = 0;
-  // Publishes its full pages.
+  // Publishes the sequence's full pages.
   virtual absl::Status Finish() = 0;
 };
 
-// A model and the worker for its KV cache, on one kind of device. Not thread-safe.
+// Runner is a model and the worker for its KV cache, on one kind of device. Not thread-safe.
 class Runner {
  public:
   virtual ~Runner() = default;
@@ -50,8 +51,8 @@ absl::StatusOr<std::unique_ptr<Runner>> OpenCpuRunner(const models::Engine& engi
                                                       const client::WorkerOptions& options,
                                                       client::Client* client);
 
-// The model of the HF directory `model` on the first GPU. kFailedPrecondition: built without CUDA;
-// kUnavailable: no driver, no GPU or no cuBLAS.
+// Opens the model of the Hugging Face directory `model` on the first GPU. kFailedPrecondition: the
+// program was built without CUDA; kUnavailable: there is no driver, no GPU or no cuBLAS.
 absl::StatusOr<std::unique_ptr<Runner>> OpenCudaRunner(const std::string& model,
                                                        const client::WorkerOptions& options,
                                                        client::Client* client);

@@ -11,7 +11,7 @@
 
 namespace crumb::tiny_lm {
 
-// Lets the engine keep its keys and values in a Crumb sequence, which is borrowed.
+// SequenceCache stores the engine's keys and values in a Crumb sequence, which is borrowed.
 class SequenceCache : public models::KvCache {
  public:
   explicit SequenceCache(client::Sequence& sequence) : sequence_(sequence) {}

@@ -30,7 +30,7 @@ absl::Status PinnedArena::PinOne(Bytes bytes, PinAccess access, const std::atomi
 
 absl::Status PinnedArena::PinAll(const std::atomic<bool>& stop) {
   if (memory_ == nullptr) return absl::OkStatus();
-  // The smallest and busiest first.
+  // Staging memory is the smallest part and used most.
   CRUMB_RETURN_IF_ERROR(PinOne(memory_->staging, PinAccess::kReadWrite, stop));
   for (const Bytes& slab : memory_->slabs) {
     CRUMB_RETURN_IF_ERROR(PinOne(slab, PinAccess::kRead, stop));
@@ -98,9 +98,9 @@ std::vector<DeviceCopy> PinnedArena::CutToHost(std::span<const DeviceCopy> copie
 
 std::shared_ptr<const PinnedArena> ArenaPinner::Use() {
   std::shared_ptr<const MappedMemory> memory = client_ == nullptr ? nullptr : client_->mapped();
-  std::shared_ptr<PinnedArena> before;  // unpinned outside the lock
+  std::shared_ptr<PinnedArena> before;  // destroyed, and unpinned, outside the lock
   MutexLock lock(&mutex_);
-  // Without a connection the old memory is still read under leases.
+  // Without a connection, the old memory is still read under leases.
   if (arena_ == nullptr || (memory != nullptr && memory.get() != arena_->memory())) {
     before = std::exchange(arena_,
                            std::make_shared<PinnedArena>(device_, std::move(memory), piece_bytes_));

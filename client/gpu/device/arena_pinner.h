@@ -16,7 +16,8 @@
 
 namespace crumb::client {
 
-// The memory of one connection to crumbd, pinned as far as that has come. Unpins it in the end.
+// PinnedArena holds the memory of one connection to crumbd, pins it step by step, and unpins it on
+// destruction.
 class PinnedArena {
  public:
   // `device` is borrowed; `memory` may be null.
@@ -27,22 +28,22 @@ class PinnedArena {
   ~PinnedArena();
 
   const MappedMemory* memory() const { return memory_.get(); }
-  // Pins piece after piece, until `stop`. A piece that cannot be pinned ends it: the first error.
-  // What somebody else of this process has pinned is left out: it ends when that one ends.
+  // Pins piece after piece until `stop` is set. Returns the first error, at which it ends. It skips
+  // memory that another user in this process has pinned, because that user will unpin it.
   absl::Status PinAll(const std::atomic<bool>& stop);
   size_t pinned_bytes() const { return pinned_bytes_.load(); }
-  // What this has pinned so far, from the lowest address on, neighbours in one.
+  // Returns the ranges pinned so far in ascending order, with adjacent ranges merged.
   std::vector<std::span<const std::byte>> Pinned() const;
 
-  // The same copies, none of whose host sides crosses the end of a piece: pieces are pinned apart,
-  // and a device copies from or to one at a time.
+  // Cuts copies at the ends of pieces, on their host side: pieces are pinned separately, and a
+  // device copies from or to one pinned range at a time.
   std::vector<DeviceCopy> CutToDevice(std::span<const DeviceCopy> copies) const;
   std::vector<DeviceCopy> CutToHost(std::span<const DeviceCopy> copies) const;
 
  private:
   using Bytes = std::span<const std::byte>;
   absl::Status PinOne(Bytes bytes, PinAccess access, const std::atomic<bool>& stop);
-  // Bytes from a host address to the end of its piece.
+  // Returns the number of bytes from a host address to the end of its piece.
   size_t ToPieceEnd(uint64_t host) const;
   std::vector<DeviceCopy> Cut(std::span<const DeviceCopy> copies, uint64_t DeviceCopy::*host) const;
 
@@ -54,21 +55,22 @@ class PinnedArena {
   std::atomic<size_t> pinned_bytes_{0};
 };
 
-// Pins what crumbd's connection has mapped: once for each connection, in the background and in
-// pieces. Copies need not wait for it: they are slower before. Thread-safe.
+// ArenaPinner pins the memory that a connection to crumbd has mapped, once per connection, in the
+// background and piece by piece. Copies need not wait for it; they are slower until then.
+// Thread-safe.
 class ArenaPinner {
  public:
-  // Both borrowed; `client` may be null.
+  // Both are borrowed; `client` may be null.
   ArenaPinner(Device& device, Client* client, size_t piece_bytes)
       : device_(device), client_(client), piece_bytes_(piece_bytes), background_("crumb-pin") {}
   // Stops at the end of a piece.
   ~ArenaPinner() { stop_.store(true); }
 
-  // The memory of the connection that is there now, to be held while copies from or to it are under
-  // way. Begins to pin it when it is new, and lets go of the one before.
+  // Returns the memory of the present connection, to be held while copies from or to it are in
+  // flight. Starts to pin it if it is new, and drops that of the connection before.
   std::shared_ptr<const PinnedArena> Use();
 
-  // Waits until everything is pinned that can be. kDeadlineExceeded.
+  // Blocks until all memory that can be pinned is pinned. kDeadlineExceeded: not within `timeout`.
   absl::Status WaitIdle(Duration timeout) { return background_.WaitIdle(timeout); }
 
  private:

@@ -48,7 +48,7 @@ void Background::Run() {
       tasks_.pop_front();
     }
     task();
-    task = nullptr;  // what it held may free memory: not under the lock
+    task = nullptr;  // outside the lock, because the task may free memory
     MutexLock lock(&mutex_);
     ++done_;
     changed_.NotifyAll();

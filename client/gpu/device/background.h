@@ -15,19 +15,19 @@
 
 namespace crumb::client {
 
-// One thread that runs tasks in the order in which they came. Who adds a task bounds how many there
-// are. Thread-safe.
+// Background is one thread that runs tasks in the order in which they were added. Callers bound the
+// number of their tasks. Thread-safe.
 class Background {
  public:
-  // `name` of the thread, which starts with the first task.
+  // `name` is the thread's name. The thread starts with the first task.
   explicit Background(std::string name) : name_(std::move(name)) {}
   Background(const Background&) = delete;
   Background& operator=(const Background&) = delete;
-  // Runs what was added.
+  // Runs all tasks added so far.
   ~Background();
 
   void Add(std::function<void()> task);
-  // Waits until what was added before is done. kDeadlineExceeded.
+  // Blocks until all tasks added before have run. kDeadlineExceeded: not within `timeout`.
   absl::Status WaitIdle(Duration timeout);
 
  private:

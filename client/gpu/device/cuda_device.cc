@@ -20,7 +20,7 @@ cudaStream_t Of(DeviceStream stream) { return reinterpret_cast<cudaStream_t>(str
 cudaEvent_t Of(DeviceEvent event) { return reinterpret_cast<cudaEvent_t>(event); }
 void* At(uint64_t address) { return reinterpret_cast<void*>(address); }
 
-// Where nobody can be told.
+// Logs an error that cannot be returned to a caller.
 void Drop(cudaError_t error, const char* what) {
   const absl::Status status = FromCuda(error, what);
   if (!status.ok()) LogWarning("{}", status.ToString());
@@ -155,8 +155,8 @@ class CudaDevice final : public Device {
   bool kernels_read_pinned() const override { return kernels_read_pinned_; }
 
  private:
-  // Many copies in one call where the runtime can: enqueueing them one by one takes longer than
-  // making them.
+  // Makes many copies in one call if the runtime supports that: enqueueing them one by one takes
+  // longer than the copies themselves.
   absl::Status Copy(std::span<const DeviceCopy> copies, DeviceStream stream) {
     const CurrentDevice current(ordinal_);
 #if CUDART_VERSION >= 13000

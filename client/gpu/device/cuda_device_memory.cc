@@ -16,8 +16,8 @@
 namespace crumb::client {
 namespace {
 
-// One device's primary context, which the runtime uses, too, and a stream of our own in it: copies
-// wait for nobody else's work. Shared by whoever works on the device.
+// Context is one device's primary context, which the CUDA runtime uses too, with a stream of its
+// own in it, so that copies wait for no other work. All objects of the device own it together.
 class Context {
  public:
   static absl::StatusOr<std::shared_ptr<const Context>> Open(int ordinal) {
@@ -54,7 +54,7 @@ class Context {
     driver_.PrimaryCtxRelease(device_);
   }
 
-  // Makes the context the thread's own for a while.
+  // Current makes the context the calling thread's current one for its own lifetime.
   class Current {
    public:
     explicit Current(const Context& context) : driver_(context.driver_) {
@@ -107,7 +107,7 @@ void Drop(const CudaDriver& driver, CUresult result, const char* what) {
 
 class CudaHandle final : public DeviceHandle {
  public:
-  // `imported_from`: the descriptor it came as; none: allocated here.
+  // `imported_from` is the descriptor of an import; invalid for memory allocated here.
   CudaHandle(SharedContext context, CUmemGenericAllocationHandle handle, uint64_t bytes,
              UniqueFd imported_from)
       : context_(std::move(context)),
@@ -215,7 +215,7 @@ class CudaRange final : public DeviceRange {
 class CudaDeviceMemory final : public DeviceMemory {
  public:
   enum class Whose { kOwn, kPeer };
-  // `context` is of the device that reads.
+  // `context` is that of the device that reads.
   CudaDeviceMemory(SharedContext context, const DeviceUuid& uuid, uint64_t granularity, Whose whose)
       : context_(std::move(context)), uuid_(uuid), granularity_(granularity), whose_(whose) {}
 
@@ -287,7 +287,7 @@ absl::StatusOr<DeviceUuid> UuidOf(const CudaDriver& driver, CUdevice device) {
   return uuid;
 }
 
-// Of memory on `device`, whoever maps it.
+// Returns the granularity of memory on `device`, for any device that maps it.
 absl::StatusOr<uint64_t> GranularityOf(const CudaDriver& driver, CUmemAllocationProp prop,
                                        CUdevice device) {
   prop.location.id = device;

@@ -9,7 +9,7 @@
 namespace crumb::client {
 namespace {
 
-// Two steps, so that cuda.h's renaming of calls to their newest version takes place.
+// Expands in two steps, so that cuda.h's macros can rename calls to their newest version.
 #define CRUMB_NAME_OF(call) CRUMB_QUOTED(call)
 #define CRUMB_QUOTED(call) #call
 

@@ -9,10 +9,10 @@
 
 namespace crumb::client {
 
-// The CUDA driver's calls that shared memory needs, from libcuda.so.1 as it is on the machine:
-// nothing is linked against it.
+// CudaDriver has the functions of the CUDA driver that shared device memory needs. They are loaded
+// from the machine's libcuda.so.1; nothing is linked against it.
 struct CudaDriver {
-  // kUnavailable: there is no driver, or one that is too old. Loaded once, for good.
+  // Loads the functions, once per process. kUnavailable: there is no driver, or it is too old.
   static absl::StatusOr<const CudaDriver*> Load();
 
   decltype(&::cuInit) Init;
@@ -40,7 +40,8 @@ struct CudaDriver {
   decltype(&::cuStreamSynchronize) StreamSynchronize;
   decltype(&::cuStreamDestroy) StreamDestroy;
 
-  // `what` names the call. kResourceExhausted: no memory; kInternal: anything else.
+  // Converts a result of the call that `what` names. kResourceExhausted: no memory; kInternal: any
+  // other error.
   absl::Status Check(CUresult result, const char* what) const;
 };
 

@@ -6,7 +6,8 @@
 
 namespace crumb::client {
 
-// The kernels of kernels/cuda on one device, made current around each call.
+// CudaKernels launches the kernels of kernels/cuda on one device, which it makes current for each
+// call.
 class CudaKernels final : public DeviceKernels {
  public:
   explicit CudaKernels(int ordinal) : ordinal_(ordinal) {}

@@ -10,8 +10,8 @@
 
 namespace crumb::client {
 
-// The status of a CUDA call; `what` names the call. The runtime remembers a call's error until it
-// is asked: left there, it would be taken for that of a launch made later.
+// Converts the result of the CUDA call that `what` names. It also clears the runtime's last error,
+// which would otherwise be reported by a later launch.
 inline absl::Status FromCuda(cudaError_t error, const char* what) {
   if (error == cudaSuccess) return absl::OkStatus();
   cudaGetLastError();

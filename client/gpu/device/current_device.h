@@ -6,7 +6,7 @@
 
 namespace crumb::client {
 
-// Makes a device the calling thread's current one as long as this lives.
+// CurrentDevice makes a device the calling thread's current one for its own lifetime.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int ordinal) {

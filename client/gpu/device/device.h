@@ -17,17 +17,18 @@ namespace crumb::client {
 
 using DeviceEvent = struct DeviceEventHandle*;
 
-// What the device may do with pinned memory.
+// PinAccess is the access that a device has to pinned memory.
 enum class PinAccess { kRead, kReadWrite };
 
-// `bytes` bytes from one place to another; one of both is a host address.
+// A copy of `bytes` bytes between device and host; one of the addresses is a host address.
 struct DeviceCopy {
   uint64_t to = 0;
   uint64_t from = 0;
   size_t bytes = 0;
 };
 
-// Rows inside device memory: row i goes from from + i * from_pitch to to + i * to_pitch.
+// A copy of rows inside device memory: row i goes from `from` + i * from_pitch to `to` + i *
+// to_pitch.
 struct DeviceRowsCopy {
   DeviceAddress to = 0;
   size_t to_pitch = 0;
@@ -37,44 +38,45 @@ struct DeviceRowsCopy {
   size_t rows = 0;
 };
 
-// Device memory, streams, events and copies: what the client needs of one GPU. Calls that take a
-// stream enqueue only: they return before the work is done, in the stream's order. Nothing orders
-// two streams but events. Host memory that a queued copy reads or writes must stay as it is until
-// the copy is done, and should be pinned: a copy of other memory may block.
+// Device is the client's interface to one GPU: memory, streams, events, copies and kernels. Calls
+// that take a stream only enqueue: they return before the work is done, which runs in the stream's
+// order. Only events order two streams. Host memory that a queued copy reads or writes must not
+// change until the copy is done. It should be pinned, because a copy of other memory may block.
 //
-// Thread-safe; a stream is used by one thread at a time. Codes: kResourceExhausted no memory;
-// kInternal the device failed, nothing on it can be trusted any more.
+// Thread-safe, but a stream is used by one thread at a time. Codes: kResourceExhausted: there is no
+// memory; kInternal: the device failed, and nothing on it can be trusted any more.
 class Device {
  public:
   virtual ~Device() = default;
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // Uninitialised, 512-byte aligned. Free blocks until the device has finished with it.
+  // Allocates uninitialized memory, aligned to 512 bytes. Free blocks until the device has finished
+  // with the memory.
   virtual absl::StatusOr<DeviceAddress> Allocate(size_t bytes) = 0;
   virtual void Free(DeviceAddress address) = 0;
   virtual absl::StatusOr<std::byte*> AllocatePinned(size_t bytes) = 0;
   virtual void FreePinned(std::byte* bytes) = 0;
   // Pins whole memory pages of this process, so that copies of them are asynchronous. Blocks while
   // it faults them in. Read-only mappings are pinned with kRead. kResourceExhausted: the limit of
-  // locked memory; kAlreadyExists: some of it is pinned already, by whomever.
+  // locked memory is reached; kAlreadyExists: some of it is pinned already.
   virtual absl::Status Pin(std::span<const std::byte> bytes, PinAccess access) = 0;
   virtual void Unpin(std::span<const std::byte> bytes) = 0;
 
   virtual absl::StatusOr<DeviceStream> NewStream() = 0;
-  // One whose kernels come first where those of other streams wait too.
+  // Creates a stream whose kernels run before waiting kernels of other streams.
   virtual absl::StatusOr<DeviceStream> NewUrgentStream() = 0;
   virtual void DeleteStream(DeviceStream stream) = 0;
   virtual absl::StatusOr<DeviceEvent> NewEvent() = 0;
   virtual void DeleteEvent(DeviceEvent event) = 0;
 
-  // The event stands for what was enqueued on `stream` so far, and for nothing else any more.
+  // Makes the event stand for the work enqueued on `stream` so far.
   virtual absl::Status Record(DeviceEvent event, DeviceStream stream) = 0;
-  // What is enqueued on `stream` from now on runs after the event's latest Record so far; at once
-  // when there was none.
+  // Makes work enqueued on `stream` from now on wait for the event's latest Record; it waits for
+  // nothing if there was none.
   virtual absl::Status Wait(DeviceStream stream, DeviceEvent event) = 0;
   virtual absl::StatusOr<bool> Done(DeviceEvent event) = 0;
-  // Blocks, asleep, until the event is done.
+  // Sleeps until the event is done.
   virtual absl::Status Synchronize(DeviceEvent event) = 0;
 
   // Copies of one call may be made in any order.
@@ -85,15 +87,15 @@ class Device {
   virtual absl::Status Clear(DeviceAddress address, size_t bytes, DeviceStream stream) = 0;
 
   virtual DeviceKernels& kernels() = 0;
-  // Whether they read pinned host memory at its own address.
+  // Returns whether kernels can read pinned host memory at its host address.
   virtual bool kernels_read_pinned() const = 0;
 
-  // Memory of this device that can be shared with other processes. What is mapped of it is this
-  // device's as what Allocate gives. kFailedPrecondition: there is none.
+  // Opens memory of this device that can be passed to other processes. Mapped ranges are used like
+  // memory of Allocate. kFailedPrecondition: the device does not support it.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenMemory() = 0;
-  // Memory of peer `ordinal`, under the peer's name, mapped so that this device reads it: copies
-  // come from there as from the host. Allocates nothing. kUnavailable: no such peer;
-  // kFailedPrecondition: this device does not reach it.
+  // Opens memory of peer `ordinal`, with the peer's uuid, mapped so that this device can read it:
+  // copies from it are made as from the host. Allocates nothing. kUnavailable: there is no such
+  // peer; kFailedPrecondition: this device does not reach it.
   virtual absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenPeerMemory(int ordinal) = 0;
 
  protected:

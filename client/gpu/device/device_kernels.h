@@ -15,25 +15,25 @@
 
 namespace crumb::client {
 
-// The kernels of kernels/cuda, as the client calls them. Launches enqueue only; parameters are
-// copied by the call, what they point at is read when the kernel runs. kInvalidArgument: sizes that
-// the kernel does not serve.
+// DeviceKernels is the client's interface to the kernels of kernels/cuda. Launches only enqueue.
+// Parameters are copied by the call; memory that they refer to is read when the kernel runs.
+// kInvalidArgument: the kernel does not support the sizes.
 class DeviceKernels {
  public:
   virtual ~DeviceKernels() = default;
 
-  // Whether all of them serve tiles of this shape.
+  // Returns whether all kernels support tiles of this shape.
   virtual bool Supports(const kernels::TileShape& tile) const = 0;
   virtual bool DecodeSupported(const kernels::cuda::DecodeShape& shape) const = 0;
 
-  // Sizes of what callers provide, as kernels/cuda tells.
-  virtual size_t RotationBytes(int head_dim) const = 0;  // of one prepared matrix
+  // The sizes of memory that callers provide; see kernels/cuda.
+  virtual size_t RotationBytes(int head_dim) const = 0;  // size of one prepared matrix
   virtual size_t FeedbackBytes(int head_dim) const = 0;
   virtual size_t PlanBytes(const kernels::cuda::DecodeShape& shape) const = 0;
   virtual size_t DecodeWorkspaceBytes(const kernels::cuda::DecodeShape& shape) const = 0;
   virtual size_t EvictWorkspaceBytes(int windows_max, int layers, int kv_heads) const = 0;
 
-  // Brings constants into the order in which Evict reads them; [matrices, head_dim, head_dim].
+  // Converts constants [matrices, head_dim, head_dim] to the layout that Evict reads.
   virtual absl::Status PrepareRotation(const float* rotation, int head_dim, int matrices,
                                        kernels::cuda::EvictRotation* prepared,
                                        DeviceStream stream) = 0;

@@ -20,10 +20,10 @@
 namespace crumb::client {
 namespace {
 
-// What device memory has, so that what runs here runs there.
+// The granularity of CUDA device memory, so that code that works here works there.
 constexpr uint64_t kGranularity = uint64_t{2} << 20;
 
-// Bytes that this process has allocated; outlives the memory with its last handle.
+// Counts the bytes that this process has allocated. It outlives the memory with its last handle.
 struct Budget {
   const uint64_t bytes_max;
   std::atomic<uint64_t> used{0};
@@ -39,7 +39,7 @@ struct Budget {
 
 class HostHandle final : public DeviceHandle {
  public:
-  // `budget` null: allocated elsewhere.
+  // A null `budget` means that another process allocated the memory.
   HostHandle(UniqueFd fd, uint64_t bytes, std::shared_ptr<Budget> budget)
       : fd_(std::move(fd)), bytes_(bytes), budget_(std::move(budget)) {}
   ~HostHandle() override {
@@ -141,7 +141,7 @@ class HostDeviceMemory final : public DeviceMemory {
 
   absl::StatusOr<std::unique_ptr<DeviceHandle>> Import(UniqueFd fd, uint64_t bytes) override {
     struct stat status;
-    // A file that could shrink would kill whoever reads the mapping.
+    // A file that can shrink would kill every process that reads the mapping.
     const int seals = ::fcntl(fd.get(), F_GET_SEALS);
     if (seals < 0 || (seals & F_SEAL_SHRINK) == 0 || ::fstat(fd.get(), &status) != 0 ||
         static_cast<uint64_t>(status.st_size) < bytes) {

@@ -10,7 +10,8 @@
 
 namespace crumb::client {
 
-// What a Device made, given back to it on destruction. Move-only; must not outlive the device.
+// Owned holds an object that a Device created, and returns it to the device on destruction.
+// Move-only. It must not outlive the device.
 template <typename Handle, void (Device::*kGiveBack)(Handle)>
 class Owned {
  public:
@@ -39,7 +40,8 @@ using OwnedEvent = Owned<DeviceEvent, &Device::DeleteEvent>;
 using DeviceBuffer = Owned<DeviceAddress, &Device::Free>;
 using PinnedBuffer = Owned<std::byte*, &Device::FreePinned>;
 
-// As the device's calls, owned. A buffer of no bytes is not allocated.
+// Each returns an owned object of the device's function of that name. A buffer of 0 bytes is not
+// allocated.
 absl::StatusOr<OwnedStream> NewStream(Device& device);
 absl::StatusOr<OwnedStream> NewUrgentStream(Device& device);
 absl::StatusOr<OwnedEvent> NewEvent(Device& device);

@@ -52,7 +52,8 @@ bool Timeline::Ended(uint64_t pass) const {
 absl::StatusOr<bool> Timeline::MakeWait(DeviceStream stream, uint64_t pass) {
   MutexLock lock(&mutex_);
   if (pass > ended_) return false;
-  // An older pass's event stands for a newer one by now; BeginPass saw the older one done.
+  // The event of an older pass belongs to a newer one by now; BeginPass has seen the older one
+  // done.
   if (pass + events_.size() <= ended_) return true;
   CRUMB_RETURN_IF_ERROR(device_.Wait(stream, EventOf(pass)));
   return true;
@@ -64,7 +65,7 @@ absl::Status Timeline::Synchronize(uint64_t pass) {
     if (pass > ended_) return absl::InternalError("a wait for a pass that has not ended");
     if (pass + events_.size() <= ended_) return absl::OkStatus();
   }
-  // If a newer pass takes the event over meanwhile, this waits for that one: longer, not less.
+  // If a newer pass reuses the event meanwhile, this waits for that pass: longer, not shorter.
   return device_.Synchronize(EventOf(pass));
 }
 

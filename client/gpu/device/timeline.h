@@ -13,27 +13,30 @@
 
 namespace crumb::client {
 
-// The passes over one stream, numbered from 1 on, so that others can tell when a pass has run.
-// Thread-safe; passes are begun and ended by one thread at a time.
+// Timeline numbers the passes over one stream, from 1 on, so that other streams and threads can
+// wait for a pass. Thread-safe, but one thread at a time begins and ends passes.
+//
+// A pass is begun (its work may be enqueued), ended (all of its work is enqueued), or done (the
+// device has run it).
 class Timeline {
  public:
-  // At most `in_flight_max` passes are queued on the stream. `device` is borrowed.
+  // `device` is borrowed. At most `in_flight_max` passes are queued on the stream.
   static absl::StatusOr<std::shared_ptr<Timeline>> Create(Device& device, DeviceStream stream,
                                                           int in_flight_max);
 
-  // Answers the new pass's number. Blocks while in_flight_max passes are queued: what the host kept
-  // for pass number - in_flight_max may be used again.
+  // Begins a pass and returns its number. Blocks while in_flight_max passes are queued; afterwards
+  // host memory of pass number - in_flight_max may be reused.
   absl::StatusOr<uint64_t> BeginPass();
-  // Ends the pass that was begun: its work is all that was enqueued since.
+  // Ends the pass, which consists of the work enqueued since BeginPass.
   absl::Status EndPass();
 
-  // The last pass that was begun: work enqueued until now is done when it is.
+  // Returns the last pass that was begun. Work enqueued so far is done when that pass is.
   uint64_t latest() const;
-  // Whether the pass has ended on the host: from then on it can be waited for.
+  // Returns whether the pass has ended, so that it can be waited for.
   bool Ended(uint64_t pass) const;
-  // Makes `stream` wait for the pass. False: it has not ended on the host yet, so nothing can.
+  // Makes `stream` wait for the pass. Returns false, without effect, if the pass has not ended.
   absl::StatusOr<bool> MakeWait(DeviceStream stream, uint64_t pass);
-  // Blocks until the pass has run. It must have ended on the host.
+  // Blocks until the pass is done. REQUIRES: it has ended.
   absl::Status Synchronize(uint64_t pass);
 
   DeviceStream stream() const { return stream_; }
@@ -44,23 +47,23 @@ class Timeline {
 
   Device& device_;
   const DeviceStream stream_;
-  std::vector<OwnedEvent> events_;  // of the latest passes
+  std::vector<OwnedEvent> events_;  // events of the latest passes
   mutable Mutex mutex_;
   uint64_t begun_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t ended_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
-// A pass of a timeline: work that others may have to wait for.
+// PassRef refers to a pass of a timeline that other work may have to wait for.
 struct PassRef {
-  std::shared_ptr<Timeline> timeline;  // null: nothing to wait for
+  std::shared_ptr<Timeline> timeline;  // null: there is nothing to wait for
   uint64_t pass = 0;
 };
 
-// All timelines of a worker. Thread-safe.
+// TimelineSet has all timelines of a worker. Thread-safe.
 class TimelineSet {
  public:
   void Add(const std::shared_ptr<Timeline>& timeline);
-  // What may still use memory that is given up now.
+  // Returns the latest pass of every timeline: the passes that may still use memory released now.
   std::vector<PassRef> Now() const;
 
  private:

@@ -86,7 +86,7 @@ absl::Status PoolRange::OfferAll(PoolSession& session, std::span<const PoolHandl
 absl::StatusOr<std::unique_ptr<DeviceHandle>> PoolRange::AllocateHandle() {
   auto handle = memory_.Allocate(options_.handle_bytes);
   if (!absl::IsResourceExhausted(handle.status())) return handle;
-  // Pools that nobody uses any more may have the memory.
+  // Unused pools may occupy the memory.
   const auto freed = link_.Reclaim(memory_.uuid(), options_.handle_bytes);
   if (!freed.ok() || *freed == 0) return handle;
   return memory_.Allocate(options_.handle_bytes);

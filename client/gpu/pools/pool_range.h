@@ -21,15 +21,15 @@ namespace crumb::client {
 struct PoolRangeOptions {
   uint64_t slot_bytes = 0;
   uint64_t handle_bytes = 0;
-  uint64_t bytes_max = 0;    // of the pool, whoever gave the handles
-  uint64_t range_bytes = 0;  // of addresses
+  uint64_t bytes_max = 0;    // bound on the pool, including other processes' handles
+  uint64_t range_bytes = 0;  // size of the address range
 };
 
-// The handles of one pool, mapped into one range of this process, where every slot has its address
-// by its number. Nothing is unmapped before the end. Thread-safe.
+// PoolRange holds the handles of one pool, mapped into one address range of this process, so that a
+// slot's number determines its address. Nothing is unmapped before destruction. Thread-safe.
 class PoolRange {
  public:
-  // Reserves the addresses. Borrows `memory` and `link`.
+  // Reserves the address range. `memory` and `link` are borrowed.
   static absl::StatusOr<std::unique_ptr<PoolRange>> Open(const PoolRangeOptions& options,
                                                          DeviceMemory& memory, PoolLink& link);
 
@@ -42,13 +42,13 @@ class PoolRange {
 
   // Maps those of crumbd's handles that are not mapped yet.
   absl::Status MapAll(std::vector<PoolHandle> handles);
-  // Maps the slot's handle if it is not. Null: not joined, nothing can be asked for. kNotFound: the
-  // pool has no such slot.
+  // Maps the slot's handle if it is not mapped. `session` may be null, which means that the pool is
+  // not joined and no handle can be requested. kNotFound: the pool has no such slot.
   absl::Status Reach(PoolSession* session, uint64_t slot);
-  // Gives crumbd, which has the handles `there`, all others that this process has.
+  // Offers crumbd, which has the handles `there`, all others that this process has.
   absl::Status OfferAll(PoolSession& session, std::span<const PoolHandle> there);
-  // Fills the pool up to its size, as far as crumbd takes more. False: the device has no memory for
-  // it, which is logged.
+  // Adds handles until the pool has its full size or crumbd accepts no more. Returns false, and
+  // logs, if the device has no memory for them.
   bool Grow(PoolSession& session);
 
  private:
@@ -63,9 +63,9 @@ class PoolRange {
   const PoolRangeOptions options_;
   DeviceMemory& memory_;
   PoolLink& link_;
-  const uint64_t per_handle_;  // slots
+  const uint64_t per_handle_;  // slots per handle
   const std::unique_ptr<DeviceRange> range_;
-  std::atomic<uint32_t> mapped_end_{0};  // all handles below are mapped, for good
+  std::atomic<uint32_t> mapped_end_{0};  // all handles below it are mapped
   mutable Mutex mutex_;                  // held while handles are imported and mapped
   std::map<uint32_t, std::unique_ptr<DeviceHandle>> handles_ ABSL_GUARDED_BY(mutex_);
 };

@@ -11,11 +11,11 @@
 namespace crumb::client {
 namespace {
 
-// Demotions that wait for the thread; crumbd asks for no more than its own bound at a time.
+// Number of demotions that wait for the thread; crumbd's own bound is lower.
 constexpr size_t kDemotionsMax = 4096;
-// Copied down in one call.
+// Number of pages demoted in one call.
 constexpr size_t kDemotionBatch = 16;
-// Slots of one call: crumbd's limits.commit_fragments_max is larger unless somebody lowered it.
+// Number of slots in one call; below the default of crumbd's limits.commit_fragments_max.
 constexpr int kReserveMax = 2048;
 
 }  // namespace
@@ -32,7 +32,7 @@ class RunningPool::HeldSlot final : public DeviceSlot {
   const uint64_t slot_;
 };
 
-// Slots that are let go together.
+// A group of slots that is released together.
 struct RunningPool::HeldSlots {
   HeldSlots(RunningPool& of, std::shared_ptr<const Lease> under)
       : pool(of), lease(std::move(under)) {}
@@ -63,7 +63,7 @@ RunningPool::~RunningPool() {
     session->ReleaseLater(stock);
     session->Leave();
   }
-  link_.StopListening(this);  // now the pool's next one may come
+  link_.StopListening(this);  // from now on the client can join the pool again
 }
 
 absl::Status RunningPool::Start() {
@@ -101,7 +101,7 @@ std::vector<std::shared_ptr<const DeviceSlot>> RunningPool::Reserve(int count, D
                                                                     int together) {
   std::vector<std::shared_ptr<const DeviceSlot>> taken;
   taken.reserve(static_cast<size_t>(std::max(count, 0)));
-  // As many of `slots` as are wanted still; answers the others.
+  // Holds as many of `slots` as are still wanted and returns the others.
   const auto take = [&](std::span<const uint64_t> slots) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     while (static_cast<int>(taken.size()) < count && !slots.empty()) {
       const auto run = std::min(
@@ -127,7 +127,7 @@ std::vector<std::shared_ptr<const DeviceSlot>> RunningPool::Reserve(int count, D
       session->ReleaseLater(*more);
       break;
     }
-    // An answer that was asked for again may have more slots than this call wants.
+    // A repeated response may have more slots than this call wants.
     const std::span<const uint64_t> rest = take(*more);
     stock_.insert(stock_.end(), rest.begin(), rest.end());
   }
@@ -160,7 +160,7 @@ void RunningPool::EndUseOf(uint64_t slot) {
   if (held_by == nullptr) return;
   if (blank && held_by == session_ && !stopping_ &&
       stock_.size() < static_cast<size_t>(options_.blank_slots)) {
-    stock_.push_back(slot);  // for the next
+    stock_.push_back(slot);  // for the next caller
     changed_.NotifyAll();
   } else {
     held_by->ReleaseLater(std::span(&slot, 1));
@@ -193,7 +193,8 @@ absl::StatusOr<std::vector<CommitOutcome>> RunningPool::Commit(const KeyspaceId&
   auto outcomes = session->Commit(keyspace, slots, headers, timeout);
   MutexLock lock(&mutex_);
   for (size_t i = 0; i < slots.size(); ++i) {
-    // Without an answer nobody knows whether it is blank: it is not used as such again.
+    // Without a response it is unknown whether the slot is blank, so that it is not used as blank
+    // again.
     if (outcomes.ok() && (*outcomes)[i] != CommitOutcome::kStored) continue;
     SlotRecord& record = *records_.Find(slots[i]);
     record.committed = true;
@@ -208,7 +209,7 @@ absl::Status RunningPool::CheckLeased(std::span<const DeviceFragment* const> fra
   for (const DeviceFragment* fragment : fragments) {
     if (fragment->pool != known_) return absl::NotFoundError("a fragment is in another pool");
   }
-  // The next crumbd holds what it was told of, and has given out the rest.
+  // A restarted crumbd holds only the slots that were reported to it, and has given out the others.
   if (lease.epoch() == epoch_) return absl::OkStatus();
   return absl::AbortedError("crumbd has restarted since it gave a lease of a device pool");
 }
@@ -256,7 +257,7 @@ absl::StatusOr<std::vector<std::optional<FragmentHeader>>> RunningPool::Headers(
 absl::Status RunningPool::Withdraw(std::span<const uint64_t> slots, std::span<const PageKey> keys,
                                    Duration timeout) {
   {
-    // The next crumbd is told of the slot, and not of the page.
+    // A restarted crumbd will learn of the slot, but not of the page.
     MutexLock lock(&mutex_);
     for (const uint64_t slot : slots) {
       SlotRecord* record = records_.Find(slot);
@@ -292,7 +293,7 @@ void RunningPool::OnDemotions(const PoolId& pool, std::vector<Demotion> demotion
   changed_.NotifyAll();
 }
 
-// False: the pool stops.
+// Returns false if the pool is stopping.
 bool RunningPool::Wait() {
   MutexLock lock(&mutex_);
   while (!stopping_) {
@@ -325,7 +326,7 @@ absl::StatusOr<std::vector<uint64_t>> RunningPool::ReserveMore(PoolSession& sess
                                                                Duration timeout) {
   std::vector<uint64_t> slots;
   {
-    // An answer that was lost is asked for again by its number: nobody may ask meanwhile.
+    // A lost response is requested again by its number, so that no other Reserve may be in between.
     MutexLock lock(&reserving_);
     CRUMB_ASSIGN_OR_RETURN(slots, session.Reserve(count, timeout));
   }
@@ -381,7 +382,7 @@ void RunningPool::DemoteAll() {
                                       : absl::NotFoundError("no such slot");
       if (!copied.ok()) ++failed;
     }
-    session->Demoted(slots).IgnoreError();  // else the session is lost, and crumbd knows
+    session->Demoted(slots).IgnoreError();  // otherwise the session is lost, and crumbd knows that
     MutexLock lock(&mutex_);
     stats_.pages_demoted += batch.size() - failed;
     stats_.demotions_failed += failed;

@@ -11,7 +11,7 @@
 namespace crumb::client {
 namespace {
 
-// Connections that were lost and of which crumbd could not be told yet what is used still.
+// Number of lost connections that are not settled yet.
 constexpr size_t kFormerMax = 16;
 
 }  // namespace
@@ -22,7 +22,7 @@ void RunningPool::JoinAgain() {
     if (!join_due_ && session_ != nullptr && session_->connected()) return;
     join_due_ = false;
     if (session_ != nullptr) {
-      // What lies in stock is not in use; what the caller holds goes back when it lets go.
+      // Ready slots are not in use; slots that the caller holds are released when it drops them.
       session_->ReleaseLater(stock_);
       AddFormer(std::exchange(session_, nullptr));
     }
@@ -42,16 +42,16 @@ void RunningPool::AddFormer(std::shared_ptr<PoolSession> session) {
   former_.push_back(std::move(session));
 }
 
-// A Reserve or Claim may have been granted whose answer was lost with its connection. What was
-// reserved over a former connection is used only if it is on record: there is a new session, and
-// who is late finds that out under the lock.
+// crumbd may have granted a Reserve or Claim whose response was lost with its connection. A slot
+// that was reserved over a former connection is used only if it has a record: there is a new
+// session, and a late caller notices that under the lock.
 void RunningPool::SettleFormer() {
   std::vector<std::pair<std::shared_ptr<PoolSession>, std::vector<uint64_t>>> due;
   {
     MutexLock lock(&mutex_);
     if (session_ == nullptr) return;
     for (const auto& former : std::exchange(former_, {})) {
-      // The next crumbd was told by claims what is held.
+      // A restarted crumbd learned of the held slots by claims.
       const bool same = former->epoch() == session_->epoch();
       if (same && former->holder() != session_->holder()) due.push_back({former, {}});
     }
@@ -79,7 +79,7 @@ absl::Status RunningPool::Join() {
   request.roster_fd = mark_.roster();
   CRUMB_ASSIGN_OR_RETURN(JoinedPool joined, link_.Join(request));
   absl::Status part = StartSession(joined.session, std::move(joined.roster));
-  // It may hold what it was not told of.
+  // crumbd may record slots as held that were not reported.
   if (!part.ok()) AddFormer(std::move(joined.session));
   return part;
 }
@@ -99,7 +99,7 @@ absl::Status RunningPool::StartSession(const std::shared_ptr<PoolSession>& sessi
     epoch_ = session->epoch();
   } else {
     CRUMB_RETURN_IF_ERROR(range_->OfferAll(*session, handles));
-    // Unless the pool was made anew, crumbd knows what is held.
+    // crumbd knows the held slots unless the pool was created again.
     absl::Status claimed = ClaimAll(session);
     if (!claimed.ok() && !absl::IsFailedPrecondition(claimed)) return claimed;
   }
@@ -111,7 +111,7 @@ absl::Status RunningPool::StartSession(const std::shared_ptr<PoolSession>& sessi
   return absl::OkStatus();
 }
 
-// What the caller holds, of each keyspace.
+// Claims the slots that the caller holds, keyspace by keyspace.
 absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) {
   std::map<KeyspaceId, std::vector<SlotClaim>> claims;
   {
@@ -130,7 +130,7 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
   }
   for (const auto& [keyspace, slots] : claims) {
     absl::StatusOr<std::vector<bool>> claimed = session->Claim(keyspace, slots);
-    // Nobody has opened the keyspace yet: the slots stay ours, the pages are nobody's.
+    // The keyspace is not open yet: the slots stay held, their pages are lost to others.
     if (absl::IsNotFound(claimed.status())) claimed = std::vector<bool>(slots.size());
     CRUMB_RETURN_IF_ERROR(claimed.status());
     CRUMB_RETURN_IF_ERROR(ClaimWithoutHeaders(*session, slots, &*claimed));
@@ -140,12 +140,12 @@ absl::Status RunningPool::ClaimAll(const std::shared_ptr<PoolSession>& session) 
       if (!(*claimed)[i]) continue;
       SlotRecord* record = records_.Find(slots[i].slot);
       if (record == nullptr) {
-        not_needed.push_back(slots[i].slot);  // let go meanwhile
+        not_needed.push_back(slots[i].slot);  // released meanwhile
         continue;
       }
       const std::shared_ptr<PoolSession> former = std::exchange(record->held_by, session);
       ++stats_.slots_reclaimed;
-      // Claimed of the same crumbd over a connection that was lost: it would be held twice.
+      // A slot claimed from the same crumbd over a lost connection would be held twice.
       if (former == nullptr || former->epoch() != session->epoch()) continue;
       if (former->holder() != session->holder()) former->ReleaseLater({&slots[i].slot, 1});
     }
@@ -165,7 +165,7 @@ absl::Status RunningPool::ClaimWithoutHeaders(PoolSession& session,
     bare.push_back({claims[i].slot, std::nullopt});
   }
   if (refused.empty()) return absl::OkStatus();
-  // Work reads the slot whatever crumbd knows of the page there: it must stay held.
+  // Work reads the slot whether or not crumbd knows its page, so that it must stay held.
   CRUMB_ASSIGN_OR_RETURN(const std::vector<bool> held, session.Claim(KeyspaceId(), bare));
   for (size_t i = 0; i < refused.size(); ++i) (*claimed)[refused[i]] = held[i];
   const auto lost = std::count(held.begin(), held.end(), false);

@@ -44,7 +44,7 @@ absl::Status SlotPool::Provide() {
 absl::StatusOr<bool> SlotPool::WaitForUsers(std::span<const PassRef> users, DeviceStream stream,
                                             std::vector<PassRef>* waited) {
   for (const PassRef& user : users) {
-    if (user.timeline->stream() == stream) continue;  // in order anyway
+    if (user.timeline->stream() == stream) continue;  // in order already
     const auto known = std::find_if(waited->begin(), waited->end(), [&](const PassRef& moment) {
       return moment.timeline == user.timeline;
     });
@@ -66,9 +66,10 @@ absl::Status SlotPool::Gather(State& state, int count, DeviceStream stream,
     taken->push_back(state.unused.back());
     state.unused.pop_back();
   }
-  std::vector<PassRef> waited;  // by `stream`: slots were mostly given up together
-  std::shared_ptr<const std::vector<PassRef>> last;  // of a slot that is usable
-  // Slots of passes that are still open elsewhere go to the end.
+  // passes for which `stream` waits already; slots released together have the same
+  std::vector<PassRef> waited;
+  std::shared_ptr<const std::vector<PassRef>> last;  // passes of the last usable slot
+  // Slots with passes that have not ended go to the end of the queue.
   for (size_t tries = state.retired.size(); tries-- > 0;) {
     if (static_cast<int>(taken->size()) == count) return absl::OkStatus();
     Retired slot = std::move(state.retired.front());
@@ -86,7 +87,7 @@ absl::Status SlotPool::Gather(State& state, int count, DeviceStream stream,
   return absl::OkStatus();
 }
 
-// Private slots that are given up together.
+// A group of private slots that is released together.
 struct SlotPool::PrivateSlots {
   explicit PrivateSlots(std::shared_ptr<State> of) : state(std::move(of)) {}
   PrivateSlots(const PrivateSlots&) = delete;
@@ -113,14 +114,14 @@ SlotPool::Slots SlotPool::Private(const std::shared_ptr<State>& state,
   return slots;
 }
 
-// `run` of them are given up together.
+// `run` slots form a group that is released together.
 absl::StatusOr<SlotPool::Slots> SlotPool::TakePrivate(int count, int run, DeviceStream stream) {
   std::vector<DeviceAddress> taken;
   {
     MutexLock lock(&state_->mutex);
     const absl::Status gathered = Gather(*state_, count, stream, &taken);
     if (!gathered.ok() || static_cast<int>(taken.size()) < count) {
-      // `stream` waits for their users, another one may not.
+      // `stream` waits for their users, but the stream of the next user may not.
       const auto now = std::make_shared<const std::vector<PassRef>>(state_->timelines->Now());
       for (const DeviceAddress address : taken) state_->retired.push_back({address, now});
       CRUMB_RETURN_IF_ERROR(gathered);
@@ -198,14 +199,14 @@ absl::StatusOr<SlotPool::Slots> SlotPool::TakeSome(int count, DeviceStream strea
     }
   }
   const int missing = count - static_cast<int>(slots.size());
-  // Others may take what is free meanwhile: what there is for them is enough here, too.
+  // Other callers may take free slots meanwhile; fewer slots suffice here.
   auto rest = TakePrivate(std::min(missing, free()), kRunPages, stream);
   if (rest.ok()) std::move(rest->begin(), rest->end(), std::back_inserter(slots));
   if (!rest.ok() && !absl::IsResourceExhausted(rest.status())) return rest.status();
   return slots;
 }
 
-// Slots of a device pool that are given up together.
+// A group of a device pool's slots that is released together.
 struct SlotPool::AdoptedSlots {
   AdoptedSlots(std::vector<SlotRef> taken, std::shared_ptr<State> owner)
       : slots(std::make_shared<const std::vector<SlotRef>>(std::move(taken))),
@@ -239,7 +240,7 @@ void SlotPool::GiveUp(const std::shared_ptr<State>& state,
   if (inline_now) Drain(*state);
 }
 
-// The task is added under the lock, or StopSharing's caller might end its thread before.
+// Adds the task under the lock, because StopSharing's caller may end the thread afterwards.
 void SlotPool::DrainSoon(const std::shared_ptr<State>& state) {
   if (state->background == nullptr || std::exchange(state->draining, true)) return;
   state->background->Add([state] { Drain(*state); });

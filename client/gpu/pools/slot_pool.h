@@ -19,54 +19,61 @@
 
 namespace crumb::client {
 
-// Room of one size in device memory. Given back with its last reference; the next user's stream
-// waits for the passes that may still use it.
+// SlotRef is a slot in device memory, private or of a device pool. It returns to its pool with the
+// last reference; the stream of its next user waits for the passes that may still use it.
 struct SlotRef {
   DeviceAddress address = 0;
-  std::shared_ptr<const DeviceSlot> shared;  // of a device pool; null: private
+  std::shared_ptr<const DeviceSlot> shared;  // the slot of a device pool; null: the slot is private
 };
 
-// Equal slots: private ones in one piece of device memory, and those of a device pool where the
-// worker takes part in one. Private slots may outlive the pool. Thread-safe.
+// SlotPool provides slots of one size: private ones in one allocation of device memory, and those
+// of a device pool if the worker takes part in one. Private slots may outlive the pool.
+// Thread-safe.
+//
+// A private slot is unused, taken (a SlotRef exists), or retired (passes that began before its
+// release may still use it). A slot of a device pool that was released waits for such passes in
+// `leaving`.
 class SlotPool {
  public:
   using Slots = std::vector<std::shared_ptr<const SlotRef>>;
 
-  // `name` is for messages. `device` is borrowed; slots must not outlive it.
+  // `name` is used in messages. `device` is borrowed; slots must not outlive it.
   static absl::StatusOr<std::unique_ptr<SlotPool>> Create(
       Device& device, std::shared_ptr<const TimelineSet> timelines, std::string name,
       size_t slot_bytes, int count);
-  // The same without slots, until they are provided for.
+  // Creates a pool without slots; Provide allocates them.
   static std::unique_ptr<SlotPool> CreateEmpty(Device& device,
                                                std::shared_ptr<const TimelineSet> timelines,
                                                std::string name, size_t slot_bytes, int count);
-  // Allocates the private slots, if they are not there yet. kResourceExhausted: no device memory.
+  // Allocates the private slots, if they are not there yet. kResourceExhausted: there is no device
+  // memory.
   absl::Status Provide();
 
-  // From now on slots are those of `pool` as long as it has blank ones. A shared slot that is given
-  // up is let go by `background`, behind the passes that may still use it. Both borrowed, until
-  // StopSharing, when no pass is under way any more.
+  // Takes slots from `pool` from now on, as long as it has blank ones. `background` releases them
+  // once the passes that may still use them are done. Both are borrowed until StopSharing. REQUIRES
+  // of StopSharing: no pass is under way any more.
   void Share(DevicePool& pool, Background& background);
   void StopSharing();
 
-  // `count` slots whose earlier users' work comes before what is enqueued on `stream` from now on.
-  // Waits for nothing. kResourceExhausted: there are not so many, none is taken.
+  // Returns `count` slots; work enqueued on `stream` from now on runs after that of their earlier
+  // users. Does not block. kResourceExhausted: there are too few slots, and none is taken.
   absl::StatusOr<Slots> Take(int count, DeviceStream stream);
-  // As many as there are, `count` at most; asks crumbd for shared ones and blocks on that. They are
-  // given up in runs of kRunPages.
+  // Returns up to `count` slots, which are released in groups of kRunPages. Blocks on crumbd for
+  // slots of the device pool.
   absl::StatusOr<Slots> TakeSome(int count, DeviceStream stream, Duration timeout);
-  // Takes shared slots, given up together; `address` may lie behind a slot's begin.
+  // Takes over slots of a device pool that are released together; `address` may lie inside a slot.
   Slots Adopt(std::vector<SlotRef> slots);
-  // A pass has ended on the host: shared slots may have waited for that.
+  // Called when a pass has ended, for which released slots may have waited.
   void PassEnded();
 
-  // Private slots that nobody holds, those that wait for their users' work included.
+  // Returns the number of private slots that are not taken, including retired ones.
   int free() const;
 
  private:
   struct Retired {
     DeviceAddress address = 0;
-    std::shared_ptr<const std::vector<PassRef>> users;  // of all that were given up with it
+    // passes that may use the slots released with it
+    std::shared_ptr<const std::vector<PassRef>> users;
   };
   struct PrivateSlots;
   struct AdoptedSlots;
@@ -87,7 +94,7 @@ class SlotPool {
     DevicePool* shared ABSL_GUARDED_BY(mutex) = nullptr;
     Background* background ABSL_GUARDED_BY(mutex) = nullptr;
     std::vector<Leaving> leaving ABSL_GUARDED_BY(mutex);
-    bool draining ABSL_GUARDED_BY(mutex) = false;  // a task for `leaving` is under way
+    bool draining ABSL_GUARDED_BY(mutex) = false;  // a task for `leaving` is queued
   };
   SlotPool(std::string name, std::shared_ptr<State> state)
       : name_(std::move(name)), state_(std::move(state)) {}

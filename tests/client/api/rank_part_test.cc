@@ -15,8 +15,8 @@ RankPart Part(int tp_rank, int tp_size, int pp_rank, int pp_size, int layers, in
   return PartOfRank({tp_rank, tp_size, pp_rank, pp_size}, layers, kv, q).value();
 }
 
-// Every tile is published by exactly one rank, and every query head of a layer has exactly one
-// rank, which holds its KV head.
+// Checks that every tile is published by exactly one rank, and that every query head of a layer
+// belongs to exactly one rank, which holds its KV head.
 void ExpectPartition(int tp, int pp, int layers, int kv, int q) {
   std::map<std::pair<int, int>, int> published, attended;
   for (int stage = 0; stage < pp; ++stage) {

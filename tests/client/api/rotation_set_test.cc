@@ -34,7 +34,7 @@ TEST(RotationSetTest, HadamardIsOrthogonalSymmetricAndTheSameEverywhere) {
   for (int i = 0; i < 64; ++i) {
     for (int j = 0; j < 64; ++j) {
       EXPECT_EQ(r[i * 64 + j], r[j * 64 + i]);
-      EXPECT_EQ(r[i * 64 + j], r[64 * 64 + i * 64 + j]);  // the second head's
+      EXPECT_EQ(r[i * 64 + j], r[64 * 64 + i * 64 + j]);  // of the second head
       double dot = 0.0;
       for (int c = 0; c < 64; ++c) dot += double(r[i * 64 + c]) * r[j * 64 + c];
       EXPECT_NEAR(dot, i == j ? 1.0 : 0.0, 1e-6);
@@ -86,7 +86,7 @@ TEST(RotationSetTest, TheExpectedAttentionErrorIsOfTheTilesAsked) {
   arrays.attention_error.pop_back();
   EXPECT_EQ(RotationSet::Of("a", arrays).status().code(), absl::StatusCode::kInvalidArgument);
 
-  // One for all layers and heads.
+  // One array for all layers and heads.
   arrays = Identities(1, 1, 64);
   arrays.attention_error = {0.4f};
   EXPECT_NEAR(*RotationSet::Of("a", arrays)->ExpectedAttentionError({{0, 36}, {2, 8}}), 0.4, 1e-6);
@@ -126,7 +126,7 @@ TEST(RotationSetTest, MeansAreRotated) {
   const auto layers = RotationSet::Of("x", arrays)->Expand(1, 2);
   EXPECT_NEAR(layers[0]->rotated_mean_k()[0], 4.0f * s, 1e-6);
   EXPECT_NEAR(layers[0]->rotated_mean_k()[3], 2.0f * s, 1e-6);
-  EXPECT_EQ(layers[0]->rotated_mean_v()[1], 6.0f);  // no rotation of V
+  EXPECT_EQ(layers[0]->rotated_mean_v()[1], 6.0f);  // V has no rotation
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""libcrumb.so as a guest: in a C program, and in a Python process that has grpc and protobuf of its
-own, and torch where it is installed, before and after a fork, against a real crumbd."""
+"""Tests of libcrumb.so against a real crumbd: in a C program, and in a Python process that has a
+grpc and protobuf of its own, and torch where it is installed, before and after a fork."""
 
 import argparse
 import ctypes
@@ -106,7 +106,7 @@ class Library:
         return code, outcome.value
 
     def get(self, client, keyspace, names):
-        """Bytes of the leading pages that are there, and why the next one is not."""
+        """Returns the bytes of the leading cached pages, and why the next one is a miss."""
         got = {}
 
         def receive(_, page, fragment):
@@ -122,7 +122,7 @@ class Library:
 
 
 def handled_signals():
-    """Signals that are caught or ignored, but for the two that glibc keeps for its own threads."""
+    """Returns the caught and ignored signals, except the two that glibc uses for its threads."""
     status = pathlib.Path("/proc/self/status").read_text(encoding="ascii")
     masks = [int(re.search(rf"{name}:\s*(\w+)", status).group(1), 16)
              for name in ("SigCgt", "SigIgn")]
@@ -130,7 +130,7 @@ def handled_signals():
 
 
 def interpreter():
-    """A Python with grpc, if there is one."""
+    """Returns a Python that has grpc, if there is one."""
     for python in (sys.executable, "/usr/bin/python3"):
         found = subprocess.run([python, "-c", "import grpc"], capture_output=True, check=False)
         if found.returncode == 0:
@@ -143,7 +143,7 @@ def threads():
 
 
 def beside_grpc(socket_dir, have):
-    """Calls crumbd with Python's own gRPC and protobuf, if they are there."""
+    """Calls crumbd with Python's own gRPC and protobuf, if they are installed."""
     if "grpc" in have:
         channel = have["grpc"].insecure_channel(f"unix:{socket_dir}/crumbd.sock")
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
@@ -158,7 +158,7 @@ def beside_grpc(socket_dir, have):
 
 
 def guest(folder, socket_dir):
-    """The body of the Python process; prints what it had beside it."""
+    """Runs the Python process; prints the libraries that it has loaded besides."""
     have = {}
     for name in ("grpc", "google.protobuf.struct_pb2", "torch"):
         try:
@@ -170,7 +170,7 @@ def guest(folder, socket_dir):
     assert (threads(), handled_signals()) == before, "loading the library left traces"
     assert library.c.crumb_abi_version() == 3
 
-    child = os.fork()  # before the first open: the child has its own connection
+    child = os.fork()  # the child opens a connection of its own
     if child == 0:
         client = library.open(socket_dir)
         keyspace = library.keyspace(client)
@@ -192,7 +192,7 @@ def guest(folder, socket_dir):
     assert library.get(client, keyspace, [b"of the child"])[0] == [bytes(len(tiles))]
     assert library.get(client, keyspace, [b"first", b"absent"]) == ([tiles], 1)
 
-    child = os.fork()  # afterwards: no cache in the child, and no harm
+    child = os.fork()  # the child has no cache, and does no harm
     if child == 0:
         options = library.c.crumb_client_connected(client)
         code, _ = library.put(client, keyspace, b"too late", tiles)
@@ -205,8 +205,8 @@ def guest(folder, socket_dir):
 
 
 def environment(**more):
-    """Of processes that load the library: a sanitizer's runtime has to come first in them. Leaks
-    are not looked for in Python, which leaves much behind."""
+    """Returns the environment of processes that load the library, in which a sanitizer's runtime
+    must be loaded first. Python is not checked for leaks, of which it has many."""
     return {**os.environ, **({"LD_PRELOAD": OPTIONS.preload, **more} if OPTIONS.preload else {})}
 
 
@@ -273,7 +273,7 @@ class CApiTest(unittest.TestCase):
         self.assertEqual(cold, f"cached 0 digest {digest} length 1001\n"
                                "published 15 deduplicated 0\n"
                                f"stages cached 704 digest {digest}\n")
-        # 1,000 tokens less the recent window, in pages; the same output to the last bit.
+        # 1,000 tokens minus the recent window, in pages; the outputs are bit-identical.
         self.assertEqual(warm, f"cached 704 digest {digest} length 1001\n"
                                "published 0 deduplicated 4\n"
                                f"stages cached 704 digest {digest}\n")
@@ -295,7 +295,8 @@ class CApiTest(unittest.TestCase):
                               capture_output=True, text=True, timeout=120, check=False)
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr + crumbd.process.tail())
         beside = done.stdout.strip()
-        # What install_packages.sh --tests brings has to be there; torch is taken where it is.
+        # grpc must be installed (install_packages.sh --tests); torch is used where it is
+        # installed.
         self.assertIn("grpc", beside)
         self.assertIn("google.protobuf", beside)
         print(beside + ("" if "torch" in beside else "; torch is not installed: not tested beside it"))

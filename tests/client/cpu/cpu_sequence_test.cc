@@ -38,7 +38,7 @@ std::unique_ptr<Sequence> Begin(Worker& worker, std::span<const int32_t> prompt)
   return std::move(sequence).value();
 }
 
-// The segments at one position, told the slow way: window by window, step by step.
+// Computes the end of the history at one position the slow way: window by window, step by step.
 int HistoryEndBySteps(const WorkerOptions& options, int prompt, int position) {
   if (position < prompt) {
     return std::max(64, position / options.prefill_block * options.prefill_block);
@@ -78,7 +78,7 @@ TEST(SegmentRuleTest, HitsLeaveTheRecentWindowAndOneToken) {
   const SegmentRule rule;
   EXPECT_EQ(rule.HitTokensMax(1), 0);
   EXPECT_EQ(rule.HitTokensMax(64), 0);
-  EXPECT_EQ(rule.HitTokensMax(65), 64);  // the sink is BF16: it may lie in the last 256
+  EXPECT_EQ(rule.HitTokensMax(65), 64);  // the sink is BF16 and may lie in the last 256
   EXPECT_EQ(rule.HitTokensMax(383), 64);
   EXPECT_EQ(rule.HitTokensMax(384), 128);
   EXPECT_EQ(rule.HitTokensMax(4096), 3840);
@@ -200,7 +200,7 @@ TEST(ThreeSegmentTest, AFailedPassCanBeRepeated) {
   const auto worker = OpenWorker(options);
   const auto sequence = Begin(*worker, model.prompt(1100));
   model.Pass(*sequence, 400);
-  other.Pass(*sequence, 700, 0);  // crosses a block's end: its windows were stored
+  other.Pass(*sequence, 700, 0);  // it crosses a block's end, so that its windows were stored
   EXPECT_EQ(sequence->length(), 400);
   const auto out = model.Pass(*sequence, 1100);
   ExpectOutputs(model, options, 1100, 400, 1100, out);
@@ -262,7 +262,8 @@ TEST(ThreeSegmentTest, NonFiniteRowsStayInTheirSequence) {
   }
   ASSERT_TRUE(sequence->Advance(model.prompt(600)).ok());
   EXPECT_EQ(worker->counters().windows_refused, 1);
-  // Pages before the damaged one (tokens 128 to 191) can be shared, those from it on cannot.
+  // Pages before the damaged one (tokens 128 to 191) can be shared; that page and those behind it
+  // cannot.
   EXPECT_EQ(Begin(*worker, model.prompt(600))->cached_tokens(), 128);
   for (const float value : model.Pass(*sequence, 601)) ASSERT_TRUE(std::isfinite(value));
 }
@@ -352,7 +353,7 @@ TEST(ThreeSegmentTest, MeansComeBackInAttention) {
   ExpectOutputs(model, options, 650, 650, 651, out);
 }
 
-// Everything a rotation file of the method crumb brings: means per position block, feedback,
+// All constants of a rotation file of the method crumb: means per position block, feedback and
 // shifts.
 TEST(ThreeSegmentTest, CrumbConstantsReachStoreAndAttention) {
   WorkerOptions options = SmallWorkerOptions();

@@ -12,7 +12,7 @@
 
 namespace crumb::client {
 
-// Another device, and what was made of it and not given back. Thread-safe.
+// CountingDevice wraps another device and counts its objects that were not returned. Thread-safe.
 class CountingDevice final : public Device {
  public:
   explicit CountingDevice(std::shared_ptr<Device> device) : device_(std::move(device)) {}
@@ -21,7 +21,7 @@ class CountingDevice final : public Device {
     size_t allocations = 0;
     size_t pinned_allocations = 0;
     size_t pinned_ranges = 0;
-    size_t pinned_bytes = 0;  // of those
+    size_t pinned_bytes = 0;  // the part of the allocated bytes that is pinned
     size_t streams = 0;
     size_t events = 0;
 

@@ -12,14 +12,14 @@ namespace crumb::client {
 
 struct CrowdOptions {
   std::vector<int> prompts;  // lengths, in the order in which twins join
-  int tokens = 0;            // of each model, prompt and what follows
-  uint32_t models = 0;       // seed of the first one's tokens
-  int prompt_tokens = 0;     // of a prompt pass, at the most
-  int sequences = 0;         // of a decode pass
+  int tokens = 0;            // length of each model, prompt included
+  uint32_t models = 0;       // seed of the first model's tokens
+  int prompt_tokens = 0;     // maximum of a prompt pass
+  int sequences = 0;         // capacity of a decode pass
 };
 
-// Many twins at once: up to three prompts share a pass on one stream, those behind their prompts a
-// captured decode pass of three tokens on another, of which some are rejected.
+// Crowd runs many twins at once: up to three prompts in a pass on one stream, and the decoding ones
+// in a captured pass of three tokens, some of which are rejected, on another.
 class Crowd {
  public:
   // Borrows `pair`, which was opened with `options`.
@@ -28,11 +28,11 @@ class Crowd {
   const std::vector<std::unique_ptr<Twin>>& live() const { return live_; }
   bool AllJoined() const { return joined_ == models_.size(); }
 
-  void Join();   // the next; not all may have joined
-  void Round();  // one pass of each kind, if anybody is there for it
-  // The one that joined first of those that are live, if it is behind its prompt.
+  void Join();   // lets the next twin join; REQUIRES: one is left
+  void Round();  // runs one pass of each kind that has twins
+  // Forks the live twin that joined first, if it is behind its prompt.
   void ForkFirst();
-  void FinishFirst();  // checks it, too
+  void FinishFirst();  // checks it as well
   void CheckAll() const;
   void FinishAll();
 

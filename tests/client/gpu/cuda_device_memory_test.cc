@@ -56,8 +56,8 @@ TEST(CudaDriver, ThereIsNoSuchDevice) {
   EXPECT_TRUE(absl::IsUnavailable(DeviceMemory::OpenCuda(1 << 20).status()));
 }
 
-// A process that dies leaves its memory to whoever has the descriptor. The writer begins with exec:
-// CUDA does not survive a fork.
+// A process that dies leaves its memory to the processes that have its descriptor. The writer
+// starts with exec, because CUDA does not survive a fork.
 constexpr const char* kWriterArgument = "--crumb-writer";
 constexpr uint64_t kPattern = 0x5AC35AC35AC35AC3;
 

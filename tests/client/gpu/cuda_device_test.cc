@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The device back end on a GPU against the CPU back end. Needs one; tests/gpu.sh runs it.
+// Compares the GPU back end on a GPU with the CPU back end; tests/gpu.sh runs it.
 #include <cuda_runtime_api.h>
 
 #include <cstring>
@@ -43,7 +43,8 @@ DeviceWorkerOptions SmallDevice() {
   return options;
 }
 
-// The same keys; of the tiles' bytes few differ, where the GPU rounds another way.
+// Checks that the keys are equal and that few bytes of the tiles differ, because the GPU rounds
+// differently.
 void ExpectAlike(const MemoryClient& got, const MemoryClient& expected) {
   const auto ours = got.contents(), theirs = expected.contents();
   ASSERT_EQ(ours.size(), theirs.size());
@@ -98,7 +99,7 @@ class CudaDeviceTest : public testing::Test {
     EXPECT_TRUE(worker.ok()) << worker.status();
     return std::move(worker).value();
   }
-  // Reads the prompt up to `end` on both sides; the worst error of a pass.
+  // Reads the prompt up to `end` on both back ends and returns the largest error of a pass.
   double Prompt(DeviceRun& run, const SequenceModel& model, DeviceSequence& sequence,
                 Sequence& expected, int end, int chunk) {
     double worst = 0.0;
@@ -124,7 +125,7 @@ TEST_F(CudaDeviceTest, CopiesComeInStreamOrder) {
   const auto at = reinterpret_cast<uint64_t>(bytes);
   const DeviceCopy to[] = {{memory.get(), at, 1000}, {memory.get() + 1000, at + 1000, 3096}};
   ASSERT_TRUE(device_->ToDevice(to, stream.get()).ok());
-  // 4 rows of 100 bytes, 200 apart, to the places 2000 further.
+  // Copies 4 rows of 100 bytes, 200 apart, to 2000 bytes behind them.
   const DeviceRowsCopy rows{memory.get() + 2000, 200, memory.get(), 200, 100, 4};
   ASSERT_TRUE(device_->CopyRows(rows, stream.get()).ok());
   ASSERT_TRUE(device_->Clear(memory.get(), 100, stream.get()).ok());
@@ -181,8 +182,8 @@ TEST_F(CudaDeviceTest, OneSequenceIsAsOnTheCpu) {
   ExpectAlike(device_store, cpu_store);
 }
 
-// One graph serves every pass of a batch whose sequences join, grow and take drafts back; streams
-// of prompts and decode differ.
+// One graph serves every pass of a batch whose sequences join, grow and drop drafts. Prompts and
+// decode passes run on different streams.
 TEST_F(CudaDeviceTest, GraphServesSequencesThatJoin) {
   const WorkerOptions options = Options();
   std::vector<SequenceModel> models;
@@ -274,7 +275,7 @@ TEST_F(CudaDeviceTest, AFlippedBitIsFoundWhereItLies) {
     }
     decode.Pass({{sequence.get(), &model, 1001, 1}});
     ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
-    // Two laps over sound pages.
+    // Two laps over undamaged pages.
     const uint64_t scrubbed = worker->counters().pages_scrubbed;
     ASSERT_TRUE(Eventually([&] { return worker->counters().pages_scrubbed > scrubbed + 40; }));
     EXPECT_EQ(worker->counters().verify_failures, before);
@@ -287,8 +288,8 @@ TEST_F(CudaDeviceTest, AFlippedBitIsFoundWhereItLies) {
   }
 }
 
-// Rounds of opening, prefilling, decoding, publishing, hitting and closing: counted before and
-// after. With device pools and processes that die: device_pools_suite.cc.
+// Counts resources before and after rounds of opening, prefilling, decoding, publishing, hitting
+// and closing. device_pools_suite.cc does the same with device pools and processes that die.
 TEST_F(CudaDeviceTest, NothingIsLeftOfWorkersThatOpenAndClose) {
   const auto device =
       std::make_shared<CountingDevice>(std::shared_ptr<Device>(device_.get(), [](Device*) {}));
@@ -317,7 +318,7 @@ TEST_F(CudaDeviceTest, NothingIsLeftOfWorkersThatOpenAndClose) {
     EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
     return free;
   };
-  // Modules, threads' stacks and the driver's own are there after two rounds.
+  // Modules, threads' stacks and the driver's own memory exist after two rounds.
   for (int i = 0; i < 2; ++i) round();
   const ProcessUse before = UseOfThisProcess();
   const size_t free_before = free_bytes();
@@ -330,13 +331,13 @@ TEST_F(CudaDeviceTest, NothingIsLeftOfWorkersThatOpenAndClose) {
   EXPECT_EQ(after.locked_kb, before.locked_kb);
   EXPECT_EQ(after.pinned_kb, before.pinned_kb);
   EXPECT_LT(after.mapped_kb, before.mapped_kb + (uint64_t{1} << 20));
-  // Another process may use the device meanwhile: it gives back what it took.
+  // Another process may use the device meanwhile and release its memory.
   EXPECT_TRUE(Eventually([&] { return free_bytes() >= free_before; }))
       << "of device memory " << free_before << " bytes were free, " << free_bytes() << " are now";
 }
 
-// INT2 is given up while sequences run: new ones, whose history is BF16, share the captured passes
-// of those that go on, publish BF16 pages, and hit them.
+// INT2 is given up while sequences run: new sequences have BF16 history, run in the same captured
+// passes as the others, publish BF16 pages, and hit them.
 TEST_F(CudaDeviceTest, Bf16HistoryJoinsInt2InOneGraph) {
   const WorkerOptions options = Options();
   std::vector<SequenceModel> models;
@@ -371,7 +372,7 @@ TEST_F(CudaDeviceTest, Bf16HistoryJoinsInt2InOneGraph) {
     }
     const auto pass = decode.Pass(entries);
     for (size_t i = 0; i < entries.size(); ++i) {
-      const double bound = i == 0 ? 5e-3 : 5e-4;  // of BF16 history only sums differ
+      const double bound = i == 0 ? 5e-3 : 5e-4;  // for BF16 history only the order of sums differs
       ASSERT_LT(RelativeError(pass->Outputs(i),
                               models[i].Pass(*expected[i], entries[i].end, entries[i].accepted)),
                 bound)
@@ -393,8 +394,8 @@ TEST_F(CudaDeviceTest, Bf16HistoryJoinsInt2InOneGraph) {
   EXPECT_EQ(worker->counters().verify_failures, 0u);
 }
 
-// The quality watch sees on the GPU what it sees on the CPU: at a prompt's end of the same window
-// and queries, later, in captured passes, of windows of the same kind.
+// The quality watch measures the same on the GPU as on the CPU: the same window and queries at a
+// prompt's end, and windows of the same kind in captured passes.
 TEST_F(CudaDeviceTest, TheWatchMeasuresWindows) {
   WorkerOptions options = Options();
   options.watch_every = 1;

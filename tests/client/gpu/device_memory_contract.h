@@ -12,16 +12,16 @@
 
 namespace crumb::client {
 
-// One kind of device memory under test.
+// A kind of device memory under test.
 struct DeviceUnderTest {
   const char* name = "";
-  // Another opening of one device, as another process would have it.
+  // Opens the device once more, as another process would.
   std::function<absl::StatusOr<std::unique_ptr<DeviceMemory>>()> open;
-  // Writes mapped memory.
+  // Writes to mapped memory.
   std::function<void(DeviceAddress, std::span<const std::byte>)> write;
 };
 
-// What every DeviceMemory does. Instantiated per kind.
+// The contract of DeviceMemory, instantiated for every kind.
 class DeviceMemoryContract : public testing::TestWithParam<DeviceUnderTest> {
  protected:
   void SetUp() override {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// A pool whose crumbd is restarted at chosen moments, over a model of crumbd that gives a slot to
-// others as soon as nobody holds it.
+// Tests of a pool whose crumbd is restarted at chosen moments, over a model of crumbd that gives a
+// slot to others as soon as it is not held.
 #include "client/gpu/pools/device_pool.h"
 
 #include <gmock/gmock.h>
@@ -30,13 +30,13 @@ using testing::UnorderedElementsAre;
 constexpr uint64_t kHandle = 2 << 20, kSlot = 256 << 10, kPerHandle = kHandle / kSlot;
 constexpr int kBlanks = 2;
 
-// One pool of a crumbd that may be restarted, and whoever holds its slots: connections by number,
+// A pool of a crumbd that can be restarted, and the holders of its slots: connections by number,
 // leases by 0.
 class ModelCrumbd final : public PoolLink {
  public:
   // Called without the lock, once.
   std::function<void()> before_claim, before_told, before_handles;
-  // The connection breaks before the next answer of that kind arrives, once.
+  // The connection breaks before the next response of that kind arrives, once.
   std::atomic<bool> lose_reserve{false}, lose_claim{false};
 
   absl::StatusOr<JoinedPool> Join(const PoolJoin& request) override;
@@ -51,7 +51,7 @@ class ModelCrumbd final : public PoolLink {
     listener_ = nullptr;
   }
 
-  // The next crumbd: it knows nothing, and whoever is connected comes again.
+  // Replaces crumbd by one that knows nothing; connected processes reconnect.
   void Restart() {
     {
       MutexLock lock(&mutex_);
@@ -63,7 +63,7 @@ class ModelCrumbd final : public PoolLink {
     }
     NotifyConnected();
   }
-  // Breaks the connection, and nothing else.
+  // Breaks the connection only.
   void Reconnect() {
     {
       MutexLock lock(&mutex_);
@@ -113,17 +113,17 @@ class ModelCrumbd final : public PoolLink {
     MutexLock lock(&mutex_);
     return connection_;
   }
-  // Slots of which a claim said what page lies there.
+  // Slots whose claims named the page in them.
   std::set<uint64_t> told_pages() const {
     MutexLock lock(&mutex_);
     return told_pages_;
   }
-  // Over the connection that there is now.
+  // Returns whether the mark was reported over the present connection.
   bool WasTold() const {
     MutexLock lock(&mutex_);
     return told_ == connection_;
   }
-  // Slots that another worker would be given. None while somebody may come back for his.
+  // Slots that another worker could get; none while a process may still claim its slots.
   std::set<uint64_t> Free() const {
     MutexLock lock(&mutex_);
     return FreeLocked();
@@ -169,7 +169,7 @@ class ModelCrumbd final : public PoolLink {
   mutable Mutex mutex_;
   uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 1;
   int connection_ ABSL_GUARDED_BY(mutex_) = 1;
-  int told_ ABSL_GUARDED_BY(mutex_) = 0;  // the connection over which the mark was told last
+  int told_ ABSL_GUARDED_BY(mutex_) = 0;  // the connection over which the mark was reported last
   bool down_ ABSL_GUARDED_BY(mutex_) = false;
   bool recovering_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<uint32_t, UniqueFd> handles_ ABSL_GUARDED_BY(mutex_);
@@ -235,7 +235,7 @@ class ModelCrumbd::Session final : public PoolSession {
     Call(crumbd_.before_told);
     MutexLock lock(&crumbd_.mutex_);
     if (!ConnectedLocked()) return absl::UnavailableError("");
-    crumbd_.recovering_ = false;  // nobody else uses the pool
+    crumbd_.recovering_ = false;  // no other process uses the pool
     crumbd_.told_ = connection_;
     return absl::OkStatus();
   }
@@ -262,7 +262,7 @@ class ModelCrumbd::Session final : public PoolSession {
     if (!ConnectedLocked()) return absl::UnavailableError("");
     return std::vector<CommitOutcome>(slots.size(), CommitOutcome::kStored);
   }
-  // Reaches crumbd also when the connection was lost, as long as it is the same crumbd.
+  // Reaches crumbd even after the connection was lost, as long as it is the same crumbd.
   void ReleaseLater(std::span<const uint64_t> slots) override {
     MutexLock lock(&crumbd_.mutex_);
     if (epoch_ != crumbd_.epoch_) return;
@@ -326,13 +326,13 @@ class DevicePoolTest : public testing::Test {
                             *memory_, client_)
         .value();
   }
-  // Until the pool is joined over the connection that there is now.
+  // Blocks until the pool is joined over the present connection.
   void AwaitJoined() {
     EXPECT_TRUE(Eventually([&] {
       return crumbd_.WasTold() && pool_->id() != PoolId() && pool_->stats().blank_slots == kBlanks;
     }));
   }
-  // A slot that nobody holds.
+  // Returns a slot that is not held.
   uint64_t AnyFree() {
     const auto free = crumbd_.Free();
     EXPECT_THAT(free, Not(IsEmpty()));
@@ -362,7 +362,7 @@ TEST_F(DevicePoolTest, ALeaseHoldsItsSlotAsLongAsTheSlotIsHeld) {
   EXPECT_THAT(crumbd_.Free(), Contains(slot));
 }
 
-// What is held while no crumbd is there, the next one is told of.
+// Slots that are held while there is no crumbd are reported to the next one.
 TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdHoldsUntilTheNextIsToldOfIt) {
   const uint64_t slot = AnyFree();
   const auto lease = crumbd_.LeaseOf(slot);
@@ -376,8 +376,8 @@ TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdHoldsUntilTheNextIsToldOfIt) {
   EXPECT_THAT(crumbd_.Free(), Contains(slot));
 }
 
-// Between what crumbd is told and the moment from which it gives out the rest, and behind that, a
-// lease of the former one holds nothing any more.
+// Once held slots were reported to the next crumbd, and it may give out the others, a lease of the
+// former crumbd holds nothing any more.
 TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdIsRefusedOnceTheNextWasTold) {
   const auto kept = pool_->TakeBlank();
   ASSERT_NE(kept, nullptr);
@@ -401,12 +401,12 @@ TEST_F(DevicePoolTest, ALeaseOfTheFormerCrumbdIsRefusedOnceTheNextWasTold) {
     const auto late = Hold(lease);
     EXPECT_TRUE(absl::IsAborted(late.status())) << late.status();
     EXPECT_THAT(crumbd_.HoldersOf(kept->number()), UnorderedElementsAre(crumbd_.connection()));
-    // One of the new crumbd is as good as ever.
+    // A lease of the new crumbd is valid.
     EXPECT_TRUE(Hold(crumbd_.LeaseOf(slot)).ok());
   }
 }
 
-// The restart comes while a Hold asks for the handle that the slot lies in.
+// The restart comes while a Hold requests the handle that the slot lies in.
 TEST_F(DevicePoolTest, ALeaseIsRefusedThatARestartOvertook) {
   auto others = memory_->Allocate(kHandle).value();
   crumbd_.AddHandle(1, others->Export().value());
@@ -425,7 +425,7 @@ TEST_F(DevicePoolTest, ALeaseIsRefusedThatARestartOvertook) {
   EXPECT_EQ(pool_->stats().held_slots, 0u);
 }
 
-// A connection that is lost takes no slot with it: crumbd still knows all leases.
+// A lost connection releases no slot, because crumbd still knows all leases.
 TEST_F(DevicePoolTest, ALeaseOutlivesItsConnection) {
   const uint64_t slot = AnyFree();
   const auto lease = crumbd_.LeaseOf(slot);
@@ -436,8 +436,8 @@ TEST_F(DevicePoolTest, ALeaseOutlivesItsConnection) {
   EXPECT_THAT(crumbd_.Free(), Not(Contains(slot)));
 }
 
-// What crumbd gave, and the answer was lost with its connection: it is free again, and what is used
-// stays.
+// Slots that crumbd reserved, and whose response was lost with its connection, become free again;
+// slots in use stay.
 TEST_F(DevicePoolTest, SlotsOfALostReserveAreGivenBack) {
   auto used = pool_->TakeBlank();
   ASSERT_NE(used, nullptr);
@@ -472,7 +472,7 @@ TEST_F(DevicePoolTest, SlotsOfALostClaimAreHeldOnce) {
       [&] { return crumbd_.HoldersOf(used->number()) == std::set<int>{crumbd_.connection()}; }));
 }
 
-// The next crumbd holds the slot of a page that was found damaged, and does not know the page.
+// The next crumbd holds the slot of a damaged page, and does not know the page.
 TEST_F(DevicePoolTest, AWithdrawnPageIsNotToldToTheNextCrumbd) {
   std::vector<DevicePool::Fragment> fragments;
   for (uint8_t i = 0; i < 2; ++i) {
@@ -495,12 +495,12 @@ TEST_F(DevicePoolTest, AWithdrawnPageIsNotToldToTheNextCrumbd) {
   }
 }
 
-// A device that has memory for fewer handles than the pool may have, or for none.
+// A device with memory for fewer handles than the pool may have, or for none.
 TEST_F(DevicePoolTest, AFullDeviceLeavesThePoolSmaller) {
   pool_.reset();
   for (const uint64_t handles : {1, 0}) {
     SCOPED_TRACE(handles);
-    crumbd_.Restart();  // without what was there
+    crumbd_.Restart();  // the pool's handles are lost
     const auto memory = DeviceMemory::OpenHost({.name = "full", .bytes_max = handles * kHandle});
     const auto pool = DevicePool::Open({.slot_bytes = kSlot,
                                         .handle_bytes = kHandle,
@@ -533,8 +533,9 @@ TEST_F(DevicePoolTest, AFullDeviceLeavesThePoolSmaller) {
   }
 }
 
-// crumbd dies again, or the connection breaks, between the claims and the roster's mark: what one
-// crumbd was told of is nothing to the next, and to the same one it is held once.
+// crumbd dies again, or the connection breaks, between the claims and the roster's mark. The next
+// crumbd learns nothing of claims made to the one before, and the same crumbd holds claimed slots
+// once.
 TEST_F(DevicePoolTest, ClaimsAndTheRostersMarkReachOneCrumbd) {
   const auto kept = pool_->TakeBlank();
   ASSERT_NE(kept, nullptr);

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Device workers that share pools over a real crumbd, in processes that are killed: what one
-// evicted another attends in place, against the CPU worker.
+// Tests of GPU workers that use common pools with a real crumbd, in processes that are killed:
+// pages evicted by one are attended in place by another, and outputs are compared with the CPU
+// worker's.
 
 #include <signal.h>
 #include <sys/wait.h>
@@ -69,14 +70,14 @@ class DevicePoolsTest : public testing::Test {
     return stats.ok() && stats->counters.contains(name) ? stats->counters.at(name) : 0;
   }
 
-  // Decodes `tokens` behind the prompt and holds the outputs against the CPU worker's, behind a
-  // prefix hit or computed from the first token on.
+  // Decodes `tokens` behind the prompt and compares the outputs with the CPU worker's, which hit
+  // the prefix or computed it.
   void ExpectRight(PoolPlayer& player, uint32_t seed, int tokens, bool hit) {
     ASSERT_EQ(player.Do("play " + std::to_string(seed) + " " + std::to_string(tokens)), "ok");
     const double error = RelativeError(player.OutputsOf(seed), Expected(seed, tokens, hit));
     EXPECT_LE(error, Platform().error_max) << "sequence " << seed;
   }
-  // The same, of a sequence whose prompt has been played: the next `tokens`.
+  // Does the same for a sequence whose prompt has been played: the next `tokens`.
   void ExpectGoesOn(PoolPlayer& player, uint32_t seed, int played, int tokens, bool hit) {
     ASSERT_EQ(player.Do("play " + std::to_string(seed) + " " + std::to_string(tokens)), "ok");
     std::vector<float> expected = Expected(seed, played + tokens, hit);
@@ -86,7 +87,7 @@ class DevicePoolsTest : public testing::Test {
     EXPECT_LE(RelativeError(player.OutputsOf(seed), expected), Platform().error_max);
   }
 
-  // Begins sequence S as one that nobody has pages of, plays and publishes it.
+  // Begins sequence S, of which no pages are cached, plays and publishes it.
   void PlayCold(PoolPlayer& player, uint32_t seed, int tokens) {
     const std::string begun = player.Do(Line("begin", seed, kPrompt));
     ASSERT_EQ(begun, "cached 0 device 0 host 0 loaded 0");
@@ -136,7 +137,7 @@ TEST_F(DevicePoolsTest, OthersAttendInPlaceAndOutliveTheWriter) {
   PlayCold(writer, 1, 70);
   ASSERT_EQ(writer.Do("published"), "ok");
   EXPECT_GE(NumberIn(writer.Do("counters"), "pool"), kHit / 64);
-  EXPECT_EQ(NumberIn(writer.Do("counters"), "published"), 0);  // nothing was copied anywhere
+  EXPECT_EQ(NumberIn(writer.Do("counters"), "published"), 0);  // nothing was copied
   EXPECT_EQ(NumberIn(writer.Do("pool"), "out"), 0);
 
   ASSERT_EQ(reader.Do(Line("begin", 1, kPrompt)), kWholeHit);
@@ -145,14 +146,15 @@ TEST_F(DevicePoolsTest, OthersAttendInPlaceAndOutliveTheWriter) {
   writer.Kill();
   ExpectGoesOn(reader, 1, 10, 100, true);
 
-  // The next one finds the pool, and what the dead one left.
+  // The next player finds the pool, and the pages that the dead one left.
   PoolPlayer next(Options());
   ASSERT_EQ(next.Do("joined"), "ok");
   ASSERT_EQ(next.Do(Line("begin", 1, kPrompt)), kWholeHit);
   ExpectRight(next, 1, 10, true);
   EXPECT_EQ(next.Stop(), 0);
   EXPECT_EQ(reader.Stop(), 0);
-  // With nobody left, its slots are pages or free: what was blank or open of the dead one is.
+  // Without players, all slots are pages or free, including blank and uncommitted slots of the dead
+  // one.
   EXPECT_TRUE(Eventually([&] {
     return Counter("crumb_device_dropped_slots_total") == 0 && Device().pages > 0 &&
            watcher_->Stats()->sessions == 1;
@@ -200,7 +202,7 @@ TEST_F(DevicePoolsTest, PagesAreCopiedToCrumbdAtOnceWhenAsked) {
   const std::string counters = writer.Do("counters");
   EXPECT_EQ(NumberIn(counters, "pool"), kPrompt / 64) << counters;
   EXPECT_EQ(NumberIn(counters, "published"), kPrompt / 64) << counters;
-  // A worker without device has them from host memory.
+  // A worker without a device gets them from host memory.
   const SequenceModel model(Platform().options, PlayerTokens(3));
   const auto cpu = Worker::Open(Platform().options, watcher_.get()).value();
   const auto hit = cpu->Begin(model.prompt(kPrompt)).value();
@@ -208,7 +210,7 @@ TEST_F(DevicePoolsTest, PagesAreCopiedToCrumbdAtOnceWhenAsked) {
   EXPECT_EQ(writer.Stop(), 0);
 }
 
-// A pool of one handle: pages that nobody holds move to host memory when their slots are needed.
+// In a pool of one handle, pages that are not held move to host memory when their slots are needed.
 TEST_F(DevicePoolsTest, PagesMoveDownOnRequest) {
   PlayerOptions options = Options();
   options.pool_bytes = 2 << 20;
@@ -224,7 +226,7 @@ TEST_F(DevicePoolsTest, PagesMoveDownOnRequest) {
   EXPECT_EQ(NumberIn(player.Do("pool"), "failed"), 0);
   EXPECT_EQ(Counter("crumb_device_dropped_slots_total"), 0u);
   int64_t host = 0, device = 0;
-  // The latest first: what is loaded takes the slots of the others.
+  // The latest sequences first, because loaded pages take the slots of the others.
   for (uint32_t seed = 10 + kSequences; seed-- > 10;) {
     const std::string begun = player.Do(Line("begin", seed, kPrompt));
     EXPECT_EQ(NumberIn(begun, "cached"), kHit) << begun;
@@ -239,7 +241,7 @@ TEST_F(DevicePoolsTest, PagesMoveDownOnRequest) {
   EXPECT_EQ(player.Stop(), 0);
 }
 
-// More pages are in use than the pool has slots: the rest is private, and nobody waits.
+// If more pages are in use than the pool has slots, the others are private, and no call blocks.
 TEST_F(DevicePoolsTest, WithoutBlankSlotsPagesArePrivate) {
   PlayerOptions options = Options();
   options.pool_bytes = 2 << 20;
@@ -263,7 +265,7 @@ TEST_F(DevicePoolsTest, CrumbdIsKilledAndKnowsWhatIsHeldAgain) {
   ASSERT_TRUE(crumbd_.Start());
   ASSERT_TRUE(Eventually([&] { return NumberIn(holder.Do("pool"), "reclaimed") >= kHit / 64; }));
   ASSERT_EQ(holder.Do("joined"), "ok");
-  // Its keyspace is opened again by the next sequence that begins.
+  // The next sequence that begins opens its keyspace again.
   PoolPlayer other(Options());
   ASSERT_EQ(other.Do("joined"), "ok");
   ExpectGoesOn(holder, 4, 75, 5, false);
@@ -273,7 +275,7 @@ TEST_F(DevicePoolsTest, CrumbdIsKilledAndKnowsWhatIsHeldAgain) {
   EXPECT_EQ(other.Stop(), 0);
 }
 
-// Another crumbd takes over with its host memory; device pools come from the workers.
+// Another crumbd takes over with the host memory; workers restore the device pools.
 TEST_F(DevicePoolsTest, PoolsOutliveATakeover) {
   PoolPlayer holder(Options());
   ASSERT_EQ(holder.Do("joined"), "ok");
@@ -322,20 +324,20 @@ TEST_F(DevicePoolsTest, PeersAreCopiedFromAndVerified) {
   ExpectRight(reader, 7, 5, true);
   EXPECT_EQ(NumberIn(reader.Do("counters"), "verify"), 0);
   ASSERT_EQ(reader.Do("published"), "ok");
-  // They are on the reader's device now, too: the next hit there copies nothing.
+  // The pages are on the reader's device now, so that the next hit there copies nothing.
   PoolPlayer beside(options);
   ASSERT_EQ(beside.Do("joined"), "ok");
   EXPECT_EQ(beside.Do(Line("begin", 7, kPrompt)), kWholeHit);
   ExpectRight(beside, 7, 5, true);
-  // The writer's death takes nothing from those who read its memory.
+  // The writer's death affects no process that reads its memory.
   writer.Kill();
   ExpectGoesOn(reader, 7, 5, 20, true);
   EXPECT_EQ(reader.Stop(), 0);
   EXPECT_EQ(beside.Stop(), 0);
 }
 
-// A page in the pool that somebody else made changes where it lies. Who attends it finds that out
-// by the sums that crumbd knows, and nobody is given it any more.
+// A page of another process in the pool changes in device memory. A process that attends it detects
+// that by crumbd's checksums, and crumbd gives the page to no process any more.
 TEST_F(DevicePoolsTest, ADamagedPageIsFoundAndGivenToNobody) {
   constexpr int kDamaged = 4, kRest = kDamaged * 64;
   PoolPlayer writer(Options());
@@ -348,7 +350,7 @@ TEST_F(DevicePoolsTest, ADamagedPageIsFoundAndGivenToNobody) {
   ASSERT_EQ(writer.Do("published"), "ok");
   ASSERT_EQ(reader.Do(Line("begin", 8, kPrompt)), kWholeHit);
   ExpectRight(reader, 8, 5, true);
-  // Sums of all that it attends are looked at, and are right.
+  // The checksums of all attended pages are verified, and match.
   ASSERT_TRUE(Eventually([&] { return NumberIn(reader.Do("counters"), "scrubbed") > 60; }));
   EXPECT_EQ(NumberIn(reader.Do("counters"), "verify"), 0);
   const uint64_t pages = Device().pages;
@@ -367,7 +369,7 @@ TEST_F(DevicePoolsTest, ADamagedPageIsFoundAndGivenToNobody) {
   ASSERT_EQ(next.Do(Line("begin", 8, kPrompt)), rest);
   ASSERT_EQ(next.Do("play 8 3"), "ok");
   EXPECT_LE(RelativeError(next.OutputsOf(8), Expected(8, 3, true, kRest)), Platform().error_max);
-  // A sound one takes its place.
+  // An undamaged page replaces it.
   ASSERT_EQ(next.Do("finish 8"), "ok");
   ASSERT_EQ(next.Do("published"), "ok");
   ASSERT_EQ(reader.Do(Line("begin", 8, kPrompt)), kWholeHit);
@@ -379,8 +381,8 @@ TEST_F(DevicePoolsTest, ADamagedPageIsFoundAndGivenToNobody) {
   EXPECT_EQ(writer.Stop(), 0);
 }
 
-// Workers that open, hit, decode, evict, publish and close, beside others that are killed: neither
-// descriptor nor mapping nor pinned byte nor device memory is left of them.
+// Workers open, hit, decode, evict, publish and close, while others are killed: no descriptor,
+// mapping, pinned byte or device memory remains.
 TEST_F(DevicePoolsTest, NothingIsLeftInAProcessThatOpensAndCloses) {
   const auto device = std::make_shared<CountingDevice>(Platform().open(0));
   const auto round = [&](uint32_t seed) {
@@ -428,7 +430,8 @@ TEST_F(DevicePoolsTest, NothingIsLeftInAProcessThatOpensAndCloses) {
   const auto free_bytes = [] {
     return Platform().free_bytes == nullptr ? 0 : Platform().free_bytes();
   };
-  // What a process keeps for good, such as modules and threads' stacks, is there after two rounds.
+  // Objects that a process keeps for good, such as modules and threads' stacks, exist after two
+  // rounds.
   for (uint32_t i = 0; i < 2; ++i) round(60 + i);
   const CountingDevice::Live live = device->live();
   const ProcessUse before = UseOfThisProcess();
@@ -437,7 +440,7 @@ TEST_F(DevicePoolsTest, NothingIsLeftInAProcessThatOpensAndCloses) {
   EXPECT_GT(device->pinned_ever(), 0u);
   for (uint32_t i = 2; i < 5; ++i) round(60 + i);
   EXPECT_EQ(device->live(), live) << device->live().ToString();
-  // gRPC closes its descriptors when it comes to it.
+  // gRPC closes its descriptors in the background.
   ProcessUse after;
   EXPECT_TRUE(Eventually([&] {
     after = UseOfThisProcess();
@@ -447,15 +450,15 @@ TEST_F(DevicePoolsTest, NothingIsLeftInAProcessThatOpensAndCloses) {
   EXPECT_EQ(after.mappings, before.mappings);
   EXPECT_EQ(after.locked_kb, before.locked_kb);
   EXPECT_EQ(after.pinned_kb, before.pinned_kb);
-  // A pool's range of addresses is a terabyte, and a threads' stack or an allocator's arena 64 MiB.
+  // A pool's address range is 1 TiB; a thread's stack or an allocator's arena is 64 MiB.
   EXPECT_LT(after.mapped_kb, before.mapped_kb + (uint64_t{2} << 20));
-  // Of a process that was killed the driver gives memory back in its own time.
+  // The driver releases memory of a killed process with some delay.
   EXPECT_TRUE(Eventually([&] { return free_bytes() >= free_before; }))
       << "of device memory " << free_before << " bytes were free, " << free_bytes() << " are now";
 }
 
 TEST_F(DevicePoolsTest, NothingIsLeftOfPlayersThatCameAndWent) {
-  // But for the files of its SSD folder, of which there are more with every page.
+  // Excludes the files of its SSD folder, whose number grows with the pages.
   const auto fds_of_crumbd = [&] {
     size_t count = 0;
     for (const auto& entry :
@@ -480,10 +483,10 @@ TEST_F(DevicePoolsTest, NothingIsLeftOfPlayersThatCameAndWent) {
     ASSERT_TRUE(Eventually([&] {
       const auto stats = watcher_->Stats();
       const auto device = Device();
-      // Blank slots are nobody's: what is resident are pages.
+      // Blank slots have no holder: all resident slots are pages.
       return stats.ok() && stats->sessions == 1 && stats->leases == 0 && device.pages > 0;
     }));
-    // The pools stay, with all their handles and their rosters.
+    // The pools stay, with all their handles and rosters.
     if (round == 0) after_first = fds_of_crumbd();
     EXPECT_TRUE(Eventually([&] { return fds_of_crumbd() <= after_first; })) << "round " << round;
   }

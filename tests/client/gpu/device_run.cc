@@ -15,7 +15,7 @@ using kernels::Bf16;
 
 namespace {
 
-// Of rows [tokens, heads, dim], the heads of `range`.
+// Returns the heads in `range` of rows [tokens, heads, dim].
 std::vector<Bf16> Slice(std::vector<Bf16> rows, int heads, IndexRange range, int dim) {
   if (range.size() == heads) return rows;
   std::vector<Bf16> out;
@@ -79,7 +79,7 @@ DeviceAddress DeviceRun::Buffer(RunPass& pass, size_t bytes) {
   return pass.buffers.back().get();
 }
 
-// Rows of entry i come at its place (decode) or behind those of the entries before it (prompt).
+// Copies the rows of entry i to its row (decode) or behind those of the entries before it (prompt).
 void DeviceRun::Fill(RunPass& pass, const std::vector<RunEntry>& entries) {
   const WorkerOptions& options = worker_.options();
   const size_t q_row = size_t{2} * options.own_q_heads() * options.head_dim;

@@ -16,8 +16,8 @@
 
 namespace crumb::client {
 
-// One sequence's share of a pass: the model's tokens [sequence.length(), end), the first `accepted`
-// of which stay.
+// One sequence's tokens in a pass: the model's tokens [sequence.length(), end), the first
+// `accepted` of which stay.
 struct RunEntry {
   DeviceSequence* sequence = nullptr;
   const SequenceModel* model = nullptr;
@@ -25,10 +25,10 @@ struct RunEntry {
   int accepted = 0;
 };
 
-// A pass that was enqueued, and its outputs once they are there.
+// A pass that was enqueued, and its outputs once the device has written them.
 class RunPass {
  public:
-  // [layers, tokens, q_heads, head_dim] of entry i. Waits for the device.
+  // Returns [layers, tokens, q_heads, head_dim] of entry i. Blocks until the device is done.
   std::vector<float> Outputs(size_t entry) const;
 
  private:
@@ -37,28 +37,29 @@ class RunPass {
   DeviceStream stream = nullptr;
   std::vector<DeviceBuffer> buffers;
   PinnedBuffer out;
-  std::deque<std::vector<kernels::Bf16>> rows;  // until they are copied
+  std::deque<std::vector<kernels::Bf16>> rows;  // kept until they are copied
   int layers = 0;
   size_t row = 0;          // elements of one token
-  size_t rows_max = 0;     // of one layer
-  std::vector<int> first;  // row of each entry
+  size_t rows_max = 0;     // maximum of one layer
+  std::vector<int> first;  // first row of each entry
   std::vector<int> tokens;
 };
 
-// ||got - expected|| / ||expected||; infinite where the sizes differ.
+// Returns ||got - expected|| / ||expected||; infinite if the sizes differ.
 double RelativeError(const std::vector<float>& got, const std::vector<float>& expected);
 
-// Waits until all that is queued on `stream` is done.
+// Blocks until all work queued on `stream` is done.
 void Drain(Device& device, DeviceStream stream);
 
-// How a stream's work is captured; `end` answers what launches it once more.
+// Captures a stream's work; `end` returns a function that launches it once more.
 struct Capturing {
   std::function<void(DeviceStream)> begin;
   std::function<std::function<void()>(DeviceStream)> end;
 };
 Capturing Simulated(SimulatedDevice& device);
 
-// Plays the engine on one stream with one batch: brings rows to the device, runs passes.
+// DeviceRun plays an engine on one stream with one batch: it copies rows to the device and runs
+// passes.
 class DeviceRun {
  public:
   // Borrows device and worker. The stream is the run's own.
@@ -68,13 +69,13 @@ class DeviceRun {
   DeviceBatch& batch() { return *batch_; }
   DeviceStream stream() const { return stream_.get(); }
 
-  // A whole pass. After Capture, what lies between Prepare and Advance is captured the first time
-  // and launched as a graph each time; then q, k, v and out are always in the same buffers.
+  // Runs a whole pass. After Capture, the calls between Prepare and Advance are captured the first
+  // time and launched as a graph each time; q, k, v and out are always in the same buffers then.
   std::shared_ptr<RunPass> Pass(const std::vector<RunEntry>& entries);
-  // The same, for calls that fail: what Prepare or Advance answered.
+  // Does the same for calls that fail; returns the status of Prepare or Advance.
   absl::StatusOr<std::shared_ptr<RunPass>> TryPass(const std::vector<RunEntry>& entries);
   void Capture(Capturing capturing) { capturing_ = std::move(capturing); }
-  // Keys of the token at this position are NaN; -1: none.
+  // Position of the token whose keys are NaN; -1: none.
   int poisoned_position = -1;
 
  private:
@@ -84,7 +85,7 @@ class DeviceRun {
   DeviceAddress Buffer(RunPass& pass, size_t bytes);
 
   Device& device_;
-  SimulatedDevice* const simulated_;  // null: a real one
+  SimulatedDevice* const simulated_;  // null for a real device
   DeviceWorker& worker_;
   DeviceBatchOptions options_;
   OwnedStream stream_;
@@ -92,11 +93,12 @@ class DeviceRun {
   Capturing capturing_;
   std::function<void()> launch_;
   std::shared_ptr<RunPass> captured_;
-  // [layers] of the pass being made
+  // [layers] of the pass being prepared
   std::vector<DeviceAddress> q_, k_, v_, out_;
 };
 
-// Flips a bit in the middle of a page that the sequence attends, where it lies; "ok", or why not.
+// Flips a bit in the middle of a page that the sequence attends, in device memory. Returns "ok", or
+// the reason of a failure.
 std::string FlipBit(Device& device, DeviceSequence& sequence, int page);
 
 }  // namespace crumb::client

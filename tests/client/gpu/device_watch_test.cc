@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What a device worker measures of the windows that leave, against the CPU back end.
+// Compares the samples that a GPU worker measures with those of the CPU back end.
 #include <algorithm>
 #include <random>
 
@@ -12,7 +12,7 @@
 namespace crumb::client {
 namespace {
 
-// Constants with means, so that decode passes make offsets.
+// Options with means, so that decode passes compute offsets.
 WorkerOptions CentredOptions() {
   WorkerOptions options = PairOptions();
   std::mt19937 random(5);
@@ -20,7 +20,8 @@ WorkerOptions CentredOptions() {
   return options;
 }
 
-// What the window of page `page` measures on the CPU with the queries of tokens [begin, end).
+// Returns the samples of the window of page `page`, measured on the CPU with the queries of tokens
+// [begin, end).
 std::vector<QualitySample> Measured(const WorkerOptions& options, const SequenceModel& model,
                                     const MemoryClient& store, int page, int head, int begin,
                                     int end) {
@@ -69,8 +70,8 @@ void ExpectSamples(const std::vector<QualitySample>& got,
   }
 }
 
-// Windows of a prompt are measured with the queries of the pass behind which they leave: at the end
-// of each block, and of the prompt, where the CPU worker does the same.
+// Windows of a prompt are measured with the queries of the pass after which they are evicted: at
+// the end of each block and of the prompt, as the CPU worker does.
 TEST(DeviceWatchTest, WindowsOfPromptsAreMeasured) {
   WorkerOptions options = PairOptions();
   options.watch_every = 1;
@@ -88,7 +89,7 @@ TEST(DeviceWatchTest, WindowsOfPromptsAreMeasured) {
   };
   while (twin.length() < 512) PassOf(prompts, {{&twin, twin.PromptEntry(300)}});
   pair.Settle();
-  EXPECT_TRUE(pair.device_store.quality().empty());  // the windows have not left yet
+  EXPECT_TRUE(pair.device_store.quality().empty());  // the windows were not evicted yet
   while (twin.length() < 1024) PassOf(prompts, {{&twin, twin.PromptEntry(300)}});
   settle(1, 0, 508, 512);
   PassOf(prompts, {{&twin, twin.PromptEntry(300)}});
@@ -121,15 +122,14 @@ TEST(DeviceWatchTest, WindowsAtAPromptsEndAreMeasuredAsOnTheCpu) {
     pair.Settle();
     std::vector<QualitySample> theirs = pair.cpu_store.quality();
     ASSERT_GE(theirs.size(), 2u);
-    theirs.resize(2);  // of all windows of the prompt one is measured here
+    theirs.resize(2);  // one of all windows of the prompt is measured here
     ExpectSamples(pair.device_store.quality(), theirs);
     twin.Check();
     other.Check();
   }
 }
 
-// In passes that are captured the kernel that makes the offsets holds the queries, where there is
-// one.
+// In captured passes the kernel that computes the offsets also keeps the queries, if it runs.
 TEST(DeviceWatchTest, WindowsOfDecodePassesAreMeasured) {
   for (const int tokens : {1, 3, 7}) {
     SCOPED_TRACE(tokens);
@@ -146,7 +146,7 @@ TEST(DeviceWatchTest, WindowsOfDecodePassesAreMeasured) {
       while (one->InPrompt()) PassOf(prompts, {{one, one->PromptEntry(512)}});
     }
     std::vector<QualitySample> expected;
-    int pages = 1;  // with the sink
+    int pages = 1;  // including the sink
     for (int windows = 0; windows < 5;) {
       const int begin = twin.length(), end = begin + tokens;
       PassOf(decode, {{&first, first.Entry(tokens, 0)}, {&twin, twin.Entry(tokens, tokens)}});
@@ -166,11 +166,11 @@ TEST(DeviceWatchTest, WindowsOfDecodePassesAreMeasured) {
   }
 }
 
-// Hits nothing.
+// Options of a sequence that hits nothing.
 const SequenceOptions kCold{
     .extra = {}, .publish = Publish::kAll, .deadline = {}, .cached_tokens_max = 0};
 
-// Windows that cannot be judged are not, and those that are given up leave room for others.
+// Windows that are not finite are not measured, and abandoned samples are reused.
 TEST(DeviceWatchTest, TheWatchIsBoundedAndLetsGo) {
   WorkerOptions options = CentredOptions();
   options.watch_every = 1;
@@ -182,7 +182,7 @@ TEST(DeviceWatchTest, TheWatchIsBoundedAndLetsGo) {
     DeviceRun prompts(device, *worker, {.kind = PassKind::kPrompt, .sequences = 4, .tokens = 512});
     DeviceRun decode(device, *worker, {.sequences = 4});
     for (int round = 0; round < 5; ++round) {
-      // Queries are held for a sequence that is dropped before its windows leave.
+      // Queries are kept for a sequence that is dropped before its windows are evicted.
       const auto dropped = BeginOn(*worker, model.prompt(500), kCold);
       prompts.Pass({{dropped.get(), &model, 500, 500}});
     }
@@ -190,7 +190,7 @@ TEST(DeviceWatchTest, TheWatchIsBoundedAndLetsGo) {
     auto given_up = BeginOn(*worker, model.prompt(500), kCold);
     prompts.Pass({{given_up.get(), &model, 500, 0}});
     given_up.reset();
-    prompts.poisoned_position = 70;  // in the head whose turn it is
+    prompts.poisoned_position = 70;  // in the head that is measured next
     const auto bad = BeginOn(*worker, model.prompt(450), kCold);
     prompts.Pass({{bad.get(), &model, 450, 450}});
     decode.Pass({{bad.get(), &model, 451, 1}});
@@ -198,7 +198,7 @@ TEST(DeviceWatchTest, TheWatchIsBoundedAndLetsGo) {
     ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
     EXPECT_EQ(worker->counters().windows_refused, 1u);
     EXPECT_EQ(worker->counters().windows_measured, 0u);
-    // More at once than there are samples.
+    // More windows at once than there are samples.
     std::vector<std::unique_ptr<DeviceSequence>> sequences;
     std::vector<RunEntry> entries, next;
     for (int i = 0; i < 4; ++i) {
@@ -216,13 +216,13 @@ TEST(DeviceWatchTest, TheWatchIsBoundedAndLetsGo) {
   EXPECT_EQ(device.live_handles(), 0u);
 }
 
-// The watch gives INT2 up; new sequences store BF16 on the device, until a command brings INT2
-// back.
+// The watch gives INT2 up; new sequences store BF16 on the device until an operator switches INT2
+// on.
 TEST(DeviceWatchTest, TheWatchGivesInt2Up) {
   WorkerOptions options = PairOptions();
   options.watch_every = 1;
   options.watch_windows = 4;
-  options.watch_error_max = 0.01f;  // 2 bits are never that good
+  options.watch_error_max = 0.01f;  // INT2 errors are always larger
   const SequenceModel model(options, RandomTokens(1300, 3));
   SimulatedDevice device(1);
   MemoryClient store;
@@ -241,7 +241,7 @@ TEST(DeviceWatchTest, TheWatchGivesInt2Up) {
     EXPECT_TRUE(worker->WaitPublished(kPatience).ok());
     return answer;
   };
-  // One window of each block, and at the prompts' ends.
+  // One window of each block is measured, and at the prompts' ends.
   for (int prompt = 700; worker->counters().quality_alarms == 0 && prompt < 1300; prompt += 100) {
     EXPECT_LT(bits(prompt), 16.0);
   }
@@ -252,7 +252,7 @@ TEST(DeviceWatchTest, TheWatchGivesInt2Up) {
   const KeyspaceId int2 = store.int2_keyspaces().front();
   EXPECT_EQ(store.StateOf(int2), KeyspaceState::kBf16);
   EXPECT_EQ(bits(1250), 16.0);
-  EXPECT_EQ(worker->counters().windows_measured, 4u);  // nothing to measure
+  EXPECT_EQ(worker->counters().windows_measured, 4u);  // there is nothing to measure
   ASSERT_TRUE(store.SetKeyspaceState(int2, KeyspaceState::kActive, "operator", "").ok());
   EXPECT_LT(bits(1270), 16.0);
 }

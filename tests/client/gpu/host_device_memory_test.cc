@@ -39,7 +39,7 @@ TEST(HostDeviceMemoryTest, BoundsWhatItAllocates) {
   EXPECT_TRUE(memory->Allocate(piece).ok());
 }
 
-// A file that could shrink, or is too small, would kill whoever reads the mapping.
+// A file that can shrink, or is too small, would kill every process that reads the mapping.
 TEST(HostDeviceMemoryTest, RefusesFilesThatAreNoHandles) {
   const auto memory = DeviceMemory::OpenHost({});
   const uint64_t piece = memory->granularity();

@@ -20,9 +20,9 @@ namespace {
 
 using kernels::PageFormat;
 
-constexpr int kFast = 4000;  // pages a second: rounds follow each other at once
+constexpr int kFast = 4000;  // pages per second: rounds follow each other at once
 
-// Pages that were written and settled, and no worker.
+// A fixture with pages that are written and settled, without a worker.
 class PageScrubberTest : public testing::Test {
  protected:
   PageScrubberTest() : geometry_(PairOptions()), device_(5) {}
@@ -52,7 +52,7 @@ class PageScrubberTest : public testing::Test {
     page->has_sums.Set();
     return page;
   }
-  // In the device's own order.
+  // Flips a bit in the order of the device's streams.
   void Flip(const Page& page) {
     const OwnedStream stream = NewStream(device_).value();
     const PinnedBuffer byte = NewPinnedBuffer(device_, 1).value();
@@ -72,7 +72,7 @@ class PageScrubberTest : public testing::Test {
   std::unique_ptr<PageScrubber> scrubber_;
 };
 
-// Nothing is in the table: what is looked at is what was offered.
+// The table is empty, so that only offered pages are checked.
 TEST_F(PageScrubberTest, AnotherPageOfAPrefixHasItsTurnEachTime) {
   Open(kFast);
   std::vector<std::shared_ptr<const Page>> prefix;
@@ -81,7 +81,7 @@ TEST_F(PageScrubberTest, AnotherPageOfAPrefixHasItsTurnEachTime) {
   prefix[6]->tiles[prefix[6]->bytes - 1] ^= std::byte{1};
   scrubber_->Offer(prefix, 0);
   uint64_t expected = 0;
-  for (const int looked_at : {3, 2, 2, 2}) {  // of 9, from 0, 1, 2, 3 on
+  for (const int looked_at : {3, 2, 2, 2}) {  // of 9 pages, from 0, 1, 2, 3 on
     scrubber_->Offer(prefix, 4);
     expected += looked_at;
     ASSERT_TRUE(Eventually([&] { return scrubbed() == expected; })) << scrubbed();
@@ -91,7 +91,7 @@ TEST_F(PageScrubberTest, AnotherPageOfAPrefixHasItsTurnEachTime) {
     EXPECT_EQ(OnDevice(*page).damaged.is_set(), page == prefix[6]) << page->position;
   }
   EXPECT_EQ(tally_.verify_failures.value(), 1u);
-  // It is not looked at again.
+  // It is not checked again.
   for (int i = 0; i < 4; ++i) scrubber_->Offer(prefix, 4);
   EXPECT_TRUE(Eventually([&] { return scrubbed() == 17; })) << scrubbed();
   EXPECT_EQ(tally_.verify_failures.value(), 1u);
@@ -108,12 +108,12 @@ TEST_F(PageScrubberTest, WhatIsHeldIsLookedAtLapAfterLap) {
   EXPECT_TRUE(OnDevice(*held[17]).damaged.is_set());
   EXPECT_EQ(table_.Find(held[17]->key), nullptr);
   EXPECT_NE(table_.Find(held[16]->key), nullptr);
-  // Another page of its key may come.
+  // Another page of its key can be inserted.
   const auto again = table_.Share(NewPage(17));
   EXPECT_EQ(table_.Find(held[17]->key), again);
 }
 
-// A page on its way, or whose sums are not known, is not looked at; nor is one that is gone.
+// Pages in flight, pages without checksums and pages that were destroyed are not checked.
 TEST_F(PageScrubberTest, OnlySettledPagesAreLookedAt) {
   LoadLane lane;
   const auto load = std::make_shared<PrefixLoad>(device_, lane);
@@ -131,11 +131,11 @@ TEST_F(PageScrubberTest, OnlySettledPagesAreLookedAt) {
   const std::vector<std::shared_ptr<const Page>> last = {NewPage(2)};
   scrubber_->Offer(last, 1);
   ASSERT_TRUE(Eventually([&] { return scrubbed() >= 1; }));
-  EXPECT_LE(scrubbed(), 2u);  // the third may have been gone
+  EXPECT_LE(scrubbed(), 2u);  // the third may have been destroyed
   EXPECT_EQ(scrubber_->damages(), 0u);
 }
 
-// Looks at the statuses of rounds, which come to the host in one copy of up to 16 words.
+// Counts rounds by their statuses, which are copied to the host in one copy of up to 16 words.
 struct RoundWatch {
   std::atomic<bool> flipped{false}, found{false};
   std::atomic<int> rounds{0};
@@ -150,8 +150,8 @@ struct RoundWatch {
   }
 };
 
-// A prompt's pages are many rounds. From the flip on, all that is held was looked at within two
-// laps: the one under way and the next.
+// A prompt's pages take many rounds. After a bit flips, all held pages are checked within two laps:
+// the one under way and the next.
 TEST(DeviceScrubTest, ADamagedPageIsFoundWithinTwoLaps) {
   for (const int damaged : {0, 1, 9}) {
     SCOPED_TRACE(damaged);
@@ -169,7 +169,7 @@ TEST(DeviceScrubTest, ADamagedPageIsFoundWithinTwoLaps) {
     DeviceRun decode(device, *worker, {});
     Twin first(model, 2500, *cpu, *worker);
     RunPrompt(prompts, first, 512);
-    RunDecode(decode, first, 1);  // the prompt's last windows leave
+    RunDecode(decode, first, 1);  // the prompt's last windows are evicted
     first.Check();
     ASSERT_TRUE(first.expected().Finish().ok());
     ASSERT_TRUE(cpu->WaitPublished(kPatience).ok());
@@ -179,13 +179,13 @@ TEST(DeviceScrubTest, ADamagedPageIsFoundWithinTwoLaps) {
     ASSERT_TRUE(Eventually([&] { return worker->counters().verify_failures == 1; }));
     EXPECT_TRUE(watch.found.load());
     EXPECT_LE(watch.rounds.load(), 2 * 3 + 1);  // 36 pages are three rounds
-    // Who attends it is told.
+    // The sequence that attends it gets an error.
     const auto pass = decode.TryPass({{&first.sequence(), &model, 2502, 1}});
     EXPECT_TRUE(absl::IsDataLoss(pass.status())) << pass.status();
     EXPECT_THAT(std::string(pass.status().message()),
                 testing::HasSubstr("entry 0 at token " + std::to_string(64 * damaged)));
     EXPECT_TRUE(absl::IsFailedPrecondition(decode.batch().Finish(first.sequence())));
-    // The next one has a sound copy of it, and the same outputs as ever.
+    // The next sequence gets an undamaged copy, and the same outputs.
     const uint64_t hits = worker->counters().hit_tokens_worker;
     Twin again(model, 2500, *cpu, *worker);
     ASSERT_EQ(again.sequence().cached_tokens(), again.expected().cached_tokens());

@@ -32,7 +32,7 @@ constexpr auto kPatience = std::chrono::seconds(60);
 constexpr int kTokens = 3000;
 constexpr int kChunk = 400;
 constexpr uint64_t kHandleBytes = 2 << 20;
-// Enough for all windows of a test's sequence: none waits for more.
+// Enough slots for all windows of a test's sequence.
 constexpr int kBlankPages = 60;
 constexpr int kBlankSinks = 4;
 

@@ -15,34 +15,35 @@
 
 namespace crumb::client {
 
-// What the tests of device pools run on. Each program defines one.
+// The devices on which the tests of device pools run. Each program defines its own.
 struct PlayerPlatform {
-  // Device `ordinal`, which reads the memory of the others; null: there is none.
+  // Opens device `ordinal`, which can read the memory of the others; null: there is no such device.
   std::function<std::shared_ptr<Device>(int ordinal)> open;
   WorkerOptions options;
-  // Bytes of device 0 that nobody has, this process or another; none: not known.
+  // Returns the free bytes of device 0; not set if they cannot be determined.
   std::function<uint64_t()> free_bytes = nullptr;
-  double error_max = 0.0;  // ||got - expected|| / ||expected|| of outputs against the CPU worker's
+  // bound on ||got - expected|| / ||expected|| against the CPU worker's outputs
+  double error_max = 0.0;
 };
 const PlayerPlatform& Platform();
 
-// What a player is made with.
+// Options of a player.
 struct PlayerOptions {
   std::string socket_dir;
   int device = 0;
-  int peer = -1;                  // a device whose pools it looks into; -1: none
-  uint64_t pool_bytes = 8 << 20;  // of pages, and of sinks
-  bool write_through = false;     // pages go to crumbd's memory at once, too
-  int private_pages = 64;         // slots beside the pool
-  int scrub = 0;                  // pages a second that are looked at again
-  int verify_every = 64;          // pages of a prefix, one of which is
+  int peer = -1;                  // a device whose pools it reads; -1: none
+  uint64_t pool_bytes = 8 << 20;  // size of the pool of pages, and of that of sinks
+  bool write_through = false;     // pages are copied to crumbd's memory at once
+  int private_pages = 64;         // slots besides the pool
+  int scrub = 0;                  // pages that are scrubbed per second
+  int verify_every = 64;          // one of so many pages of a prefix is verified
 };
 
-// The tokens of all sequences with number `seed`.
+// Returns the tokens of all sequences with number `seed`.
 std::vector<int32_t> PlayerTokens(uint32_t seed);
 
-// A device worker that plays sequences of a made-up model, in a process of its own: this program
-// again. It does what it is told, one line at a time.
+// PoolPlayer is a GPU worker that plays sequences of a synthetic model, in a process of its own
+// that runs this program again. It executes commands, one per line.
 class PoolPlayer {
  public:
   explicit PoolPlayer(const PlayerOptions& options);
@@ -50,24 +51,23 @@ class PoolPlayer {
   PoolPlayer(const PoolPlayer&) = delete;
   PoolPlayer& operator=(const PoolPlayer&) = delete;
 
-  // Sends a command and returns the answer; empty when the player is gone. Commands:
+  // Sends a command and returns the response; empty if the player has died. Commands:
   //   joined            waits until its pools are joined and have blank slots: "ok" or "late"
   //   begin S N         begins sequence S over its first N tokens:
   //                     "cached C device D host H loaded L": hit tokens by tier, copied bytes
-  //   play S N          reads what is left of the prompt, then decodes N tokens; "ok". The outputs
-  //   of
-  //                     the decode passes are in OutputsOf(S)
-  //   finish S          publishes what is left of it and drops it: "ok"
+  //   play S N          reads the rest of the prompt, then decodes N tokens: "ok". OutputsOf(S)
+  //                     returns the outputs of the decode passes
+  //   finish S          publishes the sequence's pages and drops it: "ok"
   //   drop S            drops it: "ok"
-  //   flip S P          flips a bit of page P of sequence S where it lies: "ok"
-  //   published         waits until all is published: "ok"
+  //   flip S P          flips a bit of page P of sequence S in device memory: "ok"
+  //   published         waits until all pages are published: "ok"
   //   pool              "handles H held D demoted M failed F out O reclaimed R"
   //   counters          "pool P published N verify V scrubbed S"
   std::string Do(const std::string& command);
   std::vector<float> OutputsOf(uint32_t seed) const;
 
   void Kill();
-  // Asks it to end, when it has let go of everything; its exit code: 0, when nothing went wrong.
+  // Makes it release everything and end. Returns its exit code, which is 0 if nothing went wrong.
   int Stop();
   pid_t pid() const { return pid_; }
 
@@ -77,10 +77,11 @@ class PoolPlayer {
   int socket_ = -1;
 };
 
-// The number behind a word of an answer.
+// Returns the number behind a word of a response.
 int64_t NumberIn(const std::string& answer, const std::string& word);
 
-// The player's main function, when the arguments say that this is one; else -1.
+// Runs a player's main function if the arguments say that this process is one; otherwise returns
+// -1.
 int RunPoolPlayer(int argc, char** argv);
 
 }  // namespace crumb::client

@@ -1,6 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// A pool's handles in two processes' ranges, over a session that keeps descriptors as crumbd does.
+// Tests of a pool's handles in the ranges of two processes, over a session that keeps descriptors
+// as crumbd does.
 #include "client/gpu/pools/pool_range.h"
 
 #include <unistd.h>
@@ -14,20 +15,20 @@
 namespace crumb::client {
 namespace {
 
-constexpr uint64_t kHandle = 2 << 20, kSlot = 768 << 10;  // two slots, and a rest
+constexpr uint64_t kHandle = 2 << 20, kSlot = 768 << 10;  // two slots per handle, with a rest
 constexpr PoolRangeOptions kOptions{.slot_bytes = kSlot,
                                     .handle_bytes = kHandle,
                                     .bytes_max = 3 * kHandle,
                                     .range_bytes = 8 * kHandle};
 
-// What crumbd keeps of one pool.
+// A session that keeps the handles of one pool.
 class KeptHandles final : public PoolSession, public PoolLink {
  public:
   std::map<uint32_t, UniqueFd> handles;
   uint32_t next = 0;
-  absl::Status offers;             // what Offer answers, unless it takes the handle
-  std::function<uint64_t()> give;  // what Reclaim frees
-  int asked = 0;                   // Handles
+  absl::Status offers;             // the result of Offer, unless it takes the handle
+  std::function<uint64_t()> give;  // the bytes that Reclaim frees
+  int asked = 0;                   // number of calls of Handles
 
   std::vector<PoolHandle> From(uint32_t first) const {
     std::vector<PoolHandle> found;
@@ -113,7 +114,7 @@ TEST_F(PoolRangeTest, SlotsHaveTheirPlacesByNumber) {
   const auto range = Open(*memory_);
   EXPECT_EQ(range->AddressOf(0), range->base());
   EXPECT_EQ(range->AddressOf(1), range->base() + kSlot);
-  EXPECT_EQ(range->AddressOf(2), range->base() + kHandle);  // none lies in two handles
+  EXPECT_EQ(range->AddressOf(2), range->base() + kHandle);  // no slot spans two handles
   EXPECT_EQ(range->AddressOf(5), range->base() + 2 * kHandle + kSlot);
 }
 
@@ -126,7 +127,7 @@ TEST_F(PoolRangeTest, GrowsToItsSizeAndOthersSeeTheSameMemory) {
     ASSERT_TRUE(writer->Reach(nullptr, slot).ok());
     std::memset(At(*writer, slot), 'a' + static_cast<int>(slot), kSlot);
   }
-  ASSERT_TRUE(reader->Reach(&crumbd_, 3).ok());  // and what lies behind it
+  ASSERT_TRUE(reader->Reach(&crumbd_, 3).ok());  // also maps the handles behind it
   EXPECT_EQ(reader->handles(), 2u);
   EXPECT_EQ(*At(*reader, 3), 'd');
   EXPECT_EQ(At(*reader, 5)[kSlot - 1], 'f');
@@ -140,7 +141,7 @@ TEST_F(PoolRangeTest, GrowsToItsSizeAndOthersSeeTheSameMemory) {
 TEST_F(PoolRangeTest, SlotsThatThereAreNot) {
   const auto range = Open(*memory_);
   EXPECT_TRUE(range->Grow(crumbd_));
-  EXPECT_TRUE(absl::IsNotFound(range->Reach(&crumbd_, 6)));   // a handle that nobody gave
+  EXPECT_TRUE(absl::IsNotFound(range->Reach(&crumbd_, 6)));   // a handle that was never offered
   EXPECT_TRUE(absl::IsNotFound(range->Reach(&crumbd_, 16)));  // behind the range
   EXPECT_TRUE(absl::IsNotFound(range->Reach(&crumbd_, UINT64_MAX)));
   EXPECT_TRUE(absl::IsUnavailable(range->Reach(nullptr, 6)));
@@ -152,7 +153,7 @@ TEST_F(PoolRangeTest, GrowsAsFarAsThereIsMemory) {
   EXPECT_FALSE(range->Grow(crumbd_));
   EXPECT_EQ(range->handles(), 2u);
 
-  // Where nothing is freed, it asks once and tries again the next time.
+  // If nothing is freed, it requests once and tries again the next time.
   int reclaimed = 0;
   crumbd_.give = [&] {
     ++reclaimed;

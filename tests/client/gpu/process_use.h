@@ -9,11 +9,11 @@
 
 namespace crumb::client {
 
-// What a process has of the system. Anonymous mappings are counted by their bytes only: allocators
-// keep those.
+// The system resources that a process uses. Anonymous mappings count by their bytes only, because
+// allocators keep them.
 struct ProcessUse {
   size_t fds = 0;
-  std::map<std::string, int> mappings;  // of memory files and devices, and how often
+  std::map<std::string, int> mappings;  // number of mappings of each memory file and device
   uint64_t locked_kb = 0, pinned_kb = 0, mapped_kb = 0;
 };
 ProcessUse UseOfThisProcess();

@@ -24,7 +24,7 @@ using kernels::PageFormat;
 using kernels::cuda::Bf16Rows;
 using kernels::cuda::OutType;
 
-// As the CPU back end cuts its work.
+// The same as in the CPU back end.
 constexpr int kTokensPerTask = 64;
 
 std::byte* Row(const Bf16Rows& rows, int sequence, int head, int slot, bool value) {
@@ -37,7 +37,7 @@ const float* ItemOf(const float* items, int64_t index, int64_t elements) {
   return items == nullptr ? nullptr : items + index * elements;
 }
 
-// Everything of `params` but lengths, q and out.
+// Sets all parameters except lengths, q and out.
 template <typename Params>
 AttentionParams StaticOf(const Params& p) {
   AttentionParams out;
@@ -58,7 +58,7 @@ AttentionParams StaticOf(const Params& p) {
   return out;
 }
 
-// The history of a sequence, which is of one format here; of BF16 pages rows are as the sink's.
+// Sets the history of a sequence, which has one format here; BF16 pages are laid out as sinks.
 template <typename Params>
 std::vector<uint64_t> HistoryOf(const Params& p, int sequence, AttentionParams* out) {
   const int int2 = p.lengths.pages[sequence], bf16 = p.lengths.bf16_pages[sequence];
@@ -225,7 +225,7 @@ void RunDecode(const kernels::cuda::DecodeAttentionParams& p) {
   }
 }
 
-// The sequence's BF16 rows in order: sink and what fills it up, then the others. [heads, n, dim]
+// The sequence's BF16 rows in order: the sink and its fresh rows, then the others. [heads, n, dim]
 struct GatheredRows {
   std::vector<Bf16> sink[2];
   std::vector<Bf16> recent[2];

@@ -8,8 +8,8 @@ namespace crumb::client {
 
 class SimulatedDevice;
 
-// The kernels of a SimulatedDevice, computed by kernels/cpu when their turn comes: the same bytes
-// and outputs as the CPU back end.
+// SimulatedKernels are the kernels of a SimulatedDevice, computed by kernels/cpu when the queue
+// reaches them: they give the same bytes and outputs as the CPU back end.
 class SimulatedKernels final : public DeviceKernels {
  public:
   explicit SimulatedKernels(SimulatedDevice& device) : device_(device) {}
@@ -20,7 +20,7 @@ class SimulatedKernels final : public DeviceKernels {
   }
   size_t RotationBytes(int head_dim) const override { return size_t{4} * head_dim * head_dim; }
   size_t FeedbackBytes(int head_dim) const override { return size_t{4} * head_dim * head_dim; }
-  // Who planned for which lengths.
+  // A plan holds the lengths that it was made for.
   size_t PlanBytes(const kernels::cuda::DecodeShape& shape) const override {
     return size_t{20} * shape.batch;
   }

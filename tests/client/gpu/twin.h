@@ -12,8 +12,8 @@
 
 namespace crumb::client {
 
-// A request that is made on both back ends at once, pass by pass; the device's outputs are compared
-// with the CPU's at the end. Borrows model and workers.
+// Twin is a request that runs on both back ends, pass by pass; in the end the device's outputs are
+// compared with the CPU's. Borrows model and workers.
 class Twin {
  public:
   Twin(const SequenceModel& model, int prompt, Worker& cpu, DeviceWorker& worker,
@@ -29,14 +29,14 @@ class Twin {
   DeviceSequence& sequence() { return *sequence_; }
   Sequence& expected() { return *expected_; }
 
-  // Of `tokens` fresh ones, `accepted` stay.
+  // An entry of `tokens` fresh tokens, of which `accepted` stay.
   RunEntry Entry(int tokens, int accepted) const;
   RunEntry PromptEntry(int tokens_max) const;
 
-  // The same pass on the CPU; to be made before the device's. Kept for Check.
+  // Runs the same pass on the CPU, before the device's, and keeps its outputs for Check.
   void Expect(const RunEntry& entry);
   void Note(std::shared_ptr<RunPass> pass, size_t entry);
-  // Every pass so far gave the same outputs.
+  // Checks that all passes so far gave the same outputs.
   void Check() const;
 
   Twin Fork(DeviceBatch& batch);
@@ -53,13 +53,13 @@ class Twin {
   std::vector<std::pair<std::shared_ptr<RunPass>, size_t>> passes_;
 };
 
-// Makes one pass of the twins on both sides.
+// Runs one pass of the twins on both back ends.
 void PassOf(DeviceRun& run, const std::vector<std::pair<Twin*, RunEntry>>& shares);
-// Passes of up to `tokens` each, to the prompt's end.
+// Runs passes of up to `tokens` tokens each, to the prompt's end.
 void RunPrompt(DeviceRun& run, Twin& twin, int tokens);
-// The same on the device alone, to `end`.
+// Does the same on the device only, up to token `end`.
 void RunPrompt(DeviceRun& run, DeviceSequence& sequence, const SequenceModel& model, int end);
-// Passes of one token each.
+// Runs passes of one token each.
 void RunDecode(DeviceRun& run, Twin& twin, int passes);
 
 }  // namespace crumb::client

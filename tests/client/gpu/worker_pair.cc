@@ -15,7 +15,7 @@ WorkerOptions PairOptions() {
   WorkerOptions options = SmallWorkerOptions();
   options.draft_slots = 7;
   options.watch_every = 0;
-  options.part_pages = 3;  // prefixes come in parts
+  options.part_pages = 3;  // prefixes are acquired in parts
   return options;
 }
 
@@ -42,7 +42,7 @@ DeviceWorkerOptions SmallDevice() {
   options.sequences = 8;
   options.prompts = 4;
   options.load_pages = 64;
-  options.scrub_pages_per_second = 0;  // holds slots for a moment
+  options.scrub_pages_per_second = 0;  // it would hold slots for a moment
   return options;
 }
 
@@ -88,7 +88,7 @@ void WorkerPair::ExpectSamePages() {
   const std::map<PageKey, std::string> ours = device_store.contents();
   const std::map<PageKey, std::string> theirs = cpu_store.contents();
   EXPECT_EQ(ours.size(), theirs.size());
-  int differ = 0;  // says how many, not how
+  int differ = 0;  // the message has the number of differences
   for (const auto& [key, bytes] : ours) {
     const auto found = theirs.find(key);
     differ += found == theirs.end() || found->second != bytes;

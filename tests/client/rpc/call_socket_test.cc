@@ -18,7 +18,7 @@ namespace {
 
 constexpr auto kPatience = std::chrono::seconds(20);
 
-// The test answers, on the other end, when it wants to.
+// A fixture in which the test plays crumbd on the other end of the socket.
 class CallSocketTest : public testing::Test {
  protected:
   CallSocketTest() {
@@ -97,7 +97,7 @@ TEST_F(CallSocketTest, OneQuestionAtATime) {
   auto first = Ask(1);
   ASSERT_NE(first, nullptr);
   EXPECT_EQ(Ask(2), nullptr);
-  first.reset();  // given up
+  first.reset();  // abandons the request
   const auto third = Ask(3);
   ASSERT_NE(third, nullptr);
   Answer(1, 1);
@@ -179,9 +179,9 @@ TEST_F(CallSocketTest, ThreadsShareItAndEachGetsItsOwnAnswer) {
           CallSocket::ResponseFlags extent;
           const auto call =
               calls_->Start(request, Clock::Real().Now() + kPatience, &response, &extent);
-          if (call == nullptr) continue;  // another thread's is under way
+          if (call == nullptr) continue;  // another thread's request is in flight
           ++asked;
-          if (i % 8 == 7) continue;  // given up
+          if (i % 8 == 7) continue;  // abandons the request
           EXPECT_TRUE(call->Finish().ok());
           EXPECT_EQ(response.lease(), 1000 + request.request());
         }
@@ -190,7 +190,7 @@ TEST_F(CallSocketTest, ThreadsShareItAndEachGetsItsOwnAnswer) {
     for (Thread& thread : threads) thread.Join();
   }
   EXPECT_GT(asked, 0);
-  EXPECT_TRUE(Ask(5000)->Finish().ok());  // behind the answers to those given up
+  EXPECT_TRUE(Ask(5000)->Finish().ok());  // behind responses to abandoned requests
   calls_.reset();
   answering.Join();
 }

@@ -30,7 +30,7 @@ KeyspaceSpec SmallSpec() {
   return spec;
 }
 
-// A fragment of one tile of `fill`.
+// Returns a fragment of one tile of `fill`.
 FragmentBytes SmallFragment(const KeyspaceInfo& keyspace, const PageKey& key, char fill) {
   FragmentBytes fragment;
   fragment.tiles = std::string(keyspace.int2_tile_bytes, fill);
@@ -51,7 +51,7 @@ size_t OpenDescriptors() {
   return count;
 }
 
-// Mappings of the fake's memory files in this process.
+// Counts this process's mappings of the fake's memory files.
 size_t SharedMappings() {
   std::ifstream maps("/proc/self/maps");
   size_t count = 0;
@@ -85,7 +85,7 @@ class ClientTest : public CrumbdTest {
     if (!outcomes.ok()) return outcomes.status();
     return outcomes->at(0);
   }
-  // A question for all of SmallFragment's tiles of `keys`, which are borrowed.
+  // Returns a request for all of SmallFragment's tiles of `keys`, which are borrowed.
   static AcquireRequest RequestOf(const KeyspaceInfo& keyspace, std::span<const PageKey> keys) {
     AcquireRequest request;
     request.keyspace = keyspace.id;
@@ -134,7 +134,7 @@ TEST_F(ClientTest, CommitsAndAcquiresInSharedMemory) {
   EXPECT_EQ(result.lease->fragments()[1].tiles[0], std::byte{'b'});
   EXPECT_TRUE(result.lease->fragments()[1].VerifyTiles().ok());
   EXPECT_EQ(crumbd_->leases(), 1);
-  // More than is there: every tile must be covered.
+  // More than there is: every tile must be covered.
   request.range = TileRange{{0, 2}, {0, 1}};
   for (const bool claimed : {false, true}) {
     crumbd_->claim_coverage = claimed;
@@ -171,7 +171,7 @@ TEST_F(ClientTest, AsksOverASocketOfItsOwn) {
   }
   EXPECT_EQ(crumbd_->socket_calls(), 2u);
   EXPECT_EQ(crumbd_->acquires(), 3u);
-  // A second question meanwhile, and one that names peers, go over gRPC.
+  // A second request meanwhile, and one that names peers, use gRPC.
   crumbd_->fragments_apart = false;
   auto first = client->StartAcquire(request);
   auto second = client->StartAcquire(request);
@@ -200,7 +200,7 @@ TEST_F(ClientTest, AnAnswerThatIsNotWaitedForOnItsSocketLeavesNoLease) {
   EXPECT_FALSE(dropped->Ready());
   dropped.reset();
   crumbd_->block_acquire = false;
-  // Behind two answers that nobody waits for.
+  // Behind two responses to abandoned requests.
   auto asked = client->StartAcquire(request);
   EXPECT_TRUE(Eventually([&] { return asked->Ready(); }));
   AcquireResult result = asked->Finish().value();
@@ -232,7 +232,7 @@ TEST_F(ClientTest, AnswersOutsideTheSlabAreMisses) {
   }
 }
 
-// A page that is whole, with all sums right, and not the one that was asked for.
+// An intact page, with correct checksums, that is not the requested one.
 TEST_F(ClientTest, PagesOfAnotherKeyOrKeyspaceAreRefusedAndCounted) {
   StartCrumbd();
   const auto client = OpenClient();
@@ -271,7 +271,7 @@ std::string Encoded(const FragmentHeader& header) {
   return bytes;
 }
 
-// Two pages of one shape on a device, with headers.
+// Returns two pages of one shape on a device, with headers.
 v1::DeviceFragments OnDevice(const KeyspaceInfo& keyspace, std::span<const PageKey> keys) {
   v1::DeviceFragments fragments;
   v1::DeviceFragments::Shape& shape = *fragments.add_shape();
@@ -351,7 +351,7 @@ TEST_F(ClientTest, FragmentsOnDevicesAreReadWithTheirSumsOrRefused) {
     if (spoilt[i].second != MissReason::kGeneration) ++refused;
   }
   EXPECT_TRUE(Eventually([&] { return crumbd_->counters().verify_failures() == refused; }));
-  // Without headers places are told, and no sums.
+  // Without headers there are slots and no checksums.
   v1::DeviceFragments bare = right;
   bare.clear_headers();
   crumbd_->PlaceOnDevices(2, bare);
@@ -371,7 +371,7 @@ TEST_F(ClientTest, UnusedRoomIsGivenBack) {
     EXPECT_EQ(crumbd_->reservations(), 5);
   }
   EXPECT_TRUE(Eventually([&] { return crumbd_->reservations() == 0; }));
-  // More than there is: fewer are given.
+  // More than there is: fewer are reserved.
   const auto slots = client->Reserve(1000, 1 << 20, seconds(5));
   EXPECT_EQ(slots->size(), 8);
 }
@@ -408,13 +408,13 @@ TEST_F(ClientTest, GetsAndPutsBytes) {
   ASSERT_EQ(got.size(), 2);
   EXPECT_EQ(got[1].tiles, fragments[1].tiles);
   EXPECT_EQ(got[1].page, 1);
-  // What arrives damaged is not handed over.
+  // A damaged fragment is not passed to the receiver.
   crumbd_->Bytes(crumbd_->pages().at({keyspace.id, keys[1]}))[3] ^= std::byte{4};
   got.clear();
   EXPECT_EQ(client->Get(keyspace.id, keys, seconds(5), receive).status().code(),
             absl::StatusCode::kDataLoss);
   EXPECT_EQ(got.size(), 1);
-  // A receiver that has enough ends the call.
+  // An error of the receiver ends the call.
   const auto enough = [](FragmentBytes) { return absl::CancelledError("enough"); };
   EXPECT_EQ(client->Get(keyspace.id, keys, seconds(5), enough).status().code(),
             absl::StatusCode::kCancelled);
@@ -490,7 +490,7 @@ TEST_F(ClientTest, LeavesNothingBehind) {
     const auto slots = client->Reserve(2, 5000, seconds(5));
     EXPECT_EQ(slots->size(), 2);
   };
-  open_and_close();  // gRPC's own descriptors come with the first channel
+  open_and_close();  // the first channel opens gRPC's own descriptors
   const auto settled = [&] { return crumbd_->sessions() == 0; };
   ASSERT_TRUE(Eventually(settled));
   const size_t descriptors = OpenDescriptors();
@@ -499,15 +499,15 @@ TEST_F(ClientTest, LeavesNothingBehind) {
   for (int i = 0; i < 200; ++i) open_and_close();
   ASSERT_TRUE(Eventually(settled));
   EXPECT_EQ(crumbd_->reservations(), 0);
-  // The fake keeps one socket and one mapping for every session it ever had; gRPC's server keeps
-  // closed connections for a moment.
+  // The fake keeps one socket and one mapping for every session that it ever had; gRPC's server
+  // keeps closed connections for a moment.
   EXPECT_EQ(SharedMappings() - mappings, 200);
   EXPECT_TRUE(Eventually([&] { return OpenDescriptors() <= descriptors + 200 + 4; }))
       << descriptors << " before, " << OpenDescriptors() << " after";
   EXPECT_LE(Threads(), threads + 16);
 }
 
-// What `body` answers in a forked child; -1 when it does not end by itself.
+// Returns the result of `body` in a forked child; -1 if the child does not end by itself.
 int InForkedChild(const std::function<int()>& body) {
   const pid_t child = ::fork();
   if (child == 0) {

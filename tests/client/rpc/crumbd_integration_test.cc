@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Workers in processes of their own around a real crumbd. A worker is this program again, with a
+// Tests of workers in processes of their own around a real crumbd. A worker is this program with a
 // role as its argument.
 
 #include <signal.h>
@@ -31,8 +31,8 @@ namespace {
 using std::chrono::seconds;
 
 constexpr int kPrompt = 1100;
-constexpr int kPages = 17;  // full pages of the prompt
-constexpr int kHit = 832;   // what a hit may supply of it
+constexpr int kPages = 17;  // number of full pages of the prompt
+constexpr int kHit = 832;   // maximum number of tokens of a hit
 constexpr int kDecodeSteps = 5;
 
 SequenceModel Model() {
@@ -93,7 +93,7 @@ int RunWriter(const std::string& dir, bool linger) {
   while (true) ::pause();
 }
 
-// Hits what another process wrote, and gets the outputs of a cold run.
+// Hits pages of another process, and checks that the outputs are those of a cold run.
 int RunReader(const std::string& dir, const std::string& tier) {
   const SequenceModel model = Model();
   const auto client = OpenClient(dir);
@@ -153,7 +153,7 @@ class RoleProcess {
     char ready = 0;
     return ::read(output_, &ready, 1) == 1 && ready == 'r';
   }
-  // The exit code; -1 when a signal ended it.
+  // Returns the exit code; -1 if a signal ended it.
   int Wait() {
     int status = 0;
     ::waitpid(pid_, &status, 0);
@@ -249,7 +249,7 @@ TEST_F(CrumbdIntegrationTest, AWiderRankFillsInWhatIsMissing) {
   RankRun alone(SmallWorkerOptions(), {}, {nullptr});
   const std::vector<float> expected =
       alone.Run(model, alone.Begin(model, kPrompt), kPrompt, kDecodeSteps).values;
-  // Of an engine of two ranks only the second one's pages arrive.
+  // In an engine of two ranks only the second one's pages arrive.
   EngineOfRanks half(dir(), {2, 1}, std::string(16, 'h'));
   half.run().PublishRank(model, kPrompt, 1);
   EngineOfRanks whole(dir(), {}, std::string(16, 'w'));
@@ -385,7 +385,7 @@ TEST_F(CrumbdIntegrationTest, AChildForkedBeforeTheFirstOpenHasItsOwnConnection)
   EXPECT_EQ(RoleProcess("fork", dir()).Wait(), 0);
 }
 
-// Both sides of a fork open a client after it.
+// Both processes of a fork open a client after it.
 int RunForked(const std::string& dir) {
   const pid_t child = ::fork();
   const auto client = OpenClient(dir);

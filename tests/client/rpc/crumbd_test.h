@@ -14,7 +14,7 @@
 
 namespace crumb::client {
 
-// A temporary folder with a fake crumbd, and what the tests over it share.
+// A fixture with a temporary folder and a fake crumbd.
 class CrumbdTest : public testing::Test {
  protected:
   void StartCrumbd(uint64_t epoch = 1) { crumbd_ = FakeCrumbd::Start(dir_, epoch); }

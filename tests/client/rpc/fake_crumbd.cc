@@ -299,7 +299,7 @@ grpc::Status FakeCrumbd::Reserve(Context* context, const v1::ReserveRequest* req
   if (no_staging_room) return grpc::Status::OK;
   const uint64_t bytes = RoundUp(request->fragment_bytes());
   uint64_t offset = 0;
-  // First fit between what is reserved.
+  // First fit between the reserved ranges.
   for (auto next = room->rooms.begin();
        response->offsets_size() < static_cast<int>(request->count());) {
     const uint64_t end = next == room->rooms.end() ? room->staging.size() : next->first;
@@ -331,7 +331,7 @@ v1::CommitOutcome FakeCrumbd::CommitOne(Room& room, uint64_t offset, uint32_t ti
   int there = 0;
   for (const Page& page : pages_[id]) there += Intersect(page.header.range, header->range).tiles();
   if (there == header->range.tiles()) return v1::COMMIT_OUTCOME_DEDUPLICATED;
-  if (there > 0) return v1::COMMIT_OUTCOME_REFUSED;  // crumbd would keep the tiles that are missing
+  if (there > 0) return v1::COMMIT_OUTCOME_REFUSED;  // crumbd would keep the missing tiles
   std::memcpy(slab_.data() + slab_used_, staged.data(), staged.size());
   pages_[id].push_back({slab_used_, tiles_bytes, *header});
   slab_used_ += staged.size();

@@ -22,8 +22,8 @@
 
 namespace crumb::client {
 
-// crumbd's two sockets over memory of this process, with faults on request: enough to test a client
-// against. Never evicts. Thread-safe.
+// FakeCrumbd serves crumbd's two sockets from memory of this process, with faults on request:
+// enough to test a client. It never evicts. Thread-safe.
 class FakeCrumbd final : public v1::CacheService::Service {
  public:
   struct Page {
@@ -33,50 +33,51 @@ class FakeCrumbd final : public v1::CacheService::Service {
   };
   using PageId = std::pair<KeyspaceId, PageKey>;
 
-  // Answers at `dir`/crumbd.sock and `dir`/crumbd.fd.sock until it is destroyed.
+  // Serves `dir`/crumbd.sock and `dir`/crumbd.fd.sock until it is destroyed.
   static std::unique_ptr<FakeCrumbd> Start(const std::string& dir, uint64_t epoch);
   ~FakeCrumbd() override;
 
-  // Faults; set at any time.
-  std::atomic<bool> block_acquire{false};  // Acquire answers when this ends, or the call does
+  // Faults, which may be set at any time.
+  std::atomic<bool> block_acquire{false};  // Acquire returns when this ends, or the call does
   std::atomic<bool> block_commit{false};
   std::atomic<bool> refuse_commits{false};
   std::atomic<bool> no_staging_room{false};
   std::atomic<bool> refuse_hello{false};
-  std::atomic<bool> call_sockets{false};     // for sessions that are opened from now on
-  std::atomic<bool> fragments_apart{false};  // of answers there
+  std::atomic<bool> call_sockets{false};     // for sessions opened from now on
+  std::atomic<bool> fragments_apart{false};  // responses on call sockets have no fragments
   std::atomic<bool> claim_coverage{false};   // pages hit although fragments are missing
-  std::atomic<bool> bf16_only{false};        // state of keyspaces that are opened from now on
-  std::atomic<uint64_t> generation{1};       // of keyspaces that are opened from now on
+  std::atomic<bool> bf16_only{false};        // state of keyspaces opened from now on
+  std::atomic<uint64_t> generation{1};       // generation of keyspaces opened from now on
   std::atomic<v1::Tier> tier{v1::TIER_HOST};
 
-  // The first fragment of every page, and all of one's.
+  // The first fragment of every page, and all fragments of one page.
   std::map<PageId, Page> pages() const;
   std::vector<Page> fragments(const PageId& id) const;
   void Drop(const PageId& id);
-  // Bytes of a page in the slab, tiles and header, to read or to damage.
+  // The bytes of a page in the slab, tiles and header, for tests to read or to damage.
   std::span<std::byte> Bytes(const Page& page) const;
-  // Answers each page in the other's place.
+  // Returns each of the two pages in place of the other.
   void Swap(const PageId& a, const PageId& b);
 
-  // Answers `page` for `id` from now on, wherever that is.
+  // Returns `page` for `id` from now on.
   void Place(const PageId& id, const Page& page);
-  // Every Acquire answers, under a lease, that its pages lie on devices as told here; with zero
-  // pages none does any more.
+  // Makes every Acquire return, under a lease, that its pages lie on devices as in `fragments`;
+  // with 0 pages it stops doing so.
   void PlaceOnDevices(uint32_t pages, const v1::DeviceFragments& fragments);
 
   size_t leases() const;
   size_t reservations() const;
-  size_t sessions() const;  // whose socket is open
+  size_t sessions() const;  // sessions with an open socket
   uint64_t acquires() const { return acquires_.load(); }
-  uint64_t socket_calls() const { return socket_calls_.load(); }  // of the Acquires
-  uint64_t joins() const { return joins_.load(); }  // Acquires that named a lease and got it
+  uint64_t socket_calls() const { return socket_calls_.load(); }  // Acquires over call sockets
+  // Acquires that named a lease and were granted it
+  uint64_t joins() const { return joins_.load(); }
   v1::SessionRequest::Counters counters() const;
-  size_t quality_samples() const;  // reported so far
+  size_t quality_samples() const;  // number reported so far
   std::set<uint32_t> quality_layers() const;
-  std::string state_reason() const;  // of the last SetKeyspaceState
+  std::string state_reason() const;  // reason of the last SetKeyspaceState
   void PushState(const KeyspaceId& keyspace, v1::KeyspaceState state);
-  // Ends the session streams, and nothing else.
+  // Ends the session streams only.
   void BreakStreams();
 
  private:
@@ -97,14 +98,15 @@ class FakeCrumbd final : public v1::CacheService::Service {
   absl::Status Listen();
   void Accept();
   absl::Status Welcome(UniqueFd socket);
-  // Answers a session's calls until the socket is closed.
+  // Serves a session's call socket until it is closed.
   void AnswerCalls(const std::string& session, int socket);
   void AcquireLocked(const Room& room, const v1::AcquireRequest& request,
                      v1::AcquireResponse* response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Room* Find(Context* context) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   v1::CommitOutcome CommitOne(Room& room, uint64_t offset, uint32_t tiles_bytes)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Answers leading pages that cover the range; false at the first that does not.
+  // Adds leading pages that cover the range to the response; returns false at the first that does
+  // not.
   bool AnswerPage(const PageId& id, const v1::AcquireRequest& request,
                   v1::AcquireResponse* response) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Join(const Room& room, const v1::AcquireRequest& request, v1::AcquireResponse* response)
@@ -114,7 +116,7 @@ class FakeCrumbd final : public v1::CacheService::Service {
 
   grpc::Status OpenKeyspace(Context*, const v1::OpenKeyspaceRequest*,
                             v1::OpenKeyspaceResponse*) override;
-  // Of all keyspaces, as bf16_only; tells no session.
+  // Sets bf16_only, which holds for all keyspaces; informs no session.
   grpc::Status SetKeyspaceState(Context*, const v1::SetKeyspaceStateRequest*,
                                 v1::SetKeyspaceStateResponse*) override;
   grpc::Status Acquire(Context*, const v1::AcquireRequest*, v1::AcquireResponse*) override;
@@ -145,7 +147,7 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::map<std::string, Room> sessions_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Lease> leases_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, uint64_t> lease_of_request_ ABSL_GUARDED_BY(mutex_);
-  std::set<uint64_t> forgotten_ ABSL_GUARDED_BY(mutex_);  // requests not answered yet
+  std::set<uint64_t> forgotten_ ABSL_GUARDED_BY(mutex_);  // requests that have no response yet
   v1::SessionRequest::Counters counters_ ABSL_GUARDED_BY(mutex_);
   size_t quality_samples_ ABSL_GUARDED_BY(mutex_) = 0;
   std::set<uint32_t> quality_layers_ ABSL_GUARDED_BY(mutex_);
@@ -157,8 +159,8 @@ class FakeCrumbd final : public v1::CacheService::Service {
   std::set<Context*> stream_contexts_ ABSL_GUARDED_BY(mutex_);
 
   std::unique_ptr<grpc::Server> server_;
-  std::vector<UniqueFd> calls_;       // the accepting thread's until it ends
-  std::vector<Thread> call_threads_;  // the same
+  std::vector<UniqueFd> calls_;       // used by the accepting thread until it ends
+  std::vector<Thread> call_threads_;  // used by the accepting thread until it ends
   Thread accept_thread_;
 };
 

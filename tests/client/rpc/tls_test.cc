@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The client against a real crumbd over TLS.
+// Tests of the client with a real crumbd over TLS.
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -48,8 +48,8 @@ class TlsTest : public testing::Test {
   std::string dir() const { return made_.path("crumbd"); }
   std::string output() const { return made_.path("output"); }
 
-  // Starts crumbd with these lines under listen.tls and waits until it serves or ends. The exit
-  // code, or -1 while it serves.
+  // Starts crumbd with these lines under listen.tls and waits until it serves or ends. Returns the
+  // exit code, or -1 while it serves.
   int Start(const std::string& tls, const std::string& more = "") {
     const std::string config = made_.path("crumbd.yaml");
     std::ofstream(config) << "listen:\n  socket_dir: " << dir() << "\n  tcp: 127.0.0.1:0\n  tls:\n"
@@ -88,7 +88,7 @@ class TlsTest : public testing::Test {
     return Files(name) + "    client_ca_file: " + made_.cert("ca") + "\n";
   }
 
-  // How one call over a new connection ends.
+  // Returns the status of one call over a new connection.
   absl::Status Ask(const std::string& ca, const std::string& cert,
                    const std::string& server_name = "", const std::string& token = "") const {
     ClientOptions options;
@@ -125,7 +125,7 @@ TEST_F(TlsTest, OnlyThoseWithACertificateOfTheAuthorityAreServed) {
   refused(Ask("ca", ""), "without a certificate of our own");
   refused(Ask("ca", "worker", "another.name"), "over TLS");
   EXPECT_FALSE(Ask("", "").ok());         // plaintext
-  EXPECT_TRUE(Ask("ca", "worker").ok());  // none of them hurt the others
+  EXPECT_TRUE(Ask("ca", "worker").ok());  // none of them affected the others
 }
 
 TEST_F(TlsTest, WithoutAnAuthorityCallersNeedNoCertificate) {

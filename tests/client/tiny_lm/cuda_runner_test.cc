@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The small model on a GPU against the same on the CPU.
+// Compares the small model on a GPU with the same model on the CPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,7 +27,7 @@ struct Key {
 };
 constexpr Key kKeys[] = {{"harbour", "48213"}, {"lantern", "70594"}, {"meadow", "16387"}};
 
-// A document that tells the keys, and a question about one of them.
+// A document that contains the keys, and a question about one of them.
 std::string Prompt(const Key& asked) {
   std::string text = models::ReadText("docs/config.md").substr(0, 6500);
   for (size_t i = 0; i < std::size(kKeys); ++i) {
@@ -38,11 +38,12 @@ std::string Prompt(const Key& asked) {
   return text + "\n# What is the pass key for " + asked.name + "? It is";
 }
 
-// How a row of the GPU's logits compares with the CPU's.
+// The differences between a row of the GPU's logits and the CPU's.
 struct RowComparison {
   double error = 0, norm = 0;  // sums of squares
-  bool same = false;           // the same token is the greatest
-  // By how much the GPU's choice is below the CPU's, in the row's root mean squares.
+  bool same = false;           // the same token has the largest logit
+  // Difference between the CPU's and the GPU's choice in the CPU's row, in root mean squares of the
+  // row.
   double margin = 0;
 };
 
@@ -59,8 +60,8 @@ RowComparison Compare(std::span<const float> got, std::span<const float> expecte
   return row;
 }
 
-// Two tokens of equal rank: bf16's roundings on the way through the layers may choose either. A
-// wrong token is several root mean squares below the best.
+// A tie of two tokens: bf16 rounding may choose either. A wrong token is several root mean squares
+// below the best.
 constexpr double kTie = 0.15;
 
 class CudaRunnerTest : public testing::Test {
@@ -91,8 +92,8 @@ class CudaRunnerTest : public testing::Test {
     return std::move(runner).value();
   }
 
-  // Both read the prompt and then the tokens that the CPU chooses; at each one the GPU chooses the
-  // same, but for ties. Both begin with as many cached tokens, at least `cached`.
+  // Both read the prompt and then the tokens that the CPU chooses. At each one the GPU chooses the
+  // same, except for ties. Both begin with the same number of cached tokens, at least `cached`.
   void ExpectSameAnswer(Runner& cpu, Runner& gpu, const Key& key, int cached) {
     SCOPED_TRACE(key.name);
     const std::vector<int32_t> prompt = tokenizer_->Encode(Prompt(key));
@@ -156,7 +157,7 @@ TEST_F(CudaRunnerTest, AnswersAsTheCpuDoesAndFromItsOwnAndTheCpusPages) {
   client::MemoryClient store;
   ExpectSameAnswer(*OnCpu(nullptr), *OnGpu(&store), kKeys[0], 0);
   for (const Key& key : kKeys) {
-    // What the GPU has published is attended by other workers on both sides.
+    // Pages published by the GPU are attended by other workers on both back ends.
     const auto cpu = OnCpu(&store), gpu = OnGpu(&store);
     const int prompt = static_cast<int>(tokenizer_->Encode(Prompt(key)).size());
     ExpectSameAnswer(*cpu, *gpu, key, prompt - 256 - 2 * 64);
@@ -176,7 +177,7 @@ TEST_F(CudaRunnerTest, AnswersAsTheCpuDoesAndFromItsOwnAndTheCpusPages) {
 }
 
 TEST_F(CudaRunnerTest, DamagedPagesAreDataLoss) {
-  options_.verify_every = 0;  // the host looks at none; the device sums all that it copies
+  options_.verify_every = 0;  // the host verifies none; the device verifies all that it copies
   client::MemoryClient store;
   const std::vector<int32_t> prompt = tokenizer_->Encode(Prompt(kKeys[0]));
   {
@@ -210,7 +211,7 @@ TEST_F(CudaRunnerTest, RefusesWrongTokens) {
       sequence->Forward(std::vector<int32_t>{4096}, models::LogitRows::kLast).status()));
 }
 
-// Before it looks for a device.
+// The check comes before the search for a device.
 TEST(CudaEngineTest, RefusesModelsThatItDoesNotServe) {
   for (const auto& [field, value] : {std::pair<std::string, nlohmann::json>("head_dim", 64),
                                      {"attention_bias", true},

@@ -58,7 +58,7 @@ TEST(InferenceTest, AnswersOnTheCpu) {
   EXPECT_EQ(report->store_state, "off");
 }
 
-// Never the CPU instead, in silence.
+// It does not fall back to the CPU silently.
 TEST(InferenceTest, SaysWhyThereIsNoCuda) {
   const absl::Status device = client::OpenCudaDevice(0).status();
   if (device.ok()) GTEST_SKIP() << "needs a machine without a GPU";

@@ -36,8 +36,8 @@ void PrintTo(const CacheShape& shape, std::ostream* out) {
   *out << static_cast<int>(shape.layout) << "/" << shape.block_tokens;
 }
 
-// A paged cache of one layout, filled with values that no row shares, and a block table in which
-// the blocks of the sequence lie in a random order.
+// A paged cache of one layout, filled with unique values, and a block table with the sequence's
+// blocks in random order.
 class EngineCache {
  public:
   EngineCache(const WorkerOptions& options, const CacheShape& shape, uint32_t seed)
@@ -98,7 +98,7 @@ class EngineCache {
   const CacheShape shape_;
   int64_t blocks_ = 0;
   std::vector<int64_t> table_;
-  std::vector<std::vector<Bf16>> memory_;  // of each layer
+  std::vector<std::vector<Bf16>> memory_;  // per layer
 };
 
 class TransferTest : public testing::TestWithParam<CacheShape> {
@@ -136,7 +136,7 @@ class TransferTest : public testing::TestWithParam<CacheShape> {
     ASSERT_TRUE(transfer.WaitPublished(seconds(30)).ok());
   }
 
-  // Loads pages [first, kPages) with a lease that `scheduler` took.
+  // Loads pages [first, kPages) under a lease of `scheduler`.
   void Load(Transfer& scheduler, Transfer& transfer, const EngineCache& cache, int first,
             int layers) {
     const std::string keyspace = scheduler.Keyspace(seconds(1));
@@ -152,7 +152,7 @@ class TransferTest : public testing::TestWithParam<CacheShape> {
     }
   }
 
-  // Rows of one page as the quantizer itself makes them: [k and v, 64, head_dim].
+  // Returns the rows of one page as the quantizer computes them: [k and v, 64, head_dim].
   static std::vector<float> Expected(const WorkerOptions& options, EngineCache& cache, int page,
                                      int layer, int head) {
     const int dim = options.head_dim;

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// A keyspace is dropped because its pages must not be used any more. Live sequences keep theirs,
-// but no later sequence may share one, and no page that was computed over one may be published.
+// A dropped keyspace's pages must not be used any more. Live sequences keep theirs, but no later
+// sequence may use one, and no page that was computed over one may be published.
 
 #include <chrono>
 
@@ -19,7 +19,7 @@ using std::chrono::seconds;
 
 class DroppedGenerationTest : public testing::Test {
  protected:
-  // A sequence that has read its prompt of 1,100 tokens and published its pages.
+  // Returns a sequence that has read its prompt of 1,100 tokens and published its pages.
   std::unique_ptr<Sequence> Read(const SequenceModel& model) {
     auto sequence = worker_->Begin(model.prompt(1100)).value();
     model.Pass(*sequence, 1100);

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Prefixes that are asked for in parts: what is asked, and what is found, is what one question for
-// all of it would find.
+// Tests of prefixes that are acquired in parts: requests and results together are those of one
+// request for the whole prefix.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -38,7 +38,8 @@ void Store(const SequenceModel& model, int tokens, MemoryClient& client) {
   ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
 }
 
-// The keys of all asks in a row, which follow each other without gap, and the window tokens of all.
+// Returns the keys of all requests, which follow each other without gap, and the sum of their
+// window tokens.
 std::vector<PageKey> AskedKeys(const Asks& asks, uint32_t* window_tokens) {
   std::vector<PageKey> keys;
   *window_tokens = 0;
@@ -59,7 +60,8 @@ TEST(PrefixPartsTest, PartsFindAndAskForWhatOneQuestionWould) {
   std::mt19937 random(11);
   for (int round = 0; round < 40; ++round) {
     const int prompt = 100 + static_cast<int>(random() % 1800);
-    const int gap = static_cast<int>(random() % 40);  // page that is not there, if it is asked for
+    // index of the missing page, if it is requested
+    const int gap = static_cast<int>(random() % 40);
     SequenceOptions options;
     if (random() % 3 == 0) options.cached_tokens_max = static_cast<int>(random() % 1900);
     client.Hide({});
@@ -89,7 +91,7 @@ TEST(PrefixPartsTest, PartsFindAndAskForWhatOneQuestionWould) {
       EXPECT_EQ(sequence->stats().miss_reason, expected_reason) << part_pages;
       EXPECT_EQ(keys, expected_keys) << part_pages;
       EXPECT_EQ(window, expected_window) << part_pages;
-      // Behind the first miss everything is counted, and nothing looked for.
+      // Keys behind the first miss are counted, and not looked up.
       int found = 0;
       for (const MemoryClient::Ask& ask : asks) {
         EXPECT_EQ(ask.behind_miss, found * kPageTokens > expected_tokens) << part_pages;
@@ -120,7 +122,7 @@ TEST(PrefixPartsTest, WhatIsKnownIsAskedForBeforeTheRestIsHashed) {
   EXPECT_EQ(worker->counters().prompt_tokens_known, 64u * 10);
 }
 
-// The connection is lost, or the pages are, between two parts.
+// The connection, or the pages, are lost between two parts.
 TEST(PrefixPartsTest, WhatIsLostBetweenPartsEndsThePrefix) {
   for (const bool connection : {false, true}) {
     for (size_t lost = 0; lost < 2; ++lost) {
@@ -151,7 +153,7 @@ TEST(PrefixPartsTest, WhatIsLostBetweenPartsEndsThePrefix) {
         EXPECT_EQ(sequence->stats().miss_reason, connection ? "unavailable" : "absent");
         EXPECT_EQ(client.leases(), lost);
         client.before_acquire = nullptr;
-        // What was found is whole.
+        // The found pages are intact.
         model.Pass(*sequence, 1900);
         EXPECT_EQ(sequence->length(), 1900);
       }

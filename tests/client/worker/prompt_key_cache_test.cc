@@ -24,7 +24,7 @@ Digest Extra(uint8_t number) {
   return extra;
 }
 
-// The oracle: every page hashed.
+// The reference: hashes every page.
 std::vector<PageKey> Hashed(const KeyspaceId& keyspace, std::span<const int32_t> tokens,
                             std::span<const Digest> extra, PageKeyChain* chain) {
   std::vector<PageKey> keys;
@@ -36,13 +36,14 @@ std::vector<PageKey> Hashed(const KeyspaceId& keyspace, std::span<const int32_t>
   return keys;
 }
 
-// Asks, compares with the oracle, keeps; answers how many pages were known.
+// Finds a prompt, compares its keys with the reference and adds it; returns the number of known
+// pages.
 size_t Ask(PromptKeyCache& known, const KeyspaceId& keyspace, std::span<const int32_t> tokens,
            std::span<const Digest> extra = {}) {
   PromptKeys found = known.Find(keyspace, tokens, extra);
   const size_t pages = tokens.size() / kPageTokens, pages_known = found.keys.size();
   const PageKey* const first = found.keys.data();
-  // In steps, as a prefix is asked for in parts; keys stay where they are.
+  // In steps, as a prefix is acquired in parts; keys stay where they are.
   for (const size_t end : {(pages_known + pages) / 2, pages}) {
     HashPages(tokens, extra, end, &found.keys, &found.chain);
   }
@@ -83,7 +84,7 @@ TEST(PromptKeyCacheTest, AConversationsNextTurnTakesThePlaceOfTheLast) {
   EXPECT_EQ(Ask(known, Keyspace(1), prompt), 4);
   EXPECT_EQ(known.prompts(), 1);
   EXPECT_EQ(known.tokens(), 7 * kPageTokens);
-  // The turn before is a part of it.
+  // The prompt of the previous request is a prefix of it.
   EXPECT_EQ(Ask(known, Keyspace(1), std::span(prompt).first(4 * kPageTokens)), 4);
   EXPECT_EQ(known.prompts(), 1);
 }
@@ -125,7 +126,7 @@ TEST(PromptKeyCacheTest, StaysWithinItsBounds) {
     EXPECT_LE(known.tokens(), kTokens);
     EXPECT_LE(known.prompts(), PromptKeyCache::kPromptsMax);
   }
-  // The latest stays, what was not used for the longest goes.
+  // The latest prompt stays, the least recently used one is evicted.
   EXPECT_EQ(Ask(known, Keyspace(1), Tokens(2 * kPageTokens, 99000)), 2);
   EXPECT_EQ(Ask(known, Keyspace(1), Tokens(kPageTokens, 0)), 0);
   PromptKeyCache none(0);
@@ -140,7 +141,7 @@ TEST(PromptKeyCacheTest, ShortPromptsHaveNoPages) {
   EXPECT_EQ(known.prompts(), 0);
 }
 
-// Prompts that are made of one another at random.
+// Prompts that are random combinations of each other.
 TEST(PromptKeyCacheTest, RandomPromptsHaveTheirOwnKeys) {
   std::mt19937 random(20261122);
   const auto draw = [&](int below) {

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The quality watch over the small model: silent with the model's own rotation, loud with another
-// model's.
+// Tests of the quality watch with the small model: no alarm with the model's own rotation, an alarm
+// with that of another model.
 #include <unistd.h>
 
 #include <algorithm>
@@ -46,7 +46,7 @@ class QualityWatchModelTest : public testing::Test {
     return *std::move(file);
   }
 
-  // The file of a model whose layers come in another order: right in shape, wrong in every value.
+  // Returns the file of a model with another order of layers: correct shapes, wrong values.
   static RotationFile OfAnotherModel(RotationFile file) {
     for (std::vector<float>* values :
          {&file.rotation_k, &file.rotation_v, &file.mean_k, &file.mean_v, &file.feedback_k,
@@ -58,7 +58,7 @@ class QualityWatchModelTest : public testing::Test {
     return file;
   }
 
-  // A worker without crumbd that measures every window; when to give up is the default.
+  // Opens a worker without crumbd that measures every window, with the default bound.
   std::unique_ptr<Worker> OpenWorker(const RotationFile& file) {
     return Worker::Open(OptionsFor(file), nullptr).value();
   }
@@ -80,7 +80,7 @@ class QualityWatchModelTest : public testing::Test {
     return options;
   }
 
-  // Reads the first 2,500 tokens of a text that was not calibrated on.
+  // Reads the first 2,500 tokens of a text that was not used for calibration.
   std::unique_ptr<Sequence> Read(Worker& worker, const char* path) {
     std::ifstream in(Source(path));
     std::stringstream text;
@@ -98,7 +98,7 @@ class QualityWatchModelTest : public testing::Test {
     return sequence;
   }
 
-  static RotationFile* file_;  // the model's own
+  static RotationFile* file_;  // that of the model
   const std::unique_ptr<models::Engine> engine_ = models::Engine::Load(kModel, {}).value();
   const std::unique_ptr<models::Tokenizer> tokenizer_ = models::Tokenizer::Load(kModel).value();
 };
@@ -107,8 +107,8 @@ RotationFile* QualityWatchModelTest::file_ = nullptr;
 
 constexpr const char* kCode = "client/cpu/cpu_sequence.cc";
 constexpr const char* kProse = "docs/quality.md";
-// Of the 38 pages behind the sink, 34 end in the last full block or before; the first block's
-// windows leave without queries to measure with when it ends in the middle of a pass.
+// 34 of the 38 pages behind the sink end in the last full block or before. The first block's
+// windows are evicted without queries if it ends in the middle of a pass.
 constexpr int kWindowsOfOneText = 29;
 
 TEST_F(QualityWatchModelTest, TheRightRotationServesForeignTexts) {
@@ -128,10 +128,10 @@ TEST_F(QualityWatchModelTest, ARotationOfAnotherModelIsGivenUp) {
   EXPECT_GE(worker->counters().quality_alarms, 1);
   const uint64_t measured = worker->counters().windows_measured;
   EXPECT_EQ(Read(*worker, kCode)->stats().bits_per_element(), 16.0);
-  EXPECT_EQ(worker->counters().windows_measured, measured);  // exact pages need no watching
+  EXPECT_EQ(worker->counters().windows_measured, measured);  // BF16 pages have no errors to watch
 }
 
-// Files from before have no expected error.
+// Files of older versions have no expected error.
 TEST_F(QualityWatchModelTest, WithoutAnExpectedErrorTheBoundIsAbsolute) {
   RotationFile file = *file_;
   file.attention_error.clear();

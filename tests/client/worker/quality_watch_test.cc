@@ -46,11 +46,11 @@ TEST_F(QualityWatchTest, EveryThirdWindowAndTheHeadsInTurn) {
 
 TEST_F(QualityWatchTest, AlarmsWhenTheMeanOfTheLatestWindowsIsAboveTheBound) {
   for (const float error : {0.9f, 0.9f, 0.9f}) Record(error);
-  EXPECT_TRUE(alarms_.empty());  // three windows are no evidence yet
-  Record(0.1f);                  // mean of four: 0.7
+  EXPECT_TRUE(alarms_.empty());  // three windows are not enough
+  Record(0.1f);                  // the mean of four is 0.7
   ASSERT_EQ(alarms_.size(), 1u);
   EXPECT_NEAR(alarms_[0], 0.7, 1e-6);
-  // The next alarm takes four windows again.
+  // The next alarm needs four windows again.
   for (const float error : {0.9f, 0.9f, 0.9f}) Record(error);
   EXPECT_EQ(alarms_.size(), 1u);
   Record(0.9f);
@@ -62,7 +62,7 @@ TEST_F(QualityWatchTest, AnOutlierAloneIsNoAlarm) {
   EXPECT_TRUE(alarms_.empty());
 }
 
-// [2 layers, 2 KV heads] of 0.2, 0.3, 0.4, 0.5.
+// Errors of [2 layers, 2 KV heads], such as 0.2, 0.3, 0.4, 0.5.
 WorkerOptions OptionsThatExpect(std::vector<float> errors) {
   WorkerOptions options = SmallWorkerOptions();
   options.layers = options.kv_heads = 2;
@@ -80,7 +80,7 @@ TEST_F(QualityWatchTest, TheBoundIsRelativeWhereAnErrorIsExpected) {
   ASSERT_TRUE(options.Validate().ok()) << options.Validate();
   options.watch_error_factor = 1.5f;
   EXPECT_NEAR(options.watch_error_bound(), 1.5 * 0.35, 1e-6);
-  // Of a rank its own layers and heads count.
+  // A rank's bound is that of its own layers and heads.
   options.part.layers = {1, 2};
   EXPECT_NEAR(options.watch_error_bound(), 1.5 * 0.45, 1e-6);
   options.part.kv_heads = {0, 1};

@@ -11,7 +11,7 @@ namespace {
 
 using kernels::Bf16;
 
-// Of rows [tokens, heads, dim], the heads of `range`.
+// Returns the heads in `range` of rows [tokens, heads, dim].
 std::vector<Bf16> Slice(const std::vector<Bf16>& rows, int heads, IndexRange range, int dim) {
   std::vector<Bf16> out;
   const size_t row = static_cast<size_t>(heads) * dim;
@@ -89,7 +89,7 @@ RunOutputs RankRun::Run(const SequenceModel& model,
     const int tokens = end - sequences.front()->length();
     std::vector<float> out(token * tokens);
     for (int rank = 0; rank < ranks(); ++rank) Pass(model, *sequences[rank], rank, end, out);
-    // Not those of the prompt: how much of it is computed depends on the hit.
+    // Without the prompt's outputs, whose number depends on the hit.
     if (end > prompt) outputs.values.insert(outputs.values.end(), out.begin(), out.end());
   }
   return outputs;

@@ -14,33 +14,34 @@
 
 namespace crumb::client {
 
-// How a replica is cut: tensor-parallel and pipeline-parallel ranks.
+// The degree of a replica: its numbers of tensor-parallel and pipeline-parallel ranks.
 struct Degree {
   int tp = 1;
   int pp = 1;
 };
 
-// Outputs of a run by (step, layer, token, query head), in that order; ranks write theirs in.
+// Outputs of a run, ordered by (step, layer, token, query head); every rank writes its own.
 struct RunOutputs {
-  int cached = 0;  // of every rank
+  int cached = 0;  // the same for every rank
   std::vector<float> values;
 };
 
-// All ranks of an engine in this process, each with a Worker over a client of its own. Errors are
-// test failures.
+// RankRun has all ranks of an engine in this process, each with a Worker and a client. Errors fail
+// the test.
 class RankRun {
  public:
-  // `clients` borrowed, one per rank, tensor-parallel ranks of a stage together; a null one: none.
+  // `clients` are borrowed, one per rank, with the tensor-parallel ranks of a stage together; null
+  // means no client.
   RankRun(const WorkerOptions& whole, Degree degree, const std::vector<Client*>& clients);
 
   int ranks() const { return static_cast<int>(workers_.size()); }
   Worker& worker(int rank) { return *workers_[rank]; }
   const WorkerOptions& options(int rank) const { return workers_[rank]->options(); }
 
-  // The model's sequence on every rank: rank 0 leads, the others follow.
+  // Begins the model's sequence on every rank: rank 0 leads, the others follow.
   std::vector<std::unique_ptr<Sequence>> Begin(const SequenceModel& model, int prompt,
                                                const SequenceOptions& options = {});
-  // The prompt's rest in one pass and `steps` decode steps, on every rank.
+  // Runs the rest of the prompt in one pass and `steps` decode steps, on every rank.
   RunOutputs Run(const SequenceModel& model, std::span<const std::unique_ptr<Sequence>> sequences,
                  int prompt, int steps);
   // Reads the prompt without the cache on every rank, and publishes its pages.

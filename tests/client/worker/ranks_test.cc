@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of engines of different degrees over one crumbd.
+// Tests of ranks of engines of different degrees with one crumbd.
 
 #include <algorithm>
 #include <set>
@@ -19,10 +19,10 @@ using std::chrono::seconds;
 
 constexpr int kPrompt = 700;
 constexpr int kPages = 10;
-constexpr int kHit = 384;  // of the prompt, 700 - 256 rounded down
+constexpr int kHit = 384;  // tokens of the prompt, 700 - 256 rounded down
 constexpr int kSteps = 2;
 
-// 3 layers and 4 KV heads, with constants of every layer and head of their own.
+// 3 layers and 4 KV heads, with different constants for every layer and head.
 WorkerOptions Whole() {
   WorkerOptions options = SmallWorkerOptions();
   options.layers = 3;
@@ -55,7 +55,7 @@ class RanksTest : public CrumbdTest {
  protected:
   void SetUp() override { StartCrumbd(); }
 
-  // An engine of its own, with a client per rank.
+  // Opens an engine with a client per rank.
   RankRun Open(Degree degree, const WorkerOptions& options) {
     ClientOptions connection = Options();
     connection.engine = std::string(15, 'e') + static_cast<char>('a' + engines_++);
@@ -169,7 +169,7 @@ TEST_F(RanksTest, TheFirstCommitOfATileStays) {
 
 TEST_F(RanksTest, PartsOfAPageServeWhoNeedsNoMore) {
   RankRun writer = Open({4, 1});
-  // Heads 0 and 1 only, of a rank of degree 2: two of four ranks die before they publish.
+  // Heads 0 and 1 only, from a rank of degree 2: two of four ranks die before they publish.
   for (const int rank : {0, 1}) {
     SequenceOptions cold;
     const auto sequence = writer.worker(rank).Begin(model_.prompt(kPrompt), cold).value();
@@ -189,7 +189,7 @@ TEST_F(RanksTest, PartsOfAPageServeWhoNeedsNoMore) {
   EXPECT_EQ(other->stats().miss_reason, "not_covered");
   const auto whole = Open({}).worker(0).Begin(model_.prompt(kPrompt)).value();
   EXPECT_EQ(whole->stats().miss_reason, "not_covered");
-  // All ranks of an engine see one prefix: what not all can have is a miss for each.
+  // All ranks of an engine get one prefix: a page that some rank cannot have is a miss for all.
   const auto led = half.worker(0).Lead(model_.prompt(kPrompt)).value();
   EXPECT_EQ(led.sequence->cached_tokens(), 0);
   EXPECT_EQ(led.sequence->stats().miss_reason, "not_covered");
@@ -198,7 +198,7 @@ TEST_F(RanksTest, PartsOfAPageServeWhoNeedsNoMore) {
 TEST_F(RanksTest, ADamagedTileIsAMissForItsReadersOnly) {
   RankRun writer = Open({4, 1});
   writer.Publish(model_, kPrompt);
-  // Head 2 of page 4. Ranks of degree 2 copy their part together, and check what they copy.
+  // Head 2 of page 4. Ranks of degree 2 copy their part together, and verify the copy.
   for (const auto& fragment : crumbd_->fragments(PageAt(4))) {
     if (fragment.header.range.heads.begin == 2) crumbd_->Bytes(fragment)[100] ^= std::byte{1};
   }
@@ -208,7 +208,7 @@ TEST_F(RanksTest, ADamagedTileIsAMissForItsReadersOnly) {
   EXPECT_EQ(hurt->cached_tokens(), 4 * 64);
   EXPECT_EQ(hurt->stats().miss_reason, "corrupt");
 
-  // The leader does not read that tile; who follows says how far it comes.
+  // The leader does not read that tile; the follower's error says how far it gets.
   RankRun engine = Open({2, 1});
   const auto led = engine.worker(0).Lead(model_.prompt(kPrompt)).value();
   EXPECT_EQ(led.sequence->cached_tokens(), kHit);
@@ -232,19 +232,18 @@ TEST_F(RanksTest, TheLeadersLeaseHoldsUntilTheLastFollowerEnds) {
   led.sequence.reset();
   follower.reset();
   EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
-  // A token outlives its lease: who follows late looks for itself.
+  // A token outlives its lease: a late follower looks the pages up itself.
   const uint64_t joins = crumbd_->joins();
   EXPECT_EQ(reader.worker(1).Follow(led.token, model_.prompt(kPrompt)).value()->cached_tokens(),
             kHit);
   EXPECT_EQ(crumbd_->joins(), joins);
-  // And when the pages are gone too, it says so.
+  // If the pages are gone too, it returns an error.
   for (int page = 2; page < kPages; ++page) crumbd_->Drop(PageAt(page));
   const auto late = reader.worker(1).Follow(led.token, model_.prompt(kPrompt));
   EXPECT_TRUE(absl::IsAborted(late.status())) << late.status();
 }
 
-// A client whose crumbd ends between a look at its epoch and the Acquire that joins a lease:
-// another crumbd answers.
+// A client whose crumbd is replaced between a look at its epoch and the Acquire that joins a lease.
 class RestartingClient final : public ForwardingClient {
  public:
   explicit RestartingClient(Client& to) : ForwardingClient(to), to_(to) {}
@@ -300,7 +299,7 @@ TEST_F(RanksTest, ALeaseThatAnotherCrumbdJoinedIsNotUsed) {
   const auto followed = reader.worker(1).Follow(led.token, model_.prompt(kPrompt)).value();
   EXPECT_EQ(followed->cached_tokens(), kHit);
   EXPECT_EQ(restarting.joins, 1);
-  EXPECT_EQ(restarting.own_leases, 1);  // of the pages that it attends
+  EXPECT_EQ(restarting.own_leases, 1);  // for the pages that it attends
 }
 
 TEST_F(RanksTest, AnAcquireThatJoinsALeaseOfAnotherCrumbdFails) {

@@ -23,7 +23,7 @@ using std::chrono::seconds;
 
 class WorkerTest : public CrumbdTest {
  protected:
-  // Bytes of every page that crumbd holds, by key.
+  // Returns the bytes of every page that crumbd holds, by key.
   std::map<PageKey, std::string> PageBytes() const {
     std::map<PageKey, std::string> out;
     for (const auto& [id, page] : crumbd_->pages()) {
@@ -33,13 +33,13 @@ class WorkerTest : public CrumbdTest {
     return out;
   }
 
-  // The page of `model`'s tokens at index `page`.
+  // Returns the page of `model`'s tokens at index `page`.
   FakeCrumbd::PageId PageAt(const SequenceModel& model, int page) const {
     const KeyspaceId keyspace = crumbd_->pages().begin()->first.first;
     return {keyspace, PageKeysOf(keyspace, model.tokens()).at(page)};
   }
 
-  // What a sequence gives after a prompt of 1,100 tokens: the outputs of 5 decode steps.
+  // Returns the outputs of 5 decode steps after a prompt of 1,100 tokens.
   static std::vector<float> Decode(const SequenceModel& model, Sequence& sequence) {
     if (sequence.length() < 1100) model.Pass(sequence, 1100);
     std::vector<float> outputs;
@@ -63,7 +63,7 @@ TEST_F(WorkerTest, AnotherWorkerHitsAndGetsTheSameOutputs) {
   const auto writer_client = OpenClient();
   const auto writer = OpenWorker(options_, writer_client.get());
   PublishPrompt(*writer, model_, 1100);
-  EXPECT_EQ(writer->counters().published_pages, 17);  // 1,100 / 64, those in the window too
+  EXPECT_EQ(writer->counters().published_pages, 17);  // 1,100 / 64, including those in the window
   EXPECT_EQ(crumbd_->pages().size(), 17);
 
   const auto client = OpenClient();
@@ -77,7 +77,7 @@ TEST_F(WorkerTest, AnotherWorkerHitsAndGetsTheSameOutputs) {
                   (options_.tile_shape().bf16_bytes() + 12 * options_.tile_shape().int2_bytes()));
     EXPECT_TRUE(Decode(model_, *warm) == expected);
     EXPECT_EQ(crumbd_->leases(), 1);
-    // Another sequence of this worker shares the lease's pages and asks nobody.
+    // Another sequence of this worker uses the lease's pages without a request.
     const uint64_t acquires = crumbd_->acquires();
     const auto shared = worker->Begin(model_.prompt(1100)).value();
     EXPECT_EQ(shared->stats().hit_tokens_worker, 832);
@@ -129,7 +129,7 @@ TEST_F(WorkerTest, HeadersNameTheChain) {
     EXPECT_EQ(header.format, i == 0 ? PageFormat::kBf16 : PageFormat::kInt2);
     EXPECT_EQ(header.parent, i == 0 ? PageKey{} : PageAt(model_, i - 1).second);
     EXPECT_EQ(header.range, (TileRange{{0, 2}, {0, 2}}));
-    // The first prefill block of 512 attends BF16 only; page 8 begins the second one.
+    // The first prefill block of 512 attends BF16 only; page 8 begins the second block.
     EXPECT_EQ(header.over_int2_prefix, i >= 8) << i;
   }
 }
@@ -206,7 +206,7 @@ TEST_F(WorkerTest, TheQualityWatchGivesTheKeyspaceUpAndOnlyACommandBringsItBack)
   WorkerOptions options = options_;
   options.watch_every = 1;
   options.watch_windows = 4;
-  options.watch_error_max = 0.01f;  // 2 bits are never that good
+  options.watch_error_max = 0.01f;  // INT2 errors are always larger
   const auto worker = OpenWorker(options, client.get());
   const auto read = [&](int chunk) {
     const auto sequence = worker->Begin(model_.prompt(1100)).value();
@@ -244,7 +244,7 @@ TEST_F(WorkerTest, WithoutCrumbdTheQualityWatchActsAlone) {
   options.watch_every = 1;
   options.watch_windows = 4;
   options.watch_error_max = 0.01f;
-  const auto client = OpenClient();  // nobody answers
+  const auto client = OpenClient();  // there is no crumbd
   const auto worker = OpenWorker(options, client.get());
   const auto bits = [&] {
     const auto sequence = worker->Begin(model_.prompt(1100)).value();
@@ -255,7 +255,7 @@ TEST_F(WorkerTest, WithoutCrumbdTheQualityWatchActsAlone) {
   };
   EXPECT_LT(bits(), 16.0);
   EXPECT_EQ(bits(), 16.0);
-  // When crumbd comes, it is told.
+  // The decision is reported once crumbd is connected.
   StartCrumbd();
   ASSERT_TRUE(client->WaitConnected(seconds(20)));
   EXPECT_TRUE(Eventually([&] {
@@ -264,7 +264,7 @@ TEST_F(WorkerTest, WithoutCrumbdTheQualityWatchActsAlone) {
   }));
 }
 
-// Damages page 5 of 17 in one way; pages before it hit, it and what follows do not.
+// Damages page 5 of 17 in one way; the pages before it hit, that page and those behind it do not.
 class DamageTest : public WorkerTest, public testing::WithParamInterface<std::string> {};
 
 TEST_P(DamageTest, IsAMissAndNeverUsed) {
@@ -345,7 +345,7 @@ TEST_F(WorkerTest, FullQueueDropsAndNeverBlocks) {
   model_.Pass(*sequence, 1100);
   ASSERT_TRUE(sequence->Finish().ok());
   const WorkerCounters counters = worker->counters();
-  // One page is on its way at most, three wait.
+  // At most one page is being published, three wait.
   EXPECT_GE(counters.publish_dropped_queue, 13);
   EXPECT_LE(counters.publish_dropped_queue, 14);
   crumbd_->block_commit = false;
@@ -373,7 +373,7 @@ TEST_F(WorkerTest, RefusedCommitsAreCountedAndTheKeyspaceIsAskedAgain) {
   StartCrumbd();
   const auto client = OpenClient();
   const auto worker = OpenWorker(options_, client.get());
-  crumbd_->generation = 2;  // somebody dropped the keyspace: what the worker knows is old
+  crumbd_->generation = 2;  // drops the keyspace, so that the worker's binding is stale
   PublishPrompt(*worker, model_, 700);
   EXPECT_EQ(worker->counters().publish_refused, 10);
   PublishPrompt(*worker, model_, 700);
@@ -395,7 +395,7 @@ TEST_F(WorkerTest, LateCrumbdIsAMiss) {
   EXPECT_EQ(sequence->stats().miss_reason, "deadline");
   EXPECT_EQ(worker->counters().deadline_exceeded, 1);
   crumbd_->block_acquire = false;
-  // The fake grants the lease all the same; the client gives back what it never heard of.
+  // The fake still grants the lease; the client returns a lease whose response did not arrive.
   EXPECT_EQ(worker->Begin(model_.prompt(1100)).value()->cached_tokens(), 832);
   EXPECT_TRUE(Eventually([&] { return crumbd_->leases() == 0; }));
 }
@@ -423,7 +423,7 @@ TEST_F(WorkerTest, GoesOnWhenCrumbdDiesAndComesBackEmpty) {
   crumbd_.reset();
   ASSERT_TRUE(Eventually([&] { return !client->connected(); }));
 
-  // The sequence attends pages of a crumbd that is gone.
+  // The sequence attends pages of a dead crumbd.
   const auto alone = OpenWorker(options_, nullptr);
   const auto cold = alone->Begin(model_.prompt(1100)).value();
   EXPECT_TRUE(Decode(model_, *warm) == Decode(model_, *cold));
@@ -440,7 +440,7 @@ TEST_F(WorkerTest, GoesOnWhenCrumbdDiesAndComesBackEmpty) {
   EXPECT_EQ(client->epoch(), 2);
   PublishPrompt(*worker, other, 1100);
   EXPECT_EQ(worker->Begin(other.prompt(1100)).value()->cached_tokens(), 832);
-  // Both generations of mappings are in use.
+  // Mappings of both connections are in use.
   const auto more = model_.Pass(*warm, warm->length() + 1);
   EXPECT_TRUE(more == model_.Pass(*cold, cold->length() + 1));
   warm.reset();

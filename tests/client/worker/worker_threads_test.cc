@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// Many sequences of one worker on many threads, over a Client in memory: what sanitizers that
-// cannot see into gRPC are to check.
+// Runs many sequences of one worker on many threads, over a Client in memory, for sanitizers that
+// cannot instrument gRPC.
 
 #include <atomic>
 #include <thread>
@@ -19,7 +19,7 @@ using std::chrono::seconds;
 
 TEST(WorkerThreadsTest, SequencesOnManyThreadsShareAndPublish) {
   const WorkerOptions options = SmallWorkerOptions();
-  // Four prompts that two threads each read again and again, with outputs known from one thread.
+  // Four prompts that two threads each read repeatedly, with outputs known from one thread.
   std::vector<SequenceModel> models;
   std::vector<std::vector<float>> expected;
   for (uint32_t i = 0; i < 4; ++i) {
