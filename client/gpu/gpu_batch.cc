@@ -11,17 +11,7 @@
 
 namespace crumb::client {
 
-using kernels::Bf16;
 using kernels::PageFormat;
-
-namespace {
-
-kernels::cuda::OutType OutTypeOf(DeviceOutput output) {
-  return output == DeviceOutput::kF32 ? kernels::cuda::OutType::kF32
-                                      : kernels::cuda::OutType::kBf16;
-}
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<GpuBatch>> GpuBatch::Create(const GpuWorkerParts& parts,
                                                            const DeviceBatchOptions& options) {
@@ -31,7 +21,7 @@ absl::StatusOr<std::unique_ptr<GpuBatch>> GpuBatch::Create(const GpuWorkerParts&
 }
 
 GpuBatch::~GpuBatch() {
-  // The device may still be at work with what goes now.
+  // Waits because the device may still use memory that is about to be freed.
   const uint64_t latest = timeline_ == nullptr ? 0 : timeline_->latest();
   if (latest > 0) timeline_->Synchronize(latest).IgnoreError();
 }
@@ -70,7 +60,7 @@ absl::Status GpuBatch::Allocate() {
     CRUMB_ASSIGN_OR_RETURN(
         offsets_,
         NewDeviceBuffer(device, sizeof(float) * rows * parts_.options.rotations.position_blocks()));
-    // The kernel that makes these holds queries, too, in passes that are captured.
+    // The kernel that computes the offsets also keeps queries in captured passes.
     if (!prompt() && parts_.watch != nullptr) {
       CRUMB_ASSIGN_OR_RETURN(held_,
                              NewDeviceBuffer(device, parts_.watch->token_bytes() * options_.tokens *
@@ -151,7 +141,7 @@ absl::Status GpuBatch::CheckEntries(std::span<const PassEntry> entries) const {
   return absl::OkStatus();
 }
 
-absl::StatusOr<GpuBatch::Room> GpuBatch::TakeRoom(std::span<const PassEntry> entries) {
+absl::StatusOr<GpuBatch::PassSlots> GpuBatch::TakeSlots(std::span<const PassEntry> entries) {
   int sinks = 0, rings = 0, pages = 0, bf16_pages = 0;
   for (const PassEntry& entry : entries) {
     const auto& sequence = static_cast<const GpuSequence&>(*entry.sequence);
@@ -159,7 +149,7 @@ absl::StatusOr<GpuBatch::Room> GpuBatch::TakeRoom(std::span<const PassEntry> ent
     if (NeedsRows(sequence)) ++rings;
     (sequence.history_format() == PageFormat::kBf16 ? bf16_pages : pages) += DueWindows(sequence);
   }
-  Room room;
+  PassSlots room;
   SlotPool& ring_pool = prompt() ? parts_.prompt_rings : parts_.decode_rings;
   CRUMB_ASSIGN_OR_RETURN(room.sinks, parts_.sinks.Take(sinks, options_.stream));
   CRUMB_ASSIGN_OR_RETURN(room.rings, ring_pool.Take(rings, options_.stream));
@@ -168,7 +158,7 @@ absl::StatusOr<GpuBatch::Room> GpuBatch::TakeRoom(std::span<const PassEntry> ent
   return room;
 }
 
-// Makes the stream wait for what others have written of the sequence.
+// Makes the stream wait for passes of other streams that wrote pages of the sequence.
 absl::Status GpuBatch::Join(GpuSequence& sequence) {
   const auto wait = [this](const PassRef& moment) -> absl::Status {
     if (moment.timeline == nullptr || moment.timeline == timeline_) return absl::OkStatus();
@@ -204,7 +194,8 @@ absl::Status GpuBatch::CopyRange(const GpuSequence& from, DeviceAddress to, int 
   return absl::OkStatus();
 }
 
-// Rows of the pass's kind; behind a prompt those that are still needed move over.
+// Gives the sequence rows of the pass's kind; at the end of a prompt it copies the rows that are
+// still needed.
 absl::Status GpuBatch::GiveRows(GpuSequence& sequence, std::shared_ptr<const SlotRef> rows) {
   if (sequence.rows != nullptr) {
     CRUMB_RETURN_IF_ERROR(
@@ -217,7 +208,7 @@ absl::Status GpuBatch::GiveRows(GpuSequence& sequence, std::shared_ptr<const Slo
 
 absl::Status GpuBatch::Prepare(std::span<const PassEntry> entries) {
   CRUMB_RETURN_IF_ERROR(CheckEntries(entries));
-  CRUMB_ASSIGN_OR_RETURN(Room room, TakeRoom(entries));
+  CRUMB_ASSIGN_OR_RETURN(PassSlots room, TakeSlots(entries));
   std::vector<DueWindow> now, in_pass;
   std::vector<GpuSequence*> sequences;
   auto int2_page = room.pages.begin(), bf16_page = room.bf16_pages.begin();
@@ -228,7 +219,7 @@ absl::Status GpuBatch::Prepare(std::span<const PassEntry> entries) {
     if (sequence.pages.empty() && sequence.open_sink == nullptr) {
       sequence.open_sink = parts_.geometry.NewPage(PageFormat::kBf16, *sink++);
     }
-    // The pass's own launch, which may be captured, makes INT2 pages of decode rings.
+    // INT2 pages of decode rings are made by the pass's own launch, which may be captured.
     const bool bf16 = sequence.history_format() == PageFormat::kBf16;
     const bool at_once = prompt() || sequence.prompt_rows || bf16;
     for (int due = DueWindows(sequence); due-- > 0;) {
@@ -276,7 +267,7 @@ void GpuBatch::TakeSamples(std::span<GpuSequence* const> sequences,
   }
 }
 
-// Of the prompts some of whose windows leave next, for one of these.
+// Keeps queries for a window of each prompt that evicts windows next and was selected.
 absl::Status GpuBatch::HoldQueries(int layer, const void* q) const {
   const size_t token = size_t{2} * parts_.geometry.q_heads * parts_.geometry.head_dim;
   auto at = reinterpret_cast<DeviceAddress>(q);
@@ -290,15 +281,15 @@ absl::Status GpuBatch::HoldQueries(int layer, const void* q) const {
   return absl::OkStatus();
 }
 
-PassTables::Place GpuBatch::PlaceOf(const GpuSequence& sequence) const {
+PassTables::SequenceRow GpuBatch::RowOf(const GpuSequence& sequence) const {
   const SegmentRule& rule = parts_.starter.rule();
   const int length = sequence.length(), end = length + sequence.fresh;
   const int capacity = sequence.ring().capacity;
   const int history_end =
       prompt() ? rule.PromptHistoryEnd(length, sequence.log.hit()) : rule.HistoryEnd(length + 1);
-  // Prefill counts fresh tokens apart, decode as the newest recent ones.
+  // Prefill counts fresh tokens separately, decode as the newest recent ones.
   const int counted = prompt() ? length : end;
-  PassTables::Place place;
+  PassTables::SequenceRow place;
   place.sink_tokens = std::min(kPageTokens, counted);
   const bool bf16 = sequence.history_format() == PageFormat::kBf16;
   (bf16 ? place.bf16_pages : place.pages) = history_end / kPageTokens - 1;
@@ -319,7 +310,7 @@ absl::Status GpuBatch::FillTables(uint64_t pass) {
   tables_->Begin(pass);
   fresh_ = 0;
   for (size_t i = 0; i < entries_.size(); ++i) {
-    const PassTables::Place place = PlaceOf(*entries_[i]);
+    const PassTables::SequenceRow place = RowOf(*entries_[i]);
     tables_->Set(static_cast<int>(i), place);
     tables_->SetPages(static_cast<int>(i), *entries_[i], place.pages + place.bf16_pages);
     fresh_ += entries_[i]->fresh;
@@ -332,136 +323,6 @@ absl::Status GpuBatch::Start() {
   CRUMB_RETURN_IF_ERROR(evictor_->Launch());
   return parts_.device.kernels().Plan(DecodeShape(), tables_->lengths(),
                                       reinterpret_cast<void*>(plan_.get()), options_.stream);
-}
-
-absl::Status GpuBatch::Append(int layer, const void* k, const void* v) {
-  if (prompt()) return AppendPrompt(layer, k, v);
-  const DeviceGeometry& g = parts_.geometry;
-  kernels::cuda::AppendParams params;
-  params.batch = options_.sequences;
-  params.q_tokens = options_.tokens;
-  params.kv_heads = g.kv_heads;
-  params.head_dim = g.head_dim;
-  params.k = k;
-  params.v = v;
-  params.head_stride = g.head_dim;
-  params.token_stride = int64_t{1} * g.head_dim * g.kv_heads;
-  params.sequence_stride = params.token_stride * options_.tokens;
-  params.lengths = tables_->lengths();
-  params.sink = g.SinkRows(layer, tables_->sinks(0));
-  params.recent = parts_.decode_ring.Rows(layer, tables_->rings(0));
-  params.recent_capacity = parts_.decode_ring.capacity;
-  return parts_.device.kernels().Append(params, options_.stream);
-}
-
-// One launch for each sequence: their chunks differ in length.
-absl::Status GpuBatch::AppendPrompt(int layer, const void* k, const void* v) {
-  const DeviceGeometry& g = parts_.geometry;
-  kernels::cuda::AppendParams params;
-  params.kv_heads = g.kv_heads;
-  params.head_dim = g.head_dim;
-  params.head_stride = g.head_dim;
-  params.token_stride = int64_t{1} * g.head_dim * g.kv_heads;
-  params.recent_capacity = parts_.prompt_ring.capacity;
-  int64_t before = 0;
-  for (size_t i = 0; i < entries_.size(); ++i) {
-    const int place = static_cast<int>(i);
-    params.q_tokens = entries_[i]->fresh;
-    params.k = static_cast<const Bf16*>(k) + before * params.token_stride;
-    params.v = static_cast<const Bf16*>(v) + before * params.token_stride;
-    params.lengths = tables_->lengths_after(place);
-    params.sink = g.SinkRows(layer, tables_->sinks(place));
-    params.recent = parts_.prompt_ring.Rows(layer, tables_->rings(place));
-    CRUMB_RETURN_IF_ERROR(parts_.device.kernels().Append(params, options_.stream));
-    before += entries_[i]->fresh;
-  }
-  prompt_k_ = k;
-  prompt_v_ = v;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<const float*> GpuBatch::Offsets(int layer, const void* q) {
-  const float* mean = parts_.constants.mean_k_columns(layer);
-  if (mean == nullptr) return nullptr;
-  kernels::cuda::QueryOffsetsParams params;
-  params.tokens = prompt() ? fresh_ : options_.sequences * options_.tokens;
-  params.kv_heads = parts_.geometry.kv_heads;
-  params.q_heads = parts_.geometry.q_heads;
-  params.head_dim = parts_.geometry.head_dim;
-  params.position_blocks = parts_.options.rotations.position_blocks();
-  params.q = static_cast<const Bf16*>(q);
-  params.mean_k = mean;
-  params.offset = reinterpret_cast<float*>(offsets_.get());
-  if (held_.get() != 0) {
-    params.held_head = tables_->held_heads();
-    params.held_tokens = options_.tokens;
-    params.held = reinterpret_cast<Bf16*>(held_.get() +
-                                          parts_.watch->token_bytes() * options_.tokens * layer);
-  }
-  CRUMB_RETURN_IF_ERROR(parts_.device.kernels().QueryOffsets(params, options_.stream));
-  return params.offset;
-}
-
-absl::Status GpuBatch::Attend(int layer, const void* q, void* out) {
-  if (prompt()) {
-    for (const GpuSequence* sequence : entries_) {
-      for (const auto& load : sequence->loads) {
-        CRUMB_RETURN_IF_ERROR(load->MakeWait(options_.stream, layer));
-      }
-    }
-    CRUMB_RETURN_IF_ERROR(HoldQueries(layer, q));
-  }
-  CRUMB_ASSIGN_OR_RETURN(const float* offsets, Offsets(layer, q));
-  return prompt() ? AttendPrompt(layer, q, out, offsets) : AttendDecode(layer, q, out, offsets);
-}
-
-void GpuBatch::SetInputs(int layer, const float* offsets,
-                         kernels::cuda::AttentionInputs* params) const {
-  const DeviceGeometry& g = parts_.geometry;
-  const RingShape& ring = prompt() ? parts_.prompt_ring : parts_.decode_ring;
-  params->out_type = OutTypeOf(options_.output);
-  params->page_address = tables_->page_table();
-  params->page_layer_offset = layer * static_cast<int64_t>(g.layer_stride(PageFormat::kInt2));
-  params->page_head_stride = static_cast<int64_t>(g.tile.int2_bytes());
-  params->sink = g.SinkRows(layer, tables_->sinks(0));
-  params->recent = ring.Rows(layer, tables_->rings(0));
-  params->recent_capacity = ring.capacity;
-  params->rotation_k = parts_.constants.rotation_k(layer);
-  params->rotation_v = parts_.constants.rotation_v(layer);
-  params->mean_v = parts_.constants.mean_v(layer);
-  params->offset = offsets;
-  params->position_blocks = parts_.options.rotations.position_blocks();
-  params->pages_per_position_block = parts_.options.rotations.pages_per_position_block();
-  params->shift = parts_.constants.shift(layer);
-  params->scale = parts_.options.scale;
-  params->soft_cap = parts_.options.soft_cap;
-}
-
-absl::Status GpuBatch::AttendDecode(int layer, const void* q, void* out, const float* offsets) {
-  kernels::cuda::DecodeAttentionParams params;
-  SetInputs(layer, offsets, &params);
-  params.shape = DecodeShape();
-  params.lengths = tables_->lengths();
-  params.q = q;
-  params.out = out;
-  params.plan = reinterpret_cast<const void*>(plan_.get());
-  params.workspace = reinterpret_cast<void*>(workspace_.get());
-  return parts_.device.kernels().Decode(params, options_.stream);
-}
-
-absl::Status GpuBatch::AttendPrompt(int layer, const void* q, void* out, const float* offsets) {
-  const DeviceGeometry& g = parts_.geometry;
-  kernels::cuda::PrefillAttentionParams params;
-  SetInputs(layer, offsets, &params);
-  params.shape = PrefillShape();
-  params.lengths = tables_->prefill_lengths();
-  params.q = q;
-  params.out = out;
-  params.k = prompt_k_;
-  params.v = prompt_v_;
-  params.token_stride = int64_t{1} * g.head_dim * g.kv_heads;
-  params.head_stride = g.head_dim;
-  return parts_.device.kernels().Prefill(params, options_.stream);
 }
 
 absl::Status GpuBatch::CheckTokens(std::span<const std::span<const int32_t>> tokens) const {
@@ -481,14 +342,14 @@ absl::Status GpuBatch::CheckTokens(std::span<const std::span<const int32_t>> tok
   return absl::OkStatus();
 }
 
-// Answers which entries attended damaged pages: nothing.
+// Returns a text that names the entries that attended damaged pages, or an empty one.
 std::string GpuBatch::Accept(std::span<const std::span<const int32_t>> tokens, uint64_t pass,
                              std::vector<UnsettledPage>* sinks) {
   std::string damaged;
   for (size_t i = 0; i < tokens.size(); ++i) {
     GpuSequence& sequence = *entries_[i];
     sequence.log.Accept(tokens[i]);
-    // A prompt's pass that was given up ends nothing.
+    // An abandoned pass of a prompt ends nothing.
     if (static_cast<int>(tokens[i].size()) < sequence.fresh) sequence.sample.reset();
     sequence.fresh = 0;
     sequence.last = {timeline_, pass};
@@ -497,7 +358,7 @@ std::string GpuBatch::Accept(std::span<const std::span<const int32_t>> tokens, u
       page = held;
     }
     if (page >= 0) {
-      // Nothing computed over them may be shared.
+      // No page computed over them may be published.
       sequence.line->Damage(0);
       sequence.finished = true;
       damaged += "; entry " + std::to_string(i) + " at token " + std::to_string(page * kPageTokens);
@@ -527,7 +388,7 @@ absl::Status GpuBatch::Advance(std::span<const std::span<const int32_t>> tokens)
   std::vector<UnsettledPage> sinks;
   const std::string damaged = Accept(tokens, pass_, &sinks);
   entries_.clear();
-  // A sink comes before the windows of its sequence, the first of which leaves later.
+  // A sink settles before the windows of its sequence, the first of which is evicted later.
   for (UnsettledPage& sink : sinks) parts_.settler.SettleSink({timeline_, pass_}, std::move(sink));
   evictor_->Settle(pass_);
   sample_ = nullptr;
@@ -541,7 +402,7 @@ absl::StatusOr<std::unique_ptr<DeviceSequence>> GpuBatch::Fork(DeviceSequence& b
   if (origin.rows != nullptr && origin.prompt_rows != prompt()) {
     return absl::FailedPreconditionError("fork in a batch of the kind of the last pass");
   }
-  Room room;
+  PassSlots room;
   SlotPool& ring_pool = prompt() ? parts_.prompt_rings : parts_.decode_rings;
   const bool own_sink = origin.open_sink != nullptr;
   CRUMB_ASSIGN_OR_RETURN(room.rings,

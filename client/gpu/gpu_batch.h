@@ -19,7 +19,7 @@
 
 namespace crumb::client {
 
-// See DeviceBatch for the contract.
+// GpuBatch is the DeviceBatch of GpuWorker: see DeviceBatch for the contract.
 class GpuBatch final : public DeviceBatch {
  public:
   // `parts` is borrowed.
@@ -37,12 +37,12 @@ class GpuBatch final : public DeviceBatch {
 
  private:
   using Slots = std::vector<std::shared_ptr<const SlotRef>>;
-  // Room that a pass needs, taken before anything changes.
-  struct Room {
-    Slots sinks;       // of entries without one
-    Slots rings;       // of entries without rows of the pass's kind
-    Slots pages;       // of due windows
-    Slots bf16_pages;  // of those with BF16 history
+  // The slots that a pass needs. Prepare takes them before it changes anything.
+  struct PassSlots {
+    Slots sinks;       // for entries without a sink
+    Slots rings;       // for entries without rows of the pass's kind
+    Slots pages;       // for due windows that become INT2 pages
+    Slots bf16_pages;  // for due windows that become BF16 pages
   };
 
   GpuBatch(const GpuWorkerParts& parts, const DeviceBatchOptions& options)
@@ -54,7 +54,7 @@ class GpuBatch final : public DeviceBatch {
 
   absl::Status CheckEntries(std::span<const PassEntry> entries) const;
   absl::Status CheckOutside(const GpuSequence& sequence) const;
-  // Page index behind the last window that leaves before the pass.
+  // Returns the page index behind the last window that is evicted before the pass.
   int DueEnd(const GpuSequence& sequence) const;
   int DueWindows(const GpuSequence& sequence) const {
     return std::max(0, DueEnd(sequence) - sequence.stored_pages());
@@ -62,21 +62,21 @@ class GpuBatch final : public DeviceBatch {
   bool NeedsRows(const GpuSequence& sequence) const {
     return sequence.rows == nullptr || sequence.prompt_rows != prompt();
   }
-  absl::StatusOr<Room> TakeRoom(std::span<const PassEntry> entries);
+  absl::StatusOr<PassSlots> TakeSlots(std::span<const PassEntry> entries);
   absl::Status Join(GpuSequence& sequence);
   absl::Status GiveRows(GpuSequence& sequence, std::shared_ptr<const SlotRef> rows);
   absl::Status CopyRange(const GpuSequence& from, DeviceAddress to, int begin, int end);
   absl::Status FillTables(uint64_t pass);
-  // Picks windows to measure: those that leave behind a pass that ends a block or the prompt, or
-  // one of those that leave in a decode pass. The pass holds its queries for them.
+  // Selects windows for measurement: in a prompt those evicted after a pass that ends a block or
+  // the prompt; in a decode pass one of those evicted in it. The pass keeps its queries for them.
   void TakeSamples(std::span<GpuSequence* const> sequences, std::span<const DueWindow> in_pass);
   void TakeSample(GpuSequence& sequence, int page_begin, int page_end);
   absl::Status HoldQueries(int layer, const void* q) const;
-  PassTables::Place PlaceOf(const GpuSequence& sequence) const;
+  PassTables::SequenceRow RowOf(const GpuSequence& sequence) const;
   absl::Status AppendPrompt(int layer, const void* k, const void* v);
   absl::Status AttendDecode(int layer, const void* q, void* out, const float* offsets);
   absl::Status AttendPrompt(int layer, const void* q, void* out, const float* offsets);
-  // Sets what decode and prefill attention have in common, except queries and output.
+  // Sets the inputs that decode and prefill attention have in common.
   void SetInputs(int layer, const float* offsets, kernels::cuda::AttentionInputs* params) const;
   absl::StatusOr<const float*> Offsets(int layer, const void* q);
   absl::Status CheckTokens(std::span<const std::span<const int32_t>> tokens) const;
@@ -92,12 +92,12 @@ class GpuBatch final : public DeviceBatch {
   DeviceBuffer plan_;
   DeviceBuffer workspace_;
   DeviceBuffer offsets_;                  // q . mu_k of one layer
-  DeviceBuffer held_;                     // queries of a decode pass for `sample_`, or none
-  std::shared_ptr<WindowSample> sample_;  // of the pass under way
+  DeviceBuffer held_;                     // queries of a decode pass for `sample_`, or empty
+  std::shared_ptr<WindowSample> sample_;  // sample of the pass under way
   const GpuSequence* sampled_ = nullptr;
-  std::vector<GpuSequence*> entries_;  // of the pass under way
-  int fresh_ = 0;                      // tokens of all of them
-  const void* prompt_k_ = nullptr;     // rows that the layer's Attend reads
+  std::vector<GpuSequence*> entries_;  // sequences of the pass under way
+  int fresh_ = 0;                      // number of their fresh tokens
+  const void* prompt_k_ = nullptr;     // rows that Attend of the layer reads
   const void* prompt_v_ = nullptr;
   uint64_t pass_ = 0;
 };

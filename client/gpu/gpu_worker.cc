@@ -18,10 +18,10 @@ using kernels::PageFormat;
 
 namespace {
 
-constexpr int kDraftSlotsMax = 7;     // of the decode kernel's 8 tokens
-constexpr int kEvictWindowsMin = 64;  // of one launch outside a pass
+constexpr int kDraftSlotsMax = 7;     // of the decode kernel's 8 query tokens
+constexpr int kEvictWindowsMin = 64;  // windows of one launch outside a pass
 constexpr int kSequencesMax = 1024;
-// For shared slots of a prefix that is to be loaded: crumbd answers from memory.
+// Timeout for reserving pool slots for a prefix that is to be loaded; crumbd responds from memory.
 constexpr Duration kSlotsTimeout = std::chrono::milliseconds(50);
 
 absl::Status CheckServed(const WorkerOptions& options, Device& device) {
@@ -119,7 +119,7 @@ GpuWorker::GpuWorker(const WorkerOptions& options, const DeviceWorkerOptions& de
                                             std::max<size_t>(1, device_options.pin_piece_bytes))),
       background_(std::make_unique<Background>("crumb-settle")) {}
 
-// What the threads still do uses all of it: slots go back to their pool before that does.
+// Threads may still use any member, and slots return to their pools before these are destroyed.
 GpuWorker::~GpuWorker() {
   scrubber_.reset();
   for (SlotPool* pool : {pages_.get(), sinks_.get()}) {
@@ -136,18 +136,6 @@ absl::Status GpuWorker::JoinPools() {
   pages_->Share(pools_->pages(), *background_);
   sinks_->Share(pools_->sinks(), *background_);
   return absl::OkStatus();
-}
-
-void GpuWorker::NamePools(AcquireRequest* request) const {
-  if (pools_ != nullptr) pools_->NamePools(request);
-}
-
-HeldPages GpuWorker::Hold(std::span<const DeviceFragment* const> fragments,
-                          const std::shared_ptr<const Lease>& lease) {
-  if (pools_ == nullptr) {
-    return {{}, absl::NotFoundError("this worker takes part in no device pool")};
-  }
-  return pools_->Hold(fragments, lease, *pages_, *sinks_);
 }
 
 DevicePoolUse GpuWorker::pool_use() const {
@@ -167,9 +155,8 @@ DevicePoolUse GpuWorker::pool_use() const {
   return use;
 }
 
-absl::Status GpuWorker::Allocate() {
+absl::Status GpuWorker::AllocateSlots() {
   const DeviceWorkerOptions& o = device_options_;
-  CRUMB_ASSIGN_OR_RETURN(constants_, DeviceConstants::Upload(device_, options_));
   CRUMB_ASSIGN_OR_RETURN(pages_,
                          SlotPool::Create(device_, timelines_, "pages in device memory",
                                           geometry_.page_bytes(PageFormat::kInt2), o.pages));
@@ -185,6 +172,13 @@ absl::Status GpuWorker::Allocate() {
   CRUMB_ASSIGN_OR_RETURN(prompt_rings_,
                          SlotPool::Create(device_, timelines_, "prompts in device memory",
                                           prompt_ring_.bytes, o.prompts));
+  return absl::OkStatus();
+}
+
+absl::Status GpuWorker::Allocate() {
+  const DeviceWorkerOptions& o = device_options_;
+  CRUMB_ASSIGN_OR_RETURN(constants_, DeviceConstants::Upload(device_, options_));
+  CRUMB_RETURN_IF_ERROR(AllocateSlots());
   CRUMB_RETURN_IF_ERROR(JoinPools());
   CRUMB_ASSIGN_OR_RETURN(
       results_, EvictResults::Create(device_, o.evict_results,
@@ -206,8 +200,17 @@ absl::Status GpuWorker::Allocate() {
                     .keeps_sums = pools_ != nullptr || o.scrub_pages_per_second > 0,
                     .slots_timeout = kSlotsTimeout},
                    o.loads, o.load_pages, o.load_kernel_layers));
-  CRUMB_ASSIGN_OR_RETURN(starter_,
-                         SequenceStarter::Create(options_, client_, *reader_, this, pools_.get()));
+  intake_ =
+      std::make_unique<DevicePageIntake>(DevicePageIntake::Parts{.options = options_,
+                                                                 .device_options = device_options_,
+                                                                 .geometry = geometry_,
+                                                                 .pools = pools_.get(),
+                                                                 .pages = *pages_,
+                                                                 .bf16_pages = *bf16_pages_,
+                                                                 .sinks = *sinks_,
+                                                                 .loader = *loader_});
+  CRUMB_ASSIGN_OR_RETURN(
+      starter_, SequenceStarter::Create(options_, client_, *reader_, intake_.get(), pools_.get()));
   pinner_->Use();
   CRUMB_ASSIGN_OR_RETURN(
       settler_, PageSettler::Create(device_, geometry_.page_bytes(PageFormat::kBf16), *starter_,
@@ -245,12 +248,12 @@ absl::Status GpuWorker::Allocate() {
   return absl::OkStatus();
 }
 
-// Pages that crumbd has elsewhere and this device now, too.
+// Publishes pages that crumbd has elsewhere and this device has now.
 void GpuWorker::NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
                            std::vector<std::shared_ptr<const Page>> pages) {
   if (pools_ == nullptr) return;
   std::erase_if(pages, [this](const auto& page) { return !pools_->Has(*page); });
-  starter_->publisher().Place(keyspace, std::move(pages));
+  starter_->publisher().PublishInPlace(keyspace, std::move(pages));
 }
 
 void GpuWorker::NoteDamage() {
@@ -264,27 +267,9 @@ void GpuWorker::NoteUnchecked(const absl::Status& why) {
   (absl::IsDeadlineExceeded(why) ? tally.deadline_exceeded : tally.unavailable).Add();
 }
 
-absl::Status GpuWorker::ProvideFor(const KeyspaceBinding& keyspace) {
-  if (keyspace.history_format != PageFormat::kBf16) return absl::OkStatus();
-  const int count = device_options_.bf16_pages;
-  const size_t bytes = geometry_.page_bytes(PageFormat::kBf16) * count;
-  absl::Status provided = bf16_pages_->Provide();
-  if (count > 0 && !absl::IsResourceExhausted(provided)) return provided;
-  return absl::ResourceExhaustedError(
-      "sequences of " + options_.model + " store BF16 now, and there is no device memory for " +
-      std::to_string(count) + " BF16 pages of " + std::to_string(bytes) +
-      " bytes in all (bf16_pages of DeviceWorkerOptions)");
-}
-
-std::unique_ptr<PageIntake::Prefix> GpuWorker::NewPrefix(
-    const std::shared_ptr<const KeyspaceBinding>& keyspace, int pages_max) {
-  // Without memory for its pages nor can the sequence begin.
-  return loader_->NewPrefix(keyspace, ProvideFor(*keyspace).ok() ? pages_max : 0);
-}
-
 absl::StatusOr<std::unique_ptr<DeviceSequence>> GpuWorker::MakeSequence(
     const SequenceOptions& options, SequenceStart start) {
-  CRUMB_RETURN_IF_ERROR(ProvideFor(*start.keyspace));
+  CRUMB_RETURN_IF_ERROR(intake_->ProvideFor(*start.keyspace));
   if (scrubber_ != nullptr) scrubber_->Offer(start.pages, options_.verify_every);
   return std::make_unique<GpuSequence>(*parts_, options, std::move(start));
 }

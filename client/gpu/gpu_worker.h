@@ -9,18 +9,18 @@
 #include <vector>
 
 #include "client/gpu/device/arena_pinner.h"
+#include "client/gpu/device_page_intake.h"
 #include "client/gpu/device_page_reader.h"
 #include "client/gpu/gpu_worker_parts.h"
 #include "client/gpu/page_scrubber.h"
 #include "client/gpu/prefix_loader.h"
 #include "client/gpu/worker_pools.h"
-#include "client/worker/page_intake.h"
 #include "crumb/device_worker.h"
 
 namespace crumb::client {
 
-// See DeviceWorker for the contract.
-class GpuWorker final : public DeviceWorker, private PageIntake {
+// GpuWorker is the DeviceWorker: see DeviceWorker for the contract.
+class GpuWorker final : public DeviceWorker {
  public:
   ~GpuWorker() override;
 
@@ -45,17 +45,10 @@ class GpuWorker final : public DeviceWorker, private PageIntake {
   GpuWorker(const WorkerOptions& options, const DeviceWorkerOptions& device_options, Client* client,
             Device& device);
   absl::Status Allocate();
+  absl::Status AllocateSlots();
   absl::Status JoinPools();
   absl::StatusOr<std::unique_ptr<DeviceSequence>> MakeSequence(const SequenceOptions& options,
                                                                SequenceStart start);
-  bool attends_in_place() const override { return pools_ != nullptr; }
-  void NamePools(AcquireRequest* request) const override;
-  HeldPages Hold(std::span<const DeviceFragment* const> fragments,
-                 const std::shared_ptr<const Lease>& lease) override;
-  std::unique_ptr<Prefix> NewPrefix(const std::shared_ptr<const KeyspaceBinding>& keyspace,
-                                    int pages_max) override;
-  // Makes sure that there is memory for history pages of sequences of this keyspace.
-  absl::Status ProvideFor(const KeyspaceBinding& keyspace);
   void NoteDamage();
   void NoteUnchecked(const absl::Status& why);
   void NoteLoaded(const std::shared_ptr<const KeyspaceBinding>& keyspace,
@@ -76,12 +69,14 @@ class GpuWorker final : public DeviceWorker, private PageIntake {
   std::unique_ptr<EvictResults> results_;
   std::unique_ptr<DevicePageReader> reader_;
   std::unique_ptr<PrefixLoader> loader_;
+  std::unique_ptr<DevicePageIntake> intake_;
   std::unique_ptr<PageSettler> settler_;
-  std::unique_ptr<SequenceStarter> starter_;  // its publisher's thread uses the above
-  std::unique_ptr<WindowWatch> watch_;        // null: the quality is not watched
+  std::unique_ptr<SequenceStarter> starter_;  // its publisher's thread uses everything above
+  std::unique_ptr<WindowWatch> watch_;        // null: quality is not watched
   std::optional<GpuWorkerParts> parts_;
-  std::unique_ptr<Background> background_;  // its thread uses all of it
-  std::unique_ptr<PageScrubber> scrubber_;  // so does its; null: nothing is scrubbed
+  std::unique_ptr<Background> background_;  // its thread uses everything above
+  // its thread uses everything above; null: there is no scrubbing
+  std::unique_ptr<PageScrubber> scrubber_;
 };
 
 }  // namespace crumb::client

@@ -13,17 +13,17 @@ namespace crumb::client {
 namespace {
 
 constexpr size_t kRoundPagesMax = 16;
-// In which rounds of so many pages are spread.
+// Number of rounds over which the pages of a second are spread.
 constexpr int kRoundsPerSecond = 4;
-// Without a page to look at.
+// Time between rounds while there is no page to check.
 constexpr Duration kIdle = std::chrono::seconds(1);
-// Pages of prefixes that wait for their turn.
+// Number of offered pages that wait to be checked.
 constexpr size_t kOfferedMax = 1024;
-// Damaged pages that crumbd could not be told of yet.
+// Number of damaged pages that crumbd does not know of yet.
 constexpr size_t kUntoldMax = 64;
 constexpr Duration kCallTimeout = std::chrono::seconds(2);
 
-// What is on its way is checked when it arrives.
+// Returns whether the page has arrived. Pages in flight are checked when they arrive.
 bool Arrived(const DevicePage& page) {
   if (page.load == nullptr) return true;
   if (!page.load->done()) return false;
@@ -35,7 +35,7 @@ bool Arrived(const DevicePage& page) {
 
 PageScrubber::PageScrubber(const Parts& parts, int pages_per_second)
     : parts_(parts),
-      // Half of them are of prefixes, half of the lap.
+      // Half of a round's pages are offered ones, the other half belongs to the lap.
       round_pages_(std::clamp<size_t>(static_cast<size_t>(pages_per_second / kRoundsPerSecond), 2,
                                       kRoundPagesMax)),
       interval_(std::chrono::duration_cast<Duration>(
@@ -71,7 +71,7 @@ void PageScrubber::Offer(std::span<const std::shared_ptr<const Page>> pages, uin
         ++dropped;
       }
     }
-    if (idle_) changed_.NotifyAll();  // else it comes soon, and nobody is woken
+    if (idle_) changed_.NotifyAll();  // otherwise the thread wakes by itself soon
   }
   if (dropped > 0) parts_.tally.scrubs_dropped.Add(dropped);
 }
@@ -121,7 +121,8 @@ PageScrubber::Pages PageScrubber::Choose() {
   return pages;
 }
 
-// Sums of pages that were made or brought here are known; those of others are crumbd's to tell.
+// Collects the expected checksums: those of pages made or loaded here are known, those of other
+// workers' pages are crumbd's.
 std::vector<PageScrubber::Item> PageScrubber::Gather(const Pages& pages) const {
   std::vector<Item> items;
   Pages ask;
@@ -140,20 +141,20 @@ std::vector<PageScrubber::Item> PageScrubber::Gather(const Pages& pages) const {
   return items;
 }
 
-// No page is held while crumbd is asked: others may wait for its slot. What is held afterwards was
-// held all the time.
+// Holds no page during the request, because other processes may wait for its slot. A page that is
+// held afterwards was held all the time.
 void PageScrubber::AddFromCrumbd(const Pages& pages, std::vector<Item>* items) const {
   if (pages.empty() || parts_.pools == nullptr) return;
-  std::vector<WorkerPools::Place> places;
+  std::vector<WorkerPools::PoolPage> places;
   Pages requested;
   for (const std::weak_ptr<const Page>& one : pages) {
     const std::shared_ptr<const Page> page = one.lock();
     if (page == nullptr) continue;
-    places.push_back(WorkerPools::PlaceOf(*page));
+    places.push_back(WorkerPools::PoolPageOf(*page));
     requested.push_back(one);
   }
   auto sums = parts_.pools->SumsOf(places, kCallTimeout);
-  if (!sums.ok()) return;  // no crumbd: later
+  if (!sums.ok()) return;  // there is no crumbd; try later
   for (size_t i = 0; i < requested.size(); ++i) {
     if (!(*sums)[i].empty()) items->push_back({requested[i], std::move((*sums)[i])});
   }
@@ -184,14 +185,14 @@ size_t PageScrubber::Round() {
   return chosen.size();
 }
 
-// Who begins a sequence from now on does not find it here. The order matters: what crumbd gives
-// until it is told comes into the table, and has its turn there.
+// Makes the page unfindable for new sequences, then reports it to crumbd. In this order, a page
+// that crumbd grants before it knows of the damage enters the table and is checked in a lap.
 void PageScrubber::Withdraw(const std::shared_ptr<const Page>& page) {
   parts_.table.Remove(*page);
   OnDevice(*page).damaged.Set();
   damages_.fetch_add(1, std::memory_order_release);
   parts_.tally.verify_failures.Add();
-  LogError("page {} of a sequence was damaged in device memory: it is given out no more",
+  LogError("page {} of a sequence is damaged in device memory and will not be used any more",
            page->position);
   if (OnDevice(*page).slot->shared == nullptr) {
     if (parts_.client != nullptr) parts_.client->Count({.verify_failures = 1});
@@ -203,9 +204,9 @@ void PageScrubber::Withdraw(const std::shared_ptr<const Page>& page) {
 
 void PageScrubber::ReportDamage() {
   while (!unreported_.empty()) {
-    const WorkerPools::Place place = WorkerPools::PlaceOf(*unreported_.front());
+    const WorkerPools::PoolPage place = WorkerPools::PoolPageOf(*unreported_.front());
     const absl::Status withdrawn = parts_.pools->Withdraw(place, kCallTimeout);
-    if (absl::IsUnavailable(withdrawn) || absl::IsDeadlineExceeded(withdrawn)) return;  // later
+    if (absl::IsUnavailable(withdrawn) || absl::IsDeadlineExceeded(withdrawn)) return;  // try later
     if (!withdrawn.ok())
       LogWarning("a damaged page may stay in its pool: {}", withdrawn.ToString());
     unreported_.pop_front();

@@ -45,13 +45,13 @@ void PageSettler::Settle(const PassRef& moment, EvictResults::Table results,
 
 void PageSettler::SettleSink(const PassRef& moment, UnsettledPage page) {
   background_.Add([this, moment, page = std::move(page)] {
-    const absl::Status looked = LookAtSink(moment, page);
+    const absl::Status looked = CheckSink(moment, page);
     if (!looked.ok()) return LogWarning("a sink page was lost: {}", looked.ToString());
     Finish(page);
   });
 }
 
-absl::Status PageSettler::LookAtSink(const PassRef& moment, const UnsettledPage& unsettled) {
+absl::Status PageSettler::CheckSink(const PassRef& moment, const UnsettledPage& unsettled) {
   CRUMB_RETURN_IF_ERROR(moment.timeline->Synchronize(moment.pass));
   DevicePage& page = *unsettled.page;
   const DeviceCopy copy{reinterpret_cast<uint64_t>(sink_.get()), page.address(), page.bytes};

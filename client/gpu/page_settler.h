@@ -17,12 +17,12 @@
 
 namespace crumb::client {
 
-// What has turned out about the pages of a sequence. The first page that held a non-finite row, and
-// those behind it, stay in the sequence. Thread-safe.
+// PublishLimit is the index of a sequence's first page with a non-finite row, if there is one. That
+// page and those behind it are not published. Thread-safe.
 class PublishLimit {
  public:
   PublishLimit() = default;
-  // Goes on from `origin`, whose first `pages` pages are shared.
+  // Continues from `origin`, whose first `pages` pages this sequence has too.
   PublishLimit(std::shared_ptr<const PublishLimit> origin, int pages)
       : origin_(std::move(origin)), origin_pages_(pages) {}
 
@@ -39,43 +39,43 @@ class PublishLimit {
   std::atomic<int> damaged_{INT_MAX};
 };
 
-// A page whose tiles have been enqueued, and what is to become of it.
+// A page whose tiles have been enqueued, with the data to publish it once they are written.
 struct UnsettledPage {
-  std::shared_ptr<DevicePage> page;     // its tile_sums and finite are set when it settles
-  std::shared_ptr<const Page> wrapped;  // the same, of PageTable::Wrap
+  std::shared_ptr<DevicePage> page;     // its tile_sums and `finite` are set when it settles
+  std::shared_ptr<const Page> wrapped;  // the result of PageTable::Wrap for the page
   std::shared_ptr<PublishLimit> line;
   std::shared_ptr<const KeyspaceBinding> keyspace;
   bool publish = false;
-  // Of the prefix that its rows were computed over: those not yet known to be sound.
+  // Loads of the prefix that its rows were computed over, if not yet known to be undamaged.
   std::vector<std::shared_ptr<const PrefixLoad>> loads;
 };
 
-// Looks at pages once the pass that wrote them has run: those that are fit become findable for
-// other sequences and are published. Works in the background, in the order of the calls.
-// Thread-safe.
+// PageSettler reads the results of pages once the pass that wrote them is done. It makes finite
+// pages findable for other sequences and publishes them. It works in the background, in the order
+// of the calls. Thread-safe.
 class PageSettler {
  public:
-  // `starter` and `background` are borrowed; the latter ends before this.
+  // `starter` and `background` are borrowed. REQUIRES: `background` is destroyed before this.
   static absl::StatusOr<std::unique_ptr<PageSettler>> Create(Device& device, size_t sink_bytes,
                                                              SequenceStarter& starter,
                                                              Background& background);
 
-  // Window i of the launch that `results` belongs to became pages[i]. `moment` is the pass behind
-  // the copy of the results; it has ended on the host.
+  // Settles the windows of a launch: window i became pages[i], and `results` are its results.
+  // `moment` is the pass of the copy of the results, which has ended.
   void Settle(const PassRef& moment, EvictResults::Table results, std::vector<UnsettledPage> pages);
-  // A sink page whose last row the pass wrote.
+  // Settles a sink page whose last row the pass wrote.
   void SettleSink(const PassRef& moment, UnsettledPage page);
 
  private:
   PageSettler(Device& device, SequenceStarter& starter, Background& background)
       : device_(device), starter_(starter), background_(background) {}
-  absl::Status LookAtSink(const PassRef& moment, const UnsettledPage& page);
+  absl::Status CheckSink(const PassRef& moment, const UnsettledPage& page);
   void Finish(const UnsettledPage& page);
 
   Device& device_;
   SequenceStarter& starter_;
   Background& background_;
-  // For the sink, which no kernel sums up: used by the background thread only.
+  // Members for the sink, whose checksums no kernel computes; used by the background thread only.
   OwnedStream stream_;
   OwnedEvent copied_;
   PinnedBuffer sink_;

@@ -27,7 +27,7 @@ void PassTables::Begin(uint64_t pass) {
   page_copies_.clear();
 }
 
-void PassTables::Set(int place, const Place& what) {
+void PassTables::Set(int place, const SequenceRow& what) {
   const auto base = reinterpret_cast<uint64_t>(Staging());
   const int numbers[kColumns] = {
       what.sink_tokens, what.pages,      what.recent_tokens, what.recent_begin, what.fresh_tokens,
@@ -40,9 +40,9 @@ void PassTables::Set(int place, const Place& what) {
   Addresses(base, 1)[place] = what.ring;
 }
 
-// Pages of a sequence never move: what the device has of its row stays.
+// Pages of a sequence never move, so that the row that the device has stays valid.
 void PassTables::SetPages(int place, const GpuSequence& sequence, int pages) {
-  Row& row = rows_[place];
+  UploadedRow& row = rows_[place];
   if (row.sequence != sequence.id || row.pages > pages) row = {sequence.id, 0};
   if (row.pages == pages) return;
   auto* staging =

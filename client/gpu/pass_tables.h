@@ -16,25 +16,25 @@
 
 namespace crumb::client {
 
-// What the kernels of a batch's passes read to find their sequences: lengths, addresses of sinks
-// and rings, the page table. Filled on the host, one pinned copy for each pass that may be queued.
-// Not thread-safe.
+// PassTables holds the tables in which the kernels of a batch's passes find their sequences:
+// lengths, addresses of sinks and rings, and the page table. They are filled on the host, in one
+// pinned copy for each pass that may be queued. Not thread-safe.
 class PassTables {
  public:
   static absl::StatusOr<std::unique_ptr<PassTables>> Create(Device& device, int sequences,
                                                             int pages, int copies);
 
-  // What one place of the next pass holds; padding is all zeros.
-  struct Place {
+  // One row of the next pass's tables; all zeros for padding.
+  struct SequenceRow {
     int sink_tokens = 0;
-    int pages = 0;       // INT2 ones
-    int bf16_pages = 0;  // behind them
+    int pages = 0;       // INT2 pages
+    int bf16_pages = 0;  // BF16 pages behind them
     int recent_tokens = 0;
     int recent_begin = 0;
     int fresh_tokens = 0;
     int fresh_begin = 0;
-    int held_head = 0;  // 1 + the KV head whose queries the pass holds; 0: none
-    // Where Append puts the fresh rows: lengths with them.
+    int held_head = 0;  // 1 + the KV head whose queries the pass keeps; 0: none
+    // Lengths including the fresh rows, which tell Append where these go.
     int sink_after = 0;
     int recent_after = 0;
     int begin_after = 0;
@@ -42,15 +42,15 @@ class PassTables {
     DeviceAddress ring = 0;
   };
 
-  // Starts the tables of pass `pass`: the copy of an earlier one is overwritten.
+  // Starts the tables of pass `pass` in the copy of an earlier one.
   void Begin(uint64_t pass);
-  void Set(int place, const Place& what);
-  // The place's row of the page table: the sequence's first `pages` history pages.
+  void Set(int place, const SequenceRow& what);
+  // Sets row `place` of the page table to the sequence's first `pages` history pages.
   void SetPages(int place, const GpuSequence& sequence, int pages);
-  // Enqueues all copies.
+  // Enqueues the copies to the device.
   absl::Status Upload(DeviceStream stream);
 
-  // Device addresses, the same for every pass; of places from `place` on.
+  // Device addresses, which are the same for every pass, starting with row `place`.
   kernels::cuda::DecodeLengths lengths() const;
   kernels::cuda::DecodeLengths lengths_after(int place) const;
   kernels::cuda::PrefillLengths prefill_lengths() const;
@@ -75,8 +75,8 @@ class PassTables {
     kHeldHead,
     kColumns
   };
-  // What of the page table the device has.
-  struct Row {
+  // The part of a row of the page table that the device has.
+  struct UploadedRow {
     uint64_t sequence = 0;
     int pages = 0;
   };
@@ -107,9 +107,9 @@ class PassTables {
   int copies_ = 1;
   DeviceBuffer memory_;
   DeviceBuffer pages_;
-  PinnedBuffer staging_;  // [copies] tables, then page table
+  PinnedBuffer staging_;  // [copies] of the tables, then of the page table
   uint64_t pass_ = 0;
-  std::vector<Row> rows_;
+  std::vector<UploadedRow> rows_;
   std::vector<DeviceCopy> page_copies_;
 };
 

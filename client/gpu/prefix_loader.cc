@@ -15,11 +15,12 @@ using kernels::PageFormat;
 
 namespace {
 
-constexpr int kKernelBlocks = 8;       // saturate PCIe; of 132 multiprocessors of an H200
-constexpr int kPoolBlocks = 48;        // that read other devices' memory
-constexpr int kPoolKernelLayers = 12;  // that it brings where all pages are there
-constexpr int kEverything = 1 << 20;   // layers, and the statuses behind them
-constexpr int kGroupGrowth = 3;        // of the layers that one copy brings
+// Thread blocks of the fetch kernel. 8 saturate PCIe 5 x16 and leave an H200's other 124 SMs to the
+// engine (docs/kernels/fetch.md).
+constexpr int kKernelBlocks = 8;
+constexpr int kPoolBlocks = 48;        // the same if it reads other devices' memory
+constexpr int kPoolKernelLayers = 12;  // layers that it copies if all pages lie there
+constexpr int kGroupGrowth = 3;        // factor of layers from one group of copies to the next
 
 bool Inside(const std::vector<std::span<const std::byte>>& ranges, const std::byte* begin,
             const std::byte* end) {
@@ -31,63 +32,6 @@ bool Inside(const std::vector<std::span<const std::byte>>& ranges, const std::by
 
 }  // namespace
 
-void PrefixLoad::NotePlaces(std::vector<int> places) {
-  MutexLock lock(&mutex_);
-  places_ = std::move(places);
-}
-
-void PrefixLoad::NoteEnqueued(int layers, absl::Status status) {
-  MutexLock lock(&mutex_);
-  enqueued_ = layers;
-  status_ = std::move(status);
-  changed_.NotifyAll();
-}
-
-void PrefixLoad::NoteUnchecked(int place) {
-  MutexLock lock(&mutex_);
-  unchecked_ = std::min(unchecked_, place);
-}
-
-bool PrefixLoad::checked(int place) const {
-  MutexLock lock(&mutex_);
-  return place < unchecked_;
-}
-
-absl::Status PrefixLoad::AwaitEnqueued(int layers) const {
-  MutexLock lock(&mutex_);
-  while (status_.ok() && enqueued_ < layers) changed_.Wait(&mutex_);
-  return status_;
-}
-
-absl::Status PrefixLoad::MakeWait(DeviceStream stream, int layer) const {
-  CRUMB_RETURN_IF_ERROR(AwaitEnqueued(layer + 1));
-  if (done_.load()) return absl::OkStatus();
-  return device_.Wait(stream, lane_.layer_done[layer].get());
-}
-
-absl::Status PrefixLoad::MakeWaitAll(DeviceStream stream) const {
-  CRUMB_RETURN_IF_ERROR(AwaitEnqueued(kEverything));
-  if (done_.load()) return absl::OkStatus();
-  return device_.Wait(stream, lane_.all_done.get());
-}
-
-int PrefixLoad::Settle() const {
-  // The lane may become another load's meanwhile, which makes the wait longer, not shorter.
-  absl::Status arrived;
-  if (!done_.load()) {
-    arrived = AwaitEnqueued(kEverything);
-    if (arrived.ok()) arrived = device_.Synchronize(lane_.all_done.get());
-  }
-  MutexLock lock(&mutex_);
-  if (done_.load()) return damaged_;
-  const auto* status = reinterpret_cast<const uint32_t*>(lane_.staging.get());
-  for (size_t i = places_.size(); i-- > 0;) {
-    if (!arrived.ok() || status[i] != 0 || places_[i] >= unchecked_) damaged_ = places_[i];
-  }
-  done_.store(true);
-  return damaged_;
-}
-
 absl::StatusOr<std::unique_ptr<PrefixLoader>> PrefixLoader::Create(const Parts& parts, int loads,
                                                                    int pages_max,
                                                                    int kernel_layers) {
@@ -95,16 +39,9 @@ absl::StatusOr<std::unique_ptr<PrefixLoader>> PrefixLoader::Create(const Parts& 
   CRUMB_ASSIGN_OR_RETURN(loader->stream_, NewUrgentStream(parts.device));
   CRUMB_ASSIGN_OR_RETURN(loader->check_stream_, NewUrgentStream(parts.device));
   for (int i = 0; i < loads; ++i) {
-    auto lane = std::make_unique<LoadLane>();
-    for (int layer = 0; layer < parts.geometry.layers; ++layer) {
-      CRUMB_ASSIGN_OR_RETURN(OwnedEvent event, NewEvent(parts.device));
-      lane->layer_done.push_back(std::move(event));
-    }
-    CRUMB_ASSIGN_OR_RETURN(lane->copied, NewEvent(parts.device));
-    CRUMB_ASSIGN_OR_RETURN(lane->all_done, NewEvent(parts.device));
-    const size_t bytes = loader->TablesAt(0, pages_max).bytes;
-    CRUMB_ASSIGN_OR_RETURN(lane->tables, NewDeviceBuffer(parts.device, bytes));
-    CRUMB_ASSIGN_OR_RETURN(lane->staging, NewPinnedBuffer(parts.device, bytes));
+    CRUMB_ASSIGN_OR_RETURN(std::unique_ptr<LoadLane> lane,
+                           LoadLane::Create(parts.device, parts.geometry.layers,
+                                            loader->TablesAt(0, pages_max).bytes));
     loader->GiveBack(lane.get());
     loader->lanes_.push_back(std::move(lane));
   }
@@ -140,7 +77,7 @@ PrefixLoader::Tables PrefixLoader::TablesAt(uint64_t base, int capacity) const {
   return tables;
 }
 
-// A prefix, and its load as soon as a page has to be brought.
+// A prefix, and its load once a page has to be copied.
 class PrefixLoader::Incoming final : public PageIntake::Prefix {
  public:
   Incoming(PrefixLoader& loader, Keyspace keyspace, int capacity)
@@ -157,7 +94,7 @@ class PrefixLoader::Incoming final : public PageIntake::Prefix {
       if (!page->placed && static_cast<int>(missing.size()) < room) missing.push_back(page);
     }
     absl::StatusOr<Pages> loaded = missing.empty() ? Pages() : Load(missing);
-    // No room is counted as a miss of its own reason.
+    // Lack of room is counted as a miss with a reason of its own.
     if (!loaded.ok() && !absl::IsResourceExhausted(loaded.status())) {
       LogWarning("a cached prefix was not loaded: {}", loaded.status().ToString());
     }
@@ -196,14 +133,14 @@ std::unique_ptr<PageIntake::Prefix> PrefixLoader::NewPrefix(Keyspace keyspace, i
   return std::make_unique<Incoming>(*this, std::move(keyspace), std::min(pages_max, pages_max_));
 }
 
-absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Place(const Pages& from) {
+absl::StatusOr<PrefixLoader::Pages> PrefixLoader::AssignSlots(const Pages& from) {
   const bool sink = from.front()->position == 0;
   std::vector<std::shared_ptr<const SlotRef>> slots;
   if (sink) {
     CRUMB_ASSIGN_OR_RETURN(slots, parts_.sinks.Take(1, stream_.get()));
   }
   const int wanted = static_cast<int>(from.size()) - (sink ? 1 : 0);
-  // Without room for a single page the sink alone is a hit.
+  // If there is no room for a single history page, the sink alone is a hit.
   SlotPool& pool = from.back()->position > 0 && from.back()->format == PageFormat::kBf16
                        ? parts_.bf16_pages
                        : parts_.pages;
@@ -239,7 +176,7 @@ std::shared_ptr<PrefixLoader::Job> PrefixLoader::NewJob(const Keyspace& keyspace
 
 absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Add(Job& job, const Pages& from) {
   MutexLock lock(&enqueue_mutex_);
-  CRUMB_ASSIGN_OR_RETURN(Pages to, Place(from));
+  CRUMB_ASSIGN_OR_RETURN(Pages to, AssignSlots(from));
   if (to.empty()) return to;
   const int begin = job.pages();
   for (size_t i = 0; i < to.size(); ++i) {
@@ -247,7 +184,7 @@ absl::StatusOr<PrefixLoader::Pages> PrefixLoader::Add(Job& job, const Pages& fro
     job.from.push_back(from[i]);
     job.to.push_back(to[i]);
   }
-  LookAtSources(job, begin);
+  FindCopiedSources(job, begin);
   const absl::Status queued = EnqueuePart(job, begin);
   if (queued.ok()) {
     RequestChecksums(job, begin);
@@ -277,7 +214,7 @@ void PrefixLoader::Complete(std::shared_ptr<Job> job) {
   for (const std::shared_ptr<Page>& page : job->to) {
     places.push_back(static_cast<int>(page->position));
   }
-  job->load->NotePlaces(std::move(places));
+  job->load->NoteIndices(std::move(places));
   absl::Status queued;
   {
     MutexLock lock(&enqueue_mutex_);
@@ -294,13 +231,14 @@ void PrefixLoader::Complete(std::shared_ptr<Job> job) {
     enqueuer_.Add([this, job] { EnqueueRest(*job); });
   } else {
     LogWarning("a cached prefix was not loaded: {}", queued.ToString());
-    job->load->NoteEnqueued(kEverything, queued);
+    job->load->NoteEnqueued(PrefixLoad::kAllLayers, queued);
   }
   FinishInBackground(std::move(job));
 }
 
-// Where no page of the first part can be read, no kernel is asked.
-void PrefixLoader::LookAtSources(Job& job, int page_begin) const {
+// Decides which pages the kernel can read in place. If it can read none of the first part, it is
+// not used.
+void PrefixLoader::FindCopiedSources(Job& job, int page_begin) const {
   const std::vector<std::span<const std::byte>> pinned = job.arena->Pinned();
   const int last = parts_.geometry.layers - 1;
   bool any_readable = false;
@@ -319,8 +257,8 @@ void PrefixLoader::LookAtSources(Job& job, int page_begin) const {
   job.kernel_layers = any_readable ? std::min(kernel_layers_, parts_.geometry.layers) : 0;
 }
 
-void PrefixLoader::GatherSums(const Job& job, int page_begin, int layer_begin,
-                              int layer_end) const {
+void PrefixLoader::GatherChecksums(const Job& job, int page_begin, int layer_begin,
+                                   int layer_end) const {
   const Tables tables =
       TablesAt(reinterpret_cast<uint64_t>(job.lane().staging.get()), job.capacity);
   const size_t heads = parts_.geometry.kv_heads, layer_sums = heads * job.capacity;
@@ -332,7 +270,7 @@ void PrefixLoader::GatherSums(const Job& job, int page_begin, int layer_begin,
   }
 }
 
-absl::Status PrefixLoader::SendPlaces(const Job& job, int page_begin) {
+absl::Status PrefixLoader::SendTables(const Job& job, int page_begin) {
   const auto staging = reinterpret_cast<uint64_t>(job.lane().staging.get());
   const Tables tables = TablesAt(staging, job.capacity);
   for (int i = page_begin; i < job.pages(); ++i) {
@@ -344,7 +282,7 @@ absl::Status PrefixLoader::SendPlaces(const Job& job, int page_begin) {
     tables.from[i] = copied ? tables.to[i] : reinterpret_cast<uint64_t>(from.tiles);
     tables.from_stride[i] = static_cast<int64_t>(copied ? to.layer_stride : from.layer_stride);
   }
-  GatherSums(job, page_begin, 0, 1);
+  GatherChecksums(job, page_begin, 0, 1);
   const size_t pages = job.to.size() - page_begin, heads = parts_.geometry.kv_heads;
   std::vector<DeviceCopy> copies;
   const auto add = [&](const void* rows, size_t bytes) {
@@ -359,11 +297,11 @@ absl::Status PrefixLoader::SendPlaces(const Job& job, int page_begin) {
   return parts_.device.ToDevice(copies, stream_.get());
 }
 
-// Of all pages, of layers behind the first.
-absl::Status PrefixLoader::SendSums(const Job& job, int layer_begin, int layer_end) {
+// Copies the checksums of all pages, of layers behind the first, to the device.
+absl::Status PrefixLoader::SendChecksums(const Job& job, int layer_begin, int layer_end) {
   layer_begin = std::max(layer_begin, 1);
   if (layer_begin >= layer_end) return absl::OkStatus();
-  GatherSums(job, 0, layer_begin, layer_end);
+  GatherChecksums(job, 0, layer_begin, layer_end);
   const auto staging = reinterpret_cast<uint64_t>(job.lane().staging.get());
   const Tables tables = TablesAt(staging, job.capacity);
   const size_t layer_sums = size_t{1} * parts_.geometry.kv_heads * job.capacity;
@@ -374,21 +312,21 @@ absl::Status PrefixLoader::SendSums(const Job& job, int layer_begin, int layer_e
 }
 
 absl::Status PrefixLoader::EnqueuePart(const Job& job, int page_begin) {
-  CRUMB_RETURN_IF_ERROR(SendPlaces(job, page_begin));
+  CRUMB_RETURN_IF_ERROR(SendTables(job, page_begin));
   if (job.kernel_layers == 0) return absl::OkStatus();
   const int behind_sink = std::max(page_begin, job.sinks());
-  CRUMB_RETURN_IF_ERROR(BringByKernel(job, page_begin, behind_sink, 0, 1));
-  return BringByKernel(job, behind_sink, job.pages(), 0, 1);
+  CRUMB_RETURN_IF_ERROR(CopyByKernel(job, page_begin, behind_sink, 0, 1));
+  return CopyByKernel(job, behind_sink, job.pages(), 0, 1);
 }
 
-// The first one is under way.
+// Enqueues layers behind the first, which is enqueued already.
 absl::Status PrefixLoader::EnqueueKernelLayers(const Job& job, int layer_begin, int layer_end) {
   const int sinks = job.sinks();
-  CRUMB_RETURN_IF_ERROR(SendSums(job, layer_begin, layer_end));
+  CRUMB_RETURN_IF_ERROR(SendChecksums(job, layer_begin, layer_end));
   for (int layer = layer_begin; layer < layer_end; ++layer) {
     if (layer > 0) {
-      CRUMB_RETURN_IF_ERROR(BringByKernel(job, 0, sinks, layer, layer + 1));
-      CRUMB_RETURN_IF_ERROR(BringByKernel(job, sinks, job.pages(), layer, layer + 1));
+      CRUMB_RETURN_IF_ERROR(CopyByKernel(job, 0, sinks, layer, layer + 1));
+      CRUMB_RETURN_IF_ERROR(CopyByKernel(job, sinks, job.pages(), layer, layer + 1));
     }
     CRUMB_RETURN_IF_ERROR(parts_.device.Record(job.lane().layer_done[layer].get(), stream_.get()));
   }
@@ -396,8 +334,9 @@ absl::Status PrefixLoader::EnqueueKernelLayers(const Job& job, int layer_begin, 
   return absl::OkStatus();
 }
 
-// What does not come is as good as damaged: nothing is attended that was not looked at.
-void PrefixLoader::AwaitSums(const Job& job) const {
+// Pages whose checksums do not arrive are treated as damaged, because unchecked pages are never
+// attended.
+void PrefixLoader::AwaitChecksums(const Job& job) const {
   for (const std::shared_ptr<DeferredChecksums>& late : job.deferred_checksums) {
     absl::Status received = late->Await();
     for (const std::shared_ptr<Page>& page : job.from) {
@@ -405,7 +344,7 @@ void PrefixLoader::AwaitSums(const Job& job) const {
       const int index = static_cast<int>(page->position) - late->first_page();
       if (received.ok() && late->Fill(index, *page)) continue;
       if (received.ok())
-        received = absl::NotFoundError("crumbd told too few sums of a peer's pages");
+        received = absl::NotFoundError("crumbd sent too few checksums of a peer's pages");
       job.load->NoteUnchecked(static_cast<int>(page->position));
       page->fragment_sums = {};
       page->tile_sums.assign(static_cast<size_t>(parts_.geometry.tiles()), 0);
@@ -414,15 +353,15 @@ void PrefixLoader::AwaitSums(const Job& job) const {
   }
 }
 
-absl::Status PrefixLoader::EnqueueBehindSums(const Job& job) {
+absl::Status PrefixLoader::EnqueueBehindChecksums(const Job& job) {
   if (job.deferred_checksums.empty()) return absl::OkStatus();
-  AwaitSums(job);
+  AwaitChecksums(job);
   MutexLock lock(&enqueue_mutex_);
   return EnqueueKernelLayers(job, std::min(1, job.kernel_layers), job.kernel_layers);
 }
 
 void PrefixLoader::EnqueueRest(const Job& job) {
-  absl::Status queued = EnqueueBehindSums(job);
+  absl::Status queued = EnqueueBehindChecksums(job);
   if (queued.ok()) queued = EnqueueGroups(job);
   if (queued.ok()) queued = EnqueueEnd(job);
   if (!queued.ok()) {
@@ -430,21 +369,21 @@ void PrefixLoader::EnqueueRest(const Job& job) {
     MutexLock lock(&enqueue_mutex_);
     Drain(job);
   }
-  job.load->NoteEnqueued(kEverything, queued);
+  job.load->NoteEnqueued(PrefixLoad::kAllLayers, queued);
 }
 
-// A copy costs by the piece: each group is larger than all before it. Meanwhile the next load may
-// bring its first layers.
+// Enqueues the copies in growing groups, because each copy has a fixed cost. The next load may
+// enqueue its first layers in between.
 absl::Status PrefixLoader::EnqueueGroups(const Job& job) {
   const int layers = parts_.geometry.layers;
   for (int begin = job.kernel_layers; begin < layers;) {
     const int end = std::min(layers, kGroupGrowth * begin + 1);
     MutexLock lock(&enqueue_mutex_);
-    CRUMB_RETURN_IF_ERROR(BringByCopies(job, begin, end));
-    CRUMB_RETURN_IF_ERROR(SendSums(job, begin, end));
-    CRUMB_RETURN_IF_ERROR(BringByKernel(job, 0, job.sinks(), begin, end));
-    CRUMB_RETURN_IF_ERROR(FollowCopies(job));
-    CRUMB_RETURN_IF_ERROR(Fetch(job, Check::kInPlace, job.sinks(), job.pages(), begin, end));
+    CRUMB_RETURN_IF_ERROR(CopyByEngine(job, begin, end));
+    CRUMB_RETURN_IF_ERROR(SendChecksums(job, begin, end));
+    CRUMB_RETURN_IF_ERROR(CopyByKernel(job, 0, job.sinks(), begin, end));
+    CRUMB_RETURN_IF_ERROR(WaitForCopies(job));
+    CRUMB_RETURN_IF_ERROR(Fetch(job, Check::kAfterCopying, job.sinks(), job.pages(), begin, end));
     for (; begin < end; ++begin) {
       CRUMB_RETURN_IF_ERROR(
           parts_.device.Record(job.lane().layer_done[begin].get(), check_stream_.get()));
@@ -456,29 +395,29 @@ absl::Status PrefixLoader::EnqueueGroups(const Job& job) {
 
 absl::Status PrefixLoader::EnqueueEnd(const Job& job) {
   MutexLock lock(&enqueue_mutex_);
-  CRUMB_RETURN_IF_ERROR(FollowCopies(job));
+  CRUMB_RETURN_IF_ERROR(WaitForCopies(job));
   const DeviceCopy status{reinterpret_cast<uint64_t>(job.lane().staging.get()),
                           job.lane().tables.get(), sizeof(uint32_t) * job.to.size()};
   CRUMB_RETURN_IF_ERROR(parts_.device.ToHost({&status, 1}, check_stream_.get()));
   return parts_.device.Record(job.lane().all_done.get(), check_stream_.get());
 }
 
-// Makes the stream of checks wait for what was enqueued on the other.
-absl::Status PrefixLoader::FollowCopies(const Job& job) {
+// Makes the checking stream wait for the copies enqueued so far.
+absl::Status PrefixLoader::WaitForCopies(const Job& job) {
   CRUMB_RETURN_IF_ERROR(parts_.device.Record(job.lane().copied.get(), stream_.get()));
   return parts_.device.Wait(check_stream_.get(), job.lane().copied.get());
 }
 
-// Part of what was enqueued may be on its way to slots that are given back now.
+// Blocks until copies to slots that are about to be released are done.
 void PrefixLoader::Drain(const Job& job) {
-  FollowCopies(job).IgnoreError();
+  WaitForCopies(job).IgnoreError();
   parts_.device.Record(job.lane().all_done.get(), check_stream_.get()).IgnoreError();
   parts_.device.Synchronize(job.lane().all_done.get()).IgnoreError();
 }
 
-// What it cannot read is copied before.
-absl::Status PrefixLoader::BringByKernel(const Job& job, int page_begin, int page_end,
-                                         int layer_begin, int layer_end) {
+// Copies with the kernel; pages that it cannot read are copied to the device first.
+absl::Status PrefixLoader::CopyByKernel(const Job& job, int page_begin, int page_end,
+                                        int layer_begin, int layer_end) {
   if (page_begin == page_end || layer_begin == layer_end) return absl::OkStatus();
   std::vector<DeviceCopy> copies;
   for (int i = page_begin; i < page_end && job.any_copied; ++i) {
@@ -492,16 +431,16 @@ absl::Status PrefixLoader::BringByKernel(const Job& job, int page_begin, int pag
   if (!copies.empty()) {
     CRUMB_RETURN_IF_ERROR(parts_.device.ToDevice(job.arena->CutToDevice(copies), stream_.get()));
   }
-  return Fetch(job, Check::kOnTheWay, page_begin, page_end, layer_begin, layer_end);
+  return Fetch(job, Check::kWhileCopying, page_begin, page_end, layer_begin, layer_end);
 }
 
-absl::Status PrefixLoader::BringByCopies(const Job& job, int layer_begin, int layer_end) {
+absl::Status PrefixLoader::CopyByEngine(const Job& job, int layer_begin, int layer_end) {
   std::vector<DeviceCopy> copies;
   copies.reserve(job.to.size());
   for (int i = job.sinks(); i < job.pages(); ++i) {
     const Page& from = *job.from[i];
     const Page& to = *job.to[i];
-    // Of a fragment with more heads, a layer is a piece.
+    // In a fragment with more heads than this rank's, each layer is a separate piece.
     const int layers = from.layer_stride == to.layer_stride ? layer_end - layer_begin : 1;
     for (int layer = layer_begin; layer < layer_end; layer += layers) {
       copies.push_back({reinterpret_cast<uint64_t>(to.layer(layer)),
@@ -516,7 +455,7 @@ absl::Status PrefixLoader::Fetch(const Job& job, Check check, int page_begin, in
                                  int layer_begin, int layer_end) {
   if (page_begin == page_end) return absl::OkStatus();
   const DeviceGeometry& g = parts_.geometry;
-  const bool in_place = check == Check::kInPlace;
+  const bool in_place = check == Check::kAfterCopying;
   const Tables tables = TablesAt(job.lane().tables.get(), job.capacity);
   const Page& shape = *job.to[page_begin];
   kernels::cuda::FetchParams params;
@@ -536,7 +475,7 @@ absl::Status PrefixLoader::Fetch(const Job& job, Check check, int page_begin, in
   return parts_.device.kernels().Fetch(params, in_place ? check_stream_.get() : stream_.get());
 }
 
-// Crumbd's memory is held until the copies are done, and so are the slots.
+// Holds crumbd's memory and the slots until the copies are done.
 void PrefixLoader::FinishInBackground(std::shared_ptr<const Job> job) {
   parts_.background.Add([this, job = std::move(job)] {
     const int damaged = job->load->Settle();

@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<WindowWatch>> WindowWatch::Create(Device& device,
                                                                  SequenceStarter& starter) {
   std::unique_ptr<WindowWatch> watch(new WindowWatch(device, options, geometry, starter));
   CRUMB_ASSIGN_OR_RETURN(watch->stream_, NewStream(device));
-  CRUMB_ASSIGN_OR_RETURN(watch->brought_, NewEvent(device));
+  CRUMB_ASSIGN_OR_RETURN(watch->copied_, NewEvent(device));
   const size_t tiles = geometry.layers * geometry.tile.int2_bytes();
   for (int i = 0; i < kSamples; ++i) {
     auto sample = std::make_unique<WindowSample>();
@@ -40,7 +40,7 @@ absl::StatusOr<std::unique_ptr<WindowWatch>> WindowWatch::Create(Device& device,
   return watch;
 }
 
-// A sample that was given up may still be written to: the work that follows waits for that.
+// An abandoned sample may still be written to, so that later work waits for that.
 std::shared_ptr<WindowSample> WindowWatch::NextSample(int page, DeviceStream stream) {
   std::unique_ptr<WindowSample> sample = idle_->Take();
   if (sample == nullptr) return nullptr;
@@ -87,7 +87,7 @@ absl::Status WindowWatch::HoldQueriesOfAll(WindowSample& sample, const PassRef& 
   return device_.CopyRows(copy, moment.timeline->stream());
 }
 
-// K and V of all layers lie at equal distances.
+// K and V of all layers lie at equal distances, so that one call copies them all.
 absl::Status WindowWatch::HoldRows(WindowSample& sample, const PassRef& moment, DeviceAddress ring,
                                    const RingShape& shape) const {
   sample.last = moment;
@@ -110,7 +110,7 @@ absl::Status WindowWatch::HoldRows(WindowSample& sample, const PassRef& moment, 
 void WindowWatch::Measure(std::shared_ptr<WindowSample> sample,
                           std::shared_ptr<const DevicePage> page) {
   background_.Add([this, sample = std::move(sample), page = std::move(page)] {
-    const absl::Status brought = Bring(*sample, *page);
+    const absl::Status brought = CopyToHost(*sample, *page);
     if (!brought.ok()) return LogWarning("a window was not measured: {}", brought.ToString());
     const std::vector<QualitySample> layers = MeasureAll(*sample, *page);
     if (layers.empty()) return;
@@ -119,7 +119,7 @@ void WindowWatch::Measure(std::shared_ptr<WindowSample> sample,
   });
 }
 
-absl::Status WindowWatch::Bring(WindowSample& sample, const DevicePage& page) {
+absl::Status WindowWatch::CopyToHost(WindowSample& sample, const DevicePage& page) {
   CRUMB_RETURN_IF_ERROR(sample.last.timeline->Synchronize(sample.last.pass));
   const auto host = reinterpret_cast<uint64_t>(sample.host.get());
   const size_t tile = page.tile_bytes;
@@ -130,13 +130,13 @@ absl::Status WindowWatch::Bring(WindowSample& sample, const DevicePage& page) {
     copies.push_back({host + queries_bytes() + rows_bytes() + tile * layer, from, tile});
   }
   CRUMB_RETURN_IF_ERROR(device_.ToHost(copies, stream_.get()));
-  CRUMB_RETURN_IF_ERROR(device_.Record(brought_.get(), stream_.get()));
-  CRUMB_RETURN_IF_ERROR(device_.Synchronize(brought_.get()));
+  CRUMB_RETURN_IF_ERROR(device_.Record(copied_.get(), stream_.get()));
+  CRUMB_RETURN_IF_ERROR(device_.Synchronize(copied_.get()));
   sample.last = {};
   return absl::OkStatus();
 }
 
-// Nothing where a row is not finite: such a window is refused, not judged.
+// Returns nothing if a row is not finite: such a window is not published anyway.
 std::vector<QualitySample> WindowWatch::MeasureAll(const WindowSample& sample,
                                                    const DevicePage& page) const {
   const auto* queries = reinterpret_cast<const Bf16*>(sample.host.get());

@@ -19,63 +19,64 @@
 
 namespace crumb::client {
 
-// A window that the quality watch has picked: what is kept of it until it is measured. Used by one
-// thread at a time. Given back with its last reference.
+// The data of a window that the quality watch has selected, until it is measured. It returns to
+// WindowWatch with its last reference. Used by one thread at a time.
 struct WindowSample {
-  int page = 0;    // the window's, in its sequence
-  int head = 0;    // the KV head to measure, of this rank's
-  int tokens = 0;  // queries held
-  PassRef last;    // the pass that wrote to it last
+  int page = 0;    // index of the window in its sequence
+  int head = 0;    // the KV head to measure, counted from this rank's first
+  int tokens = 0;  // number of queries held
+  PassRef last;    // the last pass that writes to it
 
   DeviceBuffer queries;  // [layers, kTokens, query heads of a KV head, head_dim] bf16
   DeviceBuffer rows;     // [layers, K and V, 64, head_dim] bf16
-  PinnedBuffer host;     // both, then the tiles: [layers]
+  PinnedBuffer host;     // queries and rows, then the tiles [layers]
 };
 
-// Measures windows of a device worker as its QualityWatch asks for. While a window leaves, its
-// exact rows and the queries of a pass are copied aside on the device; a thread of its own, behind
-// that pass, brings them and the page's tiles to the host on a stream of its own, and measures them
-// there. A few windows at once; while these are on their way, no other's turn comes. Thread-safe.
+// WindowWatch measures windows of a GPU worker that its QualityWatch selects. When such a window is
+// evicted, its exact rows and the queries of a pass are copied aside on the device. A thread copies
+// them and the page's tiles to the host, on a stream of its own behind that pass, and measures them
+// there. It has a few samples; while all are in use, no window is selected. Thread-safe.
 class WindowWatch {
  public:
-  static constexpr int kTokens = 4;  // queries of a sample at most
+  static constexpr int kTokens = 4;  // maximum number of queries per sample
 
-  // Everything is borrowed. All memory is allocated here.
+  // Allocates all memory. Everything is borrowed.
   static absl::StatusOr<std::unique_ptr<WindowWatch>> Create(Device& device,
                                                              const WorkerOptions& options,
                                                              const DeviceGeometry& geometry,
                                                              SequenceStarter& starter);
 
-  // Asked once for each window that leaves: what to keep it in by work on `stream`, or null, when
-  // it is not to be measured.
+  // Called once for each evicted window. Returns memory for its sample, which work on `stream` may
+  // fill, or null if the window is not selected.
   std::shared_ptr<WindowSample> NextSample(int page, DeviceStream stream);
 
-  // Keeps the queries of the last of `tokens` tokens of one layer, behind what is enqueued on the
+  // Keeps the queries of the last of `tokens` tokens of one layer, after work enqueued on the
   // stream of `moment`, whose pass is under way. q device [tokens, q_heads, head_dim]
   absl::Status HoldQueries(WindowSample& sample, const PassRef& moment, int layer, DeviceAddress q,
                            int tokens) const;
-  // The same of all layers at once, of the sample's head alone.
+  // Does the same for all layers at once, with queries of the sample's head only.
   // held device [layers, tokens, query heads of a KV head, head_dim]
   absl::Status HoldQueriesOfAll(WindowSample& sample, const PassRef& moment, DeviceAddress held,
                                 int tokens) const;
-  // Keeps the window's rows, before later ones take their place.
+  // Keeps the window's rows before later rows overwrite them.
   absl::Status HoldRows(WindowSample& sample, const PassRef& moment, DeviceAddress ring,
                         const RingShape& shape) const;
 
-  // Measures the window in the background; its page is written by the same pass as the sample's
-  // rows, which has ended on the host.
+  // Measures the window in the background. REQUIRES: the pass that wrote the sample's rows also
+  // writes `page`, and has ended.
   void Measure(std::shared_ptr<WindowSample> sample, std::shared_ptr<const DevicePage> page);
 
-  // Bytes of a token's queries that read one KV head.
+  // Returns the size of a token's queries that read one KV head.
   size_t token_bytes() const {
     return size_t{2} * geometry_.q_heads / geometry_.kv_heads * geometry_.head_dim;
   }
 
-  // Waits until the samples that were given to Measure are measured. kDeadlineExceeded.
+  // Blocks until all samples passed to Measure are measured. kDeadlineExceeded: not within
+  // `timeout`.
   absl::Status WaitIdle(Duration timeout) { return background_.WaitIdle(timeout); }
 
  private:
-  // The samples without a window.
+  // The samples that are not in use.
   class Idle {
    public:
     void Add(std::unique_ptr<WindowSample> sample) {
@@ -105,7 +106,7 @@ class WindowWatch {
   size_t window_bytes() const { return size_t{2} * kPageTokens * geometry_.head_dim; }
   size_t queries_bytes() const { return geometry_.layers * kTokens * token_bytes(); }
   size_t rows_bytes() const { return 2 * geometry_.layers * window_bytes(); }
-  absl::Status Bring(WindowSample& sample, const DevicePage& page);
+  absl::Status CopyToHost(WindowSample& sample, const DevicePage& page);
   std::vector<QualitySample> MeasureAll(const WindowSample& sample, const DevicePage& page) const;
 
   Device& device_;
@@ -114,8 +115,8 @@ class WindowWatch {
   const CpuBackend backend_;
   const std::shared_ptr<Idle> idle_ = std::make_shared<Idle>();
   OwnedStream stream_;
-  OwnedEvent brought_;
-  Background background_;  // its thread uses all of it
+  OwnedEvent copied_;
+  Background background_;  // its thread uses everything above
 };
 
 }  // namespace crumb::client

@@ -30,7 +30,8 @@ absl::StatusOr<std::unique_ptr<WorkerPools>> WorkerPools::Open(const WorkerOptio
   return opened;
 }
 
-// Of a peer's pools this process maps what is there, gives no memory and takes no slot.
+// Opens the pools of a device. In a peer's pools this process only maps handles; it adds no memory
+// and reserves no slot.
 absl::StatusOr<WorkerPools::Pair> WorkerPools::OpenPair(const DeviceWorkerOptions& pools,
                                                         std::unique_ptr<DeviceMemory> memory,
                                                         Client& client, bool peer) const {
@@ -65,7 +66,7 @@ void WorkerPools::NamePools(AcquireRequest* request) const {
   }
 }
 
-// Of the layers that begin to come before all sums are there.
+// Returns the tiles of the layers that are copied before all checksums have arrived.
 TileRange WorkerPools::FirstSums() const {
   TileRange first = options_.own_tiles();
   first.layers.end =
@@ -91,8 +92,9 @@ HeldPages WorkerPools::Hold(Fragments fragments, const std::shared_ptr<const Lea
   return held;
 }
 
-// How many of the first fragments lie in one of the own device's pools and are attended there, of
-// one run at most. Kernels know one distance between layers: that of this rank's heads.
+// Returns how many of the leading fragments lie in one of the own device's pools and can be
+// attended in place, up to one page run. Kernels take one stride between layers: that of this
+// rank's heads.
 size_t WorkerPools::OwnRun(Fragments fragments) const {
   const FragmentHeader& first = *fragments.front()->shape;
   const DevicePool& pool = PoolOf(own_, first);
@@ -130,8 +132,8 @@ absl::Status WorkerPools::HoldOwn(Fragments fragments, const std::shared_ptr<con
   return absl::OkStatus();
 }
 
-// Pages that have to be copied: the first fragments that lie in one pool and have one shape, of one
-// run at most.
+// Holds pages that have to be copied: the leading fragments that lie in one pool and have one
+// shape, up to one page run.
 absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
                                         const std::shared_ptr<const Lease>& lease,
                                         std::vector<std::shared_ptr<Page>>* held) const {
@@ -154,7 +156,7 @@ absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
   };
   const auto end = std::find_if_not(run.begin(), run.end(), alike);
   if (end == run.begin()) {
-    return absl::NotFoundError("a fragment's sums were not sent: it cannot be copied");
+    return absl::NotFoundError("a fragment came without checksums and cannot be copied");
   }
   const Fragments copied(run.begin(), end);
   CRUMB_ASSIGN_OR_RETURN(const auto slots, PoolOf(*pair, shape).Hold(copied, lease));
@@ -166,12 +168,12 @@ absl::Status WorkerPools::HoldElsewhere(Fragments fragments,
   return absl::OkStatus();
 }
 
-WorkerPools::Place WorkerPools::PlaceOf(const Page& page) {
+WorkerPools::PoolPage WorkerPools::PoolPageOf(const Page& page) {
   return {page.key, page.format, OnDevice(page).slot->shared->number()};
 }
 
 absl::StatusOr<std::vector<std::vector<uint32_t>>> WorkerPools::SumsOf(
-    std::span<const Place> places, Duration timeout) const {
+    std::span<const PoolPage> places, Duration timeout) const {
   const TileRange own = options_.own_tiles();
   std::vector<std::vector<uint32_t>> sums(places.size());
   for (const PageFormat format : {PageFormat::kInt2, PageFormat::kBf16}) {
@@ -194,7 +196,7 @@ absl::StatusOr<std::vector<std::vector<uint32_t>>> WorkerPools::SumsOf(
   return sums;
 }
 
-absl::Status WorkerPools::Withdraw(const Place& place, Duration timeout) const {
+absl::Status WorkerPools::Withdraw(const PoolPage& place, Duration timeout) const {
   return PoolOf(own_, place.format).Withdraw({&place.slot, 1}, {&place.key, 1}, timeout);
 }
 
@@ -221,7 +223,7 @@ void WorkerPools::FillForCopy(const DeviceFragment& fragment,
 
 bool WorkerPools::Has(const Page& page) const { return OnDevice(page).slot->shared != nullptr; }
 
-// A page may be found damaged before it is known to others.
+// Commits pages. A page may be found damaged before other processes can see it.
 absl::StatusOr<std::vector<CommitOutcome>> WorkerPools::Commit(
     const KeyspaceId& keyspace, std::span<const std::shared_ptr<const Page>> pages,
     std::span<const FragmentHeader> headers, Duration timeout) {
@@ -236,7 +238,7 @@ absl::StatusOr<std::vector<CommitOutcome>> WorkerPools::Commit(
   CRUMB_ASSIGN_OR_RETURN(const auto committed,
                          PoolOf(own_, pages.front()->format).Commit(keyspace, fragments, timeout));
   for (size_t i = 0; i < sound.size(); ++i) outcomes[sound[i]] = committed[i];
-  WithdrawDamaged(pages, timeout).IgnoreError();  // whoever found it tells again, too
+  WithdrawDamaged(pages, timeout).IgnoreError();  // a scrubber reports it too
   return outcomes;
 }
 
@@ -244,7 +246,7 @@ absl::Status WorkerPools::WithdrawDamaged(std::span<const std::shared_ptr<const 
                                           Duration timeout) const {
   for (const std::shared_ptr<const Page>& page : pages) {
     if (!OnDevice(*page).damaged.is_set()) continue;
-    CRUMB_RETURN_IF_ERROR(Withdraw(PlaceOf(*page), timeout));
+    CRUMB_RETURN_IF_ERROR(Withdraw(PoolPageOf(*page), timeout));
   }
   return absl::OkStatus();
 }

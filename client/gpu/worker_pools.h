@@ -21,12 +21,13 @@
 
 namespace crumb::client {
 
-// The device pools that a device worker takes part in: one of INT2 pages and one of sinks on its
-// own device, and those of peers, which it copies from. Thread-safe.
+// WorkerPools has the device pools in which a GPU worker takes part: one of INT2 pages and one of
+// sinks on its own device, and those of peers, from which it copies. Thread-safe.
 class WorkerPools final : public InPlaceCommitter {
  public:
-  // Borrows everything. kInvalidArgument: an option; kFailedPrecondition, kUnavailable: the
-  // device's memory cannot be shared, or a peer's not be reached.
+  // Everything is borrowed. kInvalidArgument: an option is wrong; kFailedPrecondition,
+  // kUnavailable: the device's memory cannot be passed to other processes, or a peer cannot be
+  // reached.
   static absl::StatusOr<std::unique_ptr<WorkerPools>> Open(const WorkerOptions& options,
                                                            const DeviceWorkerOptions& pools,
                                                            const DeviceGeometry& geometry,
@@ -35,24 +36,25 @@ class WorkerPools final : public InPlaceCommitter {
   DevicePool& pages() const { return *own_.pages; }
   DevicePool& sinks() const { return *own_.sinks; }
 
-  // See PageIntake. Slots of the own device's pools are adopted by `pages` and `sinks`.
+  // See PageIntake. `pages` and `sinks` adopt slots of the own device's pools.
   void NamePools(AcquireRequest* request) const;
   HeldPages Hold(std::span<const DeviceFragment* const> fragments,
                  const std::shared_ptr<const Lease>& lease, SlotPool& pages, SlotPool& sinks) const;
 
-  // Where a page lies in a pool of the own device, and which it is.
-  struct Place {
+  // A page in a pool of the own device.
+  struct PoolPage {
     PageKey key;
     kernels::PageFormat format = kernels::PageFormat::kInt2;
     uint64_t slot = 0;
   };
-  static Place PlaceOf(const Page& page);
-  // What the tiles of this rank should have there, as crumbd was told; none where it knows no such
-  // page. It is so as long as the pages are held. Errors of crumbd's calls.
-  absl::StatusOr<std::vector<std::vector<uint32_t>>> SumsOf(std::span<const Place> places,
+  static PoolPage PoolPageOf(const Page& page);
+  // Returns the checksums that crumbd has for this rank's tiles of these pages; empty for a page
+  // that crumbd does not know. They stay valid as long as the pages are held. Returns errors of
+  // crumbd's calls.
+  absl::StatusOr<std::vector<std::vector<uint32_t>>> SumsOf(std::span<const PoolPage> places,
                                                             Duration timeout) const;
-  // Makes crumbd give nobody the page any more. It must be held.
-  absl::Status Withdraw(const Place& place, Duration timeout) const;
+  // Makes crumbd withdraw the page, which must be held.
+  absl::Status Withdraw(const PoolPage& place, Duration timeout) const;
 
   bool Has(const Page& page) const override;
   bool copies() const override { return copies_; }

@@ -16,7 +16,7 @@ namespace crumb::client {
 namespace {
 
 timespec Left(TimePoint deadline) {
-  // No more than a day, which a deadline that is none would overflow.
+  // A day at most: a deadline that means "never" would overflow.
   const Duration left = deadline - std::min(deadline, Clock::Real().Now());
   const auto ns = std::min<Duration>(left, std::chrono::hours(24)).count();
   return {.tv_sec = ns / 1'000'000'000, .tv_nsec = ns % 1'000'000'000};
@@ -43,7 +43,7 @@ class CallSocket::SocketCall final : public PendingCall {
 
   absl::Status Finish() override {
     if (!ended_) Look(deadline_);
-    if (!ended_) Take(absl::DeadlineExceededError("crumbd did not answer in time"));
+    if (!ended_) Take(absl::DeadlineExceededError("crumbd did not respond in time"));
     return status_;
   }
 
@@ -81,7 +81,7 @@ class CallSocket::SocketCall final : public PendingCall {
 std::unique_ptr<PendingCall> CallSocket::Start(const v1::AcquireRequest& request,
                                                TimePoint deadline, v1::AcquireResponse* response,
                                                ResponseFlags* flags) {
-  // Room for what is around the request.
+  // Leaves room for the fields around the request.
   constexpr size_t kRequestBytesMax = kCallMessageBytesMax - 64;
   if (request.ByteSizeLong() > kRequestBytesMax) return nullptr;
   {
@@ -91,7 +91,7 @@ std::unique_ptr<PendingCall> CallSocket::Start(const v1::AcquireRequest& request
   }
   v1::SocketCall call;
   call.set_timeout_us(MicrosecondsLeft(deadline));
-  // Borrowed, not copied.
+  // The message borrows the request instead of copying it.
   call.unsafe_arena_set_allocated_acquire(const_cast<v1::AcquireRequest*>(&request));
   call.SerializeToString(&buffer_);
   call.unsafe_arena_release_acquire();
@@ -113,7 +113,7 @@ absl::Status CallSocket::Receive(uint64_t number, TimePoint deadline, v1::Socket
     pollfd waiting{.fd = socket_.get(), .events = POLLIN, .revents = 0};
     const timespec left = Left(deadline);
     const int ready = ::ppoll(&waiting, 1, &left, nullptr);
-    if (ready == 0) return absl::DeadlineExceededError("no answer yet");
+    if (ready == 0) return absl::DeadlineExceededError("no response yet");
     if (ready < 0 && errno == EINTR) continue;
     const ssize_t size =
         ::recv(socket_.get(), buffer_.data(), buffer_.size(), MSG_DONTWAIT | MSG_TRUNC);

@@ -26,7 +26,8 @@ namespace {
 
 constexpr uint32_t kProtocolVersion = 1;
 constexpr size_t kTokenBytes = 16;
-constexpr uint32_t kSlabsMax = 1 << 16;  // 64 TiB of 1 GiB slabs
+// upper bound for a plausible welcome; 64 TiB of 1 GiB slabs
+constexpr uint32_t kSlabsMax = 1 << 16;
 
 // Receives a message before `deadline`.
 absl::StatusOr<FdMessage> ReceiveBefore(int socket, TimePoint deadline) {
@@ -40,7 +41,8 @@ absl::StatusOr<UniqueFd> OwnPidfd() {
   return fd;
 }
 
-// A mapping beyond the end of its file would kill the process at the first access.
+// Checks the size first: a mapping beyond the end of its file would kill the process at the first
+// access.
 absl::Status CheckSize(int fd, uint64_t size) {
   struct stat status;
   if (::fstat(fd, &status) != 0) return ErrnoStatus(errno, "fstat of shared memory");
@@ -57,13 +59,13 @@ absl::StatusOr<Mapping> MapChecked(int fd, uint64_t size, Mapping::Access access
   return Mapping::Of(fd, size, access);
 }
 
-// Descriptors that an attempt to connect needs at once: a message of crumbd's, and the sockets.
+// Number of descriptors that an attempt to connect needs at once: those of one message and the
+// sockets.
 constexpr rlim_t kDescriptorsToConnect = kFdsPerMessageMax + 16;
 
-// Raises this process's soft limit on descriptors as far as an attempt to connect needs, within
-// the hard limit. The limit is the whole process's and the library is a guest in it, so this
-// happens only after an attempt has failed for want of descriptors. False: it is as high as it may
-// be.
+// Raises this process's soft limit on descriptors as far as an attempt to connect needs, within the
+// hard limit. The limit belongs to the host program, so this happens only after an attempt has
+// failed for lack of descriptors. Returns false if the limit cannot be raised.
 bool RaiseDescriptorLimit() {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= limit.rlim_max) return false;
@@ -90,7 +92,8 @@ absl::Status NoDescriptors(const absl::Status& status) {
 Connection::Connection() : pid_(::getpid()) {}
 
 Connection::~Connection() {
-  // gRPC's threads do not exist in a forked child: closing the channel there would wait for them.
+  // gRPC's threads do not exist in a forked child, and closing the channel there would wait for
+  // them.
   if (::getpid() != pid_) [[maybe_unused]]
     RpcStub* leaked = stub_.release();
 }
@@ -107,7 +110,8 @@ absl::StatusOr<std::shared_ptr<Connection>> Connection::Open(const ClientOptions
   CRUMB_RETURN_IF_ERROR(handshake);
   connection->stub_ = RpcStub::Connect("unix:" + options.socket_dir + "/crumbd.sock", options);
   if (!connection->stub_->WaitConnected(deadline)) {
-    return absl::DeadlineExceededError("crumbd.sock in " + options.socket_dir + " does not answer");
+    return absl::DeadlineExceededError("crumbd.sock in " + options.socket_dir +
+                                       " does not respond");
   }
   return connection;
 }
@@ -139,7 +143,7 @@ absl::Status Connection::Handshake(const ClientOptions& options, TimePoint deadl
   CRUMB_ASSIGN_OR_RETURN(FdMessage answer, ReceiveBefore(socket_.get(), deadline));
   v1::SessionWelcome welcome;
   if (!welcome.ParseFromString(answer.bytes)) {
-    return absl::DataLossError("crumbd answered the hello with something else than a welcome");
+    return absl::DataLossError("crumbd's response to the hello is not a welcome");
   }
   if (!welcome.error().empty()) {
     return absl::FailedPreconditionError("crumbd refused the session: " + welcome.error());
@@ -201,7 +205,7 @@ absl::StatusOr<PoolExchange> Connection::CallPool(const v1::PoolRequest& request
   if (!device_pools_) return absl::FailedPreconditionError("crumbd keeps no device pools");
   MutexLock lock(&pool_call_mutex_);
   if (out_of_step_) return absl::UnavailableError("crumbd's socket for descriptors is out of step");
-  out_of_step_ = true;  // until the answer is complete
+  out_of_step_ = true;  // until the response is complete
   const int socket = pool_socket_.valid() ? pool_socket_.get() : socket_.get();
   const absl::Status sent = SendFdMessage(socket, request.SerializeAsString(), fds);
   if (!sent.ok()) return absl::UnavailableError(sent.message());
@@ -209,10 +213,11 @@ absl::StatusOr<PoolExchange> Connection::CallPool(const v1::PoolRequest& request
   if (!message.ok()) return absl::UnavailableError(message.status().message());
   PoolExchange exchange;
   if (!exchange.answer.ParseFromString(message->bytes)) {
-    return absl::DataLossError("crumbd answered a PoolRequest with something else");
+    return absl::DataLossError("crumbd's response to a PoolRequest is not a PoolAnswer");
   }
   exchange.fds = std::move(message->fds);
-  const bool own = request.has_offer();  // names a handle whose descriptor the sender has
+  // the response names the handle whose descriptor the caller has
+  const bool own = request.has_offer();
   const size_t expected = (exchange.answer.roster() ? 1 : 0) +
                           (own ? 0 : static_cast<size_t>(exchange.answer.handles_size()));
   while (exchange.fds.size() < expected) {
@@ -229,7 +234,8 @@ absl::StatusOr<PoolExchange> Connection::CallPool(const v1::PoolRequest& request
   return exchange;
 }
 
-// What crumbd sent before the answer that names it is in the socket by now.
+// Maps the slabs whose descriptors have arrived. crumbd sends a slab before the response that names
+// it, so that it is in the socket by now.
 void Connection::ReceiveGrants() const {
   pollfd waiting{.fd = socket_.get(), .events = POLLIN, .revents = 0};
   while (::poll(&waiting, 1, 0) == 1) {
@@ -264,12 +270,12 @@ absl::StatusOr<std::span<const std::byte>> Connection::SlabBytes(uint32_t slab,
 void Connection::ForgetSlab(uint32_t slab) const {
   MutexLock lock(&mutex_);
   if (grants_) {
-    ReceiveGrants();  // one may have come that no answer was read of
+    ReceiveGrants();  // a slab may have arrived of which no response was read
     granted_.erase(slab);
     return;
   }
   if (slab >= slabs_.size() || mapped_used_) return;
-  // The addresses stay taken, so that other threads find the slab as it was described to them.
+  // The addresses stay reserved, so that other threads find the slab as it was described to them.
   ::mmap(slabs_[slab].data(), slabs_[slab].size(), PROT_NONE,
          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   mapped_.slabs[slab] = {};

@@ -18,7 +18,8 @@ constexpr size_t kChunkBytes = 2 << 20;
 
 absl::Status FragmentAssembler::Begin(const v1::GetResponse& message) {
   if (open_.has_value()) return absl::DataLossError("a fragment begins inside another");
-  if (message.page() >= keys_.size()) return absl::DataLossError("a page nobody asked for");
+  if (message.page() >= keys_.size())
+    return absl::DataLossError("crumbd sent a page that was not requested");
   FragmentBytes fragment;
   fragment.page = static_cast<int>(message.page());
   fragment.tier = static_cast<Tier>(message.tier());
@@ -71,7 +72,7 @@ bool FragmentSplitter::Next(v1::PutRequest* message) {
     message->set_header(std::move(header));
   }
   const size_t size = std::min(kChunkBytes, fragment.tiles.size() - sent_);
-  // Into the memory that the message had for the one before.
+  // Reuses the memory of the message before.
   message->mutable_tiles()->assign(fragment.tiles, sent_, size);
   sent_ += size;
   if (sent_ == fragment.tiles.size()) {

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "client/rpc/fragment_reader.h"
 #include "client/rpc/fragment_stream.h"
+#include "client/rpc/remote_acquire.h"
 #include "client/rpc/wire.h"
 #include "common/status_macros.h"
 #include "common/tls_files.h"
@@ -16,29 +16,7 @@
 namespace crumb::client {
 namespace {
 
-// What a call of `timeout` leaves crumbd for waiting on lower tiers: the answer has to travel too.
-uint32_t WaitMs(Duration timeout) {
-  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout * 9 / 10).count();
-  return static_cast<uint32_t>(std::clamp<int64_t>(ms, 0, 3'600'000));
-}
-
-// Ends a lease when the last reference goes.
-class LeaseHold {
- public:
-  LeaseHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
-            uint64_t lease)
-      : keeper_(std::move(keeper)), connection_(std::move(connection)), lease_(lease) {}
-  LeaseHold(const LeaseHold&) = delete;
-  LeaseHold& operator=(const LeaseHold&) = delete;
-  ~LeaseHold() { keeper_->ReleaseLater(std::move(connection_), lease_); }
-
- private:
-  const std::shared_ptr<ConnectionKeeper> keeper_;
-  std::shared_ptr<Connection> connection_;
-  const uint64_t lease_;
-};
-
-// Gives a staging slot back unless it was committed.
+// Returns a staging slot to crumbd unless it was committed.
 class StagingHold {
  public:
   StagingHold(std::shared_ptr<ConnectionKeeper> keeper, std::shared_ptr<Connection> connection,
@@ -102,7 +80,7 @@ RemoteClient::RemoteClient(const ClientOptions& options) : options_(options), li
 RemoteClient::~RemoteClient() {
   Link* link = link_.load();
   if (link->pid != ::getpid()) return;
-  // Leases may outlive the client: they find a stopped keeper, not a thread that nobody joins.
+  // Leases may outlive the client: they need a stopped keeper, not a thread that is never joined.
   if (link->keeper != nullptr) link->keeper->Stop();
   delete link;
 }
@@ -218,152 +196,21 @@ uint64_t RemoteClient::GenerationOf(const KeyspaceId& keyspace) {
   return link.keeper == nullptr ? 0 : link.keeper->GenerationOf(keyspace);
 }
 
-// An Acquire over one connection.
-class RemoteClient::PendingLease final : public PendingAcquire {
- public:
-  PendingLease(const AcquireRequest& request, std::shared_ptr<ConnectionKeeper> keeper,
-               std::shared_ptr<Connection> connection, uint32_t turn)
-      : request_(request),
-        keeper_(std::move(keeper)),
-        connection_(std::move(connection)),
-        turn_(turn) {}
-  ~PendingLease() override {
-    if (call_ == nullptr) return;
-    call_.reset();
-    keeper_->ForgetLater(connection_, number_);
-  }
-
-  void Send(v1::AcquireRequest wire) {
-    wire_ = std::move(wire);
-    number_ = wire_.request();
-    deadline_ = Clock::Real().Now() + request_.timeout;
-    // All sums are megabytes.
-    const bool small = (wire_.peers().empty() || wire_.has_peer_sums()) && !wire_.device_sums();
-    if (small && connection_->calls() != nullptr) {
-      call_ = connection_->calls()->Start(wire_, deadline_, &answer_, &flags_);
-    }
-    if (call_ == nullptr) call_ = StartOverGrpc(&answer_);
-  }
-
-  bool Ready() override { return call_ == nullptr || call_->Ready(); }
-  absl::StatusOr<AcquireResult> Finish() override;
-
- private:
-  std::unique_ptr<PendingCall> StartOverGrpc(v1::AcquireResponse* answer) const {
-    return connection_->stub().Start({connection_->token(), deadline_}, wire_, answer);
-  }
-  absl::Status BringFragments(std::shared_ptr<void>* hold);
-
-  const AcquireRequest request_;
-  const std::shared_ptr<ConnectionKeeper> keeper_;
-  const std::shared_ptr<Connection> connection_;
-  const uint32_t turn_;
-  v1::AcquireRequest wire_;
-  uint64_t number_ = 0;
-  TimePoint deadline_;
-  CallSocket::ResponseFlags flags_;
-  v1::AcquireResponse answer_;
-  std::unique_ptr<PendingCall> call_;  // null: finished
-};
-
-// Of a lease that was answered without them, which is held twice for it: `hold` becomes both.
-absl::Status RemoteClient::PendingLease::BringFragments(std::shared_ptr<void>* hold) {
-  wire_.set_lease(answer_.lease());
-  v1::AcquireResponse joined;
-  CRUMB_RETURN_IF_ERROR(StartOverGrpc(&joined)->Finish());
-  if (joined.lease() == 0) return absl::UnavailableError("crumbd does not know its lease any more");
-  using Holds = std::pair<std::shared_ptr<void>, std::shared_ptr<void>>;
-  *hold = std::make_shared<Holds>(
-      *hold, std::make_shared<LeaseHold>(keeper_, connection_, joined.lease()));
-  answer_.mutable_fragments()->Swap(joined.mutable_fragments());
-  answer_.mutable_device_fragments()->Swap(joined.mutable_device_fragments());
-  return absl::OkStatus();
-}
-
-absl::StatusOr<AcquireResult> RemoteClient::PendingLease::Finish() {
-  absl::Status status = std::exchange(call_, nullptr)->Finish();
-  std::shared_ptr<void> hold;
-  if (status.ok() && answer_.lease() != 0) {
-    hold = std::make_shared<LeaseHold>(keeper_, connection_, answer_.lease());
-  }
-  if (status.ok() && flags_.fragments_apart) status = BringFragments(&hold);
-  if (absl::IsDeadlineExceeded(status)) keeper_->Count({.deadline_exceeded = 1});
-  if (!status.ok()) {
-    // A lease may have been granted, or still be.
-    keeper_->ForgetLater(connection_, number_);
-    return status;
-  }
-  const uint32_t every = request_.verify_every;
-  ReadFragments read = ReadAcquireResponse(*connection_, request_, answer_, [&](int page) {
-    return every > 0 && (static_cast<uint32_t>(page) + turn_) % every == 0;
-  });
-  AcquireResult result;
-  result.hit_pages = read.hit_pages;
-  result.miss_reason = static_cast<MissReason>(answer_.miss_reason());
-  if (read.miss_reason != MissReason::kNone) {
-    result.miss_reason = read.miss_reason;
-    if (read.miss_reason != MissReason::kGeneration) keeper_->Count({.verify_failures = 1});
-  }
-  const int reported = std::min(result.hit_pages, answer_.page_tiers_size());
-  result.page_tiers.reserve(static_cast<size_t>(result.hit_pages));
-  for (int page = 0; page < reported; ++page) {
-    result.page_tiers.push_back(static_cast<Tier>(answer_.page_tiers(page)));
-  }
-  result.page_tiers.resize(result.hit_pages, Tier::kUnknown);
-  if (result.hit_pages > 0 && hold != nullptr) {
-    result.lease = std::make_shared<const Lease>(
-        std::move(read.fragments), std::move(read.device_fragments), std::move(read.device_store),
-        connection_->epoch(), std::move(hold));
-    result.lease_id = answer_.lease();
-  } else {
-    result.hit_pages = 0;
-    result.page_tiers.clear();
-  }
-  return result;
-}
-
-// What could not be sent.
-class RemoteClient::FailedAcquire final : public PendingAcquire {
- public:
-  explicit FailedAcquire(absl::Status status) : status_(std::move(status)) {}
-  absl::StatusOr<AcquireResult> Finish() override { return status_; }
-
- private:
-  const absl::Status status_;
-};
-
 std::unique_ptr<PendingAcquire> RemoteClient::StartAcquire(const AcquireRequest& request) {
   Link& link = CurrentLink();
   absl::StatusOr<std::shared_ptr<Connection>> connection = Connected();
-  if (!connection.ok()) return std::make_unique<FailedAcquire>(connection.status());
+  if (!connection.ok()) return MakeFailedAcquire(connection.status());
   if (link.keeper == nullptr) {
-    return std::make_unique<FailedAcquire>(
+    return MakeFailedAcquire(
         absl::FailedPreconditionError("Acquire needs shared memory, not " + options_.address));
   }
   if (request.lease_epoch != 0 && request.lease_epoch != (*connection)->epoch()) {
-    return std::make_unique<FailedAcquire>(
+    return MakeFailedAcquire(
         absl::AbortedError("the lease was given by a crumbd that has ended: acquire again"));
   }
-  v1::AcquireRequest wire;
-  wire.set_keyspace(ToBytes(request.keyspace));
-  wire.set_keys(ToBytes(request.keys));
-  wire.set_first_page(request.first_page);
-  if (request.first_page > 0) wire.set_run(std::string(request.run.view()));
-  if (request.range.has_value()) *wire.mutable_range() = ToWire(*request.range);
-  wire.set_wait_ms(request.wait_for_lower_tiers ? WaitMs(request.timeout) : 0);
-  wire.set_window_tokens(request.window_tokens);
-  wire.set_lease(request.lease);
-  for (const PoolId& pool : request.pools) wire.add_pools(pool.ToBytes());
-  for (const PoolId& pool : request.peers) wire.add_peers(pool.ToBytes());
-  wire.set_device_sums(request.device_sums);
-  if (request.peer_sums.has_value()) *wire.mutable_peer_sums() = ToWire(*request.peer_sums);
-  wire.set_behind_miss(request.behind_miss);
-  wire.set_request(last_request_.fetch_add(1) + 1);
-  auto pending =
-      std::make_unique<PendingLease>(request, link.keeper, *std::move(connection),
-                                     verify_turn_.fetch_add(1, std::memory_order_relaxed));
-  pending->Send(std::move(wire));
-  return pending;
+  return StartRemoteAcquire(request, link.keeper, *std::move(connection),
+                            last_request_.fetch_add(1) + 1,
+                            verify_offset_.fetch_add(1, std::memory_order_relaxed));
 }
 
 absl::StatusOr<AcquireResult> RemoteClient::Acquire(const AcquireRequest& request) {
@@ -448,7 +295,7 @@ absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Commit(const KeyspaceId
 void RemoteClient::NoteMark(uint64_t mark) {
   if (mark == 0) return;
   uint64_t before = flush_since_.load();
-  // Answers may overtake each other: the lowest mark covers all commits.
+  // Responses may arrive out of order; the lowest mark covers all commits.
   while ((before == 0 || mark < before) && !flush_since_.compare_exchange_weak(before, mark)) {
   }
 }
@@ -456,7 +303,7 @@ void RemoteClient::NoteMark(uint64_t mark) {
 absl::StatusOr<FlushReport> RemoteClient::FlushPages(Duration timeout) {
   v1::FlushRequest request;
   request.set_report(true);
-  // Commits from here on are covered by the next Flush.
+  // The next Flush covers commits from here on.
   uint64_t since = flush_since_.load();
   while (since != 0 && !flush_since_.compare_exchange_weak(since, kNothingCommitted)) {
   }
@@ -464,8 +311,7 @@ absl::StatusOr<FlushReport> RemoteClient::FlushPages(Duration timeout) {
   v1::FlushResponse response;
   const absl::Status called = Call(request, &response, timeout);
   if (!called.ok()) {
-    // Pages that were lost are still to be reported, unless crumbd has just said that they are
-    // gone.
+    // The next Flush must report lost pages, unless crumbd has just reported them.
     if (since != kNothingCommitted && !absl::IsDataLoss(called)) RestoreMark(since);
     return called;
   }
@@ -480,7 +326,7 @@ absl::StatusOr<FlushReport> RemoteClient::FlushPages(Duration timeout) {
   return report;
 }
 
-// The older mark covers what a commit has noted meanwhile.
+// The older mark covers commits that were noted meanwhile.
 void RemoteClient::RestoreMark(uint64_t since) {
   uint64_t now = flush_since_.load();
   while (since != 0 && !flush_since_.compare_exchange_weak(now, std::min(now, since))) {
@@ -515,7 +361,7 @@ absl::StatusOr<std::vector<CommitOutcome>> RemoteClient::Put(
     const int tiles = fragment.header.range.tiles();
     if (static_cast<int>(fragment.header.tile_sums.size()) != tiles ||
         fragment.tiles.size() != FragmentTilesBytes(tiles, fragment.header.tile_bytes)) {
-      return absl::InvalidArgumentError("a fragment's tiles or sums do not fit its header");
+      return absl::InvalidArgumentError("a fragment's tiles or checksums do not fit its header");
     }
   }
   CRUMB_ASSIGN_OR_RETURN(const std::shared_ptr<Connection> connection, Connected());
@@ -594,7 +440,7 @@ absl::StatusOr<PageLocation> RemoteClient::LocatePage(const KeyspaceId& keyspace
   if (keyspace != KeyspaceId()) request.set_keyspace(ToBytes(keyspace));
   v1::LocatePageResponse response;
   CRUMB_RETURN_IF_ERROR(Call(request, &response, options_.call_timeout));
-  return PlaceOf(response);
+  return LocationOf(response);
 }
 
 absl::Status RemoteClient::DrainNode(const std::string& node) {

@@ -14,7 +14,7 @@
 
 namespace crumb::client {
 
-// See Client for the contract.
+// RemoteClient is the Client that talks to crumbd: see Client for the contract.
 class RemoteClient final : public Client {
  public:
   explicit RemoteClient(const ClientOptions& options);
@@ -63,21 +63,20 @@ class RemoteClient final : public Client {
   void Count(const SessionCounters& amounts) override;
 
  private:
-  class PendingLease;
-  class FailedAcquire;
-  // What belongs to one process: one of the two, or none where gRPC cannot be used.
+  // The connection of one process: a keeper, or a TCP connection, or neither if gRPC cannot be
+  // used.
   struct Link {
     pid_t pid = 0;
     std::shared_ptr<ConnectionKeeper> keeper;
     std::shared_ptr<Connection> tcp;
-    std::unique_ptr<RemotePools> pools;  // with a keeper
+    std::unique_ptr<RemotePools> pools;  // set if there is a keeper
   };
 
   Link* MakeLink() const;
-  // The link of this process. In a forked child the first call makes it; the parent's is left
-  // alone for good: its locks and threads are in a state nobody knows.
+  // Returns the link of this process. In a forked child the first call creates it and abandons the
+  // parent's, whose locks and threads are in an unknown state.
   Link& CurrentLink();
-  std::shared_ptr<Connection> CurrentConnection();  // null when there is none
+  std::shared_ptr<Connection> CurrentConnection();  // null if there is none
   absl::StatusOr<std::shared_ptr<Connection>> Connected();
   template <typename Request, typename Response>
   absl::Status Call(const Request& request, Response* response, Duration timeout);
@@ -85,17 +84,17 @@ class RemoteClient final : public Client {
   absl::StatusOr<Response> KeysCall(const KeyspaceId& keyspace, std::span<const PageKey> keys,
                                     Request request);
 
-  // Notes the mark of a commit: the next Flush reports pages that were lost from there on.
+  // Notes the flush mark of a commit: the next Flush reports the pages lost since the lowest mark.
   void NoteMark(uint64_t mark);
   void RestoreMark(uint64_t since);
   static constexpr uint64_t kNothingCommitted = UINT64_MAX;
 
   const ClientOptions options_;
   std::atomic<Link*> link_;
-  // FlushRequest.since: the mark of the first commit since the last Flush, kNothingCommitted behind
-  // a Flush, and 0 before the first commit.
+  // Value of FlushRequest.since: the mark of the first commit since the last Flush,
+  // kNothingCommitted after a Flush, and 0 before the first commit.
   std::atomic<uint64_t> flush_since_{0};
-  std::atomic<uint32_t> verify_turn_{0};
+  std::atomic<uint32_t> verify_offset_{0};
   std::atomic<uint64_t> last_request_{0};
 };
 

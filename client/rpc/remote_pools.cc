@@ -11,12 +11,12 @@
 namespace crumb::client {
 namespace {
 
-// What one ClaimSlots call carries at most: well within gRPC's 4 MiB a message.
+// Bytes and slots of one ClaimSlots call; well within gRPC's bound of 4 MiB per message.
 constexpr size_t kClaimBytesMax = 1 << 20;
 constexpr size_t kClaimsMax = 1024;
 
-// Of a Reserve. No two of this process have the same: a session that joins a pool again is the same
-// member there, and the number of its last call would be answered with slots that are in use.
+// Returns the number of a Reserve, unique in this process. A session that joins a pool again is the
+// same member to crumbd, which would answer a repeated number with slots that are in use.
 uint64_t NewReserveNumber() {
   static std::atomic<uint64_t> last{0};
   return last.fetch_add(1) + 1;
@@ -43,7 +43,7 @@ v1::PoolRequest JoinMessage(const PoolName& name, const PoolId& known) {
   return message;
 }
 
-// The answer's handles; `fds` are what came along behind the roster.
+// Combines the response's handle numbers with `fds`, the descriptors behind the roster's.
 absl::StatusOr<std::vector<PoolHandle>> HandlesOf(const v1::PoolAnswer& answer,
                                                   std::span<UniqueFd> fds) {
   if (fds.size() != static_cast<size_t>(answer.handles_size())) {
@@ -100,7 +100,7 @@ class RemotePoolSession final : public PoolSession {
     while (claimed.size() < claims.size()) {
       v1::ClaimSlotsRequest request;
       request.set_pool(id_.ToBytes());
-      if (keyspace != KeyspaceId()) request.set_keyspace(ToBytes(keyspace));  // else bare slots
+      if (keyspace != KeyspaceId()) request.set_keyspace(ToBytes(keyspace));  // else blank slots
       size_t bytes = 0;
       for (const SlotClaim& claim : claims.subspan(claimed.size())) {
         const bool whole = claim.header.has_value() && CheckTiles(*claim.header).ok();
@@ -112,14 +112,15 @@ class RemotePoolSession final : public PoolSession {
       v1::ClaimSlotsResponse response;
       CRUMB_RETURN_IF_ERROR(Call(request, &response, timeout_));
       if (response.claimed_size() != request.slots_size()) {
-        return absl::DataLossError("crumbd answered another number of claims");
+        return absl::DataLossError("crumbd returned a wrong number of claims");
       }
       claimed.insert(claimed.end(), response.claimed().begin(), response.claimed().end());
     }
     return claimed;
   }
 
-  // Over this connection: another crumbd knows nothing of what was claimed here.
+  // Sent over this connection, because another crumbd does not know the slots that were claimed
+  // here.
   absl::Status ReportMark(uint64_t mark) override {
     v1::PoolRequest message = JoinMessage(name_, id_);
     message.mutable_join()->set_roster_mark(mark);
@@ -133,7 +134,7 @@ class RemotePoolSession final : public PoolSession {
     request.set_request(next_reserve_.load());
     v1::ReserveResponse response;
     CRUMB_RETURN_IF_ERROR(Call(request, &response, timeout));
-    next_reserve_ = NewReserveNumber();  // an answer that did not arrive is asked for again
+    next_reserve_ = NewReserveNumber();  // a lost response is requested again under the same number
     return std::vector<uint64_t>(response.slots().begin(), response.slots().end());
   }
 
@@ -162,7 +163,7 @@ class RemotePoolSession final : public PoolSession {
     v1::ScrubSlotsResponse response;
     CRUMB_RETURN_IF_ERROR(Call(request, &response, timeout));
     if (static_cast<size_t>(response.headers_size()) != slots.size()) {
-      return absl::DataLossError("crumbd answered another number of headers");
+      return absl::DataLossError("crumbd returned a wrong number of headers");
     }
     std::vector<std::optional<FragmentHeader>> headers;
     for (const std::string& bytes : response.headers()) {
@@ -207,7 +208,8 @@ class RemotePoolSession final : public PoolSession {
   void Leave() override {
     v1::PoolRequest request;
     request.mutable_leave()->set_pool(id_.ToBytes());
-    connection_->CallPool(request, {}).status().IgnoreError();  // else the session's end does it
+    // otherwise the session's end does it
+    connection_->CallPool(request, {}).status().IgnoreError();
   }
 
   std::vector<PoolHandle> TakeFirstHandles() override { return std::move(handles_); }
@@ -250,7 +252,7 @@ absl::StatusOr<JoinedPool> RemotePools::Join(const PoolJoin& request) {
       connection->CallPool(message, std::span(&request.roster_fd, with_roster ? 1 : 0)));
   if (exchange.answer.pool().size() != sizeof(PoolId) || !exchange.answer.roster() ||
       exchange.fds.empty()) {
-    return absl::DataLossError("crumbd's answer about a device pool is not whole");
+    return absl::DataLossError("crumbd's response about a device pool is incomplete");
   }
   CRUMB_ASSIGN_OR_RETURN(std::vector<PoolHandle> handles,
                          HandlesOf(exchange.answer, std::span(exchange.fds).subspan(1)));

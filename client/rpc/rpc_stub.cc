@@ -23,14 +23,15 @@ namespace {
 
 using Service = v1::CacheService;
 
-constexpr int kMessageBytesMax = 64 << 20;  // an Acquire of 16,384 pages answers under 1 MiB
+// the response to an Acquire of 16,384 pages is below 1 MiB
+constexpr int kMessageBytesMax = 64 << 20;
 constexpr char kSessionMetadata[] = "crumb-session";
 constexpr unsigned kTlsReloadSeconds = 10;
 
-// The process in which gRPC's own global state came to life.
+// The process in which gRPC's global state was created.
 std::atomic<pid_t> grpc_process{0};
 
-// steady_clock is not what gRPC's deadlines are made of: the time that is left is.
+// Converts a deadline of steady_clock to gRPC's system_clock by the time that is left.
 std::chrono::system_clock::time_point ToSystem(TimePoint deadline) {
   if (deadline == TimePoint::max()) return std::chrono::system_clock::time_point::max();
   return std::chrono::system_clock::now() +
@@ -40,7 +41,7 @@ std::chrono::system_clock::time_point ToSystem(TimePoint deadline) {
 
 absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
-  // A session that crumbd does not know belongs to its former life: reconnecting helps.
+  // An unknown session belongs to an earlier crumbd, and reconnecting helps.
   const auto code = status.error_code() == grpc::StatusCode::UNAUTHENTICATED
                         ? absl::StatusCode::kUnavailable
                         : static_cast<absl::StatusCode>(status.error_code());
@@ -53,7 +54,7 @@ void AddToken(const std::string& authorization, grpc::ClientContext& context) {
 
 bool IsUnix(const std::string& target) { return target.starts_with("unix:"); }
 
-// Files that change are taken up for the next connection.
+// Changed files are used for the next connection.
 std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(const std::string& target,
                                                          const ClientOptions& options) {
   namespace tls = grpc::experimental;
@@ -66,13 +67,13 @@ std::shared_ptr<grpc::ChannelCredentials> CredentialsFor(const std::string& targ
   return tls::TlsCredentials(credentials);
 }
 
-// What to say beside gRPC's own words when there is no connection: it does not know why the other
-// end hung up.
+// Returns a hint to add to gRPC's error when there is no connection: gRPC does not know why the
+// other end closed it.
 std::string HintFor(const std::string& target, const ClientOptions& options) {
   if (IsUnix(target) || options.tls_ca_file.empty()) return "";
   return " (over TLS, crumbd checked with " + options.tls_ca_file +
          (options.tls_cert_file.empty()
-              ? ", and without a certificate of our own, which crumbd may ask for)"
+              ? ", without a certificate of this process, which crumbd may require)"
               : ", our certificate is " + options.tls_cert_file + ")");
 }
 
@@ -133,7 +134,7 @@ class GrpcSessionStream final : public SessionStream {
   }
 
  private:
-  // One completion; none: it concerns nobody.
+  // Returns one completion, or nothing if it is internal.
   std::optional<Event> Next(TimePoint deadline) {
     if (ended_) return Event::kClosed;
     void* tag = nullptr;
@@ -189,7 +190,7 @@ class GrpcSessionStream final : public SessionStream {
   grpc::Alarm wake_alarm_ ABSL_GUARDED_BY(mutex_);
 };
 
-// One unary call on a queue of its own.
+// A unary call with a completion queue of its own.
 template <typename Response>
 class GrpcCall final : public PendingCall {
  public:
@@ -411,7 +412,7 @@ std::unique_ptr<RpcStub> RpcStub::Connect(const std::string& target, const Clien
   pid_t nobody = 0;
   grpc_process.compare_exchange_strong(nobody, ::getpid());
   grpc::ChannelArguments arguments;
-  // Every connection is a session of its own: it must not share one with a former connection.
+  // Every connection is a session of its own: it must not use a former connection's subchannel.
   arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
   arguments.SetMaxReceiveMessageSize(kMessageBytesMax);

@@ -2,6 +2,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/rpc/wire.h"
 
+#include <algorithm>
+#include <chrono>
+
 #include "common/status_macros.h"
 
 namespace crumb::client {
@@ -23,10 +26,15 @@ v1::TileRange ToWire(const TileRange& range) {
   return wire;
 }
 
+uint32_t WaitMs(Duration timeout) {
+  const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout * 9 / 10).count();
+  return static_cast<uint32_t>(std::clamp<int64_t>(ms, 0, 3'600'000));
+}
+
 absl::StatusOr<std::vector<CommitOutcome>> OutcomesOf(
     const google::protobuf::RepeatedField<int>& outcomes, size_t expected) {
   if (static_cast<size_t>(outcomes.size()) != expected) {
-    return absl::InternalError("crumbd answered " + std::to_string(outcomes.size()) +
+    return absl::InternalError("crumbd returned " + std::to_string(outcomes.size()) +
                                " outcomes for " + std::to_string(expected) + " fragments");
   }
   std::vector<CommitOutcome> result;
@@ -88,7 +96,7 @@ NodeList NodesOf(const v1::ListNodesResponse& response) {
   return list;
 }
 
-absl::StatusOr<PageLocation> PlaceOf(const v1::LocatePageResponse& response) {
+absl::StatusOr<PageLocation> LocationOf(const v1::LocatePageResponse& response) {
   PageLocation place;
   CRUMB_ASSIGN_OR_RETURN(place.keyspace, KeyspaceId::FromBytes(response.keyspace()));
   if (!response.run().empty()) {

@@ -8,8 +8,8 @@
 namespace crumb::client {
 namespace {
 
-// Of the question, where little is left of the first one's time: the pages are a hit already, and
-// crumbd answers from memory.
+// Minimum timeout of the request if little is left of the first one's: the pages are a hit already,
+// and crumbd responds from memory.
 constexpr Duration kTimeoutMin = std::chrono::milliseconds(200);
 
 }  // namespace
@@ -37,7 +37,7 @@ absl::Status DeferredChecksums::Await() {
     full_lease_ = acquired.status();
   } else if (acquired->lease == nullptr) {
     full_lease_ =
-        absl::NotFoundError("crumbd does not have the lease any more that sums were asked of");
+        absl::NotFoundError("crumbd does not have the lease of the requested checksums any more");
   } else {
     full_lease_ = std::move(acquired->lease);
   }

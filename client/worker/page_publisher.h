@@ -13,28 +13,29 @@
 
 namespace crumb::client {
 
-// Where complete pages go to become visible to others.
+// PagePublisher makes complete pages visible to other workers.
 class PagePublisher {
  public:
   virtual ~PagePublisher() = default;
 
-  // Takes a page to publish, or drops and counts it. Never blocks. Thread-safe.
+  // Queues a page for publishing, or drops and counts it. Does not block. Thread-safe.
   virtual void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
                        std::shared_ptr<const Page> page) = 0;
 
-  // Makes loaded pages visible where they lie, which crumbd has elsewhere; or drops and counts
-  // them. Never blocks. Thread-safe.
-  virtual void Place(std::shared_ptr<const KeyspaceBinding> keyspace,
-                     std::vector<std::shared_ptr<const Page>> pages) = 0;
+  // Queues loaded pages, which crumbd has elsewhere, to be made visible in the device pool that
+  // they were loaded to; or drops and counts them. Does not block. Thread-safe.
+  virtual void PublishInPlace(std::shared_ptr<const KeyspaceBinding> keyspace,
+                              std::vector<std::shared_ptr<const Page>> pages) = 0;
 
-  // Notes that a window is kept back because it holds a non-finite row. Never blocks. Thread-safe.
+  // Counts a window that is not published because it has a non-finite row. Does not block.
+  // Thread-safe.
   virtual void NoteRefusedWindow() = 0;
 
-  // Reports what the quality watch measured of one window. Never blocks. Thread-safe.
+  // Reports the samples of one window that the quality watch measured. Does not block. Thread-safe.
   virtual void NoteQuality(std::span<const QualitySample> layers) = 0;
 };
 
-// Drops every page, for a worker without crumbd.
+// NullPublisher drops every page; for a worker without crumbd.
 class NullPublisher final : public PagePublisher {
  public:
   // `tally` is borrowed.
@@ -43,8 +44,8 @@ class NullPublisher final : public PagePublisher {
   void Publish(std::shared_ptr<const KeyspaceBinding>, std::shared_ptr<const Page>) override {
     tally_.publish_dropped_unavailable.Add();
   }
-  void Place(std::shared_ptr<const KeyspaceBinding>,
-             std::vector<std::shared_ptr<const Page>>) override {}
+  void PublishInPlace(std::shared_ptr<const KeyspaceBinding>,
+                      std::vector<std::shared_ptr<const Page>>) override {}
   void NoteRefusedWindow() override { tally_.windows_refused.Add(); }
   void NoteQuality(std::span<const QualitySample>) override { tally_.windows_measured.Add(); }
 

@@ -11,7 +11,7 @@
 namespace crumb::client {
 namespace {
 
-// Loaded pages that wait to be made visible: four of the longest prefixes that an Acquire asks for.
+// Number of loaded pages that wait to be made visible; four of the longest prefixes of an Acquire.
 constexpr size_t kLoadedMax = 65536;
 
 static_assert(static_cast<int>(crumb::PageFormat::kBf16) ==
@@ -32,7 +32,7 @@ Publisher::Publisher(const WorkerOptions& options, Client& client, PageReader& r
       pid_(::getpid()) {}
 
 Publisher::~Publisher() {
-  // In a forked child there is no thread to join, and the lock may be held for ever.
+  // In a forked child there is no thread to join, and the lock may be held forever.
   if (::getpid() != pid_) return;
   {
     MutexLock lock(&mutex_);
@@ -66,8 +66,8 @@ void Publisher::Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
   if (dropped) CountDropped(tally_.publish_dropped_queue, 1);
 }
 
-void Publisher::Place(std::shared_ptr<const KeyspaceBinding> keyspace,
-                      std::vector<std::shared_ptr<const Page>> pages) {
+void Publisher::PublishInPlace(std::shared_ptr<const KeyspaceBinding> keyspace,
+                               std::vector<std::shared_ptr<const Page>> pages) {
   if (!keyspace->known_to_crumbd || ::getpid() != pid_ || pages.empty()) return;
   size_t dropped = 0;
   {
@@ -136,14 +136,14 @@ void Publisher::Run() {
     if (task) task();
     if (batch.empty()) continue;
     const size_t pages = batch.size();
-    PublishBatch(std::move(batch));  // pages may free memory: not under the lock
+    PublishBatch(std::move(batch));  // outside the lock, because pages may free memory
     MutexLock lock(&mutex_);
     done_ += pages;
     changed_.NotifyAll();
   }
 }
 
-// Leading pages of a queue that one Reserve and one Commit can serve.
+// Moves the leading pages of a queue that one Reserve and one Commit can serve to `batch`.
 void Publisher::TakeSome(std::deque<Item>& from, size_t most, std::vector<Item>* batch) {
   while (!from.empty() && batch->size() < most) {
     const Item& next = from.front();
@@ -181,7 +181,8 @@ std::vector<Publisher::Item> Publisher::CommitInPlace(std::vector<Item> batch) {
     if (stored) tally_.pool_pages.Add();
     if (there[i].loaded) continue;
     if (stored && !place_->copies()) continue;
-    // A page that is not visible here may be elsewhere; if crumbd refuses it, it is counted there.
+    // A page that is not visible here may become visible elsewhere. If crumbd refuses it there,
+    // that is counted.
     rest.push_back(std::move(there[i]));
   }
   return rest;

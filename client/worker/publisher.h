@@ -24,36 +24,38 @@
 
 namespace crumb::client {
 
-// Commits complete pages where they lie, if others can read them there, and brings them into
-// staging memory, with the sums of their tiles, and commits them; on one thread behind bounded
-// queues. Pages that find no place are dropped and counted. Thread-safe.
+// Publisher commits complete pages: in place, if other workers can read the memory where they are,
+// and through staging memory, with the checksums of their tiles. It does so on one thread behind
+// bounded queues, and drops and counts pages for which there is no room. Thread-safe.
 class Publisher final : public PagePublisher {
  public:
-  // All borrowed; `place` may be null: pages lie where nobody else reads them. `refused` is called
-  // on the thread when crumbd refused a page: what is known of the keyspace may be out of date.
+  // Everything is borrowed. `place` may be null, which means that no page can be committed in
+  // place. `refused` is called on the thread when crumbd refused a page, because the keyspace
+  // binding may be stale.
   Publisher(const WorkerOptions& options, Client& client, PageReader& reader,
             InPlaceCommitter* place, WorkerTally& tally, std::function<void()> refused);
-  // Drops what is queued.
+  // Drops all queued pages.
   ~Publisher() override;
 
   void Publish(std::shared_ptr<const KeyspaceBinding> keyspace,
                std::shared_ptr<const Page> page) override;
-  void Place(std::shared_ptr<const KeyspaceBinding> keyspace,
-             std::vector<std::shared_ptr<const Page>> pages) override;
+  void PublishInPlace(std::shared_ptr<const KeyspaceBinding> keyspace,
+                      std::vector<std::shared_ptr<const Page>> pages) override;
   void NoteRefusedWindow() override;
   void NoteQuality(std::span<const QualitySample> layers) override;
 
-  // Runs `task` on the thread, soon; drops it when it cannot or when one is waiting.
+  // Runs `task` on the thread; drops it if another task is waiting or the thread cannot run it.
   void RunSoon(std::function<void()> task);
 
-  // Waits until what is queued now was published or dropped. kDeadlineExceeded.
+  // Blocks until the pages that are queued now were published or dropped. kDeadlineExceeded: not
+  // within `timeout`.
   absl::Status WaitIdle(Duration timeout);
 
  private:
   struct Item {
     std::shared_ptr<const KeyspaceBinding> keyspace;
     std::shared_ptr<const Page> page;
-    bool loaded = false;  // crumbd has it elsewhere
+    bool loaded = false;  // the page was fetched, so that crumbd has it elsewhere
   };
 
   void Run();
@@ -61,7 +63,7 @@ class Publisher final : public PagePublisher {
   std::vector<Item> TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void TakeSome(std::deque<Item>& from, size_t most, std::vector<Item>* batch);
   void PublishBatch(std::vector<Item> batch);
-  // Answers what is still to be published through staging memory.
+  // Returns the pages that are still to be published through staging memory.
   std::vector<Item> CommitInPlace(std::vector<Item> batch);
   absl::Status Write(std::span<const Item> items, std::span<const StagingSlot> slots) const;
   FragmentHeader HeaderOf(const Item& item, std::vector<uint32_t> sums) const;
@@ -80,10 +82,11 @@ class Publisher final : public PagePublisher {
   Mutex mutex_;
   CondVar changed_;
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
-  std::deque<Item> loaded_ ABSL_GUARDED_BY(mutex_);  // behind those of `queue_`
+  std::deque<Item> loaded_ ABSL_GUARDED_BY(mutex_);  // served when `queue_` is empty
   std::function<void()> task_ ABSL_GUARDED_BY(mutex_);
-  uint64_t queued_ ABSL_GUARDED_BY(mutex_) = 0;  // pages ever queued
-  uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;    // of them, published or dropped
+  uint64_t queued_ ABSL_GUARDED_BY(mutex_) = 0;  // number of pages queued since the start
+  // number of queued pages that were published or dropped
+  uint64_t done_ ABSL_GUARDED_BY(mutex_) = 0;
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   Thread thread_;

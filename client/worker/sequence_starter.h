@@ -11,10 +11,10 @@
 #include "client/worker/in_place_committer.h"
 #include "client/worker/keyspace_binder.h"
 #include "client/worker/lead_token.h"
-#include "client/worker/page_fetcher.h"
 #include "client/worker/page_intake.h"
 #include "client/worker/page_pool.h"
 #include "client/worker/page_table.h"
+#include "client/worker/prefix_finder.h"
 #include "client/worker/prompt_key_cache.h"
 #include "client/worker/publisher.h"
 #include "client/worker/quality_watch.h"
@@ -28,20 +28,23 @@
 
 namespace crumb::client {
 
-// What a SequenceStart is made from with Lead.
+// A SequenceStart, and the token for the ranks that follow.
 struct LedStart {
   SequenceStart start;
   std::string token;
 };
 
-// Decides what a worker's sequences begin with: the keyspace, the page keys, the longest cached
-// prefix, for one rank alone or led; and publishes pages. See Worker for the contract of Begin,
+// SequenceStarter is the core that CPU and GPU workers have in common. It determines the state with
+// which a sequence begins: the keyspace (KeyspaceBinder), the page keys (PromptKeyCache) and the
+// longest cached prefix (PrefixFinder), for a rank alone or in an engine. It owns the parts that
+// all sequences of a worker use, the publisher among them. See Worker for the contract of Begin,
 // Lead and Follow. Thread-safe.
 class SequenceStarter {
  public:
-  // Validates options. `options` and `client` are borrowed; `client` may be null. `reader` brings
-  // pages to crumbd; `intake` may be null: pages are read where crumbd has them. So may `place`:
-  // nobody else reads pages where they are made.
+  // `options` and `client` are borrowed; `client` may be null. `reader` copies pages to staging
+  // memory. `intake` may be null, which means that pages are read where crumbd has them. `place`
+  // may be null, which means that pages are not committed in place. kInvalidArgument: an option is
+  // wrong.
   static absl::StatusOr<std::unique_ptr<SequenceStarter>> Create(const WorkerOptions& options,
                                                                  Client* client, PageReader& reader,
                                                                  PageIntake* intake,
@@ -56,7 +59,7 @@ class SequenceStarter {
   absl::Status WaitPublished(Duration timeout);
   WorkerCounters counters() const { return tally_.Read(); }
 
-  // What sequences share.
+  // The parts that all sequences of the worker use.
   const SegmentRule& rule() const { return rule_; }
   PagePool& pool() { return pool_; }
   PageTable& table() { return table_; }
@@ -68,48 +71,28 @@ class SequenceStarter {
 
  private:
   using Binding = KeyspaceBinder::Binding;
-  class Parts;
 
   SequenceStarter(const WorkerOptions& options, Client* client, PageReader& reader,
                   PageIntake* intake, InPlaceCommitter* place);
   SequenceStart StartOf(Binding keyspace, std::span<const int32_t> tokens,
                         const SequenceOptions& options);
-  int HitPagesMax(size_t tokens, const SequenceOptions& options) const;
   void KeepPrompt(const SequenceStart& start, const SequenceOptions& options);
-  void FindShared(SequenceStart& start, int pages_max) const;
-  void CountShared(SequenceStart& start);
-  int PartsMax() const;
-  bool CanFetch(const SequenceStart& start) const;
-  std::unique_ptr<PageIntake::Prefix> NewPrefix(const SequenceStart& start, int pages_max) const;
-  void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
-  void Hash(SequenceStart& start, std::span<const int32_t> tokens, const SequenceOptions& options,
-            size_t end) const;
-  void HashRest(SequenceStart& start, std::span<const int32_t> tokens,
-                const SequenceOptions& options) const;
-  std::vector<Tier> FetchWhole(SequenceStart& start, int pages_max, Duration timeout);
-  void JoinLease(SequenceStart& start, const LeadToken& token, Duration timeout);
-  PageRequest RequestFor(const SequenceStart& start, int first, int end, int window_tokens,
-                         Duration timeout) const;
   void NoteBadQuality(double error);
-  void NoteFetched(SequenceStart& start, FetchedPages& fetched, std::span<const Tier> tiers,
-                   PageIntake::Prefix* intake);
   void NoteUsed(const SequenceStart& start);
-  void NoteFetchFailure(SequenceStart& start, const absl::Status& status);
 
   const WorkerOptions& options_;
   const SegmentRule rule_;
   Client* const client_;
-  PageIntake* const intake_;
   PagePool pool_;
   PageTable table_;
   PromptKeyCache prompt_key_cache_;
   WorkerTally tally_;
   QualityWatch watch_;
-  std::unique_ptr<PageFetcher> fetcher_;  // null without client
+  const std::unique_ptr<PrefixFinder> finder_;
   std::unique_ptr<PagePublisher> null_publisher_;
-  std::unique_ptr<KeyspaceBinder> binder_;  // not null once Create has returned
+  std::unique_ptr<KeyspaceBinder> binder_;  // not null after Create
 
-  std::unique_ptr<Publisher> publisher_;  // null without client; its thread uses all of the above
+  std::unique_ptr<Publisher> publisher_;  // null without client; its thread uses everything above
 };
 
 }  // namespace crumb::client

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -12,8 +13,8 @@
 
 #include "client/gpu/pools/device_pool.h"
 #include "client/gpu/pools/pool_range.h"
-#include "client/gpu/pools/slot_records.h"
 #include "client/rpc/pool_link.h"
+#include "common/fragment_header.h"
 #include "common/mutex.h"
 #include "common/roster.h"
 #include "common/thread.h"
@@ -21,8 +22,54 @@
 
 namespace crumb::client {
 
-// What DevicePool::Open makes. running_pool.cc: slots taken, held and let go, and the thread;
-// running_pool_join.cc: joining, and what crumbd is told of what is held.
+// The state of one slot of a pool in this process.
+struct SlotRecord {
+  int uses = 0;  // 0: the slot is not used
+  bool committed = false;
+  bool withdrawn = false;  // the page in the slot is damaged
+  // The header of the page in the slot, with checksums: as this process committed it (`header`), or
+  // as crumbd sent it (`encoded_header`). Neither: the slot is blank, or its page is unknown.
+  std::shared_ptr<const FragmentHeader> header;
+  std::span<const std::byte> encoded_header;
+  std::shared_ptr<const void> encoded_header_keeper;
+  std::shared_ptr<PoolSession> held_by;  // the session that reserved it; null: a lease holds it
+};
+
+// SlotRecords has the records of a pool's slots by number. Not thread-safe.
+class SlotRecords {
+ public:
+  // Adds a use of the slot and returns its record.
+  SlotRecord& Use(uint64_t slot) {
+    if (slot >= records_.size()) records_.resize(slot + 1);
+    SlotRecord& record = records_[slot];
+    if (record.uses++ == 0) ++used_;
+    return record;
+  }
+  // Returns null if the slot is not used. The result is valid until the next Use.
+  SlotRecord* Find(uint64_t slot) {
+    return slot < records_.size() && records_[slot].uses > 0 ? &records_[slot] : nullptr;
+  }
+  void Erase(SlotRecord& record) {
+    record = SlotRecord();
+    --used_;
+  }
+  size_t used() const { return used_; }
+  // Calls visit(slot, record) for every slot in use, in ascending order.
+  template <typename Visit>
+  void ForEach(const Visit& visit) const {
+    for (uint64_t slot = 0; slot < records_.size(); ++slot) {
+      if (records_[slot].uses > 0) visit(slot, records_[slot]);
+    }
+  }
+
+ private:
+  std::vector<SlotRecord> records_;
+  size_t used_ = 0;
+};
+
+// RunningPool is the DevicePool that DevicePool::Open creates. running_pool.cc takes, holds and
+// releases slots, and runs the thread; running_pool_join.cc joins the pool and reports held slots
+// to crumbd.
 class RunningPool final : public DevicePool, private PoolListener {
  public:
   RunningPool(const DevicePoolOptions& options, DeviceMemory& memory, Client& client,
@@ -36,7 +83,8 @@ class RunningPool final : public DevicePool, private PoolListener {
 
   ~RunningPool() override;
 
-  // Once, before all else. kFailedPrecondition: the client takes part in such a pool already.
+  // Called once, before any other function. kFailedPrecondition: the client takes part in such a
+  // pool already.
   absl::Status Start();
 
   std::shared_ptr<const DeviceSlot> TakeBlank() override;
@@ -67,7 +115,7 @@ class RunningPool final : public DevicePool, private PoolListener {
   class HeldSlot;
   struct HeldSlots;
 
-  // Between attempts to join, and to get blank slots from a pool that is full; doubles.
+  // Time between attempts to join, or to get blank slots from a full pool; it doubles.
   static constexpr Duration kRetryMin = std::chrono::milliseconds(50);
   static constexpr Duration kRetryMax = std::chrono::seconds(2);
 
@@ -78,36 +126,37 @@ class RunningPool final : public DevicePool, private PoolListener {
   }
   void OnDemotions(const PoolId& pool, std::vector<Demotion> demotions) override;
 
-  // Blank slots from crumbd, within reach.
+  // Reserves blank slots and maps their handles.
   absl::StatusOr<std::vector<uint64_t>> ReserveMore(PoolSession& session, int count,
                                                     Duration timeout)
       ABSL_LOCKS_EXCLUDED(reserving_);
-  // Lets go of them together.
+  // Holds slots as one group, which is released together.
   void HoldBlanks(std::span<const uint64_t> slots,
                   std::vector<std::shared_ptr<const DeviceSlot>>* held)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // A use of each of them has ended.
+  // Ends one use of each of these slots.
   void EndUses(std::span<const HeldSlot> slots);
   void EndUseOf(uint64_t slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // The thread's.
+  // Functions that only the thread calls.
   void Run();
   bool Wait();
   void JoinAgain();
   absl::Status Join();
   absl::Status StartSession(const std::shared_ptr<PoolSession>& session, UniqueFd roster);
   void AddFormer(std::shared_ptr<PoolSession> session);
-  // Tells crumbd what is used of what it thinks is held over connections that were lost.
+  // Makes crumbd release slots that it records as held over lost connections and that are not in
+  // use.
   void SettleFormer();
   absl::StatusOr<std::shared_ptr<PoolSession>> Joined() const;
   absl::Status ClaimAll(const std::shared_ptr<PoolSession>& session);
-  // Whether what the lease names is in this pool, and crumbd knows of it.
+  // Checks that the leased fragments lie in this pool and that the present crumbd knows the lease.
   absl::Status CheckLeased(std::span<const DeviceFragment* const> fragments,
                            const Lease& lease) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Claims without headers what was refused with them.
+  // Claims slots whose claims were refused again without headers.
   static absl::Status ClaimWithoutHeaders(PoolSession& session, std::span<const SlotClaim> claims,
                                           std::vector<bool>* claimed);
-  // False: the stock is low still.
+  // Returns false if too few blank slots are ready afterwards.
   bool Refill();
   void DemoteAll();
   absl::Status CopyOne(const Demotion& demotion);
@@ -119,22 +168,23 @@ class RunningPool final : public DevicePool, private PoolListener {
   const PoolName name_;
   const std::unique_ptr<PoolRange> range_;
 
-  // The thread's.
+  // Members that only the thread uses.
   RosterMark mark_;
   TimePoint retry_at_;
   Duration retry_after_ = kRetryMin;
   bool failure_logged_ = false;
-  bool device_full_ = false;                         // until the pool is joined again
-  std::deque<std::shared_ptr<PoolSession>> former_;  // not settled yet
+  bool device_full_ = false;  // until the pool is joined again
+  // sessions of lost connections that are not settled yet
+  std::deque<std::shared_ptr<PoolSession>> former_;
 
-  Mutex reserving_;  // held while crumbd is asked for slots: one question at a time
+  Mutex reserving_;  // held during a Reserve, so that one is in flight at a time
 
   mutable Mutex mutex_;
   mutable CondVar changed_;
-  std::shared_ptr<PoolSession> session_ ABSL_GUARDED_BY(mutex_);  // null: not joined
+  std::shared_ptr<PoolSession> session_ ABSL_GUARDED_BY(mutex_);  // null: the pool is not joined
   PoolId known_ ABSL_GUARDED_BY(mutex_);
-  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;  // of the crumbd that was told last what is held
-  std::vector<uint64_t> stock_ ABSL_GUARDED_BY(mutex_);  // blank, of session_
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;  // epoch of the crumbd that knows all held slots
+  std::vector<uint64_t> stock_ ABSL_GUARDED_BY(mutex_);  // blank slots of session_
   SlotRecords records_ ABSL_GUARDED_BY(mutex_);
   std::deque<Demotion> demotions_ ABSL_GUARDED_BY(mutex_);
   bool join_due_ ABSL_GUARDED_BY(mutex_) = true;

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// A device worker whose sequences have BF16 history, from the start or since a keyspace was given
+// Tests of a GPU worker whose sequences have BF16 history, from the start or after INT2 was given
 // up.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -21,8 +21,8 @@ int Bf16PagesOf(const MemoryClient& store) {
   return pages;
 }
 
-// A keyspace is given up while sequences run: those go on with INT2, new ones in the same captured
-// passes have BF16 history, and afterwards INT2 comes back.
+// INT2 is given up while sequences run: these continue with INT2, new ones in the same captured
+// passes have BF16 history, and afterwards INT2 is switched on again.
 TEST(DeviceBf16Test, SequencesOfBothFormatsShareABatch) {
   for (uint32_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
@@ -57,7 +57,7 @@ TEST(DeviceBf16Test, SequencesOfBothFormatsShareABatch) {
   }
 }
 
-// Behind the first, each hits what was published before it; rows fork with their pages.
+// Each sequence hits the pages published before it; rows are forked with their pages.
 TEST(DeviceBf16Test, Bf16HistoryIsFetchedAndForked) {
   for (const int kernel_layers : {0, 1, 99}) {
     SCOPED_TRACE(kernel_layers);
@@ -83,7 +83,7 @@ TEST(DeviceBf16Test, Bf16HistoryIsFetchedAndForked) {
       for (int i = 0; i < 70; ++i) {
         PassOf(decode, {{&twin, twin.Entry(1, 1)}, {&fork, fork.Entry(1, 1)}});
       }
-      pair.device.EndUses();
+      pair.device.ReleaseOthers();
       twin.Check();
       fork.Check();
       twin.Finish(decode.batch());
@@ -95,7 +95,7 @@ TEST(DeviceBf16Test, Bf16HistoryIsFetchedAndForked) {
   }
 }
 
-// BF16 pages take memory when they are wanted, not before; where there is none, sequences say so.
+// BF16 pages take memory only when they are needed; without memory, sequences fail with an error.
 TEST(DeviceBf16Test, Bf16PagesNeedMemoryWhenTheyAreUsed) {
   const WorkerOptions options = PairOptions();
   const SequenceModel model(options, RandomTokens(1200, 3));

@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The device back end on a simulated device over a real crumbd.
+// Tests of the GPU back end on a simulated device with a real crumbd.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -27,7 +27,7 @@ namespace {
 constexpr int kPrompt = 1100;
 constexpr int kHit = 832;
 
-// Of many pieces, so that pages cross their ends.
+// Options with small pieces, so that pages cross their ends.
 DeviceWorkerOptions InPieces() {
   DeviceWorkerOptions options = SmallDevice();
   options.pin_piece_bytes = 1 << 20;
@@ -42,7 +42,7 @@ DeviceWorkerOptions Pooled() {
   return options;
 }
 
-// Until slots of both pools are ready.
+// Blocks until slots of both pools are ready.
 void AwaitBlank(const DeviceWorker& worker) {
   const TimePoint deadline = Clock::Real().Now() + kPatience;
   const int wanted = Pooled().pool_blank_pages + Pooled().pool_blank_sinks;
@@ -67,7 +67,7 @@ SequenceOptions Patient() {
   return options;
 }
 
-// Reads what is left of the prompt, then decodes; answers the outputs of the decode passes.
+// Reads the rest of the prompt, then decodes; returns the outputs of the decode passes.
 std::vector<float> Play(DeviceRun& prompts, DeviceRun& decode, const SequenceModel& model,
                         DeviceSequence& sequence) {
   while (sequence.length() < kPrompt) {
@@ -162,7 +162,7 @@ TEST_P(DeviceCrumbdTest, PagesGoFromCpuToDeviceAndBack) {
   EXPECT_EQ(cpu->counters().verify_failures, 0u);
 }
 
-// crumbd is killed while a hit's pages are on their way; another one takes its place.
+// crumbd is killed while a hit's pages are in flight, and another one takes its place.
 TEST_P(DeviceCrumbdTest, KilledCrumbdCostsNoToken) {
   std::vector<float> expected;
   const auto worker = OpenDeviceWorker();
@@ -183,7 +183,7 @@ TEST_P(DeviceCrumbdTest, KilledCrumbdCostsNoToken) {
   crumbd_.Kill();
   EXPECT_LT(Worst(Play(prompts, decode, model_, *hit), expected), 2e-5);
   ASSERT_TRUE(decode.batch().Finish(*hit).ok());
-  device_.EndUses();
+  device_.ReleaseOthers();
   ASSERT_TRUE(worker->WaitPublished(kPatience).ok());
   const WorkerCounters counters = worker->counters();
   EXPECT_EQ(counters.published_pages + counters.deduplicated_pages, 0u);
@@ -203,7 +203,7 @@ TEST_P(DeviceCrumbdTest, KilledCrumbdCostsNoToken) {
   EXPECT_GT(worker->counters().published_pages + worker->counters().deduplicated_pages, 0u);
 }
 
-// The part of the whole model's outputs [layers, heads, head_dim] of one token that a rank makes.
+// Returns a rank's part of the whole model's outputs [layers, heads, head_dim] of one token.
 std::vector<float> PartOf(const std::vector<float>& whole, const WorkerOptions& rank) {
   std::vector<float> part;
   const IndexRange layers = rank.own_tiles().layers, queries = rank.own_q_head_range();
@@ -215,8 +215,8 @@ std::vector<float> PartOf(const std::vector<float>& whole, const WorkerOptions& 
   return part;
 }
 
-// Pages of one process are attended by the ranks of an engine, each on a device of its own; what
-// these publish together is one page again.
+// The ranks of an engine, each on a device of its own, attend pages of one process; the pages that
+// they publish together can be read as whole pages again.
 TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
   for (const RankPlace size : {RankPlace{.tp_size = 2}, RankPlace{.pp_size = 2}}) {
     SCOPED_TRACE(size.tp_size);
@@ -285,7 +285,7 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollow) {
   }
 }
 
-// Each rank's part of a page lies in a pool: both in one of one device, or each on its own.
+// Each rank's part of a page lies in a pool: both in one device's pool, or each in its own.
 // Together they are a hit for the engine, and no rank copies.
 TEST_P(DeviceCrumbdTest, RanksLeadAndFollowInPools) {
   for (const bool one_device : {true, false}) {
@@ -367,7 +367,7 @@ TEST_P(DeviceCrumbdTest, RanksLeadAndFollowInPools) {
   }
 }
 
-// Answers no question about a lease that it has been given, when it is told so.
+// On request, it fails Acquires of a lease that was granted before.
 class ForgetfulClient final : public ForwardingClient {
  public:
   using ForwardingClient::ForwardingClient;
@@ -390,8 +390,8 @@ class ForgetfulClient final : public ForwardingClient {
   };
 };
 
-// The first layer of a peer's pages begins to come before most of their sums are there. Where those
-// do not come, nothing is attended: the pass says so, and it is nobody's damage.
+// The first layer of a peer's pages is copied before most of their checksums arrive. If these do
+// not arrive, nothing is attended: the pass returns an error, and no damage is reported.
 TEST_P(DeviceCrumbdTest, APeersPagesNeedTheirSums) {
   const std::vector<std::string> names = {"owner", "reader"};
   SimulatedDevice owner(GetParam(), SIZE_MAX, "owner", names);
@@ -424,7 +424,7 @@ TEST_P(DeviceCrumbdTest, APeersPagesNeedTheirSums) {
     std::unique_ptr<DeviceSequence> hit;
     // The peer's pools are joined in the background.
     ASSERT_TRUE(Eventually([&] {
-      hit.reset();  // or the next one would share what it has got
+      hit.reset();  // otherwise the next sequence would use its pages
       hit = worker->Begin(model_.prompt(kPrompt), Patient()).value();
       return hit->stats().hit_tokens_device == kHit;
     })) << hit->stats().miss_reason;
@@ -440,8 +440,8 @@ TEST_P(DeviceCrumbdTest, APeersPagesNeedTheirSums) {
   }
 }
 
-// A command gives INT2 up: sequences on the device store BF16, which both back ends hit. History
-// pages go through crumbd's memory; sinks may lie in a pool, as ever.
+// An operator switches INT2 off: sequences on the device store BF16 pages, which both back ends
+// hit. History pages go through crumbd's memory; sinks may still lie in a pool.
 TEST_P(DeviceCrumbdTest, Bf16HistoryGoesThroughCrumbd) {
   KeyspaceSpec spec;
   spec.fields = KeyspaceFields(PairOptions(), kernels::PageFormat::kInt2).value();

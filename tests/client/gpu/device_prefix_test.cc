@@ -1,6 +1,6 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// What a device worker finds of its prompts: pages that are loaded, shared, damaged.
+// Tests of the prefixes that a GPU worker finds: pages that are loaded, shared or damaged.
 #include "client/gpu/gpu_sequence.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -26,7 +26,7 @@ TEST(DevicePrefixTest, HitsComeLayerByLayerAndCountAsOnTheCpu) {
       EXPECT_EQ(twin.sequence().stats().hit_tokens_host, twin.expected().stats().hit_tokens_host);
       RunPrompt(prompts, twin, 512);
       RunDecode(decode, twin, 40);
-      pair.device.EndUses();
+      pair.device.ReleaseOthers();
       twin.Check();
       EXPECT_EQ(twin.sequence().stats().held_bytes, twin.expected().stats().held_bytes);
       EXPECT_EQ(twin.sequence().stats().stored_bytes, twin.expected().stats().stored_bytes);
@@ -40,7 +40,7 @@ TEST(DevicePrefixTest, HitsComeLayerByLayerAndCountAsOnTheCpu) {
   }
 }
 
-// Pages that lie in pinned memory come by the kernel, others by copies, together and alone.
+// Pages in pinned memory are copied by the kernel, others by copies, together and alone.
 TEST(DevicePrefixTest, HitsComeFromPinnedMemoryAndFromOther) {
   WorkerOptions options = PairOptions();
   const SequenceModel model(options, RandomTokens(1500, 3));
@@ -76,8 +76,8 @@ TEST(DevicePrefixTest, HitsComeFromPinnedMemoryAndFromOther) {
   }
 }
 
-// A prefix that is copied is asked for in more parts than one that is attended where it lies: its
-// first layer comes with the first of them.
+// A prefix that is copied is acquired in more parts than one that is attended in place: its first
+// layer is copied with the first part.
 TEST(DevicePrefixTest, WhatIsCopiedIsAskedForInFourParts) {
   WorkerOptions options = PairOptions();
   options.part_pages = 4;
@@ -96,7 +96,7 @@ TEST(DevicePrefixTest, WhatIsCopiedIsAskedForInFourParts) {
     for (size_t i = before; i < asks.size(); ++i) found.push_back(asks[i].first_page);
     return found;
   };
-  // 1,144 tokens may be cached, 17 pages.
+  // Up to 1,144 tokens, 17 pages, may be cached.
   std::unique_ptr<DeviceSequence> hit;
   const auto worker = OpenDeviceWorker(options, &pair.cpu_store, pair.device, SmallDevice());
   EXPECT_THAT(firsts(pair.cpu_store, [&] { hit = BeginOn(*worker, model.prompt(1400)); }),
@@ -108,8 +108,8 @@ TEST(DevicePrefixTest, WhatIsCopiedIsAskedForInFourParts) {
               testing::ElementsAre(0, 8));
 }
 
-// What a thread could not enqueue behind Begin's back fails the pass that waits for it, and nobody
-// else.
+// An error of a thread that enqueues in the background fails the pass that waits for the load, and
+// no other.
 TEST(DevicePrefixTest, LoadsThatCannotBeEnqueuedFail) {
   const WorkerOptions options = PairOptions();
   const SequenceModel model(options, RandomTokens(1200, 3));
@@ -139,7 +139,7 @@ TEST(DevicePrefixTest, LoadsThatCannotBeEnqueuedFail) {
   again.Check();
 }
 
-// Room ends in any part of a prefix; what was taken before is attended.
+// Room may end in any part of a prefix; the pages before are attended.
 TEST(DevicePrefixTest, PrefixesEndWhereRoomDoes) {
   const WorkerOptions options = PairOptions();
   const SequenceModel model(options, RandomTokens(1200, 3));
@@ -157,7 +157,7 @@ TEST(DevicePrefixTest, PrefixesEndWhereRoomDoes) {
         ASSERT_TRUE(writer->WaitPublished(kPatience).ok());
       }
       DeviceWorkerOptions sizes = SmallDevice();
-      // A sink has its own place.
+      // A sink has a slot of its own kind.
       (by_load ? sizes.load_pages : sizes.pages) = by_load ? load_pages : load_pages - 1;
       sizes.pages = std::max(sizes.pages, 1);
       const int expected = by_load ? load_pages : sizes.pages + 1;
@@ -220,7 +220,7 @@ TEST(DevicePrefixTest, DamagedPagesEndThePrompt) {
     while (status.ok() && hit->length() < 1200) {
       const int tokens = hit->pass_tokens_max();
       status = prompts.TryPass({{hit.get(), &model, hit->length() + tokens, tokens}}).status();
-      pair.Settle();  // what the first passes stored could be published now
+      pair.Settle();  // the first passes' pages could be published now
     }
     EXPECT_TRUE(absl::IsDataLoss(status)) << status;
     EXPECT_THAT(std::string(status.message()),

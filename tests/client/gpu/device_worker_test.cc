@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: The Crumb authors
 // SPDX-License-Identifier: Apache-2.0
-// The device back end on a simulated device against the CPU back end: the same tokens give the same
-// outputs and the same published pages.
+// Compares the GPU back end on a simulated device with the CPU back end: the same tokens give the
+// same outputs and the same published pages.
 #include <random>
 
 #include "gmock/gmock.h"
@@ -32,14 +32,14 @@ TEST(DeviceWorkerTest, OneSequenceIsAsOnTheCpu) {
   }
 }
 
-// Sequences of all lengths join and leave a decode batch whose passes are one captured graph, with
-// prompts between on another stream, drafts that are rejected, and forks.
+// Sequences of all lengths join and leave a decode batch whose passes are one captured graph, while
+// prompts run on another stream, drafts are rejected, and sequences are forked.
 TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
   for (uint32_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
     const WorkerOptions options = PairOptions();
     DeviceWorkerOptions sizes = SmallDevice();
-    if (seed == 1) sizes.scrub_pages_per_second = 2000;  // beside everything else
+    if (seed == 1) sizes.scrub_pages_per_second = 2000;  // concurrent with everything else
     WorkerPair pair(options, seed, sizes);
     Crowd crowd(pair, options,
                 {.prompts = {30, 520, 63, 700, 330, 1},
@@ -65,8 +65,8 @@ TEST(DeviceWorkerTest, ManySequencesJoinAndLeave) {
   }
 }
 
-// One prompt's rows serve one prompt after the other while the decode stream, which takes over what
-// it needs of them, is far behind.
+// One prompt's rows serve one prompt after the other while the decode stream, which copies the rows
+// that it still needs, is far behind.
 TEST(DeviceWorkerTest, RoomIsReusedBehindItsUsers) {
   for (uint32_t seed = 0; seed < 3; ++seed) {
     SCOPED_TRACE(seed);
@@ -89,7 +89,7 @@ TEST(DeviceWorkerTest, RoomIsReusedBehindItsUsers) {
       RunPrompt(prompts, twin, 400);
       RunDecode(decode, twin, 3);
     }
-    pair.device.EndUses();
+    pair.device.ReleaseOthers();
     for (const auto& twin : twins) {
       twin->Check();
       twin->Finish(decode.batch());
@@ -114,15 +114,15 @@ TEST(DeviceWorkerTest, NoRoomChangesNothing) {
       .extra = {}, .publish = Publish::kNone, .deadline = {}, .cached_tokens_max = {}};
   Twin twin(model, 700, pair, kept);
   Twin other(model, 1200, pair, kept);
-  // Rows for one prompt only.
+  // There are rows for one prompt only.
   EXPECT_TRUE(absl::IsResourceExhausted(
       prompts.TryPass({twin.PromptEntry(100), other.PromptEntry(100)}).status()));
   RunPrompt(prompts, twin, 512);
   EXPECT_TRUE(absl::IsResourceExhausted(prompts.TryPass({other.PromptEntry(512)}).status()));
-  // 700 tokens have 6 history pages; its prompt's rows go with the first decode pass.
+  // 700 tokens have 6 history pages; its prompt's rows are released with the first decode pass.
   PassOf(decode, {{&twin, twin.Entry(1, 1)}});
   PassOf(prompts, {{&other, other.PromptEntry(512)}});
-  // The next block wants 7 pages where 3 are.
+  // The next block needs 7 pages, and 3 are free.
   const absl::Status full = prompts.TryPass({other.PromptEntry(512)}).status();
   EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
   EXPECT_THAT(std::string(full.message()), testing::HasSubstr("pages in device memory"));
@@ -134,7 +134,7 @@ TEST(DeviceWorkerTest, NoRoomChangesNothing) {
   other.Check();
 }
 
-// NaN in a window: nothing from its page on leaves the sequence.
+// A window has NaN: no page from there on is published.
 TEST(DeviceWorkerTest, WindowsThatAreNotFiniteStayHere) {
   for (const int bad : {10, 200}) {
     SCOPED_TRACE(bad);
@@ -153,7 +153,7 @@ TEST(DeviceWorkerTest, WindowsThatAreNotFiniteStayHere) {
   }
 }
 
-// crumbd goes and comes: sequences go on, what could not be published is counted.
+// crumbd goes and comes: sequences continue, and pages that could not be published are counted.
 TEST(DeviceWorkerTest, GoesOnWithoutCrumbd) {
   const WorkerOptions options = PairOptions();
   const SequenceModel model(options, RandomTokens(1200, 3));
@@ -172,7 +172,7 @@ TEST(DeviceWorkerTest, GoesOnWithoutCrumbd) {
   EXPECT_GT(pair.worker->counters().publish_dropped_unavailable, 5u);
   pair.device_store.up = true;
   Twin next(model, 900, pair);
-  EXPECT_EQ(next.sequence().cached_tokens(), 64);  // what was published before
+  EXPECT_EQ(next.sequence().cached_tokens(), 64);  // pages published before
 }
 
 TEST(DeviceWorkerTest, LeavesNothingBehind) {
@@ -188,7 +188,7 @@ TEST(DeviceWorkerTest, LeavesNothingBehind) {
     pair.Settle();
   }
   pair.Settle();
-  // Loads of prefixes that nobody attends end in the background, and their leases with them.
+  // Loads of prefixes that are not attended end in the background, and so do their leases.
   EXPECT_TRUE(Eventually([&] { return pair.device_store.leases() == 0; }));
   pair.worker.reset();
   EXPECT_EQ(pair.device.live_allocations(), 0u);

@@ -28,7 +28,7 @@ std::byte* NewBytes(size_t bytes) {
 
 }  // namespace
 
-// A range of host memory, known to the device: what is mapped is its own memory, or a peer's.
+// A range of host memory that the device knows as its own memory, or as a peer's.
 class SimulatedDevice::SharedRange final : public DeviceRange {
  public:
   SharedRange(SimulatedDevice& device, std::unique_ptr<DeviceRange> range, bool peer)
@@ -334,7 +334,7 @@ void SimulatedDevice::HoldOthers() {
   holder_ = std::this_thread::get_id();
 }
 
-void SimulatedDevice::EndUses() {
+void SimulatedDevice::ReleaseOthers() {
   MutexLock lock(&mutex_);
   holder_ = std::thread::id();
   progress_.NotifyAll();

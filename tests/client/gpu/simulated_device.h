@@ -19,19 +19,19 @@
 
 namespace crumb::client {
 
-// A device without a GPU. Work on a stream waits in a queue and runs when somebody waits for it, or
-// before, in an order between streams that is as bad as the seed makes it: only streams' order and
-// events are kept. So a missing event, memory that is used again too early, or a pinned table that
-// is overwritten before it was read gives wrong bits, as it may on a GPU. Memory is filled with
-// NaN when it is allocated. Copies of memory that is not pinned take what is there at once, as
-// CUDA's do, and are counted.
+// SimulatedDevice is a device without a GPU. Work on a stream is queued and runs when a thread
+// waits for it, or earlier, in an order between streams that is as adverse as the seed makes it:
+// only the order within a stream and events are respected. A missing event, memory that is reused
+// too early, or a pinned table that is overwritten before it was read thus gives wrong bits, as it
+// may on a GPU. Memory is filled with NaN when it is allocated. Copies of memory that is not pinned
+// take its present content, as CUDA's do, and are counted.
 //
-// What a real device would refuse or get wrong (an address outside its memory, a wait while a
-// stream is captured) is a failure of the test that runs. Thread-safe.
+// Errors that a real device would reject or get wrong (an address outside its memory, a wait while
+// a stream is captured) fail the running test. Thread-safe.
 class SimulatedDevice final : public Device {
  public:
-  // `name`: devices of one name, in other processes too, are one device to DeviceMemory. The names
-  // of its peers are those of OpenPeerMemory's ordinals.
+  // Devices with one `name`, in other processes too, are one device to DeviceMemory. The names of
+  // its peers are those of OpenPeerMemory's ordinals.
   explicit SimulatedDevice(uint32_t seed, size_t memory_max = SIZE_MAX,
                            std::string name = "simulated", std::vector<std::string> peers = {});
   ~SimulatedDevice() override;
@@ -60,36 +60,39 @@ class SimulatedDevice final : public Device {
   absl::StatusOr<std::unique_ptr<DeviceMemory>> OpenPeerMemory(int ordinal) override;
   bool kernels_read_pinned() const override { return true; }
 
-  // Runs all that is queued on one stream, and what that waits for.
+  // Runs all work queued on one stream, and the work that it waits for.
   void Drain(DeviceStream stream);
 
-  // What is enqueued on `stream` between the two is kept, not run; Launch enqueues it once more.
+  // Work enqueued on `stream` between BeginCapture and EndCapture is kept and not run; Launch
+  // enqueues it.
   using Graph = std::shared_ptr<const std::vector<std::function<void()>>>;
   void BeginCapture(DeviceStream stream);
   Graph EndCapture(DeviceStream stream);
   void Launch(const Graph& graph, DeviceStream stream);
 
-  // From now on waits of other threads make nothing run: they end when this thread's waits have
-  // brought the device so far, or with EndUses.
+  // From now on waits of other threads run no work: they end when this thread's waits have run it,
+  // or with ReleaseOthers.
   void HoldOthers();
-  void EndUses();
+  void ReleaseOthers();
 
-  // All memory counts as pinned: copies of it are made when their turn comes.
+  // All memory counts as pinned: copies of it are made when the queue reaches them.
   std::atomic<bool> everything_pinned{false};
 
-  // Called for every copy to the host, before it is made: may change the device's bytes.
+  // Called before every copy to the host; may change the device's bytes.
   std::function<void(const DeviceCopy&)> before_copy_to_host;
-  // Calls of so many copies to the device, or more, fail before they enqueue any.
+  // Calls with at least this number of copies to the device fail before they enqueue any.
   std::atomic<size_t> copies_fail_from{SIZE_MAX};
-  // From now on, every allocation and pinned allocation is a failure of the test.
+  // From now on, every allocation and pinned allocation fails the test.
   std::atomic<bool> allocations_forbidden{false};
 
   size_t live_allocations() const;  // device and pinned
   size_t live_handles() const;      // streams and events
   size_t pinned_ranges() const;
-  size_t shared_ranges() const;  // mapped pieces of shared memory, peers' included
+  size_t shared_ranges() const;  // mapped pieces of shared memory, including those of peers
   uint64_t unpinned_copies() const { return unpinned_copies_.load(); }
-  uint64_t fetched_from_host() const { return fetched_from_host_.load(); }  // tiles, by a kernel
+  uint64_t fetched_from_host() const {
+    return fetched_from_host_.load();
+  }  // tiles read by a kernel
 
  private:
   struct Event {
@@ -98,7 +101,7 @@ class SimulatedDevice final : public Device {
   };
   struct Operation {
     std::function<void()> run;
-    const Event* awaited = nullptr;  // runs when `completed` is `ticket` at least
+    const Event* awaited = nullptr;  // runs once `completed` is at least `ticket`
     uint64_t ticket = 0;
   };
   struct Stream {
@@ -114,15 +117,16 @@ class SimulatedDevice final : public Device {
   // Enqueues a kernel or a copy.
   absl::Status Enqueue(DeviceStream stream, std::function<void()> run);
   void Add(Stream& stream, Operation operation) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Runs the head of some stream that may run. False: none may.
+  // Runs the first work of a stream that may run. Returns false if no stream may.
   bool RunOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void RunUntil(const std::function<bool()>& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Stream& Of(DeviceStream stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether all of it is in one pinned range; a part in one is a failure, as CUDA refuses it.
+  // Returns whether all bytes are in one pinned range. Fails the test if only a part is, as CUDA
+  // fails.
   bool Pinned(uint64_t address, size_t bytes) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void CheckOnDevice(DeviceAddress address, size_t bytes) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Whether a kernel may read there: device memory or pinned memory. Called by work, which runs
+  // Returns whether a kernel may read there: device or pinned memory. Called by work, which runs
   // under the lock.
   bool KernelMayRead(uint64_t address, size_t bytes) const ABSL_NO_THREAD_SAFETY_ANALYSIS;
   void CheckNotCapturing(const char* call) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -133,16 +137,16 @@ class SimulatedDevice final : public Device {
   SimulatedKernels kernels_;
   mutable Mutex mutex_;
   CondVar progress_;
-  std::thread::id holder_ ABSL_GUARDED_BY(mutex_);  // none: nobody
+  std::thread::id holder_ ABSL_GUARDED_BY(mutex_);  // default value: none
   std::mt19937 random_ ABSL_GUARDED_BY(mutex_);
-  const int eagerness_;  // of 8 chances to run something when work is added
+  const int eagerness_;  // out of 8 chances to run something when work is added
   std::map<DeviceStream, std::unique_ptr<Stream>> streams_ ABSL_GUARDED_BY(mutex_);
   std::map<DeviceEvent, std::unique_ptr<Event>> events_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, size_t> memory_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, size_t> shared_ ABSL_GUARDED_BY(mutex_);     // mapped, of DeviceMemory
-  std::map<uint64_t, size_t> peer_ ABSL_GUARDED_BY(mutex_);       // the same, of peers
-  std::map<uint64_t, size_t> pinned_ ABSL_GUARDED_BY(mutex_);     // allocated
-  std::map<uint64_t, size_t> pinned_by_ ABSL_GUARDED_BY(mutex_);  // by Pin
+  std::map<uint64_t, size_t> shared_ ABSL_GUARDED_BY(mutex_);     // mapped DeviceMemory
+  std::map<uint64_t, size_t> peer_ ABSL_GUARDED_BY(mutex_);       // mapped DeviceMemory of peers
+  std::map<uint64_t, size_t> pinned_ ABSL_GUARDED_BY(mutex_);     // allocated pinned memory
+  std::map<uint64_t, size_t> pinned_by_ ABSL_GUARDED_BY(mutex_);  // memory pinned by Pin
   size_t used_ ABSL_GUARDED_BY(mutex_) = 0;
   std::atomic<uint64_t> unpinned_copies_{0};
   std::atomic<uint64_t> fetched_from_host_{0};

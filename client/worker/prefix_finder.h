@@ -1,0 +1,79 @@
+// SPDX-FileCopyrightText: The Crumb authors
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "client/worker/lead_token.h"
+#include "client/worker/page_fetcher.h"
+#include "client/worker/page_intake.h"
+#include "client/worker/page_pool.h"
+#include "client/worker/page_table.h"
+#include "client/worker/segment_rule.h"
+#include "client/worker/sequence_start.h"
+#include "client/worker/worker_tally.h"
+#include "crumb/client.h"
+#include "crumb/sequence.h"
+#include "crumb/worker_options.h"
+
+namespace crumb::client {
+
+// PrefixFinder finds the cached prefix of a prompt: first in pages of the worker's live sequences,
+// then in crumbd, whose pages it leases and brings to where attention reads them. It appends pages
+// to SequenceStart::pages, hashes the keys that SequenceStart::prompt_keys lacks, and counts hits
+// and misses. Thread-safe.
+class PrefixFinder {
+ public:
+  // Everything is borrowed. `client` may be null: then only pages of live sequences are found.
+  // `intake` may be null: then pages are read where crumbd has them. `stale` is called when
+  // crumbd's response shows that the keyspace binding is stale.
+  PrefixFinder(const WorkerOptions& options, Client* client, PageIntake* intake, PagePool& pool,
+               PageTable& table, WorkerTally& tally, std::function<void()> stale);
+
+  // Finds the longest prefix, acquiring it in parts while it hashes the keys of further parts.
+  void Find(SequenceStart& start, std::span<const int32_t> tokens, const SequenceOptions& options);
+  // Finds the longest prefix, up to `pages_max` pages, that every rank of the engine can have.
+  // Returns the tiers of its pages. REQUIRES: HashRest was called.
+  std::vector<Tier> FindWhole(SequenceStart& start, int pages_max, Duration timeout);
+  // Finds this rank's part of a leader's prefix, under the leader's lease if that still exists.
+  // Finds fewer pages than the leader if this rank cannot have all. REQUIRES: HashRest was called.
+  void FindLed(SequenceStart& start, const LeadToken& token, Duration timeout);
+
+  // Hashes the prompt's remaining pages and keeps its tokens.
+  void HashRest(SequenceStart& start, std::span<const int32_t> tokens,
+                const SequenceOptions& options) const;
+  // Returns the number of pages of a prompt that may come from the cache.
+  int HitPagesMax(size_t tokens, const SequenceOptions& options) const;
+
+ private:
+  class Parts;
+
+  void FindShared(SequenceStart& start, int pages_max) const;
+  void CountShared(SequenceStart& start);
+  int PartsMax() const;
+  bool CanFetch(const SequenceStart& start) const;
+  std::unique_ptr<PageIntake::Prefix> NewPrefix(const SequenceStart& start, int pages_max) const;
+  void FetchRest(SequenceStart& start, int pages_max, Duration timeout);
+  void Hash(SequenceStart& start, std::span<const int32_t> tokens, const SequenceOptions& options,
+            size_t end) const;
+  void JoinLease(SequenceStart& start, const LeadToken& token, Duration timeout);
+  PageRequest RequestFor(const SequenceStart& start, int first, int end, int window_tokens,
+                         Duration timeout) const;
+  void NoteFetched(SequenceStart& start, FetchedPages& fetched, std::span<const Tier> tiers,
+                   PageIntake::Prefix* intake);
+  void NoteFetchFailure(SequenceStart& start, const absl::Status& status);
+
+  const WorkerOptions& options_;
+  const SegmentRule rule_;
+  Client* const client_;
+  PageIntake* const intake_;
+  PageTable& table_;
+  WorkerTally& tally_;
+  const std::function<void()> stale_;
+  std::unique_ptr<PageFetcher> fetcher_;  // null without client
+};
+
+}  // namespace crumb::client
