@@ -28,6 +28,17 @@ ARROWS = {
               "kernels", "proto", "common"},
 }
 
+# The rooms of a folder: which of its subfolders may include which. Their subfolders belong to them.
+ROOMS = {
+    "client/api": set(),
+    "client/rpc": {"client/api"},
+    "client/worker": {"client/api"},
+    "client/cpu": {"client/worker", "client/api"},
+    "client/gpu": {"client/cpu", "client/worker", "client/rpc", "client/api"},
+    "client/transfer": {"client/cpu", "client/worker", "client/api"},
+    "client/c_api": {"client/api"},
+}
+
 # Header prefixes of third parties and the only places that may see them (tests see all).
 CONFINED = {
     "rocksdb/": ("storage/ssd/",),
@@ -64,6 +75,13 @@ def included_folder(header):
     return folder_of(header)
 
 
+def room_of(path):
+    """The room of ROOMS that a path or a header lies in, or None."""
+    if path.startswith("crumb/") and not path.startswith("crumb/v1/"):
+        return "client/api"
+    return next((room for room in ROOMS if path.startswith(room + "/")), None)
+
+
 def check_file(path, text):
     """Yields what is wrong with one file; `path` is relative to the root."""
     owner = folder_of(path)
@@ -75,6 +93,10 @@ def check_file(path, text):
     else:
         headers = INCLUDE.findall(text)
         used = {included_folder(h) for h in headers} - {None}
+        room = room_of(path)
+        rooms = {room_of(h) for h in headers} - {room, None} if room else set()
+        for other in sorted(rooms - ROOMS.get(room, set())):
+            yield f"{path}: {room} may not know {other}"
         for header in headers:
             for prefix, places in CONFINED.items():
                 if header.startswith(prefix) and not path.startswith(places):
@@ -110,7 +132,7 @@ def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else
                         pathlib.Path(__file__).resolve().parents[2])
     offences = []
-    cycle = find_cycle(ARROWS)
+    cycle = find_cycle(ARROWS) or find_cycle(ROOMS)
     if cycle:
         offences.append("the allowed arrows form a cycle: " + " -> ".join(cycle))
     files = 0

@@ -31,6 +31,12 @@ class CheckArrowsTest(unittest.TestCase):
         self.assertEqual(len(self.offences("server/a.cc", '#include "crumb/client.h"\n')), 1)
         self.assertEqual(self.offences("server/a.cc", '#include "crumb/v1/page.pb.h"\n'), [])
 
+    def test_rooms_of_the_client(self):
+        self.assertEqual(self.offences("client/gpu/a.cc", '#include "client/cpu/b.h"\n'), [])
+        self.assertEqual(self.offences("client/cpu/a.cc", '#include "crumb/client.h"\n'), [])
+        found = self.offences("client/worker/a.cc", '#include "client/gpu/device/b.h"\n')
+        self.assertEqual(found, ["client/worker/a.cc: client/worker may not know client/gpu"])
+
     def test_third_party_is_confined(self):
         text = "#include <rocksdb/db.h>\n"
         self.assertEqual(self.offences("storage/ssd/index.cc", text), [])
@@ -43,6 +49,7 @@ class CheckArrowsTest(unittest.TestCase):
 
     def test_cycles_are_found(self):
         self.assertIsNone(check_arrows.find_cycle(check_arrows.ARROWS))
+        self.assertIsNone(check_arrows.find_cycle(check_arrows.ROOMS))
         self.assertEqual(check_arrows.find_cycle({"a": {"b"}, "b": {"a"}}), ["a", "b", "a"])
 
 
