@@ -91,12 +91,11 @@ class VllmTest(unittest.TestCase):
                        timeout=300)
 
     def crumbd(self):
-        folder = self.folder / self._testMethodName
-        folder.mkdir(exist_ok=True)
-        crumbd = Crumbd(pathlib.Path(OPTIONS.build) / "bin", str(folder))
+        folder = tempfile.mkdtemp(dir=self.folder)  # short, for paths of sockets have 107 bytes
+        crumbd = Crumbd(pathlib.Path(OPTIONS.build) / "bin", folder)
         self.addCleanup(crumbd.stop)
         crumbd.start()
-        return crumbd, str(folder)
+        return crumbd, folder
 
     def engine(self, folder, **config):
         engine = Engine(self.model, {"socket_dir": folder, "load": "always", "deadline": 5,
