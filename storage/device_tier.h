@@ -20,6 +20,7 @@
 #include "common/mutex.h"
 #include "storage/coverage.h"
 #include "storage/device_pool_index.h"
+#include "storage/host_image.h"
 #include "storage/store_options.h"
 #include "storage/tiered_store.h"
 
@@ -150,6 +151,10 @@ class DeviceTier {
   void ForEachPage(const KeyspaceId& keyspace,
                    const std::function<void(const PageKey&)>& visit) const;
 
+  // The pages that were deleted, for the tier of a successor process, and the way back.
+  std::vector<HostImage::Deleted> Deleted() const;
+  void AddDeleted(std::span<const HostImage::Deleted> deleted);
+
   // Fills stats.device and stats.pools, and adds the leases that no other tier has.
   void AddStats(StoreStats& stats) const;
 
@@ -229,10 +234,11 @@ class DeviceTier {
   uint64_t leases_alone_ ABSL_GUARDED_BY(mutex_) = 0;  // leases that hold none of another tier
   LeaseId last_lease_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::flat_hash_map<KeyspaceId, uint64_t> generations_ ABSL_GUARDED_BY(mutex_);
-  // Pages that were deleted since this tier began. A process that comes back later may hold such a
-  // page in a slot that this tier does not know yet: it claims the slot without the page. When
-  // there are more than kDeletedKeysMax, those of the keyspace that has the most are forgotten: no
-  // claim brings a page of it from then on, and its deletions are noted no more.
+  // Pages that were deleted since this tier began, or that AddDeleted brought. A process that comes
+  // back later may hold such a page in a slot that this tier does not know yet: it claims the slot
+  // without the page. When there are more than kDeletedKeysMax, those of the keyspace that has the
+  // most are forgotten: no claim brings a page of it from then on, and its deletions are noted no
+  // more.
   absl::flat_hash_map<KeyspaceId, DeletedPages> deleted_ ABSL_GUARDED_BY(mutex_);
   size_t deleted_keys_ ABSL_GUARDED_BY(mutex_) = 0;  // in all of deleted_
   TierStats removed_ ABSL_GUARDED_BY(mutex_);        // counters of pools that are gone

@@ -258,6 +258,26 @@ void DeviceTier::NoteDeleted(const KeyspaceId& keyspace, std::span<const PageKey
   }
 }
 
+std::vector<HostImage::Deleted> DeviceTier::Deleted() const {
+  MutexLock lock(&mutex_);
+  std::vector<HostImage::Deleted> all;
+  for (const auto& [keyspace, deleted] : deleted_) {
+    all.push_back({keyspace, deleted.forgotten, {deleted.keys.begin(), deleted.keys.end()}});
+  }
+  return all;
+}
+
+void DeviceTier::AddDeleted(std::span<const HostImage::Deleted> all) {
+  for (const HostImage::Deleted& deleted : all) {
+    NoteDeleted(deleted.keyspace, deleted.keys);
+    if (!deleted.all) continue;
+    MutexLock lock(&mutex_);
+    DeletedPages& known = deleted_[deleted.keyspace];
+    deleted_keys_ -= known.keys.size();
+    known = {.keys = {}, .forgotten = true};
+  }
+}
+
 bool DeviceTier::MayBeDeleted(const FragmentHeader& header) const {
   const auto found = deleted_.find(header.keyspace);
   if (found == deleted_.end()) return false;

@@ -178,6 +178,17 @@ LossLedger::State TakeLedger(Reader& reader) {
   return ledger;
 }
 
+void TakeDeleted(Reader& reader, std::vector<HostImage::Deleted>* to) {
+  for (uint64_t left = reader.TakeCount(32 + 1 + 8); left > 0 && reader.good(); --left) {
+    HostImage::Deleted& deleted = to->emplace_back();
+    deleted.keyspace = reader.TakeId<KeyspaceId>();
+    deleted.all = reader.Take<uint8_t>() != 0;
+    for (uint64_t keys = reader.TakeCount(32); keys > 0; --keys) {
+      deleted.keys.push_back(reader.TakeId<PageKey>());
+    }
+  }
+}
+
 // No count is above the count of all, and none was reported more often than it happened.
 bool IsPossible(const LossLedger::State& ledger) {
   const uint64_t most = ledger.all.pages;
@@ -227,6 +238,13 @@ std::string EncodeHostImage(const HostImage& image) {
   for (const auto& [name, value] : image.records) {
     writer.AddText(name);
     writer.AddText(value);
+  }
+  writer.Add(static_cast<uint64_t>(image.deleted.size()));
+  for (const HostImage::Deleted& deleted : image.deleted) {
+    writer.AddBytes(deleted.keyspace.view());
+    writer.Add(static_cast<uint8_t>(deleted.all));
+    writer.Add(static_cast<uint64_t>(deleted.keys.size()));
+    for (const PageKey& key : deleted.keys) writer.AddBytes(key.view());
   }
   writer.Add(static_cast<uint8_t>(image.losses.has_value()));
   if (image.losses.has_value()) AddLedger(writer, *image.losses);
@@ -284,10 +302,12 @@ absl::StatusOr<HostImage> DecodeHostImage(std::span<const std::byte> bytes) {
     std::string name = reader.TakeText();
     image.records.emplace_back(std::move(name), reader.TakeText());
   }
-  if (LoadLittle<uint16_t>(bytes.data() + kVersionOffset) >= kVersionWithLosses &&
-      reader.Take<uint8_t>() != 0) {
-    image.losses = TakeLedger(reader);
-    if (!IsPossible(*image.losses)) return Damaged("impossible numbers of lost pages");
+  if (LoadLittle<uint16_t>(bytes.data() + kVersionOffset) >= kVersionWithLosses) {
+    TakeDeleted(reader, &image.deleted);
+    if (reader.Take<uint8_t>() != 0) {
+      image.losses = TakeLedger(reader);
+      if (!IsPossible(*image.losses)) return Damaged("impossible numbers of lost pages");
+    }
   }
   const uint64_t pages = reader.TakeCount(kPageBytesMin);
   image.pages.reserve(pages);

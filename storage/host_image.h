@@ -47,12 +47,23 @@ struct HostImage {
     friend bool operator==(const Page&, const Page&) = default;
   };
 
+  // Pages of a keyspace that were deleted: a process that has not come back to its device pool yet
+  // may hold them in its slots.
+  struct Deleted {
+    KeyspaceId keyspace;
+    bool all = false;  // any page of the keyspace may be among them
+    std::vector<PageKey> keys;
+
+    friend bool operator==(const Deleted&, const Deleted&) = default;
+  };
+
   uint64_t slab_bytes = 0;
   uint32_t slabs = 0;
   // The tenant of each slab's pages, empty for keyspaces of no tenant. None: slabs are mixed.
   std::vector<std::string> tenants;
   std::vector<std::pair<KeyspaceId, uint64_t>> generations;
   std::vector<std::pair<std::string, std::string>> records;  // where no tier below keeps them
+  std::vector<Deleted> deleted;
   // Pages that were lost and not all reported yet. None: the writer was of a version without them.
   std::optional<LossLedger::State> losses;
   // Least recently used first; what was used at one time, children before their parents.

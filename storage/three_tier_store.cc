@@ -114,6 +114,7 @@ absl::Status ThreeTierStore::OpenHost(StoreStart start) {
       .mark_base = MarkBase()};
   if (start.handed_over != nullptr) {
     LimitToHandedOver(*start.handed_over, &options);
+    devices_.AddDeleted(start.handed_over->image.deleted);
     for (const auto& [name, value] : start.handed_over->image.records) {
       if (!has_below()) CRUMB_RETURN_IF_ERROR(below_->PutRecord(name, value));
     }
@@ -137,6 +138,7 @@ std::optional<Below> ThreeTierStore::BelowOf(const FragmentMeta& meta) const {
 
 absl::StatusOr<HandedOverMemory> ThreeTierStore::HandOver() {
   CRUMB_ASSIGN_OR_RETURN(HandedOverMemory memory, host_->HandOver());
+  memory.image.deleted = devices_.Deleted();
   if (!has_below()) {
     CRUMB_ASSIGN_OR_RETURN(memory.image.records, below_->Records());
   }

@@ -385,6 +385,25 @@ TEST_F(DeviceTierTest, APageThatIsDeletedBeforeItsClaimIsNoHit) {
   EXPECT_EQ(Acquire(*store_, Request(1, 3, {pool}))->hit_pages, 1u);
 }
 
+// The process may also come back to a crumbd that took over after the deletion, or to a later one.
+TEST_F(DeviceTierTest, ASuccessorKnowsTheDeletionsBefore) {
+  const auto header = [](uint64_t page) { return HeaderOf(SamplePage(1, page)); };
+  const KeyspaceId keyspace = header(0)->keyspace;
+  tier_->Remove(keyspace, std::vector<PageKey>{header(1)->key});
+  for (int successor = 0; successor < 2; ++successor) {
+    ASSERT_TRUE(store_->Stop(Duration::zero()).ok());
+    StoreStart start;
+    start.handed_over = std::make_unique<HandedOverMemory>(store_->HandOver().value());
+    store_ = TieredStore::Open(SmallStore(""), Clock::Real(), {}, std::move(start)).value();
+    tier_ = store_->devices();
+  }
+  const DevicePoolNumber pool = AddPool(4, true);
+  for (uint64_t slot = 0; slot < 2; ++slot) {
+    EXPECT_TRUE(tier_->Claim(pool, kAnn, slot, header(slot), 1));
+  }
+  EXPECT_EQ(Acquire(*store_, Request(1, 2, {pool}))->hit_pages, 1u);
+}
+
 // Claims of one slot by readers that know its page or do not, in every order.
 class SharedClaimsTest : public DeviceTierTest {
  protected:

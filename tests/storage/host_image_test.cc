@@ -20,6 +20,8 @@ HostImage Sample() {
   image.slabs = 3;
   image.tenants = {"one", "", "two"};
   image.generations = {{SampleKeyspace(1), 7}, {SampleKeyspace(2), UINT64_MAX}};
+  image.deleted = {{SampleKeyspace(1), false, {SampleKey(7, 0), SampleKey(7, 1)}},
+                   {SampleKeyspace(2), true, {}}};
   image.losses = LossLedger::State{.mark_base = 1'700'000'000'000'000'000,
                                    .all = {.pages = 9, .reported = 4},
                                    .tenants = {{"one", {.pages = 5, .reported = 5}}, {"", {}}},
@@ -71,11 +73,11 @@ TEST(HostImage, RoundTrip) {
 
 TEST(HostImage, GoldenHead) {
   const std::string bytes = EncodeHostImage(HostImage());
-  ASSERT_EQ(bytes.size(), 69u);
+  ASSERT_EQ(bytes.size(), 77u);
   EXPECT_EQ(bytes.substr(0, 8), "CRMBHOST");
   EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 8), 3);   // version
   EXPECT_EQ(LoadLittle<uint16_t>(Bytes(bytes).data() + 10), 3);  // of the oldest reader
-  EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 69u);
+  EXPECT_EQ(LoadLittle<uint64_t>(Bytes(bytes).data() + 16), 77u);
   EXPECT_EQ(bytes, WithSum(bytes));
 }
 
@@ -104,8 +106,8 @@ std::string OfVersion(uint16_t version, const HostImage& image) {
   std::string bytes = EncodeHostImage(image);
   HostImage without_pages = image;
   without_pages.pages.clear();
-  // Before the number of pages and the sum: whether there are losses.
-  bytes.erase(EncodeHostImage(without_pages).size() - 13, 1);
+  // In front of the number of pages and the sum: the number of deletions, whether there are losses.
+  bytes.erase(EncodeHostImage(without_pages).size() - 21, 9);
   if (version < 2) bytes.erase(36, 4);  // behind the number of slabs: that of tenants
   std::byte* const head = reinterpret_cast<std::byte*>(bytes.data());
   StoreLittle(head + 8, version);
@@ -117,6 +119,7 @@ std::string OfVersion(uint16_t version, const HostImage& image) {
 TEST(HostImage, ReadsEarlierVersions) {
   HostImage image = Sample();
   image.losses.reset();
+  image.deleted.clear();
   const auto second = DecodeHostImage(Bytes(OfVersion(2, image)));
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_TRUE(*second == image);
