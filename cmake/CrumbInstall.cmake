@@ -76,7 +76,7 @@ foreach(header IN LISTS crumb_headers)
   install(FILES "${header}" DESTINATION "${CRUMB_INSTALL_HEADERS}/${folder}")
 endforeach()
 
-# The C library; without a namelink of the core, which nobody links.
+# The C library; without a namelink of the core, which programs do not link.
 install(TARGETS crumb_c LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}")
 install(TARGETS crumb_c_core LIBRARY DESTINATION "${CMAKE_INSTALL_LIBDIR}" NAMELINK_SKIP)
 install(FILES client/api/crumb.h DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")

@@ -20,7 +20,7 @@ namespace {
 
 using storage::DevicePoolNumber;
 
-// Of a lost session, in one call: a megabyte, and more than a device has slots.
+// Slots of a lost session in one call: a megabyte, and more than a device has slots.
 constexpr int64_t kKeptSlotsMax = 262'144;
 
 absl::Status CheckCount(const CallContext& context, const char* field, uint64_t count) {
@@ -32,7 +32,7 @@ absl::Status CheckCount(const CallContext& context, const char* field, uint64_t 
                   context.limits.commit_fragments_max));
 }
 
-// Of an open session, unless what it does is letting go.
+// Returns a pool of the session, which must be open unless it releases slots.
 absl::StatusOr<DevicePoolNumber> PoolOf(const CallContext& context, const Session& session,
                                         const std::string& pool, bool must_be_open) {
   if (context.pools == nullptr || !context.pools->enabled()) {
@@ -248,7 +248,7 @@ absl::Status ClaimSlots(const CallContext& context, const Session& session,
   for (int i = 0; i < request.slots_size(); ++i) {
     std::shared_ptr<const FragmentHeader> header;
     if (keyspace != nullptr && !request.headers(i).empty()) {
-      // Of an older generation, say: the slot stays the process's, and the page is nobody's.
+      // It may be of an older generation: the slot stays the process's, and the page is dropped.
       header = ReadHeader(*keyspace, request.headers(i)).value_or(nullptr);
     }
     const uint32_t logical = keyspace == nullptr ? 0 : keyspace->geometry.bf16_tile_bytes();

@@ -8,7 +8,7 @@
 #include "crumb/v1/cache_service.pb.h"
 #include "server/calls/call_context.h"
 
-// What the RPCs do to device pools.
+// The RPCs about device pools.
 namespace crumb::server {
 
 // Blank slots.

@@ -20,7 +20,7 @@ namespace crumb::server {
 class CacheService final
     : public v1::CacheService::WithRawCallbackMethod_Get<v1::CacheService::CallbackService> {
  public:
-  // What `context` refers to and `stalls` must outlive this.
+  // The members of `context`, and `stalls`, must outlive this.
   CacheService(const CallContext& context, StallWatch& stalls, NodeInfo node)
       : context_(context),
         node_(std::move(node)),

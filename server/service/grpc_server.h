@@ -25,7 +25,7 @@ class GrpcServer {
   // "HOST:PORT" with the real port; empty without TCP.
   virtual std::string tcp_address() const = 0;
 
-  // What health answers for the server and for CacheService.
+  // Sets the state that the health service reports for the server and for CacheService.
   virtual void SetServing(bool serving) = 0;
 
   // Ends long streams, and calls whose callers leave responses unread; waits `grace` for other

@@ -18,7 +18,7 @@ namespace crumb::server {
 // handler blocks. Thread-safe.
 class PeerService final : public v1::PeerService::CallbackService {
  public:
-  // What `context` refers to, `cluster` and `stalls` must outlive this. `peer_name`: see
+  // The members of `context`, `cluster` and `stalls` must outlive this. `peer_name`: see
   // CheckPeerName.
   PeerService(const CallContext& context, Cluster& cluster, StallWatch& stalls,
               std::string peer_name)

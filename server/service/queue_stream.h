@@ -69,7 +69,7 @@ class QueueStream : public Reactor,
   // False: the stream neither writes nor ends now; Wake() follows once this changes.
   virtual bool MayEnd() const { return true; }
 
-  // Starts writing. Call once, from whoever made this shared.
+  // Starts writing. REQUIRES: called once, when this is owned by a shared_ptr.
   void Begin() {
     self_ = this->shared_from_this();
     {

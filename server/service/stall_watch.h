@@ -47,7 +47,7 @@ class StallableStream {
   // Whether the stream, while it waits, waits for its caller to read, and not to send.
   virtual bool WaitsForReader() const { return true; }
 
-  // For StallWatch. True: the stream has waited since before `since` and is stalled now.
+  // Called by StallWatch. True: the stream has waited since before `since` and is stalled now.
   bool Claim(TimePoint since) {
     TimePoint waiting = waiting_since_.load();
     return waiting != kWorking && waiting != kStalled && waiting <= since &&

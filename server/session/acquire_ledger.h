@@ -13,8 +13,8 @@
 
 namespace crumb::server {
 
-// Which lease each of a session's last Acquires got, for callers that did not hear the answer: gRPC
-// may count a call as done that its caller had given up. Bounded. Thread-safe.
+// The leases of a session's last Acquires, for callers that did not get the response: gRPC may
+// count a call as done that its caller had given up. Bounded. Thread-safe.
 class AcquireLedger {
  public:
   static constexpr size_t kRequestsMax = 1024;

@@ -13,7 +13,7 @@
 
 namespace crumb::server {
 
-// Where the calls of a session are answered that take a socket of their own. Thread-safe.
+// Serves the calls of sessions that go over a socket of their own. Thread-safe.
 class CallPlane {
  public:
   struct Opened {
@@ -28,7 +28,7 @@ class CallPlane {
   // with the messages that it still has, as tasks of `owner`.
   virtual absl::StatusOr<Opened> Open(std::shared_ptr<Session> session,
                                       std::shared_ptr<OwnerTasks> closing, std::string owner) = 0;
-  // Calls in progress go on and answer nobody. Nothing for a number that is not open.
+  // Calls in progress go on, and their responses are dropped. Ignores numbers that are not open.
   virtual void Close(uint64_t number) = 0;
 };
 

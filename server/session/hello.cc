@@ -25,7 +25,7 @@ bool MayOpen(unsigned uid, const SessionLimits& limits) {
                                            std::to_string(uid)) != limits.allowed_uids.end();
 }
 
-// Empty: nobody's session in particular.
+// Returns the tenant of the session; empty: of no tenant.
 absl::StatusOr<std::string> TenantOf(const v1::SessionHello& hello, unsigned uid,
                                      const SessionTenants& tenants) {
   if (tenants.table == nullptr) return std::string();

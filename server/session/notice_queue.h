@@ -19,7 +19,7 @@
 
 namespace crumb::server {
 
-// What a session stream has still to tell, bounded. Thread-safe.
+// Notices that a session stream has still to send, bounded. Thread-safe.
 class NoticeQueue {
  public:
   struct Durable {

@@ -64,7 +64,7 @@ class Session {
     return all;
   }
 
-  // For the table that holds the session.
+  // Called by the table that holds the session.
   void SetPhase(Phase phase) { phase_.store(phase); }
   std::shared_ptr<StagingArea> TakeStaging() {
     MutexLock lock(&mutex_);

@@ -6,7 +6,7 @@ namespace crumb::server {
 
 class Session;
 
-// What processes hold beyond their staging memory and leases, for the table that ends their
+// Memory that processes hold beyond their staging memory and leases, for the table that ends their
 // sessions. Thread-safe; calls no session table.
 class SessionMemory {
  public:

@@ -118,7 +118,7 @@ class SessionTable {
   TenantBudget engine_budget_;
   TenantBudget staging_budget_;
   std::function<void()> ended_ = [] {};
-  SessionMemory* memory_ = nullptr;  // null: nobody holds more than is known here
+  SessionMemory* memory_ = nullptr;  // null: processes hold no more than is known here
 
   mutable Mutex mutex_;
   std::unordered_map<uint64_t, std::shared_ptr<Session>> sessions_ ABSL_GUARDED_BY(mutex_);

@@ -33,7 +33,7 @@ class SlabGate {
   absl::Status Grant(const storage::TieredStore& store, const KeyspaceId& keyspace,
                      std::span<const storage::FragmentRef> fragments);
 
-  // The slab is empty and belongs to nobody. True: the process has it and must be told.
+  // The slab is empty and has no owner. True: the process has it and must be notified.
   bool Forget(uint32_t slab);
 
   void Close();

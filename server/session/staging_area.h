@@ -18,8 +18,8 @@
 namespace crumb::server {
 
 // A session's staging memory: a memory file that the worker writes fragments into and crumbd only
-// reads, and the reservations cut from it. The worker may change the bytes at any time; whoever
-// reads them must work on a copy. Thread-safe.
+// reads, and the reservations cut from it. The worker may change the bytes at any time, so readers
+// must work on a copy. Thread-safe.
 class StagingArea {
  public:
   static constexpr uint64_t kAlignment = 512;
