@@ -32,7 +32,7 @@ SECTION_SECONDS = {"checks": 150, "timings": 280, "sanitizers": 150}
 SECTION_SLOTS = 32
 CHECK_SECONDS = 200
 SANITIZER_SECONDS = 150
-# What takes longest comes first, in many parts: not one for each test, as a process that begins
+# The longest tests come first, in many parts: not one for each test, as a process that begins
 # beside others takes seconds until it has its GPU.
 LONG_TESTS = {"kernels_cuda_decode_test": 40, "kernels_cuda_prefill_test": 16,
               "kernels_cuda_hazards_test": 16, "kernels_cuda_evict_test": 16,
@@ -55,7 +55,7 @@ SANITIZED = ("decode", "evict", "serving", "append", "paged_kv", "prefill", "fet
 SANITIZED_TESTS = ("LengthsAround", "PaddedEntries", "SameBytes",
                    "GrowOverEvery", "WritesTheNew", "LooksAt", "ReportsThePage",
                    "WindowsAreCopied", "DecodeOfDrafts", "AgreeWithSums")
-# What racecheck looks at instead, where those take it minutes.
+# Filters of the tests that racecheck runs where all of a program's take it minutes.
 RACECHECKED_TESTS = {"evict": "*FewerWindows*"}
 # racecheck of 2025.3.1 names hazards across a __syncthreads in blocks of clusters; 2026.4 does not
 # (docs/kernels/cuda.md). kAuto takes clusters, too.

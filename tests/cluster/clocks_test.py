@@ -85,7 +85,7 @@ class ClocksTest(unittest.TestCase):
         group.shares(0, 2, 100)
         group.shares(2, 0, 200)
         group.shares(1, 2, 300)
-        # Three times node_ttl: nobody's time is up.
+        # Three times node_ttl: no node's time is up.
         views = [group.metric(i, "crumb_view_changes_total") for i in range(3)]
         until = time.monotonic() + 9
         while time.monotonic() < until:
@@ -96,7 +96,7 @@ class ClocksTest(unittest.TestCase):
             wait_for("the clock moved", lambda: self.moved(group, offset))
             group.shares(0, 2, 400 if offset > 0 else 500)
         self.assertEqual(views, [group.metric(i, "crumb_view_changes_total") for i in range(3)])
-        # What a router knows of a node is what the node has, whatever its clock did.
+        # A router's view of a node is what the node has, whatever its clock did.
         for i in range(3):
             wait_for(f"the router of node {i} knows its pages", lambda i=i: known[i]()
                      == group.metric(i, 'crumb_resident_pages{tier="host"}') > 0)
@@ -110,7 +110,7 @@ class ClocksTest(unittest.TestCase):
             wait_for(f"the router of node {i} hears of the drop", lambda i=i: known[i]() == 0)
         group.shares(2, 0, 600)
         wait_for("the router of node 0 hears of what came", lambda: known[0]() >= 320)
-        # Who dies leaves after its time, whatever its clock was.
+        # A node that dies leaves after its time, whatever its clock was.
         group.end(0, signal.SIGKILL)
         for i in (1, 2):
             group.sees(i, 1)

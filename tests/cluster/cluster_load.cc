@@ -187,7 +187,7 @@ class Loop {
   std::thread thread_;
 };
 
-// What a router makes of WatchEvents.
+// A router's index of pages, by WatchEvents.
 class Watch {
  public:
   explicit Watch(TestClient& client) {

@@ -18,7 +18,7 @@ namespace {
 using std::chrono::steady_clock;
 
 constexpr auto kLength = std::chrono::milliseconds(30);
-constexpr int kRoundTrips = 200;  // timed at once; the shortest time is the one nobody disturbed
+constexpr int kRoundTrips = 200;  // timed at once; the shortest time is the undisturbed one
 constexpr uint64_t kEnd = UINT64_MAX;
 
 bool MoveTo(int core) {

@@ -33,8 +33,8 @@ import time
 from crumbd_group import free_ports
 
 LOOKUP_MS = 400
-# What a worker would wait at most: a request that takes so long has missed its deadline by far, and
-# a busy machine keeps none waiting for half of it.
+# A worker would wait no longer: a request that takes so long has missed its deadline by far, and a
+# busy machine keeps none waiting for half of it.
 WAIT_MS = 16_000
 PATIENCE_S = 60  # for what happens in the background
 SEED = 20_26

@@ -28,7 +28,7 @@ class SlowLink {
   // Over `frames_max` frames that are held back, more are dropped, as a router's queue does.
   SlowLink(uint64_t seed, size_t frames_max) : random_(seed), frames_max_(frames_max) {}
 
-  // For frames from now on. `loss` is the share, from 0 to 1.
+  // Both hold for frames from now on. `loss` is the share, from 0 to 1.
   void SetDelay(Duration delay) { delay_ = delay; }
   void SetLoss(double loss) { loss_ = loss; }
 

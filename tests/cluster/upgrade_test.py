@@ -52,7 +52,7 @@ class UpgradeTest(unittest.TestCase):
             # place it at is a miss.
             group.shares(writer, reader, first, sequences=24, pages=8, least=0.4)
             first += 100
-        # What the one in the middle knows of keyspaces, both others learn.
+        # Both others learn the keyspaces that the one in the middle knows.
         keyspace = group.ask(1, "status")["keyspaces"][0]["keyspace"]
         group.ask(1, "drop", keyspace, "--yes")
         for i in (0, 2):

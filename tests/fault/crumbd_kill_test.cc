@@ -35,7 +35,7 @@ struct CommittedPage {
   steady_clock::time_point when;
 };
 
-// What one round's writer knows to be true.
+// Facts that one round's writer knows.
 struct Written {
   std::vector<CommittedPage> committed;
   size_t durable = 0;  // the first so many of `committed`

@@ -38,7 +38,7 @@ class CrumbdProcess {
   pid_t StartSuccessor(Successor successor = Successor::kAttached) const;
   // The process that is followed from now on; the former one's end is the caller's.
   void Follow(pid_t pid) { pid_ = pid; }
-  // Waits until somebody serves. False: it takes too long.
+  // Waits until a crumbd serves. Returns false when it takes too long.
   bool WaitServing() const;
 
   // SIGKILL, and waits for the end.

@@ -106,7 +106,7 @@ TEST_F(DevicePoolsTest, TheNextWorkerAdoptsThePoolOfAKilledOne) {
     ASSERT_EQ(first.Do("write 100").substr(0, 4), "slot");  // and never committed
     first.Kill();
   }
-  // What it had not committed is free, what it had is there.
+  // Slots that it had not committed are free, and pages that it had are there.
   EXPECT_TRUE(Eventually([&] { return Device().resident_bytes == 6 * kSlotBytes; }));
   EXPECT_EQ(Device().pages, 6u);
   PoolWorker second(Options("second"));
@@ -251,7 +251,7 @@ TEST_F(DevicePoolsTest, TheFirstOfTwoCopiesWins) {
   EXPECT_EQ(Device().pages, 1u);
 }
 
-// What live sequences hold outlives crumbd, and the next one knows it again.
+// Pages that live sequences hold outlive crumbd, and the next one knows them again.
 TEST_F(DevicePoolsTest, WorkersGiveTheirPoolToTheNextCrumbd) {
   PoolWorker writer(Options("writer"));
   PoolWorker reader(Options("reader"));
@@ -281,7 +281,7 @@ TEST_F(DevicePoolsTest, WorkersGiveTheirPoolToTheNextCrumbd) {
     ASSERT_TRUE(Eventually([&] { return Device().pages == 6; }));
     PoolWorker fresh(Options("fresh"));
     ASSERT_EQ(fresh.Do("wait 4"), "ok");
-    // What nobody held is gone.
+    // Pages without a holder are gone.
     EXPECT_EQ(fresh.Do("acquire 0 9"), "hits 6 device 6 right 6") << "restart " << restart;
     EXPECT_EQ(Device().capacity_bytes, kSlotsPerHandle * kSlotBytes);
     EXPECT_EQ(fresh.Stop(), 0);
@@ -432,7 +432,7 @@ TEST_F(DevicePoolsTest, AClientTakesPartInAPoolOnce) {
     // The one that there is goes on.
     EXPECT_TRUE((*pool)->WaitBlank(4, std::chrono::seconds(60)));
   }
-  // Another Client is somebody else.
+  // Another Client is another process to crumbd.
   auto second = Connect(folder_.path(), "second");
   ASSERT_TRUE(second.ok()) << second.status();
   const auto one = client::DevicePool::Open(options, *memory, *watcher_).value();

@@ -20,8 +20,8 @@ struct Place {
   std::string limit_file;
 };
 
-// Where groups with a memory limit could be made: version 1 and 2, in this process's group or, in
-// a namespace that does not show it, at the top.
+// Folders in which groups with a memory limit could be made: version 1 and 2, in this process's
+// group or, in a namespace that does not show it, at the top.
 std::vector<Place> Places() {
   std::vector<Place> places;
   std::ifstream file("/proc/self/cgroup");

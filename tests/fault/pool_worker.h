@@ -10,7 +10,7 @@
 
 namespace crumb::fault {
 
-// What a worker of a device pool is made with.
+// Options of a worker of a device pool.
 struct PoolWorkerOptions {
   std::string socket_dir;
   std::string name = "worker";

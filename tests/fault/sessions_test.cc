@@ -33,7 +33,7 @@ constexpr int kWarmUp = 500;
 constexpr int kLeasing = 40;
 constexpr uint64_t kSlotBytes = 64 << 10;
 constexpr uint64_t kHandleBytes = 2 * kMiB;
-// What an allocator may keep of what it was given.
+// Freed memory that an allocator may keep.
 constexpr uint64_t kMemorySlack = 16 * kMiB;
 constexpr size_t kMappingsSlack = 16;
 
@@ -58,7 +58,7 @@ Held HeldBy(pid_t pid) {
   }
   std::ifstream status(proc + "/status");
   for (std::string line; std::getline(status, line);) {
-    // Of its own: slabs are the same all the time, staging is charged to who writes it.
+    // Private memory only: slabs stay the same, and staging is charged to its writer.
     if (line.starts_with("RssAnon:")) held.resident_bytes = std::stoull(line.substr(8)) * 1024;
     if (line.starts_with("VmPin:") || line.starts_with("VmLck:")) {
       held.pinned_bytes += std::stoull(line.substr(6)) * 1024;
@@ -137,7 +137,7 @@ TEST(SessionsTest, TenThousandLeaveNothingBehind) {
   const auto quiet = [&] {
     const auto stats = (*watcher)->Stats();
     if (!stats.ok()) return false;
-    uint64_t slots = 0;  // that somebody has, of the device pool
+    uint64_t slots = 0;  // of the device pool, with a holder
     for (const auto& tier : stats->tiers) {
       if (tier.tier == client::Tier::kDevice) slots += tier.resident_bytes;
     }

@@ -50,7 +50,7 @@ void SocketProxy::Accept() {
     const sockaddr_un address = AddressOf(target_);
     if (::connect(target.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) !=
         0) {
-      continue;  // nobody listens: the client sees an end
+      continue;  // no process listens: the client sees an end
     }
     MutexLock lock(&mutex_);
     Passing& passing = passing_.emplace_back();

@@ -72,8 +72,8 @@ struct Found {
   uint64_t wrong = 0;
 };
 
-// What crumbd answers of them. A call that fails is none: a client hears late, on a busy machine,
-// that its connection was another crumbd's, and asks again.
+// Returns the pages that crumbd serves. A call that fails finds none: on a busy machine a client
+// learns late that its connection was another crumbd's, and asks again.
 Found ReadAll(client::Client& client, uint64_t count = kPages) {
   Found found;
   absl::StatusOr<KnownPages> pages = absl::UnknownError("");
@@ -244,7 +244,7 @@ TEST(TakeoverTest, TenantsWithSlabsOfTheirOwnLoseNoPage) {
   EXPECT_EQ(crumbd.Stop(), 0);
 }
 
-// Kills one of the two at a moment of the take-over. Whoever lives serves, alone, and right.
+// Kills one of the two at a moment of the take-over. The other one serves, alone, and right.
 void KillOneOfTwo(bool kill_successor) {
   const int rounds = FaultRounds(4);
   const unsigned seed = std::random_device()();
@@ -369,7 +369,7 @@ TEST(TakeoverTest, ADetachedOneGoesOnInTheBackground) {
   const std::string config = folder.path() + "/crumbd.yaml";
   std::ofstream(config, std::ios::app) << "unknown: 1\n";
   EXPECT_EQ(WaitEnd(crumbd.StartSuccessor(CrumbdProcess::Successor::kDetached)), 1);
-  // Where it runs is in its file of endpoints.
+  // Its file of endpoints names the process.
   std::stringstream text;
   text << std::ifstream(folder.path() + "/crumbd.endpoints.json").rdbuf();
   const std::string endpoints = text.str();

@@ -48,8 +48,8 @@ std::unique_ptr<client::Client> ConnectAs(const std::string& tenant, const std::
   return client::Client::Open(options).value();
 }
 
-// The first word of each 128 bytes of the pages [first, first + count): nobody else's memory holds
-// one of them.
+// The first word of each 128 bytes of the pages [first, first + count): no other tenant's memory
+// holds one of them.
 std::unordered_set<uint64_t> WordsOf(const KnownPages& pages, uint64_t first, int count) {
   std::unordered_set<uint64_t> words;
   for (int i = 0; i < count; ++i) {

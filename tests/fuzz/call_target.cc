@@ -130,7 +130,7 @@ void Questions::Ask(const std::vector<std::string>& messages, bool open_keyspace
   Check(store_.Stats().leases == 0);
 }
 
-// What a client that has asked kAsked makes of `messages` and the end behind them.
+// A client that has asked kAsked reads `messages` and the end behind them.
 void Answer(const std::vector<std::string>& messages) {
   int ends[2];
   Check(::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) == 0);

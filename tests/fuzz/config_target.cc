@@ -17,7 +17,7 @@ void RunConfig(const std::string& text) {
     return [&of](ConfigVisitor& visitor) { of.Visit(visitor); };
   };
   if (!ReadConfig("fuzz", text, visit(options)).ok()) return;
-  // What it prints, it reads as the same.
+  // A configuration that is printed is read as the same.
   const std::string printed = PrintConfig(visit(options), /*comments=*/true);
   server::Options again;
   Check(ReadConfig("printed", printed, visit(again)).ok());

@@ -44,7 +44,7 @@ void RunHeader(std::vector<std::byte> bytes) {
   Check(decoded.ok() && *decoded == *header);
 }
 
-// What was read from a slot whose index entry says so.
+// Checks bytes as if they were read from a slot whose index entry fits them.
 void RunFragment(std::span<const std::byte> bytes) {
   if (bytes.size() < 8) return;
   storage::FragmentMeta meta;

@@ -35,7 +35,7 @@ extern const FuzzTarget kTorchTarget;
 
 std::vector<const FuzzTarget*> AllTargets();
 
-// What a target calls for a promise.
+// Ends the process when a promise is broken.
 inline void Check(bool kept) {
   if (!kept) std::abort();
 }

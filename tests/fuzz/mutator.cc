@@ -9,7 +9,7 @@ namespace {
 
 constexpr size_t kChangesMax = 8;
 constexpr size_t kPieceMax = 64;
-// Where counts, lengths and offsets break.
+// Values at which counts, lengths and offsets break.
 constexpr uint64_t kEdges[] = {0,          1,          0x7f,      0x80,       0xff,
                                0x7fff,     0x8000,     0xffff,    0x7fffffff, 0x80000000,
                                0xffffffff, 1ull << 32, INT64_MAX, 1ull << 63, UINT64_MAX};

@@ -98,7 +98,7 @@ class Node final : public CallFixture {
   void TestBody() override {}
 
   void Call(Kind kind, bool known, const std::string& bytes);
-  // What holds after every call, whatever it was.
+  // Checks the bounds that hold after every call, whatever it was.
   void CheckBounds();
   // Everything that the hostile node held is given back in the end.
   void CheckEnd();

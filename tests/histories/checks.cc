@@ -39,7 +39,7 @@ void World::CheckStep() {
   CheckBudgets();
 }
 
-// What is leased stays what it was when it was leased.
+// Leased pages keep the content that they had when they were leased.
 void World::CheckLeases() const {
   for (const Worker& worker : workers_) {
     for (const HeldLease& lease : worker.leases) {
@@ -145,7 +145,7 @@ void World::CheckDurable() {
   disk_.faults = faults;
 }
 
-// Whoever keeps a descriptor of memory sees in it nothing of another tenant.
+// A process that keeps a descriptor of memory sees in it nothing of another tenant.
 void World::CheckHoard() const {
   for (const auto& [tenant, descriptor] : hoard_) {
     const std::string path = fmt::format("/proc/self/fd/{}", descriptor.get());

@@ -41,7 +41,7 @@ class DiskTier final : public storage::FragmentTier {
     if (disk_.faults.read_fails && Flip()) return absl::UnavailableError("the disk cannot read");
     const Disk::Stored* stored = FindStored(fragment);
     if (stored == nullptr) return absl::NotFoundError("no such fragment");
-    // Two halves with a pause between: the slot must be nobody else's meanwhile.
+    // Two halves with a pause between: the slot must not be given out meanwhile.
     const std::vector<std::byte> bytes = stored->bytes;
     const size_t half = bytes.size() / 2;
     std::memcpy(room.data(), bytes.data(), half);

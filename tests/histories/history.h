@@ -13,9 +13,9 @@ namespace crumb::histories {
 // one engine.
 inline constexpr uint32_t kWorkers = 5;
 
-// What workers, operators and the machine do to a node. Arguments are taken modulo what there is
-// when the step runs, so every sequence of steps is a history, and so is what is left of one when
-// steps are taken out.
+// Steps of workers, operators and the machine. Arguments are taken modulo what there is when the
+// step runs, so every sequence of steps is a history, and so is what is left of one when steps are
+// taken out.
 enum class Act : uint8_t {
   // Processes and sessions.
   kOpenSession,

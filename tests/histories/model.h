@@ -32,7 +32,7 @@ inline constexpr TileRange kAllTiles = {{0, kLayers}, {0, kHeads}};
 
 inline int TenantOf(int keyspace) { return keyspace / 2; }
 
-// What has been said and done, as the workers know it: which contents were committed as which page,
+// The events of a history as workers know them: which contents were committed as which page,
 // which commits were acknowledged, what was deleted or dropped, and what was said to be durable.
 // Every content has a number of its own, which its tiles begin with and all their bytes follow
 // from. Events are ordered by ticks.
@@ -49,7 +49,7 @@ class Model {
   // The page before it in its sequence; zeros for the first.
   PageKey ParentOf(int keyspace, int key) const;
 
-  // What a worker writes. Invalid contents are damaged on purpose and must never be served.
+  // The bytes that a worker writes. Invalid contents are damaged on purpose and never served.
   struct Content {
     int keyspace = 0;
     PageKey key;
@@ -87,8 +87,8 @@ class Model {
   void EndDrop(int keyspace, uint64_t generation);
   uint64_t acknowledged_generation(int keyspace) const;
 
-  // What a Flush of this tenant has to have made durable if it succeeds, from its call to its
-  // answer.
+  // Returns the commits that a Flush of this tenant must have made durable if it succeeds, from its
+  // call to its response.
   std::vector<CommitId> BeginFlush(int tenant) const;
   void EndFlush(const std::vector<CommitId>& commits);
   // The tenant's Flush failed because pages were lost before they were written. Later calls of

@@ -44,7 +44,7 @@ class Node {
   // Stops and hands its memory over.
   std::unique_ptr<storage::HandedOverMemory> HandOver();
 
-  // For a call on behalf of a tenant.
+  // Returns the context of a call on behalf of a tenant.
   server::CallContext ContextOf(int tenant);
 
   const server::Limits limits;

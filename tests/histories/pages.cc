@@ -24,7 +24,7 @@ constexpr TileRange kParts[] = {{{0, 1}, {0, kHeads}},
                                 {{0, kLayers}, {0, 1}},
                                 {{0, kLayers}, {1, kHeads}}};
 constexpr uint32_t kWaitsMs[] = {0, 0, 1, 50, 5000};
-// What is wrong with a fragment, if anything: 0 to 7 of 16.
+// Damage to a fragment, which 8 of 16 have: 0 to 7.
 enum class Damage : uint32_t {
   kTile,        // a bit of a tile
   kHeader,      // a bit of the header
@@ -277,7 +277,7 @@ void World::AnswerAcquire(Worker& worker, const std::shared_ptr<View>& view, int
   worker.leases.push_back(std::move(held));
 }
 
-// What the node sent over the session's socket: slabs, each once.
+// Reads the slabs that the node sent over the session's socket, each once.
 void World::ReadGrants(View& view) {
   while (true) {
     absl::StatusOr<FdMessage> message = ReceiveFdMessage(view.socket.get());

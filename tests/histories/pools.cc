@@ -207,7 +207,7 @@ void World::Rejoin(Worker& worker) {
       for (const DeviceSlot::User& user : slot.users) {
         const bool its = user.worker == worker.index && user.view->node != nodes_;
         if (!its || name.first != id) continue;
-        // What a process has not heard of the commit of, it may claim as what it wrote.
+        // A page whose commit the process has not heard of may be claimed as what it wrote.
         used.push_back({name.second, user.use == Use::kBlank ? 0 : slot.content});
       }
     }

@@ -22,7 +22,7 @@ constexpr unsigned kSecondsMax = 60;
 // Orders of fibers that a smaller history is tried with.
 constexpr uint64_t kSchedules = 3;
 
-// What the child tells its parent, in memory that both have.
+// The child's report to its parent, in memory that both have.
 struct Report {
   bool finished;
   bool broken;

@@ -24,7 +24,7 @@ constexpr uint64_t kStartNs = uint64_t{1'000'000} * 1'000'000'000;
 constexpr uint64_t kSpuriousWakeups = 512;
 // After so many choices, in the mean, some fiber becomes slower or faster than the others.
 constexpr uint64_t kReweighting = 128;
-// What glibc writes when the routine of a pthread_once_t has run.
+// glibc's value of a pthread_once_t whose routine has run.
 constexpr pthread_once_t kOnceDone = 2;
 constexpr uint32_t kWeights[] = {1, 8, 64};
 

@@ -48,7 +48,7 @@ class Scheduler {
   // Null outside a simulation.
   static Scheduler* Current() { return current_; }
 
-  // For the driver.
+  // Called by the driver.
   void Install();
   void Uninstall();
   // Lets other fibers run for about that many steps.
@@ -60,12 +60,12 @@ class Scheduler {
   // How often a fiber gave way to another.
   uint64_t switches() const { return switches_; }
 
-  // For all fibers.
+  // Called by fibers.
   void Sleep(Duration duration);
   TimePoint now() const { return TimePoint(std::chrono::nanoseconds(now_ns_)); }
   uint64_t Random(uint64_t bound) { return random_() % bound; }
 
-  // What the interposed functions do. Results are theirs.
+  // The interposed functions call these and return their results.
   int Create(pthread_t* thread, void* (*body)(void*), void* argument);
   int Join(pthread_t thread, void** result);
   void SetName(const char* name);

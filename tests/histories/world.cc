@@ -151,7 +151,7 @@ void World::Machine(const Step& step) {
       return;
     case Act::kTime:
       scheduler_.Sleep(kTimes[step.a % std::size(kTimes)]);
-      // What the daemon does now and then, on a thread of its own.
+      // The daemon does this now and then, on a thread of its own.
       OnListener([this] { node_->store->GrowHost(kGrowthBytes).IgnoreError(); });
       return;
     case Act::kSettle:

@@ -87,7 +87,7 @@ struct HeldLease {
   std::vector<Tile> tiles;
 };
 
-// What a worker knows of the device pool that it takes part in.
+// A worker's view of the device pool that it takes part in.
 struct PoolView {
   std::string id;  // empty: none
   std::string device;

@@ -210,8 +210,8 @@ TEST_F(CallSocketsTest, WhoNeverReadsIsCutOffAndLeavesNoLease) {
     if (::send(opened_.socket.get(), next.data(), next.size(), MSG_NOSIGNAL) < 0) break;
   }
   EXPECT_LT(asked, 100'000);
-  // Leases whose answers lie in the socket are the session's; those of answers that did not fit are
-  // nobody's.
+  // Leases whose answers lie in the socket are the session's; those of answers that did not fit
+  // have ended.
   sessions_.End(session_);
   EXPECT_TRUE(Eventually([&] { return leases() == 0; }));
 }
@@ -234,7 +234,7 @@ TEST_F(CallSocketsTest, CallsInProgressOutliveTheirSocketAndAreWaitedFor) {
   store_.AnswerHeld();
   stopper.Join();
   EXPECT_TRUE(IsClosed(other.socket.get()));
-  EXPECT_EQ(leases(), 0u);  // of an answer that nobody could be told
+  EXPECT_EQ(leases(), 0u);  // of a response that could not be sent
 }
 
 TEST_F(CallSocketsTest, SocketsComeAndGoWhileOthersAsk) {

@@ -74,7 +74,7 @@ TEST(CallbackWakesTest, AThreadIsAlwaysThere) {
   grpc::CallbackGenericService service;
   const auto server = HealthServer(service);
   ASSERT_NE(server, nullptr);
-  // What it is against: else this test would see nothing.
+  // Without the wakes threads must sleep: else this test would see nothing.
   ASSERT_TRUE(SawAllSleep(seconds(60))) << "this gRPC's idle callback threads do not sleep";
   CallbackWakes wakes(*server);
   // From the end of one of these sleeps on: that thread takes the first call.

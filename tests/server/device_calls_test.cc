@@ -390,7 +390,7 @@ TEST_F(DeviceCallsTest, SumsOfTilesThatAKeyspaceLacksAreRefused) {
   }
 }
 
-// What a process holds is nobody's until it lets go or is gone, though its connection broke.
+// Slots of a process are not given out until it releases them or ends, though its connection broke.
 TEST_F(DeviceCallsTest, ADisconnectedProcessKeepsItsSlots) {
   const auto session = OpenSession();
   const std::string pool = Join(session);
@@ -600,7 +600,7 @@ TEST_F(DeviceCallsTest, DamagedPagesLeaveThePool) {
     response.Clear();
     ASSERT_TRUE(ScrubSlots(context_, *session, scrub, &response).ok());
     EXPECT_EQ(response.withdrawn(), withdrawn);
-    // Who holds it may look at it again.
+    // A holder may look at it again.
     EXPECT_THAT(response.headers(), ElementsAre(Header(0), Header(1), "", ""));
   }
   storage::StoreStats stats;
@@ -608,7 +608,7 @@ TEST_F(DeviceCallsTest, DamagedPagesLeaveThePool) {
   EXPECT_EQ(stats.verify_failures_device, 1u);
   EXPECT_EQ(stats.device.evicted.corrupt, 1u);
   EXPECT_EQ(stats.device.pages, 1u);
-  // Its slot is free when nobody holds it, and is nobody's damaged page any more.
+  // Its slot is free once it has no holder, and is not marked as damaged any more.
   ASSERT_TRUE(Release(*session, pool, {slots[1]}).ok());
   response.Clear();
   ASSERT_TRUE(ScrubSlots(context_, *session, scrub, &response).ok());
@@ -952,7 +952,7 @@ TEST_F(DeviceCallsTest, WithoutATierEveryRequestIsRefused) {
   EXPECT_TRUE(absl::IsFailedPrecondition(server::Reserve(context_, *session, request, &response)));
 }
 
-// Pages that nobody holds in every slot of the pool.
+// Puts a page without holder into every slot of the pool.
 void DeviceCallsTest::FillPool(const std::shared_ptr<Session>& session, const std::string& pool) {
   const auto total = static_cast<uint32_t>(kHandleBytes / slot_bytes());
   for (uint32_t page = 0; page < total; ++page) {
@@ -1005,7 +1005,7 @@ TEST_F(DeviceCallsTest, DemotionsGoToAMemberWithAStream) {
   const auto& demotions = std::get<NoticeQueue::Demotions>(*notice);
   EXPECT_EQ(demotions.pool.view(), pool);
   ASSERT_FALSE(demotions.work.empty());
-  // Its stream ends: nobody copies, and the slots are free.
+  // Its stream ends: no process copies, and the slots are free.
   session->CloseNotices();
   sessions_.NoteStreamEnd(*session);
   EXPECT_THAT(Reserve(*session, pool, 1), SizeIs(1));

@@ -112,7 +112,7 @@ TEST_F(FdListenerTest, AHelloGetsTokenStagingAndSlabs) {
   ASSERT_EQ(received.size(), 2u);
   const auto session = sessions_.Find(welcome.token());
   ASSERT_NE(session, nullptr);
-  // What is written there is what crumbd sees.
+  // crumbd sees the bytes that are written there.
   const Mapping mine =
       Mapping::Of(received[0].get(), 64 << 10, Mapping::Access::kReadWrite).value();
   uint64_t offset = 0;

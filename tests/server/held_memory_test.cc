@@ -133,7 +133,7 @@ TEST_F(HeldMemoryTest, APinOfAPageThatLeftIsNotCounted) {
   EXPECT_FALSE(held_.has_pins());
 }
 
-// What is pinned in the store and what is counted are the same, whatever two threads do.
+// The pins in the store and those that are counted are the same, whatever two threads do.
 TEST_F(HeldMemoryTest, PinsAndTheirCountChangeTogether) {
   const TimePoint until = clock_.now + std::chrono::hours(1);
   const HeldMemory::PageBytes page = Pages(0, 1)[0];

@@ -160,7 +160,7 @@ TEST_F(LeaseCallsTest, AnotherSessionOfTheEngineJoinsALease) {
   EXPECT_EQ(joined.hit_pages(), 0u);
   EXPECT_EQ(joined.miss_reason(), v1::MISS_REASON_ABSENT);
 
-  // Who does not hold it cannot end it for those who do.
+  // A session that does not hold it cannot end it for those that do.
   v1::ReleaseRequest request;
   request.add_leases(leased.lease());
   v1::ReleaseResponse response;
@@ -196,7 +196,7 @@ TEST_F(LeaseCallsTest, AFollowerThatReleasesTwiceLeavesTheLeadersHold) {
       EXPECT_EQ(store_.Stats().leases, 1u);
     }
   }
-  // Who acquired it may join it as well, and then releases both.
+  // The session that acquired it may join it as well, and then releases both.
   ASSERT_TRUE(Run(leader, join, &joined).ok());
   ASSERT_TRUE(Release(context_, *leader, release, &response).ok());
   EXPECT_EQ(store_.Stats().leases, 1u);

@@ -27,7 +27,7 @@ TEST(ListenCheckTest, UnixSockets) {
     const UniqueFd living = ListenFdChannel(path).value();
     EXPECT_EQ(CheckUnixSocketFree(path).code(), absl::StatusCode::kAlreadyExists);
   }
-  EXPECT_TRUE(CheckUnixSocketFree(path).ok());  // a file nobody answers at
+  EXPECT_TRUE(CheckUnixSocketFree(path).ok());  // no process listens there
   std::ofstream(folder.path() + "/file") << "x";
   EXPECT_EQ(CheckUnixSocketFree(folder.path() + "/file").code(),
             absl::StatusCode::kFailedPrecondition);

@@ -38,7 +38,7 @@ class TakeoverTest : public testing::Test {
     listener_ = *std::move(listener);
   }
   UniqueFd Connect() const { return ConnectFdChannel(TakeoverSocket(options_)).value(); }
-  // What the listener answers to `bytes`.
+  // Returns the listener's response to `bytes`.
   std::string AnswerTo(const std::string& bytes) const {
     const UniqueFd socket = Connect();
     EXPECT_TRUE(SendFdMessage(socket.get(), bytes, {}).ok());

@@ -182,7 +182,7 @@ TEST_F(TenantCallsTest, TheTokenSaysWhoseKeyspaceIsOpened) {
   EXPECT_EQ(other.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(other.message()), HasSubstr("'b'"));
   EXPECT_EQ(refused.keyspace(), "");
-  // Who is nobody's tenant sees all, a tenant its own.
+  // A caller of no tenant sees all, a tenant its own.
   const auto listed = [&](const CallContext& context) {
     v1::StatsResponse stats;
     FillStats(context, {}, &stats);
@@ -325,7 +325,7 @@ TEST_F(TenantCallsTest, LeasesAndPinsKeepAPartOfHostMemoryAndNoMore) {
   GetReader::Part part;
   ASSERT_TRUE(reader.ok() && (*reader)->Next(part));
   EXPECT_EQ(part.message.miss_reason(), v1::MISS_REASON_BUSY);
-  // What is given back can be kept again.
+  // Pages that were given back can be kept again.
   v1::UnpinResponse unpinned;
   auto unpin = Named<v1::UnpinRequest>();
   unpin.set_keys(Keys(3, 2));

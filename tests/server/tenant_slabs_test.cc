@@ -35,7 +35,7 @@ using testing::HasSubstr;
 constexpr uint64_t kSlabBytes = uint64_t{1} << 20;
 constexpr int kSlabs = 4;
 constexpr uint8_t kOfA = 0xa7, kOfB = 0xb9;  // what tenants' pages are filled with
-constexpr int kRun = 64;                     // so many of them in a row are nobody else's
+constexpr int kRun = 64;                     // so many of them in a row are one tenant's
 
 class ServerTenantSlabsTest : public testing::Test {
  protected:
@@ -201,7 +201,7 @@ UniqueFd OpenAgain(int fd, int flags) {
   return UniqueFd(::open(("/proc/self/fd/" + std::to_string(fd)).c_str(), flags | O_CLOEXEC));
 }
 
-// What a hostile process keeps of a slab.
+// The references to a slab that a hostile process keeps.
 class KeptSlab {
  public:
   explicit KeptSlab(int fd) : path_(OpenAgain(fd, O_PATH)) {
@@ -449,7 +449,7 @@ TEST_F(ServerTenantSlabsTest, NonsenseAtTheSocketForPoolsEndsIt) {
   EXPECT_NE(answer.code(), 0u);
   ASSERT_TRUE(SendFdMessage(pools, "\xff\xff\xff", {}).ok());
   EXPECT_FALSE(ReceiveFdMessage(pools).ok());  // crumbd closed its end
-  // Of the session nothing else has changed: another pool request there would be its end.
+  // Nothing else of the session has changed: another pool request there would be its end.
   grpc::ClientContext context;
   context.AddMetadata("authorization", "Bearer token of a");
   context.AddMetadata("crumb-session",

@@ -16,7 +16,7 @@
 
 namespace crumb::server {
 
-// Of this process.
+// Returns a pidfd of this process.
 UniqueFd OwnPidfd();
 
 // A worker as bare as can be: a session, its staging memory and slabs, and blocking calls. Fails

@@ -40,7 +40,7 @@ class TwoTenants {
   std::unique_ptr<Daemon> daemon_;
 };
 
-// What an attack keeps open until its round is over.
+// Resources that an attack keeps until its round is over.
 struct Attack {
   std::vector<std::unique_ptr<grpc::ClientContext>> contexts;
   std::vector<std::shared_ptr<void>> kept;

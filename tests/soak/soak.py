@@ -28,7 +28,7 @@ NODES = 2
 # This node's crumbd is taken over and never killed, so that what it leaks adds up.
 STEADY_NODE = 0
 TENANTS = 3
-# Of what the slower of disk and network can do.
+# The load, as a part of what the slower of disk and network can do.
 LOAD_SHARE = 0.8
 # Part of the run before values are compared, and seconds after a restart in which a process's own
 # values are not.
@@ -40,7 +40,7 @@ SAMPLES_MIN = 10
 # A value is flat when the line through its samples changes by no more than this part of its mean
 # over the run, or by no more than its floor.
 FLAT_SHARE = 0.10
-# What is sampled of each node, with the floor: sessions come and go, memory is given back late, and an
+# The samples of each node, with the floor: sessions come and go, memory is given back late, and an
 # SSD tier that fills opens an extent for each 64 MiB.
 FLOORS = {"memory MiB": 32, "descriptors": 48, "leases": 16, "leased slots": 16,
           "reservations": 64, "staging MiB": 64}

@@ -92,7 +92,7 @@ class Worker {
             static_cast<double>(kBatchPages * pages_->fragment_bytes()) /
             (arguments_.mib_per_second * 1048576));
         next_batch += std::chrono::duration_cast<steady_clock::duration>(pace);
-        // What could not be done in time is not made up for.
+        // Batches that could not be done in time are not made up for.
         next_batch = std::max(next_batch, steady_clock::now() - std::chrono::seconds(1));
         std::this_thread::sleep_until(std::min(next_batch, next_print));
       }

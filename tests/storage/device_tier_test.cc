@@ -110,7 +110,7 @@ TEST_F(DeviceTierTest, HitsOnTheDeviceComeBeforeHostMemory) {
   ASSERT_THAT(result->fragments, SizeIs(2));
   EXPECT_EQ(result->fragments[0].page, 3u);
   EXPECT_TRUE(AllRight(*store_, request, *result));
-  // Who cannot reach the pool sees host memory alone, and there page 0 is missing.
+  // A process that cannot reach the pool sees host memory alone, and there page 0 is missing.
   EXPECT_EQ(Acquire(*store_, Request(1, 6, {}))->hit_pages, 0u);
   const auto joined = store_->ReadLease(result->lease, request.range);
   ASSERT_TRUE(joined.has_value());
@@ -420,7 +420,7 @@ class SharedClaimsTest : public DeviceTierTest {
     if (result->lease != 0) store_->Release(result->lease);
     return result->hit_pages;
   }
-  // The slots that nobody may be using.
+  // Returns the slots that no process may be using.
   std::vector<uint64_t> FreeSlots() {
     std::vector<uint64_t> slots = tier_->Reserve(pool_, kEve, 4);
     tier_->Release(pool_, kEve, slots);
@@ -466,7 +466,7 @@ TEST_F(SharedClaimsTest, ASlotOfTwoHoldersOutlivesTheFirst) {
 TEST_F(SharedClaimsTest, ALateHeaderNamesTheSlotForAllWhoHoldIt) {
   EXPECT_TRUE(Claim(kAnn, nullptr));
   EXPECT_TRUE(Claim(kBob, nullptr));
-  // Nobody alone has it to write.
+  // No process has it alone, to write.
   EXPECT_TRUE(absl::IsInvalidArgument(tier_->Commit(pool_, kAnn, 0, page_, 1)));
   EXPECT_TRUE(Claim(kEve, page_));
   EXPECT_FALSE(Claim(44, other_page_));
@@ -488,7 +488,7 @@ TEST_F(SharedClaimsTest, AnotherPageInAHeldSlotIsRefused) {
   EXPECT_FALSE(Claim(kBob, other_page_));
   EXPECT_EQ(tier_->HeldBy(pool_, kBob), 0u);
   EXPECT_EQ(Hits(), 1u);
-  // What it holds is its own business, the page is not.
+  // It may hold anything, but the page is known.
   EXPECT_TRUE(Claim(kBob, nullptr));
   EXPECT_EQ(Release(kAnn), 0u);
   tier_->EndRecovery(pool_);
@@ -509,7 +509,7 @@ TEST_F(SharedClaimsTest, PagesWithoutAnEntryAreClaimedByAll) {
   EXPECT_EQ(tier_->HeldBy(pool_, kBob), 2u);
 }
 
-// Whoever is not back may use a slot that all who are back have let go.
+// A process that is not back may use a slot that all others have released.
 TEST_F(SharedClaimsTest, NoSlotIsGivenOutBeforeAllAreBack) {
   EXPECT_TRUE(Claim(kAnn, nullptr));
   EXPECT_TRUE(tier_->Claim(pool_, kAnn, 1, page_, 1));
@@ -604,7 +604,7 @@ TEST_F(SlowTierBelowTest, APoolOutlivesTheAcquireThatRefersToItsDeletedPage) {
   EXPECT_EQ(store_->Stats().pools.pools, 0u);
 }
 
-// What an Acquire refers to and does not lease is given back to a pool that is there.
+// Pages that an Acquire refers to and does not lease are given back to a pool that is there.
 TEST_F(SlowTierBelowTest, APoolOutlivesTheAcquireThatLeasesNothing) {
   auto acquired = AcquireThatWaits();
   DeletePageOfThePool();
@@ -792,7 +792,7 @@ TEST_F(DeviceTierTest, ARemovedPoolLeavesItsCounters) {
 }
 
 // Random calls of three processes against a model that knows who uses which slot: a slot is never
-// given out while somebody may read or write it, and in the end none is lost.
+// given out while a process may read or write it, and in the end none is lost.
 TEST_F(DeviceTierTest, NoSlotHasTwoUsers) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);

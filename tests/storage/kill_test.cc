@@ -61,8 +61,8 @@ struct Moment {
   std::chrono::microseconds pause{0};
 };
 
-// Of one round in two the kill follows pages that are durable, however slow the machine is; of the
-// others it comes when it will, while the store is opened, too.
+// In one round in two the kill follows pages that are durable, however slow the machine is; in the
+// others it comes at any time, while the store is opened, too.
 Moment RandomMoment(uint64_t round, std::mt19937& random) {
   if (round % 2 == 0) return {1 + random() % 100, std::chrono::microseconds(random() % 5000)};
   return {0, std::chrono::milliseconds(20 + random() % 400)};

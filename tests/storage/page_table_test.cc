@@ -69,7 +69,7 @@ TEST_F(PageTableTest, ARingOfParentsCanStillBeEvicted) {
   }
 }
 
-// What a page table is to do with parents, without any thought of what it costs.
+// A model of a page table's parents, whatever it costs.
 class ChainModel {
  public:
   void Insert(const PageKey& key, const PageKey& parent) {

@@ -29,7 +29,7 @@ HostOptions Options(uint64_t bytes, uint64_t slab_bytes) {
   return options;
 }
 
-// What the kernel has given a slab.
+// Returns the memory that the kernel has given a slab.
 uint64_t TakenBytes(const SlabMemory& memory, size_t slab) {
   struct stat status {};
   EXPECT_EQ(::fstat(memory.slabs()[slab].fd, &status), 0);
@@ -43,7 +43,7 @@ TEST(SlabMemory, IsThereInFullFromTheStart) {
   EXPECT_EQ((*memory)->total_bytes(), uint64_t{5} << 20);
   EXPECT_EQ((*memory)->missing_bytes(), 0u);
   for (size_t i = 0; i < 3; ++i) EXPECT_EQ(TakenBytes(**memory, i), (*memory)->bytes(i));
-  // Of one size, as they are announced; what is behind the total is not taken.
+  // Slabs have one size, as announced; memory behind the total is not taken.
   EXPECT_EQ((*memory)->bytes(2), uint64_t{1} << 20);
   for (const Slab& slab : (*memory)->slabs()) {
     EXPECT_EQ(slab.bytes, uint64_t{2} << 20);
@@ -83,7 +83,7 @@ TEST(SlabMemory, OthersCanOnlyRead) {
   EXPECT_EQ(errno, EPERM);
   EXPECT_EQ(::pwrite(file, "x", 1, 0), -1);
   EXPECT_NE(::ftruncate(file, 0), 0);
-  // What readers get cannot write even without the seals, and no other user opens it again.
+  // Readers' descriptors cannot write even without the seals, and no other user opens them again.
   EXPECT_EQ(::fcntl(slab.fd, F_GETFL) & O_ACCMODE, O_RDONLY);
   struct stat status {};
   ASSERT_EQ(::fstat(slab.fd, &status), 0);

@@ -15,7 +15,7 @@ constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr SlotAllocator::Rounding kGranules = {.granule_bytes = 512, .page_bytes = 512};
 constexpr SlotAllocator::Rounding kPages = {.granule_bytes = 512, .page_bytes = 4096};
 
-// What must hold for the slots that are out: inside their region, aligned, and apart.
+// Checks the slots that are out: inside their region, aligned, and apart.
 class Model {
  public:
   void Add(const Slot& slot, uint64_t region_bytes) {
@@ -171,7 +171,7 @@ TEST(SlotAllocator, AnotherAllocatorClaimsTheSameSlots) {
   EXPECT_EQ(second.used_bytes(), first.used_bytes());
   EXPECT_EQ(second.waste_bytes(), first.waste_bytes());
   for (const Slot& slot : slots) EXPECT_FALSE(second.Claim(slot, 2)) << "claimed twice";
-  // What is given out next overlaps none of them.
+  // Slots that are given out next overlap none of them.
   Model model;
   for (const Slot& slot : slots) model.Add(slot, 64 * kMiB);
   while (const auto slot = second.Allocate(40500, 2)) model.Add(*slot, 64 * kMiB);

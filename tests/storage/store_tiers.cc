@@ -131,7 +131,7 @@ class StoreFace final : public FragmentTier {
   std::vector<absl::Status> Put(std::span<const FragmentWrite> fragments) override {
     std::vector<absl::Status> statuses;
     for (const FragmentWrite& write : fragments) statuses.push_back(PutOne(write));
-    // What leaves host memory first is then what was used longest ago, not what was not written.
+    // The pages used longest ago leave host memory first then, not those that were not written.
     if (fragments.size() > 1) Flush(*store_).status().IgnoreError();
     return statuses;
   }

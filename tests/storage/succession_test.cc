@@ -99,7 +99,7 @@ TEST_F(SuccessionTest, TheSamePagesAreServedFromTheSameMemory) {
   for (const FragmentRef& fragment : result.fragments) EXPECT_GE(fragment.slab, kSlabs);
   EXPECT_TRUE(store_->Release(result.lease));
   EXPECT_EQ(Hits(2, 200), 200u);
-  // Nobody can write there, also not this process.
+  // No process can write there, not even this one.
   for (const Slab& slab : store_->slabs()) {
     EXPECT_EQ(::mmap(nullptr, slab.bytes, PROT_WRITE, MAP_SHARED, slab.fd, 0), MAP_FAILED);
   }
@@ -168,7 +168,7 @@ TEST_F(SuccessionTest, AFullStoreMovesThroughOneSlab) {
   ASSERT_TRUE(Settle());
   EXPECT_EQ(gone_.size(), kSlabs);
   EXPECT_EQ(store_->Stats().host.capacity_bytes, 16 * kMiB);
-  // Slots are cut anew, so a few may find none at the end.
+  // Slots are cut once more, so a few may find none at the end.
   EXPECT_GE(store_->Stats().host.pages, pages - pages / 50);
 }
 
@@ -361,7 +361,7 @@ TEST_F(SuccessionTest, AnImageThatLiesGivesNoWrongPage) {
   EXPECT_EQ(Hits(2, 5), 5u);
 }
 
-// Stores whose slabs are a tenant's each: keyspaces 1 to 3 are of one each, 4 of nobody.
+// Stores whose slabs are a tenant's each: keyspaces 1 to 3 are of one each, 4 is of none.
 class TenantSuccessionTest : public SuccessionTest {
  protected:
   TenantSuccessionTest() { slabs_of_tenants_ = true; }

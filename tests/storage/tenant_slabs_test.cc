@@ -118,7 +118,7 @@ TEST_F(TenantSlabsTest, ASlabThatMovesHoldsNothingOfBefore) {
   ASSERT_EQ(gone_.size(), 1u);
   EXPECT_NE(*gone_.begin(), slab);  // the same memory under another number
   EXPECT_EQ(*gone_.begin(), slab % kSlabs);
-  EXPECT_EQ(store_->Stats().slab_moves, 1u + kSlabs);  // four from nobody's to the first
+  EXPECT_EQ(store_->Stats().slab_moves, 1u + kSlabs);  // four from no tenant to the first
   const Mapping mapped = Map(2, slab);
   const size_t fragment_bytes = BytesOf(Page(2, 0, 0)).size();
   const auto zeros = std::count(mapped.bytes().begin(), mapped.bytes().end(), std::byte{0});
@@ -140,7 +140,7 @@ TEST_F(TenantSlabsTest, ASlabThatSomebodyMapsGoesToNobodyElse) {
   const uint32_t slab = *gone_.begin();
   EXPECT_EQ(store_->Stats().slabs_gone, 1u);
   EXPECT_EQ(store_->Stats().host.capacity_bytes, kSlabs * kSlabBytes);
-  // What is mapped still stays as it was.
+  // Mapped bytes still stay as they were.
   const std::vector<std::byte> before(mapped.at(slab).bytes().begin(),
                                       mapped.at(slab).bytes().end());
   for (int i = 0; i < 10; ++i) EXPECT_FALSE(Store(2, 0, 0).ok());

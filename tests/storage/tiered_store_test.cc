@@ -468,7 +468,7 @@ TEST_F(TieredStoreFaultTest, ABrokenDiskStopsNobody) {
   EXPECT_TRUE(absl::IsUnavailable(Flush(*store_).status()));
   EXPECT_GT(store_->Stats().write_queue_dropped, 0u);
   EXPECT_EQ(Acquire(*store_, RequestOf(299, 1))->hit_pages, 1u);
-  // What is still in host memory is written when the disk is back.
+  // Pages that are still in host memory are written when the disk is back.
   below_->Set(FaultTier::Fault::kNone);
   const auto durable = Flush(*store_);
   ASSERT_TRUE(durable.ok()) << durable.status();

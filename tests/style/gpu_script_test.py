@@ -21,7 +21,7 @@ import gpu_programs  # noqa: E402  pylint: disable=wrong-import-position
 TOOLS = ("bash cut dirname echo grep head mkdir mktemp paste realpath sed sleep sort tr").split()
 BENCHES = ("crumb-decode-bench", "crumb-device-bench", "crumb-device-hit-bench", "crumb-kernel-bench")
 LISTS = "case \"$*\" in *--gtest_list_tests*) printf 'A.\\n  B\\n  C\\n  D\\n'; exit;; esac\n"
-# What GoogleTest says of a shard's share of three tests.
+# GoogleTest's output of a shard's share of three tests.
 PASSES = LISTS + """ran=0
 for test in 0 1 2; do
   (( test % ${GTEST_TOTAL_SHARDS:-1} != ${GTEST_SHARD_INDEX:-0} )) || ran=$((ran + 1))

@@ -52,7 +52,7 @@ TEST_P(ClusterTest, APageCommittedOnOneNodeIsHitOnAnother) {
       std::vector<v1::Tier> tiers;
       EXPECT_EQ(sequence.Read(*reader, &tiers), 40) << "node " << node;
       remote += static_cast<int>(std::count(tiers.begin(), tiers.end(), v1::TIER_REMOTE));
-      // What came is here now.
+      // The pages that came are here now.
       EXPECT_EQ(sequence.Read(*reader, &tiers), 40);
       EXPECT_THAT(tiers, Each(v1::TIER_HOST));
     }
@@ -421,7 +421,7 @@ TEST_F(EtcdClusterTest, AFrozenEtcdIsToldOfAndNobodyLeavesWhenItGoesOn) {
     })) << node;
   }
   EXPECT_EQ(nodes.ListNodes(1).trouble(), "");
-  // What etcd says of leases that ended meanwhile has passed by once a change from after is seen.
+  // etcd's events of leases that ended meanwhile have passed once a later change is seen.
   nodes.Stop(2);
   EXPECT_TRUE(Eventually([&] { return SeriesOf(admin, "crumb_view_nodes") == 2; }));
   EXPECT_EQ(SeriesOf(admin, "crumb_view_changes_total"), views + 1);

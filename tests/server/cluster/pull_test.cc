@@ -190,7 +190,7 @@ class PullTest : public CallFixture {
     return sum;
   }
 
-  // What this node answers its peers with: at most 64 keys a call.
+  // Returns the context of calls of this node's peers: at most 64 keys a call.
   PeerCallContext PeerCalls() {
     return {Clock::Real(),
             store_,
@@ -418,7 +418,7 @@ TEST_F(PullTest, AHomeSaysWhichOfferedPagesItDidNotTakeAndWhy) {
   EXPECT_THAT(response.failed_pages(), testing::ElementsAre(2u, 3u));
   EXPECT_THAT(response.failed_reasons(),
               testing::ElementsAre(v1::MISS_REASON_CORRUPT, v1::MISS_REASON_CORRUPT));
-  // Who is not known yet is told to come again.
+  // A caller that is not known yet is told to come again.
   request.mutable_caller()->set_node("a stranger");
   std::promise<absl::Status> refused;
   PeerPush(context, request, Clock::Real().Now() + std::chrono::seconds(30), &response,
@@ -426,7 +426,7 @@ TEST_F(PullTest, AHomeSaysWhichOfferedPagesItDidNotTakeAndWhy) {
   EXPECT_TRUE(absl::IsAborted(refused.get_future().get()));
 }
 
-// Of them a message would hold any number.
+// A message would hold any number of them.
 TEST_F(PullTest, PeersThatNameNoPageAreRefused) {
   const PeerCallContext context = PeerCalls();
   const TimePoint deadline = Clock::Real().Now() + std::chrono::seconds(30);
@@ -512,7 +512,7 @@ TEST_F(PullTest, FindEndsAtItsDeadline) {
   EXPECT_EQ(found.tiers.size(), 0u);
   EXPECT_EQ(found.miss_reason, MissReason::kDeadline);
   EXPECT_EQ(counts_.pulls_late.value(), 1u);
-  // What comes later is heard by nobody.
+  // Later answers are ignored.
   for (const auto& fake : fakes_) fake->AnswerLate();
 }
 

@@ -153,7 +153,7 @@ class PusherTest : public CallFixture {
       peers.push_back(home);
       nodes.push_back({.id = id, .weight = 1, .host = id, .zone = "", .digest = 0});
     }
-    // Of next to no weight: home of nothing as soon as there is another node.
+    // Its weight is next to none: it is home of nothing as soon as there is another node.
     nodes.push_back({.id = "self", .weight = 1e-9, .host = "self", .zone = "", .digest = 0});
     peers_.SetPeers(peers);
     peers_.history().Install(++epoch_, nodes);
@@ -374,7 +374,7 @@ TEST_F(PusherTest, ReasonsAreTold) {
     pusher.Offer(Header(page++));
     EXPECT_TRUE(Eventually([&, counted = counted] { return Dropped(counted) == 1; }));
   }
-  // What cannot be otherwise next time is not offered again.
+  // Pages whose refusal is final are not offered again.
   EXPECT_EQ(homes_["a"]->calls(), 9);
   homes_["a"]->Behave([](const auto&) { return absl::FailedPreconditionError("wire version"); });
   pusher.Offer(Header(page++));

@@ -29,7 +29,7 @@ bool NothingPinned(ItemHandle) { return false; }
 
 class PolicyContractTest : public ::testing::TestWithParam<std::string> {};
 
-// Of all policies but fifo, which knows no chains.
+// The contract of all policies but fifo, which knows no chains.
 class LeafFirstContractTest : public ::testing::TestWithParam<std::string> {};
 
 // Accesses, evictions with pins and deletions at random. Returns the nodes evicted, in order.

@@ -48,7 +48,7 @@ TEST(LruPolicyTest, EvictsTheLeafUsedLongestAgo) {
       int expected = -1;
       for (int i = 0; i < driver.nodes(); ++i) {
         if (driver.node(i).handle == kNoItem || !driver.IsLeaf(i)) continue;
-        // Of a chain that a deletion split, the deeper leaf first; its number is the higher.
+        // In a chain that a deletion split the deeper leaf is first; its number is the higher.
         if (expected < 0 || driver.node(i).last_access <= driver.node(expected).last_access) {
           expected = i;
         }

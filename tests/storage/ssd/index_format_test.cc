@@ -61,7 +61,7 @@ TEST(IndexFormat, EveryFlippedBitAndEveryCutIsFound) {
   for (size_t i = 0; i < key.size(); ++i) {
     std::string bad = key;
     bad[i] = static_cast<char>(bad[i] ^ 1);
-    // The first byte names the kind; whoever asks for one gets no other.
+    // The first byte names the kind; a reader of one gets no other.
     if (i > 0) {
       EXPECT_FALSE(DecodeIndexEntry(bad, value).ok());
     }

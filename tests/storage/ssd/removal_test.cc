@@ -55,7 +55,7 @@ class RemovalTest : public testing::Test {
       ASSERT_TRUE(tier_->Put(std::span(&write, 1))[0].ok());
     }
   }
-  // What a process finds that starts after a crash now.
+  // Opens the tier as a process finds it that starts after a crash now.
   std::unique_ptr<FragmentTier> AfterCrash() {
     SsdOptions options = options_;
     options.path = folder_.path() + "/crashed" + std::to_string(++crashes_);
@@ -103,7 +103,7 @@ TEST_F(RemovalTest, ADropThatIsNotDurableIsAnErrorUntilItIs) {
   EXPECT_EQ(after->GenerationOf(SampleKeyspace(0)), 2u);
 }
 
-// Nobody repeats the drop, but other writes follow it.
+// The drop is not repeated, but other writes follow it.
 TEST_F(RemovalTest, AFailedDropGoesAlongWithTheNextWrite) {
   {
     FullDisk full;
