@@ -3,9 +3,9 @@
 // An Ethernet switch in user space whose links are long and lossy, for kernels without netem.
 //   frame_switch PORTS SEED
 // makes TAP interfaces tap0, tap1, ... in the network namespace that it runs in (they may be moved
-// to others), prints "ready" and passes frames between them until its input ends. Port i is the host
-// with the address 02:00:00:00:00:XX with XX = i + 1. A TAP takes no segmentation offload, so that a
-// frame is one packet of the interface's MTU.
+// to others), prints "ready" and passes frames between them until its input ends. Port i is the
+// host with the address 02:00:00:00:00:XX with XX = i + 1. A TAP takes no segmentation offload, so
+// that a frame is one packet of the interface's MTU.
 //
 // Each line of input is a rule, for frames from then on; the answer is a line of JSON with what
 // became of all frames so far:
