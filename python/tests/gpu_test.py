@@ -10,6 +10,7 @@ torch it says so and exits with 77; a library that was built without CUDA is a f
 
 import argparse
 import pathlib
+import statistics
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ class GpuTest(unittest.TestCase):
         crumbd = support.Crumbd(pathlib.Path(crumb.path_of("crumbd")).parent, folder.name)
         cls.addClassCleanup(crumbd.stop)
         crumbd.start()
+        cls.socket_dir = folder.name
         cls.client = crumb.Client(folder.name)
         cls.addClassCleanup(cls.client.close)
         cls.client.wait_connected(30)
@@ -92,7 +94,10 @@ class GpuTest(unittest.TestCase):
 
     def worker(self, **gpu):
         settings = self.crumb.GpuSettings(pages=128, sequences=4, **gpu)
-        worker = self.crumb.GpuWorker(self.client, self.model, gpu=settings)
+        client = self.crumb.Client(self.socket_dir)  # takes part in a device pool once
+        self.addCleanup(client.close)
+        client.wait_connected(30)
+        worker = self.crumb.GpuWorker(client, self.model, gpu=settings)
         self.addCleanup(worker.close)
         return worker
 
@@ -169,20 +174,25 @@ class GpuTest(unittest.TestCase):
     def test_host_time_of_a_decode_call(self):
         """Prints the host's time for an append and an attend; claims nothing."""
         torch, worker = self.torch, self.worker()
+        seconds = []
         with worker.batch(prompts=True, tokens=64, pages=64) as prompts, \
-                worker.batch(pages=64) as decode, worker.begin([7]) as sequence:
+                worker.batch(pages=64) as decode, worker.begin(TOKENS[:1]) as sequence:
             self.on_gpu(prompts, sequence, 1)
-            decode.prepare([(sequence, 1)])
-            decode.start()
-            (k, v, q), out = self.device_rows(sequence, 1, 0), None
+            k, v, q = self.device_rows(sequence, 1, 0)
             out = torch.empty_like(q)
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            decode.append(0, k, v)
-            decode.attend(0, q, out)
-            first = time.perf_counter() - begin
-            torch.cuda.synchronize()
-        print(f"host time of one append and attend: {first * 1e6:.1f} us")
+            for token in range(200):
+                decode.prepare([(sequence, 1)])
+                decode.start()
+                torch.cuda.synchronize()
+                for layer in range(2):
+                    begin = time.perf_counter()
+                    decode.append(layer, k, v)
+                    decode.attend(layer, q, out)
+                    seconds.append(time.perf_counter() - begin)
+                torch.cuda.synchronize()
+                decode.advance([token], [1])
+        print(f"host time of one append and attend: median "
+              f"{statistics.median(seconds) * 1e6:.1f} us of {len(seconds)}")
 
 
 def main():
