@@ -731,8 +731,8 @@ TEST_F(DeviceTierTest, APageOfManyFragmentsInManyPoolsIsFoundInTimeInThem) {
   }
   const double before = ThreadCpuSeconds();
   EXPECT_THAT(tier_->Covered(request), Each(true));
-  // Some 33,000 fragments; their pairs are 34,000,000.
-  EXPECT_LT(ThreadCpuSeconds() - before, 0.004);
+  // Some 33,000 fragments; their pairs are 34,000,000, 34 ms at a nanosecond each.
+  EXPECT_LT(ThreadCpuSeconds() - before, 0.015);
   // A pool that has a tile of another one adds nothing, and what is missing without it is.
   std::swap(request.pools[0], request.pools[5]);
   EXPECT_THAT(tier_->Covered(request), Each(true));
