@@ -34,8 +34,8 @@ using std::chrono::seconds;
 
 constexpr uint64_t kSlabBytes = uint64_t{1} << 20;
 constexpr uint64_t kHostBytes = 7 * kSlabBytes;  // from 8 on, one is left for later tenants
-constexpr uint64_t kFirstOfFirst = 1;  // page 0 has words that are 0
-constexpr int kPagesOfFirst = 220;     // twice what host memory holds
+constexpr uint64_t kFirstOfFirst = 1;            // page 0 has words that are 0
+constexpr int kPagesOfFirst = 220;               // twice what host memory holds
 constexpr uint64_t kFirstOfSecond = 1'000'000;
 constexpr int kPagesOfSecond = 20;
 
