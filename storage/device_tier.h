@@ -210,6 +210,8 @@ class DeviceTier {
   std::vector<Leaving> ChooseLeaving(DevicePoolIndex& pool, size_t missing)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteDeleted(const KeyspaceId& keyspace, std::span<const PageKey> keys);
+  // Any page of the keyspace may have been deleted from now on.
+  void Forget(DeletedPages& deleted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayBeDeleted(const FragmentHeader& header) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Has what leaves copied down. Of what cannot be, as much goes as gives `needed` slots.
   void Demote(DevicePoolNumber pool, const std::vector<Leaving>& leaving, size_t needed);

@@ -253,9 +253,13 @@ void DeviceTier::NoteDeleted(const KeyspaceId& keyspace, std::span<const PageKey
     const auto most = std::max_element(
         deleted_.begin(), deleted_.end(),
         [](const auto& a, const auto& b) { return a.second.keys.size() < b.second.keys.size(); });
-    deleted_keys_ -= most->second.keys.size();
-    most->second = {.keys = {}, .forgotten = true};
+    Forget(most->second);
   }
+}
+
+void DeviceTier::Forget(DeletedPages& deleted) {
+  deleted_keys_ -= deleted.keys.size();
+  deleted = {.keys = {}, .forgotten = true};
 }
 
 std::vector<HostImage::Deleted> DeviceTier::Deleted() const {
@@ -272,9 +276,7 @@ void DeviceTier::AddDeleted(std::span<const HostImage::Deleted> all) {
     NoteDeleted(deleted.keyspace, deleted.keys);
     if (!deleted.all) continue;
     MutexLock lock(&mutex_);
-    DeletedPages& known = deleted_[deleted.keyspace];
-    deleted_keys_ -= known.keys.size();
-    known = {.keys = {}, .forgotten = true};
+    Forget(deleted_[deleted.keyspace]);
   }
 }
 

@@ -56,8 +56,8 @@ class UnreadDescriptors {
     std::string owner;
     Socket socket;
     uint64_t descriptors = 0;
-    int sending =
-        0;  // messages that are being sent: until then the socket looks as if all was read
+    // Messages that are being sent: until they are, the socket looks as if all was read.
+    int sending = 0;
   };
 
   // Descriptors in one message, of `count` in all.

@@ -2,8 +2,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/tenants/tenant_quotas.h"
 
-#include <optional>
-
 #include "fmt/format.h"
 
 namespace crumb::server {
@@ -12,15 +10,15 @@ absl::Status TenantQuotas::Take(const Tenant& tenant, uint64_t bytes) {
   if (tenant.quota_bytes == 0) return absl::OkStatus();
   const TimePoint now = clock_.Now();
   const auto is_valid = [&](const Sum& sum) { return now < sum.valid_until; };
-  std::optional<uint64_t> fresh;
+  bool outdated;
   {
     MutexLock lock(&mutex_);
-    if (!is_valid(sums_[tenant.name])) fresh = 0;
+    outdated = !is_valid(sums_[tenant.name]);
   }
-  if (fresh) fresh = used_bytes_(tenant.name);
+  const uint64_t used = outdated ? used_bytes_(tenant.name) : 0;  // without the lock
   MutexLock lock(&mutex_);
   Sum& sum = sums_[tenant.name];
-  if (fresh && !is_valid(sum)) sum = {*fresh, now + kSumAge};
+  if (outdated && !is_valid(sum)) sum = {used, now + kSumAge};
   if (sum.bytes + bytes > tenant.quota_bytes) {
     return absl::ResourceExhaustedError(
         fmt::format("quota: tenant '{}' has {} of {} bytes, the fragment has {}", tenant.name,

@@ -6,8 +6,8 @@
 
 namespace crumb::server {
 
-// The value of an unlabelled or labelled series in a scrape of an admin port; -1 when it is not
-// there.
+// Returns the value of a series, with its labels, in a scrape of an admin port. -1 when the port
+// does not serve the page; a page without the series fails the test.
 double SeriesOf(const std::string& admin, const std::string& series);
 
 }  // namespace crumb::server

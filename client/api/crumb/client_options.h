@@ -28,8 +28,8 @@ struct ClientOptions {
   // an engine of its own.
   std::string engine;
   // Lookup, Get, Prefetch and Pin query every node of a cluster for pages that crumbd lacks,
-  // instead of the homes only. This finds single pages whose position in their sequence is unknown.
-  // For tools.
+  // instead of the homes only. This finds single pages whose position in their sequence is unknown,
+  // which tools look up; workers know the position and do not need it.
   bool query_every_node = false;
   uint64_t staging_bytes = uint64_t{64} << 20;  // requested size; crumbd may grant less
 
