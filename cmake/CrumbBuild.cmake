@@ -72,11 +72,12 @@ function(crumb_binary name)
   target_link_libraries(${name} PRIVATE crumb_settings ${ARG_DEPS})
 endfunction()
 
-# crumb_test(NAME SOURCES a.cc... DEPS t... LABELS l... TIMEOUT s): one GoogleTest program. Labels:
-# unit (default), integration, slow, gpu; `grpc` marks programs that load libgrpc. Programs that need
-# a GPU are called *_cuda_*_test: tests/gpu.sh runs those.
+# crumb_test(NAME SOURCES a.cc... DEPS t... LABELS l... TIMEOUT s ALONE): one GoogleTest program.
+# ALONE: it judges times, so that ctest runs no other test beside it. Labels: unit (default),
+# integration, slow, gpu; `grpc` marks programs that load libgrpc. Programs that need a GPU are
+# called *_cuda_*_test: tests/gpu.sh runs those.
 function(crumb_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "ALONE" "TIMEOUT" "SOURCES;DEPS;LABELS" ${ARGN})
   if(NOT ARG_LABELS)
     set(ARG_LABELS unit)
   endif()
@@ -91,7 +92,8 @@ function(crumb_test name)
     GTest::gtest_main)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
   add_test(NAME ${name} COMMAND ${name} WORKING_DIRECTORY "${PROJECT_SOURCE_DIR}")
-  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  set_tests_properties(${name} PROPERTIES LABELS "${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT}
+    RUN_SERIAL ${ARG_ALONE})
   if(gpu IN_LIST ARG_LABELS)
     if(NOT name MATCHES "_cuda_.*_test$")
       message(FATAL_ERROR "${name} has the label gpu: call it *_cuda_*_test, or tests/gpu.sh does not run it")

@@ -22,7 +22,9 @@ namespace {
 constexpr uint64_t kHostBytes = 16 << 20;
 constexpr int kRounds = 3;
 constexpr int kRoundsMax = 4 * kRounds;
-constexpr int kSamples = 100;  // of the other tenant's Acquire, of each round, with and without
+// Of the other tenant's Acquire, of each round, with and without the attack. Enough that the first
+// milliseconds of an attack, when its calls start all at once, are less than a hundredth of them.
+constexpr int kSamples = 500;
 
 std::string Entry(const std::string& name) {
   return "{\"name\": \"" + name + "\", \"token_sha256\": \"" +
@@ -128,8 +130,11 @@ class TenantStarvationTest : public testing::TestWithParam<BudgetRow> {
     for (int i = 0; i < kSamples; ++i) seconds.push_back(TimeAcquire());
   }
 
-  // How often the attack was refused; counted by crumbd.
-  double Refused() const { return SeriesOf(crumbd_.Admin(), GetParam().limit_reached); }
+  // How often the attack was refused; counted by crumbd. Zero where the limit shows elsewhere.
+  double Refused() const {
+    const std::string& series = GetParam().limit_reached;
+    return series.empty() ? 0 : SeriesOf(crumbd_.Admin(), series);
+  }
 
   void StorePagesOfAttacker() {
     ASSERT_TRUE(a_->OpenKeyspace("of a").ok());
@@ -186,7 +191,6 @@ TEST_P(TenantStarvationTest, TheOtherTenantIsServed) {
     Sample(attacked);
     ExpectServed(round);
     if (!GetParam().limit_reached.empty()) {
-      ASSERT_GE(refused, 0) << "there is no series " << GetParam().limit_reached;
       EXPECT_TRUE(Eventually([&] { return Refused() > refused; }, std::chrono::seconds(10)))
           << "the attack did not reach its limit";
     }
