@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <random>
 #include <string>
 #include <utility>
@@ -23,7 +24,8 @@ namespace {
 constexpr int kAttemptsMax = 8;  // to find a byte that is not taken, of 2^62
 constexpr off_t kLastByte = (off_t{1} << 62) - 1;
 
-constexpr size_t kRosterBytes = kRosterSlotsMax / 8;
+constexpr size_t kEpochAt = kRosterSlotsMax / 8;
+constexpr size_t kRosterBytes = kEpochAt + sizeof(uint64_t);
 
 struct Range {
   off_t first = 0;
@@ -123,6 +125,16 @@ void SlotMarks::Clear(uint64_t slot) {
 bool SlotMarks::Has(uint64_t slot) const {
   if (slot >= kRosterSlotsMax) return true;
   return (mapping_.bytes()[slot / 8] >> (slot % 8) & std::byte{1}) != std::byte{0};
+}
+
+uint64_t SlotMarks::epoch() const {
+  uint64_t epoch;
+  std::memcpy(&epoch, mapping_.bytes().data() + kEpochAt, sizeof(epoch));
+  return epoch;
+}
+
+void SlotMarks::SetEpoch(uint64_t epoch) {
+  std::memcpy(mapping_.bytes().data() + kEpochAt, &epoch, sizeof(epoch));
 }
 
 absl::StatusOr<RosterMark> RosterMark::Take(int roster) {

@@ -22,9 +22,10 @@
 namespace crumb {
 
 inline constexpr size_t kRosterMarksMax = 4096;  // more is no roster
-// Slots of a pool for which a roster has a bit (SlotMarks): 1 MiB of memory at most, of which only
-// those 4 KiB pages exist that have a bit set. Eight times the default of device_pools.slots_max.
-inline constexpr uint64_t kRosterSlotsMax = uint64_t{1} << 23;
+// Slots of a pool for which a roster has a bit (SlotMarks): 1 MiB of memory at most with the epoch
+// behind them, of which only those 4 KiB pages exist that have a bit set. Eight times the default
+// of device_pools.slots_max.
+inline constexpr uint64_t kRosterSlotsMax = (uint64_t{1} << 23) - 64;
 
 absl::StatusOr<UniqueFd> CreateRoster();
 // Opens a roster that came from another process as an open file of this process's own: a descriptor
@@ -58,6 +59,10 @@ class SlotMarks {
   void Clear(uint64_t slot);
   // True for a slot that has no bit, too.
   bool Has(uint64_t slot) const;
+
+  // A number that lives as long as the marks: storage::DeletionEpochs. 0 in a new roster.
+  uint64_t epoch() const;
+  void SetEpoch(uint64_t epoch);
 
  private:
   explicit SlotMarks(Mapping mapping) : mapping_(std::move(mapping)) {}

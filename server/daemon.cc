@@ -27,6 +27,7 @@
 #include "server/calls/status_calls.h"
 #include "server/certificate_watch.h"
 #include "server/cluster/cluster.h"
+#include "server/deletion_epochs.h"
 #include "server/descriptor_check.h"
 #include "server/device/device_pools.h"
 #include "server/event_hub.h"
@@ -167,6 +168,8 @@ class RunningDaemon : public Daemon {
     start.host_bytes = HostRoom();
     start.slabs_of_tenants = options_.tenants.own_slabs();
     start.free_memory = [] { return FreeMemory(ReadMemoryFacts("")); };
+    CRUMB_ASSIGN_OR_RETURN(epochs_, NextEpochs(EpochsFile(), handed_over != nullptr));
+    start.epochs = epochs_;
     start.handed_over = std::move(handed_over);
     // Slabs are shared by all tenants here, even those that one tenant had.
     if (start.handed_over != nullptr && !options_.tenants.own_slabs()) {
@@ -295,8 +298,12 @@ class RunningDaemon : public Daemon {
     }
   }
 
+  std::string EpochsFile() const { return options_.listen.socket_dir + "/crumbd.epochs"; }
+
   absl::Status StartServing() {
     CRUMB_ASSIGN_OR_RETURN(const RandomId epoch, RandomId::Make());
+    // A start that failed before this one leaves the file as it was.
+    CRUMB_RETURN_IF_ERROR(WriteEpochs(EpochsFile(), epochs_));
     CRUMB_ASSIGN_OR_RETURN(grpc_, GrpcServer::Start(options_.listen, *context_, node_));
     // Before the first session: what was dropped while this node was away is not served.
     if (cluster_ != nullptr) CRUMB_RETURN_IF_ERROR(cluster_->Join(grpc_->tcp_address()));
@@ -467,6 +474,7 @@ class RunningDaemon : public Daemon {
   std::unique_ptr<Executor> control_;
   std::unique_ptr<Cluster> cluster_;      // null: this node is alone
   std::unique_ptr<TenantTable> tenants_;  // null: callers need no token
+  storage::DeletionEpochs epochs_;
   std::unique_ptr<TenantQuotas> quotas_;  // null without tenants_
   std::unique_ptr<CallContext> context_;
   std::unique_ptr<CallSockets> calls_;  // null: calls go over gRPC alone

@@ -78,6 +78,7 @@ absl::StatusOr<DevicePoolNumber> DeviceTier::AddPool(uint64_t slot_bytes, uint64
       std::move(policy), static_cast<uint32_t>(slot_bytes), handle_bytes, recovering);
   index->table().SetPageFragmentsMax(options_.page_fragments_max);
   index->SetRemovedMarks(std::move(removed_marks));
+  if (!recovering) index->SetEpoch(options_.epochs.current);
   for (const auto& [keyspace, generation] : generations_) {
     index->table().RaiseGeneration(keyspace, generation);
   }
@@ -91,6 +92,11 @@ std::optional<DeviceTier::TakenPool> DeviceTier::TakePool(DevicePoolNumber pool)
   const auto found = pools_.find(pool);
   if (found == pools_.end()) return taken;
   if (found->second->InUse()) return std::nullopt;
+  // What is deleted from now on does not reach the pool. This tier notes it, its successor after a
+  // crash knows nothing of it.
+  if (found->second->epoch() == options_.epochs.current) {
+    found->second->SetEpoch(options_.epochs.previous);
+  }
   taken.index = std::move(found->second);
   pools_.erase(found);
   ending_.emplace(pool, std::as_const(*taken.index).table().Stats());
@@ -135,7 +141,10 @@ bool DeviceTier::AddHandle(DevicePoolNumber pool, uint32_t number) {
 
 void DeviceTier::EndRecovery(DevicePoolNumber pool) {
   MutexLock lock(&mutex_);
-  if (DevicePoolIndex* index = Find(pool)) index->EndRecovery();
+  DevicePoolIndex* index = Find(pool);
+  if (index == nullptr) return;
+  index->EndRecovery();
+  index->SetEpoch(options_.epochs.current);
 }
 
 bool DeviceTier::recovering(DevicePoolNumber pool) const {
@@ -284,8 +293,11 @@ bool DeviceTier::Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
     MutexLock lock(&mutex_);
     DevicePoolIndex* index = Find(pool);
     if (index == nullptr) return false;
-    if (header != nullptr && MayBeDeleted(*header)) header = nullptr;
+    const bool is_withheld =
+        header != nullptr && (!options_.epochs.Knows(index->epoch()) || MayBeDeleted(*header));
+    if (is_withheld) header = nullptr;
     claimed = index->Claim(holder, slot, std::move(header), logical_tile_bytes, clock_.Now());
+    if (claimed && is_withheld && index->PageAt(slot) == nullptr) index->MarkRemoved(slot);
     changes = index->table().TakeChanges();
   }
   Announce(changes);

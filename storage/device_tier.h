@@ -19,6 +19,7 @@
 #include "common/clock.h"
 #include "common/mutex.h"
 #include "storage/coverage.h"
+#include "storage/deletion_epochs.h"
 #include "storage/device_pool_index.h"
 #include "storage/host_image.h"
 #include "storage/store_options.h"
@@ -46,6 +47,7 @@ class DeviceTier {
     // Whether a tier below has all of a fragment, so that its slot can be used again at once.
     // Called without the lock.
     std::function<bool(const FragmentMeta&)> is_below;
+    DeletionEpochs epochs = {};
   };
   // Copies slots to the tier where their fragments stay. Called without the lock; must not block.
   struct Demoters {
@@ -91,7 +93,8 @@ class DeviceTier {
   absl::Status Commit(DevicePoolNumber pool, HolderId holder, uint64_t slot,
                       const std::shared_ptr<const FragmentHeader>& header,
                       uint32_t logical_tile_bytes);
-  // See DevicePoolIndex. A page that was deleted counts as null.
+  // See DevicePoolIndex. A page that was deleted, or may have been (DeletionEpochs), counts as
+  // null, and stays one for the pool's next index.
   bool Claim(DevicePoolNumber pool, HolderId holder, uint64_t slot,
              std::shared_ptr<const FragmentHeader> header, uint32_t logical_tile_bytes);
   // See DevicePoolIndex::PageAt: one a slot.

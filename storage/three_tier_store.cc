@@ -65,13 +65,14 @@ class HostIncomingSlot final : public IncomingSlot {
 
 }  // namespace
 
-ThreeTierStore::ThreeTierStore(const StoreOptions& options, const Clock& clock, StoreEvents events)
+ThreeTierStore::ThreeTierStore(const StoreOptions& options, const Clock& clock, StoreEvents events,
+                               DeletionEpochs epochs)
     : options_(options),
       clock_(clock),
       events_(std::move(events)),
       pending_(clock, options.pending_for, static_cast<size_t>(options.pending_pages_max)),
       timer_(clock),
-      devices_(DeviceTierOptions(), clock, DeviceEvents()),
+      devices_(DeviceTierOptions(epochs), clock, DeviceEvents()),
       recency_({.name = "crumb-recency", .threads = 1, .queue_max = kRecencyQueueMax}) {}
 
 absl::Status ThreeTierStore::Start(const OpenFragmentTier& open_below, StoreStart start) {
@@ -150,20 +151,23 @@ void ThreeTierStore::Announce(const KeyspaceId& keyspace, const PageKey& key, Ti
   if (events_.page) events_.page({kind, keyspace, key, tier});
 }
 
-DeviceTier::Options ThreeTierStore::DeviceTierOptions() const {
+DeviceTier::Options ThreeTierStore::DeviceTierOptions(DeletionEpochs epochs) const {
   return {.device = options_.device,
           .page_fragments_max = static_cast<size_t>(options_.page_fragments_max),
-          .is_below = [this](const FragmentMeta& fragment) {
-            std::vector<TileRange> present =
-                host_->Present(fragment.keyspace, fragment.key, fragment.generation);
-            for (const FragmentMeta& there : below_->Find(fragment.keyspace, fragment.key)) {
-              const bool known =
-                  std::any_of(present.begin(), present.end(),
-                              [&](const TileRange& range) { return Overlaps(range, there.range); });
-              if (!known && there.generation >= fragment.generation) present.push_back(there.range);
-            }
-            return Covers(present, fragment.range);
-          }};
+          .is_below =
+              [this](const FragmentMeta& fragment) {
+                std::vector<TileRange> present =
+                    host_->Present(fragment.keyspace, fragment.key, fragment.generation);
+                for (const FragmentMeta& there : below_->Find(fragment.keyspace, fragment.key)) {
+                  const bool known = std::any_of(
+                      present.begin(), present.end(),
+                      [&](const TileRange& range) { return Overlaps(range, there.range); });
+                  if (!known && there.generation >= fragment.generation)
+                    present.push_back(there.range);
+                }
+                return Covers(present, fragment.range);
+              },
+          .epochs = epochs};
 }
 
 FragmentTierEvents ThreeTierStore::EventsOf(Tier tier) const {

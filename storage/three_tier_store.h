@@ -28,7 +28,8 @@ namespace crumb::storage {
 // is in three_tier_reads.cc, the rest in three_tier_store.cc.
 class ThreeTierStore final : public TieredStore {
  public:
-  ThreeTierStore(const StoreOptions& options, const Clock& clock, StoreEvents events);
+  ThreeTierStore(const StoreOptions& options, const Clock& clock, StoreEvents events,
+                 DeletionEpochs epochs);
   ~ThreeTierStore() override { Stop(Duration::zero()).IgnoreError(); }
 
   // Once, before all else. Errors as TieredStore::Open's.
@@ -106,7 +107,7 @@ class ThreeTierStore final : public TieredStore {
   void Announce(const KeyspaceId& keyspace, const PageKey& key, Tier tier,
                 PageEvent::Kind kind) const;
   FragmentTierEvents EventsOf(Tier tier) const;
-  DeviceTier::Options DeviceTierOptions() const;
+  DeviceTier::Options DeviceTierOptions(DeletionEpochs epochs) const;
   FragmentTierEvents DeviceEvents() const { return EventsOf(Tier::kDevice); }
   FragmentTierEvents BelowEvents();
   std::vector<TileRange> Present(const FragmentHeader& header) const;

@@ -17,7 +17,7 @@ absl::StatusOr<std::unique_ptr<TieredStore>> OpenTieredStore(const StoreOptions&
                                                              const OpenFragmentTier& open_below,
                                                              StoreStart start) {
   CRUMB_RETURN_IF_ERROR(options.Validate());
-  auto store = std::make_unique<ThreeTierStore>(options, clock, std::move(events));
+  auto store = std::make_unique<ThreeTierStore>(options, clock, std::move(events), start.epochs);
   CRUMB_RETURN_IF_ERROR(store->Start(open_below, std::move(start)));
   return store;
 }

@@ -18,6 +18,7 @@
 #include "common/fragment_header.h"
 #include "common/page_key.h"
 #include "common/unique_fd.h"
+#include "storage/deletion_epochs.h"
 #include "storage/host_image.h"
 #include "storage/store_options.h"
 #include "storage/store_stats.h"
@@ -167,6 +168,7 @@ struct StoreStart {
   // from where they are. What does not fit or does not check is left out, and nothing of it an
   // error.
   std::unique_ptr<HandedOverMemory> handed_over = nullptr;
+  DeletionEpochs epochs = {};
 };
 
 // All tiers of one node as one store of fragments: what is committed is visible at once in host

@@ -37,6 +37,8 @@ TEST(SlotMarksTest, MarksOutliveTheMappingAndStandInTheFile) {
     for (const uint64_t slot : {uint64_t{0}, uint64_t{9}, kRosterSlotsMax - 1}) marks.Set(slot);
     marks.Set(10);
     marks.Clear(10);
+    EXPECT_EQ(marks.epoch(), 0u);
+    marks.SetEpoch(UINT64_MAX - 1);
   }
   const SlotMarks marks = SlotMarks::Map(AdoptRoster(roster.get()).value().get()).value();
   for (const uint64_t slot : {uint64_t{0}, uint64_t{9}, kRosterSlotsMax - 1}) {
@@ -45,12 +47,13 @@ TEST(SlotMarksTest, MarksOutliveTheMappingAndStandInTheFile) {
   for (const uint64_t slot : {uint64_t{1}, uint64_t{8}, uint64_t{10}}) {
     EXPECT_FALSE(marks.Has(slot)) << slot;
   }
+  EXPECT_EQ(marks.epoch(), UINT64_MAX - 1);
   EXPECT_TRUE(marks.Has(kRosterSlotsMax)) << "there is no bit that says otherwise";
 }
 
 // Reading a mapped file that has become shorter, or huge pages that have run out, ends a process.
 TEST(SlotMarksTest, FilesThatAreNotSafeToMapAreRefused) {
-  constexpr size_t kBytes = kRosterSlotsMax / 8;
+  constexpr size_t kBytes = kRosterSlotsMax / 8 + sizeof(uint64_t);
   const UniqueFd unsealed = CreateMemfd("no-roster", kBytes).value();
   EXPECT_TRUE(absl::IsDataLoss(SlotMarks::Map(unsealed.get()).status()));
   const UniqueFd is_short = CreateMemfd("no-roster", kBytes - 1).value();

@@ -318,6 +318,34 @@ TEST_F(DevicePoolsTest, ADeletedPageDoesNotComeBackWithItsHolder) {
   }
 }
 
+// A crumbd at which the holder never arrived knows of the deletion and is killed. The one after it
+// hears of the page from the holder alone.
+TEST_F(DevicePoolsTest, APageThatWasDeletedWhileItsHolderWasAwayStaysDeleted) {
+  PoolWorker writer(Options("writer"));
+  ASSERT_EQ(writer.Do("wait 4"), "ok");
+  for (int page = 0; page < 3; ++page) Publish(writer, page);
+  ASSERT_EQ(::kill(writer.pid(), SIGSTOP), 0);
+  const auto restart = [&] {
+    crumbd_.Kill();
+    ASSERT_TRUE(crumbd_.Start());
+    ASSERT_TRUE(watcher_->WaitConnected(std::chrono::seconds(20)));
+  };
+  restart();
+  const auto pages = KnownPages::Open(*watcher_);
+  ASSERT_TRUE(pages.ok()) << pages.status();
+  const PageKey key = pages->Key(2);
+  const auto deleted = watcher_->Delete(pages->keyspace().id, std::span(&key, 1));
+  ASSERT_TRUE(deleted.ok()) << deleted.status();
+  restart();
+  ASSERT_EQ(::kill(writer.pid(), SIGCONT), 0);
+  ASSERT_TRUE(Eventually([&] { return writer.Do("reclaimed") == "3"; }));
+  ASSERT_EQ(writer.Do("wait 4"), "ok");
+  EXPECT_EQ(writer.Do("check 2"), "right") << "the slot is its own";
+  PoolWorker reader(Options("reader"));
+  ASSERT_EQ(reader.Do("wait 4"), "ok");
+  EXPECT_EQ(reader.Do("acquire 2 3"), "hits 0 device 0 right 0");
+}
+
 // The SSD folder is a file system of its own, seen by this test and its children alone.
 class FullDiskPoolsTest : public DevicePoolsTest {
  protected:

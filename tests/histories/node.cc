@@ -87,7 +87,7 @@ server::PoolOptions NodePoolOptions() {
 }
 
 Node::Node(const Profile& profile, Disk& disk, const std::string& tenants_file,
-           std::unique_ptr<storage::HandedOverMemory> handed_over)
+           storage::DeletionEpochs epochs, std::unique_ptr<storage::HandedOverMemory> handed_over)
     : limits(NodeLimits()),
       session_limits(NodeSessionLimits()),
       metrics(4),
@@ -99,6 +99,7 @@ Node::Node(const Profile& profile, Disk& disk, const std::string& tenants_file,
   store_events.page = [this](const storage::PageEvent& event) { events.Publish(event); };
   store_events.slab_gone = [this](uint32_t slab) { TellSlabGone(slab); };
   storage::StoreStart start;
+  start.epochs = epochs;
   start.slabs_of_tenants = profile.own_slabs;
   start.handed_over = std::move(handed_over);
   if (start.handed_over != nullptr && !profile.own_slabs) start.handed_over->image.tenants.clear();

@@ -36,7 +36,7 @@ server::PoolOptions NodePoolOptions();
 class Node {
  public:
   Node(const Profile& profile, Disk& disk, const std::string& tenants_file,
-       std::unique_ptr<storage::HandedOverMemory> handed_over);
+       storage::DeletionEpochs epochs, std::unique_ptr<storage::HandedOverMemory> handed_over);
   ~Node();
 
   // In the order of a daemon that stops: no more calls, then what is queued, then the store.

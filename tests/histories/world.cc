@@ -183,7 +183,9 @@ server::Done World::Expect(StatusFunction then) {
 
 void World::StartNode(std::unique_ptr<storage::HandedOverMemory> handed_over) {
   ++nodes_;
-  node_ = std::make_unique<Node>(history_.profile, disk_, tenants_file_, std::move(handed_over));
+  if (handed_over == nullptr) epochs_ = {epochs_.current + 1, epochs_.current};
+  node_ = std::make_unique<Node>(history_.profile, disk_, tenants_file_, epochs_,
+                                 std::move(handed_over));
 }
 
 void World::OpenKeyspaces() {

@@ -229,7 +229,8 @@ class World {
   Disk disk_;
   Model model_;
   std::unique_ptr<Node> node_;
-  uint64_t nodes_ = 0;  // started so far
+  uint64_t nodes_ = 0;              // started so far
+  storage::DeletionEpochs epochs_;  // of the last one, as the file of a crumbd has them
   std::array<Worker, kWorkers> workers_;
   std::map<SlotName, DeviceSlot> device_;
   // Descriptors of slabs that a tenant's process keeps without a right to read or map them.

@@ -74,6 +74,123 @@ TEST_F(DeviceTierTest, ARemovedPageIsNotClaimedAsAHit) {
   }
 }
 
+// The tiers of one host's crumbds, one after the other, and a pool whose process outlives them.
+class EpochsTest : public testing::Test {
+ protected:
+  EpochsTest() : roster_(CreateRoster().value()) { Start({2, 1}); }
+
+  // What was there before is gone as in a crash.
+  void Start(DeletionEpochs epochs) {
+    store_.reset();
+    store_ = TieredStore::Open(SmallStore(""), Clock::Real(), {}, {.epochs = epochs}).value();
+    tier_ = store_->devices();
+  }
+  void AddPool(bool recovering) {
+    pool_ =
+        tier_
+            ->AddPool(kSlotBytes, 4 * kSlotBytes, recovering, SlotMarks::Map(roster_.get()).value())
+            .value();
+    ASSERT_TRUE(tier_->AddHandle(pool_, 0));
+  }
+  // The process has page `slot` in each of two slots.
+  void Claim() {
+    for (uint64_t slot = 0; slot < 2; ++slot) {
+      ASSERT_TRUE(tier_->Claim(pool_, kAnn, slot, Header(slot), 1));
+    }
+    EXPECT_EQ(tier_->HeldBy(pool_, kAnn), 2u) << "the slots stay the process's in any case";
+  }
+  static std::shared_ptr<const FragmentHeader> Header(uint64_t page) {
+    return HeaderOf(SamplePage(1, page));
+  }
+  void Delete(uint64_t page) {
+    tier_->Remove(Header(page)->keyspace, std::vector<PageKey>{Header(page)->key});
+  }
+  uint32_t Hits() {
+    const auto result = Acquire(*store_, Request(1, 2, {pool_}));
+    if (result->lease != 0) store_->Release(result->lease);
+    return result->hit_pages;
+  }
+
+  const UniqueFd roster_;
+  std::unique_ptr<TieredStore> store_;
+  DeviceTier* tier_ = nullptr;
+  DevicePoolNumber pool_ = 0;
+};
+
+class SettledEpochsTest : public EpochsTest {
+ protected:
+  SettledEpochsTest() {
+    AddPool(/*recovering=*/false);
+    EXPECT_THAT(tier_->Reserve(pool_, kAnn, 2), ElementsAre(0, 1));
+    for (uint64_t slot = 0; slot < 2; ++slot) {
+      EXPECT_TRUE(tier_->Commit(pool_, kAnn, slot, Header(slot), 1).ok());
+    }
+  }
+};
+
+TEST_F(SettledEpochsTest, TheNextOneServesThePages) {
+  Start({3, 2});
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 2u);
+}
+
+TEST_F(SettledEpochsTest, APageThatWasDeletedInAnEpochWithoutItsProcessStaysDeleted) {
+  Start({3, 2});
+  Delete(1);
+  Start({4, 3});
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 0u);
+  // The process goes on using the slots. Neither it nor a later crumbd makes hits of them.
+  tier_->EndRecovery(pool_);
+  Start({5, 4});
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 0u);
+}
+
+TEST_F(SettledEpochsTest, APageThatWasDeletedWhileAnotherProcessWasMissingStaysDeleted) {
+  Start({3, 2});
+  AddPool(/*recovering=*/true);  // the recovery does not end
+  Delete(1);
+  Start({4, 3});
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 0u);
+}
+
+TEST_F(SettledEpochsTest, AnEpochThatGoesOnKnowsItsDeletions) {
+  Start({3, 2});
+  AddPool(/*recovering=*/true);
+  Delete(1);
+  Claim();
+  EXPECT_EQ(Hits(), 1u);
+  // The slot of the deleted page is known to later ones, too.
+  tier_->EndRecovery(pool_);
+  Start({4, 3});
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 1u);
+}
+
+TEST_F(SettledEpochsTest, APoolThatWasGivenUpMissesLaterDeletions) {
+  EXPECT_EQ(tier_->Release(pool_, kAnn, std::vector<uint64_t>{0, 1}), 0u);
+  ASSERT_TRUE(tier_->RemovePool(pool_));
+  Delete(1);
+  // The tier that gave it up noted the deletion.
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 1u);
+  tier_->EndHolder(kAnn);
+  ASSERT_TRUE(tier_->RemovePool(pool_));
+  Delete(0);
+  Start({3, 2});
+  AddPool(/*recovering=*/true);
+  Claim();
+  EXPECT_EQ(Hits(), 0u);
+}
+
 // A process may come back after a page that it holds was deleted here.
 TEST_F(DeviceTierTest, APageThatIsDeletedBeforeItsClaimIsNoHit) {
   const DevicePoolNumber pool = AddPool(4, true);

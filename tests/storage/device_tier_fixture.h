@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/roster.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "storage/device_tier.h"
@@ -21,6 +22,13 @@ inline std::shared_ptr<const FragmentHeader> HeaderOf(const SampleFragment& samp
   const std::vector<std::byte> bytes = BytesOf(sample);
   return std::make_shared<const FragmentHeader>(
       DecodeFragmentHeader(std::span(bytes).subspan(MetaOf(sample).tiles_bytes)).value());
+}
+
+inline AcquireRequest Request(uint64_t sequence, uint64_t pages,
+                              std::vector<DevicePoolNumber> pools) {
+  AcquireRequest request = RequestOf(sequence, pages);
+  request.pools = std::move(pools);
+  return request;
 }
 
 class DeviceTierTest : public testing::Test {
@@ -42,8 +50,11 @@ class DeviceTierTest : public testing::Test {
     pool_ = AddPool(8);
   }
 
+  // `recovering`: all processes of the pool had come to the tier before.
   DevicePoolNumber AddPool(uint64_t slots, bool recovering = false) {
-    const auto pool = tier_->AddPool(kSlotBytes, slots * kSlotBytes, recovering);
+    SlotMarks marks = SlotMarks::Map(CreateRoster().value().get()).value();
+    if (recovering) marks.SetEpoch(DeletionEpochs().current);
+    const auto pool = tier_->AddPool(kSlotBytes, slots * kSlotBytes, recovering, std::move(marks));
     EXPECT_TRUE(pool.ok()) << pool.status();
     EXPECT_TRUE(tier_->AddHandle(*pool, 0));
     return *pool;
@@ -60,12 +71,6 @@ class DeviceTierTest : public testing::Test {
     }
   }
 
-  AcquireRequest Request(uint64_t sequence, uint64_t pages,
-                         std::vector<DevicePoolNumber> pools) const {
-    AcquireRequest request = RequestOf(sequence, pages);
-    request.pools = std::move(pools);
-    return request;
-  }
   DevicePoolStats PoolStats() const { return store_->Stats().pools; }
 
   std::unique_ptr<TieredStore> store_;
