@@ -79,7 +79,7 @@ class EpochsTest : public testing::Test {
  protected:
   EpochsTest() : roster_(CreateRoster().value()) { Start({2, 1}); }
 
-  // What was there before is gone as in a crash.
+  // The store before is gone, as in a crash.
   void Start(DeletionEpochs epochs) {
     store_.reset();
     store_ = TieredStore::Open(SmallStore(""), Clock::Real(), {}, {.epochs = epochs}).value();
