@@ -6,10 +6,10 @@
 
 namespace crumb::storage {
 
-// Which deletions a node knows of. A process that uses a device pool survives crashes of crumbd,
-// and says afterwards which pages lie in its slots. Pages that were deleted while it was away must
-// not be served from there. The device tier notes deleted pages in memory, and a crash loses the
-// notes.
+// The deletions of which a node knows. A process that uses a device pool survives crashes of
+// crumbd, and says afterwards which pages lie in its slots. Pages that were deleted while it was
+// away must not be served from there. The device tier notes deleted pages in memory, and a crash
+// loses the notes.
 //
 // An epoch is the time over which such notes are kept: it begins when crumbd starts without the
 // memory of another, and ends with the crash of the last crumbd to which that memory was handed

@@ -44,7 +44,7 @@ class DevicePoolIndex {
   // Sets the marks of slots whose page was removed while they are in use, for the pool's next
   // index; none: removals are not marked. A slot with a mark is claimed without its page.
   void SetRemovedMarks(std::optional<SlotMarks> marks) { removed_marks_ = std::move(marks); }
-  // Of the marks; 0: there are none.
+  // Returns the epoch of the marks; 0: there are none.
   uint64_t epoch() const { return removed_marks_ ? removed_marks_->epoch() : 0; }
   void SetEpoch(uint64_t epoch) {
     if (removed_marks_) removed_marks_->SetEpoch(epoch);

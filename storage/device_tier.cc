@@ -92,8 +92,7 @@ std::optional<DeviceTier::TakenPool> DeviceTier::TakePool(DevicePoolNumber pool)
   const auto found = pools_.find(pool);
   if (found == pools_.end()) return taken;
   if (found->second->InUse()) return std::nullopt;
-  // What is deleted from now on does not reach the pool. This tier notes it, its successor after a
-  // crash knows nothing of it.
+  // Later deletions do not reach the pool. This tier notes them, and a crash loses the notes.
   if (found->second->epoch() == options_.epochs.current) {
     found->second->SetEpoch(options_.epochs.previous);
   }

@@ -93,9 +93,15 @@ bool SsdTier::RemoveAnExtent() {
   {
     MutexLock lock(&mutex_);
     emptiest = table_.slots().EmptiestRegion();
-    if (!emptiest) return false;
+  }
+  if (!emptiest) return false;
+  for (size_t hidden = kPagesPerHold; hidden == kPagesPerHold;) {
+    MutexLock lock(&mutex_);
+    hidden = 0;
     for (const PageHandle page : table_.slots().OwnersIn(*emptiest)) {
-      if (table_[page].resident) Hide(page, RemovalReason::kCapacity);
+      if (!table_[page].resident) continue;
+      Hide(page, RemovalReason::kCapacity);
+      if (++hidden == kPagesPerHold) break;
     }
   }
   if (!WriteIndex({}).ok()) return false;

@@ -22,8 +22,8 @@ namespace {
 constexpr uint64_t kHostBytes = 16 << 20;
 constexpr int kRounds = 3;
 constexpr int kRoundsMax = 4 * kRounds;
-// Of the other tenant's Acquire, of each round, with and without the attack. Enough that the first
-// milliseconds of an attack, when its calls start all at once, are less than a hundredth of them.
+// One round has so many Acquires of the other tenant without the attack, and as many with it. The
+// first milliseconds of an attack, when its calls start all at once, are less than a hundredth.
 constexpr int kSamples = 500;
 
 std::string Entry(const std::string& name) {
