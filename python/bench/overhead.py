@@ -9,17 +9,24 @@ The sequence is the smallest there is (one layer, one KV head of 64, one token h
 all of a call is Python, ctypes and the C interface. "arithmetic" is the time of the same two calls
 with addresses at hand, which is what no wrapper can go below. Prints microseconds of processor
 time of an append and an attend together: the least and the median of several runs.
+
+"batch" is a Batch's append and attend on their way to a C function that does nothing, with tensors
+on the CPU for those of a GPU: all of it is Python and ctypes. On a machine with a GPU, and with a
+library that was built with CUDA, a Batch of a GpuWorker follows: its methods, with the launches; the
+same with addresses at hand; and what Python and ctypes are of the first.
 """
 
 import argparse
+import ctypes
 import json
 import platform
 import statistics
 import sys
 import time
+from unittest import mock
 
 import crumb
-from crumb import _library
+from crumb import _abi, _library, gpu
 
 RUNS, CALLS = 15, 2000
 
@@ -112,6 +119,102 @@ def cases():
         pass
 
 
+class NoLibrary:
+    """Stands for the C library in crumb.gpu: opens handles, and appends and attends nothing."""
+
+    HANDLE = 1 << 32  # abs() of its low half is CRUMB_OK
+
+    def __init__(self):
+        for name in ("append", "attend"):
+            function = ctypes.CDLL(None)["abs"]
+            function.restype, function.argtypes = _abi.FUNCTIONS["crumb_device_batch_" + name]
+            setattr(self, "crumb_device_batch_" + name, function)
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            if name.endswith("_open"):
+                arguments[-1]._obj.value = self.HANDLE
+            return 0
+
+        return call
+
+
+def batch_without_library():
+    """An append and an attend of a Batch that reach no library."""
+    import torch
+    model = crumb.Model("overhead", "1", layers=1, kv_heads=8, q_heads=32, head_dim=128)
+    k, q = (torch.zeros(1, 1, heads, 128, dtype=torch.bfloat16) for heads in (8, 32))
+    out = torch.empty_like(q)
+    cpu = torch.device("cpu")
+    with mock.patch.object(gpu, "c", NoLibrary()), \
+            mock.patch.object(gpu, "torch_device", lambda ordinal: cpu), \
+            crumb.GpuWorker(None, model) as worker, worker.batch(stream=0) as batch:
+        batch.prepare([])
+
+        def given_output():
+            batch.append(0, k, k)
+            batch.attend(0, q, out)
+
+        def new_output():
+            batch.append(0, k, k)
+            batch.attend(0, q)
+
+        return {"batch": measure(given_output), "batch, new output": measure(new_output)}
+
+
+def batch_times():
+    """Microseconds of processor time of an append and an attend of a Batch in a decode pass."""
+    import torch
+    model = crumb.Model("overhead", "1", layers=1, kv_heads=8, q_heads=32, head_dim=128)
+    rows = {heads: torch.zeros(1, 1, heads, 128, dtype=torch.bfloat16, device="cuda")
+            for heads in (8, 32)}
+    k, q, out = rows[8], rows[32], torch.empty_like(rows[32])
+    places = [rows.data_ptr() for rows in (k, k, q, out)]
+    c = _library.c
+    with crumb.GpuWorker(None, model) as worker, worker.begin([1]) as sequence, \
+            worker.batch(prompts=True) as prompts, worker.batch() as batch:
+        for one in (prompts, batch):
+            one.prepare([(sequence, 1)])
+            one.start()
+            one.append(0, k, k)
+            if one is prompts:
+                one.advance([1], [1])
+        handle = batch._handle
+
+        def methods_of_batch():
+            batch.append(0, k, k)
+            batch.attend(0, q, out)
+
+        def with_new_output():
+            batch.append(0, k, k)
+            batch.attend(0, q)
+
+        def addresses_at_hand():
+            c.crumb_device_batch_append(handle, 0, places[0], places[1])
+            c.crumb_device_batch_attend(handle, 0, places[2], places[3])
+
+        def two_empty_calls():
+            c.crumb_device_close(None)
+            c.crumb_device_close(None)
+
+        results = {}
+        for call in (methods_of_batch, with_new_output, addresses_at_hand, two_empty_calls):
+            times = []
+            for _ in range(RUNS * 10):
+                torch.cuda.synchronize()  # a full queue would make the host wait
+                begin = time.thread_time_ns()
+                for _ in range(CALLS // 20):
+                    call()
+                times.append((time.thread_time_ns() - begin) / (CALLS // 20) / 1000)
+            results[call.__name__] = {"least": round(min(times), 2),
+                                      "median": round(statistics.median(times), 2)}
+        batch.advance([], [0])
+    results["python_of_methods"] = {
+        key: round(results["methods_of_batch"][key] - results["addresses_at_hand"][key] +
+                   results["two_empty_calls"][key], 2) for key in ("least", "median")}
+    return results
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true")
@@ -124,13 +227,20 @@ def main():
             # An advance of no tokens takes the pass back; its own time is taken off.
             both, alone = measure(call), measure(drop)
             results[name] = {key: round(both[key] - alone[key], 2) for key in both}
+    try:
+        import torch
+        results.update(batch_without_library())
+        if torch.cuda.is_available():
+            results.update(batch_times())
+    except (ImportError, crumb.FailedPrecondition):  # no torch; a library without CUDA
+        pass
     if options.json:
         json.dump({"python": platform.python_version(), "machine": platform.machine(),
                    "unit": "us per append and attend", "results": results}, sys.stdout, indent=1)
         print()
         return
     for name, times in results.items():
-        print(f"{name:16} least {times['least']:6.2f} us   median {times['median']:6.2f} us")
+        print(f"{name:18} least {times['least']:6.2f} us   median {times['median']:6.2f} us")
 
 
 if __name__ == "__main__":

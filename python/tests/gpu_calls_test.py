@@ -47,9 +47,9 @@ class Recorder:
 class Tensor:
     """As much of a CUDA tensor as the package looks at."""
 
-    def __init__(self, torch, address, shape, dtype=None, device="cuda", contiguous=True):
-        self.shape, self.dtype, self.device = torch.Size(shape), dtype or torch.bfloat16, device
-        self.is_cuda, self.is_cpu = device == "cuda", device == "cpu"
+    def __init__(self, torch, address, shape, dtype=None, device="cuda:3", contiguous=True):
+        self.shape, self.dtype = torch.Size(shape), dtype or torch.bfloat16
+        self.device = torch.device(device)
         self._address, self._contiguous = address, contiguous
 
     def data_ptr(self):
@@ -58,8 +58,8 @@ class Tensor:
     def is_contiguous(self):
         return self._contiguous
 
-    def dim(self):
-        return len(self.shape)
+    def size(self, dimension):
+        return self.shape[dimension]
 
     def numel(self):
         return self.shape.numel()
@@ -159,10 +159,30 @@ class GpuCallsTest(unittest.TestCase):
         self.assertEqual(self.named("crumb_device_batch_attend")[0][1:], (1, 0x200, 0x300))
         for bad in (Tensor(torch, 1, (3, 2, 64)), Tensor(torch, 1, (2, 1, 64)),
                     Tensor(torch, 1, (2, 2, 64), device="cpu"), torch.zeros(2, 2, 64),
+                    Tensor(torch, 1, (2, 2, 64), device="cuda:2"), Tensor(torch, 1, (256,)),
                     Tensor(torch, 1, (2, 2, 64), dtype=torch.float16),
                     Tensor(torch, 1, (2, 2, 64), contiguous=False)):
             with self.assertRaises(crumb.InvalidArgument):
                 batch.append(1, k, bad)
+
+    def test_tensors_of_a_decode_pass_have_rows_for_all_places(self):
+        """The kernels read the rows of places without a sequence."""
+        torch = support.installed("torch")
+        if torch is None:
+            self.skipTest("needs torch")
+        worker = self.worker()
+        sequence = worker.begin([1])
+        batch = worker.batch(stream=0, sequences=4, tokens=2)
+        batch.prepare([(sequence, 2)])
+        few, all_rows = (Tensor(torch, 0x100, (places, 2, 2, 64)) for places in (1, 4))
+        with self.assertRaisesRegex(crumb.InvalidArgument, "8 rows"):
+            batch.append(0, few, few)
+        batch.append(0, all_rows, all_rows)
+        prompts = worker.batch(stream=0, sequences=4, tokens=2, prompts=True)
+        prompts.prepare([(sequence, 2)])
+        prompts.append(0, few, few)
+        with self.assertRaisesRegex(crumb.InvalidArgument, "2 rows"):
+            prompts.append(0, all_rows, all_rows)
 
 
 if __name__ == "__main__":

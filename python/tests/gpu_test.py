@@ -166,7 +166,7 @@ class GpuTest(unittest.TestCase):
         with worker.batch(pages=64) as batch, worker.begin([1, 2]) as sequence:
             self.assertEqual(sequence.cached_tokens, 0)
             k = torch.zeros(1, 2, 128, dtype=torch.bfloat16)
-            with self.assertRaisesRegex(self.crumb.InvalidArgument, "fresh tokens|CUDA device"):
+            with self.assertRaisesRegex(self.crumb.InvalidArgument, "on cuda:0"):
                 batch.append(0, k, k)
         with self.assertRaises(self.crumb.Unavailable):
             self.crumb.GpuWorker(None, self.model, device=4096)

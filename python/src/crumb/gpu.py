@@ -66,6 +66,11 @@ def current_stream(device: int) -> int:
     return int(torch.cuda.current_stream(device).cuda_stream)
 
 
+def torch_device(ordinal: int) -> Any:
+    """The torch.device of a CUDA device, which tensors of its batches must be on."""
+    return sys.modules["torch"].device("cuda", ordinal)
+
+
 class GpuSequence(Handle):
     """Keys and values of one request, in device memory. Made by a GpuWorker."""
 
@@ -96,14 +101,18 @@ class Batch(Handle):
     sequences of its pass are used by one thread at a time.
     """
 
-    def __init__(self, worker: "GpuWorker", handle: Any, output_f32: bool) -> None:
+    def __init__(self, worker: "GpuWorker", handle: Any, places: int, output_f32: bool) -> None:
         self._worker = worker
         self._own(handle, c.crumb_device_batch_close)
-        self._row_tokens = 0
+        # Rows of a decode pass, whatever the number of its sequences; 0: a batch of prompts, whose
+        # passes have a row for each fresh token.
+        self._places = places
+        self._rows = 0  # of the pass under way
         #: Whether `attend` returns float32 (else BF16).
         self.output_f32 = output_f32
         self._kv_heads, self._q_heads = worker.kv_heads, worker.q_heads
         self._head_dim = worker.head_dim
+        self._device: Any = None  # torch's, once there is a tensor
 
     def prepare(self, entries: SequenceOf[Tuple[GpuSequence, int]]) -> None:
         """Begins a pass of these sequences, each with its number of fresh tokens.
@@ -114,49 +123,66 @@ class Batch(Handle):
         for entry, (sequence, tokens) in zip(array, entries):
             entry.sequence, entry.tokens = sequence._open_handle(), tokens
         self._check(c.crumb_device_batch_prepare(self._handle, array, len(entries)))
-        self._row_tokens = sum(tokens for _, tokens in entries)
+        self._rows = self._places or sum(tokens for _, tokens in entries)
 
     def start(self) -> None:
         """Enqueues what comes before the first layer."""
         self._check(c.crumb_device_batch_start(self._handle))
 
-    def _address(self, value: Any, heads: int, name: str) -> Any:
-        """The address of BF16 rows of all fresh tokens, whatever leading dimensions they have."""
-        if not hasattr(value, "data_ptr") or value.dim() < 3:
-            raise InvalidArgument(f"{name} must be a torch tensor [..., {heads}, {self._head_dim}]")
-        shape = (*value.shape[:-2], heads, self._head_dim)
-        if value.numel() != self._row_tokens * heads * self._head_dim:
-            raise InvalidArgument(f"{name} is {list(value.shape)}; the pass has {self._row_tokens} "
-                                  f"fresh tokens of {heads} heads of {self._head_dim}")
-        return _tensors.bf16(value, shape, name, on_gpu=True)
+    def _fits(self, value: Any, heads: int, dtype: Any) -> bool:
+        """Whether a tensor has the pass's rows, contiguous on the batch's device, whatever leading
+        dimensions it has. Its checks are those that torch answers fastest: bench/overhead.py."""
+        return (value.dtype is dtype and value.size(-1) == self._head_dim and
+                value.size(-2) == heads and
+                value.numel() == self._rows * heads * self._head_dim and
+                value.device == self._device and value.is_contiguous())
+
+    def _error(self, value: Any, heads: int, dtype: str, name: str) -> InvalidArgument:
+        have = (f"{list(value.shape)} {value.dtype} on {value.device}"
+                f"{'' if value.is_contiguous() else ', not contiguous'}"
+                if hasattr(value, "data_ptr") else f"a {type(value).__name__}")
+        return InvalidArgument(
+            f"{name} must be a contiguous torch tensor [..., {heads}, {self._head_dim}] of {dtype} "
+            f"on {self._device}, with the {self._rows} rows of the pass; it is {have}")
+
+    def _address(self, value: Any, heads: int, dtype: str, name: str) -> Any:
+        """The address of rows of all fresh tokens."""
+        try:
+            if self._device is None:
+                self._device = torch_device(self._worker.device)
+            if self._fits(value, heads, getattr(sys.modules["torch"], dtype)):
+                return value.data_ptr()
+        except (AttributeError, IndexError, KeyError, TypeError):
+            pass
+        raise self._error(value, heads, dtype, name)
 
     def append(self, layer: int, k: Any, v: Any) -> None:
         """Adds the fresh tokens' rows of one layer.
 
-        k, v: BF16 on the device, contiguous: [sequences, tokens, kv_heads, head_dim]; of a batch of
-        prompts [all fresh tokens, kv_heads, head_dim]. The stream reads them: their memory must
-        stay as it is until the stream has passed.
+        k, v: BF16 on the device, contiguous: [sequences, tokens, kv_heads, head_dim], with rows for
+        all places of the batch; of a batch of prompts [all fresh tokens, kv_heads, head_dim]. The
+        stream reads them: their memory must stay as it is until the stream has passed. `attend` of
+        a batch of prompts reads them, too.
         """
         code = c.crumb_device_batch_append(self._handle, layer,
-                                           self._address(k, self._kv_heads, "k"),
-                                           self._address(v, self._kv_heads, "v"))
+                                           self._address(k, self._kv_heads, "bfloat16", "k"),
+                                           self._address(v, self._kv_heads, "bfloat16", "v"))
         if code:
             self._check(code)
 
     def attend(self, layer: int, q: Any, out: Any = None) -> Any:
         """Attention of the fresh tokens. Shapes as `append`, with q_heads. Returns out.
 
-        out: BF16, or float32 for a batch of output "f32"; None: a new tensor.
+        out: BF16, or float32 for a batch of output "f32"; None: a new tensor. Its rows at places
+        without a sequence are not written.
         """
+        query = self._address(q, self._q_heads, "bfloat16", "q")
+        dtype = "float32" if self.output_f32 else "bfloat16"
         if out is None:
             torch = sys.modules["torch"]
-            out = torch.empty_like(q, dtype=torch.float32 if self.output_f32 else q.dtype)
-        query = self._address(q, self._q_heads, "q")
-        if self.output_f32:
-            result = _tensors.f32_out(out, tuple(q.shape), "out", on_gpu=True)
-        else:
-            result = _tensors.bf16(out, tuple(q.shape), "out", on_gpu=True)
-        code = c.crumb_device_batch_attend(self._handle, layer, query, result)
+            out = torch.empty_like(q, dtype=getattr(torch, dtype))
+        code = c.crumb_device_batch_attend(self._handle, layer, query,
+                                           self._address(out, self._q_heads, dtype, "out"))
         if code:
             self._check(code)
         return out
@@ -195,7 +221,7 @@ class GpuWorker(Handle):
                  rank: Rank = Rank(), settings: WorkerSettings = WorkerSettings(),
                  gpu: GpuSettings = GpuSettings()) -> None:
         options = worker_options(model, rank, settings)
-        self.model, self.rank, self.device = model, rank, device
+        self.model, self.rank, self.device, self.gpu = model, rank, device, gpu
         self.layers = (options.layer_end - options.layer_begin) or model.layers
         self.kv_heads = (options.head_end - options.head_begin) or model.kv_heads
         self.q_heads = (options.q_head_end - options.q_head_begin) or model.q_heads
@@ -266,7 +292,7 @@ class GpuWorker(Handle):
         handle = ctypes.c_void_p()
         self._check(c.crumb_device_batch_open(self._handle, ctypes.byref(options),
                                               ctypes.byref(handle)))
-        return Batch(self, handle, output == "f32")
+        return Batch(self, handle, 0 if prompts else sequences * tokens, output == "f32")
 
     def wait_published(self, timeout: float) -> None:
         """As `Worker.wait_published`."""
