@@ -256,6 +256,7 @@ class ShortContextTest(unittest.TestCase):
                   ("begins at column 5", dict(position_ids=torch.arange(40)[None] + 5)),
                   ("attention weights", dict(output_attentions=True)),
                   ("not those of the prompts", dict(input_ids=ids + 1)),
+                  ("prompts end at 40", dict(input_ids=torch.cat([ids, ids[:, :3]], 1))),
                   ("rows of their own", dict(input_ids=ids[:1])),
                   ("input_ids", dict(input_ids=None, inputs_embeds=torch.zeros(2, 40, 128))))
         with torch.no_grad(), CrumbCache(model, ids) as cache:

@@ -1,12 +1,13 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""The KV cache of a Hugging Face model in INT2 pages that attention reads in place, on the CPU:
+"""The KV cache of a Hugging Face model in INT2 pages that attention reads in place, on the CPU or a
+CUDA device:
 
     from crumb.transformers import CrumbCache
     with CrumbCache(model, **inputs, socket_dir="/run/crumb") as cache:
         model.generate(**inputs, past_key_values=cache)
 
-A forward pass of the model's decoder is one pass of a `crumb.Sequence` for each row of the batch:
+A forward pass of the model's decoder is a pass over a sequence for each row of the batch:
 
 1. A hook before the pass reads the token ids, the attention mask and the positions, and finds out
    which columns of the batch are fresh in each row. Pad columns, and columns that a row has in its
@@ -16,6 +17,9 @@ A forward pass of the model's decoder is one pass of a `crumb.Sequence` for each
 3. The attention function "crumb", registered in transformers' AttentionInterface, attends over the
    sequences. Without a CrumbCache it computes as "sdpa" does.
 4. A hook after the pass advances the sequences by the fresh tokens, or drops the pass if it failed.
+
+On a CUDA device the hook of step 1 cuts a long prompt into pieces that device memory has room for
+and computes all of them but the last, without padding; step 4 puts their outputs together.
 
 Importing this module needs torch and transformers, and registers the attention function, so that
 `attn_implementation="crumb"` is a valid argument of `from_pretrained` from then on.

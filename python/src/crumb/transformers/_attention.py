@@ -15,18 +15,19 @@ from crumb.transformers._model import scale_of
 
 ATTENTION = "crumb"
 
-# The CrumbCache of the pass that runs in this thread: `_active.cache`; unset or None outside one.
+# `_active.attending` attends in the pass that runs in this thread: a CrumbCache or the loop of
+# crumb.generate, with a method attend(layer, query, key, value). Unset or None outside a pass.
 _active = threading.local()
 
 
-def active_cache() -> Any:
-    """The CrumbCache of the pass that runs in this thread, or None."""
-    return getattr(_active, "cache", None)
+def active() -> Any:
+    """What attends in the pass that runs in this thread, or None."""
+    return getattr(_active, "attending", None)
 
 
-def set_active_cache(cache: Any) -> None:
-    """Sets the CrumbCache of this thread's pass; None: the pass has ended."""
-    _active.cache = cache
+def set_active(attending: Any) -> None:
+    """Sets what attends in this thread's pass; None: the pass has ended."""
+    _active.attending = attending
 
 
 def attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
@@ -34,12 +35,12 @@ def attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.
     """transformers' attention function "crumb".
 
     query: [batch, q_heads, columns, head_dim]. Returns the output, [batch, columns, q_heads,
-    head_dim] in query's dtype, and None for the weights. In a pass over a CrumbCache key and value
-    are in the cache already; otherwise it computes as "sdpa" does. Raises InvalidArgument for a
+    head_dim] in query's dtype, and None for the weights. Outside a pass over Crumb's sequences it
+    computes as "sdpa" does. Raises InvalidArgument for a
     sliding window, a soft cap, attention sinks, dropout and a scale that is not the module's own.
     """
-    cache = active_cache()
-    if cache is None:
+    attending = active()
+    if attending is None:
         out: Tuple[torch.Tensor, Any] = ALL_ATTENTION_FUNCTIONS["sdpa"](
             module, query, key, value, attention_mask, **options)
         return out
@@ -52,12 +53,12 @@ def attention(module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.
     if options.get("scaling") not in (None, scale_of(module)):
         raise InvalidArgument(f"{type(module).__name__} scales attention by {options['scaling']}, "
                               f"and a CrumbCache by {scale_of(module)}")
-    return cache.attend(module.layer_idx, query), None
+    return attending.attend(module.layer_idx, query, key, value), None
 
 
 def _mask(*args: Any, **options: Any) -> Optional[torch.Tensor]:
-    """The mask for `attention`: none in a pass over a CrumbCache, otherwise that of "sdpa"."""
-    if active_cache() is not None:
+    """The mask for `attention`: none in a pass over Crumb's sequences, otherwise that of "sdpa"."""
+    if active() is not None:
         return None
     mask: Optional[torch.Tensor] = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](*args, **options)
     return mask

@@ -1,30 +1,40 @@
 # SPDX-FileCopyrightText: The Crumb authors
 # SPDX-License-Identifier: Apache-2.0
-"""A transformers cache whose rows lie in sequences of a Worker, and the hooks around a pass."""
+"""A transformers cache whose rows lie in sequences of a worker, and the hooks around a pass."""
 
 import dataclasses
 import inspect
 from types import TracebackType
-from typing import Any, Dict, List, Mapping, Optional, Set, Tuple, Type
+from typing import Any, Dict, List, Optional, Set, Tuple, Type
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from crumb.client import Client
 from crumb.errors import FailedPrecondition, InvalidArgument, Unimplemented
-from crumb.transformers._attention import ATTENTION, active_cache, set_active_cache
-from crumb.transformers._model import check_supported, check_worker, open_worker
-from crumb.worker import Sequence, Worker
+from crumb.gpu import GpuSettings
+from crumb.transformers._attention import ATTENTION, active, set_active
+from crumb.transformers._inputs import (check_inputs, check_mask, check_prompt, pads_of,
+                                        positions_of)
+from crumb.transformers._model import check_supported, check_worker, open_worker, sized
+from crumb.transformers._passes import (AnyPasses, AnySequence, AnyWorker, Span,
+                                        passes_of)
 
 # Seconds that a cache with a worker of its own waits at its end until its pages are published.
 PUBLISH_SECONDS = 10.0
+# Most fresh tokens of a pass over prompts on a GPU: more are cut into several. The matrix products
+# of such a pass fill an H100, and its activations take 0.4 GB in a model of 8B parameters.
+PREFILL_TOKENS = 4096
+# A cache on a GPU with a worker of its own has room for so many tokens behind each prompt, or for so
+# many rows of so many tokens if it does not know the prompts, where GpuSettings names nothing.
+NEW_TOKENS, ROWS, ROW_TOKENS = 4096, 8, 32768
 
 
 @dataclasses.dataclass
 class _Row:
     """One row of the batch: `pads` pad columns on the left, and then the sequence's tokens."""
 
-    sequence: Sequence
+    sequence: AnySequence
     pads: int
 
     @property
@@ -35,18 +45,37 @@ class _Row:
 
 @dataclasses.dataclass
 class _Pass:
-    """A forward pass that is under way. skipped: for each row how many leading columns of the pass
-    are not fresh; equal to the number of columns if none is fresh."""
+    """A forward pass of the decoder that is under way, as one or several passes over sequences.
+
+    ids: [batch, columns] on the CPU. pieces: the fresh columns of each pass over sequences; none if
+    nothing is fresh. packed: each piece is computed as one row of its fresh tokens alone, and its
+    outputs are put in their columns; otherwise there is one piece at most, computed as it came.
+    """
 
     ids: torch.Tensor
-    skipped: List[int]
+    prompts: bool
+    pieces: List[List[Span]]
+    packed: bool
+    piece: List[Span] = dataclasses.field(default_factory=list)  # that is under way
+    outputs: List[torch.Tensor] = dataclasses.field(default_factory=list)
     appended: Set[int] = dataclasses.field(default_factory=set)
     attended: Set[int] = dataclasses.field(default_factory=set)
 
-    def fresh(self) -> List[Tuple[int, int]]:
-        """(row, first fresh column) of the rows that have fresh columns."""
-        return [(row, skipped) for row, skipped in enumerate(self.skipped)
-                if skipped < self.ids.shape[1]]
+    def packed_rows(self, columns: torch.Tensor) -> torch.Tensor:
+        """The piece's part of [batch, columns] as [1, fresh tokens]."""
+        return torch.cat([columns[row, begin:end] for row, begin, end in self.piece])[None]
+
+    def place(self, output: Any) -> None:
+        """Puts the piece's outputs in their columns of `outputs`; columns that are not fresh are
+        zeros."""
+        parts = [output.last_hidden_state, *(output.get("hidden_states") or ())]
+        if not self.outputs:
+            self.outputs = [part.new_zeros(*self.ids.shape, part.shape[-1]) for part in parts]
+        for whole, part in zip(self.outputs, parts):
+            offset = 0
+            for row, begin, end in self.piece:
+                whole[row, begin:end] = part[0, offset:offset + end - begin]
+                offset += end - begin
 
 
 class _Layer(CacheLayerMixin):
@@ -93,7 +122,8 @@ class CrumbCache(Cache):
     """A transformers cache whose history is INT2 pages. Used by one thread at a time.
 
     model: a transformers model that `check_supported` accepts; its attention implementation becomes
-    "crumb", which computes as "sdpa" does wherever no CrumbCache is used.
+    "crumb", which computes as "sdpa" does wherever no CrumbCache is used. On a CUDA device pages
+    are in its memory, and passes are enqueued on torch's current stream.
     input_ids: [batch, columns] int64, the prompts; attention_mask: [batch, columns], 0 at the pad
     columns, which must be on the left; None: no padding. With the prompts the cache takes what
     crumbd has of them before the model runs, and they may come in passes of any length (chunked
@@ -101,7 +131,8 @@ class CrumbCache(Cache):
     is taken from the cache.
     worker: one of `open_worker`, which several caches may use; None: one of this cache's own.
     socket_dir: crumbd's folder of sockets, for a worker of its own; None: no crumbd.
-    publish: "all" pages, those of the "prompt", or "none". options: those of `open_worker`.
+    publish: "all" pages, those of the "prompt", or "none". prefill_tokens: most fresh tokens that
+    are computed at once on a GPU. options: those of `open_worker`.
 
     Leaving a `with` block calls `finish` and `close`. Raises InvalidArgument for models, masks and
     arguments that cannot be served.
@@ -109,17 +140,27 @@ class CrumbCache(Cache):
 
     def __init__(self, model: Any, input_ids: Optional[torch.Tensor] = None,
                  attention_mask: Optional[torch.Tensor] = None, *,
-                 worker: Optional[Worker] = None, socket_dir: Optional[str] = None,
-                 publish: str = "all", **options: Any) -> None:
+                 worker: Optional[AnyWorker] = None, socket_dir: Optional[str] = None,
+                 publish: str = "all", prefill_tokens: int = PREFILL_TOKENS,
+                 **options: Any) -> None:
         check_supported(model)
+        if prefill_tokens < 1:
+            raise InvalidArgument(f"prefill_tokens is {prefill_tokens}; it must be 1 at least")
         self._rows: List[_Row] = []
         self._prompt: Optional[torch.Tensor] = None
+        self._pads: Any = None  # [batch, 1], on the model's device
         self._pass: Optional[_Pass] = None
         self._finished = False
         self._publish = publish
         self._client: Optional[Client] = None
-        self._own_worker: Optional[Worker] = None
+        self._own_worker: Optional[AnyWorker] = None
+        pads = None if input_ids is None else pads_of(attention_mask, input_ids)
+        lengths = ([ROW_TOKENS] * ROWS if input_ids is None or pads is None else
+                   [input_ids.shape[1] - skipped + NEW_TOKENS for skipped in pads])
         if worker is None:
+            if model.device.type == "cuda":
+                options["gpu"] = sized(options.get("gpu", GpuSettings()), lengths,
+                                       options.get("history", "int2"))
             if socket_dir is not None:
                 self._client = Client(socket_dir, process_name="transformers")
             worker = self._own_worker = open_worker(model, self._client, **options)
@@ -129,9 +170,11 @@ class CrumbCache(Cache):
         check_worker(model, worker)
         self.worker = worker
         self._decoder = _hooked(model)
+        self._passes: Optional[AnyPasses] = None  # once there are rows
+        self._sizes: Dict[str, Any] = dict(prefill_tokens=prefill_tokens, longest=max(lengths), dtype=model.dtype)
         super().__init__(layers=[_Layer(self, layer) for layer in range(worker.layers)])
-        if input_ids is not None:
-            self._begin(input_ids, attention_mask)
+        if input_ids is not None and pads is not None:
+            self._begin(input_ids, pads)
 
     @property
     def cached_tokens(self) -> List[int]:
@@ -152,15 +195,18 @@ class CrumbCache(Cache):
         if not self._finished:
             self._finished = True
             for row in self._rows:
-                row.sequence.finish()
+                self._of_rows().finish(row.sequence)
         if timeout > 0:
             self.worker.wait_published(timeout)
 
     def reset(self) -> None:
         """Ends the sequences without publishing their recent windows; the next pass is a prompt."""
+        self._end_piece(complete=False)
         for row in self._rows:
             row.sequence.close()
-        self._rows, self._prompt, self._pass = [], None, None
+        if self._passes is not None:
+            self._passes.close()
+        self._rows, self._prompt, self._pass, self._passes = [], None, None, None
 
     def close(self) -> None:
         """Ends the sequences, and the worker if it is this cache's own. Pages that are not
@@ -184,49 +230,63 @@ class CrumbCache(Cache):
 
     # -- A pass ---------------------------------------------------------------------------------
 
-    def _begin(self, ids: torch.Tensor, mask: Optional[torch.Tensor],
+    def _begin(self, ids: torch.Tensor, pads: List[int],
                cached_tokens_max: Optional[int] = None) -> None:
         """Starts a sequence for each row of [batch, columns] token ids."""
-        if ids.dim() != 2 or ids.shape[1] == 0 or ids.is_floating_point():
-            raise InvalidArgument(f"input_ids must be token ids [batch, columns]; it is "
-                                  f"{list(ids.shape)} of {ids.dtype}")
-        pads = _pads_of(mask, ids)
+        on_host = ids.cpu()
         rows: List[_Row] = []
         try:
             for row, skipped in enumerate(pads):
-                rows.append(_Row(self.worker.begin(ids[row, skipped:], publish=self._publish,
+                rows.append(_Row(self.worker.begin(on_host[row, skipped:], publish=self._publish,
                                                    cached_tokens_max=cached_tokens_max), skipped))
         except BaseException:
             for begun in rows:
                 begun.sequence.close()
             raise
+        self._passes = passes_of(self.worker, places=len(rows), **self._sizes)
         self._rows, self._prompt, self._finished = rows, ids.clone(), False
+        self._pads = torch.tensor(pads, device=ids.device)[:, None]
+
+    def _of_rows(self) -> AnyPasses:
+        """The passes over the rows, which exist."""
+        assert self._passes is not None
+        return self._passes
 
     def _begin_pass(self, inputs: Dict[str, Any]) -> None:
-        """Prepares a pass of the decoder; `inputs` are its arguments by name, which it changes."""
-        _check_inputs(inputs, self._decoder)
+        """Prepares a pass of the decoder, and computes all of its pieces but the last; `inputs` are
+        its arguments by name, which it changes to those of the last."""
+        check_inputs(inputs, self._decoder)
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        if self._pass is not None:
-            self._end_pass(complete=False)
+        self._end_piece(complete=False)
         if not self._rows:
-            self._begin(ids, mask, cached_tokens_max=0)
+            self._begin(ids, pads_of(mask, ids), cached_tokens_max=0)
+        assert self._prompt is not None
         if ids.shape[0] != len(self._rows):
             raise InvalidArgument(f"the pass has {ids.shape[0]} rows, and the cache was made for "
                                   f"{len(self._rows)} (num_return_sequences and beams need rows of "
                                   "their own)")
-        positions = inputs.get("position_ids")
+        positions, have = inputs.get("position_ids"), self.get_seq_length()
         first = self._first_column(ids, mask, positions)
-        self._check_mask(mask, first, ids)
+        check_mask(mask, self._pads, first + ids.shape[1])
+        if first < 0 or first > have:
+            raise InvalidArgument(f"the pass begins at column {first}, and the cache has the "
+                                  f"columns before {have}")
+        check_prompt(ids, self._prompt, self._pads, first)
+        if first < have >= self._prompt.shape[1]:
+            raise InvalidArgument(f"the pass begins at column {first}, and the cache has the whole "
+                                  f"prompt and {have} columns: it does not go back, make another "
+                                  "cache")
         # A chunked prefill of generate() passes columns again that the cache has. They need not be
         # computed, but the model cannot compute fewer columns than one.
-        drop = max(0, min(self.get_seq_length() - first, ids.shape[1] - 1))
+        drop = max(0, min(have - first, ids.shape[1] - 1))
         if drop > 0:
             ids = inputs["input_ids"] = ids[:, drop:]
             positions = None if positions is None else positions[:, drop:]
             first += drop
-        inputs["position_ids"] = self._positions(first, ids, positions)
+        inputs["position_ids"] = positions_of(first, ids.shape[1], self._pads, positions)
         inputs["attention_mask"] = None
-        self._pass = _Pass(ids, [min(max(row.end - first, 0), ids.shape[1]) for row in self._rows])
+        self._pass = self._cut(ids, first)
+        self._compute_pieces(inputs)
 
     def _first_column(self, ids: torch.Tensor, mask: Optional[torch.Tensor],
                       positions: Optional[torch.Tensor]) -> int:
@@ -237,131 +297,114 @@ class CrumbCache(Cache):
             return int(positions[0, 0])
         return self.get_seq_length()
 
-    def _check_mask(self, mask: Optional[torch.Tensor], first: int, ids: torch.Tensor) -> None:
-        """Checks that the pass continues the rows: its columns begin at `first`."""
-        end = first + ids.shape[1]
-        pads = torch.tensor([row.pads for row in self._rows])
-        if mask is not None:
-            expected = torch.arange(end) >= pads[:, None]
-            if mask.shape != expected.shape or not torch.equal(mask.bool(), expected):
-                raise InvalidArgument("the attention mask must be that of the prompts, padded on "
-                                      "the left, with ones for all columns after them")
-        if first < 0 or first > self.get_seq_length():
-            raise InvalidArgument(f"the pass begins at column {first}, and the cache has the "
-                                  f"columns before {self.get_seq_length()}")
+    def _cut(self, ids: torch.Tensor, first: int) -> _Pass:
+        """The pass over columns from `first` on. Behind the prompts all columns are fresh."""
         assert self._prompt is not None
-        known = min(end, self._prompt.shape[1])
-        if first < known:
-            same = ids[:, :known - first] == self._prompt[:, first:known]
-            if not bool((same | (torch.arange(first, known) < pads[:, None])).all()):
-                raise InvalidArgument("the tokens of the pass are not those of the prompts that "
-                                      "the cache was made for")
-        if first < self.get_seq_length() >= self._prompt.shape[1]:
-            raise InvalidArgument(f"the pass begins at column {first}, and the cache has the whole "
-                                  f"prompt and {self.get_seq_length()} columns: it does not go "
-                                  "back, make another cache")
+        columns = ids.shape[1]
+        skipped = [min(max(row.end - first, 0), columns) for row in self._rows]
+        fresh = [Span(row, begin, columns) for row, begin in enumerate(skipped) if begin < columns]
+        prompts = first < self._prompt.shape[1]
+        pieces = ([fresh] if not prompts else
+                  self._of_rows().pieces(fresh, [row.sequence for row in self._rows]))
+        packed = len(pieces) > 1 or bool(pieces) and any(skipped)
+        return _Pass(ids.cpu(), prompts, pieces, packed)
 
-    def _positions(self, first: int, ids: torch.Tensor,
-                   given: Optional[torch.Tensor]) -> torch.Tensor:
-        """Positions [batch, columns]: of a row's token t position t, whatever its padding, because
-        pages are found by their tokens alone."""
-        pads = torch.tensor([row.pads for row in self._rows])[:, None]
-        columns = torch.arange(first, first + ids.shape[1])
-        expected = columns - pads
-        if given is not None and not bool(((given == expected) | (expected < 0)).all()):
-            raise InvalidArgument("position_ids must count each row's tokens from 0, without its "
-                                  "padding, because pages are found by their tokens alone")
-        return expected.clamp(min=0)
+    def _compute_pieces(self, inputs: Dict[str, Any]) -> None:
+        running = self._pass
+        assert running is not None
+        ids, positions = inputs["input_ids"], inputs["position_ids"]
+        for piece in running.pieces:
+            self._begin_piece(piece)
+            if not running.packed:
+                return
+            inputs.update(input_ids=running.packed_rows(ids), return_dict=True,
+                          position_ids=running.packed_rows(positions))
+            if piece is running.pieces[-1]:
+                return
+            # Without the hooks of the pass, which is under way.
+            running.place(self._decoder.forward(**inputs))
+            self._end_piece(complete=True)
+
+    def _begin_piece(self, piece: List[Span]) -> None:
+        """Begins a pass over the sequences with these fresh columns."""
+        running = self._pass
+        assert running is not None
+        try:
+            self._of_rows().begin([(self._rows[row].sequence, end - begin)
+                                for row, begin, end in piece], running.prompts)
+        except InvalidArgument as error:
+            raise _with_advice(error) from None
+        running.piece, running.appended, running.attended = piece, set(), set()
+        self._of_rows().start()
 
     def _append(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         """Appends the fresh rows of key and value, [batch, kv_heads, columns, head_dim]."""
         running = self._pass
-        if running is None or active_cache() is not self:
+        if running is None or active() is not self:
             raise FailedPrecondition("this CrumbCache is used outside a forward pass of the model "
                                      "that it was made for")
-        for row, begin in running.fresh():
+        if running.piece:
             try:
-                self._rows[row].sequence.append(layer, _bf16(key[row, :, begin:]),
-                                                _bf16(value[row, :, begin:]))
+                self._of_rows().append(layer, key, value)
             except InvalidArgument as error:
-                raise InvalidArgument(
-                    f"{error}. A prompt in several passes must be known before: "
-                    "CrumbCache(model, input_ids). To go on with many tokens at once, make a cache "
-                    "for all tokens so far") from None
+                raise _with_advice(error) from None
         running.appended.add(layer)
 
-    def attend(self, layer: int, query: torch.Tensor) -> torch.Tensor:
+    def attend(self, layer: int, query: torch.Tensor, key: Any = None,
+               value: Any = None) -> torch.Tensor:
         """Attention of query, [batch, q_heads, columns, head_dim]: [batch, columns, q_heads,
-        head_dim] in the same dtype. Columns that are not fresh are zeros, or NaN if no column is
-        fresh: the logits of such a pass mean nothing."""
+        head_dim] in the same dtype. NaN if no column of the pass is fresh: its logits mean nothing.
+        key and value are in the cache already."""
         running = self._pass
         if running is None or layer not in running.appended:
             raise FailedPrecondition(f"layer {layer} attends before it updates its CrumbCache")
-        fresh = running.fresh()
-        out = query.new_full(query.transpose(1, 2).shape, 0.0 if fresh else float("nan"))
-        for row, begin in fresh:
-            out[row, begin:] = self._rows[row].sequence.attend(layer, _bf16(query[row, :, begin:]))
         running.attended.add(layer)
-        return out
+        if not running.piece:
+            return query.new_full(query.transpose(1, 2).shape, float("nan"))
+        return self._of_rows().attend(layer, query)
 
-    def _end_pass(self, complete: bool) -> None:
-        """Adds the fresh tokens to the sequences, or drops them. Raises FailedPrecondition, and
-        drops them, if the pass left layers out."""
-        running, self._pass = self._pass, None
-        if running is None:
+    def _end_piece(self, complete: bool) -> None:
+        """Adds the fresh tokens of the piece under way to the sequences, or drops them. Raises
+        FailedPrecondition, and drops them, if the pass left layers out."""
+        running = self._pass
+        if running is None or not running.piece:
             return
+        piece, running.piece = running.piece, []
         layers = set(range(len(self.layers)))
         missing = layers - (running.appended & running.attended)
-        for row, begin in running.fresh():
-            accepted = running.ids[row, begin:] if complete and not missing else []
-            self._rows[row].sequence.advance(accepted)
+        keep = complete and not missing
+        self._of_rows().end([running.ids[row, begin:end if keep else begin]
+                          for row, begin, end in piece])
         if complete and missing:
             raise FailedPrecondition(f"layers {sorted(missing)} of {type(self._decoder).__name__} "
                                      "did not attend over the CrumbCache")
+        if keep and running.prompts:
+            assert self._prompt is not None
+            columns = self._prompt.shape[1]
+            self._of_rows().leave_prompt([self._rows[row].sequence for row, _, _ in piece
+                                       if self._rows[row].end == columns])
+
+    def _end_pass(self, output: Any) -> Any:
+        """Ends a pass of the decoder. Returns its output; None: it failed, and its last piece is
+        dropped."""
+        running = self._pass
+        if running is not None:
+            if output is not None and running.packed:
+                running.place(output)
+                output.last_hidden_state = running.outputs[0]
+                if len(running.outputs) > 1:
+                    output.hidden_states = tuple(running.outputs[1:])
+            try:
+                self._end_piece(complete=output is not None)
+            finally:
+                self._pass = None
+        return output
 
 
-def _bf16(rows: torch.Tensor) -> torch.Tensor:
-    """[heads, tokens, head_dim] -> contiguous [tokens, heads, head_dim] BF16."""
-    return rows.detach().transpose(0, 1).to(torch.bfloat16).contiguous()
-
-
-def _pads_of(mask: Optional[torch.Tensor], ids: torch.Tensor) -> List[int]:
-    """For each row the number of its pad columns, which must be on the left."""
-    if mask is None:
-        return [0] * ids.shape[0]
-    if mask.shape != ids.shape:
-        raise InvalidArgument(f"attention_mask is {list(mask.shape)}, and input_ids "
-                              f"{list(ids.shape)}: the first pass has all of the prompt, unless "
-                              "the cache knows it: CrumbCache(model, input_ids, attention_mask)")
-    pads = [int(count) for count in (mask == 0).sum(1)]
-    for row, count in enumerate(pads):
-        if bool((mask[row, count:] == 0).any()) or count == mask.shape[1]:
-            raise InvalidArgument(f"row {row} of attention_mask is not zeros on the left and ones "
-                                  "on the right: pad on the left (padding_side=\"left\"), with a "
-                                  "token in every row")
-    return pads
-
-
-def _check_inputs(inputs: Mapping[str, Any], decoder: Any) -> None:
-    """Refuses what a pass over a CrumbCache cannot do."""
-    if decoder.config._attn_implementation != ATTENTION:
-        raise FailedPrecondition(
-            f"the attention of {type(decoder).__name__} is {decoder.config._attn_implementation!r} "
-            f"now: model.set_attn_implementation({ATTENTION!r}) before a pass with a CrumbCache")
-    ids, mask, positions = (inputs.get(name) for name in
-                            ("input_ids", "attention_mask", "position_ids"))
-    if ids is None:
-        raise InvalidArgument("a pass over a CrumbCache needs input_ids, because pages are found "
-                              "by their tokens; inputs_embeds is not enough")
-    if mask is not None and (not isinstance(mask, torch.Tensor) or mask.dim() != 2):
-        raise InvalidArgument("the attention mask must be [batch, columns]: a CrumbCache attends "
-                              "causally and knows no other pattern")
-    if positions is not None and positions.dim() != 2:
-        raise InvalidArgument(f"position_ids must be [batch, columns]; it is "
-                              f"{list(positions.shape)}")
-    if inputs.get("output_attentions"):
-        raise InvalidArgument("a CrumbCache returns no attention weights: leave output_attentions "
-                              "out")
+def _with_advice(error: InvalidArgument) -> InvalidArgument:
+    return InvalidArgument(
+        f"{error}. A prompt in several passes must be known before: CrumbCache(model, input_ids). "
+        "To go on with many tokens at once, make a cache for all tokens so far")
 
 
 def _before_pass(decoder: Any, args: Tuple[Any, ...],
@@ -373,16 +416,22 @@ def _before_pass(decoder: Any, args: Tuple[Any, ...],
         return None
     if cache._decoder is not decoder:
         raise InvalidArgument("this CrumbCache was made for another model")
-    cache._begin_pass(inputs)
-    set_active_cache(cache)
+    set_active(cache)
+    try:
+        cache._begin_pass(inputs)
+    except BaseException:
+        set_active(None)
+        cache._end_pass(None)
+        raise
     return (), inputs
 
 
-def _after_pass(decoder: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> None:
-    cache = active_cache()
-    if cache is not None and cache._decoder is decoder:
-        set_active_cache(None)
-        cache._end_pass(complete=output is not None)  # None: the pass raised an exception
+def _after_pass(decoder: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any], output: Any) -> Any:
+    cache = active()
+    if isinstance(cache, CrumbCache) and cache._decoder is decoder:
+        set_active(None)
+        return cache._end_pass(output)  # None: the pass raised an exception
+    return None
 
 
 def _hooked(model: Any) -> Any:

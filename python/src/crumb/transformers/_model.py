@@ -3,13 +3,15 @@
 """What a transformers model says of itself, as Crumb names it, and what Crumb cannot serve."""
 
 import ctypes
+import dataclasses
 import hashlib
 import json
-from typing import Any, List, Mapping, Optional
+from typing import Any, List, Mapping, Optional, Sequence, Union
 
 from crumb.calibrate import rope_metadata
-from crumb.client import Client
+from crumb.client import PAGE_TOKENS, Client
 from crumb.errors import InvalidArgument
+from crumb.gpu import GpuSettings, GpuWorker, torch_device
 from crumb.worker import Model, Worker, WorkerSettings
 
 HEAD_DIMS = (64, 128, 256)
@@ -26,13 +28,14 @@ def attention_modules(model: Any) -> List[Any]:
 def check_supported(model: Any) -> None:
     """Raises InvalidArgument, with one sentence, if Crumb cannot serve a transformers model.
 
-    Served are decoders on the CPU in which every layer has full causal attention through
-    AttentionInterface, with equal head_dim (64, 128 or 256) of keys and values.
+    Served are decoders on the CPU or one CUDA device in which every layer has full causal attention
+    through AttentionInterface, with equal head_dim (64, 128 or 256) of keys and values.
     """
     name, config = type(model).__name__, model.config.get_text_config()
-    if model.device.type != "cpu":
-        raise InvalidArgument(f"CrumbCache computes attention on the CPU; {name} is on "
-                              f"{model.device}: move it there by model.to(\"cpu\")")
+    devices = {str(parameter.device) for parameter in model.parameters()}
+    if len(devices) != 1 or model.device.type not in ("cpu", "cuda"):
+        raise InvalidArgument("CrumbCache serves models on the CPU or on one CUDA device; "
+                              f"{name} is on {', '.join(sorted(devices))}")
     if getattr(config, "is_encoder_decoder", False):
         raise InvalidArgument(f"CrumbCache serves decoders; {name} has an encoder, too")
     layer_types = getattr(config, "layer_types", None)
@@ -72,9 +75,10 @@ def head_dim_of(config: Any) -> int:
 
 
 def weights_digest(model: Any) -> str:
-    """SHA-256 of names, dtypes, shapes and bytes of all weights: about 1 s for a GB.
+    """SHA-256 of names, dtypes, shapes and bytes of all weights, on whichever device they are: about
+    1 s for a GB.
 
-    model: a transformers model on the CPU. Raises InvalidArgument for a model with adapters, whose
+    model: a transformers model. Raises InvalidArgument for a model with adapters, whose
     state decides with which weights it computes: name the weights yourself then.
     """
     if hasattr(model, "peft_config") or getattr(model, "_hf_peft_config_loaded", False):
@@ -82,7 +86,7 @@ def weights_digest(model: Any) -> str:
                               "with the weights and the active adapters")
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        held = tensor.detach().contiguous()
+        held = tensor.detach().cpu().contiguous()
         digest.update(f"{name}\0{held.dtype}\0{list(held.shape)}\0".encode())
         size = held.numel() * held.element_size()
         if size > 0:
@@ -90,8 +94,9 @@ def weights_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
-def check_worker(model: Any, worker: Worker) -> None:
-    """Raises InvalidArgument if a worker does not have the shapes of a transformers model."""
+def check_worker(model: Any, worker: Union[Worker, GpuWorker]) -> None:
+    """Raises InvalidArgument if a worker does not have the shapes of a transformers model, or keeps
+    pages on another device."""
     config = model.config.get_text_config()
     shape = (config.num_hidden_layers, config.num_key_value_heads, config.num_attention_heads,
              head_dim_of(config))
@@ -99,21 +104,47 @@ def check_worker(model: Any, worker: Worker) -> None:
     if have != shape:
         raise InvalidArgument(f"the worker has {have} layers, KV heads, query heads and head_dim, "
                               f"and {type(model).__name__} {shape}")
+    if device_of(worker) != model.device:
+        raise InvalidArgument(f"the worker keeps pages on {device_of(worker)}, and "
+                              f"{type(model).__name__} is on {model.device}")
+
+
+def device_of(worker: Union[Worker, GpuWorker]) -> Any:
+    """The torch.device that tensors of a worker's sequences are on."""
+    import torch
+    return (torch_device(worker.device) if isinstance(worker, GpuWorker) else torch.device("cpu"))
+
+
+def sized(gpu: GpuSettings, lengths: Sequence[int], history: str) -> GpuSettings:
+    """Settings with the memory that sequences of these lengths need, where `gpu` names none."""
+    pages = sum(-(-length // PAGE_TOKENS) + 1 for length in lengths)
+    exact = history == "bf16"
+    return dataclasses.replace(
+        gpu, sequences=gpu.sequences or len(lengths), prompts=gpu.prompts or min(2, len(lengths)),
+        pages=gpu.pages or (len(lengths) if exact else pages),
+        bf16_pages=gpu.bf16_pages or (pages if exact else 0))
 
 
 def open_worker(model: Any, client: Optional[Client] = None, *, name: Optional[str] = None,
                 weights: Optional[str] = None, history: str = "int2", rotation: str = "hadamard",
                 tenant: Optional[str] = None, fields: Optional[Mapping[str, str]] = None,
-                recent_tokens: int = 0, page_bytes_max: int = 0,
-                begin_deadline: float = 0.0) -> Worker:
-    """A Worker with the shapes of a transformers model, for several caches to have in common.
+                recent_tokens: int = 0, page_bytes_max: int = 0, begin_deadline: float = 0.0,
+                gpu: GpuSettings = GpuSettings()) -> Union[Worker, GpuWorker]:
+    """A Worker with the shapes of a transformers model, or a GpuWorker if the model is on a CUDA
+    device, for several caches to have in common.
 
     client: None: no crumbd. name: for people and metrics; None: the checkpoint's. weights: a digest
-    of the weights; None: `weights_digest(model)` if there is a client. The other arguments are
-    those of `crumb.Model` and `crumb.WorkerSettings`. Raises InvalidArgument for a model that
-    `check_supported` refuses, and with a client for a RoPE that depends on the sequence's length.
+    of the weights; None: `weights_digest(model)` if there is a client. gpu: memory on a CUDA
+    device; page_bytes_max: on the CPU. The other arguments are those of `crumb.Model` and
+    `crumb.WorkerSettings`. Raises InvalidArgument for a model that `check_supported` refuses, and
+    with a client for a RoPE that depends on the sequence's length.
     """
     check_supported(model)
+    on_gpu = model.device.type == "cuda"
+    if page_bytes_max if on_gpu else gpu != GpuSettings():
+        raise InvalidArgument(
+            f"{type(model).__name__} is on {model.device}: memory for pages is "
+            f"{'gpu=crumb.GpuSettings(pages=...)' if on_gpu else 'page_bytes_max='} there")
     config = model.config.get_text_config()
     rope = rope_metadata(model.config)
     kind = json.loads(rope.get("rope_scaling", "{}")).get("rope_type")
@@ -132,4 +163,6 @@ def open_worker(model: Any, client: Optional[Client] = None, *, name: Optional[s
     settings = WorkerSettings(recent_tokens=recent_tokens, page_bytes_max=page_bytes_max,
                               scale=scale_of(attention_modules(model)[0]),
                               begin_deadline=begin_deadline)
+    if on_gpu:
+        return GpuWorker(client, shape, device=model.device.index, settings=settings, gpu=gpu)
     return Worker(client, shape, settings=settings)
