@@ -7,6 +7,9 @@ CUDA device:
     with CrumbCache(model, **inputs, socket_dir="/run/crumb") as cache:
         model.generate(**inputs, past_key_values=cache)
 
+    from crumb.transformers import generate      # also crumb.generate: a batched loop of its own
+    generate(model, prompts, tokenizer=tokenizer, socket_dir="/run/crumb")
+
 A forward pass of the model's decoder is a pass over a sequence for each row of the batch:
 
 1. A hook before the pass reads the token ids, the attention mask and the positions, and finds out
@@ -27,6 +30,8 @@ Importing this module needs torch and transformers, and registers the attention 
 
 from crumb.transformers._attention import ATTENTION
 from crumb.transformers._cache import CrumbCache
+from crumb.transformers._generate import Generated, generate
 from crumb.transformers._model import check_supported, open_worker, weights_digest
 
-__all__ = ["ATTENTION", "CrumbCache", "check_supported", "open_worker", "weights_digest"]
+__all__ = ["ATTENTION", "CrumbCache", "Generated", "check_supported", "generate", "open_worker",
+           "weights_digest"]
